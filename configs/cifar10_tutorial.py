@@ -1,0 +1,58 @@
+"""The ViT of a well-known tutorial, from scratch on CIFAR-10, to the letter.
+
+  python -m vit_jax.main --config=configs/cifar10_tutorial.py
+
+on TFDS' `cifar10`, or on a folder with train/<class>/ and test/<class>/:
+
+  python -m vit_jax.main --config=configs/cifar10_tutorial.py \
+      --config.data.name=folder:/path/to/cifar10
+
+Source: P. Lippe, UvA Deep Learning Tutorials, tutorial 15 (JAX), "Vision
+Transformers": 3,195,146 parameters, AdamW, 200 epochs; test accuracy 78.4%,
+validation 52.1% after 2 epochs, 65.4% after 10.
+"""
+
+import ml_collections
+
+from vit_jax import config as config_lib
+
+
+def get_config(arg: str = '') -> ml_collections.ConfigDict:
+  """Returns the config; takes no argument."""
+  del arg
+  config = config_lib.default()
+
+  config.data.name = 'cifar10'
+  config.data.split = 'train[:45000]'
+  config.data.image_size = 32
+  config.data.source_size = (32, 32)
+  config.data.mean = (0.4914, 0.4822, 0.4465)
+  config.data.std = (0.2470, 0.2435, 0.2616)
+  config.data.crop = 'random_resized'
+  config.data.crop_scale = (0.8, 1.0)
+  config.data.crop_ratio = (0.9, 1.1)
+
+  config.model.name = 'ViT-Ti/4'
+  config.model.hidden_size = 256
+  config.model.mlp_dim = 512
+  config.model.num_heads = 8
+  config.model.depth = 6
+  config.model.dropout_rate = 0.2
+  config.model.initializers = 'lecun'
+
+  config.train.duration = '200 epochs'
+  config.train.batch_size = 128
+  config.optim.learning_rate = 3e-4
+  config.optim.schedule = 'step'
+  config.optim.step_at = (0.6, 0.85)
+  config.optim.step_factor = 0.1
+  config.optim.weight_decay = 0.01
+  config.optim.decay_pattern = ''  # everything decays
+  config.optim.clip_norm = 1.0
+
+  config.evals.val.split = 'train[45000:]'
+  config.evals.val.every = '2 epochs'
+  config.evals.test.split = 'test'
+  config.checkpoint.every = '2 epochs'
+  config.checkpoint.best = 'val/accuracy'
+  return config

@@ -1,0 +1,40 @@
+"""A small ViT on scikit-learn's 1,797 handwritten digits, 8x8 grey.
+
+python -m vit_jax.main --config=configs/digits.py --workdir=runs/digits
+"""
+
+import ml_collections
+
+from vit_jax import config as config_lib
+
+
+def get_config(arg: str = '') -> ml_collections.ConfigDict:
+  """Returns the config; takes no argument."""
+  del arg
+  config = config_lib.default()
+
+  config.data.name = 'digits'
+  config.data.split = 'train[:80%]'
+  config.data.image_size = 8
+  config.data.channels = 1
+  config.data.crop = 'pad'
+  config.data.pad = 1
+  config.data.flip = False  # a mirrored digit is another sign
+
+  config.model.name = 'ViT-Ti/2'
+  config.model.hidden_size = 64
+  config.model.mlp_dim = 128
+  config.model.num_heads = 4
+  config.model.depth = 4
+
+  config.train.duration = '60 epochs'
+  config.train.batch_size = 32
+  config.optim.learning_rate = 3e-3
+  config.optim.warmup = '2 epochs'
+  config.optim.weight_decay = 1e-2
+  config.optim.clip_norm = 1.0
+
+  config.evals.val.split = 'train[80%:]'
+  config.evals.val.every = '10 epochs'
+  config.checkpoint.every = '10 epochs'
+  return config

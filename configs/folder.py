@@ -1,0 +1,45 @@
+"""A ViT-S/16 from scratch on any folder of images.
+
+  python -m vit_jax.main --config=configs/folder.py \
+      --config.data.name=folder:/path/to/images
+
+The folder holds train/<class>/, and val/<class>/ or none; with <class>/ folders
+alone, say what to hold out:
+
+      --config.data.split='train[:90%]' --config.evals.val.split='train[90%:]'
+"""
+
+import ml_collections
+
+from vit_jax import config as config_lib
+
+
+def get_config(arg: str = '') -> ml_collections.ConfigDict:
+  """Returns the config; takes no argument."""
+  del arg
+  config = config_lib.default()
+
+  config.data.name = 'folder:images'
+  config.data.split = 'train'
+  config.data.image_size = 224
+  config.data.eval_resize = 256
+  config.data.mean = (0.485, 0.456, 0.406)
+  config.data.std = (0.229, 0.224, 0.225)
+
+  config.model.name = 'ViT-S/16'
+  config.model.pool = 'gap'
+  config.model.position_embedding = 'sincos2d'
+  config.model.stochastic_depth = 0.1
+
+  config.train.duration = '100 epochs'
+  config.train.batch_size = 256
+  config.optim.learning_rate = 1e-3
+  config.optim.warmup = '5 epochs'
+  config.optim.weight_decay = 0.1
+  config.optim.clip_norm = 1.0
+
+  config.evals.val.split = 'val'
+  config.evals.val.every = '1 epochs'
+  config.checkpoint.every = '1 epochs'
+  config.checkpoint.best = 'val/accuracy'
+  return config

@@ -1,0 +1,41 @@
+"""Packaging of vit_jax; tools are configured in pyproject.toml."""
+
+import pathlib
+
+import setuptools
+
+setuptools.setup(
+  name='vit_jax',
+  version='0.1.0',
+  description='Vision Transformers in JAX and Flax Linen',
+  long_description=pathlib.Path(__file__).with_name('README.md').read_text(),
+  long_description_content_type='text/markdown',
+  license='Apache-2.0',
+  python_requires='>=3.11,<3.14',
+  packages=setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
+  package_data={'vit_jax': ['py.typed']},
+  install_requires=[
+    'absl-py',
+    'clu>=0.0.12',
+    'flax>=0.12',
+    'grain>=0.2.18',
+    'jax>=0.10',
+    'ml_collections>=1.1',
+    'numpy',
+    'opencv-python-headless>=4.10',
+    'optax>=0.2.8',
+    'orbax-checkpoint>=0.12',
+    'scikit-learn',
+    'simplejpeg>=1.8',
+    'tensorboardX>=2.6.5',
+    'tensorflow-datasets>=4.9.10',
+    'tqdm',
+  ],
+  extras_require={
+    'cuda': ['jax[cuda12]'],
+    'tpu': ['jax[tpu]'],
+    # TensorFlow, only to write TFDS datasets once.
+    'prepare': ['tensorflow-cpu'],
+    'test': ['mypy', 'pillow', 'pytest', 'ruff', 'tensorboard'],
+  },
+)

@@ -1,0 +1,292 @@
+"""Names, sizes and the function that a ViT computes."""
+
+import functools
+
+import flax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import vit_jax
+from vit_jax import models
+from vit_jax.models import layers
+from vit_jax.models import vit
+
+# Parameters at 224 px and 1000 classes; forward GFLOP where it is published.
+PUBLISHED = {
+  'ViT-Ti/16': (5_717_416, 2.51),
+  'ViT-S/16': (22_050_664, 9.20),
+  'ViT-S/32': (22_878_952, None),
+  'ViT-B/8': (86_576_872, None),
+  'ViT-B/16': (86_567_656, 35.1),
+  'ViT-B/32': (88_224_232, None),
+  'ViT-L/16': (304_326_632, 123.1),
+  'ViT-L/32': (306_535_400, None),
+  'ViT-H/14': (632_045_800, 334.6),
+  'ViT-g/14': (1_012_611_432, None),
+}
+RATES = {
+  'dropout_rate': 0.3,
+  'attention_dropout_rate': 0.2,
+  'stochastic_depth': 0.4,
+}
+
+
+def tiny(**overrides):
+  fields = {'hidden_size': 32, 'mlp_dim': 48, 'num_heads': 4, 'depth': 3}
+  # A head of zeros would make all models equal.
+  fields |= {'initializers': 'lecun'} | overrides
+  return models.create_model('ViT-Ti/4', 5, **fields)
+
+
+def count(tree):
+  return sum(x.size for x in jax.tree.leaves(tree))
+
+
+@functools.cache
+def example():
+  """A tiny model's parameters, and images that are not square."""
+  images = jax.random.normal(jax.random.key(1), (6, 8, 16, 3))
+  params = models.init_params(tiny(), jax.random.key(0), (8, 16, 3))
+  return params, images
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames='mutable')
+def apply(model, params, images, *, seed=None, mutable=False, rows=None):
+  kwargs = {'mutable': list(mutable) if mutable else False, 'rows': rows}
+  if seed is not None:
+    kwargs |= {'train': True, 'rngs': {'dropout': jax.random.key(seed)}}
+  return model.apply({'params': params}, images, **kwargs)
+
+
+@pytest.mark.parametrize('name', PUBLISHED)
+def test_published_sizes(name):
+  model = vit_jax.create_model(name)
+  init = functools.partial(models.init_params, model, image_shape=(224, 224, 3))
+  parameters, gflop = PUBLISHED[name]
+  assert count(jax.eval_shape(init, jax.random.key(0))) == parameters
+  if gflop:
+    flops = model.flops((224, 224, 3)) / 1e9
+    assert flops == pytest.approx(gflop, rel=2e-3)
+
+
+def test_all_published_names_are_listed():
+  assert vit_jax.list_models() == list(PUBLISHED)
+  assert vit_jax.list_models('*S/*') == ['ViT-S/16', 'ViT-S/32']
+
+
+def test_scanned_remat_and_unrolled_are_one_function():
+  """Outputs, gradients, dropout and stochastic depth."""
+  params, images = example()
+  stacked = vit.stack_layers(params)
+
+  @functools.partial(jax.jit, static_argnums=1)
+  @functools.partial(jax.value_and_grad, has_aux=True)
+  def grads(params, model):
+    logits = apply(model, params, images, seed=2)
+    return (logits**2).sum(), logits
+
+  model = tiny(**RATES)
+  (_, expected), expected_grads = grads(params, model)
+  twins = [(True, 'none'), (True, 'full'), (False, 'dots_saveable')]
+  for scan, remat in twins:
+    twin = model.clone(scan=scan, remat=remat)
+    (_, found), found_grads = grads(stacked if scan else params, twin)
+    found_grads = vit.unstack_layers(found_grads) if scan else found_grads
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * abs(b).max()),
+      (found, found_grads),
+      (expected, expected_grads),
+    )
+
+
+def test_init_does_not_depend_on_scan():
+  params, _ = example()
+  init = functools.partial(models.init_params, image_shape=(8, 16, 3))
+  scanned = init(tiny(scan=True), jax.random.key(0))
+  jax.tree.map(np.testing.assert_array_equal, scanned, vit.stack_layers(params))
+  jax.tree.map(
+    np.testing.assert_array_equal, vit.unstack_layers(scanned), params
+  )
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_intermediates(scan):
+  params, images = example()
+  params = vit.stack_layers(params) if scan else params
+  model = tiny(scan=scan)
+  logits, state = apply(model, params, images, mutable=('intermediates',))
+  attention = state['intermediates']['attention']
+  tokens = state['intermediates']['tokens']
+  assert attention.shape == (3, 6, 4, 9, 9)  # [L, B, H, T, T]
+  assert tokens.shape == (3, 6, 9, 32)  # [L, B, T, D]
+  np.testing.assert_allclose(attention.sum(-1), 1, rtol=1e-5)
+  np.testing.assert_allclose(logits, apply(model, params, images), rtol=1e-5)
+  # The last layer's class token, normalised, is what the head reads.
+  norm = nn.LayerNorm(1e-6).apply({'params': params['norm']}, tokens[-1, :, 0])
+  head = nn.Dense(5).apply({'params': params['head']}, norm)
+  np.testing.assert_allclose(head, logits, rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_is_captured_unasked():
+  params, images = example()
+  shapes = jax.eval_shape(functools.partial(apply, tiny()), params, images)
+  assert shapes.shape == (6, 5)
+
+
+def test_equals_linens_own_attention():
+  """One block against nn.MultiHeadDotProductAttention and nn.Dense."""
+  params, _ = example()
+  block = params['blocks_1']['attention']
+  x = jax.random.normal(jax.random.key(3), (2, 9, 32))
+  attention = layers.Attention(4, 0.0, nn.initializers.zeros)
+  found, _ = attention.apply({'params': block}, x, None)
+  qkv, names = block['qkv'], ('query', 'key', 'value')
+  theirs = {
+    name: {'kernel': qkv['kernel'][:, i], 'bias': qkv['bias'][i]}
+    for i, name in enumerate(names)
+  }
+  reference = nn.MultiHeadDotProductAttention(num_heads=4)
+  expected = reference.apply({'params': theirs | {'out': block['out']}}, x)
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_patch_embedding_is_a_convolution():
+  images = jax.random.normal(jax.random.key(0), (2, 12, 20, 3))
+  embed = layers.PatchEmbedding(7, (3, 5), nn.initializers.lecun_normal())
+  params = embed.init(jax.random.key(1), images)['params']
+  conv = nn.Conv(7, (3, 5), strides=(3, 5), padding='VALID')
+  np.testing.assert_allclose(
+    embed.apply({'params': params}, images),
+    conv.apply({'params': params}, images),
+    rtol=1e-4,
+    atol=1e-5,
+  )
+
+
+@pytest.mark.parametrize('pool', vit.POOLS)
+@pytest.mark.parametrize('position', vit.POSITION_EMBEDDINGS)
+def test_positions_and_pools(pool, position):
+  model = tiny(pool=pool, position_embedding=position)
+  params = models.init_params(model, jax.random.key(0), (8, 16, 3))
+  assert ('class_token' in params) == (pool == 'token')
+  assert ('position_embedding' in params) == (position == 'learned')
+  images = example()[1]
+  mirrored = images[:, ::-1].reshape(6, 2, 4, 16, 3)[:, :, ::-1]
+  mirrored = mirrored.reshape(6, 8, 16, 3)  # rows of patches change places
+  same = np.allclose(
+    apply(model, params, images), apply(model, params, mirrored), atol=1e-4
+  )
+  assert same == (position == 'none')
+
+
+def test_sincos2d_is_separable_and_unit_circles():
+  table = layers.sincos2d((3, 5), 16).reshape(3, 5, 4, 4)
+  sin_x, cos_x, sin_y, cos_y = np.moveaxis(table, 2, 0)
+  np.testing.assert_allclose(sin_x**2 + cos_x**2, 1, rtol=1e-5)
+  np.testing.assert_allclose(sin_y**2 + cos_y**2, 1, rtol=1e-5)
+  assert (sin_x == sin_x[:1]).all() and (sin_y == sin_y[:, :1]).all()
+  np.testing.assert_allclose(sin_x[0, :, 0], np.sin(np.arange(5)), atol=1e-6)
+
+
+@pytest.mark.parametrize('gelu', layers.GELUS)
+def test_bfloat16_computes_with_float32_parameters(gelu):
+  params, images = example()
+  model = tiny(dtype=jnp.bfloat16, gelu=gelu)
+  assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
+  logits, state = apply(model, params, images, mutable=('intermediates',))
+  assert logits.dtype == jnp.float32
+  assert state['intermediates']['tokens'].dtype == jnp.bfloat16
+  exact = apply(tiny(gelu=gelu), params, images)
+  assert abs(logits - exact).max() < 0.05 * abs(exact).max()
+
+
+@pytest.mark.parametrize('impl', ['threefry2x32', 'rbg'])
+@pytest.mark.parametrize('rate', [0.1, 0.5, 0.9])
+def test_masks_keep_the_right_share(impl, rate):
+  mask = (jax.random.key(0, impl=impl), jnp.arange(64))
+  keep = layers.keep_mask(mask, rate, (65, 33))
+  assert keep.shape == (64, 65, 33)
+  sigma = (rate * (1 - rate) / keep.size) ** 0.5
+  assert abs(float(keep.mean()) - (1 - rate)) < 4 * sigma + 2**-16
+  # Neighbours are independent, within a word, in a row and between rows.
+  x = keep.astype(jnp.float32) - keep.mean()
+  flat = x.reshape(64, -1)
+  for a, b in [(flat[:, 1:], flat[:, :-1]), (flat[1:], flat[:-1])]:
+    assert abs(float((a * b).mean())) < 4 * rate * (1 - rate) / a.size**0.5
+
+
+def test_dropout_keeps_the_mean_and_the_dtype():
+  mask = (jax.random.key(0), jnp.arange(8))
+  x = jnp.ones((8, 100, 100), jnp.bfloat16)
+  y = layers.dropout(x, 0.25, mask)
+  assert y.dtype == x.dtype and set(np.unique(y.astype(float))) == {
+    0,
+    1.3359375,
+  }
+  assert layers.dropout(x, 0.0, mask) is x and layers.dropout(x, 0.5, None) is x
+
+
+def test_masks_belong_to_rows_of_the_global_batch():
+  params, images = example()
+  model = tiny(**RATES)
+  whole = apply(model, params, images, seed=2)
+  part = apply(model, params, images[1::2], seed=2, rows=jnp.array([1, 3, 5]))
+  np.testing.assert_allclose(part, whole[1::2], rtol=1e-4, atol=1e-5)
+  other = apply(model, params, images, seed=3)
+  assert not np.allclose(whole, other, atol=1e-3)
+
+
+def test_stochastic_depth_grows_linearly():
+  """With a rate of nearly one the last layer is skipped, the first never."""
+  params, images = example()
+  model = tiny(stochastic_depth=0.9999)
+  _, state = apply(model, params, images, seed=0, mutable=('intermediates',))
+  tokens = state['intermediates']['tokens']
+  np.testing.assert_array_equal(tokens[2], tokens[1])
+  assert not np.allclose(tokens[0], tokens[1])
+  plain, plain_state = apply(tiny(), params, images, mutable=('intermediates',))
+  np.testing.assert_allclose(
+    tokens[0], plain_state['intermediates']['tokens'][0], rtol=1e-5, atol=1e-6
+  )
+  assert np.isfinite(plain).all()
+
+
+def test_paper_initialisation():
+  model = tiny(initializers='vit')
+  params = models.init_params(model, jax.random.key(0), (8, 16, 3))
+  flat = flax.traverse_util.flatten_dict(params, sep='/')
+  assert not flat['head/kernel'].any() and not flat['class_token'].any()
+  kernel = flat['blocks_0/attention/qkv/kernel']
+  bound = (6 / (32 + 32)) ** 0.5  # Xavier, of each of the three matrices
+  assert bound * 0.95 < abs(kernel).max() <= bound
+  assert 0 < abs(flat['blocks_0/mlp/up/bias']).max() < 1e-5
+  assert flat['position_embedding'].std() == pytest.approx(0.02, rel=0.1)
+
+
+@pytest.mark.parametrize(
+  ('name', 'overrides', 'message'),
+  [
+    ('ViT-X/16', {}, "did you mean 'ViT-"),
+    ('ViT-B', {}, 'ViT-B'),
+    ('ViT-Ti/4', {'heads': 3}, "did you mean 'num_heads'"),
+    ('ViT-Ti/4', {'num_heads': 5}, 'num_heads=5 does not divide'),
+    ('ViT-Ti/4', {'pool': 'cls'}, 'token, gap'),
+    ('ViT-Ti/4', {'depth': 0}, 'model.depth is 0'),
+    ('ViT-Ti/4', {'dropout_rate': 1.0}, 'dropout_rate is 1.0'),
+    ('ViT-Ti/4', {'remat': 'some'}, 'dots_saveable'),
+    ('ViT-Ti/4', {'patch_size': (0, 4)}, 'patch_size'),
+  ],
+)
+def test_mistakes_are_named(name, overrides, message):
+  with pytest.raises(ValueError, match=r'^[^\n]*$') as error:
+    models.create_model(name, **overrides)
+  assert message in str(error.value)
+
+
+def test_image_must_be_a_multiple_of_the_patch():
+  params, images = example()
+  with pytest.raises(ValueError, match='not a multiple of the patch'):
+    apply(tiny(), params, images[:, :7])

@@ -1,0 +1,389 @@
+"""Every knob of an experiment: its name, its default, what it means.
+
+A file in `configs/` starts from `default()` and sets what differs. The result
+is locked: a key that is not listed here is an error that names the nearest one
+that is. Each layer checks the values of its own keys; this module checks keys,
+types and lengths of time.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+import difflib
+import fractions
+import json
+import math
+import re
+from typing import Any
+
+import ml_collections
+from ml_collections import config_dict
+
+# Keys that may change between a run and its resumption: cadence, and what
+# decides how the work is done but not its result.
+RESUMABLE_KEYS = (
+  r'train\.log_every|checkpoint\..*|evals\..*'
+  r'|data\.(dir|num_workers|num_threads)|mesh\..*'
+)
+
+_UNITS = ('steps', 'epochs', 'examples')
+
+
+class UserError(ValueError):
+  """A mistake in a config, a command or a file: one line, and no traceback."""
+
+
+def default() -> ml_collections.ConfigDict:
+  """Returns every key with its default, locked.
+
+  A leaf without a default of its own is a typed placeholder, which reads as
+  None until it is set.
+  """
+  config = ml_collections.ConfigDict()
+  config.seed = 0  # of parameters, data order, augmentation and dropout
+  config.model = _model()
+  config.data = _data()
+  config.objective = ml_collections.ConfigDict()
+  config.objective.name = 'classification'
+  config.train = _train()
+  config.optim = _optim()
+  config.evals = ml_collections.ConfigDict()
+  config.evals.val = evaluation()
+  config.evals.test = evaluation()
+  config.checkpoint = _checkpoint()
+  config.mesh = ml_collections.ConfigDict()
+  config.mesh.data = -1  # devices that split the batch; -1: all that are left
+  config.lock()
+  config.evals.unlock()  # a config file may add evaluations of its own
+  return config
+
+
+def _model() -> ml_collections.ConfigDict:
+  model = ml_collections.ConfigDict()
+  model.name = 'ViT-S/16'  # family-size/patch; `vit_jax.list_models()`
+  model.num_classes = config_dict.placeholder(int)  # None: the data's classes
+  # These override what the name stands for.
+  model.hidden_size = config_dict.placeholder(int)
+  model.mlp_dim = config_dict.placeholder(int)
+  model.num_heads = config_dict.placeholder(int)
+  model.depth = config_dict.placeholder(int)
+  model.patch_size = config_dict.placeholder(object)  # int or (h, w)
+  model.pool = 'token'  # 'token' (class token) or 'gap' (mean over patches)
+  model.position_embedding = 'learned'  # or 'sincos2d' or 'none'
+  model.dropout_rate = 0.0  # after positions, attention and both MLP layers
+  model.attention_dropout_rate = 0.0  # on the attention weights
+  model.stochastic_depth = 0.0  # of the last layer; linear from 0 at the first
+  model.gelu = 'tanh'  # or 'exact'
+  model.layer_norm_epsilon = 1e-6
+  model.initializers = 'vit'  # of the paper's code, or 'lecun': Flax's own
+  model.scan = False  # one compiled layer, run `depth` times
+  model.remat = 'none'  # 'full', or a name of jax.checkpoint_policies
+  return model
+
+
+def _data() -> ml_collections.ConfigDict:
+  data = ml_collections.ConfigDict()
+  data.name = 'digits'  # 'digits', 'folder:PATH' or the name of a TFDS dataset
+  data.dir = config_dict.placeholder(str)  # where TFDS datasets are
+  data.split = 'train'  # what to train on; TFDS slices: 'train[:90%]'
+  data.image_size = config_dict.FieldReference(224, field_type=object)
+  data.channels = 3  # 1: grey, 3: RGB, 4: RGB and alpha
+  data.mean = (0.5,)  # of pixels in [0, 1]: one for all channels, or one each
+  data.std = (0.5,)
+  # (h, w) where all stored images have one size, so that they are cropped on
+  # the device. Digits and most TFDS datasets of small images say so themselves.
+  data.source_size = config_dict.placeholder(object)
+  # Training: 'random_resized' (crop_scale of the area, crop_ratio w/h),
+  # 'random' (after resize), 'pad' (by pad pixels, then random) or 'center'.
+  data.crop = 'random_resized'
+  data.crop_scale = (0.08, 1.0)
+  data.crop_ratio = (3 / 4, 4 / 3)
+  data.pad = 4
+  data.flip = True  # left to right, with probability 1/2
+  # For 'random', 'center' and evaluation: an int is the short side, (h, w) the
+  # exact size. None: the image fills the crop.
+  data.resize = config_dict.placeholder(object)
+  data.eval_resize = config_dict.placeholder(object)
+  data.antialias = True  # when shrinking; False: plain bilinear, as TF does
+  data.num_workers = 0  # processes that read and decode; 0: threads here
+  data.num_threads = config_dict.placeholder(int)  # None: one per CPU core
+  return data
+
+
+def _train() -> ml_collections.ConfigDict:
+  train = ml_collections.ConfigDict()
+  train.duration = '100 epochs'
+  train.batch_size = 128  # per update, over all devices and accumulation
+  train.accumulation = 1  # parts that a batch is computed in, one by one
+  train.log_every = '50 steps'
+  train.dtype = 'float32'  # of the computation, or 'bfloat16'
+  train.rng = 'threefry'  # 'rbg': faster on TPU, but depends on the mesh
+  train.ema_decay = 0.0  # of an average of the parameters; 0: none is kept
+  train.skip_nonfinite = False  # drop a step that is not finite and go on
+  return train
+
+
+def _optim() -> ml_collections.ConfigDict:
+  optim = ml_collections.ConfigDict()
+  optim.name = 'adamw'  # or 'sgd'
+  optim.learning_rate = 1e-3
+  optim.schedule = (
+    'cosine'  # 'linear', both to final_factor; 'step'; 'constant'
+  )
+  optim.warmup = '0 steps'  # linear, from 0
+  optim.final_factor = 0.0  # of the learning rate, at the end
+  optim.step_at = (0.6, 0.85)  # fractions of the duration
+  optim.step_factor = 0.1  # at each of them
+  optim.clip_norm = 0.0  # of the whole gradient; 0: no clipping
+  optim.weight_decay = 0.0  # multiplied by the learning rate, as optax does
+  optim.decay_pattern = r'kernel$'  # parameters that decay: a regex on the path
+  optim.b1 = 0.9
+  optim.b2 = 0.999
+  optim.eps = 1e-8
+  optim.momentum = 0.9  # of SGD
+  optim.nesterov = False
+  return optim
+
+
+def _checkpoint() -> ml_collections.ConfigDict:
+  checkpoint = ml_collections.ConfigDict()
+  checkpoint.every = '1 epochs'
+  checkpoint.keep = 2  # newest ones, at least 2: one may turn out damaged
+  checkpoint.keep_every = ''  # also keep one each, for ever: '50 epochs'
+  checkpoint.best = ''  # also keep the best by a metric: 'val/accuracy'
+  return checkpoint
+
+
+def evaluation(split: str = '', every: str = '') -> ml_collections.ConfigDict:
+  """Returns one entry of `config.evals`.
+
+  Args:
+    split: What to evaluate on, as `data.split`; '' turns the evaluation off.
+    every: How often, as `train.duration`; '' means at the end alone.
+  """
+  return ml_collections.ConfigDict({'split': split, 'every': every})
+
+
+def parse_duration(text: str) -> tuple[fractions.Fraction, str]:
+  """Splits `'10_000 steps'` into its number and its unit.
+
+  Raises:
+    UserError: The text is not a non-negative number and one of the units.
+  """
+  match = re.fullmatch(r'\s*([0-9._]+(?:[eE][+-]?\d+)?)\s+([a-z]+)\s*', text)
+  try:
+    if match is None:
+      raise ValueError
+    amount = fractions.Fraction(match[1])
+    unit = match[2] if match[2].endswith('s') else match[2] + 's'
+    _UNITS.index(unit)
+  except (ValueError, ZeroDivisionError):
+    raise UserError(
+      f'{text!r} is not a length of time: write a number and a unit, as in'
+      " '200 epochs', '10_000 steps' or '1.5e6 examples'"
+    ) from None
+  return amount, unit
+
+
+def period(text: str, examples: int, batch_size: int) -> fractions.Fraction:
+  """Returns a length of time in steps, exactly (epochs need not be whole)."""
+  amount, unit = parse_duration(text)
+  per_unit = {
+    'steps': fractions.Fraction(1),
+    'examples': fractions.Fraction(1, batch_size),
+    'epochs': fractions.Fraction(examples, batch_size),
+  }
+  return amount * per_unit[unit]
+
+
+def num_steps(text: str, examples: int, batch_size: int) -> int:
+  """Returns a length of time in whole steps, rounded up."""
+  return math.ceil(period(text, examples, batch_size))
+
+
+def is_due(step: int, every: fractions.Fraction | None) -> bool:
+  """Whether a multiple of `every` was reached between `step` - 1 and `step`.
+
+  Args:
+    step: Number of completed steps.
+    every: In steps, from `period`; None is never due.
+  """
+  if not every or step <= 0:
+    return False
+  return step // every > (step - 1) // every
+
+
+def flatten(
+  config: Mapping[str, Any], prefix: str = ''
+) -> Iterator[tuple[str, Any]]:
+  """Yields each leaf as `('model.depth', 12)`, in order of the keys."""
+  for key in sorted(config):
+    value = config[key]
+    if isinstance(value, Mapping | ml_collections.ConfigDict):
+      yield from flatten(value, f'{prefix}{key}.')
+    else:
+      yield prefix + key, value
+
+
+def to_json(config: ml_collections.ConfigDict) -> str:
+  """Returns the config as JSON; placeholders that are not set become null."""
+  return json.dumps(config.to_dict(), indent=2) + '\n'
+
+
+def from_json(text: str) -> ml_collections.ConfigDict:
+  """Returns the config that `to_json` wrote, with the types of `default()`.
+
+  Raises:
+    UserError: It has keys that this version does not know.
+  """
+  config = default()
+  stored = json.loads(text)
+  for name in stored.get('evals', {}):
+    if name not in config.evals:
+      config.evals[name] = evaluation()
+  for key, value in flatten(stored):
+    set_value(config, key, tuple(value) if isinstance(value, list) else value)
+  return config
+
+
+def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
+  """Sets one leaf by its dotted key.
+
+  Raises:
+    UserError: There is no such key, or the value has another type.
+  """
+  *parents, leaf = key.split('.')
+  node = config
+  try:
+    for parent in parents:
+      node = node[parent]
+    with node.ignore_type() if value is None else node.unlocked():
+      if leaf not in node:
+        raise KeyError(leaf)
+      node[leaf] = value
+  except (KeyError, AttributeError):
+    raise unknown_key(config, key) from None
+  except TypeError as e:
+    raise UserError(f'config.{key}: {_first_line(e)}') from None
+
+
+def unknown_key(config: ml_collections.ConfigDict, key: str) -> UserError:
+  """Returns the error for a key that does not exist; it names the nearest."""
+  known = [name for name, _ in flatten(config)]
+  near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
+  return UserError(f'config has no key {key!r}: did you mean {near[0]!r}?')
+
+
+def differences(
+  old: ml_collections.ConfigDict, new: ml_collections.ConfigDict
+) -> list[str]:
+  """Lists the keys that a resumed run must not change, as 'key: old -> new'."""
+  # Through JSON, so that tuples and lists compare equal.
+  before, after = (dict(flatten(json.loads(to_json(c)))) for c in (old, new))
+  return [
+    f'{key}: {before.get(key)!r} -> {after.get(key)!r}'
+    for key in sorted(before.keys() | after.keys())
+    if before.get(key) != after.get(key)
+    and not re.fullmatch(RESUMABLE_KEYS, key)
+  ]
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Checks keys, types and lengths of time.
+
+  Raises:
+    UserError: Something does not fit; one line says what and where.
+  """
+  known = dict(flatten(default()))
+  for name, spec in config.evals.items():
+    if not isinstance(spec, ml_collections.ConfigDict):
+      raise UserError(
+        f'config.evals.{name} must be made by config.evaluation(split, every)'
+      )
+    known |= {f'evals.{name}.{key}': '' for key in evaluation()}
+  for key, _ in flatten(config):
+    if key not in known:
+      raise unknown_key(default(), key)
+  lengths = ['train.duration', 'train.log_every', 'optim.warmup']
+  lengths += ['checkpoint.every', 'checkpoint.keep_every']
+  lengths += [f'evals.{name}.every' for name in config.evals]
+  values = dict(flatten(config))
+  for key in lengths:
+    _check_length(key, values[key])
+  _check_train(config)
+
+
+def _check_length(key: str, text: str) -> None:
+  if not text and key not in ('train.duration', 'train.log_every'):
+    return
+  try:
+    amount, _ = parse_duration(text)
+  except UserError as e:
+    raise UserError(f'config.{key}: {e}') from None
+  if not amount and key != 'optim.warmup':
+    raise UserError(f'config.{key} is {text!r}: it must be more than 0')
+
+
+def _check_train(config: ml_collections.ConfigDict) -> None:
+  train = config.train
+  at_least(config, 'train.batch_size', 1)
+  at_least(config, 'train.accumulation', 1)
+  at_least(config, 'checkpoint.keep', 2)
+  if train.batch_size % train.accumulation:
+    raise UserError(
+      f'config.train.batch_size={train.batch_size} does not divide into'
+      f' config.train.accumulation={train.accumulation} equal parts: change'
+      ' one of them'
+    )
+  one_of(config, 'train.dtype', ('float32', 'bfloat16'))
+  one_of(config, 'train.rng', ('threefry', 'rbg'))
+  if not 0 <= train.ema_decay < 1:
+    raise UserError(
+      f'config.train.ema_decay is {train.ema_decay}: it must be in [0, 1)'
+    )
+  best = config.checkpoint.best
+  names = [name for name, spec in config.evals.items() if spec.split]
+  if best and best.split('/')[0] not in names:
+    raise UserError(
+      f'config.checkpoint.best is {best!r}, but no such evaluation runs:'
+      f' {", ".join(names) or "all splits in config.evals are empty"}'
+    )
+
+
+def at_least(
+  config: ml_collections.ConfigDict, key: str, minimum: float
+) -> None:
+  """Raises a UserError where `config.<key>` is set and less than `minimum`."""
+  value = dict(flatten(config))[key]
+  if value is not None and value < minimum:
+    raise UserError(f'config.{key} is {value}: it must be at least {minimum}')
+
+
+def one_of(
+  config: ml_collections.ConfigDict, key: str, choices: tuple[str, ...]
+) -> None:
+  """Raises a UserError where `config.<key>` is none of `choices`."""
+  value = dict(flatten(config))[key]
+  if value not in choices:
+    raise UserError(
+      f'config.{key} is {value!r}: choose one of {", ".join(choices)}'
+    )
+
+
+def pair(value: int | tuple[int, int], key: str) -> tuple[int, int]:
+  """Returns `32` or `(24, 32)` as (height, width), in pixels.
+
+  Raises:
+    UserError: It is neither, or not positive.
+  """
+  hw = (value, value) if isinstance(value, int) else value
+  good = isinstance(hw, tuple | list) and len(hw) == 2
+  if not good or not all(isinstance(x, int) and x > 0 for x in hw):
+    raise UserError(
+      f'config.{key} is {value!r}: write one positive number, or'
+      ' (height, width)'
+    )
+  return hw[0], hw[1]
+
+
+def _first_line(error: Exception) -> str:
+  return str(error).strip().splitlines()[0]

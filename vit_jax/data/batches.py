@@ -1,0 +1,264 @@
+"""Batches as a pure function of (seed, step).
+
+    step      number of a global batch, from 0
+    row       place of an example in its global batch, 0 to B - 1
+    draw      step * B + row: counts the examples of a whole run
+    epoch     draw // N; each is a permutation of its own of the N examples
+    position  place of an example in the source, 0 to N - 1
+
+Nothing else decides what a batch holds: not the number of hosts, workers or
+threads, nor where a run was interrupted. Each host makes its rows alone.
+"""
+
+from collections.abc import Callable, Iterator
+import dataclasses
+import functools
+import math
+import os
+
+import grain
+import ml_collections
+import numpy as np
+
+from vit_jax.config import UserError
+from vit_jax.data import decode, geometry, transforms
+from vit_jax.data.base import ArraySource, Example, Source
+
+Batch = dict[str, np.ndarray]
+
+# What the host's random numbers are for; follows the seed.
+_ORDER, _CROP = range(2)
+
+_WAITING_BYTES = 2**30  # of finished batches, at most (but two are allowed)
+
+
+def train_batches(
+  source: Source,
+  config: ml_collections.ConfigDict,
+  *,
+  start_step: int,
+  num_steps: int,
+  host_index: int = 0,
+  host_count: int = 1,
+) -> 'Batches':
+  """Returns this host's part of the global batches of a run.
+
+  Args:
+    source: What to train on.
+    config: The full config.
+    start_step: First batch.
+    num_steps: One past the last batch: the length of the whole run.
+    host_index: Which part: rows [h * B / H, (h + 1) * B / H).
+    host_count: Number of parts, H.
+
+  Returns:
+    An iterator of batches: image (uint8 [B / H, H, W, C], of the size that is
+    stored where all images have one size, else of `data.image_size`), label
+    (int32 [B / H]), mask (bool [B / H]) and index (int32 [B / H]).
+
+  Raises:
+    UserError: The batch does not divide into the hosts. An image that cannot
+      be read raises one when its batch is due.
+  """
+  rows = _host_rows(config.train.batch_size, host_index, host_count)
+  maker = _TrainBatch(
+    source,
+    config.data.channels,
+    geometry.train_crop(config),
+    rows,
+    config.train.batch_size,
+    config.seed,
+  )
+  return _start(maker, range(start_step, num_steps), config)
+
+
+def eval_batches(
+  source: Source,
+  config: ml_collections.ConfigDict,
+  *,
+  batch_size: int,
+  host_index: int = 0,
+  host_count: int = 1,
+) -> 'Batches':
+  """Returns this host's part of the batches that hold each example once.
+
+  The last batch is padded: there `mask` is False, `index` is -1, and the rest
+  is zero. All hosts have the same number of batches.
+
+  Args:
+    source: What to evaluate on.
+    config: The full config.
+    batch_size: Of all hosts together.
+    host_index: Which part: rows [h * B / H, (h + 1) * B / H).
+    host_count: Number of parts, H.
+
+  Returns:
+    An iterator of batches, as `train_batches`.
+
+  Raises:
+    UserError: As `train_batches`.
+  """
+  rows = _host_rows(batch_size, host_index, host_count)
+  maker = _EvalBatch(
+    source,
+    config.data.channels,
+    geometry.eval_crop(config),
+    rows,
+    batch_size,
+    config.seed,
+  )
+  return _start(maker, range(-(-len(source) // batch_size)), config)
+
+
+def _start(
+  maker: '_TrainBatch | _EvalBatch',
+  steps: range,
+  config: ml_collections.ConfigDict,
+) -> 'Batches':
+  """Returns the batches of some steps, made by as many hands as fit."""
+  if isinstance(maker.source, ArraySource):  # no waiting, no decoding
+    return Batches(maker, steps, grain.ReadOptions(0, 0), num_workers=0)
+  num_workers = min(config.data.num_workers, len(steps))
+  threads = config.data.num_threads or max(
+    1, _num_cores() // max(1, num_workers)
+  )
+  batch_bytes = len(maker.rows) * math.prod(maker.image_shape)
+  waiting = max(2, min(2 * threads, _WAITING_BYTES // batch_bytes))
+  options = grain.ReadOptions(min(threads, waiting), waiting)
+  return Batches(maker, steps, options, num_workers)
+
+
+def _num_cores() -> int:
+  if hasattr(os, 'sched_getaffinity'):  # not all of the machine may be ours
+    return len(os.sched_getaffinity(0))
+  return os.cpu_count() or 1
+
+
+def _host_rows(batch_size: int, host_index: int, host_count: int) -> range:
+  if batch_size % host_count:
+    raise UserError(
+      f'a batch of {batch_size} does not divide into {host_count} hosts:'
+      ' change config.train.batch_size'
+    )
+  share = batch_size // host_count
+  return range(host_index * share, (host_index + 1) * share)
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class _BatchMaker:
+  """Makes this host's part of a global batch; each worker has a copy."""
+
+  source: Source
+  channels: int
+  crop: geometry.Crop
+  rows: range
+  batch_size: int
+  seed: int
+
+  @property
+  def image_shape(self) -> tuple[int, int, int]:
+    """(height, width, channels) of the images in a batch."""
+    return (*(self.source.image_shape or self.crop.size), self.channels)
+
+  def draws(self, step: int) -> np.ndarray:
+    """Returns the draws of a step, int64 [b]."""
+    return step * self.batch_size + np.asarray(self.rows, np.int64)
+
+  def make(self, draws: np.ndarray, positions: np.ndarray) -> Batch:
+    """Returns a batch.
+
+    Args:
+      draws: int64 [b], which key the random numbers.
+      positions: int64 [b], which examples; beyond the source: padding.
+    """
+    source, n = self.source, len(positions)
+    batch = {
+      'image': np.zeros((n, *self.image_shape), np.uint8),
+      'label': np.zeros(n, np.int32),
+      'mask': positions < len(source),
+      'index': np.full(n, -1, np.int32),
+    }
+    real = np.flatnonzero(batch['mask'])
+    if isinstance(source, ArraySource):
+      chosen = positions[real]
+      batch['image'][real] = source.images[chosen]
+      batch['label'][real] = source.labels[chosen]
+      batch['index'][real] = source.indices[chosen]
+      return batch
+    for i in real:
+      example = source.read(int(positions[i]))
+      batch['image'][i] = self._pixels(example, int(draws[i]))
+      batch['label'][i], batch['index'][i] = example.label, example.index
+    return batch
+
+  def _pixels(self, example: Example, draw: int) -> np.ndarray:
+    """Returns an image, cropped where the device does not do that."""
+    if self.source.image_shape is None:
+      rng = np.random.default_rng((self.seed, _CROP, draw))
+      return transforms.transform(
+        example.image, self.channels, self.crop, rng, example.where
+      )
+    assert isinstance(example.image, bytes)
+    pixels = decode.decode(example.image, self.channels, where=example.where)
+    if pixels.shape[:2] != self.source.image_shape:
+      raise UserError(
+        f'{example.where} has {pixels.shape[0]} x {pixels.shape[1]} pixels:'
+        f' config.data.source_size says {self.source.image_shape}'
+      )
+    return pixels
+
+
+class _TrainBatch(_BatchMaker):
+  def __call__(self, step: int) -> Batch:
+    draws = self.draws(step)
+    size = len(self.source)
+    positions = np.empty_like(draws)
+    for epoch in np.unique(draws // size):
+      now = draws // size == epoch
+      order = _permutation(self.seed, int(epoch), size)
+      positions[now] = order[draws[now] % size]
+    return self.make(draws, positions)
+
+
+class _EvalBatch(_BatchMaker):
+  def __call__(self, step: int) -> Batch:
+    draws = self.draws(step)
+    return self.make(draws, draws)
+
+
+@functools.lru_cache(maxsize=2)  # a batch may straddle two epochs
+def _permutation(seed: int, epoch: int, size: int) -> np.ndarray:
+  """Returns the order of an epoch: its positions, int64 [N]."""
+  # One lookup an example; Grain's own shuffle takes 20 us for each.
+  return np.random.default_rng((seed, _ORDER, epoch)).permutation(size)
+
+
+class Batches(Iterator[Batch]):
+  """Batches that are made in the background; `close` stops that."""
+
+  def __init__(
+    self,
+    maker: Callable[[int], Batch],
+    steps: range,
+    options: grain.ReadOptions,
+    num_workers: int,
+  ):
+    dataset = grain.MapDataset.range(steps.start, steps.stop).map(maker)
+    # Elements are whole batches, so workers hand them over in order.
+    batches = dataset.to_iter_dataset(options)
+    if num_workers:
+      batches = batches.mp_prefetch(
+        grain.MultiprocessingOptions(num_workers=num_workers)
+      )
+    self._iterator = iter(batches)
+
+  def __next__(self) -> Batch:
+    try:
+      return next(self._iterator)
+    except Exception:
+      self.close()
+      raise
+
+  def close(self) -> None:
+    """Stops the threads and processes; there are no batches after that."""
+    self._iterator.close()

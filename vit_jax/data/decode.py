@@ -1,0 +1,269 @@
+"""Encoded images to pixels, as a person sees them.
+
+Whatever is stored (grey, palette, alpha, CMYK, 16 bits, rotated by EXIF), the
+result is uint8 with the channels asked for. Transparent pixels are composited
+on white, unless the alpha is asked for.
+"""
+
+import functools
+import struct
+
+import cv2
+import numpy as np
+import simplejpeg
+
+from vit_jax.config import UserError
+
+MAX_PIXELS = 2**28  # about the most that a WebP file can hold
+_JPEG, _PNG, _BMP = b'\xff\xd8\xff', b'\x89PNG\r\n\x1a\n', b'BM'
+_ORIENTATION = 0x0112  # EXIF's tag
+
+# Warnings of libjpeg after which the pixels are whole all the same: many files
+# of the web have them. Others mean that data is missing or wrong.
+_HARMLESS = (
+  'extraneous bytes before marker',
+  'unknown JFIF revision number',
+  'Unknown Adobe color transform code',
+  'Invalid SOS parameters for sequential JPEG',
+)
+
+
+def decode(
+  data: bytes,
+  channels: int,
+  *,
+  where: str = 'the image',
+  at_least: tuple[int, int] = (0, 0),
+) -> np.ndarray:
+  """Returns the pixels of an image, uint8 [h, w, channels].
+
+  Args:
+    data: A JPEG, PNG, WebP or BMP file (or what else OpenCV reads).
+    channels: 1 (grey, the luma), 3 (RGB) or 4 (RGB and alpha).
+    where: Name of the image, for errors.
+    at_least: (height, width). A JPEG that is larger may be returned smaller,
+      but not below this, which is quicker. (0, 0): the size that it has.
+
+  Raises:
+    UserError: The image is damaged, truncated, too large or of no known kind.
+  """
+  size = stored_size(data)
+  if size is not None and size[0] * size[1] > MAX_PIXELS:
+    raise UserError(
+      f'{where} has {size[0]} x {size[1]} pixels: at most {MAX_PIXELS} are'
+      ' read, make it smaller'
+    )
+  try:
+    if data.startswith(_JPEG):
+      pixels = _decode_jpeg(data, channels, at_least)
+    else:
+      pixels = _decode_other(data)
+  except (ValueError, cv2.error) as e:
+    reason = ' '.join(str(e).split())
+    raise UserError(
+      f'{where} is damaged, or no image, and cannot be decoded: {reason}'
+    ) from None
+  return to_channels(_turn(pixels, _orientation(data)), channels)
+
+
+def stored_size(data: bytes) -> tuple[int, int] | None:
+  """Returns (height, width) as the header has it, None where it is not read."""
+  if data.startswith(_JPEG):
+    try:
+      return simplejpeg.decode_jpeg_header(data, strict=False)[:2]
+    except ValueError:
+      return None  # decoding it says what is wrong
+  if data.startswith(_PNG) and len(data) >= 24:
+    width, height = struct.unpack_from('>II', data, 16)
+    return height, width
+  if data.startswith(_BMP) and len(data) >= 26 and data[14] >= 40:
+    width, height = struct.unpack_from('<ii', data, 18)
+    return abs(height), abs(width)
+  return None
+
+
+def jpeg_size(data: bytes) -> tuple[int, int] | None:
+  """Returns (height, width) of a JPEG as it is seen, without decoding it."""
+  size = stored_size(data) if data.startswith(_JPEG) else None
+  return size[::-1] if size and _orientation(data) >= 5 else size
+
+
+def to_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
+  """Converts grey, grey and alpha, RGB or RGBA.
+
+  Args:
+    pixels: uint8 or uint16, [h, w] or [h, w, 1 to 4].
+    channels: 1, 3 or 4.
+
+  Returns:
+    uint8 [h, w, channels].
+  """
+  if pixels.dtype == np.uint16:
+    pixels = ((pixels.astype(np.uint32) + 128) // 257).astype(np.uint8)
+  if pixels.ndim == 2:
+    pixels = pixels[..., None]
+  if pixels.shape[-1] == channels:
+    return np.ascontiguousarray(pixels)
+  if pixels.shape[-1] in (2, 4):
+    pixels, alpha = pixels[..., :-1], pixels[..., -1:]
+    if channels == 4:  # grey and alpha
+      return np.concatenate([pixels, pixels, pixels, alpha], axis=-1)
+    pixels = _on_white(pixels, alpha)
+  if channels == 1 and pixels.shape[-1] == 3:
+    return cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_RGB2GRAY)[
+      ..., None
+    ]
+  if channels >= 3 and pixels.shape[-1] == 1:
+    pixels = np.repeat(pixels, 3, axis=-1)
+  if channels == 4:
+    opaque = np.full_like(pixels[..., :1], 255)
+    pixels = np.concatenate([pixels, opaque], axis=-1)
+  return np.ascontiguousarray(pixels)
+
+
+def _on_white(pixels: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+  alpha = alpha.astype(np.uint16)
+  mixed = pixels * alpha + 255 * (255 - alpha)  # at most 255 * 255
+  return ((mixed + 127) // 255).astype(np.uint8)
+
+
+def _decode_jpeg(
+  data: bytes, channels: int, at_least: tuple[int, int]
+) -> np.ndarray:
+  """Returns uint8 [h, w, 1 or 3], not turned."""
+  stored = simplejpeg.decode_jpeg_header(data, strict=False)[2]
+  is_cmyk = stored in ('CMYK', 'YCCK')
+  is_grey = stored == 'Gray' or channels == 1
+  if _orientation(data) >= 5:
+    at_least = at_least[::-1]
+
+  def read(strict: bool) -> np.ndarray:
+    return simplejpeg.decode_jpeg(
+      data,
+      'CMYK' if is_cmyk else 'GRAY' if is_grey else 'RGB',
+      min_height=at_least[0],
+      min_width=at_least[1],
+      min_factor=2,  # less takes longer than the whole image
+      strict=strict,
+    )
+
+  try:
+    pixels = read(strict=True)
+  except ValueError as e:
+    if not any(warning in str(e) for warning in _HARMLESS):
+      raise
+    pixels = read(strict=False)
+  if is_cmyk:  # ink is stored inverted, as Adobe does
+    ink = pixels.astype(np.uint16)
+    return ((ink[..., :3] * ink[..., 3:] + 127) // 255).astype(np.uint8)
+  return pixels
+
+
+def _decode_other(data: bytes) -> np.ndarray:
+  """Returns uint8 or uint16, [h, w] or [h, w, 3 or 4], not turned."""
+  _quiet_opencv()
+  buffer = np.frombuffer(data, np.uint8)
+  # As it is stored: OpenCV would drop the alpha, and turn only some kinds.
+  pixels = cv2.imdecode(buffer, cv2.IMREAD_UNCHANGED) if data else None
+  if pixels is None:
+    raise ValueError('OpenCV reads no image from it')
+  if pixels.dtype not in (np.uint8, np.uint16):
+    raise ValueError(f'it holds numbers of type {pixels.dtype}')
+  if pixels.ndim == 2:
+    return _with_transparent_grey(pixels, data)
+  has_alpha = pixels.shape[-1] == 4
+  return cv2.cvtColor(
+    pixels, cv2.COLOR_BGRA2RGBA if has_alpha else cv2.COLOR_BGR2RGB
+  )
+
+
+@functools.cache
+def _quiet_opencv() -> None:
+  """Keeps OpenCV from logging what is raised as an error anyway."""
+  cv2.setLogLevel(0)
+
+
+def _with_transparent_grey(pixels: np.ndarray, data: bytes) -> np.ndarray:
+  """Adds alpha where a PNG declares one level of grey transparent."""
+  declared = _chunk(data, b'tRNS') if data.startswith(_PNG) else b''
+  if len(declared) != 2:
+    return pixels
+  (level,) = struct.unpack('>H', declared)
+  bits = data[24]  # of the stored pixels, which OpenCV scales up to 8
+  if bits < 8:
+    level = level * 255 // (2**bits - 1)
+  opaque = np.iinfo(pixels.dtype).max
+  alpha = np.where(pixels == level, 0, opaque).astype(pixels.dtype)
+  return np.stack([pixels, alpha], axis=-1)
+
+
+def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
+  """Turns and mirrors stored pixels as EXIF's orientation asks."""
+  if orientation >= 5:
+    pixels = pixels.swapaxes(0, 1)
+  if orientation in (3, 4, 7, 8):
+    pixels = pixels[::-1]
+  if orientation in (2, 3, 6, 7):
+    pixels = pixels[:, ::-1]
+  return pixels
+
+
+def _orientation(data: bytes) -> int:
+  """Returns EXIF's orientation, 1 (upright) to 8."""
+  tiff = _exif(data)
+  order = {b'II': '<', b'MM': '>'}.get(tiff[:2])
+  if order is None:
+    return 1
+  try:
+    (start,) = struct.unpack_from(f'{order}I', tiff, 4)
+    (count,) = struct.unpack_from(f'{order}H', tiff, start)
+    for i in range(count):
+      tag, _, _, value = struct.unpack_from(
+        f'{order}HHIH', tiff, start + 2 + 12 * i
+      )
+      if tag == _ORIENTATION:
+        return value if 1 <= value <= 8 else 1
+  except struct.error:  # cut off: without EXIF the image is still an image
+    pass
+  return 1
+
+
+def _exif(data: bytes) -> bytes:
+  """Returns the EXIF part of a file, which is a TIFF file; b'' if none."""
+  if data.startswith(_JPEG):
+    exif = _jpeg_exif(data)
+  elif data.startswith(_PNG):
+    exif = _chunk(data, b'eXIf')
+  elif data.startswith(b'RIFF'):
+    exif = _chunk(data, b'EXIF')
+  else:
+    exif = b''
+  return exif.removeprefix(b'Exif\0\0')
+
+
+def _jpeg_exif(data: bytes) -> bytes:
+  at = 2
+  while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != 0xDA:
+    size = int.from_bytes(data[at + 2 : at + 4], 'big')
+    content = data[at + 4 : at + 2 + size]
+    if data[at + 1] == 0xE1 and content.startswith(b'Exif\0\0'):
+      return content
+    at += 2 + size
+  return b''
+
+
+def _chunk(data: bytes, kind: bytes) -> bytes:
+  """Returns the content of a chunk of a PNG or WebP file; b'' if none."""
+  is_png = data.startswith(_PNG)
+  at = 8 if is_png else 12
+  while at + 8 <= len(data):
+    if is_png:
+      size = int.from_bytes(data[at : at + 4], 'big')
+      name, step = data[at + 4 : at + 8], 12 + size
+    else:
+      size = int.from_bytes(data[at + 4 : at + 8], 'little')
+      name, step = data[at : at + 4], 8 + size + size % 2
+    if name == kind:
+      return data[at + 8 : at + 8 + size]
+    at += step
+  return b''

@@ -1,0 +1,208 @@
+"""What happens to a batch on the device, under jit.
+
+Images that all have one size come as they are stored and are cropped here, by
+the rules of the host's crops (`transforms.py`) up to a grey level of rounding;
+images that differ in size come cropped. All are scaled and normalised here.
+"""
+
+from collections.abc import Callable
+import functools
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from vit_jax.data import geometry
+from vit_jax.data.geometry import Crop, Size
+
+# What a random key of an example is used for.
+_BOX, _FLIP = range(2)
+
+TrainTransform = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+EvalTransform = Callable[[jax.Array], jax.Array]
+
+
+def train_transform(
+  config: ml_collections.ConfigDict, image_shape: Size | None
+) -> TrainTransform:
+  """Returns what prepares images for training.
+
+  Args:
+    config: The full config.
+    image_shape: (height, width) of the source, None where images differ.
+
+  Returns:
+    A function of images (uint8 [B, h, w, C]), a random key, and rows (int32
+    [B], the examples' positions in the global batch) to float32 [B, H, W, C].
+    What it does to an example depends on the key and its row alone.
+  """
+  normalize = _normalize(config)
+  crop = geometry.train_crop(config)
+
+  def transform(
+    images: jax.Array, rng: jax.Array, rows: jax.Array
+  ) -> jax.Array:
+    if image_shape is not None:
+      keys = jax.vmap(functools.partial(jax.random.fold_in, rng))(rows)
+      images = _crop(images, crop, keys)
+    return normalize(images)
+
+  return transform
+
+
+def eval_transform(
+  config: ml_collections.ConfigDict, image_shape: Size | None
+) -> EvalTransform:
+  """Returns what prepares images for evaluation.
+
+  Args:
+    config: The full config.
+    image_shape: (height, width) of the source, None where images differ.
+
+  Returns:
+    A function of images (uint8 [B, h, w, C]) to float32 [B, H, W, C].
+  """
+  normalize = _normalize(config)
+  crop = geometry.eval_crop(config)
+
+  def transform(images: jax.Array) -> jax.Array:
+    if image_shape is not None:
+      images = _cut(_resize(images, crop), crop, None)
+    return normalize(images)
+
+  return transform
+
+
+def _normalize(config: ml_collections.ConfigDict) -> EvalTransform:
+  # Not as arrays of JAX: the functions may outlive a mesh.
+  mean = np.asarray(config.data.mean, np.float32)
+  std = np.asarray(config.data.std, np.float32)
+
+  def normalize(images: jax.Array) -> jax.Array:
+    return (images.astype(jnp.float32) / 255 - mean) / std
+
+  return normalize
+
+
+def _crop(images: jax.Array, crop: Crop, keys: jax.Array) -> jax.Array:
+  """Cuts images of one size, [B, h, w, C], at random."""
+  flips = None
+  if crop.flip:
+    flips = jax.vmap(lambda key: _uniform(key, _FLIP, ()) < 0.5)(keys)
+  if crop.kind == 'random_resized':
+    sample = functools.partial(_sample_box, images.shape[1:3], crop)
+    return resample(images, jax.vmap(sample)(keys), crop, flips)
+  images = _cut(_resize(images, crop), crop, keys)
+  if flips is not None:
+    images = jnp.where(flips[:, None, None, None], images[:, :, ::-1], images)
+  return images
+
+
+def _uniform(
+  key: jax.Array, purpose: int, shape: tuple[int, ...]
+) -> jax.Array:
+  return jax.random.uniform(jax.random.fold_in(key, purpose), shape)
+
+
+def _resize(images: jax.Array, crop: Crop) -> jax.Array:
+  """Resizes images [B, h, w, C] to what `crop` is cut from."""
+  batch, height, width, channels = images.shape
+  size = crop.resized((height, width))
+  if size == (height, width):
+    return images
+  return jax.image.resize(
+    images.astype(jnp.float32),
+    (batch, *size, channels),
+    'linear',
+    antialias=crop.antialias,
+    precision=jax.lax.Precision.HIGHEST,
+  )
+
+
+def _cut(images: jax.Array, crop: Crop, keys: jax.Array | None) -> jax.Array:
+  """Pads images [B, h, w, C] and cuts them, at random or in the middle."""
+  pad = (crop.pad, crop.pad)
+  images = jnp.pad(images, ((0, 0), pad, pad, (0, 0)))
+  size = images.shape[1:3]
+  if size == crop.size:
+    return images
+  shape = (*crop.size, images.shape[-1])
+  if keys is None or crop.kind == 'center':
+    top, left = geometry.middle(size, crop.size)
+    return images[:, top : top + shape[0], left : left + shape[1]]
+
+  def cut_one(image: jax.Array, key: jax.Array) -> jax.Array:
+    free = jnp.array(size) - jnp.array(crop.size)
+    offsets = _uniform(key, _BOX, (2,)) * (free + 1)
+    top, left = jnp.minimum(offsets.astype(jnp.int32), free)
+    return jax.lax.dynamic_slice(image, (top, left, 0), shape)
+
+  return jax.vmap(cut_one)(images, keys)
+
+
+def _sample_box(size: Size, crop: Crop, key: jax.Array) -> jax.Array:
+  """Draws (top, left, height, width), float32 [4], as `sample_box` does."""
+  draws = _uniform(key, _BOX, (2 * geometry.TRIES + 2,))
+  areas, ratios = draws[: geometry.TRIES], draws[geometry.TRIES : -2]
+  low, high = crop.scale
+  areas = (low + (high - low) * areas) * (size[0] * size[1])
+  low, high = np.log(crop.ratio)
+  ratios = jnp.exp(low + (high - low) * ratios)
+  sides = jnp.stack([jnp.sqrt(areas / ratios), jnp.sqrt(areas * ratios)])
+  sides = jnp.round(sides)  # [2, TRIES]
+  whole = jnp.array(size, jnp.float32)
+  fits = ((sides > 0) & (sides <= whole[:, None])).all(axis=0)
+  box = sides[:, jnp.argmax(fits)]
+  offsets = jnp.floor(draws[-2:] * (whole - box + 1))
+  offsets = jnp.minimum(offsets, whole - box)
+  largest = geometry.fallback(size, crop.ratio)
+  in_middle = jnp.array([*geometry.middle(size, largest), *largest], box.dtype)
+  return jnp.where(fits.any(), jnp.concatenate([offsets, box]), in_middle)
+
+
+def resample(
+  images: jax.Array, boxes: jax.Array, crop: Crop, flips: jax.Array | None
+) -> jax.Array:
+  """Resizes a box of each image, with linear interpolation.
+
+  Two small matrix products: on CPU far quicker than gathering pixels. The
+  same as `jax.image.scale_and_translate` and as Pillow's `resize(box=...)`,
+  but for rounding: the edge of a box is smoothed with what lies beyond it.
+
+  Args:
+    images: [B, h, w, C].
+    boxes: float32 [B, 4]: top, left, height, width, within the images.
+    crop: Has the size of the result, and whether to antialias.
+    flips: bool [B], which results are mirrored left to right; None: none is.
+
+  Returns:
+    float32 [B, H, W, C].
+  """
+  weights = jax.vmap(_weights, (0, 0, None, None, None))
+  top, left, height, width = boxes.T
+  wy = weights(top, height, images.shape[1], crop.size[0], crop.antialias)
+  wx = weights(left, width, images.shape[2], crop.size[1], crop.antialias)
+  if flips is not None:
+    wx = jnp.where(flips[:, None, None], wx[:, ::-1], wx)
+  product = functools.partial(
+    jnp.einsum, precision=jax.lax.Precision.HIGHEST
+  )
+  images = product('bHh,bhwc->bHwc', wy, images.astype(jnp.float32))
+  return product('bWw,bHwc->bHWc', wx, images)
+
+
+def _weights(
+  start: jax.Array,
+  length: jax.Array,
+  in_size: int,
+  out_size: int,
+  antialias: bool,
+) -> jax.Array:
+  """Returns float32 [out_size, in_size]: how much each pixel counts."""
+  step = length / out_size
+  centers = start + (jnp.arange(out_size) + 0.5) * step - 0.5
+  support = jnp.maximum(step, 1.0) if antialias else 1.0
+  distances = jnp.abs(centers[:, None] - jnp.arange(in_size)) / support
+  weights = jnp.maximum(0.0, 1.0 - distances)
+  return weights / weights.sum(axis=1, keepdims=True)

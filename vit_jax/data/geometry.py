@@ -1,0 +1,101 @@
+"""Where images are cut and how large they become, on the host or the device."""
+
+import dataclasses
+
+import ml_collections
+
+from vit_jax import config as config_lib
+
+CROPS = ('random_resized', 'random', 'pad', 'center')
+TRIES = 10  # to find a crop within the image, before its middle is taken
+
+Size = tuple[int, int]  # (height, width), in pixels
+
+
+@dataclasses.dataclass(frozen=True)
+class Crop:
+  """How an image becomes one of the model's size.
+
+  Attributes:
+    kind: One of CROPS.
+    size: Of the result.
+    resize: What an image is resized to before it is cut, by all kinds but
+      'random_resized': its short side, or its size. None: it fills `size`.
+    scale: Least and greatest area of a 'random_resized' crop, as a fraction.
+    ratio: Least and greatest width / height of it.
+    pad: Black pixels added to each side by 'pad', after resizing.
+    flip: Whether half of the images are mirrored, left to right.
+    antialias: Whether images are smoothed when they are shrunk.
+  """
+
+  kind: str
+  size: Size
+  resize: int | Size | None = None
+  scale: tuple[float, float] = (1.0, 1.0)
+  ratio: tuple[float, float] = (1.0, 1.0)
+  pad: int = 0
+  flip: bool = False
+  antialias: bool = True
+
+  def resized(self, size: Size) -> Size:
+    """Returns what an image of a size is resized to, its ratio kept.
+
+    It is never smaller than the crop, so an image that is much longer than
+    wide may get a short side larger than `resize`.
+    """
+    if isinstance(self.resize, tuple):
+      return self.resize
+    needed = [x - 2 * self.pad * (self.resize is not None) for x in self.size]
+    factor = max(n / x for n, x in zip(needed, size))
+    if self.resize is not None:
+      factor = max(factor, self.resize / min(size))
+    # The side that decides is exact, whatever the rounding of the factor.
+    return (
+      max(needed[0], round(size[0] * factor)),
+      max(needed[1], round(size[1] * factor)),
+    )
+
+
+def train_crop(config: ml_collections.ConfigDict) -> Crop:
+  """Returns how images are cut and augmented for training."""
+  data = config.data
+  return Crop(
+    kind=data.crop,
+    size=config_lib.pair(data.image_size, 'data.image_size'),
+    resize=_resize(data.resize),
+    scale=tuple(data.crop_scale),
+    ratio=tuple(data.crop_ratio),
+    pad=data.pad if data.crop == 'pad' else 0,
+    flip=data.flip,
+    antialias=data.antialias,
+  )
+
+
+def eval_crop(config: ml_collections.ConfigDict) -> Crop:
+  """Returns how images are cut for evaluation and prediction."""
+  data = config.data
+  return Crop(
+    kind='center',
+    size=config_lib.pair(data.image_size, 'data.image_size'),
+    resize=_resize(data.eval_resize),
+    antialias=data.antialias,
+  )
+
+
+def middle(size: Size, crop: Size) -> Size:
+  """Returns (top, left) of a crop in the middle of an image."""
+  return (size[0] - crop[0]) // 2, (size[1] - crop[1]) // 2
+
+
+def fallback(size: Size, ratio: tuple[float, float]) -> Size:
+  """Returns the (height, width) of the largest crop of a ratio in bounds."""
+  height, width = size
+  if width < height * ratio[0]:
+    return min(height, round(width / ratio[0])), width
+  if width > height * ratio[1]:
+    return height, min(width, round(height * ratio[1]))
+  return size
+
+
+def _resize(value: int | Size | None) -> int | Size | None:
+  return tuple(value) if isinstance(value, list | tuple) else value

@@ -1,0 +1,38 @@
+"""Opens what `config.data.name` names."""
+
+import os
+
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax.data import base, digits, folder, tfds
+
+
+def open_source(config: ml_collections.ConfigDict, split: str) -> base.Source:
+  """Opens a split of the data.
+
+  Args:
+    config: The full config.
+    split: A split specification, such as `config.data.split`.
+
+  Raises:
+    UserError: There is no such dataset, folder or split; or it cannot be used:
+      one line says why.
+  """
+  data = config.data
+  size = data.source_size
+  if size is not None:
+    size = config_lib.pair(size, 'data.source_size')
+  if data.name == 'digits':
+    return digits.open_digits(split, data.channels)
+  if data.name.startswith(FOLDER):
+    return folder.FolderSource(folder_path(data.name), split, size)
+  return tfds.TfdsSource(data.name, data.dir, split, size)
+
+
+FOLDER = 'folder:'
+
+
+def folder_path(name: str) -> str:
+  """Returns the path in 'folder:PATH'."""
+  return os.path.expanduser(name.removeprefix(FOLDER))

@@ -1,0 +1,146 @@
+"""Split specifications: `train`, `train[:90%]`, `train[:500]+test[50%:]`.
+
+The grammar and its rounding are those of TFDS, here without TFDS and for every
+source. As there, a `%` on either bound holds for both: `[10%:-5]` stops five
+percent before the end.
+"""
+
+import bisect
+from collections.abc import Mapping
+import dataclasses
+import itertools
+import re
+
+from vit_jax.config import UserError
+
+_PART = re.compile(r'([\w-]+)(?:\[([^\[\]:]*):([^\[\]:]*)\])?')
+_BOUND = re.compile(r'(-?[\d_.]+)(%?)')
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+  """One term of a specification: a split, or a slice of it."""
+
+  name: str
+  start: float | None = None  # examples or percent; negative: from the end
+  stop: float | None = None
+  percent: bool = False
+
+  def __str__(self) -> str:
+    if self.start is None and self.stop is None:
+      return self.name
+    unit = '%' if self.percent else ''
+    start, stop = (
+      '' if x is None else f'{x:g}{unit}' for x in (self.start, self.stop)
+    )
+    return f'{self.name}[{start}:{stop}]'
+
+  def bounds(self, size: int) -> tuple[int, int]:
+    """Returns the first row, and one past the last, in a split of `size`.
+
+    Raises:
+      UserError: A bound lies outside of the split.
+    """
+    start, stop = (
+      default if x is None else self._absolute(x, size)
+      for x, default in ((self.start, 0), (self.stop, size))
+    )
+    if max(abs(start), abs(stop)) > size:
+      raise UserError(
+        f"split '{self}' reaches beyond the {size} examples of '{self.name}'"
+      )
+    return start + size * (start < 0), stop + size * (stop < 0)
+
+  def _absolute(self, bound: float, size: int) -> int:
+    return round(bound * size / 100.0) if self.percent else int(bound)
+
+
+def parse(spec: str) -> tuple[Part, ...]:
+  """Returns the terms of a specification, which are joined by `+`.
+
+  Raises:
+    UserError: It does not follow the grammar.
+  """
+  return tuple(_parse_part(part, spec) for part in re.split(r'\s*\+\s*', spec))
+
+
+def _parse_part(text: str, spec: str) -> Part:
+  error = UserError(
+    f'{spec!r} is not a split: write a name with or without a slice, as in'
+    " 'train', 'train[:90%]' or 'train[:500]+test'"
+  )
+  match = _PART.fullmatch(text)
+  if match is None:
+    raise error
+  name, *bounds = match.groups()
+  if bounds == [None, None]:
+    return Part(name)
+  found = [_BOUND.fullmatch(x) for x in bounds]
+  if not any(bounds) or any(x and not m for x, m in zip(bounds, found)):
+    raise error
+  percent = any(m and m[2] for m in found)
+  try:
+    convert = float if percent else int
+    start, stop = (m and convert(m[1]) for m in found)
+  except ValueError:
+    raise error from None
+  if percent and any(x is not None and abs(x) > 100 for x in (start, stop)):
+    raise error
+  return Part(name, start, stop, percent)
+
+
+class Selection:
+  """The examples that a specification names, by position.
+
+  Attributes:
+    ranges: For each term the whole split's name, the first row, and one past
+      the last.
+  """
+
+  def __init__(self, spec: str, sizes: Mapping[str, int]):
+    """Resolves a specification.
+
+    Args:
+      spec: As in `data.split`; `all` stands for every split.
+      sizes: Number of examples in each whole split.
+
+    Raises:
+      UserError: There is no such split, or nothing is selected.
+    """
+    if spec == 'all':
+      spec = '+'.join(sizes)
+    self.ranges: list[tuple[str, int, int]] = []
+    self._offsets: dict[str, int] = {}
+    offset = 0
+    for part in parse(spec):
+      if part.name not in sizes:
+        raise UserError(
+          f'there is no split {part.name!r}: choose from {", ".join(sizes)}'
+        )
+      self.ranges.append((part.name, *part.bounds(sizes[part.name])))
+      if part.name not in self._offsets:
+        self._offsets[part.name] = offset
+        offset += sizes[part.name]
+    lengths = [max(0, stop - start) for _, start, stop in self.ranges]
+    self._ends = list(itertools.accumulate(lengths))
+    if not len(self):
+      raise UserError(f'split {spec!r} is empty')
+
+  @property
+  def names(self) -> list[str]:
+    """The whole splits that are read from."""
+    return list(self._offsets)
+
+  def __len__(self) -> int:
+    return self._ends[-1]
+
+  def locate(self, position: int) -> tuple[str, int, int]:
+    """Returns (name of the whole split, row in it, index) of an example.
+
+    The index is the row, plus the sizes of the whole splits that come before
+    in the specification: an id that does not depend on how they are sliced.
+    """
+    i = bisect.bisect_right(self._ends, position)
+    name, _, stop = self.ranges[i]
+    row = stop - (self._ends[i] - position)
+    return name, row, row + self._offsets[name]

@@ -1,0 +1,167 @@
+"""TFDS datasets by name, read without TensorFlow.
+
+They must have been prepared as ArrayRecord files (`scripts/prepare_tfds.py`):
+those have random access.
+"""
+
+import difflib
+import os
+import re
+import shlex
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from vit_jax.config import UserError
+from vit_jax.data import base, splits
+
+if TYPE_CHECKING:
+  import tensorflow_datasets as tfds
+
+
+class TfdsSource(base.Source):
+  """The images of a split of a TFDS dataset; decoding is left to us.
+
+  The classes are in the order of the dataset, which its labels follow.
+  """
+
+  def __init__(
+    self,
+    name: str,
+    data_dir: str | None,
+    split: str,
+    image_shape: tuple[int, int] | None = None,
+  ):
+    """Opens the files.
+
+    Args:
+      name: `name`, `name/config`, either with `:version`.
+      data_dir: Where prepared datasets are; None: where TFDS puts them.
+      split: A split specification.
+      image_shape: (height, width) where all images are known to have one size,
+        though the dataset does not say so.
+
+    Raises:
+      UserError: There is no such dataset or split, it is not prepared, or not
+        for image classification.
+    """
+    # Slow to import, and needed for nothing else here.
+    import tensorflow_datasets as tfds
+
+    builder = _prepared_builder(name, data_dir)
+    features = builder.info.features
+    self._image_key = _only_feature(name, features, tfds.features.Image)
+    self._label_key = _only_feature(name, features, tfds.features.ClassLabel)
+    image, label = features[self._image_key], features[self._label_key]
+    if image.np_dtype not in (np.uint8, np.uint16):
+      raise UserError(
+        f'{name} has images of type {image.np_dtype}: only uint8 and uint16'
+        ' can be read'
+      )
+    self.classes = tuple(label.names or map(str, range(label.num_classes)))
+    stored = image.shape[:2]
+    self.image_shape = image_shape if None in stored else stored
+    sizes = {s: info.num_examples for s, info in builder.info.splits.items()}
+    try:
+      self._selection = splits.Selection(split, sizes)
+    except UserError as e:
+      raise UserError(f'{name}: {e}') from None
+    self._name = builder.info.full_name
+    # Only these two features are parsed.
+    self._features = tfds.features.FeaturesDict(
+      {self._image_key: image, self._label_key: label}
+    )
+    self._decoders = {self._image_key: tfds.decode.SkipDecoding()}
+    self._records = {
+      s: builder.as_data_source(
+        split=s, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
+      )
+      for s in self._selection.names
+    }
+
+  def __len__(self) -> int:
+    return len(self._selection)
+
+  def read(self, position: int) -> base.Example:
+    """Returns an example, not decoded.
+
+    Raises:
+      UserError: The example has no label.
+    """
+    split, row, index = self._selection.locate(position)
+    example = self._features.deserialize_example_np(
+      self._records[split][row], decoders=self._decoders
+    )
+    label = int(example[self._label_key])
+    where = f'{self._name}, example {row} of {split}'
+    if not 0 <= label < len(self.classes):
+      raise UserError(f'{where}, has no label: choose another split')
+    return base.Example(example[self._image_key], label, index, where)
+
+  def fingerprint(self) -> str:
+    """Returns a digest of the name with its version, split and classes."""
+    ranges = [str(term) for term in self._selection.ranges]
+    sizes = [f'{name} {len(r)}' for name, r in self._records.items()]
+    return base.digest([self._name, *self.classes, *ranges, *sizes])
+
+
+def _prepared_builder(
+  name: str, data_dir: str | None
+) -> 'tfds.core.DatasetBuilder':
+  """Returns the builder of a dataset that has been prepared."""
+  import tensorflow_datasets as tfds
+
+  try:
+    builder = tfds.builder(name, data_dir=data_dir)
+  except tfds.core.DatasetNotFoundError:
+    raise _unknown_name(name) from None
+  except (ValueError, AssertionError) as e:  # no such config or version
+    reason = ' '.join(str(e).split())
+    raise UserError(
+      f'config.data.name: {name!r} cannot be opened: {reason}'
+    ) from None
+  command = f"pip install 'vit_jax[prepare]' && {prepare_command(name, data_dir)}"
+  if not os.path.exists(builder.data_path) or not builder.info.splits:
+    raise UserError(
+      f'{name} is not prepared in {builder.data_path}: run {command}'
+    )
+  formats = {f.value for f in builder.info.available_file_formats()}
+  if 'array_record' not in formats:
+    raise UserError(
+      f'{name} in {builder.data_path} is stored as {", ".join(formats)}, which'
+      f' has no random access: run {command}'
+    )
+  return builder
+
+
+def prepare_command(name: str, data_dir: str | None) -> str:
+  """Returns the command that prepares a dataset."""
+  where = f' --data_dir={shlex.quote(data_dir)}' if data_dir else ''
+  return f'python scripts/prepare_tfds.py {shlex.quote(name)}{where}'
+
+
+def _unknown_name(name: str) -> UserError:
+  import tensorflow_datasets as tfds
+
+  known = tfds.list_builders(with_community_datasets=False)
+  near = difflib.get_close_matches(re.split('[/:]', name)[0], known, n=3)
+  hint = f': did you mean {" or ".join(near)}?' if near else ''
+  return UserError(
+    f'config.data.name: there is no dataset {name!r}{hint or ": write"} '
+    " 'digits', 'folder:PATH' or the name of a TFDS dataset"
+  )
+
+
+def _only_feature(name: str, features: Any, kind: type) -> str:
+  """Returns the key of the one feature of a kind, or of the obvious one."""
+  keys = [key for key, feature in features.items() if isinstance(feature, kind)]
+  usual = {'Image': 'image', 'ClassLabel': 'label'}[kind.__name__]
+  if usual in keys:
+    return usual
+  if len(keys) != 1:
+    raise UserError(
+      f'{name} is not a dataset for image classification: it has'
+      f' {len(keys) or "no"} features of type {kind.__name__}, among'
+      f' {", ".join(features)}'
+    )
+  return keys[0]

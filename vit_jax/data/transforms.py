@@ -1,0 +1,156 @@
+"""Crops of images that differ in size, on the host.
+
+Images that all have one size are cropped on the device (`device.py`).
+"""
+
+import math
+
+import cv2
+import numpy as np
+
+from vit_jax.config import UserError
+from vit_jax.data import decode
+from vit_jax.data.geometry import TRIES, Crop, Size, fallback, middle
+
+# A large JPEG is decoded at a fraction of its size while it stays this many
+# times larger than what it is resized to: quicker, and as sharp.
+_MARGIN = 2
+
+
+class _Image:
+  """An image that is decoded once the size of its use is known.
+
+  Attributes:
+    size: (height, width) before it is reduced.
+  """
+
+  def __init__(self, image: bytes | np.ndarray, channels: int, where: str):
+    self._image, self._channels, self.where = image, channels, where
+    size = decode.jpeg_size(image) if isinstance(image, bytes) else None
+    self.size: Size = size or self.pixels((0, 0)).shape[:2]
+
+  def pixels(self, at_least: Size) -> np.ndarray:
+    """Returns uint8 [h, w, C], not below `at_least` if it is not now."""
+    if isinstance(self._image, bytes):
+      self._image = decode.decode(
+        self._image, self._channels, where=self.where, at_least=at_least
+      )
+    return self._image
+
+
+def transform(
+  image: bytes | np.ndarray,
+  channels: int,
+  crop: Crop,
+  rng: np.random.Generator,
+  where: str = 'the image',
+) -> np.ndarray:
+  """Decodes, cuts and resizes an image.
+
+  Args:
+    image: An encoded file, or uint8 [h, w, channels].
+    channels: Of the result.
+    crop: How it is cut.
+    rng: Draws what is random, if anything is.
+    where: Name of the image, for errors.
+
+  Returns:
+    uint8 [H, W, channels], of the crop's size.
+
+  Raises:
+    UserError: The image cannot be decoded, or is too long to be resized.
+  """
+  stored = _Image(image, channels, where)
+  if crop.kind == 'random_resized':
+    result = _random_resized(stored, crop, rng)
+  else:
+    result = _resized_then_cut(stored, crop, rng)
+  if crop.flip and rng.random() < 0.5:
+    result = result[:, ::-1]
+  return result
+
+
+def _random_resized(
+  image: _Image, crop: Crop, rng: np.random.Generator
+) -> np.ndarray:
+  size = image.size
+  top, left, height, width = sample_box(size, crop, rng)
+  # What the whole image becomes when the box becomes the crop.
+  target = crop.size[0] * size[0] / height, crop.size[1] * size[1] / width
+  pixels = image.pixels(_at_least(target, crop))
+  y, x = pixels.shape[0] / size[0], pixels.shape[1] / size[1]
+  rows = slice(round(top * y), max(1, round((top + height) * y)))
+  columns = slice(round(left * x), max(1, round((left + width) * x)))
+  return _resize(pixels[rows, columns], crop.size, crop.antialias)
+
+
+def _resized_then_cut(
+  image: _Image, crop: Crop, rng: np.random.Generator
+) -> np.ndarray:
+  target = crop.resized(image.size)
+  if target[0] * target[1] > decode.MAX_PIXELS:
+    raise UserError(
+      f'{image.where} has {image.size[0]} x {image.size[1]} pixels: too long'
+      f' to be resized to {target[0]} x {target[1]}'
+    )
+  pixels = image.pixels(_at_least(target, crop))
+  pixels = _resize(pixels, target, crop.antialias)
+  if crop.pad:
+    pad = (crop.pad, crop.pad)
+    pixels = np.pad(pixels, (pad, pad, (0, 0)))
+  if crop.kind == 'center':
+    top, left = middle(pixels.shape[:2], crop.size)
+  else:
+    top, left = (
+      int(rng.integers(have - want + 1))
+      for have, want in zip(pixels.shape[:2], crop.size, strict=False)
+    )
+  return pixels[top : top + crop.size[0], left : left + crop.size[1]]
+
+
+def sample_box(
+  size: Size, crop: Crop, rng: np.random.Generator
+) -> tuple[int, int, int, int]:
+  """Draws a crop of random area and ratio, as torchvision does.
+
+  Args:
+    size: (height, width) of the image.
+    crop: Has the ranges of area and ratio.
+    rng: Always advances by the same number of draws.
+
+  Returns:
+    (top, left, height, width), in whole pixels and within the image.
+  """
+  areas = rng.uniform(*crop.scale, TRIES) * size[0] * size[1]
+  ratios = np.exp(rng.uniform(*np.log(crop.ratio), TRIES))
+  heights = np.round(np.sqrt(areas / ratios)).astype(int)
+  widths = np.round(np.sqrt(areas * ratios)).astype(int)
+  fits = (0 < heights) & (heights <= size[0]) & (0 < widths)
+  fits &= widths <= size[1]
+  offsets = rng.random(2)
+  if not fits.any():
+    height, width = fallback(size, crop.ratio)
+    return *middle(size, (height, width)), height, width
+  first = int(np.argmax(fits))
+  height, width = int(heights[first]), int(widths[first])
+  top = int(offsets[0] * (size[0] - height + 1))
+  left = int(offsets[1] * (size[1] - width + 1))
+  return top, left, height, width
+
+
+def _at_least(target: tuple[float, float], crop: Crop) -> Size:
+  """Returns the size below which a JPEG must not be decoded."""
+  if not crop.antialias:  # what reduces it smooths it
+    return 0, 0
+  return math.ceil(_MARGIN * target[0]), math.ceil(_MARGIN * target[1])
+
+
+def _resize(pixels: np.ndarray, size: Size, antialias: bool) -> np.ndarray:
+  """Returns uint8 [h, w, C] resized, each side shrunk before one grows."""
+  channels = pixels.shape[-1]
+  smaller = min(size[0], pixels.shape[0]), min(size[1], pixels.shape[1])
+  if antialias and smaller != pixels.shape[:2]:
+    pixels = cv2.resize(pixels, smaller[::-1], interpolation=cv2.INTER_AREA)
+  if pixels.shape[:2] != size:
+    pixels = cv2.resize(pixels, size[::-1], interpolation=cv2.INTER_LINEAR)
+  return pixels.reshape(*size, channels)  # OpenCV drops a single channel

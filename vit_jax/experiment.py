@@ -1,0 +1,284 @@
+"""What a config comes to: checked, with its data, model and compiled steps."""
+
+import collections
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+import dataclasses
+import fractions
+from typing import Any
+
+from absl import logging
+from clu import parameter_overview
+import jax
+import ml_collections
+import numpy as np
+
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax import models
+from vit_jax import objectives
+from vit_jax import optim
+from vit_jax import sharding
+from vit_jax import train_step as train_step_lib
+from vit_jax.data import device
+from vit_jax.objectives import classification
+
+TrainState = train_step_lib.TrainState
+Scalars = dict[str, float]
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Lets each layer check its part of a config, before anything slow.
+
+  Raises:
+    UserError: Something cannot work; one line says what to change.
+  """
+  config_lib.check(config)
+  data.check(config)
+  optim.check(config)
+  objectives.check(config)
+  image_size = config_lib.pair(config.data.image_size, 'data.image_size')
+  try:
+    models.check(config.model, image_size, config.data.channels)
+  except ValueError as e:
+    raise config_lib.UserError(f'config.{e}') from None
+  sharding.check(config)
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """What the loop runs.
+
+  Attributes:
+    config: With what the data decide filled in.
+    source: Training examples.
+    eval_sources: By the evaluation's name.
+    mesh: Of devices.
+    init: () -> state, on the mesh.
+    train_step: (state, batch, step) -> (state, metrics); the state is donated.
+    eval_step: (params, batch, total or None) -> total, a metrics collection.
+    total_steps: Of the whole run.
+    log_every: In steps, as the other cadences.
+    checkpoint_every: In steps, or None.
+    checkpoint_keep_every: In steps, or None.
+    eval_every: By the evaluation's name; None is at the end alone.
+    flops: Of the matrix products in one step, on all devices together.
+  """
+
+  config: ml_collections.ConfigDict
+  source: data.Source
+  eval_sources: dict[str, data.Source]
+  mesh: jax.sharding.Mesh
+  init: Callable[[], TrainState]
+  train_step: Any
+  eval_step: Any
+  total_steps: int
+  log_every: fractions.Fraction
+  checkpoint_every: fractions.Fraction | None
+  checkpoint_keep_every: fractions.Fraction | None
+  eval_every: dict[str, fractions.Fraction | None]
+  flops: float
+
+  def epoch(self, step: int) -> float:
+    """Returns how often each example was seen after `step` updates."""
+    return step * self.config.train.batch_size / len(self.source)
+
+  def evals_due(self, step: int) -> list[str]:
+    """Returns the names of the evaluations at a step; all are at the end."""
+    return [
+      name
+      for name, every in self.eval_every.items()
+      if step == self.total_steps or config_lib.is_due(step, every)
+    ]
+
+  def checkpoint_due(self, step: int) -> bool:
+    """Whether to save at a step; always at the end."""
+    due = config_lib.is_due(step, self.checkpoint_every)
+    return due or step == self.total_steps
+
+  def abstract_state(self) -> TrainState:
+    """Returns the state's shapes, types and shardings."""
+    sharded = sharding.state_sharding(self.mesh)
+    return jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharded),
+      jax.eval_shape(self.init),
+    )
+
+  def train_batches(self, start: int) -> Iterator[dict[str, jax.Array]]:
+    """Yields the global batches of steps `start` to the end, on the devices."""
+    batches = data.train_batches(
+      self.source,
+      self.config,
+      start_step=start,
+      num_steps=self.total_steps,
+      host_index=jax.process_index(),
+      host_count=jax.process_count(),
+    )
+    return _prefetch(batches, self.mesh)
+
+  def eval_batches(self, name: str) -> Iterator[dict[str, jax.Array]]:
+    """Yields one evaluation's global batches, on the devices."""
+    train = self.config.train
+    batches = data.eval_batches(
+      self.eval_sources[name],
+      self.config,
+      batch_size=train.batch_size // train.accumulation,
+      host_index=jax.process_index(),
+      host_count=jax.process_count(),
+    )
+    return _prefetch(batches, self.mesh)
+
+
+def build(config: ml_collections.ConfigDict) -> Experiment:
+  """Opens the data and makes the model and the steps; compiles nothing yet.
+
+  Args:
+    config: Checked; is not changed.
+
+  Raises:
+    UserError: The data are not there or do not fit.
+  """
+  config = config.copy_and_resolve_references()
+  source = data.open_source(config, config.data.split)
+  eval_sources = {
+    name: data.open_source(config, spec.split)
+    for name, spec in config.evals.items()
+    if spec.split
+  }
+  _fill_num_classes(config, source)
+  train, batch_size = config.train, config.train.batch_size
+
+  def steps(text: str) -> fractions.Fraction | None:
+    return config_lib.period(text, len(source), batch_size) if text else None
+
+  total = config_lib.num_steps(train.duration, len(source), batch_size)
+  warmup = config_lib.num_steps(config.optim.warmup, len(source), batch_size)
+  mesh = sharding.make_mesh(config)
+  replicated = sharding.state_sharding(mesh)
+  model = models.from_config(
+    config.model, config.model.num_classes, train.dtype
+  )
+  height, width = config_lib.pair(config.data.image_size, 'data.image_size')
+  image_shape = (height, width, config.data.channels)
+  objective = classification.Classification(
+    model,
+    image_shape,
+    augment=device.train_transform(config, source.image_shape),
+    prepare=device.eval_transform(config, source.image_shape),
+    rng=train.rng,
+  )
+  optimizer = optim.make_optimizer(config.optim)
+  train_step = train_step_lib.make_train_step(
+    config,
+    objective,
+    optimizer,
+    optim.make_schedule(config.optim, total, warmup),
+  )
+
+  def eval_step(params: Any, batch: objectives.Batch, total: Any) -> Any:
+    metrics = objective.metrics(params, batch)
+    return metrics if total is None else total.merge(metrics)
+
+  return Experiment(
+    config=config,
+    source=source,
+    eval_sources=eval_sources,
+    mesh=mesh,
+    init=jax.jit(
+      lambda: train_step_lib.init_state(config, objective, optimizer),
+      out_shardings=replicated,
+    ),
+    train_step=jax.jit(train_step, donate_argnums=0, out_shardings=replicated),
+    eval_step=jax.jit(eval_step, out_shardings=replicated),
+    total_steps=total,
+    log_every=config_lib.period(train.log_every, len(source), batch_size),
+    checkpoint_every=steps(config.checkpoint.every),
+    checkpoint_keep_every=steps(config.checkpoint.keep_every),
+    eval_every={name: steps(config.evals[name].every) for name in eval_sources},
+    flops=3.0 * model.flops(image_shape) * batch_size,
+  )
+
+
+def describe(experiment: Experiment) -> None:
+  """Logs the model as a table, the data and the devices."""
+  e = experiment
+  params = e.abstract_state().params
+  logging.info(
+    '%s', parameter_overview.get_parameter_overview(params, include_stats=False)
+  )
+  logging.info(
+    'training on %s: %d examples, %d classes (%s)',
+    e.config.data.split,
+    len(e.source),
+    len(e.source.classes),
+    _shorten(e.source.classes),
+  )
+  for name, source in e.eval_sources.items():
+    split = e.config.evals[name].split
+    logging.info('evaluating %s on %s: %d examples', name, split, len(source))
+  devices = list(e.mesh.devices.flat)
+  logging.info(
+    'devices: %d x %s in %d process(es)',
+    len(devices),
+    devices[0].device_kind,
+    jax.process_count(),
+  )
+  logging.info(
+    '%d steps of %d images: %.1f epochs',
+    e.total_steps,
+    e.config.train.batch_size,
+    e.epoch(e.total_steps),
+  )
+
+
+def dry_run(experiment: Experiment) -> dict[str, float]:
+  """Compiles a step without running it, and returns its sizes.
+
+  Returns:
+    parameters (a count), GFLOP a step, and GiB a device: the state, the
+    temporary values of the step and their sum.
+  """
+  e = experiment
+  state = e.abstract_state()
+  batch = next(e.train_batches(0))
+  compiled = e.train_step.lower(state, batch, np.int32(0)).compile()
+  memory = compiled.memory_analysis()
+  leaves = jax.tree.leaves(state)
+  state_bytes = sum(x.size * x.dtype.itemsize for x in leaves)
+  return {
+    'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
+    'gflop_per_step': e.flops / 1e9,
+    'state_gib': state_bytes / 2**30,
+    'temporary_gib': memory.temp_size_in_bytes / 2**30,
+    'total_gib': (state_bytes + memory.temp_size_in_bytes) / 2**30,
+  }
+
+
+def _fill_num_classes(
+  config: ml_collections.ConfigDict, source: data.Source
+) -> None:
+  found, wanted = len(source.classes), config.model.num_classes
+  if wanted is None:
+    config.model.num_classes = found
+  elif wanted < found:
+    raise config_lib.UserError(
+      f'config.model.num_classes is {wanted}, but {config.data.name} has'
+      f' {found} classes: leave it out, or make it at least {found}'
+    )
+
+
+def _prefetch(
+  batches: Iterable[dict[str, np.ndarray]], mesh: jax.sharding.Mesh
+) -> Iterator[dict[str, jax.Array]]:
+  """Keeps two batches on their way to the devices."""
+  queue: collections.deque[dict[str, jax.Array]] = collections.deque()
+  for batch in batches:
+    queue.append(sharding.global_batch(batch, mesh))
+    if len(queue) > 2:
+      yield queue.popleft()
+  yield from queue
+
+
+def _shorten(names: tuple[str, ...]) -> str:
+  return ', '.join(names[:10]) + (', ...' if len(names) > 10 else '')

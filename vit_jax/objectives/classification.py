@@ -1,0 +1,83 @@
+"""Image classification: softmax cross-entropy against one label per image."""
+
+from collections.abc import Callable
+from typing import Any
+
+from clu import metrics as clu_metrics
+import jax
+import jax.numpy as jnp
+import optax
+
+from vit_jax import models
+from vit_jax import objectives
+from vit_jax.evaluation import metrics
+from vit_jax.models import vit
+
+_AUGMENTATION, _DROPOUT = range(2)
+
+
+class Classification:
+  """Learns to name the class of an image.
+
+  Attributes:
+    model: [B, H, W, C] -> logits [B, classes].
+    image_shape: (H, W, C) that the model sees.
+    augment: (uint8 images [B, h, w, C], key, rows [B]) -> float32 images, for
+      training.
+    prepare: uint8 images -> float32 images, for evaluation.
+    rng: 'threefry' or 'rbg', of dropout's masks.
+  """
+
+  def __init__(
+    self,
+    model: vit.ViT,
+    image_shape: tuple[int, int, int],
+    augment: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    prepare: Callable[[jax.Array], jax.Array],
+    rng: str = 'threefry',
+  ):
+    self.model = model
+    self.image_shape = image_shape
+    self.augment = augment
+    self.prepare = prepare
+    self.rng = rng
+
+  def init(self, key: jax.Array) -> objectives.Params:
+    """Returns fresh parameters."""
+    return models.init_params(self.model, key, self.image_shape)
+
+  def loss(
+    self,
+    params: objectives.Params,
+    batch: objectives.Batch,
+    key: jax.Array,
+    rows: jax.Array,
+  ) -> tuple[jax.Array, objectives.Scalars]:
+    """Returns the mean cross-entropy (nats) and the accuracy of the batch."""
+    augment_key = jax.random.fold_in(key, _AUGMENTATION)
+    dropout_key = jax.random.fold_in(key, _DROPOUT)
+    if self.rng == 'rbg':
+      words = jax.random.bits(dropout_key, (4,), jnp.uint32)
+      dropout_key = jax.random.wrap_key_data(words, impl='rbg')
+    images = self.augment(batch['image'], augment_key, rows)
+    logits = self._logits(
+      params, images, train=True, rows=rows, rngs={'dropout': dropout_key}
+    )
+    labels = batch['label']
+    loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+    accuracy = (logits.argmax(axis=-1) == labels).mean(dtype=jnp.float32)
+    return loss.mean(), {'accuracy': accuracy}
+
+  def metrics(
+    self, params: objectives.Params, batch: objectives.Batch
+  ) -> clu_metrics.Collection:
+    """Returns accuracy, loss and count over the images that are not padding."""
+    logits = self._logits(params, self.prepare(batch['image']))
+    return metrics.classification(logits, batch['label'], batch['mask'])
+
+  def _logits(
+    self, params: objectives.Params, images: jax.Array, **kwargs: Any
+  ) -> jax.Array:
+    logits = self.model.apply({'params': params}, images, **kwargs)
+    assert isinstance(logits, jax.Array)  # not a tuple: nothing is mutable
+    return logits

@@ -1,0 +1,127 @@
+"""Optimizers and learning-rate schedules, from `config.optim`, in optax."""
+
+from collections.abc import Callable
+import math
+import re
+from typing import Any
+
+import jax
+import ml_collections
+import optax
+
+from vit_jax import config as config_lib
+
+NAMES = ('adamw', 'sgd')
+SCHEDULES = ('cosine', 'linear', 'step', 'constant')
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Checks the values of `config.optim`.
+
+  Raises:
+    UserError: One of them cannot work.
+  """
+  optim = config.optim
+  config_lib.one_of(config, 'optim.name', NAMES)
+  config_lib.one_of(config, 'optim.schedule', SCHEDULES)
+  for key in ('learning_rate', 'clip_norm', 'weight_decay', 'final_factor'):
+    config_lib.at_least(config, f'optim.{key}', 0)
+  for key in ('b1', 'b2', 'momentum'):
+    if not 0 <= optim[key] < 1:
+      raise config_lib.UserError(
+        f'config.optim.{key} is {optim[key]}: it must be in [0, 1)'
+      )
+  if list(optim.step_at) != sorted(set(optim.step_at)) or not all(
+    0 < at < 1 for at in optim.step_at
+  ):
+    raise config_lib.UserError(
+      f'config.optim.step_at is {optim.step_at}: it must hold growing fractions'
+      ' between 0 and 1'
+    )
+  try:
+    re.compile(optim.decay_pattern)
+  except re.error as e:
+    raise config_lib.UserError(
+      f'config.optim.decay_pattern {optim.decay_pattern!r} is no regular'
+      f' expression: {e}'
+    ) from None
+
+
+def make_schedule(
+  config: ml_collections.ConfigDict, total_steps: int, warmup_steps: int
+) -> Callable[[jax.typing.ArrayLike], jax.Array]:
+  """Returns the learning rate as a function of completed steps.
+
+  Args:
+    config: `config.optim`.
+    total_steps: Of the run, warm-up included.
+    warmup_steps: From 0 to the full rate, linearly.
+
+  Raises:
+    UserError: The warm-up is as long as the run, or longer.
+  """
+  if warmup_steps >= total_steps:
+    raise config_lib.UserError(
+      f'config.optim.warmup is {warmup_steps} steps, but the whole run has only'
+      f' {total_steps}: shorten it'
+    )
+  rate, decay_steps = config.learning_rate, total_steps - warmup_steps
+  if config.schedule == 'cosine':
+    main = optax.cosine_decay_schedule(rate, decay_steps, config.final_factor)
+  elif config.schedule == 'linear':
+    main = optax.linear_schedule(rate, rate * config.final_factor, decay_steps)
+  elif config.schedule == 'step':
+    steps = [
+      math.ceil(at * total_steps) - warmup_steps for at in config.step_at
+    ]
+    factors = {max(step, 0): config.step_factor for step in steps}
+    main = optax.piecewise_constant_schedule(rate, factors)
+  else:
+    main = optax.constant_schedule(rate)
+  if not warmup_steps:
+    return main
+  warmup = optax.linear_schedule(0.0, rate, warmup_steps)
+  return optax.join_schedules([warmup, main], [warmup_steps])
+
+
+def make_optimizer(
+  config: ml_collections.ConfigDict,
+) -> optax.GradientTransformation:
+  """Returns what turns gradients into the direction of the update.
+
+  The learning rate is not in it: the train step multiplies by minus the
+  schedule's value, so that the rate is a function of the step alone.
+
+  Args:
+    config: `config.optim`.
+  """
+  parts = []
+  if config.clip_norm:
+    parts.append(optax.clip_by_global_norm(config.clip_norm))
+  if config.name == 'adamw':
+    parts.append(optax.scale_by_adam(config.b1, config.b2, config.eps))
+    parts.append(_decay(config))  # decoupled: after the preconditioner
+  else:
+    parts.append(_decay(config))  # L2: part of the gradient
+    parts.append(optax.trace(config.momentum, config.nesterov))
+  return optax.chain(*parts)
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+  """Returns a tree path as `blocks_0/mlp/up/kernel`."""
+  return jax.tree_util.keystr(path, simple=True, separator='/')
+
+
+def _decay(
+  config: ml_collections.ConfigDict,
+) -> optax.GradientTransformation:
+  if not config.weight_decay:
+    return optax.identity()
+
+  def mask(params: Any) -> Any:
+    return jax.tree_util.tree_map_with_path(
+      lambda path, _: bool(re.search(config.decay_pattern, path_name(path))),
+      params,
+    )
+
+  return optax.add_decayed_weights(config.weight_decay, mask)

@@ -1,0 +1,143 @@
+"""One training step: what is compiled, and runs on the devices."""
+
+from collections.abc import Callable
+from typing import Any
+
+import flax
+import jax
+import jax.numpy as jnp
+import ml_collections
+import optax
+
+from vit_jax import objectives
+from vit_jax import sharding
+
+Schedule = Callable[[jax.typing.ArrayLike], jax.typing.ArrayLike]
+
+
+@flax.struct.dataclass
+class TrainState:
+  """All that training changes; random keys derive from `step`.
+
+  Attributes:
+    step: int32 scalar, completed updates.
+    params: Of the model.
+    opt_state: Of the optimizer.
+    ema_params: Moving average of params, or None.
+  """
+
+  step: jax.Array
+  params: Any
+  opt_state: Any
+  ema_params: Any
+
+  @property
+  def eval_params(self) -> Any:
+    """The parameters to evaluate: their average where one is kept."""
+    return self.params if self.ema_params is None else self.ema_params
+
+
+def seed_keys(seed: int) -> tuple[jax.Array, jax.Array]:
+  """Returns the keys of the parameters' start and of the steps."""
+  init_key, step_key = jax.random.split(
+    jax.random.key(seed, impl='threefry2x32')
+  )
+  return init_key, step_key
+
+
+def init_state(
+  config: ml_collections.ConfigDict,
+  objective: objectives.Objective,
+  optimizer: optax.GradientTransformation,
+) -> TrainState:
+  """Returns the state before the first step."""
+  key, _ = seed_keys(config.seed)
+  params = objective.init(key)
+  return TrainState(
+    step=jnp.zeros((), jnp.int32),
+    params=params,
+    opt_state=optimizer.init(params),
+    # A copy: two donated arguments must not share a buffer.
+    ema_params=jax.tree.map(jnp.copy, params)
+    if config.train.ema_decay
+    else None,
+  )
+
+
+def make_train_step(
+  config: ml_collections.ConfigDict,
+  objective: objectives.Objective,
+  optimizer: optax.GradientTransformation,
+  schedule: Schedule,
+) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
+  """Returns `(state, batch, step) -> (state, metrics)`, to be jitted.
+
+  The batch is a dict of global arrays [B, ...]; `step` is the number of
+  completed updates, as the host counts them. A step whose loss or gradient is
+  not finite changes nothing. Nor do those after it, since their `step` is ahead
+  of the state's: so the host may look at the metrics late. Where the config
+  says to skip, such a step is counted all the same.
+
+  Metrics are scalars: loss, grad_norm (before clipping), learning_rate, ok
+  (whether the update was made), and those of the objective.
+  """
+  _, seed_key = seed_keys(config.seed)
+  decay = config.train.ema_decay
+
+  def train_step(
+    state: TrainState, batch: objectives.Batch, step: jax.Array
+  ) -> tuple[TrainState, dict[str, jax.Array]]:
+    key = jax.random.fold_in(seed_key, step)
+    loss, means, grads = _loss_and_grads(
+      objective, state.params, batch, key, config.train.accumulation
+    )
+    grad_norm = optax.global_norm(grads)
+    rate = schedule(step)
+    direction, opt_state = optimizer.update(
+      grads, state.opt_state, state.params
+    )
+    params = jax.tree.map(lambda p, d: p - rate * d, state.params, direction)
+    ema_params = state.ema_params
+    if decay:
+      ema_params = optax.incremental_update(params, ema_params, 1 - decay)
+    ok = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & (state.step == step)
+    updated = TrainState(step + 1, params, opt_state, ema_params)
+    state = jax.tree.map(
+      lambda new, old: jnp.where(ok, new, old), updated, state
+    )
+    if config.train.skip_nonfinite:
+      state = state.replace(step=step + 1)
+    metrics = {'loss': loss, 'grad_norm': grad_norm, 'learning_rate': rate}
+    return state, metrics | means | {'ok': ok}
+
+  return train_step
+
+
+def _loss_and_grads(
+  objective: objectives.Objective,
+  params: Any,
+  batch: objectives.Batch,
+  key: jax.Array,
+  parts: int,
+) -> tuple[jax.Array, objectives.Scalars, Any]:
+  """Returns means over the batch, computed in equal parts one by one."""
+  rows = jnp.arange(len(batch['image']), dtype=jnp.int32)
+
+  def compute(part: tuple[objectives.Batch, jax.Array]) -> Any:
+    grad_fn = jax.value_and_grad(objective.loss, has_aux=True)
+    return grad_fn(params, part[0], key, part[1])
+
+  if parts == 1:
+    total = compute((batch, rows))
+  else:
+    stacked = sharding.split_rows((batch, rows), parts)
+    one = jax.tree.map(lambda x: x[0], stacked)
+    zeros = optax.tree.zeros_like(jax.eval_shape(compute, one))
+    total, _ = jax.lax.scan(
+      lambda total, part: (optax.tree.add(total, compute(part)), None),
+      zeros,
+      stacked,
+    )
+    total = optax.tree.scale(1 / parts, total)
+  (loss, means), grads = total
+  return loss, means, grads
