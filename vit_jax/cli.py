@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from collections.abc import Sequence
 import importlib.util
+import logging as python_logging
 import os
 import re
 import sys
@@ -31,9 +32,7 @@ def run(main: Callable[[list[str]], int | None], doc: str) -> None:
   if {'--help', '-h', '-help', '--helpfull'} & set(argv[1:]):
     print(doc.strip(), flags.FLAGS.main_module_help(), sep='\n')
     sys.exit(0)
-  logging.use_absl_handler()
-  logging.set_verbosity(logging.INFO)
-  logging.set_stderrthreshold(logging.INFO)
+  _log_plainly()
   try:
     status = main(parse_flags(argv)) or 0
   except (config_lib.UserError, OSError) as e:
@@ -41,6 +40,16 @@ def run(main: Callable[[list[str]], int | None], doc: str) -> None:
     status = 1
   sys.stdout.flush()
   sys.exit(status)
+
+
+def _log_plainly() -> None:
+  """Shows our own messages as plain lines, and other packages' warnings."""
+  logging.use_absl_handler()
+  logging.set_verbosity(logging.INFO)
+  logging.set_stderrthreshold(logging.INFO)
+  handler = logging.get_absl_handler()
+  handler.setFormatter(python_logging.Formatter('%(message)s'))
+  python_logging.getLogger('jax').setLevel(python_logging.WARNING)
 
 
 def one_line(error: BaseException) -> str:

@@ -2,8 +2,8 @@
 
 import collections
 from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
+from collections.abc import Generator
+import contextlib
 import dataclasses
 import fractions
 from typing import Any
@@ -25,7 +25,7 @@ from vit_jax.data import device
 from vit_jax.objectives import classification
 
 TrainState = train_step_lib.TrainState
-Scalars = dict[str, float]
+GlobalBatches = Generator[dict[str, jax.Array], None, None]
 
 
 def check(config: ml_collections.ConfigDict) -> None:
@@ -92,6 +92,15 @@ class Experiment:
       if step == self.total_steps or config_lib.is_due(step, every)
     ]
 
+  def log_due(self, step: int) -> bool:
+    """Whether to report a step; always the first and the last."""
+    due = config_lib.is_due(step, self.log_every)
+    return due or step in (1, self.total_steps)
+
+  def is_due(self, step: int) -> bool:
+    """Whether an evaluation or a checkpoint is due at a step."""
+    return bool(self.evals_due(step)) or self.checkpoint_due(step)
+
   def checkpoint_due(self, step: int) -> bool:
     """Whether to save at a step; always at the end."""
     due = config_lib.is_due(step, self.checkpoint_every)
@@ -105,7 +114,7 @@ class Experiment:
       jax.eval_shape(self.init),
     )
 
-  def train_batches(self, start: int) -> Iterator[dict[str, jax.Array]]:
+  def train_batches(self, start: int) -> GlobalBatches:
     """Yields the global batches of steps `start` to the end, on the devices."""
     batches = data.train_batches(
       self.source,
@@ -117,7 +126,7 @@ class Experiment:
     )
     return _prefetch(batches, self.mesh)
 
-  def eval_batches(self, name: str) -> Iterator[dict[str, jax.Array]]:
+  def eval_batches(self, name: str) -> GlobalBatches:
     """Yields one evaluation's global batches, on the devices."""
     train = self.config.train
     batches = data.eval_batches(
@@ -268,16 +277,15 @@ def _fill_num_classes(
     )
 
 
-def _prefetch(
-  batches: Iterable[dict[str, np.ndarray]], mesh: jax.sharding.Mesh
-) -> Iterator[dict[str, jax.Array]]:
+def _prefetch(batches: data.Batches, mesh: jax.sharding.Mesh) -> GlobalBatches:
   """Keeps two batches on their way to the devices."""
   queue: collections.deque[dict[str, jax.Array]] = collections.deque()
-  for batch in batches:
-    queue.append(sharding.global_batch(batch, mesh))
-    if len(queue) > 2:
-      yield queue.popleft()
-  yield from queue
+  with contextlib.closing(batches):
+    for batch in batches:
+      queue.append(sharding.global_batch(batch, mesh))
+      if len(queue) > 2:
+        yield queue.popleft()
+    yield from queue
 
 
 def _shorten(names: tuple[str, ...]) -> str:

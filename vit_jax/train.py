@@ -5,12 +5,13 @@ when k updates are done. The evaluations of a step come before its checkpoint,
 which holds their results: one without results still has to be evaluated.
 """
 
-import dataclasses
+import contextlib
 import json
 import pathlib
 import signal
 import sys
 import time
+from typing import Any
 
 from absl import logging
 import jax
@@ -97,31 +98,178 @@ class Stop:
     signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
 
 
-@dataclasses.dataclass
-class Update:
-  """A step that was started, and whose metrics are still on the device."""
-
-  step: int
-  metrics: dict[str, jax.Array]
-  examples: np.ndarray  # their ids; this process's rows
-
-
 def train(
   experiment: experiment_lib.Experiment, workdir: pathlib.Path, stop: Stop
 ) -> Scalars | None:
-  """Runs the loop to its end; returns the last results, or None if stopped."""
-  e, log = experiment, config_lib.is_due
-  with checkpoint.Checkpointer(
-    workdir, e.config.checkpoint, e.checkpoint_keep_every
-  ) as checkpoints:
+  """Runs the loop; returns the last evaluations, or None where it was stopped.
+
+  Args:
+    experiment: What to run.
+    workdir: Where checkpoints and metrics go to, and come from.
+    stop: Asks to save and end.
+
+  Raises:
+    UserError: A step was not finite, or something could not be written.
+  """
+  e = experiment
+  with contextlib.ExitStack() as stack:
+    checkpoints = stack.enter_context(
+      checkpoint.Checkpointer(
+        workdir, e.config.checkpoint, e.checkpoint_keep_every
+      )
+    )
+    # Results of the evaluations at `step`; None: they are still to be done.
+    results: Scalars | None
     restored = checkpoints.restore(e.abstract_state())
     state, step, results = restored or (e.init(), 0, {})
     if restored:
       logging.info('resuming at step %d of %d', step, e.total_steps)
-    with reporting.Reporter(workdir, e.total_steps, step) as reporter:
-      evaluated = bool(results) or step == 0
-      batches = e.train_batches(step)
-      rate = reporting.Throughput(e.config.train.batch_size)
+    reporter = stack.enter_context(
+      reporting.Reporter(workdir, total_steps=e.total_steps, start_step=step)
+    )
+    monitor = Monitor(e, reporter)
+    batches = stack.enter_context(contextlib.closing(e.train_batches(step)))
+    try:
       while True:
-        if not evaluated and e.evals_due(step):
-          ...
+        # What is due at this step.
+        if results is None and e.is_due(step):
+          monitor.settle()
+          with monitor.clock.paused():
+            results = evaluate(e, state.eval_params, step, reporter, stop)
+            checkpoints.save_best(step, state, results)
+            if e.checkpoint_due(step):
+              checkpoints.save(step, state, results)
+        if stop.signal:
+          monitor.settle()
+          checkpoints.save(step, state, results)
+          logging.info('stopped at step %d of %d; saved', step, e.total_steps)
+          return None
+        if step == e.total_steps:
+          return results
+
+        # One step; and, while it runs, a look at the one before.
+        with monitor.clock.waiting():
+          batch = next(batches)
+        state, metrics = e.train_step(state, batch, np.int32(step))
+        step, results = step + 1, None
+        monitor.follow(step, metrics, batch['index'])
+    except NonFiniteError as error:
+      checkpoints.save(int(state.step), state)
+      raise config_lib.UserError(str(error)) from None
+
+
+def evaluate(
+  experiment: experiment_lib.Experiment,
+  params: Any,
+  step: int,
+  reporter: reporting.Reporter,
+  stop: Stop,
+) -> Scalars | None:
+  """Runs the evaluations that are due; reports and returns their results.
+
+  Returns:
+    Scalars such as `val/accuracy`; None where it was stopped midway.
+  """
+  results = {}
+  for name in experiment.evals_due(step):
+    total = None
+    with contextlib.closing(experiment.eval_batches(name)) as batches:
+      for batch in batches:
+        if stop.signal:
+          return None
+        total = experiment.eval_step(params, batch, total)
+    for metric, value in jax.device_get(total).compute().items():
+      results[f'{name}/{metric}'] = value.item()
+  if results:
+    reporter.write(step, experiment.epoch(step), results)
+  return results
+
+
+class NonFiniteError(Exception):
+  """The loss or the gradient of a step was not finite."""
+
+
+class Monitor:
+  """Reads each step's metrics once the next step is under way.
+
+  So the device never waits for the host. Until then the metrics stay on the
+  device.
+
+  Attributes:
+    clock: Measures the rate of training.
+  """
+
+  def __init__(
+    self, experiment: experiment_lib.Experiment, reporter: reporting.Reporter
+  ):
+    self._experiment = experiment
+    self._reporter = reporter
+    self._last: tuple[int, dict[str, jax.Array], jax.Array] | None = None
+    self.clock = reporting.Throughput(experiment.config.train.batch_size)
+    devices = list(experiment.mesh.devices.flat)
+    peak = hardware.peak_flops(devices[0])
+    self._peak_flops = peak and peak * len(devices)
+
+  def follow(
+    self, step: int, metrics: dict[str, jax.Array], index: jax.Array
+  ) -> None:
+    """Looks at the step before, and keeps this one for later.
+
+    Args:
+      step: Completed updates, with the one that was just started.
+      metrics: Of that update.
+      index: int32 [B], ids of its examples.
+
+    Raises:
+      NonFiniteError: The step before was not finite.
+    """
+    self.settle()
+    self._last = (step, metrics, index)
+
+  def settle(self) -> None:
+    """Waits for the last step, and reports it where that is due.
+
+    Raises:
+      NonFiniteError: It was not finite, and such steps are not skipped.
+    """
+    if self._last is None:
+      return
+    (step, metrics, index), self._last = self._last, None
+    ok, due = bool(metrics['ok']), self._experiment.log_due(step)
+    self.clock.step()
+    if ok and not due:
+      return
+    scalars = {name: float(x) for name, x in metrics.items() if name != 'ok'}
+    if not ok:
+      self._not_finite(step, scalars, index)
+    if due:
+      self._report(step, scalars)
+
+  def _not_finite(self, step: int, scalars: Scalars, index: jax.Array) -> None:
+    shards = [np.asarray(x.data) for x in index.addressable_shards]
+    message = (
+      f'step {step} was not finite: loss {scalars["loss"]}, norm of the'
+      f' gradient {scalars["grad_norm"]},'
+      f' examples {np.concatenate(shards).tolist()}'
+    )
+    if self._experiment.config.train.skip_nonfinite:
+      logging.warning('%s; it is skipped', message)
+      return
+    raise NonFiniteError(
+      f'{message}. The state before it is saved. Lower'
+      ' config.optim.learning_rate or set config.optim.clip_norm in a new'
+      ' work directory, or go on without such steps:'
+      ' --config.train.skip_nonfinite'
+    )
+
+  def _report(self, step: int, scalars: Scalars) -> None:
+    e, rates = self._experiment, self.clock.read()
+    if rates and self._peak_flops:
+      steps_per_second = rates['images_per_second'] / e.config.train.batch_size
+      rates['mfu'] = steps_per_second * e.flops / self._peak_flops
+    metrics = {f'train/{name}': x for name, x in (scalars | rates).items()}
+    self._reporter.write(step, e.epoch(step), metrics)
+    shown = {'loss': scalars['loss']}
+    if rates:
+      shown['images/s'] = rates['images_per_second']
+    self._reporter.progress(step, shown)

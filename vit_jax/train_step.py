@@ -1,6 +1,7 @@
 """One training step: what is compiled, and runs on the devices."""
 
 from collections.abc import Callable
+import dataclasses
 from typing import Any
 
 import flax
@@ -106,7 +107,7 @@ def make_train_step(
       lambda new, old: jnp.where(ok, new, old), updated, state
     )
     if config.train.skip_nonfinite:
-      state = state.replace(step=step + 1)
+      state = dataclasses.replace(state, step=step + 1)
     metrics = {'loss': loss, 'grad_norm': grad_norm, 'learning_rate': rate}
     return state, metrics | means | {'ok': ok}
 

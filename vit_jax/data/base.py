@@ -2,19 +2,27 @@
 
 import abc
 from collections.abc import Iterable
+import dataclasses
 import hashlib
-from typing import NamedTuple
 
 import numpy as np
 
 
-class Example(NamedTuple):
-  """One stored example."""
+@dataclasses.dataclass(frozen=True, slots=True)
+class Example:
+  """One stored example.
 
-  image: bytes | np.ndarray  # an encoded file, or uint8 [H, W, C]
+  Attributes:
+    image: An encoded file, or uint8 [H, W, C].
+    label: Position in the classes.
+    index: Position in the unsliced split.
+    where: The file or the record, for error messages.
+  """
+
+  image: bytes | np.ndarray
   label: int
-  index: int  # position in the unsliced split
-  where: str  # the file, or the record: for error messages
+  index: int
+  where: str
 
 
 class Source(abc.ABC):
@@ -66,7 +74,7 @@ class ArraySource(Source):
     self.labels = labels.astype(np.int32)
     self.indices = indices.astype(np.int32)
     self.classes = classes
-    self.image_shape = images.shape[1:3]
+    self.image_shape = images.shape[1], images.shape[2]
 
   def __len__(self) -> int:
     return len(self.images)

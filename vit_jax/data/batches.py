@@ -10,25 +10,35 @@ Nothing else decides what a batch holds: not the number of hosts, workers or
 threads, nor where a run was interrupted. Each host makes its rows alone.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
+from collections.abc import Iterator
 import dataclasses
 import functools
+import gc
 import math
+import multiprocessing
 import os
+import threading
 
+from absl import flags
 import grain
 import ml_collections
 import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.data import decode, geometry, transforms
-from vit_jax.data.base import ArraySource, Example, Source
+from vit_jax.data import decode
+from vit_jax.data import geometry
+from vit_jax.data import transforms
+from vit_jax.data.base import ArraySource
+from vit_jax.data.base import Example
+from vit_jax.data.base import Source
 
 Batch = dict[str, np.ndarray]
 
 # What the host's random numbers are for; follows the seed.
 _ORDER, _CROP = range(2)
 
+_MIN_SHARED_BYTES = 2**20  # workers send smaller arrays through a pipe
 _WAITING_BYTES = 2**30  # of finished batches, at most (but two are allowed)
 
 
@@ -172,7 +182,7 @@ class _BatchMaker:
       positions: int64 [b], which examples; beyond the source: padding.
     """
     source, n = self.source, len(positions)
-    batch = {
+    batch: Batch = {
       'image': np.zeros((n, *self.image_shape), np.uint8),
       'label': np.zeros(n, np.int32),
       'mask': positions < len(source),
@@ -234,7 +244,7 @@ def _permutation(seed: int, epoch: int, size: int) -> np.ndarray:
 
 
 class Batches(Iterator[Batch]):
-  """Batches that are made in the background; `close` stops that."""
+  """Batches that are made in the background, until `close` or the end."""
 
   def __init__(
     self,
@@ -243,22 +253,53 @@ class Batches(Iterator[Batch]):
     options: grain.ReadOptions,
     num_workers: int,
   ):
-    dataset = grain.MapDataset.range(steps.start, steps.stop).map(maker)
     # Elements are whole batches, so workers hand them over in order.
-    batches = dataset.to_iter_dataset(options)
+    dataset = (
+      grain.MapDataset.range(steps.start, steps.stop)
+      .map(maker)
+      .to_iter_dataset(options)
+    )
     if num_workers:
-      batches = batches.mp_prefetch(
-        grain.MultiprocessingOptions(num_workers=num_workers)
+      if not flags.FLAGS.is_parsed():  # in a notebook; Grain asks for its flags
+        flags.FLAGS.mark_as_parsed()
+      dataset = grain.experimental.WithOptionsIterDataset(
+        dataset.mp_prefetch(
+          grain.MultiprocessingOptions(num_workers), _end_with_parent
+        ),
+        grain.experimental.DatasetOptions(min_shm_size=_MIN_SHARED_BYTES),
       )
-    self._iterator = iter(batches)
+    self._has_workers = num_workers > 0
+    self._iterator: grain.DatasetIterator[Batch] | None = iter(dataset)
 
   def __next__(self) -> Batch:
+    if self._iterator is None:
+      raise StopIteration
     try:
-      return next(self._iterator)
-    except Exception:
+      batch = next(self._iterator)
+    except Exception:  # or the end
       self.close()
       raise
+    if self._has_workers:  # frees the shared memory that it came in
+      batch = {key: np.array(x, subok=False) for key, x in batch.items()}
+    return batch
 
   def close(self) -> None:
     """Stops the threads and processes; there are no batches after that."""
+    if self._iterator is None:
+      return
     self._iterator.close()
+    self._iterator = None
+    if self._has_workers:
+      gc.collect()  # Grain keeps shared memory in cycles of references
+
+
+def _end_with_parent(*_: int) -> None:
+  """Sees to it that a worker ends when its parent is killed."""
+  parent = multiprocessing.parent_process()
+  assert parent is not None
+
+  def wait() -> None:
+    parent.join()
+    os._exit(1)  # its other threads wait for a queue that nobody reads
+
+  threading.Thread(target=wait, daemon=True).start()

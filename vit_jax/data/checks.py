@@ -1,5 +1,6 @@
 """Checks of `config.data`, before anything slow."""
 
+import math
 import os
 import re
 
@@ -7,7 +8,9 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.data import geometry, sources, splits
+from vit_jax.data import geometry
+from vit_jax.data import sources
+from vit_jax.data import splits
 
 # name, name/config, either with :version; namespace:name.
 _TFDS_NAME = re.compile(r'[\w-]+(/[\w.+=,-]+)?(:[\w.*]+)*')
@@ -53,8 +56,56 @@ def _check_name(name: str) -> None:
     if not os.path.isdir(path):
       raise UserError(f'config.data.name: there is no folder {path!r}')
   elif not _TFDS_NAME.fullmatch(name):
-    hint = f": did you mean 'folder:{name}'?" if os.path.isdir(name) else ''
+    hint = f'folder:{name}' if os.path.isdir(name) else 'folder:PATH'
     raise UserError(
-      f"config.data.name is {name!r}{hint or ': write'} 'digits',"
-      " 'folder:PATH' or the name of a TFDS dataset"
+      f"config.data.name is {name!r}: write 'digits', {hint!r} or the name of"
+      ' a TFDS dataset'
+    )
+
+
+def _check_split(key: str, spec: str) -> None:
+  try:
+    splits.parse(spec)
+  except UserError as e:
+    raise UserError(f'config.{key}: {e}') from None
+
+
+def _check_range(
+  key: str, bounds: tuple[float, float], most: float = math.inf
+) -> None:
+  good = len(bounds) == 2 and 0 < bounds[0] <= bounds[1] <= most
+  if not good:
+    limit = f', at most {most}' if most < math.inf else ''
+    raise UserError(
+      f'config.{key} is {tuple(bounds)}: write (least, greatest), both more'
+      f' than 0{limit}'
+    )
+
+
+def _check_normalization(data: ml_collections.ConfigDict) -> None:
+  for key in ('mean', 'std'):
+    values = data[key]
+    if len(values) not in (1, data.channels):
+      raise UserError(
+        f'config.data.{key} has {len(values)} numbers: write one, or one for'
+        f' each of the config.data.channels={data.channels}'
+      )
+  if min(data.std) <= 0:
+    raise UserError(
+      f'config.data.std is {tuple(data.std)}: it must be more than 0'
+    )
+
+
+def _check_resize(key: str, crop: geometry.Crop) -> None:
+  """Checks that what an image is resized to holds the crop."""
+  if crop.resize is None or crop.kind == 'random_resized':
+    return
+  height, width = config_lib.pair(crop.resize, key)
+  if isinstance(crop.resize, int):  # the short side alone
+    height = width = crop.resize + max(crop.size) - min(crop.size)
+  pad = 2 * crop.pad
+  if height + pad < crop.size[0] or width + pad < crop.size[1]:
+    raise UserError(
+      f'config.{key} is {crop.resize}: too small to cut'
+      f' config.data.image_size={crop.size} from it'
     )

@@ -7,6 +7,7 @@ on white, unless the alpha is asked for.
 
 import functools
 import struct
+import zlib
 
 import cv2
 import numpy as np
@@ -70,7 +71,7 @@ def stored_size(data: bytes) -> tuple[int, int] | None:
   """Returns (height, width) as the header has it, None where it is not read."""
   if data.startswith(_JPEG):
     try:
-      return simplejpeg.decode_jpeg_header(data, strict=False)[:2]
+      return _jpeg_header(data)[:2]
     except ValueError:
       return None  # decoding it says what is wrong
   if data.startswith(_PNG) and len(data) >= 24:
@@ -131,7 +132,7 @@ def _decode_jpeg(
   data: bytes, channels: int, at_least: tuple[int, int]
 ) -> np.ndarray:
   """Returns uint8 [h, w, 1 or 3], not turned."""
-  stored = simplejpeg.decode_jpeg_header(data, strict=False)[2]
+  stored = _jpeg_header(data)[2]
   is_cmyk = stored in ('CMYK', 'YCCK')
   is_grey = stored == 'Gray' or channels == 1
   if _orientation(data) >= 5:
@@ -159,8 +160,18 @@ def _decode_jpeg(
   return pixels
 
 
+def _jpeg_header(data: bytes) -> tuple[int, int, str, str]:
+  """Returns height, width, colour space and subsampling."""
+  try:
+    return simplejpeg.decode_jpeg_header(data, strict=False)
+  except KeyError:
+    raise ValueError('the header of a JPEG is damaged') from None
+
+
 def _decode_other(data: bytes) -> np.ndarray:
   """Returns uint8 or uint16, [h, w] or [h, w, 3 or 4], not turned."""
+  if data.startswith(_PNG):
+    _check_png(data)
   _quiet_opencv()
   buffer = np.frombuffer(data, np.uint8)
   # As it is stored: OpenCV would drop the alpha, and turn only some kinds.
@@ -177,10 +188,27 @@ def _decode_other(data: bytes) -> np.ndarray:
   )
 
 
+def _check_png(data: bytes) -> None:
+  """Raises a ValueError where a PNG is damaged: OpenCV would read it anyway."""
+  at = len(_PNG)
+  name = b''
+  while name != b'IEND':
+    size = int.from_bytes(data[at : at + 4], 'big')
+    name, end = data[at + 4 : at + 8], at + 8 + size
+    if end + 4 > len(data):
+      raise ValueError('a PNG is cut off')
+    checksum = int.from_bytes(data[end : end + 4], 'big')
+    # Parts with a small letter can be done without.
+    if name.isupper() and zlib.crc32(data[at + 4 : end]) != checksum:
+      raise ValueError('the checksum of a PNG is wrong')
+    at = end + 4
+
+
 @functools.cache
 def _quiet_opencv() -> None:
   """Keeps OpenCV from logging what is raised as an error anyway."""
-  cv2.setLogLevel(0)
+  logging = cv2.utils.logging
+  logging.setLogLevel(logging.LOG_LEVEL_SILENT)
 
 
 def _with_transparent_grey(pixels: np.ndarray, data: bytes) -> np.ndarray:

@@ -14,7 +14,8 @@ import ml_collections
 import numpy as np
 
 from vit_jax.data import geometry
-from vit_jax.data.geometry import Crop, Size
+from vit_jax.data.geometry import Crop
+from vit_jax.data.geometry import Size
 
 # What a random key of an example is used for.
 _BOX, _FLIP = range(2)
@@ -91,7 +92,8 @@ def _crop(images: jax.Array, crop: Crop, keys: jax.Array) -> jax.Array:
   if crop.flip:
     flips = jax.vmap(lambda key: _uniform(key, _FLIP, ()) < 0.5)(keys)
   if crop.kind == 'random_resized':
-    sample = functools.partial(_sample_box, images.shape[1:3], crop)
+    size = images.shape[1], images.shape[2]
+    sample = functools.partial(_sample_box, size, crop)
     return resample(images, jax.vmap(sample)(keys), crop, flips)
   images = _cut(_resize(images, crop), crop, keys)
   if flips is not None:
@@ -99,9 +101,7 @@ def _crop(images: jax.Array, crop: Crop, keys: jax.Array) -> jax.Array:
   return images
 
 
-def _uniform(
-  key: jax.Array, purpose: int, shape: tuple[int, ...]
-) -> jax.Array:
+def _uniform(key: jax.Array, purpose: int, shape: tuple[int, ...]) -> jax.Array:
   return jax.random.uniform(jax.random.fold_in(key, purpose), shape)
 
 
@@ -124,7 +124,7 @@ def _cut(images: jax.Array, crop: Crop, keys: jax.Array | None) -> jax.Array:
   """Pads images [B, h, w, C] and cuts them, at random or in the middle."""
   pad = (crop.pad, crop.pad)
   images = jnp.pad(images, ((0, 0), pad, pad, (0, 0)))
-  size = images.shape[1:3]
+  size = images.shape[1], images.shape[2]
   if size == crop.size:
     return images
   shape = (*crop.size, images.shape[-1])
@@ -185,9 +185,7 @@ def resample(
   wx = weights(left, width, images.shape[2], crop.size[1], crop.antialias)
   if flips is not None:
     wx = jnp.where(flips[:, None, None], wx[:, ::-1], wx)
-  product = functools.partial(
-    jnp.einsum, precision=jax.lax.Precision.HIGHEST
-  )
+  product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
   images = product('bHh,bhwc->bHwc', wy, images.astype(jnp.float32))
   return product('bWw,bHwc->bHWc', wx, images)
 

@@ -4,7 +4,8 @@ import hashlib
 
 import numpy as np
 
-from vit_jax.data import base, splits
+from vit_jax.data import base
+from vit_jax.data import splits
 
 _LEVELS = 16  # of a stored pixel, besides 0
 
@@ -28,7 +29,7 @@ def open_digits(split: str, channels: int) -> base.ArraySource:
   stored = datasets.load_digits()
   grey = np.round(stored.images * (255 / _LEVELS)).astype(np.uint8)
   order = _order(len(grey))
-  selection = splits.Selection(split, {'train': len(grey)})
+  selection = splits.Selection(split, {'train': len(grey)}, 'digits')
   chosen = [selection.locate(i) for i in range(len(selection))]
   rows = order[[row for _, row, _ in chosen]]
   images = np.repeat(grey[rows][..., None], min(channels, 3), axis=-1)

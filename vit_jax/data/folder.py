@@ -8,7 +8,8 @@ import os
 from absl import logging
 
 from vit_jax.config import UserError
-from vit_jax.data import base, splits
+from vit_jax.data import base
+from vit_jax.data import splits
 
 _ENDINGS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp')
 
@@ -45,7 +46,7 @@ class FolderSource(base.Source):
       if name in wanted or split == 'all':
         self._files[name] = _list_images(folder, self.classes)
     sizes = {name: len(self._files.get(name, ())) for name in self._folders}
-    self._selection = splits.Selection(split, sizes)
+    self._selection = splits.Selection(split, sizes, root)
 
   def __len__(self) -> int:
     return len(self._selection)
@@ -113,7 +114,8 @@ def _list_images(folder: str, classes: tuple[str, ...]) -> list[str]:
   Raises:
     UserError: A class has no images, or is none of `classes`.
   """
-  images, others = [], []
+  images: list[str] = []
+  others: list[str] = []
   for name, is_image in _walk(folder):
     (images if is_image and '/' in name else others).append(name)
   if others:

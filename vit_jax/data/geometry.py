@@ -46,7 +46,7 @@ class Crop:
     if isinstance(self.resize, tuple):
       return self.resize
     needed = [x - 2 * self.pad * (self.resize is not None) for x in self.size]
-    factor = max(n / x for n, x in zip(needed, size))
+    factor = max(n / x for n, x in zip(needed, size, strict=True))
     if self.resize is not None:
       factor = max(factor, self.resize / min(size))
     # The side that decides is exact, whatever the rounding of the factor.
@@ -98,4 +98,4 @@ def fallback(size: Size, ratio: tuple[float, float]) -> Size:
 
 
 def _resize(value: int | Size | None) -> int | Size | None:
-  return tuple(value) if isinstance(value, list | tuple) else value
+  return (value[0], value[1]) if isinstance(value, list | tuple) else value

@@ -5,7 +5,10 @@ import os
 import ml_collections
 
 from vit_jax import config as config_lib
-from vit_jax.data import base, digits, folder, tfds
+from vit_jax.data import base
+from vit_jax.data import digits
+from vit_jax.data import folder
+from vit_jax.data import tfds
 
 
 def open_source(config: ml_collections.ConfigDict, split: str) -> base.Source:

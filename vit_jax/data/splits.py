@@ -75,16 +75,15 @@ def _parse_part(text: str, spec: str) -> Part:
   name, *bounds = match.groups()
   if bounds == [None, None]:
     return Part(name)
-  found = [_BOUND.fullmatch(x) for x in bounds]
-  if not any(bounds) or any(x and not m for x, m in zip(bounds, found)):
+  found = [_BOUND.fullmatch(x) if x else None for x in bounds]
+  if [bool(x) for x in bounds] != [bool(m) for m in found] or not any(found):
     raise error
   percent = any(m and m[2] for m in found)
   try:
-    convert = float if percent else int
-    start, stop = (m and convert(m[1]) for m in found)
-  except ValueError:
+    start, stop = (m and (float(m[1]) if percent else int(m[1])) for m in found)
+  except ValueError:  # such as 1.5 examples
     raise error from None
-  if percent and any(x is not None and abs(x) > 100 for x in (start, stop)):
+  if percent and max(abs(start or 0), abs(stop or 0)) > 100:
     raise error
   return Part(name, start, stop, percent)
 
@@ -97,12 +96,13 @@ class Selection:
       the last.
   """
 
-  def __init__(self, spec: str, sizes: Mapping[str, int]):
+  def __init__(self, spec: str, sizes: Mapping[str, int], where: str):
     """Resolves a specification.
 
     Args:
       spec: As in `data.split`; `all` stands for every split.
       sizes: Number of examples in each whole split.
+      where: Name of the data, for errors.
 
     Raises:
       UserError: There is no such split, or nothing is selected.
@@ -115,16 +115,19 @@ class Selection:
     for part in parse(spec):
       if part.name not in sizes:
         raise UserError(
-          f'there is no split {part.name!r}: choose from {", ".join(sizes)}'
+          f'{where} has no split {part.name!r}: choose from {", ".join(sizes)}'
         )
-      self.ranges.append((part.name, *part.bounds(sizes[part.name])))
+      try:
+        self.ranges.append((part.name, *part.bounds(sizes[part.name])))
+      except UserError as e:
+        raise UserError(f'{where}: {e}') from None
       if part.name not in self._offsets:
         self._offsets[part.name] = offset
         offset += sizes[part.name]
     lengths = [max(0, stop - start) for _, start, stop in self.ranges]
     self._ends = list(itertools.accumulate(lengths))
     if not len(self):
-      raise UserError(f'split {spec!r} is empty')
+      raise UserError(f'{where}: split {spec!r} is empty')
 
   @property
   def names(self) -> list[str]:

@@ -8,12 +8,16 @@ import difflib
 import os
 import re
 import shlex
-from typing import TYPE_CHECKING, Any
+from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.data import base, splits
+from vit_jax.data import base
+from vit_jax.data import splits
+
+_FORMAT = 'array_record'
 
 if TYPE_CHECKING:
   import tensorflow_datasets as tfds
@@ -62,10 +66,7 @@ class TfdsSource(base.Source):
     stored = image.shape[:2]
     self.image_shape = image_shape if None in stored else stored
     sizes = {s: info.num_examples for s, info in builder.info.splits.items()}
-    try:
-      self._selection = splits.Selection(split, sizes)
-    except UserError as e:
-      raise UserError(f'{name}: {e}') from None
+    self._selection = splits.Selection(split, sizes, name)
     self._name = builder.info.full_name
     # Only these two features are parsed.
     self._features = tfds.features.FeaturesDict(
@@ -73,9 +74,7 @@ class TfdsSource(base.Source):
     )
     self._decoders = {self._image_key: tfds.decode.SkipDecoding()}
     self._records = {
-      s: builder.as_data_source(
-        split=s, deserialize_method=tfds.decode.DeserializeMethod.RAW_BYTES
-      )
+      s: builder.as_data_source(split=s, file_format=_FORMAT).data_source
       for s in self._selection.names
     }
 
@@ -116,17 +115,15 @@ def _prepared_builder(
   except tfds.core.DatasetNotFoundError:
     raise _unknown_name(name) from None
   except (ValueError, AssertionError) as e:  # no such config or version
-    reason = ' '.join(str(e).split())
-    raise UserError(
-      f'config.data.name: {name!r} cannot be opened: {reason}'
-    ) from None
-  command = f"pip install 'vit_jax[prepare]' && {prepare_command(name, data_dir)}"
+    reason = re.sub(r'^Failed to construct .*?": ', '', str(e).splitlines()[0])
+    raise UserError(f'config.data.name: {name!r}: {reason}') from None
+  command = f"pip install -e '.[prepare]' && {prepare_command(name, data_dir)}"
   if not os.path.exists(builder.data_path) or not builder.info.splits:
     raise UserError(
       f'{name} is not prepared in {builder.data_path}: run {command}'
     )
   formats = {f.value for f in builder.info.available_file_formats()}
-  if 'array_record' not in formats:
+  if _FORMAT not in formats:
     raise UserError(
       f'{name} in {builder.data_path} is stored as {", ".join(formats)}, which'
       f' has no random access: run {command}'
@@ -145,11 +142,10 @@ def _unknown_name(name: str) -> UserError:
 
   known = tfds.list_builders(with_community_datasets=False)
   near = difflib.get_close_matches(re.split('[/:]', name)[0], known, n=3)
+  if os.path.isdir(name):
+    near = [f'folder:{name}']
   hint = f': did you mean {" or ".join(near)}?' if near else ''
-  return UserError(
-    f'config.data.name: there is no dataset {name!r}{hint or ": write"} '
-    " 'digits', 'folder:PATH' or the name of a TFDS dataset"
-  )
+  return UserError(f'config.data.name: there is no TFDS dataset {name!r}{hint}')
 
 
 def _only_feature(name: str, features: Any, kind: type) -> str:

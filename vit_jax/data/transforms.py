@@ -10,7 +10,11 @@ import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.data import decode
-from vit_jax.data.geometry import TRIES, Crop, Size, fallback, middle
+from vit_jax.data.geometry import Crop
+from vit_jax.data.geometry import fallback
+from vit_jax.data.geometry import middle
+from vit_jax.data.geometry import Size
+from vit_jax.data.geometry import TRIES
 
 # A large JPEG is decoded at a fraction of its size while it stays this many
 # times larger than what it is resized to: quicker, and as sharp.
@@ -99,11 +103,12 @@ def _resized_then_cut(
     pad = (crop.pad, crop.pad)
     pixels = np.pad(pixels, (pad, pad, (0, 0)))
   if crop.kind == 'center':
-    top, left = middle(pixels.shape[:2], crop.size)
+    height, width = pixels.shape[:2]
+    top, left = middle((height, width), crop.size)
   else:
     top, left = (
       int(rng.integers(have - want + 1))
-      for have, want in zip(pixels.shape[:2], crop.size, strict=False)
+      for have, want in zip(pixels.shape[:2], crop.size, strict=True)
     )
   return pixels[top : top + crop.size[0], left : left + crop.size[1]]
 
@@ -122,7 +127,8 @@ def sample_box(
     (top, left, height, width), in whole pixels and within the image.
   """
   areas = rng.uniform(*crop.scale, TRIES) * size[0] * size[1]
-  ratios = np.exp(rng.uniform(*np.log(crop.ratio), TRIES))
+  least, greatest = map(math.log, crop.ratio)
+  ratios = np.exp(rng.uniform(least, greatest, TRIES))
   heights = np.round(np.sqrt(areas / ratios)).astype(int)
   widths = np.round(np.sqrt(areas * ratios)).astype(int)
   fits = (0 < heights) & (heights <= size[0]) & (0 < widths)

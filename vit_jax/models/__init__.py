@@ -127,10 +127,10 @@ def init_params(
     key: Random key.
     image_shape: (height, width, C).
   """
-  unrolled = model.clone(scan=False)
+  # As a scan, whatever the model: it compiles one layer, not all of them.
   images = jnp.zeros((1, *image_shape), jnp.float32)
-  params = unrolled.init(key, images)['params']
-  return vit.stack_layers(params) if model.scan else params
+  params = model.clone(scan=True).init(key, images)['params']
+  return params if model.scan else vit.unstack_layers(params)
 
 
 def _check_fields(model: vit.ViT) -> None:

@@ -1,0 +1,83 @@
+import pytest
+
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax.config import UserError
+
+
+def check(**settings) -> None:
+  config = config_lib.default()
+  config.data.update(settings)
+  data.check(config)
+
+
+@pytest.mark.parametrize(
+  'settings',
+  [
+    {},
+    {'name': 'imagenet2012', 'split': 'train[:99%]'},
+    {'name': 'imagenet_resized/32x32:0.1.0'},
+    {'channels': 1, 'mean': (0.1,), 'std': (0.3,)},
+    {'mean': (0.485, 0.456, 0.406), 'std': (0.229, 0.224, 0.225)},
+    {'crop': 'pad', 'resize': 216, 'pad': 4},
+    {'crop': 'random', 'resize': (224, 300), 'eval_resize': 256},
+    {'image_size': (32, 64), 'eval_resize': 40},
+    {'crop_scale': (1.0, 1.0), 'source_size': (32, 32)},
+  ],
+)
+def test_accepts(settings):
+  check(**settings)
+
+
+@pytest.mark.parametrize(
+  'settings, message',
+  [
+    ({'name': ''}, "config.data.name is '': write 'digits', 'folder:PATH' or"),
+    ({'name': '/tmp'}, "write 'digits', 'folder:/tmp' or"),
+    ({'name': 'folder:/no/such'}, "data.name: there is no folder '/no/such'"),
+    (
+      {'split': 'train[:x]'},
+      "config.data.split: 'train\\[:x\\]' is not a split",
+    ),
+    ({'channels': 2}, 'config.data.channels is 2: choose 1'),
+    ({'image_size': 0}, 'config.data.image_size is 0: write one positive'),
+    ({'image_size': (1, 2, 3)}, 'config.data.image_size is'),
+    ({'source_size': (32, 0)}, 'config.data.source_size is'),
+    ({'crop': 'centre'}, "config.data.crop is 'centre': choose one of random_"),
+    ({'crop_scale': (0.5, 1.5)}, r'data.crop_scale is \(0.5, 1.5\): .* most 1'),
+    ({'crop_scale': (0.5, 0.1)}, 'data.crop_scale'),
+    ({'crop_ratio': (0.0, 1.0)}, 'data.crop_ratio'),
+    ({'crop_ratio': (1.0,)}, r'data.crop_ratio is \(1.0,\): write \(least, gr'),
+    ({'mean': (0.1, 0.2)}, 'data.mean has 2 numbers: write one, or one for'),
+    ({'std': ()}, 'data.std has 0 numbers'),
+    ({'std': (0.5, 0.0, 0.5)}, r'data.std is \(0.5, 0.0, 0.5\): it must be'),
+    ({'pad': -1}, 'data.pad is -1'),
+    ({'num_workers': -1}, 'data.num_workers is -1: it must be at least 0'),
+    ({'num_threads': 0}, 'data.num_threads is 0: it must be at least 1'),
+    ({'eval_resize': 200}, 'data.eval_resize is 200: too small to cut config'),
+    ({'eval_resize': (300, 200)}, 'data.eval_resize'),
+    ({'eval_resize': '200'}, "data.eval_resize is '200': write one positive"),
+    ({'crop': 'random', 'resize': 200}, 'data.resize is 200'),
+    ({'crop': 'pad', 'resize': 215, 'pad': 4}, 'data.resize is 215'),
+  ],
+)
+def test_refuses(settings, message):
+  with pytest.raises(UserError, match=message) as e:
+    check(**settings)
+  assert '\n' not in str(e.value)
+
+
+def test_refuses_the_split_of_an_evaluation():
+  config = config_lib.default()
+  config.evals.test.split = 'test[0:'
+  with pytest.raises(
+    UserError, match=r"config.evals.test.split: 'test\[0:' is"
+  ):
+    data.check(config)
+
+
+def test_refuses_a_negative_seed():
+  config = config_lib.default()
+  config.seed = -1
+  with pytest.raises(UserError, match='config.seed is -1'):
+    data.check(config)

@@ -1,0 +1,155 @@
+"""Durations, keys, and config files."""
+
+import fractions
+import pathlib
+
+import pytest
+
+from vit_jax import cli
+from vit_jax import config as config_lib
+
+UserError = config_lib.UserError
+
+
+def test_every_leaf_is_typed_and_serialises():
+  config = config_lib.default()
+  config.model.depth = 6
+  config.data.image_size = (24, 32)
+  config.evals['minival'] = config_lib.evaluation('train[:5%]', '2 epochs')
+  text = config_lib.to_json(config)
+  back = config_lib.from_json(text)
+  assert config_lib.to_json(back) == text
+  assert back.data.image_size == (24, 32) and back.model.num_heads is None
+  back.model.num_heads = 3  # a placeholder, not a None
+  with pytest.raises(TypeError):
+    back.model.num_heads = 'three'
+  assert config_lib.differences(config, config_lib.from_json(text)) == []
+
+
+def test_only_cadence_may_change_on_resuming():
+  old, new = config_lib.default(), config_lib.default()
+  new.train.log_every = '1 steps'
+  new.checkpoint.keep = 5
+  new.evals.val.every = '3 epochs'
+  new.data.num_workers = 4
+  assert config_lib.differences(old, new) == []
+  new.optim.learning_rate = 0.5
+  new.data.image_size = 32
+  assert config_lib.differences(old, new) == [
+    'data.image_size: 224 -> 32',
+    'optim.learning_rate: 0.001 -> 0.5',
+  ]
+
+
+@pytest.mark.parametrize(
+  ('text', 'steps'),
+  [
+    ('200 epochs', 200 * 45_000 / 128),
+    ('1 epoch', 45_000 / 128),
+    ('0.5 epochs', 22_500 / 128),
+    ('10_000 steps', 10_000),
+    ('1.5e6 examples', 1.5e6 / 128),
+    ('1 step', 1),
+  ],
+)
+def test_durations(text, steps):
+  period = config_lib.period(text, examples=45_000, batch_size=128)
+  assert period == fractions.Fraction(steps)
+  assert config_lib.num_steps(text, 45_000, 128) == -int(-steps // 1)
+
+
+@pytest.mark.parametrize(
+  'text',
+  ['', 'ten steps', '10', '10 eons', '-1 steps', '1e5', 'steps', '1..2 steps'],
+)
+def test_bad_durations(text):
+  config = config_lib.default()
+  config.train.duration = text
+  with pytest.raises(
+    UserError, match=r'config\.train\.duration: .*length of t'
+  ):
+    config_lib.check(config)
+
+
+@pytest.mark.parametrize('examples', [1, 127, 1437, 45_000])
+@pytest.mark.parametrize('text', ['1 epochs', '0.3 epochs', '700 examples'])
+def test_cadence_never_drifts(examples, text):
+  """After n periods, n were due, though none is a whole number of steps."""
+  every = config_lib.period(text, examples, batch_size=32)
+  steps = range(1, 2000)
+  due = [step for step in steps if config_lib.is_due(step, every)]
+  assert len(due) == min(steps.stop - 1, (steps.stop - 1) // every)
+  assert not config_lib.is_due(0, every) and not config_lib.is_due(5, None)
+
+
+@pytest.mark.parametrize(
+  ('key', 'value', 'message'),
+  [
+    ('train.batch_size', 0, 'config.train.batch_size is 0'),
+    ('train.accumulation', 3, 'does not divide into'),
+    ('train.dtype', 'float64', 'float32, bfloat16'),
+    ('train.ema_decay', 1.0, 'ema_decay'),
+    ('checkpoint.keep', 1, 'at least 2'),
+    ('checkpoint.best', 'val/accuracy', 'no such evaluation runs'),
+    ('train.log_every', '0 steps', 'more than 0'),
+    ('evals.val.every', 'often', 'config.evals.val.every'),
+  ],
+)
+def test_values_are_checked(key, value, message):
+  config = config_lib.default()
+  config_lib.set_value(config, key, value)
+  with pytest.raises(UserError, match=r'^[^\n]*$') as error:
+    config_lib.check(config)
+  assert message in str(error.value)
+
+
+def test_unknown_keys_name_the_nearest():
+  with pytest.raises(UserError, match="did you mean 'optim.learning_rate'"):
+    config_lib.set_value(config_lib.default(), 'optim.learning_rat', 1.0)
+  config = config_lib.default()
+  config.evals.vla = config_lib.evaluation('test')
+  config.evals.vla.unlock()
+  config.evals.vla.evry = '1 epochs'
+  with pytest.raises(UserError, match=r'evals\.vla\.evry'):
+    config_lib.check(config)
+
+
+@pytest.mark.parametrize(
+  ('body', 'message'),
+  [
+    ('config.optim.lr = 1.0', "line 4: config has no key 'lr': did you mean"),
+    ('config.seed = "one"', 'line 4: TypeError'),
+    ('1 / 0', 'line 4: ZeroDivisionError: division by zero'),
+    ('config = = 3', 'line 4: SyntaxError'),
+    ('return 3', 'must return a ConfigDict'),
+    ('raise c.UserError("no such thing")', 'config.py: no such thing'),
+  ],
+)
+def test_broken_config_files(tmp_path, body, message):
+  path = tmp_path / 'config.py'
+  path.write_text(
+    'from vit_jax import config as c\n'
+    'def get_config():\n'
+    '  config = c.default()\n'
+    f'  {body}\n'
+    '  return config\n'
+  )
+  with pytest.raises(UserError, match=r'^[^\n]*$') as error:
+    cli.load_config(str(path))
+  assert message in str(error.value) and str(path) in str(error.value)
+
+
+def test_config_file_with_an_argument(tmp_path):
+  path = tmp_path / 'config.py'
+  path.write_text(
+    'from vit_jax import config as c\n'
+    'def get_config(arg=""):\n'
+    '  config = c.default()\n'
+    '  config.model.name = arg or "ViT-Ti/16"\n'
+    '  return config\n'
+  )
+  assert cli.load_config(str(path)).model.name == 'ViT-Ti/16'
+  assert cli.load_config(f'{path}:ViT-B/16').model.name == 'ViT-B/16'
+  missing = pathlib.Path(tmp_path, 'missing.py')
+  with pytest.raises(UserError, match='there is no such file'):
+    cli.load_config(str(missing))

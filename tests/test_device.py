@@ -1,0 +1,168 @@
+"""Crops on the device, against Pillow, the host and jax.image."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from PIL import Image
+import pytest
+import stand_in
+
+from vit_jax import config as config_lib
+from vit_jax.data import device
+from vit_jax.data import geometry
+from vit_jax.data import transforms
+from vit_jax.data.geometry import Crop
+
+SIZE = (24, 30)
+IMAGES = np.stack([stand_in.pixels(i, *SIZE) // 2 for i in range(16)])
+ROWS = jnp.arange(len(IMAGES))
+KEY = jax.random.key(1)
+
+
+def make_config(**data) -> config_lib.ml_collections.ConfigDict:
+  config = config_lib.default()
+  # Left as they are: 0 to 255.
+  config.data.update(mean=(0.0,), std=(1 / 255,), image_size=(16, 20))
+  config.data.update(data)
+  return config
+
+
+@functools.cache
+def compiled(which, **data):
+  return jax.jit(which(make_config(**data), SIZE))
+
+
+def train(images=IMAGES, key=KEY, rows=ROWS, **data) -> np.ndarray:
+  return np.asarray(compiled(device.train_transform, **data)(images, key, rows))
+
+
+def evaluate(images=IMAGES, **data) -> np.ndarray:
+  return np.asarray(compiled(device.eval_transform, **data)(images))
+
+
+resample = jax.jit(device.resample, static_argnames='crop')
+
+
+BOXES = [(0, 0, 24, 30), (3, 5, 17, 11), (1, 2, 5, 8), (20, 27, 4, 3)]
+
+
+@pytest.mark.parametrize('box', BOXES)
+@pytest.mark.parametrize('size', [(16, 20), (40, 9)])
+def test_resample_equals_pillow(box, size):
+  crop = Crop('random_resized', size)
+  boxes = jnp.tile(jnp.array(box, jnp.float32), (len(IMAGES), 1))
+  found = resample(jnp.asarray(IMAGES), boxes, crop, None)
+  top, left, height, width = box
+  for image, result in zip(IMAGES, found, strict=True):
+    wanted = Image.fromarray(image).resize(
+      size[::-1],
+      Image.Resampling.BILINEAR,
+      box=(left, top, left + width, top + height),
+    )
+    assert np.abs(np.asarray(wanted, float) - result).max() <= 1
+
+
+@pytest.mark.parametrize('antialias', [True, False])
+@pytest.mark.parametrize('box', BOXES)
+def test_resample_equals_scale_and_translate(box, antialias):
+  crop = Crop('random_resized', (16, 20), antialias=antialias)
+  boxes = jnp.array([box], jnp.float32)
+  found = resample(jnp.asarray(IMAGES[:1]), boxes, crop, None)[0]
+  scale = np.array([16 / box[2], 20 / box[3]], np.float32)
+  wanted = jax.image.scale_and_translate(
+    IMAGES[0].astype(np.float32),
+    (16, 20, 3),
+    (0, 1),
+    scale,
+    -np.float32(box[:2]) * scale,
+    'linear',
+    antialias=antialias,
+    precision=jax.lax.Precision.HIGHEST,
+  )
+  np.testing.assert_allclose(found, wanted, atol=1e-3)
+
+
+def test_resample_flips():
+  crop = Crop('random_resized', (16, 20))
+  boxes = jnp.array([BOXES[1]] * 2, jnp.float32)
+  images = jnp.asarray(IMAGES[[3, 3]])
+  plain, flipped = resample(images, boxes, crop, jnp.array([False, True]))
+  np.testing.assert_allclose(flipped, plain[:, ::-1], atol=1e-4)
+
+
+def test_boxes_are_drawn_as_on_the_host():
+  for size, scale in (((24, 30), (0.2, 0.5)), ((10, 100), (0.9, 1.0))):
+    crop = Crop('random_resized', (8, 8), None, scale, (0.5, 2.0))
+    keys = jax.random.split(KEY, 500)
+    sample = jax.vmap(lambda key: device._sample_box(size, crop, key))
+    found = np.asarray(sample(keys))
+    rngs = [np.random.default_rng(i) for i in range(500)]
+    wanted = np.array([transforms.sample_box(size, crop, r) for r in rngs])
+    np.testing.assert_array_equal(found, np.round(found))  # whole pixels
+    assert (found[:, :2] >= 0).all()
+    assert (found[:, :2] + found[:, 2:] <= size).all()
+    np.testing.assert_allclose(found.mean(0), wanted.mean(0), atol=1.0)
+    np.testing.assert_allclose(found.std(0), wanted.std(0), atol=1.0)
+
+
+@pytest.mark.parametrize('kind', geometry.CROPS)
+def test_an_example_depends_on_its_row_alone(kind):
+  whole = train(crop=kind)
+  assert whole.shape == (16, 16, 20, 3) and whole.dtype == np.float32
+  turn = functools.partial(np.roll, shift=5, axis=0)
+  moved = train(turn(IMAGES), rows=turn(ROWS), crop=kind)
+  np.testing.assert_allclose(moved, turn(whole), atol=1e-4)
+  other = train(key=jax.random.key(2), crop=kind)
+  assert (other != whole).any()  # at least flipped
+
+
+def test_pad_moves_images_over_black():
+  image = stand_in.pixels(0, *SIZE) | 1  # nowhere black
+  images = np.repeat(image[None], 400, axis=0)
+  config = {'crop': 'pad', 'pad': 1, 'image_size': SIZE}
+  found = train(images, rows=jnp.arange(400), **config)
+  padded = np.pad(image, ((1, 1), (1, 1), (0, 0)))
+  counts = {}
+  for y, x, step in itertools.product(range(3), range(3), (1, -1)):
+    window = padded[y : y + SIZE[0], x : x + SIZE[1]][:, ::step]
+    matches = np.abs(found - window).max(axis=(1, 2, 3)) < 1e-3
+    counts[y, x, step] = int(matches.sum())
+  assert sum(counts.values()) == 400
+  assert min(counts.values()) > 5  # of about 22
+
+
+def test_random_crop_is_a_window_of_the_resized_image():
+  found = train(crop='random', resize=(20, 25), flip=False)
+  resized = evaluate(eval_resize=(20, 25), image_size=(20, 25))
+  for image, whole in zip(found, resized, strict=True):
+    assert any(
+      np.abs(image - whole[y : y + 16, x : x + 20]).max() < 1e-3
+      for y in range(5)
+      for x in range(6)
+    )
+
+
+@pytest.mark.parametrize('eval_resize', [None, 18, (20, 26), SIZE])
+def test_evaluation_is_that_of_the_host(eval_resize):
+  found = evaluate(eval_resize=eval_resize)
+  crop = geometry.eval_crop(make_config(eval_resize=eval_resize))
+  rng = np.random.default_rng(0)
+  for image, result in zip(IMAGES, found, strict=True):
+    wanted = transforms.transform(image, 3, crop, rng).astype(float)
+    # They smooth differently when they shrink.
+    assert np.abs(wanted - result).mean() < (0.01 if eval_resize == SIZE else 2)
+
+
+def test_images_of_the_right_size_are_only_normalised():
+  config = make_config(
+    image_size=SIZE, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7)
+  )
+  transform = device.eval_transform(config, SIZE)
+  wanted = (IMAGES / 255 - [0.1, 0.2, 0.3]) / [0.5, 0.6, 0.7]
+  np.testing.assert_allclose(transform(IMAGES), wanted, atol=1e-5)
+  # And so are those that the host has cropped.
+  cropped = device.train_transform(config, None)(IMAGES, KEY, ROWS)
+  np.testing.assert_allclose(cropped, wanted, atol=1e-5)

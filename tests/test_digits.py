@@ -1,0 +1,54 @@
+import numpy as np
+import pytest
+
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax.config import UserError
+
+
+def open_digits(split='train', channels=1) -> data.Source:
+  config = config_lib.default()
+  config.data.update(name='digits', channels=channels)
+  return data.open_source(config, split)
+
+
+def test_holds_all_digits_once():
+  from sklearn import datasets
+
+  stored = datasets.load_digits()
+  source = open_digits()
+  assert len(source) == 1797 and source.image_shape == (8, 8)
+  assert source.classes == tuple('0123456789')
+  examples = [source.read(i) for i in range(len(source))]
+  assert [e.index for e in examples] == list(range(1797))
+  wanted = sorted(
+    (int(label), np.round(image / 16 * 255).astype(np.uint8).tobytes())
+    for label, image in zip(stored.target, stored.images, strict=True)
+  )
+  assert sorted((e.label, e.image.tobytes()) for e in examples) == wanted
+
+
+def test_slices_hold_all_classes_and_are_disjoint():
+  train, test = open_digits('train[:80%]'), open_digits('train[80%:]')
+  assert len(train) == 1438 and len(test) == 359
+  assert test.read(0).index == 1438
+  for source in (train, test):
+    counts = np.bincount([source.read(i).label for i in range(len(source))])
+    assert len(counts) == 10 and counts.min() > 0.07 * len(source)
+  assert train.fingerprint() != test.fingerprint()
+  assert train.fingerprint() == open_digits('train[:80%]').fingerprint()
+
+
+def test_channels():
+  grey, rgb, rgba = (open_digits(channels=c).read(5).image for c in (1, 3, 4))
+  assert grey.shape == (8, 8, 1)
+  np.testing.assert_array_equal(rgb, np.repeat(grey, 3, -1))
+  np.testing.assert_array_equal(rgba[..., :3], rgb)
+  assert (rgba[..., 3] == 255).all()
+
+
+def test_there_is_one_split():
+  with pytest.raises(
+    UserError, match="digits has no split 'test': choose from"
+  ):
+    open_digits('test')

@@ -1,0 +1,182 @@
+"""The command, in processes of its own: signals, resuming, mistakes."""
+
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax import checkpoint
+
+ENV = os.environ | {
+  'PYTHONPATH': str(tiny.ROOT),
+  'JAX_PLATFORMS': 'cpu',
+  'JAX_NUM_CPU_DEVICES': '1',
+}
+
+
+def start(*args, **kwargs):
+  command = [sys.executable, '-m', 'vit_jax.main', *args]
+  options = {'cwd': tiny.ROOT, 'env': ENV} | kwargs
+  pipe = subprocess.PIPE
+  return subprocess.Popen(
+    command, stdout=pipe, stderr=pipe, text=True, **options
+  )
+
+
+def run(*args, **kwargs):
+  process = start(*args, **kwargs)
+  out, err = process.communicate(timeout=120)
+  return process.returncode, out, err
+
+
+def interrupt(process, step, number):
+  """Sends a signal once the run has reported a step; returns what it said."""
+  said = []
+  for line in process.stderr:
+    said.append(line)
+    if line.startswith(f'step {step}/'):
+      process.send_signal(number)
+      break
+  err = process.communicate(timeout=120)[1]
+  return process.returncode, ''.join(said) + err
+
+
+def test_killed_runs_end_in_the_same_bits(tmp_path):
+  """SIGKILL at random moments, SIGTERM once; checkpoints fall in between."""
+  flags = tiny.flags(
+    train__duration='40 steps',
+    checkpoint__every='3 steps',
+    checkpoint__best='val/accuracy',
+    train__ema_decay=0.9,
+    data__num_threads=2,
+  )
+  whole, broken = tmp_path / 'whole', tmp_path / 'broken'
+  status, _, err = run(*flags, f'--workdir={whole}')
+  assert status == 0, err
+  rng = random.Random(int.from_bytes(os.urandom(2)))
+  steps = sorted(rng.sample(range(4, 37), 3))
+  for step, number in zip(steps, [9, 15, 9], strict=True):
+    process = start(*flags, f'--workdir={broken}')
+    status, said = interrupt(process, step, number)
+    if number == signal.SIGTERM:
+      assert status == 143, said
+      # It stopped within a step of the report, which is one step late.
+      stopped = int(said.split('stopped at step ')[1].split()[0])
+      assert step <= stopped <= step + 2
+      assert str(stopped) in os.listdir(broken / 'checkpoints')
+    else:
+      assert status == -signal.SIGKILL, said
+  status, _, err = run(*flags, f'--workdir={broken}')
+  assert status == 0 and 'resuming at step' in err
+  for name in ('checkpoints', 'best'):
+    assert os.listdir(whole / name) == os.listdir(broken / name)
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    checkpoint.restore_params(whole)[0],
+    checkpoint.restore_params(broken)[0],
+  )
+  # The metrics are those of a run that was never interrupted, too.
+  timed = ('time', 'train/images_per_second', 'train/data_wait')
+  lines = [
+    [{k: v for k, v in x.items() if k not in timed} for x in tiny.metrics(d)]
+    for d in (whole, broken)
+  ]
+  assert lines[0] == lines[1], f'interrupted at {steps}'
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  """A folder of images with an empty class."""
+  root = tmp_path_factory.mktemp('images')
+  for name in ('cat', 'dog'):
+    (root / 'train' / name).mkdir(parents=True)
+  (root / 'train' / 'cat' / '1.png').write_bytes(b'')
+  return root
+
+
+MISTAKES = {
+  'no config': ([], '--config is missing'),
+  'no such file': (['--config=configs/digit.py'], 'there is no such file'),
+  'wrong flag': (['--workdri=x'], "Unknown command line flag 'workdri'"),
+  'wrong key': (['--config.optim.lr=1'], "no key 'optim.lr': did you mean"),
+  'wrong type': (['--config.train.batch_size=many'], 'train.batch_size=many'),
+  'duration': (['--config.train.duration=3'], "'3' is not a length of time"),
+  'heads': (['--config.model.num_heads=5'], 'num_heads=5 does not divide'),
+  'patch': (['--config.data.image_size=9'], '9 x 9 is not a multiple'),
+  'model': (['--config.model.name=ViT-Q/2'], "no model is named 'ViT-Q/2'"),
+  'dataset': (['--config.data.name=cifra10'], 'cifar10'),
+  'folder': (['--config.data.name=folder:/none'], "no folder '/none'"),
+  'class': (['--config.data.name=folder:{folder}'], 'dog'),
+  'split': (['--config.data.split=train[:x%]'], 'config.data.split'),
+  'no split': (['--config.data.split=trian'], 'trian'),
+  'batch': (['--config.train.accumulation=5'], 'does not divide into'),
+  'argument': (['runs/x'], "unexpected argument 'runs/x'"),
+}
+
+
+@pytest.mark.parametrize('mistake', MISTAKES)
+def test_mistakes_get_one_line(mistake, folder, tmp_path):
+  args, message = MISTAKES[mistake]
+  args = [arg.format(folder=folder) for arg in args]
+  if mistake not in ('no config', 'no such file'):
+    args = ['--config=configs/digits.py', *args]
+  workdir = tmp_path / 'run'
+  status, out, err = run(*args, f'--workdir={workdir}')
+  lines = [line for line in err.splitlines() if line.startswith('error: ')]
+  assert status == 1 and len(lines) == 1 and message in lines[0], err
+  assert 'Traceback' not in err and out == ''
+  assert not (workdir / 'checkpoints').exists()
+
+
+def test_devices_must_divide_the_batch(tmp_path):
+  status, _, err = run(
+    '--config=configs/digits.py',
+    f'--workdir={tmp_path}',
+    '--config.train.batch_size=36',
+    env=ENV | {'JAX_NUM_CPU_DEVICES': '8'},
+  )
+  assert status == 1 and 'does not divide over 8 devices' in err
+
+
+def test_an_unwritable_work_directory(tmp_path):
+  (tmp_path / 'file').write_text('')
+  status, _, err = run(*tiny.flags(), f'--workdir={tmp_path}/file/run')
+  assert status == 1 and 'error: cannot use work directory' in err
+
+
+def test_help_is_quick_and_has_an_example():
+  """Quick: jax is not imported."""
+  code = (
+    'import sys, runpy; sys.argv = ["main", "--help"]\n'
+    'try: runpy.run_module("vit_jax.main", run_name="__main__")\n'
+    'finally: assert "jax" not in sys.modules'
+  )
+  result = subprocess.run(
+    [sys.executable, '-c', code],
+    check=False,
+    env=ENV,
+    capture_output=True,
+    text=True,
+  )
+  assert result.returncode == 0, result.stderr
+  assert '--config=configs/digits.py' in result.stdout
+  assert '--workdir' in result.stdout
+
+
+def test_tensorflow_is_never_imported(tmp_path):
+  code = (
+    'import sys\n'
+    'sys.modules["tensorflow"] = None  # importing it fails\n'
+    'import tiny\nfrom vit_jax import train\n'
+    'config = tiny.config(train__duration="2 steps", optim__warmup="0 steps")\n'
+    f'assert train.main(config, {str(tmp_path)!r}) == 0\n'
+  )
+  env = ENV | {'PYTHONPATH': f'{tiny.ROOT}:{pathlib.Path(__file__).parent}'}
+  subprocess.run([sys.executable, '-c', code], env=env, check=True)

@@ -1,0 +1,157 @@
+import json
+import os
+import subprocess
+import sys
+
+import cloudpickle
+import numpy as np
+import pytest
+import stand_in
+
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax.config import UserError
+
+
+@pytest.fixture(scope='module')
+def data_dir(tmp_path_factory):
+  folder = tmp_path_factory.mktemp('tfds')
+  assert stand_in.write_tfds(folder) == 'stand_in'
+  return folder
+
+
+def open_tfds(name, data_dir, split='train', **settings) -> data.Source:
+  config = config_lib.default()
+  config.data.update(name=name, dir=str(data_dir), **settings)
+  data.check(config)
+  return data.open_source(config, split)
+
+
+def test_reads_what_was_prepared(data_dir):
+  source = open_tfds('stand_in', data_dir)
+  assert source.classes == ('wasp', 'ant', 'bee')  # in the dataset's order
+  assert source.image_shape is None
+  assert len(source) == 9
+  examples = [source.read(i) for i in range(9)]
+  assert sorted(e.label for e in examples) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+  assert [e.index for e in examples] == list(range(9))
+  assert sorted(e.image[:4] for e in examples)[0] == b'\x89PNG'
+  jpegs = [e for e in examples if e.image[:2] == b'\xff\xd8']
+  assert {e.label for e in jpegs} == {2}
+  assert examples[4].where == 'stand_in/1.0.0, example 4 of train'
+
+
+def test_slices(data_dir):
+  both = open_tfds('stand_in', data_dir, 'test[50%:]+train[:3]')
+  assert [both.read(i).index for i in range(len(both))] == [2, 3, 4, 5, 6]
+  whole = open_tfds('stand_in', data_dir, 'train')
+  assert both.read(2).image == whole.read(0).image
+  assert both.fingerprint() != whole.fingerprint()
+  assert open_tfds('stand_in:1.0.0', data_dir).fingerprint() == (
+    whole.fingerprint()
+  )
+
+
+def test_workers_get_a_copy(data_dir):
+  source = open_tfds('stand_in', data_dir)
+  copy = cloudpickle.loads(cloudpickle.dumps(source))
+  assert copy.read(5) == source.read(5)
+
+
+SCRIPT = """
+import sys
+from vit_jax import config as config_lib, data
+config = config_lib.default()
+config.data.update(name='stand_in', dir=sys.argv[1], image_size=8)
+config.train.batch_size = 9
+data.check(config)
+source = data.open_source(config, 'train')
+batches = data.train_batches(source, config, start_step=0, num_steps=2)
+print(sum(len(batch['label']) for batch in batches))
+assert 'tensorflow' not in sys.modules
+"""
+
+
+def test_tensorflow_is_not_imported(data_dir):
+  command = [sys.executable, '-c', SCRIPT, str(data_dir)]
+  result = subprocess.run(command, capture_output=True, text=True, check=False)
+  assert result.stdout == '18\n', result.stderr
+
+
+@pytest.mark.parametrize(
+  'name, message',
+  [
+    (
+      'cifar10',
+      r"cifar10 is not prepared in .*/cifar10/.*: run pip install -e '\.\[pre"
+      r"pare\]' && python scripts/prepare_tfds.py cifar10 --data_dir=/.*$",
+    ),
+    ('cifr10', "no TFDS dataset 'cifr10': did you mean cifar10 or cifar100"),
+    ('cifar10:0.0.1', "'cifar10:0.0.1': Dataset cifar10 cannot be loaded at"),
+    ('stand_in:2.0.0', "'stand_in:2.0.0'"),
+    ('cifar10/blue', "'cifar10/blue': BuilderConfig blue not found"),
+  ],
+)
+def test_errors_say_what_to_do(data_dir, name, message):
+  with pytest.raises(UserError, match=message) as e:
+    open_tfds(name, data_dir)
+  assert '\n' not in str(e.value)
+
+
+def test_unknown_name_that_is_a_folder(data_dir, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  os.mkdir('photos')
+  with pytest.raises(UserError, match='did you mean folder:photos'):
+    open_tfds('photos', data_dir)
+
+
+def test_unknown_split(data_dir):
+  with pytest.raises(UserError, match="stand_in has no split 'val': choose"):
+    open_tfds('stand_in', data_dir, 'val')
+
+
+def test_other_formats_are_refused(tmp_path):
+  stand_in.write_tfds(tmp_path)
+  path = tmp_path / 'stand_in' / '1.0.0' / 'dataset_info.json'
+  info = json.loads(path.read_text())
+  path.write_text(json.dumps(info | {'fileFormat': 'tfrecord'}))
+  with pytest.raises(UserError, match='as tfrecord, which has no random acc'):
+    open_tfds('stand_in', tmp_path)
+
+
+def test_datasets_of_other_kinds_are_refused(tmp_path):
+  import tensorflow_datasets as tfds
+
+  def feature(name: str) -> tfds.features.FeatureConnector:
+    if 'label' in name:
+      return tfds.features.ClassLabel(num_classes=2)
+    return tfds.features.Image(shape=(4, 5, 3))
+
+  def write(*keys: str) -> str:
+    class Odd(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+      VERSION = tfds.core.Version('1.0.0')
+      name = f'odd_{"_".join(keys)}'
+
+      def _info(self) -> tfds.core.DatasetInfo:
+        features = tfds.features.FeaturesDict({k: feature(k) for k in keys})
+        return tfds.core.DatasetInfo(builder=self, features=features)
+
+      def _split_generators(self, dl_manager):
+        return {'train': self._generate_examples()}
+
+      def _generate_examples(self):
+        image = stand_in.png(np.zeros((4, 5, 3), np.uint8))
+        yield 0, {k: -1 if 'label' in k else image for k in keys}
+
+    Odd(data_dir=tmp_path, file_format='array_record').download_and_prepare()
+    return Odd.name
+
+  with pytest.raises(UserError, match='it has no features of type ClassLabel'):
+    open_tfds(write('image'), tmp_path)
+  with pytest.raises(UserError, match='it has 2 features of type Image, among'):
+    open_tfds(write('left', 'right', 'label'), tmp_path)
+  source = open_tfds(write('picture', 'label', 'coarse_label'), tmp_path)
+  assert source.image_shape == (4, 5)
+  assert source.classes == ('0', '1')
+  with pytest.raises(UserError, match='example 0 of train, has no label'):
+    source.read(0)

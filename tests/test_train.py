@@ -1,0 +1,345 @@
+"""The loop and its step, with a tiny model on the digits, in this process."""
+
+import dataclasses
+import json
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import tiny
+
+from vit_jax import checkpoint
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax import experiment as experiment_lib
+from vit_jax import models
+from vit_jax import optim
+from vit_jax import train
+
+UserError = config_lib.UserError
+
+
+def build(**overrides):
+  config = tiny.config(**overrides)
+  experiment_lib.check(config)
+  return experiment_lib.build(config)
+
+
+def run_steps(experiment, steps, state=None, start=0):
+  """Returns the state after some steps, and their losses."""
+  state = experiment.init() if state is None else state
+  batches = experiment.train_batches(start)
+  losses = []
+  for step in range(start, start + steps):
+    state, metrics = experiment.train_step(state, next(batches), np.int32(step))
+    losses.append(float(metrics['loss']))
+  batches.close()
+  return jax.device_get(state), losses
+
+
+def assert_close(found, expected, tolerance):
+  """Compares trees, relative to the norm of each leaf."""
+  jax.tree.map(
+    lambda a, b: np.testing.assert_array_less(
+      np.linalg.norm(a - b), tolerance * np.linalg.norm(b) + 1e-12
+    ),
+    found,
+    expected,
+  )
+
+
+@pytest.fixture(scope='module')
+def reference():
+  """Three steps with SGD, unsplit: the state, the losses, the overrides."""
+  overrides = {'optim__name': 'sgd', 'optim__warmup': '0 steps'}
+  return *run_steps(build(**overrides), 3), overrides
+
+
+@pytest.mark.parametrize(
+  'how',
+  [
+    {'train__accumulation': 4},
+    {'mesh__data': 8},
+    {'mesh__data': 4, 'train__accumulation': 2, 'model__scan': True},
+  ],
+  ids=str,
+)
+def test_one_result_however_it_is_computed(reference, how):
+  """Accumulated or not, on one device or many; dropout and shifts included."""
+  expected, expected_losses, overrides = reference
+  state, losses = run_steps(build(**overrides, **how), 3)
+  params = state.params
+  if 'model__scan' in how:
+    params = models.vit.unstack_layers(params)
+  np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+  assert_close(params, expected.params, 1e-5)
+
+
+def test_a_step_can_be_replayed_alone(reference):
+  _, losses, overrides = reference
+  experiment = build(**overrides)
+  state, _ = run_steps(experiment, 2)
+  _, third = run_steps(experiment, 1, state=state, start=2)
+  assert third == losses[2:]
+
+
+def test_the_seed_decides():
+  first, _ = run_steps(build(seed=1), 1)
+  second, _ = run_steps(build(seed=1), 1)
+  other, _ = run_steps(build(seed=2), 1)
+  jax.tree.map(np.testing.assert_array_equal, first, second)
+  kernel = ('patch_embedding', 'kernel')
+  a, b = (s.params[kernel[0]][kernel[1]] for s in (first, other))
+  assert not np.allclose(a, b)
+
+
+def test_adamw_step_equals_optax(reference):
+  """Our direction times the rate is optax.adamw's update."""
+  config = tiny.config(
+    optim__weight_decay=0.1, optim__clip_norm=0.5, optim__decay_pattern=''
+  ).optim
+  params, grads = reference[0].params, reference[0].opt_state[-1].trace
+  ours = optim.make_optimizer(config)
+  theirs = optax.chain(
+    optax.clip_by_global_norm(0.5),
+    optax.adamw(0.1, config.b1, config.b2, config.eps, weight_decay=0.1),
+  )
+  direction, _ = ours.update(grads, ours.init(params), params)
+  update, _ = theirs.update(grads, theirs.init(params), params)
+  jax.tree.map(
+    lambda d, u: np.testing.assert_allclose(-0.1 * d, u, rtol=1e-5),
+    direction,
+    update,
+  )
+
+
+def test_decay_follows_the_pattern():
+  config = tiny.config(optim__weight_decay=0.5).optim
+  params = {'norm': {'scale': jnp.ones(3)}, 'head': {'kernel': jnp.ones(3)}}
+  zeros = optax.tree.zeros_like(params)
+  optimizer = optim.make_optimizer(config)
+  direction, _ = optimizer.update(zeros, optimizer.init(params), params)
+  np.testing.assert_allclose(direction['head']['kernel'], 0.5)
+  np.testing.assert_allclose(direction['norm']['scale'], 0)
+
+
+@pytest.mark.parametrize(
+  ('schedule', 'expected'),
+  [
+    # At 0, halfway through warm-up, at its end, and at 60%, 90%, 100%.
+    ('cosine', [0, 0.5, 1, 0.4719, 0.1271, 0.1]),
+    ('linear', [0, 0.5, 1, 1 - 0.9 * 50 / 90, 1 - 0.9 * 8 / 9, 0.1]),
+    ('step', [0, 0.5, 1, 0.1, 0.01, 0.01]),
+    ('constant', [0, 0.5, 1, 1, 1, 1]),
+  ],
+)
+def test_schedules(schedule, expected):
+  config = tiny.config(
+    optim__schedule=schedule, optim__final_factor=0.1, optim__learning_rate=1.0
+  ).optim
+  fn = optim.make_schedule(config, total_steps=100, warmup_steps=10)
+  found = [float(fn(step)) for step in (0, 5, 10, 60, 90, 100)]
+  np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
+def test_step_schedule_changes_at_the_step():
+  config = tiny.config(optim__schedule='step', optim__learning_rate=1.0).optim
+  fn = optim.make_schedule(config, total_steps=100, warmup_steps=0)
+  found = [float(fn(step)) for step in (0, 59, 60, 84, 85)]
+  np.testing.assert_allclose(found, [1, 1, 0.1, 0.1, 0.01], rtol=1e-5)
+  with pytest.raises(UserError, match='shorten it'):
+    optim.make_schedule(config, total_steps=10, warmup_steps=10)
+
+
+def test_evaluation_counts_each_example_once():
+  """1,797 images in batches of 128, against all of them at once."""
+  e = build(
+    data__split='train', evals__val__split='train', train__batch_size=128
+  )
+  params = e.init().params
+  total = None
+  for batch in e.eval_batches('val'):
+    total = e.eval_step(params, batch, total)
+  found = {k: float(v) for k, v in total.compute().items()}
+  model = models.from_config(e.config.model, 10)
+  source = e.eval_sources['val']
+  logits = model.apply(
+    {'params': params}, (source.images / np.float32(255) - 0.5) / 0.5
+  )
+  loss = optax.softmax_cross_entropy_with_integer_labels(logits, source.labels)
+  assert found['examples'] == 1797
+  assert found['accuracy'] == pytest.approx(
+    float((logits.argmax(-1) == source.labels).mean()), abs=1e-6
+  )
+  assert found['loss'] == pytest.approx(float(loss.mean()), rel=1e-5)
+
+
+def test_ema_is_the_average_and_is_evaluated(tmp_path):
+  e = build(train__ema_decay=0.9, optim__warmup='0 steps')
+  state = e.init()
+  average = jax.device_get(state.params)
+  for step in range(3):
+    batch = next(e.train_batches(step))
+    state, _ = e.train_step(state, batch, np.int32(step))
+    average = jax.tree.map(
+      lambda a, p: 0.9 * a + 0.1 * p, average, jax.device_get(state.params)
+    )
+  assert_close(jax.device_get(state.ema_params), average, 1e-6)
+  assert state.eval_params is state.ema_params
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+  """A whole run: its work directory and config."""
+  workdir = tmp_path_factory.mktemp('runs') / 'new' / 'run'
+  config = tiny.config(checkpoint__best='val/loss')
+  assert train.main(config, str(workdir)) == 0
+  return workdir, config
+
+
+def test_a_run_leaves_what_is_promised(finished):
+  workdir, config = finished
+  names = {path.name for path in workdir.iterdir()}
+  names = {name for name in names if not name.startswith(('.', 'events.out'))}
+  assert names == {
+    'config.json',
+    'preprocess.json',
+    'run.json',
+    'metrics.jsonl',
+    'train.log',
+    'checkpoints',
+    'best',
+    'DONE',
+  }
+  steps = sorted(int(p.name) for p in (workdir / 'checkpoints').iterdir())
+  assert steps == [8, 12]
+  lines = tiny.metrics(workdir)
+  train_lines = [line for line in lines if 'train/loss' in line]
+  assert [line['step'] for line in train_lines] == list(range(1, 13))
+  for name in ('learning_rate', 'grad_norm', 'images_per_second', 'data_wait'):
+    assert all(f'train/{name}' in line for line in train_lines), name
+  rates = [line['train/learning_rate'] for line in train_lines[:4]]
+  assert rates[:3] == pytest.approx([0, 0.5 * max(rates), max(rates)])
+  val_lines = [line for line in lines if 'val/accuracy' in line]
+  assert [line['step'] for line in val_lines] == [5, 10, 12]
+  assert all(line['val/examples'] == 359 for line in val_lines)
+  stored = json.loads((workdir / 'config.json').read_text())
+  assert stored['model']['num_classes'] == 10
+  assert json.loads((workdir / 'DONE').read_text()) == {
+    k: v for k, v in val_lines[-1].items() if k.startswith('val/')
+  }
+  log = (workdir / 'train.log').read_text()
+  assert 'patch_embedding/kernel' in log and '1438 examples' in log
+
+
+def test_a_finished_run_is_left_alone(finished, capsys):
+  workdir, config = finished
+  before = (workdir / 'metrics.jsonl').read_bytes()
+  assert train.main(config, str(workdir)) == 0
+  assert (workdir / 'metrics.jsonl').read_bytes() == before
+
+
+def test_load_predicts_as_the_evaluation_did(finished):
+  import vit_jax
+
+  workdir, _ = finished
+  vit = vit_jax.load(workdir)
+  source = data.open_source(tiny.config(), 'train[80%:]')
+  logits = vit.predict(list(source.images))
+  loss = optax.softmax_cross_entropy_with_integer_labels(logits, source.labels)
+  best = min(line.get('val/loss', 9) for line in tiny.metrics(workdir))
+  assert float(loss.mean()) == pytest.approx(best, rel=1e-4)
+  assert vit.classes == tuple('0123456789')
+  with pytest.raises(UserError, match='is not a work directory'):
+    vit_jax.load(workdir / 'checkpoints')
+
+
+def test_another_config_is_refused(finished):
+  workdir, _ = finished
+  (workdir / 'DONE').unlink()
+  config = tiny.config(checkpoint__best='val/loss', optim__b1=0.5)
+  with pytest.raises(UserError, match=r'optim\.b1: 0\.9 -> 0\.5'):
+    train.main(config, str(workdir))
+
+
+def test_a_live_directory_is_refused(tmp_path):
+  with train.workdir_lib.lock(tmp_path):
+    with pytest.raises(UserError, match='is in use by process'):
+      train.main(tiny.config(), str(tmp_path))
+
+
+def test_longer_cadence_resumes(finished):
+  """Only the end is missing: nothing is trained again."""
+  workdir, config = finished
+  (workdir / 'DONE').unlink(missing_ok=True)
+  config = config.copy_and_resolve_references()
+  config.train.log_every = '100 steps'
+  assert train.main(config, str(workdir)) == 0
+  assert (workdir / 'DONE').exists()
+
+
+NONFINITE = {
+  # The first updates throw the parameters so far that nothing is finite.
+  'optim__name': 'sgd',
+  'optim__learning_rate': 1e38,
+  'optim__warmup': '0 steps',
+  'evals__val__split': '',
+}
+
+
+def test_a_step_that_is_not_finite_stops_the_run(tmp_path):
+  config = tiny.config(**NONFINITE)
+  with pytest.raises(UserError, match=r'^[^\n]*not finite[^\n]*$') as error:
+    train.main(config, str(tmp_path))
+  # The state before it is kept, with finite parameters.
+  step = int(str(error.value).split()[1]) - 1
+  params, stored, _ = checkpoint.restore_params(tmp_path)
+  assert stored == step
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
+  source = data.open_source(config, config.data.split)
+  batch = list(
+    data.train_batches(source, config, start_step=step, num_steps=12)
+  )
+  assert str(batch[0]['index'].tolist()) in str(error.value)
+  assert not (tmp_path / 'DONE').exists()
+
+
+def test_or_is_skipped(tmp_path):
+  config = tiny.config(**NONFINITE, train__skip_nonfinite=True)
+  assert train.main(config, str(tmp_path)) == 0
+  params, step, _ = checkpoint.restore_params(tmp_path)
+  assert step == 12
+  assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
+
+
+def test_dry_run_writes_nothing(tmp_path, capsys):
+  workdir = tmp_path / 'run'
+  assert train.main(tiny.config(), str(workdir), dry_run=True) == 0
+  sizes = json.loads(capsys.readouterr().out)
+  state = build().init()
+  assert sizes['parameters'] == sum(
+    x.size for x in jax.tree.leaves(state.params)
+  )
+  assert not workdir.exists()
+
+
+def test_too_few_classes():
+  with pytest.raises(UserError, match='has 10 classes'):
+    build(model__num_classes=3)
+
+
+def test_batch_must_divide_over_the_devices():
+  with pytest.raises(UserError, match='does not divide over 8 devices'):
+    build(mesh__data=-1, train__batch_size=12)
+  with pytest.raises(UserError, match='there are 8 devices'):
+    build(mesh__data=9)
+
+
+def test_experiment_is_what_the_config_says():
+  e = build(train__duration='2 epochs', evals__val__every='')
+  assert e.total_steps == -(-2 * 1438 // 16)
+  assert e.evals_due(5) == [] and e.evals_due(e.total_steps) == ['val']
+  short = dataclasses.replace(e, total_steps=5)
+  assert short.evals_due(5) == ['val'] and short.checkpoint_due(5)

@@ -1,0 +1,175 @@
+"""The lock of a work directory, and the files that describe a run."""
+
+import json
+import pathlib
+import shutil
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from vit_jax import config as config_lib
+from vit_jax import workdir
+from vit_jax.config import UserError
+
+_HOLD = """
+import sys
+from vit_jax import workdir
+with workdir.lock(sys.argv[1]):
+  print('held', flush=True)
+  sys.stdin.read()
+"""
+
+
+class Source:
+  def __init__(self, classes: tuple[str, ...] = ('a', 'b'), digest: str = 'x'):
+    self.classes = classes
+    self._digest = digest
+
+  def fingerprint(self) -> str:
+    return self._digest
+
+
+def hold(path: pathlib.Path) -> subprocess.Popen[str]:
+  process = subprocess.Popen(
+    [sys.executable, '-c', _HOLD, str(path)],
+    stdin=subprocess.PIPE,
+    stdout=subprocess.PIPE,
+    text=True,
+    cwd=pathlib.Path(__file__).parent.parent,
+  )
+  assert process.stdout is not None
+  assert process.stdout.readline() == 'held\n'
+  return process
+
+
+def read(path: pathlib.Path) -> Any:
+  return json.loads(path.read_text())
+
+
+def test_lock_is_held_until_the_process_is_killed(
+  tmp_path: pathlib.Path,
+) -> None:
+  path = tmp_path / 'new' / 'run'
+  process = hold(path)
+  with pytest.raises(UserError) as error:
+    with workdir.lock(path):
+      pass
+  assert f'{path} is in use by process {process.pid} on ' in str(error.value)
+  assert '\n' not in str(error.value)
+  process.kill()
+  process.communicate()
+  with workdir.lock(path):
+    with pytest.raises(UserError, match='is in use by process'):
+      with workdir.lock(path):
+        pass
+  with workdir.lock(path):
+    pass
+
+
+def test_lock_of_what_is_no_directory(tmp_path: pathlib.Path) -> None:
+  (tmp_path / 'file').write_text('')
+  with pytest.raises(UserError, match='cannot use work directory'):
+    with workdir.lock(tmp_path / 'file' / 'run'):
+      pass
+
+
+def test_a_file_that_cannot_be_replaced_is_intact(
+  tmp_path: pathlib.Path,
+) -> None:
+  path = tmp_path / 'a.json'
+  workdir.write_json(path, {'a': 1})
+  with pytest.raises(TypeError):
+    workdir.write_json(path, {'a': object()})
+  with pytest.raises(UserError, match=r'cannot write .*: No space left'):
+    with workdir.replacing(path) as file:
+      file.write('{')
+      raise OSError(28, 'No space left on device')
+  assert read(path) == {'a': 1}
+  assert [p.name for p in tmp_path.iterdir()] == ['a.json']
+
+
+def test_reading_json(tmp_path: pathlib.Path) -> None:
+  assert workdir.read_json(tmp_path / 'a.json') is None
+  (tmp_path / 'a.json').write_text('{"a":')
+  with pytest.raises(UserError, match=r'cannot read .*/a\.json: '):
+    workdir.read_json(tmp_path / 'a.json')
+
+
+def test_prepare_describes_each_start(
+  tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+  config = config_lib.default()
+  workdir.prepare(tmp_path, config, Source())
+  config.train.log_every = '7 steps'
+  workdir.prepare(tmp_path, config, Source())
+  assert not caplog.records
+  workdir.prepare(tmp_path, config, Source(digest='y'))
+  assert 'The data is not what it was' in caplog.text
+  runs = read(tmp_path / 'run.json')['runs']
+  assert [run['data_fingerprint'] for run in runs] == ['x', 'x', 'y']
+  assert runs[0]['packages']['jax'][0].isdecimal()
+  assert runs[0]['devices']['count'] >= 1
+  assert runs[0]['python'] == '.'.join(map(str, sys.version_info[:3]))
+  stored = config_lib.from_json((tmp_path / 'config.json').read_text())
+  assert stored.train.log_every == '7 steps'
+  preprocess = read(tmp_path / 'preprocess.json')
+  assert preprocess['classes'] == ['a', 'b']
+  assert preprocess['image_size'] == 224
+  assert preprocess['mean'] == [0.5]
+
+
+def test_prepare_refuses_another_config(tmp_path: pathlib.Path) -> None:
+  config = config_lib.default()
+  workdir.prepare(tmp_path, config, Source())
+  config.optim.learning_rate = 0.5
+  config.seed = 3
+  with pytest.raises(UserError) as error:
+    workdir.prepare(tmp_path, config, Source())
+  assert 'optim.learning_rate: 0.001 -> 0.5; seed: 0 -> 3' in str(error.value)
+  assert len(read(tmp_path / 'run.json')['runs']) == 1
+
+
+@pytest.mark.parametrize(
+  ('classes', 'message'),
+  [
+    (('a', 'c'), "without 'b', with 'c'"),
+    (('b', 'a'), 'their order changed'),
+  ],
+)
+def test_prepare_refuses_other_classes(
+  tmp_path: pathlib.Path, classes: tuple[str, ...], message: str
+) -> None:
+  config = config_lib.default()
+  workdir.prepare(tmp_path, config, Source())
+  with pytest.raises(UserError, match=message):
+    workdir.prepare(tmp_path, config, Source(classes))
+
+
+@pytest.mark.skipif(shutil.which('git') is None, reason='there is no git')
+def test_commit_of_the_checkout(
+  tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+  def git(*arguments: str) -> str:
+    identity = ('-c', 'user.name=a', '-c', 'user.email=a@b')
+    command = ('git', '-C', str(tmp_path), *identity, *arguments)
+    return subprocess.run(
+      command, check=True, capture_output=True, text=True
+    ).stdout
+
+  file = tmp_path / 'vit_jax' / 'workdir.py'
+  file.parent.mkdir()
+  file.write_text('')
+  monkeypatch.setattr(workdir, '__file__', str(file))
+  assert 'git' not in workdir.run_info(['a'])  # no checkout
+  git('init', '-q')
+  assert 'git' not in workdir.run_info(['a'])  # installed inside another's
+  git('add', '.')
+  git('commit', '-q', '-m', 'a')
+  commit = git('rev-parse', 'HEAD').strip()
+  info = workdir.run_info(['python', 'a b'])
+  assert info['git'] == {'commit': commit, 'dirty': False}
+  assert info['command'] == "python 'a b'"
+  file.write_text('changed')
+  assert workdir.run_info(['a'])['git']['dirty']

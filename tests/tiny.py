@@ -1,0 +1,54 @@
+"""A small experiment that the tests share."""
+
+import json
+import pathlib
+from typing import Any
+
+import ml_collections
+
+from vit_jax import cli
+from vit_jax import config as config_lib
+
+ROOT = pathlib.Path(__file__).parents[1]
+
+# Of configs/digits.py: two layers, and everything that is random.
+TINY = {
+  'model.name': 'ViT-Ti/4',
+  'model.hidden_size': 16,
+  'model.mlp_dim': 32,
+  'model.num_heads': 2,
+  'model.depth': 2,
+  'model.dropout_rate': 0.1,
+  'model.stochastic_depth': 0.1,
+  'train.duration': '12 steps',
+  'train.batch_size': 16,
+  'train.log_every': '1 steps',
+  'optim.warmup': '2 steps',
+  'evals.val.every': '5 steps',
+  'checkpoint.every': '4 steps',
+  'mesh.data': 1,
+}
+
+
+def config(**overrides: Any) -> ml_collections.ConfigDict:
+  """Returns the tiny config; `optim__name='sgd'` sets `optim.name`."""
+  result = cli.load_config(str(ROOT / 'configs' / 'digits.py'))
+  overrides = {k.replace('__', '.'): v for k, v in overrides.items()}
+  for key, value in (TINY | overrides).items():
+    config_lib.set_value(result, key, value)
+  return result
+
+
+def flags(**overrides: Any) -> list[str]:
+  """Returns the command line that gives the same config."""
+  overrides = {k.replace('__', '.'): v for k, v in overrides.items()}
+  keys = (TINY | overrides).items()
+  return [f'--config={ROOT}/configs/digits.py'] + [
+    f'--config.{key}={value}' for key, value in keys
+  ]
+
+
+def metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
+  """Returns the lines of metrics.jsonl."""
+  text = (workdir / 'metrics.jsonl').read_text()
+  return [json.loads(line) for line in text.splitlines()]

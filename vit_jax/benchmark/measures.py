@@ -1,0 +1,248 @@
+"""What is measured; each function returns one entry of the report."""
+
+from collections.abc import Callable
+import dataclasses
+import json
+import os
+import pathlib
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+import cv2
+import jax
+import ml_collections
+import numpy as np
+
+from vit_jax import data
+from vit_jax import experiment as experiment_lib
+from vit_jax import models
+from vit_jax import train as train_lib
+from vit_jax.benchmark import baseline
+from vit_jax.benchmark import timing
+
+Entry = dict[str, Any]
+
+# Of logits: what the order of sums in float32 explains, and no more.
+_TOLERANCE = 1e-4
+
+
+class Bench:
+  """The tutorial's ViT and its plain twin, with the same parameters and data.
+
+  Attributes:
+    experiment: From the config.
+    blocks: How often each is timed.
+    matmul_flops: Measured rate of matrix products, in FLOP/s.
+  """
+
+  def __init__(self, config: ml_collections.ConfigDict, blocks: int):
+    experiment_lib.check(config)
+    self.experiment = experiment_lib.build(config)
+    self.blocks = blocks
+    self.matmul_flops = timing.matmul_flops()
+    self._batch = next(self.experiment.train_batches(0))
+    config = self.experiment.config
+    self._model = models.from_config(
+      config.model, config.model.num_classes, config.train.dtype
+    )
+    self._state = self.experiment.init()
+    # Copies: each step's state is donated.
+    self._params = jax.tree.map(np.asarray, self._state.params)
+    self._plain_params = baseline.convert_params(self._params)
+    self._plain_model = baseline.make_model(self._model)
+    shape = (config.train.batch_size, *self._batch['image'].shape[1:])
+    self._images = jax.random.normal(jax.random.key(0), shape)
+
+  def check(self) -> None:
+    """Compares the logits of both models.
+
+    Raises:
+      AssertionError: They are not the same function, so that no time counts.
+    """
+    ours: Any = self._model.apply({'params': self._params}, self._images)
+    plain: Any = self._plain_model.apply(
+      {'params': self._plain_params}, self._images
+    )
+    scale = np.abs(plain).max()
+    if not np.abs(np.subtract(ours, plain)).max() <= _TOLERANCE * scale:
+      raise AssertionError('the models differ')
+
+  def train(self) -> Entry:
+    """Times whole training steps on a batch that is on the device."""
+    e = self.experiment
+    state = self._state
+    plain_state, plain_step = baseline.make_train_step(
+      self._plain_model, self._plain_params, e.config.optim
+    )
+    labels, key, step = self._batch['label'], jax.random.key(0), 0
+
+    def ours() -> None:
+      nonlocal state, step
+      state, metrics = e.train_step(state, self._batch, np.int32(step))
+      step += 1
+      jax.block_until_ready(metrics)
+
+    def plain() -> None:
+      nonlocal plain_state
+      plain_state, loss = plain_step(plain_state, self._images, labels, key)
+      jax.block_until_ready(loss)
+
+    compiled = e.train_step.lower(state, self._batch, np.int32(0)).compile()
+    entry = self._compare(ours, plain, e.flops)
+    self._state = state
+    return entry | {'peak_memory_mb': _planned_memory(compiled)}
+
+  def infer(self) -> Entry:
+    """Times the forward pass on images that are on the device."""
+    ours_fn = jax.jit(lambda p, x: self._model.apply({'params': p}, x))
+    plain_fn = jax.jit(lambda p, x: self._plain_model.apply({'params': p}, x))
+    params = jax.device_put(self._params)
+    plain_params = jax.device_put(self._plain_params)
+
+    def ours() -> None:
+      jax.block_until_ready(ours_fn(params, self._images))
+
+    def plain() -> None:
+      jax.block_until_ready(plain_fn(plain_params, self._images))
+
+    compiled = ours_fn.lower(params, self._images).compile()
+    entry = self._compare(ours, plain, self.experiment.flops / 3)
+    return entry | {'peak_memory_mb': _planned_memory(compiled)}
+
+  def _compare(
+    self, ours: Callable[[], None], plain: Callable[[], None], flops: float
+  ) -> Entry:
+    batch_size = self.experiment.config.train.batch_size
+    times = timing.in_turns({'ours': ours, 'plain': plain}, self.blocks)
+    rates = timing.summarize(times['ours'], batch_size)
+    plain_rates = timing.summarize(times['plain'], batch_size)
+    rate = rates['median'] / batch_size * flops
+    return {
+      'images_per_second': rates['median'],
+      'baseline': plain_rates['median'],
+      'ratio': rates['median'] / plain_rates['median'],
+      'range': [rates['min'], rates['max']],
+      'baseline_range': [plain_rates['min'], plain_rates['max']],
+      'milliseconds_per_step': 1e3 * statistics.median(times['ours']),
+      'gflops': rate / 1e9,
+      'share_of_matmul_rate': rate / self.matmul_flops,
+    }
+
+  def input(self) -> Entry:
+    """Times reading and decoding, against a loop over `cv2.imread`."""
+    e, num_batches = self.experiment, 10
+    batch_size = e.config.train.batch_size
+    paths = [e.source.read(i).where for i in range(num_batches * batch_size)]
+
+    def ours() -> None:
+      batches = data.train_batches(
+        e.source, e.config, start_step=0, num_steps=num_batches
+      )
+      for _ in batches:
+        pass
+
+    def plain() -> None:
+      for i in range(0, len(paths), batch_size):
+        batch = [np.asarray(cv2.imread(p)) for p in paths[i : i + batch_size]]
+        np.stack([image[:, :, ::-1] for image in batch])
+
+    times = timing.in_turns({'ours': ours, 'plain': plain}, self.blocks)
+    rates = {k: timing.summarize(v, len(paths)) for k, v in times.items()}
+    return {
+      'images_per_second': rates['ours']['median'],
+      'baseline': rates['plain']['median'],
+      'ratio': rates['ours']['median'] / rates['plain']['median'],
+      'range': [rates['ours']['min'], rates['ours']['max']],
+    }
+
+  def end_to_end(self) -> Entry:
+    """Times the whole loop, in turns with the bare step."""
+    e, state, step = self.experiment, self._state, 0
+    seconds: list[float] = []
+
+    def bare() -> None:
+      nonlocal state, step
+      for _ in range(self.blocks):
+        state, metrics = e.train_step(state, self._batch, np.int32(step))
+        step += 1
+      jax.block_until_ready(metrics)
+
+    def loop() -> None:
+      with tempfile.TemporaryDirectory() as workdir, train_lib.Stop() as stop:
+        short = dataclasses.replace(
+          e, total_steps=self.blocks + 3, eval_every={}
+        )
+        train_lib.train(short, pathlib.Path(workdir), stop)
+        seconds.append(_seconds_per_step(workdir, self.blocks))
+
+    times = timing.in_turns({'bare': bare, 'loop': loop}, blocks=3, warmup=1)
+    batch_size = e.config.train.batch_size
+    bare_rate = timing.summarize(times['bare'], self.blocks * batch_size)
+    rate = timing.summarize(seconds[1:], batch_size)
+    self._state = state
+    return {
+      'images_per_second': rate['median'],
+      'baseline': bare_rate['median'],
+      'ratio': rate['median'] / bare_rate['median'],
+      'range': [rate['min'], rate['max']],
+    }
+
+
+def startup(config: pathlib.Path) -> Entry:
+  """Times a command from its start to its first step, and to its end.
+
+  Args:
+    config: A config file; two steps of it are run.
+  """
+  with tempfile.TemporaryDirectory() as workdir:
+    command = [sys.executable, '-m', 'vit_jax.main', f'--config={config}']
+    command += [f'--workdir={workdir}', '--config.train.duration=3 steps']
+    command += ['--config.optim.warmup=0 steps']
+    start, clock = time.time(), time.perf_counter()
+    subprocess.run(command, check=True, capture_output=True)
+    seconds = time.perf_counter() - clock
+    first = json.loads(
+      (pathlib.Path(workdir) / 'metrics.jsonl').open().readline()
+    )
+  peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+  return {
+    'seconds_to_first_step': first['time'] - start,
+    'seconds_to_exit': seconds,
+    'peak_memory_mb': peak / 1024,
+  }
+
+
+def write_images(folder: pathlib.Path, count: int, size: int = 32) -> None:
+  """Writes a folder of JPEG files, with smooth random images of 10 classes."""
+  rng = np.random.default_rng(0)
+  for i in range(count):
+    path = folder / 'train' / f'class{i % 10}' / f'{i}.jpg'
+    path.parent.mkdir(parents=True, exist_ok=True)
+    coarse = rng.integers(0, 256, (size // 4, size // 4, 3), np.uint8)
+    image = cv2.resize(coarse, (size, size), interpolation=cv2.INTER_CUBIC)
+    if not cv2.imwrite(os.fspath(path), image):
+      raise OSError(f'cannot write {path}')
+
+
+def _planned_memory(compiled: Any) -> float:
+  """Returns the compiler's plan of a program's memory, in MiB."""
+  plan = compiled.memory_analysis()
+  size = plan.argument_size_in_bytes + plan.temp_size_in_bytes
+  size += plan.output_size_in_bytes - plan.alias_size_in_bytes
+  return size / 2**20
+
+
+def _seconds_per_step(workdir: str, steps: int) -> float:
+  """Returns the mean time of the last steps of a run that logged each."""
+  times = [line['time'] for line in _read_metrics(workdir)]
+  return (times[-1] - times[-1 - steps]) / steps
+
+
+def _read_metrics(workdir: str) -> list[dict[str, Any]]:
+  with open(os.path.join(workdir, 'metrics.jsonl')) as f:
+    return [json.loads(line) for line in f]

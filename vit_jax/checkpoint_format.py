@@ -1,0 +1,303 @@
+"""One checkpoint on the disk: its format, reading it, and noticing damage.
+
+A checkpoint is a directory STEP/ with two Orbax items: `state`, a tree of
+arrays, and `info`, a JSON object:
+
+    format   1
+    step     number of completed updates
+    metrics  of the evaluations at that step; null: they are still to be done
+    arrays   {path: {shape, dtype, checksum}}, every array of the state
+    crc32    of all of the above
+
+Orbax writes into a temporary directory and renames it, so that a checkpoint is
+either whole or does not count. It notices files that are missing or cut short,
+but not a flipped bit in an array: the checksums do. They are computed on the
+device from the bits of the elements and their positions, so they depend neither
+on the mesh nor on the number of processes.
+"""
+
+import functools
+import inspect
+import json
+import logging as python_logging
+import os
+import pathlib
+import re
+import sys
+from typing import Any
+import zlib
+
+from absl import logging
+from flax import traverse_util
+import jax
+from jax.experimental import multihost_utils
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+
+from vit_jax.config import UserError
+
+FORMAT = 1
+
+PyTree = Any
+
+_ORBAX = f'{os.sep}orbax{os.sep}'  # in the path of its files
+
+
+class DamagedError(Exception):
+  """A checkpoint is there, but is not what was written."""
+
+
+def make_info(
+  step: int, state: PyTree, metrics: dict[str, float] | None
+) -> dict[str, Any]:
+  """Returns the `info` of a checkpoint to be written."""
+  sums = checksums(state)
+  if metrics is not None:
+    metrics = {name: float(value) for name, value in metrics.items()}
+  info = {
+    'format': FORMAT,
+    'step': int(step),
+    'metrics': metrics,
+    'arrays': {
+      path: {
+        'shape': list(x.shape),
+        'dtype': jnp.dtype(x.dtype).name,
+        'checksum': sums[path],
+      }
+      for path, x in _leaves(state).items()
+    },
+  }
+  return {**info, 'crc32': _crc32(info)}
+
+
+def checksums(tree: PyTree) -> dict[str, int]:
+  """Returns a 32-bit checksum of each array, by its path, as 'params/kernel'.
+
+  Any change to one element changes it; any other change does but once in 2^32.
+  """
+  leaves = _leaves(tree)
+  # One small compiled function for each shape: one for the whole tree is as
+  # fast, but takes ten times as long to compile.
+  sums = jax.device_get([_checksum(x) for x in leaves.values()])
+  return {path: int(x) for path, x in zip(leaves, sums, strict=True)}
+
+
+@jax.jit
+def _checksum(x: jax.Array) -> jax.Array:
+  if x.dtype == jnp.bool_:
+    bits = x.astype(jnp.uint32)
+  else:
+    kind = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
+    bits = jax.lax.bitcast_convert_type(x, kind).astype(jnp.uint32)
+  # Without reshaping, so that each device reads its own part alone.
+  position = jnp.zeros((), jnp.uint32)
+  for axis, size in enumerate(bits.shape):
+    index = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
+    position = position * jnp.uint32(size % 2**32) + index
+  return jnp.sum(_mix(bits ^ _mix(position + 1)), dtype=jnp.uint32)
+
+
+def _mix(h: jax.Array) -> jax.Array:
+  """The finalizer of MurmurHash3: a bijection of uint32 that spreads bits."""
+  h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
+  h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
+  return h ^ (h >> 16)
+
+
+def _leaves(tree: PyTree) -> dict[str, Any]:
+  return {
+    jax.tree_util.keystr(path, simple=True, separator='/'): leaf
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
+def _crc32(info: dict[str, Any]) -> int:
+  return zlib.crc32(json.dumps(info, sort_keys=True).encode())
+
+
+def read_info(path: pathlib.Path) -> dict[str, Any]:
+  """Reads the `info` of a checkpoint, without `crc32`.
+
+  Raises:
+    DamagedError: It is not what was written.
+    UserError: It needs a newer version.
+  """
+  try:
+    info = ocp.JsonCheckpointHandler().restore(path / 'info')
+    crc32 = info.pop('crc32')
+  except (OSError, ValueError, KeyError, AttributeError, TypeError) as e:
+    raise DamagedError(f'info: {cause(e)}') from None
+  if _crc32(info) != crc32:
+    raise DamagedError('info has changed since it was written')
+  if info['format'] > FORMAT:
+    raise UserError(
+      f'checkpoint {path} has format {info["format"]}, and this version reads'
+      f' formats up to {FORMAT}: install the newer vit_jax that wrote it'
+    )
+  return info
+
+
+def restore(
+  path: pathlib.Path, abstract_state: PyTree
+) -> tuple[PyTree, dict[str, Any]]:
+  """Reads a whole checkpoint; all processes agree on the outcome.
+
+  Args:
+    path: Of the checkpoint.
+    abstract_state: `jax.ShapeDtypeStruct` leaves with shardings.
+
+  Returns:
+    The train state, and `info`.
+
+  Raises:
+    DamagedError: It is not what was written.
+    UserError: It does not fit the state, or needs a newer version.
+  """
+  problem, state, info = '', None, {}
+  try:
+    info = read_info(path)
+    _check_fits(path, info, abstract_state)
+    restore_args = ocp.checkpoint_utils.construct_restore_args(abstract_state)
+    state = _read_arrays(path, abstract_state, restore_args)
+  except DamagedError as e:
+    problem = str(e)
+  if jax.process_count() > 1:
+    bad = multihost_utils.process_allgather(np.array(bool(problem)))
+    if np.any(bad) and not problem:
+      problem = f'process {int(np.argmax(bad))} could not read it'
+  if problem:
+    raise DamagedError(problem)
+  _verify(info, checksums(state))
+  return state, info
+
+
+def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
+  """Reads the parameters alone: their moving average where there is one.
+
+  Args:
+    path: Of the checkpoint.
+
+  Returns:
+    Nested dicts of NumPy arrays, and the step.
+
+  Raises:
+    DamagedError: They are not what was written.
+    UserError: The checkpoint needs a newer version.
+  """
+  info = read_info(path)
+  arrays = {tuple(key.split('/')): x for key, x in info['arrays'].items()}
+  averaged = any(key[0] == 'ema_params' for key in arrays)
+  name = 'ema_params' if averaged else 'params'
+  wanted = traverse_util.unflatten_dict(
+    {
+      key: jax.ShapeDtypeStruct(x['shape'], x['dtype'])
+      for key, x in arrays.items()
+      if key[0] == name
+    }
+  )
+  restore_args = jax.tree.map(
+    lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted
+  )
+  tree = _read_arrays(path, wanted, restore_args)
+  _verify(info, checksums(tree))
+  return tree[name], info['step']
+
+
+def _read_arrays(
+  path: pathlib.Path, wanted: PyTree, restore_args: PyTree
+) -> PyTree:
+  args = ocp.args.PyTreeRestore(
+    item=wanted, restore_args=restore_args, partial_restore=True
+  )
+  # The handler itself, since a manager's restore waits for all processes, and
+  # one that cannot read its part would leave the others waiting.
+  handler = ocp.PyTreeCheckpointHandler()
+  try:
+    return handler.restore(path / 'state', args=args)
+  except Exception as e:  # Orbax raises what it likes, bare Exception too
+    raise DamagedError(cause(e)) from e
+  finally:
+    handler.close()
+
+
+def _verify(info: dict[str, Any], sums: dict[str, int]) -> None:
+  bad = [k for k, x in sums.items() if x != info['arrays'][k]['checksum']]
+  if bad:
+    more = f' and {len(bad) - 1} others' if len(bad) > 1 else ''
+    raise DamagedError(f'{bad[0]}{more} changed since it was written')
+
+
+def _check_fits(
+  path: pathlib.Path, info: dict[str, Any], abstract_state: PyTree
+) -> None:
+  stored = {
+    key: f'{x["dtype"]}{x["shape"]}' for key, x in info['arrays'].items()
+  }
+  expected = {
+    key: f'{jnp.dtype(x.dtype).name}{list(x.shape)}'
+    for key, x in _leaves(abstract_state).items()
+  }
+  differences = [
+    f'{key}: stored {stored.get(key, "nothing")},'
+    f' expected {expected.get(key, "nothing")}'
+    for key in sorted(stored.keys() | expected.keys())
+    if stored.get(key) != expected.get(key)
+  ]
+  if differences:
+    raise UserError(
+      f'checkpoint {path} does not fit the config: {"; ".join(differences)};'
+      ' use the config it was made with, or another work directory'
+    )
+
+
+def cause(error: BaseException) -> str:
+  """Returns the part of an error that people need, in one line."""
+  while error.__cause__ is not None:  # Orbax wraps what TensorStore says
+    error = error.__cause__
+  if isinstance(error, OSError) and error.strerror:
+    return error.strerror
+  text = str(error).strip() or type(error).__name__
+  number = re.search(r"\[os_error_code='(\d+)'", text)  # as TensorStore has it
+  if number:
+    return os.strerror(int(number[1]))
+  # The rest is the specification of the array, which runs to kilobytes.
+  return text.splitlines()[0].split(' [tensorstore_spec')[0]
+
+
+@functools.cache
+def quiet_orbax() -> None:
+  """Keeps Orbax's own messages off the terminal, except for warnings.
+
+  It logs every detail, and for a failure a traceback from each thread that sees
+  it, though it raises that too. What the failure abandons in asyncio complains
+  whenever it is collected, so this is not undone.
+  """
+  previous = sys.unraisablehook
+
+  def hook(unraisable: Any) -> None:
+    thing, error = unraisable.object, unraisable.exc_value
+    if inspect.iscoroutine(thing) and _ORBAX in thing.cr_code.co_filename:
+      return
+    if thing is None and str(error) == 'Event loop is closed':
+      return
+    previous(unraisable)
+
+  def wanted(record: python_logging.LogRecord) -> bool:
+    warning = record.levelno == python_logging.WARNING
+    return warning or _ORBAX not in record.pathname
+
+  def not_abandoned(record: python_logging.LogRecord) -> bool:
+    return 'exception was never retrieved' not in str(record.msg)
+
+  sys.unraisablehook = hook
+  logging.get_absl_logger().addFilter(wanted)
+  python_logging.getLogger('asyncio').addFilter(not_abandoned)
+
+
+def newest_first(directory: pathlib.Path) -> list[pathlib.Path]:
+  """Lists the checkpoints of a directory, the newest first."""
+  if not directory.is_dir():
+    return []
+  paths = [path for path in directory.iterdir() if path.name.isdecimal()]
+  return sorted(paths, key=lambda path: int(path.name), reverse=True)

@@ -1,0 +1,146 @@
+"""What prediction needs to know about the data, and does to an image."""
+
+from collections.abc import Iterable
+import dataclasses
+import json
+import os
+from typing import Any
+from typing import Self
+
+import ml_collections
+import numpy as np
+
+from vit_jax.config import UserError
+from vit_jax.data import decode
+from vit_jax.data import geometry
+from vit_jax.data import transforms
+
+
+@dataclasses.dataclass(frozen=True)
+class Preprocess:
+  """Turns any images into a model's input, as evaluation does.
+
+  Attributes:
+    classes: Names of what the model tells apart.
+    image_size: (height, width) of the model's input, in pixels.
+    channels: 1 (grey), 3 (RGB) or 4 (RGB and alpha).
+    mean: Of pixels in [0, 1], one number or one for each channel.
+    std: Likewise.
+    resize: As `config.data.eval_resize`.
+    antialias: Whether images are smoothed when they are shrunk.
+  """
+
+  classes: tuple[str, ...]
+  image_size: tuple[int, int]
+  channels: int
+  mean: tuple[float, ...]
+  std: tuple[float, ...]
+  resize: int | tuple[int, int] | None = None
+  antialias: bool = True
+
+  @classmethod
+  def from_config(
+    cls, config: ml_collections.ConfigDict, classes: Iterable[str]
+  ) -> Self:
+    """Returns what evaluation does under a config."""
+    crop = geometry.eval_crop(config)
+    return cls(
+      classes=tuple(classes),
+      image_size=crop.size,
+      channels=config.data.channels,
+      mean=tuple(config.data.mean),
+      std=tuple(config.data.std),
+      resize=crop.resize,
+      antialias=crop.antialias,
+    )
+
+  @classmethod
+  def from_json(cls, text: str) -> Self:
+    """Returns what `to_json` wrote."""
+    stored: dict[str, Any] = {
+      key: tuple(value) if isinstance(value, list) else value
+      for key, value in json.loads(text).items()
+    }
+    return cls(**stored)
+
+  def to_json(self) -> str:
+    """Returns the content of preprocess.json."""
+    return json.dumps(dataclasses.asdict(self), indent=2) + '\n'
+
+  def __call__(self, images: Any) -> np.ndarray:
+    """Decodes, resizes, crops and normalises images.
+
+    Args:
+      images: One or a sequence of: a path, the bytes of an image file, a PIL
+        image, or an array, uint8 or uint16 [h, w] or [h, w, C]. An array
+        [B, h, w, C] is a sequence.
+
+    Returns:
+      float32 [B, H, W, C].
+
+    Raises:
+      UserError: One is no image, is damaged, or cannot be read.
+    """
+    crop = geometry.Crop(
+      'center', self.image_size, self.resize, antialias=self.antialias
+    )
+    rng = np.random.default_rng(0)  # nothing is random
+    pixels = []
+    for i, image in enumerate(_as_sequence(images)):
+      where = os.fspath(image) if _is_path(image) else f'image {i}'
+      pixels.append(
+        transforms.transform(
+          _load(image, self.channels, where), self.channels, crop, rng, where
+        )
+      )
+    scaled = np.stack(pixels).astype(np.float32) / 255
+    mean, std = (np.asarray(x, np.float32) for x in (self.mean, self.std))
+    return (scaled - mean) / std
+
+
+def _is_path(image: Any) -> bool:
+  return isinstance(image, str | os.PathLike)
+
+
+def _as_sequence(images: Any) -> Iterable[Any]:
+  is_array = isinstance(images, np.ndarray) and images.ndim < 4
+  is_one = is_array or _is_path(images) or isinstance(images, bytes)
+  return [images] if is_one or _is_pil(images) else images
+
+
+def _is_pil(image: Any) -> bool:
+  return hasattr(image, 'getexif')  # Pillow is not among what we require
+
+
+def _load(image: Any, channels: int, where: str) -> bytes | np.ndarray:
+  """Returns an encoded image, or uint8 [h, w, channels]."""
+  if _is_path(image):
+    try:
+      with open(image, 'rb') as f:
+        return f.read()
+    except OSError as e:
+      raise UserError(f'{where} cannot be read: {e.strerror}') from None
+  if isinstance(image, bytes):
+    return image
+  if _is_pil(image):
+    image = _from_pil(image)
+  array = np.asarray(image)
+  is_image = array.ndim == 2 or (array.ndim == 3 and array.shape[-1] <= 4)
+  if array.dtype not in (np.uint8, np.uint16) or not is_image:
+    raise UserError(
+      f'{where} is an array of type {array.dtype} and shape {array.shape}:'
+      ' it must be uint8 or uint16, [h, w] or [h, w, C]'
+    )
+  return decode.to_channels(array, channels)
+
+
+def _from_pil(image: Any) -> np.ndarray:
+  """Returns the pixels of a PIL image, turned as its EXIF asks."""
+  from PIL import ImageOps  # the image came from there
+
+  image = ImageOps.exif_transpose(image)
+  if image.mode == 'I;16':
+    return np.asarray(image)
+  if image.mode in ('LA', 'PA', 'RGBA') or 'transparency' in image.info:
+    return np.asarray(image.convert('RGBA'))
+  return np.asarray(image.convert('L' if image.mode in ('1', 'L') else 'RGB'))

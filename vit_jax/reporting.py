@@ -1,0 +1,393 @@
+"""Metrics to a file, to TensorBoard and to the eye.
+
+metrics.jsonl has one JSON object a line: `step` (completed updates), `epoch`
+(times that each example was seen), `time` (seconds since 1970), and scalars by
+their names. JSON has no infinity and no NaN: they are null. The same
+scalars, NaN too, are in events.out.* for TensorBoard.
+
+When a run resumes at a step, what was reported after that step is cut from
+both. A metric that is there already at that very step is not reported again.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+import contextlib
+import json
+import logging as python_logging
+import math
+import pathlib
+import socket
+import struct
+import sys
+import time
+from types import TracebackType
+from typing import Any
+from typing import IO
+from typing import TextIO
+
+from absl import logging
+from tensorboardX.proto import event_pb2
+from tensorboardX.proto import summary_pb2
+from tensorboardX.record_writer import masked_crc32c
+import tqdm
+
+from vit_jax import workdir as workdir_lib
+
+# Takes what the terminal shows in another form, for the log file alone.
+_FILE_ONLY = python_logging.getLogger('vit_jax.file_only')
+
+
+@contextlib.contextmanager
+def log_to(path: pathlib.Path) -> Iterator[None]:
+  """Appends what is logged to a file too.
+
+  Raises:
+    UserError: The file cannot be written.
+  """
+  try:
+    handler = _LogFile(path, encoding='utf-8')
+  except OSError as e:
+    raise workdir_lib.cannot_write(path, e) from e
+  handler.setFormatter(logging.PythonFormatter())
+  _FILE_ONLY.setLevel(python_logging.INFO)
+  _FILE_ONLY.propagate = False
+  loggers = (logging.get_absl_logger(), _FILE_ONLY)
+  for logger in loggers:
+    logger.addHandler(handler)
+  try:
+    yield
+  finally:
+    for logger in loggers:
+      logger.removeHandler(handler)
+    handler.close()
+
+
+class _LogFile(python_logging.FileHandler):
+  """A log file that stays silent where the disk is full.
+
+  Metrics and checkpoints report that in one line; logging would print a
+  traceback for every message.
+  """
+
+  def handleError(self, record: python_logging.LogRecord) -> None:
+    del record
+
+  def close(self) -> None:
+    with contextlib.suppress(OSError):
+      super().close()
+
+
+class Reporter:
+  """Reports the metrics of a run, from any step on."""
+
+  def __init__(
+    self,
+    workdir: pathlib.Path | str,
+    total_steps: int,
+    start_step: int = 0,
+    *,
+    writes: bool = True,
+    stream: TextIO | None = None,
+  ):
+    """Opens metrics.jsonl and the events, and cuts off what is later.
+
+    Args:
+      workdir: The work directory of the run.
+      total_steps: Of the whole run.
+      start_step: Number of updates that were completed before.
+      writes: False where another process of the same run reports: then nothing
+        here does anything.
+      stream: Where the progress bar goes if it is a terminal; None: stderr.
+
+    Raises:
+      UserError: A file cannot be written.
+    """
+    self._writes = writes
+    if not writes:
+      return
+    self._total_steps = total_steps
+    self._start_step = start_step
+    self._path = pathlib.Path(workdir) / 'metrics.jsonl'
+    # Seconds and step when the time that is left could first be told.
+    self._since: tuple[float, int] | None = None
+    with self._explained():
+      self._reported = cut_back(self._path, start_step)
+      self._metrics: IO[str] = self._path.open('a', encoding='utf-8')
+      self._events = _Events(pathlib.Path(workdir), start_step)
+    self._bar = _progress_bar(stream or sys.stderr, total_steps, start_step)
+    if self._bar is not None:
+      logging.get_absl_logger().addFilter(self._clear_bar)
+
+  def __enter__(self) -> 'Reporter':
+    return self
+
+  def __exit__(
+    self,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    traceback: TracebackType | None,
+  ) -> None:
+    self.close()
+
+  def write(
+    self, step: int, epoch: float, scalars: Mapping[str, float]
+  ) -> None:
+    """Reports the metrics of a step; a killed run does not lose them.
+
+    Args:
+      step: Number of completed updates.
+      epoch: How many times each example was seen.
+      scalars: By name, as 'train/loss'.
+
+    Raises:
+      UserError: They cannot be written.
+    """
+    if not self._writes:
+      return
+    if step == self._start_step:
+      scalars = {k: v for k, v in scalars.items() if k not in self._reported}
+    if not scalars:
+      return
+    now = time.time()
+    values = {name: float(value) for name, value in scalars.items()}
+    line: dict[str, float | None] = {'step': step, 'epoch': epoch, 'time': now}
+    for name, value in values.items():
+      line[name] = value if math.isfinite(value) else None
+    with self._explained():
+      self._metrics.write(json.dumps(line, allow_nan=False) + '\n')
+      self._metrics.flush()
+      self._events.write(step, now, values)
+
+  def progress(self, step: int, fields: Mapping[str, float | str]) -> None:
+    """Shows how far the run is: a bar on a terminal, else a line.
+
+    The line is in the log file either way.
+
+    Args:
+      step: Number of completed updates.
+      fields: What to show beside, as {'loss': 0.5}.
+    """
+    if not self._writes:
+      return
+    shown = {
+      k: v if isinstance(v, str) else f'{v:.4g}' for k, v in fields.items()
+    }
+    line = f'step {step}/{self._total_steps}: ' + ', '.join(
+      [f'{name} {value}' for name, value in shown.items()] + self._left(step)
+    )
+    if self._bar is None:
+      logging.info('%s', line)
+      return
+    _FILE_ONLY.info('%s', line)
+    self._bar.set_postfix(shown, refresh=False)
+    self._bar.update(step - self._bar.n)
+
+  def close(self) -> None:
+    """Closes the files and ends the bar."""
+    if not self._writes:
+      return
+    if self._bar is not None:
+      logging.get_absl_logger().removeFilter(self._clear_bar)
+      self._bar.close()
+    # What could not be written was reported by `write`.
+    with contextlib.suppress(OSError):
+      self._metrics.close()
+    with contextlib.suppress(OSError):
+      self._events.close()
+
+  def _left(self, step: int) -> list[str]:
+    """Returns the time that is left, once there is a rate to tell it from."""
+    now = time.perf_counter()
+    if self._since is None:  # the first steps compile
+      self._since = (now, step)
+    start, first = self._since
+    if step == first:
+      return []
+    seconds = (now - start) / (step - first) * (self._total_steps - step)
+    return [f'{tqdm.tqdm.format_interval(seconds)} left']
+
+  def _clear_bar(self, record: python_logging.LogRecord) -> bool:
+    """Makes way for a message: the bar is drawn again below it."""
+    del record
+    if self._bar is not None:
+      self._bar.clear()
+    return True
+
+  @contextlib.contextmanager
+  def _explained(self) -> Iterator[None]:
+    try:
+      yield
+    except OSError as e:
+      raise workdir_lib.cannot_write(self._path, e) from e
+
+
+def cut_back(path: pathlib.Path, step: int) -> set[str]:
+  """Cuts the lines after a step from a metrics file, and a half-written one.
+
+  Args:
+    path: Of metrics.jsonl, which need not exist.
+    step: The last one to keep.
+
+  Returns:
+    The names that the file has for this step.
+
+  Raises:
+    UserError: It cannot be written.
+  """
+  reported: set[str] = set()
+  if not path.exists():
+    return reported
+  with (
+    path.open(encoding='utf-8', errors='replace') as old,
+    workdir_lib.replacing(path) as new,
+  ):
+    for line in old:
+      values = _parse(line)
+      if values is None or values['step'] > step:
+        continue
+      new.write(line)
+      if values['step'] == step:
+        reported |= values.keys()
+  return reported
+
+
+def _parse(line: str) -> dict[str, Any] | None:
+  if not line.endswith('\n'):  # the process was killed as it wrote
+    return None
+  try:
+    values = json.loads(line)
+  except ValueError:
+    return None
+  whole = isinstance(values, dict) and isinstance(values.get('step'), int)
+  return values if whole else None
+
+
+class _Events:
+  """An event file for TensorBoard.
+
+  Not a tensorboardX.SummaryWriter: its thread holds events back for up to two
+  minutes, which a killed run would lose; where the disk is full, the thread
+  dies, and the loop waits for it for ever; and a run that resumes within the
+  second overwrites the file of the one before.
+  """
+
+  def __init__(self, directory: pathlib.Path, start_step: int):
+    prefix = 'events.out.tfevents.'
+    earlier = [path.name for path in directory.glob(f'{prefix}*')]
+    seconds = [name.removeprefix(prefix).split('.')[0] for name in earlier]
+    # TensorBoard reads the files by their names, and never goes back.
+    newest = max((int(x) for x in seconds if x.isdecimal()), default=0)
+    stamp = max(int(time.time()), newest + 1)
+    name = f'{prefix}{stamp:010d}.{socket.gethostname()}'
+    self._file = (directory / name).open('xb')
+    self._write(
+      event_pb2.Event(wall_time=time.time(), file_version='brain.Event:2')
+    )
+    # TensorBoard drops what it has read from this step on, except at the first
+    # start that it sees: so the first run says that it starts, too.
+    start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+    self._write(
+      event_pb2.Event(
+        wall_time=time.time(), step=start_step + 1, session_log=start
+      )
+    )
+
+  def write(self, step: int, now: float, scalars: Mapping[str, float]) -> None:
+    values = [
+      summary_pb2.Summary.Value(tag=name, simple_value=value)
+      for name, value in scalars.items()
+    ]
+    summary = summary_pb2.Summary(value=values)
+    self._write(event_pb2.Event(wall_time=now, step=step, summary=summary))
+
+  def close(self) -> None:
+    self._file.close()
+
+  def _write(self, event: event_pb2.Event) -> None:
+    data = event.SerializeToString()
+    size = struct.pack('<Q', len(data))
+    sums = [struct.pack('<I', masked_crc32c(part)) for part in (size, data)]
+    self._file.write(size + sums[0] + data + sums[1])  # a TFRecord
+    self._file.flush()
+
+
+def _progress_bar(
+  stream: TextIO, total_steps: int, start_step: int
+) -> tqdm.tqdm | None:
+  if not stream.isatty():
+    return None
+  return tqdm.tqdm(
+    total=total_steps,
+    initial=start_step,
+    file=stream,
+    unit='step',
+    dynamic_ncols=True,
+  )
+
+
+class Throughput:
+  """Measures how fast training goes between two readings.
+
+  What is not training (evaluations, checkpoints) happens inside `paused()`.
+  """
+
+  def __init__(
+    self,
+    batch_size: int,
+    clock: Callable[[], float] = time.perf_counter,
+  ):
+    """Starts to measure.
+
+    Args:
+      batch_size: Images in an update, over all devices and processes.
+      clock: Returns seconds.
+    """
+    self._batch_size = batch_size
+    self._clock = clock
+    self._reset()
+
+  def step(self) -> None:
+    """Counts an update."""
+    self._steps += 1
+
+  @contextlib.contextmanager
+  def waiting(self) -> Iterator[None]:
+    """Around the wait for the next batch."""
+    start = self._clock()
+    try:
+      yield
+    finally:
+      self._waited += self._clock() - start
+
+  @contextlib.contextmanager
+  def paused(self) -> Iterator[None]:
+    """Around what is not training."""
+    start = self._clock()
+    try:
+      yield
+    finally:
+      self._paused += self._clock() - start
+
+  def read(self) -> dict[str, float]:
+    """Returns the measures since the last reading, and begins anew.
+
+    Returns:
+      images_per_second, and data_wait: the fraction of the time that training
+      waited for data. Empty where no update was counted.
+    """
+    seconds = self._clock() - self._start - self._paused
+    steps, waited = self._steps, self._waited
+    self._reset()
+    if not steps or seconds <= 0:
+      return {}
+    return {
+      'images_per_second': steps * self._batch_size / seconds,
+      'data_wait': waited / seconds,
+    }
+
+  def _reset(self) -> None:
+    self._start = self._clock()
+    self._steps = 0
+    self._waited = 0.0
+    self._paused = 0.0

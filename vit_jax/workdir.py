@@ -1,0 +1,306 @@
+"""The work directory: one run at a time, and the files that describe it.
+
+config.json      the whole config, as `config.to_json` writes it
+preprocess.json  what prediction needs beside the parameters
+run.json         {"runs": [...]}: on what each start ran, the newest last
+"""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import contextlib
+import datetime
+import fcntl
+from importlib import metadata
+import json
+import os
+import pathlib
+import platform
+import shlex
+import socket
+import subprocess
+import sys
+from typing import Any
+from typing import Protocol
+from typing import TextIO
+
+from absl import logging
+import jax
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax.config import UserError
+
+# Packages whose versions decide what a run computes.
+_PACKAGES = (
+  'vit_jax',
+  'jax',
+  'jaxlib',
+  'jax-cuda12-plugin',
+  'jax-cuda13-plugin',
+  'libtpu',
+  'flax',
+  'optax',
+  'orbax-checkpoint',
+  'clu',
+  'ml_collections',
+  'grain',
+  'tensorflow-datasets',
+  'opencv-python-headless',
+  'simplejpeg',
+  'scikit-learn',
+  'numpy',
+)
+
+
+class _Source(Protocol):
+  """What is asked of training data here."""
+
+  @property
+  def classes(self) -> Sequence[str]: ...
+
+  def fingerprint(self) -> str: ...
+
+
+@contextlib.contextmanager
+def lock(workdir: pathlib.Path | str) -> Iterator[None]:
+  """Holds a work directory, which is made where there is none.
+
+  The kernel gives the lock back when the process ends, however it does. With
+  several processes, the first alone calls this.
+
+  Raises:
+    UserError: Another process holds it, or it cannot be made.
+  """
+  workdir = pathlib.Path(workdir)
+  try:
+    workdir.mkdir(parents=True, exist_ok=True)
+    file = (workdir / '.lock').open('a+')
+  except OSError as e:
+    raise UserError(
+      f'cannot use work directory {workdir}: {e.strerror}; make it writable, or'
+      ' give another --workdir'
+    ) from None
+  with file:
+    _flock(file, workdir)
+    file.truncate(0)
+    file.write(f'process {os.getpid()} on {socket.gethostname()}')
+    file.flush()
+    yield
+
+
+def _flock(file: TextIO, workdir: pathlib.Path) -> None:
+  try:
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+  except BlockingIOError:
+    file.seek(0)
+    holder = file.read() or 'another process'
+    raise UserError(
+      f'work directory {workdir} is in use by {holder}: wait for it, stop it,'
+      ' or give another --workdir'
+    ) from None
+  except OSError as e:  # some network file systems have no locks
+    logging.warning(
+      'Cannot lock %s (%s): see to it that no other run uses it',
+      workdir,
+      e.strerror,
+    )
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[TextIO]:
+  """Opens a text file that takes the place of `path` once it is whole.
+
+  Raises:
+    UserError: It cannot be written; what was there before is intact.
+  """
+  temporary = path.with_name(f'.{path.name}.tmp')
+  try:
+    with temporary.open('w', encoding='utf-8') as file:
+      yield file
+      file.flush()
+      os.fsync(file.fileno())
+    temporary.replace(path)
+  except OSError as e:
+    temporary.unlink(missing_ok=True)
+    raise cannot_write(path, e) from e
+
+
+def cannot_write(path: pathlib.Path, error: OSError) -> UserError:
+  """Returns the error for a file that cannot be written."""
+  return UserError(
+    f'cannot write {path}: {error.strerror or error}; make room for it, or make'
+    ' the directory writable, and run the same command again'
+  )
+
+
+def write_json(path: pathlib.Path, value: Any) -> None:
+  """Writes a JSON file that is at any moment the old or the new one, whole.
+
+  Raises:
+    UserError: It cannot be written.
+  """
+  text = json.dumps(value, indent=2) + '\n'
+  with replacing(path) as file:
+    file.write(text)
+
+
+def read_json(path: pathlib.Path) -> Any:
+  """Reads a JSON file; None where there is none.
+
+  Raises:
+    UserError: It cannot be read.
+  """
+  try:
+    return json.loads(path.read_text(encoding='utf-8'))
+  except FileNotFoundError:
+    return None
+  except (OSError, ValueError) as e:
+    raise UserError(
+      f'cannot read {path}: {e}; repair it, or give another --workdir'
+    ) from None
+
+
+def prepare(
+  workdir: pathlib.Path, config: ml_collections.ConfigDict, source: _Source
+) -> None:
+  """Writes config.json, preprocess.json and run.json, or compares with them.
+
+  Args:
+    workdir: Of this run; with several processes, the first alone calls this.
+    config: The whole config.
+    source: The training data.
+
+  Raises:
+    UserError: The run that is there had another config or other classes, or
+      the files cannot be read or written.
+  """
+  new = json.loads(config_lib.to_json(config))
+  old = read_json(workdir / 'config.json')
+  if old is not None:
+    _check_config(workdir, old, config)
+  preprocess = preprocessing(config, source.classes)
+  before = read_json(workdir / 'preprocess.json')
+  if before is not None and before['classes'] != preprocess['classes']:
+    raise UserError(
+      f'the data has other classes than when {workdir} began:'
+      f' {_changes(before["classes"], preprocess["classes"])}; bring the data'
+      ' back, or give another --workdir'
+    )
+  run = {**run_info(sys.argv), 'data_fingerprint': source.fingerprint()}
+  _append_run(workdir, run)
+  write_json(workdir / 'preprocess.json', preprocess)
+  write_json(workdir / 'config.json', new)
+
+
+def preprocessing(
+  config: ml_collections.ConfigDict, classes: Sequence[str]
+) -> dict[str, Any]:
+  """Returns what preprocess.json holds: all that prediction has to know.
+
+  Args:
+    config: The whole config.
+    classes: Names, in the order of the labels.
+  """
+  data = config.data.to_dict()
+  names = ('image_size', 'channels', 'mean', 'std', 'eval_resize', 'antialias')
+  wanted = {name: data[name] for name in names}
+  return json.loads(json.dumps({'classes': list(classes), **wanted}))
+
+
+def run_info(argv: Sequence[str]) -> dict[str, Any]:
+  """Returns on what this process runs, for run.json.
+
+  Args:
+    argv: The command line.
+
+  Returns:
+    command, started (with the time zone), host, python, packages (versions),
+    devices (platform, kind, count, processes), and, in a git checkout, git
+    (commit, dirty).
+  """
+  device = jax.devices()[0]
+  info = {
+    'command': shlex.join(argv),
+    'started': datetime.datetime.now().astimezone().isoformat('T', 'seconds'),
+    'host': socket.gethostname(),
+    'python': platform.python_version(),
+    'packages': _versions(),
+    'devices': {
+      'platform': device.platform,
+      'kind': device.device_kind,
+      'count': jax.device_count(),
+      'processes': jax.process_count(),
+    },
+  }
+  git = _git()
+  return {**info, 'git': git} if git else info
+
+
+def _check_config(
+  workdir: pathlib.Path,
+  old: Mapping[str, Any],
+  config: ml_collections.ConfigDict,
+) -> None:
+  before = config_lib.from_json(json.dumps(old))
+  differences = config_lib.differences(before, config)
+  if differences:
+    raise UserError(
+      f'{workdir} was begun with another config: {"; ".join(differences)}; run'
+      ' with the old values to resume it, or give another --workdir'
+    )
+
+
+def _changes(old: Sequence[str], new: Sequence[str]) -> str:
+  missing = [repr(name) for name in old if name not in new]
+  added = [repr(name) for name in new if name not in old]
+  parts = [
+    f'{what} {", ".join(names[:5])}{" ..." if names[5:] else ""}'
+    for what, names in (('without', missing), ('with', added))
+    if names
+  ]
+  return ', '.join(parts) or 'their order changed'
+
+
+def _append_run(workdir: pathlib.Path, run: Mapping[str, Any]) -> None:
+  path = workdir / 'run.json'
+  runs = (read_json(path) or {'runs': []})['runs']
+  if runs and runs[-1].get('data_fingerprint') != run['data_fingerprint']:
+    logging.warning(
+      'The data is not what it was when this run stopped, so it will not go on'
+      ' exactly as it would have'
+    )
+  write_json(path, {'runs': [*runs, run]})
+
+
+def _versions() -> dict[str, str]:
+  versions = {}
+  for name in _PACKAGES:
+    with contextlib.suppress(metadata.PackageNotFoundError):
+      versions[name] = metadata.version(name)
+  return versions
+
+
+def _git() -> dict[str, Any] | None:
+  """Returns the commit of this code; None where it is not in a checkout."""
+  package = pathlib.Path(__file__).parent
+
+  def git(*arguments: str) -> str:
+    return subprocess.run(
+      ('git', '--no-optional-locks', '-C', str(package), *arguments),
+      capture_output=True,
+      text=True,
+      check=True,
+      timeout=20,
+    ).stdout.strip()
+
+  try:
+    # Installed in a virtual environment inside a checkout of something else,
+    # this file is not one of the checkout's.
+    git('ls-files', '--error-unmatch', pathlib.Path(__file__).name)
+    return {
+      'commit': git('rev-parse', 'HEAD'),
+      'dirty': bool(git('status', '--porcelain')),
+    }
+  except (OSError, subprocess.SubprocessError):
+    return None
