@@ -22,7 +22,7 @@ setuptools.setup(
     'jax>=0.10',
     'ml_collections>=1.1',
     'numpy',
-    'opencv-python-headless>=4.10',
+    'opencv-python-headless>=4.12',
     'optax>=0.2.8',
     'orbax-checkpoint>=0.12',
     'scikit-learn',

@@ -203,7 +203,9 @@ def test_evaluation_on_three_hosts(configs):
 def test_source_size_hands_over_whole_images(configs, tmp_path):
   config = configs['folder'].copy_and_resolve_references()
   config.data.source_size = (20, 24)
-  with pytest.raises(UserError, match=r'png has \d+ x \d+ pixels: config.data'):
+  with pytest.raises(
+    UserError, match=r'png has \(height, width\) \(\d+, \d+\), no'
+  ):
     train(config)
   folder = tmp_path / 'a'
   folder.mkdir()

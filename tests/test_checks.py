@@ -79,5 +79,5 @@ def test_refuses_the_split_of_an_evaluation():
 def test_refuses_a_negative_seed():
   config = config_lib.default()
   config.seed = -1
-  with pytest.raises(UserError, match='config.seed is -1'):
+  with pytest.raises(UserError, match=r'config\.seed is -1'):
     data.check(config)

@@ -12,7 +12,7 @@ from vit_jax.config import UserError
 from vit_jax.data import decode
 
 COLOUR = Image.fromarray(stand_in.pixels(0, 19, 26))
-ALPHA = Image.fromarray((stand_in.pixels(7, 19, 26)[..., 0] // 3 * 3))
+ALPHA = Image.fromarray(stand_in.pixels(7, 19, 26)[..., 0] // 3 * 3)
 RGBA = Image.merge('RGBA', [*COLOUR.split(), ALPHA])
 PALETTE = COLOUR.quantize(16)
 

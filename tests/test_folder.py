@@ -147,7 +147,7 @@ def test_errors_say_what_is_wrong(tmp_path, names, split, message):
 
 
 def test_no_such_folder(tmp_path):
-  with pytest.raises(UserError, match='there is no folder .*/nothing'):
+  with pytest.raises(UserError, match=r'there is no folder .*/nothing'):
     open_folder(tmp_path / 'nothing')
 
 

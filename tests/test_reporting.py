@@ -138,10 +138,10 @@ def test_lines_where_there_is_no_terminal(
   caplog.set_level('INFO', 'absl')
   stream = io.StringIO()
   with reporting.Reporter(tmp_path, 100, 20, stream=stream) as reporter:
-    reporter.progress(30, {'loss': 0.123456, 'images/s': '1,000'})
+    reporter.progress(30, {'loss': 0.123456, 'images/s': 12345.6})
     reporter.progress(40, {'loss': 0.1})
   first, second = (record.getMessage() for record in caplog.records)
-  assert first == 'step 30/100: loss 0.1235, images/s 1,000'
+  assert first == 'step 30/100: loss 0.1235, images/s 12,346'
   assert second.startswith('step 40/100: loss 0.1, 00:')
   assert second.endswith(' left')
   assert not stream.getvalue()

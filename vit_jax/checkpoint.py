@@ -227,6 +227,10 @@ class _Store:
         # Else threads wait 20 minutes for a directory that cannot be made.
         create_directories_asynchronously=False
       ),
+      # Both stores may write at once; their barriers are not the same.
+      multiprocessing_options=ocp.options.MultiprocessingOptions(
+        barrier_sync_key_prefix=directory.name
+      ),
     )
     with self._explained():
       self._manager = ocp.CheckpointManager(directory, options=options)

@@ -93,14 +93,15 @@ def _data() -> ml_collections.ConfigDict:
   # the device. Digits and most TFDS datasets of small images say so themselves.
   data.source_size = config_dict.placeholder(object)
   # Training: 'random_resized' (crop_scale of the area, crop_ratio w/h),
-  # 'random' (after resize), 'pad' (by pad pixels, then random) or 'center'.
+  # 'random', 'pad' (by black pixels on each side, then random) or 'center':
+  # these after resize.
   data.crop = 'random_resized'
   data.crop_scale = (0.08, 1.0)
   data.crop_ratio = (3 / 4, 4 / 3)
   data.pad = 4
   data.flip = True  # left to right, with probability 1/2
-  # For 'random', 'center' and evaluation: an int is the short side, (h, w) the
-  # exact size. None: the image fills the crop.
+  # What is cut is resized before: an int is its short side, (h, w) its exact
+  # size. None: it just fills the crop, its ratio kept.
   data.resize = config_dict.placeholder(object)
   data.eval_resize = config_dict.placeholder(object)
   data.antialias = True  # when shrinking; False: plain bilinear, as TF does

@@ -170,9 +170,7 @@ class Reporter:
     """
     if not self._writes:
       return
-    shown = {
-      k: v if isinstance(v, str) else f'{v:.4g}' for k, v in fields.items()
-    }
+    shown = {name: _text(value) for name, value in fields.items()}
     line = f'step {step}/{self._total_steps}: ' + ', '.join(
       [f'{name} {value}' for name, value in shown.items()] + self._left(step)
     )
@@ -324,6 +322,12 @@ def _progress_bar(
     unit='step',
     dynamic_ncols=True,
   )
+
+
+def _text(value: float | str) -> str:
+  if isinstance(value, str):
+    return value
+  return f'{value:,.0f}' if 1000 <= abs(value) < 1e9 else f'{value:.4g}'
 
 
 class Throughput:

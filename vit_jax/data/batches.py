@@ -212,8 +212,8 @@ class _BatchMaker:
     pixels = decode.decode(example.image, self.channels, where=example.where)
     if pixels.shape[:2] != self.source.image_shape:
       raise UserError(
-        f'{example.where} has {pixels.shape[0]} x {pixels.shape[1]} pixels:'
-        f' config.data.source_size says {self.source.image_shape}'
+        f'{example.where} has (height, width) {pixels.shape[:2]}, not the'
+        f' {self.source.image_shape} of config.data.source_size'
       )
     return pixels
 

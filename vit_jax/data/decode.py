@@ -207,8 +207,11 @@ def _check_png(data: bytes) -> None:
 @functools.cache
 def _quiet_opencv() -> None:
   """Keeps OpenCV from logging what is raised as an error anyway."""
-  logging = cv2.utils.logging
-  logging.setLogLevel(logging.LOG_LEVEL_SILENT)
+  if hasattr(cv2, 'setLogLevel'):  # before OpenCV 5
+    cv2.setLogLevel(0)
+  else:
+    logging = cv2.utils.logging
+    logging.setLogLevel(logging.LOG_LEVEL_SILENT)
 
 
 def _with_transparent_grey(pixels: np.ndarray, data: bytes) -> np.ndarray:

@@ -93,7 +93,7 @@ def _crop(images: jax.Array, crop: Crop, keys: jax.Array) -> jax.Array:
     flips = jax.vmap(lambda key: _uniform(key, _FLIP, ()) < 0.5)(keys)
   if crop.kind == 'random_resized':
     size = images.shape[1], images.shape[2]
-    sample = functools.partial(_sample_box, size, crop)
+    sample = functools.partial(sample_box, size, crop)
     return resample(images, jax.vmap(sample)(keys), crop, flips)
   images = _cut(_resize(images, crop), crop, keys)
   if flips is not None:
@@ -141,8 +141,17 @@ def _cut(images: jax.Array, crop: Crop, keys: jax.Array | None) -> jax.Array:
   return jax.vmap(cut_one)(images, keys)
 
 
-def _sample_box(size: Size, crop: Crop, key: jax.Array) -> jax.Array:
-  """Draws (top, left, height, width), float32 [4], as `sample_box` does."""
+def sample_box(size: Size, crop: Crop, key: jax.Array) -> jax.Array:
+  """Draws a crop of random area and ratio, as `transforms.sample_box` does.
+
+  Args:
+    size: (height, width) of the image.
+    crop: Has the ranges of area and ratio.
+    key: Of the example.
+
+  Returns:
+    float32 [4]: top, left, height, width, in whole pixels.
+  """
   draws = _uniform(key, _BOX, (2 * geometry.TRIES + 2,))
   areas, ratios = draws[: geometry.TRIES], draws[geometry.TRIES : -2]
   low, high = crop.scale

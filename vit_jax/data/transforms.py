@@ -83,8 +83,8 @@ def _random_resized(
   target = crop.size[0] * size[0] / height, crop.size[1] * size[1] / width
   pixels = image.pixels(_at_least(target, crop))
   y, x = pixels.shape[0] / size[0], pixels.shape[1] / size[1]
-  rows = slice(round(top * y), max(1, round((top + height) * y)))
-  columns = slice(round(left * x), max(1, round((left + width) * x)))
+  rows = slice(round(top * y), round((top + height) * y))
+  columns = slice(round(left * x), round((left + width) * x))
   return _resize(pixels[rows, columns], crop.size, crop.antialias)
 
 
