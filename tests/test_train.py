@@ -200,7 +200,7 @@ def finished(tmp_path_factory):
 
 
 def test_a_run_leaves_what_is_promised(finished):
-  workdir, config = finished
+  workdir, _ = finished
   names = {path.name for path in workdir.iterdir()}
   names = {name for name in names if not name.startswith(('.', 'events.out'))}
   assert names == {

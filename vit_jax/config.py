@@ -225,19 +225,18 @@ def flatten(
       yield prefix + key, value
 
 
-def to_json(config: ml_collections.ConfigDict) -> str:
-  """Returns the config as JSON; placeholders that are not set become null."""
-  return json.dumps(config.to_dict(), indent=2) + '\n'
+def to_dict(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Returns what config.json holds: lists for tuples, None for the unset."""
+  return json.loads(json.dumps(config.to_dict()))
 
 
-def from_json(text: str) -> ml_collections.ConfigDict:
-  """Returns the config that `to_json` wrote, with the types of `default()`.
+def from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
+  """Returns the config that `to_dict` took apart, typed as in `default()`.
 
   Raises:
     UserError: It has keys that this version does not know.
   """
   config = default()
-  stored = json.loads(text)
   for name in stored.get('evals', {}):
     if name not in config.evals:
       config.evals[name] = evaluation()
@@ -278,8 +277,7 @@ def differences(
   old: ml_collections.ConfigDict, new: ml_collections.ConfigDict
 ) -> list[str]:
   """Lists the keys that a resumed run must not change, as 'key: old -> new'."""
-  # Through JSON, so that tuples and lists compare equal.
-  before, after = (dict(flatten(json.loads(to_json(c)))) for c in (old, new))
+  before, after = (dict(flatten(to_dict(config))) for config in (old, new))
   return [
     f'{key}: {before.get(key)!r} -> {after.get(key)!r}'
     for key in sorted(before.keys() | after.keys())

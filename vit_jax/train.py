@@ -20,6 +20,7 @@ import numpy as np
 
 from vit_jax import checkpoint
 from vit_jax import config as config_lib
+from vit_jax import data
 from vit_jax import experiment as experiment_lib
 from vit_jax import hardware
 from vit_jax import reporting
@@ -50,6 +51,7 @@ def main(
     print(f'work directory: {path}', file=sys.stderr)
   experiment_lib.check(config)
   experiment = experiment_lib.build(config)
+  source = experiment.source
   if dry_run:
     experiment_lib.describe(experiment)
     print(json.dumps(experiment_lib.dry_run(experiment)))
@@ -58,7 +60,12 @@ def main(
     if (path / 'DONE').exists():
       logging.info('%s is done already', path)
       return 0
-    workdir_lib.prepare(path, experiment.config, experiment.source)
+    workdir_lib.prepare(
+      path,
+      experiment.config,
+      data.Preprocess.from_config(experiment.config, source.classes).to_dict(),
+      source.fingerprint(),
+    )
     experiment_lib.describe(experiment)
     start = time.perf_counter()
     with Stop() as stop:

@@ -1,6 +1,6 @@
 """The work directory: one run at a time, and the files that describe it.
 
-config.json      the whole config, as `config.to_json` writes it
+config.json      the whole config, as `config.to_dict` gives it
 preprocess.json  what prediction needs beside the parameters
 run.json         {"runs": [...]}: on what each start ran, the newest last
 """
@@ -21,7 +21,6 @@ import socket
 import subprocess
 import sys
 from typing import Any
-from typing import Protocol
 from typing import TextIO
 
 from absl import logging
@@ -51,15 +50,6 @@ _PACKAGES = (
   'scikit-learn',
   'numpy',
 )
-
-
-class _Source(Protocol):
-  """What is asked of training data here."""
-
-  @property
-  def classes(self) -> Sequence[str]: ...
-
-  def fingerprint(self) -> str: ...
 
 
 @contextlib.contextmanager
@@ -162,24 +152,26 @@ def read_json(path: pathlib.Path) -> Any:
 
 
 def prepare(
-  workdir: pathlib.Path, config: ml_collections.ConfigDict, source: _Source
+  workdir: pathlib.Path,
+  config: ml_collections.ConfigDict,
+  preprocess: Mapping[str, Any],
+  data_fingerprint: str,
 ) -> None:
   """Writes config.json, preprocess.json and run.json, or compares with them.
 
   Args:
     workdir: Of this run; with several processes, the first alone calls this.
     config: The whole config.
-    source: The training data.
+    preprocess: What preprocess.json holds, `classes` among it.
+    data_fingerprint: Of the training data.
 
   Raises:
     UserError: The run that is there had another config or other classes, or
       the files cannot be read or written.
   """
-  new = json.loads(config_lib.to_json(config))
   old = read_json(workdir / 'config.json')
   if old is not None:
     _check_config(workdir, old, config)
-  preprocess = preprocessing(config, source.classes)
   before = read_json(workdir / 'preprocess.json')
   if before is not None and before['classes'] != preprocess['classes']:
     raise UserError(
@@ -187,25 +179,10 @@ def prepare(
       f' {_changes(before["classes"], preprocess["classes"])}; bring the data'
       ' back, or give another --workdir'
     )
-  run = {**run_info(sys.argv), 'data_fingerprint': source.fingerprint()}
+  run = {**run_info(sys.argv), 'data_fingerprint': data_fingerprint}
   _append_run(workdir, run)
   write_json(workdir / 'preprocess.json', preprocess)
-  write_json(workdir / 'config.json', new)
-
-
-def preprocessing(
-  config: ml_collections.ConfigDict, classes: Sequence[str]
-) -> dict[str, Any]:
-  """Returns what preprocess.json holds: all that prediction has to know.
-
-  Args:
-    config: The whole config.
-    classes: Names, in the order of the labels.
-  """
-  data = config.data.to_dict()
-  names = ('image_size', 'channels', 'mean', 'std', 'eval_resize', 'antialias')
-  wanted = {name: data[name] for name in names}
-  return json.loads(json.dumps({'classes': list(classes), **wanted}))
+  write_json(workdir / 'config.json', config_lib.to_dict(config))
 
 
 def run_info(argv: Sequence[str]) -> dict[str, Any]:
@@ -242,7 +219,7 @@ def _check_config(
   old: Mapping[str, Any],
   config: ml_collections.ConfigDict,
 ) -> None:
-  before = config_lib.from_json(json.dumps(old))
+  before = config_lib.from_dict(old)
   differences = config_lib.differences(before, config)
   if differences:
     raise UserError(

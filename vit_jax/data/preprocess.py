@@ -1,8 +1,8 @@
 """What prediction needs to know about the data, and does to an image."""
 
 from collections.abc import Iterable
+from collections.abc import Mapping
 import dataclasses
-import json
 import os
 from typing import Any
 from typing import Self
@@ -55,17 +55,17 @@ class Preprocess:
     )
 
   @classmethod
-  def from_json(cls, text: str) -> Self:
-    """Returns what `to_json` wrote."""
-    stored: dict[str, Any] = {
+  def from_dict(cls, stored: Mapping[str, Any]) -> Self:
+    """Returns what `to_dict` gave, or what JSON made of it."""
+    fields: dict[str, Any] = {
       key: tuple(value) if isinstance(value, list) else value
-      for key, value in json.loads(text).items()
+      for key, value in stored.items()
     }
-    return cls(**stored)
+    return cls(**fields)
 
-  def to_json(self) -> str:
+  def to_dict(self) -> dict[str, Any]:
     """Returns the content of preprocess.json."""
-    return json.dumps(dataclasses.asdict(self), indent=2) + '\n'
+    return dataclasses.asdict(self)
 
   def __call__(self, images: Any) -> np.ndarray:
     """Decodes, resizes, crops and normalises images.

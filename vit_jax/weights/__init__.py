@@ -13,6 +13,7 @@ from vit_jax import checkpoint
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import models
+from vit_jax import workdir as workdir_lib
 from vit_jax.models import vit
 
 
@@ -67,15 +68,15 @@ def load(path: str | os.PathLike[str], **model_overrides: Any) -> Loaded:
     ValueError: A model override does not exist or does not fit.
   """
   workdir = pathlib.Path(path)
-  for name in ('config.json', 'preprocess.json'):
-    if not (workdir / name).is_file():
-      raise config_lib.UserError(
-        f'{workdir} is not a work directory: it has no {name}'
-      )
-  config = config_lib.from_json((workdir / 'config.json').read_text())
-  preprocess = data.Preprocess.from_json(
-    (workdir / 'preprocess.json').read_text()
-  )
+  stored = workdir_lib.read_json(workdir / 'config.json')
+  preprocess = workdir_lib.read_json(workdir / 'preprocess.json')
+  if stored is None or preprocess is None:
+    raise config_lib.UserError(
+      f'{workdir} is not a work directory: config.json or preprocess.json is'
+      ' missing'
+    )
+  config = config_lib.from_dict(stored)
+  preprocess = data.Preprocess.from_dict(preprocess)
   model = models.from_config(
     config.model.to_dict() | model_overrides,
     len(preprocess.classes),
