@@ -26,13 +26,17 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.model.mlp_dim = 128
   config.model.num_heads = 4
   config.model.depth = 4
+  config.model.pool = 'gap'
+  config.model.initializers = 'lecun'
+  config.model.scan = True  # compiles sooner
 
   config.train.duration = '60 epochs'
   config.train.batch_size = 32
-  config.optim.learning_rate = 3e-3
+  config.train.ema_decay = 0.98
+  config.optim.learning_rate = 2e-3
   config.optim.warmup = '2 epochs'
-  config.optim.weight_decay = 1e-2
-  config.optim.clip_norm = 1.0
+  config.optim.weight_decay = 0.1
+  config.optim.b2 = 0.95
 
   config.evals.val.split = 'train[80%:]'
   config.evals.val.every = '10 epochs'

@@ -51,6 +51,7 @@ def interrupt(process, step, number):
 def test_killed_runs_end_in_the_same_bits(tmp_path):
   """SIGKILL at random moments, SIGTERM once; checkpoints fall in between."""
   flags = tiny.flags(
+    **tiny.RANDOM,
     train__duration='40 steps',
     checkpoint__every='3 steps',
     checkpoint__best='val/accuracy',

@@ -173,7 +173,7 @@ def prepare(
   if old is not None:
     _check_config(workdir, old, config)
   before = read_json(workdir / 'preprocess.json')
-  if before is not None and before['classes'] != preprocess['classes']:
+  if before is not None and before['classes'] != list(preprocess['classes']):
     raise UserError(
       f'the data has other classes than when {workdir} began:'
       f' {_changes(before["classes"], preprocess["classes"])}; bring the data'
