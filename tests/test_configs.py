@@ -71,7 +71,7 @@ def test_config_trains_and_evaluates(name, monkeypatch):
   assert metrics['ok'] and int(state.step) == 1
   assert e.eval_sources, 'a config without an evaluation shows no result'
   evals = e.eval_batches(next(iter(e.eval_sources)))
-  total = e.eval_step(state.eval_params, next(evals), None)
+  total = e.eval_step(state.eval_params, next(evals), e.no_metrics())
   evals.close()
   assert 0 <= total.compute()['accuracy'] <= 1
 

@@ -61,6 +61,10 @@ def test_killed_runs_end_in_the_same_bits(tmp_path):
   whole, broken = tmp_path / 'whole', tmp_path / 'broken'
   status, _, err = run(*flags, f'--workdir={whole}')
   assert status == 0, err
+  assert err.startswith(f'work directory: {whole}\n')
+  for said in ('patch_embedding/kernel', '1438 examples', 'step 40/40: loss'):
+    assert said in err and said in (whole / 'train.log').read_text()
+  assert err.splitlines()[-1].startswith('done in ') and str(whole) in err
   rng = random.Random(int.from_bytes(os.urandom(2)))
   steps = sorted(rng.sample(range(4, 37), 3))
   for step, number in zip(steps, [9, 15, 9], strict=True):

@@ -9,6 +9,7 @@ import fractions
 from typing import Any
 
 from absl import logging
+from clu import metrics
 from clu import parameter_overview
 import jax
 import ml_collections
@@ -57,7 +58,8 @@ class Experiment:
     mesh: Of devices.
     init: () -> state, on the mesh.
     train_step: (state, batch, step) -> (state, metrics); the state is donated.
-    eval_step: (params, batch, total or None) -> total, a metrics collection.
+    no_metrics: Returns the metrics of no batch at all, on the mesh.
+    eval_step: (params, batch, metrics) -> metrics, with those of the batch.
     total_steps: Of the whole run.
     log_every: In steps, as the other cadences.
     checkpoint_every: In steps, or None.
@@ -72,6 +74,7 @@ class Experiment:
   mesh: jax.sharding.Mesh
   init: Callable[[], TrainState]
   train_step: Any
+  no_metrics: Callable[[], metrics.Collection]
   eval_step: Any
   total_steps: int
   log_every: fractions.Fraction
@@ -185,9 +188,10 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
     optim.make_schedule(config.optim, total, warmup),
   )
 
-  def eval_step(params: Any, batch: objectives.Batch, total: Any) -> Any:
-    metrics = objective.metrics(params, batch)
-    return metrics if total is None else total.merge(metrics)
+  def eval_step(
+    params: Any, batch: objectives.Batch, total: metrics.Collection
+  ) -> metrics.Collection:
+    return total.merge(objective.metrics(params, batch))
 
   return Experiment(
     config=config,
@@ -199,6 +203,7 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
       out_shardings=replicated,
     ),
     train_step=jax.jit(train_step, donate_argnums=0, out_shardings=replicated),
+    no_metrics=lambda: jax.device_put(objective.no_metrics(), replicated),
     eval_step=jax.jit(eval_step, out_shardings=replicated),
     total_steps=total,
     log_every=config_lib.period(train.log_every, len(source), batch_size),
@@ -250,8 +255,9 @@ def dry_run(experiment: Experiment) -> dict[str, float]:
   """
   e = experiment
   state = e.abstract_state()
-  batch = next(e.train_batches(0))
-  compiled = e.train_step.lower(state, batch, np.int32(0)).compile()
+  with contextlib.closing(e.train_batches(0)) as batches:
+    lowered = e.train_step.lower(state, next(batches), np.int32(0))
+  compiled = lowered.compile()
   memory = compiled.memory_analysis()
   leaves = jax.tree.leaves(state)
   state_bytes = sum(x.size * x.dtype.itemsize for x in leaves)

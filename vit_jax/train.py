@@ -47,36 +47,42 @@ def main(
       was not finite.
   """
   path = pathlib.Path(workdir).absolute()
-  if not dry_run:
-    print(f'work directory: {path}', file=sys.stderr)
-  experiment_lib.check(config)
-  experiment = experiment_lib.build(config)
-  source = experiment.source
   if dry_run:
+    experiment_lib.check(config)
+    experiment = experiment_lib.build(config)
     experiment_lib.describe(experiment)
     print(json.dumps(experiment_lib.dry_run(experiment)))
     return 0
-  with workdir_lib.lock(path), reporting.log_to(path / 'train.log'):
-    if (path / 'DONE').exists():
-      logging.info('%s is done already', path)
-      return 0
-    workdir_lib.prepare(
-      path,
-      experiment.config,
-      data.Preprocess.from_config(experiment.config, source.classes).to_dict(),
-      source.fingerprint(),
-    )
-    experiment_lib.describe(experiment)
-    start = time.perf_counter()
-    with Stop() as stop:
-      results = train(experiment, path, stop)
-    if results is None:
-      return 128 + stop.signal
-    shown = ', '.join(f'{k} {v:.4g}' for k, v in results.items())
-    seconds = time.perf_counter() - start
-    logging.info('done in %.0f s: %s; all of it is in %s', seconds, shown, path)
-    workdir_lib.write_json(path / 'DONE', results)
+  print(f'work directory: {path}', file=sys.stderr)
+  experiment_lib.check(config)
+  results = workdir_lib.read_json(path / 'DONE')
+  if results is not None:
+    logging.info('finished already: %s', _show(results))
     return 0
+  experiment = experiment_lib.build(config)
+  with workdir_lib.lock(path), reporting.log_to(path / 'train.log'):
+    return _train_in(experiment, path)
+
+
+def _train_in(experiment: experiment_lib.Experiment, path: pathlib.Path) -> int:
+  """Trains in a work directory that is ours; returns the exit status."""
+  config, source = experiment.config, experiment.source
+  preprocess = data.Preprocess.from_config(config, source.classes)
+  workdir_lib.prepare(path, config, preprocess.to_dict(), source.fingerprint())
+  experiment_lib.describe(experiment)
+  start = time.perf_counter()
+  with Stop() as stop:
+    results = train(experiment, path, stop)
+  if results is None:
+    return 128 + stop.signal
+  seconds = time.perf_counter() - start
+  logging.info('done in %.0f s: %s; see %s', seconds, _show(results), path)
+  workdir_lib.write_json(path / 'DONE', results)
+  return 0
+
+
+def _show(results: Scalars) -> str:
+  return ', '.join(f'{name} {x:.4g}' for name, x in results.items())
 
 
 class Stop:
@@ -179,7 +185,7 @@ def evaluate(
   """
   results = {}
   for name in experiment.evals_due(step):
-    total = None
+    total = experiment.no_metrics()
     with contextlib.closing(experiment.eval_batches(name)) as batches:
       for batch in batches:
         if stop.signal:

@@ -3,6 +3,7 @@
 from typing import Any
 from typing import Protocol
 
+from clu import metrics as clu_metrics
 import jax
 import ml_collections
 
@@ -33,8 +34,11 @@ class Objective(Protocol):
       rows: int32 [B], the images' positions in the global batch.
     """
 
-  def metrics(self, params: Params, batch: Batch) -> Any:
-    """Returns a `clu.metrics.Collection` over the images that count."""
+  def metrics(self, params: Params, batch: Batch) -> clu_metrics.Collection:
+    """Returns the metrics of a batch, over the images that count."""
+
+  def no_metrics(self) -> clu_metrics.Collection:
+    """Returns what `metrics` would of no images; batches are merged to it."""
 
 
 def check(config: ml_collections.ConfigDict) -> None:

@@ -75,6 +75,10 @@ class Classification:
     logits = self._logits(params, self.prepare(batch['image']))
     return metrics.classification(logits, batch['label'], batch['mask'])
 
+  def no_metrics(self) -> clu_metrics.Collection:
+    """Returns the metrics of no images."""
+    return metrics.Classification.empty()
+
   def _logits(
     self, params: objectives.Params, images: jax.Array, **kwargs: Any
   ) -> jax.Array:
