@@ -6,6 +6,7 @@ import importlib.util
 import logging as python_logging
 import os
 import re
+import signal
 import sys
 import traceback
 
@@ -15,6 +16,9 @@ import ml_collections
 from ml_collections import config_flags
 
 from vit_jax import config as config_lib
+
+# `--help` shows the flags that are defined here as the command's own.
+flags.disclaim_key_flags()
 
 
 def run(main: Callable[[list[str]], int | None], doc: str) -> None:
@@ -38,6 +42,8 @@ def run(main: Callable[[list[str]], int | None], doc: str) -> None:
   except (config_lib.UserError, OSError) as e:
     print(f'error: {one_line(e)}', file=sys.stderr)
     status = 1
+  except KeyboardInterrupt:  # before there is anything to save
+    status = 128 + signal.SIGINT
   sys.stdout.flush()
   sys.exit(status)
 

@@ -180,10 +180,10 @@ class Bench:
         train_lib.train(short, pathlib.Path(workdir), stop)
         seconds.append(_seconds_per_step(workdir, self.blocks))
 
-    times = timing.in_turns({'bare': bare, 'loop': loop}, blocks=3, warmup=1)
+    times = timing.in_turns({'bare': bare, 'loop': loop}, blocks=3, warmup=0)
     batch_size = e.config.train.batch_size
     bare_rate = timing.summarize(times['bare'], self.blocks * batch_size)
-    rate = timing.summarize(seconds[1:], batch_size)
+    rate = timing.summarize(seconds, batch_size)
     self._state = state
     return {
       'images_per_second': rate['median'],
@@ -206,9 +206,7 @@ def startup(config: pathlib.Path) -> Entry:
     start, clock = time.time(), time.perf_counter()
     subprocess.run(command, check=True, capture_output=True)
     seconds = time.perf_counter() - clock
-    first = json.loads(
-      (pathlib.Path(workdir) / 'metrics.jsonl').open().readline()
-    )
+    first = _read_metrics(workdir)[0]
   peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
   return {
     'seconds_to_first_step': first['time'] - start,
