@@ -195,6 +195,7 @@ def evaluate(
       results[f'{name}/{metric}'] = value.item()
   if results:
     reporter.write(step, experiment.epoch(step), results)
+    logging.info('evaluated at step %d: %s', step, _show(results))
   return results
 
 
