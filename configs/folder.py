@@ -23,8 +23,6 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.data.split = 'train'
   config.data.image_size = 224
   config.data.eval_resize = 256
-  config.data.mean = (0.485, 0.456, 0.406)
-  config.data.std = (0.229, 0.224, 0.225)
 
   config.model.name = 'ViT-S/16'
   config.model.pool = 'gap'

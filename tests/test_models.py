@@ -131,9 +131,22 @@ def test_intermediates(scan):
 
 
 def test_nothing_is_captured_unasked():
+  """No array of all layers' attention is in the program."""
   params, images = example()
-  shapes = jax.eval_shape(functools.partial(apply, tiny()), params, images)
-  assert shapes.shape == (6, 5)
+
+  def program(mutable):
+    fn = functools.partial(apply, tiny(), mutable=mutable)
+    return str(jax.make_jaxpr(fn)(params, images))
+
+  assert 'f32[3,6,4,9,9]' in program(('intermediates',))
+  assert 'f32[3,6,4,9,9]' not in program(False)
+
+
+def test_rbg_masks_differ_between_the_parts_of_a_batch():
+  key = jax.random.key(0, impl='rbg')
+  parts = [jnp.array([0, 2, 4]), jnp.array([1, 3, 5])]
+  masks = [layers.keep_mask((key, rows), 0.5, (64,)) for rows in parts]
+  assert (masks[0] != masks[1]).any()
 
 
 def test_equals_linens_own_attention():
@@ -274,10 +287,12 @@ def test_paper_initialisation():
     ('ViT-Ti/4', {'heads': 3}, "did you mean 'num_heads'"),
     ('ViT-Ti/4', {'num_heads': 5}, 'num_heads=5 does not divide'),
     ('ViT-Ti/4', {'pool': 'cls'}, 'token, gap'),
-    ('ViT-Ti/4', {'depth': 0}, 'model.depth is 0'),
+    ('ViT-Ti/4', {'depth': 0}, 'depth is 0'),
     ('ViT-Ti/4', {'dropout_rate': 1.0}, 'dropout_rate is 1.0'),
     ('ViT-Ti/4', {'remat': 'some'}, 'dots_saveable'),
     ('ViT-Ti/4', {'patch_size': (0, 4)}, 'patch_size'),
+    ('ViT-Ti/4', {'patch_size': 2.5}, 'patch_size'),
+    ('ViT-Ti/4', {'patch_size': 'ab'}, 'patch_size'),
   ],
 )
 def test_mistakes_are_named(name, overrides, message):

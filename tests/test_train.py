@@ -3,12 +3,17 @@
 import dataclasses
 import functools
 import json
+import os
+import re
+import shutil
+import signal
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import stand_in
 import tiny
 
 from vit_jax import checkpoint
@@ -152,6 +157,9 @@ def test_step_schedule_changes_at_the_step():
   fn = optim.make_schedule(config, total_steps=100, warmup_steps=0)
   found = [float(fn(step)) for step in (0, 59, 60, 84, 85)]
   np.testing.assert_allclose(found, [1, 1, 0.1, 0.1, 0.01], rtol=1e-5)
+  config.step_at = (0.05, 0.1)  # both within the warm-up
+  fn = optim.make_schedule(config, total_steps=100, warmup_steps=20)
+  np.testing.assert_allclose(float(fn(21)), 0.01, rtol=1e-5)
   with pytest.raises(UserError, match='shorten it'):
     optim.make_schedule(config, total_steps=10, warmup_steps=10)
 
@@ -199,8 +207,21 @@ def finished(tmp_path_factory):
   """A whole run: its work directory and config."""
   workdir = tmp_path_factory.mktemp('runs') / 'new' / 'run'
   config = tiny.config(checkpoint__best='val/loss')
-  assert train.main(config, str(workdir)) == 0
+  assert train.run(config, str(workdir)) == 0
   return workdir, config
+
+
+def copy_unfinished(workdir, tmp_path):
+  """Returns a copy of a finished run whose last file was never written."""
+  copy = shutil.copytree(workdir, tmp_path / 'copy')
+  (copy / 'DONE').unlink()
+  return copy
+
+
+def newest_params(workdir):
+  """Returns the parameters of the newest checkpoint, not of the best."""
+  shutil.rmtree(workdir / 'best', ignore_errors=True)
+  return checkpoint.restore_params(workdir)[0]
 
 
 def test_a_run_leaves_what_is_promised(finished):
@@ -236,11 +257,13 @@ def test_a_run_leaves_what_is_promised(finished):
   }
 
 
-def test_a_finished_run_is_left_alone(finished, capsys):
+def test_a_finished_run_is_left_alone(finished):
   workdir, config = finished
   before = (workdir / 'metrics.jsonl').read_bytes()
-  assert train.main(config, str(workdir)) == 0
+  assert train.run(config, str(workdir)) == 0
   assert (workdir / 'metrics.jsonl').read_bytes() == before
+  with pytest.raises(UserError, match='seed: 0 -> 7'):
+    train.run(tiny.config(checkpoint__best='val/loss', seed=7), str(workdir))
 
 
 def test_load_predicts_as_the_evaluation_did(finished):
@@ -258,28 +281,80 @@ def test_load_predicts_as_the_evaluation_did(finished):
     vit_jax.load(workdir / 'checkpoints')
 
 
-def test_another_config_is_refused(finished):
-  workdir, _ = finished
-  (workdir / 'DONE').unlink()
+def test_another_config_is_refused(finished, tmp_path):
+  workdir = copy_unfinished(finished[0], tmp_path)
   config = tiny.config(checkpoint__best='val/loss', optim__b1=0.5)
   with pytest.raises(UserError, match=r'optim\.b1: 0\.9 -> 0\.5'):
-    train.main(config, str(workdir))
+    train.run(config, str(workdir))
 
 
 def test_a_live_directory_is_refused(tmp_path):
   with train.workdir_lib.lock(tmp_path):
     with pytest.raises(UserError, match='is in use by process'):
-      train.main(tiny.config(), str(tmp_path))
+      train.run(tiny.config(), str(tmp_path))
 
 
-def test_longer_cadence_resumes(finished):
-  """Only the end is missing: nothing is trained again."""
-  workdir, config = finished
-  (workdir / 'DONE').unlink(missing_ok=True)
-  config = config.copy_and_resolve_references()
-  config.train.log_every = '100 steps'
-  assert train.main(config, str(workdir)) == 0
-  assert (workdir / 'DONE').exists()
+def test_only_the_end_is_missing(finished, tmp_path):
+  """Nothing is trained or evaluated again; cadence may change."""
+  workdir = copy_unfinished(finished[0], tmp_path)
+  config = tiny.config(checkpoint__best='val/loss', train__log_every='9 steps')
+  assert train.run(config, str(workdir)) == 0
+  for name in ('DONE', 'metrics.jsonl'):
+    assert (workdir / name).read_text() == (finished[0] / name).read_text()
+
+
+def test_a_damaged_checkpoint_gives_way(finished, tmp_path, caplog):
+  """The run goes on from the one before, and ends in the same bits."""
+  workdir = copy_unfinished(finished[0], tmp_path)
+  arrays = workdir / 'checkpoints' / '12' / 'state'
+  largest = max(arrays.rglob('*'), key=lambda path: path.stat().st_size)
+  largest.write_bytes(largest.read_bytes()[:-50])
+  assert train.run(finished[1], str(workdir)) == 0
+  assert 'checkpoints/12 is damaged' in caplog.text
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    newest_params(workdir),
+    newest_params(finished[0]),
+  )
+
+
+def test_resumes_on_more_devices(finished, tmp_path):
+  workdir = copy_unfinished(finished[0], tmp_path)
+  shutil.rmtree(workdir / 'checkpoints' / '12')
+  config = tiny.config(checkpoint__best='val/loss', mesh__data=8)
+  assert train.run(config, str(workdir)) == 0
+  assert_close(newest_params(workdir), newest_params(finished[0]), 1e-5)
+
+
+@pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
+@pytest.mark.parametrize('when', ['step', 'evaluation'])
+def test_signals_save_within_a_step(tmp_path, monkeypatch, number, when):
+  """At step 5, where an evaluation is due, or in the middle of it."""
+
+  def send(*_):
+    monkeypatch.undo()
+    os.kill(os.getpid(), number)
+
+  def follow(self, step, metrics, index, follow=train.Monitor.follow):
+    follow(self, step, metrics, index)
+    if step == 5:
+      send()
+
+  def eval_batches(self, name, batches=experiment_lib.Experiment.eval_batches):
+    yield from batches(self, name)
+    send()
+
+  target = {
+    'step': (train.Monitor, 'follow', follow),
+    'evaluation': (experiment_lib.Experiment, 'eval_batches', eval_batches),
+  }[when]
+  monkeypatch.setattr(*target)
+  assert train.run(tiny.config(), str(tmp_path)) == 128 + number
+  assert sorted(os.listdir(tmp_path / 'checkpoints')) == ['4', '5']
+  assert not (tmp_path / 'DONE').exists()
+  assert train.run(tiny.config(), str(tmp_path)) == 0
+  evaluated = [x['step'] for x in tiny.metrics(tmp_path) if 'val/loss' in x]
+  assert evaluated == [5, 10, 12]  # none is lost, none is double
 
 
 NONFINITE = {
@@ -294,7 +369,7 @@ NONFINITE = {
 def test_a_step_that_is_not_finite_stops_the_run(tmp_path):
   config = tiny.config(**NONFINITE)
   with pytest.raises(UserError, match=r'^[^\n]*not finite[^\n]*$') as error:
-    train.main(config, str(tmp_path))
+    train.run(config, str(tmp_path))
   # The state before it is kept, with finite parameters.
   step = int(str(error.value).split()[1]) - 1
   params, stored, _ = checkpoint.restore_params(tmp_path)
@@ -309,16 +384,48 @@ def test_a_step_that_is_not_finite_stops_the_run(tmp_path):
 
 
 def test_or_is_skipped(tmp_path):
+  """As the error says: in the same directory, with one more flag."""
+  with pytest.raises(UserError, match='not finite'):
+    train.run(tiny.config(**NONFINITE), str(tmp_path))
+  assert 'error: step' in (tmp_path / 'train.log').read_text()
   config = tiny.config(**NONFINITE, train__skip_nonfinite=True)
-  assert train.main(config, str(tmp_path)) == 0
+  assert train.run(config, str(tmp_path)) == 0
   params, step, _ = checkpoint.restore_params(tmp_path)
   assert step == 12
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
 
 
+def test_a_damaged_image_loses_no_step(tmp_path):
+  """It is named; what was done before it is saved."""
+  root = stand_in.write_folder(tmp_path / 'images', train=8)
+  config = tiny.config(
+    data__name=f'folder:{root}',
+    data__split='train',
+    data__channels=3,
+    evals__val__split='',
+    train__batch_size=8,
+  )
+  source = data.open_source(config, 'train')
+  batches = list(data.train_batches(source, config, start_step=0, num_steps=3))
+  early = {i for batch in batches[:2] for i in batch['index'].tolist()}
+  late = next(i for i in batches[2]['index'].tolist() if i not in early)
+  where = next(
+    source.read(i).where
+    for i in range(len(source))
+    if source.read(i).index == late
+  )
+  with open(where, 'r+b') as file:
+    file.truncate(30)
+  workdir = tmp_path / 'run'
+  with pytest.raises(UserError, match=re.escape(where)):
+    train.run(config, str(workdir))
+  assert where in (workdir / 'train.log').read_text()
+  assert os.listdir(workdir / 'checkpoints') == ['2']
+
+
 def test_dry_run_writes_nothing(tmp_path, capsys):
   workdir = tmp_path / 'run'
-  assert train.main(tiny.config(), str(workdir), dry_run=True) == 0
+  assert train.run(tiny.config(), str(workdir), dry_run=True) == 0
   sizes = json.loads(capsys.readouterr().out)
   state = build().init()
   assert sizes['parameters'] == sum(

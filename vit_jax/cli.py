@@ -40,7 +40,7 @@ def run(main: Callable[[list[str]], int | None], doc: str) -> None:
   try:
     status = main(parse_flags(argv)) or 0
   except (config_lib.UserError, OSError) as e:
-    print(f'error: {one_line(e)}', file=sys.stderr)
+    print(f'error: {config_lib.one_line(e)}', file=sys.stderr)
     status = 1
   except KeyboardInterrupt:  # before there is anything to save
     status = 128 + signal.SIGINT
@@ -56,11 +56,6 @@ def _log_plainly() -> None:
   handler = logging.get_absl_handler()
   handler.setFormatter(python_logging.Formatter('%(message)s'))
   python_logging.getLogger('jax').setLevel(python_logging.WARNING)
-
-
-def one_line(error: BaseException) -> str:
-  """Returns an exception's message with its white space folded."""
-  return ' '.join(str(error).split()) or type(error).__name__
 
 
 def define_config() -> flags.FlagHolder:
@@ -83,7 +78,7 @@ def parse_flags(argv: Sequence[str]) -> list[str]:
   try:
     return flags.FLAGS(argv)
   except (flags.Error, TypeError, ValueError) as e:
-    raise config_lib.UserError(one_line(e)) from None
+    raise config_lib.UserError(config_lib.one_line(e)) from None
 
 
 def config_path(argv: Sequence[str]) -> str | None:
@@ -156,4 +151,4 @@ def _where(path: str, error: Exception) -> str:
   where = f'{path}, line {lines[-1]}' if lines else path
   if match := re.search(r'Key "(\w+)" does not exist', str(error)):
     return f'{where}: {config_lib.unknown_key(config_lib.default(), match[1])}'
-  return f'{where}: {type(error).__name__}: {one_line(error)}'
+  return f'{where}: {type(error).__name__}: {config_lib.one_line(error)}'

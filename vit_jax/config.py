@@ -3,11 +3,12 @@
 A file in `configs/` starts from `default()` and sets what differs. The result
 is locked: a key that is not listed here is an error that names the nearest one
 that is. Each layer checks the values of its own keys; this module checks keys,
-types and lengths of time.
+types, lengths of time, and what concerns the run as a whole.
 """
 
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import difflib
 import fractions
 import json
@@ -18,10 +19,10 @@ from typing import Any
 import ml_collections
 from ml_collections import config_dict
 
-# Keys that may change between a run and its resumption: cadence, and what
-# decides how the work is done but not its result.
+# Keys that may change between a run and its resumption: cadence, what decides
+# how the work is done but not its result, and what to do about a bad step.
 RESUMABLE_KEYS = (
-  r'train\.log_every|checkpoint\..*|evals\..*'
+  r'train\.(log_every|skip_nonfinite)|checkpoint\..*|evals\..*'
   r'|data\.(dir|num_workers|num_threads)|mesh\..*'
 )
 
@@ -263,7 +264,7 @@ def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
   except (KeyError, AttributeError):
     raise unknown_key(config, key) from None
   except TypeError as e:
-    raise UserError(f'config.{key}: {_first_line(e)}') from None
+    raise UserError(f'config.{key}: {one_line(e)}') from None
 
 
 def unknown_key(config: ml_collections.ConfigDict, key: str) -> UserError:
@@ -308,7 +309,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   values = dict(flatten(config))
   for key in lengths:
     _check_length(key, values[key])
-  _check_train(config)
+  _check_run(config)
 
 
 def _check_length(key: str, text: str) -> None:
@@ -322,8 +323,11 @@ def _check_length(key: str, text: str) -> None:
     raise UserError(f'config.{key} is {text!r}: it must be more than 0')
 
 
-def _check_train(config: ml_collections.ConfigDict) -> None:
+def _check_run(config: ml_collections.ConfigDict) -> None:
   train = config.train
+  at_least(config, 'seed', 0)
+  if config.seed >= 2**32:
+    raise UserError(f'config.seed is {config.seed}: it must be below 2**32')
   at_least(config, 'train.batch_size', 1)
   at_least(config, 'train.accumulation', 1)
   at_least(config, 'checkpoint.keep', 2)
@@ -353,8 +357,15 @@ def at_least(
 ) -> None:
   """Raises a UserError where `config.<key>` is set and less than `minimum`."""
   value = dict(flatten(config))[key]
-  if value is not None and value < minimum:
+  if value is not None and not minimum <= value < math.inf:
     raise UserError(f'config.{key} is {value}: it must be at least {minimum}')
+
+
+def check_numbers(config: ml_collections.ConfigDict, key: str) -> None:
+  """Raises a UserError where `config.<key>` is no tuple of finite numbers."""
+  value = dict(flatten(config))[key]
+  if not all(isinstance(x, int | float) and math.isfinite(x) for x in value):
+    raise UserError(f'config.{key} is {value}: it must hold numbers alone')
 
 
 def one_of(
@@ -384,5 +395,11 @@ def pair(value: int | tuple[int, int], key: str) -> tuple[int, int]:
   return hw[0], hw[1]
 
 
-def _first_line(error: Exception) -> str:
-  return str(error).strip().splitlines()[0]
+def some(names: Sequence[str], most: int = 5) -> str:
+  """Returns the first names as a list for people."""
+  return ', '.join([*names[:most], *(['...'] if names[most:] else [])])
+
+
+def one_line(error: BaseException) -> str:
+  """Returns an exception's message with its white space folded."""
+  return ' '.join(str(error).split()) or type(error).__name__

@@ -3,6 +3,7 @@
 import collections
 from collections.abc import Callable
 from collections.abc import Generator
+import concurrent.futures
 import contextlib
 import dataclasses
 import fractions
@@ -23,9 +24,10 @@ from vit_jax import optim
 from vit_jax import sharding
 from vit_jax import train_step as train_step_lib
 from vit_jax.data import device
-from vit_jax.objectives import classification
 
 TrainState = train_step_lib.TrainState
+# For what runs once: LLVM takes half the time, and the result as long to run.
+_QUICK = {'xla_backend_optimization_level': 1}
 GlobalBatches = Generator[dict[str, jax.Array], None, None]
 
 
@@ -43,7 +45,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   try:
     models.check(config.model, image_size, config.data.channels)
   except ValueError as e:
-    raise config_lib.UserError(f'config.{e}') from None
+    raise config_lib.UserError(f'config.model: {e}') from None
   sharding.check(config)
 
 
@@ -168,31 +170,16 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   warmup = config_lib.num_steps(config.optim.warmup, len(source), batch_size)
   mesh = sharding.make_mesh(config)
   replicated = sharding.state_sharding(mesh)
-  model = models.from_config(
-    config.model, config.model.num_classes, train.dtype
-  )
-  height, width = config_lib.pair(config.data.image_size, 'data.image_size')
-  image_shape = (height, width, config.data.channels)
-  objective = classification.Classification(
-    model,
-    image_shape,
-    augment=device.train_transform(config, source.image_shape),
-    prepare=device.eval_transform(config, source.image_shape),
-    rng=train.rng,
+  objective = objectives.create(
+    config,
+    device.train_transform(config, source.image_shape),
+    device.eval_transform(config, source.image_shape),
   )
   optimizer = optim.make_optimizer(config.optim)
+  schedule = optim.make_schedule(config.optim, total, warmup)
   train_step = train_step_lib.make_train_step(
-    config,
-    objective,
-    optimizer,
-    optim.make_schedule(config.optim, total, warmup),
+    config, objective, optimizer, schedule
   )
-
-  def eval_step(
-    params: Any, batch: objectives.Batch, total: metrics.Collection
-  ) -> metrics.Collection:
-    return total.merge(objective.metrics(params, batch))
-
   return Experiment(
     config=config,
     source=source,
@@ -201,16 +188,22 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
     init=jax.jit(
       lambda: train_step_lib.init_state(config, objective, optimizer),
       out_shardings=replicated,
+      compiler_options=_QUICK if jax.default_backend() == 'cpu' else None,
     ),
     train_step=jax.jit(train_step, donate_argnums=0, out_shardings=replicated),
     no_metrics=lambda: jax.device_put(objective.no_metrics(), replicated),
-    eval_step=jax.jit(eval_step, out_shardings=replicated),
+    eval_step=jax.jit(
+      lambda params, batch, total: total.merge(
+        objective.metrics(params, batch)
+      ),
+      out_shardings=replicated,
+    ),
     total_steps=total,
     log_every=config_lib.period(train.log_every, len(source), batch_size),
     checkpoint_every=steps(config.checkpoint.every),
     checkpoint_keep_every=steps(config.checkpoint.keep_every),
     eval_every={name: steps(config.evals[name].every) for name in eval_sources},
-    flops=3.0 * model.flops(image_shape) * batch_size,
+    flops=3.0 * objective.flops * batch_size,
   )
 
 
@@ -226,7 +219,7 @@ def describe(experiment: Experiment) -> None:
     e.config.data.split,
     len(e.source),
     len(e.source.classes),
-    _shorten(e.source.classes),
+    config_lib.some(e.source.classes, 10),
   )
   for name, source in e.eval_sources.items():
     split = e.config.evals[name].split
@@ -284,15 +277,17 @@ def _fill_num_classes(
 
 
 def _prefetch(batches: data.Batches, mesh: jax.sharding.Mesh) -> GlobalBatches:
-  """Keeps two batches on their way to the devices."""
-  queue: collections.deque[dict[str, jax.Array]] = collections.deque()
-  with contextlib.closing(batches):
-    for batch in batches:
-      queue.append(sharding.global_batch(batch, mesh))
-      if len(queue) > 2:
-        yield queue.popleft()
-    yield from queue
+  """Keeps two batches on their way to the devices, in a thread of its own."""
 
+  def fetch() -> dict[str, jax.Array] | None:
+    batch = next(batches, None)
+    return None if batch is None else sharding.global_batch(batch, mesh)
 
-def _shorten(names: tuple[str, ...]) -> str:
-  return ', '.join(names[:10]) + (', ...' if len(names) > 10 else '')
+  with (
+    contextlib.closing(batches),
+    concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread,
+  ):
+    queue = collections.deque(thread.submit(fetch) for _ in range(2))
+    while (batch := queue.popleft().result()) is not None:
+      queue.append(thread.submit(fetch))
+      yield batch

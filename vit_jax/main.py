@@ -42,7 +42,7 @@ def main(argv: list[str]) -> int:
   workdir = _WORKDIR.value or f'runs/{name}-{time.strftime("%Y%m%d-%H%M%S")}'
   from vit_jax import train  # after the flags, since it imports jax
 
-  return train.main(_CONFIG.value, os.path.abspath(workdir), _DRY_RUN.value)
+  return train.run(_CONFIG.value, os.path.abspath(workdir), _DRY_RUN.value)
 
 
 if __name__ == '__main__':

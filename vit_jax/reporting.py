@@ -33,6 +33,7 @@ from tensorboardX.record_writer import masked_crc32c
 import tqdm
 
 from vit_jax import workdir as workdir_lib
+from vit_jax.config import UserError
 
 # Takes what the terminal shows in another form, for the log file alone.
 _FILE_ONLY = python_logging.getLogger('vit_jax.file_only')
@@ -40,7 +41,7 @@ _FILE_ONLY = python_logging.getLogger('vit_jax.file_only')
 
 @contextlib.contextmanager
 def log_to(path: pathlib.Path) -> Iterator[None]:
-  """Appends what is logged to a file too.
+  """Appends what is logged to a file too, and the error that ends the run.
 
   Raises:
     UserError: The file cannot be written.
@@ -52,11 +53,14 @@ def log_to(path: pathlib.Path) -> Iterator[None]:
   handler.setFormatter(logging.PythonFormatter())
   _FILE_ONLY.setLevel(python_logging.INFO)
   _FILE_ONLY.propagate = False
-  loggers = (logging.get_absl_logger(), _FILE_ONLY)
+  loggers = (python_logging.getLogger(), _FILE_ONLY)
   for logger in loggers:
     logger.addHandler(handler)
   try:
     yield
+  except UserError as e:
+    _FILE_ONLY.error('error: %s', e)
+    raise
   finally:
     for logger in loggers:
       logger.removeHandler(handler)
@@ -170,7 +174,7 @@ class Reporter:
     """
     if not self._writes:
       return
-    shown = {name: _text(value) for name, value in fields.items()}
+    shown = {name: text(value) for name, value in fields.items()}
     line = f'step {step}/{self._total_steps}: ' + ', '.join(
       [f'{name} {value}' for name, value in shown.items()] + self._left(step)
     )
@@ -324,7 +328,8 @@ def _progress_bar(
   )
 
 
-def _text(value: float | str) -> str:
+def text(value: float | str) -> str:
+  """Returns a metric as people read it: '0.9833', '10,000'."""
   if isinstance(value, str):
     return value
   return f'{value:,.0f}' if 1000 <= abs(value) < 1e9 else f'{value:.4g}'

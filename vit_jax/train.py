@@ -5,8 +5,10 @@ when k updates are done. The evaluations of a step come before its checkpoint,
 which holds their results: one without results still has to be evaluated.
 """
 
+from collections.abc import Mapping
 import contextlib
 import json
+import math
 import pathlib
 import signal
 import sys
@@ -29,7 +31,7 @@ from vit_jax import workdir as workdir_lib
 Scalars = dict[str, float]
 
 
-def main(
+def run(
   config: ml_collections.ConfigDict, workdir: str, dry_run: bool = False
 ) -> int:
   """Trains, or resumes, in a work directory.
@@ -43,29 +45,39 @@ def main(
     The exit status: 0, or 128 plus the number of the signal that stopped it.
 
   Raises:
-    UserError: The config, the data or the directory cannot be used, or a step
-      was not finite.
+    UserError: The config, the data or the directory cannot be used, a step was
+      not finite, or memory or disk are too small.
   """
-  path = pathlib.Path(workdir).absolute()
   if dry_run:
     experiment_lib.check(config)
     experiment = experiment_lib.build(config)
     experiment_lib.describe(experiment)
     print(json.dumps(experiment_lib.dry_run(experiment)))
     return 0
+  path = pathlib.Path(workdir).absolute()
   print(f'work directory: {path}', file=sys.stderr)
   experiment_lib.check(config)
-  results = workdir_lib.read_json(path / 'DONE')
-  if results is not None:
-    logging.info('finished already: %s', _show(results))
+  with workdir_lib.lock(path), reporting.log_to(path / 'train.log'):
+    try:
+      return _run_in(path, config)
+    except jax.errors.JaxRuntimeError as e:
+      if 'RESOURCE_EXHAUSTED' not in str(e):
+        raise
+      raise config_lib.UserError(
+        f'the device has too little memory: {config_lib.one_line(e)[:200]};'
+        ' raise config.train.accumulation, set config.model.remat=full, or'
+        ' lower config.train.batch_size'
+      ) from e
+
+
+def _run_in(path: pathlib.Path, config: ml_collections.ConfigDict) -> int:
+  """Trains in a directory that is ours; returns the exit status."""
+  workdir_lib.check_config(path, config)
+  done = workdir_lib.read_json(path / 'DONE')
+  if done is not None:
+    logging.info('finished already: %s', _show(done))
     return 0
   experiment = experiment_lib.build(config)
-  with workdir_lib.lock(path), reporting.log_to(path / 'train.log'):
-    return _train_in(experiment, path)
-
-
-def _train_in(experiment: experiment_lib.Experiment, path: pathlib.Path) -> int:
-  """Trains in a work directory that is ours; returns the exit status."""
   config, source = experiment.config, experiment.source
   preprocess = data.Preprocess.from_config(config, source.classes)
   workdir_lib.prepare(path, config, preprocess.to_dict(), source.fingerprint())
@@ -77,12 +89,18 @@ def _train_in(experiment: experiment_lib.Experiment, path: pathlib.Path) -> int:
     return 128 + stop.signal
   seconds = time.perf_counter() - start
   logging.info('done in %.0f s: %s; see %s', seconds, _show(results), path)
-  workdir_lib.write_json(path / 'DONE', results)
+  # JSON has no NaN.
+  done = {k: v if math.isfinite(v) else None for k, v in results.items()}
+  workdir_lib.write_json(path / 'DONE', done)
   return 0
 
 
-def _show(results: Scalars) -> str:
-  return ', '.join(f'{name} {x:.4g}' for name, x in results.items())
+def _show(results: Mapping[str, float | None]) -> str:
+  shown = [
+    f'{name} {"nan" if x is None else reporting.text(x)}'
+    for name, x in results.items()
+  ]
+  return ', '.join(shown) or 'nothing was evaluated'
 
 
 class Stop:
@@ -122,7 +140,8 @@ def train(
     stop: Asks to save and end.
 
   Raises:
-    UserError: A step was not finite, or something could not be written.
+    UserError: A step was not finite, an image is damaged, or something could
+      not be written.
   """
   e = experiment
   with contextlib.ExitStack() as stack:
@@ -138,7 +157,9 @@ def train(
     if restored:
       logging.info('resuming at step %d of %d', step, e.total_steps)
     reporter = stack.enter_context(
-      reporting.Reporter(workdir, total_steps=e.total_steps, start_step=step)
+      reporting.Reporter(
+        workdir, e.total_steps, step, writes=jax.process_index() == 0
+      )
     )
     monitor = Monitor(e, reporter)
     batches = stack.enter_context(contextlib.closing(e.train_batches(step)))
@@ -155,19 +176,25 @@ def train(
         if stop.signal:
           monitor.settle()
           checkpoints.save(step, state, results)
+          checkpoints.wait()
           logging.info('stopped at step %d of %d; saved', step, e.total_steps)
           return None
         if step == e.total_steps:
           return results
 
         # One step; and, while it runs, a look at the one before.
-        with monitor.clock.waiting():
-          batch = next(batches)
+        try:
+          with monitor.clock.waiting():
+            batch = next(batches)
+        except config_lib.UserError:  # a damaged image: no step is lost
+          monitor.settle()
+          checkpoints.save(step, state, results)
+          raise
         state, metrics = e.train_step(state, batch, np.int32(step))
         step, results = step + 1, None
         monitor.follow(step, metrics, batch['index'])
     except NonFiniteError as error:
-      checkpoints.save(int(state.step), state)
+      checkpoints.save(int(state.step), state)  # the last good one
       raise config_lib.UserError(str(error)) from None
 
 
@@ -263,7 +290,8 @@ class Monitor:
     shards = [np.asarray(x.data) for x in index.addressable_shards]
     message = (
       f'step {step} was not finite: loss {scalars["loss"]}, norm of the'
-      f' gradient {scalars["grad_norm"]},'
+      f' gradient {scalars["grad_norm"]}, of the parameters after it'
+      f' {scalars["param_norm"]},'
       f' examples {np.concatenate(shards).tolist()}'
     )
     if self._experiment.config.train.skip_nonfinite:
@@ -272,7 +300,7 @@ class Monitor:
     raise NonFiniteError(
       f'{message}. The state before it is saved. Lower'
       ' config.optim.learning_rate or set config.optim.clip_norm in a new'
-      ' work directory, or go on without such steps:'
+      ' work directory, or go on here without such steps:'
       ' --config.train.skip_nonfinite'
     )
 

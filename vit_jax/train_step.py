@@ -74,13 +74,14 @@ def make_train_step(
   """Returns `(state, batch, step) -> (state, metrics)`, to be jitted.
 
   The batch is a dict of global arrays [B, ...]; `step` is the number of
-  completed updates, as the host counts them. A step whose loss or gradient is
-  not finite changes nothing. Nor do those after it, since their `step` is ahead
-  of the state's: so the host may look at the metrics late. Where the config
-  says to skip, such a step is counted all the same.
+  completed updates, as the host counts them. A step whose loss, gradient or
+  result is not finite changes nothing. Nor do those after it, since their
+  `step` is ahead of the state's: so the host may look at the metrics late.
+  Where the config says to skip, such a step is counted all the same.
 
-  Metrics are scalars: loss, grad_norm (before clipping), learning_rate, ok
-  (whether the update was made), and those of the objective.
+  Metrics are scalars: loss, learning_rate, ok (whether the update was made),
+  grad_norm (before clipping), param_norm (after the update), and those of the
+  objective.
   """
   _, seed_key = seed_keys(config.seed)
   decay = config.train.ema_decay
@@ -101,15 +102,23 @@ def make_train_step(
     ema_params = state.ema_params
     if decay:
       ema_params = optax.incremental_update(params, ema_params, 1 - decay)
-    ok = jnp.isfinite(loss) & jnp.isfinite(grad_norm) & (state.step == step)
+    param_norm = optax.global_norm(params)
+    finite = jnp.isfinite(loss + grad_norm + param_norm)
+    ok = finite & (state.step == step)
     updated = TrainState(step + 1, params, opt_state, ema_params)
     state = jax.tree.map(
       lambda new, old: jnp.where(ok, new, old), updated, state
     )
     if config.train.skip_nonfinite:
       state = dataclasses.replace(state, step=step + 1)
-    metrics = {'loss': loss, 'grad_norm': grad_norm, 'learning_rate': rate}
-    return state, metrics | means | {'ok': ok}
+    metrics = {
+      'loss': loss,
+      'grad_norm': grad_norm,
+      'param_norm': param_norm,
+      'learning_rate': rate,
+      'ok': ok,
+    }
+    return state, metrics | means
 
   return train_step
 

@@ -151,6 +151,35 @@ def read_json(path: pathlib.Path) -> Any:
     ) from None
 
 
+def check_config(
+  workdir: pathlib.Path, config: ml_collections.ConfigDict
+) -> None:
+  """Compares a config with that of the run which is there, if there is one.
+
+  Args:
+    workdir: Of this run.
+    config: The whole config; `model.num_classes` may still be open.
+
+  Raises:
+    UserError: They differ in what a resumed run must not change.
+  """
+  stored = read_json(workdir / 'config.json')
+  if stored is None:
+    return
+  try:
+    before = config_lib.from_dict(stored)
+  except UserError as e:
+    raise UserError(f'{workdir / "config.json"}: {e}') from None
+  if config.model.num_classes is None:  # the data decide
+    before.model.num_classes = None
+  differences = config_lib.differences(before, config)
+  if differences:
+    raise UserError(
+      f'{workdir} was begun with another config: {"; ".join(differences)}; run'
+      ' with the old values to resume it, or give another --workdir'
+    )
+
+
 def prepare(
   workdir: pathlib.Path,
   config: ml_collections.ConfigDict,
@@ -169,9 +198,7 @@ def prepare(
     UserError: The run that is there had another config or other classes, or
       the files cannot be read or written.
   """
-  old = read_json(workdir / 'config.json')
-  if old is not None:
-    _check_config(workdir, old, config)
+  check_config(workdir, config)
   before = read_json(workdir / 'preprocess.json')
   if before is not None and before['classes'] != list(preprocess['classes']):
     raise UserError(
@@ -179,7 +206,7 @@ def prepare(
       f' {_changes(before["classes"], preprocess["classes"])}; bring the data'
       ' back, or give another --workdir'
     )
-  run = {**run_info(sys.argv), 'data_fingerprint': data_fingerprint}
+  run = {**run_info(sys.orig_argv), 'data_fingerprint': data_fingerprint}
   _append_run(workdir, run)
   write_json(workdir / 'preprocess.json', preprocess)
   write_json(workdir / 'config.json', config_lib.to_dict(config))
@@ -214,25 +241,11 @@ def run_info(argv: Sequence[str]) -> dict[str, Any]:
   return {**info, 'git': git} if git else info
 
 
-def _check_config(
-  workdir: pathlib.Path,
-  old: Mapping[str, Any],
-  config: ml_collections.ConfigDict,
-) -> None:
-  before = config_lib.from_dict(old)
-  differences = config_lib.differences(before, config)
-  if differences:
-    raise UserError(
-      f'{workdir} was begun with another config: {"; ".join(differences)}; run'
-      ' with the old values to resume it, or give another --workdir'
-    )
-
-
 def _changes(old: Sequence[str], new: Sequence[str]) -> str:
   missing = [repr(name) for name in old if name not in new]
   added = [repr(name) for name in new if name not in old]
   parts = [
-    f'{what} {", ".join(names[:5])}{" ..." if names[5:] else ""}'
+    f'{what} {config_lib.some(names)}'
     for what, names in (('without', missing), ('with', added))
     if names
   ]

@@ -51,8 +51,8 @@ class Bench:
       config.model, config.model.num_classes, config.train.dtype
     )
     self._state = self.experiment.init()
-    # Copies: each step's state is donated.
-    self._params = jax.tree.map(np.asarray, self._state.params)
+    # Copies, since each step donates its state.
+    self._params = jax.tree.map(np.array, self._state.params)
     self._plain_params = baseline.convert_params(self._params)
     self._plain_model = baseline.make_model(self._model)
     shape = (config.train.batch_size, *self._batch['image'].shape[1:])
@@ -79,7 +79,7 @@ class Bench:
     plain_state, plain_step = baseline.make_train_step(
       self._plain_model, self._plain_params, e.config.optim
     )
-    labels, key, step = self._batch['label'], jax.random.key(0), 0
+    labels, key, step = self._batch['label'], jax.random.key(0), int(state.step)
 
     def ours() -> None:
       nonlocal state, step
@@ -162,7 +162,8 @@ class Bench:
 
   def end_to_end(self) -> Entry:
     """Times the whole loop, in turns with the bare step."""
-    e, state, step = self.experiment, self._state, 0
+    e, state = self.experiment, self._state
+    step = int(state.step)
     seconds: list[float] = []
 
     def bare() -> None:
@@ -197,7 +198,7 @@ def startup(config: pathlib.Path) -> Entry:
   """Times a command from its start to its first step, and to its end.
 
   Args:
-    config: A config file; two steps of it are run.
+    config: A config file; three steps of it are run.
   """
   with tempfile.TemporaryDirectory() as workdir:
     command = [sys.executable, '-m', 'vit_jax.main', f'--config={config}']

@@ -18,6 +18,7 @@ import gc
 import math
 import multiprocessing
 import os
+import signal
 import threading
 
 from absl import flags
@@ -294,7 +295,11 @@ class Batches(Iterator[Batch]):
 
 
 def _end_with_parent(*_: int) -> None:
-  """Sees to it that a worker ends when its parent is killed."""
+  """Sees to it that a worker ends when its parent does, and not before."""
+  # Terminals and launchers send these to all processes; the parent still needs
+  # batches, or closes its workers, when it has decided what to do.
+  for number in (signal.SIGINT, signal.SIGTERM):
+    signal.signal(number, signal.SIG_IGN)
   parent = multiprocessing.parent_process()
   assert parent is not None
 

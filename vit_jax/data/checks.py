@@ -31,7 +31,6 @@ def check(config: ml_collections.ConfigDict) -> None:
   for name, spec in config.evals.items():
     if spec.split:
       _check_split(f'evals.{name}.split', spec.split)
-  config_lib.at_least(config, 'seed', 0)
   config_lib.at_least(config, 'data.pad', 0)
   config_lib.at_least(config, 'data.num_workers', 0)
   config_lib.at_least(config, 'data.num_threads', 1)
@@ -41,6 +40,8 @@ def check(config: ml_collections.ConfigDict) -> None:
       f'config.data.channels is {data.channels}: choose 1 (grey), 3 (RGB) or'
       ' 4 (RGB and alpha)'
     )
+  for key in ('mean', 'std', 'crop_scale', 'crop_ratio'):
+    config_lib.check_numbers(config, f'data.{key}')
   _check_range('data.crop_scale', data.crop_scale, most=1)
   _check_range('data.crop_ratio', data.crop_ratio)
   _check_normalization(data)

@@ -13,6 +13,7 @@ import cv2
 import numpy as np
 import simplejpeg
 
+from vit_jax.config import one_line
 from vit_jax.config import UserError
 
 MAX_PIXELS = 2**28  # about the most that a WebP file can hold
@@ -60,9 +61,8 @@ def decode(
     else:
       pixels = _decode_other(data)
   except (ValueError, cv2.error) as e:
-    reason = ' '.join(str(e).split())
     raise UserError(
-      f'{where} is damaged, or no image, and cannot be decoded: {reason}'
+      f'{where} is damaged, or no image, and cannot be decoded: {one_line(e)}'
     ) from None
   return to_channels(_turn(pixels, _orientation(data)), channels)
 

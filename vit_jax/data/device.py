@@ -1,8 +1,9 @@
 """What happens to a batch on the device, under jit.
 
 Images that all have one size come as they are stored and are cropped here, by
-the rules of the host's crops (`transforms.py`) up to a grey level of rounding;
-images that differ in size come cropped. All are scaled and normalised here.
+the rules of the host's crops (`transforms.py`), which shrink with another
+filter; images that differ in size come cropped. All are scaled and normalised
+here.
 """
 
 from collections.abc import Callable

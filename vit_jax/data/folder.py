@@ -7,6 +7,7 @@ import os
 
 from absl import logging
 
+from vit_jax.config import some
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import splits
@@ -68,7 +69,7 @@ class FolderSource(base.Source):
     return base.Example(data, self._label_of[name.split('/')[0]], index, path)
 
   def fingerprint(self) -> str:
-    """Returns a digest of the names of files and classes, in order."""
+    """Returns a digest of the names of files and classes, not of the images."""
     names = [name for files in self._files.values() for name in files]
     ranges = [str(term) for term in self._selection.ranges]
     return base.digest([*self.classes, *ranges, *names])
@@ -128,7 +129,7 @@ def _list_images(folder: str, classes: tuple[str, ...]) -> list[str]:
     path = os.path.join(folder, name)
     if name not in classes:
       raise UserError(
-        f'{path} is not a class of train: the classes are {_some(classes)}'
+        f'{path} is not a class of train: the classes are {some(classes)}'
       )
     if name not in filled:
       raise UserError(
@@ -175,11 +176,6 @@ def _is_hidden(entry: os.DirEntry[str]) -> bool:
 def _is_image(entry: os.DirEntry[str]) -> bool:
   is_named_so = entry.name.lower().endswith(_ENDINGS)
   return is_named_so and not _is_hidden(entry) and entry.is_file()
-
-
-def _some(names: tuple[str, ...], most: int = 5) -> str:
-  listed = ', '.join(names[:most])
-  return f'{listed}, ...' if len(names) > most else listed
 
 
 @functools.cache  # a folder is often listed for several slices

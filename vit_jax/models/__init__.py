@@ -59,18 +59,14 @@ def create_model(
       f'no model is named {name!r}: did you mean {near!r}? Sizes are'
       f' {", ".join(vit.SIZES)}, with any patch size after the slash'
     )
-  patch_size = overrides.pop('patch_size', int(match[2]))
-  if isinstance(patch_size, int):
-    patch_size = (patch_size, patch_size)
+  overrides.setdefault('patch_size', int(match[2]))
   known = {field.name for field in dataclasses.fields(vit.ViT)}
   for key in overrides:
     if key not in known:
       near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
       raise ValueError(f'a ViT has no field {key!r}: did you mean {near!r}?')
-  fields = vit.SIZES[match[1]] | overrides
-  model = vit.ViT(
-    num_classes=num_classes, patch_size=tuple(patch_size), **fields
-  )
+  overrides['patch_size'] = _pair(overrides['patch_size'])
+  model = vit.ViT(num_classes, **(vit.SIZES[match[1]] | overrides))
   _check_fields(model)
   return model
 
@@ -106,9 +102,8 @@ def check(
     if side % patch:
       p, q = model.patch_size
       raise ValueError(
-        f'config.data.image_size {image_size[0]} x {image_size[1]} is not a'
-        f' multiple of the patch {p} x {q} of {config["name"]}: change one of'
-        ' them'
+        f'the patch, {p} x {q}, does not divide config.data.image_size,'
+        f' {image_size[0]} x {image_size[1]}: change one of them'
       )
   # Shapes alone are computed: this finds what no single field shows.
   jax.eval_shape(
@@ -133,6 +128,18 @@ def init_params(
   return params if model.scan else vit.unstack_layers(params)
 
 
+def _pair(patch_size: Any) -> tuple[int, int]:
+  is_one = isinstance(patch_size, int)
+  pair = (patch_size, patch_size) if is_one else patch_size
+  good = isinstance(pair, tuple | list) and len(pair) == 2
+  if not good or not all(isinstance(x, int) and x > 0 for x in pair):
+    raise ValueError(
+      f'patch_size is {patch_size!r}: write one positive number, or'
+      ' (height, width)'
+    )
+  return pair[0], pair[1]
+
+
 def _check_fields(model: vit.ViT) -> None:
   choices = {
     'pool': vit.POOLS,
@@ -144,30 +151,25 @@ def _check_fields(model: vit.ViT) -> None:
   for field, allowed in choices.items():
     if getattr(model, field) not in allowed:
       raise ValueError(
-        f'model.{field} is {getattr(model, field)!r}: choose one of'
+        f'{field} is {getattr(model, field)!r}: choose one of'
         f' {", ".join(allowed)}'
       )
   for field in ('hidden_size', 'mlp_dim', 'num_heads', 'depth', 'num_classes'):
     if getattr(model, field) < 1:
-      raise ValueError(f'model.{field} is {getattr(model, field)}: at least 1')
+      raise ValueError(f'{field} is {getattr(model, field)}: at least 1')
   for field in ('dropout_rate', 'attention_dropout_rate', 'stochastic_depth'):
     if not 0 <= getattr(model, field) < 1:
       raise ValueError(
-        f'model.{field} is {getattr(model, field)}: it must be in [0, 1)'
+        f'{field} is {getattr(model, field)}: it must be in [0, 1)'
       )
-  if len(model.patch_size) != 2 or min(model.patch_size) < 1:
-    raise ValueError(
-      f'model.patch_size is {model.patch_size}: write one positive number, or'
-      ' (height, width)'
-    )
   d = model.hidden_size
   if d % model.num_heads:
     raise ValueError(
-      f'model.num_heads={model.num_heads} does not divide'
-      f' model.hidden_size={d}: change one of them'
+      f'num_heads={model.num_heads} does not divide'
+      f' hidden_size={d}: change one of them'
     )
   if model.position_embedding == 'sincos2d' and d % 4:
     raise ValueError(
-      f"model.position_embedding='sincos2d' needs a model.hidden_size that is"
+      f"position_embedding='sincos2d' needs a hidden_size that is"
       f' a multiple of 4, not {d}'
     )

@@ -105,6 +105,7 @@ def keep_mask(
     bits = jax.lax.bitcast_convert_type(bits32, jnp.uint16)
     bits = bits.reshape(len(rows), 2 * words)[:, : int(np.prod(shape))]
   else:
+    key = jax.random.fold_in(key, rows[0])  # parts of a batch differ
     bits = jax.random.bits(key, (len(rows), *shape), jnp.uint16)
   threshold = jnp.round(jnp.float32(rate) * 2**16).astype(jnp.uint32)
   return bits.reshape(len(rows), *shape).astype(jnp.uint32) >= threshold

@@ -1,46 +1,43 @@
 """What is learned: the object that `config.objective` stands for."""
 
 from typing import Any
-from typing import Protocol
 
-from clu import metrics as clu_metrics
-import jax
 import ml_collections
 
 from vit_jax import config as config_lib
+from vit_jax.objectives.base import Batch
+from vit_jax.objectives.base import Objective
+from vit_jax.objectives.base import Params
+from vit_jax.objectives.base import Scalars
+from vit_jax.objectives.classification import Classification
 
-NAMES = ('classification',)
+__all__ = ['Batch', 'Objective', 'Params', 'Scalars', 'check', 'create']
 
-Params = Any
-Batch = dict[str, jax.Array]
-Scalars = dict[str, jax.Array]
-
-
-class Objective(Protocol):
-  """What the train loop knows of an objective."""
-
-  def init(self, key: jax.Array) -> Params:
-    """Returns fresh parameters."""
-
-  def loss(
-    self, params: Params, batch: Batch, key: jax.Array, rows: jax.Array
-  ) -> tuple[jax.Array, Scalars]:
-    """Returns the mean loss over the batch, and other means to report.
-
-    Args:
-      params: From `init`, or updated.
-      batch: Global arrays with a leading axis of B images.
-      key: Of this step.
-      rows: int32 [B], the images' positions in the global batch.
-    """
-
-  def metrics(self, params: Params, batch: Batch) -> clu_metrics.Collection:
-    """Returns the metrics of a batch, over the images that count."""
-
-  def no_metrics(self) -> clu_metrics.Collection:
-    """Returns what `metrics` would of no images; batches are merged to it."""
+_OBJECTIVES = {'classification': Classification}
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.objective`; raises a UserError."""
-  config_lib.one_of(config, 'objective.name', NAMES)
+  """Checks `config.objective`, and the metric that the best is chosen by.
+
+  Raises:
+    UserError: There is no such objective or metric.
+  """
+  config_lib.one_of(config, 'objective.name', tuple(_OBJECTIVES))
+  metrics = _OBJECTIVES[config.objective.name].metric_names
+  best = config.checkpoint.best
+  if best and best.partition('/')[2] not in metrics:
+    name = best.partition('/')[0]
+    raise config_lib.UserError(
+      f'config.checkpoint.best is {best!r}: choose one of'
+      f' {", ".join(f"{name}/{metric}" for metric in metrics)}'
+    )
+
+
+def create(config: ml_collections.ConfigDict, *args: Any) -> Objective:
+  """Returns the objective of a config.
+
+  Args:
+    config: The full config, with the number of classes.
+    *args: Passed on: the transforms of images.
+  """
+  return _OBJECTIVES[config.objective.name](config, *args)

@@ -13,6 +13,14 @@ from vit_jax import config as config_lib
 
 NAMES = ('adamw', 'sgd')
 SCHEDULES = ('cosine', 'linear', 'step', 'constant')
+_NOT_NEGATIVE = (
+  'learning_rate',
+  'final_factor',
+  'step_factor',
+  'clip_norm',
+  'weight_decay',
+  'eps',
+)
 
 
 def check(config: ml_collections.ConfigDict) -> None:
@@ -24,13 +32,14 @@ def check(config: ml_collections.ConfigDict) -> None:
   optim = config.optim
   config_lib.one_of(config, 'optim.name', NAMES)
   config_lib.one_of(config, 'optim.schedule', SCHEDULES)
-  for key in ('learning_rate', 'clip_norm', 'weight_decay', 'final_factor'):
+  for key in _NOT_NEGATIVE:
     config_lib.at_least(config, f'optim.{key}', 0)
   for key in ('b1', 'b2', 'momentum'):
     if not 0 <= optim[key] < 1:
       raise config_lib.UserError(
         f'config.optim.{key} is {optim[key]}: it must be in [0, 1)'
       )
+  config_lib.check_numbers(config, 'optim.step_at')
   if list(optim.step_at) != sorted(set(optim.step_at)) or not all(
     0 < at < 1 for at in optim.step_at
   ):
@@ -71,10 +80,10 @@ def make_schedule(
   elif config.schedule == 'linear':
     main = optax.linear_schedule(rate, rate * config.final_factor, decay_steps)
   elif config.schedule == 'step':
-    steps = [
-      math.ceil(at * total_steps) - warmup_steps for at in config.step_at
-    ]
-    factors = {max(step, 0): config.step_factor for step in steps}
+    factors: dict[int, float] = {}
+    for at in config.step_at:
+      step = max(math.ceil(at * total_steps) - warmup_steps, 0)
+      factors[step] = factors.get(step, 1.0) * config.step_factor
     main = optax.piecewise_constant_schedule(rate, factors)
   else:
     main = optax.constant_schedule(rate)

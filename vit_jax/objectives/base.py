@@ -1,0 +1,40 @@
+"""What the train loop knows of an objective."""
+
+from typing import Any
+from typing import Protocol
+
+from clu import metrics as clu_metrics
+import jax
+
+Params = Any
+Batch = dict[str, jax.Array]
+Scalars = dict[str, jax.Array]
+
+
+class Objective(Protocol):
+  """What the train loop knows of an objective."""
+
+  @property
+  def flops(self) -> int:
+    """Floating-point operations of one image's forward pass."""
+
+  def init(self, key: jax.Array) -> Params:
+    """Returns fresh parameters."""
+
+  def loss(
+    self, params: Params, batch: Batch, key: jax.Array, rows: jax.Array
+  ) -> tuple[jax.Array, Scalars]:
+    """Returns the mean loss over the batch, and other means to report.
+
+    Args:
+      params: From `init`, or updated.
+      batch: Global arrays with a leading axis of B images.
+      key: Of this step.
+      rows: int32 [B], the images' positions in the global batch.
+    """
+
+  def metrics(self, params: Params, batch: Batch) -> clu_metrics.Collection:
+    """Returns the metrics of a batch, over the images that count."""
+
+  def no_metrics(self) -> clu_metrics.Collection:
+    """Returns what `metrics` would of no images; batches are merged to it."""
