@@ -1,4 +1,4 @@
-"""The ViT of a well-known tutorial, from scratch on CIFAR-10, to the letter.
+r"""The ViT of a well-known tutorial, from scratch on CIFAR-10, to the letter.
 
   python -m vit_jax.main --config=configs/cifar10_tutorial.py
 
@@ -10,6 +10,10 @@ on TFDS' `cifar10`, or on a folder with train/<class>/ and test/<class>/:
 Source: P. Lippe, UvA Deep Learning Tutorials, tutorial 15 (JAX), "Vision
 Transformers": 3,195,146 parameters, AdamW, 200 epochs; test accuracy 78.4%,
 validation 52.1% after 2 epochs, 65.4% after 10.
+
+Measured on a JPEG copy of CIFAR-10 (quality 75), in float32 on 2 CPU cores:
+validation 52.7% after 2 epochs, in 24 minutes at 65 images/s. The 200 epochs
+were not run.
 """
 
 import ml_collections

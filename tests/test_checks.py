@@ -74,10 +74,3 @@ def test_refuses_the_split_of_an_evaluation():
     UserError, match=r"config.evals.test.split: 'test\[0:' is"
   ):
     data.check(config)
-
-
-def test_refuses_a_negative_seed():
-  config = config_lib.default()
-  config.seed = -1
-  with pytest.raises(UserError, match=r'config\.seed is -1'):
-    data.check(config)

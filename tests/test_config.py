@@ -87,6 +87,8 @@ def test_cadence_never_drifts(examples, text):
 @pytest.mark.parametrize(
   ('key', 'value', 'message'),
   [
+    ('seed', -1, 'config.seed is -1'),
+    ('seed', 2**32, 'below 2**32'),
     ('train.batch_size', 0, 'config.train.batch_size is 0'),
     ('train.accumulation', 3, 'does not divide into'),
     ('train.dtype', 'float64', 'float32, bfloat16'),

@@ -306,9 +306,9 @@ def test_only_the_end_is_missing(finished, tmp_path):
 def test_a_damaged_checkpoint_gives_way(finished, tmp_path, caplog):
   """The run goes on from the one before, and ends in the same bits."""
   workdir = copy_unfinished(finished[0], tmp_path)
-  arrays = workdir / 'checkpoints' / '12' / 'state'
-  largest = max(arrays.rglob('*'), key=lambda path: path.stat().st_size)
-  largest.write_bytes(largest.read_bytes()[:-50])
+  for path in (workdir / 'checkpoints' / '12' / 'state').rglob('*'):
+    if path.is_file():
+      os.truncate(path, path.stat().st_size // 2)
   assert train.run(finished[1], str(workdir)) == 0
   assert 'checkpoints/12 is damaged' in caplog.text
   jax.tree.map(
@@ -323,7 +323,11 @@ def test_resumes_on_more_devices(finished, tmp_path):
   shutil.rmtree(workdir / 'checkpoints' / '12')
   config = tiny.config(checkpoint__best='val/loss', mesh__data=8)
   assert train.run(config, str(workdir)) == 0
-  assert_close(newest_params(workdir), newest_params(finished[0]), 1e-5)
+  losses = [
+    {x['step']: x['train/loss'] for x in tiny.metrics(d) if 'train/loss' in x}
+    for d in (workdir, finished[0])
+  ]
+  assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])

@@ -18,6 +18,7 @@ TINY = {
   'model.mlp_dim': 32,
   'model.num_heads': 2,
   'model.depth': 1,
+  'model.scan': False,
   'train.duration': '12 steps',
   'train.batch_size': 16,
   'train.log_every': '1 steps',

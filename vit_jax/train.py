@@ -219,7 +219,7 @@ def evaluate(
           return None
         total = experiment.eval_step(params, batch, total)
     for metric, value in jax.device_get(total).compute().items():
-      results[f'{name}/{metric}'] = value.item()
+      results[f'{name}/{metric}'] = float(value)
   if results:
     reporter.write(step, experiment.epoch(step), results)
     logging.info('evaluated at step %d: %s', step, _show(results))
