@@ -41,7 +41,9 @@ def main(argv: list[str]) -> None:
   configs = pathlib.Path(__file__).parents[2] / 'configs'
   report: dict[str, Any] = {}
   if 'startup' in _PARTS.value:  # first: its memory must not count what is ours
-    report['startup'] = measures.startup(configs / 'digits.py')
+    report['startup'] = measures.startup(
+      configs / 'digits.py', min(_BLOCKS.value, 3)
+    )
   with tempfile.TemporaryDirectory() as folder:
     if not _DATA.value:
       measures.write_images(pathlib.Path(folder), 12 * _BATCH_SIZE.value)

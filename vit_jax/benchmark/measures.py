@@ -118,7 +118,9 @@ class Bench:
     self, ours: Callable[[], None], plain: Callable[[], None], flops: float
   ) -> Entry:
     batch_size = self.experiment.config.train.batch_size
-    times = timing.in_turns({'ours': ours, 'plain': plain}, self.blocks)
+    times = timing.in_turns(
+      {'ours': ours, 'plain': plain}, self.blocks, warmup=2
+    )
     rates = timing.summarize(times['ours'], batch_size)
     plain_rates = timing.summarize(times['plain'], batch_size)
     rate = rates['median'] / batch_size * flops
@@ -194,24 +196,28 @@ class Bench:
     }
 
 
-def startup(config: pathlib.Path) -> Entry:
+def startup(config: pathlib.Path, runs: int = 3) -> Entry:
   """Times a command from its start to its first step, and to its end.
 
   Args:
     config: A config file; three steps of it are run.
+    runs: How often; the medians are reported.
   """
-  with tempfile.TemporaryDirectory() as workdir:
-    command = [sys.executable, '-m', 'vit_jax.main', f'--config={config}']
-    command += [f'--workdir={workdir}', '--config.train.duration=3 steps']
-    command += ['--config.optim.warmup=0 steps']
-    start, clock = time.time(), time.perf_counter()
-    subprocess.run(command, check=True, capture_output=True)
-    seconds = time.perf_counter() - clock
-    first = _read_metrics(workdir)[0]
+  firsts, ends = [], []
+  for _ in range(runs):
+    with tempfile.TemporaryDirectory() as workdir:
+      command = [sys.executable, '-m', 'vit_jax.main', f'--config={config}']
+      command += [f'--workdir={workdir}', '--config.train.duration=3 steps']
+      command += ['--config.optim.warmup=0 steps']
+      start = time.time()
+      subprocess.run(command, check=True, capture_output=True)
+      ends.append(time.time() - start)
+      firsts.append(_read_metrics(workdir)[0]['time'] - start)
   peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
   return {
-    'seconds_to_first_step': first['time'] - start,
-    'seconds_to_exit': seconds,
+    'seconds_to_first_step': statistics.median(firsts),
+    'range': [min(firsts), max(firsts)],
+    'seconds_to_exit': statistics.median(ends),
     'peak_memory_mb': peak / 1024,
   }
 
