@@ -12,6 +12,9 @@ setuptools.setup(
   long_description_content_type='text/markdown',
   license='Apache-2.0',
   python_requires='>=3.11,<3.14',
+  # With this, an editable install is a plain entry in sys.path: the package is
+  # found also where a clone of this repository is a folder beside.
+  package_dir={'': '.'},
   packages=setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
   package_data={'vit_jax': ['py.typed']},
   install_requires=[

@@ -14,7 +14,7 @@ from vit_jax import config as config_lib
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
   """Returns the config; takes no argument."""
-  del arg
+  config_lib.no_argument(arg)
   config = config_lib.default()
 
   config.data.name = 'digits'

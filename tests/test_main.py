@@ -10,6 +10,7 @@ import sys
 import jax
 import numpy as np
 import pytest
+import stand_in
 import tiny
 
 from vit_jax import checkpoint
@@ -36,13 +37,13 @@ def run(*args, **kwargs):
   return process.returncode, out, err
 
 
-def interrupt(process, step, number):
+def interrupt(process, step, number, kill=os.kill):
   """Sends a signal once the run has reported a step; returns what it said."""
   said = []
   for line in process.stderr:
     said.append(line)
     if line.startswith(f'step {step}/'):
-      process.send_signal(number)
+      kill(process.pid, number)
       break
   err = process.communicate(timeout=120)[1]
   return process.returncode, ''.join(said) + err
@@ -93,6 +94,24 @@ def test_killed_runs_end_in_the_same_bits(tmp_path):
     for d in (whole, broken)
   ]
   assert lines[0] == lines[1], f'interrupted at {steps}'
+
+
+def test_ctrl_c_reaches_workers_too(tmp_path):
+  """A terminal sends it to all processes; the run saves all the same."""
+  root = stand_in.write_folder(tmp_path / 'images', train=8)
+  flags = tiny.flags(
+    data__name=f'folder:{root}',
+    data__split='train',
+    data__channels=3,
+    data__num_workers=1,
+    evals__val__split='',
+    train__batch_size=8,
+    train__duration='10_000 steps',
+  )
+  process = start(*flags, f'--workdir={tmp_path}/run', start_new_session=True)
+  status, said = interrupt(process, 3, signal.SIGINT, os.killpg)
+  assert status == 128 + signal.SIGINT, said
+  assert 'saved' in said and 'Traceback' not in said
 
 
 @pytest.fixture(scope='module')
@@ -155,7 +174,11 @@ MISTAKES = {
   'folder': (['--config.data.name=folder:/none'], 'config.data.name', '/none'),
   'class': (['--config.data.name=folder:{folder}'], '{folder}/train/dog', ''),
   'split': (['--config.data.split=train[:x%]'], 'config.data.split', ''),
-  'no split': (['--config.data.split=trian'], 'digits has no split', 'train'),
+  'no split': (
+    ['--config.data.split=trian'],
+    'config.data.split: digits has',
+    'train',
+  ),
   'batch': (
     ['--config.train.accumulation=5'],
     'config.train.batch_size=32 does not',
@@ -166,7 +189,21 @@ MISTAKES = {
     'config.checkpoint.best',
     'val/accuracy',
   ),
-  'argument': (['runs/x'], "unexpected argument 'runs/x'", ''),
+  'warm-up': (
+    ['--config.optim.warmup=99 epochs'],
+    'config.optim.warmup=',
+    '60',
+  ),
+  'argument': (
+    ['configs/x.py'],
+    'unexpected argument',
+    '--config=configs/x.py',
+  ),
+  'colon': (
+    ['--config=configs/digits.py:x'],
+    'configs/digits.py: it takes',
+    '',
+  ),
 }
 
 

@@ -85,7 +85,7 @@ def test_pil_images_are_seen_as_files_are(channels):
       np.zeros((4, 4)),
       r'image 1 is an array of type float64 and shape \(4, 4\)',
     ),
-    (np.zeros((4, 4, 5), np.uint8), 'it must be uint8 or uint16'),
+    (np.zeros((4, 4, 5), np.uint8), 'it must be uint8'),
   ],
 )
 def test_errors_name_the_image(image, message):

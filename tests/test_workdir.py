@@ -101,7 +101,7 @@ def test_prepare_describes_each_start(
   prepare(tmp_path, config)
   assert not caplog.records
   prepare(tmp_path, config, digest='y')
-  assert 'The data is not what it was' in caplog.text
+  assert 'the data is not what it was' in caplog.text
   runs = read(tmp_path / 'run.json')['runs']
   assert [run['data_fingerprint'] for run in runs] == ['x', 'x', 'y']
   assert runs[0]['packages']['jax'][0].isdecimal()

@@ -165,6 +165,12 @@ def evaluation(split: str = '', every: str = '') -> ml_collections.ConfigDict:
   return ml_collections.ConfigDict({'split': split, 'every': every})
 
 
+def no_argument(arg: str) -> None:
+  """Raises a UserError where a config file that takes no argument got one."""
+  if arg:
+    raise UserError(f'it takes no argument, but got {arg!r} after the colon')
+
+
 def parse_duration(text: str) -> tuple[fractions.Fraction, str]:
   """Splits `'10_000 steps'` into its number and its unit.
 
@@ -348,7 +354,8 @@ def _check_run(config: ml_collections.ConfigDict) -> None:
   if best and best.split('/')[0] not in names:
     raise UserError(
       f'config.checkpoint.best is {best!r}, but no such evaluation runs:'
-      f' {", ".join(names) or "all splits in config.evals are empty"}'
+      f' {", ".join(names) or "all splits in config.evals are empty"}. Set a'
+      " split, or --config.checkpoint.best=''"
     )
 
 

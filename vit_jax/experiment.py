@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import fractions
+import signal
 from typing import Any
 
 from absl import logging
@@ -154,9 +155,9 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
     UserError: The data are not there or do not fit.
   """
   config = config.copy_and_resolve_references()
-  source = data.open_source(config, config.data.split)
+  source = _open(config, 'data.split')
   eval_sources = {
-    name: data.open_source(config, spec.split)
+    name: _open(config, f'evals.{name}.split')
     for name, spec in config.evals.items()
     if spec.split
   }
@@ -168,6 +169,12 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
 
   total = config_lib.num_steps(train.duration, len(source), batch_size)
   warmup = config_lib.num_steps(config.optim.warmup, len(source), batch_size)
+  if warmup >= total:
+    raise config_lib.UserError(
+      f'config.optim.warmup={config.optim.warmup!r} is {warmup} steps, but'
+      f' config.train.duration={train.duration!r} is only {total}: shorten the'
+      " warm-up, as in --config.optim.warmup='0 steps'"
+    )
   mesh = sharding.make_mesh(config)
   replicated = sharding.state_sharding(mesh)
   objective = objectives.create(
@@ -263,6 +270,14 @@ def dry_run(experiment: Experiment) -> dict[str, float]:
   }
 
 
+def _open(config: ml_collections.ConfigDict, key: str) -> data.Source:
+  """Opens the split that a key names; errors about it name the key."""
+  try:
+    return data.open_source(config, dict(config_lib.flatten(config))[key])
+  except data.SplitError as e:
+    raise config_lib.UserError(f'config.{key}: {e}') from None
+
+
 def _fill_num_classes(
   config: ml_collections.ConfigDict, source: data.Source
 ) -> None:
@@ -276,6 +291,15 @@ def _fill_num_classes(
     )
 
 
+def _block_signals() -> None:
+  """Keeps this thread, and the processes it starts, from being interrupted.
+
+  A terminal sends Ctrl-C to all processes; whether to stop is the main thread's
+  decision, and until then it needs its batches.
+  """
+  signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+
+
 def _prefetch(batches: data.Batches, mesh: jax.sharding.Mesh) -> GlobalBatches:
   """Keeps two batches on their way to the devices, in a thread of its own."""
 
@@ -285,7 +309,9 @@ def _prefetch(batches: data.Batches, mesh: jax.sharding.Mesh) -> GlobalBatches:
 
   with (
     contextlib.closing(batches),
-    concurrent.futures.ThreadPoolExecutor(max_workers=1) as thread,
+    concurrent.futures.ThreadPoolExecutor(
+      1, initializer=_block_signals
+    ) as thread,
   ):
     queue = collections.deque(thread.submit(fetch) for _ in range(2))
     while (batch := queue.popleft().result()) is not None:

@@ -32,7 +32,8 @@ def main(argv: list[str]) -> int:
 
   path = cli.config_path(sys.argv)
   if len(argv) > 1:
-    raise config_lib.UserError(f'unexpected argument {argv[1]!r}')
+    hint = f': did you mean --config={argv[1]}?' if '.py' in argv[1] else ''
+    raise config_lib.UserError(f'unexpected argument {argv[1]!r}{hint}')
   if path is None:
     raise config_lib.UserError(
       '--config is missing: name a config file, as in'

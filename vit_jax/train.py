@@ -31,6 +31,32 @@ from vit_jax import workdir as workdir_lib
 Scalars = dict[str, float]
 
 
+class Stop:
+  """Notes SIGTERM and SIGINT, so that the loop can save before it ends.
+
+  Attributes:
+    signal: The signal's number, or 0.
+  """
+
+  def __init__(self) -> None:
+    self.signal = 0
+
+  def __enter__(self) -> 'Stop':
+    self._previous = {
+      number: signal.signal(number, self._note)
+      for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    for number, handler in self._previous.items():
+      signal.signal(number, handler)
+
+  def _note(self, number: int, _: object) -> None:
+    self.signal = number
+    signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
+
+
 def run(
   config: ml_collections.ConfigDict, workdir: str, dry_run: bool = False
 ) -> int:
@@ -57,9 +83,13 @@ def run(
   path = pathlib.Path(workdir).absolute()
   print(f'work directory: {path}', file=sys.stderr)
   experiment_lib.check(config)
-  with workdir_lib.lock(path), reporting.log_to(path / 'train.log'):
+  with (
+    Stop() as stop,
+    workdir_lib.lock(path),
+    reporting.log_to(path / 'train.log'),
+  ):
     try:
-      return _run_in(path, config)
+      return _run_in(path, config, stop)
     except jax.errors.JaxRuntimeError as e:
       if 'RESOURCE_EXHAUSTED' not in str(e):
         raise
@@ -70,7 +100,9 @@ def run(
       ) from e
 
 
-def _run_in(path: pathlib.Path, config: ml_collections.ConfigDict) -> int:
+def _run_in(
+  path: pathlib.Path, config: ml_collections.ConfigDict, stop: Stop
+) -> int:
   """Trains in a directory that is ours; returns the exit status."""
   workdir_lib.check_config(path, config)
   done = workdir_lib.read_json(path / 'DONE')
@@ -83,8 +115,7 @@ def _run_in(path: pathlib.Path, config: ml_collections.ConfigDict) -> int:
   workdir_lib.prepare(path, config, preprocess.to_dict(), source.fingerprint())
   experiment_lib.describe(experiment)
   start = time.perf_counter()
-  with Stop() as stop:
-    results = train(experiment, path, stop)
+  results = None if stop.signal else train(experiment, path, stop)
   if results is None:
     return 128 + stop.signal
   seconds = time.perf_counter() - start
@@ -101,32 +132,6 @@ def _show(results: Mapping[str, float | None]) -> str:
     for name, x in results.items()
   ]
   return ', '.join(shown) or 'nothing was evaluated'
-
-
-class Stop:
-  """Notes SIGTERM and SIGINT, so that the loop can save before it ends.
-
-  Attributes:
-    signal: The signal's number, or 0.
-  """
-
-  def __init__(self) -> None:
-    self.signal = 0
-
-  def __enter__(self) -> 'Stop':
-    self._previous = {
-      number: signal.signal(number, self._note)
-      for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    return self
-
-  def __exit__(self, *_: object) -> None:
-    for number, handler in self._previous.items():
-      signal.signal(number, handler)
-
-  def _note(self, number: int, _: object) -> None:
-    self.signal = number
-    signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
 
 
 def train(

@@ -63,6 +63,11 @@ def lock(workdir: pathlib.Path | str) -> Iterator[None]:
     UserError: Another process holds it, or it cannot be made.
   """
   workdir = pathlib.Path(workdir)
+  if workdir.is_file():
+    raise UserError(
+      f'cannot use work directory {workdir}: it is a file; give another'
+      ' --workdir'
+    )
   try:
     workdir.mkdir(parents=True, exist_ok=True)
     file = (workdir / '.lock').open('a+')
@@ -257,8 +262,8 @@ def _append_run(workdir: pathlib.Path, run: Mapping[str, Any]) -> None:
   runs = (read_json(path) or {'runs': []})['runs']
   if runs and runs[-1].get('data_fingerprint') != run['data_fingerprint']:
     logging.warning(
-      'The data is not what it was when this run stopped, so it will not go on'
-      ' exactly as it would have'
+      'warning: the data is not what it was when this run stopped, so it will'
+      ' not go on exactly as it would have'
     )
   write_json(path, {'runs': [*runs, run]})
 

@@ -14,12 +14,14 @@ from vit_jax.data.batches import train_batches
 from vit_jax.data.checks import check
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources import open_source
+from vit_jax.data.splits import SplitError
 
 __all__ = [
   'Batch',
   'Batches',
   'Preprocess',
   'Source',
+  'SplitError',
   'check',
   'eval_batches',
   'open_source',

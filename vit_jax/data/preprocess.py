@@ -93,6 +93,8 @@ class Preprocess:
           _load(image, self.channels, where), self.channels, crop, rng, where
         )
       )
+    if not pixels:
+      raise UserError('there are no images')
     scaled = np.stack(pixels).astype(np.float32) / 255
     mean, std = (np.asarray(x, np.float32) for x in (self.mean, self.std))
     return (scaled - mean) / std
@@ -129,7 +131,7 @@ def _load(image: Any, channels: int, where: str) -> bytes | np.ndarray:
   if array.dtype not in (np.uint8, np.uint16) or not is_image:
     raise UserError(
       f'{where} is an array of type {array.dtype} and shape {array.shape}:'
-      ' it must be uint8 or uint16, [h, w] or [h, w, C]'
+      ' it must be uint8 (0 to 255) or uint16, [h, w] or [h, w, 1 to 4]'
     )
   return decode.to_channels(array, channels)
 

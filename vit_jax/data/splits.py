@@ -17,6 +17,10 @@ _PART = re.compile(r'([\w-]+)(?:\[([^\[\]:]*):([^\[\]:]*)\])?')
 _BOUND = re.compile(r'(-?[\d_.]+)(%?)')
 
 
+class SplitError(UserError):
+  """The data has no such split."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Part:
   """One term of a specification: a split, or a slice of it."""
@@ -105,7 +109,7 @@ class Selection:
       where: Name of the data, for errors.
 
     Raises:
-      UserError: There is no such split, or nothing is selected.
+      SplitError: There is no such split, or nothing is selected.
     """
     if spec == 'all':
       spec = '+'.join(sizes)
@@ -114,20 +118,21 @@ class Selection:
     offset = 0
     for part in parse(spec):
       if part.name not in sizes:
-        raise UserError(
-          f'{where} has no split {part.name!r}: choose from {", ".join(sizes)}'
+        raise SplitError(
+          f'{where} has no split {part.name!r}: choose from {", ".join(sizes)},'
+          f" or a slice of one, as in '{next(iter(sizes))}[90%:]'"
         )
       try:
         self.ranges.append((part.name, *part.bounds(sizes[part.name])))
       except UserError as e:
-        raise UserError(f'{where}: {e}') from None
+        raise SplitError(f'{where}: {e}') from None
       if part.name not in self._offsets:
         self._offsets[part.name] = offset
         offset += sizes[part.name]
     lengths = [max(0, stop - start) for _, start, stop in self.ranges]
     self._ends = list(itertools.accumulate(lengths))
     if not len(self):
-      raise UserError(f'{where}: split {spec!r} is empty')
+      raise SplitError(f'{where}: split {spec!r} is empty')
 
   @property
   def names(self) -> list[str]:

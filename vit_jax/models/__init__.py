@@ -156,7 +156,9 @@ def _check_fields(model: vit.ViT) -> None:
       )
   for field in ('hidden_size', 'mlp_dim', 'num_heads', 'depth', 'num_classes'):
     if getattr(model, field) < 1:
-      raise ValueError(f'{field} is {getattr(model, field)}: at least 1')
+      raise ValueError(
+        f'{field} is {getattr(model, field)}: it must be at least 1'
+      )
   for field in ('dropout_rate', 'attention_dropout_rate', 'stochastic_depth'):
     if not 0 <= getattr(model, field) < 1:
       raise ValueError(

@@ -64,16 +64,8 @@ def make_schedule(
   Args:
     config: `config.optim`.
     total_steps: Of the run, warm-up included.
-    warmup_steps: From 0 to the full rate, linearly.
-
-  Raises:
-    UserError: The warm-up is as long as the run, or longer.
+    warmup_steps: From 0 to the full rate, linearly; fewer than total_steps.
   """
-  if warmup_steps >= total_steps:
-    raise config_lib.UserError(
-      f'config.optim.warmup is {warmup_steps} steps, but the whole run has only'
-      f' {total_steps}: shorten it'
-    )
   rate, decay_steps = config.learning_rate, total_steps - warmup_steps
   if config.schedule == 'cosine':
     main = optax.cosine_decay_schedule(rate, decay_steps, config.final_factor)

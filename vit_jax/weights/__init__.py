@@ -28,7 +28,7 @@ class Loaded:
   """
 
   model: vit.ViT
-  params: Any
+  params: Any = dataclasses.field(repr=False)
   preprocess: data.Preprocess
 
   @property
@@ -68,8 +68,10 @@ def load(path: str | os.PathLike[str], **model_overrides: Any) -> Loaded:
     ValueError: A model override does not exist or does not fit.
   """
   workdir = pathlib.Path(path)
-  stored = workdir_lib.read_json(workdir / 'config.json')
-  preprocess = workdir_lib.read_json(workdir / 'preprocess.json')
+  stored = preprocess = None
+  if workdir.is_dir():
+    stored = workdir_lib.read_json(workdir / 'config.json')
+    preprocess = workdir_lib.read_json(workdir / 'preprocess.json')
   if stored is None or preprocess is None:
     raise config_lib.UserError(
       f'{workdir} is not a work directory: config.json or preprocess.json is'
