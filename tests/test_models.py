@@ -26,6 +26,23 @@ PUBLISHED = {
   'ViT-L/32': (306_535_400, None),
   'ViT-H/14': (632_045_800, 334.6),
   'ViT-g/14': (1_012_611_432, None),
+  'R+ViT-Ti/16': (6_337_704, None),
+  'R26+ViT-S/32': (36_431_912, None),
+  'R26+ViT-B/32': (101_383_976, None),
+  'R50+ViT-B/16': (98_659_112, None),
+  'R50+ViT-L/32': (328_994_856, None),
+  'Mixer-S/16': (18_528_264, None),
+  'Mixer-S/32': (19_104_624, None),
+  'Mixer-B/16': (59_880_472, None),
+  'Mixer-B/32': (60_293_428, None),
+  'Mixer-L/16': (208_196_168, None),
+  # timm's resnetv2_*_bit with 1000 classes.
+  'BiT-R50x1': (25_549_352, None),
+  'BiT-R50x3': (217_319_080, None),
+  'BiT-R101x1': (44_541_480, None),
+  'BiT-R101x3': (387_934_888, None),
+  'BiT-R152x2': (236_335_208, None),
+  'BiT-R152x4': (936_533_224, None),
 }
 RATES = {
   'dropout_rate': 0.3,
@@ -74,7 +91,8 @@ def test_published_sizes(name):
 
 def test_all_published_names_are_listed():
   assert vit_jax.list_models() == list(PUBLISHED)
-  assert vit_jax.list_models('*S/*') == ['ViT-S/16', 'ViT-S/32']
+  small = ['ViT-S/16', 'ViT-S/32', 'R26+ViT-S/32', 'Mixer-S/16', 'Mixer-S/32']
+  assert vit_jax.list_models('*S/*') == small
 
 
 def test_scanned_remat_and_unrolled_are_one_function():
@@ -184,7 +202,7 @@ def test_patch_embedding_is_a_convolution():
 def test_positions_and_pools(pool, position):
   model = tiny(pool=pool, position_embedding=position)
   params = models.init_params(model, jax.random.key(0), (8, 16, 3))
-  assert ('class_token' in params) == (pool == 'token')
+  assert ('class_token' in params) == ('token' in pool)
   assert ('position_embedding' in params) == (position == 'learned')
   images = example()[1]
   mirrored = images[:, ::-1].reshape(6, 2, 4, 16, 3)[:, :, ::-1]

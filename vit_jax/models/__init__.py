@@ -4,6 +4,7 @@ This package imports nothing else of vit_jax.
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import difflib
 import fnmatch
@@ -14,7 +15,11 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import layers
+from vit_jax.models import mixer
+from vit_jax.models import resnet
 from vit_jax.models import vit
+
+Model = vit.ViT | mixer.Mixer | resnet.BiT
 
 # The sizes and patches that were published.
 NAMES = (
@@ -28,52 +33,129 @@ NAMES = (
   'ViT-L/32',
   'ViT-H/14',
   'ViT-g/14',
+  'R+ViT-Ti/16',
+  'R26+ViT-S/32',
+  'R26+ViT-B/32',
+  'R50+ViT-B/16',
+  'R50+ViT-L/32',
+  'Mixer-S/16',
+  'Mixer-S/32',
+  'Mixer-B/16',
+  'Mixer-B/32',
+  'Mixer-L/16',
+  *(f'BiT-{size}' for size in resnet.BIT_SIZES),
 )
+
+# A hybrid's ResNet by its name and the patch after the slash: units in each
+# stage, and the patch in the grid that it makes. R+ViT-Ti/16 is named after
+# the model whose cost it has: its patches are of 32 pixels.
+_STEMS: Mapping[tuple[str, int], tuple[tuple[int, ...], int]] = {
+  ('R', 16): ((), 8),
+  ('R26', 32): ((2, 2, 2, 2), 1),
+  ('R50', 16): ((3, 4, 9), 1),
+  ('R50', 32): ((3, 4, 6, 3), 1),
+}
 
 
 def list_models(pattern: str = '*') -> list[str]:
   """Returns the published models' names that match a shell-style pattern.
 
-  Any other patch size works too: `ViT-Ti/4`.
+  Any other patch size of ViT and Mixer works too: `ViT-Ti/4`.
   """
   return [name for name in NAMES if fnmatch.fnmatchcase(name, pattern)]
 
 
-def create_model(
-  name: str, num_classes: int = 1000, **overrides: Any
-) -> vit.ViT:
+def create_model(name: str, num_classes: int = 1000, **overrides: Any) -> Model:
   """Returns the Linen module of a name.
 
   Args:
-    name: Family, size and patch, as `ViT-S/16`.
-    num_classes: Size of the head's output.
-    **overrides: Any other field of `vit.ViT`, in place of what the name means.
+    name: Family, size and patch, as `ViT-S/16`, `R50+ViT-B/16`, `Mixer-B/16`;
+      or `BiT-R50x1`.
+    num_classes: Size of the head's output; 0: features come out.
+    **overrides: Any other field of the module, in place of what the name means.
 
   Raises:
     ValueError: The name or a field is unknown, or the fields do not fit.
   """
-  match = re.fullmatch(r'ViT-([A-Za-z]+)/(\d+)', name)
-  if match is None or match[1] not in vit.SIZES or int(match[2]) < 1:
-    near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.0)[0]
-    raise ValueError(
-      f'no model is named {name!r}: did you mean {near!r}? Sizes are'
-      f' {", ".join(vit.SIZES)}, with any patch size after the slash'
-    )
-  overrides.setdefault('patch_size', int(match[2]))
-  known = {field.name for field in dataclasses.fields(vit.ViT)}
-  for key in overrides:
+  module, fields = _parse(name)
+  return model_of(module, fields | {'num_classes': num_classes} | overrides)
+
+
+def _parse(name: str) -> tuple[type[Model], dict[str, Any]]:
+  """Returns the class and the fields that a name stands for."""
+  match = re.fullmatch(r'(?:(R\d*)\+)?(ViT|Mixer)-([A-Za-z]+)/(\d+)', name)
+  if match is None and name.removeprefix('BiT-') in resnet.BIT_SIZES:
+    return resnet.BiT, dict(resnet.BIT_SIZES[name.removeprefix('BiT-')])
+  if match is None or int(match[4]) < 1:
+    raise _unknown_name(name)
+  stem, family, size, patch = match[1], match[2], match[3], int(match[4])
+  sizes: Mapping[str, Any] = vit.SIZES if family == 'ViT' else mixer.SIZES
+  if size not in sizes or (
+    stem and (family, (stem, patch) in _STEMS) != ('ViT', True)
+  ):
+    raise _unknown_name(name)
+  if family == 'Mixer':
+    return mixer.Mixer, {'patch_size': patch, **sizes[size]}
+  if not stem:
+    return vit.ViT, {'patch_size': patch, **sizes[size]}
+  stages, patch = _STEMS[stem, patch]
+  fields = {'patch_size': patch, 'resnet_stages': stages, **sizes[size]}
+  return vit.ViT, fields
+
+
+def _unknown_name(name: str) -> ValueError:
+  near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.0)[0]
+  return ValueError(
+    f'no model is named {name!r}: did you mean {near!r}? Sizes of ViT are'
+    f' {", ".join(vit.SIZES)}, of Mixer {", ".join(mixer.SIZES)}, with any'
+    ' patch size after the slash'
+  )
+
+
+def model_of(module: type[Model], fields: Mapping[str, Any]) -> Model:
+  """Returns a Linen module of some fields, which are checked.
+
+  Raises:
+    ValueError: A field is unknown, or they do not fit.
+  """
+  known = _fields(module)
+  for key in fields:
     if key not in known:
       near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-      raise ValueError(f'a ViT has no field {key!r}: did you mean {near!r}?')
-  overrides['patch_size'] = _pair(overrides['patch_size'])
-  model = vit.ViT(num_classes, **(vit.SIZES[match[1]] | overrides))
+      raise ValueError(
+        f'a {module.__name__} has no field {key!r}: did you mean {near!r}?'
+      )
+  fields = dict(fields)
+  if 'patch_size' in fields:
+    fields['patch_size'] = _pair(fields['patch_size'])
+  for key, value in fields.items():
+    if isinstance(value, list):  # from JSON
+      fields[key] = tuple(value)
+  model = module(**fields)
   _check_fields(model)
   return model
 
 
+def fields_of(model: Model) -> dict[str, Any]:
+  """Returns all fields of a model that decide what it computes, but dtype."""
+  return {
+    name: getattr(model, name)
+    for name in _fields(type(model))
+    if name != 'dtype'
+  }
+
+
+def _fields(module: type[Model]) -> list[str]:
+  return [
+    field.name
+    for field in dataclasses.fields(module)
+    if field.name not in ('parent', 'name')
+  ]
+
+
 def from_config(
   config: Mapping[str, Any], num_classes: int, dtype: str = 'float32'
-) -> vit.ViT:
+) -> Model:
   """Returns the model of `config.model`.
 
   Args:
@@ -86,7 +168,25 @@ def from_config(
   """
   fields = {k: v for k, v in config.items() if v is not None}
   fields.setdefault('num_classes', num_classes)
+  module, _ = _parse(fields['name'])
+  for key, unset in (('scan', False), ('remat', 'none')):
+    if fields.get(key) == unset and key not in _fields(module):
+      del fields[key]
   return create_model(**fields, dtype=jnp.dtype(dtype))
+
+
+def name_of(model: Model) -> str:
+  """Returns the name of a family, size and patch that comes closest."""
+  fields = fields_of(model)
+
+  def alike(name: str) -> int:
+    module, named = _parse(name)
+    if module is not type(model):
+      return -1
+    model_fields = fields_of(model_of(module, {'num_classes': 0, **named}))
+    return sum(fields[key] == value for key, value in model_fields.items())
+
+  return max(NAMES, key=alike)
 
 
 def check(
@@ -98,22 +198,37 @@ def check(
     ValueError: With one line that says what to change.
   """
   model = from_config(config, num_classes=1)
-  for side, patch in zip(image_size, model.patch_size, strict=True):
-    if side % patch:
-      p, q = model.patch_size
-      raise ValueError(
-        f'the patch, {p} x {q}, does not divide config.data.image_size,'
-        f' {image_size[0]} x {image_size[1]}: change one of them'
-      )
+  patch = pixels_per_token(model)
+  if patch and any(n % p for n, p in zip(image_size, patch, strict=True)):
+    raise ValueError(
+      f'the patch, {patch[0]} x {patch[1]}, does not divide'
+      f' config.data.image_size, {image_size[0]} x {image_size[1]}: change one'
+      ' of them'
+    )
   # Shapes alone are computed: this finds what no single field shows.
-  jax.eval_shape(
-    lambda key: init_params(model, key, (*image_size, channels)),
-    jax.random.key(0),
+  abstract_params(model, (*image_size, channels))
+
+
+def pixels_per_token(model: Model) -> tuple[int, int] | None:
+  """Returns what part of the image a token stands for; None without tokens."""
+  if isinstance(model, resnet.BiT):
+    return None
+  stages = getattr(model, 'resnet_stages', None)
+  stride = 1 if stages is None else 4 * 2 ** max(len(stages) - 1, 0)
+  return stride * model.patch_size[0], stride * model.patch_size[1]
+
+
+def abstract_params(
+  model: Model, image_shape: tuple[int, int, int]
+) -> dict[str, Any]:
+  """Returns the shapes of the parameters for images (height, width, C)."""
+  return jax.eval_shape(
+    lambda key: init_params(model, key, image_shape), jax.random.key(0)
   )
 
 
 def init_params(
-  model: vit.ViT, key: jax.Array, image_shape: tuple[int, int, int]
+  model: Model, key: jax.Array, image_shape: tuple[int, int, int]
 ) -> dict[str, Any]:
   """Returns fresh parameters, the same whether the layers are scanned or not.
 
@@ -122,8 +237,10 @@ def init_params(
     key: Random key.
     image_shape: (height, width, C).
   """
-  # As a scan, whatever the model: it compiles one layer, not all of them.
   images = jnp.zeros((1, *image_shape), jnp.float32)
+  if isinstance(model, resnet.BiT):
+    return model.init(key, images)['params']
+  # As a scan, whatever the model: it compiles one layer, not all of them.
   params = model.clone(scan=True).init(key, images)['params']
   return params if model.scan else vit.unstack_layers(params)
 
@@ -140,30 +257,36 @@ def _pair(patch_size: Any) -> tuple[int, int]:
   return pair[0], pair[1]
 
 
-def _check_fields(model: vit.ViT) -> None:
-  choices = {
+def _check_fields(model: Model) -> None:
+  choices: dict[str, Sequence[str]] = {
     'pool': vit.POOLS,
     'position_embedding': vit.POSITION_EMBEDDINGS,
+    'position_tokens': vit.POSITION_TOKENS,
     'gelu': tuple(layers.GELUS),
     'initializers': tuple(layers.INITIALIZERS),
     'remat': vit.REMAT_POLICIES,
   }
-  for field, allowed in choices.items():
-    if getattr(model, field) not in allowed:
+  at_least = dict.fromkeys(
+    ('hidden_size', 'mlp_dim', 'tokens_mlp_dim', 'num_heads', 'depth'), 1
+  ) | dict.fromkeys(('num_classes', 'registers', 'pre_logits'), 0)
+  rates = ('dropout_rate', 'attention_dropout_rate', 'stochastic_depth')
+  for field in _fields(type(model)):
+    value = getattr(model, field)
+    if field in choices and value not in choices[field]:
       raise ValueError(
-        f'{field} is {getattr(model, field)!r}: choose one of'
-        f' {", ".join(allowed)}'
+        f'{field} is {value!r}: choose one of {", ".join(choices[field])}'
       )
-  for field in ('hidden_size', 'mlp_dim', 'num_heads', 'depth', 'num_classes'):
-    if getattr(model, field) < 1:
+    if field in at_least and value < at_least[field]:
       raise ValueError(
-        f'{field} is {getattr(model, field)}: it must be at least 1'
+        f'{field} is {value}: it must be at least {at_least[field]}'
       )
-  for field in ('dropout_rate', 'attention_dropout_rate', 'stochastic_depth'):
-    if not 0 <= getattr(model, field) < 1:
-      raise ValueError(
-        f'{field} is {getattr(model, field)}: it must be in [0, 1)'
-      )
+    if field in rates and not 0 <= value < 1:
+      raise ValueError(f'{field} is {value}: it must be in [0, 1)')
+  if isinstance(model, vit.ViT):
+    _check_vit(model)
+
+
+def _check_vit(model: vit.ViT) -> None:
   d = model.hidden_size
   if d % model.num_heads:
     raise ValueError(
@@ -174,4 +297,13 @@ def _check_fields(model: vit.ViT) -> None:
     raise ValueError(
       f"position_embedding='sincos2d' needs a hidden_size that is"
       f' a multiple of 4, not {d}'
+    )
+  if 'token' in model.pool and 'class_token' not in model.prefix:
+    raise ValueError(
+      f'pool={model.pool!r} reads the class token, but class_token is False'
+    )
+  if model.distillation_token and model.pool != 'token':
+    raise ValueError(
+      "a distillation_token needs pool='token', as DeiT has it, not"
+      f' {model.pool!r}'
     )

@@ -57,6 +57,15 @@ INITIALIZERS = {
     position=nn.initializers.normal(0.02),
     head=nn.initializers.zeros,
   ),
+  # The same code's MLP-Mixer: Flax's defaults, and a head of zeros.
+  'mixer': Initializers(
+    kernel=nn.initializers.lecun_normal(),
+    patch=nn.initializers.lecun_normal(),
+    mlp_bias=nn.initializers.zeros,
+    class_token=nn.initializers.zeros,
+    position=nn.initializers.normal(0.02),
+    head=nn.initializers.zeros,
+  ),
   # Flax's defaults, and unit variance for what is added to the tokens.
   'lecun': Initializers(
     kernel=nn.initializers.lecun_normal(),
@@ -168,11 +177,23 @@ class Attention(nn.Module):
 
   Softmax is computed in float32. Heads come before tokens ([B, H, T, K]), which
   keeps both products as plain batched matrix products.
+
+  Attributes:
+    num_heads: H.
+    dropout_rate: On the attention weights.
+    kernel_init: Of query, key, value and output.
+    qkv_bias: Whether query, key and value have biases.
+    qk_norm: Epsilon of a LayerNorm over each head's queries and keys (Scaling
+      Vision Transformers to 22 Billion Parameters, arXiv:2302.05442); None:
+      there is none.
+    dtype: Of the computation.
   """
 
   num_heads: int
   dropout_rate: float
   kernel_init: Initializer
+  qkv_bias: bool = True
+  qk_norm: float | None = None
   dtype: jax.typing.DTypeLike = jnp.float32
 
   @nn.compact
@@ -184,11 +205,15 @@ class Attention(nn.Module):
     k = d // self.num_heads
     qkv = nn.DenseGeneral(
       (3, self.num_heads, k),
-      kernel_init=_three(self.kernel_init),
+      use_bias=self.qkv_bias,
+      kernel_init=_separate(self.kernel_init, 3),
       dtype=self.dtype,
       name='qkv',
     )(x)  # [B, T, 3, H, K]
     query, key, value = jnp.moveaxis(qkv, (2, 3), (0, 2))  # [B, H, T, K]
+    if self.qk_norm is not None:
+      query = nn.LayerNorm(self.qk_norm, self.dtype, name='query_norm')(query)
+      key = nn.LayerNorm(self.qk_norm, self.dtype, name='key_norm')(key)
     scores = jnp.einsum(
       'bhqk,bhtk->bhqt',
       query * k**-0.5,
@@ -210,29 +235,90 @@ class Attention(nn.Module):
     return y, weights
 
 
-def _three(init: Initializer) -> Initializer:
-  """Initialises query, key and value as three matrices, not as one wide."""
+def _separate(init: Initializer, count: int) -> Initializer:
+  """Initialises e.g. query, key and value as matrices, not as one wide."""
 
-  def init_qkv(
+  def init_each(
     key: jax.Array,
     shape: tuple[int, ...],
     dtype: jax.typing.DTypeLike = jnp.float32,
   ) -> jax.Array:
-    one = (*shape[:-1], shape[-1] // 3)
-    keys = jax.random.split(key, 3)
+    one = (*shape[:-1], shape[-1] // count)
+    keys = jax.random.split(key, count)
     return jnp.concatenate([init(k, one, dtype) for k in keys], axis=-1)
 
-  return init_qkv
+  return init_each
+
+
+class MapHead(nn.Module):
+  """Multi-head attention pooling: [B, T, D] -> [B, D].
+
+  One learned query attends to the tokens; an MLP with a residual follows
+  (Scaling Vision Transformers, arXiv:2106.04560, section 3.2, as big_vision
+  builds it).
+  """
+
+  num_heads: int
+  mlp_dim: int
+  gelu: str
+  layer_norm_epsilon: float
+  initializers: str
+  dtype: jax.typing.DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Returns one vector per image."""
+    d = x.shape[-1]
+    k = d // self.num_heads
+    init = INITIALIZERS[self.initializers]
+    dense = functools.partial(
+      nn.DenseGeneral, kernel_init=init.kernel, dtype=self.dtype
+    )
+    probe = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, d))
+    heads = (self.num_heads, k)
+    query = dense(heads, name='query')(probe.astype(self.dtype))[0, 0]  # [H, K]
+    key_value = nn.DenseGeneral(
+      (2, *heads),
+      kernel_init=_separate(init.kernel, 2),
+      dtype=self.dtype,
+      name='key_value',
+    )(x)  # [B, T, 2, H, K]
+    key, value = jnp.moveaxis(key_value, (2, 3), (0, 2))  # [B, H, T, K]
+    scores = jnp.einsum(
+      'hk,bhtk->bht',
+      query * k**-0.5,
+      key,
+      preferred_element_type=jnp.float32,
+    )
+    weights = nn.softmax(scores).astype(self.dtype)
+    y = jnp.einsum('bht,bhtk->bhk', weights, value)
+    y = dense(d, axis=(-2, -1), name='out')(y)[:, None]  # [B, 1, D]
+    z = nn.LayerNorm(self.layer_norm_epsilon, self.dtype, name='norm')(y)
+    mlp = Mlp(
+      self.mlp_dim,
+      0.0,
+      self.gelu,
+      init.kernel,
+      init.mlp_bias,
+      dtype=self.dtype,
+      name='mlp',
+    )
+    return (y + mlp(z, None))[:, 0]
 
 
 class Mlp(nn.Module):
-  """Two dense layers with a GELU between: [B, T, D] -> [B, T, D]."""
+  """Two dense layers with a GELU between: [B, T, D] -> [B, T, D].
+
+  With `gated`, the first makes twice as many values, and SiLU of one half
+  multiplies the other (SwiGLU, arXiv:2002.05202).
+  """
 
   mlp_dim: int
   dropout_rate: float
   gelu: str
   kernel_init: Initializer
   bias_init: Initializer
+  gated: bool = False
   dtype: jax.typing.DTypeLike = jnp.float32
 
   @nn.compact
@@ -244,7 +330,11 @@ class Mlp(nn.Module):
       bias_init=self.bias_init,
       dtype=self.dtype,
     )
-    y = GELUS[self.gelu](dense(self.mlp_dim, name='up')(x))  # [B, T, M]
+    if self.gated:
+      gate, y = jnp.split(dense(2 * self.mlp_dim, name='up')(x), 2, axis=-1)
+      y = nn.silu(gate) * y  # [B, T, M]
+    else:
+      y = GELUS[self.gelu](dense(self.mlp_dim, name='up')(x))  # [B, T, M]
     y = dropout(y, self.dropout_rate, fold(mask, Purpose.MLP_HIDDEN))
     y = dense(x.shape[-1], name='down')(y)
     return dropout(y, self.dropout_rate, fold(mask, Purpose.MLP_OUTPUT))

@@ -4,13 +4,17 @@ In comments: B images, T tokens, D hidden size, H heads, L layers.
 """
 
 from collections.abc import Mapping
+import functools
 from typing import Any
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from vit_jax.models import layers
+from vit_jax.models import resnet
+from vit_jax.models import stack
 
 # Hidden size, MLP size, heads, layers: Table 1 of the paper; Ti and S of DeiT
 # (arXiv:2012.12877); g of Scaling Vision Transformers (arXiv:2106.04560).
@@ -23,8 +27,9 @@ SIZES = {
   'g': {'hidden_size': 1408, 'mlp_dim': 6144, 'num_heads': 16, 'depth': 40},
 }
 
-POOLS = ('token', 'gap')
+POOLS = ('token', 'gap', 'map', 'token+gap')
 POSITION_EMBEDDINGS = ('learned', 'sincos2d', 'none')
+POSITION_TOKENS = ('all', 'class', 'patches')
 REMAT_POLICIES = (
   'none',
   'full',
@@ -43,6 +48,10 @@ class EncoderBlock(nn.Module):
   attention_dropout_rate: float
   stochastic_depth: float
   gelu: str
+  gated_mlp: bool
+  qkv_bias: bool
+  qk_norm: bool
+  layer_scale: float | None
   layer_norm_epsilon: float
   initializers: str
   capture: bool
@@ -72,9 +81,12 @@ class EncoderBlock(nn.Module):
       self.num_heads,
       self.attention_dropout_rate,
       init.kernel,
+      self.qkv_bias,
+      self.layer_norm_epsilon if self.qk_norm else None,
       self.dtype,
       name='attention',
     )(y, mask)
+    y = self._scale('layer_scale1', y)
     purpose = layers.Purpose.ATTENTION_OUTPUT
     y = layers.dropout(y, self.dropout_rate, layers.fold(mask, purpose))
     x = x + self._drop_path(y, rate, mask, layers.Purpose.ATTENTION_PATH)
@@ -85,15 +97,23 @@ class EncoderBlock(nn.Module):
       self.gelu,
       init.kernel,
       init.mlp_bias,
+      self.gated_mlp,
       self.dtype,
       name='mlp',
     )(y, mask)
+    y = self._scale('layer_scale2', y)
     x = x + self._drop_path(y, rate, mask, layers.Purpose.MLP_PATH)
     return x, {'attention': attention, 'tokens': x} if self.capture else {}
 
   def _norm(self, name: str) -> nn.LayerNorm:
     # Statistics are in float32 whatever the dtype.
     return nn.LayerNorm(self.layer_norm_epsilon, self.dtype, name=name)
+
+  def _scale(self, name: str, y: jax.Array) -> jax.Array:
+    if self.layer_scale is None:
+      return y
+    init = nn.initializers.constant(self.layer_scale)
+    return y * self.param(name, init, (y.shape[-1],)).astype(y.dtype)
 
   def _drop_path(
     self,
@@ -110,15 +130,39 @@ class EncoderBlock(nn.Module):
 class ViT(nn.Module):
   """Vision Transformer for classification.
 
+  Tokens come in this order: class token, distillation token, registers,
+  patches; each but the last where the model has it.
+
   Attributes:
-    num_classes: Size of the head's output.
-    patch_size: (height, width) in pixels.
+    num_classes: Size of the head's output; 0: there is no head, and what it
+      would read is returned.
+    patch_size: (height, width), in pixels of what is embedded.
     hidden_size: D, divisible by num_heads.
     mlp_dim: Size of the MLP's hidden layer.
     num_heads: H.
     depth: L.
-    pool: 'token' reads a class token, 'gap' the mean over patch tokens.
+    pool: What the head reads: 'token', the class token; 'gap', the mean over
+      patch tokens; 'map', attention over them by a learned query; 'token+gap',
+      the first two side by side (DINOv2, arXiv:2304.07193).
+    class_token: Whether there is one; None: where the pool reads it.
+    distillation_token: Whether there is one, with a head of its own; the logits
+      of both heads are averaged (DeiT, arXiv:2012.12877).
+    distillation_head: False: nothing is read from the distillation token.
+    registers: Number of register tokens (arXiv:2309.16588).
     position_embedding: 'learned', 'sincos2d' (fixed; patches alone) or 'none'.
+    position_tokens: Which tokens have a learned position: 'all'; 'class', the
+      class token and patches; or 'patches'.
+    pre_logits: Size of a dense layer with tanh before the head; 0: none.
+    norm_after_pool: For 'gap', whether the last LayerNorm is applied to the
+      mean, and not to the tokens.
+    layer_scale: Start of a learned factor per channel after attention and MLP
+      (CaiT, arXiv:2103.17239); None: there is none.
+    qk_norm: Whether queries and keys are normalised.
+    qkv_bias: Whether queries, keys and values have biases.
+    gated_mlp: Whether the MLP is a SwiGLU.
+    resnet_stages: Units in each stage of a ResNet before the patch embedding,
+      () for its stem alone; None: there is no ResNet.
+    resnet_width: Channels of that stem.
     dropout_rate: After the positions, after attention, after both MLP layers.
     attention_dropout_rate: On the attention weights.
     stochastic_depth: Rate of the last layer; it grows linearly from 0.
@@ -140,7 +184,20 @@ class ViT(nn.Module):
   num_heads: int
   depth: int
   pool: str = 'token'
+  class_token: bool | None = None
+  distillation_token: bool = False
+  distillation_head: bool = True
+  registers: int = 0
   position_embedding: str = 'learned'
+  position_tokens: str = 'all'
+  pre_logits: int = 0
+  norm_after_pool: bool = False
+  layer_scale: float | None = None
+  qk_norm: bool = False
+  qkv_bias: bool = True
+  gated_mlp: bool = False
+  resnet_stages: tuple[int, ...] | None = None
+  resnet_width: int = 64
   dropout_rate: float = 0.0
   attention_dropout_rate: float = 0.0
   stochastic_depth: float = 0.0
@@ -187,78 +244,123 @@ class ViT(nn.Module):
     )
     x = layers.dropout(x, self.dropout_rate, before)
     x = self._encode(x, mask)
-    x = self._pool(x)
-    return nn.Dense(
-      self.num_classes,
-      kernel_init=layers.INITIALIZERS[self.initializers].head,
-      name='head',
-    )(x.astype(jnp.float32))
+    return self._classify(self._pool(x).astype(jnp.float32))
+
+  @property
+  def prefix(self) -> tuple[str, ...]:
+    """The parameters of the tokens before the patches, in order."""
+    class_token = self.class_token
+    if class_token is None:
+      class_token = 'token' in self.pool
+    present = {
+      'class_token': class_token,
+      'distillation_token': self.distillation_token,
+      'register_tokens': self.registers,
+    }
+    return tuple(name for name, is_there in present.items() if is_there)
+
+  @property
+  def prefix_length(self) -> int:
+    """Number of tokens before the patches."""
+    return len(self.prefix) + max(self.registers - 1, 0)
+
+  @property
+  def positioned_prefix(self) -> int:
+    """Number of tokens before the patches that have a learned position."""
+    has_class = int('class_token' in self.prefix)
+    return {'all': self.prefix_length, 'class': has_class, 'patches': 0}[
+      self.position_tokens
+    ]
 
   def _embed(self, images: jax.Array) -> jax.Array:
-    """Returns patch tokens, after the class token, with positions [B, T, D]."""
+    """Returns all tokens with their positions, [B, T, D]."""
     init = layers.INITIALIZERS[self.initializers]
     d = self.hidden_size
+    x = images
+    if self.resnet_stages is not None:
+      x = resnet.ResNetStem(
+        self.resnet_stages, self.resnet_width, self.dtype, name='stem'
+      )(x)
     x = layers.PatchEmbedding(
       d, self.patch_size, init.patch, self.dtype, name='patch_embedding'
-    )(images)
+    )(x)
     b, h, w, _ = x.shape
     x = x.reshape(b, h * w, d)
+    prefix = self._prefix_tokens()
     if self.position_embedding == 'sincos2d':
       x += layers.sincos2d((h, w), d).astype(x.dtype)
-    if self.pool == 'token':
-      token = self.param('class_token', init.class_token, (1, 1, d))
-      token = jnp.broadcast_to(token.astype(x.dtype), (b, 1, d))
-      x = jnp.concatenate([token, x], axis=1)
     if self.position_embedding == 'learned':
-      shape = (1, x.shape[1], d)
+      p = self.positioned_prefix
+      shape = (1, p + h * w, d)
       position = self.param('position_embedding', init.position, shape)
-      x += position.astype(x.dtype)
-    return x
+      position = position.astype(x.dtype)
+      x += position[:, p:]
+      if p:
+        prefix = prefix.at[:, :p].add(position[:, :p])
+    prefix = jnp.broadcast_to(prefix, (b, *prefix.shape[1:]))
+    return jnp.concatenate([prefix, x], axis=1)
+
+  def _prefix_tokens(self) -> jax.Array:
+    """Returns the tokens before the patches, [1, P, D]."""
+    init = layers.INITIALIZERS[self.initializers]
+    d = self.hidden_size
+    tokens = [jnp.zeros((1, 0, d), self.dtype)]
+    for name in self.prefix:
+      count = self.registers if name == 'register_tokens' else 1
+      is_class = name == 'class_token'
+      # Equal tokens without positions would stay equal.
+      token_init = init.class_token if is_class else init.position
+      token = self.param(name, token_init, (1, count, d))
+      tokens.append(token.astype(self.dtype))
+    return jnp.concatenate(tokens, axis=1)
 
   def _encode(self, x: jax.Array, mask: layers.Mask | None) -> jax.Array:
     """Applies all layers to x [B, T, D]; sows the intermediates."""
-    capture = not self.is_initializing() and self.is_mutable_collection(
-      'intermediates'
-    )
-    block = EncoderBlock
-    if self.remat != 'none':
-      policy = getattr(jax.checkpoint_policies, self.remat, None)
-      # Inside a scan nothing can be merged across the loop's body anyway.
-      block = nn.remat(block, policy=policy, prevent_cse=not self.scan)
-    fields = {
-      name: getattr(self, name)
-      for name in EncoderBlock.__dataclass_fields__
-      if name not in ('capture', 'parent', 'name')
-    }
-    indices = jnp.arange(self.depth, dtype=jnp.int32)
-    if self.scan:
-      stack = nn.scan(
-        block,
-        variable_axes={'params': 0},
-        split_rngs={'params': True},
-        in_axes=(0, nn.broadcast),
-        length=self.depth,
-      )
-      x, captured = stack(**fields, capture=capture, name='blocks')(
-        x, indices, mask
-      )
-    else:
-      each = []
-      for layer in range(self.depth):
-        encoder_block = block(**fields, capture=capture, name=f'blocks_{layer}')
-        x, intermediates = encoder_block(x, indices[layer], mask)
-        each.append(intermediates)
-      captured = jax.tree.map(lambda *layer: jnp.stack(layer), *each)
-    for name, value in captured.items():
-      self.sow('intermediates', name, value, reduce_fn=lambda _, new: new)
-    return x
+    return stack.apply_blocks(self, EncoderBlock, x, mask)
 
   def _pool(self, x: jax.Array) -> jax.Array:
-    """Returns one normalised vector per image, [B, D]."""
+    """Returns what the heads read: [B, D], [B, 2 D], or [B, 2, D] for two."""
     norm = nn.LayerNorm(self.layer_norm_epsilon, self.dtype, name='norm')
+    patches = x[:, self.prefix_length :]
     if self.pool == 'gap':
-      return norm(x).mean(axis=1)
-    return norm(x[:, 0])  # before the norm: only this token is read
+      if self.norm_after_pool:
+        return norm(patches.mean(axis=1))
+      return norm(patches).mean(axis=1)
+    if self.pool == 'map':
+      return layers.MapHead(
+        self.num_heads,
+        self.mlp_dim,
+        self.gelu,
+        self.layer_norm_epsilon,
+        self.initializers,
+        self.dtype,
+        name='map_head',
+      )(norm(patches))
+    if self.pool == 'token+gap':
+      x = norm(x)
+      mean = x[:, self.prefix_length :].mean(axis=1)
+      return jnp.concatenate([x[:, 0], mean], axis=-1)
+    # Before the norm: these tokens alone are read.
+    return norm(x[:, :2] if self._two_heads else x[:, 0])
+
+  @property
+  def _two_heads(self) -> bool:
+    return self.distillation_token and self.distillation_head
+
+  def _classify(self, x: jax.Array) -> jax.Array:
+    """Returns logits, or features where there is no head."""
+    init = layers.INITIALIZERS[self.initializers]
+    if self.pre_logits:
+      x = nn.tanh(
+        nn.Dense(self.pre_logits, kernel_init=init.kernel, name='pre_logits')(x)
+      )
+    if not self.num_classes:
+      return x.mean(axis=1) if self._two_heads else x
+    head = functools.partial(nn.Dense, self.num_classes, kernel_init=init.head)
+    if not self._two_heads:
+      return head(name='head')(x)
+    logits = head(name='head')(x[:, 0])
+    return (logits + head(name='head_distillation')(x[:, 1])) / 2
 
   def flops(self, image_shape: tuple[int, int, int]) -> int:
     """Returns the matrix products' work in a forward pass of one image.
@@ -273,7 +375,7 @@ class ViT(nn.Module):
     height, width, c = image_shape
     p, q = self.patch_size
     n, d = (height // p) * (width // q), self.hidden_size
-    t = n + (self.pool == 'token')
+    t = n + self.prefix_length
     layer = 4 * t * d * d + 2 * t * t * d + 2 * t * d * self.mlp_dim
     total = n * p * q * c * d + self.depth * layer + d * self.num_classes
     return 2 * total
@@ -283,13 +385,19 @@ def stack_layers(params: Mapping[str, Any]) -> dict[str, Any]:
   """Returns an unrolled model's parameters as its scanned twin has them.
 
   `blocks_0`, `blocks_1`, ... become `blocks`, with a leading axis of depth.
+  NumPy arrays stay such.
   """
   names = [name for name in params if name.startswith('blocks_')]
   names.sort(key=lambda name: int(name.removeprefix('blocks_')))
   stacked = {k: v for k, v in params.items() if k not in names}
   blocks = [params[name] for name in names]
-  stacked['blocks'] = jax.tree.map(lambda *x: jnp.stack(x), *blocks)
+  stacked['blocks'] = jax.tree.map(_stack, *blocks)
   return stacked
+
+
+def _stack(*layer: Any) -> Any:
+  is_host = all(isinstance(x, np.ndarray) for x in layer)
+  return np.stack(layer) if is_host else jnp.stack(layer)
 
 
 def unstack_layers(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -1,0 +1,193 @@
+"""Sizes and the function that a Mixer computes."""
+
+import functools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.models import mixer
+from vit_jax.models import vit
+
+# Parameters at 224 px and 1000 classes; forward GFLOP where it is published.
+PUBLISHED = {
+  ('S', 16): (18_528_264, 7.58),
+  ('S', 32): (19_104_624, None),
+  ('B', 16): (59_880_472, 25.2),
+  ('B', 32): (60_293_428, None),
+  ('L', 16): (208_196_168, 89.1),
+}
+
+
+def tiny(**overrides):
+  fields = {
+    'num_classes': 5,
+    'patch_size': (4, 4),
+    'hidden_size': 24,
+    'tokens_mlp_dim': 10,
+    'mlp_dim': 32,
+    'depth': 3,
+    'initializers': 'lecun',  # a head of zeros would make all models equal
+  }
+  return mixer.Mixer(**(fields | overrides))
+
+
+@functools.cache
+def example():
+  """A tiny model's parameters, none of them 0, and images, not square."""
+  random = np.random.default_rng(0)
+  images = random.normal(size=(6, 8, 16, 3)).astype(np.float32)
+  init = functools.partial(tiny().init, jax.random.key(0))
+  params = jax.eval_shape(init, images)['params']
+  params = jax.tree.map(
+    lambda x: random.normal(0, 0.3, x.shape).astype(np.float32), params
+  )
+  return params, images
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames='mutable')
+def apply(model, params, images, *, seed=None, mutable=False, rows=None):
+  kwargs = {'mutable': list(mutable) if mutable else False, 'rows': rows}
+  if seed is not None:
+    kwargs |= {'train': True, 'rngs': {'dropout': jax.random.key(seed)}}
+  return model.apply({'params': params}, images, **kwargs)
+
+
+@pytest.mark.parametrize(('size', 'patch'), PUBLISHED)
+def test_published_sizes(size, patch):
+  fields = mixer.SIZES[size] | {'patch_size': (patch, patch), 'scan': True}
+  model = mixer.Mixer(1000, **fields)
+  shapes = jax.eval_shape(
+    model.init, jax.random.key(0), jnp.zeros((1, 224, 224, 3))
+  )
+  parameters, gflop = PUBLISHED[size, patch]
+  assert sum(x.size for x in jax.tree.leaves(shapes)) == parameters
+  if gflop:
+    flops = model.flops((224, 224, 3)) / 1e9
+    assert flops == pytest.approx(gflop, rel=5e-3)
+
+
+def normalise(x, params):
+  x = x - x.mean(-1, keepdims=True)
+  x = x / np.sqrt((x**2).mean(-1, keepdims=True) + 1e-6)
+  return x * params['scale'] + params['bias']
+
+
+def mlp(x, params):
+  up, down = params['up'], params['down']
+  x = x @ up['kernel'] + up['bias']
+  x = x * (1 + np.vectorize(math.erf)(x / 2**0.5)) / 2
+  return x @ down['kernel'] + down['bias']
+
+
+def test_equals_a_formulation_in_numpy():
+  params, images = example()
+  found = apply(tiny(gelu='exact'), params, images)
+  p = jax.tree.map(lambda x: np.asarray(x, np.float64), params)
+  patches = np.asarray(images, np.float64).reshape(6, 2, 4, 4, 4, 3)
+  x = np.einsum(
+    'bhpwqc,pqcd->bhwd', patches, p['patch_embedding']['kernel']
+  ).reshape(6, 8, 24)
+  x += p['patch_embedding']['bias']
+  for layer in range(3):
+    block = p[f'blocks_{layer}']
+    for image in range(6):  # [T, D]: rows are tokens
+      y = normalise(x[image], block['norm1'])
+      x[image] += mlp(y.T, block['token_mlp']).T
+      y = normalise(x[image], block['norm2'])
+      x[image] += mlp(y, block['channel_mlp'])
+  pooled = normalise(x, p['norm']).mean(axis=1)
+  expected = pooled @ p['head']['kernel'] + p['head']['bias']
+  np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+  features = apply(tiny(gelu='exact', num_classes=0), params, images)
+  np.testing.assert_allclose(features, pooled, rtol=1e-4, atol=1e-5)
+
+
+def test_scanned_remat_and_unrolled_are_one_function():
+  """Outputs, gradients, dropout and stochastic depth."""
+  params, images = example()
+  params = {k: v for k, v in params.items() if k != 'blocks_2'}
+
+  @functools.partial(jax.jit, static_argnums=1)
+  @functools.partial(jax.value_and_grad, has_aux=True)
+  def grads(params, model):
+    logits = apply(model, params, images, seed=2)
+    return (logits**2).sum(), logits
+
+  model = tiny(depth=2, dropout_rate=0.3, stochastic_depth=0.4)
+  (_, expected), expected_grads = grads(params, model)
+  assert all(abs(x).max() > 0 for x in jax.tree.leaves(expected_grads))
+  twin = model.clone(scan=True, remat='full')
+  (_, found), found_grads = grads(vit.stack_layers(params), twin)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * abs(b).max()),
+    (found, vit.unstack_layers(found_grads)),
+    (expected, expected_grads),
+  )
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_intermediates(scan):
+  params, images = example()
+  params = vit.stack_layers(params) if scan else params
+  model = tiny(scan=scan)
+  logits, state = apply(model, params, images, mutable=('intermediates',))
+  assert set(state['intermediates']) == {'tokens'}
+  tokens = state['intermediates']['tokens']
+  assert tokens.shape == (3, 6, 8, 24)  # [L, B, T, D]
+  np.testing.assert_allclose(logits, apply(model, params, images), rtol=1e-5)
+  pooled = normalise(np.asarray(tokens[-1]), params['norm']).mean(axis=1)
+  head = pooled @ params['head']['kernel'] + params['head']['bias']
+  np.testing.assert_allclose(head, logits, rtol=1e-4, atol=1e-5)
+
+
+def test_masks_belong_to_rows_of_the_global_batch():
+  params, images = example()
+  model = tiny(dropout_rate=0.3, stochastic_depth=0.4)
+  whole = apply(model, params, images, seed=2)
+  part = apply(model, params, images[1::2], seed=2, rows=jnp.array([1, 3, 5]))
+  np.testing.assert_allclose(part, whole[1::2], rtol=1e-4, atol=1e-5)
+  other = apply(model, params, images, seed=3)
+  assert not np.allclose(whole, other, atol=1e-3)
+
+
+def test_stochastic_depth_grows_linearly():
+  """With a rate of nearly one the last layer is skipped, the first never."""
+  params, images = example()
+  model = tiny(stochastic_depth=0.9999)
+  _, state = apply(model, params, images, seed=0, mutable=('intermediates',))
+  tokens = state['intermediates']['tokens']
+  np.testing.assert_array_equal(tokens[2], tokens[1])
+  _, plain = apply(tiny(), params, images, mutable=('intermediates',))
+  np.testing.assert_allclose(
+    tokens[0], plain['intermediates']['tokens'][0], rtol=1e-5, atol=1e-6
+  )
+
+
+def test_bfloat16_computes_with_float32_parameters():
+  params, images = example()
+  model = tiny(dtype=jnp.bfloat16)
+  fresh = jax.eval_shape(model.init, jax.random.key(0), images)
+  assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(fresh))
+  logits, state = apply(model, params, images, mutable=('intermediates',))
+  assert logits.dtype == jnp.float32
+  assert state['intermediates']['tokens'].dtype == jnp.bfloat16
+  exact = apply(tiny(), params, images)
+  assert abs(logits - exact).max() < 0.05 * abs(exact).max()
+
+
+def test_paper_initialisation():
+  model = tiny(initializers='mixer', hidden_size=256, depth=1)
+  params = jax.jit(model.init)(jax.random.key(0), example()[1])['params']
+  assert not params['head']['kernel'].any()
+  up = params['blocks_0']['channel_mlp']['up']
+  assert up['kernel'].std() == pytest.approx(256**-0.5, rel=0.1)
+  assert not up['bias'].any()
+
+
+def test_image_must_be_a_multiple_of_the_patch():
+  params, images = example()
+  with pytest.raises(ValueError, match='not a multiple of the patch'):
+    apply(tiny(), params, images[:, :7])

@@ -1,0 +1,378 @@
+"""Residual networks with GroupNorm and weight standardisation.
+
+The stem of the hybrids of the ViT paper (arXiv:2010.11929) is a ResNet with its
+activations after the sum; BiT (Kolesnikov et al., 2020, arXiv:1912.11370) has
+them before the convolutions. Weight standardisation is arXiv:1903.10520.
+
+In comments: B images, [h, w] the grid of features, F features.
+"""
+
+from collections.abc import Callable
+import functools
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models import layers
+
+# Units in each stage, and how wide: Section 3 and Table 1 of the BiT paper.
+BIT_SIZES: dict[str, dict[str, Any]] = {
+  'R50x1': {'stages': (3, 4, 6, 3), 'width_factor': 1},
+  'R50x3': {'stages': (3, 4, 6, 3), 'width_factor': 3},
+  'R101x1': {'stages': (3, 4, 23, 3), 'width_factor': 1},
+  'R101x3': {'stages': (3, 4, 23, 3), 'width_factor': 3},
+  'R152x2': {'stages': (3, 8, 36, 3), 'width_factor': 2},
+  'R152x4': {'stages': (3, 8, 36, 3), 'width_factor': 4},
+}
+
+# The stages of the published hybrids' stems.
+HYBRID_STAGES = {
+  'R+ViT-Ti/16': (),
+  'R26+ViT-S/32': (2, 2, 2, 2),
+  'R26+ViT-B/32': (2, 2, 2, 2),
+  'R50+ViT-B/16': (3, 4, 9),
+  'R50+ViT-L/32': (3, 4, 6, 3),
+}
+
+PADDINGS = ('SAME', 'FIXED')
+
+
+class StdConv(nn.Module):
+  """A convolution without bias whose kernel is standardised.
+
+  Each filter [kh, kw, in] is given mean 0 and variance 1.
+
+  Attributes:
+    features: Filters.
+    kernel_size: (kh, kw).
+    stride: Of both axes.
+    padding: 'SAME', as TensorFlow and JAX pad: more after than before; 'FIXED',
+      as PyTorch and BiT do: (k - 1) / 2 on both sides.
+    epsilon: Added to the standard deviation.
+    variance_epsilon: Added to the variance.
+    kernel_init: Of the kernel [kh, kw, in, features].
+    dtype: Of the convolution; the kernel is standardised in float32.
+  """
+
+  features: int
+  kernel_size: tuple[int, int]
+  stride: int = 1
+  padding: str = 'SAME'
+  epsilon: float = 0.0
+  variance_epsilon: float = 1e-8
+  kernel_init: layers.Initializer = nn.initializers.lecun_normal()
+  dtype: jax.typing.DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Maps [B, H, W, C] to [B, h, w, features]."""
+    shape = (*self.kernel_size, x.shape[-1], self.features)
+    kernel = self.param('kernel', self.kernel_init, shape)
+    variance = kernel.var(axis=(0, 1, 2)) + self.variance_epsilon
+    kernel -= kernel.mean(axis=(0, 1, 2))
+    kernel /= jnp.sqrt(variance) + self.epsilon
+    sides = [((k - 1) // 2, k // 2) for k in self.kernel_size]
+    return jax.lax.conv_general_dilated(
+      x.astype(self.dtype),
+      kernel.astype(self.dtype),
+      (self.stride, self.stride),
+      sides if self.padding == 'FIXED' else self.padding,
+      dimension_numbers=('NHWC', 'HWIO', 'NHWC'),
+    )
+
+
+class PostActivationUnit(nn.Module):
+  """A bottleneck with norms after its convolutions, a ReLU after the sum.
+
+  Attributes:
+    features: F of the output; the bottleneck has a quarter.
+    stride: Of the 3 x 3 convolution and of the shortcut.
+    project: Whether the shortcut is a convolution.
+    conv: A partial `StdConv`.
+    norm: A partial `nn.GroupNorm`.
+  """
+
+  features: int
+  stride: int
+  project: bool
+  conv: Callable[..., nn.Module]
+  norm: Callable[..., nn.Module]
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Maps [B, H, W, C] to [B, h, w, F]."""
+    f, mid = self.features, self.features // 4
+    shortcut = x
+    if self.project:
+      shortcut = self.conv(f, (1, 1), self.stride, name='conv_proj')(x)
+      shortcut = self.norm(name='norm_proj')(shortcut)
+    y = self.conv(mid, (1, 1), name='conv1')(x)
+    y = nn.relu(self.norm(name='norm1')(y))
+    y = self.conv(mid, (3, 3), self.stride, name='conv2')(y)
+    y = nn.relu(self.norm(name='norm2')(y))
+    y = self.conv(f, (1, 1), name='conv3')(y)
+    # A fresh unit is its shortcut.
+    y = self.norm(name='norm3', scale_init=nn.initializers.zeros)(y)
+    return nn.relu(shortcut + y)
+
+
+class PreActivationUnit(nn.Module):
+  """A bottleneck with norms and ReLUs before its convolutions.
+
+  Attributes: as `PostActivationUnit`.
+  """
+
+  features: int
+  stride: int
+  project: bool
+  conv: Callable[..., nn.Module]
+  norm: Callable[..., nn.Module]
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Maps [B, H, W, C] to [B, h, w, F]."""
+    f, mid = self.features, self.features // 4
+    y = nn.relu(self.norm(name='norm1')(x))
+    if self.project:
+      x = self.conv(f, (1, 1), self.stride, name='conv_proj')(y)
+    y = self.conv(mid, (1, 1), name='conv1')(y)
+    y = nn.relu(self.norm(name='norm2')(y))
+    y = self.conv(mid, (3, 3), self.stride, name='conv2')(y)
+    y = nn.relu(self.norm(name='norm3')(y))
+    return x + self.conv(f, (1, 1), name='conv3')(y)
+
+
+class Stage(nn.Module):
+  """Units of one width; the first has the stride and the projection.
+
+  Attributes:
+    unit: `PostActivationUnit` or `PreActivationUnit`.
+    depth: Number of units.
+    features: F of their outputs.
+    stride: Of the first unit.
+    conv: A partial `StdConv`.
+    norm: A partial `nn.GroupNorm`.
+  """
+
+  unit: Any
+  depth: int
+  features: int
+  stride: int
+  conv: Callable[..., nn.Module]
+  norm: Callable[..., nn.Module]
+
+  @nn.compact
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Maps [B, H, W, C] to [B, h, w, F]."""
+    for i in range(self.depth):
+      x = self.unit(
+        self.features,
+        self.stride if i == 0 else 1,
+        i == 0,
+        self.conv,
+        self.norm,
+        name=f'unit{i + 1}',
+      )(x)
+    return x
+
+
+class ResNetStem(nn.Module):
+  """The ResNet before a hybrid's encoder, of stride 4 to 32.
+
+  As google-research/vision_transformer computes it.
+
+  Attributes:
+    stages: Units in each stage; () for the first convolution and pool alone.
+      The second stage and those after it halve the grid.
+    width: Features of the first convolution; stage i gives width * 4 * 2^i.
+    dtype: Of the computation. Parameters and statistics are float32.
+    initializers: A name in `layers.INITIALIZERS`.
+  """
+
+  stages: tuple[int, ...]
+  width: int = 64
+  dtype: jax.typing.DTypeLike = jnp.float32
+  initializers: str = 'vit'
+
+  @nn.compact
+  def __call__(self, images: jax.Array) -> jax.Array:
+    """Maps images [B, H, W, C] to features [B, h, w, F]."""
+    conv = functools.partial(
+      StdConv,
+      epsilon=1e-5,
+      # Keeps the gradient of a constant filter finite; else changes nothing.
+      variance_epsilon=1e-20,
+      kernel_init=layers.INITIALIZERS[self.initializers].patch,
+      dtype=self.dtype,
+    )
+    norm = functools.partial(nn.GroupNorm, 32, dtype=self.dtype)
+    x = conv(self.width, (7, 7), 2, name='conv')(images)
+    x = nn.relu(norm(name='norm')(x))
+    x = nn.max_pool(x, (3, 3), (2, 2), 'SAME')
+    for i, depth in enumerate(self.stages):
+      x = Stage(
+        PostActivationUnit,
+        depth,
+        self.width * 4 * 2**i,
+        1 if i == 0 else 2,
+        conv,
+        norm,
+        name=f'stage{i + 1}',
+      )(x)
+    return x
+
+  def flops(self, image_shape: tuple[int, int, int]) -> int:
+    """Returns the convolutions' work in a forward pass of one image.
+
+    Args:
+      image_shape: (height, width, C).
+
+    Returns:
+      Floating-point operations, 2 per multiply-add.
+    """
+    channels = tuple(self.width * 4 * 2**i for i in range(len(self.stages)))
+    return _flops(image_shape, self.width, self.stages, channels)
+
+
+class BiTStem(nn.Module):
+  """BiT's first convolution and pool, of stride 4.
+
+  Attributes:
+    width: Features.
+    zero_padded_pool: Whether zeros surround what is pooled.
+    conv: A partial `StdConv`.
+  """
+
+  width: int
+  zero_padded_pool: bool
+  conv: Callable[..., nn.Module]
+
+  @nn.compact
+  def __call__(self, images: jax.Array) -> jax.Array:
+    """Maps images [B, H, W, C] to [B, h, w, width]."""
+    x = self.conv(self.width, (7, 7), 2, name='conv')(images)
+    border = ((1, 1), (1, 1))
+    if self.zero_padded_pool:
+      x = jnp.pad(x, ((0, 0), *border, (0, 0)))
+      border = ((0, 0), (0, 0))
+    return nn.max_pool(x, (3, 3), (2, 2), border)
+
+
+class BiT(nn.Module):
+  """Big Transfer's ResNet-v2 for classification.
+
+  Attributes:
+    num_classes: Size of the head's output; 0 for no head.
+    stages: Units in each stage. The second and those after it halve the grid.
+    width_factor: What all numbers of channels are multiplied by.
+    stem_width: Channels of the first convolution.
+    channels: Of each stage's output; the bottlenecks have a quarter.
+    num_groups: Of every GroupNorm; divides all numbers of channels.
+    zero_padded_pool: Whether zeros surround what is pooled after the first
+      convolution, as in BiT; False: a border that never wins, as in timm's
+      plain ResNetV2. Arrays do not say which.
+    initializers: A name in `layers.INITIALIZERS`.
+    dtype: Of the computation. Parameters, statistics and logits are float32.
+  """
+
+  num_classes: int
+  stages: tuple[int, ...] = (3, 4, 6, 3)
+  width_factor: int = 1
+  stem_width: int = 64
+  channels: tuple[int, ...] = (256, 512, 1024, 2048)
+  num_groups: int = 32
+  zero_padded_pool: bool = True
+  initializers: str = 'vit'
+  dtype: jax.typing.DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self,
+    images: jax.Array,
+    *,
+    train: bool = False,
+    rows: jax.Array | None = None,
+  ) -> jax.Array:
+    """Classifies images.
+
+    Args:
+      images: [B, height, width, C], of any size.
+      train: Unused: nothing is random.
+      rows: Unused.
+
+    Returns:
+      Logits, float32 [B, num_classes]; features [B, F] where that is 0.
+    """
+    del train, rows
+    init = layers.INITIALIZERS[self.initializers]
+    conv = functools.partial(
+      StdConv,
+      padding='FIXED',
+      variance_epsilon=1e-8,
+      kernel_init=init.patch,
+      dtype=self.dtype,
+    )
+    norm = functools.partial(
+      nn.GroupNorm, self.num_groups, epsilon=1e-5, dtype=self.dtype
+    )
+    stem_width, channels = self._widths()
+    x = BiTStem(stem_width, self.zero_padded_pool, conv, name='stem')(images)
+    stages = zip(self.stages, channels, strict=True)
+    for i, (depth, features) in enumerate(stages):
+      x = Stage(
+        PreActivationUnit,
+        depth,
+        features,
+        1 if i == 0 else 2,
+        conv,
+        norm,
+        name=f'stage{i + 1}',
+      )(x)
+    x = nn.relu(norm(name='norm')(x))
+    x = x.mean(axis=(1, 2)).astype(jnp.float32)
+    if not self.num_classes:
+      return x
+    return nn.Dense(self.num_classes, kernel_init=init.head, name='head')(x)
+
+  def _widths(self) -> tuple[int, tuple[int, ...]]:
+    """Returns the channels of the stem and of each stage."""
+    factor = self.width_factor
+    return self.stem_width * factor, tuple(c * factor for c in self.channels)
+
+  def flops(self, image_shape: tuple[int, int, int]) -> int:
+    """Returns the convolutions' and the head's work for one image.
+
+    Args:
+      image_shape: (height, width, C).
+
+    Returns:
+      Floating-point operations of a forward pass, 2 per multiply-add.
+    """
+    stem_width, channels = self._widths()
+    head = 2 * channels[-1] * self.num_classes
+    return _flops(image_shape, stem_width, self.stages, channels) + head
+
+
+def _flops(
+  image_shape: tuple[int, int, int],
+  stem_width: int,
+  stages: tuple[int, ...],
+  channels: tuple[int, ...],
+) -> int:
+  """Returns the floating-point operations of all convolutions."""
+  height, width, c = image_shape
+  h, w = -(-height // 2), -(-width // 2)
+  total = h * w * 49 * c * stem_width
+  h, w, c = -(-h // 2), -(-w // 2), stem_width
+  for i, (depth, f) in enumerate(zip(stages, channels, strict=True)):
+    mid = f // 4
+    for unit in range(depth):
+      total += h * w * c * mid  # before the stride
+      if unit == 0:
+        h, w = (h, w) if i == 0 else (-(-h // 2), -(-w // 2))
+        total += h * w * c * f
+      total += h * w * (9 * mid * mid + mid * f)
+      c = f
+  return 2 * total

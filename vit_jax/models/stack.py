@@ -1,0 +1,122 @@
+"""A stack of equal blocks: unrolled, or scanned; the same function.
+
+A scanned stack's parameters have a leading axis of depth. Where only some of
+its layers train, it is cut into runs of consecutive layers, each a scan of its
+own, so that every array trains as a whole or not at all: `blocks` becomes
+`blocks_0-5` and `blocks_6-11`. The parameters say which it is.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import re
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.models import layers
+
+
+def apply_blocks(
+  model: Any, block: Any, x: jax.Array, mask: layers.Mask | None
+) -> jax.Array:
+  """Applies a model's blocks to x; sows what they capture.
+
+  A block maps (x, layer, mask) to (x, intermediates), a dict. Its fields are
+  those of the model that have the same names, and `capture`.
+
+  Args:
+    model: Linen module, in its compact method. Its fields `depth`, `scan` and
+      `remat` say how many blocks there are and how they are computed.
+    block: Linen module class.
+    x: [B, T, D].
+    mask: Key of the step and rows of the global batch; None when not training.
+
+  Returns:
+    [B, T, D].
+  """
+  capture = not model.is_initializing() and model.is_mutable_collection(
+    'intermediates'
+  )
+  own = set(block.__dataclass_fields__) - {'capture', 'parent', 'name'}
+  fields = {name: getattr(model, name) for name in own}
+  if model.remat != 'none':
+    policy = getattr(jax.checkpoint_policies, model.remat, None)
+    # Inside a scan nothing can be merged across the loop's body anyway.
+    block = nn.remat(block, policy=policy, prevent_cse=not model.scan)
+  indices = jnp.arange(model.depth, dtype=jnp.int32)
+  each = []
+  if model.scan:
+    names = _run_names(model.variables.get('params', {}))
+    for name in names or ['blocks']:
+      run = layer_range(name) or range(model.depth)
+      scanned = nn.scan(
+        block,
+        variable_axes={'params': 0},
+        split_rngs={'params': True},
+        in_axes=(0, nn.broadcast),
+        length=len(run),
+      )
+      x, intermediates = scanned(**fields, capture=capture, name=name)(
+        x, indices[run.start : run.stop], mask
+      )
+      each.append(intermediates)
+    captured = jax.tree.map(lambda *run: jnp.concatenate(run), *each)
+  else:
+    for layer in range(model.depth):
+      one = block(**fields, capture=capture, name=f'blocks_{layer}')
+      x, intermediates = one(x, indices[layer], mask)
+      each.append(intermediates)
+    captured = jax.tree.map(lambda *layer: jnp.stack(layer), *each)
+  for name, value in captured.items():
+    model.sow('intermediates', name, value, reduce_fn=lambda _, new: new)
+  return x
+
+
+def split_runs(params: Mapping[str, Any], runs: Sequence[int]) -> Any:
+  """Cuts a scanned model's `blocks` into runs of layers.
+
+  Args:
+    params: Arrays; with `blocks` [depth, ...] where there are runs.
+    runs: Their lengths, which sum to the depth; one or none is no cut.
+  """
+  if len(runs) < 2:
+    return params
+  result = {name: x for name, x in params.items() if name != 'blocks'}
+  start = 0
+  for stop in np.cumsum(runs).tolist():
+    result[f'blocks_{start}-{stop - 1}'] = jax.tree.map(
+      lambda x, run=slice(start, stop): x[run], params['blocks']
+    )
+    start = stop
+  return result
+
+
+def join_runs(params: Mapping[str, Any]) -> Any:
+  """The inverse of `split_runs`; other parameters are returned as they are."""
+  names = _run_names(params)
+  if not names:
+    return params
+  result = {name: x for name, x in params.items() if name not in names}
+  result['blocks'] = jax.tree.map(_concatenate, *(params[n] for n in names))
+  return result
+
+
+def layer_range(name: str) -> range | None:
+  """Returns the layers of `blocks_3` or `blocks_0-5`; None for other names."""
+  match = re.fullmatch(r'blocks_(\d+)(?:-(\d+))?', name)
+  return match and range(int(match[1]), int(match[2] or match[1]) + 1)
+
+
+def _run_names(params: Mapping[str, Any]) -> list[str]:
+  """Returns the names of the runs, in order."""
+  found = {name: layer_range(name) for name in params if '-' in name}
+  runs = {name: run.start for name, run in found.items() if run is not None}
+  return sorted(runs, key=lambda name: runs[name])
+
+
+def _concatenate(*runs: Any) -> Any:
+  is_host = all(isinstance(x, np.ndarray) for x in runs)
+  return np.concatenate(runs) if is_host else jnp.concatenate(runs)
