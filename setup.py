@@ -28,6 +28,7 @@ setuptools.setup(
     'opencv-python-headless>=4.12',
     'optax>=0.2.8',
     'orbax-checkpoint>=0.12',
+    'requests',
     'scikit-learn',
     'simplejpeg>=1.8',
     'tensorboardX>=2.6.5',

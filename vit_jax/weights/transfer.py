@@ -1,0 +1,408 @@
+"""The download of one file: resumed, verified, and never seen half.
+
+A file on its way is FILE.part; FILE.part.json beside it says of which version
+it is, so that a later run goes on where this one was cut off. FILE.lock keeps
+other processes waiting.
+"""
+
+import base64
+from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import pathlib
+import re
+import shutil
+import sys
+from urllib import parse
+
+from absl import logging
+import requests
+import tqdm
+
+from vit_jax import config as config_lib
+from vit_jax.config import UserError
+
+_TIMEOUT = (10.0, 60.0)  # seconds to connect, and between two packets
+_PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before trying again
+_BUSY = (408, 429, 500, 502, 503, 504)  # statuses that may pass
+# What a cut connection costs at most: urllib3 drops an unfinished chunk.
+_CHUNK_BYTES = 1 << 16
+
+Sleep = Callable[[float], None]
+
+
+class NotFoundError(UserError):
+  """The server has no such file (status 404)."""
+
+
+@dataclasses.dataclass(frozen=True)
+class File:
+  """A remote file.
+
+  Attributes:
+    url: Where it is.
+    target: Where it goes.
+    by_hand: What to do where the server cannot be reached.
+    refused: What to do where the server refuses access.
+    token: Shown to the server, but to none that it redirects to.
+  """
+
+  url: str
+  target: pathlib.Path
+  by_hand: str
+  refused: str
+  token: str = dataclasses.field(default='', repr=False)
+
+  def __str__(self) -> str:
+    """Returns the URL without what may be secret in it."""
+    url = parse.urlsplit(self.url)
+    host = url.netloc.rpartition('@')[2]
+    query = '...' if url.query else ''
+    return parse.urlunsplit((url.scheme, host, url.path, query, ''))
+
+
+def download(file: File, sleep: Sleep) -> pathlib.Path:
+  """Downloads a file, unless it is there.
+
+  Args:
+    file: What to download.
+    sleep: Called with the seconds to wait before trying again.
+
+  Returns:
+    Its target.
+
+  Raises:
+    NotFoundError: The server has no such file.
+    UserError: It cannot be reached or stored, or is not what was announced.
+  """
+  if file.target.is_file():
+    return file.target
+  part = _Part(file.target)
+  try:
+    file.target.parent.mkdir(parents=True, exist_ok=True)
+    with _lock(file.target):
+      if not file.target.is_file():  # nobody was quicker
+        version = _receive(file, part, sleep)
+        _verify(file, part, version)
+        part.publish(file.target)
+  except OSError as e:
+    raise _cannot_write(file, part, e) from None
+  return file.target
+
+
+@dataclasses.dataclass(frozen=True)
+class _Version:
+  """What a server says of a file.
+
+  Attributes:
+    validator: Its ETag or date, for If-Range; '' where there is none.
+    size: In bytes, where it is known.
+    algorithm: Of `digest`: 'md5' or 'sha256'; '' where there is none.
+    digest: Of the content, hexadecimal.
+  """
+
+  validator: str
+  size: int | None
+  algorithm: str
+  digest: str
+
+
+class _Part:
+  """The beginning of a file, and of which version it is."""
+
+  def __init__(self, target: pathlib.Path):
+    self.path = target.with_name(f'{target.name}.part')
+    self._info = target.with_name(f'{target.name}.part.json')
+
+  @property
+  def size(self) -> int:
+    """In bytes."""
+    return self.path.stat().st_size if self.path.exists() else 0
+
+  def version(self) -> _Version | None:
+    """Returns the version; None where there is nothing to continue."""
+    try:
+      return _Version(**json.loads(self._info.read_text('utf-8')))
+    except (FileNotFoundError, ValueError, TypeError):
+      return None
+
+  def begin(self, version: _Version) -> None:
+    """Empties the file, and only then says of which version it is."""
+    self.path.write_bytes(b'')
+    info = json.dumps(dataclasses.asdict(version))
+    self._info.write_text(info, 'utf-8')
+
+  def publish(self, target: pathlib.Path) -> None:
+    """Moves the file, which is whole by now, to its place."""
+    with self.path.open('rb') as file:
+      os.fsync(file.fileno())
+    self.path.replace(target)
+    self.discard()
+
+  def discard(self) -> None:
+    """Removes what there is."""
+    self._info.unlink(missing_ok=True)
+    self.path.unlink(missing_ok=True)
+
+
+@contextlib.contextmanager
+def _lock(target: pathlib.Path) -> Iterator[None]:
+  """Waits until no other process downloads this."""
+  path = target.with_name(f'{target.name}.lock')
+  with path.open('w') as file:
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+      logging.info('Waiting for another process that downloads %s', target)
+      fcntl.flock(file, fcntl.LOCK_EX)
+    except OSError as e:  # some network file systems have no locks
+      logging.warning('Cannot lock %s: %s', path, e.strerror)
+    yield
+    # Whoever waits for it will find the target, and needs no lock then.
+    path.unlink(missing_ok=True)
+
+
+class _InterruptedError(Exception):
+  """The connection was cut, or the server is busy: this may pass.
+
+  Attributes:
+    answered: Whether there was a server at all.
+  """
+
+  def __init__(self, reason: str, answered: bool = True):
+    super().__init__(reason)
+    self.answered = answered
+
+
+def _receive(file: File, part: _Part, sleep: Sleep) -> _Version:
+  """Downloads a file to its end, as long as attempts make headway."""
+  furthest, failures, answered = part.size, 0, False
+  while True:
+    try:
+      return _attempt(file, part)
+    except _InterruptedError as e:
+      answered |= e.answered
+      if part.size > furthest:
+        furthest, failures = part.size, 0
+      # Whoever is off-line wants to know at once.
+      if failures == len(_PAUSES) or not answered:
+        kept = ' (what has come is kept)' if part.size else ''
+        raise UserError(
+          f'cannot download {file}: {e}; try again{kept}, or {file.by_hand}'
+        ) from None
+      logging.warning('%s: %s; trying again', file, e)
+      sleep(_PAUSES[failures])
+      failures += 1
+
+
+def _attempt(file: File, part: _Part) -> _Version:
+  """Asks once for what is missing, and keeps as much of it as comes."""
+  version = part.version()
+  if version and version.size == part.size:
+    return version
+  with _get(file, part, version) as response:
+    status = response.status_code
+    if status == 206 and version and _continues(response, version, part.size):
+      logging.info('Resuming %s at %s', file, _megabytes(part.size))
+    elif status in (206, 416):
+      part.discard()
+      raise _InterruptedError('the file has changed on the server')
+    else:
+      _check_status(file, response)
+      version = _announced(file, response)
+      part.begin(version)
+      size = (
+        'size unknown' if version.size is None else _megabytes(version.size)
+      )
+      logging.info('Downloading %s (%s) to %s', file, size, file.target)
+    _append(response, part, version.size)
+  if version.size is not None and part.size < version.size:
+    raise _InterruptedError(
+      f'it ended at {part.size:,} of {version.size:,} bytes'
+    )
+  return version
+
+
+def _get(
+  file: File, part: _Part, version: _Version | None
+) -> requests.Response:
+  headers = {'Accept-Encoding': 'identity'}  # bytes that a range can count
+  if file.token:
+    headers['Authorization'] = f'Bearer {file.token}'
+  if version and version.validator and part.size:
+    headers['Range'] = f'bytes={part.size}-'
+    headers['If-Range'] = version.validator
+  try:
+    return requests.get(
+      file.url, headers=headers, stream=True, timeout=_TIMEOUT
+    )
+  except requests.RequestException as e:
+    raise _InterruptedError(_reason(e), answered=False) from None
+
+
+def _append(response: requests.Response, part: _Part, size: int | None) -> None:
+  chunks = response.iter_content(_CHUNK_BYTES)
+  bar = tqdm.tqdm(
+    desc=part.path.stem,
+    total=size,
+    initial=part.size,
+    unit='B',
+    unit_scale=True,
+    dynamic_ncols=True,
+    file=sys.stderr,
+    disable=None,  # where there is no terminal
+  )
+  with bar, part.path.open('ab') as file:
+    while chunk := _next(chunks):
+      file.write(chunk)
+      bar.update(len(chunk))
+
+
+def _next(chunks: Iterator[bytes]) -> bytes:
+  try:
+    return next(chunks, b'')
+  except requests.RequestException as e:
+    raise _InterruptedError(f'the connection was cut: {_reason(e)}') from None
+
+
+def _continues(
+  response: requests.Response, version: _Version, offset: int
+) -> bool:
+  """Tells whether a partial answer is what follows, of the same version."""
+  content = response.headers.get('Content-Range', '')
+  match = re.fullmatch(r'bytes (\d+)-\d+/(\d+|\*)', content.strip())
+  return (
+    match is not None
+    and int(match[1]) == offset
+    and match[2] in ('*', str(version.size))
+    and _validator(response) in ('', version.validator)
+  )
+
+
+def _check_status(file: File, response: requests.Response) -> None:
+  status = f'status {response.status_code} {response.reason or ""}'.strip()
+  if response.status_code in _BUSY:
+    raise _InterruptedError(status)
+  if response.status_code in (401, 403):
+    raise UserError(f'cannot download {file}: {status}: {file.refused}')
+  if response.status_code == 404:
+    raise NotFoundError(
+      f'cannot download {file}: {status}: check the name, or pass a local path'
+    )
+  if response.status_code != 200:
+    raise UserError(f'cannot download {file}: {status}; {file.by_hand}')
+  if response.headers.get('Content-Type', '').startswith('text/html'):
+    raise UserError(
+      f'cannot download {file}: a web page came in its place; give the address'
+      ' of the file itself, and see that the network asks for no log-in'
+    )
+
+
+def _announced(file: File, response: requests.Response) -> _Version:
+  """Reads what the server says of the whole file."""
+  length = response.headers.get('Content-Length', '')
+  size = int(length) if length.isdecimal() else None
+  validator = _validator(response)
+  if response.headers.get('Content-Encoding', 'identity') != 'identity':
+    size, validator = None, ''  # these are of the compressed bytes
+  linked = _hub_header(response, 'X-Linked-Size')
+  if linked.isdecimal():
+    if size not in (None, int(linked)):
+      raise UserError(
+        f'cannot download {file}: wrong size: {size:,} bytes are offered where'
+        f' there should be {int(linked):,}; try again later, or {file.by_hand}'
+      )
+    size = int(linked)
+  return _Version(validator, size, *_digest(response))
+
+
+def _validator(response: requests.Response) -> str:
+  etag = response.headers.get('ETag', '')
+  if etag and not etag.startswith('W/'):  # a weak one does not promise bytes
+    return etag
+  return response.headers.get('Last-Modified', '')
+
+
+def _digest(response: requests.Response) -> tuple[str, str]:
+  """Returns (algorithm, hexadecimal digest) of the file; '' where unknown."""
+  etag = _hub_header(response, 'X-Linked-Etag') or _hub_header(response, 'ETag')
+  if re.fullmatch('"?[0-9a-f]{64}"?', etag):
+    return 'sha256', etag.strip('"')
+  # Google's is of what is stored, which may be compressed.
+  stored = response.headers.get('X-Goog-Stored-Content-Encoding', 'identity')
+  hashes = response.headers.get('X-Goog-Hash', '')
+  match = re.search(r'\bmd5=([A-Za-z0-9+/]{22}==)', hashes)
+  if match and stored == 'identity':
+    return 'md5', base64.b64decode(match[1]).hex()
+  return '', ''
+
+
+def _hub_header(response: requests.Response, header: str) -> str:
+  """Reads a header of the Hub itself, which may redirect to another server."""
+  for answer in (*response.history, response):
+    if 'X-Repo-Commit' in answer.headers and header in answer.headers:
+      return answer.headers[header]
+  return ''
+
+
+def _verify(file: File, part: _Part, version: _Version) -> None:
+  """Compares size and hash, and removes what is wrong."""
+  problem = ''
+  if version.size not in (None, part.size):
+    problem = f'wrong size: {part.size:,} bytes, not {version.size:,}'
+  elif version.algorithm:
+    with part.path.open('rb') as content:
+      digest = hashlib.file_digest(
+        content, lambda: hashlib.new(version.algorithm, usedforsecurity=False)
+      ).hexdigest()
+    if digest != version.digest:
+      problem = f'wrong {version.algorithm}: {digest}, not {version.digest}'
+  if problem:
+    part.discard()
+    raise UserError(
+      f'cannot download {file}: {problem}; what came was removed: try again, or'
+      f' {file.by_hand}'
+    )
+
+
+def _cannot_write(file: File, part: _Part, error: OSError) -> UserError:
+  if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+    return UserError(
+      f'cannot write {file.target}: {error.strerror or error}; make the cache'
+      ' writable, or set VIT_JAX_CACHE to another directory'
+    )
+  version = part.version()
+  needed = 'more'
+  if version and version.size:
+    needed = f'{_megabytes(version.size - part.size)} more'
+  directory = next(d for d in file.target.parents if d.exists())
+  free = _megabytes(shutil.disk_usage(directory).free)
+  return UserError(
+    f'no room for {file.target}: {needed} needed, {free} free; make room and'
+    ' try again (what has come is kept), or set VIT_JAX_CACHE to a directory on'
+    ' another disk'
+  )
+
+
+def _megabytes(size: int) -> str:
+  return f'{size / 1e6:,.1f} MB'
+
+
+def _reason(error: BaseException) -> str:
+  """Returns what lies at the bottom of an error of requests'."""
+  if isinstance(error, requests.Timeout):
+    return 'the server does not answer in time'
+  if isinstance(error, ValueError):  # its text may show a secret
+    return 'the address is not valid'
+  while True:
+    causes = (error.__cause__, getattr(error, 'reason', None), *error.args)
+    cause = next((c for c in causes if isinstance(c, BaseException)), None)
+    if cause is None:
+      return getattr(error, 'strerror', None) or config_lib.one_line(error)
+    error = cause
