@@ -1,0 +1,369 @@
+"""ZIP files that hold arrays: checked before anything of them is believed.
+
+`zipfile` reads the table of contents. The contents themselves are read here,
+straight into arrays: at the speed of the disk, and with a check of every
+length before memory is taken for it.
+"""
+
+import collections
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import dataclasses
+import math
+import os
+import pathlib
+import struct
+from typing import BinaryIO
+from typing import Protocol
+import zipfile
+import zlib
+
+import numpy as np
+
+from vit_jax.config import one_line
+from vit_jax.config import UserError
+
+_LOCAL_HEADER = struct.Struct('<4s5H3I2H')
+_END = struct.Struct('<4s4H2IH')
+_COUNTED_ELSEWHERE = 0xFFFF  # there are more: ZIP64
+_ENCRYPTED = 0x2041  # bits of a member's flags
+_UTF8_NAME = 0x800
+_CHUNK = 1 << 20
+_MOST_DEFLATED = 1032  # deflate cannot do better
+_MOST_DIMENSIONS = 32
+
+
+class Arrays(Protocol):
+  """The arrays of an open file.
+
+  Attributes:
+    shapes: By name, in the order of the file.
+    metadata: Of a safetensors file; else empty.
+  """
+
+  shapes: dict[str, tuple[int, ...]]
+  metadata: dict[str, str]
+
+  def read(self, name: str) -> np.ndarray:
+    """Reads one array; threads may do so at once.
+
+    Args:
+      name: One of `shapes`.
+
+    Returns:
+      The array, C-contiguous, in the byte order of the machine.
+
+    Raises:
+      UserError: It is damaged.
+    """
+    ...
+
+
+@dataclasses.dataclass
+class Opened(Arrays):
+  """Arrays that a function reads."""
+
+  shapes: dict[str, tuple[int, ...]]
+  metadata: dict[str, str]
+  reader: Callable[[str], np.ndarray]
+
+  def read(self, name: str) -> np.ndarray:
+    """Reads one array."""
+    return self.reader(name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Member:
+  """One file in an archive.
+
+  Attributes:
+    name: In the archive.
+    begin: Where its header is, in bytes from the start of the archive.
+    start: Where its contents are.
+    packed: Bytes of them in the archive.
+    size: Bytes of them once unpacked.
+    deflated: Whether they are packed.
+    crc32: Of the unpacked contents; None where the writer left it out.
+  """
+
+  name: str
+  begin: int
+  start: int
+  packed: int
+  size: int
+  deflated: bool
+  crc32: int | None
+
+
+class Archive:
+  """The files in a ZIP file.
+
+  Attributes:
+    path: Of the archive.
+    size: Of the archive, in bytes.
+    members: By name, in the order of its table of contents.
+  """
+
+  def __init__(self, path: pathlib.Path, file: BinaryIO):
+    """Reads the table of contents.
+
+    Args:
+      path: Of the archive, for messages.
+      file: The archive; it stays open as long as anything is read.
+
+    Raises:
+      UserError: It is damaged, or expands to more than checkpoints do.
+    """
+    self.path = path
+    self._file = file.fileno()
+    self._verified: set[str] = set()
+    self.size = os.fstat(self._file).st_size
+    try:
+      table = zipfile.ZipFile(file)
+    except (
+      zipfile.BadZipFile,
+      ArithmeticError,
+      LookupError,
+      MemoryError,
+      NotImplementedError,
+      OSError,
+      ValueError,
+      struct.error,
+    ) as e:
+      raise damaged(
+        path, f'its table of contents cannot be read ({one_line(e)})'
+      ) from None
+    self._check_count(table)
+    infos = [x for x in table.infolist() if not x.filename.endswith('/')]
+    check_total(path, sum(x.file_size for x in infos), self.size)
+    # torch can leave out the checksums, of all members or of none.
+    summed = any(x.CRC for x in infos)
+    members = [self._member(x, summed) for x in infos]
+    self.members = {x.name: x for x in members}
+    self._check_apart(members)
+
+  def head(self, member: Member, count: int) -> bytes:
+    """Returns up to `count` bytes from its start, not yet verified."""
+    data = bytearray(min(count, member.packed))
+    self._read_at(member.start, memoryview(data), quoted(member.name))
+    if not member.deflated:
+      return bytes(data)
+    try:
+      return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, count)
+    except zlib.error:
+      return b''
+
+  def read(self, member: Member) -> bytes:
+    """Returns the whole of a small member.
+
+    Raises:
+      UserError: It is damaged.
+    """
+    data = bytearray(member.size)
+    self.read_into(member, memoryview(data), 0, quoted(member.name))
+    return bytes(data)
+
+  def read_into(
+    self, member: Member, target: memoryview, begin: int, what: str
+  ) -> None:
+    """Reads a part of a member, and verifies all of it once.
+
+    Args:
+      member: To read.
+      target: Bytes to fill.
+      begin: First byte of the member to take.
+      what: It is, for messages.
+
+    Raises:
+      UserError: The member is damaged.
+    """
+    if member.name in self._verified and not member.deflated:
+      self._read_at(member.start + begin, target, what)
+      return
+    done = crc32 = 0
+    for chunk in self._chunks(member, what):
+      low = max(begin - done, 0)
+      high = min(begin + len(target) - done, len(chunk))
+      if low < high:
+        to = done - begin
+        target[to + low : to + high] = chunk[low:high]
+      crc32 = zlib.crc32(chunk, crc32)
+      done += len(chunk)
+    if member.crc32 not in (None, crc32):
+      raise damaged(self.path, f'the checksum of {what} does not match')
+    self._verified.add(member.name)
+
+  def _chunks(self, member: Member, what: str) -> Iterator[memoryview]:
+    """Yields the unpacked contents; the buffer is used again."""
+    if member.deflated:
+      yield from self._inflated(member, what)
+      return
+    buffer = memoryview(bytearray(min(_CHUNK, member.size)))
+    for at in range(0, member.size, _CHUNK):
+      chunk = buffer[: member.size - at]
+      self._read_at(member.start + at, chunk, what)
+      yield chunk
+
+  def _inflated(self, member: Member, what: str) -> Iterator[memoryview]:
+    inflate = zlib.decompressobj(-zlib.MAX_WBITS)
+    left = member.size
+    at = 0
+    while not inflate.eof:
+      data: bytes | bytearray = inflate.unconsumed_tail
+      if not data:
+        data = bytearray(min(_CHUNK, member.packed - at))
+        self._read_at(member.start + at, memoryview(data), what)
+        at += len(data)
+      try:
+        chunk = inflate.decompress(data, _CHUNK)
+      except zlib.error:
+        raise damaged(self.path, f'{what} cannot be unpacked') from None
+      left -= len(chunk)
+      if left < 0 or not (data or chunk):
+        break
+      yield memoryview(chunk)
+    if left or not inflate.eof:
+      raise damaged(self.path, f'{what} is not as long as it should be')
+
+  def _read_at(self, offset: int, target: memoryview, what: str) -> None:
+    done = 0
+    while done < len(target):
+      try:
+        count = os.preadv(self._file, [target[done:]], offset + done)
+      except OSError as e:
+        raise UserError(
+          f'cannot read {what} of {self.path}: {e.strerror}'
+        ) from None
+      if not count:
+        raise damaged(self.path, f'it ends in the midst of {what}')
+      done += count
+
+  def _member(self, info: zipfile.ZipInfo, summed: bool) -> Member:
+    what = quoted(info.filename)
+    stored, deflated = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
+    if info.flag_bits & _ENCRYPTED or info.compress_type not in (
+      stored,
+      deflated,
+    ):
+      raise UserError(
+        f'{self.path}: {what} is encrypted, or packed by another method than'
+        ' deflate; unpack the file, and zip it again'
+      )
+    if info.compress_type == stored:
+      possible = info.file_size == info.compress_size
+    else:
+      possible = info.file_size <= _MOST_DEFLATED * (info.compress_size + 1)
+    start = self._contents(info)
+    if not possible or start is None or start + info.compress_size > self.size:
+      raise damaged(self.path, f'{what} is not where it should be')
+    return Member(
+      info.filename,
+      info.header_offset,
+      start,
+      info.compress_size,
+      info.file_size,
+      info.compress_type == deflated,
+      info.CRC if summed else None,
+    )
+
+  def _contents(self, info: zipfile.ZipInfo) -> int | None:
+    """Returns where the contents start; None if the header is not theirs."""
+    encoding = 'utf-8' if info.flag_bits & _UTF8_NAME else 'cp437'
+    name = info.orig_filename.encode(encoding)
+    length = _LOCAL_HEADER.size + len(name)
+    if not 0 <= info.header_offset <= self.size - length:
+      return None
+    data = bytearray(length)
+    self._read_at(info.header_offset, memoryview(data), quoted(info.filename))
+    signature, *_, name_length, extra_length = _LOCAL_HEADER.unpack_from(data)
+    if signature != b'PK\x03\x04' or name_length != len(name):
+      return None
+    if data[_LOCAL_HEADER.size :] != name:
+      return None
+    return info.header_offset + length + extra_length
+
+  def _check_count(self, table: zipfile.ZipFile) -> None:
+    """Notices members that damage hides, which zipfile does not."""
+    end = bytearray(_END.size)
+    at = max(self.size - len(end) - len(table.comment), 0)
+    self._read_at(at, memoryview(end), 'its table of contents')
+    signature, *_, count, _, _, _ = _END.unpack(end)
+    found = len(table.infolist())
+    if signature != b'PK\x05\x06' or count not in (found, _COUNTED_ELSEWHERE):
+      raise damaged(
+        self.path, f'{found} of the {count} files that it holds can be found'
+      )
+
+  def _check_apart(self, members: list[Member]) -> None:
+    if len(self.members) < len(members):
+      counts = collections.Counter(x.name for x in members)
+      twice = quoted(counts.most_common(1)[0][0])
+      raise damaged(self.path, f'it holds {twice} twice')
+    end = 0
+    for member in sorted(members, key=lambda x: x.begin):
+      if member.begin < end:
+        raise damaged(
+          self.path, f'{quoted(member.name)} overlaps what is before it'
+        )
+      end = member.start + member.packed
+
+
+def empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
+  """Returns an array to fill, where jax can use it without a copy."""
+  count = math.prod(shape) * dtype.itemsize
+  buffer = np.empty(count + 64, np.uint8)
+  begin = -buffer.ctypes.data % 64
+  return buffer[begin : begin + count].view(dtype).reshape(shape)
+
+
+def as_bytes(array: np.ndarray) -> memoryview:
+  """Returns the memory of a C-contiguous array."""
+  return array.reshape(-1).view(np.uint8).data
+
+
+def is_shape(shape: object, itemsize: int) -> bool:
+  """Whether arrays can have this shape."""
+  return (
+    isinstance(shape, tuple)
+    and len(shape) <= _MOST_DIMENSIONS
+    and all(isinstance(x, int) and 0 <= x < 2**48 for x in shape)
+    and math.prod(max(x, 1) for x in shape) * itemsize < 2**62
+  )
+
+
+def check_total(path: pathlib.Path, total: int, size: int) -> None:
+  """Refuses a file that expands as arrays of weights never do.
+
+  Args:
+    path: Of the file.
+    total: Bytes of all that it holds, as it says.
+    size: Bytes of the file.
+
+  Raises:
+    UserError: `total` is too much; deflate makes weights smaller by a tenth,
+      and a head of zeros by a thousand, but that is small beside the rest.
+  """
+  if total > max(1 << 30, 16 * size):
+    raise UserError(
+      f'{path} is refused: its {size:,} bytes say that they expand to'
+      f' {total:,}, which is damage or an attack'
+    )
+
+
+def damaged(path: pathlib.Path, problem: str) -> UserError:
+  """Returns the error for a file that is not what was written."""
+  return UserError(
+    f'{path} is damaged or incomplete: {problem}; download or copy it again'
+  )
+
+
+def quoted(name: str) -> str:
+  """Returns a name from a file as one short line."""
+  text = repr(name)
+  return text if len(text) <= 160 else f'{text[:150]}...'
+
+
+def array_named(name: str) -> str:
+  """Returns how messages call an array."""
+  return f'array {quoted(name)}'
