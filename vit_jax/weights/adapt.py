@@ -1,0 +1,372 @@
+"""Fits a checkpoint's parameters to another image size, patch or task.
+
+In comments: [h, w] a grid of patches, N = h * w, D hidden size, C channels.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import models
+from vit_jax.config import UserError
+from vit_jax.models import layers
+from vit_jax.models import mixer
+from vit_jax.models import vit
+from vit_jax.weights import fit
+from vit_jax.weights import resize as resize_lib
+
+Grid = tuple[int, int]
+
+_PREFIX = ('class_token', 'distillation_token', 'register_tokens')
+
+
+@dataclasses.dataclass(frozen=True)
+class Change:
+  """What was done to one array.
+
+  Attributes:
+    path: Of the parameter, as 'head/kernel'.
+    old: Its shape in the checkpoint; None where it was not there.
+    new: Its shape now; None where it was dropped.
+    action: What was done, in a few words.
+  """
+
+  path: str
+  old: tuple[int, ...] | None
+  new: tuple[int, ...] | None
+  action: str
+
+
+def adapt(
+  params: Mapping[str, Any],
+  source: models.Model,
+  target: models.Model,
+  source_grid: Grid,
+  target_grid: Grid,
+  *,
+  channels: int,
+  resize: str = 'corner',
+  classes: tuple[Sequence[str], Sequence[str]] | None = None,
+) -> tuple[dict[str, Any], list[Change]]:
+  """Returns parameters with exactly the names and shapes that a model wants.
+
+  - Learned positions of patches are resized to the new grid; those of other
+    tokens are kept. Where the model has no place for a token's position, it is
+    added to the token, which is the same function.
+  - Tokens that the model lacks are dropped with their positions. A new class
+    token is zeros; other new tokens are normal(0.02) from fixed seeds, since
+    equal tokens would stay equal. The positions of all new ones are zeros.
+  - The patch embedding is resized to the new patch (`resize.patch_kernel`), and
+    the first kernel to the new number of channels (`resize.channels`).
+  - The head is kept where the classes are the same; else it becomes zeros, and
+    `pre_logits` is dropped where the model has none: the protocol of the ViT
+    paper's fine-tuning.
+  - Layers are stacked or unrolled as the model's `scan` says.
+  - All else must agree.
+
+  Arrays that need no change are not copied.
+
+  Args:
+    params: The checkpoint's parameters, float32 NumPy or JAX arrays; layers
+      unrolled or stacked.
+    source: The model that the checkpoint was of.
+    target: The model that wants them.
+    source_grid: (h, w) of the checkpoint's patches, after the embedding.
+    target_grid: (h, w) of the model's.
+    channels: Of the model's images.
+    resize: How positions are resized, one of `resize.METHODS`.
+    classes: Names of the checkpoint's classes and of the model's, in order. The
+      head is kept only where they are equal; an empty list is no names.
+
+  Returns:
+    Parameters, of the kind of arrays that came; and what was done, in order.
+
+  Raises:
+    UserError: They do not fit; one line lists all differences.
+  """
+  resize_lib.check_method(resize)
+  if type(source) is not type(target):
+    raise UserError(
+      f'the checkpoint is of a {type(source).__name__}, the model is a'
+      f' {type(target).__name__}: choose a model of its family'
+    )
+  if isinstance(target, mixer.Mixer) and source_grid != target_grid:
+    size = fit.image_size(target, source_grid)
+    raise UserError(
+      f"the checkpoint's Mixer takes {_by(source_grid)} patches, and no others,"
+      f' but the model has {_by(target_grid)}: make its image size {_by(size)}'
+    )
+  edit = _Edit(traverse_util.flatten_dict(dict(params), sep='/'))
+  _check_source(edit.params, source)
+  expected = fit.expected_shapes(target, target_grid, channels)
+  _adapt_embedding(edit, target, channels)
+  if isinstance(source, vit.ViT) and isinstance(target, vit.ViT):
+    rows = _adapt_prefix(edit, source, target, source_grid)
+    _adapt_positions(
+      edit, source, target, source_grid, target_grid, rows, resize
+    )
+  _adapt_heads(edit, source, target, expected, classes)
+  fit.check(edit.params, expected, source, target)
+  adapted = traverse_util.unflatten_dict(edit.params, sep='/')
+  return _as_scanned(adapted, target), edit.changes
+
+
+def changes_table(changes: Sequence[Change]) -> str:
+  """Returns the changes as a table to print, one line each below a header."""
+  rows = [('parameter', 'checkpoint', 'model', 'what was done')]
+  for x in changes:
+    rows.append((x.path, fit.show(x.old), fit.show(x.new), x.action))
+  widths = [max(len(row[i]) for row in rows) for i in range(3)]
+  return '\n'.join(
+    '  '.join([*map(str.ljust, row, widths), row[3]]) for row in rows
+  )
+
+
+class _Edit:
+  """The parameters being adapted, by path, and what was done to them."""
+
+  def __init__(self, params: Mapping[str, Any]):
+    self.params = dict(params)
+    self.changes: list[Change] = []
+    self._is_jax = any(isinstance(x, jax.Array) for x in params.values())
+
+  def host(self, path: str) -> np.ndarray:
+    return np.asarray(self.params[path])
+
+  def put(self, path: str, value: np.ndarray, action: str) -> None:
+    old = self.params.get(path)
+    value = np.asarray(value, np.float32)
+    self.params[path] = jnp.asarray(value) if self._is_jax else value
+    self.note(path, None if old is None else old.shape, value.shape, action)
+
+  def drop(self, path: str, action: str) -> None:
+    old = self.params.pop(path)
+    self.note(path, old.shape, None, action)
+
+  def below(self, name: str) -> list[str]:
+    return [path for path in self.params if path.startswith(name + '/')]
+
+  def note(
+    self,
+    path: str,
+    old: tuple[int, ...] | None,
+    new: tuple[int, ...] | None,
+    action: str,
+  ) -> None:
+    self.changes.append(Change(path, old, new, action))
+
+
+def _check_source(params: Mapping[str, Any], source: models.Model) -> None:
+  """Checks that nothing is missing that would else be taken for new."""
+  names = ['head/kernel', 'head/bias'] if source.num_classes else []
+  if isinstance(source, vit.ViT):
+    names += source.prefix
+    if source.position_embedding == 'learned':
+      names.append('position_embedding')
+  missing = [name for name in names if name not in params]
+  if missing:
+    raise UserError(
+      f'the checkpoint lacks {", ".join(missing)}, which its model has: it is'
+      ' damaged, or described wrongly'
+    )
+
+
+def _adapt_embedding(edit: _Edit, target: Any, channels: int) -> None:
+  """Resizes the first kernel's channels and the patch embedding's patch."""
+  stem, patch = 'stem/conv/kernel', 'patch_embedding/kernel'
+  first = stem if stem in edit.params else patch
+  if first in edit.params:
+    kernel = edit.host(first)
+    if kernel.shape[2] != channels:
+      changed = resize_lib.channels(
+        kernel, channels, is_standardized=first == stem
+      )
+      edit.put(first, changed, f'{kernel.shape[2]} -> {channels} channels')
+  if patch in edit.params:
+    kernel, size = edit.host(patch), target.patch_size
+    if kernel.shape[:2] != size:
+      action = f'patch {_by(kernel.shape[:2])} -> {_by(size)}, pseudo-inverse'
+      edit.put(patch, resize_lib.patch_kernel(kernel, size), action)
+
+
+def _adapt_prefix(
+  edit: _Edit, source: vit.ViT, target: vit.ViT, grid: Grid
+) -> dict[str, np.ndarray]:
+  """Keeps, drops or adds the tokens before the patches.
+
+  Returns:
+    The positions that the model wants, [1, n, D] by the token's name, and the
+    checkpoint's of `patches` where it has any.
+  """
+  old_rows = _split_positions(edit, source, grid)
+  rows = {k: x for k, x in old_rows.items() if k == 'patches'}
+  d = source.hidden_size
+  for name in _PREFIX:
+    is_in = name in source.prefix
+    if name not in target.prefix:
+      if is_in:
+        has_row = name in old_rows
+        edit.drop(name, 'dropped' + ', and its position' * has_row)
+      continue
+    count = _count(target, name)
+    token = edit.host(name) if is_in else np.zeros((1, 0, d), np.float32)
+    row = old_rows.get(name, np.zeros_like(token))
+    done = []
+    if name in old_rows and name not in _positioned(target):
+      token = token + row
+      done.append('its position added to it: the same function')
+    if token.shape[1] > count:
+      done.append(f'the first {count} kept')
+    elif token.shape[1] < count:
+      new = _fresh_tokens(name, count, d)[:, token.shape[1] :]
+      token = np.concatenate([token, new], axis=1)
+      what = 'normal(0.02)' if new.any() else 'zeros'
+      done.append(f'{new.shape[1]} added: {what}')
+    if done:
+      edit.put(name, token[:, :count], '; '.join(done))
+    if name in _positioned(target):
+      rows[name] = np.zeros((1, count, d), np.float32)
+      kept = row[:, :count]
+      rows[name][:, : kept.shape[1]] = kept
+  return rows
+
+
+def _adapt_positions(
+  edit: _Edit,
+  source: vit.ViT,
+  target: vit.ViT,
+  source_grid: Grid,
+  target_grid: Grid,
+  rows: dict[str, np.ndarray],
+  method: str,
+) -> None:
+  """Makes the positions that the model wants, from those in `rows`."""
+  path, kind = 'position_embedding', target.position_embedding
+  if kind != source.position_embedding:
+    done = [f'{source.position_embedding} -> {kind}']
+  else:
+    done = []
+  if kind != 'learned':
+    if path in edit.params:
+      edit.drop(path, f'{done[0]}: dropped')
+    elif done:
+      edit.note(path, None, None, done[0])
+    return
+  if 'patches' in rows:
+    patches = rows['patches']
+    if source_grid != target_grid:
+      done.append(f'grid {_by(source_grid)} -> {_by(target_grid)}, {method}')
+      patches = resize_lib.positions(patches, source_grid, target_grid, method)
+  elif source.position_embedding == 'sincos2d':
+    done.append('the same values')
+    patches = layers.sincos2d(target_grid, source.hidden_size)
+  else:
+    done.append('zeros')
+    n, d = target_grid[0] * target_grid[1], source.hidden_size
+    patches = np.zeros((1, n, d), np.float32)
+  before = [(name, _count(source, name)) for name in _positioned(source)]
+  after = [(name, _count(target, name)) for name in _positioned(target)]
+  if before != after and path in edit.params:
+    done.append(f'other tokens: {_tokens(before)} -> {_tokens(after)}')
+  if done:
+    table = [*(rows[name] for name, _ in after), patches]
+    edit.put(path, np.concatenate(table, axis=1), '; '.join(done))
+
+
+def _split_positions(
+  edit: _Edit, source: vit.ViT, grid: Grid
+) -> dict[str, np.ndarray]:
+  """Returns the checkpoint's learned positions by token, [1, n, D] each."""
+  path = 'position_embedding'
+  if source.position_embedding != 'learned':
+    return {}
+  table, rows, start = edit.host(path), {}, 0
+  for name in _positioned(source):
+    stop = start + _count(source, name)
+    rows[name] = table[:, start:stop]
+    start = stop
+  rows['patches'] = table[:, start:]
+  if rows['patches'].shape[1] != grid[0] * grid[1]:
+    raise UserError(
+      f'{path} has {table.shape[1]} rows, {start} of them before the patches:'
+      f' that is no grid of {_by(grid)}; pass the grid that it was trained with'
+    )
+  return rows
+
+
+def _fresh_tokens(name: str, count: int, d: int) -> np.ndarray:
+  """Returns tokens [1, count, D]; all differ but the class token."""
+  if name == 'class_token':
+    return np.zeros((1, count, d), np.float32)
+  rng = np.random.default_rng(_PREFIX.index(name))
+  return rng.normal(0, 0.02, (1, count, d)).astype(np.float32)
+
+
+def _positioned(model: vit.ViT) -> tuple[str, ...]:
+  """Names the tokens before the patches that have a learned position."""
+  if model.position_embedding != 'learned':
+    return ()
+  names = {'all': _PREFIX, 'class': _PREFIX[:1], 'patches': ()}
+  return tuple(x for x in model.prefix if x in names[model.position_tokens])
+
+
+def _count(model: vit.ViT, name: str) -> int:
+  return model.registers if name == 'register_tokens' else 1
+
+
+def _adapt_heads(
+  edit: _Edit,
+  source: Any,
+  target: Any,
+  expected: Mapping[str, tuple[int, ...]],
+  classes: tuple[Sequence[str], Sequence[str]] | None,
+) -> None:
+  """Keeps the heads, or makes them zeros."""
+  pools = [getattr(model, 'pool', '') for model in (source, target)]
+  changed = pools[0] != pools[1] and f'it reads {pools[1]!r}, not {pools[0]!r}'
+  reason = ''
+  if source.num_classes != target.num_classes:
+    reason = f'{source.num_classes} -> {target.num_classes} classes'
+  elif classes and all(classes) and list(classes[0]) != list(classes[1]):
+    reason = 'other classes'
+  elif changed and 'token+gap' in pools:
+    reason = changed
+  for name in ('head', 'head_distillation'):
+    wanted = [path for path in expected if path.startswith(name + '/')]
+    for path in edit.below(name):
+      if path not in wanted:
+        edit.drop(path, 'dropped')
+    for path in wanted:
+      if reason or path not in edit.params:
+        action = f'zeros: {reason or "the checkpoint has none"}'
+        edit.put(path, np.zeros(expected[path]), action)
+      elif changed:
+        shape = edit.params[path].shape
+        edit.note(path, shape, shape, f'kept, but {changed}')
+  if reason and not getattr(target, 'pre_logits', 0):
+    for path in edit.below('pre_logits'):
+      edit.drop(path, 'dropped with the head')
+
+
+def _as_scanned(params: dict[str, Any], target: Any) -> dict[str, Any]:
+  """Stacks or unrolls the layers as the model has them."""
+  is_stacked = 'blocks' in params
+  if not hasattr(target, 'scan') or target.scan == is_stacked:
+    return params
+  if is_stacked:
+    return vit.unstack_layers(params)
+  return vit.stack_layers(params)
+
+
+def _by(pair: Sequence[int]) -> str:
+  return f'{pair[0]} x {pair[1]}'
+
+
+def _tokens(counts: Sequence[tuple[str, int]]) -> str:
+  return ', '.join(f'{n} {name}' for name, n in counts) or 'none'

@@ -1,0 +1,127 @@
+"""What shapes a model wants, and whether a checkpoint has them."""
+
+from collections.abc import Mapping
+import re
+from typing import Any
+
+from flax import traverse_util
+
+from vit_jax import models
+from vit_jax.config import UserError
+
+# Fields that change the function. Arrays show some of them, but not why.
+_FIELDS = (
+  'hidden_size',
+  'mlp_dim',
+  'tokens_mlp_dim',
+  'num_heads',
+  'depth',
+  'gelu',
+  'layer_norm_epsilon',
+  'qkv_bias',
+  'qk_norm',
+  'gated_mlp',
+  'resnet_stages',
+  'resnet_width',
+  'stages',
+  'width_factor',
+  'stem_width',
+  'channels',
+  'num_groups',
+)
+
+
+def image_size(model: models.Model, grid: tuple[int, int]) -> tuple[int, int]:
+  """Returns the (height, width) in pixels that gives a model such a grid.
+
+  A model without patches takes any: 32 pixels each.
+
+  Args:
+    model: From `vit_jax.models`.
+    grid: (h, w) of patches after the embedding.
+  """
+  p, q = models.pixels_per_token(model) or (32, 32)
+  return grid[0] * p, grid[1] * q
+
+
+def expected_shapes(
+  target: models.Model, grid: tuple[int, int], channels: int
+) -> dict[str, tuple[int, ...]]:
+  """Returns the shapes that a model wants by path, layers unrolled.
+
+  Args:
+    target: From `vit_jax.models`.
+    grid: (h, w) of patches after the embedding.
+    channels: Of the images.
+  """
+  # As a scan, whatever the model: its shapes come quicker.
+  model = target.clone(scan=True) if hasattr(target, 'scan') else target
+  shape = (*image_size(target, grid), channels)
+  params = models.abstract_params(model, shape)
+  return _unrolled_shapes(traverse_util.flatten_dict(params, sep='/'))
+
+
+def _unrolled_shapes(params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:
+  shapes: dict[str, tuple[int, ...]] = {}
+  for path, x in params.items():
+    if path.startswith('blocks/'):
+      rest = path.removeprefix('blocks/')
+      shapes |= {f'blocks_{i}/{rest}': x.shape[1:] for i in range(x.shape[0])}
+    else:
+      shapes[path] = x.shape
+  return shapes
+
+
+def check(
+  params: Mapping[str, Any],
+  expected: Mapping[str, tuple[int, ...]],
+  source: models.Model,
+  target: models.Model,
+) -> None:
+  """Checks that parameters are those that a model wants, and mean the same.
+
+  Args:
+    params: Arrays by path, layers unrolled or stacked.
+    expected: From `expected_shapes`.
+    source: The model that the parameters were of.
+    target: The model that wants them.
+
+  Raises:
+    UserError: With one line that lists all that differs.
+  """
+  found = _unrolled_shapes(params)
+  fields = list(_FIELDS)
+  if getattr(source, 'pool', '') == getattr(target, 'pool', '') == 'gap':
+    fields.append('norm_after_pool')
+  problems = [
+    f'{field} is {getattr(source, field)!r} in the checkpoint,'
+    f' {getattr(target, field)!r} in the model'
+    for field in fields
+    if getattr(source, field, None) != getattr(target, field, None)
+  ]
+  differences: dict[str, list[str]] = {}
+  for path in found.keys() | expected.keys():
+    old, new = found.get(path), expected.get(path)
+    if old != new:
+      text = f'{show(old)} in the checkpoint, {show(new)} in the model'
+      if old is None or new is None:
+        where = 'checkpoint' if old is None else 'model'
+        text = f'not in the {where}'
+      template = re.sub(r'^blocks_\d+/', 'blocks_*/', path)
+      differences.setdefault(f'{template}: {text}', []).append(path)
+  for text, paths in sorted(differences.items()):
+    if len(paths) > 1:  # the same array of several layers
+      text = f'{text} (in {len(paths)} layers)'
+    else:
+      text = text.replace('blocks_*', paths[0].split('/')[0])
+    problems.append(text)
+  if problems:
+    raise UserError(
+      f'the checkpoint does not fit the model: {"; ".join(problems)}. Give the'
+      " model the checkpoint's fields, or choose another checkpoint"
+    )
+
+
+def show(shape: tuple[int, ...] | None) -> str:
+  """Returns a shape as '16 x 768'; '-' for an array that is not there."""
+  return '-' if shape is None else ' x '.join(map(str, shape)) or 'scalar'

@@ -1,0 +1,179 @@
+"""Resizing of position embeddings, patch kernels and input channels.
+
+All resizing is separable: one small matrix for each axis.
+In comments: [h, w] a grid of patches, [p, q] a patch, D hidden size, C
+channels.
+"""
+
+import numpy as np
+
+from vit_jax.config import UserError
+
+Pair = tuple[int, int]
+
+METHODS = ('corner', 'half_pixel', 'bicubic', 'bicubic_antialias')
+
+
+def check_method(method: str) -> None:
+  """Raises a UserError where `method` is none of `METHODS`."""
+  if method not in METHODS:
+    raise UserError(
+      f'there is no method {method!r} to resize with: choose one of'
+      f' {", ".join(METHODS)}'
+    )
+
+
+def resize_matrix(old: int, new: int, method: str) -> np.ndarray:
+  """Returns the matrix that resizes one axis: new values = matrix @ old values.
+
+  Methods:
+    - 'corner': linear, the first and last samples stay where they are. This is
+      `scipy.ndimage.zoom(order=1)` in google-research/vision_transformer.
+    - 'half_pixel': linear between pixel centres, without antialias: torch's
+      `interpolate(mode='bilinear', align_corners=False)`, and
+      `jax.image.resize(antialias=False)`.
+    - 'bicubic': torch's `interpolate(mode='bicubic', align_corners=False)`:
+      a = -0.75, edges repeated, without antialias. So do Hugging Face's ViT,
+      DeiT and DINOv2.
+    - 'bicubic_antialias': the same with `antialias=True`: a = -0.5, outside is
+      left out, and when shrinking the kernel is as wide as a new sample. So do
+      timm, and Hugging Face's DINOv2 with registers. It differs when growing,
+      too.
+
+  Args:
+    old: Number of samples before.
+    new: Number of samples after.
+    method: One of `METHODS`.
+
+  Returns:
+    float64 [new, old]; each row sums to 1.
+
+  Raises:
+    UserError: There is no such method.
+  """
+  check_method(method)
+  if method == 'corner':
+    x = np.arange(new) * (old - 1) / max(new - 1, 1)
+    return _linear(x, old)
+  x = (np.arange(new) + 0.5) * old / new - 0.5
+  if method == 'half_pixel':
+    return _linear(np.clip(x, 0, old - 1), old)
+  if method == 'bicubic':
+    # Two samples on both sides, the last ones repeated beyond the edges.
+    taps = np.floor(x).astype(int)[:, None] + np.arange(-1, 3)
+    matrix = np.zeros((new, old))
+    rows = np.arange(new)[:, None]
+    weights = _cubic(x[:, None] - taps, -0.75)
+    np.add.at(matrix, (rows, np.clip(taps, 0, old - 1)), weights)
+    return matrix
+  # Antialiased.
+  matrix = _cubic((x[:, None] - np.arange(old)) / max(old / new, 1), -0.5)
+  return matrix / matrix.sum(axis=1, keepdims=True)
+
+
+def positions(
+  table: np.ndarray, old: Pair, new: Pair, method: str
+) -> np.ndarray:
+  """Resizes position embeddings from one grid to another.
+
+  Args:
+    table: [1, h * w, D], of patches alone.
+    old: Their grid (h, w).
+    new: Grid to make.
+    method: One of `METHODS`.
+
+  Returns:
+    float32 [1, new h * new w, D].
+  """
+  rows, columns = (
+    resize_matrix(*x, method) for x in zip(old, new, strict=True)
+  )
+  resized = _resize(table.reshape(*old, 1, -1), rows, columns)
+  return resized.reshape(1, new[0] * new[1], -1)
+
+
+def patch_kernel(kernel: np.ndarray, size: Pair) -> np.ndarray:
+  """Resizes a patch embedding's kernel by the pseudo-inverse of resizing.
+
+  FlexiViT's PI-resize (arXiv:2212.08013, section 3.4): with B the resize of a
+  patch, the new kernel is pinv(B^T) of the old. When growing, a resized patch
+  times the new kernel is exactly the patch times the old. When shrinking, that
+  is as near as can be over white noise. B is what the paper's code uses:
+  bilinear between pixel centres, without antialias.
+
+  Args:
+    kernel: [p, q, C, D].
+    size: New (p, q).
+
+  Returns:
+    float32 [new p, new q, C, D].
+  """
+  # The pseudo-inverse of a Kronecker product is that of its factors.
+  rows, columns = (
+    np.linalg.pinv(resize_matrix(*x, 'half_pixel').T)
+    for x in zip(kernel.shape[:2], size, strict=True)
+  )
+  return _resize(kernel, rows, columns)
+
+
+def channels(
+  kernel: np.ndarray, count: int, *, is_standardized: bool = False
+) -> np.ndarray:
+  """Fits a kernel to another number of input channels.
+
+  4 channels are colours and alpha. A new alpha's kernel is zero, an old one's
+  is dropped. Colours become one by summing their kernels, so that a grey image
+  gives what its three equal channels gave. Else they are repeated in turn and
+  scaled by old / new, as timm does: the response to equal channels is kept.
+
+  A standardised kernel (each filter brought to mean 0 and variance 1) would
+  lose this: a zero kernel is not zero once the mean is taken. Its filters are
+  centred first, which is the same function, and keep their variance. Then
+  adding alpha or repeating grey only scales all filters alike, which the
+  GroupNorm behind them takes out. Summed filters keep their shape, but not
+  their scale beside each other, which standardisation does not let choose.
+
+  Args:
+    kernel: [p, q, C, D].
+    count: New C.
+    is_standardized: Whether the model standardises the kernel.
+
+  Returns:
+    float32 [p, q, count, D].
+  """
+  wide = kernel.astype(np.float64)
+  if is_standardized:
+    wide -= wide.mean(axis=(0, 1, 2))
+  colours = wide[:, :, :3] if kernel.shape[2] == 4 else wide
+  old, new = colours.shape[2], 3 if count == 4 else count
+  if new == 1:
+    colours = colours.sum(axis=2, keepdims=True)
+  elif new != old:
+    colours = colours[:, :, np.arange(new) % old] * (old / new)
+  if count == 4:
+    colours = np.pad(colours, [(0, 0), (0, 0), (0, 1), (0, 0)])
+  if is_standardized:
+    std = wide.std(axis=(0, 1, 2))
+    new_std = colours.std(axis=(0, 1, 2))
+    colours *= std / np.where(new_std > 0, new_std, 1)
+  return colours.astype(np.float32)
+
+
+def _resize(x: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
+  """Applies a matrix to each of the first two axes of x [h, w, C, D]."""
+  resized = np.einsum('ij,jwcd->iwcd', rows, x, optimize=True)
+  resized = np.einsum('ij,hjcd->hicd', columns, resized, optimize=True)
+  return resized.astype(np.float32)
+
+
+def _linear(x: np.ndarray, old: int) -> np.ndarray:
+  """Weights of `old` samples at positions x in [0, old - 1]."""
+  return np.maximum(0, 1 - np.abs(x[:, None] - np.arange(old)))
+
+
+def _cubic(x: np.ndarray, a: float) -> np.ndarray:
+  """Keys' cubic convolution kernel."""
+  x = np.abs(x)
+  near = ((a + 2) * x - (a + 3)) * x**2 + 1
+  far = a * (((x - 5) * x + 8) * x - 4)
+  return np.where(x <= 1, near, np.where(x < 2, far, 0))
