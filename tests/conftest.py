@@ -7,5 +7,18 @@ os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['JAX_NUM_CPU_DEVICES'] = '8'
 
 from absl import flags
+import pytest
+import tiny
 
 flags.FLAGS.mark_as_parsed()  # Grain reads flags
+
+
+@pytest.fixture(scope='session')
+def digits_run(tmp_path_factory):
+  """The work directory of a finished run of the tiny config."""
+  from vit_jax import train
+
+  path = tmp_path_factory.mktemp('runs') / 'digits'
+  config = tiny.config(train__duration='3 steps', optim__warmup='0 steps')
+  assert train.run(config, str(path)) == 0
+  return path

@@ -49,7 +49,7 @@ def test_accepts(settings):
     ({'crop_ratio': (0.0, 1.0)}, 'data.crop_ratio'),
     ({'crop_ratio': (1.0,)}, r'data.crop_ratio is \(1.0,\): write \(least, gr'),
     ({'mean': (0.1, 0.2)}, 'data.mean has 2 numbers: write one, or one for'),
-    ({'std': ()}, 'data.std has 0 numbers'),
+    ({'std': (0.5, 0.5)}, 'data.std has 2 numbers'),
     ({'std': (0.5, 0.0, 0.5)}, r'data.std is \(0.5, 0.0, 0.5\): it must be'),
     ({'pad': -1}, 'data.pad is -1'),
     ({'num_workers': -1}, 'data.num_workers is -1: it must be at least 0'),

@@ -12,8 +12,12 @@ from vit_jax import cli
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import experiment as experiment_lib
+from vit_jax import models
 from vit_jax.data import base
 from vit_jax.data import splits
+from vit_jax.weights import files as weights_files
+from vit_jax.weights import google
+from vit_jax.weights import tables
 
 CONFIGS = sorted(path.name for path in (tiny.ROOT / 'configs').glob('*.py'))
 
@@ -41,6 +45,31 @@ class StandIn(base.Source):
     return ''
 
 
+@pytest.fixture(autouse=True)
+def index_of_augreg(tmp_path, monkeypatch):
+  """What configs/augreg.py looks its checkpoint up in, as if downloaded."""
+  monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path))
+  path = tmp_path / 'downloads/storage.googleapis.com/vit_models/augreg'
+  path.mkdir(parents=True)
+  rows = [
+    'name,ds,final_val,filename',
+    'B/16,i21k,0.4,B_16-i21k-bad',
+    'B/16,i21k,0.5,B_16-i21k-good',
+    'B/16,i1k,0.9,B_16-i1k-other',
+    'L/16,i21k,0.9,L_16-i21k',
+  ]
+  (path / 'index.csv').write_text('\n'.join(rows))
+
+
+def write_checkpoint(config, path):
+  """Writes what a config starts from: its model, with another head."""
+  model = models.from_config(config.model, 21).clone(num_classes=21)
+  size = config_lib.pair(config.data.image_size, 'data.image_size')
+  params = models.init_params(model, jax.random.key(1), (*size, 3))
+  weights_files.write_npz(path, tables.write(google.rules(model), params))
+  config.init_from.path = str(path)
+
+
 def shrink(config):
   """Makes batch, image, depth and width small, and nothing else."""
   patch = int(re.search(r'/(\d+)$', config.model.name)[1])
@@ -49,19 +78,27 @@ def shrink(config):
     config.data.image_size = 2 * patch
   if config.data.eval_resize is not None:
     config.data.eval_resize = 2 * patch + 2
+  if config.init_from.path:
+    config.data.image_size = 2 * patch
+    config.data.resize = config.data.eval_resize = (2 * patch + 2, 2 * patch)
   config.model.depth = 2
   config.model.hidden_size = 16
   config.model.mlp_dim = 32
-  config.model.num_heads = 2
+  if config.model.name.startswith('Mixer'):
+    config.model.tokens_mlp_dim = 8
+  else:
+    config.model.num_heads = 2
 
 
 @pytest.mark.parametrize('name', CONFIGS)
-def test_config_trains_and_evaluates(name, monkeypatch):
+def test_config_trains_and_evaluates(name, monkeypatch, tmp_path):
   config = cli.load_config(str(tiny.ROOT / 'configs' / name))
   shrink(config)
   if config.data.name != 'digits':
     monkeypatch.setattr(data, 'open_source', StandIn)
     config.data.name = 'cifar10'
+  if config.init_from.path:
+    write_checkpoint(config, tmp_path / 'start.npz')
   experiment_lib.check(config)
   e = experiment_lib.build(config)
   state = e.init()
@@ -84,11 +121,41 @@ def test_config_says_how_it_is_used(name):
   config_lib.check(cli.load_config(str(path)))
 
 
+def test_augreg_takes_the_recommended_checkpoint():
+  config = cli.load_config(f'{tiny.ROOT}/configs/augreg.py:B/16,digits')
+  root = 'gs://vit_models/augreg'
+  assert config.init_from.path == f'{root}/B_16-i21k-good.npz'
+  assert config.model.name == 'ViT-B/16' and config.data.name == 'digits'
+  name = 'R26_S_32-i21k-300ep-lr_0.001--imagenet2012-steps_20k-lr_0.03-res_384'
+  config = cli.load_config(f'{tiny.ROOT}/configs/augreg.py:{name}')
+  assert config.init_from.path == f'{root}/{name}.npz'
+  assert config.model.name == 'R26+ViT-S/32'
+
+
+@pytest.mark.parametrize(
+  ('name', 'message'),
+  [
+    ('augreg.py:X/16', "'X/16' is no model of AugReg: write one as B/16"),
+    ('augreg.py:S/16', "has no model 'S/16'"),
+    ('finetune.py:ViT-B/16', 'write MODEL,DATASET'),
+    ('b16_cifar10.py:x', 'takes no argument'),
+  ],
+)
+def test_wrong_arguments_are_named(name, message):
+  with pytest.raises(config_lib.UserError, match=message):
+    cli.load_config(f'{tiny.ROOT}/configs/{name}')
+
+
+def test_a_damaged_index_is_named(tmp_path):
+  (path,) = tmp_path.rglob('index.csv')
+  path.write_text('<html>')
+  with pytest.raises(config_lib.UserError, match='is not the table of AugReg'):
+    cli.load_config(f'{tiny.ROOT}/configs/augreg.py:B/16')
+
+
 def test_the_tutorial_has_its_exact_size():
   """3,195,146 parameters; Dense kernels as Flax starts them."""
   config = cli.load_config(str(tiny.ROOT / 'configs' / 'cifar10_tutorial.py'))
-  from vit_jax import models
-
   model = models.from_config(config.model, 10)
   params = jax.eval_shape(
     lambda: models.init_params(model, jax.random.key(0), (32, 32, 3))

@@ -173,7 +173,7 @@ def restore(
 
 
 def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
-  """Reads the parameters alone: their moving average where there is one.
+  """Reads the parameters alone: of each the moving average if there is one.
 
   Args:
     path: Of the checkpoint.
@@ -187,13 +187,16 @@ def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
   """
   info = read_info(path)
   arrays = {tuple(key.split('/')): x for key, x in info['arrays'].items()}
-  averaged = any(key[0] == 'ema_params' for key in arrays)
-  name = 'ema_params' if averaged else 'params'
+  names = [key[1:] for key in arrays if key[0] == 'params']
+  # What is frozen has no average.
+  read = [
+    (('ema_params' if ('ema_params', *name) in arrays else 'params'), *name)
+    for name in names
+  ]
   wanted = traverse_util.unflatten_dict(
     {
-      key: jax.ShapeDtypeStruct(x['shape'], x['dtype'])
-      for key, x in arrays.items()
-      if key[0] == name
+      key: jax.ShapeDtypeStruct(arrays[key]['shape'], arrays[key]['dtype'])
+      for key in read
     }
   )
   restore_args = jax.tree.map(
@@ -201,7 +204,9 @@ def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
   )
   tree = _read_arrays(path, wanted, restore_args)
   _verify(info, checksums(tree))
-  return tree[name], info['step']
+  found = traverse_util.flatten_dict(tree)
+  params = {name: found[key] for name, key in zip(names, read, strict=True)}
+  return traverse_util.unflatten_dict(params), info['step']
 
 
 def _read_arrays(

@@ -1,14 +1,19 @@
 """What all commands share: flags, one-line errors and exit statuses."""
 
+import ast
 from collections.abc import Callable
 from collections.abc import Sequence
 import importlib.util
+import io
 import logging as python_logging
 import os
+import pathlib
 import re
 import signal
 import sys
 import traceback
+from typing import Any
+from typing import TYPE_CHECKING
 
 from absl import flags
 from absl import logging
@@ -17,11 +22,18 @@ from ml_collections import config_flags
 
 from vit_jax import config as config_lib
 
+if TYPE_CHECKING:
+  from vit_jax import weights
+
 # `--help` shows the flags that are defined here as the command's own.
 flags.disclaim_key_flags()
 
 
-def run(main: Callable[[list[str]], int | None], doc: str) -> None:
+def run(
+  main: Callable[[list[str]], int | None],
+  doc: str,
+  flag_values: flags.FlagValues = flags.FLAGS,
+) -> None:
   """Parses the flags, calls `main` with what is left of argv, and exits.
 
   The status is what main returns (0 for None), or 1 after `error: ...` on
@@ -31,20 +43,26 @@ def run(main: Callable[[list[str]], int | None], doc: str) -> None:
   Args:
     main: The command.
     doc: Its documentation, for `--help`.
+    flag_values: Its flags, where it keeps them apart from other commands'.
   """
   argv = sys.argv
   if {'--help', '-h', '-help', '--helpfull'} & set(argv[1:]):
-    print(doc.strip(), flags.FLAGS.main_module_help(), sep='\n')
+    print(doc.strip(), flag_values.main_module_help(), sep='\n')
     sys.exit(0)
   _log_plainly()
+  if isinstance(sys.stdout, io.TextIOWrapper):  # files may have any name
+    sys.stdout.reconfigure(errors='surrogateescape')
   try:
-    status = main(parse_flags(argv)) or 0
+    status = main(parse_flags(argv, flag_values)) or 0
+    sys.stdout.flush()
+  except BrokenPipeError:  # who reads, as `head`, has seen enough
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    status = 128 + signal.SIGPIPE
   except (config_lib.UserError, OSError) as e:
     print(f'error: {config_lib.one_line(e)}', file=sys.stderr)
     status = 1
   except KeyboardInterrupt:  # before there is anything to save
     status = 128 + signal.SIGINT
-  sys.stdout.flush()
   sys.exit(status)
 
 
@@ -58,25 +76,158 @@ def _log_plainly() -> None:
   python_logging.getLogger('jax').setLevel(python_logging.WARNING)
 
 
-def define_config() -> flags.FlagHolder:
+def define_config(
+  flag_values: flags.FlagValues = flags.FLAGS,
+) -> flags.FlagHolder:
   """Defines `--config=FILE.py[:ARG]` and `--config.KEY=VALUE`."""
   return config_flags.DEFINE_config_file(
     'config',
     None,
     'Config file; what follows a colon is the argument of its get_config().'
     ' --config.KEY=VALUE sets a key.',
+    flag_values,
   )
 
 
-def parse_flags(argv: Sequence[str]) -> list[str]:
+def define_from(flag_values: flags.FlagValues) -> None:
+  """Defines `--from=PATH`, and what `define_overrides` does."""
+  flags.DEFINE_string(
+    'from',
+    None,
+    'The model: a work directory, or what else `vit_jax.load` reads.',
+    flag_values=flag_values,
+  )
+  define_overrides(flag_values)
+
+
+def define_overrides(flag_values: flags.FlagValues) -> None:
+  """Defines `--image_size` and `--model.KEY=VALUE`, which `load` heeds."""
+  flags.DEFINE_string(
+    'image_size',
+    None,
+    "The model's input in pixels, as 384 or 224x320 (height x width), where"
+    ' it is not to be its own.',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_multi_string(
+    'model',
+    [],
+    '--model.KEY=VALUE sets a field of the model, as --model.num_heads=3:'
+    ' what its file does not say.',
+    flag_values=flag_values,
+  )
+
+
+def load(
+  flag_values: flags.FlagValues,
+  path: str | None = None,
+  as_stored: bool = False,
+) -> 'weights.Loaded':
+  """Loads the model that the flags of `define_from` name.
+
+  Args:
+    flag_values: Parsed.
+    path: In place of `--from`.
+    as_stored: As `vit_jax.load` takes it.
+
+  Raises:
+    UserError: `--from` is missing, a flag does not fit, or `vit_jax.load` does
+      not read it.
+  """
+  path = path or flag_values['from'].value
+  if not path:
+    raise config_lib.UserError(
+      '--from is missing: name a model, as in --from=runs/digits'
+    )
+  overrides = _overrides(flag_values)
+  from vit_jax import weights  # after the flags, since they import jax
+  from vit_jax.weights import adapt
+
+  try:
+    loaded = weights.load(path, **overrides)
+  except (TypeError, ValueError) as e:
+    if isinstance(e, config_lib.UserError) or not overrides:
+      raise
+    given = ', '.join(f'{key}={value!r}' for key, value in overrides.items())
+    raise config_lib.UserError(
+      f'{path} with {given}: {config_lib.one_line(e)}'
+    ) from None
+  if loaded.changes:
+    logging.info('%s', adapt.changes_table(loaded.changes))
+  return loaded
+
+
+def _overrides(flag_values: flags.FlagValues) -> dict[str, Any]:
+  """Returns the overrides for `weights.load`."""
+  overrides: dict[str, Any] = {}
+  for text in flag_values['model'].value or ():
+    key, has_value, value = text.partition('=')
+    if not key or not has_value:
+      raise config_lib.UserError(
+        f'--model.{key}: write --model.KEY=VALUE, as in --model.num_heads=3'
+      )
+    try:
+      overrides[key] = ast.literal_eval(value)
+    except (SyntaxError, ValueError):  # a word
+      overrides[key] = value
+  if size := flag_values['image_size'].value:
+    overrides['image_size'] = parse_size(size, '--image_size')
+  return overrides
+
+
+def parse_size(text: str, flag: str) -> int | tuple[int, int]:
+  """Returns `384` or `224x320`, which is (height, width), in pixels.
+
+  Raises:
+    UserError: It is neither; names the flag.
+  """
+  match = re.fullmatch(r'([1-9]\d{0,5})(?:x([1-9]\d{0,5}))?', text)
+  if match is None:
+    raise config_lib.UserError(
+      f'{flag}={text}: write a size in pixels, as 384 or 224x320 (height x'
+      ' width)'
+    )
+  return (int(match[1]), int(match[2])) if match[2] else int(match[1])
+
+
+def keep_compiled() -> None:
+  """Lets JAX keep what it compiles, and find it in the next process.
+
+  In $VIT_JAX_CACHE/xla, by default ~/.cache/vit_jax/xla, unless JAX's own
+  variables say otherwise; nowhere if that cannot be written. To be called
+  before jax is imported.
+  """
+  cache = os.environ.get('VIT_JAX_CACHE') or '~/.cache/vit_jax'
+  try:
+    folder = pathlib.Path(cache).expanduser().absolute() / 'xla'
+    folder.mkdir(parents=True, exist_ok=True)
+  except (OSError, RuntimeError):  # the home directory is not known
+    return
+  if os.access(folder, os.W_OK | os.X_OK):
+    os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(folder))
+    # Many functions that are compiled in no time are slow, too.
+    os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
+
+
+def parse_flags(
+  argv: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS
+) -> list[str]:
   """Parses absl's flags and returns what is left of argv.
+
+  Args:
+    argv: The command line, with the command's name.
+    flag_values: Where they are defined.
 
   Raises:
     UserError: A flag, a config file or a key does not exist or does not parse.
   """
   _check_config(argv)
+  if 'model' in flag_values:
+    argv = [re.sub(r'^--?model\.', '--model=', arg) for arg in argv]
+  if not flags.FLAGS.is_parsed():  # absl's logging and Grain read theirs
+    flags.FLAGS.mark_as_parsed()
   try:
-    return flags.FLAGS(argv)
+    return flag_values(argv)
   except (flags.Error, TypeError, ValueError) as e:
     raise config_lib.UserError(config_lib.one_line(e)) from None
 

@@ -26,6 +26,9 @@ RESUMABLE_KEYS = (
   r'|data\.(dir|num_workers|num_threads)|mesh\..*'
 )
 
+# A model's name: that which init_from.path holds.
+INIT_FROM = 'init_from'
+
 _UNITS = ('steps', 'epochs', 'examples')
 
 
@@ -51,6 +54,12 @@ def default() -> ml_collections.ConfigDict:
   config.evals.val = evaluation()
   config.evals.test = evaluation()
   config.checkpoint = _checkpoint()
+  config.init_from = ml_collections.ConfigDict()
+  # What to start from: a file, a directory, https://, gs:// or hf:owner/name.
+  config.init_from.path = ''
+  # How positions are resized: 'corner', 'half_pixel', 'bicubic' or
+  # 'bicubic_antialias'. '': as the code does that the checkpoint comes from.
+  config.init_from.resize = ''
   config.mesh = ml_collections.ConfigDict()
   config.mesh.data = -1  # devices that split the batch; -1: all that are left
   config.lock()
@@ -60,24 +69,47 @@ def default() -> ml_collections.ConfigDict:
 
 def _model() -> ml_collections.ConfigDict:
   model = ml_collections.ConfigDict()
-  model.name = 'ViT-S/16'  # family-size/patch; `vit_jax.list_models()`
+  # Family, size and patch: `vit_jax.list_models()`. 'init_from': the model that
+  # init_from.path holds.
+  model.name = 'ViT-S/16'
   model.num_classes = config_dict.placeholder(int)  # None: the data's classes
-  # These override what the name stands for.
+  model.scan = False  # one compiled layer, run `depth` times
+  model.remat = 'none'  # 'full', or a name of jax.checkpoint_policies
+  # These override what the name stands for; each belongs to the families that
+  # have it. What they mean is said in models/{vit,mixer,resnet}.py.
   model.hidden_size = config_dict.placeholder(int)
   model.mlp_dim = config_dict.placeholder(int)
   model.num_heads = config_dict.placeholder(int)
   model.depth = config_dict.placeholder(int)
   model.patch_size = config_dict.placeholder(object)  # int or (h, w)
-  model.pool = 'token'  # 'token' (class token) or 'gap' (mean over patches)
-  model.position_embedding = 'learned'  # or 'sincos2d' or 'none'
-  model.dropout_rate = 0.0  # after positions, attention and both MLP layers
-  model.attention_dropout_rate = 0.0  # on the attention weights
-  model.stochastic_depth = 0.0  # of the last layer; linear from 0 at the first
-  model.gelu = 'tanh'  # or 'exact'
-  model.layer_norm_epsilon = 1e-6
-  model.initializers = 'vit'  # of the paper's code, or 'lecun': Flax's own
-  model.scan = False  # one compiled layer, run `depth` times
-  model.remat = 'none'  # 'full', or a name of jax.checkpoint_policies
+  model.pool = config_dict.placeholder(str)  # token; gap, map, token+gap
+  model.position_embedding = config_dict.placeholder(str)  # learned; sincos2d
+  model.position_tokens = config_dict.placeholder(str)  # all; class, patches
+  model.class_token = config_dict.placeholder(bool)
+  model.distillation_token = config_dict.placeholder(bool)
+  model.distillation_head = config_dict.placeholder(bool)
+  model.registers = config_dict.placeholder(int)
+  model.pre_logits = config_dict.placeholder(int)
+  model.norm_after_pool = config_dict.placeholder(bool)
+  model.layer_scale = config_dict.placeholder(float)
+  model.qk_norm = config_dict.placeholder(bool)
+  model.qkv_bias = config_dict.placeholder(bool)
+  model.gated_mlp = config_dict.placeholder(bool)
+  model.gelu = config_dict.placeholder(str)  # tanh; exact
+  model.layer_norm_epsilon = config_dict.placeholder(float)  # 1e-6
+  model.dropout_rate = config_dict.placeholder(float)  # 0
+  model.attention_dropout_rate = config_dict.placeholder(float)  # 0
+  model.stochastic_depth = config_dict.placeholder(float)  # 0; linear in depth
+  model.initializers = config_dict.placeholder(str)  # the paper's; lecun
+  model.resnet_stages = config_dict.placeholder(tuple)  # of hybrids
+  model.resnet_width = config_dict.placeholder(int)
+  model.tokens_mlp_dim = config_dict.placeholder(int)  # of Mixer
+  model.stages = config_dict.placeholder(tuple)  # of BiT, as those below
+  model.width_factor = config_dict.placeholder(int)
+  model.stem_width = config_dict.placeholder(int)
+  model.channels = config_dict.placeholder(tuple)
+  model.num_groups = config_dict.placeholder(int)
+  model.zero_padded_pool = config_dict.placeholder(bool)
   return model
 
 
@@ -88,8 +120,10 @@ def _data() -> ml_collections.ConfigDict:
   data.split = 'train'  # what to train on; TFDS slices: 'train[:90%]'
   data.image_size = config_dict.FieldReference(224, field_type=object)
   data.channels = 3  # 1: grey, 3: RGB, 4: RGB and alpha
-  data.mean = (0.5,)  # of pixels in [0, 1]: one for all channels, or one each
-  data.std = (0.5,)
+  # Of pixels in [0, 1]: one for all channels, or one each. (): as init_from's
+  # checkpoint was trained; without one, (0.5,).
+  data.mean = ()
+  data.std = ()
   # (h, w) where all stored images have one size, so that they are cropped on
   # the device. Digits and most TFDS datasets of small images say so themselves.
   data.source_size = config_dict.placeholder(object)
@@ -143,6 +177,14 @@ def _optim() -> ml_collections.ConfigDict:
   optim.eps = 1e-8
   optim.momentum = 0.9  # of SGD
   optim.nesterov = False
+  # Patterns are searched for in the paths of parameters, `blocks_3/norm1/scale`
+  # (also where the layers are scanned).
+  optim.trainable = ''  # what trains: all, '^head/', 'norm', ...
+  optim.freeze = ''  # what does not, of that: '^(patch_embedding|blocks_[0-5])/'
+  optim.layer_decay = 1.0  # of the learning rate, per layer from the head down
+  # (pattern, factor of the learning rate, weight decay or None for the general
+  # one), the first match wins: (('^head/', 10.0, 0.0),)
+  optim.rules = ()
   return optim
 
 
@@ -248,8 +290,12 @@ def from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
     if name not in config.evals:
       config.evals[name] = evaluation()
   for key, value in flatten(stored):
-    set_value(config, key, tuple(value) if isinstance(value, list) else value)
+    set_value(config, key, _tuples(value))
   return config
+
+
+def _tuples(value: Any) -> Any:
+  return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
@@ -278,6 +324,30 @@ def unknown_key(config: ml_collections.ConfigDict, key: str) -> UserError:
   known = [name for name, _ in flatten(config)]
   near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
   return UserError(f'config has no key {key!r}: did you mean {near[0]!r}?')
+
+
+def fill(
+  config: ml_collections.ConfigDict, stored: ml_collections.ConfigDict
+) -> ml_collections.ConfigDict:
+  """Returns a config in which a run's own decides what is left open.
+
+  Open are what the data and the checkpoint of init_from decide: the number of
+  classes, mean and std, and the model where its name is 'init_from'.
+
+  Args:
+    config: Of the resumed run.
+    stored: As the run began, with nothing open.
+  """
+  config = config.copy_and_resolve_references()
+  open_keys = ['num_classes'] if config.model.num_classes is None else []
+  if config.model.name == INIT_FROM:
+    open_keys += [key for key, value in config.model.items() if value is None]
+    config.model.name = stored.model.name
+  for key in open_keys:
+    set_value(config, f'model.{key}', stored.model[key])
+  for key in ('mean', 'std'):
+    config.data[key] = config.data[key] or stored.data[key]
+  return config
 
 
 def differences(

@@ -7,6 +7,7 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import fractions
+import functools
 import signal
 from typing import Any
 
@@ -14,6 +15,7 @@ from absl import logging
 from clu import metrics
 from clu import parameter_overview
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
@@ -25,6 +27,8 @@ from vit_jax import optim
 from vit_jax import sharding
 from vit_jax import train_step as train_step_lib
 from vit_jax.data import device
+from vit_jax.optim import rules as rules_lib
+from vit_jax.weights import initial
 
 TrainState = train_step_lib.TrainState
 # For what runs once: LLVM takes half the time, and the result as long to run.
@@ -42,12 +46,18 @@ def check(config: ml_collections.ConfigDict) -> None:
   data.check(config)
   optim.check(config)
   objectives.check(config)
+  initial.check(config)
+  sharding.check(config)
+  if config.model.name != config_lib.INIT_FROM:  # else known when that is read
+    _check_model(config)
+
+
+def _check_model(config: ml_collections.ConfigDict) -> None:
   image_size = config_lib.pair(config.data.image_size, 'data.image_size')
   try:
     models.check(config.model, image_size, config.data.channels)
   except ValueError as e:
     raise config_lib.UserError(f'config.model: {e}') from None
-  sharding.check(config)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,7 +69,8 @@ class Experiment:
     source: Training examples.
     eval_sources: By the evaluation's name.
     mesh: Of devices.
-    init: () -> state, on the mesh.
+    start: The checkpoint that parameters come from, where there is one.
+    initialise: (params, or None: random ones) -> state, on the mesh.
     train_step: (state, batch, step) -> (state, metrics); the state is donated.
     no_metrics: Returns the metrics of no batch at all, on the mesh.
     eval_step: (params, batch, metrics) -> metrics, with those of the batch.
@@ -68,14 +79,15 @@ class Experiment:
     checkpoint_every: In steps, or None.
     checkpoint_keep_every: In steps, or None.
     eval_every: By the evaluation's name; None is at the end alone.
-    flops: Of the matrix products in one step, on all devices together.
+    rules: What trains, and how.
   """
 
   config: ml_collections.ConfigDict
   source: data.Source
   eval_sources: dict[str, data.Source]
   mesh: jax.sharding.Mesh
-  init: Callable[[], TrainState]
+  start: initial.Start
+  initialise: Callable[[Any], TrainState]
   train_step: Any
   no_metrics: Callable[[], metrics.Collection]
   eval_step: Any
@@ -84,7 +96,16 @@ class Experiment:
   checkpoint_every: fractions.Fraction | None
   checkpoint_keep_every: fractions.Fraction | None
   eval_every: dict[str, fractions.Fraction | None]
-  flops: float
+  rules: rules_lib.Rules
+
+  @functools.cached_property
+  def flops(self) -> train_step_lib.StepFlops:
+    """Of the matrix products in one step, on all devices together."""
+    return _count_flops(self.config)
+
+  def init(self) -> TrainState:
+    """Returns the state before the first step."""
+    return self.initialise(self.start.take())
 
   def epoch(self, step: int) -> float:
     """Returns how often each example was seen after `step` updates."""
@@ -117,7 +138,7 @@ class Experiment:
     sharded = sharding.state_sharding(self.mesh)
     return jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharded),
-      jax.eval_shape(self.init),
+      jax.eval_shape(self.initialise, None),
     )
 
   def train_batches(self, start: int) -> GlobalBatches:
@@ -145,11 +166,15 @@ class Experiment:
     return _prefetch(batches, self.mesh)
 
 
-def build(config: ml_collections.ConfigDict) -> Experiment:
+def build(
+  config: ml_collections.ConfigDict, resumes: bool = False
+) -> Experiment:
   """Opens the data and makes the model and the steps; compiles nothing yet.
 
   Args:
     config: Checked; is not changed.
+    resumes: Whether the run has begun already: then the checkpoint that it
+      started from is not read again, unless there is no other.
 
   Raises:
     UserError: The data are not there or do not fit.
@@ -162,6 +187,12 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
     if spec.split
   }
   _fill_num_classes(config, source)
+  loaded = None
+  if config.init_from.path and not resumes:
+    loaded = initial.load(config)
+  initial.fill(config, loaded)
+  _check_model(config)
+  start = initial.Start(config, source.classes, loaded)
   train, batch_size = config.train, config.train.batch_size
 
   def steps(text: str) -> fractions.Fraction | None:
@@ -184,16 +215,20 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
   )
   optimizer = optim.make_optimizer(config.optim)
   schedule = optim.make_schedule(config.optim, total, warmup)
+  rules = _make_rules(config, objective)
   train_step = train_step_lib.make_train_step(
-    config, objective, optimizer, schedule
+    config, objective, optimizer, schedule, rules
   )
   return Experiment(
     config=config,
     source=source,
     eval_sources=eval_sources,
     mesh=mesh,
-    init=jax.jit(
-      lambda: train_step_lib.init_state(config, objective, optimizer),
+    start=start,
+    initialise=jax.jit(
+      lambda params: train_step_lib.init_state(
+        config, objective, optimizer, rules, params
+      ),
       out_shardings=replicated,
       compiler_options=_QUICK if jax.default_backend() == 'cpu' else None,
     ),
@@ -210,7 +245,7 @@ def build(config: ml_collections.ConfigDict) -> Experiment:
     checkpoint_every=steps(config.checkpoint.every),
     checkpoint_keep_every=steps(config.checkpoint.keep_every),
     eval_every={name: steps(config.evals[name].every) for name in eval_sources},
-    flops=3.0 * objective.flops * batch_size,
+    rules=rules,
   )
 
 
@@ -221,6 +256,8 @@ def describe(experiment: Experiment) -> None:
   logging.info(
     '%s', parameter_overview.get_parameter_overview(params, include_stats=False)
   )
+  logging.info('%s', rules_lib.table(e.rules))
+  logging.info('%s', _show_flops(e.flops, e.config.train.batch_size))
   logging.info(
     'training on %s: %d examples, %d classes (%s)',
     e.config.data.split,
@@ -257,17 +294,40 @@ def dry_run(experiment: Experiment) -> dict[str, float]:
   state = e.abstract_state()
   with contextlib.closing(e.train_batches(0)) as batches:
     lowered = e.train_step.lower(state, next(batches), np.int32(0))
-  compiled = lowered.compile()
-  memory = compiled.memory_analysis()
-  leaves = jax.tree.leaves(state)
-  state_bytes = sum(x.size * x.dtype.itemsize for x in leaves)
+  temporary = lowered.compile().memory_analysis().temp_size_in_bytes
+  state_bytes = _bytes(state)
   return {
     'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
-    'gflop_per_step': e.flops / 1e9,
+    'gflop_per_step': e.flops.step / 1e9,
     'state_gib': state_bytes / 2**30,
-    'temporary_gib': memory.temp_size_in_bytes / 2**30,
-    'total_gib': (state_bytes + memory.temp_size_in_bytes) / 2**30,
+    'temporary_gib': temporary / 2**30,
+    'total_gib': (state_bytes + temporary) / 2**30,
   }
+
+
+def plan_memory(experiment: Experiment) -> dict[str, float]:
+  """Compiles a step without running it, and returns what it needs.
+
+  Returns:
+    GiB a device, as this backend's compiler plans it: parameters, gradients
+    (of what trains), optimizer, average (of the parameters), activations (and
+    all else that is temporary), and their sum, total.
+  """
+  state = experiment.abstract_state()
+  temporary = dry_run(experiment)['temporary_gib']
+  gradients = _bytes(experiment.rules.trained(state.params)) / 2**30
+  plan = {
+    'parameters': _bytes(state.params) / 2**30,
+    'gradients': min(gradients, temporary),  # a compiler may fuse them away
+    'optimizer': _bytes(state.opt_state) / 2**30,
+    'average': _bytes(state.ema_params) / 2**30,
+    'activations': max(temporary - gradients, 0.0),
+  }
+  return plan | {'total': sum(plan.values())}
+
+
+def _bytes(tree: Any) -> int:
+  return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
 def _open(config: ml_collections.ConfigDict, key: str) -> data.Source:
@@ -289,6 +349,55 @@ def _fill_num_classes(
       f'config.model.num_classes is {wanted}, but {config.data.name} has'
       f' {found} classes: leave it out, or make it at least {found}'
     )
+
+
+def _make_rules(
+  config: ml_collections.ConfigDict, objective: objectives.Objective
+) -> rules_lib.Rules:
+  params = jax.eval_shape(objective.init, jax.random.key(0))
+  return rules_lib.make(config.optim, params)
+
+
+def _count_flops(
+  config: ml_collections.ConfigDict,
+) -> train_step_lib.StepFlops:
+  """Counts with a twin that is scanned: it is traced in a tenth of the time."""
+  config = config.copy_and_resolve_references()
+  config.model.remat = 'none'
+  config.model.scan = not config.model.name.startswith('BiT')  # which has none
+  size = config_lib.pair(config.data.image_size, 'data.image_size')
+  train, channels = config.train, config.data.channels
+
+  def blank(images: jax.Array, *_: jax.Array) -> jax.Array:
+    return jnp.zeros((len(images), *size, channels), jnp.float32)
+
+  objective = objectives.create(config, blank, blank)
+  b = train.batch_size // train.accumulation
+  batch = {
+    'image': jax.ShapeDtypeStruct((b, *size, channels), jnp.uint8),
+    'label': jax.ShapeDtypeStruct((b,), jnp.int32),
+    'mask': jax.ShapeDtypeStruct((b,), jnp.bool_),
+    'index': jax.ShapeDtypeStruct((b,), jnp.int32),
+  }
+  params = jax.eval_shape(objective.init, jax.random.key(0))
+  rules = rules_lib.make(config.optim, params)
+  return train_step_lib.count_flops(
+    objective, rules, params, batch, train.accumulation
+  )
+
+
+def _show_flops(flops: train_step_lib.StepFlops, batch_size: int) -> str:
+  gflop = {
+    name: f'{x / batch_size / 1e9:.4g}'
+    for name, x in dataclasses.asdict(flops).items()
+  }
+  line = (
+    f'GFLOP per image: {gflop["forward"]} forward, {gflop["step"]} in a'
+    ' training step'
+  )
+  if flops.step < flops.everything:
+    line += f' (training everything: {gflop["everything"]})'
+  return line
 
 
 def _block_signals() -> None:

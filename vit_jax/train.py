@@ -104,12 +104,12 @@ def _run_in(
   path: pathlib.Path, config: ml_collections.ConfigDict, stop: Stop
 ) -> int:
   """Trains in a directory that is ours; returns the exit status."""
-  workdir_lib.check_config(path, config)
+  resumed = workdir_lib.check_config(path, config)
   done = workdir_lib.read_json(path / 'DONE')
   if done is not None:
     logging.info('finished already: %s', _show(done))
     return 0
-  experiment = experiment_lib.build(config)
+  experiment = experiment_lib.build(resumed or config, resumes=bool(resumed))
   config, source = experiment.config, experiment.source
   preprocess = data.Preprocess.from_config(config, source.classes)
   workdir_lib.prepare(path, config, preprocess.to_dict(), source.fingerprint())
@@ -313,7 +313,7 @@ class Monitor:
     e, rates = self._experiment, self.clock.read()
     if rates and self._peak_flops:
       steps_per_second = rates['images_per_second'] / e.config.train.batch_size
-      rates['mfu'] = steps_per_second * e.flops / self._peak_flops
+      rates['mfu'] = steps_per_second * e.flops.step / self._peak_flops
     metrics = {f'train/{name}': x for name, x in (scalars | rates).items()}
     self._reporter.write(step, e.epoch(step), metrics)
     shown = {'loss': scalars['loss']}

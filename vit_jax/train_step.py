@@ -10,8 +10,10 @@ import jax.numpy as jnp
 import ml_collections
 import optax
 
+from vit_jax import flops
 from vit_jax import objectives
 from vit_jax import sharding
+from vit_jax.optim import rules as rules_lib
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.typing.ArrayLike]
 
@@ -22,9 +24,10 @@ class TrainState:
 
   Attributes:
     step: int32 scalar, completed updates.
-    params: Of the model.
-    opt_state: Of the optimizer.
-    ema_params: Moving average of params, or None.
+    params: Of the model; a stack of layers may be cut into runs.
+    opt_state: Of the optimizer, for what trains.
+    ema_params: Moving average of params, None for those that are frozen; or
+      None.
   """
 
   step: jax.Array
@@ -35,7 +38,9 @@ class TrainState:
   @property
   def eval_params(self) -> Any:
     """The parameters to evaluate: their average where one is kept."""
-    return self.params if self.ema_params is None else self.ema_params
+    if self.ema_params is None:
+      return self.params
+    return rules_lib.merge(self.ema_params, self.params)
 
 
 def seed_keys(seed: int) -> tuple[jax.Array, jax.Array]:
@@ -50,16 +55,21 @@ def init_state(
   config: ml_collections.ConfigDict,
   objective: objectives.Objective,
   optimizer: optax.GradientTransformation,
+  rules: rules_lib.Rules,
+  params: Any = None,
 ) -> TrainState:
-  """Returns the state before the first step."""
-  key, _ = seed_keys(config.seed)
-  params = objective.init(key)
+  """Returns the state before the first step; None: with random parameters."""
+  if params is None:
+    key, _ = seed_keys(config.seed)
+    params = objective.init(key)
+  params = rules.split(params)
+  trained = rules.trained(params)
   return TrainState(
     step=jnp.zeros((), jnp.int32),
     params=params,
-    opt_state=optimizer.init(params),
+    opt_state=optimizer.init(trained),
     # A copy: two donated arguments must not share a buffer.
-    ema_params=jax.tree.map(jnp.copy, params)
+    ema_params=jax.tree.map(jnp.copy, trained)
     if config.train.ema_decay
     else None,
   )
@@ -70,6 +80,7 @@ def make_train_step(
   objective: objectives.Objective,
   optimizer: optax.GradientTransformation,
   schedule: Schedule,
+  rules: rules_lib.Rules,
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
   """Returns `(state, batch, step) -> (state, metrics)`, to be jitted.
 
@@ -78,6 +89,9 @@ def make_train_step(
   result is not finite changes nothing. Nor do those after it, since their
   `step` is ahead of the state's: so the host may look at the metrics late.
   Where the config says to skip, such a step is counted all the same.
+
+  Gradient, clipping, optimizer and average concern what trains alone: with
+  respect to the rest nothing is differentiated, nor below the lowest of it.
 
   Metrics are scalars: loss, learning_rate, ok (whether the update was made),
   grad_norm (before clipping), param_norm (after the update), and those of the
@@ -90,25 +104,34 @@ def make_train_step(
     state: TrainState, batch: objectives.Batch, step: jax.Array
   ) -> tuple[TrainState, dict[str, jax.Array]]:
     key = jax.random.fold_in(seed_key, step)
+    frozen, trained = state.params, rules.trained(state.params)
+
+    def loss_fn(trained: Any, *args: Any) -> Any:
+      return objective.loss(rules_lib.merge(trained, frozen), *args)
+
     loss, means, grads = _loss_and_grads(
-      objective, state.params, batch, key, config.train.accumulation
+      loss_fn, trained, batch, key, config.train.accumulation
     )
     grad_norm = optax.global_norm(grads)
     rate = schedule(step)
-    direction, opt_state = optimizer.update(
-      grads, state.opt_state, state.params
+    direction, opt_state = optimizer.update(grads, state.opt_state, trained)
+    params = jax.tree.map(
+      lambda p, d: p - rate * d, trained, rules.scale(direction)
     )
-    params = jax.tree.map(lambda p, d: p - rate * d, state.params, direction)
     ema_params = state.ema_params
     if decay:
       ema_params = optax.incremental_update(params, ema_params, 1 - decay)
-    param_norm = optax.global_norm(params)
+    param_norm = optax.global_norm(rules_lib.merge(params, frozen))
     finite = jnp.isfinite(loss + grad_norm + param_norm)
     ok = finite & (state.step == step)
     updated = TrainState(step + 1, params, opt_state, ema_params)
     state = jax.tree.map(
-      lambda new, old: jnp.where(ok, new, old), updated, state
+      lambda new, old: jnp.where(ok, new, old),
+      updated,
+      dataclasses.replace(state, params=trained),
     )
+    params = rules_lib.merge(state.params, frozen)
+    state = dataclasses.replace(state, params=params)
     if config.train.skip_nonfinite:
       state = dataclasses.replace(state, step=step + 1)
     metrics = {
@@ -124,7 +147,7 @@ def make_train_step(
 
 
 def _loss_and_grads(
-  objective: objectives.Objective,
+  loss_fn: Callable[..., tuple[jax.Array, objectives.Scalars]],
   params: Any,
   batch: objectives.Batch,
   key: jax.Array,
@@ -134,7 +157,7 @@ def _loss_and_grads(
   rows = jnp.arange(len(batch['image']), dtype=jnp.int32)
 
   def compute(part: tuple[objectives.Batch, jax.Array]) -> Any:
-    grad_fn = jax.value_and_grad(objective.loss, has_aux=True)
+    grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
     return grad_fn(params, part[0], key, part[1])
 
   if parts == 1:
@@ -151,3 +174,59 @@ def _loss_and_grads(
     total = optax.tree.scale(1 / parts, total)
   (loss, means), grads = total
   return loss, means, grads
+
+
+@dataclasses.dataclass(frozen=True)
+class StepFlops:
+  """Floating-point operations of the matrix products in one training step.
+
+  Without augmentation, and without what is computed again to save memory.
+
+  Attributes:
+    forward: Of the forward pass alone.
+    step: Of the whole step.
+    everything: Of the whole step if all parameters were trained.
+  """
+
+  forward: int
+  step: int
+  everything: int
+
+
+def count_flops(
+  objective: objectives.Objective,
+  rules: rules_lib.Rules,
+  params: Any,
+  batch: dict[str, jax.ShapeDtypeStruct],
+  parts: int,
+) -> StepFlops:
+  """Counts the operations of a step; computes shapes alone.
+
+  Args:
+    objective: What is learned.
+    rules: What trains, of its parameters.
+    params: Shapes, as the objective initialises them.
+    batch: Shapes [B, ...], of one of the parts.
+    parts: That a global batch is computed in.
+  """
+  params = jax.eval_shape(rules.split, params)
+  rows = jax.ShapeDtypeStruct(batch['image'].shape[:1], jnp.int32)
+  key = jax.random.key(0, impl='threefry2x32')
+
+  def loss_and_grads(params: Any, batch: Any, rows: Any) -> Any:
+    loss_fn = jax.value_and_grad(objective.loss, has_aux=True)
+    (loss, _), grads = loss_fn(params, batch, key, rows)
+    return loss, grads
+
+  # Traced once: what of it the wanted gradients do not need is left out.
+  jaxpr = jax.make_jaxpr(loss_and_grads)(params, batch, rows)
+  trains = jax.tree.leaves(
+    jax.tree.map(
+      lambda x: x is not None,
+      rules.trained(params),
+      is_leaf=lambda x: x is None,
+    )
+  )
+  no, yes = [False] * len(trains), [True] * len(trains)
+  counts = [flops.of_jaxpr(jaxpr, [True, *of]) for of in (no, trains, yes)]
+  return StepFlops(*(parts * count for count in counts))

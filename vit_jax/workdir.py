@@ -158,31 +158,34 @@ def read_json(path: pathlib.Path) -> Any:
 
 def check_config(
   workdir: pathlib.Path, config: ml_collections.ConfigDict
-) -> None:
+) -> ml_collections.ConfigDict | None:
   """Compares a config with that of the run which is there, if there is one.
 
   Args:
     workdir: Of this run.
-    config: The whole config; `model.num_classes` may still be open.
+    config: The whole config; what data and checkpoint decide may be open.
+
+  Returns:
+    The config with what was decided then; None where no run is there.
 
   Raises:
     UserError: They differ in what a resumed run must not change.
   """
   stored = read_json(workdir / 'config.json')
   if stored is None:
-    return
+    return None
   try:
     before = config_lib.from_dict(stored)
   except UserError as e:
     raise UserError(f'{workdir / "config.json"}: {e}') from None
-  if config.model.num_classes is None:  # the data decide
-    before.model.num_classes = None
+  config = config_lib.fill(config, before)
   differences = config_lib.differences(before, config)
   if differences:
     raise UserError(
       f'{workdir} was begun with another config: {"; ".join(differences)}; run'
       ' with the old values to resume it, or give another --workdir'
     )
+  return config
 
 
 def prepare(

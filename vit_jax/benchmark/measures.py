@@ -93,7 +93,7 @@ class Bench:
       jax.block_until_ready(loss)
 
     compiled = e.train_step.lower(state, self._batch, np.int32(0)).compile()
-    entry = self._compare(ours, plain, e.flops)
+    entry = self._compare(ours, plain, e.flops.step)
     self._state = state
     return entry | {'peak_memory_mb': _planned_memory(compiled)}
 
@@ -111,7 +111,7 @@ class Bench:
       jax.block_until_ready(plain_fn(plain_params, self._images))
 
     compiled = ours_fn.lower(params, self._images).compile()
-    entry = self._compare(ours, plain, self.experiment.flops / 3)
+    entry = self._compare(ours, plain, self.experiment.flops.forward)
     return entry | {'peak_memory_mb': _planned_memory(compiled)}
 
   def _compare(

@@ -49,6 +49,11 @@ class Source(abc.ABC):
       UserError: It cannot be read, or has no label.
     """
 
+  def file(self, position: int) -> str | None:
+    """Returns the path of an example's file, None where it has none."""
+    del position
+    return None
+
   @abc.abstractmethod
   def fingerprint(self) -> str:
     """Returns a short digest of which examples and classes these are."""

@@ -20,9 +20,9 @@ import multiprocessing
 import os
 import signal
 import threading
+from typing import TYPE_CHECKING
 
 from absl import flags
-import grain
 import ml_collections
 import numpy as np
 
@@ -33,6 +33,9 @@ from vit_jax.data import transforms
 from vit_jax.data.base import ArraySource
 from vit_jax.data.base import Example
 from vit_jax.data.base import Source
+
+if TYPE_CHECKING:  # where it is used it is imported: prediction does without
+  import grain
 
 Batch = dict[str, np.ndarray]
 
@@ -127,11 +130,13 @@ def _start(
   config: ml_collections.ConfigDict,
 ) -> 'Batches':
   """Returns the batches of some steps, made by as many hands as fit."""
+  import grain
+
   if isinstance(maker.source, ArraySource):  # no waiting, no decoding
     return Batches(maker, steps, grain.ReadOptions(0, 0), num_workers=0)
   num_workers = min(config.data.num_workers, len(steps))
   threads = config.data.num_threads or max(
-    1, _num_cores() // max(1, num_workers)
+    1, num_cores() // max(1, num_workers)
   )
   batch_bytes = len(maker.rows) * math.prod(maker.image_shape)
   waiting = max(2, min(2 * threads, _WAITING_BYTES // batch_bytes))
@@ -139,7 +144,8 @@ def _start(
   return Batches(maker, steps, options, num_workers)
 
 
-def _num_cores() -> int:
+def num_cores() -> int:
+  """Returns the number of cores that this process may use."""
   if hasattr(os, 'sched_getaffinity'):  # not all of the machine may be ours
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
@@ -251,9 +257,11 @@ class Batches(Iterator[Batch]):
     self,
     maker: Callable[[int], Batch],
     steps: range,
-    options: grain.ReadOptions,
+    options: 'grain.ReadOptions',
     num_workers: int,
   ):
+    import grain
+
     # Elements are whole batches, so workers hand them over in order.
     dataset = (
       grain.MapDataset.range(steps.start, steps.stop)

@@ -86,12 +86,12 @@ def _check_range(
 def _check_normalization(data: ml_collections.ConfigDict) -> None:
   for key in ('mean', 'std'):
     values = data[key]
-    if len(values) not in (1, data.channels):
+    if len(values) not in (0, 1, data.channels):
       raise UserError(
         f'config.data.{key} has {len(values)} numbers: write one, or one for'
         f' each of the config.data.channels={data.channels}'
       )
-  if min(data.std) <= 0:
+  if min(data.std, default=1) <= 0:
     raise UserError(
       f'config.data.std is {tuple(data.std)}: it must be more than 0'
     )

@@ -68,11 +68,23 @@ class FolderSource(base.Source):
       raise UserError(f'{path} cannot be read: {e.strerror}') from None
     return base.Example(data, self._label_of[name.split('/')[0]], index, path)
 
+  def file(self, position: int) -> str:
+    """Returns the path of an example's file."""
+    split, row, _ = self._selection.locate(position)
+    return os.path.join(self._folders[split], self._files[split][row])
+
   def fingerprint(self) -> str:
     """Returns a digest of the names of files and classes, not of the images."""
     names = [name for files in self._files.values() for name in files]
     ranges = [str(term) for term in self._selection.ranges]
     return base.digest([*self.classes, *ranges, *names])
+
+
+def images_below(folder: str) -> list[str]:
+  """Returns the paths of all images below a folder, sorted."""
+  return sorted(
+    os.path.join(folder, name) for name, is_image in _walk(folder) if is_image
+  )
 
 
 def _split_folders(root: str) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import Self
 import ml_collections
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.data import decode
 from vit_jax.data import geometry
@@ -67,6 +68,17 @@ class Preprocess:
     """Returns the content of preprocess.json."""
     return dataclasses.asdict(self)
 
+  def to_config(self) -> ml_collections.ConfigDict:
+    """Returns a config whose evaluation does the same; it names no data."""
+    config = config_lib.default()
+    config.data.image_size = self.image_size
+    config.data.channels = self.channels
+    config.data.mean = self.mean
+    config.data.std = self.std
+    config.data.eval_resize = self.resize
+    config.data.antialias = self.antialias
+    return config
+
   def __call__(self, images: Any) -> np.ndarray:
     """Decodes, resizes, crops and normalises images.
 
@@ -80,6 +92,19 @@ class Preprocess:
 
     Raises:
       UserError: One is no image, is damaged, or cannot be read.
+    """
+    scaled = self.pixels(images).astype(np.float32) / 255
+    mean, std = (np.asarray(x, np.float32) for x in (self.mean, self.std))
+    return (scaled - mean) / std
+
+  def pixels(self, images: Any) -> np.ndarray:
+    """Does all but normalise: returns uint8 [B, H, W, C].
+
+    Args:
+      images: As for a call.
+
+    Raises:
+      UserError: Likewise.
     """
     crop = geometry.Crop(
       'center', self.image_size, self.resize, antialias=self.antialias
@@ -95,9 +120,7 @@ class Preprocess:
       )
     if not pixels:
       raise UserError('there are no images')
-    scaled = np.stack(pixels).astype(np.float32) / 255
-    mean, std = (np.asarray(x, np.float32) for x in (self.mean, self.std))
-    return (scaled - mean) / std
+    return np.stack(pixels)
 
 
 def _is_path(image: Any) -> bool:

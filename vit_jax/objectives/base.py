@@ -14,10 +14,6 @@ Scalars = dict[str, jax.Array]
 class Objective(Protocol):
   """What the train loop knows of an objective."""
 
-  @property
-  def flops(self) -> int:
-    """Floating-point operations of one image's forward pass."""
-
   def init(self, key: jax.Array) -> Params:
     """Returns fresh parameters."""
 

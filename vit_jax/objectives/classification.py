@@ -51,11 +51,6 @@ class Classification:
     self._prepare = prepare
     self._rng = config.train.rng
 
-  @property
-  def flops(self) -> int:
-    """Floating-point operations of one image's forward pass."""
-    return self.model.flops(self.image_shape)
-
   def init(self, key: jax.Array) -> base.Params:
     """Returns fresh parameters."""
     return models.init_params(self.model, key, self.image_shape)

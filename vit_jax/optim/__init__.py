@@ -1,15 +1,17 @@
 """Optimizers and learning-rate schedules, from `config.optim`, in optax."""
 
 from collections.abc import Callable
+import functools
 import math
-import re
 from typing import Any
 
 import jax
 import ml_collections
+import numpy as np
 import optax
 
 from vit_jax import config as config_lib
+from vit_jax.optim import rules
 
 NAMES = ('adamw', 'sgd')
 SCHEDULES = ('cosine', 'linear', 'step', 'constant')
@@ -47,13 +49,7 @@ def check(config: ml_collections.ConfigDict) -> None:
       f'config.optim.step_at is {optim.step_at}: it must hold growing fractions'
       ' between 0 and 1'
     )
-  try:
-    re.compile(optim.decay_pattern)
-  except re.error as e:
-    raise config_lib.UserError(
-      f'config.optim.decay_pattern {optim.decay_pattern!r} is no regular'
-      f' expression: {e}'
-    ) from None
+  rules.check(config)
 
 
 def make_schedule(
@@ -91,7 +87,8 @@ def make_optimizer(
   """Returns what turns gradients into the direction of the update.
 
   The learning rate is not in it: the train step multiplies by minus the
-  schedule's value, so that the rate is a function of the step alone.
+  schedule's value, so that the rate is a function of the step alone. Nor are
+  the factors of `rules`.
 
   Args:
     config: `config.optim`.
@@ -108,21 +105,18 @@ def make_optimizer(
   return optax.chain(*parts)
 
 
-def path_name(path: tuple[Any, ...]) -> str:
-  """Returns a tree path as `blocks_0/mlp/up/kernel`."""
-  return jax.tree_util.keystr(path, simple=True, separator='/')
-
-
 def _decay(
   config: ml_collections.ConfigDict,
 ) -> optax.GradientTransformation:
-  if not config.weight_decay:
+  if not config.weight_decay and not any(rule[2] for rule in config.rules):
     return optax.identity()
 
-  def mask(params: Any) -> Any:
-    return jax.tree_util.tree_map_with_path(
-      lambda path, _: bool(re.search(config.decay_pattern, path_name(path))),
-      params,
+  def decay(updates: optax.Updates, params: optax.Params | None) -> Any:
+    weights = rules.per_array(
+      params, functools.partial(rules.weight_decay, config)
+    )
+    return jax.tree.map(
+      lambda g, p, w: g + w * p if np.any(w) else g, updates, params, weights
     )
 
-  return optax.add_decayed_weights(config.weight_decay, mask)
+  return optax.stateless(decay)

@@ -5,16 +5,20 @@ import functools
 import os
 import pathlib
 from typing import Any
+from typing import Self
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
-from vit_jax import checkpoint
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import models
 from vit_jax import workdir as workdir_lib
-from vit_jax.models import vit
+from vit_jax.models import stack
+from vit_jax.weights import adapt as adapt_lib
+from vit_jax.weights import download
+from vit_jax.weights import foreign
 
 
 @dataclasses.dataclass(frozen=True)
@@ -25,15 +29,23 @@ class Loaded:
     model: Linen module: [B, H, W, C] -> logits [B, classes].
     params: Its parameters, float32 arrays in a nested dict.
     preprocess: Images (paths, PIL images, arrays) -> float32 [B, H, W, C].
+    position_size: (height, width) of the images that its positions are for.
+    resize: How the code that it comes from resizes them.
+    format: What was read: 'vit_jax', 'google', 'timm' or 'huggingface'.
+    changes: What was adapted, in order.
   """
 
-  model: vit.ViT
+  model: models.Model
   params: Any = dataclasses.field(repr=False)
   preprocess: data.Preprocess
+  position_size: tuple[int, int]
+  resize: str
+  format: str = 'vit_jax'
+  changes: tuple[adapt_lib.Change, ...] = ()
 
   @property
   def classes(self) -> tuple[str, ...]:
-    """Names of the classes, in the order of the logits."""
+    """Names of the classes, in the order of the logits; () if not known."""
     return self.preprocess.classes
 
   def predict(self, images: Any) -> np.ndarray:
@@ -54,35 +66,186 @@ class Loaded:
   def _apply(self) -> Any:
     return jax.jit(lambda params, x: self.model.apply({'params': params}, x))
 
+  def adapted(
+    self,
+    num_classes: int | None = None,
+    image_size: int | tuple[int, int] | None = None,
+    resize: str | None = None,
+    **model_overrides: Any,
+  ) -> Self:
+    """Returns the model for another task, image size or architecture.
 
-def load(path: str | os.PathLike[str], **model_overrides: Any) -> Loaded:
-  """Loads a model for prediction.
+    Args:
+      num_classes: A fresh head of zeros where it is another number.
+      image_size: In pixels, one number or (height, width).
+      resize: How positions are resized, one of `resize.METHODS`; None: as the
+        code does that the file comes from.
+      **model_overrides: Fields of the model.
+
+    Raises:
+      UserError: The parameters do not fit, or a field does not exist.
+    """
+    fields = models.fields_of(self.model) | {'dtype': self.model.dtype}
+    fields |= model_overrides
+    classes = self.preprocess.classes
+    if num_classes is not None and num_classes != fields['num_classes']:
+      fields['num_classes'], classes = num_classes, ()
+      if 'pre_logits' in fields and 'pre_logits' not in model_overrides:
+        fields['pre_logits'] = 0  # dropped with the head that it was made for
+    if 'dtype' in model_overrides:
+      fields['dtype'] = jnp.dtype(fields['dtype'])
+    try:
+      target = models.model_of(type(self.model), fields)
+    except ValueError as e:
+      raise config_lib.UserError(config_lib.one_line(e)) from None
+    size = self.preprocess.image_size
+    if image_size is not None:
+      size = config_lib.pair(image_size, 'data.image_size')
+    params, changes = adapt_lib.adapt(
+      self.params,
+      self.model,
+      target,
+      grid(self.model, self.position_size),
+      grid(target, size),
+      channels=self.preprocess.channels,
+      resize=resize or self.resize,
+    )
+    return dataclasses.replace(
+      self,
+      model=target,
+      params=params,
+      preprocess=_resized(self.preprocess, size, classes),
+      position_size=size,
+      changes=(*self.changes, *changes),
+    )
+
+
+def grid(model: models.Model, size: tuple[int, int]) -> tuple[int, int]:
+  """Returns the patches of an image, (h, w); (1, 1) of a model without."""
+  patch = models.pixels_per_token(model)
+  if patch is None:
+    return 1, 1
+  if any(n % p for n, p in zip(size, patch, strict=True)):
+    raise config_lib.UserError(
+      f'images of {size[0]} x {size[1]} pixels do not divide into patches of'
+      f' {patch[0]} x {patch[1]}: give another image_size'
+    )
+  return size[0] // patch[0], size[1] // patch[1]
+
+
+def _resized(
+  preprocess: data.Preprocess, size: tuple[int, int], classes: tuple[str, ...]
+) -> data.Preprocess:
+  """Returns the preprocessing for another size, in the same proportions."""
+  old, resize = preprocess.image_size, preprocess.resize
+  if isinstance(resize, int):
+    resize = round(resize * min(size) / min(old))
+  elif resize is not None:
+    resize = (
+      round(resize[0] * size[0] / old[0]),
+      round(resize[1] * size[1] / old[1]),
+    )
+  return dataclasses.replace(
+    preprocess, image_size=size, resize=resize, classes=classes
+  )
+
+
+def load(
+  path: str | os.PathLike[str],
+  num_classes: int | None = None,
+  image_size: int | tuple[int, int] | None = None,
+  *,
+  resize: str | None = None,
+  as_stored: bool = False,
+  **model_overrides: Any,
+) -> Loaded:
+  """Loads a model: Google's npz, timm's, Hugging Face's, or our own.
+
+  The architecture is read off the arrays. What they do not show (heads of a
+  fused qkv, GELU, epsilon, normalisation) comes from `model_overrides`, then
+  from config.json beside the file, then from the published sizes.
 
   Args:
-    path: A work directory: its best checkpoint is read if there is one, else
-      the newest good one; averaged parameters if there are any.
-    **model_overrides: Fields of the model in place of those in config.json.
+    path: An .npz, .safetensors or .pth file; a directory of Hugging Face or of
+      timm's Hub; a work directory, of which the best checkpoint is read if
+      there is one, else the newest good one, and averaged parameters if there
+      are any. Or an address that `download.fetch` knows: https, gs:// or
+      hf:owner/name.
+    num_classes: A fresh head of zeros where the file has another number of
+      classes; 0: no head, features come out.
+    image_size: In pixels; positions are resized where it is another.
+    resize: How, one of `resize.METHODS`; None: as the code does that the file
+      comes from.
+    as_stored: Whether positions stay as they are, unless an image_size is asked
+      for, where the files beside them ask for images of another.
+    **model_overrides: Fields of the model.
 
   Raises:
-    UserError: There is no work directory, or no good checkpoint in it.
-    ValueError: A model override does not exist or does not fit.
+    UserError: There is no such model, it is damaged, or it does not fit; one
+      line lists all differences.
   """
-  workdir = pathlib.Path(path)
-  stored = preprocess = None
-  if workdir.is_dir():
-    stored = workdir_lib.read_json(workdir / 'config.json')
-    preprocess = workdir_lib.read_json(workdir / 'preprocess.json')
-  if stored is None or preprocess is None:
+  local = download.fetch(os.fspath(path))
+  overrides = dict(model_overrides)
+  unseen = {k: overrides.pop(k) for k in foreign.UNSEEN if k in overrides}
+  if _is_workdir(local):
+    loaded = _from_workdir(local, unseen)
+  else:
+    size = None
+    if image_size is not None:
+      size = config_lib.pair(image_size, 'data.image_size')
+    loaded = _from_file(local, unseen, size)
+  wanted = num_classes, image_size, resize
+  fits = as_stored or loaded.position_size == loaded.preprocess.image_size
+  if fits and not overrides and all(x is None for x in wanted):
+    return loaded
+  try:
+    return loaded.adapted(*wanted, **overrides)
+  except config_lib.UserError as e:
+    raise config_lib.UserError(f'{path}: {e}') from None
+
+
+def _is_workdir(path: pathlib.Path) -> bool:
+  return path.is_dir() and (path / 'preprocess.json').exists()
+
+
+def _from_workdir(workdir: pathlib.Path, unseen: dict[str, Any]) -> Loaded:
+  # Here: Orbax takes a second to import, which foreign files need not wait for.
+  from vit_jax import checkpoint
+
+  stored = workdir_lib.read_json(workdir / 'config.json')
+  if stored is None:
     raise config_lib.UserError(
-      f'{workdir} is not a work directory: config.json or preprocess.json is'
-      ' missing'
+      f'{workdir} is no whole work directory: config.json is missing'
     )
   config = config_lib.from_dict(stored)
-  preprocess = data.Preprocess.from_dict(preprocess)
-  model = models.from_config(
-    config.model.to_dict() | model_overrides,
-    len(preprocess.classes),
-    config.train.dtype,
+  preprocess = data.Preprocess.from_dict(
+    workdir_lib.read_json(workdir / 'preprocess.json')
   )
+  try:
+    model = models.from_config(
+      config.model.to_dict() | unseen,
+      len(preprocess.classes),
+      config.train.dtype,
+    )
+  except ValueError as e:
+    raise config_lib.UserError(f'{workdir}: {config_lib.one_line(e)}') from None
   params, _, _ = checkpoint.restore_params(workdir)
-  return Loaded(model, params, preprocess)
+  params = stack.join_runs(params)
+  size = config_lib.pair(config.data.image_size, 'data.image_size')
+  resize = config.init_from.resize or 'corner'
+  return Loaded(model, params, preprocess, size, resize)
+
+
+def _from_file(
+  path: pathlib.Path, unseen: dict[str, Any], size: tuple[int, int] | None
+) -> Loaded:
+  read = foreign.read(path, unseen, size)
+  description = read.description
+  return Loaded(
+    description.model,
+    read.params,
+    data.Preprocess.from_dict(description.preprocess),
+    description.image_size,
+    description.resize,
+    read.format,
+  )

@@ -1,0 +1,39 @@
+r"""Any checkpoint, fine-tuned on any dataset.
+
+  python -m vit_jax.main --config=configs/finetune.py:MODEL,DATASET
+
+MODEL is a published name (ViT-B/16, R50+ViT-B/16, Mixer-B/16, ...), a work
+directory, an .npz, .safetensors or .pth file, a directory of Hugging Face or
+timm, an address (https://, gs://) or hf:owner/name. DATASET is a name of TFDS,
+folder:PATH or digits:
+
+  python -m vit_jax.main --config=configs/finetune.py:ViT-B/16,oxford_iiit_pet
+  python -m vit_jax.main --config=configs/finetune.py:runs/mine,folder:images \
+      --config.data.image_size=224
+
+The protocol is that of the ViT and AugReg papers; try the learning rates 0.001,
+0.003, 0.01 and 0.03 (--config.optim.learning_rate). The architecture, mean and
+std come from the checkpoint. A part alone is trained by, for instance,
+--config.optim.trainable='^head/'. What was measured with it: see the README.
+"""
+
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax import recipes
+
+
+def get_config(arg: str = 'ViT-B/16,cifar10') -> ml_collections.ConfigDict:
+  """Returns the config.
+
+  Args:
+    arg: Checkpoint and dataset, with a comma between.
+  """
+  model, comma, dataset = arg.partition(',')
+  if not (model and comma and dataset):
+    raise config_lib.UserError(
+      f'{arg!r} after the colon: write MODEL,DATASET, as in'
+      ' configs/finetune.py:ViT-B/16,cifar10'
+    )
+  size = 224 if model.startswith('Mixer-') else 384
+  return recipes.fine_tuning(model, dataset, image_size=size)

@@ -1,0 +1,276 @@
+"""`vit_jax.evaluate`: its numbers against known ones and the run's own."""
+
+import csv
+import importlib.util
+import json
+import shutil
+
+import commands
+import numpy as np
+import pytest
+import stand_in
+import tiny
+
+import vit_jax
+from vit_jax import evaluate
+from vit_jax import train
+from vit_jax.config import UserError
+from vit_jax.evaluation import answers as answers_lib
+from vit_jax.evaluation import report
+
+SPLIT = '--split=train[80%:]'  # what configs/digits.py evaluates on
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  return stand_in.write_folder(
+    tmp_path_factory.mktemp('data') / 'images', train=4, val=5
+  )
+
+
+@pytest.fixture(scope='module')
+def folder_run(folder, tmp_path_factory):
+  """A run on images of differing size, of three classes."""
+  config = tiny.config(
+    data__name=f'folder:{folder}',
+    data__split='train',
+    data__channels=3,
+    data__image_size=16,
+    evals__val__split='val',
+    train__batch_size=4,
+    train__duration='1 steps',
+    optim__warmup='0 steps',
+  )
+  path = tmp_path_factory.mktemp('runs') / 'folder'
+  assert train.run(config, str(path)) == 0
+  return path
+
+
+def run(capsys, *args):
+  """Returns the report."""
+  assert commands.run(evaluate, '--format=json', *args) == 0
+  return json.loads(capsys.readouterr().out)
+
+
+def test_the_numbers_are_those_of_the_run(digits_run, capsys):
+  """All devices and any size of batch; the last one is padded."""
+  expected = json.loads((digits_run / 'DONE').read_text())
+  for size in (16, 50):
+    found = run(
+      capsys,
+      f'--from={digits_run}',
+      '--data=digits',
+      SPLIT,
+      f'--batch_size={size}',
+    )
+    assert found['examples'] == expected['val/examples'] == 359
+    assert found['accuracy'] == pytest.approx(expected['val/accuracy'], 1e-6)
+    assert found['loss'] == pytest.approx(expected['val/loss'], 1e-5)
+  matrix = np.array(found['confusion'])
+  assert matrix.sum() == 359 and matrix.trace() == round(
+    found['accuracy'] * 359
+  )
+  for row, of_class in zip(matrix, found['classes'], strict=True):
+    assert row.sum() == of_class['examples']
+  for i, of_class in enumerate(found['classes']):
+    assert of_class['name'] == str(i)
+    assert of_class['accuracy'] == matrix[i, i] / matrix[i].sum()
+  assert found['k'] == 5
+  assert found['accuracy'] <= found['top_k_accuracy'] <= 1
+
+
+def test_predictions_of_a_folder(folder, folder_run, tmp_path, capsys):
+  """The rows name the files; a class that is not first has its own label."""
+  path = tmp_path / 'answers.csv'
+  found = run(
+    capsys,
+    f'--from={folder_run}',
+    f'--data=folder:{folder}',
+    '--split=val[20%:]+train[:3]',
+    '--batch_size=4',
+    f'--predictions={path}',
+  )
+  expected = json.loads((folder_run / 'DONE').read_text())
+  assert expected['val/examples'] == 15
+  with open(path) as f:
+    rows = list(csv.DictReader(f))
+  assert len(rows) == found['examples'] == 15
+  assert [int(x['index']) for x in rows] == [*range(3, 15), 15, 16, 17]
+  logits = vit_jax.load(folder_run).predict([x['file'] for x in rows])
+  p = np.exp(logits) / np.exp(logits).sum(axis=1, keepdims=True)
+  hits = 0
+  for row, of_row in zip(rows, p, strict=True):
+    label = stand_in.CLASSES.index(row['label_name'])
+    assert f'/{row["label_name"]}/' in row['file']
+    assert int(row['label']) == label
+    order = np.argsort(-of_row).tolist()
+    assert (
+      json.loads(row['top']) == order and int(row['prediction']) == order[0]
+    )
+    assert row['prediction_name'] == stand_in.CLASSES[order[0]]
+    assert float(row['probability']) == pytest.approx(of_row.max(), rel=1e-4)
+    assert float(row['loss']) == pytest.approx(-np.log(of_row[label]), rel=1e-4)
+    np.testing.assert_allclose(
+      json.loads(row['top_probability']), of_row[order], rtol=1e-4
+    )
+    hits += order[0] == label
+  assert found['accuracy'] == hits / 15
+  assert found['k'] == 3 and found['top_k_accuracy'] == 1
+
+
+def test_the_same_classes_in_another_order(
+  folder, folder_run, tmp_path, capsys
+):
+  args = f'--data=folder:{folder}', '--split=val'
+  before = run(capsys, f'--from={folder_run}', *args)
+  other = tmp_path / 'run'
+  shutil.copytree(folder_run, other)
+  stored = json.loads((other / 'preprocess.json').read_text())
+  names = ['cow', 'ant', 'bee']
+  (other / 'preprocess.json').write_text(
+    json.dumps(stored | {'classes': names})
+  )
+  after = run(capsys, f'--from={other}', *args)
+  assert [x['name'] for x in after['classes']] == names
+  relabelled = run(capsys, f'--from={other}', *args, '--same_order')
+  assert relabelled['confusion'] == before['confusion']
+  # Output 0 is now called cow: column 0 counts what column 0 did, and the rows
+  # have moved with their names.
+  rows = np.array(before['confusion'])[[2, 0, 1]]
+  np.testing.assert_array_equal(after['confusion'], rows)
+
+
+def test_matching_classes():
+  match = answers_lib.match_classes
+  np.testing.assert_array_equal(match('abc', 3, 'abc'), [0, 1, 2])
+  np.testing.assert_array_equal(match('cab', 3, 'abc'), [1, 2, 0])
+  np.testing.assert_array_equal(match((), 2, 'ab'), [0, 1])
+  # Two classes may have one name, as in ImageNet, as long as the order agrees.
+  np.testing.assert_array_equal(match('aab', 3, 'aab'), [0, 1, 2])
+  with pytest.raises(UserError, match='of the data alone are c; of the model'):
+    match('ab', 2, 'abc')
+  with pytest.raises(UserError, match='twice'):
+    match('aab', 3, 'aba')
+  with pytest.raises(UserError, match='3 classes apart, and the data have 2'):
+    match((), 3, 'ab')
+
+
+def test_parquet(digits_run, tmp_path, capsys):
+  if not importlib.util.find_spec('pyarrow'):
+    pytest.skip('pyarrow is not installed')
+  from pyarrow import parquet
+
+  args = f'--from={digits_run}', '--data=digits', '--split=train[:7]'
+  for name in ('a.csv', 'a.parquet'):
+    run(capsys, *args, f'--predictions={tmp_path}/{name}')
+  table = parquet.read_table(tmp_path / 'a.parquet').to_pydict()
+  with open(tmp_path / 'a.csv') as f:
+    rows = list(csv.DictReader(f))
+  assert list(table) == list(rows[0])
+  assert table['file'] == [None] * 7
+  assert [str(x) for x in table['index']] == [x['index'] for x in rows]
+  assert table['top'] == [json.loads(x['top']) for x in rows]
+
+
+def test_the_table(digits_run, folder_run, folder, capsys):
+  args = f'--from={digits_run}', '--data=digits', '--split=train[:50]'
+  assert commands.run(evaluate, *args) == 0
+  lines = capsys.readouterr().out.splitlines()
+  assert lines[0].split() == ['examples', '50']
+  assert lines[2].startswith('top-5') and '(95%: 0.' in lines[1]
+  assert len(lines) == 5 + 1 + 1 + 10 + 1 + 1 + 1 + 10
+  names = [f'class {i}' for i in range(30)]
+  answers = known_answers()
+  text = report.as_text(report.summarize(answers, names))
+  assert 'the 20 worst classes' in text and 'confusion' not in text
+  assert 'class 0' in text and 'class 29' not in text  # it has no examples
+
+
+def known_answers():
+  """Four answers; right, wrong, right, wrong but second."""
+  return answers_lib.Answers(
+    index=np.arange(4),
+    label=np.array([0, 0, 1, 2]),
+    loss=np.array([1, 2, 3, 6], np.float32),
+    top=np.array([[0, 1], [1, 2], [1, 0], [0, 2]]),
+    probability=np.array([[0.9, 0.1], [0.6, 0.3], [0.6, 0.4], [0.5, 0.5]]),
+  )
+
+
+def test_the_report_of_known_answers():
+  found = report.summarize(known_answers(), ['a', 'b', 'c', 'd'])
+  assert found['accuracy'] == 0.5 and found['top_k_accuracy'] == 0.75
+  assert found['loss'] == 3 and found['k'] == 2
+  assert found['confusion'] == [
+    [1, 1, 0, 0],
+    [0, 1, 0, 0],
+    [1, 0, 0, 0],
+    [0, 0, 0, 0],
+  ]
+  assert [x['accuracy'] for x in found['classes']] == [0.5, 1, 0, None]
+  assert found['classes'][3]['accuracy_interval'] == (0, 1)
+  # Bins: 0.9 (right), 0.6 twice (one right), 0.5 (wrong).
+  assert found['calibration_error'] == pytest.approx((0.1 + 0.2 + 0.5) / 4)
+
+
+def test_calibration_error():
+  confidence = np.array([0.95, 0.95, 0.95, 0.95, 0.35, 0.35])
+  correct = np.array([True, True, True, False, False, True])
+  expected = (4 * abs(0.75 - 0.95) + 2 * abs(0.5 - 0.35)) / 6
+  found = report.calibration_error(confidence, correct)
+  assert found == pytest.approx(expected)
+  # The ends of bins belong to the lower one, and 0 and 1 to some.
+  confidence, correct = np.array([0.0, 1.0]), np.array([False, True])
+  assert report.calibration_error(confidence, correct) == 0
+  confidence = np.array([2 / 15, 1.5 / 15])
+  correct = np.array([True, False])
+  found = report.calibration_error(confidence, correct)
+  assert found == pytest.approx(abs(0.5 - 1.75 / 15))
+
+
+def test_wilson():
+  # From the formula, in exact arithmetic.
+  assert report.wilson(8, 10) == pytest.approx((0.490162, 0.943318), abs=1e-6)
+  assert report.wilson(0, 10) == pytest.approx((0, 0.277533), abs=1e-6)
+  assert report.wilson(10, 10) == pytest.approx((0.722467, 1), abs=1e-6)
+  assert report.wilson(0, 0) == (0, 1)
+
+
+def test_mistakes_get_one_line(
+  digits_run, folder_run, tmp_path, monkeypatch, capsys
+):
+  def message(*args):
+    with pytest.raises(UserError) as e:
+      commands.run(evaluate, *args)
+    assert '\n' not in str(e.value)
+    assert 'config.' not in str(e.value)  # there is none to change
+    return str(e.value)
+
+  source, digits = f'--from={digits_run}', '--data=digits'
+  assert '--data is missing' in message(source, SPLIT)
+  assert '--split is missing' in message(source, digits)
+  assert '--from is missing' in message(digits, SPLIT)
+  assert "unexpected argument 'x'" in message(source, digits, SPLIT, 'x')
+  assert "--split: digits has no split 'test'" in message(
+    source, digits, '--split=test'
+  )
+  assert '--split' in message(source, digits, '--split=train[x]')
+  assert '--data: there is no folder' in message(
+    source, '--data=folder:/none', SPLIT
+  )
+  assert '--data' in message(source, '--data=a b', SPLIT)
+  wrong = message(f'--from={folder_run}', digits, SPLIT)
+  assert 'of the data alone are 0, 1, 2' in wrong and 'ant, bee, cow' in wrong
+  args = source, digits, SPLIT
+  assert '.csv or .parquet' in message(*args, '--predictions=a.txt')
+  assert 'no folder' in message(*args, f'--predictions={tmp_path}/x/a.csv')
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda _: None)
+  assert 'pip install pyarrow' in message(*args, '--predictions=a.parquet')
+
+
+def test_a_damaged_image_is_named(folder, folder_run, tmp_path, capsys):
+  root = tmp_path / 'images'
+  shutil.copytree(folder, root)
+  (root / 'val' / 'bee' / '0.png').write_bytes(b'damaged')
+  with pytest.raises(UserError, match=r'bee/0\.png is damaged'):
+    run(capsys, f'--from={folder_run}', f'--data=folder:{root}', '--split=val')

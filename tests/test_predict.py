@@ -1,0 +1,232 @@
+"""`vit_jax.predict`: which images it finds, its answers, what is damaged."""
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+
+import commands
+import numpy as np
+import pytest
+import stand_in
+import tiny
+
+import vit_jax
+from vit_jax import predict
+from vit_jax.config import UserError
+
+
+@pytest.fixture(scope='module')
+def images(tmp_path_factory):
+  """Seven images in folders, and what must not be taken for one."""
+  root = tmp_path_factory.mktemp('images')
+  names = ['b.png', 'a/2.png', 'a/1.PNG', 'a/deep/3.png', 'c d/é,"1".png']
+  for i, name in enumerate([*names, 'c d/2.png', 'c d/3.png']):
+    (root / name).parent.mkdir(parents=True, exist_ok=True)
+    (root / name).write_bytes(stand_in.png(stand_in.pixels(i, 9, 12 - i)))
+  (root / 'a' / 'notes.txt').write_text('not an image')
+  (root / '.hidden.png').write_bytes(b'')
+  return root
+
+
+def on_stdin(monkeypatch, data):
+  monkeypatch.setattr(sys, 'stdin', io.TextIOWrapper(io.BytesIO(data)))
+
+
+def test_the_answers_are_those_of_load(digits_run, images, capsys):
+  status = commands.run(
+    predict, f'--from={digits_run}', images, '--format=json', '--batch_size=4'
+  )
+  out, err = capsys.readouterr()
+  found = json.loads(out)
+  expected = ['a/1.PNG', 'a/2.png', 'a/deep/3.png', 'b.png', 'c d/2.png']
+  expected += ['c d/3.png', 'c d/é,"1".png']
+  paths = [f'{images}/{name}' for name in expected]
+  assert status == 0 and 'image/s' not in err
+  assert [x['image'] for x in found] == paths
+  loaded = vit_jax.load(digits_run)
+  logits = loaded.predict(paths)
+  for answer, row in zip(found, logits, strict=True):
+    best = answer['predictions']
+    numbers = np.argsort(-row)[:5].tolist()
+    assert [x['index'] for x in best] == numbers
+    assert [x['class'] for x in best] == [str(i) for i in numbers]
+    p = np.exp(row) / np.exp(row).sum()
+    np.testing.assert_allclose(
+      [x['probability'] for x in best], p[numbers], rtol=1e-4
+    )
+
+
+def test_csv_and_table_say_the_same(digits_run, images, capsys):
+  args = f'--from={digits_run}', f'{images}/c d', '--top=2'
+  assert commands.run(predict, *args, '--format=csv') == 0
+  rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+  assert commands.run(predict, *args) == 0
+  table = capsys.readouterr().out.splitlines()
+  assert len(rows) == len(table) == 6
+  assert rows[4]['image'] == f'{images}/c d/é,"1".png'
+  for row, line in zip(rows, table, strict=True):
+    begin = row['image'] if row['rank'] == '1' else ' '
+    probability, name = line.split()[-2:]
+    assert line.startswith(begin) and name == row['class']
+    assert float(probability) == pytest.approx(
+      float(row['probability']), abs=6e-5
+    )
+
+
+def test_a_damaged_image_is_reported_and_the_rest_goes_on(
+  digits_run, images, tmp_path, capsys
+):
+  whole = (images / 'b.png').read_bytes()
+  (tmp_path / 'cut.png').write_bytes(whole[: len(whole) // 2])
+  args = tmp_path / 'cut.png', images / 'b.png', tmp_path / 'none.jpg'
+  status = commands.run(
+    predict,
+    f'--from={digits_run}',
+    *args,
+    images / 'a' / '2.png',
+    '--format=json',
+  )
+  out, err = capsys.readouterr()
+  assert status == 1
+  assert [os.path.basename(x['image']) for x in json.loads(out)] == [
+    'b.png',
+    '2.png',
+  ]
+  cut, none = [line for line in err.splitlines() if str(tmp_path) in line]
+  assert 'cut.png is damaged' in cut
+  assert 'none.jpg cannot be read: No such file' in none
+
+
+def test_only_damaged_images(digits_run, images, capsys):
+  status = commands.run(
+    predict, f'--from={digits_run}', images / 'a' / 'notes.txt', '--format=json'
+  )
+  out, err = capsys.readouterr()
+  assert status == 1 and json.loads(out) == []
+  assert 'notes.txt is damaged, or no image' in err
+
+
+def test_where_images_are_found(images, monkeypatch, capsys):
+  monkeypatch.chdir(images)
+
+  def find(*arguments):
+    return predict.find_images(arguments)
+
+  assert find('b.png', 'a', 'b.png') == [
+    'b.png',
+    'a/1.PNG',
+    'a/2.png',
+    'a/deep/3.png',
+    'b.png',
+  ]
+  assert find('*/2.png') == ['a/2.png', 'c d/2.png']
+  assert find('c*') == ['c d/2.png', 'c d/3.png', 'c d/é,"1".png']
+  assert find('**/3.png') == ['a/deep/3.png', 'c d/3.png']
+  assert find('*.gif') == ['*.gif']  # reported when it is to be read
+  on_stdin(monkeypatch, b'c d/2.png\r\n\na/deep\nb.png')
+  assert find('-') == ['c d/2.png', 'a/deep/3.png', 'b.png']
+  on_stdin(monkeypatch, b'b.png\0a/2.png\0')
+  assert find('-') == ['b.png', 'a/2.png']
+  os.mkdir('empty')
+  assert find('empty', 'b.png') == ['b.png']
+  assert capsys.readouterr().err == 'empty has no images\n'
+  os.rmdir('empty')
+
+
+def test_a_pattern_may_be_a_name(images, monkeypatch):
+  monkeypatch.chdir(images)
+  (images / '[ab].png').write_bytes((images / 'b.png').read_bytes())
+  assert predict.find_images(['[ab].png']) == ['[ab].png']
+  (images / '[ab].png').unlink()
+  assert predict.find_images(['[ab].png']) == ['b.png']
+
+
+def test_names_that_are_no_utf_8(images, monkeypatch):
+  on_stdin(monkeypatch, b'caf\xe9.png\n')
+  (path,) = predict.find_images(['-'])
+  assert os.fsencode(path) == b'caf\xe9.png'
+
+
+def test_one_shape_for_all_batches_and_few_images_ahead():
+  started = []
+
+  def pixels(path):
+    started.append(path)
+    if path == '3':
+      raise UserError('3 is damaged')
+    return np.full((1, 2, 2, 1), int(path), np.uint8)
+
+  errors, counts = [], []
+  paths = [str(i) for i in range(30)]
+  images = predict.decode(paths, pixels, 6, counts.append)
+  batches = predict.in_batches(images, 4, errors.append)
+  names, first = next(batches)
+  assert names == ['0', '1', '2', '4'] and len(started) <= 5 + 6
+  rest = list(batches)
+  assert [str(e) for e in errors] == ['3 is damaged']
+  assert [n for names, _ in rest for n in names] == paths[5:]
+  assert {x['image'].shape for _, x in [(0, first), *rest]} == {(4, 2, 2, 1)}
+  np.testing.assert_array_equal(rest[-1][1]['image'][:, 0, 0, 0], [29, 0, 0, 0])
+  assert sum(counts) == 30
+
+
+def test_mistakes_get_one_line(digits_run, images, tmp_path):
+  def message(*args):
+    with pytest.raises(UserError) as e:
+      commands.run(predict, *args)
+    assert '\n' not in str(e.value)
+    return str(e.value)
+
+  source, image = f'--from={digits_run}', images / 'b.png'
+  assert '--from is missing' in message(image)
+  assert 'there are no images' in message(source)
+  assert 'there are no images' in message(source, tmp_path)
+  assert 'top' in message(source, image, '--top=0')
+  assert "'fromat'" in message(source, image, '--fromat=csv')
+  assert 'write --model.KEY=VALUE' in message(source, image, '--model.depth')
+  assert 'image_size=9by9' in message(source, image, '--image_size=9by9')
+  wrong = message(source, image, '--model.headz=3')
+  assert "a ViT has no field 'headz'" in wrong and 'num_heads' in wrong
+  wrong = message(source, image, '--model.num_heads=three')
+  assert "num_heads='three'" in wrong
+  assert str(tmp_path) in message(f'--from={tmp_path}', image)
+
+
+def test_the_command_itself(digits_run, images, tmp_path):
+  """Also that what was compiled is kept, and that `head` may end it."""
+  env = os.environ | {
+    'PYTHONPATH': str(tiny.ROOT),
+    'JAX_NUM_CPU_DEVICES': '1',
+    'VIT_JAX_CACHE': str(tmp_path / 'cache'),
+  }
+  command = [sys.executable, '-m', 'vit_jax.predict', f'--from={digits_run}']
+  result = subprocess.run(
+    [*command, '-', '--top=1'],
+    check=False,
+    env=env,
+    input=f'{images}/b.png\n',
+    capture_output=True,
+    text=True,
+  )
+  assert result.returncode == 0, result.stderr
+  assert result.stdout.startswith(f'{images}/b.png  0.')
+  assert result.stderr == ''
+  assert any((tmp_path / 'cache' / 'xla').iterdir())
+  code = (
+    'import sys, runpy; sys.argv = ["predict", "--help"]\n'
+    'try: runpy.run_module("vit_jax.predict", run_name="__main__")\n'
+    'finally: assert "jax" not in sys.modules'
+  )
+  env['VIT_JAX_CACHE'] = f'{images}/b.png'  # no folder: nothing is kept
+  result = subprocess.run(
+    [sys.executable, '-c', code],
+    check=False,
+    env=env,
+    capture_output=True,
+    text=True,
+  )
+  assert result.returncode == 0, result.stderr
+  assert '--from=runs/digits' in result.stdout and '--top' in result.stdout

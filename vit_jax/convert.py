@@ -1,0 +1,128 @@
+"""Writes a model in another program's format, or ours.
+
+  python -m vit_jax.convert runs/flowers flowers-hf --to=huggingface
+  python -m vit_jax.convert vit.npz vit-timm --to=timm --image_size=384
+
+SRC is what `vit_jax.load` reads: a file or directory of Google's, timm's or
+Hugging Face's, a work directory, or an address. DST is a directory that is not
+there yet, or empty; for google it may be an .npz file, for timm a .safetensors
+file, beside which config.json and README.md go.
+
+  google       model.npz, as google-research/vision_transformer, big_vision and
+               BiT have it
+  timm         config.json and model.safetensors, for timm.create_model
+  huggingface  config.json, preprocessor_config.json and model.safetensors, for
+               transformers
+  vit_jax      a finished work directory
+
+Class names, normalisation and a model card (README.md) go with it. Nothing is
+rounded: converted back, the arrays have the same bits. Where the other program
+computes something else, a warning says what.
+"""
+
+import os
+import pathlib
+from typing import TYPE_CHECKING
+
+from absl import flags
+from absl import logging
+
+from vit_jax import cli
+from vit_jax.config import UserError
+
+if TYPE_CHECKING:
+  import ml_collections
+
+  from vit_jax import weights
+
+FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
+cli.define_overrides(FLAGS)
+_FORMATS = ['google', 'timm', 'huggingface', 'vit_jax']
+_TO = flags.DEFINE_enum(
+  'to', None, _FORMATS, 'What to write.', flag_values=FLAGS
+)
+
+
+def main(argv: list[str]) -> None:
+  """Converts."""
+  if len(argv) != 3:
+    raise UserError(
+      f'{len(argv) - 1} paths are given: name two, from where and to where, as'
+      ' in `python -m vit_jax.convert runs/digits digits-timm --to=timm`'
+    )
+  if _TO.value is None:
+    raise UserError(f'--to is missing: choose one of {", ".join(_FORMATS)}')
+  source, path = argv[1], pathlib.Path(os.path.abspath(argv[2]))
+  # After the flags, since these import jax.
+  from vit_jax.weights import export
+
+  export.check_path(path, _TO.value)
+  loaded = cli.load(FLAGS, source, as_stored=True)
+  if _TO.value == export.OURS:
+    write_workdir(loaded, path, source)
+    notes = []
+  else:
+    notes = export.write(loaded, path, _TO.value, source)
+  for note in notes:
+    logging.warning('warning: %s', note)
+  logging.info('wrote %s', path)
+
+
+def write_workdir(
+  loaded: 'weights.Loaded', path: pathlib.Path, source: str
+) -> None:
+  """Writes a work directory as a finished run leaves it.
+
+  Args:
+    loaded: The model.
+    path: Of the work directory; not there, or empty.
+    source: Where the model is from, for its card.
+
+  Raises:
+    UserError: It is there already, or cannot be written.
+  """
+  import jax.numpy as jnp
+
+  from vit_jax import checkpoint
+  from vit_jax import train_step
+  from vit_jax import workdir
+  from vit_jax.weights import export
+
+  config = _config(loaded)
+  state = train_step.TrainState(
+    jnp.zeros((), jnp.int32), loaded.params, opt_state=None, ema_params=None
+  )
+  with export.new_directory(path) as directory:
+    workdir.prepare(directory, config, loaded.preprocess.to_dict(), '')
+    with checkpoint.Checkpointer(directory, config.checkpoint) as checkpoints:
+      checkpoints.save(0, state, {})
+    export.write_card(
+      directory,
+      loaded,
+      title=path.name,
+      source=source,
+      where=path.name,
+      usage=[],
+    )
+    workdir.write_json(directory / 'DONE', {})
+
+
+def _config(loaded: 'weights.Loaded') -> 'ml_collections.ConfigDict':
+  """Returns the config of a run that would have made the model."""
+  from vit_jax import config as config_lib
+  from vit_jax import models
+
+  config = loaded.preprocess.to_config()
+  config.data.name = ''
+  config.data.image_size = loaded.position_size
+  config.init_from.resize = loaded.resize
+  config.model.name = models.name_of(loaded.model)
+  for key, value in models.fields_of(loaded.model).items():
+    if value is not None:
+      config_lib.set_value(config, f'model.{key}', value)
+  return config
+
+
+if __name__ == '__main__':
+  cli.keep_compiled()
+  cli.run(main, __doc__, FLAGS)

@@ -1,0 +1,155 @@
+"""How good a classifier is, and how sure that is: numbers and a table."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import math
+from typing import Any
+
+import numpy as np
+
+from vit_jax.evaluation import answers as answers_lib
+
+_Z = 1.959963984540054  # 95% of a normal distribution lie within +-z
+_BINS = 15  # of the confidence, as in arXiv:1706.04599
+_MOST_CONFUSED = 2000  # classes; the matrix grows with their square
+_MOST_SHOWN = 20  # classes in a table
+
+
+def wilson(correct: int, total: int) -> tuple[float, float]:
+  """Returns Wilson's 95% interval of a rate; (0, 1) where there is no trial."""
+  if not total:
+    return 0.0, 1.0
+  rate, weight = correct / total, _Z**2 / total
+  middle = (rate + weight / 2) / (1 + weight)
+  spread = math.sqrt(rate * (1 - rate) * weight + weight**2 / 4) / (1 + weight)
+  # The ends are exact where all or none are correct, but for rounding.
+  low = middle - spread if correct else 0.0
+  return low, middle + spread if correct < total else 1.0
+
+
+def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
+  """Returns the expected calibration error over 15 bins of equal width.
+
+  That is the mean distance between how often a classifier is right and how
+  sure it is, of the examples of each bin (arXiv:1706.04599, equation 3).
+
+  Args:
+    confidence: float [N], the probability of what is predicted.
+    correct: bool [N], whether that is right.
+  """
+  # Bin m is ((m - 1) / M, m / M].
+  bins = np.clip(np.ceil(confidence * _BINS).astype(int) - 1, 0, _BINS - 1)
+  gaps = np.bincount(bins, correct.astype(np.float64) - confidence, _BINS)
+  return float(np.abs(gaps).sum() / len(confidence))
+
+
+def confusion(
+  label: np.ndarray, prediction: np.ndarray, num_classes: int
+) -> np.ndarray:
+  """Counts examples, int64 [true class, predicted class].
+
+  Args:
+    label: int [N].
+    prediction: int [N].
+    num_classes: K.
+  """
+  pairs = label.astype(np.int64) * num_classes + prediction
+  counts = np.bincount(pairs, minlength=num_classes**2)
+  return counts.reshape(num_classes, num_classes)
+
+
+def summarize(
+  answers: answers_lib.Answers, names: Sequence[str]
+) -> dict[str, Any]:
+  """Returns what `--format=json` prints.
+
+  Args:
+    answers: At least one.
+    names: Of the model's classes.
+  """
+  total, k = answers.top.shape
+  hits = answers.top == answers.label[:, None]
+  correct = hits[:, 0]
+  right = np.bincount(answers.label[correct], minlength=len(names)).tolist()
+  count = np.bincount(answers.label, minlength=len(names)).tolist()
+  matrix = None
+  if len(names) <= _MOST_CONFUSED:
+    matrix = confusion(answers.label, answers.top[:, 0], len(names)).tolist()
+  return {
+    'examples': total,
+    **_rate('accuracy', int(correct.sum()), total),
+    'k': k,
+    **_rate('top_k_accuracy', int(hits.sum()), total),
+    'loss': _finite(answers.loss.mean(dtype=np.float64)),
+    'calibration_error': _finite(
+      calibration_error(answers.probability[:, 0], correct)
+    ),
+    'classes': [
+      {'name': name, 'examples': n, **_rate('accuracy', hits, n)}
+      for name, hits, n in zip(names, right, count, strict=True)
+    ],
+    'confusion': matrix,
+  }
+
+
+def _rate(name: str, correct: int, total: int) -> dict[str, Any]:
+  rate = correct / total if total else None
+  return {name: rate, f'{name}_interval': wilson(correct, total)}
+
+
+def _finite(x: float) -> float | None:
+  return float(x) if math.isfinite(x) else None  # JSON has no NaN
+
+
+def as_text(summary: Mapping[str, Any]) -> str:
+  """Returns what `--format=table` prints: a summary for people."""
+  lines = [
+    f'examples           {summary["examples"]}',
+    f'accuracy           {_show_rate(summary, "accuracy")}',
+    f'top-{summary["k"]:<14} {_show_rate(summary, "top_k_accuracy")}',
+    f'loss               {_show(summary["loss"])}',
+    f'calibration error  {_show(summary["calibration_error"])}',
+  ]
+  return '\n'.join([*lines, '', *_class_lines(summary), ''])
+
+
+def _class_lines(summary: Mapping[str, Any]) -> list[str]:
+  classes = list(enumerate(summary['classes']))
+  few = len(classes) <= _MOST_SHOWN
+  if not few:
+    seen = [(i, x) for i, x in classes if x['examples']]
+    classes = sorted(seen, key=lambda c: c[1]['accuracy'])[:_MOST_SHOWN]
+  number = len(str(len(summary['classes'])))
+  name = max(len(x['name']) for _, x in classes)
+  lines = [
+    f'{i:{number}}  {x["name"]:{name}}  {x["examples"]:7}'
+    f'  {_show_rate(x, "accuracy")}'
+    for i, x in classes
+  ]
+  head = f'{"":{number}}  {"class":{name}}  examples accuracy'
+  if not few:
+    head = f'the {_MOST_SHOWN} worst classes (--format=json has all)\n{head}'
+    return [head, *lines]
+  width = max(len(str(n)) for row in summary['confusion'] for n in row)
+  width = max(width, number)
+  numbers = ' '.join(f'{i:{width}}' for i, _ in classes)
+  return [
+    head,
+    *lines,
+    '',
+    'confusion: a row is a true class, a column a predicted one',
+    f'{"":{number}}  {numbers}',
+    *(
+      f'{i:{number}}  {" ".join(f"{n:{width}}" for n in row)}'
+      for i, row in enumerate(summary['confusion'])
+    ),
+  ]
+
+
+def _show(x: float | None) -> str:
+  return 'nan' if x is None else f'{x:.4f}'
+
+
+def _show_rate(summary: Mapping[str, Any], name: str) -> str:
+  low, high = summary[f'{name}_interval']
+  return f'{_show(summary[name])}  (95%: {low:.4f} to {high:.4f})'

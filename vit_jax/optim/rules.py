@@ -1,0 +1,355 @@
+"""What trains and how: per-parameter rules, from `config.optim`.
+
+Patterns speak of an unrolled model's paths, as `blocks_3/mlp/up/kernel`, also
+where the layers are scanned: an array of several layers then stands for one
+parameter of each. In comments: L layers.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import dataclasses
+import itertools
+import math
+import re
+from typing import Any
+
+from clu import parameter_overview
+import jax
+import ml_collections
+import numpy as np
+
+from vit_jax import config as config_lib
+from vit_jax.models import stack
+
+# What comes before the first layer; the rest comes after the last.
+_BEFORE = (
+  'patch_embedding',
+  'stem',
+  'class_token',
+  'distillation_token',
+  'register_tokens',
+  'position_embedding',
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Parameter:
+  """One parameter of the unrolled model.
+
+  Attributes:
+    size: Number of its elements.
+    trains: Whether it is updated at all.
+    factor: Of the learning rate.
+    decay: Of its weight.
+  """
+
+  size: int
+  trains: bool
+  factor: float
+  decay: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Rules:
+  """What trains, and in which form the train state holds it.
+
+  Attributes:
+    parameters: By path, as the unrolled model has them.
+    runs: Numbers of layers that a scanned stack is cut into, so that each array
+      trains as a whole or not at all; () leaves it whole.
+  """
+
+  parameters: dict[str, Parameter]
+  runs: tuple[int, ...]
+
+  def split(self, params: Any) -> Any:
+    """Cuts a model's parameters into these runs."""
+    return stack.split_runs(params, self.runs)
+
+  def trained(self, params: Any) -> Any:
+    """Returns a split tree with None in place of what is frozen."""
+    return jax.tree_util.tree_map_with_path(
+      lambda path, x: x if self._of(path, x)[0].trains else None, params
+    )
+
+  def scale(self, updates: Any) -> Any:
+    """Multiplies updates of what trains by their learning-rate factors."""
+    if all(p.factor == 1 for p in self.parameters.values()):
+      return updates
+
+    def scaled(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
+      return x * _per_layer([p.factor for p in self._of(path, x)], x)
+
+    return jax.tree_util.tree_map_with_path(scaled, updates)
+
+  def _of(self, path: tuple[Any, ...], x: Any) -> list[Parameter]:
+    return [self.parameters[name] for name in _unrolled(path_name(path), x)]
+
+
+def merge(trained: Any, params: Any) -> Any:
+  """Fills what is None in a tree of what trains, from all parameters."""
+  return jax.tree.map(
+    lambda x, p: p if x is None else x,
+    trained,
+    params,
+    is_leaf=lambda x: x is None,
+  )
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Checks the values of these rules in `config.optim`.
+
+  Raises:
+    UserError: One of them cannot work.
+  """
+  optim = config.optim
+  if not 0 < optim.layer_decay <= 1:
+    raise config_lib.UserError(
+      f'config.optim.layer_decay is {optim.layer_decay}: it must be above 0,'
+      ' and 1 at most'
+    )
+  for i, rule in enumerate(optim.rules):
+    if not _is_rule(rule):
+      raise config_lib.UserError(
+        f'config.optim.rules[{i}] is {rule!r}: it must be (pattern, factor of'
+        ' the learning rate above 0, weight decay or None), as in'
+        ' --config.optim.rules="((\'^head/\', 10.0, 0.0),)"; what must not'
+        ' train goes to config.optim.freeze'
+      )
+  for key, pattern in _patterns(optim).items():
+    try:
+      re.compile(pattern)
+    except re.error as e:
+      raise config_lib.UserError(
+        f'config.optim.{key} {pattern!r} is no regular expression: {e}'
+      ) from None
+
+
+def _is_rule(rule: Any) -> bool:
+  if not isinstance(rule, tuple | list) or len(rule) != 3:
+    return False
+  pattern, factor, decay = rule
+  numbers = [factor] if decay is None else [factor, decay]
+  return (
+    isinstance(pattern, str)
+    and all(isinstance(x, int | float) and math.isfinite(x) for x in numbers)
+    and factor > 0
+    and min(numbers) >= 0
+  )
+
+
+def _patterns(config: ml_collections.ConfigDict) -> dict[str, str]:
+  keys = ('trainable', 'freeze', 'decay_pattern')
+  rules = {f'rules[{i}]': rule[0] for i, rule in enumerate(config.rules)}
+  return {key: config[key] for key in keys} | rules
+
+
+def make(config: ml_collections.ConfigDict, params: Any) -> Rules:
+  """Applies the rules to a model.
+
+  Args:
+    config: `config.optim`, checked.
+    params: Of the model: arrays, or shapes.
+
+  Raises:
+    UserError: A pattern matches nothing, or nothing is left to train.
+  """
+  found: dict[str, int] = {}
+  for path, x in jax.tree_util.tree_leaves_with_path(params):
+    names = _unrolled(path_name(path), x)
+    found |= dict.fromkeys(names, x.size // len(names))
+  depth = 1 + max(_layer(name, -1) for name in found)
+  sizes = dict(sorted(found.items(), key=lambda x: (_layer(x[0], depth), x[0])))
+  _check_matches(config, list(sizes), depth)
+  parameters = {
+    name: Parameter(
+      size,
+      _trains(config, name),
+      _factor(config, name, depth),
+      weight_decay(config, name),
+    )
+    for name, size in sizes.items()
+  }
+  if not any(p.trains for p in parameters.values()):
+    raise config_lib.UserError(
+      f'config.optim.trainable={config.trainable!r} and'
+      f' config.optim.freeze={config.freeze!r} leave nothing to train, of'
+      f' {_examples(list(sizes))}'
+    )
+  frozen = [
+    {
+      name.partition('/')[2]
+      for name, p in parameters.items()
+      if not p.trains and name.startswith(f'blocks_{layer}/')
+    }
+    for layer in range(depth)
+  ]
+  runs = tuple(len(list(run)) for _, run in itertools.groupby(frozen))
+  return Rules(parameters, runs if 'blocks' in params and len(runs) > 1 else ())
+
+
+def _check_matches(
+  config: ml_collections.ConfigDict, names: Sequence[str], depth: int
+) -> None:
+  """Raises a UserError where a pattern or a factor concerns no parameter."""
+  patterns = _patterns(config)
+  if not config.weight_decay:
+    del patterns['decay_pattern']
+  for key, pattern in patterns.items():
+    if pattern and not any(re.search(pattern, name) for name in names):
+      raise config_lib.UserError(
+        f'config.optim.{key} {pattern!r} matches no parameter; there are'
+        f' {_examples(names)}'
+      )
+  reached = [_rule(config, name) for name in names]
+  for i, rule in enumerate(config.rules):
+    if rule not in reached:
+      raise config_lib.UserError(
+        f'config.optim.rules[{i}] {rule[0]!r} matches nothing that no'
+        ' rule before it matches: change their order'
+      )
+  if config.layer_decay != 1 and not depth:
+    raise config_lib.UserError(
+      f'config.optim.layer_decay is {config.layer_decay}, but this model has no'
+      ' stack of blocks: set it to 1'
+    )
+
+
+def _examples(names: Sequence[str]) -> str:
+  return ', '.join(names[:: max(len(names) // 6, 1)])
+
+
+def _trains(config: ml_collections.ConfigDict, name: str) -> bool:
+  frozen = config.freeze and re.search(config.freeze, name)
+  return bool(re.search(config.trainable, name)) and not frozen
+
+
+def _rule(config: ml_collections.ConfigDict, name: str) -> Any:
+  """Returns the first rule that matches a path, or None."""
+  return next((r for r in config.rules if re.search(r[0], name)), None)
+
+
+def weight_decay(config: ml_collections.ConfigDict, name: str) -> float:
+  """Returns the weight decay of a path: its rule's, or the general one."""
+  rule = _rule(config, name)
+  if rule is not None and rule[2] is not None:
+    return rule[2]
+  return config.weight_decay if re.search(config.decay_pattern, name) else 0.0
+
+
+def _factor(config: ml_collections.ConfigDict, name: str, depth: int) -> float:
+  """Returns the factor of the learning rate of a path.
+
+  That of layers is BEiT's (arXiv:2106.08254, `optim_factory.py` of its code),
+  and MAE's (arXiv:2111.06377, `lr_decay.py`): layer i of 0 to L - 1 gets
+  layer_decay^(L - i), what comes after them 1, and what comes before them
+  layer_decay^(L + 1).
+  """
+  factor = config.layer_decay ** (depth - _layer(name, depth))
+  rule = _rule(config, name)
+  return factor if rule is None else factor * rule[1]
+
+
+def _layer(name: str, after: int) -> int:
+  """Returns the layer of a path; -1 is before them all, `after` after them."""
+  top = name.partition('/')[0]
+  layers = stack.layer_range(top)
+  if layers is not None:
+    return layers.start
+  return -1 if top in _BEFORE else after
+
+
+def per_array(params: Any, value: Callable[[str], float]) -> Any:
+  """Maps a function of a parameter's path over a tree.
+
+  Args:
+    params: Arrays; of a scanned model, or of runs of its layers, too.
+    value: Maps a path, as the unrolled model has it, to a number.
+
+  Returns:
+    A tree of numbers; where the layers of an array differ, arrays that
+    broadcast with it: float32 [layers, 1, ...].
+  """
+
+  def of_array(path: tuple[Any, ...], x: Any) -> Any:
+    return _per_layer([value(n) for n in _unrolled(path_name(path), x)], x)
+
+  return jax.tree_util.tree_map_with_path(of_array, params)
+
+
+def _per_layer(values: Sequence[float], x: Any) -> Any:
+  if len(set(values)) == 1:
+    return values[0]
+  return np.array(values, np.float32).reshape(-1, *[1] * (x.ndim - 1))
+
+
+def _unrolled(name: str, x: Any) -> list[str]:
+  """Returns what an array's path is in the unrolled model, by layer."""
+  top, _, rest = name.partition('/')
+  layers = range(x.shape[0]) if top == 'blocks' else stack.layer_range(top)
+  if layers is None:
+    return [name]
+  return [f'blocks_{layer}/{rest}' for layer in layers]
+
+
+def path_name(path: tuple[Any, ...]) -> str:
+  """Returns a tree path as `blocks_0/mlp/up/kernel`."""
+  return jax.tree_util.keystr(path, simple=True, separator='/')
+
+
+@dataclasses.dataclass(frozen=True)
+class _Row:
+  what: str
+  arrays: int
+  parameters: int
+  trains: str
+  learning_rate: str
+  weight_decay: str
+
+
+def table(rules: Rules) -> str:
+  """Returns what trains and how, as a table for people.
+
+  Parameters that are treated alike share a line, and so do layers.
+  """
+  groups: dict[str, dict[str, Parameter]] = {}
+  for name, parameter in rules.parameters.items():
+    top, _, rest = name.partition('/')
+    groups.setdefault(top, {})[rest] = parameter
+  rows: list[_Row] = []
+  for alike, run in itertools.groupby(groups.items(), key=lambda g: g[1]):
+    tops = [top for top, _ in run]
+    label = tops[0] if len(tops) == 1 else f'{tops[0]} to {tops[-1]}'
+    rows += _rows(label, alike, len(tops))
+  return parameter_overview.make_table(rows)
+
+
+def _rows(label: str, group: dict[str, Parameter], count: int) -> list[_Row]:
+  """Returns a line for each treatment in `count` equal groups."""
+  kinds: dict[tuple[bool, float, float], list[str]] = {}
+  for name, p in group.items():
+    kind = (True, p.factor, p.decay) if p.trains else (False, 0.0, 0.0)
+    kinds.setdefault(kind, []).append(name)
+  return [
+    _Row(
+      what=label + _which(names, group),
+      arrays=count * len(names),
+      parameters=count * sum(group[name].size for name in names),
+      trains='yes' if trains else 'no',
+      learning_rate=f'x {factor:.4g}' if trains else '-',
+      weight_decay=f'{decay:g}' if trains else '-',
+    )
+    for (trains, factor, decay), names in kinds.items()
+  ]
+
+
+def _which(names: Sequence[str], group: dict[str, Parameter]) -> str:
+  """Says in few words which of a group's parameters these are."""
+  others = group.keys() - set(names)
+  if not others:
+    return ''
+  for part in (-1, 0):  # `kernel`, or else `norm1`
+    short = dict.fromkeys(name.split('/')[part] for name in names)
+    if not short.keys() & {name.split('/')[part] for name in others}:
+      return f': {", ".join(short)}'
+  return f': {", ".join(names[:4])}{", ..." if names[4:] else ""}'

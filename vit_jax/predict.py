@@ -1,0 +1,295 @@
+"""Names the classes of images.
+
+  python -m vit_jax.predict --from=runs/digits photo.jpg holidays/
+  find . -name '*.png' | python -m vit_jax.predict --from=runs/digits --top=1 -
+
+An image is a file, a folder (all images in it and below it), a pattern such as
+'holidays/**/*.jpg', or - for a list of these on standard input, one a line.
+The answers come in the order of the images; folders and patterns are sorted.
+
+--format=table is for people. --format=json is one array of
+  {"image": path, "predictions": [{"class": name, "index": 3,
+   "probability": 0.98}, ...]}
+with one image a line; --format=csv has the columns image, rank (from 1),
+class, index and probability, one row for each class. An index is a position in
+the model's output.
+
+An image that cannot be read is reported on stderr and left out; the exit
+status is then 1.
+"""
+
+import collections
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import concurrent.futures
+import csv
+import glob
+import itertools
+import json
+import os
+import sys
+from typing import Any
+from typing import NamedTuple
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from vit_jax import cli
+from vit_jax.config import UserError
+
+if TYPE_CHECKING:
+  import numpy as np
+
+FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
+cli.define_from(FLAGS)
+_TOP = flags.DEFINE_integer(
+  'top', 5, 'Classes to name.', lower_bound=1, flag_values=FLAGS
+)
+_FORMAT = flags.DEFINE_enum(
+  'format', 'table', ['table', 'json', 'csv'], 'Of stdout.', flag_values=FLAGS
+)
+_BATCH_SIZE = flags.DEFINE_integer(
+  'batch_size', 32, 'Images at a time.', lower_bound=1, flag_values=FLAGS
+)
+
+_AHEAD = 3  # batches that are decoded before their turn
+
+
+class Answer(NamedTuple):
+  """One of the classes that an image may be of."""
+
+  name: str
+  number: int  # position in the output
+  probability: float
+
+
+# An image's path with its answers, the most probable first.
+Answers = Iterable[tuple[str, Sequence[Answer]]]
+
+
+def main(argv: list[str]) -> int:
+  """Predicts, and returns the exit status."""
+  paths = find_images(argv[1:])
+  loaded = cli.load(FLAGS)
+  from vit_jax.evaluation import answers as answers_lib  # it imports jax
+
+  batch_size = min(_BATCH_SIZE.value, len(paths))
+  classifier = answers_lib.Classifier(
+    loaded, loaded.preprocess.to_config(), None, batch_size, _TOP.value
+  )
+  with _progress(len(paths)) as progress:
+    failed = []
+
+    def report(error: UserError) -> None:
+      failed.append(error)
+      progress.write(str(error), file=sys.stderr)
+
+    images = decode(
+      paths, loaded.preprocess.pixels, _AHEAD * batch_size, progress.update
+    )
+    results = classifier.answer(in_batches(images, batch_size, report))
+    answers = (
+      (path, _named(path, classifier.names, *row))
+      for batch, result in results
+      for path, *row in zip(
+        batch, result['top'], result['probability'], strict=False
+      )
+    )
+    _WRITERS[_FORMAT.value](answers, max(map(len, paths)))
+  return 1 if failed else 0
+
+
+def find_images(arguments: Sequence[str]) -> list[str]:
+  """Returns the paths of images that the command line asks for.
+
+  Args:
+    arguments: Files, folders, patterns, and - for more of them on stdin.
+
+  Raises:
+    UserError: There are none.
+  """
+  paths: list[str] = []
+  for argument in arguments:
+    listed = _listed_on_stdin() if argument == '-' else [argument]
+    for name in listed:
+      paths.extend(_expand(name))
+  if not paths:
+    raise UserError(
+      'there are no images: name files, folders or patterns, or - for a list'
+      ' on standard input'
+    )
+  return paths
+
+
+def _listed_on_stdin() -> list[str]:
+  text = os.fsdecode(sys.stdin.buffer.read())
+  if '\0' in text:  # of find -print0
+    return [name for name in text.split('\0') if name]
+  names = [line.removesuffix('\r') for line in text.split('\n')]
+  return [name for name in names if name]
+
+
+def _expand(name: str) -> list[str]:
+  """Returns the images in a folder, those of a pattern, or the file itself."""
+  from vit_jax.data import folder
+
+  if os.path.isdir(name):
+    images = folder.images_below(name)
+    if not images:
+      print(f'{name} has no images', file=sys.stderr)
+    return images
+  if os.path.lexists(name) or not glob.has_magic(name):
+    return [name]
+  found = sorted(glob.glob(name, recursive=True))
+  if '**' in name:  # has what is in the folders as well
+    return [path for path in found if not os.path.isdir(path)]
+  return [image for path in found or [name] for image in _matched(path)]
+
+
+def _matched(path: str) -> list[str]:
+  return _expand(path) if os.path.isdir(path) else [path]
+
+
+def decode(
+  paths: Sequence[str],
+  pixels: 'Callable[[str], np.ndarray]',
+  ahead: int,
+  progress: Callable[[int], object],
+) -> 'Iterator[tuple[str, np.ndarray | UserError]]':
+  """Yields images in order, which threads decode ahead of their use.
+
+  Args:
+    paths: Of images.
+    pixels: Path -> uint8 [1, H, W, C].
+    ahead: Images that may wait.
+    progress: Is called with the number of images, as they are taken.
+
+  Yields:
+    A path, and uint8 [H, W, C] or why it cannot be read.
+  """
+  from vit_jax.data import batches
+
+  def read(path: str) -> 'tuple[str, np.ndarray | UserError]':
+    try:
+      return path, pixels(path)[0]
+    except UserError as e:
+      return path, e
+
+  pool = concurrent.futures.ThreadPoolExecutor(batches.num_cores())
+  rest = iter(paths)
+  try:
+    waiting = collections.deque(
+      pool.submit(read, path) for path in itertools.islice(rest, ahead)
+    )
+    while waiting:
+      image = waiting.popleft().result()
+      waiting.extend(
+        pool.submit(read, path) for path in itertools.islice(rest, 1)
+      )
+      progress(1)
+      yield image
+  finally:
+    pool.shutdown(cancel_futures=True)
+
+
+def in_batches(
+  images: 'Iterable[tuple[str, np.ndarray | UserError]]',
+  size: int,
+  report: Callable[[UserError], None],
+) -> 'Iterator[tuple[list[str], dict[str, np.ndarray]]]':
+  """Yields paths with their images; the last batch is padded, so one compiles.
+
+  Args:
+    images: From `decode`.
+    size: Of each batch.
+    report: Is called with what is wrong with those that are left out.
+  """
+  import numpy as np
+
+  paths: list[str] = []
+  batch: list[np.ndarray] = []
+  for path, image in images:
+    if isinstance(image, UserError):
+      report(image)
+      continue
+    paths.append(path)
+    batch.append(image)
+    if len(batch) == size:
+      yield paths, {'image': np.stack(batch)}
+      paths, batch = [], []
+  if batch:
+    padding = [np.zeros_like(batch[0])] * (size - len(batch))
+    yield paths, {'image': np.stack(batch + padding)}
+
+
+def _named(
+  path: str,
+  names: Sequence[str],
+  classes: 'np.ndarray',
+  probabilities: 'np.ndarray',
+) -> list[Answer]:
+  """Returns an image's answers.
+
+  Raises:
+    UserError: They are no numbers.
+  """
+  import numpy as np
+
+  if not np.isfinite(probabilities).all():
+    raise UserError(
+      f'the model has no answer for {path}: its output is not finite'
+    )
+  pairs = zip(classes.tolist(), probabilities.tolist(), strict=True)
+  return [Answer(names[number], number, p) for number, p in pairs]
+
+
+def _progress(total: int) -> Any:
+  """Returns a bar on the terminal, unless the answers themselves go there."""
+  import tqdm
+
+  hidden = not sys.stderr.isatty() or sys.stdout.isatty()
+  return tqdm.tqdm(
+    total=total, unit='image', file=sys.stderr, disable=hidden, leave=False
+  )
+
+
+def _write_table(answers: Answers, width: int) -> None:
+  for path, classes in answers:
+    for i, x in enumerate(classes):
+      image = '' if i else path
+      print(f'{image:{width}}  {x.probability:.4f}  {x.name}')
+
+
+def _write_json(answers: Answers, _: int) -> None:
+  separator = '['
+  for path, classes in answers:
+    predictions = [
+      {'class': x.name, 'index': x.number, 'probability': x.probability}
+      for x in classes
+    ]
+    line = json.dumps({'image': path, 'predictions': predictions})
+    print(f'{separator}\n{line}', end='')
+    separator = ','
+  print('\n]' if separator == ',' else '[]')
+
+
+def _write_csv(answers: Answers, _: int) -> None:
+  writer = csv.writer(sys.stdout, lineterminator='\n')
+  writer.writerow(['image', 'rank', 'class', 'index', 'probability'])
+  for path, classes in answers:
+    for rank, x in enumerate(classes, 1):
+      writer.writerow([path, rank, x.name, x.number, x.probability])
+
+
+_WRITERS: dict[str, Callable[[Answers, int], None]] = {
+  'table': _write_table,
+  'json': _write_json,
+  'csv': _write_csv,
+}
+
+
+if __name__ == '__main__':
+  cli.keep_compiled()
+  cli.run(main, __doc__, FLAGS)

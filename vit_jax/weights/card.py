@@ -1,0 +1,121 @@
+"""The model card: a README.md that says what lies beside it."""
+
+from collections.abc import Sequence
+import dataclasses
+import math
+from typing import Any
+
+import jax
+
+from vit_jax import models
+from vit_jax import weights
+
+_MOST_NAMES = 20
+# What a model's name stands for.
+_SIZES = (
+  'patch_size',
+  'hidden_size',
+  'tokens_mlp_dim',
+  'mlp_dim',
+  'num_heads',
+  'depth',
+  'resnet_stages',
+  'resnet_width',
+  'stages',
+  'width_factor',
+  'stem_width',
+  'channels',
+)
+
+
+def text(
+  loaded: weights.Loaded,
+  *,
+  title: str,
+  source: str,
+  where: str,
+  usage: Sequence[tuple[str, str]],
+  notes: Sequence[str] = (),
+) -> str:
+  """Returns a model card in Markdown.
+
+  Args:
+    loaded: The model.
+    title: Its heading.
+    source: What it was converted from.
+    where: The path that `vit_jax.load` takes.
+    usage: (program, Python that loads the model there).
+    notes: What is to be known.
+  """
+  lines = [f'# {title}', '', f'An image classifier, converted from `{source}`.']
+  if not loaded.model.num_classes:
+    lines[-1] = f'A model of image features, converted from `{source}`.'
+  for note in notes:
+    lines += ['', f'**Mind:** {note}.']
+  lines += ['', '| | |', '|---|---|']
+  lines += [f'| {key} | {value} |' for key, value in _facts(loaded)]
+  here = f"import vit_jax\nvit = vit_jax.load('{where}')"
+  for program, code in (*usage, ('vit_jax', here)):
+    lines += ['', f'## With {program}', '', '```python', code, '```']
+  lines += ['', '## Architecture', '', '| field | value |', '|---|---|']
+  lines += [f'| {key} | {value} |' for key, value in _fields(loaded.model)]
+  return '\n'.join(lines) + '\n'
+
+
+def _facts(loaded: weights.Loaded) -> list[tuple[str, Any]]:
+  preprocess = loaded.preprocess
+  parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(loaded.params))
+  resize = preprocess.resize
+  if isinstance(resize, int):
+    resized = f'to a short side of {resize}, then the middle is cut out'
+  elif resize == preprocess.image_size:
+    resized = 'to that size'
+  elif resize is None:
+    resized = 'to fill that size, then the middle is cut out'
+  else:
+    resized = f'to {_by(resize)}, then the middle is cut out'
+  facts: list[tuple[str, Any]] = [
+    ('parameters', f'{parameters:,}'),
+    ('input (height x width)', _by(preprocess.image_size)),
+    ('channels', preprocess.channels),
+    ('images are resized', f'{resized} (bilinear)'),
+    ('mean of pixels in [0, 1]', ', '.join(map(str, preprocess.mean))),
+    ('standard deviation', ', '.join(map(str, preprocess.std))),
+    ('classes', _classes(loaded)),
+  ]
+  if name := _published_name(loaded.model):
+    facts.insert(0, ('model', name))
+  if loaded.position_size != preprocess.image_size:
+    facts.append(('positions are for', _by(loaded.position_size)))
+  return facts
+
+
+def _published_name(model: models.Model) -> str | None:
+  """Returns the name of the published model of these sizes, if there is one."""
+  name = models.name_of(model)
+  fields = models.fields_of(model)
+  named = models.fields_of(models.create_model(name))
+  is_same = all(fields[x] == named[x] for x in _SIZES if x in fields)
+  return name if is_same else None
+
+
+def _by(size: tuple[int, int]) -> str:
+  return f'{size[0]} x {size[1]} pixels'
+
+
+def _classes(loaded: weights.Loaded) -> str:
+  names, count = loaded.classes, loaded.model.num_classes
+  if not count:
+    return 'none: features come out'
+  if not names:
+    return f'{count}, without names'
+  shown = ', '.join(name.replace('|', '\\|') for name in names[:_MOST_NAMES])
+  return f'{count}: {shown}{", ..." if names[_MOST_NAMES:] else ""}'
+
+
+def _fields(model: models.Model) -> list[tuple[str, Any]]:
+  """Returns the model's fields that are not what they are by default."""
+  defaults = {field.name: field.default for field in dataclasses.fields(model)}
+  fields = models.fields_of(model).items()
+  changed = [(key, x) for key, x in fields if x != defaults[key]]
+  return [('family', type(model).__name__), *changed]

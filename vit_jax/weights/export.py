@@ -1,0 +1,246 @@
+"""Writes a model as other programs keep theirs.
+
+Beside the weights go config.json, with what the arrays do not show, and a model
+card. A path that is there already is never written to, and a new one appears
+once all is written.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import os
+import pathlib
+import shutil
+from typing import Any
+from typing import cast
+
+import jax
+import numpy as np
+
+from vit_jax import models
+from vit_jax import weights
+from vit_jax import workdir
+from vit_jax.config import UserError
+from vit_jax.models import resnet
+from vit_jax.models import vit
+from vit_jax.weights import base
+from vit_jax.weights import card
+from vit_jax.weights import files
+from vit_jax.weights import foreign
+from vit_jax.weights import google
+from vit_jax.weights import huggingface
+from vit_jax.weights import huggingface_config
+from vit_jax.weights import tables
+from vit_jax.weights import timm_config
+
+OURS = 'vit_jax'
+FORMATS = (*(form.NAME for form in foreign.FORMATS), OURS)
+
+# A file of weights by its format; Hugging Face's needs its directory.
+_SUFFIXES = {'google': '.npz', 'timm': '.safetensors'}
+
+
+def write(
+  loaded: weights.Loaded, path: pathlib.Path, name: str, source: str
+) -> list[str]:
+  """Writes a model in a foreign format.
+
+  Args:
+    loaded: The model; its arrays are read one at a time.
+    path: A directory; or, where the format knows one, a file of weights, beside
+      which the others go.
+    name: Of the format.
+    source: Where the model is from, for its card.
+
+  Returns:
+    Where that format's own code computes something else: one line for each.
+
+  Raises:
+    UserError: The format cannot hold the model, the path is there already, or
+      it cannot be written.
+  """
+  form = {form.NAME: form for form in foreign.FORMATS}[name]
+  check_supported(loaded, name, source)
+  is_file = check_path(path, name)
+  loaded = _unrolled(loaded)
+  suffix = _SUFFIXES.get(name, '.safetensors')
+  weights_file = path.name if is_file else f'model{suffix}'
+  folder = path.absolute().parent.name if is_file else path.name
+  notes = _notes(loaded.model, name)
+  with new_directory(path, is_file) as directory:
+    for json_name, content in _companions(loaded, name, weights_file).items():
+      workdir.write_json(directory / json_name, content)
+    write_card(
+      directory,
+      loaded,
+      title=path.stem if is_file else path.name,
+      source=source,
+      where=path.name,
+      usage=[_usage(loaded.model, name, folder, weights_file)],
+      notes=notes,
+    )
+    _write_arrays(loaded, form, directory / weights_file)
+  return notes
+
+
+def check_path(path: pathlib.Path, name: str) -> bool:
+  """Checks that a format can be written to a path, and nothing overwritten.
+
+  Args:
+    path: A directory that is not there, or empty; or a file that is not there.
+    name: Of the format, one of FORMATS.
+
+  Returns:
+    Whether it is a file.
+
+  Raises:
+    UserError: It cannot.
+  """
+  is_file = path.suffix in foreign.SUFFIXES
+  if is_file and path.suffix != _SUFFIXES.get(name):
+    file = f' or a {_SUFFIXES[name]} file' if name in _SUFFIXES else ''
+    raise UserError(f'{path}: --to={name} writes a directory{file}; name one')
+  names = [path.name, 'config.json', 'README.md'] if is_file else [path.name]
+  for there in (path.with_name(name) for name in names):
+    is_empty = not is_file and there.is_dir() and not any(there.iterdir())
+    if there.exists() and not is_empty:
+      raise UserError(
+        f'{there} is there already, and is not overwritten: name a new'
+        ' directory'
+      )
+  return is_file
+
+
+def check_supported(loaded: weights.Loaded, name: str, source: str) -> None:
+  """Checks that a format can hold a model.
+
+  Raises:
+    UserError: It cannot; says which can.
+  """
+  lacks = {
+    form.NAME: form.unsupported(loaded.model, loaded.position_size)
+    for form in foreign.FORMATS
+  }
+  if lacks.get(name):
+    able = [other for other, lack in lacks.items() if not lack]
+    raise UserError(
+      f'{source} cannot be written with --to={name}, which has no place for'
+      f' {lacks[name]}: use --to={" or --to=".join([*able, OURS])}'
+    )
+
+
+@contextlib.contextmanager
+def new_directory(
+  path: pathlib.Path, is_file: bool = False
+) -> Iterator[pathlib.Path]:
+  """Yields a directory whose content goes to `path` once it is whole.
+
+  Args:
+    path: A directory that is not there, or empty.
+    is_file: `path` is a file that is not there; what is in the directory goes
+      where it shall be.
+
+  Raises:
+    UserError: It cannot be written.
+  """
+  path = path.absolute()
+  temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
+  try:
+    temporary.mkdir(parents=True)
+    yield temporary
+    if is_file:
+      whole = sorted(temporary.iterdir(), key=lambda x: x.name == path.name)
+      for file in whole:  # the weights last
+        file.rename(path.with_name(file.name))
+    else:
+      temporary.rename(path)
+  except OSError as e:
+    raise workdir.cannot_write(path, e) from None
+  finally:
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_card(
+  directory: pathlib.Path, loaded: weights.Loaded, **content: Any
+) -> None:
+  """Writes README.md; `content` is what `card.text` takes.
+
+  Raises:
+    UserError: It cannot be written.
+  """
+  with workdir.replacing(directory / 'README.md') as file:
+    file.write(card.text(loaded, **content))
+
+
+def _unrolled(loaded: weights.Loaded) -> weights.Loaded:
+  """Returns the model with its layers apart, and arrays of NumPy's.
+
+  Nothing is copied where the arrays are in this machine's memory.
+  """
+  model, params = loaded.model, jax.tree.map(np.asarray, loaded.params)
+  if not isinstance(model, resnet.BiT) and model.scan:
+    model, params = model.clone(scan=False), vit.unstack_layers(params)
+  return dataclasses.replace(loaded, model=model, params=params)
+
+
+def _companions(
+  loaded: weights.Loaded, name: str, weights_file: str
+) -> dict[str, Any]:
+  """Returns the content of the JSON files."""
+  model, preprocess = loaded.model, loaded.preprocess
+  size = loaded.position_size
+  if name == 'huggingface':
+    found = huggingface_config.config(cast(vit.ViT, model), preprocess, size)
+    return {
+      'config.json': found,
+      'preprocessor_config.json': huggingface_config.preprocessor_config(
+        preprocess
+      ),
+    }
+  config = timm_config.config(model, preprocess, size) if name == 'timm' else {}
+  ours = {
+    'file': weights_file,
+    'model': models.fields_of(model),
+    'image_size': size,
+    'resize': loaded.resize,
+    'preprocess': preprocess.to_dict(),
+  }
+  return {'config.json': {**config, 'vit_jax': ours}}
+
+
+def _notes(model: models.Model, name: str) -> list[str]:
+  if name == 'timm':
+    return timm_config.notes(model)
+  return google.notes(model) if name == 'google' else []
+
+
+def _usage(
+  model: models.Model, name: str, folder: str, weights_file: str
+) -> tuple[str, str]:
+  """Returns a program, and the Python that loads the model there."""
+  if name == 'timm':
+    return 'timm', timm_config.usage(model, folder, weights_file)
+  if name == 'huggingface':
+    code = huggingface_config.usage(cast(vit.ViT, model), folder)
+    return 'transformers', code
+  return 'NumPy', (
+    f"import numpy as np\narrays = np.load('{folder}/{weights_file}')"
+  )
+
+
+def _write_arrays(
+  loaded: weights.Loaded, form: base.Format, path: pathlib.Path
+) -> None:
+  model = loaded.model
+  arrays = (
+    (form.stored_name(model, name), array)
+    for name, array in tables.write(form.rules(model), loaded.params)
+  )
+  if path.suffix == '.npz':
+    files.write_npz(path, arrays)
+    return
+  found = dict(arrays)  # views, which need no memory
+  if form.NAME == 'huggingface':
+    for name, shape in huggingface.unused(cast(vit.ViT, model)).items():
+      found[form.stored_name(model, name)] = np.zeros(shape, np.float32)
+  files.write_safetensors(path, found, {'format': 'pt'})

@@ -1,0 +1,160 @@
+"""Opens a foreign checkpoint: finds its files, its format and its model."""
+
+import contextlib
+import dataclasses
+import pathlib
+from typing import Any
+
+from absl import logging
+
+from vit_jax import models
+from vit_jax import workdir as workdir_lib
+from vit_jax.config import UserError
+from vit_jax.weights import base
+from vit_jax.weights import files
+from vit_jax.weights import google
+from vit_jax.weights import huggingface
+from vit_jax.weights import tables
+from vit_jax.weights import timm
+
+FORMATS: tuple[base.Format, ...] = (google, huggingface, timm)
+
+# Where a directory holds its weights: the first that is there.
+_WEIGHTS = (
+  'model.safetensors',
+  'model.safetensors.index.json',
+  'pytorch_model.bin',
+  'model.npz',
+)
+SUFFIXES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
+
+# Fields of models that arrays do not show.
+UNSEEN = (
+  'num_heads',
+  'gelu',
+  'layer_norm_epsilon',
+  'num_groups',
+  'zero_padded_pool',
+  'distillation_head',
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Foreign:
+  """What was read.
+
+  Attributes:
+    description: Of the file.
+    params: Float32 arrays in our tree, layers unrolled.
+    format: Name of the format.
+  """
+
+  description: base.Description
+  params: Any
+  format: str
+
+
+def read(
+  path: pathlib.Path,
+  overrides: dict[str, Any],
+  image_size: tuple[int, int] | None,
+) -> Foreign:
+  """Reads a file, or the directory that it is in.
+
+  Args:
+    path: An .npz, .safetensors or .pth file, or a directory of Hugging Face or
+      of timm's Hub.
+    overrides: Fields of the model that its arrays do not show.
+    image_size: That is asked for: tells a grid that is not square.
+
+  Raises:
+    UserError: It is damaged, of no known format, or does not fit; one line
+      lists all differences.
+  """
+  file = _weights_in(path) if path.is_dir() else path
+  config = _json(file.with_name('config.json'))
+  ours = _ours(config, file.name)
+  hints = base.Hints(
+    overrides=ours.get('model', {}) | overrides,
+    config=config,
+    preprocessor=_json(file.with_name('preprocessor_config.json')),
+    image_size=image_size,
+    suffix=file.suffix,
+    stored_size=_pair(ours.get('image_size')),
+  )
+  with files.open_arrays(file) as arrays, _named(path):
+    form = _format(list(arrays.shapes))
+    arrays = form.prepare(arrays)
+    description = form.describe(arrays, hints)
+    if ours:
+      description = dataclasses.replace(
+        description, preprocess=ours['preprocess'], resize=ours['resize']
+      )
+    params = tables.read(
+      arrays,
+      form.rules(description.model),
+      _abstract(description),
+      form.IGNORED,
+    )
+  logging.info('read %s, a file of the kind %s', path, form.NAME)
+  return Foreign(description, params, form.NAME)
+
+
+def _abstract(description: base.Description) -> dict[str, Any]:
+  channels = description.preprocess['channels']
+  shape = (*description.image_size, channels)
+  return models.abstract_params(description.model, shape)
+
+
+def _format(names: list[str]) -> base.Format:
+  for form in FORMATS:
+    if form.recognises(names):
+      return form
+  raise UserError(
+    f'it holds {len(names)} arrays of no known format'
+    f' ({", ".join(names[:3])}, ...): those of Google, timm and Hugging Face'
+    ' are known'
+  )
+
+
+@contextlib.contextmanager
+def _named(path: pathlib.Path) -> Any:
+  """Puts the file's name before an error that does not name it."""
+  try:
+    yield
+  except ValueError as e:  # UserError is one
+    text = str(e)
+    raise UserError(text if str(path) in text else f'{path}: {text}') from None
+
+
+def _ours(config: dict[str, Any], name: str) -> dict[str, Any]:
+  """Returns what `export` wrote beside a file of this name; {}: nothing."""
+  ours = config.get('vit_jax')
+  wanted = {'file', 'model', 'image_size', 'resize', 'preprocess'}
+  if not isinstance(ours, dict) or not wanted <= ours.keys():
+    return {}
+  return ours if ours['file'] == name else {}
+
+
+def _pair(size: Any) -> tuple[int, int] | None:
+  return (size[0], size[1]) if size else None
+
+
+def _json(path: pathlib.Path) -> dict[str, Any]:
+  content = workdir_lib.read_json(path)
+  return content if isinstance(content, dict) else {}
+
+
+def _weights_in(directory: pathlib.Path) -> pathlib.Path:
+  for name in _WEIGHTS:
+    if (directory / name).is_file():
+      return directory / name
+  found = sorted(p for p in directory.iterdir() if p.suffix in SUFFIXES)
+  if len(found) == 1:
+    return found[0]
+  what = 'several files' if found else 'no file'
+  raise UserError(
+    f'{directory} is no work directory (config.json and preprocess.json), and'
+    f' holds {what} of weights ({", ".join(SUFFIXES)}):'
+    + (' name one of them' if found else ' give another path')
+  )

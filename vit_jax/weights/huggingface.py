@@ -1,0 +1,329 @@
+"""Directories of Hugging Face transformers: ViT, DeiT, DINOv2.
+
+config.json says what the arrays cannot: heads, activation, epsilon, labels.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import re
+from typing import Any
+
+from flax import linen as nn
+
+from vit_jax import models
+from vit_jax.config import UserError
+from vit_jax.models import vit
+from vit_jax.weights import base
+from vit_jax.weights import files
+from vit_jax.weights import tables
+from vit_jax.weights.tables import rule
+
+NAME = 'huggingface'
+# Used in pre-training alone; and what ViTModel's pooler is beside a classifier.
+IGNORED = r'embeddings\.(mask_token|position_ids)|pooler\..*|decoder\..*'
+
+# model_type in config.json -> the class that classifies.
+ARCHITECTURES = {
+  'vit': 'ViTForImageClassification',
+  'deit': 'DeiTForImageClassification',
+  'dinov2': 'Dinov2ForImageClassification',
+  'dinov2_with_registers': 'Dinov2WithRegistersForImageClassification',
+}
+_GELUS = {
+  'gelu': 'exact',
+  'gelu_new': 'tanh',
+  'gelu_pytorch_tanh': 'tanh',
+  'gelu_fast': 'tanh',
+}
+
+
+def _norm(ours: str, theirs: str) -> list[tables.Rule]:
+  return [
+    rule(f'{ours}/scale', f'{theirs}.weight'),
+    rule(f'{ours}/bias', f'{theirs}.bias'),
+  ]
+
+
+def _dense(ours: str, theirs: str, inputs: int = 1) -> list[tables.Rule]:
+  return [
+    rule(f'{ours}/kernel', f'{theirs}.weight', tables.linear(inputs)),
+    rule(f'{ours}/bias', f'{theirs}.bias', tables.FLAT),
+  ]
+
+
+_LAYER = 'encoder.layer.{}'
+_QKV = [
+  f'{_LAYER}.attention.attention.{name}' for name in ('query', 'key', 'value')
+]
+_COMMON = [
+  rule(
+    'patch_embedding/kernel',
+    'embeddings.patch_embeddings.projection.weight',
+    tables.CONV,
+  ),
+  rule('patch_embedding/bias', 'embeddings.patch_embeddings.projection.bias'),
+  rule('class_token', 'embeddings.cls_token'),
+  rule('distillation_token', 'embeddings.distillation_token'),
+  rule('register_tokens', 'embeddings.register_tokens'),
+  rule('position_embedding', 'embeddings.position_embeddings'),
+  rule(
+    'blocks_{}/attention/qkv/kernel',
+    [f'{name}.weight' for name in _QKV],
+    tables.split(3, 1, tables.linear()),
+  ),
+  rule(
+    'blocks_{}/attention/qkv/bias',
+    [f'{name}.bias' for name in _QKV],
+    tables.split(3, 0, tables.FLAT),
+  ),
+  *_dense('blocks_{}/attention/out', f'{_LAYER}.attention.output.dense', 2),
+  *_norm('norm', 'layernorm'),
+]
+_VIT = [
+  *_COMMON,
+  *_norm('blocks_{}/norm1', f'{_LAYER}.layernorm_before'),
+  *_norm('blocks_{}/norm2', f'{_LAYER}.layernorm_after'),
+  *_dense('blocks_{}/mlp/up', f'{_LAYER}.intermediate.dense'),
+  *_dense('blocks_{}/mlp/down', f'{_LAYER}.output.dense'),
+  *_dense('pre_logits', 'pooler.dense'),
+]
+_HEAD = _dense('head', 'classifier')
+_TWO_HEADS = [
+  *_dense('head', 'cls_classifier'),
+  *_dense('head_distillation', 'distillation_classifier'),
+]
+_DINO = [
+  *_COMMON,
+  *_norm('blocks_{}/norm1', f'{_LAYER}.norm1'),
+  *_norm('blocks_{}/norm2', f'{_LAYER}.norm2'),
+  rule('blocks_{}/layer_scale1', f'{_LAYER}.layer_scale1.lambda1'),
+  rule('blocks_{}/layer_scale2', f'{_LAYER}.layer_scale2.lambda1'),
+  *_HEAD,
+]
+
+
+def recognises(names: Iterable[str]) -> bool:
+  """Whether a file with these arrays is of this format."""
+  return any(
+    re.search(r'(^|\.)embeddings\.(cls_token|patch_embeddings)', name)
+    for name in names
+  )
+
+
+def prepare(arrays: files.Arrays) -> files.Arrays:
+  """Returns the arrays under the names that the rules use."""
+  prefix = r'^(vit|deit|dinov2|dinov2_with_registers)\.'
+  return base.Renamed(arrays, lambda name: re.sub(prefix, '', name))
+
+
+def rules(model: nn.Module) -> Sequence[tables.Rule]:
+  """Returns the table for a model."""
+  assert isinstance(model, vit.ViT)
+  if model_type(model).startswith('dinov2'):
+    mlp = ('weights_in', 'weights_out') if model.gated_mlp else ('fc1', 'fc2')
+    return [
+      *_dense('blocks_{}/mlp/up', f'{_LAYER}.mlp.{mlp[0]}'),
+      *_dense('blocks_{}/mlp/down', f'{_LAYER}.mlp.{mlp[1]}'),
+      *_DINO,
+    ]
+  heads = model.distillation_token and model.distillation_head
+  return [*_VIT, *(_TWO_HEADS if heads else _HEAD)]
+
+
+def model_type(model: nn.Module) -> str:
+  """Returns the `model_type` of config.json for a model."""
+  assert isinstance(model, vit.ViT)
+  if model.pool == 'token+gap' or model.layer_scale is not None:
+    return 'dinov2_with_registers' if model.registers else 'dinov2'
+  return 'deit' if model.distillation_token else 'vit'
+
+
+def stored_name(model: nn.Module, name: str) -> str:
+  """Returns the name that a file has for one of the rules."""
+  is_head = re.match(r'(cls_|distillation_)?classifier\.', name)
+  has_head = getattr(model, 'num_classes', 0)
+  return name if is_head or not has_head else f'{model_type(model)}.{name}'
+
+
+def describe(arrays: files.Arrays, hints: base.Hints) -> base.Description:
+  """Reads the architecture off the arrays' shapes and config.json."""
+  shapes, config = base.Shapes(arrays.shapes), hints.config
+  kind = config.get('model_type')
+  if kind not in ARCHITECTURES:
+    raise UserError(
+      f'its config.json says model_type {kind!r}: those that can be read are'
+      f' {", ".join(ARCHITECTURES)}'
+      if kind
+      else 'there is no config.json beside it, which a Hugging Face model needs'
+    )
+  projection = 'embeddings.patch_embeddings.projection.weight'
+  hidden, channels, *patch = shapes.get(projection, 4)
+  is_dino = kind.startswith('dinov2')
+  activation = config.get('hidden_act', 'gelu')
+  gated = bool(config.get('use_swiglu_ffn'))
+  if activation not in _GELUS and not gated:
+    raise UserError(
+      f'its config.json says hidden_act {activation!r}: those that can be'
+      f' computed are {", ".join(_GELUS)}'
+    )
+  fields: dict[str, Any] = {
+    'patch_size': tuple(patch),
+    'hidden_size': hidden,
+    'depth': shapes.count(_LAYER + '.'),
+    'gelu': _GELUS.get(activation, 'exact'),
+    'layer_norm_epsilon': config.get(
+      'layer_norm_eps', 1e-6 if is_dino else 1e-12
+    ),
+    'qkv_bias': shapes.count(f'{_QKV[0]}.bias') > 0,
+    'registers': shapes.size('embeddings.register_tokens', 1),
+    'position_tokens': 'class' if is_dino else 'all',
+  }
+  if is_dino:
+    names = ('weights_out', 'weights_in') if gated else ('fc2', 'fc1')
+    fields |= {
+      'pool': 'token+gap',
+      'gated_mlp': gated,
+      'layer_scale': float(config.get('layerscale_value', 1.0)),
+      'mlp_dim': shapes.get(f'{_LAYER}.mlp.{names[0]}.weight', 2)[1],
+    }
+  else:
+    distils = 'embeddings.distillation_token' in shapes
+    teacher = 'distillation_classifier.weight' in shapes
+    fields |= {
+      'mlp_dim': shapes.get(f'{_LAYER}.intermediate.dense.weight', 2)[0],
+      'distillation_token': distils,
+      'distillation_head': teacher or not distils,
+    }
+  heads = ('classifier.weight', 'cls_classifier.weight')
+  fields['num_classes'] = max(shapes.size(name, 0) for name in heads)
+  if not fields['num_classes']:  # beside a classifier, the pooler is not used
+    fields['pre_logits'] = shapes.size('pooler.dense.weight', 0)
+  fields['num_heads'] = config.get('num_attention_heads')
+  if not fields['num_heads']:
+    sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
+    fields['num_heads'] = base.num_heads(hints, None, **sizes)
+  model = models.model_of(vit.ViT, fields | hints.overrides)
+  size = _image_size(shapes, patch, hints, fields)
+  return base.Description(
+    model,
+    size,
+    _preprocess(hints, size, channels, kind),
+    # As transformers resizes them, each class in its way.
+    'bicubic_antialias' if kind == 'dinov2_with_registers' else 'bicubic',
+  )
+
+
+def _image_size(
+  shapes: base.Shapes,
+  patch: Sequence[int],
+  hints: base.Hints,
+  fields: Mapping[str, Any],
+) -> tuple[int, int]:
+  rows = shapes.get('embeddings.position_embeddings', 3)[1]
+  size = hints.config.get('image_size')
+  default = None
+  if size:
+    default = (size, size) if isinstance(size, int) else (size[0], size[1])
+  tokens = rows - 1 - bool(fields.get('distillation_token'))
+  return base.image_size(tokens, patch, hints, default)
+
+
+def _preprocess(
+  hints: base.Hints, size: tuple[int, int], channels: int, kind: str
+) -> dict[str, Any]:
+  given = hints.preprocessor
+  resize = _size(given.get('size'))
+  crop = _size(given.get('crop_size')) if given.get('do_center_crop') else None
+  image_size = crop or resize or size
+  if isinstance(image_size, int):
+    image_size = (image_size, image_size)
+  mean, std = ((0.5,), (0.5,)) if kind == 'vit' else base.IMAGENET
+  if channels != 3:
+    mean, std = (0.5,), (0.5,)
+  if given.get('do_normalize') is False:
+    mean, std = (0.0,), (1.0,)
+  elif 'image_mean' in given:
+    mean, std = given['image_mean'], given.get('image_std', std)
+  return {
+    'classes': _labels(hints.config),
+    'image_size': image_size,
+    'channels': channels,
+    'mean': tuple(mean),
+    'std': tuple(std),
+    'resize': resize if resize is not None else size,
+  }
+
+
+def _size(value: Any) -> int | tuple[int, int] | None:
+  """Reads 224, {'shortest_edge': 256} or {'height': 224, 'width': 224}."""
+  if isinstance(value, Mapping):
+    if 'shortest_edge' in value:
+      return int(value['shortest_edge'])
+    return int(value['height']), int(value['width'])
+  return None if value is None else (int(value), int(value))
+
+
+def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+  """Returns the names in id2label, but for a LABEL_7 that is one of none."""
+  names = config.get('id2label') or {}
+  labels = [str(names[key]) for key in sorted(names, key=int)]
+  while labels and labels[-1] == f'LABEL_{len(labels) - 1}':
+    labels.pop()
+  return tuple(labels)
+
+
+def mlp_ratio(model: vit.ViT) -> int | None:
+  """Returns `mlp_ratio` of DINOv2's config.json; None: there is none.
+
+  transformers takes whole numbers alone. Of a gated MLP's hidden layer it keeps
+  two thirds, in multiples of 8.
+  """
+  d = model.hidden_size
+  if not model.gated_mlp:
+    return None if model.mlp_dim % d else model.mlp_dim // d
+  near = range(1, 2 * model.mlp_dim // d + 2)
+  sizes = {r: (int(d * r * 2 / 3) + 7) // 8 * 8 for r in near}
+  return next((r for r, size in sizes.items() if size == model.mlp_dim), None)
+
+
+def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
+  """Returns what the format cannot hold; None: it can hold the model."""
+  if not isinstance(model, vit.ViT):
+    return f'a {type(model).__name__}'
+  is_dino = model_type(model).startswith('dinov2')
+  positioned = 1 if is_dino else model.prefix_length
+  wrong = {
+    'a ResNet stem': model.resnet_stages is not None,
+    'normalised queries and keys': model.qk_norm,
+    'no learned position embedding': model.position_embedding != 'learned',
+    'no class token': 'class_token' not in model.prefix,
+    'a gated MLP without LayerScale': model.gated_mlp and not is_dino,
+    'registers without LayerScale': model.registers and not is_dino,
+    'no LayerScale': is_dino and model.layer_scale is None,
+    'a distillation token beside LayerScale': is_dino
+    and model.distillation_token,
+    f'positions of {model.positioned_prefix} tokens before the patches': (
+      model.positioned_prefix != positioned
+    ),
+    f'the pool {model.pool!r}': model.pool
+    != ('token+gap' if is_dino else 'token'),
+    'a layer before the head': model.pre_logits
+    and (is_dino or model.num_classes),
+    'the mean of two features': model.distillation_token
+    and model.distillation_head
+    and not model.num_classes,
+    'a patch that is not square': model.patch_size[0] != model.patch_size[1],
+    'LayerScale with positions of a grid that is not square': is_dino
+    and image_size[0] != image_size[1],
+    f'LayerScale with an MLP of {model.mlp_dim}': is_dino
+    and mlp_ratio(model) is None,
+  }
+  return next((what for what, has in wrong.items() if has), None)
+
+
+def unused(model: vit.ViT) -> dict[str, tuple[int, ...]]:
+  """Returns arrays of zeros that transformers expects and nothing reads."""
+  if not model_type(model).startswith('dinov2'):
+    return {}
+  return {'embeddings.mask_token': (1, model.hidden_size)}

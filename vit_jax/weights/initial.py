@@ -1,0 +1,155 @@
+"""What a run starts from: a checkpoint, fitted to the config's model."""
+
+from collections.abc import Sequence
+from typing import Any
+
+from absl import logging
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax import weights
+from vit_jax.weights import adapt
+from vit_jax.weights import foreign
+from vit_jax.weights import resize
+
+# What a run decides anew, whatever the checkpoint was trained with.
+_OWN = (
+  'num_classes',
+  'scan',
+  'remat',
+  'dropout_rate',
+  'attention_dropout_rate',
+  'stochastic_depth',
+  'initializers',
+)
+_MEAN: tuple[float, ...] = (0.5,)
+_STD: tuple[float, ...] = (0.5,)
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Checks `config.init_from`; opens nothing.
+
+  Raises:
+    UserError: It does not fit.
+  """
+  path, method = config.init_from.path, config.init_from.resize
+  if config.model.name == config_lib.INIT_FROM and not path:
+    raise config_lib.UserError(
+      f'config.model.name is {config.model.name!r}, but config.init_from.path'
+      ' is empty: say which checkpoint'
+    )
+  if method:
+    config_lib.one_of(config, 'init_from.resize', resize.METHODS)
+
+
+def load(config: ml_collections.ConfigDict) -> weights.Loaded:
+  """Loads the checkpoint; `config.model` says what its arrays do not show.
+
+  Raises:
+    UserError: There is none, it cannot be had, or it is damaged.
+  """
+  known = {
+    key: config.model[key]
+    for key in foreign.UNSEEN
+    if config.model[key] is not None
+  }
+  try:
+    return weights.load(config.init_from.path, **known)
+  except ValueError as e:
+    message = config_lib.one_line(e)
+    raise config_lib.UserError(f'config.init_from.path: {message}') from None
+
+
+def fill(
+  config: ml_collections.ConfigDict, loaded: weights.Loaded | None
+) -> None:
+  """Sets what is open in a config to what the checkpoint says.
+
+  That is the model where its name is 'init_from', and mean and std where they
+  are ().
+
+  Args:
+    config: Is changed.
+    loaded: The checkpoint; None: there is none, or nothing is open.
+  """
+  if loaded is not None and config.model.name == config_lib.INIT_FROM:
+    config.model.name = models.name_of(loaded.model)
+    fields = models.fields_of(loaded.model)
+    if config.model.num_classes != fields['num_classes']:
+      fields.pop('pre_logits', None)  # goes with the head
+    for key, value in fields.items():
+      if key not in _OWN and config.model[key] is None:
+        config_lib.set_value(config, f'model.{key}', value)
+  mean, std = _MEAN, _STD
+  if loaded is not None:
+    mean, std = loaded.preprocess.mean, loaded.preprocess.std
+    for key, value in (('mean', mean), ('std', std)):
+      if config.data[key] and tuple(config.data[key]) != value:
+        logging.warning(
+          'warning: config.data.%s is %s, but %s was trained with %s',
+          *(key, config.data[key], config.init_from.path, value),
+        )
+    if len(mean) > 1 and len(mean) != config.data.channels:
+      mean, std = ((sum(x) / len(x),) for x in (mean, std))
+  config.data.mean = config.data.mean or mean
+  config.data.std = config.data.std or std
+
+
+class Start:
+  """The parameters that a run starts from, kept until they are taken."""
+
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    classes: Sequence[str],
+    loaded: weights.Loaded | None,
+  ):
+    """Fits the checkpoint to the model, where it is loaded.
+
+    Args:
+      config: With nothing open.
+      classes: Of the data, in order.
+      loaded: The checkpoint; None: it is loaded when it is taken.
+
+    Raises:
+      UserError: They do not fit; one line lists all differences.
+    """
+    self._config = config
+    self._classes = classes
+    self._params = None if loaded is None else self._fit(loaded)
+
+  def take(self) -> Any:
+    """Returns the parameters, once; None where the config names no checkpoint.
+
+    Raises:
+      UserError: They cannot be had.
+    """
+    if not self._config.init_from.path:
+      return None
+    params, self._params = self._params, None
+    return self._fit(load(self._config)) if params is None else params
+
+  def _fit(self, loaded: weights.Loaded) -> Any:
+    config = self._config
+    target = models.from_config(
+      config.model, config.model.num_classes, config.train.dtype
+    )
+    size = config_lib.pair(config.data.image_size, 'data.image_size')
+    try:
+      params, changes = adapt.adapt(
+        loaded.params,
+        loaded.model,
+        target,
+        weights.grid(loaded.model, loaded.position_size),
+        weights.grid(target, size),
+        channels=config.data.channels,
+        resize=config.init_from.resize or loaded.resize,
+        classes=(loaded.classes, self._classes),
+      )
+    except config_lib.UserError as e:
+      path = config.init_from.path
+      raise config_lib.UserError(f'config.init_from.path={path}: {e}') from None
+    logging.info('starting from %s', config.init_from.path)
+    logging.info('%s', adapt.changes_table(changes))
+    return params
