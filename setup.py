@@ -24,11 +24,13 @@ setuptools.setup(
     'grain>=0.2.18',
     'jax>=0.10',
     'ml_collections>=1.1',
+    'ml_dtypes',
     'numpy',
     'opencv-python-headless>=4.12',
     'optax>=0.2.8',
     'orbax-checkpoint>=0.12',
     'requests',
+    'safetensors>=0.8',
     'scikit-learn',
     'simplejpeg>=1.8',
     'tensorboardX>=2.6.5',
@@ -40,6 +42,8 @@ setuptools.setup(
     'tpu': ['jax[tpu]'],
     # TensorFlow, only to write TFDS datasets once.
     'prepare': ['tensorflow-cpu'],
-    'test': ['mypy', 'pillow', 'pytest', 'ruff', 'tensorboard'],
+    # For the tests that compare with transformers alone.
+    'compat': ['torch==2.13.0', 'transformers>=5.23'],
+    'test': ['mypy', 'pillow', 'pyarrow', 'pytest', 'ruff', 'tensorboard'],
   },
 )

@@ -5,6 +5,8 @@ import os
 # Before jax starts: the tests run on the CPU, whatever else there is.
 os.environ['JAX_PLATFORMS'] = 'cpu'
 os.environ['JAX_NUM_CPU_DEVICES'] = '8'
+# Compiling takes most of the time, and most functions run once.
+os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0')
 
 from absl import flags
 import pytest

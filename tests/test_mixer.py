@@ -11,15 +11,6 @@ import pytest
 from vit_jax.models import mixer
 from vit_jax.models import vit
 
-# Parameters at 224 px and 1000 classes; forward GFLOP where it is published.
-PUBLISHED = {
-  ('S', 16): (18_528_264, 7.58),
-  ('S', 32): (19_104_624, None),
-  ('B', 16): (59_880_472, 25.2),
-  ('B', 32): (60_293_428, None),
-  ('L', 16): (208_196_168, 89.1),
-}
-
 
 def tiny(**overrides):
   fields = {
@@ -53,20 +44,6 @@ def apply(model, params, images, *, seed=None, mutable=False, rows=None):
   if seed is not None:
     kwargs |= {'train': True, 'rngs': {'dropout': jax.random.key(seed)}}
   return model.apply({'params': params}, images, **kwargs)
-
-
-@pytest.mark.parametrize(('size', 'patch'), PUBLISHED)
-def test_published_sizes(size, patch):
-  fields = mixer.SIZES[size] | {'patch_size': (patch, patch), 'scan': True}
-  model = mixer.Mixer(1000, **fields)
-  shapes = jax.eval_shape(
-    model.init, jax.random.key(0), jnp.zeros((1, 224, 224, 3))
-  )
-  parameters, gflop = PUBLISHED[size, patch]
-  assert sum(x.size for x in jax.tree.leaves(shapes)) == parameters
-  if gflop:
-    flops = model.flops((224, 224, 3)) / 1e9
-    assert flops == pytest.approx(gflop, rel=5e-3)
 
 
 def normalise(x, params):

@@ -144,7 +144,7 @@ def load(
   from vit_jax.weights import adapt
 
   try:
-    loaded = weights.load(path, **overrides)
+    loaded = weights.load(path, as_stored=as_stored, **overrides)
   except (TypeError, ValueError) as e:
     if isinstance(e, config_lib.UserError) or not overrides:
       raise

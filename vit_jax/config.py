@@ -180,7 +180,7 @@ def _optim() -> ml_collections.ConfigDict:
   # Patterns are searched for in the paths of parameters, `blocks_3/norm1/scale`
   # (also where the layers are scanned).
   optim.trainable = ''  # what trains: all, '^head/', 'norm', ...
-  optim.freeze = ''  # what does not, of that: '^(patch_embedding|blocks_[0-5])/'
+  optim.freeze = ''  # what of that does not: '^(patch_embedding|blocks_[0-5])/'
   optim.layer_decay = 1.0  # of the learning rate, per layer from the head down
   # (pattern, factor of the learning rate, weight decay or None for the general
   # one), the first match wins: (('^head/', 10.0, 0.0),)
@@ -427,6 +427,13 @@ def _check_run(config: ml_collections.ConfigDict) -> None:
       f' {", ".join(names) or "all splits in config.evals are empty"}. Set a'
       " split, or --config.checkpoint.best=''"
     )
+
+
+def normalization(
+  config: ml_collections.ConfigDict,
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+  """Returns mean and std of pixels in [0, 1]; 0.5 where they are left open."""
+  return tuple(config.data.mean) or (0.5,), tuple(config.data.std) or (0.5,)
 
 
 def at_least(

@@ -109,6 +109,8 @@ def write_workdir(
 
 def _config(loaded: 'weights.Loaded') -> 'ml_collections.ConfigDict':
   """Returns the config of a run that would have made the model."""
+  import jax.numpy as jnp
+
   from vit_jax import config as config_lib
   from vit_jax import models
 
@@ -116,6 +118,7 @@ def _config(loaded: 'weights.Loaded') -> 'ml_collections.ConfigDict':
   config.data.name = ''
   config.data.image_size = loaded.position_size
   config.init_from.resize = loaded.resize
+  config.train.dtype = jnp.dtype(loaded.model.dtype).name
   config.model.name = models.name_of(loaded.model)
   for key, value in models.fields_of(loaded.model).items():
     if value is not None:

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax.data import geometry
 from vit_jax.data.geometry import Crop
 from vit_jax.data.geometry import Size
@@ -78,8 +79,9 @@ def eval_transform(
 
 def _normalize(config: ml_collections.ConfigDict) -> EvalTransform:
   # Not as arrays of JAX: the functions may outlive a mesh.
-  mean = np.asarray(config.data.mean, np.float32)
-  std = np.asarray(config.data.std, np.float32)
+  mean, std = (
+    np.asarray(x, np.float32) for x in config_lib.normalization(config)
+  )
 
   def normalize(images: jax.Array) -> jax.Array:
     return (images.astype(jnp.float32) / 255 - mean) / std

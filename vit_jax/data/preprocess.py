@@ -45,12 +45,13 @@ class Preprocess:
   ) -> Self:
     """Returns what evaluation does under a config."""
     crop = geometry.eval_crop(config)
+    mean, std = config_lib.normalization(config)
     return cls(
       classes=tuple(classes),
       image_size=crop.size,
       channels=config.data.channels,
-      mean=tuple(config.data.mean),
-      std=tuple(config.data.std),
+      mean=mean,
+      std=std,
       resize=crop.resize,
       antialias=crop.antialias,
     )

@@ -173,18 +173,3 @@ class Mixer(nn.Module):
     if not self.num_classes:
       return x
     return nn.Dense(self.num_classes, kernel_init=init.head, name='head')(x)
-
-  def flops(self, image_shape: tuple[int, int, int]) -> int:
-    """Returns the matrix products' work in a forward pass of one image.
-
-    Args:
-      image_shape: (height, width, C).
-
-    Returns:
-      Floating-point operations, 2 per multiply-add.
-    """
-    height, width, c = image_shape
-    p, q = self.patch_size
-    t, d = (height // p) * (width // q), self.hidden_size
-    layer = 2 * t * d * (self.tokens_mlp_dim + self.mlp_dim)
-    return 2 * (t * p * q * c * d + self.depth * layer + d * self.num_classes)

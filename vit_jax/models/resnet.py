@@ -27,15 +27,6 @@ BIT_SIZES: dict[str, dict[str, Any]] = {
   'R152x4': {'stages': (3, 8, 36, 3), 'width_factor': 4},
 }
 
-# The stages of the published hybrids' stems.
-HYBRID_STAGES = {
-  'R+ViT-Ti/16': (),
-  'R26+ViT-S/32': (2, 2, 2, 2),
-  'R26+ViT-B/32': (2, 2, 2, 2),
-  'R50+ViT-B/16': (3, 4, 9),
-  'R50+ViT-L/32': (3, 4, 6, 3),
-}
-
 PADDINGS = ('SAME', 'FIXED')
 
 
@@ -223,18 +214,6 @@ class ResNetStem(nn.Module):
       )(x)
     return x
 
-  def flops(self, image_shape: tuple[int, int, int]) -> int:
-    """Returns the convolutions' work in a forward pass of one image.
-
-    Args:
-      image_shape: (height, width, C).
-
-    Returns:
-      Floating-point operations, 2 per multiply-add.
-    """
-    channels = tuple(self.width * 4 * 2**i for i in range(len(self.stages)))
-    return _flops(image_shape, self.width, self.stages, channels)
-
 
 class BiTStem(nn.Module):
   """BiT's first convolution and pool, of stride 4.
@@ -340,39 +319,3 @@ class BiT(nn.Module):
     """Returns the channels of the stem and of each stage."""
     factor = self.width_factor
     return self.stem_width * factor, tuple(c * factor for c in self.channels)
-
-  def flops(self, image_shape: tuple[int, int, int]) -> int:
-    """Returns the convolutions' and the head's work for one image.
-
-    Args:
-      image_shape: (height, width, C).
-
-    Returns:
-      Floating-point operations of a forward pass, 2 per multiply-add.
-    """
-    stem_width, channels = self._widths()
-    head = 2 * channels[-1] * self.num_classes
-    return _flops(image_shape, stem_width, self.stages, channels) + head
-
-
-def _flops(
-  image_shape: tuple[int, int, int],
-  stem_width: int,
-  stages: tuple[int, ...],
-  channels: tuple[int, ...],
-) -> int:
-  """Returns the floating-point operations of all convolutions."""
-  height, width, c = image_shape
-  h, w = -(-height // 2), -(-width // 2)
-  total = h * w * 49 * c * stem_width
-  h, w, c = -(-h // 2), -(-w // 2), stem_width
-  for i, (depth, f) in enumerate(zip(stages, channels, strict=True)):
-    mid = f // 4
-    for unit in range(depth):
-      total += h * w * c * mid  # before the stride
-      if unit == 0:
-        h, w = (h, w) if i == 0 else (-(-h // 2), -(-w // 2))
-        total += h * w * c * f
-      total += h * w * (9 * mid * mid + mid * f)
-      c = f
-  return 2 * total

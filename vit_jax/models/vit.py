@@ -362,24 +362,6 @@ class ViT(nn.Module):
     logits = head(name='head')(x[:, 0])
     return (logits + head(name='head_distillation')(x[:, 1])) / 2
 
-  def flops(self, image_shape: tuple[int, int, int]) -> int:
-    """Returns the matrix products' work in a forward pass of one image.
-
-    Args:
-      image_shape: (height, width, C).
-
-    Returns:
-      Floating-point operations, 2 per multiply-add. Training takes three times
-      as many.
-    """
-    height, width, c = image_shape
-    p, q = self.patch_size
-    n, d = (height // p) * (width // q), self.hidden_size
-    t = n + self.prefix_length
-    layer = 4 * t * d * d + 2 * t * t * d + 2 * t * d * self.mlp_dim
-    total = n * p * q * c * d + self.depth * layer + d * self.num_classes
-    return 2 * total
-
 
 def stack_layers(params: Mapping[str, Any]) -> dict[str, Any]:
   """Returns an unrolled model's parameters as its scanned twin has them.

@@ -211,7 +211,9 @@ def _companions(
 def _notes(model: models.Model, name: str) -> list[str]:
   if name == 'timm':
     return timm_config.notes(model)
-  return google.notes(model) if name == 'google' else []
+  if name == 'huggingface':
+    return huggingface_config.notes(cast(vit.ViT, model))
+  return google.notes(model)
 
 
 def _usage(

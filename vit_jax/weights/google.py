@@ -373,7 +373,7 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
     and 'class_token' in model.prefix,
     'a LayerNorm after the mean': model.pool == 'gap'
     and model.norm_after_pool,
-    'no position embedding': model.position_embedding == 'none',
+    'a model without positions': model.position_embedding == 'none',
   }
   return next((what for what, has in wrong.items() if has), None)
 

@@ -296,14 +296,15 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
   wrong = {
     'a ResNet stem': model.resnet_stages is not None,
     'normalised queries and keys': model.qk_norm,
-    'no learned position embedding': model.position_embedding != 'learned',
-    'no class token': 'class_token' not in model.prefix,
+    'a model without learned positions': model.position_embedding != 'learned',
+    'a model without a class token': 'class_token' not in model.prefix,
     'a gated MLP without LayerScale': model.gated_mlp and not is_dino,
     'registers without LayerScale': model.registers and not is_dino,
-    'no LayerScale': is_dino and model.layer_scale is None,
+    'a head that reads class token and mean without LayerScale': is_dino
+    and model.layer_scale is None,
     'a distillation token beside LayerScale': is_dino
     and model.distillation_token,
-    f'positions of {model.positioned_prefix} tokens before the patches': (
+    f'positions of {model.positioned_prefix} of the tokens before patches': (
       model.positioned_prefix != positioned
     ),
     f'the pool {model.pool!r}': model.pool

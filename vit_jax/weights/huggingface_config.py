@@ -105,6 +105,17 @@ def preprocessor_config(preprocess: data.Preprocess) -> dict[str, Any]:
   }
 
 
+def notes(model: vit.ViT) -> list[str]:
+  """Returns where transformers computes something else."""
+  is_dino = huggingface.model_type(model).startswith('dinov2')
+  if model.num_classes or model.pre_logits or is_dino:
+    return []
+  return [
+    'transformers puts a pooler of random numbers after a model without a head:'
+    ' read its last_hidden_state, not its pooler_output'
+  ]
+
+
 def usage(model: vit.ViT, directory: str) -> str:
   """Returns the Python that loads the model.
 

@@ -23,8 +23,6 @@ _OWN = (
   'stochastic_depth',
   'initializers',
 )
-_MEAN: tuple[float, ...] = (0.5,)
-_STD: tuple[float, ...] = (0.5,)
 
 
 def check(config: ml_collections.ConfigDict) -> None:
@@ -81,7 +79,7 @@ def fill(
     for key, value in fields.items():
       if key not in _OWN and config.model[key] is None:
         config_lib.set_value(config, f'model.{key}', value)
-  mean, std = _MEAN, _STD
+  mean, std = config_lib.normalization(config)
   if loaded is not None:
     mean, std = loaded.preprocess.mean, loaded.preprocess.std
     for key, value in (('mean', mean), ('std', std)):

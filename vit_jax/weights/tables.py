@@ -20,7 +20,6 @@ from typing import Any
 
 import flax
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config import UserError
@@ -201,7 +200,9 @@ def read(
 
 def _to_ours(entry: Entry, theirs: Sequence[np.ndarray]) -> jax.Array:
   ours = entry.layout.to_ours(theirs, entry.shape)
-  return jnp.asarray(np.ascontiguousarray(ours, np.float32))
+  # Waits: else several arrays are in memory twice.
+  ours = np.ascontiguousarray(ours, np.float32)
+  return jax.device_put(ours).block_until_ready()
 
 
 def _differences(

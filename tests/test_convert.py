@@ -1,0 +1,332 @@
+"""`vit_jax.convert`: there and back to the bit, and nothing lost on the way."""
+
+import dataclasses
+import errno
+import json
+import os
+
+import commands
+import numpy as np
+import pytest
+from test_foreign import assert_same
+from test_foreign import GOLDEN
+from test_foreign import random_model
+from test_foreign import read
+
+import vit_jax
+from vit_jax import convert
+from vit_jax import models
+from vit_jax.config import UserError
+from vit_jax.models import vit
+from vit_jax.weights import export
+from vit_jax.weights import timm_config
+
+HEADS = '--model.num_heads=3'
+# A file, and which other formats can hold it.
+FILES = {
+  'google/vit_token_prelogits.npz': ['vit_jax'],
+  'google/vit_gap.npz': ['timm'],
+  'google/hybrid_resnet.npz': ['timm'],
+  'google/mixer.npz': ['timm', 'vit_jax'],
+  'torch/deit_distilled.safetensors': ['huggingface'],
+  'torch/vit_registers_layerscale.safetensors': ['vit_jax'],
+  'torch/mixer.safetensors': ['google'],
+  'torch/bit_tiny.safetensors': ['google', 'vit_jax'],
+  'torch/hf_vit': ['google', 'timm'],
+}
+
+
+def weights_in(path):
+  """Returns the arrays of a file, or of the one in a directory."""
+  if path.is_dir():
+    (path,) = (p for p in path.iterdir() if p.stem == 'model')
+  return read(path)
+
+
+def run(source, path, form, *flags):
+  assert commands.run(convert, source, path, f'--to={form}', *flags) == 0
+  return path
+
+
+@pytest.mark.parametrize(
+  'name,form', [(name, form) for name in FILES for form in FILES[name]]
+)
+def test_there_and_back(tmp_path, name, form):
+  source = GOLDEN / name
+  fused = name.startswith(('torch/vit', 'torch/deit'))
+  there = run(source, tmp_path / 'there', form, *[HEADS] * fused)
+  home = vit_jax.load(source, **({'num_heads': 3} if fused else {}))
+  back = run(there, tmp_path / 'back', home.format)
+  expected, found = weights_in(source), weights_in(back)
+  assert expected.keys() == found.keys()
+  for key, array in expected.items():
+    assert array.dtype == found[key].dtype
+    np.testing.assert_array_equal(array, found[key], key)
+  # Heads, GELU and epsilon too, which nobody gives any more.
+  assert_same(vit_jax.load(back), home)
+  assert not list(tmp_path.glob('.*'))
+
+
+@pytest.fixture
+def scanned(tmp_path):
+  """A work directory that all formats can hold, whose layers are scanned."""
+  random = random_model(
+    size=(8, 8), patch_size=4, channels=1, classes=tuple('abcde'), gelu='exact'
+  )
+  params = vit.stack_layers(random.params)
+  scanned = dataclasses.replace(
+    random, model=random.model.clone(scan=True), params=params
+  )
+  convert.write_workdir(scanned, tmp_path / 'scanned', 'here')
+  return tmp_path / 'scanned'
+
+
+@pytest.mark.parametrize('form', ['google', 'timm', 'huggingface'])
+def test_scanned_layers_there_and_back(scanned, tmp_path, form):
+  ours = vit_jax.load(scanned)
+  assert ours.model.scan and 'blocks' in ours.params
+  there = vit_jax.load(run(scanned, tmp_path / form, form))
+  assert there.format == form and not there.model.scan
+  path = run(tmp_path / form, tmp_path / 'back', 'vit_jax', '--model.scan=True')
+  back = vit_jax.load(path)
+  assert_same(back, ours)
+  assert back.preprocess == ours.preprocess
+  assert back.classes == tuple('abcde')
+
+
+@pytest.mark.parametrize('form', ['google', 'timm'])
+def test_a_run_there_and_back(digits_run, tmp_path, form):
+  there = run(digits_run, tmp_path / form, form)
+  back = run(there, tmp_path / 'back', 'vit_jax')
+  one, other = vit_jax.load(digits_run), vit_jax.load(back)
+  assert_same(one, other)
+  assert one.preprocess == other.preprocess
+  assert json.loads((back / 'DONE').read_text()) == {}
+
+
+def test_a_work_directory_of_a_hybrid(tmp_path):
+  random = random_model(name='R+ViT-Ti/16', resnet_width=32, pool='map')
+  convert.write_workdir(random, tmp_path / 'x', 'here')
+  assert_same(vit_jax.load(tmp_path / 'x'), random)
+
+
+# What goes with the weights.
+
+
+def test_positions_are_not_resized_unless_asked(tmp_path):
+  """As for DINOv2, whose images are smaller than its positions."""
+  random = random_model(
+    size=(40, 40), pool='token+gap', layer_scale=1.0, position_tokens='class'
+  )
+  random = dataclasses.replace(
+    random,
+    preprocess=dataclasses.replace(random.preprocess, image_size=(24, 24)),
+  )
+  export.write(random, tmp_path / 'hf', 'huggingface', 'here')
+  ours = run(tmp_path / 'hf', tmp_path / 'ours', 'vit_jax')
+  back = run(ours, tmp_path / 'back', 'huggingface')
+  found = vit_jax.load(back, as_stored=True)
+  assert_same(found, random)
+  assert found.position_size == (40, 40)
+  assert found.preprocess.image_size == (24, 24)
+  one, other = (vit_jax.load(tmp_path / name) for name in ('hf', 'ours'))
+  assert_same(one, other)  # resized by the same method
+  assert one.position_size == other.position_size == (24, 24)
+  smaller = run(ours, tmp_path / 'small', 'huggingface', '--image_size=16')
+  assert vit_jax.load(smaller, as_stored=True).position_size == (16, 16)
+
+
+@pytest.mark.parametrize('form', ['google', 'timm'])
+def test_a_grid_that_is_not_square(tmp_path, form):
+  random = random_model(size=(16, 64), channels=1, classes=('a', 'b'))
+  export.write(random, tmp_path / form, form, 'here')
+  found = vit_jax.load(tmp_path / form)
+  assert_same(found, random)
+  assert found.preprocess == random.preprocess
+  assert found.position_size == (16, 64)
+
+
+def test_class_names_and_normalisation_for_transformers(tmp_path):
+  random = random_model(classes=('ant', 'bee', 'cow'))
+  export.write(random, tmp_path / 'hf', 'huggingface', 'here')
+  config = json.loads((tmp_path / 'hf' / 'config.json').read_text())
+  names = list(config['id2label'].values())
+  assert names == ['ant', 'bee', 'cow', 'LABEL_3', 'LABEL_4']
+  assert config['label2id']['bee'] == 1
+  assert config['hidden_act'] == 'gelu_pytorch_tanh'
+  images = json.loads(
+    (tmp_path / 'hf' / 'preprocessor_config.json').read_text()
+  )
+  assert images['image_processor_type'] == 'BitImageProcessor'
+  assert images['size'] == {'shortest_edge': 40}
+  assert images['crop_size'] == {'height': 32, 'width': 32}
+  assert images['image_mean'] == [0.4] * 3 and images['image_std'] == [0.3] * 3
+  found = vit_jax.load(tmp_path / 'hf')
+  assert found.classes == ('ant', 'bee', 'cow')
+  assert found.preprocess.resize == 40
+
+
+def test_timms_names():
+  """Those of the sizes that timm knows; others are changed by model_args."""
+
+  def name(ours, **fields):
+    random = random_model()  # for what goes before it
+    return timm_config.config(
+      models.create_model(ours, **fields), random.preprocess, (224, 224)
+    )['architecture']
+
+  assert name('ViT-Ti/16') == 'vit_tiny_patch16_224'
+  assert name('ViT-S/32') == 'vit_small_patch32_224'
+  assert name('ViT-H/14') == 'vit_huge_patch14_224'
+  assert name('ViT-B/16', depth=3) == 'vit_base_patch16_224'
+  assert name('ViT-S/16', distillation_token=True) == (
+    'deit_small_distilled_patch16_224'
+  )
+  assert name('ViT-g/14', gated_mlp=True) == 'vit_giant_patch14_dinov2'
+  assert name('R+ViT-Ti/16') == 'vit_tiny_r_s16_p8_224'
+  assert name('R50+ViT-L/32') == 'vit_large_r50_s32_224'
+  assert name('Mixer-B/16') == 'mixer_b16_224'
+  assert name('BiT-R152x2') == 'resnetv2_152x2_bit'
+
+
+def test_timms_arguments():
+  random = random_model(
+    mlp_dim=101,
+    registers=2,
+    pool='gap',
+    norm_after_pool=True,
+    layer_scale=0.1,
+    qk_norm=True,
+    position_tokens='patches',
+  )
+  found = timm_config.config(random.model, random.preprocess, (32, 48))
+  assert found['pretrained_cfg']['input_size'] == [3, 32, 48]
+  assert found['pretrained_cfg']['crop_pct'] == pytest.approx(0.8)
+  arguments = found['model_args']
+  assert int(24 * arguments.pop('mlp_ratio')) == 101
+  assert arguments == {
+    'img_size': [32, 48],
+    'in_chans': 3,
+    'patch_size': 8,
+    'embed_dim': 24,
+    'depth': 2,
+    'num_heads': 3,
+    'qkv_bias': True,
+    'qk_norm': True,
+    'init_values': 0.1,
+    'class_token': False,
+    'reg_tokens': 2,
+    'no_embed_class': True,
+    'global_pool': 'avg',
+    'fc_norm': True,
+    'act_layer': 'gelu_tanh',
+  }
+
+
+def test_every_ratio_gives_its_size():
+  for base in (24, 48, 192, 384, 768, 1280):
+    for number in range(1, 3000):
+      assert int(base * timm_config.ratio(number, base)) == number
+  assert timm_config.ratio(96, 24) == 4
+
+
+def test_the_model_card(tmp_path):
+  random = random_model(classes=('ant', 'b|e'), gelu='exact')
+  notes = export.write(random, tmp_path / 'x', 'google', 'gs://there/x.npz')
+  text = (tmp_path / 'x' / 'README.md').read_text()
+  for part in (
+    'converted from `gs://there/x.npz`',
+    r'| classes | 5: ant, b\|e |',
+    '| mean of pixels in [0, 1] | 0.4 |',
+    '| input (height x width) | 32 x 32 pixels |',
+    "vit_jax.load('x')",
+    "np.load('x/model.npz')",
+    '| num_heads | 3 |',
+  ):
+    assert part in text
+  (note,) = notes
+  assert 'exact GELU' in note and f'**Mind:** {note}' in text
+  named = models.create_model('Mixer-B/16', gelu='tanh')
+  assert any('GELU' in note for note in timm_config.notes(named))
+  assert not timm_config.notes(random.model)
+
+
+# What is refused.
+
+
+def message(*args):
+  with pytest.raises(UserError) as e:
+    commands.run(convert, *args)
+  assert '\n' not in str(e.value)
+  return str(e.value)
+
+
+def test_formats_without_the_family_or_feature(tmp_path):
+  def refused(name, form, *flags):
+    text = message(GOLDEN / name, tmp_path / 'x', f'--to={form}', *flags)
+    assert not list(tmp_path.iterdir())
+    return text
+
+  text = refused('google/mixer.npz', 'huggingface')
+  assert 'no place for a Mixer: use --to=google or --to=timm or' in text
+  text = refused('torch/bit_tiny.safetensors', 'huggingface')
+  assert 'no place for a BiT: use --to=google or --to=timm or' in text
+  text = refused('google/vit_token_prelogits.npz', 'timm')
+  assert 'a layer before the head: use --to=google or --to=vit_jax' in text
+  text = refused('google/hybrid_resnet.npz', 'huggingface')
+  assert 'no place for a ResNet stem: use --to=google or --to=timm' in text
+  name = 'torch/vit_registers_layerscale.safetensors'
+  assert 'no place for registers: use --to=timm' in refused(name, 'google')
+  name = 'torch/deit_distilled.safetensors'
+  text = refused(name, 'google', HEADS)
+  assert 'distillation token: use --to=huggingface or --to=timm' in text
+  text = message(tmp_path / 'no.npz', tmp_path / 'x', '--to=timm')
+  assert 'no.npz' in text
+
+
+def test_command_lines_that_cannot_work(tmp_path):
+  source, to = GOLDEN / 'google' / 'mixer.npz', '--to=timm'
+  assert '1 paths are given: name two' in message(source, to)
+  assert '--to is missing: choose one' in message(source, tmp_path / 'x')
+  assert 'google|timm|huggingface' in message(
+    source, tmp_path / 'x', '--to=onnx'
+  )
+  text = message(source, tmp_path / 'x.npz', to)
+  assert '--to=timm writes a directory or a .safetensors file' in text
+  text = message(source, tmp_path / 'x.npz', '--to=vit_jax')
+  assert '--to=vit_jax writes a directory; name one' in text
+  assert not list(tmp_path.iterdir())
+
+
+def test_nothing_is_overwritten(tmp_path):
+  source = GOLDEN / 'google' / 'mixer.npz'
+  (tmp_path / 'full').mkdir()
+  (tmp_path / 'full' / 'x').write_text('mine')
+  (tmp_path / 'empty').mkdir()
+  run(source, tmp_path / 'empty', 'timm')
+  for form in ('google', 'timm', 'vit_jax'):
+    for name in ('full', 'empty', 'full/x'):
+      text = message(source, tmp_path / name, f'--to={form}')
+      assert f'{tmp_path / name} is there already' in text
+  assert (tmp_path / 'full' / 'x').read_text() == 'mine'
+  file = run(source, tmp_path / 'files' / 'mine.safetensors', 'timm')
+  assert sorted(os.listdir(file.parent)) == [
+    'README.md',
+    'config.json',
+    'mine.safetensors',
+  ]
+  assert_same(vit_jax.load(file), vit_jax.load(source))
+  text = message(source, file.with_name('other.npz'), '--to=google')
+  assert 'config.json is there already' in text
+
+
+@pytest.mark.parametrize('form', ['google', 'timm', 'vit_jax'])
+def test_a_full_disk(tmp_path, monkeypatch, form):
+  def full(_):
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+  monkeypatch.setattr(os, 'fsync', full)
+  source = GOLDEN / 'google' / 'mixer.npz'
+  text = message(source, tmp_path / 'x', f'--to={form}')
+  assert 'No space left on device' in text
+  assert not list(tmp_path.iterdir())

@@ -1,0 +1,386 @@
+"""Files of other programs, read: they answer as those programs do."""
+
+import dataclasses
+import functools
+import json
+import pathlib
+import shutil
+
+import flax
+import jax
+import numpy as np
+import pytest
+import torch_format
+
+import vit_jax
+from vit_jax import data
+from vit_jax import models
+from vit_jax import weights
+from vit_jax.config import UserError
+from vit_jax.weights import export
+from vit_jax.weights import files
+
+GOLDEN = pathlib.Path(__file__).parent / 'data' / 'golden'
+GOOGLE = GOLDEN / 'google'
+TORCH = GOLDEN / 'torch'
+IMAGENET = (0.485, 0.456, 0.406)
+
+# A file, and what is not in it.
+CASES = {
+  'google/vit_token_prelogits.npz': {},
+  'google/vit_gap.npz': {},
+  'google/hybrid_resnet.npz': {},
+  'google/mixer.npz': {},
+  'torch/vit_avg_fcnorm.safetensors': {'num_heads': 3},
+  'torch/deit_distilled.safetensors': {'num_heads': 3},
+  'torch/vit_registers_layerscale.safetensors': {},  # q_norm's width says it
+  'torch/mixer.safetensors': {},
+  'torch/hf_vit': {},
+}
+
+
+# Each runs once: most of the time would go to LLVM.
+@functools.partial(
+  jax.jit,
+  static_argnums=0,
+  compiler_options={'xla_backend_optimization_level': 0},
+)
+def _apply(model, params, images):
+  return model.apply({'params': params}, images)
+
+
+def logits(loaded, images):
+  return np.asarray(_apply(loaded.model, loaded.params, images))
+
+
+def read(path):
+  """Returns the arrays of a file."""
+  with files.open_arrays(path) as arrays:
+    return {name: arrays.read(name) for name in arrays.shapes}
+
+
+def flat(loaded):
+  return flax.traverse_util.flatten_dict(loaded.params, sep='/')
+
+
+def fields(loaded):
+  """Returns the fields of a model, with nothing left open."""
+  result = models.fields_of(loaded.model)
+  if 'class_token' in result:
+    result['class_token'] = 'class_token' in loaded.model.prefix
+  return result
+
+
+def assert_same(one, other):
+  """Checks that two models are the same, to the bit."""
+  assert fields(one) == fields(other)
+  ours, theirs = flat(one), flat(other)
+  assert ours.keys() == theirs.keys()
+  for path, array in ours.items():
+    np.testing.assert_array_equal(array, theirs[path], path)
+
+
+def random_model(size=(32, 32), channels=3, classes=(), **fields):
+  """Returns a small ViT, or another family's by its name."""
+  small = {'patch_size': 8, 'hidden_size': 24, 'mlp_dim': 48}
+  small |= {'num_heads': 3, 'depth': 2, 'num_classes': 5}
+  name = fields.pop('name', 'ViT-B/16')
+  model = models.create_model(
+    name, **(small | fields if name.startswith(('ViT', 'R')) else fields)
+  )
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda x: rng.standard_normal(x.shape, np.float32) * np.float32(0.3),
+    models.abstract_params(model, (*size, channels)),
+  )
+  preprocess = data.Preprocess(
+    classes, size, channels, (0.4,), (0.3,), resize=40
+  )
+  return weights.Loaded(model, params, preprocess, size, 'corner')
+
+
+@pytest.mark.parametrize('name', CASES)
+def test_golden(name):
+  """The logits of the programs that made the files, also for other sizes."""
+  path, given = GOLDEN / name, CASES[name]
+  expected = np.load(path.with_name(f'{path.stem}_expected.npz'))
+  tolerance = 5e-4 if 'hybrid' in name else 1e-4
+  loaded = vit_jax.load(path, **given)
+  assert loaded.position_size == expected['image'].shape[1:3]
+  found = logits(loaded, expected['image'])
+  np.testing.assert_allclose(found, expected['logits'], atol=tolerance, rtol=0)
+  if 'image_resized' in expected:
+    size = expected['image_resized'].shape[1:3]
+    loaded = vit_jax.load(path, image_size=size, **given)
+    np.testing.assert_allclose(
+      logits(loaded, expected['image_resized']),
+      expected['logits_resized'],
+      atol=tolerance,
+      rtol=0,
+    )
+
+
+@pytest.mark.parametrize('pads', [True, False])
+def test_golden_bit(pads):
+  """Its arrays do not say which of the two poolings is meant."""
+  expected = np.load(TORCH / 'bit_tiny_expected.npz')
+  loaded = vit_jax.load(TORCH / 'bit_tiny.safetensors', zero_padded_pool=pads)
+  np.testing.assert_allclose(
+    logits(loaded, expected['image']),
+    expected['logits' if pads else 'logits_unpadded'],
+    atol=5e-4,
+    rtol=0,
+  )
+
+
+def test_normalisation_is_that_of_the_training():
+  def mean(path, **given):
+    return vit_jax.load(path, **given).preprocess.mean
+
+  assert mean(GOOGLE / 'vit_gap.npz') == (0.5,)
+  assert mean(TORCH / 'vit_avg_fcnorm.safetensors', num_heads=3) == (0.5,)
+  assert mean(TORCH / 'deit_distilled.safetensors', num_heads=3) == IMAGENET
+
+
+# Google's variants.
+
+
+def newer(name):
+  """Numbers the parts of a layer as Linen does."""
+  if 'encoderblock' not in name:
+    return name
+  name = name.replace('LayerNorm_2', 'LayerNorm_1')
+  name = name.replace('Attention_1', 'Attention_0')
+  return name.replace('MlpBlock_3', 'MlpBlock_0')
+
+
+def stacked(arrays):
+  """Stacks the layers, as big_vision's scan does."""
+  result = {k: v for k, v in arrays.items() if 'encoderblock' not in k}
+  layers = [k for k in arrays if 'encoderblock_0' in k]
+  for name in layers:
+    names = [name.replace('_0/', f'_{i}/', 1) for i in range(3)]
+    result[name.replace('encoderblock_0', 'encoderblock')] = np.stack(
+      [arrays[n] for n in names]
+    )
+  return result
+
+
+@pytest.mark.parametrize('prefix', ['', 'params/'])
+def test_newer_numbers_prefix_and_stacked_layers(tmp_path, prefix):
+  path = GOOGLE / 'vit_gap.npz'
+  arrays = {prefix + newer(k): v for k, v in read(path).items()}
+  assert arrays.keys() != read(path).keys()
+  for i, content in enumerate((arrays, stacked(arrays))):
+    np.savez(tmp_path / f'{i}.npz', **content)
+    assert_same(vit_jax.load(tmp_path / f'{i}.npz'), vit_jax.load(path))
+
+
+def test_attention_pooling_as_big_vision_stores_it(tmp_path):
+  ours = random_model(pool='map')
+  p, h = ours.params, ours.params['map_head']
+  arrays = {
+    'params/embedding/kernel': p['patch_embedding']['kernel'],
+    'params/embedding/bias': p['patch_embedding']['bias'],
+    'params/pos_embedding': p['position_embedding'],
+    'params/Transformer/encoder_norm/scale': p['norm']['scale'],
+    'params/Transformer/encoder_norm/bias': p['norm']['bias'],
+    'params/MAPHead_0/probe': h['probe'],
+    'params/head/kernel': p['head']['kernel'],
+    'params/head/bias': p['head']['bias'],
+  }
+  for leaf in ('kernel', 'bias'):
+    pool = 'params/MAPHead_0/MultiHeadDotProductAttention_0'
+    axis = 1 if leaf == 'kernel' else 0
+    key, value = np.moveaxis(h['key_value'][leaf], axis, 0)
+    arrays |= {f'{pool}/key/{leaf}': key, f'{pool}/value/{leaf}': value}
+    arrays[f'{pool}/query/{leaf}'] = h['query'][leaf]
+    arrays[f'{pool}/out/{leaf}'] = h['out'][leaf]
+    for i, ours_name in enumerate(('up', 'down')):
+      name = f'params/MAPHead_0/MlpBlock_0/Dense_{i}/{leaf}'
+      arrays[name] = h['mlp'][ours_name][leaf]
+  for leaf in ('scale', 'bias'):
+    arrays[f'params/MAPHead_0/LayerNorm_0/{leaf}'] = h['norm'][leaf]
+  for i in range(2):
+    block, layer = (
+      p[f'blocks_{i}'],
+      f'params/Transformer/encoderblock_{i}',
+    )
+    attention = f'{layer}/MultiHeadDotProductAttention_0'
+    for leaf in ('kernel', 'bias'):
+      qkv = block['attention']['qkv'][leaf]
+      parts = np.moveaxis(qkv, 1 if leaf == 'kernel' else 0, 0)
+      for name, part in zip(('query', 'key', 'value'), parts, strict=True):
+        arrays[f'{attention}/{name}/{leaf}'] = part
+      arrays[f'{attention}/out/{leaf}'] = block['attention']['out'][leaf]
+      for j, name in enumerate(('up', 'down')):
+        dense = f'{layer}/MlpBlock_0/Dense_{j}/{leaf}'
+        arrays[dense] = block['mlp'][name][leaf]
+    for j in (0, 1):
+      for leaf in ('scale', 'bias'):
+        arrays[f'{layer}/LayerNorm_{j}/{leaf}'] = block[f'norm{j + 1}'][leaf]
+  np.savez(tmp_path / 'map.npz', **arrays)
+  assert_same(vit_jax.load(tmp_path / 'map.npz'), ours)
+  # And so they are written.
+  export.write(ours, tmp_path / 'written.npz', 'google', 'here')
+  assert read(tmp_path / 'written.npz').keys() == arrays.keys()
+
+
+# timm's and other state dicts.
+
+
+def test_state_dicts_of_torch(tmp_path):
+  """As DeiT publishes them: nested, and without a word on normalisation."""
+  path = TORCH / 'vit_avg_fcnorm.safetensors'
+  value = {'model': torch_format.state_dict(read(path)), 'epoch': 300}
+  torch_format.save(tmp_path / 'x.pth', value)
+  loaded = vit_jax.load(tmp_path / 'x.pth', num_heads=3)
+  assert_same(loaded, vit_jax.load(path, num_heads=3))
+  assert loaded.preprocess.mean == IMAGENET
+
+
+def test_a_directory_of_timms_hub(tmp_path):
+  """Its config.json says what the arrays do not."""
+  random = random_model(
+    pool='gap', class_token=True, gelu='tanh', layer_scale=0.1, registers=4
+  )
+  export.write(random, tmp_path / 'timm', 'timm', 'here')
+  path = tmp_path / 'timm' / 'config.json'
+  config = json.loads(path.read_text())
+  del config['vit_jax']  # timm does not write this
+  config['pretrained_cfg'] |= {
+    'label_names': ['n1', 'n2', 'n3', 'n4', 'n5'],
+    'crop_pct': 0.8,
+    'std': [0.1, 0.2, 0.3],
+  }
+  config['label_descriptions'] = {'n2': 'a tench'}
+  path.write_text(json.dumps(config))
+  loaded = vit_jax.load(tmp_path / 'timm')
+  assert loaded.classes == ('n1', 'a tench', 'n3', 'n4', 'n5')
+  assert loaded.preprocess.mean == pytest.approx((0.4,) * 3)
+  assert loaded.preprocess.std == (0.1, 0.2, 0.3)
+  assert loaded.preprocess.resize == 40
+  found = dataclasses.replace(loaded.model, layer_scale=0.1)
+  assert models.fields_of(found) == models.fields_of(random.model)
+
+
+def test_heads_by_architecture_and_by_published_size(tmp_path):
+  """A width that two divisions fit, and the name of timm's that settles it."""
+  random = random_model(hidden_size=256, num_heads=4, mlp_dim=96, depth=1)
+  export.write(random, tmp_path / 'timm', 'timm', 'here')
+  (tmp_path / 'timm' / 'config.json').write_text(
+    json.dumps({'architecture': 'vit_little_patch16_reg4_gap_256'})
+  )
+  assert vit_jax.load(tmp_path / 'timm').model.num_heads == 4
+  (tmp_path / 'timm' / 'config.json').unlink()
+  with pytest.raises(UserError, match=r'num_heads= .*--model\.num_heads='):
+    vit_jax.load(tmp_path / 'timm')
+  assert vit_jax.load(tmp_path / 'timm', num_heads=8).model.num_heads == 8
+
+
+# Hugging Face.
+
+
+@pytest.fixture
+def dinov2(tmp_path):
+  """A directory whose images are smaller than its positions, as Meta's are."""
+  random = random_model(
+    size=(40, 40),
+    pool='token+gap',
+    layer_scale=1.0,
+    position_tokens='class',
+    gelu='exact',
+  )
+  random = dataclasses.replace(
+    random,
+    preprocess=dataclasses.replace(random.preprocess, image_size=(24, 24)),
+  )
+  export.write(random, tmp_path / 'dinov2', 'huggingface', 'here')
+  return tmp_path / 'dinov2', random
+
+
+def test_images_of_another_size_than_the_positions(dinov2):
+  path, random = dinov2
+  stored = vit_jax.load(path, as_stored=True)
+  assert_same(stored, random)
+  assert stored.position_size == (40, 40)
+  assert stored.preprocess.image_size == (24, 24)
+  loaded = vit_jax.load(path)
+  assert loaded.position_size == loaded.preprocess.image_size == (24, 24)
+  assert flat(loaded)['position_embedding'].shape == (1, 1 + 9, 24)
+  assert vit_jax.load(path, image_size=40).preprocess.image_size == (40, 40)
+
+
+def test_a_size_with_as_many_patches(dinov2):
+  """It is no reason to take the 5 x 5 positions for 1 x 25."""
+  path, random = dinov2
+  loaded = vit_jax.load(path, image_size=(8, 200))
+  ours = random.params['position_embedding'][:, 1:]
+  assert not np.array_equal(flat(loaded)['position_embedding'][:, 1:], ours)
+
+
+def test_a_directory_of_hugging_face_needs_its_config(tmp_path, dinov2):
+  shutil.copy(dinov2[0] / 'model.safetensors', tmp_path / 'x.safetensors')
+  with pytest.raises(
+    UserError, match=r'x\.safetensors: there is no config\.json'
+  ):
+    vit_jax.load(tmp_path / 'x.safetensors')
+  config = dinov2[0] / 'config.json'
+  changed = json.loads(config.read_text())
+  config.write_text(json.dumps(changed | {'hidden_act': 'relu'}))
+  with pytest.raises(UserError, match=r"hidden_act 'relu'.* gelu_pytorch_tanh"):
+    vit_jax.load(dinov2[0])
+  config.write_text(json.dumps(changed | {'model_type': 'swin'}))
+  with pytest.raises(UserError, match=r"model_type 'swin'.* vit, deit, dinov2"):
+    vit_jax.load(dinov2[0])
+
+
+# What does not fit.
+
+
+def test_one_error_lists_all_differences(tmp_path):
+  arrays = read(GOOGLE / 'vit_gap.npz')
+  del arrays['head/bias'], arrays['Transformer/encoder_norm/scale']
+  kernel = 'Transformer/encoderblock_1/MlpBlock_3/Dense_1/kernel'
+  arrays[kernel] = arrays[kernel][:5]
+  arrays['surplus'] = np.zeros(3)
+  np.savez(tmp_path / 'x.npz', **arrays)
+  with pytest.raises(UserError) as e:
+    vit_jax.load(tmp_path / 'x.npz')
+  assert str(e.value) == (
+    f'{tmp_path}/x.npz: it does not fit: missing: head/bias (7,),'
+    ' Transformer/encoder_norm/scale (32,); misshapen:'
+    f' {kernel} (5, 32) instead of (64, 32); unknown: surplus'
+  )
+
+
+def test_numbers_that_are_not_finite(tmp_path):
+  arrays = read(GOOGLE / 'vit_gap.npz')
+  arrays['head/bias'][1] = np.nan
+  arrays['embedding/bias'][0] = np.inf
+  np.savez(tmp_path / 'x.npz', **arrays)
+  with pytest.raises(
+    UserError, match=r'not finite, in (head|embedding)/bias, (embedding|head)/b'
+  ):
+    vit_jax.load(tmp_path / 'x.npz')
+
+
+def test_a_file_that_is_cut_short(tmp_path):
+  for path in (GOOGLE / 'vit_gap.npz', TORCH / 'mixer.safetensors'):
+    whole = path.read_bytes()
+    cut = tmp_path / path.name
+    cut.write_bytes(whole[: len(whole) * 2 // 3])
+    with pytest.raises(UserError, match='damaged') as e:
+      vit_jax.load(cut)
+    assert '\n' not in str(e.value)
+
+
+def test_arrays_of_no_known_format(tmp_path):
+  np.savez(tmp_path / 'x.npz', one=np.zeros(1), two=np.zeros(2))
+  with pytest.raises(UserError, match='2 arrays of no known format'):
+    vit_jax.load(tmp_path / 'x.npz')
+
+
+def test_a_field_that_is_unknown():
+  with pytest.raises(UserError, match="no field 'headz': did you mean"):
+    vit_jax.load(GOOGLE / 'vit_gap.npz', headz=3)

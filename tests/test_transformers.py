@@ -1,0 +1,155 @@
+"""Models of Hugging Face's transformers, read and written, against itself."""
+
+import numpy as np
+import pytest
+from test_foreign import assert_same
+from test_foreign import logits
+from test_foreign import random_model
+
+import vit_jax
+from vit_jax.weights import export
+
+_REASON = "needs torch and transformers: pip install -e '.[compat]'"
+torch = pytest.importorskip('torch', reason=_REASON)
+transformers = pytest.importorskip('transformers', reason=_REASON)
+
+TOLERANCE = {'atol': 1e-4, 'rtol': 0}
+SMALL = {
+  'hidden_size': 48,
+  'num_hidden_layers': 2,
+  'num_attention_heads': 3,
+  'image_size': 32,
+  'patch_size': 8,
+  'num_labels': 7,
+}
+VIT = {'intermediate_size': 96, **SMALL}
+DINO = {'mlp_ratio': 2, **SMALL}
+# Class and what its config has beside the above.
+THEIRS = {
+  'ViTForImageClassification': VIT,
+  'ViTModel': VIT | {'pooler_output_size': 40},
+  'DeiTForImageClassification': VIT | {'hidden_act': 'gelu_pytorch_tanh'},
+  'DeiTForImageClassificationWithTeacher': VIT | {'qkv_bias': False},
+  'Dinov2ForImageClassification': DINO,
+  'Dinov2ForImageClassification, gated': DINO | {'use_swiglu_ffn': True},
+  'Dinov2WithRegistersForImageClassification': DINO
+  | {'num_register_tokens': 3},
+}
+
+
+@pytest.fixture(autouse=True)
+def quiet():
+  transformers.utils.logging.disable_progress_bar()
+  torch.set_num_threads(2)
+
+
+def theirs(name):
+  """Returns one of their models with random weights."""
+  torch.manual_seed(0)
+  module = getattr(transformers, name.split(',')[0])
+  model = module(module.config_class(**THEIRS[name])).eval()
+  with torch.no_grad():
+    for parameter in model.parameters():
+      parameter.normal_(std=0.2)
+  return model
+
+
+def answer(model, images, **kwargs):
+  """Returns their logits, or what their pooler gives."""
+  with torch.no_grad():
+    pixels = torch.tensor(np.moveaxis(images, -1, 1).copy())
+    output = model(pixels, **kwargs)
+  found = output.logits if 'logits' in output else output.pooler_output
+  return found.numpy()
+
+
+def images_of(height, width, channels=3):
+  rng = np.random.default_rng(0)
+  return rng.standard_normal((2, height, width, channels), np.float32)
+
+
+@pytest.mark.parametrize('name', THEIRS)
+def test_their_models_here(tmp_path, name):
+  """Also for images of another, oblong size; and back, to the bit."""
+  model = theirs(name)
+  model.save_pretrained(tmp_path / 'theirs')
+  loaded = vit_jax.load(tmp_path / 'theirs')
+  images = images_of(32, 32)
+  np.testing.assert_allclose(
+    logits(loaded, images), answer(model, images), **TOLERANCE
+  )
+  images = images_of(48, 32)
+  flag = {} if 'Dino' in name else {'interpolate_pos_encoding': True}
+  np.testing.assert_allclose(
+    logits(vit_jax.load(tmp_path / 'theirs', image_size=(48, 32)), images),
+    answer(model, images, **flag),
+    **TOLERANCE,
+  )
+  export.write(loaded, tmp_path / 'ours', 'huggingface', 'here')
+  again = type(model).from_pretrained(tmp_path / 'ours').state_dict()
+  for key, array in model.state_dict().items():
+    if 'mask_token' not in key:
+      assert torch.equal(array, again[key]), key
+
+
+def test_dinov2_with_images_smaller_than_its_positions(tmp_path):
+  """As Meta's: config.json has 518 pixels, preprocessor_config.json 224."""
+  model = theirs('Dinov2ForImageClassification')
+  model.save_pretrained(tmp_path)
+  processor = transformers.BitImageProcessorPil(
+    size={'shortest_edge': 28}, crop_size={'height': 24, 'width': 24}
+  )
+  processor.save_pretrained(tmp_path)
+  loaded = vit_jax.load(tmp_path)
+  assert loaded.preprocess.image_size == loaded.position_size == (24, 24)
+  images = images_of(24, 24)
+  np.testing.assert_allclose(
+    logits(loaded, images), answer(model, images), **TOLERANCE
+  )
+
+
+DINO_HERE = {
+  'pool': 'token+gap',
+  'layer_scale': 0.5,
+  'position_tokens': 'class',
+}
+OURS = {
+  'ViT': {'gelu': 'exact'},
+  'ViT, tanh': {'gelu': 'tanh', 'layer_norm_epsilon': 1e-12},
+  'ViT, grey, oblong': {'channels': 1, 'size': (16, 32), 'qkv_bias': False},
+  'DeiT': {'distillation_token': True, 'distillation_head': False},
+  'DeiT, distilled': {'distillation_token': True, 'mlp_dim': 50},
+  'DINOv2': DINO_HERE,
+  'DINOv2, gated': DINO_HERE | {'gated_mlp': True, 'mlp_dim': 32},
+  'DINOv2, registers': DINO_HERE | {'registers': 3, 'gelu': 'exact'},
+}
+
+
+@pytest.mark.parametrize('name', OURS)
+def test_our_models_there(tmp_path, name):
+  ours = random_model(classes=('ant', 'bee', 'cow'), **OURS[name])
+  export.write(ours, tmp_path / 'x', 'huggingface', 'here')
+  model, told = transformers.AutoModelForImageClassification.from_pretrained(
+    tmp_path / 'x', output_loading_info=True
+  )
+  assert not any(told.values()), told
+  images = images_of(*ours.position_size, ours.preprocess.channels)
+  np.testing.assert_allclose(
+    logits(ours, images), answer(model.eval(), images), **TOLERANCE
+  )
+  assert model.config.id2label[1] == 'bee'
+  assert_same(vit_jax.load(tmp_path / 'x'), ours)
+
+
+def test_images_are_prepared_as_here(tmp_path):
+  """Within two of 255 levels: the resizing is not the same to the bit."""
+  ours = random_model()
+  export.write(ours, tmp_path / 'x', 'huggingface', 'here')
+  processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / 'x')
+  y, x = np.mgrid[:60, :90]
+  image = np.stack([4 * y, 2 * x, y + x], axis=-1).astype(np.uint8)
+  theirs = processor(image, return_tensors='np')['pixel_values']
+  here = vit_jax.load(tmp_path / 'x').preprocess(image)
+  np.testing.assert_allclose(
+    np.moveaxis(theirs, 1, -1), here, atol=2 / 255 / 0.3, rtol=0
+  )
