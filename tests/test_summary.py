@@ -61,8 +61,10 @@ def test_memory_of_a_work_directory(run, tmp_path):
   table = run(*tiny.flags(**settings))
   memory = by_from['memory']
   for name in ('activations', 'total'):
-    assert re.search(rf'^  {name} +{memory[name]:.4f}$', table, re.MULTILINE)
-  assert re.search(rf'total .*{by_from["parameters"]}.* part ', table)
+    assert re.search(
+      rf'^  {name} +{1024 * memory[name]:.3f}$', table, re.MULTILINE
+    )
+  assert re.search(rf'total .*{by_from["parameters"]:,}.* part ', table)
   assert memory.pop('device') == 'cpu' and memory.pop('batch_size') == 16
   total = memory.pop('total')
   assert sum(memory.values()) == pytest.approx(total)

@@ -262,11 +262,13 @@ def _as_table(rows: list[Row], memory: dict[str, Any] | None) -> str:
     return text
   sizes = dict(memory)
   device, batch_size = sizes.pop('device'), sizes.pop('batch_size')
+  unit, scale = ('GiB', 1) if sizes['total'] >= 1 else ('MiB', 1024)
   text += (
-    f'\nGiB for training with {batch_size} images, as planned on {device}:'
+    f'\n{unit} a device for training with {batch_size} images, as the compiler'
+    f' for {device} plans it:'
   )
   for name, gib in sizes.items():
-    text += f'\n  {name:<12}{gib:>10.4f}'
+    text += f'\n  {name:<12}{scale * gib:>10.3f}'
   return text
 
 

@@ -24,6 +24,7 @@ from vit_jax import models
 from vit_jax import train as train_lib
 from vit_jax.benchmark import baseline
 from vit_jax.benchmark import timing
+from vit_jax.models import vit
 
 Entry = dict[str, Any]
 
@@ -54,6 +55,7 @@ class Bench:
     # Copies, since each step donates its state.
     self._params = jax.tree.map(np.array, self._state.params)
     self._plain_params = baseline.convert_params(self._params)
+    assert isinstance(self._model, vit.ViT)  # the tutorial's
     self._plain_model = baseline.make_model(self._model)
     shape = (config.train.batch_size, *self._batch['image'].shape[1:])
     self._images = jax.random.normal(jax.random.key(0), shape)

@@ -371,8 +371,7 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
     'a head that reads class token and mean': model.pool == 'token+gap',
     'a class token that nothing reads': model.pool in ('gap', 'map')
     and 'class_token' in model.prefix,
-    'a LayerNorm after the mean': model.pool == 'gap'
-    and model.norm_after_pool,
+    'a LayerNorm after the mean': model.pool == 'gap' and model.norm_after_pool,
     'a model without positions': model.position_embedding == 'none',
   }
   return next((what for what, has in wrong.items() if has), None)
