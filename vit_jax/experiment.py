@@ -15,11 +15,11 @@ from absl import logging
 from clu import metrics
 from clu import parameter_overview
 import jax
-import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
+from vit_jax import cost
 from vit_jax import data
 from vit_jax import models
 from vit_jax import objectives
@@ -27,8 +27,6 @@ from vit_jax import optim
 from vit_jax import sharding
 from vit_jax import train_step as train_step_lib
 from vit_jax.data import device
-from vit_jax.models import stack
-from vit_jax.models import vit
 from vit_jax.optim import rules as rules_lib
 from vit_jax.weights import initial
 
@@ -101,9 +99,9 @@ class Experiment:
   rules: rules_lib.Rules
 
   @functools.cached_property
-  def flops(self) -> train_step_lib.StepFlops:
+  def flops(self) -> cost.StepFlops:
     """Of the matrix products in one step, on all devices together."""
-    return _count_flops(self.config, self.abstract_state().params)
+    return cost.step_flops(self.config, self.abstract_state().params)
 
   def init(self) -> TrainState:
     """Returns the state before the first step."""
@@ -259,7 +257,7 @@ def describe(experiment: Experiment) -> None:
     '%s', parameter_overview.get_parameter_overview(params, include_stats=False)
   )
   logging.info('%s', rules_lib.table(e.rules))
-  logging.info('%s', _show_flops(e.flops, e.config.train.batch_size))
+  logging.info('%s', cost.show(e.flops, e.config.train.batch_size))
   logging.info(
     'training on %s: %d examples, %d classes (%s)',
     e.config.data.split,
@@ -358,54 +356,6 @@ def _make_rules(
 ) -> rules_lib.Rules:
   params = jax.eval_shape(objective.init, jax.random.key(0))
   return rules_lib.make(config.optim, params)
-
-
-def _count_flops(
-  config: ml_collections.ConfigDict, params: Any
-) -> train_step_lib.StepFlops:
-  """Counts with a twin that is scanned: it is traced in a tenth of the time."""
-  config = config.copy_and_resolve_references()
-  config.model.remat = 'none'
-  config.model.scan = not config.model.name.startswith('BiT')  # which has none
-  size = config_lib.pair(config.data.image_size, 'data.image_size')
-  train, channels = config.train, config.data.channels
-
-  def blank(images: jax.Array, *_: jax.Array) -> jax.Array:
-    return jnp.zeros((len(images), *size, channels), jnp.float32)
-
-  objective = objectives.create(config, blank, blank)
-  b = train.batch_size // train.accumulation
-  batch = {
-    'image': jax.ShapeDtypeStruct((b, *size, channels), jnp.uint8),
-    'label': jax.ShapeDtypeStruct((b,), jnp.int32),
-    'mask': jax.ShapeDtypeStruct((b,), jnp.bool_),
-    'index': jax.ShapeDtypeStruct((b,), jnp.int32),
-  }
-  params = jax.eval_shape(_stacked, params)
-  rules = rules_lib.make(config.optim, params)
-  return train_step_lib.count_flops(
-    objective, rules, params, batch, train.accumulation
-  )
-
-
-def _stacked(params: Any) -> Any:
-  """Returns parameters as the scanned model has them."""
-  params = stack.join_runs(params)
-  return vit.stack_layers(params) if 'blocks_0' in params else params
-
-
-def _show_flops(flops: train_step_lib.StepFlops, batch_size: int) -> str:
-  gflop = {
-    name: f'{x / batch_size / 1e9:.4g}'
-    for name, x in dataclasses.asdict(flops).items()
-  }
-  line = (
-    f'GFLOP per image: {gflop["forward"]} forward, {gflop["step"]} in a'
-    ' training step'
-  )
-  if flops.step < flops.everything:
-    line += f' (training everything: {gflop["everything"]})'
-  return line
 
 
 def _block_signals() -> None:

@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import ml_collections
 import optax
 
-from vit_jax import flops
 from vit_jax import objectives
 from vit_jax import sharding
 from vit_jax.optim import rules as rules_lib
@@ -174,59 +173,3 @@ def _loss_and_grads(
     total = optax.tree.scale(1 / parts, total)
   (loss, means), grads = total
   return loss, means, grads
-
-
-@dataclasses.dataclass(frozen=True)
-class StepFlops:
-  """Floating-point operations of the matrix products in one training step.
-
-  Without augmentation, and without what is computed again to save memory.
-
-  Attributes:
-    forward: Of the forward pass alone.
-    step: Of the whole step.
-    everything: Of the whole step if all parameters were trained.
-  """
-
-  forward: int
-  step: int
-  everything: int
-
-
-def count_flops(
-  objective: objectives.Objective,
-  rules: rules_lib.Rules,
-  params: Any,
-  batch: dict[str, jax.ShapeDtypeStruct],
-  parts: int,
-) -> StepFlops:
-  """Counts the operations of a step; computes shapes alone.
-
-  Args:
-    objective: What is learned.
-    rules: What trains, of its parameters.
-    params: Shapes, as the objective initialises them.
-    batch: Shapes [B, ...], of one of the parts.
-    parts: That a global batch is computed in.
-  """
-  params = jax.eval_shape(rules.split, params)
-  rows = jax.ShapeDtypeStruct(batch['image'].shape[:1], jnp.int32)
-  key = jax.random.key(0, impl='threefry2x32')
-
-  def loss_and_grads(params: Any, batch: Any, rows: Any) -> Any:
-    loss_fn = jax.value_and_grad(objective.loss, has_aux=True)
-    (loss, _), grads = loss_fn(params, batch, key, rows)
-    return loss, grads
-
-  # Traced once: what of it the wanted gradients do not need is left out.
-  jaxpr = jax.make_jaxpr(loss_and_grads)(params, batch, rows)
-  trains = jax.tree.leaves(
-    jax.tree.map(
-      lambda x: x is not None,
-      rules.trained(params),
-      is_leaf=lambda x: x is None,
-    )
-  )
-  no, yes = [False] * len(trains), [True] * len(trains)
-  counts = [flops.of_jaxpr(jaxpr, [True, *of]) for of in (no, trains, yes)]
-  return StepFlops(*(parts * count for count in counts))
