@@ -276,7 +276,7 @@ def test_load_predicts_as_the_evaluation_did(finished):
   best = min(line.get('val/loss', 9) for line in tiny.metrics(workdir))
   assert float(loss.mean()) == pytest.approx(best, rel=1e-4)
   assert vit.classes == tuple('0123456789')
-  with pytest.raises(UserError, match='is not a work directory'):
+  with pytest.raises(UserError, match='is no work directory'):
     vit_jax.load(workdir / 'checkpoints')
 
 

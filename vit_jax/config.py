@@ -286,6 +286,10 @@ def from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
     UserError: It has keys that this version does not know.
   """
   config = default()
+  if not all(
+    isinstance(value, Mapping) for value in (stored, stored.get('evals', {}))
+  ):
+    raise UserError('config.json holds something else than a config')
   for name in stored.get('evals', {}):
     if name not in config.evals:
       config.evals[name] = evaluation()

@@ -129,7 +129,9 @@ def _configured(
   experiment = None
   try:
     experiment_lib.check(config)
-    experiment = experiment_lib.build(config)
+    # The checkpoint that it starts from is read only where that is the model.
+    reads = config.model.name == config_lib.INIT_FROM
+    experiment = experiment_lib.build(config, resumes=not reads)
     config = experiment.config
   except UserError as e:
     if config.model.num_classes is None:
@@ -148,12 +150,12 @@ def _configured(
 def _stored_config(path: str) -> 'ml_collections.ConfigDict | None':
   """Returns the config of a work directory; None of anything else."""
   from vit_jax import config as config_lib
+  from vit_jax import weights
   from vit_jax import workdir
 
-  is_workdir = (pathlib.Path(path) / 'preprocess.json').exists()
-  stored = workdir.read_json(pathlib.Path(path) / 'config.json')
-  if not is_workdir or stored is None:
+  if not weights.is_workdir(pathlib.Path(path)):
     return None
+  stored = workdir.read_json(pathlib.Path(path) / 'config.json')
   return config_lib.from_dict(stored)
 
 

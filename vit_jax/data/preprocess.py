@@ -58,12 +58,45 @@ class Preprocess:
 
   @classmethod
   def from_dict(cls, stored: Mapping[str, Any]) -> Self:
-    """Returns what `to_dict` gave, or what JSON made of it."""
+    """Returns what `to_dict` gave, or what JSON made of it.
+
+    Raises:
+      UserError: It is something else.
+    """
     fields: dict[str, Any] = {
       key: tuple(value) if isinstance(value, list) else value
       for key, value in stored.items()
     }
-    return cls(**fields)
+    try:
+      result = cls(**fields)
+    except TypeError as e:
+      raise UserError(
+        f'what prediction needs (preprocess.json): {config_lib.one_line(e)}'
+      ) from None
+    result._check()
+    return result
+
+  def _check(self) -> None:
+    """Raises a UserError where a value cannot be used."""
+    numbers = (*self.mean, *self.std) if self._are_tuples() else ()
+    good = (
+      numbers
+      and all(isinstance(x, int | float) for x in numbers)
+      and np.isfinite(numbers).all()
+      and min(self.std) > 0
+      and {len(self.mean), len(self.std)} <= {1, self.channels}
+      and len(self.image_size) == 2
+      and all(type(x) is int and x > 0 for x in self.image_size)
+      and all(isinstance(name, str) for name in self.classes)
+    )
+    if not good:
+      raise UserError(
+        f'what prediction needs (preprocess.json) cannot be used: {self}'
+      )
+
+  def _are_tuples(self) -> bool:
+    values = (self.classes, self.image_size, self.mean, self.std)
+    return all(isinstance(x, tuple) for x in values)
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the content of preprocess.json."""

@@ -9,6 +9,8 @@ import dataclasses
 import difflib
 import fnmatch
 import re
+import types
+import typing
 from typing import Any
 
 import jax
@@ -125,15 +127,45 @@ def model_of(module: type[Model], fields: Mapping[str, Any]) -> Model:
       raise ValueError(
         f'a {module.__name__} has no field {key!r}: did you mean {near!r}?'
       )
-  fields = dict(fields)
+  fields = {  # JSON has lists
+    key: tuple(value) if isinstance(value, list) else value
+    for key, value in fields.items()
+  }
   if 'patch_size' in fields:
     fields['patch_size'] = _pair(fields['patch_size'])
+  hints = typing.get_type_hints(module)
   for key, value in fields.items():
-    if isinstance(value, list):  # from JSON
-      fields[key] = tuple(value)
+    if not _is_of_type(value, hints[key]):
+      raise ValueError(
+        f'{key} is {value!r}: it must be of the type {_show(hints[key])}'
+      )
   model = module(**fields)
   _check_fields(model)
   return model
+
+
+def _is_of_type(value: Any, hint: Any) -> bool:
+  """Whether a value is of a field's type; those of libraries are not looked at.
+
+  A whole number is a float as well; a truth value is not a number.
+  """
+  origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+  if origin is types.UnionType:
+    return any(_is_of_type(value, each) for each in arguments)
+  if origin is tuple:
+    return isinstance(value, tuple) and all(
+      _is_of_type(x, arguments[0]) for x in value
+    )
+  if hint in (int, float):
+    allowed = (int, float) if hint is float else int
+    return isinstance(value, allowed) and not isinstance(value, bool)
+  if hint in (bool, str, types.NoneType):
+    return isinstance(value, hint)
+  return True
+
+
+def _show(hint: Any) -> str:
+  return hint.__name__ if isinstance(hint, type) else str(hint)
 
 
 def fields_of(model: Model) -> dict[str, Any]:
@@ -246,15 +278,28 @@ def init_params(
 
 
 def _pair(patch_size: Any) -> tuple[int, int]:
-  is_one = isinstance(patch_size, int)
+  is_one = type(patch_size) is int
   pair = (patch_size, patch_size) if is_one else patch_size
   good = isinstance(pair, tuple | list) and len(pair) == 2
-  if not good or not all(isinstance(x, int) and x > 0 for x in pair):
+  if not good or not all(type(x) is int and x > 0 for x in pair):
     raise ValueError(
       f'patch_size is {patch_size!r}: write one positive number, or'
       ' (height, width)'
     )
   return pair[0], pair[1]
+
+
+_POSITIVE = (
+  'hidden_size',
+  'mlp_dim',
+  'tokens_mlp_dim',
+  'num_heads',
+  'depth',
+  'resnet_width',
+  'width_factor',
+  'stem_width',
+  'num_groups',
+)
 
 
 def _check_fields(model: Model) -> None:
@@ -266,9 +311,9 @@ def _check_fields(model: Model) -> None:
     'initializers': tuple(layers.INITIALIZERS),
     'remat': vit.REMAT_POLICIES,
   }
-  at_least = dict.fromkeys(
-    ('hidden_size', 'mlp_dim', 'tokens_mlp_dim', 'num_heads', 'depth'), 1
-  ) | dict.fromkeys(('num_classes', 'registers', 'pre_logits'), 0)
+  at_least = dict.fromkeys(_POSITIVE, 1) | dict.fromkeys(
+    ('num_classes', 'registers', 'pre_logits'), 0
+  )
   rates = ('dropout_rate', 'attention_dropout_rate', 'stochastic_depth')
   for field in _fields(type(model)):
     value = getattr(model, field)

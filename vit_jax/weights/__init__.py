@@ -1,5 +1,6 @@
 """Trained models, from where they are stored to where they predict."""
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -7,8 +8,10 @@ import pathlib
 from typing import Any
 from typing import Self
 
+from flax import traverse_util
 import jax
 import jax.numpy as jnp
+import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
@@ -18,7 +21,10 @@ from vit_jax import workdir as workdir_lib
 from vit_jax.models import stack
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import download
+from vit_jax.weights import fit
 from vit_jax.weights import foreign
+
+_MOST_PIXELS = 2**14  # a side; a grid of 1024 x 1024 patches of 16
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,14 +99,14 @@ class Loaded:
       if 'pre_logits' in fields and 'pre_logits' not in model_overrides:
         fields['pre_logits'] = 0  # dropped with the head that it was made for
     if 'dtype' in model_overrides:
-      fields['dtype'] = jnp.dtype(fields['dtype'])
+      fields['dtype'] = _dtype(fields['dtype'])
     try:
       target = models.model_of(type(self.model), fields)
     except ValueError as e:
       raise config_lib.UserError(config_lib.one_line(e)) from None
     size = self.preprocess.image_size
     if image_size is not None:
-      size = config_lib.pair(image_size, 'data.image_size')
+      size = _pair(image_size)
     params, changes = adapt_lib.adapt(
       self.params,
       self.model,
@@ -120,8 +126,37 @@ class Loaded:
     )
 
 
+def _dtype(name: Any) -> Any:
+  """Returns the type of floating-point numbers that a name stands for."""
+  with contextlib.suppress(TypeError):
+    if jnp.issubdtype(dtype := jnp.dtype(name), jnp.floating):
+      return dtype
+  raise config_lib.UserError(
+    f'dtype is {name!r}: choose float32, bfloat16 or float16'
+  )
+
+
+def _pair(image_size: Any) -> tuple[int, int]:
+  try:
+    return config_lib.pair(image_size, 'data.image_size')
+  except config_lib.UserError:
+    raise config_lib.UserError(
+      f'image_size is {image_size!r}: write one positive number, or (height,'
+      ' width)'
+    ) from None
+
+
 def grid(model: models.Model, size: tuple[int, int]) -> tuple[int, int]:
-  """Returns the patches of an image, (h, w); (1, 1) of a model without."""
+  """Returns the patches of an image, (h, w); (1, 1) of a model without.
+
+  Raises:
+    UserError: The image does not divide into patches, or is too large.
+  """
+  if max(size) > _MOST_PIXELS:
+    raise config_lib.UserError(
+      f'images of {size[0]} x {size[1]} pixels are too large: at most'
+      f' {_MOST_PIXELS} a side'
+    )
   patch = models.pixels_per_token(model)
   if patch is None:
     return 1, 1
@@ -187,12 +222,12 @@ def load(
   local = download.fetch(os.fspath(path))
   overrides = dict(model_overrides)
   unseen = {k: overrides.pop(k) for k in foreign.UNSEEN if k in overrides}
-  if _is_workdir(local):
+  if is_workdir(local):
     loaded = _from_workdir(local, unseen)
   else:
     size = None
     if image_size is not None:
-      size = config_lib.pair(image_size, 'data.image_size')
+      size = _pair(image_size)
     loaded = _from_file(local, unseen, size)
   wanted = num_classes, image_size, resize
   fits = as_stored or loaded.position_size == loaded.preprocess.image_size
@@ -204,7 +239,8 @@ def load(
     raise config_lib.UserError(f'{path}: {e}') from None
 
 
-def _is_workdir(path: pathlib.Path) -> bool:
+def is_workdir(path: pathlib.Path) -> bool:
+  """Whether a path is one of our work directories."""
   return path.is_dir() and (path / 'preprocess.json').exists()
 
 
@@ -212,28 +248,49 @@ def _from_workdir(workdir: pathlib.Path, unseen: dict[str, Any]) -> Loaded:
   # Here: Orbax takes a second to import, which foreign files need not wait for.
   from vit_jax import checkpoint
 
-  stored = workdir_lib.read_json(workdir / 'config.json')
-  if stored is None:
-    raise config_lib.UserError(
-      f'{workdir} is no whole work directory: config.json is missing'
-    )
-  config = config_lib.from_dict(stored)
-  preprocess = data.Preprocess.from_dict(
-    workdir_lib.read_json(workdir / 'preprocess.json')
-  )
+  config, preprocess = _stored(workdir)
+  size = config_lib.pair(config.data.image_size, 'data.image_size')
   try:
     model = models.from_config(
       config.model.to_dict() | unseen,
       len(preprocess.classes),
       config.train.dtype,
     )
+    expected = fit.expected_shapes(
+      model, grid(model, size), preprocess.channels
+    )
   except ValueError as e:
     raise config_lib.UserError(f'{workdir}: {config_lib.one_line(e)}') from None
   params, _, _ = checkpoint.restore_params(workdir)
   params = stack.join_runs(params)
-  size = config_lib.pair(config.data.image_size, 'data.image_size')
+  flat = traverse_util.flatten_dict(params, sep='/')
+  try:
+    fit.check(flat, expected, model, model)
+  except config_lib.UserError as e:
+    raise config_lib.UserError(f'{workdir}, by its config.json: {e}') from None
   resize = config.init_from.resize or 'corner'
   return Loaded(model, params, preprocess, size, resize)
+
+
+def _stored(
+  workdir: pathlib.Path,
+) -> tuple[ml_collections.ConfigDict, data.Preprocess]:
+  """Reads what a work directory says of its model and its data."""
+  stored = {
+    name: workdir_lib.read_json(workdir / name)
+    for name in ('config.json', 'preprocess.json')
+  }
+  for name, content in stored.items():
+    if not isinstance(content, dict):
+      problem = 'is missing' if content is None else 'holds no JSON object'
+      raise config_lib.UserError(
+        f'{workdir} is no whole work directory: {name} {problem}'
+      )
+  try:
+    config = config_lib.from_dict(stored['config.json'])
+    return config, data.Preprocess.from_dict(stored['preprocess.json'])
+  except config_lib.UserError as e:
+    raise config_lib.UserError(f'{workdir}: {e}') from None
 
 
 def _from_file(

@@ -108,6 +108,11 @@ def check_path(path: pathlib.Path, name: str) -> bool:
         f'{there} is there already, and is not overwritten: name a new'
         ' directory'
       )
+  parent = next(p for p in path.absolute().parents if p.exists())
+  if not os.access(parent, os.W_OK | os.X_OK) or not parent.is_dir():
+    raise UserError(
+      f'{path}: nothing can be written below {parent}; name another place'
+    )
   return is_file
 
 

@@ -149,5 +149,6 @@ class Start:
       path = config.init_from.path
       raise config_lib.UserError(f'config.init_from.path={path}: {e}') from None
     logging.info('starting from %s', config.init_from.path)
-    logging.info('%s', adapt.changes_table(changes))
+    table = adapt.changes_table(changes)
+    logging.info('%s', table if changes else 'nothing had to be adapted')
     return params
