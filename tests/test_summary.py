@@ -90,3 +90,11 @@ def test_mistakes_are_named(run):
       run(*args)
   with pytest.raises(UserError, match='matches no parameter'):
     run(*tiny.flags(optim__freeze='blocks_9/'))
+
+
+def test_of_a_file(run):
+  """Another program's file has no config, and no memory for training."""
+  path = tiny.ROOT / 'tests' / 'data' / 'golden' / 'google' / 'mixer.npz'
+  report = json.loads(run(f'--from={path}', '--format=json'))
+  assert report['output_shape'] == [1, 7] and report['memory'] is None
+  assert report['trainable'] == 'yes'

@@ -140,8 +140,14 @@ def write_json(path: pathlib.Path, value: Any) -> None:
     file.write(text)
 
 
-def read_json(path: pathlib.Path) -> Any:
+def read_json(
+  path: pathlib.Path, advice: str = 'repair it, or give another --workdir'
+) -> Any:
   """Reads a JSON file; None where there is none.
+
+  Args:
+    path: To read.
+    advice: What to do where it cannot be read.
 
   Raises:
     UserError: It cannot be read.
@@ -150,10 +156,8 @@ def read_json(path: pathlib.Path) -> Any:
     return json.loads(path.read_text(encoding='utf-8'))
   except FileNotFoundError:
     return None
-  except (OSError, ValueError) as e:
-    raise UserError(
-      f'cannot read {path}: {e}; repair it, or give another --workdir'
-    ) from None
+  except (OSError, ValueError, RecursionError) as e:
+    raise UserError(f'cannot read {path}: {e}; {advice}') from None
 
 
 def check_config(

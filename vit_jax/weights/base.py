@@ -7,9 +7,11 @@ from collections.abc import Sequence
 import dataclasses
 import math
 import re
+import reprlib
 from typing import Any
 from typing import Protocol
 
+from absl import logging
 from flax import linen as nn
 
 from vit_jax import models
@@ -24,13 +26,156 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 
 @dataclasses.dataclass(frozen=True)
+class Kind:
+  """What a field of a JSON file has to be.
+
+  Attributes:
+    text: In words.
+    fits: Whether a value is.
+  """
+
+  text: str
+  fits: Callable[[Any], bool]
+
+
+def is_number(value: Any) -> bool:
+  """Whether it is a finite number of a sensible size; a truth value is none."""
+  is_any = isinstance(value, int | float) and not isinstance(value, bool)
+  return is_any and abs(value) < 1e30
+
+
+def is_positive(value: Any) -> bool:
+  """Whether it is a finite number above 0."""
+  return is_number(value) and value > 1e-30
+
+
+def is_count(value: Any) -> bool:
+  """Whether it is a whole number above 0."""
+  return isinstance(value, int) and is_positive(value) and value < 2**31
+
+
+def are_counts(value: Any, number: int) -> bool:
+  """Whether it is a list of so many whole numbers above 0."""
+  is_list = isinstance(value, list) and len(value) == number
+  return is_list and all(map(is_count, value))
+
+
+def _are_labels(value: Any) -> bool:
+  if isinstance(value, Mapping):
+    if not all(re.fullmatch('[0-9]{1,9}', key) for key in value):
+      return False
+    value = [*value.values()]
+  return isinstance(value, list) and all(
+    isinstance(x, str) or (isinstance(x, int) and not isinstance(x, bool))
+    for x in value
+  )
+
+
+TEXT = Kind('text', lambda x: isinstance(x, str))
+TRUTH = Kind('true or false', lambda x: isinstance(x, bool))
+OBJECT = Kind('an object', lambda x: isinstance(x, Mapping))
+COUNT = Kind('a whole number above 0', is_count)
+POSITIVE = Kind('a finite number above 0', is_positive)
+PAIR = Kind('two whole numbers above 0', lambda x: are_counts(x, 2))
+SIZE = Kind(
+  'one or two whole numbers above 0',
+  lambda x: is_count(x) or are_counts(x, 2),
+)
+_LABELS = Kind('names in a list, or by the numbers of classes', _are_labels)
+
+
+@dataclasses.dataclass(frozen=True)
+class Json:
+  """An object in a JSON file of others, which may hold anything.
+
+  Attributes:
+    file: Its name.
+    content: Of the file.
+  """
+
+  file: str
+  content: Mapping[str, Any]
+
+  def get(self, key: str, kind: Kind, default: Any = None) -> Any:
+    """Returns a field, 'a.b' of an object in it; null is as good as absent.
+
+    Raises:
+      UserError: It is not of the kind.
+    """
+    value: Any = self.content
+    *parents, _ = names = key.split('.')
+    for i, name in enumerate(names):
+      value = value.get(name)
+      if value is None:
+        return default
+      wanted = kind if i == len(parents) else OBJECT
+      if not wanted.fits(value):
+        where = '.'.join(names[: i + 1])
+        raise self.error(where, value, f'it must be {wanted.text}')
+    return value
+
+  def error(self, key: str, value: Any, wanted: str) -> UserError:
+    """Returns the error for a field that is not as it must be."""
+    shown = reprlib.repr(value)
+    return UserError(f'its {self.file} says {key} {shown}: {wanted}')
+
+  def channel_values(
+    self,
+    key: str,
+    channels: int,
+    default: Sequence[float],
+    is_wanted: Callable[[Any], bool] = is_number,
+  ) -> tuple[float, ...]:
+    """Returns one number for all channels, or one for each.
+
+    Raises:
+      UserError: It is something else.
+    """
+
+    def fits(value: Any) -> bool:
+      values = value if isinstance(value, list) else [value]
+      return len(values) in (1, channels) and all(map(is_wanted, values))
+
+    above = ' above 0' if is_wanted is is_positive else ''
+    text = f'one finite number{above}, or one for each of {channels} channels'
+    value = self.get(key, Kind(text, fits), default)
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+  def labels(self, key: str, classes: int) -> tuple[str, ...]:
+    """Returns the names of classes; () where they are not those of the head.
+
+    Args:
+      key: Of a list, or of an object: number of the class -> name.
+      classes: Of the head.
+
+    Raises:
+      UserError: It is neither.
+    """
+    names = self.get(key, _LABELS, [])
+    if not isinstance(names, Mapping):
+      names = dict(enumerate(names))
+    numbered = sorted((int(number), str(names[number])) for number in names)
+    if [number for number, _ in numbered] == [*range(classes)]:
+      return tuple(name for _, name in numbered)
+    if numbered and classes:
+      logging.warning(
+        '%s of %s names %d classes, the head has %d: the names are left out',
+        key,
+        self.file,
+        len(numbered),
+        classes,
+      )
+    return ()
+
+
+@dataclasses.dataclass(frozen=True)
 class Hints:
   """What is known beside the arrays.
 
   Attributes:
     overrides: Fields of the model that the caller gives.
-    config: config.json beside the file, or {}.
-    preprocessor: preprocessor_config.json beside the file, or {}.
+    config: config.json beside the file; empty where there is none.
+    preprocessor: preprocessor_config.json beside it, likewise.
     image_size: (height, width) that the caller asks for, or None.
     suffix: Of the file's name.
     stored_size: (height, width) that positions are for, as we wrote it beside
@@ -38,8 +183,8 @@ class Hints:
   """
 
   overrides: dict[str, Any]
-  config: dict[str, Any]
-  preprocessor: dict[str, Any]
+  config: Json
+  preprocessor: Json
   image_size: tuple[int, int] | None
   suffix: str
   stored_size: tuple[int, int] | None = None
@@ -71,10 +216,10 @@ class Format(Protocol):
   def recognises(self, names: Iterable[str]) -> bool:
     """Whether a file with these arrays is of this format."""
 
-  def prepare(self, arrays: files.Arrays) -> files.Arrays:
+  def prepare(self, arrays: files.Arrays) -> 'Renamed':
     """Returns the arrays under the names that the rules use."""
 
-  def describe(self, arrays: files.Arrays, hints: Hints) -> Description:
+  def describe(self, arrays: 'Renamed', hints: Hints) -> Description:
     """Reads the architecture off the arrays' shapes."""
 
   def rules(self, model: nn.Module) -> Sequence[tables.Rule]:
@@ -97,9 +242,24 @@ class Format(Protocol):
 class Renamed(files.Arrays):
   """Shows an open file's arrays under other names."""
 
-  def __init__(self, arrays: files.Arrays, rename: Callable[[str], str]):
-    """Wraps an open file."""
+  def __init__(
+    self,
+    arrays: files.Arrays,
+    rename: Callable[[str], str] = str,
+    restore: Callable[[str], str] = str,
+    show: Callable[[str], str] = str,
+  ):
+    """Wraps an open file.
+
+    Args:
+      arrays: Of the file.
+      rename: Name in the file -> name here.
+      restore: Name here -> name that an array which is missing would have.
+      show: That name -> how messages name it.
+    """
     self._arrays = arrays
+    self._restore = restore
+    self._show = show
     self._stored = {rename(name): name for name in arrays.shapes}
     self.metadata = arrays.metadata
     self.shapes = {
@@ -110,13 +270,18 @@ class Renamed(files.Arrays):
     """Reads one array."""
     return self._arrays.read(self._stored[name])
 
+  def stored(self, name: str) -> str:
+    """Returns the name that an array has in the file, or would have."""
+    return self._show(self._stored.get(name) or self._restore(name))
+
 
 class Shapes:
   """Shapes by name, for reading an architecture off them."""
 
-  def __init__(self, shapes: Mapping[str, Shape]):
-    """Keeps the shapes."""
-    self._shapes = shapes
+  def __init__(self, arrays: Renamed):
+    """Keeps the shapes of an open file."""
+    self._shapes = arrays.shapes
+    self._stored = arrays.stored
 
   def __contains__(self, name: str) -> bool:
     return name in self._shapes
@@ -130,14 +295,15 @@ class Shapes:
     pattern = re.escape(name).replace(r'\{\}', r'\d+')
     found = [n for n in self._shapes if re.fullmatch(pattern, n)]
     if not found:
+      wanted = self._stored(name.replace('{}', '0'))
       raise UserError(
-        f'its architecture cannot be read: it holds no array {name}'
+        f'its architecture cannot be read: it holds no array {wanted}'
       )
     shape = self._shapes[found[0]]
     if len(shape) != axes:
       raise UserError(
-        f'its architecture cannot be read: {found[0]} has the shape {shape},'
-        f' not {axes} axes'
+        f'its architecture cannot be read: {self._stored(found[0])} has'
+        f' the shape {shape}, not {axes} axes'
       )
     return shape
 
@@ -165,6 +331,23 @@ class Shapes:
         stage, unit = int(match[1]) - first, int(match[2]) - first
         units[stage] = max(units.get(stage, 0), unit + 1)
     return tuple(units.get(i, 1) for i in range(max(units, default=-1) + 1))
+
+
+def build(
+  module: type[models.Model], fields: dict[str, Any], hints: Hints
+) -> models.Model:
+  """Returns a module of what the arrays show and the caller gives.
+
+  Raises:
+    ValueError: They do not fit, or the family has no such field.
+  """
+  known = {field.name for field in dataclasses.fields(module)}
+  for key in hints.overrides:
+    if key not in known:
+      raise UserError(
+        f'it is a {module.__name__}, which has no field {key!r}: leave it out'
+      )
+  return models.model_of(module, fields | hints.overrides)
 
 
 def image_size(

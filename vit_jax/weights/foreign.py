@@ -73,28 +73,27 @@ def read(
   """
   file = _weights_in(path) if path.is_dir() else path
   config = _json(file.with_name('config.json'))
-  ours = _ours(config, file.name)
+  is_ours = _is_ours(config, file.name)
   hints = base.Hints(
-    overrides=ours.get('model', {}) | overrides,
+    overrides=(config.get('vit_jax.model', base.OBJECT) if is_ours else {}) | overrides,
     config=config,
     preprocessor=_json(file.with_name('preprocessor_config.json')),
     image_size=image_size,
     suffix=file.suffix,
-    stored_size=_pair(ours.get('image_size')),
+    stored_size=tuple(config.get('vit_jax.image_size', base.PAIR)) if is_ours else None,
   )
   with files.open_arrays(file) as arrays, _named(path):
     form = _format(list(arrays.shapes))
     arrays = form.prepare(arrays)
     description = form.describe(arrays, hints)
-    if ours:
-      description = dataclasses.replace(
-        description, preprocess=ours['preprocess'], resize=ours['resize']
-      )
+    if is_ours:
+      description = _restored(description, config)
     params = tables.read(
       arrays,
       form.rules(description.model),
       _abstract(description),
       form.IGNORED,
+      arrays.stored,
     )
   logging.info('read %s, a file of the kind %s', path, form.NAME)
   return Foreign(description, params, form.NAME)

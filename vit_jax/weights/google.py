@@ -1,7 +1,8 @@
 """Checkpoints of google-research/vision_transformer, big_vision and BiT: npz.
 
 Names are those of the published files; newer files number the parts of a layer
-otherwise, big_vision puts `params/` before names and may stack the layers.
+otherwise, big_vision puts `params/` before names and may stack the layers; its
+checkpoints of trainings hold an optimizer's state besides.
 """
 
 from collections.abc import Iterable
@@ -172,17 +173,23 @@ def recognises(names: Iterable[str]) -> bool:
   )
 
 
-def prepare(arrays: files.Arrays) -> files.Arrays:
+def prepare(arrays: files.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
   unstacked = _Unstacked(arrays)
   names = {name.removeprefix('params/') for name in unstacked.shapes}
+  is_prefixed = any(name.startswith('params/') for name in arrays.shapes)
+  is_newer = any(_alias(name) != name for name in names)
 
   def rename(name: str) -> str:
     name = _alias(name)
     # With a class token, it matters whether this has a position.
     return _POSITION if name == _PATCHES and 'cls' not in names else name
 
-  return base.Renamed(unstacked, rename)
+  def restore(name: str) -> str:
+    name = _newer(name) if is_newer else name
+    return f'params/{name}' if is_prefixed else name
+
+  return base.Renamed(unstacked, rename, restore, unstacked.stored)
 
 
 _POSITION = 'Transformer/posembed_input/pos_embedding'
@@ -205,8 +212,11 @@ def stored_name(model: nn.Module, name: str) -> str:
     or model.position_embedding == 'sincos2d'
     or (model.position_tokens == 'patches' and model.prefix)
   )
-  if is_published:
-    return name
+  return name if is_published else f'params/{_newer(name)}'  # big_vision's
+
+
+def _newer(name: str) -> str:
+  """Returns newer files' name for one of the published files."""
   for old, new in (
     ('Transformer/posembed_input/', ''),
     ('/LayerNorm_2/', '/LayerNorm_1/'),
@@ -214,7 +224,7 @@ def stored_name(model: nn.Module, name: str) -> str:
     ('DotProductAttention_1', 'DotProductAttention_0'),
   ):
     name = name.replace(old, new)
-  return f'params/{name}'  # big_vision's
+  return name
 
 
 def _alias(name: str) -> str:
@@ -228,7 +238,10 @@ def _alias(name: str) -> str:
 
 
 class _Unstacked(files.Arrays):
-  """Shows stacked layers, `encoderblock/...` [L, ...], as separate ones."""
+  """Shows stacked layers, `encoderblock/...` [L, ...], as separate ones.
+
+  What big_vision's trainings keep beside the parameters is left out.
+  """
 
   def __init__(self, arrays: files.Arrays):
     self._arrays = arrays
@@ -236,7 +249,10 @@ class _Unstacked(files.Arrays):
     self._last: dict[str, np.ndarray] = {}
     self.metadata = arrays.metadata
     self.shapes = {}
+    is_training = any(name.startswith('params/') for name in arrays.shapes)
     for name, shape in arrays.shapes.items():
+      if is_training and name.startswith(('opt/', 'extra/')):
+        continue
       match = re.fullmatch(r'(.*Transformer/encoderblock)(/.*)', name)
       if match is None or not shape:
         self.shapes[name] = shape
@@ -245,6 +261,13 @@ class _Unstacked(files.Arrays):
         one = f'{match[1]}_{layer}{match[2]}'
         self.shapes[one] = shape[1:]
         self._where[one] = (name, layer)
+
+  def stored(self, name: str) -> str:
+    """Returns the name in the file, with the layer's place in a stack."""
+    match = re.fullmatch(r'(.*encoderblock)_(\d+)(/.*)', name)
+    if not self._where or match is None:
+      return name
+    return f'{match[1]}{match[3]}[{match[2]}]'
 
   def read(self, name: str) -> np.ndarray:
     """Reads one array; a stack is kept from its first layer to its last."""
@@ -259,9 +282,9 @@ class _Unstacked(files.Arrays):
     return array
 
 
-def describe(arrays: files.Arrays, hints: base.Hints) -> base.Description:
+def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   """Reads the architecture off the arrays' shapes."""
-  shapes = base.Shapes(arrays.shapes)
+  shapes = base.Shapes(arrays)
   if 'stem/kernel' in shapes or shapes.count('MixerBlock_{}/'):
     return _mixer(shapes, hints)
   if 'resnet/root_block/standardized_conv2d/kernel' in shapes:
@@ -303,7 +326,7 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     fields['position_embedding'] = 'sincos2d'  # big_vision's other kind
   fields['num_classes'] = shapes.size('head/kernel', -1)
   size = base.image_size(tokens, [stride * p for p in patch], hints)
-  model = models.model_of(vit.ViT, fields | hints.overrides)
+  model = base.build(vit.ViT, fields, hints)
   return _description(model, size, channels)
 
 
@@ -321,7 +344,7 @@ def _mixer(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     'num_classes': shapes.size('head/kernel', -1),
   }
   size = base.image_size(tokens, patch, hints)
-  model = models.model_of(mixer.Mixer, fields | hints.overrides)
+  model = base.build(mixer.Mixer, fields, hints)
   return _description(model, size, channels)
 
 
@@ -338,7 +361,7 @@ def _bit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     ),
   }
   size = base.image_size(None, (32, 32), hints)
-  model = models.model_of(resnet.BiT, fields | hints.overrides)
+  model = base.build(resnet.BiT, fields, hints)
   return _description(model, size, root[2])
 
 

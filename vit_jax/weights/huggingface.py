@@ -11,13 +11,14 @@ from typing import Any
 
 from flax import linen as nn
 
-from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.models import vit
 from vit_jax.weights import base
 from vit_jax.weights import files
 from vit_jax.weights import tables
 from vit_jax.weights.tables import rule
+from vit_jax.weights.tables import torch_dense as _dense
+from vit_jax.weights.tables import torch_norm as _norm
 
 NAME = 'huggingface'
 # Used in pre-training alone; and what ViTModel's pooler is beside a classifier.
@@ -30,26 +31,13 @@ ARCHITECTURES = {
   'dinov2': 'Dinov2ForImageClassification',
   'dinov2_with_registers': 'Dinov2WithRegistersForImageClassification',
 }
+_HEADS = r'(cls_|distillation_)?classifier\.'  # named without a prefix
 _GELUS = {
   'gelu': 'exact',
   'gelu_new': 'tanh',
   'gelu_pytorch_tanh': 'tanh',
   'gelu_fast': 'tanh',
 }
-
-
-def _norm(ours: str, theirs: str) -> list[tables.Rule]:
-  return [
-    rule(f'{ours}/scale', f'{theirs}.weight'),
-    rule(f'{ours}/bias', f'{theirs}.bias'),
-  ]
-
-
-def _dense(ours: str, theirs: str, inputs: int = 1) -> list[tables.Rule]:
-  return [
-    rule(f'{ours}/kernel', f'{theirs}.weight', tables.linear(inputs)),
-    rule(f'{ours}/bias', f'{theirs}.bias', tables.FLAT),
-  ]
 
 
 _LAYER = 'encoder.layer.{}'
@@ -111,10 +99,15 @@ def recognises(names: Iterable[str]) -> bool:
   )
 
 
-def prepare(arrays: files.Arrays) -> files.Arrays:
+def prepare(arrays: files.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
   prefix = r'^(vit|deit|dinov2|dinov2_with_registers)\.'
-  return base.Renamed(arrays, lambda name: re.sub(prefix, '', name))
+  found = next(filter(None, (re.match(prefix, x) for x in arrays.shapes)), None)
+
+  def restore(name: str) -> str:
+    return name if not found or re.match(_HEADS, name) else found[0] + name
+
+  return base.Renamed(arrays, lambda name: re.sub(prefix, '', name), restore)
 
 
 def rules(model: nn.Module) -> Sequence[tables.Rule]:
@@ -141,15 +134,15 @@ def model_type(model: nn.Module) -> str:
 
 def stored_name(model: nn.Module, name: str) -> str:
   """Returns the name that a file has for one of the rules."""
-  is_head = re.match(r'(cls_|distillation_)?classifier\.', name)
+  is_head = re.match(_HEADS, name)
   has_head = getattr(model, 'num_classes', 0)
   return name if is_head or not has_head else f'{model_type(model)}.{name}'
 
 
-def describe(arrays: files.Arrays, hints: base.Hints) -> base.Description:
+def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   """Reads the architecture off the arrays' shapes and config.json."""
-  shapes, config = base.Shapes(arrays.shapes), hints.config
-  kind = config.get('model_type')
+  shapes, config = base.Shapes(arrays), hints.config
+  kind = config.get('model_type', base.TEXT)
   if kind not in ARCHITECTURES:
     raise UserError(
       f'its config.json says model_type {kind!r}: those that can be read are'
@@ -160,8 +153,8 @@ def describe(arrays: files.Arrays, hints: base.Hints) -> base.Description:
   projection = 'embeddings.patch_embeddings.projection.weight'
   hidden, channels, *patch = shapes.get(projection, 4)
   is_dino = kind.startswith('dinov2')
-  activation = config.get('hidden_act', 'gelu')
-  gated = bool(config.get('use_swiglu_ffn'))
+  activation = config.get('hidden_act', base.TEXT, 'gelu')
+  gated = config.get('use_swiglu_ffn', base.TRUTH, False)
   if activation not in _GELUS and not gated:
     raise UserError(
       f'its config.json says hidden_act {activation!r}: those that can be'
@@ -173,7 +166,7 @@ def describe(arrays: files.Arrays, hints: base.Hints) -> base.Description:
     'depth': shapes.count(_LAYER + '.'),
     'gelu': _GELUS.get(activation, 'exact'),
     'layer_norm_epsilon': config.get(
-      'layer_norm_eps', 1e-6 if is_dino else 1e-12
+      'layer_norm_eps', base.POSITIVE, 1e-6 if is_dino else 1e-12
     ),
     'qkv_bias': shapes.count(f'{_QKV[0]}.bias') > 0,
     'registers': shapes.size('embeddings.register_tokens', 1),
@@ -184,7 +177,7 @@ def describe(arrays: files.Arrays, hints: base.Hints) -> base.Description:
     fields |= {
       'pool': 'token+gap',
       'gated_mlp': gated,
-      'layer_scale': float(config.get('layerscale_value', 1.0)),
+      'layer_scale': config.get('layerscale_value', _NUMBER, 1.0),
       'mlp_dim': shapes.get(f'{_LAYER}.mlp.{names[0]}.weight', 2)[1],
     }
   else:
@@ -199,16 +192,16 @@ def describe(arrays: files.Arrays, hints: base.Hints) -> base.Description:
   fields['num_classes'] = max(shapes.size(name, 0) for name in heads)
   if not fields['num_classes']:  # beside a classifier, the pooler is not used
     fields['pre_logits'] = shapes.size('pooler.dense.weight', 0)
-  fields['num_heads'] = config.get('num_attention_heads')
+  fields['num_heads'] = config.get('num_attention_heads', base.COUNT)
   if not fields['num_heads']:
     sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
     fields['num_heads'] = base.num_heads(hints, None, **sizes)
-  model = models.model_of(vit.ViT, fields | hints.overrides)
+  model = base.build(vit.ViT, fields, hints)
   size = _image_size(shapes, patch, hints, fields)
   return base.Description(
     model,
     size,
-    _preprocess(hints, size, channels, kind),
+    _preprocess(hints, size, channels, fields['num_classes']),
     # As transformers resizes them, each class in its way.
     'bicubic_antialias' if kind == 'dinov2_with_registers' else 'bicubic',
   )
@@ -221,7 +214,7 @@ def _image_size(
   fields: Mapping[str, Any],
 ) -> tuple[int, int]:
   rows = shapes.get('embeddings.position_embeddings', 3)[1]
-  size = hints.config.get('image_size')
+  size = hints.config.get('image_size', base.SIZE)
   default = None
   if size:
     default = (size, size) if isinstance(size, int) else (size[0], size[1])
@@ -230,44 +223,59 @@ def _image_size(
 
 
 def _preprocess(
-  hints: base.Hints, size: tuple[int, int], channels: int, kind: str
+  hints: base.Hints, size: tuple[int, int], channels: int, classes: int
 ) -> dict[str, Any]:
   given = hints.preprocessor
-  resize = _size(given.get('size'))
-  crop = _size(given.get('crop_size')) if given.get('do_center_crop') else None
+  resize, crop = _size(given, 'size'), None
+  if given.get('do_center_crop', base.TRUTH):
+    crop = _size(given, 'crop_size')
   image_size = crop or resize or size
   if isinstance(image_size, int):
     image_size = (image_size, image_size)
-  mean, std = ((0.5,), (0.5,)) if kind == 'vit' else base.IMAGENET
-  if channels != 3:
-    mean, std = (0.5,), (0.5,)
-  if given.get('do_normalize') is False:
+  is_half = hints.config.get('model_type', base.TEXT) == 'vit' or channels != 3
+  mean, std = ((0.5,), (0.5,)) if is_half else base.IMAGENET
+  mean = given.channel_values('image_mean', channels, mean)
+  std = given.channel_values('image_std', channels, std, base.is_positive)
+  if not given.get('do_normalize', base.TRUTH, True):
     mean, std = (0.0,), (1.0,)
-  elif 'image_mean' in given:
-    mean, std = given['image_mean'], given.get('image_std', std)
   return {
-    'classes': _labels(hints.config),
+    'classes': _labels(hints.config, classes),
     'image_size': image_size,
     'channels': channels,
-    'mean': tuple(mean),
-    'std': tuple(std),
+    'mean': mean,
+    'std': std,
     'resize': resize if resize is not None else size,
   }
 
 
-def _size(value: Any) -> int | tuple[int, int] | None:
+def _size(given: base.Json, key: str) -> int | tuple[int, int] | None:
   """Reads 224, {'shortest_edge': 256} or {'height': 224, 'width': 224}."""
-  if isinstance(value, Mapping):
-    if 'shortest_edge' in value:
-      return int(value['shortest_edge'])
-    return int(value['height']), int(value['width'])
-  return None if value is None else (int(value), int(value))
+  size = given.get(key, _SIZE)
+  if isinstance(size, Mapping):
+    if 'shortest_edge' in size:
+      return size['shortest_edge']
+    return size['height'], size['width']
+  if isinstance(size, list):
+    return size[0], size[1]
+  return size and (size, size)
 
 
-def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+def _is_size(value: Any) -> bool:
+  if not isinstance(value, Mapping):
+    return base.SIZE.fits(value)
+  keys = ['shortest_edge'] if 'shortest_edge' in value else ['height', 'width']
+  return all(base.is_count(value.get(key)) for key in keys)
+
+
+_NUMBER = base.Kind('a finite number', base.is_number)
+_SIZE = base.Kind(
+  'whole numbers above 0, as shortest_edge or height and width', _is_size
+)
+
+
+def _labels(config: base.Json, classes: int) -> tuple[str, ...]:
   """Returns the names in id2label, but for a LABEL_7 that is one of none."""
-  names = config.get('id2label') or {}
-  labels = [str(names[key]) for key in sorted(names, key=int)]
+  labels = [*config.labels('id2label', classes)]
   while labels and labels[-1] == f'LABEL_{len(labels) - 1}':
     labels.pop()
   return tuple(labels)

@@ -122,6 +122,22 @@ def rule(
   return Rule(ours, names, layout, offset)
 
 
+def torch_norm(ours: str, theirs: str, offset: int = 0) -> list[Rule]:
+  """Returns the rules of a norm in a state dict of torch."""
+  return [
+    rule(f'{ours}/scale', f'{theirs}.weight', offset=offset),
+    rule(f'{ours}/bias', f'{theirs}.bias', offset=offset),
+  ]
+
+
+def torch_dense(ours: str, theirs: str, inputs: int = 1) -> list[Rule]:
+  """Returns the rules of a dense layer; `inputs` as in `linear`."""
+  return [
+    rule(f'{ours}/kernel', f'{theirs}.weight', linear(inputs)),
+    rule(f'{ours}/bias', f'{theirs}.bias', FLAT),
+  ]
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
   """One parameter: its path and shape, and its arrays in the file."""
@@ -163,6 +179,7 @@ def read(
   rules: Sequence[Rule],
   abstract: Any,
   ignored: str,
+  stored: Callable[[str], str] = str,
 ) -> dict[str, Any]:
   """Reads our tree out of an open file, one array at a time.
 
@@ -172,6 +189,7 @@ def read(
     abstract: Our tree of shapes; layers are not stacked.
     ignored: Names that are no part of the model: a regular expression that is
       matched whole.
+    stored: Rules' name -> name in the file, for messages.
 
   Returns:
     Nested dict of float32 arrays on the default device.
@@ -181,20 +199,22 @@ def read(
       message names them all.
   """
   wanted = entries(rules, abstract)
-  faults = _differences(wanted, arrays.shapes, ignored)
-  if faults:
-    raise UserError(f'it does not fit: {"; ".join(faults)}')
+  faults = _differences(wanted, arrays.shapes, ignored, stored)
   params, infinite = {}, []
   for entry in wanted:
-    theirs = [arrays.read(name) for name in entry.names]
-    for name, array in zip(entry.names, theirs, strict=True):
-      if not np.isfinite(array).all():
-        infinite.append(name)
-    params[entry.path] = _to_ours(entry, theirs)
+    theirs = []
+    for name, shape in zip(entry.names, entry.shapes, strict=True):
+      if not _fits(arrays.shapes.get(name), shape):
+        continue
+      theirs.append(arrays.read(name))
+      if not np.isfinite(theirs[-1]).all():
+        infinite.append(stored(name))
+    if not faults:
+      params[entry.path] = _to_ours(entry, theirs)
   if infinite:
-    raise UserError(
-      f'it holds numbers that are not finite, in {", ".join(infinite)}'
-    )
+    faults.append(f'not finite: {", ".join(infinite)}')
+  if faults:
+    raise UserError(f'it does not fit: {"; ".join(faults)}')
   return flax.traverse_util.unflatten_dict(params, sep='/')
 
 
@@ -206,7 +226,10 @@ def _to_ours(entry: Entry, theirs: Sequence[np.ndarray]) -> jax.Array:
 
 
 def _differences(
-  wanted: Iterable[Entry], shapes: Mapping[str, Shape], ignored: str
+  wanted: Iterable[Entry],
+  shapes: Mapping[str, Shape],
+  ignored: str,
+  stored: Callable[[str], str],
 ) -> list[str]:
   """Lists what is missing, misshapen and left over in a file."""
   missing, misshapen, used = [], [], set()
@@ -214,11 +237,12 @@ def _differences(
     for name, shape in zip(entry.names, entry.shapes, strict=True):
       used.add(name)
       if name not in shapes:
-        missing.append(f'{name} {shape}')
-      elif _squeezed(shapes[name]) != _squeezed(shape):
-        misshapen.append(f'{name} {shapes[name]} instead of {shape}')
+        missing.append(f'{stored(name)} {shape}')
+      elif not _fits(shapes[name], shape):
+        found = f'{stored(name)} {shapes[name]}'
+        misshapen.append(f'{found} instead of {shape}')
   extra = [
-    name
+    stored(name)
     for name in shapes
     if name not in used and not re.fullmatch(ignored, name)
   ]
@@ -226,9 +250,11 @@ def _differences(
   return [f'{what}: {", ".join(each)}' for what, each in parts.items() if each]
 
 
-def _squeezed(shape: Shape) -> Shape:
-  """GroupNorm's (1, 1, 1, C) is as good as (C,)."""
-  return tuple(n for n in shape if n != 1)
+def _fits(found: Shape | None, wanted: Shape) -> bool:
+  """Whether shapes agree: GroupNorm's (1, 1, 1, C) is as good as (C,)."""
+  if found is None:
+    return False
+  return [n for n in found if n != 1] == [n for n in wanted if n != 1]
 
 
 def write(

@@ -19,6 +19,8 @@ from vit_jax.weights import base
 from vit_jax.weights import files
 from vit_jax.weights import tables
 from vit_jax.weights.tables import rule
+from vit_jax.weights.tables import torch_dense as _dense
+from vit_jax.weights.tables import torch_norm as _norm
 
 NAME = 'timm'
 # Not part of the model: what MAE and DINO leave in their files.
@@ -26,20 +28,6 @@ IGNORED = r'mask_token|decoder_.*|fc_norm\.unused'
 
 # As timm's classes compute by default; not among the arrays.
 _FIELDS = {'gelu': 'exact', 'layer_norm_epsilon': 1e-6}
-
-
-def _norm(ours: str, theirs: str, offset: int = 0) -> list[tables.Rule]:
-  return [
-    rule(f'{ours}/scale', f'{theirs}.weight', offset=offset),
-    rule(f'{ours}/bias', f'{theirs}.bias', offset=offset),
-  ]
-
-
-def _dense(ours: str, theirs: str, inputs: int = 1) -> list[tables.Rule]:
-  return [
-    rule(f'{ours}/kernel', f'{theirs}.weight', tables.linear(inputs)),
-    rule(f'{ours}/bias', f'{theirs}.bias', tables.FLAT),
-  ]
 
 
 def _patch(theirs: str) -> list[tables.Rule]:
@@ -139,9 +127,9 @@ def recognises(names: Iterable[str]) -> bool:
   )
 
 
-def prepare(arrays: files.Arrays) -> files.Arrays:
+def prepare(arrays: files.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
-  return arrays
+  return base.Renamed(arrays)
 
 
 def rules(model: nn.Module) -> Sequence[tables.Rule]:
@@ -163,9 +151,9 @@ def stored_name(model: nn.Module, name: str) -> str:
   return name
 
 
-def describe(arrays: files.Arrays, hints: base.Hints) -> base.Description:
+def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   """Reads the architecture off the arrays' shapes."""
-  shapes = base.Shapes(arrays.shapes)
+  shapes = base.Shapes(arrays)
   if 'stem.proj.weight' in shapes or shapes.count('blocks.{}.mlp_tokens.'):
     return _mixer(shapes, hints)
   if 'stem.conv.weight' in shapes:
@@ -174,6 +162,11 @@ def describe(arrays: files.Arrays, hints: base.Hints) -> base.Description:
 
 
 def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
+  architecture = _architecture(hints)
+  if re.match(_POST_NORM, architecture):
+    raise hints.config.error(
+      'architecture', architecture, 'its norms come last in a block'
+    )
   hidden, channels, *patch = shapes.get('patch_embed.proj.weight', 4)
   mlp_dim = shapes.get('blocks.{}.mlp.fc2.weight', 2)[1]
   fields: dict[str, Any] = {
@@ -202,11 +195,11 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     width, channels, *_ = shapes.get(stem, 4)
     fields |= {'resnet_stages': stages, 'resnet_width': width}
     stride = 4 * 2 ** max(len(stages) - 1, 0)
-  if _is_tanh(hints.config):
-    fields['gelu'] = 'tanh'
+  if not fields['gated_mlp']:
+    fields['gelu'] = _gelu(hints)
   fields['num_heads'] = _num_heads(shapes, hints, fields)
   positions, size = _positions(shapes, [stride * p for p in patch], hints)
-  model = models.model_of(vit.ViT, fields | positions | hints.overrides)
+  model = base.build(vit.ViT, fields | positions, hints)
   # DeiT, MAE and DINO were trained with these; they come as .pth files.
   is_imagenet = hints.suffix != '.safetensors' or 'dist_token' in shapes
   mean_std = base.IMAGENET if is_imagenet else ((0.5,), (0.5,))
@@ -214,21 +207,53 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
 
 
 def _pool(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
+  pool = hints.config.get('global_pool', _POOL, '')
   if 'attn_pool.latent' in shapes:
     return {'pool': 'map'}
   if 'fc_norm.weight' in shapes:
     return {'pool': 'gap', 'norm_after_pool': True}
-  is_mean = hints.config.get('global_pool') == 'avg'
-  has_class = 'cls_token' in shapes and not is_mean
+  has_class = 'cls_token' in shapes and pool != 'avg'
   return {'pool': 'token' if has_class else 'gap'}
 
 
-def _is_tanh(config: Mapping[str, Any]) -> bool:
-  activation = config.get('model_args', {}).get('act_layer', '')
-  return activation == 'gelu_tanh' or 'siglip' in config.get('architecture', '')
+_POOL = base.Kind(
+  "one of 'token', 'avg', 'map' and ''",
+  lambda x: isinstance(x, str) and x in ('token', 'avg', 'map', ''),
+)
 
 
-# Of timm's architectures: vit_wee, little, medium, betwixt, so150m, so400m, ...
+def _architecture(hints: base.Hints) -> str:
+  return hints.config.get('architecture', base.TEXT, '')
+
+
+# Architectures of timm 1.0.31 with blocks of the same arrays: ResPostBlock.
+_POST_NORM = r'vit_base_patch16_rpn_'
+# Its architectures with act_layer='gelu_tanh'.
+_TANH = (
+  r'vit_base_patch32_siglip_'
+  r'|vit_large_patch16_siglip_(gap_)?512'
+  r'|vit_so400m_patch16_siglip_'
+  r'|vit_giantopt_patch16_siglip_'
+)
+_ACTIVATIONS = {'gelu': 'exact', 'gelu_tanh': 'tanh'}
+
+
+def _gelu(hints: base.Hints) -> str:
+  key = 'model_args.act_layer'
+  is_tanh = re.match(_TANH, _architecture(hints))
+  name = hints.config.get(key, base.TEXT, 'gelu_tanh' if is_tanh else 'gelu')
+  if name not in _ACTIVATIONS:
+    known = ', '.join(_ACTIVATIONS)
+    raise hints.config.error(key, name, f'those that are computed are {known}')
+  return _ACTIVATIONS[name]
+
+
+# Its architectures' heads where their width does not tell: the first that fits.
+_HEADS_BY_NAME = (
+  (r'vit_giantopt_patch16_siglip_', 16),
+  (r'vit_base_patch16_gap_', 16),
+)
+# By width: vit_wee, little, medium, betwixt, so150m, so400m, ...
 _HEADS = {
   192: 3,
   256: 4,
@@ -237,6 +262,7 @@ _HEADS = {
   512: 8,
   640: 10,
   768: 12,
+  832: 13,
   896: 14,
   1024: 16,
   1152: 16,
@@ -251,11 +277,13 @@ def _num_heads(
   shapes: base.Shapes, hints: base.Hints, fields: Mapping[str, Any]
 ) -> int:
   """Returns the heads, which a fused qkv does not show."""
-  hidden, configured = fields['hidden_size'], None
-  if re.match('vit_|deit', hints.config.get('architecture', '')):
-    configured = _HEADS.get(hidden)
-  arguments = hints.config.get('model_args', {})
-  configured = arguments.get('num_heads', configured)
+  hidden, name = fields['hidden_size'], _architecture(hints)
+  found = [heads for k, heads in _HEADS_BY_NAME if re.match(k, name)]
+  if not found and re.match('vit_|deit', name) and hidden in _HEADS:
+    found = [_HEADS[hidden]]
+  configured = hints.config.get(
+    'model_args.num_heads', base.COUNT, found[0] if found else None
+  )
   if fields['qk_norm'] and not configured:
     norm = shapes.get('blocks.{}.attn.q_norm.weight', 1)
     configured = hidden // norm[0]
@@ -290,8 +318,14 @@ def _positions(
   return {'position_tokens': name}, size
 
 
-def _input_size(config: Mapping[str, Any]) -> tuple[int, int] | None:
-  size = config.get('pretrained_cfg', {}).get('input_size')
+_INPUT_SIZE = base.Kind(
+  'three whole numbers above 0: channels, height, width',
+  lambda x: base.are_counts(x, 3),
+)
+
+
+def _input_size(config: base.Json) -> tuple[int, int] | None:
+  size = config.get('pretrained_cfg.input_size', _INPUT_SIZE)
   return (size[1], size[2]) if size else None
 
 
@@ -308,7 +342,7 @@ def _mixer(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     'num_classes': shapes.size('head.weight', 0),
   }
   size = base.image_size(tokens, patch, hints, _input_size(hints.config))
-  model = models.model_of(mixer.Mixer, fields | hints.overrides)
+  model = base.build(mixer.Mixer, fields, hints)
   return _description(model, size, channels, hints)
 
 
@@ -329,12 +363,12 @@ def _bit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     'stem_width': width,
     'channels': outputs,
     # BiT's own border in its sizes; else that of timm's class.
-    'zero_padded_pool': '_bit' in hints.config.get('architecture', '')
+    'zero_padded_pool': '_bit' in _architecture(hints)
     or (stages, width) in published,
   }
   default = _input_size(hints.config) or (224, 224)
   size = base.image_size(None, (32, 32), hints, default)
-  model = models.model_of(resnet.BiT, fields | hints.overrides)
+  model = base.build(resnet.BiT, fields, hints)
   return _description(model, size, channels, hints)
 
 
@@ -345,31 +379,30 @@ def _description(
   hints: base.Hints,
   mean_std: Sequence[Sequence[float]] = ((0.5,), (0.5,)),
 ) -> base.Description:
-  config = hints.config.get('pretrained_cfg', {})
+  config, key = hints.config, 'pretrained_cfg'
   mean, std = mean_std if channels == 3 else ((0.5,), (0.5,))
-  crop = config.get('crop_pct', 1.0)
+  crop = config.get(f'{key}.crop_pct', base.POSITIVE, 1.0)
   resize: int | tuple[int, ...] = round(min(size) / crop)
-  if config.get('crop_mode') == 'squash':  # without keeping the ratio
+  if config.get(f'{key}.crop_mode', base.TEXT) == 'squash':  # without keeping the ratio
     resize = tuple(round(n / crop) for n in size)
   preprocess = {
-    'classes': _labels(hints.config),
+    'classes': _labels(config, models.fields_of(model)['num_classes']),
     'image_size': size,
     'channels': channels,
-    'mean': tuple(config.get('mean', mean)),
-    'std': tuple(config.get('std', std)),
+    'mean': config.channel_values(f'{key}.mean', channels, mean),
+    'std': config.channel_values(
+      f'{key}.std', channels, std, base.is_positive
+    ),
     'resize': resize,
   }
   return base.Description(model, size, preprocess, resize='bicubic_antialias')
 
 
-def _labels(config: Mapping[str, Any]) -> tuple[str, ...]:
+def _labels(config: base.Json, classes: int) -> tuple[str, ...]:
   """Returns the class names of config.json; () where there are none."""
-  names = config.get('label_names') or config.get('pretrained_cfg', {}).get(
-    'label_names', ()
-  )
-  if isinstance(names, Mapping):  # index -> name
-    names = [names[key] for key in sorted(names, key=int)]
-  descriptions = config.get('label_descriptions', {})
+  names = config.labels('label_names', classes)
+  names = names or config.labels('pretrained_cfg.label_names', classes)
+  descriptions = config.get('label_descriptions', base.OBJECT, {})
   return tuple(str(descriptions.get(name, name)) for name in names)
 
 
