@@ -33,7 +33,6 @@ tune() {
     --config="configs/finetune.py:$runs/pretrained,digits" \
     --config.data.split='train[:20%]' \
     --config.data.image_size=24 --config.data.channels=1 \
-    --config.data.resize='(28, 28)' --config.data.eval_resize='(24, 24)' \
     --config.train.duration="$steps steps" --config.train.batch_size=64 \
     --config.optim.name=adamw --config.optim.learning_rate="$rate" \
     --config.optim.warmup='10 steps' --config.evals.test.every='' \

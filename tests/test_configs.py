@@ -76,11 +76,10 @@ def shrink(config):
   config.train.batch_size = 8 * config.train.accumulation
   if config.data.source_size is None:
     config.data.image_size = 2 * patch
-  if config.data.eval_resize is not None:
+  if isinstance(config.data.eval_resize, int):
     config.data.eval_resize = 2 * patch + 2
   if config.init_from.path:
     config.data.image_size = 2 * patch
-    config.data.resize = config.data.eval_resize = (2 * patch + 2, 2 * patch)
   config.model.depth = 2
   config.model.hidden_size = 16
   config.model.mlp_dim = 32

@@ -19,6 +19,8 @@ from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.weights import export
 from vit_jax.weights import files
+from vit_jax.weights import timm_names
+from vit_jax.weights import typed
 
 GOLDEN = pathlib.Path(__file__).parent / 'data' / 'golden'
 GOOGLE = GOLDEN / 'google'
@@ -171,9 +173,33 @@ def test_newer_numbers_prefix_and_stacked_layers(tmp_path, prefix):
   path = GOOGLE / 'vit_gap.npz'
   arrays = {prefix + newer(k): v for k, v in read(path).items()}
   assert arrays.keys() != read(path).keys()
-  for i, content in enumerate((arrays, stacked(arrays))):
+  # What big_vision's trainings keep besides.
+  moment = {'opt/mu/Transformer/encoderblock_0/x': np.ones((3, 2))}
+  training = stacked(arrays) | moment | {'extra/seconds': np.ones(())}
+  contents = [arrays, stacked(arrays), *[training] * bool(prefix)]
+  for i, content in enumerate(contents):
     np.savez(tmp_path / f'{i}.npz', **content)
     assert_same(vit_jax.load(tmp_path / f'{i}.npz'), vit_jax.load(path))
+
+
+def test_errors_name_arrays_as_the_file_does(tmp_path):
+  arrays = {
+    'params/' + newer(k): v for k, v in read(GOOGLE / 'vit_gap.npz').items()
+  }
+  arrays = stacked(arrays)
+  layer = 'params/Transformer/encoderblock/MlpBlock_0/Dense_1'
+  arrays[f'{layer}/kernel'][2, 0, 0] = np.nan
+  del arrays[f'{layer}/bias'], arrays['params/head/bias']
+  np.savez(tmp_path / 'x.npz', **arrays)
+  with pytest.raises(UserError) as e:
+    vit_jax.load(tmp_path / 'x.npz')
+  biases = ', '.join(f'{layer}/bias[{i}] (32,)' for i in range(3))
+  for fault in (biases, 'params/head/bias (7,)', f'finite: {layer}/kernel[2]'):
+    assert fault in str(e.value)
+  arrays = {k: v for k, v in arrays.items() if 'kernel' not in k}
+  np.savez(tmp_path / 'x.npz', **arrays)
+  with pytest.raises(UserError, match='holds no array params/embedding/kern'):
+    vit_jax.load(tmp_path / 'x.npz')
 
 
 def test_attention_pooling_as_big_vision_stores_it(tmp_path):
@@ -278,6 +304,31 @@ def test_heads_by_architecture_and_by_published_size(tmp_path):
   assert vit_jax.load(tmp_path / 'timm', num_heads=8).model.num_heads == 8
 
 
+@pytest.mark.parametrize(
+  'architecture,heads,gelu',
+  [
+    ('vit_base_patch16_siglip_224', 12, 'exact'),
+    ('vit_base_patch32_siglip_gap_256', 12, 'tanh'),
+    ('vit_large_patch16_siglip_384', 12, 'exact'),
+    ('vit_large_patch16_siglip_gap_512', 12, 'tanh'),
+    ('vit_so400m_patch14_siglip_384', 12, 'exact'),
+    ('vit_so400m_patch16_siglip_384', 12, 'tanh'),
+    ('vit_giantopt_patch16_siglip_256', 16, 'tanh'),
+    ('vit_base_patch16_gap_224', 16, 'exact'),
+  ],
+)
+def test_names_of_timms_architectures(architecture, heads, gelu):
+  def config(**arguments):
+    content = {'architecture': architecture, 'model_args': arguments or None}
+    return typed.Json('config.json', content)
+
+  assert timm_names.heads(config(), 768) == heads
+  assert timm_names.gelu(config()) == gelu
+  assert timm_names.heads(config(num_heads=6), 768) == 6
+  assert timm_names.gelu(config(act_layer='gelu')) == 'exact'
+  assert timm_names.gelu(config(act_layer='gelu_tanh')) == 'tanh'
+
+
 # Hugging Face.
 
 
@@ -354,13 +405,32 @@ def test_one_error_lists_all_differences(tmp_path):
   )
 
 
+def test_errors_name_arrays_with_hugging_faces_prefix(tmp_path):
+  source = TORCH / 'hf_vit'
+  arrays = read(source / 'model.safetensors')
+  del arrays['vit.layernorm.weight'], arrays['classifier.bias']
+  files.write_safetensors(tmp_path / 'model.safetensors', arrays, {})
+  shutil.copy(source / 'config.json', tmp_path)
+  with pytest.raises(UserError) as e:
+    vit_jax.load(tmp_path)
+  assert 'vit.layernorm.weight (48,)' in str(e.value)
+  assert ' classifier.bias (7,)' in str(e.value)
+
+
 def test_numbers_that_are_not_finite(tmp_path):
   arrays = read(GOOGLE / 'vit_gap.npz')
   arrays['head/bias'][1] = np.nan
   arrays['embedding/bias'][0] = np.inf
   np.savez(tmp_path / 'x.npz', **arrays)
   with pytest.raises(
-    UserError, match=r'not finite, in (head|embedding)/bias, (embedding|head)/b'
+    UserError, match=r'fit: not finite: head/bias, embedding/bias$'
+  ):
+    vit_jax.load(tmp_path / 'x.npz')
+  del arrays['Transformer/encoder_norm/scale']
+  np.savez(tmp_path / 'x.npz', **arrays)
+  with pytest.raises(
+    UserError,
+    match=r'scale \(32,\); not finite: head/bias, embedding/bias$',
   ):
     vit_jax.load(tmp_path / 'x.npz')
 
@@ -384,3 +454,183 @@ def test_arrays_of_no_known_format(tmp_path):
 def test_a_field_that_is_unknown():
   with pytest.raises(UserError, match="no field 'headz': did you mean"):
     vit_jax.load(GOOGLE / 'vit_gap.npz', headz=3)
+
+
+@pytest.mark.parametrize(
+  'path', [GOOGLE / 'mixer.npz', TORCH / 'bit_tiny.safetensors']
+)
+def test_a_field_that_the_family_has_not(path):
+  with pytest.raises(
+    UserError, match=r"a (Mixer|BiT), which has no field 'num_heads': leave it"
+  ):
+    vit_jax.load(path, num_heads=3)
+
+
+# JSON that others wrote.
+
+
+@pytest.fixture(scope='module')
+def exported(tmp_path_factory):
+  """A directory of each format, without what we add to config.json."""
+  path = tmp_path_factory.mktemp('exported')
+  for form in ('timm', 'huggingface'):
+    export.write(random_model(classes=tuple('abcde')), path / form, form, '')
+    config = json.loads((path / form / 'config.json').read_text())
+    (path / form / 'ours.json').write_text(json.dumps(config))
+    config.pop('vit_jax', None)
+    (path / form / 'config.json').write_text(json.dumps(config))
+  return path
+
+
+def changed(source, path, key, value, file='config.json', base=None):
+  """Copies a directory, with another value in one of its JSON files."""
+  shutil.copytree(source, path)
+  content = json.loads((source / (base or file)).read_text())
+  *parents, last = key.split('.')
+  place = content
+  for name in parents:
+    place = place[name]
+  place[last] = value
+  (path / file).write_text(json.dumps(content))
+  return path
+
+
+@pytest.mark.parametrize(
+  'key,value,wanted',
+  [
+    ('architecture', 7, 'text'),
+    ('architecture', 'vit_base_patch16_rpn_224', 'norms after'),
+    ('global_pool', 'avgmax', "'token', 'avg', 'map'"),
+    ('label_names', {'a': 'x'}, 'names in a list'),
+    ('label_names', [None], 'names in a list'),
+    ('label_descriptions', ['x'], 'an object'),
+    ('model_args', [1], 'an object'),
+    ('model_args.act_layer', 'quick_gelu', 'gelu, gelu_tanh'),
+    ('model_args.num_heads', 3.0, 'a whole number'),
+    ('pretrained_cfg', [], 'an object'),
+    ('pretrained_cfg.crop_pct', 0, 'a finite number above 0'),
+    ('pretrained_cfg.crop_pct', float('nan'), 'a finite number above 0'),
+    ('pretrained_cfg.crop_mode', 1, 'text'),
+    ('pretrained_cfg.input_size', 32, 'three whole numbers'),
+    ('pretrained_cfg.mean', [0.5, 0.5], 'one for each of 3 channels'),
+    ('pretrained_cfg.mean', ['0.5'], 'one finite number, or'),
+    ('pretrained_cfg.std', [0.5, 0, 0.5], 'one finite number above 0, or'),
+  ],
+)
+def test_json_of_timm(tmp_path, exported, key, value, wanted):
+  path = changed(exported / 'timm', tmp_path / 'x', key, value)
+  with pytest.raises(UserError, match=f'x: .*{key} .*: .*{wanted}') as e:
+    vit_jax.load(path)
+  assert '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize(
+  'key,value,wanted',
+  [
+    ('model_type', ['vit'], 'text'),
+    ('hidden_act', None, None),
+    ('hidden_act', 3, 'text'),
+    ('num_attention_heads', True, 'a whole number'),
+    ('num_attention_heads', -3, 'a whole number'),
+    ('layer_norm_eps', '1e-6', 'a finite number above 0'),
+    ('layer_norm_eps', float('inf'), 'a finite number above 0'),
+    ('image_size', [32], 'one or two whole numbers'),
+    ('image_size', 2**40, 'one or two whole numbers'),
+    ('id2label', {'first': 'a'}, 'names'),
+    ('id2label', {'0': ['a']}, 'names'),
+    ('id2label', None, None),
+  ],
+)
+def test_json_of_hugging_face(tmp_path, exported, key, value, wanted):
+  path = changed(exported / 'huggingface', tmp_path / 'x', key, value)
+  if wanted is None:  # as if it were not there
+    vit_jax.load(path)
+    return
+  with pytest.raises(UserError, match=f'x: .*{key} .*: .*{wanted}') as e:
+    vit_jax.load(path)
+  assert '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize(
+  'key,value',
+  [
+    ('size', {'width': 32}),
+    ('size', '32'),
+    ('crop_size', {'height': 0, 'width': 32}),
+    ('image_mean', {}),
+    ('image_std', [0.5, 0.5, -0.5]),
+    ('do_normalize', 'yes'),
+  ],
+)
+def test_preprocessor_of_hugging_face(tmp_path, exported, key, value):
+  file = 'preprocessor_config.json'
+  path = changed(exported / 'huggingface', tmp_path / 'x', key, value, file)
+  with pytest.raises(UserError, match=f'x: its {file} says {key} .*: it must'):
+    vit_jax.load(path)
+
+
+@pytest.mark.parametrize(
+  'key,value',
+  [
+    ('vit_jax', [1]),
+    ('vit_jax.model', 'ViT'),
+    ('vit_jax.model', {'depths': 2}),
+    ('vit_jax.model', {'num_heads': [3]}),
+    ('vit_jax.image_size', 32),
+    ('vit_jax.resize', 'nearest'),
+    ('vit_jax.preprocess', []),
+    ('vit_jax.preprocess.classes', [1, 2, 3, 4, 5]),
+    ('vit_jax.preprocess.image_size', [32, 0]),
+    ('vit_jax.preprocess.mean', None),
+    ('vit_jax.preprocess.std', [0]),
+    ('vit_jax.preprocess.resize', 'no'),
+    ('vit_jax.preprocess.antialias', 1),
+  ],
+)
+def test_json_of_ours(tmp_path, exported, key, value):
+  path = changed(
+    exported / 'timm', tmp_path / 'x', key, value, base='ours.json'
+  )
+  if value is None:
+    assert vit_jax.load(path).preprocess.std == (0.3,)
+    return
+  with pytest.raises(UserError, match=r'x: .*(must|no field)') as e:
+    vit_jax.load(path)
+  assert '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize('content', ['[' * 100_000, '[1]', '{', '\x00'])
+def test_json_that_is_none(tmp_path, exported, content):
+  path = tmp_path / 'x'
+  shutil.copytree(exported / 'timm', path)
+  (path / 'config.json').write_text(content)
+  with pytest.raises(UserError, match=r'x/config\.json.*repair it, or remove'):
+    vit_jax.load(path)
+
+
+@pytest.mark.parametrize(
+  'form,key', [('timm', 'label_names'), ('huggingface', 'id2label')]
+)
+def test_names_of_other_classes(tmp_path, exported, form, key, caplog):
+  """They are not those of the head's outputs."""
+  assert vit_jax.load(exported / form).classes == tuple('abcde')
+  names = {str(i): f'class {i}' for i in range(4)}
+  path = changed(exported / form, tmp_path / 'x', key, names)
+  if form == 'timm':  # else these come next
+    path = changed(path, tmp_path / 'y', 'pretrained_cfg.label_names', None)
+  with caplog.at_level('WARNING', 'absl'):
+    assert vit_jax.load(path).classes == ()
+  assert f'{key} of config.json names 4 classes, the head has 5' in caplog.text
+
+
+def test_absurd_numbers_in_names_are_refused(tmp_path):
+  arrays = {
+    'patch_embed.proj.weight': np.zeros((8, 3, 4, 4), np.float32),
+    'blocks.999999999.mlp.fc1.weight': np.zeros((16, 8), np.float32),
+    'blocks.999999999.mlp.fc2.weight': np.zeros((8, 16), np.float32),
+  }
+  files.write_safetensors(tmp_path / 'x.safetensors', arrays, {})
+  with pytest.raises(
+    UserError, match='there are 1000000000 layers, but only 3'
+  ):
+    vit_jax.load(tmp_path / 'x.safetensors', num_heads=2)

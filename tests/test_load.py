@@ -70,9 +70,7 @@ def test_wrong_arguments_are_named(arguments, message):
     ('config.json', '{"model": {"depth": 9}}'),
   ],
 )
-def test_a_damaged_work_directory_is_named(
-  digits_run, tmp_path, name, content
-):
+def test_a_damaged_work_directory_is_named(digits_run, tmp_path, name, content):
   shutil.copytree(digits_run, tmp_path / 'run')
   (tmp_path / 'run' / name).write_text(content)
   with pytest.raises(UserError, match=str(tmp_path)) as error:

@@ -191,7 +191,7 @@ def test_mistakes_get_one_line(digits_run, images, tmp_path):
   wrong = message(source, image, '--model.headz=3')
   assert "a ViT has no field 'headz'" in wrong and 'num_heads' in wrong
   wrong = message(source, image, '--model.num_heads=three')
-  assert "num_heads='three'" in wrong
+  assert "num_heads is 'three'" in wrong
   assert str(tmp_path) in message(f'--from={tmp_path}', image)
 
 

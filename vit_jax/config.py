@@ -136,7 +136,8 @@ def _data() -> ml_collections.ConfigDict:
   data.pad = 4
   data.flip = True  # left to right, with probability 1/2
   # What is cut is resized before: an int is its short side, (h, w) its exact
-  # size. None: it just fills the crop, its ratio kept.
+  # size, and so is a float, as a multiple of image_size. None: it just fills
+  # the crop, its ratio kept.
   data.resize = config_dict.placeholder(object)
   data.eval_resize = config_dict.placeholder(object)
   data.antialias = True  # when shrinking; False: plain bilinear, as TF does

@@ -187,6 +187,7 @@ def build(
     if spec.split
   }
   _fill_num_classes(config, source)
+  total, warmup = _num_steps(config, len(source))
   loaded = None
   if config.init_from.path and not resumes:
     loaded = initial.load(config)
@@ -198,14 +199,6 @@ def build(
   def steps(text: str) -> fractions.Fraction | None:
     return config_lib.period(text, len(source), batch_size) if text else None
 
-  total = config_lib.num_steps(train.duration, len(source), batch_size)
-  warmup = config_lib.num_steps(config.optim.warmup, len(source), batch_size)
-  if warmup >= total:
-    raise config_lib.UserError(
-      f'config.optim.warmup={config.optim.warmup!r} is {warmup} steps, but'
-      f' config.train.duration={train.duration!r} is only {total}: shorten the'
-      " warm-up, as in --config.optim.warmup='0 steps'"
-    )
   mesh = sharding.make_mesh(config)
   replicated = sharding.state_sharding(mesh)
   objective = objectives.create(
@@ -216,6 +209,7 @@ def build(
   optimizer = optim.make_optimizer(config.optim)
   schedule = optim.make_schedule(config.optim, total, warmup)
   rules = _make_rules(config, objective)
+  _check_head(config, rules, start)
   train_step = train_step_lib.make_train_step(
     config, objective, optimizer, schedule, rules
   )
@@ -348,6 +342,40 @@ def _fill_num_classes(
     raise config_lib.UserError(
       f'config.model.num_classes is {wanted}, but {config.data.name} has'
       f' {found} classes: leave it out, or make it at least {found}'
+    )
+
+
+def _num_steps(
+  config: ml_collections.ConfigDict, examples: int
+) -> tuple[int, int]:
+  """Returns the steps of the whole run, and of its warm-up."""
+  duration, batch_size = config.train.duration, config.train.batch_size
+  total = config_lib.num_steps(duration, examples, batch_size)
+  warmup = config_lib.num_steps(config.optim.warmup, examples, batch_size)
+  if warmup >= total:
+    raise config_lib.UserError(
+      f'config.optim.warmup={config.optim.warmup!r} is {warmup} steps, but'
+      f' config.train.duration={duration!r} is only {total}: shorten the'
+      " warm-up, as in --config.optim.warmup='0 steps'"
+    )
+  return total, warmup
+
+
+def _check_head(
+  config: ml_collections.ConfigDict,
+  rules: rules_lib.Rules,
+  start: initial.Start,
+) -> None:
+  """Checks that no head of zeros is frozen: it lets no gradient pass."""
+  head = rules.parameters.get('head/kernel')
+  is_zero = start.has_fresh_head
+  if not config.init_from.path:
+    is_zero = config.model.initializers != 'lecun'
+  if head and not head.trains and is_zero:
+    raise config_lib.UserError(
+      'the head is new and all zeros, and does not train, so that nothing can'
+      ' be learned: let it train, as in'
+      f" --config.optim.trainable='{config.optim.trainable or 'norm'}|^head/'"
     )
 
 

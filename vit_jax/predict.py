@@ -84,7 +84,7 @@ def main(argv: list[str]) -> int:
 
     def report(error: UserError) -> None:
       failed.append(error)
-      progress.write(str(error), file=sys.stderr)
+      progress.write(f'error: {error}', file=sys.stderr)
 
     images = decode(
       paths, loaded.preprocess.pixels, _AHEAD * batch_size, progress.update
@@ -111,15 +111,22 @@ def find_images(arguments: Sequence[str]) -> list[str]:
     UserError: There are none.
   """
   paths: list[str] = []
+  empty: list[str] = []
   for argument in arguments:
     listed = _listed_on_stdin() if argument == '-' else [argument]
     for name in listed:
-      paths.extend(_expand(name))
+      found = _expand(name)
+      paths.extend(found)
+      if not found:
+        empty.append(name)
   if not paths:
+    where = f' in {", ".join(empty)}' if empty else ''
     raise UserError(
-      'there are no images: name files, folders or patterns, or - for a list'
-      ' on standard input'
+      f'there are no images{where}: name files, folders or patterns, or - for'
+      ' a list on standard input'
     )
+  for name in empty:
+    print(f'{name} has no images', file=sys.stderr)
   return paths
 
 
@@ -136,10 +143,7 @@ def _expand(name: str) -> list[str]:
   from vit_jax.data import folder
 
   if os.path.isdir(name):
-    images = folder.images_below(name)
-    if not images:
-      print(f'{name} has no images', file=sys.stderr)
-    return images
+    return folder.images_below(name)
   if os.path.lexists(name) or not glob.has_magic(name):
     return [name]
   found = sorted(glob.glob(name, recursive=True))

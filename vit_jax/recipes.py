@@ -89,11 +89,10 @@ def fine_tuning(
   protocol = DATASETS.get(dataset, _FOLDER if folder else _OTHER)
   config.data.split = protocol.train
   config.data.image_size = image_size
-  resize = image_size * 448 // 384
-  config.data.resize = (resize, resize)
+  config.data.resize = 448 / 384  # exact; these follow the image size
   config.data.crop = 'random'
   config.data.flip = dataset != 'digits'  # a mirrored digit is another sign
-  config.data.eval_resize = (image_size, image_size)
+  config.data.eval_resize = 1.0
 
   config.train.duration = f'{protocol.steps} steps'
   config.train.batch_size = 512

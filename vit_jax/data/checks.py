@@ -47,6 +47,12 @@ def check(config: ml_collections.ConfigDict) -> None:
   _check_normalization(data)
   if data.source_size is not None:
     config_lib.pair(data.source_size, 'data.source_size')
+  for key in ('resize', 'eval_resize'):
+    if isinstance(data[key], float) and not 0 < data[key] < math.inf:
+      raise UserError(
+        f'config.data.{key} is {data[key]}: as a multiple of image_size it must'
+        ' be more than 0'
+      )
   _check_resize('data.resize', geometry.train_crop(config))
   _check_resize('data.eval_resize', geometry.eval_crop(config))
 

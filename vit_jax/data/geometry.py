@@ -59,10 +59,11 @@ class Crop:
 def train_crop(config: ml_collections.ConfigDict) -> Crop:
   """Returns how images are cut and augmented for training."""
   data = config.data
+  size = config_lib.pair(data.image_size, 'data.image_size')
   return Crop(
     kind=data.crop,
-    size=config_lib.pair(data.image_size, 'data.image_size'),
-    resize=_resize(data.resize),
+    size=size,
+    resize=_resize(data.resize, size),
     scale=tuple(data.crop_scale),
     ratio=tuple(data.crop_ratio),
     pad=data.pad if data.crop == 'pad' else 0,
@@ -74,10 +75,11 @@ def train_crop(config: ml_collections.ConfigDict) -> Crop:
 def eval_crop(config: ml_collections.ConfigDict) -> Crop:
   """Returns how images are cut for evaluation and prediction."""
   data = config.data
+  size = config_lib.pair(data.image_size, 'data.image_size')
   return Crop(
     kind='center',
-    size=config_lib.pair(data.image_size, 'data.image_size'),
-    resize=_resize(data.eval_resize),
+    size=size,
+    resize=_resize(data.eval_resize, size),
     antialias=data.antialias,
   )
 
@@ -97,5 +99,8 @@ def fallback(size: Size, ratio: tuple[float, float]) -> Size:
   return size
 
 
-def _resize(value: int | Size | None) -> int | Size | None:
+def _resize(value: int | float | Size | None, size: Size) -> int | Size | None:
+  """Returns what an image is resized to; a float is a multiple of the crop."""
+  if isinstance(value, float):
+    return round(value * size[0]), round(value * size[1])
   return (value[0], value[1]) if isinstance(value, list | tuple) else value

@@ -221,10 +221,10 @@ def load(
   """
   local = download.fetch(os.fspath(path))
   overrides = dict(model_overrides)
-  unseen = {k: overrides.pop(k) for k in foreign.UNSEEN if k in overrides}
   if is_workdir(local):
-    loaded = _from_workdir(local, unseen)
+    loaded = _from_workdir(local)  # says all of its model
   else:
+    unseen = {k: overrides.pop(k) for k in foreign.UNSEEN if k in overrides}
     size = None
     if image_size is not None:
       size = _pair(image_size)
@@ -244,7 +244,7 @@ def is_workdir(path: pathlib.Path) -> bool:
   return path.is_dir() and (path / 'preprocess.json').exists()
 
 
-def _from_workdir(workdir: pathlib.Path, unseen: dict[str, Any]) -> Loaded:
+def _from_workdir(workdir: pathlib.Path) -> Loaded:
   # Here: Orbax takes a second to import, which foreign files need not wait for.
   from vit_jax import checkpoint
 
@@ -252,9 +252,7 @@ def _from_workdir(workdir: pathlib.Path, unseen: dict[str, Any]) -> Loaded:
   size = config_lib.pair(config.data.image_size, 'data.image_size')
   try:
     model = models.from_config(
-      config.model.to_dict() | unseen,
-      len(preprocess.classes),
-      config.train.dtype,
+      config.model, len(preprocess.classes), config.train.dtype
     )
     expected = fit.expected_shapes(
       model, grid(model, size), preprocess.channels

@@ -2,170 +2,25 @@
 
 from collections.abc import Callable
 from collections.abc import Iterable
-from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
 import re
-import reprlib
 from typing import Any
 from typing import Protocol
 
-from absl import logging
 from flax import linen as nn
 
 from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.weights import files
 from vit_jax.weights import tables
+from vit_jax.weights import typed
 
 Shape = tuple[int, ...]
 
 # Mean and standard deviation of ImageNet's pixels in [0, 1].
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
-
-
-@dataclasses.dataclass(frozen=True)
-class Kind:
-  """What a field of a JSON file has to be.
-
-  Attributes:
-    text: In words.
-    fits: Whether a value is.
-  """
-
-  text: str
-  fits: Callable[[Any], bool]
-
-
-def is_number(value: Any) -> bool:
-  """Whether it is a finite number of a sensible size; a truth value is none."""
-  is_any = isinstance(value, int | float) and not isinstance(value, bool)
-  return is_any and abs(value) < 1e30
-
-
-def is_positive(value: Any) -> bool:
-  """Whether it is a finite number above 0."""
-  return is_number(value) and value > 1e-30
-
-
-def is_count(value: Any) -> bool:
-  """Whether it is a whole number above 0."""
-  return isinstance(value, int) and is_positive(value) and value < 2**31
-
-
-def are_counts(value: Any, number: int) -> bool:
-  """Whether it is a list of so many whole numbers above 0."""
-  is_list = isinstance(value, list) and len(value) == number
-  return is_list and all(map(is_count, value))
-
-
-def _are_labels(value: Any) -> bool:
-  if isinstance(value, Mapping):
-    if not all(re.fullmatch('[0-9]{1,9}', key) for key in value):
-      return False
-    value = [*value.values()]
-  return isinstance(value, list) and all(
-    isinstance(x, str) or (isinstance(x, int) and not isinstance(x, bool))
-    for x in value
-  )
-
-
-TEXT = Kind('text', lambda x: isinstance(x, str))
-TRUTH = Kind('true or false', lambda x: isinstance(x, bool))
-OBJECT = Kind('an object', lambda x: isinstance(x, Mapping))
-COUNT = Kind('a whole number above 0', is_count)
-POSITIVE = Kind('a finite number above 0', is_positive)
-PAIR = Kind('two whole numbers above 0', lambda x: are_counts(x, 2))
-SIZE = Kind(
-  'one or two whole numbers above 0',
-  lambda x: is_count(x) or are_counts(x, 2),
-)
-_LABELS = Kind('names in a list, or by the numbers of classes', _are_labels)
-
-
-@dataclasses.dataclass(frozen=True)
-class Json:
-  """An object in a JSON file of others, which may hold anything.
-
-  Attributes:
-    file: Its name.
-    content: Of the file.
-  """
-
-  file: str
-  content: Mapping[str, Any]
-
-  def get(self, key: str, kind: Kind, default: Any = None) -> Any:
-    """Returns a field, 'a.b' of an object in it; null is as good as absent.
-
-    Raises:
-      UserError: It is not of the kind.
-    """
-    value: Any = self.content
-    *parents, _ = names = key.split('.')
-    for i, name in enumerate(names):
-      value = value.get(name)
-      if value is None:
-        return default
-      wanted = kind if i == len(parents) else OBJECT
-      if not wanted.fits(value):
-        where = '.'.join(names[: i + 1])
-        raise self.error(where, value, f'it must be {wanted.text}')
-    return value
-
-  def error(self, key: str, value: Any, wanted: str) -> UserError:
-    """Returns the error for a field that is not as it must be."""
-    shown = reprlib.repr(value)
-    return UserError(f'its {self.file} says {key} {shown}: {wanted}')
-
-  def channel_values(
-    self,
-    key: str,
-    channels: int,
-    default: Sequence[float],
-    is_wanted: Callable[[Any], bool] = is_number,
-  ) -> tuple[float, ...]:
-    """Returns one number for all channels, or one for each.
-
-    Raises:
-      UserError: It is something else.
-    """
-
-    def fits(value: Any) -> bool:
-      values = value if isinstance(value, list) else [value]
-      return len(values) in (1, channels) and all(map(is_wanted, values))
-
-    above = ' above 0' if is_wanted is is_positive else ''
-    text = f'one finite number{above}, or one for each of {channels} channels'
-    value = self.get(key, Kind(text, fits), default)
-    return tuple(value) if isinstance(value, list | tuple) else (value,)
-
-  def labels(self, key: str, classes: int) -> tuple[str, ...]:
-    """Returns the names of classes; () where they are not those of the head.
-
-    Args:
-      key: Of a list, or of an object: number of the class -> name.
-      classes: Of the head.
-
-    Raises:
-      UserError: It is neither.
-    """
-    names = self.get(key, _LABELS, [])
-    if not isinstance(names, Mapping):
-      names = dict(enumerate(names))
-    numbered = sorted((int(number), str(names[number])) for number in names)
-    if [number for number, _ in numbered] == [*range(classes)]:
-      return tuple(name for _, name in numbered)
-    if numbered and classes:
-      logging.warning(
-        '%s of %s names %d classes, the head has %d: the names are left out',
-        key,
-        self.file,
-        len(numbered),
-        classes,
-      )
-    return ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -183,8 +38,8 @@ class Hints:
   """
 
   overrides: dict[str, Any]
-  config: Json
-  preprocessor: Json
+  config: typed.Json
+  preprocessor: typed.Json
   image_size: tuple[int, int] | None
   suffix: str
   stored_size: tuple[int, int] | None = None
@@ -312,10 +167,24 @@ class Shapes:
     return self._shapes[name][axis] if self._shapes.get(name) else 0
 
   def count(self, pattern: str) -> int:
-    """Returns one more than the largest number in 'blocks.{}.'."""
+    """Returns one more than the largest number in 'blocks.{}.'.
+
+    Raises:
+      UserError: It is larger than the number of arrays.
+    """
     expression = re.escape(pattern).replace(r'\{\}', r'(\d+)')
     matches = (re.match(expression, name) for name in self._shapes)
-    return max((int(m[1]) + 1 for m in matches if m), default=0)
+    return self._plausible(
+      max((int(m[1]) + 1 for m in matches if m), default=0)
+    )
+
+  def _plausible(self, count: int) -> int:
+    if count > len(self._shapes):
+      raise UserError(
+        f'its architecture cannot be read: by their names there are {count}'
+        f' layers, but only {len(self._shapes)} arrays'
+      )
+    return count
 
   def stages(self, pattern: str, first: int) -> tuple[int, ...]:
     """Returns the units in each stage, from 'stages.{}.blocks.{}.'.
@@ -328,7 +197,8 @@ class Shapes:
     units: dict[int, int] = {}
     for name in self._shapes:
       if match := re.match(expression, name):
-        stage, unit = int(match[1]) - first, int(match[2]) - first
+        stage = self._plausible(int(match[1]) - first)
+        unit = self._plausible(int(match[2]) - first)
         units[stage] = max(units.get(stage, 0), unit + 1)
     return tuple(units.get(i, 1) for i in range(max(units, default=-1) + 1))
 
@@ -422,7 +292,7 @@ def num_heads(hints: Hints, configured: int | None, **sizes: int) -> int:
     raise UserError(
       f'its arrays do not say how many heads {sizes["hidden_size"]} channels'
       ' are divided into: give num_heads= (on the command line'
-      ' --model.num_heads=)'
+      ' --model.num_heads=; in a run --config.model.num_heads=)'
     )
   return found
 

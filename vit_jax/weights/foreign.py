@@ -14,8 +14,10 @@ from vit_jax.weights import base
 from vit_jax.weights import files
 from vit_jax.weights import google
 from vit_jax.weights import huggingface
+from vit_jax.weights import resize as resize_lib
 from vit_jax.weights import tables
 from vit_jax.weights import timm
+from vit_jax.weights import typed
 
 FORMATS: tuple[base.Format, ...] = (google, huggingface, timm)
 
@@ -37,6 +39,21 @@ UNSEEN = (
   'zero_padded_pool',
   'distillation_head',
 )
+
+_NAMES = typed.Kind(
+  'a list of names',
+  lambda x: isinstance(x, list) and all(isinstance(name, str) for name in x),
+)
+_RESIZE = typed.Kind(
+  f'one of {", ".join(resize_lib.METHODS)}', lambda x: x in resize_lib.METHODS
+)
+# What `export` writes beside a file, with its name.
+_OURS = {
+  'model': typed.OBJECT,
+  'image_size': typed.PAIR,
+  'resize': _RESIZE,
+  'preprocess': typed.OBJECT,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -73,18 +90,19 @@ def read(
   """
   file = _weights_in(path) if path.is_dir() else path
   config = _json(file.with_name('config.json'))
-  is_ours = _is_ours(config, file.name)
-  hints = base.Hints(
-    overrides=(config.get('vit_jax.model', base.OBJECT) if is_ours else {}) | overrides,
-    config=config,
-    preprocessor=_json(file.with_name('preprocessor_config.json')),
-    image_size=image_size,
-    suffix=file.suffix,
-    stored_size=tuple(config.get('vit_jax.image_size', base.PAIR)) if is_ours else None,
-  )
-  with files.open_arrays(file) as arrays, _named(path):
-    form = _format(list(arrays.shapes))
-    arrays = form.prepare(arrays)
+  with files.open_arrays(file) as opened, _named(path):
+    hints = base.Hints(
+      overrides=overrides,
+      config=config,
+      preprocessor=_json(file.with_name('preprocessor_config.json')),
+      image_size=image_size,
+      suffix=file.suffix,
+    )
+    is_ours = _is_ours(config, file.name)
+    if is_ours:
+      hints = _completed(hints)
+    form = _format(list(opened.shapes))
+    arrays = form.prepare(opened)
     description = form.describe(arrays, hints)
     if is_ours:
       description = _restored(description, config)
@@ -126,22 +144,57 @@ def _named(path: pathlib.Path) -> Any:
     raise UserError(text if str(path) in text else f'{path}: {text}') from None
 
 
-def _ours(config: dict[str, Any], name: str) -> dict[str, Any]:
-  """Returns what `export` wrote beside a file of this name; {}: nothing."""
-  ours = config.get('vit_jax')
-  wanted = {'file', 'model', 'image_size', 'resize', 'preprocess'}
-  if not isinstance(ours, dict) or not wanted <= ours.keys():
-    return {}
-  return ours if ours['file'] == name else {}
+def _is_ours(config: typed.Json, name: str) -> bool:
+  """Whether `export` wrote config.json beside a file of this name."""
+  if config.get('vit_jax.file', typed.TEXT) != name:
+    return False
+  return all(
+    config.get(f'vit_jax.{key}', kind) is not None
+    for key, kind in _OURS.items()
+  )
 
 
-def _pair(size: Any) -> tuple[int, int] | None:
-  return (size[0], size[1]) if size else None
+def _completed(hints: base.Hints) -> base.Hints:
+  """Returns hints with what `export` wrote of the model."""
+  model = hints.config.get('vit_jax.model', typed.OBJECT)
+  return dataclasses.replace(
+    hints,
+    overrides=dict(model) | hints.overrides,
+    stored_size=tuple(hints.config.get('vit_jax.image_size', typed.PAIR)),
+  )
 
 
-def _json(path: pathlib.Path) -> dict[str, Any]:
-  content = workdir_lib.read_json(path)
-  return content if isinstance(content, dict) else {}
+def _restored(
+  description: base.Description, config: typed.Json
+) -> base.Description:
+  """Returns a description with what `export` wrote of the preprocessing."""
+  key, found = 'vit_jax.preprocess', description.preprocess
+  channels = found['channels']
+  preprocess = {
+    'classes': tuple(config.get(f'{key}.classes', _NAMES, ())),
+    'image_size': tuple(
+      config.get(f'{key}.image_size', typed.PAIR, found['image_size'])
+    ),
+    'channels': channels,
+    'mean': config.channel_values(f'{key}.mean', channels, found['mean']),
+    'std': config.channel_values(
+      f'{key}.std', channels, found['std'], typed.is_positive
+    ),
+    'resize': config.get(f'{key}.resize', typed.SIZE),
+    'antialias': config.get(f'{key}.antialias', typed.TRUTH, True),
+  }
+  return dataclasses.replace(
+    description,
+    preprocess=preprocess,
+    resize=config.get('vit_jax.resize', _RESIZE),
+  )
+
+
+def _json(path: pathlib.Path) -> typed.Json:
+  content = workdir_lib.read_json(path, 'repair it, or remove it')
+  if content is not None and not isinstance(content, dict):
+    raise UserError(f'{path} holds no object: repair it, or remove it')
+  return typed.Json(path.name, content or {})
 
 
 def _weights_in(directory: pathlib.Path) -> pathlib.Path:

@@ -16,6 +16,7 @@ from vit_jax.models import vit
 from vit_jax.weights import base
 from vit_jax.weights import files
 from vit_jax.weights import tables
+from vit_jax.weights import typed
 from vit_jax.weights.tables import rule
 from vit_jax.weights.tables import torch_dense as _dense
 from vit_jax.weights.tables import torch_norm as _norm
@@ -142,7 +143,7 @@ def stored_name(model: nn.Module, name: str) -> str:
 def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   """Reads the architecture off the arrays' shapes and config.json."""
   shapes, config = base.Shapes(arrays), hints.config
-  kind = config.get('model_type', base.TEXT)
+  kind = config.get('model_type', typed.TEXT)
   if kind not in ARCHITECTURES:
     raise UserError(
       f'its config.json says model_type {kind!r}: those that can be read are'
@@ -153,8 +154,8 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   projection = 'embeddings.patch_embeddings.projection.weight'
   hidden, channels, *patch = shapes.get(projection, 4)
   is_dino = kind.startswith('dinov2')
-  activation = config.get('hidden_act', base.TEXT, 'gelu')
-  gated = config.get('use_swiglu_ffn', base.TRUTH, False)
+  activation = config.get('hidden_act', typed.TEXT, 'gelu')
+  gated = config.get('use_swiglu_ffn', typed.TRUTH, False)
   if activation not in _GELUS and not gated:
     raise UserError(
       f'its config.json says hidden_act {activation!r}: those that can be'
@@ -166,7 +167,7 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
     'depth': shapes.count(_LAYER + '.'),
     'gelu': _GELUS.get(activation, 'exact'),
     'layer_norm_epsilon': config.get(
-      'layer_norm_eps', base.POSITIVE, 1e-6 if is_dino else 1e-12
+      'layer_norm_eps', typed.POSITIVE, 1e-6 if is_dino else 1e-12
     ),
     'qkv_bias': shapes.count(f'{_QKV[0]}.bias') > 0,
     'registers': shapes.size('embeddings.register_tokens', 1),
@@ -192,7 +193,7 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   fields['num_classes'] = max(shapes.size(name, 0) for name in heads)
   if not fields['num_classes']:  # beside a classifier, the pooler is not used
     fields['pre_logits'] = shapes.size('pooler.dense.weight', 0)
-  fields['num_heads'] = config.get('num_attention_heads', base.COUNT)
+  fields['num_heads'] = config.get('num_attention_heads', typed.COUNT)
   if not fields['num_heads']:
     sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
     fields['num_heads'] = base.num_heads(hints, None, **sizes)
@@ -214,7 +215,7 @@ def _image_size(
   fields: Mapping[str, Any],
 ) -> tuple[int, int]:
   rows = shapes.get('embeddings.position_embeddings', 3)[1]
-  size = hints.config.get('image_size', base.SIZE)
+  size = hints.config.get('image_size', typed.SIZE)
   default = None
   if size:
     default = (size, size) if isinstance(size, int) else (size[0], size[1])
@@ -227,16 +228,18 @@ def _preprocess(
 ) -> dict[str, Any]:
   given = hints.preprocessor
   resize, crop = _size(given, 'size'), None
-  if given.get('do_center_crop', base.TRUTH):
+  if given.get('do_center_crop', typed.TRUTH):
     crop = _size(given, 'crop_size')
   image_size = crop or resize or size
   if isinstance(image_size, int):
     image_size = (image_size, image_size)
-  is_half = hints.config.get('model_type', base.TEXT) == 'vit' or channels != 3
-  mean, std = ((0.5,), (0.5,)) if is_half else base.IMAGENET
-  mean = given.channel_values('image_mean', channels, mean)
-  std = given.channel_values('image_std', channels, std, base.is_positive)
-  if not given.get('do_normalize', base.TRUTH, True):
+  is_half = hints.config.get('model_type', typed.TEXT) == 'vit' or channels != 3
+  defaults = ((0.5,), (0.5,)) if is_half else base.IMAGENET
+  mean = given.channel_values('image_mean', channels, defaults[0])
+  std = given.channel_values(
+    'image_std', channels, defaults[1], typed.is_positive
+  )
+  if not given.get('do_normalize', typed.TRUTH, True):
     mean, std = (0.0,), (1.0,)
   return {
     'classes': _labels(hints.config, classes),
@@ -248,7 +251,7 @@ def _preprocess(
   }
 
 
-def _size(given: base.Json, key: str) -> int | tuple[int, int] | None:
+def _size(given: typed.Json, key: str) -> int | tuple[int, int] | None:
   """Reads 224, {'shortest_edge': 256} or {'height': 224, 'width': 224}."""
   size = given.get(key, _SIZE)
   if isinstance(size, Mapping):
@@ -262,18 +265,18 @@ def _size(given: base.Json, key: str) -> int | tuple[int, int] | None:
 
 def _is_size(value: Any) -> bool:
   if not isinstance(value, Mapping):
-    return base.SIZE.fits(value)
+    return typed.SIZE.fits(value)
   keys = ['shortest_edge'] if 'shortest_edge' in value else ['height', 'width']
-  return all(base.is_count(value.get(key)) for key in keys)
+  return all(typed.is_count(value.get(key)) for key in keys)
 
 
-_NUMBER = base.Kind('a finite number', base.is_number)
-_SIZE = base.Kind(
+_NUMBER = typed.Kind('a finite number', typed.is_number)
+_SIZE = typed.Kind(
   'whole numbers above 0, as shortest_edge or height and width', _is_size
 )
 
 
-def _labels(config: base.Json, classes: int) -> tuple[str, ...]:
+def _labels(config: typed.Json, classes: int) -> tuple[str, ...]:
   """Returns the names in id2label, but for a LABEL_7 that is one of none."""
   labels = [*config.labels('id2label', classes)]
   while labels and labels[-1] == f'LABEL_{len(labels) - 1}':

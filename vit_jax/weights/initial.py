@@ -95,7 +95,11 @@ def fill(
 
 
 class Start:
-  """The parameters that a run starts from, kept until they are taken."""
+  """The parameters that a run starts from, kept until they are taken.
+
+  Attributes:
+    has_fresh_head: Whether the head was made anew; False until it is known.
+  """
 
   def __init__(
     self,
@@ -115,6 +119,7 @@ class Start:
     """
     self._config = config
     self._classes = classes
+    self.has_fresh_head = False
     self._params = None if loaded is None else self._fit(loaded)
 
   def take(self) -> Any:
@@ -148,6 +153,10 @@ class Start:
     except config_lib.UserError as e:
       path = config.init_from.path
       raise config_lib.UserError(f'config.init_from.path={path}: {e}') from None
+    self.has_fresh_head = any(
+      change.path == 'head/kernel' and change.action.startswith('zeros')
+      for change in changes
+    )
     logging.info('starting from %s', config.init_from.path)
     table = adapt.changes_table(changes)
     logging.info('%s', table if changes else 'nothing had to be adapted')

@@ -18,6 +18,8 @@ from vit_jax.models import vit
 from vit_jax.weights import base
 from vit_jax.weights import files
 from vit_jax.weights import tables
+from vit_jax.weights import timm_names
+from vit_jax.weights import typed
 from vit_jax.weights.tables import rule
 from vit_jax.weights.tables import torch_dense as _dense
 from vit_jax.weights.tables import torch_norm as _norm
@@ -162,11 +164,7 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
 
 
 def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
-  architecture = _architecture(hints)
-  if re.match(_POST_NORM, architecture):
-    raise hints.config.error(
-      'architecture', architecture, 'its norms come last in a block'
-    )
+  timm_names.check(hints.config)
   hidden, channels, *patch = shapes.get('patch_embed.proj.weight', 4)
   mlp_dim = shapes.get('blocks.{}.mlp.fc2.weight', 2)[1]
   fields: dict[str, Any] = {
@@ -196,7 +194,7 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     fields |= {'resnet_stages': stages, 'resnet_width': width}
     stride = 4 * 2 ** max(len(stages) - 1, 0)
   if not fields['gated_mlp']:
-    fields['gelu'] = _gelu(hints)
+    fields['gelu'] = timm_names.gelu(hints.config)
   fields['num_heads'] = _num_heads(shapes, hints, fields)
   positions, size = _positions(shapes, [stride * p for p in patch], hints)
   model = base.build(vit.ViT, fields | positions, hints)
@@ -216,74 +214,18 @@ def _pool(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
   return {'pool': 'token' if has_class else 'gap'}
 
 
-_POOL = base.Kind(
+_POOL = typed.Kind(
   "one of 'token', 'avg', 'map' and ''",
   lambda x: isinstance(x, str) and x in ('token', 'avg', 'map', ''),
 )
-
-
-def _architecture(hints: base.Hints) -> str:
-  return hints.config.get('architecture', base.TEXT, '')
-
-
-# Architectures of timm 1.0.31 with blocks of the same arrays: ResPostBlock.
-_POST_NORM = r'vit_base_patch16_rpn_'
-# Its architectures with act_layer='gelu_tanh'.
-_TANH = (
-  r'vit_base_patch32_siglip_'
-  r'|vit_large_patch16_siglip_(gap_)?512'
-  r'|vit_so400m_patch16_siglip_'
-  r'|vit_giantopt_patch16_siglip_'
-)
-_ACTIVATIONS = {'gelu': 'exact', 'gelu_tanh': 'tanh'}
-
-
-def _gelu(hints: base.Hints) -> str:
-  key = 'model_args.act_layer'
-  is_tanh = re.match(_TANH, _architecture(hints))
-  name = hints.config.get(key, base.TEXT, 'gelu_tanh' if is_tanh else 'gelu')
-  if name not in _ACTIVATIONS:
-    known = ', '.join(_ACTIVATIONS)
-    raise hints.config.error(key, name, f'those that are computed are {known}')
-  return _ACTIVATIONS[name]
-
-
-# Its architectures' heads where their width does not tell: the first that fits.
-_HEADS_BY_NAME = (
-  (r'vit_giantopt_patch16_siglip_', 16),
-  (r'vit_base_patch16_gap_', 16),
-)
-# By width: vit_wee, little, medium, betwixt, so150m, so400m, ...
-_HEADS = {
-  192: 3,
-  256: 4,
-  320: 5,
-  384: 6,
-  512: 8,
-  640: 10,
-  768: 12,
-  832: 13,
-  896: 14,
-  1024: 16,
-  1152: 16,
-  1280: 16,
-  1408: 16,
-  1536: 24,
-  1664: 16,
-}
 
 
 def _num_heads(
   shapes: base.Shapes, hints: base.Hints, fields: Mapping[str, Any]
 ) -> int:
   """Returns the heads, which a fused qkv does not show."""
-  hidden, name = fields['hidden_size'], _architecture(hints)
-  found = [heads for k, heads in _HEADS_BY_NAME if re.match(k, name)]
-  if not found and re.match('vit_|deit', name) and hidden in _HEADS:
-    found = [_HEADS[hidden]]
-  configured = hints.config.get(
-    'model_args.num_heads', base.COUNT, found[0] if found else None
-  )
+  hidden = fields['hidden_size']
+  configured = timm_names.heads(hints.config, hidden)
   if fields['qk_norm'] and not configured:
     norm = shapes.get('blocks.{}.attn.q_norm.weight', 1)
     configured = hidden // norm[0]
@@ -318,13 +260,13 @@ def _positions(
   return {'position_tokens': name}, size
 
 
-_INPUT_SIZE = base.Kind(
+_INPUT_SIZE = typed.Kind(
   'three whole numbers above 0: channels, height, width',
-  lambda x: base.are_counts(x, 3),
+  lambda x: typed.are_counts(x, 3),
 )
 
 
-def _input_size(config: base.Json) -> tuple[int, int] | None:
+def _input_size(config: typed.Json) -> tuple[int, int] | None:
   size = config.get('pretrained_cfg.input_size', _INPUT_SIZE)
   return (size[1], size[2]) if size else None
 
@@ -363,7 +305,7 @@ def _bit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     'stem_width': width,
     'channels': outputs,
     # BiT's own border in its sizes; else that of timm's class.
-    'zero_padded_pool': '_bit' in _architecture(hints)
+    'zero_padded_pool': '_bit' in timm_names.architecture(hints.config)
     or (stages, width) in published,
   }
   default = _input_size(hints.config) or (224, 224)
@@ -381,9 +323,11 @@ def _description(
 ) -> base.Description:
   config, key = hints.config, 'pretrained_cfg'
   mean, std = mean_std if channels == 3 else ((0.5,), (0.5,))
-  crop = config.get(f'{key}.crop_pct', base.POSITIVE, 1.0)
+  crop = config.get(f'{key}.crop_pct', typed.POSITIVE, 1.0)
   resize: int | tuple[int, ...] = round(min(size) / crop)
-  if config.get(f'{key}.crop_mode', base.TEXT) == 'squash':  # without keeping the ratio
+  if (
+    config.get(f'{key}.crop_mode', typed.TEXT) == 'squash'
+  ):  # without keeping the ratio
     resize = tuple(round(n / crop) for n in size)
   preprocess = {
     'classes': _labels(config, models.fields_of(model)['num_classes']),
@@ -391,18 +335,18 @@ def _description(
     'channels': channels,
     'mean': config.channel_values(f'{key}.mean', channels, mean),
     'std': config.channel_values(
-      f'{key}.std', channels, std, base.is_positive
+      f'{key}.std', channels, std, typed.is_positive
     ),
     'resize': resize,
   }
   return base.Description(model, size, preprocess, resize='bicubic_antialias')
 
 
-def _labels(config: base.Json, classes: int) -> tuple[str, ...]:
+def _labels(config: typed.Json, classes: int) -> tuple[str, ...]:
   """Returns the class names of config.json; () where there are none."""
   names = config.labels('label_names', classes)
   names = names or config.labels('pretrained_cfg.label_names', classes)
-  descriptions = config.get('label_descriptions', base.OBJECT, {})
+  descriptions = config.get('label_descriptions', typed.OBJECT, {})
   return tuple(str(descriptions.get(name, name)) for name in names)
 
 

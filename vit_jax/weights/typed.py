@@ -1,0 +1,156 @@
+"""JSON files of others, which may hold anything, read field by field."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import re
+import reprlib
+from typing import Any
+
+from absl import logging
+
+from vit_jax.config import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+  """What a field of a JSON file has to be.
+
+  Attributes:
+    text: In words.
+    fits: Whether a value is.
+  """
+
+  text: str
+  fits: Callable[[Any], bool]
+
+
+def is_number(value: Any) -> bool:
+  """Whether it is a finite number of a sensible size; a truth value is none."""
+  is_any = isinstance(value, int | float) and not isinstance(value, bool)
+  return is_any and abs(value) < 1e30
+
+
+def is_positive(value: Any) -> bool:
+  """Whether it is a finite number above 0."""
+  return is_number(value) and value > 1e-30
+
+
+def is_count(value: Any) -> bool:
+  """Whether it is a whole number above 0."""
+  return isinstance(value, int) and is_positive(value) and value < 2**31
+
+
+def are_counts(value: Any, number: int) -> bool:
+  """Whether it is a list of so many whole numbers above 0."""
+  is_list = isinstance(value, list) and len(value) == number
+  return is_list and all(map(is_count, value))
+
+
+def _are_labels(value: Any) -> bool:
+  if isinstance(value, Mapping):
+    if not all(re.fullmatch('[0-9]{1,9}', key) for key in value):
+      return False
+    value = [*value.values()]
+  return isinstance(value, list) and all(
+    isinstance(x, str) or (isinstance(x, int) and not isinstance(x, bool))
+    for x in value
+  )
+
+
+TEXT = Kind('text', lambda x: isinstance(x, str))
+TRUTH = Kind('true or false', lambda x: isinstance(x, bool))
+OBJECT = Kind('an object', lambda x: isinstance(x, Mapping))
+COUNT = Kind('a whole number above 0', is_count)
+POSITIVE = Kind('a finite number above 0', is_positive)
+PAIR = Kind('two whole numbers above 0', lambda x: are_counts(x, 2))
+SIZE = Kind(
+  'one or two whole numbers above 0',
+  lambda x: is_count(x) or are_counts(x, 2),
+)
+_LABELS = Kind('names in a list, or by the numbers of classes', _are_labels)
+
+
+@dataclasses.dataclass(frozen=True)
+class Json:
+  """An object in a JSON file of others, which may hold anything.
+
+  Attributes:
+    file: Its name.
+    content: Of the file.
+  """
+
+  file: str
+  content: Mapping[str, Any]
+
+  def get(self, key: str, kind: Kind, default: Any = None) -> Any:
+    """Returns a field, 'a.b' of an object in it; null is as good as absent.
+
+    Raises:
+      UserError: It is not of the kind.
+    """
+    value: Any = self.content
+    *parents, _ = names = key.split('.')
+    for i, name in enumerate(names):
+      value = value.get(name)
+      if value is None:
+        return default
+      wanted = kind if i == len(parents) else OBJECT
+      if not wanted.fits(value):
+        where = '.'.join(names[: i + 1])
+        raise self.error(where, value, f'it must be {wanted.text}')
+    return value
+
+  def error(self, key: str, value: Any, wanted: str) -> UserError:
+    """Returns the error for a field that is not as it must be."""
+    shown = reprlib.repr(value)
+    return UserError(f'its {self.file} says {key} {shown}: {wanted}')
+
+  def channel_values(
+    self,
+    key: str,
+    channels: int,
+    default: Sequence[float],
+    is_wanted: Callable[[Any], bool] = is_number,
+  ) -> tuple[float, ...]:
+    """Returns one number for all channels, or one for each.
+
+    Raises:
+      UserError: It is something else.
+    """
+
+    def fits(value: Any) -> bool:
+      values = value if isinstance(value, list) else [value]
+      return len(values) in (1, channels) and all(map(is_wanted, values))
+
+    above = ' above 0' if is_wanted is is_positive else ''
+    text = f'one finite number{above}, or one for each of {channels} channels'
+    value = self.get(key, Kind(text, fits), default)
+    return tuple(value) if isinstance(value, list | tuple) else (value,)
+
+  def labels(self, key: str, classes: int) -> tuple[str, ...]:
+    """Returns the names of classes; () where they are not those of the head.
+
+    Args:
+      key: Of a list, or of an object: number of the class -> name.
+      classes: Of the head.
+
+    Raises:
+      UserError: It is neither.
+    """
+    names = self.get(key, _LABELS, [])
+    if not isinstance(names, Mapping):
+      names = dict(enumerate(names))
+    numbered = sorted((int(number), str(names[number])) for number in names)
+    if [number for number, _ in numbered] == [*range(classes)]:
+      return tuple(name for _, name in numbered)
+    if numbered and classes:
+      logging.warning(
+        '%s of %s names %d classes, the head has %d: the names are left out',
+        key,
+        self.file,
+        len(numbered),
+        classes,
+      )
+    return ()
