@@ -165,3 +165,8 @@ def test_another_normalisation_is_warned_of(checkpoint, caplog):
   config = tuned(checkpoint, data__mean=(0.1,))
   experiment_lib.build(config)
   assert 'was trained with (0.4, 0.5, 0.6)' in caplog.text
+
+
+def test_a_frozen_new_head_is_warned_of(checkpoint, caplog):
+  experiment_lib.build(tuned(checkpoint, optim__trainable='norm'))
+  assert "--config.optim.trainable='norm|^head/'" in caplog.text

@@ -209,7 +209,7 @@ def build(
   optimizer = optim.make_optimizer(config.optim)
   schedule = optim.make_schedule(config.optim, total, warmup)
   rules = _make_rules(config, objective)
-  _check_head(config, rules, start)
+  _warn_of_zero_head(config, rules, start)
   train_step = train_step_lib.make_train_step(
     config, objective, optimizer, schedule, rules
   )
@@ -361,21 +361,22 @@ def _num_steps(
   return total, warmup
 
 
-def _check_head(
+def _warn_of_zero_head(
   config: ml_collections.ConfigDict,
   rules: rules_lib.Rules,
   start: initial.Start,
 ) -> None:
-  """Checks that no head of zeros is frozen: it lets no gradient pass."""
+  """Warns of a frozen head of zeros: it lets no gradient pass."""
   head = rules.parameters.get('head/kernel')
   is_zero = start.has_fresh_head
   if not config.init_from.path:
     is_zero = config.model.initializers != 'lecun'
   if head and not head.trains and is_zero:
-    raise config_lib.UserError(
-      'the head is new and all zeros, and does not train, so that nothing can'
-      ' be learned: let it train, as in'
-      f" --config.optim.trainable='{config.optim.trainable or 'norm'}|^head/'"
+    logging.warning(
+      'warning: the head is new and all zeros, and does not train, so that'
+      ' nothing else learns: let it train, as in'
+      " --config.optim.trainable='%s|^head/'",
+      config.optim.trainable or 'norm',
     )
 
 
