@@ -167,6 +167,14 @@ def test_another_normalisation_is_warned_of(checkpoint, caplog):
   assert 'was trained with (0.4, 0.5, 0.6)' in caplog.text
 
 
+def test_one_number_for_all_channels_is_the_same(tmp_path, caplog):
+  config = tiny.config(train__duration='3 steps', data__mean=(0.5,))
+  assert train.run(config, str(tmp_path)) == 0
+  config = tuned(tmp_path, data__mean=(0.5,), data__std=(0.5,))
+  experiment_lib.build(config)
+  assert 'was trained with' not in caplog.text
+
+
 def test_a_frozen_new_head_is_warned_of(checkpoint, caplog):
   experiment_lib.build(tuned(checkpoint, optim__trainable='norm'))
   assert "--config.optim.trainable='norm|^head/'" in caplog.text

@@ -286,9 +286,10 @@ def num_heads(hints: Hints, configured: int | None, **sizes: int) -> int:
   Raises:
     UserError: Nothing tells.
   """
-  found = hints.overrides.get('num_heads') or configured
-  found = found or published_heads(**sizes)
-  if not found:
+  found = hints.overrides.get('num_heads')
+  if found is None:
+    found = configured or published_heads(**sizes)
+  if found is None:
     raise UserError(
       f'its arrays do not say how many heads {sizes["hidden_size"]} channels'
       ' are divided into: give num_heads= (on the command line'

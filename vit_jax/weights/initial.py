@@ -83,7 +83,7 @@ def fill(
   if loaded is not None:
     mean, std = loaded.preprocess.mean, loaded.preprocess.std
     for key, value in (('mean', mean), ('std', std)):
-      if config.data[key] and tuple(config.data[key]) != value:
+      if config.data[key] and not _are_equal(config.data[key], value):
         logging.warning(
           'warning: config.data.%s is %s, but %s was trained with %s',
           *(key, config.data[key], config.init_from.path, value),
@@ -92,6 +92,12 @@ def fill(
       mean, std = ((sum(x) / len(x),) for x in (mean, std))
   config.data.mean = config.data.mean or mean
   config.data.std = config.data.std or std
+
+
+def _are_equal(a: Sequence[float], b: Sequence[float]) -> bool:
+  """Whether numbers are equal, where one stands for all channels."""
+  count = max(len(a), len(b))
+  return tuple(a) * (count // len(a)) == tuple(b) * (count // len(b))
 
 
 class Start:
