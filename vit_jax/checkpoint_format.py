@@ -16,6 +16,7 @@ device from the bits of the elements and their positions, so they depend neither
 on the mesh nor on the number of processes.
 """
 
+from collections.abc import Iterator
 import functools
 import inspect
 import json
@@ -38,6 +39,7 @@ import orbax.checkpoint as ocp
 from vit_jax.config import UserError
 
 FORMAT = 1
+_PART_BYTES = 2**25  # that parameters are read in at a time
 
 PyTree = Any
 
@@ -193,20 +195,37 @@ def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
     (('ema_params' if ('ema_params', *name) in arrays else 'params'), *name)
     for name in names
   ]
-  wanted = traverse_util.unflatten_dict(
-    {
-      key: jax.ShapeDtypeStruct(arrays[key]['shape'], arrays[key]['dtype'])
-      for key in read
-    }
-  )
-  restore_args = jax.tree.map(
-    lambda _: ocp.RestoreArgs(restore_type=np.ndarray), wanted
-  )
-  tree = _read_arrays(path, wanted, restore_args)
-  _verify(info, checksums(tree))
-  found = traverse_util.flatten_dict(tree)
+  wanted = {
+    key: jax.ShapeDtypeStruct(arrays[key]['shape'], arrays[key]['dtype'])
+    for key in read
+  }
+  found: dict[tuple[str, ...], np.ndarray] = {}
+  for part in _parts(wanted):
+    tree = traverse_util.unflatten_dict(part)
+    restore_args = jax.tree.map(
+      lambda _: ocp.RestoreArgs(restore_type=np.ndarray), tree
+    )
+    tree = _read_arrays(path, tree, restore_args)
+    _verify(info, checksums(tree))
+    found |= traverse_util.flatten_dict(tree)
   params = {name: found[key] for name, key in zip(names, read, strict=True)}
   return traverse_util.unflatten_dict(params), info['step']
+
+
+def _parts(
+  wanted: dict[tuple[str, ...], jax.ShapeDtypeStruct],
+) -> Iterator[dict[tuple[str, ...], jax.ShapeDtypeStruct]]:
+  """Yields arrays in parts, since Orbax holds twice what it reads at once."""
+  part: dict[tuple[str, ...], jax.ShapeDtypeStruct] = {}
+  size = 0
+  for key, x in wanted.items():
+    part[key] = x
+    size += x.size * x.dtype.itemsize
+    if size >= _PART_BYTES:
+      yield part
+      part, size = {}, 0
+  if part:
+    yield part
 
 
 def _read_arrays(
