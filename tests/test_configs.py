@@ -102,12 +102,13 @@ def test_config_trains_and_evaluates(name, monkeypatch, tmp_path):
   e = experiment_lib.build(config)
   state = e.init()
   with_batches = e.train_batches(0)
-  state, metrics = e.train_step(state, next(with_batches), np.int32(0))
+  state, metrics = e.program.train_step(state, next(with_batches), np.int32(0))
   with_batches.close()
   assert metrics['ok'] and int(state.step) == 1
   assert e.eval_sources, 'a config without an evaluation shows no result'
   evals = e.eval_batches(next(iter(e.eval_sources)))
-  total = e.eval_step(state.eval_params, next(evals), e.no_metrics())
+  none = e.program.no_metrics()
+  total, _ = e.program.eval_step(state.eval_params, next(evals), none)
   evals.close()
   assert 0 <= total.compute()['accuracy'] <= 1
 

@@ -143,9 +143,9 @@ def test_equals_a_gradient_masked_by_hand(name, scan):
   start = unrolled(state.params)
   for step in range(2):
     batch = next(e.train_batches(step))
-    state, metrics = e.train_step(state, batch, np.int32(step))
+    state, metrics = e.program.train_step(state, batch, np.int32(step))
     assert metrics['ok']
-  assert e.rules.runs == (FREEZING[name][1] if scan else ())
+  assert e.program.rules.runs == (FREEZING[name][1] if scan else ())
   expected, average = masked_by_hand(name)
   for path, x in unrolled(state.params).items():
     np.testing.assert_allclose(x, expected[path], rtol=1e-4, atol=1e-6)
@@ -161,26 +161,26 @@ def test_frozen_parameters_cost_nothing(name):
   trains, counts = FREEZING[name][2], []
   for how in HOWS:
     e = frozen_run(name, how)
-    state = e.abstract_state()
-    sizes = {path: p.size for path, p in e.rules.parameters.items()}
+    state = e.program.abstract_state()
+    sizes = {path: p.size for path, p in e.program.rules.parameters.items()}
     trained = sum(
       sizes[path] for path in sizes if trains(tuple(path.split('/')))
     )
     for tree in (state.opt_state, state.ema_params):
       assert sum(x.size for x in jax.tree.leaves(tree)) == trained
     batch = next(e.train_batches(0))
-    traced = e.train_step.trace(state, batch, np.int32(0))
-    assert flops.of_jaxpr(traced.jaxpr) == e.flops.step
-    counts.append(e.flops)
+    traced = e.program.train_step.trace(state, batch, np.int32(0))
+    assert flops.of_jaxpr(traced.jaxpr) == e.program.flops.step
+    counts.append(e.program.flops)
   assert counts[0] == counts[1]
-  assert e.flops.forward < e.flops.step < e.flops.everything
+  assert e.program.flops.forward < e.flops.step < e.flops.everything
 
 
 def test_products_of_the_head_and_of_one_layer():
   """Counted by hand: B = 16, T = 4, D = 16, M = 32, 10 classes."""
-  whole = build().flops
-  head = frozen_run('head', HOWS[0]).flops
-  layer = frozen_run('upper layer', HOWS[0]).flops
+  whole = build().program.flops
+  head = frozen_run('head', HOWS[0]).program.flops
+  layer = frozen_run('upper layer', HOWS[0]).program.flops
   assert whole.step == whole.everything
   assert {x.forward for x in (whole, head, layer)} == {whole.forward}
   head_product = 2 * 16 * 16 * 10
@@ -286,7 +286,7 @@ def test_ten_times_the_rate_of_the_head():
   step_fn, optimizer = masked_step()
   ones = jax.tree.map(lambda _: 1.0, start)
   plain = step_fn(start, start, optimizer.init(start), ones, batch, 0)[0]
-  state, _ = e.train_step(e.init(), batch, np.int32(0))
+  state, _ = e.program.train_step(e.init(), batch, np.int32(0))
   before, plain, ruled = map(unrolled, (start, plain, state.params))
   for path, x in before.items():
     factor = 10 if path[0] == 'head' else 1

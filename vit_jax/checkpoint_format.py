@@ -16,6 +16,8 @@ device from the bits of the elements and their positions, so they depend neither
 on the mesh nor on the number of processes.
 """
 
+from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterator
 import functools
 import inspect
@@ -42,6 +44,7 @@ FORMAT = 1
 _PART_BYTES = 2**25  # that parameters are read in at a time
 
 PyTree = Any
+StateFor = Callable[[Collection[str]], PyTree]
 
 _ORBAX = f'{os.sep}orbax{os.sep}'  # in the path of its files
 
@@ -80,9 +83,10 @@ def checksums(tree: PyTree) -> dict[str, int]:
   """
   leaves = _leaves(tree)
   # One small compiled function for each shape: one for the whole tree is as
-  # fast, but takes ten times as long to compile.
-  sums = jax.device_get([_checksum(x) for x in leaves.values()])
-  return {path: int(x) for path, x in zip(leaves, sums, strict=True)}
+  # fast, but takes ten times as long to compile. One after the other: sums over
+  # several CPU devices wait for each other for ever where each holds threads
+  # that another needs.
+  return {path: int(_checksum(x)) for path, x in leaves.items()}
 
 
 @jax.jit
@@ -141,13 +145,14 @@ def read_info(path: pathlib.Path) -> dict[str, Any]:
 
 
 def restore(
-  path: pathlib.Path, abstract_state: PyTree
+  path: pathlib.Path, abstract_state: PyTree | StateFor
 ) -> tuple[PyTree, dict[str, Any]]:
   """Reads a whole checkpoint; all processes agree on the outcome.
 
   Args:
     path: Of the checkpoint.
-    abstract_state: `jax.ShapeDtypeStruct` leaves with shardings.
+    abstract_state: `jax.ShapeDtypeStruct` leaves with shardings; or a function
+      that returns them for the paths of the arrays that are stored.
 
   Returns:
     The train state, and `info`.
@@ -159,6 +164,8 @@ def restore(
   problem, state, info = '', None, {}
   try:
     info = read_info(path)
+    if callable(abstract_state):
+      abstract_state = abstract_state(info['arrays'].keys())
     _check_fits(path, info, abstract_state)
     restore_args = ocp.checkpoint_utils.construct_restore_args(abstract_state)
     state = _read_arrays(path, abstract_state, restore_args)

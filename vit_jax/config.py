@@ -20,10 +20,12 @@ import ml_collections
 from ml_collections import config_dict
 
 # Keys that may change between a run and its resumption: cadence, what decides
-# how the work is done but not its result, and what to do about a bad step.
+# how the work is done but not its result (but for the order of sums), and what
+# to do about a bad step.
 RESUMABLE_KEYS = (
-  r'train\.(log_every|skip_nonfinite)|checkpoint\..*|evals\..*'
-  r'|data\.(dir|num_workers|num_threads)|mesh\..*'
+  r'train\.(log_every|skip_nonfinite|stall_timeout|accumulation)'
+  r'|checkpoint\..*|evals\..*|data\.(dir|num_workers|num_threads)|mesh\..*'
+  r'|model\.(scan|remat)'
 )
 
 # A model's name: that which init_from.path holds.
@@ -60,8 +62,7 @@ def default() -> ml_collections.ConfigDict:
   # How positions are resized: 'corner', 'half_pixel', 'bicubic' or
   # 'bicubic_antialias'. '': as the code does that the checkpoint comes from.
   config.init_from.resize = ''
-  config.mesh = ml_collections.ConfigDict()
-  config.mesh.data = -1  # devices that split the batch; -1: all that are left
+  config.mesh = _mesh()
   config.lock()
   config.evals.unlock()  # a config file may add evaluations of its own
   return config
@@ -156,6 +157,8 @@ def _train() -> ml_collections.ConfigDict:
   train.rng = 'threefry'  # 'rbg': faster on TPU, but depends on the mesh
   train.ema_decay = 0.0  # of an average of the parameters; 0: none is kept
   train.skip_nonfinite = False  # drop a step that is not finite and go on
+  # Seconds without a step after which a run that hangs is ended; 0: never.
+  train.stall_timeout = 900
   return train
 
 
@@ -177,6 +180,8 @@ def _optim() -> ml_collections.ConfigDict:
   optim.b2 = 0.999
   optim.eps = 1e-8
   optim.momentum = 0.9  # of SGD
+  # Of the first moment, or the momentum; or 'bfloat16', for half the memory.
+  optim.momentum_dtype = 'float32'
   optim.nesterov = False
   # Patterns are searched for in the paths of parameters, `blocks_3/norm1/scale`
   # (also where the layers are scanned).
@@ -196,6 +201,19 @@ def _checkpoint() -> ml_collections.ConfigDict:
   checkpoint.keep_every = ''  # also keep one each, for ever: '50 epochs'
   checkpoint.best = ''  # also keep the best by a metric: 'val/accuracy'
   return checkpoint
+
+
+def _mesh() -> ml_collections.ConfigDict:
+  mesh = ml_collections.ConfigDict()
+  # Devices along each axis; one may be -1: all that are left.
+  mesh.data = -1  # that split the batch
+  mesh.fsdp = 1  # that split the batch, and the train state as well
+  mesh.tensor = 1  # that split the heads and the MLP of each layer
+  # (pattern, an axis or None for each dimension), before the default rules in
+  # sharding.py; the first match wins: (('^head/kernel$', (None, 'fsdp')),)
+  mesh.rules = ()
+  mesh.min_size = 4096  # elements; smaller parameters are on every device
+  return mesh
 
 
 def evaluation(split: str = '', every: str = '') -> ml_collections.ConfigDict:
@@ -411,6 +429,7 @@ def _check_run(config: ml_collections.ConfigDict) -> None:
     raise UserError(f'config.seed is {config.seed}: it must be below 2**32')
   at_least(config, 'train.batch_size', 1)
   at_least(config, 'train.accumulation', 1)
+  at_least(config, 'train.stall_timeout', 0)
   at_least(config, 'checkpoint.keep', 2)
   if train.batch_size % train.accumulation:
     raise UserError(

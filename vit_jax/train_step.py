@@ -1,18 +1,25 @@
 """One training step: what is compiled, and runs on the devices."""
 
 from collections.abc import Callable
+from collections.abc import Mapping
 import dataclasses
+import functools
 from typing import Any
 
 import flax
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 import ml_collections
 import optax
 
 from vit_jax import objectives
 from vit_jax import sharding
 from vit_jax.optim import rules as rules_lib
+
+# A signal: this process could not make its part of the batch. Lower ones are
+# numbers of the operating system's signals, 0 is none.
+BROKEN = 1000
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.typing.ArrayLike]
 
@@ -80,8 +87,10 @@ def make_train_step(
   optimizer: optax.GradientTransformation,
   schedule: Schedule,
   rules: rules_lib.Rules,
+  mesh: Mesh,
+  placed: Mapping[str, sharding.Placement],
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
-  """Returns `(state, batch, step) -> (state, metrics)`, to be jitted.
+  """Returns `(state, batch, step, signals) -> (state, metrics)`, to be jitted.
 
   The batch is a dict of global arrays [B, ...]; `step` is the number of
   completed updates, as the host counts them. A step whose loss, gradient or
@@ -89,27 +98,45 @@ def make_train_step(
   `step` is ahead of the state's: so the host may look at the metrics late.
   Where the config says to skip, such a step is counted all the same.
 
+  `signals`, int32 [devices], is what each process has to tell the others (see
+  `sharding.on_each_device`): their maximum is among the metrics, so that all
+  hear of it at the same step. From BROKEN on it says that a process has no
+  batch: then, too, nothing is changed.
+
   Gradient, clipping, optimizer and average concern what trains alone: with
   respect to the rest nothing is differentiated, nor below the lowest of it.
 
   Metrics are scalars: loss, learning_rate, ok (whether the update was made),
   grad_norm (before clipping), param_norm (after the update), and those of the
-  objective.
+  objective; and signal, where there are `signals`.
   """
   _, seed_key = seed_keys(config.seed)
   decay = config.train.ema_decay
+  in_place = sharding.constrain(mesh, placed)
+  part_size = config.train.batch_size // config.train.accumulation
+  objective_loss = sharding.keep_batch_split(objective.loss, mesh, part_size)
 
   def train_step(
-    state: TrainState, batch: objectives.Batch, step: jax.Array
+    state: TrainState,
+    batch: objectives.Batch,
+    step: jax.Array,
+    signals: jax.Array | None = None,
   ) -> tuple[TrainState, dict[str, jax.Array]]:
     key = jax.random.fold_in(seed_key, step)
     frozen, trained = state.params, rules.trained(state.params)
 
     def loss_fn(trained: Any, *args: Any) -> Any:
-      return objective.loss(rules_lib.merge(trained, frozen), *args)
+      return objective_loss(rules_lib.merge(trained, frozen), *args)
 
-    loss, means, grads = _loss_and_grads(
-      loss_fn, trained, batch, key, config.train.accumulation
+    def grad_fn(*args: Any) -> Any:
+      result, grads = jax.value_and_grad(loss_fn, has_aux=True)(*args)
+      return result, in_place(grads)
+
+    (loss, means), grads = _accumulate(
+      functools.partial(grad_fn, trained),
+      batch,
+      key,
+      config.train.accumulation,
     )
     grad_norm = optax.global_norm(grads)
     rate = schedule(step)
@@ -123,6 +150,10 @@ def make_train_step(
     param_norm = optax.global_norm(rules_lib.merge(params, frozen))
     finite = jnp.isfinite(loss + grad_norm + param_norm)
     ok = finite & (state.step == step)
+    if signals is not None:
+      signal = signals.max()
+      ok &= signal < BROKEN
+      means |= {'signal': signal}
     updated = TrainState(step + 1, params, opt_state, ema_params)
     state = jax.tree.map(
       lambda new, old: jnp.where(ok, new, old),
@@ -145,31 +176,34 @@ def make_train_step(
   return train_step
 
 
-def _loss_and_grads(
-  loss_fn: Callable[..., tuple[jax.Array, objectives.Scalars]],
-  params: Any,
+def _accumulate(
+  compute: Callable[..., Any],
   batch: objectives.Batch,
   key: jax.Array,
   parts: int,
-) -> tuple[jax.Array, objectives.Scalars, Any]:
-  """Returns means over the batch, computed in equal parts one by one."""
+) -> Any:
+  """Returns the mean of `compute` over equal parts of a batch, one by one.
+
+  Args:
+    compute: Maps a part of the batch, the key, and the rows of the part in the
+      global batch to a tree of arrays.
+    batch: Global arrays [B, ...].
+    key: Of the step.
+    parts: That the batch is cut into.
+  """
   rows = jnp.arange(len(batch['image']), dtype=jnp.int32)
-
-  def compute(part: tuple[objectives.Batch, jax.Array]) -> Any:
-    grad_fn = jax.value_and_grad(loss_fn, has_aux=True)
-    return grad_fn(params, part[0], key, part[1])
-
   if parts == 1:
-    total = compute((batch, rows))
-  else:
-    stacked = sharding.split_rows((batch, rows), parts)
-    one = jax.tree.map(lambda x: x[0], stacked)
-    zeros = optax.tree.zeros_like(jax.eval_shape(compute, one))
-    total, _ = jax.lax.scan(
-      lambda total, part: (optax.tree.add(total, compute(part)), None),
-      zeros,
-      stacked,
-    )
-    total = optax.tree.scale(1 / parts, total)
-  (loss, means), grads = total
-  return loss, means, grads
+    return compute(batch, key, rows)
+  stacked = sharding.split_rows((batch, rows), parts)
+
+  def compute_part(part: tuple[objectives.Batch, jax.Array]) -> Any:
+    return compute(part[0], key, part[1])
+
+  one = jax.tree.map(lambda x: x[0], stacked)
+  zeros = optax.tree.zeros_like(jax.eval_shape(compute_part, one))
+  total, _ = jax.lax.scan(
+    lambda total, part: (optax.tree.add(total, compute_part(part)), None),
+    zeros,
+    stacked,
+  )
+  return optax.tree.scale(1 / parts, total)

@@ -82,10 +82,10 @@ class Classifier:
     known = loaded.classes
     self.names = (*known, *map(str, range(len(known), num_classes)))
     self.top = min(top, num_classes)
-    mesh_config = config_lib.default()
-    mesh_config.mesh.data = math.gcd(batch_size, jax.device_count())
+    mesh_config = config_lib.default().mesh
+    mesh_config.data = math.gcd(batch_size, jax.device_count())
     self._mesh = sharding.make_mesh(mesh_config)
-    replicated = sharding.state_sharding(self._mesh)
+    replicated = sharding.replicated(self._mesh)
     self._params = jax.device_put(loaded.params, replicated)
     prepare = device.eval_transform(config, image_shape)
 

@@ -104,6 +104,43 @@ def join_runs(params: Mapping[str, Any]) -> Any:
   return result
 
 
+def relayout(tree: Any, target: Any) -> Any:
+  """Returns the values of a tree with its layers kept as in another.
+
+  Args:
+    tree: Arrays of a model's shape, as a train state holds several times: the
+      layers are unrolled, stacked, or in runs.
+    target: Arrays or shapes of the same model, with the layers kept in one of
+      the other ways.
+  """
+  layers = {}
+  for path, x in jax.tree_util.tree_leaves_with_path(tree):
+    names, is_stacked = layer_names(path, x)
+    for i, name in enumerate(names):
+      layers[name] = x[i] if is_stacked else x
+
+  def gather(path: tuple[Any, ...], like: Any) -> Any:
+    names, is_stacked = layer_names(path, like)
+    arrays = [layers[name] for name in names]
+    return jnp.stack(arrays) if is_stacked else arrays[0]
+
+  return jax.tree_util.tree_map_with_path(gather, target)
+
+
+def layer_names(path: tuple[Any, ...], x: Any) -> tuple[list[str], bool]:
+  """Returns an array's paths when unrolled, and whether it is a stack."""
+  parts = jax.tree_util.keystr(path, simple=True, separator='/').split('/')
+  for i, part in enumerate(parts):
+    run = range(x.shape[0]) if part == 'blocks' else layer_range(part)
+    if run is not None:
+      is_stacked = part == 'blocks' or '-' in part
+      return [
+        '/'.join([*parts[:i], f'blocks_{layer}', *parts[i + 1 :]])
+        for layer in run
+      ], is_stacked
+  return ['/'.join(parts)], False
+
+
 def layer_range(name: str) -> range | None:
   """Returns the layers of `blocks_3` or `blocks_0-5`; None for other names."""
   match = re.fullmatch(r'blocks_(\d+)(?:-(\d+))?', name)

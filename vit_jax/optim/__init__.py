@@ -34,6 +34,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   optim = config.optim
   config_lib.one_of(config, 'optim.name', NAMES)
   config_lib.one_of(config, 'optim.schedule', SCHEDULES)
+  config_lib.one_of(config, 'optim.momentum_dtype', ('float32', 'bfloat16'))
   for key in _NOT_NEGATIVE:
     config_lib.at_least(config, f'optim.{key}', 0)
   for key in ('b1', 'b2', 'momentum'):
@@ -93,15 +94,19 @@ def make_optimizer(
   Args:
     config: `config.optim`.
   """
-  parts = []
+  parts, dtype = [], config.momentum_dtype
   if config.clip_norm:
     parts.append(optax.clip_by_global_norm(config.clip_norm))
   if config.name == 'adamw':
-    parts.append(optax.scale_by_adam(config.b1, config.b2, config.eps))
+    # The second moment stays in float32: with b2 = 0.999 it grows by steps that
+    # bfloat16 would round away.
+    parts.append(
+      optax.scale_by_adam(config.b1, config.b2, config.eps, mu_dtype=dtype)
+    )
     parts.append(_decay(config))  # decoupled: after the preconditioner
   else:
     parts.append(_decay(config))  # L2: part of the gradient
-    parts.append(optax.trace(config.momentum, config.nesterov))
+    parts.append(optax.trace(config.momentum, config.nesterov, dtype))
   return optax.chain(*parts)
 
 

@@ -1,0 +1,203 @@
+"""What a config compiles to: functions over a mesh, without any data."""
+
+from collections.abc import Callable
+from collections.abc import Collection
+import dataclasses
+import functools
+from typing import Any
+
+from clu import metrics
+import jax
+import jax.numpy as jnp
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax import cost
+from vit_jax import models
+from vit_jax import objectives
+from vit_jax import optim
+from vit_jax import sharding
+from vit_jax import train_step as train_step_lib
+from vit_jax.data import device
+from vit_jax.models import stack
+from vit_jax.optim import rules as rules_lib
+
+TrainState = train_step_lib.TrainState
+# For what runs once: LLVM takes half the time, and the result as long to run.
+_QUICK = {'xla_backend_optimization_level': 1}
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """The compiled functions of a run; nothing is compiled until it is called.
+
+  Attributes:
+    config: With nothing open that shapes depend on.
+    image_shape: (height, width) in which images come from the host.
+    mesh: Of devices.
+    placed: Where each parameter is on it.
+    rules: What trains, and how.
+    initialise: (params, or None: random ones) -> state, on the mesh.
+    train_step: (state, batch, step, signals=None) -> (state, metrics); the
+      state is donated.
+    no_metrics: Returns the metrics of no batch at all, on the mesh.
+    eval_step: (params, batch, metrics, signals=None) -> metrics, with those of
+      the batch, and the largest signal (0 where there are none).
+  """
+
+  config: ml_collections.ConfigDict
+  image_shape: tuple[int, int]
+  mesh: jax.sharding.Mesh
+  placed: dict[str, sharding.Placement]
+  rules: rules_lib.Rules
+  initialise: Callable[[Any], TrainState]
+  train_step: Any
+  no_metrics: Callable[[], metrics.Collection]
+  eval_step: Any
+
+  @functools.cached_property
+  def flops(self) -> cost.StepFlops:
+    """Of the matrix products in one step, on all devices together."""
+    return cost.step_flops(self.config, self.abstract_state().params)
+
+  def abstract_state(self) -> TrainState:
+    """Returns the state's shapes, types and shardings."""
+    state = jax.eval_shape(self.initialise, None)
+    return jax.tree.map(
+      lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+      state,
+      sharding.follow(self.mesh, self.placed, state),
+    )
+
+  def state_to_read(self, names: Collection[str]) -> TrainState:
+    """Returns the shapes, types and shardings to read a checkpoint into.
+
+    They are the state's; or, where it was saved with its layers kept in another
+    way (scanned or not), those of that way.
+
+    Args:
+      names: Paths of the arrays that were saved.
+    """
+    fits = all(f'params/{name}' in names for name in self.placed)
+    if fits or not any(name.startswith('blocks') for name in self.placed):
+      return self.abstract_state()
+    config = self.config.copy_and_resolve_references()
+    config.model.scan = not config.model.scan
+    return make(config, self.image_shape, 1, 0).abstract_state()
+
+  def adopt(self, state: TrainState) -> TrainState:
+    """Returns a state that was read, with its layers kept as they are here."""
+    own = self.abstract_state()
+    if state.params.keys() == own.params.keys():
+      return state
+    shardings = jax.tree.map(lambda x: x.sharding, own)
+    relayout = functools.partial(stack.relayout, target=own)
+    return jax.jit(relayout, out_shardings=shardings)(state)
+
+  def abstract_batch(
+    self, batch_size: int | None = None
+  ) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes, types and shardings of a global batch.
+
+    Args:
+      batch_size: Images in it; None: as for training.
+    """
+    b = batch_size or self.config.train.batch_size
+    where = sharding.batch_sharding(self.mesh)
+    shapes: dict[str, Any] = {
+      'image': ((b, *self.image_shape, self.config.data.channels), jnp.uint8),
+      'label': ((b,), jnp.int32),
+      'mask': ((b,), jnp.bool_),
+      'index': ((b,), jnp.int32),
+    }
+    return {
+      name: jax.ShapeDtypeStruct(shape, dtype, sharding=where)
+      for name, (shape, dtype) in shapes.items()
+    }
+
+
+def check_model(config: ml_collections.ConfigDict) -> None:
+  """Checks `config.model`.
+
+  Raises:
+    UserError: There is no such model, or its image does not fit.
+  """
+  image_size = config_lib.pair(config.data.image_size, 'data.image_size')
+  try:
+    models.check(config.model, image_size, config.data.channels)
+  except ValueError as e:
+    raise config_lib.UserError(f'config.model: {e}') from None
+
+
+def make(
+  config: ml_collections.ConfigDict,
+  image_shape: tuple[int, int] | None,
+  total_steps: int,
+  warmup_steps: int,
+) -> Program:
+  """Makes the functions of a config; compiles nothing yet.
+
+  Args:
+    config: With nothing open; is not changed.
+    image_shape: (height, width) of stored images, which are then cropped on
+      the device; None: they differ, and come cropped.
+    total_steps: Of the whole run.
+    warmup_steps: Of these.
+
+  Raises:
+    UserError: A pattern or a rule does not fit the parameters.
+  """
+  mesh = sharding.make_mesh(config.mesh)
+  objective = objectives.create(
+    config,
+    device.train_transform(config, image_shape),
+    device.eval_transform(config, image_shape),
+  )
+  params = jax.eval_shape(objective.init, jax.random.key(0))
+  rules = rules_lib.make(config.optim, params)
+  placed = sharding.place(
+    config.mesh, mesh.shape, jax.eval_shape(rules.split, params)
+  )
+  optimizer = optim.make_optimizer(config.optim)
+  schedule = optim.make_schedule(config.optim, total_steps, warmup_steps)
+  train_step = train_step_lib.make_train_step(
+    config, objective, optimizer, schedule, rules, mesh, placed
+  )
+
+  def init_state(params: Any) -> TrainState:
+    return train_step_lib.init_state(
+      config, objective, optimizer, rules, params
+    )
+
+  def eval_step(
+    params: Any,
+    batch: objectives.Batch,
+    total: Any,
+    signals: jax.Array | None = None,
+  ) -> Any:
+    compute = sharding.keep_batch_split(
+      objective.metrics, mesh, len(batch['image'])
+    )
+    signal = jnp.int32(0) if signals is None else signals.max()
+    return total.merge(compute(params, batch)), signal
+
+  replicated = sharding.replicated(mesh)
+  in_place = sharding.follow(mesh, placed, jax.eval_shape(init_state, None))
+  return Program(
+    config=config,
+    image_shape=image_shape
+    or config_lib.pair(config.data.image_size, 'data.image_size'),
+    mesh=mesh,
+    placed=placed,
+    rules=rules,
+    initialise=jax.jit(
+      init_state,
+      out_shardings=in_place,
+      compiler_options=_QUICK if jax.default_backend() == 'cpu' else None,
+    ),
+    train_step=jax.jit(
+      train_step, donate_argnums=0, out_shardings=(in_place, replicated)
+    ),
+    no_metrics=jax.jit(objective.no_metrics, out_shardings=replicated),
+    eval_step=jax.jit(eval_step, out_shardings=replicated),
+  )
