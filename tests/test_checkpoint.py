@@ -263,6 +263,24 @@ def test_params_come_from_the_newest_where_there_is_no_best(
   assert saved_steps(tmp_path) == [1, 2]  # nothing is changed
 
 
+def test_the_newest_of_at_most_a_step(
+  tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+) -> None:
+  like = abstract(make_state(0))
+  assert checkpoint.restore_at_most(tmp_path, 9, like) is None
+  assert not list(tmp_path.iterdir())
+  save(tmp_path, [2, 4, 6], keep=3)
+  assert checkpoint.restore_at_most(tmp_path, 1, like) is None
+  for at_most, expected in ((2, 2), (5, 4), (6, 6), (99, 6)):
+    state, step = checkpoint.restore_at_most(tmp_path, at_most, like)
+    assert step == expected
+    assert_same_bits(state, make_state(expected))
+  biggest_file(tmp_path / 'checkpoints/4').unlink()
+  assert checkpoint.restore_at_most(tmp_path, 5, like)[1] == 2
+  assert 'checkpoints/4 is damaged' in caplog.text
+  assert saved_steps(tmp_path) == [2, 4, 6]  # nothing is set aside
+
+
 def test_params_of_nothing(tmp_path: pathlib.Path) -> None:
   with pytest.raises(UserError, match='there is no checkpoint in'):
     checkpoint.restore_params(tmp_path)

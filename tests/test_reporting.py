@@ -117,11 +117,21 @@ def test_an_evaluation_that_was_still_missing(tmp_path: pathlib.Path) -> None:
   assert board(tmp_path, 'val/loss') == [(4, 1.0)]
 
 
+def test_what_was_reported_before(tmp_path: pathlib.Path) -> None:
+  report(tmp_path, 0, 12)
+  with reporting.Reporter(tmp_path, 20, 8) as reporter:
+    assert reporter.before('train/loss') == 108
+    assert reporter.before('val/loss') == 205
+    assert reporter.before('test/loss') is None
+  with reporting.Reporter(tmp_path, 20, 8, writes=False) as reporter:
+    assert reporter.before('train/loss') is None
+
+
 def test_cut_back_drops_what_is_no_metric(tmp_path: pathlib.Path) -> None:
   path = tmp_path / 'metrics.jsonl'
   good = '{"step": 1, "a": 2}\n'
   path.write_bytes(b'\xff\n[1]\n' + good.encode() + b'{"step": 2}\n{"step": 1')
-  assert reporting.cut_back(path, 1) == {'step', 'a'}
+  assert reporting.cut_back(path, 1) == {'step': (1, 1), 'a': (1, 2)}
   assert path.read_text() == good
 
 
@@ -240,24 +250,3 @@ def test_a_killed_run_loses_nothing(tmp_path: pathlib.Path) -> None:
   expected = [1, 2, 3, 4, 5, 6, 7]
   assert steps(tmp_path, 'train/loss') == expected
   assert [step for step, _ in board(tmp_path, 'train/loss')] == expected
-
-
-def test_throughput() -> None:
-  now = 0.0
-
-  def clock() -> float:
-    return now
-
-  rate = reporting.Throughput(32, clock)
-  for _ in range(5):
-    with rate.waiting():
-      now += 0.5
-    now += 1.5
-    rate.step()
-  with rate.paused():
-    now += 100
-  assert rate.read() == {'images_per_second': 16.0, 'data_wait': 0.25}
-  assert rate.read() == {}
-  now += 4
-  rate.step()
-  assert rate.read() == {'images_per_second': 8.0, 'data_wait': 0.0}

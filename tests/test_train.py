@@ -20,6 +20,7 @@ from vit_jax import checkpoint
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import experiment as experiment_lib
+from vit_jax import feed
 from vit_jax import models
 from vit_jax import optim
 from vit_jax import train
@@ -40,7 +41,8 @@ def run_steps(experiment, steps, state=None, start=0):
   batches = experiment.train_batches(start)
   losses = []
   for step in range(start, start + steps):
-    state, metrics = experiment.train_step(state, next(batches), np.int32(step))
+    batch, step_fn = next(batches), experiment.program.train_step
+    state, metrics = step_fn(state, batch, np.int32(step))
     losses.append(float(metrics['loss']))
   batches.close()
   return jax.device_get(state), losses
@@ -168,11 +170,11 @@ def test_evaluation_counts_each_example_once():
     data__split='train', evals__val__split='train', train__batch_size=128
   )
   params = e.init().params
-  total = e.no_metrics()
+  total = e.program.no_metrics()
   for batch in e.eval_batches('val'):
-    total = e.eval_step(params, batch, total)
+    total, _ = e.program.eval_step(params, batch, total)
   found = {k: float(v) for k, v in total.compute().items()}
-  assert e.eval_step._cache_size() == 1  # compiled once
+  assert e.program.eval_step._cache_size() == 1  # compiled once
   model = models.from_config(e.config.model, 10)
   source = e.eval_sources['val']
   logits = model.apply(
@@ -192,7 +194,7 @@ def test_ema_is_the_average_and_is_evaluated(tmp_path):
   average = jax.device_get(state.params)
   for step in range(3):
     batch = next(e.train_batches(step))
-    state, _ = e.train_step(state, batch, np.int32(step))
+    state, _ = e.program.train_step(state, batch, np.int32(step))
     average = jax.tree.map(
       lambda a, p: 0.9 * a + 0.1 * p, average, jax.device_get(state.params)
     )
@@ -343,13 +345,13 @@ def test_signals_save_within_a_step(tmp_path, monkeypatch, number, when):
     if step == 5:
       send()
 
-  def eval_batches(self, name, batches=experiment_lib.Experiment.eval_batches):
-    yield from batches(self, name)
+  def close(self, close=feed.Feed.close):  # at first, of the evaluation
+    close(self)
     send()
 
   target = {
     'step': (train.Monitor, 'follow', follow),
-    'evaluation': (experiment_lib.Experiment, 'eval_batches', eval_batches),
+    'evaluation': (feed.Feed, 'close', close),
   }[when]
   monkeypatch.setattr(*target)
   assert train.run(tiny.config(), str(tmp_path)) == 128 + number

@@ -133,7 +133,7 @@ class Checkpointer:
     return True
 
   def restore(
-    self, abstract_state: PyTree
+    self, abstract_state: PyTree | checkpoint_format.StateFor
   ) -> tuple[PyTree, int, dict[str, float] | None] | None:
     """Reads the newest good checkpoint.
 
@@ -143,7 +143,8 @@ class Checkpointer:
 
     Args:
       abstract_state: The train state to fill: `jax.ShapeDtypeStruct` leaves
-        whose shardings say where the arrays go.
+        whose shardings say where the arrays go; or a function that returns it
+        for the paths of the arrays that are stored.
 
     Returns:
       The train state, its step, and its metrics as given to `save`; None where
@@ -154,22 +155,15 @@ class Checkpointer:
         are listed), needs a newer version, or all are damaged.
     """
     self.wait()
-    damaged: dict[pathlib.Path, str] = {}
-    for path in checkpoint_format.newest_first(self._store.directory):
-      try:
-        state, info = checkpoint_format.restore(path, abstract_state)
-      except checkpoint_format.DamagedError as e:
-        logging.warning('Checkpoint %s is damaged: %s', path, e)
-        damaged[path] = str(e)
-        continue
-      if damaged:
-        self._store.set_aside(list(damaged))
-        logging.warning('Using the checkpoint before, %s', path)
-      self.save_best(info['step'], state, info['metrics'])
-      return state, info['step'], info['metrics']
+    found = _newest_good(self._store.directory, abstract_state)
+    if found is None:
+      return None
+    state, info, path, damaged = found
     if damaged:
-      raise _all_damaged(damaged)
-    return None
+      self._store.set_aside(damaged)
+      logging.warning('Using the checkpoint before, %s', path)
+    self.save_best(info['step'], state, info['metrics'])
+    return state, info['step'], info['metrics']
 
   def wait(self) -> None:
     """Blocks until all is written.
@@ -323,6 +317,62 @@ def steps_to_keep(
         periods = int(step // every)
         kept.add(step)
   return kept
+
+
+def restore_at_most(
+  workdir: pathlib.Path | str,
+  step: int,
+  abstract_state: PyTree | checkpoint_format.StateFor,
+) -> tuple[PyTree, int] | None:
+  """Reads the newest good checkpoint of at most `step` updates.
+
+  Changes nothing, so the run may still be going on.
+
+  Args:
+    workdir: The work directory of a run.
+    step: Number of completed updates.
+    abstract_state: As for `Checkpointer.restore`.
+
+  Returns:
+    The train state and its step; None where there is no such checkpoint.
+
+  Raises:
+    UserError: As `Checkpointer.restore`.
+  """
+  checkpoint_format.quiet_orbax()
+  directory = pathlib.Path(workdir).resolve() / 'checkpoints'
+  found = _newest_good(directory, abstract_state, step)
+  return None if found is None else (found[0], found[1]['step'])
+
+
+def _newest_good(
+  directory: pathlib.Path,
+  abstract_state: PyTree | checkpoint_format.StateFor,
+  at_most: int | None = None,
+) -> tuple[PyTree, dict[str, Any], pathlib.Path, list[pathlib.Path]] | None:
+  """Reads the newest good checkpoint, up to a step where one is given.
+
+  Returns:
+    The train state, its info, where it was found, and the damaged ones that
+    are newer; None where there is no checkpoint.
+
+  Raises:
+    UserError: One does not fit or needs a newer version, or all are damaged.
+  """
+  damaged: dict[pathlib.Path, str] = {}
+  for path in checkpoint_format.newest_first(directory):
+    if at_most is not None and int(path.name) > at_most:
+      continue
+    try:
+      state, info = checkpoint_format.restore(path, abstract_state)
+    except checkpoint_format.DamagedError as e:
+      logging.warning('Checkpoint %s is damaged: %s', path, e)
+      damaged[path] = str(e)
+    else:
+      return state, info, path, list(damaged)
+  if damaged:
+    raise _all_damaged(damaged)
+  return None
 
 
 def restore_params(

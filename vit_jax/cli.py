@@ -21,6 +21,7 @@ import ml_collections
 from ml_collections import config_flags
 
 from vit_jax import config as config_lib
+from vit_jax import distributed
 
 if TYPE_CHECKING:
   from vit_jax import weights
@@ -63,7 +64,10 @@ def run(
     status = 1
   except KeyboardInterrupt:  # before there is anything to save
     status = 128 + signal.SIGINT
-  sys.exit(status)
+  except Exception:  # a bug
+    traceback.print_exc()
+    status = 1
+  distributed.leave(status)
 
 
 def _log_plainly() -> None:

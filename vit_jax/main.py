@@ -1,4 +1,4 @@
-"""Trains a model, or resumes its training.
+r"""Trains a model, or resumes its training.
 
   python -m vit_jax.main --config=configs/digits.py --workdir=runs/digits
 
@@ -7,6 +7,13 @@ Everything is in the config; any key of it can be set on the command line:
   python -m vit_jax.main --config=configs/digits.py --config.seed=1
 
 The same command on the same work directory resumes an interrupted run.
+
+Started once on each host of a SLURM step, an Open MPI job, a TPU pod or an
+indexed job of Kubernetes, it is one run on all of their devices. Elsewhere say
+which processes belong together:
+
+  python -m vit_jax.main --config=configs/digits.py --workdir=runs/digits \
+      --coordinator=node1:8476 --num_processes=2 --process_id=0
 """
 
 import os
@@ -14,8 +21,11 @@ import sys
 import time
 
 from absl import flags
+from absl import logging
 
 from vit_jax import cli
+from vit_jax import clusters
+from vit_jax import distributed
 
 _CONFIG = cli.define_config()
 _WORKDIR = flags.DEFINE_string(
@@ -24,6 +34,14 @@ _WORKDIR = flags.DEFINE_string(
 _DRY_RUN = flags.DEFINE_bool(
   'dry_run', False, 'Check, compile, print sizes and stop; write nothing.'
 )
+_REPLAY = flags.DEFINE_integer(
+  'replay',
+  None,
+  'Repeat this step of the run in --workdir, and say where its numbers stop'
+  ' being finite. Changes nothing of the run.',
+  lower_bound=1,
+)
+clusters.define_flags()
 
 
 def main(argv: list[str]) -> int:
@@ -40,11 +58,28 @@ def main(argv: list[str]) -> int:
       ' --config=configs/digits.py'
     )
   name = os.path.splitext(os.path.basename(path.split(':', 1)[0]))[0]
-  workdir = _WORKDIR.value or f'runs/{name}-{time.strftime("%Y%m%d-%H%M%S")}'
+  if processes := distributed.initialize():
+    logging.info('%s', processes)
+    if not distributed.first():  # one log is enough
+      logging.set_verbosity(logging.ERROR)
+  if _REPLAY.value is not None:
+    if not _WORKDIR.value:
+      raise config_lib.UserError(
+        '--replay needs --workdir: name the run, as in --workdir=runs/digits'
+      )
+    from vit_jax import replay  # after the flags, since it imports jax
+
+    return replay.run(
+      _CONFIG.value, os.path.abspath(_WORKDIR.value), _REPLAY.value
+    )
+  workdir = _WORKDIR.value or distributed.from_first(
+    lambda: f'runs/{name}-{time.strftime("%Y%m%d-%H%M%S")}'
+  )
   from vit_jax import train  # after the flags, since it imports jax
 
   return train.run(_CONFIG.value, os.path.abspath(workdir), _DRY_RUN.value)
 
 
 if __name__ == '__main__':
+  cli.keep_compiled()  # a run that resumes is soon at its first step
   cli.run(main, __doc__)

@@ -9,7 +9,6 @@ When a run resumes at a step, what was reported after that step is cut from
 both. A metric that is there already at that very step is not reported again.
 """
 
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
@@ -108,6 +107,7 @@ class Reporter:
       UserError: A file cannot be written.
     """
     self._writes = writes
+    self._before: dict[str, tuple[int, float | None]] = {}
     if not writes:
       return
     self._total_steps = total_steps
@@ -116,7 +116,7 @@ class Reporter:
     # Seconds and step when the time that is left could first be told.
     self._since: tuple[float, int] | None = None
     with self._explained():
-      self._reported = cut_back(self._path, start_step)
+      self._before = cut_back(self._path, start_step)
       self._metrics: IO[str] = self._path.open('a', encoding='utf-8')
       self._events = _Events(pathlib.Path(workdir), start_step)
     self._bar = _progress_bar(stream or sys.stderr, total_steps, start_step)
@@ -150,7 +150,8 @@ class Reporter:
     if not self._writes:
       return
     if step == self._start_step:
-      scalars = {k: v for k, v in scalars.items() if k not in self._reported}
+      at = {name for name, (last, _) in self._before.items() if last == step}
+      scalars = {k: v for k, v in scalars.items() if k not in at}
     if not scalars:
       return
     now = time.time()
@@ -162,6 +163,18 @@ class Reporter:
       self._metrics.write(json.dumps(line, allow_nan=False) + '\n')
       self._metrics.flush()
       self._events.write(step, now, values)
+
+  def before(self, name: str) -> float | None:
+    """Returns the newest value of a metric that was there at the start.
+
+    Args:
+      name: As 'train/loss'.
+
+    Returns:
+      The value at the start step or before; None where there is none, or where
+      another process reports.
+    """
+    return self._before.get(name, (0, None))[1]
 
   def progress(self, step: int, fields: Mapping[str, float | str]) -> None:
     """Shows how far the run is: a bar on a terminal, else a line.
@@ -224,7 +237,9 @@ class Reporter:
       raise workdir_lib.cannot_write(self._path, e) from e
 
 
-def cut_back(path: pathlib.Path, step: int) -> set[str]:
+def cut_back(
+  path: pathlib.Path, step: int
+) -> dict[str, tuple[int, float | None]]:
   """Cuts the lines after a step from a metrics file, and a half-written one.
 
   Args:
@@ -232,14 +247,14 @@ def cut_back(path: pathlib.Path, step: int) -> set[str]:
     step: The last one to keep.
 
   Returns:
-    The names that the file has for this step.
+    What is kept: step and value of each metric's newest entry.
 
   Raises:
     UserError: It cannot be written.
   """
-  reported: set[str] = set()
+  kept: dict[str, tuple[int, float | None]] = {}
   if not path.exists():
-    return reported
+    return kept
   with (
     path.open(encoding='utf-8', errors='replace') as old,
     workdir_lib.replacing(path) as new,
@@ -249,9 +264,8 @@ def cut_back(path: pathlib.Path, step: int) -> set[str]:
       if values is None or values['step'] > step:
         continue
       new.write(line)
-      if values['step'] == step:
-        reported |= values.keys()
-  return reported
+      kept |= {name: (values['step'], x) for name, x in values.items()}
+  return kept
 
 
 def _parse(line: str) -> dict[str, Any] | None:
@@ -333,70 +347,3 @@ def text(value: float | str) -> str:
   if isinstance(value, str):
     return value
   return f'{value:,.0f}' if 1000 <= abs(value) < 1e9 else f'{value:.4g}'
-
-
-class Throughput:
-  """Measures how fast training goes between two readings.
-
-  What is not training (evaluations, checkpoints) happens inside `paused()`.
-  """
-
-  def __init__(
-    self,
-    batch_size: int,
-    clock: Callable[[], float] = time.perf_counter,
-  ):
-    """Starts to measure.
-
-    Args:
-      batch_size: Images in an update, over all devices and processes.
-      clock: Returns seconds.
-    """
-    self._batch_size = batch_size
-    self._clock = clock
-    self._reset()
-
-  def step(self) -> None:
-    """Counts an update."""
-    self._steps += 1
-
-  @contextlib.contextmanager
-  def waiting(self) -> Iterator[None]:
-    """Around the wait for the next batch."""
-    start = self._clock()
-    try:
-      yield
-    finally:
-      self._waited += self._clock() - start
-
-  @contextlib.contextmanager
-  def paused(self) -> Iterator[None]:
-    """Around what is not training."""
-    start = self._clock()
-    try:
-      yield
-    finally:
-      self._paused += self._clock() - start
-
-  def read(self) -> dict[str, float]:
-    """Returns the measures since the last reading, and begins anew.
-
-    Returns:
-      images_per_second, and data_wait: the fraction of the time that training
-      waited for data. Empty where no update was counted.
-    """
-    seconds = self._clock() - self._start - self._paused
-    steps, waited = self._steps, self._waited
-    self._reset()
-    if not steps or seconds <= 0:
-      return {}
-    return {
-      'images_per_second': steps * self._batch_size / seconds,
-      'data_wait': waited / seconds,
-    }
-
-  def _reset(self) -> None:
-    self._start = self._clock()
-    self._steps = 0
-    self._waited = 0.0
-    self._paused = 0.0

@@ -5,8 +5,11 @@ when k updates are done. The evaluations of a step come before its checkpoint,
 which holds their results: one without results still has to be evaluated.
 """
 
+from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
+import functools
 import json
 import math
 import pathlib
@@ -17,15 +20,22 @@ from typing import Any
 
 from absl import logging
 import jax
+from jax.experimental import multihost_utils
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
 from vit_jax import checkpoint
 from vit_jax import config as config_lib
 from vit_jax import data
+from vit_jax import distributed
 from vit_jax import experiment as experiment_lib
+from vit_jax import feed
 from vit_jax import hardware
 from vit_jax import reporting
+from vit_jax import sharding
+from vit_jax import timekeeping
+from vit_jax import train_step as train_step_lib
 from vit_jax import workdir as workdir_lib
 
 Scalars = dict[str, float]
@@ -34,12 +44,23 @@ Scalars = dict[str, float]
 class Stop:
   """Notes SIGTERM and SIGINT, so that the loop can save before it ends.
 
+  They come to each process at a time of its own, but all must stop at the same
+  step: so they tell each other (`Monitor`, `evaluate`), and stop once all have
+  heard of it.
+
   Attributes:
-    signal: The signal's number, or 0.
+    own: Number of the signal that came to this process, or 0.
+    heard: The largest number that any process told.
   """
 
   def __init__(self) -> None:
-    self.signal = 0
+    self.own = 0
+    self.heard = 0
+
+  @property
+  def signal(self) -> int:
+    """The signal at which to stop, the same in all processes, or 0."""
+    return self.heard if jax.process_count() > 1 else self.own
 
   def __enter__(self) -> 'Stop':
     self._previous = {
@@ -53,7 +74,7 @@ class Stop:
       signal.signal(number, handler)
 
   def _note(self, number: int, _: object) -> None:
-    self.signal = number
+    self.own = number
     signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
 
 
@@ -81,38 +102,65 @@ def run(
     print(json.dumps(experiment_lib.dry_run(experiment)))
     return 0
   path = pathlib.Path(workdir).absolute()
-  print(f'work directory: {path}', file=sys.stderr)
-  experiment_lib.check(config)
-  with (
-    Stop() as stop,
-    workdir_lib.lock(path),
-    reporting.log_to(path / 'train.log'),
-  ):
+  if distributed.first():
+    print(f'work directory: {path}', file=sys.stderr)
+  with Stop() as stop, distributed.together():
+    same = distributed.from_first(lambda: config_lib.to_dict(config))
+    distributed.on_all(lambda: _check(config, same))
     try:
-      return _run_in(path, config, stop)
+      with _owning(path):
+        return _run_in(path, config, stop)
     except jax.errors.JaxRuntimeError as e:
       if 'RESOURCE_EXHAUSTED' not in str(e):
         raise
       raise config_lib.UserError(
         f'the device has too little memory: {config_lib.one_line(e)[:200]};'
-        ' raise config.train.accumulation, set config.model.remat=full, or'
-        ' lower config.train.batch_size'
+        ' raise config.train.accumulation, set config.model.remat=full, split'
+        ' the state with config.mesh.fsdp, or lower config.train.batch_size'
       ) from e
+
+
+def _check(config: ml_collections.ConfigDict, same: Mapping[str, Any]) -> None:
+  """Raises a UserError where a config cannot work, or is not that of all."""
+  if config_lib.to_dict(config) != same:
+    raise config_lib.UserError(
+      'this process has another config than process 0: give all the same flags'
+    )
+  experiment_lib.check(config)
+
+
+@contextlib.contextmanager
+def _owning(path: pathlib.Path) -> Iterator[None]:
+  """Holds a work directory, and logs there: in the first process alone."""
+  with contextlib.ExitStack() as stack:
+
+    def own() -> None:
+      stack.enter_context(workdir_lib.lock(path))
+      stack.enter_context(reporting.log_to(path / 'train.log'))
+
+    distributed.from_first(own)
+    yield
 
 
 def _run_in(
   path: pathlib.Path, config: ml_collections.ConfigDict, stop: Stop
 ) -> int:
   """Trains in a directory that is ours; returns the exit status."""
-  resumed = workdir_lib.check_config(path, config)
-  done = workdir_lib.read_json(path / 'DONE')
+  stored, done = distributed.from_first(lambda: _look(path, config))
   if done is not None:
     logging.info('finished already: %s', _show(done))
     return 0
-  experiment = experiment_lib.build(resumed or config, resumes=bool(resumed))
+  if stored is not None:
+    config = config_lib.from_dict(stored)
+  experiment = distributed.on_all(
+    lambda: experiment_lib.build(config, resumes=stored is not None)
+  )
   config, source = experiment.config, experiment.source
   preprocess = data.Preprocess.from_config(config, source.classes)
-  workdir_lib.prepare(path, config, preprocess.to_dict(), source.fingerprint())
+  fingerprint = source.fingerprint()
+  distributed.from_first(
+    lambda: workdir_lib.prepare(path, config, preprocess.to_dict(), fingerprint)
+  )
   experiment_lib.describe(experiment)
   start = time.perf_counter()
   results = None if stop.signal else train(experiment, path, stop)
@@ -121,9 +169,18 @@ def _run_in(
   seconds = time.perf_counter() - start
   logging.info('done in %.0f s: %s; see %s', seconds, _show(results), path)
   # JSON has no NaN.
-  done = {k: v if math.isfinite(v) else None for k, v in results.items()}
-  workdir_lib.write_json(path / 'DONE', done)
+  final = {k: v if math.isfinite(v) else None for k, v in results.items()}
+  distributed.from_first(lambda: workdir_lib.write_json(path / 'DONE', final))
   return 0
+
+
+def _look(
+  path: pathlib.Path, config: ml_collections.ConfigDict
+) -> tuple[dict[str, Any] | None, dict[str, float] | None]:
+  """Returns the config of the run that is there, and how it ended."""
+  resumed = workdir_lib.check_config(path, config)
+  stored = None if resumed is None else config_lib.to_dict(resumed)
+  return stored, workdir_lib.read_json(path / 'DONE')
 
 
 def _show(results: Mapping[str, float | None]) -> str:
@@ -149,7 +206,10 @@ def train(
       not be written.
   """
   e = experiment
+  batch_size = e.config.train.batch_size
+  clock = timekeeping.Timekeeper(batch_size, timekeeping.age(workdir))
   with contextlib.ExitStack() as stack:
+    watch = stack.enter_context(distributed.Watch(e.config.train.stall_timeout))
     checkpoints = stack.enter_context(
       checkpoint.Checkpointer(
         workdir, e.config.checkpoint, e.checkpoint_keep_every
@@ -157,30 +217,42 @@ def train(
     )
     # Results of the evaluations at `step`; None: they are still to be done.
     results: Scalars | None
-    restored = checkpoints.restore(e.abstract_state())
+    restored = checkpoints.restore(e.program.state_to_read)
     state, step, results = restored or (e.init(), 0, {})
     if restored:
+      state = e.program.adopt(state)
       logging.info('resuming at step %d of %d', step, e.total_steps)
     reporter = stack.enter_context(
       reporting.Reporter(
-        workdir, e.total_steps, step, writes=jax.process_index() == 0
+        workdir, e.total_steps, step, writes=distributed.first()
       )
     )
-    monitor = Monitor(e, reporter)
-    batches = stack.enter_context(contextlib.closing(e.train_batches(step)))
+    batches = stack.enter_context(e.train_batches(step))
+    hear = functools.partial(_hear, stop, batches)
+    monitor = Monitor(e, reporter, clock, hear)
+
+    def save() -> None:
+      """Saves the state, and reports where the time went."""
+      with clock.saving():
+        checkpoints.save(step, state, results)
+      reporter.write(step, e.epoch(step), _of_training(clock.saved()))
+
+    clock.resume(reporter.before('train/useful_seconds') or 0.0)
     try:
       while True:
         # What is due at this step.
+        watch.alive(step)
         if results is None and e.is_due(step):
           monitor.settle()
-          with monitor.clock.paused():
+          with clock.paused():
             results = evaluate(e, state.eval_params, step, reporter, stop)
+          with clock.saving():
             checkpoints.save_best(step, state, results)
-            if e.checkpoint_due(step):
-              checkpoints.save(step, state, results)
+          if e.checkpoint_due(step):
+            save()
         if stop.signal:
           monitor.settle()
-          checkpoints.save(step, state, results)
+          save()
           checkpoints.wait()
           logging.info('stopped at step %d of %d; saved', step, e.total_steps)
           return None
@@ -188,19 +260,40 @@ def train(
           return results
 
         # One step; and, while it runs, a look at the one before.
-        try:
-          with monitor.clock.waiting():
-            batch = next(batches)
-        except config_lib.UserError:  # a damaged image: no step is lost
-          monitor.settle()
-          checkpoints.save(step, state, results)
-          raise
-        state, metrics = e.train_step(state, batch, np.int32(step))
+        if not batches.is_ready():
+          monitor.join()  # only from then on the device waits, too
+        with clock.waiting():
+          batch = next(batches)
+        told = _tell(stop, batches, e.program.mesh)
+        state, metrics = e.program.train_step(
+          state, batch, np.int32(step), told
+        )
         step, results = step + 1, None
         monitor.follow(step, metrics, batch['index'])
-    except NonFiniteError as error:
+    except (NonFiniteError, BrokenBatchError) as error:
       checkpoints.save(int(state.step), state)  # the last good one
       raise config_lib.UserError(str(error)) from None
+
+
+def _tell(stop: Stop, batches: feed.Feed, mesh: jax.sharding.Mesh) -> jax.Array:
+  """Returns what this process has to tell the others, int32 [devices]."""
+  signal = stop.own if batches.error is None else train_step_lib.BROKEN
+  return sharding.on_each_device(signal, mesh)
+
+
+def _hear(stop: Stop, batches: feed.Feed, heard: jax.Array) -> None:
+  """Notes the largest signal that any process told.
+
+  Raises:
+    BrokenBatchError: A process could not make its part of a batch.
+  """
+  signal = int(heard)
+  if signal >= train_step_lib.BROKEN:
+    raise BrokenBatchError(
+      batches.error
+      or 'another process could not make its part of a batch: it says why'
+    )
+  stop.heard = max(stop.heard, signal)
 
 
 def evaluate(
@@ -214,21 +307,46 @@ def evaluate(
 
   Returns:
     Scalars such as `val/accuracy`; None where it was stopped midway.
+
+  Raises:
+    BrokenBatchError: A process could not make its part of a batch.
   """
   results = {}
   for name in experiment.evals_due(step):
-    total = experiment.no_metrics()
-    with contextlib.closing(experiment.eval_batches(name)) as batches:
-      for batch in batches:
-        if stop.signal:
-          return None
-        total = experiment.eval_step(params, batch, total)
+    total = _evaluate_split(experiment, name, params, stop)
+    if total is None:
+      return None
     for metric, value in jax.device_get(total).compute().items():
       results[f'{name}/{metric}'] = float(value)
   if results:
     reporter.write(step, experiment.epoch(step), results)
     logging.info('evaluated at step %d: %s', step, _show(results))
   return results
+
+
+def _evaluate_split(
+  experiment: experiment_lib.Experiment, name: str, params: Any, stop: Stop
+) -> Any:
+  """Returns the metrics of a split; None where it was stopped midway."""
+  program = experiment.program
+  total, signal = program.no_metrics(), jnp.int32(0)
+  with experiment.eval_batches(name) as batches:
+    for batch in batches:
+      _hear(stop, batches, signal)  # at the batch before
+      if stop.signal:
+        return None
+      told = _tell(stop, batches, program.mesh)
+      total, signal = program.eval_step(params, batch, total, told)
+    _hear(stop, batches, signal)
+  return total
+
+
+class BrokenBatchError(Exception):
+  """A process could not make its part of a batch."""
+
+
+def _of_training(scalars: Scalars) -> Scalars:
+  return {f'train/{name}': x for name, x in scalars.items()}
 
 
 class NonFiniteError(Exception):
@@ -240,19 +358,29 @@ class Monitor:
 
   So the device never waits for the host. Until then the metrics stay on the
   device.
-
-  Attributes:
-    clock: Measures the rate of training.
   """
 
   def __init__(
-    self, experiment: experiment_lib.Experiment, reporter: reporting.Reporter
+    self,
+    experiment: experiment_lib.Experiment,
+    reporter: reporting.Reporter,
+    clock: timekeeping.Timekeeper,
+    hear: Callable[[jax.Array], None],
   ):
+    """Begins with the next step.
+
+    Args:
+      experiment: What runs.
+      reporter: Of its metrics.
+      clock: Is told when a step ends.
+      hear: Called with the signal of each step.
+    """
     self._experiment = experiment
     self._reporter = reporter
+    self._clock = clock
+    self._hear = hear
     self._last: tuple[int, dict[str, jax.Array], jax.Array] | None = None
-    self.clock = reporting.Throughput(experiment.config.train.batch_size)
-    devices = list(experiment.mesh.devices.flat)
+    devices = list(experiment.program.mesh.devices.flat)
     peak = hardware.peak_flops(devices[0])
     self._peak_flops = peak and peak * len(devices)
 
@@ -268,21 +396,32 @@ class Monitor:
 
     Raises:
       NonFiniteError: The step before was not finite.
+      BrokenBatchError: It had no batch.
     """
     self.settle()
     self._last = (step, metrics, index)
+
+  def join(self) -> None:
+    """Waits for the end of the last step, but does not look at it.
+
+    All processes have to look at the same step at the same time.
+    """
+    if self._last is not None:
+      jax.block_until_ready(self._last[1])
 
   def settle(self) -> None:
     """Waits for the last step, and reports it where that is due.
 
     Raises:
       NonFiniteError: It was not finite, and such steps are not skipped.
+      BrokenBatchError: It had no batch.
     """
     if self._last is None:
       return
     (step, metrics, index), self._last = self._last, None
+    self._hear(metrics.pop('signal'))
     ok, due = bool(metrics['ok']), self._experiment.log_due(step)
-    self.clock.step()
+    self._clock.step()
     if ok and not due:
       return
     scalars = {name: float(x) for name, x in metrics.items() if name != 'ok'}
@@ -292,29 +431,30 @@ class Monitor:
       self._report(step, scalars)
 
   def _not_finite(self, step: int, scalars: Scalars, index: jax.Array) -> None:
-    shards = [np.asarray(x.data) for x in index.addressable_shards]
+    examples = multihost_utils.process_allgather(index, tiled=True)
     message = (
       f'step {step} was not finite: loss {scalars["loss"]}, norm of the'
       f' gradient {scalars["grad_norm"]}, of the parameters after it'
       f' {scalars["param_norm"]},'
-      f' examples {np.concatenate(shards).tolist()}'
+      f' examples {examples.tolist()}'
     )
     if self._experiment.config.train.skip_nonfinite:
       logging.warning('%s; it is skipped', message)
       return
     raise NonFiniteError(
-      f'{message}. The state before it is saved. Lower'
+      f'{message}. The state before it is saved; --replay={step} says which'
+      ' layer it was. Lower'
       ' config.optim.learning_rate or set config.optim.clip_norm in a new'
       ' work directory, or go on here without such steps:'
       ' --config.train.skip_nonfinite'
     )
 
   def _report(self, step: int, scalars: Scalars) -> None:
-    e, rates = self._experiment, self.clock.read()
+    e, rates = self._experiment, self._clock.read()
     if rates and self._peak_flops:
       steps_per_second = rates['images_per_second'] / e.config.train.batch_size
-      rates['mfu'] = steps_per_second * e.flops.step / self._peak_flops
-    metrics = {f'train/{name}': x for name, x in (scalars | rates).items()}
+      rates['mfu'] = steps_per_second * e.program.flops.step / self._peak_flops
+    metrics = _of_training(scalars | rates)
     self._reporter.write(step, e.epoch(step), metrics)
     shown = {'loss': scalars['loss']}
     if rates:

@@ -1,0 +1,270 @@
+"""Finds whether this process is one of several, and how they meet.
+
+Flags say so, or the environment variables that SLURM, Open MPI, Kubernetes and
+TPU hosts set. Nothing asks the network; where JAX has to, to learn the rest, it
+does so in `jax.distributed.initialize`.
+"""
+
+from collections.abc import Mapping
+import importlib.util
+import os
+import re
+import socket
+from typing import Any
+from typing import NamedTuple
+
+from absl import flags
+
+from vit_jax import config as config_lib
+
+OR_FLAGS = '; or pass --coordinator, --process_id and --num_processes'
+
+
+class Cluster(NamedTuple):
+  """How the processes of a run find each other.
+
+  Attributes:
+    name: What tells it, as in 'SLURM'.
+    arguments: For `jax.distributed.initialize`.
+  """
+
+  name: str
+  arguments: dict[str, Any]
+
+
+def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
+  """Defines `--coordinator`, `--process_id` and `--num_processes`."""
+  flags.DEFINE_string(
+    'coordinator',
+    None,
+    'HOST:PORT where process 0 of a run over several processes is reached. On'
+    ' SLURM, Open MPI and TPU pods this is found without flags.',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_integer(
+    'process_id',
+    None,
+    'Number of this process, from 0.',
+    lower_bound=0,
+    flag_values=flag_values,
+  )
+  flags.DEFINE_integer(
+    'num_processes',
+    None,
+    'How many processes are this run.',
+    lower_bound=1,
+    flag_values=flag_values,
+  )
+
+
+def find(flag_values: flags.FlagValues) -> Cluster | None:
+  """Returns how this process meets the others, or None where it is alone.
+
+  Args:
+    flag_values: With the flags of `define_flags`, parsed.
+
+  Raises:
+    UserError: The flags do not fit together or cannot be used, or a package is
+      missing.
+  """
+  cluster = from_flags(flag_values, os.environ)
+  if cluster is None:
+    cluster = detect(os.environ, on_tpu=_on_tpu())
+  return cluster
+
+
+def from_flags(
+  flag_values: flags.FlagValues, environ: Mapping[str, str]
+) -> Cluster | None:
+  """Returns what the flags of `define_flags` say; None where none is given.
+
+  Raises:
+    UserError: They do not fit together, or the port is in use.
+  """
+  address: str | None = flag_values['coordinator'].value
+  process: int | None = flag_values['process_id'].value
+  count: int | None = flag_values['num_processes'].value
+  if address is process is count is None:
+    return None
+  if address is None or process is None or count is None:
+    raise config_lib.UserError(
+      '--coordinator=HOST:PORT, --process_id=K and --num_processes=N belong'
+      ' together: give all three, or none'
+    )
+  match = re.fullmatch(r'(?:[^:\s]+|\[[^\s]+\]):(\d{1,5})', address)
+  if match is None or not 0 < int(match[1]) < 2**16:
+    raise config_lib.UserError(
+      f'--coordinator={address}: write HOST:PORT of process 0, as in'
+      ' --coordinator=node1:8476'
+    )
+  if process >= count:
+    raise config_lib.UserError(
+      f'--process_id={process}: with --num_processes={count} it is 0 to'
+      f' {count - 1}'
+    )
+  if process == 0 and count > 1:
+    _check_port(int(match[1]))
+  return Cluster(
+    'flags',
+    {
+      'cluster_detection_method': 'deactivate',
+      'coordinator_address': address,
+      'num_processes': count,
+      'process_id': process,
+      'local_device_ids': _local_devices(environ),
+    },
+  )
+
+
+def _check_port(port: int) -> None:
+  # JAX does not say that it is in use, and may crash.
+  try:
+    socket.create_server(('', port)).close()
+  except OSError as e:
+    raise config_lib.UserError(
+      f'--coordinator: process 0 cannot listen at port {port} of this machine:'
+      f' {e.strerror}; does another run use it?'
+    ) from e
+
+
+def detect(environ: Mapping[str, str], on_tpu: bool) -> Cluster | None:
+  """Finds the cluster that started this process as one of several.
+
+  Asks nothing but environment variables. A shell inside a job is none: only
+  what `srun` or `mpirun` has started several times.
+
+  Args:
+    environ: Environment variables.
+    on_tpu: Whether this host has TPU chips, and may use them.
+
+  Returns:
+    None where this process is alone.
+
+  Raises:
+    UserError: A package is missing that JAX needs to find the others.
+  """
+  return (
+    _open_mpi(environ)
+    or _slurm(environ)
+    or (_tpu(environ) if on_tpu else None)
+    or _kubernetes(environ)
+  )
+
+
+def _open_mpi(environ: Mapping[str, str]) -> Cluster | None:
+  num_processes = _number(environ, 'OMPI_COMM_WORLD_SIZE', 1)
+  if num_processes == 1:
+    return None
+  method = 'ompi'
+  if 'OMPI_MCA_orte_hnp_uri' not in environ:  # Open MPI 5 or newer
+    method = 'mpi4py'
+    _require('mpi4py', 'Open MPI 5')
+  return Cluster(
+    'Open MPI',
+    {
+      'cluster_detection_method': method,
+      'num_processes': num_processes,
+      'process_id': _number(environ, 'OMPI_COMM_WORLD_RANK', 0),
+      'local_device_ids': _local_devices(environ),
+    },
+  )
+
+
+def _slurm(environ: Mapping[str, str]) -> Cluster | None:
+  # Of the step that `srun` started. SLURM_NTASKS is that of the job in the
+  # script of `sbatch` and the shell of `salloc`, which are there once.
+  num_processes = _number(environ, 'SLURM_STEP_NUM_TASKS', 1)
+  if num_processes == 1 or 'SLURM_PROCID' not in environ:
+    return None
+  return Cluster(
+    'SLURM',
+    {
+      'cluster_detection_method': 'slurm',
+      'num_processes': num_processes,
+      'process_id': _number(environ, 'SLURM_PROCID', 0),
+      'local_device_ids': _local_devices(environ),
+    },
+  )
+
+
+def _tpu(environ: Mapping[str, str]) -> Cluster | None:
+  hosts = environ.get('TPU_PROCESS_ADDRESSES') or environ.get(
+    'TPU_WORKER_HOSTNAMES'
+  )
+  several = (
+    _number(environ, 'MEGASCALE_NUM_SLICES', 1) > 1
+    or 'TPU_PROCESS_ADDRESSES_PATH' in environ  # a file of them; JAX reads it
+  )
+  if hosts:  # on Google Kubernetes Engine
+    several = several or ',' in hosts
+  else:  # a TPU VM, whose metadata JAX asks for the hosts of its slice
+    several = several or 'TPU_SKIP_MDS_QUERY' not in environ
+  return Cluster('TPU', {}) if several else None
+
+
+def _kubernetes(environ: Mapping[str, str]) -> Cluster | None:
+  if not {'KUBERNETES_SERVICE_HOST', 'JOB_COMPLETION_INDEX'} <= environ.keys():
+    return None
+  _require('kubernetes', 'an indexed job of Kubernetes')
+  return Cluster('Kubernetes', {})
+
+
+def _require(package: str, cluster: str) -> None:
+  if importlib.util.find_spec(package) is None:
+    raise config_lib.UserError(
+      f'this is {cluster}, where JAX finds the other processes with the package'
+      f' {package}: pip install {package}{OR_FLAGS}'
+    )
+
+
+def _number(environ: Mapping[str, str], name: str, default: int) -> int:
+  text = environ.get(name, '')
+  return int(text) if text.isdecimal() else default
+
+
+def _local_devices(environ: Mapping[str, str]) -> list[int] | None:
+  """Returns the devices of this host that are this process's; []: all it sees.
+
+  JAX would take the one with the number of the process on its host. That leaves
+  devices idle where there are more of them than processes, and does not exist
+  where SLURM has bound each process to its own.
+  """
+  if 'JAX_LOCAL_DEVICE_IDS' in environ:  # JAX heeds it
+    return None
+  rank, size = _local_rank(environ)
+  if size == 1:
+    return []
+  if 'CUDA_VISIBLE_DEVICES' not in environ:
+    return [rank]
+  visible = len(environ['CUDA_VISIBLE_DEVICES'].split(','))
+  bound = re.search(r'\d+$', environ.get('SLURM_GPUS_PER_TASK', ''))
+  if visible < size or (bound and visible <= int(bound[0])):
+    return []
+  share = visible // size
+  return list(range(rank * share, (rank + 1) * share))
+
+
+def _local_rank(environ: Mapping[str, str]) -> tuple[int, int]:
+  """Returns the number of this process on its host, and how many are there."""
+  if 'OMPI_COMM_WORLD_LOCAL_SIZE' in environ:
+    size = _number(environ, 'OMPI_COMM_WORLD_LOCAL_SIZE', 1)
+    return _number(environ, 'OMPI_COMM_WORLD_LOCAL_RANK', 0), size
+  sizes = [  # from 2(x3),1: three nodes with two tasks, and one with one
+    int(tasks)
+    for tasks, nodes in re.findall(
+      r'(\d+)(?:\(x(\d+)\))?', environ.get('SLURM_STEP_TASKS_PER_NODE', '')
+    )
+    for _ in range(int(nodes or 1))
+  ]
+  node = _number(environ, 'SLURM_NODEID', 0)
+  size = sizes[node] if node < len(sizes) else 1
+  return _number(environ, 'SLURM_LOCALID', 0), size
+
+
+def _on_tpu() -> bool:
+  # Private, but it is what JAX's own detection asks; no network.
+  from jax._src import cloud_tpu_init
+
+  platforms = os.environ.get('JAX_PLATFORMS', '')
+  allowed = not platforms or 'tpu' in platforms.split(',')
+  return allowed and cloud_tpu_init.running_in_cloud_tpu_vm
