@@ -1,0 +1,1 @@
+"""Looking inside: pictures of data and models, and reports."""
