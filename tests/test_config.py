@@ -35,6 +35,11 @@ def test_only_cadence_may_change_on_resuming():
   new.evals.val.every = '3 epochs'
   new.data.num_workers = 4
   assert config_lib.differences(old, new) == []
+  assert config_lib.differences(old, new, resumable=True)[1:] == [
+    'data.num_workers: 0 -> 4',
+    "evals.val.every: '' -> '3 epochs'",
+    "train.log_every: '50 steps' -> '1 steps'",
+  ]
   new.optim.learning_rate = 0.5
   new.data.image_size = 32
   assert config_lib.differences(old, new) == [

@@ -319,11 +319,23 @@ def test_a_damaged_checkpoint_gives_way(finished, tmp_path, caplog):
   )
 
 
-def test_resumes_on_more_devices(finished, tmp_path):
+def test_resumes_in_another_way(finished, tmp_path, caplog):
+  """On more devices, scanned and accumulated; the log says what changed."""
   workdir = copy_unfinished(finished[0], tmp_path)
   shutil.rmtree(workdir / 'checkpoints' / '12')
-  config = tiny.config(checkpoint__best='val/loss', mesh__data=8)
+  config = tiny.config(
+    checkpoint__best='val/loss',
+    mesh__data=4,
+    mesh__fsdp=2,
+    mesh__min_size=0,
+    model__scan=True,
+    train__accumulation=2,
+  )
+  caplog.set_level('INFO', logger='absl')
   assert train.run(config, str(workdir)) == 0
+  log = caplog.text
+  assert 'mesh.data: 1 -> 4; mesh.fsdp: 1 -> 2; mesh.min_size: 4096 -> 0' in log
+  assert 'model.scan: False -> True; train.accumulation: 1 -> 2' in log
   losses = [
     {x['step']: x['train/loss'] for x in tiny.metrics(d) if 'train/loss' in x}
     for d in (workdir, finished[0])

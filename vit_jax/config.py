@@ -374,15 +374,23 @@ def fill(
 
 
 def differences(
-  old: ml_collections.ConfigDict, new: ml_collections.ConfigDict
+  old: ml_collections.ConfigDict,
+  new: ml_collections.ConfigDict,
+  resumable: bool = False,
 ) -> list[str]:
-  """Lists the keys that a resumed run must not change, as 'key: old -> new'."""
+  """Lists keys that differ, as 'key: old -> new'.
+
+  Args:
+    old: As the run began.
+    new: As it is to be resumed.
+    resumable: Whether to list the keys that it may change, or the others.
+  """
   before, after = (dict(flatten(to_dict(config))) for config in (old, new))
   return [
     f'{key}: {before.get(key)!r} -> {after.get(key)!r}'
     for key in sorted(before.keys() | after.keys())
     if before.get(key) != after.get(key)
-    and not re.fullmatch(RESUMABLE_KEYS, key)
+    and bool(re.fullmatch(RESUMABLE_KEYS, key)) == resumable
   ]
 
 

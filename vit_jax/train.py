@@ -178,9 +178,15 @@ def _look(
   path: pathlib.Path, config: ml_collections.ConfigDict
 ) -> tuple[dict[str, Any] | None, dict[str, float] | None]:
   """Returns the config of the run that is there, and how it ended."""
+  done = workdir_lib.read_json(path / 'DONE')
   resumed = workdir_lib.check_config(path, config)
-  stored = None if resumed is None else config_lib.to_dict(resumed)
-  return stored, workdir_lib.read_json(path / 'DONE')
+  if resumed is None:
+    return None, done
+  before = config_lib.from_dict(workdir_lib.read_json(path / 'config.json'))
+  changes = config_lib.differences(before, resumed, resumable=True)
+  if changes and done is None:
+    logging.info('resuming with another config: %s', '; '.join(changes))
+  return config_lib.to_dict(resumed), done
 
 
 def _show(results: Mapping[str, float | None]) -> str:
