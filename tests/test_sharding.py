@@ -112,7 +112,7 @@ def test_resumes_on_any_mesh(tmp_path):
 def test_optimizer_and_average_follow_the_parameters():
   e = build((1, 8, 1), optim__name='adamw', train__ema_decay=0.9)
   state = e.init()
-  where = jax.sharding.PartitionSpec('fsdp', None)
+  spec = jax.sharding.PartitionSpec('fsdp', None)
   found = {
     name.split('/')[0]: x
     for path, x in jax.tree_util.tree_leaves_with_path(state)
@@ -122,10 +122,15 @@ def test_optimizer_and_average_follow_the_parameters():
   }
   assert found.keys() == {'params', 'opt_state', 'ema_params'}
   for x in found.values():
-    assert x.sharding.spec == where
+    assert x.sharding.spec == spec
     assert {shard.data.shape for shard in x.addressable_shards} == {(8, 128)}
   total = sum(x.nbytes for x in jax.tree.leaves(state))
   assert sharding.bytes_per_device(state) < 0.15 * total
+  # The step makes the new state in place of the old one.
+  after, _ = run_steps(e, state, 0, 1)
+  assert all(x.is_deleted() for x in jax.tree.leaves(state))
+  where = jax.tree.map(lambda x: x.sharding, e.program.abstract_state())
+  assert jax.tree.map(lambda x: x.sharding, after) == where
 
 
 @functools.cache

@@ -9,6 +9,8 @@ import commands
 import pytest
 import tiny
 
+from vit_jax import hardware
+from vit_jax import roofline
 from vit_jax import summary
 from vit_jax import train
 from vit_jax.config import UserError
@@ -98,3 +100,53 @@ def test_of_a_file(run):
   report = json.loads(run(f'--from={path}', '--format=json'))
   assert report['output_shape'] == [1, 7] and report['memory'] is None
   assert report['trainable'] == 'yes'
+
+
+def test_plan_without_data_and_devices(run, tmp_path):
+  """As JSON."""
+  settings = {'data__name': f'folder:{tmp_path}/none', 'mesh__min_size': 256}
+  flags = tiny.flags(**settings, model__num_classes=7, model__scan=True)
+  with pytest.raises(UserError, match=r'none.*set --config.model.num_classes'):
+    run(*tiny.flags(**settings), '--devices=16')
+  report = json.loads(run(*flags, '--mesh=2,8,1', '--format=json'))
+  assert report['memory'] is None and report['output_shape'] == [1, 7]
+  plan = report['plan']
+  assert plan['mesh'] == {'data': 2, 'fsdp': 8, 'tensor': 1}
+  assert plan['memory']['total'] > plan['memory']['parameters'] > 0
+  gathered, *_ = (c for c in plan['collectives'] if c['kind'] == 'all-gather')
+  assert gathered['axes'] == ['fsdp'] and gathered['group_size'] == 8
+  assert [e['hardware'] for e in plan['estimates']] == [
+    device.name for device in hardware.TABLE
+  ]
+  assert all(0 < e['best'] <= e['worst'] for e in plan['estimates'])
+  assert plan['assumptions'] == list(roofline.ASSUMPTIONS)
+
+
+def test_plan_of_a_work_directory(run, digits_run):
+  text = run(f'--from={digits_run}', '--devices=1', '--hardware=v5e')
+  assert 'TPU v5e' in text and 'H100' not in text
+  assert re.search(r'^  none$', text, re.MULTILINE)  # no collectives
+  for line in ('parameters', 'activations', 'GFLOP', 'overlap', 'efficiency'):
+    assert line in text
+
+
+@pytest.mark.parametrize(
+  ('flags', 'match'),
+  [
+    (['--hardware=H100'], '--hardware needs --devices'),
+    (['--devices=8', '--mesh=model=8'], '--mesh=model=8: write the sizes'),
+    (['--devices=8', '--mesh=fsdp=3'], '--mesh=fsdp=3 does not fit'),
+    (['--devices=8', '--hardware=B300'], 'choose one of A100'),
+    (['--devices=0'], '--devices=0'),
+    (['--mesh=fsdp=32'], r'batch_size=16 in .* over 32 devices'),
+  ],
+)
+def test_mistakes_of_a_plan(run, flags, match):
+  with pytest.raises(UserError, match=match):
+    run(*tiny.flags(), *flags)
+
+
+def test_plan_of_a_file(run):
+  path = tiny.ROOT / 'tests' / 'data' / 'golden' / 'google' / 'mixer.npz'
+  with pytest.raises(UserError, match='is neither'):
+    run(f'--from={path}', '--devices=8')

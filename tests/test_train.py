@@ -125,6 +125,25 @@ def test_adamw_step_equals_optax(reference):
   )
 
 
+@pytest.mark.parametrize('name', ['adamw', 'sgd'])
+def test_momentum_in_half_the_memory(name):
+  """The first moment alone; what it loses is bfloat16's rounding."""
+  params = {'kernel': jnp.linspace(-1, 1, 100)}
+  results = []
+  for dtype in ('float32', 'bfloat16'):
+    config = tiny.config(optim__name=name, optim__momentum_dtype=dtype).optim
+    optimizer = optim.make_optimizer(config)
+    state = optimizer.init(params)
+    for scale in (1.0, 0.7):
+      grads = jax.tree.map(lambda x, s=scale: s * x**3, params)
+      direction, state = optimizer.update(grads, state, params)
+    results.append(direction['kernel'])
+    dtypes = {x.dtype.name for x in jax.tree.leaves(state) if x.ndim}
+    rest = {'float32'} if name == 'adamw' else set()
+    assert dtypes == {dtype} | rest
+  np.testing.assert_allclose(*results, rtol=2e-2, atol=1e-3)
+
+
 def test_decay_follows_the_pattern():
   config = tiny.config(optim__weight_decay=0.5).optim
   params = {'norm': {'scale': jnp.ones(3)}, 'head': {'kernel': jnp.ones(3)}}

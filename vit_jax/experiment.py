@@ -14,6 +14,7 @@ from vit_jax import data
 from vit_jax import feed
 from vit_jax import objectives
 from vit_jax import optim
+from vit_jax import plan as plan_lib
 from vit_jax import program as program_lib
 from vit_jax import sharding
 from vit_jax import train_step as train_step_lib
@@ -242,24 +243,8 @@ def plan_memory(experiment: Experiment) -> dict[str, float]:
     (of what trains), optimizer, average (of the parameters), activations (and
     all else that is temporary), and their sum, total.
   """
-  program = experiment.program
-  state = program.abstract_state()
-  gib = {
-    name: sharding.bytes_per_device(tree) / 2**30
-    for name, tree in {
-      'parameters': state.params,
-      'gradients': program.rules.trained(state.params),
-      'optimizer': state.opt_state,
-      'average': state.ema_params,
-    }.items()
-  }
   temporary = dry_run(experiment)['temporary_gib']
-  plan = gib | {
-    # A compiler may fuse them away.
-    'gradients': min(gib['gradients'], temporary),
-    'activations': max(temporary - gib['gradients'], 0.0),
-  }
-  return plan | {'total': sum(plan.values())}
+  return plan_lib.memory(experiment.program, round(temporary * 2**30))
 
 
 def _open(config: ml_collections.ConfigDict, key: str) -> data.Source:

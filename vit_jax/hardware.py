@@ -1,29 +1,97 @@
 """What is known about the devices that models run on.
 
-Peaks are of dense bfloat16 matrix products of one chip, in TFLOP/s, as their
-makers state them: NVIDIA's data sheets of the A100 (312), H100 SXM and H200
-(1,979 with sparsity, which is twice the dense 989), and the pages on TPU v4
-(275), v5e (197), v5p (459) and v6e (918) of Google Cloud's documentation.
+All numbers are those that the makers publish. NVIDIA's are on the data sheets
+of the A100 80 GB SXM, the H100 SXM and the H200 SXM, and of the DGX A100, H100
+and H200 systems: dense bfloat16 (half of what is stated with sparsity), memory,
+NVLink's total of both directions (600, 900 and 900 GB/s), 8 devices, and one
+network port of 200, 400 and 400 Gb/s for each. Google's are on the pages on TPU
+v4, v5e, v5p and v6e of Google Cloud's documentation: peak, memory, the links'
+total of both directions per chip (400, 1,200 and 800 GB/s; of the v4, what all
+chips of a pod reduce, 1.1 PB/s), chips of a pod, and the data centre network
+(6.4 and 25.6 Tb/s for a pod of 256 v5e and v6e, 50 Gb/s for a v5p chip).
 """
 
+import dataclasses
 import re
+from typing import TYPE_CHECKING
 
-import jax
+from vit_jax.config import UserError
 
-# By `jax.Device.device_kind`; the first that matches counts. JAX calls the v5e
-# and v6e "lite". Other H100s (PCIe, NVL) are slower, so they are left out.
-_PEAK_FLOPS = {
-  r'A100\b': 312e12,
-  r'H100.*HBM3$': 989e12,
-  r'H200\b(?! NVL)': 989e12,
-  r'TPU v4$': 275e12,
-  r'TPU (v5 lite|v5e)\b': 197e12,
-  r'TPU v5p?$': 459e12,
-  r'TPU (v6 lite|v6e)\b': 918e12,
-}
+if TYPE_CHECKING:
+  import jax
 
 
-def peak_flops(device: jax.Device) -> float | None:
+@dataclasses.dataclass(frozen=True)
+class Hardware:
+  """One device, and how it is connected.
+
+  Attributes:
+    name: As people write it.
+    pattern: Of its `jax.Device.device_kind`.
+    peak_flops: Of dense bfloat16 matrix products, in FLOP/s.
+    memory: In bytes.
+    memory_bandwidth: In bytes/s.
+    node_size: Devices that fast links connect: of a node with NVLink, of a pod
+      of TPUs.
+    link_bandwidth: That a device sends over them, in bytes/s; it receives as
+      much at the same time.
+    network_bandwidth: That a device sends to others, in bytes/s; None where it
+      is not published.
+  """
+
+  name: str
+  pattern: str
+  peak_flops: float
+  memory: float
+  memory_bandwidth: float
+  node_size: int
+  link_bandwidth: float
+  network_bandwidth: float | None
+
+
+# The first whose pattern matches counts. JAX calls the v5e and v6e "lite".
+# Other H100s (PCIe, NVL) are slower, so they are left out.
+TABLE = (
+  Hardware('A100', r'A100\b', 312e12, 80e9, 2.039e12, 8, 300e9, 25e9),
+  Hardware('H100', r'H100.*HBM3$', 989e12, 80e9, 3.35e12, 8, 450e9, 50e9),
+  Hardware('H200', r'H200\b(?! NVL)', 989e12, 141e9, 4.8e12, 8, 450e9, 50e9),
+  Hardware('TPU v4', r'TPU v4$', 275e12, 32 * 2**30, 1.2e12, 4096, 268e9, None),
+  Hardware(
+    'TPU v5e', r'TPU (v5 lite|v5e)\b', 197e12, 16e9, 819e9, 256, 200e9, 3.125e9
+  ),
+  Hardware(
+    'TPU v5p', r'TPU v5p?$', 459e12, 95 * 2**30, 2.765e12, 8960, 600e9, 6.25e9
+  ),
+  Hardware(
+    'TPU v6e',
+    r'TPU (v6 lite|v6e)\b',
+    918e12,
+    32e9,
+    1.638e12,
+    256,
+    400e9,
+    12.5e9,
+  ),
+)
+
+
+def named(name: str) -> Hardware:
+  """Returns the hardware of a name, as `H100`, `TPU v5e` or `v5e`.
+
+  Raises:
+    UserError: There is none in the table; names those that are.
+  """
+  for hardware in TABLE:
+    if name.lower() in (
+      hardware.name.lower(),
+      hardware.name.lower().removeprefix('tpu '),
+    ):
+      return hardware
+  known = ', '.join(hardware.name.removeprefix('TPU ') for hardware in TABLE)
+  raise UserError(f'--hardware={name}: choose one of {known}')
+
+
+def peak_flops(device: 'jax.Device') -> float | None:
   """Returns the peak of a device's bfloat16 matrix products, in FLOP/s.
 
   Args:
@@ -32,7 +100,7 @@ def peak_flops(device: jax.Device) -> float | None:
   Returns:
     The peak that its maker states; None where it is not known, as for a CPU.
   """
-  for pattern, peak in _PEAK_FLOPS.items():
-    if re.search(pattern, device.device_kind):
-      return peak
+  for hardware in TABLE:
+    if re.search(hardware.pattern, device.device_kind):
+      return hardware.peak_flops
   return None

@@ -1,4 +1,4 @@
-"""Shows a model as a table: its modules, their parameters and their cost.
+r"""Shows a model as a table: its modules, their parameters and their cost.
 
   python -m vit_jax.summary --config=configs/digits.py
   python -m vit_jax.summary --from=runs/digits --depth=2
@@ -11,14 +11,29 @@ With a config, or a work directory, the memory for training at its batch size
 follows, as the compiler of this machine's backend plans it; --nomemory leaves
 it out, and compiles nothing.
 
+  python -m vit_jax.summary --config=configs/folder.py --devices=8 \
+      --mesh=fsdp=8 --hardware=H100 --config.model.name=ViT-H/14 \
+      --config.model.scan=True --config.model.num_classes=1000
+
+plans for devices that are not here instead: a process of its own compiles the
+step for so many virtual CPU devices, without data, and shows what each of them
+holds, computes and tells the others, and an estimate of the step's time on GPUs
+and TPUs with all that it assumes. --mesh=data=2,fsdp=4,tensor=1 gives the sizes
+of the mesh's axes: those not named are 1, but data takes what is left; without
+it they are the config's. --hardware shows one kind of device; by default all.
+
 --format=json is one object: modules (module, output_shape for one image,
-parameters, trainable, gflop), the same four of the whole model, and memory
-(device, batch_size, and GiB a device: parameters, gradients, optimizer,
-average, activations, total; null where it is not known).
+parameters, trainable, gflop), the same four of the whole model, memory (device,
+batch_size, and GiB a device: parameters, gradients, optimizer, average,
+activations, total; null where it is not known), and plan (null without
+--devices): devices, mesh, batch_size, accumulation, memory, collectives (bytes
+a step), flops and model_flops (a step, of a device), unknown_loops, seconds,
+estimates (times in seconds) and the assumptions behind them.
 """
 
 import dataclasses
 import json
+import math
 import pathlib
 from typing import Any
 from typing import TYPE_CHECKING
@@ -33,7 +48,10 @@ if TYPE_CHECKING:
   import ml_collections
 
   from vit_jax import experiment as experiment_lib
+  from vit_jax import hardware as hardware_lib
   from vit_jax import models
+  from vit_jax import plan as plan_lib
+  from vit_jax import roofline
   from vit_jax.optim import rules as rules_lib
 
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
@@ -48,6 +66,21 @@ _DEPTH = flags.DEFINE_integer(
 )
 _MEMORY = flags.DEFINE_bool(
   'memory', True, 'Compile a training step, for its memory.', flag_values=FLAGS
+)
+_DEVICES = flags.DEFINE_integer(
+  'devices', None, 'Plan for so many devices.', flag_values=FLAGS
+)
+_MESH = flags.DEFINE_string(
+  'mesh',
+  None,
+  "Their mesh, as data=1,fsdp=8,tensor=1, fsdp=8 or 1,8,1; else the config's.",
+  flag_values=FLAGS,
+)
+_HARDWARE = flags.DEFINE_string(
+  'hardware',
+  None,
+  'What they are: A100, H100, H200, v4, v5e, v5p or v6e; else all of these.',
+  flag_values=FLAGS,
 )
 _FORMAT = flags.DEFINE_enum(
   'format', 'table', ['table', 'json'], 'Of stdout.', flag_values=FLAGS
@@ -82,16 +115,23 @@ def main(argv: list[str]) -> int:
     raise UserError(
       'name one model: --config=configs/digits.py, or --from=runs/digits'
     )
+  plans = any(x.value is not None for x in (_DEVICES, _MESH, _HARDWARE))
   experiment = None
-  if path is None:
-    model, image_shape, experiment, config = _configured(config)
+  if path is None and plans:
+    from vit_jax import plan as plan_lib
+
+    config = plan_lib.complete(config)
+    model, image_shape = _model(config)
+  elif path is None:
+    experiment, config = _configured(config)
+    model, image_shape = _model(config)
   else:
     loaded = cli.load(FLAGS)
     config = _stored_config(path)
     model, preprocess = loaded.model, loaded.preprocess
     image_shape = (*preprocess.image_size, preprocess.channels)
-    if config is not None and _MEMORY.value:
-      *_, experiment, config = _configured(config)
+    if config is not None and _MEMORY.value and not plans:
+      experiment, config = _configured(config)
   from vit_jax import config as config_lib
 
   optim = (config or config_lib.default()).optim
@@ -103,40 +143,77 @@ def main(argv: list[str]) -> int:
   memory = None
   if experiment is not None and _MEMORY.value:
     memory = _memory(experiment)
+  planned = _plan(config) if plans else None
   if _FORMAT.value == 'json':
-    print(json.dumps(_as_json(rows, memory)))
+    print(json.dumps(_as_json(rows, memory, planned)))
   else:
-    print(_as_table(rows, memory))
+    print('\n'.join(_as_text(rows, memory, planned)))
   return 0
+
+
+def _plan(
+  config: 'ml_collections.ConfigDict | None',
+) -> 'tuple[plan_lib.Plan, list[roofline.Estimate]]':
+  """Returns the plan that the flags ask for, and how long its step takes."""
+  from vit_jax import plan as plan_lib
+  from vit_jax import roofline
+
+  if config is None:
+    raise UserError(
+      '--devices plans the training of a config or of a work directory, and'
+      f' --from={FLAGS["from"].value} is neither'
+    )
+  devices = _DEVICES.value
+  if _MESH.value is not None:
+    sizes = plan_lib.parse_mesh(_MESH.value, devices)
+    config.mesh.update(sizes)
+    devices = math.prod(sizes.values())
+  if devices is None:
+    raise UserError('--hardware needs --devices: say how many there are')
+  chosen = _hardware()
+  plan = plan_lib.run(config, devices)
+  estimates = [roofline.estimate(plan, of) for of in chosen]
+  return plan, [estimate for estimate in estimates if estimate is not None]
+
+
+def _hardware() -> 'tuple[hardware_lib.Hardware, ...]':
+  from vit_jax import hardware as hardware_lib
+
+  if _HARDWARE.value is None:
+    return hardware_lib.TABLE
+  return (hardware_lib.named(_HARDWARE.value),)
 
 
 def _configured(
   config: 'ml_collections.ConfigDict',
-) -> tuple[
-  'models.Model',
-  tuple[int, int, int],
-  'experiment_lib.Experiment | None',
-  'ml_collections.ConfigDict',
-]:
-  """Returns a config's model, image shape, experiment, and it filled in.
+) -> 'tuple[experiment_lib.Experiment | None, ml_collections.ConfigDict]':
+  """Returns a config's experiment, and the config filled in.
 
   Where it cannot be trained here, as without its data, there is no experiment.
   """
   from vit_jax import config as config_lib
   from vit_jax import experiment as experiment_lib
-  from vit_jax import models
 
-  experiment = None
   try:
     experiment_lib.check(config)
     # The checkpoint that it starts from is read only where that is the model.
     reads = config.model.name == config_lib.INIT_FROM
     experiment = experiment_lib.build(config, resumes=not reads)
-    config = experiment.config
   except UserError as e:
     if config.model.num_classes is None:
       raise
     logging.warning('it cannot be trained here: %s', e)
+    return None, config
+  return experiment, experiment.config
+
+
+def _model(
+  config: 'ml_collections.ConfigDict',
+) -> 'tuple[models.Model, tuple[int, int, int]]':
+  """Returns a config's model, and the shape of its images."""
+  from vit_jax import config as config_lib
+  from vit_jax import models
+
   try:
     model = models.from_config(
       config.model, config.model.num_classes, config.train.dtype
@@ -144,7 +221,7 @@ def _configured(
   except ValueError as e:
     raise UserError(f'config.model: {config_lib.one_line(e)}') from None
   size = config_lib.pair(config.data.image_size, 'data.image_size')
-  return model, (*size, config.data.channels), experiment, config
+  return model, (*size, config.data.channels)
 
 
 def _stored_config(path: str) -> 'ml_collections.ConfigDict | None':
@@ -223,15 +300,43 @@ def _memory(experiment: 'experiment_lib.Experiment') -> dict[str, Any]:
   from vit_jax import experiment as experiment_lib
 
   return {
-    'device': experiment.mesh.devices.flat[0].device_kind,
+    'device': experiment.program.mesh.devices.flat[0].device_kind,
     'batch_size': experiment.config.train.batch_size,
   } | experiment_lib.plan_memory(experiment)
 
 
-def _as_json(rows: list[Row], memory: dict[str, Any] | None) -> dict[str, Any]:
+def _as_json(
+  rows: list[Row],
+  memory: dict[str, Any] | None,
+  planned: 'tuple[plan_lib.Plan, list[roofline.Estimate]] | None',
+) -> dict[str, Any]:
   whole, *modules = map(dataclasses.asdict, rows)
   del whole['module']
-  return {'modules': modules, **whole, 'memory': memory}
+  plan = None
+  if planned is not None:
+    from vit_jax import roofline
+
+    plan = dataclasses.asdict(planned[0])
+    plan['estimates'] = [dataclasses.asdict(e) for e in planned[1]]
+    plan['assumptions'] = roofline.ASSUMPTIONS
+  return {'modules': modules, **whole, 'memory': memory, 'plan': plan}
+
+
+def _as_text(
+  rows: list[Row],
+  memory: dict[str, Any] | None,
+  planned: 'tuple[plan_lib.Plan, list[roofline.Estimate]] | None',
+) -> list[str]:
+  lines = [_as_table(rows)]
+  if memory is not None:
+    lines += _memory_lines(memory)
+  if planned is not None:
+    from vit_jax import plan as plan_lib
+    from vit_jax import roofline
+
+    plan, estimates = planned
+    lines += [plan_lib.table(plan), '', roofline.table(estimates)]
+  return lines
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,7 +348,7 @@ class _Line:
   gflop: str
 
 
-def _as_table(rows: list[Row], memory: dict[str, Any] | None) -> str:
+def _as_table(rows: list[Row]) -> str:
   from clu import parameter_overview
 
   whole, *modules = rows
@@ -259,19 +364,21 @@ def _as_table(rows: list[Row], memory: dict[str, Any] | None) -> str:
     )
     for row in (*modules, whole)
   ]
-  text = parameter_overview.make_table(lines)
-  if memory is None:
-    return text
+  return parameter_overview.make_table(lines)
+
+
+def _memory_lines(memory: dict[str, Any]) -> list[str]:
   sizes = dict(memory)
   device, batch_size = sizes.pop('device'), sizes.pop('batch_size')
   unit, scale = ('GiB', 1) if sizes['total'] >= 1 else ('MiB', 1024)
-  text += (
-    f'\n{unit} a device for training with {batch_size} images, as the compiler'
+  title = (
+    f'{unit} a device for training with {batch_size} images, as the compiler'
     f' for {device} plans it:'
   )
-  for name, gib in sizes.items():
-    text += f'\n  {name:<12}{scale * gib:>10.3f}'
-  return text
+  return [
+    title,
+    *(f'  {name:<12}{scale * gib:>10.3f}' for name, gib in sizes.items()),
+  ]
 
 
 if __name__ == '__main__':

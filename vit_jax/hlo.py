@@ -1,0 +1,244 @@
+"""Reads a compiled program: the text of XLA's HLO, as `compiled.as_text()`.
+
+What is counted here counts as often as it is executed: the body of a loop times
+its number of rounds, which XLA writes beside it where it knows it.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import dataclasses
+import math
+import re
+from typing import TypeVar
+
+T = TypeVar('T')
+
+# Where an instruction names the computations that it runs.
+_CALLEES = {
+  'fusion': ('calls',),
+  'call': ('to_apply',),
+  'async-start': ('calls',),
+  'while': ('condition', 'body'),
+  'conditional': (
+    'branch_computations',
+    'true_computation',
+    'false_computation',
+  ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+  """One line of a computation.
+
+  Attributes:
+    name: Unique in its computation.
+    opcode: As 'all-gather'.
+    shape: Of the result, as 'f32[8,16]{1,0}', or a tuple of such.
+    arguments: Text between the parentheses.
+    attributes: Text behind them.
+    is_root: Whether it is the computation's result.
+  """
+
+  name: str
+  opcode: str
+  shape: str
+  arguments: str
+  attributes: str
+  is_root: bool
+
+  @property
+  def operands(self) -> list[str]:
+    """Names of the instructions that it reads."""
+    return re.findall(r'%([\w.-]+)', self.arguments)
+
+
+Computation = dict[str, Instruction]
+
+
+@dataclasses.dataclass(frozen=True)
+class Module:
+  """A program.
+
+  Attributes:
+    computations: Instructions in order and by name, by the computation's name.
+    entry: The computation that it starts with.
+    devices: That run it.
+  """
+
+  computations: dict[str, Computation]
+  entry: str
+  devices: int
+
+  def callees(self, instruction: Instruction) -> list[list[str]]:
+    """Returns the computations that an instruction runs.
+
+    Of each list it runs one: of a conditional's the branch that is taken.
+    """
+    names = [
+      name
+      for key in _CALLEES.get(instruction.opcode, ())
+      for found in re.findall(
+        rf'\b{key}=(\{{[^}}]*\}}|%?[\w.-]+)', instruction.attributes
+      )
+      for name in re.findall(r'[\w.-]+', found)
+    ]
+    if instruction.opcode == 'conditional':
+      return [names]
+    return [[name] for name in names]
+
+
+def parse(text: str) -> Module:
+  """Returns the program of a text.
+
+  Raises:
+    ValueError: It has no entry computation, or a line that cannot be read.
+  """
+  computations: dict[str, Computation] = {}
+  entry = ''
+  current: Computation = {}
+  header = re.match(r'HloModule [^\n]*', text)
+  counts = re.findall(
+    r'\b(?:num_partitions|replica_count)=(\d+)', header[0] if header else ''
+  )
+  for line in text.splitlines():
+    start = re.match(r'(ENTRY )?%?([\w.-]+) .*\{$', line)
+    if start and not line.startswith('HloModule'):
+      current = computations[start[2]] = {}
+      entry = start[2] if start[1] else entry
+    elif match := re.match(r'\s+(ROOT )?%?([\w.-]+) = (.*)', line):
+      current[match[2]] = _instruction(match[2], match[3], bool(match[1]))
+  if not entry:
+    raise ValueError('this is no HLO: it has no ENTRY computation')
+  return Module(computations, entry, math.prod(map(int, counts)))
+
+
+def _instruction(name: str, text: str, is_root: bool) -> Instruction:
+  end = _closing(text) if text.startswith('(') else text.index(' ')
+  shape, rest = text[:end], text[end:].lstrip()
+  opcode, _, arguments = rest.partition('(')
+  if not re.fullmatch(r'[\w-]+', opcode):
+    raise ValueError(f'this HLO instruction cannot be read: {name} = {text}')
+  end = _closing(arguments, depth=1)
+  return Instruction(
+    name, opcode, shape, arguments[: end - 1], arguments[end:], is_root
+  )
+
+
+def _closing(text: str, depth: int = 0) -> int:
+  """Returns the position after the parenthesis that closes the first."""
+  for match in re.finditer(r'[()]', text):
+    depth += 1 if match[0] == '(' else -1
+    if not depth:
+      return match.end()
+  raise ValueError(f'a parenthesis is not closed in the HLO: {text[:80]}')
+
+
+def arrays(shape: str) -> list[tuple[int, tuple[int, ...]]]:
+  """Returns (bits of an element, dimensions) of each array in a shape."""
+  return [
+    (_bits(dtype), tuple(int(x) for x in re.findall(r'\d+', dims)))
+    for dtype, dims in re.findall(r'\b([a-z]\w*)\[([\d,<=]*)\]', shape)
+  ]
+
+
+def _bits(dtype: str) -> int:
+  if dtype == 'pred':
+    return 8
+  match = re.match(r'[a-z]+(\d+)', dtype)  # bf16, f8e4m3fn, s4, c64
+  return int(match[1]) if match else 0  # tokens hold nothing
+
+
+def nbytes(shape: str) -> int:
+  """Returns the bytes of all arrays in a shape."""
+  return sum(
+    math.ceil(bits * math.prod(dims) / 8) for bits, dims in arrays(shape)
+  )
+
+
+def trip_count(loop: Instruction) -> int | None:
+  """Returns how often a `while` goes round; None where XLA does not say."""
+  match = re.search(
+    r'"known_trip_count":\{"n":"?(\d+)"?', loop.attributes.replace(' ', '')
+  )
+  return int(match[1]) if match else None
+
+
+def unknown_loops(module: Module) -> list[str]:
+  """Returns the loops whose number of rounds XLA does not know."""
+  return [
+    instruction.name
+    for computation in module.computations.values()
+    for instruction in computation.values()
+    if instruction.opcode == 'while' and trip_count(instruction) is None
+  ]
+
+
+def executed(
+  module: Module,
+  find: Callable[[Instruction, Computation], Sequence[T]],
+  weigh: Callable[[T], float],
+) -> list[tuple[T, int]]:
+  """Returns what is found in all instructions, and how often it is executed.
+
+  Args:
+    module: The program.
+    find: Maps an instruction and the computation that it is in to what counts.
+    weigh: Of a conditional's branches, the one with the largest sum counts.
+
+  Returns:
+    What was found, and how often; a loop of which XLA does not know the number
+    of rounds is taken to go round once.
+  """
+  memory: dict[str, list[tuple[T, int]]] = {}
+
+  def heaviness(found: list[tuple[T, int]]) -> float:
+    return sum(times * weigh(item) for item, times in found)
+
+  def of_computation(name: str) -> list[tuple[T, int]]:
+    if name not in memory:
+      memory[name] = result = []
+      computation = module.computations[name]
+      for instruction in computation.values():
+        result += [(item, 1) for item in find(instruction, computation)]
+        rounds = 1
+        if instruction.opcode == 'while':
+          rounds = trip_count(instruction) or 1
+        for branches in module.callees(instruction):
+          inner = max(map(of_computation, branches), key=heaviness)
+          result += [(item, rounds * times) for item, times in inner]
+    return memory[name]
+
+  return of_computation(module.entry)
+
+
+def flops(module: Module) -> int:
+  """Returns the operations of one device's products and convolutions.
+
+  2 per multiply-add, as the program computes them: with what is computed again
+  to save memory, and what several devices each compute.
+  """
+  found = executed(module, _products, float)
+  return sum(count * times for count, times in found)
+
+
+def _products(instruction: Instruction, computation: Computation) -> list[int]:
+  if instruction.opcode not in ('dot', 'convolution'):
+    return []
+  ((_, out),) = arrays(instruction.shape)
+  lhs, kernel = (
+    arrays(computation[name].shape)[0][1] for name in instruction.operands[:2]
+  )
+  if instruction.opcode == 'dot':
+    contracted = re.search(
+      r'lhs_contracting_dims=\{([\d,]*)\}', instruction.attributes
+    )
+    axes = contracted[1].split(',') if contracted and contracted[1] else []
+    return [2 * math.prod(out) * math.prod(lhs[int(axis)] for axis in axes)]
+  labels = re.search(r'dim_labels=\w+_(\w+)->', instruction.attributes)
+  assert labels is not None  # each convolution has them
+  dilation = re.search(r'lhs_dilate=([\dx]+)', instruction.attributes)
+  # What a dilated input holds between its elements is zero.
+  zeros = math.prod(map(int, dilation[1].split('x'))) if dilation else 1
+  summed = math.prod(kernel) // kernel[labels[1].index('o')]
+  return [2 * math.prod(out) * summed // zeros]
