@@ -40,6 +40,7 @@ setuptools.setup(
   extras_require={
     'cuda': ['jax[cuda12]'],
     'tpu': ['jax[tpu]'],
+    'slurm': ['submitit>=1.5'],
     # TensorFlow, only to write TFDS datasets once.
     'prepare': ['tensorflow-cpu'],
     # For the tests that compare with transformers alone.

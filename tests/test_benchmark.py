@@ -10,6 +10,7 @@ import pytest
 import tiny
 
 from vit_jax.benchmark import measures
+from vit_jax.benchmark import processes
 from vit_jax.benchmark import timing
 
 
@@ -28,7 +29,7 @@ def bench(tmp_path_factory):
     checkpoint__every='',
     train__ema_decay=0.0,
   )
-  return measures.Bench(config, blocks=2)
+  return measures.Bench(config, blocks=2, matmul_flops=1e9)
 
 
 def test_every_entry_has_its_ratio(bench):
@@ -43,6 +44,33 @@ def test_every_entry_has_its_ratio(bench):
     if part in ('train', 'infer'):
       assert entry['peak_memory_mb'] > 0 and entry['gflops'] > 0
       assert entry['milliseconds_per_step'] > 0
+
+
+def test_what_a_save_costs(bench):
+  entry = json.loads(json.dumps(bench.checkpoint()))
+  low, high = entry['range']
+  assert 0 < low <= entry['seconds_blocked'] <= high
+  assert entry['steps_blocked'] == pytest.approx(
+    1e3 * entry['seconds_blocked'] / entry['milliseconds_per_step']
+  )
+
+
+def test_processes_of_their_own(monkeypatch):
+  monkeypatch.setenv('PYTHONPATH', str(tiny.ROOT))
+  monkeypatch.setenv('JAX_NUM_CPU_DEVICES', '1')
+  entry = processes.parallel(tiny.config(), blocks=2)
+  assert entry['ratio'] == pytest.approx(
+    entry['images_per_second'] / entry['baseline']
+  )
+  # The cadences leave the run time to be stopped.
+  flags = tiny.flags(train__duration='10_000 steps', evals__val__split='')
+  entry = json.loads(json.dumps(processes.restart(flags, runs=1)))
+  assert entry['ratio'] == pytest.approx(
+    entry['warm_seconds'] / entry['cold_seconds']
+  )
+  assert entry['warm_seconds'] > 0 and entry['warm_compile_seconds'] > 0
+  with pytest.raises(RuntimeError, match='ended before a step'):
+    processes.restart(['--config=missing.py'], runs=1)
 
 
 def test_a_wrong_answer_is_not_timed(bench, monkeypatch):

@@ -135,8 +135,8 @@ def initialize(
       f'this is {_this_process()}, but process 0 was started as one of {count}'
     )
   if jax.default_backend() == 'cpu':
-    # A program from the cache starts its collectives in any order, so that those
-    # of different processes mix: seen with jax 0.10 and 0.12.
+    # A program from the cache starts its collectives in any order, and those of
+    # different processes mix: seen with jax 0.10 and 0.12.
     jax.config.update('jax_enable_compilation_cache', False)
   return f'{_this_process()} ({cluster.name})'
 

@@ -215,7 +215,6 @@ def train(
   batch_size = e.config.train.batch_size
   clock = timekeeping.Timekeeper(batch_size, timekeeping.age(workdir))
   with contextlib.ExitStack() as stack:
-    watch = stack.enter_context(distributed.Watch(e.config.train.stall_timeout))
     checkpoints = stack.enter_context(
       checkpoint.Checkpointer(
         workdir, e.config.checkpoint, e.checkpoint_keep_every
@@ -243,6 +242,10 @@ def train(
         checkpoints.save(step, state, results)
       reporter.write(step, e.epoch(step), _of_training(clock.saved()))
 
+    log = workdir / 'train.log' if distributed.first() else None
+    watch = stack.enter_context(
+      distributed.Watch(e.config.train.stall_timeout, log)
+    )
     clock.resume(reporter.before('train/useful_seconds') or 0.0)
     try:
       while True:
@@ -251,7 +254,7 @@ def train(
         if results is None and e.is_due(step):
           monitor.settle()
           with clock.paused():
-            results = evaluate(e, state.eval_params, step, reporter, stop)
+            results = evaluate(e, state, step, reporter, stop, watch)
           with clock.saving():
             checkpoints.save_best(step, state, results)
           if e.checkpoint_due(step):
@@ -304,12 +307,21 @@ def _hear(stop: Stop, batches: feed.Feed, heard: jax.Array) -> None:
 
 def evaluate(
   experiment: experiment_lib.Experiment,
-  params: Any,
+  state: experiment_lib.TrainState,
   step: int,
   reporter: reporting.Reporter,
   stop: Stop,
+  watch: distributed.Watch,
 ) -> Scalars | None:
   """Runs the evaluations that are due; reports and returns their results.
+
+  Args:
+    experiment: Says which are due.
+    state: Whose parameters to evaluate.
+    step: Number of completed updates.
+    reporter: Of the results.
+    stop: Asks to end midway.
+    watch: Is told of each batch.
 
   Returns:
     Scalars such as `val/accuracy`; None where it was stopped midway.
@@ -319,7 +331,7 @@ def evaluate(
   """
   results = {}
   for name in experiment.evals_due(step):
-    total = _evaluate_split(experiment, name, params, stop)
+    total = _evaluate_split(experiment, name, state, stop, watch)
     if total is None:
       return None
     for metric, value in jax.device_get(total).compute().items():
@@ -331,7 +343,11 @@ def evaluate(
 
 
 def _evaluate_split(
-  experiment: experiment_lib.Experiment, name: str, params: Any, stop: Stop
+  experiment: experiment_lib.Experiment,
+  name: str,
+  state: experiment_lib.TrainState,
+  stop: Stop,
+  watch: distributed.Watch,
 ) -> Any:
   """Returns the metrics of a split; None where it was stopped midway."""
   program = experiment.program
@@ -342,7 +358,10 @@ def _evaluate_split(
       if stop.signal:
         return None
       told = _tell(stop, batches, program.mesh)
-      total, signal = program.eval_step(params, batch, total, told)
+      total, signal = program.eval_step(
+        state.eval_params, batch, total, told
+      )
+      watch.alive()
     _hear(stop, batches, signal)
   return total
 

@@ -5,10 +5,7 @@ import dataclasses
 import json
 import os
 import pathlib
-import resource
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
 from typing import Any
@@ -18,6 +15,7 @@ import jax
 import ml_collections
 import numpy as np
 
+from vit_jax import checkpoint
 from vit_jax import data
 from vit_jax import experiment as experiment_lib
 from vit_jax import models
@@ -27,6 +25,9 @@ from vit_jax.benchmark import timing
 from vit_jax.models import vit
 
 Entry = dict[str, Any]
+
+# Enough for the write in the background to end.
+_STEPS_PER_SAVE = 3
 
 # Of logits: what the order of sums in float32 explains, and no more.
 _TOLERANCE = 1e-4
@@ -41,12 +42,25 @@ class Bench:
     matmul_flops: Measured rate of matrix products, in FLOP/s.
   """
 
-  def __init__(self, config: ml_collections.ConfigDict, blocks: int):
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    blocks: int,
+    matmul_flops: float,
+  ):
+    """Makes both models, and one batch.
+
+    Args:
+      config: Of the tutorial's model.
+      blocks: How often each is timed.
+      matmul_flops: Rate of matrix products here, in FLOP/s.
+    """
     experiment_lib.check(config)
     self.experiment = experiment_lib.build(config)
     self.blocks = blocks
-    self.matmul_flops = timing.matmul_flops()
-    self._batch = next(self.experiment.train_batches(0))
+    self.matmul_flops = matmul_flops
+    with self.experiment.train_batches(0) as batches:
+      self._batch = next(batches)
     config = self.experiment.config
     self._model = models.from_config(
       config.model, config.model.num_classes, config.train.dtype
@@ -85,7 +99,7 @@ class Bench:
 
     def ours() -> None:
       nonlocal state, step
-      state, metrics = e.train_step(state, self._batch, np.int32(step))
+      state, metrics = e.program.train_step(state, self._batch, np.int32(step))
       step += 1
       jax.block_until_ready(metrics)
 
@@ -94,8 +108,10 @@ class Bench:
       plain_state, loss = plain_step(plain_state, self._images, labels, key)
       jax.block_until_ready(loss)
 
-    compiled = e.train_step.lower(state, self._batch, np.int32(0)).compile()
-    entry = self._compare(ours, plain, e.flops.step)
+    compiled = e.program.train_step.lower(
+      state, self._batch, np.int32(0)
+    ).compile()
+    entry = self._compare(ours, plain, e.program.flops.step)
     self._state = state
     return entry | {'peak_memory_mb': _planned_memory(compiled)}
 
@@ -113,7 +129,7 @@ class Bench:
       jax.block_until_ready(plain_fn(plain_params, self._images))
 
     compiled = ours_fn.lower(params, self._images).compile()
-    entry = self._compare(ours, plain, self.experiment.flops.forward)
+    entry = self._compare(ours, plain, self.experiment.program.flops.forward)
     return entry | {'peak_memory_mb': _planned_memory(compiled)}
 
   def _compare(
@@ -164,6 +180,52 @@ class Bench:
       'range': [rates['ours']['min'], rates['ours']['max']],
     }
 
+  def checkpoint(self) -> Entry:
+    """Times steps with a save before them, in turns with steps alone.
+
+    The background write is over before the steps are: what it takes away from
+    them is a part of what a save costs.
+    """
+    state, step = self._state, int(self._state.step)
+    blocked: list[float] = []
+
+    def steps() -> None:
+      nonlocal state, step
+      for _ in range(_STEPS_PER_SAVE):
+        state, metrics = self.experiment.program.train_step(
+          state, self._batch, np.int32(step)
+        )
+        step += 1
+      jax.block_until_ready(metrics)
+
+    def save_and_steps() -> None:
+      start = time.perf_counter()
+      checkpoints.save(step, state)
+      blocked.append(time.perf_counter() - start)
+      steps()
+      checkpoints.wait()
+
+    with (
+      tempfile.TemporaryDirectory() as workdir,
+      checkpoint.Checkpointer(
+        workdir, self.experiment.config.checkpoint
+      ) as checkpoints,
+    ):
+      times = timing.in_turns(
+        {'alone': steps, 'saving': save_and_steps}, self.blocks
+      )
+    self._state = state
+    alone, saving = map(statistics.median, times.values())
+    seconds_per_step = alone / _STEPS_PER_SAVE
+    blocked = blocked[-self.blocks :]
+    return {
+      'steps_per_save': (saving - alone) / seconds_per_step,
+      'steps_blocked': statistics.median(blocked) / seconds_per_step,
+      'seconds_blocked': statistics.median(blocked),
+      'range': [min(blocked), max(blocked)],
+      'milliseconds_per_step': 1e3 * seconds_per_step,
+    }
+
   def end_to_end(self) -> Entry:
     """Times the whole loop, in turns with the bare step."""
     e, state = self.experiment, self._state
@@ -173,7 +235,9 @@ class Bench:
     def bare() -> None:
       nonlocal state, step
       for _ in range(self.blocks):
-        state, metrics = e.train_step(state, self._batch, np.int32(step))
+        state, metrics = e.program.train_step(
+          state, self._batch, np.int32(step)
+        )
         step += 1
       jax.block_until_ready(metrics)
 
@@ -198,32 +262,6 @@ class Bench:
     }
 
 
-def startup(config: pathlib.Path, runs: int = 3) -> Entry:
-  """Times a command from its start to its first step, and to its end.
-
-  Args:
-    config: A config file; three steps of it are run.
-    runs: How often; the medians are reported.
-  """
-  firsts, ends = [], []
-  for _ in range(runs):
-    with tempfile.TemporaryDirectory() as workdir:
-      command = [sys.executable, '-m', 'vit_jax.main', f'--config={config}']
-      command += [f'--workdir={workdir}', '--config.train.duration=3 steps']
-      command += ['--config.optim.warmup=0 steps']
-      start = time.time()
-      subprocess.run(command, check=True, capture_output=True)
-      ends.append(time.time() - start)
-      firsts.append(_read_metrics(workdir)[0]['time'] - start)
-  peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-  return {
-    'seconds_to_first_step': statistics.median(firsts),
-    'range': [min(firsts), max(firsts)],
-    'seconds_to_exit': statistics.median(ends),
-    'peak_memory_mb': peak / 1024,
-  }
-
-
 def write_images(folder: pathlib.Path, count: int, size: int = 32) -> None:
   """Writes a folder of JPEG files, with smooth random images of 10 classes."""
   rng = np.random.default_rng(0)
@@ -246,10 +284,10 @@ def _planned_memory(compiled: Any) -> float:
 
 def _seconds_per_step(workdir: str, steps: int) -> float:
   """Returns the mean time of the last steps of a run that logged each."""
-  times = [line['time'] for line in _read_metrics(workdir)]
+  text = pathlib.Path(workdir, 'metrics.jsonl').read_text()
+  times = [
+    line['time']
+    for line in map(json.loads, text.splitlines())
+    if 'train/loss' in line
+  ]
   return (times[-1] - times[-1 - steps]) / steps
-
-
-def _read_metrics(workdir: str) -> list[dict[str, Any]]:
-  with open(os.path.join(workdir, 'metrics.jsonl')) as f:
-    return [json.loads(line) for line in f]
