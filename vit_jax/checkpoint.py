@@ -13,6 +13,7 @@ import functools
 import itertools
 import math
 import pathlib
+import sys
 from types import TracebackType
 from typing import Any
 
@@ -219,7 +220,8 @@ class _Store:
       lightweight_initialize=True,
       async_options=ocp.AsyncOptions(
         # Else threads wait 20 minutes for a directory that cannot be made.
-        create_directories_asynchronously=False
+        create_directories_asynchronously=False,
+        barrier_sync_fn=_meeting(),
       ),
       # Both stores may write at once; their barriers are not the same.
       multiprocessing_options=ocp.options.MultiprocessingOptions(
@@ -282,6 +284,23 @@ class _Store:
         ' checkpoints are intact: make room for it, or make the directory'
         ' writable, and run the same command again'
       ) from e
+
+
+def _meeting() -> Callable[..., None] | None:
+  """Returns how threads that write wait for those of other processes.
+
+  One that could not write does not wait for the others, which wait for it: it
+  is to say why, and to end.
+  """
+  if jax.process_count() == 1:
+    return None
+  wait = ocp.multihost.get_barrier_sync_fn()
+
+  def meet(*, key: str, timeout_ms: int) -> None:
+    if sys.exception() is None:  # else Orbax is about to raise it
+      wait(key=key, timeout_ms=timeout_ms)
+
+  return meet
 
 
 class _Policy:
