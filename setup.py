@@ -45,6 +45,15 @@ setuptools.setup(
     'prepare': ['tensorflow-cpu'],
     # For the tests that compare with transformers alone.
     'compat': ['torch==2.13.0', 'transformers>=5.23'],
-    'test': ['mypy', 'pillow', 'pyarrow', 'pytest', 'ruff', 'tensorboard'],
+    'test': [
+      'mypy',
+      'pillow',
+      'pyarrow',
+      'pytest',
+      'pyyaml',
+      'ruff',
+      'submitit>=1.5',
+      'tensorboard',
+    ],
   },
 )

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 import json
 import pathlib
 
-from absl import app
 from absl import flags
 from absl import logging
 
+from vit_jax import cli
 from vit_jax import config as config_lib
 from vit_jax import hardware as hardware_lib
 from vit_jax import plan as plan_lib
@@ -59,13 +59,16 @@ def plans(name: str, devices: int, batch_size: int) -> Iterator[plan_lib.Plan]:
 
 
 def row(
-  name: str, found: list[plan_lib.Plan], hardware: hardware_lib.Hardware
+  name: str,
+  devices: str,
+  found: list[plan_lib.Plan],
+  hardware: hardware_lib.Hardware,
 ) -> str:
   """Returns the line of a model on the best of its meshes."""
   estimates = [(roofline.estimate(plan, hardware), plan) for plan in found]
   fitting = [(e, plan) for e, plan in estimates if e is not None and e.fits]
   if not fitting:
-    return f'| {name} | {found[0].devices:,} | none fits |'
+    return f'| {name} | {devices} | none fits |'
   e, plan = min(fitting, key=lambda pair: pair[0].best + pair[0].worst)
   axes = [f'{axis}={n}' for axis, n in plan.mesh.items() if n > 1]
   terms = {'update': e.update} | e.communication  # memory is beside compute
@@ -105,9 +108,9 @@ def main(argv: list[str]) -> None:
       ' | images/s | most beside compute |'
     )
     print('| --- ' * 9 + '|')
-    for (name, _), of in found.items():
-      print(row(name, of, hardware))
+    for (name, devices), of in found.items():
+      print(row(name, devices, of, hardware))
 
 
 if __name__ == '__main__':
-  app.run(main)
+  cli.run(main, __doc__)

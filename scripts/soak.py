@@ -1,0 +1,332 @@
+r"""Kills a run of several processes again and again; nothing may come of it.
+
+  python scripts/soak.py
+  python scripts/soak.py --kills=100 --seed=1 --folder=/tmp/soak -- \
+      --config.mesh.fsdp=2
+
+First a small run on the digits is left alone, twice. Then runs with the same
+config are killed at random moments, from their first millisecond on: by SIGKILL
+or SIGTERM, one of their processes or all. The same command is run again each
+time, until the run is done; then the next one begins, until there were enough
+kills. What must hold:
+
+  the final state has the bits of that of the run that was left alone, and so
+  have the metrics, each step of which is there once;
+  whatever was killed, the other processes end within 120 seconds, saying why.
+
+It prints a line for each kill, and ends with status 1 if that did not hold.
+Flags after a lone -- are the training command's. On 2 CPU cores it takes about
+half a minute a kill.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
+import dataclasses
+import json
+import os
+import pathlib
+import random
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from typing import Any
+
+from absl import flags
+
+from vit_jax import checkpoint_format
+from vit_jax import cli
+from vit_jax.config import UserError
+
+FLAGS = flags.FlagValues()  # apart from the training command's
+_KILLS = flags.DEFINE_integer(
+  'kills', 30, 'How many.', lower_bound=1, flag_values=FLAGS
+)
+_SEED = flags.DEFINE_integer(
+  'seed', 0, 'Of the moments, signals and victims.', flag_values=FLAGS
+)
+_PROCESSES = flags.DEFINE_integer(
+  'processes', 2, 'Of each run.', lower_bound=1, flag_values=FLAGS
+)
+_FOLDER = flags.DEFINE_string(
+  'folder',
+  None,
+  'Where runs and logs go: new or empty. None: a temporary one.',
+  flag_values=FLAGS,
+)
+
+_ROOT = pathlib.Path(__file__).absolute().parents[1]
+_CONFIG = {
+  'model.name': 'ViT-Ti/4',
+  'model.hidden_size': 16,
+  'model.mlp_dim': 32,
+  'model.num_heads': 2,
+  'model.depth': 1,
+  'model.scan': False,
+  'train.duration': '120 steps',
+  'train.batch_size': 16,
+  'optim.warmup': '10 steps',
+  'train.log_every': '1 steps',
+  'evals.val.every': '50 steps',
+  'checkpoint.every': '3 steps',  # so that one is written most of the time
+}
+_LIMIT = 120.0  # seconds that the others may take to end
+_STOPPED = 128 + signal.SIGTERM
+
+
+@dataclasses.dataclass
+class Run:
+  """The processes of one start of a run.
+
+  Attributes:
+    workdir: Of the run.
+    processes: Running, or ended.
+    logs: What each of them prints.
+    started: By `time.monotonic`.
+    found: Names of the checkpoints, and of unfinished ones, at the start.
+  """
+
+  workdir: pathlib.Path
+  processes: list[subprocess.Popen[bytes]]
+  logs: list[pathlib.Path]
+  started: float
+  found: set[str]
+
+  def age(self) -> float:
+    """Returns the seconds since the start."""
+    return time.monotonic() - self.started
+
+  def running(self) -> list[int]:
+    """Returns which processes have not ended."""
+    return [i for i, p in enumerate(self.processes) if p.poll() is None]
+
+  def wait(self, until: Callable[[], bool]) -> None:
+    """Returns once all processes have ended, or `until` is true."""
+    while self.running() and not until():
+      time.sleep(0.01)
+
+  def statuses(self) -> list[int]:
+    """Returns the exit status of each process, all of which have ended."""
+    return [p.wait() for p in self.processes]
+
+  def phase(self) -> str:
+    """Returns what the run is doing: `starting`, `saving` or `training`."""
+    new = names(self.workdir / 'checkpoints') - self.found
+    if any('tmp' in name for name in new):
+      return 'saving'
+    said = self.logs[0].read_text(errors='replace')
+    return 'training' if '\nstep ' in said else 'starting'
+
+  def last_words(self, process: int) -> str:
+    """Returns the line in which a process says why it ended, or ''."""
+    said = self.logs[process].read_text(errors='replace').splitlines()
+    reasons = ('error: ', 'stopped at step', 'done in', 'finished already')
+    return next((x for x in reversed(said) if x.startswith(reasons)), '')
+
+
+def names(folder: pathlib.Path) -> set[str]:
+  """Returns the names of what is in a folder, if it is there."""
+  with contextlib.suppress(FileNotFoundError):
+    return set(os.listdir(folder))
+  return set()
+
+
+@contextlib.contextmanager
+def start(
+  folder: pathlib.Path, name: str, training_flags: Sequence[str]
+) -> Iterator[Run]:
+  """Starts or resumes the run `folder/name`, which ends with the context."""
+  workdir = folder / name
+  with socket.socket() as s:
+    s.bind(('localhost', 0))
+    port = s.getsockname()[1]
+  env = os.environ | {
+    'PYTHONPATH': str(_ROOT),
+    'JAX_PLATFORMS': 'cpu',
+    'JAX_NUM_CPU_DEVICES': '1',
+    # JAX 0.10 does not keep the order of the collectives of CPU programs that
+    # it reads from its cache: processes then mistake one for another.
+    'JAX_ENABLE_COMPILATION_CACHE': 'false',
+    'XLA_FLAGS': '--xla_backend_optimization_level=0',  # compiles sooner
+  }
+  number = len(list(folder.glob(f'{name}-*-0.log')))
+  logs = [folder / f'{name}-{number}-{i}.log' for i in range(_PROCESSES.value)]
+  run = Run(workdir, [], logs, time.monotonic(), names(workdir / 'checkpoints'))
+  try:
+    for i, log in enumerate(logs):
+      command = [
+        *(sys.executable, '-m', 'vit_jax.main'),
+        f'--config={_ROOT}/configs/digits.py',
+        *(f'--config.{key}={value}' for key, value in _CONFIG.items()),
+        *training_flags,
+        f'--workdir={workdir}',
+        f'--coordinator=localhost:{port}',
+        f'--process_id={i}',
+        f'--num_processes={len(logs)}',
+      ]
+      with log.open('wb') as file:
+        process = subprocess.Popen(command, env=env, stdout=file, stderr=file)
+        run.processes.append(process)
+    yield run
+  finally:
+    for process in run.processes:
+      process.kill()
+      process.wait()
+
+
+def undisturbed(run: Run) -> None:
+  """Waits for a run that is left alone.
+
+  Raises:
+    UserError: It failed.
+  """
+  run.wait(until=lambda: False)
+  if any(run.statuses()):
+    raise UserError(
+      f'a run that was left alone ended with {run.statuses()}: see'
+      f' {run.logs[0]}'
+    )
+
+
+def strike(
+  run: Run, moment: float, number: signal.Signals, victims: Sequence[int]
+) -> list[str] | None:
+  """Kills processes of a run, waits for the others, and prints a line.
+
+  Args:
+    run: Just started.
+    moment: When, in seconds after the start.
+    number: The signal.
+    victims: Which processes.
+
+  Returns:
+    What did not hold; None if all had ended before.
+  """
+  run.wait(until=lambda: run.age() >= moment)
+  if not run.running():
+    return None
+  phase = run.phase()
+  for i in victims:
+    run.processes[i].send_signal(number)
+  struck = run.age()
+  run.wait(until=lambda: run.age() - struck > _LIMIT)
+  took, late = run.age() - struck, run.running()
+  for i in late:
+    run.processes[i].kill()
+  statuses = run.statuses()
+  others = [i for i in range(len(statuses)) if i not in victims]
+  words = [run.last_words(i) for i in (*others, *victims)]
+  line = next(filter(None, words), '-')
+  who = 'all' if not others else f'process {", ".join(map(str, victims))}'
+  print(
+    f'{struck:6.2f}  {phase:8}  {number.name}  {who:9}  {took:5.1f}'
+    f'  {", ".join(map(str, statuses)):9}  {line[:100]}',
+    flush=True,
+  )
+  problems = [f'process {i} did not end in {_LIMIT:.0f} s' for i in late]
+  for i, status in enumerate(statuses):
+    if i in late:
+      continue
+    killed = i in victims and status == -number  # before it could do anything
+    silent = status == 1 and not run.last_words(i).startswith('error: ')
+    if not killed and (silent or status not in (0, 1, _STOPPED)):
+      problems.append(f'process {i} ended with {status} without saying why')
+    if 'Traceback' in run.logs[i].read_text(errors='replace'):
+      problems.append(f'process {i} ended with a traceback')
+  return [f'{problem}: see {run.logs[0]} and after' for problem in problems]
+
+
+def outcome(workdir: pathlib.Path) -> dict[str, Any]:
+  """Returns what must be equal in all runs, by name."""
+  newest = checkpoint_format.newest_first(workdir / 'checkpoints')[0]
+  info = checkpoint_format.read_info(newest)
+  with (workdir / 'metrics.jsonl').open() as file:
+    lines = [json.loads(line) for line in file]
+  # Others are about time alone, and depend on the interruptions.
+  lines = [x for x in lines if 'train/loss' in x or 'val/loss' in x]
+  exact = ('step', 'epoch', 'train/loss', 'train/grad_norm', 'val/')
+  return {
+    'DONE': json.loads((workdir / 'DONE').read_text()),
+    'the step of the newest checkpoint': info['step'],
+    **{f'the bits of {path}': x for path, x in info['arrays'].items()},
+    'the steps of metrics.jsonl': [x['step'] for x in lines],
+    'metrics.jsonl': [
+      {key: x for key, x in line.items() if key.startswith(exact)}
+      for line in lines
+    ],
+  }
+
+
+def compare(expected: dict[str, Any], workdir: pathlib.Path) -> list[str]:
+  """Returns what differs in a run from the one that was left alone."""
+  found = outcome(workdir)
+  different = [
+    f'{workdir}: {name} differs'
+    for name in expected.keys() | found.keys()
+    if expected.get(name) != found.get(name)
+  ]
+  logged = [x['step'] for x in found['metrics.jsonl'] if 'train/loss' in x]
+  if logged != list(range(1, found['the step of the newest checkpoint'] + 1)):
+    different.append(f'{workdir}: metrics.jsonl does not have each step once')
+  print(f'{workdir.name}: {len(different)} differences', flush=True)
+  return different
+
+
+def soak(folder: pathlib.Path, training_flags: Sequence[str]) -> list[str]:
+  """Returns what did not hold."""
+  with start(folder, 'alone', training_flags) as run:
+    undisturbed(run)
+  expected = outcome(folder / 'alone')
+  with start(folder, 'again', training_flags) as run:  # compiled already
+    undisturbed(run)
+    life = run.age()
+  problems = compare(expected, folder / 'again')
+  print(f'a run that is left alone takes {life:.1f} s\n')
+  print('second  phase     signal   who        took   statuses   said')
+  rng, kills, round_ = random.Random(_SEED.value), 0, 0
+  while kills < _KILLS.value:
+    name, round_ = f'round{round_}', round_ + 1
+    while not (folder / name / 'DONE').exists():
+      with start(folder, name, training_flags) as run:
+        if kills == _KILLS.value:
+          undisturbed(run)
+          break
+        count = rng.choice((1, _PROCESSES.value))
+        struck = strike(
+          run,
+          moment=rng.uniform(0, life),
+          number=rng.choice((signal.SIGKILL, signal.SIGTERM)),
+          victims=sorted(rng.sample(range(_PROCESSES.value), count)),
+        )
+        if struck is None:
+          undisturbed(run)  # it was done before
+        else:
+          kills += 1
+          problems += struck
+    problems += compare(expected, folder / name)
+  print(f'\n{kills} kills in {round_} runs: {len(problems)} problems')
+  return problems
+
+
+def main(argv: list[str]) -> int:
+  """Returns the exit status: 1 if something did not hold."""
+  folder = pathlib.Path(_FOLDER.value or tempfile.mkdtemp(prefix='soak-'))
+  folder = folder.absolute()
+  if names(folder):
+    raise UserError(f'--folder={folder} is not empty: give another')
+  folder.mkdir(parents=True, exist_ok=True)
+  signal.signal(signal.SIGTERM, lambda *_: sys.exit(_STOPPED))  # ends runs, too
+  print(f'runs and logs are in {folder}')
+  problems = soak(folder, argv[1:])
+  for problem in problems:
+    print(f'error: {problem}', file=sys.stderr)
+  return int(bool(problems))
+
+
+if __name__ == '__main__':
+  os.environ['JAX_PLATFORMS'] = 'cpu'  # for the comparison
+  cli.run(main, __doc__, FLAGS)

@@ -1,0 +1,288 @@
+"""The launchers: on this machine for real, and with stand-ins for clusters."""
+
+import importlib.util
+import json
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+import stand_in_clusters
+import tiny
+import yaml
+
+SCRIPTS = tiny.ROOT / 'scripts'
+ENV = os.environ | {
+  'PYTHONPATH': str(tiny.ROOT),
+  'JAX_PLATFORMS': 'cpu',
+  'JAX_NUM_CPU_DEVICES': '1',
+}
+needs_submitit = pytest.mark.skipif(
+  importlib.util.find_spec('submitit') is None, reason='needs submitit'
+)
+
+
+def start(*command, env=ENV):
+  return subprocess.Popen(
+    list(map(str, command)),
+    cwd=tiny.ROOT,
+    env=env,
+    stdout=subprocess.PIPE,
+    stderr=subprocess.PIPE,
+    text=True,
+  )
+
+
+def run(*command, env=ENV):
+  process = start(*command, env=env)
+  out, err = process.communicate(timeout=300)
+  return process.returncode, out, err
+
+
+def slurm(*args, env=ENV):
+  return run(sys.executable, SCRIPTS / 'slurm.py', *args, env=env)
+
+
+def until(log, line):
+  """Returns once a log, which may not be there yet, has such a line."""
+  tail = ['tail', '-F', '-n', '+1', '-s', '0.1', str(log)]
+  with subprocess.Popen(
+    tail, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True
+  ) as process:
+    assert any(x.startswith(line) for x in process.stdout)
+    process.kill()
+
+
+@needs_submitit
+def test_two_local_tasks_are_one_run_that_is_requeued(tmp_path):
+  workdir = tmp_path / 'run'
+  flags = tiny.flags(
+    train__duration='40 steps',
+    checkpoint__every='30 steps',
+    evals__val__split='',
+    mesh__data=2,
+  )
+  process = start(
+    *(sys.executable, SCRIPTS / 'slurm.py'),
+    *('--local', '--tasks_per_node=2', '--timeout_min=3'),
+    *('--', *flags, f'--workdir={workdir}'),
+  )
+  job = re.match(r'job (\d+); its logs: ', process.stdout.readline())[1]
+  logs = workdir / 'slurm'
+  until(logs / f'{job}_0_log.err', 'step 5/')
+  tasks = pathlib.Path(f'/proc/{job}/task/{job}/children').read_text().split()
+  assert len(tasks) == 2
+  for task in tasks:  # as when a job runs out of time
+    os.kill(int(task), signal.SIGUSR2)
+  err = process.communicate(timeout=300)[1]
+  assert process.returncode == 0, err
+  said = (logs / f'{job}_0_log.err').read_text()
+  stopped = re.search(r'stopped at step (\d+) of 40; saved', said)
+  assert f'resuming at step {stopped[1]} of 40' in said
+  steps = [x['step'] for x in tiny.metrics(workdir) if 'train/loss' in x]
+  assert steps == list(range(1, 41))
+  runs = json.loads((workdir / 'run.json').read_text())['runs']
+  assert [x['devices']['processes'] for x in runs] == [2, 2]
+
+
+@needs_submitit
+def test_a_local_run_that_fails_is_not_requeued(tmp_path):
+  flags = tiny.flags(model__num_heads=5)
+  status, _, err = slurm(
+    '--local', '--', *flags, f'--workdir={tmp_path / "run"}'
+  )
+  assert status == 1
+  log = re.match(r'error: the run ended before it was done: see (\S+);', err)[1]
+  said = pathlib.Path(log).read_text()
+  assert said.count('error: config.model: num_heads=5') == 1
+  assert 'the run ended with status 1' in said
+
+
+# What happens to the run, what squeue says then, and how often it starts.
+JOBS = {
+  'out of time': ('SIGUSR2 done', 'RUNNING', 2),
+  'preempted twice': ('SIGTERM SIGTERM done', 'RUNNING', 3),
+  'cancelled': ('SIGTERM done', 'COMPLETING', 1),
+  'failed': ('fail done', 'RUNNING', 1),
+}
+
+
+@needs_submitit
+@pytest.mark.parametrize('job', JOBS)
+def test_slurm_jobs_are_requeued_until_they_are_done(job, tmp_path):
+  acts, state, starts = JOBS[job]
+  cluster = stand_in_clusters.Cluster(tmp_path, acts)
+  status, out, err = slurm(
+    *('--partition=gpu', '--nodes=2', '--gpus_per_node=8', '--timeout_min=30'),
+    *('--cpus_per_task=4', '--grace_s=99', '--sbatch=account=vision'),
+    *('--', '--config=configs/digits.py', f'--workdir={cluster.workdir}'),
+    env=cluster.env | {'PYTHONPATH': str(tiny.ROOT), 'FAKE_STATE': state},
+  )
+  assert status == 0, err
+  assert out == f'job 4711; its logs: {cluster.workdir}/slurm/4711_*_log.*\n'
+  said = cluster.wait()
+  for k in range(2):
+    # The first node, and a port that follows from the number of the job.
+    line = (
+      f'--config=configs/digits.py --workdir={cluster.workdir}'
+      f' --coordinator=node7:{61440 + 4711 % 4096}'
+      f' --process_id={k} --num_processes=2'
+    )
+    assert cluster.starts(k) == [line] * starts, said
+  assert (cluster.workdir / 'DONE').exists() == (starts == len(acts.split()))
+  batch = (tmp_path / 'job.sh').read_text().splitlines()
+  for option in ('partition=gpu', 'nodes=2', 'gpus-per-node=8', 'time=30'):
+    assert f'#SBATCH --{option}' in batch
+  for option in ('requeue', 'signal=USR2@99', 'account=vision'):
+    assert f'#SBATCH --{option}' in batch
+  assert any('srun' in x and '--cpus-per-task=4' in x for x in batch)
+
+
+FINE = ('--config=configs/digits.py', '--workdir=runs/x')
+# Arguments, and what the one line says.
+MISTAKES = {
+  'no work directory': (['--', '--config=configs/digits.py'], '--workdir is'),
+  'no config': (['--', '--workdir=x'], '--config is missing'),
+  'no such flag': (['--', '--confg=x'], "Unknown command line flag 'confg'"),
+  'wrong key': (
+    ['--', '--config=configs/digits.py', '--config.optim.lr=1'],
+    "config has no key 'optim.lr'",
+  ),
+  'no SLURM': (['--', *FINE], 'srun is not here'),
+  'local nodes': (
+    ['--local', '--nodes=2', '--', *FINE],
+    '--nodes: --local has one',
+  ),
+  'option': (
+    ['--local', '--sbatch=x', '--', *FINE],
+    '--sbatch=x: write KEY=VALUE',
+  ),
+}
+
+
+@needs_submitit
+@pytest.mark.parametrize('mistake', MISTAKES)
+def test_mistakes_are_found_before_a_job_is_queued(mistake):
+  args, says = MISTAKES[mistake]
+  status, out, err = slurm(*args)
+  assert status == 1 and out == ''
+  assert err.startswith(f'error: {says}') and err.count('\n') == 1
+
+
+def tpu_pod(cluster, *flags, training=None):
+  if training is None:
+    training = ['--config=a b.py', f'--workdir={cluster.workdir}']
+  return run(
+    *('bash', SCRIPTS / 'tpu_pod.sh', '--name=vit', '--zone=us-central2-b'),
+    *('--type=v4-32', '--poll=0', *flags, '--', *training),
+    env=cluster.env,
+  )
+
+
+def test_a_tpu_slice_is_asked_for_until_the_run_is_done(tmp_path):
+  """The first start fails, and then the slice is gone."""
+  cluster = stand_in_clusters.Cluster(tmp_path, 'fail done')
+  (tmp_path / 'mortal').touch()
+  status, _, err = tpu_pod(cluster, '--spot', '--setup=touch "is mounted"')
+  assert status == 0, err
+  assert 'the slice was preempted' in err
+  assert (tmp_path / 'worker' / 'is mounted').exists()
+  assert (tmp_path / 'worker/vit_jax/vit_jax/main.py').exists()
+  line = f'--config=a b.py --workdir={cluster.workdir}'
+  assert cluster.starts() == [line] * 2
+  changes = [x for x in cluster.calls() if x.startswith('queued')]
+  changes = [x.split()[1] for x in changes if 'describe' not in x]
+  assert changes == ['create', 'delete', 'create']
+  calls = (tmp_path / 'calls').read_text()
+  assert (
+    'queued-resources create vit --node-id=vit --accelerator-type=v4-32'
+    ' --runtime-version=tpu-ubuntu2204-base --spot --zone=us-central2-b'
+  ) in calls
+
+
+def test_what_still_trains_on_a_tpu_is_stopped_before(tmp_path):
+  cluster = stand_in_clusters.Cluster(tmp_path, 'done')
+  (tmp_path / 'state').write_text('READY')
+  wait = 'import signal; signal.pause()'
+  old = subprocess.Popen([sys.executable, '-c', wait, 'vit_jax.main'])
+  threading.Thread(target=old.wait).start()  # no zombie may remain
+  (tmp_path / 'worker' / 'vit_jax.pid').write_text(str(old.pid))
+  status, _, err = tpu_pod(cluster)
+  assert status == 0, err
+  assert old.wait() == -signal.SIGTERM and len(cluster.starts()) == 1
+  assert 'queued-resources create' not in cluster.calls()
+
+
+def test_a_run_that_fails_on_a_tpu_is_retried_a_few_times(tmp_path):
+  cluster = stand_in_clusters.Cluster(tmp_path, 'fail ' * 9)
+  status, _, err = tpu_pod(cluster, '--retries=2')
+  assert status == 1 and len(cluster.starts()) == 3
+  assert err.splitlines()[-1].startswith('error: the run failed 3 times')
+
+
+def test_mistakes_with_a_tpu_get_one_line(tmp_path):
+  cluster = stand_in_clusters.Cluster(tmp_path, '')
+  for flags, training, says in (
+    (['--zon=x'], None, '--zon=x: there is no such flag'),
+    (['--zone='], None, '--zone is missing'),
+    (['--retries=-1'], None, '--retries=-1: write a whole number'),
+    ([], ['--workdir=runs/x'], 'after the lone --, give --workdir=/PATH'),
+  ):
+    status, _, err = tpu_pod(cluster, *flags, training=training)
+    assert status == 1 and err.startswith(f'error: {says}'), err
+  (tmp_path / 'bin' / 'gcloud').write_text(
+    '#!/bin/sh\necho "ERROR: log in first" >&2\nexit 1\n'
+  )
+  status, _, err = tpu_pod(cluster)
+  assert status == 1
+  assert err == 'error: gcloud cannot describe vit: ERROR: log in first\n'
+
+
+def test_help_of_the_tpu_launcher():
+  status, out, _ = run('bash', SCRIPTS / 'tpu_pod.sh', '--help')
+  assert status == 0 and 'bash scripts/tpu_pod.sh --name=' in out
+
+
+def test_the_jobset_is_one_run():
+  text = (SCRIPTS / 'kubernetes' / 'jobset.yaml').read_text()
+  jobset = yaml.safe_load(text)
+  assert jobset['apiVersion'] == 'jobset.x-k8s.io/v1alpha2'
+  (workers,) = jobset['spec']['replicatedJobs']
+  job = workers['template']['spec']
+  pod = job['template']['spec']
+  (container,) = pod['containers']
+  *command, coordinator, process, processes = container['command']
+  # The names that JobSet gives to pods: NAME-WORKERS-JOB-INDEX.NAME.
+  name = jobset['metadata']['name']
+  (port,) = container['ports']
+  assert coordinator == (
+    f'--coordinator={name}-{workers["name"]}-0-0.{name}:{port["containerPort"]}'
+  )
+  assert process == '--process_id=$(JOB_COMPLETION_INDEX)'
+  assert processes == f'--num_processes={job["completions"]}'
+  assert job['completionMode'] == 'Indexed' and workers['replicas'] == 1
+  assert job['parallelism'] == job['completions']
+  # Whatever ends, all start again; it is the work directory that lasts.
+  assert pod['restartPolicy'] == 'Never' and job['backoffLimit'] == 0
+  assert jobset['spec']['failurePolicy']['maxRestarts'] > 0
+  mounts = {x['mountPath'] for x in container['volumeMounts']}
+  assert '--workdir=/runs/digits' in command and '/runs' in mounts
+  assert {x['name'] for x in container['volumeMounts']} == {
+    x['name'] for x in pod['volumes']
+  }
+
+
+def test_the_jobset_runs_the_training_command():
+  """Its flags parse: all that is wrong with this run is its process id."""
+  text = (SCRIPTS / 'kubernetes' / 'jobset.yaml').read_text()
+  job = yaml.safe_load(text)['spec']['replicatedJobs'][0]['template']['spec']
+  command = job['template']['spec']['containers'][0]['command']
+  assert command[:3] == ['python', '-m', 'vit_jax.main']
+  args = [x.replace('$(JOB_COMPLETION_INDEX)', '99') for x in command[3:]]
+  status, _, err = run(sys.executable, '-m', 'vit_jax.main', *args)
+  assert status == 1 and '--process_id' in err and 'Traceback' not in err
+  assert 'Unknown' not in err
