@@ -1,9 +1,15 @@
-"""Eight CPU devices for all tests, and flags that nobody parses."""
+"""Eight CPU devices for all tests, and flags that nobody parses.
+
+`VIT_JAX_TEST_PLATFORM=cuda` (or tpu) runs them elsewhere; what needs more
+devices than there are is skipped.
+"""
 
 import os
 
 # Before jax starts: the tests run on the CPU, whatever else there is.
-os.environ['JAX_PLATFORMS'] = 'cpu'
+os.environ['JAX_PLATFORMS'] = os.environ.get('VIT_JAX_TEST_PLATFORM', 'cpu')
+# Elsewhere products may be less exact.
+os.environ.setdefault('JAX_DEFAULT_MATMUL_PRECISION', 'highest')
 os.environ['JAX_NUM_CPU_DEVICES'] = '8'
 # Compiling takes most of the time, and most functions run once.
 os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0')

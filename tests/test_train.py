@@ -431,7 +431,8 @@ def test_or_is_skipped(tmp_path):
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
 
 
-def test_a_damaged_image_loses_no_step(tmp_path):
+@pytest.mark.parametrize('skips', [False, True])
+def test_a_damaged_image_loses_no_step(tmp_path, skips):
   """It is named; what was done before it is saved."""
   root = stand_in.write_folder(tmp_path / 'images', train=8)
   config = tiny.config(
@@ -440,6 +441,7 @@ def test_a_damaged_image_loses_no_step(tmp_path):
     data__channels=3,
     evals__val__split='',
     train__batch_size=8,
+    train__skip_nonfinite=skips,
   )
   source = data.open_source(config, 'train')
   batches = list(data.train_batches(source, config, start_step=0, num_steps=3))

@@ -1,10 +1,13 @@
 """A small experiment that the tests share."""
 
 import json
+import math
 import pathlib
 from typing import Any
 
+import jax
 import ml_collections
+import pytest
 
 from vit_jax import cli
 from vit_jax import config as config_lib
@@ -42,7 +45,16 @@ def config(**overrides: Any) -> ml_collections.ConfigDict:
   overrides = {k.replace('__', '.'): v for k, v in overrides.items()}
   for key, value in (TINY | overrides).items():
     config_lib.set_value(result, key, value)
+  _skip_without_devices(result)
   return result
+
+
+def _skip_without_devices(config: ml_collections.ConfigDict) -> None:
+  """Skips the test where the platform has too few devices for its mesh."""
+  axes = (config.mesh.data, config.mesh.fsdp, config.mesh.tensor)
+  wanted, there = math.prod(max(n, 1) for n in axes), jax.device_count()
+  if there < min(wanted, 8):  # a mesh for more is meant to be refused
+    pytest.skip(f'{wanted} devices are needed, and {there} are there')
 
 
 def flags(**overrides: Any) -> list[str]:

@@ -24,6 +24,7 @@ import ml_collections
 import orbax.checkpoint as ocp
 
 from vit_jax import checkpoint_format
+from vit_jax import distributed
 from vit_jax.config import UserError
 
 PyTree = Any
@@ -88,7 +89,7 @@ class Checkpointer:
 
   def save(
     self, step: int, state: PyTree, metrics: dict[str, float] | None = None
-  ) -> None:
+  ) -> bool:
     """Writes a checkpoint in the background, and the best where it is one.
 
     Returns once the arrays are off the device, so that `state` may be donated.
@@ -99,11 +100,14 @@ class Checkpointer:
       state: The train state: a flax.struct dataclass of arrays.
       metrics: Of the evaluations at this step; None: they are still to be done.
 
+    Returns:
+      Whether the step had no checkpoint yet.
+
     Raises:
       UserError: This checkpoint, or the one before, could not be written.
     """
     self.save_best(step, state, metrics)
-    self._store.save(step, state, metrics)
+    return self._store.save(step, state, metrics)
 
   def save_best(
     self, step: int, state: PyTree, metrics: dict[str, float] | None
@@ -196,12 +200,20 @@ class Checkpointer:
     return value > self._best[1]
 
   def _find_best(self, directory: pathlib.Path) -> None:
+    for step, value in distributed.from_first(lambda: self._bests(directory)):
+      if self._is_better(value):
+        self._best = (step, value)
+
+  def _bests(self, directory: pathlib.Path) -> list[tuple[int, float]]:
+    """Returns the step and the metric of what is there."""
+    found = []
     for path in checkpoint_format.newest_first(directory):
       with contextlib.suppress(checkpoint_format.DamagedError):
         info = checkpoint_format.read_info(path)
         value = (info['metrics'] or {}).get(self._metric)
-        if value is not None and self._is_better(value):
-          self._best = (info['step'], value)
+        if value is not None:
+          found.append((info['step'], value))
+    return found
 
 
 class _Store:
@@ -236,10 +248,10 @@ class _Store:
 
   def save(
     self, step: int, state: PyTree, metrics: dict[str, float] | None
-  ) -> None:
+  ) -> bool:
     self.wait()
     if self.has(step):
-      return
+      return False
     info = checkpoint_format.make_info(step, state, metrics)
     self._writing = step
     with self._explained():
@@ -250,6 +262,7 @@ class _Store:
         ),
         force=True,  # when to save is not Orbax's to decide
       )
+    return True
 
   def wait(self) -> None:
     with self._explained():
@@ -379,7 +392,7 @@ def _newest_good(
     UserError: One does not fit or needs a newer version, or all are damaged.
   """
   damaged: dict[pathlib.Path, str] = {}
-  for path in checkpoint_format.newest_first(directory):
+  for path in _newest_first(directory):
     if at_most is not None and int(path.name) > at_most:
       continue
     try:
@@ -392,6 +405,17 @@ def _newest_good(
   if damaged:
     raise _all_damaged(damaged)
   return None
+
+
+def _newest_first(directory: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the checkpoints, as the first process sees them.
+
+  On a network file system another one may not see the newest yet.
+  """
+  names = distributed.from_first(
+    lambda: [path.name for path in checkpoint_format.newest_first(directory)]
+  )
+  return [directory / name for name in names]
 
 
 def restore_params(

@@ -44,7 +44,7 @@ from vit_jax import config as config_lib
 _T = TypeVar('_T')
 
 # How long the processes wait for each other at the start and at the end.
-_MEETING_S = 300
+_MEETING_S = 100
 # After how long without a sign of life JAX takes a process for lost.
 _HEARTBEAT_S = 60
 # How long process 0 may take for what the others wait for in `from_first`.
@@ -58,7 +58,8 @@ _FAILED_S = 5
 _LAST_WORDS_S = 10
 
 _RESUME = 'run the same command again to resume'
-_STOPPED = 128 + signal.SIGTERM  # all processes stop together, having saved
+# All processes end together: done, or stopped after saving.
+_TOGETHER = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
 # What JAX's errors say where a process is lost, after a status as UNKNOWN: the
 # collectives on CPUs (Gloo) and GPUs (NCCL), the coordination service, and RPCs
@@ -268,12 +269,12 @@ def leave(status: int) -> NoReturn:
   this one, and then abort.
 
   Args:
-    status: 0, or that of SIGTERM: all processes end now. Else it failed; the
+    status: 0, or that of a signal: all processes end now. Else it failed; the
       others may, or may not.
   """
   if not _is_up():
     sys.exit(status)
-  done = status in (0, _STOPPED)
+  done = status in _TOGETHER
   if not done:
     _last_words.acquire()  # it has said why; no abort needs to explain itself
   if _meet('leave', _MEETING_S if done else _FAILED_S):

@@ -16,19 +16,15 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-import optax
 
-from vit_jax import config as config_lib
 from vit_jax import experiment as experiment_lib
 from vit_jax import objectives
-from vit_jax import optim
 from vit_jax import sharding
 from vit_jax import train_step as train_step_lib
 from vit_jax.data import device
 from vit_jax.explore import contact_sheet
 from vit_jax.models import stack
 from vit_jax.models import vit
-from vit_jax.optim import rules as rules_lib
 
 
 class Event(NamedTuple):
@@ -252,37 +248,16 @@ def _backward(
   Returns:
     A function of (state, batch, step) to what becomes `Findings.arrays`.
   """
-  config, rules, source = e.config, e.program.rules, e.source
-  parts, batch_size = config.train.accumulation, config.train.batch_size
-  loss = _loss(config, e)
-  optimizer = optim.make_optimizer(config.optim)
-  warmup = config_lib.num_steps(config.optim.warmup, len(source), batch_size)
-  schedule = optim.make_schedule(config.optim, e.total_steps, warmup)
 
   def run(
     state: train_step_lib.TrainState, batch: objectives.Batch, step: jax.Array
   ) -> dict[str, _Arrays]:
-    trained, key = rules.trained(state.params), _key(config, step)
-
-    def part_loss(trained: Any, part: Any) -> jax.Array:
-      params = rules_lib.merge(trained, state.params)
-      return loss(params, part[0], key, part[1])[0] / parts
-
-    def add(total: Any, part: Any) -> tuple[Any, None]:
-      return optax.tree.add(total, jax.grad(part_loss)(trained, part)), None
-
-    zeros = optax.tree.zeros_like(trained)
-    grads, _ = jax.lax.scan(add, zeros, _parts(batch, parts))
-    direction, opt_state = optimizer.update(grads, state.opt_state, trained)
-    rate = schedule(step)
-    after = jax.tree.map(
-      lambda p, d: p - rate * d, trained, rules.scale(direction)
-    )
+    update = e.program.update(state, batch, step)
     trees = {
       'parameters': state.params,
-      'gradient': grads,
-      'optimizer': opt_state,
-      'parameters_after': after,
+      'gradient': update.grads,
+      'optimizer': update.opt_state,
+      'parameters_after': update.params,
     }
     return {name: _by_path(tree) for name, tree in trees.items()}
 

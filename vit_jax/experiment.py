@@ -14,7 +14,6 @@ from vit_jax import data
 from vit_jax import feed
 from vit_jax import objectives
 from vit_jax import optim
-from vit_jax import plan as plan_lib
 from vit_jax import program as program_lib
 from vit_jax import sharding
 from vit_jax import train_step as train_step_lib
@@ -244,7 +243,7 @@ def plan_memory(experiment: Experiment) -> dict[str, float]:
     all else that is temporary), and their sum, total.
   """
   temporary = dry_run(experiment)['temporary_gib']
-  return plan_lib.memory(experiment.program, round(temporary * 2**30))
+  return experiment.program.memory(round(temporary * 2**30))
 
 
 def _open(config: ml_collections.ConfigDict, key: str) -> data.Source:

@@ -29,7 +29,6 @@ from vit_jax.config import UserError
 if TYPE_CHECKING:
   import ml_collections
 
-  from vit_jax import program as program_lib
 
 MOST_DEVICES = 2048  # XLA takes more on a CPU for those of other processes
 
@@ -205,7 +204,7 @@ def make(config: 'ml_collections.ConfigDict') -> Plan:
     mesh=mesh,
     batch_size=config.train.batch_size,
     accumulation=config.train.accumulation,
-    memory=memory(program, compiled.memory_analysis().temp_size_in_bytes),
+    memory=program.memory(compiled.memory_analysis().temp_size_in_bytes),
     hides_remat=config.model.remat != 'none' and not config.model.scan,
     collectives=collectives.count(module, mesh),
     flops=hlo.flops(module),
@@ -213,36 +212,6 @@ def make(config: 'ml_collections.ConfigDict') -> Plan:
     unknown_loops=hlo.unknown_loops(module),
     seconds={'make': made - start, 'compile': done - made},
   )
-
-
-def memory(
-  program: 'program_lib.Program', temporary_bytes: int
-) -> dict[str, float]:
-  """Returns what a step holds, in GiB a device; see `Plan`.
-
-  Args:
-    program: Whose state it is; nothing is computed.
-    temporary_bytes: Of a device, as its compiler plans it.
-  """
-  from vit_jax import sharding
-
-  state = program.abstract_state()
-  gib = {
-    name: sharding.bytes_per_device(tree) / 2**30
-    for name, tree in {
-      'parameters': state.params,
-      'gradients': program.rules.trained(state.params),
-      'optimizer': state.opt_state,
-      'average': state.ema_params,
-    }.items()
-  }
-  temporary = temporary_bytes / 2**30
-  plan = gib | {
-    # A compiler may fuse them away.
-    'gradients': min(gib['gradients'], temporary),
-    'activations': max(temporary - gib['gradients'], 0.0),
-  }
-  return plan | {'total': sum(plan.values())}
 
 
 def parse_mesh(text: str, devices: int | None) -> dict[str, int]:

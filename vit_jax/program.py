@@ -37,6 +37,7 @@ class Program:
     mesh: Of devices.
     placed: Where each parameter is on it.
     rules: What trains, and how.
+    update: (state, batch, step) -> what the step computes; not compiled.
     initialise: (params, or None: random ones) -> state, on the mesh.
     train_step: (state, batch, step, signals=None) -> (state, metrics); the
       state is donated.
@@ -50,6 +51,7 @@ class Program:
   mesh: jax.sharding.Mesh
   placed: dict[str, sharding.Placement]
   rules: rules_lib.Rules
+  update: Callable[..., train_step_lib.Update]
   initialise: Callable[[Any], TrainState]
   train_step: Any
   no_metrics: Callable[[], metrics.Collection]
@@ -115,6 +117,35 @@ class Program:
       for name, (shape, dtype) in shapes.items()
     }
 
+  def memory(self, temporary_bytes: int) -> dict[str, float]:
+    """Returns what a step holds, in GiB a device; computes shapes alone.
+
+    Args:
+      temporary_bytes: Of a device, as its compiler plans it.
+
+    Returns:
+      parameters, gradients (of what trains), optimizer, average (of the
+      parameters), activations (and all else that is temporary), and their sum,
+      total.
+    """
+    state = self.abstract_state()
+    gib = {
+      name: sharding.bytes_per_device(tree) / 2**30
+      for name, tree in {
+        'parameters': state.params,
+        'gradients': self.rules.trained(state.params),
+        'optimizer': state.opt_state,
+        'average': state.ema_params,
+      }.items()
+    }
+    temporary = temporary_bytes / 2**30
+    plan = gib | {
+      # A compiler may fuse them away.
+      'gradients': min(gib['gradients'], temporary),
+      'activations': max(temporary - gib['gradients'], 0.0),
+    }
+    return plan | {'total': sum(plan.values())}
+
 
 def check_model(config: ml_collections.ConfigDict) -> None:
   """Checks `config.model`.
@@ -160,9 +191,10 @@ def make(
   )
   optimizer = optim.make_optimizer(config.optim)
   schedule = optim.make_schedule(config.optim, total_steps, warmup_steps)
-  train_step = train_step_lib.make_train_step(
-    config, objective, optimizer, schedule, rules, mesh, placed
+  update = train_step_lib.make_update(
+    config, objective, rules, schedule, optimizer, mesh, placed
   )
+  train_step = train_step_lib.make_train_step(config, rules, update)
 
   def init_state(params: Any) -> TrainState:
     return train_step_lib.init_state(
@@ -190,6 +222,7 @@ def make(
     mesh=mesh,
     placed=placed,
     rules=rules,
+    update=update,
     initialise=jax.jit(
       init_state,
       out_shardings=in_place,

@@ -85,6 +85,7 @@ def check(config: ml_collections.ConfigDict) -> None:
       f' {jax.process_count()} processes: with several processes the mesh must'
       ' have them all; set config.mesh.data=-1'
     )
+  host_part(make_mesh(config.mesh))
   train = config.train
   part = train.batch_size // train.accumulation
   ways = shape['data'] * shape['fsdp']
@@ -177,17 +178,23 @@ def show_shape(shape: Mapping[str, int]) -> str:
 def make_mesh(config: ml_collections.ConfigDict) -> Mesh:
   """Returns the mesh that `config.mesh` describes: `data`, `fsdp`, `tensor`.
 
-  Devices that are near each other share the last axes, which communicate most.
+  Devices are in order of their processes, and these of their slices: so that
+  each process has consecutive rows of the batch, and that what communicates
+  most, along the last axes, is near.
   """
   shape = mesh_shape(config, jax.device_count())
-  devices = jax.devices()[: math.prod(shape.values())]
+  devices = sorted(jax.devices(), key=_place_of)[: math.prod(shape.values())]
   # Auto: a Linen convolution does not type-check under Explicit axes.
-  return jax.make_mesh(
-    tuple(shape.values()),
+  return Mesh(
+    np.array(devices).reshape(tuple(shape.values())),
     AXES,
     axis_types=(AxisType.Auto,) * len(AXES),
-    devices=devices,
   )
+
+
+def _place_of(device: jax.Device) -> tuple[int, int, int]:
+  slice_index = getattr(device, 'slice_index', None) or 0  # of TPUs
+  return slice_index, device.process_index, device.id
 
 
 def batch_sharding(mesh: Mesh) -> NamedSharding:
@@ -206,6 +213,9 @@ def host_part(mesh: Mesh) -> tuple[int, int]:
 
   Processes that hold different parts of the same layers, by `tensor`, have the
   same part of the batch.
+
+  Raises:
+    UserError: A process has parts that do not follow each other.
   """
   ways = mesh.shape['data'] * mesh.shape['fsdp']
   rows = batch_sharding(mesh).addressable_devices_indices_map((ways,))

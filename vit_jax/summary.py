@@ -116,6 +116,8 @@ def main(argv: list[str]) -> int:
       'name one model: --config=configs/digits.py, or --from=runs/digits'
     )
   plans = any(x.value is not None for x in (_DEVICES, _MESH, _HARDWARE))
+  if plans:
+    _check_plan_flags()
   experiment = None
   if path is None and plans:
     from vit_jax import plan as plan_lib
@@ -151,6 +153,17 @@ def main(argv: list[str]) -> int:
   return 0
 
 
+def _check_plan_flags() -> None:
+  """Finds mistakes in the flags of a plan, before anything slow."""
+  from vit_jax import plan as plan_lib
+
+  if _MESH.value is not None:
+    plan_lib.parse_mesh(_MESH.value, _DEVICES.value)
+  elif _DEVICES.value is None:
+    raise UserError('--hardware needs --devices: say how many there are')
+  _hardware()
+
+
 def _plan(
   config: 'ml_collections.ConfigDict | None',
 ) -> 'tuple[plan_lib.Plan, list[roofline.Estimate]]':
@@ -168,11 +181,9 @@ def _plan(
     sizes = plan_lib.parse_mesh(_MESH.value, devices)
     config.mesh.update(sizes)
     devices = math.prod(sizes.values())
-  if devices is None:
-    raise UserError('--hardware needs --devices: say how many there are')
-  chosen = _hardware()
+  assert devices is not None  # see _check_plan_flags
   plan = plan_lib.run(config, devices)
-  estimates = [roofline.estimate(plan, of) for of in chosen]
+  estimates = [roofline.estimate(plan, of) for of in _hardware()]
   return plan, [estimate for estimate in estimates if estimate is not None]
 
 

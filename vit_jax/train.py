@@ -95,29 +95,42 @@ def run(
     UserError: The config, the data or the directory cannot be used, a step was
       not finite, or memory or disk are too small.
   """
-  if dry_run:
-    experiment_lib.check(config)
-    experiment = experiment_lib.build(config)
-    experiment_lib.describe(experiment)
-    print(json.dumps(experiment_lib.dry_run(experiment)))
-    return 0
   path = pathlib.Path(workdir).absolute()
-  if distributed.first():
+  if distributed.first() and not dry_run:
     print(f'work directory: {path}', file=sys.stderr)
-  with Stop() as stop, distributed.together():
-    same = distributed.from_first(lambda: config_lib.to_dict(config))
-    distributed.on_all(lambda: _check(config, same))
-    try:
-      with _owning(path):
-        return _run_in(path, config, stop)
-    except jax.errors.JaxRuntimeError as e:
-      if 'RESOURCE_EXHAUSTED' not in str(e):
-        raise
-      raise config_lib.UserError(
-        f'the device has too little memory: {config_lib.one_line(e)[:200]};'
-        ' raise config.train.accumulation, set config.model.remat=full, split'
-        ' the state with config.mesh.fsdp, or lower config.train.batch_size'
-      ) from e
+  with Stop() as stop:
+    with _explained():
+      same = distributed.from_first(lambda: config_lib.to_dict(config))
+      distributed.on_all(lambda: _check(config, same))
+      if dry_run:
+        return _dry_run(config)
+    with _owning(path), _explained():
+      return _run_in(path, config, stop)
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+  """Says in one line that memory is too small, or another process was lost."""
+  try:
+    with distributed.together():
+      yield
+  except jax.errors.JaxRuntimeError as e:
+    if 'RESOURCE_EXHAUSTED' not in str(e):
+      raise
+    raise config_lib.UserError(
+      f'the device has too little memory: {config_lib.one_line(e)[:200]};'
+      ' raise config.train.accumulation, set config.model.remat=full, split'
+      ' the state with config.mesh.fsdp, or lower config.train.batch_size'
+    ) from e
+
+
+def _dry_run(config: ml_collections.ConfigDict) -> int:
+  experiment = experiment_lib.build(config)
+  experiment_lib.describe(experiment)
+  sizes = experiment_lib.dry_run(experiment)
+  if distributed.first():
+    print(json.dumps(sizes))
+  return 0
 
 
 def _check(config: ml_collections.ConfigDict, same: Mapping[str, Any]) -> None:
@@ -158,6 +171,7 @@ def _run_in(
   config, source = experiment.config, experiment.source
   preprocess = data.Preprocess.from_config(config, source.classes)
   fingerprint = source.fingerprint()
+  _check_data(experiment)
   distributed.from_first(
     lambda: workdir_lib.prepare(path, config, preprocess.to_dict(), fingerprint)
   )
@@ -172,6 +186,25 @@ def _run_in(
   final = {k: v if math.isfinite(v) else None for k, v in results.items()}
   distributed.from_first(lambda: workdir_lib.write_json(path / 'DONE', final))
   return 0
+
+
+def _check_data(experiment: experiment_lib.Experiment) -> None:
+  """Raises a UserError where a process sees other data than the first."""
+  if jax.process_count() == 1:
+    return
+  splits = {'train': experiment.source, **experiment.eval_sources}
+  prints = {name: source.fingerprint() for name, source in splits.items()}
+  firsts = distributed.from_first(lambda: prints)
+
+  def compare() -> None:
+    others = [name for name in prints if prints[name] != firsts[name]]
+    if others:
+      raise config_lib.UserError(
+        f'the data for {", ".join(others)} are not those that process 0 sees:'
+        ' bring the same files to all hosts'
+      )
+
+  distributed.on_all(compare)
 
 
 def _look(
@@ -214,7 +247,11 @@ def train(
   e = experiment
   batch_size = e.config.train.batch_size
   clock = timekeeping.Timekeeper(batch_size, timekeeping.age(workdir))
+  log = workdir / 'train.log' if distributed.first() else None
   with contextlib.ExitStack() as stack:
+    watch = stack.enter_context(
+      distributed.Watch(e.config.train.stall_timeout, log)
+    )
     checkpoints = stack.enter_context(
       checkpoint.Checkpointer(
         workdir, e.config.checkpoint, e.checkpoint_keep_every
@@ -239,13 +276,11 @@ def train(
     def save() -> None:
       """Saves the state, and reports where the time went."""
       with clock.saving():
-        checkpoints.save(step, state, results)
-      reporter.write(step, e.epoch(step), _of_training(clock.saved()))
+        is_new = checkpoints.save(step, state, results)
+      if is_new:
+        reporter.write(step, e.epoch(step), _of_training(clock.saved()))
 
-    log = workdir / 'train.log' if distributed.first() else None
-    watch = stack.enter_context(
-      distributed.Watch(e.config.train.stall_timeout, log)
-    )
+    watch.alive()
     clock.resume(reporter.before('train/useful_seconds') or 0.0)
     try:
       while True:
@@ -280,8 +315,13 @@ def train(
         step, results = step + 1, None
         monitor.follow(step, metrics, batch['index'])
     except (NonFiniteError, BrokenBatchError) as error:
-      checkpoints.save(int(state.step), state)  # the last good one
-      raise config_lib.UserError(str(error)) from None
+      problem = str(error)
+      try:
+        checkpoints.save(int(state.step), state)  # the last good one
+        checkpoints.wait()
+      except config_lib.UserError as e:
+        problem += f' And then: {e}'
+      raise config_lib.UserError(problem) from None
 
 
 def _tell(stop: Stop, batches: feed.Feed, mesh: jax.sharding.Mesh) -> jax.Array:
@@ -358,9 +398,7 @@ def _evaluate_split(
       if stop.signal:
         return None
       told = _tell(stop, batches, program.mesh)
-      total, signal = program.eval_step(
-        state.eval_params, batch, total, told
-      )
+      total, signal = program.eval_step(state.eval_params, batch, total, told)
       watch.alive()
     _hear(stop, batches, signal)
   return total
@@ -467,8 +505,8 @@ class Monitor:
       logging.warning('%s; it is skipped', message)
       return
     raise NonFiniteError(
-      f'{message}. The state before it is saved; --replay={step} says which'
-      ' layer it was. Lower'
+      f'{message}. The state before it is in checkpoints/{step - 1}, and'
+      f' --replay={step} says which layer it was. Lower'
       ' config.optim.learning_rate or set config.optim.clip_norm in a new'
       ' work directory, or go on here without such steps:'
       ' --config.train.skip_nonfinite'

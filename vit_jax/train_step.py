@@ -5,6 +5,7 @@ from collections.abc import Mapping
 import dataclasses
 import functools
 from typing import Any
+from typing import NamedTuple
 
 import flax
 import jax
@@ -81,14 +82,78 @@ def init_state(
   )
 
 
-def make_train_step(
+class Update(NamedTuple):
+  """What a step computes, before it is decided whether it counts.
+
+  Attributes:
+    loss: Mean over the batch.
+    means: Of the objective's other scalars.
+    grads: Of what trains.
+    rate: Learning rate.
+    params: What trains, after the step.
+    opt_state: After the step.
+  """
+
+  loss: jax.Array
+  means: objectives.Scalars
+  grads: Any
+  rate: jax.typing.ArrayLike
+  params: Any
+  opt_state: Any
+
+
+def make_update(
   config: ml_collections.ConfigDict,
   objective: objectives.Objective,
-  optimizer: optax.GradientTransformation,
-  schedule: Schedule,
   rules: rules_lib.Rules,
+  schedule: Schedule,
+  optimizer: optax.GradientTransformation,
   mesh: Mesh,
   placed: Mapping[str, sharding.Placement],
+) -> Callable[[TrainState, objectives.Batch, jax.Array], Update]:
+  """Returns `(state, batch, step) -> Update`.
+
+  Gradient, clipping and optimizer concern what trains alone: with respect to
+  the rest nothing is differentiated, nor below the lowest of it.
+  """
+  _, seed_key = seed_keys(config.seed)
+  in_place = sharding.constrain(mesh, placed)
+  part_size = config.train.batch_size // config.train.accumulation
+  objective_loss = sharding.keep_batch_split(objective.loss, mesh, part_size)
+
+  def update(
+    state: TrainState, batch: objectives.Batch, step: jax.Array
+  ) -> Update:
+    key = jax.random.fold_in(seed_key, step)
+    trained = rules.trained(state.params)
+
+    def loss_fn(trained: Any, *args: Any) -> Any:
+      return objective_loss(rules_lib.merge(trained, state.params), *args)
+
+    def grad_fn(*args: Any) -> Any:
+      result, grads = jax.value_and_grad(loss_fn, has_aux=True)(*args)
+      return result, in_place(grads)
+
+    (loss, means), grads = _accumulate(
+      functools.partial(grad_fn, trained),
+      batch,
+      key,
+      config.train.accumulation,
+    )
+    rate = schedule(step)
+    direction, opt_state = optimizer.update(grads, state.opt_state, trained)
+    params = jax.tree.map(
+      lambda p, d: p - rate * d, trained, rules.scale(direction)
+    )
+    return Update(loss, means, grads, rate, params, opt_state)
+
+  return update
+
+
+def make_train_step(
+  config: ml_collections.ConfigDict,
+  rules: rules_lib.Rules,
+  update: Callable[[TrainState, objectives.Batch, jax.Array], Update],
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
   """Returns `(state, batch, step, signals) -> (state, metrics)`, to be jitted.
 
@@ -101,20 +166,13 @@ def make_train_step(
   `signals`, int32 [devices], is what each process has to tell the others (see
   `sharding.on_each_device`): their maximum is among the metrics, so that all
   hear of it at the same step. From BROKEN on it says that a process has no
-  batch: then, too, nothing is changed.
-
-  Gradient, clipping, optimizer and average concern what trains alone: with
-  respect to the rest nothing is differentiated, nor below the lowest of it.
+  batch: then, too, nothing is changed, and nothing counted.
 
   Metrics are scalars: loss, learning_rate, ok (whether the update was made),
   grad_norm (before clipping), param_norm (after the update), and those of the
   objective; and signal, where there are `signals`.
   """
-  _, seed_key = seed_keys(config.seed)
   decay = config.train.ema_decay
-  in_place = sharding.constrain(mesh, placed)
-  part_size = config.train.batch_size // config.train.accumulation
-  objective_loss = sharding.keep_batch_split(objective.loss, mesh, part_size)
 
   def train_step(
     state: TrainState,
@@ -122,56 +180,34 @@ def make_train_step(
     step: jax.Array,
     signals: jax.Array | None = None,
   ) -> tuple[TrainState, dict[str, jax.Array]]:
-    key = jax.random.fold_in(seed_key, step)
-    frozen, trained = state.params, rules.trained(state.params)
-
-    def loss_fn(trained: Any, *args: Any) -> Any:
-      return objective_loss(rules_lib.merge(trained, frozen), *args)
-
-    def grad_fn(*args: Any) -> Any:
-      result, grads = jax.value_and_grad(loss_fn, has_aux=True)(*args)
-      return result, in_place(grads)
-
-    (loss, means), grads = _accumulate(
-      functools.partial(grad_fn, trained),
-      batch,
-      key,
-      config.train.accumulation,
-    )
-    grad_norm = optax.global_norm(grads)
-    rate = schedule(step)
-    direction, opt_state = optimizer.update(grads, state.opt_state, trained)
-    params = jax.tree.map(
-      lambda p, d: p - rate * d, trained, rules.scale(direction)
-    )
+    new, frozen = update(state, batch, step), state.params
+    metrics = {
+      'loss': new.loss,
+      'grad_norm': optax.global_norm(new.grads),
+      'param_norm': optax.global_norm(rules_lib.merge(new.params, frozen)),
+    }
+    has_batch = jnp.bool_(True)
+    if signals is not None:
+      metrics |= {'signal': signals.max()}
+      has_batch = signals.max() < BROKEN
+    norms = metrics['grad_norm'] + metrics['param_norm']
+    finite = jnp.isfinite(new.loss + norms)
+    ok = finite & has_batch & (state.step == step)
     ema_params = state.ema_params
     if decay:
-      ema_params = optax.incremental_update(params, ema_params, 1 - decay)
-    param_norm = optax.global_norm(rules_lib.merge(params, frozen))
-    finite = jnp.isfinite(loss + grad_norm + param_norm)
-    ok = finite & (state.step == step)
-    if signals is not None:
-      signal = signals.max()
-      ok &= signal < BROKEN
-      means |= {'signal': signal}
-    updated = TrainState(step + 1, params, opt_state, ema_params)
+      ema_params = optax.incremental_update(new.params, ema_params, 1 - decay)
     state = jax.tree.map(
       lambda new, old: jnp.where(ok, new, old),
-      updated,
-      dataclasses.replace(state, params=trained),
+      TrainState(step + 1, new.params, new.opt_state, ema_params),
+      dataclasses.replace(state, params=rules.trained(state.params)),
     )
     params = rules_lib.merge(state.params, frozen)
     state = dataclasses.replace(state, params=params)
     if config.train.skip_nonfinite:
-      state = dataclasses.replace(state, step=step + 1)
-    metrics = {
-      'loss': loss,
-      'grad_norm': grad_norm,
-      'param_norm': param_norm,
-      'learning_rate': rate,
-      'ok': ok,
-    }
-    return state, metrics | means
+      after = jnp.where(has_batch, step + 1, state.step)
+      state = dataclasses.replace(state, step=after)
+    metrics |= {'learning_rate': new.rate, 'ok': ok}
+    return state, metrics | new.means
 
   return train_step
 
