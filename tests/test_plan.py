@@ -77,6 +77,15 @@ def test_fsdp_gathers_and_reduces_parameters_alone(overrides, gathers):
   assert all(c.axes == ('fsdp',) for c in plan.collectives)
 
 
+def test_each_part_of_a_batch_reduces_its_gradients():
+  """What accumulation costs; sums over devices do not wait for the last."""
+  plans = planned(), planned(train__accumulation=2)
+  reduced = [bytes_of(plan, 'all-reduce') for plan in plans]
+  assert reduced[1] == pytest.approx(2 * reduced[0], rel=0.01)
+  gathered = [bytes_of(plan, 'all-gather') for plan in plans]
+  assert gathered[0] <= gathered[1] <= 2 * gathered[0]
+
+
 def test_data_parallel_reduces_gradients_alone():
   plan = planned(mesh__data=8, mesh__fsdp=1)
   _, everything = parameter_bytes(config_of())

@@ -176,6 +176,17 @@ def test_scanned_layers_are_placed_as_unrolled_ones(name):
       assert q.bytes_per_device == q.shape[0] * p.bytes_per_device
 
 
+def test_devices_are_in_order_of_their_processes(monkeypatch):
+  """Whatever order JAX lists them in, as along the torus of a TPU slice."""
+  shuffled = [jax.devices()[i] for i in (3, 0, 7, 4, 1, 6, 2, 5)]
+  monkeypatch.setattr(jax, 'devices', lambda: shuffled)
+  config = config_lib.default().mesh
+  config.fsdp = 4
+  mesh = sharding.make_mesh(config)
+  assert [device.id for device in mesh.devices.flat] == list(range(8))
+  assert sharding.host_part(mesh) == (0, 1)
+
+
 def test_small_parameters_are_on_every_device():
   placed = place(params_of('ViT-Ti/16', False), (1, 8, 1))
   assert placed['class_token'].spec == ()
