@@ -83,7 +83,7 @@ class Rules:
     return jax.tree_util.tree_map_with_path(scaled, updates)
 
   def _of(self, path: tuple[Any, ...], x: Any) -> list[Parameter]:
-    return [self.parameters[name] for name in _unrolled(path_name(path), x)]
+    return [self.parameters[name] for name in stack.layer_names(path, x)[0]]
 
 
 def merge(trained: Any, params: Any) -> Any:
@@ -156,7 +156,7 @@ def make(config: ml_collections.ConfigDict, params: Any) -> Rules:
   """
   found: dict[str, int] = {}
   for path, x in jax.tree_util.tree_leaves_with_path(params):
-    names = _unrolled(path_name(path), x)
+    names = stack.layer_names(path, x)[0]
     found |= dict.fromkeys(names, x.size // len(names))
   depth = 1 + max(_layer(name, -1) for name in found)
   sizes = dict(sorted(found.items(), key=lambda x: (_layer(x[0], depth), x[0])))
@@ -272,7 +272,7 @@ def per_array(params: Any, value: Callable[[str], float]) -> Any:
   """
 
   def of_array(path: tuple[Any, ...], x: Any) -> Any:
-    return _per_layer([value(n) for n in _unrolled(path_name(path), x)], x)
+    return _per_layer([value(n) for n in stack.layer_names(path, x)[0]], x)
 
   return jax.tree_util.tree_map_with_path(of_array, params)
 
@@ -281,20 +281,6 @@ def _per_layer(values: Sequence[float], x: Any) -> Any:
   if len(set(values)) == 1:
     return values[0]
   return np.array(values, np.float32).reshape(-1, *[1] * (x.ndim - 1))
-
-
-def _unrolled(name: str, x: Any) -> list[str]:
-  """Returns what an array's path is in the unrolled model, by layer."""
-  top, _, rest = name.partition('/')
-  layers = range(x.shape[0]) if top == 'blocks' else stack.layer_range(top)
-  if layers is None:
-    return [name]
-  return [f'blocks_{layer}/{rest}' for layer in layers]
-
-
-def path_name(path: tuple[Any, ...]) -> str:
-  """Returns a tree path as `blocks_0/mlp/up/kernel`."""
-  return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
 @dataclasses.dataclass(frozen=True)
