@@ -82,7 +82,9 @@ def unrolled(params):
   if 'blocks' in params:
     params = vit.unstack_layers(params)
   leaves = jax.tree_util.tree_leaves_with_path(params)
-  names = [rules_lib.path_name(path) for path, _ in leaves]
+  names = [
+    jax.tree_util.keystr(path, simple=True, separator='/') for path, _ in leaves
+  ]
   return {
     tuple(name.split('/')): x
     for name, (_, x) in zip(names, leaves, strict=True)
