@@ -22,6 +22,7 @@ from vit_jax import data
 from vit_jax import experiment as experiment_lib
 from vit_jax import feed
 from vit_jax import models
+from vit_jax import monitor
 from vit_jax import optim
 from vit_jax import train
 
@@ -371,7 +372,7 @@ def test_signals_save_within_a_step(tmp_path, monkeypatch, number, when):
     monkeypatch.undo()
     os.kill(os.getpid(), number)
 
-  def follow(self, step, metrics, index, follow=train.Monitor.follow):
+  def follow(self, step, metrics, index, follow=monitor.Monitor.follow):
     follow(self, step, metrics, index)
     if step == 5:
       send()
@@ -381,7 +382,7 @@ def test_signals_save_within_a_step(tmp_path, monkeypatch, number, when):
     send()
 
   target = {
-    'step': (train.Monitor, 'follow', follow),
+    'step': (monitor.Monitor, 'follow', follow),
     'evaluation': (feed.Feed, 'close', close),
   }[when]
   monkeypatch.setattr(*target)

@@ -5,7 +5,6 @@ when k updates are done. The evaluations of a step come before its checkpoint,
 which holds their results: one without results still has to be evaluated.
 """
 
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
@@ -13,14 +12,12 @@ import functools
 import json
 import math
 import pathlib
-import signal
 import sys
 import time
 from typing import Any
 
 from absl import logging
 import jax
-from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
@@ -30,52 +27,12 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import distributed
 from vit_jax import experiment as experiment_lib
-from vit_jax import feed
-from vit_jax import hardware
+from vit_jax import monitor as monitor_lib
 from vit_jax import reporting
-from vit_jax import sharding
 from vit_jax import timekeeping
-from vit_jax import train_step as train_step_lib
 from vit_jax import workdir as workdir_lib
 
 Scalars = dict[str, float]
-
-
-class Stop:
-  """Notes SIGTERM and SIGINT, so that the loop can save before it ends.
-
-  They come to each process at a time of its own, but all must stop at the same
-  step: so they tell each other (`Monitor`, `evaluate`), and stop once all have
-  heard of it.
-
-  Attributes:
-    own: Number of the signal that came to this process, or 0.
-    heard: The largest number that any process told.
-  """
-
-  def __init__(self) -> None:
-    self.own = 0
-    self.heard = 0
-
-  @property
-  def signal(self) -> int:
-    """The signal at which to stop, the same in all processes, or 0."""
-    return self.heard if jax.process_count() > 1 else self.own
-
-  def __enter__(self) -> 'Stop':
-    self._previous = {
-      number: signal.signal(number, self._note)
-      for number in (signal.SIGTERM, signal.SIGINT)
-    }
-    return self
-
-  def __exit__(self, *_: object) -> None:
-    for number, handler in self._previous.items():
-      signal.signal(number, handler)
-
-  def _note(self, number: int, _: object) -> None:
-    self.own = number
-    signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
 
 
 def run(
@@ -98,7 +55,7 @@ def run(
   path = pathlib.Path(workdir).absolute()
   if distributed.first() and not dry_run:
     print(f'work directory: {path}', file=sys.stderr)
-  with Stop() as stop:
+  with monitor_lib.Stop() as stop:
     with _explained():
       same = distributed.from_first(lambda: config_lib.to_dict(config))
       distributed.on_all(lambda: _check(config, same))
@@ -156,7 +113,7 @@ def _owning(path: pathlib.Path) -> Iterator[None]:
 
 
 def _run_in(
-  path: pathlib.Path, config: ml_collections.ConfigDict, stop: Stop
+  path: pathlib.Path, config: ml_collections.ConfigDict, stop: monitor_lib.Stop
 ) -> int:
   """Trains in a directory that is ours; returns the exit status."""
   stored, done = distributed.from_first(lambda: _look(path, config))
@@ -231,7 +188,9 @@ def _show(results: Mapping[str, float | None]) -> str:
 
 
 def train(
-  experiment: experiment_lib.Experiment, workdir: pathlib.Path, stop: Stop
+  experiment: experiment_lib.Experiment,
+  workdir: pathlib.Path,
+  stop: monitor_lib.Stop,
 ) -> Scalars | None:
   """Runs the loop; returns the last evaluations, or None where it was stopped.
 
@@ -270,17 +229,18 @@ def train(
       )
     )
     batches = stack.enter_context(e.train_batches(step))
-    hear = functools.partial(_hear, stop, batches)
-    monitor = Monitor(e, reporter, clock, hear)
+    hear = functools.partial(monitor_lib.hear, stop, batches)
+    monitor = monitor_lib.Monitor(e, reporter, clock, hear)
 
     def save() -> None:
       """Saves the state, and reports where the time went."""
       with clock.saving():
         is_new = checkpoints.save(step, state, results)
       if is_new:
-        reporter.write(step, e.epoch(step), _of_training(clock.saved()))
+        reporter.write(
+          step, e.epoch(step), monitor_lib.of_training(clock.saved())
+        )
 
-    watch.alive()
     clock.resume(reporter.before('train/useful_seconds') or 0.0)
     try:
       while True:
@@ -308,41 +268,20 @@ def train(
           monitor.join()  # only from then on the device waits, too
         with clock.waiting():
           batch = next(batches)
-        told = _tell(stop, batches, e.program.mesh)
+        told = monitor_lib.tell(stop, batches, e.program.mesh)
         state, metrics = e.program.train_step(
           state, batch, np.int32(step), told
         )
         step, results = step + 1, None
         monitor.follow(step, metrics, batch['index'])
-    except (NonFiniteError, BrokenBatchError) as error:
+    except (monitor_lib.NonFiniteError, monitor_lib.BrokenBatchError) as error:
       problem = str(error)
       try:
         checkpoints.save(int(state.step), state)  # the last good one
         checkpoints.wait()
-      except config_lib.UserError as e:
-        problem += f' And then: {e}'
+      except config_lib.UserError as another:
+        problem += f' And then: {another}'
       raise config_lib.UserError(problem) from None
-
-
-def _tell(stop: Stop, batches: feed.Feed, mesh: jax.sharding.Mesh) -> jax.Array:
-  """Returns what this process has to tell the others, int32 [devices]."""
-  signal = stop.own if batches.error is None else train_step_lib.BROKEN
-  return sharding.on_each_device(signal, mesh)
-
-
-def _hear(stop: Stop, batches: feed.Feed, heard: jax.Array) -> None:
-  """Notes the largest signal that any process told.
-
-  Raises:
-    BrokenBatchError: A process could not make its part of a batch.
-  """
-  signal = int(heard)
-  if signal >= train_step_lib.BROKEN:
-    raise BrokenBatchError(
-      batches.error
-      or 'another process could not make its part of a batch: it says why'
-    )
-  stop.heard = max(stop.heard, signal)
 
 
 def evaluate(
@@ -350,7 +289,7 @@ def evaluate(
   state: experiment_lib.TrainState,
   step: int,
   reporter: reporting.Reporter,
-  stop: Stop,
+  stop: monitor_lib.Stop,
   watch: distributed.Watch,
 ) -> Scalars | None:
   """Runs the evaluations that are due; reports and returns their results.
@@ -386,7 +325,7 @@ def _evaluate_split(
   experiment: experiment_lib.Experiment,
   name: str,
   state: experiment_lib.TrainState,
-  stop: Stop,
+  stop: monitor_lib.Stop,
   watch: distributed.Watch,
 ) -> Any:
   """Returns the metrics of a split; None where it was stopped midway."""
@@ -394,132 +333,11 @@ def _evaluate_split(
   total, signal = program.no_metrics(), jnp.int32(0)
   with experiment.eval_batches(name) as batches:
     for batch in batches:
-      _hear(stop, batches, signal)  # at the batch before
+      monitor_lib.hear(stop, batches, signal)  # at the batch before
       if stop.signal:
         return None
-      told = _tell(stop, batches, program.mesh)
+      told = monitor_lib.tell(stop, batches, program.mesh)
       total, signal = program.eval_step(state.eval_params, batch, total, told)
       watch.alive()
-    _hear(stop, batches, signal)
+    monitor_lib.hear(stop, batches, signal)
   return total
-
-
-class BrokenBatchError(Exception):
-  """A process could not make its part of a batch."""
-
-
-def _of_training(scalars: Scalars) -> Scalars:
-  return {f'train/{name}': x for name, x in scalars.items()}
-
-
-class NonFiniteError(Exception):
-  """The loss or the gradient of a step was not finite."""
-
-
-class Monitor:
-  """Reads each step's metrics once the next step is under way.
-
-  So the device never waits for the host. Until then the metrics stay on the
-  device.
-  """
-
-  def __init__(
-    self,
-    experiment: experiment_lib.Experiment,
-    reporter: reporting.Reporter,
-    clock: timekeeping.Timekeeper,
-    hear: Callable[[jax.Array], None],
-  ):
-    """Begins with the next step.
-
-    Args:
-      experiment: What runs.
-      reporter: Of its metrics.
-      clock: Is told when a step ends.
-      hear: Called with the signal of each step.
-    """
-    self._experiment = experiment
-    self._reporter = reporter
-    self._clock = clock
-    self._hear = hear
-    self._last: tuple[int, dict[str, jax.Array], jax.Array] | None = None
-    devices = list(experiment.program.mesh.devices.flat)
-    peak = hardware.peak_flops(devices[0])
-    self._peak_flops = peak and peak * len(devices)
-
-  def follow(
-    self, step: int, metrics: dict[str, jax.Array], index: jax.Array
-  ) -> None:
-    """Looks at the step before, and keeps this one for later.
-
-    Args:
-      step: Completed updates, with the one that was just started.
-      metrics: Of that update.
-      index: int32 [B], ids of its examples.
-
-    Raises:
-      NonFiniteError: The step before was not finite.
-      BrokenBatchError: It had no batch.
-    """
-    self.settle()
-    self._last = (step, metrics, index)
-
-  def join(self) -> None:
-    """Waits for the end of the last step, but does not look at it.
-
-    All processes have to look at the same step at the same time.
-    """
-    if self._last is not None:
-      jax.block_until_ready(self._last[1])
-
-  def settle(self) -> None:
-    """Waits for the last step, and reports it where that is due.
-
-    Raises:
-      NonFiniteError: It was not finite, and such steps are not skipped.
-      BrokenBatchError: It had no batch.
-    """
-    if self._last is None:
-      return
-    (step, metrics, index), self._last = self._last, None
-    self._hear(metrics.pop('signal'))
-    ok, due = bool(metrics['ok']), self._experiment.log_due(step)
-    self._clock.step()
-    if ok and not due:
-      return
-    scalars = {name: float(x) for name, x in metrics.items() if name != 'ok'}
-    if not ok:
-      self._not_finite(step, scalars, index)
-    if due:
-      self._report(step, scalars)
-
-  def _not_finite(self, step: int, scalars: Scalars, index: jax.Array) -> None:
-    examples = multihost_utils.process_allgather(index, tiled=True)
-    message = (
-      f'step {step} was not finite: loss {scalars["loss"]}, norm of the'
-      f' gradient {scalars["grad_norm"]}, of the parameters after it'
-      f' {scalars["param_norm"]},'
-      f' examples {examples.tolist()}'
-    )
-    if self._experiment.config.train.skip_nonfinite:
-      logging.warning('%s; it is skipped', message)
-      return
-    raise NonFiniteError(
-      f'{message}. The state before it is in checkpoints/{step - 1}, and'
-      f' --replay={step} says which layer it was. Lower'
-      ' config.optim.learning_rate or set config.optim.clip_norm in a new'
-      ' work directory, or go on here without such steps:'
-      ' --config.train.skip_nonfinite'
-    )
-
-  def _report(self, step: int, scalars: Scalars) -> None:
-    e, rates = self._experiment, self._clock.read()
-    if rates and self._peak_flops:
-      steps_per_second = rates['images_per_second'] / e.config.train.batch_size
-      rates['mfu'] = steps_per_second * e.program.flops.step / self._peak_flops
-    metrics = _of_training(scalars | rates)
-    self._reporter.write(step, e.epoch(step), metrics)
-    shown = {'loss': scalars['loss']}
-    if rates:
-      shown['images/s'] = rates['images_per_second']
-    self._reporter.progress(step, shown)

@@ -19,6 +19,7 @@ from vit_jax import checkpoint
 from vit_jax import data
 from vit_jax import experiment as experiment_lib
 from vit_jax import models
+from vit_jax import monitor as monitor_lib
 from vit_jax import train as train_lib
 from vit_jax.benchmark import baseline
 from vit_jax.benchmark import timing
@@ -242,7 +243,7 @@ class Bench:
       jax.block_until_ready(metrics)
 
     def loop() -> None:
-      with tempfile.TemporaryDirectory() as workdir, train_lib.Stop() as stop:
+      with tempfile.TemporaryDirectory() as workdir, monitor_lib.Stop() as stop:
         short = dataclasses.replace(
           e, total_steps=self.blocks + 3, eval_every={}
         )

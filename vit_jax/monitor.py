@@ -1,0 +1,203 @@
+"""What the loop looks at while the devices work: metrics, signals, errors.
+
+With several processes all must do the same at the same step. What comes to one
+of them at a time of its own, a signal or a damaged image, it tells the others
+by the step that they compute together, and acts on it when all have heard.
+"""
+
+from collections.abc import Callable
+import signal
+
+from absl import logging
+import jax
+from jax.experimental import multihost_utils
+
+from vit_jax import experiment as experiment_lib
+from vit_jax import feed
+from vit_jax import hardware
+from vit_jax import reporting
+from vit_jax import sharding
+from vit_jax import timekeeping
+from vit_jax import train_step as train_step_lib
+
+Scalars = dict[str, float]
+
+
+class BrokenBatchError(Exception):
+  """A process could not make its part of a batch."""
+
+
+class Stop:
+  """Notes SIGTERM and SIGINT, so that the loop can save before it ends.
+
+  They come to each process at a time of its own, but all must stop at the same
+  step: so they tell each other (`Monitor`, `evaluate`), and stop once all have
+  heard of it.
+
+  Attributes:
+    own: Number of the signal that came to this process, or 0.
+    heard: The largest number that any process told.
+  """
+
+  def __init__(self) -> None:
+    self.own = 0
+    self.heard = 0
+
+  @property
+  def signal(self) -> int:
+    """The signal at which to stop, the same in all processes, or 0."""
+    return self.heard if jax.process_count() > 1 else self.own
+
+  def __enter__(self) -> 'Stop':
+    self._previous = {
+      number: signal.signal(number, self._note)
+      for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    for number, handler in self._previous.items():
+      signal.signal(number, handler)
+
+  def _note(self, number: int, _: object) -> None:
+    self.own = number
+    signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
+
+
+def tell(stop: Stop, batches: feed.Feed, mesh: jax.sharding.Mesh) -> jax.Array:
+  """Returns what this process has to tell the others, int32 [devices]."""
+  signal = stop.own if batches.error is None else train_step_lib.BROKEN
+  return sharding.on_each_device(signal, mesh)
+
+
+def hear(stop: Stop, batches: feed.Feed, heard: jax.Array) -> None:
+  """Notes the largest signal that any process told.
+
+  Raises:
+    BrokenBatchError: A process could not make its part of a batch.
+  """
+  signal = int(heard)
+  if signal >= train_step_lib.BROKEN:
+    raise BrokenBatchError(
+      batches.error
+      or 'another process could not make its part of a batch: it says why'
+    )
+  stop.heard = max(stop.heard, signal)
+
+
+class NonFiniteError(Exception):
+  """The loss or the gradient of a step was not finite."""
+
+
+class Monitor:
+  """Reads each step's metrics once the next step is under way.
+
+  So the device never waits for the host. Until then the metrics stay on the
+  device.
+  """
+
+  def __init__(
+    self,
+    experiment: experiment_lib.Experiment,
+    reporter: reporting.Reporter,
+    clock: timekeeping.Timekeeper,
+    hear: Callable[[jax.Array], None],
+  ):
+    """Begins with the next step.
+
+    Args:
+      experiment: What runs.
+      reporter: Of its metrics.
+      clock: Is told when a step ends.
+      hear: Called with the signal of each step.
+    """
+    self._experiment = experiment
+    self._reporter = reporter
+    self._clock = clock
+    self._hear = hear
+    self._last: tuple[int, dict[str, jax.Array], jax.Array] | None = None
+    devices = list(experiment.program.mesh.devices.flat)
+    peak = hardware.peak_flops(devices[0])
+    self._peak_flops = peak and peak * len(devices)
+
+  def follow(
+    self, step: int, metrics: dict[str, jax.Array], index: jax.Array
+  ) -> None:
+    """Looks at the step before, and keeps this one for later.
+
+    Args:
+      step: Completed updates, with the one that was just started.
+      metrics: Of that update.
+      index: int32 [B], ids of its examples.
+
+    Raises:
+      NonFiniteError: The step before was not finite.
+      BrokenBatchError: It had no batch.
+    """
+    self.settle()
+    self._last = (step, metrics, index)
+
+  def join(self) -> None:
+    """Waits for the end of the last step, but does not look at it.
+
+    All processes have to look at the same step at the same time.
+    """
+    if self._last is not None:
+      jax.block_until_ready(self._last[1])
+
+  def settle(self) -> None:
+    """Waits for the last step, and reports it where that is due.
+
+    Raises:
+      NonFiniteError: It was not finite, and such steps are not skipped.
+      BrokenBatchError: It had no batch.
+    """
+    if self._last is None:
+      return
+    (step, metrics, index), self._last = self._last, None
+    self._hear(metrics.pop('signal'))
+    ok, due = bool(metrics['ok']), self._experiment.log_due(step)
+    self._clock.step()
+    if ok and not due:
+      return
+    scalars = {name: float(x) for name, x in metrics.items() if name != 'ok'}
+    if not ok:
+      self._not_finite(step, scalars, index)
+    if due:
+      self._report(step, scalars)
+
+  def _not_finite(self, step: int, scalars: Scalars, index: jax.Array) -> None:
+    examples = multihost_utils.process_allgather(index, tiled=True)
+    message = (
+      f'step {step} was not finite: loss {scalars["loss"]}, norm of the'
+      f' gradient {scalars["grad_norm"]}, of the parameters after it'
+      f' {scalars["param_norm"]},'
+      f' examples {examples.tolist()}'
+    )
+    if self._experiment.config.train.skip_nonfinite:
+      logging.warning('%s; it is skipped', message)
+      return
+    raise NonFiniteError(
+      f'{message}. The state before it is in checkpoints/{step - 1}, and'
+      f' --replay={step} says which layer it was. Lower'
+      ' config.optim.learning_rate or set config.optim.clip_norm in a new'
+      ' work directory, or go on here without such steps:'
+      ' --config.train.skip_nonfinite'
+    )
+
+  def _report(self, step: int, scalars: Scalars) -> None:
+    e, rates = self._experiment, self._clock.read()
+    if rates and self._peak_flops:
+      steps_per_second = rates['images_per_second'] / e.config.train.batch_size
+      rates['mfu'] = steps_per_second * e.program.flops.step / self._peak_flops
+    metrics = of_training(scalars | rates)
+    self._reporter.write(step, e.epoch(step), metrics)
+    shown = {'loss': scalars['loss']}
+    if rates:
+      shown['images/s'] = rates['images_per_second']
+    self._reporter.progress(step, shown)
+
+
+def of_training(scalars: Scalars) -> Scalars:
+  """Returns scalars by the names that training reports them under."""
+  return {f'train/{name}': x for name, x in scalars.items()}
