@@ -187,6 +187,13 @@ train() {
     cd vit_jax && exec ../venv/bin/python -m vit_jax.main$flags"
 }
 
+# Lists the code: all that git knows, or without git what is needed.
+files() {
+  cd "$root"
+  git ls-files -z --cached --others --exclude-standard 2>/dev/null ||
+    find setup.py README.md vit_jax configs -type f ! -name '*.pyc' -print0
+}
+
 # Prints `yes` if the run is done.
 is_done() {
   on_workers 0 "[ -e $(printf %q "$workdir/DONE") ] && echo yes" | tail -n 1
@@ -201,8 +208,7 @@ main() {
   scratch=$(mktemp -d)
   trap 'rm -rf "$scratch"' EXIT
   # Once, so that a run is resumed with the code that it began with.
-  git -C "$root" ls-files -z --cached --others --exclude-standard |
-    tar -C "$root" --null --files-from=- -czf "$scratch/vit_jax.tgz"
+  files | tar -C "$root" --null --files-from=- -czf "$scratch/vit_jax.tgz"
   while true; do
     get_slice
     if install && train; then

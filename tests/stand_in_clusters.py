@@ -117,6 +117,8 @@ class Cluster:
     self.workdir.mkdir()
     (self.workdir / 'script').write_text(acts)
     (folder / 'vit_jax').mkdir()
+    # Or else the one that is installed comes first.
+    (folder / 'vit_jax' / '__init__.py').touch()
     (folder / 'vit_jax' / 'main.py').write_text(_TRAIN)
     for name, text in {
       'sbatch': _SBATCH,

@@ -19,6 +19,9 @@ from vit_jax import config as config_lib
 
 OR_FLAGS = '; or pass --coordinator, --process_id and --num_processes'
 
+# `--help` of a command shows the flags that are defined here as its own.
+flags.disclaim_key_flags()
+
 
 class Cluster(NamedTuple):
   """How the processes of a run find each other.

@@ -37,6 +37,7 @@ from typing import NoReturn
 from typing import TypeVar
 
 from absl import flags
+from absl import logging
 
 from vit_jax import clusters
 from vit_jax import config as config_lib
@@ -111,6 +112,7 @@ def initialize(
     f' {meeting_s} s ({cluster.name}): start all of them at the same time, and'
     ' see that process 0 can be reached there'
   )
+  logging.info('meeting the other processes at %s', where)
   _explain_aborts()
   # It would take SIGTERM for itself, also where our own handler is not set yet.
   jax.config.update('jax_enable_preemption_service', False)

@@ -204,6 +204,11 @@ def describe(experiment: Experiment) -> None:
     sharding.show_shape(program.mesh.shape),
     sharding.bytes_per_device(state) / 2**20,
   )
+  if program.mesh.size < jax.device_count():
+    logging.warning(
+      'warning: %d of %d devices are idle: config.mesh.data=-1 uses all',
+      *(jax.device_count() - program.mesh.size, jax.device_count()),
+    )
   logging.info(
     '%d steps of %d images: %.1f epochs',
     e.total_steps,

@@ -25,6 +25,10 @@ from vit_jax.optim import rules as rules_lib
 TrainState = train_step_lib.TrainState
 # For what runs once: LLVM takes half the time, and the result as long to run.
 _QUICK = {'xla_backend_optimization_level': 1}
+# On CPUs each device would run independent collectives at the same time, in any
+# order, on threads that all devices share: where those are too few, they wait
+# for each other for ever.
+_IN_ORDER = {'xla_cpu_enable_concurrency_optimized_scheduler': False}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -213,6 +217,8 @@ def make(
     signal = jnp.int32(0) if signals is None else signals.max()
     return total.merge(compute(params, batch)), signal
 
+  is_cpu = mesh.devices.flat[0].platform == 'cpu'
+  options = _IN_ORDER if is_cpu and mesh.size > 1 else {}
   replicated = sharding.replicated(mesh)
   in_place = sharding.follow(mesh, placed, jax.eval_shape(init_state, None))
   return Program(
@@ -226,11 +232,16 @@ def make(
     initialise=jax.jit(
       init_state,
       out_shardings=in_place,
-      compiler_options=_QUICK if jax.default_backend() == 'cpu' else None,
+      compiler_options=options | (_QUICK if is_cpu else {}),
     ),
     train_step=jax.jit(
-      train_step, donate_argnums=0, out_shardings=(in_place, replicated)
+      train_step,
+      donate_argnums=0,
+      out_shardings=(in_place, replicated),
+      compiler_options=options,
     ),
     no_metrics=jax.jit(objective.no_metrics, out_shardings=replicated),
-    eval_step=jax.jit(eval_step, out_shardings=replicated),
+    eval_step=jax.jit(
+      eval_step, out_shardings=replicated, compiler_options=options
+    ),
   )

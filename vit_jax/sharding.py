@@ -354,8 +354,10 @@ def place(
     is_stacked = layers != [name]
     layer_shape = shape[1:] if is_stacked else shape
     is_small = math.prod(layer_shape) < config.min_size
-    spec = _only_split(() if is_small and where == _DEFAULT else spec, sizes)
+    if is_small and where == _DEFAULT:
+      spec = ()
     _check_fits(layers[0], layer_shape, spec, sizes, where)
+    spec = _only_split(spec, sizes)
     if spec and is_stacked:
       spec = (None, *spec)
     ways = math.prod(_ways(entry, sizes) for entry in spec)
