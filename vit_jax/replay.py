@@ -264,6 +264,20 @@ def _recorded(path: pathlib.Path, step: int) -> Scalars:
   }
 
 
+def _likeness(report: dict[str, Any]) -> str:
+  """Says how like the recorded metrics those of the repetition are."""
+  if report['same']:
+    return 'the same'
+  then = report['recorded']
+  pairs = [(report['metrics'][name], x) for name, x in then.items()]
+  if any(x is None for pair in pairs for x in pair):
+    return f'other: {then}'
+  worst = max(abs(a - b) / max(abs(b), 1e-9) for a, b in pairs)
+  if worst > 1e-3:
+    return f'other: {then}'
+  return f'the same to {worst:.0e}: another mesh or machine rounds otherwise'
+
+
 def _compare(metrics: Scalars, recorded: Scalars) -> dict[str, Any]:
   """Returns the metrics as they are now and were then; None is not finite."""
   metrics = {name: x for name, x in metrics.items() if name != 'ok'}
@@ -336,8 +350,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
   )
   yield f'step {report["step"]} again: {metrics}'
   if report['same'] is not None:
-    same = 'the same' if report['same'] else f'other: {report["recorded"]}'
-    yield f'what the run reported of it is {same}'
+    yield f'what the run reported of it is {_likeness(report)}'
   if names := report['bad_parameters']:
     yield f'not finite before the step: {config_lib.some(names)}'
   if report['first'] is not None:
