@@ -148,9 +148,6 @@ def start(
     'PYTHONPATH': str(_ROOT),
     'JAX_PLATFORMS': 'cpu',
     'JAX_NUM_CPU_DEVICES': '1',
-    # JAX 0.10 does not keep the order of the collectives of CPU programs that
-    # it reads from its cache: processes then mistake one for another.
-    'JAX_ENABLE_COMPILATION_CACHE': 'false',
     'XLA_FLAGS': '--xla_backend_optimization_level=0',  # compiles sooner
   }
   number = len(list(folder.glob(f'{name}-*-0.log')))
@@ -281,7 +278,7 @@ def soak(folder: pathlib.Path, training_flags: Sequence[str]) -> list[str]:
   with start(folder, 'alone', training_flags) as run:
     undisturbed(run)
   expected = outcome(folder / 'alone')
-  with start(folder, 'again', training_flags) as run:  # compiled already
+  with start(folder, 'again', training_flags) as run:
     undisturbed(run)
     life = run.age()
   problems = compare(expected, folder / 'again')

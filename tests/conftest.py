@@ -5,14 +5,19 @@ devices than there are is skipped.
 """
 
 import os
+import tempfile
 
 # Before jax starts: the tests run on the CPU, whatever else there is.
 os.environ['JAX_PLATFORMS'] = os.environ.get('VIT_JAX_TEST_PLATFORM', 'cpu')
-# Elsewhere products may be less exact.
-os.environ.setdefault('JAX_DEFAULT_MATMUL_PRECISION', 'highest')
+if os.environ['JAX_PLATFORMS'] != 'cpu':  # there products may be less exact
+  os.environ.setdefault('JAX_DEFAULT_MATMUL_PRECISION', 'highest')
 os.environ['JAX_NUM_CPU_DEVICES'] = '8'
 # Compiling takes most of the time, and most functions run once.
 os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0')
+
+# What commands keep does not outlive the tests, nor come from before them.
+_CACHE = tempfile.TemporaryDirectory(prefix='vit_jax_cache')
+os.environ['VIT_JAX_CACHE'] = _CACHE.name
 
 from absl import flags
 import pytest

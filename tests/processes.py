@@ -42,7 +42,7 @@ def start(command, count, folder, devices=1):
   Args:
     command: What comes after `python`.
     count: Number of processes.
-    folder: For their logs and their compile cache.
+    folder: For their logs.
     devices: Of each process.
   """
   folder.mkdir(parents=True, exist_ok=True)
@@ -51,7 +51,6 @@ def start(command, count, folder, devices=1):
     port = s.getsockname()[1]
   env = os.environ | {
     'JAX_NUM_CPU_DEVICES': str(devices),
-    'JAX_COMPILATION_CACHE_DIR': str(folder / 'compiled'),
     'PYTHONPATH': os.pathsep.join([str(tiny.ROOT), str(tiny.ROOT / 'tests')]),
   }
   group = Group([], [folder / f'{i}.log' for i in range(count)])

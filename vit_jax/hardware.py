@@ -1,6 +1,6 @@
 """What is known about the devices that models run on.
 
-All numbers are those that the makers publish. NVIDIA's are on the data sheets
+Numbers are those that the makers publish. NVIDIA's are on the data sheets
 of the A100 80 GB SXM, the H100 SXM and the H200 SXM, and of the DGX A100, H100
 and H200 systems: dense bfloat16 (half of what is stated with sparsity), memory,
 NVLink's total of both directions (600, 900 and 900 GB/s), 8 devices, and one
@@ -8,7 +8,8 @@ network port of 200, 400 and 400 Gb/s for each. Google's are on the pages on TPU
 v4, v5e, v5p and v6e of Google Cloud's documentation: peak, memory, the links'
 total of both directions per chip (400, 1,200 and 800 GB/s; of the v4, what all
 chips of a pod reduce, 1.1 PB/s), chips of a pod, and the data centre network
-(6.4 and 25.6 Tb/s for a pod of 256 v5e and v6e, 50 Gb/s for a v5p chip).
+(6.4 Tb/s for a pod of 256 v5e, 50 Gb/s for a v5p chip). That of the v6e, 25.6
+Tb/s for a pod, was not found there: it is a guess, 100 Gb/s for a chip.
 """
 
 import dataclasses

@@ -66,8 +66,8 @@ class Stop:
 
 def tell(stop: Stop, batches: feed.Feed, mesh: jax.sharding.Mesh) -> jax.Array:
   """Returns what this process has to tell the others, int32 [devices]."""
-  signal = stop.own if batches.error is None else train_step_lib.BROKEN
-  return sharding.on_each_device(signal, mesh)
+  number = stop.own if batches.error is None else train_step_lib.BROKEN
+  return sharding.on_each_device(number, mesh)
 
 
 def hear(stop: Stop, batches: feed.Feed, heard: jax.Array) -> None:
@@ -76,13 +76,13 @@ def hear(stop: Stop, batches: feed.Feed, heard: jax.Array) -> None:
   Raises:
     BrokenBatchError: A process could not make its part of a batch.
   """
-  signal = int(heard)
-  if signal >= train_step_lib.BROKEN:
+  number = int(heard)
+  if number >= train_step_lib.BROKEN:
     raise BrokenBatchError(
       batches.error
       or 'another process could not make its part of a batch: it says why'
     )
-  stop.heard = max(stop.heard, signal)
+  stop.heard = max(stop.heard, number)
 
 
 class NonFiniteError(Exception):
