@@ -15,15 +15,14 @@ os.environ['JAX_NUM_CPU_DEVICES'] = '8'
 # Compiling takes most of the time, and most functions run once.
 os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0')
 
-# What commands keep does not outlive the tests, nor come from before them.
-_CACHE = tempfile.TemporaryDirectory(prefix='vit_jax_cache')
-os.environ['VIT_JAX_CACHE'] = _CACHE.name
-
 from absl import flags
 import pytest
 import tiny
 
 flags.FLAGS.mark_as_parsed()  # Grain reads flags
+# What commands keep does not outlive the tests, nor come from before them.
+_CACHE = tempfile.TemporaryDirectory(prefix='vit_jax_cache')
+os.environ['VIT_JAX_CACHE'] = _CACHE.name
 
 
 @pytest.fixture(scope='session')
