@@ -48,8 +48,8 @@ def default() -> ml_collections.ConfigDict:
   config.seed = 0  # of parameters, data order, augmentation and dropout
   config.model = _model()
   config.data = _data()
-  config.objective = ml_collections.ConfigDict()
-  config.objective.name = 'classification'
+  config.augment = _augment()
+  config.objective = _objective()
   config.train = _train()
   config.optim = _optim()
   config.evals = ml_collections.ConfigDict()
@@ -102,6 +102,7 @@ def _model() -> ml_collections.ConfigDict:
   model.attention_dropout_rate = config_dict.placeholder(float)  # 0
   model.stochastic_depth = config_dict.placeholder(float)  # 0; linear in depth
   model.initializers = config_dict.placeholder(str)  # the paper's; lecun
+  model.head_bias = config_dict.placeholder(float)  # 0; its start
   model.resnet_stages = config_dict.placeholder(tuple)  # of hybrids
   model.resnet_width = config_dict.placeholder(int)
   model.tokens_mlp_dim = config_dict.placeholder(int)  # of Mixer
@@ -147,6 +148,42 @@ def _data() -> ml_collections.ConfigDict:
   return data
 
 
+def _augment() -> ml_collections.ConfigDict:
+  augment = ml_collections.ConfigDict()
+  # Of colours and shapes, after the crop, drawn for each image:
+  # 'randaugment(2,10)': layers and magnitude, as AugReg and big_vision;
+  # 'rand-m9-mstd0.5-inc1': as timm writes and does it; 'trivialaugment';
+  # 'autoaugment', that of CIFAR; '3augment', DeiT III's. '': none.
+  augment.policy = ''
+  # Strengths of brightness, contrast, saturation and hue (at most 0.5), each
+  # drawn for each image; (): none.
+  augment.jitter = ()
+  augment.erase = 0.0  # probability that a rectangle becomes noise
+  augment.erase_area = (0.02, 1 / 3)  # of the image
+  augment.erase_ratio = (0.3, 10 / 3)  # height / width
+  # Both mix an image and its label with its neighbour's in the batch; the share
+  # is drawn from Beta(alpha, alpha). 0: off.
+  augment.mixup = 0.0
+  augment.cutmix = 0.0
+  augment.mix_probability = 1.0  # that an image is mixed at all
+  augment.cutmix_share = 0.5  # of cutmix, where both are on
+  augment.repeats = 1  # times that a batch has each of its images
+  return augment
+
+
+def _objective() -> ml_collections.ConfigDict:
+  objective = ml_collections.ConfigDict()
+  objective.name = 'classification'  # or 'distillation', from a teacher
+  objective.loss = 'softmax'  # or 'sigmoid': each class by itself
+  objective.label_smoothing = 0.0
+  # Of distillation. The teacher is whatever `vit_jax.load` reads.
+  objective.teacher = ''
+  objective.distillation = 'hard'  # the teacher's class; 'soft': its logits
+  objective.teacher_weight = 0.5  # of the loss
+  objective.temperature = 3.0  # of both, where it is soft
+  return objective
+
+
 def _train() -> ml_collections.ConfigDict:
   train = ml_collections.ConfigDict()
   train.duration = '100 epochs'
@@ -156,6 +193,8 @@ def _train() -> ml_collections.ConfigDict:
   train.dtype = 'float32'  # of the computation, or 'bfloat16'
   train.rng = 'threefry'  # 'rbg': faster on TPU, but depends on the mesh
   train.ema_decay = 0.0  # of an average of the parameters; 0: none is kept
+  # After t steps the decay is at most (1 + t) / (10 + t).
+  train.ema_warmup = False
   train.skip_nonfinite = False  # drop a step that is not finite and go on
   # Seconds without a step after which a run that hangs is ended; 0: never.
   train.stall_timeout = 900
@@ -164,25 +203,34 @@ def _train() -> ml_collections.ConfigDict:
 
 def _optim() -> ml_collections.ConfigDict:
   optim = ml_collections.ConfigDict()
-  optim.name = 'adamw'  # or 'sgd'
+  # 'adamw', 'sgd', 'lamb', 'lion', 'adafactor', 'muon', or 'adam_big_vision':
+  # Adam with its weight decay multiplied by the schedule alone, which is 1 at
+  # its highest.
+  optim.name = 'adamw'
   optim.learning_rate = 1e-3
-  optim.schedule = (
-    'cosine'  # 'linear', both to final_factor; 'step'; 'constant'
-  )
+  # 'cosine' and 'linear', both to final_factor; 'step'; 'constant'; 'wsd',
+  # constant until a linear cooldown; 'rsqrt', which falls as 1 / sqrt(t) until
+  # the cooldown.
+  optim.schedule = 'cosine'
   optim.warmup = '0 steps'  # linear, from 0
   optim.final_factor = 0.0  # of the learning rate, at the end
   optim.step_at = (0.6, 0.85)  # fractions of the duration
   optim.step_factor = 0.1  # at each of them
+  optim.cooldown = '0 steps'  # of 'wsd' and 'rsqrt': linear, at the end
+  optim.timescale = '10_000 steps'  # of 'rsqrt': how long it hardly falls
   optim.clip_norm = 0.0  # of the whole gradient; 0: no clipping
+  # Of each unit's gradient, as a multiple of its weights' norm; 0: no clipping.
+  optim.clip_adaptive = 0.0
   optim.weight_decay = 0.0  # multiplied by the learning rate, as optax does
   optim.decay_pattern = r'kernel$'  # parameters that decay: a regex on the path
   optim.b1 = 0.9
   optim.b2 = 0.999
   optim.eps = 1e-8
-  optim.momentum = 0.9  # of SGD
+  optim.momentum = 0.9  # of SGD, and of Muon
   # Of the first moment, or the momentum; or 'bfloat16', for half the memory.
   optim.momentum_dtype = 'float32'
-  optim.nesterov = False
+  optim.nesterov = False  # of SGD
+  optim.sam = _sam()
   # Patterns are searched for in the paths of parameters, `blocks_3/norm1/scale`
   # (also where the layers are scanned).
   optim.trainable = ''  # what trains: all, '^head/', 'norm', ...
@@ -192,6 +240,20 @@ def _optim() -> ml_collections.ConfigDict:
   # one), the first match wins: (('^head/', 10.0, 0.0),)
   optim.rules = ()
   return optim
+
+
+def _sam() -> ml_collections.ConfigDict:
+  sam = ml_collections.ConfigDict()
+  sam.rho = 0.0  # length of the perturbation; 0: it is off
+  # Length where the learning rate is 0; between, it follows the rate (GSAM).
+  # None: always rho.
+  sam.rho_min = config_dict.placeholder(float)
+  sam.alpha = (
+    0.0  # of GSAM: how much of the part across the ascent is taken off
+  )
+  # Equal parts of the global batch, each with a perturbation of its own.
+  sam.groups = 1
+  return sam
 
 
 def _checkpoint() -> ml_collections.ConfigDict:
@@ -411,6 +473,7 @@ def check(config: ml_collections.ConfigDict) -> None:
     if key not in known:
       raise unknown_key(default(), key)
   lengths = ['train.duration', 'train.log_every', 'optim.warmup']
+  lengths += ['optim.cooldown', 'optim.timescale']
   lengths += ['checkpoint.every', 'checkpoint.keep_every']
   lengths += [f'evals.{name}.every' for name in config.evals]
   values = dict(flatten(config))
@@ -420,13 +483,13 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def _check_length(key: str, text: str) -> None:
-  if not text and key not in ('train.duration', 'train.log_every'):
+  if not text and key.startswith(('evals.', 'checkpoint.')):
     return
   try:
     amount, _ = parse_duration(text)
   except UserError as e:
     raise UserError(f'config.{key}: {e}') from None
-  if not amount and key != 'optim.warmup':
+  if not amount and key not in ('optim.warmup', 'optim.cooldown'):
     raise UserError(f'config.{key} is {text!r}: it must be more than 0')
 
 
