@@ -41,11 +41,14 @@ setuptools.setup(
     'cuda': ['jax[cuda12]'],
     'tpu': ['jax[tpu]'],
     'slurm': ['submitit>=1.5'],
+    # Pictures of curves and sweeps.
+    'explore': ['matplotlib>=3.10'],
     # TensorFlow, only to write TFDS datasets once.
     'prepare': ['tensorflow-cpu'],
     # For the tests that compare with transformers alone.
     'compat': ['torch==2.13.0', 'transformers>=5.23'],
     'test': [
+      'matplotlib>=3.10',
       'mypy',
       'pillow',
       'pyarrow',

@@ -4,6 +4,7 @@ import os
 import pathlib
 import random
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -201,6 +202,11 @@ MISTAKES = {
     'config.optim.warmup=',
     '60',
   ),
+  'reproduce': (
+    ['--reproduce=runs/x'],
+    '--reproduce trains with the config of the run: leave --config out',
+    '',
+  ),
   'argument': (
     ['configs/x.py'],
     'unexpected argument',
@@ -238,6 +244,18 @@ def test_devices_must_divide_the_batch(tmp_path):
     env=ENV | {'JAX_NUM_CPU_DEVICES': '8'},
   )
   assert status == 1 and 'does not divide over 8 devices' in err
+
+
+def test_reproduce(digits_run, tmp_path):
+  """The same command, once the new run is done, compares it again."""
+  new = shutil.copytree(digits_run, tmp_path / 'new')
+  status, out, err = run(f'--reproduce={digits_run}', f'--workdir={new}')
+  assert status == 0 and out == '', err
+  said = err.splitlines()
+  assert said[0].startswith(f'reproducing {digits_run}, begun ')
+  assert said[-1].startswith('equal to the bit: all '), err
+  status, _, err = run(f'--reproduce={tmp_path}', '--replay=1')
+  assert status == 1 and 'leave --replay out' in err
 
 
 def test_an_unwritable_work_directory(tmp_path):

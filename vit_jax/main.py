@@ -8,6 +8,11 @@ Everything is in the config; any key of it can be set on the command line:
 
 The same command on the same work directory resumes an interrupted run.
 
+  python -m vit_jax.main --reproduce=runs/digits
+
+trains once more with the config of a run: it says first what has changed since
+(versions, code, devices, data), and at last whether the results are the same.
+
 Started once on each host of a SLURM step, an Open MPI job, a TPU pod or an
 indexed job of Kubernetes, it is one run on all of their devices. Elsewhere say
 which processes belong together:
@@ -41,6 +46,12 @@ _REPLAY = flags.DEFINE_integer(
   ' being finite. Changes nothing of the run.',
   lower_bound=1,
 )
+_REPRODUCE = flags.DEFINE_string(
+  'reproduce',
+  None,
+  'Train once more, in --workdir, with the config of the run in this work'
+  ' directory, and compare. Without --config.',
+)
 clusters.define_flags()
 
 
@@ -52,12 +63,7 @@ def main(argv: list[str]) -> int:
   if len(argv) > 1:
     hint = f': did you mean --config={argv[1]}?' if '.py' in argv[1] else ''
     raise config_lib.UserError(f'unexpected argument {argv[1]!r}{hint}')
-  if path is None:
-    raise config_lib.UserError(
-      '--config is missing: name a config file, as in'
-      ' --config=configs/digits.py'
-    )
-  name = os.path.splitext(os.path.basename(path.split(':', 1)[0]))[0]
+  name = _name(path)
   if processes := distributed.initialize():
     logging.info('%s', processes)
     if not distributed.first():  # one log is enough
@@ -75,9 +81,42 @@ def main(argv: list[str]) -> int:
   workdir = _WORKDIR.value or distributed.from_first(
     lambda: f'runs/{name}-{time.strftime("%Y%m%d-%H%M%S")}'
   )
+  if _REPRODUCE.value is not None:
+    from vit_jax import reproduce  # after the flags, since it imports jax
+
+    return reproduce.run(
+      _REPRODUCE.value, os.path.abspath(workdir), _DRY_RUN.value
+    )
   from vit_jax import train  # after the flags, since it imports jax
 
   return train.run(_CONFIG.value, os.path.abspath(workdir), _DRY_RUN.value)
+
+
+def _name(path: str | None) -> str:
+  """Returns what a new work directory is named after.
+
+  Args:
+    path: Of the config file.
+
+  Raises:
+    UserError: It is not clear what to train.
+  """
+  from vit_jax import config as config_lib  # quick: no jax
+
+  original = _REPRODUCE.value
+  if original is None:
+    if path is None:
+      raise config_lib.UserError(
+        '--config is missing: name a config file, as in'
+        ' --config=configs/digits.py'
+      )
+    return os.path.splitext(os.path.basename(path.split(':', 1)[0]))[0]
+  if path is not None or _REPLAY.value is not None:
+    other = '--replay' if path is None else '--config'
+    raise config_lib.UserError(
+      f'--reproduce trains with the config of the run: leave {other} out'
+    )
+  return f'{os.path.basename(os.path.abspath(original))}-reproduced'
 
 
 if __name__ == '__main__':

@@ -252,10 +252,9 @@ def _recorded(path: pathlib.Path, step: int) -> Scalars:
   found: Scalars = {}
   with contextlib.suppress(FileNotFoundError), path.open() as lines:
     for line in lines:
-      with contextlib.suppress(ValueError):  # half-written
-        values = json.loads(line)
-        if values.get('step') == step:
-          found |= values
+      values = workdir_lib.parse_metrics(line)
+      if values is not None and values['step'] == step:
+        found |= values
   found = {k: math.nan if x is None else x for k, x in found.items()}
   return {
     name.removeprefix('train/'): x

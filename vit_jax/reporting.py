@@ -21,7 +21,6 @@ import struct
 import sys
 import time
 from types import TracebackType
-from typing import Any
 from typing import IO
 from typing import TextIO
 
@@ -260,23 +259,12 @@ def cut_back(
     workdir_lib.replacing(path) as new,
   ):
     for line in old:
-      values = _parse(line)
+      values = workdir_lib.parse_metrics(line)
       if values is None or values['step'] > step:
         continue
       new.write(line)
       kept |= {name: (values['step'], x) for name, x in values.items()}
   return kept
-
-
-def _parse(line: str) -> dict[str, Any] | None:
-  if not line.endswith('\n'):  # the process was killed as it wrote
-    return None
-  try:
-    values = json.loads(line)
-  except ValueError:
-    return None
-  whole = isinstance(values, dict) and isinstance(values.get('step'), int)
-  return values if whole else None
 
 
 class _Events:

@@ -24,7 +24,6 @@ from typing import Any
 from typing import TextIO
 
 from absl import logging
-import jax
 import ml_collections
 
 from vit_jax import config as config_lib
@@ -160,6 +159,22 @@ def read_json(
     raise UserError(f'cannot read {path}: {e}; {advice}') from None
 
 
+def parse_metrics(line: str) -> dict[str, Any] | None:
+  """Returns a line of metrics.jsonl; None where it is not whole.
+
+  Args:
+    line: With its end: without, the process was killed as it wrote.
+  """
+  if not line.endswith('\n'):
+    return None
+  try:
+    values = json.loads(line)
+  except ValueError:
+    return None
+  whole = isinstance(values, dict) and isinstance(values.get('step'), int)
+  return values if whole else None
+
+
 def check_config(
   workdir: pathlib.Path, config: ml_collections.ConfigDict
 ) -> ml_collections.ConfigDict | None:
@@ -231,13 +246,16 @@ def run_info(argv: Sequence[str]) -> dict[str, Any]:
     argv: The command line.
 
   Returns:
-    command, started (with the time zone), host, python, packages (versions),
-    devices (platform, kind, count, processes), and, in a git checkout, git
-    (commit, dirty).
+    command, directory (where it was given), started (with the time zone), host,
+    python, packages (versions), devices (platform, kind, count, processes),
+    and, in a git checkout, git (commit, dirty).
   """
+  import jax  # here, since commands that only read a run do without it
+
   device = jax.devices()[0]
   info = {
     'command': shlex.join(argv),
+    'directory': os.getcwd(),
     'started': datetime.datetime.now().astimezone().isoformat('T', 'seconds'),
     'host': socket.gethostname(),
     'python': platform.python_version(),
