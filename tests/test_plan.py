@@ -8,6 +8,7 @@ import pytest
 import tiny
 
 from vit_jax import config as config_lib
+from vit_jax import optim
 from vit_jax import plan as plan_lib
 from vit_jax import program
 from vit_jax import sharding
@@ -33,7 +34,7 @@ def config_of(**overrides):
 
 def parameter_bytes(config):
   """Returns the bytes of the sharded parameters, and of all."""
-  placed = program.make(config, None, 10, 0).placed
+  placed = program.make(config, None, optim.Lengths(10)).placed
   sizes = [(p.spec, math.prod(p.shape)) for p in placed.values()]
   return (
     4 * sum(size for spec, size in sizes if spec),
@@ -112,7 +113,7 @@ def test_huge_state_is_split():
   config = config_lib.default()
   config.model.update(name='ViT-H/14', num_classes=1000, scan=True)
   config.mesh.update(data=1, fsdp=8)
-  state = program.make(config, None, 10, 0).abstract_state()
+  state = program.make(config, None, optim.Lengths(10)).abstract_state()
   whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
   assert whole > 7 * 2**30
   part = sharding.bytes_per_device(state)

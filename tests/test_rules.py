@@ -18,11 +18,9 @@ from vit_jax import config as config_lib
 from vit_jax import experiment as experiment_lib
 from vit_jax import flops
 from vit_jax import models
-from vit_jax import objectives
 from vit_jax import optim
 from vit_jax import train
 from vit_jax import train_step
-from vit_jax.data import device
 from vit_jax.models import stack
 from vit_jax.models import vit
 from vit_jax.optim import rules as rules_lib
@@ -95,12 +93,7 @@ def unrolled(params):
 def masked_step():
   """A step of the unrolled model with the whole gradient, masked."""
   e = build()
-  shape = e.source.image_shape
-  objective = objectives.create(
-    e.config,
-    device.train_transform(e.config, shape),
-    device.eval_transform(e.config, shape),
-  )
+  objective = e.program.objective
   _, key = train_step.seed_keys(e.config.seed)
   optimizer = optax.chain(
     optax.clip_by_global_norm(0.5), optax.sgd(0.1, momentum=0.9)
@@ -110,7 +103,8 @@ def masked_step():
   def step_fn(params, average, opt_state, mask, batch, step):
     rows = jnp.arange(len(batch['image']), dtype=jnp.int32)
     grad_fn = jax.grad(objective.loss, has_aux=True)
-    grads, _ = grad_fn(params, batch, jax.random.fold_in(key, step), rows)
+    step_key = jax.random.fold_in(key, step)
+    grads, _ = grad_fn(params, None, batch, step_key, rows)
     grads = jax.tree.map(jnp.multiply, grads, mask)
     updates, opt_state = optimizer.update(grads, opt_state)
     params = optax.apply_updates(params, updates)

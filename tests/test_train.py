@@ -169,19 +169,34 @@ def test_schedules(schedule, expected):
   config = tiny.config(
     optim__schedule=schedule, optim__final_factor=0.1, optim__learning_rate=1.0
   ).optim
-  fn = optim.make_schedule(config, total_steps=100, warmup_steps=10)
+  fn = optim.make_schedule(config, optim.Lengths(100, 10))
   found = [float(fn(step)) for step in (0, 5, 10, 60, 90, 100)]
   np.testing.assert_allclose(found, expected, atol=1e-3)
 
 
 def test_step_schedule_changes_at_the_step():
   config = tiny.config(optim__schedule='step', optim__learning_rate=1.0).optim
-  fn = optim.make_schedule(config, total_steps=100, warmup_steps=0)
+  fn = optim.make_schedule(config, optim.Lengths(100))
   found = [float(fn(step)) for step in (0, 59, 60, 84, 85)]
   np.testing.assert_allclose(found, [1, 1, 0.1, 0.1, 0.01], rtol=1e-5)
   config.step_at = (0.05, 0.1)  # both within the warm-up
-  fn = optim.make_schedule(config, total_steps=100, warmup_steps=20)
+  fn = optim.make_schedule(config, optim.Lengths(100, 20))
   np.testing.assert_allclose(float(fn(21)), 0.01, rtol=1e-5)
+
+
+def test_the_average_warms_up():
+  """Against the recursion by hand, over the parameters after each step."""
+  config = {'optim__warmup': '0 steps', 'train__ema_warmup': True}
+  e = build(**config, train__ema_decay=0.3)
+  state = e.init()
+  expected = jax.device_get(state.params['head']['kernel'])
+  for step, batch in zip(range(6), e.train_batches(0), strict=False):
+    state, _ = e.program.train_step(state, batch, np.int32(step))
+    decay = min(0.3, (1 + step) / (10 + step))  # 0.1, 0.18, 0.25, 0.3, 0.3
+    new = jax.device_get(state.params['head']['kernel'])
+    expected = decay * expected + (1 - decay) * new
+    found = jax.device_get(state.ema_params['head']['kernel'])
+    np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-7)
 
 
 def test_evaluation_counts_each_example_once():

@@ -10,6 +10,7 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax import flops as flops_lib
 from vit_jax import objectives
+from vit_jax import train_step
 from vit_jax.models import stack
 from vit_jax.models import vit
 from vit_jax.optim import rules as rules_lib
@@ -44,13 +45,17 @@ def step_flops(config: ml_collections.ConfigDict, params: Any) -> StepFlops:
   config.model.remat = 'none'
   config.model.scan = not config.model.name.startswith('BiT')  # which has none
   size = config_lib.pair(config.data.image_size, 'data.image_size')
-  train, channels = config.train, config.data.channels
+  channels = config.data.channels
 
-  def blank(images: jax.Array, *_: jax.Array) -> jax.Array:
+  def blank(images: jax.Array) -> jax.Array:
     return jnp.zeros((len(images), *size, channels), jnp.float32)
 
-  objective = objectives.create(config, blank, blank)
-  b = train.batch_size // train.accumulation
+  def blank_batch(batch: objectives.Batch, *_: jax.Array) -> objectives.Batch:
+    return batch | {'image': blank(batch['image'])}
+
+  objective = objectives.create(config, blank_batch, blank)
+  parts = train_step.num_parts(config)
+  b = config.train.batch_size // parts
   batch = {
     'image': jax.ShapeDtypeStruct((b, *size, channels), jnp.uint8),
     'label': jax.ShapeDtypeStruct((b,), jnp.int32),
@@ -59,7 +64,8 @@ def step_flops(config: ml_collections.ConfigDict, params: Any) -> StepFlops:
   }
   params = jax.eval_shape(_stacked, params)
   rules = rules_lib.make(config.optim, params)
-  return _count(objective, rules, params, batch, train.accumulation)
+  passes = 2 if config.optim.sam.rho else 1
+  return _count(objective, rules, params, batch, parts * passes)
 
 
 def _stacked(params: Any) -> Any:
@@ -82,7 +88,7 @@ def _count(
     rules: What trains, of its parameters.
     params: Shapes, as the objective initialises them.
     batch: Shapes [B, ...], of one of the parts.
-    parts: That a global batch is computed in.
+    parts: How often that is computed in a step.
   """
   params = jax.eval_shape(rules.split, params)
   rows = jax.ShapeDtypeStruct(batch['image'].shape[:1], jnp.int32)
@@ -90,7 +96,7 @@ def _count(
 
   def loss_and_grads(params: Any, batch: Any, rows: Any) -> Any:
     loss_fn = jax.value_and_grad(objective.loss, has_aux=True)
-    (loss, _), grads = loss_fn(params, batch, key, rows)
+    (loss, _), grads = loss_fn(params, objective.constants, batch, key, rows)
     return loss, grads
 
   # Traced once: what of it the wanted gradients do not need is left out.

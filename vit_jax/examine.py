@@ -122,11 +122,12 @@ def examine(
   """
   mesh = e.program.mesh
   everywhere = sharding.replicated(mesh)
+  constants = e.program.constants
   trace, fed = jax.jit(
     _forward(e), out_shardings=(everywhere, sharding.batch_sharding(mesh))
-  )(state.params, batch, np.int32(step))
+  )(constants, state.params, batch, np.int32(step))
   arrays = jax.jit(_backward(e), out_shardings=everywhere)(
-    state, batch, np.int32(step)
+    constants, state, batch, np.int32(step)
   )
   bad = np.asarray(trace.bad)
   first = next((i for i, count in enumerate(bad) if count.any()), 0)
@@ -152,33 +153,32 @@ def _forward(
   """Returns what computes the loss of a step, and looks at each module.
 
   Returns:
-    A function of (parameters, batch, step) to a trace, and to the images that
-    the model is fed, float32 [B, H, W, C].
+    A function of (constants, parameters, batch, step) to a trace, and to the
+    images that the model is fed, float32 [B, H, W, C].
   """
   config = e.config.copy_and_resolve_references()
   config.model.scan, config.model.remat = False, 'none'
-  parts, loss = config.train.accumulation, _loss(config, e)
+  parts, loss = train_step_lib.num_parts(config), _loss(config, e)
 
   def run(
-    params: Any, batch: objectives.Batch, step: jax.Array
+    constants: Any, params: Any, batch: objectives.Batch, step: jax.Array
   ) -> tuple[_Trace, jax.Array]:
     params = stack.join_runs(params)
     if 'blocks' in params:
       params = vit.unstack_layers(params)
-    key = _key(config, step)
+    key = train_step_lib.step_key(config.seed, step)
 
     def one_part(_: None, part: Any) -> tuple[None, Any]:
       batch, rows = part
       recorder = _Recorder(len(rows))
       with nn.intercept_methods(recorder.intercept):
-        loss(params, batch, key, rows)
+        loss(params, constants, batch, key, rows)
       return None, (recorder.trace(), recorder.images)
 
     _, (trace, images) = jax.lax.scan(one_part, None, _parts(batch, parts))
-    # Of [parts, E, B / parts], part i has the rows i, i + parts, ...
-    bad = jnp.moveaxis(trace.bad, 0, -1).reshape(len(trace.events), -1)
-    images = images.swapaxes(0, 1).reshape(-1, *images.shape[2:])
-    return _Trace(trace.events, bad, trace.largest.max(axis=0)), images
+    bad = sharding.join_rows(trace.bad.swapaxes(1, 2)).T  # of [parts, E, ...]
+    largest = trace.largest.max(axis=0)
+    return _Trace(trace.events, bad, largest), sharding.join_rows(images)
 
   return run
 
@@ -246,13 +246,17 @@ def _backward(
   """Returns what looks at a step's gradients and at what they would change.
 
   Returns:
-    A function of (state, batch, step) to what becomes `Findings.arrays`.
+    A function of (constants, state, batch, step) to what becomes
+    `Findings.arrays`.
   """
 
   def run(
-    state: train_step_lib.TrainState, batch: objectives.Batch, step: jax.Array
+    constants: Any,
+    state: train_step_lib.TrainState,
+    batch: objectives.Batch,
+    step: jax.Array,
   ) -> dict[str, _Arrays]:
-    update = e.program.update(state, batch, step)
+    update = e.program.update(constants, state, batch, step)
     trees = {
       'parameters': state.params,
       'gradient': update.grads,
@@ -273,13 +277,8 @@ def _loss(
     device.train_transform(config, shape),
     device.eval_transform(config, shape),
   )
-  part_size = config.train.batch_size // config.train.accumulation
+  part_size = config.train.batch_size // train_step_lib.num_parts(config)
   return sharding.keep_batch_split(objective.loss, e.program.mesh, part_size)
-
-
-def _key(config: ml_collections.ConfigDict, step: jax.Array) -> jax.Array:
-  _, seed_key = train_step_lib.seed_keys(config.seed)
-  return jax.random.fold_in(seed_key, step)
 
 
 def _parts(batch: objectives.Batch, parts: int) -> Any:

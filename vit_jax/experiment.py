@@ -151,7 +151,7 @@ def build(
     if spec.split
   }
   _fill_num_classes(config, source)
-  total, warmup = _num_steps(config, len(source))
+  lengths = _lengths(config, len(source))
   loaded = None
   if config.init_from.path and not resumes:
     loaded = initial.load(config)
@@ -163,7 +163,7 @@ def build(
   def steps(text: str) -> fractions.Fraction | None:
     return config_lib.period(text, len(source), batch_size) if text else None
 
-  program = program_lib.make(config, source.image_shape, total, warmup)
+  program = program_lib.make(config, source.image_shape, lengths)
   _warn_of_zero_head(config, program.rules, start)
   return Experiment(
     config=config,
@@ -171,7 +171,7 @@ def build(
     eval_sources=eval_sources,
     start=start,
     program=program,
-    total_steps=total,
+    total_steps=lengths.total,
     log_every=config_lib.period(train.log_every, len(source), batch_size),
     checkpoint_every=steps(config.checkpoint.every),
     checkpoint_keep_every=steps(config.checkpoint.keep_every),
@@ -272,20 +272,20 @@ def _fill_num_classes(
     )
 
 
-def _num_steps(
-  config: ml_collections.ConfigDict, examples: int
-) -> tuple[int, int]:
-  """Returns the steps of the whole run, and of its warm-up."""
-  duration, batch_size = config.train.duration, config.train.batch_size
-  total = config_lib.num_steps(duration, examples, batch_size)
-  warmup = config_lib.num_steps(config.optim.warmup, examples, batch_size)
-  if warmup >= total:
-    raise config_lib.UserError(
-      f'config.optim.warmup={config.optim.warmup!r} is {warmup} steps, but'
-      f' config.train.duration={duration!r} is only {total}: shorten the'
-      " warm-up, as in --config.optim.warmup='0 steps'"
-    )
-  return total, warmup
+def _lengths(config: ml_collections.ConfigDict, examples: int) -> optim.Lengths:
+  """Returns the steps of the run, and of parts of its schedule."""
+
+  def steps(text: str) -> int:
+    return config_lib.num_steps(text, examples, config.train.batch_size)
+
+  lengths = optim.Lengths(
+    total=steps(config.train.duration),
+    warmup=steps(config.optim.warmup),
+    cooldown=steps(config.optim.cooldown),
+    timescale=steps(config.optim.timescale),
+  )
+  optim.check_lengths(config, lengths)
+  return lengths
 
 
 def _warn_of_zero_head(

@@ -180,6 +180,7 @@ def make(config: 'ml_collections.ConfigDict') -> Plan:
   import numpy as np
 
   from vit_jax import experiment
+  from vit_jax import optim
   from vit_jax import program as program_lib
 
   start = time.perf_counter()
@@ -190,7 +191,7 @@ def make(config: 'ml_collections.ConfigDict') -> Plan:
   if size is not None:
     size = config_lib.pair(size, 'data.source_size')
   # Their numbers do not change what is compiled, but for constants.
-  program = program_lib.make(config, size, total_steps=1000, warmup_steps=0)
+  program = program_lib.make(config, size, optim.Lengths(total=1000))
   lowered = program.train_step.lower(
     program.abstract_state(), program.abstract_batch(), np.int32(0)
   )

@@ -41,7 +41,9 @@ class Program:
     mesh: Of devices.
     placed: Where each parameter is on it.
     rules: What trains, and how.
-    update: (state, batch, step) -> what the step computes; not compiled.
+    objective: What is learned.
+    update: (constants, state, batch, step) -> what the step computes; not
+      compiled.
     initialise: (params, or None: random ones) -> state, on the mesh.
     train_step: (state, batch, step, signals=None) -> (state, metrics); the
       state is donated.
@@ -55,9 +57,10 @@ class Program:
   mesh: jax.sharding.Mesh
   placed: dict[str, sharding.Placement]
   rules: rules_lib.Rules
+  objective: objectives.Objective
   update: Callable[..., train_step_lib.Update]
   initialise: Callable[[Any], TrainState]
-  train_step: Any
+  train_step: '_WithConstants'
   no_metrics: Callable[[], metrics.Collection]
   eval_step: Any
 
@@ -65,6 +68,11 @@ class Program:
   def flops(self) -> cost.StepFlops:
     """Of the matrix products in one step, on all devices together."""
     return cost.step_flops(self.config, self.abstract_state().params)
+
+  @property
+  def constants(self) -> Any:
+    """The objective's constants, on the mesh."""
+    return self.train_step.constants
 
   def abstract_state(self) -> TrainState:
     """Returns the state's shapes, types and shardings."""
@@ -89,7 +97,8 @@ class Program:
       return self.abstract_state()
     config = self.config.copy_and_resolve_references()
     config.model.scan = not config.model.scan
-    return make(config, self.image_shape, 1, 0).abstract_state()
+    lengths = optim.Lengths(total=1)  # of which shapes do not depend
+    return make(config, self.image_shape, lengths).abstract_state()
 
   def adopt(self, state: TrainState) -> TrainState:
     """Returns a state that was read, with its layers kept as they are here."""
@@ -151,6 +160,36 @@ class Program:
     return plan | {'total': sum(plan.values())}
 
 
+class _WithConstants:
+  """A jitted function whose first argument is an objective's constants.
+
+  They are arguments, and not part of what is compiled: a teacher may be large.
+
+  Attributes:
+    constants: On every device of the mesh.
+  """
+
+  def __init__(self, fn: Any, constants: Any, mesh: jax.sharding.Mesh):
+    self._fn, self._on_host = fn, constants
+    self._where = sharding.replicated(mesh)
+
+  @functools.cached_property
+  def constants(self) -> Any:
+    return jax.device_put(self._on_host, self._where)
+
+  def __call__(self, *args: Any) -> Any:
+    """Calls the function."""
+    return self._fn(self.constants, *args)
+
+  def lower(self, *args: Any) -> Any:
+    """Lowers the function for arguments of such shapes."""
+    shapes = jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._where),
+      self._on_host,
+    )
+    return self._fn.lower(shapes, *args)
+
+
 def check_model(config: ml_collections.ConfigDict) -> None:
   """Checks `config.model`.
 
@@ -167,8 +206,7 @@ def check_model(config: ml_collections.ConfigDict) -> None:
 def make(
   config: ml_collections.ConfigDict,
   image_shape: tuple[int, int] | None,
-  total_steps: int,
-  warmup_steps: int,
+  lengths: optim.Lengths,
 ) -> Program:
   """Makes the functions of a config; compiles nothing yet.
 
@@ -176,8 +214,7 @@ def make(
     config: With nothing open; is not changed.
     image_shape: (height, width) of stored images, which are then cropped on
       the device; None: they differ, and come cropped.
-    total_steps: Of the whole run.
-    warmup_steps: Of these.
+    lengths: Of the run and of parts of its schedule.
 
   Raises:
     UserError: A pattern or a rule does not fit the parameters.
@@ -194,7 +231,7 @@ def make(
     config.mesh, mesh.shape, jax.eval_shape(rules.split, params)
   )
   optimizer = optim.make_optimizer(config.optim)
-  schedule = optim.make_schedule(config.optim, total_steps, warmup_steps)
+  schedule = optim.make_schedule(config.optim, lengths)
   update = train_step_lib.make_update(
     config, objective, rules, schedule, optimizer, mesh, placed
   )
@@ -228,17 +265,22 @@ def make(
     mesh=mesh,
     placed=placed,
     rules=rules,
+    objective=objective,
     update=update,
     initialise=jax.jit(
       init_state,
       out_shardings=in_place,
       compiler_options=options | (_QUICK if is_cpu else {}),
     ),
-    train_step=jax.jit(
-      train_step,
-      donate_argnums=0,
-      out_shardings=(in_place, replicated),
-      compiler_options=options,
+    train_step=_WithConstants(
+      jax.jit(
+        train_step,
+        donate_argnums=1,
+        out_shardings=(in_place, replicated),
+        compiler_options=options,
+      ),
+      objective.constants,
+      mesh,
     ),
     no_metrics=jax.jit(objective.no_metrics, out_shardings=replicated),
     eval_step=jax.jit(

@@ -260,11 +260,24 @@ def on_each_device(value: int, mesh: Mesh) -> jax.Array:
 def split_rows(tree: Any, parts: int) -> Any:
   """Cuts global arrays [B, ...] into [parts, B / parts, ...].
 
-  Part i takes rows i, i + parts, ...: each device keeps the rows that it has.
+  Part i takes pairs of rows i, i + parts, ...: each device keeps the rows that
+  it has, and images that are mixed with each other stay together. Where the
+  parts are odd it takes single rows.
   """
-  return jax.tree.map(
-    lambda x: x.reshape(-1, parts, *x.shape[1:]).swapaxes(0, 1), tree
-  )
+
+  def split(x: jax.Array) -> jax.Array:
+    unit = 1 if len(x) // parts % 2 else 2
+    cut = x.reshape(-1, parts, unit, *x.shape[1:]).swapaxes(0, 1)
+    return cut.reshape(parts, -1, *x.shape[1:])
+
+  return jax.tree.map(split, tree)
+
+
+def join_rows(x: jax.Array) -> jax.Array:
+  """The inverse of `split_rows`: [parts, B / parts, ...] -> [B, ...]."""
+  parts, unit = x.shape[0], 1 if x.shape[1] % 2 else 2
+  cut = x.reshape(parts, -1, unit, *x.shape[2:]).swapaxes(0, 1)
+  return cut.reshape(-1, *x.shape[2:])
 
 
 def keep_batch_split(

@@ -17,6 +17,7 @@ import optax
 from vit_jax import objectives
 from vit_jax import sharding
 from vit_jax.optim import rules as rules_lib
+from vit_jax.optim import sam
 
 # A signal: this process could not make its part of the batch. Lower ones are
 # numbers of the operating system's signals, 0 is none.
@@ -56,6 +57,16 @@ def seed_keys(seed: int) -> tuple[jax.Array, jax.Array]:
     jax.random.key(seed, impl='threefry2x32')
   )
   return init_key, step_key
+
+
+def step_key(seed: int, step: jax.typing.ArrayLike) -> jax.Array:
+  """Returns the key of all that is random in a step.
+
+  Args:
+    seed: Of the run.
+    step: Number of completed updates.
+  """
+  return jax.random.fold_in(seed_keys(seed)[1], step)
 
 
 def init_state(
@@ -110,37 +121,43 @@ def make_update(
   optimizer: optax.GradientTransformation,
   mesh: Mesh,
   placed: Mapping[str, sharding.Placement],
-) -> Callable[[TrainState, objectives.Batch, jax.Array], Update]:
-  """Returns `(state, batch, step) -> Update`.
+) -> Callable[[objectives.Params, TrainState, objectives.Batch, Any], Update]:
+  """Returns `(constants, state, batch, step) -> Update`.
 
   Gradient, clipping and optimizer concern what trains alone: with respect to
   the rest nothing is differentiated, nor below the lowest of it.
   """
-  _, seed_key = seed_keys(config.seed)
   in_place = sharding.constrain(mesh, placed)
-  part_size = config.train.batch_size // config.train.accumulation
+  parts = num_parts(config)
+  part_size = config.train.batch_size // parts
   objective_loss = sharding.keep_batch_split(objective.loss, mesh, part_size)
 
   def update(
-    state: TrainState, batch: objectives.Batch, step: jax.Array
+    constants: objectives.Params,
+    state: TrainState,
+    batch: objectives.Batch,
+    step: jax.Array,
   ) -> Update:
-    key = jax.random.fold_in(seed_key, step)
     trained = rules.trained(state.params)
 
     def loss_fn(trained: Any, *args: Any) -> Any:
-      return objective_loss(rules_lib.merge(trained, state.params), *args)
+      params = rules_lib.merge(trained, state.params)
+      return objective_loss(params, constants, *args)
 
     def grad_fn(*args: Any) -> Any:
       result, grads = jax.value_and_grad(loss_fn, has_aux=True)(*args)
       return result, in_place(grads)
 
+    rate = schedule(step)
+    if config.optim.sam.rho:
+      rho = sam.rho(config.optim, rate)
+      grad_fn = sam.value_and_grad(grad_fn, rho, config.optim.sam.alpha)
     (loss, means), grads = _accumulate(
       functools.partial(grad_fn, trained),
       batch,
-      key,
-      config.train.accumulation,
+      step_key(config.seed, step),
+      parts,
     )
-    rate = schedule(step)
     direction, opt_state = optimizer.update(grads, state.opt_state, trained)
     params = jax.tree.map(
       lambda p, d: p - rate * d, trained, rules.scale(direction)
@@ -153,14 +170,16 @@ def make_update(
 def make_train_step(
   config: ml_collections.ConfigDict,
   rules: rules_lib.Rules,
-  update: Callable[[TrainState, objectives.Batch, jax.Array], Update],
+  update: Callable[..., Update],
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
-  """Returns `(state, batch, step, signals) -> (state, metrics)`, to be jitted.
+  """Returns what is to be jitted, and makes one step.
 
-  The batch is a dict of global arrays [B, ...]; `step` is the number of
-  completed updates, as the host counts them. A step whose loss, gradient or
-  result is not finite changes nothing. Nor do those after it, since their
-  `step` is ahead of the state's: so the host may look at the metrics late.
+  It maps (constants, state, batch, step, signals) to (state, metrics). The
+  constants are those of the objective. The batch is a dict of global arrays
+  [B, ...]; `step` is the number of completed updates, as the host counts them.
+  A step whose loss, gradient or result is not finite changes nothing. Nor do
+  those after it, since their `step` is ahead of the state's: so the host may
+  look at the metrics late.
   Where the config says to skip, such a step is counted all the same.
 
   `signals`, int32 [devices], is what each process has to tell the others (see
@@ -172,15 +191,15 @@ def make_train_step(
   grad_norm (before clipping), param_norm (after the update), and those of the
   objective; and signal, where there are `signals`.
   """
-  decay = config.train.ema_decay
 
   def train_step(
+    constants: objectives.Params,
     state: TrainState,
     batch: objectives.Batch,
     step: jax.Array,
     signals: jax.Array | None = None,
   ) -> tuple[TrainState, dict[str, jax.Array]]:
-    new, frozen = update(state, batch, step), state.params
+    new, frozen = update(constants, state, batch, step), state.params
     metrics = {
       'loss': new.loss,
       'grad_norm': optax.global_norm(new.grads),
@@ -194,8 +213,10 @@ def make_train_step(
     finite = jnp.isfinite(new.loss + norms)
     ok = finite & has_batch & (state.step == step)
     ema_params = state.ema_params
-    if decay:
-      ema_params = optax.incremental_update(new.params, ema_params, 1 - decay)
+    if config.train.ema_decay:
+      ema_params = optax.incremental_update(
+        new.params, ema_params, 1 - ema_decay(config, step)
+      )
     state = jax.tree.map(
       lambda new, old: jnp.where(ok, new, old),
       TrainState(step + 1, new.params, new.opt_state, ema_params),
@@ -210,6 +231,33 @@ def make_train_step(
     return state, metrics | new.means
 
   return train_step
+
+
+def num_parts(config: ml_collections.ConfigDict) -> int:
+  """Returns the parts that a batch is computed in, one by one.
+
+  Each group of SAM's is one, since it has a perturbation of its own.
+  """
+  groups = config.optim.sam.groups if config.optim.sam.rho else 1
+  return max(config.train.accumulation, groups)
+
+
+def ema_decay(
+  config: ml_collections.ConfigDict, step: jax.Array
+) -> jax.typing.ArrayLike:
+  """Returns the decay of the parameters' average.
+
+  With warm-up it grows as in TensorFlow's `ExponentialMovingAverage`, so that
+  the random start is soon forgotten.
+
+  Args:
+    config: The full config.
+    step: Number of completed updates before this one.
+  """
+  decay = config.train.ema_decay
+  if not config.train.ema_warmup:
+    return decay
+  return jnp.minimum(decay, (1 + step) / (10 + step))
 
 
 def _accumulate(

@@ -4,7 +4,6 @@ from clu import metrics
 import flax
 import jax
 import jax.numpy as jnp
-import optax
 
 
 @flax.struct.dataclass
@@ -32,7 +31,7 @@ class Count(metrics.Metric):
     return self.total
 
 
-# Accuracy and mean cross-entropy (nats) over images, and their number.
+# Accuracy and mean loss over images, and their number.
 Classification = metrics.Collection.create(
   accuracy=metrics.Average.from_output('correct'),
   loss=metrics.Average.from_output('loss'),
@@ -41,18 +40,18 @@ Classification = metrics.Collection.create(
 
 
 def classification(
-  logits: jax.Array, labels: jax.Array, mask: jax.Array
+  logits: jax.Array, labels: jax.Array, losses: jax.Array, mask: jax.Array
 ) -> metrics.Collection:
   """Returns the metrics of one batch; add batches up with `merge`.
 
   Args:
     logits: float32 [B, classes].
     labels: int32 [B].
+    losses: float32 [B], of each image.
     mask: bool [B], False on padding.
   """
-  loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
   return Classification.single_from_model_output(
     correct=(logits.argmax(axis=-1) == labels).astype(jnp.float32),
-    loss=loss,
+    loss=losses,
     mask=mask,
   )

@@ -83,6 +83,25 @@ GELUS = {
 }
 
 
+def head(
+  num_classes: int, kernel_init: Initializer, bias: float, name: str
+) -> nn.Dense:
+  """Returns the last layer, [..., D] -> [..., num_classes].
+
+  Args:
+    num_classes: Size of its output.
+    kernel_init: Of its kernel.
+    bias: Start of its bias.
+    name: Of its parameters.
+  """
+  return nn.Dense(
+    num_classes,
+    kernel_init=kernel_init,
+    bias_init=nn.initializers.constant(bias),
+    name=name,
+  )
+
+
 def fold(mask: Mask | None, data: int | jax.Array) -> Mask | None:
   """Folds a layer or a purpose into the key; None stays None."""
   return mask and (jax.random.fold_in(mask[0], data), mask[1])

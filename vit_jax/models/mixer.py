@@ -107,6 +107,8 @@ class Mixer(nn.Module):
     gelu: 'tanh' or 'exact'.
     layer_norm_epsilon: Of every LayerNorm.
     initializers: A name in `layers.INITIALIZERS`.
+    head_bias: Start of the head's bias: with a sigmoid loss, the logarithm of
+      how rare a class is.
     scan: Whether the layers are one `nn.scan`ned layer, with parameters
       stacked on a leading axis; the function is the same.
     remat: What the backward pass computes anew: 'none'; 'full', everything; or
@@ -126,6 +128,7 @@ class Mixer(nn.Module):
   gelu: str = 'tanh'
   layer_norm_epsilon: float = 1e-6
   initializers: str = 'mixer'
+  head_bias: float = 0.0
   scan: bool = False
   remat: str = 'none'
   dtype: jax.typing.DTypeLike = jnp.float32
@@ -172,4 +175,4 @@ class Mixer(nn.Module):
     x = x.mean(axis=1).astype(jnp.float32)
     if not self.num_classes:
       return x
-    return nn.Dense(self.num_classes, kernel_init=init.head, name='head')(x)
+    return layers.head(self.num_classes, init.head, self.head_bias, 'head')(x)

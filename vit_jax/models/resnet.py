@@ -253,6 +253,8 @@ class BiT(nn.Module):
       convolution, as in BiT; False: a border that never wins, as in timm's
       plain ResNetV2. Arrays do not say which.
     initializers: A name in `layers.INITIALIZERS`.
+    head_bias: Start of the head's bias: with a sigmoid loss, the logarithm of
+      how rare a class is.
     dtype: Of the computation. Parameters, statistics and logits are float32.
   """
 
@@ -264,6 +266,7 @@ class BiT(nn.Module):
   num_groups: int = 32
   zero_padded_pool: bool = True
   initializers: str = 'vit'
+  head_bias: float = 0.0
   dtype: jax.typing.DTypeLike = jnp.float32
 
   @nn.compact
@@ -313,7 +316,7 @@ class BiT(nn.Module):
     x = x.mean(axis=(1, 2)).astype(jnp.float32)
     if not self.num_classes:
       return x
-    return nn.Dense(self.num_classes, kernel_init=init.head, name='head')(x)
+    return layers.head(self.num_classes, init.head, self.head_bias, 'head')(x)
 
   def _widths(self) -> tuple[int, tuple[int, ...]]:
     """Returns the channels of the stem and of each stage."""

@@ -169,6 +169,8 @@ class ViT(nn.Module):
     gelu: 'tanh' or 'exact'.
     layer_norm_epsilon: Of every LayerNorm.
     initializers: A name in `layers.INITIALIZERS`.
+    head_bias: Start of the head's bias: with a sigmoid loss, the logarithm of
+      how rare a class is.
     scan: Whether the layers are one `nn.scan`ned layer, with parameters
       stacked on a leading axis; the function is the same.
     remat: What the backward pass computes anew: 'none'; 'full', everything; or
@@ -204,6 +206,7 @@ class ViT(nn.Module):
   gelu: str = 'tanh'
   layer_norm_epsilon: float = 1e-6
   initializers: str = 'vit'
+  head_bias: float = 0.0
   scan: bool = False
   remat: str = 'none'
   dtype: jax.typing.DTypeLike = jnp.float32
@@ -215,6 +218,7 @@ class ViT(nn.Module):
     *,
     train: bool = False,
     rows: jax.Array | None = None,
+    merge_heads: bool = True,
   ) -> jax.Array:
     """Classifies images.
 
@@ -226,9 +230,11 @@ class ViT(nn.Module):
       train: Whether to drop out; needs `rngs={'dropout': key}`.
       rows: int32 [B], the images' positions in the global batch, where this is
         a part of one; by default 0 to B - 1.
+      merge_heads: Whether the logits of two heads are averaged.
 
     Returns:
-      Logits, float32 [B, num_classes].
+      Logits, float32 [B, num_classes]; of two heads that are not averaged,
+      [B, 2, num_classes], the class token's first.
 
     Raises:
       ValueError: The image's size is not a multiple of the patch's.
@@ -244,7 +250,8 @@ class ViT(nn.Module):
     )
     x = layers.dropout(x, self.dropout_rate, before)
     x = self._encode(x, mask)
-    return self._classify(self._pool(x).astype(jnp.float32))
+    x = self._classify(self._pool(x).astype(jnp.float32))
+    return x.mean(axis=1) if self._two_heads and merge_heads else x
 
   @property
   def prefix(self) -> tuple[str, ...]:
@@ -348,19 +355,22 @@ class ViT(nn.Module):
     return self.distillation_token and self.distillation_head
 
   def _classify(self, x: jax.Array) -> jax.Array:
-    """Returns logits, or features where there is no head."""
+    """Returns logits, or features where there is no head; of two heads both."""
     init = layers.INITIALIZERS[self.initializers]
     if self.pre_logits:
       x = nn.tanh(
         nn.Dense(self.pre_logits, kernel_init=init.kernel, name='pre_logits')(x)
       )
     if not self.num_classes:
-      return x.mean(axis=1) if self._two_heads else x
-    head = functools.partial(nn.Dense, self.num_classes, kernel_init=init.head)
+      return x
+    head = functools.partial(
+      layers.head, self.num_classes, init.head, self.head_bias
+    )
     if not self._two_heads:
-      return head(name='head')(x)
-    logits = head(name='head')(x[:, 0])
-    return (logits + head(name='head_distillation')(x[:, 1])) / 2
+      return head('head')(x)
+    return jnp.stack(
+      [head('head')(x[:, 0]), head('head_distillation')(x[:, 1])], axis=1
+    )
 
 
 def stack_layers(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -5,25 +5,58 @@ from typing import Any
 import ml_collections
 
 from vit_jax import config as config_lib
+from vit_jax.objectives import distillation
+from vit_jax.objectives import losses
+from vit_jax.objectives.base import augmentation_key
 from vit_jax.objectives.base import Batch
 from vit_jax.objectives.base import Objective
 from vit_jax.objectives.base import Params
 from vit_jax.objectives.base import Scalars
 from vit_jax.objectives.classification import Classification
 
-__all__ = ['Batch', 'Objective', 'Params', 'Scalars', 'check', 'create']
+__all__ = [
+  'Batch',
+  'Objective',
+  'Params',
+  'Scalars',
+  'augmentation_key',
+  'check',
+  'create',
+]
 
-_OBJECTIVES = {'classification': Classification}
+_OBJECTIVES = {
+  'classification': Classification,
+  'distillation': distillation.Distillation,
+}
 
 
 def check(config: ml_collections.ConfigDict) -> None:
   """Checks `config.objective`, and the metric that the best is chosen by.
 
   Raises:
-    UserError: There is no such objective or metric.
+    UserError: A value cannot work, or there is no such metric.
   """
   config_lib.one_of(config, 'objective.name', tuple(_OBJECTIVES))
-  metrics = _OBJECTIVES[config.objective.name].metric_names
+  config_lib.one_of(config, 'objective.loss', losses.NAMES)
+  objective = config.objective
+  for key in ('label_smoothing', 'teacher_weight'):
+    if not 0 <= objective[key] <= 1:
+      raise config_lib.UserError(
+        f'config.objective.{key} is {objective[key]}: it must be in [0, 1]'
+      )
+  if not objective.temperature > 0:
+    raise config_lib.UserError(
+      f'config.objective.temperature is {objective.temperature}: it must be'
+      ' more than 0'
+    )
+  if objective.name == 'distillation':
+    distillation.check(config)
+  elif objective.teacher:
+    raise config_lib.UserError(
+      f'config.objective.teacher is {objective.teacher!r}, but nobody listens:'
+      " set config.objective.name to 'distillation'"
+    )
+  metrics = _OBJECTIVES[objective.name].metric_names
   best = config.checkpoint.best
   if best and best.partition('/')[2] not in metrics:
     name = best.partition('/')[0]

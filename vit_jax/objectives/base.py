@@ -10,20 +10,36 @@ Params = Any
 Batch = dict[str, jax.Array]
 Scalars = dict[str, jax.Array]
 
+# What a step's random key is used for.
+_AUGMENTATION, _DROPOUT = range(2)
+
 
 class Objective(Protocol):
-  """What the train loop knows of an objective."""
+  """What the train loop knows of an objective.
+
+  Attributes:
+    constants: Arrays that the loss reads and nothing changes, as a teacher's
+      parameters; on the host.
+  """
+
+  constants: Params
 
   def init(self, key: jax.Array) -> Params:
     """Returns fresh parameters."""
 
   def loss(
-    self, params: Params, batch: Batch, key: jax.Array, rows: jax.Array
+    self,
+    params: Params,
+    constants: Params,
+    batch: Batch,
+    key: jax.Array,
+    rows: jax.Array,
   ) -> tuple[jax.Array, Scalars]:
     """Returns the mean loss over the batch, and other means to report.
 
     Args:
       params: From `init`, or updated.
+      constants: Those of the objective, on the devices.
       batch: Global arrays with a leading axis of B images.
       key: Of this step.
       rows: int32 [B], the images' positions in the global batch.
@@ -34,3 +50,13 @@ class Objective(Protocol):
 
   def no_metrics(self) -> clu_metrics.Collection:
     """Returns what `metrics` would of no images; batches are merged to it."""
+
+
+def augmentation_key(key: jax.Array) -> jax.Array:
+  """Returns the key that a step's augmentation is drawn from."""
+  return jax.random.fold_in(key, _AUGMENTATION)
+
+
+def dropout_key(key: jax.Array) -> jax.Array:
+  """Returns the key that a step's dropout is drawn from."""
+  return jax.random.fold_in(key, _DROPOUT)

@@ -1,4 +1,4 @@
-"""Image classification: softmax cross-entropy against one label per image."""
+"""Classification of images by cross-entropy."""
 
 from collections.abc import Callable
 from typing import Any
@@ -7,14 +7,14 @@ from clu import metrics as clu_metrics
 import jax
 import jax.numpy as jnp
 import ml_collections
-import optax
 
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.evaluation import metrics
 from vit_jax.objectives import base
+from vit_jax.objectives import losses
 
-_AUGMENTATION, _DROPOUT = range(2)
+Augment = Callable[[base.Batch, jax.Array, jax.Array], base.Batch]
 
 
 class Classification:
@@ -23,23 +23,25 @@ class Classification:
   Attributes:
     model: [B, H, W, C] -> logits [B, classes].
     image_shape: (H, W, C) that the model sees.
+    constants: None.
     metric_names: Of what `metrics` computes.
   """
 
   metric_names = ('accuracy', 'loss', 'examples')
+  constants: base.Params = None
 
   def __init__(
     self,
     config: ml_collections.ConfigDict,
-    augment: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
+    augment: Augment,
     prepare: Callable[[jax.Array], jax.Array],
   ):
     """Makes the model.
 
     Args:
       config: The full config, with the number of classes.
-      augment: (uint8 images [B, h, w, C], key, rows [B]) -> float32 images,
-        for training.
+      augment: (batch, key, rows [B]) -> the batch for training: float32 images,
+        and labels that may be shares of classes, float32 [B, classes].
       prepare: uint8 images -> float32 images, for evaluation.
     """
     size = config_lib.pair(config.data.image_size, 'data.image_size')
@@ -50,6 +52,8 @@ class Classification:
     self._augment = augment
     self._prepare = prepare
     self._rng = config.train.rng
+    self._loss = config.objective.loss
+    self._smoothing = config.objective.label_smoothing
 
   def init(self, key: jax.Array) -> base.Params:
     """Returns fresh parameters."""
@@ -58,37 +62,53 @@ class Classification:
   def loss(
     self,
     params: base.Params,
+    constants: base.Params,
     batch: base.Batch,
     key: jax.Array,
     rows: jax.Array,
   ) -> tuple[jax.Array, base.Scalars]:
     """Returns the mean cross-entropy (nats) and the accuracy of the batch."""
-    augment_key = jax.random.fold_in(key, _AUGMENTATION)
-    dropout_key = jax.random.fold_in(key, _DROPOUT)
-    if self._rng == 'rbg':
-      words = jax.random.bits(dropout_key, (4,), jnp.uint32)
-      dropout_key = jax.random.wrap_key_data(words, impl='rbg')
-    images = self._augment(batch['image'], augment_key, rows)
-    logits = self._logits(
-      params, images, train=True, rows=rows, rngs={'dropout': dropout_key}
-    )
-    labels = batch['label']
-    loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-    accuracy = (logits.argmax(axis=-1) == labels).mean(dtype=jnp.float32)
-    return loss.mean(), {'accuracy': accuracy}
+    del constants
+    batch = self._augment(batch, base.augmentation_key(key), rows)
+    logits, labels = self._outputs(params, batch, key, rows), batch['label']
+    loss = self._cross_entropy(logits, labels).mean()
+    return loss, {'accuracy': losses.accuracy(logits, labels)}
 
   def metrics(
     self, params: base.Params, batch: base.Batch
   ) -> clu_metrics.Collection:
     """Returns accuracy, loss and count over the images that are not padding."""
-    logits = self._logits(params, self._prepare(batch['image']))
-    return metrics.classification(logits, batch['label'], batch['mask'])
+    images, labels = self._prepare(batch['image']), batch['label']
+    logits = self._apply(params, images)
+    loss = losses.cross_entropy(logits, labels, self._loss)
+    return metrics.classification(logits, labels, loss, batch['mask'])
 
   def no_metrics(self) -> clu_metrics.Collection:
     """Returns the metrics of no images."""
     return metrics.Classification.empty()
 
-  def _logits(
+  def _cross_entropy(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
+    return losses.cross_entropy(logits, labels, self._loss, self._smoothing)
+
+  def _outputs(
+    self,
+    params: base.Params,
+    batch: base.Batch,
+    key: jax.Array,
+    rows: jax.Array,
+    **kwargs: Any,
+  ) -> jax.Array:
+    """Applies the model to an augmented batch, for training."""
+    dropout_key = base.dropout_key(key)
+    if self._rng == 'rbg':
+      words = jax.random.bits(dropout_key, (4,), jnp.uint32)
+      dropout_key = jax.random.wrap_key_data(words, impl='rbg')
+    rngs = {'dropout': dropout_key}
+    return self._apply(
+      params, batch['image'], train=True, rows=rows, rngs=rngs, **kwargs
+    )
+
+  def _apply(
     self, params: base.Params, images: jax.Array, **kwargs: Any
   ) -> jax.Array:
     logits = self.model.apply({'params': params}, images, **kwargs)

@@ -22,6 +22,7 @@ _OWN = (
   'attention_dropout_rate',
   'stochastic_depth',
   'initializers',
+  'head_bias',
 )
 
 

@@ -1,0 +1,143 @@
+"""Classification that also listens to a teacher (DeiT, arXiv:2012.12877)."""
+
+from collections.abc import Callable
+import functools
+import os
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+
+from vit_jax import config as config_lib
+from vit_jax import weights
+from vit_jax.objectives import base
+from vit_jax.objectives import classification
+from vit_jax.objectives import losses
+
+TARGETS = ('hard', 'soft')
+
+
+class Distillation(classification.Classification):
+  """Learns the labels, and what a teacher says of the same images.
+
+  The teacher sees what the student sees, augmented and mixed. A student with a
+  distillation token learns from it by that token's head; another by its only
+  one.
+  """
+
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    augment: classification.Augment,
+    prepare: Callable[[jax.Array], jax.Array],
+  ):
+    """Makes the model and loads the teacher.
+
+    Args:
+      config: The full config, with the number of classes.
+      augment: As `Classification`.
+      prepare: As `Classification`.
+
+    Raises:
+      UserError: The teacher cannot be had, or has other classes or channels.
+    """
+    super().__init__(config, augment, prepare)
+    self._config = config.objective
+    self._normalization = config_lib.normalization(config)
+    self._teacher = _load(config.objective.teacher, self.image_shape[:2])
+    self._check_teacher(config)
+    self.constants = self._teacher.params
+
+  def _check_teacher(self, config: ml_collections.ConfigDict) -> None:
+    path, preprocess = config.objective.teacher, self._teacher.preprocess
+    wanted = config.model.num_classes, config.data.channels
+    has = self._teacher.model.num_classes, preprocess.channels
+    for what, a, b in zip(('classes', 'channels'), wanted, has, strict=True):
+      if a != b:
+        raise config_lib.UserError(
+          f'config.objective.teacher={path} knows {b} {what}, but the data has'
+          f' {a}'
+        )
+
+  def loss(
+    self,
+    params: base.Params,
+    constants: base.Params,
+    batch: base.Batch,
+    key: jax.Array,
+    rows: jax.Array,
+  ) -> tuple[jax.Array, base.Scalars]:
+    """Returns the mean of both losses (nats), their parts, and the accuracy.
+
+    It is (1 - w) * cross-entropy + w * distillation (DeiT, equations 2 and 3).
+    """
+    batch = self._augment(batch, base.augmentation_key(key), rows)
+    heads = self._heads(params, batch, key, rows)
+    labels = batch['label']
+    loss = self._cross_entropy(heads[:, 0], labels).mean()
+    answers = self._teacher.model.apply(
+      {'params': constants}, self._as_teacher_sees(batch['image'])
+    )
+    from_teacher = self._from_teacher(heads[:, 1], answers).mean()
+    w = self._config.teacher_weight
+    accuracy = losses.accuracy(heads.mean(axis=1), labels)
+    scalars = {'accuracy': accuracy, 'distillation_loss': from_teacher}
+    return (1 - w) * loss + w * from_teacher, scalars
+
+  def _heads(
+    self,
+    params: base.Params,
+    batch: base.Batch,
+    key: jax.Array,
+    rows: jax.Array,
+  ) -> jax.Array:
+    """Returns what learns the labels, and the teacher: [B, 2, classes]."""
+    if getattr(self.model, 'distillation_token', False):
+      return self._outputs(params, batch, key, rows, merge_heads=False)
+    logits = self._outputs(params, batch, key, rows)
+    return jnp.stack([logits, logits], axis=1)
+
+  def _from_teacher(self, logits: jax.Array, answers: jax.Array) -> jax.Array:
+    """Returns how far the student is from the teacher, float32 [B]."""
+    if self._config.distillation == 'hard':
+      return losses.cross_entropy(logits, answers.argmax(axis=-1), self._loss)
+    t = self._config.temperature
+    divergence = optax.losses.kl_divergence_with_log_targets(
+      jax.nn.log_softmax(logits / t), jax.nn.log_softmax(answers / t)
+    )
+    return t**2 * divergence
+
+  def _as_teacher_sees(self, images: jax.Array) -> jax.Array:
+    """Normalises images [B, H, W, C] as the teacher was trained with."""
+    mean, std = (np.asarray(x, np.float32) for x in self._normalization)
+    pixels = images * std + mean
+    preprocess = self._teacher.preprocess
+    mean, std = (
+      np.asarray(x, np.float32) for x in (preprocess.mean, preprocess.std)
+    )
+    return (pixels - mean) / std
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Checks `config.objective` where there is a teacher.
+
+  Raises:
+    UserError: A value cannot work.
+  """
+  if not config.objective.teacher:
+    raise config_lib.UserError(
+      'config.objective.teacher is empty, but config.objective.name is'
+      " 'distillation': say which model teaches"
+    )
+  config_lib.one_of(config, 'objective.distillation', TARGETS)
+
+
+@functools.lru_cache(maxsize=1)  # the same for all that a run compiles
+def _load(path: str, image_size: tuple[int, int]) -> weights.Loaded:
+  try:
+    return weights.load(os.path.expanduser(path), image_size=image_size)
+  except ValueError as e:
+    message = config_lib.one_line(e)
+    raise config_lib.UserError(f'config.objective.teacher: {message}') from None

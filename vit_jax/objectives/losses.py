@@ -1,0 +1,53 @@
+"""Losses of single images, and what they are compared with."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+NAMES = ('softmax', 'sigmoid')
+
+
+def cross_entropy(
+  logits: jax.Array,
+  labels: jax.Array,
+  name: str = 'softmax',
+  smoothing: float = 0.0,
+) -> jax.Array:
+  """Returns the cross-entropy of each image, in nats.
+
+  Args:
+    logits: [B, classes].
+    labels: int32 [B], or shares of the classes, float32 [B, classes].
+    name: 'softmax', over classes that exclude each other; or 'sigmoid', the sum
+      over classes of the cross-entropy of each with its absence, as AugReg
+      (arXiv:2106.10270) and big_vision train on ImageNet.
+    smoothing: Share of each label that is spread evenly over all classes
+      (label smoothing, arXiv:1512.00567).
+
+  Returns:
+    float32 [B].
+  """
+  if name == 'softmax' and labels.ndim == 1 and not smoothing:
+    return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+  targets = optax.smooth_labels(shares(labels, logits.shape[-1]), smoothing)
+  if name == 'softmax':
+    return optax.softmax_cross_entropy(logits, targets)
+  return optax.sigmoid_binary_cross_entropy(logits, targets).sum(axis=-1)
+
+
+def shares(labels: jax.Array, num_classes: int) -> jax.Array:
+  """Returns labels (int32 [B], or shares) as shares, float32 [B, classes]."""
+  if labels.ndim == 2:
+    return labels
+  return jax.nn.one_hot(labels, num_classes, dtype=jnp.float32)
+
+
+def accuracy(logits: jax.Array, labels: jax.Array) -> jax.Array:
+  """Returns how many images are named rightly, as a fraction.
+
+  Args:
+    logits: [B, classes].
+    labels: int32 [B]; or shares [B, classes], of which the largest counts.
+  """
+  right = labels if labels.ndim == 1 else labels.argmax(axis=-1)
+  return (logits.argmax(axis=-1) == right).mean(dtype=jnp.float32)

@@ -1,0 +1,268 @@
+"""Optimizers, from `config.optim`, in optax.
+
+Each turns gradients into the direction of the update. The learning rate is not
+in it: the train step multiplies by minus the schedule's value, so that the rate
+is a function of the step alone. Nor are the factors of `rules`.
+
+All give the same for a scanned model as for the unrolled one: what depends on a
+whole array is computed for each layer.
+"""
+
+from collections.abc import Callable
+import functools
+import math
+import re
+from typing import Any
+from typing import TypeAlias
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+from optax import contrib
+
+from vit_jax import config as config_lib
+from vit_jax.models import stack
+from vit_jax.optim import arrays
+from vit_jax.optim import rules
+
+Transformation: TypeAlias = optax.GradientTransformation
+
+# Muon's updates have this root mean square, about that of Adam's: one learning
+# rate serves both (Moonlight, arXiv:2502.16982, section 2.2).
+_MUON_RMS = 0.2
+
+
+_NOT_NEGATIVE = ('clip_adaptive', 'clip_norm', 'weight_decay', 'eps')
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Checks the optimizer's values in `config.optim`.
+
+  Raises:
+    UserError: One of them cannot work.
+  """
+  config_lib.one_of(config, 'optim.name', NAMES)
+  config_lib.one_of(config, 'optim.momentum_dtype', ('float32', 'bfloat16'))
+  for key in _NOT_NEGATIVE:
+    config_lib.at_least(config, f'optim.{key}', 0)
+  for key in ('b1', 'b2', 'momentum'):
+    value = config.optim[key]
+    if not 0 <= value < 1:
+      raise config_lib.UserError(
+        f'config.optim.{key} is {value}: it must be in [0, 1)'
+      )
+
+
+def make_optimizer(config: ml_collections.ConfigDict) -> Transformation:
+  """Returns what turns gradients into the direction of the update.
+
+  Args:
+    config: `config.optim`, checked.
+  """
+  parts = []
+  if config.clip_adaptive:
+    parts.append(arrays.per_layer(_clip_adaptive(config.clip_adaptive)))
+  if config.clip_norm:
+    parts.append(optax.clip_by_global_norm(config.clip_norm))
+  return optax.chain(*parts, *_OPTIMIZERS[config.name](config))
+
+
+def _adamw(config: ml_collections.ConfigDict) -> list[Transformation]:
+  return [_adam(config), _decay(config)]
+
+
+def _adam_big_vision(config: ml_collections.ConfigDict) -> list[Transformation]:
+  """AdamW as its paper has it (arXiv:1711.05101, algorithm 2), and big_vision.
+
+  The schedule alone multiplies the decay: the learning rate, which multiplies
+  all of the direction, is divided out. Where that is 0 nothing moves.
+  """
+  rate = config.learning_rate
+  return [_adam(config), _decay(config, 1 / rate if rate else 0.0)]
+
+
+def _sgd(config: ml_collections.ConfigDict) -> list[Transformation]:
+  """Here decay is a part of the gradient."""
+  dtype = config.momentum_dtype
+  return [_decay(config), optax.trace(config.momentum, config.nesterov, dtype)]
+
+
+def _lamb(config: ml_collections.ConfigDict) -> list[Transformation]:
+  """LAMB (arXiv:1904.00962)."""
+  return [_adam(config), _decay(config), _trust_ratio(config)]
+
+
+def _lion(config: ml_collections.ConfigDict) -> list[Transformation]:
+  """Lion (arXiv:2302.06675); the paper has b2 = 0.99."""
+  dtype = config.momentum_dtype
+  return [optax.scale_by_lion(config.b1, config.b2, dtype), _decay(config)]
+
+
+def _adafactor(config: ml_collections.ConfigDict) -> list[Transformation]:
+  """Adafactor as Scaling ViTs changed it (arXiv:2106.04560, section 3.4).
+
+  A first moment without correction of its bias, b2 as the most that the decay
+  of the second moment grows to, and no scale of the parameters in the rate.
+  """
+
+  def decay_rate(step: jax.Array, power: float) -> jax.Array:
+    return jnp.minimum(config.b2, 1 - (step + 1.0) ** -power)
+
+  return [
+    arrays.per_layer(
+      optax.scale_by_factored_rms(
+        min_dim_size_to_factor=32, decay_rate_fn=decay_rate
+      )
+    ),
+    arrays.per_layer(optax.clip_by_block_rms(1.0)),
+    optax.ema(config.b1, False, config.momentum_dtype),
+    _decay(config),
+  ]
+
+
+def _muon(config: ml_collections.ConfigDict) -> list[Transformation]:
+  """Muon for the kernels of the blocks, Adam for all else.
+
+  So embeddings, heads and vectors are Adam's, and the convolutions of hybrids
+  and of BiT as well. (Keller Jordan, https://kellerjordan.github.io/posts/muon)
+  """
+
+  def dimensions(updates: Any) -> Any:
+    return jax.tree_util.tree_map_with_path(
+      lambda path, _: contrib.MuonDimensionNumbers(
+        *arrays.matrix_axes(arrays.name(path))
+      ),
+      updates,
+    )
+
+  muon = contrib.scale_by_muon(
+    beta=config.momentum,
+    mu_dtype=config.momentum_dtype,
+    weight_dimension_numbers=dimensions,
+  )
+  return [
+    optax.partition(
+      {
+        'muon': optax.chain(muon, optax.stateless(_consistent_rms)),
+        'adam': _adam(config),
+      },
+      _muon_or_adam,
+    ),
+    _decay(config),
+  ]
+
+
+_OPTIMIZERS: dict[
+  str, Callable[[ml_collections.ConfigDict], list[Transformation]]
+] = {
+  'adamw': _adamw,
+  'adam_big_vision': _adam_big_vision,
+  'sgd': _sgd,
+  'lamb': _lamb,
+  'lion': _lion,
+  'adafactor': _adafactor,
+  'muon': _muon,
+}
+NAMES = tuple(_OPTIMIZERS)
+
+
+def _adam(config: ml_collections.ConfigDict) -> Transformation:
+  # The second moment stays in float32: with b2 = 0.999 it grows by steps that
+  # bfloat16 would round away.
+  dtype = config.momentum_dtype
+  return optax.scale_by_adam(config.b1, config.b2, config.eps, mu_dtype=dtype)
+
+
+def _decay(
+  config: ml_collections.ConfigDict, factor: float = 1.0
+) -> Transformation:
+  """Adds the decay of each parameter, times a factor."""
+  if not config.weight_decay and not any(rule[2] for rule in config.rules):
+    return optax.identity()
+
+  def decay(updates: optax.Updates, params: optax.Params | None) -> Any:
+    weights = rules.per_array(
+      params, lambda name: factor * rules.weight_decay(config, name)
+    )
+    return jax.tree.map(
+      lambda g, p, w: g + w * p if np.any(w) else g, updates, params, weights
+    )
+
+  return optax.stateless(decay)
+
+
+def _trust_ratio(config: ml_collections.ConfigDict) -> Transformation:
+  """Gives the update of each parameter that decays the parameter's norm.
+
+  Biases and norms are left as they are: so do the code of the paper's authors,
+  for BERT, and that of DeiT III's recipe, apex and timm.
+  """
+  adapt = arrays.per_layer(optax.scale_by_trust_ratio())
+  decays = functools.partial(re.search, config.decay_pattern)
+
+  def adapted(updates: optax.Updates, params: optax.Params | None) -> Any:
+    scaled, _ = adapt.update(updates, adapt.init(params), params)
+    mask = rules.per_array(params, lambda name: float(bool(decays(name))))
+    return jax.tree.map(
+      lambda s, u, m: jnp.where(m, s, u), scaled, updates, mask
+    )
+
+  return optax.stateless(adapted)
+
+
+def _muon_or_adam(params: Any) -> Any:
+  """Returns which of the two each parameter is trained by."""
+
+  def choose(path: tuple[Any, ...], x: Any) -> str:
+    name = stack.layer_names(path, x)[0][0]
+    is_hidden = re.match(r'blocks_\d+/.*kernel$', name)
+    return 'muon' if is_hidden else 'adam'
+
+  chosen = jax.tree_util.tree_map_with_path(choose, params)
+  if 'muon' not in jax.tree.leaves(chosen):
+    raise config_lib.UserError(
+      "config.optim.name is 'muon', but no kernel of a block trains, which is"
+      " what it is for: choose 'adamw'"
+    )
+  return chosen
+
+
+def _consistent_rms(updates: Any, params: Any) -> Any:
+  del params
+
+  def scaled(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
+    sizes = [
+      math.prod(x.shape[axis] for axis in axes)
+      for axes in arrays.matrix_axes(arrays.name(path))
+    ]
+    return x * (_MUON_RMS * math.sqrt(max(sizes)))
+
+  return jax.tree_util.tree_map_with_path(scaled, updates)
+
+
+def _clip_adaptive(limit: float) -> Transformation:
+  """Clips the gradient of each unit to a multiple of its weights' norm.
+
+  Adaptive gradient clipping (arXiv:2102.06171, section 4.1); heads are left
+  out, as there.
+  """
+
+  def clip(path: tuple[Any, ...], g: jax.Array, p: jax.Array) -> jax.Array:
+    name = arrays.name(path)
+    if re.match('head(_distillation)?/', name):
+      return g
+    axes = arrays.unit_axes(name)
+
+    def norm(x: jax.Array) -> jax.Array:
+      return jnp.sqrt(jnp.sum(x**2, axes, keepdims=True))
+
+    most = limit * jnp.maximum(norm(p), 1e-3)  # zeros must leave their place
+    return g * jnp.minimum(1, most / jnp.maximum(norm(g), 1e-6))
+
+  return optax.stateless(
+    lambda updates, params: jax.tree_util.tree_map_with_path(
+      clip, updates, params
+    )
+  )
