@@ -9,7 +9,6 @@ import shutil
 import signal
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
@@ -23,7 +22,6 @@ from vit_jax import experiment as experiment_lib
 from vit_jax import feed
 from vit_jax import models
 from vit_jax import monitor
-from vit_jax import optim
 from vit_jax import train
 
 UserError = config_lib.UserError
@@ -104,84 +102,6 @@ def test_the_seed_decides():
   assert not np.allclose(*kernels)
   batches = [next(build(seed=seed).train_batches(0)) for seed in (1, 2)]
   assert batches[0]['index'].tolist() != batches[1]['index'].tolist()
-
-
-def test_adamw_step_equals_optax(reference):
-  """Our direction times the rate is optax.adamw's update."""
-  config = tiny.config(
-    optim__weight_decay=0.1, optim__clip_norm=0.5, optim__decay_pattern=''
-  ).optim
-  params, grads = reference[0].params, reference[0].opt_state[-1].trace
-  ours = optim.make_optimizer(config)
-  theirs = optax.chain(
-    optax.clip_by_global_norm(0.5),
-    optax.adamw(0.1, config.b1, config.b2, config.eps, weight_decay=0.1),
-  )
-  direction, _ = ours.update(grads, ours.init(params), params)
-  update, _ = theirs.update(grads, theirs.init(params), params)
-  jax.tree.map(
-    lambda d, u: np.testing.assert_allclose(-0.1 * d, u, rtol=1e-5),
-    direction,
-    update,
-  )
-
-
-@pytest.mark.parametrize('name', ['adamw', 'sgd'])
-def test_momentum_in_half_the_memory(name):
-  """The first moment alone; what it loses is bfloat16's rounding."""
-  params = {'kernel': jnp.linspace(-1, 1, 100)}
-  results = []
-  for dtype in ('float32', 'bfloat16'):
-    config = tiny.config(optim__name=name, optim__momentum_dtype=dtype).optim
-    optimizer = optim.make_optimizer(config)
-    state = optimizer.init(params)
-    for scale in (1.0, 0.7):
-      grads = jax.tree.map(lambda x, s=scale: s * x**3, params)
-      direction, state = optimizer.update(grads, state, params)
-    results.append(direction['kernel'])
-    dtypes = {x.dtype.name for x in jax.tree.leaves(state) if x.ndim}
-    rest = {'float32'} if name == 'adamw' else set()
-    assert dtypes == {dtype} | rest
-  np.testing.assert_allclose(*results, rtol=2e-2, atol=1e-3)
-
-
-def test_decay_follows_the_pattern():
-  config = tiny.config(optim__weight_decay=0.5).optim
-  params = {'norm': {'scale': jnp.ones(3)}, 'head': {'kernel': jnp.ones(3)}}
-  zeros = optax.tree.zeros_like(params)
-  optimizer = optim.make_optimizer(config)
-  direction, _ = optimizer.update(zeros, optimizer.init(params), params)
-  np.testing.assert_allclose(direction['head']['kernel'], 0.5)
-  np.testing.assert_allclose(direction['norm']['scale'], 0)
-
-
-@pytest.mark.parametrize(
-  ('schedule', 'expected'),
-  [
-    # At 0, halfway through warm-up, at its end, and at 60%, 90%, 100%.
-    ('cosine', [0, 0.5, 1, 0.4719, 0.1271, 0.1]),
-    ('linear', [0, 0.5, 1, 1 - 0.9 * 50 / 90, 1 - 0.9 * 8 / 9, 0.1]),
-    ('step', [0, 0.5, 1, 0.1, 0.01, 0.01]),
-    ('constant', [0, 0.5, 1, 1, 1, 1]),
-  ],
-)
-def test_schedules(schedule, expected):
-  config = tiny.config(
-    optim__schedule=schedule, optim__final_factor=0.1, optim__learning_rate=1.0
-  ).optim
-  fn = optim.make_schedule(config, optim.Lengths(100, 10))
-  found = [float(fn(step)) for step in (0, 5, 10, 60, 90, 100)]
-  np.testing.assert_allclose(found, expected, atol=1e-3)
-
-
-def test_step_schedule_changes_at_the_step():
-  config = tiny.config(optim__schedule='step', optim__learning_rate=1.0).optim
-  fn = optim.make_schedule(config, optim.Lengths(100))
-  found = [float(fn(step)) for step in (0, 59, 60, 84, 85)]
-  np.testing.assert_allclose(found, [1, 1, 0.1, 0.1, 0.01], rtol=1e-5)
-  config.step_at = (0.05, 0.1)  # both within the warm-up
-  fn = optim.make_schedule(config, optim.Lengths(100, 20))
-  np.testing.assert_allclose(float(fn(21)), 0.01, rtol=1e-5)
 
 
 def test_the_average_warms_up():

@@ -219,12 +219,14 @@ def _optim() -> ml_collections.ConfigDict:
   optim.cooldown = '0 steps'  # of 'wsd' and 'rsqrt': linear, at the end
   optim.timescale = '10_000 steps'  # of 'rsqrt': how long it hardly falls
   optim.clip_norm = 0.0  # of the whole gradient; 0: no clipping
-  # Of each unit's gradient, as a multiple of its weights' norm; 0: no clipping.
+  # Of each unit's gradient, as a multiple of its weights' norm, but for heads;
+  # 0: no clipping.
   optim.clip_adaptive = 0.0
   optim.weight_decay = 0.0  # multiplied by the learning rate, as optax does
-  optim.decay_pattern = r'kernel$'  # parameters that decay: a regex on the path
+  # What decays, and has its rate adapted by LAMB: a regex on the path.
+  optim.decay_pattern = r'kernel$'
   optim.b1 = 0.9
-  optim.b2 = 0.999
+  optim.b2 = 0.999  # of Lion 0.99 is usual; of Adafactor, at most
   optim.eps = 1e-8
   optim.momentum = 0.9  # of SGD, and of Muon
   # Of the first moment, or the momentum; or 'bfloat16', for half the memory.

@@ -181,13 +181,17 @@ class _WithConstants:
     """Calls the function."""
     return self._fn(self.constants, *args)
 
-  def lower(self, *args: Any) -> Any:
-    """Lowers the function for arguments of such shapes."""
+  def trace(self, *args: Any) -> Any:
+    """Traces the function for arguments of such shapes."""
     shapes = jax.tree.map(
       lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._where),
       self._on_host,
     )
-    return self._fn.lower(shapes, *args)
+    return self._fn.trace(shapes, *args)
+
+  def lower(self, *args: Any) -> Any:
+    """Lowers it."""
+    return self.trace(*args).lower()
 
 
 def check_model(config: ml_collections.ConfigDict) -> None:

@@ -1,0 +1,118 @@
+"""Learning rates at landmarks, and over runs of many lengths."""
+
+import jax
+import numpy as np
+import pytest
+
+from vit_jax import config as config_lib
+from vit_jax import optim
+
+UserError = config_lib.UserError
+
+
+def config_of(schedule, **settings):
+  config = config_lib.default()
+  settings = {'learning_rate': 1.0, 'schedule': schedule} | settings
+  for key, value in settings.items():
+    config_lib.set_value(config, f'optim.{key}', value)
+  return config
+
+
+def make(schedule, lengths, **settings):
+  config = config_of(schedule, **settings)
+  return optim.make_schedule(config.optim, optim.Lengths(*lengths))
+
+
+@pytest.mark.parametrize(
+  ('schedule', 'expected'),
+  [
+    # At 0, halfway through warm-up, at its end, and at 60%, 90%, 100%.
+    ('cosine', [0, 0.5, 1, 0.4719, 0.1271, 0.1]),
+    ('linear', [0, 0.5, 1, 1 - 0.9 * 50 / 90, 1 - 0.9 * 8 / 9, 0.1]),
+    ('step', [0, 0.5, 1, 0.1, 0.01, 0.01]),
+    ('constant', [0, 0.5, 1, 1, 1, 1]),
+    ('wsd', [0, 0.5, 1, 1, 0.55, 0.1]),
+    ('rsqrt', [0, 0.5, 1, 5 * 75**-0.5, 2.5 * 105**-0.5 + 0.05, 0.1]),
+  ],
+)
+def test_landmarks(schedule, expected):
+  """Of 100 steps, 10 of warm-up, 20 of cooldown, a timescale of 25."""
+  fn = make(schedule, (100, 10, 20, 25), final_factor=0.1)
+  found = [float(fn(step)) for step in (0, 5, 10, 60, 90, 100)]
+  np.testing.assert_allclose(found, expected, atol=1e-3)
+
+
+def test_step_changes_at_the_step():
+  fn = make('step', (100,))
+  found = [float(fn(step)) for step in (0, 59, 60, 84, 85)]
+  np.testing.assert_allclose(found, [1, 1, 0.1, 0.1, 0.01], rtol=1e-5)
+  # Both within the warm-up.
+  fn = make('step', (100, 20), step_at=(0.05, 0.1))
+  np.testing.assert_allclose(float(fn(21)), 0.01, rtol=1e-5)
+
+
+def test_rsqrt_is_that_of_big_vision():
+  """Its formula, with a cooldown to 0."""
+  total, warmup, cooldown, timescale = 1000, 100, 50, 300
+  fn = make('rsqrt', (total, warmup, cooldown, timescale), learning_rate=3e-3)
+  steps = np.arange(total + 1)
+  expected = 3e-3 / np.sqrt(1 + np.maximum(steps - warmup, 0) / timescale)
+  expected *= np.minimum(1, steps / warmup)
+  expected *= np.minimum(1, (total - steps) / cooldown)
+  found = jax.jit(fn)(steps)
+  np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-9)
+
+
+@pytest.mark.parametrize('schedule', optim.SCHEDULES)
+def test_rises_then_falls_and_ends_right(schedule):
+  """Runs and parts of many lengths, short ones as well."""
+  for total, warmup, cooldown in (
+    (1, 0, 1),
+    (2, 1, 1),
+    (3, 0, 3),
+    (7, 3, 2),
+    (10, 9, 1),
+    (100, 0, 0),
+    (100, 50, 50),
+    (1234, 17, 200),
+  ):
+    fn = make(schedule, (total, warmup, cooldown, 40), final_factor=0.01)
+    values = np.asarray(jax.vmap(fn)(np.arange(1300)))[: total + 1]
+    assert np.isfinite(values).all()
+    assert values[0] == float(warmup == 0)
+    # Short runs change by steps within the warm-up.
+    assert values[warmup] == 1 or (schedule == 'step' and warmup > 0)
+    assert (np.diff(values[:warmup]) > 0).all()
+    assert (np.diff(values[warmup:]) <= 0).all()
+    is_cooled = schedule in ('cosine', 'linear') or (
+      schedule in ('wsd', 'rsqrt') and cooldown
+    )
+    if is_cooled:
+      np.testing.assert_allclose(values[-1], 0.01, rtol=1e-4)
+    if schedule == 'wsd' and cooldown:
+      assert (values[warmup : total - cooldown + 1] == 1).all()
+
+
+@pytest.mark.parametrize(
+  ('schedule', 'settings', 'message'),
+  [
+    ('exponential', {}, "schedule is 'exponential': choose one of cosine"),
+    ('cosine', {'cooldown': '5 steps'}, "schedule='cosine' has none"),
+    ('wsd', {}, "'wsd' needs a cooldown"),
+    ('step', {'step_at': (0.6, 0.5)}, 'growing fractions'),
+    ('cosine', {'final_factor': -1.0}, 'final_factor is -1.0'),
+  ],
+)
+def test_mistakes_are_named(schedule, settings, message):
+  with pytest.raises(UserError, match=r'^config\.optim\.[^\n]*$') as error:
+    optim.check(config_of(schedule, **settings))
+  assert message in str(error.value)
+
+
+def test_parts_must_fit_the_run():
+  config = config_of('wsd', cooldown='60 steps', warmup='40 steps')
+  optim.check_lengths(config, optim.Lengths(100, 40, 60))
+  with pytest.raises(UserError, match=r'^[^\n]*only 99: shorten one of them$'):
+    optim.check_lengths(config, optim.Lengths(99, 40, 60))
+  with pytest.raises(UserError, match=r'^[^\n]*shorten the warm-up[^\n]*$'):
+    optim.check_lengths(config, optim.Lengths(40, 40, 0))
