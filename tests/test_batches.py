@@ -14,6 +14,7 @@ import stand_in
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax.config import UserError
+from vit_jax.data import batches as batches_lib
 
 # Of the first batches of each source. A change means that runs with the new
 # packages differ from those before: say so where versions are described.
@@ -126,6 +127,51 @@ def test_hosts_make_together_what_one_makes(config):
         make(config, host_index=i, host_count=count) for i in range(count)
       ]
       assert_same(joined(*parts), make(config))
+
+
+def repeated(config, repeats, batch_size=12):
+  config = config.copy_and_resolve_references()
+  config.augment.repeats = repeats
+  config.train.batch_size = batch_size
+  return config
+
+
+@pytest.mark.parametrize('repeats, distinct', [(3, 4), (5, 3), (12, 1)])
+def test_repeats(config, repeats, distinct):
+  """A batch has few images, each several times, in the order of all."""
+  plain = train(config, stop=5)
+  batches = train(repeated(config, repeats), stop=5)
+  for key in ('index', 'label'):
+    order = np.concatenate([batch[key] for batch in plain])
+    for step, batch in enumerate(batches):
+      turns = step * distinct + np.arange(12) % distinct
+      np.testing.assert_array_equal(batch[key], order[turns])
+  assert_same(train(repeated(config, repeats), 2, 4), batches[2:4])
+
+
+def test_repeats_are_cropped_each_in_its_own_way(configs):
+  config = repeated(configs['folder'], 3)
+  (batch,) = train(config, stop=1)
+  copies = batch['image'].reshape(3, 4, -1)
+  for a, b in itertools.combinations(copies, 2):
+    assert (a != b).any(axis=1).all()
+  # The draw keys the crop: the first image of all has that of draw 0.
+  np.testing.assert_array_equal(
+    batch['image'][:4], train(configs['folder'], stop=1)[0]['image'][:4]
+  )
+  parts = [train(config, stop=1, host_index=i, host_count=4) for i in range(4)]
+  assert_same(joined(*parts), [batch])
+  config.data.num_workers = 2
+  assert_same(train(config, stop=1), [batch])
+
+
+@pytest.mark.parametrize('repeats', [1, 3])
+def test_rows_of_a_batch_can_be_made_alone(config, repeats):
+  config = repeated(config, repeats)
+  source = data.open_source(config, 'train')
+  rows = batches_lib.train_rows(source, config, 1, range(2, 7))
+  batch = train(config, stop=2)[1]
+  assert_same([rows], [{key: x[2:7] for key, x in batch.items()}])
 
 
 def test_batch_must_divide_into_hosts(configs):

@@ -11,6 +11,14 @@ def check(**settings) -> None:
   data.check(config)
 
 
+def check_augment(augment, **settings) -> None:
+  config = config_lib.default()
+  config.augment.update(augment)
+  for key, value in settings.items():
+    config_lib.set_value(config, key.replace('__', '.'), value)
+  data.check(config)
+
+
 @pytest.mark.parametrize(
   'settings',
   [
@@ -77,3 +85,68 @@ def test_refuses_the_split_of_an_evaluation():
     UserError, match=r"config.evals.test.split: 'test\[0:' is"
   ):
     data.check(config)
+
+
+@pytest.mark.parametrize(
+  'augment, settings',
+  [
+    ({'policy': 'randaugment(2,10)', 'mixup': 0.2, 'cutmix': 1.0}, {}),
+    ({'jitter': (0.3, 0.4, 2, 0.5), 'erase': 1.0}, {}),
+    ({'repeats': 3, 'mix_probability': 0.0, 'cutmix_share': 1.0}, {}),
+    ({'mixup': 0.8}, {'train__batch_size': 24, 'train__accumulation': 3}),
+    ({}, {'train__batch_size': 7}),
+  ],
+)
+def test_accepts_augmentation(augment, settings):
+  check_augment(augment, **settings)
+
+
+@pytest.mark.parametrize(
+  'augment, message',
+  [
+    ({'policy': 'nonsense'}, "config.augment.policy: .*'nonsense'"),
+    ({'jitter': (0.3,)}, r'config.augment.jitter is \(0.3,\): write the stren'),
+    ({'jitter': (0.3, -1, 0, 0)}, 'config.augment.jitter is .*: write'),
+    ({'jitter': (0.3, 'a', 0, 0)}, 'augment.jitter is .* numbers alone'),
+    ({'jitter': (0, 0, 0, 0.6)}, 'augment.jitter is .*hue, must be at most'),
+    ({'erase': 1.5}, r'config.augment.erase is 1.5: it must be in \[0, 1\]'),
+    ({'erase': float('nan')}, 'config.augment.erase is nan'),
+    ({'erase_area': (0.0, 0.3)}, 'config.augment.erase_area is'),
+    ({'erase_area': (0.1, 1.3)}, 'config.augment.erase_area is .*at most 1'),
+    ({'erase_ratio': (2.0, 1.0)}, 'config.augment.erase_ratio is'),
+    ({'mixup': -0.1}, 'config.augment.mixup is -0.1: it must be at least 0'),
+    ({'cutmix': float('inf')}, 'config.augment.cutmix is inf'),
+    ({'mix_probability': -0.5}, 'config.augment.mix_probability is -0.5'),
+    ({'cutmix_share': 1.1}, 'config.augment.cutmix_share is 1.1'),
+    (
+      {'repeats': 0},
+      'config.augment.repeats is 0: it must be from 1 to config',
+    ),
+    ({'repeats': 129}, 'repeats is 129: .* 1 to config.train.batch_size=128'),
+  ],
+)
+def test_refuses_augmentation(augment, message):
+  with pytest.raises(UserError, match=message) as e:
+    check_augment(augment)
+  assert '\n' not in str(e.value)
+
+
+@pytest.mark.parametrize(
+  'settings, message',
+  [
+    ({'train__batch_size': 9}, 'pairs of images: make .*=9 a multiple of 2,'),
+    (
+      {'train__batch_size': 18, 'optim__sam__groups': 2},
+      'in each of config.optim.sam.groups=2 parts: make .*=18 a multiple of 4',
+    ),
+    (
+      {'train__batch_size': 12, 'train__accumulation': 4},
+      'in each of config.train.accumulation=4 parts: make .* a multiple of 8',
+    ),
+  ],
+)
+def test_refuses_to_part_mixed_pairs(settings, message):
+  with pytest.raises(UserError, match=message) as e:
+    check_augment({'cutmix': 1.0}, **settings)
+  assert '\n' not in str(e.value)
+  check_augment({}, **settings)

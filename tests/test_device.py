@@ -1,4 +1,4 @@
-"""Crops on the device, against Pillow, the host and jax.image."""
+"""Crops on the device, against Pillow, the host and jax.image; augmentation."""
 
 import functools
 import itertools
@@ -12,12 +12,17 @@ import stand_in
 
 from vit_jax import config as config_lib
 from vit_jax.data import device
+from vit_jax.data import erasing
 from vit_jax.data import geometry
+from vit_jax.data import mixing
+from vit_jax.data import operations
+from vit_jax.data import policies
 from vit_jax.data import transforms
 from vit_jax.data.geometry import Crop
 
 SIZE = (24, 30)
 IMAGES = np.stack([stand_in.pixels(i, *SIZE) // 2 for i in range(16)])
+LABELS = np.arange(16, dtype=np.int32) % 3
 ROWS = jnp.arange(len(IMAGES))
 KEY = jax.random.key(1)
 
@@ -36,7 +41,9 @@ def compiled(which, **data):
 
 
 def train(images=IMAGES, key=KEY, rows=ROWS, **data) -> np.ndarray:
-  return np.asarray(compiled(device.train_transform, **data)(images, key, rows))
+  batch = {'image': images, 'label': np.zeros(len(images), np.int32)}
+  batch = compiled(device.train_transform, **data)(batch, key, rows)
+  return np.asarray(batch['image'])
 
 
 def evaluate(images=IMAGES, **data) -> np.ndarray:
@@ -165,5 +172,95 @@ def test_images_of_the_right_size_are_only_normalised():
   wanted = (IMAGES / 255 - [0.1, 0.2, 0.3]) / [0.5, 0.6, 0.7]
   np.testing.assert_allclose(transform(IMAGES), wanted, atol=1e-5)
   # And so are those that the host has cropped.
-  cropped = device.train_transform(config, None)(IMAGES, KEY, ROWS)
-  np.testing.assert_allclose(cropped, wanted, atol=1e-5)
+  batch = {'image': IMAGES, 'label': LABELS, 'index': LABELS + 7}
+  cropped = device.train_transform(config, None)(batch, KEY, ROWS)
+  np.testing.assert_allclose(cropped['image'], wanted, atol=1e-5)
+  np.testing.assert_array_equal(cropped['label'], LABELS)
+  np.testing.assert_array_equal(cropped['index'], LABELS + 7)
+
+
+# All that `config.augment` can do.
+EVERYTHING = {
+  'policy': '3augment',
+  'jitter': (0.3, 0.0, 0.0, 0.0),
+  'erase': 0.5,
+  'mixup': 0.8,
+  'cutmix': 1.0,
+}
+
+
+def augment_config(**settings):
+  config = make_config(crop='pad', mean=(0.4,), std=(0.2,))
+  config.augment.update(settings)
+  config.model.num_classes = 3
+  return config
+
+
+@functools.cache
+def augmented(**settings):
+  return jax.jit(device.train_transform(augment_config(**settings), SIZE))
+
+
+def augment(images=IMAGES, labels=LABELS, rows=ROWS, **settings):
+  batch = {'image': images, 'label': labels}
+  batch = augmented(**settings)(batch, KEY, rows)
+  assert batch['image'].dtype == np.float32
+  return np.asarray(batch['image']), np.asarray(batch['label'])
+
+
+def test_what_is_done_to_a_pair_depends_on_its_rows_alone():
+  images, labels = augment(**EVERYTHING)
+  assert images.shape == (16, 16, 20, 3) and labels.shape == (16, 3)
+  rows = np.arange(16).reshape(8, 2)[[3, 0, 6, 7, 5, 2, 1, 4]].ravel()
+  found = augment(IMAGES[rows], LABELS[rows], rows, **EVERYTHING)
+  np.testing.assert_allclose(found[0], images[rows], atol=1e-5)
+  np.testing.assert_array_equal(found[1], labels[rows])
+
+
+def test_the_order_is_policy_jitter_normalise_erase_mix():
+  """Each is done to what those before it have left, by a key of its own."""
+  config = augment_config(**EVERYTHING).augment
+  keys = [
+    jax.vmap(
+      lambda row, n=n: jax.random.fold_in(jax.random.fold_in(KEY, row), n)
+    )
+    for n in range(2, 6)
+  ]
+  keys = [each(ROWS) for each in keys]
+
+  @jax.jit
+  def one_by_one(images):
+    images = policies.make(config.policy)(images, keys[0])
+    images = operations.jitter(images, keys[1], config.jitter)
+    images = (images.astype(jnp.float32) / 255 - 0.4) / 0.2
+    area, ratio = config.erase_area, config.erase_ratio
+    images = erasing.erase(images, keys[2], config.erase, area, ratio)
+    return mixing.mix(images, LABELS, keys[3], 3, config)
+
+  cropped = np.round(255 * (0.2 * augment()[0] + 0.4)).astype(np.uint8)
+  images, labels = one_by_one(cropped)
+  found = augment(**EVERYTHING)
+  np.testing.assert_allclose(found[0], images, atol=1e-4)
+  np.testing.assert_array_equal(found[1], labels)
+
+
+def test_what_interpolates_is_rounded_for_a_policy():
+  config = {'crop': 'random_resized', 'flip': False}
+  whole = train(**config)
+  assert (whole != np.round(whole)).any()
+  config = make_config(**config)
+  config.augment.jitter = (0.0, 0.0, 0.0, 0.0)  # changes nothing
+  transform = jax.jit(device.train_transform(config, SIZE))
+  found = transform({'image': IMAGES, 'label': LABELS}, KEY, ROWS)['image']
+  np.testing.assert_allclose(found, np.round(whole), atol=1e-4)
+
+
+def test_mixed_images_are_those_that_are_not_mixed():
+  plain, _ = augment()
+  mixed, labels = augment(cutmix=1.0)
+  own = (mixed == plain).all(axis=-1)
+  pairs = plain.reshape(8, 2, *plain.shape[1:])[:, ::-1]
+  others = (mixed == pairs.reshape(plain.shape)).all(axis=-1)
+  assert (own | others).all() and others.any()
+  of_own = np.take_along_axis(labels, LABELS[:, None], axis=1)[:, 0]
+  assert (of_own >= 0).all() and of_own.min() < 1

@@ -167,7 +167,8 @@ def _augment() -> ml_collections.ConfigDict:
   augment.cutmix = 0.0
   augment.mix_probability = 1.0  # that an image is mixed at all
   augment.cutmix_share = 0.5  # of cutmix, where both are on
-  augment.repeats = 1  # times that a batch has each of its images
+  # Times that a batch has each of its images; an epoch still counts rows.
+  augment.repeats = 1
   return augment
 
 

@@ -66,7 +66,8 @@ class Findings:
       `gradient`, the state of the `optimizer` after it, and the
       `parameters_after`. Each is by path, as an unrolled model has it.
     index: int32 [B], ids of the examples.
-    label: int32 [B].
+    label: int32 [B]; or shares of the classes, float32 [B, classes], where
+      images are mixed.
     drawn: Rows of `images`; the examples of the first event that is bad come
       first where not all fit.
     images: float32 [len(drawn), H, W, C], as the model was fed them.
@@ -134,7 +135,7 @@ def examine(
   drawn = contact_sheet.choose(len(bad[first]), np.flatnonzero(bad[first]))
   images, index, label = jax.jit(
     lambda fed, rows, *others: (fed[rows], *others), out_shardings=everywhere
-  )(fed, np.array(drawn), batch['index'], batch['label'])
+  )(fed, np.array(drawn), batch['index'], _labels(e, batch, step))
   return Findings(
     events=trace.events,
     bad=bad,
@@ -279,6 +280,19 @@ def _loss(
   )
   part_size = config.train.batch_size // train_step_lib.num_parts(config)
   return sharding.keep_batch_split(objective.loss, e.program.mesh, part_size)
+
+
+def _labels(
+  e: experiment_lib.Experiment, batch: objectives.Batch, step: int
+) -> jax.Array:
+  """Returns the labels of a batch, mixed as its images are."""
+
+  def fed(batch: objectives.Batch, step: jax.Array) -> jax.Array:
+    rows = jnp.arange(len(batch['image']), dtype=jnp.int32)
+    key = train_step_lib.step_key(e.config.seed, step)
+    return e.program.objective.augment(batch, key, rows)['label']
+
+  return jax.jit(fed)(batch, np.int32(step))
 
 
 def _parts(batch: objectives.Batch, parts: int) -> Any:

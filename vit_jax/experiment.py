@@ -72,7 +72,7 @@ class Experiment:
     return self.program.initialise(self.start.take())
 
   def epoch(self, step: int) -> float:
-    """Returns how often each example was seen after `step` updates."""
+    """Returns the epochs after `step` updates: rows over examples."""
     return step * self.config.train.batch_size / len(self.source)
 
   def evals_due(self, step: int) -> list[str]:
@@ -144,9 +144,9 @@ def build(
     UserError: The data are not there or do not fit.
   """
   config = config.copy_and_resolve_references()
-  source = _open(config, 'data.split')
+  source = data.open_split(config)
   eval_sources = {
-    name: _open(config, f'evals.{name}.split')
+    name: data.open_split(config, f'evals.{name}.split')
     for name, spec in config.evals.items()
     if spec.split
   }
@@ -249,14 +249,6 @@ def plan_memory(experiment: Experiment) -> dict[str, float]:
   """
   temporary = dry_run(experiment)['temporary_gib']
   return experiment.program.memory(round(temporary * 2**30))
-
-
-def _open(config: ml_collections.ConfigDict, key: str) -> data.Source:
-  """Opens the split that a key names; errors about it name the key."""
-  try:
-    return data.open_source(config, dict(config_lib.flatten(config))[key])
-  except data.SplitError as e:
-    raise config_lib.UserError(f'config.{key}: {e}') from None
 
 
 def _fill_num_classes(

@@ -333,7 +333,10 @@ def _draw(
   which = f'{number} of {total}' if number < total else str(total)
   contact_sheet.draw(
     list(f.images * std + mean),
-    [f'{f.index[i]}: {e.source.classes[f.label[i]]}' for i in f.drawn],
+    [
+      f'{f.index[i]}: {contact_sheet.caption(f.label[i], e.source.classes)}'
+      for i in f.drawn
+    ],
     path,
     marked=marked,
     title=f'step {report["step"]}: {which} examples, as the model sees them',

@@ -117,7 +117,7 @@ def _tell_changes(
     logging.info('since then: %s', change)
   _check_paths(config, record)
   experiment_lib.check(config)
-  source = data.open_source(config, config.data.split)
+  source = data.open_split(config)
   if change := _change(record, 'data', source.fingerprint()):
     changes.append(change)
     logging.info('since then: %s', change)

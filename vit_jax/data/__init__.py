@@ -14,6 +14,7 @@ from vit_jax.data.batches import train_batches
 from vit_jax.data.checks import check
 from vit_jax.data.preprocess import Preprocess
 from vit_jax.data.sources import open_source
+from vit_jax.data.sources import open_split
 from vit_jax.data.splits import SplitError
 
 __all__ = [
@@ -25,5 +26,6 @@ __all__ = [
   'check',
   'eval_batches',
   'open_source',
+  'open_split',
   'train_batches',
 ]

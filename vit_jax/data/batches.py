@@ -2,12 +2,18 @@
 
     step      number of a global batch, from 0
     row       place of an example in its global batch, 0 to B - 1
-    draw      step * B + row: counts the examples of a whole run
-    epoch     draw // N; each is a permutation of its own of the N examples
+    draw      step * B + row: counts the examples of a whole run, and keys
+              what is random about each
+    turn      step * M + row % M: counts its images, of which a batch has
+              M = ceil(B / R), each up to R times (`config.augment.repeats`);
+              without repeats it is the draw
+    epoch     turn // N; each is a permutation of its own of the N examples
     position  place of an example in the source, 0 to N - 1
 
 Nothing else decides what a batch holds: not the number of hosts, workers or
-threads, nor where a run was interrupted. Each host makes its rows alone.
+threads, nor where a run was interrupted. Each host makes its rows alone. The
+lengths of time in a config count draws: '1 epochs' are N draws, and with
+repeats N / R images.
 """
 
 from collections.abc import Callable
@@ -75,15 +81,33 @@ def train_batches(
       be read raises one when its batch is due.
   """
   rows = _host_rows(config.train.batch_size, host_index, host_count)
-  maker = _TrainBatch(
+  maker = _train_maker(source, config, rows)
+  return _start(maker, range(start_step, num_steps), config)
+
+
+def train_rows(
+  source: Source, config: ml_collections.ConfigDict, step: int, rows: range
+) -> Batch:
+  """Returns some rows of one global batch of a run, as `train_batches` would.
+
+  Raises:
+    UserError: An image cannot be read.
+  """
+  return _train_maker(source, config, rows)(step)
+
+
+def _train_maker(
+  source: Source, config: ml_collections.ConfigDict, rows: range
+) -> '_TrainBatch':
+  return _TrainBatch(
     source,
     config.data.channels,
     geometry.train_crop(config),
     rows,
     config.train.batch_size,
     config.seed,
+    config.augment.repeats,
   )
-  return _start(maker, range(start_step, num_steps), config)
 
 
 def eval_batches(
@@ -171,6 +195,7 @@ class _BatchMaker:
   rows: range
   batch_size: int
   seed: int
+  repeats: int = 1
 
   @property
   def image_shape(self) -> tuple[int, int, int]:
@@ -227,14 +252,15 @@ class _BatchMaker:
 
 class _TrainBatch(_BatchMaker):
   def __call__(self, step: int) -> Batch:
-    draws = self.draws(step)
     size = len(self.source)
-    positions = np.empty_like(draws)
-    for epoch in np.unique(draws // size):
-      now = draws // size == epoch
+    distinct = -(-self.batch_size // self.repeats)
+    turns = step * distinct + np.asarray(self.rows, np.int64) % distinct
+    positions = np.empty_like(turns)
+    for epoch in np.unique(turns // size):
+      now = turns // size == epoch
       order = _permutation(self.seed, int(epoch), size)
-      positions[now] = order[draws[now] % size]
-    return self.make(draws, positions)
+      positions[now] = order[turns[now] % size]
+    return self.make(self.draws(step), positions)
 
 
 class _EvalBatch(_BatchMaker):

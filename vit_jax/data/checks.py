@@ -1,4 +1,4 @@
-"""Checks of `config.data`, before anything slow."""
+"""Checks of `config.data` and `config.augment`, before anything slow."""
 
 import math
 import os
@@ -17,7 +17,7 @@ _TFDS_NAME = re.compile(r'[\w-]+(/[\w.+=,-]+)?(:[\w.*]+)*')
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks the values of `config.data`, and the splits of all evaluations.
+  """Checks `config.data`, `config.augment` and the splits of all evaluations.
 
   Nothing is read; that datasets and folders exist is seen when they are
   opened.
@@ -55,6 +55,8 @@ def check(config: ml_collections.ConfigDict) -> None:
       )
   _check_resize('data.resize', geometry.train_crop(config))
   _check_resize('data.eval_resize', geometry.eval_crop(config))
+  _check_augment(config)
+  _check_pairs(config)
 
 
 def _check_name(name: str) -> None:
@@ -115,4 +117,59 @@ def _check_resize(key: str, crop: geometry.Crop) -> None:
     raise UserError(
       f'config.{key} is {crop.resize}: too small to cut'
       f' config.data.image_size={crop.size} from it'
+    )
+
+
+def _check_augment(config: ml_collections.ConfigDict) -> None:
+  augment = config.augment
+  if augment.policy:
+    from vit_jax.data import policies  # it imports jax
+
+    try:
+      policies.check(augment.policy)
+    except UserError as e:
+      raise UserError(f'config.augment.policy: {e}') from None
+  for key in ('jitter', 'erase_area', 'erase_ratio'):
+    config_lib.check_numbers(config, f'augment.{key}')
+  jitter = augment.jitter
+  if len(jitter) not in (0, 4) or min(jitter, default=0) < 0:
+    raise UserError(
+      f'config.augment.jitter is {tuple(jitter)}: write the strengths of'
+      ' brightness, contrast, saturation and hue, each at least 0; or () for'
+      ' none'
+    )
+  if jitter and jitter[3] > 0.5:
+    raise UserError(
+      f'config.augment.jitter is {tuple(jitter)}: the last, of the hue, must be'
+      ' at most 0.5, half of the circle'
+    )
+  for key in ('erase', 'mix_probability', 'cutmix_share'):
+    if not 0 <= augment[key] <= 1:
+      raise UserError(
+        f'config.augment.{key} is {augment[key]}: it must be in [0, 1]'
+      )
+  _check_range('augment.erase_area', augment.erase_area, most=1)
+  _check_range('augment.erase_ratio', augment.erase_ratio)
+  config_lib.at_least(config, 'augment.mixup', 0)
+  config_lib.at_least(config, 'augment.cutmix', 0)
+  if not 1 <= augment.repeats <= config.train.batch_size:
+    raise UserError(
+      f'config.augment.repeats is {augment.repeats}: it must be from 1 to'
+      f' config.train.batch_size={config.train.batch_size}'
+    )
+
+
+def _check_pairs(config: ml_collections.ConfigDict) -> None:
+  """Checks that both images of a mixed pair are in one part of the batch."""
+  augment, batch_size = config.augment, config.train.batch_size
+  keys = ('train.accumulation', 'optim.sam.groups')
+  values = dict(config_lib.flatten(config))
+  key = max(keys, key=lambda key: values[key])
+  parts = values[key]
+  if (augment.mixup or augment.cutmix) and batch_size % (2 * parts):
+    in_parts = f' in each of config.{key}={parts} parts' if parts > 1 else ''
+    raise UserError(
+      f'config.augment mixes pairs of images{in_parts}: make'
+      f' config.train.batch_size={batch_size} a multiple of {2 * parts}, or set'
+      ' config.augment.mixup=0 and config.augment.cutmix=0'
     )

@@ -2,8 +2,10 @@
 
 Images that all have one size come as they are stored and are cropped here, by
 the rules of the host's crops (`transforms.py`), which shrink with another
-filter; images that differ in size come cropped. All are scaled and normalised
-here.
+filter; images that differ in size come cropped. Then, for training, as
+`config.augment` says: a policy and a jitter of colours, both of whole grey
+levels (so that only where there is one a crop that interpolates is rounded);
+scaling and normalisation; erasing; mixing with the neighbour in the batch.
 """
 
 from collections.abc import Callable
@@ -15,41 +17,67 @@ import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
+from vit_jax.data import erasing
 from vit_jax.data import geometry
+from vit_jax.data import mixing
+from vit_jax.data import operations
+from vit_jax.data import policies
 from vit_jax.data.geometry import Crop
 from vit_jax.data.geometry import Size
 
 # What a random key of an example is used for.
-_BOX, _FLIP = range(2)
+_BOX, _FLIP, _POLICY, _JITTER, _ERASE, _MIX = range(6)
 
-TrainTransform = Callable[[jax.Array, jax.Array, jax.Array], jax.Array]
+Batch = dict[str, jax.Array]
+TrainTransform = Callable[[Batch, jax.Array, jax.Array], Batch]
 EvalTransform = Callable[[jax.Array], jax.Array]
+# (images [B, H, W, C], keys [B]) -> images.
+_Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def train_transform(
   config: ml_collections.ConfigDict, image_shape: Size | None
 ) -> TrainTransform:
-  """Returns what prepares images for training.
+  """Returns what prepares a batch for training.
 
   Args:
-    config: The full config.
+    config: The full config; with the number of classes, where images are mixed.
     image_shape: (height, width) of the source, None where images differ.
 
   Returns:
-    A function of images (uint8 [B, h, w, C]), a random key, and rows (int32
-    [B], the examples' positions in the global batch) to float32 [B, H, W, C].
-    What it does to an example depends on the key and its row alone.
+    A function of a batch (image: uint8 [B, h, w, C], label: int32 [B]), a
+    random key, and rows (int32 [B], the examples' positions in the global
+    batch) to the batch with image: float32 [B, H, W, C] and, where images are
+    mixed, label: float32 [B, classes]; then B is even, and rows 2i and 2i + 1
+    of the global batch follow each other. What it does to an example depends
+    on the key and its row alone.
   """
-  normalize = _normalize(config)
+  augment = config.augment
+  mixes, classes = mixing.is_on(augment), config.model.num_classes
+  assert classes or not mixes
   crop = geometry.train_crop(config)
+  recolor = _recolor(augment)
+  normalize = _normalize(config)
 
-  def transform(
-    images: jax.Array, rng: jax.Array, rows: jax.Array
-  ) -> jax.Array:
+  def transform(batch: Batch, key: jax.Array, rows: jax.Array) -> Batch:
+    images, labels = batch['image'], batch['label']
+    keys = jax.vmap(functools.partial(jax.random.fold_in, key))(rows)
     if image_shape is not None:
-      keys = jax.vmap(functools.partial(jax.random.fold_in, rng))(rows)
       images = _crop(images, crop, keys)
-    return normalize(images)
+    images = normalize(recolor(images, keys))
+    if augment.erase:
+      images = erasing.erase(
+        images,
+        _for(_ERASE, keys),
+        augment.erase,
+        tuple(augment.erase_area),
+        tuple(augment.erase_ratio),
+      )
+    if mixes:
+      images, labels = mixing.mix(
+        images, labels, _for(_MIX, keys), classes, augment
+      )
+    return batch | {'image': images, 'label': labels}
 
   return transform
 
@@ -75,6 +103,31 @@ def eval_transform(
     return normalize(images)
 
   return transform
+
+
+def _recolor(augment: ml_collections.ConfigDict) -> _Augmentation:
+  """Returns policy and jitter."""
+  steps: list[tuple[int, _Augmentation]] = []
+  if augment.policy:
+    steps.append((_POLICY, policies.make(augment.policy)))
+  if augment.jitter:
+    strengths = tuple(augment.jitter)
+    jitter = functools.partial(operations.jitter, strengths=strengths)
+    steps.append((_JITTER, jitter))
+
+  def recolor(images: jax.Array, keys: jax.Array) -> jax.Array:
+    if steps and images.dtype != jnp.uint8:  # interpolated, 0 to 255
+      images = jnp.round(images).astype(jnp.uint8)
+    for purpose, change in steps:
+      images = change(images, _for(purpose, keys))
+    return images
+
+  return recolor
+
+
+def _for(purpose: int, keys: jax.Array) -> jax.Array:
+  """Returns the keys [B] of examples for one purpose."""
+  return jax.vmap(lambda key: jax.random.fold_in(key, purpose))(keys)
 
 
 def _normalize(config: ml_collections.ConfigDict) -> EvalTransform:

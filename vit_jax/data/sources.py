@@ -8,6 +8,7 @@ from vit_jax import config as config_lib
 from vit_jax.data import base
 from vit_jax.data import digits
 from vit_jax.data import folder
+from vit_jax.data import splits
 from vit_jax.data import tfds
 
 
@@ -31,6 +32,20 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> base.Source:
   if data.name.startswith(FOLDER):
     return folder.FolderSource(folder_path(data.name), split, size)
   return tfds.TfdsSource(data.name, data.dir, split, size)
+
+
+def open_split(
+  config: ml_collections.ConfigDict, key: str = 'data.split'
+) -> base.Source:
+  """Opens the split that a key of the config holds.
+
+  Raises:
+    UserError: As `open_source`; where it is about the split it names the key.
+  """
+  try:
+    return open_source(config, dict(config_lib.flatten(config))[key])
+  except splits.SplitError as e:
+    raise config_lib.UserError(f'config.{key}: {e}') from None
 
 
 FOLDER = 'folder:'

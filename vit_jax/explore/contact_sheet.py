@@ -39,6 +39,22 @@ def choose(
   return [*sorted(marked), *others][:most]
 
 
+def caption(label: np.ndarray, classes: Sequence[str]) -> str:
+  """Returns a label in words; that of a mixed image has two lines.
+
+  Args:
+    label: int scalar, or shares of the classes, float [classes].
+    classes: Their names.
+  """
+  if not label.ndim:
+    return classes[int(label)]
+  largest = np.argsort(-label, kind='stable')[:2]
+  shown = [(classes[i], label[i]) for i in largest if label[i] >= 0.005]
+  if len(shown) == 1:
+    return shown[0][0]
+  return '\n'.join(f'{share:.2f} {name}'.lstrip('0') for name, share in shown)
+
+
 def draw(
   images: Sequence[np.ndarray],
   captions: Sequence[str],
@@ -56,7 +72,7 @@ def draw(
     images: Each [h, w, C] with 1 (grey), 3 (RGB) or 4 (RGB and alpha, which is
       shown on white) channels: uint8, or floats where 0 to 1 is black to white.
       What is not finite is magenta. An array [N, h, w, C] will do.
-    captions: Of each; cut where they are too long.
+    captions: Of each, a line or more; cut where they are too long.
     path: Of the PNG; its directory is made.
     marked: Positions of images that get a red frame.
     title: Above them all.
@@ -67,10 +83,13 @@ def draw(
   tiles = [_fit(_to_rgb(image)) for image in images]
   width = max((tile.shape[1] for tile in tiles), default=_SMALLEST)
   height = max((tile.shape[0] for tile in tiles), default=_SMALLEST)
+  texts = [text.split('\n') for text in captions]
+  most = max(map(len, texts), default=0)
   cells = []
-  for i, (tile, caption) in enumerate(zip(tiles, captions, strict=True)):
+  for i, (tile, lines) in enumerate(zip(tiles, texts, strict=True)):
     frame = _RED if i in marked else None
-    cells.append(_cell(tile, caption, (height, width), frame))
+    lines += [''] * (most - len(lines))
+    cells.append(_cell(tile, lines, (height, width), frame))
   sheet = _grid(cells)
   if title:
     sheet = np.concatenate([_text(title, sheet.shape[1]), sheet])
@@ -111,11 +130,11 @@ def _fit(image: np.ndarray) -> np.ndarray:
 
 def _cell(
   tile: np.ndarray,
-  caption: str,
+  lines: Sequence[str],
   size: tuple[int, int],
   frame: tuple[int, int, int] | None,
 ) -> np.ndarray:
-  """Returns an image in the middle of `size`, with frame and caption."""
+  """Returns an image in the middle of `size`, with frame and lines of text."""
   height, width = (n + 2 * _FRAME for n in size)
   cell = np.full((height, width, 3), _PAPER, np.uint8)
   h, w = tile.shape[:2]
@@ -125,7 +144,8 @@ def _cell(
       frame
     )
   cell[top : top + h, left : left + w] = tile
-  return np.concatenate([cell, _text(caption, width, frame or _INK)])
+  texts = [_text(line, width, frame or _INK) for line in lines]
+  return np.concatenate([cell, *texts])
 
 
 def _text(

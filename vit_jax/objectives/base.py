@@ -27,6 +27,19 @@ class Objective(Protocol):
   def init(self, key: jax.Array) -> Params:
     """Returns fresh parameters."""
 
+  def augment(self, batch: Batch, key: jax.Array, rows: jax.Array) -> Batch:
+    """Returns a batch as the model is fed it in a step.
+
+    Args:
+      batch: As it comes from the host.
+      key: Of this step.
+      rows: int32 [B], the images' positions in the global batch.
+
+    Returns:
+      Among others image, float32 [B, H, W, C], and label: int32 [B], or shares
+      of the classes, float32 [B, classes].
+    """
+
   def loss(
     self,
     params: Params,

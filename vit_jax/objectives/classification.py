@@ -59,6 +59,12 @@ class Classification:
     """Returns fresh parameters."""
     return models.init_params(self.model, key, self.image_shape)
 
+  def augment(
+    self, batch: base.Batch, key: jax.Array, rows: jax.Array
+  ) -> base.Batch:
+    """Returns a batch as the model is fed it in a step; see `base`."""
+    return self._augment(batch, base.augmentation_key(key), rows)
+
   def loss(
     self,
     params: base.Params,
@@ -69,7 +75,7 @@ class Classification:
   ) -> tuple[jax.Array, base.Scalars]:
     """Returns the mean cross-entropy (nats) and the accuracy of the batch."""
     del constants
-    batch = self._augment(batch, base.augmentation_key(key), rows)
+    batch = self.augment(batch, key, rows)
     logits, labels = self._outputs(params, batch, key, rows), batch['label']
     loss = self._cross_entropy(logits, labels).mean()
     return loss, {'accuracy': losses.accuracy(logits, labels)}

@@ -73,13 +73,14 @@ class Distillation(classification.Classification):
 
     It is (1 - w) * cross-entropy + w * distillation (DeiT, equations 2 and 3).
     """
-    batch = self._augment(batch, base.augmentation_key(key), rows)
+    batch = self.augment(batch, key, rows)
     heads = self._heads(params, batch, key, rows)
     labels = batch['label']
     loss = self._cross_entropy(heads[:, 0], labels).mean()
     answers = self._teacher.model.apply(
       {'params': constants}, self._as_teacher_sees(batch['image'])
     )
+    assert isinstance(answers, jax.Array)  # not a tuple: nothing is mutable
     from_teacher = self._from_teacher(heads[:, 1], answers).mean()
     w = self._config.teacher_weight
     accuracy = losses.accuracy(heads.mean(axis=1), labels)
