@@ -101,7 +101,8 @@ def _model() -> ml_collections.ConfigDict:
   model.dropout_rate = config_dict.placeholder(float)  # 0
   model.attention_dropout_rate = config_dict.placeholder(float)  # 0
   model.stochastic_depth = config_dict.placeholder(float)  # 0; linear in depth
-  model.initializers = config_dict.placeholder(str)  # the paper's; lecun
+  model.stochastic_depth_uniform = config_dict.placeholder(bool)
+  model.initializers = config_dict.placeholder(str)  # the paper's; lecun; deit
   model.head_bias = config_dict.placeholder(float)  # 0; its start
   model.resnet_stages = config_dict.placeholder(tuple)  # of hybrids
   model.resnet_width = config_dict.placeholder(int)
@@ -175,7 +176,9 @@ def _augment() -> ml_collections.ConfigDict:
 def _objective() -> ml_collections.ConfigDict:
   objective = ml_collections.ConfigDict()
   objective.name = 'classification'  # or 'distillation', from a teacher
-  objective.loss = 'softmax'  # or 'sigmoid': each class by itself
+  # 'softmax'; 'sigmoid': each class by itself; or 'sigmoid_any': and both
+  # classes of a mixed image are present, whatever their shares.
+  objective.loss = 'softmax'
   objective.label_smoothing = 0.0
   # Of distillation. The teacher is whatever `vit_jax.load` reads.
   objective.teacher = ''

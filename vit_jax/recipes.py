@@ -1,5 +1,6 @@
 """Recipes that several configs share."""
 
+from collections.abc import Collection
 from collections.abc import Mapping
 import dataclasses
 
@@ -44,28 +45,38 @@ class Dataset:
     steps: Of training.
     train: Split.
     test: Split to evaluate on.
+    examples: In `train`; 0: not known.
+    is_small: Whether its images have fewer than 96 x 96 pixels.
   """
 
   steps: int
   train: str = 'train'
   test: str = 'test'
+  examples: int = 0
+  is_small: bool = False
 
 
 # Steps of the ViT paper (arXiv:2010.11929, appendix B.1.1 and table 4).
 DATASETS: Mapping[str, Dataset] = {
-  'cifar10': Dataset(10_000),
-  'cifar100': Dataset(10_000),
-  'imagenet2012': Dataset(20_000, test='validation'),
-  'oxford_flowers102': Dataset(500),
-  'oxford_iiit_pet': Dataset(500),
-  'digits': Dataset(500, 'train[:80%]', 'train[80%:]'),
+  'cifar10': Dataset(10_000, examples=50_000, is_small=True),
+  'cifar100': Dataset(10_000, examples=50_000, is_small=True),
+  'imagenet2012': Dataset(20_000, test='validation', examples=1_281_167),
+  'oxford_flowers102': Dataset(500, examples=1_020),
+  'oxford_iiit_pet': Dataset(500, examples=3_680),
+  'digits': Dataset(500, 'train[:80%]', 'train[80%:]', 1_438, True),
 }
 _FOLDER = Dataset(2_500, test='val')
 _OTHER = Dataset(2_500)
 
 
+def dataset(name: str) -> Dataset:
+  """Returns how to fine-tune on what `config.data.name` takes."""
+  folder = name.startswith('folder:')
+  return DATASETS.get(name, _FOLDER if folder else _OTHER)
+
+
 def fine_tuning(
-  model: str, dataset: str, path: str = '', image_size: int = 384
+  model: str, data: str, path: str = '', image_size: int = 384
 ) -> ml_collections.ConfigDict:
   """Returns the fine-tuning protocol of the ViT and AugReg papers.
 
@@ -75,7 +86,7 @@ def fine_tuning(
 
   Args:
     model: A name in `CHECKPOINTS`; or what `config.init_from.path` takes.
-    dataset: What `config.data.name` takes.
+    data: What `config.data.name` takes.
     path: Of the checkpoint, where it is not that of the name.
     image_size: In pixels.
   """
@@ -84,14 +95,13 @@ def fine_tuning(
   config.model.name = model if is_name else config_lib.INIT_FROM
   config.init_from.path = path or CHECKPOINTS.get(model, model)
 
-  config.data.name = dataset
-  folder = dataset.startswith('folder:')
-  protocol = DATASETS.get(dataset, _FOLDER if folder else _OTHER)
+  config.data.name = data
+  protocol = dataset(data)
   config.data.split = protocol.train
   config.data.image_size = image_size
   config.data.resize = 448 / 384  # exact; these follow the image size
   config.data.crop = 'random'
-  config.data.flip = dataset != 'digits'  # a mirrored digit is another sign
+  config.data.flip = data != 'digits'  # a mirrored digit is another sign
   config.data.eval_resize = 1.0
 
   config.train.duration = f'{protocol.steps} steps'
@@ -106,3 +116,214 @@ def fine_tuning(
   config.evals.test.every = f'{max(protocol.steps // 10, 100)} steps'
   config.checkpoint.every = config.evals.test.every
   return config
+
+
+# The settings of AugReg (arXiv:2106.10270, section 3.3): policy, and mixup's
+# alpha. RandAugment of magnitude 0 is not the same as none.
+AUGREG: Mapping[str, tuple[str, float]] = {
+  'none': ('', 0.0),
+  'light1': ('randaugment(2,0)', 0.0),
+  'light2': ('randaugment(2,10)', 0.2),
+  'medium1': ('randaugment(2,15)', 0.2),
+  'medium2': ('randaugment(2,15)', 0.5),
+  'strong1': ('randaugment(2,20)', 0.5),
+  'strong2': ('randaugment(2,20)', 0.8),
+}
+
+IMAGENET_MEAN = (0.485, 0.456, 0.406)
+IMAGENET_STD = (0.229, 0.224, 0.225)
+
+_HIDDEN_SIZES = {'Ti': 192, 'S': 384, 'B': 768, 'L': 1024}
+
+
+def split(arg: str, form: str) -> list[str]:
+  """Splits the argument of a config at its commas.
+
+  Args:
+    arg: What follows the colon, 'B/16,medium2'.
+    form: What it may be, 'VARIANT,AUG,REG'.
+
+  Returns:
+    As many parts as `form` has; '' for those that are left out.
+
+  Raises:
+    UserError: There are more.
+  """
+  parts, most = arg.split(','), len(form.split(','))
+  if len(parts) > most:
+    raise config_lib.UserError(f'{arg!r} after the colon: write {form}')
+  return parts + [''] * (most - len(parts))
+
+
+def choose(value: str, choices: Collection[str], what: str) -> str:
+  """Returns `value`.
+
+  Args:
+    value: Part of a config's argument.
+    choices: What it may be.
+    what: It is, for the error.
+
+  Raises:
+    UserError: It is none of them.
+  """
+  if value not in choices:
+    names = ', '.join(filter(None, choices))  # '' is what is left out
+    raise config_lib.UserError(
+      f'{value!r} is not {what} of this recipe: choose one of {names}'
+    )
+  return value
+
+
+def vit_name(variant: str) -> str:
+  """Returns the name of a model, `R26+ViT-S/32` for `R26+S/32`."""
+  stem, plus, size = variant.rpartition('+')
+  return f'{stem}{plus}ViT-{size}'
+
+
+def hidden_size(variant: str) -> int:
+  """Returns the hidden size of `B/16` or `R26+S/32`."""
+  return _HIDDEN_SIZES[variant.rpartition('+')[2].partition('/')[0]]
+
+
+def imagenet() -> ml_collections.ConfigDict:
+  """Returns what Google's recipes from scratch on ImageNet-1k share.
+
+  Inception's crops and flips at 224 px; Adam with b1 = 0.9 and b2 = 0.999, a
+  warm-up of 10,000 steps, and clipping at norm 1. The last hundredth of the
+  training images is `val`, the 50,000 validation images are `test`. It computes
+  in bfloat16, as TPUs multiply. Their mixup draws one share for a whole batch,
+  ours one for each pair.
+  """
+  config = config_lib.default()
+  config.data.name = 'imagenet2012'
+  config.data.split = 'train[:99%]'
+  config.data.image_size = 224
+  config.data.crop = 'random_resized'
+  config.data.crop_scale = (0.05, 1.0)
+  config.data.eval_resize = 256
+  config.data.mean = (0.5,)
+  config.data.std = (0.5,)
+
+  config.train.dtype = 'bfloat16'
+  config.optim.name = 'adamw'
+  config.optim.warmup = '10_000 steps'
+  config.optim.clip_norm = 1.0
+
+  config.evals.val.split = 'train[99%:]'
+  config.evals.test.split = 'validation'
+  _every(config, '5 epochs')
+  return config
+
+
+def imagenet21k() -> ml_collections.ConfigDict:
+  """Returns the same for ImageNet-21k, from a folder with one for each class.
+
+  Its classes overlap: the loss is the sigmoid's, and the head's bias starts at
+  -10. Of images in the order of their hashes, the first 25,600 are `test`, and
+  as many after them `val`.
+  """
+  config = imagenet()
+  config.data.name = 'folder:imagenet21k'
+  config.data.split = 'train[51200:]'
+  config.evals.val.split = 'train[25600:51200]'
+  config.evals.test.split = 'train[:25600]'
+  config.objective.loss = 'sigmoid'
+  config.model.head_bias = -10.0
+  _every(config, '1 epochs')
+  return config
+
+
+def augreg(config: ml_collections.ConfigDict, setting: str) -> None:
+  """Sets what AugReg's models have in common, and one of its settings.
+
+  Args:
+    config: Of `imagenet` or `imagenet21k`; is changed.
+    setting: A name in `AUGREG`.
+  """
+  choose(setting, AUGREG, 'a setting')
+  config.augment.policy, config.augment.mixup = AUGREG[setting]
+  config.train.batch_size = 4096
+  config.optim.learning_rate = 1e-3
+  config.optim.schedule = 'cosine'
+  config.optim.weight_decay = 0.1  # theirs is multiplied by the rate, too
+  config.optim.momentum_dtype = 'bfloat16'
+
+
+def deit() -> ml_collections.ConfigDict:
+  """Returns what DeiT and DeiT III share on ImageNet-1k.
+
+  AdamW's b1 = 0.9 and b2 = 0.999, and a warm-up of 5 epochs (of theirs from
+  1e-6), then a cosine, here of each step rather than each epoch; repeated
+  augmentation: an epoch is as many images as ImageNet has, a third of them
+  different; mixup or CutMix, of which theirs draws the share once for a batch,
+  ours for each pair. Theirs resizes bicubically and computes in float16 where
+  it can; ours bilinearly, and in bfloat16.
+  """
+  config = config_lib.default()
+  config.data.name = 'imagenet2012'
+  config.data.split = 'train'
+  config.data.image_size = 224
+  config.data.crop = 'random_resized'
+  config.data.crop_scale = (0.08, 1.0)
+  config.data.mean = IMAGENET_MEAN
+  config.data.std = IMAGENET_STD
+  config.augment.mixup = 0.8
+  config.augment.cutmix = 1.0
+  config.augment.cutmix_share = 0.5
+  config.augment.repeats = 3
+
+  config.model.gelu = 'exact'
+  config.model.initializers = 'deit'
+  config.train.dtype = 'bfloat16'
+  config.optim.schedule = 'cosine'
+  config.optim.warmup = '5 epochs'
+
+  config.evals.test.split = 'validation'
+  _every(config, '5 epochs')
+  return config
+
+
+def grey_28(name: str, patch: str) -> ml_collections.ConfigDict:
+  """Returns a small ViT for 28 x 28 grey images, as teaching material has it.
+
+  Args:
+    name: Of the data, in TFDS: 60,000 images to train on, 10,000 to test.
+    patch: '4' (49 tokens) or '7' (16 tokens).
+  """
+  choose(patch, ('4', '7'), 'a patch size')
+  config = config_lib.default()
+  config.data.name = name
+  config.data.split = 'train[:55000]'
+  config.data.image_size = 28
+  config.data.source_size = (28, 28)
+  config.data.channels = 1
+  config.data.crop = 'pad'
+  config.data.pad = 2
+
+  config.model.name = f'ViT-Ti/{patch}'
+  config.model.hidden_size = 64
+  config.model.mlp_dim = 128
+  config.model.num_heads = 4
+  config.model.depth = 6
+  config.model.initializers = 'lecun'
+  config.model.scan = True  # compiles sooner
+
+  config.train.batch_size = 128
+  config.optim.learning_rate = 1e-3
+  config.optim.warmup = '1 epochs'
+  config.optim.weight_decay = 0.05
+  config.optim.clip_norm = 1.0
+
+  config.evals.val.split = 'train[55000:]'
+  config.evals.test.split = 'test'
+  config.evals.val.every = '1 epochs'
+  config.checkpoint.every = '1 epochs'
+  config.checkpoint.best = 'val/accuracy'
+  return config
+
+
+def _every(config: ml_collections.ConfigDict, length: str) -> None:
+  """Sets how often to evaluate and to save."""
+  config.evals.val.every = length
+  config.evals.test.every = length
+  config.checkpoint.every = length

@@ -75,6 +75,15 @@ INITIALIZERS = {
     position=nn.initializers.normal(1.0),
     head=nn.initializers.lecun_normal(),
   ),
+  # DeiT's code (arXiv:2012.12877); its patches start as PyTorch's convolutions.
+  'deit': Initializers(
+    kernel=nn.initializers.truncated_normal(0.02),
+    patch=nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform'),
+    mlp_bias=nn.initializers.zeros,
+    class_token=nn.initializers.truncated_normal(0.02),
+    position=nn.initializers.truncated_normal(0.02),
+    head=nn.initializers.truncated_normal(0.02),
+  ),
 }
 
 GELUS = {
@@ -150,6 +159,21 @@ def dropout(
     return x
   keep = keep_mask(mask, rate, x.shape[1:])
   return jnp.where(keep, x / jnp.asarray(1 - rate, x.dtype), 0)
+
+
+def path_rate(
+  rate: float, layer: jax.Array, depth: int, uniform: bool
+) -> jax.Array | float:
+  """Returns the rate of stochastic depth in a layer.
+
+  Args:
+    rate: Of the last layer.
+    layer: Index, from 0.
+    depth: Number of layers.
+    uniform: Whether all have that rate (DeiT III, arXiv:2204.07118); or it
+      grows linearly from 0 (arXiv:1603.09382).
+  """
+  return rate if uniform else rate * layer / max(depth - 1, 1)
 
 
 def drop_path(x: jax.Array, rate: jax.Array, mask: Mask | None) -> jax.Array:

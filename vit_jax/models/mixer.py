@@ -36,6 +36,7 @@ class MixerBlock(nn.Module):
   depth: int
   dropout_rate: float
   stochastic_depth: float
+  stochastic_depth_uniform: bool
   gelu: str
   layer_norm_epsilon: float
   initializers: str
@@ -59,7 +60,9 @@ class MixerBlock(nn.Module):
     """
     mask = layers.fold(mask, layer)
     path = mask if self.stochastic_depth else None
-    rate = self.stochastic_depth * layer / max(self.depth - 1, 1)
+    rate = layers.path_rate(
+      self.stochastic_depth, layer, self.depth, self.stochastic_depth_uniform
+    )
     # Mixing tokens takes the place, and the masks, of a ViT's attention.
     y = jnp.swapaxes(self._norm('norm1')(x), 1, 2)  # [B, D, T]
     y = self._mlp('token_mlp', self.tokens_mlp_dim)(
@@ -104,6 +107,7 @@ class Mixer(nn.Module):
     depth: L.
     dropout_rate: After both layers of both MLPs.
     stochastic_depth: Rate of the last layer; it grows linearly from 0.
+    stochastic_depth_uniform: Whether it is that of all layers instead.
     gelu: 'tanh' or 'exact'.
     layer_norm_epsilon: Of every LayerNorm.
     initializers: A name in `layers.INITIALIZERS`.
@@ -125,6 +129,7 @@ class Mixer(nn.Module):
   depth: int
   dropout_rate: float = 0.0
   stochastic_depth: float = 0.0
+  stochastic_depth_uniform: bool = False
   gelu: str = 'tanh'
   layer_norm_epsilon: float = 1e-6
   initializers: str = 'mixer'

@@ -47,6 +47,7 @@ class EncoderBlock(nn.Module):
   dropout_rate: float
   attention_dropout_rate: float
   stochastic_depth: float
+  stochastic_depth_uniform: bool
   gelu: str
   gated_mlp: bool
   qkv_bias: bool
@@ -75,7 +76,9 @@ class EncoderBlock(nn.Module):
     """
     init = layers.INITIALIZERS[self.initializers]
     mask = layers.fold(mask, layer)
-    rate = self.stochastic_depth * layer / max(self.depth - 1, 1)
+    rate = layers.path_rate(
+      self.stochastic_depth, layer, self.depth, self.stochastic_depth_uniform
+    )
     y = self._norm('norm1')(x)
     y, attention = layers.Attention(
       self.num_heads,
@@ -166,6 +169,7 @@ class ViT(nn.Module):
     dropout_rate: After the positions, after attention, after both MLP layers.
     attention_dropout_rate: On the attention weights.
     stochastic_depth: Rate of the last layer; it grows linearly from 0.
+    stochastic_depth_uniform: Whether it is that of all layers instead.
     gelu: 'tanh' or 'exact'.
     layer_norm_epsilon: Of every LayerNorm.
     initializers: A name in `layers.INITIALIZERS`.
@@ -203,6 +207,7 @@ class ViT(nn.Module):
   dropout_rate: float = 0.0
   attention_dropout_rate: float = 0.0
   stochastic_depth: float = 0.0
+  stochastic_depth_uniform: bool = False
   gelu: str = 'tanh'
   layer_norm_epsilon: float = 1e-6
   initializers: str = 'vit'

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
-NAMES = ('softmax', 'sigmoid')
+NAMES = ('softmax', 'sigmoid', 'sigmoid_any')
 
 
 def cross_entropy(
@@ -20,7 +20,9 @@ def cross_entropy(
     labels: int32 [B], or shares of the classes, float32 [B, classes].
     name: 'softmax', over classes that exclude each other; or 'sigmoid', the sum
       over classes of the cross-entropy of each with its absence, as AugReg
-      (arXiv:2106.10270) and big_vision train on ImageNet.
+      (arXiv:2106.10270) and big_vision train on ImageNet; or 'sigmoid_any', as
+      that, with all classes wholly present that have a share (DeiT III,
+      arXiv:2204.07118).
     smoothing: Share of each label that is spread evenly over all classes
       (label smoothing, arXiv:1512.00567).
 
@@ -29,7 +31,10 @@ def cross_entropy(
   """
   if name == 'softmax' and labels.ndim == 1 and not smoothing:
     return optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-  targets = optax.smooth_labels(shares(labels, logits.shape[-1]), smoothing)
+  targets = shares(labels, logits.shape[-1])
+  if name == 'sigmoid_any':
+    targets = (targets > 0).astype(jnp.float32)
+  targets = optax.smooth_labels(targets, smoothing)
   if name == 'softmax':
     return optax.softmax_cross_entropy(logits, targets)
   return optax.sigmoid_binary_cross_entropy(logits, targets).sum(axis=-1)

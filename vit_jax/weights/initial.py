@@ -21,6 +21,7 @@ _OWN = (
   'dropout_rate',
   'attention_dropout_rate',
   'stochastic_depth',
+  'stochastic_depth_uniform',
   'initializers',
   'head_bias',
 )

@@ -1,0 +1,28 @@
+"""A small ViT from scratch on Fashion-MNIST, 28x28 grey.
+
+python -m vit_jax.main --config=configs/fashion_mnist.py:4
+
+or 7, the patch size, on TFDS' `fashion_mnist`. The model of configs/mnist.py,
+trained for longer and with more augmentation. It has not been run, and no
+result is known.
+"""
+
+import ml_collections
+
+from vit_jax import recipes
+
+
+def get_config(arg: str = '4') -> ml_collections.ConfigDict:
+  """Returns the config.
+
+  Args:
+    arg: Patch size, 4 or 7.
+  """
+  config = recipes.grey_28('fashion_mnist', arg)
+  config.data.mean = (0.2860,)
+  config.data.std = (0.3530,)
+  config.augment.erase = 0.25
+
+  config.model.stochastic_depth = 0.1
+  config.train.duration = '50 epochs'
+  return config

@@ -1,0 +1,27 @@
+"""A small ViT from scratch on MNIST, 28x28 grey.
+
+python -m vit_jax.main --config=configs/mnist.py:4
+
+or 7, the patch size, on TFDS' `mnist`. Hidden 64, MLP 128, 4 heads, 6 layers:
+206,000 parameters, as small as teaching material has it. It has not been run,
+and no result is known. A first try without a download: configs/digits.py.
+"""
+
+import ml_collections
+
+from vit_jax import recipes
+
+
+def get_config(arg: str = '4') -> ml_collections.ConfigDict:
+  """Returns the config.
+
+  Args:
+    arg: Patch size, 4 or 7.
+  """
+  config = recipes.grey_28('mnist', arg)
+  config.data.mean = (0.1307,)
+  config.data.std = (0.3081,)
+  config.data.flip = False  # a mirrored digit is another sign
+
+  config.train.duration = '20 epochs'
+  return config
