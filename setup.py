@@ -41,7 +41,8 @@ setuptools.setup(
     'cuda': ['jax[cuda12]'],
     'tpu': ['jax[tpu]'],
     'slurm': ['submitit>=1.5'],
-    # Pictures of curves and sweeps.
+    'sweep': ['matplotlib>=3.10', 'optuna>=5.0'],
+    # Pictures.
     'explore': ['matplotlib>=3.10'],
     # TensorFlow, only to write TFDS datasets once.
     'prepare': ['tensorflow-cpu'],
@@ -50,6 +51,7 @@ setuptools.setup(
     'test': [
       'matplotlib>=3.10',
       'mypy',
+      'optuna>=5.0',
       'pillow',
       'pyarrow',
       'pytest',

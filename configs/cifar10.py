@@ -1,0 +1,83 @@
+r"""A plain ViT from scratch on CIFAR-10, trained well.
+
+  python -m vit_jax.main --config=configs/cifar10.py:EPOCHS
+
+on TFDS' `cifar10`, or on a folder with train/<class>/ and test/<class>/:
+--config.data.name=folder:/path/to/cifar10. EPOCHS is 10 without a number. From
+50 epochs on images are augmented more, and the model is held back.
+
+3.18M parameters, patches of 4 x 4, no convolution but the patch embedding: the
+size of configs/cifar10_tutorial.py. What differs is Muon for the layers'
+matrices, fixed positions, and the mean of the patches in place of a class
+token; docs/cifar10.md has what each of them brings.
+"""
+
+import ml_collections
+
+from vit_jax import config as config_lib
+
+# A run this long sees each image often enough to learn it by heart.
+_LONG = 50  # epochs
+
+
+def get_config(arg: str = '10') -> ml_collections.ConfigDict:
+  """Returns the config.
+
+  Args:
+    arg: Number of epochs.
+  """
+  if not arg.isdecimal() or not int(arg):
+    raise config_lib.UserError(
+      f'{arg!r} after the colon: write a number of epochs, as in'
+      ' configs/cifar10.py:10'
+    )
+  epochs = int(arg)
+  config = config_lib.default()
+
+  config.data.name = 'cifar10'
+  config.data.split = 'train[:45000]'
+  config.data.image_size = 32
+  config.data.source_size = (32, 32)
+  config.data.mean = (0.4914, 0.4822, 0.4465)
+  config.data.std = (0.2470, 0.2435, 0.2616)
+  config.data.crop = 'pad'
+  config.data.pad = 2
+
+  config.model.name = 'ViT-Ti/4'
+  config.model.hidden_size = 256
+  config.model.mlp_dim = 512
+  config.model.num_heads = 8
+  config.model.depth = 6
+  config.model.pool = 'gap'
+  config.model.position_embedding = 'sincos2d'
+
+  config.train.duration = f'{epochs} epochs'
+  config.train.batch_size = 128
+  config.optim.name = 'muon'
+  config.optim.learning_rate = 3e-3
+  config.optim.momentum = 0.95
+  config.optim.b2 = 0.95
+  config.optim.schedule = 'linear'
+  config.optim.warmup = '50 steps'
+  config.optim.weight_decay = 0.05
+  config.optim.clip_norm = 1.0
+  if epochs >= _LONG:
+    _hold_back(config)
+
+  config.evals.val.split = 'train[45000:]'
+  config.evals.val.every = f'{max(1, epochs // 10)} epochs'
+  config.evals.test.split = 'test'
+  config.checkpoint.every = config.evals.val.every
+  return config
+
+
+def _hold_back(config: ml_collections.ConfigDict) -> None:
+  """Sets what keeps a long run from overfitting."""
+  config.data.pad = 4
+  config.augment.policy = 'autoaugment'
+  config.augment.erase = 0.25
+  config.augment.mixup = 1.0
+  config.augment.cutmix = 1.0
+  config.augment.mix_probability = 0.5
+  config.model.stochastic_depth = 0.1
+  config.objective.label_smoothing = 0.1

@@ -1,0 +1,282 @@
+"""Jobs on SLURM that run the training command: requeued until it is done.
+
+Needs submitit, which is in the extra [slurm].
+"""
+
+from collections.abc import Sequence
+import pathlib
+import signal
+import subprocess
+import sys
+from types import FrameType
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from vit_jax.config import UserError
+
+if TYPE_CHECKING:
+  import submitit
+
+# `--help` shows these flags as those of the command.
+flags.disclaim_key_flags()
+
+# The command that trains.
+TRAIN = (sys.executable, '-m', 'vit_jax.main')
+
+_STOPPED = 128 + signal.SIGTERM  # the status of a run that saved and ended
+
+
+def define_flags(flag_values: flags.FlagValues) -> None:
+  """Defines the flags that say what a job asks SLURM for."""
+  flags.DEFINE_bool(
+    'local',
+    False,
+    'Run here, without SLURM, and wait.',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_string(
+    'partition',
+    None,
+    'Where to queue; None: as SLURM does.',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_integer(
+    'nodes', 1, 'Number of nodes.', lower_bound=1, flag_values=flag_values
+  )
+  flags.DEFINE_integer(
+    'tasks_per_node',
+    1,
+    'Processes on each node, which share its GPUs.',
+    lower_bound=1,
+    flag_values=flag_values,
+  )
+  flags.DEFINE_integer(
+    'gpus_per_node',
+    0,
+    'GPUs of each node.',
+    lower_bound=0,
+    flag_values=flag_values,
+  )
+  flags.DEFINE_integer(
+    'cpus_per_task',
+    None,
+    'CPU cores of each process; reading and decoding images takes many.',
+    lower_bound=1,
+    flag_values=flag_values,
+  )
+  flags.DEFINE_integer(
+    'timeout_min',
+    60,
+    'Minutes until the job is stopped, and queued again.',
+    lower_bound=1,
+    flag_values=flag_values,
+  )
+  flags.DEFINE_integer(
+    'grace_s',
+    120,
+    'Seconds that the run gets to save before its time is over.',
+    lower_bound=1,
+    flag_values=flag_values,
+  )
+  flags.DEFINE_integer(
+    'max_requeues',
+    1000,
+    'How often it may run out of time (--local: 5 at most).',
+    lower_bound=0,
+    flag_values=flag_values,
+  )
+  flags.DEFINE_multi_string(
+    'sbatch',
+    [],
+    'KEY=VALUE: any other option of sbatch, as --sbatch=account=vision.',
+    flag_values=flag_values,
+  )
+
+
+class Training:
+  """The training command as one task of a job; submitit calls it."""
+
+  def __init__(
+    self, training_flags: Sequence[str], program: Sequence[str] = TRAIN
+  ):
+    """Keeps what to run.
+
+    Args:
+      training_flags: Of `vit_jax.main`.
+      program: The command that they are of.
+    """
+    self._command = [*program, *training_flags]
+
+  def __call__(self) -> None:
+    """Runs until the run is done, or stopped; then the job is requeued.
+
+    Raises:
+      RuntimeError: The run failed.
+    """
+    import submitit
+
+    env = submitit.JobEnvironment()
+    stop_signals = [signal.SIGTERM, signal.SIGINT, env._usr_sig()]
+    command = [*self._command, *distributed_flags(env)]
+    status, received = run(command, stop_signals)
+    if status == 0:
+      return
+    if not received and status != _STOPPED:
+      raise RuntimeError(f'the run ended with status {status}')
+    if env.global_rank == 0 and self.requeues(env, received):
+      signal.raise_signal(env._usr_sig())  # submitit requeues, and exits
+    sys.exit(0 if env.global_rank else status)
+
+  def requeues(
+    self, env: 'submitit.JobEnvironment', received: Sequence[int]
+  ) -> bool:
+    """Whether we are to requeue the job, which these signals stopped."""
+    return requeues(env, received)
+
+  def checkpoint(self) -> 'submitit.helpers.DelayedSubmission':
+    """Returns what a requeued job runs."""
+    import submitit
+
+    return submitit.helpers.DelayedSubmission(self)
+
+
+def distributed_flags(env: 'submitit.JobEnvironment') -> list[str]:
+  """Returns the flags that make the tasks of a job one run."""
+  # A job alone on its node needs no name that resolves.
+  host = env.hostnames[0] if env.num_nodes > 1 else 'localhost'
+  # Above the ports that the kernel hands out, and apart from other jobs'.
+  port = 61440 + int(env.raw_job_id) % 4096
+  return [
+    f'--coordinator={host}:{port}',
+    f'--process_id={env.global_rank}',
+    f'--num_processes={env.num_tasks}',
+  ]
+
+
+def run(
+  command: Sequence[str], stop_signals: Sequence[int]
+) -> tuple[int, list[int]]:
+  """Runs a command, and sends it SIGTERM at the first of some signals.
+
+  Only at the first, since a second SIGTERM would end it before it has saved.
+
+  Returns:
+    Its exit status, and which of these signals came.
+  """
+  received: list[int] = []
+  process: subprocess.Popen[bytes] | None = None
+  told = False
+
+  def tell() -> None:
+    nonlocal told
+    if process is not None and not told:
+      told = True
+      process.terminate()
+
+  def note(number: int, _: FrameType | None) -> None:
+    received.append(number)
+    tell()
+
+  previous = {number: signal.signal(number, note) for number in stop_signals}
+  try:
+    process = subprocess.Popen(command)
+    if received:  # before there was a process
+      tell()
+    return process.wait(), received
+  finally:
+    for number, handler in previous.items():
+      signal.signal(number, handler)
+
+
+def requeues(env: 'submitit.JobEnvironment', received: Sequence[int]) -> bool:
+  """Whether we are to requeue a job that was stopped.
+
+  Args:
+    env: Of the job.
+    received: The signals that came.
+  """
+  if signal.SIGINT in received:
+    return False
+  if env.cluster != 'slurm' or env._usr_sig() in received:
+    return True
+  # SIGTERM comes when a job is cancelled, too, and that is to be its end. A
+  # job that SLURM itself is ending, to cancel or to requeue, is not RUNNING.
+  state = subprocess.run(
+    ['squeue', '--noheader', '--format=%T', f'--jobs={env.job_id}'],
+    capture_output=True,
+    check=False,
+    text=True,
+  )
+  return state.stdout.strip() == 'RUNNING'
+
+
+def make_executor(
+  folder: pathlib.Path, flag_values: flags.FlagValues
+) -> 'submitit.AutoExecutor':
+  """Returns what submits a job as the flags say; logs go to `folder`.
+
+  Args:
+    folder: Which all nodes share.
+    flag_values: With those of `define_flags`, parsed.
+
+  Raises:
+    UserError: submitit or SLURM is missing, or the flags do not fit.
+  """
+  try:
+    import submitit
+  except ImportError:
+    raise UserError(
+      "submitit is missing: run pip install -e '.[slurm]'"
+    ) from None
+  cluster = 'local' if flag_values.local else 'slurm'
+  if (
+    flag_values.local
+    and flag_values.gpus_per_node
+    and flag_values.tasks_per_node > 1
+  ):
+    raise UserError(
+      '--tasks_per_node: with --local, one process drives all GPUs'
+    )
+  if flag_values.local and flag_values.nodes > 1:
+    raise UserError('--nodes: --local has one; set --tasks_per_node instead')
+  try:
+    executor = submitit.AutoExecutor(
+      folder,
+      cluster=cluster,
+      local_max_num_timeout=flag_values.max_requeues,
+      slurm_max_num_timeout=flag_values.max_requeues,
+    )
+  except RuntimeError:
+    raise UserError(
+      'srun is not here: run this where jobs are submitted from, or add --local'
+    ) from None
+  executor.update_parameters(
+    name='vit_jax',
+    timeout_min=flag_values.timeout_min,
+    nodes=flag_values.nodes,
+    tasks_per_node=flag_values.tasks_per_node,
+    gpus_per_node=flag_values.gpus_per_node or None,
+    cpus_per_task=flag_values.cpus_per_task,
+    slurm_partition=flag_values.partition,
+    slurm_signal_delay_s=flag_values.grace_s,
+    slurm_srun_args=_srun_args(flag_values),
+    slurm_additional_parameters=_sbatch_options(flag_values),
+  )
+  return executor
+
+
+def _srun_args(flag_values: flags.FlagValues) -> list[str]:
+  # Since SLURM 22.05 srun does not take this over from sbatch.
+  cpus = flag_values.cpus_per_task
+  return [f'--cpus-per-task={cpus}'] if cpus else []
+
+
+def _sbatch_options(flag_values: flags.FlagValues) -> dict[str, str | bool]:
+  options: dict[str, str | bool] = {'requeue': True}
+  for text in flag_values.sbatch:
+    key, has_value, value = text.partition('=')
+    if not key or not has_value:
+      raise UserError(f'--sbatch={text}: write KEY=VALUE, as account=vision')
+    options[key] = value
+  return options

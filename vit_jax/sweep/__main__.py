@@ -1,0 +1,208 @@
+r"""Runs a config many times, and says which values of its keys were best.
+
+  python -m vit_jax.sweep --config=configs/digits.py \
+      --sweep=configs/sweeps/lr_wd.py --workdir=runs/lr_wd --jobs=2
+
+The sweep file says which keys vary, how, with which seeds and how often, and
+what is measured; --config.KEY=VALUE holds for all runs. Each trial is a run of
+`python -m vit_jax.main` for each seed, in WORKDIR/trials/NNNN/seedN.
+
+The same command again goes on where it was stopped, in whatever way. Given on
+several machines with the same --workdir, it shares the trials among them; each
+ends when all trials have ended. --trials may then be more than before.
+
+  leaderboard.csv  each trial's values, mean and 95% interval over the seeds
+                   (Student's t), state and error, the best first
+  sweep.png        the same as a picture
+
+Both are rewritten as trials end. stdout gets the leaderboard at the end,
+as a table or with --format=json as one array of objects with the same fields.
+
+With --slurm each run is a job of its own (--local: without SLURM, to try that
+out); --jobs is then the number of jobs that are queued or run at once.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+import importlib.util
+import json
+import math
+import os
+import pathlib
+import time
+
+from absl import flags
+from absl import logging
+from ml_collections import config_flags
+
+from vit_jax import cli
+from vit_jax import slurm
+from vit_jax.config import UserError
+from vit_jax.sweep import space as space_lib
+
+FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
+cli.define_config(FLAGS)
+_SWEEP = flags.DEFINE_string(
+  'sweep',
+  None,
+  'Sweep file; what follows a colon is the argument of its get_sweep().',
+  flag_values=FLAGS,
+)
+_WORKDIR = flags.DEFINE_string(
+  'workdir',
+  None,
+  'Where the sweep is kept. Default: runs/<sweep>-<time>.',
+  flag_values=FLAGS,
+)
+_TRIALS = flags.DEFINE_integer(
+  'trials',
+  None,
+  "How many, in place of the sweep file's.",
+  lower_bound=1,
+  flag_values=FLAGS,
+)
+_JOBS = flags.DEFINE_integer(
+  'jobs', 1, 'Runs at once, of this command.', lower_bound=1, flag_values=FLAGS
+)
+_GPUS = flags.DEFINE_string(
+  'gpus',
+  None,
+  'GPUs of this machine to share out among the --jobs, as 0,1,2,3; None: each'
+  ' run has all of them.',
+  flag_values=FLAGS,
+)
+_SLURM = flags.DEFINE_bool(
+  'slurm', False, 'Run as jobs of SLURM.', flag_values=FLAGS
+)
+_FORMAT = flags.DEFINE_enum(
+  'format', 'table', ['table', 'json'], 'Of stdout.', flag_values=FLAGS
+)
+_HERE = frozenset(FLAGS)
+slurm.define_flags(FLAGS)
+
+_POLL_S = 1.0
+_DRAW_S = 20.0  # between two pictures, each of which takes a second
+
+
+def main(
+  argv: list[str],
+  program: Sequence[str] = slurm.TRAIN,
+  poll_s: float = _POLL_S,
+) -> int:
+  """Runs the sweep, and returns the exit status.
+
+  Args:
+    argv: What is left of the command line.
+    program: What runs in place of `python -m vit_jax.main`; see `runs.Here`.
+    poll_s: Seconds between two looks at the runs.
+
+  Raises:
+    UserError: Something cannot work, or no trial was completed.
+  """
+  sweep, all_runs = _check_flags(argv)
+  config = space_lib.check(sweep, all_runs)
+  _check_packages()
+  from vit_jax.sweep import board  # after the flags, since they import Optuna
+  from vit_jax.sweep import jobs
+  from vit_jax.sweep import loop
+  from vit_jax.sweep import picture
+  from vit_jax.sweep import runs
+  from vit_jax.sweep import study as study_lib
+
+  launcher: runs.Launcher
+  if _SLURM.value:
+    launcher = jobs.Jobs(FLAGS, program)
+  else:
+    launcher = runs.Here(program, _shares(_GPUS.value, _JOBS.value))
+  study = study_lib.Study(_workdir(), sweep, config)
+  logging.info('sweep of %d trials in %s', study.total, study.workdir)
+
+  last_drawn = -math.inf
+
+  def publish(rows: Sequence[study_lib.Row], draw: bool = False) -> None:
+    nonlocal last_drawn
+    board.write_csv(rows, sweep, study.workdir)
+    if draw or time.monotonic() - last_drawn > _DRAW_S:
+      picture.draw(rows, sweep, study.workdir / 'sweep.png')
+      last_drawn = time.monotonic()
+
+  status = loop.run(study, launcher, all_runs, _JOBS.value, poll_s, publish)
+  with study.lock:
+    rows = board.ranked(study.rows(), sweep)
+    publish(rows, draw=True)
+  if _FORMAT.value == 'json':
+    entries = [board.entry(row, sweep, study.workdir) for row in rows]
+    print(json.dumps(entries))
+  else:
+    print(*board.table(rows, sweep), sep='\n')
+  logging.info('see %s', study.workdir)
+  if not status and all(row.state != 'complete' for row in rows):
+    errors = [row.error for row in rows if row.error] or ['all were pruned']
+    raise UserError(f'no trial was completed; of the last: {errors[-1]}')
+  return status
+
+
+def _check_flags(argv: list[str]) -> tuple[space_lib.Sweep, list[str]]:
+  """Returns the sweep, and the flags of the config for all its runs."""
+  if len(argv) > 1:
+    raise UserError(f'unexpected argument {argv[1]!r}')
+  if not FLAGS['config'].present:
+    raise UserError(
+      '--config is missing: name a config file, as in'
+      ' --config=configs/digits.py'
+    )
+  if not _SWEEP.value:
+    raise UserError(
+      '--sweep is missing: name a sweep file, as in'
+      ' --sweep=configs/sweeps/lr_wd.py'
+    )
+  for name in FLAGS if not _SLURM.value else ():
+    if name not in _HERE and FLAGS[name].present and '.' not in name:
+      raise UserError(f'--{name} is for jobs: add --slurm')
+  if _SLURM.value and _GPUS.value:
+    raise UserError('--gpus is for runs here: --slurm takes --gpus_per_node')
+  sweep = space_lib.load(_SWEEP.value)
+  if _TRIALS.value is not None:
+    sweep = dataclasses.replace(sweep, trials=_TRIALS.value)
+  path = config_flags.get_config_filename(FLAGS['config'])
+  given = config_flags.get_override_values(FLAGS['config'])
+  return sweep, [
+    f'--config={os.path.abspath(path)}',
+    *space_lib.point_flags(given),
+  ]
+
+
+def _check_packages() -> None:
+  for package in ('optuna', 'matplotlib'):
+    if importlib.util.find_spec(package) is None:
+      raise UserError(f"{package} is missing: run pip install 'vit_jax[sweep]'")
+
+
+def _shares(gpus: str | None, jobs: int) -> list[str]:
+  """Returns what each of the jobs gets of some GPUs, as ['0,1', '2,3'].
+
+  Raises:
+    UserError: They cannot be shared out.
+  """
+  if gpus is None:
+    return []
+  names = [name.strip() for name in gpus.split(',') if name.strip()]
+  if not names or len(names) % jobs:
+    raise UserError(
+      f'--gpus={gpus}: name as many for each of the --jobs={jobs}, as'
+      f' {",".join(map(str, range(jobs)))}'
+    )
+  size = len(names) // jobs
+  return [','.join(names[i : i + size]) for i in range(0, len(names), size)]
+
+
+def _workdir() -> pathlib.Path:
+  if _WORKDIR.value:
+    return pathlib.Path(_WORKDIR.value).absolute()
+  name = pathlib.Path(str(_SWEEP.value).split(':', 1)[0]).stem
+  stamp = time.strftime('%Y%m%d-%H%M%S')
+  return pathlib.Path('runs', f'{name}-{stamp}').absolute()
+
+
+if __name__ == '__main__':
+  cli.run(main, __doc__, FLAGS)

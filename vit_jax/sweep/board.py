@@ -1,0 +1,203 @@
+"""The trials as tables: in the terminal, on stdout, and in leaderboard.csv."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import csv
+import math
+import pathlib
+import shutil
+import statistics
+import sys
+from typing import Any
+from typing import TextIO
+
+from absl import logging
+
+from vit_jax import workdir as workdir_lib
+from vit_jax.evaluation import intervals
+from vit_jax.sweep import space as space_lib
+from vit_jax.sweep import study as study_lib
+
+_ORDER = ('complete', 'running', 'elsewhere', 'unfinished', 'pruned', 'failed')
+_LONGEST = 30  # letters of a value that are shown
+
+
+def ranked(
+  rows: Sequence[study_lib.Row], sweep: space_lib.Sweep
+) -> list[study_lib.Row]:
+  """Returns trials with the best first, and failed ones last."""
+  sign = -1 if sweep.direction == 'maximize' else 1
+
+  def key(row: study_lib.Row) -> tuple[int, float, int]:
+    known = row.value is not None and math.isfinite(row.value)
+    value = sign * (row.value or 0.0) if known else math.inf
+    return _ORDER.index(row.state), value, row.number
+
+  return sorted(rows, key=key)
+
+
+def spread(row: study_lib.Row) -> float:
+  """Returns half the width of the 95% interval of a trial's mean, or nan."""
+  values = list(row.seeds.values())
+  if row.state != 'complete' or not values:
+    return math.nan
+  return intervals.mean_interval(values)[1]
+
+
+def entry(
+  row: study_lib.Row, sweep: space_lib.Sweep, workdir: pathlib.Path
+) -> dict[str, Any]:
+  """Returns what leaderboard.csv and `--format=json` say of a trial.
+
+  Args:
+    row: Of the trial.
+    sweep: Whose it is.
+    workdir: Of the sweep.
+
+  Returns:
+    trial, state, mean (of the metric over the seeds; of a trial that was not
+    completed, its last value), low and high (of the mean's 95% interval,
+    Student's), deviation (of the seeds), seeds (number of values), step, the
+    keys of the space, seedN (each value), error and path. None where a number
+    is not known.
+  """
+  values = list(row.seeds.values())
+  half = spread(row)
+  numbers = {
+    'mean': row.value,
+    'low': None if row.value is None else row.value - half,
+    'high': None if row.value is None else row.value + half,
+    'deviation': statistics.stdev(values) if len(values) > 1 else None,
+  }
+  numbers |= {f'seed{seed}': row.seeds.get(seed) for seed in sweep.seeds}
+  finite = {
+    name: x if x is not None and math.isfinite(x) else None
+    for name, x in numbers.items()
+  }
+  return {
+    'trial': row.number,
+    'state': row.state,
+    **{name: finite[name] for name in ('mean', 'low', 'high', 'deviation')},
+    'seeds': len(values),
+    'step': row.step if row.step >= 0 else None,
+    **{key: row.point.get(key) for key in sorted(sweep.space)},
+    **{f'seed{seed}': finite[f'seed{seed}'] for seed in sweep.seeds},
+    'error': row.error,
+    'path': str(workdir / 'trials' / f'{row.number:04d}'),
+  }
+
+
+def write_csv(
+  rows: Sequence[study_lib.Row], sweep: space_lib.Sweep, workdir: pathlib.Path
+) -> None:
+  """Writes leaderboard.csv, which is at any moment the old or the new, whole.
+
+  Raises:
+    UserError: It cannot be written.
+  """
+  entries = [entry(row, sweep, workdir) for row in ranked(rows, sweep)]
+  empty = study_lib.Row(0, {}, 'unfinished', -1, None, {}, '')
+  with workdir_lib.replacing(workdir / 'leaderboard.csv') as file:
+    names = list(entry(empty, sweep, workdir))
+    writer = csv.DictWriter(file, names, lineterminator='\n')
+    writer.writeheader()
+    writer.writerows(entries)
+
+
+def table(rows: Sequence[study_lib.Row], sweep: space_lib.Sweep) -> list[str]:
+  """Returns the lines of a table for people, without the errors."""
+  keys = sorted(sweep.space)
+  names = _short(keys)
+  header = ['trial', *names, 'state', 'step', sweep.metric, '± 95%', 'seeds']
+  lines = [header]
+  for row in rows:
+    half = spread(row)
+    lines.append(
+      [
+        str(row.number),
+        *(_cell(row.point, key) for key in keys),
+        row.state,
+        str(row.step) if row.step >= 0 else '',
+        '' if row.value is None else f'{row.value:.5g}',
+        f'{half:.2g}' if math.isfinite(half) else '',
+        str(len(row.seeds)) if row.seeds else '',
+      ]
+    )
+  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+  return [
+    '  '.join(x.rjust(n) for x, n in zip(line, widths, strict=True)).rstrip()
+    for line in lines
+  ]
+
+
+def _cell(point: Mapping[str, Any], key: str) -> str:
+  text = space_lib.show_value(point[key]) if key in point else ''
+  return text if len(text) <= _LONGEST else text[: _LONGEST - 1] + '…'
+
+
+def _short(keys: Sequence[str]) -> list[str]:
+  """Returns the last parts of keys, or all of them where these are alike."""
+  ends = [key.rpartition('.')[2] for key in keys]
+  return ends if len(set(ends)) == len(keys) else list(keys)
+
+
+class Board:
+  """The table in the terminal, which follows the trials.
+
+  Messages appear above it. Where stderr is no terminal, there are these alone.
+  """
+
+  def __init__(self, sweep: space_lib.Sweep, stream: TextIO | None = None):
+    """Begins with nothing shown.
+
+    Args:
+      sweep: Whose trials these are.
+      stream: Where the table goes if it is a terminal; None: stderr.
+    """
+    self._sweep = sweep
+    self._stream = stream or sys.stderr
+    self._live = self._stream.isatty()
+    self._lines = 0
+
+  def __enter__(self) -> 'Board':
+    logging.get_absl_logger().addFilter(self._clear)
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self._clear()
+    logging.get_absl_logger().removeFilter(self._clear)
+
+  def show(self, rows: Sequence[study_lib.Row]) -> None:
+    """Draws the table anew."""
+    if not self._live:
+      return
+    size = shutil.get_terminal_size()
+    rows = ranked(rows, self._sweep)
+    shown = _choose(rows, max(size.lines - 4, 1))
+    lines = table(shown, self._sweep)
+    if len(shown) < len(rows):
+      lines.append(f'... and {len(rows) - len(shown)} more')
+    self._clear()
+    for line in lines:
+      self._stream.write(line[: size.columns - 1] + '\n')
+    self._stream.flush()
+    self._lines = len(lines)
+
+  def _clear(self, record: object = None) -> bool:
+    """Makes way for a message: the table is drawn again below it."""
+    del record
+    if self._lines:
+      self._stream.write(f'\x1b[{self._lines}A\x1b[J')
+      self._stream.flush()
+      self._lines = 0
+    return True
+
+
+def _choose(
+  rows: Sequence[study_lib.Row], most: int
+) -> Sequence[study_lib.Row]:
+  """Returns what to show where not all fit: what runs, then the best."""
+  running = [row for row in rows if row.state == 'running'][:most]
+  best = [row for row in rows if row not in running]
+  chosen = {row.number for row in running + best[: most - len(running)]}
+  return [row for row in rows if row.number in chosen]

@@ -1,0 +1,101 @@
+"""Locks between processes, which the kernel gives back when a process ends."""
+
+import fcntl
+import os
+import pathlib
+
+from absl import logging
+
+
+class Lock:
+  """A lock on a file; also between hosts, if their file system has locks.
+
+  A child that inherits the file holds the lock, too, until it ends.
+  """
+
+  def __init__(self, path: pathlib.Path):
+    """Begins without the lock; its file need not be there."""
+    self.path = path
+    self._file: int | None = None
+
+  def acquire(self, wait: bool = True) -> bool:
+    """Takes the lock; returns whether we have it.
+
+    Args:
+      wait: Until whoever has it gives it back.
+    """
+    file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
+    try:
+      fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+    except BlockingIOError:
+      os.close(file)
+      return False
+    except OSError as e:  # some network file systems have no locks
+      logging.warning(
+        'Cannot lock %s (%s): see to it that no other sweep uses it',
+        *(self.path, e.strerror),
+      )
+    except BaseException:
+      os.close(file)
+      raise
+    self._file = file
+    return True
+
+  def fileno(self) -> int:
+    """Returns the file that holds the lock."""
+    assert self._file is not None
+    return self._file
+
+  def release(self) -> None:
+    """Gives the lock back, unless a child has it."""
+    if self._file is not None:
+      os.close(self._file)
+      self._file = None
+
+  def write(self, text: str) -> None:
+    """Writes into the file, for those who find it locked."""
+    os.ftruncate(self.fileno(), 0)
+    os.pwrite(self.fileno(), text.encode(), 0)
+
+  def __enter__(self) -> 'Lock':
+    self.acquire()
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self.release()
+
+
+class JournalLock(Lock):
+  """The lock of Optuna's journal, which it asks for before it appends to it.
+
+  Optuna's own locks outlive a process that is killed, and it appends to what
+  such a process left of a line, which makes the journal unreadable.
+  """
+
+  def __init__(self, journal: pathlib.Path):
+    """Begins without the lock.
+
+    Args:
+      journal: The file that Optuna appends to.
+    """
+    super().__init__(journal.with_name(f'.{journal.name}.lock'))
+    self._journal = journal
+
+  def acquire(self, wait: bool = True) -> bool:
+    """Takes the lock, and cuts off a line that was not written to its end."""
+    taken = super().acquire(wait)
+    if taken:
+      _cut_torn_line(self._journal)
+    return taken
+
+
+def _cut_torn_line(path: pathlib.Path) -> None:
+  with path.open('rb+') as file:
+    size = file.seek(0, os.SEEK_END)
+    if not size:
+      return
+    file.seek(size - 1)
+    if file.read(1) == b'\n':
+      return
+    file.seek(0)
+    file.truncate(file.read().rfind(b'\n') + 1)

@@ -1,0 +1,352 @@
+"""The result of a sweep in one picture."""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+import math
+import os
+import pathlib
+import textwrap
+from typing import Any
+from typing import TYPE_CHECKING
+import warnings
+
+import numpy as np
+
+from vit_jax import workdir as workdir_lib
+from vit_jax.sweep import board as board_lib
+from vit_jax.sweep import space as space_lib
+from vit_jax.sweep import study as study_lib
+
+if TYPE_CHECKING:
+  from matplotlib import axes
+  from matplotlib import figure as figure_lib
+
+# Okabe and Ito's colours, told apart by the colour-blind, too.
+_BLUE, _ORANGE, _GREY, _RED = '#0072B2', '#E69F00', '#8C8C8C', '#D55E00'
+_COLUMNS = 3
+_WIDTH, _HEIGHT, _DPI = 4.6, 3.6, 120  # of a panel, in inches
+_LETTERS = 30  # below a panel, from which on they are turned
+_ROOM = 4.0  # times what the median is below the best
+_BEYOND = ('below the panel', 'above the panel')
+_MARKS: dict[str, dict[str, Any]] = {
+  'pruned': {'marker': 'x', 'color': _GREY, 'markersize': 6},
+  _BEYOND[0]: {'marker': 'v', 'color': _GREY, 'markersize': 6},
+  _BEYOND[1]: {'marker': '^', 'color': _GREY, 'markersize': 6},
+  'failed': {'marker': '|', 'color': _RED, 'markersize': 9},
+  'best': {
+    'marker': '*',
+    'color': _ORANGE,
+    'markeredgecolor': 'black',
+    'markersize': 14,
+    'zorder': 5,
+  },
+}
+_COMPLETE = ('complete', 'mean of the seeds, its 95% interval')
+_LOG_RATIO = 10.0  # of the values of a choice from which on their axis is log
+_STYLE: Any = {
+  'font.size': 10,
+  'axes.titlesize': 11,
+  'axes.titlelocation': 'left',
+  'axes.spines.top': False,
+  'axes.spines.right': False,
+  'axes.edgecolor': '#808080',
+  'grid.color': '#E6E6E6',
+  'xtick.color': '#404040',
+  'ytick.color': '#404040',
+  'text.parse_math': False,
+}
+
+
+def draw(
+  rows: Sequence[study_lib.Row], sweep: space_lib.Sweep, path: pathlib.Path
+) -> None:
+  """Writes the picture; without a key or a value yet, there is none.
+
+  A grid over two keys is a map; otherwise each key has a panel, with the trials
+  over its values.
+
+  Args:
+    rows: All trials.
+    sweep: Whose they are.
+    path: Of the PNG, which is at any moment the old or the new one, whole.
+
+  Raises:
+    UserError: It cannot be written.
+  """
+  import matplotlib
+  from matplotlib import figure as figure_lib
+
+  valued = [row for row in rows if _value(row) is not None]
+  if not valued or not sweep.space:
+    return
+  with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+    warnings.filterwarnings('ignore', 'Glyph')  # values may be in any script
+    figure = figure_lib.Figure(layout='constrained')
+    if sweep.sampler == 'grid' and len(sweep.space) == 2:
+      _draw_map(figure, rows, sweep)
+    else:
+      _draw_panels(figure, rows, sweep)
+    letters = int(figure.get_figwidth() * 11)  # in a line
+    lines = [textwrap.fill(x, letters) for x in _title(rows, sweep)]
+    figure.suptitle('\n'.join(lines), x=0.01, ha='left', fontsize=11)
+    temporary = path.with_name(f'.{path.name}.tmp')
+    try:
+      figure.savefig(temporary, format='png', dpi=_DPI)
+      os.replace(temporary, path)
+    except OSError as e:
+      raise workdir_lib.cannot_write(path, e) from e
+
+
+def _value(row: study_lib.Row) -> float | None:
+  known = row.value is not None and math.isfinite(row.value)
+  return row.value if known and row.state in ('complete', 'pruned') else None
+
+
+def _best(
+  rows: Sequence[study_lib.Row], sweep: space_lib.Sweep
+) -> study_lib.Row | None:
+  first = board_lib.ranked(rows, sweep)[0]
+  return first if first.state == 'complete' else None
+
+
+def _title(rows: Sequence[study_lib.Row], sweep: space_lib.Sweep) -> list[str]:
+  counts = {
+    state: sum(row.state == state for row in rows)
+    for state in ('complete', 'pruned', 'failed')
+  }
+  found = ', '.join(f'{n} {state}' for state, n in counts.items() if n)
+  title = [f'{len(rows)} trials: {found}']
+  best = _best(rows, sweep)
+  if best is not None and best.value is not None:
+    half = board_lib.spread(best)
+    interval = f' ± {half:.2g}' if math.isfinite(half) else ''
+    title.append(
+      f'best: {sweep.metric} {best.value:.5g}{interval}'
+      f' (trial {best.number}: {space_lib.show(best.point)})'
+    )
+  return title
+
+
+def _draw_panels(
+  figure: 'figure_lib.Figure',
+  rows: Sequence[study_lib.Row],
+  sweep: space_lib.Sweep,
+) -> None:
+  keys = sorted(sweep.space)
+  columns = 2 if len(keys) in (2, 4) else min(len(keys), _COLUMNS)
+  lines = -(-len(keys) // columns)
+  width = max(columns * _WIDTH, 7.5)  # room for the title
+  figure.set_size_inches(width, lines * _HEIGHT + 0.9)
+  cells = figure.subplots(lines, columns, squeeze=False, sharey=True)
+  edge = _edge(rows, sweep)
+  for i, cell in enumerate(cells.flat):
+    if i >= len(keys):
+      cell.set_axis_off()
+      continue
+    _draw_panel(cell, rows, sweep, keys[i], edge)
+    cell.set_xlabel(keys[i])
+    if i % columns == 0:
+      cell.set_ylabel(sweep.metric)
+  _add_legend(figure, cells.flat)
+
+
+def _edge(rows: Sequence[study_lib.Row], sweep: space_lib.Sweep) -> float:
+  """Returns the worst value that the panels show.
+
+  Runs that have diverged would otherwise take all of the room.
+  """
+  sign = 1 if sweep.direction == 'maximize' else -1
+  values = [sign * x for row in rows if (x := _value(row)) is not None]
+  best = max(values)
+  room = _ROOM * (best - float(np.median(values)))
+  return sign * max(min(values), best - room) if room else sign * min(values)
+
+
+def _add_legend(
+  figure: 'figure_lib.Figure', cells: Iterable['axes.Axes']
+) -> None:
+  found: dict[str, Any] = {}
+  for cell in cells:
+    handles, labels = cell.get_legend_handles_labels()
+    found |= dict(zip(labels, handles, strict=True))
+  # Those with error bars come last of themselves, and belong in front.
+  names = sorted(found, key=lambda name: name not in _COMPLETE)
+  figure.legend(
+    [found[name] for name in names],
+    names,
+    loc='outside lower center',
+    ncols=5,
+    frameon=False,
+  )
+
+
+def _draw_panel(
+  cell: 'axes.Axes',
+  rows: Sequence[study_lib.Row],
+  sweep: space_lib.Sweep,
+  key: str,
+  edge: float,
+) -> None:
+  """Draws the trials over the values of one key."""
+  place = _axis(cell, sweep.space[key])
+  cell.grid(True)
+  kinds = _kinds([row for row in rows if key in row.point], sweep, edge)
+
+  def xs(some: Sequence[study_lib.Row]) -> list[float]:
+    return [place(row.point[key], row.number) for row in some]
+
+  complete = kinds.pop('complete')
+  halves = [board_lib.spread(row) for row in complete]
+  several = any(map(math.isfinite, halves))
+  cell.errorbar(
+    xs(complete),
+    [row.value or 0.0 for row in complete],
+    yerr=np.nan_to_num(halves) if several else None,
+    fmt='o',
+    color=_BLUE,
+    ecolor=_BLUE + '80',
+    markersize=5,
+    capsize=2,
+    label=_COMPLETE[several],
+  )
+  for kind, some in kinds.items():
+    if some:
+      ys = [edge if kind in _BEYOND else row.value or 0.0 for row in some]
+      style = dict(_MARKS[kind])
+      if kind == 'failed':  # at the bottom, wherever that is
+        ys, style['transform'] = [0.03] * len(ys), cell.get_xaxis_transform()
+      cell.plot(xs(some), ys, linestyle='', label=kind, **style)
+
+
+def _kinds(
+  rows: Sequence[study_lib.Row], sweep: space_lib.Sweep, edge: float
+) -> dict[str, list[study_lib.Row]]:
+  """Sorts trials by the marks that they get."""
+  names = ('complete', *_MARKS)
+  kinds: dict[str, list[study_lib.Row]] = {name: [] for name in names}
+  upwards = sweep.direction == 'maximize'
+  best = _best(rows, sweep)
+  for row in rows:
+    value = _value(row)
+    if value is None:
+      if row.state == 'failed':
+        kinds['failed'].append(row)
+    elif (value < edge) if upwards else (value > edge):
+      kinds[_BEYOND[not upwards]].append(row)
+    else:
+      kinds[row.state].append(row)
+    if best is not None and row.number == best.number:
+      kinds['best'].append(row)
+  return kinds
+
+
+def _axis(
+  cell: 'axes.Axes', dimension: space_lib.Dimension
+) -> Callable[[Any, int], float]:
+  """Sets up the x axis.
+
+  Returns:
+    What places a value of a trial, by its number, on the axis.
+  """
+  if isinstance(dimension, space_lib.Range):
+    if dimension.log:
+      _make_log(cell)
+    return lambda value, _: float(value)
+  values = dimension.values
+  if all(type(x) in (int, float) for x in values):
+    low, high = min(values), max(values)
+    if low > 0 and high / low >= _LOG_RATIO:
+      _make_log(cell)
+    if len(values) < 8:
+      cell.set_xticks(values, [f'{x:g}' for x in values], minor=False)
+      cell.minorticks_off()
+    return lambda value, _: float(value)
+  texts = [space_lib.show_value(x) for x in values]
+  turned = sum(map(len, texts)) > _LETTERS
+  cell.set_xticks(
+    range(len(texts)),
+    texts,
+    rotation=20 if turned else 0,
+    ha='right' if turned else 'center',
+  )
+  cell.set_xlim(-0.5, len(texts) - 0.5)
+  # Spread a little, by the golden ratio, so that they do not hide each other.
+  return lambda value, number: (
+    values.index(value) + 0.3 * ((0.618 * number + 0.5) % 1 - 0.5)
+  )
+
+
+def _make_log(cell: 'axes.Axes') -> None:
+  from matplotlib import ticker
+
+  cell.set_xscale('log')
+  # The usual labels are formulas, which are not drawn as such here.
+  cell.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f'{x:g}'))
+  cell.xaxis.set_minor_formatter(ticker.NullFormatter())
+
+
+def _draw_map(
+  figure: 'figure_lib.Figure',
+  rows: Sequence[study_lib.Row],
+  sweep: space_lib.Sweep,
+) -> None:
+  """Draws a cell for each point of a grid over two keys."""
+  (y_key, ys), (x_key, xs) = sorted(
+    ((key, space_lib.values(x)) for key, x in sweep.space.items()),
+    key=lambda pair: len(pair[1]),
+  )
+  figure.set_size_inches(
+    max(7.5, 2.6 + 1.05 * len(xs)), max(3.4, 2.1 + 0.62 * len(ys))
+  )
+  cell = figure.subplots()
+  means = np.full((len(ys), len(xs)), np.nan)
+  notes: dict[tuple[int, int], tuple[str, study_lib.Row]] = {}
+  for row in rows:
+    if not row.point.keys() >= sweep.space.keys():
+      continue
+    at = ys.index(row.point[y_key]), xs.index(row.point[x_key])
+    value = _value(row)
+    if row.state == 'complete' and value is not None:
+      means[at] = value
+      half = board_lib.spread(row)
+      interval = f'\n± {half:.2g}' if math.isfinite(half) else ''
+      notes[at] = f'{value:.4g}{interval}', row
+    elif row.state == 'pruned' and value is not None:
+      notes[at] = f'{value:.4g}\npruned', row
+    else:
+      notes[at] = row.state, row
+  image = cell.imshow(means, cmap='viridis', origin='lower', aspect='auto')
+  cell.set_facecolor('#EEEEEE')
+  best = _best(rows, sweep)
+  for (i, j), (text, row) in notes.items():
+    shade: Any = image.norm(means[i, j])
+    dark = np.isfinite(means[i, j]) and shade < 0.6
+    color = 'white' if dark else 'black'
+    cell.text(j, i, text, ha='center', va='center', color=color, fontsize=9)
+    if best is not None and row.number == best.number:
+      _frame(cell, j, i)
+  cell.set_xticks(range(len(xs)), [space_lib.show_value(x) for x in xs])
+  cell.set_yticks(range(len(ys)), [space_lib.show_value(y) for y in ys])
+  cell.tick_params(length=0)
+  cell.set_xlabel(x_key)
+  cell.set_ylabel(y_key)
+  for side in ('left', 'bottom'):
+    cell.spines[side].set_visible(False)
+  if np.isfinite(means).any():
+    figure.colorbar(image, ax=cell, label=sweep.metric)
+
+
+def _frame(cell: 'axes.Axes', x: float, y: float) -> None:
+  from matplotlib import patches
+
+  cell.add_patch(
+    patches.Rectangle(
+      (x - 0.47, y - 0.46),
+      0.94,
+      0.92,
+      fill=False,
+      edgecolor=_RED,
+      linewidth=3,
+    )
+  )

@@ -1,0 +1,378 @@
+"""What a sweep tries, and how it is judged."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import importlib.util
+import math
+import os
+import re
+import traceback
+from typing import Any
+
+from absl import flags
+import ml_collections
+from ml_collections import config_flags as config_flags_lib
+
+from vit_jax import cli
+from vit_jax import config as config_lib
+from vit_jax.config import UserError
+
+SAMPLERS = ('grid', 'random', 'tpe')
+PRUNERS = ('none', 'median', 'halving')
+DIRECTIONS = ('maximize', 'minimize')
+PICKS = ('last', 'best')
+
+# Values of the keys of a space: {'optim.learning_rate': 3e-4}.
+Point = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Choice:
+  """One of some values, of any type."""
+
+  values: tuple[Any, ...]
+
+  def __str__(self) -> str:
+    return f'choice({", ".join(map(repr, self.values))})'
+
+
+@dataclasses.dataclass(frozen=True)
+class Range:
+  """Numbers from `low` to `high`, both of them among these."""
+
+  low: float
+  high: float
+  log: bool = False  # their logarithms are uniform
+  whole: bool = False  # integers
+
+  def __str__(self) -> str:
+    kind = {(False, False): 'uniform', (True, False): 'log_uniform'}
+    name = kind.get((self.log, self.whole), 'integers')
+    return f'{name}({self.low!r}, {self.high!r})'
+
+
+Dimension = Choice | Range
+
+
+def choice(*values: Any) -> Choice:
+  """Returns a dimension with these values, as `choice(0.0, 0.1, 0.3)`."""
+  return Choice(values)
+
+
+def uniform(low: float, high: float) -> Range:
+  """Returns a dimension of the numbers between two."""
+  return Range(low, high)
+
+
+def log_uniform(low: float, high: float) -> Range:
+  """Returns the same, for what varies over orders of magnitude."""
+  return Range(low, high, log=True)
+
+
+def integers(low: int, high: int) -> Range:
+  """Returns a dimension of whole numbers, `high` among them."""
+  return Range(low, high, whole=True)
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+  """What a sweep tries, and how it is judged.
+
+  A trial is one point of the space, run once with each seed; its value is the
+  mean over these.
+
+  Attributes:
+    space: What is tried of each key: {'optim.learning_rate': log_uniform(...)}.
+    sampler: 'grid': every point, each once, in an order of its own; 'random';
+      'tpe': a tree-structured Parzen estimator, which learns from the trials
+      that are done (arXiv:2304.11127).
+    trials: How many; None: the whole grid.
+    seeds: For `config.seed`.
+    metric: As metrics.jsonl names it.
+    direction: 'maximize' or 'minimize'.
+    pick: 'last': the value at the end of the run; 'best': its best one.
+    pruner: 'none'; 'median': stops a trial whose best value is below the median
+      of the others at the same step; 'halving': asynchronous successive
+      halving, which lets the better quarter of the trials go on at 1, 4, 16,
+      ... times the first step with a value (arXiv:1810.05934).
+    prune_after_trials: Of the median: so many have to be done before.
+    prune_after_steps: Of the median: a trial gets this far in any case.
+    sampler_seed: Of the points. A trial's point depends on it, on the trial's
+      number and, for tpe, on the values that are known when it begins.
+  """
+
+  space: Mapping[str, Dimension]
+  sampler: str = 'tpe'
+  trials: int | None = None
+  seeds: Sequence[int] = (0,)
+  metric: str = 'val/accuracy'
+  direction: str = 'maximize'
+  pick: str = 'last'
+  pruner: str = 'none'
+  prune_after_trials: int = 5
+  prune_after_steps: int = 0
+  sampler_seed: int = 0
+
+  def total(self) -> int:
+    """Returns the number of trials."""
+    if self.sampler != 'grid':
+      return self.trials or 0
+    size = math.prod(len(values(x)) for x in self.space.values())
+    return size if self.trials is None else min(self.trials, size)
+
+  def describe(self) -> dict[str, str | int | list[int] | None]:
+    """Returns what sweep.json holds: all that decides about the trials."""
+    fields = {
+      field.name: getattr(self, field.name)
+      for field in dataclasses.fields(self)
+      if field.name not in ('space', 'trials')
+    }
+    space = {f'space.{k}': str(self.space[k]) for k in sorted(self.space)}
+    return {**fields, 'seeds': list(self.seeds), **space}
+
+
+def values(dimension: Dimension) -> tuple[Any, ...]:
+  """Returns all values of a dimension that is finite."""
+  if isinstance(dimension, Choice):
+    return dimension.values
+  return tuple(range(int(dimension.low), int(dimension.high) + 1))
+
+
+def is_finite(dimension: Dimension) -> bool:
+  """Whether a dimension has finitely many values."""
+  return isinstance(dimension, Choice) or dimension.whole
+
+
+def text(value: Any) -> str:
+  """Returns a value as the command line takes it."""
+  return value if isinstance(value, str) else repr(value)
+
+
+def point_flags(point: Mapping[str, Any]) -> list[str]:
+  """Returns the flags that set the keys of a point.
+
+  None cannot be said in a flag: such a key stays as the config file has it.
+  """
+  return [
+    f'--config.{key}={text(point[key])}'
+    for key in sorted(point)
+    if point[key] is not None
+  ]
+
+
+def show(point: Mapping[str, Any]) -> str:
+  """Returns a point for people."""
+  return ', '.join(f'{key}={show_value(point[key])}' for key in sorted(point))
+
+
+def show_value(value: Any) -> str:
+  """Returns a value for people: 0.0012346 where it is 0.00123456789."""
+  if isinstance(value, float):
+    return f'{value:.5g}'
+  return text(value) or "''"
+
+
+def parse(
+  config_flags: Sequence[str], point: Mapping[str, Any]
+) -> ml_collections.ConfigDict:
+  """Returns the config that a run with these flags has.
+
+  Raises:
+    UserError: The config file, a key or a value cannot be used.
+  """
+  flag_values = flags.FlagValues()
+  argv = ['sweep', *config_flags, *point_flags(point)]
+  config = config_flags_lib.DEFINE_config_file(
+    'config', flag_values=flag_values, sys_argv=argv
+  )
+  cli.parse_flags(argv, flag_values)
+  return config.value
+
+
+def load(path: str) -> Sweep:
+  """Returns the sweep of `FILE.py` or `FILE.py:ARG`.
+
+  Raises:
+    UserError: There is no such file, or it fails; names the line that did.
+  """
+  path, *args = path.split(':', 1)
+  if not os.path.isfile(path):
+    raise UserError(
+      f'--sweep={path}: there is no such file; those that come with vit_jax are'
+      ' in configs/sweeps/'
+    )
+  spec = importlib.util.spec_from_file_location('vit_jax_sweep_file', path)
+  if spec is None or spec.loader is None:
+    raise UserError(f'--sweep={path}: it must be a Python file')
+  module = importlib.util.module_from_spec(spec)
+  try:
+    spec.loader.exec_module(module)
+    sweep = module.get_sweep(*args)
+  except UserError as e:
+    raise UserError(f'{path}: {e}') from None
+  except Exception as e:  # whatever the user's file does
+    raise UserError(_where(path, e)) from None
+  if not isinstance(sweep, Sweep):
+    raise UserError(f'{path}: get_sweep() must return a sweep.Sweep')
+  return sweep
+
+
+def _where(path: str, error: Exception) -> str:
+  """Names the line of the sweep file that an exception comes from."""
+  lines = [
+    frame.lineno
+    for frame in traceback.extract_tb(error.__traceback__)
+    if os.path.realpath(frame.filename) == os.path.realpath(path)
+  ]
+  if isinstance(error, SyntaxError):
+    lines = [error.lineno]
+  where = f'{path}, line {lines[-1]}' if lines else path
+  return f'{where}: {type(error).__name__}: {config_lib.one_line(error)}'
+
+
+def check(
+  sweep: Sweep, config_flags: Sequence[str]
+) -> ml_collections.ConfigDict:
+  """Checks a sweep against the config that it is to vary.
+
+  Args:
+    sweep: From its file.
+    config_flags: `--config=FILE` and what it overrides.
+
+  Returns:
+    The config, with no key of the space set.
+
+  Raises:
+    UserError: A key does not exist, a value does not fit, or a field is wrong.
+  """
+  _check_fields(sweep)
+  config = parse(config_flags, {})
+  config_lib.check(config)
+  known = dict(config_lib.flatten(config))
+  given = {
+    x[1] for f in config_flags if (x := re.match(r'--?config\.(.+?)=', f))
+  }
+  if 'seed' in {*given, *sweep.space}:
+    raise UserError(
+      "config.seed is one of the sweep's `seeds`: name it there alone"
+    )
+  for key, dimension in sweep.space.items():
+    if key not in known:
+      raise UserError(f'in the space: {config_lib.unknown_key(config, key)}')
+    if key in given:
+      raise UserError(
+        f'--config.{key}: the space has this key, too; take it out of one'
+      )
+    _check_dimension(key, dimension, sweep.sampler)
+    for value in _samples(dimension):
+      _check_value(config_flags, key, value)
+  _check_metric(sweep, config)
+  return config
+
+
+def _samples(dimension: Dimension) -> tuple[Any, ...]:
+  """Returns values that fit a key if all of the dimension's do."""
+  if isinstance(dimension, Choice):
+    return dimension.values
+  if dimension.whole:
+    return int(dimension.low), int(dimension.high)
+  return float(dimension.low), float(dimension.high)
+
+
+def _check_fields(sweep: Sweep) -> None:
+  for name, allowed in (
+    ('sampler', SAMPLERS),
+    ('pruner', PRUNERS),
+    ('direction', DIRECTIONS),
+    ('pick', PICKS),
+  ):
+    if getattr(sweep, name) not in allowed:
+      raise UserError(
+        f'{name} is {getattr(sweep, name)!r}: choose one of'
+        f' {", ".join(allowed)}'
+      )
+  if not sweep.space and sweep.sampler != 'grid':
+    raise UserError(
+      'the space is empty: name keys to vary, as in'
+      " space={'optim.learning_rate': sweep.log_uniform(1e-4, 1e-2)}"
+    )
+  seeds = list(sweep.seeds)
+  whole = all(type(x) is int and 0 <= x < 2**32 for x in seeds)
+  if not seeds or not whole or len(set(seeds)) < len(seeds):
+    raise UserError(
+      f'seeds is {sweep.seeds!r}: write different whole numbers, as (0, 1, 2)'
+    )
+  if sweep.trials is None and sweep.sampler != 'grid':
+    raise UserError(
+      f'trials is missing: say how many points {sweep.sampler} is to try, as in'
+      ' trials=20 or --trials=20'
+    )
+  minima = {'trials': 1, 'prune_after_trials': 1, 'prune_after_steps': 0}
+  minima['sampler_seed'] = 0
+  for name, least in minima.items():
+    value = getattr(sweep, name)
+    if value is None and name == 'trials':
+      continue
+    if type(value) is not int or value < least:
+      raise UserError(f'{name} is {value!r}: it must be at least {least}')
+
+
+def _check_dimension(key: str, dimension: Any, sampler: str) -> None:
+  if not isinstance(dimension, Choice | Range):
+    raise UserError(
+      f'in the space: {key} is {dimension!r}: write sweep.choice(...),'
+      ' uniform, log_uniform or integers'
+    )
+  if isinstance(dimension, Choice):
+    texts = [text(value) for value in dimension.values]
+    if not texts or len(set(texts)) < len(texts):
+      raise UserError(
+        f'in the space: {key} is {dimension}: name one value or more, each once'
+      )
+    return
+  low, high = dimension.low, dimension.high
+  if not all(
+    isinstance(x, int | float) and math.isfinite(x) for x in (low, high)
+  ):
+    raise UserError(f'in the space: {key} is {dimension}: write two numbers')
+  if dimension.whole and not all(type(x) is int for x in (low, high)):
+    raise UserError(
+      f'in the space: {key} is {dimension}: write two whole numbers'
+    )
+  if not low < high or (dimension.log and low <= 0):
+    positive = 'from a positive number ' if dimension.log else ''
+    raise UserError(
+      f'in the space: {key} is {dimension}: it must go {positive}up to a higher'
+      ' one'
+    )
+  if sampler == 'grid' and not dimension.whole:
+    raise UserError(
+      f'in the space: {key} is {dimension}, which no grid can try one by one:'
+      ' name values with sweep.choice(...), or take the sampler random or tpe'
+    )
+
+
+def _check_value(config_flags: Sequence[str], key: str, value: Any) -> None:
+  """Raises a UserError where a key cannot have a value."""
+  try:
+    config = parse(config_flags, {key: value})
+    config_lib.check(config)
+  except UserError as e:
+    raise UserError(f'in the space: {key}={text(value)}: {e}') from None
+  found = dict(config_lib.flatten(config))[key]
+  if found != value:
+    raise UserError(
+      f'in the space: {key}={text(value)}: the config takes it for {found!r},'
+      f' not for {value!r}'
+    )
+
+
+def _check_metric(sweep: Sweep, config: ml_collections.ConfigDict) -> None:
+  name, _, rest = sweep.metric.partition('/')
+  there = [k for k, spec in config.evals.items() if spec.split]
+  if not rest or name not in [*there, 'train']:
+    raise UserError(
+      f'metric is {sweep.metric!r}, but no such evaluation runs:'
+      f' {", ".join(there) or "all splits in config.evals are empty"}'
+    )

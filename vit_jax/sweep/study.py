@@ -1,0 +1,380 @@
+"""The study: Optuna's, in a journal that several processes share.
+
+A trial that Optuna holds for running is somebody's as long as that process
+holds the trial's lock. Otherwise it was left behind, and whoever takes the lock
+goes on with it. Points are handed out one at a time, under the study's lock.
+
+  sweep.json            what is tried, and with which config
+  journal.jsonl         Optuna's journal: points, values, states
+  trials/0007/seed1     the work directory of a run; seed1.log: what it printed
+  leaderboard.csv, sweep.png
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import pathlib
+from typing import Any
+
+import ml_collections
+import numpy as np
+import optuna
+from optuna.storages import journal as optuna_journal
+
+from vit_jax import config as config_lib
+from vit_jax import workdir as workdir_lib
+from vit_jax.config import UserError
+from vit_jax.sweep import locks
+from vit_jax.sweep import space as space_lib
+
+_STATES = optuna.trial.TrialState
+# What Optuna calls the states in which a trial ends.
+_STATE_OF = {
+  'complete': _STATES.COMPLETE,
+  'pruned': _STATES.PRUNED,
+  'failed': _STATES.FAIL,
+}
+_NAMES = {state: name for name, state in _STATE_OF.items()}
+
+
+@dataclasses.dataclass
+class Claim:
+  """A trial that is ours.
+
+  Attributes:
+    number: From 0.
+    point: Values of the keys of the space.
+    path: The trial's directory.
+    reported: Steps that Optuna has values of.
+    pruned: Whether it was to be stopped when its process was killed.
+  """
+
+  number: int
+  point: space_lib.Point
+  path: pathlib.Path
+  reported: set[int]
+  pruned: bool
+  trial: optuna.trial.Trial
+  lock: locks.Lock
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """What is known of a trial.
+
+  Attributes:
+    number: From 0.
+    point: Values of the keys of the space, as far as they are known.
+    state: 'complete', 'pruned', 'failed' or 'unfinished'.
+    step: The newest with a value; -1: none.
+    value: The mean over the seeds, or what is known of it; None: nothing.
+    seeds: Value of each seed that is done.
+    error: Why it failed, or ''.
+  """
+
+  number: int
+  point: space_lib.Point
+  state: str
+  step: int
+  value: float | None
+  seeds: Mapping[int, float]
+  error: str
+
+
+class Study:
+  """A sweep's trials."""
+
+  def __init__(
+    self,
+    workdir: pathlib.Path,
+    sweep: space_lib.Sweep,
+    config: ml_collections.ConfigDict,
+  ):
+    """Opens the study in a directory, or begins one.
+
+    Args:
+      workdir: Of the sweep; several processes may have it open.
+      sweep: Checked against the config.
+      config: Of all trials, without what the space varies.
+
+    Raises:
+      UserError: The study there is another one, or cannot be used.
+    """
+    self.workdir = workdir
+    self.sweep = sweep
+    self.total = sweep.total()
+    try:
+      (workdir / 'trials').mkdir(parents=True, exist_ok=True)
+    except OSError as e:
+      raise workdir_lib.cannot_write(workdir, e) from e
+    self.lock = locks.Lock(workdir / '.sweep.lock')
+    with self.lock:
+      _compare(workdir, sweep, config)
+      self._study = _open(workdir / 'journal.jsonl', sweep)
+
+  def claim(self) -> Claim | None:
+    """Returns a trial to run: one that was left behind, else a new one.
+
+    None where there is neither: all have begun, and the others of them are
+    someone else's.
+    """
+    with self.lock:
+      trials = self._trials()
+      for trial in trials:
+        if trial.state == _STATES.RUNNING:
+          lock = self._own(trial.number)
+          if lock is not None:
+            return self._claim(trial.number, lock, trial)
+      if len(trials) >= self.total:
+        return None
+      lock = self._own(len(trials))
+      assert lock is not None, 'a trial that did not begin is taken'
+      return self._claim(len(trials), lock)
+
+  def _own(self, number: int) -> locks.Lock | None:
+    folder = self.folder(number)
+    folder.mkdir(exist_ok=True)
+    lock = locks.Lock(folder / '.lock')
+    return lock if lock.acquire(wait=False) else None
+
+  def _claim(
+    self,
+    number: int,
+    lock: locks.Lock,
+    old: optuna.trial.FrozenTrial | None = None,
+  ) -> Claim:
+    self._study.sampler = _sampler(self.sweep, number)
+    # What was left behind may lack a part of its point, which is drawn now.
+    trial = (
+      self._study.ask()
+      if old is None
+      else optuna.trial.Trial(self._study, old._trial_id)
+    )
+    suggested = {
+      key: _suggest(trial, key, dimension)
+      for key, dimension in sorted(self.sweep.space.items())
+    }
+    self._study.sampler = optuna.samplers.RandomSampler()
+    return Claim(
+      number=trial.number,
+      point=_point(self.sweep.space, suggested),
+      path=self.folder(trial.number),
+      reported=set(old.intermediate_values) if old else set(),
+      pruned=bool(old and old.user_attrs.get('pruned')),
+      trial=trial,
+      lock=lock,
+    )
+
+  def folder(self, number: int) -> pathlib.Path:
+    """Returns the directory of a trial."""
+    return self.workdir / 'trials' / f'{number:04d}'
+
+  def report(self, claim: Claim, step: int, value: float) -> bool:
+    """Notes a trial's value at a step; returns whether it is to be stopped."""
+    if step in claim.reported:
+      return False
+    claim.reported.add(step)
+    claim.trial.report(value, step)
+    claim.pruned = claim.trial.should_prune()
+    if claim.pruned:
+      claim.trial.set_user_attr('pruned', True)
+    return claim.pruned
+
+  def finish(
+    self,
+    claim: Claim,
+    state: str,
+    seeds: Mapping[int, float],
+    value: float | None = None,
+    error: str = '',
+  ) -> None:
+    """Notes how a trial ended, and gives it up.
+
+    Args:
+      claim: Ours.
+      state: 'complete', 'pruned' or 'failed'.
+      seeds: Value of each seed that is done.
+      value: Of a complete trial.
+      error: Of a failed one.
+    """
+    claim.trial.set_user_attr('seeds', {str(k): x for k, x in seeds.items()})
+    if error:
+      claim.trial.set_user_attr('error', error)
+    self._study.tell(claim.trial, value, _STATE_OF[state])
+    claim.lock.release()
+
+  def unfinished(self) -> int:
+    """Returns how many trials have not ended, or not begun."""
+    ended = sum(trial.state.is_finished() for trial in self._trials())
+    return max(self.total - ended, 0)
+
+  def rows(self) -> list[Row]:
+    """Returns what is known of each trial that began."""
+    return [self._row(trial) for trial in self._trials()]
+
+  def _row(self, trial: optuna.trial.FrozenTrial) -> Row:
+    step = max(trial.intermediate_values, default=-1)
+    value = trial.value
+    if value is None:
+      value = trial.intermediate_values.get(step)
+    seeds = trial.user_attrs.get('seeds', {})
+    return Row(
+      number=trial.number,
+      point=_point(self.sweep.space, trial.params),
+      state=_NAMES.get(trial.state, 'unfinished'),
+      step=step,
+      value=value,
+      seeds={int(seed): x for seed, x in seeds.items()},
+      error=trial.user_attrs.get('error', ''),
+    )
+
+  def _trials(self) -> list[optuna.trial.FrozenTrial]:
+    return self._study.get_trials(deepcopy=False)
+
+
+def _compare(
+  workdir: pathlib.Path,
+  sweep: space_lib.Sweep,
+  config: ml_collections.ConfigDict,
+) -> None:
+  """Writes sweep.json, or compares with it.
+
+  Raises:
+    UserError: The sweep that is there was another one; lists the differences.
+  """
+  path = workdir / 'sweep.json'
+  described, total = sweep.describe(), sweep.total()
+  stored = workdir_lib.read_json(path)
+  if stored is None:
+    if (workdir / 'config.json').exists():
+      raise UserError(
+        f'{workdir} is the work directory of a run: give another --workdir'
+      )
+  else:
+    old = stored['sweep']
+    differences = [
+      f'{key}: {old.get(key)} -> {described.get(key)}'
+      for key in sorted(old.keys() | described.keys())
+      if old.get(key) != described.get(key)
+    ]
+    differences += _config_differences(path, stored['config'], config)
+    if total < stored['trials']:
+      differences.append(f'trials: {stored["trials"]} -> {total}')
+    if differences:
+      raise UserError(
+        f'{workdir} was begun with another sweep: {"; ".join(differences)}; go'
+        ' on with the old values, or give another --workdir (only the number of'
+        ' trials may grow)'
+      )
+    if total == stored['trials']:
+      return
+  workdir_lib.write_json(
+    path,
+    {
+      'sweep': described,
+      'trials': total,
+      'config': config_lib.to_dict(config),
+    },
+  )
+
+
+def _config_differences(
+  path: pathlib.Path,
+  stored: Mapping[str, Any],
+  config: ml_collections.ConfigDict,
+) -> list[str]:
+  """Lists what must be the same; each host may do the work in its own way."""
+  try:
+    before = config_lib.from_dict(stored)
+  except UserError as e:
+    raise UserError(f'{path}: {e}') from None
+  free = config_lib.differences(before, config, resumable=True)
+  return config_lib.differences(before, config) + [
+    text for text in free if text.startswith('evals.')
+  ]
+
+
+def _open(path: pathlib.Path, sweep: space_lib.Sweep) -> optuna.Study:
+  optuna.logging.set_verbosity(optuna.logging.WARNING)
+  path.touch()
+  try:
+    lock: Any = locks.JournalLock(path)  # the type that Optuna names is private
+    backend = optuna_journal.JournalFileBackend(str(path), lock_obj=lock)
+    return optuna.create_study(
+      study_name='sweep',
+      storage=optuna_journal.JournalStorage(backend),
+      direction=optuna.study.StudyDirection[sweep.direction.upper()],
+      pruner=_pruner(sweep),
+      load_if_exists=True,
+    )
+  except (ValueError, KeyError, AssertionError) as e:
+    raise UserError(
+      f'cannot read {path}: {config_lib.one_line(e)}; bring it back, or give'
+      ' another --workdir'
+    ) from e
+
+
+def _pruner(sweep: space_lib.Sweep) -> optuna.pruners.BasePruner:
+  if sweep.pruner == 'median':
+    return optuna.pruners.MedianPruner(
+      n_startup_trials=sweep.prune_after_trials,
+      n_warmup_steps=sweep.prune_after_steps,
+    )
+  if sweep.pruner == 'halving':
+    return optuna.pruners.SuccessiveHalvingPruner()
+  return optuna.pruners.NopPruner()
+
+
+def _sampler(
+  sweep: space_lib.Sweep, number: int
+) -> optuna.samplers.BaseSampler:
+  """Returns what draws the point of a trial.
+
+  Each has a seed of its own: one sampler for all would draw the same points
+  again in another process, and after a restart.
+  """
+  if sweep.sampler == 'grid':
+    return optuna.samplers.GridSampler(
+      {key: _labels(x) for key, x in sweep.space.items()},
+      seed=sweep.sampler_seed,
+    )
+  sequence = np.random.SeedSequence((sweep.sampler_seed, number))
+  seed = int(sequence.generate_state(1)[0])
+  if sweep.sampler == 'random':
+    return optuna.samplers.RandomSampler(seed=seed)
+  return optuna.samplers.TPESampler(seed=seed)
+
+
+def _labels(dimension: space_lib.Dimension) -> list[Any]:
+  """Returns what Optuna knows the values of a finite dimension by.
+
+  Text for a choice, since its values may be of types that Optuna cannot store.
+  """
+  found = space_lib.values(dimension)
+  if isinstance(dimension, space_lib.Choice):
+    return [space_lib.text(value) for value in found]
+  return list(found)
+
+
+def _suggest(
+  trial: optuna.trial.Trial, key: str, dimension: space_lib.Dimension
+) -> Any:
+  if isinstance(dimension, space_lib.Choice):
+    return trial.suggest_categorical(key, _labels(dimension))
+  if dimension.whole:
+    return trial.suggest_int(key, int(dimension.low), int(dimension.high))
+  return trial.suggest_float(
+    key, dimension.low, dimension.high, log=dimension.log
+  )
+
+
+def _point(
+  space: Mapping[str, space_lib.Dimension], suggested: Mapping[str, Any]
+) -> space_lib.Point:
+  """Returns the values that Optuna's stand for."""
+  point = {}
+  for key, value in suggested.items():
+    dimension = space[key]
+    if isinstance(dimension, space_lib.Choice):
+      value = dimension.values[_labels(dimension).index(value)]
+    point[key] = value
+  return point

@@ -1,0 +1,261 @@
+"""A trial: the runs of one point, one for each seed."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import math
+import os
+import pathlib
+import statistics
+import typing
+
+from absl import logging
+
+from vit_jax import config as config_lib
+from vit_jax import workdir as workdir_lib
+from vit_jax.evaluation import intervals
+from vit_jax.sweep import runs
+from vit_jax.sweep import space as space_lib
+
+if typing.TYPE_CHECKING:
+  from vit_jax.sweep import study as study_lib
+
+
+class Metrics:
+  """The values of one metric in a metrics.jsonl that grows.
+
+  Attributes:
+    values: By the step; nan where it was not finite.
+    step: The newest of all metrics; 0: none.
+    names: Of all metrics.
+  """
+
+  def __init__(self, path: pathlib.Path, name: str):
+    self._path = path
+    self._name = name
+    self._file = 0  # inode: a run that resumes writes a new file
+    self._clear()
+
+  def _clear(self) -> None:
+    self._offset = 0
+    self.values: dict[int, float] = {}
+    self.step = 0
+    self.names: set[str] = set()
+
+  def read(self) -> None:
+    """Reads what is new."""
+    try:
+      file = self._path.open('rb')
+    except FileNotFoundError:
+      return
+    with file:
+      status = os.fstat(file.fileno())
+      if status.st_ino != self._file or status.st_size < self._offset:
+        self._clear()
+        self._file = status.st_ino
+      file.seek(self._offset)
+      for line in file:
+        if not line.endswith(b'\n'):  # it is being written
+          break
+        self._offset += len(line)
+        self._take(line.decode(errors='replace'))
+
+  def _take(self, line: str) -> None:
+    entry = workdir_lib.parse_metrics(line)
+    if entry is None:
+      return
+    self.step = max(self.step, entry['step'])
+    self.names |= entry.keys() - {'step', 'epoch', 'time'}
+    if self._name in entry:
+      value = entry[self._name]
+      self.values[entry['step']] = math.nan if value is None else value
+
+  def result(self, sweep: space_lib.Sweep) -> float:
+    """Returns the value of a run that is done, as `sweep.pick` says.
+
+    Raises:
+      UserError: There is none, or it is not finite.
+    """
+    self.read()
+    found = [self.values[step] for step in sorted(self.values)]
+    if not found:
+      raise config_lib.UserError(
+        f'{self._path} has no {self._name}: it has'
+        f' {config_lib.some(sorted(self.names), 20)}'
+      )
+    if sweep.pick == 'best':
+      best = max if sweep.direction == 'maximize' else min
+      return best((x for x in found if math.isfinite(x)), default=math.nan)
+    return found[-1]
+
+
+@dataclasses.dataclass
+class Seed:
+  """One run of a trial.
+
+  Attributes:
+    number: What `config.seed` is.
+    workdir: Of the run.
+    metrics: Of the run.
+    run: While it goes on.
+    done: Whether it is finished.
+  """
+
+  number: int
+  workdir: pathlib.Path
+  metrics: Metrics
+  run: runs.Run | None = None
+  done: bool = False
+
+  def started(self) -> bool:
+    """Whether its values count for those of the trial."""
+    return self.done or self.run is not None
+
+
+class Trial:
+  """A trial that is ours, and what its runs do.
+
+  Attributes:
+    claim: The study's.
+    seeds: Its runs.
+    error: Why it failed, or ''.
+  """
+
+  def __init__(
+    self,
+    claim: 'study_lib.Claim',
+    study: 'study_lib.Study',
+    config_flags: Sequence[str],
+  ):
+    """Looks at what is there of its runs.
+
+    Args:
+      claim: Of the trial.
+      study: Is told of its values.
+      config_flags: Of all runs.
+    """
+    self.claim = claim
+    self.error = ''
+    self._study = study
+    self._flags = [*config_flags, *space_lib.point_flags(claim.point)]
+    self.seeds = []
+    for number in study.sweep.seeds:
+      workdir = claim.path / f'seed{number}'
+      metrics = Metrics(workdir / 'metrics.jsonl', study.sweep.metric)
+      self.seeds.append(Seed(number, workdir, metrics))
+      metrics.read()
+      self.seeds[-1].done = (workdir / 'DONE').exists()
+
+  def __str__(self) -> str:
+    begun = any(seed.metrics.step or seed.done for seed in self.seeds)
+    how = ' goes on' if begun else ''
+    point = space_lib.show(self.claim.point)
+    return f'trial {self.claim.number}{how}: {point}'
+
+  def step(self) -> int:
+    """Returns how far the runs that go on are; without any, the others."""
+    return max(seed.metrics.step for seed in self.running() or self.seeds)
+
+  def results(self) -> dict[int, float]:
+    """Returns the value of each seed that is done.
+
+    Raises:
+      UserError: A run has none.
+    """
+    sweep = self._study.sweep
+    return {s.number: s.metrics.result(sweep) for s in self.seeds if s.done}
+
+  def running(self) -> list[Seed]:
+    """Returns the runs that go on."""
+    return [seed for seed in self.seeds if seed.run is not None]
+
+  def waiting(self) -> Seed | None:
+    """Returns the next run to start; None where there is none."""
+    if self.error or self.claim.pruned:
+      return None
+    return next((seed for seed in self.seeds if not seed.started()), None)
+
+  def start(self, seed: Seed, launcher: runs.Launcher) -> None:
+    """Starts a run."""
+    flags = [*self._flags, f'--config.seed={seed.number}']
+    seed.run = launcher.start(flags, seed.workdir)
+
+  def stop(self) -> None:
+    """Asks all runs to save and end."""
+    for seed in self.running():
+      assert seed.run is not None
+      seed.run.stop()
+
+  def watch(self, stopping: bool = False) -> bool:
+    """Looks at the runs; returns whether the trial has ended.
+
+    Args:
+      stopping: Its runs were asked to end, but it is to go on another time.
+    """
+    for seed in self.running():
+      assert seed.run is not None
+      ended = seed.run.poll()
+      seed.metrics.read()
+      if ended is not None:
+        seed.run = None
+        self._note(seed, ended, stopping)
+    self._report()
+    if all(seed.done for seed in self.seeds):
+      self._finish('complete')
+      return True
+    if self.error or self.claim.pruned:
+      self.stop()
+      if not self.running():
+        self._finish('failed' if self.error else 'pruned')
+        return True
+    return False
+
+  def _note(self, seed: Seed, ended: runs.Ended, stopping: bool) -> None:
+    """Notes how a run ended."""
+    seed.done = (seed.workdir / 'DONE').exists()
+    if seed.done or stopping or self.claim.pruned or ended.status is None:
+      return
+    if not self.error:
+      error = ended.error or f'it ended with status {ended.status}, undone'
+      self.error = f'seed {seed.number}: {error}'
+
+  def _report(self) -> None:
+    """Tells the study of steps that all runs so far have reached."""
+    started = [seed.metrics.values for seed in self.seeds if seed.started()]
+    if not started or self.error or self.claim.pruned:
+      return
+    for step in sorted(set.intersection(*map(set, started))):
+      if step in self.claim.reported:
+        continue
+      value = statistics.fmean(values[step] for values in started)
+      if self._study.report(self.claim, step, value):
+        return
+
+  def _finish(self, state: str) -> None:
+    results = {}
+    try:
+      results = self.results()
+    except config_lib.UserError as e:
+      state, self.error = 'failed', str(e)
+    value = None
+    if state == 'complete':
+      value, _ = intervals.mean_interval(list(results.values()))
+      if not math.isfinite(value):
+        state = 'failed'
+        self.error = f'{self._study.sweep.metric} is not finite'
+        value = None
+    self._study.finish(self.claim, state, results, value, self.error)
+    logging.info('%s', _told(self, state, results))
+
+
+def _told(trial: Trial, state: str, results: Mapping[int, float]) -> str:
+  """Returns how a trial ended, for people."""
+  name = f'trial {trial.claim.number}'
+  if state == 'failed':
+    return f'{name} failed: {trial.error}'
+  if state == 'pruned':
+    return f'{name} pruned at step {max(trial.claim.reported)}'
+  mean, half = intervals.mean_interval(list(results.values()))
+  spread = f' ± {half:.4g}' if math.isfinite(half) else ''
+  seeds = f' ({len(results)} seeds)' if len(results) > 1 else ''
+  return f'{name} done: {mean:.5g}{spread}{seeds}'
