@@ -11,6 +11,8 @@ import pathlib
 import select
 import sys
 
+import tiny
+
 _TRAIN = """
 import os, pathlib, signal, sys
 flags = dict(arg[2:].split('=', 1) for arg in sys.argv[1:])
@@ -118,7 +120,9 @@ class Cluster:
     (self.workdir / 'script').write_text(acts)
     (folder / 'vit_jax').mkdir()
     # Or else the one that is installed comes first.
-    (folder / 'vit_jax' / '__init__.py').touch()
+    (folder / 'vit_jax' / '__init__.py').write_text(
+      f'__path__.append({str(tiny.ROOT / "vit_jax")!r})\n'  # for all but main
+    )
     (folder / 'vit_jax' / 'main.py').write_text(_TRAIN)
     for name, text in {
       'sbatch': _SBATCH,
