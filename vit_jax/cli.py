@@ -252,26 +252,41 @@ def load_config(path: str) -> ml_collections.ConfigDict:
   Raises:
     UserError: There is no such file, or it fails; names the line that did.
   """
+  config = call_file(path, 'config', 'configs/')
+  if not isinstance(config, ml_collections.ConfigDict):
+    file = path.split(':', 1)[0]
+    raise config_lib.UserError(f'{file}: get_config() must return a ConfigDict')
+  return config
+
+
+def call_file(path: str, what: str, folder: str) -> Any:
+  """Returns what `get_<what>()` of a Python file returns.
+
+  Args:
+    path: `FILE.py`, or `FILE.py:ARG`, of which it gets the argument.
+    what: Name of the flag that holds the path, too.
+    folder: Where those are that come with vit_jax.
+
+  Raises:
+    UserError: There is no such file, or it fails; names the line that did.
+  """
   path, *args = path.split(':', 1)
   if not os.path.isfile(path):
     raise config_lib.UserError(
-      f'--config={path}: there is no such file; the configs that come with'
-      ' vit_jax are in configs/'
+      f'--{what}={path}: there is no such file; those that come with vit_jax'
+      f' are in {folder}'
     )
-  spec = importlib.util.spec_from_file_location('vit_jax_config_file', path)
+  spec = importlib.util.spec_from_file_location(f'vit_jax_{what}_file', path)
   if spec is None or spec.loader is None:
-    raise config_lib.UserError(f'--config={path}: it must be a Python file')
+    raise config_lib.UserError(f'--{what}={path}: it must be a Python file')
   module = importlib.util.module_from_spec(spec)
   try:
     spec.loader.exec_module(module)
-    config = module.get_config(*args)
+    return getattr(module, f'get_{what}')(*args)
   except config_lib.UserError as e:
     raise config_lib.UserError(f'{path}: {e}') from None
   except Exception as e:  # whatever the user's file does
     raise config_lib.UserError(_where(path, e)) from None
-  if not isinstance(config, ml_collections.ConfigDict):
-    raise config_lib.UserError(f'{path}: get_config() must return a ConfigDict')
-  return config
 
 
 def _check_config(argv: Sequence[str]) -> None:
@@ -295,7 +310,7 @@ def _check_config(argv: Sequence[str]) -> None:
 
 
 def _where(path: str, error: Exception) -> str:
-  """Names the line of the config file that an exception comes from."""
+  """Names the line of a user's file that an exception comes from."""
   lines = [
     frame.lineno
     for frame in traceback.extract_tb(error.__traceback__)

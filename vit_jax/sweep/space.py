@@ -3,11 +3,8 @@
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
-import importlib.util
 import math
-import os
 import re
-import traceback
 from typing import Any
 
 from absl import flags
@@ -196,39 +193,11 @@ def load(path: str) -> Sweep:
   Raises:
     UserError: There is no such file, or it fails; names the line that did.
   """
-  path, *args = path.split(':', 1)
-  if not os.path.isfile(path):
-    raise UserError(
-      f'--sweep={path}: there is no such file; those that come with vit_jax are'
-      ' in configs/sweeps/'
-    )
-  spec = importlib.util.spec_from_file_location('vit_jax_sweep_file', path)
-  if spec is None or spec.loader is None:
-    raise UserError(f'--sweep={path}: it must be a Python file')
-  module = importlib.util.module_from_spec(spec)
-  try:
-    spec.loader.exec_module(module)
-    sweep = module.get_sweep(*args)
-  except UserError as e:
-    raise UserError(f'{path}: {e}') from None
-  except Exception as e:  # whatever the user's file does
-    raise UserError(_where(path, e)) from None
+  sweep = cli.call_file(path, 'sweep', 'configs/sweeps/')
   if not isinstance(sweep, Sweep):
-    raise UserError(f'{path}: get_sweep() must return a sweep.Sweep')
+    file = path.split(':', 1)[0]
+    raise UserError(f'{file}: get_sweep() must return a sweep.Sweep')
   return sweep
-
-
-def _where(path: str, error: Exception) -> str:
-  """Names the line of the sweep file that an exception comes from."""
-  lines = [
-    frame.lineno
-    for frame in traceback.extract_tb(error.__traceback__)
-    if os.path.realpath(frame.filename) == os.path.realpath(path)
-  ]
-  if isinstance(error, SyntaxError):
-    lines = [error.lineno]
-  where = f'{path}, line {lines[-1]}' if lines else path
-  return f'{where}: {type(error).__name__}: {config_lib.one_line(error)}'
 
 
 def check(

@@ -1,0 +1,239 @@
+"""Colours of one image, as Pillow changes them, for batches under vmap.
+
+All are functions of an image, uint8 [H, W, 1 or 3] (grey or RGB, no alpha),
+and of an amount, a scalar that may be traced. What treats each value of a
+channel alike is a table of 256 values; images then only look them up.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+_VALUES = np.arange(256, dtype=np.int32)[:, None]  # [256, 1]
+# A product that Pillow rounds to a whole number before it cuts off the
+# fraction may fall just short of it where a sum is fused with the product.
+_ROUNDING = 2.0**-15
+# Added on each side by `gaussian_blur`: enough for the widest box it takes.
+_BLUR_PAD = 2
+MAX_BLUR = 2.4
+
+
+def auto_contrast(image: jax.Array, amount: jax.Array) -> jax.Array:
+  """Makes the least value of each channel 0 and the greatest 255: a table."""
+  del amount
+  low = image.min(axis=(0, 1)).astype(jnp.int32)
+  width = image.max(axis=(0, 1)) - low
+  stretched = (_VALUES - low) * 255 // jnp.maximum(width, 1)
+  return jnp.where(width > 0, stretched, _VALUES)
+
+
+def equalize(image: jax.Array, amount: jax.Array) -> jax.Array:
+  """Makes all values of each channel about as frequent: a table."""
+  del amount
+  histogram = _histogram(image)
+  cumulative = histogram.cumsum(axis=0)
+  last = jnp.where(_VALUES == image.max(axis=(0, 1)), histogram, 0).sum(axis=0)
+  step = (cumulative[-1] - last) // 255
+  table = (step // 2 + cumulative - histogram) // jnp.maximum(step, 1)
+  return jnp.where(step > 0, table, _VALUES)
+
+
+def invert(image: jax.Array, amount: jax.Array) -> jax.Array:
+  """Returns the table of a negative."""
+  del image, amount
+  return jnp.asarray(255 - _VALUES)
+
+
+def posterize(image: jax.Array, amount: jax.Array) -> jax.Array:
+  """Returns the table that keeps the upper `amount` (0 to 8) bits."""
+  del image
+  dropped = 8 - jnp.clip(amount.astype(jnp.int32), 0, 8)
+  return (jnp.asarray(_VALUES) >> dropped) << dropped
+
+
+def solarize(image: jax.Array, amount: jax.Array) -> jax.Array:
+  """Returns the table that inverts what is not below the `amount`."""
+  del image
+  return jnp.where(_VALUES < amount, _VALUES, 255 - _VALUES)
+
+
+def solarize_add(image: jax.Array, amount: jax.Array) -> jax.Array:
+  """Returns the table that adds the `amount` to what is below 128."""
+  del image
+  return jnp.where(_VALUES < 128, _VALUES + amount.astype(jnp.int32), _VALUES)
+
+
+def brightness(image: jax.Array, amount: jax.Array) -> jax.Array:
+  """Returns the table of an image times the `amount`."""
+  del image
+  return _blend(jnp.zeros_like(_VALUES), _VALUES, amount)
+
+
+def contrast(image: jax.Array, amount: jax.Array) -> jax.Array:
+  """Returns the table that scales the distance to the mean grey."""
+  grey = _luminance(image)
+  mean = (2 * grey.sum() + grey.size) // (2 * grey.size)
+  return _blend(mean, _VALUES, amount)
+
+
+def color(image: jax.Array, amount: jax.Array) -> jax.Array:
+  """Scales the distance to grey: 0 makes an image grey, 1 leaves it."""
+  return _blend(_luminance(image), image, amount).astype(jnp.uint8)
+
+
+def grayscale(image: jax.Array, amount: jax.Array) -> jax.Array:
+  """Makes all channels the luminance."""
+  del amount
+  grey = _luminance(image).astype(jnp.uint8)
+  return jnp.broadcast_to(grey, image.shape)
+
+
+def sharpness(image: jax.Array, amount: jax.Array) -> jax.Array:
+  """Scales the distance to a smoothed image, but for its outermost pixels."""
+  height, width = image.shape[:2]
+  padded = jnp.pad(image.astype(jnp.int32), ((1, 1), (1, 1), (0, 0)))
+  total = sum(
+    padded[y : y + height, x : x + width] for y in range(3) for x in range(3)
+  )
+  smooth = (2 * (total + 4 * image.astype(jnp.int32)) + 13) // 26
+  y, x = np.ogrid[:height, :width]
+  inner = (0 < y) & (y < height - 1) & (0 < x) & (x < width - 1)
+  smooth = jnp.where(inner[..., None], smooth, image)
+  return _blend(smooth, image, amount).astype(jnp.uint8)
+
+
+def hue(image: jax.Array, amount: jax.Array) -> jax.Array:
+  """Turns the hue by the `amount` (-0.5 to 0.5) of the circle of colours.
+
+  As torchvision does it to images of Pillow, whose hues are 8 bits each.
+  """
+  if image.shape[-1] == 1:
+    return image
+  hues, saturation, value = _to_hsv(image)
+  hues = (hues + (amount * 255).astype(jnp.int32)) & 255
+  return _from_hsv(hues, saturation, value)
+
+
+def gaussian_blur(image: jax.Array, amount: jax.Array) -> jax.Array:
+  """Blurs with about a Gaussian of standard deviation `amount`, in pixels.
+
+  As Pillow: three boxes with soft edges, each rounded, first along rows.
+
+  Args:
+    image: Of any number of channels.
+    amount: Below `MAX_BLUR`.
+  """
+  variance = amount * amount / 3
+  whole = jnp.floor((jnp.sqrt(12 * variance + 1) - 1) / 2)
+  soft = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance)
+  radius = whole + soft / (6 * (variance - (whole + 1) ** 2))
+  # In whole numbers, of 24 bits: else what lies between two rounds otherwise.
+  weight = (2**24 / (2 * radius + 1)).astype(jnp.uint32)
+  width = 2 * whole.astype(jnp.uint32) + 1
+  outer = (2**24 - width * weight) // 2
+  offsets = np.abs(np.arange(-_BLUR_PAD, _BLUR_PAD + 1))
+  weights = jnp.where(offsets <= whole, weight, outer)
+  weights = jnp.where(offsets <= whole + 1, weights, 0)
+  blurred = image.astype(jnp.uint32)
+  for axis in (1, 1, 1, 0, 0, 0):
+    blurred = (_along(axis, blurred, weights) + 2**23) >> 24
+  return blurred.astype(jnp.uint8)
+
+
+def _along(axis: int, image: jax.Array, weights: jax.Array) -> jax.Array:
+  """Returns the weighted sum of neighbours along an axis."""
+  pad = [(_BLUR_PAD * (i == axis),) * 2 for i in range(3)]
+  padded = jnp.pad(image, pad, mode='edge')
+  total = jnp.zeros_like(image)
+  for i in range(2 * _BLUR_PAD + 1):
+    end = i + image.shape[axis]
+    total += weights[i] * jax.lax.slice_in_dim(padded, i, end, axis=axis)
+  return total
+
+
+def _blend(
+  start: jax.Array, end: jax.Array | np.ndarray, amount: jax.Array
+) -> jax.Array:
+  """Returns int32 start + amount * (end - start), cut to 0..255."""
+  start = start.astype(jnp.float32)
+  mixed = start + amount * (end.astype(jnp.float32) - start)
+  return jnp.clip(mixed + _ROUNDING, 0, 255).astype(jnp.int32)
+
+
+def _luminance(image: jax.Array) -> jax.Array:
+  """Returns int32 [H, W, 1]."""
+  image = image.astype(jnp.int32)
+  if image.shape[-1] == 1:
+    return image
+  red, green, blue = jnp.split(image, 3, axis=-1)
+  return (19595 * red + 38470 * green + 7471 * blue + 2**15) >> 16
+
+
+def _histogram(image: jax.Array) -> jax.Array:
+  """Returns int32 [256, C]."""
+  values = image.reshape(-1, image.shape[-1])
+  count = jax.vmap(lambda x: jnp.zeros(256, jnp.int32).at[x].add(1), 1, 1)
+  return count(values)
+
+
+def _to_hsv(image: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Returns int32 [H, W] each: hue, saturation, value, from 0 to 255."""
+  red, green, blue = jnp.moveaxis(image.astype(jnp.int32), -1, 0)
+  value = jnp.maximum(red, jnp.maximum(green, blue))
+  low = jnp.minimum(red, jnp.minimum(green, blue))
+  middle = red + green + blue - value - low
+  spread = value - low
+  saturation = jnp.floor(255 * spread / jnp.maximum(value, 1))
+  # Many hues are whole numbers, but for rounding: so it is done as Pillow does.
+  share = (value - middle) / jnp.maximum(spread, 1)
+  is_red, is_green = value == red, value == green
+  sixths = jnp.select(
+    [is_red & (low == blue), is_red, is_green & (low == blue), is_green],
+    [1 - share, share - 1, 1 + share, 3 - share],
+    jnp.where(low == red, 3 + share, 5 - share),
+  )
+  turn = sixths / 6
+  turn += (sixths - 4 * turn - 2 * turn) / 6  # XLA multiplies by about 1 / 6
+  turn = jnp.where(turn < 0, 1 + turn, turn)
+  hues = jnp.floor(255 * turn)
+  hues -= 256 * turn - hues < turn  # where the product was rounded up
+  hues = jnp.where(spread > 0, hues, 0).astype(jnp.int32)
+  return hues, saturation.astype(jnp.int32), value
+
+
+def _from_hsv(
+  hues: jax.Array, saturation: jax.Array, value: jax.Array
+) -> jax.Array:
+  """Returns uint8 [H, W, 3]."""
+  sixth = 255
+  # How far each channel is from its own colour's side of the circle.
+  place = jnp.array([5, 3, 1]) * sixth + 6 * hues[..., None]
+  place = jnp.where(place >= 6 * sixth, place - 6 * sixth, place)
+  share = jnp.clip(jnp.minimum(place, 4 * sixth - place), 0, sixth)
+  kept = (255 * sixth - saturation[..., None] * share).astype(jnp.float32)
+  channels = value[..., None] * kept / (255 * sixth)
+  return jnp.floor(channels + 0.5).astype(jnp.uint8)
+
+
+_Change = Callable[[jax.Array, jax.Array], jax.Array]
+
+# (image, amount) -> int32 [256, C or 1]; beyond 0..255 it is cut.
+TABLES: dict[str, _Change] = {
+  'auto_contrast': auto_contrast,
+  'equalize': equalize,
+  'invert': invert,
+  'posterize': posterize,
+  'solarize': solarize,
+  'solarize_add': solarize_add,
+  'brightness': brightness,
+  'contrast': contrast,
+}
+# (image, amount) -> image.
+FILTERS: dict[str, _Change] = {
+  'color': color,
+  'grayscale': grayscale,
+  'sharpness': sharpness,
+  'hue': hue,
+}
