@@ -163,7 +163,7 @@ def dropout(
 
 def path_rate(
   rate: float, layer: jax.Array, depth: int, uniform: bool
-) -> jax.Array | float:
+) -> float | jax.Array:
   """Returns the rate of stochastic depth in a layer.
 
   Args:
@@ -176,7 +176,7 @@ def path_rate(
   return rate if uniform else rate * layer / max(depth - 1, 1)
 
 
-def drop_path(x: jax.Array, rate: jax.Array, mask: Mask | None) -> jax.Array:
+def drop_path(x: jax.Array, rate: float | jax.Array, mask: Mask | None) -> jax.Array:
   """Stochastic depth (arXiv:1603.09382): zeroes whole rows of x [B, T, D]."""
   if mask is None:
     return x
