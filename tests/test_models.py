@@ -289,6 +289,37 @@ def test_stochastic_depth_grows_linearly():
   assert np.isfinite(plain).all()
 
 
+@pytest.mark.parametrize('scan', [False, True])
+def test_uniform_stochastic_depth_skips_all_layers(scan):
+  params, images = example()
+  if scan:
+    params = vit.stack_layers(params)
+  model = tiny(
+    stochastic_depth=0.9999, stochastic_depth_uniform=True, scan=scan
+  )
+  _, state = apply(model, params, images, seed=0, mutable=('intermediates',))
+  tokens = state['intermediates']['tokens']
+  for layer in tokens[1:]:
+    np.testing.assert_array_equal(layer, tokens[0])
+
+
+def test_the_head_starts_with_its_bias():
+  for name in ('ViT-Ti/4', 'Mixer-S/4'):
+    model = vit_jax.create_model(name, num_classes=3, depth=1, head_bias=-6.9)
+    shapes = models.init_params(model, jax.random.key(0), (8, 8, 3))
+    np.testing.assert_allclose(shapes['head']['bias'], -6.9, rtol=1e-6)
+
+
+def test_deit_initialisation():
+  model = tiny(initializers='deit')
+  params = models.init_params(model, jax.random.key(0), (8, 16, 3))
+  flat = flax.traverse_util.flatten_dict(params, sep='/')
+  for name in ('head/kernel', 'blocks_0/mlp/up/kernel', 'position_embedding'):
+    assert 0.01 < flat[name].std() < 0.021 and abs(flat[name]).max() < 0.05
+  fan_in = np.prod(flat['patch_embedding/kernel'].shape[:-1])
+  assert abs(flat['patch_embedding/kernel']).max() <= fan_in**-0.5
+
+
 def test_paper_initialisation():
   model = tiny(initializers='vit')
   params = models.init_params(model, jax.random.key(0), (8, 16, 3))

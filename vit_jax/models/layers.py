@@ -163,7 +163,7 @@ def dropout(
 
 def path_rate(
   rate: float, layer: jax.Array, depth: int, uniform: bool
-) -> float | jax.Array:
+) -> jax.Array:
   """Returns the rate of stochastic depth in a layer.
 
   Args:
@@ -173,10 +173,12 @@ def path_rate(
     uniform: Whether all have that rate (DeiT III, arXiv:2204.07118); or it
       grows linearly from 0 (arXiv:1603.09382).
   """
-  return rate if uniform else rate * layer / max(depth - 1, 1)
+  if uniform:
+    return jnp.float32(rate)
+  return rate * layer / max(depth - 1, 1)
 
 
-def drop_path(x: jax.Array, rate: float | jax.Array, mask: Mask | None) -> jax.Array:
+def drop_path(x: jax.Array, rate: jax.Array, mask: Mask | None) -> jax.Array:
   """Stochastic depth (arXiv:1603.09382): zeroes whole rows of x [B, T, D]."""
   if mask is None:
     return x

@@ -121,7 +121,7 @@ class EncoderBlock(nn.Module):
   def _drop_path(
     self,
     y: jax.Array,
-    rate: float | jax.Array,
+    rate: jax.Array,
     mask: layers.Mask | None,
     purpose: layers.Purpose,
   ) -> jax.Array:
