@@ -46,6 +46,12 @@ def test_every_entry_has_its_ratio(bench):
       assert entry['milliseconds_per_step'] > 0
 
 
+def test_what_augmentation_costs(bench):
+  entry = json.loads(json.dumps(bench.augment()))
+  low, high = entry['range']
+  assert low <= entry['extra'] <= high and entry['milliseconds_per_step'] > 0
+
+
 def test_what_a_save_costs(bench):
   entry = json.loads(json.dumps(bench.checkpoint()))
   low, high = entry['range']

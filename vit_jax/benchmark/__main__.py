@@ -11,6 +11,7 @@ place of two), timed in turns with ours. Nothing of a model is timed before both
 were seen to give the same logits.
 
   train, infer    steps and forward passes on a batch that is on the device
+  augment         what RandAugment(2,10) and mixup add to a step
   input           reading and decoding
   end_to_end      the whole loop
   checkpoint      steps with a save among them, against steps alone
@@ -32,7 +33,14 @@ from absl import logging
 from vit_jax import cli
 
 PROCESS_PARTS = ('startup', 'restart', 'parallel')
-MODEL_PARTS = ('train', 'infer', 'input', 'end_to_end', 'checkpoint')
+MODEL_PARTS = (
+  'train',
+  'infer',
+  'augment',
+  'input',
+  'end_to_end',
+  'checkpoint',
+)
 PARTS = MODEL_PARTS + PROCESS_PARTS
 
 _PARTS = flags.DEFINE_list('parts', list(PARTS), 'What to measure.')

@@ -20,6 +20,7 @@ from vit_jax import data
 from vit_jax import experiment as experiment_lib
 from vit_jax import models
 from vit_jax import monitor as monitor_lib
+from vit_jax import program as program_lib
 from vit_jax import train as train_lib
 from vit_jax.benchmark import baseline
 from vit_jax.benchmark import timing
@@ -115,6 +116,37 @@ class Bench:
     entry = self._compare(ours, plain, e.program.flops.step)
     self._state = state
     return entry | {'peak_memory_mb': _planned_memory(compiled)}
+
+  def augment(self) -> Entry:
+    """Times steps with RandAugment(2,10) and mixup, in turns with none."""
+    config = self.experiment.config.copy_and_resolve_references()
+    config.augment.policy, config.augment.mixup = 'randaugment(2,10)', 0.2
+    augmented = experiment_lib.build(config).program
+
+    def stepping(program: program_lib.Program) -> Callable[[], None]:
+      state, step = program.initialise(None), 0
+
+      def one_step() -> None:
+        nonlocal state, step
+        state, metrics = program.train_step(state, self._batch, np.int32(step))
+        step += 1
+        jax.block_until_ready(metrics)
+
+      return one_step
+
+    plain = stepping(self.experiment.program)
+    steps = {'augmented': stepping(augmented), 'plain': plain}
+    times = timing.in_turns(steps, self.blocks, warmup=2)
+    ratios = [
+      with_it / without
+      for with_it, without in zip(*times.values(), strict=True)
+    ]
+    return {
+      'extra': statistics.median(ratios) - 1,
+      'range': [min(ratios) - 1, max(ratios) - 1],
+      'milliseconds_per_step': 1e3 * statistics.median(times['augmented']),
+      'baseline': 1e3 * statistics.median(times['plain']),
+    }
 
   def infer(self) -> Entry:
     """Times the forward pass on images that are on the device."""
