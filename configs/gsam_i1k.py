@@ -7,8 +7,9 @@ or B/16, B/32 or Mixer-B/16.
 Source: "Surrogate Gap Minimization Improves Sharpness-Aware Training",
 arXiv:2203.08065, and its authors' config in big_vision, of B/32. Validation
 images named rightly after 300 epochs: S/16 79.5%, B/16 81.0, Mixer-B/16 77.8
-(with SAM 78.1, 79.9 and 77.4: sam_i1k.py). Not run by us. Memory:
---config.train.accumulation=8; it takes twice the time of AdamW.
+(with SAM 78.1, 79.9 and 77.4: sam_i1k.py). Not run by us. A step is two passes
+over each of 64 parts of the batch, one part after the other: on many devices it
+is slow.
 
 The length of the perturbation follows the learning rate; its parts are those of
 SAM, 64. That config's weight decay, 1e-3, is multiplied by the schedule alone;

@@ -7,8 +7,8 @@ or B/16, B/32 or Mixer-B/16. Without SAM: --config.optim.sam.rho=0.
 Source: "When Vision Transformers Outperform ResNets without Pre-training or
 Strong Data Augmentations", arXiv:2106.01548. Validation images named rightly
 after 300 epochs, with AdamW and with SAM: S/16 74.4% and 78.1; B/16 74.6 and
-79.9; Mixer-B/16 66.4 and 77.4. Not run by us. Memory:
---config.train.accumulation=8; it takes twice the time of AdamW.
+79.9; Mixer-B/16 66.4 and 77.4. Not run by us. A step is two passes over each
+of 64 parts of the batch, one part after the other: on many devices it is slow.
 
 SAM perturbs the weights by rho in each of 64 parts of the batch by itself: its
 authors used 64 TPU chips, and found that fewer need a larger rho

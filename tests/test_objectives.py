@@ -10,6 +10,7 @@ import pytest
 import tiny
 
 from vit_jax import config as config_lib
+from vit_jax import examine
 from vit_jax import experiment as experiment_lib
 from vit_jax import train
 from vit_jax.evaluation import metrics
@@ -123,7 +124,10 @@ STUDENT = {
 def teacher(tmp_path_factory):
   path = tmp_path_factory.mktemp('teacher') / 'run'
   config = tiny.config(
-    train__duration='8 steps', model__initializers='lecun', seed=3
+    train__duration='8 steps',
+    model__initializers='lecun',
+    model__scan=True,
+    seed=3,
   )
   assert train.run(config, str(path)) == 0
   return str(path)
@@ -186,6 +190,28 @@ def test_a_student_runs_and_is_loaded_without_its_teacher(teacher, tmp_path):
   assert student.predict([image]).shape == (1, 10)
 
 
+def test_a_replay_looks_at_the_student_alone(teacher):
+  e = build(objective__teacher=teacher, **STUDENT)
+  batch = next(e.train_batches(0))
+  found = examine.examine(e, e.init(), batch, 0)
+  pixels = np.asarray(batch['image'])[found.drawn] / 255
+  np.testing.assert_allclose(found.images, (pixels - 0.2) / 0.7, atol=1e-5)
+  names = [(event.path, event.when) for event in found.events]
+  assert len(set(names)) == len(names)
+  np.testing.assert_array_equal(found.label, batch['label'])
+
+
+def test_classes_in_another_order(teacher, caplog):
+  objective = build(objective__teacher=teacher, **STUDENT).program.objective
+  names = [str(i) for i in range(10)]
+  objective.check_classes(names)
+  assert not caplog.records
+  with pytest.raises(UserError, match="class 0 is '0' there, and '9' here"):
+    objective.check_classes(names[::-1])
+  objective.check_classes([f'n{i}' for i in names])
+  assert 'names its classes otherwise' in caplog.text
+
+
 @pytest.mark.parametrize(
   ('overrides', 'message'),
   [
@@ -195,6 +221,8 @@ def test_a_student_runs_and_is_loaded_without_its_teacher(teacher, tmp_path):
     ({'teacher_weight': -0.1}, 'objective.teacher_weight'),
     ({'name': 'distillation'}, 'objective.teacher is empty'),
     ({'teacher': 'runs/big'}, 'nobody listens'),
+    ({'model__distillation_token': True, 'model__pool': 'token'}, 'nobody tea'),
+    ({'train__ema_warmup': True, 'train__ema_decay': 0.0}, 'no average'),
     (
       {'name': 'distillation', 'teacher': 'x', 'distillation': 'loud'},
       'objective.distillation',
@@ -203,7 +231,10 @@ def test_a_student_runs_and_is_loaded_without_its_teacher(teacher, tmp_path):
   ids=str,
 )
 def test_mistakes(overrides, message):
-  keys = {f'objective__{key}': value for key, value in overrides.items()}
+  keys = {
+    key if '__' in key else f'objective__{key}': value
+    for key, value in overrides.items()
+  }
   with pytest.raises(UserError, match=message) as e:
     experiment_lib.check(tiny.config(**keys))
   assert '\n' not in str(e.value)

@@ -167,11 +167,15 @@ def test_at_no_rho_it_is_the_optimizer(name):
     ({'rho': 0.5, 'groups': 3}, 'optim.sam.groups'),
     ({'rho': 0.5, 'groups': 0}, 'optim.sam.groups'),
     ({'alpha': 0.5}, 'optim.sam.alpha'),
+    ({'rho': 0.5, 'groups': 4, 'mesh__data': 8}, r'16 in 4 part\(s\)'),
   ],
   ids=str,
 )
 def test_mistakes(overrides, message):
-  keys = {f'optim__sam__{key}': value for key, value in overrides.items()}
+  keys = {
+    key if '__' in key else f'optim__sam__{key}': value
+    for key, value in overrides.items()
+  }
   with pytest.raises(UserError, match=message) as e:
     experiment_lib.check(tiny.config(train__accumulation=2, **keys))
   assert '\n' not in str(e.value)

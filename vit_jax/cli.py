@@ -246,6 +246,11 @@ def config_path(argv: Sequence[str]) -> str | None:
   return path
 
 
+def config_name(path: str) -> str:
+  """Returns the name of a config file, `digits` of 'configs/digits.py:ARG'."""
+  return os.path.splitext(os.path.basename(path.split(':', 1)[0]))[0]
+
+
 def load_config(path: str) -> ml_collections.ConfigDict:
   """Returns the config of `FILE.py` or `FILE.py:ARG`.
 

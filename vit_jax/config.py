@@ -251,12 +251,11 @@ def _optim() -> ml_collections.ConfigDict:
 def _sam() -> ml_collections.ConfigDict:
   sam = ml_collections.ConfigDict()
   sam.rho = 0.0  # length of the perturbation; 0: it is off
-  # Length where the learning rate is 0; between, it follows the rate (GSAM).
+  # Length at the final learning rate; between, it follows the rate (GSAM).
   # None: always rho.
   sam.rho_min = config_dict.placeholder(float)
-  sam.alpha = (
-    0.0  # of GSAM: how much of the part across the ascent is taken off
-  )
+  # Of GSAM: how much is taken off of what lies across the perturbed gradient.
+  sam.alpha = 0.0
   # Equal parts of the global batch, each with a perturbation of its own.
   sam.groups = 1
   return sam
@@ -335,6 +334,18 @@ def period(text: str, examples: int, batch_size: int) -> fractions.Fraction:
 def num_steps(text: str, examples: int, batch_size: int) -> int:
   """Returns a length of time in whole steps, rounded up."""
   return math.ceil(period(text, examples, batch_size))
+
+
+def num_parts(config: ml_collections.ConfigDict) -> int:
+  """Returns the parts that a training batch is computed in, one by one.
+
+  Each group of SAM's is one, since it has a perturbation of its own.
+
+  Args:
+    config: The full config.
+  """
+  groups = config.optim.sam.groups if config.optim.sam.rho else 1
+  return max(config.train.accumulation, groups)
 
 
 def is_due(step: int, every: fractions.Fraction | None) -> bool:
@@ -519,6 +530,11 @@ def _check_run(config: ml_collections.ConfigDict) -> None:
   if not 0 <= train.ema_decay < 1:
     raise UserError(
       f'config.train.ema_decay is {train.ema_decay}: it must be in [0, 1)'
+    )
+  if train.ema_warmup and not train.ema_decay:
+    raise UserError(
+      'config.train.ema_warmup is True, but config.train.ema_decay is 0, so'
+      ' that no average is kept: set --config.train.ema_decay=0.9999, or so'
     )
   best = config.checkpoint.best
   names = [name for name, spec in config.evals.items() if spec.split]

@@ -10,7 +10,6 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax import flops as flops_lib
 from vit_jax import objectives
-from vit_jax import train_step
 from vit_jax.models import stack
 from vit_jax.models import vit
 from vit_jax.optim import rules as rules_lib
@@ -54,7 +53,7 @@ def step_flops(config: ml_collections.ConfigDict, params: Any) -> StepFlops:
     return batch | {'image': blank(batch['image'])}
 
   objective = objectives.create(config, blank_batch, blank)
-  parts = train_step.num_parts(config)
+  parts = config_lib.num_parts(config)
   b = config.train.batch_size // parts
   batch = {
     'image': jax.ShapeDtypeStruct((b, *size, channels), jnp.uint8),

@@ -6,7 +6,8 @@
 The classes of the data are found by name among those of the model. Every
 example counts once. Accuracies have 95% intervals (Wilson's); the calibration
 error is the mean distance of confidence and accuracy over 15 bins
-(arXiv:1706.04599); the loss is the mean cross-entropy in nats.
+(arXiv:1706.04599); the loss is the mean cross-entropy of the softmax in nats,
+whatever the model was trained with.
 
 --format=json is one object: examples, accuracy, loss, calibration_error, k and
 top_k_accuracy (k is 5, or the number of classes if that is less), classes

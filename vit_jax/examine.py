@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax import experiment as experiment_lib
 from vit_jax import objectives
 from vit_jax import sharding
@@ -124,8 +125,9 @@ def examine(
   mesh = e.program.mesh
   everywhere = sharding.replicated(mesh)
   constants = e.program.constants
-  trace, fed = jax.jit(
-    _forward(e), out_shardings=(everywhere, sharding.batch_sharding(mesh))
+  trace, fed, labels = jax.jit(
+    _forward(e),
+    out_shardings=(everywhere, sharding.batch_sharding(mesh), everywhere),
   )(constants, state.params, batch, np.int32(step))
   arrays = jax.jit(_backward(e), out_shardings=everywhere)(
     constants, state, batch, np.int32(step)
@@ -135,7 +137,7 @@ def examine(
   drawn = contact_sheet.choose(len(bad[first]), np.flatnonzero(bad[first]))
   images, index, label = jax.jit(
     lambda fed, rows, *others: (fed[rows], *others), out_shardings=everywhere
-  )(fed, np.array(drawn), batch['index'], _labels(e, batch, step))
+  )(fed, np.array(drawn), batch['index'], labels)
   return Findings(
     events=trace.events,
     bad=bad,
@@ -150,20 +152,23 @@ def examine(
 
 def _forward(
   e: experiment_lib.Experiment,
-) -> Callable[..., tuple[_Trace, jax.Array]]:
+) -> Callable[..., tuple[_Trace, jax.Array, jax.Array]]:
   """Returns what computes the loss of a step, and looks at each module.
 
   Returns:
     A function of (constants, parameters, batch, step) to a trace, and to the
-    images that the model is fed, float32 [B, H, W, C].
+    images that the model is fed, float32 [B, H, W, C], and their labels.
   """
   config = e.config.copy_and_resolve_references()
   config.model.scan, config.model.remat = False, 'none'
-  parts, loss = train_step_lib.num_parts(config), _loss(config, e)
+  parts, objective = config_lib.num_parts(config), _objective(config, e)
+  loss = sharding.keep_batch_split(
+    objective.loss, e.program.mesh, config.train.batch_size // parts
+  )
 
   def run(
     constants: Any, params: Any, batch: objectives.Batch, step: jax.Array
-  ) -> tuple[_Trace, jax.Array]:
+  ) -> tuple[_Trace, jax.Array, jax.Array]:
     params = stack.join_runs(params)
     if 'blocks' in params:
       params = vit.unstack_layers(params)
@@ -174,18 +179,22 @@ def _forward(
       recorder = _Recorder(len(rows))
       with nn.intercept_methods(recorder.intercept):
         loss(params, constants, batch, key, rows)
-      return None, (recorder.trace(), recorder.images)
+      labels = objective.augment(batch, key, rows)['label']
+      return None, (recorder.trace(), recorder.images, labels)
 
-    _, (trace, images) = jax.lax.scan(one_part, None, _parts(batch, parts))
+    _, (trace, *fed) = jax.lax.scan(one_part, None, _parts(batch, parts))
     bad = sharding.join_rows(trace.bad.swapaxes(1, 2)).T  # of [parts, E, ...]
     largest = trace.largest.max(axis=0)
-    return _Trace(trace.events, bad, largest), sharding.join_rows(images)
+    images, labels = map(sharding.join_rows, fed)
+    return _Trace(trace.events, bad, largest), images, labels
 
   return run
 
 
 class _Recorder:
   """Looks at what goes into each Linen module, and at what comes out of it.
+
+  Of the first model that is applied: another, as a teacher, is not looked at.
 
   Attributes:
     images: What went into the whole model.
@@ -195,6 +204,7 @@ class _Recorder:
     self._batch_size = batch_size
     self._events: list[Event] = []
     self._values: list[Values] = []
+    self._root: Any = None
     self.images: jax.Array | None = None
 
   def intercept(
@@ -205,7 +215,11 @@ class _Recorder:
     context: nn.module.InterceptorContext,
   ) -> Any:
     """Calls a module's method, as `nn.intercept_methods` asks for."""
-    if context.method_name != '__call__':
+    scope = context.module.scope
+    assert scope is not None  # bound, since it is called
+    root = scope.root
+    self._root = self._root or root
+    if context.method_name != '__call__' or root is not self._root:
       return call(*args, **kwargs)
     path = '/'.join(context.module.path)
     if not path:
@@ -269,30 +283,15 @@ def _backward(
   return run
 
 
-def _loss(
+def _objective(
   config: ml_collections.ConfigDict, e: experiment_lib.Experiment
-) -> Callable[..., Any]:
+) -> objectives.Objective:
   shape = e.source.image_shape
-  objective = objectives.create(
+  return objectives.create(
     config,
     device.train_transform(config, shape),
     device.eval_transform(config, shape),
   )
-  part_size = config.train.batch_size // train_step_lib.num_parts(config)
-  return sharding.keep_batch_split(objective.loss, e.program.mesh, part_size)
-
-
-def _labels(
-  e: experiment_lib.Experiment, batch: objectives.Batch, step: int
-) -> jax.Array:
-  """Returns the labels of a batch, mixed as its images are."""
-
-  def fed(batch: objectives.Batch, step: jax.Array) -> jax.Array:
-    rows = jnp.arange(len(batch['image']), dtype=jnp.int32)
-    key = train_step_lib.step_key(e.config.seed, step)
-    return e.program.objective.augment(batch, key, rows)['label']
-
-  return jax.jit(fed)(batch, np.int32(step))
 
 
 def _parts(batch: objectives.Batch, parts: int) -> Any:

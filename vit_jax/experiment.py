@@ -164,6 +164,7 @@ def build(
     return config_lib.period(text, len(source), batch_size) if text else None
 
   program = program_lib.make(config, source.image_shape, lengths)
+  program.objective.check_classes(source.classes)
   _warn_of_zero_head(config, program.rules, start)
   return Experiment(
     config=config,
@@ -222,7 +223,7 @@ def dry_run(experiment: Experiment) -> dict[str, float]:
 
   Returns:
     parameters (a count), GFLOP a step, and GiB a device: the state, the
-    temporary values of the step and their sum.
+    temporary values of the step, and the sum of all, a teacher included.
   """
   e = experiment
   program, state = e.program, e.program.abstract_state()
@@ -230,12 +231,14 @@ def dry_run(experiment: Experiment) -> dict[str, float]:
   lowered = program.train_step.lower(state, batch, np.int32(0))
   temporary = lowered.compile().memory_analysis().temp_size_in_bytes
   state_bytes = sharding.bytes_per_device(state)
+  constants = jax.tree.leaves(program.objective.constants)
+  constant_bytes = sum(x.nbytes for x in constants)
   return {
     'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
     'gflop_per_step': program.flops.step / 1e9,
     'state_gib': state_bytes / 2**30,
     'temporary_gib': temporary / 2**30,
-    'total_gib': (state_bytes + temporary) / 2**30,
+    'total_gib': (state_bytes + constant_bytes + temporary) / 2**30,
   }
 
 
@@ -289,7 +292,7 @@ def _warn_of_zero_head(
   head = rules.parameters.get('head/kernel')
   is_zero = start.has_fresh_head
   if not config.init_from.path:
-    is_zero = config.model.initializers != 'lecun'
+    is_zero = config.model.initializers not in ('lecun', 'deit')
   if head and not head.trains and is_zero:
     logging.warning(
       'warning: the head is new and all zeros, and does not train, so that'

@@ -110,7 +110,7 @@ def _name(path: str | None) -> str:
         '--config is missing: name a config file, as in'
         ' --config=configs/digits.py'
       )
-    return os.path.splitext(os.path.basename(path.split(':', 1)[0]))[0]
+    return cli.config_name(path)
   if path is not None or _REPLAY.value is not None:
     other = '--replay' if path is None else '--config'
     raise config_lib.UserError(

@@ -138,10 +138,11 @@ class Program:
 
     Returns:
       parameters, gradients (of what trains), optimizer, average (of the
-      parameters), activations (and all else that is temporary), and their sum,
-      total.
+      parameters), constants (of the objective, where it has any), activations
+      (and all else that is temporary), and their sum, total.
     """
     state = self.abstract_state()
+    constants = jax.tree.leaves(self.objective.constants)
     gib = {
       name: sharding.bytes_per_device(tree) / 2**30
       for name, tree in {
@@ -152,6 +153,8 @@ class Program:
       }.items()
     }
     temporary = temporary_bytes / 2**30
+    if constants:
+      gib['constants'] = sum(x.nbytes for x in constants) / 2**30
     plan = gib | {
       # A compiler may fuse them away.
       'gradients': min(gib['gradients'], temporary),

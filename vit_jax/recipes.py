@@ -257,7 +257,8 @@ def deit() -> ml_collections.ConfigDict:
   augmentation: an epoch is as many images as ImageNet has, a third of them
   different; mixup or CutMix, of which theirs draws the share once for a batch,
   ours for each pair. Theirs resizes bicubically and computes in float16 where
-  it can; ours bilinearly, and in bfloat16.
+  it can; ours bilinearly, and in bfloat16; and where shears leave no image, it
+  fills with the mean colour, ours with grey.
   """
   config = config_lib.default()
   config.data.name = 'imagenet2012'

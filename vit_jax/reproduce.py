@@ -178,12 +178,15 @@ def _check_paths(
   config: ml_collections.ConfigDict, record: records.Record
 ) -> None:
   """Raises a UserError where a relative path leads to nothing from here."""
-  name, start = config.data.name, config.init_from.path
+  name = config.data.name
+  start, teacher = config.init_from.path, config.objective.teacher
   is_folder = name.startswith(sources.FOLDER)
   paths = {
     'data.name': sources.folder_path(name) if is_folder else '',
     'data.dir': config.data.dir or '',
-    'init_from.path': '' if ':' in start else start,  # not one of the network
+    # Not those of the network.
+    'init_from.path': '' if ':' in start else start,
+    'objective.teacher': '' if ':' in teacher else teacher,
   }
   for key, path in paths.items():
     path = os.path.expanduser(path)

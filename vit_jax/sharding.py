@@ -86,15 +86,13 @@ def check(config: ml_collections.ConfigDict) -> None:
       ' have them all; set config.mesh.data=-1'
     )
   host_part(make_mesh(config.mesh))
-  train = config.train
-  part = train.batch_size // train.accumulation
+  batch_size, parts = config.train.batch_size, config_lib.num_parts(config)
   ways = shape['data'] * shape['fsdp']
-  if part % ways:
+  if batch_size // parts % ways:
     raise config_lib.UserError(
-      f'config.train.batch_size={train.batch_size} in'
-      f' {train.accumulation} part(s) does not divide over {ways} devices'
-      f' (mesh: {show_shape(shape)}): choose a multiple of'
-      f' {ways * train.accumulation}, or fewer devices with config.mesh.data'
+      f'config.train.batch_size={batch_size} in {parts} part(s) does not divide'
+      f' over {ways} devices (mesh: {show_shape(shape)}): choose a multiple of'
+      f' {ways * parts}, or fewer devices with config.mesh.data'
     )
 
 

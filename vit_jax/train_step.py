@@ -14,6 +14,7 @@ from jax.sharding import Mesh
 import ml_collections
 import optax
 
+from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax import sharding
 from vit_jax.optim import rules as rules_lib
@@ -128,7 +129,7 @@ def make_update(
   the rest nothing is differentiated, nor below the lowest of it.
   """
   in_place = sharding.constrain(mesh, placed)
-  parts = num_parts(config)
+  parts = config_lib.num_parts(config)
   part_size = config.train.batch_size // parts
   objective_loss = sharding.keep_batch_split(objective.loss, mesh, part_size)
 
@@ -231,15 +232,6 @@ def make_train_step(
     return state, metrics | new.means
 
   return train_step
-
-
-def num_parts(config: ml_collections.ConfigDict) -> int:
-  """Returns the parts that a batch is computed in, one by one.
-
-  Each group of SAM's is one, since it has a perturbation of its own.
-  """
-  groups = config.optim.sam.groups if config.optim.sam.rho else 1
-  return max(config.train.accumulation, groups)
 
 
 def ema_decay(

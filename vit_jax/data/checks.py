@@ -162,11 +162,11 @@ def _check_augment(config: ml_collections.ConfigDict) -> None:
 def _check_pairs(config: ml_collections.ConfigDict) -> None:
   """Checks that both images of a mixed pair are in one part of the batch."""
   augment, batch_size = config.augment, config.train.batch_size
-  keys = ('train.accumulation', 'optim.sam.groups')
-  values = dict(config_lib.flatten(config))
-  key = max(keys, key=lambda key: values[key])
-  parts = values[key]
-  if (augment.mixup or augment.cutmix) and batch_size % (2 * parts):
+  parts = config_lib.num_parts(config)
+  is_sam = parts > config.train.accumulation
+  key = 'optim.sam.groups' if is_sam else 'train.accumulation'
+  mixes = (augment.mixup or augment.cutmix) and augment.mix_probability
+  if mixes and batch_size % (2 * parts):
     in_parts = f' in each of config.{key}={parts} parts' if parts > 1 else ''
     raise UserError(
       f'config.augment mixes pairs of images{in_parts}: make'

@@ -337,7 +337,7 @@ def _autoaugment() -> Policy:
     )
     return place, level, chance.done <= probability
 
-  return Policy(amounts, choose, layers=2)
+  return Policy(amounts, choose, layers=2, fill=0)
 
 
 # One of these pairs is drawn: operation, probability, level from 0 to 9.

@@ -12,7 +12,6 @@ of two are the shares of their classes.
 Prints the path of the PNG.
 """
 
-import os
 import pathlib
 import sys
 from typing import NamedTuple
@@ -71,7 +70,8 @@ def main(argv: list[str]) -> None:
       '--config is missing: name a config file, as in'
       ' --config=configs/digits.py'
     )
-  path = pathlib.Path(_OUT.value or f'runs/data-{_config_name()}-{step}.png')
+  name = cli.config_name(cli.config_path(sys.argv) or '')
+  path = pathlib.Path(_OUT.value or f'runs/data-{name}-{step}.png')
   if path.suffix != '.png':
     raise UserError(f'--out={path}: what is written is a .png file')
   fed = load(config, step, _COUNT.value)
@@ -85,11 +85,6 @@ def main(argv: list[str]) -> None:
     f' {config.data.name}, {config.data.split}',
   )
   print(path)
-
-
-def _config_name() -> str:
-  path = cli.config_path(sys.argv) or ''
-  return os.path.splitext(os.path.basename(path.split(':', 1)[0]))[0]
 
 
 def load(config: 'ml_collections.ConfigDict', step: int, count: int) -> Fed:

@@ -256,7 +256,7 @@ class ViT(nn.Module):
     x = layers.dropout(x, self.dropout_rate, before)
     x = self._encode(x, mask)
     x = self._classify(self._pool(x).astype(jnp.float32))
-    return x.mean(axis=1) if self._two_heads and merge_heads else x
+    return x.mean(axis=1) if self.has_two_heads and merge_heads else x
 
   @property
   def prefix(self) -> tuple[str, ...]:
@@ -353,10 +353,11 @@ class ViT(nn.Module):
       mean = x[:, self.prefix_length :].mean(axis=1)
       return jnp.concatenate([x[:, 0], mean], axis=-1)
     # Before the norm: these tokens alone are read.
-    return norm(x[:, :2] if self._two_heads else x[:, 0])
+    return norm(x[:, :2] if self.has_two_heads else x[:, 0])
 
   @property
-  def _two_heads(self) -> bool:
+  def has_two_heads(self) -> bool:
+    """Whether the distillation token has a head of its own."""
     return self.distillation_token and self.distillation_head
 
   def _classify(self, x: jax.Array) -> jax.Array:
@@ -371,7 +372,7 @@ class ViT(nn.Module):
     head = functools.partial(
       layers.head, self.num_classes, init.head, self.head_bias
     )
-    if not self._two_heads:
+    if not self.has_two_heads:
       return head('head')(x)
     return jnp.stack(
       [head('head')(x[:, 0]), head('head_distillation')(x[:, 1])], axis=1

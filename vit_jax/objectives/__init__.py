@@ -7,7 +7,6 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax.objectives import distillation
 from vit_jax.objectives import losses
-from vit_jax.objectives.base import augmentation_key
 from vit_jax.objectives.base import Batch
 from vit_jax.objectives.base import Objective
 from vit_jax.objectives.base import Params
@@ -19,7 +18,6 @@ __all__ = [
   'Objective',
   'Params',
   'Scalars',
-  'augmentation_key',
   'check',
   'create',
 ]
@@ -55,6 +53,11 @@ def check(config: ml_collections.ConfigDict) -> None:
     raise config_lib.UserError(
       f'config.objective.teacher is {objective.teacher!r}, but nobody listens:'
       " set config.objective.name to 'distillation'"
+    )
+  elif config.model.distillation_token and not config.init_from.path:
+    raise config_lib.UserError(
+      'config.model.distillation_token is True, but nobody teaches: set'
+      " config.objective.name to 'distillation', and its teacher"
     )
   metrics = _OBJECTIVES[objective.name].metric_names
   best = config.checkpoint.best

@@ -1,5 +1,6 @@
 """What the train loop knows of an objective."""
 
+from collections.abc import Sequence
 from typing import Any
 from typing import Protocol
 
@@ -23,6 +24,13 @@ class Objective(Protocol):
   """
 
   constants: Params
+
+  def check_classes(self, classes: Sequence[str]) -> None:
+    """Checks the data's classes, in the order of their labels.
+
+    Raises:
+      UserError: They are not what the objective needs.
+    """
 
   def init(self, key: jax.Array) -> Params:
     """Returns fresh parameters."""

@@ -1,6 +1,7 @@
 """Classification of images by cross-entropy."""
 
 from collections.abc import Callable
+from collections.abc import Sequence
 from typing import Any
 
 from clu import metrics as clu_metrics
@@ -54,6 +55,9 @@ class Classification:
     self._rng = config.train.rng
     self._loss = config.objective.loss
     self._smoothing = config.objective.label_smoothing
+
+  def check_classes(self, classes: Sequence[str]) -> None:
+    """Any will do."""
 
   def init(self, key: jax.Array) -> base.Params:
     """Returns fresh parameters."""

@@ -1,9 +1,11 @@
 """Classification that also listens to a teacher (DeiT, arXiv:2012.12877)."""
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import functools
 import os
 
+from absl import logging
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -48,6 +50,9 @@ class Distillation(classification.Classification):
     self._normalization = config_lib.normalization(config)
     self._teacher = _load(config.objective.teacher, self.image_shape[:2])
     self._check_teacher(config)
+    self._teacher_model = self._teacher.model.clone(
+      dtype=jnp.dtype(config.train.dtype)
+    )
     self.constants = self._teacher.params
 
   def _check_teacher(self, config: ml_collections.ConfigDict) -> None:
@@ -60,6 +65,28 @@ class Distillation(classification.Classification):
           f'config.objective.teacher={path} knows {b} {what}, but the data has'
           f' {a}'
         )
+
+  def check_classes(self, classes: Sequence[str]) -> None:
+    """Checks that the teacher has the same classes in the same order.
+
+    Where it has no names, or others throughout, that cannot be known.
+
+    Raises:
+      UserError: It has not.
+    """
+    path, known = self._config.teacher, self._teacher.classes
+    for i, (own, theirs) in enumerate(zip(classes, known, strict=False)):
+      if own != theirs and theirs in classes:
+        raise config_lib.UserError(
+          f'config.objective.teacher={path} has its classes in another order'
+          f' than the data: class {i} is {theirs!r} there, and {own!r} here'
+        )
+    if known and not set(known) & set(classes):
+      logging.warning(
+        'warning: %s names its classes otherwise than the data (%s, ...; %s,'
+        ' ...): they are taken to be in the same order',
+        *(path, known[0], classes[0]),
+      )
 
   def loss(
     self,
@@ -77,7 +104,7 @@ class Distillation(classification.Classification):
     heads = self._heads(params, batch, key, rows)
     labels = batch['label']
     loss = self._cross_entropy(heads[:, 0], labels).mean()
-    answers = self._teacher.model.apply(
+    answers = self._teacher_model.apply(
       {'params': constants}, self._as_teacher_sees(batch['image'])
     )
     assert isinstance(answers, jax.Array)  # not a tuple: nothing is mutable
@@ -95,7 +122,7 @@ class Distillation(classification.Classification):
     rows: jax.Array,
   ) -> jax.Array:
     """Returns what learns the labels, and the teacher: [B, 2, classes]."""
-    if getattr(self.model, 'distillation_token', False):
+    if getattr(self.model, 'has_two_heads', False):
       return self._outputs(params, batch, key, rows, merge_heads=False)
     logits = self._outputs(params, batch, key, rows)
     return jnp.stack([logits, logits], axis=1)

@@ -9,7 +9,6 @@ whole array is computed for each layer.
 """
 
 from collections.abc import Callable
-import functools
 import math
 import re
 from typing import Any
@@ -200,11 +199,15 @@ def _trust_ratio(config: ml_collections.ConfigDict) -> Transformation:
   for BERT, and that of DeiT III's recipe, apex and timm.
   """
   adapt = arrays.per_layer(optax.scale_by_trust_ratio())
-  decays = functools.partial(re.search, config.decay_pattern)
+
+  def decays(name: str) -> bool:
+    if config.weight_decay:
+      return rules.weight_decay(config, name) > 0
+    return bool(re.search(config.decay_pattern, name))
 
   def adapted(updates: optax.Updates, params: optax.Params | None) -> Any:
     scaled, _ = adapt.update(updates, adapt.init(params), params)
-    mask = rules.per_array(params, lambda name: float(bool(decays(name))))
+    mask = rules.per_array(params, lambda name: float(decays(name)))
     return jax.tree.map(
       lambda s, u, m: jnp.where(m, s, u), scaled, updates, mask
     )

@@ -136,11 +136,6 @@ def values(dimension: Dimension) -> tuple[Any, ...]:
   return tuple(range(int(dimension.low), int(dimension.high) + 1))
 
 
-def is_finite(dimension: Dimension) -> bool:
-  """Whether a dimension has finitely many values."""
-  return isinstance(dimension, Choice) or dimension.whole
-
-
 def text(value: Any) -> str:
   """Returns a value as the command line takes it."""
   return value if isinstance(value, str) else repr(value)
@@ -217,7 +212,7 @@ def check(
   """
   _check_fields(sweep)
   config = parse(config_flags, {})
-  config_lib.check(config)
+  _check_config(config)
   known = dict(config_lib.flatten(config))
   given = {
     x[1] for f in config_flags if (x := re.match(r'--?config\.(.+?)=', f))
@@ -238,6 +233,17 @@ def check(
       _check_value(config_flags, key, value)
   _check_metric(sweep, config)
   return config
+
+
+def _check_config(config: ml_collections.ConfigDict) -> None:
+  """Does those checks of `experiment.check` that need no device."""
+  from vit_jax import data  # after the flags, since they import jax
+  from vit_jax import objectives
+  from vit_jax import optim
+
+  config_lib.check(config)
+  for layer in (data, optim, objectives):
+    layer.check(config)
 
 
 def _samples(dimension: Dimension) -> tuple[Any, ...]:
@@ -326,7 +332,7 @@ def _check_value(config_flags: Sequence[str], key: str, value: Any) -> None:
   """Raises a UserError where a key cannot have a value."""
   try:
     config = parse(config_flags, {key: value})
-    config_lib.check(config)
+    _check_config(config)
   except UserError as e:
     raise UserError(f'in the space: {key}={text(value)}: {e}') from None
   found = dict(config_lib.flatten(config))[key]
