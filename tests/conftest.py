@@ -5,6 +5,7 @@ devices than there are is skipped.
 """
 
 import os
+import pathlib
 import tempfile
 
 # Before jax starts: the tests run on the CPU, whatever else there is.
@@ -23,6 +24,21 @@ flags.FLAGS.mark_as_parsed()  # Grain reads flags
 # What commands keep does not outlive the tests, nor come from before them.
 _CACHE = tempfile.TemporaryDirectory(prefix='vit_jax_cache')
 os.environ['VIT_JAX_CACHE'] = _CACHE.name
+
+
+@pytest.fixture(scope='module', autouse=True)
+def room_for_programs():
+  """Forgets what earlier modules compiled, before there is too much of it.
+
+  Each compiled program holds some of the memory maps that Linux gives to a
+  process (65,530); the compiler crashes where there are no more.
+  """
+  maps = pathlib.Path('/proc/self/maps')
+  if maps.exists() and maps.read_bytes().count(b'\n') > 25_000:
+    import jax
+
+    jax.clear_caches()
+  yield
 
 
 @pytest.fixture(scope='session')

@@ -136,7 +136,11 @@ def test_refuses_augmentation(augment, message):
   [
     ({'train__batch_size': 9}, 'pairs of images: make .*=9 a multiple of 2,'),
     (
-      {'train__batch_size': 18, 'optim__sam__groups': 2},
+      {
+        'train__batch_size': 18,
+        'optim__sam__groups': 2,
+        'optim__sam__rho': 0.1,
+      },
       'in each of config.optim.sam.groups=2 parts: make .*=18 a multiple of 4',
     ),
     (
