@@ -28,7 +28,7 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
   """
   if not arg.isdecimal() or not int(arg):
     raise config_lib.UserError(
-      f'{arg!r} after the colon: write a number of epochs, as in'
+      f'{arg!r} after the colon: write a number of epochs, 1 or more, as in'
       ' configs/cifar10.py:10'
     )
   epochs = int(arg)

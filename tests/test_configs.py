@@ -75,8 +75,8 @@ def write_checkpoint(config, path):
 
 def shrink(config):
   """Makes batch, image, depth and width small, and nothing else."""
-  config.train.batch_size = 8 * config.train.accumulation
   config.optim.sam.groups = min(config.optim.sam.groups, 2)
+  config.train.batch_size = 8 * config_lib.num_parts(config)
   if config.model.name.startswith('BiT'):
     config.data.image_size = 32
     config.model.stages = (1, 1)

@@ -91,8 +91,8 @@ def test_it_is_what_the_model_is_fed():
 
 
 def test_sheet_of_digits(run):
-  captions, title, picture, out = run(*tiny.flags(), '--out=new/sheet.png')
-  assert out == 'new/sheet.png\n' and picture.shape[1] > 8 * 96
+  captions, title, picture, out = run(*tiny.flags(), '--out=sheet.png')
+  assert out == 'sheet.png\n' and picture.shape[1] > 8 * 96
   assert len(captions) == 16 and set(captions) <= set('0123456789')
   assert title == '16 of 16, step 0: digits, train[:80%]'
 
@@ -137,6 +137,7 @@ def test_captions(label, caption):
   [
     (['more'], "unexpected argument 'more'"),
     (['--out=a.jpg'], '--out=a.jpg: what is written is a .png file'),
+    (['--out=none/a.png'], '--out=none/a.png: there is no folder none'),
     (['--config.augment.erase=2'], 'config.augment.erase is 2.0'),
     (['--config.data.split=foo'], "config.data.split: digits has no split 'f"),
     (['--config.train.duration=5'], 'config.train.duration'),

@@ -287,6 +287,8 @@ def call_file(path: str, what: str, folder: str) -> Any:
   module = importlib.util.module_from_spec(spec)
   try:
     spec.loader.exec_module(module)
+    if not hasattr(module, f'get_{what}'):
+      raise config_lib.UserError(f'it has no get_{what}()')
     return getattr(module, f'get_{what}')(*args)
   except config_lib.UserError as e:
     raise config_lib.UserError(f'{path}: {e}') from None

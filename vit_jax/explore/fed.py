@@ -74,6 +74,8 @@ def main(argv: list[str]) -> None:
   path = pathlib.Path(_OUT.value or f'runs/data-{name}-{step}.png')
   if path.suffix != '.png':
     raise UserError(f'--out={path}: what is written is a .png file')
+  if _OUT.value and not path.parent.is_dir():
+    raise UserError(f'--out={path}: there is no folder {path.parent}')
   fed = load(config, step, _COUNT.value)
   from vit_jax.explore import contact_sheet
 

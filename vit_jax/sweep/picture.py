@@ -252,6 +252,8 @@ def _axis(
   if isinstance(dimension, space_lib.Range):
     if dimension.log:
       _make_log(cell)
+      # All of it: a part may have no power of ten, and so no number.
+      cell.set_xlim(dimension.low / 1.2, dimension.high * 1.2)
     return lambda value, _: float(value)
   values = dimension.values
   if all(type(x) in (int, float) for x in values):
