@@ -254,6 +254,7 @@ def test_reproduce(digits_run, tmp_path):
   said = err.splitlines()
   assert said[0].startswith(f'reproducing {digits_run}, begun ')
   assert said[-1].startswith('equal to the bit: all '), err
+  assert 'is empty' in run('--reproduce=')[2]
   status, _, err = run(f'--reproduce={tmp_path}', '--replay=1')
   assert status == 1 and 'leave --replay out' in err
 

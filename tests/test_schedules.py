@@ -46,6 +46,8 @@ def test_step_changes_at_the_step():
   fn = make('step', (100,))
   found = [float(fn(step)) for step in (0, 59, 60, 84, 85)]
   np.testing.assert_allclose(found, [1, 1, 0.1, 0.1, 0.01], rtol=1e-5)
+  fn = make('step', (100,), step_at=(0.55, 0.9))
+  np.testing.assert_allclose([fn(54), fn(55)], [1, 0.1], rtol=1e-5)
   # Both within the warm-up.
   fn = make('step', (100, 20), step_at=(0.05, 0.1))
   np.testing.assert_allclose(float(fn(21)), 0.01, rtol=1e-5)

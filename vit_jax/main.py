@@ -104,6 +104,10 @@ def _name(path: str | None) -> str:
   from vit_jax import config as config_lib  # quick: no jax
 
   original = _REPRODUCE.value
+  if original == '':
+    raise config_lib.UserError(
+      '--reproduce is empty: name a run, as in --reproduce=runs/digits'
+    )
   if original is None:
     if path is None:
       raise config_lib.UserError(

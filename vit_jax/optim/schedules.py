@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 import dataclasses
+import fractions
 import math
 from typing import Any
 
@@ -124,7 +125,8 @@ def make_schedule(
 def _step(config: ml_collections.ConfigDict, lengths: Lengths) -> Schedule:
   factors: dict[int, float] = {}
   for at in config.step_at:
-    step = max(math.ceil(at * lengths.total) - lengths.warmup, 0)
+    exact = fractions.Fraction(str(at))  # 0.55 of 100 steps are 55
+    step = max(math.ceil(exact * lengths.total) - lengths.warmup, 0)
     factors[step] = factors.get(step, 1.0) * config.step_factor
   return optax.piecewise_constant_schedule(config.learning_rate, factors)
 
