@@ -15,6 +15,7 @@ token; docs/cifar10.md has what each of them brings.
 import ml_collections
 
 from vit_jax import config as config_lib
+from vit_jax import recipes
 
 # A run this long sees each image often enough to learn it by heart.
 _LONG = 50  # epochs
@@ -32,14 +33,7 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
       ' configs/cifar10.py:10'
     )
   epochs = int(arg)
-  config = config_lib.default()
-
-  config.data.name = 'cifar10'
-  config.data.split = 'train[:45000]'
-  config.data.image_size = 32
-  config.data.source_size = (32, 32)
-  config.data.mean = (0.4914, 0.4822, 0.4465)
-  config.data.std = (0.2470, 0.2435, 0.2616)
+  config = recipes.cifar10()
   config.data.crop = 'pad'
   config.data.pad = 2
 
@@ -64,9 +58,7 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
   if epochs >= _LONG:
     _hold_back(config)
 
-  config.evals.val.split = 'train[45000:]'
   config.evals.val.every = f'{max(1, epochs // 10)} epochs'
-  config.evals.test.split = 'test'
   config.checkpoint.every = config.evals.val.every
   return config
 

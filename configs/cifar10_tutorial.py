@@ -19,19 +19,13 @@ were not run.
 import ml_collections
 
 from vit_jax import config as config_lib
+from vit_jax import recipes
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
   """Returns the config; takes no argument."""
   config_lib.no_argument(arg)
-  config = config_lib.default()
-
-  config.data.name = 'cifar10'
-  config.data.split = 'train[:45000]'
-  config.data.image_size = 32
-  config.data.source_size = (32, 32)
-  config.data.mean = (0.4914, 0.4822, 0.4465)
-  config.data.std = (0.2470, 0.2435, 0.2616)
+  config = recipes.cifar10()
   config.data.crop = 'random_resized'
   config.data.crop_scale = (0.8, 1.0)
   config.data.crop_ratio = (0.9, 1.1)
@@ -54,9 +48,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.optim.decay_pattern = ''  # everything decays
   config.optim.clip_norm = 1.0
 
-  config.evals.val.split = 'train[45000:]'
   config.evals.val.every = '2 epochs'
-  config.evals.test.split = 'test'
   config.checkpoint.every = '2 epochs'
   config.checkpoint.best = 'val/accuracy'
   return config

@@ -284,6 +284,23 @@ def deit() -> ml_collections.ConfigDict:
   return config
 
 
+def cifar10() -> ml_collections.ConfigDict:
+  """Returns CIFAR-10's data: 45,000 to train on, 5,000 held out, and test.
+
+  The split is the tutorial's; mean and std are those of its pixels.
+  """
+  config = config_lib.default()
+  config.data.name = 'cifar10'
+  config.data.split = 'train[:45000]'
+  config.data.image_size = 32
+  config.data.source_size = (32, 32)
+  config.data.mean = (0.4914, 0.4822, 0.4465)
+  config.data.std = (0.2470, 0.2435, 0.2616)
+  config.evals.val.split = 'train[45000:]'
+  config.evals.test.split = 'test'
+  return config
+
+
 def grey_28(name: str, patch: str) -> ml_collections.ConfigDict:
   """Returns a small ViT for 28 x 28 grey images, as teaching material has it.
 
