@@ -24,7 +24,6 @@ def run() -> None:
     command = importlib.import_module(_VERBS[verb])
     # As if that module were run: by this name absl finds its flags.
     sys.argv[:2] = [command.__name__]
-    cli.keep_compiled()
     cli.run(command.main, command.__doc__ or '', command.FLAGS)
   if not verb.startswith(('-h', '--h')):
     del sys.argv[1:]  # flags of whatever it was to be
@@ -40,4 +39,5 @@ def _refuse(verb: str) -> None:
 
 
 if __name__ == '__main__':
+  cli.keep_compiled()
   run()
