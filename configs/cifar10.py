@@ -10,6 +10,10 @@ on TFDS' `cifar10`, or on a folder with train/<class>/ and test/<class>/:
 size of configs/cifar10_tutorial.py. What differs is Muon for the layers'
 matrices, fixed positions, and the mean of the patches in place of a class
 token; docs/cifar10.md has what each of them brings.
+
+Measured on a JPEG copy of CIFAR-10 (quality 75), in float32 on 2 CPU cores:
+61.0% of the 5,000 held-out images after a schedule of one epoch (EPOCHS = 1).
+Longer ones, 10 epochs and the 200 on a GPU among them, have not been run yet.
 """
 
 import ml_collections
