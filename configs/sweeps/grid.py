@@ -1,10 +1,9 @@
-"""A grid of learning rates and weight decays, each with three seeds.
+r"""A grid of learning rates and weight decays, each with three seeds.
 
 python -m vit_jax.sweep --config=configs/digits.py \
     --sweep=configs/sweeps/grid.py --workdir=runs/grid --jobs=2
 
-4 x 3 points, 36 runs; with configs/digits.py each takes a minute on a CPU core.
-sweep.png is a map of them.
+4 x 3 points, 36 runs; sweep.png is a map of them. Not run in full by us.
 """
 
 from vit_jax import config as config_lib

@@ -1,10 +1,9 @@
-"""Learning rate and weight decay, by a tree-structured Parzen estimator.
+r"""Learning rate and weight decay, by a tree-structured Parzen estimator.
 
 python -m vit_jax.sweep --config=configs/digits.py \
     --sweep=configs/sweeps/lr_wd.py --workdir=runs/lr_wd --jobs=2
 
-20 trials; with configs/digits.py each takes a minute on a CPU core, unless it
-is pruned.
+20 trials, of which bad ones are pruned. Not run in full by us.
 """
 
 from vit_jax import config as config_lib

@@ -1,4 +1,4 @@
-"""The config as it is, with several seeds: a mean and its interval.
+r"""The config as it is, with several seeds: a mean and its interval.
 
 python -m vit_jax.sweep --config=configs/digits.py \
     --sweep=configs/sweeps/seeds.py:5 --workdir=runs/seeds

@@ -12,7 +12,6 @@ import numpy as np
 
 from vit_jax.data.geometry import Size
 
-INTERPOLATIONS = ('nearest', 'bilinear')
 _FIXED = 2**16  # Pillow looks for nearest pixels in 16-bit fractions
 # So that what is a whole number but for float32 is not cut to the one below.
 _ROUNDING = 2.0**-14
@@ -69,7 +68,7 @@ def warp(
   Args:
     image: uint8 [H, W, C].
     matrix: A map, float32 [6].
-    interpolation: One of INTERPOLATIONS.
+    interpolation: 'nearest' or 'bilinear'.
     fill: Value of all channels beyond the image.
 
   Returns:
