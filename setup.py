@@ -29,6 +29,7 @@ setuptools.setup(
     'opencv-python-headless>=4.12',
     'optax>=0.2.8',
     'orbax-checkpoint>=0.12',
+    'psutil',
     'requests',
     'safetensors>=0.8',
     'scikit-learn',

@@ -24,8 +24,8 @@ from ml_collections import config_dict
 # to do about a bad step.
 RESUMABLE_KEYS = (
   r'train\.(log_every|skip_nonfinite|stall_timeout|accumulation)'
-  r'|checkpoint\..*|evals\..*|data\.(dir|num_workers|num_threads)|mesh\..*'
-  r'|model\.(scan|remat)'
+  r'|checkpoint\..*|evals\..*|data\.(dir|num_workers|num_threads|cache)'
+  r'|mesh\..*|model\.(scan|remat)|train\.steps_per_call'
 )
 
 # A model's name: that which init_from.path holds.
@@ -146,6 +146,9 @@ def _data() -> ml_collections.ConfigDict:
   data.antialias = True  # when shrinking; False: plain bilinear, as TF does
   data.num_workers = 0  # processes that read and decode; 0: threads here
   data.num_threads = config_dict.placeholder(int)  # None: one per CPU core
+  # Where decoded images stay, if they all have one size: 'none'; 'host', in
+  # memory; 'device', on each of the devices. Batches are the same.
+  data.cache = 'none'
   return data
 
 
@@ -193,6 +196,9 @@ def _train() -> ml_collections.ConfigDict:
   train.duration = '100 epochs'
   train.batch_size = 128  # per update, over all devices and accumulation
   train.accumulation = 1  # parts that a batch is computed in, one by one
+  # Updates that are sent to the device at once. Evaluations and checkpoints are
+  # still at their own steps, between calls.
+  train.steps_per_call = 1
   train.log_every = '50 steps'
   train.dtype = 'float32'  # of the computation, or 'bfloat16'
   train.rng = 'threefry'  # 'rbg': faster on TPU, but depends on the mesh
@@ -517,6 +523,7 @@ def _check_run(config: ml_collections.ConfigDict) -> None:
     raise UserError(f'config.seed is {config.seed}: it must be below 2**32')
   at_least(config, 'train.batch_size', 1)
   at_least(config, 'train.accumulation', 1)
+  at_least(config, 'train.steps_per_call', 1)
   at_least(config, 'train.stall_timeout', 0)
   at_least(config, 'checkpoint.keep', 2)
   if train.batch_size % train.accumulation:

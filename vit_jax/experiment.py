@@ -1,7 +1,11 @@
 """What a config comes to: checked, its data opened, and what is compiled."""
 
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
 import dataclasses
 import fractions
+import itertools
 
 from absl import logging
 import jax
@@ -11,6 +15,7 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import cost
 from vit_jax import data
+from vit_jax import dataset_cache
 from vit_jax import feed
 from vit_jax import objectives
 from vit_jax import optim
@@ -54,6 +59,7 @@ class Experiment:
     checkpoint_every: In steps, or None.
     checkpoint_keep_every: In steps, or None.
     eval_every: By the evaluation's name; None is at the end alone.
+    on_devices: Splits that are kept on the devices, named as in `splits`.
   """
 
   config: ml_collections.ConfigDict
@@ -66,6 +72,9 @@ class Experiment:
   checkpoint_every: fractions.Fraction | None
   checkpoint_keep_every: fractions.Fraction | None
   eval_every: dict[str, fractions.Fraction | None]
+  on_devices: Mapping[str, dataset_cache.OnDevices] = dataclasses.field(
+    default_factory=dict
+  )
 
   def init(self) -> TrainState:
     """Returns the state before the first step."""
@@ -97,8 +106,30 @@ class Experiment:
     due = config_lib.is_due(step, self.checkpoint_every)
     return due or step == self.total_steps
 
-  def train_batches(self, start: int) -> feed.Feed:
-    """Returns the global batches of steps `start` to the end."""
+  def calls(self, start: int) -> Iterator[int]:
+    """Yields the number of steps in each call from step `start` to the end.
+
+    Calls of several begin at multiples of `train.steps_per_call`, wherever a
+    run is resumed, so that it does the same; where an evaluation or a
+    checkpoint is between, there are calls of one.
+    """
+    most, step = self.config.train.steps_per_call, start
+    while step < self.total_steps:
+      fits = step % most == 0 and step + most <= self.total_steps
+      within = range(step + 1, step + most)
+      count = most if fits and not any(map(self.is_due, within)) else 1
+      yield count
+      step += count
+
+  def train_batches(
+    self, start: int, calls: Iterable[int] | None = None
+  ) -> feed.Feed:
+    """Returns the global batches of steps `start` to the end.
+
+    Args:
+      start: Number of completed updates.
+      calls: As `calls` yields them; None: of one step each.
+    """
     index, count = sharding.host_part(self.program.mesh)
     batches = data.train_batches(
       self.source,
@@ -107,11 +138,12 @@ class Experiment:
       num_steps=self.total_steps,
       host_index=index,
       host_count=count,
+      positions_only='train' in self.on_devices,
     )
-    shapes = self.program.abstract_batch()
-    return feed.Feed(
-      batches, self.program.mesh, shapes, self.total_steps - start
-    )
+    if calls is None:
+      calls = itertools.repeat(1, self.total_steps - start)
+    batch_size = self.config.train.batch_size
+    return self._feed('train', batches, batch_size, calls)
 
   def eval_batches(self, name: str) -> feed.Feed:
     """Returns one evaluation's global batches, on the devices."""
@@ -124,10 +156,64 @@ class Experiment:
       batch_size=batch_size,
       host_index=index,
       host_count=count,
+      positions_only=f'evals.{name}' in self.on_devices,
     )
-    shapes = self.program.abstract_batch(batch_size)
-    num_batches = -(-len(source) // batch_size)
-    return feed.Feed(batches, self.program.mesh, shapes, num_batches)
+    calls = itertools.repeat(1, -(-len(source) // batch_size))
+    return self._feed(f'evals.{name}', batches, batch_size, calls)
+
+  def _feed(
+    self,
+    split: str,
+    batches: data.Batches,
+    batch_size: int,
+    calls: Iterable[int],
+  ) -> feed.Feed:
+    mesh, shapes = self.program.mesh, self.program.abstract_batch(batch_size)
+    kept = self.on_devices.get(split)
+    if kept is None:
+      return feed.Feed(batches, mesh, shapes, calls)
+    shapes = {'position': shapes['index']}
+    return feed.Feed(
+      batches, mesh, shapes, calls, lambda x: kept.take(x['position'])
+    )
+
+  def cached(self) -> 'Experiment':
+    """Returns the experiment with its images where `data.cache` has them.
+
+    Raises:
+      UserError: An image cannot be read, or there is too little memory.
+    """
+    cache = self.config.data.cache
+    if cache == 'none':
+      return self
+    self.check_cache()
+    loaded = {
+      name: dataset_cache.load(source, self.config)
+      for name, source in self.splits.items()
+    }
+    on_devices = {}
+    if cache == 'device':
+      on_devices = {
+        name: dataset_cache.OnDevices(source, self.program.mesh)
+        for name, source in loaded.items()
+      }
+    return dataclasses.replace(
+      self,
+      source=loaded['train'],
+      eval_sources={x: loaded[f'evals.{x}'] for x in self.eval_sources},
+      on_devices=on_devices,
+    )
+
+  def check_cache(self) -> None:
+    """Raises a UserError where the images do not fit in `data.cache`."""
+    dataset_cache.check(self.config, self.splits, self.program.mesh)
+
+  @property
+  def splits(self) -> dict[str, data.Source]:
+    """All sources, by what they are for."""
+    return {'train': self.source} | {
+      f'evals.{name}': source for name, source in self.eval_sources.items()
+    }
 
 
 def build(

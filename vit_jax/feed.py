@@ -1,8 +1,11 @@
 """Brings batches to the devices, ahead of the steps that use them."""
 
 import collections
+from collections.abc import Callable
+from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import concurrent.futures
 import signal
 from types import TracebackType
@@ -18,7 +21,9 @@ Batch = dict[str, jax.Array]
 
 
 class Feed(Iterator[Batch]):
-  """Global batches, two of which are on their way to the devices.
+  """Global batches for each call, two of which are on their way to the devices.
+
+  A call of several steps gets theirs as one: arrays [steps, B, ...].
 
   With several processes each brings its own rows, and all must take as many
   batches. So one that cannot be made does not end the iteration: a blank one
@@ -33,20 +38,23 @@ class Feed(Iterator[Batch]):
     batches: data.Batches,
     mesh: jax.sharding.Mesh,
     shapes: Mapping[str, jax.ShapeDtypeStruct],
-    count: int,
+    lengths: Iterable[int],
+    finish: Callable[[Batch], Batch] | None = None,
   ):
     """Starts to bring batches.
 
     Args:
       batches: This process's rows of each; closed at the end.
       mesh: Of devices.
-      shapes: Of a global batch.
-      count: How many there are.
+      shapes: Of such a batch, as global arrays.
+      lengths: Number of steps in each call.
+      finish: Maps those global arrays to the batch; None: they are it.
     """
     self.error: UserError | None = None
     self._batches = batches
-    self._left = count
     self._mesh = mesh
+    self._lengths = iter(lengths)
+    self._finish = finish
     _, parts = sharding.host_part(mesh)
     self._blank = {
       name: np.zeros((x.shape[0] // parts, *x.shape[1:]), x.dtype)
@@ -55,7 +63,11 @@ class Feed(Iterator[Batch]):
     self._thread = concurrent.futures.ThreadPoolExecutor(
       1, initializer=_block_signals
     )
-    self._queue = collections.deque(self._submit() for _ in range(2))
+    self._queue: collections.deque[
+      tuple[int, concurrent.futures.Future[Batch]]
+    ] = collections.deque()
+    for _ in range(2):
+      self._submit()
 
   def __enter__(self) -> 'Feed':
     return self
@@ -69,34 +81,47 @@ class Feed(Iterator[Batch]):
     self.close()
 
   def __next__(self) -> Batch:
-    if not self._left:
+    if not self._queue:
       raise StopIteration
-    self._left -= 1
+    length, coming = self._queue.popleft()
+    self._submit()
     if self.error is None:
       try:
-        batch = self._queue.popleft().result()
+        return coming.result()
       except UserError as e:
         self.error = e
-      else:
-        self._queue.append(self._submit())
-        return batch
-    return sharding.global_batch(self._blank, self._mesh)
+    return self._place([self._blank] * length)
 
   def is_ready(self) -> bool:
     """Whether the next batch is there already."""
-    return not self._left or self.error is not None or self._queue[0].done()
+    return not self._queue or self.error is not None or self._queue[0][1].done()
 
   def close(self) -> None:
     """Stops the thread, and what makes the batches."""
     self._thread.shutdown(cancel_futures=True)
     self._batches.close()
 
-  def _submit(self) -> concurrent.futures.Future[Batch]:
-    return self._thread.submit(self._fetch)
+  def _submit(self) -> None:
+    length = next(self._lengths, None)
+    if length is not None:
+      self._queue.append((length, self._thread.submit(self._fetch, length)))
 
-  def _fetch(self) -> Batch:
-    batch = next(self._batches, {})  # {}: they are at their end
-    return sharding.global_batch(batch, self._mesh)
+  def _fetch(self, length: int) -> Batch:
+    # After an error they are at their end.
+    return self._place(
+      [next(self._batches, self._blank) for _ in range(length)]
+    )
+
+  def _place(self, batches: Sequence[data.Batch]) -> Batch:
+    if len(batches) == 1:
+      batch = sharding.global_batch(batches[0], self._mesh)
+    else:
+      stacked = {
+        name: np.stack([batch[name] for batch in batches])
+        for name in batches[0]
+      }
+      batch = sharding.global_batch(stacked, self._mesh, stacked=True)
+    return self._finish(batch) if self._finish else batch
 
 
 def _block_signals() -> None:

@@ -11,6 +11,7 @@ import signal
 from absl import logging
 import jax
 from jax.experimental import multihost_utils
+import numpy as np
 
 from vit_jax import experiment as experiment_lib
 from vit_jax import feed
@@ -76,7 +77,7 @@ def hear(stop: Stop, batches: feed.Feed, heard: jax.Array) -> None:
   Raises:
     BrokenBatchError: A process could not make its part of a batch.
   """
-  number = int(heard)
+  number = int(np.max(heard))
   if number >= train_step_lib.BROKEN:
     raise BrokenBatchError(
       batches.error
@@ -90,7 +91,7 @@ class NonFiniteError(Exception):
 
 
 class Monitor:
-  """Reads each step's metrics once the next step is under way.
+  """Reads the metrics of each call once the next is under way.
 
   So the device never waits for the host. Until then the metrics stay on the
   device.
@@ -115,56 +116,65 @@ class Monitor:
     self._reporter = reporter
     self._clock = clock
     self._hear = hear
-    self._last: tuple[int, dict[str, jax.Array], jax.Array] | None = None
+    self._last: tuple[int, int, dict[str, jax.Array], jax.Array] | None = None
     devices = list(experiment.program.mesh.devices.flat)
     peak = hardware.peak_flops(devices[0])
     self._peak_flops = peak and peak * len(devices)
 
   def follow(
-    self, step: int, metrics: dict[str, jax.Array], index: jax.Array
+    self,
+    step: int,
+    count: int,
+    metrics: dict[str, jax.Array],
+    index: jax.Array,
   ) -> None:
-    """Looks at the step before, and keeps this one for later.
+    """Looks at the call before, and keeps this one for later.
 
     Args:
-      step: Completed updates, with the one that was just started.
-      metrics: Of that update.
-      index: int32 [B], ids of its examples.
+      step: Completed updates, with those of the call that was just started.
+      count: Updates in it.
+      metrics: Of the updates: scalars, or of several, arrays [count].
+      index: int32 [B] or [count, B], ids of their examples.
 
     Raises:
-      NonFiniteError: The step before was not finite.
+      NonFiniteError: A step of the call before was not finite.
       BrokenBatchError: It had no batch.
     """
     self.settle()
-    self._last = (step, metrics, index)
+    self._last = (step, count, metrics, index)
 
   def join(self) -> None:
-    """Waits for the end of the last step, but does not look at it.
+    """Waits for the end of the last call, but does not look at it.
 
-    All processes have to look at the same step at the same time.
+    All processes have to look at the same call at the same time.
     """
     if self._last is not None:
-      jax.block_until_ready(self._last[1])
+      jax.block_until_ready(self._last[2])
 
   def settle(self) -> None:
-    """Waits for the last step, and reports it where that is due.
+    """Waits for the last call, and reports those of its steps that are due.
 
     Raises:
-      NonFiniteError: It was not finite, and such steps are not skipped.
-      BrokenBatchError: It had no batch.
+      NonFiniteError: One was not finite, and such steps are not skipped.
+      BrokenBatchError: They had no batch.
     """
     if self._last is None:
       return
-    (step, metrics, index), self._last = self._last, None
+    (last, count, metrics, index), self._last = self._last, None
     self._hear(metrics.pop('signal'))
-    ok, due = bool(metrics['ok']), self._experiment.log_due(step)
-    self._clock.step()
-    if ok and not due:
-      return
-    scalars = {name: float(x) for name, x in metrics.items() if name != 'ok'}
-    if not ok:
-      self._not_finite(step, scalars, index)
-    if due:
-      self._report(step, scalars)
+    oks = np.atleast_1d(metrics.pop('ok'))
+    for i, _ in enumerate(self._clock.steps(count)):
+      step, ok = last - count + 1 + i, bool(oks[i])
+      due = self._experiment.log_due(step)
+      if ok and not due:
+        continue
+      scalars = {
+        name: float(np.atleast_1d(x)[i]) for name, x in metrics.items()
+      }
+      if not ok:
+        self._not_finite(step, scalars, index if index.ndim == 1 else index[i])
+      if due:
+        self._report(step, scalars)
 
   def _not_finite(self, step: int, scalars: Scalars, index: jax.Array) -> None:
     examples = multihost_utils.process_allgather(index, tiled=True)

@@ -47,6 +47,8 @@ class Program:
     initialise: (params, or None: random ones) -> state, on the mesh.
     train_step: (state, batch, step, signals=None) -> (state, metrics); the
       state is donated.
+    train_steps: The same for several steps in one call: batches and metrics
+      have a leading dimension of steps.
     no_metrics: Returns the metrics of no batch at all, on the mesh.
     eval_step: (params, batch, metrics, signals=None) -> metrics, with those of
       the batch, and the largest signal (0 where there are none).
@@ -61,6 +63,7 @@ class Program:
   update: Callable[..., train_step_lib.Update]
   initialise: Callable[[Any], TrainState]
   train_step: '_WithConstants'
+  train_steps: '_WithConstants'
   no_metrics: Callable[[], metrics.Collection]
   eval_step: Any
 
@@ -163,22 +166,42 @@ class Program:
     return plan | {'total': sum(plan.values())}
 
 
+class _Constants:
+  """An objective's constants, which go to the devices when they are needed.
+
+  Attributes:
+    abstract: Their shapes, types and shardings.
+    on_mesh: On every device of the mesh.
+  """
+
+  def __init__(self, constants: Any, mesh: jax.sharding.Mesh):
+    self._on_host, self._where = constants, sharding.replicated(mesh)
+
+  @property
+  def abstract(self) -> Any:
+    return jax.tree.map(
+      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._where),
+      self._on_host,
+    )
+
+  @functools.cached_property
+  def on_mesh(self) -> Any:
+    return jax.device_put(self._on_host, self._where)
+
+
 class _WithConstants:
   """A jitted function whose first argument is an objective's constants.
 
   They are arguments, and not part of what is compiled: a teacher may be large.
-
-  Attributes:
-    constants: On every device of the mesh.
   """
 
-  def __init__(self, fn: Any, constants: Any, mesh: jax.sharding.Mesh):
-    self._fn, self._on_host = fn, constants
-    self._where = sharding.replicated(mesh)
+  def __init__(self, fn: Any, constants: _Constants):
+    self._fn, self._constants = fn, constants
 
-  @functools.cached_property
+  @property
   def constants(self) -> Any:
-    return jax.device_put(self._on_host, self._where)
+    """On every device of the mesh."""
+    return self._constants.on_mesh
 
   def __call__(self, *args: Any) -> Any:
     """Calls the function."""
@@ -186,11 +209,7 @@ class _WithConstants:
 
   def trace(self, *args: Any) -> Any:
     """Traces the function for arguments of such shapes."""
-    shapes = jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._where),
-      self._on_host,
-    )
-    return self._fn.trace(shapes, *args)
+    return self._fn.trace(self._constants.abstract, *args)
 
   def lower(self, *args: Any) -> Any:
     """Lowers it."""
@@ -242,7 +261,7 @@ def make(
   update = train_step_lib.make_update(
     config, objective, rules, schedule, optimizer, mesh, placed
   )
-  train_step = train_step_lib.make_train_step(config, rules, update)
+  one_step = train_step_lib.make_train_step(config, rules, update)
 
   def init_state(params: Any) -> TrainState:
     return train_step_lib.init_state(
@@ -265,6 +284,17 @@ def make(
   options = _IN_ORDER if is_cpu and mesh.size > 1 else {}
   replicated = sharding.replicated(mesh)
   in_place = sharding.follow(mesh, placed, jax.eval_shape(init_state, None))
+  constants = _Constants(objective.constants, mesh)
+
+  def compiled(step: Callable[..., Any]) -> _WithConstants:
+    jitted = jax.jit(
+      step,
+      donate_argnums=1,
+      out_shardings=(in_place, replicated),
+      compiler_options=options,
+    )
+    return _WithConstants(jitted, constants)
+
   return Program(
     config=config,
     image_shape=image_shape
@@ -279,16 +309,8 @@ def make(
       out_shardings=in_place,
       compiler_options=options | (_QUICK if is_cpu else {}),
     ),
-    train_step=_WithConstants(
-      jax.jit(
-        train_step,
-        donate_argnums=1,
-        out_shardings=(in_place, replicated),
-        compiler_options=options,
-      ),
-      objective.constants,
-      mesh,
-    ),
+    train_step=compiled(one_step),
+    train_steps=compiled(train_step_lib.make_train_steps(one_step)),
     no_metrics=jax.jit(objective.no_metrics, out_shardings=replicated),
     eval_step=jax.jit(
       eval_step, out_shardings=replicated, compiler_options=options

@@ -195,9 +195,15 @@ def _place_of(device: jax.Device) -> tuple[int, int, int]:
   return slice_index, device.process_index, device.id
 
 
-def batch_sharding(mesh: Mesh) -> NamedSharding:
-  """Splits the leading dimension over `data` and `fsdp`."""
-  return NamedSharding(mesh, PartitionSpec(BATCH_AXES))
+def batch_sharding(mesh: Mesh, stacked: bool = False) -> NamedSharding:
+  """Splits a dimension over `data` and `fsdp`.
+
+  Args:
+    mesh: Of devices.
+    stacked: Whether it is the second, [steps, B, ...], and not the first.
+  """
+  steps = (None,) if stacked else ()
+  return NamedSharding(mesh, PartitionSpec(*steps, BATCH_AXES))
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
@@ -231,17 +237,27 @@ def host_part(mesh: Mesh) -> tuple[int, int]:
 
 
 def global_batch(
-  batch: Mapping[str, np.ndarray], mesh: Mesh
+  batch: Mapping[str, np.ndarray], mesh: Mesh, stacked: bool = False
 ) -> dict[str, jax.Array]:
   """Puts this process's rows of a batch into global arrays on the devices.
 
   Returns at once; the copy goes on in the background.
+
+  Args:
+    batch: Arrays [b, ...].
+    mesh: Of devices.
+    stacked: Whether they are [steps, b, ...], batches of several steps.
   """
-  sharding = batch_sharding(mesh)
+  sharding = batch_sharding(mesh, stacked)
   _, count = host_part(mesh)
+
+  def whole(shape: tuple[int, ...]) -> tuple[int, ...]:
+    *steps, rows = shape[: 1 + stacked]
+    return (*steps, rows * count, *shape[1 + stacked :])
+
   return {
     name: jax.make_array_from_process_local_data(
-      sharding, rows, (len(rows) * count, *rows.shape[1:])
+      sharding, rows, whole(rows.shape)
     )
     for name, rows in batch.items()
   }

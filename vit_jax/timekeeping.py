@@ -73,11 +73,26 @@ class Timekeeper:
 
   def step(self) -> None:
     """Ends a step, and begins the next."""
-    seconds = self._now() - self._start - self._step_paused
-    self._steps.append(seconds)
-    self._waited += self._step_waited
-    self._useful += seconds - self._step_waited
+    for _ in self.steps(1):
+      pass
+
+  def steps(self, count: int) -> Iterator[None]:
+    """Ends steps that were one call to the device, and begins the next.
+
+    Args:
+      count: How many; each is taken to be as long.
+
+    Yields:
+      Once for each, when it is counted.
+    """
+    seconds = (self._now() - self._start - self._step_paused) / count
+    waited = self._step_waited / count
     self._begin_step()
+    for _ in range(count):
+      self._steps.append(seconds)
+      self._waited += waited
+      self._useful += seconds - waited
+      yield
 
   @contextlib.contextmanager
   def waiting(self) -> Iterator[None]:

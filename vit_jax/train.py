@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
 import functools
+import itertools
 import json
 import math
 import pathlib
@@ -83,6 +84,7 @@ def _explained() -> Iterator[None]:
 
 def _dry_run(config: ml_collections.ConfigDict) -> int:
   experiment = experiment_lib.build(config)
+  experiment.check_cache()
   experiment_lib.describe(experiment)
   sizes = experiment_lib.dry_run(experiment)
   if distributed.first():
@@ -133,6 +135,7 @@ def _run_in(
     lambda: workdir_lib.prepare(path, config, preprocess.to_dict(), fingerprint)
   )
   experiment_lib.describe(experiment)
+  experiment = distributed.on_all(experiment.cached)
   start = time.perf_counter()
   results = None if stop.signal else train(experiment, path, stop)
   if results is None:
@@ -149,7 +152,7 @@ def _check_data(experiment: experiment_lib.Experiment) -> None:
   """Raises a UserError where a process sees other data than the first."""
   if jax.process_count() == 1:
     return
-  splits = {'train': experiment.source, **experiment.eval_sources}
+  splits = experiment.splits
   prints = {name: source.fingerprint() for name, source in splits.items()}
   firsts = distributed.from_first(lambda: prints)
 
@@ -228,7 +231,8 @@ def train(
         workdir, e.total_steps, step, writes=distributed.first()
       )
     )
-    batches = stack.enter_context(e.train_batches(step))
+    calls, lengths = itertools.tee(e.calls(step))
+    batches = stack.enter_context(e.train_batches(step, lengths))
     hear = functools.partial(monitor_lib.hear, stop, batches)
     monitor = monitor_lib.Monitor(e, reporter, clock, hear)
 
@@ -263,17 +267,19 @@ def train(
         if step == e.total_steps:
           return results
 
-        # One step; and, while it runs, a look at the one before.
+        # One call; and, while it runs, a look at the one before.
         if not batches.is_ready():
           monitor.join()  # only from then on the device waits, too
         with clock.waiting():
           batch = next(batches)
         told = monitor_lib.tell(stop, batches, e.program.mesh)
-        state, metrics = e.program.train_step(
-          state, batch, np.int32(step), told
+        count = next(calls)
+        run_steps = (
+          e.program.train_step if count == 1 else e.program.train_steps
         )
-        step, results = step + 1, None
-        monitor.follow(step, metrics, batch['index'])
+        state, metrics = run_steps(state, batch, np.int32(step), told)
+        step, results = step + count, None
+        monitor.follow(step, count, metrics, batch['index'])
     except (monitor_lib.NonFiniteError, monitor_lib.BrokenBatchError) as error:
       problem = str(error)
       try:

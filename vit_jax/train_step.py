@@ -234,6 +234,40 @@ def make_train_step(
   return train_step
 
 
+def make_train_steps(
+  train_step: Callable[..., tuple[TrainState, dict[str, jax.Array]]],
+) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
+  """Returns what is to be jitted, and makes several steps.
+
+  Args:
+    train_step: From `make_train_step`.
+
+  Returns:
+    The same for batches of arrays [steps, B, ...], from `step` on; its metrics
+    are arrays [steps].
+  """
+
+  def train_steps(
+    constants: objectives.Params,
+    state: TrainState,
+    batches: objectives.Batch,
+    step: jax.Array,
+    signals: jax.Array | None = None,
+  ) -> tuple[TrainState, dict[str, jax.Array]]:
+    count = len(batches['label'])
+
+    def one(
+      state: TrainState, inputs: tuple[objectives.Batch, jax.Array]
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+      batch, step = inputs
+      return train_step(constants, state, batch, step, signals)
+
+    steps = step + jnp.arange(count, dtype=jnp.int32)
+    return jax.lax.scan(one, state, (batches, steps))
+
+  return train_steps
+
+
 def ema_decay(
   config: ml_collections.ConfigDict, step: jax.Array
 ) -> jax.typing.ArrayLike:

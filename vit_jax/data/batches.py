@@ -16,6 +16,7 @@ lengths of time in a config count draws: '1 epochs' are N draws, and with
 repeats N / R images.
 """
 
+import abc
 from collections.abc import Callable
 from collections.abc import Iterator
 import dataclasses
@@ -60,6 +61,7 @@ def train_batches(
   num_steps: int,
   host_index: int = 0,
   host_count: int = 1,
+  positions_only: bool = False,
 ) -> 'Batches':
   """Returns this host's part of the global batches of a run.
 
@@ -70,11 +72,14 @@ def train_batches(
     num_steps: One past the last batch: the length of the whole run.
     host_index: Which part: rows [h * B / H, (h + 1) * B / H).
     host_count: Number of parts, H.
+    positions_only: Whether to say which examples alone, and read none.
 
   Returns:
     An iterator of batches: image (uint8 [B / H, H, W, C], of the size that is
     stored where all images have one size, else of `data.image_size`), label
-    (int32 [B / H]), mask (bool [B / H]) and index (int32 [B / H]).
+    (int32 [B / H]), mask (bool [B / H]) and index (int32 [B / H]). With
+    `positions_only` of `position` (int32 [B / H]) instead: places in the
+    source; its length is padding.
 
   Raises:
     UserError: The batch does not divide into the hosts. An image that cannot
@@ -82,7 +87,8 @@ def train_batches(
   """
   rows = _host_rows(config.train.batch_size, host_index, host_count)
   maker = _train_maker(source, config, rows)
-  return _start(maker, range(start_step, num_steps), config)
+  steps = range(start_step, num_steps)
+  return _start(maker, steps, config, positions_only)
 
 
 def train_rows(
@@ -117,6 +123,7 @@ def eval_batches(
   batch_size: int,
   host_index: int = 0,
   host_count: int = 1,
+  positions_only: bool = False,
 ) -> 'Batches':
   """Returns this host's part of the batches that hold each example once.
 
@@ -129,6 +136,7 @@ def eval_batches(
     batch_size: Of all hosts together.
     host_index: Which part: rows [h * B / H, (h + 1) * B / H).
     host_count: Number of parts, H.
+    positions_only: As `train_batches`.
 
   Returns:
     An iterator of batches, as `train_batches`.
@@ -145,19 +153,24 @@ def eval_batches(
     batch_size,
     config.seed,
   )
-  return _start(maker, range(-(-len(source) // batch_size)), config)
+  steps = range(-(-len(source) // batch_size))
+  return _start(maker, steps, config, positions_only)
 
 
 def _start(
   maker: '_TrainBatch | _EvalBatch',
   steps: range,
   config: ml_collections.ConfigDict,
+  positions_only: bool,
 ) -> 'Batches':
   """Returns the batches of some steps, made by as many hands as fit."""
   import grain
 
+  alone = grain.ReadOptions(0, 0)
+  if positions_only:
+    return Batches(maker.positions_alone, steps, alone, num_workers=0)
   if isinstance(maker.source, ArraySource):  # no waiting, no decoding
-    return Batches(maker, steps, grain.ReadOptions(0, 0), num_workers=0)
+    return Batches(maker, steps, alone, num_workers=0)
   num_workers = min(config.data.num_workers, len(steps))
   threads = config.data.num_threads or max(
     1, num_cores() // max(1, num_workers)
@@ -186,7 +199,7 @@ def _host_rows(batch_size: int, host_index: int, host_count: int) -> range:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _BatchMaker:
+class _BatchMaker(abc.ABC):
   """Makes this host's part of a global batch; each worker has a copy."""
 
   source: Source
@@ -206,14 +219,20 @@ class _BatchMaker:
     """Returns the draws of a step, int64 [b]."""
     return step * self.batch_size + np.asarray(self.rows, np.int64)
 
-  def make(self, draws: np.ndarray, positions: np.ndarray) -> Batch:
-    """Returns a batch.
+  @abc.abstractmethod
+  def positions(self, step: int) -> np.ndarray:
+    """Returns which examples a step has, int64 [b]; others are padding."""
 
-    Args:
-      draws: int64 [b], which key the random numbers.
-      positions: int64 [b], which examples; beyond the source: padding.
-    """
-    source, n = self.source, len(positions)
+  def positions_alone(self, step: int) -> Batch:
+    """Returns a batch that says which examples it has."""
+    positions = np.minimum(self.positions(step), len(self.source))
+    return {'position': positions.astype(np.int32)}
+
+  def __call__(self, step: int) -> Batch:
+    """Returns a batch."""
+    source, draws = self.source, self.draws(step)
+    positions = self.positions(step)
+    n = len(positions)
     batch: Batch = {
       'image': np.zeros((n, *self.image_shape), np.uint8),
       'label': np.zeros(n, np.int32),
@@ -251,7 +270,7 @@ class _BatchMaker:
 
 
 class _TrainBatch(_BatchMaker):
-  def __call__(self, step: int) -> Batch:
+  def positions(self, step: int) -> np.ndarray:
     size = len(self.source)
     distinct = -(-self.batch_size // self.repeats)
     turns = step * distinct + np.asarray(self.rows, np.int64) % distinct
@@ -260,13 +279,12 @@ class _TrainBatch(_BatchMaker):
       now = turns // size == epoch
       order = _permutation(self.seed, int(epoch), size)
       positions[now] = order[turns[now] % size]
-    return self.make(self.draws(step), positions)
+    return positions
 
 
 class _EvalBatch(_BatchMaker):
-  def __call__(self, step: int) -> Batch:
-    draws = self.draws(step)
-    return self.make(draws, draws)
+  def positions(self, step: int) -> np.ndarray:
+    return self.draws(step)
 
 
 @functools.lru_cache(maxsize=2)  # a batch may straddle two epochs

@@ -35,6 +35,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   config_lib.at_least(config, 'data.num_workers', 0)
   config_lib.at_least(config, 'data.num_threads', 1)
   config_lib.one_of(config, 'data.crop', geometry.CROPS)
+  config_lib.one_of(config, 'data.cache', ('none', 'host', 'device'))
   if data.channels not in (1, 3, 4):
     raise UserError(
       f'config.data.channels is {data.channels}: choose 1 (grey), 3 (RGB) or'

@@ -1,0 +1,176 @@
+"""Keeps decoded images in memory, on the host or on the devices.
+
+`config.data.cache` asks for it. A batch has the same images in the same order
+as without: only where they are taken from differs.
+"""
+
+from collections.abc import Mapping
+import math
+import time
+
+from absl import logging
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import psutil
+
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax import sharding
+from vit_jax.data import base
+
+Batch = dict[str, jax.Array]
+
+_READ_SIZE = 256  # images that are decoded as one batch
+
+
+class OnDevices:
+  """The examples of a split, on each device of a mesh.
+
+  Attributes:
+    position: Shape, type and sharding of what `take` is given.
+  """
+
+  def __init__(self, source: base.ArraySource, mesh: jax.sharding.Mesh):
+    """Copies the examples to the devices.
+
+    Args:
+      source: Holds them.
+      mesh: Of devices.
+    """
+    arrays = {
+      'image': source.images,
+      'label': source.labels,
+      'index': source.indices,
+    }
+    where = sharding.replicated(mesh)
+    self._examples = {
+      name: jax.make_array_from_process_local_data(where, x, x.shape)
+      for name, x in arrays.items()
+    }
+    self._take = [
+      jax.jit(_take, out_shardings=sharding.batch_sharding(mesh, stacked))
+      for stacked in (False, True)
+    ]
+
+  def take(self, position: jax.Array) -> Batch:
+    """Returns batches.
+
+    Args:
+      position: Of examples in the source, int32 [B] or [steps, B]; its length:
+        padding.
+
+    Returns:
+      image, label, mask and index, as `data.train_batches` has them.
+    """
+    return self._take[position.ndim - 1](self._examples, position)
+
+
+def _take(examples: Mapping[str, jax.Array], position: jax.Array) -> Batch:
+  mask = position < len(examples['label'])
+  batch = {
+    name: jnp.take(x, position, axis=0, mode='fill', fill_value=0)
+    for name, x in examples.items()
+  }
+  return batch | {'mask': mask, 'index': jnp.where(mask, batch['index'], -1)}
+
+
+def check(
+  config: ml_collections.ConfigDict,
+  splits: Mapping[str, data.Source],
+  mesh: jax.sharding.Mesh,
+) -> None:
+  """Checks that there is room for what `config.data.cache` asks for.
+
+  Args:
+    config: The full config.
+    splits: To be kept, by what they are for.
+    mesh: Of devices.
+
+  Raises:
+    UserError: The images of one differ in size, or there is too little memory:
+      says by how much.
+  """
+  if config.data.cache == 'none':
+    return
+  for name, source in splits.items():
+    if source.image_shape is None:
+      raise config_lib.UserError(
+        f'config.data.cache={config.data.cache} keeps images of one size, but'
+        f' those for {name} differ: say config.data.source_size=(height,'
+        ' width) if they do not, or set config.data.cache=none'
+      )
+  size = sum(
+    _num_bytes(source, config.data.channels) for source in splits.values()
+  )
+  rooms = [('memory', psutil.virtual_memory().available, size)]
+  if config.data.cache == 'device':
+    rooms += _room_on_devices(mesh, size)
+  for place, free, needed in rooms:
+    if needed > free:
+      raise config_lib.UserError(
+        f'config.data.cache={config.data.cache}: the images take'
+        f' {needed / 2**30:.1f} GiB of {place}, {(needed - free) / 2**30:.1f}'
+        ' GiB more than is free: set config.data.cache=none, or train on a'
+        ' slice, as config.data.split=train[:10%]'
+      )
+
+
+def _num_bytes(source: data.Source, channels: int) -> int:
+  assert source.image_shape is not None
+  return len(source) * channels * math.prod(source.image_shape)
+
+
+def _room_on_devices(
+  mesh: jax.sharding.Mesh, size: int
+) -> list[tuple[str, int, int]]:
+  """Returns where images of `size` bytes go: (place, free bytes, needed)."""
+  devices = mesh.local_devices
+  stats = {d: d.memory_stats() or {} for d in devices}
+  rooms = [
+    (f'{d.device_kind} {d.id}', s['bytes_limit'] - s['bytes_in_use'], size)
+    for d, s in stats.items()
+    if 'bytes_limit' in s
+  ]
+  if rooms:
+    return rooms
+  # CPU devices have the host's memory; the host keeps none.
+  free = psutil.virtual_memory().available
+  return [('memory', free, size * len(devices))]
+
+
+def load(
+  source: data.Source, config: ml_collections.ConfigDict
+) -> base.ArraySource:
+  """Reads and decodes all images of a split.
+
+  Args:
+    source: Its images have one size.
+    config: The full config.
+
+  Raises:
+    UserError: An image cannot be read.
+  """
+  if isinstance(source, base.ArraySource):
+    return source
+  assert source.image_shape is not None
+  start, size = time.perf_counter(), len(source)
+  shape = (size, *source.image_shape, config.data.channels)
+  images = np.empty(shape, np.uint8)
+  labels, indices = np.empty(size, np.int32), np.empty(size, np.int32)
+  first = 0
+  for batch in data.eval_batches(source, config, batch_size=_READ_SIZE):
+    rows = slice(first, min(first + _READ_SIZE, size))
+    first, count = rows.stop, rows.stop - rows.start
+    images[rows] = batch['image'][:count]
+    labels[rows] = batch['label'][:count]
+    indices[rows] = batch['index'][:count]
+  logging.info(
+    'decoded %d images of %s in %.1f s: %.1f MiB',
+    size,
+    config.data.name,
+    time.perf_counter() - start,
+    images.nbytes / 2**20,
+  )
+  return base.ArraySource(images, labels, indices, source.classes)
