@@ -124,6 +124,33 @@ def test_scanned_remat_and_unrolled_are_one_function():
     )
 
 
+@pytest.mark.parametrize('qk_norm', [False, True])
+def test_attention_of_jax_is_the_same_function(qk_norm):
+  """Outputs and gradients; where it is returned the plain one computes it."""
+  model = tiny(qk_norm=qk_norm, dropout_rate=0.1)
+  _, images = example()
+  params = models.init_params(model, jax.random.key(0), images.shape[1:])
+  twin = model.clone(attention_implementation='xla')
+
+  @functools.partial(jax.jit, static_argnums=1)
+  @jax.value_and_grad
+  def grads(params, model):
+    return (apply(model, params, images, seed=2) ** 2).sum()
+
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(
+      a, b, atol=1e-5 * abs(b).max() + 1e-6
+    ),
+    grads(params, twin),
+    grads(params, model),
+  )
+  captured = [
+    m.apply({'params': params}, images, mutable=['intermediates'])[1]
+    for m in (twin, model)
+  ]
+  jax.tree.map(np.testing.assert_array_equal, *captured)
+
+
 def test_init_does_not_depend_on_scan():
   params, _ = example()
   init = functools.partial(models.init_params, image_shape=(8, 16, 3))
@@ -343,6 +370,12 @@ def test_paper_initialisation():
     ('ViT-Ti/4', {'depth': 0}, 'depth is 0'),
     ('ViT-Ti/4', {'dropout_rate': 1.0}, 'dropout_rate is 1.0'),
     ('ViT-Ti/4', {'remat': 'some'}, 'dots_saveable'),
+    ('ViT-Ti/4', {'attention_implementation': 'flash'}, 'plain, xla, cudnn'),
+    (
+      'ViT-Ti/4',
+      {'attention_implementation': 'xla', 'attention_dropout_rate': 0.1},
+      'has no attention_dropout_rate',
+    ),
     ('ViT-Ti/4', {'patch_size': (0, 4)}, 'patch_size'),
     ('ViT-Ti/4', {'patch_size': 2.5}, 'patch_size'),
     ('ViT-Ti/4', {'patch_size': 'ab'}, 'patch_size'),

@@ -25,7 +25,8 @@ from ml_collections import config_dict
 RESUMABLE_KEYS = (
   r'train\.(log_every|skip_nonfinite|stall_timeout|accumulation)'
   r'|checkpoint\..*|evals\..*|data\.(dir|num_workers|num_threads|cache)'
-  r'|mesh\..*|model\.(scan|remat)|train\.steps_per_call'
+  r'|mesh\..*|model\.(scan|remat|attention_implementation)'
+  r'|train\.steps_per_call'
 )
 
 # A model's name: that which init_from.path holds.
@@ -76,6 +77,9 @@ def _model() -> ml_collections.ConfigDict:
   model.num_classes = config_dict.placeholder(int)  # None: the data's classes
   model.scan = False  # one compiled layer, run `depth` times
   model.remat = 'none'  # 'full', or a name of jax.checkpoint_policies
+  # 'plain'; 'xla' or 'cudnn' of jax.nn.dot_product_attention: without dropout
+  # of the weights. cuDNN's needs a GPU and train.dtype=bfloat16.
+  model.attention_implementation = config_dict.placeholder(str)
   # These override what the name stands for; each belongs to the families that
   # have it. What they mean is said in models/{vit,mixer,resnet}.py.
   model.hidden_size = config_dict.placeholder(int)

@@ -223,6 +223,14 @@ def check_model(config: ml_collections.ConfigDict) -> None:
     UserError: There is no such model, or its image does not fit.
   """
   image_size = config_lib.pair(config.data.image_size, 'data.image_size')
+  if config.model.attention_implementation == 'cudnn' and (
+    config.train.dtype != 'bfloat16' or jax.default_backend() != 'gpu'
+  ):
+    raise config_lib.UserError(
+      'config.model.attention_implementation=cudnn needs'
+      f' config.train.dtype=bfloat16, which is {config.train.dtype}, and a GPU,'
+      f" where there is a {jax.default_backend()}: take 'plain' or 'xla'"
+    )
   try:
     models.check(config.model, image_size, config.data.channels)
   except ValueError as e:

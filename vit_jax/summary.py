@@ -273,7 +273,11 @@ def summarize(
   from vit_jax.optim import rules as rules_lib
 
   known = models.fields_of(model)
-  unrolled: dict[str, Any] = {'scan': False, 'remat': 'none'}
+  unrolled: dict[str, Any] = {
+    'scan': False,
+    'remat': 'none',
+    'attention_implementation': 'plain',
+  }
   model = model.clone(**{k: v for k, v in unrolled.items() if k in known})
   params = models.abstract_params(model, image_shape)
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)

@@ -310,6 +310,7 @@ def _check_fields(model: Model) -> None:
     'gelu': tuple(layers.GELUS),
     'initializers': tuple(layers.INITIALIZERS),
     'remat': vit.REMAT_POLICIES,
+    'attention_implementation': vit.ATTENTION_IMPLEMENTATIONS,
   }
   at_least = dict.fromkeys(_POSITIVE, 1) | dict.fromkeys(
     ('num_classes', 'registers', 'pre_logits'), 0
@@ -337,6 +338,11 @@ def _check_vit(model: vit.ViT) -> None:
     raise ValueError(
       f'num_heads={model.num_heads} does not divide'
       f' hidden_size={d}: change one of them'
+    )
+  if model.attention_implementation != 'plain' and model.attention_dropout_rate:
+    raise ValueError(
+      f'attention_implementation={model.attention_implementation!r} has no'
+      " attention_dropout_rate: set it to 0, or take 'plain'"
     )
   if model.position_embedding == 'sincos2d' and d % 4:
     raise ValueError(

@@ -149,15 +149,26 @@ def keep_mask(
 
 
 def dropout(
-  x: jax.Array, rate: float | jax.Array, mask: Mask | None
+  x: jax.Array,
+  rate: float | jax.Array,
+  mask: Mask | None,
+  whole: tuple[int, ...] | None = None,
 ) -> jax.Array:
   """Zeroes each element of x [B, ...] with probability `rate`, scales the rest.
 
   Without a mask (not training), or at a fixed rate of 0, x is returned.
+
+  Args:
+    x: [B, ...].
+    rate: Probability of zero.
+    mask: Key and rows, or None.
+    whole: Shape of the row that x has the beginning of, along each dimension:
+      its mask is drawn, whatever the part. None: x has all.
   """
   if mask is None or (isinstance(rate, float) and rate == 0.0):
     return x
-  keep = keep_mask(mask, rate, x.shape[1:])
+  keep = keep_mask(mask, rate, whole or x.shape[1:])
+  keep = keep[tuple(map(slice, x.shape))]
   return jnp.where(keep, x / jnp.asarray(1 - rate, x.dtype), 0)
 
 
@@ -217,8 +228,44 @@ class PatchEmbedding(nn.Module):
     return x @ kernel.astype(self.dtype) + bias.astype(self.dtype)
 
 
+class QKV(nn.Module):
+  """Queries, keys and values: [B, T, D] -> [B, R, H, K] and twice [B, T, H, K].
+
+  They are one kernel, [D, 3, H, K], and three products: on CPUs the backward
+  pass of one product would move its gradients about in memory.
+  """
+
+  num_heads: int
+  kernel_init: Initializer
+  use_bias: bool
+  dtype: jax.typing.DTypeLike
+
+  @nn.compact
+  def __call__(
+    self, x: jax.Array, num_queries: int | None
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns them; the queries of the first R = `num_queries` tokens."""
+    d = x.shape[-1]
+    shape = (3, self.num_heads, d // self.num_heads)
+
+    def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+      flat = _separate(self.kernel_init, 3)(key, (d, 3 * d))
+      return flat.reshape(shape)
+
+    kernel = self.param('kernel', init, (d, *shape)).astype(self.dtype)
+    bias = jnp.zeros(shape, self.dtype)
+    if self.use_bias:
+      bias = self.param('bias', nn.initializers.zeros, shape).astype(self.dtype)
+    x = x.astype(self.dtype)
+    query, key, value = (
+      jnp.einsum('btd,dhk->bthk', tokens, kernel[:, i]) + bias[i]
+      for i, tokens in enumerate((x[:, :num_queries], x, x))
+    )
+    return query, key, value
+
+
 class Attention(nn.Module):
-  """Multi-head self-attention: [B, T, D] -> [B, T, D].
+  """Multi-head self-attention: [B, T, D] -> [B, R, D].
 
   Softmax is computed in float32. Heads come before tokens ([B, H, T, K]), which
   keeps both products as plain batched matrix products.
@@ -231,6 +278,10 @@ class Attention(nn.Module):
     qk_norm: Epsilon of a LayerNorm over each head's queries and keys (Scaling
       Vision Transformers to 22 Billion Parameters, arXiv:2302.05442); None:
       there is none.
+    implementation: 'plain'; or that of `jax.nn.dot_product_attention`, 'xla' or
+      'cudnn', which drops out nothing.
+    num_queries: R: only the first tokens attend to all; None: they all do.
+    capture: Whether the weights are returned; by 'plain' alone.
     dtype: Of the computation.
   """
 
@@ -239,45 +290,63 @@ class Attention(nn.Module):
   kernel_init: Initializer
   qkv_bias: bool = True
   qk_norm: float | None = None
+  implementation: str = 'plain'
+  num_queries: int | None = None
+  capture: bool = False
   dtype: jax.typing.DTypeLike = jnp.float32
 
   @nn.compact
   def __call__(
     self, x: jax.Array, mask: Mask | None
-  ) -> tuple[jax.Array, jax.Array]:
-    """Returns the output [B, T, D] and the attention weights [B, H, T, T]."""
-    d = x.shape[-1]
-    k = d // self.num_heads
-    qkv = nn.DenseGeneral(
-      (3, self.num_heads, k),
-      use_bias=self.qkv_bias,
-      kernel_init=_separate(self.kernel_init, 3),
-      dtype=self.dtype,
-      name='qkv',
-    )(x)  # [B, T, 3, H, K]
-    query, key, value = jnp.moveaxis(qkv, (2, 3), (0, 2))  # [B, H, T, K]
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the output and, if captured, the weights [B, H, R, T]."""
+    query, key, value = QKV(
+      self.num_heads, self.kernel_init, self.qkv_bias, self.dtype, name='qkv'
+    )(x, self.num_queries)
     if self.qk_norm is not None:
       query = nn.LayerNorm(self.qk_norm, self.dtype, name='query_norm')(query)
       key = nn.LayerNorm(self.qk_norm, self.dtype, name='key_norm')(key)
-    scores = jnp.einsum(
-      'bhqk,bhtk->bhqt',
-      query * k**-0.5,
-      key,
-      preferred_element_type=jnp.float32,
-    )
-    weights = nn.softmax(scores).astype(self.dtype)
-    dropped = dropout(
-      weights, self.dropout_rate, fold(mask, Purpose.ATTENTION_WEIGHTS)
-    )
-    y = jnp.einsum('bhqt,bhtk->bhqk', dropped, value)
+    weights = None
+    if self.implementation == 'plain':
+      y, weights = self._attend(query, key, value, mask)
+    else:
+      y = jax.nn.dot_product_attention(
+        query, key, value, implementation=self.implementation
+      )
     y = nn.DenseGeneral(
-      d,
+      x.shape[-1],
       axis=(-2, -1),
       kernel_init=self.kernel_init,
       dtype=self.dtype,
       name='out',
-    )(jnp.swapaxes(y, 1, 2))
+    )(y)
     return y, weights
+
+  def _attend(
+    self, query: jax.Array, key: jax.Array, value: jax.Array, mask: Mask | None
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """Maps [B, T, H, K] to the values [B, R, H, K] and the weights."""
+    query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+    scores = jnp.einsum(
+      'bhqk,bhtk->bhqt',
+      query * query.shape[-1] ** -0.5,
+      key,
+      preferred_element_type=jnp.float32,
+    )
+    most = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
+    scores = jnp.exp(scores - most)
+    total = scores.sum(axis=-1, keepdims=True)
+    tokens = key.shape[2]
+    dropped = dropout(
+      scores.astype(self.dtype),
+      self.dropout_rate,
+      fold(mask, Purpose.ATTENTION_WEIGHTS),
+      (self.num_heads, tokens, tokens),
+    )
+    # Divided after the product, which has fewer elements.
+    y = jnp.einsum('bhqt,bhtk->bhqk', dropped, value)
+    y = (y / total).astype(self.dtype)
+    return jnp.swapaxes(y, 1, 2), scores / total if self.capture else None
 
 
 def _separate(init: Initializer, count: int) -> Initializer:
@@ -367,8 +436,17 @@ class Mlp(nn.Module):
   dtype: jax.typing.DTypeLike = jnp.float32
 
   @nn.compact
-  def __call__(self, x: jax.Array, mask: Mask | None) -> jax.Array:
-    """Returns the output [B, T, D]."""
+  def __call__(
+    self, x: jax.Array, mask: Mask | None, tokens: int | None = None
+  ) -> jax.Array:
+    """Returns the output [B, T, D].
+
+    Args:
+      x: [B, T, D].
+      mask: Key and rows, or None.
+      tokens: Of the rows that x has the first T tokens of; None: all.
+    """
+    tokens = tokens or x.shape[1]
     dense = functools.partial(
       nn.Dense,
       kernel_init=self.kernel_init,
@@ -380,9 +458,13 @@ class Mlp(nn.Module):
       y = nn.silu(gate) * y  # [B, T, M]
     else:
       y = GELUS[self.gelu](dense(self.mlp_dim, name='up')(x))  # [B, T, M]
-    y = dropout(y, self.dropout_rate, fold(mask, Purpose.MLP_HIDDEN))
+    hidden, output = (
+      fold(mask, purpose)
+      for purpose in (Purpose.MLP_HIDDEN, Purpose.MLP_OUTPUT)
+    )
+    y = dropout(y, self.dropout_rate, hidden, (tokens, y.shape[-1]))
     y = dense(x.shape[-1], name='down')(y)
-    return dropout(y, self.dropout_rate, fold(mask, Purpose.MLP_OUTPUT))
+    return dropout(y, self.dropout_rate, output, (tokens, y.shape[-1]))
 
 
 def sincos2d(grid: tuple[int, int], hidden_size: int) -> np.ndarray:

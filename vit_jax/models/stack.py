@@ -20,7 +20,11 @@ from vit_jax.models import layers
 
 
 def apply_blocks(
-  model: Any, block: Any, x: jax.Array, mask: layers.Mask | None
+  model: Any,
+  block: Any,
+  x: jax.Array,
+  mask: layers.Mask | None,
+  last: Mapping[str, Any] | None = None,
 ) -> jax.Array:
   """Applies a model's blocks to x; sows what they capture.
 
@@ -33,15 +37,17 @@ def apply_blocks(
     block: Linen module class.
     x: [B, T, D].
     mask: Key of the step and rows of the global batch; None when not training.
+    last: Further fields of the last block, where the blocks are unrolled and
+      capture nothing.
 
   Returns:
-    [B, T, D].
+    [B, T, D], or what the last block makes of it.
   """
   capture = not model.is_initializing() and model.is_mutable_collection(
     'intermediates'
   )
   own = set(block.__dataclass_fields__) - {'capture', 'parent', 'name'}
-  fields = {name: getattr(model, name) for name in own}
+  fields = {name: getattr(model, name) for name in own if hasattr(model, name)}
   if model.remat != 'none':
     policy = getattr(jax.checkpoint_policies, model.remat, None)
     # Inside a scan nothing can be merged across the loop's body anyway.
@@ -66,6 +72,8 @@ def apply_blocks(
     captured = jax.tree.map(lambda *run: jnp.concatenate(run), *each)
   else:
     for layer in range(model.depth):
+      if layer == model.depth - 1 and last and not capture:
+        fields |= last
       one = block(**fields, capture=capture, name=f'blocks_{layer}')
       x, intermediates = one(x, indices[layer], mask)
       each.append(intermediates)

@@ -27,6 +27,7 @@ SIZES = {
   'g': {'hidden_size': 1408, 'mlp_dim': 6144, 'num_heads': 16, 'depth': 40},
 }
 
+ATTENTION_IMPLEMENTATIONS = ('plain', 'xla', 'cudnn')
 POOLS = ('token', 'gap', 'map', 'token+gap')
 POSITION_EMBEDDINGS = ('learned', 'sincos2d', 'none')
 POSITION_TOKENS = ('all', 'class', 'patches')
@@ -52,11 +53,13 @@ class EncoderBlock(nn.Module):
   gated_mlp: bool
   qkv_bias: bool
   qk_norm: bool
+  attention_implementation: str
   layer_scale: float | None
   layer_norm_epsilon: float
   initializers: str
   capture: bool
   dtype: jax.typing.DTypeLike
+  num_read: int | None = None
 
   @nn.compact
   def __call__(
@@ -71,8 +74,9 @@ class EncoderBlock(nn.Module):
         training.
 
     Returns:
-      [B, T, D], and the layer's intermediates where they are captured:
-      attention [B, H, T, T] and tokens [B, T, D].
+      [B, T, D], or of the first `num_read` tokens alone; and the layer's
+      intermediates where they are captured: attention [B, H, T, T] and tokens
+      [B, T, D].
     """
     init = layers.INITIALIZERS[self.initializers]
     mask = layers.fold(mask, layer)
@@ -86,12 +90,16 @@ class EncoderBlock(nn.Module):
       init.kernel,
       self.qkv_bias,
       self.layer_norm_epsilon if self.qk_norm else None,
+      'plain' if self.capture else self.attention_implementation,
+      self.num_read,
+      self.capture,
       self.dtype,
       name='attention',
     )(y, mask)
     y = self._scale('layer_scale1', y)
-    purpose = layers.Purpose.ATTENTION_OUTPUT
-    y = layers.dropout(y, self.dropout_rate, layers.fold(mask, purpose))
+    whole, purpose = x.shape[1:], layers.Purpose.ATTENTION_OUTPUT
+    y = layers.dropout(y, self.dropout_rate, layers.fold(mask, purpose), whole)
+    x = x[:, : self.num_read]
     x = x + self._drop_path(y, rate, mask, layers.Purpose.ATTENTION_PATH)
     y = self._norm('norm2')(x)
     y = layers.Mlp(
@@ -103,7 +111,7 @@ class EncoderBlock(nn.Module):
       self.gated_mlp,
       self.dtype,
       name='mlp',
-    )(y, mask)
+    )(y, mask, whole[0])
     y = self._scale('layer_scale2', y)
     x = x + self._drop_path(y, rate, mask, layers.Purpose.MLP_PATH)
     return x, {'attention': attention, 'tokens': x} if self.capture else {}
@@ -162,6 +170,9 @@ class ViT(nn.Module):
       (CaiT, arXiv:2103.17239); None: there is none.
     qk_norm: Whether queries and keys are normalised.
     qkv_bias: Whether queries, keys and values have biases.
+    attention_implementation: What computes it: 'plain', matrix products and a
+      softmax; 'xla' or 'cudnn', those of `jax.nn.dot_product_attention`. Where
+      the attention is returned, 'plain' does.
     gated_mlp: Whether the MLP is a SwiGLU.
     resnet_stages: Units in each stage of a ResNet before the patch embedding,
       () for its stem alone; None: there is no ResNet.
@@ -201,6 +212,7 @@ class ViT(nn.Module):
   layer_scale: float | None = None
   qk_norm: bool = False
   qkv_bias: bool = True
+  attention_implementation: str = 'plain'
   gated_mlp: bool = False
   resnet_stages: tuple[int, ...] | None = None
   resnet_width: int = 64
@@ -328,7 +340,9 @@ class ViT(nn.Module):
 
   def _encode(self, x: jax.Array, mask: layers.Mask | None) -> jax.Array:
     """Applies all layers to x [B, T, D]; sows the intermediates."""
-    return stack.apply_blocks(self, EncoderBlock, x, mask)
+    # Of the last layer's tokens only those are computed that the head reads.
+    last = {'num_read': 1 + self.has_two_heads} if self.pool == 'token' else {}
+    return stack.apply_blocks(self, EncoderBlock, x, mask, last)
 
   def _pool(self, x: jax.Array) -> jax.Array:
     """Returns what the heads read: [B, D], [B, 2 D], or [B, 2, D] for two."""

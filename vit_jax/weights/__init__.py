@@ -249,6 +249,8 @@ def _from_workdir(workdir: pathlib.Path) -> Loaded:
   from vit_jax import checkpoint
 
   config, preprocess = _stored(workdir)
+  # That which it was trained with may not be had here.
+  config_lib.set_value(config, 'model.attention_implementation', None)
   size = config_lib.pair(config.data.image_size, 'data.image_size')
   try:
     model = models.from_config(

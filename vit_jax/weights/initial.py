@@ -18,6 +18,7 @@ _OWN = (
   'num_classes',
   'scan',
   'remat',
+  'attention_implementation',
   'dropout_rate',
   'attention_dropout_rate',
   'stochastic_depth',
