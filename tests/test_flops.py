@@ -81,13 +81,14 @@ def test_loops_and_branches():
     flops.count(until, x, w)
 
 
-def vit_loss(scan, remat='none'):
+def vit_loss(scan, remat='none', pool='gap'):
   model = models.create_model(
     'ViT-Ti/16',
     10,
     hidden_size=32,
     depth=4,
     num_heads=2,
+    pool=pool,
     scan=scan,
     remat=remat,
   )
@@ -111,6 +112,18 @@ def test_a_scanned_model_takes_as_much_as_unrolled():
   assert counts[0] == counts[1]
   loss, _ = vit_loss(True, 'full')
   assert flops.count(jax.value_and_grad(loss), params, images) > both
+
+
+def test_the_last_layer_computes_what_is_read():
+  """Unrolled, 4 of 5 tokens have no query, nor what follows attention."""
+  images = shape(2, 32, 32, 3)
+  counts = []
+  for scan in (False, True):
+    loss, params = vit_loss(scan, pool='token')
+    counts.append(flops.count(loss, params, images))
+  d, mlp = 32, 768
+  of_token = 2 * (2 * d * d + 2 * 5 * d + 2 * d * mlp)
+  assert counts[1] - counts[0] == 2 * 4 * of_token
 
 
 def test_modules_add_up():

@@ -39,12 +39,52 @@ def step_flops(config: ml_collections.ConfigDict, params: Any) -> StepFlops:
     config: With what the data decide filled in.
     params: Shapes of the parameters in the train state.
   """
-  # A twin that is scanned: it is traced in a tenth of the time.
   config = config.copy_and_resolve_references()
   config.model.remat = 'none'
   # Products are counted, which a kernel hides.
   config_lib.set_value(config, 'model.attention_implementation', None)
-  config.model.scan = not config.model.name.startswith('BiT')  # which has none
+  has_layers = not config.model.name.startswith('BiT')
+  is_scanned, config.model.scan = config.model.scan, has_layers
+  rules = rules_lib.make(config.optim, jax.eval_shape(_stacked, params))
+  # Of a twin that is scanned: it is traced in a tenth of the time.
+  flops = _count(config, rules)
+  if is_scanned or not has_layers:
+    return flops
+  # Unrolled, the last layer may leave out tokens that are not read.
+  config.objective.name = 'classification'  # a teacher would be read again
+  for key in ('trainable', 'freeze'):
+    config.optim[key] = ''
+  config.optim.rules, config.optim.layer_decay = (), 1.0
+  config_lib.set_value(config, 'model.depth', 1)
+  one = _count(config)
+  config.model.scan = False
+  read = _count(config)
+  unread = [
+    a - b
+    for a, b in zip(
+      dataclasses.astuple(one), dataclasses.astuple(read), strict=True
+    )
+  ]
+  trains = any(
+    x.trains for name, x in rules.parameters.items() if 'blocks' in name
+  )
+  forward, _, everything = unread
+  return StepFlops(
+    flops.forward - forward,
+    flops.step - (everything if trains else forward),
+    flops.everything - everything,
+  )
+
+
+def _count(
+  config: ml_collections.ConfigDict, rules: rules_lib.Rules | None = None
+) -> StepFlops:
+  """Counts the operations of a step; computes shapes alone.
+
+  Args:
+    config: With what the data decide filled in.
+    rules: Of its parameters; None: those of the config.
+  """
   size = config_lib.pair(config.data.image_size, 'data.image_size')
   channels = config.data.channels
 
@@ -63,10 +103,10 @@ def step_flops(config: ml_collections.ConfigDict, params: Any) -> StepFlops:
     'mask': jax.ShapeDtypeStruct((b,), jnp.bool_),
     'index': jax.ShapeDtypeStruct((b,), jnp.int32),
   }
-  params = jax.eval_shape(_stacked, params)
-  rules = rules_lib.make(config.optim, params)
+  params = jax.eval_shape(objective.init, jax.random.key(0))
+  rules = rules or rules_lib.make(config.optim, params)
   passes = 2 if config.optim.sam.rho else 1
-  return _count(objective, rules, params, batch, parts * passes)
+  return _count_parts(objective, rules, params, batch, parts * passes)
 
 
 def _stacked(params: Any) -> Any:
@@ -75,7 +115,7 @@ def _stacked(params: Any) -> Any:
   return vit.stack_layers(params) if 'blocks_0' in params else params
 
 
-def _count(
+def _count_parts(
   objective: objectives.Objective,
   rules: rules_lib.Rules,
   params: Any,
