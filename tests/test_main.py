@@ -265,25 +265,6 @@ def test_an_unwritable_work_directory(tmp_path):
   assert status == 1 and 'error: cannot use work directory' in err
 
 
-def test_help_is_quick_and_has_an_example():
-  """Quick: jax is not imported."""
-  code = (
-    'import sys, runpy; sys.argv = ["main", "--help"]\n'
-    'try: runpy.run_module("vit_jax.main", run_name="__main__")\n'
-    'finally: assert "jax" not in sys.modules'
-  )
-  result = subprocess.run(
-    [sys.executable, '-c', code],
-    check=False,
-    env=ENV,
-    capture_output=True,
-    text=True,
-  )
-  assert result.returncode == 0, result.stderr
-  assert '--config=configs/digits.py' in result.stdout
-  assert '--workdir' in result.stdout
-
-
 def test_tensorflow_is_never_imported(tmp_path):
   code = (
     'import sys\n'

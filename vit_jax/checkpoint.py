@@ -2,6 +2,9 @@
 
 `WORKDIR/checkpoints/STEP/` holds the train state, `WORKDIR/best/STEP/` the same
 without the optimizer's. `checkpoint_format` says what is in them.
+
+Orbax is imported by the functions that need it: that takes as long as importing
+half of JAX.
 """
 
 from collections.abc import Callable
@@ -21,7 +24,6 @@ from absl import logging
 import jax
 from jax.experimental import multihost_utils
 import ml_collections
-import orbax.checkpoint as ocp
 
 from vit_jax import checkpoint_format
 from vit_jax import distributed
@@ -224,6 +226,8 @@ class _Store:
     directory: pathlib.Path,
     to_keep: Callable[[Sequence[int]], set[int]],
   ):
+    import orbax.checkpoint as ocp
+
     self.directory = directory
     self._writing: int | None = None  # the step that is on its way to the disk
     options = ocp.CheckpointManagerOptions(
@@ -249,6 +253,8 @@ class _Store:
   def save(
     self, step: int, state: PyTree, metrics: dict[str, float] | None
   ) -> bool:
+    import orbax.checkpoint as ocp
+
     self.wait()
     if self.has(step):
       return False
@@ -307,6 +313,8 @@ def _meeting() -> Callable[..., None] | None:
   """
   if jax.process_count() == 1:
     return None
+  import orbax.checkpoint as ocp
+
   wait = ocp.multihost.get_barrier_sync_fn()
 
   def meet(*, key: str, timeout_ms: int) -> None:

@@ -36,7 +36,6 @@ import jax
 from jax.experimental import multihost_utils
 import jax.numpy as jnp
 import numpy as np
-import orbax.checkpoint as ocp
 
 from vit_jax.config import UserError
 
@@ -129,6 +128,8 @@ def read_info(path: pathlib.Path) -> dict[str, Any]:
     DamagedError: It is not what was written.
     UserError: It needs a newer version.
   """
+  import orbax.checkpoint as ocp
+
   try:
     info = ocp.JsonCheckpointHandler().restore(path / 'info')
     crc32 = info.pop('crc32')
@@ -161,6 +162,8 @@ def restore(
     DamagedError: It is not what was written.
     UserError: It does not fit the state, or needs a newer version.
   """
+  import orbax.checkpoint as ocp
+
   problem, state, info = '', None, {}
   try:
     info = read_info(path)
@@ -194,6 +197,8 @@ def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
     DamagedError: They are not what was written.
     UserError: The checkpoint needs a newer version.
   """
+  import orbax.checkpoint as ocp
+
   info = read_info(path)
   arrays = {tuple(key.split('/')): x for key, x in info['arrays'].items()}
   names = [key[1:] for key in arrays if key[0] == 'params']
@@ -238,6 +243,8 @@ def _parts(
 def _read_arrays(
   path: pathlib.Path, wanted: PyTree, restore_args: PyTree
 ) -> PyTree:
+  import orbax.checkpoint as ocp
+
   args = ocp.args.PyTreeRestore(
     item=wanted, restore_args=restore_args, partial_restore=True
   )

@@ -22,6 +22,7 @@ from ml_collections import config_flags
 
 from vit_jax import config as config_lib
 from vit_jax import distributed
+from vit_jax import host_memory
 
 if TYPE_CHECKING:
   from vit_jax import weights
@@ -41,6 +42,8 @@ def run(
   stderr for a user's mistake and for what the environment does not permit.
   Other exceptions are bugs, and keep their traceback.
 
+  jax is not imported yet: a command does that in its `main`, after the flags.
+
   Args:
     main: The command.
     doc: Its documentation, for `--help`.
@@ -54,7 +57,11 @@ def run(
   if isinstance(sys.stdout, io.TextIOWrapper):  # files may have any name
     sys.stdout.reconfigure(errors='surrogateescape')
   try:
-    status = main(parse_flags(argv, flag_values)) or 0
+    rest = parse_flags(argv, flag_values)
+    if 'compile_cache' in flag_values:
+      _keep_compiled(flag_values['compile_cache'].value)
+      host_memory.keep_freed()
+    status = main(rest) or 0
     sys.stdout.flush()
   except BrokenPipeError:  # who reads, as `head`, has seen enough
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -194,23 +201,48 @@ def parse_size(text: str, flag: str) -> int | tuple[int, int]:
   return (int(match[1]), int(match[2])) if match[2] else int(match[1])
 
 
-def keep_compiled() -> None:
-  """Lets JAX keep what it compiles, and find it in the next process.
+def define_compile_cache(flag_values: flags.FlagValues = flags.FLAGS) -> None:
+  """Defines `--compile_cache`, for what computes; `run` heeds it."""
+  flags.DEFINE_string(
+    'compile_cache',
+    None,
+    "Where JAX keeps what it compiles, for the next process; '': nowhere."
+    ' Default: $JAX_COMPILATION_CACHE_DIR, else $VIT_JAX_CACHE/xla, which is'
+    ' ~/.cache/vit_jax/xla.',
+    flag_values=flag_values,
+  )
 
-  In $VIT_JAX_CACHE/xla, by default ~/.cache/vit_jax/xla, unless JAX's own
-  variables say otherwise; nowhere if that cannot be written. To be called
-  before jax is imported.
+
+def _keep_compiled(where: str | None) -> None:
+  """Lets JAX keep what it compiles; to be called before jax is imported.
+
+  Args:
+    where: Value of `--compile_cache`. Where it is not given and the default
+      cannot be written, nothing is kept.
+
+  Raises:
+    OSError: The given directory cannot be made.
   """
-  cache = os.environ.get('VIT_JAX_CACHE') or '~/.cache/vit_jax'
-  try:
-    folder = pathlib.Path(cache).expanduser().absolute() / 'xla'
-    folder.mkdir(parents=True, exist_ok=True)
-  except (OSError, RuntimeError):  # the home directory is not known
+  if where == '':
+    os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'
     return
-  if os.access(folder, os.W_OK | os.X_OK):
-    os.environ.setdefault('JAX_COMPILATION_CACHE_DIR', str(folder))
-    # Many functions that are compiled in no time are slow, too.
-    os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
+  # Many functions that are compiled in no time are slow, too.
+  os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
+  if where is not None:
+    if '://' not in where:  # else a bucket, which JAX reads itself
+      folder = pathlib.Path(os.path.expanduser(where)).absolute()
+      folder.mkdir(parents=True, exist_ok=True)
+      where = str(folder)
+    os.environ['JAX_COMPILATION_CACHE_DIR'] = where
+  elif 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
+    cache = os.environ.get('VIT_JAX_CACHE') or '~/.cache/vit_jax'
+    try:
+      folder = pathlib.Path(cache).expanduser().absolute() / 'xla'
+      folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # the home directory is not known
+      return
+    if os.access(folder, os.W_OK | os.X_OK):
+      os.environ['JAX_COMPILATION_CACHE_DIR'] = str(folder)
 
 
 def parse_flags(

@@ -41,7 +41,6 @@ from absl import logging
 from vit_jax import cli
 from vit_jax import comparison
 from vit_jax import records
-from vit_jax import reporting
 
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 _OUT = flags.DEFINE_string(
@@ -156,6 +155,8 @@ def _show_states(states: Sequence[str]) -> str:
 
 
 def _show(value: float | None) -> str:
+  from vit_jax import reporting  # after the flags: it imports TensorBoard's
+
   return _ABSENT if value is None else reporting.text(value)
 
 
@@ -165,7 +166,7 @@ def _show_mean(report: Mapping[str, Any], name: str, which: str) -> str:
     return _ABSENT
   if found[which] is None:
     return 'nan'
-  text = reporting.text(found[which])
+  text = _show(found[which])
   half = found[f'{which}_interval']
   if half is not None:
     return f'{text} ± {half:.0f}' if half > 10 else f'{text} ± {half:.2g}'

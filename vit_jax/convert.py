@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 cli.define_overrides(FLAGS)
+cli.define_compile_cache(FLAGS)
 _FORMATS = ['google', 'timm', 'huggingface', 'vit_jax']
 _TO = flags.DEFINE_enum(
   'to', None, _FORMATS, 'What to write.', flag_values=FLAGS
@@ -127,5 +128,4 @@ def _config(loaded: 'weights.Loaded') -> 'ml_collections.ConfigDict':
 
 
 if __name__ == '__main__':
-  cli.keep_compiled()
   cli.run(main, __doc__, FLAGS)

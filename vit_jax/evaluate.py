@@ -45,6 +45,7 @@ if TYPE_CHECKING:
 
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 cli.define_from(FLAGS)
+cli.define_compile_cache(FLAGS)
 _DATA = flags.DEFINE_string(
   'data',
   None,
@@ -253,5 +254,4 @@ def write_columns(path: pathlib.Path, columns: dict[str, list[Any]]) -> None:
 
 
 if __name__ == '__main__':
-  cli.keep_compiled()
   cli.run(main, __doc__, FLAGS)

@@ -52,6 +52,7 @@ _REPRODUCE = flags.DEFINE_string(
   'Train once more, in --workdir, with the config of the run in this work'
   ' directory, and compare. Without --config.',
 )
+cli.define_compile_cache()
 clusters.define_flags()
 
 
@@ -124,5 +125,4 @@ def _name(path: str | None) -> str:
 
 
 if __name__ == '__main__':
-  cli.keep_compiled()  # a run that resumes is soon at its first step
   cli.run(main, __doc__)

@@ -44,6 +44,7 @@ if TYPE_CHECKING:
 
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 cli.define_from(FLAGS)
+cli.define_compile_cache(FLAGS)
 _TOP = flags.DEFINE_integer(
   'top', 5, 'Classes to name.', lower_bound=1, flag_values=FLAGS
 )
@@ -295,5 +296,4 @@ _WRITERS: dict[str, Callable[[Answers, int], None]] = {
 
 
 if __name__ == '__main__':
-  cli.keep_compiled()
   cli.run(main, __doc__, FLAGS)

@@ -28,6 +28,7 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import distributed
 from vit_jax import experiment as experiment_lib
+from vit_jax import host_memory
 from vit_jax import monitor as monitor_lib
 from vit_jax import reporting
 from vit_jax import timekeeping
@@ -246,6 +247,7 @@ def train(
         )
 
     clock.resume(reporter.before('train/useful_seconds') or 0.0)
+    start = step
     try:
       while True:
         # What is due at this step.
@@ -280,6 +282,8 @@ def train(
         state, metrics = run_steps(state, batch, np.int32(step), told)
         step, results = step + count, None
         monitor.follow(step, count, metrics, batch['index'])
+        if step == start + count:
+          host_memory.trim()  # what compiling took
     except (monitor_lib.NonFiniteError, monitor_lib.BrokenBatchError) as error:
       problem = str(error)
       try:

@@ -39,5 +39,4 @@ def _refuse(verb: str) -> None:
 
 
 if __name__ == '__main__':
-  cli.keep_compiled()
   run()

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 _CONFIG = cli.define_config(FLAGS)
+cli.define_compile_cache(FLAGS)
 _OUT = flags.DEFINE_string(
   'out',
   None,

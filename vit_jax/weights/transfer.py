@@ -19,14 +19,17 @@ import pathlib
 import re
 import shutil
 import sys
+from typing import TYPE_CHECKING
 from urllib import parse
 
 from absl import logging
-import requests
 import tqdm
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
+
+if TYPE_CHECKING:
+  import requests  # imported by the functions, since few runs download
 
 _TIMEOUT = (10.0, 60.0)  # seconds to connect, and between two packets
 _PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before trying again
@@ -231,7 +234,9 @@ def _attempt(file: File, part: _Part) -> _Version:
 
 def _get(
   file: File, part: _Part, version: _Version | None
-) -> requests.Response:
+) -> 'requests.Response':
+  import requests
+
   headers = {'Accept-Encoding': 'identity'}  # bytes that a range can count
   if file.token:
     headers['Authorization'] = f'Bearer {file.token}'
@@ -246,7 +251,9 @@ def _get(
     raise _InterruptedError(_reason(e), answered=False) from None
 
 
-def _append(response: requests.Response, part: _Part, size: int | None) -> None:
+def _append(
+  response: 'requests.Response', part: _Part, size: int | None
+) -> None:
   chunks = response.iter_content(_CHUNK_BYTES)
   bar = tqdm.tqdm(
     desc=part.path.stem,
@@ -265,6 +272,8 @@ def _append(response: requests.Response, part: _Part, size: int | None) -> None:
 
 
 def _next(chunks: Iterator[bytes]) -> bytes:
+  import requests
+
   try:
     return next(chunks, b'')
   except requests.RequestException as e:
@@ -272,7 +281,7 @@ def _next(chunks: Iterator[bytes]) -> bytes:
 
 
 def _continues(
-  response: requests.Response, version: _Version, offset: int
+  response: 'requests.Response', version: _Version, offset: int
 ) -> bool:
   """Tells whether a partial answer is what follows, of the same version."""
   content = response.headers.get('Content-Range', '')
@@ -285,7 +294,7 @@ def _continues(
   )
 
 
-def _check_status(file: File, response: requests.Response) -> None:
+def _check_status(file: File, response: 'requests.Response') -> None:
   status = f'status {response.status_code} {response.reason or ""}'.strip()
   if response.status_code in _BUSY:
     raise _InterruptedError(status)
@@ -304,7 +313,7 @@ def _check_status(file: File, response: requests.Response) -> None:
     )
 
 
-def _announced(file: File, response: requests.Response) -> _Version:
+def _announced(file: File, response: 'requests.Response') -> _Version:
   """Reads what the server says of the whole file."""
   length = response.headers.get('Content-Length', '')
   size = int(length) if length.isdecimal() else None
@@ -322,14 +331,14 @@ def _announced(file: File, response: requests.Response) -> _Version:
   return _Version(validator, size, *_digest(response))
 
 
-def _validator(response: requests.Response) -> str:
+def _validator(response: 'requests.Response') -> str:
   etag = response.headers.get('ETag', '')
   if etag and not etag.startswith('W/'):  # a weak one does not promise bytes
     return etag
   return response.headers.get('Last-Modified', '')
 
 
-def _digest(response: requests.Response) -> tuple[str, str]:
+def _digest(response: 'requests.Response') -> tuple[str, str]:
   """Returns (algorithm, hexadecimal digest) of the file; '' where unknown."""
   etag = _hub_header(response, 'X-Linked-Etag') or _hub_header(response, 'ETag')
   if re.fullmatch('"?[0-9a-f]{64}"?', etag):
@@ -343,7 +352,7 @@ def _digest(response: requests.Response) -> tuple[str, str]:
   return '', ''
 
 
-def _hub_header(response: requests.Response, header: str) -> str:
+def _hub_header(response: 'requests.Response', header: str) -> str:
   """Reads a header of the Hub itself, which may redirect to another server."""
   for answer in (*response.history, response):
     if 'X-Repo-Commit' in answer.headers and header in answer.headers:
@@ -396,6 +405,8 @@ def _megabytes(size: int) -> str:
 
 def _reason(error: BaseException) -> str:
   """Returns what lies at the bottom of an error of requests'."""
+  import requests
+
   if isinstance(error, requests.Timeout):
     return 'the server does not answer in time'
   if isinstance(error, ValueError):  # its text may show a secret

@@ -1,0 +1,113 @@
+"""What all commands share, each in a process of its own."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import tiny
+
+ENV = os.environ | {
+  'PYTHONPATH': str(tiny.ROOT),
+  'JAX_PLATFORMS': 'cpu',
+  'JAX_NUM_CPU_DEVICES': '1',
+}
+
+
+def _commands():
+  """Returns all modules that read flags, as `python -m` takes them."""
+  found = []
+  for path in sorted((tiny.ROOT / 'vit_jax').rglob('*.py')):
+    if 'cli.run(main,' in path.read_text():
+      name = '.'.join(path.relative_to(tiny.ROOT).with_suffix('').parts)
+      found.append(name.removesuffix('.__main__'))
+  return found
+
+
+# Processes that others start.
+INTERNAL = {'vit_jax.benchmark.worker'}
+COMMANDS = [[name] for name in _commands() if name not in INTERNAL]
+COMMANDS += [['vit_jax.explore'], ['vit_jax.explore', 'data']]
+
+
+def test_commands_are_found():
+  names = {name for name, *_ in COMMANDS}
+  for verb in (
+    'main',
+    'predict',
+    'evaluate',
+    'convert',
+    'summary',
+    'benchmark',
+  ):
+    assert f'vit_jax.{verb}' in names
+
+
+@pytest.mark.parametrize('command', COMMANDS, ids='-'.join)
+def test_help_is_quick_and_has_an_example(command):
+  """Quick: nothing heavy is imported."""
+  name, *verb = command
+  code = (
+    f'import sys, runpy; sys.argv = {["command", *verb, "--help"]}\n'
+    f'try: runpy.run_module({name!r}, run_name="__main__", alter_sys=True)\n'
+    'finally:\n'
+    '  heavy = {"jax", "flax", "optax", "cv2", "grain", "orbax", "numpy"}\n'
+    '  assert not heavy & set(sys.modules), heavy & set(sys.modules)'
+  )
+  result = subprocess.run(
+    [sys.executable, '-c', code],
+    check=False,
+    env=ENV,
+    capture_output=True,
+    text=True,
+  )
+  assert result.returncode == 0, result.stderr
+  assert f'python -m {name}' in result.stdout
+
+
+def _look(folder, *flags):
+  """Draws a batch of digits, for which something is compiled."""
+  command = [
+    'vit_jax.explore',
+    'data',
+    f'--config={tiny.ROOT}/configs/digits.py',
+  ]
+  command += [f'--out={folder}/batch.png', '--count=1', *flags]
+  env = ENV | {'VIT_JAX_CACHE': str(folder / 'default')}
+  for name in ('JAX_COMPILATION_CACHE_DIR', 'JAX_ENABLE_COMPILATION_CACHE'):
+    env.pop(name, None)
+  return subprocess.run(
+    [sys.executable, '-m', *command],
+    check=False,
+    env=env,
+    capture_output=True,
+    text=True,
+  )
+
+
+def _kept(folder: pathlib.Path):
+  return folder.exists() and any(folder.iterdir())
+
+
+@pytest.mark.parametrize('kind', ['default', 'there', 'nowhere'])
+def test_what_is_compiled_is_kept(kind, tmp_path):
+  """By default, where it is said, or nowhere."""
+  flags = {
+    'default': [],
+    'there': [f'--compile_cache={tmp_path}/new/there'],
+    'nowhere': ['--compile_cache='],
+  }[kind]
+  result = _look(tmp_path, *flags)
+  assert result.returncode == 0, result.stderr
+  assert _kept(tmp_path / 'default' / 'xla') == (kind == 'default')
+  assert _kept(tmp_path / 'new' / 'there') == (kind == 'there')
+
+
+def test_a_compile_cache_that_cannot_be_written(tmp_path):
+  """One line where it was asked for; by default there is just none."""
+  (tmp_path / 'file').write_text('')
+  result = _look(tmp_path, f'--compile_cache={tmp_path}/file/cache')
+  assert result.returncode == 1 and 'Traceback' not in result.stderr
+  assert result.stderr.startswith('error: ')
+  assert f'{tmp_path}/file/cache' in result.stderr
