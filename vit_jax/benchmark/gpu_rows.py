@@ -1,0 +1,275 @@
+"""The rows of `gpu_report`: what was measured of one model, in one way."""
+
+from collections.abc import Callable
+import contextlib
+import datetime
+import json
+import pathlib
+import statistics
+import tempfile
+import time
+from typing import Any
+
+from absl import logging
+import jax
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax import hardware
+from vit_jax.benchmark import measures
+from vit_jax.benchmark import setting as setting_lib
+from vit_jax.benchmark import timing
+from vit_jax.data import batches
+
+Row = dict[str, Any]
+
+_BLOCKS, _BLOCK_SECONDS = 10, 0.3
+# What a measurement may take: one that begins later could not end in time.
+_LONGEST = 60.0
+# In the folders that the rows share.
+_IMAGES = 8192
+_SMALL, _PHOTOGRAPH = (32, 32), (375, 500)
+
+
+class Report(contextlib.AbstractContextManager['Report']):
+  """Rows, written as they come; what goes wrong in one is what it says.
+
+  Attributes:
+    choices: Fields of `setting.Setting` for all that do not say otherwise.
+    rows: What was measured.
+  """
+
+  def __init__(self, out: pathlib.Path, budget: float):
+    """Begins to count the time.
+
+    Args:
+      out: Directory, which is there.
+      budget: In seconds, from now on.
+    """
+    self.choices: dict[str, Any] = {}
+    self.rows: list[Row] = []
+    self._out, self._stack = out, contextlib.ExitStack()
+    self._end = time.monotonic() + budget
+    self._folders: dict[tuple[int, int], str] = {}
+    self._checked: set[Any] = set()
+    self._facts = _facts()
+
+  def __exit__(self, *_: object) -> None:
+    self._stack.close()
+
+  def best(self, model: str) -> Row:
+    """Returns the fastest row of training a model; {} where there is none."""
+    rows = [
+      row
+      for row in self.rows
+      if row['model'] == model
+      and row['what'] == 'train'
+      and 'mfu' in row
+      and not row.get('changes')
+    ]
+    return max(rows, key=lambda row: row['images_per_second'], default={})
+
+  def train(
+    self,
+    model: str,
+    batch_size: int,
+    changes: dict[str, Any] | None = None,
+    options: dict[str, Any] | None = None,
+    **choices: Any,
+  ) -> None:
+    """Measures training steps.
+
+    Args:
+      model: Name.
+      batch_size: Images in a step.
+      changes: Of the config, by its keys.
+      options: Of the compiler.
+      **choices: Fields of `setting.Setting`.
+    """
+    said = choices | {'changes': changes or {}} | {'options': options or {}}
+
+    def measure() -> Row:
+      bench = self._bench(model, batch_size, changes, **choices)
+      bench.ours.compiler_options = options or {}
+      return self._rate(bench, bench.ours.train, 'step')
+
+    self._row('train', model, batch_size, said, measure)
+
+  def infer(self, model: str, batch_size: int) -> None:
+    """Measures forward passes."""
+
+    def measure() -> Row:
+      bench = self._bench(model, batch_size)
+      return self._rate(bench, bench.ours.forward, 'forward')
+
+    self._row('infer', model, batch_size, {}, measure)
+
+  def against(self, library: str, model: str, batch_size: int) -> None:
+    """Measures both in turns with a library's model that is compiled."""
+    for part in ('infer', 'train'):
+
+      def measure(part: str = part) -> Row:
+        bench = self._bench(model, batch_size, compare=library)
+        bench.check()
+        return getattr(bench, part)()
+
+      self._row(part, model, batch_size, {'against': library}, measure)
+
+  def loop(
+    self, model: str, batch_size: int, changes: dict[str, Any] | None = None
+  ) -> None:
+    """Measures the whole loop, from files, in turns with the bare step."""
+
+    def measure() -> Row:
+      bench = self._bench(model, batch_size, changes)
+      entry = bench.end_to_end()
+      return entry | {'cores': batches.num_cores()}
+
+    said = {'changes': changes or {}}
+    self._row('end_to_end', model, batch_size, said, measure)
+
+  def _row(
+    self,
+    what: str,
+    model: str,
+    batch_size: int,
+    said: dict[str, Any],
+    measure: Callable[[], Row],
+  ) -> None:
+    """Adds a row, and writes all; errors of a measurement are its result."""
+    row: Row = {'what': what, 'model': model, 'batch_size': batch_size}
+    row |= self.choices | {key: x for key, x in said.items() if x}
+    if time.monotonic() + _LONGEST > self._end:
+      row['problem'] = 'not reached in the time'
+    else:
+      start = time.monotonic()
+      try:
+        row |= measure()
+      except (config_lib.UserError, jax.errors.JaxRuntimeError) as e:
+        row['problem'] = config_lib.one_line(e)[:200]
+      row['seconds'] = round(time.monotonic() - start, 1)
+    logging.info('%s', row)
+    self.rows.append(row)
+    report = self._facts | {'rows': self.rows}
+    (self._out / 'report.json').write_text(json.dumps(report, indent=1))
+    (self._out / 'report.md').write_text(markdown(report))
+
+  def _bench(
+    self,
+    model: str,
+    batch_size: int,
+    changes: dict[str, Any] | None = None,
+    compare: str = 'baseline',
+    **choices: Any,
+  ) -> Any:
+    """Returns a `measures.Bench`; two layers of its model were checked."""
+    fields = {'dtype': 'bfloat16'} | self.choices | choices
+    checked = (model, *sorted(fields.items()))
+    if checked not in self._checked:
+      small = self._config(model, 8, changes, fields)
+      small.model.depth = 2
+      measures.Bench(small, _BLOCKS, matmul_flops=1.0).check()
+      self._checked.add(checked)
+    return measures.Bench(
+      self._config(model, batch_size, changes, fields),
+      _BLOCKS,
+      self._facts['matmul_tflops'] * 1e12,
+      compare,
+      torch_compile=compare != 'baseline',
+    )
+
+  def _config(
+    self,
+    model: str,
+    batch_size: int,
+    changes: dict[str, Any] | None,
+    fields: dict[str, Any],
+  ) -> ml_collections.ConfigDict:
+    small = model == setting_lib.TUTORIAL
+    data = f'folder:{self._folder(_SMALL if small else _PHOTOGRAPH)}'
+    setting = setting_lib.Setting(
+      model=model, batch_size=batch_size, data=data, **fields
+    )
+    with setting.changes() as all_changes:
+      config = setting_lib.config(all_changes)
+    for key, value in (changes or {}).items():
+      config_lib.set_value(config, key, value)
+    return config
+
+  def _folder(self, size: tuple[int, int]) -> str:
+    """Returns a folder of photographs of a size, which all rows share."""
+    if size not in self._folders:
+      folder = self._stack.enter_context(tempfile.TemporaryDirectory())
+      setting_lib.write_images(pathlib.Path(folder), _IMAGES, size)
+      self._folders[size] = folder
+    return self._folders[size]
+
+  def _rate(
+    self, bench: Any, function: Callable[[int], Any], pass_: str
+  ) -> Row:
+    steps = timing.steps_per_block([function], _BLOCK_SECONDS)
+    times = timing.in_turns({'': lambda: function(steps)}, _BLOCKS)['']
+    images = steps * bench.experiment.config.train.batch_size
+    rate = timing.summarize(times, images)
+    flops = getattr(bench.experiment.program.flops, pass_) * steps
+    achieved = flops / statistics.median(times)
+    peak = hardware.peak_flops(jax.devices()[0])
+    return {
+      'images_per_second': rate['median'],
+      'range': [rate['min'], rate['max']],
+      'tflops': achieved / 1e12,
+      'mfu': achieved / (peak or bench.matmul_flops),
+    }
+
+
+def _facts() -> dict[str, Any]:
+  """Returns where and when this is."""
+  device = jax.devices()[0]
+  peak = hardware.peak_flops(device)
+  return {
+    'date': datetime.date.today().isoformat(),
+    'device': device.device_kind,
+    'jax': jax.__version__,
+    'cores': batches.num_cores(),
+    'peak_tflops': peak and peak / 1e12,
+    'matmul_tflops': timing.matmul_flops('bfloat16') / 1e12,
+  }
+
+
+def markdown(report: Row) -> str:
+  """Returns a report as a table."""
+  share = 'MFU' if report['peak_tflops'] else 'of the products'
+  lines = [
+    f'{report["device"]}, {report["cores"]} cores, JAX {report["jax"]},'
+    f' {report["date"]}; products of bfloat16 matrices at'
+    f' {report["matmul_tflops"]:.4g} TFLOP/s.',
+    '',
+    '| what | model | batch | choices | images/s |'
+    f' {share} | against | ratio |',
+    '|---|---|---|---|---|---|---|---|',
+  ]
+  for row in report['rows']:
+    chosen = {
+      key: row[key]
+      for key in ('attention', 'scan', 'remat', 'changes', 'options')
+      if key in row
+    }
+    cells = [row['what'], row['model'], row['batch_size'], _list(chosen)]
+    if 'problem' in row:
+      cells += [row['problem'], '', row.get('against', ''), '']
+    else:
+      cells += [
+        f'{row["images_per_second"]:,.0f}',
+        f'{row["mfu"]:.1%}' if 'mfu' in row else '',
+        row.get('against', ''),
+        f'{row["ratio"]:.2f}' if 'ratio' in row else '',
+      ]
+    lines.append(f'| {" | ".join(map(str, cells))} |')
+  return '\n'.join(lines) + '\n'
+
+
+def _list(chosen: dict[str, Any]) -> str:
+  pairs: list[tuple[str, Any]] = []
+  for key, value in chosen.items():
+    pairs += value.items() if isinstance(value, dict) else [(key, value)]
+  return ', '.join(f'{key}={value}' for key, value in pairs)

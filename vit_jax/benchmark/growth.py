@@ -1,0 +1,47 @@
+"""How time and memory of a training step grow: a table, JSON and a plot.
+
+  python -m vit_jax.benchmark.growth --out=growth
+
+One thing grows at a time (depth, width, tokens, batch), from ViT-Ti/16 with
+images of 224 x 224 in batches of 8. The expected law is that of the step's
+matrix products: time should grow with the exponent that their number has. For
+devices (CPU devices share the machine's cores) it is no growth at all.
+"""
+
+import json
+import pathlib
+import sys
+
+from absl import flags
+
+from vit_jax import cli
+
+_OUT = flags.DEFINE_string('out', 'growth', 'Directory of the report.')
+_ONLY = flags.DEFINE_list('only', [], 'What grows; by default, all.')
+_BLOCKS = flags.DEFINE_integer('blocks', 5, 'How often each is timed.')
+
+
+def main(argv: list[str]) -> None:
+  """Measures, and writes growth.json, growth.md and growth.png."""
+  from vit_jax import config as config_lib
+  from vit_jax.benchmark import growth_points  # after the flags
+
+  if argv[1:] or set(_ONLY.value) - set(growth_points.AXES):
+    raise config_lib.UserError(
+      f'choose --only from {",".join(growth_points.AXES)}'
+    )
+  out = pathlib.Path(_OUT.value)
+  out.mkdir(parents=True, exist_ok=True)
+  curves = {
+    axis: growth_points.measure(axis, _BLOCKS.value)
+    for axis in _ONLY.value or growth_points.AXES
+  }
+  (out / 'growth.json').write_text(json.dumps(curves, indent=1))
+  (out / 'growth.md').write_text(growth_points.table(curves))
+  growth_points.plot(curves, out / 'growth.png')
+  print(growth_points.table(curves), file=sys.stderr)
+  print(out)
+
+
+if __name__ == '__main__':
+  cli.run(main, __doc__)

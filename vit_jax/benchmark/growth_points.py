@@ -1,0 +1,213 @@
+"""The points of `growth`: one training step of one size."""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import math
+import pathlib
+import statistics
+from typing import Any
+
+from absl import logging
+import jax
+import numpy as np
+
+from vit_jax import config as config_lib
+from vit_jax import optim
+from vit_jax import program as program_lib
+from vit_jax.benchmark import processes
+from vit_jax.benchmark import setting as setting_lib
+from vit_jax.benchmark import timing
+from vit_jax.benchmark.peers import ours
+
+Point = dict[str, float]
+
+_PATCH = 16
+# (height, width) in patches.
+_GRIDS = {
+  32: (4, 8),
+  64: (8, 8),
+  128: (8, 16),
+  256: (16, 16),
+  512: (16, 32),
+  1024: (32, 32),
+  2048: (32, 64),
+  4096: (64, 64),
+}
+AXES: Mapping[str, Sequence[int]] = {
+  'depth': (1, 2, 4, 8, 16, 24),
+  'width': (96, 192, 384, 768),
+  'tokens': tuple(_GRIDS),
+  'batch': (1, 2, 4, 8, 16, 32),
+  'devices': (1, 2),
+}
+# What does not grow: of ViT-Ti/16.
+_WIDTH, _HEAD, _BATCH = 192, 64, 8
+# The law holds where the constant part no longer counts: in the last points.
+_FITTED = 3
+
+
+def measure(axis: str, blocks: int) -> list[Point]:
+  """Returns the points of a curve.
+
+  Args:
+    axis: What grows, one of AXES.
+    blocks: How often each is timed.
+  """
+  if axis == 'devices':
+    return _devices(blocks)
+  curve = []
+  for value in AXES[axis]:
+    curve.append({'value': value} | _step(axis, value, blocks))
+    logging.info('%s: %s', axis, curve[-1])
+  return curve
+
+
+def _step(axis: str, value: int, blocks: int) -> Point:
+  """Returns seconds, GFLOP and MiB of a step."""
+  config, batch_size = _config(axis, value), _BATCH
+  if axis == 'batch':
+    batch_size = value
+  config.train.batch_size = batch_size
+  program = program_lib.make(config, None, optim.Lengths(total=10**6))
+  rng, shapes = np.random.default_rng(0), program.abstract_batch()
+  batch = {
+    'image': rng.integers(0, 256, shapes['image'].shape, np.uint8),
+    'label': rng.integers(0, 10, batch_size, np.int32),
+    'mask': np.ones(batch_size, np.bool_),
+    'index': np.arange(batch_size, dtype=np.int32),
+  }
+  state = program.initialise(None)
+  batch = jax.device_put(batch, jax.tree.map(lambda x: x.sharding, shapes))
+  compiled = program.train_step.lower(state, batch, np.int32(0)).compile()
+  plan, done = compiled.memory_analysis(), 0
+
+  def one_step() -> Any:
+    nonlocal state, done
+    state, metrics = compiled(program.constants, state, batch, np.int32(done))
+    done += 1
+    return metrics
+
+  def steps(count: int) -> None:
+    ours.waiting(one_step, count)
+
+  count = timing.steps_per_block([steps], seconds=0.3)
+  times = timing.in_turns({'': lambda: steps(count)}, blocks)['']
+  loss = float(ours.waiting(one_step, 1)['loss'])
+  if not math.isfinite(loss):
+    raise config_lib.UserError(f'{axis} {value}: the loss is {loss}')
+  return {
+    'seconds': statistics.median(times) / count,
+    'least_seconds': min(times) / count,
+    'most_seconds': max(times) / count,
+    'gflop': program.flops.step / 1e9,
+    'state_mib': plan.alias_size_in_bytes / 2**20,
+    'temporary_mib': plan.temp_size_in_bytes / 2**20,
+  }
+
+
+def _config(axis: str, value: int) -> Any:
+  width = value if axis == 'width' else _WIDTH
+  grid = _GRIDS[value] if axis == 'tokens' else (14, 14)
+  changes = {
+    'model.name': f'ViT-Ti/{_PATCH}',
+    'model.hidden_size': width,
+    'model.mlp_dim': 4 * width,
+    'model.num_heads': max(1, width // _HEAD),
+    'model.depth': value if axis == 'depth' else 12,
+    'model.pool': 'gap',
+    'model.scan': True,
+    'model.num_classes': 10,
+    'model.dropout_rate': 0.0,
+    'data.image_size': (grid[0] * _PATCH, grid[1] * _PATCH),
+    'data.source_size': None,
+    'mesh.data': 1,
+  }
+  return setting_lib.config(changes)
+
+
+def _devices(blocks: int) -> list[Point]:
+  """Returns the seconds of the tutorial's step on one device, and on two."""
+  with setting_lib.Setting().changes() as changes:
+    config = setting_lib.config(changes)
+    entry = processes.parallel(config, blocks)
+  rates = entry['baseline'], entry['images_per_second']
+  return [
+    {'value': count, 'seconds': config.train.batch_size / rate, 'gflop': 1.0}
+    for count, rate in zip(AXES['devices'], rates, strict=True)
+  ]
+
+
+def exponent(curve: Sequence[Point], key: str) -> float:
+  """Returns the slope of a quantity on logarithmic axes, at the upper end."""
+  points = curve[-_FITTED:]
+  x = np.log([point['value'] for point in points])
+  y = np.log([point[key] for point in points])
+  return float(np.polyfit(x, y, 1)[0])
+
+
+def table(curves: Mapping[str, Sequence[Point]]) -> str:
+  """Returns curves as tables, with measured and expected exponents."""
+  lines = []
+  for axis, curve in curves.items():
+    measured, expected = (exponent(curve, x) for x in ('seconds', 'gflop'))
+    lines += [
+      f'{axis}: time grows with exponent {measured:.2f} at the upper end, the'
+      f' products with {expected:.2f}',
+      '',
+      f'| {axis} | ms a step | GFLOP/s | state, MiB | temporary, MiB |',
+      '|---|---|---|---|---|',
+    ]
+    for point in curve:
+      rate = point['gflop'] / point['seconds'] if axis != 'devices' else None
+      cells = [
+        f'{point["value"]:,}',
+        f'{1e3 * point["seconds"]:.4g}',
+        '' if rate is None else f'{rate:.3g}',
+        *(
+          f'{point[key]:,.0f}' if key in point else ''
+          for key in ('state_mib', 'temporary_mib')
+        ),
+      ]
+      lines.append(f'| {" | ".join(cells)} |')
+    lines.append('')
+  return '\n'.join(lines)
+
+
+def plot(curves: Mapping[str, Sequence[Point]], path: pathlib.Path) -> None:
+  """Writes a picture: time on the left, memory on the right, for each axis.
+
+  Raises:
+    UserError: matplotlib is not installed.
+  """
+  try:
+    from matplotlib import figure
+  except ImportError:
+    raise config_lib.UserError(
+      "the plot needs matplotlib: pip install 'vit_jax[explore]'"
+    ) from None
+  drawn = figure.Figure((8, 2.6 * len(curves)), layout='constrained')
+  axes = drawn.subplots(len(curves), 2, squeeze=False)
+  for (left, right), (axis, curve) in zip(axes, curves.items(), strict=True):
+    x = [point['value'] for point in curve]
+    seconds = np.array([point['seconds'] for point in curve])
+    gflop = np.array([point['gflop'] for point in curve])
+    left.loglog(x, 1e3 * seconds, 'o-', label='measured')
+    left.loglog(
+      x,
+      1e3 * seconds[-1] * gflop / gflop[-1],
+      '--',
+      label='as the products',
+    )
+    left.set(xlabel=axis, ylabel='ms a step', xticks=x)
+    for key, label in (('temporary_mib', 'temporary'), ('state_mib', 'state')):
+      if key in curve[0]:
+        right.loglog(x, [point[key] for point in curve], 'o-', label=label)
+    right.set(xlabel=axis, ylabel='MiB', xticks=x)
+    for panel in (left, right):
+      panel.set_xticks(x, [f'{value:,}' for value in x], minor=False)
+      panel.minorticks_off()
+      if panel.lines:
+        panel.legend(frameon=False)
+      else:
+        panel.remove()
+  drawn.savefig(path, dpi=120)
