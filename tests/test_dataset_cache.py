@@ -136,6 +136,7 @@ def test_a_run_that_was_stopped_between_calls_resumes_to_the_bit(
   tmp_path, called_run, monkeypatch
 ):
   """And with its images in another place."""
+
   def follow(self, step, *args, follow=monitor.Monitor.follow):
     follow(self, step, *args)
     if step == 3:

@@ -45,9 +45,14 @@ def command(workdir, **overrides):
 
 
 def test_killed_and_resumed_on_any_number(reference, tmp_path):
-  """Two processes, then four, then one; each stopped in another way."""
+  """Two processes, then four, then one; each stopped in another way.
+
+  The two make several steps in a call, of images that they keep.
+  """
   workdir = tmp_path / 'run'
-  with processes.start(command(workdir), 2, tmp_path / 'two') as group:
+  calls = {'train__steps_per_call': 5, 'data__cache': 'device'}
+  several = command(workdir, **calls)
+  with processes.start(several, 2, tmp_path / 'two') as group:
     processes.wait_for_step(group, workdir, 12)
     os.kill(group.members[1].pid, signal.SIGTERM)  # one hears it, both stop
     assert group.statuses() == [143, 143], group.log(0)

@@ -1,5 +1,6 @@
 import io
 
+import cv2
 import numpy as np
 from PIL import Image
 import pytest
@@ -115,6 +116,22 @@ def test_antialias_smooths_what_is_shrunk(antialias):
     image[::4] = 255
     crop = Crop('center', (8, 8), (8, 8), antialias=antialias)
     assert np.abs(crop_of(image, crop).astype(int) - level).max() <= 1
+
+
+@pytest.mark.parametrize('channels', [1, 3, 4])
+def test_means_of_areas_are_those_of_opencv(channels):
+  draw = rng(channels)
+  for large in (False, True):
+    for _ in range(1 if large else 100):
+      height, width = (900, 1300) if large else draw.integers(8, 60, 2)
+      image = draw.integers(0, 256, (height, width, channels), np.uint8)
+      size = (
+        int(draw.integers(1, height + 1)),
+        int(draw.integers(1, width + 1)),
+      )
+      wanted = cv2.resize(image, size[::-1], interpolation=cv2.INTER_AREA)
+      found = crop_of(image, Crop('center', size, size))
+      np.testing.assert_array_equal(found, wanted.reshape(*size, channels))
 
 
 def test_large_jpeg_is_as_sharp_as_if_decoded_whole():

@@ -1,30 +1,34 @@
-"""Measures speed, and prints one JSON object on stdout.
+r"""Measures speed: JSON on stdout, and a table for people on stderr.
 
   python -m vit_jax.benchmark
   python -m vit_jax.benchmark --parts=train,infer --blocks=20
+  python -m vit_jax.benchmark --parts=train,infer --model=ViT-B/16 \
+      --compare=timm
 
-The model is the ViT of configs/cifar10_tutorial.py in float32, on JPEG files
-that are made for it (or your own: --data=folder:PATH). `baseline` is a plain
+The model is the ViT of configs/cifar10_tutorial.py, or any other (--model), on
+JPEG files that are made for it (or your own: --data=folder:PATH). What it is
+compared with takes turns with it in the same run: `baseline` is a plain
 formulation of the same (a Linen model as a tutorial writes it; a loop over
-cv2.imread; for end_to_end, the bare train step; for parallel, one device in
-place of two), timed in turns with ours. Nothing of a model is timed before both
-were seen to give the same logits.
+cv2.imread; a script that takes one step; for end_to_end, the bare train step;
+for parallel, one device in place of two); with --compare, train and infer are
+compared with the model of a library, if that is installed. Ratios are medians
+of those of the turns. Nothing of a model is timed before all were seen to give
+the same logits, and to learn the same.
 
-  train, infer    steps and forward passes on a batch that is on the device
+  infer, train    forward passes and steps on a batch that is on the device
   augment         what RandAugment(2,10) and mixup add to a step
-  input           reading and decoding
-  end_to_end      the whole loop
   checkpoint      steps with a save among them, against steps alone
-  parallel        data-parallel steps on two CPU devices, against one
-  startup         a command, to its first step and to its end
+  end_to_end      the whole loop
+  input           reading and decoding
+  startup         a command, from nothing to its first step
   restart         to the first step: resumed with a compile cache, against new
+  parallel        data-parallel steps on two CPU devices, against one
 """
 
 from collections.abc import Callable
 import json
-import pathlib
+import os
 import sys
-import tempfile
 from typing import Any
 
 from absl import flags
@@ -33,35 +37,82 @@ from absl import logging
 from vit_jax import cli
 
 PROCESS_PARTS = ('startup', 'restart', 'parallel')
-MODEL_PARTS = (
-  'train',
-  'infer',
-  'augment',
-  'input',
-  'end_to_end',
-  'checkpoint',
-)
-PARTS = MODEL_PARTS + PROCESS_PARTS
+# The memory of the first is seen best.
+MODEL_PARTS = ('infer', 'train', 'augment', 'checkpoint', 'end_to_end')
+PARTS = (*PROCESS_PARTS, 'input', *MODEL_PARTS)
 
 _PARTS = flags.DEFINE_list('parts', list(PARTS), 'What to measure.')
-_BATCH_SIZE = flags.DEFINE_integer('batch_size', 128, 'Images in a step.')
+_MODEL = flags.DEFINE_string(
+  'model', 'tutorial', 'The ViT of configs/cifar10_tutorial.py, or a name.'
+)
+_IMAGE_SIZE = flags.DEFINE_integer(
+  'image_size', None, 'In pixels; 32 for the tutorial, 224 for others.'
+)
+_BATCH_SIZE = flags.DEFINE_integer(
+  'batch_size', None, 'Images in a step; by default what suits a CPU.'
+)
+_DTYPE = flags.DEFINE_enum(
+  'dtype', 'float32', ['float32', 'bfloat16'], 'Of the computation.'
+)
+_ATTENTION = flags.DEFINE_string(
+  'attention', None, 'In place of config.model.attention_implementation.'
+)
+_SCAN = flags.DEFINE_bool('scan', None, 'In place of config.model.scan.')
+_REMAT = flags.DEFINE_string('remat', None, 'In place of config.model.remat.')
 _BLOCKS = flags.DEFINE_integer('blocks', 10, 'How often each is timed.')
-_DATA = flags.DEFINE_string('data', '', 'folder:PATH of 32x32 images.')
+_COMPARE = flags.DEFINE_enum(
+  'compare',
+  'baseline',
+  ['baseline', 'timm', 'transformers'],
+  'Whose formulation of the model is timed in turns with ours.',
+)
+_TORCH_COMPILE = flags.DEFINE_bool(
+  'torch_compile', False, 'Whether PyTorch compiles the model.'
+)
+_DATA = flags.DEFINE_string(
+  'data', None, 'folder:PATH of images; 32x32 ones for the tutorial.'
+)
 
 
 def main(argv: list[str]) -> None:
   """Prints the report."""
   from vit_jax import config as config_lib
-  from vit_jax.benchmark import measures  # after the flags: it imports jax
-  from vit_jax.benchmark import processes
-  from vit_jax.benchmark import timing
 
   if argv[1:] or set(_PARTS.value) - set(PARTS):
     raise config_lib.UserError(f'choose --parts from {",".join(PARTS)}')
-  if _BLOCKS.value < 1 or _BATCH_SIZE.value < 1:
-    raise config_lib.UserError('--blocks and --batch_size must be at least 1')
-  configs = pathlib.Path(__file__).parents[2] / 'configs'
-  tutorial, runs = str(configs / 'cifar10_tutorial.py'), min(_BLOCKS.value, 3)
+  for flag in (_BLOCKS, _BATCH_SIZE, _IMAGE_SIZE):
+    if flag.value is not None and flag.value < 1:
+      raise config_lib.UserError(f'--{flag.name} must be at least 1')
+  if _COMPARE.value != 'baseline':  # JAX would take the GPU's memory for itself
+    os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
+  from vit_jax.benchmark import report as report_lib
+  from vit_jax.benchmark import setting as setting_lib  # it imports jax
+
+  setting = setting_lib.Setting(
+    model=_MODEL.value,
+    image_size=_IMAGE_SIZE.value,
+    batch_size=_BATCH_SIZE.value,
+    dtype=_DTYPE.value,
+    attention=_ATTENTION.value,
+    scan=_SCAN.value,
+    remat=_REMAT.value,
+    data=_DATA.value,
+  )
+  report = _measure(setting)
+  print(report_lib.table(report), file=sys.stderr)
+  print(json.dumps(report))
+  sys.stdout.flush()
+
+
+def _measure(setting: Any) -> dict[str, Any]:
+  """Returns the report; `setting` is a `setting.Setting`."""
+  from vit_jax.benchmark import input as input_lib
+  from vit_jax.benchmark import measures
+  from vit_jax.benchmark import processes
+  from vit_jax.benchmark import setting as setting_lib
+  from vit_jax.benchmark import timing
+
+  blocks, runs = _BLOCKS.value, min(_BLOCKS.value, 3)
   report: dict[str, Any] = {}
 
   def measure(part: str, function: Callable[..., Any], *args: Any) -> None:
@@ -69,43 +120,35 @@ def main(argv: list[str]) -> None:
       report[part] = function(*args)
       logging.info('%s: %s', part, report[part])
 
-  # First: its memory must not count what is ours.
-  digits = [f'--config={configs / "digits.py"}']
-  measure('startup', processes.startup, digits, runs)
-  with tempfile.TemporaryDirectory() as folder:
-    if not _DATA.value:
-      measures.write_images(pathlib.Path(folder), 12 * _BATCH_SIZE.value)
-    changes = _changes(_DATA.value or f'folder:{folder}')
-    flags_ = [f'--config.{key}={value}' for key, value in changes.items()]
-    measure(
-      'restart', processes.restart, [f'--config={tutorial}', *flags_], runs
-    )
-    config = cli.load_config(tutorial)
-    for key, value in changes.items():
-      config_lib.set_value(config, key, value)
-    measure('parallel', processes.parallel, config, _BLOCKS.value)
-    matmul_flops = timing.matmul_flops()
+  with setting.changes() as changes:
+    config, command = setting_lib.config(changes), setting_lib.flags(changes)
+    # First: these may need all memory of an accelerator.
+    measure('startup', processes.startup, config, command, runs)
+    measure('restart', processes.restart, command, runs)
+    measure('parallel', processes.parallel, config, blocks)
+    measure('input', input_lib.measure, config, blocks)
+    matmul_flops = timing.matmul_flops(_DTYPE.value)
     if set(_PARTS.value) & set(MODEL_PARTS):
-      bench = measures.Bench(config, _BLOCKS.value, matmul_flops)
+      bench = measures.Bench(
+        config, blocks, matmul_flops, _COMPARE.value, _TORCH_COMPILE.value
+      )
       bench.check()
       for part in MODEL_PARTS:
         measure(part, getattr(bench, part))
-  report['matmul_gflops'] = matmul_flops / 1e9
-  print(json.dumps(report))
-  sys.stdout.flush()
+  return report | _described(config) | {'matmul_gflops': matmul_flops / 1e9}
 
 
-def _changes(data: str) -> dict[str, Any]:
-  """Returns what differs from the tutorial's config, by its keys."""
+def _described(config: Any) -> dict[str, Any]:
+  """Returns what was measured, and where."""
+  import jax
+
   return {
-    'data.name': data,
-    'data.split': 'train',
-    'train.batch_size': _BATCH_SIZE.value,
-    'train.log_every': '1 steps',
-    'checkpoint.every': '',
-    'checkpoint.best': '',
-    'evals.val.split': '',
-    'evals.test.split': '',
+    'model': _MODEL.value,
+    'image_size': config.data.image_size,
+    'batch_size': config.train.batch_size,
+    'dtype': config.train.dtype,
+    'device': jax.devices()[0].device_kind,
+    'jax': jax.__version__,
   }
 
 

@@ -1,47 +1,50 @@
-"""What is measured; each function returns one entry of the report."""
+"""What is measured of the model; each returns one entry of the report."""
 
-from collections.abc import Callable
 import dataclasses
+import functools
 import json
-import os
 import pathlib
 import statistics
 import tempfile
 import time
 from typing import Any
 
-import cv2
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
 from vit_jax import checkpoint
-from vit_jax import data
+from vit_jax import config as config_lib
 from vit_jax import experiment as experiment_lib
-from vit_jax import models
+from vit_jax import hardware
 from vit_jax import monitor as monitor_lib
-from vit_jax import program as program_lib
 from vit_jax import train as train_lib
-from vit_jax.benchmark import baseline
+from vit_jax.benchmark import peers
 from vit_jax.benchmark import timing
-from vit_jax.models import vit
+from vit_jax.benchmark.peers import base
+from vit_jax.benchmark.peers import ours as ours_lib
 
 Entry = dict[str, Any]
 
 # Enough for the write in the background to end.
 _STEPS_PER_SAVE = 3
+# Of the loop: what is read ahead must not count.
+_LOOP_SECONDS, _WARM_STEPS = 3.0, 3
 
-# Of logits: what the order of sums in float32 explains, and no more.
-_TOLERANCE = 1e-4
+# Of the largest logit, and of the loss after an update: what the order of sums
+# explains, and no more; on GPUs and TPUs, products of float32 are rounded.
+_EXACT, _AFTER_UPDATE, _ROUNDED, _BFLOAT16 = 1e-4, 1e-3, 1e-2, 5e-2
 
 
 class Bench:
-  """The tutorial's ViT and its plain twin, with the same parameters and data.
+  """Our model and another's, with the same parameters and data.
 
   Attributes:
     experiment: From the config.
     blocks: How often each is timed.
     matmul_flops: Measured rate of matrix products, in FLOP/s.
+    ours: Our model, and its step.
   """
 
   def __init__(
@@ -49,13 +52,17 @@ class Bench:
     config: ml_collections.ConfigDict,
     blocks: int,
     matmul_flops: float,
+    compare: str = 'baseline',
+    torch_compile: bool = False,
   ):
-    """Makes both models, and one batch.
+    """Makes our model, and one batch.
 
     Args:
-      config: Of the tutorial's model.
+      config: Of the model.
       blocks: How often each is timed.
       matmul_flops: Rate of matrix products here, in FLOP/s.
+      compare: The other, one of `peers.NAMES`.
+      torch_compile: Whether PyTorch compiles it.
     """
     experiment_lib.check(config)
     self.experiment = experiment_lib.build(config)
@@ -63,80 +70,141 @@ class Bench:
     self.matmul_flops = matmul_flops
     with self.experiment.train_batches(0) as batches:
       self._batch = next(batches)
-    config = self.experiment.config
-    self._model = models.from_config(
-      config.model, config.model.num_classes, config.train.dtype
+    self.ours = ours_lib.Ours(self.experiment, self._batch)
+    self._task = self.ours.task()
+    self._compare = compare
+    self._create = functools.partial(
+      peers.create, compare, compiles=torch_compile
     )
-    self._state = self.experiment.init()
-    # Copies, since each step donates its state.
-    self._params = jax.tree.map(np.array, self._state.params)
-    self._plain_params = baseline.convert_params(self._params)
-    assert isinstance(self._model, vit.ViT)  # the tutorial's
-    self._plain_model = baseline.make_model(self._model)
-    shape = (config.train.batch_size, *self._batch['image'].shape[1:])
-    self._images = jax.random.normal(jax.random.key(0), shape)
+    self._memory: dict[str, Entry] = {}
+
+  @functools.cached_property
+  def rival(self) -> base.Peer:
+    """The other."""
+    return self._create(self._task)
 
   def check(self) -> None:
-    """Compares the logits of both models.
+    """Compares the logits with those of the plain formulation, and the rival's.
 
     Raises:
-      AssertionError: They are not the same function, so that no time counts.
+      UserError: They are not the same function, so that no time counts.
     """
-    ours: Any = self._model.apply({'params': self._params}, self._images)
-    plain: Any = self._plain_model.apply(
-      {'params': self._plain_params}, self._images
-    )
-    scale = np.abs(plain).max()
-    if not np.abs(np.subtract(ours, plain)).max() <= _TOLERANCE * scale:
-      raise AssertionError('the models differ')
+    before = _peak()  # ours come first: their memory is not to be the others'
+    logits = self.ours.logits()
+    self._note_memory('infer', before, self.ours.compiled_forward)
+    is_reference = self._compare == 'baseline' and self._is_float32
+    if not is_reference:
+      exact = self._task.model.clone(dtype=jnp.float32)
+      task = dataclasses.replace(self._task, model=exact)
+      self._check_logits(logits, peers.create('baseline', task))
+    self._check_logits(logits, self.rival)
+
+  def _check_logits(self, logits: np.ndarray, other: base.Peer) -> None:
+    theirs = other.logits()
+    assert logits.shape == theirs.shape, (logits.shape, theirs.shape)
+    scale = np.abs(theirs).max()
+    difference = np.abs(logits - theirs).max() / scale
+    _require(difference, self._tolerance, f'the logits of {other.name}')
+
+  @property
+  def _is_float32(self) -> bool:
+    return self.experiment.config.train.dtype == 'float32'
+
+  @property
+  def _tolerance(self) -> float:
+    if not self._is_float32:
+      return _BFLOAT16
+    return _EXACT if jax.default_backend() == 'cpu' else _ROUNDED
+
+  def infer(self) -> Entry:
+    """Times the forward pass on images that are on the device."""
+    flops = self.experiment.program.flops.forward
+    entry = self._in_turns(self.ours.forward, self.rival.forward, flops)
+    compiled = _compiled_gflop(self.ours.compiled_forward)
+    return entry | compiled | self._memory['infer']
 
   def train(self) -> Entry:
-    """Times whole training steps on a batch that is on the device."""
-    e = self.experiment
-    state = self._state
-    plain_state, plain_step = baseline.make_train_step(
-      self._plain_model, self._plain_params, e.config.optim
+    """Times whole training steps on a batch that is on the device.
+
+    Raises:
+      UserError: Both did not learn the same.
+    """
+    if 'train' not in self._memory:
+      self._check_steps()
+    flops = self.experiment.program.flops.step
+    entry = self._in_turns(self.ours.train, self.rival.train, flops)
+    compiled = _compiled_gflop(self.ours.compiled_step)
+    return entry | compiled | self._memory['train']
+
+  def _check_steps(self) -> None:
+    """Compares the losses of the first step, and of the one after it.
+
+    Where ours draws at random, twins take them that do not.
+    """
+    assert not self.ours.step, 'both have to be where they started'
+    before = _peak()
+    losses = _two_losses(self.ours)
+    self._note_memory('train', before, self.ours.compiled_step)
+    rival, still = self.rival, _still(self.experiment)
+    if still is not None:
+      ours = ours_lib.Ours(experiment_lib.build(still), self._batch)
+      rival = self._create(ours.task())
+      losses = _two_losses(ours)
+    # The second shows the gradient, and the update.
+    allowed = (self._tolerance, max(self._tolerance, _AFTER_UPDATE))
+    pairs = zip(losses, _two_losses(rival), allowed, strict=True)
+    for step, (loss, theirs, tolerance) in enumerate(pairs):
+      difference = abs(loss - theirs) / abs(theirs)
+      _require(
+        difference, tolerance, f'the loss of {rival.name} at step {step}'
+      )
+
+  def _note_memory(self, part: str, before: int, compiled: Any) -> None:
+    """Notes the device's memory; or the plan, where other things took more."""
+    after = _peak()
+    memory, source = _planned(compiled), 'compiler'
+    if after > before:
+      memory, source = after, 'device'
+    self._memory[part] = {
+      'peak_memory_mb': memory / 2**20,
+      'peak_memory_from': source,
+    }
+
+  def _in_turns(self, ours: Any, theirs: Any, flops: float) -> Entry:
+    """Times steps of both; `flops` are those of one."""
+    steps = timing.steps_per_block([ours, theirs])
+    times = timing.in_turns(
+      {'ours': lambda: ours(steps), 'theirs': lambda: theirs(steps)},
+      self.blocks,
     )
-    labels, key, step = self._batch['label'], jax.random.key(0), int(state.step)
-
-    def ours() -> None:
-      nonlocal state, step
-      state, metrics = e.program.train_step(state, self._batch, np.int32(step))
-      step += 1
-      jax.block_until_ready(metrics)
-
-    def plain() -> None:
-      nonlocal plain_state
-      plain_state, loss = plain_step(plain_state, self._images, labels, key)
-      jax.block_until_ready(loss)
-
-    compiled = e.program.train_step.lower(
-      state, self._batch, np.int32(0)
-    ).compile()
-    entry = self._compare(ours, plain, e.program.flops.step)
-    self._state = state
-    return entry | {'peak_memory_mb': _planned_memory(compiled)}
+    images = self.experiment.config.train.batch_size
+    entry = timing.compare(times['ours'], times['theirs'], steps * images)
+    rate = entry['images_per_second'] / images * flops
+    entry |= {
+      'against': self._compare,
+      'milliseconds_per_step': 1e3 * statistics.median(times['ours']) / steps,
+      'steps_per_block': steps,
+      'gflop_per_step': flops / 1e9,
+      'gflops': rate / 1e9,
+      'share_of_matmul_rate': rate / self.matmul_flops,
+    }
+    if peak := hardware.peak_flops(jax.devices()[0]):
+      entry['mfu'] = rate / (peak * self.experiment.program.mesh.size)
+    return entry
 
   def augment(self) -> Entry:
     """Times steps with RandAugment(2,10) and mixup, in turns with none."""
     config = self.experiment.config.copy_and_resolve_references()
     config.augment.policy, config.augment.mixup = 'randaugment(2,10)', 0.2
-    augmented = experiment_lib.build(config).program
-
-    def stepping(program: program_lib.Program) -> Callable[[], None]:
-      state, step = program.initialise(None), 0
-
-      def one_step() -> None:
-        nonlocal state, step
-        state, metrics = program.train_step(state, self._batch, np.int32(step))
-        step += 1
-        jax.block_until_ready(metrics)
-
-      return one_step
-
-    plain = stepping(self.experiment.program)
-    steps = {'augmented': stepping(augmented), 'plain': plain}
-    times = timing.in_turns(steps, self.blocks, warmup=2)
+    augmented = ours_lib.Ours(experiment_lib.build(config), self._batch)
+    steps = timing.steps_per_block([augmented.train, self.ours.train])
+    times = timing.in_turns(
+      {
+        'augmented': lambda: augmented.train(steps),
+        'plain': lambda: self.ours.train(steps),
+      },
+      self.blocks,
+    )
     ratios = [
       with_it / without
       for with_it, without in zip(*times.values(), strict=True)
@@ -144,73 +212,10 @@ class Bench:
     return {
       'extra': statistics.median(ratios) - 1,
       'range': [min(ratios) - 1, max(ratios) - 1],
-      'milliseconds_per_step': 1e3 * statistics.median(times['augmented']),
-      'baseline': 1e3 * statistics.median(times['plain']),
-    }
-
-  def infer(self) -> Entry:
-    """Times the forward pass on images that are on the device."""
-    ours_fn = jax.jit(lambda p, x: self._model.apply({'params': p}, x))
-    plain_fn = jax.jit(lambda p, x: self._plain_model.apply({'params': p}, x))
-    params = jax.device_put(self._params)
-    plain_params = jax.device_put(self._plain_params)
-
-    def ours() -> None:
-      jax.block_until_ready(ours_fn(params, self._images))
-
-    def plain() -> None:
-      jax.block_until_ready(plain_fn(plain_params, self._images))
-
-    compiled = ours_fn.lower(params, self._images).compile()
-    entry = self._compare(ours, plain, self.experiment.program.flops.forward)
-    return entry | {'peak_memory_mb': _planned_memory(compiled)}
-
-  def _compare(
-    self, ours: Callable[[], None], plain: Callable[[], None], flops: float
-  ) -> Entry:
-    batch_size = self.experiment.config.train.batch_size
-    times = timing.in_turns(
-      {'ours': ours, 'plain': plain}, self.blocks, warmup=2
-    )
-    rates = timing.summarize(times['ours'], batch_size)
-    plain_rates = timing.summarize(times['plain'], batch_size)
-    rate = rates['median'] / batch_size * flops
-    return {
-      'images_per_second': rates['median'],
-      'baseline': plain_rates['median'],
-      'ratio': rates['median'] / plain_rates['median'],
-      'range': [rates['min'], rates['max']],
-      'baseline_range': [plain_rates['min'], plain_rates['max']],
-      'milliseconds_per_step': 1e3 * statistics.median(times['ours']),
-      'gflops': rate / 1e9,
-      'share_of_matmul_rate': rate / self.matmul_flops,
-    }
-
-  def input(self) -> Entry:
-    """Times reading and decoding, against a loop over `cv2.imread`."""
-    e, num_batches = self.experiment, 10
-    batch_size = e.config.train.batch_size
-    paths = [e.source.read(i).where for i in range(num_batches * batch_size)]
-
-    def ours() -> None:
-      batches = data.train_batches(
-        e.source, e.config, start_step=0, num_steps=num_batches
-      )
-      for _ in batches:
-        pass
-
-    def plain() -> None:
-      for i in range(0, len(paths), batch_size):
-        batch = [np.asarray(cv2.imread(p)) for p in paths[i : i + batch_size]]
-        np.stack([image[:, :, ::-1] for image in batch])
-
-    times = timing.in_turns({'ours': ours, 'plain': plain}, self.blocks)
-    rates = {k: timing.summarize(v, len(paths)) for k, v in times.items()}
-    return {
-      'images_per_second': rates['ours']['median'],
-      'baseline': rates['plain']['median'],
-      'ratio': rates['ours']['median'] / rates['plain']['median'],
-      'range': [rates['ours']['min'], rates['ours']['max']],
+      'milliseconds_per_step': 1e3
+      * statistics.median(times['augmented'])
+      / steps,
+      'baseline': 1e3 * statistics.median(times['plain']) / steps,
     }
 
   def checkpoint(self) -> Entry:
@@ -219,23 +224,13 @@ class Bench:
     The background write is over before the steps are: what it takes away from
     them is a part of what a save costs.
     """
-    state, step = self._state, int(self._state.step)
-    blocked: list[float] = []
-
-    def steps() -> None:
-      nonlocal state, step
-      for _ in range(_STEPS_PER_SAVE):
-        state, metrics = self.experiment.program.train_step(
-          state, self._batch, np.int32(step)
-        )
-        step += 1
-      jax.block_until_ready(metrics)
+    ours, blocked = self.ours, list[float]()
 
     def save_and_steps() -> None:
       start = time.perf_counter()
-      checkpoints.save(step, state)
+      checkpoints.save(ours.step, ours.state)
       blocked.append(time.perf_counter() - start)
-      steps()
+      ours.train(_STEPS_PER_SAVE)
       checkpoints.wait()
 
     with (
@@ -245,9 +240,12 @@ class Bench:
       ) as checkpoints,
     ):
       times = timing.in_turns(
-        {'alone': steps, 'saving': save_and_steps}, self.blocks
+        {
+          'alone': lambda: ours.train(_STEPS_PER_SAVE),
+          'saving': save_and_steps,
+        },
+        self.blocks,
       )
-    self._state = state
     alone, saving = map(statistics.median, times.values())
     seconds_per_step = alone / _STEPS_PER_SAVE
     blocked = blocked[-self.blocks :]
@@ -261,66 +259,84 @@ class Bench:
 
   def end_to_end(self) -> Entry:
     """Times the whole loop, in turns with the bare step."""
-    e, state = self.experiment, self._state
-    step = int(state.step)
-    seconds: list[float] = []
-
-    def bare() -> None:
-      nonlocal state, step
-      for _ in range(self.blocks):
-        state, metrics = e.program.train_step(
-          state, self._batch, np.int32(step)
-        )
-        step += 1
-      jax.block_until_ready(metrics)
+    e, seconds = self.experiment.cached(), list[float]()
+    steps = max(3, timing.steps_per_block([self.ours.train], _LOOP_SECONDS))
 
     def loop() -> None:
       with tempfile.TemporaryDirectory() as workdir, monitor_lib.Stop() as stop:
         short = dataclasses.replace(
-          e, total_steps=self.blocks + 3, eval_every={}
+          e, total_steps=steps + _WARM_STEPS, eval_every={}
         )
         train_lib.train(short, pathlib.Path(workdir), stop)
-        seconds.append(_seconds_per_step(workdir, self.blocks))
+        seconds.append(_seconds_of_last(workdir, steps))
 
-    times = timing.in_turns({'bare': bare, 'loop': loop}, blocks=3, warmup=0)
-    batch_size = e.config.train.batch_size
-    bare_rate = timing.summarize(times['bare'], self.blocks * batch_size)
-    rate = timing.summarize(seconds, batch_size)
-    self._state = state
-    return {
-      'images_per_second': rate['median'],
-      'baseline': bare_rate['median'],
-      'ratio': rate['median'] / bare_rate['median'],
-      'range': [rate['min'], rate['max']],
-    }
+    times = timing.in_turns(
+      {'bare': lambda: self.ours.train(steps), 'loop': loop},
+      self.blocks,
+      warmup=0,
+    )
+    images = steps * e.config.train.batch_size
+    entry = timing.compare(seconds, times['bare'], images)
+    return entry | {'against': 'bare step', 'steps_per_block': steps}
 
 
-def write_images(folder: pathlib.Path, count: int, size: int = 32) -> None:
-  """Writes a folder of JPEG files, with smooth random images of 10 classes."""
-  rng = np.random.default_rng(0)
-  for i in range(count):
-    path = folder / 'train' / f'class{i % 10}' / f'{i}.jpg'
-    path.parent.mkdir(parents=True, exist_ok=True)
-    coarse = rng.integers(0, 256, (size // 4, size // 4, 3), np.uint8)
-    image = cv2.resize(coarse, (size, size), interpolation=cv2.INTER_CUBIC)
-    if not cv2.imwrite(os.fspath(path), image):
-      raise OSError(f'cannot write {path}')
+def _two_losses(peer: base.Peer) -> list[float]:
+  return [peer.train(1), peer.train(1)]
 
 
-def _planned_memory(compiled: Any) -> float:
-  """Returns the compiler's plan of a program's memory, in MiB."""
+def _still(
+  experiment: experiment_lib.Experiment,
+) -> ml_collections.ConfigDict | None:
+  """Returns a config in which nothing is random, and the optimizer is plain.
+
+  Returns:
+    None where the experiment's is one.
+  """
+  config = experiment.config.copy_and_resolve_references()
+  config.model.dropout_rate = 0.0
+  config.optim.schedule = 'constant'
+  config.optim.warmup = '0 steps'
+  config.optim.decay_pattern = ''
+  if experiment.source.image_shape is not None:  # cropped in the step
+    config.data.crop, config.data.flip = 'center', False
+    config_lib.set_value(config, 'data.resize', config.data.eval_resize)
+  before = config_lib.to_dict(experiment.config)
+  return None if config_lib.to_dict(config) == before else config
+
+
+def _require(difference: float, allowed: float, what: str) -> None:
+  if not difference <= allowed:  # nor NaN
+    raise config_lib.UserError(
+      f'{what}: ours differs by {difference:.2g} of its size, and'
+      f' {allowed:.2g} is allowed; what is not the same is not timed'
+    )
+
+
+def _peak() -> int:
+  """Returns the most memory that the device has held, in bytes; 0: unknown."""
+  statistics_ = jax.local_devices()[0].memory_stats() or {}
+  return statistics_.get('peak_bytes_in_use', 0)
+
+
+def _planned(compiled: Any) -> float:
+  """Returns the compiler's plan of a program's memory, in bytes."""
   plan = compiled.memory_analysis()
   size = plan.argument_size_in_bytes + plan.temp_size_in_bytes
-  size += plan.output_size_in_bytes - plan.alias_size_in_bytes
-  return size / 2**20
+  return size + plan.output_size_in_bytes - plan.alias_size_in_bytes
 
 
-def _seconds_per_step(workdir: str, steps: int) -> float:
-  """Returns the mean time of the last steps of a run that logged each."""
+def _compiled_gflop(compiled: Any) -> Entry:
+  """Returns what the compiler counts, of all kinds, the body of a loop once."""
+  flops = (compiled.cost_analysis() or {}).get('flops')
+  return {'compiled_gflop_per_step': flops / 1e9} if flops else {}
+
+
+def _seconds_of_last(workdir: str, steps: int) -> float:
+  """Returns the time of the last steps of a run that logged each."""
   text = pathlib.Path(workdir, 'metrics.jsonl').read_text()
   times = [
     line['time']
     for line in map(json.loads, text.splitlines())
     if 'train/loss' in line
   ]
-  return (times[-1] - times[-1 - steps]) / steps
+  return times[-1] - times[-1 - steps]

@@ -4,10 +4,10 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
+import dataclasses
 import json
 import os
 import pathlib
-import resource
 import statistics
 import subprocess
 import sys
@@ -18,41 +18,67 @@ from typing import Any
 import ml_collections
 
 from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax.benchmark import plain as plain_lib
 from vit_jax.benchmark import timing
+from vit_jax.models import vit
 
 Entry = dict[str, Any]
 Env = dict[str, str]
 
 _STEPS_PER_BLOCK = 2
+# Of the images that the benchmark makes.
+_CLASSES = 10
+_CACHE_VARIABLE = 'JAX_COMPILATION_CACHE_DIR'
 
 
-def startup(flags: Sequence[str], runs: int = 3) -> Entry:
-  """Times a command from its start to its first step, and to its end.
+def startup(
+  config: ml_collections.ConfigDict, flags: Sequence[str], runs: int = 3
+) -> Entry:
+  """Times a run from its start to its first step, in turns with a plain one.
+
+  The plain one is a script as a tutorial's (`plain_start`): the same model and
+  batch on random images in memory. Neither has a compile cache; ours reads and
+  decodes its images.
 
   Args:
-    flags: Of a run; three steps of it are done.
-    runs: How often, without a compile cache; the medians are reported.
+    config: Of a ViT with a class token and square patches.
+    flags: Of `vit_jax.main`, which give the same config.
+    runs: How often each is started.
   """
-  firsts, ends = [], []
+  one_step = [
+    '--config.train.duration=1 steps',
+    '--config.optim.warmup=0 steps',
+    '--compile_cache=',
+  ]
+  plain = [sys.executable, '-m', 'vit_jax.benchmark.plain_start']
+  plain += [json.dumps(_plain_arguments(config))]
+  turns: list[tuple[float, float]] = []
+  ends, peaks = [], []
   for _ in range(runs):
     with tempfile.TemporaryDirectory() as folder:
-      command = _main(flags, folder)
-      command += ['--config.train.duration=3 steps']
-      command += ['--config.optim.warmup=0 steps']
       start = time.time()
-      subprocess.run(
-        command, check=True, capture_output=True, env=_own_cache(folder)
-      )
+      _, peak = _run([*_main(flags, folder), *one_step])
       ends.append(time.time() - start)
+      peaks.append(peak)
       line = _first_step(folder, start)
-      assert line is not None
-      firsts.append(line['time'] - start)
-  peak = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
+    if line is None:
+      raise RuntimeError(f'{flags!r} took no step')
+    ours = line['time'] - start
+    start = time.time()
+    out, _ = _run(plain)
+    turns.append((ours, json.loads(out)['time'] - start))
+  seconds, plain_seconds = map(list, zip(*turns, strict=True))
+  ratios = [ours / theirs for ours, theirs in turns]
   return {
-    'seconds_to_first_step': statistics.median(firsts),
-    'range': [min(firsts), max(firsts)],
+    'seconds_to_first_step': statistics.median(seconds),
+    'range': [min(seconds), max(seconds)],
+    'baseline': statistics.median(plain_seconds),
+    'baseline_range': [min(plain_seconds), max(plain_seconds)],
+    'ratio': statistics.median(ratios),
+    'ratio_range': [min(ratios), max(ratios)],
     'seconds_to_exit': statistics.median(ends),
-    'peak_memory_mb': peak / 1024,
+    'peak_memory_mb': max(peaks),
   }
 
 
@@ -101,6 +127,51 @@ def parallel(config: ml_collections.ConfigDict, blocks: int) -> Entry:
   }
 
 
+def _plain_arguments(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Returns the argument of `plain_start` for the same model and batch."""
+  classes = config.model.num_classes or _CLASSES
+  model = models.from_config(config.model, classes, config.train.dtype)
+  assert isinstance(model, vit.ViT)
+  fields = dataclasses.fields(plain_lib.BaselineViT)
+  names = {field.name for field in fields} - {'parent', 'name'}
+  sizes = {name: getattr(model, name) for name in names}
+  sizes |= {'patch_size': model.patch_size[0], 'dtype': config.train.dtype}
+  size = config_lib.pair(config.data.image_size, 'data.image_size')
+  optim = ('learning_rate', 'weight_decay', 'clip_norm')
+  return {
+    'model': sizes,
+    'image_shape': [*size, config.data.channels],
+    'batch_size': config.train.batch_size,
+    'optim': {name: config.optim[name] for name in optim},
+  }
+
+
+def _run(command: Sequence[str]) -> tuple[str, float]:
+  """Runs a command to its end, without a compile cache.
+
+  Returns:
+    Its stdout, and the most memory that it had, in MiB.
+
+  Raises:
+    RuntimeError: It failed.
+  """
+  env = {k: x for k, x in os.environ.items() if k != _CACHE_VARIABLE}
+  with (
+    tempfile.TemporaryFile('w+') as said,
+    subprocess.Popen(
+      command, env=env, stdout=subprocess.PIPE, stderr=said, text=True
+    ) as process,
+  ):
+    assert process.stdout is not None
+    out = process.stdout.read()
+    _, status, usage = os.wait4(process.pid, 0)
+    process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode:
+      said.seek(0)
+      raise RuntimeError(f'{command!r} failed: {said.read()[-1000:]}')
+  return out, usage.ru_maxrss / 1024
+
+
 def _main(flags: Sequence[str], folder: str) -> list[str]:
   command = [sys.executable, '-m', 'vit_jax.main', *flags]
   return [*command, f'--workdir={folder}/run']
@@ -109,7 +180,7 @@ def _main(flags: Sequence[str], folder: str) -> list[str]:
 def _own_cache(folder: str) -> Env:
   """Returns the environment in which what is compiled is kept in a folder."""
   env = {**os.environ, 'VIT_JAX_CACHE': os.path.join(folder, 'cache')}
-  env.pop('JAX_COMPILATION_CACHE_DIR', None)  # which would go before it
+  env.pop(_CACHE_VARIABLE, None)  # which would go before it
   return env
 
 

@@ -1,17 +1,25 @@
 """Timing that can be trusted: in turns, after a warm-up, with its spread."""
 
 from collections.abc import Callable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import functools
+import math
 import statistics
 import time
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 
 Times = dict[str, list[float]]
 
+# Of a block; shorter ones are lost in what else goes on.
+_BLOCK_SECONDS = 1.0
+
 
 def in_turns(
-  functions: dict[str, Callable[[], None]], blocks: int, warmup: int = 1
+  functions: Mapping[str, Callable[[], Any]], blocks: int, warmup: int = 1
 ) -> Times:
   """Times functions block by block, one after the other.
 
@@ -28,11 +36,38 @@ def in_turns(
   times: Times = {name: [] for name in functions}
   for block in range(-warmup, blocks):
     for name, function in functions.items():
-      start = time.perf_counter()
-      function()
+      seconds = _seconds(function)
       if block >= 0:
-        times[name].append(time.perf_counter() - start)
+        times[name].append(seconds)
   return times
+
+
+def steps_per_block(
+  functions: Sequence[Callable[[int], Any]], seconds: float = _BLOCK_SECONDS
+) -> int:
+  """Returns how many steps make a block, for the fastest of some functions.
+
+  Args:
+    functions: Each takes so many steps and waits for their end.
+    seconds: That a block lasts at least, unless one step does.
+  """
+  fastest = math.inf
+  for function in functions:
+    function(1)  # which may compile
+    fastest = min(fastest, _seconds(functools.partial(function, 1)))
+  if seconds > 10 * fastest:  # so short that one alone is not timed well
+    steps = math.ceil(seconds / fastest / 10)
+    fastest = min(
+      _seconds(functools.partial(function, steps)) / steps
+      for function in functions
+    )
+  return max(1, math.ceil(seconds / fastest))
+
+
+def _seconds(function: Callable[[], Any]) -> float:
+  start = time.perf_counter()
+  function()
+  return time.perf_counter() - start
 
 
 def summarize(seconds: list[float], work: float) -> dict[str, float]:
@@ -45,9 +80,40 @@ def summarize(seconds: list[float], work: float) -> dict[str, float]:
   }
 
 
-def matmul_flops(dtype: str = 'float32', size: int = 2048) -> float:
-  """Returns the best measured rate of matrix products here, in FLOP/s."""
-  x = jnp.ones((size, size), dtype)
+def compare(ours: list[float], theirs: list[float], images: int) -> Any:
+  """Returns two rates and their ratio, as entries of the report have them.
+
+  Args:
+    ours: Seconds of our blocks.
+    theirs: Of the others, each in turn with one of ours.
+    images: In a block of either.
+
+  Returns:
+    images_per_second and baseline, medians, with range and baseline_range,
+    their least and greatest; ratio, the median of each turn's, and ratio_range.
+  """
+  rates, baseline = summarize(ours, images), summarize(theirs, images)
+  ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
+  return {
+    'images_per_second': rates['median'],
+    'range': [rates['min'], rates['max']],
+    'baseline': baseline['median'],
+    'baseline_range': [baseline['min'], baseline['max']],
+    'ratio': statistics.median(ratios),
+    'ratio_range': [min(ratios), max(ratios)],
+  }
+
+
+def matmul_flops(dtype: str = 'float32', size: int | None = None) -> float:
+  """Returns the best measured rate of matrix products here, in FLOP/s.
+
+  Args:
+    dtype: Of what is multiplied, and of the result.
+    size: Of the square matrices; None: 2,048 on a CPU, else 8,192.
+  """
+  if size is None:
+    size = 2048 if jax.default_backend() == 'cpu' else 8192
+  x = jax.random.normal(jax.random.key(0), (size, size), dtype)
   product = jax.jit(jnp.dot)
 
   def block() -> None:

@@ -30,6 +30,7 @@ import threading
 from typing import TYPE_CHECKING
 
 from absl import flags
+import cv2
 import ml_collections
 import numpy as np
 
@@ -246,7 +247,8 @@ class _BatchMaker(abc.ABC):
       batch['label'][real] = source.labels[chosen]
       batch['index'][real] = source.indices[chosen]
       return batch
-    for i in real:
+    cv2.setNumThreads(1)  # other cores make other batches
+    for i in real.tolist():
       example = source.read(int(positions[i]))
       batch['image'][i] = self._pixels(example, int(draws[i]))
       batch['label'][i], batch['index'][i] = example.label, example.index

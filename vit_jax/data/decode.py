@@ -18,6 +18,7 @@ from vit_jax.config import UserError
 
 MAX_PIXELS = 2**28  # about the most that a WebP file can hold
 _JPEG, _PNG, _BMP = b'\xff\xd8\xff', b'\x89PNG\r\n\x1a\n', b'BM'
+_SEGMENT = struct.Struct('>BBH')  # of a JPEG: 0xFF, kind, size without these 2
 _ORIENTATION = 0x0112  # EXIF's tag
 
 # Warnings of libjpeg after which the pixels are whole all the same: many files
@@ -49,43 +50,31 @@ def decode(
   Raises:
     UserError: The image is damaged, truncated, too large or of no known kind.
   """
-  size = stored_size(data)
+  size, colors = _stored(data)
   if size is not None and size[0] * size[1] > MAX_PIXELS:
     raise UserError(
       f'{where} has {size[0]} x {size[1]} pixels: at most {MAX_PIXELS} are'
       ' read, make it smaller'
     )
+  orientation = _orientation(data)
+  if orientation >= 5:
+    at_least = at_least[::-1]
   try:
     if data.startswith(_JPEG):
-      pixels = _decode_jpeg(data, channels, at_least)
+      colors = colors or _jpeg_header(data)[2]  # which says what is wrong
+      pixels = _decode_jpeg(data, colors, channels, at_least)
     else:
       pixels = _decode_other(data)
   except (ValueError, cv2.error) as e:
     raise UserError(
       f'{where} is damaged, or no image, and cannot be decoded: {one_line(e)}'
     ) from None
-  return to_channels(_turn(pixels, _orientation(data)), channels)
-
-
-def stored_size(data: bytes) -> tuple[int, int] | None:
-  """Returns (height, width) as the header has it, None where it is not read."""
-  if data.startswith(_JPEG):
-    try:
-      return _jpeg_header(data)[:2]
-    except ValueError:
-      return None  # decoding it says what is wrong
-  if data.startswith(_PNG) and len(data) >= 24:
-    width, height = struct.unpack_from('>II', data, 16)
-    return height, width
-  if data.startswith(_BMP) and len(data) >= 26 and data[14] >= 40:
-    width, height = struct.unpack_from('<ii', data, 18)
-    return abs(height), abs(width)
-  return None
+  return to_channels(_turn(pixels, orientation), channels)
 
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
   """Returns (height, width) of a JPEG as it is seen, without decoding it."""
-  size = stored_size(data) if data.startswith(_JPEG) else None
+  size = _stored(data)[0] if data.startswith(_JPEG) else None
   return size[::-1] if size and _orientation(data) >= 5 else size
 
 
@@ -128,15 +117,32 @@ def _on_white(pixels: np.ndarray, alpha: np.ndarray) -> np.ndarray:
   return ((mixed + 127) // 255).astype(np.uint8)
 
 
+def _stored(data: bytes) -> tuple[tuple[int, int] | None, str]:
+  """Returns (height, width), not turned, and the colour space of a JPEG.
+
+  The size is None, and the colour space '', where the header is not read.
+  """
+  if data.startswith(_JPEG):
+    try:
+      height, width, colors, _ = _jpeg_header(data)
+    except ValueError:
+      return None, ''
+    return (height, width), colors
+  if data.startswith(_PNG) and len(data) >= 24:
+    width, height = struct.unpack_from('>II', data, 16)
+    return (height, width), ''
+  if data.startswith(_BMP) and len(data) >= 26 and data[14] >= 40:
+    width, height = struct.unpack_from('<ii', data, 18)
+    return (abs(height), abs(width)), ''
+  return None, ''
+
+
 def _decode_jpeg(
-  data: bytes, channels: int, at_least: tuple[int, int]
+  data: bytes, colors: str, channels: int, at_least: tuple[int, int]
 ) -> np.ndarray:
   """Returns uint8 [h, w, 1 or 3], not turned."""
-  stored = _jpeg_header(data)[2]
-  is_cmyk = stored in ('CMYK', 'YCCK')
-  is_grey = stored == 'Gray' or channels == 1
-  if _orientation(data) >= 5:
-    at_least = at_least[::-1]
+  is_cmyk = colors in ('CMYK', 'YCCK')
+  is_grey = colors == 'Gray' or channels == 1
 
   def read(strict: bool) -> np.ndarray:
     return simplejpeg.decode_jpeg(
@@ -274,11 +280,12 @@ def _exif(data: bytes) -> bytes:
 
 def _jpeg_exif(data: bytes) -> bytes:
   at = 2
-  while at + 4 <= len(data) and data[at] == 0xFF and data[at + 1] != 0xDA:
-    size = int.from_bytes(data[at + 2 : at + 4], 'big')
-    content = data[at + 4 : at + 2 + size]
-    if data[at + 1] == 0xE1 and content.startswith(b'Exif\0\0'):
-      return content
+  while at + 4 <= len(data):
+    start, kind, size = _SEGMENT.unpack_from(data, at)
+    if start != 0xFF or kind == 0xDA:  # the pixels
+      break
+    if kind == 0xE1 and data.startswith(b'Exif\0\0', at + 4):
+      return data[at + 4 : at + 2 + size]
     at += 2 + size
   return b''
 

@@ -62,7 +62,7 @@ class FolderSource(base.Source):
     name = self._files[split][row]
     path = os.path.join(self._folders[split], name)
     try:
-      with open(path, 'rb') as f:
+      with open(path, 'rb', buffering=0) as f:  # read at once
         data = f.read()
     except OSError as e:
       raise UserError(f'{path} cannot be read: {e.strerror}') from None

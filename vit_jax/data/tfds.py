@@ -68,11 +68,6 @@ class TfdsSource(base.Source):
     sizes = {s: info.num_examples for s, info in builder.info.splits.items()}
     self._selection = splits.Selection(split, sizes, name)
     self._name = builder.info.full_name
-    # Only these two features are parsed.
-    self._features = tfds.features.FeaturesDict(
-      {self._image_key: image, self._label_key: label}
-    )
-    self._decoders = {self._image_key: tfds.decode.SkipDecoding()}
     self._records = {
       s: builder.as_data_source(split=s, file_format=_FORMAT).data_source
       for s in self._selection.names
@@ -87,15 +82,18 @@ class TfdsSource(base.Source):
     Raises:
       UserError: The example has no label.
     """
+    from tensorflow_datasets.proto import tf_example_pb2
+
     split, row, index = self._selection.locate(position)
-    example = self._features.deserialize_example_np(
-      self._records[split][row], decoders=self._decoders
-    )
-    label = int(example[self._label_key])
+    # TFDS would make arrays first, which takes longer than to read the record.
+    record = tf_example_pb2.Example.FromString(self._records[split][row])
+    features = record.features.feature
+    (label,) = features[self._label_key].int64_list.value
     where = f'{self._name}, example {row} of {split}'
     if not 0 <= label < len(self.classes):
       raise UserError(f'{where}, has no label: choose another split')
-    return base.Example(example[self._image_key], label, index, where)
+    (image,) = features[self._image_key].bytes_list.value
+    return base.Example(image, label, index, where)
 
   def fingerprint(self) -> str:
     """Returns a digest of the name with its version, split and classes."""

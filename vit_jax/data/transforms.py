@@ -20,6 +20,9 @@ from vit_jax.data.geometry import TRIES
 # times larger than what it is resized to: quicker, and as sharp.
 _MARGIN = 2
 
+# As many numbers are shrunk as floats: they stay in the cache of a core.
+_MAX_FLOATS = 2**21
+
 
 class _Image:
   """An image that is decoded once the size of its use is known.
@@ -70,7 +73,8 @@ def transform(
   else:
     result = _resized_then_cut(stored, crop, rng)
   if crop.flip and rng.random() < 0.5:
-    result = result[:, ::-1]
+    # NumPy would copy a mirrored view pixel by pixel.
+    result = cv2.flip(result, 1).reshape(result.shape)
   return result
 
 
@@ -129,19 +133,15 @@ def sample_box(
   areas = rng.uniform(*crop.scale, TRIES) * size[0] * size[1]
   least, greatest = map(math.log, crop.ratio)
   ratios = np.exp(rng.uniform(least, greatest, TRIES))
-  heights = np.round(np.sqrt(areas / ratios)).astype(int)
-  widths = np.round(np.sqrt(areas * ratios)).astype(int)
-  fits = (0 < heights) & (heights <= size[0]) & (0 < widths)
-  fits &= widths <= size[1]
-  offsets = rng.random(2)
-  if not fits.any():
-    height, width = fallback(size, crop.ratio)
-    return *middle(size, (height, width)), height, width
-  first = int(np.argmax(fits))
-  height, width = int(heights[first]), int(widths[first])
-  top = int(offsets[0] * (size[0] - height + 1))
-  left = int(offsets[1] * (size[1] - width + 1))
-  return top, left, height, width
+  down, right = rng.random(2).tolist()
+  for area, ratio in zip(areas.tolist(), ratios.tolist(), strict=True):
+    height = round(math.sqrt(area / ratio))
+    width = round(math.sqrt(area * ratio))
+    if 0 < height <= size[0] and 0 < width <= size[1]:
+      top = int(down * (size[0] - height + 1))
+      return top, int(right * (size[1] - width + 1)), height, width
+  height, width = fallback(size, crop.ratio)
+  return *middle(size, (height, width)), height, width
 
 
 def _at_least(target: tuple[float, float], crop: Crop) -> Size:
@@ -156,7 +156,22 @@ def _resize(pixels: np.ndarray, size: Size, antialias: bool) -> np.ndarray:
   channels = pixels.shape[-1]
   smaller = min(size[0], pixels.shape[0]), min(size[1], pixels.shape[1])
   if antialias and smaller != pixels.shape[:2]:
-    pixels = cv2.resize(pixels, smaller[::-1], interpolation=cv2.INTER_AREA)
+    pixels = _shrink(pixels, smaller)
   if pixels.shape[:2] != size:
     pixels = cv2.resize(pixels, size[::-1], interpolation=cv2.INTER_LINEAR)
   return pixels.reshape(*size, channels)  # OpenCV drops a single channel
+
+
+def _shrink(pixels: np.ndarray, size: Size) -> np.ndarray:
+  """Returns the means of the areas that become a pixel, uint8 [h, w, C].
+
+  They are cv2.INTER_AREA's to the bit.
+  """
+  is_whole = pixels.shape[0] % size[0] == pixels.shape[1] % size[1] == 0
+  if is_whole or pixels.size > _MAX_FLOATS:
+    return cv2.resize(pixels, size[::-1], interpolation=cv2.INTER_AREA)
+  # OpenCV takes fractions of bytes in float32, too, but takes longer for it.
+  means = cv2.resize(
+    pixels.astype(np.float32), size[::-1], interpolation=cv2.INTER_AREA
+  )
+  return cv2.convertScaleAbs(means)  # rounded

@@ -12,6 +12,8 @@ from collections.abc import Callable
 import dataclasses
 import enum
 import functools
+from typing import cast
+from typing import Literal
 
 from flax import linen as nn
 import jax
@@ -310,8 +312,9 @@ class Attention(nn.Module):
     if self.implementation == 'plain':
       y, weights = self._attend(query, key, value, mask)
     else:
+      implementation = cast(Literal['xla', 'cudnn'], self.implementation)
       y = jax.nn.dot_product_attention(
-        query, key, value, implementation=self.implementation
+        query, key, value, implementation=implementation
       )
     y = nn.DenseGeneral(
       x.shape[-1],

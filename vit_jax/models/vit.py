@@ -114,7 +114,10 @@ class EncoderBlock(nn.Module):
     )(y, mask, whole[0])
     y = self._scale('layer_scale2', y)
     x = x + self._drop_path(y, rate, mask, layers.Purpose.MLP_PATH)
-    return x, {'attention': attention, 'tokens': x} if self.capture else {}
+    if not self.capture:
+      return x, {}
+    assert attention is not None
+    return x, {'attention': attention, 'tokens': x}
 
   def _norm(self, name: str) -> nn.LayerNorm:
     # Statistics are in float32 whatever the dtype.

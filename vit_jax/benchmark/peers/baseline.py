@@ -1,79 +1,25 @@
-"""The plain formulation: a tutorial's ViT in everyday Linen, one jit.
-
-After P. Lippe's UvA Deep Learning Tutorial 15, as a reader would write it:
-Dense on flattened patches, `nn.MultiHeadDotProductAttention`, `nn.Dropout`,
-LayerNorm and Dense on the class token.
-"""
+"""The plain formulation: a tutorial's ViT in everyday Linen, one jit."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
-from flax import linen as nn
 from flax.training import train_state
 import jax
 import jax.numpy as jnp
 import ml_collections
+import numpy as np
 import optax
 
+from vit_jax.benchmark import plain
+from vit_jax.benchmark.peers import base
+from vit_jax.benchmark.peers import ours
 from vit_jax.models import vit
 
 
-class Block(nn.Module):
-  """A pre-LN layer: [B, T, D] -> [B, T, D]."""
-
-  mlp_dim: int
-  num_heads: int
-  dropout_rate: float
-
-  @nn.compact
-  def __call__(self, x: jax.Array, train: bool) -> jax.Array:
-    """Applies the layer."""
-    dropout = nn.Dropout(self.dropout_rate, deterministic=not train)
-    y = nn.LayerNorm()(x)
-    y = nn.MultiHeadDotProductAttention(self.num_heads)(y)
-    x = x + dropout(y)
-    y = nn.LayerNorm()(x)
-    y = nn.Dense(self.mlp_dim)(y)
-    y = dropout(nn.gelu(y))
-    y = nn.Dense(x.shape[-1])(y)
-    return x + dropout(y)
-
-
-class BaselineViT(nn.Module):
-  """Images [B, H, W, C] -> logits [B, classes]."""
-
-  num_classes: int
-  patch_size: int
-  hidden_size: int
-  mlp_dim: int
-  num_heads: int
-  depth: int
-  dropout_rate: float
-
-  @nn.compact
-  def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
-    """Classifies images."""
-    b, height, width, c = images.shape
-    p, d = self.patch_size, self.hidden_size
-    x = images.reshape(b, height // p, p, width // p, p, c)
-    x = x.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, p * p * c)
-    x = nn.Dense(d)(x)
-    token = self.param('cls_token', nn.initializers.normal(1.0), (1, 1, d))
-    x = jnp.concatenate([jnp.repeat(token, b, axis=0), x], axis=1)
-    x = x + self.param(
-      'pos_embedding', nn.initializers.normal(1.0), (1, x.shape[1], d)
-    )
-    x = nn.Dropout(self.dropout_rate, deterministic=not train)(x)
-    for _ in range(self.depth):
-      x = Block(self.mlp_dim, self.num_heads, self.dropout_rate)(x, train)
-    x = nn.LayerNorm()(x[:, 0])
-    return nn.Dense(self.num_classes)(x)
-
-
-def make_model(model: vit.ViT) -> BaselineViT:
+def make_model(model: vit.ViT) -> plain.BaselineViT:
   """Returns the plain twin of a ViT with a class token and square patches."""
-  return BaselineViT(
+  return plain.BaselineViT(
     num_classes=model.num_classes,
     patch_size=model.patch_size[0],
     hidden_size=model.hidden_size,
@@ -81,6 +27,7 @@ def make_model(model: vit.ViT) -> BaselineViT:
     num_heads=model.num_heads,
     depth=model.depth,
     dropout_rate=model.dropout_rate,
+    dtype=model.dtype,
   )
 
 
@@ -115,7 +62,7 @@ def convert_params(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def make_train_step(
-  model: BaselineViT,
+  model: plain.BaselineViT,
   params: Mapping[str, Any],
   optim: ml_collections.ConfigDict,
 ) -> tuple[train_state.TrainState, Callable[..., Any]]:
@@ -126,10 +73,15 @@ def make_train_step(
     params: From `convert_params`.
     optim: `config.optim`, of which the AdamW settings and the clipping count.
   """
-  optimizer = optax.chain(
-    optax.clip_by_global_norm(optim.clip_norm),
-    optax.adamw(optim.learning_rate, weight_decay=optim.weight_decay),
+  adamw = optax.adamw(
+    optim.learning_rate,
+    optim.b1,
+    optim.b2,
+    optim.eps,
+    weight_decay=optim.weight_decay,
   )
+  clip = optax.clip_by_global_norm(optim.clip_norm or float('inf'))
+  optimizer = optax.chain(clip, adamw)
   state = train_state.TrainState.create(
     apply_fn=model.apply, params=params, tx=optimizer
   )
@@ -151,3 +103,47 @@ def make_train_step(
     return state.apply_gradients(grads=grads), loss
 
   return state, jax.jit(train_step, donate_argnums=0)
+
+
+class Baseline(base.Peer):
+  """The plain twin of a ViT."""
+
+  name = 'baseline'
+
+  def __init__(self, task: base.Task):
+    """Puts parameters and batch on the device."""
+    self._task = task
+    self._model = make_model(task.model)
+    self._params = jax.device_put(convert_params(task.params))
+    self._images = jax.device_put(task.images)
+    self._labels = jax.device_put(task.labels)
+    self._key = jax.random.key(0)
+    self._apply = jax.jit(
+      lambda params, x: self._model.apply({'params': params}, x)
+    )
+    self._steps: Any = None
+
+  def logits(self) -> np.ndarray:
+    """Returns the logits of the batch; see `base`."""
+    return np.asarray(self._apply(self._params, self._images), np.float32)
+
+  def forward(self, count: int) -> None:
+    """Classifies the batch some times; see `base`."""
+    ours.waiting(lambda: self._apply(self._params, self._images), count)
+
+  def train(self, count: int) -> float:
+    """Takes training steps; see `base`."""
+    if self._steps is None:
+      # A copy, since each step donates its state.
+      params = jax.tree.map(jnp.copy, self._params)
+      self._steps = make_train_step(self._model, params, self._task.optim)
+    state, step = self._steps
+
+    def one_step() -> jax.Array:
+      nonlocal state
+      state, loss = step(state, self._images, self._labels, self._key)
+      return loss
+
+    loss = float(ours.waiting(one_step, count))
+    self._steps = state, step
+    return loss

@@ -1,0 +1,310 @@
+"""What is measured of the input: decoding, and batches of images.
+
+The rows of the entry, each against one rival in turns with it, on as many
+threads each unless the name says otherwise:
+
+  crop, crop_smooth   a 500x375 JPEG in memory, decoded, cut at random, resized
+                      to 224x224 and mirrored; without and with smoothing
+  large               the same of a 1600x1200 JPEG, with smoothing
+  large_eval          its middle; `whole` decodes it all, as nothing is reduced
+  folder, records     batches of the former from files, or from ArrayRecord
+  small               batches of 32x32 JPEG files, as they are
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import pathlib
+import tempfile
+from typing import Any
+
+import cv2
+import ml_collections
+import numpy as np
+
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax.benchmark import input_peers
+from vit_jax.benchmark import photographs
+from vit_jax.benchmark import timing
+from vit_jax.data import decode
+from vit_jax.data import transforms
+from vit_jax.data.geometry import Crop
+
+Entry = dict[str, Any]
+Rows = dict[str, Entry]
+
+_SIZE = (224, 224)
+_TRAIN = Crop(
+  'random_resized', _SIZE, None, (0.08, 1.0), (3 / 4, 4 / 3), flip=True
+)
+_EVAL = Crop('center', _SIZE, 256)
+_PLAIN = dataclasses.replace(_TRAIN, antialias=False)
+
+# Mean absolute difference, in levels of grey, between what two libraries make
+# of an image: they round and smooth in different ways.
+_CLOSE = 3.0
+_CHECKED = 4  # images, before any time is taken
+
+
+@dataclasses.dataclass(frozen=True)
+class Sizes:
+  """How many images a block has.
+
+  Attributes:
+    photographs: Of 500x375 pixels.
+    large: Of 1600x1200.
+    small: Of 32x32.
+    batch: In a batch of photographs.
+    epochs: How often batches are made of each image.
+  """
+
+  photographs: int = 256
+  large: int = 16
+  small: int = 1024
+  batch: int = 32
+  epochs: int = 2
+
+
+def measure(
+  config: ml_collections.ConfigDict,
+  blocks: int,
+  rivals: Sequence[str] = input_peers.NAMES,
+  sizes: Sizes | None = None,
+) -> Rows:
+  """Returns rates of decoding and of batches, in images/s.
+
+  Args:
+    config: Has the seed, and the size of the small images' batches.
+    blocks: How often each is timed.
+    rivals: Of `input_peers.NAMES`; those that are not installed are left out.
+    sizes: How many images there are.
+
+  Returns:
+    Rows as `timing.compare` has them, by 'what/against what'; with
+    `difference`, the mean in levels of grey, where images were compared.
+
+  Raises:
+    AssertionError: A rival makes other images, so that no time counts.
+  """
+  sizes = sizes or Sizes()
+  threads, peers = cv2.getNumThreads(), {}
+  for name in rivals:
+    if (peer := input_peers.create(name)) is not None:
+      peers[name] = peer
+  # Pillow has no other way to resize than to smooth.
+  plain = {name: peer for name, peer in peers.items() if name != 'pillow'}
+  cv2.setNumThreads(1)
+  try:
+    files = photographs.make(sizes.photographs, 375, 500)
+    rows = _crops('crop', files, _PLAIN, plain, blocks)
+    rows |= _crops('crop_smooth', files, _TRAIN, peers, blocks)
+    large = photographs.make(sizes.large, 1200, 1600)
+    rows |= _crops('large', large, _TRAIN, peers, blocks)
+    rows |= _whole('large', large, _TRAIN, blocks)
+    rows |= _whole('large_eval', large, _EVAL, blocks)
+    with tempfile.TemporaryDirectory() as folder:
+      root = pathlib.Path(folder)
+      rows |= _batches(root, files, config.seed, plain, blocks, sizes)
+      rows |= _small(root, config, blocks, sizes)
+  finally:
+    cv2.setNumThreads(threads)
+  return rows
+
+
+def _crops(
+  name: str,
+  files: Sequence[bytes],
+  crop: Crop,
+  peers: Mapping[str, input_peers.Peer],
+  blocks: int,
+) -> Rows:
+  """Times single images on one thread."""
+  first = [_image(files, i, crop) for i in range(min(_CHECKED, len(files)))]
+  functions = {'ours': lambda: _all(files, crop)}
+  differences = {}
+  for rival, peer in peers.items():
+    cuts = [
+      input_peers.draw(file, crop, _rng(i)) for i, file in enumerate(files)
+    ]
+    functions[rival], images = peer.work(cuts, crop)
+    differences[rival] = _compare(first, images(len(first)), rival)
+  times = timing.in_turns(functions, blocks)
+  return {
+    f'{name}/{rival}': _row(times, 'ours', rival, len(files))
+    | {'difference': difference}
+    for rival, difference in differences.items()
+  }
+
+
+def _whole(name: str, files: Sequence[bytes], crop: Crop, blocks: int) -> Rows:
+  """Times decoding at a fraction of the size, against decoding the whole."""
+
+  def whole(i: int) -> np.ndarray:
+    pixels = decode.decode(files[i], 3)
+    return transforms.transform(pixels, 3, crop, _rng(i))
+
+  def all_whole() -> None:
+    for i in range(len(files)):
+      whole(i)
+
+  errors = [
+    np.mean((_image(files, i, crop).astype(float) - whole(i)) ** 2)
+    for i in range(len(files))
+  ]
+  # Those that became the same were not reduced.
+  psnr = [float(10 * np.log10(255**2 / error)) for error in errors if error]
+  times = timing.in_turns(
+    {'ours': lambda: _all(files, crop), 'whole': all_whole}, blocks
+  )
+  return {
+    f'{name}/whole': _row(times, 'ours', 'whole', len(files))
+    | {
+      'reduced': len(psnr) / len(files),
+      'psnr': float(np.mean(psnr)) if psnr else None,
+      'least_psnr': min(psnr, default=None),
+    }
+  }
+
+
+def _batches(
+  root: pathlib.Path,
+  files: Sequence[bytes],
+  seed: int,
+  peers: Mapping[str, input_peers.Peer],
+  blocks: int,
+  sizes: Sizes,
+) -> Rows:
+  """Times batches of photographs, from a folder and from ArrayRecord files."""
+  config = config_lib.default()
+  config.seed, config.train.batch_size = seed, sizes.batch
+  config.data.dir = str(root / 'records')
+  config.data.image_size, config.data.antialias = _SIZE[0], False
+  names = {
+    'folder': photographs.write_folder(root / 'folder', files),
+    'records': photographs.write_records(root / 'records', files),
+  }
+  steps = sizes.epochs * len(files) // sizes.batch
+  functions: dict[str, Callable[[], None]] = {}
+  for kind, name in names.items():
+    config.data.name = name
+    for threads in (1, 2):
+      functions[f'{kind}_{threads}'] = _batching(config, steps, threads)
+  paths = sorted((root / 'folder').rglob('*.jpg')) * sizes.epochs
+  cuts = [
+    input_peers.draw(path, _PLAIN, _rng(i))
+    for i, path in enumerate(paths[: steps * sizes.batch])
+  ]
+  first = transforms.transform(cuts[0].read(), 3, _PLAIN, _rng(0))
+  pairs = []
+  for rival, peer in peers.items():
+    for threads in peer.threads:
+      run, images = peer.work(cuts, _PLAIN, sizes.batch, threads)
+      _compare([first], images(1), rival)
+      functions[f'{rival}_{threads}'] = run
+      pairs.append((f'folder_{threads}', f'{rival}_{threads}'))
+  pairs += [(f'{kind}_2', f'{kind}_1') for kind in names]
+  pairs += [(f'records_{n}', f'folder_{n}') for n in (1, 2)]
+  times = timing.in_turns(functions, blocks)
+  return {f'{a}/{b}': _row(times, a, b, len(cuts)) for a, b in pairs}
+
+
+def _small(
+  root: pathlib.Path,
+  given: ml_collections.ConfigDict,
+  blocks: int,
+  sizes: Sizes,
+) -> Rows:
+  """Times batches of small files as they are, against `cv2.imread`."""
+  config = config_lib.default()
+  config.seed, config.train.batch_size = given.seed, given.train.batch_size
+  config.data.name = photographs.write_folder(
+    root / 'small', photographs.make(sizes.small, 32, 32)
+  )
+  config.data.source_size, config.data.image_size = (32, 32), 32
+  source = data.open_source(config, 'train')
+  batch_size = config.train.batch_size
+  steps = max(1, sizes.epochs * sizes.small // batch_size)
+  paths = [
+    source.read(i % sizes.small).where for i in range(steps * batch_size)
+  ]
+
+  def loop() -> None:
+    for i in range(0, len(paths), batch_size):
+      batch = [np.asarray(cv2.imread(p)) for p in paths[i : i + batch_size]]
+      np.stack([image[:, :, ::-1] for image in batch])
+
+  made = data.train_batches(source, config, start_step=0, num_steps=1)
+  batch = next(made)
+  made.close()
+  theirs = [
+    np.asarray(cv2.imread(source.read(int(i)).where))[:, :, ::-1]
+    for i in batch['index']
+  ]
+  difference = _compare(batch['image'], theirs, 'cv2.imread')
+  functions = {f'small_{n}': _batching(config, steps, n) for n in (1, 2)}
+  times = timing.in_turns(functions | {'imread': loop}, blocks)
+  pairs = [('small_1', 'imread'), ('small_2', 'imread'), ('small_2', 'small_1')]
+  return {
+    f'{a}/{b}': _row(times, a, b, len(paths)) | {'difference': difference}
+    for a, b in pairs
+  }
+
+
+def _batching(
+  config: ml_collections.ConfigDict, steps: int, threads: int
+) -> Callable[[], None]:
+  """Returns what makes the batches of some steps."""
+  config = config.copy_and_resolve_references()
+  config.data.num_threads = threads
+  source = data.open_source(config, 'train')
+
+  def run() -> None:
+    for _ in data.train_batches(source, config, start_step=0, num_steps=steps):
+      pass
+
+  return run
+
+
+def _all(files: Sequence[bytes], crop: Crop) -> None:
+  for i in range(len(files)):
+    _image(files, i, crop)
+
+
+def _image(files: Sequence[bytes], i: int, crop: Crop) -> np.ndarray:
+  """Returns what our pipeline makes of a file, uint8 [H, W, 3]."""
+  return transforms.transform(files[i], 3, crop, _rng(i))
+
+
+def _rng(i: int) -> np.random.Generator:
+  """Returns what draws a file's box; made for each, as batches have it."""
+  return np.random.default_rng((0, i))
+
+
+def _compare(
+  ours: Sequence[np.ndarray] | np.ndarray,
+  theirs: Iterable[np.ndarray],
+  rival: str,
+) -> float:
+  """Returns the mean absolute difference, in levels of grey.
+
+  Raises:
+    AssertionError: It is too large.
+  """
+  differences = [
+    np.abs(a.astype(np.float32) - b).mean()
+    for a, b in zip(ours, theirs, strict=True)
+  ]
+  difference = float(np.mean(differences))
+  if not max(differences) < _CLOSE:
+    raise AssertionError(
+      f'images differ from those of {rival}: by {max(differences):.3g} levels'
+    )
+  return difference
+
+
+def _row(times: timing.Times, ours: str, rival: str, images: int) -> Entry:
+  entry: Entry = timing.compare(times[ours], times[rival], images)
+  return entry | {'against': rival}

@@ -1,0 +1,28 @@
+"""The same model as others formulate it, to be timed in turns with ours."""
+
+from vit_jax.benchmark.peers import base
+from vit_jax.config import UserError
+
+NAMES = ('baseline', 'timm', 'transformers')
+
+
+def create(name: str, task: base.Task, compiles: bool = False) -> base.Peer:
+  """Returns a formulation of the model, which nothing was compiled of yet.
+
+  Args:
+    name: One of NAMES.
+    task: The model, its parameters and a batch.
+    compiles: Whether PyTorch compiles its model.
+
+  Raises:
+    UserError: There is no such formulation, or its library is not installed.
+  """
+  if name == 'baseline':
+    from vit_jax.benchmark.peers import baseline
+
+    return baseline.Baseline(task)
+  if name not in NAMES:
+    raise UserError(f'--compare={name}: choose one of {", ".join(NAMES)}')
+  from vit_jax.benchmark.peers import torch_models
+
+  return torch_models.TorchModel(name, task, compiles)

@@ -1,0 +1,112 @@
+"""Ours, to be asked for the same as the others."""
+
+from collections.abc import Callable
+import functools
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax import data
+from vit_jax import experiment as experiment_lib
+from vit_jax import models
+from vit_jax.benchmark.peers import base
+from vit_jax.data import device
+from vit_jax.models import vit
+
+
+def waiting(call: Callable[[], Any], count: int) -> Any:
+  """Calls something of JAX's some times; returns its last result, when ready.
+
+  Accelerators get their work ahead of time, as in a train loop. On the CPU, two
+  calls at once would take each other's cores.
+  """
+  each = jax.default_backend() == 'cpu'
+  for i in range(count):
+    result = call()
+    if each or i == count - 1:
+      jax.block_until_ready(result)
+  return result
+
+
+class Ours(base.Peer):
+  """The model and the step of an experiment, as the train loop runs them.
+
+  Attributes:
+    experiment: The experiment.
+    batch: On the device, as it comes from the host.
+    images: float32 [B, H, W, C], what `forward` classifies.
+    model: The module.
+    state: After the steps that were taken.
+    step: Their number.
+    compiler_options: For the step; set before it is compiled.
+  """
+
+  name = 'vit_jax'
+
+  def __init__(self, experiment: experiment_lib.Experiment, batch: Any):
+    """Initialises the parameters; compiles nothing of the model yet."""
+    config, source = experiment.config, experiment.source
+    self.experiment, self.batch = experiment, batch
+    prepare = device.eval_transform(config, source.image_shape)
+    self.images = jax.jit(prepare)(batch['image'])
+    self.model = models.from_config(
+      config.model, config.model.num_classes, config.train.dtype
+    )
+    self.state, self.step = experiment.init(), 0
+    self.compiler_options: dict[str, Any] = {}
+
+  def task(self) -> base.Task:
+    """Returns what another formulation is to do, from the same parameters."""
+    config, model = self.experiment.config, self.model
+    assert isinstance(model, vit.ViT)
+    # A copy, since each step donates its state.
+    params = jax.tree.map(np.array, self.state.params)
+    if 'blocks' in params:
+      params = vit.unstack_layers(params)
+    return base.Task(
+      model=model.clone(scan=False, remat='none'),
+      params=params,
+      images=np.array(self.images),
+      labels=np.array(self.batch['label']),
+      optim=config.optim,
+      preprocess=data.Preprocess.from_config(
+        config, self.experiment.source.classes
+      ),
+    )
+
+  @functools.cached_property
+  def compiled_forward(self) -> Any:
+    """The compiled forward pass: (params, images) -> logits."""
+    apply = jax.jit(lambda params, x: self.model.apply({'params': params}, x))
+    return apply.lower(self.state.params, self.images).compile()
+
+  @functools.cached_property
+  def compiled_step(self) -> Any:
+    """The compiled train step, whose first argument are its constants."""
+    step = self.experiment.program.train_step
+    lowered = step.lower(self.state, self.batch, np.int32(0))
+    return lowered.compile(self.compiler_options)
+
+  def logits(self) -> np.ndarray:
+    """Returns the logits of the batch; see `base`."""
+    logits = self.compiled_forward(self.state.params, self.images)
+    return np.asarray(logits, np.float32)
+
+  def forward(self, count: int) -> None:
+    """Classifies the batch some times; see `base`."""
+    forward, params = self.compiled_forward, self.state.params
+    waiting(lambda: forward(params, self.images), count)
+
+  def train(self, count: int) -> float:
+    """Takes training steps; see `base`."""
+    compiled, constants = self.compiled_step, self.experiment.program.constants
+
+    def one_step() -> Any:
+      self.state, metrics = compiled(
+        constants, self.state, self.batch, np.int32(self.step)
+      )
+      self.step += 1
+      return metrics
+
+    return float(waiting(one_step, count)['loss'])

@@ -1,0 +1,92 @@
+"""JPEG files like photographs, the same everywhere; in folders, and in TFDS."""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
+import pathlib
+import sys
+from typing import Any
+
+import cv2
+import numpy as np
+
+CLASSES = ('cat', 'dog')
+
+# Of each layer of a picture: pixels from one random colour to the next, and how
+# much the colours vary. Together a file has as many bytes as a photograph's.
+_LAYERS = ((64, 45.0), (16, 20.0), (5, 12.0), (2, 8.0))
+_QUALITY = 90
+
+
+def make(count: int, height: int, width: int) -> list[bytes]:
+  """Returns JPEG files of quality 90, each different.
+
+  Args:
+    count: How many.
+    height: Of each, in pixels.
+    width: Of each, in pixels.
+  """
+  rng = np.random.default_rng(0)
+  return [_encode(_picture(height, width, rng)) for _ in range(count)]
+
+
+def _picture(height: int, width: int, rng: np.random.Generator) -> np.ndarray:
+  """Returns colours that change slowly, and texture, uint8 [h, w, 3]."""
+  result = np.full((height, width, 3), 128, np.float32)
+  for distance, spread in _LAYERS:
+    coarse = (max(1, height // distance), max(1, width // distance), 3)
+    colors = rng.normal(0, spread, coarse).astype(np.float32)
+    result += cv2.resize(colors, (width, height), interpolation=cv2.INTER_CUBIC)
+  return np.clip(result, 0, 255).astype(np.uint8)
+
+
+def _encode(picture: np.ndarray) -> bytes:
+  quality = (cv2.IMWRITE_JPEG_QUALITY, _QUALITY)
+  is_done, jpeg = cv2.imencode('.jpg', picture, quality)
+  if not is_done:
+    raise OSError('OpenCV cannot write JPEG files')
+  return jpeg.tobytes()
+
+
+def write_folder(root: pathlib.Path, jpegs: Sequence[bytes]) -> str:
+  """Writes `train/<class>/<number>.jpg`, and returns it for `data.name`."""
+  for name in CLASSES:
+    (root / 'train' / name).mkdir(parents=True)
+  for i, jpeg in enumerate(jpegs):
+    name = CLASSES[i % len(CLASSES)]
+    (root / 'train' / name / f'{i}.jpg').write_bytes(jpeg)
+  return f'folder:{root}'
+
+
+def write_records(data_dir: pathlib.Path, jpegs: Sequence[bytes]) -> str:
+  """Prepares a TFDS dataset of ArrayRecord files, and returns its name."""
+  import tensorflow_datasets as tfds  # slow to import
+
+  # Not registered: it is found by its files.
+  class Photographs(  # type: ignore[call-arg]
+    tfds.core.GeneratorBasedBuilder, skip_registration=True
+  ):
+    VERSION = tfds.core.Version('1.0.0')
+    code_path = None  # beside which there would be checksums
+
+    def _info(self) -> tfds.core.DatasetInfo:
+      features = {
+        'image': tfds.features.Image(shape=(None, None, 3)),
+        'label': tfds.features.ClassLabel(names=CLASSES),
+      }
+      return tfds.core.DatasetInfo(
+        builder=self, features=tfds.features.FeaturesDict(features)
+      )
+
+    def _split_generators(self, dl_manager: Any) -> dict[str, Any]:
+      del dl_manager
+      return {'train': self._generate_examples()}
+
+    def _generate_examples(self) -> Iterator[tuple[str, dict[str, Any]]]:
+      for i, jpeg in enumerate(jpegs):
+        yield str(i), {'image': jpeg, 'label': i % len(CLASSES)}
+
+  builder = Photographs(data_dir=data_dir, file_format='array_record')
+  with contextlib.redirect_stdout(sys.stderr):
+    builder.download_and_prepare()
+  return builder.name

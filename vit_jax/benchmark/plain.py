@@ -1,0 +1,67 @@
+"""The plain formulation's model: a tutorial's ViT in everyday Linen.
+
+After P. Lippe's UvA Deep Learning Tutorial 15, as a reader would write it:
+Dense on flattened patches, `nn.MultiHeadDotProductAttention`, `nn.Dropout`,
+LayerNorm and Dense on the class token. Imports nothing of ours: `plain_start`
+times how soon it is at work.
+"""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+
+class Block(nn.Module):
+  """A pre-LN layer: [B, T, D] -> [B, T, D]."""
+
+  mlp_dim: int
+  num_heads: int
+  dropout_rate: float
+  dtype: jax.typing.DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: jax.Array, train: bool) -> jax.Array:
+    """Applies the layer."""
+    dropout = nn.Dropout(self.dropout_rate, deterministic=not train)
+    y = nn.LayerNorm(dtype=self.dtype)(x)
+    y = nn.MultiHeadDotProductAttention(self.num_heads, dtype=self.dtype)(y)
+    x = x + dropout(y)
+    y = nn.LayerNorm(dtype=self.dtype)(x)
+    y = nn.Dense(self.mlp_dim, dtype=self.dtype)(y)
+    y = dropout(nn.gelu(y))
+    y = nn.Dense(x.shape[-1], dtype=self.dtype)(y)
+    return x + dropout(y)
+
+
+class BaselineViT(nn.Module):
+  """Images [B, H, W, C] -> logits [B, classes]."""
+
+  num_classes: int
+  patch_size: int
+  hidden_size: int
+  mlp_dim: int
+  num_heads: int
+  depth: int
+  dropout_rate: float
+  dtype: jax.typing.DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(self, images: jax.Array, train: bool = False) -> jax.Array:
+    """Classifies images."""
+    b, height, width, c = images.shape
+    p, d = self.patch_size, self.hidden_size
+    x = images.reshape(b, height // p, p, width // p, p, c)
+    x = x.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, p * p * c)
+    x = nn.Dense(d, dtype=self.dtype)(x)
+    init = nn.initializers.normal(1.0)
+    token = self.param('cls_token', init, (1, 1, d)).astype(self.dtype)
+    x = jnp.concatenate([jnp.repeat(token, b, axis=0), x], axis=1)
+    position = self.param('pos_embedding', init, (1, x.shape[1], d))
+    x = x + position.astype(self.dtype)
+    x = nn.Dropout(self.dropout_rate, deterministic=not train)(x)
+    for _ in range(self.depth):
+      x = Block(self.mlp_dim, self.num_heads, self.dropout_rate, self.dtype)(
+        x, train
+      )
+    x = nn.LayerNorm(dtype=self.dtype)(x[:, 0]).astype(jnp.float32)
+    return nn.Dense(self.num_classes)(x)

@@ -1,0 +1,82 @@
+"""The report as a table, for people."""
+
+from collections.abc import Mapping
+from typing import Any
+
+_HEADER = ('', 'images/s', 'against', 'images/s', 'ratio', 'GFLOP/s', 'MiB')
+
+
+def table(report: Mapping[str, Any]) -> str:
+  """Returns a table of all that has a rate, and a line for all else.
+
+  Args:
+    report: As the benchmark prints it, in JSON.
+  """
+  parts = {k: v for k, v in report.items() if isinstance(v, Mapping)}
+  entries: dict[str, Mapping[str, Any]] = {}
+  for part, entry in parts.items():
+    rows_of = {k: v for k, v in entry.items() if isinstance(v, Mapping)}
+    entries |= {f'{part} {name}': row for name, row in rows_of.items()}
+    if not rows_of:
+      entries[part] = entry
+  rows = [_HEADER] + [
+    _row(name, entry)
+    for name, entry in entries.items()
+    if 'images_per_second' in entry
+  ]
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  lines = [
+    '  '.join(x.ljust(width) for x, width in zip(row, widths, strict=True))
+    for row in rows
+    if len(rows) > 1
+  ]
+  lines += [
+    f'{name}: {_pairs(entry)}'
+    for name, entry in entries.items()
+    if 'images_per_second' not in entry
+  ]
+  lines += [_pairs({k: v for k, v in report.items() if k not in parts})]
+  return '\n'.join(line.rstrip() for line in lines)
+
+
+def _row(name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
+  gflops = _number(entry['gflops']) if 'gflops' in entry else ''
+  for key, of in (('mfu', 'peak'), ('share_of_matmul_rate', 'products')):
+    if key in entry:
+      gflops += f' ({entry[key]:.1%} of {of})'
+      break
+  memory = ''
+  if 'peak_memory_mb' in entry:
+    source = entry.get('peak_memory_from', '')
+    memory = f'{_number(entry["peak_memory_mb"])} {source}'
+  return (
+    name,
+    _spread(entry['images_per_second'], entry.get('range')),
+    str(entry.get('against', 'baseline')),
+    _spread(entry['baseline'], entry.get('baseline_range')),
+    _spread(entry['ratio'], entry.get('ratio_range')),
+    gflops,
+    memory,
+  )
+
+
+def _spread(median: float, ends: Any) -> str:
+  """Returns `64.1 (62.9 - 65)`."""
+  if not ends:
+    return _number(median)
+  return f'{_number(median)} ({_number(ends[0])} - {_number(ends[1])})'
+
+
+def _pairs(entry: Mapping[str, Any]) -> str:
+  return ', '.join(f'{key} {_value(value)}' for key, value in entry.items())
+
+
+def _value(value: Any) -> str:
+  if isinstance(value, list | tuple):
+    return ' - '.join(map(_value, value))
+  return _number(value) if isinstance(value, float) else str(value)
+
+
+def _number(value: float) -> str:
+  """Returns three digits, or all before the point."""
+  return f'{value:,.0f}' if abs(value) >= 100 else f'{value:.3g}'

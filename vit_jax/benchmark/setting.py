@@ -1,0 +1,172 @@
+"""What is measured: a model, its batch, and the images that it comes from."""
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import pathlib
+import tempfile
+from typing import Any
+
+import ml_collections
+
+from vit_jax import cli
+from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax.benchmark import photographs
+from vit_jax.models import vit
+
+CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
+# The ViT of this config, in the batches that it has there.
+TUTORIAL = 'tutorial'
+CONFIG = str(CONFIGS / 'cifar10_tutorial.py')
+
+_TUTORIAL_BATCH = 128
+# For a CPU, by the model's size.
+_BATCHES = {'Ti': 32, 'S': 32, 'B': 16, 'L': 8, 'H': 4, 'g': 4}
+# (height, width) of images: of CIFAR-10, and of typical photographs.
+_SMALL, _PHOTOGRAPH = (32, 32), (375, 500)
+# All others of a folder are links to these.
+_DIFFERENT_IMAGES = 256
+_CLASSES = 10
+# Batches of one epoch.
+_BATCHES_OF_IMAGES = 12
+
+Changes = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+  """What the flags of a benchmark say; None: as it is by default.
+
+  Attributes:
+    model: 'tutorial', or the name of a ViT.
+    image_size: In pixels; the tutorial's is 32, that of others 224.
+    batch_size: Images in a step.
+    dtype: Of the computation: 'float32' or 'bfloat16'.
+    attention: `config.model.attention_implementation`.
+    scan: `config.model.scan`.
+    remat: `config.model.remat`.
+    data: 'folder:PATH' of images; None: they are made.
+  """
+
+  model: str = TUTORIAL
+  image_size: int | None = None
+  batch_size: int | None = None
+  dtype: str = 'float32'
+  attention: str | None = None
+  scan: bool | None = None
+  remat: str | None = None
+  data: str | None = None
+
+  @contextlib.contextmanager
+  def changes(self) -> Iterator[Changes]:
+    """Yields what differs from the tutorial's config, by its keys.
+
+    The images are there for as long.
+
+    Raises:
+      UserError: The benchmark knows no such model.
+    """
+    changes = _model_changes(self.model) | {
+      'train.dtype': self.dtype,
+      'train.log_every': '1 steps',
+      'mesh.data': 1,
+      'data.split': 'train',
+      'checkpoint.every': '',
+      'checkpoint.best': '',
+      'evals.val.split': '',
+      'evals.test.split': '',
+    }
+    given = {
+      'train.batch_size': self.batch_size,
+      'data.image_size': self.image_size,
+      'model.attention_implementation': self.attention,
+      'model.scan': self.scan,
+      'model.remat': self.remat,
+      'data.name': self.data,
+    }
+    changes |= {key: x for key, x in given.items() if x is not None}
+    if self.data:
+      yield changes
+      return
+    with tempfile.TemporaryDirectory() as folder:
+      is_small = self.model == TUTORIAL
+      write_images(
+        pathlib.Path(folder),
+        _BATCHES_OF_IMAGES * changes['train.batch_size'],
+        _SMALL if is_small else _PHOTOGRAPH,
+      )
+      yield changes | {'data.name': f'folder:{folder}'}
+
+
+def config(changes: Changes) -> ml_collections.ConfigDict:
+  """Returns the config.
+
+  Args:
+    changes: From `Setting.changes`.
+
+  Raises:
+    UserError: A value has another type than its key.
+  """
+  result = cli.load_config(CONFIG)
+  for key, value in changes.items():
+    config_lib.set_value(result, key, value)
+  return result
+
+
+def flags(changes: Changes) -> list[str]:
+  """Returns the command line that gives the same config."""
+  return [f'--config={CONFIG}'] + [
+    f'--config.{key}={value}' for key, value in changes.items()
+  ]
+
+
+def _model_changes(name: str) -> Changes:
+  """Returns model, data and batch of a name."""
+  if name == TUTORIAL:
+    return {'train.batch_size': _TUTORIAL_BATCH}
+  try:
+    model = models.create_model(name)
+  except ValueError as e:
+    raise config_lib.UserError(f'--model: {config_lib.one_line(e)}') from None
+  if not isinstance(model, vit.ViT) or model.resnet_stages is not None:
+    raise config_lib.UserError(
+      f'--model={name}: there is no plain formulation of it to compare with;'
+      f' choose {TUTORIAL} or a ViT, as ViT-B/16'
+    )
+  sizes = ('hidden_size', 'mlp_dim', 'num_heads', 'depth')
+  fields = {f'model.{key}': getattr(model, key) for key in sizes}
+  size = name.removeprefix('ViT-').split('/')[0]
+  return fields | {
+    'model.name': name,
+    'model.num_classes': 1000,
+    'model.dropout_rate': 0.0,
+    'data.image_size': 224,
+    'data.source_size': None,
+    'data.crop_scale': (0.08, 1.0),
+    'data.crop_ratio': (3 / 4, 4 / 3),
+    'optim.schedule': 'constant',
+    'train.batch_size': _BATCHES[size],
+  }
+
+
+def write_images(
+  folder: pathlib.Path, count: int, size: tuple[int, int] = _SMALL
+) -> None:
+  """Writes a folder of JPEG files, of 10 classes.
+
+  Args:
+    folder: Gets train/<class>/<number>.jpg.
+    count: Of files; from some number on they are links to the first ones.
+    size: (height, width).
+  """
+  jpegs = photographs.make(min(count, _DIFFERENT_IMAGES), *size)
+  paths = [
+    folder / 'train' / f'class{i % _CLASSES}' / f'{i}.jpg' for i in range(count)
+  ]
+  for i, path in enumerate(paths):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if i < len(jpegs):
+      path.write_bytes(jpegs[i])
+    else:
+      path.hardlink_to(paths[i % len(jpegs)])
