@@ -200,7 +200,7 @@ MISTAKES = {
   'warm-up': (
     ['--config.optim.warmup=99 epochs'],
     'config.optim.warmup=',
-    '60',
+    '2700',
   ),
   'reproduce': (
     ['--reproduce=runs/x'],

@@ -60,7 +60,7 @@ def run(
     rest = parse_flags(argv, flag_values)
     if 'compile_cache' in flag_values:
       _keep_compiled(flag_values['compile_cache'].value)
-      host_memory.keep_freed()
+    host_memory.keep_freed()
     status = main(rest) or 0
     sys.stdout.flush()
   except BrokenPipeError:  # who reads, as `head`, has seen enough
