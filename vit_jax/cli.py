@@ -22,7 +22,6 @@ from ml_collections import config_flags
 
 from vit_jax import config as config_lib
 from vit_jax import distributed
-from vit_jax import host_memory
 
 if TYPE_CHECKING:
   from vit_jax import weights
@@ -60,7 +59,6 @@ def run(
     rest = parse_flags(argv, flag_values)
     if 'compile_cache' in flag_values:
       _keep_compiled(flag_values['compile_cache'].value)
-    host_memory.keep_freed()
     status = main(rest) or 0
     sys.stdout.flush()
   except BrokenPipeError:  # who reads, as `head`, has seen enough

@@ -28,7 +28,6 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import distributed
 from vit_jax import experiment as experiment_lib
-from vit_jax import host_memory
 from vit_jax import monitor as monitor_lib
 from vit_jax import reporting
 from vit_jax import timekeeping
@@ -247,7 +246,6 @@ def train(
         )
 
     clock.resume(reporter.before('train/useful_seconds') or 0.0)
-    start = step
     try:
       while True:
         # What is due at this step.
@@ -282,8 +280,6 @@ def train(
         state, metrics = run_steps(state, batch, np.int32(step), told)
         step, results = step + count, None
         monitor.follow(step, count, metrics, batch['index'])
-        if step == start + count:
-          host_memory.trim()  # what compiling took
     except (monitor_lib.NonFiniteError, monitor_lib.BrokenBatchError) as error:
       problem = str(error)
       try:
