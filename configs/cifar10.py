@@ -12,10 +12,10 @@ matrices, fixed positions, and the mean of the patches in place of a class
 token; docs/cifar10.md has what each of them brings.
 
 Measured on a JPEG copy of CIFAR-10 (quality 75), in float32 on 2 CPU cores:
-80.1% of the 5,000 held-out images after the schedule of 10 epochs (seed 0; 94
-minutes at the 80 images/s of a machine that does nothing else), 61.0% after
-that of one. The tutorial's author has 65.4% after 10 epochs of a longer
-schedule. Those of 100 and 200 epochs, which are for a GPU, have not been run.
+80.1% of the 5,000 held-out images after the schedule of 10 epochs (seed 0; 133
+minutes on a machine that did other things as well), 61.0% after that of one.
+The tutorial's author has 65.4% after 10 epochs of a longer schedule. Those of
+100 and 200 epochs, which are for a GPU, have not been run.
 """
 
 import ml_collections

@@ -26,11 +26,7 @@ _READ_SIZE = 256  # images that are decoded as one batch
 
 
 class OnDevices:
-  """The examples of a split, on each device of a mesh.
-
-  Attributes:
-    position: Shape, type and sharding of what `take` is given.
-  """
+  """The examples of a split, on each device of a mesh."""
 
   def __init__(self, source: base.ArraySource, mesh: jax.sharding.Mesh):
     """Copies the examples to the devices.
