@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 import concurrent.futures
 import contextlib
+import dataclasses
 import functools
 import itertools
 import json
@@ -29,6 +30,7 @@ from vit_jax import data
 from vit_jax import distributed
 from vit_jax import evals
 from vit_jax import experiment as experiment_lib
+from vit_jax import feed
 from vit_jax import monitor as monitor_lib
 from vit_jax import reporting
 from vit_jax import timekeeping
@@ -217,82 +219,13 @@ def train(
     UserError: A step was not finite, an image is damaged, or something could
       not be written.
   """
-  e = experiment
-  batch_size = e.config.train.batch_size
-  clock = timekeeping.Timekeeper(batch_size, timekeeping.age(workdir))
-  log = workdir / 'train.log' if distributed.first() else None
   with contextlib.ExitStack() as stack:
-    watch = stack.enter_context(
-      distributed.Watch(e.config.train.stall_timeout, log)
-    )
-    checkpoints = stack.enter_context(
-      checkpoint.Checkpointer(
-        workdir, e.config.checkpoint, e.checkpoint_keep_every
-      )
-    )
-    # Results of the evaluations at `step`; None: they are still to be done.
-    results: Scalars | None
-    restored = checkpoints.restore(e.program.state_to_read)
-    state, step, results = restored or (e.init(), 0, {})
-    if restored:
-      state = e.program.adopt(state)
-      logging.info('resuming at step %d of %d', step, e.total_steps)
-    reporter = stack.enter_context(
-      reporting.Reporter(
-        workdir, e.total_steps, step, writes=distributed.first()
-      )
-    )
-    calls, lengths = itertools.tee(e.calls(step))
-    batches = stack.enter_context(e.train_batches(step, lengths))
-    hear = functools.partial(monitor_lib.hear, stop, batches)
-    monitor = monitor_lib.Monitor(e, reporter, clock, hear)
-
-    def save() -> None:
-      """Saves the state, and reports where the time went."""
-      with clock.saving():
-        is_new = checkpoints.save(step, state, results)
-      if is_new:
-        reporter.write(
-          step, e.epoch(step), monitor_lib.of_training(clock.saved())
-        )
-
+    loop = _begin(experiment, workdir, stop, stack)
     if compiling is not None:
       concurrent.futures.wait([compiling])
-    clock.resume(reporter.before('train/useful_seconds') or 0.0)
+    loop.clock.resume(loop.reporter.before('train/useful_seconds') or 0.0)
     try:
-      while True:
-        # What is due at this step.
-        watch.alive(step)
-        if results is None and e.is_due(step):
-          monitor.settle()
-          with clock.paused():
-            results = evals.evaluate(e, state, step, reporter, stop, watch)
-          with clock.saving():
-            checkpoints.save_best(step, state, results)
-          if e.checkpoint_due(step):
-            save()
-        if stop.signal:
-          monitor.settle()
-          save()
-          checkpoints.wait()
-          logging.info('stopped at step %d of %d; saved', step, e.total_steps)
-          return None
-        if step == e.total_steps:
-          return results
-
-        # One call; and, while it runs, a look at the one before.
-        if not batches.is_ready():
-          monitor.join()  # only from then on the device waits, too
-        with clock.waiting():
-          batch = next(batches)
-        told = monitor_lib.tell(stop, batches, e.program.mesh)
-        count = next(calls)
-        run_steps = (
-          e.program.train_step if count == 1 else e.program.train_steps
-        )
-        state, metrics = run_steps(state, batch, np.int32(step), told)
-        step, results = step + count, None
-        monitor.follow(step, count, metrics, batch['index'])
+      return loop.run()
     except (
       monitor_lib.NonFiniteError,
       monitor_lib.BrokenBatchError,
@@ -300,8 +233,144 @@ def train(
     ) as error:
       problem = str(error)
       try:
-        checkpoints.save(int(state.step), state)  # the last good one
-        checkpoints.wait()
+        loop.rescue()
       except config_lib.UserError as another:
         problem += f' And then: {another}'
       raise config_lib.UserError(problem) from None
+
+
+def _begin(
+  experiment: experiment_lib.Experiment,
+  workdir: pathlib.Path,
+  stop: monitor_lib.Stop,
+  stack: contextlib.ExitStack,
+) -> '_Loop':
+  """Opens what the loop works with, at the step of the last checkpoint."""
+  e = experiment
+  clock = timekeeping.Timekeeper(
+    e.config.train.batch_size, timekeeping.age(workdir)
+  )
+  log = workdir / 'train.log' if distributed.first() else None
+  watch = stack.enter_context(
+    distributed.Watch(e.config.train.stall_timeout, log)
+  )
+  checkpoints = stack.enter_context(
+    checkpoint.Checkpointer(
+      workdir, e.config.checkpoint, e.checkpoint_keep_every
+    )
+  )
+  restored = checkpoints.restore(e.program.state_to_read)
+  state, step, results = restored or (e.init(), 0, {})
+  if restored:
+    state = e.program.adopt(state)
+    logging.info('resuming at step %d of %d', step, e.total_steps)
+  reporter = stack.enter_context(
+    reporting.Reporter(workdir, e.total_steps, step, writes=distributed.first())
+  )
+  calls, lengths = itertools.tee(e.calls(step))
+  batches = stack.enter_context(e.train_batches(step, lengths))
+  hear = functools.partial(monitor_lib.hear, stop, batches)
+  monitor = monitor_lib.Monitor(e, reporter, clock, hear)
+  return _Loop(
+    e,
+    stop,
+    clock,
+    watch,
+    checkpoints,
+    reporter,
+    calls,
+    batches,
+    monitor,
+    state,
+    step,
+    results,
+  )
+
+
+@dataclasses.dataclass
+class _Loop:
+  """A run between two calls of the step.
+
+  Attributes:
+    calls: The updates of each call that is to come.
+    results: Of the evaluations at `step`; None: they are still to be done.
+  """
+
+  experiment: experiment_lib.Experiment
+  stop: monitor_lib.Stop
+  clock: timekeeping.Timekeeper
+  watch: distributed.Watch
+  checkpoints: checkpoint.Checkpointer
+  reporter: reporting.Reporter
+  calls: Iterator[int]
+  batches: feed.Feed
+  monitor: monitor_lib.Monitor
+  state: experiment_lib.TrainState
+  step: int
+  results: Scalars | None
+
+  def run(self) -> Scalars | None:
+    """Returns the last evaluations, or None where it was stopped."""
+    total_steps = self.experiment.total_steps
+    while True:
+      self.watch.alive(self.step)
+      if self.results is None and self.experiment.is_due(self.step):
+        self._evaluate_and_save()
+      if self.stop.signal:
+        self.monitor.settle()
+        self._save()
+        self.checkpoints.wait()
+        logging.info('stopped at step %d of %d; saved', self.step, total_steps)
+        return None
+      if self.step == total_steps:
+        return self.results
+      self._update()
+
+  def _evaluate_and_save(self) -> None:
+    """Does what is due at this step."""
+    self.monitor.settle()
+    with self.clock.paused():
+      self.results = evals.evaluate(
+        self.experiment,
+        self.state,
+        self.step,
+        self.reporter,
+        self.stop,
+        self.watch,
+      )
+    with self.clock.saving():
+      self.checkpoints.save_best(self.step, self.state, self.results)
+    if self.experiment.checkpoint_due(self.step):
+      self._save()
+
+  def _update(self) -> None:
+    """Starts one call and, while it runs, looks at the one before."""
+    program = self.experiment.program
+    if not self.batches.is_ready():
+      self.monitor.join()  # only from then on the device waits, too
+    with self.clock.waiting():
+      batch = next(self.batches)
+    told = monitor_lib.tell(self.stop, self.batches, program.mesh)
+    count = next(self.calls)
+    run_steps = program.train_step if count == 1 else program.train_steps
+    self.state, metrics = run_steps(
+      self.state, batch, np.int32(self.step), told
+    )
+    self.step, self.results = self.step + count, None
+    self.monitor.follow(self.step, count, metrics, batch['index'])
+
+  def _save(self) -> None:
+    """Saves the state, and reports where the time went."""
+    with self.clock.saving():
+      is_new = self.checkpoints.save(self.step, self.state, self.results)
+    if is_new:
+      self.reporter.write(
+        self.step,
+        self.experiment.epoch(self.step),
+        monitor_lib.of_training(self.clock.saved()),
+      )
+
+  def rescue(self) -> None:
+    """Saves the last good state: a bad step leaves it as it was."""
+    self.checkpoints.save(int(self.state.step), self.state)
+    self.checkpoints.wait()
