@@ -207,17 +207,21 @@ KEPT = base.ArraySource(
   ('a',),
 )
 
+STORED = Stored()
+
 
 @pytest.mark.parametrize(
   'cache, splits, needed',
   [
     ('host', [Stored()], 3),
     ('host', [Stored(), Stored()], 6),
+    ('host', [STORED, STORED], 3),  # one split with two uses
     ('host', [Stored(), KEPT], 3),
     ('host', [KEPT], 0),
     # On each of two CPU devices, and the one that is decoded.
     ('device', [Stored()], 6 + 3),
     ('device', [Stored(), Stored()], 12 + 3),
+    ('device', [STORED, STORED], 6 + 3),
     ('device', [KEPT, Stored()], 12 + 3),
     ('device', [KEPT], 6),
   ],
@@ -277,6 +281,19 @@ def test_where_decoded_images_are_kept(folder, monkeypatch, cache):
   else:
     assert [x() for x in loaded] == [None, None]
     assert kept.splits == e.splits and set(kept.on_devices) == set(e.splits)
+
+
+@pytest.mark.parametrize('cache', ['host', 'device'])
+def test_a_split_with_several_uses_is_kept_once(folder, cache):
+  made = config(folder, data__cache=cache)
+  made.evals.knn = config_lib.evaluation(
+    'val', '1 epochs', kind='knn', train_split=made.data.split
+  )
+  e = experiment_lib.build(made).cached()
+  where = e.splits if cache == 'host' else e.on_devices
+  assert where['train'] is where['evals.knn.train']
+  assert where['evals.val'] is where['evals.knn']
+  assert where['train'] is not where['evals.val']
 
 
 def test_images_that_differ_in_size(folder):

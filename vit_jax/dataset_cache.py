@@ -98,13 +98,15 @@ def check(
         f' those for {name} differ: say config.data.source_size=(height,'
         ' width) if they do not, or set config.data.cache=none'
       )
+  # A split that has several uses is kept once.
+  sources = {id(source): source for source in splits.values()}
   sizes = {
-    name: _num_bytes(source, config.data.channels)
-    for name, source in splits.items()
+    key: _num_bytes(source, config.data.channels)
+    for key, source in sources.items()
   }
   decoded = [  # others are in memory already
-    sizes[name]
-    for name, source in splits.items()
+    sizes[key]
+    for key, source in sources.items()
     if not isinstance(source, base.ArraySource)
   ]
   if config.data.cache == 'host':

@@ -199,24 +199,31 @@ class Experiment:
     if cache == 'none':
       return self
     self.check_cache()
+    # A split that has several uses is kept once.
+    sources = {id(source): source for source in self.splits.values()}
     if cache == 'device':
       # The sources stay as they are: the host keeps no decoded images.
-      on_devices = {
-        name: dataset_cache.OnDevices(
+      kept = {
+        key: dataset_cache.OnDevices(
           dataset_cache.load(source, self.config), self.program.mesh
         )
-        for name, source in self.splits.items()
+        for key, source in sources.items()
       }
+      on_devices = {name: kept[id(x)] for name, x in self.splits.items()}
       return dataclasses.replace(self, on_devices=on_devices)
     loaded = {
-      name: dataset_cache.load(source, self.config)
-      for name, source in self.splits.items()
+      key: dataset_cache.load(source, self.config)
+      for key, source in sources.items()
     }
+
+    def cached(sources: Mapping[str, data.Source]) -> dict[str, data.Source]:
+      return {name: loaded[id(source)] for name, source in sources.items()}
+
     return dataclasses.replace(
       self,
-      source=loaded['train'],
-      eval_sources={x: loaded[f'evals.{x}'] for x in self.eval_sources},
-      probe_sources={x: loaded[f'evals.{x}.train'] for x in self.probe_sources},
+      source=loaded[id(self.source)],
+      eval_sources=cached(self.eval_sources),
+      probe_sources=cached(self.probe_sources),
     )
 
   def check_cache(self) -> None:
@@ -247,13 +254,19 @@ def build(
     UserError: The data are not there or do not fit.
   """
   config = config.copy_and_resolve_references()
-  source = data.open_split(config)
+  splits = _open_splits(config)
+  source = splits['data.split']
   eval_sources = {
-    name: data.open_split(config, f'evals.{name}.split')
+    name: splits[f'evals.{name}.split']
     for name, spec in config.evals.items()
     if spec.split
   }
-  probe_sources = _open_probe_sources(config, eval_sources)
+  probe_sources = {
+    name: splits[f'evals.{name}.train_split']
+    for name in eval_sources
+    if config.evals[name].train_split
+  }
+  _check_probes(config, eval_sources, probe_sources)
   _fill_num_classes(config, source)
   lengths = _lengths(config, len(source))
   loaded = None
@@ -285,21 +298,32 @@ def build(
   )
 
 
-def _open_probe_sources(
-  config: ml_collections.ConfigDict, eval_sources: Mapping[str, data.Source]
-) -> dict[str, data.Source]:
-  """Returns what the probes among the evaluations learn from."""
-  sources: dict[str, data.Source] = {}
-  for name, source in eval_sources.items():
-    spec = config.evals[name]
-    if not spec.train_split:
-      continue
-    sources[name] = data.open_split(config, f'evals.{name}.train_split')
+def _open_splits(config: ml_collections.ConfigDict) -> dict[str, data.Source]:
+  """Opens each split once; returns them by the keys that ask for them."""
+  keys = ['data.split']
+  for name, spec in config.evals.items():
+    if spec.split:
+      keys.append(f'evals.{name}.split')
+    if spec.split and spec.train_split:
+      keys.append(f'evals.{name}.train_split')
+  values = dict(config_lib.flatten(config))
+  opened: dict[str, data.Source] = {}
+  for key in keys:
+    if values[key] not in opened:
+      opened[values[key]] = data.open_split(config, key)
+  return {key: opened[values[key]] for key in keys}
+
+
+def _check_probes(
+  config: ml_collections.ConfigDict,
+  eval_sources: Mapping[str, data.Source],
+  probe_sources: Mapping[str, data.Source],
+) -> None:
+  for name, source in probe_sources.items():
     try:
-      probes.check_sources(spec, source, sources[name])
+      probes.check_sources(config.evals[name], eval_sources[name], source)
     except config_lib.UserError as e:
       raise config_lib.UserError(f'config.evals.{name}: {e}') from None
-  return sources
 
 
 def describe(experiment: Experiment) -> None:
