@@ -182,6 +182,9 @@ def test_mistakes_get_one_line(digits_run, tmp_path, monkeypatch):
   assert '.npz or .parquet' in message(source, digits, SPLIT, '--out=a.csv')
   nowhere = f'--out={tmp_path}/x/a.npz'
   assert 'no folder' in message(source, digits, SPLIT, nowhere)
+  (tmp_path / 'b.npz').mkdir()
+  folder = f'--out={tmp_path}/b.npz'
+  assert 'b.npz is a folder' in message(source, digits, SPLIT, folder)
   assert "--split: digits has no split 'test'" in message(
     source, digits, '--split=test', out
   )

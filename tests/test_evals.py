@@ -234,6 +234,10 @@ def test_what_cannot_work_is_refused_at_once(fields, message):
       r"evals\.near: 'train\[:9\]' has 9 images, fewer than the 20 neighbours",
     ),
     (
+      {'kind': 'linear', 'train_split': 'train[:1]'},
+      r'evals\.near: a linear probe needs two classes at least',
+    ),
+    (
       {'kind': 'knn', 'train_split': 'test'},
       r'evals\.near\.train_split: digit',
     ),
@@ -280,7 +284,7 @@ def test_the_same_image_may_not_be_on_both_sides():
   """Their positions count where they count the same."""
   spec = config_lib.evaluation('val', kind='knn', train_split='train', k=1)
   labels, index = np.zeros(4, np.int32), np.arange(4)
-  args = labels, index, index + 3, ('a',)
+  args = labels, index, labels, index + 3, ('a',)
   probes.check_examples(spec, *args)
   for split, train_split in (
     ('train[3:]', 'train[:4]'),
@@ -290,6 +294,53 @@ def test_the_same_image_may_not_be_on_both_sides():
     spec.split, spec.train_split = split, train_split
     with pytest.raises(UserError, match=r'1 images of .* are in .* as well'):
       probes.check_examples(spec, *args)
+
+
+@pytest.mark.parametrize(
+  ('split', 'train_split', 'shared'),
+  [
+    ('train', 'train[:50%]', True),
+    ('val+train[80%:]', 'train', True),
+    ('val', 'all', True),
+    ('train[10:20]', 'train[15:]', True),
+    ('train[-10%:]', 'train[:80%]', False),
+    ('val+train[80%:]', 'train[:80%]', False),
+    ('train[:10]', 'train[50%:]', False),  # as far as their names tell
+  ],
+)
+def test_what_names_say_of_both_sides_is_seen_at_once(
+  split, train_split, shared, tmp_path
+):
+  """Before images are read."""
+  root = stand_in.write_folder(tmp_path / 'images', train=8, val=2)
+  (root / 'train' / 'cow' / '0.png').write_bytes(b'damaged')
+  result = folder_config(root, (1,))
+  result.evals.few.split, result.evals.few.train_split = split, train_split
+  if not shared:
+    assert experiment_lib.build(result).probe_sources
+    return
+  with pytest.raises(UserError, match=r'evals\.few: images of .* as well'):
+    experiment_lib.build(result)
+
+
+@pytest.mark.parametrize(
+  ('train_part', 'message'),
+  [
+    ([0, 0, 1, 1], r"class 'c' has 0 images in 'train\[:80%\]'"),
+    ([0, 0, 1, 2, 2], r"class 'b' has 1 images in 'train\[:80%\]'"),
+    ([0, 0, 1, 1, 2, 2], None),  # and of 'd' there are none at all
+  ],
+)
+def test_few_shots_are_of_all_classes_that_are_asked_for(train_part, message):
+  spec = config_lib.evaluation(**SPLITS, kind='few_shot', shots=(1, 2))
+  train_labels, labels = np.array(train_part), np.array([0, 1, 2])
+  index = np.arange(len(train_labels))
+  args = spec, train_labels, index, labels, np.arange(3) + 90, tuple('abcd')
+  if message is None:
+    probes.check_examples(*args)
+    return
+  with pytest.raises(UserError, match=message):
+    probes.check_examples(*args)
 
 
 def test_what_is_not_finite_has_no_accuracy():
@@ -335,6 +386,11 @@ def test_a_probe_may_choose_the_best(tmp_path):
   one = {'near': EVALS['near']}
   best = config(one, checkpoint__best='near/knn_accuracy')
   experiment_lib.check(best)
+  wrong = config(one, checkpoint__best='near/accuracy')
+  with pytest.raises(
+    UserError, match=r"best is 'near/a.*of near/knn_accuracy,"
+  ):
+    experiment_lib.check(wrong)
   assert train.run(best, str(tmp_path)) == 0
   found = {k: x['near/knn_accuracy'] for k, x in results(tmp_path).items()}
   assert os.listdir(tmp_path / 'best') == [str(max(found, key=found.get))]

@@ -21,8 +21,8 @@ def check_path(flag: str, value: str, endings: Sequence[str]) -> pathlib.Path:
     endings: That the name may have, as '.csv'.
 
   Raises:
-    UserError: It has another ending, its folder is not there, or pyarrow is
-      missing.
+    UserError: It has another ending, its folder is not there, it is one, or
+      pyarrow is missing.
   """
   path = pathlib.Path(value)
   if path.suffix not in endings:
@@ -31,6 +31,8 @@ def check_path(flag: str, value: str, endings: Sequence[str]) -> pathlib.Path:
     )
   if not path.parent.is_dir():
     raise UserError(f'{flag}={path}: there is no folder {path.parent}')
+  if path.is_dir():
+    raise UserError(f'{flag}={path} is a folder: name a file')
   if path.suffix == '.parquet' and not importlib.util.find_spec('pyarrow'):
     raise UserError(
       f'{flag}={path} needs pyarrow: run pip install pyarrow, or name a'

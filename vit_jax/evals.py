@@ -133,7 +133,7 @@ class _Evaluator:
     test = self._embed(spec.split, lambda: e.eval_batches(name))
     try:
       probes.check_examples(
-        spec, train.labels, train.index, test.index, classes
+        spec, train.labels, train.index, test.labels, test.index, classes
       )
       found = probes.measure(spec, train, test, self._go_on)
     except config_lib.UserError as error:

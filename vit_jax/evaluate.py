@@ -212,7 +212,10 @@ def _probe(loaded: 'weights.Loaded') -> tuple[dict[str, Any], str]:
       for each in (train_source, source)
     )
   probes.check_examples(
-    spec, train.labels, train.index, test.index, source.classes
+    spec,
+    *(train.labels, train.index),
+    *(test.labels, test.index),
+    source.classes,
   )
   found = probes.measure(spec, train, test)
   summary = report.summarize_probe(spec, len(train), found)

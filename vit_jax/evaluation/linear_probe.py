@@ -57,12 +57,8 @@ def fit(
   Raises:
     UserError: There is nothing to hold out, or a single class.
   """
+  check(labels)
   held = held_out(labels)
-  if not held.any() or len(np.unique(labels[~held])) < 2:
-    raise UserError(
-      'a linear probe needs two classes at least, and two images of one: give'
-      ' a larger train_split'
-    )
   found: dict[float, float] = {}
 
   def try_penalty(penalty: float) -> None:
@@ -78,6 +74,23 @@ def fit(
       try_penalty(penalty)
   best = _best(found)
   return LinearProbe(_fit(features, labels, best, between), best)
+
+
+def check(labels: np.ndarray) -> None:
+  """Checks that a probe can be fitted.
+
+  Args:
+    labels: int [N].
+
+  Raises:
+    UserError: There is nothing to hold out, or a single class.
+  """
+  held = held_out(labels)
+  if not held.any() or len(np.unique(labels[~held])) < 2:
+    raise UserError(
+      'a linear probe needs two classes at least, and two images of one: give'
+      ' a larger train_split'
+    )
 
 
 def held_out(labels: np.ndarray) -> np.ndarray:

@@ -32,6 +32,8 @@ Scalars = dict[str, float]
 
 KINDS = ('knn', 'few_shot', 'linear')
 
+_MANY = 10**15  # images, so that no bound lies outside
+
 
 def check(config: ml_collections.ConfigDict) -> None:
   """Checks the kinds of all evaluations in `config.evals`, and their keys.
@@ -43,6 +45,7 @@ def check(config: ml_collections.ConfigDict) -> None:
     config_lib.one_of(config, f'evals.{name}.kind', ('accuracy', *KINDS))
     if spec.split:
       _check_spec(f'config.evals.{name}', spec)
+  _check_best(config)
 
 
 def _check_spec(key: str, spec: ml_collections.ConfigDict) -> None:
@@ -75,6 +78,19 @@ def _check_spec(key: str, spec: ml_collections.ConfigDict) -> None:
     )
 
 
+def _check_best(config: ml_collections.ConfigDict) -> None:
+  """Checks that `config.checkpoint.best`, of a probe, is one of its metrics."""
+  name, _, metric = config.checkpoint.best.partition('/')
+  spec = config.evals.get(name)
+  if not spec or spec.kind == 'accuracy' or metric in metric_names(spec):
+    return
+  names = ', '.join(f'{name}/{x}' for x in metric_names(spec))
+  raise UserError(
+    f'config.checkpoint.best is {config.checkpoint.best!r}, but'
+    f' config.evals.{name}.kind is {spec.kind!r}: choose one of {names}'
+  )
+
+
 def check_sources(
   spec: ml_collections.ConfigDict,
   source: data.Source,
@@ -93,9 +109,13 @@ def check_sources(
   if isinstance(source, base.ArraySource) and isinstance(
     train_source, base.ArraySource
   ):
-    labels, index = train_source.labels, train_source.indices
-    check_examples(spec, labels, index, source.indices, train_source.classes)
-    return
+    check_examples(
+      spec,
+      *(train_source.labels, train_source.indices),
+      *(source.labels, source.indices),
+      train_source.classes,
+    )
+  _check_apart(spec)
   images, classes = len(train_source), len(train_source.classes)
   if spec.kind == 'few_shot' and images < max(spec.shots) * classes:
     raise UserError(
@@ -110,6 +130,7 @@ def check_examples(
   spec: ml_collections.ConfigDict,
   train_labels: np.ndarray,
   train_index: np.ndarray,
+  labels: np.ndarray,
   index: np.ndarray,
   classes: tuple[str, ...],
 ) -> None:
@@ -119,7 +140,8 @@ def check_examples(
     spec: Of the probe.
     train_labels: int [N], of its train_split.
     train_index: int [N], their positions in the unsliced split.
-    index: int [M], those of its split.
+    labels: int [M], those of its split.
+    index: int [M], likewise.
     classes: Of the data.
 
   Raises:
@@ -133,15 +155,53 @@ def check_examples(
       ' split or its train_split'
     )
   _check_k(spec, len(train_labels))
-  counts = np.bincount(train_labels, minlength=len(classes))
-  few = np.flatnonzero((counts > 0) & (counts < max(spec.shots)))
-  if spec.kind == 'few_shot' and len(few):
+  if spec.kind == 'linear':
+    linear_probe.check(train_labels)
+  if spec.kind == 'few_shot':
+    _check_shots(spec, train_labels, labels, classes)
+
+
+def _check_shots(
+  spec: ml_collections.ConfigDict,
+  train_labels: np.ndarray,
+  labels: np.ndarray,
+  classes: tuple[str, ...],
+) -> None:
+  """Checks that there are enough images of all classes that there are."""
+  counts, tested = (
+    np.bincount(x, minlength=len(classes)) for x in (train_labels, labels)
+  )
+  few = np.flatnonzero((counts + tested > 0) & (counts < max(spec.shots)))
+  if len(few):
     label = int(few[0])
     raise UserError(
       f'class {classes[label]!r} has {counts[label]} images in'
       f' {spec.train_split!r}, but few_shot draws {max(spec.shots)} of each:'
       ' give a larger train_split, or smaller shots'
     )
+
+
+def _check_apart(spec: ml_collections.ConfigDict) -> None:
+  """Checks what the splits' names say, before any image is read."""
+  for part in splits.parse(spec.split):
+    for other in splits.parse(spec.train_split):
+      if _overlap(part, other):
+        raise UserError(
+          f"images of '{part}' are in '{other}' as well: a probe is to be"
+          ' measured on others than it learns from; change its split or its'
+          ' train_split'
+        )
+
+
+def _overlap(part: splits.Part, other: splits.Part) -> bool:
+  """Whether two terms have images in common, however many there are."""
+  if 'all' in (part.name, other.name):
+    return True
+  wholes = sum(x.start is None and x.stop is None for x in (part, other))
+  if part.name != other.name or (part.percent != other.percent and not wholes):
+    return False  # or not to be told without the data
+  bounds = [x.bounds(_MANY) for x in (part, other)]
+  return max(start for start, _ in bounds) < min(stop for _, stop in bounds)
 
 
 def _numbers_of(split: str) -> tuple[str, ...]:
