@@ -186,21 +186,17 @@ def facts(path, form):
 
 
 @pytest.mark.parametrize('form', FORMATS)
-def test_the_command(form, digits_run, tmp_path, caplog):
+def test_the_command(form, digits_run, tmp_path, caplog, monkeypatch):
   """A file of digits is named as the run does, from the file alone."""
   caplog.set_level(logging.INFO)
-  path = tmp_path / 'digits.out'
+  monkeypatch.chdir(tmp_path)
+  path = tmp_path / f'digits.{form}'  # where --out is not given
   path.write_text('an earlier one')
-  assert (
-    commands.run(
-      export, f'--from={digits_run}', f'--to={form}', f'--out={path}'
-    )
-    == 0
-  )
+  assert commands.run(export, f'--from={digits_run}', f'--to={form}') == 0
   messages = [record.getMessage() for record in caplog.records]
-  assert [text.split(', ')[0] for text in messages] == [f'wrote {path}']
-  beside = ['digits.out.json'] if form == 'stablehlo' else []
-  assert sorted(x.name for x in tmp_path.iterdir()) == ['digits.out', *beside]
+  assert [text.split(', ')[0] for text in messages] == [f'wrote {path.name}']
+  beside = [f'{path.name}.json'] if form == 'stablehlo' else []
+  assert sorted(x.name for x in tmp_path.iterdir()) == [path.name, *beside]
   run = vit_jax.load(digits_run)
   found = facts(path, form)
   assert data.Preprocess.from_dict(found) == run.preprocess
@@ -298,6 +294,16 @@ def test_wrong_logits_are_never_written(form, tmp_path, monkeypatch):
 
 
 @needs_flatbuffers
+def test_a_model_that_has_no_answer_is_not_written(tmp_path):
+  model = loaded('token')
+  params = jax.tree.map(lambda x: x * np.nan, model.params)
+  broken = dataclasses.replace(model, params=params)
+  with pytest.raises(UserError, match="the model's own logits are not finite"):
+    export.write(broken, tmp_path / 'x', 'stablehlo', batch_size=1)
+  assert not list(tmp_path.iterdir())
+
+
+@needs_flatbuffers
 def test_a_full_disk(tmp_path, monkeypatch):
   def full(*_):
     raise OSError(28, 'No space left on device')
@@ -351,13 +357,13 @@ def test_mistakes_get_one_line(digits_run, tmp_path):
   assert '--to is missing: choose one of stablehlo, onnx' in message(
     source, out
   )
-  assert '--out is missing' in message(source, to)
   assert "unexpected argument 'y'" in message(source, to, out, 'y')
   assert 'stablehlo|onnx' in message(source, '--to=tflite', out)
   assert "'outt'" in message(source, to, '--outt=x')
   assert 'batch_size' in message(source, to, out, '--batch_size=0')
   assert 'image_size=9by9' in message(source, to, out, '--image_size=9by9')
   assert 'is a folder' in message(source, to, f'--out={tmp_path}')
+  assert 'or a device' in message(source, to, '--out=/dev/null')
   assert 'there is no folder' in message(source, to, f'--out={tmp_path}/a/x')
   assert 'there is no folder' in message(source, to, f'--out={__file__}/x')
   assert not list(tmp_path.iterdir())
