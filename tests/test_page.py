@@ -435,6 +435,25 @@ def test_a_mixer_shows_predictions_alone(driver, image):
     browser.keep('mixer')
 
 
+def test_a_page_that_got_no_models_asks_again(browser, image, maps):
+  script = """
+    window.answers = window.fetch;
+    window.fetch = async (address, options) => address === 'api/models'
+      ? new Response('Service Unavailable', {status: 503})
+      : window.answers(address, options);"""
+  run = browser.driver.execute_cdp_cmd
+  added = run('Page.addScriptToEvaluateOnNewDocument', {'source': script})
+  try:
+    browser.driver.refresh()
+    browser.wait(lambda: browser.text('#error') == 'the server answers 503')
+    browser.driver.execute_script('window.fetch = window.answers')
+  finally:
+    run('Page.removeScriptToEvaluateOnNewDocument', added)
+  browser.choose(image)
+  check(browser, 'class token', maps())
+  assert browser.text('#error') == ''
+
+
 def test_a_server_that_is_gone_is_said(driver, image):
   viewer = viewer_lib.Viewer(page_server.load(), 'it')
   with page_server.serving([viewer]) as address:

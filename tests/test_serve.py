@@ -235,6 +235,7 @@ def test_our_own_mistakes_are_no_answer_either(page, viewers, monkeypatch):
   monkeypatch.setattr(viewers[0], '_top', lambda _: 1 / 0)
   answer = look(page)
   assert answer.status_code == 500 and 'terminal' in answer.json()['error']
+  assert answer.headers['X-Content-Type-Options'] == 'nosniff'
 
 
 def test_large_uploads_are_refused(page, monkeypatch):
@@ -381,6 +382,7 @@ def test_the_command_serves_until_it_is_stopped(digits_run, name, status):
     (['--from=a', 'b'], "unexpected argument 'b'"),
     (['--from=/nowhere', '--port=0'], '/nowhere'),
     (['--from=a', '--host=256.0.0.1'], '--host=256.0.0.1'),
+    (['--from=a', '--host=a..b'], '--host=a..b .* no name of a host'),
   ],
 )
 def test_wrong_flags_are_refused(args, line):

@@ -119,10 +119,11 @@ def listen(host: str, port: int) -> socket.socket:
       host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     return socket.create_server(address[:2], family=family)
-  except OSError as e:
+  except (OSError, UnicodeError) as e:  # the latter where it can be no name
+    why = e.strerror if isinstance(e, OSError) else 'that is no name of a host'
     raise UserError(
-      f'--host={host} --port={port} cannot be listened at: {e.strerror}; give'
-      ' another, or --port=0 for any that is free'
+      f'--host={host} --port={port} cannot be listened at: {why}; give another,'
+      ' or --port=0 for any that is free'
     ) from None
 
 

@@ -14,7 +14,6 @@ from starlette import applications
 from starlette import concurrency
 from starlette import datastructures
 from starlette import exceptions
-from starlette import middleware
 from starlette import requests
 from starlette import responses
 from starlette import routing
@@ -42,7 +41,7 @@ _HEADERS = {
 
 def application(
   viewers: Sequence[viewer_lib.Viewer], hosts: Collection[str] = ()
-) -> applications.Starlette:
+) -> types.ASGIApp:
   """Returns the ASGI application.
 
   GET / is the page; GET /api/models describes the models and the limits; POST
@@ -80,7 +79,7 @@ def application(
       seen = await concurrency.run_in_threadpool(viewers[number].look, image)
     return responses.Response(seen, media_type='application/octet-stream')
 
-  return applications.Starlette(
+  app = applications.Starlette(
     routes=[
       routing.Mount(
         '/api',
@@ -91,13 +90,13 @@ def application(
       ),
       routing.Mount('/', staticfiles.StaticFiles(directory=_PAGE, html=True)),
     ],
-    middleware=[middleware.Middleware(_Guard, hosts=hosts)],
     exception_handlers={
       exceptions.HTTPException: _refuse,
       config_lib.UserError: _refuse,
       Exception: _fail,
     },
   )
+  return _Guard(app, hosts)  # around all of it, so that failures are, too
 
 
 async def _body(request: requests.Request) -> bytes:

@@ -13,6 +13,7 @@ let running = new AbortController();
 async function start() {
   try {
     const { models, most_bytes } = await describe();
+    if (panels.length) return; // it was asked for twice
     mostBytes = most_bytes;
     panels = models.map((model) => new Panel(model, pointAt));
   } catch (error) {
@@ -46,6 +47,8 @@ async function take(file) {
   running = new AbortController();
   const { signal } = running;
   find("error").hidden = true;
+  if (!panels.length) await start(); // the server did not answer before
+  if (!panels.length || signal.aborted) return;
   say(`Looking at ${file.name} …`);
   find("panels").setAttribute("aria-busy", "true");
   try {
