@@ -9,9 +9,7 @@ import stand_in
 
 from vit_jax import data
 from vit_jax import workdir as workdir_lib
-from vit_jax.evaluation import report
 from vit_jax.explore import answer_charts
-from vit_jax.explore import answer_pictures
 from vit_jax.explore import canvas
 from vit_jax.explore import charts
 from vit_jax.explore import images as images_lib
@@ -173,19 +171,6 @@ def test_a_matrix_names_some_of_many(style):
   )
   ticks = [x.get_text() for x in figure.axes[0].get_xticklabels()]
   assert ticks == names[::3] and not figure.axes[0].texts
-
-
-def test_bins_of_confidence():
-  random = np.random.default_rng(0)
-  confidence = np.concatenate([random.uniform(0, 1, 500), [0.0, 1.0]])
-  right = random.uniform(size=502) < confidence**2
-  bins = answer_pictures.reliability_bins(confidence, right)
-  error = sum(b.examples * abs(b.accuracy - b.confidence) for b in bins) / len(
-    right
-  )
-  assert error == pytest.approx(report.calibration_error(confidence, right))
-  assert sum(b.examples for b in bins) == 502
-  assert all(b.interval[0] <= b.accuracy <= b.interval[1] for b in bins)
 
 
 def test_thumbnails_stay_apart():

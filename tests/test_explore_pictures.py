@@ -1,10 +1,13 @@
 """All pictures, of every kind of model; the command that draws them."""
 
+import dataclasses
 import importlib.util
 import json
+import os
 import sys
 
 import commands
+import jax
 import jax.numpy as jnp
 import numpy as np
 import planted
@@ -160,6 +163,31 @@ def test_a_model_that_diverged(tmp_path):
   sections, reasons, _ = draw(subject_of(vit), tmp_path, names)
   assert set(sections) == {'patches'}
   assert all('not finite' in reason for reason in reasons.values())
+  vit = planted.loaded(planted.tiny_bit())
+  vit.params['head']['bias'][0] = np.nan
+  _, reasons, _ = draw(subject_of(vit), tmp_path, ('predictions',))
+  assert 'not finite' in reasons['predictions']
+
+
+def test_labelled_examples_of_a_model_that_diverged(
+  digits_run, tmp_path, monkeypatch, capsys
+):
+  whole = vit_jax.load(digits_run)
+  broken = dataclasses.replace(
+    whole, params=jax.tree.map(lambda x: x * np.nan, whole.params)
+  )
+  monkeypatch.setattr(cli, 'load', lambda _: broken)
+  names = 'filters', 'positions', *LABELLED
+  out = run(
+    capsys,
+    f'--from={digits_run}',
+    *DIGITS,
+    '--max_examples=20',
+    f'--only={",".join(names)}',
+    f'--out={tmp_path}',
+  )
+  page = (tmp_path / 'report.html').read_text()
+  assert page.count('not finite') == len(names) and out == str(tmp_path)
 
 
 def test_chosen_classes_layers_and_size(tmp_path):
@@ -179,6 +207,20 @@ def test_chosen_classes_layers_and_size(tmp_path):
     '2 × 4 patches: images of 8 × 16 pixels',
     '4 × 4 patches: images of 16 × 16 pixels, resized',
   ]
+
+
+def test_captions_are_true(tmp_path):
+  def caption(kind, **fields):
+    vit = planted.loaded(planted.tiny(**fields))
+    return draw(subject_of(vit), tmp_path, (kind,))[0][kind].caption
+
+  assert 'have been resized' in caption('positions')
+  fixed = caption('positions', position_embedding='sincos2d')
+  assert 'computed anew' in fixed and 'have been resized' not in fixed
+  assert 'attention pooling' not in caption('rollout')
+  assert 'attention pooling' in caption('rollout', pool='map')
+  assert 'the class token looks' in caption('attention')
+  assert 'the mean patch' in caption('attention', pool='gap')
 
 
 def test_numbers_are_plain():
@@ -226,11 +268,12 @@ def test_a_run_on_its_data(digits_run, tmp_path, capsys):
   wrong = 60 - counts.trace()
   assert len(numbers['mistakes']['mistakes']) == min(wrong, 24)
   vit = vit_jax.load(digits_run)
-  names = list(numbers['predictions'])
+  shown = numbers['predictions']
+  names = shown['images']
   assert len(names) == 4 and all(name.endswith(')') for name in names)
-  for row in numbers['predictions'].values():
-    assert len(row) == 5 and sum(row.values()) <= 1 + 1e-5
-    assert set(row) <= set(vit.classes)
+  for row in shown['probabilities']:
+    assert len(row) == 5 and sum(row) <= 1 + 1e-5
+  assert all(set(row) <= set(vit.classes) for row in shown['classes'])
 
 
 def test_images_of_files(digits_run, tmp_path, capsys):
@@ -249,7 +292,7 @@ def test_images_of_files(digits_run, tmp_path, capsys):
     status=1,
   )
   numbers = json.loads((tmp_path / 'out/numbers.json').read_text())
-  assert list(numbers['predictions']) == ['a/1.png', 'b/1.png', 'c.png']
+  assert numbers['predictions']['images'] == ['a/1.png', 'b/1.png', 'c.png']
   page = (tmp_path / 'out/report.html').read_text()
   assert 'd.png is damaged' in page and f'{out}/report.html'
   assert sorted(x.name for x in (tmp_path / 'out').iterdir()) == [
@@ -273,6 +316,8 @@ def test_a_model_alone(digits_run, tmp_path, capsys, monkeypatch):
 def test_images_of_the_same_name():
   paths = ['x/a.png', 'y/a.png', 'y/b.png']
   assert images_lib._names(paths) == ('x/a.png', 'y/a.png', 'b.png')
+  paths = ['1/x/a.png', '2/x/a.png', 'a.png', '/x/b.png']
+  assert images_lib._names(paths) == (*paths[:3], 'b.png')
 
 
 def test_mistakes_get_one_line(digits_run, tmp_path, monkeypatch):
@@ -298,9 +343,16 @@ def test_mistakes_get_one_line(digits_run, tmp_path, monkeypatch):
   assert "--layers: 'x' is no number" in message(source, '--layers=x')
   assert "there is no class 'bee'" in message(source, '--classes=3,bee')
   assert "there is no picture 'map'" in message(source, '--only=map')
-  assert 'it is a file' in message(source, f'--out={tmp_path}/file')
-  assert 'cannot be made' in message(source, f'--out={tmp_path}/file/a')
+  assert 'file is a file' in message(source, f'--out={tmp_path}/file')
+  assert 'file is a file' in message(source, f'--out={tmp_path}/file/a')
+  assert 'cannot be made' in message(source, f'--out={"x" * 300}')
+  with monkeypatch.context() as patch:
+    patch.setattr(os, 'access', lambda *_: False)  # root may write anywhere
+    assert 'nothing can be written in' in message(source, f'--out={tmp_path}')
   assert '--position_size=x' in message(source, '--position_size=x')
+  assert '--position_size=7: images of 7 x 7 pixels do not divide' in message(
+    source, '--position_size=7'
+  )
   assert '--data: there is no folder' in message(
     source, '--data=folder:/none', '--split=train'
   )

@@ -134,6 +134,12 @@ def test_what_a_layer_lacks_cannot_be_decoded():
       lambda v, x: explore.layer_decodability(v, x, [0] * 5, x, [0] * 5),
       'all labels are equal',
     ),
+    (
+      lambda v, x: explore.layer_decodability(
+        v, x * np.nan, range(5), x, range(5)
+      ),
+      'not finite',
+    ),
   ],
 )
 def test_mistakes_are_one_line(call, message):

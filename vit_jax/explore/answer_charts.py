@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vit_jax.explore import answers
 from vit_jax.explore import canvas
 from vit_jax.explore import charts
 from vit_jax.explore import tiles as tiles_lib
@@ -36,44 +37,28 @@ class Bar(NamedTuple):
   right: bool = False
 
 
-class Bin(NamedTuple):
-  """The examples whose confidence is in one range.
-
-  Attributes:
-    confidence: Mean of them, 0 to 1.
-    accuracy: Part of them that is right.
-    interval: Of the accuracy, from and to.
-    examples: Number of them.
-  """
-
-  confidence: float
-  accuracy: float
-  interval: tuple[float, float]
-  examples: int
-
-
 def bars(
-  images: np.ndarray, captions: Sequence[str], answers: Sequence[Sequence[Bar]]
+  images: np.ndarray, captions: Sequence[str], classes: Sequence[Sequence[Bar]]
 ) -> 'figure_lib.Figure':
   """Returns images with the probabilities of a few classes.
 
   Args:
     images: uint8 [B, H, W, 3].
     captions: Above them.
-    answers: Of each image the classes, the most probable first.
+    classes: Of each image some, the most probable first.
   """
   scale = _THUMBNAIL / max(images.shape[1:3])
   shape = tuple(max(1, round(n * scale)) for n in images.shape[1:3])
-  lines = max(map(len, answers))
-  letters = max(len(bar.name) for classes in answers for bar in classes)
+  lines = max(map(len, classes))
+  letters = max(len(bar.name) for row in classes for bar in row)
   name = min(_NAME, math.ceil(letters * canvas.LETTER))
   high = canvas.LINE + max(shape[0], lines * _ROW) + 4 * canvas.GAP
   wide = _THUMBNAIL + name + _LONGEST + _NUMBER + 8 * canvas.GAP
   beside = min(_BESIDE, len(images))
   rows = -(-len(images) // beside)
   figure, axes = canvas.pixel_figure(beside * wide, canvas.GAP + rows * high)
-  for i, (image, caption, classes) in enumerate(
-    zip(images, captions, answers, strict=True)
+  for i, (image, caption, row) in enumerate(
+    zip(images, captions, classes, strict=True)
   ):
     left = canvas.GAP + i % beside * wide
     top = canvas.GAP + i // beside * high
@@ -82,7 +67,7 @@ def bars(
     tile = tiles_lib.fit(image, (shape[0], shape[1]))
     canvas.place(axes, tile, left, top + canvas.LINE)
     start = left + _THUMBNAIL + name + 4 * canvas.GAP
-    _draw_bars(axes, start, top, classes)
+    _draw_bars(axes, start, top, row)
   return figure
 
 
@@ -99,7 +84,7 @@ def _draw_bars(
     axes.text(start + width + canvas.GAP, y, f'{probability:.1%}', va='center')
 
 
-def reliability(bins: Sequence[Bin], total: int) -> 'figure_lib.Figure':
+def reliability(bins: Sequence[answers.Bin], total: int) -> 'figure_lib.Figure':
   """Returns a reliability diagram, with the number of examples below.
 
   Args:

@@ -8,6 +8,7 @@ import numpy as np
 from vit_jax.config import UserError
 from vit_jax.evaluation import report
 from vit_jax.explore import answer_charts
+from vit_jax.explore import answers as answers_lib
 from vit_jax.explore import canvas
 from vit_jax.explore import charts
 from vit_jax.explore import labelled as labelled_lib
@@ -20,11 +21,7 @@ Subject = subject_lib.Subject
 _TOP = 5
 _MISTAKES = 24
 _MISTAKE_COLUMNS = 6
-_BINS = 15
 _MOST_CLASSES = 40  # of a confusion matrix
-_PCA_FIRST = 50  # components that t-SNE starts from
-_LEAST_POINTS = 5
-_FEW_POINTS = 200  # up to which t-SNE need not be approximated
 
 
 def predictions(subject: Subject) -> Drawn:
@@ -47,9 +44,11 @@ def predictions(subject: Subject) -> Drawn:
   captions = list(subject.images.names)
   if any(subject.images.truths):
     caption += ' Green is the class that the label says.'
+  # Lists: two images or classes may have one name.
   numbers = {
-    name: {bar.name: bar.probability for bar in row}
-    for name, row in zip(captions, answers, strict=True)
+    'images': captions,
+    'classes': [[bar.name for bar in row] for row in answers],
+    'probabilities': [[bar.probability for bar in row] for row in answers],
   }
   figure = answer_charts.bars(subject.pixels, captions, answers)
   return Drawn(caption, [('', figure)], numbers)
@@ -58,11 +57,12 @@ def predictions(subject: Subject) -> Drawn:
 def mistakes(subject: Subject) -> Drawn:
   """The wrong answers that the model is most sure of."""
   answers, names = subject.answers
-  wrong = np.flatnonzero(answers.top[:, 0] != answers.label)
+  wrong = answers_lib.confident_mistakes(
+    answers.top[:, 0], answers.probability[:, 0], answers.label
+  )
   if not len(wrong):
     raise UserError(f'there is no mistake in {_examples(subject)}')
-  order = np.argsort(-answers.probability[wrong, 0], kind='stable')
-  chosen = wrong[order[:_MISTAKES]]
+  chosen = wrong[:_MISTAKES]
   shape = tiles.tile_shape(
     subject.vit.preprocess.image_size,
     (1, 1),
@@ -142,15 +142,15 @@ def reliability(subject: Subject) -> Drawn:
   answers, _ = subject.answers
   confidence = answers.probability[:, 0].astype(np.float64)
   right = answers.top[:, 0] == answers.label
-  bins = reliability_bins(confidence, right)
+  bins = answers_lib.reliability_bins(confidence, right)
   error = report.calibration_error(confidence, right)
-  figure = answer_charts.reliability(bins, _BINS)
+  figure = answer_charts.reliability(bins, answers_lib.BINS)
   caption = (
-    f'{_capital(_examples(subject))} in {_BINS} ranges of confidence, the'
-    ' probability of what the model predicts: how much of each range is right,'
-    ' with 95% intervals (Wilson), and how many it has. Below the diagonal the'
-    ' model is too sure. The expected calibration error, the mean distance'
-    f' from the diagonal, is {error:.4f} (arXiv:1706.04599).'
+    f'{_capital(_examples(subject))} in {answers_lib.BINS} ranges of'
+    ' confidence, the probability of what the model predicts: how much of each'
+    ' range is right, with 95% intervals (Wilson), and how many it has. Below'
+    ' the diagonal the model is too sure. The expected calibration error, the'
+    f' mean distance from the diagonal, is {error:.4f} (arXiv:1706.04599).'
   )
   numbers = {
     'calibration_error': error,
@@ -159,47 +159,30 @@ def reliability(subject: Subject) -> Drawn:
   return Drawn(caption, [('', figure)], numbers)
 
 
-def reliability_bins(
-  confidence: np.ndarray, right: np.ndarray
-) -> list[answer_charts.Bin]:
-  """Returns the ranges of confidence that have examples.
-
-  Args:
-    confidence: Float [N], 0 to 1.
-    right: bool [N].
-  """
-  numbers = np.clip(np.ceil(confidence * _BINS).astype(int) - 1, 0, _BINS - 1)
-  bins = []
-  for number in np.unique(numbers):
-    members = numbers == number
-    count, correct = int(members.sum()), int(right[members].sum())
-    bins.append(
-      answer_charts.Bin(
-        float(confidence[members].mean()),
-        correct / count,
-        report.wilson(correct, count),
-        count,
-      )
-    )
-  return bins
-
-
 def embedding(subject: Subject) -> Drawn:
   """What the head reads, as points of a plane."""
   examples = subject.examples
-  if len(examples) < _LEAST_POINTS:
+  least = answers_lib.LEAST_POINTS
+  if len(examples) < least:
     raise UserError(
-      f'{_examples(subject)} are too few: --split must have {_LEAST_POINTS}'
+      f'{_examples(subject)} are too few: --split must have {least}'
     )
-  points = _project(examples.embeddings(subject.vit))
+  components, parts = answers_lib.principal_components(
+    examples.embeddings(subject.vit)
+  )
+  points = {'PCA': components[:, :2], 't-SNE': answers_lib.tsne(components)}
+  axes = {
+    'PCA': (f'component 1 ({parts[0]:.0%})', f'component 2 ({parts[1]:.0%})'),
+    't-SNE': ('', ''),
+  }
   thumbnails = examples.thumbnails(subject.vit.preprocess)
 
   def figures() -> Iterator[tuple[str, Any]]:
-    for label, (plane, axes) in points.items():
+    for label, plane in points.items():
       yield (
         label,
         answer_charts.embedding_map(
-          plane, examples.label, examples.classes, thumbnails, axes
+          plane, examples.label, examples.classes, thumbnails, axes[label]
         ),
       )
 
@@ -207,44 +190,17 @@ def embedding(subject: Subject) -> Drawn:
     f'What the head reads of {_examples(subject)}, a point for each, in the'
     ' colour of its label; thumbnails where there is room. First the plane of'
     ' the two principal components, with the part of the variance that each'
-    ' has. Then t-SNE of the first'
-    f' {_PCA_FIRST} components (scikit-learn, its defaults, started from'
-    ' the principal components): neighbours stay together, while distances'
-    ' between groups and their sizes mean little.'
+    f' has. Then t-SNE of the first {answers_lib.PCA_FIRST} components'
+    ' (scikit-learn, its defaults, started from the principal components):'
+    ' neighbours stay together, while distances between groups and their sizes'
+    ' mean little.'
   )
   numbers = {
     'index': examples.index,
     'label': [examples.classes[i] for i in examples.label],
-    **{label: plane for label, (plane, _) in points.items()},
+    **points,
   }
   return Drawn(caption, figures(), numbers)
-
-
-def _project(
-  embeddings: np.ndarray,
-) -> dict[str, tuple[np.ndarray, tuple[str, str]]]:
-  """Returns points [N, 2] by the method, with the names of their axes."""
-  from sklearn import decomposition  # they take a second to import
-  from sklearn import manifold
-
-  count = min(_PCA_FIRST, *embeddings.shape)
-  pca = decomposition.PCA(count, svd_solver='full')
-  components = pca.fit_transform(embeddings.astype(np.float64))
-  if count == 1:  # of a single feature
-    components = np.pad(components, [(0, 0), (0, 1)])
-  part = [*pca.explained_variance_ratio_, 0.0][:2]
-  axes = tuple(f'component {i + 1} ({part[i]:.0%})' for i in range(2))
-  perplexity = min(30.0, (len(embeddings) - 1) / 3)
-  tsne = manifold.TSNE(
-    perplexity=perplexity,
-    init='pca',
-    random_state=0,
-    method='exact' if len(embeddings) <= _FEW_POINTS else 'barnes_hut',
-  )
-  return {
-    'PCA': (components[:, :2], (axes[0], axes[1])),
-    't-SNE': (tsne.fit_transform(components), ('', '')),
-  }
 
 
 def _examples(subject: Subject) -> str:

@@ -10,6 +10,7 @@ from vit_jax import weights
 from vit_jax.explore import attention as attention_lib
 from vit_jax.explore import canvas
 from vit_jax.explore import charts
+from vit_jax.explore import gradients
 from vit_jax.explore import seen as seen_lib
 from vit_jax.explore import subject as subject_lib
 from vit_jax.explore import tiles
@@ -72,6 +73,7 @@ def rollout(subject: Subject) -> Drawn:
     'How much of each patch reaches what the head reads, by attention rollout:'
     ' the mean attention of the heads and the identity in equal parts, for the'
     ' residual, multiplied through all layers (arXiv:2005.00928, section 3).'
+    + _read(subject.vit)
     + _OVERLAID
   )
   figure = _overlays(subject, found[:, None], [''])
@@ -85,14 +87,14 @@ def relevance(subject: Subject) -> Drawn:
   chosen = subject.options.classes
   if chosen:
     found = [
-      attention_lib.class_relevance(subject.vit, inputs, number)
+      gradients.class_relevance(subject.vit, inputs, number)
       for number in chosen
     ]
     what = [names[number] for number in chosen]
     captions = None
   else:
     best = subject.probabilities.argmax(axis=1)
-    found = [attention_lib.class_relevance(subject.vit, inputs, best.tolist())]
+    found = [gradients.class_relevance(subject.vit, inputs, best.tolist())]
     what = ['']
     captions = [
       f'{names[i]}, {row[i]:.0%}'
@@ -102,8 +104,10 @@ def relevance(subject: Subject) -> Drawn:
     'What speaks for a class, here'
     f' {"those of --classes" if chosen else "the most probable one"}:'
     " attention weighted with the gradient of the class's logit, where that is"
-    ' positive, and followed through all layers (arXiv:2103.15679, equations 5'
-    ' and 6).' + _OVERLAID
+    ' positive, mean over the heads, followed through all layers to what the'
+    ' head reads (arXiv:2103.15679, equations 5 and 6).'
+    + _read(subject.vit)
+    + _OVERLAID
   )
   stacked = np.stack(found, axis=1)
   figure = _overlays(subject, stacked, what, captions)
@@ -165,8 +169,9 @@ def distance(subject: Subject) -> Drawn:
     f'A point for each head of each layer, over {len(subject.pixels)} images.'
     ' Left, how far it looks: the distance between the centres of two patches,'
     ' weighted by attention, mean over all patches that look'
-    ' (arXiv:2010.11929, figure 7 right and appendix D.7). Right, how spread'
-    ' that attention is: its entropy over all tokens.'
+    ' (arXiv:2010.11929, figure 7 right and appendix D.7); other tokens are'
+    " left out. Right, how spread each head's attention is: its entropy over"
+    ' all tokens, mean over all tokens that look.'
   )
   numbers = {'distance_pixels': seen.distance, 'entropy_nats': seen.entropy}
   return Drawn(caption, [('', figure)], numbers)
@@ -186,9 +191,18 @@ def _attention(subject: Subject) -> seen_lib.Attention:
 
 def _who(vit: weights.Loaded) -> str:
   """Returns whose attention the maps show, in words."""
-  if len(attention_lib.shown_queries(vit)) == 1:
+  if 'class_token' in attention_lib.attentive(vit).prefix:
     return 'the class token'
   return 'the mean patch (there is no class token)'
+
+
+def _read(vit: weights.Loaded) -> str:
+  """Returns what to say of a head that attends to the patches itself."""
+  if attention_lib.attentive(vit).pool != 'map':
+    return ''
+  return (
+    ' The attention pooling of the head is taken for a mean of all patches.'
+  )
 
 
 def _overlays(

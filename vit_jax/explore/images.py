@@ -4,6 +4,7 @@ import collections
 from collections.abc import Callable
 from collections.abc import Sequence
 import os
+import pathlib
 
 import numpy as np
 
@@ -24,13 +25,14 @@ def read(
 
   Args:
     vit: The model that they are prepared for.
-    paths: Of all that there are.
+    paths: Of all that there are; what is there twice is read once.
     most: To read.
     report: Is called with what is wrong with those that are left out.
 
   Raises:
     UserError: None can be read.
   """
+  paths = list(dict.fromkeys(paths))
   chosen, inputs = [], []
   for i in tiles.spread(len(paths), most):
     try:
@@ -51,18 +53,16 @@ def read(
 
 
 def _names(paths: Sequence[str]) -> tuple[str, ...]:
-  """Returns the files' names, with those of their folders where they repeat."""
-  bases = [os.path.basename(path) for path in paths]
-  counts = collections.Counter(bases)
-  return tuple(
-    printable(base if counts[base] == 1 else _last_two(path))
-    for base, path in zip(bases, paths, strict=True)
-  )
-
-
-def _last_two(path: str) -> str:
-  folder, base = os.path.split(path)
-  return os.path.join(os.path.basename(folder), base)
+  """Returns the files' names, with folders above them where they repeat."""
+  parts = [pathlib.PurePath(path).parts for path in paths]
+  names: dict[int, str] = {}
+  for length in range(1, max(map(len, parts)) + 1):
+    ends = [part[-length:] for part in parts]
+    counts = collections.Counter(ends)
+    for i, end in enumerate(ends):
+      if i not in names and (counts[end] == 1 or len(parts[i]) == length):
+        names[i] = printable(os.path.join(*end))
+  return tuple(names[i] for i in range(len(paths)))
 
 
 def printable(name: str) -> str:

@@ -89,9 +89,14 @@ def stem(subject: subject_lib.Subject) -> Drawn:
   """The first filters of a hybrid's ResNet."""
   found = positions.stem_filters(subject.vit)
   shape = tiles.tile_shape(found.shape[1:3], found.shape[1:3], 16)
+  where = 'this ResNet (arXiv:1912.11370)'
+  if isinstance(subject.vit.model, vit_lib.ViT):
+    where = (
+      'the ResNet that comes before the encoder (the hybrid of'
+      ' arXiv:2010.11929, section 3.1)'
+    )
   caption = (
-    f'The {len(found)} filters of the first convolution of the ResNet that'
-    ' comes before the encoder (the hybrid of arXiv:2010.11929, section 3.1),'
+    f'The {len(found)} filters of the first convolution of {where},'
     ' standardised as the model uses them. Each is stretched on its own from'
     ' its least to its largest weight.'
   )
@@ -115,7 +120,7 @@ def positions_grid(subject: subject_lib.Subject) -> Drawn:
     similarity = positions.position_similarity(
       vit, None if image_size == size else image_size
     )
-    h, w = similarity.shape[:2]
+    h, w = resized_grid = similarity.shape[:2]
     label = (
       f'{h} × {w} patches: images of {image_size[0]} × {image_size[1]} pixels'
     )
@@ -125,15 +130,33 @@ def positions_grid(subject: subject_lib.Subject) -> Drawn:
   caption = (
     'Each small square belongs to one patch, and stands where that is in the'
     " image; it shows the cosine similarity of that patch's position embedding"
-    ' with those of all patches (arXiv:2010.11929, figure 7, centre). The'
-    ' second picture is the same after the embeddings have been resized for'
-    f' another image size, as for fine-tuning ({_resize_name(vit)}).'
+    ' with those of all patches (arXiv:2010.11929, figure 7, centre).'
+    f'{_which_rows(features.patch_grid(vit), resized_grid)} {_resize(vit)}'
   )
   return Drawn(caption, figures)
 
 
-def _resize_name(vit: weights.Loaded) -> str:
-  return f'method {vit.resize!r}; another size with --position_size'
+def _which_rows(*grids: tuple[int, int]) -> str:
+  if max(max(grid) for grid in grids) <= _MOST_QUERIES:
+    return ''
+  return (
+    f' Of more than {_MOST_QUERIES} rows or columns those evenly spread are'
+    ' shown, with their numbers.'
+  )
+
+
+def _resize(vit: weights.Loaded) -> str:
+  """Returns how the second picture came about."""
+  if getattr(vit.model, 'position_embedding', '') == 'sincos2d':
+    how = 'for another image size: sines and cosines that are computed anew'
+  else:
+    how = (
+      'after the embeddings have been resized for another image size, as for'
+      f' fine-tuning (method {vit.resize!r})'
+    )
+  return (
+    f'The second picture is the same {how}; another size with --position_size.'
+  )
 
 
 def _larger(vit: weights.Loaded) -> tuple[int, int]:

@@ -171,9 +171,20 @@ def _check_flags() -> pathlib.Path:
   _query()
   name = _model_name(FLAGS['from'].value)
   out = pathlib.Path(_OUT.value or f'runs/explore-{name}')
-  if out.exists() and not out.is_dir():
-    raise UserError(f'--out={out}: it is a file; name a folder')
+  _check_folder(out)
   return out
+
+
+def _check_folder(out: pathlib.Path) -> None:
+  """Raises a UserError where nothing can be written to a folder."""
+  whole = out.absolute()
+  there = next(p for p in (whole, *whole.parents) if os.path.exists(p))
+  if not os.path.isdir(there):
+    raise UserError(f'--out={out}: {there} is a file; name a folder')
+  if not os.access(there, os.W_OK | os.X_OK):
+    raise UserError(
+      f'--out={out}: nothing can be written in {there}; name another folder'
+    )
 
 
 def _make_folder(out: pathlib.Path) -> None:
@@ -232,16 +243,27 @@ def _options(vit: 'weights.Loaded') -> 'subject_lib.Options':
     except UserError as e:
       raise UserError(f'--query={_QUERY.value}: {e}') from None
     layers = _layers(vit)
-  size = _POSITION_SIZE.value and cli.parse_size(
-    _POSITION_SIZE.value, '--position_size'
-  )
   return subject_lib.Options(
     query=query or (0, 0),
     layers=layers,
     classes=_classes(vit),
-    position_size=(size, size) if isinstance(size, int) else size or None,
+    position_size=_position_size(vit),
     same_order=_SAME_ORDER.value,
   )
+
+
+def _position_size(vit: 'weights.Loaded') -> tuple[int, int] | None:
+  from vit_jax import weights
+
+  if not _POSITION_SIZE.value:
+    return None
+  size = cli.parse_size(_POSITION_SIZE.value, '--position_size')
+  pair = (size, size) if isinstance(size, int) else size
+  try:
+    weights.grid(vit.model, pair)
+  except UserError as e:
+    raise UserError(f'--position_size={_POSITION_SIZE.value}: {e}') from None
+  return pair
 
 
 def _layers(vit: 'weights.Loaded') -> tuple[int, ...]:

@@ -27,7 +27,8 @@ def position_similarity(
     row i and column j.
 
   Raises:
-    UserError: The model has no positions, or the size does not fit.
+    UserError: The model has no positions or some that are not finite, or the
+      size does not fit.
   """
   model = vit.model
   if not isinstance(model, vit_lib.ViT) or model.position_embedding == 'none':
@@ -42,7 +43,7 @@ def position_similarity(
     table = layers.sincos2d((h, w), model.hidden_size)[0]
   else:
     whole = np.asarray(vit.params['position_embedding'], np.float32)
-    table = whole[0, model.positioned_prefix :]
+    table = _finite(whole[0, model.positioned_prefix :], 'positions')
   norms = np.linalg.norm(table, axis=-1, keepdims=True)
   table = table / np.maximum(norms, np.finfo(np.float32).tiny)
   return (table @ table.T).reshape(h, w, h, w)
@@ -63,7 +64,7 @@ def embedding_filters(vit: weights.Loaded, count: int = 28) -> np.ndarray:
     numbers, or there are fewer filters.
 
   Raises:
-    UserError: No patches of pixels are embedded.
+    UserError: No patches of pixels are embedded, or filters are not finite.
   """
   if 'patch_embedding' not in vit.params or 'stem' in vit.params:
     raise UserError(
@@ -71,6 +72,7 @@ def embedding_filters(vit: weights.Loaded, count: int = 28) -> np.ndarray:
       ' see its stem_filters'
     )
   kernel = np.asarray(vit.params['patch_embedding']['kernel'], np.float64)
+  kernel = _finite(kernel, 'filters')
   shape, filters = kernel.shape[:3], kernel.reshape(-1, kernel.shape[-1]).T
   _, _, components = np.linalg.svd(
     filters - filters.mean(axis=0), full_matrices=False
@@ -91,7 +93,7 @@ def stem_filters(vit: weights.Loaded) -> np.ndarray:
     float32 [F, 7, 7, C], each with mean 0 and variance 1.
 
   Raises:
-    UserError: The model has no such convolution.
+    UserError: The model has no such convolution, or it is not finite.
   """
   if 'stem' not in vit.params:
     raise UserError(
@@ -99,7 +101,18 @@ def stem_filters(vit: weights.Loaded) -> np.ndarray:
       ' embedding_filters'
     )
   kernel = np.asarray(vit.params['stem']['conv']['kernel'], np.float64)
-  filters = np.moveaxis(kernel, -1, 0)
+  filters = np.moveaxis(_finite(kernel, 'filters'), -1, 0)
   filters = filters - filters.mean(axis=(1, 2, 3), keepdims=True)
   std = filters.std(axis=(1, 2, 3), keepdims=True)
   return (filters / (std + _EPSILON)).astype(np.float32)
+
+
+def _finite(x: np.ndarray, what: str) -> np.ndarray:
+  """Returns x, parameters called `what`.
+
+  Raises:
+    UserError: They are not finite.
+  """
+  if not np.isfinite(x).all():
+    raise UserError(f'the {what} of the model are not finite: it has diverged')
+  return x

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from vit_jax import weights
-from vit_jax.config import UserError
+from vit_jax.explore import answers
 from vit_jax.explore import attention as attention_lib
 from vit_jax.explore import tokens as tokens_lib
 from vit_jax.models import vit as vit_lib
@@ -104,8 +104,7 @@ def look(
 
   names = ('logits', 'tokens', *(['attention'] if attends else []))
   found = features.reduced(vit, inputs, names, reduce, axis=1)
-  if not np.isfinite(found['logits']).all():
-    raise UserError('the output of the model is not finite: nothing is seen')
+  answers.check_finite(found['logits'])
   return Seen(
     logits=found['logits'][0],
     norms=found['norms'],

@@ -90,8 +90,8 @@ def layer_decodability(
     Accuracy on the test images, float32 [L].
 
   Raises:
-    UserError: The model has no tokens, labels are missing or all equal, or an
-      image cannot be read.
+    UserError: The model has no tokens or none that are finite, labels are
+      missing or all equal, or an image cannot be read.
   """
   x, test_x = (mean_patches(vit, each) for each in (images, test_images))
   return decodability(x, labels, test_x, test_labels)
@@ -166,7 +166,7 @@ def decodability(
     Accuracy on the test images, float32 [L].
 
   Raises:
-    UserError: Labels are missing, or all are equal.
+    UserError: Labels are missing, or all are equal, or features are not finite.
   """
   from sklearn import linear_model  # here: it takes a second to import
   from sklearn import pipeline
@@ -175,6 +175,8 @@ def decodability(
   y, test_y = _checked(labels, x), _checked(test_labels, test_x)
   if len(np.unique(y)) < 2:
     raise UserError('all labels are equal: a classifier needs two classes')
+  if not (np.isfinite(x).all() and np.isfinite(test_x).all()):
+    raise UserError('the tokens are not finite: nothing can be read off them')
   accuracies = []
   for train, test in zip(x, test_x, strict=True):
     classifier = pipeline.make_pipeline(

@@ -14,6 +14,7 @@ import numpy as np
 from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.evaluation import answers as answers_lib
+from vit_jax.explore import answers as answer_numbers
 from vit_jax.explore import labelled as labelled_lib
 from vit_jax.explore import seen as seen_lib
 from vit_jax.explore import tiles
@@ -164,17 +165,26 @@ class Subject:
 
   @functools.cached_property
   def probabilities(self) -> np.ndarray:
-    """Softmax of the logits, float64 [B, classes]."""
+    """Softmax of the logits, float64 [B, classes].
+
+    Raises:
+      UserError: They are not finite.
+    """
     if isinstance(self.vit.model, resnet.BiT):  # nothing else is seen of it
       apply = jax.jit(lambda p, x: self.vit.model.apply({'params': p}, x))
       logits = np.asarray(apply(self.vit.params, self.images.inputs))
     else:
       logits = self.seen.logits
-    logits = logits.astype(np.float64)
-    shares = np.exp(logits - logits.max(axis=1, keepdims=True))
-    return shares / shares.sum(axis=1, keepdims=True)
+    return answer_numbers.softmax(logits)
 
   @functools.cached_property
   def answers(self) -> tuple[answers_lib.Answers, tuple[str, ...]]:
-    """The answers to the examples, and the names of the model's classes."""
-    return self.examples.answers(self.vit, self.options.same_order)
+    """The answers to the examples, and the names of the model's classes.
+
+    Raises:
+      UserError: There are no examples, the model has no head or other classes,
+        or its output is not finite.
+    """
+    found, names = self.examples.answers(self.vit, self.options.same_order)
+    answer_numbers.check_finite(found.probability)
+    return found, names

@@ -181,7 +181,8 @@ def cka(subject: Subject) -> Drawn:
     f'How alike the tokens of {count} images are after any two layers, by'
     ' linear centred kernel alignment (arXiv:1905.00414) with the unbiased'
     ' estimate for few images (arXiv:2010.15327): 1 where one'
-    ' is a rotation of the other, about 0 where they have nothing in common.'
+    ' is a rotation of the other, about 0 where they have nothing in common;'
+    ' of few images it is noisy, and may be below 0.'
   )
   if other is None:
     caption += ' With --other=PATH, of two models.'
@@ -239,7 +240,8 @@ def decodability(subject: Subject) -> Drawn:
   figure = charts.accuracy_by_depth(accuracy, intervals, level)
   caption = (
     'How well a linear classifier tells the labels apart that reads the mean'
-    f' patch token after each layer: a ridge regression that learned from'
+    f' patch token after each layer: a ridge regression of standardised'
+    ' features, its penalty chosen by leaving out one, that learned from'
     f' {len(train)} examples and answers {len(test)} others, every second one'
     f' of {answer_pictures.describe(examples)} (at most {_MOST_DECODED}). Bars'
     ' are 95% intervals (Wilson).'
