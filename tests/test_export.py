@@ -193,9 +193,10 @@ def test_the_command(form, digits_run, tmp_path, caplog, monkeypatch):
   path = tmp_path / f'digits.{form}'  # where --out is not given
   path.write_text('an earlier one')
   assert commands.run(export, f'--from={digits_run}', f'--to={form}') == 0
-  messages = [record.getMessage() for record in caplog.records]
-  assert [text.split(', ')[0] for text in messages] == [f'wrote {path.name}']
   beside = [f'{path.name}.json'] if form == 'stablehlo' else []
+  named = ' and '.join([path.name, *beside])
+  messages = [record.getMessage() for record in caplog.records]
+  assert [text.split(', ')[0] for text in messages] == [f'wrote {named}']
   assert sorted(x.name for x in tmp_path.iterdir()) == [path.name, *beside]
   run = vit_jax.load(digits_run)
   found = facts(path, form)

@@ -85,6 +85,15 @@ def test_a_file_that_cannot_be_replaced_is_intact(
   assert [p.name for p in tmp_path.iterdir()] == ['a.json']
 
 
+def test_the_trouble_of_another_file_stays_its_own(
+  tmp_path: pathlib.Path,
+) -> None:
+  with pytest.raises(FileNotFoundError, match='elsewhere'):
+    with workdir.replacing_path(tmp_path / 'a'):
+      open(tmp_path / 'elsewhere')
+  assert not any(tmp_path.iterdir())
+
+
 def test_reading_json(tmp_path: pathlib.Path) -> None:
   assert workdir.read_json(tmp_path / 'a.json') is None
   (tmp_path / 'a.json').write_text('{"a":')

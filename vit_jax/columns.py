@@ -1,14 +1,14 @@
 """Tables on the disk: CSV, or Parquet where pyarrow is installed."""
 
-from collections.abc import Iterator
 from collections.abc import Sequence
-import contextlib
 import csv
 import importlib.util
 import json
+import os
 import pathlib
 from typing import Any
 
+from vit_jax import workdir
 from vit_jax.config import UserError
 
 
@@ -21,8 +21,8 @@ def check_path(flag: str, value: str, endings: Sequence[str]) -> pathlib.Path:
     endings: That the name may have, as '.csv'.
 
   Raises:
-    UserError: It has another ending, its folder is not there, it is one, or
-      pyarrow is missing.
+    UserError: It has another ending, its folder is not there or not to be
+      written to, it is one, or pyarrow is missing.
   """
   path = pathlib.Path(value)
   if path.suffix not in endings:
@@ -33,23 +33,14 @@ def check_path(flag: str, value: str, endings: Sequence[str]) -> pathlib.Path:
     raise UserError(f'{flag}={path}: there is no folder {path.parent}')
   if path.is_dir():
     raise UserError(f'{flag}={path} is a folder: name a file')
+  if not os.access(path.parent, os.W_OK | os.X_OK):
+    raise UserError(f'{flag}={path}: nothing can be written in {path.parent}')
   if path.suffix == '.parquet' and not importlib.util.find_spec('pyarrow'):
     raise UserError(
       f'{flag}={path} needs pyarrow: run pip install pyarrow, or name a'
       f' {endings[0]} file'
     )
   return path
-
-
-@contextlib.contextmanager
-def replacing(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Yields a path that takes the place of another once all went well."""
-  temporary = path.with_name(f'.{path.name}.tmp')
-  try:
-    yield temporary
-    temporary.replace(path)
-  finally:
-    temporary.unlink(missing_ok=True)
 
 
 def write(path: pathlib.Path, columns: dict[str, list[Any]]) -> None:
@@ -61,17 +52,24 @@ def write(path: pathlib.Path, columns: dict[str, list[Any]]) -> None:
       files.
 
   Raises:
-    OSError: It cannot be written.
+    UserError: It cannot be written; what was there before is intact.
   """
-  if path.suffix == '.parquet':
-    import pyarrow as pa  # not among what we require
-    from pyarrow import parquet
+  write_as = _write_parquet if path.suffix == '.parquet' else _write_csv
+  with workdir.replacing_path(path) as temporary:
+    write_as(temporary, columns)
 
-    # Its type is that also where all are None.
-    names = [as_text(name) for name in columns['file']]
-    file = pa.array(names, pa.string())
-    parquet.write_table(pa.table(columns | {'file': file}), path)
-    return
+
+def _write_parquet(path: pathlib.Path, columns: dict[str, list[Any]]) -> None:
+  import pyarrow as pa  # not among what we require
+  from pyarrow import parquet
+
+  # Its type is that also where all are None.
+  names = [as_text(name) for name in columns['file']]
+  file = pa.array(names, pa.string())
+  parquet.write_table(pa.table(columns | {'file': file}), path)
+
+
+def _write_csv(path: pathlib.Path, columns: dict[str, list[Any]]) -> None:
   with open(path, 'w', newline='', errors='surrogateescape') as f:
     writer = csv.writer(f, lineterminator='\n')
     writer.writerow(columns)

@@ -32,6 +32,7 @@ from absl import logging
 from vit_jax import cli
 from vit_jax import columns
 from vit_jax import data_flags
+from vit_jax import workdir
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:
@@ -64,7 +65,7 @@ def main(argv: list[str]) -> None:
   with (
     data_flags.progress(len(source)) as progress,
     data_flags.explained(),
-    columns.replacing(path) as temporary,
+    workdir.replacing_path(path) as temporary,
     _WRITERS[path.suffix](temporary, source) as writer,
   ):
     for part in embedder.embed(source):

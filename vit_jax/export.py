@@ -1,4 +1,4 @@
-"""Writes a model for programs that know neither Flax nor vit_jax.
+r"""Writes a model for programs that know neither Flax nor vit_jax.
 
   python -m vit_jax.export --from=runs/digits --to=onnx --out=digits.onnx
   python -m vit_jax.export --from=runs/digits --to=stablehlo \
@@ -228,23 +228,19 @@ def write(
   """
   check(path, form)
   vit, notes = _simplified(vit, form)
-  temporary = path.with_name(f'.{path.name}.tmp')
-  try:
+  written = f'{path}'
+  with workdir.replacing_path(path) as temporary:
     temporary.touch()  # before what takes long
     lack, difference = _best(vit, temporary, form, batch_size)
     if form == 'stablehlo':
       facts = path.with_name(f'{path.name}.json')
       workdir.write_json(facts, vit.preprocess.to_dict())
-    temporary.replace(path)
-  except OSError as e:
-    raise workdir.cannot_write(path, e) from e
-  finally:
-    temporary.unlink(missing_ok=True)
+      written += f' and {facts.name}'
   logging.info(
-    "wrote %s, %.1f MB: its logits are the model's within %.0e of the largest",
-    path,
+    "wrote %s, %.1f MB: its logits are the model's %s",
+    written,
     path.stat().st_size / 1e6,
-    difference,
+    f'within {difference:.0e} of the largest' if difference else 'to the bit',
   )
   return notes + lack
 

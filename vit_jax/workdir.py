@@ -102,22 +102,39 @@ def _flock(file: TextIO, workdir: pathlib.Path) -> None:
 
 
 @contextlib.contextmanager
-def replacing(path: pathlib.Path) -> Iterator[TextIO]:
-  """Opens a text file that takes the place of `path` once it is whole.
+def replacing_path(path: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Yields a path whose file takes the place of `path` once all went well.
 
   Raises:
     UserError: It cannot be written; what was there before is intact.
   """
   temporary = path.with_name(f'.{path.name}.tmp')
   try:
-    with temporary.open('w', encoding='utf-8') as file:
-      yield file
-      file.flush()
-      os.fsync(file.fileno())
-    temporary.replace(path)
+    try:
+      yield temporary
+      temporary.replace(path)
+    finally:
+      temporary.unlink(missing_ok=True)
   except OSError as e:
-    temporary.unlink(missing_ok=True)
+    if e.filename not in (None, str(temporary)):  # another file's trouble
+      raise
     raise cannot_write(path, e) from e
+
+
+@contextlib.contextmanager
+def replacing(path: pathlib.Path) -> Iterator[TextIO]:
+  """Opens a text file that takes the place of `path` once it is whole.
+
+  Raises:
+    UserError: As `replacing_path`.
+  """
+  with (
+    replacing_path(path) as temporary,
+    temporary.open('w', encoding='utf-8') as file,
+  ):
+    yield file
+    file.flush()
+    os.fsync(file.fileno())
 
 
 def cannot_write(path: pathlib.Path, error: OSError) -> UserError:

@@ -4,7 +4,6 @@ from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
 import math
-import os
 import pathlib
 import textwrap
 from typing import Any
@@ -90,12 +89,8 @@ def draw(
     letters = int(figure.get_figwidth() * 11)  # in a line
     lines = [textwrap.fill(x, letters) for x in _title(rows, sweep)]
     figure.suptitle('\n'.join(lines), x=0.01, ha='left', fontsize=11)
-    temporary = path.with_name(f'.{path.name}.tmp')
-    try:
+    with workdir_lib.replacing_path(path) as temporary:
       figure.savefig(temporary, format='png', dpi=_DPI)
-      os.replace(temporary, path)
-    except OSError as e:
-      raise workdir_lib.cannot_write(path, e) from e
 
 
 def _value(row: study_lib.Row) -> float | None:

@@ -380,14 +380,7 @@ def write_safetensors(
 
 @contextlib.contextmanager
 def _replacing(path: pathlib.Path) -> Iterator[BinaryIO]:
-  temporary = path.with_name(f'.{path.name}.tmp')
-  try:
-    with temporary.open('wb') as file:
-      yield file
-      file.flush()
-      os.fsync(file.fileno())
-    temporary.replace(path)
-  except OSError as e:
-    raise workdir.cannot_write(path, e) from e
-  finally:
-    temporary.unlink(missing_ok=True)
+  with workdir.replacing_path(path) as temporary, temporary.open('wb') as file:
+    yield file
+    file.flush()
+    os.fsync(file.fileno())
