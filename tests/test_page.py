@@ -87,7 +87,7 @@ class Browser:
     """Returns who looks most at which (row, column), and how much."""
     text = self.one('.readout', panel).text
     who, row, column, share = READOUT.fullmatch(text).groups()
-    return who, (int(row) - 1, int(column) - 1), float(share) / 100
+    return who, (int(row), int(column)), float(share) / 100
 
   def hover(self, patch, panel=0, click=False):
     """Moves the mouse to the middle of a patch."""
@@ -256,13 +256,13 @@ def test_hovering_shows_where_a_patch_looks(browser, image, maps):
   browser.choose(image)
   for patch in [(0, 0), (3, 5), (2, 1)]:
     browser.hover(patch)
-    who = f'patch at row {patch[0] + 1}, column {patch[1] + 1}'
+    who = f'patch at row {patch[0]}, column {patch[1]}'
     check(browser, who, maps(patch))
     frame, stage = browser.one('.patch'), browser.one('.stage')
     left = frame.location['x'] - stage.location['x']
     assert left == pytest.approx(patch[1] * stage.size['width'] / 6, abs=2)
   # In the other model it is the same place: of its 2 x 3 patches.
-  assert browser.readout(1)[0] == 'patch at row 2, column 1'
+  assert browser.readout(1)[0] == 'patch at row 1, column 0'
   browser.keep('hover')
   ActionChains(browser.driver).move_to_element(browser.all('h1')[0]).perform()
   check(browser, 'class token', maps())
@@ -274,12 +274,12 @@ def test_a_click_holds_a_patch_while_layers_and_heads_change(
 ):
   browser.choose(image)
   browser.hover((1, 4), click=True)
-  who = 'patch at row 2, column 5'
+  who = 'patch at row 1, column 4'
   browser.slide('layer', Keys.ARROW_LEFT)
-  assert browser.one('.layer output').text == '2 of 3'
+  assert browser.one('.layer output').text == '1 (0 to 2)'
   check(browser, who, maps((1, 4), layer=1))
   browser.slide('head', Keys.ARROW_RIGHT, Keys.ARROW_RIGHT)
-  assert browser.one('.head output').text == '2 of 2'
+  assert browser.one('.head output').text == '1 (0 to 1)'
   check(browser, who, maps((1, 4), layer=1, head=1))
   browser.slide('layer', Keys.HOME)
   check(browser, who, maps((1, 4), layer=0, head=1))
@@ -309,11 +309,11 @@ def test_the_keyboard_is_enough(browser, image, maps):
   browser.choose(image)
   stage = browser.one('.stage')
   stage.send_keys(Keys.ARROW_RIGHT)  # the middle at first
-  check(browser, 'patch at row 3, column 4', maps((2, 3)))
+  check(browser, 'patch at row 2, column 3', maps((2, 3)))
   stage.send_keys(Keys.ARROW_RIGHT, Keys.ARROW_UP)
-  check(browser, 'patch at row 2, column 5', maps((1, 4)))
+  check(browser, 'patch at row 1, column 4', maps((1, 4)))
   stage.send_keys(*[Keys.ARROW_LEFT] * 9)  # no further than the edge
-  check(browser, 'patch at row 2, column 1', maps((1, 0)))
+  check(browser, 'patch at row 1, column 0', maps((1, 0)))
   stage.send_keys(Keys.ESCAPE)
   check(browser, 'class token', maps())
 
@@ -323,7 +323,7 @@ def test_a_finger_holds_and_lets_go(browser, image, maps):
   stage = browser.one('.stage')
   x, y = stage.size['width'] * 5 // 12, -stage.size['height'] * 3 // 8
   for who, patch in [
-    ('patch at row 1, column 6', (0, 5)),
+    ('patch at row 0, column 5', (0, 5)),
     ('class token', None),
   ]:
     finger = pointer_input.PointerInput(interaction.POINTER_TOUCH, 'finger')

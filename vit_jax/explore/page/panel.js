@@ -52,21 +52,21 @@ export class Panel {
     this.head = this.find(".head input");
     this.strength = this.find(".strength input");
     this.rollout = this.find(".rollout input");
-    this.layer.max = this.layer.value = layers;
-    this.head.max = heads;
-    this.head.value = 0; // the mean
+    this.layer.max = this.layer.value = layers - 1;
+    this.head.max = heads - 1;
+    this.head.value = -1; // the mean
     this.find(".head").hidden = heads === 1;
     this.find(".controls").addEventListener("input", () => this.draw());
     this.label();
   }
 
-  /** Writes what the sliders say. */
+  /** Writes what the sliders say; counted from 0, as in reports. */
   label() {
     const { layers, heads } = this.model;
     const head = Number(this.head.value);
     const texts = {
-      layer: `${this.layer.value} of ${layers}`,
-      head: head ? `${head} of ${heads}` : "mean of all",
+      layer: `${this.layer.value} (0 to ${layers - 1})`,
+      head: head < 0 ? "mean of all" : `${head} (0 to ${heads - 1})`,
       strength: `${this.strength.value}\u00a0%`,
     };
     for (const [name, text] of Object.entries(texts)) {
@@ -185,10 +185,10 @@ export class Panel {
     const { weights, peaks } = this.reply;
     const [maps, queries, patches] = weights.shape;
     const { heads } = this.model;
-    const first = (Number(this.layer.value) - 1) * heads;
+    const first = Number(this.layer.value) * heads;
     const head = Number(this.head.value);
     let chosen = Array.from({ length: heads }, (_, i) => first + i);
-    if (head) chosen = [first + head - 1];
+    if (head >= 0) chosen = [first + head];
     if (this.rollout.checked) chosen = [maps - 1];
     const sum = new Float32Array(patches);
     for (const map of chosen) {
@@ -228,7 +228,7 @@ export class Panel {
 
   where(patch) {
     const [row, column] = this.rowAndColumn(patch);
-    return `row ${row + 1}, column ${column + 1}`;
+    return `row ${row}, column ${column}`;
   }
 
   /** Frames the patch that looks. */
