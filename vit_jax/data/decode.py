@@ -21,6 +21,8 @@ _JPEG, _PNG, _BMP = b'\xff\xd8\xff', b'\x89PNG\r\n\x1a\n', b'BM'
 _SEGMENT = struct.Struct('>BBH')  # of a JPEG: 0xFF, kind, size without these 2
 _ORIENTATION = 0x0112  # EXIF's tag
 
+_TO_8_BITS = ((np.arange(2**16) + 128) // 257).astype(np.uint8)
+
 # Warnings of libjpeg after which the pixels are whole all the same: many files
 # of the web have them. Others mean that data is missing or wrong.
 _HARMLESS = (
@@ -89,7 +91,7 @@ def to_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
     uint8 [h, w, channels].
   """
   if pixels.dtype == np.uint16:
-    pixels = ((pixels.astype(np.uint32) + 128) // 257).astype(np.uint8)
+    pixels = _TO_8_BITS[pixels]
   if pixels.ndim == 2:
     pixels = pixels[..., None]
   if pixels.shape[-1] == channels:
@@ -112,9 +114,11 @@ def to_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
 
 
 def _on_white(pixels: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-  alpha = alpha.astype(np.uint16)
-  mixed = pixels * alpha + 255 * (255 - alpha)  # at most 255 * 255
-  return ((mixed + 127) // 255).astype(np.uint8)
+  mixed = pixels * alpha.astype(np.uint16)
+  # In place: a large image is several hundred MB here. At most 65,152.
+  mixed += (255 - alpha) * np.uint16(255) + np.uint16(127)
+  mixed //= 255
+  return mixed.astype(np.uint8)
 
 
 def _stored(data: bytes) -> tuple[tuple[int, int] | None, str]:
