@@ -11,6 +11,7 @@ path, for which a dot stands. Needs the extra [notebooks].
 
 from collections.abc import Iterator
 import copy
+import importlib.util
 import json
 import os
 import pathlib
@@ -23,6 +24,7 @@ from absl import logging
 
 from vit_jax import cli
 from vit_jax import workdir
+from vit_jax.config import one_line
 from vit_jax.config import UserError
 
 FLAGS = flags.FlagValues()
@@ -40,6 +42,11 @@ _KERNEL = {'display_name': 'Python 3', 'language': 'python', 'name': 'python3'}
 
 def main(argv: list[str]) -> None:
   """Runs and stores those that are named, or all."""
+  for package in ('nbclient', 'nbformat', 'ipykernel'):
+    if importlib.util.find_spec(package) is None:
+      raise UserError(
+        f"notebooks need {package}: run pip install -e '.[notebooks]'"
+      )
   import nbformat
 
   paths = [pathlib.Path(path) for path in argv[1:]] or NOTEBOOKS
@@ -64,7 +71,7 @@ def read(path: pathlib.Path) -> Any:
     notebook = nbformat.read(path, as_version=4)
     nbformat.validate(notebook)
   except (OSError, ValueError, nbformat.ValidationError) as e:
-    raise UserError(f'{path} is no notebook: {e}') from None
+    raise UserError(f'{path} is no notebook: {one_line(e)[:100]}') from None
   return notebook
 
 
