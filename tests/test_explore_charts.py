@@ -158,6 +158,20 @@ def test_what_is_shown_of_a_sequence(style):
   assert {'class', 'reg 0', '0', '…', '149'} <= set(texts)
 
 
+def test_white_patches_have_frames(style):
+  white = np.full((96, 96, 3), 255, np.uint8)
+  pixels = drawn(sequence.draw(white, (2, 2), []))
+  for tile, count in (white, 1), (white[:48, :48], 4), (white[:34, :34], 4):
+    framed = canvas.framed(tile)
+    seen = np.ones(framed.shape[:2], bool)
+    if tile is white:  # lines part its patches
+      seen[1:-1, 1:-1] = False
+    match = cv2.matchTemplate(
+      pixels, framed, cv2.TM_SQDIFF, mask=np.uint8(seen)
+    )
+    assert (match == 0).sum() == count
+
+
 def test_a_matrix_names_some_of_many(style):
   names = [f'class {i}' for i in range(90)]
   figure = charts.matrix(
@@ -180,8 +194,23 @@ def test_thumbnails_stay_apart():
   span = points.max(axis=0) - points.min(axis=0)
   places = (points / span * (500, 400))[chosen]
   distances = np.abs(places[:, None] - places).max(axis=-1)
-  assert distances[~np.eye(len(chosen), dtype=bool)].min() > 36
+  assert distances[~np.eye(len(chosen), dtype=bool)].min() > 28
   assert answer_charts.apart(np.zeros((3, 2)), (500, 400)) == [0]
+
+
+def test_strays_lie_on_top(style):
+  points = np.random.default_rng(0).normal(size=(90, 2))
+  labels = np.arange(90) % 3
+  points[:, 0] += 50 * labels
+  labels[[7, 40]] = 0, 2  # 7 and 40 are among those of label 1
+  order = answer_charts.strays_last(points, labels)
+  assert sorted(order) == list(range(90)) and set(order[-2:]) == {7, 40}
+  assert len(answer_charts.strays_last(points[:5], labels[:5])) == 5
+  images = np.zeros((90, 8, 8, 3), np.uint8)
+  figure = answer_charts.embedding_map(points, labels, 'abc', images, ('', ''))
+  left, right = figure.axes
+  assert len(left.collections[0].get_offsets()) == 90 and not left.artists
+  assert right.artists
 
 
 def test_names_of_any_bytes():

@@ -57,12 +57,7 @@ def subject_of(vit, count=5, **overrides):
 def draw(subject, folder, names=tuple(gallery.KINDS)):
   shown = gallery.draw(subject, names, folder, lambda _: None)
   sections = {section.name: section for section in shown.sections}
-  reasons = {
-    name: one.reason
-    for one in shown.missing
-    for name, kind in gallery.KINDS.items()
-    if kind.title == one.title
-  }
+  reasons = {one.name: one.reason for one in shown.missing}
   assert sections.keys() | reasons.keys() == set(names)
   return sections, reasons, shown.numbers
 
@@ -86,7 +81,7 @@ def test_what_each_model_can_show(model, missing, tmp_path):
   sections, reasons, numbers = draw(subject_of(vit, 4), tmp_path)
   assert set(reasons) == missing | LABELLED
   for name in LABELLED:
-    assert '--data' in reasons[name] and reasons[name].endswith('.')
+    assert '--data' in reasons[name]
   for section in sections.values():
     assert section.caption.endswith('.')
     for picture in section.pictures:
@@ -178,14 +173,9 @@ def test_labelled_examples_of_a_model_that_diverged(
   )
   monkeypatch.setattr(cli, 'load', lambda _: broken)
   names = 'filters', 'positions', *LABELLED
-  out = run(
-    capsys,
-    f'--from={digits_run}',
-    *DIGITS,
-    '--max_examples=20',
-    f'--only={",".join(names)}',
-    f'--out={tmp_path}',
-  )
+  args = f'--from={digits_run}', *DIGITS, '--max_examples=20'
+  only = ','.join(names)
+  out = run(capsys, *args, f'--only=patches,{only}', f'--out={tmp_path}')
   page = (tmp_path / 'report.html').read_text()
   assert page.count('not finite') == len(names) and out == str(tmp_path)
 
@@ -271,6 +261,7 @@ def test_a_run_on_its_data(digits_run, tmp_path, capsys):
   shown = numbers['predictions']
   names = shown['images']
   assert len(names) == 4 and all(name.endswith(')') for name in names)
+  assert page.count('in brackets is its label') == 3
   for row in shown['probabilities']:
     assert len(row) == 5 and sum(row) <= 1 + 1e-5
   assert all(set(row) <= set(vit.classes) for row in shown['classes'])
@@ -305,12 +296,51 @@ def test_images_of_files(digits_run, tmp_path, capsys):
   ]
 
 
+def test_a_new_report_takes_the_place_of_another(
+  digits_run, tmp_path, capsys, caplog
+):
+  args = f'--from={digits_run}', *DIGITS, '--max_examples=20'
+  args = *args, f'--out={tmp_path}'
+  caplog.set_level('INFO', logger='absl')
+  (tmp_path / 'filters.png').write_text('a picture of mine')
+
+  def is_there(*names):
+    files = {f'{name}.{ending}' for name in names for ending in ('png', 'svg')}
+    assert {x.name for x in tmp_path.iterdir()} == {
+      *files,
+      'filters.png',
+      'report.html',
+      'numbers.json',
+    }
+
+  run(capsys, *args, '--only=confusion,positions')
+  is_there('confusion', 'positions-1', 'positions-2')
+  assert caplog.messages[-2:] == [
+    'drawing 1 of 2: positions',
+    'drawing 2 of 2: confusion',
+  ]
+  # Nothing is lost where there is nothing new.
+  page = (tmp_path / 'report.html').read_bytes()
+  with pytest.raises(UserError) as e:
+    commands.run(pictures, *args, '--only=stem,cka', '--max_images=1')
+  assert str(e.value) == (
+    'nothing can be shown: this ViT has no stem of convolutions: see the'
+    ' filters of its patch embedding (stem); CKA of 1 image cannot be'
+    ' estimated: give at least 4 (cka)'
+  )
+  is_there('confusion', 'positions-1', 'positions-2')
+  assert (tmp_path / 'report.html').read_bytes() == page
+  run(capsys, *args, '--only=patches,confusion')
+  is_there('confusion', 'patches')
+
+
 def test_a_model_alone(digits_run, tmp_path, capsys, monkeypatch):
   monkeypatch.chdir(tmp_path)
   assert run(capsys, f'--from={digits_run}') == 'runs/explore-digits'
   page = (tmp_path / 'runs/explore-digits/report.html').read_text()
   assert 'id="filters"' in page and 'id="positions"' in page
   assert 'give some with <code>--images' in page and 'id="rollout"' not in page
+  assert 'This ViT has no stem' in page and '<a href="#missing">' in page
 
 
 def test_images_of_the_same_name():

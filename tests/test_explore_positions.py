@@ -108,7 +108,7 @@ def test_filters_of_a_stem_are_standardised():
     np.testing.assert_allclose(found.std(axis=(1, 2, 3)), 1, rtol=1e-3)
     kernel = vit.params['stem']['conv']['kernel'][..., 5]
     assert np.corrcoef(found[5].ravel(), kernel.ravel())[0, 1] > 0.9999
-    with pytest.raises(UserError, match='see its stem_filters'):
+    with pytest.raises(UserError, match='the filters of its stem'):
       explore.embedding_filters(vit)
 
 

@@ -10,7 +10,7 @@ import stand_in
 from vit_jax.config import UserError
 from vit_jax.explore import report
 
-FLAG = report.Missing('Query', 'give --query=ROW,COLUMN, say')
+FLAG = report.Missing('query', 'Query', 'give --query=ROW,COLUMN, say')
 VOID = {'meta', 'img', 'link', 'br'}
 
 
@@ -58,7 +58,7 @@ def write(tmp_path):
 
 
 def test_all_is_in_the_page(write, tmp_path):
-  text = write(missing=[report.Missing('Stem', 'It has none.'), FLAG])
+  text = write(missing=[report.Missing('stem', 'Stem', 'it has none'), FLAG])
   page = Page(text)
   images = page.of('img')
   for i, image in enumerate(images):
@@ -68,7 +68,7 @@ def test_all_is_in_the_page(write, tmp_path):
     assert image['alt'] == f'Attention & maps: image <{i}>'
   assert len(images) == 3 and len(page.of('details')) == 1
   links = [x['href'] for x in page.of('a')]
-  assert links == ['#maps', 'https://arxiv.org/abs/2010.11929']
+  assert links == ['#maps', '#missing', 'https://arxiv.org/abs/2010.11929']
   assert {x['id'] for x in page.of('section')} == {'maps', 'missing'}
   # Nothing is loaded from elsewhere.
   assert not page.of('script') and not page.of('link')

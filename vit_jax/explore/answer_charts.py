@@ -23,8 +23,11 @@ if TYPE_CHECKING:
 _THUMBNAIL = 108  # pixels
 _ROW, _NAME, _LONGEST, _NUMBER = 20, 130, 130, 44  # pixels of a bar
 _BESIDE = 2  # images beside each other, with their bars
-_MAP = 720, 580  # pixels
-_APART = 36  # pixels between the middles of thumbnails on a map
+_MAP = 1030, 600  # pixels, of two panels
+_PANEL = 400, 520  # about what a panel has for its points
+_ON_MAP = 22  # pixels of a thumbnail on a map
+_APART = 28  # from the middle of one to that of the next
+_NEIGHBOURS = 10  # that say whether a point is among its like
 _MOST_THUMBNAILS = 90
 _LISTED = 20  # classes up to which a legend names them
 
@@ -130,7 +133,9 @@ def embedding_map(
   images: np.ndarray,
   axes_names: tuple[str, str],
 ) -> 'figure_lib.Figure':
-  """Returns points in the colours of their classes, some as thumbnails.
+  """Returns a map of points in the colours of classes, and one of thumbnails.
+
+  Points that are not among their like lie on top, so that they are seen.
 
   Args:
     points: Float [N, 2].
@@ -142,22 +147,26 @@ def embedding_map(
   from matplotlib import offsetbox
 
   figure = canvas.figure(*_MAP)
-  cell = figure.subplots()
+  left, right = figure.subplots(1, 2, sharex=True, sharey=True)
   colors = class_colors(len(names))
-  cell.scatter(points[:, 0], points[:, 1], s=10, c=colors[labels], linewidths=0)
-  zoom = 24 / max(images.shape[1:3])
-  for i in apart(points, (_MAP[0] - 160, _MAP[1] - 60)):
-    image = offsetbox.OffsetImage(images[i], zoom=zoom * 0.72)
+  order = strays_last(points, labels)
+  x, y = points[order].T
+  left.scatter(x, y, s=9, c=colors[labels[order]], linewidths=0)
+  right.scatter(x, y, s=3, c=canvas.FAINT, linewidths=0)
+  zoom = 0.72 * _ON_MAP / max(images.shape[1:3])  # in points
+  for i in apart(points, _PANEL):
+    image = offsetbox.OffsetImage(images[i], zoom=zoom)
     frame = {'edgecolor': colors[labels[i]], 'linewidth': 1.2}
     box = offsetbox.AnnotationBbox(
       image, tuple(points[i]), pad=0.1, bboxprops=frame
     )
-    cell.add_artist(box)
-  cell.set_xlabel(axes_names[0])
-  cell.set_ylabel(axes_names[1])
+    right.add_artist(box)
+  for cell in (left, right):
+    cell.set_xlabel(axes_names[0])
+  left.set_ylabel(axes_names[1])
   if len(names) <= _LISTED:
     for i in np.unique(labels):
-      cell.scatter([], [], s=24, c=[colors[i]], label=names[i])
+      left.scatter([], [], s=24, c=[colors[i]], label=names[i])
     figure.legend(loc='outside right center', frameon=False)
   return figure
 
@@ -170,6 +179,24 @@ def class_colors(count: int) -> np.ndarray:
     name = 'tab10' if count <= 10 else 'tab20'
     return matplotlib.colormaps[name](np.arange(count))
   return matplotlib.colormaps['turbo'](np.linspace(0, 1, count))
+
+
+def strays_last(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
+  """Returns an order of points: last those whose neighbours have other labels.
+
+  Args:
+    points: Float [N, 2].
+    labels: int [N].
+
+  Returns:
+    Positions, int64 [N].
+  """
+  from sklearn import neighbors  # here: it takes a second to import
+
+  count = min(_NEIGHBOURS, len(points) - 1)
+  near = neighbors.NearestNeighbors(n_neighbors=count).fit(points)
+  alike = labels[near.kneighbors(return_distance=False)] == labels[:, None]
+  return np.argsort(-alike.mean(axis=1), kind='stable')
 
 
 def apart(points: np.ndarray, size: tuple[int, int]) -> list[int]:

@@ -44,6 +44,8 @@ def predictions(subject: Subject) -> Drawn:
   captions = list(subject.images.names)
   if any(subject.images.truths):
     caption += ' Green is the class that the label says.'
+  if subject.images.naming:
+    caption += f' {subject.images.naming}'
   # Lists: two images or classes may have one name.
   numbers = {
     'images': captions,
@@ -187,13 +189,14 @@ def embedding(subject: Subject) -> Drawn:
       )
 
   caption = (
-    f'What the head reads of {_examples(subject)}, a point for each, in the'
-    ' colour of its label; thumbnails where there is room. First the plane of'
-    ' the two principal components, with the part of the variance that each'
-    f' has. Then t-SNE of the first {answers_lib.PCA_FIRST} components'
-    ' (scikit-learn, its defaults, started from the principal components):'
-    ' neighbours stay together, while distances between groups and their sizes'
-    ' mean little.'
+    f'What the head reads of {_examples(subject)}: on the left a point for'
+    ' each, in the colour of its label, those on top whose neighbours on the'
+    ' map have other labels; on the right thumbnails where there is room, over'
+    ' the same points in grey. First the plane of the two principal'
+    ' components, with the part of the variance that each has. Then t-SNE of'
+    f' the first {answers_lib.PCA_FIRST} components (scikit-learn, its'
+    ' defaults, started from the principal components): neighbours stay'
+    ' together, while distances between groups and their sizes mean little.'
   )
   numbers = {
     'index': examples.index,

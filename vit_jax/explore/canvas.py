@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 DPI = 100  # of what is placed by the pixel; a chart has twice as many
 LETTER, LINE = 7.6, 17  # pixels: a wide letter, and a line of text
 GAP = 4  # pixels between tiles
-INK, PALE = '#303030', '#808080'
-_LINE_GREY = 200  # of 255
+INK, PALE, FAINT = '#303030', '#808080', '#C8C8C8'
+_FRAME = 0xC8  # the grey of FAINT
 _MOST_LETTERS = 24  # of a row's label
 _BAR = 60  # pixels below, for the scale of the colours
 _STYLE: Any = {
@@ -113,6 +113,12 @@ def place(
   )
 
 
+def framed(tile: np.ndarray) -> np.ndarray:
+  """Returns a tile [h, w, 3] with a thin frame: it may be white."""
+  sides = (1, 1), (1, 1), (0, 0)
+  return np.pad(tile, sides, constant_values=_FRAME)
+
+
 def shorten(text: str, width: float) -> str:
   """Cuts a text that is wider than so many pixels."""
   letters = max(1, int(width / LETTER + 1e-6))
@@ -180,11 +186,9 @@ def _paste(
   for i, row in enumerate(tiles):
     for j, tile in enumerate(row):
       if tile is not None:
-        # A thin line around it: a tile may be white.
-        place = paper[i * down :, j * along :]
         h, w = tile.shape[:2]
-        place[: h + 2, : w + 2] = _LINE_GREY
-        place[1 : h + 1, 1 : w + 1] = tile
+        place = paper[i * down :, j * along :]
+        place[: h + 2, : w + 2] = framed(tile)
   return paper
 
 

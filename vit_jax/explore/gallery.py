@@ -99,7 +99,7 @@ def draw(
       try:
         drawn = kind.draw(subject)
       except UserError as e:
-        shown.missing.append(report.Missing(kind.title, _sentence(str(e))))
+        shown.missing.append(report.Missing(name, kind.title, str(e)))
         continue
       figures = list(drawn.figures)
       pictures = tuple(
@@ -123,10 +123,6 @@ def _stem(name: str, number: int, count: int) -> str:
   if count == 1:
     return name
   return f'{name}-{number:0{len(str(count))}}'
-
-
-def _sentence(text: str) -> str:
-  return text[:1].upper() + text[1:] + '.'
 
 
 def plain(value: Any) -> Any:

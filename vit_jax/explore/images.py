@@ -84,6 +84,12 @@ def of_examples(
   """
   rows = np.asarray(tiles.spread(len(examples), most))
   truths = tuple(examples.classes[i] for i in examples.label[rows])
+  naming = 'In names, what is in brackets is the label.'
+  if examples.numbered:
+    naming = (
+      "In names, no. is an example's position in the split, from 0 and before"
+      ' slicing, and what is in brackets is its label.'
+    )
   return subject_lib.Images(
     names=tuple(
       f'{printable(examples.names[i])} ({truth})'
@@ -93,4 +99,5 @@ def of_examples(
     inputs=examples.inputs(rows),
     sources=list(examples.image[rows]),
     found=len(examples),
+    naming=naming,
   )

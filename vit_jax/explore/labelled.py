@@ -52,6 +52,11 @@ class Labelled:
   def __len__(self) -> int:
     return len(self.label)
 
+  @property
+  def numbered(self) -> bool:
+    """Whether names are numbers, since there are no files."""
+    return self.names == _numbers(self.index)
+
   def inputs(self, rows: Any) -> np.ndarray:
     """Returns some examples as the model takes them, float32 [b, H, W, C]."""
     return np.asarray(self._prepare(self.image[rows]))
@@ -164,6 +169,10 @@ def _names(source: data.Source, index: np.ndarray) -> tuple[str, ...]:
   """Returns names of the first examples of a source."""
   files = [source.file(i) for i in range(len(index))]
   return tuple(
-    os.path.basename(file) if file else f'no. {number}'
-    for file, number in zip(files, index.tolist(), strict=True)
+    os.path.basename(file) if file else number
+    for file, number in zip(files, _numbers(index), strict=True)
   )
+
+
+def _numbers(index: np.ndarray) -> tuple[str, ...]:
+  return tuple(f'no. {number}' for number in index.tolist())

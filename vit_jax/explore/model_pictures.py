@@ -38,6 +38,8 @@ def patches(subject: subject_lib.Subject) -> Drawn:
     ' a token of each, and they are read in this order (arXiv:2010.11929,'
     ' section 3.1).'
   )
+  if subject.images.naming:
+    caption += f' {subject.images.naming}'
   names = prefix_names(vit)
   if names:
     caption += (

@@ -22,11 +22,14 @@ The pictures, by the names that --only takes:
 OUT/report.html has them all, with captions that say what is shown and how it
 was computed; it needs no other file. Beside it there are the pictures one by
 one, and numbers.json with the numbers behind them. What a model cannot show,
-as attention of a Mixer, is a line in the report.
+as attention of a Mixer, is a line in the report. A report that is in OUT
+already is replaced, with its pictures.
 
-Prints the path of the report. Needs matplotlib: pip install 'vit_jax[explore]'.
+Prints the path of the report; on stderr, what is being drawn. Needs matplotlib:
+pip install 'vit_jax[explore]'.
 """
 
+from collections.abc import Sequence
 import os
 import pathlib
 import re
@@ -35,6 +38,7 @@ from typing import Any
 from typing import TYPE_CHECKING
 
 from absl import flags
+from absl import logging
 
 from vit_jax import cli
 from vit_jax import data_flags
@@ -44,6 +48,7 @@ from vit_jax.config import UserError
 if TYPE_CHECKING:
   from vit_jax import weights
   from vit_jax.explore import labelled as labelled_lib
+  from vit_jax.explore import report as report_lib
   from vit_jax.explore import subject as subject_lib
 
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
@@ -123,6 +128,7 @@ def main(argv: list[str]) -> int:
   vit = cli.load(FLAGS)
   from vit_jax import weights  # they import jax
   from vit_jax import workdir as workdir_lib
+  from vit_jax.explore import folder as folder_lib
   from vit_jax.explore import gallery
   from vit_jax.explore import report
   from vit_jax.explore import subject as subject_lib
@@ -137,30 +143,32 @@ def main(argv: list[str]) -> int:
   subject = subject_lib.Subject(
     vit, name, images, labelled, options, other, other_name
   )
-  _make_folder(out)
-  with _progress(len(names)) as progress:
 
-    def begin(name: str) -> None:
-      progress.set_postfix_str(name)
-      progress.update()
+  def begin(name: str) -> None:
+    number = names.index(name) + 1
+    logging.info('drawing %d of %d: %s', number, len(names), name)
 
-    shown = gallery.draw(subject, names, out, begin)
-  workdir_lib.write_json(out / 'numbers.json', shown.numbers)
-  path = out / 'report.html'
-  report.write(
-    path,
-    f'Inside {subject.name}',
-    _facts(subject, failed),
-    shown.sections,
-    shown.missing,
-  )
-  print(path)
+  with folder_lib.replacing(out) as new:
+    shown = gallery.draw(subject, names, new, begin)
+    if not shown.sections:
+      raise _nothing_shown(shown.missing)
+    numbers = {folder_lib.FILES: sorted(os.listdir(new)), **shown.numbers}
+    workdir_lib.write_json(new / folder_lib.NUMBERS, numbers)
+    report.write(
+      new / 'report.html',
+      f'Inside {subject.name}',
+      _facts(subject, failed),
+      shown.sections,
+      shown.missing,
+    )
+  print(out / 'report.html')
   return 1 if failed else 0
 
 
 def _check_flags() -> pathlib.Path:
   """Finds mistakes that need no model; returns the folder to write to."""
   from vit_jax.explore import canvas
+  from vit_jax.explore import folder
 
   if not FLAGS['from'].value:
     raise UserError('--from is missing: name a model, as in --from=runs/digits')
@@ -171,27 +179,8 @@ def _check_flags() -> pathlib.Path:
   _query()
   name = _model_name(FLAGS['from'].value)
   out = pathlib.Path(_OUT.value or f'runs/explore-{name}')
-  _check_folder(out)
+  folder.check(out)
   return out
-
-
-def _check_folder(out: pathlib.Path) -> None:
-  """Raises a UserError where nothing can be written to a folder."""
-  whole = out.absolute()
-  there = next(p for p in (whole, *whole.parents) if os.path.exists(p))
-  if not os.path.isdir(there):
-    raise UserError(f'--out={out}: {there} is a file; name a folder')
-  if not os.access(there, os.W_OK | os.X_OK):
-    raise UserError(
-      f'--out={out}: nothing can be written in {there}; name another folder'
-    )
-
-
-def _make_folder(out: pathlib.Path) -> None:
-  try:
-    out.mkdir(parents=True, exist_ok=True)
-  except OSError as e:
-    raise UserError(f'--out={out} cannot be made: {e.strerror}') from None
 
 
 def _model_names() -> tuple[str, str]:
@@ -332,13 +321,13 @@ def _read_images(
   return None
 
 
-def _progress(total: int) -> Any:
-  import tqdm
-
-  hidden = not sys.stderr.isatty()
-  return tqdm.tqdm(
-    total=total, unit='picture', file=sys.stderr, disable=hidden, leave=False
-  )
+def _nothing_shown(missing: 'Sequence[report_lib.Missing]') -> UserError:
+  """Returns the error that says why there is no picture at all."""
+  names: dict[str, list[str]] = {}
+  for each in missing:
+    names.setdefault(each.reason, []).append(each.name)
+  reasons = [f'{why} ({", ".join(which)})' for why, which in names.items()]
+  return UserError(f'nothing can be shown: {"; ".join(reasons)}')
 
 
 def _facts(
@@ -355,6 +344,8 @@ def _facts(
     chosen = f'{count}' if count == found else f'{count} of {found}'
     size = subject.vit.preprocess.image_size
     facts['Images'] = f'{chosen}, as {size[0]} × {size[1]} pixels'
+    if subject.given.naming:
+      facts['Images'] += f'. {subject.given.naming}'
   if failed:
     facts['Left out'] = '; '.join(map(str, failed))
   if subject.labelled is not None:

@@ -69,7 +69,7 @@ def embedding_filters(vit: weights.Loaded, count: int = 28) -> np.ndarray:
   if 'patch_embedding' not in vit.params or 'stem' in vit.params:
     raise UserError(
       'the model embeds no patches of pixels but what a ResNet makes of them:'
-      ' see its stem_filters'
+      ' see the filters of its stem'
     )
   kernel = np.asarray(vit.params['patch_embedding']['kernel'], np.float64)
   kernel = _finite(kernel, 'filters')
@@ -97,8 +97,8 @@ def stem_filters(vit: weights.Loaded) -> np.ndarray:
   """
   if 'stem' not in vit.params:
     raise UserError(
-      f'this {type(vit.model).__name__} has no stem of convolutions: see its'
-      ' embedding_filters'
+      f'this {type(vit.model).__name__} has no stem of convolutions: see the'
+      ' filters of its patch embedding'
     )
   kernel = np.asarray(vit.params['stem']['conv']['kernel'], np.float64)
   filters = np.moveaxis(_finite(kernel, 'filters'), -1, 0)

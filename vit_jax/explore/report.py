@@ -50,10 +50,12 @@ class Missing:
   """A kind of pictures that there is none of.
 
   Attributes:
+    name: As `Section` has it.
     title: For people.
-    reason: Why, and what brings it where something does.
+    reason: Why, and what brings it where something does; no whole sentence.
   """
 
+  name: str
   title: str
   reason: str
 
@@ -80,7 +82,7 @@ def write(
   body = [
     f'<h1>{_text(title)}</h1>',
     _table(facts),
-    _contents(sections),
+    _contents(sections, missing),
     *map(_section, sections),
   ]
   if missing:
@@ -110,8 +112,10 @@ def _table(facts: Mapping[str, str]) -> str:
   return f'<table>{"".join(rows)}</table>'
 
 
-def _contents(sections: Sequence[Section]) -> str:
+def _contents(sections: Sequence[Section], missing: Sequence[Missing]) -> str:
   links = [f'<a href="#{s.name}">{_text(s.title)}</a>' for s in sections]
+  if missing:
+    links.append('<a href="#missing">Not shown</a>')
   return f'<nav aria-label="Pictures">{" ".join(links)}</nav>'
 
 
@@ -153,12 +157,17 @@ def _picture(section: Section, picture: Picture, labelled: bool = True) -> str:
 
 def _missing(missing: Sequence[Missing]) -> str:
   items = [
-    f'<dt>{_text(x.title)}</dt><dd>{_text(x.reason)}</dd>' for x in missing
+    f'<dt>{_text(x.title)}</dt><dd>{_text(_sentence(x.reason))}</dd>'
+    for x in missing
   ]
   return (
     '<section id="missing">\n<h2>Not shown</h2>\n'
     f'<dl>{"".join(items)}</dl>\n</section>'
   )
+
+
+def _sentence(text: str) -> str:
+  return text[:1].upper() + text[1:] + '.'
 
 
 _PAGE = """<!DOCTYPE html>

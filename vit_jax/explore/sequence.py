@@ -70,9 +70,9 @@ def draw(
     (left, below, f'the sequence of {len(prefix) + h * w} tokens'),
   ):
     axes.text(x, y - 0.6 * canvas.LINE, text, va='center')
-  canvas.place(axes, image, left, top)
+  canvas.place(axes, canvas.framed(image), left - 1, top - 1)
   _draw_lines(axes, (left, top, width, height), grid)
-  canvas.place(axes, apart, right, top)
+  canvas.place(axes, apart, right - 1, top - 1)
   for i, name in enumerate(prefix):
     _draw_other(axes, left + i * _PITCH, below, name)
   for i, patch in enumerate(patches, len(prefix)):
@@ -101,7 +101,8 @@ def _draw_lines(
 ) -> None:
   """Draws the borders of the patches over an image in (left, top, w, h)."""
   left, top, width, height = box
-  line: Any = {'color': 'white', 'linewidth': 0.8}
+  # Neither black nor white: it is seen on both.
+  line: Any = {'color': canvas.FAINT, 'linewidth': 0.8}
   for i in range(1, grid[0]):
     y = top + i * height / grid[0]
     axes.plot([left, left + width], [y, y], **line)
@@ -131,7 +132,8 @@ def _draw_patch(
     middle = x + _SIDE / 2, y + _SIDE / 2
     axes.text(*middle, '…', ha='center', va='center')
     return
-  canvas.place(axes, tiles_lib.fit(token, (_SIDE, _SIDE)), x, y)
+  token = canvas.framed(tiles_lib.fit(token, (_SIDE, _SIDE)))
+  canvas.place(axes, token, x - 1, y - 1)
   where = x + _SIDE / 2, y + _SIDE + 0.6 * canvas.LINE
   axes.text(*where, str(number), ha='center', va='center')
 
@@ -143,13 +145,14 @@ def _patch(image: np.ndarray, grid: tuple[int, int], patch: int) -> np.ndarray:
 
 
 def _apart(image: np.ndarray, grid: tuple[int, int], gap: int) -> np.ndarray:
-  """Returns the patches with gaps between them."""
+  """Returns the patches in their frames, with gaps between them."""
   h, w = grid
   a, b = image.shape[0] // h, image.shape[1] // w
-  shape = h * (a + gap) - gap, w * (b + gap) - gap, 3
+  shape = h * (a + gap) - gap + 2, w * (b + gap) - gap + 2, 3
   result = np.full(shape, 255, np.uint8)
   for patch in range(h * w):
     i, j = divmod(patch, w)
     top, left = i * (a + gap), j * (b + gap)
-    result[top : top + a, left : left + b] = _patch(image, grid, patch)
+    framed = canvas.framed(_patch(image, grid, patch))
+    result[top : top + a + 2, left : left + b + 2] = framed
   return result

@@ -53,8 +53,9 @@ def layer_cka(
   inputs = [features.prepared(each, images) for each in both]
   count = len(inputs[0])
   if count < _LEAST:
+    some = f'{count} image' if count == 1 else f'{count} images'
     raise UserError(
-      f'CKA of {count} images cannot be estimated: give at least {_LEAST}'
+      f'CKA of {some} cannot be estimated: give at least {_LEAST}'
     )
   terms = []
   for part in np.array_split(np.arange(count), -(-count // _BATCH)):

@@ -53,6 +53,7 @@ class Images:
     sources: The same as they come, for another model: paths, or arrays uint8
       [h, w, C].
     found: How many there were to choose from.
+    naming: What the names say, a sentence; '' where they are those of files.
   """
 
   names: tuple[str, ...]
@@ -60,6 +61,7 @@ class Images:
   inputs: np.ndarray
   sources: Sequence[Any]
   found: int
+  naming: str = ''
 
 
 @dataclasses.dataclass(frozen=True)

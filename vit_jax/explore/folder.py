@@ -1,0 +1,72 @@
+"""The folder of a report, where a new one takes the place of an earlier one.
+
+`numbers.json` says in `files` which pictures belong to the report. So a new
+report takes those of the one before away, and nothing else.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import os
+import pathlib
+import re
+import tempfile
+
+from vit_jax import workdir as workdir_lib
+from vit_jax.config import UserError
+
+NUMBERS = 'numbers.json'
+FILES = 'files'  # its key
+
+# Names of pictures: other files, and other folders', are never touched.
+_PICTURE = re.compile(r'[a-z]+(-\d+)?\.(png|svg)')
+
+
+def check(folder: pathlib.Path) -> None:
+  """Raises a UserError where nothing can be written to a folder."""
+  whole = folder.absolute()
+  there = next(p for p in (whole, *whole.parents) if os.path.exists(p))
+  if not os.path.isdir(there):
+    raise UserError(f'--out={folder}: {there} is a file; name a folder')
+  if not os.access(there, os.W_OK | os.X_OK):
+    raise UserError(
+      f'--out={folder}: nothing can be written in {there}; name another folder'
+    )
+
+
+@contextlib.contextmanager
+def replacing(folder: pathlib.Path) -> Iterator[pathlib.Path]:
+  """Yields an empty folder whose files move to `folder` once all went well.
+
+  Then what an earlier report drew there is removed; until then, and where
+  something fails, it is intact.
+
+  Raises:
+    UserError: The folder cannot be made or written.
+  """
+  try:
+    folder.mkdir(parents=True, exist_ok=True)
+  except OSError as e:
+    raise UserError(f'--out={folder} cannot be made: {e.strerror}') from None
+  with tempfile.TemporaryDirectory(prefix='.new-', dir=folder) as name:
+    new = pathlib.Path(name)
+    yield new
+    files = sorted(os.listdir(new))
+    try:
+      for file in _drawn_before(folder) - set(files):
+        (folder / file).unlink(missing_ok=True)
+      for file in files:
+        (new / file).replace(folder / file)
+    except OSError as e:
+      raise workdir_lib.cannot_write(folder / file, e) from e
+
+
+def _drawn_before(folder: pathlib.Path) -> set[str]:
+  """Returns the names of the pictures of the report that is there."""
+  try:
+    numbers = workdir_lib.read_json(folder / NUMBERS)
+  except UserError:  # it will be replaced
+    return set()
+  files = numbers.get(FILES) if isinstance(numbers, dict) else None
+  if not isinstance(files, list):  # what is there is no report's
+    return set()
+  return {x for x in files if isinstance(x, str) and _PICTURE.fullmatch(x)}
