@@ -71,6 +71,19 @@ def define(flag_values: flags.FlagValues, what: str) -> None:
   )
 
 
+def define_same_order(
+  flag_values: flags.FlagValues,
+) -> flags.FlagHolder[bool]:
+  """Defines --same_order, of what compares labels with a model's answers."""
+  return flags.DEFINE_bool(
+    'same_order',
+    False,
+    'The classes of the data are those of the model, in its order, though their'
+    ' names are others.',
+    flag_values=flag_values,
+  )
+
+
 def check(flag_values: flags.FlagValues, argv: list[str]) -> None:
   """Finds mistakes that need no model.
 

@@ -54,13 +54,7 @@ FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 cli.define_from(FLAGS)
 cli.define_compile_cache(FLAGS)
 data_flags.define(FLAGS, 'evaluate on')
-_SAME_ORDER = flags.DEFINE_bool(
-  'same_order',
-  False,
-  'The classes of the data are those of the model, in its order, though their'
-  ' names are others.',
-  flag_values=FLAGS,
-)
+_SAME_ORDER = data_flags.define_same_order(FLAGS)
 _FORMAT = flags.DEFINE_enum(
   'format', 'table', ['table', 'json'], 'Of stdout.', flag_values=FLAGS
 )

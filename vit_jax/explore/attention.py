@@ -101,7 +101,7 @@ def attention_distance(vit: weights.Loaded, images: Any) -> np.ndarray:
     vit,
     images,
     ('attention',),
-    lambda seen: _distances(seen['attention'], grid, patch, prefix),
+    lambda seen: distances(seen['attention'], grid, patch, prefix),
     axis=1,
   )
   return each.mean(axis=1)
@@ -126,7 +126,7 @@ def attention_entropy(vit: weights.Loaded, images: Any) -> np.ndarray:
     vit,
     images,
     ('attention',),
-    lambda seen: _entropies(seen['attention']),
+    lambda seen: entropies(seen['attention']),
     axis=1,
   )
   return each.mean(axis=1)
@@ -187,7 +187,7 @@ def read_out(vit: weights.Loaded, flow: jax.typing.ArrayLike) -> jax.Array:
   """
   model, (h, w) = attentive(vit), features.patch_grid(vit)
   prefix = features.prefix_length(vit)
-  read = np.zeros((prefix + h * w,), np.float32)
+  read = np.zeros((features.num_tokens(vit),), np.float32)
   if 'token' in model.pool:
     read[: 1 + model.has_two_heads] = 1 / (1 + model.has_two_heads)
   if model.pool != 'token':
@@ -250,7 +250,7 @@ def mean_distance(
   Returns:
     Pixels, [L, H].
   """
-  return _distances(attention, grid, patch, prefix).mean(axis=1)
+  return distances(attention, grid, patch, prefix).mean(axis=1)
 
 
 def entropy(attention: jax.Array) -> jax.Array:
@@ -262,17 +262,20 @@ def entropy(attention: jax.Array) -> jax.Array:
   Returns:
     Nats, [L, H].
   """
-  return _entropies(attention).mean(axis=1)
+  return entropies(attention).mean(axis=1)
 
 
 @functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def _distances(
+def distances(
   attention: jax.Array,
   grid: tuple[int, int],
   patch: tuple[int, int],
   prefix: int,
 ) -> jax.Array:
-  """Returns the mean distance of each image, [L, B, H]."""
+  """Returns how far each head looks in each image, in pixels, [L, B, H].
+
+  Args are those of `mean_distance`, which is its mean over images.
+  """
   centres = np.indices(grid).reshape(2, -1).T * patch  # [h * w, 2], in pixels
   apart = np.linalg.norm(centres[:, None] - centres, axis=-1)
   patches = attention[..., prefix:, prefix:]
@@ -283,8 +286,11 @@ def _distances(
 
 
 @jax.jit
-def _entropies(attention: jax.Array) -> jax.Array:
-  """Returns the mean entropy of each image, [L, B, H]."""
+def entropies(attention: jax.Array) -> jax.Array:
+  """Returns how spread each head's attention is in each image, nats [L, B, H].
+
+  Args are those of `entropy`, which is its mean over images.
+  """
   return jax.scipy.special.entr(attention).sum(axis=-1).mean(axis=-1)
 
 

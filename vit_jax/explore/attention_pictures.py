@@ -145,7 +145,7 @@ def distance(subject: Subject) -> Drawn:
   vit = subject.vit
   prefix = features.prefix_length(vit)
   grid = features.patch_grid(vit)
-  tokens = prefix + grid[0] * grid[1]
+  tokens = features.num_tokens(vit)
   uniform = jnp.full((1, 1, 1, tokens, tokens), 1 / tokens)
   far = attention_lib.mean_distance(
     uniform, grid, attention_lib.patch_size(vit), prefix

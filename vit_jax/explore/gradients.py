@@ -146,8 +146,7 @@ def _checked_classes(
 
 def _attention_shape(vit: weights.Loaded) -> tuple[int, int, int, int]:
   """Returns what is seen of one image: (L, H, N, N)."""
-  model, (h, w) = attention_lib.attentive(vit), features.patch_grid(vit)
-  tokens = model.prefix_length + h * w
+  model, tokens = attention_lib.attentive(vit), features.num_tokens(vit)
   return model.depth, model.num_heads, tokens, tokens
 
 

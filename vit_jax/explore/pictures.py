@@ -104,13 +104,7 @@ _POSITION_SIZE = flags.DEFINE_string(
   flag_values=FLAGS,
 )
 data_flags.define(FLAGS, 'take labelled images from')
-_SAME_ORDER = flags.DEFINE_bool(
-  'same_order',
-  False,
-  'The classes of the data are those of the model, in its order, though their'
-  ' names are others.',
-  flag_values=FLAGS,
-)
+_SAME_ORDER = data_flags.define_same_order(FLAGS)
 _MAX_EXAMPLES = flags.DEFINE_integer(
   'max_examples',
   1000,

@@ -119,8 +119,7 @@ def _kept(
   vit: weights.Loaded, images: int, layers: tuple[int, ...]
 ) -> tuple[int, ...]:
   """Returns the layers whose tokens are kept."""
-  h, w = features.patch_grid(vit)
-  tokens = features.prefix_length(vit) + h * w
+  tokens = features.num_tokens(vit)
   width: int = getattr(vit.model, 'hidden_size', 0)
   depth = features.depth(vit)
   fits = 4 * depth * images * tokens * width <= _MOST_TOKENS
@@ -133,14 +132,6 @@ def _reduce_attention(
   """Returns what is kept of attention [L, B, H, N, N]; B comes second."""
   grid, patch = features.patch_grid(vit), attention_lib.patch_size(vit)
   prefix = features.prefix_length(vit)
-
-  def distance(one: jax.Array) -> jax.Array:
-    one = one[:, None]
-    return attention_lib.mean_distance(one, grid, patch, prefix)
-
-  def entropy(one: jax.Array) -> jax.Array:
-    return attention_lib.entropy(one[:, None])
-
   class_queries = attention_lib.shown_queries(vit)
   queries = attention_lib.shown_queries(vit, query)
   rolled = attention_lib.read_out(vit, attention_lib.rollout(attention))
@@ -148,8 +139,8 @@ def _reduce_attention(
     'maps': attention_lib.maps(attention, grid, class_queries),
     'query': attention_lib.maps(attention, grid, queries).mean(axis=2),
     'rollout': rolled[None],
-    'distance': jax.vmap(distance, 1, 1)(attention),
-    'entropy': jax.vmap(entropy, 1, 1)(attention),
+    'distance': attention_lib.distances(attention, grid, patch, prefix),
+    'entropy': attention_lib.entropies(attention),
   }
 
 

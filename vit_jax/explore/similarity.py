@@ -18,7 +18,7 @@ from vit_jax.config import UserError
 from vit_jax.weights import features
 
 _BATCH = 32  # images whose representations are compared with each other
-_LEAST = 4  # images: fewer cannot be debiased
+LEAST = 4  # images: fewer cannot be debiased
 _PENALTIES = np.logspace(-2, 5, 8)  # of the linear classifier
 
 
@@ -52,11 +52,9 @@ def layer_cka(
     features.check_tokens(each)
   inputs = [features.prepared(each, images) for each in both]
   count = len(inputs[0])
-  if count < _LEAST:
+  if count < LEAST:
     some = f'{count} image' if count == 1 else f'{count} images'
-    raise UserError(
-      f'CKA of {some} cannot be estimated: give at least {_LEAST}'
-    )
+    raise UserError(f'CKA of {some} cannot be estimated: give at least {LEAST}')
   terms = []
   for part in np.array_split(np.arange(count), -(-count // _BATCH)):
     grams = [

@@ -23,7 +23,6 @@ Subject = subject_lib.Subject
 _BESIDE = 10  # tiles of a sheet with a group of them for each image
 _MOST_DECODED = 1000  # examples that a linear classifier learns from or answers
 _LEAST_DECODED = 4
-_LEAST_COMPARED = 4  # images, which can be debiased
 
 
 def norms(subject: Subject) -> Drawn:
@@ -196,7 +195,7 @@ def _layer_cka(subject: Subject) -> np.ndarray:
   """Returns CKA of the model's own layers, float32 [L, L]."""
   seen, inputs = subject.seen, subject.images.inputs
   has_all = len(seen.kept) == features.depth(subject.vit)
-  if has_all and len(inputs) >= _LEAST_COMPARED:
+  if has_all and len(inputs) >= similarity_lib.LEAST:
     return similarity_lib.layers_cka(seen.tokens, seen.tokens)
   # Batch by batch, in a pass of its own; or says that there are too few.
   return similarity_lib.layer_cka(subject.vit, inputs)
@@ -240,7 +239,7 @@ def decodability(subject: Subject) -> Drawn:
   figure = charts.accuracy_by_depth(accuracy, intervals, level)
   caption = (
     'How well a linear classifier tells the labels apart that reads the mean'
-    f' patch token after each layer: a ridge regression of standardised'
+    ' patch token after each layer: a ridge regression of standardised'
     ' features, its penalty chosen by leaving out one, that learned from'
     f' {len(train)} examples and answers {len(test)} others, every second one'
     f' of {answer_pictures.describe(examples)} (at most {_MOST_DECODED}). Bars'

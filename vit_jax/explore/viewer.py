@@ -14,9 +14,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import weights
-from vit_jax.config import UserError
-from vit_jax.data import decode
+from vit_jax.explore import answers
 from vit_jax.explore import attention as attention_lib
+from vit_jax.explore import tiles
 from vit_jax.models import mixer
 from vit_jax.models import resnet
 from vit_jax.weights import features
@@ -95,11 +95,9 @@ class Viewer:
     """
     x = self._vit.preprocess(image)
     seen = self._see(x)
-    logits = seen.pop('logits')
-    if not np.isfinite(logits).all():
-      raise UserError('the model has no answer: its output is not finite')
-    seen['pixels'] = self._pixels(x[0])
-    return packed({'top': self._top(logits)}, seen)
+    probabilities = answers.softmax(seen.pop('logits')[None])[0]
+    seen['pixels'] = tiles.pixels(self._vit.preprocess, x)[0]
+    return packed({'top': self._top(probabilities)}, seen)
 
   def _see(self, x: np.ndarray) -> dict[str, np.ndarray]:
     """Returns logits [classes]; peaks and weights where they are shown."""
@@ -136,25 +134,18 @@ class Viewer:
       'weights': jnp.rint(shares * 255).astype(jnp.uint8),
     }
 
-  def _top(self, logits: np.ndarray) -> list[dict[str, Any]]:
-    if not self._names:  # they are features
+  def _top(self, probabilities: np.ndarray) -> list[dict[str, Any]]:
+    if not self._names:  # they are of features
       return []
-    exponents = np.exp(logits - logits.max())
-    probabilities = (exponents / exponents.sum()).tolist()
-    order = np.argsort(-logits, kind='stable')[:_TOP].tolist()
+    order = np.argsort(-probabilities, kind='stable')[:_TOP].tolist()
     return [
-      {'name': self._names[i], 'index': i, 'probability': probabilities[i]}
+      {
+        'name': self._names[i],
+        'index': i,
+        'probability': float(probabilities[i]),
+      }
       for i in order
     ]
-
-  def _pixels(self, x: np.ndarray) -> np.ndarray:
-    """Undoes the normalisation of x [H, W, C]; returns uint8 [H, W, 3]."""
-    preprocess = self._vit.preprocess
-    mean, std = (
-      np.asarray(n, np.float32) for n in (preprocess.mean, preprocess.std)
-    )
-    pixels = np.rint((x * std + mean) * 255).clip(0, 255)
-    return decode.to_channels(pixels.astype(np.uint8), 3)
 
 
 def packed(head: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:

@@ -165,6 +165,16 @@ def prefix_length(vit: weights.Loaded) -> int:
   return getattr(vit.model, 'prefix_length', 0)
 
 
+def num_tokens(vit: weights.Loaded) -> int:
+  """Returns N.
+
+  Raises:
+    UserError: The model has no tokens.
+  """
+  h, w = patch_grid(vit)
+  return prefix_length(vit) + h * w
+
+
 def patch_grid(vit: weights.Loaded) -> tuple[int, int]:
   """Returns the patches of an image, (h, w).
 
@@ -259,10 +269,8 @@ def reduced(
 def attention_batch(vit: weights.Loaded) -> int:
   """Returns how many images' attention may be held at a time."""
   check_attention(vit)
-  h, w = patch_grid(vit)
-  tokens = prefix_length(vit) + h * w
   heads = getattr(vit.model, 'num_heads', 1)
-  each = 4 * depth(vit) * heads * tokens**2
+  each = 4 * depth(vit) * heads * num_tokens(vit) ** 2
   return int(np.clip(_MOST_ATTENTION // each, 1, _BATCH))
 
 
