@@ -26,7 +26,7 @@ setuptools.setup(
     'ml_collections>=1.1',
     'ml_dtypes',
     'numpy',
-    'opencv-python-headless>=4.12',
+    'opencv-python-headless>=5.0',
     'optax>=0.2.8',
     'orbax-checkpoint>=0.12',
     'psutil',

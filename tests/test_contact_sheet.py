@@ -57,6 +57,25 @@ def test_marked_images_have_a_red_frame(tmp_path):
   assert columns.max() < sheet.shape[1] // 8 + 8
 
 
+def test_names_in_any_script(tmp_path):
+  """Each is its own picture; what the font lacks is an escape, and numbered."""
+  image = np.full((1, 96, 96, 1), 255, np.uint8)
+
+  def drawn(text):
+    path = tmp_path / 'sheet.png'
+    contact_sheet.draw(image, [text], path)
+    return cv2.imread(str(path)).tobytes()
+
+  names = ('?', 'été', 'ete', 'Straße', '猫', '犬', 'Кошка', '고양이', 'हिन्दी')
+  assert len({drawn(name) for name in names}) == len(names)
+  assert drawn('e\u0301te\u0301') == drawn('été')  # as macOS names folders
+  assert drawn('नि') == drawn(r'\u0928\u093f')
+  labels = np.arange(3, dtype=np.int32)
+  classes = ('猫', 'e\u0301te\u0301', 'नि')
+  captions = [contact_sheet.caption(label, classes) for label in labels]
+  assert captions == ['猫', 'e\u0301te\u0301', '2: नि']
+
+
 def test_images_of_any_size_and_long_captions(tmp_path):
   images = [np.zeros((h, 150, 3), np.uint8) for h in (97, 224, 1)]
   path = tmp_path / 'sheet.png'

@@ -5,8 +5,10 @@ pyplot, so that nothing is left behind.
 """
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
+import functools
 import importlib.util
 import math
 import pathlib
@@ -31,6 +33,21 @@ INK, PALE, FAINT = '#303030', '#808080', '#C8C8C8'
 _FRAME = 0xC8  # the grey of FAINT
 _MOST_LETTERS = 24  # of a row's label
 _BAR = 60  # pixels below, for the scale of the colours
+# After matplotlib's own, which has Latin, Greek, Cyrillic, Arabic and Hebrew.
+_MORE_FONTS = (
+  'Noto Sans CJK JP',
+  'Noto Sans CJK SC',
+  'Noto Sans JP',
+  'Noto Sans SC',
+  'WenQuanYi Micro Hei',
+  'WenQuanYi Zen Hei',
+  'Droid Sans Fallback',
+  'Arial Unicode MS',
+  'Noto Sans Devanagari',
+  'Noto Sans Bengali',
+  'Noto Sans Tamil',
+  'Noto Sans Thai',
+)
 _STYLE: Any = {
   'font.size': 9,
   'axes.titlesize': 10,
@@ -67,9 +84,20 @@ def style() -> Iterator[None]:
   """Within it figures are to be made and saved."""
   import matplotlib
 
-  with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+  with matplotlib.rc_context(_STYLE | fonts()), warnings.catch_warnings():
     warnings.filterwarnings('ignore', 'Glyph')  # names may be in any script
     yield
+
+
+@functools.cache
+def fonts() -> Mapping[str, Any]:
+  """Returns a style whose text is in any script that fonts here have."""
+  from matplotlib import font_manager
+
+  known = set(font_manager.get_font_names())
+  return {
+    'font.family': ['DejaVu Sans', *(x for x in _MORE_FONTS if x in known)]
+  }
 
 
 def figure(width: float, height: float) -> 'figure_lib.Figure':

@@ -2,8 +2,10 @@
 
 from collections.abc import Collection
 from collections.abc import Sequence
+import functools
 import math
 import pathlib
+import unicodedata
 
 import cv2
 import numpy as np
@@ -13,7 +15,8 @@ from vit_jax import workdir as workdir_lib
 _SMALLEST, _LARGEST = 96, 224  # pixels: what an image is enlarged or shrunk to
 _MARGIN, _FRAME, _LINE = 4, 3, 16  # pixels
 _COLUMNS = 8
-_FONT, _FONT_SIZE = cv2.FONT_HERSHEY_SIMPLEX, 0.38
+# OpenCV's own font for all scripts, Chinese, Japanese and Korean among them.
+_FONT, _FONT_SIZE = 'uni', 12
 # Red, green, blue.
 _PAPER, _INK, _RED, _NO_NUMBER = (
   (255, 255, 255),
@@ -42,17 +45,26 @@ def choose(
 def caption(label: np.ndarray, classes: Sequence[str]) -> str:
   """Returns a label in words; that of a mixed image has two lines.
 
+  A name with letters that the font lacks has the number of the class before.
+
   Args:
     label: int scalar, or shares of the classes, float [classes].
     classes: Their names.
   """
   if not label.ndim:
-    return classes[int(label)]
-  largest = np.argsort(-label, kind='stable')[:2]
-  shown = [(classes[i], label[i]) for i in largest if label[i] >= 0.005]
+    return _class_name(classes, int(label))
+  largest = np.argsort(-label, kind='stable')[:2].tolist()
+  shown = [
+    (_class_name(classes, i), label[i]) for i in largest if label[i] >= 0.005
+  ]
   if len(shown) == 1:
     return shown[0][0]
   return '\n'.join(f'{share:.2f} {name}'.lstrip('0') for name, share in shown)
+
+
+def _class_name(classes: Sequence[str], number: int) -> str:
+  name = classes[number]
+  return name if _drawable(name) == _composed(name) else f'{number}: {name}'
 
 
 def draw(
@@ -153,21 +165,56 @@ def _text(
 ) -> np.ndarray:
   """Returns a line of text, [_LINE, width, 3]."""
   line = np.full((_LINE, width, 3), _PAPER, np.uint8)
-  text = text.encode('ascii', 'replace').decode()  # all that the font has
-  shown = text
+  text = shown = _drawable(text)
   while shown and _text_width(shown) > width - 2 * _FRAME:
     text = text[:-1]
     shown = f'{text}..' if text else ''
-  where = (_FRAME, _LINE - 5)
-  cv2.putText(
-    line, shown, where, _FONT, _FONT_SIZE, colour, lineType=cv2.LINE_AA
-  )
+  cv2.putText(line, shown, (_FRAME, _LINE - 4), colour, _font(), _FONT_SIZE)
   return line
 
 
 def _text_width(text: str) -> int:
-  (width, _), _ = cv2.getTextSize(text, _FONT, _FONT_SIZE, 1)
-  return width
+  image_size, origin = (0, 0), (0, 0)  # neither matters to the width
+  _, _, width, _ = cv2.getTextSize(
+    image_size, text, origin, _font(), _FONT_SIZE
+  )
+  return int(width)
+
+
+def _drawable(text: str) -> str:
+  r"""Returns a text with escapes, as \u0928, for letters the font lacks."""
+  return ''.join(
+    c if _has_glyph(c) else c.encode('unicode_escape').decode()
+    for c in _composed(text)
+  )
+
+
+def _composed(text: str) -> str:
+  """Returns a text with accents in their letters: macOS stores them apart."""
+  return unicodedata.normalize('NFC', text)
+
+
+@functools.cache
+def _has_glyph(letter: str) -> bool:
+  """Whether the font has a letter; for one that it lacks it draws a '?'."""
+  if letter.isascii():
+    return letter.isprintable()
+  if not letter.isprintable():
+    return False
+  drawn, unknown = (_letter(c) for c in (letter, '?'))
+  return not np.array_equal(drawn, unknown)
+
+
+def _letter(letter: str) -> np.ndarray:
+  """Returns how a letter is drawn, [_LINE, 2 * _LINE, 3]."""
+  image = np.full((_LINE, 2 * _LINE, 3), _PAPER, np.uint8)
+  where = (_LINE // 2, _LINE - 4)
+  return cv2.putText(image, letter, where, _INK, _font(), _FONT_SIZE)[1]
+
+
+@functools.cache
+def _font() -> cv2.FontFace:
+  return cv2.FontFace(_FONT)
 
 
 def _grid(cells: Sequence[np.ndarray]) -> np.ndarray:
