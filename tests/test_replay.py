@@ -133,6 +133,22 @@ def test_without_a_checkpoint_it_goes_from_the_start(
   assert found['restored'] == 0 and found['same']
 
 
+def test_what_is_not_finite_is_told_in_a_sentence(
+  finished, repeat, monkeypatch, caplog
+):
+  workdir, config = finished
+  caplog.set_level('INFO', logger='absl')
+  bad = {'blocks_0/mlp/bias': (2, 0)}
+  for stage, words in (
+    ('gradient', 'the gradient of blocks_0/mlp/bias: 2 values'),
+    ('parameters_after', 'the step, blocks_0/mlp/bias: 2 values'),
+  ):
+    found = made_up(**{stage: bad})
+    monkeypatch.setattr(examine, 'examine', lambda *_, found=found: found)
+    repeat(config, workdir, 3)
+    assert words in caplog.text
+
+
 @pytest.fixture(scope='module')
 def stopped(tmp_path_factory):
   """A run that a step which is not finite stopped, and that step."""

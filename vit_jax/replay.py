@@ -371,9 +371,12 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
 
 def _show(cause: dict[str, Any], report: dict[str, Any]) -> str:
   """Says in words what `_causes` found."""
-  text = ', '.join(
-    [_STAGES[cause['stage']]] + [cause[k] for k in ('name', 'at') if k in cause]
-  )
+  text = _STAGES[cause['stage']]
+  if 'name' in cause:
+    comma = '' if text.endswith(' of') else ','
+    text += f'{comma} {cause["name"]}'
+  if 'at' in cause:
+    text += f', {cause["at"]}'
   if 'not_finite' in cause:
     text += f': {cause["not_finite"]} values'
   if 'examples' in cause:
