@@ -22,6 +22,7 @@ from vit_jax import experiment as experiment_lib
 from vit_jax import feed
 from vit_jax import models
 from vit_jax import monitor
+from vit_jax import reporting
 from vit_jax import train
 
 UserError = config_lib.UserError
@@ -296,6 +297,22 @@ def test_resumes_in_another_way(finished, tmp_path, caplog):
     for d in (workdir, finished[0])
   ]
   assert losses[0] == pytest.approx(losses[1], rel=1e-4)
+
+
+def test_a_signal_after_the_last_evaluation_finds_the_run_finished(
+  tmp_path, monkeypatch
+):
+  """As when a sweep prunes a trial by the value of its last step."""
+
+  def write(self, step, epoch, scalars, write=reporting.Reporter.write):
+    write(self, step, epoch, scalars)
+    if step == 12 and 'val/loss' in scalars:
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  monkeypatch.setattr(reporting.Reporter, 'write', write)
+  assert train.run(tiny.config(), str(tmp_path)) == 0
+  assert (tmp_path / 'DONE').exists()
+  assert '12' in os.listdir(tmp_path / 'checkpoints')
 
 
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])

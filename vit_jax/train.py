@@ -316,14 +316,14 @@ class _Loop:
       self.watch.alive(self.step)
       if self.results is None and self.experiment.is_due(self.step):
         self._evaluate_and_save()
+      if self.step == total_steps and self.results is not None:
+        return self.results  # nothing is left that a signal could stop
       if self.stop.signal:
         self.monitor.settle()
         self._save()
         self.checkpoints.wait()
         logging.info('stopped at step %d of %d; saved', self.step, total_steps)
         return None
-      if self.step == total_steps:
-        return self.results
       self._update()
 
   def _evaluate_and_save(self) -> None:

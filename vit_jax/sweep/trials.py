@@ -254,7 +254,9 @@ def _told(trial: Trial, state: str, results: Mapping[int, float]) -> str:
   if state == 'failed':
     return f'{name} failed: {trial.error}'
   if state == 'pruned':
-    return f'{name} pruned at step {max(trial.claim.reported)}'
+    seeds = f', after {len(results)} of {len(trial.seeds)} seeds'
+    step = max(trial.claim.reported)
+    return f'{name} pruned at step {step}{seeds if results else ""}'
   mean, half = intervals.mean_interval(list(results.values()))
   spread = f' ± {half:.4g}' if math.isfinite(half) else ''
   seeds = f' ({len(results)} seeds)' if len(results) > 1 else ''
