@@ -126,7 +126,8 @@ def test_where_images_are_found(images, monkeypatch, capsys):
   assert find('*/2.png') == ['a/2.png', 'c d/2.png']
   assert find('c*') == ['c d/2.png', 'c d/3.png', 'c d/é,"1".png']
   assert find('**/3.png') == ['a/deep/3.png', 'c d/3.png']
-  assert find('*.gif') == ['*.gif']  # reported when it is to be read
+  assert find('*.gif', 'b.png') == ['b.png']
+  assert capsys.readouterr().err == 'no file matches the pattern *.gif\n'
   on_stdin(monkeypatch, b'c d/2.png\r\n\na/deep\nb.png')
   assert find('-') == ['c d/2.png', 'a/deep/3.png', 'b.png']
   on_stdin(monkeypatch, b'b.png\0a/2.png\0')
@@ -185,6 +186,8 @@ def test_mistakes_get_one_line(digits_run, images, tmp_path):
   assert '--from is missing' in message(image)
   assert 'there are no images' in message(source)
   assert 'there are no images' in message(source, tmp_path)
+  pattern = f'{tmp_path}/*.png'
+  assert f'no file matches the pattern {pattern}' in message(source, pattern)
   assert 'top' in message(source, image, '--top=0')
   assert "'fromat'" in message(source, image, '--fromat=csv')
   assert 'write --model.KEY=VALUE' in message(source, image, '--model.depth')

@@ -26,15 +26,23 @@ def find(arguments: Sequence[str]) -> list[str]:
       paths.extend(found)
       if not found:
         empty.append(name)
+  problems = [_problem(name) for name in empty]
   if not paths:
-    where = f' in {", ".join(empty)}' if empty else ''
+    where = f' ({"; ".join(problems)})' if problems else ''
     raise UserError(
       f'there are no images{where}: name files, folders or patterns, or - for'
       ' a list on standard input'
     )
-  for name in empty:
-    print(f'{name} has no images', file=sys.stderr)
+  for problem in problems:
+    print(problem, file=sys.stderr)
   return paths
+
+
+def _problem(name: str) -> str:
+  """Says why there are no images in a folder or for a pattern."""
+  if os.path.isdir(name):
+    return f'{name} has no images'
+  return f'no file matches the pattern {name}'
 
 
 def _listed_on_stdin() -> list[str]:
@@ -56,7 +64,7 @@ def _expand(name: str) -> list[str]:
   found = sorted(glob.glob(name, recursive=True))
   if '**' in name:  # has what is in the folders as well
     return [path for path in found if not os.path.isdir(path)]
-  return [image for path in found or [name] for image in _matched(path)]
+  return [image for path in found for image in _matched(path)]
 
 
 def _matched(path: str) -> list[str]:
