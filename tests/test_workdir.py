@@ -172,5 +172,7 @@ def test_commit_of_the_checkout(
   info = workdir.run_info(['python', 'a b'])
   assert info['git'] == {'commit': commit, 'dirty': False}
   assert info['command'] == "python 'a b'"
+  (tmp_path / 'compare.png').write_text('')  # what is not tracked is no change
+  assert not workdir.run_info(['a'])['git']['dirty']
   file.write_text('changed')
   assert workdir.run_info(['a'])['git']['dirty']

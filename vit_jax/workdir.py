@@ -337,7 +337,8 @@ def _git() -> dict[str, Any] | None:
     git('ls-files', '--error-unmatch', pathlib.Path(__file__).name)
     return {
       'commit': git('rev-parse', 'HEAD'),
-      'dirty': bool(git('status', '--porcelain')),
+      # Of tracked files alone: results and notes beside them change nothing.
+      'dirty': bool(git('status', '--porcelain', '--untracked-files=no')),
     }
   except (OSError, subprocess.SubprocessError):
     return None
