@@ -97,6 +97,21 @@ def test_tables(two, tmp_path, capsys):
   assert width > height > 300
 
 
+def test_what_is_no_run_is_left_out(two, tmp_path, capsys, caplog):
+  """A pattern of the shell matches reports and pictures, too."""
+  others = [tmp_path / 'runs' / name for name in ('inside', 'x.npz')]
+  others[0].mkdir()
+  others[1].write_text('')
+  assert commands.run(compare, *two, *others, '--out=') == 0
+  assert rows(capsys.readouterr().out)['config'] == ['a', 'b']
+  for other in others:
+    assert f'{other} is left out: it is no run' in caplog.text
+  with pytest.raises(
+    UserError, match=rf'1 of these .* {others[0]}, {others[1]}'
+  ):
+    commands.run(compare, two[0], *others, '--out=')
+
+
 def test_json(two, capsys):
   commands.run(compare, *two, '--out=', '--format=json')
   found = json.loads(capsys.readouterr().out)
@@ -217,10 +232,34 @@ def test_many_lines_in_one_picture(tmp_path):
   assert all(f'<!-- {name} -->' in text for name in names)
 
 
+def test_all_runs_are_smoothed_alike(tmp_path):
+  """Over the same steps, however often each reports; the picture says so."""
+  x = np.arange(101.0)
+  y = x % 2
+  often, seldom = curves.Line(x, y), curves.Line(x[::25], y[::25])
+  out = tmp_path / 'x.svg'
+  curves.draw(
+    {'train/loss': {'a': often, 'b': seldom}, 'val/loss': {'a': often}},
+    ['a', 'b'],
+    out,
+    x_label='step',
+    smooth=('train/loss',),
+  )
+  assert out.read_text().count('<!-- mean over 5 steps (thin: each) -->') == 1
+  # Where there is nothing to take together, nothing is said.
+  few = {'train/loss': {'a': seldom, 'b': seldom}}
+  curves.draw(few, ['a', 'b'], out, x_label='step', smooth=('train/loss',))
+  assert 'mean over' not in out.read_text()
+
+
 def test_smoothing():
   y = np.array([1.0, 2.0, 6.0, math.nan, 4.0])
-  smooth = curves._smoothed(y, 3)
+  x = np.array([10.0, 20.0, 30.0, 40.0, 50.0])
+  smooth = curves._smoothed(x, y, 20.0)
   np.testing.assert_allclose(smooth, [1.5, 3, 4, math.nan, 4])
+  np.testing.assert_allclose(curves._smoothed(x, y, 0.0), y)
+  uneven = curves._smoothed(np.array([0.0, 1.0, 9.0, 10.0, 11.0]), y, 2.0)
+  np.testing.assert_allclose(uneven, [1.5, 1.5, 6, math.nan, 4])
 
 
 def test_mistakes(two, tmp_path, monkeypatch):
@@ -232,7 +271,7 @@ def test_mistakes(two, tmp_path, monkeypatch):
     ([a], 'name two or more work directories'),
     ([a, b, a], 'is given twice'),
     ([a, tmp_path / 'none'], 'there is no work directory'),
-    ([a, tmp_path / 'empty'], 'has no config.json'),
+    ([a, tmp_path / 'empty'], 'there is no config.json in .*empty'),
     ([a, tmp_path / 'bad'], 'cannot read .*config.json.*leave this run out'),
     ([a, b, '--out=x.gif'], 'must end in .png or'),
     ([a, b, '--out=/none/x.png'], 'there is no folder /none'),

@@ -314,6 +314,17 @@ def test_bad_trials_are_pruned(files):
   assert len(launcher.stopped) == 2 * len(pruned)
 
 
+def test_a_trial_with_all_its_steps_is_complete(files):
+  """Though the value of its last step would have it pruned."""
+  flags = files("""
+    space={'optim.learning_rate': sweep.choice(0.01, 0.02, 0.03)},
+    sampler='grid', pruner='median', prune_after_trials=1,
+    prune_after_steps=12""")
+  rows = conduct(flags)
+  assert [row.state for row in rows] == ['complete'] * 3
+  assert len({row.value for row in rows}) == 3
+
+
 def test_of_one_run_at_a_time_the_first_seed_decides(files):
   flags = files("""
     space={'optim.learning_rate': sweep.choice(.01, .02, .0, .05, .001, .06)},

@@ -46,7 +46,8 @@ def read(paths: Sequence[str], group: bool = False) -> list[Column]:
   """Reads the runs to compare.
 
   Args:
-    paths: Of their work directories.
+    paths: Of their work directories. What is there and is no run is left out,
+      with a warning: a shell's pattern matches more than runs.
     group: Whether to take those together that differ in the seed alone.
 
   Raises:
@@ -60,6 +61,7 @@ def read(paths: Sequence[str], group: bool = False) -> list[Column]:
     raise UserError(
       'name two or more work directories, as in runs/digits runs/digits-2'
     )
+  resolved = _without_others(resolved)
   runs = [records.read(path) for path in resolved]
   for run in runs:
     if not run.curves:
@@ -72,6 +74,25 @@ def read(paths: Sequence[str], group: bool = False) -> list[Column]:
     rest = {key: value for key, value in run.config.items() if key != 'seed'}
     groups.setdefault(json.dumps(rest, sort_keys=True), []).append((name, run))
   return _columns(list(groups.values()))
+
+
+def _without_others(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
+  """Returns paths without those of files and folders that are no runs.
+
+  Raises:
+    UserError: One run is left, or none.
+  """
+  others = [x for x in paths if x.exists() and not records.is_run(x)]
+  left = [path for path in paths if path not in others]
+  if others and len(left) < 2:
+    names = config_lib.some([str(x) for x in others])
+    raise UserError(
+      f'{len(left)} of these is the work directory of a run, and it takes two'
+      f' to compare: there is no config.json in {names}'
+    )
+  for path in others:
+    logging.warning('warning: %s is left out: it is no run', path)
+  return left
 
 
 def _columns(

@@ -90,6 +90,11 @@ def is_better_low(name: str) -> bool:
   return name.endswith(('loss', 'error'))
 
 
+def is_run(path: pathlib.Path) -> bool:
+  """Whether a path is the work directory of a run that began."""
+  return (path / 'config.json').is_file()
+
+
 def read(path: pathlib.Path) -> Record:
   """Reads a work directory.
 

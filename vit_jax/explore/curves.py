@@ -3,6 +3,7 @@
 Needs matplotlib, which is in the extra [explore].
 """
 
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -18,6 +19,7 @@ import numpy as np
 
 from vit_jax import workdir as workdir_lib
 from vit_jax.config import UserError
+from vit_jax.explore import canvas
 
 if TYPE_CHECKING:
   from matplotlib import axes
@@ -40,7 +42,7 @@ _COLORS = (
 _DASHES = ('-', '--', ':')  # in turn, once all colours are used
 _COLUMNS = 3
 _WIDTH, _HEIGHT, _DPI = 4.6, 3.3, 120  # of a panel, in inches
-_SMOOTHING = 0.05  # a mean over this part of the points
+_SMOOTHING = 0.05  # a mean over this part of a panel's width, for all lines
 _LOG_RANGE = 100.0  # of losses from which on their axis is logarithmic
 _MARKED = 25  # points up to which each is marked
 _STYLE: Any = {
@@ -109,7 +111,8 @@ def draw(
     names: Of all runs, in the order of the legend.
     path: Of the picture; see `ENDINGS`.
     x_label: Below each panel.
-    smooth: Metrics to be drawn smoothed, with what they were behind.
+    smooth: Metrics to be drawn smoothed, with what they were behind: each point
+      as the mean over a range of x that is the same for all runs.
 
   Raises:
     UserError: It cannot be written.
@@ -119,7 +122,10 @@ def draw(
 
   columns = 2 if len(panels) in (2, 4) else min(len(panels), _COLUMNS)
   rows = -(-len(panels) // columns)
-  with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
+  with (
+    matplotlib.rc_context(_STYLE | canvas.fonts()),
+    warnings.catch_warnings(),
+  ):
     warnings.filterwarnings('ignore', 'Glyph')  # names may be in any script
     figure = figure_lib.Figure(
       figsize=(columns * _WIDTH, rows * _HEIGHT + 0.5), layout='constrained'
@@ -128,9 +134,12 @@ def draw(
     cells = list(grid.flat)
     styles = dict(zip(names, _styles(len(names)), strict=True))
     for cell, (metric, lines) in zip(cells, panels.items(), strict=False):
+      width = _window(lines.values()) if metric in smooth else 0.0
       for name, line in lines.items():
-        _draw_line(cell, line, styles[name], metric in smooth)
+        _draw_line(cell, line, styles[name], width)
       _finish(cell, metric, lines, x_label)
+      if width:
+        _say_smoothed(cell, width, x_label)
     for cell in cells[len(panels) :]:
       cell.set_axis_off()
     _add_legend(figure, styles, columns)
@@ -153,30 +162,55 @@ def _styles(count: int) -> list[dict[str, Any]]:
   ]
 
 
+def _window(lines: Iterable[Line]) -> float:
+  """Returns the range of x to take means over; 0: no point has another near."""
+  xs = [line.x for line in lines if len(line.x) > 1]
+  if not xs:
+    return 0.0
+  width = _SMOOTHING * (max(x.max() for x in xs) - min(x.min() for x in xs))
+  nearest = min(np.diff(x).min() for x in xs)
+  return float(width) if nearest <= width / 2 else 0.0
+
+
+def _say_smoothed(cell: 'axes.Axes', width: float, x_label: str) -> None:
+  unit = {'step': 'steps', 'epoch': 'epochs'}.get(x_label, x_label)
+  unit = unit.removeprefix('time (').removesuffix(')')
+  text = f'mean over {width:.3g} {unit} (thin: each)'
+  cell.set_title(text, loc='right', fontsize=8, fontweight='normal')
+
+
 def _draw_line(
-  cell: 'axes.Axes', line: Line, style: Mapping[str, Any], smooth: bool
+  cell: 'axes.Axes', line: Line, style: Mapping[str, Any], width: float
 ) -> None:
-  width = round(_SMOOTHING * len(line.y)) // 2 * 2 + 1 if smooth else 1
   marker = '.' if len(line.y) <= _MARKED else ''
-  cell.plot(line.x, _smoothed(line.y, width), marker=marker, **style)
+  smooth = _smoothed(line.x, line.y, width)
+  cell.plot(line.x, smooth, marker=marker, **style)
   if line.low is not None and line.high is not None:
-    low, high = (_smoothed(y, width) for y in (line.low, line.high))
+    low, high = (_smoothed(line.x, y, width) for y in (line.low, line.high))
     color = style['color']
     cell.fill_between(line.x, low, high, color=color, alpha=0.2, linewidth=0)
-  elif width > 1:
+  elif width:
     thin = {'linewidth': 0.7, 'alpha': 0.3, 'zorder': 1}
     cell.plot(line.x, line.y, **{**style, **thin})
 
 
-def _smoothed(y: np.ndarray, width: int) -> np.ndarray:
-  """Returns means over `width` points, fewer at both ends; nan stays nan."""
-  if width == 1:
-    return y
+def _smoothed(x: np.ndarray, y: np.ndarray, width: float) -> np.ndarray:
+  """Returns means over `width` of x around each point; nan stays nan.
+
+  Args:
+    x: Float [N], ascending.
+    y: Float [N].
+    width: In units of x.
+  """
   known = np.isfinite(y)
-  window = np.ones(width)
-  sums = np.convolve(np.where(known, y, 0.0), window, 'same')
-  counts = np.convolve(known.astype(float), window, 'same')
-  return np.where(known, sums / np.maximum(counts, 1.0), np.nan)
+  sums, counts = (
+    np.concatenate([[0.0], np.cumsum(values)])
+    for values in (np.where(known, y, 0.0), known)
+  )
+  start = np.searchsorted(x, x - width / 2, 'left')
+  end = np.searchsorted(x, x + width / 2, 'right')
+  means = (sums[end] - sums[start]) / np.maximum(counts[end] - counts[start], 1)
+  return np.where(known, means, np.nan)
 
 
 def _finish(
