@@ -123,6 +123,33 @@ def test_parquet_has_the_same(folder, headless, tmp_path, monkeypatch):
   assert parquet.ParquetFile(tmp_path / 'a.parquet').num_row_groups == 2
 
 
+@pytest.mark.parametrize('ending', ['npz', 'parquet'])
+def test_files_without_labels(folder, headless, tmp_path, ending):
+  """As --data of the same files, in the order they are named in."""
+  if ending == 'parquet' and not importlib.util.find_spec('pyarrow'):
+    pytest.skip('pyarrow is not installed')
+  path = tmp_path / f'a.{ending}'
+  args = (f'--from={headless}', '--model.num_heads=2', '--batch_size=4')
+  images = f'--images={folder}/val/bee', f'--images={folder}/val/*/1.png'
+  assert commands.run(embed, *args, *images, f'--out={path}') == 0
+  if ending == 'npz':
+    with np.load(path) as found:
+      arrays = {name: array.tolist() for name, array in found.items()}
+  else:
+    from pyarrow import parquet
+
+    table = parquet.read_table(path)
+    assert b'classes' not in (table.schema.metadata or {})
+    arrays = table.to_pydict()
+  assert sorted(arrays) == ['embedding', 'file', 'index']
+  names = [f'bee/{i}' for i in range(5)] + ['ant/1', 'bee/1', 'cow/1']
+  assert arrays['file'] == [f'{folder}/val/{name}.png' for name in names]
+  assert arrays['index'] == list(range(8))
+  vit = vit_jax.load(headless, num_heads=2)
+  expected = vit_jax.embeddings(vit, arrays['file'])
+  np.testing.assert_allclose(arrays['embedding'], expected, atol=2e-5)
+
+
 def test_parquet_of_what_has_no_files(digits_run, tmp_path):
   if not importlib.util.find_spec('pyarrow'):
     pytest.skip('pyarrow is not installed')
@@ -180,6 +207,12 @@ def test_mistakes_get_one_line(digits_run, tmp_path, monkeypatch):
   assert '--from is missing' in message(digits, SPLIT, out)
   assert "unexpected argument 'x'" in message(source, digits, SPLIT, out, 'x')
   assert '.npz or .parquet' in message(source, digits, SPLIT, '--out=a.csv')
+  images = f'--images={tmp_path}/*.png'
+  assert f'no file matches the pattern {tmp_path}/*.png' in (
+    message(source, images, out)
+  )
+  assert '--data and --images exclude' in message(source, digits, images, out)
+  assert "unexpected argument 'x.png'" in message(source, images, out, 'x.png')
   nowhere = f'--out={tmp_path}/x/a.npz'
   assert 'no folder' in message(source, digits, SPLIT, nowhere)
   (tmp_path / 'b.npz').mkdir()

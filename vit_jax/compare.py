@@ -8,8 +8,8 @@ commit, devices, data), and the results: the last value of each evaluation's
 metrics, the best one and its step, the last loss, the images per second
 (median) and the time. A run may be unfinished, or going on; the time is that
 from its first start to its last metrics, without the pauses between its starts;
-the useful time is that of its steps up to the last checkpoint. Files and folders
-that are no runs are left out, with a warning.
+the useful time is that of its steps up to the last checkpoint. Files and
+folders that are no runs are left out, with a warning.
 
 --out is a picture (.png, .pdf or .svg) of all curves; --out='' draws none.
 

@@ -115,7 +115,8 @@ def make_config(
     UserError: A flag does not parse.
   """
   config = loaded.preprocess.to_config()
-  config.data.name = flag_values['data'].value
+  if name := flag_values['data'].value:
+    config.data.name = name
   config.data.dir = flag_values['data_dir'].value
   config.data.num_workers = flag_values['num_workers'].value
   config.train.batch_size = flag_values['batch_size'].value

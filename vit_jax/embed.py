@@ -2,8 +2,13 @@ r"""Embeds the images of a dataset: what the head of a model reads.
 
   python -m vit_jax.embed --from=runs/digits --data=digits \
     --split='train[80%:]' --out=digits.npz
+  python -m vit_jax.embed --from=runs/digits --images='photos/*.png' \
+    --out=photos.npz
 
-FILE.npz has, for N images in the order of the split, the arrays
+--images is a file, a folder (all images in it and below it) or a pattern, and
+may be repeated. An image that cannot be read ends it, and no file is written.
+
+FILE.npz has, for N images in the order of the split or of the files, the arrays
 
   embedding  float32 [N, D]
   label      int32 [N], positions in classes
@@ -11,9 +16,13 @@ FILE.npz has, for N images in the order of the split, the arrays
   file       [N], paths, '' where an image has no file of its own
   classes    [K], the names of the data's classes
 
+With --images there are no labels, so label and classes are left out, and index
+counts the files.
+
 FILE.parquet (where pyarrow is installed) has a row for each image: embedding,
-label, label_name, index and file (or null); classes are in its metadata, as
-JSON. Both are written batch by batch, so a split may be larger than memory.
+label, label_name, index and file (or null), the former two not with --images;
+classes are in its metadata, as JSON. Both are written batch by batch, so a
+split may be larger than memory.
 """
 
 from collections.abc import Iterator
@@ -32,6 +41,7 @@ from absl import logging
 from vit_jax import cli
 from vit_jax import columns
 from vit_jax import data_flags
+from vit_jax import image_files
 from vit_jax import workdir
 from vit_jax.config import UserError
 
@@ -45,6 +55,9 @@ FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 cli.define_from(FLAGS)
 cli.define_compile_cache(FLAGS)
 data_flags.define(FLAGS, 'embed')
+_IMAGES = flags.DEFINE_multi_string(
+  'images', [], 'A file, a folder or a pattern.', flag_values=FLAGS
+)
 _OUT = flags.DEFINE_string(
   'out', None, 'FILE.npz or FILE.parquet.', flag_values=FLAGS
 )
@@ -55,11 +68,17 @@ _ROWS = 4096  # of a group in a Parquet file
 def main(argv: list[str]) -> None:
   """Embeds, and writes the file."""
   path = _check_flags(argv)
+  paths = image_files.find(_IMAGES.value) if _IMAGES.value else []
   loaded = cli.load(FLAGS)
-  from vit_jax.evaluation import embedded  # it imports jax
+  from vit_jax.data import folder  # they import jax
+  from vit_jax.evaluation import embedded
 
   config = data_flags.make_config(FLAGS, loaded)
-  source = data_flags.open_split(FLAGS, config)
+  source: data.Source
+  if paths:
+    source = folder.FilesSource(paths)
+  else:
+    source = data_flags.open_split(FLAGS, config)
   embedder = embedded.Embedder(loaded, config, source.image_shape)
   count = 0
   with (
@@ -80,7 +99,17 @@ def main(argv: list[str]) -> None:
 
 def _check_flags(argv: list[str]) -> pathlib.Path:
   """Finds mistakes that need no model; returns what to write."""
-  data_flags.check(FLAGS, argv)
+  if _IMAGES.value:
+    if argv[1:]:
+      raise UserError(
+        f'unexpected argument {argv[1]!r}: each of several images needs an'
+        " --images of its own, or one pattern for all, as --images='*.png'"
+      )
+    for name in ('data', 'split', 'source_size'):
+      if FLAGS[name].value:
+        raise UserError(f'--{name} and --images exclude each other')
+  else:
+    data_flags.check(FLAGS, argv)
   if not _OUT.value:
     raise UserError('--out is missing: name a file, as in --out=digits.npz')
   return columns.check_path('--out', _OUT.value, ('.npz', '.parquet'))
@@ -132,16 +161,17 @@ class _Npz:
     np.lib.format.write_array_header_1_0(self._embedding, header)
 
   def finish(self, classes: Sequence[str]) -> None:
-    """Writes the rest."""
+    """Writes the rest; no labels where there are no classes."""
     import numpy as np
 
     self.close()
     rest = {
-      'label': np.concatenate(self._labels),
       'index': np.concatenate(self._index),
       'file': np.array(self._files, np.str_),
-      'classes': np.array(classes, np.str_),
     }
+    if classes:
+      rest['label'] = np.concatenate(self._labels)
+      rest['classes'] = np.array(classes, np.str_)
     for name, array in rest.items():
       with self._archive.open(f'{name}.npy', 'w', force_zip64=True) as file:
         np.lib.format.write_array(file, array, allow_pickle=False)
@@ -196,17 +226,21 @@ class _Parquet:
     part = embedded.join([part for part, _ in self._parts])
     files = [file for _, each in self._parts for file in each]
     numbers = pa.array(part.features.ravel())
-    table = pa.table(
-      {
-        'embedding': pa.FixedSizeListArray.from_arrays(numbers, self.width),
-        'label': part.labels,
-        'label_name': [self._classes[i] for i in part.labels.tolist()],
-        'index': part.index,
-        'file': pa.array(
-          [columns.as_text(file) for file in files], pa.string()
-        ),
-      }
+    columns_of: dict[str, Any] = {
+      'embedding': pa.FixedSizeListArray.from_arrays(numbers, self.width)
+    }
+    if self._classes:
+      columns_of['label'] = part.labels
+      columns_of['label_name'] = [
+        self._classes[i] for i in part.labels.tolist()
+      ]
+    columns_of['index'] = part.index
+    columns_of['file'] = pa.array(
+      [columns.as_text(file) for file in files], pa.string()
     )
+    table = pa.table(columns_of)
+    if not self._classes:
+      return table
     return table.replace_schema_metadata(
       {'classes': json.dumps(list(self._classes))}
     )

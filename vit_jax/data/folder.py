@@ -1,6 +1,7 @@
 """Images in folders: `{train,val,test}/<class>/**`, or only `<class>/**`."""
 
 from collections.abc import Iterator
+from collections.abc import Sequence
 import functools
 import hashlib
 import os
@@ -61,12 +62,8 @@ class FolderSource(base.Source):
     split, row, index = self._selection.locate(position)
     name = self._files[split][row]
     path = os.path.join(self._folders[split], name)
-    try:
-      with open(path, 'rb', buffering=0) as f:  # read at once
-        data = f.read()
-    except OSError as e:
-      raise UserError(f'{path} cannot be read: {e.strerror}') from None
-    return base.Example(data, self._label_of[name.split('/')[0]], index, path)
+    label = self._label_of[name.split('/')[0]]
+    return base.Example(_read(path), label, index, path)
 
   def file(self, position: int) -> str:
     """Returns the path of an example's file."""
@@ -78,6 +75,48 @@ class FolderSource(base.Source):
     names = [name for files in self._files.values() for name in files]
     ranges = [str(term) for term in self._selection.ranges]
     return base.digest([*self.classes, *ranges, *names])
+
+
+class FilesSource(base.Source):
+  """Image files by their names, without labels: each is -1."""
+
+  def __init__(self, paths: Sequence[str]):
+    """Reads nothing yet.
+
+    Args:
+      paths: Of the files, in order.
+    """
+    self.classes = ()
+    self.image_shape = None
+    self._paths = tuple(paths)
+
+  def __len__(self) -> int:
+    return len(self._paths)
+
+  def read(self, position: int) -> base.Example:
+    """Returns an example, not decoded.
+
+    Raises:
+      UserError: The file cannot be read.
+    """
+    path = self._paths[position]
+    return base.Example(_read(path), -1, position, path)
+
+  def file(self, position: int) -> str:
+    """Returns the path of an example's file."""
+    return self._paths[position]
+
+  def fingerprint(self) -> str:
+    """Returns a digest of the names of the files."""
+    return base.digest(self._paths)
+
+
+def _read(path: str) -> bytes:
+  try:
+    with open(path, 'rb', buffering=0) as f:  # read at once
+      return f.read()
+  except OSError as e:
+    raise UserError(f'{path} cannot be read: {e.strerror}') from None
 
 
 def images_below(folder: str) -> list[str]:
