@@ -69,7 +69,5 @@ def get_config(arg: str = 'R50x1,cifar10') -> ml_collections.ConfigDict:
   config.optim.step_factor = 0.1
   config.optim.warmup = '100 steps' if steps == 500 else '500 steps'
 
-  config.evals.test.split = dataset.test
-  config.evals.test.every = f'{max(steps // 10, 100)} steps'
-  config.checkpoint.every = config.evals.test.every
+  recipes.evaluate(config, dataset, steps)
   return config

@@ -3,8 +3,9 @@ r"""A ViT-S/16 from scratch on any folder of images.
   python -m vit_jax.main --config=configs/folder.py \
       --config.data.name=folder:/path/to/images
 
-The folder holds train/<class>/, and val/<class>/ or none; with <class>/ folders
-alone, say what to hold out:
+The folder holds train/<class>/ and val/<class>/, or test/<class>/ which then
+stands for val (training, validation and other usual names will do); with
+<class>/ folders alone, say what to hold out:
 
       --config.data.split='train[:90%]' --config.evals.val.split='train[90%:]'
 

@@ -131,6 +131,15 @@ def _data() -> ml_collections.ConfigDict:
   # checkpoint was trained; without one, (0.5,).
   data.mean = ()
   data.std = ()
+  # What becomes 0 and 1, before mean and std: 'type', the range of the stored
+  # type; (low, high) in stored units; 'percentiles(0.5,99.5)' of the training
+  # split. What is beyond is cut.
+  data.intensity = config_dict.FieldReference('type', field_type=object)
+  # These two the data decide: bits of a stored value that are kept until then,
+  # 8 or 16 (None: as the images of the training split have, by the headers of
+  # some), and what percentiles come to, (low, high).
+  data.bits = config_dict.placeholder(int)
+  data.intensity_window = ()
   # (h, w) where all stored images have one size, so that they are cropped on
   # the device. Digits and most TFDS datasets of small images say so themselves.
   data.source_size = config_dict.placeholder(object)
@@ -150,6 +159,9 @@ def _data() -> ml_collections.ConfigDict:
   data.antialias = True  # when shrinking; False: plain bilinear, as TF does
   data.num_workers = 0  # processes that read and decode; 0: threads here
   data.num_threads = config_dict.placeholder(int)  # None: one per CPU core
+  # JSON that `python -m vit_jax.data check` wrote: what it lists as damaged is
+  # left out. Others keep their index.
+  data.skip_damaged = ''
   # Where decoded images stay, if they all have one size: 'none'; 'host', in
   # memory; 'device', on each of the devices. Batches are the same.
   data.cache = 'none'
@@ -467,7 +479,8 @@ def fill(
   """Returns a config in which a run's own decides what is left open.
 
   Open are what the data and the checkpoint of init_from decide: the number of
-  classes, mean and std, and the model where its name is 'init_from'.
+  classes, bits and what percentiles of intensities come to, mean and std, and
+  the model where its name is 'init_from'.
 
   Args:
     config: Of the resumed run.
@@ -480,7 +493,9 @@ def fill(
     config.model.name = stored.model.name
   for key in open_keys:
     set_value(config, f'model.{key}', stored.model[key])
-  for key in ('mean', 'std'):
+  if config.data.bits is None:
+    set_value(config, 'data.bits', stored.data.bits)
+  for key in ('mean', 'std', 'intensity_window'):
     config.data[key] = config.data[key] or stored.data[key]
   return config
 

@@ -19,6 +19,7 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import sharding
 from vit_jax.data import base
+from vit_jax.data import levels as levels_lib
 
 Batch = dict[str, jax.Array]
 
@@ -100,10 +101,7 @@ def check(
       )
   # A split that has several uses is kept once.
   sources = {id(source): source for source in splits.values()}
-  sizes = {
-    key: _num_bytes(source, config.data.channels)
-    for key, source in sources.items()
-  }
+  sizes = {key: _num_bytes(source, config) for key, source in sources.items()}
   decoded = [  # others are in memory already
     sizes[key]
     for key, source in sources.items()
@@ -124,9 +122,10 @@ def check(
       )
 
 
-def _num_bytes(source: data.Source, channels: int) -> int:
+def _num_bytes(source: data.Source, config: ml_collections.ConfigDict) -> int:
   assert source.image_shape is not None
-  return len(source) * channels * math.prod(source.image_shape)
+  size = config.data.channels * levels_lib.of(config).dtype.itemsize
+  return len(source) * size * math.prod(source.image_shape)
 
 
 def _rooms(
@@ -164,12 +163,18 @@ def load(
   Raises:
     UserError: An image cannot be read.
   """
+  levels = levels_lib.of(config)
   if isinstance(source, base.ArraySource):
-    return source
+    images = levels.keep(source.images, config.data.name)
+    if images is source.images:
+      return source
+    return base.ArraySource(
+      images, source.labels, source.indices, source.classes
+    )
   assert source.image_shape is not None
   start, size = time.perf_counter(), len(source)
   shape = (size, *source.image_shape, config.data.channels)
-  images = np.empty(shape, np.uint8)
+  images = np.empty(shape, levels.dtype)
   labels, indices = np.empty(size, np.int32), np.empty(size, np.int32)
   first = 0
   for batch in data.eval_batches(source, config, batch_size=_READ_SIZE):

@@ -22,6 +22,7 @@ from vit_jax import optim
 from vit_jax import program as program_lib
 from vit_jax import sharding
 from vit_jax import train_step as train_step_lib
+from vit_jax.data import intensity
 from vit_jax.evaluation import probes
 from vit_jax.optim import rules as rules_lib
 from vit_jax.weights import initial
@@ -268,6 +269,7 @@ def build(
   }
   _check_probes(config, eval_sources, probe_sources)
   _fill_num_classes(config, source)
+  intensity.fill(config, source, resumes)
   lengths = _lengths(config, len(source))
   loaded = None
   if config.init_from.path and not resumes:

@@ -103,6 +103,7 @@ def complete(
       ) from None
     config.model.num_classes = len(source.classes)
     config.data.source_size = source.image_shape
+    config.data.bits = config.data.bits or source.bits()
   if config.model.name == config_lib.INIT_FROM:
     initial.fill(config, initial.load(config))
   return config

@@ -22,6 +22,7 @@ from vit_jax import optim
 from vit_jax import sharding
 from vit_jax import train_step as train_step_lib
 from vit_jax.data import device
+from vit_jax.data import levels as levels_lib
 from vit_jax.models import stack
 from vit_jax.optim import rules as rules_lib
 
@@ -129,8 +130,9 @@ class Program:
     """
     b = batch_size or self.config.train.batch_size
     where = sharding.batch_sharding(self.mesh)
+    dtype = levels_lib.of(self.config).dtype
     shapes: dict[str, Any] = {
-      'image': ((b, *self.image_shape, self.config.data.channels), jnp.uint8),
+      'image': ((b, *self.image_shape, self.config.data.channels), dtype),
       'label': ((b,), jnp.int32),
       'mask': ((b,), jnp.bool_),
       'index': ((b,), jnp.int32),

@@ -45,6 +45,7 @@ class Dataset:
     steps: Of training.
     train: Split.
     test: Split to evaluate on.
+    evaluation: What that is called.
     examples: In `train`; 0: not known.
     is_small: Whether its images have fewer than 96 x 96 pixels.
   """
@@ -54,6 +55,7 @@ class Dataset:
   test: str = 'test'
   examples: int = 0
   is_small: bool = False
+  evaluation: str = 'test'
 
 
 # Steps of the ViT paper (arXiv:2010.11929, appendix B.1.1 and table 4).
@@ -65,7 +67,7 @@ DATASETS: Mapping[str, Dataset] = {
   'oxford_iiit_pet': Dataset(500, examples=3_680),
   'digits': Dataset(500, 'train[:80%]', 'train[80%:]', 1_438, True),
 }
-_FOLDER = Dataset(2_500, test='val')
+_FOLDER = Dataset(2_500, test='val', evaluation='val')
 _OTHER = Dataset(2_500)
 
 
@@ -112,10 +114,24 @@ def fine_tuning(
   config.optim.warmup = f'{min(500, protocol.steps // 5)} steps'
   config.optim.clip_norm = 1.0
 
-  config.evals.test.split = protocol.test
-  config.evals.test.every = f'{max(protocol.steps // 10, 100)} steps'
-  config.checkpoint.every = config.evals.test.every
+  evaluate(config, protocol, protocol.steps)
   return config
+
+
+def evaluate(
+  config: ml_collections.ConfigDict, protocol: Dataset, steps: int
+) -> None:
+  """Sets what is evaluated in fine-tuning, and how often that and saving is.
+
+  Args:
+    config: Is changed.
+    protocol: Of the dataset.
+    steps: Of training.
+  """
+  evaluation = config.evals[protocol.evaluation]
+  evaluation.split = protocol.test
+  evaluation.every = f'{max(steps // 10, 100)} steps'
+  config.checkpoint.every = evaluation.every
 
 
 # The settings of AugReg (arXiv:2106.10270, section 3.3): policy, and mixup's

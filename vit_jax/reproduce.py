@@ -184,6 +184,7 @@ def _check_paths(
   paths = {
     'data.name': sources.folder_path(name) if is_folder else '',
     'data.dir': config.data.dir or '',
+    'data.skip_damaged': config.data.skip_damaged,
     # Not those of the network.
     'init_from.path': '' if ':' in start else start,
     'objective.teacher': '' if ':' in teacher else teacher,

@@ -13,7 +13,7 @@ class Example:
   """One stored example.
 
   Attributes:
-    image: An encoded file, or uint8 [H, W, C].
+    image: An encoded file, or uint8 or uint16 [H, W, C].
     label: Position in the classes.
     index: Position in the unsliced split.
     where: The file or the record, for error messages.
@@ -54,6 +54,14 @@ class Source(abc.ABC):
     del position
     return None
 
+  def id(self, position: int) -> str:
+    """Returns a name that an example keeps, whatever the slice is."""
+    return str(self.read(position).index)
+
+  def bits(self) -> int:
+    """Returns the bits of a stored value, 8 or 16."""
+    return 8
+
   @abc.abstractmethod
   def fingerprint(self) -> str:
     """Returns a short digest of which examples and classes these are."""
@@ -63,7 +71,7 @@ class ArraySource(Source):
   """Images of one size, decoded and in memory.
 
   Attributes:
-    images: uint8 [N, H, W, C].
+    images: uint8 or uint16 [N, H, W, C].
     labels: int32 [N].
     indices: int32 [N], positions in the unsliced split.
   """
@@ -92,6 +100,10 @@ class ArraySource(Source):
       int(self.indices[position]),
       f'example {self.indices[position]}',
     )
+
+  def bits(self) -> int:
+    """Returns the bits of a stored value, 8 or 16."""
+    return 8 * self.images.dtype.itemsize
 
   def fingerprint(self) -> str:
     """Returns a digest of the images, labels and classes."""

@@ -37,6 +37,7 @@ import numpy as np
 from vit_jax.config import UserError
 from vit_jax.data import decode
 from vit_jax.data import geometry
+from vit_jax.data import levels as levels_lib
 from vit_jax.data import transforms
 from vit_jax.data.base import ArraySource
 from vit_jax.data.base import Example
@@ -76,8 +77,9 @@ def train_batches(
     positions_only: Whether to say which examples alone, and read none.
 
   Returns:
-    An iterator of batches: image (uint8 [B / H, H, W, C], of the size that is
-    stored where all images have one size, else of `data.image_size`), label
+    An iterator of batches: image (uint8 [B / H, H, W, C], or uint16 where 16
+    bits are kept, of the size that is stored where all images have one size,
+    else of `data.image_size`), label
     (int32 [B / H]), mask (bool [B / H]) and index (int32 [B / H]). With
     `positions_only` of `position` (int32 [B / H]) instead: places in the
     source; its length is padding.
@@ -113,6 +115,7 @@ def _train_maker(
     rows,
     config.train.batch_size,
     config.seed,
+    levels_lib.of(config),
     config.augment.repeats,
   )
 
@@ -153,6 +156,7 @@ def eval_batches(
     rows,
     batch_size,
     config.seed,
+    levels_lib.of(config),
   )
   steps = range(-(-len(source) // batch_size))
   return _start(maker, steps, config, positions_only)
@@ -177,6 +181,7 @@ def _start(
     1, num_cores() // max(1, num_workers)
   )
   batch_bytes = len(maker.rows) * math.prod(maker.image_shape)
+  batch_bytes *= maker.levels.dtype.itemsize
   waiting = max(2, min(2 * threads, _WAITING_BYTES // batch_bytes))
   options = grain.ReadOptions(min(threads, waiting), waiting)
   return Batches(maker, steps, options, num_workers)
@@ -209,6 +214,7 @@ class _BatchMaker(abc.ABC):
   rows: range
   batch_size: int
   seed: int
+  levels: levels_lib.Levels
   repeats: int = 1
 
   @property
@@ -235,7 +241,7 @@ class _BatchMaker(abc.ABC):
     positions = self.positions(step)
     n = len(positions)
     batch: Batch = {
-      'image': np.zeros((n, *self.image_shape), np.uint8),
+      'image': np.zeros((n, *self.image_shape), self.levels.dtype),
       'label': np.zeros(n, np.int32),
       'mask': positions < len(source),
       'index': np.full(n, -1, np.int32),
@@ -243,7 +249,7 @@ class _BatchMaker(abc.ABC):
     real = np.flatnonzero(batch['mask'])
     if isinstance(source, ArraySource):
       chosen = positions[real]
-      batch['image'][real] = source.images[chosen]
+      batch['image'][real] = self.levels.keep(source.images[chosen], 'the data')
       batch['label'][real] = source.labels[chosen]
       batch['index'][real] = source.indices[chosen]
       return batch
@@ -259,10 +265,17 @@ class _BatchMaker(abc.ABC):
     if self.source.image_shape is None:
       rng = np.random.default_rng((self.seed, _CROP, draw))
       return transforms.transform(
-        example.image, self.channels, self.crop, rng, example.where
+        example.image,
+        self.channels,
+        self.crop,
+        rng,
+        example.where,
+        self.levels,
       )
     assert isinstance(example.image, bytes)
-    pixels = decode.decode(example.image, self.channels, where=example.where)
+    pixels = decode.decode(
+      example.image, self.channels, where=example.where, levels=self.levels
+    )
     if pixels.shape[:2] != self.source.image_shape:
       raise UserError(
         f'{example.where} has (height, width) {pixels.shape[:2]}, not the'

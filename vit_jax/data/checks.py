@@ -9,6 +9,7 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.data import geometry
+from vit_jax.data import levels
 from vit_jax.data import sources
 from vit_jax.data import splits
 
@@ -46,6 +47,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   _check_range('data.crop_scale', data.crop_scale, most=1)
   _check_range('data.crop_ratio', data.crop_ratio)
   _check_normalization(data)
+  levels.check(config)
   if data.source_size is not None:
     config_lib.pair(data.source_size, 'data.source_size')
   for key in ('resize', 'eval_resize'):

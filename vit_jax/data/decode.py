@@ -1,8 +1,8 @@
 """Encoded images to pixels, as a person sees them.
 
 Whatever is stored (grey, palette, alpha, CMYK, 16 bits, rotated by EXIF), the
-result is uint8 with the channels asked for. Transparent pixels are composited
-on white, unless the alpha is asked for.
+result is uint8 with the channels asked for, or uint16 where 16 bits are to be
+kept. Transparent pixels are composited on white, unless the alpha is asked for.
 """
 
 import functools
@@ -15,13 +15,13 @@ import simplejpeg
 
 from vit_jax.config import one_line
 from vit_jax.config import UserError
+from vit_jax.data import levels as levels_lib
+from vit_jax.data import tiff
 
 MAX_PIXELS = 2**28  # about the most that a WebP file can hold
 _JPEG, _PNG, _BMP = b'\xff\xd8\xff', b'\x89PNG\r\n\x1a\n', b'BM'
 _SEGMENT = struct.Struct('>BBH')  # of a JPEG: 0xFF, kind, size without these 2
 _ORIENTATION = 0x0112  # EXIF's tag
-
-_TO_8_BITS = ((np.arange(2**16) + 128) // 257).astype(np.uint8)
 
 # Warnings of libjpeg after which the pixels are whole all the same: many files
 # of the web have them. Others mean that data is missing or wrong.
@@ -39,19 +39,52 @@ def decode(
   *,
   where: str = 'the image',
   at_least: tuple[int, int] = (0, 0),
+  levels: levels_lib.Levels = levels_lib.EIGHT_BITS,
 ) -> np.ndarray:
-  """Returns the pixels of an image, uint8 [h, w, channels].
+  """Returns the pixels of an image, uint8 or uint16 [h, w, channels].
 
   Args:
-    data: A JPEG, PNG, WebP or BMP file (or what else OpenCV reads).
+    data: A JPEG, PNG, WebP, TIFF or BMP file (or what else OpenCV reads).
     channels: 1 (grey, the luma), 3 (RGB) or 4 (RGB and alpha).
     where: Name of the image, for errors.
     at_least: (height, width). A JPEG that is larger may be returned smaller,
       but not below this, which is quicker. (0, 0): the size that it has.
+    levels: Of the result; the bits that it keeps.
 
   Raises:
-    UserError: The image is damaged, truncated, too large or of no known kind.
+    UserError: The image is empty, damaged, truncated, too large or of no known
+      kind; or its bits are not those of a window.
   """
+  pixels = as_stored(data, channels, where=where, at_least=at_least)
+  return to_channels(levels.keep(pixels, where), channels)
+
+
+def as_stored(
+  data: bytes,
+  channels: int = 3,
+  *,
+  where: str = 'the image',
+  at_least: tuple[int, int] = (0, 0),
+) -> np.ndarray:
+  """Returns pixels with the bits and channels that are stored.
+
+  Args:
+    data: As for `decode`.
+    channels: That they are needed for: 1 spares the colours of a JPEG.
+    where: As for `decode`, like `at_least`.
+    at_least: Likewise.
+
+  Returns:
+    uint8 or uint16, [h, w] or [h, w, 1 to 4].
+
+  Raises:
+    UserError: The image is empty, damaged, truncated, too large or of no known
+      kind.
+  """
+  if not data:
+    raise UserError(
+      f'{where} is empty: a file of no bytes is no image, and cannot be decoded'
+    )
   size, colors = _stored(data)
   if size is not None and size[0] * size[1] > MAX_PIXELS:
     raise UserError(
@@ -71,7 +104,24 @@ def decode(
     raise UserError(
       f'{where} is damaged, or no image, and cannot be decoded: {one_line(e)}'
     ) from None
-  return to_channels(_turn(pixels, orientation), channels)
+  return _turn(pixels, orientation)
+
+
+def stored_bits(data: bytes) -> int:
+  """Returns 16 for a PNG or TIFF file of 16 bits, by its header; else 8.
+
+  Args:
+    data: The file; of a PNG its first 32 bytes will do.
+  """
+  bits = 8
+  if data.startswith(_PNG) and len(data) > 24:
+    bits = data[24]
+  elif tiff.is_tiff(data):
+    try:
+      bits = tiff.read(data).bits
+    except ValueError:  # decoding it says what is wrong
+      bits = 8
+  return 16 if bits == 16 else 8
 
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
@@ -88,10 +138,8 @@ def to_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
     channels: 1, 3 or 4.
 
   Returns:
-    uint8 [h, w, channels].
+    [h, w, channels], of the same type.
   """
-  if pixels.dtype == np.uint16:
-    pixels = _TO_8_BITS[pixels]
   if pixels.ndim == 2:
     pixels = pixels[..., None]
   if pixels.shape[-1] == channels:
@@ -108,17 +156,20 @@ def to_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
   if channels >= 3 and pixels.shape[-1] == 1:
     pixels = np.repeat(pixels, 3, axis=-1)
   if channels == 4:
-    opaque = np.full_like(pixels[..., :1], 255)
+    opaque = np.full_like(pixels[..., :1], np.iinfo(pixels.dtype).max)
     pixels = np.concatenate([pixels, opaque], axis=-1)
   return np.ascontiguousarray(pixels)
 
 
 def _on_white(pixels: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-  mixed = pixels * alpha.astype(np.uint16)
-  # In place: a large image is several hundred MB here. At most 65,152.
-  mixed += (255 - alpha) * np.uint16(255) + np.uint16(127)
-  mixed //= 255
-  return mixed.astype(np.uint8)
+  # Twice the bits hold a product: at most 65,152 of bytes.
+  wide = np.uint16 if pixels.dtype == np.uint8 else np.uint32
+  most = np.iinfo(pixels.dtype).max
+  mixed = pixels * alpha.astype(wide)
+  # In place: a large image is several hundred MB here.
+  mixed += (most - alpha) * wide(most) + wide(most // 2)
+  mixed //= most
+  return mixed.astype(pixels.dtype)
 
 
 def _stored(data: bytes) -> tuple[tuple[int, int] | None, str]:
@@ -138,6 +189,11 @@ def _stored(data: bytes) -> tuple[tuple[int, int] | None, str]:
   if data.startswith(_BMP) and len(data) >= 26 and data[14] >= 40:
     width, height = struct.unpack_from('<ii', data, 18)
     return (abs(height), abs(width)), ''
+  if tiff.is_tiff(data):
+    try:
+      return tiff.read(data).size, ''
+    except ValueError:  # decoding it says what is wrong
+      return None, ''
   return None, ''
 
 
@@ -180,22 +236,28 @@ def _jpeg_header(data: bytes) -> tuple[int, int, str, str]:
 
 def _decode_other(data: bytes) -> np.ndarray:
   """Returns uint8 or uint16, [h, w] or [h, w, 3 or 4], not turned."""
+  header = None
   if data.startswith(_PNG):
     _check_png(data)
+  elif tiff.is_tiff(data):
+    header = tiff.read(data)
+    tiff.check(header, data)
   _quiet_opencv()
   buffer = np.frombuffer(data, np.uint8)
   # As it is stored: OpenCV would drop the alpha, and turn only some kinds.
-  pixels = cv2.imdecode(buffer, cv2.IMREAD_UNCHANGED) if data else None
+  pixels = cv2.imdecode(buffer, cv2.IMREAD_UNCHANGED)
   if pixels is None:
     raise ValueError('OpenCV reads no image from it')
   if pixels.dtype not in (np.uint8, np.uint16):
     raise ValueError(f'it holds numbers of type {pixels.dtype}')
-  if pixels.ndim == 2:
-    return _with_transparent_grey(pixels, data)
-  has_alpha = pixels.shape[-1] == 4
-  return cv2.cvtColor(
-    pixels, cv2.COLOR_BGRA2RGBA if has_alpha else cv2.COLOR_BGR2RGB
-  )
+  if pixels.ndim == 3:
+    has_alpha = pixels.shape[-1] == 4
+    pixels = cv2.cvtColor(
+      pixels, cv2.COLOR_BGRA2RGBA if has_alpha else cv2.COLOR_BGR2RGB
+    )
+  if header is not None:
+    return tiff.mend(pixels, header)
+  return _with_transparent_grey(pixels, data) if pixels.ndim == 2 else pixels
 
 
 def _check_png(data: bytes) -> None:

@@ -4,8 +4,10 @@ Images that all have one size come as they are stored and are cropped here, by
 the rules of the host's crops (`transforms.py`), which shrink with another
 filter; images that differ in size come cropped. Then, for training, as
 `config.augment` says: a policy and a jitter of colours, both of whole grey
-levels (so that only where there is one a crop that interpolates is rounded);
-scaling and normalisation; erasing; mixing with the neighbour in the batch.
+levels (so that only where there is one a crop that interpolates is rounded, and
+that images of 16 bits, or with a window, come to it as 8 bits of what is within
+the window); scaling and normalisation; erasing; mixing with the neighbour in
+the batch.
 """
 
 from collections.abc import Callable
@@ -19,6 +21,7 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax.data import erasing
 from vit_jax.data import geometry
+from vit_jax.data import levels as levels_lib
 from vit_jax.data import mixing
 from vit_jax.data import operations
 from vit_jax.data import policies
@@ -45,18 +48,18 @@ def train_transform(
     image_shape: (height, width) of the source, None where images differ.
 
   Returns:
-    A function of a batch (image: uint8 [B, h, w, C], label: int32 [B]), a
-    random key, and rows (int32 [B], the examples' positions in the global
-    batch) to the batch with image: float32 [B, H, W, C] and, where images are
-    mixed, label: float32 [B, classes]; then B is even, and rows 2i and 2i + 1
-    of the global batch follow each other. What it does to an example depends
-    on the key and its row alone.
+    A function of a batch (image: uint8 or uint16 [B, h, w, C], label: int32
+    [B]), a random key, and rows (int32 [B], the examples' positions in the
+    global batch) to the batch with image: float32 [B, H, W, C] and, where
+    images are mixed, label: float32 [B, classes]; then B is even, and rows 2i
+    and 2i + 1 of the global batch follow each other. What it does to an example
+    depends on the key and its row alone.
   """
   augment = config.augment
   mixes, classes = mixing.is_on(augment), config.model.num_classes
   assert classes or not mixes
   crop = geometry.train_crop(config)
-  recolor = _recolor(augment)
+  recolor = _recolor(augment, levels_lib.of(config))
   normalize = _normalize(config)
 
   def transform(batch: Batch, key: jax.Array, rows: jax.Array) -> Batch:
@@ -92,21 +95,24 @@ def eval_transform(
     image_shape: (height, width) of the source, None where images differ.
 
   Returns:
-    A function of images (uint8 [B, h, w, C]) to float32 [B, H, W, C].
+    A function of images (uint8 or uint16 [B, h, w, C]) to float32
+    [B, H, W, C].
   """
-  normalize = _normalize(config)
+  normalize, levels = _normalize(config), levels_lib.of(config)
   crop = geometry.eval_crop(config)
 
   def transform(images: jax.Array) -> jax.Array:
     if image_shape is not None:
       images = _cut(_resize(images, crop), crop, None)
-    return normalize(images)
+    return normalize(levels.scale(images))
 
   return transform
 
 
-def _recolor(augment: ml_collections.ConfigDict) -> _Augmentation:
-  """Returns policy and jitter."""
+def _recolor(
+  augment: ml_collections.ConfigDict, levels: levels_lib.Levels
+) -> _Augmentation:
+  """Returns policy and jitter, of stored values; gives float32 in [0, 1]."""
   steps: list[tuple[int, _Augmentation]] = []
   if augment.policy:
     steps.append((_POLICY, policies.make(augment.policy)))
@@ -116,11 +122,15 @@ def _recolor(augment: ml_collections.ConfigDict) -> _Augmentation:
     steps.append((_JITTER, jitter))
 
   def recolor(images: jax.Array, keys: jax.Array) -> jax.Array:
-    if steps and images.dtype != jnp.uint8:  # interpolated, 0 to 255
+    if not steps:
+      return levels.scale(images)
+    if not levels.is_plain:
+      images = jnp.round(levels.scale(images) * 255).astype(jnp.uint8)
+    elif images.dtype != jnp.uint8:  # interpolated, 0 to 255
       images = jnp.round(images).astype(jnp.uint8)
     for purpose, change in steps:
       images = change(images, _for(purpose, keys))
-    return images
+    return levels_lib.EIGHT_BITS.scale(images)
 
   return recolor
 
@@ -137,7 +147,7 @@ def _normalize(config: ml_collections.ConfigDict) -> EvalTransform:
   )
 
   def normalize(images: jax.Array) -> jax.Array:
-    return (images.astype(jnp.float32) / 255 - mean) / std
+    return (images - mean) / std
 
   return normalize
 

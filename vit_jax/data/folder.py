@@ -1,7 +1,12 @@
-"""Images in folders: `{train,val,test}/<class>/**`, or only `<class>/**`."""
+"""Images in folders: `{train,val,test}/<class>/**`, or only `<class>/**`.
+
+The folders of splits may have other usual names, such as training, valid or
+Testing; where there is no val, test stands for it.
+"""
 
 from collections.abc import Iterator
 from collections.abc import Sequence
+import dataclasses
 import functools
 import hashlib
 import os
@@ -11,9 +16,19 @@ from absl import logging
 from vit_jax.config import some
 from vit_jax.config import UserError
 from vit_jax.data import base
+from vit_jax.data import decode
 from vit_jax.data import splits
+from vit_jax.data import tiff
 
-_ENDINGS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp')
+_ENDINGS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp', '.tif', '.tiff')
+# The split that a folder's name stands for, whatever its case.
+_SPLITS = {
+  **dict.fromkeys(('train', 'training'), 'train'),
+  **dict.fromkeys(('val', 'valid', 'validation', 'dev', 'eval'), 'val'),
+  **dict.fromkeys(('test', 'testing'), 'test'),
+}
+_SAMPLE = 64  # files whose headers tell how many bits images have
+_HEADER = 64  # bytes of a PNG that say it
 
 
 class FolderSource(base.Source):
@@ -38,17 +53,22 @@ class FolderSource(base.Source):
       UserError: There is no such folder or split, or a class is empty or
         unknown.
     """
-    self._folders = _split_folders(root)
-    self.classes = tuple(_subfolders(self._folders['train']))
+    self._root = root
+    self._folders = split_folders(root)
+    self.classes = classes_in(self._folders['train'])
     self.image_shape = image_shape
     self._label_of = {name: i for i, name in enumerate(self.classes)}
     self._files: dict[str, list[str]] = {}
-    wanted = {part.name for part in splits.parse(split)}
+    aliases = _aliases(root, self._folders)
+    names = {part.name for part in splits.parse(split)}
+    wanted = {aliases.get(name, name) for name in names}
     for name, folder in self._folders.items():
       if name in wanted or split == 'all':
         self._files[name] = _list_images(folder, self.classes)
     sizes = {name: len(self._files.get(name, ())) for name in self._folders}
-    self._selection = splits.Selection(split, sizes, root)
+    self._selection = splits.Selection(split, sizes, root, aliases)
+    if aliases.get('val') == 'test' and 'val' in names:
+      _inform_once(f'{root} has no val: test is taken for it')
 
   def __len__(self) -> int:
     return len(self._selection)
@@ -63,12 +83,21 @@ class FolderSource(base.Source):
     name = self._files[split][row]
     path = os.path.join(self._folders[split], name)
     label = self._label_of[name.split('/')[0]]
-    return base.Example(_read(path), label, index, path)
+    return base.Example(read_image(path), label, index, path)
 
   def file(self, position: int) -> str:
     """Returns the path of an example's file."""
     split, row, _ = self._selection.locate(position)
     return os.path.join(self._folders[split], self._files[split][row])
+
+  def id(self, position: int) -> str:
+    """Returns the path of an example's file below the folder."""
+    return os.path.relpath(self.file(position), self._root)
+
+  def bits(self) -> int:
+    """Returns 16 where one of the first 64 files has 16, by its header."""
+    sample = range(min(len(self), _SAMPLE))  # files are ordered by a hash
+    return max(map(_file_bits, map(self.file, sample)))
 
   def fingerprint(self) -> str:
     """Returns a digest of the names of files and classes, not of the images."""
@@ -100,7 +129,7 @@ class FilesSource(base.Source):
       UserError: The file cannot be read.
     """
     path = self._paths[position]
-    return base.Example(_read(path), -1, position, path)
+    return base.Example(read_image(path), -1, position, path)
 
   def file(self, position: int) -> str:
     """Returns the path of an example's file."""
@@ -111,12 +140,22 @@ class FilesSource(base.Source):
     return base.digest(self._paths)
 
 
-def _read(path: str) -> bytes:
+def read_image(path: str) -> bytes:
+  """Returns an encoded image.
+
+  Raises:
+    UserError: The file cannot be read.
+  """
   try:
-    with open(path, 'rb', buffering=0) as f:  # read at once
-      return f.read()
+    with open(path, 'rb', buffering=0) as file:  # read at once
+      return file.read()
   except OSError as e:
     raise UserError(f'{path} cannot be read: {e.strerror}') from None
+
+
+def classes_in(folder: str) -> tuple[str, ...]:
+  """Returns the names of the classes of a split's folder."""
+  return tuple(_subfolders(folder))
 
 
 def images_below(folder: str) -> list[str]:
@@ -126,32 +165,101 @@ def images_below(folder: str) -> list[str]:
   )
 
 
-def _split_folders(root: str) -> dict[str, str]:
+def split_folders(root: str) -> dict[str, str]:
   """Returns the folder of each split.
 
-  'train', 'val' and 'test' may also be names of classes: they are splits if
-  they have folders, one for each class, and no images of their own.
+  'train', 'val', 'test' and their usual synonyms may also be names of classes:
+  they are splits if they have folders, one for each class, and no images of
+  their own. Folders of other names beside them are splits of these names.
+
+  Raises:
+    UserError: There is no such folder, or its folders may be splits or classes.
   """
   if not os.path.isdir(root):
     raise UserError(f'there is no folder {root}: change config.data.name')
   folders = {name: os.path.join(root, name) for name in _subfolders(root)}
   if not folders:
     raise UserError(f'{root} has no folders: it needs one for each class')
-  if not any(
-    name in folders and _holds_classes(folders[name])
-    for name in ('train', 'val', 'test')
-  ):
+  named = {name: _SPLITS.get(name.lower()) for name in folders}
+  found = [name for name in folders if named[name]]
+  holding = [name for name in found if _holds_classes(folders[name])]
+  if not holding:
+    if found == [*folders] and len(found) > 1:
+      raise UserError(
+        f'{root} has no classes, only {", ".join(found)}, which are named as'
+        f' splits: put images into {root}/{found[0]}/<class>, and so on, or'
+        ' rename the folders if they are classes'
+      )
     return {'train': root}
-  if 'train' not in folders or not _holds_classes(folders['train']):
+  result: dict[str, str] = {}
+  for name, split in named.items():
+    if split is None or name not in holding:
+      _check_beside(root, name, split, holding)
+    if split is not None and name not in holding:
+      continue
+    if (split or name) in result:
+      other = os.path.basename(result[split or name])
+      raise UserError(
+        f'{root} has both {other} and {name}: which is the split'
+        f' {split or name!r}? Rename one, or move it away'
+      )
+    result[split or name] = folders[name]
+  if 'train' not in result:
     raise UserError(
-      f'{root} has no folder train/<class>: the classes are those of train'
+      f'{root} has no folder train/<class>: the classes are those of train. If'
+      f' {", ".join(holding)} are classes, put all classes into {root}/train'
     )
-  return folders
+  _tell_splits(root, result)
+  return result
+
+
+def _check_beside(
+  root: str, name: str, split: str | None, splits_there: list[str]
+) -> None:
+  """Looks at a folder beside those of splits, which holds no classes.
+
+  Raises:
+    UserError: It may be a class itself.
+  """
+  folder = os.path.join(root, name)
+  if not _holds_images(folder):
+    return
+  if split is None:
+    raise UserError(
+      f'{root} has splits ({", ".join(splits_there)}) and beside them {name},'
+      f' with images of its own: if it is a class, move it into'
+      f' {root}/{splits_there[0]}, or else out of {root}'
+    )
+  _log_once(f'{folder} has images and no classes: it is left out')
+
+
+def _tell_splits(root: str, folders: dict[str, str]) -> None:
+  """Says which folders are which splits, where they have other names."""
+  names = {name: os.path.basename(path) for name, path in folders.items()}
+  taken = [f'{folder} as {name}' for name, folder in names.items()]
+  if any(name != folder for name, folder in names.items()):
+    _inform_once(f'{root}: taking {", ".join(taken)}')
+
+
+def _aliases(root: str, folders: dict[str, str]) -> dict[str, str]:
+  """Returns other names of the splits: of their folders, and val for test."""
+  aliases = {
+    os.path.basename(path): name
+    for name, path in folders.items()
+    if path != root
+  }
+  if 'val' not in folders and 'test' in folders:
+    aliases['val'] = 'test'
+  return aliases
 
 
 def _holds_classes(folder: str) -> bool:
+  return bool(_subfolders(folder)) and not _holds_images(folder)
+
+
+def _holds_images(folder: str) -> bool:
   with os.scandir(folder) as entries:
-    return bool(_subfolders(folder)) and not any(map(_is_image, entries))
+    return any(map(_is_image, entries))
 
 
 def _subfolders(folder: str) -> list[str]:
@@ -160,34 +268,75 @@ def _subfolders(folder: str) -> list[str]:
     return sorted(e.name for e in entries if not _is_hidden(e) and e.is_dir())
 
 
+@dataclasses.dataclass(frozen=True)
+class Listing:
+  """What is in the folder of a split.
+
+  Attributes:
+    images: Of classes, 'class/a.png', ordered by a hash.
+    others: Files that are ignored, likewise.
+    problems: Of its classes; a run stops at the first.
+  """
+
+  images: list[str]
+  others: list[str]
+  problems: list[str]
+
+
+def look_into(folder: str, classes: tuple[str, ...]) -> Listing:
+  """Lists the folder of a split.
+
+  Args:
+    folder: With folders of classes.
+    classes: Of train.
+  """
+  images: list[str] = []
+  others: list[str] = []
+  for name, is_image in _walk(folder):
+    (images if is_image and '/' in name else others).append(name)
+  filled = {name.split('/')[0] for name in images}
+  problems = []
+  for name in _subfolders(folder):
+    path = os.path.join(folder, name)
+    if name not in classes:
+      problems.append(
+        f'{path} is not a class of train: the classes are {some(classes)}'
+      )
+    elif name not in filled:
+      problems.append(
+        f'{path} has no images: add some ({", ".join(_ENDINGS)}), or remove'
+        ' the folder'
+      )
+  return Listing(sorted(images, key=_hash_order), sorted(others), problems)
+
+
 def _list_images(folder: str, classes: tuple[str, ...]) -> list[str]:
   """Returns the paths of all images below `folder/<class>`, ordered by hash.
 
   Raises:
     UserError: A class has no images, or is none of `classes`.
   """
-  images: list[str] = []
-  others: list[str] = []
-  for name, is_image in _walk(folder):
-    (images if is_image and '/' in name else others).append(name)
-  if others:
+  found = look_into(folder, classes)
+  if found.others:
     _log_once(
-      f'{folder}: {len(others)} files are not images of a class, and are'
-      f' ignored: {min(others)}, for example'
+      f'{folder}: {len(found.others)} files are not images of a class, and are'
+      f' ignored: {found.others[0]}, for example'
     )
-  filled = {name.split('/')[0] for name in images}
-  for name in _subfolders(folder):
-    path = os.path.join(folder, name)
-    if name not in classes:
-      raise UserError(
-        f'{path} is not a class of train: the classes are {some(classes)}'
-      )
-    if name not in filled:
-      raise UserError(
-        f'{path} has no images: add some ({", ".join(_ENDINGS)}), or remove'
-        ' the folder'
-      )
-  return sorted(images, key=_hash_order)
+  if found.problems:
+    raise UserError(found.problems[0])
+  return found.images
+
+
+def _file_bits(path: str) -> int:
+  """Returns the bits of an image, 8 where its header cannot be read."""
+  try:
+    with open(path, 'rb', buffering=0) as file:
+      data = file.read(_HEADER)
+      if tiff.is_tiff(data):  # whose header may be at its end
+        data += file.read()
+  except OSError:  # to be said when it is read
+    return 8
+  return decode.stored_bits(data)
 
 
 def _hash_order(name: str) -> tuple[bytes, str]:
@@ -232,3 +381,8 @@ def _is_image(entry: os.DirEntry[str]) -> bool:
 @functools.cache  # a folder is often listed for several slices
 def _log_once(message: str) -> None:
   logging.warning('%s', message)
+
+
+@functools.cache
+def _inform_once(message: str) -> None:
+  logging.info('%s', message)

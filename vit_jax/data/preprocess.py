@@ -14,6 +14,7 @@ from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.data import decode
 from vit_jax.data import geometry
+from vit_jax.data import levels as levels_lib
 from vit_jax.data import transforms
 
 
@@ -29,6 +30,9 @@ class Preprocess:
     std: Likewise.
     resize: As `config.data.eval_resize`.
     antialias: Whether images are smoothed when they are shrunk.
+    bits: Of a stored value that are kept until it is normalised, 8 or 16.
+    intensity: (low, high), the stored values that become 0 and 1, and what is
+      beyond is cut; None: the range of the type.
   """
 
   classes: tuple[str, ...]
@@ -38,6 +42,8 @@ class Preprocess:
   std: tuple[float, ...]
   resize: int | tuple[int, int] | None = None
   antialias: bool = True
+  bits: int = 8
+  intensity: tuple[float, float] | None = None
 
   @classmethod
   def from_config(
@@ -46,6 +52,7 @@ class Preprocess:
     """Returns what evaluation does under a config."""
     crop = geometry.eval_crop(config)
     mean, std = config_lib.normalization(config)
+    levels = levels_lib.of(config)
     return cls(
       classes=tuple(classes),
       image_size=crop.size,
@@ -54,6 +61,8 @@ class Preprocess:
       std=std,
       resize=crop.resize,
       antialias=crop.antialias,
+      bits=levels.bits,
+      intensity=levels.window,
     )
 
   @classmethod
@@ -88,11 +97,22 @@ class Preprocess:
       and len(self.image_size) == 2
       and all(type(x) is int and x > 0 for x in self.image_size)
       and all(isinstance(name, str) for name in self.classes)
+      and self.bits in (8, 16)
+      and self._has_window()
     )
     if not good:
       raise UserError(
         f'what prediction needs (preprocess.json) cannot be used: {self}'
       )
+
+  def _has_window(self) -> bool:
+    """Whether intensity is one that can be used."""
+    window = self.intensity
+    if window is None:
+      return True
+    good = isinstance(window, tuple) and len(window) == 2
+    good = good and all(isinstance(x, int | float) for x in window)
+    return good and 0 <= window[0] < window[1] < np.inf
 
   def _are_tuples(self) -> bool:
     values = (self.classes, self.image_size, self.mean, self.std)
@@ -111,7 +131,15 @@ class Preprocess:
     config.data.std = self.std
     config.data.eval_resize = self.resize
     config.data.antialias = self.antialias
+    config.data.bits = self.bits
+    if self.intensity is not None:
+      config.data.intensity = self.intensity
     return config
+
+  @property
+  def levels(self) -> levels_lib.Levels:
+    """Which stored values become 0 and 1."""
+    return levels_lib.Levels(self.bits, self.intensity)
 
   def __call__(self, images: Any) -> np.ndarray:
     """Decodes, resizes, crops and normalises images.
@@ -127,12 +155,12 @@ class Preprocess:
     Raises:
       UserError: One is no image, is damaged, or cannot be read.
     """
-    scaled = self.pixels(images).astype(np.float32) / 255
+    scaled = self.levels.scale(self.pixels(images))
     mean, std = (np.asarray(x, np.float32) for x in (self.mean, self.std))
     return (scaled - mean) / std
 
   def pixels(self, images: Any) -> np.ndarray:
-    """Does all but normalise: returns uint8 [B, H, W, C].
+    """Does all but normalise: returns uint8 or uint16 [B, H, W, C].
 
     Args:
       images: As for a call.
@@ -149,7 +177,12 @@ class Preprocess:
       where = os.fspath(image) if _is_path(image) else f'image {i}'
       pixels.append(
         transforms.transform(
-          _load(image, self.channels, where), self.channels, crop, rng, where
+          _load(image, self.channels, where, self.levels),
+          self.channels,
+          crop,
+          rng,
+          where,
+          self.levels,
         )
       )
     if not pixels:
@@ -171,8 +204,10 @@ def _is_pil(image: Any) -> bool:
   return hasattr(image, 'getexif')  # Pillow is not among what we require
 
 
-def _load(image: Any, channels: int, where: str) -> bytes | np.ndarray:
-  """Returns an encoded image, or uint8 [h, w, channels]."""
+def _load(
+  image: Any, channels: int, where: str, levels: levels_lib.Levels
+) -> bytes | np.ndarray:
+  """Returns an encoded image, or pixels [h, w, channels]."""
   if _is_path(image):
     try:
       with open(image, 'rb') as f:
@@ -190,7 +225,7 @@ def _load(image: Any, channels: int, where: str) -> bytes | np.ndarray:
       f'{where} is an array of type {array.dtype} and shape {array.shape}:'
       ' it must be uint8 (0 to 255) or uint16, [h, w] or [h, w, 1 to 4]'
     )
-  return decode.to_channels(array, channels)
+  return decode.to_channels(levels.keep(array, where), channels)
 
 
 def _from_pil(image: Any) -> np.ndarray:
@@ -198,7 +233,11 @@ def _from_pil(image: Any) -> np.ndarray:
   from PIL import ImageOps  # the image came from there
 
   image = ImageOps.exif_transpose(image)
-  if image.mode == 'I;16':
+  if image.mode.startswith('I'):  # as which Pillow opens grey of 16 bits, too
+    values = np.asarray(image)
+    fits = values.min() >= 0 and values.max() <= 65535
+    return values.astype(np.uint16) if fits else values
+  if image.mode == 'F':
     return np.asarray(image)
   if image.mode in ('LA', 'PA', 'RGBA') or 'transparency' in image.info:
     return np.asarray(image.convert('RGBA'))

@@ -8,6 +8,7 @@ from vit_jax import config as config_lib
 from vit_jax.data import base
 from vit_jax.data import digits
 from vit_jax.data import folder
+from vit_jax.data import skipping
 from vit_jax.data import splits
 from vit_jax.data import tfds
 
@@ -23,6 +24,14 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> base.Source:
     UserError: There is no such dataset, folder or split; or it cannot be used:
       one line says why.
   """
+  source = _open(config, split)
+  if not config.data.skip_damaged:
+    return source
+  listed = skipping.read(config.data.skip_damaged)
+  return skipping.without(source, listed, f'{config.data.name}, {split}')
+
+
+def _open(config: ml_collections.ConfigDict, split: str) -> base.Source:
   data = config.data
   size = data.source_size
   if size is not None:
@@ -45,7 +54,13 @@ def open_split(
   try:
     return open_source(config, dict(config_lib.flatten(config))[key])
   except splits.SplitError as e:
-    raise config_lib.UserError(f'config.{key}: {e}') from None
+    hint = ''
+    if e.only and key != 'data.split':
+      hint = (
+        '. To hold some out, set'
+        f" --config.data.split='{e.only}[:90%]' --config.{key}='{e.only}[90%:]'"
+      )
+    raise config_lib.UserError(f'config.{key}: {e}{hint}') from None
 
 
 FOLDER = 'folder:'

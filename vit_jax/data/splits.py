@@ -18,7 +18,13 @@ _BOUND = re.compile(r'(-?[\d_.]+)(%?)')
 
 
 class SplitError(UserError):
-  """The data has no such split."""
+  """The data has no such split.
+
+  Attributes:
+    only: The one split that there is, where it was asked for another.
+  """
+
+  only: str = ''
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,13 +106,20 @@ class Selection:
       the last.
   """
 
-  def __init__(self, spec: str, sizes: Mapping[str, int], where: str):
+  def __init__(
+    self,
+    spec: str,
+    sizes: Mapping[str, int],
+    where: str,
+    aliases: Mapping[str, str] | None = None,
+  ):
     """Resolves a specification.
 
     Args:
       spec: As in `data.split`; `all` stands for every split.
       sizes: Number of examples in each whole split.
       where: Name of the data, for errors.
+      aliases: Other names of these splits.
 
     Raises:
       SplitError: There is no such split, or nothing is selected.
@@ -117,11 +130,15 @@ class Selection:
     self._offsets: dict[str, int] = {}
     offset = 0
     for part in parse(spec):
-      if part.name not in sizes:
-        raise SplitError(
-          f'{where} has no split {part.name!r}: choose from {", ".join(sizes)},'
+      name = (aliases or {}).get(part.name, part.name)
+      part = dataclasses.replace(part, name=name)
+      if name not in sizes:
+        error = SplitError(
+          f'{where} has no split {name!r}: choose from {", ".join(sizes)},'
           f" or a slice of one, as in '{next(iter(sizes))}[90%:]'"
         )
+        error.only = next(iter(sizes)) if len(sizes) == 1 else ''
+        raise error
       try:
         self.ranges.append((part.name, *part.bounds(sizes[part.name])))
       except UserError as e:

@@ -63,6 +63,7 @@ class TfdsSource(base.Source):
         ' can be read'
       )
     self.classes = tuple(label.names or map(str, range(label.num_classes)))
+    self._bits = 8 * np.dtype(image.np_dtype).itemsize
     stored = image.shape[:2]
     self.image_shape = image_shape if None in stored else stored
     sizes = {s: info.num_examples for s, info in builder.info.splits.items()}
@@ -94,6 +95,15 @@ class TfdsSource(base.Source):
       raise UserError(f'{where}, has no label: choose another split')
     (image,) = features[self._image_key].bytes_list.value
     return base.Example(image, label, index, where)
+
+  def id(self, position: int) -> str:
+    """Returns the split and the row of an example, as 'train/12'."""
+    split, row, _ = self._selection.locate(position)
+    return f'{split}/{row}'
+
+  def bits(self) -> int:
+    """Returns the bits of a stored value, as the dataset says."""
+    return self._bits
 
   def fingerprint(self) -> str:
     """Returns a digest of the name with its version, split and classes."""

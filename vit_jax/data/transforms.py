@@ -10,6 +10,7 @@ import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.data import decode
+from vit_jax.data import levels as levels_lib
 from vit_jax.data.geometry import Crop
 from vit_jax.data.geometry import fallback
 from vit_jax.data.geometry import middle
@@ -31,16 +32,27 @@ class _Image:
     size: (height, width) before it is reduced.
   """
 
-  def __init__(self, image: bytes | np.ndarray, channels: int, where: str):
+  def __init__(
+    self,
+    image: bytes | np.ndarray,
+    channels: int,
+    where: str,
+    levels: levels_lib.Levels,
+  ):
     self._image, self._channels, self.where = image, channels, where
+    self._levels = levels
     size = decode.jpeg_size(image) if isinstance(image, bytes) else None
     self.size: Size = size or self.pixels((0, 0)).shape[:2]
 
   def pixels(self, at_least: Size) -> np.ndarray:
-    """Returns uint8 [h, w, C], not below `at_least` if it is not now."""
+    """Returns integers [h, w, C], not below `at_least` if it is not now."""
     if isinstance(self._image, bytes):
       self._image = decode.decode(
-        self._image, self._channels, where=self.where, at_least=at_least
+        self._image,
+        self._channels,
+        where=self.where,
+        at_least=at_least,
+        levels=self._levels,
       )
     return self._image
 
@@ -51,23 +63,25 @@ def transform(
   crop: Crop,
   rng: np.random.Generator,
   where: str = 'the image',
+  levels: levels_lib.Levels = levels_lib.EIGHT_BITS,
 ) -> np.ndarray:
   """Decodes, cuts and resizes an image.
 
   Args:
-    image: An encoded file, or uint8 [h, w, channels].
+    image: An encoded file, or pixels [h, w, channels], of the type of `levels`.
     channels: Of the result.
     crop: How it is cut.
     rng: Draws what is random, if anything is.
     where: Name of the image, for errors.
+    levels: Have the bits that are kept.
 
   Returns:
-    uint8 [H, W, channels], of the crop's size.
+    uint8 or uint16 [H, W, channels], of the crop's size.
 
   Raises:
     UserError: The image cannot be decoded, or is too long to be resized.
   """
-  stored = _Image(image, channels, where)
+  stored = _Image(image, channels, where, levels)
   if crop.kind == 'random_resized':
     result = _random_resized(stored, crop, rng)
   else:
@@ -152,7 +166,7 @@ def _at_least(target: tuple[float, float], crop: Crop) -> Size:
 
 
 def _resize(pixels: np.ndarray, size: Size, antialias: bool) -> np.ndarray:
-  """Returns uint8 [h, w, C] resized, each side shrunk before one grows."""
+  """Returns pixels [h, w, C] resized, each side shrunk before one grows."""
   channels = pixels.shape[-1]
   smaller = min(size[0], pixels.shape[0]), min(size[1], pixels.shape[1])
   if antialias and smaller != pixels.shape[:2]:
@@ -163,12 +177,12 @@ def _resize(pixels: np.ndarray, size: Size, antialias: bool) -> np.ndarray:
 
 
 def _shrink(pixels: np.ndarray, size: Size) -> np.ndarray:
-  """Returns the means of the areas that become a pixel, uint8 [h, w, C].
+  """Returns the means of the areas that become a pixel, [h, w, C].
 
   They are cv2.INTER_AREA's to the bit.
   """
   is_whole = pixels.shape[0] % size[0] == pixels.shape[1] % size[1] == 0
-  if is_whole or pixels.size > _MAX_FLOATS:
+  if is_whole or pixels.size > _MAX_FLOATS or pixels.dtype != np.uint8:
     return cv2.resize(pixels, size[::-1], interpolation=cv2.INTER_AREA)
   # OpenCV takes fractions of bytes in float32, too, but takes longer for it.
   means = cv2.resize(

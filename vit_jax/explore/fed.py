@@ -109,6 +109,7 @@ def load(config: 'ml_collections.ConfigDict', step: int, count: int) -> Fed:
   from vit_jax import train_step
   from vit_jax.data import batches
   from vit_jax.data import device
+  from vit_jax.data import intensity
   from vit_jax.objectives import base
 
   config_lib.check(config)
@@ -116,6 +117,7 @@ def load(config: 'ml_collections.ConfigDict', step: int, count: int) -> Fed:
   source = data.open_split(config)
   config = config.copy_and_resolve_references()
   config.model.num_classes = len(source.classes)
+  intensity.fill(config, source)
   # The rest of the batch is not needed, but for the second half of a pair.
   count = min(count, config.train.batch_size)
   rows = range(min(count + count % 2, config.train.batch_size))

@@ -66,7 +66,7 @@ def write(
   suffix = _SUFFIXES.get(name, '.safetensors')
   weights_file = path.name if is_file else f'model{suffix}'
   folder = path.absolute().parent.name if is_file else path.name
-  notes = _notes(loaded.model, name)
+  notes = _notes(loaded.model, name) + _level_notes(loaded)
   with new_directory(path, is_file) as directory:
     for json_name, content in _companions(loaded, name, weights_file).items():
       workdir.write_json(directory / json_name, content)
@@ -219,6 +219,19 @@ def _notes(model: models.Model, name: str) -> list[str]:
   if name == 'huggingface':
     return huggingface_config.notes(cast(vit.ViT, model))
   return google.notes(model)
+
+
+def _level_notes(loaded: weights.Loaded) -> list[str]:
+  """Says where 0 and 1 are, where that is not 0 and 255."""
+  levels = loaded.preprocess.levels
+  if levels.is_plain:
+    return []
+  low, high = levels.window or (0, 2**levels.bits - 1)
+  return [
+    f'this model takes images of {levels.bits} bits: before mean and std their'
+    f' values from {low:g} to {high:g} become 0 to 1, others are cut; that'
+    " program's own preprocessing does not know it"
+  ]
 
 
 def _usage(

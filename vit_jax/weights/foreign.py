@@ -182,6 +182,8 @@ def _restored(
     ),
     'resize': config.get(f'{key}.resize', typed.SIZE),
     'antialias': config.get(f'{key}.antialias', typed.TRUTH, True),
+    'bits': config.get(f'{key}.bits', typed.BITS, 8),
+    'intensity': config.get(f'{key}.intensity', typed.WINDOW),
   }
   return dataclasses.replace(
     description,

@@ -69,6 +69,16 @@ SIZE = Kind(
   'one or two whole numbers above 0',
   lambda x: is_count(x) or are_counts(x, 2),
 )
+BITS = Kind('8 or 16', lambda x: is_count(x) and x in (8, 16))
+WINDOW = Kind(
+  'two numbers from 0 on, the first the less',
+  lambda x: (
+    isinstance(x, list)
+    and len(x) == 2
+    and all(map(is_number, x))
+    and 0 <= x[0] < x[1]
+  ),
+)
 _LABELS = Kind('names in a list, or by the numbers of classes', _are_labels)
 
 

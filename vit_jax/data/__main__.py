@@ -1,0 +1,133 @@
+r"""Reads every example of the data and lists all that is wrong.
+
+  python -m vit_jax.data check images
+  python -m vit_jax.data check images --out=damaged.json
+  python -m vit_jax.data check configs/folder.py \
+    --config.data.name=folder:images --format=json
+
+What to check is a folder (or folder:PATH), with all of its splits, or a config
+file: then the folder that it names, or the splits of another dataset.
+
+Listed are images that are damaged or empty; the same bytes in several splits or
+classes; files that are ignored, by their endings; the sizes of images and of
+classes; and, of images of 16 bits, the range of their values. The exit status
+is 1 where something would stop a run: a damaged image, or a class without any.
+
+--out=FILE writes what --format=json prints, and leaves the listed images out:
+
+  python -m vit_jax.main --config=configs/folder.py \
+    --config.data.name=folder:images --config.data.skip_damaged=damaged.json
+
+The JSON object has data, examples, splits (name -> folder, examples, classes
+with their sizes), problems (of splits and classes), damaged (id, split, class,
+problem of each), duplicates (ids, splits, classes of each group of the same
+bytes), copies (their number within a class of a split), ignored (ending ->
+count, example), sizes (smallest, largest, different, common; as height and
+width), channels and bits (number of images of each), and intensity (least,
+greatest and percentiles of values of 16 bits, or null).
+"""
+
+import json
+import os
+import pathlib
+import sys
+from typing import Any
+
+from absl import flags
+
+from vit_jax import cli
+from vit_jax import data_flags
+from vit_jax import workdir
+from vit_jax.config import UserError
+
+FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
+_CONFIG = cli.define_config(FLAGS)
+_FORMAT = flags.DEFINE_enum(
+  'format', 'table', ['table', 'json'], 'Of stdout.', flag_values=FLAGS
+)
+_OUT = flags.DEFINE_string(
+  'out', None, 'FILE for the JSON, too.', flag_values=FLAGS
+)
+
+
+def run() -> None:
+  """Runs the verb that is the first argument, and exits."""
+  sys.argv[1:] = with_config(sys.argv[1:])
+  cli.run(main, __doc__, FLAGS)
+
+
+def with_config(arguments: list[str]) -> list[str]:
+  """Returns arguments in which a config file is --config, before its keys."""
+  for i, argument in enumerate(arguments[1:], 1):
+    if not argument.startswith('-') and argument.split(':')[0].endswith('.py'):
+      rest = [*arguments[:i], *arguments[i + 1 :]]
+      return [f'--config={argument}', *rest]
+  return arguments
+
+
+def main(argv: list[str]) -> int:
+  """Checks, and returns the exit status."""
+  verb, *names = argv[1:] or ['']
+  if verb != 'check':
+    raise UserError(
+      f'{verb!r} is no verb: write check, as in python -m vit_jax.data check'
+      ' images'
+    )
+  config = _CONFIG.value
+  if len(names) + (config is not None) != 1:
+    raise UserError(
+      f'check takes one folder or config file, but got {len(names)} and'
+      f' {"a" if config else "no"} config: write python -m vit_jax.data check'
+      ' images'
+    )
+  out = pathlib.Path(_OUT.value) if _OUT.value else None
+  if out is not None and not out.absolute().parent.is_dir():
+    raise UserError(f'--out={out}: there is no folder {out.parent}')
+  from vit_jax.data import survey as survey_lib  # after the flags
+
+  survey = _survey(names[0] if names else None, config)
+  with data_flags.progress(len(survey.entries)) as progress:
+    found = survey_lib.report(survey, progress.update)
+  if out is not None:
+    workdir.write_json(out, found)
+  if _FORMAT.value == 'json':
+    print(json.dumps(found))
+  else:
+    print(survey_lib.as_text(found), end='')
+  _advise(found, out)
+  return int(survey_lib.is_bad(found))
+
+
+def _survey(name: str | None, config: Any) -> Any:
+  """Lists what there is to check."""
+  from vit_jax import data
+  from vit_jax.data import sources
+  from vit_jax.data import survey
+
+  if name is None:
+    data.check(config)
+    return survey.of_config(config)
+  path = sources.folder_path(name)
+  if not os.path.isdir(path):
+    raise UserError(
+      f'there is no folder {path}: name one, or a config file, as'
+      ' configs/folder.py'
+    )
+  return survey.of_folder(path)
+
+
+def _advise(found: dict[str, Any], out: pathlib.Path | None) -> None:
+  """Says how to train without what is damaged."""
+  if not found['damaged']:
+    return
+  where = out or 'damaged.json'
+  first = '' if out else f'--out={where} writes the list; '
+  print(
+    f'{first}to train without what is damaged, add'
+    f' --config.data.skip_damaged={where}',
+    file=sys.stderr,
+  )
+
+
+if __name__ == '__main__':
+  run()

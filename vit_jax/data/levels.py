@@ -1,0 +1,162 @@
+"""Which stored values become 0 and 1, before mean and std.
+
+    bits     of each value that is kept until then, 8 or 16
+    window   (low, high) in stored units: what becomes 0 and 1
+
+Images of 8 bits are uint8 and images of 16 bits uint16 until the device
+normalises them. Nothing here needs JAX.
+"""
+
+import dataclasses
+import functools
+import math
+import re
+from typing import Any
+
+from absl import logging
+import ml_collections
+import numpy as np
+
+from vit_jax.config import UserError
+
+# The rounded 257th: 65,535 becomes 255.
+_TO_8_BITS = ((np.arange(2**16) + 128) // 257).astype(np.uint8)
+
+_PERCENTILES = re.compile(r'percentiles\(\s*([\d.]+)\s*,\s*([\d.]+)\s*\)')
+
+
+@dataclasses.dataclass(frozen=True)
+class Levels:
+  """What becomes of stored values.
+
+  Attributes:
+    bits: Of a value on its way to the device, 8 or 16.
+    window: What becomes 0 and 1; what is beyond is cut. None: the range of the
+      type, 0 to 255 or to 65,535. Alpha always has that.
+  """
+
+  bits: int = 8
+  window: tuple[float, float] | None = None
+
+  @property
+  def dtype(self) -> np.dtype:
+    """Of images in a batch: uint8 or uint16."""
+    return np.dtype(np.uint16 if self.bits == 16 else np.uint8)
+
+  @property
+  def is_plain(self) -> bool:
+    """Whether values are whole 255ths."""
+    return self.bits == 8 and self.window is None
+
+  def keep(self, pixels: np.ndarray, where: str) -> np.ndarray:
+    """Returns pixels with as many bits as are kept.
+
+    Args:
+      pixels: uint8 or uint16, of any shape.
+      where: Name of the image, for errors.
+
+    Raises:
+      UserError: They have another number of bits, and there is a window: its
+        numbers are of the other type.
+    """
+    if pixels.dtype == self.dtype:
+      return pixels
+    if self.window is not None:
+      low, high = self.window
+      raise UserError(
+        f'{where} has {8 * pixels.dtype.itemsize} bits, and the window of'
+        f' intensities from {low:g} to {high:g} is for images of {self.bits}:'
+        ' bring such images, or train with config.data.intensity=type'
+      )
+    if pixels.dtype == np.uint8:
+      return pixels.astype(np.uint16) * np.uint16(257)
+    _say_reduced()
+    return to_8_bits(pixels)
+
+  def scale(self, images: Any) -> Any:
+    """Returns images as float32, in [0, 1].
+
+    Args:
+      images: [..., C], in stored units: of NumPy or JAX, of any type.
+    """
+    images = images.astype(np.float32)
+    most = np.float32(2**self.bits - 1)
+    if self.window is None:
+      return images / most
+    low, high = (np.full(images.shape[-1], x, np.float32) for x in self.window)
+    if len(low) == 4:  # alpha
+      low[3], high[3] = 0, most
+    return ((images - low) / (high - low)).clip(0, 1)
+
+
+EIGHT_BITS = Levels()
+
+
+def to_8_bits(pixels: np.ndarray) -> np.ndarray:
+  """Returns uint8, of uint8 or uint16."""
+  return _TO_8_BITS[pixels] if pixels.dtype == np.uint16 else pixels
+
+
+def of(config: ml_collections.ConfigDict) -> Levels:
+  """Returns the levels of a config; 8 bits, and their range, where it is open.
+
+  Args:
+    config: The full config; `intensity.fill` has filled in what the data say.
+  """
+  data = config.data
+  window = data.intensity
+  if percentiles(window):
+    window = tuple(data.intensity_window) or 'type'
+  return Levels(data.bits or 8, None if window == 'type' else tuple(window))
+
+
+def percentiles(intensity: Any) -> tuple[float, float] | None:
+  """Returns the numbers of 'percentiles(0.5,99.5)', None of anything else."""
+  if not isinstance(intensity, str):
+    return None
+  found = _PERCENTILES.fullmatch(intensity)
+  return (float(found[1]), float(found[2])) if found else None
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Checks `config.data.intensity` and what goes with it.
+
+  Raises:
+    UserError: A value cannot be used.
+  """
+  data = config.data
+  if data.bits not in (None, 8, 16):
+    raise UserError(f'config.data.bits is {data.bits}: choose 8 or 16')
+  part = percentiles(data.intensity)
+  if part is not None and 0 <= part[0] < part[1] <= 100:
+    if data.intensity_window:
+      _check_window('intensity_window', data.intensity_window)
+    return
+  if data.intensity_window:
+    raise UserError(
+      'config.data.intensity_window is what percentiles come to: set'
+      ' config.data.intensity alone'
+    )
+  if data.intensity != 'type':
+    _check_window('intensity', data.intensity)
+
+
+def _check_window(key: str, window: Any) -> None:
+  good = isinstance(window, tuple | list) and len(window) == 2
+  good = good and all(
+    isinstance(x, int | float) and math.isfinite(x) for x in window
+  )
+  if not good or not 0 <= window[0] < window[1] <= 65535:
+    raise UserError(
+      f"config.data.{key} is {window!r}: write 'type' (the range of the stored"
+      " type), 'percentiles(0.5,99.5)' of the training split, or (low, high)"
+      ' in stored units, from 0 to 65535'
+    )
+
+
+@functools.cache  # once
+def _say_reduced() -> None:
+  logging.warning(
+    'some images have 16 bits, of which the upper 8 are kept, since'
+    ' config.data.bits is 8: to train on all of them set --config.data.bits=16'
+  )

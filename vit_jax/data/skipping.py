@@ -1,0 +1,110 @@
+"""Leaves out the examples that a check of the data listed as damaged."""
+
+from collections.abc import Collection
+import functools
+import os
+import pathlib
+
+from absl import logging
+import numpy as np
+
+from vit_jax import workdir
+from vit_jax.config import UserError
+from vit_jax.data import base
+
+
+class SkippingSource(base.Source):
+  """A split without some of its examples; the others keep their index."""
+
+  def __init__(self, source: base.Source, kept: np.ndarray, skipped: list[str]):
+    """Wraps a split.
+
+    Args:
+      source: The split.
+      kept: int [N], positions of those that are left.
+      skipped: Ids of the others, sorted.
+    """
+    self._source, self._kept, self._skipped = source, kept, skipped
+    self.classes, self.image_shape = source.classes, source.image_shape
+
+  def __len__(self) -> int:
+    return len(self._kept)
+
+  def read(self, position: int) -> base.Example:
+    """Returns an example, as it is stored."""
+    return self._source.read(int(self._kept[position]))
+
+  def file(self, position: int) -> str | None:
+    """Returns the path of an example's file, None where it has none."""
+    return self._source.file(int(self._kept[position]))
+
+  def id(self, position: int) -> str:
+    """Returns a name that an example keeps, whatever the slice is."""
+    return self._source.id(int(self._kept[position]))
+
+  def bits(self) -> int:
+    """Returns the bits of a stored value, 8 or 16."""
+    return self._source.bits()
+
+  def fingerprint(self) -> str:
+    """Returns a digest of the split's, and of what is left out of it."""
+    return base.digest([self._source.fingerprint(), *self._skipped])
+
+
+def read(path: str) -> frozenset[str]:
+  """Returns the ids that a check listed as damaged.
+
+  Args:
+    path: Of the JSON that `python -m vit_jax.data check` wrote.
+
+  Raises:
+    UserError: There is no such file, or it holds something else.
+  """
+  file = pathlib.Path(os.path.expanduser(path))
+  advice = f'write it by python -m vit_jax.data check FOLDER --out={path}'
+  try:
+    content = workdir.read_json(file, advice)
+    if content is None:
+      raise UserError(f'there is no file {path}; {advice}')
+    return frozenset(str(entry['id']) for entry in content['damaged'])
+  except (KeyError, TypeError):
+    problem = f'{path} is not what a check writes; {advice}'
+  except UserError as e:
+    problem = str(e)
+  raise UserError(f'config.data.skip_damaged: {problem}')
+
+
+def without(
+  source: base.Source, ids: Collection[str], name: str
+) -> base.Source:
+  """Returns a split without the examples of some ids.
+
+  Args:
+    source: The split; one that is in memory has nothing damaged.
+    ids: That are left out, of this split or others.
+    name: Of the split, for messages.
+
+  Raises:
+    UserError: Nothing is left.
+  """
+  if isinstance(source, base.ArraySource) or not ids:
+    return source
+  found = [source.id(i) for i in range(len(source))]
+  kept = np.array([i for i, x in enumerate(found) if x not in ids], np.int64)
+  skipped = sorted(set(found).intersection(ids))
+  if not skipped:
+    return source
+  if not len(kept):
+    raise UserError(
+      f'{name}: config.data.skip_damaged leaves out all {len(found)} examples'
+    )
+  _say_once(
+    f'{name}: {len(found) - len(kept)} of {len(found)} examples are left out,'
+    f' which config.data.skip_damaged lists: {skipped[0]}, for example'
+  )
+  return SkippingSource(source, kept, skipped)
+
+
+@functools.cache  # a split is often opened for several slices
+def _say_once(message: str) -> None:
+  logging.info('%s', message)

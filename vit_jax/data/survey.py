@@ -1,0 +1,411 @@
+"""Reads every example of the data and says what is wrong with them."""
+
+import collections
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import concurrent.futures
+import dataclasses
+import functools
+import hashlib
+import os
+from typing import Any
+
+import cv2
+import ml_collections
+import numpy as np
+
+from vit_jax.config import UserError
+from vit_jax.data import base
+from vit_jax.data import batches
+from vit_jax.data import decode
+from vit_jax.data import folder as folder_lib
+from vit_jax.data import intensity
+from vit_jax.data import sources
+
+_AT_ONCE = 256  # examples that threads read before the next ones are begun
+_COMMON = 10  # sizes to list
+_NO_ENDING = '(none)'
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """An example that is to be read.
+
+  Attributes:
+    id: As `Source.id`.
+    split: That it is in.
+    label: Name of its class; None where that is known when it is read.
+    read: Returns it.
+  """
+
+  id: str
+  split: str
+  label: str | None
+  read: Callable[[], base.Example]
+
+
+@dataclasses.dataclass(frozen=True)
+class Survey:
+  """What there is to be read.
+
+  Attributes:
+    data: As `config.data.name`.
+    classes: Of train.
+    entries: All examples.
+    folders: Of splits, by their names.
+    ignored: Files that are no images of a class.
+    problems: Of the classes, and of splits that cannot be opened.
+  """
+
+  data: str
+  classes: tuple[str, ...]
+  entries: list[Entry]
+  folders: Mapping[str, str] = dataclasses.field(default_factory=dict)
+  ignored: Sequence[str] = ()
+  problems: Sequence[str] = ()
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+  """What an example turned out to be.
+
+  Attributes:
+    label: Name of its class.
+    problem: Why it cannot be read; ''.
+    digest: Of its bytes.
+    size: (height, width).
+    channels: That are stored.
+    counts: Of the values of 16 bits, as `intensity.histogram`; None: it has 8.
+  """
+
+  label: str
+  problem: str = ''
+  digest: bytes = b''
+  size: tuple[int, int] = (0, 0)
+  channels: int = 0
+  counts: np.ndarray | None = None
+
+
+def of_folder(root: str, split_of: Mapping[str, str] | None = None) -> Survey:
+  """Lists all that is in a folder.
+
+  Args:
+    root: The folder.
+    split_of: The split of an example by its id, where that is not its folder's.
+
+  Raises:
+    UserError: There is no such folder, or its splits are not clear.
+  """
+  folders = folder_lib.split_folders(root)
+  classes = folder_lib.classes_in(folders['train'])
+  entries, ignored, problems = [], [], []
+  for split, folder in folders.items():
+    listing = folder_lib.look_into(folder, classes)
+    ignored += [os.path.join(folder, name) for name in listing.others]
+    problems += listing.problems
+    for name in listing.images:
+      path = os.path.join(folder, name)
+      id_ = os.path.relpath(path, root)
+      entries.append(
+        Entry(
+          id_,
+          (split_of or {}).get(id_, split),
+          name.split('/')[0],
+          functools.partial(_read_file, path),
+        )
+      )
+  name = f'{sources.FOLDER}{root}'
+  return Survey(name, classes, entries, folders, ignored, problems)
+
+
+def _read_file(path: str) -> base.Example:
+  return base.Example(folder_lib.read_image(path), -1, -1, path)
+
+
+def of_config(config: ml_collections.ConfigDict) -> Survey:
+  """Lists the data of a config: a whole folder, else the splits that it names.
+
+  What the config leaves out as damaged is listed, too.
+
+  Raises:
+    UserError: The data are not there.
+  """
+  config = config.copy_and_resolve_references()
+  config.data.skip_damaged = ''
+  specs = [config.data.split]
+  for spec in config.evals.values():
+    specs += [spec.split, spec.train_split] if spec.split else []
+  opened: dict[str, base.Source] = {}
+  problems = []
+  for split in dict.fromkeys(filter(None, specs)):
+    try:
+      opened[split] = sources.open_source(config, split)
+    except UserError as e:
+      problems.append(str(e))
+  found: dict[str, Entry] = {}
+  for split, source in opened.items():
+    for i in range(len(source)):
+      id_, read = source.id(i), functools.partial(source.read, i)
+      found.setdefault(id_, Entry(id_, split, None, read))
+  if config.data.name.startswith(sources.FOLDER):
+    root = sources.folder_path(config.data.name)
+    result = of_folder(root, {id_: e.split for id_, e in found.items()})
+    new = [x for x in problems if x not in result.problems]
+    return dataclasses.replace(result, problems=[*result.problems, *new])
+  if not opened:
+    raise UserError(problems[0])
+  classes = next(iter(opened.values())).classes
+  return Survey(config.data.name, classes, [*found.values()], problems=problems)
+
+
+def report(
+  survey: Survey, progress: Callable[[int], object] = lambda _: None
+) -> dict[str, Any]:
+  """Reads and decodes all examples, and says what was found.
+
+  Args:
+    survey: What to read.
+    progress: Is called with the number of examples that were read.
+
+  Returns:
+    What `python -m vit_jax.data check --format=json` prints; see there.
+  """
+  seen = []
+  counts = np.zeros(2**16, np.int64)
+  for found in _look_at_all(survey, progress):
+    if found.counts is not None:
+      counts += found.counts
+      found = dataclasses.replace(found, counts=counts[:0])  # of many, large
+    seen.append(found)
+  pairs = [*zip(survey.entries, seen, strict=True)]
+  good = [found for found in seen if not found.problem]
+  duplicates, copies = _duplicates(pairs)
+  deep = sum(found.counts is not None for found in good)
+  return {
+    'data': survey.data,
+    'examples': len(pairs),
+    'splits': _splits(survey, pairs),
+    'problems': [*survey.problems],
+    'damaged': [
+      {
+        'id': entry.id,
+        'split': entry.split,
+        'class': found.label,
+        'problem': found.problem,
+      }
+      for entry, found in pairs
+      if found.problem
+    ],
+    'duplicates': duplicates,
+    'copies': copies,
+    'ignored': _endings(survey.ignored),
+    'sizes': _sizes(good),
+    'channels': _count(str(found.channels) for found in good),
+    'bits': {'8': len(good) - deep, '16': deep},
+    'intensity': _intensity(intensity.Histogram(counts, deep)),
+  }
+
+
+def _look_at_all(
+  survey: Survey, progress: Callable[[int], object]
+) -> Iterator[_Seen]:
+  """Yields what each example is, in order; threads read them."""
+
+  def look(entry: Entry) -> _Seen:
+    cv2.setNumThreads(1)  # other cores read other examples
+    return _look_at(entry, survey.classes)
+
+  with concurrent.futures.ThreadPoolExecutor(batches.num_cores()) as pool:
+    for start in range(0, len(survey.entries), _AT_ONCE):
+      for found in pool.map(look, survey.entries[start : start + _AT_ONCE]):
+        progress(1)
+        yield found
+
+
+def _look_at(entry: Entry, classes: tuple[str, ...]) -> _Seen:
+  label = entry.label or ''
+  try:
+    example = entry.read()
+    if entry.label is None:
+      label = classes[example.label]
+    if isinstance(example.image, bytes):
+      data = example.image
+      pixels = decode.as_stored(data, where=example.where)
+    else:
+      data, pixels = example.image.tobytes(), example.image
+  except UserError as e:
+    return _Seen(label, str(e))
+  colors = pixels if pixels.ndim == 2 else pixels[..., :3]
+  return _Seen(
+    label,
+    digest=hashlib.blake2b(data, digest_size=16).digest(),
+    size=(pixels.shape[0], pixels.shape[1]),
+    channels=pixels.shape[2] if pixels.ndim == 3 else 1,
+    counts=intensity.histogram(colors, 16)
+    if pixels.dtype == np.uint16
+    else None,
+  )
+
+
+_Pairs = Sequence[tuple[Entry, _Seen]]
+
+
+def _splits(survey: Survey, pairs: _Pairs) -> dict[str, Any]:
+  """Returns the examples of each split, by class."""
+  found: dict[str, Any] = {}
+  for name, path in survey.folders.items():
+    found[name] = {'folder': path, 'examples': 0, 'classes': {}}
+  labels: dict[str, list[str]] = {}
+  for entry, seen in pairs:
+    labels.setdefault(entry.split, []).append(seen.label)
+  for name, each in labels.items():
+    part = found.setdefault(name, {})
+    part |= {'examples': len(each), 'classes': _count(each)}
+  return {name: part for name, part in found.items() if part['examples']}
+
+
+def _duplicates(pairs: _Pairs) -> tuple[list[dict[str, Any]], int]:
+  """Returns equal examples of several splits or classes, and other copies."""
+  groups: dict[bytes, list[tuple[Entry, _Seen]]] = {}
+  for entry, seen in pairs:
+    if not seen.problem:
+      groups.setdefault(seen.digest, []).append((entry, seen))
+  found, copies = [], 0
+  for group in groups.values():
+    splits = list(dict.fromkeys(entry.split for entry, _ in group))
+    labels = list(dict.fromkeys(seen.label for _, seen in group))
+    if len(splits) > 1 or len(labels) > 1:
+      ids = [entry.id for entry, _ in group]
+      found.append({'ids': ids, 'splits': splits, 'classes': labels})
+    else:
+      copies += len(group) - 1
+  return found, copies
+
+
+def _endings(paths: Sequence[str]) -> dict[str, Any]:
+  """Returns ignored files by their endings: how many, and one of them."""
+  found: dict[str, list[str]] = {}
+  for path in paths:
+    ending = os.path.splitext(path)[1].lower() or _NO_ENDING
+    found.setdefault(ending, []).append(path)
+  return {
+    ending: {'count': len(each), 'example': each[0]}
+    for ending, each in sorted(found.items())
+  }
+
+
+def _sizes(seen: Sequence[_Seen]) -> dict[str, Any] | None:
+  """Returns the sizes of images, (height, width) in pixels."""
+  counts = collections.Counter(found.size for found in seen)
+  if not counts:
+    return None
+  ordered = sorted(counts, key=lambda size: (size[0] * size[1], size))
+  common = sorted(counts.items(), key=lambda item: (-item[1], item[0]))
+  return {
+    'smallest': ordered[0],
+    'largest': ordered[-1],
+    'different': len(counts),
+    'common': [{'size': size, 'count': n} for size, n in common[:_COMMON]],
+  }
+
+
+def _intensity(found: intensity.Histogram) -> dict[str, Any] | None:
+  """Returns the range of the values of 16 bits."""
+  if not found.images:
+    return None
+  there = np.flatnonzero(found.counts)
+  low, high = (found.percentile(x) for x in intensity.SUGGESTED)
+  return {
+    'images': found.images,
+    'least': int(there[0]),
+    'greatest': int(there[-1]),
+    'percentiles': {'0.5': low, '99.5': high},
+    'warning': found.unused(),
+  }
+
+
+def _count(names: Any) -> dict[str, int]:
+  return dict(sorted(collections.Counter(names).items()))
+
+
+def is_bad(found: Mapping[str, Any]) -> bool:
+  """Whether a report lists what would stop a run."""
+  return bool(found['damaged'] or found['problems'])
+
+
+def as_text(found: Mapping[str, Any], most: int = 20) -> str:
+  """Returns a report for people.
+
+  Args:
+    found: From `report`.
+    most: Lines to list of one kind.
+  """
+  splits = found['splits']
+  width = max([len('split'), *map(len, splits)])
+  lines = [found['data'], f'{"split":{width}}  examples  classes']
+  for name, part in splits.items():
+    classes = _classes(part['classes'])
+    lines.append(f'{name:{width}}  {part["examples"]:8,}  {classes}')
+  lines += [*_about_images(found)]
+  for ending, files in found['ignored'].items():
+    lines.append(
+      f'ignored: {files["count"]} files with the ending {ending}, as'
+      f' {files["example"]}'
+    )
+  pairs = [' = '.join(group['ids']) for group in found['duplicates']]
+  damaged = [entry['problem'] for entry in found['damaged']]
+  lines += _listed('problems of splits and classes', found['problems'], most)
+  lines += _listed('damaged', damaged, most)
+  lines += _listed('the same bytes in several splits or classes', pairs, most)
+  if found['copies']:
+    lines.append(f'copies within a class of a split: {found["copies"]}')
+  if not any((damaged, pairs, found['problems'])):
+    lines.append('nothing is wrong')
+  return '\n'.join(lines) + '\n'
+
+
+def _about_images(found: Mapping[str, Any]) -> Iterator[str]:
+  sizes = found['sizes']
+  if sizes is None:
+    return
+  common = sizes['common'][0]
+  yield (
+    f'height x width: {_by(sizes["smallest"])} to {_by(sizes["largest"])},'
+    f' {sizes["different"]} different; most often {_by(common["size"])}'
+    f' ({common["count"]})'
+  )
+  for what in ('channels', 'bits'):
+    counts = ', '.join(f'{n} of {key}' for key, n in found[what].items() if n)
+    yield f'images by {what}: {counts}'
+  if values := found['intensity']:
+    low, high = values['percentiles'].values()
+    yield (
+      f'values of 16 bits: {values["least"]} to {values["greatest"]}, 99% of'
+      f' them {low} to {high}'
+    )
+    if values['warning']:
+      yield f'warning: {values["warning"]}'
+
+
+def _classes(counts: Mapping[str, int]) -> str:
+  """Returns classes with their sizes; of many, how they spread."""
+  if len(counts) <= _COMMON:
+    return ', '.join(f'{name} {n}' for name, n in counts.items())
+  least = min(counts, key=lambda name: counts[name])
+  most = max(counts, key=lambda name: counts[name])
+  return (
+    f'{len(counts)}, of {counts[least]} ({least}) to {counts[most]} ({most})'
+  )
+
+
+def _by(size: Sequence[int]) -> str:
+  return f'{size[0]} x {size[1]}'
+
+
+def _listed(what: str, lines: Sequence[str], most: int) -> list[str]:
+  if not lines:
+    return []
+  more = [f'  ... and {len(lines) - most} more'] if lines[most:] else []
+  return [f'{what}: {len(lines)}', *(f'  {x}' for x in lines[:most]), *more]

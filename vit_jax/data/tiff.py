@@ -1,0 +1,191 @@
+"""What a TIFF file holds, by its header, and whether OpenCV reads it right.
+
+TIFF 6.0 (Adobe, 1992) and BigTIFF. OpenCV's reader gives no word where it drops
+channels, inverts grey or finds damage within a compressed part.
+"""
+
+import dataclasses
+import functools
+import struct
+import zlib
+
+from absl import logging
+import numpy as np
+
+_ORDERS = {b'II': '<', b'MM': '>'}
+# Of a number in a header, by its type: byte, short, long, and 64 bits.
+_KINDS = {1: 'B', 3: 'H', 4: 'I', 13: 'I', 16: 'Q'}
+_MOST_NUMBERS = 2**20  # of one entry: parts of an image, at most
+_MOST_PADDING = 2**24  # bytes of a tile beyond the image
+
+_DEFLATE = (8, 32946)
+_WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _PALETTE, _YCBCR = 0, 1, 2, 3, 6
+_CHANNELS = {
+  _WHITE_IS_ZERO: (1,),
+  _BLACK_IS_ZERO: (1,),
+  _RGB: (3, 4),
+  _PALETTE: (1,),
+  _YCBCR: (3,),
+}
+_ASSOCIATED, _UNASSOCIATED = 1, 2  # alpha; colours are multiplied by the first
+
+
+@dataclasses.dataclass(frozen=True)
+class Header:
+  """The first image of a file.
+
+  Attributes:
+    size: (height, width), as it is stored.
+    bits: Of each value.
+    channels: Values of a pixel.
+    colors: How they are to be seen, TIFF's PhotometricInterpretation.
+    kind: Of numbers, TIFF's SampleFormat: 1 is unsigned.
+    is_planar: Whether each channel is stored by itself.
+    compression: TIFF's number.
+    alpha: Of 4 channels, what the last is, TIFF's ExtraSamples.
+    parts: (start, length) of the stored parts, in bytes.
+    has_more: Whether other images follow.
+  """
+
+  size: tuple[int, int]
+  bits: int
+  channels: int
+  colors: int
+  kind: int
+  is_planar: bool
+  compression: int
+  alpha: int
+  parts: tuple[tuple[int, int], ...]
+  has_more: bool
+
+
+def is_tiff(data: bytes) -> bool:
+  """Whether a file begins as a TIFF does."""
+  order = _ORDERS.get(data[:2], '')
+  return bool(order) and len(data) >= 4 and _version(data, order) in (42, 43)
+
+
+def read(data: bytes) -> Header:
+  """Reads a header.
+
+  Args:
+    data: Of which `is_tiff`.
+
+  Raises:
+    ValueError: It is cut off or damaged.
+  """
+  try:
+    entries, following = _directory(data)
+    return _header(entries, following)
+  except (struct.error, KeyError, IndexError, OverflowError):
+    raise ValueError('the header of a TIFF is damaged or cut off') from None
+
+
+def check(header: Header, data: bytes) -> None:
+  """Raises a ValueError where a file is damaged, or would be read wrongly."""
+  wanted = _CHANNELS.get(header.colors, ())
+  good = (
+    header.channels in wanted
+    and header.bits in (1, 4, 8, 16)
+    and header.kind == 1
+    and not (header.is_planar and header.bits == 16 and header.channels > 1)
+  )
+  if not good:
+    raise ValueError(
+      f'a TIFF of {header.channels} channels of {header.bits} bits (colours'
+      f' {header.colors}, numbers of kind {header.kind}) is not read: save it'
+      ' as grey, RGB or RGBA, of 8 or 16 whole bits, pixel by pixel'
+    )
+  for start, length in header.parts:
+    if start + length > len(data):
+      raise ValueError('a TIFF is cut off')
+    if header.compression in _DEFLATE:
+      _check_deflated(data[start : start + length], header)
+  if header.has_more:
+    _say_more()
+
+
+def _check_deflated(part: bytes, header: Header) -> None:
+  most = header.size[0] * header.size[1] * header.channels * 2 + _MOST_PADDING
+  stream = zlib.decompressobj()
+  try:
+    stream.decompress(part, most)
+  except zlib.error:
+    raise ValueError('the checksum of a TIFF is wrong') from None
+  if not stream.eof:
+    raise ValueError('a compressed part of a TIFF is damaged')
+
+
+def mend(pixels: np.ndarray, header: Header) -> np.ndarray:
+  """Returns pixels as they are to be seen.
+
+  Args:
+    pixels: uint8 or uint16, [h, w] or [h, w, 3 or 4], as OpenCV reads them.
+    header: Of the file.
+  """
+  if header.colors == _WHITE_IS_ZERO and pixels.dtype == np.uint16:
+    return np.uint16(65535) - pixels
+  # Of 8 bits OpenCV gives all colours multiplied by alpha.
+  is_8 = pixels.dtype == np.uint8
+  multiplied = (_ASSOCIATED, _UNASSOCIATED) if is_8 else (_ASSOCIATED,)
+  if pixels.ndim < 3 or pixels.shape[-1] < 4 or header.alpha not in multiplied:
+    return pixels
+  alpha, most = pixels[..., 3:].astype(np.float32), np.iinfo(pixels.dtype).max
+  colors = np.rint(pixels[..., :3] * (most / np.maximum(alpha, 1)))
+  colors = np.minimum(colors, most).astype(pixels.dtype)
+  return np.concatenate([colors, pixels[..., 3:]], axis=-1)
+
+
+def _version(data: bytes, order: str) -> int:
+  return struct.unpack_from(f'{order}H', data, 2)[0]
+
+
+def _directory(data: bytes) -> tuple[dict[int, tuple[int, ...]], int]:
+  """Returns the entries of the first image, and where the next one begins."""
+  order = _ORDERS[data[:2]]
+  is_big = _version(data, order) == 43
+  offset, count = ('Q', 'Q') if is_big else ('I', 'H')
+  (at,) = struct.unpack_from(order + offset, data, 8 if is_big else 4)
+  (entries,) = struct.unpack_from(order + count, data, at)
+  at += struct.calcsize(order + count)
+  form = f'{order}HH{offset}'
+  room = struct.calcsize(order + offset)  # of a value, or where it is
+  found: dict[int, tuple[int, ...]] = {}
+  for _ in range(min(entries, 2**16)):
+    tag, kind, number = struct.unpack_from(form, data, at)
+    at += struct.calcsize(form)
+    if kind in _KINDS and number <= _MOST_NUMBERS:
+      numbers = f'{order}{number}{_KINDS[kind]}'
+      fits = struct.calcsize(numbers) <= room
+      start = at if fits else struct.unpack_from(order + offset, data, at)[0]
+      found[tag] = struct.unpack_from(numbers, data, start)
+    at += room
+  return found, struct.unpack_from(order + offset, data, at)[0]
+
+
+def _header(entries: dict[int, tuple[int, ...]], following: int) -> Header:
+  bits, kinds = entries.get(258, (1,)), entries.get(339, (1,))
+  tiles = 324 in entries
+  starts, lengths = (
+    (entries[324], entries[325]) if tiles else (entries[273], entries[279])
+  )
+  if len(starts) != len(lengths):
+    raise ValueError('the header of a TIFF is damaged')
+  return Header(
+    size=(entries[257][0], entries[256][0]),
+    # Where they differ, it is none that is read.
+    bits=bits[0] if len(set(bits)) == 1 else 0,
+    channels=entries.get(277, (1,))[0],
+    colors=entries[262][0],
+    kind=kinds[0] if len(set(kinds)) == 1 else 0,
+    is_planar=entries.get(284, (1,))[0] == 2,
+    compression=entries.get(259, (1,))[0],
+    alpha=entries.get(338, (0,))[0],
+    parts=tuple(zip(starts, lengths, strict=True)),
+    has_more=following > 0,
+  )
+
+
+@functools.cache  # once
+def _say_more() -> None:
+  logging.warning('of TIFF files with several images the first is read')
