@@ -2,19 +2,27 @@
 
 import re
 
+import commands
 import jax
 import numpy as np
 import pytest
 import stand_in
+from test_foreign import logits
 import tiny
 
+import vit_jax
 from vit_jax import cli
 from vit_jax import config as config_lib
+from vit_jax import convert
+from vit_jax import data
 from vit_jax import experiment as experiment_lib
 from vit_jax import models
+from vit_jax import weights
+from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import sources
 from vit_jax.data import splits
+from vit_jax.models import vit
 from vit_jax.weights import files as weights_files
 from vit_jax.weights import google
 from vit_jax.weights import tables
@@ -144,6 +152,57 @@ def test_recipe_is_traced(name, shrunk):
   assert jax.tree.leaves(step.out_info)
 
 
+# Arguments that lead to other kinds of models than the default ones.
+VARIANTS = [
+  'deit_i1k.py:S,distilled',
+  'finetune.py:Mixer-B/16,digits',
+  'finetune.py:R50+ViT-B/16,digits',
+  'gsam_i1k.py:Mixer-B/16',
+  'vit_i1k.py:R26+S/32,medium1',
+]
+
+
+@pytest.mark.parametrize('name', [*CONFIGS, *VARIANTS])
+def test_what_a_config_trains_converts(name, tmp_path):
+  """To two formats of others at least, which answer as the run does."""
+  if name == 'augreg.py':
+    name = 'augreg.py:B/16,digits'
+  config = cli.load_config(str(tiny.ROOT / 'configs' / name))
+  shrink(config)
+  if not config.model.name.startswith('BiT'):
+    config.model.depth = 1  # compiles sooner
+  if '+' in config.model.name:
+    config.model.resnet_stages, config.model.resnet_width = (1,), 32
+  model = models.from_config(config.model, 4, 'float32')
+  size, channels = config.data.image_size, config.data.channels
+  size = config_lib.pair(size, 'data.image_size')
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32),
+    models.abstract_params(model, (*size, channels)),
+  )
+  preprocess = data.Preprocess((), size, channels, (0.5,), (0.5,))
+  loaded = weights.Loaded(model, params, preprocess, size, 'corner')
+  run = tmp_path / 'run'
+  convert.write_workdir(loaded, run, 'here')
+  images = rng.normal(size=(2, *size, channels)).astype(np.float32)
+  expected, written = logits(vit_jax.load(run), images), []
+  for form in ('google', 'timm', 'huggingface'):
+    try:
+      assert commands.run(convert, run, tmp_path / form, f'--to={form}') == 0
+    except UserError as e:
+      assert 'has no place for' in str(e)
+      continue
+    found = logits(vit_jax.load(tmp_path / form), images)
+    np.testing.assert_allclose(found, expected, atol=2e-5, rtol=2e-5)
+    written.append(form)
+  assert len(written) >= 2
+  if isinstance(model, vit.ViT) and not (
+    model.pre_logits or model.resnet_stages is not None
+  ):
+    assert 'huggingface' in written
+
+
 @pytest.mark.parametrize('name', CONFIGS)
 def test_config_says_how_it_is_used(name):
   path = tiny.ROOT / 'configs' / name
@@ -172,7 +231,7 @@ def test_augreg_takes_the_recommended_checkpoint():
     ('bit_transfer.py:R50x1,food101', 'write MODEL,DATASET,EXAMPLES, as in'),
     ('bit_transfer.py:R51x1,cifar10', "'R51x1' is not a model of this recipe"),
     ('vit_i1k.py:B/16,weak', 'choose one of none, light1, light2, medium1,'),
-    ('vit_i1k.py:R26+S/32', 'R26.S/32 has no usual setting'),
+    ('vit_i1k.py:R26+S/32,medium1', 'R26.S/32 has no usual setting'),
     ('vit_i21k.py:B/8', 'choose one of Ti/16, S/32, S/16, B/32, B/16'),
     ('vit_paper_i1k.py:B/16,jft', "'jft' is not a dataset of this recipe"),
     ('vit_paper_i1k.py:B/16,i1k,x', 'write VARIANT,i21k'),

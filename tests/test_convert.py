@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from test_foreign import assert_same
 from test_foreign import GOLDEN
+from test_foreign import logits
 from test_foreign import random_model
 from test_foreign import read
 
@@ -24,8 +25,8 @@ from vit_jax.weights import timm_config
 HEADS = '--model.num_heads=3'
 # A file, and which other formats can hold it.
 FILES = {
-  'google/vit_token_prelogits.npz': ['vit_jax'],
-  'google/vit_gap.npz': ['timm'],
+  'google/vit_token_prelogits.npz': ['timm', 'vit_jax'],
+  'google/vit_gap.npz': ['timm', 'huggingface'],
   'google/hybrid_resnet.npz': ['timm'],
   'google/mixer.npz': ['timm', 'vit_jax'],
   'torch/deit_distilled.safetensors': ['huggingface'],
@@ -134,6 +135,22 @@ def test_positions_are_not_resized_unless_asked(tmp_path):
   assert one.position_size == other.position_size == (24, 24)
   smaller = run(ours, tmp_path / 'small', 'huggingface', '--image_size=16')
   assert vit_jax.load(smaller, as_stored=True).position_size == (16, 16)
+
+
+@pytest.mark.parametrize('form', ['timm', 'huggingface'])
+def test_fixed_positions_become_learned_ones(tmp_path, form):
+  random = random_model(pool='gap', position_embedding='sincos2d')
+  notes = export.write(random, tmp_path / form, form, 'here')
+  assert any('fixed positions are stored as learned' in x for x in notes)
+  assert notes[0] in (tmp_path / form / 'README.md').read_text()
+  found = vit_jax.load(tmp_path / form)
+  assert found.model.position_embedding == 'learned'
+  images = np.random.default_rng(1).normal(size=(2, 32, 32, 3))
+  images = images.astype(np.float32)
+  np.testing.assert_array_equal(logits(found, images), logits(random, images))
+  # Google's own code has fixed positions: nothing is changed there.
+  assert export.write(random, tmp_path / 'x', 'google', 'here') == []
+  assert_same(vit_jax.load(tmp_path / 'x'), random)
 
 
 @pytest.mark.parametrize('form', ['google', 'timm'])
@@ -271,8 +288,10 @@ def test_formats_without_the_family_or_feature(tmp_path):
   assert 'no place for a Mixer: use --to=google or --to=timm or' in text
   text = refused('torch/bit_tiny.safetensors', 'huggingface')
   assert 'no place for a BiT: use --to=google or --to=timm or' in text
-  text = refused('google/vit_token_prelogits.npz', 'timm')
-  assert 'a layer before the head: use --to=google or --to=vit_jax' in text
+  text = refused('google/vit_token_prelogits.npz', 'huggingface')
+  assert 'a layer before the head: use --to=google or --to=timm' in text
+  text = refused('torch/vit_avg_fcnorm.safetensors', 'huggingface', HEADS)
+  assert 'the mean over normalised patches where there is no other' in text
   text = refused('google/hybrid_resnet.npz', 'huggingface')
   assert 'no place for a ResNet stem: use --to=google or --to=timm' in text
   name = 'torch/vit_registers_layerscale.safetensors'

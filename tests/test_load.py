@@ -1,15 +1,24 @@
 """The README's Python, and what `load` refuses."""
 
+import json
+import logging
 import re
 import shutil
 
+import commands
 import numpy as np
 import pytest
+import stand_in
 import tiny
 
 import vit_jax
+from vit_jax import embed
+from vit_jax import evaluate
+from vit_jax import predict
+from vit_jax import summary
 from vit_jax import train
 from vit_jax.config import UserError
+from vit_jax.explore import pictures
 
 
 def test_the_python_of_the_readme(tmp_path, monkeypatch):
@@ -76,6 +85,117 @@ def test_a_damaged_work_directory_is_named(digits_run, tmp_path, name, content):
   with pytest.raises(UserError, match=str(tmp_path)) as error:
     vit_jax.load(tmp_path / 'run')
   assert '\n' not in str(error.value)
+
+
+# Which checkpoint.
+
+
+@pytest.fixture(scope='module')
+def steps_run(tmp_path_factory):
+  """A run with the checkpoints 4, 8 and 12, and best/4; 4 to 12 are averages.
+
+  Its metric stays the same, so that the first is the best.
+  """
+  path = tmp_path_factory.mktemp('steps') / 'run'
+  config = tiny.config(
+    train__ema_decay=0.5,
+    evals__val__every='4 steps',
+    checkpoint__best='val/examples',
+    checkpoint__keep=3,
+  )
+  assert train.run(config, str(path)) == 0
+  return path
+
+
+def test_load_says_which_checkpoint_it_read(steps_run):
+  def of(**choice):
+    return vit_jax.load(steps_run, **choice)
+
+  best = of()
+  assert best.origin.to_dict() == {
+    'path': str(steps_run / 'best' / '4'),
+    'format': 'vit_jax',
+    'step': 4,
+    'kind': 'best',
+    'averaged': True,
+    'newest': 12,
+  }
+  assert (of(step='newest').origin.step, of(step=8).origin.kind) == (
+    12,
+    'earlier',
+  )
+  kernels = [
+    np.asarray(each.params['head']['kernel'])
+    for each in (best, of(step=4), of(step='8'), of(step='newest'))
+  ]
+  np.testing.assert_array_equal(kernels[0], kernels[1])
+  assert (kernels[0] != kernels[2]).any() and (kernels[2] != kernels[3]).any()
+  assert of(image_size=16).origin == best.origin
+  file = vit_jax.load(VIT_GAP).origin
+  assert (file.path, file.format, file.step) == (str(VIT_GAP), 'google', None)
+
+
+@pytest.mark.parametrize(
+  ('step', 'message'),
+  [
+    (7, r'no checkpoint 7 in .*: choose one of the steps 4, 8, 12, 4 \(the b'),
+    ('last', "step is 'last': write the step of a checkpoint, 'best' or"),
+    (-1, 'step is -1'),
+    (True, 'step is True'),
+  ],
+)
+def test_steps_that_are_not_there(steps_run, step, message):
+  with pytest.raises(UserError, match=message):
+    vit_jax.load(steps_run, step=step)
+
+
+def test_steps_of_what_has_none(digits_run):
+  with pytest.raises(UserError, match='no work directory, and has no steps'):
+    vit_jax.load(VIT_GAP, step=3)
+  with pytest.raises(UserError, match=r'no best checkpoint in .* steps 3'):
+    vit_jax.load(digits_run, step='best')
+
+
+@pytest.mark.parametrize(
+  ('choice', 'step', 'kind'), [(None, 4, 'best'), ('newest', 12, 'newest')]
+)
+def test_commands_say_which_checkpoint_they_read(
+  steps_run, tmp_path, capsys, caplog, choice, step, kind
+):
+  """On stderr and in JSON."""
+  flags = [f'--from={steps_run}', *([f'--step={choice}'] if choice else [])]
+  caplog.set_level(logging.INFO)
+  split = ['--data=digits', '--split=train[:20]']
+  image = stand_in.png(np.zeros((8, 8, 3), np.uint8))
+  (tmp_path / 'x.png').write_bytes(image)
+
+  def found(command, *args):
+    caplog.clear()
+    assert commands.run(command, *flags, *args) == 0
+    folder = 'best' if kind == 'best' else 'checkpoints'
+    path = f'{steps_run}/{folder}/{step}'
+    assert (
+      f'loaded {path}: step {step}, the {kind} checkpoint, av' in caplog.text
+    )
+    assert ('the newest is of step 12' in caplog.text) == (step == 4)
+    return capsys.readouterr().out
+
+  told = [
+    json.loads(found(evaluate, *split, '--format=json')),
+    *json.loads(found(predict, tmp_path / 'x.png', '--format=json')),
+    json.loads(found(summary, '--nomemory', '--format=json')),
+  ]
+  found(embed, *split, f'--out={tmp_path}/x.npz')
+  with np.load(tmp_path / 'x.npz') as file:
+    told.append({'checkpoint': json.loads(str(file['checkpoint']))})
+  out = tmp_path / 'inside'
+  found(pictures, '--only=positions', f'--out={out}')
+  told.append(json.loads((out / 'numbers.json').read_text()))
+  for each in told:
+    assert each['checkpoint']['step'] == step
+    assert each['checkpoint']['kind'] == kind
+    assert each['checkpoint']['averaged'] is True
+  assert f'{step}, the {kind} checkpoint' in (out / 'report.html').read_text()
 
 
 def test_no_images(tmp_path):

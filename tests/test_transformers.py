@@ -30,6 +30,7 @@ THEIRS = {
   'ViTModel': VIT | {'pooler_output_size': 40},
   'DeiTForImageClassification': VIT | {'hidden_act': 'gelu_pytorch_tanh'},
   'DeiTForImageClassificationWithTeacher': VIT | {'qkv_bias': False},
+  'IJepaForImageClassification': VIT,
   'Dinov2ForImageClassification': DINO,
   'Dinov2ForImageClassification, gated': DINO | {'use_swiglu_ffn': True},
   'Dinov2WithRegistersForImageClassification': DINO
@@ -119,10 +120,18 @@ OURS = {
   'ViT, grey, oblong': {'channels': 1, 'size': (16, 32), 'qkv_bias': False},
   'DeiT': {'distillation_token': True, 'distillation_head': False},
   'DeiT, distilled': {'distillation_token': True, 'mlp_dim': 50},
+  'I-JEPA': {'pool': 'gap'},
+  'fixed positions': {'pool': 'gap', 'position_embedding': 'sincos2d'},
+  'fixed, oblong': {'position_embedding': 'sincos2d', 'size': (16, 32)},
+  'DeiT III': {'layer_scale': 0.5, 'position_tokens': 'patches'},
   'DINOv2': DINO_HERE,
   'DINOv2, gated': DINO_HERE | {'gated_mlp': True, 'mlp_dim': 32},
   'DINOv2, registers': DINO_HERE | {'registers': 3, 'gelu': 'exact'},
 }
+
+
+# Computed in another form there.
+REWRITTEN = ('fixed positions', 'fixed, oblong', 'DeiT III')
 
 
 @pytest.mark.parametrize('name', OURS)
@@ -138,7 +147,13 @@ def test_our_models_there(tmp_path, name):
     logits(ours, images), answer(model.eval(), images), **TOLERANCE
   )
   assert model.config.id2label[1] == 'bee'
-  assert_same(vit_jax.load(tmp_path / 'x'), ours)
+  again = vit_jax.load(tmp_path / 'x')
+  if name in REWRITTEN:
+    np.testing.assert_allclose(
+      logits(again, images), logits(ours, images), **TOLERANCE
+    )
+  else:
+    assert_same(again, ours)
 
 
 def test_images_are_prepared_as_here(tmp_path):

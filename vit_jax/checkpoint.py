@@ -427,7 +427,7 @@ def _newest_first(directory: pathlib.Path) -> list[pathlib.Path]:
 
 
 def restore_params(
-  workdir: pathlib.Path | str,
+  workdir: pathlib.Path | str, step: int | str | None = None
 ) -> tuple[PyTree, int, pathlib.Path]:
   """Reads the parameters for prediction, and nothing else.
 
@@ -436,32 +436,41 @@ def restore_params(
 
   Args:
     workdir: The work directory of a run.
+    step: Of the checkpoint to read; 'best'; 'newest'; or None, as above.
 
   Returns:
     The parameters (nested dicts of NumPy arrays), their step, and where they
     were found.
 
   Raises:
-    UserError: There is no checkpoint, it needs a newer version, or all are
-      damaged.
+    UserError: There is no such checkpoint (those that there are are listed), it
+      needs a newer version, or all are damaged.
   """
   workdir = pathlib.Path(workdir).resolve()
   damaged: dict[pathlib.Path, str] = {}
   checkpoint_format.quiet_orbax()
-  for name in ('best', 'checkpoints'):
-    for path in checkpoint_format.newest_first(workdir / name):
-      try:
-        params, step = checkpoint_format.read_params(path)
-      except checkpoint_format.DamagedError as e:
-        logging.warning('Checkpoint %s is damaged: %s', path, e)
-        damaged[path] = str(e)
-      else:
-        return params, step, path
+  for path in checkpoint_format.candidates(workdir, step):
+    try:
+      params, found = checkpoint_format.read_params(path)
+    except checkpoint_format.DamagedError as e:
+      logging.warning('Checkpoint %s is damaged: %s', path, e)
+      damaged[path] = str(e)
+    else:
+      return params, found, path
   if damaged:
     raise _all_damaged(damaged)
+  there = checkpoint_format.steps(workdir)
+  if not any(there.values()):
+    raise UserError(
+      f'there is no checkpoint in {workdir}: neither best/ nor checkpoints/ has'
+      ' one; give the work directory of a run that has saved'
+    )
+  shown = [str(n) for n in there['checkpoints']]
+  shown += [f'{n} (the best)' for n in there['best']]
+  wanted = f'{step} checkpoint' if step == 'best' else f'checkpoint {step}'
   raise UserError(
-    f'there is no checkpoint in {workdir}: neither best/ nor checkpoints/ has'
-    ' one; give the work directory of a run that has saved'
+    f'there is no {wanted} in {workdir}: choose one of the steps'
+    f' {", ".join(shown)}'
   )
 
 

@@ -339,3 +339,43 @@ def newest_first(directory: pathlib.Path) -> list[pathlib.Path]:
     return []
   paths = [path for path in directory.iterdir() if path.name.isdecimal()]
   return sorted(paths, key=lambda path: int(path.name), reverse=True)
+
+
+def candidates(
+  workdir: pathlib.Path, step: int | str | None
+) -> list[pathlib.Path]:
+  """Returns the checkpoints to predict with, the first choice first.
+
+  Args:
+    workdir: The work directory of a run.
+    step: Of the checkpoint; 'best'; 'newest'; or None: the best before others.
+  """
+  folders = {'best': ['best'], 'newest': ['checkpoints']}.get(
+    str(step), ['best', 'checkpoints']
+  )
+  paths = [
+    path for folder in folders for path in newest_first(workdir / folder)
+  ]
+  if isinstance(step, int):
+    return [path for path in paths if int(path.name) == step]
+  return paths
+
+
+def steps(workdir: pathlib.Path | str) -> dict[str, list[int]]:
+  """Returns the steps of all checkpoints, of `checkpoints` and of `best`."""
+  return {
+    name: [
+      int(path.name) for path in newest_first(pathlib.Path(workdir) / name)
+    ][::-1]
+    for name in ('checkpoints', 'best')
+  }
+
+
+def is_averaged(path: pathlib.Path) -> bool:
+  """Whether a checkpoint holds moving averages, which `read_params` takes.
+
+  Raises:
+    DamagedError: It cannot be read.
+  """
+  arrays = read_info(path)['arrays']
+  return any(name.startswith('ema_params/') for name in arrays)

@@ -110,7 +110,14 @@ def define_from(flag_values: flags.FlagValues) -> None:
 
 
 def define_overrides(flag_values: flags.FlagValues) -> None:
-  """Defines `--image_size` and `--model.KEY=VALUE`, which `load` heeds."""
+  """Defines `--step`, `--image_size` and `--model.KEY=VALUE`, for `load`."""
+  flags.DEFINE_string(
+    'step',
+    None,
+    'Which checkpoint of a work directory: its step, best or newest. Default:'
+    ' the best if there is one.',
+    flag_values=flag_values,
+  )
   flags.DEFINE_string(
     'image_size',
     None,
@@ -161,6 +168,7 @@ def load(
     raise config_lib.UserError(
       f'{path} with {given}: {config_lib.one_line(e)}'
     ) from None
+  logging.info('loaded %s', loaded.origin)
   if loaded.changes:
     logging.info('%s', adapt.changes_table(loaded.changes))
   return loaded
@@ -169,6 +177,8 @@ def load(
 def _overrides(flag_values: flags.FlagValues) -> dict[str, Any]:
   """Returns the overrides for `weights.load`."""
   overrides: dict[str, Any] = {}
+  if step := flag_values['step'].value:
+    overrides['step'] = step
   for text in flag_values['model'].value or ():
     key, has_value, value = text.partition('=')
     if not key or not has_value:

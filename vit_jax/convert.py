@@ -16,8 +16,10 @@ file, beside which config.json and README.md go.
   vit_jax      a finished work directory
 
 Class names, normalisation and a model card (README.md) go with it. Nothing is
-rounded: converted back, the arrays have the same bits. Where the other program
-computes something else, a warning says what.
+rounded: converted back, the arrays have the same bits. Where a format can hold
+another form of the same function alone (learned positions in place of fixed
+ones, LayerScale within the layers before it), that is written, and a warning
+says so, as it does where the other program computes something else.
 """
 
 import os
@@ -59,6 +61,8 @@ def main(argv: list[str]) -> None:
 
   export.check_path(path, _TO.value)
   loaded = cli.load(FLAGS, source, as_stored=True)
+  if loaded.origin.step is not None:
+    source = loaded.origin.path
   if _TO.value == export.OURS:
     write_workdir(loaded, path, source)
     notes = []

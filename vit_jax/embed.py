@@ -15,14 +15,15 @@ FILE.npz has, for N images in the order of the split or of the files, the arrays
   index      int32 [N], positions in the split, however that is sliced
   file       [N], paths, '' where an image has no file of its own
   classes    [K], the names of the data's classes
+  checkpoint JSON: path, format, step, ... of what was loaded
 
 With --images there are no labels, so label and classes are left out, and index
 counts the files.
 
 FILE.parquet (where pyarrow is installed) has a row for each image: embedding,
 label, label_name, index and file (or null), the former two not with --images;
-classes are in its metadata, as JSON. Both are written batch by batch, so a
-split may be larger than memory.
+classes and checkpoint are in its metadata, as JSON. Both are written batch by
+batch, so a split may be larger than memory.
 """
 
 from collections.abc import Iterator
@@ -80,12 +81,12 @@ def main(argv: list[str]) -> None:
   else:
     source = data_flags.open_split(FLAGS, config)
   embedder = embedded.Embedder(loaded, config, source.image_shape)
-  count = 0
+  count, checkpoint = 0, json.dumps(loaded.origin.to_dict())
   with (
     data_flags.progress(len(source)) as progress,
     data_flags.explained(),
     workdir.replacing_path(path) as temporary,
-    _WRITERS[path.suffix](temporary, source) as writer,
+    _WRITERS[path.suffix](temporary, source, checkpoint) as writer,
   ):
     for part in embedder.embed(source):
       files = [source.file(count + i) for i in range(len(part))]
@@ -160,7 +161,7 @@ class _Npz:
     self._embedding = self._archive.open('embedding.npy', 'w', force_zip64=True)
     np.lib.format.write_array_header_1_0(self._embedding, header)
 
-  def finish(self, classes: Sequence[str]) -> None:
+  def finish(self, classes: Sequence[str], checkpoint: str) -> None:
     """Writes the rest; no labels where there are no classes."""
     import numpy as np
 
@@ -168,6 +169,7 @@ class _Npz:
     rest = {
       'index': np.concatenate(self._index),
       'file': np.array(self._files, np.str_),
+      'checkpoint': np.array(checkpoint, np.str_),
     }
     if classes:
       rest['label'] = np.concatenate(self._labels)
@@ -183,21 +185,26 @@ class _Npz:
 
 
 @contextlib.contextmanager
-def _npz(path: pathlib.Path, source: 'data.Source') -> Iterator[_Writer]:
+def _npz(
+  path: pathlib.Path, source: 'data.Source', checkpoint: str
+) -> Iterator[_Writer]:
   with (
     zipfile.ZipFile(path, 'w') as archive,
     contextlib.closing(_Npz(archive, len(source))) as writer,
   ):
     yield writer
-    writer.finish(source.classes)
+    writer.finish(source.classes, checkpoint)
 
 
 class _Parquet:
   """Writes groups of rows."""
 
-  def __init__(self, path: pathlib.Path, classes: Sequence[str]):
+  def __init__(
+    self, path: pathlib.Path, classes: Sequence[str], checkpoint: str
+  ):
     self.width = 0
     self._path, self._classes = path, classes
+    self._checkpoint = checkpoint
     self._file: Any = None
     self._parts: list[tuple[Embedded, Sequence[str | None]]] = []
 
@@ -239,11 +246,10 @@ class _Parquet:
       [columns.as_text(file) for file in files], pa.string()
     )
     table = pa.table(columns_of)
-    if not self._classes:
-      return table
-    return table.replace_schema_metadata(
-      {'classes': json.dumps(list(self._classes))}
-    )
+    metadata = {'checkpoint': self._checkpoint}
+    if self._classes:
+      metadata['classes'] = json.dumps(list(self._classes))
+    return table.replace_schema_metadata(metadata)
 
   def close(self) -> None:
     """Ends the file."""
@@ -252,8 +258,10 @@ class _Parquet:
 
 
 @contextlib.contextmanager
-def _parquet(path: pathlib.Path, source: 'data.Source') -> Iterator[_Writer]:
-  writer = _Parquet(path, source.classes)
+def _parquet(
+  path: pathlib.Path, source: 'data.Source', checkpoint: str
+) -> Iterator[_Writer]:
+  writer = _Parquet(path, source.classes, checkpoint)
   with contextlib.closing(writer):
     yield writer
     writer.flush()

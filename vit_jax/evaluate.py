@@ -13,7 +13,9 @@ whatever the model was trained with.
 top_k_accuracy (k is 5, or the number of classes if that is less), classes
 (name, examples and accuracy of each) and confusion (rows: true classes,
 columns: predicted ones; null for more than 2,000 classes). Beside each accuracy
-there is its ..._interval.
+there is its ..._interval. checkpoint is what was loaded: path and format; of a
+work directory step, kind (best, newest or earlier), averaged (whether the
+parameters are moving averages) and newest (the step of the newest checkpoint).
 
 --predictions writes a row for each example: index (its position in the split,
 however that is sliced), file (if it has one), label and prediction (positions
@@ -97,6 +99,7 @@ def main(argv: list[str]) -> None:
   _check_flags(argv)
   loaded = cli.load(FLAGS)
   summary, text = _probe(loaded) if _PROBE.value else _classify(loaded)
+  summary['checkpoint'] = loaded.origin.to_dict()
   if _FORMAT.value == 'json':
     print(json.dumps(summary))
   else:

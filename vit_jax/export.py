@@ -188,8 +188,12 @@ def onnx(vit: 'weights.Loaded', batch_size: int | None = None) -> bytes:
       input_names=['images'],
       output_names=['logits' if vit.model.num_classes else 'features'],
     )
-  facts = model.metadata_props.add()
-  facts.key, facts.value = 'preprocess', json.dumps(vit.preprocess.to_dict())
+  for key, content in (
+    ('preprocess', vit.preprocess.to_dict()),
+    ('checkpoint', vit.origin.to_dict()),
+  ):
+    facts = model.metadata_props.add()
+    facts.key, facts.value = key, json.dumps(content)
   return model.SerializeToString()
 
 

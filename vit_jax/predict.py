@@ -9,7 +9,7 @@ The answers come in the order of the images; folders and patterns are sorted.
 
 --format=table is for people. --format=json is one array of
   {"image": path, "predictions": [{"class": name, "index": 3,
-   "probability": 0.98}, ...]}
+   "probability": 0.98}, ...], "checkpoint": {"path": ..., "step": 65, ...}}
 with one image a line; --format=csv has the columns image, rank (from 1),
 class, index and probability, one row for each class. An index is a position in
 the model's output.
@@ -97,7 +97,10 @@ def main(argv: list[str]) -> int:
         batch, result['top'], result['probability'], strict=False
       )
     )
-    _WRITERS[_FORMAT.value](answers, max(map(len, paths)))
+    if _FORMAT.value == 'json':
+      _write_json(answers, loaded.origin.to_dict())
+    else:
+      _WRITERS[_FORMAT.value](answers, max(map(len, paths)))
   return 1 if failed else 0
 
 
@@ -211,14 +214,15 @@ def _write_table(answers: Answers, width: int) -> None:
       print(f'{image:{width}}  {x.probability:.4f}  {x.name}')
 
 
-def _write_json(answers: Answers, _: int) -> None:
+def _write_json(answers: Answers, checkpoint: dict[str, Any]) -> None:
   separator = '['
   for path, classes in answers:
     predictions = [
       {'class': x.name, 'index': x.number, 'probability': x.probability}
       for x in classes
     ]
-    line = json.dumps({'image': path, 'predictions': predictions})
+    answer = {'image': path, 'predictions': predictions}
+    line = json.dumps({**answer, 'checkpoint': checkpoint})
     print(f'{separator}\n{line}', end='')
     separator = ','
   print('\n]' if separator == ',' else '[]')
@@ -234,7 +238,6 @@ def _write_csv(answers: Answers, _: int) -> None:
 
 _WRITERS: dict[str, Callable[[Answers, int], None]] = {
   'table': _write_table,
-  'json': _write_json,
   'csv': _write_csv,
 }
 

@@ -23,12 +23,14 @@ of the mesh's axes: those not named are 1, but data takes what is left; without
 it they are the config's. --hardware shows one kind of device; by default all.
 
 --format=json is one object: modules (module, output_shape for one image,
-parameters, trainable, gflop), the same four of the whole model, memory (device,
-batch_size, and GiB a device: parameters, gradients, optimizer, average,
-activations, total; null where it is not known), and plan (null without
---devices): devices, mesh, batch_size, accumulation, memory, collectives (bytes
-a step), flops and model_flops (a step, of a device), unknown_loops, seconds,
-estimates (times in seconds) and the assumptions behind them.
+parameters, trainable, gflop), the same four of the whole model, checkpoint
+(what --from loaded: path, format, step, kind, averaged and newest; null with
+--config), memory (device, batch_size, and GiB a device: parameters, gradients,
+optimizer, average, activations, total; null where it is not known), and plan
+(null without --devices): devices, mesh, batch_size, accumulation, memory,
+collectives (bytes a step), flops and model_flops (a step, of a device),
+unknown_loops, seconds, estimates (times in seconds) and the assumptions behind
+them.
 """
 
 import dataclasses
@@ -118,7 +120,7 @@ def main(argv: list[str]) -> int:
   plans = any(x.value is not None for x in (_DEVICES, _MESH, _HARDWARE))
   if plans:
     _check_plan_flags()
-  experiment = None
+  experiment, checkpoint = None, None
   if path is None and plans:
     from vit_jax import plan as plan_lib
 
@@ -129,6 +131,7 @@ def main(argv: list[str]) -> int:
     model, image_shape = _model(config)
   else:
     loaded = cli.load(FLAGS)
+    checkpoint = loaded.origin.to_dict()
     config = _stored_config(path)
     model, preprocess = loaded.model, loaded.preprocess
     image_shape = (*preprocess.image_size, preprocess.channels)
@@ -147,7 +150,8 @@ def main(argv: list[str]) -> int:
     memory = _memory(experiment)
   planned = _plan(config) if plans else None
   if _FORMAT.value == 'json':
-    print(json.dumps(_as_json(rows, memory, planned)))
+    found = {**_as_json(rows, memory, planned), 'checkpoint': checkpoint}
+    print(json.dumps(found))
   else:
     print('\n'.join(_as_text(rows, memory, planned)))
   return 0

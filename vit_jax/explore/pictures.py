@@ -21,7 +21,8 @@ The pictures, by the names that --only takes:
 
 OUT/report.html has them all, with captions that say what is shown and how it
 was computed; it needs no other file. Beside it there are the pictures one by
-one, and numbers.json with the numbers behind them. What a model cannot show,
+one, and numbers.json with the numbers behind them and the checkpoint that was
+loaded. What a model cannot show,
 as attention of a Mixer, is a line in the report. A report that is in OUT
 already is replaced, with its pictures.
 
@@ -132,7 +133,10 @@ def main(argv: list[str]) -> int:
   labelled = _labelled(vit)
   failed: list[UserError] = []
   images = _read_images(vit, paths, labelled, failed)
-  other = weights.load(_OTHER.value) if _OTHER.value else None
+  other = None
+  if _OTHER.value:
+    other = weights.load(_OTHER.value)
+    logging.info('loaded %s', other.origin)
   name, other_name = _model_names()
   subject = subject_lib.Subject(
     vit, name, images, labelled, options, other, other_name
@@ -147,6 +151,9 @@ def main(argv: list[str]) -> int:
     if not shown.sections:
       raise _nothing_shown(shown.missing)
     numbers = {folder_lib.FILES: sorted(os.listdir(new)), **shown.numbers}
+    numbers['checkpoint'] = vit.origin.to_dict()
+    if other is not None:
+      numbers['other_checkpoint'] = other.origin.to_dict()
     workdir_lib.write_json(new / folder_lib.NUMBERS, numbers)
     report.write(
       new / 'report.html',
@@ -330,6 +337,7 @@ def _facts(
   """Returns the table at the top of the report."""
   facts = {
     'Model': f'{FLAGS["from"].value}: {subject.vit.describe()}',
+    'Loaded': str(subject.vit.origin),
   }
   if subject.other is not None:
     facts['Compared with'] = f'{_OTHER.value}: {subject.other.describe()}'

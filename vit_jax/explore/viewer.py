@@ -55,6 +55,7 @@ class Viewer:
       'name': self.name,
       'facts': f'{self._vit.describe()}, images of {height} × {width}',
       'note': self._note,
+      'checkpoint': self._vit.origin.to_dict(),
       'heads': self._heads,
     }
     if self._heads:

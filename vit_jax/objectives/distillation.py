@@ -165,7 +165,9 @@ def check(config: ml_collections.ConfigDict) -> None:
 @functools.lru_cache(maxsize=1)  # the same for all that a run compiles
 def _load(path: str, image_size: tuple[int, int]) -> weights.Loaded:
   try:
-    return weights.load(os.path.expanduser(path), image_size=image_size)
+    teacher = weights.load(os.path.expanduser(path), image_size=image_size)
   except ValueError as e:
     message = config_lib.one_line(e)
     raise config_lib.UserError(f'config.objective.teacher: {message}') from None
+  logging.info('the teacher is %s', teacher.origin)
+  return teacher

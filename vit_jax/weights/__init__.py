@@ -23,6 +23,7 @@ from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import download
 from vit_jax.weights import fit
 from vit_jax.weights import foreign
+from vit_jax.weights import origin as origin_lib
 
 _MOST_PIXELS = 2**14  # a side; a grid of 1024 x 1024 patches of 16
 
@@ -39,6 +40,7 @@ class Loaded:
     resize: How the code that it comes from resizes them.
     format: What was read: 'vit_jax', 'google', 'timm' or 'huggingface'.
     changes: What was adapted, in order.
+    origin: Which checkpoint was read.
   """
 
   model: models.Model
@@ -48,6 +50,7 @@ class Loaded:
   resize: str
   format: str = 'vit_jax'
   changes: tuple[adapt_lib.Change, ...] = ()
+  origin: origin_lib.Origin = origin_lib.MEMORY
 
   @property
   def classes(self) -> tuple[str, ...]:
@@ -204,6 +207,7 @@ def load(
   num_classes: int | None = None,
   image_size: int | tuple[int, int] | None = None,
   *,
+  step: int | str | None = None,
   resize: str | None = None,
   as_stored: bool = False,
   **model_overrides: Any,
@@ -223,6 +227,8 @@ def load(
     num_classes: A fresh head of zeros where the file has another number of
       classes; 0: no head, features come out.
     image_size: In pixels; positions are resized where it is another.
+    step: Which checkpoint of a work directory: its step, 'best' or 'newest';
+      None: the best if there is one. `origin` says which was read.
     resize: How, one of `resize.METHODS`; None: as the code does that the file
       comes from.
     as_stored: Whether positions stay as they are, unless an image_size is asked
@@ -235,9 +241,15 @@ def load(
   """
   local = download.fetch(os.fspath(path))
   overrides = dict(model_overrides)
+  step = origin_lib.parse_step(step)
   if is_workdir(local):
-    loaded = _from_workdir(local)  # says all of its model
+    loaded = _from_workdir(local, step)  # says all of its model
   else:
+    if step is not None:
+      raise config_lib.UserError(
+        f'{path} is no work directory, and has no steps to choose from: leave'
+        ' step out'
+      )
     unseen = {k: overrides.pop(k) for k in foreign.UNSEEN if k in overrides}
     size = None
     if image_size is not None:
@@ -258,7 +270,7 @@ def is_workdir(path: pathlib.Path) -> bool:
   return path.is_dir() and (path / 'preprocess.json').exists()
 
 
-def _from_workdir(workdir: pathlib.Path) -> Loaded:
+def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
   # Here: Orbax takes a second to import, which foreign files need not wait for.
   from vit_jax import checkpoint
 
@@ -275,7 +287,7 @@ def _from_workdir(workdir: pathlib.Path) -> Loaded:
     )
   except ValueError as e:
     raise config_lib.UserError(f'{workdir}: {config_lib.one_line(e)}') from None
-  params, _, _ = checkpoint.restore_params(workdir)
+  params, _, found = checkpoint.restore_params(workdir, step)
   params = stack.join_runs(params)
   flat = traverse_util.flatten_dict(params, sep='/')
   try:
@@ -283,7 +295,8 @@ def _from_workdir(workdir: pathlib.Path) -> Loaded:
   except config_lib.UserError as e:
     raise config_lib.UserError(f'{workdir}, by its config.json: {e}') from None
   resize = config.init_from.resize or 'corner'
-  return Loaded(model, params, preprocess, size, resize)
+  origin = origin_lib.of_checkpoint(workdir, found)
+  return Loaded(model, params, preprocess, size, resize, origin=origin)
 
 
 def _stored(
@@ -319,4 +332,5 @@ def _from_file(
     description.image_size,
     description.resize,
     read.format,
+    origin=origin_lib.Origin(str(path), read.format),
   )

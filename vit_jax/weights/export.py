@@ -25,6 +25,7 @@ from vit_jax.models import resnet
 from vit_jax.models import vit
 from vit_jax.weights import base
 from vit_jax.weights import card
+from vit_jax.weights import equivalent
 from vit_jax.weights import files
 from vit_jax.weights import foreign
 from vit_jax.weights import google
@@ -53,20 +54,22 @@ def write(
     source: Where the model is from, for its card.
 
   Returns:
-    Where that format's own code computes something else: one line for each.
+    What was changed for that format, and where its own code computes something
+    else: one line for each.
 
   Raises:
     UserError: The format cannot hold the model, the path is there already, or
       it cannot be written.
   """
   form = {form.NAME: form for form in foreign.FORMATS}[name]
-  check_supported(loaded, name, source)
-  is_file = check_path(path, name)
   loaded = _unrolled(loaded)
+  target = _supported(loaded, name, source)
+  is_file = check_path(path, name)
+  loaded, changed = equivalent.rewrite(loaded, target)
   suffix = _SUFFIXES.get(name, '.safetensors')
   weights_file = path.name if is_file else f'model{suffix}'
   folder = path.absolute().parent.name if is_file else path.name
-  notes = _notes(loaded.model, name) + _level_notes(loaded)
+  notes = changed + _notes(loaded.model, name) + _level_notes(loaded)
   with new_directory(path, is_file) as directory:
     for json_name, content in _companions(loaded, name, weights_file).items():
       workdir.write_json(directory / json_name, content)
@@ -116,22 +119,31 @@ def check_path(path: pathlib.Path, name: str) -> bool:
   return is_file
 
 
-def check_supported(loaded: weights.Loaded, name: str, source: str) -> None:
-  """Checks that a format can hold a model.
+def _supported(loaded: weights.Loaded, name: str, source: str) -> models.Model:
+  """Returns the form of a model that a format can hold.
 
   Raises:
-    UserError: It cannot; says which can.
+    UserError: There is none; says which formats have one.
   """
-  lacks = {
-    form.NAME: form.unsupported(loaded.model, loaded.position_size)
+  model, size = loaded.model, loaded.position_size
+
+  def lacks(form: base.Format) -> equivalent.Lacks:
+    return lambda model: form.unsupported(model, size)
+
+  found = {
+    form.NAME: equivalent.form_of(model, lacks(form))
     for form in foreign.FORMATS
   }
-  if lacks.get(name):
-    able = [other for other, lack in lacks.items() if not lack]
+  target = found[name]
+  if target is None:
+    (form,) = (form for form in foreign.FORMATS if form.NAME == name)
+    able = [other for other in found if found[other] is not None]
     raise UserError(
       f'{source} cannot be written with --to={name}, which has no place for'
-      f' {lacks[name]}: use --to={" or --to=".join([*able, OURS])}'
+      f' {form.unsupported(model, size)}: use'
+      f' --to={" or --to=".join([*able, OURS])}'
     )
+  return target
 
 
 @contextlib.contextmanager

@@ -1,4 +1,4 @@
-"""Directories of Hugging Face transformers: ViT, DeiT, DINOv2.
+"""Directories of Hugging Face transformers: ViT, DeiT, I-JEPA, DINOv2.
 
 config.json says what the arrays cannot: heads, activation, epsilon, labels.
 """
@@ -29,6 +29,7 @@ IGNORED = r'embeddings\.(mask_token|position_ids)|pooler\..*|decoder\..*'
 ARCHITECTURES = {
   'vit': 'ViTForImageClassification',
   'deit': 'DeiTForImageClassification',
+  'ijepa': 'IJepaForImageClassification',  # the mean, without a class token
   'dinov2': 'Dinov2ForImageClassification',
   'dinov2_with_registers': 'Dinov2WithRegistersForImageClassification',
 }
@@ -102,7 +103,7 @@ def recognises(names: Iterable[str]) -> bool:
 
 def prepare(arrays: files.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
-  prefix = r'^(vit|deit|dinov2|dinov2_with_registers)\.'
+  prefix = rf'^({"|".join(ARCHITECTURES)})\.'
   found = next(filter(None, (re.match(prefix, x) for x in arrays.shapes)), None)
 
   def restore(name: str) -> str:
@@ -130,6 +131,8 @@ def model_type(model: nn.Module) -> str:
   assert isinstance(model, vit.ViT)
   if model.pool == 'token+gap' or model.layer_scale is not None:
     return 'dinov2_with_registers' if model.registers else 'dinov2'
+  if model.pool == 'gap' and not model.prefix:
+    return 'ijepa'
   return 'deit' if model.distillation_token else 'vit'
 
 
@@ -185,6 +188,7 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
     distils = 'embeddings.distillation_token' in shapes
     teacher = 'distillation_classifier.weight' in shapes
     fields |= {
+      'pool': 'gap' if kind == 'ijepa' else 'token',
       'mlp_dim': shapes.get(f'{_LAYER}.intermediate.dense.weight', 2)[0],
       'distillation_token': distils,
       'distillation_head': teacher or not distils,
@@ -198,7 +202,8 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
     sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
     fields['num_heads'] = base.num_heads(hints, None, **sizes)
   model = base.build(vit.ViT, fields, hints)
-  size = _image_size(shapes, patch, hints, fields)
+  assert isinstance(model, vit.ViT)
+  size = _image_size(shapes, patch, hints, model)
   return base.Description(
     model,
     size,
@@ -212,14 +217,14 @@ def _image_size(
   shapes: base.Shapes,
   patch: Sequence[int],
   hints: base.Hints,
-  fields: Mapping[str, Any],
+  model: vit.ViT,
 ) -> tuple[int, int]:
   rows = shapes.get('embeddings.position_embeddings', 3)[1]
   size = hints.config.get('image_size', typed.SIZE)
   default = None
   if size:
     default = (size, size) if isinstance(size, int) else (size[0], size[1])
-  tokens = rows - 1 - bool(fields.get('distillation_token'))
+  tokens = rows - model.positioned_prefix
   return base.image_size(tokens, patch, hints, default)
 
 
@@ -298,30 +303,46 @@ def mlp_ratio(model: vit.ViT) -> int | None:
   return next((r for r, size in sizes.items() if size == model.mlp_dim), None)
 
 
+# What the head of each class reads; 'token' where it is not here.
+_POOLS = {
+  'ijepa': 'gap',
+  'dinov2': 'token+gap',
+  'dinov2_with_registers': 'token+gap',
+}
+_CLASSES = (
+  "transformers' classes read a class token alone (ViT, DeiT), the mean over"
+  ' normalised patches where there is no other token (I-JEPA), or both beside'
+  ' each other, with LayerScale (DINOv2)'
+)
+
+
+def _pooling(model: vit.ViT) -> str:
+  text = f'the pool {model.pool!r}'
+  if model.layer_scale is not None:
+    return f'{text} with LayerScale'
+  return f'{text} beside {", ".join(model.prefix)}' if model.prefix else text
+
+
 def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
   """Returns what the format cannot hold; None: it can hold the model."""
   if not isinstance(model, vit.ViT):
     return f'a {type(model).__name__}'
-  is_dino = model_type(model).startswith('dinov2')
-  positioned = 1 if is_dino else model.prefix_length
+  kind = model_type(model)
+  is_dino = kind.startswith('dinov2')
   wrong = {
     'a ResNet stem': model.resnet_stages is not None,
     'normalised queries and keys': model.qk_norm,
-    'a model without learned positions': model.position_embedding != 'learned',
-    'a model without a class token': 'class_token' not in model.prefix,
     'a gated MLP without LayerScale': model.gated_mlp and not is_dino,
     'registers without LayerScale': model.registers and not is_dino,
     'a head that reads class token and mean without LayerScale': is_dino
     and model.layer_scale is None,
     'a distillation token beside LayerScale': is_dino
     and model.distillation_token,
-    f'positions of {model.positioned_prefix} of the tokens before patches': (
-      model.positioned_prefix != positioned
-    ),
-    f'the pool {model.pool!r}': model.pool
-    != ('token+gap' if is_dino else 'token'),
+    f'{_pooling(model)} ({_CLASSES})': model.pool != _POOLS.get(kind, 'token'),
+    f'a LayerNorm after the mean ({_CLASSES})': model.pool == 'gap'
+    and model.norm_after_pool,
     'a layer before the head': model.pre_logits
-    and (is_dino or model.num_classes),
+    and (is_dino or model.pool == 'gap' or model.num_classes),
     'the mean of two features': model.distillation_token
     and model.distillation_head
     and not model.num_classes,
@@ -330,6 +351,10 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
     and image_size[0] != image_size[1],
     f'LayerScale with an MLP of {model.mlp_dim}': is_dino
     and mlp_ratio(model) is None,
+    'a model without learned positions': model.position_embedding != 'learned',
+    f'positions of {model.positioned_prefix} of the tokens before patches': (
+      model.positioned_prefix != (1 if is_dino else model.prefix_length)
+    ),
   }
   return next((what for what, has in wrong.items() if has), None)
 

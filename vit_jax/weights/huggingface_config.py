@@ -110,6 +110,11 @@ def notes(model: vit.ViT) -> list[str]:
   is_dino = huggingface.model_type(model).startswith('dinov2')
   if model.num_classes or model.pre_logits or is_dino:
     return []
+  if model.pool == 'gap':
+    return [
+      'transformers has the mean in its classifier alone: of this model without'
+      ' a head, average last_hidden_state over the patches'
+    ]
   return [
     'transformers puts a pooler of random numbers after a model without a head:'
     ' read its last_hidden_state, not its pooler_output'

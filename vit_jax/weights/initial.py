@@ -166,7 +166,7 @@ class Start:
       change.path == 'head/kernel' and change.action.startswith('zeros')
       for change in changes
     )
-    logging.info('starting from %s', config.init_from.path)
+    logging.info('starting from %s', loaded.origin)
     table = adapt.changes_table(changes)
     logging.info('%s', table if changes else 'nothing had to be adapted')
     return params

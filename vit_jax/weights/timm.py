@@ -368,7 +368,7 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
     and model.registers,
     'a distillation token without a position': model.distillation_token
     and (model.position_embedding, model.position_tokens) != ('learned', 'all'),
-    'a layer before the head': model.pre_logits,
+    'a layer before two heads': model.pre_logits and model.has_two_heads,
     'attention pooling with a gated MLP in its layers': model.pool == 'map'
     and model.gated_mlp,
   }

@@ -85,7 +85,7 @@ def notes(model: models.Model) -> list[str]:
   obstacle = _obstacle(model)
   if obstacle:
     found.append(
-      f'timm has no architecture for {obstacle}: `create_model` does not'
+      f'timm has no architecture for {obstacle}: `create_model` alone does not'
       ' rebuild this model; construct its class, and load the state dict'
     )
   if isinstance(model, resnet.BiT):
@@ -117,6 +117,8 @@ def usage(model: models.Model, directory: str, file: str) -> str:
     directory: Where it is.
     file: Name of the weights.
   """
+  if _obstacle(model) == _PRE_LOGITS:
+    return _usage_with_pre_logits(model, directory, file)
   if _obstacle(model):
     return (
       'import safetensors.torch\n'
@@ -126,6 +128,30 @@ def usage(model: models.Model, directory: str, file: str) -> str:
     f"import timm\nmodel = timm.create_model('local-dir:{directory}',"
     ' pretrained=True)'
   )
+
+
+def _usage_with_pre_logits(
+  model: models.Model, directory: str, file: str
+) -> str:
+  """Returns the Python that makes both layers the head of timm's class."""
+  assert isinstance(model, vit.ViT)
+  d, n, classes = model.hidden_size, model.pre_logits, model.num_classes
+  last = f',\n    torch.nn.Linear({n}, {classes})' if classes else ''
+  return f"""\
+import json
+import safetensors.torch
+import timm
+import torch
+
+with open('{directory}/config.json') as file:
+  config = json.load(file)
+model = timm.create_model(config['architecture'], **config['model_args'])
+model.head = torch.nn.Sequential(
+    torch.nn.Linear({d}, {n}), torch.nn.Tanh(){last})
+arrays = safetensors.torch.load_file('{directory}/{file}')
+model.load_state_dict({{
+    name.replace('head.', 'head.2.').replace('pre_logits.fc.', 'head.0.'): array
+    for name, array in arrays.items()}})"""
 
 
 def _parts(model: models.Model, shape: tuple[int, ...]) -> dict[str, Any]:
@@ -242,12 +268,18 @@ def _bit_name(model: resnet.BiT) -> str | None:
   return None
 
 
+# Older versions of timm had it, with arrays of the names that are written.
+_PRE_LOGITS = 'a layer before the head'
+
+
 def _obstacle(model: models.Model) -> str | None:
   """Returns what no name of timm's leads to; None: this model has one."""
   if isinstance(model, mixer.Mixer):
     return None if _mixer_name(model) else 'a Mixer of this size'
   if isinstance(model, resnet.BiT):
     return None if _bit_name(model) else 'a BiT of this size'
+  if model.pre_logits:
+    return _PRE_LOGITS
   if model.resnet_stages is None:
     both = model.gated_mlp and model.distillation_token
     return 'a gated MLP with a distillation token' if both else None

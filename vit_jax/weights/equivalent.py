@@ -1,0 +1,111 @@
+"""The same function in the form that a format has a place for.
+
+Where a format can hold a model as it is, nothing is changed.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import dataclasses
+from typing import Any
+
+from flax import traverse_util
+import numpy as np
+
+from vit_jax import models
+from vit_jax import weights
+from vit_jax.models import vit
+from vit_jax.weights import adapt
+
+# Says what a format cannot hold of a model; None: it can hold it.
+Lacks = Callable[[models.Model], str | None]
+
+# A factor for each channel, and the layer whose output it multiplies.
+_SCALED = {'layer_scale1': 'attention/out', 'layer_scale2': 'mlp/down'}
+
+
+def form_of(model: models.Model, lacks: Lacks) -> models.Model | None:
+  """Returns a model of the same function that a format can hold.
+
+  Args:
+    model: Of any kind.
+    lacks: Of the format.
+
+  Returns:
+    The model itself where the format can hold it; None where nothing fits.
+  """
+  return next((x for x in _forms(model) if not lacks(x)), None)
+
+
+def _forms(model: models.Model) -> Iterator[models.Model]:
+  """Yields the model, and others that can compute the same; the nearest first.
+
+  Positions can be learned ones that have the fixed positions' values, zeros for
+  tokens without one, or be part of a token. LayerScale can be part of the layer
+  that it scales.
+  """
+  yield model
+  if not isinstance(model, vit.ViT):
+    return
+  scales: list[dict[str, Any]] = [{}]
+  if model.layer_scale is not None:
+    scales.append({'layer_scale': None})
+  for scale in scales:
+    if scale:
+      yield model.clone(**scale)
+    for tokens in vit.POSITION_TOKENS:
+      positions = {'position_embedding': 'learned', 'position_tokens': tokens}
+      yield model.clone(**scale | positions)
+
+
+def rewrite(
+  loaded: weights.Loaded, target: models.Model
+) -> tuple[weights.Loaded, list[str]]:
+  """Returns a model in another form, and what is to be known of it.
+
+  Args:
+    loaded: Unrolled, with NumPy arrays.
+    target: From `form_of`.
+  """
+  source, params = loaded.model, loaded.params
+  if target is source:
+    return loaded, []
+  assert isinstance(source, vit.ViT) and isinstance(target, vit.ViT)
+  notes = []
+  if source.layer_scale is not None and target.layer_scale is None:
+    params = _scaled(params)
+    source = source.clone(layer_scale=None)
+    notes.append(
+      'LayerScale is multiplied into the layers before it: the same function'
+      ' but for rounding'
+    )
+  kind = source.position_embedding
+  if kind != target.position_embedding:
+    stored = 'the fixed positions' if kind == 'sincos2d' else 'no positions'
+    values = 'of the same values' if kind == 'sincos2d' else 'of zeros'
+    notes.append(
+      f'{stored} are stored as learned ones {values}: training would change'
+      ' them, and another image size interpolates them'
+    )
+  grid = weights.grid(source, loaded.position_size)
+  params, _ = adapt.adapt(
+    params,
+    source,
+    target,
+    grid,
+    grid,
+    channels=loaded.preprocess.channels,
+    resize=loaded.resize,
+  )
+  return dataclasses.replace(loaded, model=target, params=params), notes
+
+
+def _scaled(params: Any) -> dict[str, Any]:
+  """Multiplies LayerScale's factors [D] into the layers before them."""
+  flat = traverse_util.flatten_dict(params, sep='/')
+  for path in [x for x in flat if x.rpartition('/')[2] in _SCALED]:
+    block, _, name = path.rpartition('/')
+    factor = np.asarray(flat.pop(path))
+    for leaf in ('kernel', 'bias'):  # [..., D] and [D]
+      layer = f'{block}/{_SCALED[name]}/{leaf}'
+      flat[layer] = np.asarray(flat[layer]) * factor
+  return traverse_util.unflatten_dict(flat, sep='/')

@@ -1,0 +1,92 @@
+"""Which checkpoint a model was read from."""
+
+import dataclasses
+import pathlib
+from typing import Any
+
+from vit_jax import config as config_lib
+
+# What `step=` may be beside a number.
+CHOICES = ('best', 'newest')
+
+
+@dataclasses.dataclass(frozen=True)
+class Origin:
+  """Where parameters come from; what a foreign file does not have is None.
+
+  Attributes:
+    path: Of the checkpoint, or of the file.
+    format: 'vit_jax', 'google', 'timm' or 'huggingface'.
+    step: Number of completed updates.
+    kind: 'best', by `checkpoint.best`; 'newest'; or 'earlier'.
+    averaged: Whether these are the moving averages of the parameters.
+    newest: Step of the newest checkpoint of the run.
+  """
+
+  path: str
+  format: str
+  step: int | None = None
+  kind: str | None = None
+  averaged: bool | None = None
+  newest: int | None = None
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns what the JSON of commands has under `checkpoint`."""
+    return dataclasses.asdict(self)
+
+  def __str__(self) -> str:
+    """Returns one line for people."""
+    if self.step is None:
+      return f'{self.path}, a file of the format {self.format}'
+    parameters = 'averaged parameters' if self.averaged else 'not averaged'
+    text = f'{self.path}: step {self.step}, the {self.kind} checkpoint'
+    if self.kind == 'earlier':
+      text = f'{self.path}: step {self.step}, an earlier checkpoint'
+    text = f'{text}, {parameters}'
+    if self.newest in (None, self.step):
+      return text
+    return f'{text}; the newest is of step {self.newest} (--step=newest)'
+
+
+MEMORY = Origin('memory', 'vit_jax')  # of a model that was read from no file
+
+
+def parse_step(step: Any) -> int | str | None:
+  """Returns a choice of `step=`: a number, 'best' or 'newest'; None: open.
+
+  Raises:
+    UserError: It is something else.
+  """
+  if isinstance(step, str) and step.isascii() and step.isdecimal():
+    return int(step)
+  is_number = isinstance(step, int) and not isinstance(step, bool) and step >= 0
+  if step is None or step in CHOICES or is_number:
+    return step
+  raise config_lib.UserError(
+    f"step is {step!r}: write the step of a checkpoint, 'best' or 'newest'"
+  )
+
+
+def of_checkpoint(workdir: pathlib.Path, path: pathlib.Path) -> Origin:
+  """Returns the origin of what was read from a work directory.
+
+  Args:
+    workdir: As it was given.
+    path: Of the checkpoint in it.
+  """
+  from vit_jax import checkpoint_format
+
+  kept = checkpoint_format.steps(workdir)['checkpoints']
+  step, newest = int(path.name), max(kept, default=None)
+  if path.parent.name == 'best':
+    kind = 'best'
+  else:
+    kind = 'newest' if step == newest else 'earlier'
+  return Origin(
+    str(workdir / path.parent.name / path.name),
+    'vit_jax',
+    step,
+    kind,
+    checkpoint_format.is_averaged(path),
+    newest,
+  )
