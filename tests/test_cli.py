@@ -66,6 +66,64 @@ def test_help_is_quick_and_has_an_example(command):
   assert f'python -m {name}' in result.stdout
 
 
+@pytest.mark.parametrize(
+  ('module', 'command'),
+  [
+    ('vit_jax', 'main'),
+    ('vit_jax.train', 'main'),
+    ('vit_jax.config', 'main'),
+    ('vit_jax.weights', 'convert'),
+    ('vit_jax.weights.typed', 'convert'),
+    ('vit_jax.models', 'summary'),
+    ('vit_jax.explore.server', 'explore'),
+    ('vit_jax.nosuch', 'main'),
+  ],
+)
+def test_a_module_that_is_no_command_says_so(module, command):
+  """It would do nothing, with status 0."""
+  for flag in (['-m', module], [f'-m{module}', '--config=x.py']):
+    result = subprocess.run(
+      [sys.executable, *flag],
+      check=False,
+      env=ENV,
+      capture_output=True,
+      text=True,
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith(f'error: {module} is no command: ')
+    assert f'run python -m vit_jax.{command}.' in result.stderr
+    assert result.stderr.count('\n') == 1 and not result.stdout
+
+
+def test_other_packages_may_import_ours(tmp_path):
+  """Also where the process was started by -m."""
+  (tmp_path / 'package').mkdir()
+  (tmp_path / 'package' / '__init__.py').write_text('import vit_jax')
+  (tmp_path / 'package' / 'train.py').write_text('print("ran")')
+  result = subprocess.run(
+    [sys.executable, '-m', 'package.train', 'vit_jax.train'],
+    check=True,
+    env=ENV,
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+  )
+  assert result.stdout == 'ran\n'
+
+
+def test_lazy_names_are_listed():
+  """By a process that has used none of them; tab completion asks for these."""
+  code = (
+    'import vit_jax, vit_jax.explore\n'
+    'for package in (vit_jax, vit_jax.explore):\n'
+    '  missing = set(package.__all__) - set(dir(package))\n'
+    '  assert not missing, missing\n'
+    'assert {"load", "create_model", "explore"} <= set(dir(vit_jax))\n'
+    'assert "attention_rollout" in dir(vit_jax.explore)'
+  )
+  subprocess.run([sys.executable, '-c', code], check=True, env=ENV)
+
+
 def _look(folder, *flags):
   """Draws a batch of digits, for which something is compiled."""
   command = [

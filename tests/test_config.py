@@ -4,8 +4,10 @@ import fractions
 import json
 import pathlib
 
+from absl import flags
 import ml_collections
 import pytest
+import tiny
 
 from vit_jax import cli
 from vit_jax import config as config_lib
@@ -122,6 +124,63 @@ def test_unknown_keys_name_the_nearest():
   config.evals.vla.evry = '1 epochs'
   with pytest.raises(UserError, match=r'evals\.vla\.evry'):
     config_lib.check(config)
+
+
+# What people type, and a part of what they are told.
+MEANT = {
+  "'optim.learning_rate'?": 'lr optim.lr learning_rate LR base_lr',
+  "train.duration='10 epochs'?": 'epochs num_epochs train.epochs',
+  "train.duration='10_000 steps'?": 'steps max_steps',
+  "'train.batch_size'?": 'batch_size bs batch data.batch_size',
+  "'optim.weight_decay'?": 'wd weight_decay',
+  "'data.image_size'?": 'image_size img_size input_size resolution',
+  "init_from.path='FILE'?": 'pretrained checkpoint init_checkpoint weights',
+  "'model.stochastic_depth'?": 'drop_path model.drop_path',
+  "'model.dropout_rate'?": 'dropout',
+  "'model.num_classes'?": 'num_classes classes data.num_classes',
+  "'train.ema_decay'?": 'ema',
+  "'augment.mixup'?": 'mixup_alpha mixup',
+  "'objective.label_smoothing'?": 'label_smoothing smoothing',
+  "'optim.warmup'": 'warmup warmup_epochs',
+  "'optim.name'?": 'opt optimizer optim',
+  "'optim.schedule'?": 'scheduler lr_scheduler',
+  "'seed'?": 'random_seed train.seed',
+  "'data.num_workers'?": 'workers num_workers',
+  "'train.accumulation'?": 'accum_iter grad_accum gradient_accumulation_steps',
+  "'optim.clip_norm'?": 'grad_clip clip_grad',
+  "train.dtype='bfloat16'?": 'fp16 bf16 amp precision',
+  'it is --workdir=PATH': 'output_dir save_dir',
+  "data.name='folder:PATH'?": 'dataset data_path data_dir data',
+  "'model.name'?": 'arch model',
+  'it is a group of keys': 'train augment evals',
+  'all keys are in vit_jax/config.py': 'foo cheese xyz.abc 123',
+}
+
+
+@pytest.mark.parametrize('told', MEANT)
+def test_what_was_meant(told):
+  for typed in MEANT[told].split():
+    error = str(config_lib.unknown_key(config_lib.default(), typed))
+    assert error.startswith(f'config has no key {typed!r}: ')
+    assert told in error and '\n' not in error
+
+
+def test_a_flag_that_was_meant_as_a_key():
+  config = f'--config={tiny.ROOT}/configs/digits.py'
+  for flag, told in {
+    '--lr=1': "no flag --lr: did you mean '--config.optim.learning_rate'?",
+    '--data.name=digits': "did you mean '--config.data.name'?",
+    '--epochs=3': "--config.train.duration='10 epochs'?",
+    '--save_dir=x': 'it is --workdir=PATH',
+    '--wrokdir=x': 'did you mean --workdir?',
+    '--foo=1': 'no flag --foo: see --help',
+  }.items():
+    flag_values = flags.FlagValues()
+    cli.define_config(flag_values)
+    flags.DEFINE_string('workdir', None, '', flag_values=flag_values)
+    with pytest.raises(UserError) as error:
+      cli.parse_flags(['main', config, flag], flag_values)
+    assert told in str(error.value)
 
 
 @pytest.mark.parametrize(

@@ -336,7 +336,7 @@ def test_not_a_checkpoint(tmp_path, data, message):
 
 def test_no_file(tmp_path):
   refused(tmp_path / 'x.npz', 'there is no file')
-  refused(tmp_path, 'is not a file')
+  refused(tmp_path, 'is no regular file')
   np.save(tmp_path / 'x', X)
   refused(tmp_path / 'x.npy', 'is a single array')
 

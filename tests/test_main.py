@@ -140,7 +140,11 @@ MISTAKES = {
     '--config=configs/',
     'no such',
   ),
-  'wrong flag': (['--workdri=x'], "Unknown command line flag 'workdri'", ''),
+  'wrong flag': (
+    ['--workdri=x'],
+    'there is no flag --workdri',
+    'mean --workdir?',
+  ),
   'wrong key': (
     ['--config.optim.lr=1'],
     "config has no key 'optim.lr': did you mean",

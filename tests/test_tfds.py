@@ -86,7 +86,14 @@ def test_tensorflow_is_not_imported(data_dir):
       r"cifar10 is not prepared in .*/cifar10/.*: run pip install -e '\.\[pre"
       r"pare\]' && python scripts/prepare_tfds.py cifar10 --data_dir=/.*$",
     ),
-    ('cifr10', "no TFDS dataset 'cifr10': did you mean cifar10 or cifar100"),
+    ('cifr10', "no TFDS dataset 'cifr10': did you mean cifar10"),
+    ('cifar-10', "no TFDS dataset 'cifar-10': did you mean cifar10\\?$"),
+    ('imagenet', 'did you mean imagenet2012\\?$'),
+    ('webdataset', 'they are listed at https://www.tensorflow.org'),
+    ('csv:labels.csv', "'folder:PATH' or the name .*'csv:' is not known$"),
+    ('webdataset:x', "'webdataset:' is not known$"),
+    ('huggingface:mnist', "'huggingface:' is not known$"),
+    ('s3://bucket/images', "'s3:' is not known$"),
     ('cifar10:0.0.1', "'cifar10:0.0.1': Dataset cifar10 cannot be loaded at"),
     ('stand_in:2.0.0', "'stand_in:2.0.0'"),
     ('cifar10/blue', "'cifar10/blue': BuilderConfig blue not found"),
@@ -96,6 +103,19 @@ def test_errors_say_what_to_do(data_dir, name, message):
   with pytest.raises(UserError, match=message) as e:
     open_tfds(name, data_dir)
   assert '\n' not in str(e.value)
+
+
+def test_an_unknown_name_asks_no_network(data_dir, monkeypatch):
+  """TFDS would try again for half a minute, and say so in 134 lines."""
+
+  def refuse(*args, **kwargs):
+    raise AssertionError(f'a connection: {args}')
+
+  monkeypatch.setattr('socket.create_connection', refuse)
+  monkeypatch.setattr('socket.getaddrinfo', refuse)
+  for name in ('huggingface:mnist', 'imagenet', 'no_such_thing'):
+    with pytest.raises(UserError, match=r'^config\.data\.name[^\n]*$'):
+      open_tfds(name, data_dir)
 
 
 def test_unknown_name_that_is_a_folder(data_dir, tmp_path, monkeypatch):

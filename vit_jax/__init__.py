@@ -5,6 +5,9 @@ parse their flags before jax is there.
 """
 
 import importlib
+import pathlib
+import re
+import sys
 from typing import Any
 from typing import TYPE_CHECKING
 
@@ -40,3 +43,65 @@ def __getattr__(name: str) -> Any:
   if name not in _MODULES:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
   return getattr(importlib.import_module(_MODULES[name]), name)
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *__all__})
+
+
+_COMMANDS = (
+  'main',
+  'evaluate',
+  'predict',
+  'embed',
+  'explore',
+  'convert',
+  'export',
+  'summary',
+  'compare',
+  'sweep',
+  'benchmark',
+)
+# What people start in place of one of them; of all others, 'main'.
+_COMMAND_FOR = {
+  'checkpoint': 'convert',
+  'comparison': 'compare',
+  'data': 'explore data',
+  'evals': 'evaluate',
+  'evaluation': 'evaluate',
+  'features': 'embed',
+  'models': 'summary',
+  'serve': 'explore serve',
+  'weights': 'convert',
+}
+
+
+def _refuse_other_modules() -> None:
+  """Ends `python -m vit_jax.MODULE` where the module is no command.
+
+  Python would run it, which defines functions and ends with status 0, as if it
+  had trained. While Python looks for the module, and imports this package for
+  that, sys.argv[0] is '-m'; in any other process this does nothing.
+  """
+  if sys.argv[:1] != ['-m']:
+    return
+  given = sys.orig_argv[-len(sys.argv)]  # '-mNAME', too
+  match = re.search(r'(?:^|m)(vit_jax((?:\.\w+)*))$', given)
+  if match is None:  # another package's, which imports this one
+    return
+  parts = match[2].split('.')[1:]
+  path = pathlib.Path(__file__).parent.joinpath(*parts)
+  if (path / '__main__.py').exists():
+    return
+  file = path.with_suffix('.py')
+  if parts and file.exists() and "__name__ == '__main__'" in file.read_text():
+    return
+  name = (parts or ['main'])[0]
+  command = name if name in _COMMANDS else _COMMAND_FOR.get(name, 'main')
+  sys.exit(
+    f'error: {match[1]} is no command: run python -m vit_jax.{command}. The'
+    f' commands are {", ".join(_COMMANDS)}; main trains'
+  )
+
+
+_refuse_other_modules()

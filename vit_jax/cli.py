@@ -3,6 +3,7 @@
 import ast
 from collections.abc import Callable
 from collections.abc import Sequence
+import difflib
 import importlib.util
 import io
 import logging as python_logging
@@ -22,6 +23,7 @@ from ml_collections import config_flags
 
 from vit_jax import config as config_lib
 from vit_jax import distributed
+from vit_jax import synonyms
 
 if TYPE_CHECKING:
   from vit_jax import weights
@@ -272,6 +274,8 @@ def parse_flags(
     flags.FLAGS.mark_as_parsed()
   try:
     return flag_values(argv)
+  except flags.UnrecognizedFlagError as e:
+    raise _unknown_flag(e, flag_values) from None
   except (flags.Error, TypeError, ValueError) as e:
     raise config_lib.UserError(config_lib.one_line(e)) from None
 
@@ -354,6 +358,22 @@ def _check_config(argv: Sequence[str]) -> None:
     for key in overrides:
       if key not in known:
         raise config_lib.unknown_key(config, key)
+
+
+def _unknown_flag(
+  error: flags.UnrecognizedFlagError, flag_values: flags.FlagValues
+) -> config_lib.UserError:
+  """Returns the error for a flag that does not exist, with what was meant."""
+  name, hint = error.flagname, 'see --help'
+  near = difflib.get_close_matches(name, list(flag_values), n=1, cutoff=0.75)
+  known = dict(config_lib.flatten(config_lib.default()))
+  if near:
+    hint = f'did you mean --{near[0]}?'
+  elif 'config' in flag_values:
+    hint = synonyms.meant(name, known, '--config.') or hint
+  elif 'from' in flag_values and synonyms.is_checkpoint(name):
+    hint = 'the model is named by --from=PATH'
+  return config_lib.UserError(f'there is no flag --{name}: {hint}')
 
 
 def _where(path: str, error: Exception) -> str:

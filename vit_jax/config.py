@@ -1,23 +1,25 @@
 """Every knob of an experiment: its name, its default, what it means.
 
 A file in `configs/` starts from `default()` and sets what differs. The result
-is locked: a key that is not listed here is an error that names the nearest one
-that is. Each layer checks the values of its own keys; this module checks keys,
+is locked: a key that is not listed here is an error that names the one that was
+meant. Each layer checks the values of its own keys; this module checks keys,
 types, lengths of time, and what concerns the run as a whole.
 """
 
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-import difflib
 import fractions
 import json
 import math
 import re
+import reprlib
 from typing import Any
 
 import ml_collections
 from ml_collections import config_dict
+
+from vit_jax import synonyms
 
 # Keys that may change between a run and its resumption: cadence, what decides
 # how the work is done but not its result (but for the order of sums), and what
@@ -31,6 +33,8 @@ RESUMABLE_KEYS = (
 
 # A model's name: that which init_from.path holds.
 INIT_FROM = 'init_from'
+
+MOST_PIXELS = 2**16  # a side of an image
 
 _UNITS = ('steps', 'epochs', 'examples')
 
@@ -467,10 +471,10 @@ def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
 
 
 def unknown_key(config: ml_collections.ConfigDict, key: str) -> UserError:
-  """Returns the error for a key that does not exist; it names the nearest."""
-  known = [name for name, _ in flatten(config)]
-  near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)
-  return UserError(f'config has no key {key!r}: did you mean {near[0]!r}?')
+  """Returns the error for a key that does not exist, with what was meant."""
+  meant = synonyms.meant(key, [name for name, _ in flatten(config)])
+  hint = meant or 'all keys are in vit_jax/config.py'
+  return UserError(f'config has no key {key!r}: {hint}')
 
 
 def fill(
@@ -638,10 +642,14 @@ def pair(value: int | tuple[int, int], key: str) -> tuple[int, int]:
   """
   hw = (value, value) if isinstance(value, int) else value
   good = isinstance(hw, tuple | list) and len(hw) == 2
-  if not good or not all(isinstance(x, int) and x > 0 for x in hw):
+  if not good or not all(type(x) is int and x > 0 for x in hw):
     raise UserError(
-      f'config.{key} is {value!r}: write one positive number, or'
+      f'config.{key} is {reprlib.repr(value)}: write one positive number, or'
       ' (height, width)'
+    )
+  if max(hw) > MOST_PIXELS:
+    raise UserError(
+      f'config.{key} is {value}: at most {MOST_PIXELS:,} pixels a side'
     )
   return hw[0], hw[1]
 

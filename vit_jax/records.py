@@ -155,18 +155,17 @@ def _read_curves(
     return curves
   damaged = []
   clock = _Clock(starts)
-  with path.open(encoding='utf-8', errors='replace') as file:
-    for number, line in enumerate(file, 1):
-      values = workdir_lib.parse_metrics(line)
-      if values is None:
-        if line.endswith('\n'):  # else the run writes it, or died as it did
-          damaged.append(number)
-        continue
-      step, epoch = values.pop('step'), values.pop('epoch', math.nan)
-      seconds = clock.seconds(values.pop('time', 0.0))
-      for name, x in values.items():
-        point = Point(step, epoch, seconds, math.nan if x is None else x)
-        curves.setdefault(name, []).append(point)
+  for number, line in enumerate(workdir_lib.read_lines(path), 1):
+    values = workdir_lib.parse_metrics(line)
+    if values is None:
+      if line.endswith('\n'):  # else the run writes it, or died as it did
+        damaged.append(number)
+      continue
+    step, epoch = values.pop('step'), values.pop('epoch', math.nan)
+    seconds = clock.seconds(values.pop('time', 0.0))
+    for name, x in values.items():
+      point = Point(step, epoch, seconds, math.nan if x is None else x)
+      curves.setdefault(name, []).append(point)
   if damaged:
     logging.warning(
       'warning: %s: %d damaged line(s) left out, the first is line %d',

@@ -250,8 +250,8 @@ def _last_layers_first(f: examine.Findings, names: Iterable[str]) -> list[str]:
 def _recorded(path: pathlib.Path, step: int) -> Scalars:
   """Returns the metrics that the run reported of a step, where it did."""
   found: Scalars = {}
-  with contextlib.suppress(FileNotFoundError), path.open() as lines:
-    for line in lines:
+  with contextlib.suppress(FileNotFoundError):
+    for line in workdir_lib.read_lines(path):
       values = workdir_lib.parse_metrics(line)
       if values is not None and values['step'] == step:
         found |= values

@@ -254,11 +254,8 @@ def cut_back(
   kept: dict[str, tuple[int, float | None]] = {}
   if not path.exists():
     return kept
-  with (
-    path.open(encoding='utf-8', errors='replace') as old,
-    workdir_lib.replacing(path) as new,
-  ):
-    for line in old:
+  with workdir_lib.replacing(path) as new:
+    for line in workdir_lib.read_lines(path):
       values = workdir_lib.parse_metrics(line)
       if values is None or values['step'] > step:
         continue

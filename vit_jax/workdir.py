@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
 import datetime
+import errno
 import fcntl
 from importlib import metadata
 import json
@@ -18,9 +19,11 @@ import pathlib
 import platform
 import shlex
 import socket
+import stat
 import subprocess
 import sys
 from typing import Any
+from typing import BinaryIO
 from typing import TextIO
 
 from absl import logging
@@ -28,6 +31,11 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
+
+# Of a text file that is read whole, in bytes: the names of a million classes.
+MOST_TEXT = 64 << 20
+_LONGEST_LINE = 4 << 20  # of metrics.jsonl
+_DEEPEST = 64  # lists and objects of JSON in each other
 
 # Packages whose versions decide what a run computes.
 _PACKAGES = (
@@ -156,6 +164,63 @@ def write_json(path: pathlib.Path, value: Any) -> None:
     file.write(text)
 
 
+def open_regular(path: pathlib.Path | str) -> BinaryIO:
+  """Opens a file to read its bytes, and only if it is one.
+
+  Files beside a checkpoint, and images, are made by others: a link to /dev/zero
+  would fill the memory, and a FIFO would let us wait for ever.
+
+  Raises:
+    OSError: It cannot be opened, or is no regular file.
+  """
+  # Not to wait for who writes into a FIFO.
+  file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+  try:
+    if not stat.S_ISREG(os.fstat(file).st_mode):
+      raise OSError(errno.EINVAL, 'it is no regular file', str(path))
+    return os.fdopen(file, 'rb')
+  except BaseException:
+    os.close(file)
+    raise
+
+
+def read_bytes(path: pathlib.Path | str, most: int) -> bytes:
+  """Returns the content of a regular file of at most so many bytes.
+
+  Raises:
+    OSError: It cannot be read, is no regular file, or has more.
+  """
+  with open_regular(path) as file:
+    content = file.read(most + 1)
+  if len(content) > most:
+    raise OSError(errno.EFBIG, f'it has more than {most:,} bytes', str(path))
+  return content
+
+
+def read_text(path: pathlib.Path | str, most: int = MOST_TEXT) -> str:
+  """Returns the content of a regular file of UTF-8.
+
+  Raises:
+    OSError: As `read_bytes`.
+    ValueError: It is no UTF-8.
+  """
+  return read_bytes(path, most).decode('utf-8')
+
+
+def read_lines(path: pathlib.Path) -> Iterator[str]:
+  """Yields the lines of a regular file with their ends.
+
+  What is no UTF-8 becomes question marks; a line that is longer than any of
+  ours comes in parts.
+
+  Raises:
+    OSError: It cannot be read, or is no regular file.
+  """
+  with open_regular(path) as file:
+    while line := file.readline(_LONGEST_LINE):
+      yield line.decode('utf-8', errors='replace')
+
+
 def read_json(
   path: pathlib.Path, advice: str = 'repair it, or give another --workdir'
 ) -> Any:
@@ -169,11 +234,39 @@ def read_json(
     UserError: It cannot be read.
   """
   try:
-    return json.loads(path.read_text(encoding='utf-8'))
+    return parse_json(read_text(path))
   except FileNotFoundError:
     return None
-  except (OSError, ValueError, RecursionError) as e:
-    raise UserError(f'cannot read {path}: {e}; {advice}') from None
+  except OSError as e:
+    raise UserError(f'cannot read {path}: {e.strerror}; {advice}') from None
+  except ValueError as e:
+    why = config_lib.one_line(e)
+    raise UserError(f'cannot read {path}: {why}; {advice}') from None
+
+
+def parse_json(text: str | bytes) -> Any:
+  """Returns what a JSON text holds.
+
+  Raises:
+    ValueError: It is none, or its lists and objects lie too deep in each other
+      for what goes through them.
+  """
+  too_deep = f'more than {_DEEPEST} lists or objects in each other'
+  try:
+    value = json.loads(text)
+  except RecursionError:
+    raise ValueError(too_deep) from None
+  level = [value]
+  for _ in range(_DEEPEST):
+    level = [
+      child
+      for x in level
+      if isinstance(x, dict | list)
+      for child in (x.values() if isinstance(x, dict) else x)
+    ]
+  if level:
+    raise ValueError(too_deep)
+  return value
 
 
 def parse_metrics(line: str) -> dict[str, Any] | None:
@@ -185,7 +278,7 @@ def parse_metrics(line: str) -> dict[str, Any] | None:
   if not line.endswith('\n'):
     return None
   try:
-    values = json.loads(line)
+    values = parse_json(line)
   except ValueError:
     return None
   whole = isinstance(values, dict) and isinstance(values.get('step'), int)

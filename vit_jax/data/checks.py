@@ -13,8 +13,10 @@ from vit_jax.data import levels
 from vit_jax.data import sources
 from vit_jax.data import splits
 
-# name, name/config, either with :version; namespace:name.
-_TFDS_NAME = re.compile(r'[\w-]+(/[\w.+=,-]+)?(:[\w.*]+)*')
+# name, name/config, either with :version.
+_TFDS_NAME = re.compile(r'[\w-]+(/[\w.+=,-]+)?(:[\d*]+(\.[\d*]+){0,2})?')
+
+_MOST_RESIZE = 100  # times the image
 
 
 def check(config: ml_collections.ConfigDict) -> None:
@@ -51,11 +53,14 @@ def check(config: ml_collections.ConfigDict) -> None:
   if data.source_size is not None:
     config_lib.pair(data.source_size, 'data.source_size')
   for key in ('resize', 'eval_resize'):
-    if isinstance(data[key], float) and not 0 < data[key] < math.inf:
-      raise UserError(
-        f'config.data.{key} is {data[key]}: as a multiple of image_size it must'
-        ' be more than 0'
-      )
+    if isinstance(data[key], float):
+      if not 0 < data[key] <= _MOST_RESIZE:
+        raise UserError(
+          f'config.data.{key} is {data[key]}: as a multiple of image_size it'
+          f' must be more than 0, and {_MOST_RESIZE} at most'
+        )
+    elif data[key] is not None:
+      config_lib.pair(data[key], f'data.{key}')
   _check_resize('data.resize', geometry.train_crop(config))
   _check_resize('data.eval_resize', geometry.eval_crop(config))
   _check_augment(config)
@@ -69,9 +74,11 @@ def _check_name(name: str) -> None:
       raise UserError(f'config.data.name: there is no folder {path!r}')
   elif not _TFDS_NAME.fullmatch(name):
     hint = f'folder:{name}' if os.path.isdir(name) else 'folder:PATH'
+    prefix = re.match(r'[\w-]+:', name)
+    what = f'; {prefix[0]!r} is not known' if prefix else ''
     raise UserError(
       f"config.data.name is {name!r}: write 'digits', {hint!r} or the name of"
-      ' a TFDS dataset'
+      f' a TFDS dataset{what}'
     )
 
 

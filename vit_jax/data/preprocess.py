@@ -11,6 +11,7 @@ import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
+from vit_jax import workdir
 from vit_jax.config import UserError
 from vit_jax.data import decode
 from vit_jax.data import geometry
@@ -210,7 +211,7 @@ def _load(
   """Returns an encoded image, or pixels [h, w, channels]."""
   if _is_path(image):
     try:
-      with open(image, 'rb') as f:
+      with workdir.open_regular(image) as f:
         return f.read()
     except OSError as e:
       raise UserError(f'{where} cannot be read: {e.strerror}') from None

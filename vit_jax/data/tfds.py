@@ -19,6 +19,24 @@ from vit_jax.data import splits
 
 _FORMAT = 'array_record'
 
+# What others call datasets -> their names in TFDS.
+_CALLED = {
+  'birds': 'caltech_birds2011',
+  'caltech': 'caltech101',
+  'cars': 'cars196',
+  'cifar': 'cifar10',
+  'cub': 'caltech_birds2011',
+  'flowers': 'oxford_flowers102',
+  'flowers102': 'oxford_flowers102',
+  'ilsvrc2012': 'imagenet2012',
+  'imagenet': 'imagenet2012',
+  'imagenet1k': 'imagenet2012',
+  'in1k': 'imagenet2012',
+  'oxfordpets': 'oxford_iiit_pet',
+  'pets': 'oxford_iiit_pet',
+  'svhn': 'svhn_cropped',
+}
+
 if TYPE_CHECKING:
   import tensorflow_datasets as tfds
 
@@ -118,6 +136,9 @@ def _prepared_builder(
   """Returns the builder of a dataset that has been prepared."""
   import tensorflow_datasets as tfds
 
+  # First: TFDS says three lines of its own of what it does not know.
+  if not _is_known(name, data_dir):
+    raise _unknown_name(name)
   try:
     builder = tfds.builder(name, data_dir=data_dir)
   except tfds.core.DatasetNotFoundError:
@@ -145,15 +166,40 @@ def prepare_command(name: str, data_dir: str | None) -> str:
   return f'python scripts/prepare_tfds.py {shlex.quote(name)}{where}'
 
 
+def _is_known(name: str, data_dir: str | None) -> bool:
+  """Whether TFDS has code for a dataset, or it was prepared without."""
+  import tensorflow_datasets as tfds
+  from tensorflow_datasets.core import naming
+  from tensorflow_datasets.core.utils import file_utils
+
+  dataset = naming.camelcase_to_snakecase(re.split('[/:]', name)[0])
+  if dataset in tfds.list_builders(with_community_datasets=False):
+    return True
+  return any(
+    os.path.isdir(os.path.join(os.path.expanduser(folder), dataset))
+    for folder in file_utils.list_data_dirs(data_dir)
+  )
+
+
 def _unknown_name(name: str) -> UserError:
   import tensorflow_datasets as tfds
 
   known = tfds.list_builders(with_community_datasets=False)
-  near = difflib.get_close_matches(re.split('[/:]', name)[0], known, n=3)
+  plain = re.sub('[-_]', '', re.split('[/:]', name)[0].lower())
   if os.path.isdir(name):
     near = [f'folder:{name}']
-  hint = f': did you mean {" or ".join(near)}?' if near else ''
-  return UserError(f'config.data.name: there is no TFDS dataset {name!r}{hint}')
+  elif plain in _CALLED:
+    near = [_CALLED[plain]]
+  else:
+    by_plain = {x.replace('_', ''): x for x in known}
+    close = difflib.get_close_matches(plain, by_plain, n=3, cutoff=0.85)
+    near = [by_plain[x] for x in ([plain] if plain in by_plain else close)]
+  hint = 'they are listed at https://www.tensorflow.org/datasets/catalog'
+  if near:
+    hint = f'did you mean {" or ".join(near)}?'
+  return UserError(
+    f'config.data.name: there is no TFDS dataset {name!r}: {hint}'
+  )
 
 
 def _only_feature(name: str, features: Any, kind: type) -> str:

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import dataclasses
 import difflib
 import fnmatch
+import math
 import re
+import reprlib
 import types
 import typing
 from typing import Any
@@ -106,9 +108,10 @@ def _parse(name: str) -> tuple[type[Model], dict[str, Any]]:
 
 
 def _unknown_name(name: str) -> ValueError:
-  near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.0)[0]
+  near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.7)
+  hint = f'did you mean {near[0]!r}? ' if near else ''
   return ValueError(
-    f'no model is named {name!r}: did you mean {near!r}? Sizes of ViT are'
+    f'no model is named {name!r}: {hint}Sizes of ViT are'
     f' {", ".join(vit.SIZES)}, of Mixer {", ".join(mixer.SIZES)}, with any'
     ' patch size after the slash'
   )
@@ -123,10 +126,11 @@ def model_of(module: type[Model], fields: Mapping[str, Any]) -> Model:
   known = _fields(module)
   for key in fields:
     if key not in known:
-      near = difflib.get_close_matches(key, known, n=1, cutoff=0.0)[0]
-      raise ValueError(
-        f'a {module.__name__} has no field {key!r}: did you mean {near!r}?'
+      near = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
+      hint = (
+        f'did you mean {near[0]!r}?' if near else f'it has {", ".join(known)}'
       )
+      raise ValueError(f'a {module.__name__} has no field {key!r}: {hint}')
   fields = {  # JSON has lists
     key: tuple(value) if isinstance(value, list) else value
     for key, value in fields.items()
@@ -302,6 +306,35 @@ _POSITIVE = (
 )
 
 
+# Bounds that no model comes near (ViT-22B has 48 layers 6,144 wide), so that
+# what is meant as another number is refused before shapes are made of it.
+_AT_MOST = {'depth': 1_000, 'registers': 2**16, 'num_classes': 2**28}
+_MOST_SIZE = 2**20
+_MOST_UNITS = 1_000  # in a stage of a ResNet
+_MOST_STAGES = 16
+_MOST_FLOAT = 1e30
+
+
+def _check_sizes(model: Model) -> None:
+  """Raises a ValueError where a size is out of all bounds."""
+  for field in _fields(type(model)):
+    value = getattr(model, field)
+    most = _AT_MOST.get(field, _MOST_SIZE)
+    if field in ('stages', 'resnet_stages'):
+      most = _MOST_UNITS
+    numbers = value if isinstance(value, tuple) else (value,)
+    if len(numbers) > _MOST_STAGES:
+      raise ValueError(
+        f'{field} has {len(numbers)} numbers: at most {_MOST_STAGES}'
+      )
+    least = 1 if isinstance(value, tuple) else -math.inf
+    for x in numbers:
+      if type(x) is int and not least <= x <= most:
+        raise ValueError(
+          f'{field} is {reprlib.repr(value)}: it must be from 1 to {most:,}'
+        )
+
+
 def _check_fields(model: Model) -> None:
   choices: dict[str, Sequence[str]] = {
     'pool': vit.POOLS,
@@ -315,6 +348,7 @@ def _check_fields(model: Model) -> None:
   at_least = dict.fromkeys(_POSITIVE, 1) | dict.fromkeys(
     ('num_classes', 'registers', 'pre_logits'), 0
   )
+  _check_sizes(model)
   rates = ('dropout_rate', 'attention_dropout_rate', 'stochastic_depth')
   for field in _fields(type(model)):
     value = getattr(model, field)
@@ -328,6 +362,10 @@ def _check_fields(model: Model) -> None:
       )
     if field in rates and not 0 <= value < 1:
       raise ValueError(f'{field} is {value}: it must be in [0, 1)')
+    if field == 'layer_norm_epsilon' and not 0 < value < 1:
+      raise ValueError(f'{field} is {value}: it must be in (0, 1)')
+    if type(value) is float and not abs(value) < _MOST_FLOAT:
+      raise ValueError(f'{field} is {value}: it must be a finite number')
   if isinstance(model, vit.ViT):
     _check_vit(model)
 

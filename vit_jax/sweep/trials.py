@@ -45,7 +45,7 @@ class Metrics:
   def read(self) -> None:
     """Reads what is new."""
     try:
-      file = self._path.open('rb')
+      file = workdir_lib.open_regular(self._path)
     except FileNotFoundError:
       return
     with file:

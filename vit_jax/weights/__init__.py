@@ -156,11 +156,8 @@ def _dtype(name: Any) -> Any:
 def _pair(image_size: Any) -> tuple[int, int]:
   try:
     return config_lib.pair(image_size, 'data.image_size')
-  except config_lib.UserError:
-    raise config_lib.UserError(
-      f'image_size is {image_size!r}: write one positive number, or (height,'
-      ' width)'
-    ) from None
+  except config_lib.UserError as e:
+    raise config_lib.UserError(str(e).removeprefix('config.data.')) from None
 
 
 def grid(model: models.Model, size: tuple[int, int]) -> tuple[int, int]:

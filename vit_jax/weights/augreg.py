@@ -5,8 +5,10 @@ and several rows for each pre-trained one.
 """
 
 import csv
+import io
 import re
 
+from vit_jax import workdir
 from vit_jax.config import UserError
 from vit_jax.weights import download
 
@@ -33,7 +35,7 @@ def find(model: str) -> tuple[str, str]:
   best: tuple[float, str] | None = None
   path = download.fetch(INDEX)
   try:
-    with path.open(newline='', encoding='utf-8') as file:
+    with io.StringIO(workdir.read_text(path), newline='') as file:
       table = csv.DictReader(file)
       if 'final_val' not in (table.fieldnames or ()):
         raise ValueError('it has no column final_val')

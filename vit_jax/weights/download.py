@@ -12,7 +12,6 @@ The cache is $VIT_JAX_CACHE, else ~/.cache/vit_jax:
 
 import dataclasses
 import hashlib
-import json
 import os
 import pathlib
 import re
@@ -20,6 +19,7 @@ import time
 from urllib import parse
 
 from vit_jax import config as config_lib
+from vit_jax import workdir
 from vit_jax.config import UserError
 from vit_jax.weights import transfer
 
@@ -211,7 +211,8 @@ def _is_whole(directory: pathlib.Path) -> bool:
 def _shards(index: pathlib.Path) -> list[str]:
   """Returns the files that an index names, all of them beside it."""
   try:
-    names = set(json.loads(index.read_text('utf-8'))['weight_map'].values())
+    stored = workdir.parse_json(workdir.read_text(index))
+    names = set(stored['weight_map'].values())
   except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
     raise UserError(
       f'{index} is no index of safetensors files ({type(e).__name__}:'

@@ -92,9 +92,7 @@ def open_arrays(path: pathlib.Path) -> Iterator[Arrays]:
 
 def _open(path: pathlib.Path, stack: contextlib.ExitStack) -> BinaryIO:
   try:
-    if path.exists() and not path.is_file():
-      raise UserError(f'{path} is not a file: name a file of weights')
-    return stack.enter_context(path.open('rb'))
+    return stack.enter_context(workdir.open_regular(path))
   except FileNotFoundError:
     raise UserError(f'there is no file {path}') from None
   except OSError as e:
@@ -299,10 +297,10 @@ def _weight_map(path: pathlib.Path, file: BinaryIO) -> dict[str, str]:
   """Reads an index: array -> name of a file beside it."""
   file.seek(0)
   try:
-    where = json.loads(file.read(_LONGEST_INDEX))['weight_map']
+    where = workdir.parse_json(file.read(_LONGEST_INDEX))['weight_map']
     if not where or not all(isinstance(x, str) for x in where.values()):
       raise TypeError
-  except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
+  except (ValueError, LookupError, TypeError, AttributeError):
     raise UserError(
       f'{path} is neither a checkpoint nor the index of one: give the file'
       ' with the weights'

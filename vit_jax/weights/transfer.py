@@ -26,6 +26,7 @@ from absl import logging
 import tqdm
 
 from vit_jax import config as config_lib
+from vit_jax import workdir
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:
@@ -131,8 +132,8 @@ class _Part:
   def version(self) -> _Version | None:
     """Returns the version; None where there is nothing to continue."""
     try:
-      return _Version(**json.loads(self._info.read_text('utf-8')))
-    except (FileNotFoundError, ValueError, TypeError):
+      return _Version(**workdir.parse_json(workdir.read_text(self._info)))
+    except (OSError, ValueError, TypeError):
       return None
 
   def begin(self, version: _Version) -> None:

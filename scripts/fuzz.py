@@ -1,0 +1,94 @@
+r"""Looks for inputs that end in a traceback, with more cases than the tests.
+
+  python scripts/fuzz.py --count=2000
+  python scripts/fuzz.py --seconds=600 --seed=100000 --target=configs
+
+Configs, checkpoints, directories, images and requests of the page are damaged
+at random; each must be accepted, or refused by one line. What is not is printed
+with its seed, which repeats it: --target=NAME --seed=SEED --count=1. The cases
+are those of tests/hostile.py, and need the extra [test]. The status is 1 where
+any failed.
+"""
+
+import collections
+import importlib
+import pathlib
+import sys
+import tempfile
+import time
+import traceback
+
+from absl import flags
+from absl import logging
+
+from vit_jax import cli
+from vit_jax.config import UserError
+
+_COUNT = flags.DEFINE_integer(
+  'count', 100, 'Cases of each target.', lower_bound=1
+)
+_SECONDS = flags.DEFINE_float(
+  'seconds', None, 'Go on for this long in place of --count.', lower_bound=0
+)
+_SEED = flags.DEFINE_integer('seed', 0, 'Of the first case.', lower_bound=0)
+_TARGET = flags.DEFINE_multi_string(
+  'target', [], 'Only these: configs, npz, pth, images, ...; else all.'
+)
+
+
+def main(argv: list[str]) -> int:
+  """Runs the cases, and prints how they ended."""
+  if argv[1:]:
+    raise UserError(f'unexpected argument {argv[1]!r}')
+  tests = pathlib.Path(__file__).resolve().parents[1] / 'tests'
+  sys.path.insert(0, str(tests))
+  hostile = importlib.import_module('hostile')  # after the flags: imports jax
+  targets = {target.__name__: target for target in hostile.TARGETS}
+  for name in _TARGET.value:
+    if name not in targets:
+      raise UserError(
+        f'--target={name}: there is none; choose of {", ".join(targets)}'
+      )
+  names = _TARGET.value or list(targets)
+  counts: dict[str, collections.Counter[str]] = {
+    name: collections.Counter() for name in names
+  }
+  start = time.monotonic()
+  with tempfile.TemporaryDirectory() as folder:
+    logging.set_verbosity(logging.FATAL)  # what is wrong is said by the error
+    hostile.make(pathlib.Path(folder))
+    seed = _SEED.value
+    while not _is_over(seed, start):
+      for name in names:
+        how = _one(hostile, targets[name], seed, pathlib.Path(folder))
+        counts[name][how] += 1
+      seed += 1
+  for name in names:
+    found = counts[name]
+    print(
+      f'{name}: {found["accepted"]} accepted, {found["refused"]} refused,'
+      f' {found["failed"]} failed'
+    )
+  return int(any(found['failed'] for found in counts.values()))
+
+
+def _is_over(seed: int, start: float) -> bool:
+  if _SECONDS.value is not None:
+    return time.monotonic() - start > _SECONDS.value
+  return seed >= _SEED.value + _COUNT.value
+
+
+def _one(hostile: object, target: object, seed: int, folder: object) -> str:
+  """Runs one case; returns how it ended."""
+  try:
+    accepted = hostile.case(target, seed, folder)  # type: ignore[attr-defined]
+  except hostile.FailureError as e:  # type: ignore[attr-defined]
+    name = target.__name__  # type: ignore[attr-defined]
+    print(f'--target={name} --seed={seed} --count=1: {e}', flush=True)
+    traceback.print_exception(e.__cause__, limit=-4)
+    return 'failed'
+  return 'accepted' if accepted else 'refused'
+
+
+if __name__ == '__main__':
+  cli.run(main, __doc__)
