@@ -245,7 +245,9 @@ def test_all_runs_are_smoothed_alike(tmp_path):
     x_label='step',
     smooth=('train/loss',),
   )
-  assert out.read_text().count('<!-- mean over 5 steps (thin: each) -->') == 1
+  assert (
+    out.read_text().count('<!-- mean over 5 steps; thin: each value -->') == 1
+  )
   # Where there is nothing to take together, nothing is said.
   few = {'train/loss': {'a': seldom, 'b': seldom}}
   curves.draw(few, ['a', 'b'], out, x_label='step', smooth=('train/loss',))

@@ -75,9 +75,32 @@ def test_a_map_over_an_image():
   found = tiles.overlay(GREY, values)
   assert found.shape == GREY.shape
   assert found[:4].std(axis=(0, 1)).max() == 0  # one colour for each patch
-  assert (found[7, 7] > 100).any() and (found[0, 0] < 100).all()
+  assert found[7, 7, 0] > 200 and found[0, 0, 0] < 50  # yellow, blue
   equal = tiles.overlay(GREY, np.ones((2, 2)))
   assert equal.std(axis=(0, 1)).max() == 0  # and no division by zero
+  assert tiles.overlay(GREY, np.zeros((2, 2))).std(axis=(0, 1)).max() == 0
+
+
+def test_nearly_even_attention_looks_nearly_even():
+  even = 1 + np.random.default_rng(0).uniform(-0.05, 0.05, (4, 4))
+  assert tiles.top(even) == 4 * even.mean()
+  found = tiles.overlay(GREY, even).astype(int)
+  assert np.ptp(found, axis=(0, 1)).max() < 12
+  assert found[..., 1].max() < 100  # neither green nor yellow
+  even[1, 2] = 100
+  assert tiles.top(even) == 100
+
+
+def test_a_dark_image_does_not_darken_its_map():
+  """What is read off the colours is the map, whatever is below it."""
+  values = np.array([[0.1, 0.9], [0.5, 0.3]])
+  bright = np.full((8, 8, 3), 250, np.uint8)
+  dark = np.full((8, 8, 3), 3, np.uint8)
+  expected = tiles.overlay(bright, values)
+  np.testing.assert_array_equal(tiles.overlay(dark, values), expected)
+  dark[:, 4:] = 200  # the map is still read in its order
+  found = tiles.overlay(dark, values).astype(int)
+  assert found[0, 4, 0] > found[4, 0, 0] > found[4, 4, 0] > found[0, 0, 0]
 
 
 def test_a_chosen_patch_has_a_frame():

@@ -77,6 +77,20 @@ def test_all_is_in_the_page(write, tmp_path):
   assert 'It has none.' in page.text and 'caf? <script>' in page.text
 
 
+def test_long_pictures_are_folded_to_their_upper_part(tmp_path):
+  file = tmp_path / '0.png'
+  file.write_bytes(stand_in.png(stand_in.pixels(0, 4, 6)))
+  sizes = ((900, 300), (900, 2000))
+  pictures = tuple(report.Picture(file, f'{h}', (w, h)) for w, h in sizes)
+  section = report.Section('maps', 'Maps', 'Caption.', pictures)
+  path = tmp_path / 'report.html'
+  report.write(path, 'Inside', {}, [section], [])
+  page = Page(path.read_text())
+  assert [x.get('class') for x in page.of('details')] == ['more']
+  assert page.text.count('Show all of it') == 1
+  assert len(page.of('img')) == 2
+
+
 def test_it_is_the_same_each_time_and_fits_all_screens(write):
   text = write()
   assert text == write() and 'Not shown' not in text

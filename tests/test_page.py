@@ -29,6 +29,7 @@ from selenium.webdriver.common.by import By
 from selenium.webdriver.support.wait import WebDriverWait
 
 from vit_jax import explore
+from vit_jax.explore import tiles
 from vit_jax.explore import uploads
 from vit_jax.explore import viewer as viewer_lib
 
@@ -223,6 +224,11 @@ def check(browser, who, expected):
   assert found == who
   assert brightest == np.unravel_index(expected.argmax(), GRID)
   assert share == pytest.approx(expected.max(), abs=0.002)
+  # Reports have the same scale of colours, which ends at this.
+  top = float(browser.one('.most').text.rstrip(' %')) / 100
+  assert top == pytest.approx(tiles.top(expected), abs=0.002)
+  mean = f'the mean is {100 * expected.mean():.2f}'[:-2]
+  assert mean in browser.one('.rule').text
   # Lightness grows with what is shown, so brightness does.
   pixels = browser.pixels('.map')[..., :3].astype(float) @ [0.21, 0.72, 0.07]
   assert pixels.shape == GRID

@@ -1,6 +1,7 @@
 """Pictures of where a model looks, and what its output owes to it."""
 
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -21,8 +22,18 @@ Subject = subject_lib.Subject
 
 _BESIDE = 8  # tiles of a sheet with a group of them for each image
 _OVERLAID = (
-  ' Each map is laid over its image on its own scale, from dark, its least'
-  ' value, to bright, its largest.'
+  ' Each map is laid in colours over the contours of its image. They go from 0'
+  ' to the number below the map: its largest value, or four times its mean'
+  ' where that is more, so that a nearly even map has nearly one colour.'
+)
+
+# Of maps that have a scale each.
+_SCALE = canvas.Scale(
+  0.0,
+  1.0,
+  'of the number below each map',
+  tiles.HEAT,
+  ('0', '25%', '50%', '75%', '100%'),
 )
 
 
@@ -54,16 +65,30 @@ def _map_sheet(
 ) -> Any:
   """Returns a sheet of maps [L, H, h, w] of one image."""
   heads = found.shape[1]
-  top = [image, *(tiles.overlay(image, found[i].mean(axis=0)) for i in layers)]
-  rest = [
-    [None, *(tiles.overlay(image, found[i, head]) for i in layers)]
-    for head in range(heads)
-  ]
+  rows = [[found[i].mean(axis=0) for i in layers]]
+  rows += [[found[i, head] for i in layers] for head in range(heads)]
+  first: list[np.ndarray | None] = [image, *[None] * heads]
   return canvas.sheet(
-    [top, *rest],
+    [
+      [before, *(tiles.overlay(image, one) for one in row)]
+      for before, row in zip(first, rows, strict=True)
+    ],
     columns=['layer', *map(str, layers)],
     rows=['mean', *(f'head {head}' for head in range(heads))],
+    captions=_tops(rows),
+    scale=_SCALE,
   )
+
+
+def _tops(rows: Sequence[Sequence[np.ndarray]]) -> list[str]:
+  """Returns what is written below a column of images and rows of attention."""
+  return [text for row in rows for text in ('', *map(_percent, row))]
+
+
+def _percent(found: np.ndarray) -> str:
+  """Returns what the last colour of a map of attention stands for."""
+  share = tiles.top(found)
+  return f'{share:.1%}' if share >= 0.1 else f'{share:.2%}'
 
 
 def rollout(subject: Subject) -> Drawn:
@@ -76,7 +101,8 @@ def rollout(subject: Subject) -> Drawn:
     + _read(subject.vit)
     + _OVERLAID
   )
-  figure = _overlays(subject, found[:, None], [''])
+  captions = [_percent(one) for one in found]
+  figure = _overlays(subject, found[:, None], captions)
   return Drawn(caption, [('', figure)], {'rollout': found})
 
 
@@ -91,11 +117,10 @@ def relevance(subject: Subject) -> Drawn:
       for number in chosen
     ]
     what = [names[number] for number in chosen]
-    captions = None
+    captions = what * len(inputs)
   else:
     best = subject.probabilities.argmax(axis=1)
     found = [gradients.class_relevance(subject.vit, inputs, best.tolist())]
-    what = ['']
     captions = [
       f'{names[i]}, {row[i]:.0%}'
       for i, row in zip(best, subject.probabilities, strict=True)
@@ -110,7 +135,12 @@ def relevance(subject: Subject) -> Drawn:
     + _OVERLAID
   )
   stacked = np.stack(found, axis=1)
-  figure = _overlays(subject, stacked, what, captions)
+  maps_of = stacked.reshape(-1, *stacked.shape[2:])
+  texts = [
+    f'{text}\n{tiles.top(one):.2g}'
+    for text, one in zip(captions, maps_of, strict=True)
+  ]
+  figure = _overlays(subject, stacked, texts)
   numbers = {'classes': what if chosen else captions, 'relevance': stacked}
   return Drawn(caption, [('', figure)], numbers)
 
@@ -129,12 +159,17 @@ def query(subject: Subject) -> Drawn:
   images = tiles.fit_all(
     subject.pixels, tiles.tile_shape(size, grid, len(layers) + 1)
   )
+  maps_of = [[found[layer, i] for layer in layers] for i in range(len(images))]
   rows: list[list[np.ndarray | None]] = []
-  for i, image in enumerate(images):
-    maps_of = [tiles.overlay(image, found[layer, i]) for layer in layers]
-    rows.append([tiles.mark(x, patch, grid) for x in (image, *maps_of)])
+  for image, row in zip(images, maps_of, strict=True):
+    overlaid = [tiles.overlay(image, one) for one in row]
+    rows.append([tiles.mark(x, patch, grid) for x in (image, *overlaid)])
   figure = canvas.sheet(
-    rows, columns=['layer', *map(str, layers)], rows=subject.images.names
+    rows,
+    columns=['layer', *map(str, layers)],
+    rows=subject.images.names,
+    captions=_tops(maps_of),
+    scale=_SCALE,
   )
   return Drawn(caption, [('', figure)], {'patch': patch})
 
@@ -208,16 +243,15 @@ def _read(vit: weights.Loaded) -> str:
 def _overlays(
   subject: Subject,
   found: np.ndarray,
-  what: list[str],
-  captions: list[str] | None = None,
+  captions: Sequence[str],
 ) -> Any:
   """Returns a sheet with each image and maps over it.
 
   Args:
     subject: Whose images they are.
     found: [B, K, h, w].
-    what: Of each of the K maps, written below it.
-    captions: Of each image's maps, instead.
+    captions: Of each of the B x K maps, in this order, written below it; the
+      last line is what its last colour stands for.
   """
   vit = subject.vit
   size = found.shape[1] + 1
@@ -231,5 +265,7 @@ def _overlays(
   ]
   texts: list[str] = []
   for i, name in enumerate(subject.images.names):
-    texts += [name, *(what if captions is None else [captions[i]])]
-  return canvas.sheet(tiles.grouped(groups, beside), captions=texts)
+    texts += [name, *captions[i * (size - 1) : (i + 1) * (size - 1)]]
+  return canvas.sheet(
+    tiles.grouped(groups, beside), captions=texts, scale=_SCALE
+  )

@@ -13,6 +13,7 @@ import importlib.util
 import math
 import pathlib
 from typing import Any
+from typing import NamedTuple
 from typing import TYPE_CHECKING
 import warnings
 
@@ -31,8 +32,9 @@ LETTER, LINE = 7.6, 17  # pixels: a wide letter, and a line of text
 GAP = 4  # pixels between tiles
 INK, PALE, FAINT = '#303030', '#808080', '#C8C8C8'
 _FRAME = 0xC8  # the grey of FAINT
+_TICKS = 4  # of a scale of colours, about
 _MOST_LETTERS = 24  # of a row's label
-_BAR = 60  # pixels below, for the scale of the colours
+_BAR = 60  # pixels above, for the scale of the colours
 # After matplotlib's own, which has Latin, Greek, Cyrillic, Arabic and Hebrew.
 _MORE_FONTS = (
   'Noto Sans CJK JP',
@@ -69,6 +71,24 @@ _STYLE: Any = {
   'svg.hashsalt': 'vit_jax',
   'svg.fonttype': 'none',
 }
+
+
+class Scale(NamedTuple):
+  """A scale of colours above a sheet, where it is seen before the tiles.
+
+  Attributes:
+    low: What the first colour stands for.
+    high: What the last one does.
+    label: What the colours are.
+    colors: Their name in matplotlib.
+    ticks: Texts evenly spaced along it, in place of numbers.
+  """
+
+  low: float
+  high: float
+  label: str
+  colors: str = tiles_lib.VALUES
+  ticks: tuple[str, ...] = ()
 
 
 def check() -> None:
@@ -159,31 +179,34 @@ def sheet(
   columns: Sequence[str] = (),
   rows: Sequence[str] = (),
   captions: Sequence[str] = (),
-  scale: tuple[float, float, str] | None = None,
+  scale: Scale | None = None,
 ) -> 'figure_lib.Figure':
   """Returns tiles in rows, with labels.
 
   Args:
     tiles: uint8 [h, w, 3], all of one size; None leaves a place empty.
-    columns: Labels above the columns.
+    columns: Labels above the columns, in one line or more.
     rows: Labels before the rows.
     captions: Below the tiles, row by row, in one line or more; cut where they
       are wider than a tile.
-    scale: Least and largest value of the colours, and what they are.
+    scale: Of the colours.
   """
   high, wide = next(x for row in tiles for x in row if x is not None).shape[:2]
   lines = max((text.count('\n') + 1 for text in captions), default=0)
   down, along = high + GAP + lines * LINE, wide + GAP
   letters = min(max(map(len, rows), default=0), _MOST_LETTERS)
   left = GAP + (math.ceil(letters * LETTER) + GAP if rows else 0)
-  top = GAP + (LINE if columns else 0)
+  heads = [label.split('\n') for label in columns]
+  start = GAP + (_BAR if scale else 0)
+  top = start + LINE * max(map(len, heads), default=0)
   paper = _paste(tiles, down, along)
   width = max(left + paper.shape[1], 300 if scale else 0)
-  height = top + paper.shape[0] + (_BAR if scale else 0)
+  height = top + paper.shape[0]
   result, axes = pixel_figure(width, height)
   place(axes, paper, left - 1, top - 1)
   middle = left + wide / 2
-  _label(axes, columns, middle, along, top - LINE / 2)
+  for j, labels in enumerate(zip(*heads, strict=True)):
+    _label(axes, labels, middle, along, start + (j + 0.5) * LINE)
   for i, label in enumerate(rows):
     label = shorten(label, letters * LETTER)
     where = left - GAP, top + i * down + high / 2
@@ -237,30 +260,31 @@ def _label(
 
 def _color_bar(
   figure: 'figure_lib.Figure',
-  scale: tuple[float, float, str],
+  scale: Scale,
   left: float,
   height: float,
 ) -> None:
   from matplotlib import cm
   from matplotlib import colors
+  from matplotlib import ticker
 
-  low, high, label = scale
   width, total = 240, figure.get_figwidth() * DPI
-  where = left / total, 40 / height, width / total, 10 / height
-  colorable = cm.ScalarMappable(colors.Normalize(low, high), tiles_lib.VALUES)
+  thick = 10
+  bottom = 1 - (2 * GAP + thick) / height
+  where = left / total, bottom, width / total, thick / height
+  norm = colors.Normalize(scale.low, scale.high)
+  colorable = cm.ScalarMappable(norm, scale.colors)
   bar = figure.colorbar(
     colorable, cax=figure.add_axes(where), orientation='horizontal'
   )
   bar.outline.set_visible(False)  # type: ignore[operator]
-  bar.set_label(label, labelpad=1)
-  bar.locator = _few_ticks()
-  bar.update_ticks()
-
-
-def _few_ticks() -> Any:
-  from matplotlib import ticker
-
-  return ticker.MaxNLocator(4)
+  bar.set_label(scale.label, labelpad=1)
+  if scale.ticks:
+    places = np.linspace(scale.low, scale.high, len(scale.ticks))
+    bar.set_ticks(places.tolist(), labels=scale.ticks)
+  else:
+    bar.locator = ticker.MaxNLocator(_TICKS)
+    bar.update_ticks()
 
 
 def save(figure: 'figure_lib.Figure', path: pathlib.Path) -> tuple[int, int]:

@@ -139,7 +139,8 @@ def draw(
         _draw_line(cell, line, styles[name], width)
       _finish(cell, metric, lines, x_label)
       if width:
-        _say_smoothed(cell, width, x_label)
+        has_thin = any(line.low is None for line in lines.values())
+        _say_smoothed(cell, width, x_label, has_thin)
     for cell in cells[len(panels) :]:
       cell.set_axis_off()
     _add_legend(figure, styles, columns)
@@ -172,10 +173,13 @@ def _window(lines: Iterable[Line]) -> float:
   return float(width) if nearest <= width / 2 else 0.0
 
 
-def _say_smoothed(cell: 'axes.Axes', width: float, x_label: str) -> None:
+def _say_smoothed(
+  cell: 'axes.Axes', width: float, x_label: str, has_thin: bool
+) -> None:
   unit = {'step': 'steps', 'epoch': 'epochs'}.get(x_label, x_label)
   unit = unit.removeprefix('time (').removesuffix(')')
-  text = f'mean over {width:.3g} {unit} (thin: each)'
+  thin = '; thin: each value' if has_thin else ''
+  text = f'mean over {width:.3g} {unit}{thin}'
   cell.set_title(text, loc='right', fontsize=8, fontweight='normal')
 
 

@@ -186,5 +186,5 @@ def _grid_of_grids(similarity: np.ndarray) -> 'subject_lib.Figure':
     ],
     columns=[str(j) for j in columns],
     rows=[str(i) for i in rows],
-    scale=(*limits, 'cosine similarity'),
+    scale=canvas.Scale(*limits, 'cosine similarity'),
   )

@@ -11,6 +11,7 @@ import re
 from vit_jax import workdir as workdir_lib
 
 _SHOWN = 2  # pictures of a section that are not folded
+_LONG = 640  # pixels: higher ones are folded to their upper part
 
 
 @dataclasses.dataclass(frozen=True)
@@ -36,7 +37,8 @@ class Section:
     name: As in the names of the files.
     title: For people.
     caption: What is shown and how it was computed; papers as arXiv:NUMBER.
-    pictures: In order; all but the first two are folded.
+    pictures: In order; all but the first two are folded away, and of long ones
+      the lower part.
   """
 
   name: str
@@ -124,8 +126,12 @@ def _section(section: Section) -> str:
   parts = [
     f'<section id="{section.name}">',
     f'<h2>{_text(section.title)}</h2>',
+    '<div class="content">',
+    '<div class="pictures">',
     *(_picture(section, picture) for picture in shown),
+    '</div>',
     f'<p>{_text(section.caption)}</p>',
+    '</div>',
     *(
       f'<details><summary>{_text(other.label)}</summary>'
       f'{_picture(section, other, labelled=False)}</details>'
@@ -139,7 +145,9 @@ def _section(section: Section) -> str:
 def _picture(section: Section, picture: Picture, labelled: bool = True) -> str:
   """Returns a picture; one that is wide can be scrolled where there is no room.
 
-  It shrinks to two thirds at most, so that its text stays readable.
+  It shrinks to two thirds at most, so that its text stays readable. Of a long
+  one only the upper part is there until it is unfolded; one with a label that
+  is in the summary of a fold is whole.
   """
   data = base64.b64encode(picture.file.read_bytes()).decode()
   width, height = picture.size
@@ -152,7 +160,10 @@ def _picture(section: Section, picture: Picture, labelled: bool = True) -> str:
   label = ''
   if labelled and picture.label:
     label = f'<figcaption>{_text(picture.label)}</figcaption>'
-  return f'<figure>{label}<div class="paper">{image}</div></figure>'
+  fold = ''
+  if labelled and height > _LONG:
+    fold = '<details class="more"><summary>Show all of it</summary></details>'
+  return f'<figure>{label}{fold}<div class="paper">{image}</div></figure>'
 
 
 def _missing(missing: Sequence[Missing]) -> str:
@@ -197,7 +208,7 @@ _STYLE = """
 * { box-sizing: border-box; }
 body { margin: 0; background: var(--page); color: var(--ink);
   font: 16px/1.5 system-ui, sans-serif; overflow-wrap: anywhere; }
-main { max-width: 1080px; margin: 0 auto; padding: 16px; }
+main { max-width: 1600px; margin: 0 auto; padding: 16px; }
 h1 { font-size: 1.6rem; line-height: 1.25; margin: 8px 0 16px; }
 h2 { font-size: 1.2rem; margin: 0 0 8px; }
 a { color: var(--link); }
@@ -210,9 +221,20 @@ code { white-space: nowrap; }
 nav { display: flex; flex-wrap: wrap; gap: 4px 16px; margin: 16px 0;
   padding: 12px; background: var(--box); border-radius: 6px; }
 section { border-top: 1px solid var(--line); padding: 20px 0; }
-figure { margin: 8px 0; }
+.pictures { display: flex; flex-wrap: wrap; align-items: flex-start;
+  gap: 8px 16px; min-width: 0; }
+@media (min-width: 1180px) {
+  .content { display: grid; grid-template-columns: minmax(0, 1fr) 18rem;
+    gap: 8px 24px; align-items: start; }
+}
+figure { margin: 8px 0; max-width: 100%; }
 .paper { overflow-x: auto; background: #ffffff; border-radius: 6px;
-  padding: 8px; border: 1px solid var(--line); }
+  padding: 8px; border: 1px solid var(--line); width: fit-content;
+  max-width: 100%; }
+@media screen {
+  .more:not([open]) + .paper { max-height: 420px; overflow-y: hidden;
+    border-bottom: 3px dashed var(--pale); border-radius: 6px 6px 0 0; }
+}
 img { display: block; max-width: 100%; height: auto; }
 summary { cursor: pointer; padding: 4px 0; }
 dt { font-weight: 600; }

@@ -12,9 +12,11 @@ from vit_jax.data import preprocess as preprocess_lib
 
 # Perceptually uniform, and readable by the colour-blind.
 VALUES = 'viridis'
-HEAT = 'inferno'
-_SHADE, _LIGHT = 0.35, 0.5  # of a map over an image: where it is 0, and beyond
-_MARK = (255, 0, 140)  # red, green, blue; neither map has it
+# Of maps over images: its least colour is a blue, no dark pixel's black.
+HEAT = 'plasma'
+_DETAIL = 0.15  # of an image's contrast that is seen through a map
+_TIMES_MEAN = 4.0
+_MARK = (0, 235, 255)  # red, green, blue; neither map has it
 
 
 def pixels(
@@ -112,23 +114,36 @@ def color(
   return fit(np.round(colors * 255).astype(np.uint8), shape)
 
 
+def top(values: np.ndarray) -> float:
+  """Returns what the last colour of a map stands for; the first is 0.
+
+  That is its largest value, or four times its mean where that is more: a map
+  that is nearly even has nearly one colour, and not the brightest. The page has
+  the same rule (page/colours.js).
+
+  Args:
+    values: Of the map, none below 0.
+  """
+  return float(max(np.max(values), _TIMES_MEAN * np.mean(values)))
+
+
 def overlay(image: np.ndarray, values: np.ndarray) -> np.ndarray:
-  """Lays a map over an image: bright where it is largest.
+  """Lays a map in colours over the contours of an image.
+
+  Where an image is dark or bright as a whole does not change the colours.
 
   Args:
     image: uint8 [height, width, 3].
-    values: [h, w]; the colours go from its least to its largest value.
+    values: [h, w]; the colours go from 0 to `top`.
 
   Returns:
     uint8 [height, width, 3].
   """
   shape = image.shape[0], image.shape[1]
-  limits = float(np.min(values)), float(np.max(values))
-  heat = color(values, shape, limits, HEAT)
-  share = _scaled(np.asarray(values, np.float32), *limits)
-  share = cv2.resize(share, shape[::-1], interpolation=cv2.INTER_NEAREST)
-  share = (_SHADE + _LIGHT * share)[..., None]
-  return np.round(image * (1 - share) + heat * share).astype(np.uint8)
+  heat = color(values, shape, (0.0, top(values)), HEAT)
+  grey = image.mean(axis=-1, keepdims=True)
+  found = heat + _DETAIL * (grey - grey.mean())
+  return np.round(np.clip(found, 0, 255)).astype(np.uint8)
 
 
 def mark(

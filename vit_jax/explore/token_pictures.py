@@ -1,6 +1,7 @@
 """Pictures of tokens: how large, how alike, and what they tell by layer."""
 
 from collections.abc import Iterator
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -44,14 +45,15 @@ def norms(subject: Subject) -> Drawn:
     yield 'by layer', charts.norms_by_depth(flat, others)
     h, w = features.patch_grid(vit)
     maps = patches.reshape(*patches.shape[:2], h, w)
-    yield (
-      'of each patch',
-      _map_rows(
-        subject,
-        maps,
-        [(float(maps[i].min()), float(maps[i].max())) for i in layers],
-      ),
-    )
+    limits = [(float(maps[i].min()), float(maps[i].max())) for i in layers]
+    ends = ('least', 'largest')
+    scale = canvas.Scale(0.0, 1.0, "of the layer's norms", ticks=ends)
+    columns = [
+      f'{i}\n{low:.3g}\n{high:.3g}'
+      for i, (low, high) in zip(layers, limits, strict=True)
+    ]
+    columns = ['layer\nleast\nlargest', *columns]
+    yield 'of each patch', _map_rows(subject, maps, limits, columns, scale)
 
   caption = (
     'The L2 norm of each token after each layer, of the residual stream. A few'
@@ -59,7 +61,7 @@ def norms(subject: Subject) -> Drawn:
     ' patches with little in them, to keep something else there; registers'
     ' take their place (arXiv:2309.16588, section 2). In the maps of patches'
     ' a column is a layer, with one scale from its least to its largest norm'
-    ' over all images.'
+    ' over all images: the two numbers above it.'
   )
   numbers = {
     'patches_percentiles_5_50_95_100': np.percentile(
@@ -74,7 +76,8 @@ def _map_rows(
   subject: Subject,
   maps: np.ndarray,
   limits: list[tuple[float, float]],
-  scale: tuple[float, float, str] | None = None,
+  columns: Sequence[str],
+  scale: canvas.Scale,
   marked: tuple[int, int] | None = None,
 ) -> Any:
   """Returns a row for each image: itself, and its map in each layer shown.
@@ -83,7 +86,8 @@ def _map_rows(
     subject: Whose images they are.
     maps: [L, B, h, w].
     limits: Of the colours, for each of the layers shown.
-    scale: As of `canvas.sheet`.
+    columns: As of `canvas.sheet`.
+    scale: Likewise.
     marked: A patch to frame in the image.
   """
   layers, grid = subject.options.layers, features.patch_grid(subject.vit)
@@ -104,10 +108,7 @@ def _map_rows(
     for i, image in enumerate(images)
   ]
   return canvas.sheet(
-    rows,
-    columns=['layer', *map(str, layers)],
-    rows=subject.images.names,
-    scale=scale,
+    rows, columns=columns, rows=subject.images.names, scale=scale
   )
 
 
@@ -120,8 +121,9 @@ def similarity(subject: Subject) -> Drawn:
     subject,
     found,
     [limits] * len(layers),
-    scale=(*limits, 'cosine similarity'),
-    marked=patch,
+    ['layer', *map(str, layers)],
+    canvas.Scale(*limits, 'cosine similarity'),
+    patch,
   )
   caption = (
     f'How alike the token of each patch is to that in row {patch[0]}, column'

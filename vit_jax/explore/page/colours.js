@@ -32,6 +32,26 @@ function encode(x) {
 const TABLE = Array.from({ length: 256 }, (_, i) => colourAt(i / 255));
 
 /**
+ * Returns what the brightest colour of a map stands for; the darkest is 0.
+ *
+ * That is its largest value, or four times its mean where that is more: a map
+ * that is nearly even has nearly one colour, and not the brightest. Reports have
+ * the same rule (`tiles.top`).
+ *
+ * @param {ArrayLike<number>} values Of the map, none below 0.
+ */
+export function topOf(values) {
+  return Math.max(Math.max(...values), 4 * meanOf(values));
+}
+
+/** Returns the mean of numbers. */
+export function meanOf(values) {
+  let sum = 0;
+  for (const value of values) sum += value;
+  return sum / values.length;
+}
+
+/**
  * Paints numbers as pixels, row by row.
  *
  * @param {HTMLCanvasElement} canvas Gets the grid's size.

@@ -1,6 +1,6 @@
 // One model: its image, its answers, and where it looks.
 
-import { paint, paintPixels } from "./colours.js";
+import { meanOf, paint, paintPixels, topOf } from "./colours.js";
 
 const STEPS = {
   ArrowUp: [-1, 0],
@@ -209,12 +209,18 @@ export class Panel {
       if (weights[i] > weights[best]) best = i;
     }
     const map = this.find(".map");
-    paint(map, this.model.grid, weights, weights[best]);
+    const top = topOf(weights);
+    paint(map, this.model.grid, weights, top);
     const strength = this.strength.value / 100;
-    map.style.opacity = strength;
-    // Colours of the image would be taken for those of the map.
-    this.find(".picture").style.filter = `grayscale(${strength})`;
-    this.find(".most").textContent = percent(weights[best]);
+    map.style.opacity = this.find(".scale").style.opacity = strength;
+    // Colours of the image would be taken for those of the map, and its dark
+    // parts for little attention.
+    this.find(".picture").style.filter =
+      `grayscale(${strength}) contrast(${1 - 0.7 * strength})`;
+    this.find(".most").textContent = percent(top);
+    this.find(".rule").textContent =
+      "The colours go from 0 to the largest value, or to four times the mean" +
+      ` where that is more; the mean is ${percent(meanOf(weights))}.`;
     this.find(".readout").textContent =
       `The ${this.who()} looks most at ${this.where(best)}:` +
       ` ${percent(weights[best])}`;
