@@ -58,18 +58,21 @@ BOXES = [(0, 0, 24, 30), (3, 5, 17, 11), (1, 2, 5, 8), (20, 27, 4, 3)]
 
 @pytest.mark.parametrize('box', BOXES)
 @pytest.mark.parametrize('size', [(16, 20), (40, 9)])
-def test_resample_equals_pillow(box, size):
-  crop = Crop('random_resized', size)
+@pytest.mark.parametrize('interpolation', geometry.INTERPOLATIONS)
+def test_resample_equals_pillow(box, size, interpolation):
+  crop = Crop('random_resized', size, interpolation=interpolation)
   boxes = jnp.tile(jnp.array(box, jnp.float32), (len(IMAGES), 1))
   found = resample(jnp.asarray(IMAGES), boxes, crop, None)
   top, left, height, width = box
   for image, result in zip(IMAGES, found, strict=True):
     wanted = Image.fromarray(image).resize(
       size[::-1],
-      Image.Resampling.BILINEAR,
+      Image.Resampling[interpolation.upper()],
       box=(left, top, left + width, top + height),
     )
-    assert np.abs(np.asarray(wanted, float) - result).max() <= 1
+    # Pillow rounds, and clips, also between rows and columns.
+    difference = np.abs(np.asarray(wanted, float) - result)
+    assert difference.max() <= 1 + (interpolation == 'bicubic')
 
 
 @pytest.mark.parametrize('antialias', [True, False])
@@ -162,6 +165,20 @@ def test_evaluation_is_that_of_the_host(eval_resize):
     wanted = transforms.transform(image, 3, crop, rng).astype(float)
     # They smooth differently when they shrink.
     assert np.abs(wanted - result).mean() < (0.01 if eval_resize == SIZE else 2)
+
+
+@pytest.mark.parametrize('like', ['', *geometry.LIKE])
+@pytest.mark.parametrize('eval_resize', [17, (19, 26)])
+def test_bicubic_evaluation_is_that_of_the_host(eval_resize, like):
+  """Also where what is left over beside the crop is odd."""
+  settings = {'interpolation': 'bicubic', 'resize_like': like}
+  settings |= {'eval_resize': eval_resize, 'image_size': (16, 16)}
+  found = evaluate(**settings)
+  crop = geometry.eval_crop(make_config(**settings))
+  rng = np.random.default_rng(0)
+  for image, result in zip(IMAGES, found, strict=True):
+    wanted = transforms.transform(image, 3, crop, rng).astype(float)
+    assert np.abs(wanted - result).max() < 2
 
 
 def test_images_of_the_right_size_are_only_normalised():

@@ -135,13 +135,55 @@ def test_golden_bit(pads):
   )
 
 
-def test_normalisation_is_that_of_the_training():
-  def mean(path, **given):
-    return vit_jax.load(path, **given).preprocess.mean
+@pytest.mark.parametrize(
+  'name,mean,resized',
+  [
+    ('google/vit_gap.npz', (0.5,), '(bilinear) to 16 x 16'),
+    ('torch/vit_avg_fcnorm', IMAGENET, '(bicubic) to a short side of 36'),
+    ('torch/deit_distilled', IMAGENET, '(bicubic) to a short side of'),
+    ('torch/mixer', (0.5,), '(bicubic) to a short side of'),
+    ('torch/bit_tiny', (0.5,), '(bicubic) to a short side of'),
+  ],
+)
+def test_what_is_assumed_of_a_bare_file(name, mean, resized, tmp_path, caplog):
+  """The same whatever kind of file has the arrays, and it is said."""
+  given = {'num_heads': 3} if 'vit_avg' in name or 'deit' in name else {}
+  paths = [GOLDEN / name]
+  if 'torch' in name:
+    paths = [paths[0].with_suffix('.safetensors'), tmp_path / 'x.pth']
+    torch_format.save(paths[1], torch_format.state_dict(read(paths[0])))
+  for path in paths:
+    caplog.clear()
+    preprocess = vit_jax.load(path, **given).preprocess
+    assert preprocess.mean == mean
+    (line,) = [x for x in caplog.messages if 'assumed' in x]
+    for part in (str(path), ', '.join(map(str, mean)), resized, 'config.json'):
+      assert part in line, line
+    assert '\n' not in line
 
-  assert mean(GOOGLE / 'vit_gap.npz') == (0.5,)
-  assert mean(TORCH / 'vit_avg_fcnorm.safetensors', num_heads=3) == (0.5,)
-  assert mean(TORCH / 'deit_distilled.safetensors', num_heads=3) == IMAGENET
+
+@pytest.mark.parametrize('name', ['google/vit_gap.npz', 'torch/mixer'])
+def test_what_is_assumed_can_be_said_otherwise(name, tmp_path, caplog):
+  """By the line that says what was assumed."""
+  source = GOLDEN / name
+  source = source if source.suffix else source.with_suffix('.safetensors')
+  shutil.copy(source, tmp_path)
+  vit_jax.load(tmp_path / source.name)
+  example = json.loads(caplog.messages[-1].split('beside it: ')[1])
+  example['pretrained_cfg']['mean'] = [0.1, 0.2, 0.3]
+  (tmp_path / 'config.json').write_text(json.dumps(example))
+  caplog.clear()
+  preprocess = vit_jax.load(tmp_path / source.name).preprocess
+  assert preprocess.mean == (0.1, 0.2, 0.3)
+  assert preprocess.interpolation == 'bicubic'
+  assert not caplog.messages
+
+
+def test_a_model_of_ours_assumes_nothing(tmp_path, caplog):
+  for form in ('google', 'timm', 'huggingface'):
+    export.write(random_model(gelu='exact'), tmp_path / form, form, 'here')
+    vit_jax.load(tmp_path / form)
+  assert not caplog.messages
 
 
 # Google's variants.
@@ -499,18 +541,32 @@ def changed(source, path, key, value, file='config.json', base=None):
   'key,value,wanted',
   [
     ('architecture', 7, 'text'),
-    ('architecture', 'vit_base_patch16_rpn_224', 'norms after'),
+    ('architecture', 'vit_base_patch16_rpn_224', 'block_fn'),
+    ('architecture', 'test_vit3', 'pool_include_prefix=True'),
+    ('architecture', 'vit_intern300m_patch14_448', 'final_norm=False'),
     ('global_pool', 'avgmax', "'token', 'avg', 'map'"),
+    ('global_pool', '', "'token', 'avg', 'map'"),
     ('label_names', {'a': 'x'}, 'names in a list'),
     ('label_names', [None], 'names in a list'),
     ('label_descriptions', ['x'], 'an object'),
     ('model_args', [1], 'an object'),
     ('model_args.act_layer', 'quick_gelu', 'gelu, gelu_tanh'),
     ('model_args.num_heads', 3.0, 'a whole number'),
+    ('model_args.pool_include_prefix', True, 'not known here'),
+    ('model_args.pre_norm', True, 'not known here'),
+    ('model_args.block_fn', 'ParallelThingsBlock', 'not known here'),
+    ('model_args.final_norm', False, 'one of True'),
+    ('model_args.proj_bias', False, 'one of True'),
+    ('model_args.norm_layer', 'rmsnorm', "'layernorm'"),
+    ('model_args.attn_layer', 'diff', "'attn'"),
+    ('model_args.rope_type', 'axial', 'not known here'),
     ('pretrained_cfg', [], 'an object'),
     ('pretrained_cfg.crop_pct', 0, 'a finite number above 0'),
     ('pretrained_cfg.crop_pct', float('nan'), 'a finite number above 0'),
-    ('pretrained_cfg.crop_mode', 1, 'text'),
+    ('pretrained_cfg.crop_pct', 1.2, 'not be above 1'),
+    ('pretrained_cfg.crop_mode', 1, "'center', 'squash'"),
+    ('pretrained_cfg.crop_mode', 'border', "'center', 'squash'"),
+    ('pretrained_cfg.interpolation', 'lanczos', "'bilinear', 'bicubic'"),
     ('pretrained_cfg.input_size', 32, 'three whole numbers'),
     ('pretrained_cfg.mean', [0.5, 0.5], 'one for each of 3 channels'),
     ('pretrained_cfg.mean', ['0.5'], 'one finite number, or'),
@@ -530,6 +586,10 @@ def test_json_of_timm(tmp_path, exported, key, value, wanted):
     ('model_type', ['vit'], 'text'),
     ('hidden_act', None, None),
     ('hidden_act', 3, 'text'),
+    ('pruned_heads', {'0': [1]}, 'not known here'),
+    ('is_decoder', True, 'not known here'),
+    ('quantization_config', {'bits': 4}, 'not known here'),
+    ('use_cache', True, None),
     ('num_attention_heads', True, 'a whole number'),
     ('num_attention_heads', -3, 'a whole number'),
     ('layer_norm_eps', '1e-6', 'a finite number above 0'),
@@ -560,6 +620,9 @@ def test_json_of_hugging_face(tmp_path, exported, key, value, wanted):
     ('image_mean', {}),
     ('image_std', [0.5, 0.5, -0.5]),
     ('do_normalize', 'yes'),
+    ('resample', 1),
+    ('resample', 'bicubic'),
+    ('size', {'shortest_edge': 40, 'longest_edge': 80}),
   ],
 )
 def test_preprocessor_of_hugging_face(tmp_path, exported, key, value):
@@ -567,6 +630,29 @@ def test_preprocessor_of_hugging_face(tmp_path, exported, key, value):
   path = changed(exported / 'huggingface', tmp_path / 'x', key, value, file)
   with pytest.raises(UserError, match=f'x: its {file} says {key} .*: it must'):
     vit_jax.load(path)
+
+
+@pytest.mark.parametrize(
+  'key,value,wanted',
+  [
+    ('do_resize', False, 'always resized'),
+    ('do_pad', True, 'not known here'),
+    ('crop_pct', 0.9, 'not known here'),
+    ('image_processor_type', 'ConvNextImageProcessor', 'ViTImageProcessor'),
+    ('crop_size', {'height': 300, 'width': 300}, 'not padded'),
+    ('do_center_crop', False, 'keep their ratio'),
+  ],
+)
+def test_preparation_that_is_not_computed(
+  tmp_path, exported, key, value, wanted
+):
+  file = 'preprocessor_config.json'
+  path = changed(exported / 'huggingface', tmp_path / 'x', key, value, file)
+  with pytest.raises(
+    UserError, match=f'x: its {file} says .*: .*{wanted}'
+  ) as e:
+    vit_jax.load(path)
+  assert '\n' not in str(e.value)
 
 
 @pytest.mark.parametrize(
@@ -585,6 +671,8 @@ def test_preprocessor_of_hugging_face(tmp_path, exported, key, value):
     ('vit_jax.preprocess.std', [0]),
     ('vit_jax.preprocess.resize', 'no'),
     ('vit_jax.preprocess.antialias', 1),
+    ('vit_jax.preprocess.interpolation', 'nearest'),
+    ('vit_jax.preprocess.resize_like', 'torch'),
   ],
 )
 def test_json_of_ours(tmp_path, exported, key, value):

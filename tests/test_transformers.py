@@ -1,10 +1,15 @@
 """Models of Hugging Face's transformers, read and written, against itself."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 from test_foreign import assert_same
 from test_foreign import logits
 from test_foreign import random_model
+from test_pipelines import differences
+from test_pipelines import jpegs
+from test_pipelines import MEAN
 
 import vit_jax
 from vit_jax.weights import export
@@ -13,6 +18,7 @@ _REASON = "needs torch and transformers: pip install -e '.[compat]'"
 torch = pytest.importorskip('torch', reason=_REASON)
 transformers = pytest.importorskip('transformers', reason=_REASON)
 
+assert jpegs  # a fixture
 TOLERANCE = {'atol': 1e-4, 'rtol': 0}
 SMALL = {
   'hidden_size': 48,
@@ -156,15 +162,60 @@ def test_our_models_there(tmp_path, name):
     assert_same(again, ours)
 
 
-def test_images_are_prepared_as_here(tmp_path):
-  """Within two of 255 levels: the resizing is not the same to the bit."""
-  ours = random_model()
-  export.write(ours, tmp_path / 'x', 'huggingface', 'here')
-  processor = transformers.AutoImageProcessor.from_pretrained(tmp_path / 'x')
-  y, x = np.mgrid[:60, :90]
-  image = np.stack([4 * y, 2 * x, y + x], axis=-1).astype(np.uint8)
-  theirs = processor(image, return_tensors='np')['pixel_values']
-  here = vit_jax.load(tmp_path / 'x').preprocess(image)
-  np.testing.assert_allclose(
-    np.moveaxis(theirs, 1, -1), here, atol=2 / 255 / 0.3, rtol=0
+PROCESSORS = {
+  'ViT': {'size': {'height': 64, 'width': 64}},
+  'ViT, bicubic': {'size': {'height': 40, 'width': 64}, 'resample': 3},
+  'ViT, scaled': {'rescale_factor': 1 / 127.5, 'image_mean': [1, 1, 1]},
+  'ViT, not scaled': {'do_rescale': False, 'image_mean': [99, 98, 97]},
+  'ViT, not normalised': {'do_normalize': False},
+  'DeiT': {},
+  'DeiT, 1': {'size': {'height': 71, 'width': 80}, 'crop_size': 64},
+  'Bit': {},
+  'Bit, DINOv2': {'size': {'shortest_edge': 256}, 'image_mean': MEAN},
+  'Bit, odd': {'size': {'shortest_edge': 73}, 'crop_size': 64, 'resample': 2},
+}
+
+
+@pytest.mark.parametrize('name', PROCESSORS)
+def test_their_pixels_here(tmp_path, jpegs, name):
+  """And what is written of them is read there and here."""
+  export.write(random_model(), tmp_path / 'x', 'huggingface', 'here')
+  kind = getattr(transformers, f'{name.split(",")[0]}ImageProcessorPil')
+  processor = kind(**PROCESSORS[name])
+  processor.save_pretrained(tmp_path / 'x')
+  loaded = vit_jax.load(tmp_path / 'x', as_stored=True)
+
+  def theirs(image, processor=processor):
+    pixels = processor(image, return_tensors='np')['pixel_values'][0]
+    return np.moveaxis(pixels, 0, -1)
+
+  assert max(differences(loaded.preprocess, jpegs, theirs)) < 1e-6
+  export.write(loaded, tmp_path / 'y', 'huggingface', 'here')
+  again = vit_jax.load(tmp_path / 'y', as_stored=True).preprocess
+  assert again == dataclasses.replace(loaded.preprocess, classes=again.classes)
+  back = transformers.AutoImageProcessor.from_pretrained(
+    tmp_path / 'y', backend='pil'
   )
+
+  def theirs_again(image):
+    return theirs(image, back)
+
+  assert max(differences(loaded.preprocess, jpegs, theirs_again)) < 1e-6
+
+
+@pytest.mark.parametrize('name', ['Dinov2Model', 'Dinov2WithRegistersModel'])
+def test_features_of_a_bare_dinov2(tmp_path, name, caplog):
+  """They are the class token and the mean, and that is said."""
+  torch.manual_seed(0)
+  module = getattr(transformers, name)
+  model = module(module.config_class(**DINO)).eval()
+  model.save_pretrained(tmp_path)
+  loaded = vit_jax.load(tmp_path)
+  assert 'features are the class token and the mean' in caplog.text
+  images = images_of(32, 32)
+  with torch.no_grad():
+    output = model(torch.tensor(np.moveaxis(images, -1, 1).copy()))
+  found = logits(loaded, images)
+  np.testing.assert_allclose(found[:, :48], output.pooler_output, **TOLERANCE)
+  patches = output.last_hidden_state[:, -16:].mean(1)
+  np.testing.assert_allclose(found[:, 48:], patches, **TOLERANCE)

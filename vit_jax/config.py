@@ -161,6 +161,12 @@ def _data() -> ml_collections.ConfigDict:
   data.resize = config_dict.placeholder(object)
   data.eval_resize = config_dict.placeholder(object)
   data.antialias = True  # when shrinking; False: plain bilinear, as TF does
+  # 'bilinear' or 'bicubic' (Pillow's, with antialias). '': as init_from's
+  # checkpoint was trained; without one, 'bilinear'.
+  data.interpolation = ''
+  # Whose rules are followed, so that the pixels are theirs: 'timm' or
+  # 'transformers' (Pillow's filters, their rounding of sizes and offsets).
+  data.resize_like = ''
   data.num_workers = 0  # processes that read and decode; 0: threads here
   data.num_threads = config_dict.placeholder(int)  # None: one per CPU core
   # JSON that `python -m vit_jax.data check` wrote: what it lists as damaged is
@@ -483,8 +489,8 @@ def fill(
   """Returns a config in which a run's own decides what is left open.
 
   Open are what the data and the checkpoint of init_from decide: the number of
-  classes, bits and what percentiles of intensities come to, mean and std, and
-  the model where its name is 'init_from'.
+  classes, bits and what percentiles of intensities come to, mean, std and
+  interpolation, and the model where its name is 'init_from'.
 
   Args:
     config: Of the resumed run.
@@ -499,7 +505,7 @@ def fill(
     set_value(config, f'model.{key}', stored.model[key])
   if config.data.bits is None:
     set_value(config, 'data.bits', stored.data.bits)
-  for key in ('mean', 'std', 'intensity_window'):
+  for key in ('mean', 'std', 'intensity_window', 'interpolation'):
     config.data[key] = config.data[key] or stored.data[key]
   return config
 

@@ -39,6 +39,11 @@ def check(config: ml_collections.ConfigDict) -> None:
   config_lib.at_least(config, 'data.num_threads', 1)
   config_lib.one_of(config, 'data.crop', geometry.CROPS)
   config_lib.one_of(config, 'data.cache', ('none', 'host', 'device'))
+  if data.interpolation:
+    config_lib.one_of(config, 'data.interpolation', geometry.INTERPOLATIONS)
+  if data.resize_like:
+    config_lib.one_of(config, 'data.resize_like', geometry.LIKE)
+  _check_antialias(config)
   if data.channels not in (1, 3, 4):
     raise UserError(
       f'config.data.channels is {data.channels}: choose 1 (grey), 3 (RGB) or'
@@ -112,6 +117,17 @@ def _check_normalization(data: ml_collections.ConfigDict) -> None:
   if min(data.std, default=1) <= 0:
     raise UserError(
       f'config.data.std is {tuple(data.std)}: it must be more than 0'
+    )
+
+
+def _check_antialias(config: ml_collections.ConfigDict) -> None:
+  crop = geometry.eval_crop(config)
+  if crop.uses_pillow and not crop.antialias:
+    key = 'resize_like' if crop.resize_like else 'interpolation'
+    raise UserError(
+      f'config.data.antialias is False, but config.data.{key}='
+      f'{config.data[key]} is as Pillow resizes, which always smooths what it'
+      ' shrinks: leave one of them out'
     )
 
 

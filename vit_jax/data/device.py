@@ -177,13 +177,21 @@ def _resize(images: jax.Array, crop: Crop) -> jax.Array:
   size = crop.resized((height, width))
   if size == (height, width):
     return images
-  return jax.image.resize(
+  resized = jax.image.resize(
     images.astype(jnp.float32),
     (batch, *size, channels),
-    'linear',
+    'cubic' if crop.interpolation == 'bicubic' else 'linear',
     antialias=crop.antialias,
     precision=jax.lax.Precision.HIGHEST,
   )
+  return _within(resized, images, crop)
+
+
+def _within(resized: jax.Array, images: jax.Array, crop: Crop) -> jax.Array:
+  """Returns resized images within the range of the stored ones' type."""
+  if crop.interpolation != 'bicubic':
+    return resized
+  return jnp.clip(resized, 0, jnp.iinfo(images.dtype).max)
 
 
 def _cut(images: jax.Array, crop: Crop, keys: jax.Array | None) -> jax.Array:
@@ -195,7 +203,7 @@ def _cut(images: jax.Array, crop: Crop, keys: jax.Array | None) -> jax.Array:
     return images
   shape = (*crop.size, images.shape[-1])
   if keys is None or crop.kind == 'center':
-    top, left = geometry.middle(size, crop.size)
+    top, left = geometry.middle(size, crop.size, crop.resize_like)
     return images[:, top : top + shape[0], left : left + shape[1]]
 
   def cut_one(image: jax.Array, key: jax.Array) -> jax.Array:
@@ -239,7 +247,7 @@ def sample_box(size: Size, crop: Crop, key: jax.Array) -> jax.Array:
 def resample(
   images: jax.Array, boxes: jax.Array, crop: Crop, flips: jax.Array | None
 ) -> jax.Array:
-  """Resizes a box of each image, with linear interpolation.
+  """Resizes a box of each image.
 
   Two small matrix products: on CPU far quicker than gathering pixels. The
   same as `jax.image.scale_and_translate` and as Pillow's `resize(box=...)`,
@@ -248,7 +256,7 @@ def resample(
   Args:
     images: [B, h, w, C].
     boxes: float32 [B, 4]: top, left, height, width, within the images.
-    crop: Has the size of the result, and whether to antialias.
+    crop: Has the size of the result, and how it is interpolated.
     flips: bool [B], which results are mirrored left to right; None: none is.
 
   Returns:
@@ -256,13 +264,13 @@ def resample(
   """
   weights = jax.vmap(_weights, (0, 0, None, None, None))
   top, left, height, width = boxes.T
-  wy = weights(top, height, images.shape[1], crop.size[0], crop.antialias)
-  wx = weights(left, width, images.shape[2], crop.size[1], crop.antialias)
+  wy = weights(top, height, images.shape[1], crop.size[0], crop)
+  wx = weights(left, width, images.shape[2], crop.size[1], crop)
   if flips is not None:
     wx = jnp.where(flips[:, None, None], wx[:, ::-1], wx)
   product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
-  images = product('bHh,bhwc->bHwc', wy, images.astype(jnp.float32))
-  return product('bWw,bHwc->bHWc', wx, images)
+  resized = product('bHh,bhwc->bHwc', wy, images.astype(jnp.float32))
+  return _within(product('bWw,bHwc->bHWc', wx, resized), images, crop)
 
 
 def _weights(
@@ -270,12 +278,16 @@ def _weights(
   length: jax.Array,
   in_size: int,
   out_size: int,
-  antialias: bool,
+  crop: Crop,
 ) -> jax.Array:
   """Returns float32 [out_size, in_size]: how much each pixel counts."""
   step = length / out_size
   centers = start + (jnp.arange(out_size) + 0.5) * step - 0.5
-  support = jnp.maximum(step, 1.0) if antialias else 1.0
-  distances = jnp.abs(centers[:, None] - jnp.arange(in_size)) / support
-  weights = jnp.maximum(0.0, 1.0 - distances)
+  support = jnp.maximum(step, 1.0) if crop.antialias else 1.0
+  x = jnp.abs(centers[:, None] - jnp.arange(in_size)) / support
+  weights = jnp.maximum(0.0, 1.0 - x)
+  if crop.interpolation == 'bicubic':  # Keys' kernel, a = -0.5
+    near = (1.5 * x - 2.5) * x**2 + 1
+    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
+    weights = jnp.where(x < 1, near, jnp.where(x < 2, far, 0.0))
   return weights / weights.sum(axis=1, keepdims=True)

@@ -1,12 +1,17 @@
 """Where images are cut and how large they become, on the host or the device."""
 
 import dataclasses
+import itertools
+import math
+from typing import Any
 
 import ml_collections
 
 from vit_jax import config as config_lib
 
 CROPS = ('random_resized', 'random', 'pad', 'center')
+INTERPOLATIONS = ('bilinear', 'bicubic')
+LIKE = ('timm', 'transformers')
 TRIES = 10  # to find a crop within the image, before its middle is taken
 
 Size = tuple[int, int]  # (height, width), in pixels
@@ -26,6 +31,8 @@ class Crop:
     pad: Black pixels added to each side by 'pad', after resizing.
     flip: Whether half of the images are mirrored, left to right.
     antialias: Whether images are smoothed when they are shrunk.
+    interpolation: One of INTERPOLATIONS.
+    resize_like: Whose filters and rounding, one of LIKE; '': our own.
   """
 
   kind: str
@@ -36,6 +43,13 @@ class Crop:
   pad: int = 0
   flip: bool = False
   antialias: bool = True
+  interpolation: str = 'bilinear'
+  resize_like: str = ''
+
+  @property
+  def uses_pillow(self) -> bool:
+    """Whether Pillow resizes on the host, and not OpenCV."""
+    return self.interpolation == 'bicubic' or bool(self.resize_like)
 
   def resized(self, size: Size) -> Size:
     """Returns what an image of a size is resized to, its ratio kept.
@@ -46,6 +60,10 @@ class Crop:
     if isinstance(self.resize, tuple):
       return self.resize
     needed = [x - 2 * self.pad * (self.resize is not None) for x in self.size]
+    if self.resize is not None and self.resize_like:
+      height, width = self._rounded_like(size, self.resize)
+      if height >= needed[0] and width >= needed[1]:
+        return height, width
     factor = max(n / x for n, x in zip(needed, size, strict=True))
     if self.resize is not None:
       factor = max(factor, self.resize / min(size))
@@ -54,6 +72,18 @@ class Crop:
       max(needed[0], round(size[0] * factor)),
       max(needed[1], round(size[1] * factor)),
     )
+
+  def _rounded_like(self, size: Size, resize: int) -> Size:
+    """Returns the size of a resized image by timm's or transformers' rules."""
+    if self.resize_like == 'timm' and self.size[0] != self.size[1]:
+      # timm's ResizeKeepRatio: the image fills a multiple of the crop.
+      fraction = crop_fraction(min(self.size), resize)
+      filled = [math.floor(x / fraction) for x in self.size]
+      ratio = min(x / n for x, n in zip(size, filled, strict=True))
+      return round(size[0] / ratio), round(size[1] / ratio)
+    # torchvision's Resize: the short side is exact, the other rounded down.
+    height, width = size
+    return resize * height // min(size), resize * width // min(size)
 
 
 def train_crop(config: ml_collections.ConfigDict) -> Crop:
@@ -68,7 +98,7 @@ def train_crop(config: ml_collections.ConfigDict) -> Crop:
     ratio=tuple(data.crop_ratio),
     pad=data.pad if data.crop == 'pad' else 0,
     flip=data.flip,
-    antialias=data.antialias,
+    **_how(data),
   )
 
 
@@ -80,13 +110,50 @@ def eval_crop(config: ml_collections.ConfigDict) -> Crop:
     kind='center',
     size=size,
     resize=_resize(data.eval_resize, size),
-    antialias=data.antialias,
+    **_how(data),
   )
 
 
-def middle(size: Size, crop: Size) -> Size:
-  """Returns (top, left) of a crop in the middle of an image."""
-  return (size[0] - crop[0]) // 2, (size[1] - crop[1]) // 2
+def _how(data: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Returns how images are resized, for training and evaluation alike."""
+  return {
+    'antialias': data.antialias,
+    'interpolation': data.interpolation or INTERPOLATIONS[0],
+    'resize_like': data.resize_like,
+  }
+
+
+def crop_fraction(side: int, resized: int) -> float:
+  """Returns timm's `crop_pct`, for which floor(side / it) is `resized`.
+
+  Of all such fractions it is one with the fewest digits, as people write it.
+
+  Args:
+    side: Of the crop, in pixels.
+    resized: What the short side of an image becomes, at least `side`.
+  """
+  for digits in itertools.count(1):
+    most = side * 10**digits // resized
+    for numerator in (most, most - 1):
+      fraction = numerator / 10**digits
+      if fraction > 0 and math.floor(side / fraction) == resized:
+        return fraction
+  raise AssertionError
+
+
+def middle(size: Size, crop: Size, like: str = '') -> Size:
+  """Returns (top, left) of a crop in the middle of an image.
+
+  Args:
+    size: (height, width) of the image.
+    crop: Of the crop.
+    like: Whose rounding of a half, one of LIKE: timm's is torchvision's, to the
+      even number.
+  """
+  top, left = (have - want for have, want in zip(size, crop, strict=True))
+  if like == 'timm':
+    return round(top / 2), round(left / 2)
+  return top // 2, left // 2
 
 
 def fallback(size: Size, ratio: tuple[float, float]) -> Size:

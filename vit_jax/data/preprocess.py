@@ -34,6 +34,8 @@ class Preprocess:
     bits: Of a stored value that are kept until it is normalised, 8 or 16.
     intensity: (low, high), the stored values that become 0 and 1, and what is
       beyond is cut; None: the range of the type.
+    interpolation: 'bilinear' or 'bicubic', as `config.data.interpolation`.
+    resize_like: As `config.data.resize_like`.
   """
 
   classes: tuple[str, ...]
@@ -45,6 +47,8 @@ class Preprocess:
   antialias: bool = True
   bits: int = 8
   intensity: tuple[float, float] | None = None
+  interpolation: str = 'bilinear'
+  resize_like: str = ''
 
   @classmethod
   def from_config(
@@ -64,6 +68,8 @@ class Preprocess:
       antialias=crop.antialias,
       bits=levels.bits,
       intensity=levels.window,
+      interpolation=crop.interpolation,
+      resize_like=crop.resize_like,
     )
 
   @classmethod
@@ -100,6 +106,8 @@ class Preprocess:
       and all(isinstance(name, str) for name in self.classes)
       and self.bits in (8, 16)
       and self._has_window()
+      and self.interpolation in geometry.INTERPOLATIONS
+      and self.resize_like in ('', *geometry.LIKE)
     )
     if not good:
       raise UserError(
@@ -135,6 +143,8 @@ class Preprocess:
     config.data.bits = self.bits
     if self.intensity is not None:
       config.data.intensity = self.intensity
+    config.data.interpolation = self.interpolation
+    config.data.resize_like = self.resize_like
     return config
 
   @property
@@ -170,7 +180,12 @@ class Preprocess:
       UserError: Likewise.
     """
     crop = geometry.Crop(
-      'center', self.image_size, self.resize, antialias=self.antialias
+      'center',
+      self.image_size,
+      self.resize,
+      antialias=self.antialias,
+      interpolation=self.interpolation,
+      resize_like=self.resize_like,
     )
     rng = np.random.default_rng(0)  # nothing is random
     pixels = []
@@ -202,7 +217,7 @@ def _as_sequence(images: Any) -> Iterable[Any]:
 
 
 def _is_pil(image: Any) -> bool:
-  return hasattr(image, 'getexif')  # Pillow is not among what we require
+  return hasattr(image, 'getexif')  # without importing Pillow
 
 
 def _load(

@@ -103,7 +103,7 @@ def _random_resized(
   y, x = pixels.shape[0] / size[0], pixels.shape[1] / size[1]
   rows = slice(round(top * y), round((top + height) * y))
   columns = slice(round(left * x), round((left + width) * x))
-  return _resize(pixels[rows, columns], crop.size, crop.antialias)
+  return _resize(pixels[rows, columns], crop.size, crop)
 
 
 def _resized_then_cut(
@@ -116,13 +116,13 @@ def _resized_then_cut(
       f' to be resized to {target[0]} x {target[1]}'
     )
   pixels = image.pixels(_at_least(target, crop))
-  pixels = _resize(pixels, target, crop.antialias)
+  pixels = _resize(pixels, target, crop)
   if crop.pad:
     pad = (crop.pad, crop.pad)
     pixels = np.pad(pixels, (pad, pad, (0, 0)))
   if crop.kind == 'center':
     height, width = pixels.shape[:2]
-    top, left = middle((height, width), crop.size)
+    top, left = middle((height, width), crop.size, crop.resize_like)
   else:
     top, left = (
       int(rng.integers(have - want + 1))
@@ -160,20 +160,56 @@ def sample_box(
 
 def _at_least(target: tuple[float, float], crop: Crop) -> Size:
   """Returns the size below which a JPEG must not be decoded."""
-  if not crop.antialias:  # what reduces it smooths it
+  # What reduces it smooths it, and by another filter.
+  if not crop.antialias or crop.resize_like:
     return 0, 0
   return math.ceil(_MARGIN * target[0]), math.ceil(_MARGIN * target[1])
 
 
-def _resize(pixels: np.ndarray, size: Size, antialias: bool) -> np.ndarray:
-  """Returns pixels [h, w, C] resized, each side shrunk before one grows."""
+def _resize(pixels: np.ndarray, size: Size, crop: Crop) -> np.ndarray:
+  """Returns pixels [h, w, C] resized as `crop` says."""
+  if crop.uses_pillow:
+    return _resize_by_pillow(pixels, size, crop.interpolation)
+  # Each side is shrunk before one grows.
   channels = pixels.shape[-1]
   smaller = min(size[0], pixels.shape[0]), min(size[1], pixels.shape[1])
-  if antialias and smaller != pixels.shape[:2]:
+  if crop.antialias and smaller != pixels.shape[:2]:
     pixels = _shrink(pixels, smaller)
   if pixels.shape[:2] != size:
     pixels = cv2.resize(pixels, size[::-1], interpolation=cv2.INTER_LINEAR)
   return pixels.reshape(*size, channels)  # OpenCV drops a single channel
+
+
+def _resize_by_pillow(
+  pixels: np.ndarray, size: Size, interpolation: str
+) -> np.ndarray:
+  """Returns [h, w, C] as Pillow resizes it, smoothed where it shrinks.
+
+  So do timm, torchvision (of PIL images) and transformers; with 'bicubic', a is
+  -0.5.
+  """
+  from PIL import Image  # most runs can do without
+
+  height, width, channels = pixels.shape
+  if (height, width) == size:
+    return pixels
+  resample = Image.Resampling[interpolation.upper()]
+  if pixels.dtype == np.uint8:
+    # CMYK stands for any four channels: Pillow weighs colours by an alpha.
+    mode = {1: 'L', 3: 'RGB', 4: 'CMYK'}[channels]
+    contiguous = np.ascontiguousarray(pixels)
+    image = Image.frombuffer(
+      mode, (width, height), contiguous, 'raw', mode, 0, 1
+    )
+    resized = np.asarray(image.resize(size[::-1], resample))
+    return resized.reshape(*size, channels)
+  planes = [
+    np.asarray(Image.fromarray(plane).resize(size[::-1], resample))
+    for plane in np.moveaxis(pixels, -1, 0).astype(np.float32)
+  ]
+  most = np.iinfo(pixels.dtype).max
+  levels = np.clip(np.rint(np.stack(planes, axis=-1)), 0, most)
+  return levels.astype(pixels.dtype)
 
 
 def _shrink(pixels: np.ndarray, size: Size) -> np.ndarray:

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import functools
+import math
 import os
 import pathlib
 from typing import Any
@@ -18,6 +19,7 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import models
 from vit_jax import workdir as workdir_lib
+from vit_jax.data import geometry
 from vit_jax.models import stack
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import download
@@ -187,7 +189,10 @@ def _resized(
 ) -> data.Preprocess:
   """Returns the preprocessing for another size, in the same proportions."""
   old, resize = preprocess.image_size, preprocess.resize
-  if isinstance(resize, int):
+  if isinstance(resize, int) and preprocess.resize_like == 'timm':
+    fraction = geometry.crop_fraction(min(old), resize)
+    resize = math.floor(min(size) / fraction)
+  elif isinstance(resize, int):
     resize = round(resize * min(size) / min(old))
   elif resize is not None:
     resize = (

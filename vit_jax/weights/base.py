@@ -13,11 +13,13 @@ from flax import linen as nn
 
 from vit_jax import models
 from vit_jax.config import UserError
+from vit_jax.data import geometry
 from vit_jax.weights import files
 from vit_jax.weights import tables
 from vit_jax.weights import typed
 
 Shape = tuple[int, ...]
+INTERPOLATION = typed.one_of(*geometry.INTERPOLATIONS)
 
 # Mean and standard deviation of ImageNet's pixels in [0, 1].
 IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -32,7 +34,6 @@ class Hints:
     config: config.json beside the file; empty where there is none.
     preprocessor: preprocessor_config.json beside it, likewise.
     image_size: (height, width) that the caller asks for, or None.
-    suffix: Of the file's name.
     stored_size: (height, width) that positions are for, as we wrote it beside
       the file, or None.
   """
@@ -41,7 +42,6 @@ class Hints:
   config: typed.Json
   preprocessor: typed.Json
   image_size: tuple[int, int] | None
-  suffix: str
   stored_size: tuple[int, int] | None = None
 
 
@@ -54,12 +54,15 @@ class Description:
     image_size: (height, width) that its positions are for.
     preprocess: Fields of `data.Preprocess`.
     resize: How its positions are resized by the code that it comes from.
+    silent: Name of the file that would say how images are prepared, and says
+      nothing; '': it does.
   """
 
   model: models.Model
   image_size: tuple[int, int]
   preprocess: dict[str, Any]
   resize: str
+  silent: str = ''
 
 
 class Format(Protocol):

@@ -78,7 +78,7 @@ def _facts(loaded: weights.Loaded) -> list[tuple[str, Any]]:
     ('parameters', f'{parameters:,}'),
     ('input (height x width)', _by(preprocess.image_size)),
     ('channels', preprocess.channels),
-    ('images are resized', f'{resized} (bilinear)'),
+    ('images are resized', f'{resized} ({preprocess.interpolation})'),
     ('mean of pixels in [0, 1]', ', '.join(map(str, preprocess.mean))),
     ('standard deviation', ', '.join(map(str, preprocess.std))),
     ('classes', _classes(loaded)),

@@ -10,10 +10,12 @@ from absl import logging
 from vit_jax import models
 from vit_jax import workdir as workdir_lib
 from vit_jax.config import UserError
+from vit_jax.data import geometry
 from vit_jax.weights import base
 from vit_jax.weights import files
 from vit_jax.weights import google
 from vit_jax.weights import huggingface
+from vit_jax.weights import preprocessing
 from vit_jax.weights import resize as resize_lib
 from vit_jax.weights import tables
 from vit_jax.weights import timm
@@ -44,9 +46,8 @@ _NAMES = typed.Kind(
   'a list of names',
   lambda x: isinstance(x, list) and all(isinstance(name, str) for name in x),
 )
-_RESIZE = typed.Kind(
-  f'one of {", ".join(resize_lib.METHODS)}', lambda x: x in resize_lib.METHODS
-)
+_RESIZE = typed.one_of(*resize_lib.METHODS)
+_LIKE = typed.one_of('', *geometry.LIKE)
 # What `export` writes beside a file, with its name.
 _OURS = {
   'model': typed.OBJECT,
@@ -96,7 +97,6 @@ def read(
       config=config,
       preprocessor=_json(file.with_name('preprocessor_config.json')),
       image_size=image_size,
-      suffix=file.suffix,
     )
     is_ours = _is_ours(config, file.name)
     if is_ours:
@@ -114,7 +114,30 @@ def read(
       arrays.stored,
     )
   logging.info('read %s, a file of the kind %s', path, form.NAME)
+  if description.silent and not is_ours:
+    _say_assumed(path, description)
   return Foreign(description, params, form.NAME)
+
+
+def _say_assumed(path: pathlib.Path, description: base.Description) -> None:
+  """Says how images are prepared where no file of the model's does."""
+  found, silent = description.preprocess, description.silent
+  resize = found['resize']
+  size = ' x '.join(map(str, found['image_size']))
+  to = ' x '.join(map(str, resize)) if isinstance(resize, tuple) else None
+  logging.warning(
+    'warning: no file beside %s says how its images are prepared; assumed: mean'
+    ' %s and standard deviation %s of pixels in [0, 1], resized (%s) to %s, the'
+    ' middle %s pixels; to change that, write %s beside it: %s',
+    path,
+    ', '.join(map(str, found['mean'])),
+    ', '.join(map(str, found['std'])),
+    found['interpolation'],
+    to or f'a short side of {resize}',
+    size,
+    silent,
+    preprocessing.EXAMPLES[silent],
+  )
 
 
 def _abstract(description: base.Description) -> dict[str, Any]:
@@ -184,6 +207,10 @@ def _restored(
     'antialias': config.get(f'{key}.antialias', typed.TRUTH, True),
     'bits': config.get(f'{key}.bits', typed.BITS, 8),
     'intensity': config.get(f'{key}.intensity', typed.WINDOW),
+    'interpolation': config.get(
+      f'{key}.interpolation', base.INTERPOLATION, 'bilinear'
+    ),
+    'resize_like': config.get(f'{key}.resize_like', _LIKE, ''),
   }
   return dataclasses.replace(
     description,

@@ -20,6 +20,7 @@ from vit_jax.models import resnet
 from vit_jax.models import vit
 from vit_jax.weights import base
 from vit_jax.weights import files
+from vit_jax.weights import preprocessing
 from vit_jax.weights import tables
 from vit_jax.weights.tables import rule
 
@@ -327,7 +328,7 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
   fields['num_classes'] = shapes.size('head/kernel', -1)
   size = base.image_size(tokens, [stride * p for p in patch], hints)
   model = base.build(vit.ViT, fields, hints)
-  return _description(model, size, channels)
+  return _description(model, size, channels, hints)
 
 
 def _mixer(shapes: base.Shapes, hints: base.Hints) -> base.Description:
@@ -345,7 +346,7 @@ def _mixer(shapes: base.Shapes, hints: base.Hints) -> base.Description:
   }
   size = base.image_size(tokens, patch, hints)
   model = base.build(mixer.Mixer, fields, hints)
-  return _description(model, size, channels)
+  return _description(model, size, channels, hints)
 
 
 def _bit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
@@ -362,21 +363,21 @@ def _bit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
   }
   size = base.image_size(None, (32, 32), hints)
   model = base.build(resnet.BiT, fields, hints)
-  return _description(model, size, root[2])
+  return _description(model, size, root[2], hints)
 
 
 def _description(
-  model: models.Model, size: tuple[int, int], channels: int
+  model: models.Model,
+  size: tuple[int, int],
+  channels: int,
+  hints: base.Hints,
 ) -> base.Description:
-  preprocess = {
-    'classes': (),
-    'image_size': size,
-    'channels': channels,
-    'mean': (0.5,),
-    'std': (0.5,),
-    'resize': size,
-  }
-  return base.Description(model, size, preprocess, resize='corner')
+  preprocess, silent = preprocessing.of_timm(
+    hints.config, size, channels, preprocessing.GOOGLE
+  )
+  return base.Description(
+    model, size, {'classes': (), **preprocess}, 'corner', silent
+  )
 
 
 def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:

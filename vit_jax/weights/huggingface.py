@@ -4,17 +4,18 @@ config.json says what the arrays cannot: heads, activation, epsilon, labels.
 """
 
 from collections.abc import Iterable
-from collections.abc import Mapping
 from collections.abc import Sequence
 import re
 from typing import Any
 
+from absl import logging
 from flax import linen as nn
 
 from vit_jax.config import UserError
 from vit_jax.models import vit
 from vit_jax.weights import base
 from vit_jax.weights import files
+from vit_jax.weights import preprocessing
 from vit_jax.weights import tables
 from vit_jax.weights import typed
 from vit_jax.weights.tables import rule
@@ -41,6 +42,37 @@ _GELUS = {
   'gelu_fast': 'tanh',
 }
 
+
+# Fields of config.json that arrays show, that are read below, or that have no
+# influence on the logits of a trained model: of generation, of training, ...
+_KNOWN = dict.fromkeys(
+  """
+  hidden_act hidden_size id2label image_size intermediate_size label2id
+  layer_norm_eps layerscale_value mlp_ratio model_type num_attention_heads
+  num_channels num_hidden_layers num_register_tokens patch_size pooler_act
+  pooler_output_size qkv_bias use_swiglu_ffn
+
+  apply_layernorm attention_probs_dropout_prob chunk_size_feed_forward
+  drop_path_rate encoder_stride finetuning_task gradient_checkpointing
+  hidden_dropout_prob initializer_range interpolate_antialias
+  interpolate_offset num_labels out_features out_indices problem_type
+  reshape_hidden_states stage_names task_specific_params use_mask_token
+
+  _attn_implementation_autoset _commit_hash _name_or_path architectures
+  attn_implementation auto_map dtype output_attentions output_hidden_states
+  return_dict tf_legacy_loss torch_dtype torchscript transformers_version
+  use_bfloat16 use_cache use_return_dict
+
+  bad_words_ids begin_suppress_tokens bos_token_id decoder_start_token_id
+  diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
+  eos_token_id exponential_decay_length_penalty forced_bos_token_id
+  forced_eos_token_id length_penalty max_length min_length no_repeat_ngram_size
+  num_beam_groups num_beams num_return_sequences output_scores pad_token_id
+  prefix remove_invalid_values repetition_penalty return_dict_in_generate
+  sep_token_id suppress_tokens temperature tie_encoder_decoder
+  tie_word_embeddings tokenizer_class top_k top_p typical_p
+  """.split()
+)
 
 _LAYER = 'encoder.layer.{}'
 _QKV = [
@@ -154,6 +186,7 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
       if kind
       else 'there is no config.json beside it, which a Hugging Face model needs'
     )
+  config.check_known(_KNOWN)
   projection = 'embeddings.patch_embeddings.projection.weight'
   hidden, channels, *patch = shapes.get(projection, 4)
   is_dino = kind.startswith('dinov2')
@@ -197,6 +230,16 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   fields['num_classes'] = max(shapes.size(name, 0) for name in heads)
   if not fields['num_classes']:  # beside a classifier, the pooler is not used
     fields['pre_logits'] = shapes.size('pooler.dense.weight', 0)
+    if fields['pre_logits']:
+      config.get('pooler_act', typed.one_of('tanh'))
+    if is_dino:
+      logging.warning(
+        'a %s without a classifier: its features are the class token and the'
+        ' mean of the patch tokens, side by side (2 x %d numbers); the first'
+        ' half is what transformers calls pooler_output',
+        kind,
+        hidden,
+      )
   fields['num_heads'] = config.get('num_attention_heads', typed.COUNT)
   if not fields['num_heads']:
     sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
@@ -204,12 +247,17 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   model = base.build(vit.ViT, fields, hints)
   assert isinstance(model, vit.ViT)
   size = _image_size(shapes, patch, hints, model)
+  preprocess, silent = preprocessing.of_transformers(
+    hints.preprocessor, kind, size, channels
+  )
+  classes = _labels(config, fields['num_classes'])
   return base.Description(
     model,
     size,
-    _preprocess(hints, size, channels, fields['num_classes']),
+    {'classes': classes, **preprocess},
     # As transformers resizes them, each class in its way.
     'bicubic_antialias' if kind == 'dinov2_with_registers' else 'bicubic',
+    silent,
   )
 
 
@@ -228,57 +276,7 @@ def _image_size(
   return base.image_size(tokens, patch, hints, default)
 
 
-def _preprocess(
-  hints: base.Hints, size: tuple[int, int], channels: int, classes: int
-) -> dict[str, Any]:
-  given = hints.preprocessor
-  resize, crop = _size(given, 'size'), None
-  if given.get('do_center_crop', typed.TRUTH):
-    crop = _size(given, 'crop_size')
-  image_size = crop or resize or size
-  if isinstance(image_size, int):
-    image_size = (image_size, image_size)
-  is_half = hints.config.get('model_type', typed.TEXT) == 'vit' or channels != 3
-  defaults = ((0.5,), (0.5,)) if is_half else base.IMAGENET
-  mean = given.channel_values('image_mean', channels, defaults[0])
-  std = given.channel_values(
-    'image_std', channels, defaults[1], typed.is_positive
-  )
-  if not given.get('do_normalize', typed.TRUTH, True):
-    mean, std = (0.0,), (1.0,)
-  return {
-    'classes': _labels(hints.config, classes),
-    'image_size': image_size,
-    'channels': channels,
-    'mean': mean,
-    'std': std,
-    'resize': resize if resize is not None else size,
-  }
-
-
-def _size(given: typed.Json, key: str) -> int | tuple[int, int] | None:
-  """Reads 224, {'shortest_edge': 256} or {'height': 224, 'width': 224}."""
-  size = given.get(key, _SIZE)
-  if isinstance(size, Mapping):
-    if 'shortest_edge' in size:
-      return size['shortest_edge']
-    return size['height'], size['width']
-  if isinstance(size, list):
-    return size[0], size[1]
-  return size and (size, size)
-
-
-def _is_size(value: Any) -> bool:
-  if not isinstance(value, Mapping):
-    return typed.SIZE.fits(value)
-  keys = ['shortest_edge'] if 'shortest_edge' in value else ['height', 'width']
-  return all(typed.is_count(value.get(key)) for key in keys)
-
-
 _NUMBER = typed.Kind('a finite number', typed.is_number)
-_SIZE = typed.Kind(
-  'whole numbers above 0, as shortest_edge or height and width', _is_size
-)
 
 
 def _labels(config: typed.Json, classes: int) -> tuple[str, ...]:

@@ -7,7 +7,7 @@ from vit_jax.models import vit
 from vit_jax.weights import base
 from vit_jax.weights import huggingface
 
-_BILINEAR = 2  # PIL's number
+_RESAMPLE = {'bilinear': 2, 'bicubic': 3}  # PIL's numbers
 
 
 def config(
@@ -79,7 +79,7 @@ def preprocessor_config(preprocess: data.Preprocess) -> dict[str, Any]:
   channels = preprocess.channels
   result: dict[str, Any] = {
     'do_resize': True,
-    'resample': _BILINEAR,
+    'resample': _RESAMPLE[preprocess.interpolation],
     'do_convert_rgb': channels == 3,
     'do_rescale': True,
     'rescale_factor': 1 / 255,

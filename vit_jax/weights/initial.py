@@ -67,8 +67,8 @@ def fill(
 ) -> None:
   """Sets what is open in a config to what the checkpoint says.
 
-  That is the model where its name is 'init_from', and mean and std where they
-  are ().
+  That is the model where its name is 'init_from', mean and std where they are
+  (), and the interpolation where it is ''.
 
   Args:
     config: Is changed.
@@ -93,6 +93,9 @@ def fill(
         )
     if len(mean) > 1 and len(mean) != config.data.channels:
       mean, std = ((sum(x) / len(x),) for x in (mean, std))
+    if config.data.antialias or loaded.preprocess.interpolation != 'bicubic':
+      filled = config.data.interpolation or loaded.preprocess.interpolation
+      config.data.interpolation = filled
   config.data.mean = config.data.mean or mean
   config.data.std = config.data.std or std
 

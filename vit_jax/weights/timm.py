@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import re
 from typing import Any
+from typing import cast
 
 from flax import linen as nn
 
@@ -17,6 +18,7 @@ from vit_jax.models import resnet
 from vit_jax.models import vit
 from vit_jax.weights import base
 from vit_jax.weights import files
+from vit_jax.weights import preprocessing
 from vit_jax.weights import tables
 from vit_jax.weights import timm_names
 from vit_jax.weights import typed
@@ -156,15 +158,16 @@ def stored_name(model: nn.Module, name: str) -> str:
 def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   """Reads the architecture off the arrays' shapes."""
   shapes = base.Shapes(arrays)
+  family, read = 'vit', _vit
   if 'stem.proj.weight' in shapes or shapes.count('blocks.{}.mlp_tokens.'):
-    return _mixer(shapes, hints)
-  if 'stem.conv.weight' in shapes:
-    return _bit(shapes, hints)
-  return _vit(shapes, hints)
+    family, read = 'mixer', _mixer
+  elif 'stem.conv.weight' in shapes:
+    family, read = 'bit', _bit
+  timm_names.check(arrays.shapes, hints.config, family)
+  return read(shapes, hints)
 
 
 def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
-  timm_names.check(hints.config)
   hidden, channels, *patch = shapes.get('patch_embed.proj.weight', 4)
   mlp_dim = shapes.get('blocks.{}.mlp.fc2.weight', 2)[1]
   fields: dict[str, Any] = {
@@ -193,31 +196,33 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     width, channels, *_ = shapes.get(stem, 4)
     fields |= {'resnet_stages': stages, 'resnet_width': width}
     stride = 4 * 2 ** max(len(stages) - 1, 0)
-  if not fields['gated_mlp']:
+  if fields['gated_mlp']:
+    timm_names.check_gated(hints.config)
+  else:
     fields['gelu'] = timm_names.gelu(hints.config)
   fields['num_heads'] = _num_heads(shapes, hints, fields)
   positions, size = _positions(shapes, [stride * p for p in patch], hints)
-  model = base.build(vit.ViT, fields | positions, hints)
-  # DeiT, MAE and DINO were trained with these; they come as .pth files.
-  is_imagenet = hints.suffix != '.safetensors' or 'dist_token' in shapes
-  mean_std = base.IMAGENET if is_imagenet else ((0.5,), (0.5,))
-  return _description(model, size, channels, hints, mean_std)
+  model = cast(vit.ViT, base.build(vit.ViT, fields | positions, hints))
+  # DeiT, MAE, DINO: with the mean of ImageNet. Hybrids and SigLIP are Google's.
+  is_google = model.resnet_stages is not None or model.pool == 'map'
+  usual = preprocessing.TIMM_OF_GOOGLE if is_google else preprocessing.TIMM
+  return _description(model, size, channels, hints, usual)
 
 
 def _pool(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
-  pool = hints.config.get('global_pool', _POOL, '')
+  pool = hints.config.get('global_pool', _POOL)
   if 'attn_pool.latent' in shapes:
     return {'pool': 'map'}
   if 'fc_norm.weight' in shapes:
+    if pool == 'token':
+      wrong = 'a norm after the pool (fc_norm) is computed of avg alone'
+      raise hints.config.error('global_pool', pool, wrong)
     return {'pool': 'gap', 'norm_after_pool': True}
   has_class = 'cls_token' in shapes and pool != 'avg'
   return {'pool': 'token' if has_class else 'gap'}
 
 
-_POOL = typed.Kind(
-  "one of 'token', 'avg', 'map' and ''",
-  lambda x: isinstance(x, str) and x in ('token', 'avg', 'map', ''),
-)
+_POOL = typed.one_of('token', 'avg', 'map')
 
 
 def _num_heads(
@@ -319,27 +324,19 @@ def _description(
   size: tuple[int, int],
   channels: int,
   hints: base.Hints,
-  mean_std: Sequence[Sequence[float]] = ((0.5,), (0.5,)),
+  usual: preprocessing.Usual = preprocessing.TIMM_OF_GOOGLE,
 ) -> base.Description:
-  config, key = hints.config, 'pretrained_cfg'
-  mean, std = mean_std if channels == 3 else ((0.5,), (0.5,))
-  crop = config.get(f'{key}.crop_pct', typed.POSITIVE, 1.0)
-  resize: int | tuple[int, ...] = round(min(size) / crop)
-  if (
-    config.get(f'{key}.crop_mode', typed.TEXT) == 'squash'
-  ):  # without keeping the ratio
-    resize = tuple(round(n / crop) for n in size)
-  preprocess = {
-    'classes': _labels(config, models.fields_of(model)['num_classes']),
-    'image_size': size,
-    'channels': channels,
-    'mean': config.channel_values(f'{key}.mean', channels, mean),
-    'std': config.channel_values(
-      f'{key}.std', channels, std, typed.is_positive
-    ),
-    'resize': resize,
-  }
-  return base.Description(model, size, preprocess, resize='bicubic_antialias')
+  preprocess, silent = preprocessing.of_timm(
+    hints.config, size, channels, usual
+  )
+  classes = _labels(hints.config, models.fields_of(model)['num_classes'])
+  return base.Description(
+    model,
+    size,
+    {'classes': classes, **preprocess},
+    'bicubic_antialias',
+    silent,
+  )
 
 
 def _labels(config: typed.Json, classes: int) -> tuple[str, ...]:

@@ -10,6 +10,7 @@ from typing import Any
 
 from vit_jax import data
 from vit_jax import models
+from vit_jax.data import geometry
 from vit_jax.models import mixer
 from vit_jax.models import resnet
 from vit_jax.models import vit
@@ -57,8 +58,10 @@ def config(
   pretrained = {
     'input_size': [channels, *image_size],
     'fixed_input_size': not isinstance(model, resnet.BiT),
-    'interpolation': 'bilinear',
-    'crop_pct': min(preprocess.image_size) / side if side else 1.0,
+    'interpolation': preprocess.interpolation,
+    'crop_pct': (
+      geometry.crop_fraction(min(preprocess.image_size), side) if side else 1.0
+    ),
     'crop_mode': 'squash' if is_squashed else 'center',
     'mean': base.per_channel(preprocess.mean, channels),
     'std': base.per_channel(preprocess.std, channels),

@@ -59,6 +59,7 @@ def _are_labels(value: Any) -> bool:
   )
 
 
+ANY = Kind('anything', lambda x: True)
 TEXT = Kind('text', lambda x: isinstance(x, str))
 TRUTH = Kind('true or false', lambda x: isinstance(x, bool))
 OBJECT = Kind('an object', lambda x: isinstance(x, Mapping))
@@ -80,6 +81,15 @@ WINDOW = Kind(
   ),
 )
 _LABELS = Kind('names in a list, or by the numbers of classes', _are_labels)
+
+
+def one_of(*values: Any) -> Kind:
+  """Returns the kind of a field that has one of a few values."""
+  text = f'one of {", ".join(repr(x) for x in values)}'
+  # By type as well: 1 is no True.
+  return Kind(
+    text, lambda x: any(type(x) is type(y) and x == y for y in values)
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -111,6 +121,33 @@ class Json:
         where = '.'.join(names[: i + 1])
         raise self.error(where, value, f'it must be {wanted.text}')
     return value
+
+  def check_known(
+    self, known: Mapping[str, Kind | None], key: str = ''
+  ) -> None:
+    """Checks that nothing is said that nobody here would heed.
+
+    Args:
+      known: The fields and what each has to be; None: it may be anything. All
+        others must be off: null, false, 0 or empty.
+      key: Of the object with the fields; '': the whole file.
+
+    Raises:
+      UserError: A field is not known, or has a value that is not computed.
+    """
+    fields = self.get(key, OBJECT, {}) if key else self.content
+    for name, value in fields.items():
+      path = f'{key}.{name}' if key else name
+      if name not in known:
+        if value:
+          raise self.error(
+            path,
+            value,
+            'it is not known here what that changes; remove it if'
+            ' it is nothing',
+          )
+      elif kind := known[name]:
+        self.get(path, kind)
 
   def error(self, key: str, value: Any, wanted: str) -> UserError:
     """Returns the error for a field that is not as it must be."""

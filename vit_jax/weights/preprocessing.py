@@ -1,0 +1,257 @@
+"""How images are prepared for a model of others: what the files beside it say.
+
+timm's config.json has it as `pretrained_cfg`, transformers' models have a
+preprocessor_config.json. Fields that are not there have the values that these
+libraries give them. A value that is not computed here is refused by name.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+import re
+from typing import Any
+
+from vit_jax.weights import base
+from vit_jax.weights import typed
+
+Pair = tuple[int, int]
+MeanStd = tuple[tuple[float, ...], tuple[float, ...]]
+
+# What a user would write, by the name of the file.
+EXAMPLES = {
+  'config.json': (
+    '{"pretrained_cfg": {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5],'
+    ' "crop_pct": 0.9, "interpolation": "bicubic"}}'
+  ),
+  'preprocessor_config.json': (
+    '{"image_mean": [0.5, 0.5, 0.5], "image_std": [0.5, 0.5, 0.5], "size":'
+    ' {"height": 224, "width": 224}, "resample": 2}'
+  ),
+}
+HALF: MeanStd = ((0.5,), (0.5,))
+
+
+@dataclasses.dataclass(frozen=True)
+class Usual:
+  """What holds for a family of models where no file says it.
+
+  Attributes:
+    mean_std: Of three channels.
+    crop_pct: Side of the crop, as a fraction of that of the resized image.
+    crop_mode: 'center' or 'squash'.
+    interpolation: One of `geometry.INTERPOLATIONS`.
+    resize_like: As `config.data.resize_like`.
+  """
+
+  mean_std: MeanStd = base.IMAGENET
+  crop_pct: float = 0.875
+  crop_mode: str = 'center'
+  interpolation: str = 'bicubic'
+  resize_like: str = 'timm'
+
+
+GOOGLE = Usual(HALF, 1.0, 'squash', 'bilinear', '')
+# timm's own where its `pretrained_cfg` is silent; so DeiT and MAE evaluate.
+TIMM = Usual()
+# Of what timm has from Google.
+TIMM_OF_GOOGLE = dataclasses.replace(TIMM, mean_std=HALF)
+
+_CROP_MODE = typed.one_of('center', 'squash')
+
+
+def of_timm(
+  config: typed.Json, size: Pair, channels: int, usual: Usual
+) -> tuple[dict[str, Any], str]:
+  """Reads `pretrained_cfg` of a config.json.
+
+  Args:
+    config: Of the file.
+    size: (height, width) of the model's input.
+    channels: Of the images.
+    usual: What holds where nothing is said.
+
+  Returns:
+    Fields of `data.Preprocess`; and `Description.silent`.
+
+  Raises:
+    UserError: It says what is not computed.
+  """
+  key = 'pretrained_cfg'
+  silent = '' if config.get(key, typed.OBJECT) else config.file
+  mean, std = usual.mean_std if channels == 3 else HALF
+  crop = config.get(f'{key}.crop_pct', typed.POSITIVE, usual.crop_pct)
+  resize: int | Pair
+  height, width = (math.floor(n / crop) for n in size)
+  if min(height - size[0], width - size[1]) < 0:
+    raise config.error(f'{key}.crop_pct', crop, 'it must not be above 1')
+  mode = config.get(f'{key}.crop_mode', _CROP_MODE, usual.crop_mode)
+  resize = (height, width) if mode == 'squash' else min(height, width)
+  preprocess = {
+    'image_size': size,
+    'channels': channels,
+    'mean': config.channel_values(f'{key}.mean', channels, mean),
+    'std': config.channel_values(
+      f'{key}.std', channels, std, typed.is_positive
+    ),
+    'resize': resize,
+    'interpolation': config.get(
+      f'{key}.interpolation', base.INTERPOLATION, usual.interpolation
+    ),
+    'resize_like': usual.resize_like,
+  }
+  return preprocess, silent
+
+
+# What transformers' classes do by default: `size`, `crop_size`, `resample` (a
+# number of Pillow's), mean and deviation.
+_CLIP = (
+  (0.48145466, 0.4578275, 0.40821073),
+  (0.26862954, 0.26130258, 0.27577711),
+)
+_CLASSES: Mapping[str, Mapping[str, Any]] = {
+  'ViT': {'size': (224, 224), 'crop': False, 'resample': 2, 'mean_std': HALF},
+  'DeiT': {'size': (256, 256), 'crop': True, 'resample': 3, 'mean_std': HALF},
+  'Bit': {'size': 224, 'crop': True, 'resample': 3, 'mean_std': _CLIP},
+  'CLIP': {'size': 224, 'crop': True, 'resample': 3, 'mean_std': _CLIP},
+}
+_CLASS = r'(ViT|DeiT|Bit|CLIP)(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)'
+_CLASS_OF = {'vit': 'ViT', 'deit': 'DeiT'}  # model_type -> class; else Bit
+_RESAMPLE = {2: 'bilinear', 3: 'bicubic'}  # Pillow's numbers
+
+# Read below, or of no influence on the pixels of an image that is read here.
+_KNOWN = dict.fromkeys(
+  """
+  crop_size default_to_square do_center_crop do_normalize do_rescale do_resize
+  feature_extractor_type image_mean image_processor_type image_std resample
+  rescale_factor size
+
+  _processor_class _valid_processor_keys auto_map data_format device
+  disable_grouping do_convert_rgb image_seq_length input_data_format
+  processor_class return_tensors transformers_version
+  """.split()
+)
+
+
+def of_transformers(
+  given: typed.Json, model_type: str, size: Pair, channels: int
+) -> tuple[dict[str, Any], str]:
+  """Reads a preprocessor_config.json.
+
+  Args:
+    given: The file; empty where there is none: then images of `size`, with the
+      mean and deviation that such models are published with.
+    model_type: Of config.json.
+    size: (height, width) that config.json says.
+    channels: Of the images.
+
+  Returns:
+    Fields of `data.Preprocess`; and `Description.silent`.
+
+  Raises:
+    UserError: It says what is not computed.
+  """
+  preprocess: dict[str, Any] = {
+    'channels': channels,
+    'resize_like': 'transformers',
+  }
+  if not given.content:
+    is_half = model_type == 'vit' or channels != 3
+    mean, std = HALF if is_half else base.IMAGENET
+    preprocess |= {'image_size': size, 'resize': size, 'mean': mean, 'std': std}
+    preprocess['interpolation'] = _RESAMPLE[2 if model_type == 'vit' else 3]
+    return preprocess, given.file
+  given.check_known(_KNOWN)
+  usual = _CLASSES[_class(given, model_type)]
+  resize, image_size = _sizes(given, usual)
+  mean, std = _mean_std(given, channels, usual)
+  resample = given.get('resample', typed.one_of(*_RESAMPLE), usual['resample'])
+  return {
+    **preprocess,
+    'image_size': image_size,
+    'mean': mean,
+    'std': std,
+    'resize': resize,
+    'interpolation': _RESAMPLE[resample],
+  }, ''
+
+
+def _class(given: typed.Json, model_type: str) -> str:
+  for key in ('image_processor_type', 'feature_extractor_type'):
+    name = given.get(key, typed.TEXT)
+    if name:
+      match = re.fullmatch(_CLASS, name)
+      if not match:
+        known = ', '.join(f'{x}ImageProcessor' for x in _CLASSES)
+        raise given.error(key, name, f'those that are computed are {known}')
+      return match[1]
+  return _CLASS_OF.get(model_type, 'Bit')
+
+
+def _sizes(
+  given: typed.Json, usual: Mapping[str, Any]
+) -> tuple[int | Pair, Pair]:
+  """Returns what an image is resized to, and what is cut from its middle."""
+  if not given.get('do_resize', typed.TRUTH, True):
+    raise given.error('do_resize', False, 'images are always resized here')
+  by_short = given.get(
+    'default_to_square', typed.TRUTH, isinstance(usual['size'], tuple)
+  )
+  size = given.get('size', _SIZE, usual['size'])
+  resize = _pair(size) if by_short or not typed.is_count(size) else size
+  if isinstance(size, Mapping) and size.get('shortest_edge'):
+    resize = size['shortest_edge']
+  if not given.get('do_center_crop', typed.TRUTH, usual['crop']):
+    if not isinstance(resize, tuple):
+      raise given.error(
+        'size',
+        size,
+        'with a shortest_edge alone images keep their ratio; set'
+        ' do_center_crop and crop_size, or height and width',
+      )
+    return resize, resize
+  crop = _pair(given.get('crop_size', _SIZE, (224, 224)))
+  least = resize if isinstance(resize, tuple) else (resize, resize)
+  if least[0] < crop[0] or least[1] < crop[1]:
+    raise given.error(
+      'crop_size',
+      crop,
+      f'it must not be larger than size {resize}: images are not padded here',
+    )
+  return resize, crop
+
+
+def _mean_std(
+  given: typed.Json, channels: int, usual: Mapping[str, Any]
+) -> MeanStd:
+  """Returns mean and deviation for pixels in [0, 1]."""
+  mean, std = usual['mean_std'] if channels == 3 else HALF
+  mean = given.channel_values('image_mean', channels, mean)
+  std = given.channel_values('image_std', channels, std, typed.is_positive)
+  if not given.get('do_normalize', typed.TRUTH, True):
+    mean, std = (0.0,), (1.0,)
+  factor = given.get('rescale_factor', typed.POSITIVE, 1 / 255)
+  if not given.get('do_rescale', typed.TRUTH, True):
+    factor = 1.0
+  white = 1.0 if math.isclose(factor, 1 / 255) else 255 * factor
+  return tuple(x / white for x in mean), tuple(x / white for x in std)
+
+
+def _pair(size: Any) -> Pair:
+  """Reads 224, [224, 224] or {'height': 224, 'width': 224}."""
+  if isinstance(size, Mapping):
+    side = size.get('shortest_edge')
+    return (side, side) if side else (size['height'], size['width'])
+  return (size, size) if isinstance(size, int) else (size[0], size[1])
+
+
+def _is_size(value: Any) -> bool:
+  if not isinstance(value, Mapping):
+    return typed.SIZE.fits(value)
+  said = {key: x for key, x in value.items() if x is not None}
+  ways = ({'shortest_edge'}, {'height', 'width'})
+  return said.keys() in ways and all(map(typed.is_count, said.values()))
+
+
+_SIZE = typed.Kind(
+  'whole numbers above 0, as shortest_edge or height and width', _is_size
+)
