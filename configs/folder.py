@@ -36,6 +36,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
 
   config.train.duration = '100 epochs'
   config.train.batch_size = 256
+  config.train.accumulation = 'auto'  # as few parts as fit in memory
   config.optim.learning_rate = 1e-3
   config.optim.warmup = '5 epochs'
   config.optim.weight_decay = 0.1

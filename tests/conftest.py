@@ -48,5 +48,5 @@ def digits_run(tmp_path_factory):
 
   path = tmp_path_factory.mktemp('runs') / 'digits'
   config = tiny.config(train__duration='3 steps', optim__warmup='0 steps')
-  assert train.run(config, str(path)) == 0
+  assert train.run(config, str(path)).status == 0
   return path

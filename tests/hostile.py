@@ -43,7 +43,18 @@ GOLDEN = tiny.ROOT / 'tests' / 'data' / 'golden'
 _HANGS_S = 100  # nothing here takes a tenth of it
 
 INTS = (-1, 0, 1, 2, 3, 5, 17, 1000, 2**31 - 1, 2**31, 2**32, 2**63, 10**30)
-FLOATS = (math.nan, math.inf, -math.inf, -1.0, 0.0, 1e-300, 0.5, 1.0, 7.5, 1e308)
+FLOATS = (
+  math.nan,
+  math.inf,
+  -math.inf,
+  -1.0,
+  0.0,
+  1e-300,
+  0.5,
+  1.0,
+  7.5,
+  1e308,
+)
 TEXTS = (
   '',
   ' ',
@@ -210,9 +221,7 @@ def configs(rng: np.random.Generator, folder: pathlib.Path) -> None:
   del folder
   config = tiny.config()
   changed = rng.choice(keys(), rng.integers(1, 4), replace=False)
-  set_and_check(
-    {key: value_of(rng, leaf_type(config, key)) for key in changed}
-  )
+  set_and_check({key: value_of(rng, leaf_type(config, key)) for key in changed})
 
 
 # Files of other programs.
@@ -509,9 +518,16 @@ def requests(rng: np.random.Generator, folder: pathlib.Path) -> None:
   """A request that no browser makes; what fails is answered by 500."""
   del folder
   paths = ('/', '/api/models', '/api/look/0', '/api/look/7', '/api/look/-1')
-  paths += ('/api/look/' + '9' * 5000, '/..%2f..%2fetc/passwd', '/page.js', '//')
+  paths += (
+    '/api/look/' + '9' * 5000,
+    '/..%2f..%2fetc/passwd',
+    '/page.js',
+    '//',
+  )
   paths += ('/\0', '/api/look/0/', '/caf\u00e9', '/' + 'x' * 5000)
-  headers = [(b'host', pick(rng, (b'localhost', b'[::1]:80', b'a.b', b'\xff[')))]
+  headers = [
+    (b'host', pick(rng, (b'localhost', b'[::1]:80', b'a.b', b'\xff[')))
+  ]
   for name in (b'origin', b'content-length', b'content-type', b'range'):
     if rng.random() < 0.3:
       texts = (b'http://localhost', b'-1', b'9' * 5000, b'\xff\0', b'bytes=9-')

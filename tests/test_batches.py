@@ -3,6 +3,7 @@
 import gc
 import hashlib
 import itertools
+import pathlib
 import subprocess
 import sys
 import threading
@@ -348,3 +349,92 @@ def test_workers_end_with_a_parent_that_is_killed(configs, tmp_path):
     check=False,
   )
   assert result.returncode == -9, result.stdout
+
+
+def labels_of(config, **kwargs):
+  """Returns the labels of some batches, [steps * B]."""
+  batches = train(config, **kwargs)
+  return np.concatenate([batch['label'] for batch in batches])
+
+
+@pytest.fixture
+def rare(tmp_path):
+  """A folder with 40, 8 and 2 images of its classes, and its config."""
+  for name, count in (('a', 40), ('b', 8), ('c', 2)):
+    stand_in.write_images(tmp_path / 'images' / 'train' / name, count)
+  config = config_lib.default()
+  config.data.name = f'folder:{tmp_path / "images"}'
+  config.data.image_size = 8
+  config.train.batch_size = 10
+  return config
+
+
+@pytest.mark.parametrize(
+  'balance, expected',
+  [
+    (0.0, [40, 8, 2]),
+    # By n^(1 - b): square roots, and all alike. Rounded down or up.
+    (0.5, [50 * 40**0.5, 50 * 8**0.5, 50 * 2**0.5]),
+    (1.0, [50 / 3] * 3),
+    ('classes', [50 / 3] * 3),
+  ],
+)
+def test_classes_are_balanced_in_each_epoch(rare, balance, expected):
+  """Each has its share of the N draws, and all its images in turn."""
+  rare.data.balance = balance
+  if balance == 0.5:
+    expected = np.array(expected) / sum(n**0.5 for n in (40, 8, 2))
+  for epoch in range(3):
+    batches = train(rare, start=5 * epoch, stop=5 * epoch + 5)
+    labels, index = (
+      np.concatenate([batch[key] for batch in batches])
+      for key in ('label', 'index')
+    )
+    counts = np.bincount(labels, minlength=3)
+    assert counts.sum() == 50
+    assert (abs(counts - expected) < 1).all()
+    for label, size in enumerate((40, 8, 2)):
+      times = np.bincount(index[labels == label])
+      times = times[times > 0]
+      assert len(times) == min(size, counts[label])
+      assert times.max() - times.min() <= 1
+
+
+def test_balance_depends_on_seed_and_step_alone(rare):
+  """Not on hosts, repeats or where it begins; epochs differ, and seeds."""
+  rare.data.balance = 0.7
+  whole = train(rare, stop=12)
+  assert_same(train(rare, start=4, stop=12), whole[4:])
+  hosts = [train(rare, stop=12, host_index=i, host_count=2) for i in range(2)]
+  assert_same(joined(*hosts), whole)
+  order = [batch['index'].tolist() for batch in whole]
+  assert order[:5] != order[5:10]
+  rare.seed = 1
+  assert [batch['index'].tolist() for batch in train(rare, stop=12)] != order
+  rare.augment.repeats = 2
+  for batch in train(rare, stop=12):
+    np.testing.assert_array_equal(batch['index'][:5], batch['index'][5:])
+
+
+@pytest.mark.parametrize('split', ['train', 'train[3:]', 'train[:3]+train[4:]'])
+def test_labels_without_images(config, split):
+  """All sources say them, as those of the examples that they read."""
+  source = data.open_source(config, split)
+  labels = source.read_labels()
+  assert labels.dtype == np.int32
+  assert labels.tolist() == [source.read(i).label for i in range(len(source))]
+
+
+def test_labels_of_a_folder_need_no_file(rare):
+  source = data.open_source(rare, 'train')
+  for i in range(len(source)):
+    pathlib.Path(source.file(i)).unlink()
+  assert np.bincount(source.read_labels()).tolist() == [40, 8, 2]
+
+
+@pytest.mark.parametrize('value', [-0.1, 1.1, 'class', True])
+def test_balance_is_checked(value):
+  config = config_lib.default()
+  config.data.balance = value
+  with pytest.raises(UserError, match=r"config\.data\.balance.*'classes'"):
+    data.check(config)

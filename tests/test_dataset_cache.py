@@ -100,7 +100,7 @@ def test_calls_begin_where_a_resumed_run_finds_them():
 
 def run(workdir, made):
   """Trains; returns each step's scalars, and the final state."""
-  assert train.run(made, str(workdir)) == 0
+  assert train.run(made, str(workdir)).status == 0
   lines = [x for x in tiny.metrics(workdir) if 'train/loss' in x]
   names = ('loss', 'accuracy', 'grad_norm', 'param_norm', 'learning_rate')
   scalars = {x['step']: [x[f'train/{name}'] for name in names] for x in lines}
@@ -148,7 +148,7 @@ def test_a_run_that_was_stopped_between_calls_resumes_to_the_bit(
 
   monkeypatch.setattr(monitor.Monitor, 'follow', follow)
   made = tiny.config(**CALLS, **tiny.RANDOM, data__cache='device')
-  assert train.run(made, str(tmp_path)) == 128 + signal.SIGTERM
+  assert train.run(made, str(tmp_path)).status == 128 + signal.SIGTERM
   assert os.listdir(tmp_path / 'checkpoints') == ['3']
   found = run(tmp_path, made)
   assert found[0] == called_run[0]

@@ -66,7 +66,7 @@ def finished(tmp_path_factory):
 
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(evals._Evaluator, '_each', each)
-    assert train.run(config(train__ema_decay=0.5), str(workdir)) == 0
+    assert train.run(config(train__ema_decay=0.5), str(workdir)).status == 0
   # At each of steps 5, 10 and 12 the metrics, and both splits of the probes:
   # those of one step share what is embedded.
   assert len(passes) == 9
@@ -142,7 +142,7 @@ def test_a_resumed_run_ends_in_the_same_results(finished, tmp_path):
   shutil.copytree(finished, workdir)
   (workdir / 'DONE').unlink()
   shutil.rmtree(workdir / 'checkpoints' / '12')
-  assert train.run(config(train__ema_decay=0.5), str(workdir)) == 0
+  assert train.run(config(train__ema_decay=0.5), str(workdir)).status == 0
   assert results(workdir) == results(finished)
 
 
@@ -156,10 +156,10 @@ def test_a_signal_in_the_midst_of_a_probe(finished, tmp_path, monkeypatch):
 
   monkeypatch.setattr(evals._Evaluator, '_go_on', go_on)
   run = config(train__ema_decay=0.5)
-  assert train.run(run, str(tmp_path)) == 128 + signal.SIGTERM
+  assert train.run(run, str(tmp_path)).status == 128 + signal.SIGTERM
   assert list(results(tmp_path)) == []
   assert '5' in os.listdir(tmp_path / 'checkpoints')
-  assert train.run(run, str(tmp_path)) == 0
+  assert train.run(run, str(tmp_path)).status == 0
   assert results(tmp_path) == results(finished)
 
 
@@ -174,7 +174,7 @@ def test_several_processes_come_to_the_same(tmp_path):
     'checkpoint__every': '5 steps',
   }
   alone, workdir = tmp_path / 'alone', tmp_path / 'run'
-  assert train.run(tiny.config(**overrides), str(alone)) == 0
+  assert train.run(tiny.config(**overrides), str(alone)).status == 0
   several = {'mesh__data': -1}
   flags = tiny.flags(**overrides | several)
   command = ['-m', 'vit_jax.main', *flags, f'--workdir={workdir}']
@@ -191,7 +191,7 @@ def test_several_processes_come_to_the_same(tmp_path):
 
 def test_dry_run_opens_what_probes_learn_from(tmp_path, capsys, caplog):
   caplog.set_level('INFO', logger='absl')
-  assert train.run(config(), str(tmp_path / 'run'), dry_run=True) == 0
+  assert train.run(config(), str(tmp_path / 'run'), dry_run=True).status == 0
   assert 'knn, which learns from train[:80%]: 1438 examples' in caplog.text
   assert json.loads(capsys.readouterr().out)['parameters'] > 0
   assert not (tmp_path / 'run').exists()
@@ -274,7 +274,7 @@ def test_a_folder_with_too_few_of_a_class_loses_nothing(tmp_path):
   with pytest.raises(UserError, match="class 'cow' has 1 images in 'train'"):
     train.run(folder_config(root, (2,)), str(workdir))
   assert os.listdir(workdir / 'checkpoints') == ['2']
-  assert train.run(folder_config(root, (1,)), str(workdir)) == 0
+  assert train.run(folder_config(root, (1,)), str(workdir)).status == 0
   assert list(results(workdir)) == [2, 3]
   with pytest.raises(UserError, match='17 images of 3 classes, fewer than 6 o'):
     experiment_lib.build(folder_config(root, (6,)))
@@ -391,6 +391,6 @@ def test_a_probe_may_choose_the_best(tmp_path):
     UserError, match=r"best is 'near/a.*of near/knn_accuracy,"
   ):
     experiment_lib.check(wrong)
-  assert train.run(best, str(tmp_path)) == 0
+  assert train.run(best, str(tmp_path)).status == 0
   found = {k: x['near/knn_accuracy'] for k, x in results(tmp_path).items()}
   assert os.listdir(tmp_path / 'best') == [str(max(found, key=found.get))]

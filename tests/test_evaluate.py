@@ -44,7 +44,7 @@ def folder_run(folder, tmp_path_factory):
     optim__warmup='0 steps',
   )
   path = tmp_path_factory.mktemp('runs') / 'folder'
-  assert train.run(config, str(path)) == 0
+  assert train.run(config, str(path)).status == 0
   return path
 
 

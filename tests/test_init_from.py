@@ -102,12 +102,12 @@ def test_a_run_resumes_and_loads_without_the_checkpoint(checkpoint, tmp_path):
   shutil.copytree(checkpoint, source)
   config = tuned(source, train__duration='4 steps', evals__val__every='4 steps')
   whole = tmp_path / 'whole'
-  assert train.run(config, str(whole)) == 0
+  assert train.run(config, str(whole)).status == 0
   cut = tmp_path / 'cut'
   shutil.copytree(whole, cut)
   (cut / 'DONE').unlink()
   shutil.rmtree(source)
-  assert train.run(config, str(cut)) == 0
+  assert train.run(config, str(cut)).status == 0
   (expected, found) = (vit_jax.load(path) for path in (whole, cut))
   jax.tree.map(np.testing.assert_array_equal, expected.params, found.params)
   assert expected.model.gelu == 'exact' and expected.model.registers == 2
@@ -120,7 +120,7 @@ def test_a_run_resumes_and_loads_without_the_checkpoint(checkpoint, tmp_path):
 def test_a_work_directory_gives_what_it_learned(checkpoint, tmp_path):
   """Same classes: the head is kept; another size: positions are resized."""
   config = tiny.config(train__duration='3 steps', checkpoint__every='3 steps')
-  assert train.run(config, str(tmp_path)) == 0
+  assert train.run(config, str(tmp_path)).status == 0
   learned = vit_jax.load(tmp_path)
   e = experiment_lib.build(tuned(tmp_path, data__image_size=16))
   params = e.init().params
@@ -169,7 +169,7 @@ def test_another_normalisation_is_warned_of(checkpoint, caplog):
 
 def test_one_number_for_all_channels_is_the_same(tmp_path, caplog):
   config = tiny.config(train__duration='3 steps', data__mean=(0.5,))
-  assert train.run(config, str(tmp_path)) == 0
+  assert train.run(config, str(tmp_path)).status == 0
   config = tuned(tmp_path, data__mean=(0.5,), data__std=(0.5,))
   experiment_lib.build(config)
   assert 'was trained with' not in caplog.text

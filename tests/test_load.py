@@ -24,7 +24,7 @@ from vit_jax.explore import pictures
 def test_the_python_of_the_readme(tmp_path, monkeypatch):
   """Runs as it stands, on a run of configs/digits.py, shortened."""
   (tmp_path / 'runs').mkdir()
-  assert train.run(tiny.config(), str(tmp_path / 'runs' / 'digits')) == 0
+  assert train.run(tiny.config(), str(tmp_path / 'runs' / 'digits')).status == 0
   monkeypatch.chdir(tmp_path)
   text = (tiny.ROOT / 'README.md').read_text()
   (code,) = re.findall(r'```python\n(.*?)```', text, re.DOTALL)

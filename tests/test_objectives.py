@@ -2,6 +2,7 @@
 
 import functools
 import json
+import shutil
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +46,80 @@ def test_cross_entropy(name, smoothing, labels):
     expected = -each.sum(-1)
   found = losses.cross_entropy(LOGITS, jnp.asarray(labels), name, smoothing)
   np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize('labels', [LABELS, SHARES], ids=['ids', 'shares'])
+@pytest.mark.parametrize('smoothing', [0.0, 0.1])
+@pytest.mark.parametrize('name', losses.NAMES)
+def test_weights_of_classes(name, smoothing, labels):
+  """A mixed image has the weighted losses of its classes, in their shares."""
+  weights = np.array([0.5, 2, 3, 0.1], np.float32)
+  found = losses.weighted_cross_entropy(
+    LOGITS, jnp.asarray(labels), weights, name, smoothing
+  )
+  if labels.ndim == 1 or name == 'sigmoid_any':  # which has no shares
+    shares = labels if labels.ndim == 2 else np.eye(4)[labels]
+    plain = losses.cross_entropy(LOGITS, jnp.asarray(labels), name, smoothing)
+    expected = plain * (shares @ weights)
+  else:
+    ids = [np.full(5, k, np.int32) for k in range(4)]
+    alone = [losses.cross_entropy(LOGITS, k, name, smoothing) for k in ids]
+    expected = (np.stack(alone, 1) * labels * weights).sum(1)
+  np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
+def test_resolved_weights():
+  """The published rules, by hand, for 60, 30, 10 and no images."""
+  counts = (60, 30, 10, 0)
+  balanced = losses.class_weights('balanced', counts, 5)
+  np.testing.assert_allclose(balanced, [100 / 180, 100 / 90, 100 / 30, 1, 1])
+  assert (balanced[:3] * counts[:3]).sum() == pytest.approx(100)
+  inverse = losses.class_weights('inverse', counts, 4)
+  np.testing.assert_allclose(inverse[:2], [1 / 3, 2 / 3])
+  assert inverse[:3].mean() == pytest.approx(1)
+  given = losses.class_weights((1.0, 2.5), None, 3)
+  assert given.tolist() == [1, 2.5, 1]
+  assert losses.class_weights((), None, 3) is None
+
+
+def test_weights_count_in_a_run(tmp_path, caplog):
+  """Logged, stored with the counts, and resumed with them."""
+  caplog.set_level('INFO', logger='absl')
+  settings = {'train__duration': '4 steps', 'optim__warmup': '0 steps'}
+  runs = {}
+  for choice in ((), 'balanced', (9.0, *[1.0] * 9)):
+    config = tiny.config(**settings, objective__class_weights=choice)
+    path = tmp_path / f'run{len(runs)}'
+    assert train.run(config, str(path)).status == 0
+    runs[choice] = [x['train/loss'] for x in tiny.metrics(path)[:1]]
+    if choice == 'balanced':
+      assert 'class weights, 0.' in caplog.text
+      stored = json.loads((path / 'config.json').read_text())['objective']
+      assert sum(stored['class_counts']) == 1438
+      assert stored['class_weights'] == 'balanced'
+      (path / 'DONE').unlink()
+      shutil.rmtree(path / 'checkpoints' / '4')
+      assert train.run(config, str(path)).status == 0
+  assert len({str(x) for x in runs.values()}) == 3
+
+
+@pytest.mark.parametrize(
+  ('overrides', 'message'),
+  [
+    ({'objective__class_weights': 'even'}, "'balanced', 'inverse'"),
+    ({'objective__class_weights': (1.0, -2.0)}, 'more than 0'),
+    ({'objective__class_weights': (1.0, 2.0)}, 'has 2 numbers.* 10 classes'),
+    (
+      {'objective__class_weights': 'inverse', 'data__balance': 0.5},
+      'set one of them',
+    ),
+  ],
+)
+def test_weights_are_checked(overrides, message):
+  config = tiny.config(**overrides)
+  with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
+    experiment_lib.check(config)
+    experiment_lib.build(config)
 
 
 def test_accuracy():
@@ -129,7 +204,7 @@ def teacher(tmp_path_factory):
     model__scan=True,
     seed=3,
   )
-  assert train.run(config, str(path)) == 0
+  assert train.run(config, str(path)).status == 0
   return str(path)
 
 
@@ -179,7 +254,7 @@ def test_a_student_runs_and_is_loaded_without_its_teacher(teacher, tmp_path):
   config = tiny.config(
     objective__teacher=teacher, **STUDENT, **kinds(True), mesh__data=2
   )
-  assert train.run(config, str(tmp_path / 'run')) == 0
+  assert train.run(config, str(tmp_path / 'run')).status == 0
   done = json.loads((tmp_path / 'run' / 'DONE').read_text())
   assert done['val/examples'] == 359
   from vit_jax import weights

@@ -36,7 +36,9 @@ RUN = {
 def reference(tmp_path_factory):
   """The work directory of an undisturbed run in this process, on one device."""
   path = tmp_path_factory.mktemp('runs') / 'reference'
-  assert train.run(tiny.config(**RUN | {'mesh__data': 1}), str(path)) == 0
+  assert (
+    train.run(tiny.config(**RUN | {'mesh__data': 1}), str(path)).status == 0
+  )
   return path
 
 

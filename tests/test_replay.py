@@ -98,7 +98,7 @@ def finished(tmp_path_factory):
   """A finished run: its work directory and config."""
   workdir = tmp_path_factory.mktemp('runs') / 'run'
   config = tiny.config(**RICH)
-  assert train.run(config, str(workdir)) == 0
+  assert train.run(config, str(workdir)).status == 0
   assert sorted(os.listdir(workdir / 'checkpoints')) == ['4', '8']
   return workdir, config
 

@@ -55,7 +55,7 @@ def stopped(monkeypatch):
   def run(config, workdir, dry_run):
     del workdir, dry_run
     configs.append(config)
-    return 143
+    return train.Results({}, signal=15)
 
   monkeypatch.setattr(train, 'run', run)
   return configs

@@ -198,11 +198,11 @@ def test_resumes_to_the_bit_and_loads_whole(tmp_path):
     optim__weight_decay=0.1,
   )
   whole, resumed = tmp_path / 'whole', tmp_path / 'resumed'
-  assert train.run(config, str(whole)) == 0
+  assert train.run(config, str(whole)).status == 0
   shutil.copytree(whole, resumed)
   (resumed / 'DONE').unlink()
   shutil.rmtree(resumed / 'checkpoints' / '12')
-  assert train.run(config, str(resumed)) == 0
+  assert train.run(config, str(resumed)).status == 0
   params = [vit_jax.load(path).params for path in (whole, resumed)]
   jax.tree.map(np.testing.assert_array_equal, *params)
   kernel = params[0]['blocks']['mlp']['up']['kernel']

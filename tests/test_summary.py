@@ -58,7 +58,7 @@ def test_memory_of_a_work_directory(run, tmp_path):
   """Of a config as of the work directory that it made."""
   settings = {'optim__trainable': '^head/', 'train__ema_decay': 0.9}
   settings |= {'model__scan': True, 'model__depth': 2}
-  assert train.run(tiny.config(**settings), str(tmp_path / 'run')) == 0
+  assert train.run(tiny.config(**settings), str(tmp_path / 'run')).status == 0
   by_from = json.loads(run(f'--from={tmp_path}/run', '--format=json'))
   table = run(*tiny.flags(**settings))
   memory = by_from['memory']

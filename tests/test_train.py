@@ -7,6 +7,8 @@ import os
 import re
 import shutil
 import signal
+import subprocess
+import sys
 
 import jax
 import numpy as np
@@ -164,7 +166,7 @@ def finished(tmp_path_factory):
   """A whole run: its work directory and config."""
   workdir = tmp_path_factory.mktemp('runs') / 'new' / 'run'
   config = tiny.config(checkpoint__best='val/loss')
-  assert train.run(config, str(workdir)) == 0
+  assert train.run(config, str(workdir)).status == 0
   return workdir, config
 
 
@@ -217,7 +219,7 @@ def test_a_run_leaves_what_is_promised(finished):
 def test_a_finished_run_is_left_alone(finished):
   workdir, config = finished
   before = (workdir / 'metrics.jsonl').read_bytes()
-  assert train.run(config, str(workdir)) == 0
+  assert train.run(config, str(workdir)).status == 0
   assert (workdir / 'metrics.jsonl').read_bytes() == before
   with pytest.raises(UserError, match='seed: 0 -> 7'):
     train.run(tiny.config(checkpoint__best='val/loss', seed=7), str(workdir))
@@ -255,7 +257,7 @@ def test_only_the_end_is_missing(finished, tmp_path):
   """Nothing is trained or evaluated again; cadence may change."""
   workdir = copy_unfinished(finished[0], tmp_path)
   config = tiny.config(checkpoint__best='val/loss', train__log_every='9 steps')
-  assert train.run(config, str(workdir)) == 0
+  assert train.run(config, str(workdir)).status == 0
   for name in ('DONE', 'metrics.jsonl'):
     assert (workdir / name).read_text() == (finished[0] / name).read_text()
 
@@ -266,7 +268,7 @@ def test_a_damaged_checkpoint_gives_way(finished, tmp_path, caplog):
   for path in (workdir / 'checkpoints' / '12' / 'state').rglob('*'):
     if path.is_file():
       os.truncate(path, path.stat().st_size // 2)
-  assert train.run(finished[1], str(workdir)) == 0
+  assert train.run(finished[1], str(workdir)).status == 0
   assert 'checkpoints/12 is damaged' in caplog.text
   jax.tree.map(
     np.testing.assert_array_equal,
@@ -288,7 +290,7 @@ def test_resumes_in_another_way(finished, tmp_path, caplog):
     train__accumulation=2,
   )
   caplog.set_level('INFO', logger='absl')
-  assert train.run(config, str(workdir)) == 0
+  assert train.run(config, str(workdir)).status == 0
   log = caplog.text
   assert 'mesh.data: 1 -> 4; mesh.fsdp: 1 -> 2; mesh.min_size: 4096 -> 0' in log
   assert 'model.scan: False -> True; train.accumulation: 1 -> 2' in log
@@ -338,10 +340,10 @@ def test_signals_save_within_a_step(tmp_path, monkeypatch, number, when):
     'evaluation': (feed.Feed, 'close', close),
   }[when]
   monkeypatch.setattr(*target)
-  assert train.run(tiny.config(), str(tmp_path)) == 128 + number
+  assert train.run(tiny.config(), str(tmp_path)).status == 128 + number
   assert sorted(os.listdir(tmp_path / 'checkpoints')) == ['4', '5']
   assert not (tmp_path / 'DONE').exists()
-  assert train.run(tiny.config(), str(tmp_path)) == 0
+  assert train.run(tiny.config(), str(tmp_path)).status == 0
   evaluated = [x['step'] for x in tiny.metrics(tmp_path) if 'val/loss' in x]
   assert evaluated == [5, 10, 12]  # none is lost, none is double
 
@@ -378,10 +380,137 @@ def test_or_is_skipped(tmp_path):
     train.run(tiny.config(**NONFINITE), str(tmp_path))
   assert 'error: step' in (tmp_path / 'train.log').read_text()
   config = tiny.config(**NONFINITE, train__skip_nonfinite=True)
-  assert train.run(config, str(tmp_path)) == 0
+  assert train.run(config, str(tmp_path)).status == 0
   params, step, _ = checkpoint.restore_params(tmp_path)
   assert step == 12
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
+
+
+WILD = {
+  # Each step's update is finite, but the next is not: it is skipped, and so on.
+  **NONFINITE,
+  'train__skip_nonfinite': True,
+}
+
+
+def skipped_steps(workdir):
+  """Returns how many steps were skipped up to each step."""
+  lines = tiny.metrics(workdir)
+  name = 'train/skipped_steps'
+  return {line['step']: line[name] for line in lines if name in line}
+
+
+def test_skipped_steps_are_counted(tmp_path, caplog, monkeypatch):
+  """In metrics, in DONE, and the same where the run was killed between."""
+  results = train.run(tiny.config(**WILD), str(tmp_path / 'whole'))
+  count = results.metrics['train/skipped_steps']
+  done = json.loads((tmp_path / 'whole' / 'DONE').read_text())
+  assert done['train/skipped_steps'] == count > 3
+  assert f'warning: {count} of 12 steps were not finite' in caplog.text
+  counts = skipped_steps(tmp_path / 'whole')
+  assert counts[12] == count and sorted(counts) == list(range(1, 13))
+
+  def follow(self, step, *args, follow=monitor.Monitor.follow):
+    follow(self, step, *args)
+    if step == 7:
+      os.kill(os.getpid(), signal.SIGTERM)
+
+  with monkeypatch.context() as context:
+    context.setattr(monitor.Monitor, 'follow', follow)
+    stopped = train.run(tiny.config(**WILD), str(tmp_path / 'cut'))
+  assert stopped.status == 128 + signal.SIGTERM and stopped.metrics == {}
+  # What the terminal and metrics.jsonl showed is not what it counts from.
+  (tmp_path / 'cut' / 'metrics.jsonl').unlink()
+  again = train.run(tiny.config(**WILD), str(tmp_path / 'cut'))
+  assert again == results
+  later = {step: n for step, n in counts.items() if step > 7}
+  assert skipped_steps(tmp_path / 'cut') == later
+
+
+def test_too_many_skipped_steps_end_the_run(tmp_path):
+  """In one line; also where it is run again, until the bound is raised."""
+  config = tiny.config(**WILD, train__max_skipped_in_a_row=3)
+  for _ in range(2):
+    with pytest.raises(
+      UserError, match=r'^\d+ steps in a row were not'
+    ) as error:
+      train.run(config, str(tmp_path))
+    assert '\n' not in str(error.value)
+    assert 'config.train.max_skipped_in_a_row=3' in str(error.value)
+  assert not (tmp_path / 'DONE').exists()
+  assert train.run(tiny.config(**WILD), str(tmp_path)).status == 0
+
+
+STAGNANT = {
+  # Nothing is learned, so that the first evaluation stays the best.
+  'optim__learning_rate': 0.0,
+  'optim__warmup': '0 steps',
+  'train__duration': '30 steps',
+  'train__patience': '6 steps',
+  'checkpoint__best': 'val/accuracy',
+  'evals__val__every': '2 steps',
+  'evals__test__split': 'train[:20]',
+}
+
+
+def test_patience_ends_the_run(tmp_path, caplog, monkeypatch):
+  """At the same step, to the bit, where it was killed between."""
+  caplog.set_level('INFO', logger='absl')
+  config = tiny.config(**STAGNANT)
+  whole = train.run(config, str(tmp_path / 'whole'))
+  assert whole.best_step == 2 and whole.status == 0
+  assert 'val/accuracy has not improved since step 2, by step 8' in whole.reason
+  assert {'val/accuracy', 'test/accuracy'} <= whole.metrics.keys()
+  done = json.loads((tmp_path / 'whole' / 'DONE').read_text())
+  assert done['best_step'] == 2 and done['reason'] == whole.reason
+  assert os.listdir(tmp_path / 'whole' / 'best') == ['2']
+  caplog.clear()
+  assert train.run(config, str(tmp_path / 'whole')) == whole
+  assert 'finished already: val/accuracy' in caplog.text
+  assert 'it ended early: val/accuracy has not improved' in caplog.text
+
+  def follow(self, step, *args, follow=monitor.Monitor.follow):
+    follow(self, step, *args)
+    if step == 7:
+      raise KeyboardInterrupt  # as a kill: nothing is saved
+
+  with monkeypatch.context() as context:
+    context.setattr(monitor.Monitor, 'follow', follow)
+    with pytest.raises(KeyboardInterrupt):
+      train.run(config, str(tmp_path / 'cut'))
+  assert train.run(config, str(tmp_path / 'cut')) == whole
+  # Where DONE alone was never written, nothing is trained again.
+  (tmp_path / 'cut' / 'DONE').unlink()
+  lines = (tmp_path / 'cut' / 'metrics.jsonl').read_text()
+  assert train.run(config, str(tmp_path / 'cut')) == whole
+  assert (tmp_path / 'cut' / 'metrics.jsonl').read_text() == lines
+  jax.tree.map(
+    np.testing.assert_array_equal,
+    *(newest_params(tmp_path / name) for name in ('whole', 'cut')),
+  )
+
+
+def test_a_run_from_python_shows_its_progress(tmp_path):
+  """In a process of its own, which has not set up any logging."""
+  code = (
+    'import tiny\nfrom vit_jax import train\n'
+    'config = tiny.config(train__duration="2 steps", optim__warmup="0 steps")\n'
+    f'results = train.run(config, {str(tmp_path)!r})\n'
+    'print(results.metrics["val/accuracy"], results.status)\n'
+  )
+  path = f'{tiny.ROOT}:{tiny.ROOT / "tests"}'
+  found = subprocess.run(
+    [sys.executable, '-c', code],
+    env=os.environ | {'PYTHONPATH': path},
+    capture_output=True,
+    text=True,
+    check=True,
+  )
+  done = json.loads((tmp_path / 'DONE').read_text())
+  assert found.stdout == f'{done["val/accuracy"]} 0\n'
+  assert found.stderr.count('step 2/2: loss') == 1
+  assert 'evaluated at step 2: val/accuracy' in found.stderr
+  assert 'step 2/2: loss' in (tmp_path / 'train.log').read_text()
 
 
 @pytest.mark.parametrize('skips', [False, True])
@@ -416,7 +545,7 @@ def test_a_damaged_image_loses_no_step(tmp_path, skips):
 
 def test_dry_run_writes_nothing(tmp_path, capsys):
   workdir = tmp_path / 'run'
-  assert train.run(tiny.config(), str(workdir), dry_run=True) == 0
+  assert train.run(tiny.config(), str(workdir), dry_run=True).status == 0
   sizes = json.loads(capsys.readouterr().out)
   state = build().init()
   assert sizes['parameters'] == sum(

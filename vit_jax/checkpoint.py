@@ -9,6 +9,7 @@ half of JAX.
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
 import fractions
@@ -37,6 +38,10 @@ class Checkpointer:
 
   Only one may be open on a work directory: what an interrupted save left behind
   is removed at the start. With several processes, all make the same calls.
+
+  Attributes:
+    counts: As given to `save`, of the checkpoint that was restored; {} where
+      there is none, or an older version wrote it.
   """
 
   def __init__(
@@ -59,6 +64,7 @@ class Checkpointer:
     workdir = pathlib.Path(workdir).resolve()  # Orbax wants absolute paths
     checkpoint_format.quiet_orbax()
     keep = functools.partial(steps_to_keep, keep=config.keep, every=keep_every)
+    self.counts: dict[str, int] = {}
     self._metric = config.best
     # Step and metric of what is in best/.
     self._best: tuple[int, float] | None = None
@@ -89,8 +95,17 @@ class Checkpointer:
       if not isinstance(error, UserError):
         logging.error('%s', e)
 
+  @property
+  def best_step(self) -> int:
+    """The step of the best metric so far, stored or on its way; 0: none yet."""
+    return self._best[0] if self._best else 0
+
   def save(
-    self, step: int, state: PyTree, metrics: dict[str, float] | None = None
+    self,
+    step: int,
+    state: PyTree,
+    metrics: dict[str, float] | None = None,
+    counts: Mapping[str, int] | None = None,
   ) -> bool:
     """Writes a checkpoint in the background, and the best where it is one.
 
@@ -101,6 +116,7 @@ class Checkpointer:
       step: Number of completed updates.
       state: The train state: a flax.struct dataclass of arrays.
       metrics: Of the evaluations at this step; None: they are still to be done.
+      counts: What the run has counted up to this step, by name.
 
     Returns:
       Whether the step had no checkpoint yet.
@@ -109,7 +125,7 @@ class Checkpointer:
       UserError: This checkpoint, or the one before, could not be written.
     """
     self.save_best(step, state, metrics)
-    return self._store.save(step, state, metrics)
+    return self._store.save(step, state, metrics, counts)
 
   def save_best(
     self, step: int, state: PyTree, metrics: dict[str, float] | None
@@ -169,6 +185,7 @@ class Checkpointer:
     if damaged:
       self._store.set_aside(damaged)
       logging.warning('Using the checkpoint before, %s', path)
+    self.counts = dict(info.get('counts', {}))
     self.save_best(info['step'], state, info['metrics'])
     return state, info['step'], info['metrics']
 
@@ -251,14 +268,18 @@ class _Store:
     return step in self._manager.all_steps()
 
   def save(
-    self, step: int, state: PyTree, metrics: dict[str, float] | None
+    self,
+    step: int,
+    state: PyTree,
+    metrics: dict[str, float] | None,
+    counts: Mapping[str, int] | None = None,
   ) -> bool:
     import orbax.checkpoint as ocp
 
     self.wait()
     if self.has(step):
       return False
-    info = checkpoint_format.make_info(step, state, metrics)
+    info = checkpoint_format.make_info(step, state, metrics, counts)
     self._writing = step
     with self._explained():
       self._manager.save(

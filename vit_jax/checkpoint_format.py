@@ -6,6 +6,7 @@ arrays, and `info`, a JSON object:
     format   1
     step     number of completed updates
     metrics  of the evaluations at that step; null: they are still to be done
+    counts   what the run has counted up to that step; in older ones left out
     arrays   {path: {shape, dtype, checksum}}, every array of the state
     crc32    of all of the above
 
@@ -19,6 +20,7 @@ on the mesh nor on the number of processes.
 from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterator
+from collections.abc import Mapping
 import functools
 import inspect
 import json
@@ -53,7 +55,10 @@ class DamagedError(Exception):
 
 
 def make_info(
-  step: int, state: PyTree, metrics: dict[str, float] | None
+  step: int,
+  state: PyTree,
+  metrics: dict[str, float] | None,
+  counts: Mapping[str, int] | None = None,
 ) -> dict[str, Any]:
   """Returns the `info` of a checkpoint to be written."""
   sums = checksums(state)
@@ -63,6 +68,7 @@ def make_info(
     'format': FORMAT,
     'step': int(step),
     'metrics': metrics,
+    'counts': dict(counts or {}),
     'arrays': {
       path: {
         'shape': list(x.shape),

@@ -23,6 +23,7 @@ from ml_collections import config_flags
 
 from vit_jax import config as config_lib
 from vit_jax import distributed
+from vit_jax import memory
 from vit_jax import synonyms
 
 if TYPE_CHECKING:
@@ -30,6 +31,11 @@ if TYPE_CHECKING:
 
 # `--help` shows the flags that are defined here as the command's own.
 flags.disclaim_key_flags()
+
+_ADVICE = (
+  'take fewer images at a time, as with --batch_size, a smaller image or model,'
+  ' or end other programs'
+)
 
 
 def run(
@@ -71,8 +77,11 @@ def run(
     status = 1
   except KeyboardInterrupt:  # before there is anything to save
     status = 128 + signal.SIGINT
-  except Exception:  # a bug
-    traceback.print_exc()
+  except Exception as e:
+    if (line := memory.told(e)) is None:  # a bug
+      traceback.print_exc()
+    else:
+      print(f'error: {line}: {_ADVICE}', file=sys.stderr)
     status = 1
   distributed.leave(status)
 

@@ -25,7 +25,8 @@ from vit_jax import synonyms
 # how the work is done but not its result (but for the order of sums), and what
 # to do about a bad step.
 RESUMABLE_KEYS = (
-  r'train\.(log_every|skip_nonfinite|stall_timeout|accumulation)'
+  r'train\.(log_every|skip_nonfinite|max_skipped_in_a_row|stall_timeout)'
+  r'|train\.(accumulation|patience)'
   r'|checkpoint\..*|evals\..*|data\.(dir|num_workers|num_threads|cache)'
   r'|mesh\..*|model\.(scan|remat|attention_implementation)'
   r'|train\.steps_per_call'
@@ -35,6 +36,8 @@ RESUMABLE_KEYS = (
 INIT_FROM = 'init_from'
 
 MOST_PIXELS = 2**16  # a side of an image
+# A value of train.accumulation: as few parts as fit in memory.
+AUTO = 'auto'
 
 _UNITS = ('steps', 'epochs', 'examples')
 
@@ -130,6 +133,10 @@ def _data() -> ml_collections.ConfigDict:
   data.dir = config_dict.placeholder(str)  # where TFDS datasets are
   data.split = 'train'  # what to train on; TFDS slices: 'train[:90%]'
   data.image_size = config_dict.FieldReference(224, field_type=object)
+  # How far rare classes are drawn more often: from 0, not at all, to 1 or
+  # 'classes', as often as all others; 0.5: by the square roots of their sizes.
+  # An epoch is still as many draws as there are images.
+  data.balance = config_dict.FieldReference(0.0, field_type=object)
   data.channels = 3  # 1: grey, 3: RGB, 4: RGB and alpha
   # Of pixels in [0, 1]: one for all channels, or one each. (): as init_from's
   # checkpoint was trained; without one, (0.5,).
@@ -209,6 +216,13 @@ def _objective() -> ml_collections.ConfigDict:
   # classes of a mixed image are present, whatever their shares.
   objective.loss = 'softmax'
   objective.label_smoothing = 0.0
+  # How much each class counts in the training loss (of the labels, where there
+  # is a teacher, too): a number each, in their order; 'balanced', N / (K n_c)
+  # for n_c of N images in one of K classes; 'inverse', the same but with mean 1
+  # over the classes, not over the images. (): all alike.
+  objective.class_weights = config_dict.FieldReference((), field_type=object)
+  # Images of each class, for those; None: of the training split.
+  objective.class_counts = config_dict.placeholder(tuple)
   # Of distillation. The teacher is whatever `vit_jax.load` reads.
   objective.teacher = ''
   objective.distillation = 'hard'  # the teacher's class; 'soft': its logits
@@ -221,7 +235,9 @@ def _train() -> ml_collections.ConfigDict:
   train = ml_collections.ConfigDict()
   train.duration = '100 epochs'
   train.batch_size = 128  # per update, over all devices and accumulation
-  train.accumulation = 1  # parts that a batch is computed in, one by one
+  # Parts that a batch is computed in, one by one: for the same result in less
+  # memory. 'auto': as few as fit; a run that is resumed keeps their number.
+  train.accumulation = config_dict.FieldReference(1, field_type=object)
   # Updates that are sent to the device at once. Evaluations and checkpoints are
   # still at their own steps, between calls.
   train.steps_per_call = 1
@@ -232,6 +248,12 @@ def _train() -> ml_collections.ConfigDict:
   # After t steps the decay is at most (1 + t) / (10 + t).
   train.ema_warmup = False
   train.skip_nonfinite = False  # drop a step that is not finite and go on
+  train.max_skipped_in_a_row = 20  # more of them end the run, with an error
+  # Ends the run when the metric of checkpoint.best has not improved for so
+  # long, as '10 epochs'; it is looked at after each evaluation. '': never. The
+  # schedule of the learning rate is still that of train.duration, so a run that
+  # ends early has not seen its low rates: 'constant' suits it best.
+  train.patience = ''
   # Seconds without a step after which a run that hangs is ended; 0: never.
   train.stall_timeout = 900
   return train
@@ -400,7 +422,13 @@ def num_parts(config: ml_collections.ConfigDict) -> int:
     config: The full config.
   """
   groups = config.optim.sam.groups if config.optim.sam.rho else 1
-  return max(config.train.accumulation, groups)
+  return max(accumulation(config), groups)
+
+
+def accumulation(config: ml_collections.ConfigDict) -> int:
+  """Returns `train.accumulation`; 1 for 'auto', which training replaces."""
+  value = config.train.accumulation
+  return 1 if value == AUTO else value
 
 
 def is_due(step: int, every: fractions.Fraction | None) -> bool:
@@ -489,8 +517,8 @@ def fill(
   """Returns a config in which a run's own decides what is left open.
 
   Open are what the data and the checkpoint of init_from decide: the number of
-  classes, bits and what percentiles of intensities come to, mean, std and
-  interpolation, and the model where its name is 'init_from'.
+  classes and of their images, bits and what percentiles of intensities come
+  to, mean, std and interpolation, and the model where its name is 'init_from'.
 
   Args:
     config: Of the resumed run.
@@ -507,6 +535,11 @@ def fill(
     set_value(config, 'data.bits', stored.data.bits)
   for key in ('mean', 'std', 'intensity_window', 'interpolation'):
     config.data[key] = config.data[key] or stored.data[key]
+  if config.train.accumulation == AUTO:
+    config.train.accumulation = stored.train.accumulation
+  if config.objective.class_counts is None:
+    counts = stored.objective.class_counts
+    set_value(config, 'objective.class_counts', counts)
   return config
 
 
@@ -548,7 +581,8 @@ def check(config: ml_collections.ConfigDict) -> None:
   for key, _ in flatten(config):
     if key not in known:
       raise unknown_key(default(), key)
-  lengths = ['train.duration', 'train.log_every', 'optim.warmup']
+  lengths = ['train.duration', 'train.log_every', 'train.patience']
+  lengths += ['optim.warmup']
   lengths += ['optim.cooldown', 'optim.timescale']
   lengths += ['checkpoint.every', 'checkpoint.keep_every']
   lengths += [f'evals.{name}.every' for name in config.evals]
@@ -559,7 +593,8 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def _check_length(key: str, text: str) -> None:
-  if not text and key.startswith(('evals.', 'checkpoint.')):
+  optional = ('evals.', 'checkpoint.', 'train.patience')
+  if not text and key.startswith(optional):
     return
   try:
     amount, _ = parse_duration(text)
@@ -575,11 +610,17 @@ def _check_run(config: ml_collections.ConfigDict) -> None:
   if config.seed >= 2**32:
     raise UserError(f'config.seed is {config.seed}: it must be below 2**32')
   at_least(config, 'train.batch_size', 1)
-  at_least(config, 'train.accumulation', 1)
+  parts = train.accumulation
+  if parts != AUTO and (not isinstance(parts, int) or parts < 1):
+    raise UserError(
+      f'config.train.accumulation is {parts!r}: write a number of parts, at'
+      f' least 1, or {AUTO!r}'
+    )
   at_least(config, 'train.steps_per_call', 1)
+  at_least(config, 'train.max_skipped_in_a_row', 1)
   at_least(config, 'train.stall_timeout', 0)
   at_least(config, 'checkpoint.keep', 2)
-  if train.batch_size % train.accumulation:
+  if train.batch_size % accumulation(config):
     raise UserError(
       f'config.train.batch_size={train.batch_size} does not divide into'
       f' config.train.accumulation={train.accumulation} equal parts: change'
@@ -603,6 +644,18 @@ def _check_run(config: ml_collections.ConfigDict) -> None:
       f'config.checkpoint.best is {best!r}, but no such evaluation runs:'
       f' {", ".join(names) or "all splits in config.evals are empty"}. Set a'
       " split, or --config.checkpoint.best=''"
+    )
+  if train.patience and not best:
+    raise UserError(
+      f'config.train.patience is {train.patience!r}, but config.checkpoint.best'
+      ' is empty, so that there is no metric to watch: set it, as in'
+      f' --config.checkpoint.best={next(iter(names), "val")}/accuracy'
+    )
+  if train.patience and not config.evals[best.split('/')[0]].every:
+    raise UserError(
+      f'config.train.patience is {train.patience!r}, but'
+      f' config.evals.{best.split("/")[0]}.every is empty, so that {best} is'
+      " measured at the end alone: set it, as to '1 epochs'"
     )
 
 

@@ -13,10 +13,10 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-import psutil
 
 from vit_jax import config as config_lib
 from vit_jax import data
+from vit_jax import memory
 from vit_jax import sharding
 from vit_jax.data import base
 from vit_jax.data import levels as levels_lib
@@ -108,7 +108,7 @@ def check(
     if not isinstance(source, base.ArraySource)
   ]
   if config.data.cache == 'host':
-    rooms = [('memory', psutil.virtual_memory().available, sum(decoded))]
+    rooms = [('memory', memory.free_on_host(), sum(decoded))]
   else:  # on the host there is one split at a time
     passing = max(decoded, default=0)
     rooms = _rooms(mesh, sum(sizes.values()), passing)
@@ -120,6 +120,28 @@ def check(
         ' GiB more than is free: set config.data.cache=none, or train on a'
         ' slice, as config.data.split=train[:10%]'
       )
+
+
+def bytes_on_device(
+  config: ml_collections.ConfigDict,
+  splits: Mapping[str, data.Source],
+  mesh: jax.sharding.Mesh,
+) -> int:
+  """Returns what the images that are kept take of each device, in bytes.
+
+  Args:
+    config: The full config.
+    splits: To be kept, by what they are for.
+    mesh: Of devices; those of a CPU share the host's memory.
+  """
+  sources = {id(x): x for x in splits.values() if x.image_shape is not None}
+  size = sum(_num_bytes(x, config) for x in sources.values())
+  on_host = mesh.devices.flat[0].platform == 'cpu'
+  return {
+    'none': 0,
+    'host': size // len(mesh.local_devices) if on_host else 0,
+    'device': size,
+  }[config.data.cache]
 
 
 def _num_bytes(source: data.Source, config: ml_collections.ConfigDict) -> int:
@@ -138,7 +160,7 @@ def _rooms(
     size: Of these, in bytes.
     passing: What the host needs while they are copied, in bytes.
   """
-  free, devices = psutil.virtual_memory().available, mesh.local_devices
+  free, devices = memory.free_on_host(), mesh.local_devices
   stats = {d: d.memory_stats() or {} for d in devices}
   rooms = [
     (f'{d.device_kind} {d.id}', s['bytes_limit'] - s['bytes_in_use'], size)

@@ -11,6 +11,7 @@ one process also between the parts of a measurement.
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 from typing import Any
 
 from absl import logging
@@ -45,16 +46,18 @@ def evaluate(
   experiment: experiment_lib.Experiment,
   state: experiment_lib.TrainState,
   step: int,
+  names: Sequence[str],
   reporter: reporting.Reporter,
   stop: monitor_lib.Stop,
   watch: distributed.Watch,
 ) -> Scalars | None:
-  """Runs the evaluations that are due; reports and returns their results.
+  """Runs some evaluations; reports and returns their results.
 
   Args:
-    experiment: Says which are due.
+    experiment: What runs.
     state: Whose parameters to evaluate.
     step: Number of completed updates.
+    names: Of the evaluations, as `experiment.evals_due` returns them.
     reporter: Of the results.
     stop: Asks to end midway.
     watch: Is told of each batch.
@@ -68,7 +71,7 @@ def evaluate(
   """
   evaluator = _Evaluator(experiment, state.eval_params, stop, watch)
   results: Scalars = {}
-  for name in experiment.evals_due(step):
+  for name in names:
     try:
       found = evaluator.evaluate(name)
     except _StoppedError:

@@ -3,6 +3,7 @@
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import fractions
 import itertools
@@ -22,6 +23,7 @@ from vit_jax import optim
 from vit_jax import program as program_lib
 from vit_jax import sharding
 from vit_jax import train_step as train_step_lib
+from vit_jax.data import balance
 from vit_jax.data import intensity
 from vit_jax.evaluation import probes
 from vit_jax.optim import rules as rules_lib
@@ -58,11 +60,13 @@ class Experiment:
     probe_sources: What the probes among them learn from, likewise.
     start: The checkpoint that parameters come from, where there is one.
     program: The compiled functions.
+    lengths: Of the run, and of parts of its schedule.
     total_steps: Of the whole run.
     log_every: In steps, as the other cadences.
     checkpoint_every: In steps, or None.
     checkpoint_keep_every: In steps, or None.
     eval_every: By the evaluation's name; None is at the end alone.
+    patience: In steps, or None: how long the best metric may stay the same.
     on_devices: Splits that are kept on the devices, named as in `splits`.
   """
 
@@ -72,11 +76,13 @@ class Experiment:
   probe_sources: dict[str, data.Source]
   start: initial.Start
   program: program_lib.Program
+  lengths: optim.Lengths
   total_steps: int
   log_every: fractions.Fraction
   checkpoint_every: fractions.Fraction | None
   checkpoint_keep_every: fractions.Fraction | None
   eval_every: dict[str, fractions.Fraction | None]
+  patience: fractions.Fraction | None
   on_devices: Mapping[str, dataset_cache.OnDevices] = dataclasses.field(
     default_factory=dict
   )
@@ -126,6 +132,17 @@ class Experiment:
       yield count
       step += count
 
+  def first_call(self, start: int = 0) -> int:
+    """Returns the number of steps in the call from step `start` on."""
+    return next(self.calls(start), 1)
+
+  def in_parts(self, accumulation: int) -> 'Experiment':
+    """Returns the experiment with another `train.accumulation`."""
+    config = self.config.copy_and_resolve_references()
+    config.train.accumulation = accumulation
+    program = program_lib.make(config, self.source.image_shape, self.lengths)
+    return dataclasses.replace(self, config=config, program=program)
+
   def train_batches(
     self, start: int, calls: Iterable[int] | None = None
   ) -> feed.Feed:
@@ -160,8 +177,9 @@ class Experiment:
 
   def _whole_split(self, split: str) -> feed.Feed:
     """Returns global batches that have each example once; as in `splits`."""
-    train, source = self.config.train, self.splits[split]
-    batch_size = train.batch_size // train.accumulation
+    source = self.splits[split]
+    parts = config_lib.accumulation(self.config)
+    batch_size = self.config.train.batch_size // parts
     index, count = sharding.host_part(self.program.mesh)
     batches = data.eval_batches(
       source,
@@ -270,6 +288,7 @@ def build(
   _check_probes(config, eval_sources, probe_sources)
   _fill_num_classes(config, source)
   intensity.fill(config, source, resumes)
+  _fill_class_counts(config, source)
   lengths = _lengths(config, len(source))
   loaded = None
   if config.init_from.path and not resumes:
@@ -292,11 +311,13 @@ def build(
     probe_sources=probe_sources,
     start=start,
     program=program,
+    lengths=lengths,
     total_steps=lengths.total,
     log_every=config_lib.period(train.log_every, len(source), batch_size),
     checkpoint_every=steps(config.checkpoint.every),
     checkpoint_keep_every=steps(config.checkpoint.keep_every),
     eval_every={name: steps(config.evals[name].every) for name in eval_sources},
+    patience=steps(train.patience),
   )
 
 
@@ -342,6 +363,12 @@ def describe(experiment: Experiment) -> None:
     len(e.source.classes),
     config_lib.some(e.source.classes, 10),
   )
+  weights = program.objective.class_weights
+  if weights is not None:
+    _describe_classes('class weights', e.source.classes, weights)
+  sampling = balance.make(e.source, e.config.data.balance)
+  if sampling is not None:
+    _describe_classes('shares of draws', e.source.classes, sampling.shares)
   for name, source in e.eval_sources.items():
     spec = e.config.evals[name]
     logging.info(
@@ -365,12 +392,22 @@ def describe(experiment: Experiment) -> None:
       'warning: %d of %d devices are idle: config.mesh.data=-1 uses all',
       *(jax.device_count() - program.mesh.size, jax.device_count()),
     )
+  parts = config_lib.accumulation(e.config)
   logging.info(
-    '%d steps of %d images: %.1f epochs',
+    '%d steps of %d images%s: %.1f epochs',
     e.total_steps,
     e.config.train.batch_size,
+    f' in {parts} parts (train.accumulation={parts})' if parts > 1 else '',
     e.epoch(e.total_steps),
   )
+
+
+def _describe_classes(
+  what: str, classes: Sequence[str], values: np.ndarray
+) -> None:
+  shown = [f'{a} {b:.4g}' for a, b in zip(classes, values, strict=False)]
+  ends = f'{values.min():.4g} to {values.max():.4g}'
+  logging.info('%s, %s: %s', what, ends, config_lib.some(shown, 10))
 
 
 def dry_run(experiment: Experiment) -> dict[str, float]:
@@ -382,9 +419,7 @@ def dry_run(experiment: Experiment) -> dict[str, float]:
   """
   e = experiment
   program, state = e.program, e.program.abstract_state()
-  batch = program.abstract_batch()
-  lowered = program.train_step.lower(state, batch, np.int32(0))
-  temporary = lowered.compile().memory_analysis().temp_size_in_bytes
+  temporary = program_lib.temporary_bytes(program.compile())
   state_bytes = sharding.bytes_per_device(state)
   constants = jax.tree.leaves(program.objective.constants)
   constant_bytes = sum(x.nbytes for x in constants)
@@ -419,6 +454,24 @@ def _fill_num_classes(
     raise config_lib.UserError(
       f'config.model.num_classes is {wanted}, but {config.data.name} has'
       f' {found} classes: leave it out, or make it at least {found}'
+    )
+
+
+def _fill_class_counts(
+  config: ml_collections.ConfigDict, source: data.Source
+) -> None:
+  """Counts the images of each class where the weights depend on them."""
+  objective, classes = config.objective, len(source.classes)
+  if not isinstance(objective.class_weights, str):
+    return
+  if objective.class_weights and objective.class_counts is None:
+    counts = np.bincount(source.read_labels(), minlength=classes)
+    objective.class_counts = tuple(counts.tolist())
+  found = len(objective.class_counts or ())
+  if objective.class_weights and found != classes:
+    raise config_lib.UserError(
+      f'config.objective.class_counts has {found} numbers, but there are'
+      f' {classes} classes: leave it out'
     )
 
 

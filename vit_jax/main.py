@@ -90,7 +90,8 @@ def main(argv: list[str]) -> int:
     )
   from vit_jax import train  # after the flags, since it imports jax
 
-  return train.run(_CONFIG.value, os.path.abspath(workdir), _DRY_RUN.value)
+  done = train.run(_CONFIG.value, os.path.abspath(workdir), _DRY_RUN.value)
+  return done.status
 
 
 def _name(path: str | None) -> str:

@@ -6,7 +6,9 @@ by the step that they compute together, and acts on it when all have heard.
 """
 
 from collections.abc import Callable
+import dataclasses
 import signal
+import threading
 
 from absl import logging
 import jax
@@ -50,9 +52,11 @@ class Stop:
     return self.heard if jax.process_count() > 1 else self.own
 
   def __enter__(self) -> 'Stop':
+    here = threading.current_thread() is threading.main_thread()
     self._previous = {
       number: signal.signal(number, self._note)
       for number in (signal.SIGTERM, signal.SIGINT)
+      if here  # Python permits it nowhere else
     }
     return self
 
@@ -90,11 +94,32 @@ class NonFiniteError(Exception):
   """The loss or the gradient of a step was not finite."""
 
 
+@dataclasses.dataclass
+class Skipped:
+  """Steps that were not finite and were skipped, up to a step.
+
+  Attributes:
+    total: Of the whole run.
+    in_a_row: The last ones, since the last step that was finite.
+  """
+
+  total: int = 0
+  in_a_row: int = 0
+
+  def add(self, ok: bool) -> None:
+    """Counts one more step."""
+    self.total += not ok
+    self.in_a_row = 0 if ok else self.in_a_row + 1
+
+
 class Monitor:
   """Reads the metrics of each call once the next is under way.
 
   So the device never waits for the host. Until then the metrics stay on the
   device.
+
+  Attributes:
+    skipped: Up to the last call that was looked at.
   """
 
   def __init__(
@@ -103,6 +128,7 @@ class Monitor:
     reporter: reporting.Reporter,
     clock: timekeeping.Timekeeper,
     hear: Callable[[jax.Array], None],
+    skipped: Skipped | None = None,
   ):
     """Begins with the next step.
 
@@ -111,7 +137,9 @@ class Monitor:
       reporter: Of its metrics.
       clock: Is told when a step ends.
       hear: Called with the signal of each step.
+      skipped: Before that step; None: no step was.
     """
+    self.skipped = skipped or Skipped()
     self._experiment = experiment
     self._reporter = reporter
     self._clock = clock
@@ -143,6 +171,25 @@ class Monitor:
     self.settle()
     self._last = (step, count, metrics, index)
 
+  def check_skipped(self) -> None:
+    """Ends a run that skips too many steps one after another.
+
+    Raises:
+      NonFiniteError: More than `train.max_skipped_in_a_row` were, as far as was
+        looked at; then all that was started has been.
+    """
+    most = self._experiment.config.train.max_skipped_in_a_row
+    if self.skipped.in_a_row <= most:
+      return
+    self.settle()
+    raise NonFiniteError(
+      f'{self.skipped.in_a_row} steps in a row were not finite and were'
+      f' skipped, which is more than config.train.max_skipped_in_a_row={most}'
+      f' ({self.skipped.total} were in the whole run): nothing is learned any'
+      ' more. Lower config.optim.learning_rate or set config.optim.clip_norm in'
+      ' a new work directory'
+    )
+
   def join(self) -> None:
     """Waits for the end of the last call, but does not look at it.
 
@@ -165,6 +212,8 @@ class Monitor:
     oks = np.atleast_1d(metrics.pop('ok'))
     for i, _ in enumerate(self._clock.steps(count)):
       step, ok = last - count + 1 + i, bool(oks[i])
+      if self._experiment.config.train.skip_nonfinite:
+        self.skipped.add(ok)
       due = self._experiment.log_due(step)
       if ok and not due:
         continue
@@ -200,6 +249,8 @@ class Monitor:
     if rates and self._peak_flops:
       steps_per_second = rates['images_per_second'] / e.config.train.batch_size
       rates['mfu'] = steps_per_second * e.program.flops.step / self._peak_flops
+    if e.config.train.skip_nonfinite:
+      rates['skipped_steps'] = self.skipped.total
     metrics = of_training(scalars | rates)
     self._reporter.write(step, e.epoch(step), metrics)
     shown = {'loss': scalars['loss']}

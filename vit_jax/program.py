@@ -142,21 +142,35 @@ class Program:
       for name, (shape, dtype) in shapes.items()
     }
 
-  def compile_ahead(self) -> concurrent.futures.Future[None]:
+  def compile(self, count: int = 1) -> jax.stages.Compiled:
+    """Compiles `train_step`, or `train_steps`, whose first call then finds it.
+
+    Args:
+      count: Steps in the call.
+    """
+    signals = sharding.on_each_device(0, self.mesh)
+    state, batch = self.abstract_state(), self.abstract_batch()
+    if count == 1:
+      lowered = self.train_step.lower(state, batch, np.int32(0), signals)
+      return lowered.compile()
+    where = sharding.batch_sharding(self.mesh, stacked=True)
+    batches = {
+      name: jax.ShapeDtypeStruct((count, *x.shape), x.dtype, sharding=where)
+      for name, x in batch.items()
+    }
+    return self.train_steps.lower(
+      state, batches, np.int32(0), signals
+    ).compile()
+
+  def compile_ahead(self) -> concurrent.futures.Future[jax.stages.Compiled]:
     """Begins to compile `train_step` in a thread; its first call finds it.
 
-    Whoever calls it waits for that first. An error is raised by the call, too.
+    Whoever calls it waits for that first.
     """
-
-    def compile_step() -> None:
-      signals = sharding.on_each_device(0, self.mesh)
-      shapes = self.abstract_state(), self.abstract_batch()
-      self.train_step.lower(*shapes, np.int32(0), signals).compile()
-
     thread = concurrent.futures.ThreadPoolExecutor(
       1, initializer=distributed.block_signals
     )
-    compiling = thread.submit(compile_step)
+    compiling = thread.submit(self.compile)
     thread.shutdown(wait=False)
     return compiling
 
@@ -241,6 +255,16 @@ class _WithConstants:
   def lower(self, *args: Any) -> Any:
     """Lowers it."""
     return self.trace(*args).lower()
+
+
+def temporary_bytes(compiled: jax.stages.Compiled) -> int:
+  """Returns what a compiled step takes of a device while it runs.
+
+  Returns:
+    Bytes, as its compiler plans them; 0 where that does not say.
+  """
+  analysis = compiled.memory_analysis()
+  return 0 if analysis is None else analysis.temp_size_in_bytes
 
 
 def check_model(config: ml_collections.ConfigDict) -> None:

@@ -38,6 +38,29 @@ _FILE_ONLY = python_logging.getLogger('vit_jax.file_only')
 
 
 @contextlib.contextmanager
+def shown() -> Iterator[None]:
+  """Shows what is logged on stderr, unless a command or the caller does.
+
+  A command sets absl's verbosity to INFO, as everyone does who wants to see
+  more than warnings. In a notebook nobody has.
+  """
+  logger = logging.get_absl_logger()
+  if logger.isEnabledFor(python_logging.INFO):
+    yield
+    return
+  before, handler = logging.get_verbosity(), python_logging.StreamHandler()
+  handler.setFormatter(python_logging.Formatter('%(message)s'))
+  if not logger.hasHandlers():  # else the caller's show it
+    logger.addHandler(handler)
+  logging.set_verbosity(logging.INFO)
+  try:
+    yield
+  finally:
+    logger.removeHandler(handler)
+    logging.set_verbosity(before)
+
+
+@contextlib.contextmanager
 def log_to(path: pathlib.Path) -> Iterator[None]:
   """Appends what is logged to a file too, and the error that ends the run.
 

@@ -36,7 +36,7 @@ def run(original: str, workdir: str, dry_run: bool = False) -> int:
     dry_run: As for `train.run`; nothing is compared then.
 
   Returns:
-    The exit status of `train.run`: 0 also where the metrics are others.
+    The exit status: 0 also where the metrics are others.
 
   Raises:
     UserError: There is no such run, its config does not fit this version, or
@@ -53,7 +53,7 @@ def run(original: str, workdir: str, dry_run: bool = False) -> int:
     config = _config(old, stored)
     info = workdir_lib.run_info(sys.orig_argv)  # in all: it looks for devices
     distributed.from_first(lambda: _tell_changes(old, stored, info, config))
-  status = train.run(config, str(new), dry_run)
+  status = train.run(config, str(new), dry_run).status
   if status == 0 and not dry_run:
     distributed.from_first(lambda: _tell_outcome(old, new))
   return status

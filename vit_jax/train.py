@@ -7,6 +7,7 @@ which holds their results: one without results still has to be evaluated.
 
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import concurrent.futures
 import contextlib
 import dataclasses
@@ -24,6 +25,7 @@ import jax
 import ml_collections
 import numpy as np
 
+from vit_jax import accumulation
 from vit_jax import checkpoint
 from vit_jax import config as config_lib
 from vit_jax import data
@@ -31,6 +33,7 @@ from vit_jax import distributed
 from vit_jax import evals
 from vit_jax import experiment as experiment_lib
 from vit_jax import feed
+from vit_jax import memory
 from vit_jax import monitor as monitor_lib
 from vit_jax import reporting
 from vit_jax import timekeeping
@@ -39,10 +42,62 @@ from vit_jax import workdir as workdir_lib
 Scalars = dict[str, float]
 
 
+@dataclasses.dataclass(frozen=True)
+class Results:
+  """How a run ended.
+
+  Attributes:
+    metrics: Of the last evaluations, as `val/accuracy`, and where steps may be
+      skipped `train/skipped_steps`; of a dry run its sizes; {} where it was
+      stopped.
+    best_step: Of the best metric, where `train.patience` watches it.
+    reason: Why it ended before its duration; '': it did not.
+    signal: Number of the signal that stopped it; 0: none did.
+  """
+
+  metrics: Scalars
+  best_step: int | None = None
+  reason: str = ''
+  signal: int = 0
+
+  @property
+  def status(self) -> int:
+    """The exit status of the command."""
+    return 128 + self.signal if self.signal else 0
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns what DONE holds; JSON has no NaN."""
+    done: dict[str, Any] = {
+      k: v if math.isfinite(v) else None for k, v in self.metrics.items()
+    }
+    if self.best_step is not None:
+      done['best_step'] = self.best_step
+    return done | ({'reason': self.reason} if self.reason else {})
+
+  @classmethod
+  def from_dict(cls, done: Mapping[str, Any]) -> 'Results':
+    """Returns what `to_dict` took apart."""
+    metrics = {
+      k: math.nan if v is None else v
+      for k, v in done.items()
+      if k not in ('best_step', 'reason')
+    }
+    return cls(metrics, done.get('best_step'), done.get('reason', ''))
+
+  def __str__(self) -> str:
+    parts = [evals.show(self.metrics)]
+    if self.reason:
+      parts.append(f'it ended early: {self.reason}')
+    return '; '.join(parts)
+
+
 def run(
   config: ml_collections.ConfigDict, workdir: str, dry_run: bool = False
-) -> int:
+) -> Results:
   """Trains, or resumes, in a work directory.
+
+  Progress is on stderr: as the command shows it, or where the caller has not
+  set up absl's logging, as plain lines.
 
   Args:
     config: Locked, from a file in `configs/`.
@@ -50,7 +105,7 @@ def run(
     dry_run: Compile, print sizes as JSON, write nothing.
 
   Returns:
-    The exit status: 0, or 128 plus the number of the signal that stopped it.
+    How it ended: a signal is no error.
 
   Raises:
     UserError: The config, the data or the directory cannot be used, a step was
@@ -59,7 +114,7 @@ def run(
   path = pathlib.Path(workdir).absolute()
   if distributed.first() and not dry_run:
     print(f'work directory: {path}', file=sys.stderr)
-  with monitor_lib.Stop() as stop:
+  with reporting.shown(), monitor_lib.Stop() as stop:
     with _explained():
       same = distributed.from_first(lambda: config_lib.to_dict(config))
       distributed.on_all(lambda: _check(config, same))
@@ -72,27 +127,25 @@ def run(
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
   """Says in one line that memory is too small, or another process was lost."""
-  try:
-    with distributed.together():
-      yield
-  except jax.errors.JaxRuntimeError as e:
-    if 'RESOURCE_EXHAUSTED' not in str(e):
-      raise
-    raise config_lib.UserError(
-      f'the device has too little memory: {config_lib.one_line(e)[:200]};'
-      ' raise config.train.accumulation, set config.model.remat=full, split'
-      ' the state with config.mesh.fsdp, or lower config.train.batch_size'
-    ) from e
+  advice = (
+    'raise config.train.accumulation, set config.model.remat=full, split the'
+    ' state with config.mesh.fsdp, or lower config.train.batch_size'
+  )
+  with memory.explained(advice), distributed.together():
+    yield
 
 
-def _dry_run(config: ml_collections.ConfigDict) -> int:
+def _dry_run(config: ml_collections.ConfigDict) -> Results:
   experiment = experiment_lib.build(config)
   experiment.check_cache()
+  if config.train.accumulation == config_lib.AUTO:
+    experiment = accumulation.choose(experiment)
   experiment_lib.describe(experiment)
   sizes = experiment_lib.dry_run(experiment)
   if distributed.first():
     print(json.dumps(sizes))
-  return 0
+  accumulation.check(experiment, experiment.program.compile(), has_state=False)
+  return Results(sizes)
 
 
 def _check(config: ml_collections.ConfigDict, same: Mapping[str, Any]) -> None:
@@ -119,17 +172,21 @@ def _owning(path: pathlib.Path) -> Iterator[None]:
 
 def _run_in(
   path: pathlib.Path, config: ml_collections.ConfigDict, stop: monitor_lib.Stop
-) -> int:
-  """Trains in a directory that is ours; returns the exit status."""
+) -> Results:
+  """Trains in a directory that is ours."""
   stored, done = distributed.from_first(lambda: _look(path, config))
   if done is not None:
-    logging.info('finished already: %s', evals.show(done))
-    return 0
+    before = Results.from_dict(done)
+    logging.info('finished already: %s', before)
+    return before
   if stored is not None:
     config = config_lib.from_dict(stored)
   experiment = distributed.on_all(
     lambda: experiment_lib.build(config, resumes=stored is not None)
   )
+  accumulation.check_state(experiment)
+  if config.train.accumulation == config_lib.AUTO:
+    experiment = accumulation.choose(experiment)
   compiling = _compile_ahead(experiment)
   config, source = experiment.config, experiment.source
   preprocess = data.Preprocess.from_config(config, source.classes)
@@ -143,18 +200,17 @@ def _run_in(
   start = time.perf_counter()
   results = None if stop.signal else train(experiment, path, stop, compiling)
   if results is None:
-    return 128 + stop.signal
+    return Results({}, signal=stop.signal)
   seconds = time.perf_counter() - start
-  logging.info('done in %.0f s: %s; see %s', seconds, evals.show(results), path)
-  # JSON has no NaN.
-  final = {k: v if math.isfinite(v) else None for k, v in results.items()}
-  distributed.from_first(lambda: workdir_lib.write_json(path / 'DONE', final))
-  return 0
+  logging.info('done in %.0f s: %s; see %s', seconds, results, path)
+  done = results.to_dict()
+  distributed.from_first(lambda: workdir_lib.write_json(path / 'DONE', done))
+  return results
 
 
 def _compile_ahead(
   experiment: experiment_lib.Experiment,
-) -> concurrent.futures.Future[None] | None:
+) -> concurrent.futures.Future[jax.stages.Compiled] | None:
   """Compiles the step while data and state are made ready; None: it does not.
 
   Several processes have to compile in the same order; calls of several steps,
@@ -188,7 +244,7 @@ def _check_data(experiment: experiment_lib.Experiment) -> None:
 
 def _look(
   path: pathlib.Path, config: ml_collections.ConfigDict
-) -> tuple[dict[str, Any] | None, dict[str, float] | None]:
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
   """Returns the config of the run that is there, and how it ended."""
   done = workdir_lib.read_json(path / 'DONE')
   resumed = workdir_lib.check_config(path, config)
@@ -205,24 +261,24 @@ def train(
   experiment: experiment_lib.Experiment,
   workdir: pathlib.Path,
   stop: monitor_lib.Stop,
-  compiling: concurrent.futures.Future[None] | None = None,
-) -> Scalars | None:
-  """Runs the loop; returns the last evaluations, or None where it was stopped.
+  compiling: concurrent.futures.Future[jax.stages.Compiled] | None = None,
+) -> Results | None:
+  """Runs the loop; returns how it ended, or None where it was stopped.
 
   Args:
     experiment: What to run.
     workdir: Where checkpoints and metrics go to, and come from.
     stop: Asks to save and end.
-    compiling: Of the step, where that has begun; its first call waits for it.
+    compiling: Of the step, where that has begun.
 
   Raises:
-    UserError: A step was not finite, an image is damaged, or something could
-      not be written.
+    UserError: There is too little memory, a step was not finite, an image is
+      damaged, or something could not be written.
   """
   with contextlib.ExitStack() as stack:
     loop = _begin(experiment, workdir, stop, stack)
-    if compiling is not None:
-      concurrent.futures.wait([compiling])
+    if loop.step < experiment.total_steps:
+      _check_memory(experiment, loop.step, compiling)
     loop.clock.resume(loop.reporter.before('train/useful_seconds') or 0.0)
     try:
       return loop.run()
@@ -237,6 +293,25 @@ def train(
       except config_lib.UserError as another:
         problem += f' And then: {another}'
       raise config_lib.UserError(problem) from None
+
+
+def _check_memory(
+  experiment: experiment_lib.Experiment,
+  step: int,
+  compiling: concurrent.futures.Future[jax.stages.Compiled] | None,
+) -> None:
+  """Waits for the first call to be compiled; raises a UserError if it is large.
+
+  Args:
+    experiment: Whose state is on the devices.
+    step: Number of completed updates.
+    compiling: Of one step; None: it has not begun.
+  """
+  if compiling is not None:
+    compiled = compiling.result()
+  else:
+    compiled = experiment.program.compile(experiment.first_call(step))
+  accumulation.check(experiment, compiled, has_state=True)
 
 
 def _begin(
@@ -270,7 +345,8 @@ def _begin(
   calls, lengths = itertools.tee(e.calls(step))
   batches = stack.enter_context(e.train_batches(step, lengths))
   hear = functools.partial(monitor_lib.hear, stop, batches)
-  monitor = monitor_lib.Monitor(e, reporter, clock, hear)
+  skipped = monitor_lib.Skipped(**checkpoints.counts)
+  monitor = monitor_lib.Monitor(e, reporter, clock, hear, skipped)
   return _Loop(
     e,
     stop,
@@ -309,15 +385,20 @@ class _Loop:
   step: int
   results: Scalars | None
 
-  def run(self) -> Scalars | None:
-    """Returns the last evaluations, or None where it was stopped."""
+  def run(self) -> Results | None:
+    """Returns how it ended, or None where it was stopped."""
     total_steps = self.experiment.total_steps
     while True:
       self.watch.alive(self.step)
+      self.monitor.check_skipped()
       if self.results is None and self.experiment.is_due(self.step):
         self._evaluate_and_save()
-      if self.step == total_steps and self.results is not None:
-        return self.results  # nothing is left that a signal could stop
+      reason = self._reason_to_end()
+      if reason:
+        self._evaluate_rest()
+      ends = bool(reason) or self.step == total_steps
+      if ends and self.results is not None:
+        return self._ended(reason)  # nothing is left that a signal could stop
       if self.stop.signal:
         self.monitor.settle()
         self._save()
@@ -329,19 +410,66 @@ class _Loop:
   def _evaluate_and_save(self) -> None:
     """Does what is due at this step."""
     self.monitor.settle()
-    with self.clock.paused():
-      self.results = evals.evaluate(
-        self.experiment,
-        self.state,
-        self.step,
-        self.reporter,
-        self.stop,
-        self.watch,
-      )
+    self.results = self._evaluate(self.experiment.evals_due(self.step))
     with self.clock.saving():
       self.checkpoints.save_best(self.step, self.state, self.results)
     if self.experiment.checkpoint_due(self.step):
       self._save()
+
+  def _evaluate(self, names: Sequence[str]) -> Scalars | None:
+    with self.clock.paused():
+      return evals.evaluate(
+        self.experiment,
+        self.state,
+        self.step,
+        names,
+        self.reporter,
+        self.stop,
+        self.watch,
+      )
+
+  def _reason_to_end(self) -> str:
+    """Returns why the run ends before its duration; '': it goes on.
+
+    It follows from what is stored, the best and the results of this step: so a
+    run that was killed ends at the same step.
+    """
+    e = self.experiment
+    metric, best = e.config.checkpoint.best, self.checkpoints.best_step
+    if e.patience is None or metric not in (self.results or {}):
+      return ''
+    if self.step - best < e.patience or self.step == e.total_steps:
+      return ''
+    since = f'since step {best}' if best else 'at all'
+    return (
+      f'{metric} has not improved {since}, by step {self.step}:'
+      f' config.train.patience is {e.config.train.patience!r}'
+    )
+
+  def _evaluate_rest(self) -> None:
+    """Does what is due at the end, where that is sooner than was planned."""
+    found = self.results or {}
+    done = {name.partition('/')[0] for name in found}
+    rest = self._evaluate(
+      [x for x in self.experiment.eval_every if x not in done]
+    )
+    self.results = None if rest is None else found | rest
+    self._save()
+
+  def _ended(self, reason: str) -> Results:
+    """Returns how the run ended."""
+    metrics, skipped = dict(self.results or {}), self.monitor.skipped.total
+    if self.experiment.config.train.skip_nonfinite:
+      metrics['train/skipped_steps'] = skipped
+    if skipped:
+      logging.warning(
+        'warning: %d of %d steps were not finite and were skipped: with a lower'
+        ' config.optim.learning_rate, or config.optim.clip_norm, they count',
+        *(skipped, self.step),
+      )
+    watches = self.experiment.patience is not None
+    best_step = self.checkpoints.best_step if watches else None
+    return Results(metrics, best_step, reason)
 
   def _update(self) -> None:
     """Starts one call and, while it runs, looks at the one before."""
@@ -362,7 +490,9 @@ class _Loop:
   def _save(self) -> None:
     """Saves the state, and reports where the time went."""
     with self.clock.saving():
-      is_new = self.checkpoints.save(self.step, self.state, self.results)
+      is_new = self.checkpoints.save(
+        self.step, self.state, self.results, self._counts()
+      )
     if is_new:
       self.reporter.write(
         self.step,
@@ -372,5 +502,10 @@ class _Loop:
 
   def rescue(self) -> None:
     """Saves the last good state: a bad step leaves it as it was."""
-    self.checkpoints.save(int(self.state.step), self.state)
+    step = int(self.state.step)
+    self.checkpoints.save(step, self.state, counts=self._counts())
     self.checkpoints.wait()
+
+  def _counts(self) -> dict[str, int]:
+    """Returns what a run that is resumed goes on counting from."""
+    return dataclasses.asdict(self.monitor.skipped)

@@ -62,6 +62,11 @@ class Source(abc.ABC):
     """Returns the bits of a stored value, 8 or 16."""
     return 8
 
+  def read_labels(self) -> np.ndarray:
+    """Returns the labels of all examples, int32 [N]; decodes no image."""
+    labels = [self.read(i).label for i in range(len(self))]
+    return np.asarray(labels, np.int32)
+
   @abc.abstractmethod
   def fingerprint(self) -> str:
     """Returns a short digest of which examples and classes these are."""
@@ -104,6 +109,10 @@ class ArraySource(Source):
   def bits(self) -> int:
     """Returns the bits of a stored value, 8 or 16."""
     return 8 * self.images.dtype.itemsize
+
+  def read_labels(self) -> np.ndarray:
+    """Returns the labels, int32 [N]."""
+    return self.labels
 
   def fingerprint(self) -> str:
     """Returns a digest of the images, labels and classes."""

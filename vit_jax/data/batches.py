@@ -13,7 +13,8 @@
 Nothing else decides what a batch holds: not the number of hosts, workers or
 threads, nor where a run was interrupted. Each host makes its rows alone. The
 lengths of time in a config count draws: '1 epochs' are N draws, and with
-repeats N / R images.
+repeats N / R images. With `config.data.balance` an epoch is no permutation, but
+has images of rare classes several times, and of others not all (`balance.py`).
 """
 
 import abc
@@ -35,6 +36,7 @@ import ml_collections
 import numpy as np
 
 from vit_jax.config import UserError
+from vit_jax.data import balance as balance_lib
 from vit_jax.data import decode
 from vit_jax.data import geometry
 from vit_jax.data import levels as levels_lib
@@ -49,7 +51,7 @@ if TYPE_CHECKING:  # where it is used it is imported: prediction does without
 Batch = dict[str, np.ndarray]
 
 # What the host's random numbers are for; follows the seed.
-_ORDER, _CROP = range(2)
+_ORDER, _CROP, _BALANCE = range(3)
 
 _MIN_SHARED_BYTES = 2**20  # workers send smaller arrays through a pipe
 _WAITING_BYTES = 2**30  # of finished batches, at most (but two are allowed)
@@ -117,6 +119,7 @@ def _train_maker(
     config.seed,
     levels_lib.of(config),
     config.augment.repeats,
+    balance_lib.make(source, config.data.balance),
   )
 
 
@@ -216,6 +219,7 @@ class _BatchMaker(abc.ABC):
   seed: int
   levels: levels_lib.Levels
   repeats: int = 1
+  balance: balance_lib.Balance | None = None
 
   @property
   def image_shape(self) -> tuple[int, int, int]:
@@ -292,7 +296,7 @@ class _TrainBatch(_BatchMaker):
     positions = np.empty_like(turns)
     for epoch in np.unique(turns // size):
       now = turns // size == epoch
-      order = _permutation(self.seed, int(epoch), size)
+      order = _order(self.balance, self.seed, int(epoch), size)
       positions[now] = order[turns[now] % size]
     return positions
 
@@ -303,8 +307,12 @@ class _EvalBatch(_BatchMaker):
 
 
 @functools.lru_cache(maxsize=2)  # a batch may straddle two epochs
-def _permutation(seed: int, epoch: int, size: int) -> np.ndarray:
+def _order(
+  balance: balance_lib.Balance | None, seed: int, epoch: int, size: int
+) -> np.ndarray:
   """Returns the order of an epoch: its positions, int64 [N]."""
+  if balance is not None:
+    return balance.order(np.random.default_rng((seed, _BALANCE, epoch)))
   # One lookup an example; Grain's own shuffle takes 20 us for each.
   return np.random.default_rng((seed, _ORDER, epoch)).permutation(size)
 

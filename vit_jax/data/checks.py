@@ -3,11 +3,13 @@
 import math
 import os
 import re
+from typing import Any
 
 import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
+from vit_jax.data import balance
 from vit_jax.data import geometry
 from vit_jax.data import levels
 from vit_jax.data import sources
@@ -66,6 +68,7 @@ def check(config: ml_collections.ConfigDict) -> None:
         )
     elif data[key] is not None:
       config_lib.pair(data[key], f'data.{key}')
+  _check_balance(data.balance)
   _check_resize('data.resize', geometry.train_crop(config))
   _check_resize('data.eval_resize', geometry.eval_crop(config))
   _check_augment(config)
@@ -131,6 +134,16 @@ def _check_antialias(config: ml_collections.ConfigDict) -> None:
     )
 
 
+def _check_balance(value: Any) -> None:
+  is_number = isinstance(value, int | float) and not isinstance(value, bool)
+  if value != balance.CLASSES and not (is_number and 0 <= value <= 1):
+    raise UserError(
+      f'config.data.balance is {value!r}: write a number from 0 (images are'
+      f' drawn as they are) to 1 (classes are drawn alike), or'
+      f' {balance.CLASSES!r} for 1'
+    )
+
+
 def _check_resize(key: str, crop: geometry.Crop) -> None:
   """Checks that what an image is resized to holds the crop."""
   if crop.resize is None or crop.kind == 'random_resized':
@@ -189,7 +202,7 @@ def _check_pairs(config: ml_collections.ConfigDict) -> None:
   """Checks that both images of a mixed pair are in one part of the batch."""
   augment, batch_size = config.augment, config.train.batch_size
   parts = config_lib.num_parts(config)
-  is_sam = parts > config.train.accumulation
+  is_sam = parts > config_lib.accumulation(config)
   key = 'optim.sam.groups' if is_sam else 'train.accumulation'
   mixes = (augment.mixup or augment.cutmix) and augment.mix_probability
   if mixes and batch_size % (2 * parts):

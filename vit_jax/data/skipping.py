@@ -46,6 +46,10 @@ class SkippingSource(base.Source):
     """Returns the bits of a stored value, 8 or 16."""
     return self._source.bits()
 
+  def read_labels(self) -> np.ndarray:
+    """Returns the labels of all examples, int32 [N]."""
+    return self._source.read_labels()[self._kept]
+
   def fingerprint(self) -> str:
     """Returns a digest of the split's, and of what is left out of it."""
     return base.digest([self._source.fingerprint(), *self._skipped])

@@ -5,12 +5,14 @@ those have random access.
 """
 
 import difflib
+import functools
 import os
 import re
 import shlex
 from typing import Any
 from typing import TYPE_CHECKING
 
+from absl import logging
 import numpy as np
 
 from vit_jax.config import UserError
@@ -122,6 +124,21 @@ class TfdsSource(base.Source):
   def bits(self) -> int:
     """Returns the bits of a stored value, as the dataset says."""
     return self._bits
+
+  def read_labels(self) -> np.ndarray:
+    """Returns the labels of all examples, int32 [N].
+
+    Records hold images as well: the first time, all of them are read.
+
+    Raises:
+      UserError: An example has no label.
+    """
+    return self._labels
+
+  @functools.cached_property
+  def _labels(self) -> np.ndarray:
+    logging.info('reading the labels of %d examples', len(self))
+    return super().read_labels()
 
   def fingerprint(self) -> str:
     """Returns a digest of the name with its version, split and classes."""

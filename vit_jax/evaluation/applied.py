@@ -4,7 +4,6 @@ import collections
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
-import contextlib
 import math
 from typing import Any
 
@@ -12,6 +11,7 @@ import jax
 import numpy as np
 
 from vit_jax import config as config_lib
+from vit_jax import memory
 from vit_jax import sharding
 
 
@@ -54,7 +54,7 @@ class Applied:
     """
     waiting: collections.deque[tuple[Any, Any]] = collections.deque()
     for key, batch in batches:
-      with _memory_explained():
+      with memory.explained('lower --batch_size'):
         on_device = sharding.global_batch(batch, self._mesh)
         waiting.append((key, self._function(self._params, on_device)))
       if len(waiting) > 1:
@@ -64,18 +64,5 @@ class Applied:
 
 
 def _fetch(key: Any, result: Any) -> tuple[Any, Any]:
-  with _memory_explained():
+  with memory.explained('lower --batch_size'):
     return key, jax.device_get(result)
-
-
-@contextlib.contextmanager
-def _memory_explained() -> Iterator[None]:
-  try:
-    yield
-  except jax.errors.JaxRuntimeError as e:
-    if 'RESOURCE_EXHAUSTED' not in str(e):
-      raise
-    raise config_lib.UserError(
-      'the device has too little memory: lower --batch_size'
-      f' ({config_lib.one_line(e)[:200]})'
-    ) from e

@@ -1,5 +1,6 @@
 """What is learned: the object that `config.objective` stands for."""
 
+import math
 from typing import Any
 
 import ml_collections
@@ -38,6 +39,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   config_lib.one_of(config, 'objective.name', tuple(_OBJECTIVES))
   config_lib.one_of(config, 'objective.loss', losses.NAMES)
   objective = config.objective
+  _check_class_weights(config)
   for key in ('label_smoothing', 'teacher_weight'):
     if not 0 <= objective[key] <= 1:
       raise config_lib.UserError(
@@ -69,6 +71,41 @@ def check(config: ml_collections.ConfigDict) -> None:
     raise config_lib.UserError(
       f'config.checkpoint.best is {best!r}: choose one of'
       f' {", ".join(f"{name}/{metric}" for metric in metrics)}'
+    )
+
+
+def _check_class_weights(config: ml_collections.ConfigDict) -> None:
+  given = config.objective.class_weights
+  words = isinstance(given, str) and given
+  if words and given not in losses.WEIGHTS:
+    raise config_lib.UserError(
+      f'config.objective.class_weights is {given!r}: write a number for each'
+      f' class, or one of {", ".join(map(repr, losses.WEIGHTS))}'
+    )
+  numbers = given if isinstance(given, tuple | list) else ()
+  is_number = all(isinstance(x, int | float) for x in numbers)
+  if not isinstance(given, str | tuple | list) or not (
+    is_number and all(0 < x < math.inf for x in numbers)
+  ):
+    raise config_lib.UserError(
+      f'config.objective.class_weights is {given!r}: it must hold numbers that'
+      ' are more than 0, one for each class'
+    )
+  if words and config.data.balance:
+    raise config_lib.UserError(
+      f'config.objective.class_weights={given!r} and'
+      f' config.data.balance={config.data.balance!r} both make up for rare'
+      ' classes, which would then count too much: set one of them'
+    )
+  counts = config.objective.class_counts
+  if counts is not None and not (
+    counts
+    and all(isinstance(x, int) and x >= 0 for x in counts)
+    and any(counts)
+  ):
+    raise config_lib.UserError(
+      f'config.objective.class_counts is {counts}: it must hold the number of'
+      ' images of each class, some more than 0'
     )
 
 

@@ -6,6 +6,7 @@ from typing import Protocol
 
 from clu import metrics as clu_metrics
 import jax
+import numpy as np
 
 Params = Any
 Batch = dict[str, jax.Array]
@@ -21,9 +22,12 @@ class Objective(Protocol):
   Attributes:
     constants: Arrays that the loss reads and nothing changes, as a teacher's
       parameters; on the host.
+    class_weights: How much each class counts in training, float32 [classes];
+      None: all alike.
   """
 
   constants: Params
+  class_weights: np.ndarray | None
 
   def check_classes(self, classes: Sequence[str]) -> None:
     """Checks the data's classes, in the order of their labels.

@@ -24,6 +24,8 @@ class Classification:
   Attributes:
     model: [B, H, W, C] -> logits [B, classes].
     image_shape: (H, W, C) that the model sees.
+    class_weights: How much each class counts in training, float32 [classes];
+      None: all alike.
     constants: None.
     metric_names: Of what `metrics` computes.
   """
@@ -55,9 +57,24 @@ class Classification:
     self._rng = config.train.rng
     self._loss = config.objective.loss
     self._smoothing = config.objective.label_smoothing
+    self._given = config.objective.class_weights
+    self.class_weights = losses.class_weights(
+      self._given, config.objective.class_counts, config.model.num_classes
+    )
 
   def check_classes(self, classes: Sequence[str]) -> None:
-    """Any will do."""
+    """Checks that each class has a weight, where they are given.
+
+    Raises:
+      UserError: There are more or fewer.
+    """
+    given = self._given
+    if given and not isinstance(given, str) and len(given) != len(classes):
+      raise config_lib.UserError(
+        f'config.objective.class_weights has {len(given)} numbers: write one'
+        f' for each of the {len(classes)} classes, which are in this order:'
+        f' {config_lib.some(classes, 10)}'
+      )
 
   def init(self, key: jax.Array) -> base.Params:
     """Returns fresh parameters."""
@@ -98,7 +115,11 @@ class Classification:
     return metrics.Classification.empty()
 
   def _cross_entropy(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
-    return losses.cross_entropy(logits, labels, self._loss, self._smoothing)
+    how = self._loss, self._smoothing
+    if self.class_weights is None:
+      return losses.cross_entropy(logits, labels, *how)
+    weights = self.class_weights
+    return losses.weighted_cross_entropy(logits, labels, weights, *how)
 
   def _outputs(
     self,

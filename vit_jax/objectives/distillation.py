@@ -72,8 +72,9 @@ class Distillation(classification.Classification):
     Where it has no names, or others throughout, that cannot be known.
 
     Raises:
-      UserError: It has not.
+      UserError: It has not, or the labels have too few weights.
     """
+    super().check_classes(classes)
     path, known = self._config.teacher, self._teacher.classes
     for i, (own, theirs) in enumerate(zip(classes, known, strict=False)):
       if own != theirs and theirs in classes:

@@ -1,9 +1,13 @@
 """Losses of single images, and what they are compared with."""
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 
+WEIGHTS = ('balanced', 'inverse')
 NAMES = ('softmax', 'sigmoid', 'sigmoid_any')
 
 
@@ -38,6 +42,69 @@ def cross_entropy(
   if name == 'softmax':
     return optax.softmax_cross_entropy(logits, targets)
   return optax.sigmoid_binary_cross_entropy(logits, targets).sum(axis=-1)
+
+
+def weighted_cross_entropy(
+  logits: jax.Array,
+  labels: jax.Array,
+  weights: np.ndarray,
+  name: str = 'softmax',
+  smoothing: float = 0.0,
+) -> jax.Array:
+  """Returns `cross_entropy` of each image times the weight of its class.
+
+  A mixed image has the weighted losses of its classes in their shares. The
+  losses of a batch are to be averaged as without weights, and not over their
+  sum: so they do not depend on what else is in the batch.
+
+  Args:
+    logits: [B, classes].
+    labels: int32 [B], or shares of the classes, float32 [B, classes].
+    weights: float32 [classes], more than 0.
+    name: As `cross_entropy`.
+    smoothing: As `cross_entropy`.
+
+  Returns:
+    float32 [B].
+  """
+  if labels.ndim == 1:
+    factor = jnp.asarray(weights)[labels]
+  else:
+    counted = labels * weights
+    factor = counted.sum(axis=-1)
+    labels = counted / factor[:, None]
+  return factor * cross_entropy(logits, labels, name, smoothing)
+
+
+def class_weights(
+  choice: str | Sequence[float],
+  counts: Sequence[int] | None,
+  num_classes: int,
+) -> np.ndarray | None:
+  """Returns how much each class counts, float32 [classes]; None: all alike.
+
+  Args:
+    choice: `config.objective.class_weights`.
+    counts: Images of each class; None: not known, as without data; then the
+      weights are 1.
+    num_classes: Of the model, which may know more classes than the data: those
+      weigh 1, as do classes without images.
+  """
+  if not choice:
+    return None
+  weights = np.ones(num_classes)
+  if choice not in WEIGHTS:
+    weights[: len(choice)] = choice
+  elif counts is not None:
+    images = np.asarray(counts, np.float64)
+    has_some = np.flatnonzero(images)
+    inverse = 1 / images[has_some]
+    if choice == 'balanced':  # as scikit-learn
+      inverse *= images.sum() / len(has_some)
+    else:
+      inverse /= inverse.mean()
+    weights[has_some] = inverse
+  return weights.astype(np.float32)
 
 
 def shares(labels: jax.Array, num_classes: int) -> jax.Array:

@@ -54,9 +54,10 @@ def _check_sam(config: ml_collections.ConfigDict) -> None:
   config_lib.at_least(config, 'optim.sam.groups', 1)
   if not sam.rho:
     return
-  if sam.groups % train.accumulation or train.batch_size % sam.groups:
+  parts = config_lib.accumulation(config)
+  if sam.groups % parts or train.batch_size % sam.groups:
     raise config_lib.UserError(
       f'config.optim.sam.groups is {sam.groups}: it must be a multiple of'
-      f' config.train.accumulation={train.accumulation} and divide'
+      f' config.train.accumulation={parts} and divide'
       f' config.train.batch_size={train.batch_size}'
     )

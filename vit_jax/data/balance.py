@@ -1,0 +1,78 @@
+"""Balanced sampling: rare classes are drawn more often than they occur.
+
+A class of n_c images is drawn with a probability that is proportional to
+n_c^(1 - b): b = 0 leaves the classes as they are, b = 1/2 is square-root
+sampling, and with b = 1 all are drawn alike (arXiv:1910.09217, equation 1, with
+q = 1 - b). An epoch is still as many draws as there are images: of a rare class
+it has each image several times, of a frequent one a part of them.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from vit_jax.data import base
+
+CLASSES = 'classes'  # another name for 1
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Balance:
+  """Which images each epoch has.
+
+  Attributes:
+    members: Positions in the source, class by class, int64 [N].
+    starts: Where each class begins in `members`, and N: int64 [classes + 1].
+    shares: Of the draws, float64 [classes].
+  """
+
+  members: np.ndarray
+  starts: np.ndarray
+  shares: np.ndarray
+
+  def order(self, rng: np.random.Generator) -> np.ndarray:
+    """Returns the positions of an epoch in their order, int64 [N].
+
+    Each class has its share of the draws, rounded down or up, and goes through
+    all of its images before one comes again.
+
+    Args:
+      rng: Of this epoch alone.
+    """
+    size = len(self.members)
+    # Systematic sampling: N points at equal distances, from a random start.
+    points = np.minimum((np.arange(size) + rng.random()) / size, 1 - 2**-53)
+    ends = np.cumsum(self.shares)
+    drawn = np.searchsorted(ends / ends[-1], points, side='right')
+    counts = np.bincount(drawn, minlength=len(self.shares))
+    positions = []
+    for label in np.flatnonzero(counts):
+      members = self.members[self.starts[label] : self.starts[label + 1]]
+      passes = -(-counts[label] // len(members))
+      drawn = np.concatenate([rng.permutation(members) for _ in range(passes)])
+      positions.append(drawn[: counts[label]])
+    return rng.permutation(np.concatenate(positions))
+
+
+def exponent(value: float | str) -> float:
+  """Returns the value of `config.data.balance` as a number."""
+  return 1.0 if value == CLASSES else float(value)
+
+
+def make(source: base.Source, value: float | str) -> Balance | None:
+  """Returns how a source is balanced; None where it is not.
+
+  Args:
+    source: What to train on.
+    value: Of `config.data.balance`.
+  """
+  if not exponent(value):
+    return None
+  labels = source.read_labels()
+  counts = np.bincount(labels, minlength=len(source.classes))
+  weights = np.where(counts, np.maximum(counts, 1) ** (1 - exponent(value)), 0)
+  return Balance(
+    members=np.argsort(labels, kind='stable'),
+    starts=np.concatenate([[0], np.cumsum(counts)]),
+    shares=weights / weights.sum(),
+  )
