@@ -10,6 +10,7 @@ import stand_in
 
 from vit_jax.config import UserError
 from vit_jax.data import decode
+from vit_jax.data import levels
 
 COLOUR = Image.fromarray(stand_in.pixels(0, 19, 26))
 ALPHA = Image.fromarray(stand_in.pixels(7, 19, 26)[..., 0] // 3 * 3)
@@ -118,6 +119,64 @@ def turned(kind: str, orientation: int, **options) -> bytes:
   return encoded(COLOUR, kind, exif=exif, **options)
 
 
+def tiff(image: np.ndarray, colors: int, order: str = '<', **tags: int):
+  """A TIFF file [h, w, C], also of kinds that Pillow does not write."""
+  height, width, channels = image.shape
+  planar = tags.get('planar', 1)
+  pixels = image if planar == 1 else image.transpose(2, 0, 1)
+  data = pixels.astype(image.dtype.newbyteorder(order)).tobytes()
+  if tags.get('compression') == 8:
+    data = zlib.compress(data)
+  data += b'\0' * (len(data) % 2)
+  part = len(data) // (channels if planar == 2 else 1)
+  starts = range(8, 8 + len(data), part)
+  entries = {
+    256: ('I', [width]),
+    257: ('I', [height]),
+    258: ('H', [image.itemsize * 8] * channels),
+    259: ('H', [tags.get('compression', 1)]),
+    262: ('H', [colors]),
+    273: ('I', [*starts]),
+    274: ('H', [tags.get('orientation', 1)]),
+    277: ('H', [channels]),
+    278: ('I', [height]),
+    279: ('I', [part] * len(starts)),
+    284: ('H', [planar]),
+    338: ('H', [tags.get('alpha', 0)]),
+    339: ('H', [tags.get('kind', 1)] * channels),
+  }
+  if channels in (1, 3):
+    del entries[338]
+  at = 8 + len(data)
+  body, tail, end = b'', b'', at + 2 + 12 * len(entries) + 4
+  for tag, (kind, values) in entries.items():
+    raw = struct.pack(f'{order}{len(values)}{kind}', *values)
+    number = {'H': 3, 'I': 4}[kind]
+    body += struct.pack(f'{order}HHI', tag, number, len(values))
+    if len(raw) > 4:
+      raw, tail = struct.pack(f'{order}I', end + len(tail)), tail + raw
+    body += raw.ljust(4, b'\0')
+  head = b'II' if order == '<' else b'MM'
+  head += struct.pack(f'{order}HI', 42, at)
+  count, following = struct.pack(f'{order}H', len(entries)), bytes(4)
+  return head + data + count + body + following + tail
+
+
+DEEP = stand_in.pixels(1, 9, 8).astype(np.uint16) * 257
+RGBA_PIXELS = np.asarray(RGBA)
+FILES |= {
+  'tiff': encoded(COLOUR, 'TIFF'),
+  'tiff grey': encoded(COLOUR.convert('L'), 'TIFF'),
+  'tiff lzw': encoded(COLOUR, 'TIFF', compression='tiff_lzw'),
+  'tiff deflate': encoded(COLOUR, 'TIFF', compression='tiff_adobe_deflate'),
+  'tiff 1 bit': encoded(COLOUR.convert('1'), 'TIFF', compression='group4'),
+  'tiff palette': encoded(PALETTE, 'TIFF'),
+  'tiff with alpha': encoded(RGBA, 'TIFF'),
+  'tiff 16 bits': encoded(Image.fromarray(DEEP[..., 0]), 'TIFF'),
+  'tiff big': encoded(COLOUR, 'TIFF', big_tiff=True),
+}
+
+
 for _i in range(1, 9):
   FILES[f'jpeg turned {_i}'] = turned('JPEG', _i, subsampling=0)
 FILES['png turned'] = turned('PNG', 6)
@@ -134,7 +193,9 @@ def test_shows_what_pillow_shows(name, channels):
   assert found.shape == wanted.shape
   difference = np.abs(found - wanted)
   if channels == 4:  # the colour of what is transparent does not matter
-    difference[..., :3] *= wanted[..., 3:] > 0
+    alpha = wanted[..., 3:]
+    # OpenCV multiplies those of a TIFF by it, and rounds them.
+    difference[..., :3] *= alpha / 255 if 'tiff' in name else alpha > 0
   # Decoders round colours differently, and upsample them.
   assert difference.max() <= (4 if 'lossy' in name else 2)
 
@@ -159,7 +220,13 @@ def test_large_jpeg_is_decoded_smaller_but_not_below(orientation):
   assert whole.shape == (*upright, 3)
 
 
-@pytest.mark.parametrize('name', ['png', 'webp', 'webp lossy', 'bmp', 'jpeg'])
+@pytest.mark.parametrize(
+  'name',
+  (
+    *('png', 'webp', 'webp lossy', 'bmp', 'jpeg', 'tiff', 'tiff big'),
+    *('tiff lzw', 'tiff deflate', 'tiff 16 bits'),
+  ),
+)
 @pytest.mark.parametrize('part', [0, 0.02, 0.5, 0.9, 0.99])
 def test_truncated_file_is_refused_by_name(name, part, capfd):
   data = FILES[name][: int(part * len(FILES[name]))]
@@ -167,6 +234,11 @@ def test_truncated_file_is_refused_by_name(name, part, capfd):
     decode.decode(data, 3, where='a/b.png')
   assert '\n' not in str(e.value)
   assert not capfd.readouterr().err
+
+
+def test_empty_file_is_said_to_be_empty():
+  with pytest.raises(UserError, match=r'^a\.png is empty'):
+    decode.decode(b'', 3, where='a.png')
 
 
 @pytest.mark.parametrize('data', [b'hello', bytes(100), FILES['jpeg'][9:]])
@@ -196,9 +268,94 @@ def test_huge_image_is_refused_before_it_is_decoded():
   png[16:24] = struct.pack('>II', 100_000, 50_000)
   bmp = bytearray(FILES['bmp'])
   bmp[18:26] = struct.pack('<ii', 100_000, -50_000)
+  deep = bytearray(tiff(DEEP, 2))
+  for tag, size in ((256, 100_000), (257, 50_000)):
+    entry = deep.index(struct.pack('<HHI', tag, 4, 1))
+    deep[entry + 8 : entry + 12] = struct.pack('<I', size)
   jpeg = bytearray(FILES['jpeg'])
   frame = jpeg.find(b'\xff\xc0')
   jpeg[frame + 5 : frame + 9] = struct.pack('>HH', 50_000, 60_000)
-  for data in (png, bmp, jpeg):
+  for data in (png, bmp, jpeg, deep):
     with pytest.raises(UserError, match=r'50000 x .*: at most .* make it smal'):
       decode.decode(bytes(data), 3)
+
+
+def test_damaged_part_of_a_tiff_is_refused():
+  data = bytearray(FILES['tiff deflate'])
+  data[len(data) // 2] ^= 1
+  with pytest.raises(UserError, match=r'of a TIFF is (wrong|damaged)'):
+    decode.decode(bytes(data), 3)
+
+
+@pytest.mark.parametrize('order', '<>')
+@pytest.mark.parametrize('colors', [0, 1, 2])
+@pytest.mark.parametrize('dtype', [np.uint8, np.uint16])
+def test_tiff_keeps_its_values(dtype, colors, order):
+  image = (DEEP if colors == 2 else DEEP[..., :1]).astype(dtype)
+  kept = levels.Levels(bits=8 * image.itemsize)
+  found = decode.decode(
+    tiff(image, colors, order), image.shape[-1], levels=kept
+  )
+  white_is_zero = np.iinfo(dtype).max - image
+  wanted = white_is_zero if colors == 0 else image
+  np.testing.assert_array_equal(found, wanted, strict=True)
+
+
+@pytest.mark.parametrize('alpha', [0, 1, 2])
+@pytest.mark.parametrize('bits', [8, 16])
+def test_alpha_of_a_tiff(bits, alpha):
+  """Not said what it is (0), multiplied into the colours (1), or not (2)."""
+  scale = 257 if bits == 16 else 1
+  image = RGBA_PIXELS.astype(np.uint16 if bits == 16 else np.uint8) * scale
+  if alpha == 1:
+    image = image.copy()
+    share = image[..., 3:] / np.iinfo(image.dtype).max
+    image[..., :3] = np.round(image[..., :3] * share)
+  found = decode.decode(tiff(image.astype(image.dtype), 2, alpha=alpha), 3)
+  wanted = decode.decode(FILES['png with alpha'], 3)
+  assert np.abs(found.astype(int) - wanted).max() <= 2
+
+
+@pytest.mark.parametrize('orientation', [1, 3, 6, 8])
+def test_turned_tiff(orientation):
+  found = decode.decode(tiff(DEEP, 2, orientation=orientation), 3)
+  turns = {1: 0, 3: 2, 6: 3, 8: 1}[orientation]
+  np.testing.assert_array_equal(found, np.rot90(levels.to_8_bits(DEEP), turns))
+
+
+@pytest.mark.parametrize(
+  'data, text',
+  [
+    (tiff(DEEP[..., :2], 1, alpha=2), '2 channels of 16 bits'),
+    (tiff(np.tile(DEEP, 2)[..., :5], 2), '5 channels of 16 bits'),
+    (tiff(DEEP, 2, planar=2), 'pixel by pixel'),
+    (tiff(DEEP[..., :1].astype(np.int16), 1, kind=2), 'numbers of kind 2'),
+    (tiff(DEEP[..., :1].astype(np.float32), 1, kind=3), '1 channels of 32'),
+    (encoded(COLOUR.convert('CMYK'), 'TIFF'), 'colours 5'),
+    (encoded(COLOUR.convert('LAB'), 'TIFF'), 'colours 8'),
+  ],
+)
+def test_tiff_that_would_be_read_wrongly_is_refused(data, text):
+  with pytest.raises(UserError, match=text):
+    decode.decode(data, 3)
+
+
+@pytest.mark.parametrize('channels', [1, 3, 4])
+def test_sixteen_bits_are_kept(channels):
+  """As 8 bits would be seen, but finer: also grey, alpha and smaller types."""
+  kept = levels.Levels(16)
+  for name in ('png 16 bits', 'png 16 bits, grey with alpha', 'png', 'jpeg'):
+    found = decode.decode(FILES[name], channels, levels=kept)
+    assert found.dtype == np.uint16
+    coarse = decode.decode(FILES[name], channels)
+    assert np.abs(found / 257 - coarse).max() <= 1.01
+  grey = np.arange(1000, 1576, dtype=np.uint16).reshape(18, 32)
+  found = decode.decode(stand_in.png(grey), channels, levels=kept)
+  np.testing.assert_array_equal(found[..., 0], grey)
+
+
+def test_bits_are_told_by_the_header():
+  for name, data in FILES.items():
+    wanted = 16 if '16 bits' in name else 8
+    assert decode.stored_bits(data) == wanted, name
+    assert decode.stored_bits(data[:20]) == 8

@@ -3,6 +3,7 @@ import shutil
 import sys
 
 from absl import logging
+import numpy as np
 import pytest
 import stand_in
 
@@ -167,3 +168,112 @@ def test_name_that_is_not_utf8(tmp_path):
     f.write(PNG)
   source = open_folder(tmp_path)
   assert source.read(0).image == PNG and source.fingerprint()
+
+
+def said(monkeypatch) -> list[str]:
+  """What is logged from now on."""
+  lines: list[str] = []
+  for level in ('info', 'warning'):
+    monkeypatch.setattr(logging, level, lambda f, *args: lines.append(f % args))
+  return lines
+
+
+@pytest.mark.parametrize(
+  'train, val',
+  [
+    ('training', 'validation'),
+    ('Train', 'VALID'),
+    ('TRAINING', 'dev'),
+    ('train', 'Eval'),
+  ],
+)
+def test_usual_names_of_splits(tmp_path, monkeypatch, train, val):
+  lines = said(monkeypatch)
+  root = write(
+    tmp_path,
+    *(f'{train}/a/1.png', f'{train}/b/2.png', f'{val}/a/3.png'),
+    'Testing/b/4.png',
+  )
+  source = open_folder(root)
+  assert source.classes == ('a', 'b') and len(source) == 2
+  assert read(open_folder(root, 'val')) == [('a', '3.png', 0)]
+  assert read(open_folder(root, val)) == [('a', '3.png', 0)]  # as it is called
+  assert read(open_folder(root, 'test')) == [('b', '4.png', 0)]
+  (line,) = lines
+  assert f'{val} as val' in line and f'{train} as train' in line
+  assert 'Testing as test' in line
+
+
+def test_their_own_names_need_no_word(tmp_path, monkeypatch):
+  lines = said(monkeypatch)
+  root = write(tmp_path, 'train/a/1.png', 'val/a/2.png', 'test/a/3.png')
+  open_folder(root, 'val')
+  assert not lines
+
+
+def test_test_stands_for_a_val_that_is_not_there(tmp_path, monkeypatch):
+  lines = said(monkeypatch)
+  root = write(tmp_path, 'train/a/1.png', 'test/a/2.png', 'test/a/3.png')
+  val, test = open_folder(root, 'val'), open_folder(root, 'test')
+  assert read(val) == read(test) and val.fingerprint() == test.fingerprint()
+  assert lines == [f'{root} has no val: test is taken for it']
+  assert len(open_folder(root, 'all')) == 3  # each once
+
+
+@pytest.mark.parametrize(
+  'names, message',
+  [
+    (
+      ['train/a/1.png', 'val/a/1.png', 'Valid/a/1.png'],
+      "has both Valid and val: which is the split 'val'",
+    ),
+    (
+      ['training/1.png', 'validation/2.png'],
+      'has no classes, only training, validation, which are named as splits',
+    ),
+    (
+      ['train/steam/1.png', 'bus/1.png'],
+      'beside them bus, with images of its own: if it is a class, move it',
+    ),
+    (
+      ['dev/2020/1.png', 'ops/2020/1.png'],
+      'has no folder train/<class>.* If dev are classes, put all',
+    ),
+  ],
+)
+def test_what_may_be_a_split_or_a_class_is_asked(tmp_path, names, message):
+  with pytest.raises(UserError, match=message):
+    open_folder(write(tmp_path, *names))
+
+
+def test_split_without_classes_is_left_out_with_a_word(tmp_path, monkeypatch):
+  lines = said(monkeypatch)
+  root = write(tmp_path, 'train/a/1.png', 'test/1.png', 'notes/1.txt')
+  assert len(open_folder(root)) == 1
+  assert lines == [f'{root}/test has images and no classes: it is left out']
+
+
+def test_classes_alone_are_told_the_flags(tmp_path):
+  config = config_lib.default()
+  config.data.name = f'folder:{write(tmp_path, "a/1.png", "b/2.png")}'
+  config.evals.val.split = 'val'
+  with pytest.raises(UserError) as e:
+    data.open_split(config, 'evals.val.split')
+  assert str(e.value).endswith(
+    "To hold some out, set --config.data.split='train[:90%]'"
+    " --config.evals.val.split='train[90%:]'"
+  )
+
+
+def test_tiff_files_are_images(tmp_path):
+  root = write(tmp_path, 'a/1.tif', 'a/2.TIFF', 'a/3.gif')
+  assert len(open_folder(root)) == 2
+
+
+def test_bits_are_those_of_a_sample(tmp_path):
+  root = write(tmp_path, 'a/1.png', 'a/2.png')
+  assert open_folder(root).bits() == 8
+  deep = stand_in.pixels(0, 5, 6).astype(np.uint16)
+  (tmp_path / 'a' / '3.png').write_bytes(stand_in.png(deep))
+  (tmp_path / 'a' / '4.png').write_bytes(b'')
+  assert open_folder(root).bits() == 16

@@ -306,3 +306,17 @@ def test_nothing_that_is_evaluated_is_trained_on():
 def test_hidden_size_is_that_of_the_model(variant):
   model = models.create_model(recipes.vit_name(variant))
   assert recipes.hidden_size(variant) == model.hidden_size
+
+
+@pytest.mark.parametrize(
+  'config',
+  [
+    'finetune.py:runs/mine,folder:images',
+    'bit_transfer.py:R50x1,folder:images,1000',
+  ],
+)
+def test_val_of_a_folder_is_not_called_test(config):
+  made = cli.load_config(f'{tiny.ROOT}/configs/{config}')
+  assert made.evals.val.split == 'val' and made.evals.val.every
+  assert made.evals.test.split == ''
+  assert made.checkpoint.every == made.evals.val.every

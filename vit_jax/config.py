@@ -22,12 +22,13 @@ from ml_collections import config_dict
 from vit_jax import synonyms
 
 # Keys that may change between a run and its resumption: cadence, what decides
-# how the work is done but not its result (but for the order of sums), and what
-# to do about a bad step.
+# how the work is done but not its result (but for the order of sums), what to
+# do about a bad step, and which damaged images are left out.
 RESUMABLE_KEYS = (
   r'train\.(log_every|skip_nonfinite|max_skipped_in_a_row|stall_timeout)'
   r'|train\.(accumulation|patience)'
-  r'|checkpoint\..*|evals\..*|data\.(dir|num_workers|num_threads|cache)'
+  r'|checkpoint\..*|evals\..*|data\.(dir|num_workers|num_threads|cache'
+  r'|skip_damaged)'
   r'|mesh\..*|model\.(scan|remat|attention_implementation)'
   r'|train\.steps_per_call'
 )

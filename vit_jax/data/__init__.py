@@ -4,28 +4,49 @@ A `Source` gives random access to encoded examples; `train_batches` and
 `eval_batches` make batches of them, on threads or worker processes. What
 happens to a batch on the device is in `vit_jax.data.device`: it needs JAX, and
 nothing else here imports it.
+
+The names below are imported when they are first used, so that `python -m
+vit_jax.data` can parse its flags before that.
 """
 
-from vit_jax.data.base import Source
-from vit_jax.data.batches import Batch
-from vit_jax.data.batches import Batches
-from vit_jax.data.batches import eval_batches
-from vit_jax.data.batches import train_batches
-from vit_jax.data.checks import check
-from vit_jax.data.preprocess import Preprocess
-from vit_jax.data.sources import open_source
-from vit_jax.data.sources import open_split
-from vit_jax.data.splits import SplitError
+import importlib
+from typing import Any
+from typing import TYPE_CHECKING
 
-__all__ = [
-  'Batch',
-  'Batches',
-  'Preprocess',
-  'Source',
-  'SplitError',
-  'check',
-  'eval_batches',
-  'open_source',
-  'open_split',
-  'train_batches',
-]
+if TYPE_CHECKING:
+  from vit_jax.data.base import Source as Source
+  from vit_jax.data.batches import Batch as Batch
+  from vit_jax.data.batches import Batches as Batches
+  from vit_jax.data.batches import eval_batches as eval_batches
+  from vit_jax.data.batches import train_batches as train_batches
+  from vit_jax.data.checks import check as check
+  from vit_jax.data.preprocess import Preprocess as Preprocess
+  from vit_jax.data.sources import open_source as open_source
+  from vit_jax.data.sources import open_split as open_split
+  from vit_jax.data.splits import SplitError as SplitError
+
+_MODULES = {
+  'Batch': 'batches',
+  'Batches': 'batches',
+  'Preprocess': 'preprocess',
+  'Source': 'base',
+  'SplitError': 'splits',
+  'check': 'checks',
+  'eval_batches': 'batches',
+  'open_source': 'sources',
+  'open_split': 'sources',
+  'train_batches': 'batches',
+}
+
+__all__ = list(_MODULES)
+
+
+def __getattr__(name: str) -> Any:
+  if name not in _MODULES:
+    raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
+  module = importlib.import_module(f'vit_jax.data.{_MODULES[name]}')
+  return getattr(module, name)
+
+
+def __dir__() -> list[str]:
+  return sorted({*globals(), *__all__})
