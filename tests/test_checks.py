@@ -52,6 +52,16 @@ def test_accepts(settings):
     ({'image_size': (1, 2, 3)}, 'config.data.image_size is'),
     ({'source_size': (32, 0)}, 'config.data.source_size is'),
     ({'crop': 'centre'}, "config.data.crop is 'centre': choose one of random_"),
+    ({'interpolation': 'nearest'}, "interpolation is 'nearest': choose one of"),
+    ({'resize_like': 'tf'}, "resize_like is 'tf': choose one of timm, transf"),
+    (
+      {'interpolation': 'bicubic', 'antialias': False},
+      'antialias is False, but config.data.interpolation=bicubic',
+    ),
+    (
+      {'resize_like': 'timm', 'antialias': False},
+      'antialias is False, but config.data.resize_like=timm',
+    ),
     ({'crop_scale': (0.5, 1.5)}, r'data.crop_scale is \(0.5, 1.5\): .* most 1'),
     ({'crop_scale': (0.5, 0.1)}, 'data.crop_scale'),
     ({'crop_ratio': (0.0, 1.0)}, 'data.crop_ratio'),

@@ -70,7 +70,7 @@ def test_resample_equals_pillow(box, size, interpolation):
       Image.Resampling[interpolation.upper()],
       box=(left, top, left + width, top + height),
     )
-    # Pillow rounds, and clips, also between rows and columns.
+    # Pillow rounds also between columns and rows.
     difference = np.abs(np.asarray(wanted, float) - result)
     assert difference.max() <= 1 + (interpolation == 'bicubic')
 

@@ -9,6 +9,7 @@ import tiny
 
 import vit_jax
 from vit_jax import config as config_lib
+from vit_jax import data
 from vit_jax import experiment as experiment_lib
 from vit_jax import models
 from vit_jax import train
@@ -112,6 +113,8 @@ def test_a_run_resumes_and_loads_without_the_checkpoint(checkpoint, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, expected.params, found.params)
   assert expected.model.gelu == 'exact' and expected.model.registers == 2
   assert expected.preprocess.mean == pytest.approx((0.5,))
+  assert expected.preprocess.interpolation == 'bicubic'
+  assert found.preprocess == expected.preprocess
   config.init_from.path = str(checkpoint)
   with pytest.raises(UserError, match=r'init_from\.path: '):
     train.run(config, str(cut))
@@ -165,6 +168,23 @@ def test_another_normalisation_is_warned_of(checkpoint, caplog):
   config = tuned(checkpoint, data__mean=(0.1,))
   experiment_lib.build(config)
   assert 'was trained with (0.4, 0.5, 0.6)' in caplog.text
+
+
+@pytest.mark.parametrize(
+  'given,wanted',
+  [
+    ({}, 'bicubic'),
+    ({'data__interpolation': 'bilinear'}, 'bilinear'),
+    ({'data__antialias': False}, ''),  # Pillow's bicubic always smooths
+  ],
+)
+def test_the_interpolation_is_the_checkpoints(checkpoint, given, wanted):
+  """timm's is bicubic where `pretrained_cfg` does not say it."""
+  config = experiment_lib.build(tuned(checkpoint, **given)).config
+  assert config.data.interpolation == wanted
+  assert data.Preprocess.from_config(config, 'ab').interpolation == (
+    wanted or 'bilinear'
+  )
 
 
 def test_one_number_for_all_channels_is_the_same(tmp_path, caplog):

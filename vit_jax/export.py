@@ -9,10 +9,10 @@ function, its parameters within: float32 images [batch, height, width, channels]
 to float32 logits [batch, classes], for a batch of any size unless --batch_size
 fixes it. What an image is before, and what a logit stands for, goes with it as
 JSON, with the keys of a work directory's preprocess.json (classes, image_size,
-channels, mean, std, resize, antialias, bits, intensity): in ONNX's metadata
-under `preprocess`, and beside StableHLO in FILE.json. Where intensity is
-(low, high), these become 0 and 1 in place of 0 and 255; where it is null and
-bits are 16, 0 and 65535 do.
+channels, mean, std, resize, antialias, interpolation, resize_like, bits,
+intensity): in ONNX's metadata under `preprocess`, and beside StableHLO in
+FILE.json. Where intensity is (low, high), these become 0 and 1 in place of 0
+and 255; where it is null and bits are 16, 0 and 65535 do.
 
   import json, numpy as np, onnxruntime
   session = onnxruntime.InferenceSession('digits.onnx')

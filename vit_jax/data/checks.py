@@ -45,7 +45,7 @@ def check(config: ml_collections.ConfigDict) -> None:
     config_lib.one_of(config, 'data.interpolation', geometry.INTERPOLATIONS)
   if data.resize_like:
     config_lib.one_of(config, 'data.resize_like', geometry.LIKE)
-  _check_antialias(config)
+  _check_antialias(data)
   if data.channels not in (1, 3, 4):
     raise UserError(
       f'config.data.channels is {data.channels}: choose 1 (grey), 3 (RGB) or'
@@ -123,14 +123,14 @@ def _check_normalization(data: ml_collections.ConfigDict) -> None:
     )
 
 
-def _check_antialias(config: ml_collections.ConfigDict) -> None:
-  crop = geometry.eval_crop(config)
-  if crop.uses_pillow and not crop.antialias:
-    key = 'resize_like' if crop.resize_like else 'interpolation'
+def _check_antialias(data: ml_collections.ConfigDict) -> None:
+  """Checks that Pillow is not asked to resize without smoothing."""
+  key = 'resize_like' if data.resize_like else 'interpolation'
+  if not data.antialias and data[key] in ('bicubic', *geometry.LIKE):
     raise UserError(
-      f'config.data.antialias is False, but config.data.{key}='
-      f'{config.data[key]} is as Pillow resizes, which always smooths what it'
-      ' shrinks: leave one of them out'
+      f'config.data.antialias is False, but config.data.{key}={data[key]} is as'
+      ' Pillow resizes, which always smooths what it shrinks: leave one of them'
+      ' out'
     )
 
 

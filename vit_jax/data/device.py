@@ -177,21 +177,19 @@ def _resize(images: jax.Array, crop: Crop) -> jax.Array:
   size = crop.resized((height, width))
   if size == (height, width):
     return images
-  resized = jax.image.resize(
-    images.astype(jnp.float32),
-    (batch, *size, channels),
-    'cubic' if crop.interpolation == 'bicubic' else 'linear',
+  resize = functools.partial(
+    jax.image.resize,
     antialias=crop.antialias,
     precision=jax.lax.Precision.HIGHEST,
   )
-  return _within(resized, images, crop)
-
-
-def _within(resized: jax.Array, images: jax.Array, crop: Crop) -> jax.Array:
-  """Returns resized images within the range of the stored ones' type."""
-  if crop.interpolation != 'bicubic':
+  resized = images.astype(jnp.float32)
+  if crop.interpolation == 'bicubic':  # as Pillow: first the columns
+    most = jnp.iinfo(images.dtype).max
+    for shape in (height, size[1]), size:
+      resized = resize(resized, (batch, *shape, channels), 'cubic')
+      resized = jnp.clip(resized, 0, most)
     return resized
-  return jnp.clip(resized, 0, jnp.iinfo(images.dtype).max)
+  return resize(resized, (batch, *size, channels), 'linear')
 
 
 def _cut(images: jax.Array, crop: Crop, keys: jax.Array | None) -> jax.Array:
@@ -269,8 +267,13 @@ def resample(
   if flips is not None:
     wx = jnp.where(flips[:, None, None], wx[:, ::-1], wx)
   product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
-  resized = product('bHh,bhwc->bHwc', wy, images.astype(jnp.float32))
-  return _within(product('bWw,bHwc->bHWc', wx, resized), images, crop)
+  resized = images.astype(jnp.float32)
+  if crop.interpolation == 'bicubic':  # as Pillow: first the columns
+    most = jnp.iinfo(images.dtype).max
+    resized = jnp.clip(product('bWw,bhwc->bhWc', wx, resized), 0, most)
+    return jnp.clip(product('bHh,bhWc->bHWc', wy, resized), 0, most)
+  resized = product('bHh,bhwc->bHwc', wy, resized)
+  return product('bWw,bHwc->bHWc', wx, resized)
 
 
 def _weights(

@@ -228,7 +228,7 @@ def _mean_std(
   mean = given.channel_values('image_mean', channels, mean)
   std = given.channel_values('image_std', channels, std, typed.is_positive)
   if not given.get('do_normalize', typed.TRUTH, True):
-    mean, std = (0.0,), (1.0,)
+    mean, std = (0.0,) * channels, (1.0,) * channels
   factor = given.get('rescale_factor', typed.POSITIVE, 1 / 255)
   if not given.get('do_rescale', typed.TRUTH, True):
     factor = 1.0
