@@ -2,8 +2,8 @@ r"""A BiT of ImageNet-21k, fine-tuned on any dataset by BiT's hyper-rule.
 
   python -m vit_jax.main --config=configs/bit_transfer.py:R50x1,cifar10
 
-MODEL is R50x1, R50x3, R101x1, R101x3, R152x2 or R152x4; DATASET is a name of
-TFDS, folder:PATH or digits. Of those in `recipes.DATASETS` the size is known;
+MODEL is R50x1, R50x3, R101x1, R101x3, R152x2 or R152x4, with BiT- before it or
+without; DATASET is a name of TFDS, folder:PATH or digits. Of those in `recipes.DATASETS` the size is known;
 of others say how many examples there are to train on:
 
   python -m vit_jax.main \
@@ -35,6 +35,7 @@ def get_config(arg: str = 'R50x1,cifar10') -> ml_collections.ConfigDict:
     arg: MODEL,DATASET,EXAMPLES.
   """
   model, data, count = recipes.split(arg, 'MODEL,DATASET,EXAMPLES')
+  model = model.removeprefix('BiT-')  # as model.name has it
   recipes.choose(model, _MODELS, 'a model')
   dataset = recipes.dataset(data)
   examples = int(count) if count.isdecimal() else dataset.examples

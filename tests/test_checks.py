@@ -80,6 +80,11 @@ def test_accepts(settings):
     ({'eval_resize': -1.5}, 'data.eval_resize is -1.5: as a multiple'),
     ({'eval_resize': float('nan')}, 'data.eval_resize is nan'),
     ({'crop': 'pad', 'resize': 215, 'pad': 4}, 'data.resize is 215'),
+    ({'resize': (32,)}, r'data.resize is \(32,\): write one positive number'),
+    ({'eval_resize': ((1, 2), 3)}, 'data.eval_resize is .*: write one positi'),
+    ({'eval_resize': 1e308}, 'data.eval_resize is 1e.308: as a multiple of im'),
+    ({'resize': 2**40}, 'data.resize is .*: at most 65,536 pixels a side'),
+    ({'image_size': (True, 8)}, 'data.image_size is .*: write one positive'),
   ],
 )
 def test_refuses(settings, message):

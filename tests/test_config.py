@@ -70,7 +70,18 @@ def test_durations(text, steps):
 
 @pytest.mark.parametrize(
   'text',
-  ['', 'ten steps', '10', '10 eons', '-1 steps', '1e5', 'steps', '1..2 steps'],
+  [
+    '',
+    '1e999999999 steps',
+    '9' * 5000 + ' steps',
+    'ten steps',
+    '10',
+    '10 eons',
+    '-1 steps',
+    '1e5',
+    'steps',
+    '1..2 steps',
+  ],
 )
 def test_bad_durations(text):
   config = config_lib.default()
@@ -107,13 +118,16 @@ def test_cadence_never_drifts(examples, text):
     ('checkpoint.keep', 1, 'at least 2'),
     ('checkpoint.best', 'val/accuracy', 'no such evaluation runs'),
     ('train.log_every', '0 steps', 'more than 0'),
+    ('train.duration', '1e13 steps', 'too long: at most 1,000,000,000,000'),
+    ('train.batch_size', None, 'config.train.batch_size is None'),
+    ('optim.b1', None, 'config.optim.b1 is None: it must have a value'),
     ('evals.val.every', 'often', 'config.evals.val.every'),
   ],
 )
 def test_values_are_checked(key, value, message):
   config = config_lib.default()
-  config_lib.set_value(config, key, value)
   with pytest.raises(UserError, match=r'^[^\n]*$') as error:
+    config_lib.set_value(config, key, value)
     config_lib.check(config)
   assert message in str(error.value)
 

@@ -147,7 +147,7 @@ FINE = ('--config=configs/digits.py', '--workdir=runs/x')
 MISTAKES = {
   'no work directory': (['--', '--config=configs/digits.py'], '--workdir is'),
   'no config': (['--', '--workdir=x'], '--config is missing'),
-  'no such flag': (['--', '--confg=x'], "Unknown command line flag 'confg'"),
+  'no such flag': (['--', '--confg=x'], 'there is no flag --confg'),
   'wrong key': (
     ['--', '--config=configs/digits.py', '--config.optim.lr=1'],
     "config has no key 'optim.lr'",

@@ -3,6 +3,7 @@
 import json
 import logging
 import re
+import json
 import shutil
 
 import commands
@@ -74,6 +75,15 @@ def test_wrong_arguments_are_named(arguments, message):
     ('preprocess.json', '[1]'),
     ('preprocess.json', '{}'),
     ('preprocess.json', '{"classes": 5}'),
+    ('preprocess.json', {'channels': None}),
+    ('preprocess.json', {'channels': 2**63}),
+    ('preprocess.json', {'mean': [10**400]}),
+    ('preprocess.json', {'antialias': None}),
+    ('preprocess.json', {'resize': [1]}),
+    ('config.json', {'train': {'ema_decay': None}}),
+    ('config.json', {'data': {'channels': None}}),
+    ('config.json', {'model': {'num_classes': 2**63}}),
+    ('config.json', {'model': {'layer_norm_epsilon': 2147483648}}),
     ('config.json', '"x"'),
     ('config.json', '{"train": {"dtype": 5}}'),
     ('config.json', '{"model": {"depth": 9}}'),
@@ -81,10 +91,17 @@ def test_wrong_arguments_are_named(arguments, message):
 )
 def test_a_damaged_work_directory_is_named(digits_run, tmp_path, name, content):
   shutil.copytree(digits_run, tmp_path / 'run')
-  (tmp_path / 'run' / name).write_text(content)
+  path, field = tmp_path / 'run' / name, ''
+  if isinstance(content, dict):  # a field that is another
+    stored = json.loads(path.read_text())
+    for key, value in content.items():
+      field = next(iter(value)) if isinstance(value, dict) else key
+      stored[key] = stored[key] | value if isinstance(value, dict) else value
+    content = json.dumps(stored)
+  path.write_text(content)
   with pytest.raises(UserError, match=str(tmp_path)) as error:
     vit_jax.load(tmp_path / 'run')
-  assert '\n' not in str(error.value)
+  assert '\n' not in str(error.value) and field in str(error.value)
 
 
 # Which checkpoint.

@@ -232,6 +232,7 @@ def test_recipe_passes_the_checks(name):
     ('R152x4,oxford_flowers102', 512, 480, True),
     ('R50x1,folder:images,30000', 512, 480, True),
     ('R50x1,digits', 160, 128, False),
+    ('BiT-R50x1,cifar10', 160, 128, True),
   ],
 )
 def test_hyper_rule_depends_on_the_images(name, resize, size, flip):
@@ -239,7 +240,7 @@ def test_hyper_rule_depends_on_the_images(name, resize, size, flip):
   assert config.data.image_size == size and config.data.flip == flip
   assert math.isclose(config.data.resize * size, resize)
   assert config.data.crop == 'random' and config.data.eval_resize == 1.0
-  model = name.partition(',')[0]
+  model = name.partition(',')[0].removeprefix('BiT-')
   assert config.model.name == f'BiT-{model}'
   assert config.init_from.path == f'gs://bit_models/BiT-M-{model}.npz'
 

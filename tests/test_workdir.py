@@ -1,6 +1,7 @@
 """The lock of a work directory, and the files that describe a run."""
 
 import json
+import os
 import pathlib
 import shutil
 import subprocess
@@ -99,6 +100,56 @@ def test_reading_json(tmp_path: pathlib.Path) -> None:
   (tmp_path / 'a.json').write_text('{"a":')
   with pytest.raises(UserError, match=r'cannot read .*/a\.json: '):
     workdir.read_json(tmp_path / 'a.json')
+
+
+def test_what_is_no_regular_file_is_not_waited_for(
+  tmp_path: pathlib.Path,
+) -> None:
+  """A device would fill the memory, and a FIFO has nobody who writes."""
+  (tmp_path / 'zero').symlink_to('/dev/zero')
+  os.mkfifo(tmp_path / 'fifo')
+  (tmp_path / 'folder').mkdir()
+  for name in ('zero', 'fifo', 'folder'):
+    with pytest.raises(UserError, match=r'^cannot read .* regular [^\n]*$'):
+      workdir.read_json(tmp_path / name)
+    with pytest.raises(UserError, match=r'^cannot read .* regular [^\n]*$'):
+      list(workdir.read_lines(tmp_path / name))
+
+
+@pytest.mark.parametrize(
+  ('content', 'message'),
+  [
+    (b'{"a": "\xff"}', "codec can't decode"),
+    (b'[' * 100_000 + b']' * 100_000, 'in each other'),
+    (b'{"a":' * 100 + b'1' + b'}' * 100, 'in each other'),
+    (b'9' * 5000, 'digits'),
+    (b'', 'Expecting value'),
+    (b' ' * (workdir.MOST_TEXT + 1), 'it has more than'),
+  ],
+)
+def test_json_that_is_refused(
+  content: bytes, message: str, tmp_path: pathlib.Path
+) -> None:
+  (tmp_path / 'a.json').write_bytes(content)
+  with pytest.raises(UserError, match=r'^cannot read [^\n]*$') as e:
+    workdir.read_json(tmp_path / 'a.json')
+  assert message in str(e.value)
+
+
+@pytest.mark.parametrize(
+  'line',
+  [
+    '{"step": true}',
+    '{"step": 1, "train/loss": "low"}',
+    '{"step": 1, "time": null}',
+    '{"step": 1, "train/loss": [1]}',
+    '{"step": 1' + '0' * 400 + '}',
+    '[1]',
+    '{"step": 1}x',
+  ],
+)
+def test_a_line_of_metrics_that_is_damaged(line: str) -> None:
+  assert workdir.parse_metrics(f'{line}\n') is None
 
 
 def test_prepare_describes_each_start(

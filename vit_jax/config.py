@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import fractions
+import functools
 import json
 import math
 import re
@@ -40,6 +41,7 @@ MOST_PIXELS = 2**16  # a side of an image
 # A value of train.accumulation: as few parts as fit in memory.
 AUTO = 'auto'
 
+_LONGEST = 10**12  # of a duration, in any unit
 _UNITS = ('steps', 'epochs', 'examples')
 
 
@@ -383,7 +385,10 @@ def parse_duration(text: str) -> tuple[fractions.Fraction, str]:
   Raises:
     UserError: The text is not a non-negative number and one of the units.
   """
-  match = re.fullmatch(r'\s*([0-9._]+(?:[eE][+-]?\d+)?)\s+([a-z]+)\s*', text)
+  # Few digits: 1e999999999 would take all memory to compare with anything.
+  match = re.fullmatch(
+    r'\s*([0-9._]{1,30}(?:[eE][+-]?\d{1,2})?)\s+([a-z]{1,9})\s*', text
+  )
   try:
     if match is None:
       raise ValueError
@@ -392,9 +397,11 @@ def parse_duration(text: str) -> tuple[fractions.Fraction, str]:
     _UNITS.index(unit)
   except (ValueError, ZeroDivisionError):
     raise UserError(
-      f'{text!r} is not a length of time: write a number and a unit, as in'
-      " '200 epochs', '10_000 steps' or '1.5e6 examples'"
+      f'{reprlib.repr(text)} is not a length of time: write a number and a'
+      " unit, as in '200 epochs', '10_000 steps' or '1.5e6 examples'"
     ) from None
+  if amount > _LONGEST:
+    raise UserError(f'{text!r} is too long: at most {_LONGEST:,} {unit}')
   return amount, unit
 
 
@@ -498,11 +505,23 @@ def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
     with node.ignore_type() if value is None else node.unlocked():
       if leaf not in node:
         raise KeyError(leaf)
+      _check_set(key, value)
       node[leaf] = value
   except (KeyError, AttributeError):
     raise unknown_key(config, key) from None
   except TypeError as e:
     raise UserError(f'config.{key}: {one_line(e)}') from None
+
+
+@functools.cache
+def _optional_keys() -> frozenset[str]:
+  return frozenset(key for key, x in flatten(default()) if x is None)
+
+
+def _check_set(key: str, value: Any) -> None:
+  """Raises a UserError where a key that must have a value has none."""
+  if value is None and key not in _optional_keys():
+    raise UserError(f'config.{key} is None: it must have a value')
 
 
 def unknown_key(config: ml_collections.ConfigDict, key: str) -> UserError:
@@ -579,9 +598,10 @@ def check(config: ml_collections.ConfigDict) -> None:
         f'config.evals.{name} must be made by config.evaluation(split, every)'
       )
     known |= {f'evals.{name}.{key}': '' for key in evaluation()}
-  for key, _ in flatten(config):
+  for key, value in flatten(config):
     if key not in known:
       raise unknown_key(default(), key)
+    _check_set(key, value)
   lengths = ['train.duration', 'train.log_every', 'train.patience']
   lengths += ['optim.warmup']
   lengths += ['optim.cooldown', 'optim.timescale']

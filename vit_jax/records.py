@@ -110,7 +110,7 @@ def read(path: pathlib.Path) -> Record:
       f'{path} is not the work directory of a run that began: it has no'
       ' config.json'
     )
-  starts = (_read_json(path / 'run.json') or {}).get('runs', [])
+  starts = _read_starts(path / 'run.json')
   return Record(
     path=path,
     config=dict(config_lib.flatten(config)),
@@ -127,9 +127,38 @@ def _read_json(path: pathlib.Path) -> dict[str, Any] | None:
   return value
 
 
+def _read_starts(path: pathlib.Path) -> list[dict[str, Any]]:
+  """Returns what run.json says of each start."""
+  starts = (_read_json(path) or {}).get('runs', [])
+  if not isinstance(starts, list) or not all(map(_is_start, starts)):
+    raise UserError(
+      f'{path} does not hold what a run writes: repair it, or leave this run'
+      ' out'
+    )
+  return starts
+
+
+def _is_start(start: Any) -> bool:
+  """Whether what is read of a start has the types that `run_info` gives it."""
+  if not isinstance(start, dict):
+    return False
+  kinds = {'started': str, 'packages': dict, 'devices': dict, 'git': dict}
+  given = {key: start[key] for key in kinds if start.get(key) is not None}
+  if not all(isinstance(x, kinds[key]) for key, x in given.items()):
+    return False
+  git = given.get('git', {'commit': '', 'dirty': False})
+  if not isinstance(git.get('commit'), str) or 'dirty' not in git:
+    return False
+  try:
+    _times([start])
+  except ValueError:
+    return False
+  return True
+
+
 def _times(starts: Sequence[Mapping[str, Any]]) -> list[float]:
   """Returns the time of each start, in seconds since 1970."""
-  texts = [start['started'] for start in starts if 'started' in start]
+  texts = [start['started'] for start in starts if start.get('started')]
   return [datetime.datetime.fromisoformat(text).timestamp() for text in texts]
 
 
@@ -137,7 +166,7 @@ def _state(path: pathlib.Path) -> str:
   if (path / 'DONE').exists():
     return 'finished'
   try:
-    with (path / '.lock').open() as file:
+    with workdir_lib.open_regular(path / '.lock') as file:
       fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
   except BlockingIOError:
     return 'running'

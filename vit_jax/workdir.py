@@ -214,11 +214,17 @@ def read_lines(path: pathlib.Path) -> Iterator[str]:
   ours comes in parts.
 
   Raises:
-    OSError: It cannot be read, or is no regular file.
+    FileNotFoundError: There is none.
+    UserError: It cannot be read, or is no regular file.
   """
-  with open_regular(path) as file:
-    while line := file.readline(_LONGEST_LINE):
-      yield line.decode('utf-8', errors='replace')
+  try:
+    with open_regular(path) as file:
+      while line := file.readline(_LONGEST_LINE):
+        yield line.decode('utf-8', errors='replace')
+  except FileNotFoundError:
+    raise
+  except OSError as e:
+    raise UserError(f'cannot read {path}: {e.strerror}; repair it') from None
 
 
 def read_json(
@@ -281,8 +287,15 @@ def parse_metrics(line: str) -> dict[str, Any] | None:
     values = parse_json(line)
   except ValueError:
     return None
-  whole = isinstance(values, dict) and isinstance(values.get('step'), int)
-  return values if whole else None
+  if not isinstance(values, dict) or type(values.get('step')) is not int:
+    return None
+  known = [values.get(key, 0) for key in ('step', 'epoch', 'time')]
+  others = [x for x in values.values() if x is not None]
+  return values if all(map(_is_number, [*known, *others])) else None
+
+
+def _is_number(value: Any) -> bool:
+  return type(value) in (int, float) and -(2**63) <= value < 2**63
 
 
 def check_config(

@@ -1,9 +1,12 @@
 """What prediction needs to know about the data, and does to an image."""
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 import dataclasses
+import math
 import os
+import reprlib
 from typing import Any
 from typing import Self
 
@@ -17,6 +20,58 @@ from vit_jax.data import decode
 from vit_jax.data import geometry
 from vit_jax.data import levels as levels_lib
 from vit_jax.data import transforms
+
+
+def _are_numbers(value: Any, least: float = -math.inf) -> bool:
+  return isinstance(value, tuple) and all(
+    type(x) in (int, float) and abs(x) < _MOST and x > least for x in value
+  )
+
+
+def _is_size(value: Any) -> bool:
+  is_pair = isinstance(value, tuple) and len(value) == 2
+  return is_pair and all(map(_is_side, value))
+
+
+def _is_side(value: Any) -> bool:
+  return type(value) is int and 0 < value <= config_lib.MOST_PIXELS
+
+
+def _is_window(value: Any) -> bool:
+  if value is None:
+    return True
+  is_pair = _are_numbers(value) and len(value) == 2
+  return is_pair and 0 <= value[0] < value[1]
+
+
+_MOST = 1e30
+_NUMBERS = 'one finite number, or one for each channel'
+# Whether a value can be used, and what it must be.
+_FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
+  'channels': (lambda x: type(x) is int and x in (1, 3, 4), '1, 3 or 4'),
+  'classes': (
+    lambda x: isinstance(x, tuple) and all(isinstance(y, str) for y in x),
+    'a list of names',
+  ),
+  'image_size': (_is_size, 'a height and a width in pixels'),
+  'mean': (_are_numbers, _NUMBERS),
+  'std': (lambda x: _are_numbers(x, 0), f'{_NUMBERS}, above 0'),
+  'resize': (
+    lambda x: x is None or _is_side(x) or _is_size(x),
+    'a side in pixels, or a height and a width',
+  ),
+  'antialias': (lambda x: isinstance(x, bool), 'true or false'),
+  'bits': (lambda x: type(x) is int and x in (8, 16), '8 or 16'),
+  'intensity': (_is_window, 'null, or (low, high) with 0 <= low < high'),
+  'interpolation': (
+    lambda x: x in geometry.INTERPOLATIONS,
+    f'one of {", ".join(geometry.INTERPOLATIONS)}',
+  ),
+  'resize_like': (
+    lambda x: x in ('', *geometry.LIKE),
+    f'one of {", ".join(geometry.LIKE)}, or empty',
+  ),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,39 +148,17 @@ class Preprocess:
     return result
 
   def _check(self) -> None:
-    """Raises a UserError where a value cannot be used."""
-    numbers = (*self.mean, *self.std) if self._are_tuples() else ()
-    good = (
-      numbers
-      and all(isinstance(x, int | float) for x in numbers)
-      and np.isfinite(numbers).all()
-      and min(self.std) > 0
-      and {len(self.mean), len(self.std)} <= {1, self.channels}
-      and len(self.image_size) == 2
-      and all(type(x) is int and x > 0 for x in self.image_size)
-      and all(isinstance(name, str) for name in self.classes)
-      and self.bits in (8, 16)
-      and self._has_window()
-      and self.interpolation in geometry.INTERPOLATIONS
-      and self.resize_like in ('', *geometry.LIKE)
-    )
-    if not good:
-      raise UserError(
-        f'what prediction needs (preprocess.json) cannot be used: {self}'
-      )
-
-  def _has_window(self) -> bool:
-    """Whether intensity is one that can be used."""
-    window = self.intensity
-    if window is None:
-      return True
-    good = isinstance(window, tuple) and len(window) == 2
-    good = good and all(isinstance(x, int | float) for x in window)
-    return good and 0 <= window[0] < window[1] < np.inf
-
-  def _are_tuples(self) -> bool:
-    values = (self.classes, self.image_size, self.mean, self.std)
-    return all(isinstance(x, tuple) for x in values)
+    """Raises a UserError that names a field that cannot be used."""
+    for field, (fits, wanted) in _FIELDS.items():
+      value = getattr(self, field)
+      good = fits(value)
+      if good and field in ('mean', 'std'):
+        good = len(value) in (1, self.channels)
+      if not good:
+        raise UserError(
+          f'what prediction needs (preprocess.json) cannot be used: {field} is'
+          f' {reprlib.repr(value)}, and must be {wanted}'
+        )
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the content of preprocess.json."""

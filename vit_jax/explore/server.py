@@ -68,15 +68,16 @@ def application(
     )
 
   async def look(request: requests.Request) -> responses.Response:
-    number = request.path_params['number']
-    if number >= len(viewers):
-      raise exceptions.HTTPException(404, f'there is no model {number}')
+    name = request.path_params['number']
+    known = {str(number): viewer for number, viewer in enumerate(viewers)}
+    if name not in known:
+      raise exceptions.HTTPException(404, f'there is no model {name[:20]!r}')
     image = await _body(request)
     uploads.check(image)
     async with turn:
       if await request.is_disconnected():  # who asked has left
         return responses.Response(status_code=400)
-      seen = await concurrency.run_in_threadpool(viewers[number].look, image)
+      seen = await concurrency.run_in_threadpool(known[name].look, image)
     return responses.Response(seen, media_type='application/octet-stream')
 
   app = applications.Starlette(
@@ -85,7 +86,7 @@ def application(
         '/api',
         routes=[
           routing.Route('/models', describe),
-          routing.Route('/look/{number:int}', look, methods=['POST']),
+          routing.Route('/look/{number}', look, methods=['POST']),
         ],
       ),
       routing.Mount('/', staticfiles.StaticFiles(directory=_PAGE, html=True)),

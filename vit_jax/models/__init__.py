@@ -241,7 +241,10 @@ def check(
       f' config.data.image_size, {image_size[0]} x {image_size[1]}: change one'
       ' of them'
     )
-  # Shapes alone are computed: this finds what no single field shows.
+  # Shapes alone are computed: this finds what no single field shows. As a scan,
+  # which has the shapes of one layer to find.
+  if not isinstance(model, resnet.BiT):
+    model = model.clone(scan=True)
   abstract_params(model, (*image_size, channels))
 
 

@@ -1,0 +1,60 @@
+"""Hostile inputs are accepted, or refused by one line; seeds are fixed.
+
+`scripts/fuzz.py` runs more of the same cases.
+"""
+
+import os
+import subprocess
+import sys
+
+import hostile
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax.config import UserError
+
+SEEDS = {'configs': 12, 'work_directory': 8}  # of all others as many:
+_OTHERS = 15
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  path = tmp_path_factory.mktemp('hostile')
+  hostile.make(path)
+  return path
+
+
+@pytest.mark.parametrize('target', hostile.TARGETS, ids=lambda x: x.__name__)
+def test_damage(target, folder):
+  seeds = range(SEEDS.get(target.__name__, _OTHERS))
+  accepted = [hostile.case(target, seed, folder) for seed in seeds]
+  assert not all(accepted)
+
+
+@pytest.mark.parametrize('key', hostile.keys())
+def test_each_key_takes_or_refuses_any_value(key):
+  """The check of a config, of values that have the key's type and others."""
+  rng = np.random.default_rng([*key.encode()])
+  kind = hostile.leaf_type(tiny.config(), key)
+  for _ in range(2):
+    value = hostile.value_of(rng, kind)
+    try:
+      hostile.set_and_check({key: value})
+    except UserError as e:
+      assert str(e) and '\n' not in str(e), (key, value)
+
+
+def test_the_script_runs_the_same_cases():
+  command = [sys.executable, str(tiny.ROOT / 'scripts' / 'fuzz.py')]
+  result = subprocess.run(
+    [*command, '--count=2', '--seed=5', '--target=npz', '--target=images'],
+    check=False,
+    capture_output=True,
+    text=True,
+    env=os.environ | {'PYTHONPATH': str(tiny.ROOT)},
+  )
+  assert result.returncode == 0, result.stderr
+  lines = result.stdout.splitlines()[-2:]
+  assert [line.split(':')[0] for line in lines] == ['npz', 'images']
+  assert all(line.endswith(' 0 failed') for line in lines)
