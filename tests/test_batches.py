@@ -361,7 +361,10 @@ def labels_of(config, **kwargs):
 def rare(tmp_path):
   """A folder with 40, 8 and 2 images of its classes, and its config."""
   for name, count in (('a', 40), ('b', 8), ('c', 2)):
-    stand_in.write_images(tmp_path / 'images' / 'train' / name, count)
+    folder = tmp_path / 'images' / 'train' / name
+    folder.mkdir(parents=True)
+    for i in range(count):
+      (folder / f'{i}.png').write_bytes(stand_in.png(stand_in.pixels(i, 9, 8)))
   config = config_lib.default()
   config.data.name = f'folder:{tmp_path / "images"}'
   config.data.image_size = 8

@@ -3,7 +3,6 @@
 import json
 import logging
 import re
-import json
 import shutil
 
 import commands

@@ -43,7 +43,8 @@ def choose(experiment: experiment_lib.Experiment) -> experiment_lib.Experiment:
   room = _room(experiment)
   found, tried = _search(experiment, {}, room)
   if found is None:
-    raise _too_small(experiment, min(tried.values()), room, None)
+    parts = min(tried, key=lambda parts: tried[parts])
+    raise _too_small(experiment, parts, tried[parts], room, None)
   parts = found.config.train.accumulation
   if parts > 1:
     logging.info(
@@ -81,7 +82,7 @@ def check(
   parts = config_lib.num_parts(experiment.config)
   measured = {parts: temporary}
   found, _ = _search(experiment, measured, room)
-  raise _too_small(experiment, needed, room, found)
+  raise _too_small(experiment, parts, needed, room, found)
 
 
 def check_state(experiment: experiment_lib.Experiment) -> None:
@@ -92,7 +93,8 @@ def check_state(experiment: experiment_lib.Experiment) -> None:
   """
   needed, room = _needed(experiment, 0, has_state=False), _room(experiment)
   if needed > room:
-    raise _too_small(experiment, needed, room, None)
+    parts = config_lib.num_parts(experiment.config)
+    raise _too_small(experiment, parts, needed, room, None)
 
 
 def _room(experiment: experiment_lib.Experiment) -> int:
@@ -123,10 +125,19 @@ def _needed(
   """Returns what a step needs of a device at least, in bytes."""
   program = experiment.program
   constants = jax.tree.leaves(program.objective.constants)
-  needed = temporary + sum(x.nbytes for x in constants)
+  needed = _times(experiment) * temporary + sum(x.nbytes for x in constants)
   if has_state:
     return needed
   return needed + sharding.bytes_per_device(program.abstract_state())
+
+
+def _times(experiment: experiment_lib.Experiment) -> int:
+  """Returns how many steps' temporary memory is held at once.
+
+  The next step is sent before one has ended. A CPU asks for its memory then,
+  but uses it only when it begins.
+  """
+  return 2 if _is_on_host(experiment) and memory.has_address_limit() else 1
 
 
 def _beside(experiment: experiment_lib.Experiment) -> int:
@@ -153,10 +164,13 @@ def _search(
     The experiment with those parts, its step compiled; None: nothing that was
     tried fits. And what was tried: bytes needed, by number of parts.
   """
-  choices = _choices(experiment.config)
-  known, tried = dict(measured), dict[int, int]()
+  config, known, tried = experiment.config, dict(measured), dict[int, int]()
+  limit = room * _SHARE - _beside(experiment) - _needed(experiment, 0, False)
+  limit /= _times(experiment)
+  choices = {config_lib.num_parts(config): 1}  # which most often fits
   for _ in range(_MOST_COMPILATIONS):
-    limit = room * _SHARE - _beside(experiment) - _needed(experiment, 0, False)
+    if known and len(choices) == 1:
+      choices = _choices(config)
     parts = _guess(experiment, choices, known, limit)
     if parts is None:
       break
@@ -180,8 +194,7 @@ def _choices(config: ml_collections.ConfigDict) -> dict[int, int]:
   for accumulation in range(1, size + 1):
     if size % accumulation:
       continue
-    config = config.copy_and_resolve_references()
-    config.train.accumulation = accumulation
+    config = config_lib.in_parts(config, accumulation)
     try:
       data.check(config)
       optim.check(config)
@@ -228,13 +241,13 @@ def _guess(
 
 def _too_small(
   experiment: experiment_lib.Experiment,
+  parts: int,
   needed: int,
   room: int,
   found: experiment_lib.Experiment | None,
 ) -> config_lib.UserError:
   """Returns the error for a step that does not fit."""
   train = experiment.config.train
-  parts = config_lib.num_parts(experiment.config)
   place = "the device's memory"
   if _is_on_host(experiment):
     place = 'memory'

@@ -439,6 +439,16 @@ def accumulation(config: ml_collections.ConfigDict) -> int:
   return 1 if value == AUTO else value
 
 
+def in_parts(
+  config: ml_collections.ConfigDict, accumulation: int
+) -> ml_collections.ConfigDict:
+  """Returns a config with another `train.accumulation`."""
+  config = config.copy_and_resolve_references()
+  with config.train.ignore_type():  # which may be that of 'auto'
+    config.train.accumulation = accumulation
+  return config
+
+
 def is_due(step: int, every: fractions.Fraction | None) -> bool:
   """Whether a multiple of `every` was reached between `step` - 1 and `step`.
 
@@ -556,7 +566,7 @@ def fill(
   for key in ('mean', 'std', 'intensity_window', 'interpolation'):
     config.data[key] = config.data[key] or stored.data[key]
   if config.train.accumulation == AUTO:
-    config.train.accumulation = stored.train.accumulation
+    config = in_parts(config, stored.train.accumulation)
   if config.objective.class_counts is None:
     counts = stored.objective.class_counts
     set_value(config, 'objective.class_counts', counts)

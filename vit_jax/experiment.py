@@ -138,9 +138,11 @@ class Experiment:
 
   def in_parts(self, accumulation: int) -> 'Experiment':
     """Returns the experiment with another `train.accumulation`."""
-    config = self.config.copy_and_resolve_references()
-    config.train.accumulation = accumulation
-    program = program_lib.make(config, self.source.image_shape, self.lengths)
+    config = config_lib.in_parts(self.config, accumulation)
+    if config_lib.num_parts(config) == config_lib.num_parts(self.config):
+      program = dataclasses.replace(self.program, config=config)
+    else:
+      program = program_lib.make(config, self.source.image_shape, self.lengths)
     return dataclasses.replace(self, config=config, program=program)
 
   def train_batches(

@@ -79,10 +79,19 @@ def free_on_host() -> int:
   the process, and in its address space (`ulimit -v`).
   """
   free = [psutil.virtual_memory().available, *_free_in_cgroups()]
-  limit, _ = resource.getrlimit(resource.RLIMIT_AS)
-  if limit != resource.RLIM_INFINITY:
+  if has_address_limit():
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     free.append(limit - psutil.Process().memory_info().vms)
   return max(min(free), 0)
+
+
+def has_address_limit() -> bool:
+  """Whether memory counts as soon as it is asked for, and not when it is used.
+
+  That is so where the address space is limited (`ulimit -v`).
+  """
+  limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+  return limit != resource.RLIM_INFINITY
 
 
 def _free_in_cgroups() -> Iterator[int]:
