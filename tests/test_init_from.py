@@ -138,6 +138,25 @@ def test_a_work_directory_gives_what_it_learned(checkpoint, tmp_path):
 
 
 @pytest.mark.parametrize(
+  'fields',
+  [{'pool': 'map'}, {'pool': 'token+gap'}, {'pre_logits': 6}],
+)
+def test_another_head_starts_anew(checkpoint, caplog, fields):
+  """In a run, and where it is loaded; a table says what is new."""
+  caplog.set_level('INFO')
+  config = tuned(checkpoint)
+  for key, value in fields.items():
+    config_lib.set_value(config, f'model.{key}', value)
+  params = experiment_lib.build(config).init().params
+  assert not np.any(params['head']['kernel']) and 'zeros: ' in caplog.text
+  loaded = vit_jax.load(checkpoint, num_classes=3, **fields)
+  new = [x.path for x in loaded.changes if x.action.startswith('new: ')]
+  assert all(path in caplog.text for path in new)
+  assert ('map_head/probe' in new) == (fields.get('pool') == 'map')
+  assert ('pre_logits/kernel' in new) == ('pre_logits' in fields)
+
+
+@pytest.mark.parametrize(
   ('overrides', 'message'),
   [
     ({'init_from__path': ''}, 'init_from.path is empty: say which checkpoint'),

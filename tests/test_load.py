@@ -103,6 +103,40 @@ def test_a_damaged_work_directory_is_named(digits_run, tmp_path, name, content):
   assert '\n' not in str(error.value) and field in str(error.value)
 
 
+@pytest.mark.parametrize(
+  ('name', 'place'),
+  [
+    ('ViT-B/16', 'vit_models/imagenet21k/ViT-B_16.npz'),
+    ('BiT-R50x1', 'bit_models/BiT-M-R50x1.npz'),
+  ],
+)
+def test_published_names_are_loaded(tmp_path, monkeypatch, name, place):
+  """As if it were downloaded already."""
+  monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path))
+  path = tmp_path / 'downloads' / 'storage.googleapis.com' / place
+  path.parent.mkdir(parents=True)
+  shutil.copy(VIT_GAP, path)
+  assert vit_jax.load(name).origin.path == str(path)
+
+
+@pytest.mark.parametrize(
+  ('name', 'message'),
+  [
+    ('ViT-g/14', r'no published checkpoint .* known are ViT-B/16, ViT-B/32'),
+    ('vit_base_patch16_224', r"write 'hf:timm/vit_base_patch16_224\.TAG'"),
+    (
+      'vit_base_patch16_224.dino',
+      r"write 'hf:timm/vit_base_patch16_224\.dino'",
+    ),
+    ('google/vit-base-patch16-224', "write 'hf:google/vit-base-patch16-224'"),
+  ],
+)
+def test_names_that_need_more_are_told_what(name, message):
+  with pytest.raises(UserError, match=message) as error:
+    vit_jax.load(name)
+  assert '\n' not in str(error.value)
+
+
 # Which checkpoint.
 
 

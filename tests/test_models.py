@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import vit_jax
+from vit_jax import config as config_lib
 from vit_jax import flops
 from vit_jax import models
 from vit_jax.models import layers
@@ -360,11 +361,73 @@ def test_paper_initialisation():
   assert flat['position_embedding'].std() == pytest.approx(0.02, rel=0.1)
 
 
+GELU = {'gelu': 'exact'}
+HUGGINGFACE = {'gelu': 'exact', 'layer_norm_epsilon': 1e-12}
+GIANT = {'hidden_size': 1536, 'mlp_dim': 4096, 'num_heads': 24}
+
+
+@pytest.mark.parametrize(
+  ('name', 'ours', 'fields'),
+  [
+    ('vit_base_patch16_224', 'ViT-B/16', GELU),
+    ('vit_tiny_patch16_384.augreg_in21k', 'ViT-Ti/16', GELU),
+    ('timm/vit_giant_patch14_224', 'ViT-g/14', GELU),
+    ('vit_base_patch16_224_miil', 'ViT-B/16', GELU | {'qkv_bias': False}),
+    ('vit_base_r50_s16_384', 'R50+ViT-B/16', GELU),
+    ('vit_tiny_r_s16_p8_224', 'R+ViT-Ti/16', GELU),
+    ('deit_small_patch16_224', 'ViT-S/16', GELU),
+    (
+      'deit_base_distilled_patch16_384',
+      'ViT-B/16',
+      GELU | {'distillation_token': True},
+    ),
+    (
+      'deit3_huge_patch14_224',
+      'ViT-H/14',
+      GELU | {'layer_scale': 1e-6, 'position_tokens': 'patches'},
+    ),
+    ('vit_base_patch16_siglip_224', 'ViT-B/16', GELU | {'pool': 'map'}),
+    (
+      'vit_small_patch14_reg4_dinov2',
+      'ViT-S/14',
+      {'registers': 4, 'position_tokens': 'patches', 'layer_scale': 1e-5}
+      | GELU,
+    ),
+    ('mixer_l16_224.goog_in21k', 'Mixer-L/16', GELU),
+    ('resnetv2_101x3_bit.goog_in21k', 'BiT-R101x3', {}),
+    ('google/vit-large-patch32-384', 'ViT-L/32', HUGGINGFACE),
+    ('hf:google/vit-base-patch16-224-in21k', 'ViT-B/16', HUGGINGFACE),
+    (
+      'facebook/deit-tiny-distilled-patch16-224',
+      'ViT-Ti/16',
+      HUGGINGFACE | {'distillation_token': True},
+    ),
+    ('facebook/dino-vits8', 'ViT-S/8', HUGGINGFACE),
+    (
+      'facebook/dinov2-with-registers-giant-imagenet1k-1-layer',
+      'ViT-g/14',
+      {'registers': 4, 'position_tokens': 'class', 'layer_scale': 1.0}
+      | {'pool': 'token+gap', 'gated_mlp': True}
+      | GIANT
+      | GELU,
+    ),
+  ],
+)
+def test_names_of_timm_and_hugging_face(name, ours, fields):
+  expected = models.create_model(ours, 7, **fields)
+  assert models.create_model(name, 7) == expected
+  config = config_lib.default().model
+  config.name, config.head_bias = name, -2.0
+  assert models.from_config(config, 7) == expected.clone(head_bias=-2.0)
+
+
 @pytest.mark.parametrize(
   ('name', 'overrides', 'message'),
   [
     ('ViT-X/16', {}, "did you mean 'ViT-"),
     ('ViT-B', {}, 'ViT-B'),
+    ('vit_base_patch16_clip_224', {}, "load('hf:timm/vit_base_patch16_clip_"),
+    ('openai/clip-vit-base', {}, "vit_jax.load('hf:openai/clip-vit-base')"),
     ('ViT-Ti/4', {'heads': 3}, "did you mean 'num_heads'"),
     ('ViT-Ti/4', {'num_heads': 5}, 'num_heads=5 does not divide'),
     ('ViT-Ti/4', {'pool': 'cls'}, 'token, gap'),

@@ -12,7 +12,8 @@ _GOOGLE = 'gs://vit_models'
 
 # Pre-trained on ImageNet-21k. The ViT paper's own; those of AugReg
 # (arXiv:2106.10270) for the sizes that are not among them: of each the one with
-# the best final_val in its index.csv. Mixer: arXiv:2105.01601.
+# the best final_val in its index.csv. Mixer: arXiv:2105.01601. BiT-M:
+# arXiv:1912.11370.
 CHECKPOINTS: Mapping[str, str] = {
   'ViT-B/16': f'{_GOOGLE}/imagenet21k/ViT-B_16.npz',
   'ViT-B/32': f'{_GOOGLE}/imagenet21k/ViT-B_32.npz',
@@ -34,6 +35,10 @@ CHECKPOINTS: Mapping[str, str] = {
   '-wd_0.1-do_0.0-sd_0.0.npz',
   'Mixer-B/16': 'gs://mixer_models/imagenet21k/Mixer-B_16.npz',
   'Mixer-L/16': 'gs://mixer_models/imagenet21k/Mixer-L_16.npz',
+  **{
+    f'BiT-{size}': f'gs://bit_models/BiT-M-{size}.npz'
+    for size in ('R50x1', 'R50x3', 'R101x1', 'R101x3', 'R152x2', 'R152x4')
+  },
 }
 
 

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from vit_jax.models import layers
 from vit_jax.models import mixer
+from vit_jax.models import names
 from vit_jax.models import resnet
 from vit_jax.models import vit
 
@@ -74,7 +75,8 @@ def create_model(name: str, num_classes: int = 1000, **overrides: Any) -> Model:
 
   Args:
     name: Family, size and patch, as `ViT-S/16`, `R50+ViT-B/16`, `Mixer-B/16`;
-      or `BiT-R50x1`.
+      or `BiT-R50x1`. Or what timm or Hugging Face call one of these, as
+      `vit_base_patch16_224` or `facebook/dinov2-small`: as they compute it.
     num_classes: Size of the head's output; 0: features come out.
     **overrides: Any other field of the module, in place of what the name means.
 
@@ -87,6 +89,9 @@ def create_model(name: str, num_classes: int = 1000, **overrides: Any) -> Model:
 
 def _parse(name: str) -> tuple[type[Model], dict[str, Any]]:
   """Returns the class and the fields that a name stands for."""
+  if named := names.find(name):
+    module, fields = _parse(named[0])
+    return module, fields | named[1]
   match = re.fullmatch(r'(?:(R\d*)\+)?(ViT|Mixer)-([A-Za-z]+)/(\d+)', name)
   if match is None and name.removeprefix('BiT-') in resnet.BIT_SIZES:
     return resnet.BiT, dict(resnet.BIT_SIZES[name.removeprefix('BiT-')])
@@ -108,6 +113,14 @@ def _parse(name: str) -> tuple[type[Model], dict[str, Any]]:
 
 
 def _unknown_name(name: str) -> ValueError:
+  if names.is_timms(name) or re.fullmatch(r'[a-z][\w.-]+/[\w.-]+', name):
+    stem = name if '/' in name else f'timm/{name.split(".")[0]}.TAG'
+    return ValueError(
+      f'{name!r} is no model that is known here by that name: where its'
+      f" layers can be computed, vit_jax.load('hf:{stem}') reads its"
+      ' architecture off its checkpoint; or give the fields of one of ours, as'
+      " create_model('ViT-B/16', pool='gap', registers=4)"
+    )
   near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.7)
   hint = f'did you mean {near[0]!r}? ' if near else ''
   return ValueError(

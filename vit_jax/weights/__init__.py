@@ -6,6 +6,7 @@ import functools
 import math
 import os
 import pathlib
+import re
 from typing import Any
 from typing import Self
 
@@ -18,8 +19,10 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import models
+from vit_jax import recipes
 from vit_jax import workdir as workdir_lib
 from vit_jax.data import geometry
+from vit_jax.models import names
 from vit_jax.models import stack
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import download
@@ -225,7 +228,8 @@ def load(
       timm's Hub; a work directory, of which the best checkpoint is read if
       there is one, else the newest good one, and averaged parameters if there
       are any. Or an address that `download.fetch` knows: https, gs:// or
-      hf:owner/name.
+      hf:owner/name. Or a published name, as 'ViT-B/16': the checkpoint of
+      ImageNet-21k that its authors recommend.
     num_classes: A fresh head of zeros where the file has another number of
       classes; 0: no head, features come out.
     image_size: In pixels; positions are resized where it is another.
@@ -241,7 +245,7 @@ def load(
     UserError: There is no such model, it is damaged, or it does not fit; one
       line lists all differences.
   """
-  local = download.fetch(os.fspath(path))
+  local = download.fetch(_address(os.fspath(path)))
   overrides = dict(model_overrides)
   step = origin_lib.parse_step(step)
   if is_workdir(local):
@@ -265,6 +269,33 @@ def load(
     return loaded.adapted(*wanted, **overrides)
   except config_lib.UserError as e:
     raise config_lib.UserError(f'{path}: {e}') from None
+
+
+def _address(path: str) -> str:
+  """Returns where a published name's checkpoint is; other paths as they are.
+
+  Raises:
+    UserError: It is a model's name, but no checkpoint is known by it.
+  """
+  if os.path.exists(path):
+    return path
+  if path in recipes.CHECKPOINTS:
+    return recipes.CHECKPOINTS[path]
+  known = ', '.join(recipes.CHECKPOINTS)
+  if re.fullmatch(r'(R\d*\+)?(ViT|Mixer)-\w+/\d+|BiT-\w+', path):
+    raise config_lib.UserError(
+      f'{path!r}: there is no such file, and no published checkpoint of that'
+      f' name; those that are known are {known}; or give a path, or'
+      ' hf:owner/name'
+    )
+  if '/' not in path and names.is_timms(path):
+    name, _, tag = path.partition('.')
+    hub = f'hf:timm/{name}.{tag or "TAG"}'
+    raise config_lib.UserError(
+      f'{path!r}: there is no such file; of a model of timm write {hub!r}'
+      + ('' if tag else f", as timm.list_pretrained('{name}.*') names them")
+    )
+  return path
 
 
 def is_workdir(path: pathlib.Path) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
+from flax import linen as nn
 from flax import traverse_util
 import jax
 import jax.numpy as jnp
@@ -66,7 +67,9 @@ def adapt(
     the first kernel to the new number of channels (`resize.channels`).
   - The head is kept where the classes are the same; else it becomes zeros, and
     `pre_logits` is dropped where the model has none: the protocol of the ViT
-    paper's fine-tuning.
+    paper's fine-tuning. Where it reads something else by another pooling or
+    layer before it, it becomes zeros, too, and these layers start anew, as the
+    model would start them, from fixed seeds.
   - Layers are stacked or unrolled as the model's `scan` says.
   - All else must agree.
 
@@ -327,16 +330,19 @@ def _adapt_heads(
   expected: Mapping[str, tuple[int, ...]],
   classes: tuple[Sequence[str], Sequence[str]] | None,
 ) -> None:
-  """Keeps the heads, or makes them zeros."""
-  pools = [getattr(model, 'pool', '') for model in (source, target)]
-  changed = pools[0] != pools[1] and f'it reads {pools[1]!r}, not {pools[0]!r}'
+  """Keeps the heads and what is before them, or makes them anew."""
+  reads = _reads_other(source, target)
   reason = ''
   if source.num_classes != target.num_classes:
     reason = f'{source.num_classes} -> {target.num_classes} classes'
   elif classes and all(classes) and list(classes[0]) != list(classes[1]):
     reason = 'other classes'
-  elif changed and 'token+gap' in pools:
-    reason = changed
+  reason = reason or reads
+  pools = [getattr(model, 'pool', '') for model in (source, target)]
+  if pools[0] != pools[1]:
+    _replace(edit, 'map_head', target, expected, reads)
+  if reads or (reason and not getattr(target, 'pre_logits', 0)):
+    _replace(edit, 'pre_logits', target, expected, reason)
   for name in ('head', 'head_distillation'):
     wanted = [path for path in expected if path.startswith(name + '/')]
     for path in edit.below(name):
@@ -346,12 +352,61 @@ def _adapt_heads(
       if reason or path not in edit.params:
         action = f'zeros: {reason or "the checkpoint has none"}'
         edit.put(path, np.zeros(expected[path]), action)
-      elif changed:
+      elif pools[0] != pools[1]:
         shape = edit.params[path].shape
-        edit.note(path, shape, shape, f'kept, but {changed}')
-  if reason and not getattr(target, 'pre_logits', 0):
-    for path in edit.below('pre_logits'):
+        action = f'kept, but it reads {pools[1]!r}, not {pools[0]!r}'
+        edit.note(path, shape, shape, action)
+
+
+def _reads_other(source: Any, target: Any) -> str:
+  """Returns what else a head would read; '' where it can be kept.
+
+  The class token and the mean over patches are near enough to each other.
+  """
+  if not isinstance(target, vit.ViT):
+    return ''
+  pools = source.pool, target.pool
+  if pools[0] != pools[1] and {'map', 'token+gap'} & {*pools}:
+    return f'it reads {pools[1]!r}, not {pools[0]!r}'
+  layers_before = source.pre_logits, target.pre_logits
+  if layers_before[0] != layers_before[1]:
+    return f'pre_logits {layers_before[0]} -> {layers_before[1]}'
+  return ''
+
+
+def _replace(
+  edit: _Edit,
+  name: str,
+  target: vit.ViT,
+  expected: Mapping[str, tuple[int, ...]],
+  reason: str,
+) -> None:
+  """Makes `map_head` or `pre_logits` anew; drops it where the model has none.
+
+  New parameters are as the model would start them, from fixed seeds.
+  """
+  wanted = [path for path in expected if path.startswith(name + '/')]
+  for path in edit.below(name):
+    if path not in wanted:
       edit.drop(path, 'dropped with the head')
+  if not wanted:
+    return
+  init = layers.INITIALIZERS[target.initializers]
+  if name == 'map_head':
+    module: Any = layers.MapHead(
+      target.num_heads,
+      target.mlp_dim,
+      target.gelu,
+      target.layer_norm_epsilon,
+      target.initializers,
+    )
+  else:
+    module = nn.Dense(target.pre_logits, kernel_init=init.kernel)
+  width = target.hidden_size * (1 + (target.pool == 'token+gap'))
+  key = jax.random.key(('map_head', 'pre_logits').index(name))
+  new = jax.jit(module.init)(key, jnp.zeros((1, 1, width)))['params']
+  for path, value in traverse_util.flatten_dict(new, sep='/').items():
+    edit.put(f'{name}/{path}', np.asarray(value), f'new: {reason}')
 
 
 def _as_scanned(params: dict[str, Any], target: Any) -> dict[str, Any]:

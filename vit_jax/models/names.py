@@ -1,0 +1,171 @@
+"""What timm and Hugging Face call the models that we have, too.
+
+A name means what these programs compute by it, but for the image size at its
+end: any is taken. As of timm 1.0.31 and transformers 5.23.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import re
+from typing import Any
+
+# Our name, and fields beside those that it means.
+Named = tuple[str, dict[str, Any]]
+
+_SIZES = {
+  'tiny': 'Ti',
+  'small': 'S',
+  'base': 'B',
+  'large': 'L',
+  'huge': 'H',
+  'giant': 'g',
+}
+_SIZE = f'(?P<size>{"|".join(_SIZES)})'
+_PATCH = r'(?P<patch>\d+)'
+_END = r'_\d+(_in21k|_in21ft1k|_miil)?'  # image size; tags before timm 0.8
+
+# Sizes of one family alone.
+_MEDIUM = {'hidden_size': 512, 'mlp_dim': 2048, 'num_heads': 8}
+_SO400M = {'hidden_size': 1152, 'mlp_dim': 4304, 'num_heads': 16, 'depth': 27}
+_DINO_GIANT = {
+  'hidden_size': 1536,
+  'mlp_dim': 4096,
+  'num_heads': 24,
+  'gated_mlp': True,
+}
+_EXACT = {'gelu': 'exact'}
+# transformers' ViT and DeiT, by default.
+_HUGGINGFACE = _EXACT | {'layer_norm_epsilon': 1e-12}
+
+
+def _vit(found: re.Match[str], **fields: Any) -> Named:
+  return f'ViT-{_SIZES[found["size"]]}/{found["patch"]}', _EXACT | fields
+
+
+def _plain(found: re.Match[str]) -> Named:
+  # MIIL trained its own without these biases.
+  fields = {'qkv_bias': False} if found[0].endswith('_miil') else {}
+  return _vit(found, **fields)
+
+
+def _siglip(found: re.Match[str]) -> Named:
+  size = found['of']
+  fields: dict[str, Any] = dict(_SO400M) if size == 'so400m' else {}
+  patch, is_large = found['patch'], found[0].endswith('512')
+  is_tanh = size == 'so400m' and patch == '16'
+  is_tanh |= size == 'base' and patch == '32'
+  is_tanh |= size == 'large' and is_large
+  fields['gelu'] = 'tanh' if is_tanh else 'exact'
+  fields['pool'] = 'gap' if found['gap'] else 'map'
+  return f'ViT-{_SIZES.get(size, "B")}/{patch}', fields
+
+
+def _timm_dinov2(found: re.Match[str]) -> Named:
+  fields: dict[str, Any] = {'layer_scale': 1e-5}
+  if found['registers']:
+    fields |= {'registers': 4, 'position_tokens': 'patches'}
+  if found['size'] == 'giant':
+    fields |= _DINO_GIANT
+  return _vit(found, **fields)
+
+
+def _deit(found: re.Match[str]) -> Named:
+  return _vit(found, distillation_token=bool(found['distilled']))
+
+
+def _deit3(found: re.Match[str]) -> Named:
+  fields = {'layer_scale': 1e-6, 'position_tokens': 'patches', **_EXACT}
+  if found['of'] == 'medium':
+    return f'ViT-B/{found["patch"]}', fields | _MEDIUM
+  return f'ViT-{_SIZES[found["of"]]}/{found["patch"]}', fields
+
+
+def _mixer(found: re.Match[str]) -> Named:
+  return f'Mixer-{found["size"].upper()}/{found["patch"]}', dict(_EXACT)
+
+
+def _bit(found: re.Match[str]) -> Named:
+  return f'BiT-R{found["size"]}', {}
+
+
+def _hybrid(found: re.Match[str]) -> Named:
+  name = f'{found["stem"].upper()}+ViT-{_SIZES[found["size"]]}/{found["patch"]}'
+  return name, dict(_EXACT)
+
+
+def _huggingface(found: re.Match[str]) -> Named:
+  name, fields = _vit(found)
+  return name, fields | _HUGGINGFACE
+
+
+def _huggingface_deit(found: re.Match[str]) -> Named:
+  name, fields = _deit(found)
+  return name, fields | _HUGGINGFACE
+
+
+def _dino(found: re.Match[str]) -> Named:
+  size = {'s': 'S', 'b': 'B'}[found['size']]
+  return f'ViT-{size}/{found["patch"]}', dict(_HUGGINGFACE)
+
+
+def _dinov2(found: re.Match[str]) -> Named:
+  fields: dict[str, Any] = {
+    'pool': 'token+gap',
+    'layer_scale': 1.0,
+    'position_tokens': 'class',
+    'registers': 4 if found['registers'] else 0,
+    **_EXACT,
+  }
+  if found['size'] == 'giant':
+    fields |= _DINO_GIANT
+  return f'ViT-{_SIZES[found["size"]]}/14', fields
+
+
+_OWNER = r'[\w.-]+/'
+_PATTERNS: Mapping[str, Callable[[re.Match[str]], Named]] = {
+  # timm.
+  rf'vit_{_SIZE}_patch{_PATCH}{_END}': _plain,
+  rf'vit_(?P<of>base|large|so400m)_patch{_PATCH}_siglip_(?P<gap>gap_)?\d+': (
+    _siglip
+  ),
+  rf'vit_{_SIZE}_patch{_PATCH}_(?P<registers>reg4_)?dinov2': _timm_dinov2,
+  rf'deit_{_SIZE}_(?P<distilled>distilled_)?patch{_PATCH}{_END}': _deit,
+  rf'deit3_(?P<of>medium|{_SIZE})_patch{_PATCH}{_END}': _deit3,
+  rf'mixer_(?P<size>[sbl]){_PATCH}{_END}': _mixer,
+  r'resnetv2_(?P<size>\d+x\d)_bit(m|m_in21k|_\w+)?': _bit,
+  rf'vit_{_SIZE}_(?P<stem>r\d*)_s{_PATCH}(_p8)?{_END}': _hybrid,
+  # Hugging Face's repositories.
+  rf'{_OWNER}vit-{_SIZE}-patch{_PATCH}-\d+(-in21k)?': _huggingface,
+  rf'{_OWNER}deit-{_SIZE}-(?P<distilled>distilled-)?patch{_PATCH}-\d+': (
+    _huggingface_deit
+  ),
+  rf'{_OWNER}dino-vit(?P<size>[sb]){_PATCH}': _dino,
+  rf'{_OWNER}dinov2-(?P<registers>with-registers-)?{_SIZE}'
+  r'(-imagenet1k-1-layer)?': _dinov2,
+}
+# timm's other architectures of these families.
+_TIMM = r'[a-z]+\w*_(patch\d+_\w+|\w+_\d{3}|dinov\d)(\.\w+)?'
+
+
+def find(name: str) -> Named | None:
+  """Returns our name and fields of a model of timm's or Hugging Face's.
+
+  Args:
+    name: As `vit_base_patch16_224`, with timm's tag after a dot or without; or
+      as `google/vit-base-patch16-224`; either with `hf:` before it.
+
+  Returns:
+    None where the name is of no known form.
+  """
+  name = name.removeprefix('hf:').removeprefix('timm/')
+  if '/' not in name:
+    name = name.partition('.')[0]
+  for pattern, named in _PATTERNS.items():
+    if found := re.fullmatch(pattern, name, re.ASCII):
+      return named(found)
+  return None
+
+
+def is_timms(name: str) -> bool:
+  """Whether a name has the form of timm's architectures of transformers."""
+  return bool(re.fullmatch(_TIMM, name, re.ASCII)) or find(name) is not None
