@@ -3,8 +3,9 @@ r"""A BiT of ImageNet-21k, fine-tuned on any dataset by BiT's hyper-rule.
   python -m vit_jax.main --config=configs/bit_transfer.py:R50x1,cifar10
 
 MODEL is R50x1, R50x3, R101x1, R101x3, R152x2 or R152x4, with BiT- before it or
-without; DATASET is a name of TFDS, folder:PATH or digits. Of those in `recipes.DATASETS` the size is known;
-of others say how many examples there are to train on:
+without; DATASET is a name of TFDS, folder:PATH or digits. The sizes of those in
+`recipes.DATASETS` are known; of others say how many examples there are to train
+on:
 
   python -m vit_jax.main \
       --config=configs/bit_transfer.py:R50x1,folder:/path/to/images,12000

@@ -14,6 +14,7 @@ import stand_in
 import tiny
 
 from vit_jax import experiment as experiment_lib
+from vit_jax import fed as fed_lib
 from vit_jax import train_step
 from vit_jax.config import UserError
 from vit_jax.explore import __main__ as explore
@@ -84,7 +85,7 @@ def model_images(config, step):
 def test_it_is_what_the_model_is_fed():
   config = tiny.config(**MIXED)
   wanted = model_images(config, 5) * np.float32(0.3) + np.float32(0.4)
-  found = fed.load(config, 5, 7)  # of 16; the last with its neighbour
+  found = fed_lib.load(config, 5, 7)  # of 16; the last with its neighbour
   np.testing.assert_allclose(found.images, wanted[:7], atol=1e-5)
   assert found.labels.shape == (7, 10)
   np.testing.assert_allclose(found.labels.sum(axis=1), 1, atol=1e-6)

@@ -10,6 +10,8 @@ import sys
 from typing import Any
 
 from absl import logging
+import cv2
+import numpy as np
 import pytest
 
 from vit_jax import reporting
@@ -98,6 +100,33 @@ def test_resuming_leaves_no_step_twice(tmp_path: pathlib.Path) -> None:
     assert [step for step, _ in board(tmp_path, name)] == expected
   assert sorted(os.listdir(tmp_path))[-1] == 'metrics.jsonl'
   assert len(os.listdir(tmp_path)) == 4  # and three files of events
+
+
+def test_images_and_the_config_are_purged_like_metrics(
+  tmp_path: pathlib.Path,
+) -> None:
+  accumulators = pytest.importorskip(
+    'tensorboard.backend.event_processing.plugin_event_accumulator'
+  )
+  png = cv2.imencode('.png', np.zeros((3, 5, 3), np.uint8))[1].tobytes()
+  for start in (0, 4):
+    with reporting.Reporter(tmp_path, 20, start) as reporter:
+      reporter.describe({'seed': start, 'optim.name': 'sgd', 'data.dir': None})
+      for step in range(start + 2, start + 7, 2):
+        reporter.show(step, 'val/confusion', png)
+        reporter.write(step, 0.0, {'val/loss': 1.0, 'val/examples': 9.0})
+  accumulator = accumulators.EventAccumulator(str(tmp_path))
+  accumulator.Reload()
+
+  def shown(name: str) -> list[int]:
+    return [event.step for event in accumulator.Tensors(name)]
+
+  assert shown('val/confusion') == shown('val/loss') == [2, 4, 6, 8, 10]
+  assert shown('config/text_summary') == [0, 4]
+  assert 'val/examples' not in accumulator.Tags()['tensors']
+  assert steps(tmp_path, 'val/examples') == [2, 4, 6, 8, 10]
+  image = accumulator.Tensors('val/confusion')[0].tensor_proto.string_val
+  assert list(image) == [b'5', b'3', png]
 
 
 def test_starting_anew_where_nothing_was_saved(tmp_path: pathlib.Path) -> None:

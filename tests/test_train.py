@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 
+import cv2
 import jax
 import numpy as np
 import optax
@@ -131,7 +132,11 @@ def test_evaluation_counts_each_example_once():
   total = e.program.no_metrics()
   for batch in e.eval_batches('val'):
     total, _ = e.program.eval_step(params, batch, total)
-  found = {k: float(v) for k, v in total.compute().items()}
+  found = dict(total.compute())
+  confusion = np.asarray(found.pop('confusion'))
+  found = {k: float(v) for k, v in found.items()}
+  assert confusion.sum() == found['examples']  # padding does not count
+  assert confusion.trace() / confusion.sum() == pytest.approx(found['accuracy'])
   assert e.program.eval_step._cache_size() == 1  # compiled once
   model = models.from_config(e.config.model, 10)
   source = e.eval_sources['val']
@@ -214,6 +219,50 @@ def test_a_run_leaves_what_is_promised(finished):
   assert json.loads((workdir / 'DONE').read_text()) == {
     k: v for k, v in val_lines[-1].items() if k.startswith('val/')
   }
+
+
+def test_what_tensorboard_shows(finished):
+  """As its own plugins read it."""
+  processing = 'tensorboard.backend.event_processing'
+  multiplexers = pytest.importorskip(f'{processing}.plugin_event_multiplexer')
+  providers = pytest.importorskip(f'{processing}.data_provider')
+  hparams = pytest.importorskip('tensorboard.plugins.hparams.hparams_plugin')
+  base = pytest.importorskip('tensorboard.plugins.base_plugin')
+  from werkzeug import test as werkzeug_test
+
+  workdir, config = finished
+  multiplexer = multiplexers.EventMultiplexer()
+  multiplexer.AddRun(str(workdir), 'run')
+  multiplexer.Reload()
+  shown = multiplexer.GetAccumulator('run')
+  tags = shown.Tags()['tensors']
+  assert 'val/loss' in tags and 'val/examples' not in tags
+  (text,) = shown.Tensors('config/text_summary')
+  line = f'optim.learning_rate = {config.optim.learning_rate}'
+  assert line in text.tensor_proto.string_val[0].decode()
+  images = {
+    name: shown.Tensors(name) for name in ('train/images', 'val/confusion')
+  }
+  steps = {name: [e.step for e in found] for name, found in images.items()}
+  assert steps == {'train/images': [0], 'val/confusion': [5, 10, 12]}
+  for name, found in images.items():
+    width, height, png = found[-1].tensor_proto.string_val
+    picture = cv2.imdecode(np.frombuffer(png, np.uint8), cv2.IMREAD_COLOR)
+    assert picture.shape == (int(height), int(width), 3), name
+    assert picture.std() > 10, name
+  provider = providers.MultiplexerDataProvider(multiplexer, str(workdir))
+  plugin = hparams.HParamsPlugin(base.TBContext(data_provider=provider))
+  client = werkzeug_test.Client(plugin.get_plugin_apps()['/session_groups'])
+  states = [f'STATUS_{x}' for x in ('UNKNOWN', 'SUCCESS', 'RUNNING')]
+  asked = {'allowedStatuses': states, 'startIndex': 0, 'sliceSize': 9}
+  (session,) = client.post('/', json=asked).json['sessionGroups']
+  assert session['hparams']['optim.learning_rate'] == pytest.approx(
+    config.optim.learning_rate
+  )
+  assert session['hparams']['optim.name'] == config.optim.name
+  values = {x['name']['tag']: x['value'] for x in session['metricValues']}
+  losses = [x['val/loss'] for x in tiny.metrics(workdir) if 'val/loss' in x]
+  assert values['val/loss'] == pytest.approx(losses[-1])
 
 
 def test_a_finished_run_is_left_alone(finished):

@@ -27,6 +27,7 @@ from vit_jax import monitor as monitor_lib
 from vit_jax import reporting
 from vit_jax.evaluation import embedded
 from vit_jax.evaluation import probes
+from vit_jax.explore import confusion_sheet
 
 Scalars = dict[str, float]
 
@@ -79,6 +80,10 @@ def evaluate(
     results |= {f'{name}/{metric}': value for metric, value in found.items()}
   if results:
     reporter.write(step, experiment.epoch(step), results)
+    for name, counts in evaluator.confusion.items():
+      title = f'{name}, step {step}'
+      png = confusion_sheet.encode(counts, experiment.source.classes, title)
+      reporter.show(step, f'{name}/confusion', png)
     logging.info('evaluated at step %d: %s', step, show(results))
   return results
 
@@ -93,7 +98,12 @@ def show(results: Mapping[str, float | None]) -> str:
 
 
 class _Evaluator:
-  """Evaluates one state, and embeds each split once."""
+  """Evaluates one state, and embeds each split once.
+
+  Attributes:
+    confusion: Of evaluations whose objective counts it, int32 [K, K] by label
+      and answer.
+  """
 
   def __init__(
     self,
@@ -107,6 +117,7 @@ class _Evaluator:
     self._stop = stop
     self._watch = watch
     self._embedded: dict[str, embedded.Embedded] = {}
+    self.confusion: dict[str, np.ndarray] = {}
 
   def evaluate(self, name: str) -> Scalars:
     """Returns the metrics of one evaluation."""
@@ -126,6 +137,8 @@ class _Evaluator:
 
     self._each(self._experiment.eval_batches(name), add)
     metrics = jax.device_get(total).compute()
+    if 'confusion' in metrics:
+      self.confusion[name] = np.asarray(metrics.pop('confusion'))
     return {metric: float(value) for metric, value in metrics.items()}
 
   def _probe(self, name: str) -> Scalars:

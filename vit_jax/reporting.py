@@ -3,7 +3,8 @@
 metrics.jsonl has one JSON object a line: `step` (completed updates), `epoch`
 (times that each example was seen), `time` (seconds since 1970), and scalars by
 their names. JSON has no infinity and no NaN: they are null. The same
-scalars, NaN too, are in events.out.* for TensorBoard.
+scalars, NaN too, are in events.out.* for TensorBoard, but for counts of
+examples, which never change; and with them the config and a few images.
 
 When a run resumes at a step, what was reported after that step is cut from
 both. A metric that is there already at that very step is not reported again.
@@ -16,20 +17,17 @@ import json
 import logging as python_logging
 import math
 import pathlib
-import socket
-import struct
 import sys
 import time
 from types import TracebackType
+from typing import Any
 from typing import IO
 from typing import TextIO
 
 from absl import logging
-from tensorboardX.proto import event_pb2
-from tensorboardX.proto import summary_pb2
-from tensorboardX.record_writer import masked_crc32c
 import tqdm
 
+from vit_jax import events
 from vit_jax import workdir as workdir_lib
 from vit_jax.config import UserError
 
@@ -140,7 +138,7 @@ class Reporter:
     with self._explained():
       self._before = cut_back(self._path, start_step)
       self._metrics: IO[str] = self._path.open('a', encoding='utf-8')
-      self._events = _Events(pathlib.Path(workdir), start_step)
+      self._events = events.Events(pathlib.Path(workdir), start_step)
     self._bar = _progress_bar(stream or sys.stderr, total_steps, start_step)
     if self._bar is not None:
       logging.get_absl_logger().addFilter(self._clear_bar)
@@ -155,6 +153,34 @@ class Reporter:
     traceback: TracebackType | None,
   ) -> None:
     self.close()
+
+  def describe(self, config: Mapping[str, Any]) -> None:
+    """Shows the config in TensorBoard: as a text, and as hyperparameters.
+
+    Args:
+      config: The value of each leaf by its dotted key.
+
+    Raises:
+      UserError: It cannot be written.
+    """
+    if self._writes:
+      with self._explained():
+        self._events.write_config(self._start_step, config)
+
+  def show(self, step: int, name: str, png: bytes) -> None:
+    """Shows an image in TensorBoard.
+
+    Args:
+      step: Number of completed updates.
+      name: As 'train/images'.
+      png: The file.
+
+    Raises:
+      UserError: It cannot be written.
+    """
+    if self._writes:
+      with self._explained():
+        self._events.write_image(step, name, png)
 
   def write(
     self, step: int, epoch: float, scalars: Mapping[str, float]
@@ -285,55 +311,6 @@ def cut_back(
       new.write(line)
       kept |= {name: (values['step'], x) for name, x in values.items()}
   return kept
-
-
-class _Events:
-  """An event file for TensorBoard.
-
-  Not a tensorboardX.SummaryWriter: its thread holds events back for up to two
-  minutes, which a killed run would lose; where the disk is full, the thread
-  dies, and the loop waits for it for ever; and a run that resumes within the
-  second overwrites the file of the one before.
-  """
-
-  def __init__(self, directory: pathlib.Path, start_step: int):
-    prefix = 'events.out.tfevents.'
-    earlier = [path.name for path in directory.glob(f'{prefix}*')]
-    seconds = [name.removeprefix(prefix).split('.')[0] for name in earlier]
-    # TensorBoard reads the files by their names, and never goes back.
-    newest = max((int(x) for x in seconds if x.isdecimal()), default=0)
-    stamp = max(int(time.time()), newest + 1)
-    name = f'{prefix}{stamp:010d}.{socket.gethostname()}'
-    self._file = (directory / name).open('xb')
-    self._write(
-      event_pb2.Event(wall_time=time.time(), file_version='brain.Event:2')
-    )
-    # TensorBoard drops what it has read from this step on, except at the first
-    # start that it sees: so the first run says that it starts, too.
-    start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
-    self._write(
-      event_pb2.Event(
-        wall_time=time.time(), step=start_step + 1, session_log=start
-      )
-    )
-
-  def write(self, step: int, now: float, scalars: Mapping[str, float]) -> None:
-    values = [
-      summary_pb2.Summary.Value(tag=name, simple_value=value)
-      for name, value in scalars.items()
-    ]
-    summary = summary_pb2.Summary(value=values)
-    self._write(event_pb2.Event(wall_time=now, step=step, summary=summary))
-
-  def close(self) -> None:
-    self._file.close()
-
-  def _write(self, event: event_pb2.Event) -> None:
-    data = event.SerializeToString()
-    size = struct.pack('<Q', len(data))
-    sums = [struct.pack('<I', masked_crc32c(part)) for part in (size, data)]
-    self._file.write(size + sums[0] + data + sums[1])  # a TFRecord
-    self._file.flush()
 
 
 def _progress_bar(

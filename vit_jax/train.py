@@ -32,14 +32,18 @@ from vit_jax import data
 from vit_jax import distributed
 from vit_jax import evals
 from vit_jax import experiment as experiment_lib
+from vit_jax import fed as fed_lib
 from vit_jax import feed
 from vit_jax import memory
 from vit_jax import monitor as monitor_lib
 from vit_jax import reporting
 from vit_jax import timekeeping
 from vit_jax import workdir as workdir_lib
+from vit_jax.explore import contact_sheet
 
 Scalars = dict[str, float]
+
+_SHOWN = 16  # images of the first batch in TensorBoard
 
 
 @dataclasses.dataclass(frozen=True)
@@ -277,6 +281,7 @@ def train(
   """
   with contextlib.ExitStack() as stack:
     loop = _begin(experiment, workdir, stop, stack)
+    _show(experiment, loop.step, loop.reporter)
     if loop.step < experiment.total_steps:
       _check_memory(experiment, loop.step, compiling)
     loop.clock.resume(loop.reporter.before('train/useful_seconds') or 0.0)
@@ -312,6 +317,30 @@ def _check_memory(
   else:
     compiled = experiment.program.compile(experiment.first_call(step))
   accumulation.check(experiment, compiled, has_state=True)
+
+
+def _show(
+  experiment: experiment_lib.Experiment,
+  step: int,
+  reporter: reporting.Reporter,
+) -> None:
+  """Shows the config in TensorBoard and, at the start, what the model is fed.
+
+  The step may be compiled meanwhile.
+  """
+  config = experiment.config
+  reporter.describe(dict(config_lib.flatten(config_lib.to_dict(config))))
+  if step or not distributed.first():
+    return
+  try:
+    fed = fed_lib.of(config, experiment.source, step, _SHOWN)
+  except config_lib.UserError:
+    return  # the loop says so at its first batch, which has the same image
+  captions = [contact_sheet.caption(x, fed.classes) for x in fed.labels]
+  png = contact_sheet.encode(
+    list(fed.images), captions, title='of the first batch, as it is fed'
+  )
+  reporter.show(step, 'train/images', png)
 
 
 def _begin(

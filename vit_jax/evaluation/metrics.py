@@ -1,9 +1,13 @@
 """Classification metrics that count each image exactly once."""
 
+import functools
+
 from clu import metrics
 import flax
 import jax
 import jax.numpy as jnp
+
+MOST_CONFUSED = 100  # classes whose confusion is counted; more cannot be read
 
 
 @flax.struct.dataclass
@@ -31,12 +35,59 @@ class Count(metrics.Metric):
     return self.total
 
 
-# Accuracy and mean loss over images, and their number.
-Classification = metrics.Collection.create(
-  accuracy=metrics.Average.from_output('correct'),
-  loss=metrics.Average.from_output('loss'),
-  examples=Count,
-)
+@functools.cache
+def confusion(num_classes: int) -> type[metrics.Metric]:
+  """Returns a metric: counts of images by label and answer, int32 [K, K].
+
+  Args:
+    num_classes: K.
+  """
+
+  @flax.struct.dataclass
+  class Confusion(metrics.Metric):
+    counts: jax.Array
+
+    @classmethod
+    def empty(cls) -> 'Confusion':
+      return cls(counts=jnp.zeros((num_classes, num_classes), jnp.int32))
+
+    @classmethod
+    def from_model_output(
+      cls,
+      answers: jax.Array,
+      labels: jax.Array,
+      mask: jax.Array,
+      **_: jax.Array,
+    ) -> 'Confusion':
+      # Of padding there are 0 more.
+      added = cls.empty().counts.at[labels, answers].add(mask.astype(jnp.int32))
+      return cls(counts=added)
+
+    def merge(self, other: 'Confusion') -> 'Confusion':
+      return type(self)(counts=self.counts + other.counts)
+
+    def compute(self) -> jax.Array:
+      return self.counts
+
+  return Confusion
+
+
+@functools.cache
+def collection(num_classes: int) -> type[metrics.Collection]:
+  """Returns accuracy, mean loss and count; of few classes also confusion.
+
+  Args:
+    num_classes: Of the model.
+  """
+  more = {}
+  if num_classes <= MOST_CONFUSED:
+    more['confusion'] = confusion(num_classes)
+  return metrics.Collection.create(
+    accuracy=metrics.Average.from_output('correct'),
+    loss=metrics.Average.from_output('loss'),
+    examples=Count,
+    **more,
+  )
 
 
 def classification(
@@ -50,8 +101,11 @@ def classification(
     losses: float32 [B], of each image.
     mask: bool [B], False on padding.
   """
-  return Classification.single_from_model_output(
-    correct=(logits.argmax(axis=-1) == labels).astype(jnp.float32),
+  answers = logits.argmax(axis=-1)
+  return collection(logits.shape[-1]).single_from_model_output(
+    correct=(answers == labels).astype(jnp.float32),
     loss=losses,
+    answers=answers,
+    labels=labels,
     mask=mask,
   )

@@ -75,7 +75,34 @@ def draw(
   marked: Collection[int] = (),
   title: str = '',
 ) -> None:
-  """Writes a PNG with images in rows of at most 8, from left to right.
+  """Writes `encode`'s PNG.
+
+  Args:
+    images: As of `encode`.
+    captions: Likewise.
+    path: Of the PNG; its directory is made.
+    marked: As of `encode`.
+    title: Likewise.
+
+  Raises:
+    UserError: It cannot be written.
+  """
+  png = encode(images, captions, marked=marked, title=title)
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(png)
+  except OSError as e:
+    raise workdir_lib.cannot_write(path, e) from e
+
+
+def encode(
+  images: Sequence[np.ndarray],
+  captions: Sequence[str],
+  *,
+  marked: Collection[int] = (),
+  title: str = '',
+) -> bytes:
+  """Returns a PNG with images in rows of at most 8, from left to right.
 
   Small images are enlarged by whole factors, so that their pixels stay visible;
   large ones are shrunk.
@@ -85,12 +112,8 @@ def draw(
       shown on white) channels: uint8, or floats where 0 to 1 is black to white.
       What is not finite is magenta. An array [N, h, w, C] will do.
     captions: Of each, a line or more; cut where they are too long.
-    path: Of the PNG; its directory is made.
     marked: Positions of images that get a red frame.
     title: Above them all.
-
-  Raises:
-    UserError: It cannot be written.
   """
   tiles = [_fit(_to_rgb(image)) for image in images]
   width = max((tile.shape[1] for tile in tiles), default=_SMALLEST)
@@ -104,13 +127,8 @@ def draw(
     cells.append(_cell(tile, lines, (height, width), frame))
   sheet = _grid(cells)
   if title:
-    sheet = np.concatenate([_text(title, sheet.shape[1]), sheet])
-  png = cv2.imencode('.png', sheet[..., ::-1])[1].tobytes()
-  try:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(png)
-  except OSError as e:
-    raise workdir_lib.cannot_write(path, e) from e
+    sheet = np.concatenate([write_line(title, sheet.shape[1]), sheet])
+  return cv2.imencode('.png', sheet[..., ::-1])[1].tobytes()
 
 
 def _to_rgb(image: np.ndarray) -> np.ndarray:
@@ -156,14 +174,20 @@ def _cell(
       frame
     )
   cell[top : top + h, left : left + w] = tile
-  texts = [_text(line, width, frame or _INK) for line in lines]
+  texts = [write_line(line, width, frame or _INK) for line in lines]
   return np.concatenate([cell, *texts])
 
 
-def _text(
+def write_line(
   text: str, width: int, colour: tuple[int, int, int] = _INK
 ) -> np.ndarray:
-  """Returns a line of text, [_LINE, width, 3]."""
+  """Returns a line of text, uint8 [_LINE, width, 3]; cut where it is too long.
+
+  Args:
+    text: In any script.
+    width: In pixels.
+    colour: Red, green, blue.
+  """
   line = np.full((_LINE, width, 3), _PAPER, np.uint8)
   text = shown = _drawable(text)
   while shown and _text_width(shown) > width - 2 * _FRAME:

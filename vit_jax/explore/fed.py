@@ -14,17 +14,11 @@ Prints the path of the PNG.
 
 import pathlib
 import sys
-from typing import NamedTuple
-from typing import TYPE_CHECKING
 
 from absl import flags
 
 from vit_jax import cli
 from vit_jax.config import UserError
-
-if TYPE_CHECKING:
-  import ml_collections
-  import numpy as np
 
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 _CONFIG = cli.define_config(FLAGS)
@@ -47,20 +41,6 @@ _COUNT = flags.DEFINE_integer(
 )
 
 
-class Fed(NamedTuple):
-  """The first examples of a global batch, as the model is fed them.
-
-  Attributes:
-    images: float32 [b, H, W, C], 0 to 1.
-    labels: int32 [b], or shares of the classes, float32 [b, classes].
-    classes: Their names.
-  """
-
-  images: 'np.ndarray'
-  labels: 'np.ndarray'
-  classes: tuple[str, ...]
-
-
 def main(argv: list[str]) -> None:
   """Draws, and prints where."""
   if argv[1:]:
@@ -77,8 +57,10 @@ def main(argv: list[str]) -> None:
     raise UserError(f'--out={path}: what is written is a .png file')
   if _OUT.value and not path.parent.is_dir():
     raise UserError(f'--out={path}: there is no folder {path.parent}')
-  fed = load(config, step, _COUNT.value)
+  from vit_jax import fed as fed_lib  # it imports jax
   from vit_jax.explore import contact_sheet
+
+  fed = fed_lib.load(config, step, _COUNT.value)
 
   contact_sheet.draw(
     list(fed.images),
@@ -88,48 +70,3 @@ def main(argv: list[str]) -> None:
     f' {config.data.name}, {config.data.split}',
   )
   print(path)
-
-
-def load(config: 'ml_collections.ConfigDict', step: int, count: int) -> Fed:
-  """Returns what the model is fed.
-
-  Args:
-    config: Of an experiment; is not changed.
-    step: Completed updates.
-    count: Examples to return, at most.
-
-  Raises:
-    UserError: The config or the data cannot be used.
-  """
-  import jax
-  import numpy as np
-
-  from vit_jax import config as config_lib
-  from vit_jax import data
-  from vit_jax import train_step
-  from vit_jax.data import batches
-  from vit_jax.data import device
-  from vit_jax.data import intensity
-  from vit_jax.objectives import base
-
-  config_lib.check(config)
-  data.check(config)
-  source = data.open_split(config)
-  config = config.copy_and_resolve_references()
-  config.model.num_classes = len(source.classes)
-  intensity.fill(config, source)
-  # The rest of the batch is not needed, but for the second half of a pair.
-  count = min(count, config.train.batch_size)
-  rows = range(min(count + count % 2, config.train.batch_size))
-  batch = batches.train_rows(source, config, step, rows)
-  key = base.augmentation_key(train_step.step_key(config.seed, step))
-  transform = jax.jit(device.train_transform(config, source.image_shape))
-  fed = transform(batch, key, np.asarray(rows, np.int32))
-  mean, std = (
-    np.asarray(x, np.float32) for x in config_lib.normalization(config)
-  )
-  return Fed(
-    images=np.asarray(fed['image'])[:count] * std + mean,
-    labels=np.asarray(fed['label'])[:count],
-    classes=source.classes,
-  )

@@ -104,7 +104,10 @@ class Classification:
   def metrics(
     self, params: base.Params, batch: base.Batch
   ) -> clu_metrics.Collection:
-    """Returns accuracy, loss and count over the images that are not padding."""
+    """Returns accuracy, loss and count over the images that are not padding.
+
+    Of few classes also `confusion`, which is no scalar.
+    """
     images, labels = self._prepare(batch['image']), batch['label']
     logits = self._apply(params, images)
     loss = losses.cross_entropy(logits, labels, self._loss)
@@ -112,7 +115,7 @@ class Classification:
 
   def no_metrics(self) -> clu_metrics.Collection:
     """Returns the metrics of no images."""
-    return metrics.Classification.empty()
+    return metrics.collection(self.model.num_classes).empty()
 
   def _cross_entropy(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
     how = self._loss, self._smoothing

@@ -1,0 +1,112 @@
+"""Event files, which TensorBoard reads."""
+
+from collections.abc import Mapping
+import pathlib
+import socket
+import struct
+import time
+from typing import Any
+
+from tensorboardX import summary as summary_lib
+from tensorboardX.proto import event_pb2
+from tensorboardX.proto import summary_pb2
+from tensorboardX.record_writer import masked_crc32c
+
+
+class Events:
+  """An event file for TensorBoard.
+
+  Not a tensorboardX.SummaryWriter: its thread holds events back for up to two
+  minutes, which a killed run would lose; where the disk is full, the thread
+  dies, and the loop waits for it for ever; and a run that resumes within the
+  second overwrites the file of the one before.
+  """
+
+  def __init__(self, directory: pathlib.Path, start_step: int):
+    """Begins a file, which has TensorBoard drop what is after the start.
+
+    Args:
+      directory: Where it is written.
+      start_step: Number of updates that were completed before.
+    """
+    prefix = 'events.out.tfevents.'
+    earlier = [path.name for path in directory.glob(f'{prefix}*')]
+    seconds = [name.removeprefix(prefix).split('.')[0] for name in earlier]
+    # TensorBoard reads the files by their names, and never goes back.
+    newest = max((int(x) for x in seconds if x.isdecimal()), default=0)
+    stamp = max(int(time.time()), newest + 1)
+    name = f'{prefix}{stamp:010d}.{socket.gethostname()}'
+    self._file = (directory / name).open('xb')
+    self._write(
+      event_pb2.Event(wall_time=time.time(), file_version='brain.Event:2')
+    )
+    # TensorBoard drops what it has read from this step on, except at the first
+    # start that it sees: so the first run says that it starts, too.
+    start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
+    self._write(
+      event_pb2.Event(
+        wall_time=time.time(), step=start_step + 1, session_log=start
+      )
+    )
+
+  def write(self, step: int, now: float, scalars: Mapping[str, float]) -> None:
+    """Writes scalars, but for counts of examples: they are constants."""
+    values = [
+      summary_pb2.Summary.Value(tag=name, simple_value=value)
+      for name, value in scalars.items()
+      if not name.endswith('/examples')
+    ]
+    if values:
+      self._summarize(step, now, summary_pb2.Summary(value=values))
+
+  def write_config(self, step: int, config: Mapping[str, Any]) -> None:
+    """Writes a config for the tabs TEXT and HPARAMS.
+
+    The metrics of HPARAMS are not listed here: without a list, TensorBoard
+    takes all scalars.
+
+    Args:
+      step: At which it is shown.
+      config: The value of each leaf by its dotted key.
+    """
+    # Indented, it is code to Markdown.
+    lines = '\n'.join(f'    {key} = {x!r}' for key, x in config.items())
+    self._summarize(step, time.time(), summary_lib.text('config', lines))
+    shown = {
+      key: x if isinstance(x, bool | int | float | str) else repr(x)
+      for key, x in config.items()
+      if x is not None
+    }
+    _, started, _ = summary_lib.hparams(shown, {})
+    self._summarize(step, time.time(), started)
+
+  def write_image(self, step: int, name: str, png: bytes) -> None:
+    """Writes an image for the tab IMAGES.
+
+    Args:
+      step: At which it is shown.
+      name: Of the image.
+      png: The file.
+    """
+    width, height = struct.unpack('>II', png[16:24])  # of its first chunk
+    image = summary_pb2.Summary.Image(
+      width=width, height=height, colorspace=3, encoded_image_string=png
+    )
+    value = summary_pb2.Summary.Value(tag=name, image=image)
+    self._summarize(step, time.time(), summary_pb2.Summary(value=[value]))
+
+  def close(self) -> None:
+    """Closes the file."""
+    self._file.close()
+
+  def _summarize(
+    self, step: int, now: float, summary: summary_pb2.Summary
+  ) -> None:
+    self._write(event_pb2.Event(wall_time=now, step=step, summary=summary))
+
+  def _write(self, event: event_pb2.Event) -> None:
+    data = event.SerializeToString()
+    size = struct.pack('<Q', len(data))
+    sums = [struct.pack('<I', masked_crc32c(part)) for part in (size, data)]
+    self._file.write(size + sums[0] + data + sums[1])  # a TFRecord
+    self._file.flush()
