@@ -196,7 +196,10 @@ def test_the_command(form, digits_run, tmp_path, caplog, monkeypatch):
   beside = [f'{path.name}.json'] if form == 'stablehlo' else []
   named = ' and '.join([path.name, *beside])
   messages = [record.getMessage() for record in caplog.records]
-  assert [text.split(', ')[0] for text in messages] == [f'wrote {named}']
+  assert [text.split(', ')[0] for text in messages] == [
+    f'loaded {digits_run}/checkpoints/3: step 3',
+    f'wrote {named}',
+  ]
   assert sorted(x.name for x in tmp_path.iterdir()) == [path.name, *beside]
   run = vit_jax.load(digits_run)
   found = facts(path, form)

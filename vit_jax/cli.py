@@ -179,7 +179,9 @@ def load(
     raise config_lib.UserError(
       f'{path} with {given}: {config_lib.one_line(e)}'
     ) from None
-  logging.info('loaded %s', loaded.origin)
+  origin = loaded.origin
+  hint = '' if origin.newest == origin.step else ' (--step=newest)'
+  logging.info('loaded %s%s', origin, hint)
   if loaded.changes:
     logging.info('%s', adapt.changes_table(loaded.changes))
   return loaded

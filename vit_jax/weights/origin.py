@@ -45,7 +45,7 @@ class Origin:
     text = f'{text}, {parameters}'
     if self.newest in (None, self.step):
       return text
-    return f'{text}; the newest is of step {self.newest} (--step=newest)'
+    return f'{text}; the newest is of step {self.newest}'
 
 
 MEMORY = Origin('memory', 'vit_jax')  # of a model that was read from no file
