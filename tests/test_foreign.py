@@ -162,6 +162,16 @@ def test_what_is_assumed_of_a_bare_file(name, mean, resized, tmp_path, caplog):
     assert '\n' not in line
 
 
+def test_the_epsilons_of_timms_hybrids_are_said(tmp_path, caplog):
+  random = random_model(name='R+ViT-Ti/16', resnet_width=32, size=(64, 64))
+  export.write(random, tmp_path / 'x', 'timm', 'here')
+  vit_jax.load(tmp_path / 'x')  # ours
+  assert 'epsilons' not in caplog.text
+  (tmp_path / 'x' / 'config.json').unlink()
+  vit_jax.load(tmp_path / 'x', num_heads=random.model.num_heads)
+  assert 'logits differ from those of timm' in caplog.text
+
+
 @pytest.mark.parametrize('name', ['google/vit_gap.npz', 'torch/mixer'])
 def test_what_is_assumed_can_be_said_otherwise(name, tmp_path, caplog):
   """By the line that says what was assumed."""
@@ -712,6 +722,34 @@ def test_names_of_other_classes(tmp_path, exported, form, key, caplog):
   with caplog.at_level('WARNING', 'absl'):
     assert vit_jax.load(path).classes == ()
   assert f'{key} of config.json names 4 classes, the head has 5' in caplog.text
+
+
+@pytest.mark.parametrize(
+  'added,field',
+  [
+    ('norm_pre.weight', 'pre_norm=True'),
+    ('patch_embed.norm.weight', 'embed_norm_layer'),
+    ('blocks.0.attn.norm.weight', 'scale_attn_norm=True'),
+    ('blocks.1.mlp.norm.weight', 'scale_mlp_norm=True'),
+    ('blocks.1.attn.lambda_q1', "attn_layer='diff'"),
+    ('blocks.0.attns.0.attn.proj.weight', 'block_fn'),
+    ('norm.num_batches_tracked', 'BatchNorm'),
+    (None, 'proj_bias=False'),
+  ],
+)
+def test_arrays_that_timms_other_fields_have(tmp_path, added, field):
+  """A bare file's, which nothing else explains."""
+  export.write(random_model(), tmp_path / 'ours.safetensors', 'timm', 'here')
+  arrays = read(tmp_path / 'ours.safetensors')
+  if added:
+    arrays[added] = np.ones(24, np.float32)
+  else:
+    arrays = {
+      k: x for k, x in arrays.items() if not k.endswith('attn.proj.bias')
+    }
+  files.write_safetensors(tmp_path / 'x.safetensors', arrays, {})
+  with pytest.raises(UserError, match=f'in timm with .*{field}.* not computed'):
+    vit_jax.load(tmp_path / 'x.safetensors')
 
 
 def test_absurd_numbers_in_names_are_refused(tmp_path):

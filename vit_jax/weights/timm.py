@@ -10,6 +10,7 @@ import re
 from typing import Any
 from typing import cast
 
+from absl import logging
 from flax import linen as nn
 
 from vit_jax import models
@@ -196,6 +197,12 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     width, channels, *_ = shapes.get(stem, 4)
     fields |= {'resnet_stages': stages, 'resnet_width': width}
     stride = 4 * 2 ** max(len(stages) - 1, 0)
+    if hints.stored_size is None:  # else we wrote it
+      logging.warning(
+        'warning: its ResNet is computed with the epsilons of the code that'
+        " trained it, Google's (kernels 1e-5, GroupNorm 1e-6), not with timm's"
+        ' (1e-8, 1e-5): logits differ from those of timm by some 1e-4'
+      )
   if fields['gated_mlp']:
     timm_names.check_gated(hints.config)
   else:

@@ -55,13 +55,12 @@ def config(
   resize, channels = preprocess.resize, preprocess.channels
   is_squashed = isinstance(resize, tuple)
   side = min(resize) if isinstance(resize, tuple) else resize
+  least = min(preprocess.image_size)
   pretrained = {
     'input_size': [channels, *image_size],
     'fixed_input_size': not isinstance(model, resnet.BiT),
     'interpolation': preprocess.interpolation,
-    'crop_pct': (
-      geometry.crop_fraction(min(preprocess.image_size), side) if side else 1.0
-    ),
+    'crop_pct': geometry.crop_fraction(least, max(side or 0, least)),
     'crop_mode': 'squash' if is_squashed else 'center',
     'mean': base.per_channel(preprocess.mean, channels),
     'std': base.per_channel(preprocess.std, channels),
