@@ -54,8 +54,11 @@ class FolderSource(base.Source):
       UserError: There is no such folder or split, or a class is empty or
         unknown.
     """
-    self._root = root
     self._folders = split_folders(root)
+    self._prefixes = {
+      name: '' if path == root else f'{os.path.basename(path)}/'
+      for name, path in self._folders.items()
+    }
     self.classes = classes_in(self._folders['train'])
     self.image_shape = image_shape
     self._label_of = {name: i for i, name in enumerate(self.classes)}
@@ -93,7 +96,8 @@ class FolderSource(base.Source):
 
   def id(self, position: int) -> str:
     """Returns the path of an example's file below the folder."""
-    return os.path.relpath(self.file(position), self._root)
+    split, row, _ = self._selection.locate(position)
+    return self._prefixes[split] + self._files[split][row]
 
   def bits(self) -> int:
     """Returns 16 where one of the first 64 files has 16, by its header."""
