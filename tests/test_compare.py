@@ -99,9 +99,12 @@ def test_tables(two, tmp_path, capsys):
 
 def test_what_is_no_run_is_left_out(two, tmp_path, capsys, caplog):
   """A pattern of the shell matches reports and pictures, too."""
-  others = [tmp_path / 'runs' / name for name in ('inside', 'x.npz')]
+  names = 'inside', 'x.npz', 'x_timm'
+  others = [tmp_path / 'runs' / name for name in names]
   others[0].mkdir()
   others[1].write_text('')
+  others[2].mkdir()
+  (others[2] / 'config.json').write_text('{}')
   assert commands.run(compare, *two, *others, '--out=') == 0
   assert rows(capsys.readouterr().out)['config'] == ['a', 'b']
   for other in others:
@@ -269,11 +272,12 @@ def test_mistakes(two, tmp_path, monkeypatch):
   (tmp_path / 'empty').mkdir()
   (tmp_path / 'bad').mkdir()
   (tmp_path / 'bad' / 'config.json').write_text('{')
+  (tmp_path / 'bad' / 'run.json').write_text('{}')
   for args, message in (
     ([a], 'name two or more work directories'),
     ([a, b, a], 'is given twice'),
     ([a, tmp_path / 'none'], 'there is no work directory'),
-    ([a, tmp_path / 'empty'], 'there is no config.json in .*empty'),
+    ([a, tmp_path / 'empty'], 'there is no config.json, .* in .*empty'),
     ([a, tmp_path / 'bad'], 'cannot read .*config.json.*leave this run out'),
     ([a, b, '--out=x.gif'], 'must end in .png or'),
     ([a, b, '--out=/none/x.png'], 'there is no folder /none'),

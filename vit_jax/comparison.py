@@ -88,7 +88,7 @@ def _without_others(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
     names = config_lib.some([str(x) for x in others])
     raise UserError(
       f'{len(left)} of these is the work directory of a run, and it takes two'
-      f' to compare: there is no config.json in {names}'
+      f' to compare: there is no config.json, or no run.json, in {names}'
     )
   for path in others:
     logging.warning('warning: %s is left out: it is no run', path)

@@ -91,8 +91,11 @@ def is_better_low(name: str) -> bool:
 
 
 def is_run(path: pathlib.Path) -> bool:
-  """Whether a path is the work directory of a run that began."""
-  return (path / 'config.json').is_file()
+  """Whether a path is the work directory of a run that began.
+
+  Converted models have a config.json, too.
+  """
+  return (path / 'config.json').is_file() and (path / 'run.json').is_file()
 
 
 def read(path: pathlib.Path) -> Record:
