@@ -7,6 +7,7 @@ import subprocess
 import sys
 import types
 
+import jax
 import psutil
 import pytest
 import tiny
@@ -110,12 +111,21 @@ def test_parts_respect_mesh_and_pairs(tmp_path, give):
     mesh__data=4,
     augment__mixup=0.2,
   )
-  give(2**20)
+  give(4 * 60_000)  # of which the state takes 44,000
   with pytest.raises(UserError, match=r'nor do smaller parts fit') as error:
     train.run(config, str(tmp_path / 'run'))
+  assert 'in 16 part(s)' in str(error.value)
   assert 'for each device' in str(error.value)
   give(2**30)
   assert train.run(config, str(tmp_path / 'run')).status == 0
+
+
+def test_a_state_that_does_not_fit(tmp_path, give):
+  """Known at once: nothing is compiled, and nothing written."""
+  give(30_000)
+  with pytest.raises(UserError, match=r'^the train state needs 0\.00 GiB'):
+    train.run(tiny.config(**LARGE), str(tmp_path / 'run'))
+  assert not (tmp_path / 'run' / 'config.json').exists()
 
 
 @pytest.mark.parametrize('value', ['all', 0, 1.5])
@@ -123,6 +133,26 @@ def test_other_values_are_refused(value):
   config = tiny.config(train__accumulation=value)
   with pytest.raises(UserError, match="at least 1, or 'auto'"):
     experiment_lib.check(config)
+
+
+@pytest.mark.parametrize(
+  ('text', 'is_memory'),
+  [
+    # Of a CPU in the middle of a step, of a GPU, and of something else.
+    (
+      'INTERNAL: Error dispatching computation: Out of memory allocating 9',
+      True,
+    ),
+    (
+      'RESOURCE_EXHAUSTED: Out of memory while trying to allocate 9 bytes',
+      True,
+    ),
+    ('INTERNAL: no kernel image is available', False),
+  ],
+)
+def test_what_says_that_memory_is_too_little(text, is_memory):
+  assert bool(memory.told(jax.errors.JaxRuntimeError(text))) == is_memory
+  assert memory.told(ValueError(text)) is None
 
 
 def test_the_address_space_counts():

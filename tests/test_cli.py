@@ -169,3 +169,49 @@ def test_a_compile_cache_that_cannot_be_written(tmp_path):
   assert result.returncode == 1 and 'Traceback' not in result.stderr
   assert result.stderr.startswith('error: ')
   assert f'{tmp_path}/file/cache' in result.stderr
+
+
+def test_too_little_memory_is_one_line(digits_run):
+  """On the host: no machine has room for a batch of so many images."""
+  command = [sys.executable, '-m', 'vit_jax.evaluate', f'--from={digits_run}']
+  result = subprocess.run(
+    [
+      *command,
+      '--data=digits',
+      '--split=train[80%:]',
+      '--batch_size=1000000000000',
+    ],
+    check=False,
+    capture_output=True,
+    text=True,
+    env=ENV,
+  )
+  assert result.returncode == 1 and not result.stdout
+  assert 'Traceback' not in result.stderr
+  last = result.stderr.splitlines()[-1]
+  assert last.startswith('error: there is too little memory')
+  assert '--batch_size' in last
+
+
+def test_what_jax_says_of_memory_is_one_line():
+  """As its CPU says it, in the middle of any command."""
+  code = (
+    'from vit_jax import cli\n'
+    'def main(argv):\n'
+    '  import jax\n'
+    '  import jax.numpy as jnp\n'
+    '  jax.jit(lambda x: jnp.zeros(2**44) + x)(1.0).block_until_ready()\n'
+    'cli.run(main, "")\n'
+  )
+  result = subprocess.run(
+    [sys.executable, '-c', code],
+    check=False,
+    capture_output=True,
+    text=True,
+    env=ENV,
+  )
+  assert result.returncode == 1
+  assert 'Traceback' not in result.stderr
+  last = result.stderr.splitlines()[-1]
+  assert last.startswith('error: there is too little memory (')
+  assert 'Out of memory allocating 70368744177664 bytes' in last

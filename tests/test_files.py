@@ -318,7 +318,7 @@ def test_pth_of_the_old_format(tmp_path):
     (b'\n <?xml version="1.0"?><Error>AccessDenied', 'is a web page or an er'),
     (b'version https://git-lfs.github.com/spec/v1\noid', 'Git LFS pointer'),
     (pickle.dumps({'x': 3}), 'bare pickle, which could run any code'),
-    (gzip.compress(b'x'), 'packed by gzip'),
+    (gzip.compress(b'x', mtime=0), 'packed by gzip'),
     (b'\x89HDF\r\n\x1a\n', 'an HDF5 file'),
     (b'{"architecture": "vit"}', 'neither a checkpoint nor the index of one'),
     (b'{' * 100_000, 'neither a checkpoint nor the index of one'),

@@ -93,8 +93,11 @@ def check_state(experiment: experiment_lib.Experiment) -> None:
   """
   needed, room = _needed(experiment, 0, has_state=False), _room(experiment)
   if needed > room:
-    parts = config_lib.num_parts(experiment.config)
-    raise _too_small(experiment, parts, needed, room, None)
+    raise config_lib.UserError(
+      f'the train state needs {_gib(needed)} of memory{_each(experiment)}, and'
+      f' {_gib(room)} is free: split it with config.mesh.fsdp, or take a'
+      ' smaller model'
+    )
 
 
 def _room(experiment: experiment_lib.Experiment) -> int:
@@ -248,13 +251,9 @@ def _too_small(
 ) -> config_lib.UserError:
   """Returns the error for a step that does not fit."""
   train = experiment.config.train
-  place = "the device's memory"
-  if _is_on_host(experiment):
-    place = 'memory'
-  each = ' for each device' if experiment.program.mesh.size > 1 else ''
   problem = (
     f'a step of {train.batch_size} images in {parts} part(s) needs'
-    f' {_gib(needed)} of {place}{each}, and {_gib(room)} is free'
+    f' {_gib(needed)} of memory{_each(experiment)}, and {_gib(room)} is free'
   )
   if found is None:
     return config_lib.UserError(
@@ -268,6 +267,10 @@ def _too_small(
     f" ('auto' finds it); or take --config.train.batch_size={size} in another"
     ' work directory'
   )
+
+
+def _each(experiment: experiment_lib.Experiment) -> str:
+  return ' for each device' if experiment.program.mesh.size > 1 else ''
 
 
 def _gib(size: float) -> str:
