@@ -83,7 +83,7 @@ def test_accepts(settings):
     ({'resize': (32,)}, r'data.resize is \(32,\): write one positive number'),
     ({'eval_resize': ((1, 2), 3)}, 'data.eval_resize is .*: write one positi'),
     ({'eval_resize': 1e308}, 'data.eval_resize is 1e.308: as a multiple of im'),
-    ({'resize': 2**40}, 'data.resize is .*: at most 65,536 pixels a side'),
+    ({'resize': 2**40}, 'data.resize is .*: too large, at most 65,536'),
     ({'image_size': (True, 8)}, 'data.image_size is .*: write one positive'),
   ],
 )

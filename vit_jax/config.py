@@ -739,7 +739,7 @@ def pair(value: int | tuple[int, int], key: str) -> tuple[int, int]:
     )
   if max(hw) > MOST_PIXELS:
     raise UserError(
-      f'config.{key} is {value}: at most {MOST_PIXELS:,} pixels a side'
+      f'config.{key} is {value}: too large, at most {MOST_PIXELS:,} a side'
     )
   return hw[0], hw[1]
 
