@@ -5,19 +5,18 @@ in a part, nearly linearly, so that few compilations find the number of parts
 (`train.accumulation`) that fits.
 """
 
+import collections
 from collections.abc import Mapping
 import socket
-import zlib
 
 from absl import logging
 import jax
-from jax.experimental import multihost_utils
 import ml_collections
-import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import dataset_cache
+from vit_jax import distributed
 from vit_jax import experiment as experiment_lib
 from vit_jax import memory
 from vit_jax import optim
@@ -103,19 +102,12 @@ def check_state(experiment: experiment_lib.Experiment) -> None:
 def _room(experiment: experiment_lib.Experiment) -> int:
   """Returns the free memory of the fullest device of all, in bytes."""
   free = memory.free_per_device(experiment.program.mesh.local_devices)
-  if jax.process_count() == 1:
-    return free
-  # Processes on one host share its memory; those with GPUs have their own.
-  host = zlib.crc32(socket.gethostname().encode()) >> 1
-  mine = np.array([free >> 20, host], np.int32)
-  all_free, hosts = multihost_utils.process_allgather(mine).T
+  everywhere = distributed.from_all((socket.gethostname(), free))
   if not _is_on_host(experiment):
-    return int(all_free.min()) << 20
-  shares = [
-    f // np.count_nonzero(hosts == h)
-    for f, h in zip(all_free, hosts, strict=True)
-  ]
-  return int(min(shares)) << 20
+    return min(free for _, free in everywhere)
+  # Processes on one host share its memory.
+  sharing = collections.Counter(host for host, _ in everywhere)
+  return min(free // sharing[host] for host, free in everywhere)
 
 
 def _is_on_host(experiment: experiment_lib.Experiment) -> bool:

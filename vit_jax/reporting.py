@@ -39,11 +39,12 @@ _FILE_ONLY = python_logging.getLogger('vit_jax.file_only')
 def shown() -> Iterator[None]:
   """Shows what is logged on stderr, unless a command or the caller does.
 
-  A command sets absl's verbosity to INFO, as everyone does who wants to see
-  more than warnings. In a notebook nobody has.
+  Either sets absl's verbosity: to INFO, or to less than warnings, as for all
+  processes but the first. In a notebook nobody has.
   """
   logger = logging.get_absl_logger()
-  if logger.isEnabledFor(python_logging.INFO):
+  is_set = logging.get_verbosity() != logging.WARNING  # which is the default
+  if is_set or logger.isEnabledFor(python_logging.INFO):
     yield
     return
   before, handler = logging.get_verbosity(), python_logging.StreamHandler()
