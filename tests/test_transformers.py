@@ -130,6 +130,7 @@ OURS = {
   'fixed positions': {'pool': 'gap', 'position_embedding': 'sincos2d'},
   'fixed, oblong': {'position_embedding': 'sincos2d', 'size': (16, 32)},
   'DeiT III': {'layer_scale': 0.5, 'position_tokens': 'patches'},
+  'class without position': {'position_tokens': 'patches', 'gelu': 'exact'},
   'DINOv2': DINO_HERE,
   'DINOv2, gated': DINO_HERE | {'gated_mlp': True, 'mlp_dim': 32},
   'DINOv2, registers': DINO_HERE | {'registers': 3, 'gelu': 'exact'},
@@ -137,13 +138,19 @@ OURS = {
 
 
 # Computed in another form there.
-REWRITTEN = ('fixed positions', 'fixed, oblong', 'DeiT III')
+REWRITTEN = (
+  'fixed positions',
+  'fixed, oblong',
+  'DeiT III',
+  'class without position',
+)
 
 
 @pytest.mark.parametrize('name', OURS)
 def test_our_models_there(tmp_path, name):
   ours = random_model(classes=('ant', 'bee', 'cow'), **OURS[name])
-  export.write(ours, tmp_path / 'x', 'huggingface', 'here')
+  notes = export.write(ours, tmp_path / 'x', 'huggingface', 'here')
+  assert bool(notes) == (name in REWRITTEN)
   model, told = transformers.AutoModelForImageClassification.from_pretrained(
     tmp_path / 'x', output_loading_info=True
   )

@@ -86,6 +86,12 @@ def rewrite(
       f'{stored} are stored as learned ones {values}: training would change'
       ' them, and another image size interpolates them'
     )
+  elif source.positioned_prefix > target.positioned_prefix:
+    notes.append(
+      'positions of tokens before the patches are part of the tokens'
+    )
+  elif source.positioned_prefix < target.positioned_prefix:
+    notes.append('tokens without a position are given one of zeros')
   grid = weights.grid(source, loaded.position_size)
   params, _ = adapt.adapt(
     params,
