@@ -460,7 +460,7 @@ def make(folder: pathlib.Path) -> None:
   """Makes what the targets start from, once: a run, and what is made of it."""
   run = folder / 'finished'
   config = tiny.config(train__duration='2 steps', optim__warmup='0 steps')
-  assert train.run(config, str(run)) == 0
+  assert train.run(config, str(run)).status == 0
   from vit_jax.weights import export
 
   loaded = vit_jax.load(run)

@@ -175,7 +175,10 @@ def test_a_run_that_stopped_goes_on_without_what_is_damaged(folder, tmp_path):
     train.run(config(folder), str(run))
   path = tmp_path / 'damaged.json'
   commands.run(command, 'check', folder, f'--out={path}')
-  assert train.run(config(folder, data__skip_damaged=str(path)), str(run)) == 0
+  assert (
+    train.run(config(folder, data__skip_damaged=str(path)), str(run)).status
+    == 0
+  )
   starts = json.loads((run / 'run.json').read_text())['runs']
   assert len({start['data_fingerprint'] for start in starts}) == 2
 

@@ -95,7 +95,7 @@ def learned(request, folder, tmp_path_factory):
     train__duration='60 steps',
     checkpoint__every='20 steps',
   )
-  assert train.run(made, str(path)) == 0
+  assert train.run(made, str(path)).status == 0
   return made, path
 
 
@@ -157,7 +157,7 @@ def test_a_run_goes_on_with_its_window(folder, learned, tmp_path):
   built = experiment_lib.build(resumed, resumes=True).config
   assert not config_lib.differences(before, built)
   if made.data.intensity == WINDOWS[1]:
-    assert train.run(made, str(part)) == 0
+    assert train.run(made, str(part)).status == 0
     losses = [
       [x['train/loss'] for x in tiny.metrics(p) if 'train/loss' in x]
       for p in (path, part)

@@ -153,7 +153,7 @@ def steps_run(tmp_path_factory):
     checkpoint__best='val/examples',
     checkpoint__keep=3,
   )
-  assert train.run(config, str(path)) == 0
+  assert train.run(config, str(path)).status == 0
   return path
 
 

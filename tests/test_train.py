@@ -361,7 +361,7 @@ def test_a_signal_after_the_last_evaluation_finds_the_run_finished(
       os.kill(os.getpid(), signal.SIGTERM)
 
   monkeypatch.setattr(reporting.Reporter, 'write', write)
-  assert train.run(tiny.config(), str(tmp_path)) == 0
+  assert train.run(tiny.config(), str(tmp_path)).status == 0
   assert (tmp_path / 'DONE').exists()
   assert '12' in os.listdir(tmp_path / 'checkpoints')
 

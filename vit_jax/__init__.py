@@ -55,6 +55,7 @@ _COMMANDS = (
   'predict',
   'embed',
   'explore',
+  'data',
   'convert',
   'export',
   'summary',
@@ -66,7 +67,6 @@ _COMMANDS = (
 _COMMAND_FOR = {
   'checkpoint': 'convert',
   'comparison': 'compare',
-  'data': 'explore data',
   'evals': 'evaluate',
   'evaluation': 'evaluate',
   'features': 'embed',

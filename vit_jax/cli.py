@@ -180,7 +180,8 @@ def load(
       f'{path} with {given}: {config_lib.one_line(e)}'
     ) from None
   origin = loaded.origin
-  hint = '' if origin.newest == origin.step else ' (--step=newest)'
+  has_newer = origin.newest not in (None, origin.step)
+  hint = ' (--step=newest)' if has_newer and 'step' not in overrides else ''
   logging.info('loaded %s%s', origin, hint)
   if loaded.changes:
     logging.info('%s', adapt.changes_table(loaded.changes))

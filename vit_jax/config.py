@@ -642,7 +642,7 @@ def _check_run(config: ml_collections.ConfigDict) -> None:
     raise UserError(f'config.seed is {config.seed}: it must be below 2**32')
   at_least(config, 'train.batch_size', 1)
   parts = train.accumulation
-  if parts != AUTO and (not isinstance(parts, int) or parts < 1):
+  if parts != AUTO and (type(parts) is not int or parts < 1):
     raise UserError(
       f'config.train.accumulation is {parts!r}: write a number of parts, at'
       f' least 1, or {AUTO!r}'

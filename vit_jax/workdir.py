@@ -264,6 +264,8 @@ def parse_json(text: str | bytes) -> Any:
     raise ValueError(too_deep) from None
   level = [value]
   for _ in range(_DEEPEST):
+    if not level:
+      return value
     level = [
       child
       for x in level
@@ -289,13 +291,17 @@ def parse_metrics(line: str) -> dict[str, Any] | None:
     return None
   if not isinstance(values, dict) or type(values.get('step')) is not int:
     return None
-  known = [values.get(key, 0) for key in ('step', 'epoch', 'time')]
+  known = [values.get(key, 0) for key in ('epoch', 'time')]
   others = [x for x in values.values() if x is not None]
-  return values if all(map(_is_number, [*known, *others])) else None
+  fits = abs(values['step']) < 2**63 and all(map(_is_number, [*known, *others]))
+  return values if fits else None
 
 
 def _is_number(value: Any) -> bool:
-  return type(value) in (int, float) and -(2**63) <= value < 2**63
+  """Whether a value is a number that a float can hold."""
+  if type(value) is float:
+    return True  # a run that diverges writes what is near the largest, too
+  return type(value) is int and abs(value) < 2**1000
 
 
 def check_config(

@@ -14,6 +14,7 @@ import os
 from absl import logging
 import numpy as np
 
+from vit_jax import workdir
 from vit_jax.config import some
 from vit_jax.config import UserError
 from vit_jax.data import base
@@ -162,7 +163,7 @@ def read_image(path: str) -> bytes:
     UserError: The file cannot be read.
   """
   try:
-    with open(path, 'rb', buffering=0) as file:  # read at once
+    with workdir.open_regular(path) as file:
       return file.read()
   except OSError as e:
     raise UserError(f'{path} cannot be read: {e.strerror}') from None
@@ -345,7 +346,7 @@ def _list_images(folder: str, classes: tuple[str, ...]) -> list[str]:
 def _file_bits(path: str) -> int:
   """Returns the bits of an image, 8 where its header cannot be read."""
   try:
-    with open(path, 'rb', buffering=0) as file:
+    with workdir.open_regular(path) as file:
       data = file.read(_HEADER)
       if tiff.is_tiff(data):  # whose header may be at its end
         data += file.read()

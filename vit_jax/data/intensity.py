@@ -41,8 +41,9 @@ def fill(
   if data.bits is None:
     data.bits = 8 if resumes else source.bits()
   part = levels_lib.percentiles(data.intensity)
+  _check_window(config)
   if part is not None and not data.intensity_window:
-    found = of_split(source, data.bits, data.channels, _SAMPLE)
+    found = of_split(source, data.bits, data.channels, _SAMPLE, strict=True)
     low, high = (found.percentile(x) for x in part)
     if low >= high:
       raise UserError(
@@ -54,10 +55,26 @@ def fill(
       'config.data.intensity=%s: of %d images of %s these are %d and %d',
       *(data.intensity, found.images, data.split, low, high),
     )
-  if data.bits == 16 and data.intensity == 'type':
+  if data.bits == 16 and data.intensity == 'type' and not resumes:
     found = of_split(source, 16, data.channels, _FEW)
     if problem := found.unused():
       logging.warning('warning: %s: %s', data.split, problem)
+
+
+def _check_window(config: ml_collections.ConfigDict) -> None:
+  """Checks that (low, high) lies in the range of the images.
+
+  Raises:
+    UserError: It is that of another type.
+  """
+  data, most = config.data, 2**config.data.bits - 1
+  if isinstance(data.intensity, str) or data.intensity[1] <= most:
+    return
+  raise UserError(
+    f'config.data.intensity is {tuple(data.intensity)}, but the images of'
+    f' {data.split} have {data.bits} bits, 0 to {most}: set'
+    ' --config.data.intensity=type, or bring images of 16 bits'
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +113,9 @@ def _bits_for(value: int) -> int:
   return 2 ** max(int(value).bit_length(), 1) - 1
 
 
-def of_split(source: Source, bits: int, channels: int, most: int) -> Histogram:
+def of_split(
+  source: Source, bits: int, channels: int, most: int, strict: bool = False
+) -> Histogram:
   """Counts the values of some images of a split, alpha left out.
 
   Args:
@@ -104,15 +123,17 @@ def of_split(source: Source, bits: int, channels: int, most: int) -> Histogram:
     bits: That are kept of each value.
     channels: That are kept of each image.
     most: Images, which are drawn.
+    strict: Whether an image of other bits is refused, whose values would be
+      in other units.
 
   Raises:
-    UserError: One cannot be read.
+    UserError: One cannot be read, or has other bits.
   """
   positions: Sequence[int] = range(len(source))
   if len(positions) > most:
     rng = np.random.default_rng(0)  # not the run's: all runs see one window
     positions = rng.choice(len(source), most, replace=False).tolist()
-  levels = levels_lib.Levels(bits)
+  levels = levels_lib.Levels(bits, (0, 2**bits - 1) if strict else None)
 
   def count(position: int) -> np.ndarray:
     example = source.read(position)

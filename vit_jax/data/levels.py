@@ -22,7 +22,8 @@ from vit_jax.config import UserError
 # The rounded 257th: 65,535 becomes 255.
 _TO_8_BITS = ((np.arange(2**16) + 128) // 257).astype(np.uint8)
 
-_PERCENTILES = re.compile(r'percentiles\(\s*([\d.]+)\s*,\s*([\d.]+)\s*\)')
+_NUMBER = r'\s*(\d{1,3}(?:\.\d*)?|\.\d+)\s*'
+_PERCENTILES = re.compile(rf'percentiles\({_NUMBER},{_NUMBER}\)')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -144,7 +145,7 @@ def check(config: ml_collections.ConfigDict) -> None:
 def _check_window(key: str, window: Any) -> None:
   good = isinstance(window, tuple | list) and len(window) == 2
   good = good and all(
-    isinstance(x, int | float) and math.isfinite(x) for x in window
+    type(x) in (int, float) and math.isfinite(x) for x in window
   )
   if not good or not 0 <= window[0] < window[1] <= 65535:
     raise UserError(
@@ -157,6 +158,6 @@ def _check_window(key: str, window: Any) -> None:
 @functools.cache  # once
 def _say_reduced() -> None:
   logging.warning(
-    'some images have 16 bits, of which the upper 8 are kept, since'
-    ' config.data.bits is 8: to train on all of them set --config.data.bits=16'
+    'warning: some images have 16 bits, and only the upper 8 are kept, since'
+    ' config.data.bits is 8: --config.data.bits=16 keeps all'
   )

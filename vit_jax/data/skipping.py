@@ -55,11 +55,12 @@ class SkippingSource(base.Source):
     return base.digest([self._source.fingerprint(), *self._skipped])
 
 
-def read(path: str) -> frozenset[str]:
+def read(path: str, data: str) -> frozenset[str]:
   """Returns the ids that a check listed as damaged.
 
   Args:
-    path: Of the JSON that `python -m vit_jax.data check` wrote.
+    path: The JSON file that `python -m vit_jax.data check` wrote.
+    data: `config.data.name`. A warning says where the check was of other data.
 
   Raises:
     UserError: There is no such file, or it holds something else.
@@ -70,12 +71,26 @@ def read(path: str) -> frozenset[str]:
     content = workdir.read_json(file, advice)
     if content is None:
       raise UserError(f'there is no file {path}; {advice}')
-    return frozenset(str(entry['id']) for entry in content['damaged'])
+    ids = frozenset(str(entry['id']) for entry in content['damaged'])
+    if ids and _whole_name(content['data']) != _whole_name(data):
+      _warn_once(
+        f'warning: {path} lists damaged files of {content["data"]}, but'
+        f' config.data.name is {data}: their names may differ; check that'
+      )
+    return ids
   except (KeyError, TypeError):
     problem = f'{path} is not what a check writes; {advice}'
   except UserError as e:
     problem = str(e)
   raise UserError(f'config.data.skip_damaged: {problem}')
+
+
+def _whole_name(name: str) -> str:
+  """Returns the name of a dataset, a folder's as an absolute path."""
+  kind, colon, path = name.partition(':')
+  if not colon:
+    return name
+  return f'{kind}:{os.path.realpath(os.path.expanduser(path))}'
 
 
 def without(
@@ -112,3 +127,8 @@ def without(
 @functools.cache  # a split is often opened for several slices
 def _say_once(message: str) -> None:
   logging.info('%s', message)
+
+
+@functools.cache
+def _warn_once(message: str) -> None:
+  logging.warning('%s', message)

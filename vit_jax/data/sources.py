@@ -27,7 +27,7 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> base.Source:
   source = _open(config, split)
   if not config.data.skip_damaged:
     return source
-  listed = skipping.read(config.data.skip_damaged)
+  listed = skipping.read(config.data.skip_damaged, config.data.name)
   return skipping.without(source, listed, f'{config.data.name}, {split}')
 
 

@@ -361,7 +361,8 @@ def as_text(found: Mapping[str, Any], most: int = 20) -> str:
   lines += _listed('the same bytes in several splits or classes', pairs, most)
   if found['copies']:
     lines.append(f'copies within a class of a split: {found["copies"]}')
-  if not any((damaged, pairs, found['problems'])):
+  warns = any(line.startswith('warning:') for line in lines)
+  if not any((damaged, pairs, found['problems'], warns)):
     lines.append('nothing is wrong')
   return '\n'.join(lines) + '\n'
 
@@ -379,6 +380,11 @@ def _about_images(found: Mapping[str, Any]) -> Iterator[str]:
   for what in ('channels', 'bits'):
     counts = ', '.join(f'{n} of {key}' for key, n in found[what].items() if n)
     yield f'images by {what}: {counts}'
+  if all(found['bits'].values()):
+    yield (
+      'warning: some images have 8 bits and some 16: this works with'
+      ' config.data.intensity=type alone'
+    )
   if values := found['intensity']:
     low, high = values['percentiles'].values()
     yield (

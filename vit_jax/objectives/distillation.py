@@ -14,6 +14,7 @@ import optax
 
 from vit_jax import config as config_lib
 from vit_jax import weights
+from vit_jax.data import levels
 from vit_jax.objectives import base
 from vit_jax.objectives import classification
 from vit_jax.objectives import losses
@@ -65,6 +66,13 @@ class Distillation(classification.Classification):
           f'config.objective.teacher={path} knows {b} {what}, but the data has'
           f' {a}'
         )
+    own, window = levels.of(config).window, preprocess.intensity
+    if own != window:
+      raise config_lib.UserError(
+        f'config.objective.teacher={path} was trained with the intensities'
+        f' {window or "type"}, and config.data.intensity is {own or "type"}:'
+        ' make them the same'
+      )
 
   def check_classes(self, classes: Sequence[str]) -> None:
     """Checks that the teacher has the same classes in the same order.

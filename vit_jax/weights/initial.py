@@ -9,6 +9,7 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import weights
+from vit_jax.data import levels
 from vit_jax.weights import adapt
 from vit_jax.weights import foreign
 from vit_jax.weights import resize
@@ -84,6 +85,7 @@ def fill(
         config_lib.set_value(config, f'model.{key}', value)
   mean, std = config_lib.normalization(config)
   if loaded is not None:
+    _compare_levels(config, loaded)
     mean, std = loaded.preprocess.mean, loaded.preprocess.std
     for key, value in (('mean', mean), ('std', std)):
       if config.data[key] and not _are_equal(config.data[key], value):
@@ -98,6 +100,20 @@ def fill(
       config.data.interpolation = filled
   config.data.mean = config.data.mean or mean
   config.data.std = config.data.std or std
+
+
+def _compare_levels(
+  config: ml_collections.ConfigDict, loaded: weights.Loaded
+) -> None:
+  """Warns where the checkpoint was trained with another window."""
+  own, window = levels.of(config).window, loaded.preprocess.intensity
+  if own != window:
+    logging.warning(
+      'warning: config.data.intensity is %s, but %s was trained with %s: to see'
+      ' images as it did, set --config.data.intensity=%s',
+      *(own or 'type', config.init_from.path, window or 'type'),
+      'type' if window is None else f"'({window[0]:g}, {window[1]:g})'",
+    )
 
 
 def _are_equal(a: Sequence[float], b: Sequence[float]) -> bool:
