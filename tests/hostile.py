@@ -75,6 +75,8 @@ TEXTS = (
   'folder:\0',
   'folder:/dev',
   'hf:a/b',
+  'percentiles(.,99)',
+  'percentiles(1,99)',
   'val/accuracy',
   'val/',
   '1 epochs',

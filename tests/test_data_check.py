@@ -6,6 +6,7 @@ import os
 import subprocess
 import sys
 
+from absl import logging
 import commands
 import numpy as np
 import pytest
@@ -233,7 +234,19 @@ def test_nothing_left_is_an_error(folder, tmp_path):
   source = data.open_source(config(folder), 'val')
   ids = [{'id': source.id(i)} for i in range(len(source))]
   path = tmp_path / 'list.json'
-  path.write_text(json.dumps({'damaged': ids}))
+  name = f'folder:{folder}'
+  path.write_text(json.dumps({'data': name, 'damaged': ids}))
   made = config(folder, data__skip_damaged=str(path))
   with pytest.raises(UserError, match='leaves out all 6 examples'):
     data.open_source(made, 'val')
+
+
+def test_a_list_of_other_data_is_warned_of(folder, tmp_path, monkeypatch):
+  """A check of one split's folder names its files in another way."""
+  path, lines = tmp_path / 'list.json', []
+  commands.run(command, 'check', folder / 'train', f'--out={path}')
+  monkeypatch.setattr(logging, 'warning', lambda f, *x: lines.append(f % x))
+  made = config(folder, data__skip_damaged=str(path))
+  assert len(data.open_source(made, 'train'))
+  (line,) = [x for x in lines if 'lists damaged files of' in x]
+  assert f'{folder}/train' in line and f'folder:{folder}' in line

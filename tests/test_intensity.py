@@ -16,6 +16,7 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import evaluate
 from vit_jax import experiment as experiment_lib
+from vit_jax import fed
 from vit_jax import predict
 from vit_jax import train
 from vit_jax.config import UserError
@@ -23,7 +24,6 @@ from vit_jax.data import decode
 from vit_jax.data import device
 from vit_jax.data import intensity
 from vit_jax.data import levels
-from vit_jax.explore import fed
 
 MEANS = {'bright': 2500, 'dim': 800}  # of 12 bits
 
@@ -227,6 +227,22 @@ def test_alpha_has_its_own_range():
   np.testing.assert_allclose(found[0, 0], [0.25, 0.25, 0.25, 0.5], atol=1e-5)
 
 
+def test_a_window_of_other_bits_is_refused(folder, tmp_path):
+  """That of 12 bits would leave images of 8 bits nearly black."""
+  shutil.copytree(folder, tmp_path / 'images')
+  for path in (tmp_path / 'images').rglob('*.png'):
+    path.write_bytes(stand_in.png(np.full((9, 8), 99, np.uint8)))
+  made = config(tmp_path / 'images', data__intensity=(0, 4095))
+  with pytest.raises(UserError, match='have 8 bits, 0 to 255'):
+    experiment_lib.build(made)
+  # A few among images of 16 bits would spoil the percentiles.
+  shutil.rmtree(tmp_path / 'images' / 'train' / 'dim')
+  shutil.copytree(folder / 'train' / 'dim', tmp_path / 'images/train/dim')
+  made = config(tmp_path / 'images', data__intensity=WINDOWS[1])
+  with pytest.raises(UserError, match='has 8 bits'):
+    experiment_lib.build(made)
+
+
 def test_explore_data_shows_the_window(folder):
   made = config(folder, data__intensity=(0, 4095))
   assert fed.load(made, 0, 16).images.max() > 0.5  # of all 16 bits: 0.05
@@ -244,6 +260,8 @@ def test_sample_does_not_depend_on_the_seed(folder):
   [
     ({'intensity': 'percentile(1,99)'}, 'data.intensity is'),
     ({'intensity': 'percentiles(99,1)'}, 'data.intensity is'),
+    ({'intensity': 'percentiles(0.5.5,99)'}, 'data.intensity is'),
+    ({'intensity': 'percentiles(.,99)'}, 'data.intensity is'),
     ({'intensity': (5, 5)}, 'data.intensity is'),
     ({'intensity': (0, 'x')}, 'data.intensity is'),
     ({'intensity': (0, 1e9)}, 'from 0 to 65535'),

@@ -87,6 +87,15 @@ def test_what_is_not_finite_is_null(tmp_path: pathlib.Path) -> None:
   assert board(tmp_path, 'b') == [(1, float('-inf'))]
 
 
+def test_large_metrics_survive_a_resume(tmp_path: pathlib.Path) -> None:
+  """A run that diverges writes them; just then they are looked at."""
+  with reporting.Reporter(tmp_path, 20, 0) as reporter:
+    reporter.write(1, 0.0, {'train/grad_norm': 3e38})
+  with reporting.Reporter(tmp_path, 20, 1) as reporter:
+    reporter.write(2, 0.0, {'train/grad_norm': 1.0})
+  assert [x['train/grad_norm'] for x in lines(tmp_path)] == [3e38, 1.0]
+
+
 def test_resuming_leaves_no_step_twice(tmp_path: pathlib.Path) -> None:
   report(tmp_path, 0, 9)
   with (tmp_path / 'metrics.jsonl').open('a') as file:

@@ -30,9 +30,9 @@ IGNORED = r'embeddings\.(mask_token|position_ids)|pooler\..*|decoder\..*'
 ARCHITECTURES = {
   'vit': 'ViTForImageClassification',
   'deit': 'DeiTForImageClassification',
-  'ijepa': 'IJepaForImageClassification',  # the mean, without a class token
   'dinov2': 'Dinov2ForImageClassification',
   'dinov2_with_registers': 'Dinov2WithRegistersForImageClassification',
+  'ijepa': 'IJepaForImageClassification',  # the mean, without a class token
 }
 _HEADS = r'(cls_|distillation_)?classifier\.'  # named without a prefix
 _GELUS = {
