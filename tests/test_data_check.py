@@ -244,9 +244,10 @@ def test_nothing_left_is_an_error(folder, tmp_path):
 def test_a_list_of_other_data_is_warned_of(folder, tmp_path, monkeypatch):
   """A check of one split's folder names its files in another way."""
   path, lines = tmp_path / 'list.json', []
-  commands.run(command, 'check', folder / 'train', f'--out={path}')
+  spoil(folder)
+  commands.run(command, 'check', folder / 'training', f'--out={path}')
   monkeypatch.setattr(logging, 'warning', lambda f, *x: lines.append(f % x))
   made = config(folder, data__skip_damaged=str(path))
   assert len(data.open_source(made, 'train'))
   (line,) = [x for x in lines if 'lists damaged files of' in x]
-  assert f'{folder}/train' in line and f'folder:{folder}' in line
+  assert f'{folder}/training' in line and f'folder:{folder}' in line
