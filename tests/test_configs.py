@@ -233,7 +233,7 @@ def test_augreg_takes_the_recommended_checkpoint():
     ('bit_transfer.py:BiT-R51x1,cifar10', 'one of R50x1, R50x3, R101x1'),
     ('bit_transfer.py:BiT-R50x1', 'write MODEL,DATASET,EXAMPLES, as in R50x1,'),
     ('vit_i1k.py:B/16,weak', 'choose one of none, light1, light2, medium1,'),
-    ('vit_i1k.py:R26+S/32,medium1', 'R26.S/32 has no usual setting'),
+    ('vit_i1k.py:R26+S/32', 'R26.S/32 has no usual setting'),
     ('vit_i21k.py:B/8', 'choose one of Ti/16, S/32, S/16, B/32, B/16'),
     ('vit_paper_i1k.py:B/16,jft', "'jft' is not a dataset of this recipe"),
     ('vit_paper_i1k.py:B/16,i1k,x', 'write VARIANT,i21k'),
