@@ -107,6 +107,21 @@ def test_other_files_are_counted_and_named_once(tmp_path, monkeypatch):
   assert len(open_folder(root)) == 2
 
 
+def test_a_stray_image_beside_classes_changes_nothing(tmp_path, monkeypatch):
+  lines = []
+  monkeypatch.setattr(
+    logging, 'warning', lambda f, *args: lines.append(f % args)
+  )
+  names = [
+    f'{s}/{c}/{i}.png' for s in ('train', 'val') for c in 'ab' for i in '12'
+  ]
+  root = write(tmp_path, *names, 'train/stray.png', 'val/stray.png')
+  for split in ('train', 'val'):
+    source = open_folder(root, split)
+    assert source.classes == ('a', 'b') and len(source) == 4
+  assert len(lines) == 2 and all('1 files are not images' in x for x in lines)
+
+
 def test_links_are_followed_but_not_for_ever(tmp_path):
   write(tmp_path / 'elsewhere', '1.png', 'sub/2.png')
   root = write(tmp_path / 'root', 'a/0.png')

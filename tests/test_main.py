@@ -104,6 +104,19 @@ def test_killed_runs_end_in_the_same_bits(tmp_path):
   assert lines[0] == lines[1], f'interrupted at {steps}'
 
 
+def test_a_signal_that_is_sent_twice_at_once(tmp_path):
+  """As `timeout` does: to the process, and to the group that it is in."""
+
+  def twice(pid, number):
+    os.kill(pid, number)
+    os.kill(pid, number)
+
+  flags = tiny.flags(train__duration='10_000 steps')
+  process = start(*flags, f'--workdir={tmp_path}/run')
+  status, said = interrupt(process, 3, signal.SIGTERM, twice)
+  assert status == 143 and 'saved' in said
+
+
 def test_ctrl_c_reaches_workers_too(tmp_path):
   """A terminal sends it to all processes; the run saves all the same."""
   root = stand_in.write_folder(tmp_path / 'images', train=8)

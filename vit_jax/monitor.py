@@ -9,6 +9,7 @@ from collections.abc import Callable
 import dataclasses
 import signal
 import threading
+import time
 
 from absl import logging
 import jax
@@ -24,6 +25,8 @@ from vit_jax import timekeeping
 from vit_jax import train_step as train_step_lib
 
 Scalars = dict[str, float]
+
+_TWICE_S = 0.2  # within which a signal that comes again is the same one
 
 
 class BrokenBatchError(Exception):
@@ -65,8 +68,13 @@ class Stop:
       signal.signal(number, handler)
 
   def _note(self, number: int, _: object) -> None:
+    if self.own == number:  # it came twice at once
+      return
     self.own = number
-    signal.signal(number, signal.SIG_DFL)  # a second one ends it at once
+    # `timeout` and some schedulers send a signal to a process and again to its
+    # group. From then on another one ends the process at once.
+    time.sleep(_TWICE_S)
+    signal.signal(number, signal.SIG_DFL)
 
 
 def tell(stop: Stop, batches: feed.Feed, mesh: jax.sharding.Mesh) -> jax.Array:

@@ -185,8 +185,8 @@ def split_folders(root: str) -> dict[str, str]:
   """Returns the folder of each split.
 
   'train', 'val', 'test' and their usual synonyms may also be names of classes:
-  they are splits if they have folders, one for each class, and no images of
-  their own. Folders of other names beside them are splits of these names.
+  they are splits if they have folders, one for each class, with most of their
+  images. Folders of other names beside them are splits of these names.
 
   Raises:
     UserError: There is no such folder, or its folders may be splits or classes.
@@ -270,7 +270,16 @@ def _aliases(root: str, folders: dict[str, str]) -> dict[str, str]:
 
 
 def _holds_classes(folder: str) -> bool:
-  return bool(_subfolders(folder)) and not _holds_images(folder)
+  """Whether a folder is a split: most of its images lie in folders of theirs.
+
+  A few that lie beside the folders of classes are strays, and are ignored.
+  """
+  if not _subfolders(folder):
+    return False
+  if not _holds_images(folder):
+    return True
+  in_folders = ['/' in name for name, is_image in _walk(folder) if is_image]
+  return 2 * sum(in_folders) > len(in_folders)
 
 
 def _holds_images(folder: str) -> bool:
