@@ -14,8 +14,8 @@ import tiny
 
 from vit_jax.config import UserError
 
-SEEDS = {'configs': 12, 'work_directory': 8}  # of all others as many:
-_OTHERS = 15
+SEEDS = {'configs': 12, 'work_directory': 5}  # of all others as many:
+_OTHERS = 10
 
 
 @pytest.fixture(scope='module')
