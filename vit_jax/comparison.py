@@ -46,8 +46,8 @@ def read(paths: Sequence[str], group: bool = False) -> list[Column]:
   """Reads the runs to compare.
 
   Args:
-    paths: Of their work directories. What is there and is no run is left out,
-      with a warning: a shell's pattern matches more than runs.
+    paths: Their work directories. A path that exists but holds no run is
+      skipped with a warning: a shell's pattern matches more than runs.
     group: Whether to take those together that differ in the seed alone.
 
   Raises:

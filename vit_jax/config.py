@@ -174,8 +174,8 @@ def _data() -> ml_collections.ConfigDict:
   # 'bilinear' or 'bicubic' (Pillow's, with antialias). '': as init_from's
   # checkpoint was trained; without one, 'bilinear'.
   data.interpolation = ''
-  # Whose rules are followed, so that the pixels are theirs: 'timm' or
-  # 'transformers' (Pillow's filters, their rounding of sizes and offsets).
+  # 'timm' or 'transformers': resize and crop with Pillow's filters and that
+  # library's rounding of sizes and offsets, for pixels equal to its own.
   data.resize_like = ''
   data.num_workers = 0  # processes that read and decode; 0: threads here
   data.num_threads = config_dict.placeholder(int)  # None: one per CPU core
