@@ -141,7 +141,7 @@ def test_files_without_labels(folder, headless, tmp_path, ending):
     table = parquet.read_table(path)
     assert b'classes' not in (table.schema.metadata or {})
     arrays = table.to_pydict()
-  assert sorted(arrays) == ['embedding', 'file', 'index']
+  assert sorted(arrays) == ['checkpoint', 'embedding', 'file', 'index']
   names = [f'bee/{i}' for i in range(5)] + ['ant/1', 'bee/1', 'cow/1']
   assert arrays['file'] == [f'{folder}/val/{name}.png' for name in names]
   assert arrays['index'] == list(range(8))
