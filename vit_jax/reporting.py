@@ -47,7 +47,8 @@ def shown() -> Iterator[None]:
   if is_set or logger.isEnabledFor(python_logging.INFO):
     yield
     return
-  before, handler = logging.get_verbosity(), python_logging.StreamHandler()
+  before, level = logging.get_verbosity(), logger.level
+  handler = python_logging.StreamHandler()
   handler.setFormatter(python_logging.Formatter('%(message)s'))
   if not logger.hasHandlers():  # else the caller's show it
     logger.addHandler(handler)
@@ -57,6 +58,7 @@ def shown() -> Iterator[None]:
   finally:
     logger.removeHandler(handler)
     logging.set_verbosity(before)
+    logger.setLevel(level)  # which absl leaves open at first
 
 
 @contextlib.contextmanager
