@@ -497,5 +497,6 @@ def test_a_full_disk(tmp_path: pathlib.Path) -> None:
 def test_the_format_is_documented(tmp_path: pathlib.Path) -> None:
   save(tmp_path, [1])
   stored = json.loads(info(tmp_path / 'checkpoints/1').read_text())
-  assert stored.keys() == {'format', 'step', 'metrics', 'arrays', 'crc32'}
+  names = {'format', 'step', 'metrics', 'counts', 'arrays', 'crc32'}
+  assert stored.keys() == names
   assert stored['arrays']['params/dense/kernel']['shape'] == [64, 32]
