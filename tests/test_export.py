@@ -363,7 +363,7 @@ def test_mistakes_get_one_line(digits_run, tmp_path):
   )
   assert "unexpected argument 'y'" in message(source, to, out, 'y')
   assert 'stablehlo|onnx' in message(source, '--to=tflite', out)
-  assert "'outt'" in message(source, to, '--outt=x')
+  assert 'no flag --outt: did you' in message(source, to, '--outt=x')
   assert 'batch_size' in message(source, to, out, '--batch_size=0')
   assert 'image_size=9by9' in message(source, to, out, '--image_size=9by9')
   assert 'is a folder' in message(source, to, f'--out={tmp_path}')
