@@ -74,6 +74,7 @@ setuptools.setup(
       'optuna>=5.0',
       'pyarrow',
       'pytest',
+      'pytest-xdist',
       'pyyaml',
       'ruff',
       'selenium>=4.51',
