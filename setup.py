@@ -51,7 +51,7 @@ setuptools.setup(
     # StableHLO and ONNX.
     'export': [
       'flatbuffers',
-      'jax2onnx>=0.13',
+      'jax2onnx>=0.13,<0.14',
       'onnx>=1.23',
       'onnxruntime>=1.31',
     ],
@@ -64,7 +64,7 @@ setuptools.setup(
     'test': [
       'flatbuffers',
       'ipykernel',
-      'jax2onnx>=0.13',
+      'jax2onnx>=0.13,<0.14',
       'matplotlib>=3.10',
       'mypy',
       'nbclient',
