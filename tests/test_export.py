@@ -363,7 +363,8 @@ def test_mistakes_get_one_line(digits_run, tmp_path):
   )
   assert "unexpected argument 'y'" in message(source, to, out, 'y')
   assert 'stablehlo|onnx' in message(source, '--to=tflite', out)
-  assert 'no flag --outt: did you' in message(source, to, '--outt=x')
+  wrong = message(source, to, '--outt=x')
+  assert 'no flag --outt: did you mean --out?' in wrong
   assert 'batch_size' in message(source, to, out, '--batch_size=0')
   assert 'image_size=9by9' in message(source, to, out, '--image_size=9by9')
   assert 'is a folder' in message(source, to, f'--out={tmp_path}')

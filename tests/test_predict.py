@@ -189,7 +189,8 @@ def test_mistakes_get_one_line(digits_run, images, tmp_path):
   pattern = f'{tmp_path}/*.png'
   assert f'no file matches the pattern {pattern}' in message(source, pattern)
   assert 'top' in message(source, image, '--top=0')
-  assert 'no flag --fromat' in message(source, image, '--fromat=csv')
+  wrong = message(source, image, '--fromat=csv')
+  assert 'no flag --fromat: did you mean --format?' in wrong
   assert 'write --model.KEY=VALUE' in message(source, image, '--model.depth')
   assert 'image_size=9by9' in message(source, image, '--image_size=9by9')
   wrong = message(source, image, '--model.headz=3')
