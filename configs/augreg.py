@@ -17,8 +17,8 @@ could not reach.
 
 import ml_collections
 
-from vit_jax import recipes
-from vit_jax.weights import augreg
+from vit_jax.config import recipes
+from vit_jax.weights.formats import augreg
 
 
 def get_config(arg: str = 'B/16,cifar10') -> ml_collections.ConfigDict:

@@ -13,7 +13,7 @@ gs://vit_models, which we could not reach. From a copy of the weights:
 import ml_collections
 
 from vit_jax import config as config_lib
-from vit_jax import recipes
+from vit_jax.config import recipes
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:

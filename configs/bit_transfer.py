@@ -24,7 +24,7 @@ Memory: --config.train.accumulation=8.
 import ml_collections
 
 from vit_jax import config as config_lib
-from vit_jax import recipes
+from vit_jax.config import recipes
 
 _MODELS = ('R50x1', 'R50x3', 'R101x1', 'R101x3', 'R152x2', 'R152x4')
 

@@ -21,7 +21,7 @@ The tutorial's author has 65.4% after 10 epochs of a longer schedule. Those of
 import ml_collections
 
 from vit_jax import config as config_lib
-from vit_jax import recipes
+from vit_jax.config import recipes
 
 # A run this long sees each image often enough to learn it by heart.
 _LONG = 50  # epochs

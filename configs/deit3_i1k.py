@@ -21,7 +21,7 @@ import dataclasses
 
 import ml_collections
 
-from vit_jax import recipes
+from vit_jax.config import recipes
 
 
 @dataclasses.dataclass(frozen=True)

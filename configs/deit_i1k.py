@@ -20,7 +20,7 @@ results.
 
 import ml_collections
 
-from vit_jax import recipes
+from vit_jax.config import recipes
 
 _VARIANTS = ('Ti', 'S', 'B')
 

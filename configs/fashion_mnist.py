@@ -9,7 +9,7 @@ result is known.
 
 import ml_collections
 
-from vit_jax import recipes
+from vit_jax.config import recipes
 
 
 def get_config(arg: str = '4') -> ml_collections.ConfigDict:

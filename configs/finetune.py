@@ -20,7 +20,7 @@ std come from the checkpoint. A part alone is trained by, for instance,
 import ml_collections
 
 from vit_jax import config as config_lib
-from vit_jax import recipes
+from vit_jax.config import recipes
 
 
 def get_config(arg: str = 'ViT-B/16,cifar10') -> ml_collections.ConfigDict:

@@ -18,7 +18,7 @@ here it is the paper's 0.3, multiplied by the rate, 3e-3.
 
 import ml_collections
 
-from vit_jax import recipes
+from vit_jax.config import recipes
 
 # Of rho the highest and the lowest, and alpha.
 _GSAM = {

@@ -10,7 +10,7 @@ which we could not reach (--config.init_from.path=PATH takes a copy).
 import ml_collections
 
 from vit_jax import config as config_lib
-from vit_jax import recipes
+from vit_jax.config import recipes
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:

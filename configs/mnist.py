@@ -9,7 +9,7 @@ and no result is known. A first try without a download: configs/digits.py.
 
 import ml_collections
 
-from vit_jax import recipes
+from vit_jax.config import recipes
 
 
 def get_config(arg: str = '4') -> ml_collections.ConfigDict:

@@ -19,7 +19,7 @@ could not be checked against the paper.
 
 import ml_collections
 
-from vit_jax import recipes
+from vit_jax.config import recipes
 
 _RHO = {'S/16': 0.1, 'B/16': 0.2, 'B/32': 0.15, 'Mixer-B/16': 0.6}
 

@@ -22,7 +22,7 @@ Memory: --config.train.accumulation=8.
 import ml_collections
 
 from vit_jax import config as config_lib
-from vit_jax import recipes
+from vit_jax.config import recipes
 
 _AUG = {
   'Ti/16': 'light1',

@@ -21,7 +21,7 @@ depth of 0.1 rarely helped. Memory: --config.train.accumulation=8.
 
 import ml_collections
 
-from vit_jax import recipes
+from vit_jax.config import recipes
 
 _AUG = {
   'Ti/16': 'none',

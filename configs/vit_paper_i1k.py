@@ -22,7 +22,7 @@ nothing is clipped. Memory: --config.train.accumulation=8.
 
 import ml_collections
 
-from vit_jax import recipes
+from vit_jax.config import recipes
 
 _VARIANTS = ('B/16', 'B/32', 'L/16', 'L/32')
 

@@ -16,7 +16,7 @@ the learning rate as well, so that it is 1e-4 / 1e-3.
 
 import ml_collections
 
-from vit_jax import recipes
+from vit_jax.config import recipes
 
 
 def get_config(arg: str = '90ep') -> ml_collections.ConfigDict:

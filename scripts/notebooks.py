@@ -23,9 +23,9 @@ from absl import flags
 from absl import logging
 
 from vit_jax import cli
-from vit_jax import workdir
 from vit_jax.config import one_line
 from vit_jax.config import UserError
+from vit_jax.runs import workdir
 
 FLAGS = flags.FlagValues()
 

@@ -19,9 +19,9 @@ from absl import logging
 
 from vit_jax import cli
 from vit_jax import config as config_lib
-from vit_jax import hardware as hardware_lib
-from vit_jax import plan as plan_lib
-from vit_jax import roofline
+from vit_jax.parallel import hardware as hardware_lib
+from vit_jax.summary import plan as plan_lib
+from vit_jax.summary import roofline
 
 # Images on one device at a time: 80 GB hold their activations.
 MODELS = {'ViT-B/16': 128, 'ViT-L/16': 64, 'ViT-H/14': 32, 'ViT-g/14': 16}

@@ -22,9 +22,9 @@ import pathlib
 from absl import flags
 
 from vit_jax import cli
-from vit_jax import slurm
 from vit_jax.config import UserError
 import vit_jax.main  # noqa: F401  it defines the training flags
+from vit_jax.parallel import slurm
 
 FLAGS = flags.FlagValues()  # apart from the training command's
 slurm.define_flags(FLAGS)

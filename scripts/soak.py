@@ -38,9 +38,9 @@ from typing import Any
 
 from absl import flags
 
-from vit_jax import checkpoint_format
 from vit_jax import cli
 from vit_jax.config import UserError
+from vit_jax.runs import checkpoint_format
 
 FLAGS = flags.FlagValues()  # apart from the training command's
 _KILLS = flags.DEFINE_integer(

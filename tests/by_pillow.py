@@ -11,7 +11,7 @@ from PIL import ImageEnhance
 from PIL import ImageFilter
 from PIL import ImageOps
 
-from vit_jax.data import operations
+from vit_jax.data.device import operations
 
 SHAPES = ('rotate', 'shear_x', 'shear_y', 'translate_x', 'translate_y')
 # Those of one channel that change nothing, as torchvision has it.

@@ -42,11 +42,19 @@ def room_for_programs():
 
 
 @pytest.fixture(scope='session')
+def jpegs(tmp_path_factory):
+  """Paths of photographs of many sizes."""
+  import photographs
+
+  return photographs.jpegs(tmp_path_factory.mktemp('jpegs'))
+
+
+@pytest.fixture(scope='session')
 def digits_run(tmp_path_factory):
   """The work directory of a finished run of the tiny config."""
-  from vit_jax import train
+  from vit_jax.train import loop
 
   path = tmp_path_factory.mktemp('runs') / 'digits'
   config = tiny.config(train__duration='3 steps', optim__warmup='0 steps')
-  assert train.run(config, str(path)).status == 0
+  assert loop.run(config, str(path)).status == 0
   return path

@@ -30,14 +30,14 @@ import torch_format
 import vit_jax
 from vit_jax import config as config_lib
 from vit_jax import data
-from vit_jax import experiment
-from vit_jax import records
-from vit_jax import train
 from vit_jax.config import UserError
 from vit_jax.explore import server
 from vit_jax.explore import uploads
 from vit_jax.explore import viewer
-from vit_jax.weights import files
+from vit_jax.runs import records
+from vit_jax.train import experiment
+from vit_jax.train import loop
+from vit_jax.weights.files import containers
 
 GOLDEN = tiny.ROOT / 'tests' / 'data' / 'golden'
 _HANGS_S = 100  # nothing here takes a tenth of it
@@ -316,7 +316,7 @@ def reheaded(rng: np.random.Generator, content: bytes) -> bytes:
 
 
 def _arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
-  with files.open_arrays(path) as arrays:
+  with containers.open_arrays(path) as arrays:
     return {name: arrays.read(name) for name in arrays.shapes}
 
 
@@ -462,8 +462,8 @@ def make(folder: pathlib.Path) -> None:
   """Makes what the targets start from, once: a run, and what is made of it."""
   run = folder / 'finished'
   config = tiny.config(train__duration='2 steps', optim__warmup='0 steps')
-  assert train.run(config, str(run)).status == 0
-  from vit_jax.weights import export
+  assert loop.run(config, str(run)).status == 0
+  from vit_jax.weights.formats import export
 
   loaded = vit_jax.load(run)
   export.write(loaded, folder / 'converted', 'timm', 'a run')

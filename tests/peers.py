@@ -9,9 +9,9 @@ import traceback
 
 from absl import flags
 
-from vit_jax import clusters
 from vit_jax import config as config_lib
-from vit_jax import distributed
+from vit_jax.parallel import clusters
+from vit_jax.parallel import processes
 
 _DO = flags.DEFINE_string('do', 'nothing', 'What: see below.')
 clusters.define_flags()
@@ -28,24 +28,24 @@ def fail() -> None:
 
 def main() -> int:
   if _DO.value == 'stall':
-    with distributed.Watch(0.2) as watch:
+    with processes.Watch(0.2) as watch:
       watch.alive(3)
       wait()
   soon = {'heartbeat_s': 5} if _DO.value == 'wait' else {}
-  print(distributed.initialize(**soon))
+  print(processes.initialize(**soon))
   if _DO.value == 'agree':
-    print(distributed.from_first(lambda: {'pid': os.getpid(), 'shape': (1, 2)}))
-    print(distributed.on_all(os.getpid) == os.getpid())
+    print(processes.from_first(lambda: {'pid': os.getpid(), 'shape': (1, 2)}))
+    print(processes.on_all(os.getpid) == os.getpid())
   if _DO.value == 'fail':
-    distributed.from_first(fail)
+    processes.from_first(fail)
   if _DO.value == 'fail_later':
-    distributed.on_all(lambda: None if distributed.first() else fail())
+    processes.on_all(lambda: None if processes.first() else fail())
   if _DO.value == 'bug':
-    distributed.from_first(lambda: 1 / 0)
+    processes.from_first(lambda: 1 / 0)
   if _DO.value == 'wait':
     print('up', flush=True)
-    with distributed.together():
-      distributed.from_first(wait)
+    with processes.together():
+      processes.from_first(wait)
   return 0
 
 
@@ -60,4 +60,4 @@ if __name__ == '__main__':
   except ZeroDivisionError:  # a bug
     traceback.print_exc()
     status = 1
-  distributed.leave(status)
+  processes.leave(status)

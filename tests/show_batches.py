@@ -9,14 +9,14 @@ from absl import flags
 from jax.experimental import multihost_utils
 
 from vit_jax import cli
-from vit_jax import distributed
-from vit_jax import experiment as experiment_lib
 import vit_jax.main  # noqa: F401  it defines the flags
+from vit_jax.parallel import processes
+from vit_jax.train import experiment as experiment_lib
 
 
 def main(argv):
   del argv
-  distributed.initialize()
+  processes.initialize()
   config = flags.FLAGS.config
   experiment_lib.check(config)
   e = experiment_lib.build(config)

@@ -3,19 +3,17 @@
 import re
 
 import commands
+from foreign import logits
 import jax
 import numpy as np
 import pytest
 import stand_in
-from test_foreign import logits
 import tiny
 
 import vit_jax
-from vit_jax import cli
 from vit_jax import config as config_lib
 from vit_jax import convert
 from vit_jax import data
-from vit_jax import experiment as experiment_lib
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.config import UserError
@@ -23,9 +21,10 @@ from vit_jax.data import base
 from vit_jax.data import sources
 from vit_jax.data import splits
 from vit_jax.models import vit
-from vit_jax.weights import files as weights_files
-from vit_jax.weights import google
-from vit_jax.weights import tables
+from vit_jax.train import experiment as experiment_lib
+from vit_jax.weights.files import containers as weights_files
+from vit_jax.weights.formats import google
+from vit_jax.weights.formats import tables
 
 CONFIGS = sorted(path.name for path in (tiny.ROOT / 'configs').glob('*.py'))
 # The recipes on ImageNet differ in what other tests compile, part by part.
@@ -113,7 +112,7 @@ def shrunk(monkeypatch, tmp_path):
   """Returns a function that makes a small experiment of a file in configs/."""
 
   def build(name):
-    config = cli.load_config(str(tiny.ROOT / 'configs' / name))
+    config = config_lib.load(str(tiny.ROOT / 'configs' / name))
     shrink(config)
     if config.data.name != 'digits':
       monkeypatch.setattr(sources, 'open_source', StandIn)
@@ -167,7 +166,7 @@ def test_what_a_config_trains_converts(name, tmp_path):
   """To two formats of others at least, which answer as the run does."""
   if name == 'augreg.py':
     name = 'augreg.py:B/16,digits'
-  config = cli.load_config(str(tiny.ROOT / 'configs' / name))
+  config = config_lib.load(str(tiny.ROOT / 'configs' / name))
   shrink(config)
   if not config.model.name.startswith('BiT'):
     config.model.depth = 1  # compiles sooner
@@ -208,16 +207,16 @@ def test_config_says_how_it_is_used(name):
   path = tiny.ROOT / 'configs' / name
   text = path.read_text()
   assert f'--config=configs/{name}' in text
-  config_lib.check(cli.load_config(str(path)))
+  config_lib.check(config_lib.load(str(path)))
 
 
 def test_augreg_takes_the_recommended_checkpoint():
-  config = cli.load_config(f'{tiny.ROOT}/configs/augreg.py:B/16,digits')
+  config = config_lib.load(f'{tiny.ROOT}/configs/augreg.py:B/16,digits')
   root = 'gs://vit_models/augreg'
   assert config.init_from.path == f'{root}/B_16-i21k-good.npz'
   assert config.model.name == 'ViT-B/16' and config.data.name == 'digits'
   name = 'R26_S_32-i21k-300ep-lr_0.001--imagenet2012-steps_20k-lr_0.03-res_384'
-  config = cli.load_config(f'{tiny.ROOT}/configs/augreg.py:{name}')
+  config = config_lib.load(f'{tiny.ROOT}/configs/augreg.py:{name}')
   assert config.init_from.path == f'{root}/{name}.npz'
   assert config.model.name == 'R26+ViT-S/32'
 
@@ -253,19 +252,19 @@ def test_augreg_takes_the_recommended_checkpoint():
 )
 def test_wrong_arguments_are_named(name, message):
   with pytest.raises(config_lib.UserError, match=message):
-    cli.load_config(f'{tiny.ROOT}/configs/{name}')
+    config_lib.load(f'{tiny.ROOT}/configs/{name}')
 
 
 def test_a_damaged_index_is_named(tmp_path):
   (path,) = tmp_path.rglob('index.csv')
   path.write_text('<html>')
   with pytest.raises(config_lib.UserError, match='is not the table of AugReg'):
-    cli.load_config(f'{tiny.ROOT}/configs/augreg.py:B/16')
+    config_lib.load(f'{tiny.ROOT}/configs/augreg.py:B/16')
 
 
 def test_the_tutorial_has_its_exact_size():
   """3,195,146 parameters; Dense kernels as Flax starts them."""
-  config = cli.load_config(str(tiny.ROOT / 'configs' / 'cifar10_tutorial.py'))
+  config = config_lib.load(str(tiny.ROOT / 'configs' / 'cifar10_tutorial.py'))
   model = models.from_config(config.model, 10)
   params = jax.eval_shape(
     lambda: models.init_params(model, jax.random.key(0), (32, 32, 3))

@@ -6,21 +6,21 @@ import json
 import os
 
 import commands
+from foreign import assert_same
+from foreign import GOLDEN
+from foreign import logits
+from foreign import random_model
+from foreign import read
 import numpy as np
 import pytest
-from test_foreign import assert_same
-from test_foreign import GOLDEN
-from test_foreign import logits
-from test_foreign import random_model
-from test_foreign import read
 
 import vit_jax
 from vit_jax import convert
 from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.models import vit
-from vit_jax.weights import export
-from vit_jax.weights import timm_config
+from vit_jax.weights.formats import export
+from vit_jax.weights.formats import timm_config
 
 HEADS = '--model.num_heads=3'
 # A file, and which other formats can hold it.

@@ -11,14 +11,14 @@ import pytest
 import stand_in
 
 import vit_jax
-from vit_jax import columns
 from vit_jax import data
 from vit_jax import embed
 from vit_jax import models
+from vit_jax.cli import columns
 from vit_jax.config import UserError
-from vit_jax.weights import files as weights_files
-from vit_jax.weights import google
-from vit_jax.weights import tables
+from vit_jax.weights.files import containers as weights_files
+from vit_jax.weights.formats import google
+from vit_jax.weights.formats import tables
 
 SPLIT = '--split=train[80%:]'
 

@@ -15,10 +15,10 @@ import tiny
 import vit_jax
 from vit_jax import data
 from vit_jax import evaluate
-from vit_jax import train
 from vit_jax.config import UserError
 from vit_jax.evaluation import answers as answers_lib
 from vit_jax.evaluation import report
+from vit_jax.train import loop
 
 SPLIT = '--split=train[80%:]'  # what configs/digits.py evaluates on
 
@@ -44,7 +44,7 @@ def folder_run(folder, tmp_path_factory):
     optim__warmup='0 steps',
   )
   path = tmp_path_factory.mktemp('runs') / 'folder'
-  assert train.run(config, str(path)).status == 0
+  assert loop.run(config, str(path)).status == 0
   return path
 
 

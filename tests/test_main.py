@@ -15,7 +15,7 @@ import pytest
 import stand_in
 import tiny
 
-from vit_jax import checkpoint
+from vit_jax.runs import checkpoint
 
 ENV = os.environ | {
   'PYTHONPATH': str(tiny.ROOT),

@@ -14,8 +14,8 @@ import stand_in
 import tiny
 
 import vit_jax
-from vit_jax import image_files
 from vit_jax import predict
+from vit_jax.cli import image_files
 from vit_jax.config import UserError
 
 

@@ -7,7 +7,6 @@ import sys
 import pytest
 import tiny
 
-from vit_jax import cli
 from vit_jax import config as config_lib
 from vit_jax.benchmark import processes
 from vit_jax.benchmark import setting
@@ -35,7 +34,7 @@ def processes_of_their_own(monkeypatch):
 def test_startup_has_its_ratio(tmp_path):
   setting.write_images(tmp_path, 8)
   file = str(tiny.ROOT / 'configs' / 'cifar10_tutorial.py')
-  config, flags = cli.load_config(file), [f'--config={file}']
+  config, flags = config_lib.load(file), [f'--config={file}']
   for key, value in (CHANGES | {'data.name': f'folder:{tmp_path}'}).items():
     config_lib.set_value(config, key, value)
     flags.append(f'--config.{key}={value}')

@@ -9,10 +9,10 @@ import jax
 import ml_collections
 import pytest
 
-from vit_jax import cli
 from vit_jax import config as config_lib
 
-ROOT = pathlib.Path(__file__).parents[1]
+TESTS = pathlib.Path(__file__).parent
+ROOT = TESTS.parent
 
 # Of configs/digits.py.
 TINY = {
@@ -44,7 +44,7 @@ RANDOM = {
 
 def config(**overrides: Any) -> ml_collections.ConfigDict:
   """Returns the tiny config; `optim__name='sgd'` sets `optim.name`."""
-  result = cli.load_config(str(ROOT / 'configs' / 'digits.py'))
+  result = config_lib.load(str(ROOT / 'configs' / 'digits.py'))
   overrides = {k.replace('__', '.'): v for k, v in overrides.items()}
   for key, value in (TINY | overrides).items():
     config_lib.set_value(result, key, value)

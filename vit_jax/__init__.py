@@ -12,7 +12,9 @@ from typing import Any
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+  from vit_jax import config as config
   from vit_jax import explore as explore
+  from vit_jax import train as train
   from vit_jax.models import create_model as create_model
   from vit_jax.models import list_models as list_models
   from vit_jax.weights import load as load
@@ -27,19 +29,23 @@ _MODULES = {
   'load': 'vit_jax.weights',
 }
 
+_PACKAGES = ('config', 'explore', 'train')
+
 __all__ = [
+  'config',
   'create_model',
   'embeddings',
   'explore',
   'features',
   'list_models',
   'load',
+  'train',
 ]
 
 
 def __getattr__(name: str) -> Any:
-  if name == 'explore':  # a package of its own
-    return importlib.import_module('vit_jax.explore')
+  if name in _PACKAGES:
+    return importlib.import_module(f'vit_jax.{name}')
   if name not in _MODULES:
     raise AttributeError(f'module {__name__!r} has no attribute {name!r}')
   return getattr(importlib.import_module(_MODULES[name]), name)

@@ -57,7 +57,7 @@ def main(argv: list[str]) -> None:
     raise UserError(f'--to is missing: choose one of {", ".join(_FORMATS)}')
   source, path = argv[1], pathlib.Path(os.path.abspath(argv[2]))
   # After the flags, since these import jax.
-  from vit_jax.weights import export
+  from vit_jax.weights.formats import export
 
   export.check_path(path, _TO.value)
   loaded = cli.load(FLAGS, source, as_stored=True)
@@ -88,13 +88,13 @@ def write_workdir(
   """
   import jax.numpy as jnp
 
-  from vit_jax import checkpoint
-  from vit_jax import train_step
-  from vit_jax import workdir
-  from vit_jax.weights import export
+  from vit_jax.runs import checkpoint
+  from vit_jax.runs import workdir
+  from vit_jax.train import step
+  from vit_jax.weights.formats import export
 
   config = _config(loaded)
-  state = train_step.TrainState(
+  state = step.TrainState(
     jnp.zeros((), jnp.int32), loaded.params, opt_state=None, ema_params=None
   )
   with export.new_directory(path) as directory:

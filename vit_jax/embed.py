@@ -40,11 +40,11 @@ from absl import flags
 from absl import logging
 
 from vit_jax import cli
-from vit_jax import columns
-from vit_jax import data_flags
-from vit_jax import image_files
-from vit_jax import workdir
+from vit_jax.cli import columns
+from vit_jax.cli import data_flags
+from vit_jax.cli import image_files
 from vit_jax.config import UserError
+from vit_jax.runs import workdir
 
 if TYPE_CHECKING:
   import numpy as np

@@ -42,9 +42,9 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from vit_jax import cli
-from vit_jax import columns
 from vit_jax import config as config_lib
-from vit_jax import data_flags
+from vit_jax.cli import columns
+from vit_jax.cli import data_flags
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:

@@ -29,8 +29,8 @@ from absl import flags
 from absl import logging
 
 from vit_jax import cli
-from vit_jax import clusters
-from vit_jax import distributed
+from vit_jax.parallel import clusters
+from vit_jax.parallel import processes as processes_lib
 
 _CONFIG = cli.define_config()
 _WORKDIR = flags.DEFINE_string(
@@ -65,32 +65,32 @@ def main(argv: list[str]) -> int:
     hint = f': did you mean --config={argv[1]}?' if '.py' in argv[1] else ''
     raise config_lib.UserError(f'unexpected argument {argv[1]!r}{hint}')
   name = _name(path)
-  if processes := distributed.initialize():
+  if processes := processes_lib.initialize():
     logging.info('%s', processes)
-    if not distributed.first():  # one log is enough
+    if not processes_lib.first():  # one log is enough
       logging.set_verbosity(logging.ERROR)
   if _REPLAY.value is not None:
     if not _WORKDIR.value:
       raise config_lib.UserError(
         '--replay needs --workdir: name the run, as in --workdir=runs/digits'
       )
-    from vit_jax import replay  # after the flags, since it imports jax
+    from vit_jax.rerun import replay  # after the flags, since it imports jax
 
     return replay.run(
       _CONFIG.value, os.path.abspath(_WORKDIR.value), _REPLAY.value
     )
-  workdir = _WORKDIR.value or distributed.from_first(
+  workdir = _WORKDIR.value or processes_lib.from_first(
     lambda: f'runs/{name}-{time.strftime("%Y%m%d-%H%M%S")}'
   )
   if _REPRODUCE.value is not None:
-    from vit_jax import reproduce  # after the flags, since it imports jax
+    from vit_jax.rerun import reproduce  # after the flags, since it imports jax
 
     return reproduce.run(
       _REPRODUCE.value, os.path.abspath(workdir), _DRY_RUN.value
     )
-  from vit_jax import train  # after the flags, since it imports jax
+  from vit_jax.train import loop  # after the flags, since it imports jax
 
-  done = train.run(_CONFIG.value, os.path.abspath(workdir), _DRY_RUN.value)
+  done = loop.run(_CONFIG.value, os.path.abspath(workdir), _DRY_RUN.value)
   return done.status
 
 
@@ -116,7 +116,7 @@ def _name(path: str | None) -> str:
         '--config is missing: name a config file, as in'
         ' --config=configs/digits.py'
       )
-    return cli.config_name(path)
+    return config_lib.file_name(path)
   if path is not None or _REPLAY.value is not None:
     other = '--replay' if path is None else '--config'
     raise config_lib.UserError(

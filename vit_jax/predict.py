@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from vit_jax import cli
-from vit_jax import image_files
+from vit_jax.cli import image_files
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:
@@ -121,7 +121,7 @@ def decode(
   Yields:
     A path, and uint8 [H, W, C] or why it cannot be read.
   """
-  from vit_jax.data import batches
+  from vit_jax.data.host import batches
 
   def read(path: str) -> 'tuple[str, np.ndarray | UserError]':
     try:

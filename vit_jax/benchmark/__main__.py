@@ -145,7 +145,7 @@ def _described(config: Any) -> dict[str, Any]:
   """Returns what was measured, and where."""
   import jax
 
-  from vit_jax.data import batches
+  from vit_jax.data.host import batches
 
   is_library = _COMPARE.value != 'baseline'
   compiled = {'torch_compile': _TORCH_COMPILE.value} if is_library else {}

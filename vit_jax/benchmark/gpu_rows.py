@@ -16,11 +16,11 @@ import jax
 import ml_collections
 
 from vit_jax import config as config_lib
-from vit_jax import hardware
 from vit_jax.benchmark import measures
 from vit_jax.benchmark import setting as setting_lib
 from vit_jax.benchmark import timing
-from vit_jax.data import batches
+from vit_jax.data.host import batches
+from vit_jax.parallel import hardware
 
 Row = dict[str, Any]
 

@@ -13,11 +13,11 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import optim
-from vit_jax import program as program_lib
 from vit_jax.benchmark import processes
 from vit_jax.benchmark import setting as setting_lib
 from vit_jax.benchmark import timing
 from vit_jax.benchmark.peers import ours
+from vit_jax.train import program as program_lib
 
 Point = dict[str, float]
 

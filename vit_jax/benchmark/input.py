@@ -30,9 +30,9 @@ from vit_jax import data
 from vit_jax.benchmark import input_peers
 from vit_jax.benchmark import photographs
 from vit_jax.benchmark import timing
-from vit_jax.data import decode
-from vit_jax.data import transforms
-from vit_jax.data.geometry import Crop
+from vit_jax.data.host import decode
+from vit_jax.data.host import transforms
+from vit_jax.data.host.geometry import Crop
 
 Entry = dict[str, Any]
 Rows = dict[str, Entry]

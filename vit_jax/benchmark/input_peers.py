@@ -17,10 +17,10 @@ from typing import Any
 import cv2
 import numpy as np
 
-from vit_jax.data import decode
-from vit_jax.data import transforms
-from vit_jax.data.geometry import Crop
-from vit_jax.data.geometry import Size
+from vit_jax.data.host import decode
+from vit_jax.data.host import transforms
+from vit_jax.data.host.geometry import Crop
+from vit_jax.data.host.geometry import Size
 
 Work = Callable[[], None]
 

@@ -15,16 +15,16 @@ import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
-from vit_jax import checkpoint
 from vit_jax import config as config_lib
-from vit_jax import experiment as experiment_lib
-from vit_jax import hardware
-from vit_jax import monitor as monitor_lib
-from vit_jax import train as train_lib
 from vit_jax.benchmark import peers
 from vit_jax.benchmark import timing
 from vit_jax.benchmark.peers import base
 from vit_jax.benchmark.peers import ours as ours_lib
+from vit_jax.parallel import hardware
+from vit_jax.runs import checkpoint
+from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import loop as train_lib
+from vit_jax.train import monitor as monitor_lib
 
 Entry = dict[str, Any]
 

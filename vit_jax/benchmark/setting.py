@@ -9,7 +9,6 @@ from typing import Any
 
 import ml_collections
 
-from vit_jax import cli
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.benchmark import photographs
@@ -108,7 +107,7 @@ def config(changes: Changes) -> ml_collections.ConfigDict:
   Raises:
     UserError: A value has another type than its key.
   """
-  result = cli.load_config(CONFIG)
+  result = config_lib.load(CONFIG)
   for key, value in changes.items():
     config_lib.set_value(result, key, value)
   return result

@@ -17,7 +17,7 @@ def main(argv: list[str]) -> None:
   import numpy as np
 
   from vit_jax import config as config_lib
-  from vit_jax import experiment as experiment_lib
+  from vit_jax.train import experiment as experiment_lib
 
   config = config_lib.from_dict(json.loads(sys.stdin.readline()))
   experiment_lib.check(config)

@@ -15,27 +15,27 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
   from vit_jax.data.base import Source as Source
-  from vit_jax.data.batches import Batch as Batch
-  from vit_jax.data.batches import Batches as Batches
-  from vit_jax.data.batches import eval_batches as eval_batches
-  from vit_jax.data.batches import train_batches as train_batches
   from vit_jax.data.checks import check as check
+  from vit_jax.data.host.batches import Batch as Batch
+  from vit_jax.data.host.batches import Batches as Batches
+  from vit_jax.data.host.batches import eval_batches as eval_batches
+  from vit_jax.data.host.batches import train_batches as train_batches
   from vit_jax.data.preprocess import Preprocess as Preprocess
   from vit_jax.data.sources import open_source as open_source
   from vit_jax.data.sources import open_split as open_split
   from vit_jax.data.splits import SplitError as SplitError
 
 _MODULES = {
-  'Batch': 'batches',
-  'Batches': 'batches',
+  'Batch': 'host.batches',
+  'Batches': 'host.batches',
   'Preprocess': 'preprocess',
   'Source': 'base',
   'SplitError': 'splits',
   'check': 'checks',
-  'eval_batches': 'batches',
+  'eval_batches': 'host.batches',
   'open_source': 'sources',
   'open_split': 'sources',
-  'train_batches': 'batches',
+  'train_batches': 'host.batches',
 }
 
 __all__ = list(_MODULES)

@@ -36,9 +36,9 @@ from typing import Any
 from absl import flags
 
 from vit_jax import cli
-from vit_jax import data_flags
-from vit_jax import workdir
+from vit_jax.cli import data_flags
 from vit_jax.config import UserError
+from vit_jax.runs import workdir
 
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 _CONFIG = cli.define_config(FLAGS)

@@ -10,10 +10,10 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.data import balance
-from vit_jax.data import geometry
-from vit_jax.data import levels
 from vit_jax.data import sources
 from vit_jax.data import splits
+from vit_jax.data.host import geometry
+from vit_jax.data.host import levels
 
 # name, name/config, either with :version.
 _TFDS_NAME = re.compile(r'[\w-]+(/[\w.+=,-]+)?(:[\d*]+(\.[\d*]+){0,2})?')
@@ -162,7 +162,7 @@ def _check_resize(key: str, crop: geometry.Crop) -> None:
 def _check_augment(config: ml_collections.ConfigDict) -> None:
   augment = config.augment
   if augment.policy:
-    from vit_jax.data import policies  # it imports jax
+    from vit_jax.data.device import policies  # it imports jax
 
     try:
       policies.check(augment.policy)

@@ -14,13 +14,13 @@ import os
 from absl import logging
 import numpy as np
 
-from vit_jax import workdir
 from vit_jax.config import some
 from vit_jax.config import UserError
 from vit_jax.data import base
-from vit_jax.data import decode
 from vit_jax.data import splits
-from vit_jax.data import tiff
+from vit_jax.data.host import decode
+from vit_jax.data.host import tiff
+from vit_jax.runs import workdir
 
 _ENDINGS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp', '.tif', '.tiff')
 # The split that a folder's name stands for, whatever its case.

@@ -9,10 +9,10 @@ import ml_collections
 import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.data import batches
-from vit_jax.data import decode
-from vit_jax.data import levels as levels_lib
 from vit_jax.data.base import Source
+from vit_jax.data.host import batches
+from vit_jax.data.host import decode
+from vit_jax.data.host import levels as levels_lib
 
 SUGGESTED = (0.5, 99.5)  # percentiles
 _SAMPLE = 256  # images that percentiles are of, at most

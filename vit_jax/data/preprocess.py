@@ -14,12 +14,12 @@ import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax import workdir
 from vit_jax.config import UserError
-from vit_jax.data import decode
-from vit_jax.data import geometry
-from vit_jax.data import levels as levels_lib
-from vit_jax.data import transforms
+from vit_jax.data.host import decode
+from vit_jax.data.host import geometry
+from vit_jax.data.host import levels as levels_lib
+from vit_jax.data.host import transforms
+from vit_jax.runs import workdir
 
 
 def _are_numbers(value: Any, least: float = -math.inf) -> bool:

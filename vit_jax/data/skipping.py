@@ -8,9 +8,9 @@ import pathlib
 from absl import logging
 import numpy as np
 
-from vit_jax import workdir
 from vit_jax.config import UserError
 from vit_jax.data import base
+from vit_jax.runs import workdir
 
 
 class SkippingSource(base.Source):

@@ -18,11 +18,11 @@ import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.data import base
-from vit_jax.data import batches
-from vit_jax.data import decode
 from vit_jax.data import folder as folder_lib
 from vit_jax.data import intensity
 from vit_jax.data import sources
+from vit_jax.data.host import batches
+from vit_jax.data.host import decode
 
 _AT_ONCE = 256  # examples that threads read before the next ones are begun
 _COMMON = 10  # sizes to list

@@ -17,7 +17,7 @@ import optax
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import weights
-from vit_jax.data import device
+from vit_jax.data.device import views
 from vit_jax.evaluation import applied
 
 Arrays = dict[str, np.ndarray]
@@ -80,7 +80,7 @@ class Classifier:
     known = loaded.classes
     self.names = (*known, *map(str, range(len(known), num_classes)))
     self.top = min(top, num_classes)
-    prepare = device.eval_transform(config, image_shape)
+    prepare = views.eval_transform(config, image_shape)
 
     def answer(params: Any, batch: Mapping[str, jax.Array]) -> Any:
       logits = model.apply({'params': params}, prepare(batch['image']))

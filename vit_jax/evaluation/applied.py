@@ -11,8 +11,8 @@ import jax
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax import memory
-from vit_jax import sharding
+from vit_jax.parallel import memory
+from vit_jax.parallel import sharding
 
 
 class Applied:

@@ -16,7 +16,7 @@ import numpy as np
 
 from vit_jax import data
 from vit_jax import weights
-from vit_jax.data import device
+from vit_jax.data.device import views
 from vit_jax.evaluation import applied
 
 
@@ -79,7 +79,7 @@ class Embedder:
         device, None where they come in the model's size.
     """
     model = loaded.model.clone(num_classes=0)
-    prepare = device.eval_transform(config, image_shape)
+    prepare = views.eval_transform(config, image_shape)
 
     def embed(params: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
       found = model.apply({'params': params}, prepare(batch['image']))

@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vit_jax.explore import answers
-from vit_jax.explore import canvas
-from vit_jax.explore import charts
-from vit_jax.explore import tiles as tiles_lib
+from vit_jax.plots import canvas
+from vit_jax.plots import charts
+from vit_jax.plots import tiles as tiles_lib
 
 if TYPE_CHECKING:
   from matplotlib import axes as axes_lib

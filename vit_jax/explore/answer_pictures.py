@@ -9,11 +9,11 @@ from vit_jax.config import UserError
 from vit_jax.evaluation import report
 from vit_jax.explore import answer_charts
 from vit_jax.explore import answers as answers_lib
-from vit_jax.explore import canvas
-from vit_jax.explore import charts
 from vit_jax.explore import labelled as labelled_lib
 from vit_jax.explore import subject as subject_lib
-from vit_jax.explore import tiles
+from vit_jax.plots import canvas
+from vit_jax.plots import charts
+from vit_jax.plots import tiles
 
 Drawn = subject_lib.Drawn
 Subject = subject_lib.Subject

@@ -9,12 +9,12 @@ import numpy as np
 
 from vit_jax import weights
 from vit_jax.explore import attention as attention_lib
-from vit_jax.explore import canvas
-from vit_jax.explore import charts
 from vit_jax.explore import gradients
 from vit_jax.explore import seen as seen_lib
 from vit_jax.explore import subject as subject_lib
-from vit_jax.explore import tiles
+from vit_jax.plots import canvas
+from vit_jax.plots import charts
+from vit_jax.plots import tiles
 from vit_jax.weights import features
 
 Drawn = subject_lib.Drawn

@@ -18,6 +18,7 @@ import sys
 from absl import flags
 
 from vit_jax import cli
+from vit_jax import config as config_lib
 from vit_jax.config import UserError
 
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
@@ -51,14 +52,14 @@ def main(argv: list[str]) -> None:
       '--config is missing: name a config file, as in'
       ' --config=configs/digits.py'
     )
-  name = cli.config_name(cli.config_path(sys.argv) or '')
+  name = config_lib.file_name(cli.config_path(sys.argv) or '')
   path = pathlib.Path(_OUT.value or f'runs/data-{name}-{step}.png')
   if path.suffix != '.png':
     raise UserError(f'--out={path}: what is written is a .png file')
   if _OUT.value and not path.parent.is_dir():
     raise UserError(f'--out={path}: there is no folder {path.parent}')
-  from vit_jax import fed as fed_lib  # it imports jax
-  from vit_jax.explore import contact_sheet
+  from vit_jax.plots import contact_sheet
+  from vit_jax.train import fed as fed_lib  # it imports jax
 
   fed = fed_lib.load(config, step, _COUNT.value)
 

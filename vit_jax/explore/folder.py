@@ -11,8 +11,8 @@ import pathlib
 import re
 import tempfile
 
-from vit_jax import workdir as workdir_lib
 from vit_jax.config import UserError
+from vit_jax.runs import workdir as workdir_lib
 
 NUMBERS = 'numbers.json'
 FILES = 'files'  # its key

@@ -13,11 +13,11 @@ import numpy as np
 from vit_jax.config import UserError
 from vit_jax.explore import answer_pictures
 from vit_jax.explore import attention_pictures
-from vit_jax.explore import canvas
 from vit_jax.explore import model_pictures
 from vit_jax.explore import report
 from vit_jax.explore import subject as subject_lib
 from vit_jax.explore import token_pictures
+from vit_jax.plots import canvas
 
 
 class Kind(NamedTuple):

@@ -12,7 +12,7 @@ from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.explore import labelled as labelled_lib
 from vit_jax.explore import subject as subject_lib
-from vit_jax.explore import tiles
+from vit_jax.plots import tiles
 
 
 def read(

@@ -13,9 +13,9 @@ import numpy as np
 
 from vit_jax import data
 from vit_jax import weights
-from vit_jax.data import device
+from vit_jax.data.device import views
 from vit_jax.evaluation import answers as answers_lib
-from vit_jax.explore import tiles
+from vit_jax.plots import tiles
 from vit_jax.weights import features as features_lib
 
 _TOP = 5  # classes of each answer
@@ -63,7 +63,7 @@ class Labelled:
 
   @functools.cached_property
   def _prepare(self) -> Callable[..., jax.Array]:
-    return jax.jit(device.eval_transform(self.config, self.image_shape))
+    return jax.jit(views.eval_transform(self.config, self.image_shape))
 
   def answers(
     self, vit: weights.Loaded, same_order: bool

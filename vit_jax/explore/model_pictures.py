@@ -5,12 +5,12 @@ import numpy as np
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.config import UserError
-from vit_jax.explore import canvas
 from vit_jax.explore import positions
 from vit_jax.explore import sequence
 from vit_jax.explore import subject as subject_lib
-from vit_jax.explore import tiles
 from vit_jax.models import vit as vit_lib
+from vit_jax.plots import canvas
+from vit_jax.plots import tiles
 from vit_jax.weights import features
 
 Drawn = subject_lib.Drawn

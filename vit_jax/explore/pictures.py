@@ -42,8 +42,8 @@ from absl import flags
 from absl import logging
 
 from vit_jax import cli
-from vit_jax import data_flags
-from vit_jax import image_files
+from vit_jax.cli import data_flags
+from vit_jax.cli import image_files
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:
@@ -122,11 +122,11 @@ def main(argv: list[str]) -> int:
   paths = image_files.find(asked) if asked else []
   vit = cli.load(FLAGS)
   from vit_jax import weights  # they import jax
-  from vit_jax import workdir as workdir_lib
   from vit_jax.explore import folder as folder_lib
   from vit_jax.explore import gallery
   from vit_jax.explore import report
   from vit_jax.explore import subject as subject_lib
+  from vit_jax.runs import workdir as workdir_lib
 
   names = _chosen_kinds(list(gallery.KINDS))
   options = _options(vit)
@@ -168,8 +168,8 @@ def main(argv: list[str]) -> int:
 
 def _check_flags() -> pathlib.Path:
   """Finds mistakes that need no model; returns the folder to write to."""
-  from vit_jax.explore import canvas
   from vit_jax.explore import folder
+  from vit_jax.plots import canvas
 
   if not FLAGS['from'].value:
     raise UserError('--from is missing: name a model, as in --from=runs/digits')

@@ -8,7 +8,7 @@ import html
 import pathlib
 import re
 
-from vit_jax import workdir as workdir_lib
+from vit_jax.runs import workdir as workdir_lib
 
 _SHOWN = 2  # pictures of a section that are not folded
 _LONG = 640  # pixels: higher ones are folded to their upper part

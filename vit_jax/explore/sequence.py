@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from vit_jax import weights
-from vit_jax.explore import canvas
-from vit_jax.explore import tiles as tiles_lib
+from vit_jax.plots import canvas
+from vit_jax.plots import tiles as tiles_lib
 from vit_jax.weights import features
 
 if TYPE_CHECKING:

@@ -17,8 +17,8 @@ from vit_jax.evaluation import answers as answers_lib
 from vit_jax.explore import answers as answer_numbers
 from vit_jax.explore import labelled as labelled_lib
 from vit_jax.explore import seen as seen_lib
-from vit_jax.explore import tiles
 from vit_jax.models import resnet
+from vit_jax.plots import tiles
 
 if TYPE_CHECKING:
   from matplotlib.figure import Figure

@@ -9,13 +9,13 @@ import numpy as np
 from vit_jax.config import UserError
 from vit_jax.evaluation import report
 from vit_jax.explore import answer_pictures
-from vit_jax.explore import canvas
-from vit_jax.explore import charts
 from vit_jax.explore import model_pictures
 from vit_jax.explore import similarity as similarity_lib
 from vit_jax.explore import subject as subject_lib
-from vit_jax.explore import tiles
 from vit_jax.explore import tokens as tokens_lib
+from vit_jax.plots import canvas
+from vit_jax.plots import charts
+from vit_jax.plots import tiles
 from vit_jax.weights import features
 
 Drawn = subject_lib.Drawn

@@ -6,7 +6,7 @@ Nothing is decoded here, so that a few bytes cannot ask for much memory.
 import struct
 
 from vit_jax.config import UserError
-from vit_jax.data import decode
+from vit_jax.data.host import decode
 
 MOST_BYTES = 20 * 2**20
 MOST_PIXELS = 2**26  # 67 million: more than a camera's

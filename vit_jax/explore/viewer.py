@@ -16,9 +16,9 @@ import numpy as np
 from vit_jax import weights
 from vit_jax.explore import answers
 from vit_jax.explore import attention as attention_lib
-from vit_jax.explore import tiles
 from vit_jax.models import mixer
 from vit_jax.models import resnet
+from vit_jax.plots import tiles
 from vit_jax.weights import features
 
 _TOP = 5

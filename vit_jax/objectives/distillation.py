@@ -14,7 +14,7 @@ import optax
 
 from vit_jax import config as config_lib
 from vit_jax import weights
-from vit_jax.data import levels
+from vit_jax.data.host import levels
 from vit_jax.objectives import base
 from vit_jax.objectives import classification
 from vit_jax.objectives import losses

@@ -36,8 +36,8 @@ from absl import logging
 from ml_collections import config_flags
 
 from vit_jax import cli
-from vit_jax import slurm
 from vit_jax.config import UserError
+from vit_jax.parallel import slurm
 from vit_jax.sweep import space as space_lib
 
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names

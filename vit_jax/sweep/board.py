@@ -13,8 +13,8 @@ from typing import TextIO
 
 from absl import logging
 
-from vit_jax import workdir as workdir_lib
 from vit_jax.evaluation import intervals
+from vit_jax.runs import workdir as workdir_lib
 from vit_jax.sweep import space as space_lib
 from vit_jax.sweep import study as study_lib
 

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from vit_jax import slurm
-from vit_jax.sweep import locks
+from vit_jax.parallel import slurm
+from vit_jax.runs import locks
 from vit_jax.sweep import runs
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ import warnings
 
 import numpy as np
 
-from vit_jax import workdir as workdir_lib
+from vit_jax.runs import workdir as workdir_lib
 from vit_jax.sweep import board as board_lib
 from vit_jax.sweep import space as space_lib
 from vit_jax.sweep import study as study_lib

@@ -13,9 +13,9 @@ import subprocess
 from typing import Any
 from typing import Protocol
 
-from vit_jax import slurm
-from vit_jax import workdir as workdir_lib
-from vit_jax.sweep import locks
+from vit_jax.parallel import slurm
+from vit_jax.runs import locks
+from vit_jax.runs import workdir as workdir_lib
 
 _TAIL = 1 << 16  # bytes at the end of a log that its error is looked for in
 _LONGEST = 400  # letters of an error

@@ -188,7 +188,7 @@ def load(path: str) -> Sweep:
   Raises:
     UserError: There is no such file, or it fails; names the line that did.
   """
-  sweep = cli.call_file(path, 'sweep', 'configs/sweeps/')
+  sweep = config_lib.call_file(path, 'sweep', 'configs/sweeps/')
   if not isinstance(sweep, Sweep):
     file = path.split(':', 1)[0]
     raise UserError(f'{file}: get_sweep() must return a sweep.Sweep')

@@ -21,9 +21,9 @@ import optuna
 from optuna.storages import journal as optuna_journal
 
 from vit_jax import config as config_lib
-from vit_jax import workdir as workdir_lib
 from vit_jax.config import UserError
-from vit_jax.sweep import locks
+from vit_jax.runs import locks
+from vit_jax.runs import workdir as workdir_lib
 from vit_jax.sweep import space as space_lib
 
 _STATES = optuna.trial.TrialState

@@ -12,8 +12,8 @@ import typing
 from absl import logging
 
 from vit_jax import config as config_lib
-from vit_jax import workdir as workdir_lib
 from vit_jax.evaluation import intervals
+from vit_jax.runs import workdir as workdir_lib
 from vit_jax.sweep import runs
 from vit_jax.sweep import space as space_lib
 

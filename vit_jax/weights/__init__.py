@@ -19,16 +19,16 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import models
-from vit_jax import recipes
-from vit_jax import workdir as workdir_lib
-from vit_jax.data import geometry
+from vit_jax.config import recipes
+from vit_jax.data.host import geometry
 from vit_jax.models import names
 from vit_jax.models import stack
+from vit_jax.runs import workdir as workdir_lib
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import download
 from vit_jax.weights import fit
-from vit_jax.weights import foreign
 from vit_jax.weights import origin as origin_lib
+from vit_jax.weights.formats import foreign
 
 _MOST_PIXELS = 2**14  # a side; a grid of 1024 x 1024 patches of 16
 
@@ -305,7 +305,7 @@ def is_workdir(path: pathlib.Path) -> bool:
 
 def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
   # Here: Orbax takes a second to import, which foreign files need not wait for.
-  from vit_jax import checkpoint
+  from vit_jax.runs import checkpoint
 
   config, preprocess = _stored(workdir)
   # That which it was trained with may not be had here.

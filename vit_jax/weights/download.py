@@ -19,8 +19,8 @@ import time
 from urllib import parse
 
 from vit_jax import config as config_lib
-from vit_jax import workdir
 from vit_jax.config import UserError
+from vit_jax.runs import workdir
 from vit_jax.weights import transfer
 
 _GCS = 'https://storage.googleapis.com'

@@ -9,10 +9,10 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import weights
-from vit_jax.data import levels
+from vit_jax.data.host import levels
 from vit_jax.weights import adapt
-from vit_jax.weights import foreign
 from vit_jax.weights import resize
+from vit_jax.weights.formats import foreign
 
 # What a run decides anew, whatever the checkpoint was trained with.
 _OWN = (

@@ -74,7 +74,7 @@ def of_checkpoint(workdir: pathlib.Path, path: pathlib.Path) -> Origin:
     workdir: As it was given.
     path: Of the checkpoint in it.
   """
-  from vit_jax import checkpoint_format
+  from vit_jax.runs import checkpoint_format
 
   kept = checkpoint_format.steps(workdir)['checkpoints']
   step, newest = int(path.name), max(kept, default=None)

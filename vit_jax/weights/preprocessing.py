@@ -11,8 +11,8 @@ import math
 import re
 from typing import Any
 
-from vit_jax.weights import base
-from vit_jax.weights import typed
+from vit_jax.weights.files import typed
+from vit_jax.weights.formats import base
 
 Pair = tuple[int, int]
 MeanStd = tuple[tuple[float, ...], tuple[float, ...]]

@@ -26,8 +26,8 @@ from absl import logging
 import tqdm
 
 from vit_jax import config as config_lib
-from vit_jax import workdir
 from vit_jax.config import UserError
+from vit_jax.runs import workdir
 
 if TYPE_CHECKING:
   import requests  # imported by the functions, since few runs download

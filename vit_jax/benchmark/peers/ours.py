@@ -8,11 +8,11 @@ import jax
 import numpy as np
 
 from vit_jax import data
-from vit_jax import experiment as experiment_lib
 from vit_jax import models
 from vit_jax.benchmark.peers import base
-from vit_jax.data import device
+from vit_jax.data.device import views
 from vit_jax.models import vit
+from vit_jax.train import experiment as experiment_lib
 
 
 def waiting(call: Callable[[], Any], count: int) -> Any:
@@ -48,7 +48,7 @@ class Ours(base.Peer):
     """Initialises the parameters; compiles nothing of the model yet."""
     config, source = experiment.config, experiment.source
     self.experiment, self.batch = experiment, batch
-    prepare = device.eval_transform(config, source.image_shape)
+    prepare = views.eval_transform(config, source.image_shape)
     self.images = jax.jit(prepare)(batch['image'])
     self.model = models.from_config(
       config.model, config.model.num_classes, config.train.dtype

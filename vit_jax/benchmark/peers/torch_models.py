@@ -13,8 +13,8 @@ import numpy as np
 from vit_jax import weights
 from vit_jax.benchmark.peers import base
 from vit_jax.config import UserError
-from vit_jax.data import batches
-from vit_jax.weights import export
+from vit_jax.data.host import batches
+from vit_jax.weights.formats import export
 
 # The format of our weights that each library reads.
 _FORMATS = {'timm': 'timm', 'transformers': 'huggingface'}

@@ -1,0 +1,217 @@
+"""What all commands share, each in a process of its own."""
+
+import os
+import pathlib
+import subprocess
+import sys
+
+import pytest
+import tiny
+
+ENV = os.environ | {
+  'PYTHONPATH': str(tiny.ROOT),
+  'JAX_PLATFORMS': 'cpu',
+  'JAX_NUM_CPU_DEVICES': '1',
+}
+
+
+def _commands():
+  """Returns all modules that read flags, as `python -m` takes them."""
+  found = []
+  for path in sorted((tiny.ROOT / 'vit_jax').rglob('*.py')):
+    if 'cli.run(main,' in path.read_text():
+      name = '.'.join(path.relative_to(tiny.ROOT).with_suffix('').parts)
+      found.append(name.removesuffix('.__main__'))
+  return found
+
+
+# Processes that others start.
+INTERNAL = {'vit_jax.benchmark.worker'}
+COMMANDS = [[name] for name in _commands() if name not in INTERNAL]
+COMMANDS += [['vit_jax.explore', *verb] for verb in ([], ['data'], ['serve'])]
+
+
+def test_commands_are_found():
+  names = {name for name, *_ in COMMANDS}
+  for verb in (
+    'main',
+    'predict',
+    'evaluate',
+    'convert',
+    'summary',
+    'benchmark',
+  ):
+    assert f'vit_jax.{verb}' in names
+
+
+@pytest.mark.parametrize('command', COMMANDS, ids='-'.join)
+def test_help_is_quick_and_has_an_example(command):
+  """Quick: nothing heavy is imported."""
+  name, *verb = command
+  code = (
+    f'import sys, runpy; sys.argv = {["command", *verb, "--help"]}\n'
+    f'try: runpy.run_module({name!r}, run_name="__main__", alter_sys=True)\n'
+    'finally:\n'
+    '  heavy = {"jax", "flax", "optax", "cv2", "grain", "orbax", "numpy"}\n'
+    '  assert not heavy & set(sys.modules), heavy & set(sys.modules)'
+  )
+  result = subprocess.run(
+    [sys.executable, '-c', code],
+    check=False,
+    env=ENV,
+    capture_output=True,
+    text=True,
+  )
+  assert result.returncode == 0, result.stderr
+  assert f'python -m {name}' in result.stdout
+
+
+@pytest.mark.parametrize(
+  ('module', 'command'),
+  [
+    ('vit_jax', 'main'),
+    ('vit_jax.train', 'main'),
+    ('vit_jax.config', 'main'),
+    ('vit_jax.weights', 'convert'),
+    ('vit_jax.weights.files.typed', 'convert'),
+    ('vit_jax.models', 'summary'),
+    ('vit_jax.explore.server', 'explore'),
+    ('vit_jax.nosuch', 'main'),
+  ],
+)
+def test_a_module_that_is_no_command_says_so(module, command):
+  """It would do nothing, with status 0."""
+  for flag in (['-m', module], [f'-m{module}', '--config=x.py']):
+    result = subprocess.run(
+      [sys.executable, *flag],
+      check=False,
+      env=ENV,
+      capture_output=True,
+      text=True,
+    )
+    assert result.returncode == 1
+    assert result.stderr.startswith(f'error: {module} is no command: ')
+    assert f'run python -m vit_jax.{command}.' in result.stderr
+    assert result.stderr.count('\n') == 1 and not result.stdout
+
+
+def test_other_packages_may_import_ours(tmp_path):
+  """Also where the process was started by -m."""
+  (tmp_path / 'package').mkdir()
+  (tmp_path / 'package' / '__init__.py').write_text('import vit_jax')
+  (tmp_path / 'package' / 'train.py').write_text('print("ran")')
+  result = subprocess.run(
+    [sys.executable, '-m', 'package.train', 'vit_jax.train'],
+    check=True,
+    env=ENV,
+    cwd=tmp_path,
+    capture_output=True,
+    text=True,
+  )
+  assert result.stdout == 'ran\n'
+
+
+def test_lazy_names_are_listed():
+  """By a process that has used none of them; tab completion asks for these."""
+  code = (
+    'import vit_jax, vit_jax.explore\n'
+    'for package in (vit_jax, vit_jax.explore):\n'
+    '  missing = set(package.__all__) - set(dir(package))\n'
+    '  assert not missing, missing\n'
+    'assert {"load", "create_model", "explore"} <= set(dir(vit_jax))\n'
+    'assert "attention_rollout" in dir(vit_jax.explore)'
+  )
+  subprocess.run([sys.executable, '-c', code], check=True, env=ENV)
+
+
+def _look(folder, *flags):
+  """Draws a batch of digits, for which something is compiled."""
+  command = [
+    'vit_jax.explore',
+    'data',
+    f'--config={tiny.ROOT}/configs/digits.py',
+  ]
+  command += [f'--out={folder}/batch.png', '--count=1', *flags]
+  env = ENV | {'VIT_JAX_CACHE': str(folder / 'default')}
+  for name in ('JAX_COMPILATION_CACHE_DIR', 'JAX_ENABLE_COMPILATION_CACHE'):
+    env.pop(name, None)
+  return subprocess.run(
+    [sys.executable, '-m', *command],
+    check=False,
+    env=env,
+    capture_output=True,
+    text=True,
+  )
+
+
+def _kept(folder: pathlib.Path):
+  return folder.exists() and any(folder.iterdir())
+
+
+@pytest.mark.parametrize('kind', ['default', 'there', 'nowhere'])
+def test_what_is_compiled_is_kept(kind, tmp_path):
+  """By default, where it is said, or nowhere."""
+  flags = {
+    'default': [],
+    'there': [f'--compile_cache={tmp_path}/new/there'],
+    'nowhere': ['--compile_cache='],
+  }[kind]
+  result = _look(tmp_path, *flags)
+  assert result.returncode == 0, result.stderr
+  assert _kept(tmp_path / 'default' / 'xla') == (kind == 'default')
+  assert _kept(tmp_path / 'new' / 'there') == (kind == 'there')
+
+
+def test_a_compile_cache_that_cannot_be_written(tmp_path):
+  """One line where it was asked for; by default there is just none."""
+  (tmp_path / 'file').write_text('')
+  result = _look(tmp_path, f'--compile_cache={tmp_path}/file/cache')
+  assert result.returncode == 1 and 'Traceback' not in result.stderr
+  assert result.stderr.startswith('error: ')
+  assert f'{tmp_path}/file/cache' in result.stderr
+
+
+def test_too_little_memory_is_one_line(digits_run):
+  """On the host: no machine has room for a batch of so many images."""
+  command = [sys.executable, '-m', 'vit_jax.evaluate', f'--from={digits_run}']
+  result = subprocess.run(
+    [
+      *command,
+      '--data=digits',
+      '--split=train[80%:]',
+      '--batch_size=1000000000000',
+    ],
+    check=False,
+    capture_output=True,
+    text=True,
+    env=ENV,
+  )
+  assert result.returncode == 1 and not result.stdout
+  assert 'Traceback' not in result.stderr
+  last = result.stderr.splitlines()[-1]
+  assert last.startswith('error: there is too little memory')
+  assert '--batch_size' in last
+
+
+def test_what_jax_says_of_memory_is_one_line():
+  """As its CPU says it, in the middle of any command."""
+  code = (
+    'from vit_jax import cli\n'
+    'def main(argv):\n'
+    '  import jax\n'
+    '  import jax.numpy as jnp\n'
+    '  jax.jit(lambda x: jnp.zeros(2**44) + x)(1.0).block_until_ready()\n'
+    'cli.run(main, "")\n'
+  )
+  result = subprocess.run(
+    [sys.executable, '-c', code],
+    check=False,
+    capture_output=True,
+    text=True,
+    env=ENV,
+  )
+  assert result.returncode == 1
+  assert 'Traceback' not in result.stderr
+  last = result.stderr.splitlines()[-1]
+  assert last.startswith('error: there is too little memory (')
+  assert 'Out of memory allocating 70368744177664 bytes' in last

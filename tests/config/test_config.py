@@ -1,0 +1,269 @@
+"""Durations, keys, and config files."""
+
+import fractions
+import json
+import pathlib
+
+from absl import flags
+import ml_collections
+import pytest
+import tiny
+
+from vit_jax import cli
+from vit_jax import config as config_lib
+
+UserError = config_lib.UserError
+
+
+def test_every_leaf_is_typed_and_serialises():
+  config = config_lib.default()
+  config.model.depth = 6
+  config.data.image_size = (24, 32)
+  config.evals['minival'] = config_lib.evaluation('train[:5%]', '2 epochs')
+  stored = config_lib.to_dict(config)
+  assert json.loads(json.dumps(stored)) == stored
+  back = config_lib.from_dict(stored)
+  assert config_lib.to_dict(back) == stored
+  assert back.data.image_size == (24, 32) and back.model.num_heads is None
+  back.model.num_heads = 3  # a placeholder, not a None
+  with pytest.raises(TypeError):
+    back.model.num_heads = 'three'
+  assert config_lib.differences(config, config_lib.from_dict(stored)) == []
+
+
+def test_only_cadence_may_change_on_resuming():
+  old, new = config_lib.default(), config_lib.default()
+  new.train.log_every = '1 steps'
+  new.checkpoint.keep = 5
+  new.evals.val.every = '3 epochs'
+  new.data.num_workers = 4
+  assert config_lib.differences(old, new) == []
+  assert config_lib.differences(old, new, resumable=True)[1:] == [
+    'data.num_workers: 0 -> 4',
+    "evals.val.every: '' -> '3 epochs'",
+    "train.log_every: '50 steps' -> '1 steps'",
+  ]
+  new.optim.learning_rate = 0.5
+  new.data.image_size = 32
+  assert config_lib.differences(old, new) == [
+    'data.image_size: 224 -> 32',
+    'optim.learning_rate: 0.001 -> 0.5',
+  ]
+
+
+@pytest.mark.parametrize(
+  ('text', 'steps'),
+  [
+    ('200 epochs', 200 * 45_000 / 128),
+    ('1 epoch', 45_000 / 128),
+    ('0.5 epochs', 22_500 / 128),
+    ('10_000 steps', 10_000),
+    ('1.5e6 examples', 1.5e6 / 128),
+    ('1 step', 1),
+  ],
+)
+def test_durations(text, steps):
+  period = config_lib.period(text, examples=45_000, batch_size=128)
+  assert period == fractions.Fraction(steps)
+  assert config_lib.num_steps(text, 45_000, 128) == -int(-steps // 1)
+
+
+@pytest.mark.parametrize(
+  'text',
+  [
+    '',
+    '1e999999999 steps',
+    '9' * 5000 + ' steps',
+    'ten steps',
+    '10',
+    '10 eons',
+    '-1 steps',
+    '1e5',
+    'steps',
+    '1..2 steps',
+  ],
+)
+def test_bad_durations(text):
+  config = config_lib.default()
+  config.train.duration = text
+  with pytest.raises(
+    UserError, match=r'config\.train\.duration: .*length of t'
+  ):
+    config_lib.check(config)
+
+
+@pytest.mark.parametrize('examples', [1, 127, 1437, 45_000])
+@pytest.mark.parametrize('text', ['1 epochs', '0.3 epochs', '700 examples'])
+def test_cadence_never_drifts(examples, text):
+  """After n periods, n were due, though none is a whole number of steps."""
+  every = config_lib.period(text, examples, batch_size=32)
+  steps = range(1, 2000)
+  due = [step for step in steps if config_lib.is_due(step, every)]
+  assert len(due) == min(steps.stop - 1, (steps.stop - 1) // every)
+  assert not config_lib.is_due(0, every) and not config_lib.is_due(5, None)
+
+
+@pytest.mark.parametrize(
+  ('key', 'value', 'message'),
+  [
+    ('seed', -1, 'config.seed is -1'),
+    ('seed', 2**32, 'below 2**32'),
+    ('train.batch_size', 0, 'config.train.batch_size is 0'),
+    ('train.patience', '5 epochs', 'checkpoint.best is empty'),
+    ('train.patience', '5', 'is not a length of time'),
+    ('train.max_skipped_in_a_row', 0, 'must be at least 1'),
+    ('train.accumulation', 3, 'does not divide into'),
+    ('train.dtype', 'float64', 'float32, bfloat16'),
+    ('train.ema_decay', 1.0, 'ema_decay'),
+    ('checkpoint.keep', 1, 'at least 2'),
+    ('checkpoint.best', 'val/accuracy', 'no such evaluation runs'),
+    ('train.log_every', '0 steps', 'more than 0'),
+    ('train.duration', '1e13 steps', 'too long: at most 1,000,000,000,000'),
+    ('train.batch_size', None, 'config.train.batch_size is None'),
+    ('optim.b1', None, 'config.optim.b1 is None: it must have a value'),
+    ('evals.val.every', 'often', 'config.evals.val.every'),
+  ],
+)
+def test_values_are_checked(key, value, message):
+  config = config_lib.default()
+  with pytest.raises(UserError, match=r'^[^\n]*$') as error:
+    config_lib.set_value(config, key, value)
+    config_lib.check(config)
+  assert message in str(error.value)
+
+
+def test_unknown_keys_name_the_nearest():
+  with pytest.raises(UserError, match=r"mean 'optim\.learning_rate'"):
+    config_lib.set_value(config_lib.default(), 'optim.learning_rat', 1.0)
+  config = config_lib.default()
+  config.evals.vla = config_lib.evaluation('test')
+  config.evals.vla.unlock()
+  config.evals.vla.evry = '1 epochs'
+  with pytest.raises(UserError, match=r'evals\.vla\.evry'):
+    config_lib.check(config)
+
+
+# What people type, and a part of what they are told.
+MEANT = {
+  "'optim.learning_rate'?": 'lr optim.lr learning_rate LR base_lr',
+  "train.duration='10 epochs'?": 'epochs num_epochs train.epochs',
+  "train.duration='10_000 steps'?": 'steps max_steps',
+  "'train.batch_size'?": 'batch_size bs batch data.batch_size',
+  "'optim.weight_decay'?": 'wd weight_decay',
+  "'data.image_size'?": 'image_size img_size input_size resolution',
+  "init_from.path='FILE'?": 'pretrained checkpoint init_checkpoint weights',
+  "'model.stochastic_depth'?": 'drop_path model.drop_path',
+  "'model.dropout_rate'?": 'dropout',
+  "'model.num_classes'?": 'num_classes classes data.num_classes',
+  "'train.ema_decay'?": 'ema',
+  "'augment.mixup'?": 'mixup_alpha mixup',
+  "'objective.label_smoothing'?": 'label_smoothing smoothing',
+  "'optim.warmup'": 'warmup warmup_epochs',
+  "'optim.name'?": 'opt optimizer optim',
+  "'optim.schedule'?": 'scheduler lr_scheduler',
+  "'seed'?": 'random_seed train.seed',
+  "'data.num_workers'?": 'workers num_workers',
+  "'train.accumulation'?": 'accum_iter grad_accum gradient_accumulation_steps',
+  "'optim.clip_norm'?": 'grad_clip clip_grad',
+  "train.dtype='bfloat16'?": 'fp16 bf16 amp precision',
+  'it is --workdir=PATH': 'output_dir save_dir',
+  "data.name='folder:PATH'?": 'dataset data_path data_dir data',
+  "'model.name'?": 'arch model',
+  'it is a group of keys': 'train augment evals',
+  'all keys are in vit_jax/config/defaults.py': 'foo cheese xyz.abc 123',
+}
+
+
+@pytest.mark.parametrize('told', MEANT)
+def test_what_was_meant(told):
+  for typed in MEANT[told].split():
+    error = str(config_lib.unknown_key(config_lib.default(), typed))
+    assert error.startswith(f'config has no key {typed!r}: ')
+    assert told in error and '\n' not in error
+
+
+def test_a_flag_that_was_meant_as_a_key():
+  config = f'--config={tiny.ROOT}/configs/digits.py'
+  for flag, told in {
+    '--lr=1': "no flag --lr: did you mean '--config.optim.learning_rate'?",
+    '--data.name=digits': "did you mean '--config.data.name'?",
+    '--epochs=3': "--config.train.duration='10 epochs'?",
+    '--save_dir=x': 'it is --workdir=PATH',
+    '--wrokdir=x': 'did you mean --workdir?',
+    '--foo=1': 'no flag --foo: see --help',
+  }.items():
+    flag_values = flags.FlagValues()
+    cli.define_config(flag_values)
+    flags.DEFINE_string('workdir', None, '', flag_values=flag_values)
+    with pytest.raises(UserError) as error:
+      cli.parse_flags(['main', config, flag], flag_values)
+    assert told in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ('body', 'message'),
+  [
+    ('config.optim.lr = 1.0', "line 4: config has no key 'lr': did you mean"),
+    ('config.seed = "one"', 'line 4: TypeError'),
+    ('1 / 0', 'line 4: ZeroDivisionError: division by zero'),
+    ('config = = 3', 'line 4: SyntaxError'),
+    ('return 3', 'must return a ConfigDict'),
+    ('raise c.UserError("no such thing")', 'config.py: no such thing'),
+  ],
+)
+def test_broken_config_files(tmp_path, body, message):
+  path = tmp_path / 'config.py'
+  path.write_text(
+    'from vit_jax import config as c\n'
+    'def get_config():\n'
+    '  config = c.default()\n'
+    f'  {body}\n'
+    '  return config\n'
+  )
+  with pytest.raises(UserError, match=r'^[^\n]*$') as error:
+    config_lib.load(str(path))
+  assert message in str(error.value) and str(path) in str(error.value)
+
+
+def test_config_file_with_an_argument(tmp_path):
+  path = tmp_path / 'config.py'
+  path.write_text(
+    'from vit_jax import config as c\n'
+    'def get_config(arg=""):\n'
+    '  config = c.default()\n'
+    '  config.model.name = arg or "ViT-Ti/16"\n'
+    '  return config\n'
+  )
+  assert config_lib.load(str(path)).model.name == 'ViT-Ti/16'
+  assert config_lib.load(f'{path}:ViT-B/16').model.name == 'ViT-B/16'
+  missing = pathlib.Path(tmp_path, 'missing.py')
+  with pytest.raises(UserError, match='there is no such file'):
+    config_lib.load(str(missing))
+
+
+def test_an_evaluation_has_all_its_keys():
+  config = config_lib.default()
+  config.evals.mine = ml_collections.ConfigDict({'split': 'a', 'every': ''})
+  with pytest.raises(
+    UserError, match=r'evals\.mine must be made by config\.ev'
+  ):
+    config_lib.check(config)
+
+
+def test_a_run_of_before_there_were_kinds_is_read():
+  """Its evaluations are of accuracy; they may change on resuming."""
+  stored = config_lib.to_dict(config_lib.default())
+  stored['evals'] = {
+    'val': {'split': 'test', 'every': '1 epochs'},
+    'mine': {'split': 'train', 'every': ''},
+  }
+  config = config_lib.from_dict(stored)
+  assert config.evals.mine.kind == 'accuracy' and config.evals.mine.k == 20
+  config_lib.check(config)
+  new = config_lib.from_dict(config_lib.to_dict(config))
+  new.evals.mine = config_lib.evaluation(
+    'test', '1 epochs', 'few_shot', 'train', shots=(2,)
+  )
+  back = config_lib.from_dict(config_lib.to_dict(new))
+  assert back.evals.mine.shots == (2,)
+  assert config_lib.differences(config, back) == []

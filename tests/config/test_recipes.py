@@ -1,0 +1,322 @@
+"""The published recipes, against tables written from their papers and code.
+
+Where both differ, or the paper is silent, the docstring of the config says what
+was followed.
+"""
+
+import math
+
+import jax
+import pytest
+import tiny
+
+from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax import optim
+from vit_jax.config import recipes
+from vit_jax.train import experiment as experiment_lib
+
+# Length and warm-up in epochs (e) or steps (s); the final rate; weight decay as
+# it is written there, and what it is multiplied by at each step: the `rate`, or
+# the `schedule` alone, which is 1 at its highest; and the norm that gradients
+# are clipped at, 0 for none.
+TRAINING = """
+vit_s16_i1k.py:90ep    90e 1024 adam 1e-3 10000s cosine 0    1e-4 schedule 1
+vit_s16_i1k.py:300ep  300e 1024 adam 1e-3 10000s cosine 0    1e-4 schedule 1
+vit_i1k.py:B/16,light1 300e 4096 adam 1e-3 10000s cosine 0   0.1  rate     1
+vit_i21k.py:L/16       300e 4096 adam 1e-3 10000s cosine 0   0.1  rate     1
+vit_i21k.py:B/16,,30ep  30e 4096 adam 1e-3 10000s cosine 0   0.1  rate     1
+vit_paper_i1k.py:L/16  300e 4096 adam 3e-3 10000s cosine 0   0.3  rate     1
+vit_paper_i1k.py:B/32,i21k 90e 4096 adam 1e-3 10000s linear 1e-5 0.03 rate 0
+mixer_i1k.py           300e 4096 adam 1e-3 10000s linear 1e-8 1e-4 schedule 1
+sam_i1k.py:B/16        300e 4096 adam 3e-3 10000s cosine 0   0.3  rate     1
+gsam_i1k.py:B/32       300e 4096 adam 3e-3 10000s linear 3e-5 0.3 rate     1
+deit_i1k.py:Ti         300e 1024 adam 1e-3 5e     cosine 1e-5 0.05 rate    0
+deit_i1k.py:B,distilled 300e 1024 adam 1e-3 5e    cosine 1e-5 0.05 rate    0
+deit3_i1k.py:S         800e 2048 lamb 4e-3 5e     cosine 1e-5 0.05 rate    1
+deit3_i1k.py:B         800e 2048 lamb 3e-3 5e     cosine 1e-5 0.05 rate    1
+deit3_i1k.py:H         800e 2048 lamb 3e-3 5e     cosine 1e-5 0.05 rate    1
+deit3_i1k.py:L,run      20e  512 adam 1e-5 5e   constant 1e-5 0.1 rate     0
+bit_transfer.py:R50x1,cifar10          10000s 512 sgd 3e-3 500s step - 0 rate 0
+bit_transfer.py:R50x1,imagenet2012     20000s 512 sgd 3e-3 500s step - 0 rate 0
+bit_transfer.py:R50x1,oxford_iiit_pet    500s 512 sgd 3e-3 100s step - 0 rate 0
+cifar100.py            100e  128 adam 1e-3 10e    cosine 0   0.05 rate     0
+"""
+
+# Policy, jitter, mixup, CutMix, probability of erasing, repeats; smoothing,
+# loss, start of the head's bias; dropout, stochastic depth.
+RAND, TIMM = 'randaugment', 'rand-m9-mstd0.5-inc1'
+REGULARISATION = f"""
+vit_s16_i1k.py           {RAND}(2,10) 0  .2 0 0   1 0  softmax 0    0  0
+vit_i1k.py:B/16,none     -            0  0  0 0   1 0  sigmoid -6.9 0  0
+vit_i1k.py:B/16,light1   {RAND}(2,0)  0  0  0 0   1 0  sigmoid -6.9 0  0
+vit_i1k.py:B/16,light2   {RAND}(2,10) 0  .2 0 0   1 0  sigmoid -6.9 0  0
+vit_i1k.py:B/16,medium1  {RAND}(2,15) 0  .2 0 0   1 0  sigmoid -6.9 0  0
+vit_i1k.py:B/16,medium2  {RAND}(2,15) 0  .5 0 0   1 0  sigmoid -6.9 0  0
+vit_i1k.py:B/16,strong1  {RAND}(2,20) 0  .5 0 0   1 0  sigmoid -6.9 0  0
+vit_i1k.py:B/16,strong2,0.1 {RAND}(2,20) 0 .8 0 0 1 0  sigmoid -6.9 .1 .1
+vit_i1k.py:Ti/16         {RAND}(2,0)  0  0  0 0   1 0  sigmoid -6.9 0  0
+vit_i21k.py:Ti/16        -            0  0  0 0   1 0  sigmoid -10  0  0
+vit_i21k.py:B/16         {RAND}(2,10) 0  .2 0 0   1 0  sigmoid -10  0  0
+vit_paper_i1k.py         -            0  0  0 0   1 0  sigmoid -10  .1 0
+vit_paper_i1k.py:L/32,i21k -          0  0  0 0   1 0  sigmoid -10  .1 0
+mixer_i1k.py             {RAND}(2,15) 0  .5 0 0   1 0  sigmoid -6.9 0  .1
+sam_i1k.py               -            0  0  0 0   1 0  sigmoid -10  0  0
+gsam_i1k.py              -            0  0  0 0   1 0  sigmoid -10  0  0
+deit_i1k.py              {TIMM}       0  .8 1 .25 3 .1 softmax 0    0  .1
+deit3_i1k.py:S           3augment     .3 .8 1 0   3 0  sigmoid_any 0    0  .05
+deit3_i1k.py:B           3augment     .3 .8 1 0   3 0  sigmoid_any 0    0  .2
+deit3_i1k.py:L           3augment     .3 .8 1 0   3 0  sigmoid_any 0    0  .45
+deit3_i1k.py:H           3augment     .3 .8 1 0   3 0  sigmoid_any 0    0  .6
+deit3_i1k.py:H,run       {TIMM}       0  .8 1 0   1 .1 softmax 0    0  .55
+bit_transfer.py:R50x1,cifar100       - 0 .1 0 0   1 0  softmax 0    0  0
+bit_transfer.py:R50x1,oxford_flowers102 - 0 0 0 0 1 0  softmax 0    0  0
+bit_transfer.py:R50x1,food101,75750  - 0 .1 0 0   1 0  softmax 0    0  0
+cifar100.py              autoaugment  0  1  1 .25 3 .1 softmax 0    0  .1
+"""
+
+# At 224 px but for DeiT III, BiT and CIFAR, with 1,000 classes but for CIFAR.
+# The published sizes, with what the recipe adds to them and takes away: hidden
+# layers of D * (D + 1), class tokens, positions and scales of D.
+PARAMETERS = {
+  'vit_s16_i1k.py': 22_050_664 + 384 * (385 - 1 - 197),
+  'vit_i1k.py:Ti/16': 5_717_416 + 192 * 193,
+  'vit_i1k.py:S/32': 22_878_952 + 384 * 385,
+  'vit_i1k.py:B/16': 86_567_656 + 768 * 769,
+  'vit_i1k.py:R+Ti/16,none': 6_337_704 + 192 * 193,
+  'vit_i1k.py:R26+S/32,none': 36_431_912 + 384 * 385,
+  'vit_i21k.py:S/16': 22_050_664,
+  'vit_paper_i1k.py:L/32,i21k': 306_535_400 + 1024 * 1025,
+  'mixer_i1k.py': 59_880_472,
+  'sam_i1k.py:B/32': 88_224_232,
+  'gsam_i1k.py:S/16': 22_050_664 - 384 * 2,
+  'deit_i1k.py:Ti': 5_717_416,
+  'deit_i1k.py:S': 22_050_664,
+  'deit_i1k.py:B,distilled': 86_567_656 + 768 * 2 + 769 * 1000,
+  'deit3_i1k.py:S': 22_050_664 + 384 * (2 * 12 - 1),
+  'deit3_i1k.py:B,run': 86_567_656 + 768 * (2 * 12 - 1),
+  'deit3_i1k.py:H': 632_045_800 + 1280 * (2 * 32 - 1 - 16**2 + 11**2),
+  'cifar100.py': 2_709_796,
+}
+
+
+def rows(table):
+  """Returns the lines of a table as parameters, named by their config."""
+  lines = [line.split() for line in table.strip().splitlines()]
+  return [pytest.param(*line, id=line[0]) for line in lines]
+
+
+def load(name):
+  return config_lib.load(f'{tiny.ROOT}/configs/{name}')
+
+
+def value(rate):
+  return 0.0 if rate is None else rate
+
+
+def length(text):
+  """Returns (90, 'epochs') for '90e'."""
+  return int(text[:-1]), {'e': 'epochs', 's': 'steps'}[text[-1]]
+
+
+@pytest.mark.parametrize(
+  'name, duration, batch_size, optimizer, rate, warmup, schedule, end, decay,'
+  ' multiplied_by, clip',
+  rows(TRAINING),
+)
+def test_recipe_trains_as_published(
+  name,
+  duration,
+  batch_size,
+  optimizer,
+  rate,
+  warmup,
+  schedule,
+  end,
+  decay,
+  multiplied_by,
+  clip,
+):
+  config = load(name)
+  train, ours = config.train, config.optim
+  assert config_lib.parse_duration(train.duration) == length(duration)
+  assert train.batch_size == int(batch_size)
+  assert ours.name == {'adam': 'adamw'}.get(optimizer, optimizer)
+  assert math.isclose(ours.learning_rate, float(rate))
+  assert config_lib.parse_duration(ours.warmup) == length(warmup)
+  assert ours.schedule == schedule
+  if schedule not in ('step', 'constant'):
+    assert math.isclose(ours.learning_rate * ours.final_factor, float(end))
+  highest = ours.learning_rate * ours.weight_decay
+  factor = {'rate': ours.learning_rate, 'schedule': 1}[multiplied_by]
+  assert math.isclose(highest, factor * float(decay))
+  scale = 1000 if optimizer == 'lamb' else 1  # of a loss that was a mean
+  assert ours.clip_norm == scale * float(clip)
+  assert ours.eps == scale * 1e-8 and (ours.b1, ours.b2) == (0.9, 0.999)
+
+
+@pytest.mark.parametrize(
+  'name, policy, jitter, mixup, cutmix, erase, repeats, smoothing, loss, bias,'
+  ' dropout, depth',
+  rows(REGULARISATION),
+)
+def test_recipe_regularises_as_published(
+  name,
+  policy,
+  jitter,
+  mixup,
+  cutmix,
+  erase,
+  repeats,
+  smoothing,
+  loss,
+  bias,
+  dropout,
+  depth,
+):
+  config = load(name)
+  augment, model, objective = config.augment, config.model, config.objective
+  assert augment.policy == policy.replace('-', '', len(policy) == 1)
+  colours = (float(jitter),) * 3 + (0.0,) if float(jitter) else ()
+  assert augment.jitter == colours
+  assert (augment.mixup, augment.cutmix) == (float(mixup), float(cutmix))
+  assert (augment.erase, augment.repeats) == (float(erase), int(repeats))
+  assert objective.label_smoothing == float(smoothing)
+  assert objective.loss == loss
+  assert value(model.head_bias) == float(bias)
+  assert value(model.dropout_rate) == float(dropout)
+  assert value(model.attention_dropout_rate) == 0
+  assert value(model.stochastic_depth) == float(depth)
+
+
+@pytest.mark.parametrize('name', PARAMETERS)
+def test_recipe_has_the_published_size(name):
+  config = load(name)
+  model = models.from_config(config.model, 100 if 'cifar' in name else 1000)
+  size = config_lib.pair(config.data.image_size, 'data.image_size')
+  params = models.abstract_params(model, (*size, 3))
+  found = sum(x.size for x in jax.tree.leaves(params))
+  assert found == PARAMETERS[name]
+
+
+@pytest.mark.parametrize(
+  'name',
+  [
+    *sorted({row.id.split(':')[0] for row in rows(REGULARISATION)}),
+    'vit_paper_i1k.py:L/32,i21k',
+    'deit_i1k.py:B,distilled',
+    'deit3_i1k.py:H',
+    'deit3_i1k.py:H,run',
+    'mnist.py:7',
+    'fashion_mnist.py:7',
+  ],
+)
+def test_recipe_passes_the_checks(name):
+  config = load(name)
+  if config.data.name.startswith('folder:'):
+    with pytest.raises(config_lib.UserError, match='there is no folder'):
+      experiment_lib.check(config)
+    config.data.name = 'imagenet21k'
+  if config.objective.name == 'distillation':
+    with pytest.raises(config_lib.UserError, match='say which model teaches'):
+      experiment_lib.check(config)
+    config.objective.teacher = 'teacher.npz'
+  experiment_lib.check(config)
+
+
+@pytest.mark.parametrize(
+  ('name', 'resize', 'size', 'flip'),
+  [
+    ('R50x1,cifar10', 160, 128, True),
+    ('R152x4,oxford_flowers102', 512, 480, True),
+    ('R50x1,folder:images,30000', 512, 480, True),
+    ('R50x1,digits', 160, 128, False),
+    ('BiT-R50x1,cifar10', 160, 128, True),
+  ],
+)
+def test_hyper_rule_depends_on_the_images(name, resize, size, flip):
+  config = load(f'bit_transfer.py:{name}')
+  assert config.data.image_size == size and config.data.flip == flip
+  assert math.isclose(config.data.resize * size, resize)
+  assert config.data.crop == 'random' and config.data.eval_resize == 1.0
+  model = name.partition(',')[0].removeprefix('BiT-')
+  assert config.model.name == f'BiT-{model}'
+  assert config.init_from.path == f'gs://bit_models/BiT-M-{model}.npz'
+
+
+@pytest.mark.parametrize(
+  ('data', 'falls'),
+  [
+    ('oxford_iiit_pet', [100, 200, 300, 400, 500]),
+    ('cifar10', [500, 3000, 6000, 9000, 10_000]),
+    ('imagenet2012', [500, 6000, 12_000, 18_000, 20_000]),
+  ],
+)
+def test_hyper_rule_falls_where_its_code_does(data, falls):
+  ours = load(f'bit_transfer.py:R50x1,{data}').optim
+  warmup, *falls, total = falls
+  rate = optim.make_schedule(ours, optim.Lengths(total, warmup))
+  assert math.isclose(rate(warmup // 2), 0.003 / 2, rel_tol=1e-6)
+  for i, step in enumerate(falls):
+    before, after = 0.003 * 0.1**i, 0.003 * 0.1 ** (i + 1)
+    assert math.isclose(rate(step - 1), before, rel_tol=1e-5)
+    assert math.isclose(rate(step + 1), after, rel_tol=1e-5)
+
+
+@pytest.mark.parametrize(
+  ('name', 'rho', 'lowest', 'alpha'),
+  [
+    ('sam_i1k.py:B/16', 0.2, None, 0),
+    ('gsam_i1k.py:S/16', 0.6, 0, 1),
+    ('gsam_i1k.py:B/16', 0.6, 0.2, 0.4),
+    ('gsam_i1k.py:B/32', 0.6, 0.1, 0.6),
+    ('gsam_i1k.py:Mixer-B/16', 0.5, 0.2, 0.01),
+  ],
+)
+def test_perturbations_are_those_published(name, rho, lowest, alpha):
+  sam = load(name).optim.sam
+  assert (sam.rho, sam.rho_min, sam.alpha) == (rho, lowest, alpha)
+  assert sam.groups == 64
+
+
+def test_images_are_cut_and_normalised_as_published():
+  inception, deit = load('vit_s16_i1k.py').data, load('deit_i1k.py').data
+  assert inception.crop_scale == (0.05, 1) and deit.crop_scale == (0.08, 1)
+  assert inception.crop_ratio == deit.crop_ratio == (3 / 4, 4 / 3)
+  assert inception.eval_resize == deit.eval_resize == 256
+  assert inception.mean == inception.std == (0.5,)
+  assert deit.mean == (0.485, 0.456, 0.406)
+  assert deit.std == (0.229, 0.224, 0.225)
+  sizes = [load(f'deit3_i1k.py:{s}').data.image_size for s in 'SBLH']
+  assert sizes == [224, 192, 192, 154]  # 154: patches of 14 in 160 px
+  fine_tuned = load('deit3_i1k.py:H,runs/first')
+  assert fine_tuned.data.image_size == 224
+  assert fine_tuned.init_from.path == 'runs/first'
+
+
+def test_nothing_that_is_evaluated_is_trained_on():
+  for name in ('vit_s16_i1k.py', 'vit_i21k.py', 'cifar100.py', 'mnist.py'):
+    config = load(name)
+    held_out = {spec.split for spec in config.evals.values()}
+    assert config.data.split not in held_out
+    assert config.evals.val.split.startswith('train[')
+
+
+@pytest.mark.parametrize('variant', ['Ti/16', 'R26+S/32', 'B/32', 'R50+L/32'])
+def test_hidden_size_is_that_of_the_model(variant):
+  model = models.create_model(recipes.vit_name(variant))
+  assert recipes.hidden_size(variant) == model.hidden_size
+
+
+@pytest.mark.parametrize(
+  'config',
+  [
+    'finetune.py:runs/mine,folder:images',
+    'bit_transfer.py:R50x1,folder:images,1000',
+  ],
+)
+def test_val_of_a_folder_is_not_called_test(config):
+  made = config_lib.load(f'{tiny.ROOT}/configs/{config}')
+  assert made.evals.val.split == 'val' and made.evals.val.every
+  assert made.evals.test.split == ''
+  assert made.checkpoint.every == made.evals.val.every

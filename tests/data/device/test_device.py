@@ -1,0 +1,284 @@
+"""Crops on the device, against Pillow, the host and jax.image; augmentation."""
+
+import functools
+import itertools
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+from PIL import Image
+import pytest
+import stand_in
+
+from vit_jax import config as config_lib
+from vit_jax.data.device import erasing
+from vit_jax.data.device import mixing
+from vit_jax.data.device import operations
+from vit_jax.data.device import policies
+from vit_jax.data.device import views
+from vit_jax.data.host import geometry
+from vit_jax.data.host import transforms
+from vit_jax.data.host.geometry import Crop
+
+SIZE = (24, 30)
+IMAGES = np.stack([stand_in.pixels(i, *SIZE) // 2 for i in range(16)])
+LABELS = np.arange(16, dtype=np.int32) % 3
+ROWS = jnp.arange(len(IMAGES))
+KEY = jax.random.key(1)
+
+
+def make_config(**data) -> ml_collections.ConfigDict:
+  config = config_lib.default()
+  # Left as they are: 0 to 255.
+  config.data.update(mean=(0.0,), std=(1 / 255,), image_size=(16, 20))
+  config.data.update(data)
+  return config
+
+
+@functools.cache
+def compiled(which, **data):
+  return jax.jit(which(make_config(**data), SIZE))
+
+
+def train(images=IMAGES, key=KEY, rows=ROWS, **data) -> np.ndarray:
+  batch = {'image': images, 'label': np.zeros(len(images), np.int32)}
+  batch = compiled(views.train_transform, **data)(batch, key, rows)
+  return np.asarray(batch['image'])
+
+
+def evaluate(images=IMAGES, **data) -> np.ndarray:
+  return np.asarray(compiled(views.eval_transform, **data)(images))
+
+
+resample = jax.jit(views.resample, static_argnames='crop')
+
+
+BOXES = [(0, 0, 24, 30), (3, 5, 17, 11), (1, 2, 5, 8), (20, 27, 4, 3)]
+
+
+@pytest.mark.parametrize('box', BOXES)
+@pytest.mark.parametrize('size', [(16, 20), (40, 9)])
+@pytest.mark.parametrize('interpolation', geometry.INTERPOLATIONS)
+def test_resample_equals_pillow(box, size, interpolation):
+  crop = Crop('random_resized', size, interpolation=interpolation)
+  boxes = jnp.tile(jnp.array(box, jnp.float32), (len(IMAGES), 1))
+  found = resample(jnp.asarray(IMAGES), boxes, crop, None)
+  top, left, height, width = box
+  for image, result in zip(IMAGES, found, strict=True):
+    wanted = Image.fromarray(image).resize(
+      size[::-1],
+      Image.Resampling[interpolation.upper()],
+      box=(left, top, left + width, top + height),
+    )
+    # Pillow rounds also between columns and rows.
+    difference = np.abs(np.asarray(wanted, float) - result)
+    assert difference.max() <= 1 + (interpolation == 'bicubic')
+
+
+@pytest.mark.parametrize('antialias', [True, False])
+@pytest.mark.parametrize('box', BOXES)
+def test_resample_equals_scale_and_translate(box, antialias):
+  crop = Crop('random_resized', (16, 20), antialias=antialias)
+  boxes = jnp.array([box], jnp.float32)
+  found = resample(jnp.asarray(IMAGES[:1]), boxes, crop, None)[0]
+  scale = np.array([16 / box[2], 20 / box[3]], np.float32)
+  wanted = jax.image.scale_and_translate(
+    IMAGES[0].astype(np.float32),
+    (16, 20, 3),
+    (0, 1),
+    scale,
+    -np.float32(box[:2]) * scale,
+    'linear',
+    antialias=antialias,
+    precision=jax.lax.Precision.HIGHEST,
+  )
+  np.testing.assert_allclose(found, wanted, atol=1e-3)
+
+
+def test_resample_flips():
+  crop = Crop('random_resized', (16, 20))
+  boxes = jnp.array([BOXES[1]] * 2, jnp.float32)
+  images = jnp.asarray(IMAGES[[3, 3]])
+  plain, flipped = resample(images, boxes, crop, jnp.array([False, True]))
+  np.testing.assert_allclose(flipped, plain[:, ::-1], atol=1e-4)
+
+
+@pytest.mark.parametrize(
+  'size, scale', [((24, 30), (0.2, 0.5)), ((10, 100), (0.9, 1.0))]
+)
+def test_boxes_are_drawn_as_on_the_host(size, scale):
+  crop = Crop('random_resized', (8, 8), None, scale, (0.5, 2.0))
+  sample = jax.jit(jax.vmap(functools.partial(views.sample_box, size, crop)))
+  found = np.asarray(sample(jax.random.split(KEY, 500)))
+  rngs = [np.random.default_rng(i) for i in range(500)]
+  wanted = np.array([transforms.sample_box(size, crop, r) for r in rngs])
+  np.testing.assert_array_equal(found, np.round(found))  # whole pixels
+  assert (found[:, :2] >= 0).all()
+  assert (found[:, :2] + found[:, 2:] <= size).all()
+  np.testing.assert_allclose(found.mean(0), wanted.mean(0), atol=1.0)
+  np.testing.assert_allclose(found.std(0), wanted.std(0), atol=1.0)
+
+
+@pytest.mark.parametrize('kind', geometry.CROPS)
+def test_an_example_depends_on_its_row_alone(kind):
+  whole = train(crop=kind)
+  assert whole.shape == (16, 16, 20, 3) and whole.dtype == np.float32
+  turn = functools.partial(np.roll, shift=5, axis=0)
+  moved = train(turn(IMAGES), rows=turn(ROWS), crop=kind)
+  np.testing.assert_allclose(moved, turn(whole), atol=1e-4)
+  other = train(key=jax.random.key(2), crop=kind)
+  assert (other != whole).any()  # at least flipped
+
+
+def test_pad_moves_images_over_black():
+  image = stand_in.pixels(0, *SIZE) | 1  # nowhere black
+  images = np.repeat(image[None], 400, axis=0)
+  config = {'crop': 'pad', 'pad': 1, 'image_size': SIZE}
+  found = train(images, rows=jnp.arange(400), **config)
+  padded = np.pad(image, ((1, 1), (1, 1), (0, 0)))
+  counts = {}
+  for y, x, step in itertools.product(range(3), range(3), (1, -1)):
+    window = padded[y : y + SIZE[0], x : x + SIZE[1]][:, ::step]
+    matches = np.abs(found - window).max(axis=(1, 2, 3)) < 1e-3
+    counts[y, x, step] = int(matches.sum())
+  assert sum(counts.values()) == 400
+  assert min(counts.values()) > 5  # of about 22
+
+
+def test_random_crop_is_a_window_of_the_resized_image():
+  found = train(crop='random', resize=(20, 25), flip=False)
+  resized = evaluate(eval_resize=(20, 25), image_size=(20, 25))
+  for image, whole in zip(found, resized, strict=True):
+    assert any(
+      np.abs(image - whole[y : y + 16, x : x + 20]).max() < 1e-3
+      for y in range(5)
+      for x in range(6)
+    )
+
+
+@pytest.mark.parametrize('eval_resize', [None, 18, (20, 26), SIZE])
+def test_evaluation_is_that_of_the_host(eval_resize):
+  found = evaluate(eval_resize=eval_resize)
+  crop = geometry.eval_crop(make_config(eval_resize=eval_resize))
+  rng = np.random.default_rng(0)
+  for image, result in zip(IMAGES, found, strict=True):
+    wanted = transforms.transform(image, 3, crop, rng).astype(float)
+    # They smooth differently when they shrink.
+    assert np.abs(wanted - result).mean() < (0.01 if eval_resize == SIZE else 2)
+
+
+@pytest.mark.parametrize('like', ['', *geometry.LIKE])
+@pytest.mark.parametrize('eval_resize', [17, (19, 26)])
+def test_bicubic_evaluation_is_that_of_the_host(eval_resize, like):
+  """Also where what is left over beside the crop is odd."""
+  settings = {'interpolation': 'bicubic', 'resize_like': like}
+  settings |= {'eval_resize': eval_resize, 'image_size': (16, 16)}
+  found = evaluate(**settings)
+  crop = geometry.eval_crop(make_config(**settings))
+  rng = np.random.default_rng(0)
+  for image, result in zip(IMAGES, found, strict=True):
+    wanted = transforms.transform(image, 3, crop, rng).astype(float)
+    assert np.abs(wanted - result).max() < 2
+
+
+def test_images_of_the_right_size_are_only_normalised():
+  config = make_config(
+    image_size=SIZE, mean=(0.1, 0.2, 0.3), std=(0.5, 0.6, 0.7)
+  )
+  transform = views.eval_transform(config, SIZE)
+  wanted = (IMAGES / 255 - [0.1, 0.2, 0.3]) / [0.5, 0.6, 0.7]
+  np.testing.assert_allclose(transform(IMAGES), wanted, atol=1e-5)
+  # And so are those that the host has cropped.
+  batch = {'image': IMAGES, 'label': LABELS, 'index': LABELS + 7}
+  cropped = views.train_transform(config, None)(batch, KEY, ROWS)
+  np.testing.assert_allclose(cropped['image'], wanted, atol=1e-5)
+  np.testing.assert_array_equal(cropped['label'], LABELS)
+  np.testing.assert_array_equal(cropped['index'], LABELS + 7)
+
+
+# All that `config.augment` can do.
+EVERYTHING = {
+  'policy': '3augment',
+  'jitter': (0.3, 0.0, 0.0, 0.0),
+  'erase': 0.5,
+  'mixup': 0.8,
+  'cutmix': 1.0,
+}
+
+
+def augment_config(**settings):
+  config = make_config(crop='pad', mean=(0.4,), std=(0.2,))
+  config.augment.update(settings)
+  config.model.num_classes = 3
+  return config
+
+
+@functools.cache
+def augmented(**settings):
+  return jax.jit(views.train_transform(augment_config(**settings), SIZE))
+
+
+def augment(images=IMAGES, labels=LABELS, rows=ROWS, **settings):
+  batch = {'image': images, 'label': labels}
+  batch = augmented(**settings)(batch, KEY, rows)
+  assert batch['image'].dtype == np.float32
+  return np.asarray(batch['image']), np.asarray(batch['label'])
+
+
+def test_what_is_done_to_a_pair_depends_on_its_rows_alone():
+  images, labels = augment(**EVERYTHING)
+  assert images.shape == (16, 16, 20, 3) and labels.shape == (16, 3)
+  rows = np.arange(16).reshape(8, 2)[[3, 0, 6, 7, 5, 2, 1, 4]].ravel()
+  found = augment(IMAGES[rows], LABELS[rows], rows, **EVERYTHING)
+  np.testing.assert_allclose(found[0], images[rows], atol=1e-5)
+  np.testing.assert_array_equal(found[1], labels[rows])
+
+
+def test_the_order_is_policy_jitter_normalise_erase_mix():
+  """Each is done to what those before it have left, by a key of its own."""
+  config = augment_config(**EVERYTHING).augment
+  keys = [
+    jax.vmap(
+      lambda row, n=n: jax.random.fold_in(jax.random.fold_in(KEY, row), n)
+    )
+    for n in range(2, 6)
+  ]
+  keys = [each(ROWS) for each in keys]
+
+  @jax.jit
+  def one_by_one(images):
+    images = policies.make(config.policy)(images, keys[0])
+    images = operations.jitter(images, keys[1], config.jitter)
+    images = (images.astype(jnp.float32) / 255 - 0.4) / 0.2
+    area, ratio = config.erase_area, config.erase_ratio
+    images = erasing.erase(images, keys[2], config.erase, area, ratio)
+    return mixing.mix(images, LABELS, keys[3], 3, config)
+
+  cropped = np.round(255 * (0.2 * augment()[0] + 0.4)).astype(np.uint8)
+  images, labels = one_by_one(cropped)
+  found = augment(**EVERYTHING)
+  np.testing.assert_allclose(found[0], images, atol=1e-4)
+  np.testing.assert_array_equal(found[1], labels)
+
+
+def test_what_interpolates_is_rounded_for_a_policy():
+  config = {'crop': 'random_resized', 'flip': False}
+  whole = train(**config)
+  assert (whole != np.round(whole)).any()
+  config = make_config(**config)
+  config.augment.jitter = (0.0, 0.0, 0.0, 0.0)  # changes nothing
+  transform = jax.jit(views.train_transform(config, SIZE))
+  found = transform({'image': IMAGES, 'label': LABELS}, KEY, ROWS)['image']
+  np.testing.assert_allclose(found, np.round(whole), atol=1e-4)
+
+
+def test_mixed_images_are_those_that_are_not_mixed():
+  plain, _ = augment()
+  mixed, labels = augment(cutmix=1.0)
+  own = (mixed == plain).all(axis=-1)
+  pairs = plain.reshape(8, 2, *plain.shape[1:])[:, ::-1]
+  others = (mixed == pairs.reshape(plain.shape)).all(axis=-1)
+  assert (own | others).all() and others.any()
+  of_own = np.take_along_axis(labels, LABELS[:, None], axis=1)[:, 0]
+  assert (of_own >= 0).all() and of_own.min() < 1

@@ -1,0 +1,144 @@
+"""Operations on batches, against Pillow's on photographs."""
+
+import functools
+import itertools
+
+import by_pillow
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.data.device import color
+from vit_jax.data.device import operations
+
+AMOUNTS = {
+  'posterize': (0, 1, 3, 5, 8, 12),
+  'solarize': (0, 26, 128, 204.5, 256, 512),
+  'solarize_add': (0, 55, 110, 330),
+  'brightness': (0, 0.1, 0.9, 1, 1.1, 1.9, 3.7),
+  'contrast': (0, 0.1, 0.9, 1, 1.1, 1.9, 3.7),
+  'color': (0, 0.1, 0.7, 1, 1.3, 1.9, 3.7),
+  'sharpness': (0, 0.1, 0.9, 1, 1.3, 1.9, 2.8),
+  'hue': (-0.5, -0.31, -0.1, 0, 0.05, 0.2, 0.5),
+  'gaussian_blur': (0.1, 0.5, 0.9, 1.3, 1.7, 2, color.MAX_BLUR),
+  'rotate': (-30, -17.3, 3, 45, 60, 90, 135, 180),
+  'shear_x': (-0.3, 0.27, 0.99),
+  'shear_y': (-0.3, 0.27, 0.99),
+  'translate_x': (-14.2857, 3, 7.5, 100),
+  'translate_y': (-3.3, 10, 14.2857, -50),
+  'cutout': (0, 2, 5, 40),
+}
+CASES = [(n, a) for n in operations.NAMES for a in AMOUNTS.get(n, (0,))]
+# (height, width, channels, interpolation).
+KINDS = [(32, 32, 3, 'nearest'), (40, 28, 1, 'nearest'), (28, 40, 4, 'nearest')]
+KINDS_BETWEEN = [(40, 28, 3, 'bilinear'), (28, 28, 1, 'bilinear')]
+SPOTS = np.random.default_rng(0).random((4, 2), np.float32)
+
+apply = jax.jit(operations.apply, static_argnames=('among', 'interpolation'))
+
+
+@functools.cache
+def results(height, width, channels, interpolation) -> np.ndarray:
+  """Returns [cases, images, height, width, channels]."""
+  images = by_pillow.photographs(height, width, channels)
+  names, amounts = zip(*[c for c in CASES for _ in images], strict=True)
+  draw = by_pillow.draw_of(names, amounts, np.tile(SPOTS, (len(CASES), 1)))
+  among = operations.NAMES if interpolation == 'nearest' else by_pillow.SHAPES
+  many = np.tile(images, (len(CASES), 1, 1, 1))
+  found = apply(many, draw, among=among, interpolation=interpolation)
+  assert found.dtype == jnp.uint8
+  return np.asarray(found).reshape(len(CASES), *images.shape)
+
+
+@pytest.mark.parametrize(
+  ('name', 'kind'),
+  [
+    *itertools.product(operations.NAMES, KINDS),
+    *itertools.product(by_pillow.SHAPES, KINDS_BETWEEN),
+  ],
+)
+def test_equals_pillow(name, kind):
+  images = by_pillow.photographs(*kind[:3])
+  for (each, amount), found in zip(CASES, results(*kind), strict=True):
+    if each != name:
+      continue
+    wanted = [
+      by_pillow.apply(image, name, amount, spot, kind[3])
+      for image, spot in zip(images, SPOTS, strict=True)
+    ]
+    errors = np.abs(np.stack(wanted).astype(int) - found)
+    assert errors.max() <= 1, amount
+    assert (errors > 0).mean() < 0.1, amount
+    if name not in by_pillow.SHAPES:  # float32 between pixels
+      assert (errors > 0).mean() < 0.01, amount
+
+
+def test_one_colour_and_few_pixels():
+  values = np.repeat([0, 77, 255], len(operations.NAMES)).astype(np.uint8)
+  images = np.broadcast_to(values[:, None, None, None], (len(values), 1, 4, 3))
+  names = operations.NAMES * 3
+  found = apply(images, by_pillow.draw_of(names, [1.0] * len(names)))
+  for image, name, result in zip(images, names, found, strict=True):
+    wanted = by_pillow.apply(image, name, 1.0, np.zeros(2))
+    assert np.abs(np.asarray(result, int) - wanted).max() <= 1, name
+
+
+def test_all_hues_equal_pillow():
+  axis = np.arange(0, 256, 5, dtype=np.uint8)
+  image = np.stack(np.meshgrid(axis, axis, axis), axis=-1).reshape(52, -1, 3)
+  hue = jax.jit(color.hue)
+  for amount in (-0.2, 0.0, 0.4):
+    found = hue(image, jnp.float32(amount))
+    wanted = by_pillow.apply(image, 'hue', amount)
+    assert np.abs(np.asarray(found, int) - wanted).max() <= 1
+
+
+def test_only_what_is_among_is_done():
+  images = by_pillow.photographs(32, 32)
+  draw = by_pillow.draw_of(['invert', 'rotate', 'color', 'hue'], [0.3] * 4)
+  found = np.asarray(apply(images, draw, among=('invert', 'color')))
+  assert (found[0] == 255 - images[0]).all()
+  assert (found[1] == images[1]).all() and (found[3] == images[3]).all()
+  assert (found[2] != images[2]).any()
+
+
+KEYS = jax.random.split(jax.random.key(0), 600)
+
+
+def test_jitter_draws_orders_and_amounts():
+  strengths = (0.4, 1.5, 0.2, 0.1)
+  draws = operations.draw_jitter(KEYS, strengths)
+  orders = [tuple(op) for op in np.asarray(draws.op).T]
+  ops = [operations.NAMES.index(name) for name in operations.JITTER]
+  assert set(orders) == set(itertools.permutations(ops))
+  counts = [orders.count(order) for order in set(orders)]
+  assert 8 < min(counts) and max(counts) < 45  # 25 each
+  bounds = [(0.6, 1.4), (0, 2.5), (0.8, 1.2), (-0.1, 0.1)]
+  for op, (low, high) in zip(ops, bounds, strict=True):
+    amounts = np.asarray(draws.amount)[np.asarray(draws.op) == op]
+    assert len(amounts) == len(KEYS)
+    spread = high - low
+    assert low <= amounts.min() < low + 0.02 * spread
+    assert high - 0.02 * spread < amounts.max() <= high
+    assert abs(amounts.mean() - (low + high) / 2) < 0.05 * spread
+
+
+def test_jitter_equals_pillow():
+  images = np.tile(by_pillow.photographs(40, 28, 4), (6, 1, 1, 1))
+  keys, strengths = KEYS[: len(images)], (0.4, 0.4, 0.4, 0.1)
+  jitter = jax.jit(functools.partial(operations.jitter, strengths=strengths))
+  found = np.asarray(jitter(images, keys))
+  draws = operations.draw_jitter(keys, strengths)
+  errors = np.abs(by_pillow.apply_all(images, draws).astype(int) - found)
+  assert (errors > 1).mean() < 1e-3
+  assert (found != images)[..., :3].mean() > 0.5
+
+
+def test_jitter_leaves_out_what_has_no_strength():
+  images = by_pillow.photographs(32, 32)
+  keys = KEYS[: len(images)]
+  assert (operations.jitter(images, keys, (0, 0, 0, 0)) == images).all()
+  draws = operations.draw_jitter(keys, (0.3, 0, 0.3, 0))
+  names = {operations.NAMES[op] for op in np.asarray(draws.op).ravel()}
+  assert names == {'brightness', 'color'}

@@ -1,0 +1,242 @@
+"""What figures are made of: tiles, their places, and files that stay equal."""
+
+import re
+
+import cv2
+import numpy as np
+import pytest
+import stand_in
+
+from vit_jax import data
+from vit_jax.explore import answer_charts
+from vit_jax.explore import images as images_lib
+from vit_jax.explore import sequence
+from vit_jax.plots import canvas
+from vit_jax.plots import charts
+from vit_jax.plots import tiles
+from vit_jax.runs import workdir as workdir_lib
+
+GREY = np.full((8, 8, 3), 100, np.uint8)
+
+
+@pytest.fixture
+def style():
+  with canvas.style():
+    yield
+
+
+def drawn(figure):
+  """Returns the pixels of a figure, uint8 [h, w, 3]."""
+  from matplotlib.backends import backend_agg
+
+  agg = backend_agg.FigureCanvasAgg(figure)
+  agg.draw()
+  return np.asarray(agg.buffer_rgba())[..., :3]
+
+
+def test_pixels_are_what_was_normalised():
+  stored = stand_in.pixels(3, 6, 5)
+  preprocess = data.Preprocess((), (6, 5), 3, (0.4, 0.5, 0.6), (0.2,), None)
+  np.testing.assert_array_equal(
+    tiles.pixels(preprocess, preprocess(stored)), stored[None]
+  )
+
+
+def test_colours_of_any_channels():
+  grey = np.array([[[0.0], [0.5]]])
+  np.testing.assert_array_equal(
+    tiles.to_rgb(grey), [[[0, 0, 0], [128, 128, 128]]]
+  )
+  clear = np.array([[[1.0, 0.0, 0.0, 0.0], [1.0, 0.0, 0.0, 1.0]]])
+  np.testing.assert_array_equal(
+    tiles.to_rgb(clear), [[[255, 255, 255], [255, 0, 0]]]
+  )
+
+
+@pytest.mark.parametrize(
+  'image, grid, columns',
+  [
+    ((224, 224), (14, 14), 13),
+    ((8, 8), (4, 4), 5),
+    ((32, 64), (2, 8), 3),
+    ((384, 384), (24, 24), 25),
+    ((448, 448), (64, 64), 33),  # a tile that is larger than is wished
+  ],
+)
+def test_tiles_have_whole_pixels_for_each_patch(image, grid, columns):
+  h, w = tiles.tile_shape(image, grid, columns)
+  assert h % grid[0] == 0 and w % grid[1] == 0
+  assert h / w == pytest.approx(image[0] / image[1], rel=0.3)
+  assert max(h, w) <= max(192, *grid)
+
+
+def test_a_map_over_an_image():
+  values = np.array([[0.0, 0.0], [0.0, 7.0]])
+  found = tiles.overlay(GREY, values)
+  assert found.shape == GREY.shape
+  assert found[:4].std(axis=(0, 1)).max() == 0  # one colour for each patch
+  assert found[7, 7, 0] > 200 and found[0, 0, 0] < 50  # yellow, blue
+  equal = tiles.overlay(GREY, np.ones((2, 2)))
+  assert equal.std(axis=(0, 1)).max() == 0  # and no division by zero
+  assert tiles.overlay(GREY, np.zeros((2, 2))).std(axis=(0, 1)).max() == 0
+
+
+def test_nearly_even_attention_looks_nearly_even():
+  even = 1 + np.random.default_rng(0).uniform(-0.05, 0.05, (4, 4))
+  assert tiles.top(even) == 4 * even.mean()
+  found = tiles.overlay(GREY, even).astype(int)
+  assert np.ptp(found, axis=(0, 1)).max() < 12
+  assert found[..., 1].max() < 100  # neither green nor yellow
+  even[1, 2] = 100
+  assert tiles.top(even) == 100
+
+
+def test_a_dark_image_does_not_darken_its_map():
+  """What is read off the colours is the map, whatever is below it."""
+  values = np.array([[0.1, 0.9], [0.5, 0.3]])
+  bright = np.full((8, 8, 3), 250, np.uint8)
+  dark = np.full((8, 8, 3), 3, np.uint8)
+  expected = tiles.overlay(bright, values)
+  np.testing.assert_array_equal(tiles.overlay(dark, values), expected)
+  dark[:, 4:] = 200  # the map is still read in its order
+  found = tiles.overlay(dark, values).astype(int)
+  assert found[0, 4, 0] > found[4, 0, 0] > found[4, 4, 0] > found[0, 0, 0]
+
+
+def test_a_chosen_patch_has_a_frame():
+  image = np.zeros((40, 40, 3), np.uint8)
+  found = tiles.mark(image, (1, 0), (2, 2)).any(axis=-1)
+  assert found[18:, :22].any() and not found[:16].any()
+  assert not found[24:36, 4:16].any()  # the patch is seen
+  assert not image.any()
+
+
+def test_filters_use_all_colours():
+  filters = np.random.default_rng(0).normal(size=(3, 2, 2, 3))
+  found = tiles.stretched(filters)
+  assert found.min(axis=(1, 2, 3)).tolist() == [0] * 3
+  assert found.max(axis=(1, 2, 3)).tolist() == [255] * 3
+  assert tiles.stretched(np.ones((1, 2, 2, 1))).shape == (1, 2, 2, 3)
+
+
+def test_images_are_evenly_spread():
+  assert tiles.spread(3, 5) == [0, 1, 2]
+  assert tiles.spread(100, 3) == [0, 50, 99]
+  assert len(set(tiles.spread(17, 16))) == 16
+  assert tiles.spread(5, 1) == [0]
+
+
+def test_groups_stay_together():
+  groups = [[i, -i] for i in range(1, 6)]
+  assert tiles.grouped(groups, 5) == [
+    [1, -1, 2, -2],
+    [3, -3, 4, -4],
+    [5, -5, None, None],
+  ]
+  assert tiles.grouped(groups[:1], 1) == [[1, -1]]
+
+
+def test_a_sheet_has_its_tiles_pixel_for_pixel(style):
+  random = np.random.default_rng(0)
+  one, two = random.integers(0, 255, (2, 48, 64, 3)).astype(np.uint8)
+  figure = canvas.sheet(
+    [[one, None], [None, two]],
+    rows=['first', 'second'],
+    columns=['a', 'b'],
+    captions=['x', '', '', 'a longer text'],
+  )
+  pixels = drawn(figure)
+  for tile in (one, two):
+    match = cv2.matchTemplate(pixels, tile, cv2.TM_SQDIFF)
+    assert match.min() == 0
+
+
+def test_files_are_the_same_each_time(style, tmp_path):
+  contents = []
+  for name in ('a', 'b'):
+    figure = charts.heads_by_depth(
+      [charts.Panel(np.eye(3), 'pixels', charts.Level(0.5, 'uniform'))]
+    )
+    size = canvas.save(figure, tmp_path / name)
+    contents.append(
+      [(tmp_path / f'{name}{x}').read_bytes() for x in ('.png', '.svg')]
+    )
+  assert contents[0] == contents[1]
+  png, svg = contents[0]
+  height, width = cv2.imdecode(np.frombuffer(png, np.uint8), 1).shape[:2]
+  assert (width, height) == (2 * size[0], 2 * size[1])
+  assert re.search(rb'<text[^>]*>layer</text>', svg)  # text stays text
+  with pytest.raises(workdir_lib.UserError, match='cannot write'):
+    canvas.save(figure, tmp_path / 'none' / 'a')
+
+
+def test_what_is_shown_of_a_sequence(style):
+  assert sequence.shown_patches(4, 20) == [0, 1, 2, 3]
+  assert sequence.shown_patches(196, 8) == [0, 1, 2, 3, None, 193, 194, 195]
+  image = stand_in.pixels(0, 60, 90)
+  figure = sequence.draw(image, (10, 15), ['class', 'reg 0'])
+  texts = [text.get_text() for text in figure.axes[0].texts]
+  assert '10 × 15 patches' in texts
+  assert 'the sequence of 152 tokens' in texts
+  assert {'class', 'reg 0', '0', '…', '149'} <= set(texts)
+
+
+def test_white_patches_have_frames(style):
+  white = np.full((96, 96, 3), 255, np.uint8)
+  pixels = drawn(sequence.draw(white, (2, 2), []))
+  for tile, count in (white, 1), (white[:48, :48], 4), (white[:34, :34], 4):
+    framed = canvas.framed(tile)
+    seen = np.ones(framed.shape[:2], bool)
+    if tile is white:  # lines part its patches
+      seen[1:-1, 1:-1] = False
+    match = cv2.matchTemplate(
+      pixels, framed, cv2.TM_SQDIFF, mask=np.uint8(seen)
+    )
+    assert (match == 0).sum() == count
+
+
+def test_a_matrix_names_some_of_many(style):
+  names = [f'class {i}' for i in range(90)]
+  figure = charts.matrix(
+    np.eye(90),
+    x='x',
+    y='y',
+    label='part',
+    names=(names, names),
+    limits=(0.0, 1.0),
+    written=np.eye(90, dtype=int),
+  )
+  ticks = [x.get_text() for x in figure.axes[0].get_xticklabels()]
+  assert ticks == names[::3] and not figure.axes[0].texts
+
+
+def test_thumbnails_stay_apart():
+  points = np.random.default_rng(0).normal(size=(400, 2))
+  chosen = answer_charts.apart(points, (500, 400))
+  assert 30 < len(chosen) <= 90
+  span = points.max(axis=0) - points.min(axis=0)
+  places = (points / span * (500, 400))[chosen]
+  distances = np.abs(places[:, None] - places).max(axis=-1)
+  assert distances[~np.eye(len(chosen), dtype=bool)].min() > 28
+  assert answer_charts.apart(np.zeros((3, 2)), (500, 400)) == [0]
+
+
+def test_strays_lie_on_top(style):
+  points = np.random.default_rng(0).normal(size=(90, 2))
+  labels = np.arange(90) % 3
+  points[:, 0] += 50 * labels
+  labels[[7, 40]] = 0, 2  # 7 and 40 are among those of label 1
+  order = answer_charts.strays_last(points, labels)
+  assert sorted(order) == list(range(90)) and set(order[-2:]) == {7, 40}
+  assert len(answer_charts.strays_last(points[:5], labels[:5])) == 5
+  images = np.zeros((90, 8, 8, 3), np.uint8)
+  figure = answer_charts.embedding_map(points, labels, 'abc', images, ('', ''))
+  left, right = figure.axes
+  assert len(left.collections[0].get_offsets()) == 90 and not left.artists
+  assert right.artists
+
+
+def test_names_of_any_bytes():
+  assert images_lib.printable('a b.png') == 'a b.png'
+  unknown = '\N{REPLACEMENT CHARACTER}'
+  assert images_lib.printable('caf\udce9\n.png') == f'caf{unknown}{unknown}.png'

@@ -1,0 +1,78 @@
+"""Small models, and files of other libraries, that several tests read."""
+
+import functools
+
+import flax
+import jax
+import numpy as np
+import tiny
+
+from vit_jax import data
+from vit_jax import models
+from vit_jax import weights
+from vit_jax.weights.files import containers
+
+GOLDEN = tiny.TESTS / 'data' / 'golden'
+GOOGLE = GOLDEN / 'google'
+TORCH = GOLDEN / 'torch'
+IMAGENET = (0.485, 0.456, 0.406)
+
+
+# Each runs once: most of the time would go to LLVM.
+@functools.partial(
+  jax.jit,
+  static_argnums=0,
+  compiler_options={'xla_backend_optimization_level': 0},
+)
+def _apply(model, params, images):
+  return model.apply({'params': params}, images)
+
+
+def logits(loaded, images):
+  return np.asarray(_apply(loaded.model, loaded.params, images))
+
+
+def read(path):
+  """Returns the arrays of a file."""
+  with containers.open_arrays(path) as arrays:
+    return {name: arrays.read(name) for name in arrays.shapes}
+
+
+def flat(loaded):
+  return flax.traverse_util.flatten_dict(loaded.params, sep='/')
+
+
+def fields(loaded):
+  """Returns the fields of a model, with nothing left open."""
+  result = models.fields_of(loaded.model)
+  if 'class_token' in result:
+    result['class_token'] = 'class_token' in loaded.model.prefix
+  return result
+
+
+def assert_same(one, other):
+  """Checks that two models are the same, to the bit."""
+  assert fields(one) == fields(other)
+  ours, theirs = flat(one), flat(other)
+  assert ours.keys() == theirs.keys()
+  for path, array in ours.items():
+    np.testing.assert_array_equal(array, theirs[path], path)
+
+
+def random_model(size=(32, 32), channels=3, classes=(), **fields):
+  """Returns a small ViT, or another family's by its name."""
+  small = {'patch_size': 8, 'hidden_size': 24, 'mlp_dim': 48}
+  small |= {'num_heads': 3, 'depth': 2, 'num_classes': 5}
+  name = fields.pop('name', 'ViT-B/16')
+  model = models.create_model(
+    name, **(small | fields if name.startswith(('ViT', 'R')) else fields)
+  )
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda x: rng.standard_normal(x.shape, np.float32) * np.float32(0.3),
+    models.abstract_params(model, (*size, channels)),
+  )
+  preprocess = data.Preprocess(
+    classes, size, channels, (0.4,), (0.3,), resize=40
+  )
+  return weights.Loaded(model, params, preprocess, size, 'corner')

@@ -1,0 +1,467 @@
+"""Names, sizes and the function that a ViT computes."""
+
+import functools
+
+import flax
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import vit_jax
+from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax.models import layers
+from vit_jax.models import vit
+from vit_jax.train import flops
+
+# Parameters at 224 px and 1000 classes; forward GFLOP where it is published.
+PUBLISHED = {
+  'ViT-Ti/16': (5_717_416, 2.51),
+  'ViT-S/16': (22_050_664, 9.20),
+  'ViT-S/32': (22_878_952, None),
+  'ViT-B/8': (86_576_872, None),
+  'ViT-B/16': (86_567_656, 35.1),
+  'ViT-B/32': (88_224_232, None),
+  'ViT-L/16': (304_326_632, 123.1),
+  'ViT-L/32': (306_535_400, None),
+  'ViT-H/14': (632_045_800, 334.6),
+  'ViT-g/14': (1_012_611_432, None),
+  'R+ViT-Ti/16': (6_337_704, None),
+  'R26+ViT-S/32': (36_431_912, None),
+  'R26+ViT-B/32': (101_383_976, None),
+  'R50+ViT-B/16': (98_659_112, None),
+  'R50+ViT-L/32': (328_994_856, None),
+  'Mixer-S/16': (18_528_264, None),
+  'Mixer-S/32': (19_104_624, None),
+  'Mixer-B/16': (59_880_472, None),
+  'Mixer-B/32': (60_293_428, None),
+  'Mixer-L/16': (208_196_168, None),
+  # timm's resnetv2_*_bit with 1000 classes.
+  'BiT-R50x1': (25_549_352, None),
+  'BiT-R50x3': (217_319_080, None),
+  'BiT-R101x1': (44_541_480, None),
+  'BiT-R101x3': (387_934_888, None),
+  'BiT-R152x2': (236_335_208, None),
+  'BiT-R152x4': (936_533_224, None),
+}
+RATES = {
+  'dropout_rate': 0.3,
+  'attention_dropout_rate': 0.2,
+  'stochastic_depth': 0.4,
+}
+
+
+def tiny(**overrides):
+  fields = {'hidden_size': 32, 'mlp_dim': 48, 'num_heads': 4, 'depth': 3}
+  # A head of zeros would make all models equal.
+  fields |= {'initializers': 'lecun'} | overrides
+  return models.create_model('ViT-Ti/4', 5, **fields)
+
+
+def count(tree):
+  return sum(x.size for x in jax.tree.leaves(tree))
+
+
+@functools.cache
+def example():
+  """A tiny model's parameters, and images that are not square."""
+  images = jax.random.normal(jax.random.key(1), (6, 8, 16, 3))
+  params = models.init_params(tiny(), jax.random.key(0), (8, 16, 3))
+  return params, images
+
+
+@functools.partial(jax.jit, static_argnums=0, static_argnames='mutable')
+def apply(model, params, images, *, seed=None, mutable=False, rows=None):
+  kwargs = {'mutable': list(mutable) if mutable else False, 'rows': rows}
+  if seed is not None:
+    kwargs |= {'train': True, 'rngs': {'dropout': jax.random.key(seed)}}
+  return model.apply({'params': params}, images, **kwargs)
+
+
+@pytest.mark.parametrize('name', PUBLISHED)
+def test_published_sizes(name):
+  model = vit_jax.create_model(name)
+  if hasattr(model, 'scan'):
+    model = model.clone(scan=True)  # is traced sooner
+  params = models.abstract_params(model, (224, 224, 3))
+  parameters, gflop = PUBLISHED[name]
+  assert count(params) == parameters
+  if gflop:
+    images = jax.ShapeDtypeStruct((1, 224, 224, 3), jnp.float32)
+    found = flops.count(model.apply, {'params': params}, images) / 1e9
+    assert found == pytest.approx(gflop, rel=2e-3)
+
+
+def test_all_published_names_are_listed():
+  assert vit_jax.list_models() == list(PUBLISHED)
+  small = ['ViT-S/16', 'ViT-S/32', 'R26+ViT-S/32', 'Mixer-S/16', 'Mixer-S/32']
+  assert vit_jax.list_models('*S/*') == small
+
+
+def test_scanned_remat_and_unrolled_are_one_function():
+  """Outputs, gradients, dropout and stochastic depth."""
+  params, images = example()
+  stacked = vit.stack_layers(params)
+
+  @functools.partial(jax.jit, static_argnums=1)
+  @functools.partial(jax.value_and_grad, has_aux=True)
+  def grads(params, model):
+    logits = apply(model, params, images, seed=2)
+    return (logits**2).sum(), logits
+
+  model = tiny(**RATES)
+  (_, expected), expected_grads = grads(params, model)
+  twins = [(True, 'none'), (True, 'full'), (False, 'dots_saveable')]
+  for scan, remat in twins:
+    twin = model.clone(scan=scan, remat=remat)
+    (_, found), found_grads = grads(stacked if scan else params, twin)
+    found_grads = vit.unstack_layers(found_grads) if scan else found_grads
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * abs(b).max()),
+      (found, found_grads),
+      (expected, expected_grads),
+    )
+
+
+@pytest.mark.parametrize('qk_norm', [False, True])
+def test_attention_of_jax_is_the_same_function(qk_norm):
+  """Outputs and gradients; where it is returned the plain one computes it."""
+  model = tiny(qk_norm=qk_norm, dropout_rate=0.1)
+  _, images = example()
+  params = models.init_params(model, jax.random.key(0), images.shape[1:])
+  twin = model.clone(attention_implementation='xla')
+
+  @functools.partial(jax.jit, static_argnums=1)
+  @jax.value_and_grad
+  def grads(params, model):
+    return (apply(model, params, images, seed=2) ** 2).sum()
+
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(
+      a, b, atol=1e-5 * abs(b).max() + 1e-6
+    ),
+    grads(params, twin),
+    grads(params, model),
+  )
+  captured = [
+    m.apply({'params': params}, images, mutable=['intermediates'])[1]
+    for m in (twin, model)
+  ]
+  jax.tree.map(np.testing.assert_array_equal, *captured)
+
+
+def test_init_does_not_depend_on_scan():
+  params, _ = example()
+  init = functools.partial(models.init_params, image_shape=(8, 16, 3))
+  scanned = init(tiny(scan=True), jax.random.key(0))
+  jax.tree.map(np.testing.assert_array_equal, scanned, vit.stack_layers(params))
+  jax.tree.map(
+    np.testing.assert_array_equal, vit.unstack_layers(scanned), params
+  )
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_intermediates(scan):
+  params, images = example()
+  params = vit.stack_layers(params) if scan else params
+  model = tiny(scan=scan)
+  logits, state = apply(model, params, images, mutable=('intermediates',))
+  attention = state['intermediates']['attention']
+  tokens = state['intermediates']['tokens']
+  assert attention.shape == (3, 6, 4, 9, 9)  # [L, B, H, T, T]
+  assert tokens.shape == (3, 6, 9, 32)  # [L, B, T, D]
+  np.testing.assert_allclose(attention.sum(-1), 1, rtol=1e-5)
+  plain = apply(model, params, images)  # compiled otherwise: rounding differs
+  np.testing.assert_allclose(logits, plain, rtol=1e-5, atol=1e-6)
+  # The last layer's class token, normalised, is what the head reads.
+  norm = nn.LayerNorm(1e-6).apply({'params': params['norm']}, tokens[-1, :, 0])
+  head = nn.Dense(5).apply({'params': params['head']}, norm)
+  np.testing.assert_allclose(head, logits, rtol=1e-4, atol=1e-5)
+
+
+def test_nothing_is_captured_unasked():
+  """No array of all layers' attention is in the program."""
+  params, images = example()
+
+  def program(mutable):
+    fn = functools.partial(apply, tiny(), mutable=mutable)
+    return str(jax.make_jaxpr(fn)(params, images))
+
+  assert 'f32[3,6,4,9,9]' in program(('intermediates',))
+  assert 'f32[3,6,4,9,9]' not in program(False)
+
+
+def test_rbg_masks_differ_between_the_parts_of_a_batch():
+  key = jax.random.key(0, impl='rbg')
+  parts = [jnp.array([0, 2, 4]), jnp.array([1, 3, 5])]
+  masks = [layers.keep_mask((key, rows), 0.5, (64,)) for rows in parts]
+  assert (masks[0] != masks[1]).any()
+
+
+def test_equals_linens_own_attention():
+  """One block against nn.MultiHeadDotProductAttention and nn.Dense."""
+  params, _ = example()
+  block = params['blocks_1']['attention']
+  x = jax.random.normal(jax.random.key(3), (2, 9, 32))
+  attention = layers.Attention(4, 0.0, nn.initializers.zeros)
+  found, _ = attention.apply({'params': block}, x, None)
+  qkv, names = block['qkv'], ('query', 'key', 'value')
+  theirs = {
+    name: {'kernel': qkv['kernel'][:, i], 'bias': qkv['bias'][i]}
+    for i, name in enumerate(names)
+  }
+  reference = nn.MultiHeadDotProductAttention(num_heads=4)
+  expected = reference.apply({'params': theirs | {'out': block['out']}}, x)
+  np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def test_patch_embedding_is_a_convolution():
+  images = jax.random.normal(jax.random.key(0), (2, 12, 20, 3))
+  embed = layers.PatchEmbedding(7, (3, 5), nn.initializers.lecun_normal())
+  params = embed.init(jax.random.key(1), images)['params']
+  conv = nn.Conv(7, (3, 5), strides=(3, 5), padding='VALID')
+  np.testing.assert_allclose(
+    embed.apply({'params': params}, images),
+    conv.apply({'params': params}, images),
+    rtol=1e-4,
+    atol=1e-5,
+  )
+
+
+@pytest.mark.parametrize('pool', vit.POOLS)
+@pytest.mark.parametrize('position', vit.POSITION_EMBEDDINGS)
+def test_positions_and_pools(pool, position):
+  model = tiny(pool=pool, position_embedding=position, depth=1)
+  params = models.init_params(model, jax.random.key(0), (8, 16, 3))
+  assert ('class_token' in params) == ('token' in pool)
+  assert ('position_embedding' in params) == (position == 'learned')
+  images = example()[1]
+  mirrored = images[:, ::-1].reshape(6, 2, 4, 16, 3)[:, :, ::-1]
+  mirrored = mirrored.reshape(6, 8, 16, 3)  # rows of patches change places
+  same = np.allclose(
+    apply(model, params, images), apply(model, params, mirrored), atol=1e-4
+  )
+  assert same == (position == 'none')
+
+
+def test_sincos2d_is_separable_and_unit_circles():
+  table = layers.sincos2d((3, 5), 16).reshape(3, 5, 4, 4)
+  sin_x, cos_x, sin_y, cos_y = np.moveaxis(table, 2, 0)
+  np.testing.assert_allclose(sin_x**2 + cos_x**2, 1, rtol=1e-5)
+  np.testing.assert_allclose(sin_y**2 + cos_y**2, 1, rtol=1e-5)
+  assert (sin_x == sin_x[:1]).all() and (sin_y == sin_y[:, :1]).all()
+  np.testing.assert_allclose(sin_x[0, :, 0], np.sin(np.arange(5)), atol=1e-6)
+
+
+@pytest.mark.parametrize('gelu', layers.GELUS)
+def test_bfloat16_computes_with_float32_parameters(gelu):
+  params, images = example()
+  model = tiny(dtype=jnp.bfloat16, gelu=gelu)
+  assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
+  logits, state = apply(model, params, images, mutable=('intermediates',))
+  assert logits.dtype == jnp.float32
+  assert state['intermediates']['tokens'].dtype == jnp.bfloat16
+  exact = apply(tiny(gelu=gelu), params, images)
+  assert abs(logits - exact).max() < 0.05 * abs(exact).max()
+
+
+@pytest.mark.parametrize('impl', ['threefry2x32', 'rbg'])
+@pytest.mark.parametrize('rate', [0.1, 0.5, 0.9])
+def test_masks_keep_the_right_share(impl, rate):
+  mask = (jax.random.key(0, impl=impl), jnp.arange(64))
+  keep = layers.keep_mask(mask, rate, (65, 33))
+  assert keep.shape == (64, 65, 33)
+  sigma = (rate * (1 - rate) / keep.size) ** 0.5
+  assert abs(float(keep.mean()) - (1 - rate)) < 4 * sigma + 2**-16
+  # Neighbours are independent, within a word, in a row and between rows.
+  x = keep.astype(jnp.float32) - keep.mean()
+  flat = x.reshape(64, -1)
+  for a, b in [(flat[:, 1:], flat[:, :-1]), (flat[1:], flat[:-1])]:
+    assert abs(float((a * b).mean())) < 4 * rate * (1 - rate) / a.size**0.5
+
+
+def test_dropout_keeps_the_mean_and_the_dtype():
+  mask = (jax.random.key(0), jnp.arange(8))
+  x = jnp.ones((8, 100, 100), jnp.bfloat16)
+  y = layers.dropout(x, 0.25, mask)
+  assert y.dtype == x.dtype and set(np.unique(y.astype(float))) == {
+    0,
+    1.3359375,
+  }
+  assert layers.dropout(x, 0.0, mask) is x and layers.dropout(x, 0.5, None) is x
+
+
+def test_masks_belong_to_rows_of_the_global_batch():
+  params, images = example()
+  model = tiny(**RATES)
+  whole = apply(model, params, images, seed=2)
+  part = apply(model, params, images[1::2], seed=2, rows=jnp.array([1, 3, 5]))
+  np.testing.assert_allclose(part, whole[1::2], rtol=1e-4, atol=1e-5)
+  other = apply(model, params, images, seed=3)
+  assert not np.allclose(whole, other, atol=1e-3)
+
+
+def test_stochastic_depth_grows_linearly():
+  """With a rate of nearly one the last layer is skipped, the first never."""
+  params, images = example()
+  model = tiny(stochastic_depth=0.9999)
+  _, state = apply(model, params, images, seed=0, mutable=('intermediates',))
+  tokens = state['intermediates']['tokens']
+  np.testing.assert_array_equal(tokens[2], tokens[1])
+  assert not np.allclose(tokens[0], tokens[1])
+  plain, plain_state = apply(tiny(), params, images, mutable=('intermediates',))
+  np.testing.assert_allclose(
+    tokens[0], plain_state['intermediates']['tokens'][0], rtol=1e-5, atol=1e-6
+  )
+  assert np.isfinite(plain).all()
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_uniform_stochastic_depth_skips_all_layers(scan):
+  params, images = example()
+  if scan:
+    params = vit.stack_layers(params)
+  model = tiny(
+    stochastic_depth=0.9999, stochastic_depth_uniform=True, scan=scan
+  )
+  _, state = apply(model, params, images, seed=0, mutable=('intermediates',))
+  tokens = state['intermediates']['tokens']
+  for layer in tokens[1:]:
+    np.testing.assert_array_equal(layer, tokens[0])
+
+
+def test_the_head_starts_with_its_bias():
+  for name in ('ViT-Ti/4', 'Mixer-S/4'):
+    model = vit_jax.create_model(name, num_classes=3, depth=1, head_bias=-6.9)
+    shapes = models.init_params(model, jax.random.key(0), (8, 8, 3))
+    np.testing.assert_allclose(shapes['head']['bias'], -6.9, rtol=1e-6)
+
+
+def test_deit_initialisation():
+  model = tiny(initializers='deit')
+  params = models.init_params(model, jax.random.key(0), (8, 16, 3))
+  flat = flax.traverse_util.flatten_dict(params, sep='/')
+  for name in ('head/kernel', 'blocks_0/mlp/up/kernel', 'position_embedding'):
+    assert 0.01 < flat[name].std() < 0.021 and abs(flat[name]).max() < 0.05
+  fan_in = np.prod(flat['patch_embedding/kernel'].shape[:-1])
+  assert abs(flat['patch_embedding/kernel']).max() <= fan_in**-0.5
+
+
+def test_paper_initialisation():
+  model = tiny(initializers='vit')
+  params = models.init_params(model, jax.random.key(0), (8, 16, 3))
+  flat = flax.traverse_util.flatten_dict(params, sep='/')
+  assert not flat['head/kernel'].any() and not flat['class_token'].any()
+  kernel = flat['blocks_0/attention/qkv/kernel']
+  bound = (6 / (32 + 32)) ** 0.5  # Xavier, of each of the three matrices
+  assert bound * 0.95 < abs(kernel).max() <= bound
+  assert 0 < abs(flat['blocks_0/mlp/up/bias']).max() < 1e-5
+  assert flat['position_embedding'].std() == pytest.approx(0.02, rel=0.1)
+
+
+GELU = {'gelu': 'exact'}
+HUGGINGFACE = {'gelu': 'exact', 'layer_norm_epsilon': 1e-12}
+GIANT = {'hidden_size': 1536, 'mlp_dim': 4096, 'num_heads': 24}
+
+
+@pytest.mark.parametrize(
+  ('name', 'ours', 'fields'),
+  [
+    ('vit_base_patch16_224', 'ViT-B/16', GELU),
+    ('vit_tiny_patch16_384.augreg_in21k', 'ViT-Ti/16', GELU),
+    ('timm/vit_giant_patch14_224', 'ViT-g/14', GELU),
+    ('vit_base_patch16_224_miil', 'ViT-B/16', GELU | {'qkv_bias': False}),
+    ('vit_base_r50_s16_384', 'R50+ViT-B/16', GELU),
+    ('vit_tiny_r_s16_p8_224', 'R+ViT-Ti/16', GELU),
+    ('deit_small_patch16_224', 'ViT-S/16', GELU),
+    (
+      'deit_base_distilled_patch16_384',
+      'ViT-B/16',
+      GELU | {'distillation_token': True},
+    ),
+    (
+      'deit3_huge_patch14_224',
+      'ViT-H/14',
+      GELU | {'layer_scale': 1e-6, 'position_tokens': 'patches'},
+    ),
+    ('vit_base_patch16_siglip_224', 'ViT-B/16', GELU | {'pool': 'map'}),
+    (
+      'vit_small_patch14_reg4_dinov2',
+      'ViT-S/14',
+      {'registers': 4, 'position_tokens': 'patches', 'layer_scale': 1e-5}
+      | GELU,
+    ),
+    ('mixer_l16_224.goog_in21k', 'Mixer-L/16', GELU),
+    ('resnetv2_101x3_bit.goog_in21k', 'BiT-R101x3', {}),
+    ('google/vit-large-patch32-384', 'ViT-L/32', HUGGINGFACE),
+    ('hf:google/vit-base-patch16-224-in21k', 'ViT-B/16', HUGGINGFACE),
+    (
+      'facebook/deit-tiny-distilled-patch16-224',
+      'ViT-Ti/16',
+      HUGGINGFACE | {'distillation_token': True},
+    ),
+    ('facebook/dino-vits8', 'ViT-S/8', HUGGINGFACE),
+    (
+      'facebook/dinov2-with-registers-giant-imagenet1k-1-layer',
+      'ViT-g/14',
+      {'registers': 4, 'position_tokens': 'class', 'layer_scale': 1.0}
+      | {'pool': 'token+gap', 'gated_mlp': True}
+      | GIANT
+      | GELU,
+    ),
+  ],
+)
+def test_names_of_timm_and_hugging_face(name, ours, fields):
+  expected = models.create_model(ours, 7, **fields)
+  assert models.create_model(name, 7) == expected
+  config = config_lib.default().model
+  config.name, config.head_bias = name, -2.0
+  assert models.from_config(config, 7) == expected.clone(head_bias=-2.0)
+
+
+@pytest.mark.parametrize(
+  ('name', 'overrides', 'message'),
+  [
+    ('ViT-X/16', {}, "did you mean 'ViT-"),
+    ('ViT-B', {}, 'ViT-B'),
+    ('vit_base_patch16_clip_224', {}, "load('hf:timm/vit_base_patch16_clip_"),
+    ('openai/clip-vit-base', {}, "vit_jax.load('hf:openai/clip-vit-base')"),
+    ('ViT-Ti/4', {'heads': 3}, "did you mean 'num_heads'"),
+    ('ViT-Ti/4', {'num_heads': 5}, 'num_heads=5 does not divide'),
+    ('ViT-Ti/4', {'pool': 'cls'}, 'token, gap'),
+    ('ViT-Ti/4', {'depth': 0}, 'depth is 0'),
+    ('ViT-Ti/4', {'dropout_rate': 1.0}, 'dropout_rate is 1.0'),
+    ('ViT-Ti/4', {'remat': 'some'}, 'dots_saveable'),
+    ('ViT-Ti/4', {'attention_implementation': 'flash'}, 'plain, xla, cudnn'),
+    (
+      'ViT-Ti/4',
+      {'attention_implementation': 'xla', 'attention_dropout_rate': 0.1},
+      'has no attention_dropout_rate',
+    ),
+    ('ViT-Ti/4', {'depth': 1_000_000}, 'depth is 1000000: it must be from 1'),
+    ('ViT-Ti/4', {'num_classes': 2**63}, 'num_classes is 9223372036854775808'),
+    ('ViT-Ti/4', {'layer_norm_epsilon': 2**31}, 'epsilon is 2147483648: it mu'),
+    ('ViT-Ti/4', {'head_bias': float('nan')}, 'head_bias is nan: it must be'),
+    ('ViT-Ti/4', {'layer_scale': 1e308}, 'layer_scale is 1e+308: it must be'),
+    ('R26+ViT-S/32', {'resnet_stages': (2**32,)}, 'resnet_stages is (42949672'),
+    ('BiT-R50x1', {'stages': (3,) * 99}, 'stages has 99 numbers: at most 16'),
+    ('Mixer-S', {}, "no model is named 'Mixer-S': did you mean 'Mixer-S/"),
+    ('resnet18d', {}, "no model is named 'resnet18d': Sizes of ViT are"),
+    ('ViT-Ti/4', {'lr': 3}, "no field 'lr': it has "),
+    ('ViT-Ti/4', {'patch_size': (0, 4)}, 'patch_size'),
+    ('ViT-Ti/4', {'patch_size': 2.5}, 'patch_size'),
+    ('ViT-Ti/4', {'patch_size': 'ab'}, 'patch_size'),
+  ],
+)
+def test_mistakes_are_named(name, overrides, message):
+  with pytest.raises(ValueError, match=r'^[^\n]*$') as error:
+    models.create_model(name, **overrides)
+  assert message in str(error.value)
+
+
+def test_image_must_be_a_multiple_of_the_patch():
+  params, images = example()
+  with pytest.raises(ValueError, match='not a multiple of the patch'):
+    apply(tiny(), params, images[:, :7])

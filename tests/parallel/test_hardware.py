@@ -1,0 +1,55 @@
+"""What is known of devices."""
+
+import types
+from typing import Any
+
+import jax
+import pytest
+
+from vit_jax.config import UserError
+from vit_jax.parallel import hardware
+
+
+@pytest.mark.parametrize(
+  ('kind', 'teraflops'),
+  [
+    ('NVIDIA A100-SXM4-80GB', 312),
+    ('NVIDIA H100 80GB HBM3', 989),
+    ('NVIDIA H100 PCIe', None),
+    ('NVIDIA H200', 989),
+    ('NVIDIA H200 NVL', None),
+    ('TPU v4', 275),
+    ('TPU v4 lite', None),
+    ('TPU v5 lite', 197),
+    ('TPU v5', 459),
+    ('TPU v5p', 459),
+    ('TPU v6 lite', 918),
+  ],
+)
+def test_peak_flops(kind: str, teraflops: float | None) -> None:
+  device: Any = types.SimpleNamespace(device_kind=kind)
+  expected = teraflops and teraflops * 1e12
+  assert hardware.peak_flops(device) == expected
+
+
+def test_the_peak_of_a_cpu_is_unknown() -> None:
+  assert hardware.peak_flops(jax.devices('cpu')[0]) is None
+
+
+def test_names() -> None:
+  for found in hardware.TABLE:
+    assert hardware.named(found.name) is found
+  assert hardware.named('V5E').name == 'TPU v5e'
+  with pytest.raises(UserError, match='B300: choose one of A100, H100'):
+    hardware.named('B300')
+
+
+def test_numbers_are_of_the_right_unit() -> None:
+  for found in hardware.TABLE:
+    assert 1e14 < found.peak_flops < 1e15
+    assert 1.5e10 < found.memory < 1.5e11
+    assert 8e11 < found.memory_bandwidth < 5e12
+    assert 1e11 < found.link_bandwidth < found.memory_bandwidth
+    assert found.node_size >= 8
+    if found.network_bandwidth is not None:
+      assert 3e9 < found.network_bandwidth < found.link_bandwidth

@@ -1,0 +1,284 @@
+"""The mesh and its rules: where arrays are, and that nothing else changes."""
+
+import functools
+import itertools
+
+import jax
+import numpy as np
+import pytest
+import tiny
+
+from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax.models import stack
+from vit_jax.parallel import sharding
+from vit_jax.runs import checkpoint
+from vit_jax.train import experiment as experiment_lib
+
+UserError = config_lib.UserError
+
+MESHES = [(8, 1, 1), (1, 8, 1), (2, 2, 2), (1, 1, 8)]
+STEPS = 10
+# Something of everything that is random, and sizes that 8 devices divide.
+MODEL = tiny.RANDOM | {
+  'model__num_heads': 8,
+  'model__hidden_size': 64,
+  'model__mlp_dim': 128,
+  'optim__name': 'sgd',
+  'optim__warmup': '0 steps',
+  'mesh__min_size': 0,
+}
+
+
+def sizes(mesh):
+  return dict(zip(sharding.AXES, mesh, strict=True))
+
+
+@functools.cache  # compiled functions are shared
+def build(mesh=(1, 1, 1), **overrides):
+  axes = {f'mesh__{axis}': n for axis, n in sizes(mesh).items()}
+  config = tiny.config(**MODEL | axes | overrides)
+  experiment_lib.check(config)
+  return experiment_lib.build(config)
+
+
+def run_steps(e, state, start, stop):
+  """Returns the state after some steps, and their losses."""
+  losses = []
+  with e.train_batches(start) as batches:
+    for step in range(start, stop):
+      batch = next(batches)
+      state, metrics = e.program.train_step(state, batch, np.int32(step))
+      losses.append(float(metrics['loss']))
+  return state, losses
+
+
+@functools.cache
+def reference():
+  """The unrolled parameters after all steps on one device, and the losses."""
+  e = build()
+  state, losses = run_steps(e, e.init(), 0, STEPS)
+  return jax.device_get(state.params), losses
+
+
+def assert_as_reference(params, losses, start=0):
+  expected, expected_losses = reference()
+  np.testing.assert_allclose(losses, expected_losses[start:], rtol=1e-5)
+  unrolled = stack.relayout(jax.device_get(params), expected)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_array_less(
+      np.linalg.norm(a - b), 1e-5 * np.linalg.norm(b) + 1e-12
+    ),
+    unrolled,
+    expected,
+  )
+
+
+@pytest.mark.parametrize('accumulation', [1, 2])
+@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize('mesh', MESHES)
+def test_same_numbers_on_every_mesh(mesh, scan, accumulation):
+  """Dropout, stochastic depth and shifts of the images included."""
+  e = build(mesh, model__scan=scan, train__accumulation=accumulation)
+  state, losses = run_steps(e, e.init(), 0, STEPS)
+  assert_as_reference(state.params, losses)
+
+
+def test_resumes_on_any_mesh(tmp_path):
+  """Each of four runs goes on where another one, laid out otherwise, was."""
+  section, half = tiny.config().checkpoint, STEPS // 2
+  hows = [(mesh, i % 2 == 1) for i, mesh in enumerate(MESHES)]
+  experiments = [
+    build(m, model__scan=s, train__accumulation=1) for m, s in hows
+  ]
+  for i, e in enumerate(experiments):
+    state, _ = run_steps(e, e.init(), 0, half)
+    saved = jax.device_get(state)
+    with checkpoint.Checkpointer(tmp_path / f'{i}', section) as checkpoints:
+      checkpoints.save(half, state)
+    other = experiments[i - 1].program
+    with checkpoint.Checkpointer(tmp_path / f'{i}', section) as checkpoints:
+      restored, step, _ = checkpoints.restore(other.state_to_read)
+    restored = other.adopt(restored)
+    jax.tree.map(
+      np.testing.assert_array_equal,
+      jax.device_get(restored),
+      stack.relayout(saved, restored),
+    )
+    state, losses = run_steps(experiments[i - 1], restored, step, STEPS)
+    assert_as_reference(state.params, losses, start=half)
+
+
+def test_optimizer_and_average_follow_the_parameters():
+  e = build((1, 8, 1), optim__name='adamw', train__ema_decay=0.9)
+  state = e.init()
+  spec = jax.sharding.PartitionSpec('fsdp', None)
+  found = {
+    name.split('/')[0]: x
+    for path, x in jax.tree_util.tree_leaves_with_path(state)
+    if (
+      name := jax.tree_util.keystr(path, simple=True, separator='/')
+    ).endswith('blocks_1/mlp/up/kernel')
+  }
+  assert found.keys() == {'params', 'opt_state', 'ema_params'}
+  for x in found.values():
+    assert x.sharding.spec == spec
+    assert {shard.data.shape for shard in x.addressable_shards} == {(8, 128)}
+  total = sum(x.nbytes for x in jax.tree.leaves(state))
+  assert sharding.bytes_per_device(state) < 0.15 * total
+  # The step makes the new state in place of the old one.
+  after, _ = run_steps(e, state, 0, 1)
+  assert all(x.is_deleted() for x in jax.tree.leaves(state))
+  where = jax.tree.map(lambda x: x.sharding, e.program.abstract_state())
+  assert jax.tree.map(lambda x: x.sharding, after) == where
+
+
+@functools.cache
+def params_of(name, scan):
+  size = 16 if name.endswith('/8') else 224
+  model = models.create_model(name, num_classes=1000)
+  if scan:
+    model = model.clone(scan=True)
+  return models.abstract_params(model, (size, size, 3))
+
+
+def place(params, mesh, **changes):
+  config = config_lib.default().mesh
+  for key, value in changes.items():
+    config[key] = value
+  return sharding.place(config, sizes(mesh), params)
+
+
+@pytest.mark.parametrize('name', models.NAMES)
+def test_default_rules_know_every_model(name):
+  """What is large is split by fsdp, and heads and MLPs by tensor."""
+  scans = (False,) if name.startswith('BiT') else (False, True)
+  for scan in scans:
+    placed = place(params_of(name, scan), (1, 8, 1))
+    for path, p in placed.items():
+      is_vector = path.endswith(('bias', 'scale'))
+      assert bool(p.spec) == (np.prod(p.shape) >= 4096) or is_vector, path
+    heads = {p: x.shape[-2] for p, x in placed.items() if 'qkv/kernel' in p}
+    tensor = 1 if any(h % 2 for h in heads.values()) else 2
+    for path, p in place(params_of(name, scan), (1, 2, tensor)).items():
+      if path.startswith('blocks') and path.endswith('kernel'):
+        axes = set(itertools.chain(*map(sharding.entry_axes, p.spec)))
+        assert axes == {'fsdp', 'tensor'} if tensor == 2 else {'fsdp'}, path
+
+
+@pytest.mark.parametrize('name', ['ViT-H/14', 'Mixer-B/16', 'R50+ViT-B/16'])
+def test_scanned_layers_are_placed_as_unrolled_ones(name):
+  flat, stacked = (place(params_of(name, s), (2, 4, 2)) for s in (False, True))
+  for path, p in flat.items():
+    if path.startswith('blocks_3/'):
+      q = stacked[path.replace('blocks_3/', 'blocks/')]
+      assert q.spec == ((None, *p.spec) if p.spec else ())
+      assert q.bytes_per_device == q.shape[0] * p.bytes_per_device
+
+
+def test_devices_are_in_order_of_their_processes(monkeypatch):
+  """Whatever order JAX lists them in, as along the torus of a TPU slice."""
+  shuffled = [jax.devices()[i] for i in (3, 0, 7, 4, 1, 6, 2, 5)]
+  monkeypatch.setattr(jax, 'devices', lambda: shuffled)
+  config = config_lib.default().mesh
+  config.fsdp = 4
+  mesh = sharding.make_mesh(config)
+  assert [device.id for device in mesh.devices.flat] == list(range(8))
+  assert sharding.host_part(mesh) == (0, 1)
+
+
+def test_small_parameters_are_on_every_device():
+  placed = place(params_of('ViT-Ti/16', False), (1, 8, 1))
+  assert placed['class_token'].spec == ()
+  assert placed['head/kernel'].spec == ('fsdp', None)
+  whole = place(params_of('ViT-Ti/16', False), (1, 8, 1), min_size=10**9)
+  assert not any(p.spec for p in whole.values())
+
+
+def test_own_rules_come_first():
+  rules = (('^head/kernel', (None, 'fsdp')), (r'_[01]/mlp/up', (None, 'data')))
+  params = params_of('ViT-Ti/16', False)
+  kernels = {'head/kernel', 'blocks_0/mlp/up/kernel', 'blocks_2/mlp/up/kernel'}
+  with pytest.raises(UserError, match='blocks_0/mlp/up/bias has 2 entries'):
+    place(params, (2, 4, 1), rules=rules)
+  rules = (rules[0], (r'_[01]/mlp/up/kernel', (None, 'data')))
+  placed = place(params, (2, 4, 1), rules=rules)
+  assert {placed[k].spec for k in kernels} == {
+    (None, 'fsdp'),
+    (None, 'data'),
+    ('fsdp', None),
+  }
+  with pytest.raises(UserError, match='layers of blocks/mlp/up/kernel'):
+    place(params_of('ViT-Ti/16', True), (2, 4, 1), rules=rules)
+
+
+@pytest.mark.parametrize(
+  ('mesh', 'rules', 'message'),
+  [
+    ((1, 1, 2), (), r'tensor=2 does not divide 3 of blocks_0/attention/out/k'),
+    ((1, 5, 1), (), r'fsdp=5 does not divide 192 of blocks_0/attention/out/k'),
+    ((1, 8, 1), (('nothing', ('fsdp',)),), "rules.0. 'nothing' matches no"),
+    ((1, 8, 1), (('a', ()), ('head', ())), "rules.1. 'head' matches no"),
+    ((1, 8, 1), (('head/bias', ('fsdp', None)),), 'head/bias has 2 entries'),
+    ((3, 1, 1), (('head/bias', ('data',)),), r'data=3 does not divide 1000'),
+  ],
+)
+def test_rules_that_do_not_fit(mesh, rules, message):
+  with pytest.raises(UserError, match=message) as error:
+    place(params_of('ViT-Ti/16', False), mesh, rules=rules)
+  assert '\n' not in str(error.value)
+
+
+def test_advice_helps():
+  """What an error says to write is a rule that works."""
+  params = params_of('ViT-Ti/16', False)
+  rules = ()
+  for _ in range(4):
+    try:
+      place(params, (1, 1, 2), rules=rules)
+      break
+    except UserError as e:
+      rules += eval(str(e).partition('rules="')[2].rstrip('"'))
+  else:
+    pytest.fail(f'still wrong: {rules}')
+  assert 1 <= len(rules) <= 3
+
+
+@pytest.mark.parametrize(
+  ('overrides', 'message'),
+  [
+    ({'mesh__data': 16}, 'there are 8 devices, and 16'),
+    (
+      {'mesh__fsdp': 3, 'mesh__data': -1},
+      '8 devices, and 3 must divide',
+    ),
+    ({'mesh__fsdp': -1, 'mesh__data': -1}, 'one alone may be -1'),
+    ({'mesh__tensor': 0}, 'sizes must be positive'),
+    ({'mesh__data': 8, 'train__batch_size': 12}, 'over 8 devices'),
+    ({'mesh__rules': ('head',)}, r'rules\[0\] is .head.: it must be'),
+    ({'mesh__rules': (('(', ()),)}, 'no regular expression'),
+    ({'mesh__rules': (('head', ('model',)),)}, "no axis 'model'"),
+    ({'mesh__rules': (('head', ('fsdp', 'fsdp')),)}, 'an axis twice'),
+    ({'mesh__min_size': -1}, 'mesh.min_size is -1'),
+  ],
+)
+def test_meshes_that_do_not_work(overrides, message):
+  with pytest.raises(UserError, match=message) as error:
+    experiment_lib.check(tiny.config(**overrides))
+  assert '\n' not in str(error.value)
+
+
+def test_the_table_says_where_everything_is():
+  table = sharding.table(place(params_of('ViT-S/16', False), (1, 8, 1)))
+  cells = [
+    [cell.strip() for cell in row.split('|')] for row in table.split('\n')
+  ]
+  rows = {row[1]: row[2:-1] for row in cells if len(row) > 2}
+  size = 12 * 384 * 1536 * 4 // 8
+  assert rows['blocks_0..11/mlp/up/kernel'] == [
+    '[384, 1536]',
+    'fsdp .',
+    '12',
+    f'{size:,}',
+  ]
+  assert rows['class_token'][1] == 'on every device'

@@ -1,0 +1,249 @@
+"""Collectives, loops and products, read from compiled programs."""
+
+import jax
+from jax import lax
+from jax.experimental import mesh_utils
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec as P
+import numpy as np
+import pytest
+
+from vit_jax.summary import collectives
+from vit_jax.summary import device_groups
+from vit_jax.summary import hlo
+
+AXES = ('data', 'fsdp', 'tensor')
+
+
+def count(fn, in_spec, out_spec, *args, shape=(2, 2, 2)):
+  """Returns the collectives of a function that runs on each of 8 devices."""
+  devices = mesh_utils.create_device_mesh(shape, jax.devices())
+  mesh = jax.sharding.Mesh(devices, AXES)
+  mapped = jax.shard_map(
+    fn, mesh=mesh, in_specs=in_spec, out_specs=out_spec, check_vma=False
+  )
+  text = jax.jit(mapped).lower(*args).compile().as_text()
+  return collectives.count(hlo.parse(text), dict(mesh.shape))
+
+
+def show(found):
+  return [(c.kind, c.axes, c.group_size, c.executions, c.bytes) for c in found]
+
+
+def test_each_kind():
+  """Bytes are of the whole array: 1,024 floats on each device."""
+  x = jax.ShapeDtypeStruct((8 * 1024,), jnp.float32)
+  whole, part = P(AXES), P()
+
+  def gather(x):
+    return lax.all_gather(x, 'fsdp', tiled=True)
+
+  expected = ('all-gather', ('fsdp',), 2, 1, 2 * 4096)
+  assert show(count(gather, whole, part, x)) == [expected]
+
+  def reduce(x):
+    return lax.psum(x, ('data', 'tensor'))
+
+  expected = ('all-reduce', ('data', 'tensor'), 4, 1, 4096)
+  assert show(count(reduce, whole, part, x)) == [expected]
+
+  def scatter(x):
+    return lax.psum_scatter(x, 'tensor', tiled=True)
+
+  expected = ('reduce-scatter', ('tensor',), 2, 1, 4096)
+  assert show(count(scatter, whole, whole, x)) == [expected]
+
+  def exchange(x):
+    return lax.all_to_all(x.reshape(2, -1), 'data', 0, 0)
+
+  expected = ('all-to-all', ('data',), 2, 1, 4096)
+  assert show(count(exchange, whole, whole, x)) == [expected]
+
+  def shift(x):
+    return lax.ppermute(x, 'fsdp', [(0, 1), (1, 0)])
+
+  expected = ('collective-permute', ('fsdp',), 2, 1, 4096)
+  assert show(count(shift, whole, whole, x)) == [expected]
+
+
+def test_loops_multiply():
+  """Scans within loops, and the same collective behind them."""
+
+  def fn(x):
+    def inner(x, _):
+      return lax.psum(x, 'fsdp') * 0.1, None
+
+    def outer(_, x):
+      return lax.scan(inner, x, length=3)[0] + lax.pmax(x, 'fsdp')
+
+    return lax.psum(lax.fori_loop(0, 5, outer, x), 'fsdp')
+
+  x = jax.ShapeDtypeStruct((256,), jnp.float32)
+  (found,) = count(fn, P(), P(), x)
+  assert (found.executions, found.bytes) == (21, 21 * 1024)
+  text = jax.jit(lambda x: lax.while_loop(lambda x: x.sum() < 9, jnp.exp, x))
+  module = hlo.parse(text.lower(x).compile().as_text())
+  assert len(hlo.unknown_loops(module)) == 1
+
+
+@pytest.mark.parametrize(
+  ('dtype', 'size'),
+  [('float32', 4), ('float16', 2), ('int8', 1), ('bool', 1), ('complex64', 8)],
+)
+def test_sizes_of_types(dtype, size):
+  x = jax.ShapeDtypeStruct((64,), dtype)
+  (found,) = count(lambda x: lax.all_gather(x, 'data'), P(), P(), x)
+  assert found.bytes == 2 * 64 * size
+  assert found.narrow_bytes == found.bytes
+
+
+def test_what_the_cpu_widens():
+  """It sums bfloat16 as float32."""
+  x = jax.ShapeDtypeStruct((64, 64), jnp.bfloat16)
+  for fn in (lambda x: x, lambda x: x * 2, lambda x: x @ x):
+    (found,) = count(lambda x, f=fn: lax.psum(f(x), 'data'), P(), P(), x)
+    assert (found.bytes, found.narrow_bytes) == (64 * 64 * 4, 64 * 64 * 2)
+  x = jax.ShapeDtypeStruct((64, 64), jnp.float32)
+  (found,) = count(lambda x: lax.psum(x, 'data') * 2, P(), P(), x)
+  assert found.narrow_bytes == found.bytes
+
+
+def test_sums_that_are_then_cut():
+  """Each device keeps a part: of one of two arrays that travel together."""
+  mesh = jax.make_mesh(
+    (1, 8, 1), AXES, axis_types=(jax.sharding.AxisType.Auto,) * 3
+  )
+  split = jax.sharding.NamedSharding(mesh, P('fsdp'))
+  whole = jax.sharding.NamedSharding(mesh, P())
+
+  @jax.jit
+  def fn(x):
+    kept = lax.with_sharding_constraint(x.T @ x, split) * 2
+    return kept, lax.with_sharding_constraint(x.sum(0), whole) * 2
+
+  x = jax.ShapeDtypeStruct((64, 32), jnp.float32, sharding=split)
+  module = hlo.parse(fn.lower(x).compile().as_text())
+  found = collectives.count(module, dict(mesh.shape))
+  assert [(c.kind, c.parts, c.bytes) for c in found] == [
+    ('all-reduce', 8, 32 * 32 * 4),
+    ('all-reduce', 1, 32 * 4),
+  ]
+  assert hlo.flops(module) == 2 * 32 * 64 * 32 // 8
+
+
+def test_products():
+  def fn(x, w, images, kernel):
+    y = lax.scan(lambda x, _: (x @ w, None), x, length=6)[0]
+    z = lax.conv_general_dilated(images, kernel, (2, 2), 'VALID')
+    return y, z
+
+  shapes = (8, 16), (16, 16), (2, 3, 9, 9), (5, 3, 3, 3)
+  args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
+  text = jax.jit(fn).lower(*args).compile().as_text()
+  products = 6 * 2 * 8 * 16 * 16
+  convolution = 2 * (2 * 5 * 4 * 4) * (3 * 3 * 3)
+  assert hlo.flops(hlo.parse(text)) == products + convolution
+
+
+@pytest.mark.parametrize(
+  ('text', 'groups'),
+  [
+    ('replica_groups={{0,2},{1,3}}, x={{9}}', [[0, 2], [1, 3]]),
+    ('replica_groups={}, dimensions={0}', [[0, 1, 2, 3]]),
+    ('replica_groups=[2,2]<=[4], x=1', [[0, 1], [2, 3]]),
+    ('replica_groups=[2,2]<=[2,2]T(1,0)', [[0, 2], [1, 3]]),
+    ('source_target_pairs={{0,1},{1,0}}, x={}', [[0, 1], [1, 0]]),
+    ("replica_groups=mesh['a'=1,'b'=4] {'b'}, x={1}", [[0, 1, 2, 3]]),
+    ("replica_groups=mesh['a'=2,'b'=2] {'a'}", [[0, 2], [1, 3]]),
+    (
+      "replica_groups=mesh['a'=2,'b'=2], device_ids=([2,2]T(1,0)) {'a'}",
+      [[0, 1], [2, 3]],
+    ),
+    (
+      "replica_groups=mesh['a'=2,'b'=2], device_ids=(3,1,2,0) {'b'}",
+      [[3, 1], [2, 0]],
+    ),
+    (
+      "replica_groups=mesh['a'=8] {'a':(2)2}",
+      [[0, 2], [1, 3], [4, 6], [5, 7]],
+    ),
+    (
+      "replica_groups=mesh['a'=8] {'a':(1)2,'a':(4)2}",
+      [[0, 1, 4, 5], [2, 3, 6, 7]],
+    ),
+  ],
+)
+def test_groups_of_devices(text, groups):
+  found = device_groups.parse(f'channel_id=1, {text}', 4)
+  np.testing.assert_array_equal(found, groups)
+
+
+def test_groups_that_cannot_be_read():
+  for text in ('channel_id=1', 'replica_groups=mesh[8]'):
+    with pytest.raises(ValueError, match='cannot be read'):
+      device_groups.parse(text, 4)
+
+
+# As GPU and TPU compilers write it: what starts and what is done are one.
+ASYNCHRONOUS = """\
+HloModule step, is_scheduled=true, replica_count=1, num_partitions=4
+
+%add (a: f32[], b: f32[]) -> f32[] {
+  %a = f32[] parameter(0)
+  %b = f32[] parameter(1)
+  ROOT %sum = f32[] add(%a, %b)
+}
+
+%scatter (p: bf16[64]) -> bf16[16] {
+  %p = bf16[64]{0} parameter(0)
+  ROOT %rs = bf16[16]{0} reduce-scatter(%p), channel_id=3, \
+replica_groups=[1,4]<=[4], dimensions={0}, to_apply=%add
+}
+
+%small (p.1: f32[8]) -> f32[8] {
+  %p.1 = f32[8]{0} parameter(0)
+  ROOT %ar.1 = f32[8]{0} all-reduce(%p.1), channel_id=4, replica_groups={}, \
+to_apply=%add
+}
+
+%large (p.2: f32[8]) -> f32[8] {
+  %p.2 = f32[8]{0} parameter(0)
+  %ar.2 = f32[8]{0} all-reduce(%p.2), channel_id=5, replica_groups={}, \
+to_apply=%add
+  ROOT %ar.3 = f32[8]{0} all-reduce(%ar.2), channel_id=6, replica_groups={}, \
+to_apply=%add
+}
+
+ENTRY %main (x: bf16[64], y: f32[8], c: s32[]) -> f32[8] {
+  %x = bf16[64]{0:T(256)(2,1)} parameter(0)
+  %y = f32[8]{0} parameter(1)
+  %c = s32[] parameter(2)
+  %ags = ((f32[8]{0}), f32[32]{0:T(256)}) all-gather-start(%y), channel_id=1, \
+replica_groups={{0,1,2,3}}, dimensions={0}
+  %ag = f32[32]{0} all-gather-done(%ags)
+  %ars = (f32[8]{0}, /*index=1*/f32[8]{0}) all-reduce-start(%y, %y), \
+channel_id=2, replica_groups=[2,2]<=[4], to_apply=%add
+  %ar = (f32[8]{0}, f32[8]{0}) all-reduce-done(%ars)
+  %rss = ((bf16[64]{0}), bf16[16]{0}, u32[]) async-start(%x), calls=%scatter
+  %rsd = bf16[16]{0} async-done(%rss), calls=%scatter
+  ROOT %cond = f32[8]{0} conditional(%c, %y, %y), \
+branch_computations={%small, %large}
+}
+"""
+
+
+def test_asynchronous_collectives_count_once():
+  module = hlo.parse(ASYNCHRONOUS)
+  found = collectives.count(module, {'data': 2, 'fsdp': 2, 'tensor': 1})
+  both = ('data', 'fsdp')
+  assert sorted(show(found)) == [
+    ('all-gather', both, 4, 1, 4 * 32),
+    ('all-reduce', both, 4, 2, 2 * 32),  # the branch of most bytes
+    ('all-reduce', ('fsdp',), 2, 1, 2 * 32),
+    ('reduce-scatter', both, 4, 1, 64 * 2),
+  ]
+
+
+def test_what_is_no_program():
+  with pytest.raises(ValueError, match='no ENTRY'):
+    hlo.parse('HloModule empty')

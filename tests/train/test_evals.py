@@ -1,0 +1,398 @@
+"""Probes among the evaluations of a run."""
+
+import json
+import os
+import shutil
+import signal
+
+import commands
+import numpy as np
+import processes
+import pytest
+import stand_in
+import tiny
+
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax import evaluate
+from vit_jax.evaluation import embedded
+from vit_jax.evaluation import probes
+from vit_jax.train import evaluations as evaluations_lib
+from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import loop
+
+UserError = config_lib.UserError
+
+SPLITS = {'split': 'train[80%:]', 'train_split': 'train[:80%]'}
+EVALS = {
+  'near': {'kind': 'knn', 'every': '5 steps', 'k': 5},
+  'few': {'kind': 'few_shot', 'every': '12 steps', 'shots': (1, 20)},
+  'probe': {'kind': 'linear', 'every': ''},
+}
+
+
+def config(evaluations=EVALS, **overrides):
+  """Returns the tiny config with further evaluations."""
+  result = tiny.config(**overrides)
+  for name, fields in evaluations.items():
+    result.evals[name] = config_lib.evaluation(**SPLITS | fields)
+  return result
+
+
+def results(workdir):
+  """Returns the results of all evaluations by step, in order."""
+  found = {}
+  for line in tiny.metrics(workdir):
+    kept = {
+      name: x
+      for name, x in line.items()
+      if '/' in name and not name.startswith('train/')
+    }
+    if kept:
+      assert line['step'] not in found, 'evaluated twice'
+      found[line['step']] = kept
+  return found
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+  """A whole run with an average of its parameters: its work directory."""
+  workdir = tmp_path_factory.mktemp('runs') / 'run'
+  passes = []
+
+  def each(self, batches, step, each=evaluations_lib._Evaluator._each):
+    passes.append(step)
+    each(self, batches, step)
+
+  with pytest.MonkeyPatch.context() as patch:
+    patch.setattr(evaluations_lib._Evaluator, '_each', each)
+    assert loop.run(config(train__ema_decay=0.5), str(workdir)).status == 0
+  # At each of steps 5, 10 and 12 the metrics, and both splits of the probes:
+  # those of one step share what is embedded.
+  assert len(passes) == 9
+  return workdir
+
+
+def test_a_run_reports_each_at_its_cadence(finished):
+  found = results(finished)
+  assert list(found) == [5, 10, 12]
+  near = {'near/knn_accuracy', 'near/examples'}
+  val = {'val/accuracy', 'val/loss', 'val/examples'}
+  assert set(found[5]) == set(found[10]) == near | val
+  few = {f'few/few_shot_{n}_accuracy' for n in (1, 20)}
+  few |= {f'{name}_margin' for name in few} | {'few/examples'}
+  linear = {
+    f'probe/{x}' for x in ('linear_accuracy', 'linear_penalty', 'examples')
+  }
+  assert set(found[12]) == near | val | few | linear
+  last = found[12]
+  assert last['probe/examples'] == last['near/examples'] == 359
+  assert 0.2 < last['few/few_shot_1_accuracy'] < last['probe/linear_accuracy']
+  assert last['few/few_shot_20_accuracy_margin'] > 0
+  assert json.loads((finished / 'DONE').read_text()) == last
+
+
+def test_the_command_measures_the_same(finished, capsys):
+  """On the averaged parameters, with another batch and number of devices."""
+  last = results(finished)[12]
+  for name, fields in EVALS.items():
+    flags = [f'--probe={fields["kind"]}']
+    flags += ['--k=5'] if name == 'near' else []
+    flags += ['--shots=1,20'] if name == 'few' else []
+    splits = [f'--{key}={value}' for key, value in SPLITS.items()]
+    args = f'--from={finished}', '--data=digits', *splits, *flags
+    assert commands.run(evaluate, '--format=json', *args) == 0
+    found = json.loads(capsys.readouterr().out)
+    for metric, value in found.items():
+      if metric.endswith('_accuracy'):  # a tie may fall to the other side
+        assert value == pytest.approx(last[f'{name}/{metric}'], abs=3 / 359)
+
+
+@pytest.mark.parametrize(
+  'how',
+  [
+    {'mesh__data': 8},
+    {'mesh__data': 2, 'mesh__fsdp': 2, 'mesh__min_size': 0},
+    {'model__scan': True, 'train__accumulation': 2, 'data__cache': 'device'},
+  ],
+  ids=str,
+)
+def test_one_result_however_it_is_computed(how):
+  """The embeddings of an initial model, and their labels."""
+
+  def embed(**overrides):
+    one = {'near': EVALS['near']}
+    e = experiment_lib.build(config(one, **overrides)).cached()
+    collect = evaluations_lib._Collect(
+      e.program.embed_step, e.init().eval_params
+    )
+    with e.probe_batches('near') as batches:
+      for batch in batches:
+        collect(batch, None)
+    return e, collect.result()
+
+  e, found = embed(**how)
+  _, expected = embed()
+  source = e.probe_sources['near']
+  np.testing.assert_array_equal(found.labels, source.labels)
+  np.testing.assert_array_equal(found.index, source.indices)
+  np.testing.assert_allclose(found.features, expected.features, atol=1e-4)
+
+
+def test_a_resumed_run_ends_in_the_same_results(finished, tmp_path):
+  workdir = tmp_path / 'run'
+  shutil.copytree(finished, workdir)
+  (workdir / 'DONE').unlink()
+  shutil.rmtree(workdir / 'checkpoints' / '12')
+  assert loop.run(config(train__ema_decay=0.5), str(workdir)).status == 0
+  assert results(workdir) == results(finished)
+
+
+def test_a_signal_in_the_midst_of_a_probe(finished, tmp_path, monkeypatch):
+  """Saves at once; the evaluations of the step are made on resuming."""
+
+  def go_on(self, go_on=evaluations_lib._Evaluator._go_on):
+    monkeypatch.undo()
+    os.kill(os.getpid(), signal.SIGTERM)
+    go_on(self)
+
+  monkeypatch.setattr(evaluations_lib._Evaluator, '_go_on', go_on)
+  run = config(train__ema_decay=0.5)
+  assert loop.run(run, str(tmp_path)).status == 128 + signal.SIGTERM
+  assert list(results(tmp_path)) == []
+  assert '5' in os.listdir(tmp_path / 'checkpoints')
+  assert loop.run(run, str(tmp_path)).status == 0
+  assert results(tmp_path) == results(finished)
+
+
+def test_several_processes_come_to_the_same(tmp_path):
+  """A probe that is on the command line alone."""
+  key = 'evals__test__'
+  overrides = {
+    f'{key}split': 'train[80%:]',
+    f'{key}every': '5 steps',
+    f'{key}kind': 'knn',
+    f'{key}train_split': 'train[:80%]',
+    'checkpoint__every': '5 steps',
+  }
+  alone, workdir = tmp_path / 'alone', tmp_path / 'run'
+  assert loop.run(tiny.config(**overrides), str(alone)).status == 0
+  several = {'mesh__data': -1}
+  flags = tiny.flags(**overrides | several)
+  command = ['-m', 'vit_jax.main', *flags, f'--workdir={workdir}']
+  with processes.start(command, 2, tmp_path / 'logs') as group:
+    assert group.statuses() == [0, 0], group.log(0) + group.log(1)
+  found, expected = results(workdir), results(alone)
+  assert list(found) == list(expected) == [5, 10, 12]
+  for step, metrics in found.items():
+    assert metrics['test/examples'] == 359
+    assert metrics['test/knn_accuracy'] == pytest.approx(
+      expected[step]['test/knn_accuracy'], abs=5 / 359
+    )
+
+
+def test_dry_run_opens_what_probes_learn_from(tmp_path, capsys, caplog):
+  caplog.set_level('INFO', logger='absl')
+  assert loop.run(config(), str(tmp_path / 'run'), dry_run=True).status == 0
+  assert 'knn, which learns from train[:80%]: 1438 examples' in caplog.text
+  assert json.loads(capsys.readouterr().out)['parameters'] > 0
+  assert not (tmp_path / 'run').exists()
+
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    ({'kind': 'nearest'}, "evals.near.kind is 'nearest': choose one of accur"),
+    ({'kind': 'knn', 'train_split': ''}, "near.train_split is '', but .*'knn'"),
+    ({'kind': 'accuracy'}, "train_split is 'train.*kind is 'accuracy'"),
+    ({'kind': 'knn', 'train_split': 'a['}, r"near\.train_split: 'a\[' is not"),
+    ({'kind': 'knn', 'k': 0}, 'near.k is 0: it must be at least 1'),
+    ({'kind': 'linear', 'k': 3}, "near.k is 3, but .* only 'knn' has k"),
+    ({'kind': 'knn', 'shots': (3,)}, "shots is .* only 'few_shot' has shots"),
+    ({'kind': 'few_shot', 'shots': ()}, r'shots is \(\): write different'),
+    ({'kind': 'few_shot', 'shots': (2, 2)}, r'shots is \(2, 2\): write'),
+    ({'kind': 'few_shot', 'shots': (0,)}, r'shots is \(0,\): write'),
+  ],
+)
+def test_what_cannot_work_is_refused_at_once(fields, message):
+  with pytest.raises(UserError, match=message) as error:
+    experiment_lib.check(config({'near': fields}))
+  assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    (
+      {'kind': 'few_shot', 'train_split': 'train[:15%]'},
+      r"evals\.near: class '\d' has 2\d images in 'train\[:15%\]', but few_sho",
+    ),
+    (
+      {'kind': 'knn', 'train_split': 'train'},
+      r"evals\.near: 359 images of 'train\[80%:\]' are in 'train' as well",
+    ),
+    (
+      {'kind': 'knn', 'train_split': 'train[:9]'},
+      r"evals\.near: 'train\[:9\]' has 9 images, fewer than the 20 neighbours",
+    ),
+    (
+      {'kind': 'linear', 'train_split': 'train[:1]'},
+      r'evals\.near: a linear probe needs two classes at least',
+    ),
+    (
+      {'kind': 'knn', 'train_split': 'test'},
+      r'evals\.near\.train_split: digit',
+    ),
+  ],
+)
+def test_data_that_cannot_work_are_refused_at_once(fields, message):
+  with pytest.raises(UserError, match=message) as error:
+    experiment_lib.build(config({'near': fields}))
+  assert '\n' not in str(error.value)
+
+
+def folder_config(root, shots):
+  result = tiny.config(
+    data__name=f'folder:{root}',
+    data__split='train',
+    data__channels=3,
+    evals__val__split='',
+    train__batch_size=8,
+    train__duration='3 steps',
+    optim__warmup='0 steps',
+  )
+  result.evals.few = config_lib.evaluation(
+    'val', '2 steps', 'few_shot', 'train', shots=shots
+  )
+  return result
+
+
+def test_a_folder_with_too_few_of_a_class_loses_nothing(tmp_path):
+  """It is seen when it is read; other shots go on from there."""
+  root = stand_in.write_folder(tmp_path / 'images', train=8, val=2)
+  for i in range(1, 8):
+    (root / 'train' / 'cow' / f'{i}.png').unlink()
+  workdir = tmp_path / 'run'
+  with pytest.raises(UserError, match="class 'cow' has 1 images in 'train'"):
+    loop.run(folder_config(root, (2,)), str(workdir))
+  assert os.listdir(workdir / 'checkpoints') == ['2']
+  assert loop.run(folder_config(root, (1,)), str(workdir)).status == 0
+  assert list(results(workdir)) == [2, 3]
+  with pytest.raises(UserError, match='17 images of 3 classes, fewer than 6 o'):
+    experiment_lib.build(folder_config(root, (6,)))
+
+
+def test_the_same_image_may_not_be_on_both_sides():
+  """Their positions count where they count the same."""
+  spec = config_lib.evaluation('val', kind='knn', train_split='train', k=1)
+  labels, index = np.zeros(4, np.int32), np.arange(4)
+  args = labels, index, labels, index + 3, ('a',)
+  probes.check_examples(spec, *args)
+  for split, train_split in (
+    ('train[3:]', 'train[:4]'),
+    ('val+train', 'val[:1]+train'),
+    ('all', 'all'),
+  ):
+    spec.split, spec.train_split = split, train_split
+    with pytest.raises(UserError, match=r'1 images of .* are in .* as well'):
+      probes.check_examples(spec, *args)
+
+
+@pytest.mark.parametrize(
+  ('split', 'train_split', 'shared'),
+  [
+    ('train', 'train[:50%]', True),
+    ('val+train[80%:]', 'train', True),
+    ('val', 'all', True),
+    ('train[10:20]', 'train[15:]', True),
+    ('train[-10%:]', 'train[:80%]', False),
+    ('val+train[80%:]', 'train[:80%]', False),
+    ('train[:10]', 'train[50%:]', False),  # as far as their names tell
+  ],
+)
+def test_what_names_say_of_both_sides_is_seen_at_once(
+  split, train_split, shared, tmp_path
+):
+  """Before images are read."""
+  root = stand_in.write_folder(tmp_path / 'images', train=8, val=2)
+  (root / 'train' / 'cow' / '0.png').write_bytes(b'damaged')
+  result = folder_config(root, (1,))
+  result.evals.few.split, result.evals.few.train_split = split, train_split
+  if not shared:
+    assert experiment_lib.build(result).probe_sources
+    return
+  with pytest.raises(UserError, match=r'evals\.few: images of .* as well'):
+    experiment_lib.build(result)
+
+
+@pytest.mark.parametrize(
+  ('train_part', 'message'),
+  [
+    ([0, 0, 1, 1], r"class 'c' has 0 images in 'train\[:80%\]'"),
+    ([0, 0, 1, 2, 2], r"class 'b' has 1 images in 'train\[:80%\]'"),
+    ([0, 0, 1, 1, 2, 2], None),  # and of 'd' there are none at all
+  ],
+)
+def test_few_shots_are_of_all_classes_that_are_asked_for(train_part, message):
+  spec = config_lib.evaluation(**SPLITS, kind='few_shot', shots=(1, 2))
+  train_labels, labels = np.array(train_part), np.array([0, 1, 2])
+  index = np.arange(len(train_labels))
+  args = spec, train_labels, index, labels, np.arange(3) + 90, tuple('abcd')
+  if message is None:
+    probes.check_examples(*args)
+    return
+  with pytest.raises(UserError, match=message):
+    probes.check_examples(*args)
+
+
+def test_what_is_not_finite_has_no_accuracy():
+  features = np.full((40, 4), np.nan, np.float32)
+  labels, index = np.arange(40) % 2, np.arange(40)
+  broken = embedded.Embedded(features, labels, index)
+  for fields in EVALS.values():
+    spec = config_lib.evaluation(**SPLITS | fields)
+    found = probes.measure(spec, broken, broken)
+    assert set(found) == set(probes.metric_names(spec))
+    assert found.pop('examples') == 40
+    assert np.isnan(list(found.values())).all()
+
+
+def test_the_metrics_have_the_names_that_are_told():
+  rng = np.random.default_rng(0)
+  train_part, test_part = (
+    embedded.Embedded(
+      rng.normal(size=(60, 4)).astype(np.float32),
+      np.arange(60) % 3,
+      np.arange(60),
+    )
+    for _ in range(2)
+  )
+  for fields in EVALS.values():
+    spec = config_lib.evaluation(**SPLITS | fields)
+    found = probes.measure(spec, train_part, test_part)
+    assert set(found) == set(probes.metric_names(spec))
+
+
+def test_a_probe_on_tfds_is_opened_by_its_key(tmp_path):
+  name = stand_in.write_tfds(tmp_path, train=30, test=6)
+  result = folder_config(tmp_path, (5,))
+  result.data.name, result.data.dir = name, str(tmp_path)
+  result.evals.few.split = 'test'
+  e = experiment_lib.build(result)
+  assert len(e.probe_sources['few']) == 30
+  assert set(e.splits) == {'train', 'evals.few', 'evals.few.train'}
+  assert isinstance(e.probe_sources['few'], data.Source)
+
+
+def test_a_probe_may_choose_the_best(tmp_path):
+  one = {'near': EVALS['near']}
+  best = config(one, checkpoint__best='near/knn_accuracy')
+  experiment_lib.check(best)
+  wrong = config(one, checkpoint__best='near/accuracy')
+  with pytest.raises(
+    UserError, match=r"best is 'near/a.*of near/knn_accuracy,"
+  ):
+    experiment_lib.check(wrong)
+  assert loop.run(best, str(tmp_path)).status == 0
+  found = {k: x['near/knn_accuracy'] for k, x in results(tmp_path).items()}
+  assert os.listdir(tmp_path / 'best') == [str(max(found, key=found.get))]

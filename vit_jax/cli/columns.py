@@ -1,0 +1,87 @@
+"""Tables on the disk: CSV, or Parquet where pyarrow is installed."""
+
+from collections.abc import Sequence
+import csv
+import importlib.util
+import json
+import os
+import pathlib
+from typing import Any
+
+from vit_jax.config import UserError
+from vit_jax.runs import workdir
+
+
+def check_path(flag: str, value: str, endings: Sequence[str]) -> pathlib.Path:
+  """Returns the path of a table that is to be written.
+
+  Args:
+    flag: That names it, as '--out'.
+    value: Of the flag.
+    endings: That the name may have, as '.csv'.
+
+  Raises:
+    UserError: It has another ending, its folder is not there or not to be
+      written to, it is one, or pyarrow is missing.
+  """
+  path = pathlib.Path(value)
+  if path.suffix not in endings:
+    raise UserError(
+      f'{flag}={path}: its name must end in {" or ".join(endings)}'
+    )
+  if not path.parent.is_dir():
+    raise UserError(f'{flag}={path}: there is no folder {path.parent}')
+  if path.is_dir():
+    raise UserError(f'{flag}={path} is a folder: name a file')
+  if not os.access(path.parent, os.W_OK | os.X_OK):
+    raise UserError(f'{flag}={path}: nothing can be written in {path.parent}')
+  if path.suffix == '.parquet' and not importlib.util.find_spec('pyarrow'):
+    raise UserError(
+      f'{flag}={path} needs pyarrow: run pip install pyarrow, or name a'
+      f' {endings[0]} file'
+    )
+  return path
+
+
+def write(path: pathlib.Path, columns: dict[str, list[Any]]) -> None:
+  """Writes columns of equal length.
+
+  Args:
+    path: Ends in .csv or .parquet.
+    columns: By name; lists within them become JSON in CSV. `file` has names of
+      files.
+
+  Raises:
+    UserError: It cannot be written; what was there before is intact.
+  """
+  write_as = _write_parquet if path.suffix == '.parquet' else _write_csv
+  with workdir.replacing_path(path) as temporary:
+    write_as(temporary, columns)
+
+
+def _write_parquet(path: pathlib.Path, columns: dict[str, list[Any]]) -> None:
+  import pyarrow as pa  # not among what we require
+  from pyarrow import parquet
+
+  # Its type is that also where all are None.
+  names = [as_text(name) for name in columns['file']]
+  file = pa.array(names, pa.string())
+  parquet.write_table(pa.table(columns | {'file': file}), path)
+
+
+def _write_csv(path: pathlib.Path, columns: dict[str, list[Any]]) -> None:
+  with open(path, 'w', newline='', errors='surrogateescape') as f:
+    writer = csv.writer(f, lineterminator='\n')
+    writer.writerow(columns)
+    for row in zip(*columns.values(), strict=True):
+      writer.writerow(
+        [json.dumps(x) if isinstance(x, list) else x for x in row]
+      )
+
+
+def as_text(name: str | None) -> str | None:
+  r"""Returns a file's name as proper text: bytes that are none become \xff."""
+  if name is None:
+    return None
+  data = name.encode('utf-8', 'surrogateescape')
+  return data.decode('utf-8', 'backslashreplace')

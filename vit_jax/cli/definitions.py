@@ -1,0 +1,231 @@
+"""Flags that several commands define, and how they are parsed."""
+
+import ast
+from collections.abc import Sequence
+import difflib
+import re
+from typing import Any
+from typing import TYPE_CHECKING
+
+from absl import flags
+from absl import logging
+from ml_collections import config_flags
+
+from vit_jax import config as config_lib
+from vit_jax.config import synonyms
+
+if TYPE_CHECKING:
+  from vit_jax import weights
+
+# `--help` shows the flags that are defined here as the command's own.
+flags.disclaim_key_flags()
+
+
+def define_config(
+  flag_values: flags.FlagValues = flags.FLAGS,
+) -> flags.FlagHolder:
+  """Defines `--config=FILE.py[:ARG]` and `--config.KEY=VALUE`."""
+  return config_flags.DEFINE_config_file(
+    'config',
+    None,
+    'Config file; what follows a colon is the argument of its get_config().'
+    ' --config.KEY=VALUE sets a key.',
+    flag_values,
+  )
+
+
+def define_from(flag_values: flags.FlagValues) -> None:
+  """Defines `--from=PATH`, and what `define_overrides` does."""
+  flags.DEFINE_string(
+    'from',
+    None,
+    'The model: a work directory, or what else `vit_jax.load` reads.',
+    flag_values=flag_values,
+  )
+  define_overrides(flag_values)
+
+
+def define_overrides(flag_values: flags.FlagValues) -> None:
+  """Defines `--step`, `--image_size` and `--model.KEY=VALUE`, for `load`."""
+  flags.DEFINE_string(
+    'step',
+    None,
+    'Which checkpoint of a work directory: its step, best or newest. Default:'
+    ' the best if there is one.',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_string(
+    'image_size',
+    None,
+    "The model's input in pixels, as 384 or 224x320 (height x width), where"
+    ' it is not to be its own.',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_multi_string(
+    'model',
+    [],
+    '--model.KEY=VALUE sets a field of the model, as --model.num_heads=3:'
+    ' what its file does not say.',
+    flag_values=flag_values,
+  )
+
+
+def load(
+  flag_values: flags.FlagValues,
+  path: str | None = None,
+  as_stored: bool = False,
+) -> 'weights.Loaded':
+  """Loads the model that the flags of `define_from` name.
+
+  Args:
+    flag_values: Parsed.
+    path: In place of `--from`.
+    as_stored: As `vit_jax.load` takes it.
+
+  Raises:
+    UserError: `--from` is missing, a flag does not fit, or `vit_jax.load` does
+      not read it.
+  """
+  path = path or flag_values['from'].value
+  if not path:
+    raise config_lib.UserError(
+      '--from is missing: name a model, as in --from=runs/digits'
+    )
+  overrides = _overrides(flag_values)
+  from vit_jax import weights  # after the flags, since they import jax
+  from vit_jax.weights import adapt
+
+  try:
+    loaded = weights.load(path, as_stored=as_stored, **overrides)
+  except (TypeError, ValueError) as e:
+    if isinstance(e, config_lib.UserError) or not overrides:
+      raise
+    given = ', '.join(f'{key}={value!r}' for key, value in overrides.items())
+    raise config_lib.UserError(
+      f'{path} with {given}: {config_lib.one_line(e)}'
+    ) from None
+  origin = loaded.origin
+  has_newer = origin.newest not in (None, origin.step)
+  hint = ' (--step=newest)' if has_newer and 'step' not in overrides else ''
+  logging.info('loaded %s%s', origin, hint)
+  if loaded.changes:
+    logging.info('%s', adapt.changes_table(loaded.changes))
+  return loaded
+
+
+def _overrides(flag_values: flags.FlagValues) -> dict[str, Any]:
+  """Returns the overrides for `weights.load`."""
+  overrides: dict[str, Any] = {}
+  if step := flag_values['step'].value:
+    overrides['step'] = step
+  for text in flag_values['model'].value or ():
+    key, has_value, value = text.partition('=')
+    if not key or not has_value:
+      raise config_lib.UserError(
+        f'--model.{key}: write --model.KEY=VALUE, as in --model.num_heads=3'
+      )
+    try:
+      overrides[key] = ast.literal_eval(value)
+    except (SyntaxError, ValueError):  # a word
+      overrides[key] = value
+  if size := flag_values['image_size'].value:
+    overrides['image_size'] = parse_size(size, '--image_size')
+  return overrides
+
+
+def parse_size(text: str, flag: str) -> int | tuple[int, int]:
+  """Returns `384` or `224x320`, which is (height, width), in pixels.
+
+  Raises:
+    UserError: It is neither; names the flag.
+  """
+  match = re.fullmatch(r'([1-9]\d{0,5})(?:x([1-9]\d{0,5}))?', text)
+  if match is None:
+    raise config_lib.UserError(
+      f'{flag}={text}: write a size in pixels, as 384 or 224x320 (height x'
+      ' width)'
+    )
+  return (int(match[1]), int(match[2])) if match[2] else int(match[1])
+
+
+def define_compile_cache(flag_values: flags.FlagValues = flags.FLAGS) -> None:
+  """Defines `--compile_cache`, for what computes; `run` heeds it."""
+  flags.DEFINE_string(
+    'compile_cache',
+    None,
+    "Where JAX keeps what it compiles, for the next process; '': nowhere."
+    ' Default: $JAX_COMPILATION_CACHE_DIR, else $VIT_JAX_CACHE/xla, which is'
+    ' ~/.cache/vit_jax/xla.',
+    flag_values=flag_values,
+  )
+
+
+def parse_flags(
+  argv: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS
+) -> list[str]:
+  """Parses absl's flags and returns what is left of argv.
+
+  Args:
+    argv: The command line, with the command's name.
+    flag_values: Where they are defined.
+
+  Raises:
+    UserError: A flag, a config file or a key does not exist or does not parse.
+  """
+  _check_config(argv)
+  if 'model' in flag_values:
+    argv = [re.sub(r'^--?model\.', '--model=', arg) for arg in argv]
+  if not flags.FLAGS.is_parsed():  # absl's logging and Grain read theirs
+    flags.FLAGS.mark_as_parsed()
+  try:
+    return flag_values(argv)
+  except flags.UnrecognizedFlagError as e:
+    raise _unknown_flag(e, flag_values) from None
+  except (flags.Error, TypeError, ValueError) as e:
+    raise config_lib.UserError(config_lib.one_line(e)) from None
+
+
+def config_path(argv: Sequence[str]) -> str | None:
+  """Returns the value of the last `--config` in argv, or None."""
+  path = None
+  for i, arg in enumerate(argv):
+    if match := re.fullmatch(r'--?config(?:=(.*))?', arg, re.DOTALL):
+      following = argv[i + 1] if i + 1 < len(argv) else ''
+      path = following if match[1] is None else match[1]
+  return path
+
+
+def _check_config(argv: Sequence[str]) -> None:
+  """Finds the mistakes that ml_collections would answer with a traceback."""
+  overrides = [
+    match[1]
+    for arg in argv
+    if (match := re.match(r'--?(?:no)?config\.([^=]+)', arg))
+  ]
+  path = config_path(argv)
+  if path is None and overrides:
+    raise config_lib.UserError(
+      f'--config.{overrides[0]} needs --config=FILE before it'
+    )
+  if path is not None:
+    config = config_lib.load(path)
+    known = dict(config_lib.flatten(config))
+    for key in overrides:
+      if key not in known:
+        raise config_lib.unknown_key(config, key)
+
+
+def _unknown_flag(
+  error: flags.UnrecognizedFlagError, flag_values: flags.FlagValues
+) -> config_lib.UserError:
+  """Returns the error for a flag that does not exist, with what was meant."""
+  name, hint = error.flagname, 'see --help'
+  near = difflib.get_close_matches(name, list(flag_values), n=1, cutoff=0.75)
+  known = dict(config_lib.flatten(config_lib.default()))
+  if near:
+    hint = f'did you mean --{near[0]}?'
+  elif 'config' in flag_values:
+    hint = synonyms.meant(name, known, '--config.') or hint
+  elif 'from' in flag_values and synonyms.is_checkpoint(name):
+    hint = 'the model is named by --from=PATH'
+  return config_lib.UserError(f'there is no flag --{name}: {hint}')

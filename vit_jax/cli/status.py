@@ -1,0 +1,116 @@
+"""How a command runs and ends: one-line errors and exit statuses."""
+
+from collections.abc import Callable
+import io
+import logging as python_logging
+import os
+import pathlib
+import signal
+import sys
+import traceback
+
+from absl import flags
+from absl import logging
+
+from vit_jax import config as config_lib
+from vit_jax.cli.definitions import parse_flags
+from vit_jax.parallel import memory
+from vit_jax.parallel import processes
+
+# `--help` shows the flags that are defined here as the command's own.
+flags.disclaim_key_flags()
+
+_ADVICE = (
+  'take fewer images at a time, as with --batch_size, a smaller image or model,'
+  ' or end other programs'
+)
+
+
+def run(
+  main: Callable[[list[str]], int | None],
+  doc: str,
+  flag_values: flags.FlagValues = flags.FLAGS,
+) -> None:
+  """Parses the flags, calls `main` with what is left of argv, and exits.
+
+  The status is what main returns (0 for None), or 1 after `error: ...` on
+  stderr for a user's mistake and for what the environment does not permit.
+  Other exceptions are bugs, and keep their traceback.
+
+  jax is not imported yet: a command does that in its `main`, after the flags.
+
+  Args:
+    main: The command.
+    doc: Its documentation, for `--help`.
+    flag_values: Its flags, where it keeps them apart from other commands'.
+  """
+  argv = sys.argv
+  if {'--help', '-h', '-help', '--helpfull'} & set(argv[1:]):
+    print(doc.strip(), flag_values.main_module_help(), sep='\n')
+    sys.exit(0)
+  _log_plainly()
+  if isinstance(sys.stdout, io.TextIOWrapper):  # files may have any name
+    sys.stdout.reconfigure(errors='surrogateescape')
+  try:
+    rest = parse_flags(argv, flag_values)
+    if 'compile_cache' in flag_values:
+      _keep_compiled(flag_values['compile_cache'].value)
+    status = main(rest) or 0
+    sys.stdout.flush()
+  except BrokenPipeError:  # who reads, as `head`, has seen enough
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    status = 128 + signal.SIGPIPE
+  except (config_lib.UserError, OSError) as e:
+    print(f'error: {config_lib.one_line(e)}', file=sys.stderr)
+    status = 1
+  except KeyboardInterrupt:  # before there is anything to save
+    status = 128 + signal.SIGINT
+  except Exception as e:
+    if (line := memory.told(e)) is None:  # a bug
+      traceback.print_exc()
+    else:
+      print(f'error: {line}: {_ADVICE}', file=sys.stderr)
+    status = 1
+  processes.leave(status)
+
+
+def _log_plainly() -> None:
+  """Shows our own messages as plain lines, and other packages' warnings."""
+  logging.use_absl_handler()
+  logging.set_verbosity(logging.INFO)
+  logging.set_stderrthreshold(logging.INFO)
+  handler = logging.get_absl_handler()
+  handler.setFormatter(python_logging.Formatter('%(message)s'))
+  python_logging.getLogger('jax').setLevel(python_logging.WARNING)
+
+
+def _keep_compiled(where: str | None) -> None:
+  """Lets JAX keep what it compiles; to be called before jax is imported.
+
+  Args:
+    where: Value of `--compile_cache`. Where it is not given and the default
+      cannot be written, nothing is kept.
+
+  Raises:
+    OSError: The given directory cannot be made.
+  """
+  if where == '':
+    os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'
+    return
+  # Many functions that are compiled in no time are slow, too.
+  os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
+  if where is not None:
+    if '://' not in where:  # else a bucket, which JAX reads itself
+      folder = pathlib.Path(os.path.expanduser(where)).absolute()
+      folder.mkdir(parents=True, exist_ok=True)
+      where = str(folder)
+    os.environ['JAX_COMPILATION_CACHE_DIR'] = where
+  elif 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
+    cache = os.environ.get('VIT_JAX_CACHE') or '~/.cache/vit_jax'
+    try:
+      folder = pathlib.Path(cache).expanduser().absolute() / 'xla'
+      folder.mkdir(parents=True, exist_ok=True)
+    except (OSError, RuntimeError):  # the home directory is not known
+      return
+    if os.access(folder, os.W_OK | os.X_OK):
+      os.environ['JAX_COMPILATION_CACHE_DIR'] = str(folder)

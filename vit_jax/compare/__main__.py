@@ -1,0 +1,214 @@
+"""Compares runs: their configs, their results and their curves.
+
+  python -m vit_jax.compare runs/digits runs/digits-2
+  python -m vit_jax.compare runs/* --group --out=seeds.png --x=epoch
+
+Tables show the keys of the configs that differ, what else differs (versions,
+commit, devices, data), and the results: the last value of each evaluation's
+metrics, the best one and its step, the last loss, the images per second
+(median) and the time. A run may be unfinished, or going on; the time is that
+from its first start to its last metrics, without the pauses between its starts;
+the useful time is that of its steps up to the last checkpoint. Files and
+folders that are no runs are left out, with a warning.
+
+--out is a picture (.png, .pdf or .svg) of all curves; --out='' draws none.
+
+--group takes runs whose configs differ in the seed alone together: tables show
+the mean and half of its 95% interval (Student's), curves the mean and a band
+from the least to the largest value. Of a group with finished runs, only these
+count.
+
+--format=json is one object: config and setting (of each key that differs, the
+values by the name of the run) and runs (of each its name, paths, states, count
+of runs that count, step, epoch, and metrics by their names: last, best and
+best_step; seconds, useful_seconds and images_per_second are among them). Where
+several runs count, last and best are means, with half of their intervals in
+last_interval and best_interval, which are null otherwise.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import datetime
+import json
+import math
+import pathlib
+import shutil
+import sys
+from typing import Any
+
+from absl import flags
+from absl import logging
+
+from vit_jax import cli
+from vit_jax.compare import comparison
+from vit_jax.runs import records
+
+FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
+_OUT = flags.DEFINE_string(
+  'out', 'compare.png', "The picture; '': none.", flag_values=FLAGS
+)
+_X = flags.DEFINE_enum(
+  'x',
+  'step',
+  ['step', 'epoch', 'examples', 'time'],
+  'What the curves are drawn over.',
+  flag_values=FLAGS,
+)
+_GROUP = flags.DEFINE_bool(
+  'group', False, 'Take runs with several seeds together.', flag_values=FLAGS
+)
+_FORMAT = flags.DEFINE_enum(
+  'format', 'table', ['table', 'json'], 'Of stdout.', flag_values=FLAGS
+)
+
+_LONGEST = 40  # letters of a value that are shown
+_ABSENT = '-'
+
+
+def main(argv: list[str]) -> None:
+  """Compares, prints the tables and draws the picture."""
+  from vit_jax.plots import curves
+
+  out = pathlib.Path(_OUT.value) if _OUT.value else None
+  if out is not None:
+    curves.check(out)
+  columns = comparison.read(argv[1:], _GROUP.value)
+  config = comparison.differences(columns, lambda run: run.config)
+  setting = comparison.differences(columns, comparison.setting)
+  reports = [comparison.report(column) for column in columns]
+  if _FORMAT.value == 'json':
+    print(json.dumps({'config': config, 'setting': setting, 'runs': reports}))
+  else:
+    names = [column.name for column in columns]
+    for title, values in (('config', config), ('setting', setting)):
+      _print_table(title, names, _difference_rows(names, values))
+    _print_table('results', names, _result_rows(reports))
+  if out is not None and any(run.curves for c in columns for run in c.runs):
+    x_label, panels = comparison.lines(columns, _X.value)
+    names = [column.name for column in columns]
+    curves.draw(panels, names, out, x_label=x_label, smooth=(comparison.LOSS,))
+    logging.info('the curves are in %s', out)
+
+
+def _difference_rows(
+  names: Sequence[str], values: Mapping[str, Mapping[str, list[Any]]]
+) -> list[list[str]]:
+  rows = []
+  for key, by_name in values.items():
+    shown = {
+      name: ', '.join(x if isinstance(x, str) and x else repr(x) for x in found)
+      for name, found in by_name.items()
+    }
+    texts = [shown.get(name) for name in names]
+    rows.append([key, *_cut(texts)])
+  return rows
+
+
+def _cut(texts: Sequence[str | None]) -> list[str]:
+  """Shortens texts to where they begin to differ."""
+  known = {text for text in texts if text is not None}
+  start = 0
+  if max(map(len, known)) > _LONGEST and len(known) > 1:
+    start = max(0, len(records.common_start(list(known))) - 8)
+  return [
+    _ABSENT if text is None else _shortened(text, start) for text in texts
+  ]
+
+
+def _shortened(text: str, start: int) -> str:
+  text = '...' + text[start:] if start > 3 else text
+  return text if len(text) <= _LONGEST else text[: _LONGEST - 3] + '...'
+
+
+def _result_rows(reports: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+  """Returns a row for each result, with a cell for each run."""
+  rows = [
+    ['state', *(_show_states(r['states']) for r in reports)],
+    ['step', *(_show(r['step']) for r in reports)],
+    ['epoch', *(_show(r['epoch']) for r in reports)],
+  ]
+  names = {name for r in reports for name in r['metrics'] if '/' in name}
+  for name in sorted(names):
+    is_count = name.endswith('/examples')
+    if not is_count or not _is_same(reports, name):
+      rows.append([name, *(_show_mean(r, name, 'last') for r in reports)])
+    if not is_count and records.is_evaluation(name):
+      rows.append(['  best', *(_show_mean(r, name, 'best') for r in reports)])
+  speeds = [_show_mean(r, 'images_per_second', 'last') for r in reports]
+  rows.append(['images/s', *speeds])
+  for title, name in (('time', 'seconds'), ('useful time', 'useful_seconds')):
+    times = [_show_time(r['metrics'].get(name)) for r in reports]
+    if set(times) != {_ABSENT}:
+      rows.append([title, *times])
+  return rows
+
+
+def _is_same(reports: Sequence[Mapping[str, Any]], name: str) -> bool:
+  found = [r['metrics'][name]['last'] for r in reports if name in r['metrics']]
+  return len(set(found)) == 1
+
+
+def _show_states(states: Sequence[str]) -> str:
+  if len(states) == 1:
+    return states[0]
+  counts = {state: states.count(state) for state in sorted(set(states))}
+  return ', '.join(f'{count} {state}' for state, count in counts.items())
+
+
+def _show(value: float | None) -> str:
+  from vit_jax.runs import (
+    reporting,  # after the flags: it imports TensorBoard's
+  )
+
+  return _ABSENT if value is None else reporting.text(value)
+
+
+def _show_mean(report: Mapping[str, Any], name: str, which: str) -> str:
+  found = report['metrics'].get(name)
+  if found is None:
+    return _ABSENT
+  if found[which] is None:
+    return 'nan'
+  text = _show(found[which])
+  half = found[f'{which}_interval']
+  if half is not None:
+    return f'{text} ± {half:.0f}' if half > 10 else f'{text} ± {half:.2g}'
+  step = found.get('best_step') if which == 'best' else None
+  return text if step is None else f'{text} (step {step})'
+
+
+def _show_time(measured: Mapping[str, Any] | None) -> str:
+  if measured is None:
+    return _ABSENT
+  return str(datetime.timedelta(seconds=round(measured['last'])))
+
+
+def _print_table(
+  title: str, names: Sequence[str], rows: Sequence[Sequence[str]]
+) -> None:
+  """Prints a table; on a terminal in parts that fit on it."""
+  if not rows:
+    print(f'{title}: no differences\n')
+    return
+  table = [[title, *names], *rows]
+  widths = [max(map(len, cells)) for cells in zip(*table, strict=True)]
+  room = math.inf
+  if sys.stdout.isatty():
+    room = shutil.get_terminal_size().columns
+  first = 1
+  while first < len(widths):
+    end, used = first + 1, widths[0] + 2 + widths[first]
+    while end < len(widths) and used + 2 + widths[end] <= room:
+      used += 2 + widths[end]
+      end += 1
+    for line in table:
+      chosen = [line[0], *line[first:end]]
+      sizes = [widths[0], *widths[first:end]]
+      cells = [f'{x:{n}}' for x, n in zip(chosen, sizes, strict=True)]
+      print('  '.join(cells).rstrip())
+    print()
+    first = end
+
+
+if __name__ == '__main__':
+  cli.run(main, __doc__, FLAGS)

@@ -1,0 +1,290 @@
+"""What two or more runs have in common, and what not: read without JAX."""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import json
+import math
+import pathlib
+import statistics
+from typing import Any
+from typing import TYPE_CHECKING
+
+from absl import logging
+
+from vit_jax import config as config_lib
+from vit_jax.config import UserError
+from vit_jax.runs import records
+
+if TYPE_CHECKING:
+  from vit_jax.plots import curves
+
+LOSS = 'train/loss'
+
+
+@dataclasses.dataclass(frozen=True)
+class Column:
+  """A run; or, with --group, runs whose configs differ in the seed alone.
+
+  Attributes:
+    name: Tells it from the others.
+    runs: All of them.
+  """
+
+  name: str
+  runs: Sequence[records.Record]
+
+  @property
+  def counted(self) -> Sequence[records.Record]:
+    """The finished runs; all where none has finished."""
+    return [run for run in self.runs if run.state == 'finished'] or self.runs
+
+
+def read(paths: Sequence[str], group: bool = False) -> list[Column]:
+  """Reads the runs to compare.
+
+  Args:
+    paths: Their work directories. A path that exists but holds no run is
+      skipped with a warning: a shell's pattern matches more than runs.
+    group: Whether to take those together that differ in the seed alone.
+
+  Raises:
+    UserError: There are too few of them, or one cannot be read.
+  """
+  resolved = [pathlib.Path(path).resolve() for path in paths]
+  twice = [path for path in resolved if resolved.count(path) > 1]
+  if twice:
+    raise UserError(f'{twice[0]} is given twice')
+  if len(paths) < 2:
+    raise UserError(
+      'name two or more work directories, as in runs/digits runs/digits-2'
+    )
+  resolved = _without_others(resolved)
+  runs = [records.read(path) for path in resolved]
+  for run in runs:
+    if not run.curves:
+      logging.warning('%s has no metrics yet', run.path)
+  named = list(zip(records.short_names(resolved), runs, strict=True))
+  if not group:
+    return [Column(name, [run]) for name, run in named]
+  groups: dict[str, list[tuple[str, records.Record]]] = {}
+  for name, run in named:
+    rest = {key: value for key, value in run.config.items() if key != 'seed'}
+    groups.setdefault(json.dumps(rest, sort_keys=True), []).append((name, run))
+  return _columns(list(groups.values()))
+
+
+def _without_others(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
+  """Returns paths without those of files and folders that are no runs.
+
+  Raises:
+    UserError: One run is left, or none.
+  """
+  others = [x for x in paths if x.exists() and not records.is_run(x)]
+  left = [path for path in paths if path not in others]
+  if others and len(left) < 2:
+    names = config_lib.some([str(x) for x in others])
+    raise UserError(
+      f'{len(left)} of these is the work directory of a run, and it takes two'
+      f' to compare: there is no config.json, or no run.json, in {names}'
+    )
+  for path in others:
+    logging.warning('warning: %s is left out: it is no run', path)
+  return left
+
+
+def _columns(
+  groups: Sequence[Sequence[tuple[str, records.Record]]],
+) -> list[Column]:
+  """Names groups by what the names of their runs begin with."""
+  names = [
+    records.common_start([name for name, _ in group]).rstrip('-_/.=')
+    for group in groups
+  ]
+  columns = []
+  for short, group in zip(names, groups, strict=True):
+    members, runs = zip(*group, strict=True)
+    is_clear = len(group) == 1 or (short and names.count(short) == 1)
+    name = short if is_clear else config_lib.some(members, 2)
+    columns.append(Column(members[0] if len(group) == 1 else name, runs))
+    seeds = [run.config.get('seed') for run in runs]
+    if len(set(seeds)) < len(seeds):
+      logging.warning(
+        'warning: %s: some have the same seed (%s): they are not independent,'
+        ' and the interval is too narrow',
+        *(config_lib.some(members), config_lib.some(list(map(str, seeds)))),
+      )
+  return columns
+
+
+def setting(run: records.Record) -> dict[str, str]:
+  """Returns what the newest start of a run ran on."""
+  if not run.starts:
+    return {}
+  start = run.starts[-1]
+  return records.setting(start) | {'host': start.get('host', '-')}
+
+
+def differences(
+  columns: Sequence[Column],
+  values_of: Callable[[records.Record], Mapping[str, Any]],
+) -> dict[str, dict[str, list[Any]]]:
+  """Returns what differs between runs.
+
+  Args:
+    columns: With at least one run each.
+    values_of: Of a run, by their keys.
+
+  Returns:
+    Of each key that differs: the different values of each column that has it.
+    A key that is not there is as one that is not set.
+  """
+  tables = {c.name: [values_of(run) for run in c.runs] for c in columns}
+  every = [values for table in tables.values() for values in table]
+  keys = sorted({key for values in every for key in values})
+  found = {}
+  for key in keys:
+    if all(values.get(key) == every[0].get(key) for values in every):
+      continue
+    found[key] = {
+      name: _distinct(values[key] for values in table if key in values)
+      for name, table in tables.items()
+      if any(key in values for values in table)
+    }
+  return found
+
+
+def _distinct(values: Iterable[Any]) -> list[Any]:
+  found: list[Any] = []
+  for value in values:
+    if value not in found:
+      found.append(value)
+  return found
+
+
+def report(column: Column) -> dict[str, Any]:
+  """Returns the results of a run or a group, as --format=json has them."""
+  runs = column.counted
+  points = [run.last for run in runs]
+  last = max((p for p in points if p is not None), default=None)
+  names = {name for run in runs for name in run.curves}
+  metrics = {
+    name: _of_metric(runs, name)
+    for name in sorted(names)
+    if name == LOSS or records.is_evaluation(name)
+  }
+  others = {
+    'images_per_second': [_speed(run) for run in runs],
+    'seconds': [p and p.seconds for p in points],
+    'useful_seconds': [run.final('train/useful_seconds') for run in runs],
+  }
+  for name, values in others.items():
+    if any(x is not None for x in values):
+      metrics[name] = _mean('last', values)
+  return {
+    'name': column.name,
+    'paths': [str(run.path) for run in column.runs],
+    'states': [run.state for run in column.runs],
+    'count': len(runs),
+    'step': last and last.step,
+    'epoch': last and last.epoch,
+    'metrics': metrics,
+  }
+
+
+def _of_metric(runs: Sequence[records.Record], name: str) -> dict[str, Any]:
+  found = _mean('last', [run.final(name) for run in runs])
+  if records.is_evaluation(name):
+    best = [run.best(name) for run in runs]
+    found |= _mean('best', [p and p.value for p in best])
+    found['best_step'] = best[0].step if len(runs) == 1 and best[0] else None
+  return found
+
+
+def _speed(run: records.Record) -> float | None:
+  values = [p.value for p in run.curves.get('train/images_per_second', ())]
+  return statistics.median(values) if values else None
+
+
+def _mean(name: str, values: Sequence[float | None]) -> dict[str, float | None]:
+  """Returns a mean and half its interval; None where they are not known."""
+  known = [x for x in values if x is not None]
+  mean, half = (known[0], math.nan) if len(known) == 1 else (math.nan, math.nan)
+  if len(known) > 1:
+    from vit_jax.evaluation import intervals  # SciPy takes its time
+
+    mean, half = intervals.mean_interval(known)
+  return {name: _number(mean), f'{name}_interval': _number(half)}
+
+
+def _number(x: float) -> float | None:
+  return x if math.isfinite(x) else None
+
+
+def lines(
+  columns: Sequence[Column], x: str
+) -> tuple[str, dict[str, 'dict[str, curves.Line]']]:
+  """Returns the label of the x axis, and the lines of each metric's panel.
+
+  Args:
+    columns: Some with metrics.
+    x: A value of --x.
+  """
+  ends = [run.last.seconds for c in columns for run in c.runs if run.last]
+  unit, scale = _unit(max(ends)) if x == 'time' else ('', 1.0)
+  names = {name for c in columns for run in c.counted for name in run.curves}
+  shown = [n for n in (LOSS, 'train/learning_rate') if n in names]
+  shown += sorted(
+    n for n in names if records.is_evaluation(n) and not n.endswith('/examples')
+  )
+  panels = {}
+  for name in shown:
+    found = {c.name: _line(c.counted, name, x, scale) for c in columns}
+    panels[name] = {k: line for k, line in found.items() if line is not None}
+  return {'time': f'time ({unit})'}.get(x, x), panels
+
+
+def _unit(seconds: float) -> tuple[str, float]:
+  for unit, scale in (('hours', 3600.0), ('minutes', 60.0)):
+    if seconds > 2 * scale:
+      return unit, scale
+  return 'seconds', 1.0
+
+
+def _line(
+  runs: Sequence[records.Record], name: str, x: str, scale: float
+) -> 'curves.Line | None':
+  """Returns a metric's line over the steps that all runs have; None: none."""
+  import numpy as np
+
+  from vit_jax.plots import curves
+
+  tables = [{p.step: p for p in run.curves.get(name, ())} for run in runs]
+  steps = sorted(set.intersection(*map(set, tables)))
+  if not steps:
+    return None
+  points = [[table[step] for step in steps] for table in tables]
+  at = np.mean(
+    [
+      [_x(p, x, run) / scale for p in row]
+      for row, run in zip(points, runs, strict=True)
+    ],
+    axis=0,
+  )
+  values = np.array([[p.value for p in row] for row in points])  # [runs, N]
+  if len(runs) == 1:
+    return curves.Line(at, values[0])
+  low, high = values.min(axis=0), values.max(axis=0)
+  return curves.Line(at, values.mean(axis=0), low, high)
+
+
+def _x(point: records.Point, x: str, run: records.Record) -> float:
+  if x == 'examples':
+    return point.step * run.config.get('train.batch_size', math.nan)
+  return {
+    'step': point.step,
+    'epoch': point.epoch,
+    'time': point.seconds,
+  }[x]

@@ -1,0 +1,38 @@
+"""The config of an experiment: defaults, durations, checks, errors, recipes.
+
+`default()` has every key with its default and a comment; `load()` reads a file
+of `configs/`. Nothing here imports jax.
+"""
+
+from vit_jax.config.checks import at_least as at_least
+from vit_jax.config.checks import check as check
+from vit_jax.config.checks import check_numbers as check_numbers
+from vit_jax.config.checks import MOST_PIXELS as MOST_PIXELS
+from vit_jax.config.checks import normalization as normalization
+from vit_jax.config.checks import one_of as one_of
+from vit_jax.config.checks import pair as pair
+from vit_jax.config.defaults import default as default
+from vit_jax.config.defaults import evaluation as evaluation
+from vit_jax.config.defaults import no_argument as no_argument
+from vit_jax.config.durations import is_due as is_due
+from vit_jax.config.durations import num_steps as num_steps
+from vit_jax.config.durations import parse_duration as parse_duration
+from vit_jax.config.durations import period as period
+from vit_jax.config.errors import one_line as one_line
+from vit_jax.config.errors import some as some
+from vit_jax.config.errors import UserError as UserError
+from vit_jax.config.files import call_file as call_file
+from vit_jax.config.files import file_name as file_name
+from vit_jax.config.files import load as load
+from vit_jax.config.keys import differences as differences
+from vit_jax.config.keys import fill as fill
+from vit_jax.config.keys import flatten as flatten
+from vit_jax.config.keys import from_dict as from_dict
+from vit_jax.config.keys import INIT_FROM as INIT_FROM
+from vit_jax.config.keys import set_value as set_value
+from vit_jax.config.keys import to_dict as to_dict
+from vit_jax.config.keys import unknown_key as unknown_key
+from vit_jax.config.microbatches import accumulation as accumulation
+from vit_jax.config.microbatches import AUTO as AUTO
+from vit_jax.config.microbatches import in_parts as in_parts
+from vit_jax.config.microbatches import num_parts as num_parts

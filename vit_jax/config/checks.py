@@ -1,0 +1,168 @@
+"""Keys, types, lengths of time, and what concerns the run as a whole."""
+
+import math
+import reprlib
+
+import ml_collections
+
+from vit_jax.config.defaults import default
+from vit_jax.config.defaults import evaluation
+from vit_jax.config.durations import parse_duration
+from vit_jax.config.errors import UserError
+from vit_jax.config.keys import check_set
+from vit_jax.config.keys import flatten
+from vit_jax.config.keys import unknown_key
+from vit_jax.config.microbatches import accumulation
+from vit_jax.config.microbatches import AUTO
+
+MOST_PIXELS = 2**16  # a side of an image
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Checks keys, types and lengths of time.
+
+  Raises:
+    UserError: Something does not fit; one line says what and where.
+  """
+  known = dict(flatten(default()))
+  for name, spec in config.evals.items():
+    made = isinstance(spec, ml_collections.ConfigDict)
+    if not made or not set(evaluation()) <= set(spec):
+      raise UserError(
+        f'config.evals.{name} must be made by config.evaluation(split, every)'
+      )
+    known |= {f'evals.{name}.{key}': '' for key in evaluation()}
+  for key, value in flatten(config):
+    if key not in known:
+      raise unknown_key(default(), key)
+    check_set(key, value)
+  lengths = ['train.duration', 'train.log_every', 'train.patience']
+  lengths += ['optim.warmup']
+  lengths += ['optim.cooldown', 'optim.timescale']
+  lengths += ['checkpoint.every', 'checkpoint.keep_every']
+  lengths += [f'evals.{name}.every' for name in config.evals]
+  values = dict(flatten(config))
+  for key in lengths:
+    _check_length(key, values[key])
+  _check_run(config)
+
+
+def _check_length(key: str, text: str) -> None:
+  optional = ('evals.', 'checkpoint.', 'train.patience')
+  if not text and key.startswith(optional):
+    return
+  try:
+    amount, _ = parse_duration(text)
+  except UserError as e:
+    raise UserError(f'config.{key}: {e}') from None
+  if not amount and key not in ('optim.warmup', 'optim.cooldown'):
+    raise UserError(f'config.{key} is {text!r}: it must be more than 0')
+
+
+def _check_run(config: ml_collections.ConfigDict) -> None:
+  train = config.train
+  at_least(config, 'seed', 0)
+  if config.seed >= 2**32:
+    raise UserError(f'config.seed is {config.seed}: it must be below 2**32')
+  at_least(config, 'train.batch_size', 1)
+  parts = train.accumulation
+  if parts != AUTO and (type(parts) is not int or parts < 1):
+    raise UserError(
+      f'config.train.accumulation is {parts!r}: write a number of parts, at'
+      f' least 1, or {AUTO!r}'
+    )
+  at_least(config, 'train.steps_per_call', 1)
+  at_least(config, 'train.max_skipped_in_a_row', 1)
+  at_least(config, 'train.stall_timeout', 0)
+  at_least(config, 'checkpoint.keep', 2)
+  if train.batch_size % accumulation(config):
+    raise UserError(
+      f'config.train.batch_size={train.batch_size} does not divide into'
+      f' config.train.accumulation={train.accumulation} equal parts: change'
+      ' one of them'
+    )
+  one_of(config, 'train.dtype', ('float32', 'bfloat16'))
+  one_of(config, 'train.rng', ('threefry', 'rbg'))
+  if not 0 <= train.ema_decay < 1:
+    raise UserError(
+      f'config.train.ema_decay is {train.ema_decay}: it must be in [0, 1)'
+    )
+  if train.ema_warmup and not train.ema_decay:
+    raise UserError(
+      'config.train.ema_warmup is True, but config.train.ema_decay is 0, so'
+      ' that no average is kept: set --config.train.ema_decay=0.9999, or so'
+    )
+  best = config.checkpoint.best
+  names = [name for name, spec in config.evals.items() if spec.split]
+  if best and best.split('/')[0] not in names:
+    raise UserError(
+      f'config.checkpoint.best is {best!r}, but no such evaluation runs:'
+      f' {", ".join(names) or "all splits in config.evals are empty"}. Set a'
+      " split, or --config.checkpoint.best=''"
+    )
+  if train.patience and not best:
+    raise UserError(
+      f'config.train.patience is {train.patience!r}, but config.checkpoint.best'
+      ' is empty, so that there is no metric to watch: set it, as in'
+      f' --config.checkpoint.best={next(iter(names), "val")}/accuracy'
+    )
+  if train.patience and not config.evals[best.split('/')[0]].every:
+    raise UserError(
+      f'config.train.patience is {train.patience!r}, but'
+      f' config.evals.{best.split("/")[0]}.every is empty, so that {best} is'
+      " measured at the end alone: set it, as to '1 epochs'"
+    )
+
+
+def normalization(
+  config: ml_collections.ConfigDict,
+) -> tuple[tuple[float, ...], tuple[float, ...]]:
+  """Returns mean and std of pixels in [0, 1]; 0.5 where they are left open."""
+  return tuple(config.data.mean) or (0.5,), tuple(config.data.std) or (0.5,)
+
+
+def at_least(
+  config: ml_collections.ConfigDict, key: str, minimum: float
+) -> None:
+  """Raises a UserError where `config.<key>` is set and less than `minimum`."""
+  value = dict(flatten(config))[key]
+  if value is not None and not minimum <= value < math.inf:
+    raise UserError(f'config.{key} is {value}: it must be at least {minimum}')
+
+
+def check_numbers(config: ml_collections.ConfigDict, key: str) -> None:
+  """Raises a UserError where `config.<key>` is no tuple of finite numbers."""
+  value = dict(flatten(config))[key]
+  if not all(isinstance(x, int | float) and math.isfinite(x) for x in value):
+    raise UserError(f'config.{key} is {value}: it must hold numbers alone')
+
+
+def one_of(
+  config: ml_collections.ConfigDict, key: str, choices: tuple[str, ...]
+) -> None:
+  """Raises a UserError where `config.<key>` is none of `choices`."""
+  value = dict(flatten(config))[key]
+  if value not in choices:
+    raise UserError(
+      f'config.{key} is {value!r}: choose one of {", ".join(choices)}'
+    )
+
+
+def pair(value: int | tuple[int, int], key: str) -> tuple[int, int]:
+  """Returns `32` or `(24, 32)` as (height, width), in pixels.
+
+  Raises:
+    UserError: It is neither, or not positive.
+  """
+  hw = (value, value) if isinstance(value, int) else value
+  good = isinstance(hw, tuple | list) and len(hw) == 2
+  if not good or not all(type(x) is int and x > 0 for x in hw):
+    raise UserError(
+      f'config.{key} is {reprlib.repr(value)}: write one positive number, or'
+      ' (height, width)'
+    )
+  if max(hw) > MOST_PIXELS:
+    raise UserError(
+      f'config.{key} is {value}: too large, at most {MOST_PIXELS:,} a side'
+    )
+  return hw[0], hw[1]

@@ -1,0 +1,91 @@
+"""Config files: `configs/x.py` defines `get_config(arg='')`."""
+
+from collections.abc import Mapping
+import importlib.util
+import os
+import pathlib
+import re
+import traceback
+from typing import Any
+
+import ml_collections
+
+from vit_jax.config.defaults import default
+from vit_jax.config.errors import one_line
+from vit_jax.config.errors import UserError
+from vit_jax.config.keys import set_value
+from vit_jax.config.keys import unknown_key
+
+
+def load(
+  path: str | pathlib.Path, overrides: Mapping[str, Any] | None = None
+) -> ml_collections.ConfigDict:
+  """Returns the config of a file, as `--config=FILE.py[:ARG]` does.
+
+  Args:
+    path: `FILE.py`, or `FILE.py:ARG`, where ARG goes to its `get_config`.
+    overrides: Values by dotted key, as `{'train.duration': '3 epochs'}`.
+
+  Raises:
+    UserError: There is no such file or key, or the file fails; names the line
+      that did.
+  """
+  config = call_file(str(path), 'config', 'configs/')
+  if not isinstance(config, ml_collections.ConfigDict):
+    file = str(path).split(':', 1)[0]
+    raise UserError(f'{file}: get_config() must return a ConfigDict')
+  for key, value in (overrides or {}).items():
+    set_value(config, key, value)
+  return config
+
+
+def file_name(path: str) -> str:
+  """Returns the name of a config file, `digits` of 'configs/digits.py:ARG'."""
+  return os.path.splitext(os.path.basename(path.split(':', 1)[0]))[0]
+
+
+def call_file(path: str, what: str, folder: str) -> Any:
+  """Returns what `get_<what>()` of a Python file returns.
+
+  Args:
+    path: `FILE.py`, or `FILE.py:ARG`, of which it gets the argument.
+    what: Name of the flag that holds the path, too.
+    folder: Where those are that come with vit_jax.
+
+  Raises:
+    UserError: There is no such file, or it fails; names the line that did.
+  """
+  path, *args = path.split(':', 1)
+  if not os.path.isfile(path):
+    raise UserError(
+      f'--{what}={path}: there is no such file; those that come with vit_jax'
+      f' are in {folder}'
+    )
+  spec = importlib.util.spec_from_file_location(f'vit_jax_{what}_file', path)
+  if spec is None or spec.loader is None:
+    raise UserError(f'--{what}={path}: it must be a Python file')
+  module = importlib.util.module_from_spec(spec)
+  try:
+    spec.loader.exec_module(module)
+    if not hasattr(module, f'get_{what}'):
+      raise UserError(f'it has no get_{what}()')
+    return getattr(module, f'get_{what}')(*args)
+  except UserError as e:
+    raise UserError(f'{path}: {e}') from None
+  except Exception as e:  # whatever the user's file does
+    raise UserError(_where(path, e)) from None
+
+
+def _where(path: str, error: Exception) -> str:
+  """Names the line of a user's file that an exception comes from."""
+  lines = [
+    frame.lineno
+    for frame in traceback.extract_tb(error.__traceback__)
+    if os.path.realpath(frame.filename) == os.path.realpath(path)
+  ]
+  if isinstance(error, SyntaxError):
+    lines = [error.lineno]
+  where = f'{path}, line {lines[-1]}' if lines else path
+  if match := re.search(r'Key "(\w+)" does not exist', str(error)):
+    return f'{where}: {unknown_key(default(), match[1])}'
+  return f'{where}: {type(error).__name__}: {one_line(error)}'

@@ -1,0 +1,166 @@
+"""Reading, writing and comparing configs key by key."""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+import functools
+import json
+import re
+from typing import Any
+
+import ml_collections
+
+from vit_jax.config import synonyms
+from vit_jax.config.defaults import default
+from vit_jax.config.defaults import evaluation
+from vit_jax.config.errors import one_line
+from vit_jax.config.errors import UserError
+from vit_jax.config.microbatches import AUTO
+from vit_jax.config.microbatches import in_parts
+
+# Keys that may change between a run and its resumption: cadence, what decides
+# how the work is done but not its result (but for the order of sums), what to
+# do about a bad step, and which damaged images are left out.
+RESUMABLE_KEYS = (
+  r'train\.(log_every|skip_nonfinite|max_skipped_in_a_row|stall_timeout)'
+  r'|train\.(accumulation|patience)'
+  r'|checkpoint\..*|evals\..*|data\.(dir|num_workers|num_threads|cache'
+  r'|skip_damaged)'
+  r'|mesh\..*|model\.(scan|remat|attention_implementation)'
+  r'|train\.steps_per_call'
+)
+
+# A model's name: that which init_from.path holds.
+INIT_FROM = 'init_from'
+
+
+def flatten(
+  config: Mapping[str, Any], prefix: str = ''
+) -> Iterator[tuple[str, Any]]:
+  """Yields each leaf as `('model.depth', 12)`, in order of the keys."""
+  for key in sorted(config):
+    value = config[key]
+    if isinstance(value, Mapping | ml_collections.ConfigDict):
+      yield from flatten(value, f'{prefix}{key}.')
+    else:
+      yield prefix + key, value
+
+
+def to_dict(config: ml_collections.ConfigDict) -> dict[str, Any]:
+  """Returns what config.json holds: lists for tuples, None for the unset."""
+  return json.loads(json.dumps(config.to_dict()))
+
+
+def from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
+  """Returns the config that `to_dict` took apart, typed as in `default()`.
+
+  Raises:
+    UserError: It has keys that this version does not know.
+  """
+  config = default()
+  if not all(
+    isinstance(value, Mapping) for value in (stored, stored.get('evals', {}))
+  ):
+    raise UserError('config.json holds something else than a config')
+  for name in stored.get('evals', {}):
+    if name not in config.evals:
+      config.evals[name] = evaluation()
+  for key, value in flatten(stored):
+    set_value(config, key, _tuples(value))
+  return config
+
+
+def _tuples(value: Any) -> Any:
+  return tuple(map(_tuples, value)) if isinstance(value, list) else value
+
+
+def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
+  """Sets one leaf by its dotted key.
+
+  Raises:
+    UserError: There is no such key, or the value has another type.
+  """
+  *parents, leaf = key.split('.')
+  node = config
+  try:
+    for parent in parents:
+      node = node[parent]
+    with node.ignore_type() if value is None else node.unlocked():
+      if leaf not in node:
+        raise KeyError(leaf)
+      check_set(key, value)
+      node[leaf] = value
+  except (KeyError, AttributeError):
+    raise unknown_key(config, key) from None
+  except TypeError as e:
+    raise UserError(f'config.{key}: {one_line(e)}') from None
+
+
+@functools.cache
+def _optional_keys() -> frozenset[str]:
+  return frozenset(key for key, x in flatten(default()) if x is None)
+
+
+def check_set(key: str, value: Any) -> None:
+  """Raises a UserError where a key that must have a value has none."""
+  if value is None and key not in _optional_keys():
+    raise UserError(f'config.{key} is None: it must have a value')
+
+
+def unknown_key(config: ml_collections.ConfigDict, key: str) -> UserError:
+  """Returns the error for a key that does not exist, with what was meant."""
+  meant = synonyms.meant(key, [name for name, _ in flatten(config)])
+  hint = meant or 'all keys are in vit_jax/config/defaults.py'
+  return UserError(f'config has no key {key!r}: {hint}')
+
+
+def fill(
+  config: ml_collections.ConfigDict, stored: ml_collections.ConfigDict
+) -> ml_collections.ConfigDict:
+  """Returns a config in which a run's own decides what is left open.
+
+  Open are what the data and the checkpoint of init_from decide: the number of
+  classes and of their images, bits and what percentiles of intensities come
+  to, mean, std and interpolation, and the model where its name is 'init_from'.
+
+  Args:
+    config: Of the resumed run.
+    stored: As the run began, with nothing open.
+  """
+  config = config.copy_and_resolve_references()
+  open_keys = ['num_classes'] if config.model.num_classes is None else []
+  if config.model.name == INIT_FROM:
+    open_keys += [key for key, value in config.model.items() if value is None]
+    config.model.name = stored.model.name
+  for key in open_keys:
+    set_value(config, f'model.{key}', stored.model[key])
+  if config.data.bits is None:
+    set_value(config, 'data.bits', stored.data.bits)
+  for key in ('mean', 'std', 'intensity_window', 'interpolation'):
+    config.data[key] = config.data[key] or stored.data[key]
+  if config.train.accumulation == AUTO:
+    config = in_parts(config, stored.train.accumulation)
+  if config.objective.class_counts is None:
+    counts = stored.objective.class_counts
+    set_value(config, 'objective.class_counts', counts)
+  return config
+
+
+def differences(
+  old: ml_collections.ConfigDict,
+  new: ml_collections.ConfigDict,
+  resumable: bool = False,
+) -> list[str]:
+  """Lists keys that differ, as 'key: old -> new'.
+
+  Args:
+    old: As the run began.
+    new: As it is to be resumed.
+    resumable: Whether to list the keys that it may change, or the others.
+  """
+  before, after = (dict(flatten(to_dict(config))) for config in (old, new))
+  return [
+    f'{key}: {before.get(key)!r} -> {after.get(key)!r}'
+    for key in sorted(before.keys() | after.keys())
+    if before.get(key) != after.get(key)
+    and bool(re.fullmatch(RESUMABLE_KEYS, key)) == resumable
+  ]

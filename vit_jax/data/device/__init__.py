@@ -1,0 +1,1 @@
+"""What happens to batches on the devices: crops, colours, mixing."""

@@ -1,0 +1,68 @@
+"""Random erasing (arXiv:1708.04896): a rectangle becomes noise."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.data.host.geometry import Size
+from vit_jax.data.host.geometry import TRIES
+
+# What the key of an image is used for.
+_BOX, _NOISE = range(2)
+
+
+def erase(
+  images: jax.Array,
+  keys: jax.Array,
+  probability: float,
+  area: tuple[float, float],
+  ratio: tuple[float, float],
+) -> jax.Array:
+  """Makes a rectangle of some images normal noise, as timm's mode 'pixel'.
+
+  Args:
+    images: float32 [B, H, W, C], normalised.
+    keys: [B].
+    probability: That an image has one.
+    area: Least and greatest, as a fraction of the image; drawn uniformly.
+    ratio: Least and greatest height / width; its logarithm is drawn uniformly.
+
+  Returns:
+    float32 [B, H, W, C]. Where none of ten rectangles is smaller than the
+    image in both directions, it is left as it is.
+  """
+
+  def one(image: jax.Array, key: jax.Array) -> jax.Array:
+    key_box, key_noise = (jax.random.fold_in(key, i) for i in (_BOX, _NOISE))
+    size = image.shape[0], image.shape[1]
+    top, left, height, width = _box(key_box, size, probability, area, ratio)
+    y, x = np.ogrid[: size[0], : size[1]]
+    inside = (y >= top) & (y < top + height)
+    inside &= (x >= left) & (x < left + width)
+    noise = jax.random.normal(key_noise, image.shape, image.dtype)
+    return jnp.where(inside[..., None], noise, image)
+
+  return jax.vmap(one)(images, keys)
+
+
+def _box(
+  key: jax.Array,
+  size: Size,
+  probability: float,
+  area: tuple[float, float],
+  ratio: tuple[float, float],
+) -> jax.Array:
+  """Returns float32 [4]: top, left, height, width; without area: none."""
+  draws = jax.random.uniform(key, (2 * TRIES + 3,))
+  areas, ratios = draws[:TRIES], draws[TRIES : 2 * TRIES]
+  areas = (area[0] + (area[1] - area[0]) * areas) * (size[0] * size[1])
+  low, high = np.log(ratio)
+  ratios = jnp.exp(low + (high - low) * ratios)
+  sides = jnp.stack([jnp.sqrt(areas * ratios), jnp.sqrt(areas / ratios)])
+  sides = jnp.round(sides)  # [2, TRIES]
+  whole = np.array(size, np.float32)
+  fits = (sides < whole[:, None]).all(axis=0)
+  sides = sides[:, jnp.argmax(fits)]
+  offsets = jnp.floor(draws[-3:-1] * (whole - sides + 1))
+  is_erased = fits.any() & (draws[-1] < probability)
+  return jnp.concatenate([offsets, jnp.where(is_erased, sides, 0.0)])

@@ -1,0 +1,183 @@
+"""One operation for each image of a batch, and jitter, on the device.
+
+Each image has an operation of its own. Whatever was drawn, all images go the
+same way: one table of values each, one map, one blend of each kind, of which
+that of its operation is kept. So a batch may be cut in any way.
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.data.device import color
+from vit_jax.data.device import shapes
+
+# `Draw.op` is a place in this list; `color.py` and `shapes.py` say what they
+# and their amounts are.
+NAMES = (
+  'identity',
+  *color.TABLES,
+  *color.FILTERS,
+  'gaussian_blur',
+  *shapes.MAPS,
+  'cutout',
+)
+JITTER = ('brightness', 'contrast', 'color', 'hue')
+
+
+class Draw(NamedTuple):
+  """What is done to each image.
+
+  Attributes:
+    op: int32 [B], place in NAMES.
+    amount: float32 [B].
+    spot: float32 [B, 2], where the middle of a cutout is: (y, x) in [0, 1).
+  """
+
+  op: jax.Array
+  amount: jax.Array
+  spot: jax.Array
+
+
+def apply(
+  images: jax.Array,
+  draw: Draw,
+  among: Sequence[str] = NAMES,
+  interpolation: str = 'nearest',
+  fill: int = 128,
+) -> jax.Array:
+  """Does one operation to each image.
+
+  Each is Pillow's within a grey level. Those on colours leave alpha as it is.
+
+  Args:
+    images: uint8 [B, H, W, C]: grey (1 channel), RGB (3) or RGBA (4).
+    draw: What is done.
+    among: Names of what may have been drawn: only that is computed.
+    interpolation: Of shears, rotations and translations: 'nearest' or
+      'bilinear'.
+    fill: Value of all channels where there is no image, or a cutout.
+
+  Returns:
+    uint8 [B, H, W, C].
+  """
+
+  def one(image: jax.Array, draw: Draw) -> jax.Array:
+    colors = _recolor(image[..., :3], draw, among)
+    result = jnp.concatenate([colors, image[..., 3:]], axis=-1)
+    if 'gaussian_blur' in among:
+      blurred = color.gaussian_blur(image, draw.amount)
+      result = jnp.where(_is(draw, 'gaussian_blur'), blurred, result)
+    names = [name for name in shapes.MAPS if name in among]
+    if names:
+      size = image.shape[0], image.shape[1]
+      matrices = [shapes.MAPS[name](draw.amount, size) for name in names]
+      chosen = [_is(draw, name) for name in names]
+      warped = shapes.warp(
+        image, jnp.select(chosen, matrices), interpolation, fill
+      )
+      result = jnp.where(jnp.stack(chosen).any(), warped, result)
+    if 'cutout' in among:
+      cut = shapes.cutout(image, draw.amount, draw.spot, fill)
+      result = jnp.where(_is(draw, 'cutout'), cut, result)
+    return result
+
+  return jax.vmap(one)(images, draw)
+
+
+def apply_all(
+  images: jax.Array,
+  draws: Draw,
+  among: Sequence[str] = NAMES,
+  interpolation: str = 'nearest',
+  fill: int = 128,
+) -> jax.Array:
+  """Does several operations to each image, one after the other.
+
+  Args:
+    images: uint8 [B, H, W, C].
+    draws: What is done; arrays have the operations as their first axis.
+    among: As for `apply`.
+    interpolation: Likewise.
+    fill: Likewise.
+
+  Returns:
+    uint8 [B, H, W, C].
+  """
+
+  def step(images: jax.Array, draw: Draw) -> tuple[jax.Array, None]:
+    return apply(images, draw, among, interpolation, fill), None
+
+  # A loop, else XLA computes a pixel anew wherever the next operation reads it.
+  return jax.lax.scan(step, images, draws)[0]
+
+
+def _is(draw: Draw, name: str) -> jax.Array:
+  return draw.op == NAMES.index(name)
+
+
+def _recolor(image: jax.Array, draw: Draw, among: Sequence[str]) -> jax.Array:
+  """Does what concerns colours alone to one image, [H, W, 1 or 3]."""
+  result = image
+  tables = [name for name in color.TABLES if name in among]
+  if tables:
+    shape = (256, image.shape[-1])
+    table = jnp.broadcast_to(jnp.arange(256)[:, None], shape)
+    for name in tables:
+      other = color.TABLES[name](image, draw.amount)
+      table = jnp.where(_is(draw, name), other, table)
+    table = jnp.clip(table, 0, 255).astype(jnp.uint8)
+    result = jax.vmap(lambda x, i: x[i], -1, -1)(table, image)
+  for name in [name for name in color.FILTERS if name in among]:
+    other = color.FILTERS[name](image, draw.amount)
+    result = jnp.where(_is(draw, name), other, result)
+  return result
+
+
+def jitter(
+  images: jax.Array, keys: jax.Array, strengths: Sequence[float]
+) -> jax.Array:
+  """Changes brightness, contrast, saturation and hue, in random order.
+
+  As `torchvision.transforms.ColorJitter`.
+
+  Args:
+    images: uint8 [B, H, W, C].
+    keys: [B].
+    strengths: Of the four, as `draw_jitter` takes them.
+
+  Returns:
+    uint8 [B, H, W, C].
+  """
+  if not any(strengths):
+    return images
+  among = [n for n, s in zip(JITTER, strengths, strict=True) if s]
+  return apply_all(images, draw_jitter(keys, strengths), among)
+
+
+def draw_jitter(keys: jax.Array, strengths: Sequence[float]) -> Draw:
+  """Draws the order and the amounts of JITTER.
+
+  Args:
+    keys: [B].
+    strengths: Of the four. The first three have amounts from
+      [max(0, 1 - s), 1 + s], the hue from [-s, s] (at most 0.5). What has
+      strength 0 is left out.
+
+  Returns:
+    Arrays [operations, B, ...].
+  """
+  used = [(n, s) for n, s in zip(JITTER, strengths, strict=True) if s]
+  ops = jnp.array([NAMES.index(name) for name, _ in used])
+  low = jnp.array([-s if n == 'hue' else max(0.0, 1 - s) for n, s in used])
+  high = jnp.array([s if n == 'hue' else 1.0 + s for n, s in used])
+
+  def one(key: jax.Array) -> Draw:
+    places, shares = jax.random.uniform(key, (2, len(used)))
+    order = jnp.argsort(places)
+    amounts = low + (high - low) * shares
+    return Draw(ops[order], amounts[order], jnp.zeros((len(used), 2)))
+
+  return jax.vmap(one, out_axes=1)(keys)

@@ -1,0 +1,392 @@
+"""Policies of augmentation: which operations an image gets, and how much.
+
+Each draws as its source does; the operations are Pillow's throughout.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import dataclasses
+import math
+import re
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.config import UserError
+from vit_jax.data.device import operations
+from vit_jax.data.device.operations import Draw
+from vit_jax.data.host.geometry import Size
+
+
+class _Chance(NamedTuple):
+  """What is random about an image in a layer; scalars, but for `spot`.
+
+  Attributes:
+    common: In [0, 1): the same in all layers.
+    op: In [0, 1): chooses the operation.
+    level: In [0, 1): chooses its level.
+    done: In [0, 1): whether it is done at all.
+    sign: -1 or 1.
+    normal: From the normal distribution.
+    spot: float32 [2], for `Draw.spot`.
+  """
+
+  common: jax.Array
+  op: jax.Array
+  level: jax.Array
+  done: jax.Array
+  sign: jax.Array
+  normal: jax.Array
+  spot: jax.Array
+
+
+# (level, sign, size) -> the amount of an operation. Levels are from 0 to 1,
+# unless their policy says that they are beyond.
+_Amount = Callable[[jax.Array, jax.Array, Size], jax.Array]
+# (chance, layer) -> place of the operation among those of the policy, level,
+# whether it is done.
+_Chosen = tuple[jax.Array, jax.Array | float, jax.Array | bool]
+_Choose = Callable[[_Chance, jax.Array], _Chosen]
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Policy:
+  """A function of images, uint8 [B, H, W, C], and keys [B] to such images.
+
+  Attributes:
+    amounts: The operations, and how much of each a level is.
+    choose: Draws an operation and its level.
+    layers: How many operations follow each other.
+    interpolation: Of shears, rotations and translations.
+    fill: Value where there is no image.
+  """
+
+  amounts: Mapping[str, _Amount]
+  choose: _Choose
+  layers: int = 1
+  interpolation: str = 'nearest'
+  fill: int = 128
+
+  def draw(self, keys: jax.Array, size: Size) -> Draw:
+    """Draws what happens to images.
+
+    Args:
+      keys: [B].
+      size: (height, width) of the images.
+
+    Returns:
+      Arrays [layers, B, ...].
+    """
+    names = [operations.NAMES.index(name) for name in self.amounts]
+    identity = operations.NAMES.index('identity')
+
+    def one(key: jax.Array, layer: jax.Array) -> Draw:
+      chance = _chance(key, layer)
+      place, level, done = self.choose(chance, layer)
+      level = jnp.asarray(level, jnp.float32)
+      amounts = [f(level, chance.sign, size) for f in self.amounts.values()]
+      op = jnp.where(done, jnp.array(names)[place], identity)
+      return Draw(op, jnp.stack(amounts)[place], chance.spot)
+
+    images = jax.vmap(one, (0, None))
+    return jax.vmap(images, (None, 0))(keys, jnp.arange(self.layers))
+
+  def __call__(self, images: jax.Array, keys: jax.Array) -> jax.Array:
+    """Augments images; see the class."""
+    draws = self.draw(keys, (images.shape[1], images.shape[2]))
+    names = tuple(self.amounts)
+    return operations.apply_all(
+      images, draws, names, self.interpolation, self.fill
+    )
+
+
+def _chance(key: jax.Array, layer: jax.Array) -> _Chance:
+  common = jax.random.uniform(jax.random.fold_in(key, 0))
+  key = jax.random.fold_in(key, 1 + layer)
+  op, level, done, sign, *spot = jax.random.uniform(key, (6,))
+  return _Chance(
+    common=common,
+    op=op,
+    level=level,
+    done=done,
+    sign=jnp.where(sign < 0.5, -1.0, 1.0),
+    normal=jax.random.normal(jax.random.fold_in(key, 0)),
+    spot=jnp.stack(spot),
+  )
+
+
+def check(text: str) -> None:
+  """Raises a UserError unless `text` is what `make` takes."""
+  make(text)
+
+
+def make(text: str) -> Policy:
+  """Returns a policy.
+
+  Args:
+    text: 'randaugment(2,10)' (layers and magnitude), 'rand-m9-mstd0.5-inc1' (as
+      timm has it), 'trivialaugment', 'autoaugment' or '3augment'.
+
+  Raises:
+    UserError: There is no such policy.
+  """
+  found = re.fullmatch(r'randaugment\((\d+), *(\d+)\)', text)
+  if found:
+    layers, magnitude = map(int, found.groups())
+    if layers < 1 or magnitude > 30:
+      raise UserError(
+        f'{text!r} must have 1 layer or more and a magnitude from 0 to 30'
+      )
+    return _randaugment(layers, magnitude)
+  if text.split('-')[0] == 'rand':
+    return _timm(**_timm_parts(text))
+  if text not in _NAMED:
+    raise UserError(
+      f"{text!r} is no policy: it must be 'randaugment(LAYERS,MAGNITUDE)',"
+      f" like timm's 'rand-m9-mstd0.5-inc1', or one of {', '.join(_NAMED)}"
+    )
+  return _NAMED[text]()
+
+
+def _no_amount(level: jax.Array, sign: jax.Array, size: Size) -> jax.Array:
+  del sign, size
+  return jnp.zeros_like(level)
+
+
+def _enhance(amount: _Amount) -> dict[str, _Amount]:
+  names = 'color', 'contrast', 'brightness', 'sharpness'
+  return dict.fromkeys(names, amount)
+
+
+def _rotate_and_shear(degrees: float, shear: float) -> dict[str, _Amount]:
+  return {
+    'rotate': lambda level, sign, size: degrees * level * sign,
+    'shear_x': lambda level, sign, size: shear * level * sign,
+    'shear_y': lambda level, sign, size: shear * level * sign,
+  }
+
+
+def _randaugment(layers: int, magnitude: int) -> Policy:
+  """RandAugment (arXiv:1909.13719) as TensorFlow's models and AugReg had it.
+
+  Levels are tenths of the magnitude, so up to 3: from 2 on posterize, from 1 on
+  solarize leave an image as it is. Translations and cutouts were of pixels, for
+  images of 224 x 224; for others they are the same share of the short side.
+  Contrast is Pillow's: TensorFlow's is about another grey than the mean.
+  """
+
+  def share(size: Size) -> float:
+    return min(size) / 224
+
+  amounts: dict[str, _Amount] = {
+    'auto_contrast': _no_amount,
+    'equalize': _no_amount,
+    'invert': _no_amount,
+    'posterize': lambda level, sign, size: jnp.floor(4 * level),
+    'solarize': lambda level, sign, size: jnp.floor(256 * level),
+    'solarize_add': lambda level, sign, size: jnp.floor(110 * level),
+    **_enhance(lambda level, sign, size: 1.8 * level + 0.1),
+    **_rotate_and_shear(30, 0.3),
+    'translate_x': lambda level, sign, size: 100 * share(size) * level * sign,
+    'translate_y': lambda level, sign, size: 100 * share(size) * level * sign,
+    'cutout': lambda level, sign, size: jnp.floor(40 * share(size) * level),
+  }
+
+  def choose(chance: _Chance, layer: jax.Array) -> _Chosen:
+    del layer
+    return _place(chance.op, len(amounts)), magnitude / 10, True
+
+  return Policy(amounts, choose, layers)
+
+
+def _place(share: jax.Array, length: int) -> jax.Array:
+  """Returns a whole number below `length`, from what is in [0, 1)."""
+  return (share * length).astype(jnp.int32)
+
+
+def _timm(m: float, n: float, mstd: float, inc: float, p: float) -> Policy:
+  """RandAugment as timm has it: magnitudes vary, layers may be left out.
+
+  Interpolation is bilinear, where timm draws that or bicubic (or takes that of
+  the crops); what is empty is filled with timm's default, grey.
+
+  Args:
+    m: Magnitude; 10 is the highest, and stands for all above.
+    n: Layers.
+    mstd: Standard deviation of the magnitude.
+    inc: Whether all operations grow stronger with the magnitude.
+    p: Probability of each layer.
+  """
+  amounts: dict[str, _Amount] = {
+    'auto_contrast': _no_amount,
+    'equalize': _no_amount,
+    'invert': _no_amount,
+    'solarize_add': lambda level, sign, size: jnp.floor(110 * level),
+    **_rotate_and_shear(30, 0.3),
+    'translate_x': lambda level, sign, size: 0.45 * size[1] * level * sign,
+    'translate_y': lambda level, sign, size: 0.45 * size[0] * level * sign,
+  }
+  if inc:
+    amounts |= {
+      'posterize': lambda level, sign, size: 4 - jnp.floor(4 * level),
+      'solarize': lambda level, sign, size: 256 - jnp.floor(256 * level),
+      **_enhance(
+        lambda level, sign, size: jnp.maximum(0.1, 1 + 0.9 * level * sign)
+      ),
+    }
+  else:
+    amounts |= {
+      'posterize': lambda level, sign, size: jnp.floor(4 * level),
+      'solarize': lambda level, sign, size: jnp.floor(256 * level),
+      **_enhance(lambda level, sign, size: 1.8 * level + 0.1),
+    }
+
+  def choose(chance: _Chance, layer: jax.Array) -> _Chosen:
+    del layer
+    level = jnp.clip(m + mstd * chance.normal, 0, 10) / 10
+    return _place(chance.op, len(amounts)), level, chance.done < p
+
+  return Policy(amounts, choose, int(n), 'bilinear')
+
+
+def _timm_parts(text: str) -> dict[str, float]:
+  """Reads 'rand-m9-mstd0.5-inc1', in which what is missing is timm's default.
+
+  Raises:
+    UserError: A part is unknown, there twice, or out of bounds.
+  """
+  parts = {'m': 10.0, 'n': 2.0, 'mstd': 0.0, 'inc': 0.0, 'p': 0.5}
+  bounds = {'n': (1, 100), 'mstd': (0, 100), 'inc': (0, 1), 'p': (0, 1)}
+  names = []
+  for part in text.split('-')[1:]:
+    found = re.fullmatch(r'(m|n|inc)(\d+)|(mstd|p)(\d+\.?\d*)', part)
+    name, value = [x for x in found.groups() if x] if found else ('', '0')
+    low, high = bounds.get(name, (0, math.inf))
+    if not found or name in names or not low <= float(value) <= high:
+      raise UserError(
+        f'{text!r} has {part!r}: it may have, once each, m (magnitude) and'
+        ' n (layers), whole numbers; mstd (spread of the magnitude, 0 to 100);'
+        ' inc (0 or 1); p (probability, 0 to 1)'
+      )
+    names.append(name)
+    parts[name] = float(value)
+  return parts
+
+
+def _trivialaugment() -> Policy:
+  """TrivialAugment Wide (arXiv:2103.10158), as torchvision has it.
+
+  Levels are 31; translations are up to 32 pixels, however large the image.
+  """
+  highest = 30
+
+  def shift(level: jax.Array, sign: jax.Array, size: Size) -> jax.Array:
+    del size
+    return jnp.floor(32 * level) * sign
+
+  amounts: dict[str, _Amount] = {
+    'identity': _no_amount,
+    'auto_contrast': _no_amount,
+    'equalize': _no_amount,
+    'posterize': lambda level, sign, size: 8 - jnp.round(6 * level),
+    'solarize': lambda level, sign, size: 255 - 255 * level,
+    **_enhance(lambda level, sign, size: 1 + 0.99 * level * sign),
+    **_rotate_and_shear(135, 0.99),
+    'translate_x': shift,
+    'translate_y': shift,
+  }
+
+  def choose(chance: _Chance, layer: jax.Array) -> _Chosen:
+    del layer
+    level = _place(chance.level, highest + 1) / highest
+    return _place(chance.op, len(amounts)), level, True
+
+  return Policy(amounts, choose, fill=0)
+
+
+def _autoaugment() -> Policy:
+  """AutoAugment (arXiv:1805.09501) of CIFAR-10, as torchvision has it."""
+  highest = 9
+  amounts: dict[str, _Amount] = {
+    'auto_contrast': _no_amount,
+    'equalize': _no_amount,
+    'invert': _no_amount,
+    'posterize': lambda level, sign, size: 8 - jnp.round(4 * level),
+    'solarize': lambda level, sign, size: 255 - 255 * level,
+    **_enhance(lambda level, sign, size: 1 + 0.9 * level * sign),
+    **_rotate_and_shear(30, 0.3),
+    'translate_x': lambda level, sign, size: (
+      jnp.floor(150 / 331 * size[1] * level) * sign
+    ),
+    'translate_y': lambda level, sign, size: (
+      jnp.floor(150 / 331 * size[0] * level) * sign
+    ),
+  }
+  names = list(amounts)
+  pairs = [line.split(',') for line in _AUTOAUGMENT.strip().splitlines()]
+  steps = [[step.split() for step in pair] for pair in pairs]
+  places = [[names.index(name) for name, _, _ in pair] for pair in steps]
+  probabilities = [[float(p) for _, p, _ in pair] for pair in steps]
+  levels = [[int(x) / highest for _, _, x in pair] for pair in steps]
+
+  def choose(chance: _Chance, layer: jax.Array) -> _Chosen:
+    pair = _place(chance.common, len(steps))
+    place, probability, level = (
+      jnp.array(table)[pair, layer] for table in (places, probabilities, levels)
+    )
+    return place, level, chance.done <= probability
+
+  return Policy(amounts, choose, layers=2, fill=0)
+
+
+# One of these pairs is drawn: operation, probability, level from 0 to 9.
+_AUTOAUGMENT = """
+invert .1 0, contrast .2 6
+rotate .7 2, translate_x .3 9
+sharpness .8 1, sharpness .9 3
+shear_y .5 8, translate_y .7 9
+auto_contrast .5 0, equalize .9 0
+shear_y .2 7, posterize .3 7
+color .4 3, brightness .6 7
+sharpness .3 9, brightness .7 9
+equalize .6 0, equalize .5 0
+contrast .6 7, sharpness .6 5
+color .7 7, translate_x .5 8
+equalize .3 0, auto_contrast .4 0
+translate_y .4 3, sharpness .2 6
+brightness .9 6, color .2 8
+solarize .5 2, invert .0 0
+equalize .2 0, auto_contrast .6 0
+equalize .2 0, equalize .6 0
+color .9 9, equalize .6 0
+auto_contrast .8 0, solarize .2 8
+brightness .1 3, color .7 0
+solarize .4 5, auto_contrast .9 0
+translate_y .9 9, translate_y .7 9
+auto_contrast .9 0, solarize .8 3
+equalize .8 0, invert .1 0
+translate_y .7 9, auto_contrast .9 0
+"""
+
+
+def _three_augment() -> Policy:
+  """3-Augment (DeiT III, arXiv:2204.07118), without its jitter of colours."""
+  amounts: dict[str, _Amount] = {
+    'grayscale': _no_amount,
+    'solarize': lambda level, sign, size: jnp.full_like(level, 128),
+    'gaussian_blur': lambda level, sign, size: 0.1 + 1.9 * level,
+  }
+
+  def choose(chance: _Chance, layer: jax.Array) -> _Chosen:
+    del layer
+    return _place(chance.op, len(amounts)), chance.level, True
+
+  return Policy(amounts, choose)
+
+
+_NAMED = {
+  'trivialaugment': _trivialaugment,
+  'autoaugment': _autoaugment,
+  '3augment': _three_augment,
+}

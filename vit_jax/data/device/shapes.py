@@ -1,0 +1,167 @@
+"""Shapes of one image, as Pillow changes them, for batches under vmap.
+
+A map is float32 [6], (a, b, c, d, e, f): the pixel at (x, y) of the result is
+what the image has at (a x + b y + c, d x + e y + f), as `Image.transform`.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.data.host.geometry import Size
+
+_FIXED = 2**16  # Pillow looks for nearest pixels in 16-bit fractions
+# So that what is a whole number but for float32 is not cut to the one below.
+_ROUNDING = 2.0**-14
+
+
+def rotate(amount: jax.Array, size: Size) -> jax.Array:
+  """Counter-clockwise, by degrees, about the middle."""
+  angle = -jnp.deg2rad(amount)
+  cos, sin = jnp.cos(angle), jnp.sin(angle)
+  y, x = size[0] / 2, size[1] / 2
+  return jnp.stack(
+    [cos, sin, x - cos * x - sin * y, -sin, cos, y + sin * x - cos * y]
+  )
+
+
+def shear_x(amount: jax.Array, size: Size) -> jax.Array:
+  """Rows move to the left, the more the lower, by `amount` for each row."""
+  del size
+  return _map(b=amount)
+
+
+def shear_y(amount: jax.Array, size: Size) -> jax.Array:
+  """Columns move up by `amount` times their distance from the left."""
+  del size
+  return _map(d=amount)
+
+
+def translate_x(amount: jax.Array, size: Size) -> jax.Array:
+  """To the left, by pixels."""
+  del size
+  return _map(c=amount)
+
+
+def translate_y(amount: jax.Array, size: Size) -> jax.Array:
+  """Up, by pixels."""
+  del size
+  return _map(f=amount)
+
+
+def _map(
+  b: jax.Array | float = 0.0,
+  c: jax.Array | float = 0.0,
+  d: jax.Array | float = 0.0,
+  f: jax.Array | float = 0.0,
+) -> jax.Array:
+  return jnp.stack([jnp.asarray(x, jnp.float32) for x in (1, b, c, d, 1, f)])
+
+
+def warp(
+  image: jax.Array, matrix: jax.Array, interpolation: str, fill: int
+) -> jax.Array:
+  """Maps an image.
+
+  Args:
+    image: uint8 [H, W, C].
+    matrix: A map, float32 [6].
+    interpolation: 'nearest' or 'bilinear'.
+    fill: Value of all channels beyond the image.
+
+  Returns:
+    uint8 [H, W, C].
+  """
+  if interpolation == 'nearest':
+    values, inside = _nearest(image, matrix)
+  else:
+    values, inside = _bilinear(image, matrix)
+  return jnp.where(inside[..., None], values, jnp.uint8(fill))
+
+
+def _nearest(
+  image: jax.Array, matrix: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Returns values [H, W, C], and bool [H, W]: which are of the image."""
+  height, width = image.shape[:2]
+  a, b, c, d, e, f = matrix
+  # From the middle of the first pixel.
+  c, f = c + (a + b) / 2, f + (d + e) / 2
+  a, b, c, d, e, f = (
+    jnp.floor(x * _FIXED + 0.5).astype(jnp.int32) for x in (a, b, c, d, e, f)
+  )
+  y, x = np.ogrid[:height, :width]
+  columns = (a * x + b * y + c) // _FIXED
+  rows = (d * x + e * y + f) // _FIXED
+  return _pixels(image, rows, columns), _within(image, rows, columns)
+
+
+def _bilinear(
+  image: jax.Array, matrix: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Does the same between pixels."""
+  height, width = image.shape[:2]
+  a, b, c, d, e, f = matrix
+  y, x = np.ogrid[:height, :width]
+  x, y = x + 0.5, y + 0.5
+  columns, rows = a * x + b * y + c, d * x + e * y + f
+  inside = _within(image, rows, columns)
+  left, top = jnp.floor(columns - 0.5), jnp.floor(rows - 0.5)
+  right = (columns - 0.5 - left)[..., None]
+  below = (rows - 0.5 - top)[..., None]
+  left, top = left.astype(jnp.int32), top.astype(jnp.int32)
+
+  def between(row: jax.Array) -> jax.Array:
+    start = _pixels(image, row, left).astype(jnp.float32)
+    end = _pixels(image, row, left + 1).astype(jnp.float32)
+    return start + (end - start) * right
+
+  upper, lower = between(top), between(top + 1)
+  return (upper + (lower - upper) * below + _ROUNDING).astype(jnp.uint8), inside
+
+
+def _within(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
+  height, width = image.shape[:2]
+  inside = (rows >= 0) & (rows < height)
+  return inside & (columns >= 0) & (columns < width)
+
+
+def _pixels(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
+  """Returns [H, W, C]; for what is beyond the image, its edge."""
+  height, width, channels = image.shape
+  rows = jnp.clip(rows, 0, height - 1)
+  index = rows * width + jnp.clip(columns, 0, width - 1)
+  return image.reshape(-1, channels).at[index].get(mode='promise_in_bounds')
+
+
+def cutout(
+  image: jax.Array, amount: jax.Array, spot: jax.Array, fill: int
+) -> jax.Array:
+  """Fills a square, of which a part may lie beyond the image.
+
+  Args:
+    image: uint8 [H, W, C].
+    amount: Half of its side, in whole pixels.
+    spot: float32 [2], where its middle is in the image: (y, x) in [0, 1).
+    fill: Value of all channels in it.
+
+  Returns:
+    uint8 [H, W, C].
+  """
+  y, x = np.ogrid[: image.shape[0], : image.shape[1]]
+  row, column = jnp.floor(spot * np.array(image.shape[:2]))
+  inside = (y >= row - amount) & (y < row + amount)
+  inside &= (x >= column - amount) & (x < column + amount)
+  return jnp.where(inside[..., None], jnp.uint8(fill), image)
+
+
+# (amount, size) -> map.
+MAPS: dict[str, Callable[[jax.Array, Size], jax.Array]] = {
+  'rotate': rotate,
+  'shear_x': shear_x,
+  'shear_y': shear_y,
+  'translate_x': translate_x,
+  'translate_y': translate_y,
+}

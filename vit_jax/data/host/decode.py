@@ -1,0 +1,373 @@
+"""Encoded images to pixels, as a person sees them.
+
+Whatever is stored (grey, palette, alpha, CMYK, 16 bits, rotated by EXIF), the
+result is uint8 with the channels asked for, or uint16 where 16 bits are to be
+kept. Transparent pixels are composited on white, unless the alpha is asked for.
+"""
+
+import functools
+import struct
+import zlib
+
+import cv2
+import numpy as np
+import simplejpeg
+
+from vit_jax.config import one_line
+from vit_jax.config import UserError
+from vit_jax.data.host import levels as levels_lib
+from vit_jax.data.host import tiff
+
+MAX_PIXELS = 2**28  # about the most that a WebP file can hold
+_JPEG, _PNG, _BMP = b'\xff\xd8\xff', b'\x89PNG\r\n\x1a\n', b'BM'
+_SEGMENT = struct.Struct('>BBH')  # of a JPEG: 0xFF, kind, size without these 2
+_ORIENTATION = 0x0112  # EXIF's tag
+
+# Warnings of libjpeg after which the pixels are whole all the same: many files
+# of the web have them. Others mean that data is missing or wrong.
+_HARMLESS = (
+  'extraneous bytes before marker',
+  'unknown JFIF revision number',
+  'Unknown Adobe color transform code',
+  'Invalid SOS parameters for sequential JPEG',
+)
+
+
+def decode(
+  data: bytes,
+  channels: int,
+  *,
+  where: str = 'the image',
+  at_least: tuple[int, int] = (0, 0),
+  levels: levels_lib.Levels = levels_lib.EIGHT_BITS,
+) -> np.ndarray:
+  """Returns the pixels of an image, uint8 or uint16 [h, w, channels].
+
+  Args:
+    data: A JPEG, PNG, WebP, TIFF or BMP file (or what else OpenCV reads).
+    channels: 1 (grey, the luma), 3 (RGB) or 4 (RGB and alpha).
+    where: Name of the image, for errors.
+    at_least: (height, width). A JPEG that is larger may be returned smaller,
+      but not below this, which is quicker. (0, 0): the size that it has.
+    levels: Of the result; the bits that it keeps.
+
+  Raises:
+    UserError: The image is empty, damaged, truncated, too large or of no known
+      kind; or its bits are not those of a window.
+  """
+  pixels = as_stored(data, channels, where=where, at_least=at_least)
+  return to_channels(levels.keep(pixels, where), channels)
+
+
+def as_stored(
+  data: bytes,
+  channels: int = 3,
+  *,
+  where: str = 'the image',
+  at_least: tuple[int, int] = (0, 0),
+) -> np.ndarray:
+  """Returns pixels with the bits and channels that are stored.
+
+  Args:
+    data: As for `decode`.
+    channels: That they are needed for: 1 spares the colours of a JPEG.
+    where: As for `decode`, like `at_least`.
+    at_least: Likewise.
+
+  Returns:
+    uint8 or uint16, [h, w] or [h, w, 1 to 4].
+
+  Raises:
+    UserError: The image is empty, damaged, truncated, too large or of no known
+      kind.
+  """
+  if not data:
+    raise UserError(
+      f'{where} is empty: a file of no bytes is no image, and cannot be decoded'
+    )
+  size, colors = _stored(data)
+  if size is not None and size[0] * size[1] > MAX_PIXELS:
+    raise UserError(
+      f'{where} has {size[0]} x {size[1]} pixels: at most {MAX_PIXELS} are'
+      ' read, make it smaller'
+    )
+  orientation = _orientation(data)
+  if orientation >= 5:
+    at_least = at_least[::-1]
+  try:
+    if data.startswith(_JPEG):
+      colors = colors or _jpeg_header(data)[2]  # which says what is wrong
+      pixels = _decode_jpeg(data, colors, channels, at_least)
+    else:
+      pixels = _decode_other(data)
+  except (ValueError, cv2.error) as e:
+    raise UserError(
+      f'{where} is damaged, or no image, and cannot be decoded: {one_line(e)}'
+    ) from None
+  return _turn(pixels, orientation)
+
+
+def stored_bits(data: bytes) -> int:
+  """Returns 16 for a PNG or TIFF file of 16 bits, by its header; else 8.
+
+  Args:
+    data: The file; of a PNG its first 32 bytes will do.
+  """
+  bits = 8
+  if data.startswith(_PNG) and len(data) > 24:
+    bits = data[24]
+  elif tiff.is_tiff(data):
+    try:
+      bits = tiff.read(data).bits
+    except ValueError:  # decoding it says what is wrong
+      bits = 8
+  return 16 if bits == 16 else 8
+
+
+def jpeg_size(data: bytes) -> tuple[int, int] | None:
+  """Returns (height, width) of a JPEG as it is seen, without decoding it."""
+  size = _stored(data)[0] if data.startswith(_JPEG) else None
+  return size[::-1] if size and _orientation(data) >= 5 else size
+
+
+def to_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
+  """Converts grey, grey and alpha, RGB or RGBA.
+
+  Args:
+    pixels: uint8 or uint16, [h, w] or [h, w, 1 to 4].
+    channels: 1, 3 or 4.
+
+  Returns:
+    [h, w, channels], of the same type.
+  """
+  if pixels.ndim == 2:
+    pixels = pixels[..., None]
+  if pixels.shape[-1] == channels:
+    return np.ascontiguousarray(pixels)
+  if pixels.shape[-1] in (2, 4):
+    pixels, alpha = pixels[..., :-1], pixels[..., -1:]
+    if channels == 4:  # grey and alpha
+      return np.concatenate([pixels, pixels, pixels, alpha], axis=-1)
+    pixels = _on_white(pixels, alpha)
+  if channels == 1 and pixels.shape[-1] == 3:
+    return cv2.cvtColor(np.ascontiguousarray(pixels), cv2.COLOR_RGB2GRAY)[
+      ..., None
+    ]
+  if channels >= 3 and pixels.shape[-1] == 1:
+    pixels = np.repeat(pixels, 3, axis=-1)
+  if channels == 4:
+    opaque = np.full_like(pixels[..., :1], np.iinfo(pixels.dtype).max)
+    pixels = np.concatenate([pixels, opaque], axis=-1)
+  return np.ascontiguousarray(pixels)
+
+
+def _on_white(pixels: np.ndarray, alpha: np.ndarray) -> np.ndarray:
+  # Twice the bits hold a product: at most 65,152 of bytes.
+  wide = np.uint16 if pixels.dtype == np.uint8 else np.uint32
+  most = np.iinfo(pixels.dtype).max
+  mixed = pixels * alpha.astype(wide)
+  # In place: a large image is several hundred MB here.
+  mixed += (most - alpha) * wide(most) + wide(most // 2)
+  mixed //= most
+  return mixed.astype(pixels.dtype)
+
+
+def _stored(data: bytes) -> tuple[tuple[int, int] | None, str]:
+  """Returns (height, width), not turned, and the colour space of a JPEG.
+
+  The size is None, and the colour space '', where the header is not read.
+  """
+  if data.startswith(_JPEG):
+    try:
+      height, width, colors, _ = _jpeg_header(data)
+    except ValueError:
+      return None, ''
+    return (height, width), colors
+  if data.startswith(_PNG) and len(data) >= 24:
+    width, height = struct.unpack_from('>II', data, 16)
+    return (height, width), ''
+  if data.startswith(_BMP) and len(data) >= 26 and data[14] >= 40:
+    width, height = struct.unpack_from('<ii', data, 18)
+    return (abs(height), abs(width)), ''
+  if tiff.is_tiff(data):
+    try:
+      return tiff.read(data).size, ''
+    except ValueError:  # decoding it says what is wrong
+      return None, ''
+  return None, ''
+
+
+def _decode_jpeg(
+  data: bytes, colors: str, channels: int, at_least: tuple[int, int]
+) -> np.ndarray:
+  """Returns uint8 [h, w, 1 or 3], not turned."""
+  is_cmyk = colors in ('CMYK', 'YCCK')
+  is_grey = colors == 'Gray' or channels == 1
+
+  def read(strict: bool) -> np.ndarray:
+    return simplejpeg.decode_jpeg(
+      data,
+      'CMYK' if is_cmyk else 'GRAY' if is_grey else 'RGB',
+      min_height=at_least[0],
+      min_width=at_least[1],
+      min_factor=2,  # less takes longer than the whole image
+      strict=strict,
+    )
+
+  try:
+    pixels = read(strict=True)
+  except ValueError as e:
+    if not any(warning in str(e) for warning in _HARMLESS):
+      raise
+    pixels = read(strict=False)
+  if is_cmyk:  # ink is stored inverted, as Adobe does
+    ink = pixels.astype(np.uint16)
+    return ((ink[..., :3] * ink[..., 3:] + 127) // 255).astype(np.uint8)
+  return pixels
+
+
+def _jpeg_header(data: bytes) -> tuple[int, int, str, str]:
+  """Returns height, width, colour space and subsampling."""
+  try:
+    return simplejpeg.decode_jpeg_header(data, strict=False)
+  except KeyError:
+    raise ValueError('the header of a JPEG is damaged') from None
+
+
+def _decode_other(data: bytes) -> np.ndarray:
+  """Returns uint8 or uint16, [h, w] or [h, w, 3 or 4], not turned."""
+  header = None
+  if data.startswith(_PNG):
+    _check_png(data)
+  elif tiff.is_tiff(data):
+    header = tiff.read(data)
+    tiff.check(header, data)
+  _quiet_opencv()
+  buffer = np.frombuffer(data, np.uint8)
+  # As it is stored: OpenCV would drop the alpha, and turn only some kinds.
+  pixels = cv2.imdecode(buffer, cv2.IMREAD_UNCHANGED)
+  if pixels is None:
+    raise ValueError('OpenCV reads no image from it')
+  if pixels.dtype not in (np.uint8, np.uint16):
+    raise ValueError(f'it holds numbers of type {pixels.dtype}')
+  if pixels.ndim == 3:
+    has_alpha = pixels.shape[-1] == 4
+    pixels = cv2.cvtColor(
+      pixels, cv2.COLOR_BGRA2RGBA if has_alpha else cv2.COLOR_BGR2RGB
+    )
+  if header is not None:
+    return tiff.mend(pixels, header)
+  return _with_transparent_grey(pixels, data) if pixels.ndim == 2 else pixels
+
+
+def _check_png(data: bytes) -> None:
+  """Raises a ValueError where a PNG is damaged: OpenCV would read it anyway."""
+  at = len(_PNG)
+  name = b''
+  while name != b'IEND':
+    size = int.from_bytes(data[at : at + 4], 'big')
+    name, end = data[at + 4 : at + 8], at + 8 + size
+    if end + 4 > len(data):
+      raise ValueError('a PNG is cut off')
+    checksum = int.from_bytes(data[end : end + 4], 'big')
+    # Parts with a small letter can be done without.
+    if name.isupper() and zlib.crc32(data[at + 4 : end]) != checksum:
+      raise ValueError('the checksum of a PNG is wrong')
+    at = end + 4
+
+
+@functools.cache
+def _quiet_opencv() -> None:
+  """Keeps OpenCV from logging what is raised as an error anyway."""
+  if hasattr(cv2, 'setLogLevel'):  # before OpenCV 5
+    cv2.setLogLevel(0)
+  else:
+    logging = cv2.utils.logging
+    logging.setLogLevel(logging.LOG_LEVEL_SILENT)
+
+
+def _with_transparent_grey(pixels: np.ndarray, data: bytes) -> np.ndarray:
+  """Adds alpha where a PNG declares one level of grey transparent."""
+  declared = _chunk(data, b'tRNS') if data.startswith(_PNG) else b''
+  if len(declared) != 2:
+    return pixels
+  (level,) = struct.unpack('>H', declared)
+  bits = data[24]  # of the stored pixels, which OpenCV scales up to 8
+  if bits < 8:
+    level = level * 255 // (2**bits - 1)
+  opaque = np.iinfo(pixels.dtype).max
+  alpha = np.where(pixels == level, 0, opaque).astype(pixels.dtype)
+  return np.stack([pixels, alpha], axis=-1)
+
+
+def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
+  """Turns and mirrors stored pixels as EXIF's orientation asks."""
+  if orientation >= 5:
+    pixels = pixels.swapaxes(0, 1)
+  if orientation in (3, 4, 7, 8):
+    pixels = pixels[::-1]
+  if orientation in (2, 3, 6, 7):
+    pixels = pixels[:, ::-1]
+  return pixels
+
+
+def _orientation(data: bytes) -> int:
+  """Returns EXIF's orientation, 1 (upright) to 8."""
+  tiff = _exif(data)
+  order = {b'II': '<', b'MM': '>'}.get(tiff[:2])
+  if order is None:
+    return 1
+  try:
+    (start,) = struct.unpack_from(f'{order}I', tiff, 4)
+    (count,) = struct.unpack_from(f'{order}H', tiff, start)
+    for i in range(count):
+      tag, _, _, value = struct.unpack_from(
+        f'{order}HHIH', tiff, start + 2 + 12 * i
+      )
+      if tag == _ORIENTATION:
+        return value if 1 <= value <= 8 else 1
+  except struct.error:  # cut off: without EXIF the image is still an image
+    pass
+  return 1
+
+
+def _exif(data: bytes) -> bytes:
+  """Returns the EXIF part of a file, which is a TIFF file; b'' if none."""
+  if data.startswith(_JPEG):
+    exif = _jpeg_exif(data)
+  elif data.startswith(_PNG):
+    exif = _chunk(data, b'eXIf')
+  elif data.startswith(b'RIFF'):
+    exif = _chunk(data, b'EXIF')
+  else:
+    exif = b''
+  return exif.removeprefix(b'Exif\0\0')
+
+
+def _jpeg_exif(data: bytes) -> bytes:
+  at = 2
+  while at + 4 <= len(data):
+    start, kind, size = _SEGMENT.unpack_from(data, at)
+    if start != 0xFF or kind == 0xDA:  # the pixels
+      break
+    if kind == 0xE1 and data.startswith(b'Exif\0\0', at + 4):
+      return data[at + 4 : at + 2 + size]
+    at += 2 + size
+  return b''
+
+
+def _chunk(data: bytes, kind: bytes) -> bytes:
+  """Returns the content of a chunk of a PNG or WebP file; b'' if none."""
+  is_png = data.startswith(_PNG)
+  at = 8 if is_png else 12
+  while at + 8 <= len(data):
+    if is_png:
+      size = int.from_bytes(data[at : at + 4], 'big')
+      name, step = data[at + 4 : at + 8], 12 + size
+    else:
+      size = int.from_bytes(data[at + 4 : at + 8], 'little')
+      name, step = data[at : at + 4], 8 + size + size % 2
+    if name == kind:
+      return data[at + 8 : at + 8 + size]
+    at += step
+  return b''

@@ -1,0 +1,1 @@
+"""Models as StableHLO and ONNX (a command)."""

@@ -1,0 +1,432 @@
+r"""Writes a model for programs that know neither Flax nor vit_jax.
+
+  python -m vit_jax.export --from=runs/digits --to=onnx --out=digits.onnx
+  python -m vit_jax.export --from=runs/digits --to=stablehlo \
+    --out=digits.stablehlo
+
+FILE (named as the model where --out is not given: digits.onnx, here) is one
+function, its parameters within: float32 images [batch, height, width, channels]
+to float32 logits [batch, classes], for a batch of any size unless --batch_size
+fixes it. What an image is before, and what a logit stands for, goes with it as
+JSON, with the keys of a work directory's preprocess.json (classes, image_size,
+channels, mean, std, resize, antialias, interpolation, resize_like, bits,
+intensity): in ONNX's metadata under `preprocess`, and beside StableHLO in
+FILE.json. Where intensity is (low, high), these become 0 and 1 in place of 0
+and 255; where it is null and bits are 16, 0 and 65535 do.
+
+  import json, numpy as np, onnxruntime
+  session = onnxruntime.InferenceSession('digits.onnx')
+  facts = json.loads(session.get_modelmeta().custom_metadata_map['preprocess'])
+  images = (pixels / 255 - facts['mean']) / facts['std']  # uint8 [B, 8, 8, 1]
+  (logits,) = session.run(None, {'images': images.astype(np.float32)})
+
+  import jax.export, pathlib
+  data = pathlib.Path('digits.stablehlo').read_bytes()
+  logits = jax.export.deserialize(data).call(images.astype(np.float32))
+
+StableHLO is what jax.export writes, for the CPU, CUDA and TPU alike. Before
+FILE is put in its place it is loaded again, and its logits of random images are
+compared with the model's, at batch sizes 1 and 3. What could not be exported
+is said on stderr, and why; the exit status is 1 where nothing could.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import contextlib
+import dataclasses
+import importlib.util
+import json
+import logging as python_logging
+import os
+import pathlib
+from typing import Any
+from typing import TYPE_CHECKING
+
+from absl import flags
+from absl import logging
+
+from vit_jax import cli
+from vit_jax.config import one_line
+from vit_jax.config import UserError
+from vit_jax.runs import workdir
+
+if TYPE_CHECKING:
+  import jax
+  import numpy as np
+
+  from vit_jax import weights
+
+FORMATS = ('stablehlo', 'onnx')
+PLATFORMS = ('cpu', 'cuda', 'tpu')
+
+FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
+cli.define_from(FLAGS)
+cli.define_compile_cache(FLAGS)
+_TO = flags.DEFINE_enum(
+  'to', None, FORMATS, 'What to write.', flag_values=FLAGS
+)
+_OUT = flags.DEFINE_string(
+  'out',
+  None,
+  'FILE. Default: named as the model, here, as digits.onnx.',
+  flag_values=FLAGS,
+)
+_BATCH_SIZE = flags.DEFINE_integer(
+  'batch_size',
+  None,
+  'Images that the function takes at a time. Default: any number.',
+  lower_bound=1,
+  flag_values=FLAGS,
+)
+
+_PACKAGES = {'stablehlo': ('flatbuffers',), 'onnx': ('jax2onnx', 'onnxruntime')}
+_MOST_BYTES = 2**31 - 2**26  # flatbuffers and protobuf end at 2 GiB
+_OPSET = 21  # of ONNX
+
+
+def main(argv: list[str]) -> None:
+  """Exports."""
+  path, form = _check_flags(argv)
+  check(path, form)
+  loaded = cli.load(FLAGS)
+  for note in write(loaded, path, form, _BATCH_SIZE.value):
+    logging.warning('not exported: %s', note)
+
+
+def _check_flags(argv: list[str]) -> tuple[pathlib.Path, str]:
+  """Finds mistakes that need no model; returns FILE and its format."""
+  if argv[1:]:
+    raise UserError(f'unexpected argument {argv[1]!r}')
+  if not _TO.value:
+    raise UserError(f'--to is missing: choose one of {", ".join(FORMATS)}')
+  source = pathlib.Path(os.path.abspath(FLAGS['from'].value or ''))
+  name = source.stem if source.is_file() else source.name
+  return pathlib.Path(_OUT.value or f'{name}.{_TO.value}'), _TO.value
+
+
+def check(path: pathlib.Path, form: str) -> None:
+  """Checks that a format can be written here, before anything slow.
+
+  Args:
+    path: Of the file to write.
+    form: One of FORMATS.
+
+  Raises:
+    UserError: A package is missing, or nothing can be written there.
+  """
+  for package in _PACKAGES[form]:
+    if importlib.util.find_spec(package) is None:
+      raise UserError(
+        f"{form} needs {package}: run pip install 'vit_jax[export]'"
+      )
+  folder = path.absolute().parent
+  if path.exists() and not path.is_file():  # it would be replaced
+    raise UserError(f'{path} is a folder or a device: name a file')
+  if not folder.is_dir():
+    raise UserError(f'{path}: there is no folder {folder}; make it first')
+
+
+def stablehlo(
+  vit: 'weights.Loaded',
+  batch_size: int | None = None,
+  platforms: Sequence[str] = PLATFORMS,
+) -> bytes:
+  """Returns a model as StableHLO, for `jax.export.deserialize`.
+
+  Args:
+    vit: Any model.
+    batch_size: Images that it takes at a time; None: any number.
+    platforms: That it is for, as JAX calls them.
+
+  Returns:
+    A serialized `jax.export.Exported`: float32 [B, H, W, C], as
+    `vit.preprocess` makes it, to logits, float32 [B, classes].
+
+  Raises:
+    UserError: The parameters are too large for the format.
+  """
+  import jax
+  from jax import export as jax_export
+
+  vit, _ = _simplified(vit, 'stablehlo')
+  function = jax.jit(_function(vit))
+  exported = jax_export.export(function, platforms=tuple(platforms))
+  return bytes(exported(_images(vit, batch_size)).serialize())
+
+
+def onnx(vit: 'weights.Loaded', batch_size: int | None = None) -> bytes:
+  """Returns a model as ONNX, by jax2onnx.
+
+  Its input is called `images`; its output `logits`, or `features` where the
+  model has no head. It computes in float32.
+
+  Args:
+    vit: Any model.
+    batch_size: Images that it takes at a time; None: any number.
+
+  Returns:
+    A serialized ONNX model: float32 [B, H, W, C], as `vit.preprocess` makes it,
+    to logits, float32 [B, classes].
+
+  Raises:
+    UserError: The parameters are too large for the format.
+  """
+  import jax2onnx
+
+  from vit_jax.export import plain_jaxpr
+
+  vit, _ = _simplified(vit, 'onnx')
+  images = _images(vit, batch_size)
+  function = plain_jaxpr.plain(_function(vit), images)
+  with _quiet():
+    model = jax2onnx.to_onnx(
+      function,
+      inputs=[images],
+      model_name='vit_jax',
+      opset=_OPSET,
+      input_names=['images'],
+      output_names=['logits' if vit.model.num_classes else 'features'],
+    )
+  for key, content in (
+    ('preprocess', vit.preprocess.to_dict()),
+    ('checkpoint', vit.origin.to_dict()),
+  ):
+    facts = model.metadata_props.add()
+    facts.key, facts.value = key, json.dumps(content)
+  return model.SerializeToString()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+  """Hides what jax2onnx says of its own parts that do not fit this JAX."""
+  before = python_logging.root.manager.disable
+  python_logging.disable(python_logging.WARNING)
+  try:
+    yield
+  finally:
+    python_logging.disable(before)
+
+
+def write(
+  vit: 'weights.Loaded',
+  path: pathlib.Path,
+  form: str,
+  batch_size: int | None = None,
+) -> list[str]:
+  """Writes a model to a file, once that was found to give the same logits.
+
+  Where the format cannot have a batch of any size, or all platforms, the next
+  best is written.
+
+  Args:
+    vit: Any model.
+    path: Of the file; what is there stays until the new one is whole. Beside
+      StableHLO goes `path` with .json after its name.
+    form: One of FORMATS.
+    batch_size: Images that it takes at a time; None: any number.
+
+  Returns:
+    What could not be exported, and why: one line for each.
+
+  Raises:
+    UserError: Nothing usable came out, or it cannot be written.
+  """
+  check(path, form)
+  vit, notes = _simplified(vit, form)
+  written = f'{path}'
+  with workdir.replacing_path(path) as temporary:
+    temporary.touch()  # before what takes long
+    lack, difference = _best(vit, temporary, form, batch_size)
+    if form == 'stablehlo':
+      facts = path.with_name(f'{path.name}.json')
+      workdir.write_json(facts, vit.preprocess.to_dict())
+      written += f' and {facts.name}'
+  logging.info(
+    "wrote %s, %.1f MB: its logits are the model's %s",
+    written,
+    path.stat().st_size / 1e6,
+    f'within {difference:.0e} of the largest' if difference else 'to the bit',
+  )
+  return notes + lack
+
+
+def _best(
+  vit: 'weights.Loaded', path: pathlib.Path, form: str, batch_size: int | None
+) -> tuple[list[str], float]:
+  """Writes the best that works.
+
+  Returns:
+    What it lacks, and by what fraction of the largest its logits differ.
+
+  Raises:
+    UserError: Nothing works.
+  """
+  reason = ''
+  for options, lack in _attempts(form, batch_size):
+    try:
+      _write(path, _CONVERT[form](vit, **options))
+      difference = _compare(vit, path, form, options['batch_size'])
+    except OSError:
+      raise
+    except Exception as e:  # jax2onnx and onnxruntime raise what they like
+      reason = reason or f'{type(e).__name__}: {one_line(e)[:300]}'
+    else:
+      return [f'{lack}, since {reason}'] if lack else [], difference
+  raise UserError(f'the model cannot be written as {form}: {reason}')
+
+
+def _attempts(
+  form: str, batch_size: int | None
+) -> Iterator[tuple[dict[str, Any], str]]:
+  """Yields what to ask a converter for, the best first, and what it lacks."""
+  sizes = {batch_size: ''}
+  if batch_size is None:
+    sizes[1] = 'batches of other sizes than 1'
+  for size, lack in sizes.items():
+    yield {'batch_size': size}, lack
+  if form == 'stablehlo':
+    from jax import export as jax_export
+
+    here = jax_export.default_export_platform()
+    for size, lack in sizes.items():
+      lacks = [f'other platforms than {here}', *([lack] if lack else [])]
+      yield {'batch_size': size, 'platforms': [here]}, ' and '.join(lacks)
+
+
+def _write(path: pathlib.Path, content: bytes) -> None:
+  with path.open('wb') as file:
+    file.write(content)
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _compare(
+  vit: 'weights.Loaded', path: pathlib.Path, form: str, batch_size: int | None
+) -> float:
+  """Compares the logits of a file with the model's.
+
+  Returns:
+    The largest difference, as a fraction of the largest logit.
+
+  Raises:
+    ValueError: They are not the same, or not finite.
+  """
+  import jax
+  import jax.numpy as jnp
+  import numpy as np
+
+  counts = (1, 3) if batch_size is None else (batch_size,)
+  shape = (max(counts), *_image_shape(vit))
+  images = np.random.default_rng(0).standard_normal(shape, np.float32)
+  # onnxruntime's products are in float32 whatever the device here.
+  precision = 'highest' if form == 'onnx' else None
+  with jax.default_matmul_precision(precision):
+    function = jax.jit(_function(vit))
+    expected = np.asarray(function(images))
+    # What rounding makes of a model that depends on its last digits.
+    rounded = np.asarray(function(images * np.float32(1 + 2**-20)))
+  if not np.isfinite(expected).all():
+    raise ValueError("the model's own logits are not finite")
+  run = _OPEN[form](path)
+  found = [run(images[:count]) for count in counts]
+  if [x.shape for x in found] != [expected[:count].shape for count in counts]:
+    raise ValueError(f'its logits have the shapes {[x.shape for x in found]}')
+  scale = max(float(np.abs(expected).max()), 1e-6)
+
+  def distance(logits: np.ndarray) -> float:
+    return float(np.abs(logits - expected[: len(logits)]).max()) / scale
+
+  difference = max(map(distance, found))
+  is_float32 = jnp.dtype(vit.model.dtype) == jnp.float32
+  least = 1e-3 if is_float32 else 3e-2
+  tolerance = np.clip(10 * distance(rounded), least, 0.1)
+  if not difference <= tolerance:
+    raise ValueError(
+      f"its logits differ from the model's by {difference:.0e} of the largest"
+    )
+  return difference
+
+
+def _open_stablehlo(path: pathlib.Path) -> 'Callable[[np.ndarray], np.ndarray]':
+  from jax import export as jax_export
+  import numpy as np
+
+  program = jax_export.deserialize(bytearray(path.read_bytes()))
+  return lambda images: np.asarray(program.call(images))
+
+
+def _open_onnx(path: pathlib.Path) -> 'Callable[[np.ndarray], np.ndarray]':
+  import onnxruntime
+
+  session = onnxruntime.InferenceSession(
+    path, providers=['CPUExecutionProvider']
+  )
+  return lambda images: session.run(None, {'images': images})[0]
+
+
+def _function(vit: 'weights.Loaded') -> Callable[..., Any]:
+  """Returns the model with its parameters, as a function of the images."""
+  return lambda images: vit.model.apply({'params': vit.params}, images)
+
+
+def _images(
+  vit: 'weights.Loaded', batch_size: int | None
+) -> 'jax.ShapeDtypeStruct':
+  """Returns the shape of a batch; of a size that is a symbol, by default."""
+  import jax
+  from jax import export as jax_export
+  import jax.numpy as jnp
+
+  size = 'batch' if batch_size is None else str(batch_size)
+  shape = (*jax_export.symbolic_shape(size), *_image_shape(vit))
+  return jax.ShapeDtypeStruct(shape, jnp.float32)
+
+
+def _image_shape(vit: 'weights.Loaded') -> tuple[int, int, int]:
+  return *vit.preprocess.image_size, vit.preprocess.channels
+
+
+def _simplified(
+  vit: 'weights.Loaded', form: str
+) -> tuple['weights.Loaded', list[str]]:
+  """Returns the model as a format can have it, and what it is not any more.
+
+  Raises:
+    UserError: The parameters are too large for the format.
+  """
+  import jax
+  import jax.numpy as jnp
+
+  from vit_jax import models
+  from vit_jax.models import vit as vit_lib
+
+  size = sum(x.nbytes for x in jax.tree.leaves(vit.params))
+  if size > _MOST_BYTES:
+    raise UserError(
+      f'the parameters take {size / 2**30:.1f} GiB, and a file of {form} holds'
+      ' less than 2 GiB: export a smaller model'
+    )
+  # The same function: these only say how it is computed.
+  plain: dict[str, Any] = {'remat': 'none', 'attention_implementation': 'plain'}
+  params, notes = vit.params, []
+  if form == 'onnx':
+    if getattr(vit.model, 'scan', False):  # onnxruntime's loops are slow
+      params, plain['scan'] = vit_lib.unstack_layers(params), False
+    plain['dtype'] = jnp.float32
+    if (dtype := jnp.dtype(vit.model.dtype)) != jnp.float32:
+      notes.append(
+        f'{dtype.name}, since onnxruntime has few operations of that type: the'
+        ' file computes in float32'
+      )
+  fields = {*models.fields_of(vit.model), 'dtype'}
+  model = vit.model.clone(**{k: x for k, x in plain.items() if k in fields})
+  return dataclasses.replace(vit, model=model, params=params), notes
+
+
+_CONVERT = {'stablehlo': stablehlo, 'onnx': onnx}
+_OPEN = {'stablehlo': _open_stablehlo, 'onnx': _open_onnx}
+
+
+if __name__ == '__main__':
+  cli.run(main, __doc__, FLAGS)

@@ -1,0 +1,1 @@
+"""Meshes, sharding rules, processes and the hardware they run on."""

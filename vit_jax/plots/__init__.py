@@ -1,0 +1,1 @@
+"""Canvases, charts and tiles that pictures are made of."""

@@ -1,0 +1,313 @@
+"""Figures: one style, pictures of which each pixel is placed, and files.
+
+Needs matplotlib, which is in the extra [explore]. Figures are made without
+pyplot, so that nothing is left behind.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import contextlib
+import functools
+import importlib.util
+import math
+import pathlib
+from typing import Any
+from typing import NamedTuple
+from typing import TYPE_CHECKING
+import warnings
+
+import numpy as np
+
+from vit_jax.config import UserError
+from vit_jax.plots import tiles as tiles_lib
+from vit_jax.runs import workdir as workdir_lib
+
+if TYPE_CHECKING:
+  from matplotlib import axes as axes_lib
+  from matplotlib import figure as figure_lib
+
+DPI = 100  # of what is placed by the pixel; a chart has twice as many
+LETTER, LINE = 7.6, 17  # pixels: a wide letter, and a line of text
+GAP = 4  # pixels between tiles
+INK, PALE, FAINT = '#303030', '#808080', '#C8C8C8'
+_FRAME = 0xC8  # the grey of FAINT
+_TICKS = 4  # of a scale of colours, about
+_MOST_LETTERS = 24  # of a row's label
+_BAR = 60  # pixels above, for the scale of the colours
+# After matplotlib's own, which has Latin, Greek, Cyrillic, Arabic and Hebrew.
+_MORE_FONTS = (
+  'Noto Sans CJK JP',
+  'Noto Sans CJK SC',
+  'Noto Sans JP',
+  'Noto Sans SC',
+  'WenQuanYi Micro Hei',
+  'WenQuanYi Zen Hei',
+  'Droid Sans Fallback',
+  'Arial Unicode MS',
+  'Noto Sans Devanagari',
+  'Noto Sans Bengali',
+  'Noto Sans Tamil',
+  'Noto Sans Thai',
+)
+_STYLE: Any = {
+  'font.size': 9,
+  'axes.titlesize': 10,
+  'axes.titleweight': 'bold',
+  'axes.titlelocation': 'left',
+  'axes.spines.top': False,
+  'axes.spines.right': False,
+  'axes.edgecolor': PALE,
+  'axes.labelcolor': INK,
+  'axes.grid': True,
+  'axes.axisbelow': True,
+  'grid.color': '#E6E6E6',
+  'text.color': INK,
+  'text.parse_math': False,  # a $ in a name is a $
+  'xtick.color': INK,
+  'ytick.color': INK,
+  'image.composite_image': False,
+  # Files are the same whenever they are written; their text stays text.
+  'svg.hashsalt': 'vit_jax',
+  'svg.fonttype': 'none',
+}
+
+
+class Scale(NamedTuple):
+  """A scale of colours above a sheet, where it is seen before the tiles.
+
+  Attributes:
+    low: What the first colour stands for.
+    high: What the last one does.
+    label: What the colours are.
+    colors: Their name in matplotlib.
+    ticks: Texts evenly spaced along it, in place of numbers.
+  """
+
+  low: float
+  high: float
+  label: str
+  colors: str = tiles_lib.VALUES
+  ticks: tuple[str, ...] = ()
+
+
+def check() -> None:
+  """Raises a UserError where matplotlib is missing."""
+  if importlib.util.find_spec('matplotlib') is None:
+    raise UserError(
+      "pictures need matplotlib: run pip install 'vit_jax[explore]'"
+    )
+
+
+@contextlib.contextmanager
+def style() -> Iterator[None]:
+  """Within it figures are to be made and saved."""
+  import matplotlib
+
+  with matplotlib.rc_context(_STYLE | fonts()), warnings.catch_warnings():
+    warnings.filterwarnings('ignore', 'Glyph')  # names may be in any script
+    yield
+
+
+@functools.cache
+def fonts() -> Mapping[str, Any]:
+  """Returns a style whose text is in any script that fonts here have."""
+  from matplotlib import font_manager
+
+  known = set(font_manager.get_font_names())
+  return {
+    'font.family': ['DejaVu Sans', *(x for x in _MORE_FONTS if x in known)]
+  }
+
+
+def figure(width: float, height: float) -> 'figure_lib.Figure':
+  """Returns an empty figure for charts, whose parts make room for each other.
+
+  Args:
+    width: In pixels of the page.
+    height: Likewise.
+  """
+  from matplotlib import figure as figure_lib
+
+  size = width / DPI, height / DPI
+  return figure_lib.Figure(figsize=size, dpi=2 * DPI, layout='constrained')
+
+
+def pixel_figure(
+  width: float, height: float
+) -> 'tuple[figure_lib.Figure, axes_lib.Axes]':
+  """Returns a figure and axes of that many pixels, (0, 0) at the top left."""
+  from matplotlib import figure as figure_lib
+
+  width, height = math.ceil(width), math.ceil(height)
+  result = figure_lib.Figure(figsize=(width / DPI, height / DPI), dpi=DPI)
+  axes = result.add_axes((0.0, 0.0, 1.0, 1.0))
+  axes.set_xlim(0, width)
+  axes.set_ylim(height, 0)
+  axes.set_axis_off()
+  return result, axes
+
+
+def place(
+  axes: 'axes_lib.Axes', image: np.ndarray, left: float, top: float
+) -> None:
+  """Draws an image uint8 [h, w, 3] on axes of pixels, one for one."""
+  h, w = image.shape[:2]
+  axes.imshow(
+    image,
+    extent=(left, left + w, top + h, top),
+    aspect='auto',
+    interpolation='none',
+  )
+
+
+def framed(tile: np.ndarray) -> np.ndarray:
+  """Returns a tile [h, w, 3] with a thin frame: it may be white."""
+  sides = (1, 1), (1, 1), (0, 0)
+  return np.pad(tile, sides, constant_values=_FRAME)
+
+
+def shorten(text: str, width: float) -> str:
+  """Cuts a text that is wider than so many pixels."""
+  letters = max(1, int(width / LETTER + 1e-6))
+  return text if len(text) <= letters else f'{text[: letters - 1]}…'
+
+
+def sheet(
+  tiles: Sequence[Sequence[np.ndarray | None]],
+  *,
+  columns: Sequence[str] = (),
+  rows: Sequence[str] = (),
+  captions: Sequence[str] = (),
+  scale: Scale | None = None,
+) -> 'figure_lib.Figure':
+  """Returns tiles in rows, with labels.
+
+  Args:
+    tiles: uint8 [h, w, 3], all of one size; None leaves a place empty.
+    columns: Labels above the columns, in one line or more.
+    rows: Labels before the rows.
+    captions: Below the tiles, row by row, in one line or more; cut where they
+      are wider than a tile.
+    scale: Of the colours.
+  """
+  high, wide = next(x for row in tiles for x in row if x is not None).shape[:2]
+  lines = max((text.count('\n') + 1 for text in captions), default=0)
+  down, along = high + GAP + lines * LINE, wide + GAP
+  letters = min(max(map(len, rows), default=0), _MOST_LETTERS)
+  left = GAP + (math.ceil(letters * LETTER) + GAP if rows else 0)
+  heads = [label.split('\n') for label in columns]
+  start = GAP + (_BAR if scale else 0)
+  top = start + LINE * max(map(len, heads), default=0)
+  paper = _paste(tiles, down, along)
+  width = max(left + paper.shape[1], 300 if scale else 0)
+  height = top + paper.shape[0]
+  result, axes = pixel_figure(width, height)
+  place(axes, paper, left - 1, top - 1)
+  middle = left + wide / 2
+  for j, labels in enumerate(zip(*heads, strict=True)):
+    _label(axes, labels, middle, along, start + (j + 0.5) * LINE)
+  for i, label in enumerate(rows):
+    label = shorten(label, letters * LETTER)
+    where = left - GAP, top + i * down + high / 2
+    axes.text(*where, label, ha='right', va='center')
+  for i, text in enumerate(captions):
+    row, column = divmod(i, len(tiles[0]))
+    x, y = middle + column * along, top + row * down + high
+    for j, line in enumerate(text.split('\n')):
+      line = shorten(line, wide)
+      axes.text(x, y + (j + 0.5) * LINE, line, ha='center', va='center')
+  if scale:
+    _color_bar(result, scale, left, height)
+  return result
+
+
+def _paste(
+  tiles: Sequence[Sequence[np.ndarray | None]], down: int, along: int
+) -> np.ndarray:
+  """Returns tiles in one image: hundreds would take long to draw.
+
+  Args:
+    tiles: In rows of one length.
+    down: Pixels from a row to the next.
+    along: Pixels from a column to the next.
+  """
+  shape = 1 + len(tiles) * down, 1 + len(tiles[0]) * along, 3
+  paper = np.full(shape, 255, np.uint8)
+  for i, row in enumerate(tiles):
+    for j, tile in enumerate(row):
+      if tile is not None:
+        h, w = tile.shape[:2]
+        place = paper[i * down :, j * along :]
+        place[: h + 2, : w + 2] = framed(tile)
+  return paper
+
+
+def _label(
+  axes: 'axes_lib.Axes',
+  labels: Sequence[str],
+  start: float,
+  pitch: float,
+  y: float,
+) -> None:
+  """Writes labels in a row; where they are wide and many, not all of them."""
+  widest = max(map(len, labels), default=0) * LETTER
+  step = math.ceil(widest / pitch) if len(labels) > 10 else 1
+  for i in range(0, len(labels), max(step, 1)):
+    text = shorten(labels[i], max(step, 1) * pitch)
+    axes.text(start + i * pitch, y, text, ha='center', va='center')
+
+
+def _color_bar(
+  figure: 'figure_lib.Figure',
+  scale: Scale,
+  left: float,
+  height: float,
+) -> None:
+  from matplotlib import cm
+  from matplotlib import colors
+  from matplotlib import ticker
+
+  width, total = 240, figure.get_figwidth() * DPI
+  thick = 10
+  bottom = 1 - (2 * GAP + thick) / height
+  where = left / total, bottom, width / total, thick / height
+  norm = colors.Normalize(scale.low, scale.high)
+  colorable = cm.ScalarMappable(norm, scale.colors)
+  bar = figure.colorbar(
+    colorable, cax=figure.add_axes(where), orientation='horizontal'
+  )
+  bar.outline.set_visible(False)  # type: ignore[operator]
+  bar.set_label(scale.label, labelpad=1)
+  if scale.ticks:
+    places = np.linspace(scale.low, scale.high, len(scale.ticks))
+    bar.set_ticks(places.tolist(), labels=scale.ticks)
+  else:
+    bar.locator = ticker.MaxNLocator(_TICKS)
+    bar.update_ticks()
+
+
+def save(figure: 'figure_lib.Figure', path: pathlib.Path) -> tuple[int, int]:
+  """Writes a figure as PNG and SVG.
+
+  Args:
+    figure: From here, made within the same `style`.
+    path: Of both, without an ending.
+
+  Returns:
+    (width, height) that it should have on a page, in pixels.
+
+  Raises:
+    UserError: It cannot be written.
+  """
+  for ending, metadata in (
+    ('.png', {'Software': None}),
+    ('.svg', {'Date': None}),
+  ):
+    file = path.with_name(path.name + ending)
+    try:
+      figure.savefig(file, dpi=figure.dpi, metadata=metadata)
+    except OSError as e:
+      raise workdir_lib.cannot_write(file, e) from e
+  width, height = figure.get_size_inches() * DPI
+  return round(width), round(height)

@@ -1,0 +1,206 @@
+"""Charts of numbers by layer, matrices and filters of what was seen.
+
+In comments: L layers, H heads. Each function returns a figure of matplotlib,
+made within `canvas.style`.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+from typing import NamedTuple
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vit_jax.plots import canvas
+from vit_jax.plots import tiles as tiles_lib
+
+if TYPE_CHECKING:
+  from matplotlib import axes as axes_lib
+  from matplotlib import figure as figure_lib
+
+# Okabe and Ito's, told apart by the colour-blind too.
+BLUE, ORANGE, GREEN, PURPLE = '#0072B2', '#D55E00', '#009E73', '#CC79A7'
+_PANEL = 460, 330  # pixels
+_WRITTEN = 20  # rows and columns of a matrix up to which numbers are in it
+_NAMED = 40  # up to which all of them are named
+
+
+class Level(NamedTuple):
+  """A horizontal line: what is to be compared with."""
+
+  value: float
+  label: str
+
+
+class Panel(NamedTuple):
+  """Values of all heads by layer.
+
+  Attributes:
+    values: Float [L, H].
+    label: Of the axis, with the unit.
+    level: What is to be compared with.
+  """
+
+  values: np.ndarray
+  label: str
+  level: Level | None = None
+
+
+def heads_by_depth(panels: Sequence[Panel]) -> 'figure_lib.Figure':
+  """Returns a panel for each of the values, with a point for each head."""
+  figure = canvas.figure(_PANEL[0] * len(panels), _PANEL[1])
+  cells = figure.subplots(1, len(panels), squeeze=False)[0]
+  for cell, panel in zip(cells, panels, strict=True):
+    layers = np.arange(len(panel.values))
+    for values in panel.values.T:
+      cell.plot(layers, values, 'o', color=BLUE, alpha=0.5, markersize=4)
+    mean = panel.values.mean(axis=1)
+    cell.plot(layers, mean, color=ORANGE, label='mean of the heads')
+    if panel.level is not None:
+      _draw_level(cell, panel.level)
+    cell.set_ylabel(panel.label)
+    _count_layers(cell, len(layers))
+    level = panel.level.value if panel.level else 0.0
+    cell.set_ylim(0, 1.08 * max(float(panel.values.max()), level))
+    cell.legend(frameon=False)
+  return figure
+
+
+def _draw_level(cell: 'axes_lib.Axes', level: Level) -> None:
+  cell.axhline(
+    level.value,
+    color=canvas.PALE,
+    linestyle='--',
+    linewidth=1,
+    label=level.label,
+  )
+
+
+def _count_layers(cell: 'axes_lib.Axes', count: int) -> None:
+  """Numbers the layers below a panel, each where they are few."""
+  from matplotlib import ticker
+
+  cell.set_xlabel('layer')
+  cell.set_xlim(-0.5, count - 0.5)
+  cell.xaxis.set_major_locator(ticker.MaxNLocator(12, integer=True))
+
+
+def norms_by_depth(
+  patches: np.ndarray, others: Mapping[str, np.ndarray]
+) -> 'figure_lib.Figure':
+  """Returns the norms of tokens by layer, on a logarithmic axis.
+
+  Args:
+    patches: Norms of patch tokens, float [L, M], M over images and patches.
+    others: Mean norms of other tokens by their name, float [L].
+  """
+  from matplotlib import ticker
+
+  figure = canvas.figure(_PANEL[0] * 1.5, _PANEL[1])
+  cell = figure.subplots()
+  layers = np.arange(len(patches))
+  low, middle, high = np.percentile(patches, (5, 50, 95), axis=1)
+  band: Any = {'color': BLUE, 'alpha': 0.25, 'linewidth': 0}
+  cell.fill_between(layers, low, high, label='patches, 5% to 95%', **band)
+  cell.plot(layers, middle, color=BLUE, label='patches, median')
+  top = patches.max(axis=1)
+  cell.plot(layers, top, '.:', color=BLUE, label='patches, largest')
+  colors = (ORANGE, PURPLE, GREEN)
+  for i, (name, norms) in enumerate(others.items()):
+    cell.plot(layers, norms, '.-', color=colors[i % len(colors)], label=name)
+  cell.set_yscale('log')
+  # As plain numbers, of which some between powers of ten are enough.
+  shown = '25' if top.max() > 5 * low.min() else '23456789'
+  cell.yaxis.set_major_formatter(ticker.StrMethodFormatter('{x:g}'))
+  cell.yaxis.set_minor_formatter(
+    ticker.FuncFormatter(
+      lambda x, _: f'{x:g}' if f'{x:e}'.startswith((*shown,)) else ''
+    )
+  )
+  cell.set_ylabel('norm of the token')
+  _count_layers(cell, len(layers))
+  figure.legend(loc='outside right center', frameon=False)
+  return figure
+
+
+def accuracy_by_depth(
+  accuracy: np.ndarray, intervals: np.ndarray, chance: Level
+) -> 'figure_lib.Figure':
+  """Returns an accuracy for each layer.
+
+  Args:
+    accuracy: Float [L], 0 to 1.
+    intervals: Float [L, 2], from and to.
+    chance: What guessing reaches.
+  """
+  figure = canvas.figure(_PANEL[0] * 1.5, _PANEL[1])
+  cell = figure.subplots()
+  layers = np.arange(len(accuracy))
+  # Rounding may put an end of an interval on the other side.
+  sides = np.abs(intervals.T - accuracy)
+  line: Any = {'color': BLUE, 'capsize': 3, 'label': 'accuracy, 95% interval'}
+  cell.errorbar(layers, accuracy, sides, fmt='.-', **line)
+  _draw_level(cell, chance)
+  cell.set_ylabel('accuracy')
+  cell.set_ylim(0, 1.02)
+  _count_layers(cell, len(layers))
+  cell.legend(frameon=False)
+  return figure
+
+
+def matrix(
+  values: np.ndarray,
+  *,
+  x: str,
+  y: str,
+  label: str,
+  names: tuple[Sequence[str], Sequence[str]],
+  limits: tuple[float, float],
+  written: np.ndarray | None = None,
+) -> 'figure_lib.Figure':
+  """Returns a matrix in colours, with its first row on top.
+
+  Args:
+    values: Float [R, C].
+    x: What the columns are.
+    y: What the rows are.
+    label: What the colours are.
+    names: Of rows and columns.
+    limits: What the first and the last colour stand for.
+    written: Numbers to write into the fields where these are few, [R, C].
+  """
+  rows, columns = values.shape
+  side = float(np.clip(34 * max(rows, columns), 280, 680))
+  figure = canvas.figure(side + 150, side * rows / max(rows, columns) + 90)
+  cell = figure.subplots()
+  image = cell.imshow(values, tiles_lib.VALUES, vmin=limits[0], vmax=limits[1])
+  cell.grid(False)
+  cell.set_xlabel(x)
+  cell.set_ylabel(y)
+  step = -(-max(rows, columns) // _NAMED)
+  row_ticks, column_ticks = range(0, rows, step), range(0, columns, step)
+  cell.set_yticks(row_ticks, [names[0][i] for i in row_ticks])
+  labels = [names[1][i] for i in column_ticks]
+  crowded = max(map(len, labels)) > 3
+  cell.set_xticks(column_ticks, labels, rotation=90 if crowded else 0)
+  if written is not None and max(rows, columns) <= _WRITTEN:
+    _write_numbers(cell, values, written, limits)
+  bar = figure.colorbar(image, label=label, shrink=0.8)
+  bar.outline.set_visible(False)  # type: ignore[operator]
+  return figure
+
+
+def _write_numbers(
+  cell: 'axes_lib.Axes',
+  values: np.ndarray,
+  written: np.ndarray,
+  limits: tuple[float, float],
+) -> None:
+  middle = 0.6 * limits[1] + 0.4 * limits[0]
+  for (i, j), number in np.ndenumerate(written):
+    if number:
+      color = 'black' if values[i, j] > middle else 'white'
+      cell.text(
+        j, i, str(number), ha='center', va='center', color=color, fontsize=8
+      )

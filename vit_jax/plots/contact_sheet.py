@@ -1,0 +1,253 @@
+"""Many small images in one picture, each with a caption."""
+
+from collections.abc import Collection
+from collections.abc import Sequence
+import functools
+import math
+import pathlib
+import unicodedata
+
+import cv2
+import numpy as np
+
+from vit_jax.runs import workdir as workdir_lib
+
+_SMALLEST, _LARGEST = 96, 224  # pixels: what an image is enlarged or shrunk to
+_MARGIN, _FRAME, _LINE = 4, 3, 16  # pixels
+_COLUMNS = 8
+# OpenCV's own font for all scripts, Chinese, Japanese and Korean among them.
+_FONT, _FONT_SIZE = 'uni', 12
+# Red, green, blue.
+_PAPER, _INK, _RED, _NO_NUMBER = (
+  (255, 255, 255),
+  (40, 40, 40),
+  (220, 0, 0),
+  (255, 0, 255),
+)
+
+
+def choose(
+  count: int, marked: Collection[int] = (), most: int = 64
+) -> list[int]:
+  """Returns which images of a batch to draw: marked ones first if not all fit.
+
+  Args:
+    count: Of all images.
+    marked: Positions among them.
+    most: Images to draw.
+  """
+  if count <= most:
+    return list(range(count))
+  others = [i for i in range(count) if i not in set(marked)]
+  return [*sorted(marked), *others][:most]
+
+
+def caption(label: np.ndarray, classes: Sequence[str]) -> str:
+  """Returns a label in words; that of a mixed image has two lines.
+
+  A name with letters that the font lacks has the number of the class before.
+
+  Args:
+    label: int scalar, or shares of the classes, float [classes].
+    classes: Their names.
+  """
+  if not label.ndim:
+    return _class_name(classes, int(label))
+  largest = np.argsort(-label, kind='stable')[:2].tolist()
+  shown = [
+    (_class_name(classes, i), label[i]) for i in largest if label[i] >= 0.005
+  ]
+  if len(shown) == 1:
+    return shown[0][0]
+  return '\n'.join(f'{share:.2f} {name}'.lstrip('0') for name, share in shown)
+
+
+def _class_name(classes: Sequence[str], number: int) -> str:
+  name = classes[number]
+  return name if _drawable(name) == _composed(name) else f'{number}: {name}'
+
+
+def draw(
+  images: Sequence[np.ndarray],
+  captions: Sequence[str],
+  path: pathlib.Path,
+  *,
+  marked: Collection[int] = (),
+  title: str = '',
+) -> None:
+  """Writes `encode`'s PNG.
+
+  Args:
+    images: As of `encode`.
+    captions: Likewise.
+    path: Of the PNG; its directory is made.
+    marked: As of `encode`.
+    title: Likewise.
+
+  Raises:
+    UserError: It cannot be written.
+  """
+  png = encode(images, captions, marked=marked, title=title)
+  try:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(png)
+  except OSError as e:
+    raise workdir_lib.cannot_write(path, e) from e
+
+
+def encode(
+  images: Sequence[np.ndarray],
+  captions: Sequence[str],
+  *,
+  marked: Collection[int] = (),
+  title: str = '',
+) -> bytes:
+  """Returns a PNG with images in rows of at most 8, from left to right.
+
+  Small images are enlarged by whole factors, so that their pixels stay visible;
+  large ones are shrunk.
+
+  Args:
+    images: Each [h, w, C] with 1 (grey), 3 (RGB) or 4 (RGB and alpha, which is
+      shown on white) channels: uint8, or floats where 0 to 1 is black to white.
+      What is not finite is magenta. An array [N, h, w, C] will do.
+    captions: Of each, a line or more; cut where they are too long.
+    marked: Positions of images that get a red frame.
+    title: Above them all.
+  """
+  tiles = [_fit(_to_rgb(image)) for image in images]
+  width = max((tile.shape[1] for tile in tiles), default=_SMALLEST)
+  height = max((tile.shape[0] for tile in tiles), default=_SMALLEST)
+  texts = [text.split('\n') for text in captions]
+  most = max(map(len, texts), default=0)
+  cells = []
+  for i, (tile, lines) in enumerate(zip(tiles, texts, strict=True)):
+    frame = _RED if i in marked else None
+    lines += [''] * (most - len(lines))
+    cells.append(_cell(tile, lines, (height, width), frame))
+  sheet = _grid(cells)
+  if title:
+    sheet = np.concatenate([write_line(title, sheet.shape[1]), sheet])
+  return cv2.imencode('.png', sheet[..., ::-1])[1].tobytes()
+
+
+def _to_rgb(image: np.ndarray) -> np.ndarray:
+  """Returns uint8 [h, w, 3]."""
+  if image.dtype == np.uint8:
+    rgb = image.astype(np.float32) / 255
+  else:
+    rgb = image.astype(np.float32)
+  finite = np.isfinite(rgb).all(axis=-1, keepdims=True)
+  rgb = np.clip(np.nan_to_num(rgb), 0, 1)
+  if rgb.shape[-1] == 4:
+    alpha = rgb[..., 3:]
+    rgb = rgb[..., :3] * alpha + (1 - alpha)
+  rgb = np.broadcast_to(np.round(rgb * 255), (*rgb.shape[:2], 3))
+  return np.where(finite, rgb, _NO_NUMBER).astype(np.uint8)
+
+
+def _fit(image: np.ndarray) -> np.ndarray:
+  """Enlarges or shrinks an image [h, w, 3] to a readable size."""
+  longest = max(image.shape[:2])
+  if longest < _SMALLEST:
+    factor = math.ceil(_SMALLEST / longest)
+    return image.repeat(factor, axis=0).repeat(factor, axis=1)
+  if longest <= _LARGEST:
+    return image
+  h, w = (max(1, n * _LARGEST // longest) for n in image.shape[:2])
+  return cv2.resize(image, (w, h), interpolation=cv2.INTER_AREA)
+
+
+def _cell(
+  tile: np.ndarray,
+  lines: Sequence[str],
+  size: tuple[int, int],
+  frame: tuple[int, int, int] | None,
+) -> np.ndarray:
+  """Returns an image in the middle of `size`, with frame and lines of text."""
+  height, width = (n + 2 * _FRAME for n in size)
+  cell = np.full((height, width, 3), _PAPER, np.uint8)
+  h, w = tile.shape[:2]
+  top, left = (height - h) // 2, (width - w) // 2
+  if frame is not None:
+    cell[top - _FRAME : top + h + _FRAME, left - _FRAME : left + w + _FRAME] = (
+      frame
+    )
+  cell[top : top + h, left : left + w] = tile
+  texts = [write_line(line, width, frame or _INK) for line in lines]
+  return np.concatenate([cell, *texts])
+
+
+def write_line(
+  text: str, width: int, colour: tuple[int, int, int] = _INK
+) -> np.ndarray:
+  """Returns a line of text, uint8 [_LINE, width, 3]; cut where it is too long.
+
+  Args:
+    text: In any script.
+    width: In pixels.
+    colour: Red, green, blue.
+  """
+  line = np.full((_LINE, width, 3), _PAPER, np.uint8)
+  text = shown = _drawable(text)
+  while shown and _text_width(shown) > width - 2 * _FRAME:
+    text = text[:-1]
+    shown = f'{text}..' if text else ''
+  cv2.putText(line, shown, (_FRAME, _LINE - 4), colour, _font(), _FONT_SIZE)
+  return line
+
+
+def _text_width(text: str) -> int:
+  image_size, origin = (0, 0), (0, 0)  # neither matters to the width
+  _, _, width, _ = cv2.getTextSize(
+    image_size, text, origin, _font(), _FONT_SIZE
+  )
+  return int(width)
+
+
+def _drawable(text: str) -> str:
+  r"""Returns a text with escapes, as \u0928, for letters the font lacks."""
+  return ''.join(
+    c if _has_glyph(c) else c.encode('unicode_escape').decode()
+    for c in _composed(text)
+  )
+
+
+def _composed(text: str) -> str:
+  """Returns a text with accents in their letters: macOS stores them apart."""
+  return unicodedata.normalize('NFC', text)
+
+
+@functools.cache
+def _has_glyph(letter: str) -> bool:
+  """Whether the font has a letter; for one that it lacks it draws a '?'."""
+  if letter.isascii():
+    return letter.isprintable()
+  if not letter.isprintable():
+    return False
+  drawn, unknown = (_letter(c) for c in (letter, '?'))
+  return not np.array_equal(drawn, unknown)
+
+
+def _letter(letter: str) -> np.ndarray:
+  """Returns how a letter is drawn, [_LINE, 2 * _LINE, 3]."""
+  image = np.full((_LINE, 2 * _LINE, 3), _PAPER, np.uint8)
+  where = (_LINE // 2, _LINE - 4)
+  return cv2.putText(image, letter, where, _INK, _font(), _FONT_SIZE)[1]
+
+
+@functools.cache
+def _font() -> cv2.FontFace:
+  return cv2.FontFace(_FONT)
+
+
+def _grid(cells: Sequence[np.ndarray]) -> np.ndarray:
+  """Puts cells of one size into rows."""
+  columns = min(_COLUMNS, max(len(cells), 1))
+  h, w = (n + _MARGIN for n in cells[0].shape[:2]) if cells else (0, 0)
+  rows = math.ceil(len(cells) / columns)
+  sheet = np.full((rows * h + _MARGIN, columns * w + _MARGIN, 3), _PAPER)
+  for i, cell in enumerate(cells):
+    top, left = _MARGIN + i // columns * h, _MARGIN + i % columns * w
+    sheet[top : top + cell.shape[0], left : left + cell.shape[1]] = cell
+  return sheet.astype(np.uint8)

@@ -1,0 +1,251 @@
+"""Curves of several runs in one picture.
+
+Needs matplotlib, which is in the extra [explore].
+"""
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import importlib.util
+import itertools
+import math
+import pathlib
+from typing import Any
+from typing import TYPE_CHECKING
+import warnings
+
+import numpy as np
+
+from vit_jax.config import UserError
+from vit_jax.plots import canvas
+from vit_jax.runs import workdir as workdir_lib
+
+if TYPE_CHECKING:
+  from matplotlib import axes
+  from matplotlib import figure
+
+ENDINGS = ('.png', '.pdf', '.svg')
+
+# Okabe and Ito's, told apart by the colour-blind too; for yellow, which is too
+# pale for lines, a grey.
+_COLORS = (
+  '#0072B2',
+  '#D55E00',
+  '#009E73',
+  '#CC79A7',
+  '#E69F00',
+  '#56B4E9',
+  '#000000',
+  '#8C8C8C',
+)
+_DASHES = ('-', '--', ':')  # in turn, once all colours are used
+_COLUMNS = 3
+_WIDTH, _HEIGHT, _DPI = 4.6, 3.3, 120  # of a panel, in inches
+_SMOOTHING = 0.05  # a mean over this part of a panel's width, for all lines
+_LOG_RANGE = 100.0  # of losses from which on their axis is logarithmic
+_MARKED = 25  # points up to which each is marked
+_STYLE: Any = {
+  'font.size': 10,
+  'axes.titlesize': 11,
+  'axes.titleweight': 'bold',
+  'axes.titlelocation': 'left',
+  'axes.spines.top': False,
+  'axes.spines.right': False,
+  'axes.edgecolor': '#808080',
+  'axes.grid': True,
+  'grid.color': '#E6E6E6',
+  'xtick.color': '#404040',
+  'ytick.color': '#404040',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+  """A curve with N points, of one run or of several with the same config.
+
+  Attributes:
+    x: Float [N].
+    y: Float [N], of several runs the mean; nan makes a gap.
+    low: Of several runs the least, float [N]; else None.
+    high: The largest.
+  """
+
+  x: np.ndarray
+  y: np.ndarray
+  low: np.ndarray | None = None
+  high: np.ndarray | None = None
+
+
+def check(path: pathlib.Path) -> None:
+  """Finds what `draw` would fail at.
+
+  Raises:
+    UserError: matplotlib is missing, or cannot write such a file there.
+  """
+  if path.suffix not in ENDINGS:
+    raise UserError(
+      f'--out={path}: its name must end in {" or ".join(ENDINGS)}'
+    )
+  if not path.parent.is_dir():
+    raise UserError(f'--out={path}: there is no folder {path.parent}')
+  if importlib.util.find_spec('matplotlib') is None:
+    raise UserError(
+      "the picture needs matplotlib: run pip install 'vit_jax[explore]', or"
+      " give --out='' for the tables alone"
+    )
+
+
+def draw(
+  panels: Mapping[str, Mapping[str, Line]],
+  names: Sequence[str],
+  path: pathlib.Path,
+  *,
+  x_label: str,
+  smooth: Sequence[str] = (),
+) -> None:
+  """Writes a picture with a panel for each metric, and one legend.
+
+  Args:
+    panels: By the metric, then by the run.
+    names: Of all runs, in the order of the legend.
+    path: Of the picture; see `ENDINGS`.
+    x_label: Below each panel.
+    smooth: Metrics to be drawn smoothed, with what they were behind: each point
+      as the mean over a range of x that is the same for all runs.
+
+  Raises:
+    UserError: It cannot be written.
+  """
+  import matplotlib
+  from matplotlib import figure as figure_lib
+
+  columns = 2 if len(panels) in (2, 4) else min(len(panels), _COLUMNS)
+  rows = -(-len(panels) // columns)
+  with (
+    matplotlib.rc_context(_STYLE | canvas.fonts()),
+    warnings.catch_warnings(),
+  ):
+    warnings.filterwarnings('ignore', 'Glyph')  # names may be in any script
+    figure = figure_lib.Figure(
+      figsize=(columns * _WIDTH, rows * _HEIGHT + 0.5), layout='constrained'
+    )
+    grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
+    cells = list(grid.flat)
+    styles = dict(zip(names, _styles(len(names)), strict=True))
+    for cell, (metric, lines) in zip(cells, panels.items(), strict=False):
+      width = _window(lines.values()) if metric in smooth else 0.0
+      for name, line in lines.items():
+        _draw_line(cell, line, styles[name], width)
+      _finish(cell, metric, lines, x_label)
+      if width:
+        has_thin = any(line.low is None for line in lines.values())
+        _say_smoothed(cell, width, x_label, has_thin)
+    for cell in cells[len(panels) :]:
+      cell.set_axis_off()
+    _add_legend(figure, styles, columns)
+    try:
+      figure.savefig(path, dpi=_DPI)
+    except OSError as e:
+      raise workdir_lib.cannot_write(path, e) from e
+
+
+def _styles(count: int) -> list[dict[str, Any]]:
+  """Returns how each line is drawn; the first ones are wider.
+
+  So one that lies below another can be seen all the same.
+  """
+  widths = np.linspace(2.0, 1.3, count)
+  styles = itertools.cycle(itertools.product(_DASHES, _COLORS))
+  return [
+    {'linestyle': dash, 'color': color, 'linewidth': float(width)}
+    for (dash, color), width in zip(styles, widths, strict=False)
+  ]
+
+
+def _window(lines: Iterable[Line]) -> float:
+  """Returns the range of x to take means over; 0: no point has another near."""
+  xs = [line.x for line in lines if len(line.x) > 1]
+  if not xs:
+    return 0.0
+  width = _SMOOTHING * (max(x.max() for x in xs) - min(x.min() for x in xs))
+  nearest = min(np.diff(x).min() for x in xs)
+  return float(width) if nearest <= width / 2 else 0.0
+
+
+def _say_smoothed(
+  cell: 'axes.Axes', width: float, x_label: str, has_thin: bool
+) -> None:
+  unit = {'step': 'steps', 'epoch': 'epochs'}.get(x_label, x_label)
+  unit = unit.removeprefix('time (').removesuffix(')')
+  thin = '; thin: each value' if has_thin else ''
+  text = f'mean over {width:.3g} {unit}{thin}'
+  cell.set_title(text, loc='right', fontsize=8, fontweight='normal')
+
+
+def _draw_line(
+  cell: 'axes.Axes', line: Line, style: Mapping[str, Any], width: float
+) -> None:
+  marker = '.' if len(line.y) <= _MARKED else ''
+  smooth = _smoothed(line.x, line.y, width)
+  cell.plot(line.x, smooth, marker=marker, **style)
+  if line.low is not None and line.high is not None:
+    low, high = (_smoothed(line.x, y, width) for y in (line.low, line.high))
+    color = style['color']
+    cell.fill_between(line.x, low, high, color=color, alpha=0.2, linewidth=0)
+  elif width:
+    thin = {'linewidth': 0.7, 'alpha': 0.3, 'zorder': 1}
+    cell.plot(line.x, line.y, **{**style, **thin})
+
+
+def _smoothed(x: np.ndarray, y: np.ndarray, width: float) -> np.ndarray:
+  """Returns means over `width` of x around each point; nan stays nan.
+
+  Args:
+    x: Float [N], ascending.
+    y: Float [N].
+    width: In units of x.
+  """
+  known = np.isfinite(y)
+  sums, counts = (
+    np.concatenate([[0.0], np.cumsum(values)])
+    for values in (np.where(known, y, 0.0), known)
+  )
+  start = np.searchsorted(x, x - width / 2, 'left')
+  end = np.searchsorted(x, x + width / 2, 'right')
+  means = (sums[end] - sums[start]) / np.maximum(counts[end] - counts[start], 1)
+  return np.where(known, means, np.nan)
+
+
+def _finish(
+  cell: 'axes.Axes', metric: str, lines: Mapping[str, Line], x_label: str
+) -> None:
+  cell.set_title(metric, parse_math=False)
+  cell.set_xlabel(x_label)
+  cell.tick_params(labelbottom=True)  # also above other panels
+  values = np.concatenate([line.y for line in lines.values()])
+  values = values[np.isfinite(values)]
+  if metric.endswith('loss') and values.size and values.min() > 0:
+    if values.max() / values.min() > _LOG_RANGE:
+      cell.set_yscale('log')
+
+
+def _add_legend(
+  figure: 'figure.Figure',
+  styles: Mapping[str, Mapping[str, Any]],
+  columns: int,
+) -> None:
+  from matplotlib import lines
+
+  letters = max(map(len, styles)) + 8  # and the piece of a line before
+  per_row = math.floor(columns * _WIDTH * 12 / letters)  # 12 letters an inch
+  handles = [lines.Line2D([], [], **style) for style in styles.values()]
+  legend = figure.legend(
+    handles,
+    list(styles),
+    loc='outside lower center',
+    ncols=max(1, min(len(styles), per_row)),
+    frameon=False,
+  )
+  for text in legend.get_texts():
+    text.set_parse_math(False)  # a $ in a name is a $

@@ -1,0 +1,322 @@
+"""What every layer of one training step computes: is it finite, and how large.
+
+The model is examined unrolled, whatever the config says: the function is the
+same, and only so does each layer have a name. In comments: B images, E events.
+"""
+
+from collections.abc import Callable
+import dataclasses
+import functools
+from typing import Any
+from typing import NamedTuple
+
+import flax
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from vit_jax import config as config_lib
+from vit_jax import objectives
+from vit_jax.data.device import views
+from vit_jax.models import stack
+from vit_jax.models import vit
+from vit_jax.parallel import sharding
+from vit_jax.plots import contact_sheet
+from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import step as train_step_lib
+
+
+class Event(NamedTuple):
+  """What goes into a module, or comes out of it.
+
+  Attributes:
+    path: Of the module, as `blocks_0/mlp`; '' is the whole model.
+    when: 'input' or 'output'.
+    by_example: Whether each value belongs to one example of the batch.
+  """
+
+  path: str
+  when: str
+  by_example: bool
+
+
+class Values(NamedTuple):
+  """What is known of an array.
+
+  Attributes:
+    bad: How many values are not finite.
+    largest: Of the absolute values that are finite.
+  """
+
+  bad: Any
+  largest: Any
+
+
+@dataclasses.dataclass(frozen=True)
+class Findings:
+  """What one step computes.
+
+  Attributes:
+    events: On the way to the loss, in the order of computation.
+    bad: int32 [E, B], how many values of an example are not finite. Where they
+      belong to no single example, all of them have the same number.
+    largest: float32 [E], of the absolute values that are finite.
+    arrays: By stage: the `parameters` before the step; and, of what trains, the
+      `gradient`, the state of the `optimizer` after it, and the
+      `parameters_after`. Each is by path, as an unrolled model has it.
+    index: int32 [B], ids of the examples.
+    label: int32 [B]; or shares of the classes, float32 [B, classes], where
+      images are mixed.
+    drawn: Rows of `images`; the examples of the first event that is bad come
+      first where not all fit.
+    images: float32 [len(drawn), H, W, C], as the model was fed them.
+  """
+
+  events: tuple[Event, ...]
+  bad: np.ndarray
+  largest: np.ndarray
+  arrays: dict[str, dict[str, Values]]
+  index: np.ndarray
+  label: np.ndarray
+  drawn: list[int]
+  images: np.ndarray
+
+
+@flax.struct.dataclass
+class _Trace:
+  """`events`, `bad` and `largest` of Findings, under jit."""
+
+  events: tuple[Event, ...] = flax.struct.field(pytree_node=False)
+  bad: jax.Array
+  largest: jax.Array
+
+
+@flax.struct.dataclass
+class _Arrays:
+  """Values of arrays by their names, under jit."""
+
+  names: tuple[str, ...] = flax.struct.field(pytree_node=False)
+  bad: jax.Array
+  largest: jax.Array
+
+  def to_dict(self) -> dict[str, Values]:
+    """Fetches them."""
+    bad, largest = (np.asarray(x).tolist() for x in (self.bad, self.largest))
+    each = map(Values, bad, largest)
+    return dict(zip(self.names, each, strict=True))
+
+
+def examine(
+  e: experiment_lib.Experiment,
+  state: train_step_lib.TrainState,
+  batch: objectives.Batch,
+  step: int,
+) -> Findings:
+  """Looks at all that one step computes, without making it.
+
+  Args:
+    e: The experiment.
+    state: Before the step.
+    batch: Of the step.
+    step: Number of completed updates.
+  """
+  mesh = e.program.mesh
+  everywhere = sharding.replicated(mesh)
+  constants = e.program.constants
+  trace, fed, labels = jax.jit(
+    _forward(e),
+    out_shardings=(everywhere, sharding.batch_sharding(mesh), everywhere),
+  )(constants, state.params, batch, np.int32(step))
+  arrays = jax.jit(_backward(e), out_shardings=everywhere)(
+    constants, state, batch, np.int32(step)
+  )
+  bad = np.asarray(trace.bad)
+  first = next((i for i, count in enumerate(bad) if count.any()), 0)
+  drawn = contact_sheet.choose(len(bad[first]), np.flatnonzero(bad[first]))
+  images, index, label = jax.jit(
+    lambda fed, rows, *others: (fed[rows], *others), out_shardings=everywhere
+  )(fed, np.array(drawn), batch['index'], labels)
+  return Findings(
+    events=trace.events,
+    bad=bad,
+    largest=np.asarray(trace.largest),
+    arrays={stage: values.to_dict() for stage, values in arrays.items()},
+    index=np.asarray(index),
+    label=np.asarray(label),
+    drawn=drawn,
+    images=np.asarray(images),
+  )
+
+
+def _forward(
+  e: experiment_lib.Experiment,
+) -> Callable[..., tuple[_Trace, jax.Array, jax.Array]]:
+  """Returns what computes the loss of a step, and looks at each module.
+
+  Returns:
+    A function of (constants, parameters, batch, step) to a trace, and to the
+    images that the model is fed, float32 [B, H, W, C], and their labels.
+  """
+  config = e.config.copy_and_resolve_references()
+  config.model.scan, config.model.remat = False, 'none'
+  parts, objective = config_lib.num_parts(config), _objective(config, e)
+  loss = sharding.keep_batch_split(
+    objective.loss, e.program.mesh, config.train.batch_size // parts
+  )
+
+  def run(
+    constants: Any, params: Any, batch: objectives.Batch, step: jax.Array
+  ) -> tuple[_Trace, jax.Array, jax.Array]:
+    params = stack.join_runs(params)
+    if 'blocks' in params:
+      params = vit.unstack_layers(params)
+    key = train_step_lib.step_key(config.seed, step)
+
+    def one_part(_: None, part: Any) -> tuple[None, Any]:
+      batch, rows = part
+      recorder = _Recorder(len(rows))
+      with nn.intercept_methods(recorder.intercept):
+        loss(params, constants, batch, key, rows)
+      labels = objective.augment(batch, key, rows)['label']
+      return None, (recorder.trace(), recorder.images, labels)
+
+    _, (trace, *fed) = jax.lax.scan(one_part, None, _parts(batch, parts))
+    bad = sharding.join_rows(trace.bad.swapaxes(1, 2)).T  # of [parts, E, ...]
+    largest = trace.largest.max(axis=0)
+    images, labels = map(sharding.join_rows, fed)
+    return _Trace(trace.events, bad, largest), images, labels
+
+  return run
+
+
+class _Recorder:
+  """Looks at what goes into each Linen module, and at what comes out of it.
+
+  Of the first model that is applied: another, as a teacher, is not looked at.
+
+  Attributes:
+    images: What went into the whole model.
+  """
+
+  def __init__(self, batch_size: int):
+    self._batch_size = batch_size
+    self._events: list[Event] = []
+    self._values: list[Values] = []
+    self._root: Any = None
+    self.images: jax.Array | None = None
+
+  def intercept(
+    self,
+    call: Callable[..., Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
+    context: nn.module.InterceptorContext,
+  ) -> Any:
+    """Calls a module's method, as `nn.intercept_methods` asks for."""
+    scope = context.module.scope
+    assert scope is not None  # bound, since it is called
+    root = scope.root
+    self._root = self._root or root
+    if context.method_name != '__call__' or root is not self._root:
+      return call(*args, **kwargs)
+    path = '/'.join(context.module.path)
+    if not path:
+      self.images = args[0]
+    self._note(path, 'input', args)
+    result = call(*args, **kwargs)
+    self._note(path, 'output', result)
+    return result
+
+  def trace(self) -> _Trace:
+    """Returns what was seen."""
+    shape = (self._batch_size,)
+    bad = [jnp.broadcast_to(values.bad, shape) for values in self._values]
+    largest = [values.largest.max() for values in self._values]
+    return _Trace(tuple(self._events), jnp.stack(bad), jnp.stack(largest))
+
+  def _note(self, path: str, when: str, tree: Any) -> None:
+    arrays = [
+      x
+      for x in jax.tree.leaves(tree)
+      if isinstance(x, jax.Array) and jnp.issubdtype(x.dtype, jnp.floating)
+    ]
+    if not arrays:
+      return
+    by_example = all(x.ndim and len(x) == self._batch_size for x in arrays)
+    self._events.append(Event(path, when, by_example))
+    each = [_look(x, range(by_example, x.ndim)) for x in arrays]
+    self._values.append(
+      Values(
+        sum(values.bad for values in each),
+        functools.reduce(jnp.maximum, [values.largest for values in each]),
+      )
+    )
+
+
+def _backward(
+  e: experiment_lib.Experiment,
+) -> Callable[..., dict[str, _Arrays]]:
+  """Returns what looks at a step's gradients and at what they would change.
+
+  Returns:
+    A function of (constants, state, batch, step) to what becomes
+    `Findings.arrays`.
+  """
+
+  def run(
+    constants: Any,
+    state: train_step_lib.TrainState,
+    batch: objectives.Batch,
+    step: jax.Array,
+  ) -> dict[str, _Arrays]:
+    update = e.program.update(constants, state, batch, step)
+    trees = {
+      'parameters': state.params,
+      'gradient': update.grads,
+      'optimizer': update.opt_state,
+      'parameters_after': update.params,
+    }
+    return {name: _by_path(tree) for name, tree in trees.items()}
+
+  return run
+
+
+def _objective(
+  config: ml_collections.ConfigDict, e: experiment_lib.Experiment
+) -> objectives.Objective:
+  shape = e.source.image_shape
+  return objectives.create(
+    config,
+    views.train_transform(config, shape),
+    views.eval_transform(config, shape),
+  )
+
+
+def _parts(batch: objectives.Batch, parts: int) -> Any:
+  rows = jnp.arange(len(batch['image']), dtype=jnp.int32)
+  return sharding.split_rows((batch, rows), parts)
+
+
+def _by_path(tree: Any) -> _Arrays:
+  names: list[str] = []
+  each = []
+  for path, x in jax.tree_util.tree_leaves_with_path(tree):
+    layers, is_stacked = stack.layer_names(path, x)
+    names += layers
+    each.append(_look(x, range(is_stacked, x.ndim)))
+  bad, largest = (
+    jnp.concatenate([jnp.atleast_1d(x) for x in xs])
+    for xs in zip(*each, strict=True)
+  )
+  return _Arrays(tuple(names), bad, largest)
+
+
+def _look(x: jax.Array, axes: range) -> Values:
+  finite = jnp.isfinite(x)
+  sizes = jnp.where(finite, jnp.abs(x), 0).astype(jnp.float32)
+  return Values(
+    (~finite).sum(tuple(axes), dtype=jnp.int32),
+    sizes.max(tuple(axes), initial=0),
+  )

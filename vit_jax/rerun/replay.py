@@ -1,0 +1,394 @@
+"""Repeats one step of a run, and says where its numbers stopped being finite.
+
+Step k is the k-th update, as in the message 'step k was not finite'. Since
+batches, augmentation and dropout depend on the seed and the step alone, the
+nearest checkpoint before it and the steps since then lead to the same step.
+Nothing of the run is changed: WORKDIR/replay/STEP.json and STEP.png are all
+that is written.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+import contextlib
+import json
+import math
+import pathlib
+from typing import Any
+
+from absl import logging
+import ml_collections
+import numpy as np
+
+from vit_jax import config as config_lib
+from vit_jax.parallel import processes
+from vit_jax.parallel import sharding
+from vit_jax.plots import contact_sheet
+from vit_jax.rerun import diagnose
+from vit_jax.runs import checkpoint
+from vit_jax.runs import reporting
+from vit_jax.runs import workdir as workdir_lib
+from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import feed
+from vit_jax.train import step as train_step_lib
+
+UserError = config_lib.UserError
+Scalars = dict[str, float]
+
+_STAGES = {
+  'forward': 'the forward pass',
+  'loss': 'the loss, though what it is computed from is finite',
+  'gradient': 'the gradient of',
+  'grad_norm': 'the norm of the gradient (its sum of squares), above all of',
+  'optimizer': "the optimizer's state after the step",
+  'parameters_after': 'the parameters after the step',
+  'param_norm': 'their norm (its sum of squares) after the step, above all of',
+}
+
+
+def run(config: ml_collections.ConfigDict, workdir: str, step: int) -> int:
+  """Repeats a step; prints what was found, as JSON, and tells it to people.
+
+  Args:
+    config: That of the run.
+    workdir: Of the run, which may be finished, stopped, or still going on.
+    step: Which update, from 1.
+
+  Returns:
+    The exit status, 0: the step was repeated, whatever was found.
+
+  Raises:
+    UserError: There is no such run or step, or the config is another.
+  """
+  path = pathlib.Path(workdir).absolute()
+  with processes.together():
+    e = _open(path, config, step)
+    state, start = _restore(path, e, step)
+    with e.train_batches(start) as batches:
+      for k in range(start + 1, step):
+        state, metrics = _repeat(e, state, batches, next(batches), k)
+        _check_good(e, k, step, metrics)
+      batch = next(batches)
+      findings = diagnose.examine(e, state, batch, step - 1)
+      _, metrics = _repeat(e, state, batches, batch, step)
+    report = {
+      'step': step,
+      'restored': start,
+      **_report(e, findings, metrics),
+      **_compare(metrics, _recorded(path / 'metrics.jsonl', step)),
+    }
+    processes.from_first(
+      lambda: _write(path / 'replay' / str(step), e, findings, report)
+    )
+  return 0
+
+
+def _open(
+  path: pathlib.Path, config: ml_collections.ConfigDict, step: int
+) -> experiment_lib.Experiment:
+  """Returns the run's experiment."""
+  experiment_lib.check(config)
+  resumed = workdir_lib.check_config(path, config)
+  if resumed is None:
+    raise UserError(
+      f'there is no run in {path}: give the --workdir of the run whose step is'
+      ' to be repeated'
+    )
+  e = experiment_lib.build(resumed, resumes=True)
+  if not 1 <= step <= e.total_steps:
+    raise UserError(
+      f'--replay={step}: the run has the steps 1 to {e.total_steps}'
+    )
+  runs = (workdir_lib.read_json(path / 'run.json') or {'runs': []})['runs']
+  if runs and runs[-1].get('data_fingerprint') != e.source.fingerprint():
+    logging.warning(
+      'warning: the data is not what it was during the run, so the batches may'
+      ' be others'
+    )
+  return e
+
+
+def _restore(
+  path: pathlib.Path, e: experiment_lib.Experiment, step: int
+) -> tuple[train_step_lib.TrainState, int]:
+  """Returns the newest state before a step, and its number of updates."""
+  restored = checkpoint.restore_at_most(path, step - 1, e.program.state_to_read)
+  state, start = restored or (e.init(), 0)
+  state = e.program.adopt(state)
+  logging.info(
+    'from %s: %d step(s) lead to step %d',
+    f'the checkpoint of step {start}' if restored else 'the start of the run',
+    step - 1 - start,
+    step,
+  )
+  return state, start
+
+
+def _repeat(
+  e: experiment_lib.Experiment,
+  state: train_step_lib.TrainState,
+  batches: feed.Feed,
+  batch: feed.Batch,
+  step: int,
+) -> tuple[train_step_lib.TrainState, dict[str, float]]:
+  """Makes one update, as the loop does; returns its metrics too."""
+  told = sharding.on_each_device(
+    train_step_lib.BROKEN if batches.error else 0, e.program.mesh
+  )
+  state, metrics = e.program.train_step(state, batch, np.int32(step - 1), told)
+  scalars = {name: float(x) for name, x in metrics.items()}
+  if scalars.pop('signal') >= train_step_lib.BROKEN:
+    raise batches.error or UserError(
+      f'another process could not make its part of the batch of step {step}: it'
+      ' says why'
+    )
+  return state, scalars
+
+
+def _check_good(
+  e: experiment_lib.Experiment, k: int, step: int, metrics: Scalars
+) -> None:
+  """Raises a UserError where step k is not finite, and so nothing after it."""
+  if metrics['ok']:
+    return
+  if not e.config.train.skip_nonfinite:
+    raise UserError(
+      f'step {k}, on the way to step {step}, is not finite: look at that one,'
+      f' --replay={k}; or skip such steps, if the run did:'
+      ' --config.train.skip_nonfinite'
+    )
+  logging.info('step %d is not finite; it is skipped', k)
+
+
+def _report(
+  e: experiment_lib.Experiment, f: diagnose.Findings, metrics: Scalars
+) -> dict[str, Any]:
+  """Returns what was found, as JSON has it."""
+  good = {
+    name: not any(values.bad for values in arrays.values())
+    for name, arrays in f.arrays.items()
+  }
+  parameters = f.arrays['parameters'].items()
+  return {
+    'ok': bool(metrics['ok']),
+    'skipped': e.config.train.skip_nonfinite and not metrics['ok'],
+    'first': next(_causes(f, metrics), None),
+    'finite': {
+      'images': not f.bad[0].any(),  # what goes into the model comes first
+      'forward': not f.bad.any(),
+      'loss': math.isfinite(metrics['loss']),
+      **good,
+    },
+    'bad_parameters': [name for name, values in parameters if values.bad],
+    'examples': f.index.tolist(),
+  }
+
+
+def _causes(f: diagnose.Findings, metrics: Scalars) -> Iterator[dict[str, Any]]:
+  """Yields what is not finite, in the order of computation."""
+  for i, (event, bad) in enumerate(zip(f.events, f.bad, strict=True)):
+    if bad.any():
+      yield {
+        'stage': 'forward',
+        **_place(event),
+        'not_finite': int(bad.sum() if event.by_example else bad[0]),
+        'largest_finite': float(f.largest[i]),
+        'largest_before': float(f.largest[max(i - 1, 0)]),
+        'examples': f.index[bad > 0].tolist(),
+      }
+  if not math.isfinite(metrics['loss']):
+    yield {'stage': 'loss'}
+  for stage, norm in (
+    ('gradient', 'grad_norm'),
+    ('optimizer', ''),
+    ('parameters_after', 'param_norm'),
+  ):
+    arrays = f.arrays[stage]
+    names = _last_layers_first(f, arrays) if stage == 'gradient' else arrays
+    for name in names:
+      if arrays[name].bad:
+        yield {
+          'stage': stage,
+          'name': name,
+          'not_finite': arrays[name].bad,
+          'largest_finite': arrays[name].largest,
+        }
+    if norm and not math.isfinite(metrics[norm]):
+      # The sum of squares is too large for a float32.
+      name = max(arrays, key=lambda name: arrays[name].largest)
+      largest = arrays[name].largest
+      yield {'stage': norm, 'name': name, 'largest_finite': largest}
+
+
+def _place(event: diagnose.Event) -> dict[str, str]:
+  """Returns the module that computed something, and where in it."""
+  if event.when == 'output':
+    return {'name': event.path or 'model', 'at': 'output'}
+  if not event.path:
+    return {'name': 'images', 'at': 'input'}
+  # The modules before it are finite: what lies between is the outer module's.
+  outer = event.path.rpartition('/')[0] or 'model'
+  return {'name': outer, 'at': f'input of {event.path}'}
+
+
+def _last_layers_first(f: diagnose.Findings, names: Iterable[str]) -> list[str]:
+  """Returns parameters in the order in which their gradients are computed."""
+  outputs = {
+    event.path: i for i, event in enumerate(f.events) if event.when == 'output'
+  }
+  blocks = next(
+    (i for i, x in enumerate(f.events) if x.path.startswith('blocks_')), 0
+  )
+
+  def position(name: str) -> int:
+    module = name.rpartition('/')[0]
+    # What belongs to no module is added to the tokens, before the blocks.
+    return outputs[module] if module else blocks
+
+  return sorted(names, key=position, reverse=True)
+
+
+def _recorded(path: pathlib.Path, step: int) -> Scalars:
+  """Returns the metrics that the run reported of a step, where it did."""
+  found: Scalars = {}
+  with contextlib.suppress(FileNotFoundError):
+    for line in workdir_lib.read_lines(path):
+      values = workdir_lib.parse_metrics(line)
+      if values is not None and values['step'] == step:
+        found |= values
+  found = {k: math.nan if x is None else x for k, x in found.items()}
+  return {
+    name.removeprefix('train/'): x
+    for name, x in found.items()
+    if name.startswith('train/')
+  }
+
+
+def _likeness(report: dict[str, Any]) -> str:
+  """Says how like the recorded metrics those of the repetition are."""
+  if report['same']:
+    return 'the same'
+  then = report['recorded']
+  pairs = [(report['metrics'][name], x) for name, x in then.items()]
+  if any(x is None for pair in pairs for x in pair):
+    return f'other: {then}'
+  worst = max(abs(a - b) / max(abs(b), 1e-9) for a, b in pairs)
+  if worst > 1e-3:
+    return f'other: {then}'
+  return f'the same to {worst:.0e}: another mesh or machine rounds otherwise'
+
+
+def _compare(metrics: Scalars, recorded: Scalars) -> dict[str, Any]:
+  """Returns the metrics as they are now and were then; None is not finite."""
+  metrics = {name: x for name, x in metrics.items() if name != 'ok'}
+  both = [name for name in metrics if name in recorded]
+  now, then = (
+    {k: x[k] if math.isfinite(x[k]) else None for k in names}
+    for x, names in ((metrics, metrics), (recorded, both))
+  )
+  return {
+    'metrics': now,
+    'recorded': then or None,
+    'same': all(now[k] == then[k] for k in both) if both else None,
+  }
+
+
+def _write(
+  path: pathlib.Path,
+  e: experiment_lib.Experiment,
+  f: diagnose.Findings,
+  report: dict[str, Any],
+) -> None:
+  """Writes report and contact sheet, prints the one and tells of both."""
+  report['contact_sheet'] = _draw(path.with_suffix('.png'), e, f, report)
+  report['report'] = str(path.with_suffix('.json'))
+  modules = {
+    event.path or 'model': [int(bad.sum()), float(largest)]
+    for event, bad, largest in zip(f.events, f.bad, f.largest, strict=True)
+    if event.when == 'output'
+  }
+  arrays = {
+    stage: {name: [x.bad, x.largest] for name, x in arrays.items()}
+    for stage, arrays in f.arrays.items()
+  }
+  details = {'modules': modules, 'arrays': arrays}
+  workdir_lib.write_json(path.with_suffix('.json'), report | details)
+  for line in _lines(report):
+    logging.info('%s', line)
+  print(json.dumps(report))
+
+
+def _draw(
+  path: pathlib.Path,
+  e: experiment_lib.Experiment,
+  f: diagnose.Findings,
+  report: dict[str, Any],
+) -> str:
+  """Draws what the model was fed; returns where."""
+  guilty = set((report['first'] or {}).get('examples', ()))
+  marked = [i for i, row in enumerate(f.drawn) if f.index[row] in guilty]
+  mean, std = (
+    np.asarray(x, np.float32) for x in config_lib.normalization(e.config)
+  )
+  number, total = len(f.drawn), len(f.index)
+  which = f'{number} of {total}' if number < total else str(total)
+  contact_sheet.draw(
+    list(f.images * std + mean),
+    [
+      f'{f.index[i]}: {contact_sheet.caption(f.label[i], e.source.classes)}'
+      for i in f.drawn
+    ],
+    path,
+    marked=marked,
+    title=f'step {report["step"]}: {which} examples, as the model sees them',
+  )
+  return str(path)
+
+
+def _lines(report: dict[str, Any]) -> Iterator[str]:
+  """Yields the report for people."""
+  metrics = ', '.join(
+    f'{name} {"not finite" if x is None else reporting.text(x)}'
+    for name, x in report['metrics'].items()
+  )
+  yield f'step {report["step"]} again: {metrics}'
+  if report['same'] is not None:
+    yield f'what the run reported of it is {_likeness(report)}'
+  if names := report['bad_parameters']:
+    yield f'not finite before the step: {config_lib.some(names)}'
+  if report['first'] is not None:
+    yield f'first not finite: {_show(report["first"], report)}'
+    good = [stage for stage, all_ in report['finite'].items() if all_]
+    yield f'all finite: {", ".join(good) or "nothing"}'
+  elif report['ok']:
+    yield 'all is finite here'
+  else:
+    yield 'not finite, but looked at layer by layer all is finite'
+  if report['skipped']:
+    yield 'the step is skipped'
+  yield f'its batch: {report["contact_sheet"]}'
+  yield f'each layer and parameter: {report["report"]}'
+
+
+def _show(cause: dict[str, Any], report: dict[str, Any]) -> str:
+  """Says in words what `_causes` found."""
+  text = _STAGES[cause['stage']]
+  if 'name' in cause:
+    comma = '' if text.endswith(' of') else ','
+    text += f'{comma} {cause["name"]}'
+  if 'at' in cause:
+    text += f', {cause["at"]}'
+  if 'not_finite' in cause:
+    text += f': {cause["not_finite"]} values'
+  if 'examples' in cause:
+    ids = [str(i) for i in cause['examples']]
+    which = f': {config_lib.some(ids, 10)}'
+    if len(ids) == len(report['examples']):
+      which = ''
+    text += f', in {len(ids)} of {len(report["examples"])} examples{which}'
+  for key, words in (
+    ('largest_finite', 'the largest finite one is'),
+    ('largest_before', 'the largest before it was'),
+  ):
+    if key in cause:
+      text += f'; {words} {cause[key]:.3g}'
+  return text

@@ -1,0 +1,267 @@
+"""Runs a work directory's config again, and says what has changed since.
+
+The original is only read. The new run is like any other: it is resumed by the
+same command with its --workdir, and once it is done its metrics are compared
+with the original's, wherever both have them.
+"""
+
+from collections.abc import Mapping
+import math
+import os
+import pathlib
+import sys
+from typing import Any
+
+from absl import logging
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax.config import UserError
+from vit_jax.data import sources
+from vit_jax.parallel import processes
+from vit_jax.runs import records
+from vit_jax.runs import reporting
+from vit_jax.runs import workdir as workdir_lib
+from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import loop
+
+
+def run(original: str, workdir: str, dry_run: bool = False) -> int:
+  """Trains as another run did, and compares.
+
+  Args:
+    original: The work directory of the other run, finished or not.
+    workdir: Of the new run.
+    dry_run: As for `train.run`; nothing is compared then.
+
+  Returns:
+    The exit status: 0 also where the metrics are others.
+
+  Raises:
+    UserError: There is no such run, its config does not fit this version, or
+      what `train.run` raises.
+  """
+  old, new = pathlib.Path(original).resolve(), pathlib.Path(workdir).resolve()
+  if old == new:
+    raise UserError(
+      f'--workdir={workdir} is the run that --reproduce names: name a directory'
+      ' for the new run'
+    )
+  with processes.together():
+    stored = processes.from_first(lambda: _stored_config(old))
+    config = _config(old, stored)
+    info = workdir_lib.run_info(sys.orig_argv)  # in all: it looks for devices
+    processes.from_first(lambda: _tell_changes(old, stored, info, config))
+  status = loop.run(config, str(new), dry_run).status
+  if status == 0 and not dry_run:
+    processes.from_first(lambda: _tell_outcome(old, new))
+  return status
+
+
+def _stored_config(path: pathlib.Path) -> dict[str, Any]:
+  """Returns what config.json of a run holds."""
+  advice = 'name another run'
+  stored = workdir_lib.read_json(path / 'config.json', advice)
+  if not isinstance(stored, dict):
+    why = 'there is no such directory'
+    if path.is_dir():
+      why = 'it has no config.json, so no run began there'
+    raise UserError(f'--reproduce={path}: {why}; {advice}')
+  return stored
+
+
+def _config(
+  path: pathlib.Path, stored: Mapping[str, Any]
+) -> ml_collections.ConfigDict:
+  """Returns the config of a run.
+
+  Raises:
+    UserError: This version does not know it.
+  """
+  try:
+    return config_lib.from_dict(stored)
+  except UserError as e:
+    raise UserError(
+      f'{path / "config.json"} is of another version of vit_jax: {e}; run the'
+      ' code of then: run.json names its commit'
+    ) from None
+
+
+def _tell_changes(
+  path: pathlib.Path,
+  stored: Mapping[str, Any],
+  info: Mapping[str, Any],
+  config: ml_collections.ConfigDict,
+) -> None:
+  """Logs what a run was, and what has changed since; opens the data.
+
+  Args:
+    path: Of the original.
+    stored: What its config.json holds.
+    info: Of this process, as in run.json.
+    config: Of both.
+
+  Raises:
+    UserError: The config cannot work here, or the data cannot be opened.
+  """
+  record = records.read(path)
+  if record.starts:
+    first = record.starts[0]
+    logging.info(
+      'reproducing %s, begun %s on %s by: %s',
+      *(path, first.get('started'), first.get('host'), first.get('command')),
+    )
+  changes = _changed_keys(stored, config) + _changed_setting(record, info)
+  for change in changes:
+    logging.info('since then: %s', change)
+  _check_paths(config, record)
+  experiment_lib.check(config)
+  source = data.open_split(config)
+  if change := _change(record, 'data', source.fingerprint()):
+    changes.append(change)
+    logging.info('since then: %s', change)
+  if not changes:
+    logging.info(
+      'since then: nothing has changed: versions, code, devices, data'
+    )
+
+
+def _changed_keys(
+  stored: Mapping[str, Any], config: ml_collections.ConfigDict
+) -> list[str]:
+  """Names the keys that the original's version did not have."""
+  known = dict(config_lib.flatten(stored))
+  values = dict(config_lib.flatten(config))
+  new = [f'{key}={x!r}' for key, x in values.items() if key not in known]
+  if not new:
+    return []
+  return [f'{len(new)} key(s) of the config are new: {config_lib.some(new)}']
+
+
+def _changed_setting(
+  record: records.Record, info: Mapping[str, Any]
+) -> list[str]:
+  """Lists what is not as at every start of the original, but for the data."""
+  if not record.starts:
+    return ['it has no run.json: on what it ran is not known']
+  now = records.setting(info)
+  names = dict.fromkeys(
+    name for start in (*record.starts, info) for name in records.setting(start)
+  )
+  names.pop('data', None)
+  changes = [_change(record, name, now.get(name)) for name in names]
+  if not {'git', 'vit_jax'} & names.keys():
+    changes.append('the code may be another: it is in no git checkout')
+  return [change for change in changes if change]
+
+
+def _change(record: records.Record, name: str, now: str | None) -> str:
+  """Says how a part of the setting has changed; '' where it has not.
+
+  Args:
+    record: Of the original.
+    name: Of the part.
+    now: What it is.
+  """
+  starts = [records.setting(start).get(name) for start in record.starts]
+  then = list(dict.fromkeys(starts))
+  if then != [now]:
+    was = ', then '.join(text or 'none' for text in then)
+    return f'{name} is {now or "none"}, was {was or "not recorded"}'
+  if name == 'git' and now and now.endswith(records.CHANGED):
+    return f'the code may be another: {now}, then as now'
+  return ''
+
+
+def _check_paths(
+  config: ml_collections.ConfigDict, record: records.Record
+) -> None:
+  """Raises a UserError where a relative path leads to nothing from here."""
+  name = config.data.name
+  start, teacher = config.init_from.path, config.objective.teacher
+  is_folder = name.startswith(sources.FOLDER)
+  paths = {
+    'data.name': sources.folder_path(name) if is_folder else '',
+    'data.dir': config.data.dir or '',
+    'data.skip_damaged': config.data.skip_damaged,
+    # Not those of the network.
+    'init_from.path': '' if ':' in start else start,
+    'objective.teacher': '' if ':' in teacher else teacher,
+  }
+  for key, path in paths.items():
+    path = os.path.expanduser(path)
+    if not path or os.path.isabs(path) or os.path.exists(path):
+      continue
+    where = record.starts[-1].get('directory') if record.starts else None
+    raise UserError(
+      f'config.{key} of the run leads to {path}, which is not here: give this'
+      f' command in the directory where the run was started, {where or "too"}'
+    )
+
+
+def _tell_outcome(old: pathlib.Path, new: pathlib.Path) -> None:
+  """Logs how the results of two runs compare."""
+  with reporting.log_to(new / 'train.log'):
+    for line in outcome(records.read(old), records.read(new)):
+      logging.info('%s', line)
+
+
+def outcome(old: records.Record, new: records.Record) -> list[str]:
+  """Compares the metrics of a run with those of another that it reproduces.
+
+  Args:
+    old: The original.
+    new: The reproduction.
+
+  Returns:
+    Lines for people: each evaluation's newest metrics that both have, and how
+    equal all metrics are, those of speed left out.
+  """
+  pairs = _pairs(old, new)
+  if not pairs:
+    return [f'{old.path} has no metrics to compare with']
+  lines = []
+  if old.state != 'finished':
+    step = max(step for _, step in pairs)
+    lines.append(f'{old.path} has not finished: compared up to step {step}')
+  last = {name: step for name, step in sorted(pairs)}
+  for name, step in last.items():
+    if records.is_evaluation(name):
+      was, now = map(reporting.text, pairs[name, step])
+      lines.append(f'{name} {now}, was {was} (step {step})')
+  others = {key: _difference(*pair) for key, pair in pairs.items()}
+  others = {key: x for key, x in others.items() if x}
+  if not others:
+    return [*lines, f'equal to the bit: all {len(pairs)} values of the metrics']
+  (name, step), largest = max(others.items(), key=lambda item: item[1])
+  lines.append(
+    f'{len(others)} of {len(pairs)} values of the metrics are others, from step'
+    f' {min(step for _, step in others)} on; the largest difference is'
+    f' {largest:.2g} of the value, in {name} at step {step}'
+  )
+  return lines
+
+
+def _pairs(
+  old: records.Record, new: records.Record
+) -> dict[tuple[str, int], tuple[float, float]]:
+  """Returns (old, new) values by metric and step, but for those of speed."""
+  pairs = {}
+  for name in old.curves.keys() & new.curves.keys():
+    if records.is_timed(name):
+      continue
+    before = {point.step: point.value for point in old.curves[name]}
+    for point in new.curves[name]:
+      if point.step in before:
+        pairs[name, point.step] = (before[point.step], point.value)
+  return pairs
+
+
+def _difference(a: float, b: float) -> float:
+  """Returns how far two numbers are apart, as a part of the larger one."""
+  if a == b or (math.isnan(a) and math.isnan(b)):
+    return 0.0
+  if math.isnan(a) or math.isnan(b):
+    return math.inf
+  return abs(a - b) / max(abs(a), abs(b))

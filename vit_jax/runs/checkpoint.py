@@ -1,0 +1,513 @@
+"""Checkpoints: what a run needs to go on, and what prediction needs.
+
+`WORKDIR/checkpoints/STEP/` holds the train state, `WORKDIR/best/STEP/` the same
+without the optimizer's. `checkpoint_format` says what is in them.
+
+Orbax is imported by the functions that need it: that takes as long as importing
+half of JAX.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import contextlib
+import fractions
+import functools
+import itertools
+import math
+import pathlib
+import sys
+from types import TracebackType
+from typing import Any
+
+from absl import logging
+import jax
+from jax.experimental import multihost_utils
+import ml_collections
+
+from vit_jax.runs import checkpoint_format
+from vit_jax.parallel import processes
+from vit_jax.config import UserError
+
+PyTree = Any
+
+
+class Checkpointer:
+  """Saves the train state of a run, and finds the newest good one again.
+
+  Only one may be open on a work directory: what an interrupted save left behind
+  is removed at the start. With several processes, all make the same calls.
+
+  Attributes:
+    counts: As given to `save`, of the checkpoint that was restored; {} where
+      there is none, or an older version wrote it.
+  """
+
+  def __init__(
+    self,
+    workdir: pathlib.Path | str,
+    config: ml_collections.ConfigDict,
+    keep_every: fractions.Fraction | None = None,
+  ):
+    """Opens `workdir/checkpoints`, and `workdir/best` where it is asked for.
+
+    Args:
+      workdir: The work directory of the run.
+      config: The `checkpoint` section: `keep` and `best` count here.
+      keep_every: Its `keep_every` in steps (see `config.period`): the first
+        checkpoint at or after each multiple is kept for ever.
+
+    Raises:
+      UserError: The directories cannot be made.
+    """
+    workdir = pathlib.Path(workdir).resolve()  # Orbax wants absolute paths
+    checkpoint_format.quiet_orbax()
+    keep = functools.partial(steps_to_keep, keep=config.keep, every=keep_every)
+    self.counts: dict[str, int] = {}
+    self._metric = config.best
+    # Step and metric of what is in best/.
+    self._best: tuple[int, float] | None = None
+    self._best_store: _Store | None = None
+    self._store = _Store(workdir / 'checkpoints', keep)
+    if self._metric:
+      self._find_best(workdir / 'best')
+      self._best_store = _Store(
+        workdir / 'best',
+        lambda steps: {self._best[0]} if self._best else set(steps),
+      )
+
+  def __enter__(self) -> 'Checkpointer':
+    return self
+
+  def __exit__(
+    self,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    traceback: TracebackType | None,
+  ) -> None:
+    try:
+      self.close()
+    except UserError as e:
+      if error is None:
+        raise
+      # What went wrong first is what is raised.
+      if not isinstance(error, UserError):
+        logging.error('%s', e)
+
+  @property
+  def best_step(self) -> int:
+    """The step of the best metric so far, stored or on its way; 0: none yet."""
+    return self._best[0] if self._best else 0
+
+  def save(
+    self,
+    step: int,
+    state: PyTree,
+    metrics: dict[str, float] | None = None,
+    counts: Mapping[str, int] | None = None,
+  ) -> bool:
+    """Writes a checkpoint in the background, and the best where it is one.
+
+    Returns once the arrays are off the device, so that `state` may be donated.
+    Does nothing for a step that has a checkpoint already.
+
+    Args:
+      step: Number of completed updates.
+      state: The train state: a flax.struct dataclass of arrays.
+      metrics: Of the evaluations at this step; None: they are still to be done.
+      counts: What the run has counted up to this step, by name.
+
+    Returns:
+      Whether the step had no checkpoint yet.
+
+    Raises:
+      UserError: This checkpoint, or the one before, could not be written.
+    """
+    self.save_best(step, state, metrics)
+    return self._store.save(step, state, metrics, counts)
+
+  def save_best(
+    self, step: int, state: PyTree, metrics: dict[str, float] | None
+  ) -> bool:
+    """Writes best/STEP in the background where the metric is the best so far.
+
+    The metric is `config.checkpoint.best`. Higher is better, except for names
+    that end in 'loss' or 'error'. The old best goes once the new one is whole.
+
+    Args:
+      step: Number of completed updates.
+      state: The train state; all but `opt_state` is written.
+      metrics: Of the evaluations at this step.
+
+    Returns:
+      Whether it was the best.
+
+    Raises:
+      UserError: This best, or the one before, could not be written.
+    """
+    value = (metrics or {}).get(self._metric)
+    if self._best_store is None or value is None:
+      return False
+    if not self._is_better(value) or self._best_store.has(step):
+      return False
+    self._best = (step, float(value))
+    self._best_store.save(step, state.replace(opt_state=None), metrics)
+    return True
+
+  def restore(
+    self, abstract_state: PyTree | checkpoint_format.StateFor
+  ) -> tuple[PyTree, int, dict[str, float] | None] | None:
+    """Reads the newest good checkpoint.
+
+    A damaged one is named in a warning and set aside as `STEP.damaged` once an
+    older one was found to be good. Where the run stopped before its best was
+    written, that is made up for.
+
+    Args:
+      abstract_state: The train state to fill: `jax.ShapeDtypeStruct` leaves
+        whose shardings say where the arrays go; or a function that returns it
+        for the paths of the arrays that are stored.
+
+    Returns:
+      The train state, its step, and its metrics as given to `save`; None where
+      there is no checkpoint.
+
+    Raises:
+      UserError: The newest one does not fit `abstract_state` (all differences
+        are listed), needs a newer version, or all are damaged.
+    """
+    self.wait()
+    found = _newest_good(self._store.directory, abstract_state)
+    if found is None:
+      return None
+    state, info, path, damaged = found
+    if damaged:
+      self._store.set_aside(damaged)
+      logging.warning('Using the checkpoint before, %s', path)
+    self.counts = dict(info.get('counts', {}))
+    self.save_best(info['step'], state, info['metrics'])
+    return state, info['step'], info['metrics']
+
+  def wait(self) -> None:
+    """Blocks until all is written.
+
+    Raises:
+      UserError: Something could not be written.
+    """
+    for store in self._stores():
+      store.wait()
+
+  def close(self) -> None:
+    """Waits, then ends all threads.
+
+    Raises:
+      UserError: Something could not be written.
+    """
+    with contextlib.ExitStack() as stack:
+      for store in self._stores():
+        stack.callback(store.close)  # each, even where another one fails
+
+  def _stores(self) -> list['_Store']:
+    return [s for s in (self._store, self._best_store) if s is not None]
+
+  def _is_better(self, value: float) -> bool:
+    if self._best is None:
+      return not math.isnan(value)
+    if self._metric.endswith(('loss', 'error')):
+      return value < self._best[1]
+    return value > self._best[1]
+
+  def _find_best(self, directory: pathlib.Path) -> None:
+    for step, value in processes.from_first(lambda: self._bests(directory)):
+      if self._is_better(value):
+        self._best = (step, value)
+
+  def _bests(self, directory: pathlib.Path) -> list[tuple[int, float]]:
+    """Returns the step and the metric of what is there."""
+    found = []
+    for path in checkpoint_format.newest_first(directory):
+      with contextlib.suppress(checkpoint_format.DamagedError):
+        info = checkpoint_format.read_info(path)
+        value = (info['metrics'] or {}).get(self._metric)
+        if value is not None:
+          found.append((info['step'], value))
+    return found
+
+
+class _Store:
+  """One directory of checkpoints: an Orbax manager, with errors for people."""
+
+  def __init__(
+    self,
+    directory: pathlib.Path,
+    to_keep: Callable[[Sequence[int]], set[int]],
+  ):
+    import orbax.checkpoint as ocp
+
+    self.directory = directory
+    self._writing: int | None = None  # the step that is on its way to the disk
+    options = ocp.CheckpointManagerOptions(
+      preservation_policy=_Policy(to_keep),
+      cleanup_tmp_directories=True,
+      lightweight_initialize=True,
+      async_options=ocp.AsyncOptions(
+        # Else threads wait 20 minutes for a directory that cannot be made.
+        create_directories_asynchronously=False,
+        barrier_sync_fn=_meeting(),
+      ),
+      # Both stores may write at once; their barriers are not the same.
+      multiprocessing_options=ocp.options.MultiprocessingOptions(
+        barrier_sync_key_prefix=directory.name
+      ),
+    )
+    with self._explained():
+      self._manager = ocp.CheckpointManager(directory, options=options)
+
+  def has(self, step: int) -> bool:
+    return step in self._manager.all_steps()
+
+  def save(
+    self,
+    step: int,
+    state: PyTree,
+    metrics: dict[str, float] | None,
+    counts: Mapping[str, int] | None = None,
+  ) -> bool:
+    import orbax.checkpoint as ocp
+
+    self.wait()
+    if self.has(step):
+      return False
+    info = checkpoint_format.make_info(step, state, metrics, counts)
+    self._writing = step
+    with self._explained():
+      self._manager.save(
+        step,
+        args=ocp.args.Composite(
+          state=ocp.args.PyTreeSave(state), info=ocp.args.JsonSave(info)
+        ),
+        force=True,  # when to save is not Orbax's to decide
+      )
+    return True
+
+  def wait(self) -> None:
+    with self._explained():
+      self._manager.wait_until_finished()
+    self._writing = None
+
+  def close(self) -> None:
+    try:
+      self.wait()
+    finally:
+      self._manager.close()  # which raises the same error only once
+
+  def set_aside(self, paths: Sequence[pathlib.Path]) -> None:
+    if jax.process_index() == 0:
+      with self._explained():
+        for path in paths:
+          path.rename(_unused(path.with_name(path.name + '.damaged')))
+    _barrier('checkpoint: set aside')
+    self._manager.reload()
+
+  @contextlib.contextmanager
+  def _explained(self) -> Iterator[None]:
+    """Turns a failure to write into one line."""
+    try:
+      yield
+    except (OSError, ValueError, RuntimeError) as e:
+      what = self.directory
+      if self._writing is not None:
+        what = what / str(self._writing)
+      raise UserError(
+        f'cannot write checkpoint {what}: {checkpoint_format.cause(e)}; earlier'
+        ' checkpoints are intact: make room for it, or make the directory'
+        ' writable, and run the same command again'
+      ) from e
+
+
+def _meeting() -> Callable[..., None] | None:
+  """Returns how threads that write wait for those of other processes.
+
+  One that could not write does not wait for the others, which wait for it: it
+  is to say why, and to end.
+  """
+  if jax.process_count() == 1:
+    return None
+  import orbax.checkpoint as ocp
+
+  wait = ocp.multihost.get_barrier_sync_fn()
+
+  def meet(*, key: str, timeout_ms: int) -> None:
+    if sys.exception() is None:  # else Orbax is about to raise it
+      wait(key=key, timeout_ms=timeout_ms)
+
+  return meet
+
+
+class _Policy:
+  """What Orbax asks about which checkpoints stay."""
+
+  def __init__(self, to_keep: Callable[[Sequence[int]], set[int]]):
+    self._to_keep = to_keep
+
+  def should_preserve(
+    self, checkpoints: Sequence[Any], *, context: object
+  ) -> Sequence[bool]:
+    del context
+    kept = self._to_keep([checkpoint.step for checkpoint in checkpoints])
+    return [checkpoint.step in kept for checkpoint in checkpoints]
+
+
+def steps_to_keep(
+  steps: Sequence[int], keep: int, every: fractions.Fraction | None
+) -> set[int]:
+  """Returns which checkpoints stay.
+
+  Args:
+    steps: Of all checkpoints.
+    keep: How many of the newest stay.
+    every: In steps: the first at or after each multiple of it stays too.
+  """
+  steps = sorted(steps)
+  kept = set(steps[-keep:])
+  periods = 0
+  if every:
+    for step in steps:
+      if step // every > periods:
+        periods = int(step // every)
+        kept.add(step)
+  return kept
+
+
+def restore_at_most(
+  workdir: pathlib.Path | str,
+  step: int,
+  abstract_state: PyTree | checkpoint_format.StateFor,
+) -> tuple[PyTree, int] | None:
+  """Reads the newest good checkpoint of at most `step` updates.
+
+  Changes nothing, so the run may still be going on.
+
+  Args:
+    workdir: The work directory of a run.
+    step: Number of completed updates.
+    abstract_state: As for `Checkpointer.restore`.
+
+  Returns:
+    The train state and its step; None where there is no such checkpoint.
+
+  Raises:
+    UserError: As `Checkpointer.restore`.
+  """
+  checkpoint_format.quiet_orbax()
+  directory = pathlib.Path(workdir).resolve() / 'checkpoints'
+  found = _newest_good(directory, abstract_state, step)
+  return None if found is None else (found[0], found[1]['step'])
+
+
+def _newest_good(
+  directory: pathlib.Path,
+  abstract_state: PyTree | checkpoint_format.StateFor,
+  at_most: int | None = None,
+) -> tuple[PyTree, dict[str, Any], pathlib.Path, list[pathlib.Path]] | None:
+  """Reads the newest good checkpoint, up to a step where one is given.
+
+  Returns:
+    The train state, its info, where it was found, and the damaged ones that
+    are newer; None where there is no checkpoint.
+
+  Raises:
+    UserError: One does not fit or needs a newer version, or all are damaged.
+  """
+  damaged: dict[pathlib.Path, str] = {}
+  for path in _newest_first(directory):
+    if at_most is not None and int(path.name) > at_most:
+      continue
+    try:
+      state, info = checkpoint_format.restore(path, abstract_state)
+    except checkpoint_format.DamagedError as e:
+      logging.warning('Checkpoint %s is damaged: %s', path, e)
+      damaged[path] = str(e)
+    else:
+      return state, info, path, list(damaged)
+  if damaged:
+    raise _all_damaged(damaged)
+  return None
+
+
+def _newest_first(directory: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the checkpoints, as the first process sees them.
+
+  On a network file system another one may not see the newest yet.
+  """
+  names = processes.from_first(
+    lambda: [path.name for path in checkpoint_format.newest_first(directory)]
+  )
+  return [directory / name for name in names]
+
+
+def restore_params(
+  workdir: pathlib.Path | str, step: int | str | None = None
+) -> tuple[PyTree, int, pathlib.Path]:
+  """Reads the parameters for prediction, and nothing else.
+
+  From best/ if there, else from the newest good checkpoint; their moving
+  average if there. Changes nothing, so the run may still be going on.
+
+  Args:
+    workdir: The work directory of a run.
+    step: Of the checkpoint to read; 'best'; 'newest'; or None, as above.
+
+  Returns:
+    The parameters (nested dicts of NumPy arrays), their step, and where they
+    were found.
+
+  Raises:
+    UserError: There is no such checkpoint (those that there are are listed), it
+      needs a newer version, or all are damaged.
+  """
+  workdir = pathlib.Path(workdir).resolve()
+  damaged: dict[pathlib.Path, str] = {}
+  checkpoint_format.quiet_orbax()
+  for path in checkpoint_format.candidates(workdir, step):
+    try:
+      params, found = checkpoint_format.read_params(path)
+    except checkpoint_format.DamagedError as e:
+      logging.warning('Checkpoint %s is damaged: %s', path, e)
+      damaged[path] = str(e)
+    else:
+      return params, found, path
+  if damaged:
+    raise _all_damaged(damaged)
+  there = checkpoint_format.steps(workdir)
+  if not any(there.values()):
+    raise UserError(
+      f'there is no checkpoint in {workdir}: neither best/ nor checkpoints/ has'
+      ' one; give the work directory of a run that has saved'
+    )
+  shown = [str(n) for n in there['checkpoints']]
+  shown += [f'{n} (the best)' for n in there['best']]
+  wanted = f'{step} checkpoint' if step == 'best' else f'checkpoint {step}'
+  raise UserError(
+    f'there is no {wanted} in {workdir}: choose one of the steps'
+    f' {", ".join(shown)}'
+  )
+
+
+def _all_damaged(damaged: dict[pathlib.Path, str]) -> UserError:
+  causes = '; '.join(f'{path}: {cause}' for path, cause in damaged.items())
+  return UserError(
+    f'all checkpoints are damaged: {causes}; restore one from a backup, or'
+    ' start in another work directory'
+  )
+
+
+def _unused(path: pathlib.Path) -> pathlib.Path:
+  names = (path.with_name(f'{path.name}{n or ""}') for n in itertools.count())
+  return next(name for name in names if not name.exists())
+
+
+def _barrier(name: str) -> None:
+  if jax.process_count() > 1:
+    multihost_utils.sync_global_devices(name)

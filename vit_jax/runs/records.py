@@ -1,0 +1,277 @@
+"""What a work directory tells about its run: read without JAX.
+
+The run may be finished, stopped, or going on.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import datetime
+import fcntl
+import math
+import pathlib
+import re
+from typing import Any
+from typing import NamedTuple
+
+from absl import logging
+
+from vit_jax import config as config_lib
+from vit_jax.runs import workdir as workdir_lib
+from vit_jax.config import UserError
+
+# Metrics that measure the machine: no two runs have the same.
+_TIMED = re.compile(
+  r'train/(\w*seconds\w*|images_per_second|data_wait|goodput|checkpoint_stall'
+  r'|mfu)'
+)
+
+
+# What `show_git` ends with where the checkout was not as committed.
+CHANGED = ' with changes'
+
+
+class Point(NamedTuple):
+  """A value of a metric."""
+
+  step: int  # completed updates
+  epoch: float
+  seconds: float  # since the run began, without the pauses between its starts
+  value: float  # nan where it was not finite
+
+
+@dataclasses.dataclass(frozen=True)
+class Record:
+  """A run, as its work directory shows it.
+
+  Attributes:
+    path: The work directory, absolute.
+    config: Each leaf by its dotted key, as config.json has it.
+    starts: Of run.json, the newest last.
+    curves: The points of each metric by its name, in order of the steps.
+    state: 'finished', 'running' or 'stopped'.
+  """
+
+  path: pathlib.Path
+  config: Mapping[str, Any]
+  starts: Sequence[Mapping[str, Any]]
+  curves: Mapping[str, Sequence[Point]]
+  state: str
+
+  @property
+  def last(self) -> Point | None:
+    """The newest point of all; None where there are no metrics yet."""
+    newest = [points[-1] for points in self.curves.values()]
+    return max(newest, key=lambda p: (p.step, p.seconds), default=None)
+
+  def final(self, name: str) -> float | None:
+    """Returns the newest value of a metric; None where there is none."""
+    return self.curves[name][-1].value if name in self.curves else None
+
+  def best(self, name: str) -> Point | None:
+    """Returns a metric's best point, the first of equals; None: no number."""
+    points = [p for p in self.curves.get(name, ()) if math.isfinite(p.value)]
+    sign = -1 if is_better_low(name) else 1
+    return max(points, key=lambda p: sign * p.value, default=None)
+
+
+def is_evaluation(name: str) -> bool:
+  """Whether a metric is one of an evaluation, as 'val/accuracy'."""
+  return not name.startswith('train/')
+
+
+def is_timed(name: str) -> bool:
+  """Whether a metric measures the machine, not the model."""
+  return bool(_TIMED.fullmatch(name))
+
+
+def is_better_low(name: str) -> bool:
+  """Whether less of a metric is better, as `config.checkpoint.best` has it."""
+  return name.endswith(('loss', 'error'))
+
+
+def is_run(path: pathlib.Path) -> bool:
+  """Whether a path is the work directory of a run that began.
+
+  Converted models have a config.json, too.
+  """
+  return (path / 'config.json').is_file() and (path / 'run.json').is_file()
+
+
+def read(path: pathlib.Path) -> Record:
+  """Reads a work directory.
+
+  Raises:
+    UserError: It is none, or a file of it cannot be read.
+  """
+  path = path.absolute()
+  if not path.is_dir():
+    raise UserError(f'there is no work directory {path}')
+  config = _read_json(path / 'config.json')
+  if config is None:
+    raise UserError(
+      f'{path} is not the work directory of a run that began: it has no'
+      ' config.json'
+    )
+  starts = _read_starts(path / 'run.json')
+  return Record(
+    path=path,
+    config=dict(config_lib.flatten(config)),
+    starts=starts,
+    curves=_read_curves(path / 'metrics.jsonl', _times(starts)),
+    state=_state(path),
+  )
+
+
+def _read_json(path: pathlib.Path) -> dict[str, Any] | None:
+  value = workdir_lib.read_json(path, 'repair it, or leave this run out')
+  if value is not None and not isinstance(value, dict):
+    raise UserError(f'{path} does not hold what a run writes')
+  return value
+
+
+def _read_starts(path: pathlib.Path) -> list[dict[str, Any]]:
+  """Returns what run.json says of each start."""
+  starts = (_read_json(path) or {}).get('runs', [])
+  if not isinstance(starts, list) or not all(map(_is_start, starts)):
+    raise UserError(
+      f'{path} does not hold what a run writes: repair it, or leave this run'
+      ' out'
+    )
+  return starts
+
+
+def _is_start(start: Any) -> bool:
+  """Whether what is read of a start has the types that `run_info` gives it."""
+  if not isinstance(start, dict):
+    return False
+  kinds = {'started': str, 'packages': dict, 'devices': dict, 'git': dict}
+  given = {key: start[key] for key in kinds if start.get(key) is not None}
+  if not all(isinstance(x, kinds[key]) for key, x in given.items()):
+    return False
+  git = given.get('git', {'commit': '', 'dirty': False})
+  if not isinstance(git.get('commit'), str) or 'dirty' not in git:
+    return False
+  try:
+    _times([start])
+  except ValueError:
+    return False
+  return True
+
+
+def _times(starts: Sequence[Mapping[str, Any]]) -> list[float]:
+  """Returns the time of each start, in seconds since 1970."""
+  texts = [start['started'] for start in starts if start.get('started')]
+  return [datetime.datetime.fromisoformat(text).timestamp() for text in texts]
+
+
+def _state(path: pathlib.Path) -> str:
+  if (path / 'DONE').exists():
+    return 'finished'
+  try:
+    with workdir_lib.open_regular(path / '.lock') as file:
+      fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return 'running'
+  except OSError:  # there is none, or the file system has no locks
+    pass
+  return 'stopped'
+
+
+def _read_curves(
+  path: pathlib.Path, starts: Sequence[float]
+) -> dict[str, list[Point]]:
+  """Reads metrics.jsonl, which may be growing."""
+  curves: dict[str, list[Point]] = {}
+  if not path.exists():
+    return curves
+  damaged = []
+  clock = _Clock(starts)
+  for number, line in enumerate(workdir_lib.read_lines(path), 1):
+    values = workdir_lib.parse_metrics(line)
+    if values is None:
+      if line.endswith('\n'):  # else the run writes it, or died as it did
+        damaged.append(number)
+      continue
+    step, epoch = values.pop('step'), values.pop('epoch', math.nan)
+    seconds = clock.seconds(values.pop('time', 0.0))
+    for name, x in values.items():
+      point = Point(step, epoch, seconds, math.nan if x is None else x)
+      curves.setdefault(name, []).append(point)
+  if damaged:
+    logging.warning(
+      'warning: %s: %d damaged line(s) left out, the first is line %d',
+      *(path, len(damaged), damaged[0]),
+    )
+  return curves
+
+
+class _Clock:
+  """Turns the time of day into that of a run: it stands between its starts."""
+
+  def __init__(self, starts: Sequence[float]):
+    self._starts = list(starts)
+    self._offset = 0.0
+    self._last: float | None = None
+
+  def seconds(self, now: float) -> float:
+    """Returns seconds since the run began; to be asked in order of time."""
+    if self._last is None:
+      self._last = self._offset = self._starts.pop(0) if self._starts else now
+    while self._starts and self._starts[0] <= now:
+      start = self._starts.pop(0)
+      self._offset += max(0.0, start - self._last)
+      self._last = max(start, self._last)
+    self._last = max(now, self._last)
+    return max(0.0, now - self._offset)
+
+
+def setting(start: Mapping[str, Any]) -> dict[str, str]:
+  """Returns what a start ran on, but for the host: versions, code, devices.
+
+  Args:
+    start: Of run.json.
+  """
+  devices, git = start.get('devices') or {}, start.get('git')
+  found = {
+    'python': start.get('python'),
+    **(start.get('packages') or {}),
+    'git': git and show_git(git),
+    'devices': devices and f'{devices.get("count")} x {devices.get("kind")}',
+    'processes': devices.get('processes'),
+    'data': start.get('data_fingerprint'),
+  }
+  return {name: str(value) for name, value in found.items() if value}
+
+
+def show_git(git: Mapping[str, Any]) -> str:
+  """Returns a commit for people."""
+  return git['commit'][:10] + (CHANGED if git['dirty'] else '')
+
+
+def short_names(paths: Sequence[pathlib.Path]) -> list[str]:
+  """Returns the shortest ends of paths that tell them apart.
+
+  What all paths begin or end with is left out.
+
+  Args:
+    paths: Absolute, all different.
+  """
+  parts = [path.parts for path in paths]
+  while min(map(len, parts)) > 1 and len({p[-1] for p in parts}) == 1:
+    parts = [p[:-1] for p in parts]
+  names = parts
+  for size in range(1, max(map(len, parts)) + 1):
+    names = [p[-size:] for p in parts]
+    if len(set(names)) == len(names):
+      break
+  return ['/'.join(name) for name in names]
+
+
+def common_start(texts: Sequence[str]) -> str:
+  """Returns what all texts begin with."""
+  least, largest = min(texts), max(texts)  # all others begin as these two do
+  for i, (a, b) in enumerate(zip(least, largest, strict=False)):
+    if a != b:
+      return least[:i]
+  return least

@@ -1,0 +1,337 @@
+"""Metrics to a file, to TensorBoard and to the eye.
+
+metrics.jsonl has one JSON object a line: `step` (completed updates), `epoch`
+(times that each example was seen), `time` (seconds since 1970), and scalars by
+their names. JSON has no infinity and no NaN: they are null. The same
+scalars, NaN too, are in events.out.* for TensorBoard, but for counts of
+examples, which never change; and with them the config and a few images.
+
+When a run resumes at a step, what was reported after that step is cut from
+both. A metric that is there already at that very step is not reported again.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+import contextlib
+import json
+import logging as python_logging
+import math
+import pathlib
+import sys
+import time
+from types import TracebackType
+from typing import Any
+from typing import IO
+from typing import TextIO
+
+from absl import logging
+import tqdm
+
+from vit_jax.runs import events
+from vit_jax.runs import workdir as workdir_lib
+from vit_jax.config import UserError
+
+# Takes what the terminal shows in another form, for the log file alone.
+_FILE_ONLY = python_logging.getLogger('vit_jax.file_only')
+
+
+@contextlib.contextmanager
+def shown() -> Iterator[None]:
+  """Shows what is logged on stderr, unless a command or the caller does.
+
+  Either sets absl's verbosity: to INFO, or to less than warnings, as for all
+  processes but the first. In a notebook nobody has.
+  """
+  logger = logging.get_absl_logger()
+  is_set = logging.get_verbosity() != logging.WARNING  # which is the default
+  if is_set or logger.isEnabledFor(python_logging.INFO):
+    yield
+    return
+  before, level = logging.get_verbosity(), logger.level
+  handler = python_logging.StreamHandler()
+  handler.setFormatter(python_logging.Formatter('%(message)s'))
+  if not logger.hasHandlers():  # else the caller's show it
+    logger.addHandler(handler)
+  logging.set_verbosity(logging.INFO)
+  try:
+    yield
+  finally:
+    logger.removeHandler(handler)
+    logging.set_verbosity(before)
+    logger.setLevel(level)  # which absl leaves open at first
+
+
+@contextlib.contextmanager
+def log_to(path: pathlib.Path) -> Iterator[None]:
+  """Appends what is logged to a file too, and the error that ends the run.
+
+  Raises:
+    UserError: The file cannot be written.
+  """
+  try:
+    handler = _LogFile(path, encoding='utf-8')
+  except OSError as e:
+    raise workdir_lib.cannot_write(path, e) from e
+  handler.setFormatter(logging.PythonFormatter())
+  _FILE_ONLY.setLevel(python_logging.INFO)
+  _FILE_ONLY.propagate = False
+  loggers = (python_logging.getLogger(), _FILE_ONLY)
+  for logger in loggers:
+    logger.addHandler(handler)
+  try:
+    yield
+  except UserError as e:
+    _FILE_ONLY.error('error: %s', e)
+    raise
+  finally:
+    for logger in loggers:
+      logger.removeHandler(handler)
+    handler.close()
+
+
+class _LogFile(python_logging.FileHandler):
+  """A log file that stays silent where the disk is full.
+
+  Metrics and checkpoints report that in one line; logging would print a
+  traceback for every message.
+  """
+
+  def handleError(self, record: python_logging.LogRecord) -> None:
+    del record
+
+  def close(self) -> None:
+    with contextlib.suppress(OSError):
+      super().close()
+
+
+class Reporter:
+  """Reports the metrics of a run, from any step on."""
+
+  def __init__(
+    self,
+    workdir: pathlib.Path | str,
+    total_steps: int,
+    start_step: int = 0,
+    *,
+    writes: bool = True,
+    stream: TextIO | None = None,
+  ):
+    """Opens metrics.jsonl and the events, and cuts off what is later.
+
+    Args:
+      workdir: The work directory of the run.
+      total_steps: Of the whole run.
+      start_step: Number of updates that were completed before.
+      writes: False where another process of the same run reports: then nothing
+        here does anything.
+      stream: Where the progress bar goes if it is a terminal; None: stderr.
+
+    Raises:
+      UserError: A file cannot be written.
+    """
+    self._writes = writes
+    self._before: dict[str, tuple[int, float | None]] = {}
+    if not writes:
+      return
+    self._total_steps = total_steps
+    self._start_step = start_step
+    self._path = pathlib.Path(workdir) / 'metrics.jsonl'
+    # Seconds and step when the time that is left could first be told.
+    self._since: tuple[float, int] | None = None
+    with self._explained():
+      self._before = cut_back(self._path, start_step)
+      self._metrics: IO[str] = self._path.open('a', encoding='utf-8')
+      self._events = events.Events(pathlib.Path(workdir), start_step)
+    self._bar = _progress_bar(stream or sys.stderr, total_steps, start_step)
+    if self._bar is not None:
+      logging.get_absl_logger().addFilter(self._clear_bar)
+
+  def __enter__(self) -> 'Reporter':
+    return self
+
+  def __exit__(
+    self,
+    kind: type[BaseException] | None,
+    error: BaseException | None,
+    traceback: TracebackType | None,
+  ) -> None:
+    self.close()
+
+  def describe(self, config: Mapping[str, Any]) -> None:
+    """Shows the config in TensorBoard: as a text, and as hyperparameters.
+
+    Args:
+      config: The value of each leaf by its dotted key.
+
+    Raises:
+      UserError: It cannot be written.
+    """
+    if self._writes:
+      with self._explained():
+        self._events.write_config(self._start_step, config)
+
+  def show(self, step: int, name: str, png: bytes) -> None:
+    """Shows an image in TensorBoard.
+
+    Args:
+      step: Number of completed updates.
+      name: As 'train/images'.
+      png: The file.
+
+    Raises:
+      UserError: It cannot be written.
+    """
+    if self._writes:
+      with self._explained():
+        self._events.write_image(step, name, png)
+
+  def write(
+    self, step: int, epoch: float, scalars: Mapping[str, float]
+  ) -> None:
+    """Reports the metrics of a step; a killed run does not lose them.
+
+    Args:
+      step: Number of completed updates.
+      epoch: How many times each example was seen.
+      scalars: By name, as 'train/loss'.
+
+    Raises:
+      UserError: They cannot be written.
+    """
+    if not self._writes:
+      return
+    if step == self._start_step:
+      at = {name for name, (last, _) in self._before.items() if last == step}
+      scalars = {k: v for k, v in scalars.items() if k not in at}
+    if not scalars:
+      return
+    now = time.time()
+    values = {name: float(value) for name, value in scalars.items()}
+    line: dict[str, float | None] = {'step': step, 'epoch': epoch, 'time': now}
+    for name, value in values.items():
+      line[name] = value if math.isfinite(value) else None
+    with self._explained():
+      self._metrics.write(json.dumps(line, allow_nan=False) + '\n')
+      self._metrics.flush()
+      self._events.write(step, now, values)
+
+  def before(self, name: str) -> float | None:
+    """Returns the newest value of a metric that was there at the start.
+
+    Args:
+      name: As 'train/loss'.
+
+    Returns:
+      The value at the start step or before; None where there is none, or where
+      another process reports.
+    """
+    return self._before.get(name, (0, None))[1]
+
+  def progress(self, step: int, fields: Mapping[str, float | str]) -> None:
+    """Shows how far the run is: a bar on a terminal, else a line.
+
+    The line is in the log file either way.
+
+    Args:
+      step: Number of completed updates.
+      fields: What to show beside, as {'loss': 0.5}.
+    """
+    if not self._writes:
+      return
+    shown = {name: text(value) for name, value in fields.items()}
+    line = f'step {step}/{self._total_steps}: ' + ', '.join(
+      [f'{name} {value}' for name, value in shown.items()] + self._left(step)
+    )
+    if self._bar is None:
+      logging.info('%s', line)
+      return
+    _FILE_ONLY.info('%s', line)
+    self._bar.set_postfix(shown, refresh=False)
+    self._bar.update(step - self._bar.n)
+
+  def close(self) -> None:
+    """Closes the files and ends the bar."""
+    if not self._writes:
+      return
+    if self._bar is not None:
+      logging.get_absl_logger().removeFilter(self._clear_bar)
+      self._bar.close()
+    # What could not be written was reported by `write`.
+    with contextlib.suppress(OSError):
+      self._metrics.close()
+    with contextlib.suppress(OSError):
+      self._events.close()
+
+  def _left(self, step: int) -> list[str]:
+    """Returns the time that is left, once there is a rate to tell it from."""
+    now = time.perf_counter()
+    if self._since is None:  # the first steps compile
+      self._since = (now, step)
+    start, first = self._since
+    if step == first:
+      return []
+    seconds = (now - start) / (step - first) * (self._total_steps - step)
+    return [f'{tqdm.tqdm.format_interval(seconds)} left']
+
+  def _clear_bar(self, record: python_logging.LogRecord) -> bool:
+    """Makes way for a message: the bar is drawn again below it."""
+    del record
+    if self._bar is not None:
+      self._bar.clear()
+    return True
+
+  @contextlib.contextmanager
+  def _explained(self) -> Iterator[None]:
+    try:
+      yield
+    except OSError as e:
+      raise workdir_lib.cannot_write(self._path, e) from e
+
+
+def cut_back(
+  path: pathlib.Path, step: int
+) -> dict[str, tuple[int, float | None]]:
+  """Cuts the lines after a step from a metrics file, and a half-written one.
+
+  Args:
+    path: Of metrics.jsonl, which need not exist.
+    step: The last one to keep.
+
+  Returns:
+    What is kept: step and value of each metric's newest entry.
+
+  Raises:
+    UserError: It cannot be written.
+  """
+  kept: dict[str, tuple[int, float | None]] = {}
+  if not path.exists():
+    return kept
+  with workdir_lib.replacing(path) as new:
+    for line in workdir_lib.read_lines(path):
+      values = workdir_lib.parse_metrics(line)
+      if values is None or values['step'] > step:
+        continue
+      new.write(line)
+      kept |= {name: (values['step'], x) for name, x in values.items()}
+  return kept
+
+
+def _progress_bar(
+  stream: TextIO, total_steps: int, start_step: int
+) -> tqdm.tqdm | None:
+  if not stream.isatty():
+    return None
+  return tqdm.tqdm(
+    total=total_steps,
+    initial=start_step,
+    file=stream,
+    unit='step',
+    dynamic_ncols=True,
+  )
+
+
+def text(value: float | str) -> str:
+  """Returns a metric as people read it: '0.9833', '10,000'."""
+  if isinstance(value, str):
+    return value
+  return f'{value:,.0f}' if 1000 <= abs(value) < 1e9 else f'{value:.4g}'

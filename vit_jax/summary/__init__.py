@@ -1,0 +1,1 @@
+"""Parameters, memory and collectives of a config (a command)."""

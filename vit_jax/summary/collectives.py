@@ -1,0 +1,244 @@
+"""What devices tell each other in one run of a compiled program.
+
+Bytes are those of the whole array that a collective is about, as one device
+sees it:
+
+    all-gather           the gathered array, its output
+    all-reduce           the reduced array
+    reduce-scatter       the whole array, its input
+    all-to-all           the array that is exchanged
+    collective-permute   the array that is passed on
+
+What travels follows from them, the kind and the number of devices that take
+part: of an all-gather among n, each device receives (n - 1) / n.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+import re
+
+import numpy as np
+
+from vit_jax.summary import device_groups
+from vit_jax.summary import hlo
+
+KINDS = (
+  'all-gather',
+  'all-reduce',
+  'reduce-scatter',
+  'all-to-all',
+  'collective-permute',
+)
+
+# These pass on what they are given, in another form.
+_MOVES = ('bitcast', 'copy', 'reshape', 'transpose')
+
+# Who reads a value, and as which operand.
+_Use = tuple[hlo.Instruction, int]
+# Who reads it, None where it is returned, and its dimensions.
+_Reading = tuple[hlo.Instruction | None, tuple[int, ...]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Collective:
+  """Collectives of one kind among devices that differ along the same axes.
+
+  Attributes:
+    kind: One of KINDS.
+    axes: Of the mesh, along which the devices that take part differ.
+    group_size: How many take part in one.
+    parts: Of an all-reduce: how many parts its result is then cut into, of
+      which each device keeps one. More than 1: it does what a reduce-scatter
+      would.
+    executions: In one run. Where one combines arrays of different `parts`, it
+      counts with those of most bytes.
+    bytes: Of all executions, as the program has them.
+    narrow_bytes: The same, where values of 32 bits that were just widened from
+      16, or of which 16 are kept, count 2 bytes: a CPU has no such arithmetic,
+      but GPUs and TPUs do.
+  """
+
+  kind: str
+  axes: tuple[str, ...]
+  group_size: int
+  parts: int
+  executions: int
+  bytes: int
+  narrow_bytes: int
+
+
+def count(module: hlo.Module, mesh: Mapping[str, int]) -> list[Collective]:
+  """Returns the collectives of a program, those of most bytes first.
+
+  Args:
+    module: The compiled program, as one device runs it.
+    mesh: Sizes of the mesh's axes; devices are numbered in its order.
+
+  Raises:
+    ValueError: The program is written in a way that is not known here.
+  """
+  finder = _Finder(module, mesh)
+  by_key: dict[tuple[object, ...], list[tuple[Collective, int]]] = {}
+  for found, times in hlo.executed(module, finder.find, lambda c: c.bytes):
+    key = found.kind, found.axes, found.group_size, found.parts
+    by_key.setdefault(key, []).append((found, times))
+  totals = [
+    dataclasses.replace(
+      group[0][0],
+      executions=sum(times * c.executions for c, times in group),
+      bytes=sum(times * c.bytes for c, times in group),
+      narrow_bytes=sum(times * c.narrow_bytes for c, times in group),
+    )
+    for group in by_key.values()
+  ]
+  return sorted(totals, key=lambda c: -c.bytes)
+
+
+class _Finder:
+  """Finds the collectives among a program's instructions."""
+
+  def __init__(self, module: hlo.Module, mesh: Mapping[str, int]):
+    self._module = module
+    self._mesh = mesh
+    self._users: dict[int, dict[str, list[_Use]]] = {}
+
+  def find(
+    self, instruction: hlo.Instruction, computation: hlo.Computation
+  ) -> list[Collective]:
+    """Returns a collective's arrays, by the parts that they are cut into."""
+    kind = instruction.opcode.removesuffix('-start')  # -done is the same one
+    if kind not in KINDS or 'calls=' in instruction.attributes:
+      return []
+    groups = device_groups.parse(instruction.attributes, self._module.devices)
+    size = groups.shape[1]
+    seen = size if kind == 'all-gather' else 1  # of what a device gives
+    sizes: dict[int, list[int]] = {}  # bytes and narrow bytes, by the parts
+    for i, name in enumerate(instruction.operands):
+      nbytes = seen * hlo.nbytes(computation[name].shape)
+      is_narrow, parts = self._is_widened(computation[name]), 1
+      if kind == 'all-reduce':
+        is_narrow |= self._is_narrowed(instruction, i, computation)
+        parts = self._parts(instruction, i, computation)
+      before = sizes.get(parts, [0, 0])
+      narrow = nbytes // 2 if is_narrow else nbytes
+      sizes[parts] = [before[0] + nbytes, before[1] + narrow]
+    most = max(sizes, key=lambda parts: sizes[parts])
+    axes = _axes_within(groups, self._mesh)
+    return [
+      Collective(kind, axes, size, parts, int(parts == most), nbytes, narrow)
+      for parts, (nbytes, narrow) in sizes.items()
+    ]
+
+  def _is_widened(self, value: hlo.Instruction) -> bool:
+    """Whether 32-bit values were just converted from 16 bits."""
+    inside: hlo.Computation = {}
+    while value.opcode == 'fusion':
+      inside = self._called(value)
+      value = next(x for x in inside.values() if x.is_root)
+    while inside and value.opcode in _MOVES:
+      value = inside[value.operands[0]]
+    if not inside or value.opcode != 'convert':
+      return False
+    before = hlo.arrays(inside[value.operands[0]].shape)
+    return [bits for bits, _ in before] == [16]
+
+  def _called(self, fusion: hlo.Instruction) -> hlo.Computation:
+    ((name,),) = self._module.callees(fusion)
+    return self._module.computations[name]
+
+  def _is_narrowed(
+    self, reduce: hlo.Instruction, index: int, computation: hlo.Computation
+  ) -> bool:
+    """Whether a reduced 32-bit array is converted to 16 bits by all readers."""
+    readers = self._readers(
+      reduce, index, computation, through=(*_MOVES, 'dynamic-slice')
+    )
+    return bool(readers) and all(
+      reader is not None
+      and reader.opcode == 'convert'
+      and [bits for bits, _ in hlo.arrays(reader.shape)] == [16]
+      for reader, _ in readers
+    )
+
+  def _parts(
+    self, reduce: hlo.Instruction, index: int, computation: hlo.Computation
+  ) -> int:
+    """Returns how many parts an array is cut into once it is reduced, or 1."""
+    readers = self._readers(
+      reduce, index, computation, through=(*_MOVES, 'convert')
+    )
+    parts = [
+      math.prod(shape) // math.prod(hlo.arrays(reader.shape)[0][1])
+      if reader is not None and reader.opcode == 'dynamic-slice'
+      else 1
+      for reader, shape in readers
+    ]
+    return min(parts, default=1)
+
+  def _readers(
+    self,
+    reduce: hlo.Instruction,
+    index: int,
+    computation: hlo.Computation,
+    through: tuple[str, ...],
+  ) -> list[_Reading]:
+    """Returns who reads one of the arrays that an all-reduce returns."""
+    if not reduce.shape.startswith('('):
+      return self._readers_of(reduce.name, computation, through)
+    return [
+      reader
+      for user, _ in self._uses(reduce.name, computation)
+      if re.match(rf'[, ]*index={index}\b', user.attributes)
+      for reader in self._readers_of(user.name, computation, through)
+    ]
+
+  def _readers_of(
+    self, name: str, computation: hlo.Computation, through: tuple[str, ...]
+  ) -> list[_Reading]:
+    """Returns who reads a value, directly or through certain operations.
+
+    Fusions are looked into.
+    """
+    result: list[_Reading] = []
+    ((_, shape),) = hlo.arrays(computation[name].shape)
+    if computation[name].is_root:
+      result.append((None, shape))
+    for user, index in self._uses(name, computation):
+      if user.opcode in through and not index:
+        result += self._readers_of(user.name, computation, through)
+      elif user.opcode == 'fusion':
+        inside = self._called(user)
+        parameter = next(
+          x.name
+          for x in inside.values()
+          if x.opcode == 'parameter' and x.arguments == str(index)
+        )
+        readers = self._readers_of(parameter, inside, through)
+        result += [found for found in readers if found[0] is not None]
+        if any(reader is None for reader, _ in readers):
+          result += self._readers_of(user.name, computation, through)
+      else:
+        result.append((user, shape))
+    return result
+
+  def _uses(self, name: str, computation: hlo.Computation) -> list[_Use]:
+    users = self._users.get(id(computation))
+    if users is None:
+      users = self._users[id(computation)] = {}
+      for user in computation.values():
+        for i, operand in enumerate(user.operands):
+          users.setdefault(operand, []).append((user, i))
+    return users.get(name, [])
+
+
+def _axes_within(
+  groups: np.ndarray, mesh: Mapping[str, int]
+) -> tuple[str, ...]:
+  """Returns the axes of the mesh along which the devices of a group differ."""
+  coordinates = np.unravel_index(groups, tuple(mesh.values()))
+  return tuple(
+    axis
+    for axis, along in zip(mesh, coordinates, strict=True)
+    if (along != along[:, :1]).any()
+  )

@@ -1,0 +1,311 @@
+"""Plans a training step for any number of devices, on a machine without them.
+
+A process of its own compiles the step ahead of time for as many virtual CPU
+devices: nothing is allocated, and no data are read. It is told the config as
+JSON on stdin, and answers on stdout:
+
+  echo '{"devices": 8, "config": {...}}' | python -m vit_jax.summary.plan
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import re
+import signal
+import subprocess
+import sys
+import time
+from typing import Any
+from typing import TYPE_CHECKING
+
+from vit_jax import config as config_lib
+from vit_jax.config import UserError
+from vit_jax.summary import collectives
+from vit_jax.summary import hlo
+
+if TYPE_CHECKING:
+  import ml_collections
+
+
+MOST_DEVICES = 2048  # XLA takes more on a CPU for those of other processes
+
+_AXES = ('data', 'fsdp', 'tensor')
+
+# The program is not run: machine code may be bad, if it is made quickly.
+_QUICK = {
+  'xla_backend_optimization_level': 0,
+  'xla_llvm_disable_expensive_passes': True,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Plan:
+  """What a training step takes of each device.
+
+  Attributes:
+    devices: How many there are.
+    mesh: Sizes of its axes.
+    batch_size: Of all devices together.
+    accumulation: Parts that it is computed in, one by one.
+    memory: In GiB: parameters, gradients (of what trains), optimizer, average
+      (of the parameters), activations (and all else that is temporary, as the
+      CPU's compiler plans it), and their sum, total.
+    hides_remat: Whether the activations do not show what `model.remat` saves:
+      the CPU's compiler computes unrolled layers anew too early.
+    collectives: Of a step.
+    flops: Of the products that a device computes in a step.
+    model_flops: The device's share of those that the model needs, where nothing
+      is computed twice.
+    unknown_loops: Loops of the program that may go round more than once, but
+      count as if they did not.
+    seconds: That planning took: to make the program, and to compile it.
+  """
+
+  devices: int
+  mesh: dict[str, int]
+  batch_size: int
+  accumulation: int
+  memory: dict[str, float]
+  hides_remat: bool
+  collectives: list[collectives.Collective]
+  flops: int
+  model_flops: int
+  unknown_loops: list[str]
+  seconds: dict[str, float]
+
+
+def complete(
+  config: 'ml_collections.ConfigDict',
+) -> 'ml_collections.ConfigDict':
+  """Returns a config with the classes of its data and its checkpoint's model.
+
+  They are opened only where the config does not say it.
+
+  Raises:
+    UserError: They are not there.
+  """
+  from vit_jax import data
+  from vit_jax.weights import initial
+
+  config_lib.check(config)
+  initial.check(config)
+  config = config.copy_and_resolve_references()
+  if config.model.num_classes is None:
+    try:
+      data.check(config)
+      source = data.open_source(config, config.data.split)
+    except (UserError, data.SplitError) as e:
+      raise UserError(
+        f'{e}; to plan without the data, set --config.model.num_classes'
+      ) from None
+    config.model.num_classes = len(source.classes)
+    config.data.source_size = source.image_shape
+    config.data.bits = config.data.bits or source.bits()
+  if config.model.name == config_lib.INIT_FROM:
+    initial.fill(config, initial.load(config))
+  return config
+
+
+def run(config: 'ml_collections.ConfigDict', devices: int) -> Plan:
+  """Plans a config's training step, in a process with so many devices.
+
+  Args:
+    config: With the number of classes and the model's name; its mesh is that
+      of the devices.
+    devices: How many.
+
+  Raises:
+    UserError: The config cannot be trained so, or there is too little memory
+      to plan it.
+  """
+  if not 1 <= devices <= MOST_DEVICES:
+    raise UserError(
+      f'--devices={devices}: plan for 1 to {MOST_DEVICES} devices'
+    )
+  done = subprocess.run(
+    [sys.executable, '-m', 'vit_jax.summary.plan'],
+    input=json.dumps(
+      {'devices': devices, 'config': config_lib.to_dict(config)}
+    ),
+    env=_environment(devices),
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+  if done.returncode == -signal.SIGKILL:
+    raise UserError(
+      f'planning for {devices} devices was killed, as happens where memory is'
+      ' short: plan with --config.model.scan=True, or for fewer devices'
+    )
+  if done.returncode:
+    raise RuntimeError(
+      f'planning ended with status {done.returncode}:\n{done.stderr}'
+    )
+  answer = json.loads(done.stdout.splitlines()[-1])
+  if 'error' in answer:
+    raise UserError(answer['error'])
+  found = [collectives.Collective(**c) for c in answer.pop('collectives')]
+  found = [dataclasses.replace(c, axes=tuple(c.axes)) for c in found]
+  return Plan(**answer, collectives=found)
+
+
+def _environment(devices: int) -> dict[str, str]:
+  flags = re.sub(
+    r'--xla_force_host_platform_device_count=\S+',
+    '',
+    os.environ.get('XLA_FLAGS', ''),
+  )
+  root = str(pathlib.Path(__file__).parents[2])
+  path = [root, *filter(None, [os.environ.get('PYTHONPATH')])]
+  return os.environ | {
+    'JAX_PLATFORMS': 'cpu',
+    'JAX_NUM_CPU_DEVICES': str(devices),
+    'JAX_ENABLE_COMPILATION_CACHE': 'false',  # what is kept would never be run
+    'XLA_FLAGS': flags,
+    'PYTHONPATH': os.pathsep.join(path),
+  }
+
+
+def make(config: 'ml_collections.ConfigDict') -> Plan:
+  """Plans a config's training step for the devices of this process.
+
+  Args:
+    config: With the number of classes and the model's name.
+
+  Raises:
+    UserError: The config cannot be trained on them.
+  """
+  import numpy as np
+
+  from vit_jax import optim
+  from vit_jax.train import experiment
+  from vit_jax.train import program as program_lib
+
+  start = time.perf_counter()
+  checked = config.copy_and_resolve_references()
+  checked.data.name = 'digits'  # which are there: the config's need not be
+  experiment.check(checked)
+  size = config.data.source_size
+  if size is not None:
+    size = config_lib.pair(size, 'data.source_size')
+  # Their numbers do not change what is compiled, but for constants.
+  program = program_lib.make(config, size, optim.Lengths(total=1000))
+  lowered = program.train_step.lower(
+    program.abstract_state(), program.abstract_batch(), np.int32(0)
+  )
+  made = time.perf_counter()
+  compiled = lowered.compile(compiler_options=_QUICK)
+  done = time.perf_counter()
+  module = hlo.parse(compiled.as_text())
+  mesh = dict(program.mesh.shape)
+  return Plan(
+    devices=program.mesh.size,
+    mesh=mesh,
+    batch_size=config.train.batch_size,
+    accumulation=config_lib.num_parts(config),
+    memory=program.memory(compiled.memory_analysis().temp_size_in_bytes),
+    hides_remat=config.model.remat != 'none' and not config.model.scan,
+    collectives=collectives.count(module, mesh),
+    flops=hlo.flops(module),
+    model_flops=program.flops.step // program.mesh.size,
+    unknown_loops=hlo.unknown_loops(module),
+    seconds={'make': made - start, 'compile': done - made},
+  )
+
+
+def parse_mesh(text: str, devices: int | None) -> dict[str, int]:
+  """Returns the sizes of `fsdp=8`, `data=2,fsdp=4,tensor=1` or `2,4,1`.
+
+  Axes that are not named have size 1, but for `data`, which takes the devices
+  that are left, as an axis of size -1 does.
+
+  Args:
+    text: As above.
+    devices: How many there are; None: as many as the sizes say.
+
+  Raises:
+    UserError: It is none of these, or does not fit the devices.
+  """
+  pairs = [part.partition('=') for part in text.split(',')]
+  if len(pairs) == len(_AXES) and not any(sign for _, sign, _ in pairs):
+    pairs = [(axis, '=', x[0]) for axis, x in zip(_AXES, pairs, strict=True)]
+  named = {axis.strip(): size.strip() for axis, _, size in pairs}
+  is_known = set(named) <= set(_AXES) and len(named) == len(pairs)
+  is_size = all(re.fullmatch(r'-1|[1-9]\d*', x) for x in named.values())
+  if not is_known or not is_size or [*named.values()].count('-1') > 1:
+    raise UserError(
+      f'--mesh={text}: write the sizes of its axes, as data=1,fsdp=8,tensor=1,'
+      ' fsdp=8 (data takes the other devices) or 1,8,1'
+    )
+  open_axis = next((axis for axis, x in named.items() if x == '-1'), 'data')
+  sizes = dict.fromkeys(_AXES, 1) | {axis: int(x) for axis, x in named.items()}
+  if named.get(open_axis, '-1') == '-1':
+    others = math.prod(x for axis, x in sizes.items() if axis != open_axis)
+    sizes[open_axis] = max((devices or others) // others, 1)
+  if devices is not None and math.prod(sizes.values()) != devices:
+    raise UserError(
+      f'--mesh={text} does not fit --devices={devices}: their number must be'
+      ' the product of the sizes'
+    )
+  return sizes
+
+
+def table(plan: Plan) -> str:
+  """Returns a plan as text for people."""
+  mesh = ', '.join(f'{axis}={size}' for axis, size in plan.mesh.items())
+  unit, scale = ('GiB', 1) if plan.memory['total'] >= 1 else ('MiB', 1024)
+  lines = [
+    f'a step of {plan.batch_size:,} images on {plan.devices:,} devices,'
+    f' {mesh}; each:',
+    '',
+    f'{unit}, the activations as the CPU compiler plans them',
+  ]
+  if plan.hides_remat:
+    lines.append('  (it shows what remat saves only with model.scan=True)')
+  lines += [
+    f'  {name:<12}{scale * gib:>10.3f}' for name, gib in plan.memory.items()
+  ]
+  lines += [
+    '',
+    f'GFLOP of products: {plan.flops / 1e9:,.4g} computed,'
+    f' {plan.model_flops / 1e9:,.4g} needed by the model',
+    '',
+    'collectives of the compiled program',
+  ]
+  lines += [f'  {line}' for line in _collective_lines(plan.collectives)]
+  if plan.unknown_loops:
+    lines.append(
+      f'  at least: XLA does not say how often {len(plan.unknown_loops)} loops'
+      ' go round'
+    )
+  return '\n'.join(lines)
+
+
+def _collective_lines(found: list[collectives.Collective]) -> list[str]:
+  lines = [
+    f'{c.kind:<19}{"+".join(c.axes):<16}{c.group_size:>5}'
+    f'{c.executions:>7}{c.bytes / 2**20:>11.3f}'
+    + (f'  each keeps 1/{c.parts}' if c.parts > 1 else '')
+    for c in found
+  ]
+  heads = f'{"kind":<19}{"along":<16}{"among":>5}{"times":>7}{"MiB":>11}'
+  return [heads, *lines] if lines else ['none']
+
+
+def main() -> int:
+  """Answers one request."""
+  request: Mapping[str, Any] = json.load(sys.stdin)
+  try:
+    plan = make(config_lib.from_dict(request['config']))
+    answer = dataclasses.asdict(plan)
+  except UserError as e:
+    answer = {'error': str(e)}
+  print(json.dumps(answer))
+  return 0
+
+
+if __name__ == '__main__':
+  sys.exit(main())

@@ -1,0 +1,251 @@
+"""Estimates how long a planned training step takes on given hardware.
+
+A device multiplies at a part of its peak, and links and networks carry a part
+of what they could; both parts are assumed, and so is what goes on at the same
+time: the estimate is a pair, with all that can overlap and with nothing that
+does. `ASSUMPTIONS` says it all, and is printed with each table.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Sequence
+import dataclasses
+import math
+import textwrap
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from vit_jax.parallel import hardware as hardware_lib
+
+if TYPE_CHECKING:
+  from vit_jax.summary import collectives
+  from vit_jax.summary import plan as plan_lib
+
+COMPUTE = 0.5  # of the peak, over a step without communication
+LINKS = 0.8  # of what links and networks could carry
+LATENCY = 10e-6  # seconds, of each collective
+
+ASSUMPTIONS = (
+  f'compute: the products of the compiled program, at {COMPUTE:.0%} of the peak'
+  ' for bfloat16 (float32 is slower)',
+  'memory: what the CPU compiler keeps of activations is written and read once'
+  ' for each part of the batch',
+  'update: after the backward pass, state and gradients are read and written'
+  ' once',
+  f'exchange: rings at {LINKS:.0%} of the published one-way bandwidth, of all'
+  f' links of a TPU together, and {LATENCY * 1e6:.0f} us for each collective;'
+  ' among several nodes, first within each node, then each its share over'
+  ' its own network port',
+  'values that were just widened from bfloat16 travel as such (a CPU has no'
+  ' bfloat16 arithmetic; GPUs and TPUs have)',
+  'an all-reduce of which each device keeps a part is a reduce-scatter, as GPU'
+  ' and TPU compilers make it: half the traffic',
+  'overlap: at best, all communication along data and fsdp is hidden behind'
+  ' compute; along tensor none is, as each product waits for it. At worst,'
+  ' nothing is hidden',
+  "efficiency: time for the model's own products, nothing computed twice, at"
+  " compute's rate, over the step's time",
+  'reading images is not counted; devices of a node are neighbours in the mesh,'
+  ' whose last axes stay within a node where they fit',
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Estimate:
+  """A training step on one kind of hardware; times in seconds.
+
+  Attributes:
+    hardware: Its name.
+    fits: Whether the planned memory is there.
+    compute: Of products.
+    memory: Of activations; goes on beside compute.
+    update: Of the optimizer.
+    communication: By the axes of the mesh, as 'data+fsdp'.
+    best: The step, with all the overlap that is possible.
+    worst: The step, with none.
+    efficiency: (worst, best), from 0 to 1.
+    images_per_second: (worst, best), of all devices.
+    bound: What takes longest: compute, memory, update, or the axes of the mesh.
+  """
+
+  hardware: str
+  fits: bool
+  compute: float
+  memory: float
+  update: float
+  communication: dict[str, float]
+  best: float
+  worst: float
+  efficiency: tuple[float, float]
+  images_per_second: tuple[float, float]
+  bound: str
+
+
+def estimate(
+  plan: 'plan_lib.Plan', hardware: hardware_lib.Hardware
+) -> Estimate | None:
+  """Estimates a planned step; see `ASSUMPTIONS`.
+
+  Returns:
+    None where devices must talk over a network of unknown speed.
+  """
+  rate = COMPUTE * hardware.peak_flops
+  memory = {name: gib * 2**30 for name, gib in plan.memory.items()}
+  state = memory['parameters'] + memory['optimizer'] + memory['average']
+  compute = plan.flops / rate
+  moved = 2 * plan.accumulation * memory['activations']
+  activations = moved / hardware.memory_bandwidth
+  update = 2 * (state + memory['gradients']) / hardware.memory_bandwidth
+  communication: dict[str, float] = {}
+  for transfer in transfers(plan.collectives, plan.mesh):
+    seconds = _seconds(transfer, plan.mesh, hardware)
+    if seconds is None:
+      return None
+    axes = '+'.join(transfer.axes)
+    communication[axes] = communication.get(axes, 0.0) + seconds
+  exposed = sum(s for axes, s in communication.items() if 'tensor' in axes)
+  hidden = sum(communication.values()) - exposed
+  local = max(compute, activations)
+  best = max(local, hidden) + update + exposed
+  worst = local + hidden + update + exposed
+  terms = {'compute': compute, 'memory': activations, 'update': update}
+  terms |= communication
+  return Estimate(
+    hardware=hardware.name,
+    fits=memory['total'] <= hardware.memory,
+    compute=compute,
+    memory=activations,
+    update=update,
+    communication=communication,
+    best=best,
+    worst=worst,
+    efficiency=(
+      plan.model_flops / rate / worst,
+      plan.model_flops / rate / best,
+    ),
+    images_per_second=(plan.batch_size / worst, plan.batch_size / best),
+    bound=max(terms, key=lambda name: terms[name]),
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class Transfer:
+  """Collectives as an accelerator does them.
+
+  Attributes:
+    kind: Of `collectives.KINDS`.
+    axes: Of the mesh.
+    group_size: Devices that take part in one.
+    executions: In a step.
+    bytes: Of all executions, as `collectives` defines them.
+  """
+
+  kind: str
+  axes: tuple[str, ...]
+  group_size: int
+  executions: int
+  bytes: float
+
+
+def transfers(
+  found: 'Sequence[collectives.Collective]', mesh: dict[str, int]
+) -> Iterator[Transfer]:
+  """Yields what an accelerator makes of the CPU's collectives.
+
+  Args:
+    found: From `collectives.count`.
+    mesh: Sizes of its axes.
+  """
+  for c in found:
+    inner = _innermost(c.axes, mesh, c.parts)
+    if not inner:
+      yield Transfer(c.kind, c.axes, c.group_size, c.executions, c.narrow_bytes)
+      continue
+    yield Transfer(
+      'reduce-scatter', inner, c.parts, c.executions, c.narrow_bytes
+    )
+    if outer := tuple(axis for axis in c.axes if axis not in inner):
+      yield Transfer(
+        c.kind,
+        outer,
+        c.group_size // c.parts,
+        c.executions,
+        c.narrow_bytes / c.parts,
+      )
+
+
+def _innermost(
+  axes: tuple[str, ...], mesh: dict[str, int], parts: int
+) -> tuple[str, ...]:
+  """Returns the last axes that make so many parts; () where none do."""
+  for start in range(len(axes)):
+    if parts > 1 and math.prod(mesh[axis] for axis in axes[start:]) == parts:
+      return axes[start:]
+  return ()
+
+
+def _seconds(
+  transfer: Transfer, mesh: dict[str, int], hardware: hardware_lib.Hardware
+) -> float | None:
+  """Returns how long all executions take; None where it is not known."""
+  n = transfer.group_size
+  nodes = min(n, _nodes(transfer.axes, mesh, hardware.node_size))
+  near = n / nodes  # devices of a group in each node
+  link = LINKS * hardware.link_bandwidth
+  network = LINKS * (hardware.network_bandwidth or math.nan)
+  if transfer.kind == 'collective-permute':
+    within, between = (0.0, 1.0) if nodes > 1 else (1.0, 0.0)
+  elif transfer.kind == 'all-to-all':
+    within, between = (near - 1) / n, (n - near) / n
+  else:
+    within, between = (near - 1) / near, (nodes - 1) / nodes / near
+  times = 2 if transfer.kind == 'all-reduce' else 1
+  seconds = transfer.executions * LATENCY
+  seconds += times * within * transfer.bytes / link
+  if between:
+    seconds += times * between * transfer.bytes / network
+  return None if math.isnan(seconds) else seconds
+
+
+def _nodes(axes: tuple[str, ...], mesh: dict[str, int], node_size: int) -> int:
+  """Returns how many nodes a group along some axes extends over."""
+  ids = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
+  group = ids[tuple(slice(None) if axis in axes else 0 for axis in mesh)]
+  return len(np.unique(group // node_size))
+
+
+def table(estimates: Sequence[Estimate]) -> str:
+  """Returns estimates as a table, with their assumptions."""
+  names = (
+    'device compute memory update exchange step efficiency images/s longest'
+  )
+  rows = [tuple(names.split()), *map(_cells, estimates)]
+  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+  lines = [
+    '  '.join(cell.ljust(n) for cell, n in zip(row, widths, strict=True))
+    for row in rows
+  ]
+  if not all(e.fits for e in estimates):
+    lines.append('* the planned memory is more than it has')
+  lines.append('times in ms, from the best to the worst case; this assumes:')
+  for text in ASSUMPTIONS:
+    lines += textwrap.wrap(
+      text, 80, initial_indent='- ', subsequent_indent='  '
+    )
+  return '\n'.join(line.rstrip() for line in lines)
+
+
+def _cells(e: Estimate) -> tuple[str, ...]:
+  def span(low: float, high: float, form: str) -> str:
+    both = format(low, form), format(high, form)
+    return both[0] if both[0] == both[1] else ' - '.join(both)
+
+  communication = sum(e.communication.values())
+  return (
+    e.hardware if e.fits else f'{e.hardware} *',
+    *(f'{1e3 * x:.2f}' for x in (e.compute, e.memory, e.update, communication)),
+    span(1e3 * e.best, 1e3 * e.worst, '.2f'),
+    span(*e.efficiency, '.0%'),
+    span(*e.images_per_second, ',.0f'),
+    e.bound,
+  )

@@ -1,0 +1,269 @@
+"""In how many parts a batch is computed, so that a step fits in memory.
+
+The compiler says what temporary memory a step takes. It grows with the images
+in a part, nearly linearly, so that few compilations find the number of parts
+(`train.accumulation`) that fits.
+"""
+
+import collections
+from collections.abc import Mapping
+import socket
+
+from absl import logging
+import jax
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax import optim
+from vit_jax.data import cache
+from vit_jax.parallel import memory
+from vit_jax.parallel import processes
+from vit_jax.parallel import sharding
+from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import program as program_lib
+
+_MOST_COMPILATIONS = 5
+_BATCHES = 3  # on a device: one in use, two on their way
+_SHARE = 0.9  # of the free memory, that 'auto' takes at most
+
+
+def choose(experiment: experiment_lib.Experiment) -> experiment_lib.Experiment:
+  """Returns the experiment with the fewest parts that fit in memory.
+
+  Its step is compiled then.
+
+  Args:
+    experiment: With `train.accumulation` 'auto'; holds nothing on the devices.
+
+  Raises:
+    UserError: No number of parts fits.
+  """
+  room = _room(experiment)
+  found, tried = _search(experiment, {}, room)
+  if found is None:
+    parts = min(tried, key=lambda parts: tried[parts])
+    raise _too_small(experiment, parts, tried[parts], room, None)
+  parts = found.config.train.accumulation
+  if parts > 1:
+    logging.info(
+      "config.train.accumulation='auto' is %d: a step of all %d images takes"
+      ' %s, in %d parts %s, and %s is free',
+      *(parts, found.config.train.batch_size, _gib(max(tried.values()))),
+      *(parts, _gib(min(tried.values())), _gib(room)),
+    )
+  return found
+
+
+def check(
+  experiment: experiment_lib.Experiment,
+  compiled: jax.stages.Compiled,
+  has_state: bool,
+) -> None:
+  """Checks that there is room for a step.
+
+  Args:
+    experiment: What runs.
+    compiled: Its first call.
+    has_state: Whether the train state is on the devices already.
+
+  Raises:
+    UserError: There is not; says what would fit.
+  """
+  temporary = program_lib.temporary_bytes(compiled)
+  needed = _needed(experiment, temporary, has_state)
+  room = _room(experiment)
+  if needed <= room:
+    return
+  state = sharding.bytes_per_device(experiment.program.abstract_state())
+  if has_state:
+    needed, room = needed + state, room + state
+  parts = config_lib.num_parts(experiment.config)
+  measured = {parts: temporary}
+  found, _ = _search(experiment, measured, room)
+  raise _too_small(experiment, parts, needed, room, found)
+
+
+def check_state(experiment: experiment_lib.Experiment) -> None:
+  """Checks, before anything is compiled, that there is room for the state.
+
+  Raises:
+    UserError: There is not.
+  """
+  needed, room = _needed(experiment, 0, has_state=False), _room(experiment)
+  if needed > room:
+    raise config_lib.UserError(
+      f'the train state needs {_gib(needed)} of memory{_each(experiment)}, and'
+      f' {_gib(room)} is free: split it with config.mesh.fsdp, or take a'
+      ' smaller model'
+    )
+
+
+def _room(experiment: experiment_lib.Experiment) -> int:
+  """Returns the free memory of the fullest device of all, in bytes."""
+  free = memory.free_per_device(experiment.program.mesh.local_devices)
+  everywhere = processes.from_all((socket.gethostname(), free))
+  if not _is_on_host(experiment):
+    return min(free for _, free in everywhere)
+  # Processes on one host share its memory.
+  sharing = collections.Counter(host for host, _ in everywhere)
+  return min(free // sharing[host] for host, free in everywhere)
+
+
+def _is_on_host(experiment: experiment_lib.Experiment) -> bool:
+  return experiment.program.mesh.devices.flat[0].platform == 'cpu'
+
+
+def _needed(
+  experiment: experiment_lib.Experiment, temporary: int, has_state: bool
+) -> int:
+  """Returns what a step needs of a device at least, in bytes."""
+  program = experiment.program
+  constants = jax.tree.leaves(program.objective.constants)
+  needed = _times(experiment) * temporary + sum(x.nbytes for x in constants)
+  if has_state:
+    return needed
+  return needed + sharding.bytes_per_device(program.abstract_state())
+
+
+def _times(experiment: experiment_lib.Experiment) -> int:
+  """Returns how many steps' temporary memory is held at once.
+
+  The next step is sent before one has ended. A CPU asks for its memory then,
+  but uses it only when it begins.
+  """
+  return 2 if _is_on_host(experiment) and memory.has_address_limit() else 1
+
+
+def _beside(experiment: experiment_lib.Experiment) -> int:
+  """Returns what a run takes beside its steps, in bytes a device."""
+  e = experiment
+  beside = _BATCHES * sharding.bytes_per_device(e.program.abstract_batch())
+  beside += cache.bytes_on_device(e.config, e.splits, e.program.mesh)
+  if _is_on_host(e):  # a checkpoint that is being written is a copy
+    beside += sharding.bytes_per_device(e.program.abstract_state())
+  return beside
+
+
+def _search(
+  experiment: experiment_lib.Experiment, measured: Mapping[int, int], room: int
+) -> tuple[experiment_lib.Experiment | None, dict[int, int]]:
+  """Finds the fewest parts with which a step fits.
+
+  Args:
+    experiment: Whatever its accumulation is.
+    measured: Temporary bytes by number of parts, with which it does not fit.
+    room: Bytes a device.
+
+  Returns:
+    The experiment with those parts, its step compiled; None: nothing that was
+    tried fits. And what was tried: bytes needed, by number of parts.
+  """
+  config, known, tried = experiment.config, dict(measured), dict[int, int]()
+  limit = room * _SHARE - _beside(experiment) - _needed(experiment, 0, False)
+  limit /= _times(experiment)
+  choices = {config_lib.num_parts(config): 1}  # which most often fits
+  for _ in range(_MOST_COMPILATIONS):
+    if known and len(choices) == 1:
+      choices = _choices(config)
+    parts = _guess(experiment, choices, known, limit)
+    if parts is None:
+      break
+    candidate = experiment.in_parts(choices[parts])
+    compiled = candidate.program.compile(candidate.first_call())
+    known[parts] = program_lib.temporary_bytes(compiled)
+    tried[parts] = _needed(candidate, known[parts], False)
+    if known[parts] <= limit:
+      return candidate, tried
+  return None, tried
+
+
+def _choices(config: ml_collections.ConfigDict) -> dict[int, int]:
+  """Returns the accumulations that a config permits, by number of parts.
+
+  They divide the batch, the devices have equal shares of each part, and what
+  belongs together stays in one: mixed pairs, and SAM's groups.
+  """
+  choices: dict[int, int] = {}
+  size = config.train.batch_size
+  for accumulation in range(1, size + 1):
+    if size % accumulation:
+      continue
+    config = config_lib.in_parts(config, accumulation)
+    try:
+      data.check(config)
+      optim.check(config)
+      sharding.check(config)
+    except config_lib.UserError:
+      continue
+    choices.setdefault(config_lib.num_parts(config), accumulation)
+  return choices
+
+
+def _guess(
+  experiment: experiment_lib.Experiment,
+  choices: Mapping[int, int],
+  known: Mapping[int, int],
+  limit: float,
+) -> int | None:
+  """Returns the number of parts to try next; None: there is none.
+
+  Temporary memory is taken to be a + b * images in a part: through the last
+  two points, or, of one, with a the size of the gradients.
+
+  Args:
+    experiment: What runs.
+    choices: As `_choices` returns them.
+    known: Temporary bytes by number of parts; none of them fits.
+    limit: Of the temporary bytes.
+  """
+  left = [parts for parts in choices if parts > max(known, default=0)]
+  if not known or not left:
+    return min(left, default=None)
+  last = max(known)
+  if len(known) > 1:
+    before = sorted(known)[-2]
+    slope = (known[before] - known[last]) / (1 / before - 1 / last)
+    base = known[last] - slope / last
+  else:
+    state = experiment.program.abstract_state()
+    trained = experiment.program.rules.trained(state.params)
+    base = min(sharding.bytes_per_device(trained), known[last])
+    slope = (known[last] - base) * last
+  fitting = [parts for parts in left if base + slope / parts <= limit]
+  return min(fitting, default=max(left))
+
+
+def _too_small(
+  experiment: experiment_lib.Experiment,
+  parts: int,
+  needed: int,
+  room: int,
+  found: experiment_lib.Experiment | None,
+) -> config_lib.UserError:
+  """Returns the error for a step that does not fit."""
+  train = experiment.config.train
+  problem = (
+    f'a step of {train.batch_size} images in {parts} part(s) needs'
+    f' {_gib(needed)} of memory{_each(experiment)}, and {_gib(room)} is free'
+  )
+  if found is None:
+    return config_lib.UserError(
+      f'{problem}; nor do smaller parts fit: set config.model.remat=full, split'
+      ' the state with config.mesh.fsdp, or take a smaller model or image'
+    )
+  size = train.batch_size // config_lib.num_parts(found.config) * parts
+  return config_lib.UserError(
+    f'{problem}: --config.train.accumulation='
+    f'{found.config.train.accumulation} fits and computes the same'
+    f" ('auto' finds it); or take --config.train.batch_size={size} in another"
+    ' work directory'
+  )
+
+
+def _each(experiment: experiment_lib.Experiment) -> str:
+  return ' for each device' if experiment.program.mesh.size > 1 else ''
+
+
+def _gib(size: float) -> str:
+  return f'{size / 2**30:.2f} GiB'

@@ -1,0 +1,209 @@
+"""Where the time of a run goes, over all its starts.
+
+A step takes from the end of the one before to its own end, without pauses
+(evaluations, checkpoints) and without the time in which JAX traces and
+compiles, or reads its compile cache. What is left without the wait for the
+batch is useful. Goodput is the useful time of all steps up to now over the time
+since the run was first started, all that lies between its starts included; of a
+step that was lost to a kill, only what it took the last time is useful.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import contextlib
+import datetime
+import functools
+import pathlib
+import threading
+import time
+
+import jax
+import numpy as np
+
+from vit_jax.runs import workdir as workdir_lib
+
+Clock = Callable[[], float]
+
+
+class Timekeeper:
+  """Measures how the time of a run is spent.
+
+  What is not training (evaluations, checkpoints) happens inside `paused()`.
+  """
+
+  def __init__(
+    self,
+    batch_size: int,
+    age: float = 0.0,
+    clock: Clock = time.perf_counter,
+    compile_clock: Clock | None = None,
+  ):
+    """Starts to count what is compiled.
+
+    Args:
+      batch_size: Images in an update, over all devices and processes.
+      age: Seconds since the run was first started; see `age`.
+      clock: Returns seconds.
+      compile_clock: Returns the seconds that were spent on compiling, which the
+        clock counts too; None: JAX's own account.
+    """
+    self._batch_size = batch_size
+    self._clock = clock
+    self._compile_clock = compile_clock or jax_compile_clock()
+    self._born = clock() - age
+    self._compiled = self._compile_clock()  # at the last reading
+    self.resume(0.0)
+
+  def resume(self, useful_seconds: float) -> None:
+    """Begins the first step of this start.
+
+    Args:
+      useful_seconds: Of the steps before, as `saved` returned it.
+    """
+    self._useful = useful_seconds
+    self._stalled = 0.0  # since the last checkpoint
+    self._steps: list[float] = []  # since the last reading
+    self._waited = 0.0
+    self._begin_step()
+
+  def _begin_step(self) -> None:
+    self._start = self._now()
+    self._step_waited = 0.0
+    self._step_paused = 0.0
+
+  def step(self) -> None:
+    """Ends a step, and begins the next."""
+    for _ in self.steps(1):
+      pass
+
+  def steps(self, count: int) -> Iterator[None]:
+    """Ends steps that were one call to the device, and begins the next.
+
+    Args:
+      count: How many; each is taken to be as long.
+
+    Yields:
+      Once for each, when it is counted.
+    """
+    seconds = (self._now() - self._start - self._step_paused) / count
+    waited = self._step_waited / count
+    self._begin_step()
+    for _ in range(count):
+      self._steps.append(seconds)
+      self._waited += waited
+      self._useful += seconds - waited
+      yield
+
+  @contextlib.contextmanager
+  def waiting(self) -> Iterator[None]:
+    """Around the wait for the next batch."""
+    start = self._now()
+    try:
+      yield
+    finally:
+      self._step_waited += self._now() - start
+
+  @contextlib.contextmanager
+  def paused(self) -> Iterator[None]:
+    """Around what is not training; pauses may be nested."""
+    start = self._now() - self._step_paused
+    try:
+      yield
+    finally:
+      self._step_paused = self._now() - start
+
+  @contextlib.contextmanager
+  def saving(self) -> Iterator[None]:
+    """Around what blocks when a checkpoint is saved: a pause as well."""
+    start = self._now()
+    with self.paused():
+      yield
+    self._stalled += self._now() - start
+
+  def read(self) -> dict[str, float]:
+    """Returns the measures since the last reading, and begins anew.
+
+    Returns:
+      images_per_second; data_wait: the fraction of the time that training
+      waited for data; step_seconds_p50, _p90, _p99 (percentiles) and _max;
+      compile_seconds, where something was compiled; and goodput, of the whole
+      run. Empty where no step has ended.
+    """
+    if not self._steps:
+      return {}
+    steps, waited = np.array(self._steps), self._waited
+    self._steps, self._waited = [], 0.0
+    measures = {}
+    if seconds := float(steps.sum()):
+      measures['images_per_second'] = len(steps) * self._batch_size / seconds
+      measures['data_wait'] = waited / seconds
+    for percent in (50, 90, 99):
+      value = float(np.percentile(steps, percent))
+      measures[f'step_seconds_p{percent}'] = value
+    measures['step_seconds_max'] = float(steps.max())
+    before, self._compiled = self._compiled, self._compile_clock()
+    if self._compiled > before:
+      measures['compile_seconds'] = self._compiled - before
+    return measures | {'goodput': self._goodput()}
+
+  def saved(self) -> dict[str, float]:
+    """Returns what is to be reported at the step of each checkpoint.
+
+    Returns:
+      checkpoint_stall: seconds that training stood still for saving, since the
+      last time; useful_seconds, for `resume` from this checkpoint; goodput.
+    """
+    stalled, self._stalled = self._stalled, 0.0
+    return {
+      'checkpoint_stall': stalled,
+      'useful_seconds': self._useful,
+      'goodput': self._goodput(),
+    }
+
+  def _goodput(self) -> float:
+    return self._useful / (self._clock() - self._born)
+
+  def _now(self) -> float:
+    """Returns the time on a clock that stands still while JAX compiles."""
+    return self._clock() - self._compile_clock()
+
+
+def age(workdir: pathlib.Path) -> float:
+  """Returns the seconds since a run was first started, as run.json has it.
+
+  Args:
+    workdir: Of the run; the age is 0 where it has no run.json.
+  """
+  record = workdir_lib.read_json(workdir / 'run.json')
+  if record is None:
+    return 0.0
+  started = datetime.datetime.fromisoformat(record['runs'][0]['started'])
+  return max(0.0, time.time() - started.timestamp())
+
+
+@functools.cache
+def jax_compile_clock() -> Clock:
+  """Returns a clock that runs while JAX traces, lowers and compiles.
+
+  Time for reading from its compile cache is in it. It shows the seconds since
+  the first call of this function, in the main thread: others stop no step.
+  """
+  seconds = 0.0
+  spans: list[tuple[float, float]] = []
+
+  def note(
+    event: str, start_time: float, end_time: float, **_: str | int
+  ) -> None:
+    nonlocal seconds
+    if not event.startswith('/jax/core/compile/'):
+      return
+    if threading.current_thread() is not threading.main_thread():
+      return
+    while spans and spans[-1][0] >= start_time:  # it was a part of this
+      inner_start, inner_end = spans.pop()
+      seconds -= inner_end - inner_start
+    spans.append((start_time, end_time))
+    seconds += end_time - start_time
+
+  jax.monitoring.register_event_time_span_listener(note)
+  return lambda: seconds

@@ -1,0 +1,169 @@
+"""What a training step takes, in floating-point operations."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax import objectives
+from vit_jax.models import stack
+from vit_jax.models import vit
+from vit_jax.optim import rules as rules_lib
+from vit_jax.train import flops as flops_lib
+
+
+@dataclasses.dataclass(frozen=True)
+class StepFlops:
+  """Floating-point operations of the matrix products in one training step.
+
+  Without augmentation, and without what is computed again to save memory.
+
+  Attributes:
+    forward: Of the forward pass alone.
+    step: Of the whole step.
+    everything: Of the whole step if all parameters were trained.
+  """
+
+  forward: int
+  step: int
+  everything: int
+
+
+def step_flops(config: ml_collections.ConfigDict, params: Any) -> StepFlops:
+  """Counts the operations of the step of a config; computes shapes alone.
+
+  Args:
+    config: With what the data decide filled in.
+    params: Shapes of the parameters in the train state.
+  """
+  config = config.copy_and_resolve_references()
+  config.model.remat = 'none'
+  # Products are counted, which a kernel hides.
+  config_lib.set_value(config, 'model.attention_implementation', None)
+  has_layers = not config.model.name.startswith('BiT')
+  is_scanned, config.model.scan = config.model.scan, has_layers
+  rules = rules_lib.make(config.optim, jax.eval_shape(_stacked, params))
+  # Of a twin that is scanned: it is traced in a tenth of the time.
+  flops = _count(config, rules)
+  if is_scanned or not has_layers:
+    return flops
+  # Unrolled, the last layer may leave out tokens that are not read.
+  config.objective.name = 'classification'  # a teacher would be read again
+  for key in ('trainable', 'freeze'):
+    config.optim[key] = ''
+  config.optim.rules, config.optim.layer_decay = (), 1.0
+  config_lib.set_value(config, 'model.depth', 1)
+  one = _count(config)
+  config.model.scan = False
+  read = _count(config)
+  unread = [
+    a - b
+    for a, b in zip(
+      dataclasses.astuple(one), dataclasses.astuple(read), strict=True
+    )
+  ]
+  trains = any(
+    x.trains for name, x in rules.parameters.items() if 'blocks' in name
+  )
+  forward, _, everything = unread
+  return StepFlops(
+    flops.forward - forward,
+    flops.step - (everything if trains else forward),
+    flops.everything - everything,
+  )
+
+
+def _count(
+  config: ml_collections.ConfigDict, rules: rules_lib.Rules | None = None
+) -> StepFlops:
+  """Counts the operations of a step; computes shapes alone.
+
+  Args:
+    config: With what the data decide filled in.
+    rules: Of its parameters; None: those of the config.
+  """
+  size = config_lib.pair(config.data.image_size, 'data.image_size')
+  channels = config.data.channels
+
+  def blank(images: jax.Array) -> jax.Array:
+    return jnp.zeros((len(images), *size, channels), jnp.float32)
+
+  def blank_batch(batch: objectives.Batch, *_: jax.Array) -> objectives.Batch:
+    return batch | {'image': blank(batch['image'])}
+
+  objective = objectives.create(config, blank_batch, blank)
+  parts = config_lib.num_parts(config)
+  b = config.train.batch_size // parts
+  batch = {
+    'image': jax.ShapeDtypeStruct((b, *size, channels), jnp.uint8),
+    'label': jax.ShapeDtypeStruct((b,), jnp.int32),
+    'mask': jax.ShapeDtypeStruct((b,), jnp.bool_),
+    'index': jax.ShapeDtypeStruct((b,), jnp.int32),
+  }
+  params = jax.eval_shape(objective.init, jax.random.key(0))
+  rules = rules or rules_lib.make(config.optim, params)
+  passes = 2 if config.optim.sam.rho else 1
+  return _count_parts(objective, rules, params, batch, parts * passes)
+
+
+def _stacked(params: Any) -> Any:
+  """Returns parameters as the scanned model has them."""
+  params = stack.join_runs(params)
+  return vit.stack_layers(params) if 'blocks_0' in params else params
+
+
+def _count_parts(
+  objective: objectives.Objective,
+  rules: rules_lib.Rules,
+  params: Any,
+  batch: dict[str, jax.ShapeDtypeStruct],
+  parts: int,
+) -> StepFlops:
+  """Counts the operations of a step; computes shapes alone.
+
+  Args:
+    objective: What is learned.
+    rules: What trains, of its parameters.
+    params: Shapes, as the objective initialises them.
+    batch: Shapes [B, ...], of one of the parts.
+    parts: How often that is computed in a step.
+  """
+  params = jax.eval_shape(rules.split, params)
+  rows = jax.ShapeDtypeStruct(batch['image'].shape[:1], jnp.int32)
+  key = jax.random.key(0, impl='threefry2x32')
+
+  def loss_and_grads(params: Any, batch: Any, rows: Any) -> Any:
+    loss_fn = jax.value_and_grad(objective.loss, has_aux=True)
+    (loss, _), grads = loss_fn(params, objective.constants, batch, key, rows)
+    return loss, grads
+
+  # Traced once: what of it the wanted gradients do not need is left out.
+  jaxpr = jax.make_jaxpr(loss_and_grads)(params, batch, rows)
+  trains = jax.tree.leaves(
+    jax.tree.map(
+      lambda x: x is not None,
+      rules.trained(params),
+      is_leaf=lambda x: x is None,
+    )
+  )
+  no, yes = [False] * len(trains), [True] * len(trains)
+  counts = [flops_lib.of_jaxpr(jaxpr, [True, *of]) for of in (no, trains, yes)]
+  return StepFlops(*(parts * count for count in counts))
+
+
+def show(flops: StepFlops, batch_size: int) -> str:
+  """Returns a line about the operations per image, for people."""
+  gflop = {
+    name: f'{x / batch_size / 1e9:.4g}'
+    for name, x in dataclasses.asdict(flops).items()
+  }
+  line = (
+    f'GFLOP per image: {gflop["forward"]} forward, {gflop["step"]} in a'
+    ' training step'
+  )
+  if flops.step < flops.everything:
+    line += f' (training everything: {gflop["everything"]})'
+  return line

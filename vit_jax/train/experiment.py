@@ -1,0 +1,512 @@
+"""What a config comes to: checked, its data opened, and what is compiled."""
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import fractions
+import itertools
+
+from absl import logging
+import jax
+import ml_collections
+import numpy as np
+
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax import objectives
+from vit_jax import optim
+from vit_jax.data import balance
+from vit_jax.data import cache as cache_lib
+from vit_jax.data import intensity
+from vit_jax.evaluation import probes
+from vit_jax.optim import rules as rules_lib
+from vit_jax.parallel import sharding
+from vit_jax.train import cost
+from vit_jax.train import feed
+from vit_jax.train import program as program_lib
+from vit_jax.train import step as train_step_lib
+from vit_jax.weights import initial
+
+TrainState = train_step_lib.TrainState
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Lets each layer check its part of a config, before anything slow.
+
+  Raises:
+    UserError: Something cannot work; one line says what to change.
+  """
+  config_lib.check(config)
+  data.check(config)
+  optim.check(config)
+  probes.check(config)
+  objectives.check(config)
+  initial.check(config)
+  sharding.check(config)
+  if config.model.name != config_lib.INIT_FROM:  # else known when that is read
+    program_lib.check_model(config)
+
+
+@dataclasses.dataclass(frozen=True)
+class Experiment:
+  """What the loop runs.
+
+  Attributes:
+    config: With what the data decide filled in.
+    source: Training examples.
+    eval_sources: By the evaluation's name.
+    probe_sources: What the probes among them learn from, likewise.
+    start: The checkpoint that parameters come from, where there is one.
+    program: The compiled functions.
+    lengths: Of the run, and of parts of its schedule.
+    total_steps: Of the whole run.
+    log_every: In steps, as the other cadences.
+    checkpoint_every: In steps, or None.
+    checkpoint_keep_every: In steps, or None.
+    eval_every: By the evaluation's name; None is at the end alone.
+    patience: In steps, or None: how long the best metric may stay the same.
+    on_devices: Splits that are kept on the devices, named as in `splits`.
+  """
+
+  config: ml_collections.ConfigDict
+  source: data.Source
+  eval_sources: dict[str, data.Source]
+  probe_sources: dict[str, data.Source]
+  start: initial.Start
+  program: program_lib.Program
+  lengths: optim.Lengths
+  total_steps: int
+  log_every: fractions.Fraction
+  checkpoint_every: fractions.Fraction | None
+  checkpoint_keep_every: fractions.Fraction | None
+  eval_every: dict[str, fractions.Fraction | None]
+  patience: fractions.Fraction | None
+  on_devices: Mapping[str, cache_lib.OnDevices] = dataclasses.field(
+    default_factory=dict
+  )
+
+  def init(self) -> TrainState:
+    """Returns the state before the first step."""
+    return self.program.initialise(self.start.take())
+
+  def epoch(self, step: int) -> float:
+    """Returns the epochs after `step` updates: rows over examples."""
+    return step * self.config.train.batch_size / len(self.source)
+
+  def evals_due(self, step: int) -> list[str]:
+    """Returns the names of the evaluations at a step; all are at the end."""
+    return [
+      name
+      for name, every in self.eval_every.items()
+      if step == self.total_steps or config_lib.is_due(step, every)
+    ]
+
+  def log_due(self, step: int) -> bool:
+    """Whether to report a step; always the first and the last."""
+    due = config_lib.is_due(step, self.log_every)
+    return due or step in (1, self.total_steps)
+
+  def is_due(self, step: int) -> bool:
+    """Whether an evaluation or a checkpoint is due at a step."""
+    return bool(self.evals_due(step)) or self.checkpoint_due(step)
+
+  def checkpoint_due(self, step: int) -> bool:
+    """Whether to save at a step; always at the end."""
+    due = config_lib.is_due(step, self.checkpoint_every)
+    return due or step == self.total_steps
+
+  def calls(self, start: int) -> Iterator[int]:
+    """Yields the number of steps in each call from step `start` to the end.
+
+    Calls of several begin at multiples of `train.steps_per_call`, wherever a
+    run is resumed, so that it does the same; where an evaluation or a
+    checkpoint is between, there are calls of one.
+    """
+    most, step = self.config.train.steps_per_call, start
+    while step < self.total_steps:
+      fits = step % most == 0 and step + most <= self.total_steps
+      within = range(step + 1, step + most)
+      count = most if fits and not any(map(self.is_due, within)) else 1
+      yield count
+      step += count
+
+  def first_call(self, start: int = 0) -> int:
+    """Returns the number of steps in the call from step `start` on."""
+    return next(self.calls(start), 1)
+
+  def in_parts(self, accumulation: int) -> 'Experiment':
+    """Returns the experiment with another `train.accumulation`."""
+    config = config_lib.in_parts(self.config, accumulation)
+    if config_lib.num_parts(config) == config_lib.num_parts(self.config):
+      program = dataclasses.replace(self.program, config=config)
+    else:
+      program = program_lib.make(config, self.source.image_shape, self.lengths)
+    return dataclasses.replace(self, config=config, program=program)
+
+  def train_batches(
+    self, start: int, calls: Iterable[int] | None = None
+  ) -> feed.Feed:
+    """Returns the global batches of steps `start` to the end.
+
+    Args:
+      start: Number of completed updates.
+      calls: As `calls` yields them; None: of one step each.
+    """
+    index, count = sharding.host_part(self.program.mesh)
+    batches = data.train_batches(
+      self.source,
+      self.config,
+      start_step=start,
+      num_steps=self.total_steps,
+      host_index=index,
+      host_count=count,
+      positions_only='train' in self.on_devices,
+    )
+    if calls is None:
+      calls = itertools.repeat(1, self.total_steps - start)
+    batch_size = self.config.train.batch_size
+    return self._feed('train', batches, batch_size, calls)
+
+  def eval_batches(self, name: str) -> feed.Feed:
+    """Returns one evaluation's global batches, on the devices."""
+    return self._whole_split(f'evals.{name}')
+
+  def probe_batches(self, name: str) -> feed.Feed:
+    """Returns the global batches of what a probe learns from."""
+    return self._whole_split(f'evals.{name}.train')
+
+  def _whole_split(self, split: str) -> feed.Feed:
+    """Returns global batches that have each example once; as in `splits`."""
+    source = self.splits[split]
+    parts = config_lib.accumulation(self.config)
+    batch_size = self.config.train.batch_size // parts
+    index, count = sharding.host_part(self.program.mesh)
+    batches = data.eval_batches(
+      source,
+      self.config,
+      batch_size=batch_size,
+      host_index=index,
+      host_count=count,
+      positions_only=split in self.on_devices,
+    )
+    calls = itertools.repeat(1, -(-len(source) // batch_size))
+    return self._feed(split, batches, batch_size, calls)
+
+  def _feed(
+    self,
+    split: str,
+    batches: data.Batches,
+    batch_size: int,
+    calls: Iterable[int],
+  ) -> feed.Feed:
+    mesh, shapes = self.program.mesh, self.program.abstract_batch(batch_size)
+    kept = self.on_devices.get(split)
+    if kept is None:
+      return feed.Feed(batches, mesh, shapes, calls)
+    shapes = {'position': shapes['index']}
+    return feed.Feed(
+      batches, mesh, shapes, calls, lambda x: kept.take(x['position'])
+    )
+
+  def cached(self) -> 'Experiment':
+    """Returns the experiment with its images where `data.cache` has them.
+
+    Raises:
+      UserError: An image cannot be read, or there is too little memory.
+    """
+    cache = self.config.data.cache
+    if cache == 'none':
+      return self
+    self.check_cache()
+    # A split that has several uses is kept once.
+    sources = {id(source): source for source in self.splits.values()}
+    if cache == 'device':
+      # The sources stay as they are: the host keeps no decoded images.
+      kept = {
+        key: cache_lib.OnDevices(
+          cache_lib.load(source, self.config), self.program.mesh
+        )
+        for key, source in sources.items()
+      }
+      on_devices = {name: kept[id(x)] for name, x in self.splits.items()}
+      return dataclasses.replace(self, on_devices=on_devices)
+    loaded = {
+      key: cache_lib.load(source, self.config)
+      for key, source in sources.items()
+    }
+
+    def cached(sources: Mapping[str, data.Source]) -> dict[str, data.Source]:
+      return {name: loaded[id(source)] for name, source in sources.items()}
+
+    return dataclasses.replace(
+      self,
+      source=loaded[id(self.source)],
+      eval_sources=cached(self.eval_sources),
+      probe_sources=cached(self.probe_sources),
+    )
+
+  def check_cache(self) -> None:
+    """Raises a UserError where the images do not fit in `data.cache`."""
+    cache_lib.check(self.config, self.splits, self.program.mesh)
+
+  @property
+  def splits(self) -> dict[str, data.Source]:
+    """All sources, by what they are for."""
+    return {
+      'train': self.source,
+      **{f'evals.{name}': x for name, x in self.eval_sources.items()},
+      **{f'evals.{name}.train': x for name, x in self.probe_sources.items()},
+    }
+
+
+def build(
+  config: ml_collections.ConfigDict, resumes: bool = False
+) -> Experiment:
+  """Opens the data and makes the model and the steps; compiles nothing yet.
+
+  Args:
+    config: Checked; is not changed.
+    resumes: Whether the run has begun already: then the checkpoint that it
+      started from is not read again, unless there is no other.
+
+  Raises:
+    UserError: The data are not there or do not fit.
+  """
+  config = config.copy_and_resolve_references()
+  splits = _open_splits(config)
+  source = splits['data.split']
+  eval_sources = {
+    name: splits[f'evals.{name}.split']
+    for name, spec in config.evals.items()
+    if spec.split
+  }
+  probe_sources = {
+    name: splits[f'evals.{name}.train_split']
+    for name in eval_sources
+    if config.evals[name].train_split
+  }
+  _check_probes(config, eval_sources, probe_sources)
+  _fill_num_classes(config, source)
+  intensity.fill(config, source, resumes)
+  _fill_class_counts(config, source)
+  lengths = _lengths(config, len(source))
+  loaded = None
+  if config.init_from.path and not resumes:
+    loaded = initial.load(config)
+  initial.fill(config, loaded)
+  program_lib.check_model(config)
+  start = initial.Start(config, source.classes, loaded)
+  train, batch_size = config.train, config.train.batch_size
+
+  def steps(text: str) -> fractions.Fraction | None:
+    return config_lib.period(text, len(source), batch_size) if text else None
+
+  program = program_lib.make(config, source.image_shape, lengths)
+  program.objective.check_classes(source.classes)
+  _warn_of_zero_head(config, program.rules, start)
+  return Experiment(
+    config=config,
+    source=source,
+    eval_sources=eval_sources,
+    probe_sources=probe_sources,
+    start=start,
+    program=program,
+    lengths=lengths,
+    total_steps=lengths.total,
+    log_every=config_lib.period(train.log_every, len(source), batch_size),
+    checkpoint_every=steps(config.checkpoint.every),
+    checkpoint_keep_every=steps(config.checkpoint.keep_every),
+    eval_every={name: steps(config.evals[name].every) for name in eval_sources},
+    patience=steps(train.patience),
+  )
+
+
+def _open_splits(config: ml_collections.ConfigDict) -> dict[str, data.Source]:
+  """Opens each split once; returns them by the keys that ask for them."""
+  keys = ['data.split']
+  for name, spec in config.evals.items():
+    if spec.split:
+      keys.append(f'evals.{name}.split')
+    if spec.split and spec.train_split:
+      keys.append(f'evals.{name}.train_split')
+  values = dict(config_lib.flatten(config))
+  opened: dict[str, data.Source] = {}
+  for key in keys:
+    if values[key] not in opened:
+      opened[values[key]] = data.open_split(config, key)
+  return {key: opened[values[key]] for key in keys}
+
+
+def _check_probes(
+  config: ml_collections.ConfigDict,
+  eval_sources: Mapping[str, data.Source],
+  probe_sources: Mapping[str, data.Source],
+) -> None:
+  for name, source in probe_sources.items():
+    try:
+      probes.check_sources(config.evals[name], eval_sources[name], source)
+    except config_lib.UserError as e:
+      raise config_lib.UserError(f'config.evals.{name}: {e}') from None
+
+
+def describe(experiment: Experiment) -> None:
+  """Logs the model as a table, the data and the devices."""
+  e = experiment
+  program, state = e.program, e.program.abstract_state()
+  logging.info('%s', sharding.table(program.placed))
+  logging.info('%s', rules_lib.table(program.rules))
+  logging.info('%s', cost.show(program.flops, e.config.train.batch_size))
+  logging.info(
+    'training on %s: %d examples, %d classes (%s)',
+    e.config.data.split,
+    len(e.source),
+    len(e.source.classes),
+    config_lib.some(e.source.classes, 10),
+  )
+  weights = program.objective.class_weights
+  if weights is not None:
+    _describe_classes('class weights', e.source.classes, weights)
+  sampling = balance.make(e.source, e.config.data.balance)
+  if sampling is not None:
+    _describe_classes('shares of draws', e.source.classes, sampling.shares)
+  for name, source in e.eval_sources.items():
+    spec = e.config.evals[name]
+    logging.info(
+      'evaluating %s on %s: %d examples', name, spec.split, len(source)
+    )
+    if name in e.probe_sources:
+      logging.info(
+        '  %s, which learns from %s: %d examples',
+        *(spec.kind, spec.train_split, len(e.probe_sources[name])),
+      )
+  logging.info(
+    'devices: %d x %s in %d process(es), mesh %s; %.1f MiB of state on each',
+    program.mesh.size,
+    program.mesh.devices.flat[0].device_kind,
+    jax.process_count(),
+    sharding.show_shape(program.mesh.shape),
+    sharding.bytes_per_device(state) / 2**20,
+  )
+  if program.mesh.size < jax.device_count():
+    logging.warning(
+      'warning: %d of %d devices are idle: config.mesh.data=-1 uses all',
+      *(jax.device_count() - program.mesh.size, jax.device_count()),
+    )
+  parts = config_lib.accumulation(e.config)
+  logging.info(
+    '%d steps of %d images%s: %.1f epochs',
+    e.total_steps,
+    e.config.train.batch_size,
+    f' in {parts} parts (train.accumulation={parts})' if parts > 1 else '',
+    e.epoch(e.total_steps),
+  )
+
+
+def _describe_classes(
+  what: str, classes: Sequence[str], values: np.ndarray
+) -> None:
+  shown = [f'{a} {b:.4g}' for a, b in zip(classes, values, strict=False)]
+  ends = f'{values.min():.4g} to {values.max():.4g}'
+  logging.info('%s, %s: %s', what, ends, config_lib.some(shown, 10))
+
+
+def dry_run(experiment: Experiment) -> dict[str, float]:
+  """Compiles a step without running it, and returns its sizes.
+
+  Returns:
+    parameters (a count), GFLOP a step, and GiB a device: the state, the
+    temporary values of the step, and the sum of all, a teacher included.
+  """
+  e = experiment
+  program, state = e.program, e.program.abstract_state()
+  temporary = program_lib.temporary_bytes(program.compile())
+  state_bytes = sharding.bytes_per_device(state)
+  constants = jax.tree.leaves(program.objective.constants)
+  constant_bytes = sum(x.nbytes for x in constants)
+  return {
+    'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
+    'gflop_per_step': program.flops.step / 1e9,
+    'state_gib': state_bytes / 2**30,
+    'temporary_gib': temporary / 2**30,
+    'total_gib': (state_bytes + constant_bytes + temporary) / 2**30,
+  }
+
+
+def plan_memory(experiment: Experiment) -> dict[str, float]:
+  """Compiles a step without running it, and returns what it needs.
+
+  Returns:
+    GiB a device, as this backend's compiler plans it: parameters, gradients
+    (of what trains), optimizer, average (of the parameters), activations (and
+    all else that is temporary), and their sum, total.
+  """
+  temporary = dry_run(experiment)['temporary_gib']
+  return experiment.program.memory(round(temporary * 2**30))
+
+
+def _fill_num_classes(
+  config: ml_collections.ConfigDict, source: data.Source
+) -> None:
+  found, wanted = len(source.classes), config.model.num_classes
+  if wanted is None:
+    config.model.num_classes = found
+  elif wanted < found:
+    raise config_lib.UserError(
+      f'config.model.num_classes is {wanted}, but {config.data.name} has'
+      f' {found} classes: leave it out, or make it at least {found}'
+    )
+
+
+def _fill_class_counts(
+  config: ml_collections.ConfigDict, source: data.Source
+) -> None:
+  """Counts the images of each class where the weights depend on them."""
+  objective, classes = config.objective, len(source.classes)
+  if not isinstance(objective.class_weights, str):
+    return
+  if objective.class_weights and objective.class_counts is None:
+    counts = np.bincount(source.read_labels(), minlength=classes)
+    objective.class_counts = tuple(counts.tolist())
+  found = len(objective.class_counts or ())
+  if objective.class_weights and found != classes:
+    raise config_lib.UserError(
+      f'config.objective.class_counts has {found} numbers, but there are'
+      f' {classes} classes: leave it out'
+    )
+
+
+def _lengths(config: ml_collections.ConfigDict, examples: int) -> optim.Lengths:
+  """Returns the steps of the run, and of parts of its schedule."""
+
+  def steps(text: str) -> int:
+    return config_lib.num_steps(text, examples, config.train.batch_size)
+
+  lengths = optim.Lengths(
+    total=steps(config.train.duration),
+    warmup=steps(config.optim.warmup),
+    cooldown=steps(config.optim.cooldown),
+    timescale=steps(config.optim.timescale),
+  )
+  optim.check_lengths(config, lengths)
+  return lengths
+
+
+def _warn_of_zero_head(
+  config: ml_collections.ConfigDict,
+  rules: rules_lib.Rules,
+  start: initial.Start,
+) -> None:
+  """Warns of a frozen head of zeros: it lets no gradient pass."""
+  head = rules.parameters.get('head/kernel')
+  is_zero = start.has_fresh_head
+  if not config.init_from.path:
+    is_zero = config.model.initializers not in ('lecun', 'deit')
+  if head and not head.trains and is_zero:
+    logging.warning(
+      'warning: the head is new and all zeros, and does not train, so that'
+      ' nothing else learns: let it train, as in'
+      " --config.optim.trainable='%s|^head/'",
+      config.optim.trainable or 'norm',
+    )

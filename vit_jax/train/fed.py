@@ -1,0 +1,83 @@
+"""What the model is fed at a step of training."""
+
+from typing import NamedTuple
+
+import jax
+import ml_collections
+import numpy as np
+
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax.data import intensity
+from vit_jax.data.device import views
+from vit_jax.data.host import batches
+from vit_jax.objectives import base
+from vit_jax.train import step as step_lib
+
+
+class Fed(NamedTuple):
+  """The first examples of a global batch, as the model is fed them.
+
+  Attributes:
+    images: float32 [b, H, W, C], 0 to 1.
+    labels: int32 [b], or shares of the classes, float32 [b, classes].
+    classes: Their names.
+  """
+
+  images: np.ndarray
+  labels: np.ndarray
+  classes: tuple[str, ...]
+
+
+def load(config: ml_collections.ConfigDict, step: int, count: int) -> Fed:
+  """Returns what the model is fed with a config.
+
+  Args:
+    config: Of an experiment; is not changed.
+    step: Completed updates.
+    count: Examples to return, at most.
+
+  Raises:
+    UserError: The config or the data cannot be used.
+  """
+  config_lib.check(config)
+  data.check(config)
+  source = data.open_split(config)
+  config = config.copy_and_resolve_references()
+  config.model.num_classes = len(source.classes)
+  intensity.fill(config, source)
+  return of(config, source, step, count)
+
+
+def of(
+  config: ml_collections.ConfigDict,
+  source: data.Source,
+  step: int,
+  count: int,
+) -> Fed:
+  """Returns what the model is fed of a source.
+
+  Args:
+    config: Of an experiment, with the number of classes.
+    source: What it trains on.
+    step: Completed updates.
+    count: Examples to return, at most.
+
+  Raises:
+    UserError: An image cannot be read.
+  """
+  # The rest of the batch is not needed, but for the second half of a pair.
+  count = min(count, config.train.batch_size)
+  rows = range(min(count + count % 2, config.train.batch_size))
+  batch = batches.train_rows(source, config, step, rows)
+  key = base.augmentation_key(step_lib.step_key(config.seed, step))
+  transform = jax.jit(views.train_transform(config, source.image_shape))
+  fed = transform(batch, key, np.asarray(rows, np.int32))
+  mean, std = (
+    np.asarray(x, np.float32) for x in config_lib.normalization(config)
+  )
+  return Fed(
+    images=np.asarray(fed['image'])[:count] * std + mean,
+    labels=np.asarray(fed['label'])[:count],
+    classes=source.classes,
+  )

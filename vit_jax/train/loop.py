@@ -1,0 +1,491 @@
+"""The train loop.
+
+In this file `step` counts completed updates: what happens at step k happens
+when k updates are done. The evaluations of a step come before its checkpoint,
+which holds their results: one without results still has to be evaluated.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import concurrent.futures
+import contextlib
+import dataclasses
+import functools
+import itertools
+import json
+import pathlib
+import sys
+import time
+from typing import Any
+
+from absl import logging
+import jax
+import ml_collections
+import numpy as np
+
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax.parallel import memory
+from vit_jax.parallel import processes
+from vit_jax.plots import contact_sheet
+from vit_jax.runs import checkpoint
+from vit_jax.runs import reporting
+from vit_jax.runs import workdir as workdir_lib
+from vit_jax.train import accumulation
+from vit_jax.train import clock as clock_lib
+from vit_jax.train import evaluations
+from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import fed as fed_lib
+from vit_jax.train import feed
+from vit_jax.train import monitor as monitor_lib
+from vit_jax.train.results import Results
+
+Scalars = dict[str, float]
+
+_SHOWN = 16  # images of the first batch in TensorBoard
+
+
+def run(
+  config: ml_collections.ConfigDict, workdir: str, dry_run: bool = False
+) -> Results:
+  """Trains, or resumes, in a work directory.
+
+  Progress is on stderr: as the command shows it, or where the caller has not
+  set up absl's logging, as plain lines.
+
+  Args:
+    config: Locked, from a file in `configs/`.
+    workdir: Made where it does not exist.
+    dry_run: Compile, print sizes as JSON, write nothing.
+
+  Returns:
+    How it ended: a signal is no error.
+
+  Raises:
+    UserError: The config, the data or the directory cannot be used, a step was
+      not finite, or memory or disk are too small.
+  """
+  path = pathlib.Path(workdir).absolute()
+  if processes.first() and not dry_run:
+    print(f'work directory: {path}', file=sys.stderr)
+  with reporting.shown(), monitor_lib.Stop() as stop:
+    with _explained():
+      same = processes.from_first(lambda: config_lib.to_dict(config))
+      processes.on_all(lambda: _check(config, same))
+      if dry_run:
+        return _dry_run(config)
+    with _owning(path), _explained():
+      return _run_in(path, config, stop)
+
+
+@contextlib.contextmanager
+def _explained() -> Iterator[None]:
+  """Says in one line that memory is too small, or another process was lost."""
+  advice = (
+    'raise config.train.accumulation, set config.model.remat=full, split the'
+    ' state with config.mesh.fsdp, or lower config.train.batch_size'
+  )
+  with memory.explained(advice), processes.together():
+    yield
+
+
+def _dry_run(config: ml_collections.ConfigDict) -> Results:
+  experiment = experiment_lib.build(config)
+  experiment.check_cache()
+  if config.train.accumulation == config_lib.AUTO:
+    experiment = accumulation.choose(experiment)
+  experiment_lib.describe(experiment)
+  sizes = experiment_lib.dry_run(experiment)
+  if processes.first():
+    print(json.dumps(sizes))
+  accumulation.check(experiment, experiment.program.compile(), has_state=False)
+  return Results(sizes)
+
+
+def _check(config: ml_collections.ConfigDict, same: Mapping[str, Any]) -> None:
+  """Raises a UserError where a config cannot work, or is not that of all."""
+  if config_lib.to_dict(config) != same:
+    raise config_lib.UserError(
+      'this process has another config than process 0: give all the same flags'
+    )
+  experiment_lib.check(config)
+
+
+@contextlib.contextmanager
+def _owning(path: pathlib.Path) -> Iterator[None]:
+  """Holds a work directory, and logs there: in the first process alone."""
+  with contextlib.ExitStack() as stack:
+
+    def own() -> None:
+      stack.enter_context(workdir_lib.lock(path))
+      stack.enter_context(reporting.log_to(path / 'train.log'))
+
+    processes.from_first(own)
+    yield
+
+
+def _run_in(
+  path: pathlib.Path, config: ml_collections.ConfigDict, stop: monitor_lib.Stop
+) -> Results:
+  """Trains in a directory that is ours."""
+  stored, done = processes.from_first(lambda: _look(path, config))
+  if done is not None:
+    before = Results.from_dict(done)
+    logging.info('finished already: %s', before)
+    return before
+  if stored is not None:
+    config = config_lib.from_dict(stored)
+  experiment = processes.on_all(
+    lambda: experiment_lib.build(config, resumes=stored is not None)
+  )
+  accumulation.check_state(experiment)
+  if config.train.accumulation == config_lib.AUTO:
+    experiment = accumulation.choose(experiment)
+  compiling = _compile_ahead(experiment)
+  config, source = experiment.config, experiment.source
+  preprocess = data.Preprocess.from_config(config, source.classes)
+  fingerprint = source.fingerprint()
+  _check_data(experiment)
+  processes.from_first(
+    lambda: workdir_lib.prepare(path, config, preprocess.to_dict(), fingerprint)
+  )
+  experiment_lib.describe(experiment)
+  experiment = processes.on_all(experiment.cached)
+  start = time.perf_counter()
+  results = None if stop.signal else train(experiment, path, stop, compiling)
+  if results is None:
+    return Results({}, signal=stop.signal)
+  seconds = time.perf_counter() - start
+  logging.info('done in %.0f s: %s; see %s', seconds, results, path)
+  done = results.to_dict()
+  processes.from_first(lambda: workdir_lib.write_json(path / 'DONE', done))
+  return results
+
+
+def _compile_ahead(
+  experiment: experiment_lib.Experiment,
+) -> concurrent.futures.Future[jax.stages.Compiled] | None:
+  """Compiles the step while data and state are made ready; None: it does not.
+
+  Several processes have to compile in the same order; calls of several steps,
+  and batches that are on the devices, are known later.
+  """
+  config = experiment.config
+  is_usual = config.train.steps_per_call == 1 and config.data.cache != 'device'
+  if not is_usual or jax.process_count() > 1:
+    return None
+  return experiment.program.compile_ahead()
+
+
+def _check_data(experiment: experiment_lib.Experiment) -> None:
+  """Raises a UserError where a process sees other data than the first."""
+  if jax.process_count() == 1:
+    return
+  splits = experiment.splits
+  prints = {name: source.fingerprint() for name, source in splits.items()}
+  firsts = processes.from_first(lambda: prints)
+
+  def compare() -> None:
+    others = [name for name in prints if prints[name] != firsts[name]]
+    if others:
+      raise config_lib.UserError(
+        f'the data for {", ".join(others)} are not those that process 0 sees:'
+        ' bring the same files to all hosts'
+      )
+
+  processes.on_all(compare)
+
+
+def _look(
+  path: pathlib.Path, config: ml_collections.ConfigDict
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+  """Returns the config of the run that is there, and how it ended."""
+  done = workdir_lib.read_json(path / 'DONE')
+  resumed = workdir_lib.check_config(path, config)
+  if resumed is None:
+    return None, done
+  before = config_lib.from_dict(workdir_lib.read_json(path / 'config.json'))
+  changes = config_lib.differences(before, resumed, resumable=True)
+  if changes and done is None:
+    logging.info('resuming with another config: %s', '; '.join(changes))
+  return config_lib.to_dict(resumed), done
+
+
+def train(
+  experiment: experiment_lib.Experiment,
+  workdir: pathlib.Path,
+  stop: monitor_lib.Stop,
+  compiling: concurrent.futures.Future[jax.stages.Compiled] | None = None,
+) -> Results | None:
+  """Runs the loop; returns how it ended, or None where it was stopped.
+
+  Args:
+    experiment: What to run.
+    workdir: Where checkpoints and metrics go to, and come from.
+    stop: Asks to save and end.
+    compiling: Of the step, where that has begun.
+
+  Raises:
+    UserError: There is too little memory, a step was not finite, an image is
+      damaged, or something could not be written.
+  """
+  with contextlib.ExitStack() as stack:
+    loop = _begin(experiment, workdir, stop, stack)
+    _show(experiment, loop.step, loop.reporter)
+    if loop.step < experiment.total_steps:
+      _check_memory(experiment, loop.step, compiling)
+    loop.clock.resume(loop.reporter.before('train/useful_seconds') or 0.0)
+    try:
+      return loop.run()
+    except (
+      monitor_lib.NonFiniteError,
+      monitor_lib.BrokenBatchError,
+      evaluations.EvaluationError,
+    ) as error:
+      problem = str(error)
+      try:
+        loop.rescue()
+      except config_lib.UserError as another:
+        problem += f' And then: {another}'
+      raise config_lib.UserError(problem) from None
+
+
+def _check_memory(
+  experiment: experiment_lib.Experiment,
+  step: int,
+  compiling: concurrent.futures.Future[jax.stages.Compiled] | None,
+) -> None:
+  """Waits for the first call to be compiled; raises a UserError if it is large.
+
+  Args:
+    experiment: Whose state is on the devices.
+    step: Number of completed updates.
+    compiling: Of one step; None: it has not begun.
+  """
+  if compiling is not None:
+    compiled = compiling.result()
+  else:
+    compiled = experiment.program.compile(experiment.first_call(step))
+  accumulation.check(experiment, compiled, has_state=True)
+
+
+def _show(
+  experiment: experiment_lib.Experiment,
+  step: int,
+  reporter: reporting.Reporter,
+) -> None:
+  """Shows the config in TensorBoard and, at the start, what the model is fed.
+
+  The step may be compiled meanwhile.
+  """
+  config = experiment.config
+  reporter.describe(dict(config_lib.flatten(config_lib.to_dict(config))))
+  if step or not processes.first():
+    return
+  try:
+    fed = fed_lib.of(config, experiment.source, step, _SHOWN)
+  except config_lib.UserError:
+    return  # the loop says so at its first batch, which has the same image
+  captions = [contact_sheet.caption(x, fed.classes) for x in fed.labels]
+  png = contact_sheet.encode(
+    list(fed.images), captions, title='of the first batch, as it is fed'
+  )
+  reporter.show(step, 'train/images', png)
+
+
+def _begin(
+  experiment: experiment_lib.Experiment,
+  workdir: pathlib.Path,
+  stop: monitor_lib.Stop,
+  stack: contextlib.ExitStack,
+) -> '_Loop':
+  """Opens what the loop works with, at the step of the last checkpoint."""
+  e = experiment
+  clock = clock_lib.Timekeeper(
+    e.config.train.batch_size, clock_lib.age(workdir)
+  )
+  log = workdir / 'train.log' if processes.first() else None
+  watch = stack.enter_context(
+    processes.Watch(e.config.train.stall_timeout, log)
+  )
+  checkpoints = stack.enter_context(
+    checkpoint.Checkpointer(
+      workdir, e.config.checkpoint, e.checkpoint_keep_every
+    )
+  )
+  restored = checkpoints.restore(e.program.state_to_read)
+  state, step, results = restored or (e.init(), 0, {})
+  if restored:
+    state = e.program.adopt(state)
+    logging.info('resuming at step %d of %d', step, e.total_steps)
+  reporter = stack.enter_context(
+    reporting.Reporter(workdir, e.total_steps, step, writes=processes.first())
+  )
+  calls, lengths = itertools.tee(e.calls(step))
+  batches = stack.enter_context(e.train_batches(step, lengths))
+  hear = functools.partial(monitor_lib.hear, stop, batches)
+  skipped = monitor_lib.Skipped(**checkpoints.counts)
+  monitor = monitor_lib.Monitor(e, reporter, clock, hear, skipped)
+  return _Loop(
+    e,
+    stop,
+    clock,
+    watch,
+    checkpoints,
+    reporter,
+    calls,
+    batches,
+    monitor,
+    state,
+    step,
+    results,
+  )
+
+
+@dataclasses.dataclass
+class _Loop:
+  """A run between two calls of the step.
+
+  Attributes:
+    calls: The updates of each call that is to come.
+    results: Of the evaluations at `step`; None: they are still to be done.
+  """
+
+  experiment: experiment_lib.Experiment
+  stop: monitor_lib.Stop
+  clock: clock_lib.Timekeeper
+  watch: processes.Watch
+  checkpoints: checkpoint.Checkpointer
+  reporter: reporting.Reporter
+  calls: Iterator[int]
+  batches: feed.Feed
+  monitor: monitor_lib.Monitor
+  state: experiment_lib.TrainState
+  step: int
+  results: Scalars | None
+
+  def run(self) -> Results | None:
+    """Returns how it ended, or None where it was stopped."""
+    total_steps = self.experiment.total_steps
+    while True:
+      self.watch.alive(self.step)
+      self.monitor.check_skipped()
+      if self.results is None and self.experiment.is_due(self.step):
+        self._evaluate_and_save()
+      reason = self._reason_to_end()
+      if reason:
+        self._evaluate_rest()
+      ends = bool(reason) or self.step == total_steps
+      if ends and self.results is not None:
+        return self._ended(reason)  # nothing is left that a signal could stop
+      if self.stop.signal:
+        self.monitor.settle()
+        self._save()
+        self.checkpoints.wait()
+        logging.info('stopped at step %d of %d; saved', self.step, total_steps)
+        return None
+      self._update()
+
+  def _evaluate_and_save(self) -> None:
+    """Does what is due at this step."""
+    self.monitor.settle()
+    self.results = self._evaluate(self.experiment.evals_due(self.step))
+    with self.clock.saving():
+      self.checkpoints.save_best(self.step, self.state, self.results)
+    if self.experiment.checkpoint_due(self.step):
+      self._save()
+
+  def _evaluate(self, names: Sequence[str]) -> Scalars | None:
+    with self.clock.paused():
+      return evaluations.evaluate(
+        self.experiment,
+        self.state,
+        self.step,
+        names,
+        self.reporter,
+        self.stop,
+        self.watch,
+      )
+
+  def _reason_to_end(self) -> str:
+    """Returns why the run ends before its duration; '': it goes on.
+
+    It follows from what is stored, the best and the results of this step: so a
+    run that was killed ends at the same step.
+    """
+    e = self.experiment
+    metric, best = e.config.checkpoint.best, self.checkpoints.best_step
+    if e.patience is None or metric not in (self.results or {}):
+      return ''
+    if self.step - best < e.patience or self.step == e.total_steps:
+      return ''
+    since = f'since step {best}' if best else 'at all'
+    return (
+      f'{metric} has not improved {since}, by step {self.step}:'
+      f' config.train.patience is {e.config.train.patience!r}'
+    )
+
+  def _evaluate_rest(self) -> None:
+    """Does what is due at the end, where that is sooner than was planned."""
+    found = self.results or {}
+    done = {name.partition('/')[0] for name in found}
+    rest = self._evaluate(
+      [x for x in self.experiment.eval_every if x not in done]
+    )
+    self.results = None if rest is None else found | rest
+    self._save()
+
+  def _ended(self, reason: str) -> Results:
+    """Returns how the run ended."""
+    metrics, skipped = dict(self.results or {}), self.monitor.skipped.total
+    if self.experiment.config.train.skip_nonfinite:
+      metrics['train/skipped_steps'] = skipped
+    if skipped:
+      logging.warning(
+        'warning: %d of %d steps were not finite and were skipped: with a lower'
+        ' config.optim.learning_rate, or config.optim.clip_norm, they count',
+        *(skipped, self.step),
+      )
+    watches = self.experiment.patience is not None
+    best_step = self.checkpoints.best_step if watches else None
+    return Results(metrics, best_step, reason)
+
+  def _update(self) -> None:
+    """Starts one call and, while it runs, looks at the one before."""
+    program = self.experiment.program
+    if not self.batches.is_ready():
+      self.monitor.join()  # only from then on the device waits, too
+    with self.clock.waiting():
+      batch = next(self.batches)
+    told = monitor_lib.tell(self.stop, self.batches, program.mesh)
+    count = next(self.calls)
+    run_steps = program.train_step if count == 1 else program.train_steps
+    self.state, metrics = run_steps(
+      self.state, batch, np.int32(self.step), told
+    )
+    self.step, self.results = self.step + count, None
+    self.monitor.follow(self.step, count, metrics, batch['index'])
+
+  def _save(self) -> None:
+    """Saves the state, and reports where the time went."""
+    with self.clock.saving():
+      is_new = self.checkpoints.save(
+        self.step, self.state, self.results, self._counts()
+      )
+    if is_new:
+      self.reporter.write(
+        self.step,
+        self.experiment.epoch(self.step),
+        monitor_lib.of_training(self.clock.saved()),
+      )
+
+  def rescue(self) -> None:
+    """Saves the last good state: a bad step leaves it as it was."""
+    step = int(self.state.step)
+    self.checkpoints.save(step, self.state, counts=self._counts())
+    self.checkpoints.wait()
+
+  def _counts(self) -> dict[str, int]:
+    """Returns what a run that is resumed goes on counting from."""
+    return dataclasses.asdict(self.monitor.skipped)

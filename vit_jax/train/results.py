@@ -1,0 +1,57 @@
+"""How a run ended: what DONE holds, and what `train.run` returns."""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+from typing import Any
+
+from vit_jax.train import evaluations
+
+
+@dataclasses.dataclass(frozen=True)
+class Results:
+  """How a run ended.
+
+  Attributes:
+    metrics: Of the last evaluations, as `val/accuracy`, and where steps may be
+      skipped `train/skipped_steps`; of a dry run its sizes; {} where it was
+      stopped.
+    best_step: Of the best metric, where `train.patience` watches it.
+    reason: Why it ended before its duration; '': it did not.
+    signal: Number of the signal that stopped it; 0: none did.
+  """
+
+  metrics: evaluations.Scalars
+  best_step: int | None = None
+  reason: str = ''
+  signal: int = 0
+
+  @property
+  def status(self) -> int:
+    """The exit status of the command."""
+    return 128 + self.signal if self.signal else 0
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns what DONE holds; JSON has no NaN."""
+    done: dict[str, Any] = {
+      k: v if math.isfinite(v) else None for k, v in self.metrics.items()
+    }
+    if self.best_step is not None:
+      done['best_step'] = self.best_step
+    return done | ({'reason': self.reason} if self.reason else {})
+
+  @classmethod
+  def from_dict(cls, done: Mapping[str, Any]) -> 'Results':
+    """Returns what `to_dict` took apart."""
+    metrics = {
+      k: math.nan if v is None else v
+      for k, v in done.items()
+      if k not in ('best_step', 'reason')
+    }
+    return cls(metrics, done.get('best_step'), done.get('reason', ''))
+
+  def __str__(self) -> str:
+    parts = [evaluations.show(self.metrics)]
+    if self.reason:
+      parts.append(f'it ended early: {self.reason}')
+    return '; '.join(parts)

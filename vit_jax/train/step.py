@@ -1,0 +1,319 @@
+"""One training step: what is compiled, and runs on the devices."""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import dataclasses
+import functools
+from typing import Any
+from typing import NamedTuple
+
+import flax
+import jax
+import jax.numpy as jnp
+from jax.sharding import Mesh
+import ml_collections
+import optax
+
+from vit_jax import config as config_lib
+from vit_jax import objectives
+from vit_jax.optim import rules as rules_lib
+from vit_jax.optim import sam
+from vit_jax.parallel import sharding
+
+# A signal: this process could not make its part of the batch. Lower ones are
+# numbers of the operating system's signals, 0 is none.
+BROKEN = 1000
+
+Schedule = Callable[[jax.typing.ArrayLike], jax.typing.ArrayLike]
+
+
+@flax.struct.dataclass
+class TrainState:
+  """All that training changes; random keys derive from `step`.
+
+  Attributes:
+    step: int32 scalar, completed updates.
+    params: Of the model; a stack of layers may be cut into runs.
+    opt_state: Of the optimizer, for what trains.
+    ema_params: Moving average of params, None for those that are frozen; or
+      None.
+  """
+
+  step: jax.Array
+  params: Any
+  opt_state: Any
+  ema_params: Any
+
+  @property
+  def eval_params(self) -> Any:
+    """The parameters to evaluate: their average where one is kept."""
+    if self.ema_params is None:
+      return self.params
+    return rules_lib.merge(self.ema_params, self.params)
+
+
+def seed_keys(seed: int) -> tuple[jax.Array, jax.Array]:
+  """Returns the keys of the parameters' start and of the steps."""
+  init_key, step_key = jax.random.split(
+    jax.random.key(seed, impl='threefry2x32')
+  )
+  return init_key, step_key
+
+
+def step_key(seed: int, step: jax.typing.ArrayLike) -> jax.Array:
+  """Returns the key of all that is random in a step.
+
+  Args:
+    seed: Of the run.
+    step: Number of completed updates.
+  """
+  return jax.random.fold_in(seed_keys(seed)[1], step)
+
+
+def init_state(
+  config: ml_collections.ConfigDict,
+  objective: objectives.Objective,
+  optimizer: optax.GradientTransformation,
+  rules: rules_lib.Rules,
+  params: Any = None,
+) -> TrainState:
+  """Returns the state before the first step; None: with random parameters."""
+  if params is None:
+    key, _ = seed_keys(config.seed)
+    params = objective.init(key)
+  params = rules.split(params)
+  trained = rules.trained(params)
+  return TrainState(
+    step=jnp.zeros((), jnp.int32),
+    params=params,
+    opt_state=optimizer.init(trained),
+    # A copy: two donated arguments must not share a buffer.
+    ema_params=jax.tree.map(jnp.copy, trained)
+    if config.train.ema_decay
+    else None,
+  )
+
+
+class Update(NamedTuple):
+  """What a step computes, before it is decided whether it counts.
+
+  Attributes:
+    loss: Mean over the batch.
+    means: Of the objective's other scalars.
+    grads: Of what trains.
+    rate: Learning rate.
+    params: What trains, after the step.
+    opt_state: After the step.
+  """
+
+  loss: jax.Array
+  means: objectives.Scalars
+  grads: Any
+  rate: jax.typing.ArrayLike
+  params: Any
+  opt_state: Any
+
+
+def make_update(
+  config: ml_collections.ConfigDict,
+  objective: objectives.Objective,
+  rules: rules_lib.Rules,
+  schedule: Schedule,
+  optimizer: optax.GradientTransformation,
+  mesh: Mesh,
+  placed: Mapping[str, sharding.Placement],
+) -> Callable[[objectives.Params, TrainState, objectives.Batch, Any], Update]:
+  """Returns `(constants, state, batch, step) -> Update`.
+
+  Gradient, clipping and optimizer concern what trains alone: with respect to
+  the rest nothing is differentiated, nor below the lowest of it.
+  """
+  in_place = sharding.constrain(mesh, placed)
+  parts = config_lib.num_parts(config)
+  part_size = config.train.batch_size // parts
+  objective_loss = sharding.keep_batch_split(objective.loss, mesh, part_size)
+
+  def update(
+    constants: objectives.Params,
+    state: TrainState,
+    batch: objectives.Batch,
+    step: jax.Array,
+  ) -> Update:
+    trained = rules.trained(state.params)
+
+    def loss_fn(trained: Any, *args: Any) -> Any:
+      params = rules_lib.merge(trained, state.params)
+      return objective_loss(params, constants, *args)
+
+    def grad_fn(*args: Any) -> Any:
+      result, grads = jax.value_and_grad(loss_fn, has_aux=True)(*args)
+      return result, in_place(grads)
+
+    rate = schedule(step)
+    if config.optim.sam.rho:
+      rho = sam.rho(config.optim, rate)
+      grad_fn = sam.value_and_grad(grad_fn, rho, config.optim.sam.alpha)
+    (loss, means), grads = _accumulate(
+      functools.partial(grad_fn, trained),
+      batch,
+      step_key(config.seed, step),
+      parts,
+    )
+    direction, opt_state = optimizer.update(grads, state.opt_state, trained)
+    params = jax.tree.map(
+      lambda p, d: p - rate * d, trained, rules.scale(direction)
+    )
+    return Update(loss, means, grads, rate, params, opt_state)
+
+  return update
+
+
+def make_train_step(
+  config: ml_collections.ConfigDict,
+  rules: rules_lib.Rules,
+  update: Callable[..., Update],
+) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
+  """Returns what is to be jitted, and makes one step.
+
+  It maps (constants, state, batch, step, signals) to (state, metrics). The
+  constants are those of the objective. The batch is a dict of global arrays
+  [B, ...]; `step` is the number of completed updates, as the host counts them.
+  A step whose loss, gradient or result is not finite changes nothing. Nor do
+  those after it, since their `step` is ahead of the state's: so the host may
+  look at the metrics late.
+  Where the config says to skip, such a step is counted all the same.
+
+  `signals`, int32 [devices], is what each process has to tell the others (see
+  `sharding.on_each_device`): their maximum is among the metrics, so that all
+  hear of it at the same step. From BROKEN on it says that a process has no
+  batch: then, too, nothing is changed, and nothing counted.
+
+  Metrics are scalars: loss, learning_rate, ok (whether the update was made),
+  grad_norm (before clipping), param_norm (after the update), and those of the
+  objective; and signal, where there are `signals`.
+  """
+
+  def train_step(
+    constants: objectives.Params,
+    state: TrainState,
+    batch: objectives.Batch,
+    step: jax.Array,
+    signals: jax.Array | None = None,
+  ) -> tuple[TrainState, dict[str, jax.Array]]:
+    new, frozen = update(constants, state, batch, step), state.params
+    metrics = {
+      'loss': new.loss,
+      'grad_norm': optax.global_norm(new.grads),
+      'param_norm': optax.global_norm(rules_lib.merge(new.params, frozen)),
+    }
+    has_batch = jnp.bool_(True)
+    if signals is not None:
+      metrics |= {'signal': signals.max()}
+      has_batch = signals.max() < BROKEN
+    norms = metrics['grad_norm'] + metrics['param_norm']
+    finite = jnp.isfinite(new.loss + norms)
+    ok = finite & has_batch & (state.step == step)
+    ema_params = state.ema_params
+    if config.train.ema_decay:
+      ema_params = optax.incremental_update(
+        new.params, ema_params, 1 - ema_decay(config, step)
+      )
+    state = jax.tree.map(
+      lambda new, old: jnp.where(ok, new, old),
+      TrainState(step + 1, new.params, new.opt_state, ema_params),
+      dataclasses.replace(state, params=rules.trained(state.params)),
+    )
+    params = rules_lib.merge(state.params, frozen)
+    state = dataclasses.replace(state, params=params)
+    if config.train.skip_nonfinite:
+      after = jnp.where(has_batch, step + 1, state.step)
+      state = dataclasses.replace(state, step=after)
+    metrics |= {'learning_rate': new.rate, 'ok': ok}
+    return state, metrics | new.means
+
+  return train_step
+
+
+def make_train_steps(
+  train_step: Callable[..., tuple[TrainState, dict[str, jax.Array]]],
+) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
+  """Returns what is to be jitted, and makes several steps.
+
+  Args:
+    train_step: From `make_train_step`.
+
+  Returns:
+    The same for batches of arrays [steps, B, ...], from `step` on; its metrics
+    are arrays [steps].
+  """
+
+  def train_steps(
+    constants: objectives.Params,
+    state: TrainState,
+    batches: objectives.Batch,
+    step: jax.Array,
+    signals: jax.Array | None = None,
+  ) -> tuple[TrainState, dict[str, jax.Array]]:
+    count = len(batches['label'])
+
+    def one(
+      state: TrainState, inputs: tuple[objectives.Batch, jax.Array]
+    ) -> tuple[TrainState, dict[str, jax.Array]]:
+      batch, step = inputs
+      return train_step(constants, state, batch, step, signals)
+
+    steps = step + jnp.arange(count, dtype=jnp.int32)
+    return jax.lax.scan(one, state, (batches, steps))
+
+  return train_steps
+
+
+def ema_decay(
+  config: ml_collections.ConfigDict, step: jax.Array
+) -> jax.typing.ArrayLike:
+  """Returns the decay of the parameters' average.
+
+  With warm-up it grows as in TensorFlow's `ExponentialMovingAverage`, so that
+  the random start is soon forgotten.
+
+  Args:
+    config: The full config.
+    step: Number of completed updates before this one.
+  """
+  decay = config.train.ema_decay
+  if not config.train.ema_warmup:
+    return decay
+  return jnp.minimum(decay, (1 + step) / (10 + step))
+
+
+def _accumulate(
+  compute: Callable[..., Any],
+  batch: objectives.Batch,
+  key: jax.Array,
+  parts: int,
+) -> Any:
+  """Returns the mean of `compute` over equal parts of a batch, one by one.
+
+  Args:
+    compute: Maps a part of the batch, the key, and the rows of the part in the
+      global batch to a tree of arrays.
+    batch: Global arrays [B, ...].
+    key: Of the step.
+    parts: That the batch is cut into.
+  """
+  rows = jnp.arange(len(batch['image']), dtype=jnp.int32)
+  if parts == 1:
+    return compute(batch, key, rows)
+  stacked = sharding.split_rows((batch, rows), parts)
+
+  def compute_part(part: tuple[objectives.Batch, jax.Array]) -> Any:
+    return compute(part[0], key, part[1])
+
+  one = jax.tree.map(lambda x: x[0], stacked)
+  zeros = optax.tree.zeros_like(jax.eval_shape(compute_part, one))
+  total, _ = jax.lax.scan(
+    lambda total, part: (optax.tree.add(total, compute_part(part)), None),
+    zeros,
+    stacked,
+  )
+  return optax.tree.scale(1 / parts, total)

@@ -1,0 +1,1 @@
+"""Containers of arrays: npz, safetensors, PyTorch's archives."""

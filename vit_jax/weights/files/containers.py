@@ -1,0 +1,384 @@
+"""Arrays in files of other programs: npz, safetensors, and torch's pth.
+
+What a file is, its first bytes say, whatever its name. Names and shapes are
+known once it is open; an array is read when it is asked for, one at a time.
+Nothing in a file is run or believed: each length is checked before memory is
+taken for it, and checksums are where the format has them (npz, pth).
+"""
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+import contextlib
+import dataclasses
+import json
+import math
+import os
+import pathlib
+import re
+from typing import Any
+from typing import BinaryIO
+import zipfile
+
+import ml_dtypes
+import numpy as np
+import safetensors
+
+from vit_jax.config import one_line
+from vit_jax.config import some
+from vit_jax.config import UserError
+from vit_jax.runs import workdir
+from vit_jax.weights.files import archives
+from vit_jax.weights.files import torch_files
+from vit_jax.weights.files.archives import Arrays
+
+_BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
+_SAFETENSORS = {
+  'F64': np.dtype(np.float64),
+  'F32': np.dtype(np.float32),
+  'F16': np.dtype(np.float16),
+  'BF16': _BFLOAT16,
+  'I64': np.dtype(np.int64),
+  'I32': np.dtype(np.int32),
+  'I16': np.dtype(np.int16),
+  'I8': np.dtype(np.int8),
+  'U64': np.dtype(np.uint64),
+  'U32': np.dtype(np.uint32),
+  'U16': np.dtype(np.uint16),
+  'U8': np.dtype(np.uint8),
+  'BOOL': np.dtype(np.bool_),
+  'C64': np.dtype(np.complex64),
+}
+_LONGEST_HEADER = 100_000_000  # the safetensors package has the same limit
+_LONGEST_INDEX = 4 << 20
+_LONGEST_NPY_HEADER = 10_000  # numpy has the same limit
+# The header of an array in an npz file: magic, version, length, and then a
+# Python dict, which is searched and not evaluated.
+_NPY = re.compile(
+  rb'\x93NUMPY(?:\x01\x00(?P<short>..)|\x02\x00(?P<long>....))', re.DOTALL
+)
+_DESCR = r"'descr': *'([<>|=]?[biufcSUVO]\d{0,6})'"
+_FORTRAN = r"'fortran_order': *(True|False)"
+_SHAPE = r"'shape': *\(([\dL, ]{0,600})\)"  # Python 2 wrote 3L
+# First bytes of what people have under the name of a checkpoint.
+_OTHERS = (
+  (b'version https://git-lfs', 'a Git LFS pointer: fetch it by `git lfs pull`'),
+  (b'<', 'a web page or an error message: download the file itself'),
+  (b'\x93NUMPY', 'a single array: save it with its name, by np.savez'),
+  (b'\x89HDF', 'an HDF5 file (of Keras?): convert it to npz first'),
+  (b'\x1f\x8b', 'packed by gzip: unpack it first'),
+  (b'\x80', 'a bare pickle, which could run any code: convert it to npz first'),
+)
+
+
+@contextlib.contextmanager
+def open_arrays(path: pathlib.Path) -> Iterator[Arrays]:
+  """Opens a checkpoint of another program.
+
+  Args:
+    path: An npz, safetensors or pth file, or the index (`*.index.json`) of a
+      checkpoint in several files.
+
+  Yields:
+    What is in it; arrays can be read until the context ends.
+
+  Raises:
+    UserError: It is not such a file, it is damaged, or it holds what cannot be
+      read without risk.
+  """
+  with contextlib.ExitStack() as stack:
+    yield _one_file(path, stack)
+
+
+def _open(path: pathlib.Path, stack: contextlib.ExitStack) -> BinaryIO:
+  try:
+    return stack.enter_context(workdir.open_regular(path))
+  except FileNotFoundError:
+    raise UserError(f'there is no file {path}') from None
+  except OSError as e:
+    raise UserError(f'cannot read {path}: {e.strerror or e}') from None
+
+
+def _one_file(
+  path: pathlib.Path, stack: contextlib.ExitStack, is_shard: bool = False
+) -> Arrays:
+  """Opens one file by the reader for what its first bytes say."""
+  file = _open(path, stack)
+  try:
+    head = file.read(1024)
+  except OSError as e:
+    raise UserError(f'cannot read {path}: {e.strerror or e}') from None
+  # In this order: the length before a header can begin with any byte.
+  header = int.from_bytes(head[:8], 'little')
+  if head[8:9] == b'{' and header <= _LONGEST_HEADER:
+    return _safetensors(path, stack)
+  if head.startswith((b'PK\x03\x04', b'PK\x05\x06')):
+    archive = archives.Archive(path, file)
+    if torch_files.is_torch(archive):
+      return torch_files.read(archive)
+    return _npz(archive)
+  if head.lstrip().startswith(b'{') and not is_shard:
+    return _shards(path, file, stack)
+  raise _refusal(path, head)
+
+
+def _refusal(path: pathlib.Path, head: bytes) -> UserError:
+  if not head:
+    return UserError(f'{path} is empty: download or copy it again')
+  if head.startswith(torch_files.LEGACY):
+    return torch_files.legacy_error(path)
+  start = head.lstrip(b'\xef\xbb\xbf \t\r\n')
+  for magic, what in _OTHERS:
+    if start.startswith(magic):
+      return UserError(f'{path} is {what}')
+  return UserError(
+    f'{path} is neither npz, safetensors nor pth: its first bytes are'
+    f' {head[:8]!r}; if it should be, download or copy it again'
+  )
+
+
+@dataclasses.dataclass(frozen=True)
+class _Entry:
+  """An array in an npz file.
+
+  Attributes:
+    member: That holds it.
+    start: Where the numbers begin in the member, in bytes.
+    shape: Of the array.
+    dtype: Of its elements, in the byte order of the file.
+    fortran: Whether the first axis varies fastest.
+  """
+
+  member: archives.Member
+  start: int
+  shape: tuple[int, ...]
+  dtype: np.dtype
+  fortran: bool
+
+
+def _npz(archive: archives.Archive) -> Arrays:
+  entries = {
+    name.removesuffix('.npy'): _entry(archive, member)
+    for name, member in archive.members.items()
+    if name.endswith('.npy')
+  }
+  if not entries:
+    raise UserError(
+      f'{archive.path} is a ZIP file without arrays'
+      f' ({some([archives.quoted(x) for x in archive.members])}): if a'
+      ' checkpoint is in it, unpack that'
+    )
+
+  def read(name: str) -> np.ndarray:
+    entry = entries[name]
+    shape = entry.shape[::-1] if entry.fortran else entry.shape
+    array = archives.empty(shape, entry.dtype)
+    archive.read_into(
+      entry.member,
+      archives.as_bytes(array),
+      entry.start,
+      archives.array_named(name),
+    )
+    if not array.dtype.isnative:
+      array = array.byteswap(inplace=True).view(array.dtype.newbyteorder('='))
+    if not entry.fortran:
+      return array
+    result = archives.empty(entry.shape, array.dtype)
+    result[...] = array.T
+    return result
+
+  return archives.Opened(
+    {name: x.shape for name, x in entries.items()}, {}, read
+  )
+
+
+def _entry(archive: archives.Archive, member: archives.Member) -> _Entry:
+  what = archives.array_named(member.name.removesuffix('.npy'))
+  path = archive.path
+  header = archive.head(member, _LONGEST_NPY_HEADER)
+  match = _NPY.match(header)
+  if not match:
+    raise archives.damaged(path, f'{what} has no header that can be read')
+  size = int.from_bytes(match['long'] or match['short'], 'little')
+  start = match.end() + size
+  text = header[match.end() : start].decode('latin-1')
+  fields = [re.search(x, text) for x in (_DESCR, _FORTRAN, _SHAPE)]
+  descr, fortran, lengths = [x[1] if x else '' for x in fields]
+  if descr.endswith('O'):
+    raise UserError(
+      f'{path} holds pickled objects ({what}), which could run any code: leave'
+      ' them out, and save it again'
+    )
+  dtype = _npy_dtype(descr)
+  shape = tuple(int(x) for x in re.findall(r'\d+', lengths))
+  if not dtype or not fortran:
+    raise UserError(
+      f'{path}: {what} is of a type that is not read: {header[:100]!r}'
+    )
+  if (
+    not archives.is_shape(shape, dtype.itemsize)
+    or start + math.prod(shape) * dtype.itemsize != member.size
+  ):
+    raise archives.damaged(
+      path, f'{what} has another length than its shape says'
+    )
+  return _Entry(member, start, shape, dtype, fortran == 'True')
+
+
+def _npy_dtype(descr: str) -> np.dtype | None:
+  if descr.endswith('V2'):  # so numpy writes bfloat16
+    return _BFLOAT16
+  try:
+    dtype = np.dtype(descr)
+  except TypeError:
+    return None
+  return dtype if dtype.itemsize else None
+
+
+def _safetensors(path: pathlib.Path, stack: contextlib.ExitStack) -> Arrays:
+  # Read, not mapped: the pages of a map would count as this process's memory,
+  # and a file that shrinks would kill it.
+  try:
+    file = stack.enter_context(
+      safetensors.safe_open(path, framework='np', backend='pread')
+    )
+    slices = {name: file.get_slice(name) for name in file.offset_keys()}
+    types = {name: x.get_dtype() for name, x in slices.items()}
+    shapes = {name: tuple(x.get_shape()) for name, x in slices.items()}
+  except (safetensors.SafetensorError, OSError, ValueError) as e:
+    raise archives.damaged(path, one_line(e)) from None
+  unknown = [x for x in types if types[x] not in _SAFETENSORS]
+  if unknown:
+    raise UserError(
+      f'{path}: {archives.array_named(unknown[0])} has the type'
+      f' {types[unknown[0]]}; those that are read are {", ".join(_SAFETENSORS)}'
+    )
+
+  def read(name: str) -> np.ndarray:
+    try:
+      return file.get_tensor(name)
+    except (safetensors.SafetensorError, OSError, ValueError) as e:
+      raise UserError(
+        f'cannot read {archives.array_named(name)} of {path}: {one_line(e)}'
+      ) from None
+
+  return archives.Opened(shapes, dict(file.metadata() or {}), read)
+
+
+def _shards(
+  path: pathlib.Path, file: BinaryIO, stack: contextlib.ExitStack
+) -> Arrays:
+  """Opens the files that an index names."""
+  where = _weight_map(path, file)
+  shards = {}
+  for name in dict.fromkeys(where.values()):
+    shard = path.with_name(name)
+    shards[name] = _one_file(shard, stack, is_shard=True)
+  lost = [x for x in where if x not in shards[where[x]].shapes]
+  if lost:
+    raise UserError(
+      f'{path} names {archives.array_named(lost[0])}, which'
+      f' {where[lost[0]]} does not hold: download all files of the checkpoint'
+      ' again'
+    )
+  shapes = {
+    name: shape
+    for shard, arrays in shards.items()
+    for name, shape in arrays.shapes.items()
+    if where.get(name) == shard
+  }
+  metadata = {k: v for x in shards.values() for k, v in x.metadata.items()}
+  return archives.Opened(
+    shapes, metadata, lambda name: shards[where[name]].read(name)
+  )
+
+
+def _weight_map(path: pathlib.Path, file: BinaryIO) -> dict[str, str]:
+  """Reads an index: array -> name of a file beside it."""
+  file.seek(0)
+  try:
+    where = workdir.parse_json(file.read(_LONGEST_INDEX))['weight_map']
+    if not where or not all(isinstance(x, str) for x in where.values()):
+      raise TypeError
+  except (ValueError, LookupError, TypeError, AttributeError):
+    raise UserError(
+      f'{path} is neither a checkpoint nor the index of one: give the file'
+      ' with the weights'
+    ) from None
+  for name in where.values():
+    if name in ('', '.', '..') or '/' in name or '\\' in name or '\0' in name:
+      raise UserError(
+        f'{path} names the file {archives.quoted(name)}, which is not in its'
+        ' directory; repair the index'
+      )
+  return where
+
+
+def write_npz(
+  path: pathlib.Path, arrays: Iterable[tuple[str, np.ndarray]]
+) -> None:
+  """Writes an npz file, unpacked, that takes the place of `path` once whole.
+
+  Args:
+    path: To write.
+    arrays: Names and arrays; one at a time is held.
+
+  Raises:
+    UserError: It cannot be written; what was there before is intact.
+  """
+  with _replacing(path) as file, zipfile.ZipFile(file, 'w') as archive:
+    for name, array in arrays:
+      if array.dtype == _BFLOAT16:
+        array = array.view('V2')
+      info = zipfile.ZipInfo(f'{name}.npy')  # of no date: the same bytes again
+      with archive.open(info, 'w', force_zip64=True) as member:
+        np.lib.format.write_array(
+          member, np.asarray(array, order='C'), allow_pickle=False
+        )
+
+
+def write_safetensors(
+  path: pathlib.Path,
+  arrays: Mapping[str, np.ndarray],
+  metadata: Mapping[str, str],
+) -> None:
+  """Writes a safetensors file that takes the place of `path` once whole.
+
+  Args:
+    path: To write.
+    arrays: Each is asked for twice, and copied only while it is written.
+    metadata: For the header.
+
+  Raises:
+    UserError: It cannot be written; what was there before is intact.
+  """
+  types = {dtype: name for name, dtype in _SAFETENSORS.items()}
+  header: dict[str, Any] = {'__metadata__': dict(metadata)} if metadata else {}
+  found = {name: (x.dtype, x.shape) for name, x in arrays.items()}
+  # The widest first, so that each lies at a multiple of its element's size.
+  names = sorted(found, key=lambda name: -found[name][0].itemsize)
+  end = 0
+  for name in names:
+    dtype, shape = found[name]
+    begin, end = end, end + math.prod(shape) * dtype.itemsize
+    header[name] = {
+      'dtype': types[dtype.newbyteorder('=')],
+      'shape': list(shape),
+      'data_offsets': [begin, end],
+    }
+  text = json.dumps(header, separators=(',', ':')).encode()
+  text += b' ' * (-len(text) % 8)
+  with _replacing(path) as file:
+    file.write(len(text).to_bytes(8, 'little') + text)
+    for name in names:
+      little = found[name][0].newbyteorder('<')
+      array = np.asarray(arrays[name], little, order='C')
+      file.write(archives.as_bytes(array))
+
+
+@contextlib.contextmanager
+def _replacing(path: pathlib.Path) -> Iterator[BinaryIO]:
+  with workdir.replacing_path(path) as temporary, temporary.open('wb') as file:
+    yield file
+    file.flush()
+    os.fsync(file.fileno())

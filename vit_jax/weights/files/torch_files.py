@@ -1,0 +1,127 @@
+"""Files of torch.save: their tensors, read without torch.
+
+Such a file is a ZIP archive: a pickle describes the tensors, and each storage
+that they are views of is a member of its own, read when a tensor is.
+"""
+
+import math
+import pathlib
+import shlex
+
+import numpy as np
+
+from vit_jax.config import UserError
+from vit_jax.weights.files import archives
+from vit_jax.weights.files import pickles
+
+# How files begin that torch wrote before version 1.6.
+LEGACY = bytes.fromhex('80028a0a6cfc9c46f9206aa85019')
+
+_LONGEST_PICKLE = 4 << 20  # of a state dict with 5,000 tensors: 1 MB
+
+
+def is_torch(archive: archives.Archive) -> bool:
+  """Whether an archive is a file of torch.save."""
+  return any(x.endswith('/data.pkl') for x in archive.members)
+
+
+def read(archive: archives.Archive) -> archives.Arrays:
+  """Opens a file of torch.save: a pickle, and a member for each storage."""
+  path, members = archive.path, archive.members
+  roots = [x.removesuffix('data.pkl') for x in members if _is_pickle(x)]
+  if len(roots) != 1 or f'{roots[0]}constants.pkl' in members:
+    raise UserError(
+      f'{path} is a TorchScript program, or holds several pickles: save the'
+      ' state dict of the model by torch.save'
+    )
+  (root,) = roots
+  if any(x.deflated for x in members.values()):
+    raise UserError(
+      f'{path} is packed, which torch.save does not do: zip it again with -0'
+    )
+  order = members.get(f'{root}byteorder')
+  if order and archive.read(order).strip() != b'little':
+    raise UserError(
+      f'{path} was written on a big-endian machine: save it again by torch on'
+      ' another'
+    )
+  pickle = members[f'{root}data.pkl']
+  if pickle.size > _LONGEST_PICKLE:
+    raise UserError(
+      f'{path} holds a pickle of {pickle.size:,} bytes, more than a state dict'
+      ' needs: save the state dict alone, by torch.save'
+    )
+  try:
+    tensors = pickles.state_dict(pickles.load(archive.read(pickle)))
+  except pickles.PickleError as e:
+    raise UserError(f'{path} is refused: {e}') from None
+  total = 0
+  for name, tensor in tensors.items():
+    total += math.prod(tensor.shape) * tensor.storage.dtype.itemsize
+    _storage(archive, root, name, tensor)
+  archives.check_total(path, total, archive.size)
+
+  def read_one(name: str) -> np.ndarray:
+    return _read_tensor(archive, root, name, tensors[name])
+
+  return archives.Opened(
+    {name: x.shape for name, x in tensors.items()}, {}, read_one
+  )
+
+
+def _is_pickle(name: str) -> bool:
+  return name.endswith('/data.pkl') and name.count('/') == 1
+
+
+def _storage(
+  archive: archives.Archive, root: str, name: str, tensor: pickles.Tensor
+) -> archives.Member:
+  """Returns the member of a tensor, once it is known to be long enough."""
+  storage = tensor.storage
+  member = archive.members.get(f'{root}data/{storage.key}')
+  if not member or member.size != storage.size * storage.dtype.itemsize:
+    raise archives.damaged(
+      archive.path,
+      f'the numbers of {archives.array_named(name)} are missing or cut short',
+    )
+  return member
+
+
+def _read_tensor(
+  archive: archives.Archive, root: str, name: str, tensor: pickles.Tensor
+) -> np.ndarray:
+  dtype = tensor.storage.dtype
+  begin = tensor.offset * dtype.itemsize if tensor.span else 0
+  numbers = archives.empty((tensor.span,), dtype)
+  archive.read_into(
+    _storage(archive, root, name, tensor),
+    archives.as_bytes(numbers),
+    begin,
+    archives.array_named(name),
+  )
+  strides = [x * dtype.itemsize for x in tensor.strides]
+  if not tensor.span:
+    return numbers.reshape(tensor.shape)
+  view = np.lib.stride_tricks.as_strided(
+    numbers, tensor.shape, strides, writeable=False
+  )
+  if view.flags.c_contiguous:
+    return numbers.reshape(tensor.shape)
+  result = archives.empty(tensor.shape, dtype)
+  result[...] = view
+  return result
+
+
+def legacy_error(path: pathlib.Path) -> UserError:
+  """Returns the error for a file of the old format."""
+  new = path.with_name(f'{path.stem}-new{path.suffix}')
+  code = (
+    f"import torch; torch.save(torch.load({str(path)!r}, map_location='cpu',"
+    f' weights_only=True), {str(new)!r})'
+  )
+  plain = not any(x in code for x in '"$`\\!')
+  quoted = f'"{code}"' if plain else shlex.quote(code)
+  return UserError(
+    f"{path} is in torch's old format, which only torch reads; where torch is"
+    f' installed, convert it by: python -c {quoted}'
+  )

@@ -1,0 +1,1 @@
+"""Names, shapes and configs of other libraries, as tables."""

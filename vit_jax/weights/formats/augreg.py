@@ -1,0 +1,67 @@
+"""Finds a checkpoint in the table of "How to train your ViT?".
+
+The paper is arXiv:2106.10270; its table has a row for each fine-tuned model,
+and several rows for each pre-trained one.
+"""
+
+import csv
+import io
+import re
+
+from vit_jax.config import UserError
+from vit_jax.runs import workdir
+from vit_jax.weights import download
+
+ROOT = 'gs://vit_models/augreg'
+INDEX = f'{ROOT}/index.csv'
+_PRETRAINED = 'i21k'
+
+
+def find(model: str) -> tuple[str, str]:
+  """Returns the model's name and its checkpoint's address.
+
+  Args:
+    model: `B/16`, `R26+S/32`, ...: the checkpoint of ImageNet-21k with the best
+      final_val, which the authors recommend. Or a file name of the table, with
+      .npz or without.
+
+  Raises:
+    UserError: There is no such model, or the table cannot be had.
+  """
+  if '-' in model:
+    filename = model.removesuffix('.npz')
+    return _name(filename.split('-')[0]), f'{ROOT}/{filename}.npz'
+  wanted = _name(model)
+  best: tuple[float, str] | None = None
+  path = download.fetch(INDEX)
+  try:
+    with io.StringIO(workdir.read_text(path), newline='') as file:
+      table = csv.DictReader(file)
+      if 'final_val' not in (table.fieldnames or ()):
+        raise ValueError('it has no column final_val')
+      for row in table:
+        if row['ds'] == _PRETRAINED and _name(row['name']) == wanted:
+          candidate = float(row['final_val']), row['filename']
+          best = max(best or candidate, candidate)
+  except (KeyError, TypeError, ValueError) as e:
+    raise UserError(
+      f'{path} is not the table of AugReg ({e}): remove it, and it is'
+      ' downloaded again'
+    ) from None
+  if best is None:
+    raise UserError(
+      f'{path} has no model {model!r} pre-trained on ImageNet-21k'
+    )
+  return wanted, f'{ROOT}/{best[1]}.npz'
+
+
+def _name(model: str) -> str:
+  """Returns `R26+ViT-S/32` for `R26+S/32` and for `R26_S_32`."""
+  match = re.fullmatch(r'(?:(R\d*)[+_])?(Ti|S|B|L)[/_](\d+)', model)
+  if match is None:
+    raise UserError(
+      f'{model!r} is no model of AugReg: write one as B/16 or R26+S/32, or a'
+      ' file name of its index.csv'
+    )
+  stem = f'{match[1]}+' if match[1] else ''
+  return f'{stem}ViT-{match[2]}/{match[3]}'

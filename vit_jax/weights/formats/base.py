@@ -1,0 +1,306 @@
+"""What the foreign formats share: what is known of a file before it is read."""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Sequence
+import dataclasses
+import math
+import re
+from typing import Any
+from typing import Protocol
+
+from flax import linen as nn
+
+from vit_jax import models
+from vit_jax.config import UserError
+from vit_jax.data.host import geometry
+from vit_jax.weights.files import containers
+from vit_jax.weights.files import typed
+from vit_jax.weights.formats import tables
+
+Shape = tuple[int, ...]
+INTERPOLATION = typed.one_of(*geometry.INTERPOLATIONS)
+
+# Mean and standard deviation of ImageNet's pixels in [0, 1].
+IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
+
+
+@dataclasses.dataclass(frozen=True)
+class Hints:
+  """What is known beside the arrays.
+
+  Attributes:
+    overrides: Fields of the model that the caller gives.
+    config: config.json beside the file; empty where there is none.
+    preprocessor: preprocessor_config.json beside it, likewise.
+    image_size: (height, width) that the caller asks for, or None.
+    stored_size: (height, width) that positions are for, as we wrote it beside
+      the file, or None.
+  """
+
+  overrides: dict[str, Any]
+  config: typed.Json
+  preprocessor: typed.Json
+  image_size: tuple[int, int] | None
+  stored_size: tuple[int, int] | None = None
+
+
+@dataclasses.dataclass(frozen=True)
+class Description:
+  """What a file holds.
+
+  Attributes:
+    model: Linen module, with as many classes as the file has.
+    image_size: (height, width) that its positions are for.
+    preprocess: Fields of `data.Preprocess`.
+    resize: How its positions are resized by the code that it comes from.
+    silent: Name of the file that would say how images are prepared, and says
+      nothing; '': it does.
+  """
+
+  model: models.Model
+  image_size: tuple[int, int]
+  preprocess: dict[str, Any]
+  resize: str
+  silent: str = ''
+
+
+class Format(Protocol):
+  """A module of this package that knows a format."""
+
+  NAME: str
+  IGNORED: str  # names that are no part of the model, as a regular expression
+
+  def recognises(self, names: Iterable[str]) -> bool:
+    """Whether a file with these arrays is of this format."""
+
+  def prepare(self, arrays: containers.Arrays) -> 'Renamed':
+    """Returns the arrays under the names that the rules use."""
+
+  def describe(self, arrays: 'Renamed', hints: Hints) -> Description:
+    """Reads the architecture off the arrays' shapes."""
+
+  def rules(self, model: nn.Module) -> Sequence[tables.Rule]:
+    """Returns the table for a model."""
+
+  def stored_name(self, model: nn.Module, name: str) -> str:
+    """Returns the name that a file has for one of the rules."""
+
+  def unsupported(
+    self, model: nn.Module, image_size: tuple[int, int]
+  ) -> str | None:
+    """Returns what the format cannot hold; None: it can hold the model.
+
+    Args:
+      model: Linen module.
+      image_size: (height, width) that its positions are for.
+    """
+
+
+class Renamed(containers.Arrays):
+  """Shows an open file's arrays under other names."""
+
+  def __init__(
+    self,
+    arrays: containers.Arrays,
+    rename: Callable[[str], str] = str,
+    restore: Callable[[str], str] = str,
+    show: Callable[[str], str] = str,
+  ):
+    """Wraps an open file.
+
+    Args:
+      arrays: Of the file.
+      rename: Name in the file -> name here.
+      restore: Name here -> name that an array which is missing would have.
+      show: That name -> how messages name it.
+    """
+    self._arrays = arrays
+    self._restore = restore
+    self._show = show
+    self._stored = {rename(name): name for name in arrays.shapes}
+    self.metadata = arrays.metadata
+    self.shapes = {
+      name: arrays.shapes[stored] for name, stored in self._stored.items()
+    }
+
+  def read(self, name: str) -> Any:
+    """Reads one array."""
+    return self._arrays.read(self._stored[name])
+
+  def stored(self, name: str) -> str:
+    """Returns the name that an array has in the file, or would have."""
+    return self._show(self._stored.get(name) or self._restore(name))
+
+
+class Shapes:
+  """Shapes by name, for reading an architecture off them."""
+
+  def __init__(self, arrays: Renamed):
+    """Keeps the shapes of an open file."""
+    self._shapes = arrays.shapes
+    self._stored = arrays.stored
+
+  def __contains__(self, name: str) -> bool:
+    return name in self._shapes
+
+  def get(self, name: str, axes: int) -> Shape:
+    """Returns the shape of an array; of 'a_{}/b', of the first that is there.
+
+    Raises:
+      UserError: There is none, or it has another number of axes.
+    """
+    pattern = re.escape(name).replace(r'\{\}', r'\d+')
+    found = [n for n in self._shapes if re.fullmatch(pattern, n)]
+    if not found:
+      wanted = self._stored(name.replace('{}', '0'))
+      raise UserError(
+        f'its architecture cannot be read: it holds no array {wanted}'
+      )
+    shape = self._shapes[found[0]]
+    if len(shape) != axes:
+      raise UserError(
+        f'its architecture cannot be read: {self._stored(found[0])} has'
+        f' the shape {shape}, not {axes} axes'
+      )
+    return shape
+
+  def size(self, name: str, axis: int) -> int:
+    """Returns one axis of an array; 0 where it is not there."""
+    return self._shapes[name][axis] if self._shapes.get(name) else 0
+
+  def count(self, pattern: str) -> int:
+    """Returns one more than the largest number in 'blocks.{}.'.
+
+    Raises:
+      UserError: It is larger than the number of arrays.
+    """
+    expression = re.escape(pattern).replace(r'\{\}', r'(\d+)')
+    matches = (re.match(expression, name) for name in self._shapes)
+    return self._plausible(
+      max((int(m[1]) + 1 for m in matches if m), default=0)
+    )
+
+  def _plausible(self, count: int) -> int:
+    if count > len(self._shapes):
+      raise UserError(
+        f'its architecture cannot be read: by their names there are {count}'
+        f' layers, but only {len(self._shapes)} arrays'
+      )
+    return count
+
+  def stages(self, pattern: str, first: int) -> tuple[int, ...]:
+    """Returns the units in each stage, from 'stages.{}.blocks.{}.'.
+
+    Args:
+      pattern: With a number for the stage and one for the unit.
+      first: What they count from.
+    """
+    expression = re.escape(pattern).replace(r'\{\}', r'(\d+)')
+    units: dict[int, int] = {}
+    for name in self._shapes:
+      if match := re.match(expression, name):
+        stage = self._plausible(int(match[1]) - first)
+        unit = self._plausible(int(match[2]) - first)
+        units[stage] = max(units.get(stage, 0), unit + 1)
+    return tuple(units.get(i, 1) for i in range(max(units, default=-1) + 1))
+
+
+def build(
+  module: type[models.Model], fields: dict[str, Any], hints: Hints
+) -> models.Model:
+  """Returns a module of what the arrays show and the caller gives.
+
+  Raises:
+    ValueError: They do not fit, or the family has no such field.
+  """
+  known = {field.name for field in dataclasses.fields(module)}
+  for key in hints.overrides:
+    if key not in known:
+      raise UserError(
+        f'it is a {module.__name__}, which has no field {key!r}: leave it out'
+      )
+  return models.model_of(module, fields | hints.overrides)
+
+
+def image_size(
+  tokens: int | None,
+  patch: Sequence[int],
+  hints: Hints,
+  default: tuple[int, int] | None = None,
+) -> tuple[int, int]:
+  """Returns the image size that a file's positions are for, in pixels.
+
+  Args:
+    tokens: Patches that have a position; None where nothing depends on it.
+    patch: Pixels that one token stands for, (height, width).
+    hints: The size that is asked for serves where the grid is not square, and
+      nothing beside the file says what it is.
+    default: As the format's own files beside it say.
+
+  Raises:
+    UserError: The grid is not square, and nothing says what it is.
+  """
+  if tokens is None:
+    asked = hints.stored_size or hints.image_size
+    return asked or default or (224, 224)
+  for size in (hints.stored_size, default):
+    if size and tokens_of(size, patch) == tokens:
+      return size
+  side = square_side(tokens)
+  if side:
+    return side * patch[0], side * patch[1]
+  if hints.image_size and tokens_of(hints.image_size, patch) == tokens:
+    return hints.image_size
+  raise UserError(
+    f'its {tokens} positions are no square grid: say for which images they'
+    ' are, with image_size= (on the command line --image_size=HxW)'
+  )
+
+
+def tokens_of(size: tuple[int, int], patch: Sequence[int]) -> int:
+  """Returns the patches of an image; both (height, width) in pixels."""
+  return (size[0] // patch[0]) * (size[1] // patch[1])
+
+
+def square_side(tokens: int) -> int:
+  """Returns the side of a square grid; 0 where there is none."""
+  side = math.isqrt(max(tokens, 0))
+  return side if side * side == tokens else 0
+
+
+def published_heads(hidden_size: int, mlp_dim: int, depth: int) -> int | None:
+  """Returns the heads of the published ViT of these sizes; None: no such."""
+  sizes = {'hidden_size': hidden_size, 'mlp_dim': mlp_dim, 'depth': depth}
+  for published in models.vit.SIZES.values():
+    if sizes.items() <= published.items():
+      return published['num_heads']
+  return None
+
+
+def num_heads(hints: Hints, configured: int | None, **sizes: int) -> int:
+  """Returns the heads of a fused qkv, which its shape does not tell.
+
+  Args:
+    hints: What the caller gives comes first.
+    configured: What else is known, or None.
+    **sizes: hidden_size, mlp_dim, depth: of the published sizes.
+
+  Raises:
+    UserError: Nothing tells.
+  """
+  found = hints.overrides.get('num_heads')
+  if found is None:
+    found = configured or published_heads(**sizes)
+  if found is None:
+    raise UserError(
+      f'its arrays do not say how many heads {sizes["hidden_size"]} channels'
+      ' are divided into: give num_heads= (on the command line'
+      ' --model.num_heads=; in a run --config.model.num_heads=)'
+    )
+  return found
+
+
+def per_channel(values: tuple[float, ...], channels: int) -> list[float]:
+  """Returns a mean or a deviation as a list: one number for each channel."""
+  return list(values) * (channels if len(values) == 1 else 1)

@@ -1,0 +1,278 @@
+"""Writes a model as other programs keep theirs.
+
+Beside the weights go config.json, with what the arrays do not show, and a model
+card. A path that is there already is never written to, and a new one appears
+once all is written.
+"""
+
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import os
+import pathlib
+import shutil
+from typing import Any
+from typing import cast
+
+import jax
+import numpy as np
+
+from vit_jax import models
+from vit_jax import weights
+from vit_jax.config import UserError
+from vit_jax.models import resnet
+from vit_jax.models import vit
+from vit_jax.runs import workdir
+from vit_jax.weights.files import containers
+from vit_jax.weights.formats import base
+from vit_jax.weights.formats import card
+from vit_jax.weights.formats import equivalent
+from vit_jax.weights.formats import foreign
+from vit_jax.weights.formats import google
+from vit_jax.weights.formats import huggingface
+from vit_jax.weights.formats import huggingface_config
+from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import timm_config
+
+OURS = 'vit_jax'
+FORMATS = (*(form.NAME for form in foreign.FORMATS), OURS)
+
+# A file of weights by its format; Hugging Face's needs its directory.
+_SUFFIXES = {'google': '.npz', 'timm': '.safetensors'}
+
+
+def write(
+  loaded: weights.Loaded, path: pathlib.Path, name: str, source: str
+) -> list[str]:
+  """Writes a model in a foreign format.
+
+  Args:
+    loaded: The model; its arrays are read one at a time.
+    path: A directory; or, where the format knows one, a file of weights, beside
+      which the others go.
+    name: Of the format.
+    source: Where the model is from, for its card.
+
+  Returns:
+    What was changed for that format, and where its own code computes something
+    else: one line for each.
+
+  Raises:
+    UserError: The format cannot hold the model, the path is there already, or
+      it cannot be written.
+  """
+  form = {form.NAME: form for form in foreign.FORMATS}[name]
+  loaded = _unrolled(loaded)
+  target = _supported(loaded, name, source)
+  is_file = check_path(path, name)
+  loaded, changed = equivalent.rewrite(loaded, target)
+  suffix = _SUFFIXES.get(name, '.safetensors')
+  weights_file = path.name if is_file else f'model{suffix}'
+  folder = path.absolute().parent.name if is_file else path.name
+  notes = changed + _notes(loaded.model, name) + _level_notes(loaded)
+  with new_directory(path, is_file) as directory:
+    for json_name, content in _companions(loaded, name, weights_file).items():
+      workdir.write_json(directory / json_name, content)
+    write_card(
+      directory,
+      loaded,
+      title=path.stem if is_file else path.name,
+      source=source,
+      where=path.name,
+      usage=[_usage(loaded.model, name, folder, weights_file)],
+      notes=notes,
+    )
+    _write_arrays(loaded, form, directory / weights_file)
+  return notes
+
+
+def check_path(path: pathlib.Path, name: str) -> bool:
+  """Checks that a format can be written to a path, and nothing overwritten.
+
+  Args:
+    path: A directory that is not there, or empty; or a file that is not there.
+    name: Of the format, one of FORMATS.
+
+  Returns:
+    Whether it is a file.
+
+  Raises:
+    UserError: It cannot.
+  """
+  is_file = path.suffix in foreign.SUFFIXES
+  if is_file and path.suffix != _SUFFIXES.get(name):
+    file = f' or a {_SUFFIXES[name]} file' if name in _SUFFIXES else ''
+    raise UserError(f'{path}: --to={name} writes a directory{file}; name one')
+  names = [path.name, 'config.json', 'README.md'] if is_file else [path.name]
+  for there in (path.with_name(name) for name in names):
+    is_empty = not is_file and there.is_dir() and not any(there.iterdir())
+    if there.exists() and not is_empty:
+      raise UserError(
+        f'{there} is there already, and is not overwritten: name a new'
+        ' directory'
+      )
+  parent = next(p for p in path.absolute().parents if p.exists())
+  if not os.access(parent, os.W_OK | os.X_OK) or not parent.is_dir():
+    raise UserError(
+      f'{path}: nothing can be written below {parent}; name another place'
+    )
+  return is_file
+
+
+def _supported(loaded: weights.Loaded, name: str, source: str) -> models.Model:
+  """Returns the form of a model that a format can hold.
+
+  Raises:
+    UserError: There is none; says which formats have one.
+  """
+  model, size = loaded.model, loaded.position_size
+
+  def lacks(form: base.Format) -> equivalent.Lacks:
+    return lambda model: form.unsupported(model, size)
+
+  found = {
+    form.NAME: equivalent.form_of(model, lacks(form))
+    for form in foreign.FORMATS
+  }
+  target = found[name]
+  if target is None:
+    (form,) = (form for form in foreign.FORMATS if form.NAME == name)
+    able = [other for other in found if found[other] is not None]
+    raise UserError(
+      f'{source} cannot be written with --to={name}, which has no place for'
+      f' {form.unsupported(model, size)}: use'
+      f' --to={" or --to=".join([*able, OURS])}'
+    )
+  return target
+
+
+@contextlib.contextmanager
+def new_directory(
+  path: pathlib.Path, is_file: bool = False
+) -> Iterator[pathlib.Path]:
+  """Yields a directory whose content goes to `path` once it is whole.
+
+  Args:
+    path: A directory that is not there, or empty.
+    is_file: `path` is a file that is not there; what is in the directory goes
+      where it shall be.
+
+  Raises:
+    UserError: It cannot be written.
+  """
+  path = path.absolute()
+  temporary = path.with_name(f'.{path.name}.{os.getpid()}.tmp')
+  try:
+    temporary.mkdir(parents=True)
+    yield temporary
+    if is_file:
+      whole = sorted(temporary.iterdir(), key=lambda x: x.name == path.name)
+      for file in whole:  # the weights last
+        file.rename(path.with_name(file.name))
+    else:
+      temporary.rename(path)
+  except OSError as e:
+    raise workdir.cannot_write(path, e) from None
+  finally:
+    shutil.rmtree(temporary, ignore_errors=True)
+
+
+def write_card(
+  directory: pathlib.Path, loaded: weights.Loaded, **content: Any
+) -> None:
+  """Writes README.md; `content` is what `card.text` takes.
+
+  Raises:
+    UserError: It cannot be written.
+  """
+  with workdir.replacing(directory / 'README.md') as file:
+    file.write(card.text(loaded, **content))
+
+
+def _unrolled(loaded: weights.Loaded) -> weights.Loaded:
+  """Returns the model with its layers apart, and arrays of NumPy's.
+
+  Nothing is copied where the arrays are in this machine's memory.
+  """
+  model, params = loaded.model, jax.tree.map(np.asarray, loaded.params)
+  if not isinstance(model, resnet.BiT) and model.scan:
+    model, params = model.clone(scan=False), vit.unstack_layers(params)
+  return dataclasses.replace(loaded, model=model, params=params)
+
+
+def _companions(
+  loaded: weights.Loaded, name: str, weights_file: str
+) -> dict[str, Any]:
+  """Returns the content of the JSON files."""
+  model, preprocess = loaded.model, loaded.preprocess
+  size = loaded.position_size
+  if name == 'huggingface':
+    found = huggingface_config.config(cast(vit.ViT, model), preprocess, size)
+    return {
+      'config.json': found,
+      'preprocessor_config.json': huggingface_config.preprocessor_config(
+        preprocess
+      ),
+    }
+  config = timm_config.config(model, preprocess, size) if name == 'timm' else {}
+  ours = {
+    'file': weights_file,
+    'model': models.fields_of(model),
+    'image_size': size,
+    'resize': loaded.resize,
+    'preprocess': preprocess.to_dict(),
+  }
+  return {'config.json': {**config, 'vit_jax': ours}}
+
+
+def _notes(model: models.Model, name: str) -> list[str]:
+  if name == 'timm':
+    return timm_config.notes(model)
+  if name == 'huggingface':
+    return huggingface_config.notes(cast(vit.ViT, model))
+  return google.notes(model)
+
+
+def _level_notes(loaded: weights.Loaded) -> list[str]:
+  """Says where 0 and 1 are, where that is not 0 and 255."""
+  levels = loaded.preprocess.levels
+  if levels.is_plain:
+    return []
+  low, high = levels.window or (0, 2**levels.bits - 1)
+  return [
+    f'this model takes images of {levels.bits} bits: before mean and std their'
+    f' values from {low:g} to {high:g} become 0 to 1, others are cut; that'
+    " program's own preprocessing does not know it"
+  ]
+
+
+def _usage(
+  model: models.Model, name: str, folder: str, weights_file: str
+) -> tuple[str, str]:
+  """Returns a program, and the Python that loads the model there."""
+  if name == 'timm':
+    return 'timm', timm_config.usage(model, folder, weights_file)
+  if name == 'huggingface':
+    code = huggingface_config.usage(cast(vit.ViT, model), folder)
+    return 'transformers', code
+  return 'NumPy', (
+    f"import numpy as np\narrays = np.load('{folder}/{weights_file}')"
+  )
+
+
+def _write_arrays(
+  loaded: weights.Loaded, form: base.Format, path: pathlib.Path
+) -> None:
+  model = loaded.model
+  arrays = (
+    (form.stored_name(model, name), array)
+    for name, array in tables.write(form.rules(model), loaded.params)
+  )
+  if path.suffix == '.npz':
+    containers.write_npz(path, arrays)
+    return
+  found = dict(arrays)  # views, which need no memory
+  if form.NAME == 'huggingface':
+    for name, shape in huggingface.unused(cast(vit.ViT, model)).items():
+      found[form.stored_name(model, name)] = np.zeros(shape, np.float32)
+  containers.write_safetensors(path, found, {'format': 'pt'})

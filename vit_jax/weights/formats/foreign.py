@@ -1,0 +1,241 @@
+"""Opens a foreign checkpoint: finds its files, its format and its model."""
+
+import contextlib
+import dataclasses
+import pathlib
+from typing import Any
+
+from absl import logging
+
+from vit_jax import models
+from vit_jax.config import UserError
+from vit_jax.data.host import geometry
+from vit_jax.runs import workdir as workdir_lib
+from vit_jax.weights import preprocessing
+from vit_jax.weights import resize as resize_lib
+from vit_jax.weights.files import containers
+from vit_jax.weights.files import typed
+from vit_jax.weights.formats import base
+from vit_jax.weights.formats import google
+from vit_jax.weights.formats import huggingface
+from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import timm
+
+FORMATS: tuple[base.Format, ...] = (google, huggingface, timm)
+
+# Where a directory holds its weights: the first that is there.
+_WEIGHTS = (
+  'model.safetensors',
+  'model.safetensors.index.json',
+  'pytorch_model.bin',
+  'model.npz',
+)
+SUFFIXES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
+
+# Fields of models that arrays do not show.
+UNSEEN = (
+  'num_heads',
+  'gelu',
+  'layer_norm_epsilon',
+  'num_groups',
+  'zero_padded_pool',
+  'distillation_head',
+)
+
+_NAMES = typed.Kind(
+  'a list of names',
+  lambda x: isinstance(x, list) and all(isinstance(name, str) for name in x),
+)
+_RESIZE = typed.one_of(*resize_lib.METHODS)
+_LIKE = typed.one_of('', *geometry.LIKE)
+# What `export` writes beside a file, with its name.
+_OURS = {
+  'model': typed.OBJECT,
+  'image_size': typed.PAIR,
+  'resize': _RESIZE,
+  'preprocess': typed.OBJECT,
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Foreign:
+  """What was read.
+
+  Attributes:
+    description: Of the file.
+    params: Float32 arrays in our tree, layers unrolled.
+    format: Name of the format.
+  """
+
+  description: base.Description
+  params: Any
+  format: str
+
+
+def read(
+  path: pathlib.Path,
+  overrides: dict[str, Any],
+  image_size: tuple[int, int] | None,
+) -> Foreign:
+  """Reads a file, or the directory that it is in.
+
+  Args:
+    path: An .npz, .safetensors or .pth file, or a directory of Hugging Face or
+      of timm's Hub.
+    overrides: Fields of the model that its arrays do not show.
+    image_size: That is asked for: tells a grid that is not square.
+
+  Raises:
+    UserError: It is damaged, of no known format, or does not fit; one line
+      lists all differences.
+  """
+  file = _weights_in(path) if path.is_dir() else path
+  config = _json(file.with_name('config.json'))
+  with containers.open_arrays(file) as opened, _named(path):
+    hints = base.Hints(
+      overrides=overrides,
+      config=config,
+      preprocessor=_json(file.with_name('preprocessor_config.json')),
+      image_size=image_size,
+    )
+    is_ours = _is_ours(config, file.name)
+    if is_ours:
+      hints = _completed(hints)
+    form = _format(list(opened.shapes))
+    arrays = form.prepare(opened)
+    description = form.describe(arrays, hints)
+    if is_ours:
+      description = _restored(description, config)
+    params = tables.read(
+      arrays,
+      form.rules(description.model),
+      _abstract(description),
+      form.IGNORED,
+      arrays.stored,
+    )
+  logging.info('read %s, a file of the kind %s', path, form.NAME)
+  if description.silent and not is_ours:
+    _say_assumed(path, description)
+  return Foreign(description, params, form.NAME)
+
+
+def _say_assumed(path: pathlib.Path, description: base.Description) -> None:
+  """Says how images are prepared where no file of the model's does."""
+  found, silent = description.preprocess, description.silent
+  resize = found['resize']
+  size = ' x '.join(map(str, found['image_size']))
+  to = ' x '.join(map(str, resize)) if isinstance(resize, tuple) else None
+  logging.warning(
+    'warning: no file beside %s says how its images are prepared; assumed: mean'
+    ' %s and standard deviation %s of pixels in [0, 1], resized (%s) to %s, the'
+    ' middle %s pixels; to change that, write %s beside it: %s',
+    path,
+    ', '.join(map(str, found['mean'])),
+    ', '.join(map(str, found['std'])),
+    found['interpolation'],
+    to or f'a short side of {resize}',
+    size,
+    silent,
+    preprocessing.EXAMPLES[silent],
+  )
+
+
+def _abstract(description: base.Description) -> dict[str, Any]:
+  channels = description.preprocess['channels']
+  shape = (*description.image_size, channels)
+  return models.abstract_params(description.model, shape)
+
+
+def _format(names: list[str]) -> base.Format:
+  for form in FORMATS:
+    if form.recognises(names):
+      return form
+  raise UserError(
+    f'it holds {len(names)} arrays of no known format'
+    f' ({", ".join(names[:3])}, ...): those of Google, timm and Hugging Face'
+    ' are known'
+  )
+
+
+@contextlib.contextmanager
+def _named(path: pathlib.Path) -> Any:
+  """Puts the file's name before an error that does not name it."""
+  try:
+    yield
+  except ValueError as e:  # UserError is one
+    text = str(e)
+    raise UserError(text if str(path) in text else f'{path}: {text}') from None
+
+
+def _is_ours(config: typed.Json, name: str) -> bool:
+  """Whether `export` wrote config.json beside a file of this name."""
+  if config.get('vit_jax.file', typed.TEXT) != name:
+    return False
+  return all(
+    config.get(f'vit_jax.{key}', kind) is not None
+    for key, kind in _OURS.items()
+  )
+
+
+def _completed(hints: base.Hints) -> base.Hints:
+  """Returns hints with what `export` wrote of the model."""
+  model = hints.config.get('vit_jax.model', typed.OBJECT)
+  return dataclasses.replace(
+    hints,
+    overrides=dict(model) | hints.overrides,
+    stored_size=tuple(hints.config.get('vit_jax.image_size', typed.PAIR)),
+  )
+
+
+def _restored(
+  description: base.Description, config: typed.Json
+) -> base.Description:
+  """Returns a description with what `export` wrote of the preprocessing."""
+  key, found = 'vit_jax.preprocess', description.preprocess
+  channels = found['channels']
+  preprocess = {
+    'classes': tuple(config.get(f'{key}.classes', _NAMES, ())),
+    'image_size': tuple(
+      config.get(f'{key}.image_size', typed.PAIR, found['image_size'])
+    ),
+    'channels': channels,
+    'mean': config.channel_values(f'{key}.mean', channels, found['mean']),
+    'std': config.channel_values(
+      f'{key}.std', channels, found['std'], typed.is_positive
+    ),
+    'resize': config.get(f'{key}.resize', typed.SIZE),
+    'antialias': config.get(f'{key}.antialias', typed.TRUTH, True),
+    'bits': config.get(f'{key}.bits', typed.BITS, 8),
+    'intensity': config.get(f'{key}.intensity', typed.WINDOW),
+    'interpolation': config.get(
+      f'{key}.interpolation', base.INTERPOLATION, 'bilinear'
+    ),
+    'resize_like': config.get(f'{key}.resize_like', _LIKE, ''),
+  }
+  return dataclasses.replace(
+    description,
+    preprocess=preprocess,
+    resize=config.get('vit_jax.resize', _RESIZE),
+  )
+
+
+def _json(path: pathlib.Path) -> typed.Json:
+  content = workdir_lib.read_json(path, 'repair it, or remove it')
+  if content is not None and not isinstance(content, dict):
+    raise UserError(f'{path} holds no object: repair it, or remove it')
+  return typed.Json(path.name, content or {})
+
+
+def _weights_in(directory: pathlib.Path) -> pathlib.Path:
+  for name in _WEIGHTS:
+    if (directory / name).is_file():
+      return directory / name
+  found = sorted(p for p in directory.iterdir() if p.suffix in SUFFIXES)
+  if len(found) == 1:
+    return found[0]
+  what = 'several files' if found else 'no file'
+  raise UserError(
+    f'{directory} is no work directory (config.json and preprocess.json), and'
+    f' holds {what} of weights ({", ".join(SUFFIXES)}):'
+    + (' name one of them' if found else ' give another path')
+  )

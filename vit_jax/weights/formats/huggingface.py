@@ -1,0 +1,364 @@
+"""Directories of Hugging Face transformers: ViT, DeiT, I-JEPA, DINOv2.
+
+config.json says what the arrays cannot: heads, activation, epsilon, labels.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Sequence
+import re
+from typing import Any
+
+from absl import logging
+from flax import linen as nn
+
+from vit_jax.config import UserError
+from vit_jax.models import vit
+from vit_jax.weights import preprocessing
+from vit_jax.weights.files import containers
+from vit_jax.weights.files import typed
+from vit_jax.weights.formats import base
+from vit_jax.weights.formats import tables
+from vit_jax.weights.formats.tables import rule
+from vit_jax.weights.formats.tables import torch_dense as _dense
+from vit_jax.weights.formats.tables import torch_norm as _norm
+
+NAME = 'huggingface'
+# Used in pre-training alone; and what ViTModel's pooler is beside a classifier.
+IGNORED = r'embeddings\.(mask_token|position_ids)|pooler\..*|decoder\..*'
+
+# model_type in config.json -> the class that classifies.
+ARCHITECTURES = {
+  'vit': 'ViTForImageClassification',
+  'deit': 'DeiTForImageClassification',
+  'dinov2': 'Dinov2ForImageClassification',
+  'dinov2_with_registers': 'Dinov2WithRegistersForImageClassification',
+  'ijepa': 'IJepaForImageClassification',  # the mean, without a class token
+}
+_HEADS = r'(cls_|distillation_)?classifier\.'  # named without a prefix
+_GELUS = {
+  'gelu': 'exact',
+  'gelu_new': 'tanh',
+  'gelu_pytorch_tanh': 'tanh',
+  'gelu_fast': 'tanh',
+}
+
+
+# Fields of config.json that arrays show, that are read below, or that have no
+# influence on the logits of a trained model: of generation, of training, ...
+_KNOWN = dict.fromkeys(
+  """
+  hidden_act hidden_size id2label image_size intermediate_size label2id
+  layer_norm_eps layerscale_value mlp_ratio model_type num_attention_heads
+  num_channels num_hidden_layers num_register_tokens patch_size pooler_act
+  pooler_output_size qkv_bias use_swiglu_ffn
+
+  apply_layernorm attention_probs_dropout_prob chunk_size_feed_forward
+  drop_path_rate encoder_stride finetuning_task gradient_checkpointing
+  hidden_dropout_prob initializer_range interpolate_antialias
+  interpolate_offset num_labels out_features out_indices problem_type
+  reshape_hidden_states stage_names task_specific_params use_mask_token
+
+  _attn_implementation_autoset _commit_hash _name_or_path architectures
+  attn_implementation auto_map dtype output_attentions output_hidden_states
+  return_dict tf_legacy_loss torch_dtype torchscript transformers_version
+  use_bfloat16 use_cache use_return_dict
+
+  bad_words_ids begin_suppress_tokens bos_token_id decoder_start_token_id
+  diversity_penalty do_sample early_stopping encoder_no_repeat_ngram_size
+  eos_token_id exponential_decay_length_penalty forced_bos_token_id
+  forced_eos_token_id length_penalty max_length min_length no_repeat_ngram_size
+  num_beam_groups num_beams num_return_sequences output_scores pad_token_id
+  prefix remove_invalid_values repetition_penalty return_dict_in_generate
+  sep_token_id suppress_tokens temperature tie_encoder_decoder
+  tie_word_embeddings tokenizer_class top_k top_p typical_p
+  """.split()
+)
+
+_LAYER = 'encoder.layer.{}'
+_QKV = [
+  f'{_LAYER}.attention.attention.{name}' for name in ('query', 'key', 'value')
+]
+_COMMON = [
+  rule(
+    'patch_embedding/kernel',
+    'embeddings.patch_embeddings.projection.weight',
+    tables.CONV,
+  ),
+  rule('patch_embedding/bias', 'embeddings.patch_embeddings.projection.bias'),
+  rule('class_token', 'embeddings.cls_token'),
+  rule('distillation_token', 'embeddings.distillation_token'),
+  rule('register_tokens', 'embeddings.register_tokens'),
+  rule('position_embedding', 'embeddings.position_embeddings'),
+  rule(
+    'blocks_{}/attention/qkv/kernel',
+    [f'{name}.weight' for name in _QKV],
+    tables.split(3, 1, tables.linear()),
+  ),
+  rule(
+    'blocks_{}/attention/qkv/bias',
+    [f'{name}.bias' for name in _QKV],
+    tables.split(3, 0, tables.FLAT),
+  ),
+  *_dense('blocks_{}/attention/out', f'{_LAYER}.attention.output.dense', 2),
+  *_norm('norm', 'layernorm'),
+]
+_VIT = [
+  *_COMMON,
+  *_norm('blocks_{}/norm1', f'{_LAYER}.layernorm_before'),
+  *_norm('blocks_{}/norm2', f'{_LAYER}.layernorm_after'),
+  *_dense('blocks_{}/mlp/up', f'{_LAYER}.intermediate.dense'),
+  *_dense('blocks_{}/mlp/down', f'{_LAYER}.output.dense'),
+  *_dense('pre_logits', 'pooler.dense'),
+]
+_HEAD = _dense('head', 'classifier')
+_TWO_HEADS = [
+  *_dense('head', 'cls_classifier'),
+  *_dense('head_distillation', 'distillation_classifier'),
+]
+_DINO = [
+  *_COMMON,
+  *_norm('blocks_{}/norm1', f'{_LAYER}.norm1'),
+  *_norm('blocks_{}/norm2', f'{_LAYER}.norm2'),
+  rule('blocks_{}/layer_scale1', f'{_LAYER}.layer_scale1.lambda1'),
+  rule('blocks_{}/layer_scale2', f'{_LAYER}.layer_scale2.lambda1'),
+  *_HEAD,
+]
+
+
+def recognises(names: Iterable[str]) -> bool:
+  """Whether a file with these arrays is of this format."""
+  return any(
+    re.search(r'(^|\.)embeddings\.(cls_token|patch_embeddings)', name)
+    for name in names
+  )
+
+
+def prepare(arrays: containers.Arrays) -> base.Renamed:
+  """Returns the arrays under the names that the rules use."""
+  prefix = rf'^({"|".join(ARCHITECTURES)})\.'
+  found = next(filter(None, (re.match(prefix, x) for x in arrays.shapes)), None)
+
+  def restore(name: str) -> str:
+    return name if not found or re.match(_HEADS, name) else found[0] + name
+
+  return base.Renamed(arrays, lambda name: re.sub(prefix, '', name), restore)
+
+
+def rules(model: nn.Module) -> Sequence[tables.Rule]:
+  """Returns the table for a model."""
+  assert isinstance(model, vit.ViT)
+  if model_type(model).startswith('dinov2'):
+    mlp = ('weights_in', 'weights_out') if model.gated_mlp else ('fc1', 'fc2')
+    return [
+      *_dense('blocks_{}/mlp/up', f'{_LAYER}.mlp.{mlp[0]}'),
+      *_dense('blocks_{}/mlp/down', f'{_LAYER}.mlp.{mlp[1]}'),
+      *_DINO,
+    ]
+  heads = model.distillation_token and model.distillation_head
+  return [*_VIT, *(_TWO_HEADS if heads else _HEAD)]
+
+
+def model_type(model: nn.Module) -> str:
+  """Returns the `model_type` of config.json for a model."""
+  assert isinstance(model, vit.ViT)
+  if model.pool == 'token+gap' or model.layer_scale is not None:
+    return 'dinov2_with_registers' if model.registers else 'dinov2'
+  if model.pool == 'gap' and not model.prefix:
+    return 'ijepa'
+  return 'deit' if model.distillation_token else 'vit'
+
+
+def stored_name(model: nn.Module, name: str) -> str:
+  """Returns the name that a file has for one of the rules."""
+  is_head = re.match(_HEADS, name)
+  has_head = getattr(model, 'num_classes', 0)
+  return name if is_head or not has_head else f'{model_type(model)}.{name}'
+
+
+def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
+  """Reads the architecture off the arrays' shapes and config.json."""
+  shapes, config = base.Shapes(arrays), hints.config
+  kind = config.get('model_type', typed.TEXT)
+  if kind not in ARCHITECTURES:
+    raise UserError(
+      f'its config.json says model_type {kind!r}: those that can be read are'
+      f' {", ".join(ARCHITECTURES)}'
+      if kind
+      else 'there is no config.json beside it, which a Hugging Face model needs'
+    )
+  config.check_known(_KNOWN)
+  projection = 'embeddings.patch_embeddings.projection.weight'
+  hidden, channels, *patch = shapes.get(projection, 4)
+  is_dino = kind.startswith('dinov2')
+  activation = config.get('hidden_act', typed.TEXT, 'gelu')
+  gated = config.get('use_swiglu_ffn', typed.TRUTH, False)
+  if activation not in _GELUS and not gated:
+    raise UserError(
+      f'its config.json says hidden_act {activation!r}: those that can be'
+      f' computed are {", ".join(_GELUS)}'
+    )
+  fields: dict[str, Any] = {
+    'patch_size': tuple(patch),
+    'hidden_size': hidden,
+    'depth': shapes.count(_LAYER + '.'),
+    'gelu': _GELUS.get(activation, 'exact'),
+    'layer_norm_epsilon': config.get(
+      'layer_norm_eps', typed.POSITIVE, 1e-6 if is_dino else 1e-12
+    ),
+    'qkv_bias': shapes.count(f'{_QKV[0]}.bias') > 0,
+    'registers': shapes.size('embeddings.register_tokens', 1),
+    'position_tokens': 'class' if is_dino else 'all',
+  }
+  if is_dino:
+    names = ('weights_out', 'weights_in') if gated else ('fc2', 'fc1')
+    fields |= {
+      'pool': 'token+gap',
+      'gated_mlp': gated,
+      'layer_scale': config.get('layerscale_value', _NUMBER, 1.0),
+      'mlp_dim': shapes.get(f'{_LAYER}.mlp.{names[0]}.weight', 2)[1],
+    }
+  else:
+    distils = 'embeddings.distillation_token' in shapes
+    teacher = 'distillation_classifier.weight' in shapes
+    fields |= {
+      'pool': 'gap' if kind == 'ijepa' else 'token',
+      'mlp_dim': shapes.get(f'{_LAYER}.intermediate.dense.weight', 2)[0],
+      'distillation_token': distils,
+      'distillation_head': teacher or not distils,
+    }
+  heads = ('classifier.weight', 'cls_classifier.weight')
+  fields['num_classes'] = max(shapes.size(name, 0) for name in heads)
+  if not fields['num_classes']:  # beside a classifier, the pooler is not used
+    fields['pre_logits'] = shapes.size('pooler.dense.weight', 0)
+    if fields['pre_logits']:
+      config.get('pooler_act', typed.one_of('tanh'))
+    if is_dino:
+      logging.warning(
+        'a %s without a classifier: its features are the class token and the'
+        ' mean of the patch tokens, side by side (2 x %d numbers); the first'
+        ' half is what transformers calls pooler_output',
+        kind,
+        hidden,
+      )
+  fields['num_heads'] = config.get('num_attention_heads', typed.COUNT)
+  if not fields['num_heads']:
+    sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
+    fields['num_heads'] = base.num_heads(hints, None, **sizes)
+  model = base.build(vit.ViT, fields, hints)
+  assert isinstance(model, vit.ViT)
+  size = _image_size(shapes, patch, hints, model)
+  preprocess, silent = preprocessing.of_transformers(
+    hints.preprocessor, kind, size, channels
+  )
+  classes = _labels(config, fields['num_classes'])
+  return base.Description(
+    model,
+    size,
+    {'classes': classes, **preprocess},
+    # As transformers resizes them, each class in its way.
+    'bicubic_antialias' if kind == 'dinov2_with_registers' else 'bicubic',
+    silent,
+  )
+
+
+def _image_size(
+  shapes: base.Shapes,
+  patch: Sequence[int],
+  hints: base.Hints,
+  model: vit.ViT,
+) -> tuple[int, int]:
+  rows = shapes.get('embeddings.position_embeddings', 3)[1]
+  size = hints.config.get('image_size', typed.SIZE)
+  default = None
+  if size:
+    default = (size, size) if isinstance(size, int) else (size[0], size[1])
+  tokens = rows - model.positioned_prefix
+  return base.image_size(tokens, patch, hints, default)
+
+
+_NUMBER = typed.Kind('a finite number', typed.is_number)
+
+
+def _labels(config: typed.Json, classes: int) -> tuple[str, ...]:
+  """Returns the names in id2label, but for a LABEL_7 that is one of none."""
+  labels = [*config.labels('id2label', classes)]
+  while labels and labels[-1] == f'LABEL_{len(labels) - 1}':
+    labels.pop()
+  return tuple(labels)
+
+
+def mlp_ratio(model: vit.ViT) -> int | None:
+  """Returns `mlp_ratio` of DINOv2's config.json; None: there is none.
+
+  transformers takes whole numbers alone. Of a gated MLP's hidden layer it keeps
+  two thirds, in multiples of 8.
+  """
+  d = model.hidden_size
+  if not model.gated_mlp:
+    return None if model.mlp_dim % d else model.mlp_dim // d
+  near = range(1, 2 * model.mlp_dim // d + 2)
+  sizes = {r: (int(d * r * 2 / 3) + 7) // 8 * 8 for r in near}
+  return next((r for r, size in sizes.items() if size == model.mlp_dim), None)
+
+
+# What the head of each class reads; 'token' where it is not here.
+_POOLS = {
+  'ijepa': 'gap',
+  'dinov2': 'token+gap',
+  'dinov2_with_registers': 'token+gap',
+}
+_CLASSES = (
+  "transformers' classes read a class token alone (ViT, DeiT), the mean over"
+  ' normalised patches where there is no other token (I-JEPA), or both beside'
+  ' each other, with LayerScale (DINOv2)'
+)
+
+
+def _pooling(model: vit.ViT) -> str:
+  text = f'the pool {model.pool!r}'
+  if model.layer_scale is not None:
+    return f'{text} with LayerScale'
+  return f'{text} beside {", ".join(model.prefix)}' if model.prefix else text
+
+
+def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
+  """Returns what the format cannot hold; None: it can hold the model."""
+  if not isinstance(model, vit.ViT):
+    return f'a {type(model).__name__}'
+  kind = model_type(model)
+  is_dino = kind.startswith('dinov2')
+  wrong = {
+    'a ResNet stem': model.resnet_stages is not None,
+    'normalised queries and keys': model.qk_norm,
+    'a gated MLP without LayerScale': model.gated_mlp and not is_dino,
+    'registers without LayerScale': model.registers and not is_dino,
+    'a head that reads class token and mean without LayerScale': is_dino
+    and model.layer_scale is None,
+    'a distillation token beside LayerScale': is_dino
+    and model.distillation_token,
+    f'{_pooling(model)} ({_CLASSES})': model.pool != _POOLS.get(kind, 'token'),
+    f'a LayerNorm after the mean ({_CLASSES})': model.pool == 'gap'
+    and model.norm_after_pool,
+    'a layer before the head': model.pre_logits
+    and (is_dino or model.pool == 'gap' or model.num_classes),
+    'the mean of two features': model.distillation_token
+    and model.distillation_head
+    and not model.num_classes,
+    'a patch that is not square': model.patch_size[0] != model.patch_size[1],
+    'LayerScale with positions of a grid that is not square': is_dino
+    and image_size[0] != image_size[1],
+    f'LayerScale with an MLP of {model.mlp_dim}': is_dino
+    and mlp_ratio(model) is None,
+    'a model without learned positions': model.position_embedding != 'learned',
+    f'positions of {model.positioned_prefix} of the tokens before patches': (
+      model.positioned_prefix != (1 if is_dino else model.prefix_length)
+    ),
+  }
+  return next((what for what, has in wrong.items() if has), None)
+
+
+def unused(model: vit.ViT) -> dict[str, tuple[int, ...]]:
+  """Returns arrays of zeros that transformers expects and nothing reads."""
+  if not model_type(model).startswith('dinov2'):
+    return {}
+  return {'embeddings.mask_token': (1, model.hidden_size)}

@@ -1,0 +1,136 @@
+"""The files beside the weights that transformers rebuilds a model from."""
+
+from typing import Any
+
+from vit_jax import data
+from vit_jax.models import vit
+from vit_jax.weights.formats import base
+from vit_jax.weights.formats import huggingface
+
+_RESAMPLE = {'bilinear': 2, 'bicubic': 3}  # PIL's numbers
+
+
+def config(
+  model: vit.ViT, preprocess: data.Preprocess, image_size: tuple[int, int]
+) -> dict[str, Any]:
+  """Returns the content of config.json.
+
+  Args:
+    model: Unrolled, of a kind that the format can hold.
+    preprocess: What goes before it.
+    image_size: (height, width) that its positions are for.
+  """
+  kind = huggingface.model_type(model)
+  architecture = huggingface.ARCHITECTURES[kind]
+  if model.distillation_token and model.distillation_head:
+    architecture += 'WithTeacher'
+  if not model.num_classes:
+    architecture = architecture.split('For')[0] + 'Model'
+  height, width = image_size
+  result: dict[str, Any] = {
+    'model_type': kind,
+    'architectures': [architecture],
+    'hidden_size': model.hidden_size,
+    'num_hidden_layers': model.depth,
+    'num_attention_heads': model.num_heads,
+    'hidden_act': 'gelu' if model.gelu == 'exact' else 'gelu_pytorch_tanh',
+    'hidden_dropout_prob': model.dropout_rate,
+    'attention_probs_dropout_prob': model.attention_dropout_rate,
+    'layer_norm_eps': model.layer_norm_epsilon,
+    'image_size': height if height == width else [height, width],
+    'patch_size': model.patch_size[0],
+    'num_channels': preprocess.channels,
+    'qkv_bias': model.qkv_bias,
+    'dtype': 'float32',
+    'torch_dtype': 'float32',  # so older versions call it
+  }
+  if kind.startswith('dinov2'):
+    result |= {
+      'mlp_ratio': huggingface.mlp_ratio(model),
+      'use_swiglu_ffn': model.gated_mlp,
+      'layerscale_value': model.layer_scale,
+      'drop_path_rate': model.stochastic_depth,
+    }
+    if model.registers:
+      result['num_register_tokens'] = model.registers
+  else:
+    result['intermediate_size'] = model.mlp_dim
+    result['encoder_stride'] = model.patch_size[0]
+    if model.pre_logits:
+      result['pooler_output_size'] = model.pre_logits
+  if model.num_classes:
+    names = [
+      *preprocess.classes,
+      *(
+        f'LABEL_{i}' for i in range(len(preprocess.classes), model.num_classes)
+      ),
+    ]
+    result['id2label'] = {str(i): name for i, name in enumerate(names)}
+    result['label2id'] = {name: i for i, name in enumerate(names)}
+  return result
+
+
+def preprocessor_config(preprocess: data.Preprocess) -> dict[str, Any]:
+  """Returns the content of preprocessor_config.json."""
+  height, width = preprocess.image_size
+  resize: Any = preprocess.resize
+  if resize is None:  # to fill the crop
+    resize = height if height == width else (height, width)
+  channels = preprocess.channels
+  result: dict[str, Any] = {
+    'do_resize': True,
+    'resample': _RESAMPLE[preprocess.interpolation],
+    'do_convert_rgb': channels == 3,
+    'do_rescale': True,
+    'rescale_factor': 1 / 255,
+    'do_normalize': True,
+    'image_mean': base.per_channel(preprocess.mean, channels),
+    'image_std': base.per_channel(preprocess.std, channels),
+  }
+  if resize == preprocess.image_size:
+    return {
+      'image_processor_type': 'ViTImageProcessor',
+      'size': {'height': height, 'width': width},
+      **result,
+    }
+  size = {'shortest_edge': resize}
+  if isinstance(resize, tuple):
+    size = {'height': resize[0], 'width': resize[1]}
+  return {
+    'image_processor_type': 'BitImageProcessor',
+    'size': size,
+    'do_center_crop': True,
+    'crop_size': {'height': height, 'width': width},
+    **result,
+  }
+
+
+def notes(model: vit.ViT) -> list[str]:
+  """Returns where transformers computes something else."""
+  is_dino = huggingface.model_type(model).startswith('dinov2')
+  if model.num_classes or model.pre_logits or is_dino:
+    return []
+  if model.pool == 'gap':
+    return [
+      'transformers has the mean in its classifier alone: of this model without'
+      ' a head, average last_hidden_state over the patches'
+    ]
+  return [
+    'transformers puts a pooler of random numbers after a model without a head:'
+    ' read its last_hidden_state, not its pooler_output'
+  ]
+
+
+def usage(model: vit.ViT, directory: str) -> str:
+  """Returns the Python that loads the model.
+
+  Args:
+    model: Unrolled.
+    directory: Where it is.
+  """
+  auto = 'AutoModelForImageClassification' if model.num_classes else 'AutoModel'
+  return (
+    f'from transformers import AutoImageProcessor, {auto}\n'
+    f"model = {auto}.from_pretrained('{directory}')\n"
+    f"processor = AutoImageProcessor.from_pretrained('{directory}')"
+  )

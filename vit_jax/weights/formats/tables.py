@@ -1,0 +1,271 @@
+"""Foreign checkpoint formats as tables that work in both directions.
+
+A rule maps a parameter's path in our tree to one or more arrays of a foreign
+file, and says how these become ours and how ours becomes them. `{}` stands for
+a number: of a layer, a stage or a unit. The first rule that fits a path counts.
+
+Our tree decides what is looked for, so everything that is missing, misshapen or
+left over in a file is known before an array is read, and told together.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import functools
+import re
+from typing import Any
+
+import flax
+import jax
+import numpy as np
+
+from vit_jax.config import UserError
+from vit_jax.weights.files import containers
+
+Shape = tuple[int, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Layout:
+  """How an array lies in a foreign file.
+
+  Attributes:
+    to_ours: (foreign arrays, our shape) -> our array.
+    to_theirs: our array -> foreign arrays.
+  """
+
+  to_ours: Callable[[Sequence[np.ndarray], Shape], np.ndarray]
+  to_theirs: Callable[[np.ndarray], list[np.ndarray]]
+
+
+# As ours, but for axes of length 1.
+SAME = Layout(lambda a, shape: a[0].reshape(shape), lambda a: [a])
+# Torch's convolutions are [out, in, height, width].
+CONV = Layout(
+  lambda a, _: a[0].transpose(2, 3, 1, 0), lambda a: [a.transpose(3, 2, 0, 1)]
+)
+# A dense layer as a 1x1 convolution.
+CONV_1X1 = Layout(
+  lambda a, _: a[0][:, :, 0, 0].T, lambda a: [a.T[:, :, None, None]]
+)
+FLAT = Layout(lambda a, shape: a[0].reshape(shape), lambda a: [a.reshape(-1)])
+
+
+def padded(*axes: int) -> Layout:
+  """Has additional axes of length 1 there."""
+  return Layout(
+    lambda a, shape: a[0].reshape(shape),
+    lambda a: [np.expand_dims(a, axes)],
+  )
+
+
+def linear(inputs: int = 1) -> Layout:
+  """Torch's [out, in]; the first `inputs` of our axes are the inputs'."""
+
+  def to_theirs(a: np.ndarray) -> list[np.ndarray]:
+    return [a.reshape(int(np.prod(a.shape[:inputs])), -1).T]
+
+  return Layout(lambda a, shape: a[0].T.reshape(shape), to_theirs)
+
+
+def split(count: int, axis: int, inner: Layout = SAME) -> Layout:
+  """One array for each index of an axis, such as query, key and value."""
+
+  def to_ours(arrays: Sequence[np.ndarray], shape: Shape) -> np.ndarray:
+    part = (*shape[:axis], *shape[axis + 1 :])
+    return np.stack([inner.to_ours([a], part) for a in arrays], axis)
+
+  def to_theirs(a: np.ndarray) -> list[np.ndarray]:
+    parts = np.moveaxis(a, axis, 0)
+    return [inner.to_theirs(parts[i])[0] for i in range(count)]
+
+  return Layout(to_ours, to_theirs)
+
+
+@dataclasses.dataclass(frozen=True)
+class Rule:
+  """One line of a table.
+
+  Attributes:
+    ours: Path, with `{}` for numbers.
+    theirs: Names in the file, with a format field for each number.
+    layout: Between them.
+    offset: Added to our numbers to get theirs.
+  """
+
+  ours: str
+  theirs: tuple[str, ...]
+  layout: Layout = SAME
+  offset: int = 0
+
+  def names(self, path: str) -> list[str] | None:
+    """Returns the foreign names of our path; None where it does not fit."""
+    match = self._pattern.fullmatch(path)
+    if match is None:
+      return None
+    numbers = [int(x) + self.offset for x in match.groups()]
+    return [name.format(*numbers) for name in self.theirs]
+
+  @functools.cached_property
+  def _pattern(self) -> re.Pattern[str]:
+    return re.compile(re.escape(self.ours).replace(r'\{\}', r'(\d+)'))
+
+
+def rule(
+  ours: str, theirs: str | Sequence[str], layout: Layout = SAME, offset: int = 0
+) -> Rule:
+  """Returns a rule; one name need not be in a tuple."""
+  names = (theirs,) if isinstance(theirs, str) else tuple(theirs)
+  return Rule(ours, names, layout, offset)
+
+
+def torch_norm(ours: str, theirs: str, offset: int = 0) -> list[Rule]:
+  """Returns the rules of a norm in a state dict of torch."""
+  return [
+    rule(f'{ours}/scale', f'{theirs}.weight', offset=offset),
+    rule(f'{ours}/bias', f'{theirs}.bias', offset=offset),
+  ]
+
+
+def torch_dense(ours: str, theirs: str, inputs: int = 1) -> list[Rule]:
+  """Returns the rules of a dense layer; `inputs` as in `linear`."""
+  return [
+    rule(f'{ours}/kernel', f'{theirs}.weight', linear(inputs)),
+    rule(f'{ours}/bias', f'{theirs}.bias', FLAT),
+  ]
+
+
+@dataclasses.dataclass(frozen=True)
+class Entry:
+  """One parameter: its path and shape, and its arrays in the file."""
+
+  path: str
+  shape: Shape
+  names: tuple[str, ...]
+  shapes: tuple[Shape, ...]
+  layout: Layout
+
+
+def entries(rules: Sequence[Rule], params: Any) -> list[Entry]:
+  """Returns what a file of a format has to hold.
+
+  Args:
+    rules: The format's table.
+    params: Our tree, of arrays or of shapes; layers are not stacked.
+
+  Raises:
+    KeyError: The format has no place for a parameter.
+  """
+  flat = flax.traverse_util.flatten_dict(params, sep='/')
+  return [_entry(rules, path, leaf.shape) for path, leaf in flat.items()]
+
+
+def _entry(rules: Sequence[Rule], path: str, shape: Shape) -> Entry:
+  for line in rules:
+    names = line.names(path)
+    if names is not None:
+      # Of one number in memory: the layouts' functions tell the shapes.
+      probe = np.broadcast_to(np.float32(0), shape)
+      shapes = tuple(a.shape for a in line.layout.to_theirs(probe))
+      return Entry(path, shape, tuple(names), shapes, line.layout)
+  raise KeyError(path)
+
+
+def read(
+  arrays: containers.Arrays,
+  rules: Sequence[Rule],
+  abstract: Any,
+  ignored: str,
+  stored: Callable[[str], str] = str,
+) -> dict[str, Any]:
+  """Reads our tree out of an open file, one array at a time.
+
+  Args:
+    arrays: Of the file.
+    rules: The format's table.
+    abstract: Our tree of shapes; layers are not stacked.
+    ignored: Names that are no part of the model: a regular expression that is
+      matched whole.
+    stored: Rules' name -> name in the file, for messages.
+
+  Returns:
+    Nested dict of float32 arrays on the default device.
+
+  Raises:
+    UserError: Arrays are missing, misshapen, not finite, or left over; one
+      message names them all.
+  """
+  wanted = entries(rules, abstract)
+  faults = _differences(wanted, arrays.shapes, ignored, stored)
+  params, infinite = {}, []
+  for entry in wanted:
+    theirs = []
+    for name, shape in zip(entry.names, entry.shapes, strict=True):
+      if not _fits(arrays.shapes.get(name), shape):
+        continue
+      theirs.append(arrays.read(name))
+      if not np.isfinite(theirs[-1]).all():
+        infinite.append(stored(name))
+    if not faults:
+      params[entry.path] = _to_ours(entry, theirs)
+  if infinite:
+    faults.append(f'not finite: {", ".join(infinite)}')
+  if faults:
+    raise UserError(f'it does not fit: {"; ".join(faults)}')
+  return flax.traverse_util.unflatten_dict(params, sep='/')
+
+
+def _to_ours(entry: Entry, theirs: Sequence[np.ndarray]) -> jax.Array:
+  ours = entry.layout.to_ours(theirs, entry.shape)
+  # Waits: else several arrays are in memory twice.
+  ours = np.ascontiguousarray(ours, np.float32)
+  return jax.device_put(ours).block_until_ready()
+
+
+def _differences(
+  wanted: Iterable[Entry],
+  shapes: Mapping[str, Shape],
+  ignored: str,
+  stored: Callable[[str], str],
+) -> list[str]:
+  """Lists what is missing, misshapen and left over in a file."""
+  missing, misshapen, used = [], [], set()
+  for entry in wanted:
+    for name, shape in zip(entry.names, entry.shapes, strict=True):
+      used.add(name)
+      if name not in shapes:
+        missing.append(f'{stored(name)} {shape}')
+      elif not _fits(shapes[name], shape):
+        found = f'{stored(name)} {shapes[name]}'
+        misshapen.append(f'{found} instead of {shape}')
+  extra = [
+    stored(name)
+    for name in shapes
+    if name not in used and not re.fullmatch(ignored, name)
+  ]
+  parts = {'missing': missing, 'misshapen': misshapen, 'unknown': extra}
+  return [f'{what}: {", ".join(each)}' for what, each in parts.items() if each]
+
+
+def _fits(found: Shape | None, wanted: Shape) -> bool:
+  """Whether shapes agree: GroupNorm's (1, 1, 1, C) is as good as (C,)."""
+  if found is None:
+    return False
+  return [n for n in found if n != 1] == [n for n in wanted if n != 1]
+
+
+def write(
+  rules: Sequence[Rule], params: Any
+) -> Iterator[tuple[str, np.ndarray]]:
+  """Yields the arrays of a file, in our tree's order, as views of ours.
+
+  Raises:
+    KeyError: The format has no place for a parameter.
+  """
+  flat = flax.traverse_util.flatten_dict(params, sep='/')
+  for entry in entries(rules, params):
+    theirs = entry.layout.to_theirs(np.asarray(flat[entry.path]))
+    yield from zip(entry.names, theirs, strict=True)

@@ -1,0 +1,379 @@
+"""State dicts of timm (PyTorch Image Models): ViT, hybrids, Mixer, BiT.
+
+DeiT and MAE publish ViTs under the same names.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import re
+from typing import Any
+from typing import cast
+
+from absl import logging
+from flax import linen as nn
+
+from vit_jax import models
+from vit_jax.models import mixer
+from vit_jax.models import resnet
+from vit_jax.models import vit
+from vit_jax.weights import preprocessing
+from vit_jax.weights.files import containers
+from vit_jax.weights.files import typed
+from vit_jax.weights.formats import base
+from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import timm_names
+from vit_jax.weights.formats.tables import rule
+from vit_jax.weights.formats.tables import torch_dense as _dense
+from vit_jax.weights.formats.tables import torch_norm as _norm
+
+NAME = 'timm'
+# Not part of the model: what MAE and DINO leave in their files.
+IGNORED = r'mask_token|decoder_.*|fc_norm\.unused'
+
+# As timm's classes compute by default; not among the arrays.
+_FIELDS = {'gelu': 'exact', 'layer_norm_epsilon': 1e-6}
+
+
+def _patch(theirs: str) -> list[tables.Rule]:
+  return [
+    rule('patch_embedding/kernel', f'{theirs}.weight', tables.CONV),
+    rule('patch_embedding/bias', f'{theirs}.bias'),
+  ]
+
+
+def _units(ours: str, theirs: str, norm_proj: bool) -> list[tables.Rule]:
+  """Bottleneck units; timm counts stages and units from 0, we from 1."""
+  ours, theirs = f'{ours}stage{{}}/unit{{}}', f'{theirs}stages.{{}}.blocks.{{}}'
+  table = [
+    rule(f'{ours}/conv{n}/kernel', f'{theirs}.{name}.weight', tables.CONV, -1)
+    for n, name in (
+      ('1', 'conv1'),
+      ('2', 'conv2'),
+      ('3', 'conv3'),
+      ('_proj', 'downsample.conv'),
+    )
+  ]
+  for n in ('1', '2', '3'):
+    table += _norm(f'{ours}/norm{n}', f'{theirs}.norm{n}', -1)
+  if norm_proj:
+    table += _norm(f'{ours}/norm_proj', f'{theirs}.downsample.norm', -1)
+  return table
+
+
+_VIT = [
+  *_patch('patch_embed.proj'),
+  rule('class_token', 'cls_token'),
+  rule('distillation_token', 'dist_token'),
+  rule('register_tokens', 'reg_token'),
+  rule('position_embedding', 'pos_embed'),
+  *_norm('blocks_{}/norm1', 'blocks.{}.norm1'),
+  *_dense('blocks_{}/attention/qkv', 'blocks.{}.attn.qkv'),
+  *_norm('blocks_{}/attention/query_norm', 'blocks.{}.attn.q_norm'),
+  *_norm('blocks_{}/attention/key_norm', 'blocks.{}.attn.k_norm'),
+  *_dense('blocks_{}/attention/out', 'blocks.{}.attn.proj', inputs=2),
+  rule('blocks_{}/layer_scale1', 'blocks.{}.ls1.gamma'),
+  *_norm('blocks_{}/norm2', 'blocks.{}.norm2'),
+  *_dense('blocks_{}/mlp/up', 'blocks.{}.mlp.fc1'),
+  *_dense('blocks_{}/mlp/down', 'blocks.{}.mlp.fc2'),
+  rule('blocks_{}/layer_scale2', 'blocks.{}.ls2.gamma'),
+  rule('map_head/probe', 'attn_pool.latent'),
+  *_dense('map_head/query', 'attn_pool.q'),
+  *_dense('map_head/key_value', 'attn_pool.kv'),
+  *_dense('map_head/out', 'attn_pool.proj', inputs=2),
+  *_norm('map_head/norm', 'attn_pool.norm'),
+  *_dense('map_head/mlp/up', 'attn_pool.mlp.fc1'),
+  *_dense('map_head/mlp/down', 'attn_pool.mlp.fc2'),
+  *_dense('pre_logits', 'pre_logits.fc'),
+  *_dense('head', 'head'),
+  *_dense('head_distillation', 'head_dist'),
+]
+_BACKBONE = 'patch_embed.backbone.'
+_HYBRID = [
+  rule('stem/conv/kernel', f'{_BACKBONE}stem.conv.weight', tables.CONV),
+  *_norm('stem/norm', f'{_BACKBONE}stem.norm'),
+  *_units('stem/', _BACKBONE, norm_proj=True),
+]
+_STEM_ALONE = [
+  rule('stem/conv/kernel', f'{_BACKBONE}conv.weight', tables.CONV),
+  *_norm('stem/norm', f'{_BACKBONE}norm'),
+]
+_MIXER = [
+  *_patch('stem.proj'),
+  *_norm('blocks_{}/norm1', 'blocks.{}.norm1'),
+  *_dense('blocks_{}/token_mlp/up', 'blocks.{}.mlp_tokens.fc1'),
+  *_dense('blocks_{}/token_mlp/down', 'blocks.{}.mlp_tokens.fc2'),
+  *_norm('blocks_{}/norm2', 'blocks.{}.norm2'),
+  *_dense('blocks_{}/channel_mlp/up', 'blocks.{}.mlp_channels.fc1'),
+  *_dense('blocks_{}/channel_mlp/down', 'blocks.{}.mlp_channels.fc2'),
+  *_norm('norm', 'norm'),
+  *_dense('head', 'head'),
+]
+_BIT = [
+  rule('stem/conv/kernel', 'stem.conv.weight', tables.CONV),
+  *_units('', '', norm_proj=False),
+  *_norm('norm', 'norm'),
+  rule('head/kernel', 'head.fc.weight', tables.CONV_1X1),
+  rule('head/bias', 'head.fc.bias'),
+]
+_SIGNS = (
+  'patch_embed.proj.weight',
+  'stem.proj.weight',
+  'stem.conv.weight',
+  'pos_embed',
+)
+
+
+def recognises(names: Iterable[str]) -> bool:
+  """Whether a file with these arrays is of this format."""
+  names = set(names)
+  return any(sign in names for sign in _SIGNS) or any(
+    re.match(r'blocks\.\d+\.(attn|mlp)', name) for name in names
+  )
+
+
+def prepare(arrays: containers.Arrays) -> base.Renamed:
+  """Returns the arrays under the names that the rules use."""
+  return base.Renamed(arrays)
+
+
+def rules(model: nn.Module) -> Sequence[tables.Rule]:
+  """Returns the table for a model."""
+  if isinstance(model, mixer.Mixer):
+    return _MIXER
+  if isinstance(model, resnet.BiT):
+    return _BIT
+  assert isinstance(model, vit.ViT)
+  after = model.pool == 'gap' and model.norm_after_pool
+  norm = _norm('norm', 'fc_norm' if after else 'norm')
+  stem = _HYBRID if model.resnet_stages else _STEM_ALONE
+  return [*norm, *_VIT, *stem]
+
+
+def stored_name(model: nn.Module, name: str) -> str:
+  """Returns the name that a file has for one of the rules."""
+  del model
+  return name
+
+
+def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
+  """Reads the architecture off the arrays' shapes."""
+  shapes = base.Shapes(arrays)
+  family, read = 'vit', _vit
+  if 'stem.proj.weight' in shapes or shapes.count('blocks.{}.mlp_tokens.'):
+    family, read = 'mixer', _mixer
+  elif 'stem.conv.weight' in shapes:
+    family, read = 'bit', _bit
+  timm_names.check(arrays.shapes, hints.config, family)
+  return read(shapes, hints)
+
+
+def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
+  hidden, channels, *patch = shapes.get('patch_embed.proj.weight', 4)
+  mlp_dim = shapes.get('blocks.{}.mlp.fc2.weight', 2)[1]
+  fields: dict[str, Any] = {
+    **_FIELDS,
+    'patch_size': tuple(patch),
+    'hidden_size': hidden,
+    'mlp_dim': mlp_dim,
+    'gated_mlp': shapes.get('blocks.{}.mlp.fc1.weight', 2)[0] == 2 * mlp_dim,
+    'depth': shapes.count('blocks.{}.'),
+    'num_classes': shapes.size('head.weight', 0),
+    'pre_logits': shapes.size('pre_logits.fc.weight', 0),
+    'class_token': 'cls_token' in shapes,
+    'distillation_token': 'dist_token' in shapes,
+    'distillation_head': 'head_dist.weight' in shapes
+    or not ('dist_token' in shapes and 'head.weight' in shapes),
+    'registers': shapes.size('reg_token', 1),
+    'qkv_bias': shapes.count('blocks.{}.attn.qkv.bias') > 0,
+    'qk_norm': shapes.count('blocks.{}.attn.q_norm.') > 0,
+    'layer_scale': 1e-5 if shapes.count('blocks.{}.ls1.gamma') else None,
+    **_pool(shapes, hints),
+  }
+  stride = 1
+  stages = shapes.stages(_BACKBONE + 'stages.{}.blocks.{}.', first=0)
+  stem = f'{_BACKBONE}{"stem." if stages else ""}conv.weight'
+  if stem in shapes:
+    width, channels, *_ = shapes.get(stem, 4)
+    fields |= {'resnet_stages': stages, 'resnet_width': width}
+    stride = 4 * 2 ** max(len(stages) - 1, 0)
+    if hints.stored_size is None:  # else we wrote it
+      logging.warning(
+        'warning: its ResNet is computed with the epsilons of the code that'
+        " trained it, Google's (kernels 1e-5, GroupNorm 1e-6), not with timm's"
+        ' (1e-8, 1e-5): logits differ from those of timm by some 1e-4'
+      )
+  if fields['gated_mlp']:
+    timm_names.check_gated(hints.config)
+  else:
+    fields['gelu'] = timm_names.gelu(hints.config)
+  fields['num_heads'] = _num_heads(shapes, hints, fields)
+  positions, size = _positions(shapes, [stride * p for p in patch], hints)
+  model = cast(vit.ViT, base.build(vit.ViT, fields | positions, hints))
+  # DeiT, MAE, DINO: with the mean of ImageNet. Hybrids and SigLIP are Google's.
+  is_google = model.resnet_stages is not None or model.pool == 'map'
+  usual = preprocessing.TIMM_OF_GOOGLE if is_google else preprocessing.TIMM
+  return _description(model, size, channels, hints, usual)
+
+
+def _pool(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
+  pool = hints.config.get('global_pool', _POOL)
+  if 'attn_pool.latent' in shapes:
+    return {'pool': 'map'}
+  if 'fc_norm.weight' in shapes:
+    if pool == 'token':
+      wrong = 'a norm after the pool (fc_norm) is computed of avg alone'
+      raise hints.config.error('global_pool', pool, wrong)
+    return {'pool': 'gap', 'norm_after_pool': True}
+  has_class = 'cls_token' in shapes and pool != 'avg'
+  return {'pool': 'token' if has_class else 'gap'}
+
+
+_POOL = typed.one_of('token', 'avg', 'map')
+
+
+def _num_heads(
+  shapes: base.Shapes, hints: base.Hints, fields: Mapping[str, Any]
+) -> int:
+  """Returns the heads, which a fused qkv does not show."""
+  hidden = fields['hidden_size']
+  configured = timm_names.heads(hints.config, hidden)
+  if fields['qk_norm'] and not configured:
+    norm = shapes.get('blocks.{}.attn.q_norm.weight', 1)
+    configured = hidden // norm[0]
+  sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
+  return base.num_heads(hints, configured, **sizes)
+
+
+def _positions(
+  shapes: base.Shapes, pixels: Sequence[int], hints: base.Hints
+) -> tuple[dict[str, Any], tuple[int, int]]:
+  """Returns which tokens have positions, and for which images these are.
+
+  timm gives them to all tokens, or to the patches alone (`no_embed_class`).
+  """
+  default = _input_size(hints.config)
+  if 'pos_embed' not in shapes:
+    size = base.image_size(None, pixels, hints, default)
+    return {'position_embedding': 'none'}, size
+  rows = shapes.get('pos_embed', 3)[1]
+  prefix = ('cls_token' in shapes) + ('dist_token' in shapes)
+  prefix += shapes.size('reg_token', 1)
+  which = {'patches': rows, 'all': rows - prefix} if prefix else {'all': rows}
+
+  def are_of(tokens: int, *sizes: tuple[int, int] | None) -> bool:
+    return any(s and base.tokens_of(s, pixels) == tokens for s in sizes)
+
+  known = [n for n in which if are_of(which[n], hints.stored_size, default)]
+  square = [n for n in which if base.square_side(which[n])]
+  asked = [n for n in which if are_of(which[n], hints.image_size)]
+  name = [*known, *square, *asked, 'all'][0]
+  size = base.image_size(which[name], pixels, hints, default)
+  return {'position_tokens': name}, size
+
+
+_INPUT_SIZE = typed.Kind(
+  'three whole numbers above 0: channels, height, width',
+  lambda x: typed.are_counts(x, 3),
+)
+
+
+def _input_size(config: typed.Json) -> tuple[int, int] | None:
+  size = config.get('pretrained_cfg.input_size', _INPUT_SIZE)
+  return (size[1], size[2]) if size else None
+
+
+def _mixer(shapes: base.Shapes, hints: base.Hints) -> base.Description:
+  hidden, channels, *patch = shapes.get('stem.proj.weight', 4)
+  tokens_dim, tokens = shapes.get('blocks.{}.mlp_tokens.fc1.weight', 2)
+  fields: dict[str, Any] = {
+    **_FIELDS,
+    'patch_size': tuple(patch),
+    'hidden_size': hidden,
+    'tokens_mlp_dim': tokens_dim,
+    'mlp_dim': shapes.get('blocks.{}.mlp_channels.fc1.weight', 2)[0],
+    'depth': shapes.count('blocks.{}.'),
+    'num_classes': shapes.size('head.weight', 0),
+  }
+  size = base.image_size(tokens, patch, hints, _input_size(hints.config))
+  model = base.build(mixer.Mixer, fields, hints)
+  return _description(model, size, channels, hints)
+
+
+def _bit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
+  width, channels, *_ = shapes.get('stem.conv.weight', 4)
+  stages = shapes.stages('stages.{}.blocks.{}.', first=0)
+  outputs = tuple(
+    shapes.get(f'stages.{stage}.blocks.0.conv3.weight', 4)[0]
+    for stage in range(len(stages))
+  )
+  published = {
+    (size['stages'], 64 * size['width_factor'])
+    for size in resnet.BIT_SIZES.values()
+  }
+  fields: dict[str, Any] = {
+    'num_classes': shapes.size('head.fc.weight', 0),
+    'stages': stages,
+    'stem_width': width,
+    'channels': outputs,
+    # BiT's own border in its sizes; else that of timm's class.
+    'zero_padded_pool': '_bit' in timm_names.architecture(hints.config)
+    or (stages, width) in published,
+  }
+  default = _input_size(hints.config) or (224, 224)
+  size = base.image_size(None, (32, 32), hints, default)
+  model = base.build(resnet.BiT, fields, hints)
+  return _description(model, size, channels, hints)
+
+
+def _description(
+  model: models.Model,
+  size: tuple[int, int],
+  channels: int,
+  hints: base.Hints,
+  usual: preprocessing.Usual = preprocessing.TIMM_OF_GOOGLE,
+) -> base.Description:
+  preprocess, silent = preprocessing.of_timm(
+    hints.config, size, channels, usual
+  )
+  classes = _labels(hints.config, models.fields_of(model)['num_classes'])
+  return base.Description(
+    model,
+    size,
+    {'classes': classes, **preprocess},
+    'bicubic_antialias',
+    silent,
+  )
+
+
+def _labels(config: typed.Json, classes: int) -> tuple[str, ...]:
+  """Returns the class names of config.json; () where there are none."""
+  names = config.labels('label_names', classes)
+  names = names or config.labels('pretrained_cfg.label_names', classes)
+  descriptions = config.get('label_descriptions', typed.OBJECT, {})
+  return tuple(str(descriptions.get(name, name)) for name in names)
+
+
+def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
+  """Returns what the format cannot hold; None: it can hold the model."""
+  del image_size
+  if not isinstance(model, vit.ViT):
+    return None
+  wrong = {
+    'a head that reads class token and mean': model.pool == 'token+gap',
+    'positions of class token and patches alone': (
+      model.position_embedding == 'learned'
+      and model.positioned_prefix not in (0, model.prefix_length)
+    ),
+    'fixed positions': model.position_embedding == 'sincos2d',
+    'a distillation token that nothing reads': model.distillation_token
+    and not model.distillation_head,
+    'registers beside a distillation token': model.distillation_token
+    and model.registers,
+    'a distillation token without a position': model.distillation_token
+    and (model.position_embedding, model.position_tokens) != ('learned', 'all'),
+    'a layer before two heads': model.pre_logits and model.has_two_heads,
+    'attention pooling with a gated MLP in its layers': model.pool == 'map'
+    and model.gated_mlp,
+  }
+  return next((what for what, has in wrong.items() if has), None)

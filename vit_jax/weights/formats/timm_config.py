@@ -1,0 +1,292 @@
+"""The config.json that timm rebuilds a model from.
+
+timm knows architectures by name; `model_args` change them. Where no name leads
+to a model, config.json is as near as it gets, and a note says what is amiss.
+"""
+
+from collections.abc import Mapping
+import math
+from typing import Any
+
+from vit_jax import data
+from vit_jax import models
+from vit_jax.data.host import geometry
+from vit_jax.models import mixer
+from vit_jax.models import resnet
+from vit_jax.models import vit
+from vit_jax.weights.formats import base
+
+# Of the paper's sizes; the last is the nearest for all others.
+_SIZES = {'Ti': 'tiny', 'S': 'small', 'L': 'large', 'H': 'huge', 'g': 'giant'}
+_SIZES |= {'B': 'base'}
+_VITS = (
+  ('Ti', 16),
+  ('S', 16),
+  ('S', 32),
+  ('B', 8),
+  ('B', 16),
+  ('B', 32),
+  ('L', 16),
+  ('L', 32),
+  ('H', 14),
+  ('g', 14),
+)
+_HYBRIDS: Mapping[tuple[int, ...], str] = {
+  (): 'vit_tiny_r_s16_p8_224',
+  (2, 2, 2, 2): 'vit_small_r26_s32_224',
+  (3, 4, 9): 'vit_base_r50_s16_224',
+  (3, 4, 6, 3): 'vit_large_r50_s32_224',
+}
+
+
+def config(
+  model: models.Model,
+  preprocess: data.Preprocess,
+  image_size: tuple[int, int],
+) -> dict[str, Any]:
+  """Returns the content of config.json.
+
+  Args:
+    model: Unrolled.
+    preprocess: What goes before it.
+    image_size: (height, width) that its positions are for.
+  """
+  parts = _parts(model, (preprocess.channels, *image_size))
+  resize, channels = preprocess.resize, preprocess.channels
+  is_squashed = isinstance(resize, tuple)
+  side = min(resize) if isinstance(resize, tuple) else resize
+  least = min(preprocess.image_size)
+  pretrained = {
+    'input_size': [channels, *image_size],
+    'fixed_input_size': not isinstance(model, resnet.BiT),
+    'interpolation': preprocess.interpolation,
+    'crop_pct': geometry.crop_fraction(least, max(side or 0, least)),
+    'crop_mode': 'squash' if is_squashed else 'center',
+    'mean': base.per_channel(preprocess.mean, channels),
+    'std': base.per_channel(preprocess.std, channels),
+    'num_classes': model.num_classes,
+    'pool_size': None,
+    'first_conv': parts['first_conv'],
+    'classifier': parts['classifier'],
+  }
+  if preprocess.classes:
+    pretrained['label_names'] = list(preprocess.classes)
+  return {
+    'architecture': parts['architecture'],
+    'num_classes': model.num_classes,
+    'num_features': parts['num_features'],
+    'global_pool': parts['global_pool'],
+    'model_args': parts['model_args'],
+    'pretrained_cfg': pretrained,
+  }
+
+
+def notes(model: models.Model) -> list[str]:
+  """Returns where timm's code computes something else, or is not enough."""
+  found = []
+  obstacle = _obstacle(model)
+  if obstacle:
+    found.append(
+      f'timm has no architecture for {obstacle}: `create_model` alone does not'
+      ' rebuild this model; construct its class, and load the state dict'
+    )
+  if isinstance(model, resnet.BiT):
+    return found
+  if model.layer_norm_epsilon != 1e-6:
+    found.append(
+      f'LayerNorm: this model has epsilon {model.layer_norm_epsilon:g}, timm'
+      ' has 1e-06'
+    )
+  if isinstance(model, mixer.Mixer):
+    if model.gelu == 'tanh':
+      found.append(
+        'GELU: this model has the tanh approximation; timm computes the exact'
+        ' function unless `MlpMixer` is given act_layer=timm.layers.GELUTanh'
+      )
+  elif model.resnet_stages is not None:
+    found.append(
+      'the epsilons of the ResNet stem: GroupNorm has 1e-6 here and 1e-5 in'
+      ' timm'
+    )
+  return found
+
+
+def usage(model: models.Model, directory: str, file: str) -> str:
+  """Returns the Python that loads the model.
+
+  Args:
+    model: Unrolled.
+    directory: Where it is.
+    file: Name of the weights.
+  """
+  if _obstacle(model) == _PRE_LOGITS:
+    return _usage_with_pre_logits(model, directory, file)
+  if _obstacle(model):
+    return (
+      'import safetensors.torch\n'
+      f"state_dict = safetensors.torch.load_file('{directory}/{file}')"
+    )
+  return (
+    f"import timm\nmodel = timm.create_model('local-dir:{directory}',"
+    ' pretrained=True)'
+  )
+
+
+def _usage_with_pre_logits(
+  model: models.Model, directory: str, file: str
+) -> str:
+  """Returns the Python that makes both layers the head of timm's class."""
+  assert isinstance(model, vit.ViT)
+  d, n, classes = model.hidden_size, model.pre_logits, model.num_classes
+  last = f',\n    torch.nn.Linear({n}, {classes})' if classes else ''
+  return f"""\
+import json
+import safetensors.torch
+import timm
+import torch
+
+with open('{directory}/config.json') as file:
+  config = json.load(file)
+model = timm.create_model(config['architecture'], **config['model_args'])
+model.head = torch.nn.Sequential(
+    torch.nn.Linear({d}, {n}), torch.nn.Tanh(){last})
+arrays = safetensors.torch.load_file('{directory}/{file}')
+model.load_state_dict({{
+    name.replace('head.', 'head.2.').replace('pre_logits.fc.', 'head.0.'): array
+    for name, array in arrays.items()}})"""
+
+
+def _parts(model: models.Model, shape: tuple[int, ...]) -> dict[str, Any]:
+  """Returns what depends on the family; `shape` is (C, height, width)."""
+  if isinstance(model, mixer.Mixer):
+    return {
+      'architecture': _mixer_name(model) or 'mixer_b16_224',
+      'num_features': model.hidden_size,
+      'global_pool': 'avg',
+      'model_args': {'img_size': list(shape[1:]), 'in_chans': shape[0]},
+      'first_conv': 'stem.proj',
+      'classifier': 'head',
+    }
+  if isinstance(model, resnet.BiT):
+    return {
+      'architecture': _bit_name(model) or 'resnetv2_50x1_bit',
+      'num_features': model.channels[-1] * model.width_factor,
+      'global_pool': 'avg',
+      'model_args': {'in_chans': shape[0]},
+      'first_conv': 'stem.conv',
+      'classifier': 'head.fc',
+    }
+  first_conv = 'patch_embed.proj'
+  if model.resnet_stages is not None:
+    stem = 'stem.' if model.resnet_stages else ''
+    first_conv = f'patch_embed.backbone.{stem}conv'
+  arguments = _vit_arguments(model, shape)
+  return {
+    'architecture': _vit_name(model),
+    'num_features': model.hidden_size,
+    'global_pool': arguments['global_pool'],
+    'model_args': arguments,
+    'first_conv': first_conv,
+    'classifier': ['head', 'head_dist'] if model.distillation_token else 'head',
+  }
+
+
+def _vit_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
+  patch = model.patch_size
+  d, wide = model.hidden_size, model.mlp_dim * (1 + model.gated_mlp)
+  arguments: dict[str, Any] = {
+    'img_size': list(shape[1:]),
+    'in_chans': shape[0],
+    'patch_size': patch[0] if patch[0] == patch[1] else list(patch),
+    'embed_dim': d,
+    'depth': model.depth,
+    'num_heads': model.num_heads,
+    'mlp_ratio': ratio(wide, d),
+    'qkv_bias': model.qkv_bias,
+    'qk_norm': model.qk_norm,
+    'init_values': model.layer_scale,
+    'class_token': 'class_token' in model.prefix,
+    'reg_tokens': model.registers,
+    'no_embed_class': bool(model.prefix) and model.positioned_prefix == 0,
+    'global_pool': {'gap': 'avg'}.get(model.pool, model.pool),
+    'fc_norm': model.pool == 'gap' and model.norm_after_pool,
+  }
+  if model.position_embedding == 'none':
+    arguments['pos_embed'] = 'none'
+  if model.gelu == 'tanh' and not model.gated_mlp:
+    arguments['act_layer'] = 'gelu_tanh'
+  return arguments
+
+
+def ratio(number: int, base: int) -> float:
+  """Returns r, whole if it can be, for which int(base * r) is the number."""
+  result = number / base
+  if int(base * result) != number:
+    result = math.nextafter(result, math.inf)
+  return int(result) if result == int(result) else result
+
+
+def _vit_name(model: vit.ViT) -> str:
+  if model.resnet_stages is not None:
+    return _HYBRIDS.get(model.resnet_stages, _HYBRIDS[3, 4, 9])
+  if model.gated_mlp:
+    registers = '_reg4' if model.registers else ''
+    return f'vit_giant_patch14{registers}_dinov2'
+  sizes = [s for s in ('Ti', 'S', 'B') if _is_size(model, s)]
+  if model.distillation_token:
+    return f'deit_{_SIZES[(*sizes, "B")[0]]}_distilled_patch16_224'
+  for size, patch in _VITS:
+    if _is_size(model, size) and model.patch_size == (patch, patch):
+      return f'vit_{_SIZES[size]}_patch{patch}_224'
+  return 'vit_base_patch16_224'
+
+
+def _is_size(model: vit.ViT, size: str) -> bool:
+  fields = models.fields_of(model)
+  return all(fields[key] == x for key, x in vit.SIZES[size].items())
+
+
+def _mixer_name(model: mixer.Mixer) -> str | None:
+  """Returns timm's name; None: its names' sizes cannot be changed."""
+  fields = models.fields_of(model)
+  for size, patch in (('S', 16), ('S', 32), ('B', 16), ('B', 32), ('L', 16)):
+    sizes = {'patch_size': (patch, patch), **mixer.SIZES[size]}
+    if all(fields[key] == x for key, x in sizes.items()):
+      return f'mixer_{size.lower()}{patch}_224'
+  return None
+
+
+def _bit_name(model: resnet.BiT) -> str | None:
+  """Returns timm's name; None: its names' sizes cannot be changed."""
+  if model.num_groups != 32 or not model.zero_padded_pool:
+    return None
+  wide = [c * model.width_factor for c in (model.stem_width, *model.channels)]
+  for size, fields in resnet.BIT_SIZES.items():
+    factor = fields['width_factor']
+    if model.stages == fields['stages'] and wide == [
+      factor * c for c in (64, 256, 512, 1024, 2048)
+    ]:
+      return f'resnetv2_{size[1:]}_bit'
+  return None
+
+
+# Older versions of timm had it, with arrays of the names that are written.
+_PRE_LOGITS = 'a layer before the head'
+
+
+def _obstacle(model: models.Model) -> str | None:
+  """Returns what no name of timm's leads to; None: this model has one."""
+  if isinstance(model, mixer.Mixer):
+    return None if _mixer_name(model) else 'a Mixer of this size'
+  if isinstance(model, resnet.BiT):
+    return None if _bit_name(model) else 'a BiT of this size'
+  if model.pre_logits:
+    return _PRE_LOGITS
+  if model.resnet_stages is None:
+    both = model.gated_mlp and model.distillation_token
+    return 'a gated MLP with a distillation token' if both else None
+  if model.resnet_stages not in _HYBRIDS or model.resnet_width != 64:
+    return 'a ResNet stem of this size'
+  if model.gated_mlp or model.distillation_token:
+    return 'such layers or tokens after a ResNet stem'
+  return None
