@@ -54,10 +54,10 @@ def test_an_archive_of_the_digits(digits_run, tmp_path):
       arrays = dict(found)
     vit = vit_jax.load(digits_run)
     source = data.open_source(vit.preprocess.to_config(), 'train[80%:]')
-    expected = vit_jax.embeddings(vit, list(source.images))
+    expected = vit_jax.embeddings(vit, list(source.arrays['image']))
     assert arrays['embedding'].shape == (359, 16)
     np.testing.assert_allclose(arrays['embedding'], expected, atol=2e-5)
-    np.testing.assert_array_equal(arrays['label'], source.labels)
+    np.testing.assert_array_equal(arrays['label'], source.arrays['label'])
     np.testing.assert_array_equal(arrays['index'], source.indices)
     assert arrays['file'].tolist() == [''] * 359
     assert arrays['classes'].tolist() == list('0123456789')

@@ -287,7 +287,10 @@ def test_nearest_neighbours_of_a_run(digits_run, capsys):
   found = run(capsys, *args, '--probe=knn', '--k=3', '--batch_size=50')
   vit = vit_jax.load(digits_run)
   (x, y), (test, expected) = (
-    (vit_jax.embeddings(vit, list(source.images)), source.labels)
+    (
+      vit_jax.embeddings(vit, list(source.arrays['image'])),
+      source.arrays['label'],
+    )
     for source in (
       data.open_source(vit.preprocess.to_config(), split)
       for split in ('train[:80%]', 'train[80%:]')

@@ -4,6 +4,7 @@ import itertools
 import os
 import signal
 import types
+from typing import ClassVar
 import weakref
 
 import jax
@@ -16,6 +17,7 @@ import tiny
 from vit_jax import config as config_lib
 from vit_jax.data import base
 from vit_jax.data import cache as cache_lib
+from vit_jax.data import features
 from vit_jax.runs import checkpoint
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
@@ -187,7 +189,10 @@ def test_too_little_memory(folder, monkeypatch):
 class Stored(base.Source):
   """3 GiB of images in files, once decoded."""
 
-  classes, image_shape = ('a',), (1024, 1024)
+  features: ClassVar = {
+    'image': features.Image((1024, 1024)),
+    'label': features.Label(('a',)),
+  }
 
   def __len__(self):
     return 1024
@@ -201,10 +206,12 @@ class Stored(base.Source):
 
 # As large, and in memory already.
 KEPT = base.ArraySource(
-  np.broadcast_to(np.uint8(0), (1024, 1024, 1024, 3)),
-  np.zeros(1024),
+  {
+    'image': np.broadcast_to(np.uint8(0), (1024, 1024, 1024, 3)),
+    'label': np.zeros(1024),
+  },
   np.arange(1024),
-  ('a',),
+  {'label': features.Label(('a',))},
 )
 
 STORED = Stored()

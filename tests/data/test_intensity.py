@@ -17,8 +17,10 @@ from vit_jax import data
 from vit_jax import evaluate
 from vit_jax import predict
 from vit_jax.config import UserError
+from vit_jax.data import features
 from vit_jax.data import intensity
 from vit_jax.data.device import views
+from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import decode
 from vit_jax.data.host import levels
 from vit_jax.train import experiment as experiment_lib
@@ -212,8 +214,8 @@ def test_policies_see_what_is_within_the_window():
   eight = np.round(scaled * 255).astype(np.uint8)
   labels, rows = np.zeros(4, np.int32), np.arange(4)
   found, wanted = (
-    views.train_transform(c, None)(
-      {'image': x, 'label': labels}, jax.random.key(0), rows
+    views.train_transform(c, {'image': features.Image()})(
+      {'image': x, 'label': labels}, Rng(jax.random.key(0), rows)
     )['image']
     for c, x in ((made, image), (plain, eight))
   )

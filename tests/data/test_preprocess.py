@@ -9,6 +9,7 @@ import stand_in
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax.config import UserError
+from vit_jax.data import features
 
 IMAGE = stand_in.pixels(2, 30, 40)
 
@@ -17,7 +18,8 @@ def make(**settings) -> data.Preprocess:
   config = config_lib.default()
   config.data.update(image_size=(16, 20), mean=(0.4,), std=(0.2, 0.3, 0.4))
   config.data.update(settings)
-  return data.Preprocess.from_config(config, ['a', 'b'])
+  label = features.Label(('a', 'b'))
+  return data.Preprocess.from_config(config, {'label': label})
 
 
 def test_takes_whatever_holds_an_image(tmp_path):
@@ -40,7 +42,7 @@ def test_equals_evaluation(tmp_path):
   config.data.update(name=f'folder:{folder}', image_size=(16, 20))
   source = data.open_source(config, 'train')
   batch = next(data.eval_batches(source, config, batch_size=6))
-  preprocess = data.Preprocess.from_config(config, source.classes)
+  preprocess = data.Preprocess.from_config(config, source.features)
   found = preprocess([source.read(i).where for i in range(6)])
   np.testing.assert_allclose(found, batch['image'] / 127.5 - 1, atol=1e-6)
 

@@ -3,6 +3,7 @@
 import functools
 import json
 import shutil
+import types
 
 import jax
 import jax.numpy as jnp
@@ -172,9 +173,7 @@ def test_a_sigmoid_starts_at_its_bias():
 def test_the_evaluation_has_the_loss_of_the_objective():
   e = build(objective__loss='sigmoid', model__initializers='vit')
   batch = next(e.eval_batches('val'))
-  found, _ = e.program.eval_step(
-    e.init().params, batch, e.program.no_metrics(), None
-  )
+  found, _ = e.program.eval_step(e.init().params, batch)
   assert found.compute()['loss'] == pytest.approx(10 * np.log(2), rel=1e-5)
 
 
@@ -184,9 +183,7 @@ def test_smoothing_is_not_evaluated():
   results = []
   for e in (smooth, plain):
     batch = next(e.eval_batches('val'))
-    total, _ = e.program.eval_step(
-      e.init().params, batch, e.program.no_metrics(), None
-    )
+    total, _ = e.program.eval_step(e.init().params, batch)
     results.append(float(total.compute()['loss']))
   assert results[0] == results[1]
 
@@ -278,17 +275,21 @@ def test_a_replay_looks_at_the_student_alone(teacher):
   np.testing.assert_allclose(found.images, (pixels - 0.2) / 0.7, atol=1e-5)
   names = [(event.path, event.when) for event in found.events]
   assert len(set(names)) == len(names)
-  np.testing.assert_array_equal(found.label, batch['label'])
+  np.testing.assert_array_equal(found.targets['label'], batch['label'])
+
+
+def source_of(names):
+  return types.SimpleNamespace(classes=tuple(names))
 
 
 def test_classes_in_another_order(teacher, caplog):
   objective = build(objective__teacher=teacher, **STUDENT).program.objective
   names = [str(i) for i in range(10)]
-  objective.check_classes(names)
+  objective.check_source(source_of(names))
   assert not caplog.records
   with pytest.raises(UserError, match="class 0 is '0' there, and '9' here"):
-    objective.check_classes(names[::-1])
-  objective.check_classes([f'n{i}' for i in names])
+    objective.check_source(source_of(names[::-1]))
+  objective.check_source(source_of([f'n{i}' for i in names]))
   assert 'names its classes otherwise' in caplog.text
 
 

@@ -17,8 +17,11 @@ from vit_jax import cli
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import optim
+from vit_jax.data.device import views
+from vit_jax.data.device.rng import Rng
 from vit_jax.models import stack
 from vit_jax.models import vit
+from vit_jax.objectives import Purpose
 from vit_jax.optim import rules as rules_lib
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import flops
@@ -94,6 +97,7 @@ def masked_step():
   """A step of the unrolled model with the whole gradient, masked."""
   e = build()
   objective = e.program.objective
+  augment = views.train_transform(e.config, e.source.features)
   _, key = step_lib.seed_keys(e.config.seed)
   optimizer = optax.chain(
     optax.clip_by_global_norm(0.5), optax.sgd(0.1, momentum=0.9)
@@ -102,9 +106,13 @@ def masked_step():
   @jax.jit
   def step_fn(params, average, opt_state, mask, batch, step):
     rows = jnp.arange(len(batch['image']), dtype=jnp.int32)
-    grad_fn = jax.grad(objective.loss, has_aux=True)
-    step_key = jax.random.fold_in(key, step)
-    grads, _ = grad_fn(params, None, batch, step_key, rows)
+    rng = Rng(jax.random.fold_in(key, step), rows)
+    batch = augment(batch, rng.fold(Purpose.AUGMENTATION))
+
+    def loss_fn(params):
+      return objective.loss(params, {}, batch, rng)[0]
+
+    grads = jax.grad(loss_fn)(params)
     grads = jax.tree.map(jnp.multiply, grads, mask)
     updates, opt_state = optimizer.update(grads, opt_state)
     params = optax.apply_updates(params, updates)

@@ -10,6 +10,7 @@ import tiny
 from vit_jax import config as config_lib
 from vit_jax import optim
 from vit_jax.config import UserError
+from vit_jax.data import features
 from vit_jax.parallel import sharding
 from vit_jax.summary import plan as plan_lib
 from vit_jax.train import program
@@ -27,6 +28,11 @@ WIDE = {
   'mesh__min_size': 1024,
 }
 
+FEATURES = {
+  'image': features.Image(),
+  'label': features.Label(tuple('0123456789')),
+}
+
 
 def config_of(**overrides):
   return tiny.config(**(WIDE | overrides))
@@ -34,7 +40,7 @@ def config_of(**overrides):
 
 def parameter_bytes(config):
   """Returns the bytes of the sharded parameters, and of all."""
-  placed = program.make(config, None, optim.Lengths(10)).placed
+  placed = program.Program(config, FEATURES, optim.Lengths(10)).placed
   sizes = [(p.spec, math.prod(p.shape)) for p in placed.values()]
   return (
     4 * sum(size for spec, size in sizes if spec),
@@ -113,7 +119,7 @@ def test_huge_state_is_split():
   config = config_lib.default()
   config.model.update(name='ViT-H/14', num_classes=1000, scan=True)
   config.mesh.update(data=1, fsdp=8)
-  state = program.make(config, None, optim.Lengths(10)).abstract_state()
+  state = program.Program(config, FEATURES, optim.Lengths(10)).abstract_state()
   whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(state))
   assert whole > 7 * 2**30
   part = sharding.bytes_per_device(state)

@@ -129,12 +129,15 @@ def test_one_result_however_it_is_computed(how):
     with e.probe_batches('near') as batches:
       for batch in batches:
         collect(batch, None)
-    return e, collect.result()
+    parts = [
+      embedded.Embedded.of_batch(x['features'], x) for x in collect.results()
+    ]
+    return e, embedded.join(parts)
 
   e, found = embed(**how)
   _, expected = embed()
   source = e.probe_sources['near']
-  np.testing.assert_array_equal(found.labels, source.labels)
+  np.testing.assert_array_equal(found.labels, source.arrays['label'])
   np.testing.assert_array_equal(found.index, source.indices)
   np.testing.assert_allclose(found.features, expected.features, atol=1e-4)
 

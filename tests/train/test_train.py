@@ -129,10 +129,8 @@ def test_evaluation_counts_each_example_once():
     data__split='train', evals__val__split='train', train__batch_size=128
   )
   params = e.init().params
-  total = e.program.no_metrics()
-  for batch in e.eval_batches('val'):
-    total, _ = e.program.eval_step(params, batch, total)
-  found = dict(total.compute())
+  parts = [e.program.eval_step(params, x)[0] for x in e.eval_batches('val')]
+  found = dict(functools.reduce(lambda x, y: x.merge(y), parts).compute())
   confusion = np.asarray(found.pop('confusion'))
   found = {k: float(v) for k, v in found.items()}
   assert confusion.sum() == found['examples']  # padding does not count
@@ -141,12 +139,14 @@ def test_evaluation_counts_each_example_once():
   model = models.from_config(e.config.model, 10)
   source = e.eval_sources['val']
   logits = model.apply(
-    {'params': params}, (source.images / np.float32(255) - 0.5) / 0.5
+    {'params': params}, (source.arrays['image'] / np.float32(255) - 0.5) / 0.5
   )
-  loss = optax.softmax_cross_entropy_with_integer_labels(logits, source.labels)
+  loss = optax.softmax_cross_entropy_with_integer_labels(
+    logits, source.arrays['label']
+  )
   assert found['examples'] == 1797
   assert found['accuracy'] == pytest.approx(
-    float((logits.argmax(-1) == source.labels).mean()), abs=1e-6
+    float((logits.argmax(-1) == source.arrays['label']).mean()), abs=1e-6
   )
   assert found['loss'] == pytest.approx(float(loss.mean()), rel=1e-5)
 
@@ -280,8 +280,10 @@ def test_load_predicts_as_the_evaluation_did(finished):
   workdir, _ = finished
   vit = vit_jax.load(workdir)
   source = data.open_source(tiny.config(), 'train[80%:]')
-  logits = vit.predict(list(source.images))
-  loss = optax.softmax_cross_entropy_with_integer_labels(logits, source.labels)
+  logits = vit.predict(list(source.arrays['image']))
+  loss = optax.softmax_cross_entropy_with_integer_labels(
+    logits, source.arrays['label']
+  )
   best = min(line.get('val/loss', 9) for line in tiny.metrics(workdir))
   assert float(loss.mean()) == pytest.approx(best, rel=1e-4)
   assert vit.classes == tuple('0123456789')

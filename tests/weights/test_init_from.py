@@ -201,7 +201,7 @@ def test_the_interpolation_is_the_checkpoints(checkpoint, given, wanted):
   """timm's is bicubic where `pretrained_cfg` does not say it."""
   config = experiment_lib.build(tuned(checkpoint, **given)).config
   assert config.data.interpolation == wanted
-  assert data.Preprocess.from_config(config, 'ab').interpolation == (
+  assert data.Preprocess.from_config(config, {}).interpolation == (
     wanted or 'bilinear'
   )
 

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 
 from vit_jax import config as config_lib
+from vit_jax import objectives
 from vit_jax import optim
 from vit_jax.benchmark import processes
 from vit_jax.benchmark import setting as setting_lib
@@ -69,12 +70,16 @@ def _step(axis: str, value: int, blocks: int) -> Point:
   config = _config(axis, value)
   of_axis = {'batch': value, 'tokens': _BATCH_OF_TOKENS}
   batch_size = config.train.batch_size = of_axis.get(axis, _BATCH)
-  program = program_lib.make(config, None, optim.Lengths(total=10**6))
+  program = program_lib.Program(
+    config,
+    objectives.class_of(config).stand_in(config),
+    optim.Lengths(total=10**6),
+  )
   rng, shapes = np.random.default_rng(0), program.abstract_batch()
   batch = {
     'image': rng.integers(0, 256, shapes['image'].shape, np.uint8),
     'label': rng.integers(0, 10, batch_size, np.int32),
-    'mask': np.ones(batch_size, np.bool_),
+    'valid': np.ones(batch_size, np.bool_),
     'index': np.arange(batch_size, dtype=np.int32),
   }
   state = program.initialise(None)
@@ -84,7 +89,7 @@ def _step(axis: str, value: int, blocks: int) -> Point:
 
   def one_step() -> Any:
     nonlocal state, done
-    state, metrics = compiled(program.constants, state, batch, np.int32(done))
+    state, metrics = compiled(state, batch, np.int32(done))
     done += 1
     return metrics
 

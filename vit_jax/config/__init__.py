@@ -36,3 +36,5 @@ from vit_jax.config.microbatches import accumulation as accumulation
 from vit_jax.config.microbatches import AUTO as AUTO
 from vit_jax.config.microbatches import in_parts as in_parts
 from vit_jax.config.microbatches import num_parts as num_parts
+from vit_jax.config.own import is_own as is_own
+from vit_jax.config.own import load_own as load_own

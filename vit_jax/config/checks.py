@@ -32,6 +32,8 @@ def check(config: ml_collections.ConfigDict) -> None:
         f'config.evals.{name} must be made by config.evaluation(split, every)'
       )
     known |= {f'evals.{name}.{key}': '' for key in evaluation()}
+  options = config.objective.options  # an objective checks its own
+  known |= {f'objective.options.{key}': '' for key in options}
   for key, value in flatten(config):
     if key not in known:
       raise unknown_key(default(), key)

@@ -38,6 +38,7 @@ def default() -> ml_collections.ConfigDict:
   config.mesh = _mesh()
   config.lock()
   config.evals.unlock()  # a config file may add evaluations of its own
+  config.objective.options.unlock()  # and an objective has keys of its own
   return config
 
 
@@ -193,6 +194,9 @@ def _objective() -> ml_collections.ConfigDict:
   objective.distillation = 'hard'  # the teacher's class; 'soft': its logits
   objective.teacher_weight = 0.5  # of the loss
   objective.temperature = 3.0  # of both, where it is soft
+  # Keys of other objectives, which their files list with defaults; a config
+  # file may set some: config.objective.options.delta = 2.0.
+  objective.options = ml_collections.ConfigDict()
   return objective
 
 

@@ -64,6 +64,12 @@ def from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
   for name in stored.get('evals', {}):
     if name not in config.evals:
       config.evals[name] = evaluation()
+  config.objective.options.update(
+    {
+      key: _tuples(value)
+      for key, value in stored.get('objective', {}).get('options', {}).items()
+    }
+  )
   for key, value in flatten(stored):
     set_value(config, key, _tuples(value))
   return config
@@ -139,6 +145,9 @@ def fill(
     config.data[key] = config.data[key] or stored.data[key]
   if config.train.accumulation == AUTO:
     config = in_parts(config, stored.train.accumulation)
+  for key, value in stored.objective.options.items():
+    if key not in config.objective.options:
+      config.objective.options[key] = value
   if config.objective.class_counts is None:
     counts = stored.objective.class_counts
     set_value(config, 'objective.class_counts', counts)

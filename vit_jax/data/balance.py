@@ -7,10 +7,13 @@ q = 1 - b). An epoch is still as many draws as there are images: of a rare class
 it has each image several times, of a frequent one a part of them.
 """
 
+from collections.abc import Sequence
 import dataclasses
 
 import numpy as np
 
+from vit_jax.config import some
+from vit_jax.config import UserError
 from vit_jax.data import base
 
 CLASSES = 'classes'  # another name for 1
@@ -54,6 +57,13 @@ class Balance:
     return rng.permutation(np.concatenate(positions))
 
 
+def show(what: str, classes: Sequence[str], values: np.ndarray) -> str:
+  """Returns a line with a number for each class, and their range."""
+  shown = [f'{a} {b:.4g}' for a, b in zip(classes, values, strict=False)]
+  ends = f'{values.min():.4g} to {values.max():.4g}'
+  return f'{what}, {ends}: {some(shown, 10)}'
+
+
 def exponent(value: float | str) -> float:
   """Returns the value of `config.data.balance` as a number."""
   return 1.0 if value == CLASSES else float(value)
@@ -68,7 +78,12 @@ def make(source: base.Source, value: float | str) -> Balance | None:
   """
   if not exponent(value):
     return None
-  labels = source.read_labels()
+  if 'label' not in source.features:
+    raise UserError(
+      f'config.data.balance is {value!r}, but the examples have no label: leave'
+      ' it at 0'
+    )
+  labels = source.column('label')
   counts = np.bincount(labels, minlength=len(source.classes))
   weights = np.where(counts, np.maximum(counts, 1) ** (1 - exponent(value)), 0)
   return Balance(

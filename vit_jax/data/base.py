@@ -1,11 +1,15 @@
-"""What every source of images has in common."""
+"""What every source of examples has in common."""
 
 import abc
 from collections.abc import Iterable
+from collections.abc import Mapping
 import dataclasses
 import hashlib
+from typing import Any
 
 import numpy as np
+
+from vit_jax.data import features as features_lib
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -13,29 +17,44 @@ class Example:
   """One stored example.
 
   Attributes:
-    image: An encoded file, or uint8 or uint16 [H, W, C].
-    label: Position in the classes.
+    values: Its features by name: of an Image an encoded file, or uint8 or
+      uint16 [H, W, C]; of others what the feature's `encode` takes.
     index: Position in the unsliced split.
     where: The file or the record, for error messages.
   """
 
-  image: bytes | np.ndarray
-  label: int
+  values: Mapping[str, Any]
   index: int
   where: str
 
+  @property
+  def image(self) -> bytes | np.ndarray:
+    """The image, as it is stored."""
+    return self.values['image']
+
 
 class Source(abc.ABC):
-  """Random access to the labelled images of a split.
+  """Random access to the examples of a split.
 
   Attributes:
-    classes: Their names; a label is a position in them.
-    image_shape: (height, width) where all stored images have one size: then
-      they are cropped on the device; else None.
+    features: What its examples have, by name; `image` among them.
   """
 
-  classes: tuple[str, ...]
-  image_shape: tuple[int, int] | None
+  features: features_lib.Features
+
+  @property
+  def classes(self) -> tuple[str, ...]:
+    """Names of the classes; () where the examples have none."""
+    kinds = features_lib.Label, features_lib.MultiLabel
+    found = [x.names for x in self.features.values() if isinstance(x, kinds)]
+    return found[0] if found else ()
+
+  @property
+  def image_shape(self) -> tuple[int, int] | None:
+    """(height, width) where all stored images have one size; else None."""
+    image = self.features['image']
+    assert isinstance(image, features_lib.Image)
+    return image.size
 
   @abc.abstractmethod
   def __len__(self) -> int:
@@ -62,62 +81,79 @@ class Source(abc.ABC):
     """Returns the bits of a stored value, 8 or 16."""
     return 8
 
-  def read_labels(self) -> np.ndarray:
-    """Returns the labels of all examples, int32 [N]; decodes no image."""
-    labels = [self.read(i).label for i in range(len(self))]
-    return np.asarray(labels, np.int32)
+  def column(self, name: str) -> np.ndarray:
+    """Returns a target of all examples, [N, ...]; decodes no image.
+
+    Args:
+      name: Of a feature that is a `features.Target`.
+
+    Raises:
+      UserError: An example cannot be read.
+    """
+    target = features_lib.targets(self.features)[name]
+    result = np.empty((len(self), *target.shape), target.dtype)
+    for i in range(len(self)):
+      example = self.read(i)
+      result[i] = target.encode(example.values[name], example.where)
+    return result
 
   @abc.abstractmethod
   def fingerprint(self) -> str:
-    """Returns a short digest of which examples and classes these are."""
+    """Returns a short digest of which examples and features these are."""
 
 
 class ArraySource(Source):
-  """Images of one size, decoded and in memory.
+  """Examples in memory, with images of one size that are decoded.
 
   Attributes:
-    images: uint8 or uint16 [N, H, W, C].
-    labels: int32 [N].
+    arrays: By feature: image, uint8 or uint16 [N, H, W, C], and targets as the
+      features encode them, [N, ...].
     indices: int32 [N], positions in the unsliced split.
   """
 
   def __init__(
     self,
-    images: np.ndarray,
-    labels: np.ndarray,
+    arrays: Mapping[str, np.ndarray],
     indices: np.ndarray,
-    classes: tuple[str, ...],
+    targets: Mapping[str, features_lib.Target],
   ):
-    self.images = images
-    self.labels = labels.astype(np.int32)
+    """Holds the arrays.
+
+    Args:
+      arrays: image, and one for each target, by name.
+      indices: Positions in the unsliced split.
+      targets: Features of the examples, but for the image.
+    """
+    images = arrays['image']
+    size = images.shape[1], images.shape[2]
+    self.features = {'image': features_lib.Image(size), **targets}
+    self.arrays = {'image': images} | {
+      name: arrays[name].astype(x.dtype) for name, x in targets.items()
+    }
     self.indices = indices.astype(np.int32)
-    self.classes = classes
-    self.image_shape = images.shape[1], images.shape[2]
 
   def __len__(self) -> int:
-    return len(self.images)
+    return len(self.indices)
 
   def read(self, position: int) -> Example:
-    """Returns an example; its image is a view, not a copy."""
-    return Example(
-      self.images[position],
-      int(self.labels[position]),
-      int(self.indices[position]),
-      f'example {self.indices[position]}',
-    )
+    """Returns an example; its arrays are views, not copies."""
+    index = int(self.indices[position])
+    values = {name: x[position] for name, x in self.arrays.items()}
+    return Example(values, index, f'example {index}')
 
   def bits(self) -> int:
     """Returns the bits of a stored value, 8 or 16."""
-    return 8 * self.images.dtype.itemsize
+    return 8 * self.arrays['image'].dtype.itemsize
 
-  def read_labels(self) -> np.ndarray:
-    """Returns the labels, int32 [N]."""
-    return self.labels
+  def column(self, name: str) -> np.ndarray:
+    """Returns a target of all examples, [N, ...]."""
+    return self.arrays[name]
 
   def fingerprint(self) -> str:
-    """Returns a digest of the images, labels and classes."""
-    arrays = (self.images, self.labels, self.indices)
-    return digest([*self.classes, *(a.tobytes() for a in arrays)])
+    """Returns a digest of the arrays and of the names in the features."""
+    names = [x for kind in self.features.values() for x in kind.names]
+    arrays = (*self.arrays.values(), self.indices)
+    return digest([*names, *(a.tobytes() for a in arrays)])
 
 
 def digest(items: Iterable[str | bytes]) -> str:

@@ -17,6 +17,7 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax.data import base
+from vit_jax.data import features
 from vit_jax.data.host import levels as levels_lib
 from vit_jax.parallel import memory
 from vit_jax.parallel import sharding
@@ -36,11 +37,7 @@ class OnDevices:
       source: Holds them; needed no more after that.
       mesh: Of devices.
     """
-    arrays = {
-      'image': source.images,
-      'label': source.labels,
-      'index': source.indices,
-    }
+    arrays = {**source.arrays, 'index': source.indices}
     where = sharding.replicated(mesh)
     self._examples = {
       name: jax.make_array_from_process_local_data(where, x, x.shape)
@@ -60,18 +57,18 @@ class OnDevices:
         padding.
 
     Returns:
-      image, label, mask and index, as `data.train_batches` has them.
+      The features, valid and index, as `data.train_batches` has them.
     """
     return self._take[position.ndim - 1](self._examples, position)
 
 
 def _take(examples: Mapping[str, jax.Array], position: jax.Array) -> Batch:
-  mask = position < len(examples['label'])
+  valid = position < len(examples['index'])
   batch = {
     name: jnp.take(x, position, axis=0, mode='fill', fill_value=0)
     for name, x in examples.items()
   }
-  return batch | {'mask': mask, 'index': jnp.where(mask, batch['index'], -1)}
+  return batch | {'valid': valid, 'index': jnp.where(valid, batch['index'], -1)}
 
 
 def check(
@@ -186,30 +183,32 @@ def load(
     UserError: An image cannot be read.
   """
   levels = levels_lib.of(config)
+  targets = features.targets(source.features)
   if isinstance(source, base.ArraySource):
-    images = levels.keep(source.images, config.data.name)
-    if images is source.images:
+    images = levels.keep(source.arrays['image'], config.data.name)
+    if images is source.arrays['image']:
       return source
-    return base.ArraySource(
-      images, source.labels, source.indices, source.classes
-    )
+    arrays = source.arrays | {'image': images}
+    return base.ArraySource(arrays, source.indices, targets)
   assert source.image_shape is not None
   start, size = time.perf_counter(), len(source)
   shape = (size, *source.image_shape, config.data.channels)
-  images = np.empty(shape, levels.dtype)
-  labels, indices = np.empty(size, np.int32), np.empty(size, np.int32)
+  arrays = {
+    'image': np.empty(shape, levels.dtype),
+    'index': np.empty(size, np.int32),
+    **features.empty(source.features, size),
+  }
   first = 0
   for batch in data.eval_batches(source, config, batch_size=_READ_SIZE):
     rows = slice(first, min(first + _READ_SIZE, size))
     first, count = rows.stop, rows.stop - rows.start
-    images[rows] = batch['image'][:count]
-    labels[rows] = batch['label'][:count]
-    indices[rows] = batch['index'][:count]
+    for name, array in arrays.items():
+      array[rows] = batch[name][:count]
   logging.info(
     'decoded %d images of %s in %.1f s: %.1f MiB',
     size,
     config.data.name,
     time.perf_counter() - start,
-    images.nbytes / 2**20,
+    arrays['image'].nbytes / 2**20,
   )
-  return base.ArraySource(images, labels, indices, source.classes)
+  return base.ArraySource(arrays, arrays['index'], targets)

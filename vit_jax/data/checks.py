@@ -10,6 +10,7 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.data import balance
+from vit_jax.data import base
 from vit_jax.data import sources
 from vit_jax.data import splits
 from vit_jax.data.host import geometry
@@ -80,13 +81,15 @@ def _check_name(name: str) -> None:
     path = sources.folder_path(name)
     if not os.path.isdir(path):
       raise UserError(f'config.data.name: there is no folder {path!r}')
+  elif config_lib.is_own(name):
+    config_lib.load_own(name, 'data.name', base.Source)
   elif not _TFDS_NAME.fullmatch(name):
     hint = f'folder:{name}' if os.path.isdir(name) else 'folder:PATH'
     prefix = re.match(r'[\w-]+:', name)
     what = f'; {prefix[0]!r} is not known' if prefix else ''
     raise UserError(
-      f"config.data.name is {name!r}: write 'digits', {hint!r} or the name of"
-      f' a TFDS dataset{what}'
+      f"config.data.name is {name!r}: write 'digits', {hint!r},"
+      f" 'my_module:MySource' or the name of a TFDS dataset{what}"
     )
 
 

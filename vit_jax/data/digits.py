@@ -7,6 +7,7 @@ import pathlib
 import numpy as np
 
 from vit_jax.data import base
+from vit_jax.data import features
 from vit_jax.data import splits
 
 _LEVELS = 16  # of a stored pixel, besides 0
@@ -36,10 +37,9 @@ def open_digits(split: str, channels: int) -> base.ArraySource:
     opaque = np.full_like(images[..., :1], 255)
     images = np.concatenate([images, opaque], axis=-1)
   return base.ArraySource(
-    images,
-    labels[rows],
+    {'image': images, 'label': labels[rows]},
     np.array([index for _, _, index in chosen]),
-    tuple('0123456789'),
+    {'label': features.Label(tuple('0123456789'))},
   )
 
 

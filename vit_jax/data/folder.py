@@ -17,6 +17,7 @@ import numpy as np
 from vit_jax.config import some
 from vit_jax.config import UserError
 from vit_jax.data import base
+from vit_jax.data import features
 from vit_jax.data import splits
 from vit_jax.data.host import decode
 from vit_jax.data.host import tiff
@@ -60,16 +61,19 @@ class FolderSource(base.Source):
       name: '' if path == root else f'{os.path.basename(path)}/'
       for name, path in self._folders.items()
     }
-    self.classes = classes_in(self._folders['train'])
-    self.image_shape = image_shape
-    self._label_of = {name: i for i, name in enumerate(self.classes)}
+    classes = classes_in(self._folders['train'])
+    self.features = {
+      'image': features.Image(image_shape),
+      'label': features.Label(classes),
+    }
+    self._label_of = {name: i for i, name in enumerate(classes)}
     self._files: dict[str, list[str]] = {}
     aliases = _aliases(root, self._folders)
     names = {part.name for part in splits.parse(split)}
     wanted = {aliases.get(name, name) for name in names}
     for name, folder in self._folders.items():
       if name in wanted or split == 'all':
-        self._files[name] = _list_images(folder, self.classes)
+        self._files[name] = _list_images(folder, classes)
     sizes = {name: len(self._files.get(name, ())) for name in self._folders}
     self._selection = splits.Selection(split, sizes, root, aliases)
     if aliases.get('val') == 'test' and 'val' in names:
@@ -88,7 +92,8 @@ class FolderSource(base.Source):
     name = self._files[split][row]
     path = os.path.join(self._folders[split], name)
     label = self._label_of[name.split('/')[0]]
-    return base.Example(read_image(path), label, index, path)
+    values = {'image': read_image(path), 'label': label}
+    return base.Example(values, index, path)
 
   def file(self, position: int) -> str:
     """Returns the path of an example's file."""
@@ -105,8 +110,9 @@ class FolderSource(base.Source):
     sample = range(min(len(self), _SAMPLE))  # files are ordered by a hash
     return max(map(_file_bits, map(self.file, sample)))
 
-  def read_labels(self) -> np.ndarray:
+  def column(self, name: str) -> np.ndarray:
     """Returns the labels of all examples, int32 [N]; reads no file."""
+    assert name == 'label'
     names = [
       name
       for split, start, stop in self._selection.ranges
@@ -123,7 +129,7 @@ class FolderSource(base.Source):
 
 
 class FilesSource(base.Source):
-  """Image files by their names, without labels: each is -1."""
+  """Image files by their names, with no other feature."""
 
   def __init__(self, paths: Sequence[str]):
     """Reads nothing yet.
@@ -131,8 +137,7 @@ class FilesSource(base.Source):
     Args:
       paths: Of the files, in order.
     """
-    self.classes = ()
-    self.image_shape = None
+    self.features = {'image': features.Image()}
     self._paths = tuple(paths)
 
   def __len__(self) -> int:
@@ -145,7 +150,7 @@ class FilesSource(base.Source):
       UserError: The file cannot be read.
     """
     path = self._paths[position]
-    return base.Example(read_image(path), -1, position, path)
+    return base.Example({'image': read_image(path)}, position, path)
 
   def file(self, position: int) -> str:
     """Returns the path of an example's file."""

@@ -15,6 +15,7 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
+from vit_jax.data import features as features_lib
 from vit_jax.data.host import decode
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
@@ -44,6 +45,24 @@ def _is_window(value: Any) -> bool:
   return is_pair and 0 <= value[0] < value[1]
 
 
+def _are_features(value: Any) -> bool:
+  try:
+    return isinstance(value, Mapping) and all(
+      map(features_lib.from_dict, value.values())
+    )
+  except UserError:
+    return False
+
+
+def _are_outputs(value: Any) -> bool:
+  if not isinstance(value, Mapping):
+    return False
+  return all(
+    isinstance(x, Mapping) and isinstance(x.get('feature'), str)
+    for x in value.values()
+  )
+
+
 _MOST = 1e30
 _NUMBERS = 'one finite number, or one for each channel'
 # Whether a value can be used, and what it must be.
@@ -67,6 +86,9 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     lambda x: x in geometry.INTERPOLATIONS,
     f'one of {", ".join(geometry.INTERPOLATIONS)}',
   ),
+  'features': (_are_features, 'an object of features'),
+  'outputs': (_are_outputs, 'an object of outputs'),
+  'trunk': (lambda x: isinstance(x, str), 'a path of parameters'),
   'resize_like': (
     lambda x: x in ('', *geometry.LIKE),
     f'one of {", ".join(geometry.LIKE)}, or empty',
@@ -91,6 +113,12 @@ class Preprocess:
       beyond is cut; None: the range of the type.
     interpolation: 'bilinear' or 'bicubic', as `config.data.interpolation`.
     resize_like: As `config.data.resize_like`.
+    features: What the examples of training had, by name, as
+      `features.Feature.to_dict` describes it; {} where that is not known.
+    outputs: What the model gives, by name, as `Objective.output_facts` says;
+      {}: the logits of `classes`.
+    trunk: Path of the model's parameters among the objective's; '': they are
+      all.
   """
 
   classes: tuple[str, ...]
@@ -104,17 +132,32 @@ class Preprocess:
   intensity: tuple[float, float] | None = None
   interpolation: str = 'bilinear'
   resize_like: str = ''
+  features: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  outputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  trunk: str = ''
 
   @classmethod
   def from_config(
-    cls, config: ml_collections.ConfigDict, classes: Iterable[str]
+    cls,
+    config: ml_collections.ConfigDict,
+    features: features_lib.Features,
+    outputs: Mapping[str, Any] | None = None,
+    trunk: str = '',
   ) -> Self:
-    """Returns what evaluation does under a config."""
+    """Returns what evaluation does under a config.
+
+    Args:
+      config: The full config.
+      features: What the examples have, by name.
+      outputs: From `Objective.output_facts`.
+      trunk: As the attribute.
+    """
+    label = features.get('label')
     crop = geometry.eval_crop(config)
     mean, std = config_lib.normalization(config)
     levels = levels_lib.of(config)
     return cls(
-      classes=tuple(classes),
+      classes=label.names if label else (),
       image_size=crop.size,
       channels=config.data.channels,
       mean=mean,
@@ -125,6 +168,9 @@ class Preprocess:
       intensity=levels.window,
       interpolation=crop.interpolation,
       resize_like=crop.resize_like,
+      features={name: x.to_dict() for name, x in features.items()},
+      outputs=dict(outputs or {}),
+      trunk=trunk,
     )
 
   @classmethod
@@ -154,11 +200,23 @@ class Preprocess:
       good = fits(value)
       if good and field in ('mean', 'std'):
         good = len(value) in (1, self.channels)
+      if good and field == 'outputs':
+        good = all(x['feature'] in self.features for x in value.values())
       if not good:
         raise UserError(
           f'what prediction needs (preprocess.json) cannot be used: {field} is'
           f' {reprlib.repr(value)}, and must be {wanted}'
         )
+
+  @property
+  def target(self) -> features_lib.Target:
+    """The feature that the logits predict; without facts, a label."""
+    name = self.outputs.get('logits', {}).get('feature')
+    if name is None:
+      return features_lib.Label(self.classes)
+    found = features_lib.from_dict(self.features[name])
+    assert isinstance(found, features_lib.Target)
+    return found
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the content of preprocess.json."""

@@ -25,7 +25,7 @@ class SkippingSource(base.Source):
       skipped: Ids of the others, sorted.
     """
     self._source, self._kept, self._skipped = source, kept, skipped
-    self.classes, self.image_shape = source.classes, source.image_shape
+    self.features = source.features
 
   def __len__(self) -> int:
     return len(self._kept)
@@ -46,9 +46,9 @@ class SkippingSource(base.Source):
     """Returns the bits of a stored value, 8 or 16."""
     return self._source.bits()
 
-  def read_labels(self) -> np.ndarray:
-    """Returns the labels of all examples, int32 [N]."""
-    return self._source.read_labels()[self._kept]
+  def column(self, name: str) -> np.ndarray:
+    """Returns a target of all examples, [N, ...]."""
+    return self._source.column(name)[self._kept]
 
   def fingerprint(self) -> str:
     """Returns a digest of the split's, and of what is left out of it."""

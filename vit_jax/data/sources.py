@@ -40,6 +40,9 @@ def _open(config: ml_collections.ConfigDict, split: str) -> base.Source:
     return digits.open_digits(split, data.channels)
   if data.name.startswith(FOLDER):
     return folder.FolderSource(folder_path(data.name), split, size)
+  if config_lib.is_own(data.name):
+    kind = config_lib.load_own(data.name, 'data.name', base.Source)
+    return kind(config, split)
   return tfds.TfdsSource(data.name, data.dir, split, size)
 
 

@@ -121,7 +121,7 @@ def of_folder(root: str, split_of: Mapping[str, str] | None = None) -> Survey:
 
 
 def _read_file(path: str) -> base.Example:
-  return base.Example(folder_lib.read_image(path), -1, -1, path)
+  return base.Example({'image': folder_lib.read_image(path)}, -1, path)
 
 
 def of_config(config: ml_collections.ConfigDict) -> Survey:
@@ -229,7 +229,7 @@ def _look_at(entry: Entry, classes: tuple[str, ...]) -> _Seen:
   try:
     example = entry.read()
     if entry.label is None:
-      label = classes[example.label]
+      label = classes[example.values['label']]
     if isinstance(example.image, bytes):
       data = example.image
       pixels = decode.as_stored(data, where=example.where)

@@ -17,6 +17,7 @@ import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.data import base
+from vit_jax.data import features as features_lib
 from vit_jax.data import splits
 
 _FORMAT = 'array_record'
@@ -82,10 +83,13 @@ class TfdsSource(base.Source):
         f'{name} has images of type {image.np_dtype}: only uint8 and uint16'
         ' can be read'
       )
-    self.classes = tuple(label.names or map(str, range(label.num_classes)))
     self._bits = 8 * np.dtype(image.np_dtype).itemsize
     stored = image.shape[:2]
-    self.image_shape = image_shape if None in stored else stored
+    classes = tuple(label.names or map(str, range(label.num_classes)))
+    self.features = {
+      'image': features_lib.Image(image_shape if None in stored else stored),
+      'label': features_lib.Label(classes),
+    }
     sizes = {s: info.num_examples for s, info in builder.info.splits.items()}
     self._selection = splits.Selection(split, sizes, name)
     self._name = builder.info.full_name
@@ -114,7 +118,7 @@ class TfdsSource(base.Source):
     if not 0 <= label < len(self.classes):
       raise UserError(f'{where}, has no label: choose another split')
     (image,) = features[self._image_key].bytes_list.value
-    return base.Example(image, label, index, where)
+    return base.Example({'image': image, 'label': label}, index, where)
 
   def id(self, position: int) -> str:
     """Returns the split and the row of an example, as 'train/12'."""
@@ -125,7 +129,7 @@ class TfdsSource(base.Source):
     """Returns the bits of a stored value, as the dataset says."""
     return self._bits
 
-  def read_labels(self) -> np.ndarray:
+  def column(self, name: str) -> np.ndarray:
     """Returns the labels of all examples, int32 [N].
 
     Records hold images as well: the first time, all of them are read.
@@ -133,12 +137,13 @@ class TfdsSource(base.Source):
     Raises:
       UserError: An example has no label.
     """
+    assert name == 'label'
     return self._labels
 
   @functools.cached_property
   def _labels(self) -> np.ndarray:
     logging.info('reading the labels of %d examples', len(self))
-    return super().read_labels()
+    return super().column('label')
 
   def fingerprint(self) -> str:
     """Returns a digest of the name with its version, split and classes."""

@@ -139,7 +139,7 @@ def answer_split(
     )
     for batch, result in classifier.answer(pairs):
       result |= {'label': label_of[batch['label']], 'index': batch['index']}
-      real = batch['mask']
+      real = batch['valid']
       parts.append({key: x[real] for key, x in result.items()})
       progress(int(real.sum()))
   return Answers(

@@ -45,10 +45,12 @@ class Embedded:
 
     Args:
       features: float32 [B, D].
-      batch: label, index and mask, as `data.eval_batches` has them.
+      batch: index, valid and, where there is one, label, as
+        `data.eval_batches` has them; without, each is -1.
     """
-    real = batch['mask']
-    return cls(features[real], batch['label'][real], batch['index'][real])
+    real = batch['valid']
+    label = batch.get('label', np.full(len(real), -1, np.int32))
+    return cls(features[real], label[real], batch['index'][real])
 
 
 def join(parts: Sequence[Embedded]) -> Embedded:

@@ -65,7 +65,7 @@ def main(argv: list[str]) -> None:
 
   contact_sheet.draw(
     list(fed.images),
-    [contact_sheet.caption(label, fed.classes) for label in fed.labels],
+    fed.captions,
     path,
     title=f'{len(fed.images)} of {config.train.batch_size}, step {step}:'
     f' {config.data.name}, {config.data.split}',

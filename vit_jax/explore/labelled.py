@@ -147,7 +147,7 @@ def load(
     data.eval_batches(source, config, batch_size=size)
   ) as batches:
     for batch in batches:
-      parts.append({key: x[batch['mask']] for key, x in batch.items()})
+      parts.append({key: x[batch['valid']] for key, x in batch.items()})
       if len(parts) * size >= most:
         break
   found = {

@@ -1,33 +1,109 @@
-"""What is learned: the object that `config.objective` stands for."""
+"""What is learned: the object that `config.objective` stands for.
 
-import math
+Each method is a file here that defines a subclass of `Objective`, and
+`config.objective.name` is the name of the file; or it is a class of the user's,
+'my_module:MyObjective'. Nothing has to be registered.
+"""
+
+import importlib
+import pkgutil
 from typing import Any
 
 import ml_collections
 
 from vit_jax import config as config_lib
+from vit_jax.data import features as features_lib
 from vit_jax.evaluation import probes
-from vit_jax.objectives import distillation
-from vit_jax.objectives import losses
 from vit_jax.objectives.base import Batch
+from vit_jax.objectives.base import Extra
 from vit_jax.objectives.base import Objective
+from vit_jax.objectives.base import Outputs
 from vit_jax.objectives.base import Params
+from vit_jax.objectives.base import Purpose
 from vit_jax.objectives.base import Scalars
-from vit_jax.objectives.classification import Classification
+from vit_jax.objectives.base import trunk_path
 
 __all__ = [
   'Batch',
+  'Extra',
   'Objective',
+  'Outputs',
   'Params',
+  'Purpose',
   'Scalars',
   'check',
+  'class_of',
   'create',
+  'fill_options',
+  'lower_is_better',
+  'trunk_path',
 ]
 
-_OBJECTIVES = {
-  'classification': Classification,
-  'distillation': distillation.Distillation,
-}
+_NO_METHODS = ('base', 'losses')  # modules that methods share
+
+
+def names() -> tuple[str, ...]:
+  """Returns the names of the methods that come with vit_jax."""
+  found = [module.name for module in pkgutil.iter_modules(__path__)]
+  return tuple(name for name in found if name not in _NO_METHODS)
+
+
+def class_of(config: ml_collections.ConfigDict) -> type[Objective]:
+  """Returns the class that `config.objective.name` names.
+
+  Raises:
+    UserError: There is no such objective.
+  """
+  name = config.objective.name
+  if config_lib.is_own(name):
+    return config_lib.load_own(name, 'objective.name', Objective)
+  if name not in names():
+    raise config_lib.UserError(
+      f'config.objective.name is {name!r}: choose one of {", ".join(names())},'
+      " or a class of your own, as 'my_module:MyObjective'"
+    )
+  module = importlib.import_module(f'{__name__}.{name}')
+  (found,) = [
+    x
+    for x in vars(module).values()
+    if isinstance(x, type)
+    and issubclass(x, Objective)
+    and x.__module__ == module.__name__
+  ]
+  return found
+
+
+def fill_options(config: ml_collections.ConfigDict) -> None:
+  """Sets the objective's own keys that the config leaves out.
+
+  They are `config.objective.options`, and the objective says what they are.
+
+  Args:
+    config: The full config; is changed.
+
+  Raises:
+    UserError: The objective has no such key, or its value has another type.
+  """
+  known = class_of(config).options
+  given = config.objective.options
+  for key, value in given.items():
+    if key not in known:
+      raise config_lib.UserError(
+        f'config.objective.options has no key {key!r} for the objective'
+        f' {config.objective.name}, which has'
+        f' {", ".join(known) or "none"}'
+      )
+    default = known[key]
+    is_number = isinstance(default, float) and type(value) is int
+    if not is_number and not isinstance(value, type(default)):
+      raise config_lib.UserError(
+        f'config.objective.options.{key} is {value!r}: it must be of type'
+        f' {type(default).__name__}, as its default, {default!r}'
+      )
+  with given.unlocked():
+    for key, value in known.items():
+      if key not in given:
+        given[key] = value
 
 
 def check(config: ml_collections.ConfigDict) -> None:
@@ -36,10 +112,10 @@ def check(config: ml_collections.ConfigDict) -> None:
   Raises:
     UserError: A value cannot work, or there is no such metric.
   """
-  config_lib.one_of(config, 'objective.name', tuple(_OBJECTIVES))
-  config_lib.one_of(config, 'objective.loss', losses.NAMES)
+  cls = class_of(config)
+  config = config.copy_and_resolve_references()
+  fill_options(config)
   objective = config.objective
-  _check_class_weights(config)
   for key in ('label_smoothing', 'teacher_weight'):
     if not 0 <= objective[key] <= 1:
       raise config_lib.UserError(
@@ -50,23 +126,30 @@ def check(config: ml_collections.ConfigDict) -> None:
       f'config.objective.temperature is {objective.temperature}: it must be'
       ' more than 0'
     )
-  if objective.name == 'distillation':
-    distillation.check(config)
-  elif objective.teacher:
+  if objective.name != 'distillation' and objective.teacher:
     raise config_lib.UserError(
       f'config.objective.teacher is {objective.teacher!r}, but nobody listens:'
       " set config.objective.name to 'distillation'"
     )
-  elif config.model.distillation_token and not config.init_from.path:
+  if (
+    objective.name == 'classification'
+    and config.model.distillation_token
+    and not config.init_from.path
+  ):
     raise config_lib.UserError(
       'config.model.distillation_token is True, but nobody teaches: set'
       " config.objective.name to 'distillation', and its teacher"
     )
+  cls.check(config)
+  if cls.couples_examples and config_lib.num_parts(config) > 1:
+    raise config_lib.UserError(
+      f'config.train.accumulation is {config.train.accumulation}, but the loss'
+      f' of config.objective.name={objective.name} needs the whole batch at'
+      ' once: set it to 1'
+    )
   best = config.checkpoint.best
   name, _, metric = best.partition('/')
-  metrics: tuple[str, ...] = _OBJECTIVES[objective.name].metric_names
-  if best and config.evals[name].kind != 'accuracy':
-    metrics = probes.metric_names(config.evals[name])
+  metrics = directions(config, name) if best else {}
   if best and metric not in metrics:
     raise config_lib.UserError(
       f'config.checkpoint.best is {best!r}: choose one of'
@@ -74,46 +157,36 @@ def check(config: ml_collections.ConfigDict) -> None:
     )
 
 
-def _check_class_weights(config: ml_collections.ConfigDict) -> None:
-  given = config.objective.class_weights
-  words = isinstance(given, str) and given
-  if words and given not in losses.WEIGHTS:
-    raise config_lib.UserError(
-      f'config.objective.class_weights is {given!r}: write a number for each'
-      f' class, or one of {", ".join(map(repr, losses.WEIGHTS))}'
-    )
-  numbers = given if isinstance(given, tuple | list) else ()
-  is_number = all(isinstance(x, int | float) for x in numbers)
-  if not isinstance(given, str | tuple | list) or not (
-    is_number and all(0 < x < math.inf for x in numbers)
-  ):
-    raise config_lib.UserError(
-      f'config.objective.class_weights is {given!r}: it must hold numbers that'
-      ' are more than 0, one for each class'
-    )
-  if words and config.data.balance:
-    raise config_lib.UserError(
-      f'config.objective.class_weights={given!r} and'
-      f' config.data.balance={config.data.balance!r} both make up for rare'
-      ' classes, which would then count too much: set one of them'
-    )
-  counts = config.objective.class_counts
-  if counts is not None and not (
-    counts
-    and all(isinstance(x, int) and x >= 0 for x in counts)
-    and any(counts)
-  ):
-    raise config_lib.UserError(
-      f'config.objective.class_counts is {counts}: it must hold the number of'
-      ' images of each class, some more than 0'
-    )
+def directions(config: ml_collections.ConfigDict, name: str) -> dict[str, str]:
+  """Returns what an evaluation measures, each with 'max' or 'min'.
+
+  Args:
+    config: The full config.
+    name: Of the evaluation.
+  """
+  spec = config.evals[name]
+  if spec.kind == 'accuracy':
+    return dict(class_of(config).metrics)
+  return dict.fromkeys(probes.metric_names(spec), 'max')
 
 
-def create(config: ml_collections.ConfigDict, *args: Any) -> Objective:
+def lower_is_better(config: ml_collections.ConfigDict) -> bool:
+  """Whether the metric of `config.checkpoint.best` is to fall."""
+  name, _, metric = config.checkpoint.best.partition('/')
+  return bool(name) and directions(config, name)[metric] == 'min'
+
+
+def create(
+  config: ml_collections.ConfigDict, features: features_lib.Features
+) -> Objective:
   """Returns the objective of a config.
 
   Args:
-    config: The full config, with the number of classes.
-    *args: Passed on: the transforms of images.
+    config: The full config, with nothing open.
+    features: What the examples have, by name.
+
+  Raises:
+    UserError: The examples have not what the objective needs.
   """
-  return _OBJECTIVES[config.objective.name](config, *args)
+  make: Any = class_of(config)
+  return make(config, features)

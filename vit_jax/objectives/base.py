@@ -1,87 +1,318 @@
-"""What the train loop knows of an objective."""
+"""What an objective is: what is learned, and how it is measured.
 
-from collections.abc import Sequence
+A method is one file: a subclass of `Objective`, in this package or in a module
+of the user's, named as 'my_module:MyObjective'. The train loop, evaluation and
+checkpoints know nothing else of it.
+"""
+
+import abc
+from collections.abc import Mapping
+import enum
 from typing import Any
-from typing import Protocol
+from typing import ClassVar
 
 from clu import metrics as clu_metrics
 import jax
-import numpy as np
+import jax.numpy as jnp
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax.data import base as data_base
+from vit_jax.data import features as features_lib
+from vit_jax.data.device.rng import Rng
+from vit_jax.data.host import geometry
+from vit_jax.evaluation import metrics
 
 Params = Any
+Extra = Any
 Batch = dict[str, jax.Array]
 Scalars = dict[str, jax.Array]
-
-# What a step's random key is used for.
-_AUGMENTATION, _DROPOUT = range(2)
+Outputs = dict[str, jax.Array]
 
 
-class Objective(Protocol):
-  """What the train loop knows of an objective.
+class Purpose(enum.IntEnum):
+  """What a step's random key is folded with: see `Rng.fold`.
 
-  Attributes:
-    constants: Arrays that the loss reads and nothing changes, as a teacher's
-      parameters; on the host.
-    class_weights: How much each class counts in training, float32 [classes];
-      None: all alike.
+  An objective's own draws begin at OBJECTIVE.
   """
 
-  constants: Params
-  class_weights: np.ndarray | None
+  AUGMENTATION = 0
+  DROPOUT = 1
+  OBJECTIVE = 2
 
-  def check_classes(self, classes: Sequence[str]) -> None:
-    """Checks the data's classes, in the order of their labels.
+
+class Objective(abc.ABC):
+  """What is learned.
+
+  The pieces that most methods share are here: one model, made by
+  `config.model`, whose outputs are `logits`; no state beside the parameters;
+  one crop of each image. A subclass says what it needs (`target`), its `loss`
+  and its `measure`, and overrides what differs.
+
+  Attributes:
+    target: Kind of feature that it learns, and its name; None: images alone.
+    metrics: What `measure` computes, each with which is better, 'max' or 'min':
+      what `config.checkpoint.best` may name.
+    options: Keys of `config.objective.options` with their defaults.
+    couples_examples: Whether its loss needs the whole batch at once: then
+      gradient accumulation is refused.
+    features: What the examples have, by name.
+    views: Crops of the image that `loss` sees, by name.
+    model: The Linen module: [B, H, W, C] -> logits [B, outputs].
+    image_shape: (H, W, C) that the model sees.
+  """
+
+  target: ClassVar[tuple[str, type[features_lib.Target]] | None] = None
+  metrics: Mapping[str, str] = {'examples': 'max'}
+  options: ClassVar[Mapping[str, Any]] = {}
+  couples_examples: ClassVar[bool] = False
+
+  def __init__(
+    self, config: ml_collections.ConfigDict, features: features_lib.Features
+  ):
+    """Makes the model.
+
+    Args:
+      config: The full config, with nothing open.
+      features: What the examples have, by name.
+
+    Raises:
+      UserError: The examples have not what the objective needs.
+    """
+    check_features(type(self), config, features)
+    size = config_lib.pair(config.data.image_size, 'data.image_size')
+    self.features = features
+    self.image_shape = (*size, config.data.channels)
+    self.model = models.from_config(
+      config.model, config.model.num_classes, config.train.dtype
+    )
+    self.views = {'image': geometry.View(geometry.train_crop(config))}
+    self._rng = config.train.rng
+
+  @staticmethod
+  def check(config: ml_collections.ConfigDict) -> None:
+    """Checks the objective's own keys, before anything slow.
+
+    Raises:
+      UserError: A value cannot work.
+    """
+
+  @classmethod
+  def num_outputs(cls, features: features_lib.Features) -> int:
+    """Returns the logits that the model has: one for each class or number."""
+    return len(features[cls.target[0]].names) if cls.target else 0
+
+  @classmethod
+  def stand_in(
+    cls, config: ml_collections.ConfigDict, size: tuple[int, int] | None = None
+  ) -> dict[str, features_lib.Feature]:
+    """Returns features of examples where there are no data, as for a plan.
+
+    Args:
+      config: With the number of classes.
+      size: (height, width) of all stored images; None: they differ.
+    """
+    found: dict[str, features_lib.Feature] = {'image': features_lib.Image(size)}
+    if cls.target:
+      name, kind = cls.target
+      names = tuple(map(str, range(config.model.num_classes)))
+      found[name] = kind(names)  # type: ignore[call-arg]
+    return found
+
+  @classmethod
+  def fill(
+    cls, config: ml_collections.ConfigDict, source: data_base.Source
+  ) -> None:
+    """Sets keys of the config that are open to what the training data say.
+
+    Args:
+      config: The full config; is changed.
+      source: The training split.
+
+    Raises:
+      UserError: A value does not fit the data.
+    """
+
+  def check_source(self, source: data_base.Source) -> None:
+    """Checks the training data, before anything slow.
 
     Raises:
       UserError: They are not what the objective needs.
     """
 
+  def describe(self, source: data_base.Source) -> list[str]:
+    """Returns lines about the objective and its data, for the log."""
+    del source
+    return []
+
+  def output_facts(self) -> dict[str, Any]:
+    """Returns what prediction needs to read the outputs: JSON.
+
+    By the name of the output: the feature that it predicts ('feature'), and for
+    numbers their 'mean' and 'std', by which the logits are scaled.
+    """
+    return {'logits': {'feature': self.target[0]}} if self.target else {}
+
   def init(self, key: jax.Array) -> Params:
     """Returns fresh parameters."""
+    return models.init_params(self.model, key, self.image_shape)
 
-  def augment(self, batch: Batch, key: jax.Array, rows: jax.Array) -> Batch:
-    """Returns a batch as the model is fed it in a step.
+  def init_extra(self, params: Params) -> Extra:
+    """Returns the state beside the parameters, a dict of trees of arrays.
+
+    It is part of the train state: in checkpoints, in what must be finite, and
+    on the mesh as the parameters whose paths and shapes its leaves share.
 
     Args:
-      batch: As it comes from the host.
-      key: Of this step.
-      rows: int32 [B], the images' positions in the global batch.
-
-    Returns:
-      Among others image, float32 [B, H, W, C], and label: int32 [B], or shares
-      of the classes, float32 [B, classes].
+      params: As training starts from them.
     """
+    del params
+    return {}
 
+  @abc.abstractmethod
   def loss(
-    self,
-    params: Params,
-    constants: Params,
-    batch: Batch,
-    key: jax.Array,
-    rows: jax.Array,
-  ) -> tuple[jax.Array, Scalars]:
-    """Returns the mean loss over the batch, and other means to report.
+    self, params: Params, extra: Extra, batch: Batch, rng: Rng
+  ) -> tuple[jax.Array, Scalars, Extra]:
+    """Returns the mean loss, other means to report, and the new extra.
+
+    With accumulation, all microbatches of a step get the same `extra`, and the
+    mean of what they return counts: so a running mean over batches comes out
+    the same however a batch is cut.
 
     Args:
       params: From `init`, or updated.
-      constants: Those of the objective, on the devices.
-      batch: Global arrays with a leading axis of B images.
-      key: Of this step.
-      rows: int32 [B], the images' positions in the global batch.
+      extra: From `init_extra`, or updated.
+      batch: Global arrays [B, ...]: the features of the source, augmented, with
+        float32 images by the names of `views`; where images are mixed, targets
+        are mixed, too (labels are shares of the classes then, [B, classes]).
+      rng: Of this step and these rows.
     """
 
-  def metrics(self, params: Params, batch: Batch) -> clu_metrics.Collection:
-    """Returns the metrics of a batch, over the images that count."""
+  def after_update(
+    self, extra: Extra, params: Params, step: jax.Array
+  ) -> Extra:
+    """Returns the extra after the optimizer's update, as for an EMA teacher.
 
-  def no_metrics(self) -> clu_metrics.Collection:
-    """Returns what `metrics` would of no images; batches are merged to it."""
+    Args:
+      extra: As `loss` returned it.
+      params: After the update.
+      step: Number of completed updates before this one.
+    """
+    del params, step
+    return extra
+
+  def outputs(self, params: Params, batch: Batch) -> Outputs:
+    """Returns what the model gives for images, as evaluation sees them.
+
+    Args:
+      params: Parameters.
+      batch: image, float32 [B, H, W, C].
+    """
+    return {'logits': self.apply(params, batch['image'])}
+
+  def measure(self, outputs: Outputs, batch: Batch) -> clu_metrics.Collection:
+    """Returns the metrics of a batch over the examples that are `valid`.
+
+    Those of several batches are merged on the host. What is no scalar (as
+    `confusion`) is shown and not logged.
+
+    Args:
+      outputs: From `outputs`.
+      batch: The features of the source [B, ...], and valid, bool [B].
+    """
+    del outputs
+    return metrics.Examples.single_from_model_output(mask=batch['valid'])
+
+  def trunk(self, params: Params) -> tuple[models.Model, Params]:
+    """Returns what is kept, loaded and looked into: a module, its parameters.
+
+    Args:
+      params: Of the objective.
+    """
+    return self.model, params
+
+  def apply(
+    self, params: Params, images: jax.Array, **kwargs: Any
+  ) -> jax.Array:
+    """Applies the model: images [B, H, W, C] -> logits [B, outputs]."""
+    logits = self.model.apply({'params': params}, images, **kwargs)
+    assert isinstance(logits, jax.Array)  # not a tuple: nothing is mutable
+    return logits
+
+  def apply_train(
+    self, params: Params, images: jax.Array, rng: Rng, **kwargs: Any
+  ) -> jax.Array:
+    """Applies the model for training, with dropout drawn from the step's key.
+
+    Args:
+      params: Of the model.
+      images: float32 [B, H, W, C].
+      rng: Of this step and these rows.
+      **kwargs: Passed on to the module.
+    """
+    key = rng.fold(Purpose.DROPOUT).key
+    if self._rng == 'rbg':
+      words = jax.random.bits(key, (4,), jnp.uint32)
+      key = jax.random.wrap_key_data(words, impl='rbg')
+    rngs = {'dropout': key}
+    return self.apply(
+      params, images, train=True, rows=rng.rows, rngs=rngs, **kwargs
+    )
 
 
-def augmentation_key(key: jax.Array) -> jax.Array:
-  """Returns the key that a step's augmentation is drawn from."""
-  return jax.random.fold_in(key, _AUGMENTATION)
+def trunk_path(objective: Objective) -> str:
+  """Returns where the trunk's parameters are among the objective's.
+
+  '' where they are all, else the keys that lead to them: 'student/backbone'.
+  """
+  params = jax.eval_shape(objective.init, jax.random.key(0))
+  _, trunk = objective.trunk(params)
+  waiting = [((), params)]
+  while waiting:
+    keys, tree = waiting.pop()
+    if tree is trunk:
+      return '/'.join(keys)
+    if isinstance(tree, Mapping):
+      waiting += [((*keys, key), x) for key, x in tree.items()]
+  raise ValueError(
+    f'{type(objective).__name__}.trunk must return one of the subtrees of the'
+    ' parameters that it is given'
+  )
 
 
-def dropout_key(key: jax.Array) -> jax.Array:
-  """Returns the key that a step's dropout is drawn from."""
-  return jax.random.fold_in(key, _DROPOUT)
+def check_features(
+  cls: type[Objective],
+  config: ml_collections.ConfigDict,
+  features: features_lib.Features,
+) -> None:
+  """Checks that examples have what an objective learns.
+
+  Raises:
+    UserError: They have not.
+  """
+  if cls.target is None:
+    return
+  name, kind = cls.target
+  if not isinstance(features.get(name), kind):
+    has = ', '.join(f'{k} ({type(x).__name__})' for k, x in features.items())
+    raise config_lib.UserError(
+      f'config.objective.name={config.objective.name} learns {name!r}'
+      f' ({kind.__name__}), but the examples of {config.data.name} have {has}:'
+      ' choose another objective, or data that have it'
+    )
+
+
+def features(
+  model: models.Model, params: Params, images: jax.Array
+) -> jax.Array:
+  """Returns what a model's head reads, float32 [B, D].
+
+  Args:
+    model: Of `Objective.trunk`.
+    params: Its parameters.
+    images: float32 [B, H, W, C].
+  """
+  headless = model.clone(num_classes=0)
+  found = headless.apply({'params': params}, images)
+  return jnp.asarray(found, jnp.float32)

@@ -1,60 +1,38 @@
 """Classification of images by cross-entropy."""
 
-from collections.abc import Callable
-from collections.abc import Sequence
-from typing import Any
+import math
+from typing import ClassVar
 
 from clu import metrics as clu_metrics
 import jax
-import jax.numpy as jnp
 import ml_collections
+import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax import models
-from vit_jax.evaluation import metrics
+from vit_jax.data import balance
+from vit_jax.data import base as data_base
+from vit_jax.data import features as features_lib
+from vit_jax.evaluation import metrics as metrics_lib
 from vit_jax.objectives import base
 from vit_jax.objectives import losses
 
-Augment = Callable[[base.Batch, jax.Array, jax.Array], base.Batch]
 
-
-class Classification:
+class Classification(base.Objective):
   """Learns to name the class of an image.
 
   Attributes:
-    model: [B, H, W, C] -> logits [B, classes].
-    image_shape: (H, W, C) that the model sees.
     class_weights: How much each class counts in training, float32 [classes];
       None: all alike.
-    constants: None.
-    metric_names: Of what `metrics` computes.
   """
 
-  metric_names = ('accuracy', 'loss', 'examples')
-  constants: base.Params = None
+  target: ClassVar = ('label', features_lib.Label)
+  metrics: ClassVar = {'accuracy': 'max', 'loss': 'min', 'examples': 'max'}
 
   def __init__(
-    self,
-    config: ml_collections.ConfigDict,
-    augment: Augment,
-    prepare: Callable[[jax.Array], jax.Array],
+    self, config: ml_collections.ConfigDict, features: features_lib.Features
   ):
-    """Makes the model.
-
-    Args:
-      config: The full config, with the number of classes.
-      augment: (batch, key, rows [B]) -> the batch for training: float32 images,
-        and labels that may be shares of classes, float32 [B, classes].
-      prepare: uint8 images -> float32 images, for evaluation.
-    """
-    size = config_lib.pair(config.data.image_size, 'data.image_size')
-    self.image_shape = (*size, config.data.channels)
-    self.model = models.from_config(
-      config.model, config.model.num_classes, config.train.dtype
-    )
-    self._augment = augment
-    self._prepare = prepare
-    self._rng = config.train.rng
+    """Makes the model; as `base.Objective`."""
+    super().__init__(config, features)
     self._loss = config.objective.loss
     self._smoothing = config.objective.label_smoothing
     self._given = config.objective.class_weights
@@ -62,13 +40,41 @@ class Classification:
       self._given, config.objective.class_counts, config.model.num_classes
     )
 
-  def check_classes(self, classes: Sequence[str]) -> None:
+  @staticmethod
+  def check(config: ml_collections.ConfigDict) -> None:
+    """Checks `config.objective`.
+
+    Raises:
+      UserError: A value cannot work.
+    """
+    config_lib.one_of(config, 'objective.loss', losses.NAMES)
+    _check_class_weights(config)
+
+  @classmethod
+  def fill(
+    cls, config: ml_collections.ConfigDict, source: data_base.Source
+  ) -> None:
+    """Counts the images of each class where the weights depend on them."""
+    objective, classes = config.objective, len(source.classes)
+    if not isinstance(objective.class_weights, str):
+      return
+    if objective.class_weights and objective.class_counts is None:
+      counts = np.bincount(source.column('label'), minlength=classes)
+      objective.class_counts = tuple(counts.tolist())
+    found = len(objective.class_counts or ())
+    if objective.class_weights and found != classes:
+      raise config_lib.UserError(
+        f'config.objective.class_counts has {found} numbers, but there are'
+        f' {classes} classes: leave it out'
+      )
+
+  def check_source(self, source: data_base.Source) -> None:
     """Checks that each class has a weight, where they are given.
 
     Raises:
       UserError: There are more or fewer.
     """
-    given = self._given
+    given, classes = self._given, source.classes
     if given and not isinstance(given, str) and len(given) != len(classes):
       raise config_lib.UserError(
         f'config.objective.class_weights has {len(given)} numbers: write one'
@@ -76,75 +82,77 @@ class Classification:
         f' {config_lib.some(classes, 10)}'
       )
 
-  def init(self, key: jax.Array) -> base.Params:
-    """Returns fresh parameters."""
-    return models.init_params(self.model, key, self.image_shape)
-
-  def augment(
-    self, batch: base.Batch, key: jax.Array, rows: jax.Array
-  ) -> base.Batch:
-    """Returns a batch as the model is fed it in a step; see `base`."""
-    return self._augment(batch, base.augmentation_key(key), rows)
+  def describe(self, source: data_base.Source) -> list[str]:
+    """Returns the weights of the classes, where they differ."""
+    if self.class_weights is None:
+      return []
+    return [balance.show('class weights', source.classes, self.class_weights)]
 
   def loss(
     self,
     params: base.Params,
-    constants: base.Params,
+    extra: base.Extra,
     batch: base.Batch,
-    key: jax.Array,
-    rows: jax.Array,
-  ) -> tuple[jax.Array, base.Scalars]:
+    rng: base.Rng,
+  ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the mean cross-entropy (nats) and the accuracy of the batch."""
-    del constants
-    batch = self.augment(batch, key, rows)
-    logits, labels = self._outputs(params, batch, key, rows), batch['label']
-    loss = self._cross_entropy(logits, labels).mean()
-    return loss, {'accuracy': losses.accuracy(logits, labels)}
+    logits, labels = (
+      self.apply_train(params, batch['image'], rng),
+      batch['label'],
+    )
+    loss = self.cross_entropy(logits, labels).mean()
+    return loss, {'accuracy': losses.accuracy(logits, labels)}, extra
 
-  def metrics(
-    self, params: base.Params, batch: base.Batch
+  def measure(
+    self, outputs: base.Outputs, batch: base.Batch
   ) -> clu_metrics.Collection:
     """Returns accuracy, loss and count over the images that are not padding.
 
     Of few classes also `confusion`, which is no scalar.
     """
-    images, labels = self._prepare(batch['image']), batch['label']
-    logits = self._apply(params, images)
+    logits, labels = outputs['logits'], batch['label']
     loss = losses.cross_entropy(logits, labels, self._loss)
-    return metrics.classification(logits, labels, loss, batch['mask'])
+    return metrics_lib.classification(logits, labels, loss, batch['valid'])
 
-  def no_metrics(self) -> clu_metrics.Collection:
-    """Returns the metrics of no images."""
-    return metrics.collection(self.model.num_classes).empty()
-
-  def _cross_entropy(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
+  def cross_entropy(self, logits: jax.Array, labels: jax.Array) -> jax.Array:
+    """Returns the training loss of each image, float32 [B]."""
     how = self._loss, self._smoothing
     if self.class_weights is None:
       return losses.cross_entropy(logits, labels, *how)
     weights = self.class_weights
     return losses.weighted_cross_entropy(logits, labels, weights, *how)
 
-  def _outputs(
-    self,
-    params: base.Params,
-    batch: base.Batch,
-    key: jax.Array,
-    rows: jax.Array,
-    **kwargs: Any,
-  ) -> jax.Array:
-    """Applies the model to an augmented batch, for training."""
-    dropout_key = base.dropout_key(key)
-    if self._rng == 'rbg':
-      words = jax.random.bits(dropout_key, (4,), jnp.uint32)
-      dropout_key = jax.random.wrap_key_data(words, impl='rbg')
-    rngs = {'dropout': dropout_key}
-    return self._apply(
-      params, batch['image'], train=True, rows=rows, rngs=rngs, **kwargs
-    )
 
-  def _apply(
-    self, params: base.Params, images: jax.Array, **kwargs: Any
-  ) -> jax.Array:
-    logits = self.model.apply({'params': params}, images, **kwargs)
-    assert isinstance(logits, jax.Array)  # not a tuple: nothing is mutable
-    return logits
+def _check_class_weights(config: ml_collections.ConfigDict) -> None:
+  given = config.objective.class_weights
+  words = isinstance(given, str) and given
+  if words and given not in losses.WEIGHTS:
+    raise config_lib.UserError(
+      f'config.objective.class_weights is {given!r}: write a number for each'
+      f' class, or one of {", ".join(map(repr, losses.WEIGHTS))}'
+    )
+  numbers = given if isinstance(given, tuple | list) else ()
+  is_number = all(isinstance(x, int | float) for x in numbers)
+  if not isinstance(given, str | tuple | list) or not (
+    is_number and all(0 < x < math.inf for x in numbers)
+  ):
+    raise config_lib.UserError(
+      f'config.objective.class_weights is {given!r}: it must hold numbers that'
+      ' are more than 0, one for each class'
+    )
+  if words and config.data.balance:
+    raise config_lib.UserError(
+      f'config.objective.class_weights={given!r} and'
+      f' config.data.balance={config.data.balance!r} both make up for rare'
+      ' classes, which would then count too much: set one of them'
+    )
+  counts = config.objective.class_counts
+  if counts is not None and not (
+    counts
+    and all(isinstance(x, int) and x >= 0 for x in counts)
+    and any(counts)
+  ):
+    raise config_lib.UserError(
+      f'config.objective.class_counts is {counts}: it must hold the number of'
+      ' images of each class, some more than 0'
+    )

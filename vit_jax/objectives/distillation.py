@@ -1,7 +1,5 @@
 """Classification that also listens to a teacher (DeiT, arXiv:2012.12877)."""
 
-from collections.abc import Callable
-from collections.abc import Sequence
 import functools
 import os
 
@@ -14,6 +12,8 @@ import optax
 
 from vit_jax import config as config_lib
 from vit_jax import weights
+from vit_jax.data import base as data_base
+from vit_jax.data import features as features_lib
 from vit_jax.data.host import levels
 from vit_jax.objectives import base
 from vit_jax.objectives import classification
@@ -31,22 +31,18 @@ class Distillation(classification.Classification):
   """
 
   def __init__(
-    self,
-    config: ml_collections.ConfigDict,
-    augment: classification.Augment,
-    prepare: Callable[[jax.Array], jax.Array],
+    self, config: ml_collections.ConfigDict, features: features_lib.Features
   ):
     """Makes the model and loads the teacher.
 
     Args:
       config: The full config, with the number of classes.
-      augment: As `Classification`.
-      prepare: As `Classification`.
+      features: What the examples have, by name.
 
     Raises:
       UserError: The teacher cannot be had, or has other classes or channels.
     """
-    super().__init__(config, augment, prepare)
+    super().__init__(config, features)
     self._config = config.objective
     self._normalization = config_lib.normalization(config)
     self._teacher = _load(config.objective.teacher, self.image_shape[:2])
@@ -54,7 +50,6 @@ class Distillation(classification.Classification):
     self._teacher_model = self._teacher.model.clone(
       dtype=jnp.dtype(config.train.dtype)
     )
-    self.constants = self._teacher.params
 
   def _check_teacher(self, config: ml_collections.ConfigDict) -> None:
     path, preprocess = config.objective.teacher, self._teacher.preprocess
@@ -74,7 +69,27 @@ class Distillation(classification.Classification):
         ' make them the same'
       )
 
-  def check_classes(self, classes: Sequence[str]) -> None:
+  @staticmethod
+  def check(config: ml_collections.ConfigDict) -> None:
+    """Checks `config.objective`.
+
+    Raises:
+      UserError: A value cannot work.
+    """
+    classification.Classification.check(config)
+    if not config.objective.teacher:
+      raise config_lib.UserError(
+        'config.objective.teacher is empty, but config.objective.name is'
+        " 'distillation': say which model teaches"
+      )
+    config_lib.one_of(config, 'objective.distillation', TARGETS)
+
+  def init_extra(self, params: base.Params) -> base.Extra:
+    """Returns the teacher's parameters, which nothing changes."""
+    del params
+    return {'teacher': jax.tree.map(np.asarray, self._teacher.params)}
+
+  def check_source(self, source: data_base.Source) -> None:
     """Checks that the teacher has the same classes in the same order.
 
     Where it has no names, or others throughout, that cannot be known.
@@ -82,7 +97,8 @@ class Distillation(classification.Classification):
     Raises:
       UserError: It has not, or the labels have too few weights.
     """
-    super().check_classes(classes)
+    super().check_source(source)
+    classes = source.classes
     path, known = self._config.teacher, self._teacher.classes
     for i, (own, theirs) in enumerate(zip(classes, known, strict=False)):
       if own != theirs and theirs in classes:
@@ -100,40 +116,34 @@ class Distillation(classification.Classification):
   def loss(
     self,
     params: base.Params,
-    constants: base.Params,
+    extra: base.Extra,
     batch: base.Batch,
-    key: jax.Array,
-    rows: jax.Array,
-  ) -> tuple[jax.Array, base.Scalars]:
+    rng: base.Rng,
+  ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the mean of both losses (nats), their parts, and the accuracy.
 
     It is (1 - w) * cross-entropy + w * distillation (DeiT, equations 2 and 3).
     """
-    batch = self.augment(batch, key, rows)
-    heads = self._heads(params, batch, key, rows)
+    heads = self._heads(params, batch, rng)
     labels = batch['label']
-    loss = self._cross_entropy(heads[:, 0], labels).mean()
+    loss = self.cross_entropy(heads[:, 0], labels).mean()
     answers = self._teacher_model.apply(
-      {'params': constants}, self._as_teacher_sees(batch['image'])
+      {'params': extra['teacher']}, self._as_teacher_sees(batch['image'])
     )
     assert isinstance(answers, jax.Array)  # not a tuple: nothing is mutable
     from_teacher = self._from_teacher(heads[:, 1], answers).mean()
     w = self._config.teacher_weight
     accuracy = losses.accuracy(heads.mean(axis=1), labels)
     scalars = {'accuracy': accuracy, 'distillation_loss': from_teacher}
-    return (1 - w) * loss + w * from_teacher, scalars
+    return (1 - w) * loss + w * from_teacher, scalars, extra
 
   def _heads(
-    self,
-    params: base.Params,
-    batch: base.Batch,
-    key: jax.Array,
-    rows: jax.Array,
+    self, params: base.Params, batch: base.Batch, rng: base.Rng
   ) -> jax.Array:
     """Returns what learns the labels, and the teacher: [B, 2, classes]."""
     if getattr(self.model, 'has_two_heads', False):
-      return self._outputs(params, batch, key, rows, merge_heads=False)
-    logits = self._outputs(params, batch, key, rows)
+      return self.apply_train(params, batch['image'], rng, merge_heads=False)
+    logits = self.apply_train(params, batch['image'], rng)
     return jnp.stack([logits, logits], axis=1)
 
   def _from_teacher(self, logits: jax.Array, answers: jax.Array) -> jax.Array:
@@ -155,20 +165,6 @@ class Distillation(classification.Classification):
       np.asarray(x, np.float32) for x in (preprocess.mean, preprocess.std)
     )
     return (pixels - mean) / std
-
-
-def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.objective` where there is a teacher.
-
-  Raises:
-    UserError: A value cannot work.
-  """
-  if not config.objective.teacher:
-    raise config_lib.UserError(
-      'config.objective.teacher is empty, but config.objective.name is'
-      " 'distillation': say which model teaches"
-    )
-  config_lib.one_of(config, 'objective.distillation', TARGETS)
 
 
 @functools.lru_cache(maxsize=1)  # the same for all that a run compiles

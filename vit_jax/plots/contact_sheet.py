@@ -1,6 +1,7 @@
 """Many small images in one picture, each with a caption."""
 
 from collections.abc import Collection
+from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
 import math
@@ -10,6 +11,8 @@ import unicodedata
 import cv2
 import numpy as np
 
+from vit_jax.config import some
+from vit_jax.data import features as features_lib
 from vit_jax.runs import workdir as workdir_lib
 
 _SMALLEST, _LARGEST = 96, 224  # pixels: what an image is enlarged or shrunk to
@@ -40,6 +43,30 @@ def choose(
     return list(range(count))
   others = [i for i in range(count) if i not in set(marked)]
   return [*sorted(marked), *others][:most]
+
+
+def captions(
+  targets: Mapping[str, np.ndarray], features: features_lib.Features, count: int
+) -> list[str]:
+  """Returns the targets of examples in words.
+
+  Args:
+    targets: Arrays [B, ...] by the name of the feature; of a mixed batch, too.
+    features: What the examples have.
+    count: B.
+  """
+  lines: list[list[str]] = [[] for _ in range(count)]
+  for name, feature in features_lib.targets(features).items():
+    for line, value in zip(lines, targets[name], strict=True):
+      if isinstance(feature, features_lib.Label):
+        line.append(caption(value, feature.names))
+      elif isinstance(feature, features_lib.MultiLabel):
+        present = np.flatnonzero(value).tolist()
+        line.append(some([feature.names[i] for i in present], 3) or 'none')
+      else:
+        pairs = zip(feature.names, value.tolist(), strict=True)
+        line += [f'{k} {x:.4g}' for k, x in list(pairs)[:2]]
+  return ['\n'.join(line) for line in lines]
 
 
 def caption(label: np.ndarray, classes: Sequence[str]) -> str:

@@ -14,12 +14,13 @@ import flax
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import objectives
+from vit_jax.data import features as features_lib
 from vit_jax.data.device import views
+from vit_jax.data.device.rng import Rng
 from vit_jax.models import stack
 from vit_jax.models import vit
 from vit_jax.parallel import sharding
@@ -67,8 +68,8 @@ class Findings:
       `gradient`, the state of the `optimizer` after it, and the
       `parameters_after`. Each is by path, as an unrolled model has it.
     index: int32 [B], ids of the examples.
-    label: int32 [B]; or shares of the classes, float32 [B, classes], where
-      images are mixed.
+    targets: [B, ...] by the name of the feature; of a label the shares of the
+      classes, float32 [B, classes], where images are mixed.
     drawn: Rows of `images`; the examples of the first event that is bad come
       first where not all fit.
     images: float32 [len(drawn), H, W, C], as the model was fed them.
@@ -79,7 +80,7 @@ class Findings:
   largest: np.ndarray
   arrays: dict[str, dict[str, Values]]
   index: np.ndarray
-  label: np.ndarray
+  targets: dict[str, np.ndarray]
   drawn: list[int]
   images: np.ndarray
 
@@ -124,27 +125,26 @@ def examine(
   """
   mesh = e.program.mesh
   everywhere = sharding.replicated(mesh)
-  constants = e.program.constants
-  trace, fed, labels = jax.jit(
+  trace, fed, targets = jax.jit(
     _forward(e),
     out_shardings=(everywhere, sharding.batch_sharding(mesh), everywhere),
-  )(constants, state.params, batch, np.int32(step))
+  )(state.params, state.extra, batch, np.int32(step))
   arrays = jax.jit(_backward(e), out_shardings=everywhere)(
-    constants, state, batch, np.int32(step)
+    state, batch, np.int32(step)
   )
   bad = np.asarray(trace.bad)
   first = next((i for i, count in enumerate(bad) if count.any()), 0)
   drawn = contact_sheet.choose(len(bad[first]), np.flatnonzero(bad[first]))
-  images, index, label = jax.jit(
+  images, index, targets = jax.jit(
     lambda fed, rows, *others: (fed[rows], *others), out_shardings=everywhere
-  )(fed, np.array(drawn), batch['index'], labels)
+  )(fed, np.array(drawn), batch['index'], targets)
   return Findings(
     events=trace.events,
     bad=bad,
     largest=np.asarray(trace.largest),
     arrays={stage: values.to_dict() for stage, values in arrays.items()},
     index=np.asarray(index),
-    label=np.asarray(label),
+    targets=jax.tree.map(np.asarray, targets),
     drawn=drawn,
     images=np.asarray(images),
   )
@@ -152,23 +152,30 @@ def examine(
 
 def _forward(
   e: experiment_lib.Experiment,
-) -> Callable[..., tuple[_Trace, jax.Array, jax.Array]]:
+) -> Callable[..., tuple[_Trace, jax.Array, Any]]:
   """Returns what computes the loss of a step, and looks at each module.
 
   Returns:
-    A function of (constants, parameters, batch, step) to a trace, and to the
-    images that the model is fed, float32 [B, H, W, C], and their labels.
+    A function of (parameters, extra, batch, step) to a trace, and to the
+    images that the model is fed, float32 [B, H, W, C], and their targets.
   """
   config = e.config.copy_and_resolve_references()
   config.model.scan, config.model.remat = False, 'none'
-  parts, objective = config_lib.num_parts(config), _objective(config, e)
+  parts = config_lib.num_parts(config)
+  features = e.source.features
+  objective = objectives.create(config, features)
+  transform = views.train_transform(config, features, objective.views)
+
+  def augment(batch: objectives.Batch, rng: Rng) -> objectives.Batch:
+    return transform(batch, rng.fold(objectives.Purpose.AUGMENTATION))
+
   loss = sharding.keep_batch_split(
     objective.loss, e.program.mesh, config.train.batch_size // parts
   )
 
   def run(
-    constants: Any, params: Any, batch: objectives.Batch, step: jax.Array
-  ) -> tuple[_Trace, jax.Array, jax.Array]:
+    params: Any, extra: Any, batch: objectives.Batch, step: jax.Array
+  ) -> tuple[_Trace, jax.Array, Any]:
     params = stack.join_runs(params)
     if 'blocks' in params:
       params = vit.unstack_layers(params)
@@ -176,17 +183,18 @@ def _forward(
 
     def one_part(_: None, part: Any) -> tuple[None, Any]:
       batch, rows = part
-      recorder = _Recorder(len(rows))
+      rng, recorder = Rng(key, rows), _Recorder(len(rows))
       with nn.intercept_methods(recorder.intercept):
-        loss(params, constants, batch, key, rows)
-      labels = objective.augment(batch, key, rows)['label']
-      return None, (recorder.trace(), recorder.images, labels)
+        loss(params, extra, augment(batch, rng), rng)
+      fed = augment(batch, rng)
+      targets = {name: fed[name] for name in features_lib.targets(features)}
+      return None, (recorder.trace(), recorder.images, targets)
 
     _, (trace, *fed) = jax.lax.scan(one_part, None, _parts(batch, parts))
     bad = sharding.join_rows(trace.bad.swapaxes(1, 2)).T  # of [parts, E, ...]
     largest = trace.largest.max(axis=0)
-    images, labels = map(sharding.join_rows, fed)
-    return _Trace(trace.events, bad, largest), images, labels
+    images, targets = jax.tree.map(sharding.join_rows, fed)
+    return _Trace(trace.events, bad, largest), images, targets
 
   return run
 
@@ -261,17 +269,16 @@ def _backward(
   """Returns what looks at a step's gradients and at what they would change.
 
   Returns:
-    A function of (constants, state, batch, step) to what becomes
+    A function of (state, batch, step) to what becomes
     `Findings.arrays`.
   """
 
   def run(
-    constants: Any,
     state: train_step_lib.TrainState,
     batch: objectives.Batch,
     step: jax.Array,
   ) -> dict[str, _Arrays]:
-    update = e.program.update(constants, state, batch, step)
+    update = e.program.update(state, batch, step)
     trees = {
       'parameters': state.params,
       'gradient': update.grads,
@@ -283,19 +290,8 @@ def _backward(
   return run
 
 
-def _objective(
-  config: ml_collections.ConfigDict, e: experiment_lib.Experiment
-) -> objectives.Objective:
-  shape = e.source.image_shape
-  return objectives.create(
-    config,
-    views.train_transform(config, shape),
-    views.eval_transform(config, shape),
-  )
-
-
 def _parts(batch: objectives.Batch, parts: int) -> Any:
-  rows = jnp.arange(len(batch['image']), dtype=jnp.int32)
+  rows = jnp.arange(len(batch['index']), dtype=jnp.int32)
   return sharding.split_rows((batch, rows), parts)
 
 

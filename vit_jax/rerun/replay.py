@@ -331,12 +331,10 @@ def _draw(
   )
   number, total = len(f.drawn), len(f.index)
   which = f'{number} of {total}' if number < total else str(total)
+  captions = contact_sheet.captions(f.targets, e.source.features, total)
   contact_sheet.draw(
     list(f.images * std + mean),
-    [
-      f'{f.index[i]}: {contact_sheet.caption(f.label[i], e.source.classes)}'
-      for i in f.drawn
-    ],
+    [f'{f.index[i]}: {captions[i]}' for i in f.drawn],
     path,
     marked=marked,
     title=f'step {report["step"]}: {which} examples, as the model sees them',

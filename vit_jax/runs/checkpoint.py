@@ -49,6 +49,7 @@ class Checkpointer:
     workdir: pathlib.Path | str,
     config: ml_collections.ConfigDict,
     keep_every: fractions.Fraction | None = None,
+    lower_is_better: bool = False,
   ):
     """Opens `workdir/checkpoints`, and `workdir/best` where it is asked for.
 
@@ -57,6 +58,7 @@ class Checkpointer:
       config: The `checkpoint` section: `keep` and `best` count here.
       keep_every: Its `keep_every` in steps (see `config.period`): the first
         checkpoint at or after each multiple is kept for ever.
+      lower_is_better: Whether the metric of `best` is to fall.
 
     Raises:
       UserError: The directories cannot be made.
@@ -65,7 +67,7 @@ class Checkpointer:
     checkpoint_format.quiet_orbax()
     keep = functools.partial(steps_to_keep, keep=config.keep, every=keep_every)
     self.counts: dict[str, int] = {}
-    self._metric = config.best
+    self._metric, self._lower_is_better = config.best, lower_is_better
     # Step and metric of what is in best/.
     self._best: tuple[int, float] | None = None
     self._best_store: _Store | None = None
@@ -132,8 +134,8 @@ class Checkpointer:
   ) -> bool:
     """Writes best/STEP in the background where the metric is the best so far.
 
-    The metric is `config.checkpoint.best`. Higher is better, except for names
-    that end in 'loss' or 'error'. The old best goes once the new one is whole.
+    The metric is `config.checkpoint.best`. The old best goes once the new one is
+    whole.
 
     Args:
       step: Number of completed updates.
@@ -214,7 +216,7 @@ class Checkpointer:
   def _is_better(self, value: float) -> bool:
     if self._best is None:
       return not math.isnan(value)
-    if self._metric.endswith(('loss', 'error')):
+    if self._lower_is_better:
       return value < self._best[1]
     return value > self._best[1]
 

@@ -3,7 +3,7 @@
 A checkpoint is a directory STEP/ with two Orbax items: `state`, a tree of
 arrays, and `info`, a JSON object:
 
-    format   1
+    format   2; of format 1, without `extra`, the parameters alone can be read
     step     number of completed updates
     metrics  of the evaluations at that step; null: they are still to be done
     counts   what the run has counted up to that step; in older ones left out
@@ -41,7 +41,7 @@ import numpy as np
 
 from vit_jax.config import UserError
 
-FORMAT = 1
+FORMAT = 2
 _PART_BYTES = 2**25  # that parameters are read in at a time
 
 PyTree = Any
@@ -173,6 +173,13 @@ def restore(
   problem, state, info = '', None, {}
   try:
     info = read_info(path)
+    if info['format'] < FORMAT:
+      raise UserError(
+        f'checkpoint {path} has format {info["format"]}, of an older vit_jax,'
+        f' and runs go on from format {FORMAT} alone: start a new run from its'
+        ' parameters, with --config.init_from.path=THIS_WORKDIR, or install'
+        ' that version'
+      )
     if callable(abstract_state):
       abstract_state = abstract_state(info['arrays'].keys())
     _check_fits(path, info, abstract_state)

@@ -88,6 +88,7 @@ def complete(
     UserError: They are not there.
   """
   from vit_jax import data
+  from vit_jax import objectives
   from vit_jax.weights import initial
 
   config_lib.check(config)
@@ -101,7 +102,8 @@ def complete(
       raise UserError(
         f'{e}; to plan without the data, set --config.model.num_classes'
       ) from None
-    config.model.num_classes = len(source.classes)
+    found = objectives.class_of(config).num_outputs(source.features)
+    config.model.num_classes = found
     config.data.source_size = source.image_shape
     config.data.bits = config.data.bits or source.bits()
   if config.model.name == config_lib.INIT_FROM:
@@ -180,6 +182,7 @@ def make(config: 'ml_collections.ConfigDict') -> Plan:
   """
   import numpy as np
 
+  from vit_jax import objectives
   from vit_jax import optim
   from vit_jax.train import experiment
   from vit_jax.train import program as program_lib
@@ -192,7 +195,8 @@ def make(config: 'ml_collections.ConfigDict') -> Plan:
   if size is not None:
     size = config_lib.pair(size, 'data.source_size')
   # Their numbers do not change what is compiled, but for constants.
-  program = program_lib.make(config, size, optim.Lengths(total=1000))
+  features = objectives.class_of(config).stand_in(config, size)
+  program = program_lib.Program(config, features, optim.Lengths(total=1000))
   lowered = program.train_step.lower(
     program.abstract_state(), program.abstract_batch(), np.int32(0)
   )

@@ -119,8 +119,7 @@ def _needed(
 ) -> int:
   """Returns what a step needs of a device at least, in bytes."""
   program = experiment.program
-  constants = jax.tree.leaves(program.objective.constants)
-  needed = _times(experiment) * temporary + sum(x.nbytes for x in constants)
+  needed = _times(experiment) * temporary
   if has_state:
     return needed
   return needed + sharding.bytes_per_device(program.abstract_state())

@@ -9,6 +9,9 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import objectives
+from vit_jax.data import features as features_lib
+from vit_jax.data.device.rng import Rng
+from vit_jax.data.host import batches
 from vit_jax.models import stack
 from vit_jax.models import vit
 from vit_jax.optim import rules as rules_lib
@@ -32,11 +35,16 @@ class StepFlops:
   everything: int
 
 
-def step_flops(config: ml_collections.ConfigDict, params: Any) -> StepFlops:
+def step_flops(
+  config: ml_collections.ConfigDict,
+  features: features_lib.Features,
+  params: Any,
+) -> StepFlops:
   """Counts the operations of the step of a config; computes shapes alone.
 
   Args:
     config: With what the data decide filled in.
+    features: What the examples have, by name.
     params: Shapes of the parameters in the train state.
   """
   config = config.copy_and_resolve_references()
@@ -47,18 +55,17 @@ def step_flops(config: ml_collections.ConfigDict, params: Any) -> StepFlops:
   is_scanned, config.model.scan = config.model.scan, has_layers
   rules = rules_lib.make(config.optim, jax.eval_shape(_stacked, params))
   # Of a twin that is scanned: it is traced in a tenth of the time.
-  flops = _count(config, rules)
+  flops = _count(config, features, rules)
   if is_scanned or not has_layers:
     return flops
   # Unrolled, the last layer may leave out tokens that are not read.
-  config.objective.name = 'classification'  # a teacher would be read again
   for key in ('trainable', 'freeze'):
     config.optim[key] = ''
   config.optim.rules, config.optim.layer_decay = (), 1.0
   config_lib.set_value(config, 'model.depth', 1)
-  one = _count(config)
+  one = _count(config, features)
   config.model.scan = False
-  read = _count(config)
+  read = _count(config, features)
   unread = [
     a - b
     for a, b in zip(
@@ -77,32 +84,32 @@ def step_flops(config: ml_collections.ConfigDict, params: Any) -> StepFlops:
 
 
 def _count(
-  config: ml_collections.ConfigDict, rules: rules_lib.Rules | None = None
+  config: ml_collections.ConfigDict,
+  features: features_lib.Features,
+  rules: rules_lib.Rules | None = None,
 ) -> StepFlops:
   """Counts the operations of a step; computes shapes alone.
 
   Args:
     config: With what the data decide filled in.
+    features: What the examples have, by name.
     rules: Of its parameters; None: those of the config.
   """
-  size = config_lib.pair(config.data.image_size, 'data.image_size')
-  channels = config.data.channels
-
-  def blank(images: jax.Array) -> jax.Array:
-    return jnp.zeros((len(images), *size, channels), jnp.float32)
-
-  def blank_batch(batch: objectives.Batch, *_: jax.Array) -> objectives.Batch:
-    return batch | {'image': blank(batch['image'])}
-
-  objective = objectives.create(config, blank_batch, blank)
+  objective = objectives.create(config, features)
   parts = config_lib.num_parts(config)
   b = config.train.batch_size // parts
+  channels = config.data.channels
   batch = {
-    'image': jax.ShapeDtypeStruct((b, *size, channels), jnp.uint8),
-    'label': jax.ShapeDtypeStruct((b,), jnp.int32),
-    'mask': jax.ShapeDtypeStruct((b,), jnp.bool_),
-    'index': jax.ShapeDtypeStruct((b,), jnp.int32),
+    name: jax.ShapeDtypeStruct((b, *shape), jnp.float32)
+    for name, shape in batches.image_shapes(
+      None, objective.views, channels
+    ).items()
   }
+  batch |= {
+    name: jax.ShapeDtypeStruct((b, *x.shape), x.dtype)
+    for name, x in features_lib.targets(features).items()
+  }
+  batch['index'] = jax.ShapeDtypeStruct((b,), jnp.int32)
   params = jax.eval_shape(objective.init, jax.random.key(0))
   rules = rules or rules_lib.make(config.optim, params)
   passes = 2 if config.optim.sam.rho else 1
@@ -132,12 +139,16 @@ def _count_parts(
     parts: How often that is computed in a step.
   """
   params = jax.eval_shape(rules.split, params)
-  rows = jax.ShapeDtypeStruct(batch['image'].shape[:1], jnp.int32)
+  rows = batch['index']
   key = jax.random.key(0, impl='threefry2x32')
 
   def loss_and_grads(params: Any, batch: Any, rows: Any) -> Any:
-    loss_fn = jax.value_and_grad(objective.loss, has_aux=True)
-    (loss, _), grads = loss_fn(params, objective.constants, batch, key, rows)
+    def loss_fn(params: Any) -> Any:
+      extra = objective.init_extra(params)
+      loss, *rest = objective.loss(params, extra, batch, Rng(key, rows))
+      return loss, rest
+
+    (loss, _), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
     return loss, grads
 
   # Traced once: what of it the wanted gradients do not need is left out.

@@ -12,6 +12,7 @@ one process also between the parts of a measurement.
 from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
+import functools
 from typing import Any
 
 from absl import logging
@@ -21,6 +22,7 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax.evaluation import embedded
+from vit_jax.evaluation import metrics as metrics_lib
 from vit_jax.evaluation import probes
 from vit_jax.parallel import processes
 from vit_jax.plots import confusion_sheet
@@ -127,19 +129,14 @@ class _Evaluator:
 
   def _metrics(self, name: str) -> Scalars:
     """Returns the objective's metrics of a split."""
-    program = self._experiment.program
-    total = program.no_metrics()
-
-    def add(batch: feed.Batch, told: jax.Array) -> jax.Array:
-      nonlocal total
-      total, signal = program.eval_step(self._params, batch, total, told)
-      return signal
-
-    self._each(self._experiment.eval_batches(name), add)
-    metrics = jax.device_get(total).compute()
+    collect = _Collect(self._experiment.program.eval_step, self._params)
+    self._each(self._experiment.eval_batches(name), collect)
+    first, *rest = collect.results()
+    total = functools.reduce(lambda total, x: total.merge(x), rest, first)
+    metrics = total.compute()
     if 'confusion' in metrics:
       self.confusion[name] = np.asarray(metrics.pop('confusion'))
-    return {metric: float(value) for metric, value in metrics.items()}
+    return metrics_lib.scalars(metrics, self._experiment.source.features)
 
   def _probe(self, name: str) -> Scalars:
     """Returns the metrics of a probe."""
@@ -163,7 +160,12 @@ class _Evaluator:
     if split not in self._embedded:
       collect = _Collect(self._experiment.program.embed_step, self._params)
       self._each(batches(), collect)
-      self._embedded[split] = collect.result()
+      self._embedded[split] = embedded.join(
+        [
+          embedded.Embedded.of_batch(batch['features'], batch)
+          for batch in collect.results()
+        ]
+      )
     return self._embedded[split]
 
   def _each(self, batches: feed.Feed, step: _Step) -> None:
@@ -189,29 +191,25 @@ class _Evaluator:
 
 
 class _Collect:
-  """Embeds batches; fetches each while the next one is computed."""
+  """Applies a step to batches; fetches each while the next one is computed."""
 
-  def __init__(self, embed_step: Any, params: Any):
-    self._embed_step, self._params = embed_step, params
-    self._last: dict[str, jax.Array] | None = None
-    self._parts: list[embedded.Embedded] = []
+  def __init__(self, step: Any, params: Any):
+    self._step, self._params = step, params
+    self._last: Any = None
+    self._found: list[Any] = []
 
   def __call__(self, batch: feed.Batch, told: jax.Array) -> jax.Array:
-    found, signal = self._embed_step(self._params, batch, told)
+    result, signal = self._step(self._params, batch, told)
     self._fetch()
-    self._last = found
+    self._last = result
     return signal
 
-  def result(self) -> embedded.Embedded:
-    """Returns all examples."""
+  def results(self) -> list[Any]:
+    """Returns what the step gave for each batch, with arrays of NumPy."""
     self._fetch()
-    return embedded.join(self._parts)
+    return self._found
 
   def _fetch(self) -> None:
-    if self._last is None:
-      return
-    batch = jax.device_get(self._last)
-    self._parts.append(
-      embedded.Embedded.of_batch(np.asarray(batch['features']), batch)
-    )
-    self._last = None
+    if self._last is not None:
+      self._found.append(jax.device_get(self._last))
+      self._last = None

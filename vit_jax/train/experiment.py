@@ -3,7 +3,6 @@
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
-from collections.abc import Sequence
 import dataclasses
 import fractions
 import itertools
@@ -11,7 +10,6 @@ import itertools
 from absl import logging
 import jax
 import ml_collections
-import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import data
@@ -21,6 +19,7 @@ from vit_jax.data import balance
 from vit_jax.data import cache as cache_lib
 from vit_jax.data import intensity
 from vit_jax.evaluation import probes
+from vit_jax.objectives.base import check_features
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import sharding
 from vit_jax.train import cost
@@ -140,9 +139,9 @@ class Experiment:
     """Returns the experiment with another `train.accumulation`."""
     config = config_lib.in_parts(self.config, accumulation)
     if config_lib.num_parts(config) == config_lib.num_parts(self.config):
-      program = dataclasses.replace(self.program, config=config)
+      program = self.program.with_config(config)
     else:
-      program = program_lib.make(config, self.source.image_shape, self.lengths)
+      program = program_lib.Program(config, self.source.features, self.lengths)
     return dataclasses.replace(self, config=config, program=program)
 
   def train_batches(
@@ -163,11 +162,11 @@ class Experiment:
       host_index=index,
       host_count=count,
       positions_only='train' in self.on_devices,
+      views=self.program.objective.views,
     )
     if calls is None:
       calls = itertools.repeat(1, self.total_steps - start)
-    batch_size = self.config.train.batch_size
-    return self._feed('train', batches, batch_size, calls)
+    return self._feed('train', batches, None, calls)
 
   def eval_batches(self, name: str) -> feed.Feed:
     """Returns one evaluation's global batches, on the devices."""
@@ -198,7 +197,7 @@ class Experiment:
     self,
     split: str,
     batches: data.Batches,
-    batch_size: int,
+    batch_size: int | None,
     calls: Iterable[int],
   ) -> feed.Feed:
     mesh, shapes = self.program.mesh, self.program.abstract_batch(batch_size)
@@ -288,9 +287,12 @@ def build(
     if config.evals[name].train_split
   }
   _check_probes(config, eval_sources, probe_sources)
-  _fill_num_classes(config, source)
+  objectives.fill_options(config)
+  objective = objectives.class_of(config)
+  check_features(objective, config, source.features)
+  _fill_num_classes(config, objective.num_outputs(source.features))
   intensity.fill(config, source, resumes)
-  _fill_class_counts(config, source)
+  objective.fill(config, source)
   lengths = _lengths(config, len(source))
   loaded = None
   if config.init_from.path and not resumes:
@@ -303,8 +305,8 @@ def build(
   def steps(text: str) -> fractions.Fraction | None:
     return config_lib.period(text, len(source), batch_size) if text else None
 
-  program = program_lib.make(config, source.image_shape, lengths)
-  program.objective.check_classes(source.classes)
+  program = program_lib.Program(config, source.features, lengths)
+  program.objective.check_source(source)
   _warn_of_zero_head(config, program.rules, start)
   return Experiment(
     config=config,
@@ -359,18 +361,15 @@ def describe(experiment: Experiment) -> None:
   logging.info('%s', rules_lib.table(program.rules))
   logging.info('%s', cost.show(program.flops, e.config.train.batch_size))
   logging.info(
-    'training on %s: %d examples, %d classes (%s)',
-    e.config.data.split,
-    len(e.source),
-    len(e.source.classes),
-    config_lib.some(e.source.classes, 10),
+    'training on %s: %d examples, %s',
+    *(e.config.data.split, len(e.source), _show_features(e.source)),
   )
-  weights = program.objective.class_weights
-  if weights is not None:
-    _describe_classes('class weights', e.source.classes, weights)
+  for line in program.objective.describe(e.source):
+    logging.info('%s', line)
   sampling = balance.make(e.source, e.config.data.balance)
   if sampling is not None:
-    _describe_classes('shares of draws', e.source.classes, sampling.shares)
+    shares = balance.show('shares of draws', e.source.classes, sampling.shares)
+    logging.info('%s', shares)
   for name, source in e.eval_sources.items():
     spec = e.config.evals[name]
     logging.info(
@@ -404,12 +403,14 @@ def describe(experiment: Experiment) -> None:
   )
 
 
-def _describe_classes(
-  what: str, classes: Sequence[str], values: np.ndarray
-) -> None:
-  shown = [f'{a} {b:.4g}' for a, b in zip(classes, values, strict=False)]
-  ends = f'{values.min():.4g} to {values.max():.4g}'
-  logging.info('%s, %s: %s', what, ends, config_lib.some(shown, 10))
+def _show_features(source: data.Source) -> str:
+  """Returns what the examples of a source have, for people."""
+  shown = []
+  for name, feature in source.features.items():
+    if names := feature.names:
+      what = 'classes' if name == 'label' else name
+      shown.append(f'{len(names)} {what} ({config_lib.some(names, 10)})')
+  return ', '.join(shown) or 'images alone'
 
 
 def dry_run(experiment: Experiment) -> dict[str, float]:
@@ -417,20 +418,18 @@ def dry_run(experiment: Experiment) -> dict[str, float]:
 
   Returns:
     parameters (a count), GFLOP a step, and GiB a device: the state, the
-    temporary values of the step, and the sum of all, a teacher included.
+    temporary values of the step, and their sum.
   """
   e = experiment
   program, state = e.program, e.program.abstract_state()
   temporary = program_lib.temporary_bytes(program.compile())
   state_bytes = sharding.bytes_per_device(state)
-  constants = jax.tree.leaves(program.objective.constants)
-  constant_bytes = sum(x.nbytes for x in constants)
   return {
     'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
     'gflop_per_step': program.flops.step / 1e9,
     'state_gib': state_bytes / 2**30,
     'temporary_gib': temporary / 2**30,
-    'total_gib': (state_bytes + constant_bytes + temporary) / 2**30,
+    'total_gib': (state_bytes + temporary) / 2**30,
   }
 
 
@@ -446,34 +445,14 @@ def plan_memory(experiment: Experiment) -> dict[str, float]:
   return experiment.program.memory(round(temporary * 2**30))
 
 
-def _fill_num_classes(
-  config: ml_collections.ConfigDict, source: data.Source
-) -> None:
-  found, wanted = len(source.classes), config.model.num_classes
+def _fill_num_classes(config: ml_collections.ConfigDict, found: int) -> None:
+  wanted = config.model.num_classes
   if wanted is None:
     config.model.num_classes = found
   elif wanted < found:
     raise config_lib.UserError(
       f'config.model.num_classes is {wanted}, but {config.data.name} has'
       f' {found} classes: leave it out, or make it at least {found}'
-    )
-
-
-def _fill_class_counts(
-  config: ml_collections.ConfigDict, source: data.Source
-) -> None:
-  """Counts the images of each class where the weights depend on them."""
-  objective, classes = config.objective, len(source.classes)
-  if not isinstance(objective.class_weights, str):
-    return
-  if objective.class_weights and objective.class_counts is None:
-    counts = np.bincount(source.read_labels(), minlength=classes)
-    objective.class_counts = tuple(counts.tolist())
-  found = len(objective.class_counts or ())
-  if objective.class_weights and found != classes:
-    raise config_lib.UserError(
-      f'config.objective.class_counts has {found} numbers, but there are'
-      f' {classes} classes: leave it out'
     )
 
 

@@ -8,10 +8,13 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import data
+from vit_jax.data import features as features_lib
 from vit_jax.data import intensity
 from vit_jax.data.device import views
+from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import batches
 from vit_jax.objectives import base
+from vit_jax.plots import contact_sheet
 from vit_jax.train import step as step_lib
 
 
@@ -20,13 +23,11 @@ class Fed(NamedTuple):
 
   Attributes:
     images: float32 [b, H, W, C], 0 to 1.
-    labels: int32 [b], or shares of the classes, float32 [b, classes].
-    classes: Their names.
+    captions: Their targets in words.
   """
 
   images: np.ndarray
-  labels: np.ndarray
-  classes: tuple[str, ...]
+  captions: list[str]
 
 
 def load(config: ml_collections.ConfigDict, step: int, count: int) -> Fed:
@@ -70,14 +71,17 @@ def of(
   count = min(count, config.train.batch_size)
   rows = range(min(count + count % 2, config.train.batch_size))
   batch = batches.train_rows(source, config, step, rows)
-  key = base.augmentation_key(step_lib.step_key(config.seed, step))
-  transform = jax.jit(views.train_transform(config, source.image_shape))
-  fed = transform(batch, key, np.asarray(rows, np.int32))
+  key = step_lib.step_key(config.seed, step)
+  rng = Rng(key, np.asarray(rows, np.int32)).fold(base.Purpose.AUGMENTATION)
+  fed = jax.jit(views.train_transform(config, source.features))(batch, rng)
+  targets = {
+    name: np.asarray(fed[name])[:count]
+    for name in features_lib.targets(source.features)
+  }
   mean, std = (
     np.asarray(x, np.float32) for x in config_lib.normalization(config)
   )
   return Fed(
     images=np.asarray(fed['image'])[:count] * std + mean,
-    labels=np.asarray(fed['label'])[:count],
-    classes=source.classes,
+    captions=contact_sheet.captions(targets, source.features, count),
   )

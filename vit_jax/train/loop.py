@@ -26,6 +26,7 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import data
+from vit_jax import objectives
 from vit_jax.parallel import memory
 from vit_jax.parallel import processes
 from vit_jax.plots import contact_sheet
@@ -144,7 +145,13 @@ def _run_in(
     experiment = accumulation.choose(experiment)
   compiling = _compile_ahead(experiment)
   config, source = experiment.config, experiment.source
-  preprocess = data.Preprocess.from_config(config, source.classes)
+  objective = experiment.program.objective
+  preprocess = data.Preprocess.from_config(
+    config,
+    source.features,
+    objective.output_facts(),
+    objectives.trunk_path(objective),
+  )
   fingerprint = source.fingerprint()
   _check_data(experiment)
   processes.from_first(
@@ -287,9 +294,8 @@ def _show(
     fed = fed_lib.of(config, experiment.source, step, _SHOWN)
   except config_lib.UserError:
     return  # the loop says so at its first batch, which has the same image
-  captions = [contact_sheet.caption(x, fed.classes) for x in fed.labels]
   png = contact_sheet.encode(
-    list(fed.images), captions, title='of the first batch, as it is fed'
+    list(fed.images), fed.captions, title='of the first batch, as it is fed'
   )
   reporter.show(step, 'train/images', png)
 
@@ -311,7 +317,10 @@ def _begin(
   )
   checkpoints = stack.enter_context(
     checkpoint.Checkpointer(
-      workdir, e.config.checkpoint, e.checkpoint_keep_every
+      workdir,
+      e.config.checkpoint,
+      e.checkpoint_keep_every,
+      lower_is_better=objectives.lower_is_better(e.config),
     )
   )
   restored = checkpoints.restore(e.program.state_to_read)

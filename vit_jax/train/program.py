@@ -3,23 +3,27 @@
 from collections.abc import Callable
 from collections.abc import Collection
 import concurrent.futures
-import dataclasses
+import copy
 import functools
 from typing import Any
 
-from clu import metrics
 import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
+import optax
 
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import objectives
 from vit_jax import optim
+from vit_jax.data import features as features_lib
 from vit_jax.data.device import views
+from vit_jax.data.host import batches
+from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
 from vit_jax.models import stack
+from vit_jax.objectives import base
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import processes
 from vit_jax.parallel import sharding
@@ -35,64 +39,179 @@ _QUICK = {'xla_backend_optimization_level': 1}
 _IN_ORDER = {'xla_cpu_enable_concurrency_optimized_scheduler': False}
 
 
-@dataclasses.dataclass(frozen=True)
 class Program:
-  """The compiled functions of a run; nothing is compiled until it is called.
+  """The functions of a config over a mesh, compiled when they are first used.
 
   Attributes:
     config: With nothing open that shapes depend on.
-    image_shape: (height, width) in which images come from the host.
-    mesh: Of devices.
-    placed: Where each parameter is on it.
-    rules: What trains, and how.
+    features: What the examples have, by name.
+    lengths: Of the run and of parts of its schedule.
     objective: What is learned.
-    update: (constants, state, batch, step) -> what the step computes; not
-      compiled.
-    initialise: (params, or None: random ones) -> state, on the mesh.
-    train_step: (state, batch, step, signals=None) -> (state, metrics); the
-      state is donated.
-    train_steps: The same for several steps in one call: batches and metrics
-      have a leading dimension of steps.
-    no_metrics: Returns the metrics of no batch at all, on the mesh.
-    eval_step: (params, batch, metrics, signals=None) -> metrics, with those of
-      the batch, and the largest signal (0 where there are none).
-    embed_step: (params, batch, signals=None) -> ({features, label, mask,
-      index}, the largest signal): features are what the head reads, float32
-      [B, D]; the rest is of the batch. All of it is on every device.
+    mesh: Of devices.
+    rules: What trains, and how.
+    placed: Where each parameter is on the mesh.
   """
 
-  config: ml_collections.ConfigDict
-  image_shape: tuple[int, int]
-  mesh: jax.sharding.Mesh
-  placed: dict[str, sharding.Placement]
-  rules: rules_lib.Rules
-  objective: objectives.Objective
-  update: Callable[..., train_step_lib.Update]
-  initialise: Callable[[Any], TrainState]
-  train_step: '_WithConstants'
-  train_steps: '_WithConstants'
-  no_metrics: Callable[[], metrics.Collection]
-  eval_step: Any
-  embed_step: Any
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    features: features_lib.Features,
+    lengths: optim.Lengths,
+  ):
+    """Makes the model and its rules.
+
+    Args:
+      config: With nothing open; is not changed.
+      features: What the examples have, by name; images that all have one size
+        are cropped on the device.
+      lengths: Of the run and of parts of its schedule.
+
+    Raises:
+      UserError: A pattern or a rule does not fit the parameters.
+    """
+    self.config, self.features, self.lengths = config, features, lengths
+    self.mesh = sharding.make_mesh(config.mesh)
+    self.objective = objectives.create(config, features)
+    params = jax.eval_shape(self.objective.init, jax.random.key(0))
+    self.rules = rules_lib.make(config.optim, params)
+    self.placed = sharding.place(
+      config.mesh, self.mesh.shape, jax.eval_shape(self.rules.split, params)
+    )
+    is_cpu = self.mesh.devices.flat[0].platform == 'cpu'
+    self._is_cpu = is_cpu
+    self._options: dict[str, Any] = {}
+    if is_cpu and self.mesh.size > 1:
+      self._options = dict(_IN_ORDER)
+
+  @property
+  def _replicated(self) -> jax.sharding.NamedSharding:
+    return sharding.replicated(self.mesh)
+
+  def with_config(self, config: ml_collections.ConfigDict) -> 'Program':
+    """Returns the same program for a config that shapes do not depend on."""
+    other = copy.copy(self)
+    other.config = config
+    return other
+
+  @functools.cached_property
+  def update(self) -> Callable[..., train_step_lib.Update]:
+    """(state, batch, step) -> what the step computes; not compiled."""
+    config, objective = self.config, self.objective
+    return train_step_lib.make_update(
+      config,
+      objective,
+      views.train_transform(config, self.features, objective.views),
+      self.rules,
+      optim.make_schedule(config.optim, self.lengths),
+      self._optimizer,
+      self.mesh,
+      self.placed,
+    )
+
+  @functools.cached_property
+  def train_step(self) -> Any:
+    """(state, batch, step, signals=None) -> (state, metrics); donates state."""
+    return self._compiled_step(self._one_step)
+
+  @functools.cached_property
+  def train_steps(self) -> Any:
+    """`train_step` for several steps in one call.
+
+    Batches and metrics have a leading dimension of steps.
+    """
+    return self._compiled_step(train_step_lib.make_train_steps(self._one_step))
+
+  @functools.cached_property
+  def eval_step(self) -> Any:
+    """(params, batch, signals=None) -> (metrics, the largest signal).
+
+    The metrics are a `clu.metrics.Collection` of the batch, on every device;
+    the signal is 0 where there are none.
+    """
+    objective, prepare = self.objective, self._prepare
+
+    def measure(params: Any, batch: objectives.Batch) -> Any:
+      batch = prepare(batch)
+      return objective.measure(objective.outputs(params, batch), batch)
+
+    return self._compiled_eval(measure)
+
+  @functools.cached_property
+  def embed_step(self) -> Any:
+    """(params, batch, signals=None) -> (embedded, the largest signal).
+
+    Embedded are `features`, what the head reads, float32 [B, D], and the batch
+    without its images. All of it is on every device.
+    """
+    objective, prepare = self.objective, self._prepare
+
+    def embed(params: Any, batch: objectives.Batch) -> Any:
+      images = prepare(batch)['image']
+      features = base.features(*objective.trunk(params), images)
+      rest = {name: x for name, x in batch.items() if name != 'image'}
+      return {'features': features, **rest}
+
+    return self._compiled_eval(embed)
 
   @functools.cached_property
   def flops(self) -> cost.StepFlops:
     """Of the matrix products in one step, on all devices together."""
-    return cost.step_flops(self.config, self.abstract_state().params)
+    return cost.step_flops(
+      self.config, self.features, self.abstract_state().params
+    )
 
-  @property
-  def constants(self) -> Any:
-    """The objective's constants, on the mesh."""
-    return self.train_step.constants
+  def initialise(self, params: Any = None) -> TrainState:
+    """Returns the state before the first step, on the mesh.
+
+    Args:
+      params: To start from; None: random ones.
+    """
+    return self._init.run(params)
+
+  @functools.cached_property
+  def _init(self) -> '_Init':
+    return _Init(self)
+
+  @functools.cached_property
+  def _optimizer(self) -> optax.GradientTransformation:
+    return optim.make_optimizer(self.config.optim)
+
+  @functools.cached_property
+  def _one_step(self) -> Callable[..., Any]:
+    return train_step_lib.make_train_step(self.config, self.rules, self.update)
+
+  def _prepare(self, batch: objectives.Batch) -> objectives.Batch:
+    """Returns a batch with its images as evaluation shows them to the model."""
+    image = self.features['image']
+    assert isinstance(image, features_lib.Image)
+    transform = views.eval_transform(self.config, image.size)
+    return batch | {'image': transform(batch['image'])}
+
+  def _compiled_step(self, step: Callable[..., Any]) -> Any:
+    return jax.jit(
+      step,
+      donate_argnums=0,
+      out_shardings=(self._init.shardings, self._replicated),
+      compiler_options=self._options,
+    )
+
+  def _compiled_eval(self, fn: Callable[..., Any]) -> Any:
+    """Compiles (params, batch) -> tree, which also tells the largest signal."""
+
+    def step(
+      params: Any, batch: objectives.Batch, signals: jax.Array | None = None
+    ) -> Any:
+      compute = sharding.keep_batch_split(fn, self.mesh, len(batch['index']))
+      signal = jnp.int32(0) if signals is None else signals.max()
+      return compute(params, batch), signal
+
+    return jax.jit(
+      step, out_shardings=self._replicated, compiler_options=self._options
+    )
 
   def abstract_state(self) -> TrainState:
     """Returns the state's shapes, types and shardings."""
-    state = jax.eval_shape(self.initialise, None)
-    return jax.tree.map(
-      lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
-      state,
-      sharding.follow(self.mesh, self.placed, state),
-    )
+    return self._init.abstract
 
   def state_to_read(self, names: Collection[str]) -> TrainState:
     """Returns the shapes, types and shardings to read a checkpoint into.
@@ -108,8 +227,7 @@ class Program:
       return self.abstract_state()
     config = self.config.copy_and_resolve_references()
     config.model.scan = not config.model.scan
-    lengths = optim.Lengths(total=1)  # of which shapes do not depend
-    return make(config, self.image_shape, lengths).abstract_state()
+    return Program(config, self.features, self.lengths).abstract_state()
 
   def adopt(self, state: TrainState) -> TrainState:
     """Returns a state that was read, with its layers kept as they are here."""
@@ -126,17 +244,26 @@ class Program:
     """Returns the shapes, types and shardings of a global batch.
 
     Args:
-      batch_size: Images in it; None: as for training.
+      batch_size: Examples in a batch for evaluation; None: one for training.
     """
+    is_training = batch_size is None
     b = batch_size or self.config.train.batch_size
     where = sharding.batch_sharding(self.mesh)
     dtype = levels_lib.of(self.config).dtype
+    image = self.features['image']
+    assert isinstance(image, features_lib.Image)
+    views = self.objective.views if is_training else eval_views(self.config)
     shapes: dict[str, Any] = {
-      'image': ((b, *self.image_shape, self.config.data.channels), dtype),
-      'label': ((b,), jnp.int32),
-      'mask': ((b,), jnp.bool_),
-      'index': ((b,), jnp.int32),
+      name: ((b, *shape), dtype)
+      for name, shape in batches.image_shapes(
+        image.size, views, self.config.data.channels
+      ).items()
     }
+    shapes |= {
+      name: ((b, *x.shape), x.dtype)
+      for name, x in features_lib.targets(self.features).items()
+    }
+    shapes |= {'valid': ((b,), jnp.bool_), 'index': ((b,), jnp.int32)}
     return {
       name: jax.ShapeDtypeStruct(shape, dtype, sharding=where)
       for name, (shape, dtype) in shapes.items()
@@ -182,11 +309,10 @@ class Program:
 
     Returns:
       parameters, gradients (of what trains), optimizer, average (of the
-      parameters), constants (of the objective, where it has any), activations
+      parameters), extra (of the objective, where it has any), activations
       (and all else that is temporary), and their sum, total.
     """
     state = self.abstract_state()
-    constants = jax.tree.leaves(self.objective.constants)
     gib = {
       name: sharding.bytes_per_device(tree) / 2**30
       for name, tree in {
@@ -197,8 +323,8 @@ class Program:
       }.items()
     }
     temporary = temporary_bytes / 2**30
-    if constants:
-      gib['constants'] = sum(x.nbytes for x in constants) / 2**30
+    if jax.tree.leaves(state.extra):
+      gib['extra'] = sharding.bytes_per_device(state.extra) / 2**30
     plan = gib | {
       # A compiler may fuse them away.
       'gradients': min(gib['gradients'], temporary),
@@ -207,54 +333,71 @@ class Program:
     return plan | {'total': sum(plan.values())}
 
 
-class _Constants:
-  """An objective's constants, which go to the devices when they are needed.
+class _Init:
+  """Makes the train state.
 
-  Attributes:
-    abstract: Their shapes, types and shardings.
-    on_mesh: On every device of the mesh.
+  Arrays of NumPy that the objective puts into its extra, as a teacher's
+  parameters, go to the devices as they are: what is compiled would otherwise
+  hold them.
   """
 
-  def __init__(self, constants: Any, mesh: jax.sharding.Mesh):
-    self._on_host, self._where = constants, sharding.replicated(mesh)
-
-  @property
-  def abstract(self) -> Any:
-    return jax.tree.map(
-      lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=self._where),
-      self._on_host,
+  def __init__(self, program: Program):
+    self._program = program
+    self._on_host: list[np.ndarray | None] = []
+    state = jax.eval_shape(self._make, None)
+    self.shardings = sharding.follow(program.mesh, program.placed, state)
+    self.abstract = jax.tree.map(
+      lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+      state,
+      self.shardings,
     )
 
-  @functools.cached_property
-  def on_mesh(self) -> Any:
-    return jax.device_put(self._on_host, self._where)
+  def _make(self, params: Any) -> TrainState:
+    program = self._program
+    config, objective = program.config, program.objective
+    params = train_step_lib.init_params(config, objective, params)
+    leaves, tree = jax.tree.flatten(objective.init_extra(params))
+    self._on_host = [x if isinstance(x, np.ndarray) else None for x in leaves]
+    return train_step_lib.init_state(
+      config, program._optimizer, program.rules, params, tree.unflatten(leaves)
+    )
+
+  def run(self, params: Any) -> TrainState:
+    """Returns the state; None: with random parameters."""
+    leaves, tree = jax.tree.flatten(self.shardings.extra)
+
+    def make(params: Any) -> TrainState:
+      state = self._make(params)
+      computed = [
+        x
+        for x, on_host in zip(
+          jax.tree.leaves(state.extra), self._on_host, strict=True
+        )
+        if on_host is None
+      ]
+      return state.replace(extra=computed)
+
+    on_host = list(self._on_host)
+    where = [s for s, x in zip(leaves, on_host, strict=True) if x is None]
+    program = self._program
+    made = jax.jit(
+      make,
+      out_shardings=self.shardings.replace(extra=where),
+      compiler_options=program._options | (_QUICK if program._is_cpu else {}),
+    )(params)
+    computed = iter(made.extra)
+    extra = [
+      next(computed) if x is None else jax.device_put(x, s)
+      for s, x in zip(leaves, on_host, strict=True)
+    ]
+    return made.replace(extra=tree.unflatten(extra))
 
 
-class _WithConstants:
-  """A jitted function whose first argument is an objective's constants.
-
-  They are arguments, and not part of what is compiled: a teacher may be large.
-  """
-
-  def __init__(self, fn: Any, constants: _Constants):
-    self._fn, self._constants = fn, constants
-
-  @property
-  def constants(self) -> Any:
-    """On every device of the mesh."""
-    return self._constants.on_mesh
-
-  def __call__(self, *args: Any) -> Any:
-    """Calls the function."""
-    return self._fn(self.constants, *args)
-
-  def trace(self, *args: Any) -> Any:
-    """Traces the function for arguments of such shapes."""
-    return self._fn.trace(self._constants.abstract, *args)
-
-  def lower(self, *args: Any) -> Any:
-    """Lowers it."""
-    return self.trace(*args).lower()
+def eval_views(
+  config: ml_collections.ConfigDict,
+) -> dict[str, geometry.View]:
+  """Returns the crop that evaluation takes of an image."""
+  return {'image': geometry.View(geometry.eval_crop(config))}
 
 
 def temporary_bytes(compiled: jax.stages.Compiled) -> int:
@@ -286,122 +429,3 @@ def check_model(config: ml_collections.ConfigDict) -> None:
     models.check(config.model, image_size, config.data.channels)
   except ValueError as e:
     raise config_lib.UserError(f'config.model: {e}') from None
-
-
-def make(
-  config: ml_collections.ConfigDict,
-  image_shape: tuple[int, int] | None,
-  lengths: optim.Lengths,
-) -> Program:
-  """Makes the functions of a config; compiles nothing yet.
-
-  Args:
-    config: With nothing open; is not changed.
-    image_shape: (height, width) of stored images, which are then cropped on
-      the device; None: they differ, and come cropped.
-    lengths: Of the run and of parts of its schedule.
-
-  Raises:
-    UserError: A pattern or a rule does not fit the parameters.
-  """
-  mesh = sharding.make_mesh(config.mesh)
-  prepare = views.eval_transform(config, image_shape)
-  objective = objectives.create(
-    config,
-    views.train_transform(config, image_shape),
-    prepare,
-  )
-  params = jax.eval_shape(objective.init, jax.random.key(0))
-  rules = rules_lib.make(config.optim, params)
-  placed = sharding.place(
-    config.mesh, mesh.shape, jax.eval_shape(rules.split, params)
-  )
-  optimizer = optim.make_optimizer(config.optim)
-  schedule = optim.make_schedule(config.optim, lengths)
-  update = train_step_lib.make_update(
-    config, objective, rules, schedule, optimizer, mesh, placed
-  )
-  one_step = train_step_lib.make_train_step(config, rules, update)
-
-  def init_state(params: Any) -> TrainState:
-    return train_step_lib.init_state(
-      config, objective, optimizer, rules, params
-    )
-
-  def eval_step(
-    params: Any,
-    batch: objectives.Batch,
-    total: Any,
-    signals: jax.Array | None = None,
-  ) -> Any:
-    compute = sharding.keep_batch_split(
-      objective.metrics, mesh, len(batch['image'])
-    )
-    signal = jnp.int32(0) if signals is None else signals.max()
-    return total.merge(compute(params, batch)), signal
-
-  is_cpu = mesh.devices.flat[0].platform == 'cpu'
-  options = _IN_ORDER if is_cpu and mesh.size > 1 else {}
-  replicated = sharding.replicated(mesh)
-  in_place = sharding.follow(mesh, placed, jax.eval_shape(init_state, None))
-  constants = _Constants(objective.constants, mesh)
-
-  def compiled(step: Callable[..., Any]) -> _WithConstants:
-    jitted = jax.jit(
-      step,
-      donate_argnums=1,
-      out_shardings=(in_place, replicated),
-      compiler_options=options,
-    )
-    return _WithConstants(jitted, constants)
-
-  return Program(
-    config=config,
-    image_shape=image_shape
-    or config_lib.pair(config.data.image_size, 'data.image_size'),
-    mesh=mesh,
-    placed=placed,
-    rules=rules,
-    objective=objective,
-    update=update,
-    initialise=jax.jit(
-      init_state,
-      out_shardings=in_place,
-      compiler_options=options | (_QUICK if is_cpu else {}),
-    ),
-    train_step=compiled(one_step),
-    train_steps=compiled(train_step_lib.make_train_steps(one_step)),
-    no_metrics=jax.jit(objective.no_metrics, out_shardings=replicated),
-    eval_step=jax.jit(
-      eval_step, out_shardings=replicated, compiler_options=options
-    ),
-    embed_step=jax.jit(
-      _make_embed_step(config, prepare, mesh),
-      out_shardings=replicated,
-      compiler_options=options,
-    ),
-  )
-
-
-def _make_embed_step(
-  config: ml_collections.ConfigDict,
-  prepare: views.EvalTransform,
-  mesh: jax.sharding.Mesh,
-) -> Callable[..., Any]:
-  """Returns `Program.embed_step`, not compiled."""
-  model = models.from_config(config.model, 0, config.train.dtype)
-  model = model.clone(num_classes=0)  # without the head
-
-  def embed(params: Any, images: jax.Array) -> Any:
-    features = model.apply({'params': params}, prepare(images))
-    return jnp.asarray(features, jnp.float32)
-
-  def embed_step(
-    params: Any, batch: objectives.Batch, signals: jax.Array | None = None
-  ) -> Any:
-    compute = sharding.keep_batch_split(embed, mesh, len(batch['image']))
-    rest = {name: batch[name] for name in ('label', 'mask', 'index')}
-    signal = jnp.int32(0) if signals is None else signals.max()
-    return {'features': compute(params, batch['image']), **rest}, signal
-
-  return embed_step

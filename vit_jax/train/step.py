@@ -16,6 +16,8 @@ import optax
 
 from vit_jax import config as config_lib
 from vit_jax import objectives
+from vit_jax.data.device import views
+from vit_jax.data.device.rng import Rng
 from vit_jax.optim import rules as rules_lib
 from vit_jax.optim import sam
 from vit_jax.parallel import sharding
@@ -37,12 +39,14 @@ class TrainState:
     opt_state: Of the optimizer, for what trains.
     ema_params: Moving average of params, None for those that are frozen; or
       None.
+    extra: The objective's own state: see `objectives.Objective.init_extra`.
   """
 
   step: jax.Array
   params: Any
   opt_state: Any
   ema_params: Any
+  extra: Any
 
   @property
   def eval_params(self) -> Any:
@@ -70,17 +74,26 @@ def step_key(seed: int, step: jax.typing.ArrayLike) -> jax.Array:
   return jax.random.fold_in(seed_keys(seed)[1], step)
 
 
-def init_state(
+def init_params(
   config: ml_collections.ConfigDict,
   objective: objectives.Objective,
+  params: Any = None,
+) -> objectives.Params:
+  """Returns the parameters before the first step; None: random ones."""
+  if params is not None:
+    return params
+  key, _ = seed_keys(config.seed)
+  return objective.init(key)
+
+
+def init_state(
+  config: ml_collections.ConfigDict,
   optimizer: optax.GradientTransformation,
   rules: rules_lib.Rules,
-  params: Any = None,
+  params: objectives.Params,
+  extra: objectives.Extra,
 ) -> TrainState:
-  """Returns the state before the first step; None: with random parameters."""
-  if params is None:
-    key, _ = seed_keys(config.seed)
-    params = objective.init(key)
+  """Returns the state before the first step."""
   params = rules.split(params)
   trained = rules.trained(params)
   return TrainState(
@@ -91,6 +104,7 @@ def init_state(
     ema_params=jax.tree.map(jnp.copy, trained)
     if config.train.ema_decay
     else None,
+    extra=extra,
   )
 
 
@@ -104,6 +118,7 @@ class Update(NamedTuple):
     rate: Learning rate.
     params: What trains, after the step.
     opt_state: After the step.
+    extra: After the step.
   """
 
   loss: jax.Array
@@ -112,18 +127,20 @@ class Update(NamedTuple):
   rate: jax.typing.ArrayLike
   params: Any
   opt_state: Any
+  extra: Any
 
 
 def make_update(
   config: ml_collections.ConfigDict,
   objective: objectives.Objective,
+  augment: views.TrainTransform,
   rules: rules_lib.Rules,
   schedule: Schedule,
   optimizer: optax.GradientTransformation,
   mesh: Mesh,
   placed: Mapping[str, sharding.Placement],
-) -> Callable[[objectives.Params, TrainState, objectives.Batch, Any], Update]:
-  """Returns `(constants, state, batch, step) -> Update`.
+) -> Callable[[TrainState, objectives.Batch, Any], Update]:
+  """Returns `(state, batch, step) -> Update`.
 
   Gradient, clipping and optimizer concern what trains alone: with respect to
   the rest nothing is differentiated, nor below the lowest of it.
@@ -134,16 +151,15 @@ def make_update(
   objective_loss = sharding.keep_batch_split(objective.loss, mesh, part_size)
 
   def update(
-    constants: objectives.Params,
-    state: TrainState,
-    batch: objectives.Batch,
-    step: jax.Array,
+    state: TrainState, batch: objectives.Batch, step: jax.Array
   ) -> Update:
     trained = rules.trained(state.params)
 
-    def loss_fn(trained: Any, *args: Any) -> Any:
+    def loss_fn(trained: Any, batch: objectives.Batch, rng: Rng) -> Any:
       params = rules_lib.merge(trained, state.params)
-      return objective_loss(params, constants, *args)
+      batch = augment(batch, rng.fold(objectives.Purpose.AUGMENTATION))
+      loss, means, extra = objective_loss(params, state.extra, batch, rng)
+      return loss, (means, extra)
 
     def grad_fn(*args: Any) -> Any:
       result, grads = jax.value_and_grad(loss_fn, has_aux=True)(*args)
@@ -153,7 +169,7 @@ def make_update(
     if config.optim.sam.rho:
       rho = sam.rho(config.optim, rate)
       grad_fn = sam.value_and_grad(grad_fn, rho, config.optim.sam.alpha)
-    (loss, means), grads = _accumulate(
+    (loss, (means, extra)), grads = _accumulate(
       functools.partial(grad_fn, trained),
       batch,
       step_key(config.seed, step),
@@ -163,7 +179,10 @@ def make_update(
     params = jax.tree.map(
       lambda p, d: p - rate * d, trained, rules.scale(direction)
     )
-    return Update(loss, means, grads, rate, params, opt_state)
+    extra = objective.after_update(
+      extra, rules_lib.merge(params, state.params), step
+    )
+    return Update(loss, means, grads, rate, params, opt_state, extra)
 
   return update
 
@@ -175,9 +194,9 @@ def make_train_step(
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
   """Returns what is to be jitted, and makes one step.
 
-  It maps (constants, state, batch, step, signals) to (state, metrics). The
-  constants are those of the objective. The batch is a dict of global arrays
-  [B, ...]; `step` is the number of completed updates, as the host counts them.
+  It maps (state, batch, step, signals) to (state, metrics). The batch is a dict
+  of global arrays [B, ...]; `step` is the number of completed updates, as the
+  host counts them.
   A step whose loss, gradient or result is not finite changes nothing. Nor do
   those after it, since their `step` is ahead of the state's: so the host may
   look at the metrics late.
@@ -194,13 +213,12 @@ def make_train_step(
   """
 
   def train_step(
-    constants: objectives.Params,
     state: TrainState,
     batch: objectives.Batch,
     step: jax.Array,
     signals: jax.Array | None = None,
   ) -> tuple[TrainState, dict[str, jax.Array]]:
-    new, frozen = update(constants, state, batch, step), state.params
+    new, frozen = update(state, batch, step), state.params
     metrics = {
       'loss': new.loss,
       'grad_norm': optax.global_norm(new.grads),
@@ -211,7 +229,7 @@ def make_train_step(
       metrics |= {'signal': signals.max()}
       has_batch = signals.max() < BROKEN
     norms = metrics['grad_norm'] + metrics['param_norm']
-    finite = jnp.isfinite(new.loss + norms)
+    finite = jnp.isfinite(new.loss + norms) & _is_finite(new.extra)
     ok = finite & has_batch & (state.step == step)
     ema_params = state.ema_params
     if config.train.ema_decay:
@@ -220,7 +238,7 @@ def make_train_step(
       )
     state = jax.tree.map(
       lambda new, old: jnp.where(ok, new, old),
-      TrainState(step + 1, new.params, new.opt_state, ema_params),
+      TrainState(step + 1, new.params, new.opt_state, ema_params, new.extra),
       dataclasses.replace(state, params=rules.trained(state.params)),
     )
     params = rules_lib.merge(state.params, frozen)
@@ -248,19 +266,18 @@ def make_train_steps(
   """
 
   def train_steps(
-    constants: objectives.Params,
     state: TrainState,
     batches: objectives.Batch,
     step: jax.Array,
     signals: jax.Array | None = None,
   ) -> tuple[TrainState, dict[str, jax.Array]]:
-    count = len(batches['label'])
+    count = len(batches['index'])
 
     def one(
       state: TrainState, inputs: tuple[objectives.Batch, jax.Array]
     ) -> tuple[TrainState, dict[str, jax.Array]]:
       batch, step = inputs
-      return train_step(constants, state, batch, step, signals)
+      return train_step(state, batch, step, signals)
 
     steps = step + jnp.arange(count, dtype=jnp.int32)
     return jax.lax.scan(one, state, (batches, steps))
@@ -294,20 +311,22 @@ def _accumulate(
 ) -> Any:
   """Returns the mean of `compute` over equal parts of a batch, one by one.
 
+  Integers in the tree are the same for all parts, and stay as they are.
+
   Args:
-    compute: Maps a part of the batch, the key, and the rows of the part in the
-      global batch to a tree of arrays.
+    compute: Maps a part of the batch, and what is random about it, to a tree of
+      arrays.
     batch: Global arrays [B, ...].
     key: Of the step.
     parts: That the batch is cut into.
   """
-  rows = jnp.arange(len(batch['image']), dtype=jnp.int32)
+  rows = jnp.arange(len(batch['index']), dtype=jnp.int32)
   if parts == 1:
-    return compute(batch, key, rows)
+    return compute(batch, Rng(key, rows))
   stacked = sharding.split_rows((batch, rows), parts)
 
   def compute_part(part: tuple[objectives.Batch, jax.Array]) -> Any:
-    return compute(part[0], key, part[1])
+    return compute(part[0], Rng(key, part[1]))
 
   one = jax.tree.map(lambda x: x[0], stacked)
   zeros = optax.tree.zeros_like(jax.eval_shape(compute_part, one))
@@ -316,4 +335,19 @@ def _accumulate(
     zeros,
     stacked,
   )
-  return optax.tree.scale(1 / parts, total)
+  return jax.tree.map(
+    lambda x: (
+      x * (1 / parts) if jnp.issubdtype(x.dtype, jnp.inexact) else x // parts
+    ),
+    total,
+  )
+
+
+def _is_finite(tree: Any) -> jax.Array:
+  """Whether all floating-point numbers of a tree are finite."""
+  arrays = [
+    jnp.isfinite(x).all()
+    for x in jax.tree.leaves(tree)
+    if jnp.issubdtype(x.dtype, jnp.inexact)
+  ]
+  return jnp.stack(arrays).all() if arrays else jnp.bool_(True)

@@ -62,6 +62,23 @@ class Loaded:
     """Names of the classes, in the order of the logits; () if not known."""
     return self.preprocess.classes
 
+  def outputs(self, images: Any) -> dict[str, np.ndarray]:
+    """Returns what the model gives for images.
+
+    Args:
+      images: What `preprocess` takes: one, or a sequence.
+
+    Returns:
+      features, what the head reads, float32 [B, D]; where there is a head
+      logits, float32 [B, outputs]; of numbers also `numbers`, float32 [B, K],
+      in the units of the data.
+
+    Raises:
+      UserError: An image cannot be read.
+    """
+    found = self._all(self.params, self.preprocess(images))
+    return {name: np.asarray(x, np.float32) for name, x in found.items()}
+
   def predict(self, images: Any) -> np.ndarray:
     """Classifies images.
 
@@ -94,6 +111,26 @@ class Loaded:
   def _apply(self) -> Any:
     return jax.jit(lambda params, x: self.model.apply({'params': params}, x))
 
+  @functools.cached_property
+  def _all(self) -> Any:
+    facts = self.preprocess.outputs.get('logits', {})
+    headless = self.model.clone(num_classes=0)
+
+    def apply(params: Any, images: jax.Array) -> dict[str, jax.Array]:
+      variables = {'params': params}
+      found = {'features': headless.apply(variables, images)}
+      if not self.model.num_classes:
+        return found
+      found['logits'] = self.model.apply(variables, images)
+      if 'std' in facts:
+        mean, std = (
+          jnp.asarray(facts[k], jnp.float32) for k in ('mean', 'std')
+        )
+        found['numbers'] = found['logits'] * std + mean
+      return found
+
+    return jax.jit(apply)
+
   def adapted(
     self,
     num_classes: int | None = None,
@@ -115,9 +152,12 @@ class Loaded:
     """
     fields = models.fields_of(self.model) | {'dtype': self.model.dtype}
     fields |= model_overrides
-    classes = self.preprocess.classes
+    preprocess = self.preprocess
     if num_classes is not None and num_classes != fields['num_classes']:
-      fields['num_classes'], classes = num_classes, ()
+      fields['num_classes'] = num_classes
+      preprocess = dataclasses.replace(
+        preprocess, classes=(), features={}, outputs={}
+      )
       if 'pre_logits' in fields and 'pre_logits' not in model_overrides:
         fields['pre_logits'] = 0  # dropped with the head that it was made for
     if 'dtype' in model_overrides:
@@ -142,7 +182,7 @@ class Loaded:
       self,
       model=target,
       params=params,
-      preprocess=_resized(self.preprocess, size, classes),
+      preprocess=_resized(preprocess, size),
       position_size=size,
       changes=(*self.changes, *changes),
     )
@@ -188,7 +228,7 @@ def grid(model: models.Model, size: tuple[int, int]) -> tuple[int, int]:
 
 
 def _resized(
-  preprocess: data.Preprocess, size: tuple[int, int], classes: tuple[str, ...]
+  preprocess: data.Preprocess, size: tuple[int, int]
 ) -> data.Preprocess:
   """Returns the preprocessing for another size, in the same proportions."""
   old, resize = preprocess.image_size, preprocess.resize
@@ -202,9 +242,7 @@ def _resized(
       round(resize[0] * size[0] / old[0]),
       round(resize[1] * size[1] / old[1]),
     )
-  return dataclasses.replace(
-    preprocess, image_size=size, resize=resize, classes=classes
-  )
+  return dataclasses.replace(preprocess, image_size=size, resize=resize)
 
 
 def load(
@@ -313,7 +351,7 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
   size = config_lib.pair(config.data.image_size, 'data.image_size')
   try:
     model = models.from_config(
-      config.model, len(preprocess.classes), config.train.dtype
+      config.model, len(preprocess.target.names), config.train.dtype
     )
     expected = fit.expected_shapes(
       model, grid(model, size), preprocess.channels
@@ -321,6 +359,8 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
   except ValueError as e:
     raise config_lib.UserError(f'{workdir}: {config_lib.one_line(e)}') from None
   params, _, found = checkpoint.restore_params(workdir, step)
+  for key in filter(None, preprocess.trunk.split('/')):
+    params = params[key]
   params = stack.join_runs(params)
   flat = traverse_util.flatten_dict(params, sep='/')
   try:

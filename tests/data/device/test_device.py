@@ -12,11 +12,13 @@ import pytest
 import stand_in
 
 from vit_jax import config as config_lib
+from vit_jax.data import features
 from vit_jax.data.device import erasing
 from vit_jax.data.device import mixing
 from vit_jax.data.device import operations
 from vit_jax.data.device import policies
 from vit_jax.data.device import views
+from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import geometry
 from vit_jax.data.host import transforms
 from vit_jax.data.host.geometry import Crop
@@ -26,6 +28,13 @@ IMAGES = np.stack([stand_in.pixels(i, *SIZE) // 2 for i in range(16)])
 LABELS = np.arange(16, dtype=np.int32) % 3
 ROWS = jnp.arange(len(IMAGES))
 KEY = jax.random.key(1)
+
+
+def features_of(size):
+  return {
+    'image': features.Image(size),
+    'label': features.Label(('a', 'b', 'c')),
+  }
 
 
 def make_config(**data) -> ml_collections.ConfigDict:
@@ -38,17 +47,25 @@ def make_config(**data) -> ml_collections.ConfigDict:
 
 @functools.cache
 def compiled(which, **data):
-  return jax.jit(which(make_config(**data), SIZE))
+  return jax.jit(which(make_config(**data)))
+
+
+def train_transform(config, size=SIZE):
+  return views.train_transform(config, features_of(size))
+
+
+def eval_transform(config):
+  return views.eval_transform(config, SIZE)
 
 
 def train(images=IMAGES, key=KEY, rows=ROWS, **data) -> np.ndarray:
   batch = {'image': images, 'label': np.zeros(len(images), np.int32)}
-  batch = compiled(views.train_transform, **data)(batch, key, rows)
+  batch = compiled(train_transform, **data)(batch, Rng(key, rows))
   return np.asarray(batch['image'])
 
 
 def evaluate(images=IMAGES, **data) -> np.ndarray:
-  return np.asarray(compiled(views.eval_transform, **data)(images))
+  return np.asarray(compiled(eval_transform, **data)(images))
 
 
 resample = jax.jit(views.resample, static_argnames='crop')
@@ -191,7 +208,7 @@ def test_images_of_the_right_size_are_only_normalised():
   np.testing.assert_allclose(transform(IMAGES), wanted, atol=1e-5)
   # And so are those that the host has cropped.
   batch = {'image': IMAGES, 'label': LABELS, 'index': LABELS + 7}
-  cropped = views.train_transform(config, None)(batch, KEY, ROWS)
+  cropped = train_transform(config, None)(batch, Rng(KEY, ROWS))
   np.testing.assert_allclose(cropped['image'], wanted, atol=1e-5)
   np.testing.assert_array_equal(cropped['label'], LABELS)
   np.testing.assert_array_equal(cropped['index'], LABELS + 7)
@@ -216,12 +233,12 @@ def augment_config(**settings):
 
 @functools.cache
 def augmented(**settings):
-  return jax.jit(views.train_transform(augment_config(**settings), SIZE))
+  return jax.jit(train_transform(augment_config(**settings)))
 
 
 def augment(images=IMAGES, labels=LABELS, rows=ROWS, **settings):
   batch = {'image': images, 'label': labels}
-  batch = augmented(**settings)(batch, KEY, rows)
+  batch = augmented(**settings)(batch, Rng(KEY, rows))
   assert batch['image'].dtype == np.float32
   return np.asarray(batch['image']), np.asarray(batch['label'])
 
@@ -253,7 +270,9 @@ def test_the_order_is_policy_jitter_normalise_erase_mix():
     images = (images.astype(jnp.float32) / 255 - 0.4) / 0.2
     area, ratio = config.erase_area, config.erase_ratio
     images = erasing.erase(images, keys[2], config.erase, area, ratio)
-    return mixing.mix(images, LABELS, keys[3], 3, config)
+    shares = {'label': jax.nn.one_hot(LABELS, 3)}
+    images, targets = mixing.mix(images, shares, keys[3], config)
+    return images, targets['label']
 
   cropped = np.round(255 * (0.2 * augment()[0] + 0.4)).astype(np.uint8)
   images, labels = one_by_one(cropped)
@@ -268,8 +287,9 @@ def test_what_interpolates_is_rounded_for_a_policy():
   assert (whole != np.round(whole)).any()
   config = make_config(**config)
   config.augment.jitter = (0.0, 0.0, 0.0, 0.0)  # changes nothing
-  transform = jax.jit(views.train_transform(config, SIZE))
-  found = transform({'image': IMAGES, 'label': LABELS}, KEY, ROWS)['image']
+  transform = jax.jit(train_transform(config))
+  batch = {'image': IMAGES, 'label': LABELS}
+  found = transform(batch, Rng(KEY, ROWS))['image']
   np.testing.assert_allclose(found, np.round(whole), atol=1e-4)
 
 

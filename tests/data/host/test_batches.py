@@ -86,21 +86,21 @@ def joined(*hosts: list[data.Batch]) -> list[data.Batch]:
 def digest(batches: list[data.Batch]) -> str:
   result = hashlib.sha256()
   for batch in batches:
-    for key in sorted(batch):
-      x = batch[key]
+    named = {'mask' if key == 'valid' else key: x for key, x in batch.items()}
+    for key, x in sorted(named.items()):
       result.update(f'{key} {x.dtype} {x.shape}'.encode() + x.tobytes())
   return result.hexdigest()[:16]
 
 
 def test_contract(config):
   for batch in [*train(config, stop=2), *evaluate(config)]:
-    size = len(batch['mask'])
+    size = len(batch['valid'])
     height, width = config_lib.pair(config.data.image_size, '')
     channels = config.data.channels
     assert {key: (x.dtype, x.shape) for key, x in batch.items()} == {
       'image': (np.uint8, (size, height, width, channels)),
       'label': (np.int32, (size,)),
-      'mask': (np.bool_, (size,)),
+      'valid': (np.bool_, (size,)),
       'index': (np.int32, (size,)),
     }
 
@@ -190,7 +190,7 @@ def test_each_epoch_is_another_permutation(config):
   np.testing.assert_array_equal(np.sort(second), np.arange(size))
   assert (first != second).any()
   assert (first != np.arange(size)).any()
-  assert all(b['mask'].all() for b in batches)
+  assert all(b['valid'].all() for b in batches)
 
 
 def test_seed_changes_order_and_crops(configs):
@@ -232,7 +232,7 @@ def test_evaluation_counts_each_example_once(configs, hosts, split):
   start = 1797 - size if split == 'train[80%:]' else 0
   assert len(batches) == -(-size // 128)
   index = np.concatenate([b['index'] for b in batches])
-  mask = np.concatenate([b['mask'] for b in batches])
+  mask = np.concatenate([b['valid'] for b in batches])
   np.testing.assert_array_equal(index[mask], start + np.arange(size))
   assert (index[~mask] == -1).all()
   assert not np.concatenate([b['image'] for b in batches])[~mask].any()
@@ -423,7 +423,7 @@ def test_balance_depends_on_seed_and_step_alone(rare):
 def test_labels_without_images(config, split):
   """All sources say them, as those of the examples that they read."""
   source = data.open_source(config, split)
-  labels = source.read_labels()
+  labels = source.column('label')
   assert labels.dtype == np.int32
   assert labels.tolist() == [source.read(i).label for i in range(len(source))]
 
@@ -432,7 +432,7 @@ def test_labels_of_a_folder_need_no_file(rare):
   source = data.open_source(rare, 'train')
   for i in range(len(source)):
     pathlib.Path(source.file(i)).unlink()
-  assert np.bincount(source.read_labels()).tolist() == [40, 8, 2]
+  assert np.bincount(source.column('label')).tolist() == [40, 8, 2]
 
 
 @pytest.mark.parametrize('value', [-0.1, 1.1, 'class', True])

@@ -71,7 +71,7 @@ class Ours(base.Peer):
       labels=np.array(self.batch['label']),
       optim=config.optim,
       preprocess=data.Preprocess.from_config(
-        config, self.experiment.source.classes
+        config, self.experiment.source.features
       ),
     )
 
@@ -83,7 +83,7 @@ class Ours(base.Peer):
 
   @functools.cached_property
   def compiled_step(self) -> Any:
-    """The compiled train step, whose first argument are its constants."""
+    """The compiled train step."""
     step = self.experiment.program.train_step
     lowered = step.lower(self.state, self.batch, np.int32(0))
     return lowered.compile(self.compiler_options)
@@ -100,11 +100,11 @@ class Ours(base.Peer):
 
   def train(self, count: int) -> float:
     """Takes training steps; see `base`."""
-    compiled, constants = self.compiled_step, self.experiment.program.constants
+    compiled = self.compiled_step
 
     def one_step() -> Any:
       self.state, metrics = compiled(
-        constants, self.state, self.batch, np.int32(self.step)
+        self.state, self.batch, np.int32(self.step)
       )
       self.step += 1
       return metrics

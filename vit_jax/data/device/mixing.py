@@ -5,11 +5,16 @@ from its own key, so that nothing depends on how a batch is cut, as long as
 both rows of a pair stay together. In comments: B images of H x W pixels.
 """
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import ml_collections
+
+from vit_jax.data import features as features_lib
+
+Targets = dict[str, jax.Array]
 
 # What the key of an image is used for.
 _CHOICES, _SHARE = range(2)
@@ -33,28 +38,48 @@ def is_on(config: ml_collections.ConfigDict) -> bool:
   return bool(config.mixup or config.cutmix) and config.mix_probability > 0
 
 
+def shares(
+  batch: Mapping[str, jax.Array],
+  features: features_lib.Features,
+  num_classes: int,
+) -> Targets:
+  """Returns the targets of a batch as what can be mixed, float32 [B, K].
+
+  A label becomes shares of the classes; numbers, and which of several classes
+  are present, stay as they are.
+
+  Args:
+    batch: Targets as the features encode them, [B, ...], among others.
+    features: What the examples have.
+    num_classes: Of the model, which may know more than the data.
+  """
+  return {
+    name: jax.nn.one_hot(batch[name], num_classes, dtype=jnp.float32)
+    if isinstance(x, features_lib.Label)
+    else batch[name].astype(jnp.float32)
+    for name, x in features_lib.targets(features).items()
+  }
+
+
 def mix(
   images: jax.Array,
-  labels: jax.Array,
+  targets: Targets,
   keys: jax.Array,
-  num_classes: int,
   config: ml_collections.ConfigDict,
-) -> tuple[jax.Array, jax.Array]:
-  """Mixes images and labels with their neighbours'.
+) -> tuple[jax.Array, Targets]:
+  """Mixes images and targets with their neighbours'.
 
   Args:
     images: float32 [B, H, W, C], B even.
-    labels: int32 [B].
+    targets: float32 [B, K] each, from `shares`.
     keys: [B], of the images.
-    num_classes: Classes of the mixed labels.
     config: `config.augment`.
 
   Returns:
-    Images, float32 [B, H, W, C], and the shares of the classes in them,
-    float32 [B, num_classes].
+    Images, float32 [B, H, W, C], and the mixed targets.
   """
   how = draw(keys, images.shape[1:3], config)
-  return apply(images, labels, how, num_classes)
+  return apply(images, targets, how)
 
 
 def draw(
@@ -108,18 +133,17 @@ def cut_box(
 
 
 def apply(
-  images: jax.Array, labels: jax.Array, how: Mix, num_classes: int
-) -> tuple[jax.Array, jax.Array]:
-  """Mixes images and labels in a way that is given.
+  images: jax.Array, targets: Targets, how: Mix
+) -> tuple[jax.Array, Targets]:
+  """Mixes images and targets in a way that is given.
 
   Args:
     images: float32 [B, H, W, C], B even.
-    labels: int32 [B].
+    targets: float32 [B, K] each.
     how: Drawn by `draw`.
-    num_classes: Classes of the mixed labels.
 
   Returns:
-    As `mix`. A label's share is that of its image's pixels, exactly.
+    As `mix`. A target's share is that of its image's pixels, exactly.
   """
   _, height, width, _ = images.shape
   top, left, bottom, right = (x[:, None] for x in how.box.T)
@@ -129,11 +153,13 @@ def apply(
   is_cut = in_rows[:, :, None] & in_columns[:, None, :]
   own = jnp.where(is_cut, 0.0, how.share[:, None, None])[..., None]
   area = in_rows.sum(axis=1) * in_columns.sum(axis=1)
-  own_label = (how.share * (1 - area / (height * width)))[:, None]
-  shares = jax.nn.one_hot(labels, num_classes, dtype=jnp.float32)
+  own_target = (how.share * (1 - area / (height * width)))[:, None]
   return (
     own * images + (1 - own) * neighbours(images),
-    own_label * shares + (1 - own_label) * neighbours(shares),
+    {
+      name: own_target * x + (1 - own_target) * neighbours(x)
+      for name, x in targets.items()
+    },
   )
 
 

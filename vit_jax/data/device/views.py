@@ -11,7 +11,9 @@ the batch.
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
@@ -19,70 +21,109 @@ import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
+from vit_jax.data import features as features_lib
 from vit_jax.data.device import erasing
 from vit_jax.data.device import mixing
 from vit_jax.data.device import operations
 from vit_jax.data.device import policies
+from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host.geometry import Crop
 from vit_jax.data.host.geometry import Size
 
 # What a random key of an example is used for.
-_BOX, _FLIP, _POLICY, _JITTER, _ERASE, _MIX = range(6)
+_BOX, _FLIP, _POLICY, _JITTER, _ERASE, _MIX, _CROPS = range(7)
 
 Batch = dict[str, jax.Array]
-TrainTransform = Callable[[Batch, jax.Array, jax.Array], Batch]
+TrainTransform = Callable[[Batch, Rng], Batch]
 EvalTransform = Callable[[jax.Array], jax.Array]
 # (images [B, H, W, C], keys [B]) -> images.
 _Augmentation = Callable[[jax.Array, jax.Array], jax.Array]
 
 
 def train_transform(
-  config: ml_collections.ConfigDict, image_shape: Size | None
+  config: ml_collections.ConfigDict,
+  features: features_lib.Features,
+  views: Mapping[str, geometry.View] | None = None,
 ) -> TrainTransform:
   """Returns what prepares a batch for training.
 
   Args:
     config: The full config; with the number of classes, where images are mixed.
-    image_shape: (height, width) of the source, None where images differ.
+    features: What the examples have.
+    views: Crops of the image, by name; None: one, as `config.data` says.
 
   Returns:
-    A function of a batch (image: uint8 or uint16 [B, h, w, C], label: int32
-    [B]), a random key, and rows (int32 [B], the examples' positions in the
-    global batch) to the batch with image: float32 [B, H, W, C] and, where
-    images are mixed, label: float32 [B, classes]; then B is even, and rows 2i
-    and 2i + 1 of the global batch follow each other. What it does to an example
-    depends on the key and its row alone.
+    A function of a batch from the host and what is random about it to the batch
+    with float32 images by the names of the views, [B, H, W, C] or
+    [B, count, H, W, C]. Where images are mixed, their targets are, too: a label
+    becomes the shares of the classes, float32 [B, classes]; then B is even, and
+    rows 2i and 2i + 1 of the global batch follow each other. What it does to an
+    example depends on the key and its row alone.
+
+  Raises:
+    UserError: Images are to be mixed, and there are several views.
   """
+  views = views or {'image': geometry.View(geometry.train_crop(config))}
+  mixes = mixing.is_on(config.augment)
+  if mixes and (list(views) != ['image'] or views['image'].count is not None):
+    raise config_lib.UserError(
+      'config.augment.mixup and config.augment.cutmix mix single crops, but'
+      f' config.objective.name={config.objective.name} takes several of an'
+      ' image: set both to 0'
+    )
+  image = features['image']
+  assert isinstance(image, features_lib.Image)
+  one = _train_one(config, is_stored_whole=image.size is not None)
+
+  def transform(batch: Batch, rng: Rng) -> Batch:
+    keys, crops = rng.per_row(), itertools.count()
+    result = {k: x for k, x in batch.items() if k not in ('image', *views)}
+    for name, view in views.items():
+      made = []
+      for i in range(view.count or 1):
+        number = next(crops)
+        own = _for(_CROPS + number, keys) if number else keys
+        images = batch['image'] if image.size is not None else batch[name]
+        if image.size is None and view.count is not None:
+          images = images[:, i]
+        made.append(one(images, view.crop, own))
+      result[name] = made[0] if view.count is None else jnp.stack(made, axis=1)
+    if not mixes:
+      return result
+    targets = mixing.shares(result, features, config.model.num_classes)
+    result['image'], targets = mixing.mix(
+      result['image'], targets, _for(_MIX, keys), config.augment
+    )
+    return result | targets
+
+  return transform
+
+
+def _train_one(
+  config: ml_collections.ConfigDict, is_stored_whole: bool
+) -> Callable[[jax.Array, Crop, jax.Array], jax.Array]:
+  """Returns what makes one view: (images, crop, keys [B]) -> images."""
   augment = config.augment
-  mixes, classes = mixing.is_on(augment), config.model.num_classes
-  assert classes or not mixes
-  crop = geometry.train_crop(config)
   recolor = _recolor(augment, levels_lib.of(config))
   normalize = _normalize(config)
 
-  def transform(batch: Batch, key: jax.Array, rows: jax.Array) -> Batch:
-    images, labels = batch['image'], batch['label']
-    keys = jax.vmap(functools.partial(jax.random.fold_in, key))(rows)
-    if image_shape is not None:
+  def one(images: jax.Array, crop: Crop, keys: jax.Array) -> jax.Array:
+    if is_stored_whole:
       images = _crop(images, crop, keys)
     images = normalize(recolor(images, keys))
-    if augment.erase:
-      images = erasing.erase(
-        images,
-        _for(_ERASE, keys),
-        augment.erase,
-        tuple(augment.erase_area),
-        tuple(augment.erase_ratio),
-      )
-    if mixes:
-      images, labels = mixing.mix(
-        images, labels, _for(_MIX, keys), classes, augment
-      )
-    return batch | {'image': images, 'label': labels}
+    if not augment.erase:
+      return images
+    return erasing.erase(
+      images,
+      _for(_ERASE, keys),
+      augment.erase,
+      tuple(augment.erase_area),
+      tuple(augment.erase_ratio),
+    )
 
-  return transform
+  return one
 
 
 def eval_transform(

@@ -20,6 +20,7 @@ has images of rare classes several times, and of others not all (`balance.py`).
 import abc
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 import dataclasses
 import functools
 import gc
@@ -37,6 +38,7 @@ import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.data import balance as balance_lib
+from vit_jax.data import features
 from vit_jax.data.base import ArraySource
 from vit_jax.data.base import Example
 from vit_jax.data.base import Source
@@ -49,6 +51,7 @@ if TYPE_CHECKING:  # where it is used it is imported: prediction does without
   import grain
 
 Batch = dict[str, np.ndarray]
+Views = Mapping[str, geometry.View]
 
 # What the host's random numbers are for; follows the seed.
 _ORDER, _CROP, _BALANCE = range(3)
@@ -66,6 +69,7 @@ def train_batches(
   host_index: int = 0,
   host_count: int = 1,
   positions_only: bool = False,
+  views: Views | None = None,
 ) -> 'Batches':
   """Returns this host's part of the global batches of a run.
 
@@ -77,12 +81,14 @@ def train_batches(
     host_index: Which part: rows [h * B / H, (h + 1) * B / H).
     host_count: Number of parts, H.
     positions_only: Whether to say which examples alone, and read none.
+    views: Crops of each image, by name, where images differ in size; None:
+      one, `image`, as `config.data` says.
 
   Returns:
     An iterator of batches: image (uint8 [B / H, H, W, C], or uint16 where 16
     bits are kept, of the size that is stored where all images have one size,
-    else of `data.image_size`), label
-    (int32 [B / H]), mask (bool [B / H]) and index (int32 [B / H]). With
+    else of `data.image_size`), the source's other features ([B / H, ...], by
+    name), valid (bool [B / H]) and index (int32 [B / H]). With
     `positions_only` of `position` (int32 [B / H]) instead: places in the
     source; its length is padding.
 
@@ -91,29 +97,36 @@ def train_batches(
       be read raises one when its batch is due.
   """
   rows = _host_rows(config.train.batch_size, host_index, host_count)
-  maker = _train_maker(source, config, rows)
+  maker = _train_maker(source, config, rows, views)
   steps = range(start_step, num_steps)
   return _start(maker, steps, config, positions_only)
 
 
 def train_rows(
-  source: Source, config: ml_collections.ConfigDict, step: int, rows: range
+  source: Source,
+  config: ml_collections.ConfigDict,
+  step: int,
+  rows: range,
+  views: Views | None = None,
 ) -> Batch:
   """Returns some rows of one global batch of a run, as `train_batches` would.
 
   Raises:
     UserError: An image cannot be read.
   """
-  return _train_maker(source, config, rows)(step)
+  return _train_maker(source, config, rows, views)(step)
 
 
 def _train_maker(
-  source: Source, config: ml_collections.ConfigDict, rows: range
+  source: Source,
+  config: ml_collections.ConfigDict,
+  rows: range,
+  views: Views | None,
 ) -> '_TrainBatch':
   return _TrainBatch(
     source,
     config.data.channels,
-    geometry.train_crop(config),
+    views or {'image': geometry.View(geometry.train_crop(config))},
     rows,
     config.train.batch_size,
     config.seed,
@@ -134,7 +147,7 @@ def eval_batches(
 ) -> 'Batches':
   """Returns this host's part of the batches that hold each example once.
 
-  The last batch is padded: there `mask` is False, `index` is -1, and the rest
+  The last batch is padded: there `valid` is False, `index` is -1, and the rest
   is zero. All hosts have the same number of batches.
 
   Args:
@@ -155,7 +168,7 @@ def eval_batches(
   maker = _EvalBatch(
     source,
     config.data.channels,
-    geometry.eval_crop(config),
+    {'image': geometry.View(geometry.eval_crop(config))},
     rows,
     batch_size,
     config.seed,
@@ -183,11 +196,34 @@ def _start(
   threads = config.data.num_threads or max(
     1, num_cores() // max(1, num_workers)
   )
-  batch_bytes = len(maker.rows) * math.prod(maker.image_shape)
-  batch_bytes *= maker.levels.dtype.itemsize
+  pixels = sum(map(math.prod, maker.image_shapes.values()))
+  batch_bytes = len(maker.rows) * pixels * maker.levels.dtype.itemsize
   waiting = max(2, min(2 * threads, _WAITING_BYTES // batch_bytes))
   options = grain.ReadOptions(min(threads, waiting), waiting)
   return Batches(maker, steps, options, num_workers)
+
+
+def image_shapes(
+  stored: geometry.Size | None, views: Views, channels: int
+) -> dict[str, tuple[int, ...]]:
+  """Returns the shapes of an example's images in a batch, by name.
+
+  Args:
+    stored: (height, width) of all stored images, which then come whole; None:
+      they differ, and come cropped.
+    views: Crops of each image, by name.
+    channels: Of the images.
+  """
+  if stored is not None:
+    return {'image': (*stored, channels)}
+  return {
+    name: (
+      *(() if view.count is None else (view.count,)),
+      *view.crop.size,
+      channels,
+    )
+    for name, view in views.items()
+  }
 
 
 def num_cores() -> int:
@@ -213,7 +249,7 @@ class _BatchMaker(abc.ABC):
 
   source: Source
   channels: int
-  crop: geometry.Crop
+  views: Views
   rows: range
   batch_size: int
   seed: int
@@ -221,10 +257,10 @@ class _BatchMaker(abc.ABC):
   repeats: int = 1
   balance: balance_lib.Balance | None = None
 
-  @property
-  def image_shape(self) -> tuple[int, int, int]:
-    """(height, width, channels) of the images in a batch."""
-    return (*(self.source.image_shape or self.crop.size), self.channels)
+  @functools.cached_property
+  def image_shapes(self) -> dict[str, tuple[int, ...]]:
+    """Shapes of an example's images in a batch, by name."""
+    return image_shapes(self.source.image_shape, self.views, self.channels)
 
   def draws(self, step: int) -> np.ndarray:
     """Returns the draws of a step, int64 [b]."""
@@ -244,38 +280,60 @@ class _BatchMaker(abc.ABC):
     source, draws = self.source, self.draws(step)
     positions = self.positions(step)
     n = len(positions)
+    targets = features.targets(source.features)
     batch: Batch = {
-      'image': np.zeros((n, *self.image_shape), self.levels.dtype),
-      'label': np.zeros(n, np.int32),
-      'mask': positions < len(source),
+      name: np.zeros((n, *shape), self.levels.dtype)
+      for name, shape in self.image_shapes.items()
+    }
+    batch |= {
+      **features.empty(source.features, n),
+      'valid': positions < len(source),
       'index': np.full(n, -1, np.int32),
     }
-    real = np.flatnonzero(batch['mask'])
+    real = np.flatnonzero(batch['valid'])
     if isinstance(source, ArraySource):
       chosen = positions[real]
-      batch['image'][real] = self.levels.keep(source.images[chosen], 'the data')
-      batch['label'][real] = source.labels[chosen]
+      images = source.arrays['image'][chosen]
+      batch['image'][real] = self.levels.keep(images, 'the data')
+      for name in targets:
+        batch[name][real] = source.arrays[name][chosen]
       batch['index'][real] = source.indices[chosen]
       return batch
     cv2.setNumThreads(1)  # other cores make other batches
     for i in real.tolist():
       example = source.read(int(positions[i]))
-      batch['image'][i] = self._pixels(example, int(draws[i]))
-      batch['label'][i], batch['index'][i] = example.label, example.index
+      for name, pixels in self._pixels(example, int(draws[i])):
+        batch[name][i] = pixels
+      batch['index'][i] = example.index
+      for name, target in targets.items():
+        batch[name][i] = target.encode(example.values[name], example.where)
     return batch
 
-  def _pixels(self, example: Example, draw: int) -> np.ndarray:
-    """Returns an image, cropped where the device does not do that."""
-    if self.source.image_shape is None:
-      rng = np.random.default_rng((self.seed, _CROP, draw))
-      return transforms.transform(
-        example.image,
-        self.channels,
-        self.crop,
-        rng,
-        example.where,
-        self.levels,
-      )
+  def _pixels(
+    self, example: Example, draw: int
+  ) -> Iterator[tuple[str, np.ndarray]]:
+    """Yields an example's images by name, cropped unless the device does."""
+    if self.source.image_shape is not None:
+      yield 'image', self._whole(example)
+      return
+    number = 0
+    for name, view in self.views.items():
+      crops = []
+      for _ in range(view.count or 1):
+        seed = (self.seed, _CROP, draw, *([number] if number else []))
+        crops.append(self._cut(example, view.crop, np.random.default_rng(seed)))
+        number += 1
+      yield name, crops[0] if view.count is None else np.stack(crops)
+
+  def _cut(
+    self, example: Example, crop: geometry.Crop, rng: np.random.Generator
+  ) -> np.ndarray:
+    return transforms.transform(
+      example.image, self.channels, crop, rng, example.where, self.levels
+    )
+
+  def _whole(self, example: Example) -> np.ndarray:
+    """Returns an image of the one size that all have."""
     assert isinstance(example.image, bytes)
     pixels = decode.decode(
       example.image, self.channels, where=example.where, levels=self.levels

@@ -86,6 +86,20 @@ class Crop:
     return resize * height // min(size), resize * width // min(size)
 
 
+@dataclasses.dataclass(frozen=True)
+class View:
+  """How often an image is cropped, and how.
+
+  Attributes:
+    crop: Of each.
+    count: Crops of an image: in a batch [B, count, H, W, C]; None: one, in a
+      batch [B, H, W, C].
+  """
+
+  crop: Crop
+  count: int | None = None
+
+
 def train_crop(config: ml_collections.ConfigDict) -> Crop:
   """Returns how images are cut and augmented for training."""
   data = config.data

@@ -1,0 +1,59 @@
+"""Two digits side by side, in images of 8 x 16: which digits are there?
+
+python -m vit_jax.main --config=configs/digits_multilabel.py \
+  --workdir=runs/digits_multilabel
+
+Each image has one or two of ten classes. The digits of training are paired with
+each other, those of the validation likewise. It is run where this file is,
+since `data.name` names a class in it.
+"""
+
+import pathlib
+
+import ml_collections
+import numpy as np
+
+from vit_jax import config as config_lib
+from vit_jax.data import base
+from vit_jax.data import digits
+from vit_jax.data import features
+
+_PAIRS = 4  # of each digit, with others on its right
+
+
+class Pairs(base.ArraySource):
+  """Each digit of a split beside some others of it."""
+
+  def __init__(self, config: ml_collections.ConfigDict, split: str):
+    """Reads a split of the digits; see `digits.open_digits`."""
+    source = digits.open_digits(split, config.data.channels)
+    images, labels = source.arrays['image'], source.arrays['label']
+    size = len(source)
+    left = np.tile(np.arange(size), _PAIRS)
+    rng = np.random.default_rng(0)
+    right = np.concatenate([rng.permutation(size) for _ in range(_PAIRS)])
+    present = np.zeros((len(left), 10), np.uint8)
+    for side in left, right:
+      present[np.arange(len(left)), labels[side]] = 1
+    super().__init__(
+      {
+        'image': np.concatenate([images[left], images[right]], axis=2),
+        'labels': present,
+      },
+      np.arange(len(left)),
+      {'labels': features.MultiLabel(source.classes)},
+    )
+
+
+def get_config(arg: str = '') -> ml_collections.ConfigDict:
+  """Returns the config; takes no argument."""
+  config_lib.no_argument(arg)
+  config = config_lib.load(pathlib.Path(__file__).with_name('digits.py'))
+
+  config.data.name = 'configs.digits_multilabel:Pairs'
+  config.data.image_size = (8, 16)
+  config.objective.name = 'multilabel'
+  config.objective.label_smoothing = 0.0
+  config.train.duration = '1_000 steps'
+  config.train.batch_size = 64
+  return config

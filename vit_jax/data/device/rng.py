@@ -1,0 +1,28 @@
+"""The random key of a step, for the rows of a global batch."""
+
+import flax
+import jax
+
+
+@flax.struct.dataclass
+class Rng:
+  """What is random in a step, of some rows of the global batch.
+
+  What is drawn for an example depends on the key and on its row alone: neither
+  on the mesh nor on how the batch is cut into microbatches.
+
+  Attributes:
+    key: A threefry key, the same for all rows.
+    rows: int32 [B], positions in the global batch.
+  """
+
+  key: jax.Array
+  rows: jax.Array
+
+  def fold(self, purpose: int) -> 'Rng':
+    """Returns what is random for one purpose."""
+    return Rng(jax.random.fold_in(self.key, purpose), self.rows)
+
+  def per_row(self) -> jax.Array:
+    """Returns a key for each row, [B]."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(self.key, self.rows)

@@ -1,0 +1,223 @@
+"""What an example has: features by name, each of a kind.
+
+A source says which features its examples have (`Source.features`). Batches,
+crops, objectives, evaluations and predictions dispatch on the kind, so that no
+layer assumes that there is a label. The usual names are
+
+    image     Image, what the model sees
+    label     Label, one class
+    labels    MultiLabel, any number of classes
+    numbers   Number, quantities in units of their own
+
+A batch is a dict of arrays [B, ...] by these names, with `index` and `valid`.
+"""
+
+import abc
+from collections.abc import Iterable
+from collections.abc import Mapping
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from vit_jax.config import some
+from vit_jax.config import UserError
+
+
+@dataclasses.dataclass(frozen=True)
+class Feature(abc.ABC):
+  """A kind of value that each example of a source has."""
+
+  @property
+  @abc.abstractmethod
+  def names(self) -> tuple[str, ...]:
+    """What there is one number each of: classes, or quantities."""
+
+  def to_dict(self) -> dict[str, Any]:
+    """Returns JSON that `from_dict` reads: the kind, and its fields."""
+    return {'kind': type(self).__name__, **dataclasses.asdict(self)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Image(Feature):
+  """A still image: an encoded file, or uint8 or uint16 [H, W, C].
+
+  Attributes:
+    size: (height, width) where all stored images have one size: then they are
+      cropped on the device; else None.
+  """
+
+  size: tuple[int, int] | None = None
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """An image has no names."""
+    return ()
+
+
+class Target(Feature):
+  """A kind of value that a model learns to predict, of a fixed shape."""
+
+  @property
+  @abc.abstractmethod
+  def shape(self) -> tuple[int, ...]:
+    """Shape of a value in a batch, without the batch."""
+
+  @property
+  @abc.abstractmethod
+  def dtype(self) -> np.dtype:
+    """Type of a value in a batch."""
+
+  @abc.abstractmethod
+  def encode(self, value: Any, where: str) -> np.ndarray:
+    """Returns a value as an array of `shape` and `dtype`.
+
+    Args:
+      value: As a source stores it.
+      where: File or record, for error messages.
+
+    Raises:
+      UserError: It does not fit.
+    """
+
+
+@dataclasses.dataclass(frozen=True)
+class Label(Target):
+  """One of some classes: their position, int32.
+
+  Attributes:
+    classes: Their names.
+  """
+
+  classes: tuple[str, ...]
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """The classes."""
+    return self.classes
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """A scalar."""
+    return ()
+
+  @property
+  def dtype(self) -> np.dtype:
+    """int32."""
+    return np.dtype(np.int32)
+
+  def encode(self, value: Any, where: str) -> np.ndarray:
+    """Returns the position of a class, from its position."""
+    del where
+    return np.asarray(value, np.int32)
+
+
+@dataclasses.dataclass(frozen=True)
+class MultiLabel(Target):
+  """Any number of some classes: 1 where a class is present, uint8 [K].
+
+  Attributes:
+    classes: Their names.
+  """
+
+  classes: tuple[str, ...]
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """The classes."""
+    return self.classes
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """One number for each class."""
+    return (len(self.classes),)
+
+  @property
+  def dtype(self) -> np.dtype:
+    """uint8."""
+    return np.dtype(np.uint8)
+
+  def encode(self, value: Iterable[int], where: str) -> np.ndarray:
+    """Returns which classes are present, from their positions."""
+    present = np.zeros(self.shape, self.dtype)
+    for position in value:
+      if not 0 <= position < len(self.classes):
+        raise UserError(
+          f'{where}: there is no class {position} among {len(self.classes)}'
+        )
+      present[position] = 1
+    return present
+
+
+@dataclasses.dataclass(frozen=True)
+class Number(Target):
+  """Quantities in units of their own, float32 [K].
+
+  Attributes:
+    quantities: Their names.
+  """
+
+  quantities: tuple[str, ...]
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """The quantities."""
+    return self.quantities
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """One number for each quantity."""
+    return (len(self.quantities),)
+
+  @property
+  def dtype(self) -> np.dtype:
+    """float32."""
+    return np.dtype(np.float32)
+
+  def encode(self, value: Iterable[float], where: str) -> np.ndarray:
+    """Returns the numbers, which must be finite."""
+    found = np.asarray(value, np.float32)
+    if found.shape != self.shape or not np.isfinite(found).all():
+      raise UserError(
+        f'{where}: {value!r} are not {len(self.quantities)} finite numbers,'
+        f' one for each of {some(self.quantities)}'
+      )
+    return found
+
+
+Features = Mapping[str, Feature]
+
+_KINDS = {kind.__name__: kind for kind in (Image, Label, MultiLabel, Number)}
+
+
+def from_dict(stored: Mapping[str, Any]) -> Feature:
+  """Returns the feature that `Feature.to_dict` described.
+
+  Raises:
+    UserError: It is something else.
+  """
+  fields = {
+    key: tuple(value) if isinstance(value, list) else value
+    for key, value in stored.items()
+    if key != 'kind'
+  }
+  try:
+    return _KINDS[stored['kind']](**fields)
+  except (KeyError, TypeError):
+    raise UserError(
+      f'{stored!r} describes no feature: its kind must be one of'
+      f' {", ".join(_KINDS)}'
+    ) from None
+
+
+def targets(features: Features) -> dict[str, Target]:
+  """Returns the features that a model can learn to predict, by name."""
+  return {k: x for k, x in features.items() if isinstance(x, Target)}
+
+
+def empty(features: Features, size: int) -> dict[str, np.ndarray]:
+  """Returns zeros for the targets of a batch, arrays [size, ...] by name."""
+  return {
+    name: np.zeros((size, *x.shape), x.dtype)
+    for name, x in targets(features).items()
+  }

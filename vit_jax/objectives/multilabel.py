@@ -1,0 +1,81 @@
+"""Multi-label classification: each class is present in an image or not."""
+
+from collections.abc import Mapping
+from typing import Any
+from typing import ClassVar
+
+from clu import metrics as clu_metrics
+import jax
+import ml_collections
+import optax
+
+from vit_jax import config as config_lib
+from vit_jax.data import features as features_lib
+from vit_jax.evaluation import metrics as metrics_lib
+from vit_jax.objectives import base
+
+
+class Multilabel(base.Objective):
+  """Learns which classes an image has, each by itself (sigmoid).
+
+  The metric is mean average precision: the area under the curve of precision
+  over recall of a class, averaged over the classes that occur.
+  """
+
+  target: ClassVar = ('labels', features_lib.MultiLabel)
+  metrics: ClassVar = {'map': 'max', 'loss': 'min', 'examples': 'max'}
+  options: ClassVar[Mapping[str, Any]] = {
+    'positive_weight': 1.0,  # how much a class that is present counts
+  }
+
+  def __init__(
+    self, config: ml_collections.ConfigDict, features: features_lib.Features
+  ):
+    """Makes the model; as `base.Objective`."""
+    super().__init__(config, features)
+    self._weight = config.objective.options.positive_weight
+    self._smoothing = config.objective.label_smoothing
+
+  @staticmethod
+  def check(config: ml_collections.ConfigDict) -> None:
+    """Checks `config.objective.options`.
+
+    Raises:
+      UserError: A value cannot work.
+    """
+    weight = config.objective.options.positive_weight
+    if not weight > 0:
+      raise config_lib.UserError(
+        f'config.objective.options.positive_weight is {weight}: it must be more'
+        ' than 0'
+      )
+
+  def loss(
+    self,
+    params: base.Params,
+    extra: base.Extra,
+    batch: base.Batch,
+    rng: base.Rng,
+  ) -> tuple[jax.Array, base.Scalars, base.Extra]:
+    """Returns the cross-entropy (nats), mean over images, sum over classes."""
+    logits = self.apply_train(params, batch['image'], rng)
+    present = batch['labels'] * (1 - self._smoothing) + self._smoothing / 2
+    return self._loss(logits, present).mean(), {}, extra
+
+  def measure(
+    self, outputs: base.Outputs, batch: base.Batch
+  ) -> clu_metrics.Collection:
+    """Returns mean average precision, also by class, loss and count."""
+    logits, labels = outputs['logits'], batch['labels']
+    return metrics_lib.Multilabel.single_from_model_output(
+      scores=logits,
+      labels=labels,
+      loss=self._loss(logits, labels),
+      mask=batch['valid'],
+    )
+
+  def _loss(self, logits: jax.Array, present: jax.Array) -> jax.Array:
+    """Returns the loss of each image, float32 [B]."""
+    loss = optax.losses.sigmoid_binary_cross_entropy(logits, present)
+    weights = 1 + (self._weight - 1) * present
+    return (weights * loss).sum(axis=-1)

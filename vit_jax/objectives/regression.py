@@ -1,0 +1,135 @@
+"""Regression: images to numbers, in the units of the data."""
+
+from collections.abc import Mapping
+from typing import Any
+from typing import ClassVar
+
+from clu import metrics as clu_metrics
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+
+from vit_jax import config as config_lib
+from vit_jax.data import base as data_base
+from vit_jax.data import features as features_lib
+from vit_jax.evaluation import metrics as metrics_lib
+from vit_jax.objectives import base
+
+LOSSES = ('mse', 'huber')
+
+
+class Regression(base.Objective):
+  """Learns the numbers of an image.
+
+  The model predicts each as its distance from the mean of the training split in
+  standard deviations, so that quantities of any units weigh alike and a head of
+  zeros predicts the means. R2 and errors are of the units of the data.
+  """
+
+  target: ClassVar = ('numbers', features_lib.Number)
+  metrics: ClassVar = {
+    'r2': 'max',
+    'mean_absolute_error': 'min',
+    'loss': 'min',
+    'examples': 'max',
+  }
+  options: ClassVar[Mapping[str, Any]] = {
+    'loss': 'mse',  # or 'huber', which large errors pull at less
+    'delta': 1.0,  # of huber: where it becomes linear, in standard deviations
+    # Of the training split, a number for each quantity; (): computed from it.
+    'mean': (),
+    'std': (),
+  }
+
+  def __init__(
+    self, config: ml_collections.ConfigDict, features: features_lib.Features
+  ):
+    """Makes the model; as `base.Objective`."""
+    super().__init__(config, features)
+    options = config.objective.options
+    count = config.model.num_classes
+    self._name, self._delta = options.loss, options.delta
+    # () without data, as where a step is planned.
+    self._mean = np.float32(options.mean or (0.0,) * count)
+    self._std = np.float32(options.std or (1.0,) * count)
+
+  @staticmethod
+  def check(config: ml_collections.ConfigDict) -> None:
+    """Checks `config.objective.options`.
+
+    Raises:
+      UserError: A value cannot work.
+    """
+    config_lib.one_of(config, 'objective.options.loss', LOSSES)
+    for key in ('mean', 'std'):
+      config_lib.check_numbers(config, f'objective.options.{key}')
+    options = config.objective.options
+    if not options.delta > 0 or not all(x > 0 for x in options.std):
+      raise config_lib.UserError(
+        f'config.objective.options.delta is {options.delta} and std'
+        f' {options.std}: they must be more than 0'
+      )
+
+  @classmethod
+  def fill(
+    cls, config: ml_collections.ConfigDict, source: data_base.Source
+  ) -> None:
+    """Sets mean and std to those of the training split, where they are open."""
+    options, names = config.objective.options, source.features['numbers'].names
+    if not (options.mean and options.std):
+      numbers = source.column('numbers').astype(np.float64)
+      std = numbers.std(axis=0)
+      # A quantity that never varies is predicted by its mean.
+      found = {'mean': numbers.mean(axis=0), 'std': np.where(std, std, 1.0)}
+      for key, values in found.items():
+        options[key] = options[key] or tuple(values.tolist())
+    for key in ('mean', 'std'):
+      if len(options[key]) != len(names):
+        raise config_lib.UserError(
+          f'config.objective.options.{key} has {len(options[key])} numbers:'
+          f' write one for each of {config_lib.some(names)}'
+        )
+
+  def output_facts(self) -> dict[str, Any]:
+    """Returns how logits become numbers."""
+    scale = {'mean': self._mean.tolist(), 'std': self._std.tolist()}
+    return {'logits': {'feature': 'numbers', **scale}}
+
+  def loss(
+    self,
+    params: base.Params,
+    extra: base.Extra,
+    batch: base.Batch,
+    rng: base.Rng,
+  ) -> tuple[jax.Array, base.Scalars, base.Extra]:
+    """Returns the mean loss and the mean absolute error of the batch."""
+    scaled = self.apply_train(params, batch['image'], rng)
+    error = jnp.abs(scaled * self._std + self._mean - batch['numbers'])
+    loss = self._loss(scaled, batch['numbers']).mean()
+    return loss, {'mean_absolute_error': error.mean()}, extra
+
+  def outputs(self, params: base.Params, batch: base.Batch) -> base.Outputs:
+    """Returns logits, and numbers in the units of the data, [B, K]."""
+    scaled = self.apply(params, batch['image'])
+    return {'logits': scaled, 'numbers': scaled * self._std + self._mean}
+
+  def measure(
+    self, outputs: base.Outputs, batch: base.Batch
+  ) -> clu_metrics.Collection:
+    """Returns R2 and the mean absolute error, also of each quantity."""
+    return metrics_lib.regression(len(self._mean)).single_from_model_output(
+      scaled=outputs['logits'],
+      truth=(batch['numbers'] - self._mean) / self._std,
+      error=jnp.abs(outputs['numbers'] - batch['numbers']),
+      loss=self._loss(outputs['logits'], batch['numbers']).mean(axis=-1),
+      mask=batch['valid'],
+    )
+
+  def _loss(self, scaled: jax.Array, numbers: jax.Array) -> jax.Array:
+    """Returns the loss of each number, float32 [B, K]."""
+    truth = (numbers - self._mean) / self._std
+    if self._name == 'huber':
+      return optax.losses.huber_loss(scaled, truth, self._delta)
+    return optax.losses.squared_error(scaled, truth)
