@@ -25,7 +25,7 @@ from absl import logging
 from vit_jax import cli
 from vit_jax.config import one_line
 from vit_jax.config import UserError
-from vit_jax.runs import workdir
+from vit_jax.runs import safe_io
 
 FLAGS = flags.FlagValues()
 
@@ -54,7 +54,7 @@ def main(argv: list[str]) -> None:
     notebook = execute(read(path))
     if found := problems(notebook):
       raise UserError(f'{path}: {"; ".join(found)}')
-    with workdir.replacing(path) as file:
+    with safe_io.replacing(path) as file:
       nbformat.write(notebook, file)
     logging.info('%s ran', path)
 

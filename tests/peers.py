@@ -34,18 +34,20 @@ def main() -> int:
   soon = {'heartbeat_s': 5} if _DO.value == 'wait' else {}
   print(processes.initialize(**soon))
   if _DO.value == 'agree':
-    print(processes.from_first(lambda: {'pid': os.getpid(), 'shape': (1, 2)}))
-    print(processes.on_all(os.getpid) == os.getpid())
+    print(
+      processes.call_on_first(lambda: {'pid': os.getpid(), 'shape': (1, 2)})
+    )
+    print(processes.call_on_all(os.getpid) == os.getpid())
   if _DO.value == 'fail':
-    processes.from_first(fail)
+    processes.call_on_first(fail)
   if _DO.value == 'fail_later':
-    processes.on_all(lambda: None if processes.first() else fail())
+    processes.call_on_all(lambda: None if processes.first() else fail())
   if _DO.value == 'bug':
-    processes.from_first(lambda: 1 / 0)
+    processes.call_on_first(lambda: 1 / 0)
   if _DO.value == 'wait':
     print('up', flush=True)
     with processes.together():
-      processes.from_first(wait)
+      processes.call_on_first(wait)
   return 0
 
 
@@ -60,4 +62,4 @@ if __name__ == '__main__':
   except ZeroDivisionError:  # a bug
     traceback.print_exc()
     status = 1
-  processes.leave(status)
+  processes.exit_process(status)

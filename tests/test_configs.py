@@ -86,7 +86,7 @@ def write_checkpoint(config, path):
 def shrink(config):
   """Makes batch, image, depth and width small, and nothing else."""
   config.optim.sam.groups = min(config.optim.sam.groups, 2)
-  config.train.batch_size = 8 * config_lib.num_parts(config)
+  config.train.batch_size = 8 * config_lib.num_microbatches(config)
   if config.model.name.startswith('BiT'):
     config.data.image_size = 32
     config.model.stages = (1, 1)

@@ -15,7 +15,7 @@ import pytest
 import stand_in
 import tiny
 
-from vit_jax.runs import checkpoint
+from vit_jax.runs import restoring
 
 ENV = os.environ | {
   'PYTHONPATH': str(tiny.ROOT),
@@ -89,8 +89,8 @@ def test_killed_runs_end_in_the_same_bits(tmp_path):
     assert set(os.listdir(whole / name)) == set(os.listdir(broken / name))
   jax.tree.map(
     np.testing.assert_array_equal,
-    checkpoint.restore_params(whole)[0],
-    checkpoint.restore_params(broken)[0],
+    restoring.restore_params(whole)[0],
+    restoring.restore_params(broken)[0],
   )
   # The metrics are those of a run that was never interrupted, too.
   lines = [

@@ -89,6 +89,7 @@ def write_workdir(
   import jax.numpy as jnp
 
   from vit_jax.runs import checkpoint
+  from vit_jax.runs import safe_io
   from vit_jax.runs import workdir
   from vit_jax.train import step
   from vit_jax.weights.formats import export
@@ -109,7 +110,7 @@ def write_workdir(
       where=path.name,
       usage=[],
     )
-    workdir.write_json(directory / 'DONE', {})
+    safe_io.write_json(directory / 'DONE', {})
 
 
 def _config(loaded: 'weights.Loaded') -> 'ml_collections.ConfigDict':

@@ -44,7 +44,7 @@ from vit_jax.cli import columns
 from vit_jax.cli import data_flags
 from vit_jax.cli import image_files
 from vit_jax.config import UserError
-from vit_jax.runs import workdir
+from vit_jax.runs import safe_io
 
 if TYPE_CHECKING:
   import numpy as np
@@ -85,7 +85,7 @@ def main(argv: list[str]) -> None:
   with (
     data_flags.progress(len(source)) as progress,
     data_flags.explained(),
-    workdir.replacing_path(path) as temporary,
+    safe_io.replacing_path(path) as temporary,
     _WRITERS[path.suffix](temporary, source, checkpoint) as writer,
   ):
     for part in embedder.embed(source):

@@ -79,7 +79,7 @@ def main(argv: list[str]) -> int:
     return replay.run(
       _CONFIG.value, os.path.abspath(_WORKDIR.value), _REPLAY.value
     )
-  workdir = _WORKDIR.value or processes_lib.from_first(
+  workdir = _WORKDIR.value or processes_lib.call_on_first(
     lambda: f'runs/{name}-{time.strftime("%Y%m%d-%H%M%S")}'
   )
   if _REPRODUCE.value is not None:

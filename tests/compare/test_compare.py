@@ -19,6 +19,7 @@ from vit_jax.compare import comparison
 from vit_jax.config import UserError
 from vit_jax.plots import curves
 from vit_jax.runs import records
+from vit_jax.runs import safe_io
 from vit_jax.runs import workdir
 
 
@@ -28,14 +29,14 @@ def write(path, lines, starts=(0.0,), done=True, **overrides):
   config = config_lib.default()
   for key, value in overrides.items():
     config_lib.set_value(config, key.replace('__', '.'), value)
-  workdir.write_json(path / 'config.json', config_lib.to_dict(config))
+  safe_io.write_json(path / 'config.json', config_lib.to_dict(config))
   runs = [
     {'started': f'1970-01-01T00:{x // 60:02.0f}:{x % 60:02.0f}+00:00'}
     | {'python': '3.11.7', 'packages': {'jax': '0.10.2'}, 'host': 'a'}
     | {'devices': {'kind': 'cpu', 'count': 1, 'processes': 1}}
     for x in starts
   ]
-  workdir.write_json(path / 'run.json', {'runs': runs})
+  safe_io.write_json(path / 'run.json', {'runs': runs})
   with (path / 'metrics.jsonl').open('w') as file:
     for line in lines:
       step = line['step']
@@ -138,7 +139,7 @@ def test_a_real_run_with_itself_elsewhere(digits_run, tmp_path, capsys):
   info = json.loads((digits_run / 'run.json').read_text())
   info['runs'][-1]['packages']['jax'] = '0.0.1'
   info['runs'][-1]['git'] = {'commit': 'f' * 40, 'dirty': True}
-  workdir.write_json(other / 'run.json', info)
+  safe_io.write_json(other / 'run.json', info)
   out = tmp_path / 'x.svg'
   commands.run(compare, digits_run, other, f'--out={out}', '--x=time')
   found = rows(capsys.readouterr().out)

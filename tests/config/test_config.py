@@ -3,6 +3,8 @@
 import fractions
 import json
 import pathlib
+import subprocess
+import sys
 
 from absl import flags
 import ml_collections
@@ -267,3 +269,65 @@ def test_a_run_of_before_there_were_kinds_is_read():
   back = config_lib.from_dict(config_lib.to_dict(new))
   assert back.evals.mine.shots == (2,)
   assert config_lib.differences(config, back) == []
+
+
+def test_load_with_overrides():
+  """Values are typed as in defaults.py; lists stand for tuples."""
+  config = config_lib.load(
+    tiny.ROOT / 'configs' / 'digits.py',  # absolute; a Path, too
+    {
+      'train.duration': '3 epochs',
+      'optim.learning_rate': 1,  # an int where a float is
+      'model.num_heads': None,
+      'data.mean': [0.1],
+      'data.crop_scale': (0.5, 1.0),
+      'mesh.rules': [['^head/kernel$', [None, 'fsdp']]],
+      'evals.val.every': '1 epochs',
+    },
+  )
+  assert config.train.duration == '3 epochs'
+  assert config.optim.learning_rate == 1.0
+  assert config.model.num_heads is None
+  assert config.data.mean == (0.1,)
+  assert config.data.crop_scale == (0.5, 1.0)
+  assert config.mesh.rules == (('^head/kernel$', (None, 'fsdp')),)
+  back = config_lib.from_dict(config_lib.to_dict(config))
+  assert config_lib.differences(config, back) == []
+
+
+@pytest.mark.parametrize(
+  ('overrides', 'message'),
+  [
+    ({'optim.lr': 1.0}, r"no key 'optim\.lr': did you mean 'optim\.learning"),
+    ({'nothing.at.all': 1}, "config has no key 'nothing.at.all'"),
+    ({'train': {}}, 'it is a group of keys, as train.accumulation'),
+    ({'train.batch_size': 'many'}, 'must be of type int'),
+    ({'train.batch_size': 1.5}, 'must be of type int'),
+    ({'data.mean': 0.5}, 'must be of type tuple'),
+    ({'train.batch_size': None}, 'it must have a value'),
+  ],
+)
+def test_load_refuses_overrides(overrides, message):
+  file = tiny.ROOT / 'configs' / 'digits.py'
+  with pytest.raises(UserError, match=message) as error:
+    config_lib.load(file, overrides)
+  assert '\n' not in str(error.value)
+
+
+def test_load_from_the_package(tmp_path):
+  """`vit_jax.config.load`, in any directory and without jax."""
+  file = tmp_path / 'mine.py'
+  file.write_text(
+    'from vit_jax import config as c\n'
+    'def get_config(arg="ViT-Ti/16"):\n'
+    '  config = c.default()\n'
+    '  config.model.name = arg\n'
+    '  return config\n'
+  )
+  code = (
+    'import sys, vit_jax\n'
+    f'config = vit_jax.config.load("{file}:ViT-B/16", {{"seed": 3}})\n'
+    'assert (config.model.name, config.seed) == ("ViT-B/16", 3)\n'
+    'assert "jax" not in sys.modules'
+  )
+  subprocess.run([sys.executable, '-c', code], check=True, cwd=tmp_path)

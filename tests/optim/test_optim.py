@@ -16,6 +16,7 @@ from vit_jax import optim
 from vit_jax.models import stack
 from vit_jax.optim import arrays
 from vit_jax.optim import rules as rules_lib
+from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
 from vit_jax.runs import checkpoint
 from vit_jax.train import experiment as experiment_lib
@@ -285,11 +286,11 @@ def test_a_state_changes_its_layout(name):
 @pytest.mark.parametrize('name', BY_ARRAY)
 def test_the_same_on_a_mesh(name):
   config = tiny.config(mesh__data=1, mesh__fsdp=2, mesh__tensor=2)
-  mesh = sharding.make_mesh(config.mesh)
-  placed = sharding.place(config.mesh, mesh.shape, shapes(scan=True))
+  mesh = mesh_lib.make_mesh(config.mesh)
+  shardings = sharding.shard_params(config.mesh, mesh.shape, shapes(scan=True))
   state = trained(name, 'scanned')[0], laid_out('scanned')[1]
   (params, state), gradients = jax.device_put(
-    state, sharding.follow(mesh, placed, state)
+    state, sharding.tree_shardings(mesh, shardings, state)
   )
   step = make(name)[1]
   for g in gradients:
@@ -334,14 +335,14 @@ def test_a_checkpoint_changes_its_layout(name, tmp_path):
   )
   # What is as large as its parameter is laid out as that is.
   path, moments = 'blocks/mlp/up/kernel', 0
-  placed = scanned.placed[path]
+  sharded = scanned.param_shardings[path]
   for keys, x in jax.tree_util.tree_leaves_with_path(state.opt_state):
     if arrays.name(keys).endswith(path):
-      is_moment = x.shape == placed.shape
-      spec = placed.spec if is_moment else ()
+      is_moment = x.shape == sharded.shape
+      spec = sharded.spec if is_moment else ()
       assert x.sharding.spec == jax.sharding.PartitionSpec(*spec)
       moments += is_moment
-  assert moments == 1 and 'fsdp' in placed.spec
+  assert moments == 1 and 'fsdp' in sharded.spec
 
 
 def test_adamw_equals_that_of_optax():

@@ -31,15 +31,15 @@ def test_one_process(monkeypatch, args):
   flag_values = _flags(*args, *(['--num_processes=1'] if args else []))
   assert processes.initialize(flag_values) is None
   assert processes.first()
-  assert processes.from_first(lambda: (1, 2)) == (1, 2)
+  assert processes.call_on_first(lambda: (1, 2)) == (1, 2)
   with pytest.raises(OSError, match='missing'):
-    processes.from_first(lambda: open('missing'))
+    processes.call_on_first(lambda: open('missing'))
   error = RuntimeError('UNKNOWN: Gloo AllGather failed: connection closed')
   assert not processes.is_lost_peer(error)
   with pytest.raises(RuntimeError, match='Gloo'), processes.together():
     raise error
   with pytest.raises(SystemExit) as e:
-    processes.leave(3)
+    processes.exit_process(3)
   assert e.value.code == 3
 
 

@@ -14,7 +14,7 @@ import stand_in
 import tiny
 
 from vit_jax import data
-from vit_jax.runs import checkpoint
+from vit_jax.runs import restoring
 from vit_jax.train import loop
 
 MAIN = ['-m', 'vit_jax.main']
@@ -87,7 +87,7 @@ def test_killed_and_resumed_on_any_number(reference, tmp_path):
     np.testing.assert_allclose(found, expected, rtol=tolerance)
   counts = [line['val/examples'] for line in ours if 'val/loss' in line]
   assert counts == [359] * 3  # 15 batches of 24, the last one is padded
-  params = [checkpoint.restore_params(path)[0] for path in (workdir, reference)]
+  params = [restoring.restore_params(path)[0] for path in (workdir, reference)]
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(
       np.linalg.norm(a - b), 0, atol=1e-4 * np.linalg.norm(b) + 1e-6

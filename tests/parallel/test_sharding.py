@@ -11,6 +11,7 @@ import tiny
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.models import stack
+from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
 from vit_jax.runs import checkpoint
 from vit_jax.train import experiment as experiment_lib
@@ -31,7 +32,7 @@ MODEL = tiny.RANDOM | {
 
 
 def sizes(mesh):
-  return dict(zip(sharding.AXES, mesh, strict=True))
+  return dict(zip(mesh_lib.AXES, mesh, strict=True))
 
 
 @functools.cache  # compiled functions are shared
@@ -146,7 +147,7 @@ def place(params, mesh, **changes):
   config = config_lib.default().mesh
   for key, value in changes.items():
     config[key] = value
-  return sharding.place(config, sizes(mesh), params)
+  return sharding.shard_params(config, sizes(mesh), params)
 
 
 @pytest.mark.parametrize('name', models.NAMES)
@@ -154,11 +155,11 @@ def test_default_rules_know_every_model(name):
   """What is large is split by fsdp, and heads and MLPs by tensor."""
   scans = (False,) if name.startswith('BiT') else (False, True)
   for scan in scans:
-    placed = place(params_of(name, scan), (1, 8, 1))
-    for path, p in placed.items():
+    shardings = place(params_of(name, scan), (1, 8, 1))
+    for path, p in shardings.items():
       is_vector = path.endswith(('bias', 'scale'))
       assert bool(p.spec) == (np.prod(p.shape) >= 4096) or is_vector, path
-    heads = {p: x.shape[-2] for p, x in placed.items() if 'qkv/kernel' in p}
+    heads = {p: x.shape[-2] for p, x in shardings.items() if 'qkv/kernel' in p}
     tensor = 1 if any(h % 2 for h in heads.values()) else 2
     for path, p in place(params_of(name, scan), (1, 2, tensor)).items():
       if path.startswith('blocks') and path.endswith('kernel'):
@@ -182,15 +183,15 @@ def test_devices_are_in_order_of_their_processes(monkeypatch):
   monkeypatch.setattr(jax, 'devices', lambda: shuffled)
   config = config_lib.default().mesh
   config.fsdp = 4
-  mesh = sharding.make_mesh(config)
+  mesh = mesh_lib.make_mesh(config)
   assert [device.id for device in mesh.devices.flat] == list(range(8))
-  assert sharding.host_part(mesh) == (0, 1)
+  assert mesh_lib.host_part(mesh) == (0, 1)
 
 
 def test_small_parameters_are_on_every_device():
-  placed = place(params_of('ViT-Ti/16', False), (1, 8, 1))
-  assert placed['class_token'].spec == ()
-  assert placed['head/kernel'].spec == ('fsdp', None)
+  shardings = place(params_of('ViT-Ti/16', False), (1, 8, 1))
+  assert shardings['class_token'].spec == ()
+  assert shardings['head/kernel'].spec == ('fsdp', None)
   whole = place(params_of('ViT-Ti/16', False), (1, 8, 1), min_size=10**9)
   assert not any(p.spec for p in whole.values())
 
@@ -202,8 +203,8 @@ def test_own_rules_come_first():
   with pytest.raises(UserError, match='blocks_0/mlp/up/bias has 2 entries'):
     place(params, (2, 4, 1), rules=rules)
   rules = (rules[0], (r'_[01]/mlp/up/kernel', (None, 'data')))
-  placed = place(params, (2, 4, 1), rules=rules)
-  assert {placed[k].spec for k in kernels} == {
+  shardings = place(params, (2, 4, 1), rules=rules)
+  assert {shardings[k].spec for k in kernels} == {
     (None, 'fsdp'),
     (None, 'data'),
     ('fsdp', None),

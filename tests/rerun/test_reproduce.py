@@ -11,6 +11,7 @@ from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.rerun import reproduce
 from vit_jax.runs import records
+from vit_jax.runs import safe_io
 from vit_jax.runs import workdir
 from vit_jax.train import loop
 
@@ -37,14 +38,14 @@ def change_run(path, **changes):
   """Changes what run.json says of the newest start."""
   info = json.loads((path / 'run.json').read_text())
   info['runs'][-1] |= changes
-  workdir.write_json(path / 'run.json', info)
+  safe_io.write_json(path / 'run.json', info)
 
 
 def change_config(path, **changes):
-  config = config_lib.from_dict(workdir.read_json(path / 'config.json'))
+  config = config_lib.from_dict(safe_io.read_json(path / 'config.json'))
   for key, value in changes.items():
     config_lib.set_value(config, key.replace('__', '.'), value)
-  workdir.write_json(path / 'config.json', config_lib.to_dict(config))
+  safe_io.write_json(path / 'config.json', config_lib.to_dict(config))
 
 
 @pytest.fixture
@@ -73,7 +74,7 @@ def test_the_same_bits(original, tmp_path, caplog):
   nothing = 'since then: nothing has changed: versions, code, devices, data'
   assert lines[1] == nothing
   assert lines[-1].startswith('equal to the bit: all ')
-  was = workdir.read_json(original / 'DONE')['val/accuracy']
+  was = safe_io.read_json(original / 'DONE')['val/accuracy']
   assert f'val/accuracy {was:.4g}, was {was:.4g} (step 3)' in lines
   assert lines[-1] in (new / 'train.log').read_text()
   for name in ('config.json', 'preprocess.json'):
@@ -97,7 +98,7 @@ def test_what_has_changed_is_said_first(original, tmp_path, caplog, stopped):
   info = json.loads((original / 'run.json').read_text())
   later = info['runs'][-1] | {'packages': now['packages'] | {'jax': '0.0.2'}}
   info['runs'].append(later)
-  workdir.write_json(original / 'run.json', info)
+  safe_io.write_json(original / 'run.json', info)
   stored = json.loads((original / 'config.json').read_text())
   del stored['optim']['sam']
   (original / 'config.json').write_text(json.dumps(stored))

@@ -21,10 +21,11 @@ import optax
 import pytest
 import tiny
 
-from vit_jax.runs import checkpoint
-from vit_jax.runs import checkpoint_format
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
+from vit_jax.runs import checkpoint
+from vit_jax.runs import checkpoint_format
+from vit_jax.runs import restoring
 
 _EVERYWHERE = P()
 
@@ -144,7 +145,7 @@ def test_relative_directory(
   monkeypatch.chdir(tmp_path)
   save(pathlib.Path('run'), [1])
   assert saved_steps(tmp_path / 'run') == [1]
-  assert checkpoint.restore_params('run')[1] == 1
+  assert restoring.restore_params('run')[1] == 1
 
 
 def test_saved_state_may_be_donated(tmp_path: pathlib.Path) -> None:
@@ -234,7 +235,7 @@ def test_keeps_the_best(
       checkpoints.save(step, make_state(step, ema=True), {metric: value})
       checkpoints.save(step + 100, make_state(step + 100), {'test/loss': 0.0})
   assert saved_steps(tmp_path, 'best') == [best]
-  params, step, where = checkpoint.restore_params(tmp_path)
+  params, step, where = restoring.restore_params(tmp_path)
   assert (step, where) == (best, tmp_path / 'best' / str(best))
   assert_same_bits(params, jax.device_get(make_state(best, True).ema_params))
   assert 'opt_state/flags' not in (where / 'state/_METADATA').read_text()
@@ -256,11 +257,11 @@ def test_params_come_from_the_newest_where_there_is_no_best(
   tmp_path: pathlib.Path,
 ) -> None:
   save(tmp_path, [1, 2])
-  params, step, where = checkpoint.restore_params(tmp_path)
+  params, step, where = restoring.restore_params(tmp_path)
   assert (step, where) == (2, tmp_path / 'checkpoints/2')
   assert_same_bits(params, jax.device_get(make_state(2).params))
   biggest_file(where).unlink()
-  assert checkpoint.restore_params(tmp_path)[1] == 1
+  assert restoring.restore_params(tmp_path)[1] == 1
   assert saved_steps(tmp_path) == [1, 2]  # nothing is changed
 
 
@@ -268,23 +269,23 @@ def test_the_newest_of_at_most_a_step(
   tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
 ) -> None:
   like = abstract(make_state(0))
-  assert checkpoint.restore_at_most(tmp_path, 9, like) is None
+  assert restoring.restore_at_most(tmp_path, 9, like) is None
   assert not list(tmp_path.iterdir())
   save(tmp_path, [2, 4, 6], keep=3)
-  assert checkpoint.restore_at_most(tmp_path, 1, like) is None
+  assert restoring.restore_at_most(tmp_path, 1, like) is None
   for at_most, expected in ((2, 2), (5, 4), (6, 6), (99, 6)):
-    state, step = checkpoint.restore_at_most(tmp_path, at_most, like)
+    state, step = restoring.restore_at_most(tmp_path, at_most, like)
     assert step == expected
     assert_same_bits(state, make_state(expected))
   biggest_file(tmp_path / 'checkpoints/4').unlink()
-  assert checkpoint.restore_at_most(tmp_path, 5, like)[1] == 2
+  assert restoring.restore_at_most(tmp_path, 5, like)[1] == 2
   assert 'checkpoints/4 is damaged' in caplog.text
   assert saved_steps(tmp_path) == [2, 4, 6]  # nothing is set aside
 
 
 def test_params_of_nothing(tmp_path: pathlib.Path) -> None:
   with pytest.raises(UserError, match='there is no checkpoint in'):
-    checkpoint.restore_params(tmp_path)
+    restoring.restore_params(tmp_path)
 
 
 def delete(path: pathlib.Path) -> None:
@@ -368,7 +369,7 @@ def test_lists_all_damaged_checkpoints(tmp_path: pathlib.Path) -> None:
   with pytest.raises(UserError, match=r'checkpoints/2: .*checkpoints/1: '):
     restore(tmp_path)
   with pytest.raises(UserError, match=r'checkpoints/2: .*checkpoints/1: '):
-    checkpoint.restore_params(tmp_path)
+    restoring.restore_params(tmp_path)
   assert saved_steps(tmp_path) == [1, 2]
 
 
@@ -403,7 +404,7 @@ def test_a_newer_format_is_not_damage(
   monkeypatch.setattr(checkpoint_format, 'FORMAT', 2)
   save(tmp_path, [1, 2])
   monkeypatch.undo()
-  for read in (restore, checkpoint.restore_params):
+  for read in (restore, restoring.restore_params):
     with pytest.raises(UserError, match='format 2, and this version reads'):
       read(tmp_path)
 
@@ -438,7 +439,8 @@ def test_a_directory_that_is_gone(tmp_path: pathlib.Path) -> None:
 _CHILD = """
 import resource, sys
 import jax, numpy as np
-from vit_jax import checkpoint, config
+from vit_jax import config
+from vit_jax.runs import checkpoint
 sys.path.insert(0, 'tests')
 import test_checkpoint as t
 purpose, workdir = sys.argv[1:]

@@ -15,8 +15,8 @@ import numpy as np
 import pytest
 import tiny
 
-from vit_jax.runs import reporting
 from vit_jax.config import UserError
+from vit_jax.runs import reporting
 
 
 class Terminal(io.StringIO):
@@ -238,7 +238,8 @@ def test_the_log_is_appended_to(tmp_path: pathlib.Path) -> None:
 _FULL = """
 import resource, sys
 from absl import logging
-from vit_jax import config, reporting
+from vit_jax import config
+from vit_jax.runs import reporting
 try:
   with reporting.log_to(sys.argv[1] + '/train.log'):
     with reporting.Reporter(sys.argv[1], 10**6) as reporter:

@@ -12,12 +12,14 @@ import pytest
 import tiny
 
 from vit_jax import config as config_lib
-from vit_jax.runs import workdir
 from vit_jax.config import UserError
+from vit_jax.runs import records
+from vit_jax.runs import safe_io
+from vit_jax.runs import workdir
 
 _HOLD = """
 import sys
-from vit_jax import workdir
+from vit_jax.runs import workdir
 with workdir.lock(sys.argv[1]):
   print('held', flush=True)
   sys.stdin.read()
@@ -76,11 +78,11 @@ def test_a_file_that_cannot_be_replaced_is_intact(
   tmp_path: pathlib.Path,
 ) -> None:
   path = tmp_path / 'a.json'
-  workdir.write_json(path, {'a': 1})
+  safe_io.write_json(path, {'a': 1})
   with pytest.raises(TypeError):
-    workdir.write_json(path, {'a': object()})
+    safe_io.write_json(path, {'a': object()})
   with pytest.raises(UserError, match=r'cannot write .*: No space left'):
-    with workdir.replacing(path) as file:
+    with safe_io.replacing(path) as file:
       file.write('{')
       raise OSError(28, 'No space left on device')
   assert read(path) == {'a': 1}
@@ -91,16 +93,16 @@ def test_the_trouble_of_another_file_stays_its_own(
   tmp_path: pathlib.Path,
 ) -> None:
   with pytest.raises(FileNotFoundError, match='elsewhere'):
-    with workdir.replacing_path(tmp_path / 'a'):
+    with safe_io.replacing_path(tmp_path / 'a'):
       open(tmp_path / 'elsewhere')
   assert not any(tmp_path.iterdir())
 
 
 def test_reading_json(tmp_path: pathlib.Path) -> None:
-  assert workdir.read_json(tmp_path / 'a.json') is None
+  assert safe_io.read_json(tmp_path / 'a.json') is None
   (tmp_path / 'a.json').write_text('{"a":')
   with pytest.raises(UserError, match=r'cannot read .*/a\.json: '):
-    workdir.read_json(tmp_path / 'a.json')
+    safe_io.read_json(tmp_path / 'a.json')
 
 
 def test_what_is_no_regular_file_is_not_waited_for(
@@ -112,9 +114,9 @@ def test_what_is_no_regular_file_is_not_waited_for(
   (tmp_path / 'folder').mkdir()
   for name in ('zero', 'fifo', 'folder'):
     with pytest.raises(UserError, match=r'^cannot read .* regular [^\n]*$'):
-      workdir.read_json(tmp_path / name)
+      safe_io.read_json(tmp_path / name)
     with pytest.raises(UserError, match=r'^cannot read .* regular [^\n]*$'):
-      list(workdir.read_lines(tmp_path / name))
+      list(safe_io.read_lines(tmp_path / name))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +127,7 @@ def test_what_is_no_regular_file_is_not_waited_for(
     (b'{"a":' * 100 + b'1' + b'}' * 100, 'in each other'),
     (b'9' * 5000, 'digits'),
     (b'', 'Expecting value'),
-    (b' ' * (workdir.MOST_TEXT + 1), 'it has more than'),
+    (b' ' * (safe_io.MOST_TEXT + 1), 'it has more than'),
   ],
 )
 def test_json_that_is_refused(
@@ -133,7 +135,7 @@ def test_json_that_is_refused(
 ) -> None:
   (tmp_path / 'a.json').write_bytes(content)
   with pytest.raises(UserError, match=r'^cannot read [^\n]*$') as e:
-    workdir.read_json(tmp_path / 'a.json')
+    safe_io.read_json(tmp_path / 'a.json')
   assert message in str(e.value)
 
 
@@ -150,7 +152,7 @@ def test_json_that_is_refused(
   ],
 )
 def test_a_line_of_metrics_that_is_damaged(line: str) -> None:
-  assert workdir.parse_metrics(f'{line}\n') is None
+  assert records.parse_metrics(f'{line}\n') is None
 
 
 def test_prepare_describes_each_start(

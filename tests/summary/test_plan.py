@@ -40,7 +40,7 @@ def config_of(**overrides):
 
 def parameter_bytes(config):
   """Returns the bytes of the sharded parameters, and of all."""
-  placed = program.Program(config, FEATURES, optim.Lengths(10)).placed
+  placed = program.Program(config, FEATURES, optim.Lengths(10)).param_shardings
   sizes = [(p.spec, math.prod(p.shape)) for p in placed.values()]
   return (
     4 * sum(size for spec, size in sizes if spec),

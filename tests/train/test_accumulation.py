@@ -114,7 +114,7 @@ def test_parts_respect_mesh_and_pairs(tmp_path, give):
   give(4 * 60_000)  # of which the state takes 44,000
   with pytest.raises(UserError, match=r'nor do smaller parts fit') as error:
     loop.run(config, str(tmp_path / 'run'))
-  assert 'in 16 part(s)' in str(error.value)
+  assert 'in 16 microbatch(es)' in str(error.value)
   assert 'for each device' in str(error.value)
   give(2**30)
   assert loop.run(config, str(tmp_path / 'run')).status == 0
@@ -151,8 +151,8 @@ def test_other_values_are_refused(value):
   ],
 )
 def test_what_says_that_memory_is_too_little(text, is_memory):
-  assert bool(memory.told(jax.errors.JaxRuntimeError(text))) == is_memory
-  assert memory.told(ValueError(text)) is None
+  assert bool(memory.explanation(jax.errors.JaxRuntimeError(text))) == is_memory
+  assert memory.explanation(ValueError(text)) is None
 
 
 def test_the_address_space_counts():

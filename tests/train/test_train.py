@@ -21,8 +21,8 @@ import tiny
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import models
-from vit_jax.runs import checkpoint
 from vit_jax.runs import reporting
+from vit_jax.runs import restoring
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed
 from vit_jax.train import loop
@@ -185,7 +185,7 @@ def copy_unfinished(workdir, tmp_path):
 def newest_params(workdir):
   """Returns the parameters of the newest checkpoint, not of the best."""
   shutil.rmtree(workdir / 'best', ignore_errors=True)
-  return checkpoint.restore_params(workdir)[0]
+  return restoring.restore_params(workdir)[0]
 
 
 def test_a_run_leaves_what_is_promised(finished):
@@ -414,7 +414,7 @@ def test_a_step_that_is_not_finite_stops_the_run(tmp_path):
     loop.run(config, str(tmp_path))
   # The state before it is kept, with finite parameters.
   step = int(str(error.value).split()[1]) - 1
-  params, stored, _ = checkpoint.restore_params(tmp_path)
+  params, stored, _ = restoring.restore_params(tmp_path)
   assert stored == step
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
   source = data.open_source(config, config.data.split)
@@ -432,7 +432,7 @@ def test_or_is_skipped(tmp_path):
   assert 'error: step' in (tmp_path / 'train.log').read_text()
   config = tiny.config(**NONFINITE, train__skip_nonfinite=True)
   assert loop.run(config, str(tmp_path)).status == 0
-  params, step, _ = checkpoint.restore_params(tmp_path)
+  params, step, _ = restoring.restore_params(tmp_path)
   assert step == 12
   assert all(np.isfinite(x).all() for x in jax.tree.leaves(params))
 

@@ -12,7 +12,7 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import models
 from vit_jax.config import UserError
-from vit_jax.runs import workdir as workdir_lib
+from vit_jax.runs import safe_io
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 from vit_jax.weights.files import containers
@@ -52,7 +52,7 @@ def checkpoint(tmp_path_factory):
       'std': [0.2, 0.3, 0.4],
     },
   }
-  workdir_lib.write_json(directory / 'config.json', config)
+  safe_io.write_json(directory / 'config.json', config)
   return directory
 
 

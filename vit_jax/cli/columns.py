@@ -9,7 +9,7 @@ import pathlib
 from typing import Any
 
 from vit_jax.config import UserError
-from vit_jax.runs import workdir
+from vit_jax.runs import safe_io
 
 
 def check_path(flag: str, value: str, endings: Sequence[str]) -> pathlib.Path:
@@ -55,7 +55,7 @@ def write(path: pathlib.Path, columns: dict[str, list[Any]]) -> None:
     UserError: It cannot be written; what was there before is intact.
   """
   write_as = _write_parquet if path.suffix == '.parquet' else _write_csv
-  with workdir.replacing_path(path) as temporary:
+  with safe_io.replacing_path(path) as temporary:
     write_as(temporary, columns)
 
 

@@ -66,12 +66,12 @@ def run(
   except KeyboardInterrupt:  # before there is anything to save
     status = 128 + signal.SIGINT
   except Exception as e:
-    if (line := memory.told(e)) is None:  # a bug
+    if (line := memory.explanation(e)) is None:  # a bug
       traceback.print_exc()
     else:
       print(f'error: {line}: {_ADVICE}', file=sys.stderr)
     status = 1
-  processes.leave(status)
+  processes.exit_process(status)
 
 
 def _log_plainly() -> None:

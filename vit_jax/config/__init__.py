@@ -1,7 +1,7 @@
-"""The config of an experiment: defaults, durations, checks, errors, recipes.
+"""The config of an experiment: defaults, durations, checks and errors.
 
-`default()` has every key with its default and a comment; `load()` reads a file
-of `configs/`. Nothing here imports jax.
+`default()` returns all keys with their defaults, `load()` the config of a file
+in `configs/`. Nothing here imports jax.
 """
 
 from vit_jax.config.checks import at_least as at_least
@@ -34,7 +34,7 @@ from vit_jax.config.keys import to_dict as to_dict
 from vit_jax.config.keys import unknown_key as unknown_key
 from vit_jax.config.microbatches import accumulation as accumulation
 from vit_jax.config.microbatches import AUTO as AUTO
-from vit_jax.config.microbatches import in_parts as in_parts
-from vit_jax.config.microbatches import num_parts as num_parts
+from vit_jax.config.microbatches import num_microbatches as num_microbatches
+from vit_jax.config.microbatches import with_accumulation as with_accumulation
 from vit_jax.config.own import is_own as is_own
 from vit_jax.config.own import load_own as load_own

@@ -1,4 +1,4 @@
-"""Keys, types, lengths of time, and what concerns the run as a whole."""
+"""Checks of keys, types and lengths of time, and of the run as a whole."""
 
 import math
 import reprlib
@@ -15,14 +15,14 @@ from vit_jax.config.keys import unknown_key
 from vit_jax.config.microbatches import accumulation
 from vit_jax.config.microbatches import AUTO
 
-MOST_PIXELS = 2**16  # a side of an image
+MOST_PIXELS = 2**16  # the largest height or width of an image
 
 
 def check(config: ml_collections.ConfigDict) -> None:
   """Checks keys, types and lengths of time.
 
   Raises:
-    UserError: Something does not fit; one line says what and where.
+    UserError: A key is unknown or its value cannot work.
   """
   known = dict(flatten(default()))
   for name, spec in config.evals.items():
@@ -70,8 +70,8 @@ def _check_run(config: ml_collections.ConfigDict) -> None:
   parts = train.accumulation
   if parts != AUTO and (type(parts) is not int or parts < 1):
     raise UserError(
-      f'config.train.accumulation is {parts!r}: write a number of parts, at'
-      f' least 1, or {AUTO!r}'
+      f'config.train.accumulation is {parts!r}: write a number of'
+      f' microbatches, at least 1, or {AUTO!r}'
     )
   at_least(config, 'train.steps_per_call', 1)
   at_least(config, 'train.max_skipped_in_a_row', 1)
@@ -119,30 +119,30 @@ def _check_run(config: ml_collections.ConfigDict) -> None:
 def normalization(
   config: ml_collections.ConfigDict,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-  """Returns mean and std of pixels in [0, 1]; 0.5 where they are left open."""
+  """Returns `data.mean` and `data.std`, or 0.5 where they are not set."""
   return tuple(config.data.mean) or (0.5,), tuple(config.data.std) or (0.5,)
 
 
 def at_least(
   config: ml_collections.ConfigDict, key: str, minimum: float
 ) -> None:
-  """Raises a UserError where `config.<key>` is set and less than `minimum`."""
+  """Raises a UserError if `config.<key>` is set and less than `minimum`."""
   value = dict(flatten(config))[key]
   if value is not None and not minimum <= value < math.inf:
     raise UserError(f'config.{key} is {value}: it must be at least {minimum}')
 
 
 def check_numbers(config: ml_collections.ConfigDict, key: str) -> None:
-  """Raises a UserError where `config.<key>` is no tuple of finite numbers."""
+  """Raises a UserError if a tuple has something else than finite numbers."""
   value = dict(flatten(config))[key]
   if not all(isinstance(x, int | float) and math.isfinite(x) for x in value):
-    raise UserError(f'config.{key} is {value}: it must hold numbers alone')
+    raise UserError(f'config.{key} is {value}: it must hold finite numbers')
 
 
 def one_of(
   config: ml_collections.ConfigDict, key: str, choices: tuple[str, ...]
 ) -> None:
-  """Raises a UserError where `config.<key>` is none of `choices`."""
+  """Raises a UserError if `config.<key>` is none of `choices`."""
   value = dict(flatten(config))[key]
   if value not in choices:
     raise UserError(
@@ -151,10 +151,10 @@ def one_of(
 
 
 def pair(value: int | tuple[int, int], key: str) -> tuple[int, int]:
-  """Returns `32` or `(24, 32)` as (height, width), in pixels.
+  """Converts `32` or `(24, 32)` to (height, width), in pixels.
 
   Raises:
-    UserError: It is neither, or not positive.
+    UserError: It is neither, or not positive, or too large.
   """
   hw = (value, value) if isinstance(value, int) else value
   good = isinstance(hw, tuple | list) and len(hw) == 2

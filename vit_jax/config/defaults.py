@@ -1,8 +1,8 @@
-"""Every key of an experiment: its name, its default, what it means.
+"""All keys of an experiment, with their defaults and meanings.
 
 A file in `configs/` starts from `default()` and sets what differs. The result
 is locked: a key that is not listed here is an error that names the nearest
-known one. Each layer checks the values of its own keys.
+known one. Each layer of the package checks the values of its own keys.
 """
 
 import ml_collections
@@ -18,7 +18,7 @@ def default() -> ml_collections.ConfigDict:
   None until it is set.
   """
   config = ml_collections.ConfigDict()
-  config.seed = 0  # of parameters, data order, augmentation and dropout
+  config.seed = 0  # for the initial parameters, data order, crops and dropout
   config.model = _model()
   config.data = _data()
   config.augment = _augment()
@@ -30,10 +30,12 @@ def default() -> ml_collections.ConfigDict:
   config.evals.test = evaluation()
   config.checkpoint = _checkpoint()
   config.init_from = ml_collections.ConfigDict()
-  # What to start from: a file, a directory, https://, gs:// or hf:owner/name.
+  # The checkpoint whose parameters training starts from: a file, a directory,
+  # https://, gs:// or hf:owner/name. '': random parameters.
   config.init_from.path = ''
-  # How positions are resized: 'corner', 'half_pixel', 'bicubic' or
-  # 'bicubic_antialias'. '': as the code does that the checkpoint comes from.
+  # How position embeddings are resized to another number of patches: 'corner',
+  # 'half_pixel', 'bicubic' or 'bicubic_antialias'. '': as the library does that
+  # the checkpoint comes from.
   config.init_from.resize = ''
   config.mesh = _mesh()
   config.lock()
@@ -44,133 +46,163 @@ def default() -> ml_collections.ConfigDict:
 
 def _model() -> ml_collections.ConfigDict:
   model = ml_collections.ConfigDict()
-  # Family, size and patch: `vit_jax.list_models()`. 'init_from': the model that
-  # init_from.path holds.
+  # Family, size and patch size; `vit_jax.list_models()` lists them. 'init_from'
+  # is the model of the checkpoint at init_from.path.
   model.name = 'ViT-S/16'
   model.num_classes = config_dict.placeholder(int)  # None: the data's classes
-  model.scan = False  # one compiled layer, run `depth` times
-  model.remat = 'none'  # 'full', or a name of jax.checkpoint_policies
-  # 'plain'; 'xla' or 'cudnn' of jax.nn.dot_product_attention: without dropout
-  # of the weights. cuDNN's needs a GPU and train.dtype=bfloat16.
+  # Compile one layer and run it `depth` times, which compiles faster.
+  model.scan = False
+  # What the backward pass computes again to save memory: 'none', 'full' or the
+  # name of a policy of jax.checkpoint_policies.
+  model.remat = 'none'
+  # 'plain', or the 'xla' or 'cudnn' of jax.nn.dot_product_attention, which have
+  # no attention dropout. 'cudnn' needs a GPU and train.dtype=bfloat16.
   model.attention_implementation = config_dict.placeholder(str)
-  # These override what the name stands for; each belongs to the families that
-  # have it. What they mean is said in models/{vit,mixer,resnet}.py.
-  model.hidden_size = config_dict.placeholder(int)
-  model.mlp_dim = config_dict.placeholder(int)
-  model.num_heads = config_dict.placeholder(int)
-  model.depth = config_dict.placeholder(int)
-  model.patch_size = config_dict.placeholder(object)  # int or (h, w)
-  model.pool = config_dict.placeholder(str)  # token; gap, map, token+gap
-  model.position_embedding = config_dict.placeholder(str)  # learned; sincos2d
-  model.position_tokens = config_dict.placeholder(str)  # all; class, patches
+  # The keys below override fields of the model that the name stands for; None
+  # keeps the model's value. A family has some of them: see the attributes of
+  # the classes in models/vit.py, models/mixer.py and models/resnet.py.
+  model.hidden_size = config_dict.placeholder(int)  # width D of a token
+  model.mlp_dim = config_dict.placeholder(int)  # hidden width of an MLP
+  model.num_heads = config_dict.placeholder(int)  # attention heads of a layer
+  model.depth = config_dict.placeholder(int)  # number of layers
+  model.patch_size = config_dict.placeholder(object)  # pixels: int or (h, w)
+  # The head reads: 'token', the class token; 'gap', the mean of the patch
+  # tokens; 'map', an attention pool; 'token+gap', both next to each other.
+  model.pool = config_dict.placeholder(str)
+  # 'learned', 'sincos2d' (fixed) or 'none'.
+  model.position_embedding = config_dict.placeholder(str)
+  # The tokens with a learned position: 'all'; 'class', the class token and the
+  # patches; or 'patches'.
+  model.position_tokens = config_dict.placeholder(str)
   model.class_token = config_dict.placeholder(bool)
-  model.distillation_token = config_dict.placeholder(bool)
+  model.distillation_token = config_dict.placeholder(bool)  # of DeiT
+  # Whether the distillation token has a head of its own.
   model.distillation_head = config_dict.placeholder(bool)
-  model.registers = config_dict.placeholder(int)
+  model.registers = config_dict.placeholder(int)  # number of register tokens
+  # Width of a layer with tanh before the head; 0: there is none.
   model.pre_logits = config_dict.placeholder(int)
-  model.norm_after_pool = config_dict.placeholder(bool)
+  model.norm_after_pool = config_dict.placeholder(bool)  # of 'gap'; else before
+  # Initial scale of the residual branches (LayerScale). None: no scale.
   model.layer_scale = config_dict.placeholder(float)
-  model.qk_norm = config_dict.placeholder(bool)
+  model.qk_norm = config_dict.placeholder(bool)  # normalize queries and keys
   model.qkv_bias = config_dict.placeholder(bool)
-  model.gated_mlp = config_dict.placeholder(bool)
-  model.gelu = config_dict.placeholder(str)  # tanh; exact
+  model.gated_mlp = config_dict.placeholder(bool)  # SwiGLU
+  model.gelu = config_dict.placeholder(str)  # 'tanh' approximation or 'exact'
   model.layer_norm_epsilon = config_dict.placeholder(float)  # 1e-6
   model.dropout_rate = config_dict.placeholder(float)  # 0
   model.attention_dropout_rate = config_dict.placeholder(float)  # 0
-  model.stochastic_depth = config_dict.placeholder(float)  # 0; linear in depth
+  # Probability that the last layer is skipped: 0. It grows linearly with depth
+  # from 0 at the first layer, unless it is uniform: the same in all layers.
+  model.stochastic_depth = config_dict.placeholder(float)
   model.stochastic_depth_uniform = config_dict.placeholder(bool)
-  model.initializers = config_dict.placeholder(str)  # the paper's; lecun; deit
-  model.head_bias = config_dict.placeholder(float)  # 0; its start
-  model.resnet_stages = config_dict.placeholder(tuple)  # of hybrids
-  model.resnet_width = config_dict.placeholder(int)
-  model.tokens_mlp_dim = config_dict.placeholder(int)  # of Mixer
-  model.stages = config_dict.placeholder(tuple)  # of BiT, as those below
-  model.width_factor = config_dict.placeholder(int)
-  model.stem_width = config_dict.placeholder(int)
-  model.channels = config_dict.placeholder(tuple)
-  model.num_groups = config_dict.placeholder(int)
-  model.zero_padded_pool = config_dict.placeholder(bool)
+  # Initial weights: 'vit' (the paper's code), 'mixer', 'lecun' or 'deit'.
+  model.initializers = config_dict.placeholder(str)
+  model.head_bias = config_dict.placeholder(
+    float
+  )  # initial bias of the head: 0
+  model.resnet_stages = config_dict.placeholder(
+    tuple
+  )  # hybrids: blocks a stage
+  model.resnet_width = config_dict.placeholder(int)  # hybrids: channels
+  model.tokens_mlp_dim = config_dict.placeholder(
+    int
+  )  # Mixer: token MLP's width
+  model.stages = config_dict.placeholder(tuple)  # BiT: blocks of each stage
+  model.width_factor = config_dict.placeholder(int)  # BiT: times channels
+  model.stem_width = config_dict.placeholder(int)  # BiT: channels of the stem
+  model.channels = config_dict.placeholder(tuple)  # BiT: channels of each stage
+  model.num_groups = config_dict.placeholder(int)  # BiT: groups of GroupNorm
+  model.zero_padded_pool = config_dict.placeholder(bool)  # BiT: pad by zeros
   return model
 
 
 def _data() -> ml_collections.ConfigDict:
   data = ml_collections.ConfigDict()
   data.name = 'digits'  # 'digits', 'folder:PATH' or the name of a TFDS dataset
-  data.dir = config_dict.placeholder(str)  # where TFDS datasets are
-  data.split = 'train'  # what to train on; TFDS slices: 'train[:90%]'
+  data.dir = config_dict.placeholder(str)  # directory of TFDS datasets
+  data.split = 'train'  # the training split, as a TFDS slice: 'train[:90%]'
+  # Size of the model's input, in pixels: an int or (height, width).
   data.image_size = config_dict.FieldReference(224, field_type=object)
-  # How far rare classes are drawn more often: from 0, not at all, to 1 or
-  # 'classes', as often as all others; 0.5: by the square roots of their sizes.
-  # An epoch is still as many draws as there are images.
+  # How much more often images of rare classes are drawn: 0, not at all; 1 or
+  # 'classes', all classes equally often; 0.5, by the square roots of their
+  # sizes. The number of images drawn in an epoch stays the same.
   data.balance = config_dict.FieldReference(0.0, field_type=object)
   data.channels = 3  # 1: grey, 3: RGB, 4: RGB and alpha
-  # Of pixels in [0, 1]: one for all channels, or one each. (): as init_from's
-  # checkpoint was trained; without one, (0.5,).
+  # Mean and standard deviation of pixels in [0, 1]: one number for all channels
+  # or one each. (): those of the checkpoint at init_from.path; without one,
+  # (0.5,).
   data.mean = ()
   data.std = ()
-  # What becomes 0 and 1, before mean and std: 'type', the range of the stored
-  # type; (low, high) in stored units; 'percentiles(0.5,99.5)' of the training
-  # split. What is beyond is cut.
+  # The stored values that become 0 and 1, before mean and std: 'type', the
+  # range of the stored type; (low, high); or 'percentiles(0.5,99.5)' of the
+  # training split. Values outside are clipped.
   data.intensity = config_dict.FieldReference('type', field_type=object)
-  # These two the data decide: bits of a stored value that are kept until then,
-  # 8 or 16 (None: as the images of the training split have, by the headers of
-  # some), and what percentiles come to, (low, high).
+  # Bits of a stored value that are kept when an image is decoded, 8 or 16.
+  # None: as the headers of some training images say.
   data.bits = config_dict.placeholder(int)
+  # The (low, high) of intensity='percentiles(...)'. (): measured at the start.
   data.intensity_window = ()
-  # (h, w) where all stored images have one size, so that they are cropped on
-  # the device. Digits and most TFDS datasets of small images say so themselves.
+  # (height, width) of all stored images, if they have one size; then they are
+  # cropped on the device. None: the source says it, if it knows.
   data.source_size = config_dict.placeholder(object)
-  # Training: 'random_resized' (crop_scale of the area, crop_ratio w/h),
-  # 'random', 'pad' (by black pixels on each side, then random) or 'center':
-  # these after resize.
+  # How training images are cropped. 'random_resized': a random rectangle, with
+  # crop_scale of the area and a width / height in crop_ratio, is resized.
+  # After `resize`: 'random'; 'pad', with `pad` black pixels added on each side
+  # before a random crop; or 'center'.
   data.crop = 'random_resized'
   data.crop_scale = (0.08, 1.0)
   data.crop_ratio = (3 / 4, 4 / 3)
   data.pad = 4
-  data.flip = True  # left to right, with probability 1/2
-  # What is cut is resized before: an int is its short side, (h, w) its exact
-  # size, and so is a float, as a multiple of image_size. None: it just fills
-  # the crop, its ratio kept.
+  data.flip = True  # flip training images left to right, with probability 1/2
+  # Size before the crop, in training and in evaluation: an int is the length of
+  # the short side, (height, width) the exact size, and a float the exact size
+  # as a multiple of image_size. None: the image just covers the crop.
   data.resize = config_dict.placeholder(object)
   data.eval_resize = config_dict.placeholder(object)
-  data.antialias = True  # when shrinking; False: plain bilinear, as TF does
-  # 'bilinear' or 'bicubic' (Pillow's, with antialias). '': as init_from's
-  # checkpoint was trained; without one, 'bilinear'.
+  data.antialias = True  # when shrinking; False: plain bilinear, as TensorFlow
+  # 'bilinear' or 'bicubic' (Pillow's, with antialias). '': that of the
+  # checkpoint at init_from.path; without one, 'bilinear'.
   data.interpolation = ''
   # 'timm' or 'transformers': resize and crop with Pillow's filters and that
   # library's rounding of sizes and offsets, for pixels equal to its own.
   data.resize_like = ''
-  data.num_workers = 0  # processes that read and decode; 0: threads here
+  # Processes that read and decode images; 0: threads of the main process.
+  data.num_workers = 0
   data.num_threads = config_dict.placeholder(int)  # None: one per CPU core
-  # JSON that `python -m vit_jax.data check` wrote: what it lists as damaged is
-  # left out. Others keep their index.
+  # A JSON file of `python -m vit_jax.data check`: the damaged images that it
+  # lists are left out. The `index` of the others stays the same.
   data.skip_damaged = ''
-  # Where decoded images stay, if they all have one size: 'none'; 'host', in
-  # memory; 'device', on each of the devices. Batches are the same.
+  # Where decoded images of one size are kept: 'none'; 'host', in memory; or
+  # 'device', on every device. It does not change the batches.
   data.cache = 'none'
   return data
 
 
 def _augment() -> ml_collections.ConfigDict:
   augment = ml_collections.ConfigDict()
-  # Of colours and shapes, after the crop, drawn for each image:
-  # 'randaugment(2,10)': layers and magnitude, as AugReg and big_vision;
-  # 'rand-m9-mstd0.5-inc1': as timm writes and does it; 'trivialaugment';
-  # 'autoaugment', that of CIFAR; '3augment', DeiT III's. '': none.
+  # Random changes of colours and shapes, after the crop:
+  # 'randaugment(2,10)': number of layers and magnitude, as in AugReg and
+  # big_vision; 'rand-m9-mstd0.5-inc1': timm's syntax and operations;
+  # 'trivialaugment'; 'autoaugment', the CIFAR policy; '3augment', of DeiT III.
+  # '': none.
   augment.policy = ''
-  # Strengths of brightness, contrast, saturation and hue (at most 0.5), each
-  # drawn for each image; (): none.
+  # Largest changes of brightness, contrast, saturation and hue (at most 0.5);
+  # each is drawn for each image. (): none.
   augment.jitter = ()
-  augment.erase = 0.0  # probability that a rectangle becomes noise
-  augment.erase_area = (0.02, 1 / 3)  # of the image
-  augment.erase_ratio = (0.3, 10 / 3)  # height / width
-  # Both mix an image and its label with its neighbour's in the batch; the share
-  # is drawn from Beta(alpha, alpha). 0: off.
+  # Random erasing: the probability that a rectangle becomes noise, its share of
+  # the image's area, and its height / width.
+  augment.erase = 0.0
+  augment.erase_area = (0.02, 1 / 3)
+  augment.erase_ratio = (0.3, 10 / 3)
+  # Alpha of Beta(alpha, alpha), from which the share of the other image is
+  # drawn when an image and its label are mixed with their neighbour in the
+  # batch. 0: off.
   augment.mixup = 0.0
   augment.cutmix = 0.0
-  augment.mix_probability = 1.0  # that an image is mixed at all
-  augment.cutmix_share = 0.5  # of cutmix, where both are on
-  # Times that a batch has each of its images; an epoch still counts rows.
+  augment.mix_probability = 1.0  # probability that an image is mixed
+  augment.cutmix_share = 0.5  # probability of cutmix where both are on
+  # How often each image is in a batch, augmented differently each time. An
+  # epoch counts all of them.
   augment.repeats = 1
   return augment
 
@@ -178,18 +210,19 @@ def _augment() -> ml_collections.ConfigDict:
 def _objective() -> ml_collections.ConfigDict:
   objective = ml_collections.ConfigDict()
   objective.name = 'classification'  # or 'distillation', from a teacher
-  # 'softmax'; 'sigmoid': each class by itself; or 'sigmoid_any': and both
-  # classes of a mixed image are present, whatever their shares.
+  # 'softmax'; 'sigmoid', a binary loss for each class; or 'sigmoid_any', where
+  # the target of both classes of a mixed image is 1, whatever their shares.
   objective.loss = 'softmax'
   objective.label_smoothing = 0.0
-  # How much each class counts in the training loss (of the labels, where there
-  # is a teacher, too): a number each, in their order; 'balanced', N / (K n_c)
-  # for n_c of N images in one of K classes; 'inverse', the same but with mean 1
-  # over the classes, not over the images. (): all alike.
+  # Weights of the classes in the training loss of the labels. With n_c of N
+  # images in class c of K: 'balanced' is N / (K n_c); 'inverse' is proportional
+  # to it with mean 1 over the classes. Or one number for each class, in their
+  # order. (): all are 1.
   objective.class_weights = config_dict.FieldReference((), field_type=object)
-  # Images of each class, for those; None: of the training split.
+  # Images of each class, from which 'balanced' and 'inverse' are computed.
+  # None: those of the training split.
   objective.class_counts = config_dict.placeholder(tuple)
-  # Of distillation. The teacher is whatever `vit_jax.load` reads.
+  # The teacher of distillation: any path that `vit_jax.load` reads.
   objective.teacher = ''
   objective.distillation = 'hard'  # the teacher's class; 'soft': its logits
   objective.teacher_weight = 0.5  # of the loss
@@ -202,84 +235,101 @@ def _objective() -> ml_collections.ConfigDict:
 
 def _train() -> ml_collections.ConfigDict:
   train = ml_collections.ConfigDict()
+  # Lengths of time are a number and a unit: '100 epochs', '10_000 steps' or
+  # '1.5e6 examples'. A step is one update of the parameters.
   train.duration = '100 epochs'
-  train.batch_size = 128  # per update, over all devices and accumulation
-  # Parts that a batch is computed in, one by one: for the same result in less
-  # memory. 'auto': as few as fit; a run that is resumed keeps their number.
+  train.batch_size = 128  # per update: over all devices and microbatches
+  # Microbatches that a batch is computed in, one after the other, to save
+  # memory; the result is the same. 'auto': the fewest that fit in memory, which
+  # a resumed run keeps.
   train.accumulation = config_dict.FieldReference(1, field_type=object)
-  # Updates that are sent to the device at once. Evaluations and checkpoints are
-  # still at their own steps, between calls.
+  # Updates that are sent to the device in one call. Evaluations and checkpoints
+  # still happen at their own steps, between calls.
   train.steps_per_call = 1
   train.log_every = '50 steps'
-  train.dtype = 'float32'  # of the computation, or 'bfloat16'
-  train.rng = 'threefry'  # 'rbg': faster on TPU, but depends on the mesh
-  train.ema_decay = 0.0  # of an average of the parameters; 0: none is kept
-  # After t steps the decay is at most (1 + t) / (10 + t).
+  train.dtype = 'float32'  # of the computation; or 'bfloat16'
+  train.rng = 'threefry'  # 'rbg' is faster on TPU, but depends on the mesh
+  # Decay of a moving average of the parameters, which is then evaluated and
+  # predicted with. 0: there is none.
+  train.ema_decay = 0.0
+  # Limit the decay to (1 + t) / (10 + t) after t steps.
   train.ema_warmup = False
-  train.skip_nonfinite = False  # drop a step that is not finite and go on
-  train.max_skipped_in_a_row = 20  # more of them end the run, with an error
-  # Ends the run when the metric of checkpoint.best has not improved for so
-  # long, as '10 epochs'; it is looked at after each evaluation. '': never. The
-  # schedule of the learning rate is still that of train.duration, so a run that
-  # ends early has not seen its low rates: 'constant' suits it best.
+  # Go on after a step whose loss or gradient is not finite, whose update is
+  # discarded. False: the run ends.
+  train.skip_nonfinite = False
+  train.max_skipped_in_a_row = 20  # one more ends the run with an error
+  # Ends the run when the metric of checkpoint.best has not improved for this
+  # long; it is looked at after each evaluation. '': never. The learning rate
+  # still follows the schedule of train.duration, so a run that ends early has
+  # not seen its low learning rates: optim.schedule='constant' suits it best.
   train.patience = ''
-  # Seconds without a step after which a run that hangs is ended; 0: never.
+  # Seconds without a step after which a run counts as hung and is ended; 0:
+  # never.
   train.stall_timeout = 900
   return train
 
 
 def _optim() -> ml_collections.ConfigDict:
   optim = ml_collections.ConfigDict()
-  # 'adamw', 'sgd', 'lamb', 'lion', 'adafactor', 'muon', or 'adam_big_vision':
-  # Adam with its weight decay multiplied by the schedule alone, which is 1 at
-  # its highest.
+  # 'adamw', 'sgd', 'lamb', 'lion', 'adafactor', 'muon' or 'adam_big_vision'.
+  # The last is Adam whose weight decay is multiplied by the schedule alone,
+  # with a maximum of 1, and not by the learning rate.
   optim.name = 'adamw'
-  optim.learning_rate = 1e-3
-  # 'cosine' and 'linear', both to final_factor; 'step'; 'constant'; 'wsd',
-  # constant until a linear cooldown; 'rsqrt', which falls as 1 / sqrt(t) until
-  # the cooldown.
+  optim.learning_rate = 1e-3  # its maximum, after the warm-up
+  # 'cosine' and 'linear', from learning_rate to final_factor of it; 'step';
+  # 'constant'; 'wsd', constant until a linear cooldown; or 'rsqrt', which falls
+  # as 1 / sqrt(t) until a linear cooldown.
   optim.schedule = 'cosine'
   optim.warmup = '0 steps'  # linear, from 0
-  optim.final_factor = 0.0  # of the learning rate, at the end
-  optim.step_at = (0.6, 0.85)  # fractions of the duration
-  optim.step_factor = 0.1  # at each of them
-  optim.cooldown = '0 steps'  # of 'wsd' and 'rsqrt': linear, at the end
-  optim.timescale = '10_000 steps'  # of 'rsqrt': how long it hardly falls
-  optim.clip_norm = 0.0  # of the whole gradient; 0: no clipping
-  # Of each unit's gradient, as a multiple of its weights' norm, but for heads;
-  # 0: no clipping.
+  optim.final_factor = 0.0  # last learning rate / learning_rate
+  # Of 'step': the learning rate is multiplied by step_factor at each of these
+  # fractions of the duration.
+  optim.step_at = (0.6, 0.85)
+  optim.step_factor = 0.1
+  optim.cooldown = '0 steps'  # of 'wsd' and 'rsqrt': the end of the duration
+  # Of 'rsqrt': the time after which it begins to fall markedly.
+  optim.timescale = '10_000 steps'
+  optim.clip_norm = 0.0  # largest norm of the whole gradient; 0: no clipping
+  # Adaptive clipping: largest norm of a unit's gradient, as a multiple of the
+  # norm of its weights; heads are not clipped. 0: no clipping.
   optim.clip_adaptive = 0.0
-  optim.weight_decay = 0.0  # multiplied by the learning rate, as optax does
-  # What decays, and has its rate adapted by LAMB: a regex on the path.
+  optim.weight_decay = 0.0  # multiplied by the learning rate, as in optax
+  # Regular expression for the paths of the parameters that decay, and whose
+  # learning rate LAMB adapts.
   optim.decay_pattern = r'kernel$'
   optim.b1 = 0.9
-  optim.b2 = 0.999  # of Lion 0.99 is usual; of Adafactor, at most
+  optim.b2 = 0.999  # Lion: 0.99 is usual; Adafactor: the largest decay
   optim.eps = 1e-8
-  optim.momentum = 0.9  # of SGD, and of Muon
-  # Of the first moment, or the momentum; or 'bfloat16', for half the memory.
+  optim.momentum = 0.9  # of 'sgd' and 'muon'
+  # Of the first moment or the momentum; 'bfloat16' halves its memory.
   optim.momentum_dtype = 'float32'
-  optim.nesterov = False  # of SGD
+  optim.nesterov = False  # of 'sgd'
   optim.sam = _sam()
-  # Patterns are searched for in the paths of parameters, `blocks_3/norm1/scale`
-  # (also where the layers are scanned).
-  optim.trainable = ''  # what trains: all, '^head/', 'norm', ...
-  optim.freeze = ''  # what of that does not: '^(patch_embedding|blocks_[0-5])/'
-  optim.layer_decay = 1.0  # of the learning rate, per layer from the head down
-  # (pattern, factor of the learning rate, weight decay or None for the general
-  # one), the first match wins: (('^head/', 10.0, 0.0),)
+  # Regular expressions that are searched for in the paths of parameters, such
+  # as `blocks_3/norm1/scale` (also where the layers are scanned). `trainable`
+  # selects what trains ('': all), and `freeze` excludes some of that, as
+  # '^(patch_embedding|blocks_[0-5])/'.
+  optim.trainable = ''
+  optim.freeze = ''
+  # Factor of the learning rate from each layer to the one before it, beginning
+  # at the head.
+  optim.layer_decay = 1.0
+  # Rules of (pattern, factor of the learning rate, weight decay); None keeps
+  # optim.weight_decay. The first match counts: (('^head/', 10.0, 0.0),)
   optim.rules = ()
   return optim
 
 
 def _sam() -> ml_collections.ConfigDict:
   sam = ml_collections.ConfigDict()
-  sam.rho = 0.0  # length of the perturbation; 0: it is off
-  # Length at the final learning rate; between, it follows the rate (GSAM).
-  # None: always rho.
+  sam.rho = 0.0  # norm of the perturbation of the parameters; 0: SAM is off
+  # GSAM: rho at the final learning rate; in between rho follows the learning
+  # rate. None: rho is constant.
   sam.rho_min = config_dict.placeholder(float)
-  # Of GSAM: how much is taken off of what lies across the perturbed gradient.
+  # GSAM: how much of the plain gradient's component that is orthogonal to the
+  # perturbed gradient is subtracted.
   sam.alpha = 0.0
-  # Equal parts of the global batch, each with a perturbation of its own.
+  # Groups of the global batch, of equal size, that are perturbed separately.
   sam.groups = 1
   return sam
 
@@ -287,22 +337,25 @@ def _sam() -> ml_collections.ConfigDict:
 def _checkpoint() -> ml_collections.ConfigDict:
   checkpoint = ml_collections.ConfigDict()
   checkpoint.every = '1 epochs'
-  checkpoint.keep = 2  # newest ones, at least 2: one may turn out damaged
-  checkpoint.keep_every = ''  # also keep one each, for ever: '50 epochs'
-  checkpoint.best = ''  # also keep the best by a metric: 'val/accuracy'
+  checkpoint.keep = 2  # number of newest checkpoints kept; at least 2
+  checkpoint.keep_every = ''  # also keep one for each of these: '50 epochs'
+  checkpoint.best = ''  # also keep the best by this metric: 'val/accuracy'
   return checkpoint
 
 
 def _mesh() -> ml_collections.ConfigDict:
   mesh = ml_collections.ConfigDict()
-  # Devices along each axis; one may be -1: all that are left.
-  mesh.data = -1  # that split the batch
-  mesh.fsdp = 1  # that split the batch, and the train state as well
-  mesh.tensor = 1  # that split the heads and the MLP of each layer
-  # (pattern, an axis or None for each dimension), before the default rules in
-  # sharding.py; the first match wins: (('^head/kernel$', (None, 'fsdp')),)
+  # Number of devices along each axis; one may be -1, which takes all that the
+  # others leave.
+  mesh.data = -1  # splits the batch
+  mesh.fsdp = 1  # splits the batch and the train state
+  mesh.tensor = 1  # splits the heads and the MLP of each layer
+  # Rules of (pattern, one axis or None for each dimension), which come before
+  # the default rules of parallel/sharding.py. The first match counts:
+  # (('^head/kernel$', (None, 'fsdp')),)
   mesh.rules = ()
-  mesh.min_size = 4096  # elements; smaller parameters are on every device
+  # Parameters with fewer elements than this are whole on every device.
+  mesh.min_size = 4096
   return mesh
 
 
@@ -317,15 +370,16 @@ def evaluation(
   """Returns one entry of `config.evals`.
 
   Args:
-    split: What to evaluate on, as `data.split`; '' turns the evaluation off.
+    split: The split to evaluate, as `data.split`; '' turns the evaluation off.
     every: How often, as `train.duration`; '' means at the end alone.
-    kind: 'accuracy', what the objective measures; or what is made of what the
-      head reads, by a classifier that learns from `train_split`: 'knn' (nearest
-      neighbours), 'few_shot' (least squares on a few images of each class) or
-      'linear' (logistic regression).
-    train_split: Of all kinds but 'accuracy'; has none of the images of `split`.
-    k: Neighbours that vote, of 'knn'.
-    shots: Numbers of images of each class, of 'few_shot'.
+    kind: 'accuracy' measures what the objective does. The others fit a
+      classifier on the features of `train_split`: 'knn' (nearest neighbours),
+      'few_shot' (least squares on a few images of each class) or 'linear'
+      (logistic regression).
+    train_split: The split of the classifier, disjoint from `split`; unused by
+      'accuracy'.
+    k: Number of neighbours that vote, for 'knn'.
+    shots: Numbers of images of each class, for 'few_shot'.
   """
   return ml_collections.ConfigDict(
     {

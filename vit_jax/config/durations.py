@@ -7,13 +7,13 @@ import reprlib
 
 from vit_jax.config.errors import UserError
 
-_LONGEST = 10**12  # of a duration, in any unit
+_LONGEST = 10**12  # largest amount of any unit
 
 _UNITS = ('steps', 'epochs', 'examples')
 
 
 def parse_duration(text: str) -> tuple[fractions.Fraction, str]:
-  """Splits `'10_000 steps'` into its number and its unit.
+  """Parses `'10_000 steps'` into its number and its unit.
 
   Raises:
     UserError: The text is not a non-negative number and one of the units.
@@ -39,7 +39,7 @@ def parse_duration(text: str) -> tuple[fractions.Fraction, str]:
 
 
 def period(text: str, examples: int, batch_size: int) -> fractions.Fraction:
-  """Returns a length of time in steps, exactly (epochs need not be whole)."""
+  """Converts a length of time to steps, exactly: a fraction if it must be."""
   amount, unit = parse_duration(text)
   per_unit = {
     'steps': fractions.Fraction(1),
@@ -50,7 +50,7 @@ def period(text: str, examples: int, batch_size: int) -> fractions.Fraction:
 
 
 def num_steps(text: str, examples: int, batch_size: int) -> int:
-  """Returns a length of time in whole steps, rounded up."""
+  """Converts a length of time to whole steps, rounded up."""
   return math.ceil(period(text, examples, batch_size))
 
 
@@ -59,7 +59,7 @@ def is_due(step: int, every: fractions.Fraction | None) -> bool:
 
   Args:
     step: Number of completed steps.
-    every: In steps, from `period`; None is never due.
+    every: Interval in steps, from `period`; None: never.
   """
   if not every or step <= 0:
     return False

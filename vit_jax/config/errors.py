@@ -1,4 +1,4 @@
-"""The one kind of error that is a user's to mend."""
+"""`UserError`, for mistakes that a user can correct."""
 
 from collections.abc import Sequence
 
@@ -8,10 +8,10 @@ class UserError(ValueError):
 
 
 def some(names: Sequence[str], most: int = 5) -> str:
-  """Returns the first names as a list for people."""
+  """Joins the first names with commas; '...' stands for the others."""
   return ', '.join([*names[:most], *(['...'] if names[most:] else [])])
 
 
 def one_line(error: BaseException) -> str:
-  """Returns an exception's message with its white space folded."""
+  """Returns an exception's message in one line."""
   return ' '.join(str(error).split()) or type(error).__name__

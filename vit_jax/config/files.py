@@ -24,11 +24,12 @@ def load(
 
   Args:
     path: `FILE.py`, or `FILE.py:ARG`, where ARG goes to its `get_config`.
-    overrides: Values by dotted key, as `{'train.duration': '3 epochs'}`.
+    overrides: Values by dotted key, as `{'train.duration': '3 epochs'}`, with
+      the types of `default()`; a list stands for a tuple.
 
   Raises:
-    UserError: There is no such file or key, or the file fails; names the line
-      that did.
+    UserError: There is no such file or key, a value has another type, or the
+      file fails; then the line that failed is named.
   """
   config = call_file(str(path), 'config', 'configs/')
   if not isinstance(config, ml_collections.ConfigDict):
@@ -45,15 +46,16 @@ def file_name(path: str) -> str:
 
 
 def call_file(path: str, what: str, folder: str) -> Any:
-  """Returns what `get_<what>()` of a Python file returns.
+  """Calls `get_<what>()` of a Python file and returns its result.
 
   Args:
-    path: `FILE.py`, or `FILE.py:ARG`, of which it gets the argument.
-    what: Name of the flag that holds the path, too.
-    folder: Where those are that come with vit_jax.
+    path: `FILE.py`, or `FILE.py:ARG`, where ARG goes to the function.
+    what: Part of the function's name, and the flag that holds the path.
+    folder: Directory of the files that come with vit_jax, for errors.
 
   Raises:
-    UserError: There is no such file, or it fails; names the line that did.
+    UserError: There is no such file, or it fails; then the line that failed is
+      named.
   """
   path, *args = path.split(':', 1)
   if not os.path.isfile(path):
@@ -72,12 +74,12 @@ def call_file(path: str, what: str, folder: str) -> Any:
     return getattr(module, f'get_{what}')(*args)
   except UserError as e:
     raise UserError(f'{path}: {e}') from None
-  except Exception as e:  # whatever the user's file does
+  except Exception as e:  # the user's file may raise any
     raise UserError(_where(path, e)) from None
 
 
 def _where(path: str, error: Exception) -> str:
-  """Names the line of a user's file that an exception comes from."""
+  """Returns an error's message with the line of the file that raised it."""
   lines = [
     frame.lineno
     for frame in traceback.extract_tb(error.__traceback__)

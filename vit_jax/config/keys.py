@@ -1,10 +1,11 @@
-"""Reading, writing and comparing configs key by key."""
+"""Sets, stores and compares configs key by key."""
 
 from collections.abc import Iterator
 from collections.abc import Mapping
 import functools
 import json
 import re
+import reprlib
 from typing import Any
 
 import ml_collections
@@ -12,14 +13,13 @@ import ml_collections
 from vit_jax.config import synonyms
 from vit_jax.config.defaults import default
 from vit_jax.config.defaults import evaluation
-from vit_jax.config.errors import one_line
 from vit_jax.config.errors import UserError
 from vit_jax.config.microbatches import AUTO
-from vit_jax.config.microbatches import in_parts
+from vit_jax.config.microbatches import with_accumulation
 
-# Keys that may change between a run and its resumption: cadence, what decides
-# how the work is done but not its result (but for the order of sums), what to
-# do about a bad step, and which damaged images are left out.
+# Keys that may change when a run is resumed: how often it logs, evaluates and
+# saves; how the work is done, without changing the result but for the order of
+# sums; what happens after a bad step; and which damaged images are left out.
 RESUMABLE_KEYS = (
   r'train\.(log_every|skip_nonfinite|max_skipped_in_a_row|stall_timeout)'
   r'|train\.(accumulation|patience)'
@@ -29,7 +29,7 @@ RESUMABLE_KEYS = (
   r'|train\.steps_per_call'
 )
 
-# A model's name: that which init_from.path holds.
+# The value of model.name for the model of the checkpoint at init_from.path.
 INIT_FROM = 'init_from'
 
 
@@ -46,21 +46,21 @@ def flatten(
 
 
 def to_dict(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """Returns what config.json holds: lists for tuples, None for the unset."""
+  """Returns the content of config.json: lists for tuples, None if not set."""
   return json.loads(json.dumps(config.to_dict()))
 
 
 def from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
-  """Returns the config that `to_dict` took apart, typed as in `default()`.
+  """Returns the config of the content of config.json, typed as in `default()`.
 
   Raises:
-    UserError: It has keys that this version does not know.
+    UserError: This version does not know a key, or its value has another type.
   """
   config = default()
   if not all(
     isinstance(value, Mapping) for value in (stored, stored.get('evals', {}))
   ):
-    raise UserError('config.json holds something else than a config')
+    raise UserError('config.json does not hold a config')
   for name in stored.get('evals', {}):
     if name not in config.evals:
       config.evals[name] = evaluation()
@@ -71,16 +71,12 @@ def from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
     }
   )
   for key, value in flatten(stored):
-    set_value(config, key, _tuples(value))
+    set_value(config, key, value)
   return config
 
 
-def _tuples(value: Any) -> Any:
-  return tuple(map(_tuples, value)) if isinstance(value, list) else value
-
-
 def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
-  """Sets one leaf by its dotted key.
+  """Sets one leaf by its dotted key; lists become tuples.
 
   Raises:
     UserError: There is no such key, or the value has another type.
@@ -90,15 +86,23 @@ def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
   try:
     for parent in parents:
       node = node[parent]
+    if leaf not in node or isinstance(node[leaf], ml_collections.ConfigDict):
+      raise KeyError(leaf)
+    check_set(key, value)
     with node.ignore_type() if value is None else node.unlocked():
-      if leaf not in node:
-        raise KeyError(leaf)
-      check_set(key, value)
-      node[leaf] = value
+      node[leaf] = _tuples(value)
   except (KeyError, AttributeError):
     raise unknown_key(config, key) from None
-  except TypeError as e:
-    raise UserError(f'config.{key}: {one_line(e)}') from None
+  except TypeError:
+    wanted = node.get_type(leaf).__name__
+    raise UserError(
+      f'config.{key} is {reprlib.repr(value)}, of type'
+      f' {type(value).__name__}: it must be of type {wanted}'
+    ) from None
+
+
+def _tuples(value: Any) -> Any:
+  return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 @functools.cache
@@ -107,13 +111,13 @@ def _optional_keys() -> frozenset[str]:
 
 
 def check_set(key: str, value: Any) -> None:
-  """Raises a UserError where a key that must have a value has none."""
+  """Raises a UserError if a key is None that must have a value."""
   if value is None and key not in _optional_keys():
     raise UserError(f'config.{key} is None: it must have a value')
 
 
 def unknown_key(config: ml_collections.ConfigDict, key: str) -> UserError:
-  """Returns the error for a key that does not exist, with what was meant."""
+  """Returns the error for an unknown key, with the key that was meant."""
   meant = synonyms.meant(key, [name for name, _ in flatten(config)])
   hint = meant or 'all keys are in vit_jax/config/defaults.py'
   return UserError(f'config has no key {key!r}: {hint}')
@@ -122,15 +126,15 @@ def unknown_key(config: ml_collections.ConfigDict, key: str) -> UserError:
 def fill(
   config: ml_collections.ConfigDict, stored: ml_collections.ConfigDict
 ) -> ml_collections.ConfigDict:
-  """Returns a config in which a run's own decides what is left open.
+  """Fills open values of a config with those of the run that it resumes.
 
-  Open are what the data and the checkpoint of init_from decide: the number of
-  classes and of their images, bits and what percentiles of intensities come
-  to, mean, std and interpolation, and the model where its name is 'init_from'.
+  The open values are those that the data and the checkpoint at init_from.path
+  decide: the number of classes and of their images, bits and intensity window,
+  mean, std and interpolation, and the whole model if its name is 'init_from'.
 
   Args:
-    config: Of the resumed run.
-    stored: As the run began, with nothing open.
+    config: The config of the resumed run.
+    stored: The config with which the run began; it has no open values.
   """
   config = config.copy_and_resolve_references()
   open_keys = ['num_classes'] if config.model.num_classes is None else []
@@ -144,7 +148,7 @@ def fill(
   for key in ('mean', 'std', 'intensity_window', 'interpolation'):
     config.data[key] = config.data[key] or stored.data[key]
   if config.train.accumulation == AUTO:
-    config = in_parts(config, stored.train.accumulation)
+    config = with_accumulation(config, stored.train.accumulation)
   for key, value in stored.objective.options.items():
     if key not in config.objective.options:
       config.objective.options[key] = value
@@ -162,9 +166,9 @@ def differences(
   """Lists keys that differ, as 'key: old -> new'.
 
   Args:
-    old: As the run began.
-    new: As it is to be resumed.
-    resumable: Whether to list the keys that it may change, or the others.
+    old: The config with which the run began.
+    new: The config with which it is resumed.
+    resumable: List the keys that resuming may change; False: the others.
   """
   before, after = (dict(flatten(to_dict(config))) for config in (old, new))
   return [

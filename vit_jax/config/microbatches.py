@@ -1,15 +1,16 @@
-"""In how many microbatches a training batch is computed."""
+"""The number of microbatches that a training batch is computed in."""
 
 import ml_collections
 
-# A value of train.accumulation: as few parts as fit in memory.
+# A value of train.accumulation: as few microbatches as fit in memory.
 AUTO = 'auto'
 
 
-def num_parts(config: ml_collections.ConfigDict) -> int:
-  """Returns the parts that a training batch is computed in, one by one.
+def num_microbatches(config: ml_collections.ConfigDict) -> int:
+  """Returns the number of microbatches of a training batch.
 
-  Each group of SAM's is one, since it has a perturbation of its own.
+  That is `train.accumulation`, or the number of SAM's groups if it is larger:
+  each group has its own perturbation.
 
   Args:
     config: The full config.
@@ -19,16 +20,16 @@ def num_parts(config: ml_collections.ConfigDict) -> int:
 
 
 def accumulation(config: ml_collections.ConfigDict) -> int:
-  """Returns `train.accumulation`; 1 for 'auto', which training replaces."""
+  """Returns `train.accumulation`; 1 for 'auto', until training replaces it."""
   value = config.train.accumulation
   return 1 if value == AUTO else value
 
 
-def in_parts(
+def with_accumulation(
   config: ml_collections.ConfigDict, accumulation: int
 ) -> ml_collections.ConfigDict:
-  """Returns a config with another `train.accumulation`."""
+  """Returns a copy of a config with another `train.accumulation`."""
   config = config.copy_and_resolve_references()
-  with config.train.ignore_type():  # which may be that of 'auto'
+  with config.train.ignore_type():  # an int may replace 'auto'
     config.train.accumulation = accumulation
   return config

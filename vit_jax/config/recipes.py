@@ -10,10 +10,9 @@ from vit_jax import config as config_lib
 
 _GOOGLE = 'gs://vit_models'
 
-# Pre-trained on ImageNet-21k. The ViT paper's own; those of AugReg
-# (arXiv:2106.10270) for the sizes that are not among them: of each the one with
-# the best final_val in its index.csv. Mixer: arXiv:2105.01601. BiT-M:
-# arXiv:1912.11370.
+# Checkpoints pre-trained on ImageNet-21k: the ViT paper's, and for other sizes
+# those of AugReg (arXiv:2106.10270) with the best final_val in its index.csv.
+# Mixer: arXiv:2105.01601. BiT-M: arXiv:1912.11370.
 CHECKPOINTS: Mapping[str, str] = {
   'ViT-B/16': f'{_GOOGLE}/imagenet21k/ViT-B_16.npz',
   'ViT-B/32': f'{_GOOGLE}/imagenet21k/ViT-B_32.npz',
@@ -44,15 +43,15 @@ CHECKPOINTS: Mapping[str, str] = {
 
 @dataclasses.dataclass(frozen=True)
 class Dataset:
-  """How a dataset is fine-tuned on.
+  """The fine-tuning protocol of a dataset.
 
   Attributes:
-    steps: Of training.
-    train: Split.
+    steps: Number of training steps.
+    train: Training split.
     test: Split to evaluate on.
-    evaluation: What that is called.
-    examples: In `train`; 0: not known.
+    examples: Number of images in `train`; 0: unknown.
     is_small: Whether its images have fewer than 96 x 96 pixels.
+    evaluation: Name of the evaluation on `test`, in `config.evals`.
   """
 
   steps: int
@@ -77,7 +76,7 @@ _OTHER = Dataset(2_500)
 
 
 def dataset(name: str) -> Dataset:
-  """Returns how to fine-tune on what `config.data.name` takes."""
+  """Returns the fine-tuning protocol for a value of `config.data.name`."""
   folder = name.startswith('folder:')
   return DATASETS.get(name, _FOLDER if folder else _OTHER)
 
@@ -87,15 +86,15 @@ def fine_tuning(
 ) -> ml_collections.ConfigDict:
   """Returns the fine-tuning protocol of the ViT and AugReg papers.
 
-  A fresh head of zeros, positions resized to the new grid, SGD with momentum
-  and without weight decay, cosine to zero. The learning rate is to be chosen
-  from 0.001, 0.003, 0.01 and 0.03.
+  The head starts at zeros and the position embeddings are resized to the new
+  grid. SGD with momentum and without weight decay, cosine to zero. The papers
+  choose the learning rate from 0.001, 0.003, 0.01 and 0.03.
 
   Args:
-    model: A name in `CHECKPOINTS`; or what `config.init_from.path` takes.
-    data: What `config.data.name` takes.
-    path: Of the checkpoint, where it is not that of the name.
-    image_size: In pixels.
+    model: A name in `CHECKPOINTS`, or a value of `config.init_from.path`.
+    data: A value of `config.data.name`.
+    path: The checkpoint, if it is not that of the name.
+    image_size: Height and width, in pixels.
   """
   config = config_lib.default()
   is_name = bool(path) or model in CHECKPOINTS
@@ -126,12 +125,12 @@ def fine_tuning(
 def evaluate(
   config: ml_collections.ConfigDict, protocol: Dataset, steps: int
 ) -> None:
-  """Sets what is evaluated in fine-tuning, and how often that and saving is.
+  """Sets the evaluation of a protocol, ten times a run, and saves as often.
 
   Args:
-    config: Is changed.
-    protocol: Of the dataset.
-    steps: Of training.
+    config: The config, which is changed.
+    protocol: The protocol of the dataset.
+    steps: Number of training steps.
   """
   evaluation = config.evals[protocol.evaluation]
   evaluation.split = protocol.test
@@ -161,14 +160,14 @@ def split(arg: str, form: str) -> list[str]:
   """Splits the argument of a config at its commas.
 
   Args:
-    arg: What follows the colon, 'B/16,medium2'.
-    form: What it may be, 'VARIANT,AUG,REG'.
+    arg: The text after the colon, 'B/16,medium2'.
+    form: Its form, for the number of parts and the error: 'VARIANT,AUG,REG'.
 
   Returns:
-    As many parts as `form` has; '' for those that are left out.
+    As many parts as `form` has; '' for those that `arg` leaves out.
 
   Raises:
-    UserError: There are more.
+    UserError: `arg` has more parts than `form`.
   """
   parts, most = arg.split(','), len(form.split(','))
   if len(parts) > most:
@@ -177,18 +176,18 @@ def split(arg: str, form: str) -> list[str]:
 
 
 def choose(value: str, choices: Collection[str], what: str) -> str:
-  """Returns `value`.
+  """Returns `value` if it is one of `choices`.
 
   Args:
     value: Part of a config's argument.
-    choices: What it may be.
-    what: It is, for the error.
+    choices: The values that the recipe knows.
+    what: A name for them in the error.
 
   Raises:
     UserError: It is none of them.
   """
   if value not in choices:
-    names = ', '.join(filter(None, choices))  # '' is what is left out
+    names = ', '.join(filter(None, choices))  # '': left out
     raise config_lib.UserError(
       f'{value!r} is not {what} of this recipe: choose one of {names}'
     )
@@ -207,13 +206,13 @@ def hidden_size(variant: str) -> int:
 
 
 def imagenet() -> ml_collections.ConfigDict:
-  """Returns what Google's recipes from scratch on ImageNet-1k share.
+  """Returns the common part of Google's recipes from scratch on ImageNet-1k.
 
   Inception's crops and flips at 224 px; Adam with b1 = 0.9 and b2 = 0.999, a
   warm-up of 10,000 steps, and clipping at norm 1. The last hundredth of the
-  training images is `val`, the 50,000 validation images are `test`. It computes
-  in bfloat16, as TPUs multiply. Their mixup draws one share for a whole batch,
-  ours one for each pair.
+  training images is `val`, the 50,000 validation images are `test`. The
+  computation is in bfloat16, since TPUs multiply in it. One difference: their
+  mixup draws one share for a whole batch, ours one for each pair.
   """
   config = config_lib.default()
   config.data.name = 'imagenet2012'
@@ -237,11 +236,11 @@ def imagenet() -> ml_collections.ConfigDict:
 
 
 def imagenet21k() -> ml_collections.ConfigDict:
-  """Returns the same for ImageNet-21k, from a folder with one for each class.
+  """Returns `imagenet` for ImageNet-21k, with a folder of images per class.
 
-  Its classes overlap: the loss is the sigmoid's, and the head's bias starts at
-  -10. Of images in the order of their hashes, the first 25,600 are `test`, and
-  as many after them `val`.
+  The classes overlap, so the loss is 'sigmoid' and the head's bias starts at
+  -10. Images are in order of their hashes: the first 25,600 are `test`, the
+  next 25,600 `val`.
   """
   config = imagenet()
   config.data.name = 'folder:imagenet21k'
@@ -255,10 +254,10 @@ def imagenet21k() -> ml_collections.ConfigDict:
 
 
 def augreg(config: ml_collections.ConfigDict, setting: str) -> None:
-  """Sets what AugReg's models have in common, and one of its settings.
+  """Applies AugReg's optimization and one of its augmentation settings.
 
   Args:
-    config: Of `imagenet` or `imagenet21k`; is changed.
+    config: A config of `imagenet` or `imagenet21k`, which is changed.
     setting: A name in `AUGREG`.
   """
   choose(setting, AUGREG, 'a setting')
@@ -266,20 +265,24 @@ def augreg(config: ml_collections.ConfigDict, setting: str) -> None:
   config.train.batch_size = 4096
   config.optim.learning_rate = 1e-3
   config.optim.schedule = 'cosine'
-  config.optim.weight_decay = 0.1  # theirs is multiplied by the rate, too
+  config.optim.weight_decay = (
+    0.1  # multiplied by the learning rate in their code, too
+  )
   config.optim.momentum_dtype = 'bfloat16'
 
 
 def deit() -> ml_collections.ConfigDict:
-  """Returns what DeiT and DeiT III share on ImageNet-1k.
+  """Returns the common part of DeiT and DeiT III on ImageNet-1k.
 
-  AdamW's b1 = 0.9 and b2 = 0.999, and a warm-up of 5 epochs (of theirs from
-  1e-6), then a cosine, here of each step rather than each epoch; repeated
-  augmentation: an epoch is as many images as ImageNet has, a third of them
-  different; mixup or CutMix, of which theirs draws the share once for a batch,
-  ours for each pair. Theirs resizes bicubically and computes in float16 where
-  it can; ours bilinearly, and in bfloat16; and where shears leave no image, it
-  fills with the mean colour, ours with grey.
+  AdamW with b1 = 0.9 and b2 = 0.999; a warm-up of 5 epochs, then a cosine;
+  repeated augmentation, so that an epoch has as many images as ImageNet, a
+  third of them different; mixup or CutMix.
+
+  Differences from the authors' code: its warm-up starts at 1e-6 and its cosine
+  changes by epochs, ours by steps; it draws the share of mixup and CutMix once
+  for a batch, ours for each pair; it resizes bicubically and computes in
+  float16 where it can, ours bilinearly and in bfloat16; and it fills the
+  corners that shears leave empty with the mean colour, ours with grey.
   """
   config = config_lib.default()
   config.data.name = 'imagenet2012'
@@ -306,7 +309,7 @@ def deit() -> ml_collections.ConfigDict:
 
 
 def cifar10() -> ml_collections.ConfigDict:
-  """Returns CIFAR-10's data: 45,000 to train on, 5,000 held out, and test.
+  """Returns a config for CIFAR-10: 45,000 images to train on, 5,000 held out.
 
   The split is the tutorial's; mean and std are those of its pixels.
   """
@@ -323,10 +326,10 @@ def cifar10() -> ml_collections.ConfigDict:
 
 
 def grey_28(name: str, patch: str) -> ml_collections.ConfigDict:
-  """Returns a small ViT for 28 x 28 grey images, as teaching material has it.
+  """Returns a small ViT for 28 x 28 grey images, as used in teaching.
 
   Args:
-    name: Of the data, in TFDS: 60,000 images to train on, 10,000 to test.
+    name: TFDS dataset with 60,000 training and 10,000 test images.
     patch: '4' (49 tokens) or '7' (16 tokens).
   """
   choose(patch, ('4', '7'), 'a patch size')
@@ -345,7 +348,7 @@ def grey_28(name: str, patch: str) -> ml_collections.ConfigDict:
   config.model.num_heads = 4
   config.model.depth = 6
   config.model.initializers = 'lecun'
-  config.model.scan = True  # compiles sooner
+  config.model.scan = True  # compiles faster
 
   config.train.batch_size = 128
   config.optim.learning_rate = 1e-3

@@ -1,19 +1,19 @@
-"""What people call the keys of a config elsewhere, and what they are here.
+"""Finds the config key that was meant by an unknown one.
 
-A key that does not exist is answered by the one that was meant, where that is
-known or near by its letters; a guess that is far leads further astray.
+It is known by its name in other libraries, or found by similar spelling. No key
+is suggested if none is close, since a wrong guess leads further astray.
 """
 
 from collections.abc import Collection
 import difflib
 
-_NEAR = (
-  0.75  # of 1: by difflib; 'learning_rat' has 0.96, 'epochs' 0.67 of 'eps'
-)
-_MANY = 5  # keys that end alike, which are all shown
+# Least similarity by difflib: 'learning_rat' has 0.96 with 'learning_rate',
+# 'epochs' 0.67 with 'eps'.
+_NEAR = 0.75
+_MANY = 5  # most keys with the same last part that are all shown
 
-# Key -> what it is called in timm, torchvision, Keras, Lightning, transformers
-# and big_vision. After a key, how its value is written, where that differs.
+# Key -> its names in timm, torchvision, Keras, Lightning, transformers and
+# big_vision. An example follows a key whose values are written differently.
 _CALLED = {
   'augment.cutmix': 'cutmix_alpha',
   'augment.erase': 'reprob random_erasing random_erase erasing cutout',
@@ -136,7 +136,7 @@ _KEYS_OF: dict[str, list[str]] = {}
 for _key, _names in _CALLED.items():
   for _name in _names.split():
     _KEYS_OF.setdefault(_name, []).append(_key)
-# What is a flag of the command, and no key.
+# Names of what is a flag of the command here, and not a key.
 _FLAG_OF = dict.fromkeys(
   (
     'output_dir save_dir out_dir outdir output out log_dir logdir run_dir'
@@ -147,15 +147,15 @@ _FLAG_OF = dict.fromkeys(
 
 
 def meant(key: str, known: Collection[str], prefix: str = '') -> str:
-  """Returns what was meant by a key that does not exist; '' where unknown.
+  """Returns a suggestion for an unknown key; '' if there is none.
 
   Args:
-    key: As it was typed: `lr`, `optim.lr`, `learning-rate`.
+    key: The unknown key, as `lr`, `optim.lr` or `learning-rate`.
     known: All keys, dotted.
-    prefix: Of keys where this is shown, '--config.' on the command line.
+    prefix: Put before each key shown: '--config.' on the command line.
 
   Returns:
-    Words that end a sentence: "did you mean 'optim.learning_rate'?".
+    The end of a message: "did you mean 'optim.learning_rate'?".
   """
   lower = key.lower().replace('-', '_')
   name = lower.rpartition('.')[2]
@@ -163,9 +163,7 @@ def meant(key: str, known: Collection[str], prefix: str = '') -> str:
     return _ask([lower], prefix)
   same = [x for x in known if x.rpartition('.')[2] == name]
   called = [x for x in _KEYS_OF.get(name, ()) if x.partition(' ')[0] in known]
-  is_group = (
-    lower in _KEYS_OF
-  )  # 'data': a group, and what others call data.name
+  is_group = lower in _KEYS_OF  # 'data': a group, elsewhere data.name
   if called and (is_group or not same):
     return _ask(called, prefix)
   if 0 < len(same) <= _MANY:
@@ -184,7 +182,7 @@ def meant(key: str, known: Collection[str], prefix: str = '') -> str:
 
 
 def is_checkpoint(name: str) -> bool:
-  """Whether a flag of this name is meant to name a checkpoint."""
+  """Whether a flag of this name, in other libraries, names a checkpoint."""
   meant = [*_KEYS_OF.get(name, ()), _FLAG_OF.get(name, '')]
   return any(
     x.startswith(('init_from.path', 'model.name', '--workdir')) for x in meant

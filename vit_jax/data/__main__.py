@@ -38,7 +38,7 @@ from absl import flags
 from vit_jax import cli
 from vit_jax.cli import data_flags
 from vit_jax.config import UserError
-from vit_jax.runs import workdir
+from vit_jax.runs import safe_io
 
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 _CONFIG = cli.define_config(FLAGS)
@@ -89,7 +89,7 @@ def main(argv: list[str]) -> int:
   with data_flags.progress(len(survey.entries)) as progress:
     found = survey_lib.report(survey, progress.update)
   if out is not None:
-    workdir.write_json(out, found)
+    safe_io.write_json(out, found)
   if _FORMAT.value == 'json':
     print(json.dumps(found))
   else:

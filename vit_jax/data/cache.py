@@ -20,7 +20,7 @@ from vit_jax.data import base
 from vit_jax.data import features
 from vit_jax.data.host import levels as levels_lib
 from vit_jax.parallel import memory
-from vit_jax.parallel import sharding
+from vit_jax.parallel import mesh as mesh_lib
 
 Batch = dict[str, jax.Array]
 
@@ -38,14 +38,14 @@ class OnDevices:
       mesh: Of devices.
     """
     arrays = {**source.arrays, 'index': source.indices}
-    where = sharding.replicated(mesh)
+    where = mesh_lib.replicated(mesh)
     self._examples = {
       name: jax.make_array_from_process_local_data(where, x, x.shape)
       for name, x in arrays.items()
     }
     jax.block_until_ready(self._examples)
     self._take = [
-      jax.jit(_take, out_shardings=sharding.batch_sharding(mesh, stacked))
+      jax.jit(_take, out_shardings=mesh_lib.batch_sharding(mesh, stacked))
       for stacked in (False, True)
     ]
 

@@ -204,7 +204,7 @@ def _check_augment(config: ml_collections.ConfigDict) -> None:
 def _check_pairs(config: ml_collections.ConfigDict) -> None:
   """Checks that both images of a mixed pair are in one part of the batch."""
   augment, batch_size = config.augment, config.train.batch_size
-  parts = config_lib.num_parts(config)
+  parts = config_lib.num_microbatches(config)
   is_sam = parts > config_lib.accumulation(config)
   key = 'optim.sam.groups' if is_sam else 'train.accumulation'
   mixes = (augment.mixup or augment.cutmix) and augment.mix_probability

@@ -21,7 +21,7 @@ from vit_jax.data import features
 from vit_jax.data import splits
 from vit_jax.data.host import decode
 from vit_jax.data.host import tiff
-from vit_jax.runs import workdir
+from vit_jax.runs import safe_io
 
 _ENDINGS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp', '.tif', '.tiff')
 # The split that a folder's name stands for, whatever its case.
@@ -168,7 +168,7 @@ def read_image(path: str) -> bytes:
     UserError: The file cannot be read.
   """
   try:
-    with workdir.open_regular(path) as file:
+    with safe_io.open_regular(path) as file:
       return file.read()
   except OSError as e:
     raise UserError(f'{path} cannot be read: {e.strerror}') from None
@@ -360,7 +360,7 @@ def _list_images(folder: str, classes: tuple[str, ...]) -> list[str]:
 def _file_bits(path: str) -> int:
   """Returns the bits of an image, 8 where its header cannot be read."""
   try:
-    with workdir.open_regular(path) as file:
+    with safe_io.open_regular(path) as file:
       data = file.read(_HEADER)
       if tiff.is_tiff(data):  # whose header may be at its end
         data += file.read()

@@ -20,7 +20,7 @@ from vit_jax.data.host import decode
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host import transforms
-from vit_jax.runs import workdir
+from vit_jax.runs import safe_io
 
 
 def _are_numbers(value: Any, least: float = -math.inf) -> bool:
@@ -317,7 +317,7 @@ def _load(
   """Returns an encoded image, or pixels [h, w, channels]."""
   if _is_path(image):
     try:
-      with workdir.open_regular(image) as f:
+      with safe_io.open_regular(image) as f:
         return f.read()
     except OSError as e:
       raise UserError(f'{where} cannot be read: {e.strerror}') from None

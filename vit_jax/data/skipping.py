@@ -10,7 +10,7 @@ import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.data import base
-from vit_jax.runs import workdir
+from vit_jax.runs import safe_io
 
 
 class SkippingSource(base.Source):
@@ -68,7 +68,7 @@ def read(path: str, data: str) -> frozenset[str]:
   file = pathlib.Path(os.path.expanduser(path))
   advice = f'write it by python -m vit_jax.data check FOLDER --out={path}'
   try:
-    content = workdir.read_json(file, advice)
+    content = safe_io.read_json(file, advice)
     if content is None:
       raise UserError(f'there is no file {path}; {advice}')
     ids = frozenset(str(entry['id']) for entry in content['damaged'])

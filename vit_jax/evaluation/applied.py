@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax.parallel import memory
-from vit_jax.parallel import sharding
+from vit_jax.parallel import mesh as mesh_lib
 
 
 class Applied:
@@ -33,8 +33,8 @@ class Applied:
     """
     mesh_config = config_lib.default().mesh
     mesh_config.data = math.gcd(batch_size, jax.device_count())
-    self._mesh = sharding.make_mesh(mesh_config)
-    replicated = sharding.replicated(self._mesh)
+    self._mesh = mesh_lib.make_mesh(mesh_config)
+    replicated = mesh_lib.replicated(self._mesh)
     self._params = jax.device_put(params, replicated)
     self._function: Callable[..., Any] = jax.jit(function)
 
@@ -55,7 +55,7 @@ class Applied:
     waiting: collections.deque[tuple[Any, Any]] = collections.deque()
     for key, batch in batches:
       with memory.explained('lower --batch_size'):
-        on_device = sharding.global_batch(batch, self._mesh)
+        on_device = mesh_lib.global_batch(batch, self._mesh)
         waiting.append((key, self._function(self._params, on_device)))
       if len(waiting) > 1:
         yield _fetch(*waiting.popleft())

@@ -12,7 +12,7 @@ import re
 import tempfile
 
 from vit_jax.config import UserError
-from vit_jax.runs import workdir as workdir_lib
+from vit_jax.runs import safe_io
 
 NUMBERS = 'numbers.json'
 FILES = 'files'  # its key
@@ -57,13 +57,13 @@ def replacing(folder: pathlib.Path) -> Iterator[pathlib.Path]:
       for file in files:
         (new / file).replace(folder / file)
     except OSError as e:
-      raise workdir_lib.cannot_write(folder / file, e) from e
+      raise safe_io.cannot_write(folder / file, e) from e
 
 
 def _drawn_before(folder: pathlib.Path) -> set[str]:
   """Returns the names of the pictures of the report that is there."""
   try:
-    numbers = workdir_lib.read_json(folder / NUMBERS)
+    numbers = safe_io.read_json(folder / NUMBERS)
   except UserError:  # it will be replaced
     return set()
   files = numbers.get(FILES) if isinstance(numbers, dict) else None

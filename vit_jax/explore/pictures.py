@@ -126,7 +126,7 @@ def main(argv: list[str]) -> int:
   from vit_jax.explore import gallery
   from vit_jax.explore import report
   from vit_jax.explore import subject as subject_lib
-  from vit_jax.runs import workdir as workdir_lib
+  from vit_jax.runs import safe_io
 
   names = _chosen_kinds(list(gallery.KINDS))
   options = _options(vit)
@@ -154,7 +154,7 @@ def main(argv: list[str]) -> int:
     numbers['checkpoint'] = vit.origin.to_dict()
     if other is not None:
       numbers['other_checkpoint'] = other.origin.to_dict()
-    workdir_lib.write_json(new / folder_lib.NUMBERS, numbers)
+    safe_io.write_json(new / folder_lib.NUMBERS, numbers)
     report.write(
       new / 'report.html',
       f'Inside {subject.name}',

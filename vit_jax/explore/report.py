@@ -8,7 +8,7 @@ import html
 import pathlib
 import re
 
-from vit_jax.runs import workdir as workdir_lib
+from vit_jax.runs import safe_io
 
 _SHOWN = 2  # pictures of a section that are not folded
 _LONG = 640  # pixels: higher ones are folded to their upper part
@@ -90,7 +90,7 @@ def write(
   if missing:
     body.append(_missing(missing))
   text = _PAGE.format(title=_text(title), style=_STYLE, body='\n'.join(body))
-  with workdir_lib.replacing(path) as file:
+  with safe_io.replacing(path) as file:
     file.write(text)
 
 

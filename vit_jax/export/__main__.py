@@ -49,7 +49,7 @@ from absl import logging
 from vit_jax import cli
 from vit_jax.config import one_line
 from vit_jax.config import UserError
-from vit_jax.runs import workdir
+from vit_jax.runs import safe_io
 
 if TYPE_CHECKING:
   import jax
@@ -235,12 +235,12 @@ def write(
   check(path, form)
   vit, notes = _simplified(vit, form)
   written = f'{path}'
-  with workdir.replacing_path(path) as temporary:
+  with safe_io.replacing_path(path) as temporary:
     temporary.touch()  # before what takes long
     lack, difference = _best(vit, temporary, form, batch_size)
     if form == 'stablehlo':
       facts = path.with_name(f'{path.name}.json')
-      workdir.write_json(facts, vit.preprocess.to_dict())
+      safe_io.write_json(facts, vit.preprocess.to_dict())
       written += f' and {facts.name}'
   logging.info(
     "wrote %s, %.1f MB: its logits are the model's %s",

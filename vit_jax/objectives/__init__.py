@@ -141,7 +141,7 @@ def check(config: ml_collections.ConfigDict) -> None:
       " config.objective.name to 'distillation', and its teacher"
     )
   cls.check(config)
-  if cls.couples_examples and config_lib.num_parts(config) > 1:
+  if cls.couples_examples and config_lib.num_microbatches(config) > 1:
     raise config_lib.UserError(
       f'config.train.accumulation is {config.train.accumulation}, but the loss'
       f' of config.objective.name={objective.name} needs the whole batch at'

@@ -1,4 +1,4 @@
-"""What an optimizer has to know of parameters: their layers, and their units.
+"""The structure of parameters that optimizers use: layers, matrices and units.
 
 In comments: L layers, D hidden size, H heads, K = D / H, M MLP size.
 """
@@ -14,8 +14,8 @@ from vit_jax.models import stack
 
 Axes = tuple[int, ...]
 
-# Of kernels: axes of what a matrix reads, and of what it makes. Counted from
-# the end; all others count matrices. The first match wins.
+# The input and the output axes of kernels as matrices, counted from the end.
+# The other axes count matrices. The first match wins.
 _MATRICES: tuple[tuple[str, tuple[Axes, Axes]], ...] = (
   # [D, 3, H, K] and [D, 2, H, K]
   (r'(qkv|key_value)/kernel$', ((-4,), (-2, -1))),
@@ -26,7 +26,7 @@ _MATRICES: tuple[tuple[str, tuple[Axes, Axes]], ...] = (
   (r'kernel$', ((-2,), (-1,))),  # [D, M]
 )
 
-# Of other parameters: the axes of one unit, where that is not the whole array.
+# The axes of one unit of other parameters, if it is not the whole array.
 _UNITS: tuple[tuple[str, Axes], ...] = (
   (r'(qkv|key_value)/bias$', (-2, -1)),  # [3, H, K]
   (r'(^|_)(position_embedding|tokens?|probe)$', (-1,)),  # [1, T, D]
@@ -45,16 +45,16 @@ def matrix_axes(name: str) -> tuple[Axes, Axes]:
     name: Path of the kernel; its layers may be stacked.
 
   Returns:
-    Axes of what it reads, and of what it makes, counted from the end. Along the
-    others the array holds several matrices.
+    The input axes and the output axes, counted from the end. Along the other
+    axes the array holds several matrices.
   """
   return next(axes for pattern, axes in _MATRICES if re.search(pattern, name))
 
 
 def unit_axes(name: str) -> Axes | None:
-  """Returns the axes of the weights of one unit; None: the whole layer's.
+  """Returns the axes of the weights of one unit; None: all of a layer.
 
-  A unit of a kernel is one number that it makes.
+  A unit of a kernel is one of its outputs.
 
   Args:
     name: Path of a parameter.
@@ -68,12 +68,12 @@ def unit_axes(name: str) -> Axes | None:
 def per_layer(
   inner: optax.GradientTransformation,
 ) -> optax.GradientTransformation:
-  """Applies a transformation to each layer of stacked arrays by itself.
+  """Applies a transformation to each layer of stacked arrays separately.
 
-  Updates and state are those of the unrolled model, stacked.
+  Updates and state equal those of the unrolled model, stacked.
 
   Args:
-    inner: What it makes of an array must depend on no other array.
+    inner: A transformation of each array that depends on no other array.
   """
 
   def init(params: optax.Params) -> Any:
@@ -86,11 +86,11 @@ def per_layer(
 
 
 def _map_layers(fn: Callable[..., Any], *args: Any) -> Any:
-  """Calls a function of trees with the layers of stacked arrays mapped."""
+  """Calls a function of trees, vectorized over the layers of stacked arrays."""
   paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(args)]
   runs = sorted({run for run in map(_run, paths) if run is not None})
   result = jax.eval_shape(fn, *args)
-  for run in runs:  # each has a length of its own
+  for run in runs:  # their lengths differ
     fn = jax.vmap(fn, _axes(args, run), _axes(result, run))
   return fn(*args)
 

@@ -1,11 +1,11 @@
 """Optimizers, from `config.optim`, in optax.
 
-Each turns gradients into the direction of the update. The learning rate is not
-in it: the train step multiplies by minus the schedule's value, so that the rate
-is a function of the step alone. Nor are the factors of `rules`.
+Each turns gradients into the direction of the update, without the learning rate
+and the factors of `rules`: the train step multiplies by these and by -1, so
+that the learning rate is a function of the step alone.
 
-All give the same for a scanned model as for the unrolled one: what depends on a
-whole array is computed for each layer.
+A scanned model gets the same updates as the unrolled one: statistics of a whole
+array are computed for each layer.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,8 @@ from vit_jax.optim import rules
 
 Transformation: TypeAlias = optax.GradientTransformation
 
-# Muon's updates have this root mean square, about that of Adam's: one learning
-# rate serves both (Moonlight, arXiv:2502.16982, section 2.2).
+# Root mean square of Muon's updates. It is about that of Adam's, so that one
+# learning rate serves both (Moonlight, arXiv:2502.16982, section 2.2).
 _MUON_RMS = 0.2
 
 
@@ -55,7 +55,7 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def make_optimizer(config: ml_collections.ConfigDict) -> Transformation:
-  """Returns what turns gradients into the direction of the update.
+  """Returns the transformation of gradients into the update's direction.
 
   Args:
     config: `config.optim`, checked.
@@ -73,17 +73,17 @@ def _adamw(config: ml_collections.ConfigDict) -> list[Transformation]:
 
 
 def _adam_big_vision(config: ml_collections.ConfigDict) -> list[Transformation]:
-  """AdamW as its paper has it (arXiv:1711.05101, algorithm 2), and big_vision.
+  """AdamW as in its paper (arXiv:1711.05101, algorithm 2) and big_vision.
 
-  The schedule alone multiplies the decay: the learning rate, which multiplies
-  all of the direction, is divided out. Where that is 0 nothing moves.
+  Only the schedule multiplies the decay. The train step multiplies the whole
+  direction by the learning rate, so the decay is divided by its maximum here.
   """
-  rate = config.learning_rate
-  return [_adam(config), _decay(config, 1 / rate if rate else 0.0)]
+  peak = config.learning_rate
+  return [_adam(config), _decay(config, 1 / peak if peak else 0.0)]
 
 
 def _sgd(config: ml_collections.ConfigDict) -> list[Transformation]:
-  """Here decay is a part of the gradient."""
+  """SGD with momentum; the decay is added to the gradient, before it."""
   dtype = config.momentum_dtype
   return [_decay(config), optax.trace(config.momentum, config.nesterov, dtype)]
 
@@ -102,8 +102,8 @@ def _lion(config: ml_collections.ConfigDict) -> list[Transformation]:
 def _adafactor(config: ml_collections.ConfigDict) -> list[Transformation]:
   """Adafactor as Scaling ViTs changed it (arXiv:2106.04560, section 3.4).
 
-  A first moment without correction of its bias, b2 as the most that the decay
-  of the second moment grows to, and no scale of the parameters in the rate.
+  It has a first moment without bias correction, b2 as the largest decay of the
+  second moment, and no factor for the scale of the parameters.
   """
 
   def decay_rate(step: jax.Array, power: float) -> jax.Array:
@@ -122,10 +122,10 @@ def _adafactor(config: ml_collections.ConfigDict) -> list[Transformation]:
 
 
 def _muon(config: ml_collections.ConfigDict) -> list[Transformation]:
-  """Muon for the kernels of the blocks, Adam for all else.
+  """Muon for the kernels of the blocks, Adam for all other parameters.
 
-  So embeddings, heads and vectors are Adam's, and the convolutions of hybrids
-  and of BiT as well. (Keller Jordan, https://kellerjordan.github.io/posts/muon)
+  Adam trains embeddings, heads and vectors, and the convolutions of hybrids and
+  of BiT. (Keller Jordan, https://kellerjordan.github.io/posts/muon)
   """
 
   def dimensions(updates: Any) -> Any:
@@ -168,8 +168,8 @@ NAMES = tuple(_OPTIMIZERS)
 
 
 def _adam(config: ml_collections.ConfigDict) -> Transformation:
-  # The second moment stays in float32: with b2 = 0.999 it grows by steps that
-  # bfloat16 would round away.
+  # The second moment stays in float32: with b2 = 0.999 bfloat16 would round its
+  # changes away.
   dtype = config.momentum_dtype
   return optax.scale_by_adam(config.b1, config.b2, config.eps, mu_dtype=dtype)
 
@@ -177,7 +177,7 @@ def _adam(config: ml_collections.ConfigDict) -> Transformation:
 def _decay(
   config: ml_collections.ConfigDict, factor: float = 1.0
 ) -> Transformation:
-  """Adds the decay of each parameter, times a factor."""
+  """Adds the weight decay of each parameter, times a factor."""
   if not config.weight_decay and not any(rule[2] for rule in config.rules):
     return optax.identity()
 
@@ -193,10 +193,10 @@ def _decay(
 
 
 def _trust_ratio(config: ml_collections.ConfigDict) -> Transformation:
-  """Gives the update of each parameter that decays the parameter's norm.
+  """Scales the update of each parameter that decays to the parameter's norm.
 
-  Biases and norms are left as they are: so do the code of the paper's authors,
-  for BERT, and that of DeiT III's recipe, apex and timm.
+  Updates of biases and norms keep their scale, as in the LAMB authors' code for
+  BERT, DeiT III's recipe, apex and timm.
   """
   adapt = arrays.per_layer(optax.scale_by_trust_ratio())
 
@@ -216,7 +216,7 @@ def _trust_ratio(config: ml_collections.ConfigDict) -> Transformation:
 
 
 def _muon_or_adam(params: Any) -> Any:
-  """Returns which of the two each parameter is trained by."""
+  """Labels each parameter 'muon' or 'adam'."""
 
   def choose(path: tuple[Any, ...], x: Any) -> str:
     name = stack.layer_names(path, x)[0][0]
@@ -226,8 +226,8 @@ def _muon_or_adam(params: Any) -> Any:
   chosen = jax.tree_util.tree_map_with_path(choose, params)
   if 'muon' not in jax.tree.leaves(chosen):
     raise config_lib.UserError(
-      "config.optim.name is 'muon', but no kernel of a block trains, which is"
-      " what it is for: choose 'adamw'"
+      "config.optim.name is 'muon', but no kernel of a block trains, and"
+      " Muon is for these alone: choose 'adamw'"
     )
   return chosen
 
@@ -248,8 +248,8 @@ def _consistent_rms(updates: Any, params: Any) -> Any:
 def _clip_adaptive(limit: float) -> Transformation:
   """Clips the gradient of each unit to a multiple of its weights' norm.
 
-  Adaptive gradient clipping (arXiv:2102.06171, section 4.1); heads are left
-  out, as there.
+  Adaptive gradient clipping (arXiv:2102.06171, section 4.1), which does not
+  clip heads.
   """
 
   def clip(path: tuple[Any, ...], g: jax.Array, p: jax.Array) -> jax.Array:
@@ -261,7 +261,7 @@ def _clip_adaptive(limit: float) -> Transformation:
     def norm(x: jax.Array) -> jax.Array:
       return jnp.sqrt(jnp.sum(x**2, axes, keepdims=True))
 
-    most = limit * jnp.maximum(norm(p), 1e-3)  # zeros must leave their place
+    most = limit * jnp.maximum(norm(p), 1e-3)  # so that zeros can change
     return g * jnp.minimum(1, most / jnp.maximum(norm(g), 1e-6))
 
   return optax.stateless(

@@ -1,8 +1,8 @@
-"""What trains and how: per-parameter rules, from `config.optim`.
+"""Per-parameter rules of `config.optim`: what trains, and how.
 
-Patterns speak of an unrolled model's paths, as `blocks_3/mlp/up/kernel`, also
-where the layers are scanned: an array of several layers then stands for one
-parameter of each. In comments: L layers.
+Patterns are searched for in the paths of the unrolled model, as in
+`blocks_3/mlp/up/kernel`, even if the layers are scanned. An array of several
+layers then holds one parameter of each. In comments: L layers.
 """
 
 from collections.abc import Callable
@@ -21,7 +21,7 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax.models import stack
 
-# What comes before the first layer; the rest comes after the last.
+# Parameters before the first layer; all others outside of layers come after.
 _BEFORE = (
   'patch_embedding',
   'stem',
@@ -37,10 +37,10 @@ class Parameter:
   """One parameter of the unrolled model.
 
   Attributes:
-    size: Number of its elements.
-    trains: Whether it is updated at all.
-    factor: Of the learning rate.
-    decay: Of its weight.
+    size: Number of elements.
+    trains: Whether it is trained; False: frozen.
+    factor: Factor of the learning rate.
+    decay: Weight decay.
   """
 
   size: int
@@ -51,12 +51,12 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-  """What trains, and in which form the train state holds it.
+  """The rules applied to a model, and how the train state stacks its layers.
 
   Attributes:
-    parameters: By path, as the unrolled model has them.
-    runs: Numbers of layers that a scanned stack is cut into, so that each array
-      trains as a whole or not at all; () leaves it whole.
+    parameters: The parameters of the unrolled model by path.
+    runs: Lengths of the runs of layers that a scanned stack is cut into, so
+      that each array trains as a whole or not at all; () leaves it whole.
   """
 
   parameters: dict[str, Parameter]
@@ -67,13 +67,13 @@ class Rules:
     return stack.split_runs(params, self.runs)
 
   def trained(self, params: Any) -> Any:
-    """Returns a split tree with None in place of what is frozen."""
+    """Returns a split tree with None in place of frozen arrays."""
     return jax.tree_util.tree_map_with_path(
       lambda path, x: x if self._of(path, x)[0].trains else None, params
     )
 
   def scale(self, updates: Any) -> Any:
-    """Multiplies updates of what trains by their learning-rate factors."""
+    """Multiplies the updates by the factors of the learning rate."""
     if all(p.factor == 1 for p in self.parameters.values()):
       return updates
 
@@ -87,7 +87,7 @@ class Rules:
 
 
 def merge(trained: Any, params: Any) -> Any:
-  """Fills what is None in a tree of what trains, from all parameters."""
+  """Fills the None of a tree of `Rules.trained` from all parameters."""
   return jax.tree.map(
     lambda x, p: p if x is None else x,
     trained,
@@ -113,8 +113,8 @@ def check(config: ml_collections.ConfigDict) -> None:
       raise config_lib.UserError(
         f'config.optim.rules[{i}] is {rule!r}: it must be (pattern, factor of'
         ' the learning rate above 0, weight decay or None), as in'
-        ' --config.optim.rules="((\'^head/\', 10.0, 0.0),)"; what must not'
-        ' train goes to config.optim.freeze'
+        ' --config.optim.rules="((\'^head/\', 10.0, 0.0),)"; to freeze'
+        ' parameters set config.optim.freeze'
       )
   for key, pattern in _patterns(optim).items():
     try:
@@ -149,7 +149,7 @@ def make(config: ml_collections.ConfigDict, params: Any) -> Rules:
 
   Args:
     config: `config.optim`, checked.
-    params: Of the model: arrays, or shapes.
+    params: The model's arrays or their shapes.
 
   Raises:
     UserError: A pattern matches nothing, or nothing is left to train.
@@ -191,7 +191,7 @@ def make(config: ml_collections.ConfigDict, params: Any) -> Rules:
 def _check_matches(
   config: ml_collections.ConfigDict, names: Sequence[str], depth: int
 ) -> None:
-  """Raises a UserError where a pattern or a factor concerns no parameter."""
+  """Raises a UserError if a pattern or layer_decay affects no parameter."""
   patterns = _patterns(config)
   if not config.weight_decay:
     del patterns['decay_pattern']
@@ -230,7 +230,7 @@ def _rule(config: ml_collections.ConfigDict, name: str) -> Any:
 
 
 def weight_decay(config: ml_collections.ConfigDict, name: str) -> float:
-  """Returns the weight decay of a path: its rule's, or the general one."""
+  """Returns the weight decay of a path: its rule's, or optim.weight_decay."""
   rule = _rule(config, name)
   if rule is not None and rule[2] is not None:
     return rule[2]
@@ -240,10 +240,10 @@ def weight_decay(config: ml_collections.ConfigDict, name: str) -> float:
 def _factor(config: ml_collections.ConfigDict, name: str, depth: int) -> float:
   """Returns the factor of the learning rate of a path.
 
-  That of layers is BEiT's (arXiv:2106.08254, `optim_factory.py` of its code),
-  and MAE's (arXiv:2111.06377, `lr_decay.py`): layer i of 0 to L - 1 gets
-  layer_decay^(L - i), what comes after them 1, and what comes before them
-  layer_decay^(L + 1).
+  Layer decay is that of BEiT (arXiv:2106.08254, `optim_factory.py` of its code)
+  and MAE (arXiv:2111.06377, `lr_decay.py`): layer i of 0 to L - 1 has the
+  factor layer_decay^(L - i), parameters after the layers 1, and those before
+  them layer_decay^(L + 1).
   """
   factor = config.layer_decay ** (depth - _layer(name, depth))
   rule = _rule(config, name)
@@ -251,7 +251,7 @@ def _factor(config: ml_collections.ConfigDict, name: str, depth: int) -> float:
 
 
 def _layer(name: str, after: int) -> int:
-  """Returns the layer of a path; -1 is before them all, `after` after them."""
+  """Returns the layer of a path; -1: before all layers, `after`: after them."""
   top = name.partition('/')[0]
   layers = stack.layer_range(top)
   if layers is not None:
@@ -263,12 +263,12 @@ def per_array(params: Any, value: Callable[[str], float]) -> Any:
   """Maps a function of a parameter's path over a tree.
 
   Args:
-    params: Arrays; of a scanned model, or of runs of its layers, too.
-    value: Maps a path, as the unrolled model has it, to a number.
+    params: Arrays; layers may be scanned, or cut into runs.
+    value: Maps a path of the unrolled model to a number.
 
   Returns:
-    A tree of numbers; where the layers of an array differ, arrays that
-    broadcast with it: float32 [layers, 1, ...].
+    A tree of numbers. If the layers of an array differ, its entry is an array
+    that broadcasts with it: float32 [layers, 1, ...].
   """
 
   def of_array(path: tuple[Any, ...], x: Any) -> Any:
@@ -294,7 +294,7 @@ class _Row:
 
 
 def table(rules: Rules) -> str:
-  """Returns what trains and how, as a table for people.
+  """Returns the rules as a table for people.
 
   Parameters that are treated alike share a line, and so do layers.
   """
@@ -330,7 +330,7 @@ def _rows(label: str, group: dict[str, Parameter], count: int) -> list[_Row]:
 
 
 def _which(names: Sequence[str], group: dict[str, Parameter]) -> str:
-  """Says in few words which of a group's parameters these are."""
+  """Describes in a few words which of a group's parameters these are."""
   others = group.keys() - set(names)
   if not others:
     return ''

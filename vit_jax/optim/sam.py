@@ -1,4 +1,4 @@
-"""Sharpness-aware minimisation: gradients where the loss is higher nearby.
+"""Sharpness-aware minimization: gradients at the worst point nearby.
 
 SAM: Foret et al., arXiv:2010.01412. GSAM: Zhuang et al., arXiv:2203.08065.
 """
@@ -18,41 +18,43 @@ ValueAndGrad = Callable[..., tuple[Any, Any]]
 
 
 def rho(
-  config: ml_collections.ConfigDict, rate: jax.typing.ArrayLike
+  config: ml_collections.ConfigDict, learning_rate: jax.typing.ArrayLike
 ) -> jax.typing.ArrayLike:
-  """Returns the length of the perturbation at a learning rate.
+  """Returns the norm of the perturbation at a learning rate.
 
-  It falls from `sam.rho` to `sam.rho_min` as the rate falls from its highest to
-  its final value (GSAM, section 4.3); it is never less.
+  It falls from `sam.rho` to `sam.rho_min` as the learning rate falls from its
+  maximum to its final value (GSAM, section 4.3), and is constant during warm-up
+  below the final value.
 
   Args:
     config: `config.optim`.
-    rate: Learning rate of the step.
+    learning_rate: Learning rate of the step.
   """
   highest, lowest = config.sam.rho, config.sam.rho_min
   if lowest is None or not config.learning_rate:
     return highest
   final = config.learning_rate * config.final_factor
   span = config.learning_rate - final
-  share = (rate - final) / span if span else 1.0
+  share = (learning_rate - final) / span if span else 1.0
   return lowest + (highest - lowest) * jnp.clip(share, 0, 1)
 
 
 def value_and_grad(
   fn: ValueAndGrad, rho: jax.typing.ArrayLike, alpha: float
 ) -> ValueAndGrad:
-  """Returns what computes the gradient at the worst point nearby.
+  """Returns a function that computes the gradient at the worst point nearby.
 
-  That is w + rho * g / |g|, for the gradient g at w. GSAM also takes alpha
-  times the part of g off that is orthogonal to that gradient (its equation 8).
+  That point is w + rho * g / |g|, for the gradient g at w. GSAM also subtracts
+  alpha times the component of g that is orthogonal to the gradient there (its
+  equation 8).
 
   Args:
     fn: (params, ...) -> (value, gradient).
-    rho: Length of the perturbation, in the norm of all parameters together.
-    alpha: 0 is SAM.
+    rho: Norm of the perturbation, over all parameters together.
+    alpha: Factor of GSAM; 0 is SAM.
 
   Returns:
-    As `fn`; the value is that at the parameters themselves.
+    A function like `fn`, whose value is that at w.
   """
 
   def sharpness_aware(params: Any, *args: Any) -> tuple[Any, Any]:

@@ -21,14 +21,15 @@ Schedule = Callable[[Any], jax.typing.ArrayLike]
 
 @dataclasses.dataclass(frozen=True)
 class Lengths:
-  """What a schedule spans, in steps.
+  """The lengths of a schedule's parts, in steps.
 
   Attributes:
-    total: The run, warm-up and cooldown included.
-    warmup: From 0 to the full rate, linearly.
-    cooldown: To the final rate, linearly, at the end of 'wsd' and 'rsqrt'.
-    timescale: After how many steps more than the warm-up 'rsqrt' is at
-      1 / sqrt(2) of the full rate.
+    total: The whole run, with warm-up and cooldown.
+    warmup: The linear rise from 0 to the full learning rate.
+    cooldown: The linear fall to the final learning rate at the end of 'wsd' and
+      'rsqrt'.
+    timescale: The steps after the warm-up at which 'rsqrt' has fallen to
+      1 / sqrt(2) of the full learning rate.
   """
 
   total: int
@@ -98,27 +99,27 @@ def make_schedule(
 
   Args:
     config: `config.optim`.
-    lengths: Of the run and its parts; checked.
+    lengths: The lengths of its parts; checked.
   """
-  rate, steps = config.learning_rate, lengths.total - lengths.warmup
-  final = rate * config.final_factor
+  peak, steps = config.learning_rate, lengths.total - lengths.warmup
+  final = peak * config.final_factor
   if config.schedule == 'cosine':
-    main = optax.cosine_decay_schedule(rate, steps, config.final_factor)
+    main = optax.cosine_decay_schedule(peak, steps, config.final_factor)
   elif config.schedule == 'linear':
-    main = optax.linear_schedule(rate, final, steps)
+    main = optax.linear_schedule(peak, final, steps)
   elif config.schedule == 'step':
     main = _step(config, lengths)
   elif config.schedule == 'rsqrt':
-    falling = _reciprocal_sqrt(rate, lengths.timescale)
+    falling = _reciprocal_sqrt(peak, lengths.timescale)
     main = _cooled(falling, steps, lengths.cooldown, final)
   elif config.schedule == 'wsd':
-    constant = optax.constant_schedule(rate)
+    constant = optax.constant_schedule(peak)
     main = _cooled(constant, steps, lengths.cooldown, final)
   else:
-    main = optax.constant_schedule(rate)
+    main = optax.constant_schedule(peak)
   if not lengths.warmup:
     return main
-  warmup = optax.linear_schedule(0.0, rate, lengths.warmup)
+  warmup = optax.linear_schedule(0.0, peak, lengths.warmup)
   return optax.join_schedules([warmup, main], [lengths.warmup])
 
 
@@ -131,15 +132,15 @@ def _step(config: ml_collections.ConfigDict, lengths: Lengths) -> Schedule:
   return optax.piecewise_constant_schedule(config.learning_rate, factors)
 
 
-def _reciprocal_sqrt(rate: float, timescale: int) -> Schedule:
-  """As Scaling ViTs (arXiv:2106.04560) and big_vision count it."""
-  return lambda step: rate / jnp.sqrt(1 + jnp.maximum(step, 0) / timescale)
+def _reciprocal_sqrt(peak: float, timescale: int) -> Schedule:
+  """Falls as in Scaling ViTs (arXiv:2106.04560) and big_vision."""
+  return lambda step: peak / jnp.sqrt(1 + jnp.maximum(step, 0) / timescale)
 
 
 def _cooled(
   schedule: Schedule, steps: int, cooldown: int, final: float
 ) -> Schedule:
-  """Blends a schedule into its final value, linearly (arXiv:2405.18392)."""
+  """Blends a schedule linearly into its final value (arXiv:2405.18392)."""
   if not cooldown:
     return schedule
 

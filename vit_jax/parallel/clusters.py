@@ -1,8 +1,8 @@
-"""Finds whether this process is one of several, and how they meet.
+"""Detects whether this process is one of several, and how they connect.
 
-Flags say so, or the environment variables that SLURM, Open MPI, Kubernetes and
-TPU hosts set. Nothing asks the network; where JAX has to, to learn the rest, it
-does so in `jax.distributed.initialize`.
+Flags say so, or else the environment variables that SLURM, Open MPI, Kubernetes
+and TPU hosts set. Nothing here uses the network; `jax.distributed.initialize`
+may, to learn the rest.
 """
 
 from collections.abc import Mapping
@@ -24,11 +24,11 @@ flags.disclaim_key_flags()
 
 
 class Cluster(NamedTuple):
-  """How the processes of a run find each other.
+  """A way to connect the processes of a run.
 
   Attributes:
-    name: What tells it, as in 'SLURM'.
-    arguments: For `jax.distributed.initialize`.
+    name: Where it was found: 'flags', 'SLURM', 'Open MPI', ...
+    arguments: Arguments for `jax.distributed.initialize`.
   """
 
   name: str
@@ -61,10 +61,10 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def find(flag_values: flags.FlagValues) -> Cluster | None:
-  """Returns how this process meets the others, or None where it is alone.
+  """Returns how to connect to the other processes; None if there are none.
 
   Args:
-    flag_values: With the flags of `define_flags`, parsed.
+    flag_values: Parsed flags, with those of `define_flags`.
 
   Raises:
     UserError: The flags do not fit together or cannot be used, or a package is
@@ -79,7 +79,7 @@ def find(flag_values: flags.FlagValues) -> Cluster | None:
 def from_flags(
   flag_values: flags.FlagValues, environ: Mapping[str, str]
 ) -> Cluster | None:
-  """Returns what the flags of `define_flags` say; None where none is given.
+  """Returns the cluster that the flags describe; None if none is given.
 
   Raises:
     UserError: They do not fit together, or the port is in use.
@@ -120,7 +120,7 @@ def from_flags(
 
 
 def _check_port(port: int) -> None:
-  # JAX does not say that it is in use, and may crash.
+  # JAX may crash if the port is in use, without saying so.
   try:
     socket.create_server(('', port)).close()
   except OSError as e:
@@ -131,17 +131,17 @@ def _check_port(port: int) -> None:
 
 
 def detect(environ: Mapping[str, str], on_tpu: bool) -> Cluster | None:
-  """Finds the cluster that started this process as one of several.
+  """Detects the cluster that started this process as one of several.
 
-  Asks nothing but environment variables. A shell inside a job is none: only
-  what `srun` or `mpirun` has started several times.
+  Only environment variables are read. A shell inside a job does not count, only
+  processes that `srun` or `mpirun` has started several times.
 
   Args:
     environ: Environment variables.
-    on_tpu: Whether this host has TPU chips, and may use them.
+    on_tpu: Whether this host has TPU chips that JAX may use.
 
   Returns:
-    None where this process is alone.
+    The cluster; None if this process is the only one.
 
   Raises:
     UserError: A package is missing that JAX needs to find the others.
@@ -174,8 +174,8 @@ def _open_mpi(environ: Mapping[str, str]) -> Cluster | None:
 
 
 def _slurm(environ: Mapping[str, str]) -> Cluster | None:
-  # Of the step that `srun` started. SLURM_NTASKS is that of the job in the
-  # script of `sbatch` and the shell of `salloc`, which are there once.
+  # The variables of the step that `srun` started: SLURM_NTASKS is also set in
+  # the script of `sbatch` and the shell of `salloc`, which run once.
   num_processes = _number(environ, 'SLURM_STEP_NUM_TASKS', 1)
   if num_processes == 1 or 'SLURM_PROCID' not in environ:
     return None
@@ -226,13 +226,13 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
 
 
 def _local_devices(environ: Mapping[str, str]) -> list[int] | None:
-  """Returns the devices of this host that are this process's; []: all it sees.
+  """Returns the device ids for this process; []: all that it sees.
 
-  JAX would take the one with the number of the process on its host. That leaves
-  devices idle where there are more of them than processes, and does not exist
-  where SLURM has bound each process to its own.
+  JAX's default is the one whose id is the rank of the process on its host. That
+  leaves devices idle if there are more of them than processes, and there is no
+  such device if SLURM has bound each process to its own.
   """
-  if 'JAX_LOCAL_DEVICE_IDS' in environ:  # JAX heeds it
+  if 'JAX_LOCAL_DEVICE_IDS' in environ:  # JAX reads it
     return None
   rank, size = _local_rank(environ)
   if size == 1:
@@ -248,7 +248,7 @@ def _local_devices(environ: Mapping[str, str]) -> list[int] | None:
 
 
 def _local_rank(environ: Mapping[str, str]) -> tuple[int, int]:
-  """Returns the number of this process on its host, and how many are there."""
+  """Returns the rank of this process on its host, and their number there."""
   if 'OMPI_COMM_WORLD_LOCAL_SIZE' in environ:
     size = _number(environ, 'OMPI_COMM_WORLD_LOCAL_SIZE', 1)
     return _number(environ, 'OMPI_COMM_WORLD_LOCAL_RANK', 0), size
@@ -265,7 +265,7 @@ def _local_rank(environ: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _on_tpu() -> bool:
-  # Private, but it is what JAX's own detection asks; no network.
+  # Private, but JAX's own detection uses it; it needs no network.
   from jax._src import cloud_tpu_init
 
   platforms = os.environ.get('JAX_PLATFORMS', '')

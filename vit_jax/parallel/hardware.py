@@ -1,6 +1,6 @@
-"""What is known about the devices that models run on.
+"""Published speeds and memory of the devices that models run on.
 
-Numbers are those that the makers publish. NVIDIA's are on the data sheets
+The numbers are the makers' own. NVIDIA's are on the data sheets
 of the A100 80 GB SXM, the H100 SXM and the H200 SXM, and of the DGX A100, H100
 and H200 systems: dense bfloat16 (half of what is stated with sparsity), memory,
 NVLink's total of both directions (600, 900 and 900 GB/s), 8 devices, and one
@@ -8,8 +8,8 @@ network port of 200, 400 and 400 Gb/s for each. Google's are on the pages on TPU
 v4, v5e, v5p and v6e of Google Cloud's documentation: peak, memory, the links'
 total of both directions per chip (400, 1,200 and 800 GB/s; of the v4, what all
 chips of a pod reduce, 1.1 PB/s), chips of a pod, and the data centre network
-(6.4 Tb/s for a pod of 256 v5e, 50 Gb/s for a v5p chip). That of the v6e, 25.6
-Tb/s for a pod, was not found there: it is a guess, 100 Gb/s for a chip.
+(6.4 Tb/s for a pod of 256 v5e, 50 Gb/s for a v5p chip). The network of the v6e
+is a guess, 100 Gb/s for a chip: its 25.6 Tb/s for a pod were not found there.
 """
 
 import dataclasses
@@ -24,20 +24,20 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Hardware:
-  """One device, and how it is connected.
+  """One kind of device and its connections.
 
   Attributes:
-    name: As people write it.
-    pattern: Of its `jax.Device.device_kind`.
-    peak_flops: Of dense bfloat16 matrix products, in FLOP/s.
-    memory: In bytes.
-    memory_bandwidth: In bytes/s.
-    node_size: Devices that fast links connect: of a node with NVLink, of a pod
-      of TPUs.
-    link_bandwidth: That a device sends over them, in bytes/s; it receives as
-      much at the same time.
-    network_bandwidth: That a device sends to others, in bytes/s; None where it
-      is not published.
+    name: Its usual name, as in messages and on the command line.
+    pattern: Regular expression that its `jax.Device.device_kind` matches.
+    peak_flops: Peak of dense bfloat16 matrix products, in FLOP/s.
+    memory: Device memory, in bytes.
+    memory_bandwidth: Bandwidth of that memory, in bytes/s.
+    node_size: Number of devices that fast links connect: a node with NVLink, or
+      a pod of TPUs.
+    link_bandwidth: Bandwidth of one device over these links in one direction,
+      in bytes/s.
+    network_bandwidth: Bandwidth of one device to other nodes or pods in one
+      direction, in bytes/s; None where it is not published.
   """
 
   name: str
@@ -77,10 +77,10 @@ TABLE = (
 
 
 def named(name: str) -> Hardware:
-  """Returns the hardware of a name, as `H100`, `TPU v5e` or `v5e`.
+  """Looks up hardware by name, such as `H100`, `TPU v5e` or `v5e`.
 
   Raises:
-    UserError: There is none in the table; names those that are.
+    UserError: The table has no such name; lists those that it has.
   """
   for hardware in TABLE:
     if name.lower() in (
@@ -96,7 +96,7 @@ def peak_flops(device: 'jax.Device') -> float | None:
   """Returns the peak of a device's bfloat16 matrix products, in FLOP/s.
 
   Args:
-    device: As in `jax.devices()`.
+    device: A device of `jax.devices()`.
 
   Returns:
     The peak that its maker states; None where it is not known, as for a CPU.

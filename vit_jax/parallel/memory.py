@@ -1,4 +1,4 @@
-"""How much memory is free, and what to say where it was too little.
+"""Measures free memory, and explains errors for lack of it.
 
 jax is not imported here, since commands parse their flags before.
 """
@@ -15,26 +15,26 @@ import psutil
 
 from vit_jax import config as config_lib
 
-# What JAX's errors say: on accelerators, on CPUs, and of C++.
+# Texts of JAX's errors on accelerators and on CPUs, and of C++'s.
 _EXHAUSTED = re.compile(
   'RESOURCE_EXHAUSTED|out of memory|bad_alloc|cannot allocate memory',
   re.IGNORECASE,
 )
 _CGROUPS = pathlib.Path('/sys/fs/cgroup')
 _OWN_CGROUPS = pathlib.Path('/proc/self/cgroup')
-# The limit, what is used, and in memory.stat the cached files among that, which
-# the kernel gives up first: of both versions.
+# Files of cgroup versions 2 and 1: the limit, the memory in use, and the entry
+# of memory.stat that counts cached files in use, which the kernel frees first.
 _FILES = (
   ('memory.max', 'memory.current', 'inactive_file'),
   ('memory.limit_in_bytes', 'memory.usage_in_bytes', 'total_inactive_file'),
 )
 
 
-def told(error: BaseException) -> str | None:
-  """Returns the line that explains a lack of memory; None: it is another error.
+def explanation(error: BaseException) -> str | None:
+  """Returns one line if an error is for lack of memory; None if it is not.
 
   Args:
-    error: Of any kind; JAX's are known by their names and texts.
+    error: Any exception; JAX's are recognized by their names and texts.
   """
   is_jax = type(error).__name__ in ('JaxRuntimeError', 'XlaRuntimeError')
   if not isinstance(error, MemoryError) and not (
@@ -46,25 +46,25 @@ def told(error: BaseException) -> str | None:
 
 @contextlib.contextmanager
 def explained(advice: str) -> Iterator[None]:
-  """Raises a UserError where memory is too little.
+  """Turns an error for lack of memory into a UserError.
 
   Args:
-    advice: What to do then.
+    advice: The end of its message, which says what to do.
   """
   try:
     yield
   except Exception as e:
-    line = told(e)
+    line = explanation(e)
     if line is None:
       raise
     raise config_lib.UserError(f'{line}: {advice}') from e
 
 
 def free_per_device(devices: Sequence[Any]) -> int:
-  """Returns the free memory of the fullest of some devices, in bytes.
+  """Returns the free memory of the fullest device, in bytes.
 
   Args:
-    devices: Of this process, `jax.Device`. Those of a CPU share the host's.
+    devices: Devices of this process. CPU devices share the host's memory.
   """
   stats = [device.memory_stats() or {} for device in devices]
   if all('bytes_limit' in s for s in stats):
@@ -73,10 +73,10 @@ def free_per_device(devices: Sequence[Any]) -> int:
 
 
 def free_on_host() -> int:
-  """Returns the memory that this process can still have, in bytes.
+  """Returns the memory that this process can still allocate, in bytes.
 
-  The least of what is available on the machine, in the control groups that hold
-  the process, and in its address space (`ulimit -v`).
+  That is the minimum over the machine, the control groups of the process, and
+  its address space (`ulimit -v`).
   """
   free = [psutil.virtual_memory().available, *_free_in_cgroups()]
   if has_address_limit():
@@ -86,16 +86,16 @@ def free_on_host() -> int:
 
 
 def has_address_limit() -> bool:
-  """Whether memory counts as soon as it is asked for, and not when it is used.
+  """Whether the address space is limited (`ulimit -v`).
 
-  That is so where the address space is limited (`ulimit -v`).
+  Then memory counts when it is allocated, not when it is first used.
   """
   limit, _ = resource.getrlimit(resource.RLIMIT_AS)
   return limit != resource.RLIM_INFINITY
 
 
 def _free_in_cgroups() -> Iterator[int]:
-  """Yields what is free in each control group that limits this process."""
+  """Yields the free bytes of each control group that limits this process."""
   try:
     lines = _OWN_CGROUPS.read_text().splitlines()
   except OSError:  # not Linux
@@ -119,7 +119,7 @@ def _free_in_cgroup(folder: pathlib.Path) -> Iterator[int]:
         line.split()
         for line in (folder / 'memory.stat').read_text().splitlines()
       )
-    except OSError:  # of the other version, or not seen from a container
+    except OSError:  # the other version, or invisible from a container
       continue
     if most != 'max':
       yield int(most) - now + int(stat.get(cached, 0))

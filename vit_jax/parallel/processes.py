@@ -1,19 +1,20 @@
-"""Several processes that are one run: they meet, agree, and end together.
+"""Runs of several processes: they connect, agree, and end together.
 
-All of them run the same command, each on its own devices, and are numbered from
-0; process 0 also serves JAX's coordination service. Where there is one process,
-none of this does anything.
+All processes run the same command, each on its own devices, and are numbered
+from 0; process 0 also hosts JAX's coordination service. With a single process,
+the functions here return at once.
 
-What ends the others when one is lost:
+When one process is lost, the others end as well:
 
 - It was killed, or its machine was: it misses its heartbeats, and JAX aborts
-  all others within a minute; at once where it was process 0. `initialize`
-  sees to it that they say so in one line, and end with status 1.
-- It hangs: `Watch` ends each of them after the time that the config gives.
-- It failed: it says why, `leave`s, and is then missed as if killed.
+  all others within a minute, or at once if it was process 0. `initialize`
+  makes them say so in one line and end with status 1.
+- It hangs: `Watch` ends every process after `train.stall_timeout`.
+- It failed: it prints its error and calls `exit_process`; the others then miss
+  it as if it had been killed.
 
-jax is imported by the functions here, not by the module, since commands parse
-their flags before.
+The functions import jax, not the module, since commands parse their flags
+before that.
 """
 
 from collections.abc import Callable
@@ -44,27 +45,28 @@ from vit_jax.parallel import clusters
 
 _T = TypeVar('_T')
 
-# How long the processes wait for each other at the start and at the end.
+# Seconds that processes wait for each other at the start and at the end.
 _MEETING_S = 100
-# After how long without a sign of life JAX takes a process for lost.
+# Seconds without a heartbeat after which JAX counts a process as lost.
 _HEARTBEAT_S = 60
-# How long process 0 may take for what the others wait for in `from_first`.
+# Seconds that the other processes wait for `call_on_first`.
 _FIRST_S = 3600
-# How long an error of process 0 waits for the others to hear of it.
+# Seconds that process 0 waits for the others to read its error.
 _TOLD_S = 60
-# How long a process that failed waits for others that may have failed, too:
-# without process 0 they could no longer say why.
+# Seconds that a process that failed waits for others that may have failed too:
+# once process 0 has ended they cannot say why.
 _FAILED_S = 5
-# How long the last words of a process may take.
+# Seconds that a process may take to flush its output when it ends.
 _LAST_WORDS_S = 10
 
 _RESUME = 'run the same command again to resume'
-# All processes end together: done, or stopped after saving.
+# Exit statuses of processes that end together: done, or stopped after saving.
 _TOGETHER = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
-# What JAX's errors say where a process is lost, after a status as UNKNOWN: the
-# collectives on CPUs (Gloo) and GPUs (NCCL), the coordination service, and RPCs
-# to it. Most are a JaxRuntimeError, some a ValueError.
+# Texts of JAX's errors when a process is lost, which begin with a status such
+# as UNKNOWN. They come from collectives on CPUs (Gloo) and GPUs (NCCL), from
+# the coordination service and from RPCs to it. Most are a JaxRuntimeError, some
+# a ValueError.
 _LOST = re.compile(
   r'(UNAVAILABLE|DEADLINE_EXCEEDED): '
   r'|[A-Z_]+: .*((?i:gloo|nccl|coordination ?service|heartbeat|barrier'
@@ -72,9 +74,9 @@ _LOST = re.compile(
   re.DOTALL,
 )
 
-_calls = itertools.count()  # the same in all processes
-_last_words = threading.Lock()  # held by who has them: one thread in a process
-_abort_line = ''  # what an abort in C++ means at this moment
+_calls = itertools.count()  # counts alike in all processes
+_last_words = threading.Lock()  # held by the thread that ends the process
+_abort_line = ''  # printed when C++ aborts the process
 
 
 def initialize(
@@ -83,22 +85,23 @@ def initialize(
   meeting_s: int = _MEETING_S,
   heartbeat_s: int = _HEARTBEAT_S,
 ) -> str | None:
-  """Meets the other processes of this run, if there are any.
+  """Connects to the other processes of this run, if there are any.
 
-  Their flags say where (`clusters.define_flags`), or else a cluster that is
-  there (`clusters.detect`). To be called before JAX looks for devices.
+  The address comes from flags (`clusters.define_flags`), or from the cluster
+  that started this process (`clusters.detect`). Call this before JAX looks for
+  devices.
 
   Args:
-    flag_values: Parsed.
-    meeting_s: Seconds until all processes must have come; it may take some
-      seconds more.
-    heartbeat_s: Seconds without a sign of life after which a process is lost.
+    flag_values: Parsed flags.
+    meeting_s: Seconds within which all processes must connect; a failure may
+      take a few seconds more.
+    heartbeat_s: Seconds without a heartbeat after which a process is lost.
 
   Returns:
-    For the log, as 'process 1 of 4 (SLURM)'; None where there is only one.
+    A text for the log, 'process 1 of 4 (SLURM)'; None for a single process.
 
   Raises:
-    UserError: The flags do not fit together, or the others cannot be met.
+    UserError: The flags do not fit together, or the others cannot be reached.
   """
   global _abort_line  # noqa: PLW0603
   cluster = clusters.find(flag_values)
@@ -114,7 +117,7 @@ def initialize(
   )
   logging.info('meeting the other processes at %s', where)
   _explain_aborts()
-  # It would take SIGTERM for itself, also where our own handler is not set yet.
+  # This service would handle SIGTERM itself, even before our handler is set.
   jax.config.update('jax_enable_preemption_service', False)
   try:
     jax.distributed.initialize(
@@ -132,7 +135,7 @@ def initialize(
     'another process of this run was lost, or JAX could not go on here: the'
     f' lines above say more (this is {_this_process()}); {_RESUME}'
   )
-  count = from_first(lambda: _state().num_processes)
+  count = call_on_first(lambda: _state().num_processes)
   if _state().num_processes != count:
     raise config_lib.UserError(
       f'this is {_this_process()}, but process 0 was started as one of {count}'
@@ -145,9 +148,9 @@ def initialize(
 
 
 def _state() -> Any:
-  # Private, as in Orbax and many more. Unlike jax.process_index() it does not
-  # look for devices; and its key-value store needs no collectives of them, for
-  # which nobody may be long in coming.
+  # Private, but Orbax and many others use it. Unlike jax.process_index() it
+  # does not look for devices, and its key-value store needs no collectives,
+  # which time out when one process comes late.
   from jax._src import distributed
 
   return distributed.global_state
@@ -162,22 +165,23 @@ def _this_process() -> str:
 
 
 def first() -> bool:
-  """Whether this is process 0: the one that writes, where only one may."""
+  """Whether this is process 0, the only one that writes files."""
   return not _is_up() or _state().process_id == 0
 
 
-def from_first(fn: Callable[[], _T]) -> _T:
-  """Lets process 0 call a function, and returns the result in all of them.
+def call_on_first(fn: Callable[[], _T]) -> _T:
+  """Calls a function in process 0, and returns its result in all processes.
 
-  All processes must come here, and in the same order; they wait for process 0.
+  All processes must make the same calls in the same order; they wait for
+  process 0.
 
   Args:
-    fn: Called in process 0 alone. Where there are several processes its result
-      goes through JSON, so that all get the same: lists for tuples.
+    fn: Function that process 0 alone calls. With several processes its result
+      is sent as JSON, so all of them get lists for tuples.
 
   Raises:
-    UserError: In process 0, `fn` raised one, or an OSError; it is raised in
-      all, with the same text.
+    UserError: `fn` raised a UserError or an OSError in process 0; all processes
+      raise it with the same text.
   """
   if not _is_up() or _state().num_processes == 1:
     return fn()
@@ -193,10 +197,10 @@ def from_first(fn: Callable[[], _T]) -> _T:
   except Exception as e:
     expected = isinstance(e, (config_lib.UserError, OSError))
     message = config_lib.one_line(e)
-    if not expected:  # a bug: its traceback is to be seen here
+    if not expected:  # a bug: process 0 shows its traceback
       message = f'process 0 failed: {type(e).__name__}: {message}'
     client.key_value_set(key, json.dumps({'error': message}))
-    # Without process 0, which is about to end, they could not read it.
+    # The others cannot read it once process 0 has ended.
     _meet(key, _TOLD_S)
     if not expected:
       raise
@@ -205,14 +209,14 @@ def from_first(fn: Callable[[], _T]) -> _T:
   return json.loads(text)['value']
 
 
-def from_all(value: Any) -> list[Any]:
-  """Returns a value of each process, in order of their numbers.
+def gather(value: Any) -> list[Any]:
+  """Returns the values that all processes pass, in order of the processes.
 
-  All processes must come here, and in the same order. The devices have no part
-  in it: a collective of theirs would mix with what they are computing.
+  All processes must make the same calls in the same order. No device takes
+  part, since a collective could mix with those of the running computation.
 
   Args:
-    value: Of this process; goes through JSON where there are several.
+    value: The value of this process; sent as JSON if there are several.
   """
   if not _is_up() or _state().num_processes == 1:
     return [value]
@@ -225,16 +229,17 @@ def from_all(value: Any) -> list[Any]:
   return [json.loads(text) for text in texts]
 
 
-def on_all(fn: Callable[[], _T]) -> _T:
-  """Calls a function in every process; where it fails in one, all fail.
+def call_on_all(fn: Callable[[], _T]) -> _T:
+  """Calls a function in every process; if it fails in one, all fail.
 
-  All processes must come here, and in the same order; they wait for the last.
+  All processes must make the same calls in the same order; they wait for the
+  last one.
 
   Args:
-    fn: Its result is that of this process.
+    fn: Function whose result in this process is returned.
 
   Raises:
-    UserError: In some process `fn` raised one, or an OSError.
+    UserError: `fn` raised a UserError or an OSError in some process.
   """
   if not _is_up() or _state().num_processes == 1:
     return fn()
@@ -256,10 +261,10 @@ def on_all(fn: Callable[[], _T]) -> _T:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-  """Around what processes do together: explains that one of them was lost.
+  """Explains errors of collective work that mean that a process was lost.
 
   Raises:
-    UserError: In place of the errors of which `is_lost_peer` is true.
+    UserError: The body raised an error for which `is_lost_peer` is true.
   """
   try:
     yield
@@ -273,7 +278,7 @@ def together() -> Iterator[None]:
 
 
 def is_lost_peer(error: BaseException) -> bool:
-  """Whether an error comes from a process that was lost, or does not answer."""
+  """Whether an error means that another process was lost or does not answer."""
   if not _is_up():
     return False
   seen: BaseException | None = error
@@ -284,28 +289,28 @@ def is_lost_peer(error: BaseException) -> bool:
   return False
 
 
-def leave(status: int) -> NoReturn:
-  """Ends this process, without waiting in vain for others.
+def exit_process(status: int) -> NoReturn:
+  """Ends this process without waiting in vain for the others.
 
-  JAX would wait for minutes at its exit for processes that in turn wait for
-  this one, and then abort.
+  At exit JAX would wait for minutes for processes that in turn wait for this
+  one, and then abort.
 
   Args:
-    status: 0, or that of a signal: all processes end now. Else it failed; the
-      others may, or may not.
+    status: The exit status. With 0 or that of a signal all processes end now;
+      with any other this process failed, and the others may go on.
   """
   if not _is_up():
     sys.exit(status)
   done = status in _TOGETHER
   if not done:
-    _last_words.acquire()  # it has said why; no abort needs to explain itself
+    _last_words.acquire()  # its error is printed; an abort adds nothing
   if _meet('leave', _MEETING_S if done else _FAILED_S):
     sys.exit(status)
   _end_now(status)
 
 
 def _meet(name: str, seconds: float) -> bool:
-  """Waits for all processes to come here; returns whether they did."""
+  """Waits at a barrier; returns whether all processes reached it."""
   met = threading.Event()
 
   def wait() -> None:
@@ -315,7 +320,7 @@ def _meet(name: str, seconds: float) -> bool:
       _state().client.wait_at_barrier(f'vit_jax/{name}', int(seconds * 1000))
       met.set()
 
-  # In a thread, since it does not return where process 0 does not answer.
+  # In a thread, since it does not return if process 0 does not answer.
   thread = threading.Thread(target=wait, daemon=True)
   thread.start()
   thread.join(seconds + 1)
@@ -333,9 +338,9 @@ def _on_abort(_: int) -> None:
 def _explain_aborts() -> None:
   """Turns an abort in C++ into one clear line and status 1.
 
-  When JAX's coordination service misses a process it calls abort(), from a
-  thread of its own. Python's signal handlers would not run any more, so this is
-  one of C's.
+  JAX's coordination service calls abort(), from a thread of its own, when it
+  misses a process. Python's signal handlers no longer run then, so this one is
+  installed through C.
   """
   libc = ctypes.CDLL(None)
   libc.signal.argtypes = (ctypes.c_int, _Handler)
@@ -345,53 +350,53 @@ def _explain_aborts() -> None:
 
 def _end(line: str) -> NoReturn:
   """Ends this process with an error, from any of its threads."""
-  if not _last_words.acquire(timeout=1):  # another thread has said why
+  if not _last_words.acquire(timeout=1):  # another thread has printed why
     os._exit(1)
-  # One write: those of several processes do not mix.
+  # One write, so that lines of several processes do not mix.
   os.write(2, f'error: {line}\n'.encode())
   _end_now(1)
 
 
 def _end_now(status: int) -> NoReturn:
-  # Should a thread that hangs hold what is to be flushed: this needs no lock.
+  # A thread that hangs may hold a lock that flushing needs; then this ends us.
   faulthandler.dump_traceback_later(_LAST_WORDS_S, exit=True, file=2)
   try:
     sys.stdout.flush()
     sys.stderr.flush()
     python_logging.shutdown()
-    for child in multiprocessing.active_children():  # they would stay for ever
+    for child in multiprocessing.active_children():  # which would outlive us
       child.kill()
   finally:
     os._exit(status)
 
 
 def block_signals() -> None:
-  """Keeps this thread, and the processes it starts, from being interrupted.
+  """Blocks SIGINT and SIGTERM in this thread and the processes that it starts.
 
-  A terminal sends Ctrl-C to all processes; whether to stop is the main thread's
-  decision, and until then it needs what its threads make.
+  A terminal sends Ctrl-C to all processes. The main thread decides when to
+  stop, and until then it needs the batches of its threads and workers.
   """
   signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
 
 
 class Watch:
-  """Ends this process where it makes no progress.
+  """Ends this process if it makes no progress.
 
-  One process that hangs makes all others wait for it, for ever.
+  Otherwise all processes would wait for ever for one that hangs.
   """
 
   def __init__(self, timeout: float, log: pathlib.Path | None = None):
-    """Prepares it.
+    """Stores the timeout; entering the context starts the thread.
 
     Args:
-      timeout: Seconds without `alive`; 0: never ends anything.
+      timeout: Seconds without a call of `alive`; 0: no limit.
       log: File to which the stacks of all threads are appended; None: stderr.
     """
     self._timeout = timeout
     self._log = log
     self._step = 0
-    # Ticks of the thread since the last progress. Not the clock's time: while
-    # all of the process was stopped or suspended, nothing hung.
+    # Ticks of the thread since the last progress. Clock time would also count
+    # while the whole process is stopped or suspended.
     self._ticks = 0
     self._done = threading.Event()
     self._thread = threading.Thread(target=self._run, daemon=True)
@@ -410,10 +415,10 @@ class Watch:
     self._done.set()
 
   def alive(self, step: int | None = None) -> None:
-    """Tells that there is progress.
+    """Reports progress.
 
     Args:
-      step: Number of completed updates, where it is another than before.
+      step: Number of completed updates, if it has changed.
     """
     self._ticks = 0
     if step is not None:
@@ -439,5 +444,5 @@ class Watch:
       with open(self._log or os.dup(2), 'a', encoding='utf-8') as file:
         print(f'error: {line}' if self._log else '', file=file, flush=True)
         faulthandler.dump_traceback(file)
-    finally:  # a full disk must not keep it from ending
+    finally:  # even if the disk is full
       _end(line)

@@ -1,32 +1,27 @@
-"""Where arrays live: a mesh of devices, and rules that lay arrays out on it.
+"""Rules that shard parameters over the axes of the mesh.
 
-The mesh has three axes. `data` and `fsdp` split the batch; `fsdp` splits the
-train state too, so that each device keeps a part of it and gathers a layer's
-parameters where it needs them (ZeRO, arXiv:1910.02054; FSDP,
+`fsdp` splits the train state, so that each device keeps a part of it and
+gathers a layer's parameters when it needs them (ZeRO, arXiv:1910.02054; FSDP,
 arXiv:2304.11277); `tensor` splits the heads and the MLP of each layer
 (Megatron-LM, arXiv:1909.08053, section 3). `jit` inserts the communication.
 
-Which axis of the mesh splits which dimension of a parameter is said by rules,
-pairs of a pattern and a spec: one entry for each dimension, None or the name of
-an axis, or several. They speak of the parameters of an unrolled model, as
-`blocks_3/mlp/up/kernel`; where layers are scanned, the stacked dimension comes
-before and is not split. The optimizer's state and the average follow their
-parameters.
+A rule is a pair of a pattern and a spec. The pattern is searched for in the
+path of a parameter of the unrolled model, as in `blocks_3/mlp/up/kernel`. The
+spec has one entry for each dimension: None, the name of an axis, or several
+names. Where layers are scanned, the stacked dimension is not split. The
+optimizer's state and the moving average are sharded like their parameters.
 """
 
 from collections.abc import Callable
 from collections.abc import Mapping
 import dataclasses
-import functools
 import itertools
 import math
 import re
 from typing import Any
 
 from clu import parameter_overview
-from flax import linen as nn
 import jax
-from jax.sharding import AxisType
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec
@@ -34,18 +29,16 @@ import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
+from vit_jax.parallel import mesh as mesh_lib
 
-AXES = ('data', 'fsdp', 'tensor')
-BATCH_AXES = ('data', 'fsdp')
-
-# An entry of a spec, and a spec.
 Entry = str | tuple[str, ...] | None
 Spec = tuple[Entry, ...]
 
 _DEFAULT = 'the default rule'
 
-# The first that matches counts; what none matches is on every device. Heads
-# have any number of classes, so that `tensor` does not split them.
+# The first rule that matches counts; a parameter that none matches is whole on
+# every device. `tensor` does not split heads, whose number of classes it need
+# not divide.
 DEFAULT_RULES: tuple[tuple[str, Spec], ...] = (
   (r'attention/qkv/kernel$', ('fsdp', None, 'tensor', None)),  # [D, 3, H, K]
   (r'attention/qkv/bias$', (None, 'tensor', None)),
@@ -69,31 +62,15 @@ DEFAULT_RULES: tuple[tuple[str, Spec], ...] = (
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.mesh`, that the devices are there, and divide the batch.
+  """Checks `config.mesh`: its rules, its devices, and that they divide a batch.
 
   Raises:
-    UserError: They are not, or do not.
+    UserError: One of them does not fit.
   """
   for i, rule in enumerate(config.mesh.rules):
     _check_rule(rule, f'config.mesh.rules[{i}]')
   config_lib.at_least(config, 'mesh.min_size', 0)
-  shape = mesh_shape(config.mesh, jax.device_count())
-  devices = math.prod(shape.values())
-  if jax.process_count() > 1 and devices != jax.device_count():
-    raise config_lib.UserError(
-      f'config.mesh has {devices} devices, of {jax.device_count()} in'
-      f' {jax.process_count()} processes: with several processes the mesh must'
-      ' have them all; set config.mesh.data=-1'
-    )
-  host_part(make_mesh(config.mesh))
-  batch_size, parts = config.train.batch_size, config_lib.num_parts(config)
-  ways = shape['data'] * shape['fsdp']
-  if batch_size // parts % ways:
-    raise config_lib.UserError(
-      f'config.train.batch_size={batch_size} in {parts} part(s) does not divide'
-      f' over {ways} devices (mesh: {show_shape(shape)}): choose a multiple of'
-      f' {ways * parts}, or fewer devices with config.mesh.data'
-    )
+  mesh_lib.check(config)
 
 
 def _check_rule(rule: Any, key: str) -> None:
@@ -113,9 +90,10 @@ def _check_rule(rule: Any, key: str) -> None:
     ) from None
   axes = [axis for entry in rule[1] for axis in entry_axes(entry)]
   for axis in axes:
-    if axis not in AXES:
+    if axis not in mesh_lib.AXES:
       raise config_lib.UserError(
-        f'{key}: the mesh has no axis {axis!r}: choose of {", ".join(AXES)}'
+        f'{key}: the mesh has no axis {axis!r}: choose of'
+        f' {", ".join(mesh_lib.AXES)}'
       )
   if len(set(axes)) < len(axes):
     raise config_lib.UserError(
@@ -131,215 +109,18 @@ def entry_axes(entry: Any) -> tuple[str, ...]:
 
 
 def _ways(entry: Entry, sizes: Mapping[str, int]) -> int:
-  """Returns in how many parts an entry of a spec splits its dimension."""
+  """Returns into how many shards an entry of a spec splits its dimension."""
   return math.prod(sizes[axis] for axis in entry_axes(entry))
 
 
-def mesh_shape(
-  config: ml_collections.ConfigDict, device_count: int
-) -> dict[str, int]:
-  """Returns the size of each axis of the mesh.
-
-  Args:
-    config: `config.mesh`; one axis may be -1, which takes the devices that the
-      others leave.
-    device_count: How many there are.
-
-  Raises:
-    UserError: There are too few devices, or the axes do not divide them.
-  """
-  shape = {axis: config[axis] for axis in AXES}
-  open_axes = [axis for axis, size in shape.items() if size == -1]
-  fixed = math.prod(size for size in shape.values() if size != -1)
-  if len(open_axes) > 1 or min(shape.values()) < -1 or 0 in shape.values():
-    raise config_lib.UserError(
-      f'config.mesh is {show_shape(shape)}: sizes must be positive, and one'
-      ' alone may be -1, all devices that are left'
-    )
-  if open_axes and not device_count % fixed:
-    shape[open_axes[0]] = device_count // fixed
-  elif open_axes or fixed > device_count:
-    axes = ', '.join(f'{k}={v}' for k, v in shape.items() if v != -1)
-    raise config_lib.UserError(
-      f'config.mesh has {axes}: there are {device_count} devices, and'
-      f' {fixed} must {"divide them" if open_axes else "be at most that"}; -1'
-      ' for one axis takes all that are left'
-    )
-  return shape
-
-
-def show_shape(shape: Mapping[str, int]) -> str:
-  """Returns a mesh's shape as 'data=2, fsdp=4, tensor=1'."""
-  return ', '.join(f'{axis}={size}' for axis, size in shape.items())
-
-
-def make_mesh(config: ml_collections.ConfigDict) -> Mesh:
-  """Returns the mesh that `config.mesh` describes: `data`, `fsdp`, `tensor`.
-
-  Devices are in order of their processes, and these of their slices: so that
-  each process has consecutive rows of the batch, and that what communicates
-  most, along the last axes, is near.
-  """
-  shape = mesh_shape(config, jax.device_count())
-  devices = sorted(jax.devices(), key=_place_of)[: math.prod(shape.values())]
-  # Auto: a Linen convolution does not type-check under Explicit axes.
-  return Mesh(
-    np.array(devices).reshape(tuple(shape.values())),
-    AXES,
-    axis_types=(AxisType.Auto,) * len(AXES),
-  )
-
-
-def _place_of(device: jax.Device) -> tuple[int, int, int]:
-  slice_index = getattr(device, 'slice_index', None) or 0  # of TPUs
-  return slice_index, device.process_index, device.id
-
-
-def batch_sharding(mesh: Mesh, stacked: bool = False) -> NamedSharding:
-  """Splits a dimension over `data` and `fsdp`.
-
-  Args:
-    mesh: Of devices.
-    stacked: Whether it is the second, [steps, B, ...], and not the first.
-  """
-  steps = (None,) if stacked else ()
-  return NamedSharding(mesh, PartitionSpec(*steps, BATCH_AXES))
-
-
-def replicated(mesh: Mesh) -> NamedSharding:
-  """Keeps the same array on every device."""
-  return NamedSharding(mesh, PartitionSpec())
-
-
-@functools.lru_cache
-def host_part(mesh: Mesh) -> tuple[int, int]:
-  """Returns which part of each batch is this process's: (index, count).
-
-  Processes that hold different parts of the same layers, by `tensor`, have the
-  same part of the batch.
-
-  Raises:
-    UserError: A process has parts that do not follow each other.
-  """
-  ways = mesh.shape['data'] * mesh.shape['fsdp']
-  rows = batch_sharding(mesh).addressable_devices_indices_map((ways,))
-  mine = sorted({i[0].indices(ways)[0] for i in rows.values() if i is not None})
-  count, rest = divmod(ways, len(mine))
-  index = mine[0] // len(mine)
-  first = index * len(mine)
-  if rest or mine != list(range(first, first + len(mine))):
-    raise config_lib.UserError(
-      f'config.mesh gives process {jax.process_index()} the parts {mine} of'
-      f' {ways} of each batch, which do not follow each other: make'
-      ' config.mesh.tensor a divisor or a multiple of the devices of a process'
-    )
-  return index, count
-
-
-def global_batch(
-  batch: Mapping[str, np.ndarray], mesh: Mesh, stacked: bool = False
-) -> dict[str, jax.Array]:
-  """Puts this process's rows of a batch into global arrays on the devices.
-
-  Returns at once; the copy goes on in the background.
-
-  Args:
-    batch: Arrays [b, ...].
-    mesh: Of devices.
-    stacked: Whether they are [steps, b, ...], batches of several steps.
-  """
-  sharding = batch_sharding(mesh, stacked)
-  _, count = host_part(mesh)
-
-  def whole(shape: tuple[int, ...]) -> tuple[int, ...]:
-    *steps, rows = shape[: 1 + stacked]
-    return (*steps, rows * count, *shape[1 + stacked :])
-
-  return {
-    name: jax.make_array_from_process_local_data(
-      sharding, rows, whole(rows.shape)
-    )
-    for name, rows in batch.items()
-  }
-
-
-def on_each_device(value: int, mesh: Mesh) -> jax.Array:
-  """Returns int32 [devices]; those of this process hold `value`."""
-  sharding = NamedSharding(mesh, PartitionSpec(AXES))
-  return jax.make_array_from_callback(
-    (mesh.size,), sharding, lambda _: np.full((1,), value, np.int32)
-  )
-
-
-def split_rows(tree: Any, parts: int) -> Any:
-  """Cuts global arrays [B, ...] into [parts, B / parts, ...].
-
-  Part i takes pairs of rows i, i + parts, ...: each device keeps the rows that
-  it has, and images that are mixed with each other stay together. Where the
-  parts are odd it takes single rows.
-  """
-
-  def split(x: jax.Array) -> jax.Array:
-    unit = 1 if len(x) // parts % 2 else 2
-    cut = x.reshape(-1, parts, unit, *x.shape[1:]).swapaxes(0, 1)
-    return cut.reshape(parts, -1, *x.shape[1:])
-
-  return jax.tree.map(split, tree)
-
-
-def join_rows(x: jax.Array) -> jax.Array:
-  """The inverse of `split_rows`: [parts, B / parts, ...] -> [B, ...]."""
-  parts, unit = x.shape[0], 1 if x.shape[1] % 2 else 2
-  cut = x.reshape(parts, -1, unit, *x.shape[2:]).swapaxes(0, 1)
-  return cut.reshape(-1, *x.shape[2:])
-
-
-def keep_batch_split(
-  fn: Callable[..., Any], mesh: Mesh, batch_size: int
-) -> Callable[..., Any]:
-  """Wraps a function that applies Linen modules to a batch.
-
-  What each module returns is constrained to be split over the batch, so that
-  the compiler gathers parameters and not activations.
-
-  Args:
-    fn: To be traced.
-    mesh: Of devices.
-    batch_size: B; outputs whose leading dimension is another are left alone.
-  """
-  if mesh.size == 1:
-    return fn
-
-  def constrain(x: Any) -> Any:
-    if not isinstance(x, jax.Array) or not x.ndim or x.shape[0] != batch_size:
-      return x
-    rest = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
-    return jax.lax.with_sharding_constraint(
-      x, NamedSharding(mesh, PartitionSpec(BATCH_AXES, *rest))
-    )
-
-  def intercept(
-    call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext
-  ) -> Any:
-    result = call(*args, **kwargs)
-    is_call = context.method_name == '__call__'
-    return jax.tree.map(constrain, result) if is_call else result
-
-  def wrapped(*args: Any, **kwargs: Any) -> Any:
-    with nn.intercept_methods(intercept):
-      return fn(*args, **kwargs)
-
-  return wrapped
-
-
 @dataclasses.dataclass(frozen=True)
-class Placement:
-  """Where one array is.
+class ParamSharding:
+  """How one parameter is sharded.
 
   Attributes:
-    shape: Of the array.
-    spec: An entry for each dimension; () on every device.
-    bytes_per_device: Of its part.
+    shape: Its whole shape.
+    spec: One entry for each dimension; () where every device has it whole.
+    bytes_per_device: The size of one device's shard.
   """
 
   shape: tuple[int, ...]
@@ -347,60 +128,68 @@ class Placement:
   bytes_per_device: int
 
 
-def place(
+def shard_params(
   config: ml_collections.ConfigDict, sizes: Mapping[str, int], params: Any
-) -> dict[str, Placement]:
+) -> dict[str, ParamSharding]:
   """Applies the rules to the parameters of a model.
 
   Args:
     config: `config.mesh`, checked.
-    sizes: Of the axes of the mesh.
-    params: Arrays, or shapes; layers may be scanned, or cut into runs.
+    sizes: The size of each axis of the mesh.
+    params: Arrays or their shapes; layers may be scanned, or cut into runs.
 
   Returns:
-    Where each parameter is, by its path.
+    The sharding of each parameter by its path.
 
   Raises:
     UserError: A rule of the config matches nothing or does not fit, or an axis
       of the mesh does not divide a dimension; names the parameter.
   """
-  reached: set[str] = set()
-  placed: dict[str, Placement] = {}
+  shardings: dict[str, ParamSharding] = {}
+  used: set[str] = set()  # the rules that matched
   for path, x in jax.tree_util.tree_leaves_with_path(params):
     name, shape = _name(path), tuple(x.shape)
-    layers = _unrolled(name, x)
-    found = {_rule(config, layer) for layer in layers}
-    if len(found) > 1:
-      raise config_lib.UserError(
-        f'config.mesh.rules treat the layers of {name} differently, but they'
-        ' are one array: let a pattern match all of them, or set'
-        ' config.model.scan=False'
-      )
-    ((spec, where),) = found
-    reached.add(where)
-    is_stacked = layers != [name]
-    layer_shape = shape[1:] if is_stacked else shape
-    is_small = math.prod(layer_shape) < config.min_size
-    if is_small and where == _DEFAULT:
-      spec = ()
-    _check_fits(layers[0], layer_shape, spec, sizes, where)
-    spec = _only_split(spec, sizes)
-    if spec and is_stacked:
-      spec = (None, *spec)
+    spec, rule = _spec(config, sizes, name, shape)
+    used.add(rule)
     ways = math.prod(_ways(entry, sizes) for entry in spec)
     size = math.prod(shape) * np.dtype(x.dtype).itemsize
-    placed[name] = Placement(shape, spec, size // ways)
+    shardings[name] = ParamSharding(shape, spec, size // ways)
   for i, (pattern, _) in enumerate(config.rules):
-    if f'config.mesh.rules[{i}]' not in reached:
+    if f'config.mesh.rules[{i}]' not in used:
       raise config_lib.UserError(
         f'config.mesh.rules[{i}] {pattern!r} matches no parameter that no rule'
-        f' before it matches; there are {config_lib.some(list(placed), 6)}'
+        f' before it matches; there are {config_lib.some(list(shardings), 6)}'
       )
-  return placed
+  return shardings
+
+
+def _spec(
+  config: ml_collections.ConfigDict,
+  sizes: Mapping[str, int],
+  name: str,
+  shape: tuple[int, ...],
+) -> tuple[Spec, str]:
+  """Returns the spec of a parameter, and the rule that gives it."""
+  layers = _unrolled(name, shape)
+  found = {_rule(config, layer) for layer in layers}
+  if len(found) > 1:
+    raise config_lib.UserError(
+      f'config.mesh.rules treat the layers of {name} differently, but they are'
+      ' one array: let a pattern match all of them, or set'
+      ' config.model.scan=False'
+    )
+  ((spec, rule),) = found
+  is_stacked = layers != [name]
+  layer_shape = shape[1:] if is_stacked else shape
+  if math.prod(layer_shape) < config.min_size and rule == _DEFAULT:
+    spec = ()
+  _check_fits(layers[0], layer_shape, spec, sizes, rule)
+  spec = _only_split(spec, sizes)
+  return ((None, *spec) if spec and is_stacked else spec), rule
 
 
 def _rule(config: ml_collections.ConfigDict, name: str) -> tuple[Spec, str]:
-  """Returns the spec of an unrolled parameter, and what says so."""
+  """Returns the spec of an unrolled parameter, and the rule that gives it."""
   for i, (pattern, spec) in enumerate(config.rules):
     if re.search(pattern, name):
       return tuple(spec), f'config.mesh.rules[{i}]'
@@ -446,13 +235,13 @@ def _check_fits(
       )
 
 
-def _unrolled(name: str, x: Any) -> list[str]:
-  """Returns what an array's path is in the unrolled model, by layer."""
+def _unrolled(name: str, shape: tuple[int, ...]) -> list[str]:
+  """Returns the paths of a parameter's layers in the unrolled model."""
   match = re.match(r'blocks(?:_(\d+)-\d+)?/', name)
   if match is None:
     return [name]
   first, rest = int(match[1] or 0), name[match.end() :]
-  return [f'blocks_{first + i}/{rest}' for i in range(x.shape[0])]
+  return [f'blocks_{first + i}/{rest}' for i in range(shape[0])]
 
 
 def _name(path: tuple[Any, ...]) -> str:
@@ -460,43 +249,45 @@ def _name(path: tuple[Any, ...]) -> str:
 
 
 def constrain(
-  mesh: Mesh, placed: Mapping[str, Placement]
+  mesh: Mesh, shardings: Mapping[str, ParamSharding]
 ) -> Callable[[Any], Any]:
-  """Returns what keeps a tree where `follow` says, under jit."""
+  """Returns a function that constrains a tree to its shardings under jit."""
   if mesh.size == 1:
     return lambda tree: tree
   return lambda tree: jax.lax.with_sharding_constraint(
-    tree, follow(mesh, placed, tree)
+    tree, tree_shardings(mesh, shardings, tree)
   )
 
 
-def follow(mesh: Mesh, placed: Mapping[str, Placement], tree: Any) -> Any:
+def tree_shardings(
+  mesh: Mesh, shardings: Mapping[str, ParamSharding], tree: Any
+) -> Any:
   """Returns the sharding of each array in a tree.
 
-  An array whose path ends as a parameter's does, and that has its shape, as
-  the optimizer's moments and the average have, is where that parameter is; all
-  others are on every device.
+  An array is sharded like a parameter if it has the same shape and its path
+  ends with the parameter's, as the optimizer's moments and the moving average
+  do. All others are whole on every device.
 
   Args:
-    mesh: Of devices.
-    placed: From `place`.
-    tree: Arrays, or shapes.
+    mesh: The mesh of devices.
+    shardings: The shardings of parameters, from `shard_params`.
+    tree: Arrays or their shapes.
   """
 
   def of_array(path: tuple[Any, ...], x: Any) -> NamedSharding:
     parts = _name(path).split('/')
     for start in range(len(parts)):
-      found = placed.get('/'.join(parts[start:]))
+      found = shardings.get('/'.join(parts[start:]))
       if found is not None:
         spec = found.spec if found.shape == tuple(x.shape) else ()
         return NamedSharding(mesh, PartitionSpec(*spec))
-    return replicated(mesh)
+    return mesh_lib.replicated(mesh)
 
   return jax.tree_util.tree_map_with_path(of_array, tree)
 
 
 def bytes_per_device(tree: Any) -> int:
-  """Returns the size of one device's part of arrays that have shardings."""
+  """Returns the bytes of one device's shards of all arrays of a tree."""
   return sum(
     math.prod(x.sharding.shard_shape(x.shape)) * x.dtype.itemsize
     for x in jax.tree.leaves(tree)
@@ -512,16 +303,16 @@ class _Row:
   bytes_per_device: int
 
 
-def table(placed: Mapping[str, Placement]) -> str:
-  """Returns where the parameters are, as a table for people.
+def table(shardings: Mapping[str, ParamSharding]) -> str:
+  """Returns the shardings of parameters as a table for people.
 
-  Layers whose parameters are alike share their lines: `blocks_0..11`. The bytes
-  are those of all arrays of a line.
+  Layers with the same shardings share a line, `blocks_0..11`, which shows the
+  bytes of all of them together.
   """
-  groups: dict[str, dict[str, Placement]] = {}
-  for name, placement in placed.items():
+  groups: dict[str, dict[str, ParamSharding]] = {}
+  for name, sharding in shardings.items():
     top, _, rest = name.partition('/')
-    groups.setdefault(top, {})[rest] = placement
+    groups.setdefault(top, {})[rest] = sharding
   rows = []
   tops = sorted(groups, key=_by_layer)
   for group, run in itertools.groupby(tops, key=lambda top: groups[top]):

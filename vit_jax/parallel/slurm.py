@@ -1,4 +1,4 @@
-"""Jobs on SLURM that run the training command: requeued until it is done.
+"""SLURM jobs that run the training command and are requeued until it is done.
 
 Needs submitit, which is in the extra [slurm].
 """
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
 # `--help` shows these flags as those of the command.
 flags.disclaim_key_flags()
 
-# The command that trains.
 TRAIN = (sys.executable, '-m', 'vit_jax.main')
 
 _STOPPED = 128 + signal.SIGTERM  # the status of a run that saved and ended
@@ -100,16 +99,16 @@ class Training:
   def __init__(
     self, training_flags: Sequence[str], program: Sequence[str] = TRAIN
   ):
-    """Keeps what to run.
+    """Stores the command.
 
     Args:
-      training_flags: Of `vit_jax.main`.
-      program: The command that they are of.
+      training_flags: Flags of `vit_jax.main`.
+      program: The program that takes them.
     """
     self._command = [*program, *training_flags]
 
   def __call__(self) -> None:
-    """Runs until the run is done, or stopped; then the job is requeued.
+    """Trains until the run is done, or is stopped and the job requeued.
 
     Raises:
       RuntimeError: The run failed.
@@ -131,21 +130,21 @@ class Training:
   def requeues(
     self, env: 'submitit.JobEnvironment', received: Sequence[int]
   ) -> bool:
-    """Whether we are to requeue the job, which these signals stopped."""
+    """Whether to requeue the job, which these signals stopped."""
     return requeues(env, received)
 
   def checkpoint(self) -> 'submitit.helpers.DelayedSubmission':
-    """Returns what a requeued job runs."""
+    """Returns the task of the requeued job: submitit asks for it."""
     import submitit
 
     return submitit.helpers.DelayedSubmission(self)
 
 
 def distributed_flags(env: 'submitit.JobEnvironment') -> list[str]:
-  """Returns the flags that make the tasks of a job one run."""
-  # A job alone on its node needs no name that resolves.
+  """Returns the flags that join the tasks of a job into one run."""
+  # On a single node the host's name need not resolve.
   host = env.hostnames[0] if env.num_nodes > 1 else 'localhost'
-  # Above the ports that the kernel hands out, and apart from other jobs'.
+  # Above the ephemeral ports of Linux; jobs on one node differ by their ids.
   port = 61440 + int(env.raw_job_id) % 4096
   return [
     f'--coordinator={host}:{port}',
@@ -157,32 +156,32 @@ def distributed_flags(env: 'submitit.JobEnvironment') -> list[str]:
 def run(
   command: Sequence[str], stop_signals: Sequence[int]
 ) -> tuple[int, list[int]]:
-  """Runs a command, and sends it SIGTERM at the first of some signals.
+  """Runs a command, and sends it one SIGTERM when a stop signal arrives.
 
-  Only at the first, since a second SIGTERM would end it before it has saved.
+  A second SIGTERM would end it before it has saved.
 
   Returns:
-    Its exit status, and which of these signals came.
+    Its exit status, and the stop signals that arrived.
   """
   received: list[int] = []
   process: subprocess.Popen[bytes] | None = None
-  told = False
+  terminated = False
 
-  def tell() -> None:
-    nonlocal told
-    if process is not None and not told:
-      told = True
+  def terminate() -> None:
+    nonlocal terminated
+    if process is not None and not terminated:
+      terminated = True
       process.terminate()
 
   def note(number: int, _: FrameType | None) -> None:
     received.append(number)
-    tell()
+    terminate()
 
   previous = {number: signal.signal(number, note) for number in stop_signals}
   try:
     process = subprocess.Popen(command)
-    if received:  # before there was a process
-      tell()
+    if received:  # before the process was started
+      terminate()
     return process.wait(), received
   finally:
     for number, handler in previous.items():
@@ -190,18 +189,18 @@ def run(
 
 
 def requeues(env: 'submitit.JobEnvironment', received: Sequence[int]) -> bool:
-  """Whether we are to requeue a job that was stopped.
+  """Whether to requeue a job that was stopped.
 
   Args:
-    env: Of the job.
-    received: The signals that came.
+    env: The job's environment.
+    received: The signals that arrived.
   """
   if signal.SIGINT in received:
     return False
   if env.cluster != 'slurm' or env._usr_sig() in received:
     return True
-  # SIGTERM comes when a job is cancelled, too, and that is to be its end. A
-  # job that SLURM itself is ending, to cancel or to requeue, is not RUNNING.
+  # SLURM also sends SIGTERM to a job that is cancelled, which must not come
+  # back. A job that SLURM is cancelling or requeuing is not RUNNING.
   state = subprocess.run(
     ['squeue', '--noheader', '--format=%T', f'--jobs={env.job_id}'],
     capture_output=True,
@@ -214,11 +213,11 @@ def requeues(env: 'submitit.JobEnvironment', received: Sequence[int]) -> bool:
 def make_executor(
   folder: pathlib.Path, flag_values: flags.FlagValues
 ) -> 'submitit.AutoExecutor':
-  """Returns what submits a job as the flags say; logs go to `folder`.
+  """Returns submitit's executor, set up by the flags.
 
   Args:
-    folder: Which all nodes share.
-    flag_values: With those of `define_flags`, parsed.
+    folder: Directory for logs, which all nodes share.
+    flag_values: Parsed flags, with those of `define_flags`.
 
   Raises:
     UserError: submitit or SLURM is missing, or the flags do not fit.
@@ -267,7 +266,7 @@ def make_executor(
 
 
 def _srun_args(flag_values: flags.FlagValues) -> list[str]:
-  # Since SLURM 22.05 srun does not take this over from sbatch.
+  # Since SLURM 22.05 srun does not inherit this from sbatch.
   cpus = flag_values.cpus_per_task
   return [f'--cpus-per-task={cpus}'] if cpus else []
 

@@ -21,7 +21,7 @@ import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.plots import tiles as tiles_lib
-from vit_jax.runs import workdir as workdir_lib
+from vit_jax.runs import safe_io
 
 if TYPE_CHECKING:
   from matplotlib import axes as axes_lib
@@ -308,6 +308,6 @@ def save(figure: 'figure_lib.Figure', path: pathlib.Path) -> tuple[int, int]:
     try:
       figure.savefig(file, dpi=figure.dpi, metadata=metadata)
     except OSError as e:
-      raise workdir_lib.cannot_write(file, e) from e
+      raise safe_io.cannot_write(file, e) from e
   width, height = figure.get_size_inches() * DPI
   return round(width), round(height)

@@ -13,7 +13,7 @@ import numpy as np
 
 from vit_jax.config import some
 from vit_jax.data import features as features_lib
-from vit_jax.runs import workdir as workdir_lib
+from vit_jax.runs import safe_io
 
 _SMALLEST, _LARGEST = 96, 224  # pixels: what an image is enlarged or shrunk to
 _MARGIN, _FRAME, _LINE = 4, 3, 16  # pixels
@@ -119,7 +119,7 @@ def draw(
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(png)
   except OSError as e:
-    raise workdir_lib.cannot_write(path, e) from e
+    raise safe_io.cannot_write(path, e) from e
 
 
 def encode(

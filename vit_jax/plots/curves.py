@@ -19,7 +19,7 @@ import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.plots import canvas
-from vit_jax.runs import workdir as workdir_lib
+from vit_jax.runs import safe_io
 
 if TYPE_CHECKING:
   from matplotlib import axes
@@ -147,7 +147,7 @@ def draw(
     try:
       figure.savefig(path, dpi=_DPI)
     except OSError as e:
-      raise workdir_lib.cannot_write(path, e) from e
+      raise safe_io.cannot_write(path, e) from e
 
 
 def _styles(count: int) -> list[dict[str, Any]]:

@@ -23,7 +23,7 @@ from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
 from vit_jax.models import stack
 from vit_jax.models import vit
-from vit_jax.parallel import sharding
+from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.plots import contact_sheet
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import step as train_step_lib
@@ -124,10 +124,10 @@ def examine(
     step: Number of completed updates.
   """
   mesh = e.program.mesh
-  everywhere = sharding.replicated(mesh)
+  everywhere = mesh_lib.replicated(mesh)
   trace, fed, targets = jax.jit(
     _forward(e),
-    out_shardings=(everywhere, sharding.batch_sharding(mesh), everywhere),
+    out_shardings=(everywhere, mesh_lib.batch_sharding(mesh), everywhere),
   )(state.params, state.extra, batch, np.int32(step))
   arrays = jax.jit(_backward(e), out_shardings=everywhere)(
     state, batch, np.int32(step)
@@ -161,7 +161,7 @@ def _forward(
   """
   config = e.config.copy_and_resolve_references()
   config.model.scan, config.model.remat = False, 'none'
-  parts = config_lib.num_parts(config)
+  parts = config_lib.num_microbatches(config)
   features = e.source.features
   objective = objectives.create(config, features)
   transform = views.train_transform(config, features, objective.views)
@@ -169,7 +169,7 @@ def _forward(
   def augment(batch: objectives.Batch, rng: Rng) -> objectives.Batch:
     return transform(batch, rng.fold(objectives.Purpose.AUGMENTATION))
 
-  loss = sharding.keep_batch_split(
+  loss = mesh_lib.keep_batch_split(
     objective.loss, e.program.mesh, config.train.batch_size // parts
   )
 
@@ -191,9 +191,9 @@ def _forward(
       return None, (recorder.trace(), recorder.images, targets)
 
     _, (trace, *fed) = jax.lax.scan(one_part, None, _parts(batch, parts))
-    bad = sharding.join_rows(trace.bad.swapaxes(1, 2)).T  # of [parts, E, ...]
+    bad = mesh_lib.join_rows(trace.bad.swapaxes(1, 2)).T  # of [parts, E, ...]
     largest = trace.largest.max(axis=0)
-    images, targets = jax.tree.map(sharding.join_rows, fed)
+    images, targets = jax.tree.map(mesh_lib.join_rows, fed)
     return _Trace(trace.events, bad, largest), images, targets
 
   return run
@@ -292,7 +292,7 @@ def _backward(
 
 def _parts(batch: objectives.Batch, parts: int) -> Any:
   rows = jnp.arange(len(batch['index']), dtype=jnp.int32)
-  return sharding.split_rows((batch, rows), parts)
+  return mesh_lib.split_rows((batch, rows), parts)
 
 
 def _by_path(tree: Any) -> _Arrays:

@@ -20,12 +20,14 @@ import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
+from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
-from vit_jax.parallel import sharding
 from vit_jax.plots import contact_sheet
 from vit_jax.rerun import diagnose
-from vit_jax.runs import checkpoint
+from vit_jax.runs import records
 from vit_jax.runs import reporting
+from vit_jax.runs import restoring
+from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed
@@ -76,7 +78,7 @@ def run(config: ml_collections.ConfigDict, workdir: str, step: int) -> int:
       **_report(e, findings, metrics),
       **_compare(metrics, _recorded(path / 'metrics.jsonl', step)),
     }
-    processes.from_first(
+    processes.call_on_first(
       lambda: _write(path / 'replay' / str(step), e, findings, report)
     )
   return 0
@@ -98,7 +100,7 @@ def _open(
     raise UserError(
       f'--replay={step}: the run has the steps 1 to {e.total_steps}'
     )
-  runs = (workdir_lib.read_json(path / 'run.json') or {'runs': []})['runs']
+  runs = (safe_io.read_json(path / 'run.json') or {'runs': []})['runs']
   if runs and runs[-1].get('data_fingerprint') != e.source.fingerprint():
     logging.warning(
       'warning: the data is not what it was during the run, so the batches may'
@@ -111,7 +113,7 @@ def _restore(
   path: pathlib.Path, e: experiment_lib.Experiment, step: int
 ) -> tuple[train_step_lib.TrainState, int]:
   """Returns the newest state before a step, and its number of updates."""
-  restored = checkpoint.restore_at_most(path, step - 1, e.program.state_to_read)
+  restored = restoring.restore_at_most(path, step - 1, e.program.state_to_read)
   state, start = restored or (e.init(), 0)
   state = e.program.adopt(state)
   logging.info(
@@ -131,7 +133,7 @@ def _repeat(
   step: int,
 ) -> tuple[train_step_lib.TrainState, dict[str, float]]:
   """Makes one update, as the loop does; returns its metrics too."""
-  told = sharding.on_each_device(
+  told = mesh_lib.on_each_device(
     train_step_lib.BROKEN if batches.error else 0, e.program.mesh
   )
   state, metrics = e.program.train_step(state, batch, np.int32(step - 1), told)
@@ -251,8 +253,8 @@ def _recorded(path: pathlib.Path, step: int) -> Scalars:
   """Returns the metrics that the run reported of a step, where it did."""
   found: Scalars = {}
   with contextlib.suppress(FileNotFoundError):
-    for line in workdir_lib.read_lines(path):
-      values = workdir_lib.parse_metrics(line)
+    for line in safe_io.read_lines(path):
+      values = records.parse_metrics(line)
       if values is not None and values['step'] == step:
         found |= values
   found = {k: math.nan if x is None else x for k, x in found.items()}
@@ -311,7 +313,7 @@ def _write(
     for stage, arrays in f.arrays.items()
   }
   details = {'modules': modules, 'arrays': arrays}
-  workdir_lib.write_json(path.with_suffix('.json'), report | details)
+  safe_io.write_json(path.with_suffix('.json'), report | details)
   for line in _lines(report):
     logging.info('%s', line)
   print(json.dumps(report))

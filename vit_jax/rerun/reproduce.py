@@ -22,6 +22,7 @@ from vit_jax.data import sources
 from vit_jax.parallel import processes
 from vit_jax.runs import records
 from vit_jax.runs import reporting
+from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
@@ -49,20 +50,20 @@ def run(original: str, workdir: str, dry_run: bool = False) -> int:
       ' for the new run'
     )
   with processes.together():
-    stored = processes.from_first(lambda: _stored_config(old))
+    stored = processes.call_on_first(lambda: _stored_config(old))
     config = _config(old, stored)
     info = workdir_lib.run_info(sys.orig_argv)  # in all: it looks for devices
-    processes.from_first(lambda: _tell_changes(old, stored, info, config))
+    processes.call_on_first(lambda: _tell_changes(old, stored, info, config))
   status = loop.run(config, str(new), dry_run).status
   if status == 0 and not dry_run:
-    processes.from_first(lambda: _tell_outcome(old, new))
+    processes.call_on_first(lambda: _tell_outcome(old, new))
   return status
 
 
 def _stored_config(path: pathlib.Path) -> dict[str, Any]:
   """Returns what config.json of a run holds."""
   advice = 'name another run'
-  stored = workdir_lib.read_json(path / 'config.json', advice)
+  stored = safe_io.read_json(path / 'config.json', advice)
   if not isinstance(stored, dict):
     why = 'there is no such directory'
     if path.is_dir():

@@ -17,8 +17,8 @@ from typing import NamedTuple
 from absl import logging
 
 from vit_jax import config as config_lib
-from vit_jax.runs import workdir as workdir_lib
 from vit_jax.config import UserError
+from vit_jax.runs import safe_io
 
 # Metrics that measure the machine: no two runs have the same.
 _TIMED = re.compile(
@@ -124,7 +124,7 @@ def read(path: pathlib.Path) -> Record:
 
 
 def _read_json(path: pathlib.Path) -> dict[str, Any] | None:
-  value = workdir_lib.read_json(path, 'repair it, or leave this run out')
+  value = safe_io.read_json(path, 'repair it, or leave this run out')
   if value is not None and not isinstance(value, dict):
     raise UserError(f'{path} does not hold what a run writes')
   return value
@@ -169,7 +169,7 @@ def _state(path: pathlib.Path) -> str:
   if (path / 'DONE').exists():
     return 'finished'
   try:
-    with workdir_lib.open_regular(path / '.lock') as file:
+    with safe_io.open_regular(path / '.lock') as file:
       fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
   except BlockingIOError:
     return 'running'
@@ -187,8 +187,8 @@ def _read_curves(
     return curves
   damaged = []
   clock = _Clock(starts)
-  for number, line in enumerate(workdir_lib.read_lines(path), 1):
-    values = workdir_lib.parse_metrics(line)
+  for number, line in enumerate(safe_io.read_lines(path), 1):
+    values = parse_metrics(line)
     if values is None:
       if line.endswith('\n'):  # else the run writes it, or died as it did
         damaged.append(number)
@@ -275,3 +275,30 @@ def common_start(texts: Sequence[str]) -> str:
     if a != b:
       return least[:i]
   return least
+
+
+def parse_metrics(line: str) -> dict[str, Any] | None:
+  """Returns a line of metrics.jsonl; None where it is not whole.
+
+  Args:
+    line: With its end: without, the process was killed as it wrote.
+  """
+  if not line.endswith('\n'):
+    return None
+  try:
+    values = safe_io.parse_json(line)
+  except ValueError:
+    return None
+  if not isinstance(values, dict) or type(values.get('step')) is not int:
+    return None
+  known = [values.get(key, 0) for key in ('epoch', 'time')]
+  others = [x for x in values.values() if x is not None]
+  fits = abs(values['step']) < 2**63 and all(map(_is_number, [*known, *others]))
+  return values if fits else None
+
+
+def _is_number(value: Any) -> bool:
+  """Whether a value is a number that a float can hold."""
+  if type(value) is float:
+    return True  # a run that diverges writes what is near the largest, too
+  return type(value) is int and abs(value) < 2**1000

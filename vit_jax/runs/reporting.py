@@ -27,9 +27,10 @@ from typing import TextIO
 from absl import logging
 import tqdm
 
-from vit_jax.runs import events
-from vit_jax.runs import workdir as workdir_lib
 from vit_jax.config import UserError
+from vit_jax.runs import events
+from vit_jax.runs import records
+from vit_jax.runs import safe_io
 
 # Takes what the terminal shows in another form, for the log file alone.
 _FILE_ONLY = python_logging.getLogger('vit_jax.file_only')
@@ -71,7 +72,7 @@ def log_to(path: pathlib.Path) -> Iterator[None]:
   try:
     handler = _LogFile(path, encoding='utf-8')
   except OSError as e:
-    raise workdir_lib.cannot_write(path, e) from e
+    raise safe_io.cannot_write(path, e) from e
   handler.setFormatter(logging.PythonFormatter())
   _FILE_ONLY.setLevel(python_logging.INFO)
   _FILE_ONLY.propagate = False
@@ -285,7 +286,7 @@ class Reporter:
     try:
       yield
     except OSError as e:
-      raise workdir_lib.cannot_write(self._path, e) from e
+      raise safe_io.cannot_write(self._path, e) from e
 
 
 def cut_back(
@@ -306,9 +307,9 @@ def cut_back(
   kept: dict[str, tuple[int, float | None]] = {}
   if not path.exists():
     return kept
-  with workdir_lib.replacing(path) as new:
-    for line in workdir_lib.read_lines(path):
-      values = workdir_lib.parse_metrics(line)
+  with safe_io.replacing(path) as new:
+    for line in safe_io.read_lines(path):
+      values = records.parse_metrics(line)
       if values is None or values['step'] > step:
         continue
       new.write(line)

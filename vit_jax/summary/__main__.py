@@ -243,11 +243,11 @@ def _stored_config(path: str) -> 'ml_collections.ConfigDict | None':
   """Returns the config of a work directory; None of anything else."""
   from vit_jax import config as config_lib
   from vit_jax import weights
-  from vit_jax.runs import workdir
+  from vit_jax.runs import safe_io
 
   if not weights.is_workdir(pathlib.Path(path)):
     return None
-  stored = workdir.read_json(pathlib.Path(path) / 'config.json')
+  stored = safe_io.read_json(pathlib.Path(path) / 'config.json')
   return config_lib.from_dict(stored)
 
 

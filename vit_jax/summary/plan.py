@@ -209,7 +209,7 @@ def make(config: 'ml_collections.ConfigDict') -> Plan:
     devices=program.mesh.size,
     mesh=mesh,
     batch_size=config.train.batch_size,
-    accumulation=config_lib.num_parts(config),
+    accumulation=config_lib.num_microbatches(config),
     memory=program.memory(compiled.memory_analysis().temp_size_in_bytes),
     hides_remat=config.model.remat != 'none' and not config.model.scan,
     collectives=collectives.count(module, mesh),

@@ -14,7 +14,7 @@ from typing import TextIO
 from absl import logging
 
 from vit_jax.evaluation import intervals
-from vit_jax.runs import workdir as workdir_lib
+from vit_jax.runs import safe_io
 from vit_jax.sweep import space as space_lib
 from vit_jax.sweep import study as study_lib
 
@@ -97,7 +97,7 @@ def write_csv(
   """
   entries = [entry(row, sweep, workdir) for row in ranked(rows, sweep)]
   empty = study_lib.Row(0, {}, 'unfinished', -1, None, {}, '')
-  with workdir_lib.replacing(workdir / 'leaderboard.csv') as file:
+  with safe_io.replacing(workdir / 'leaderboard.csv') as file:
     names = list(entry(empty, sweep, workdir))
     writer = csv.DictWriter(file, names, lineterminator='\n')
     writer.writeheader()

@@ -12,7 +12,7 @@ import warnings
 
 import numpy as np
 
-from vit_jax.runs import workdir as workdir_lib
+from vit_jax.runs import safe_io
 from vit_jax.sweep import board as board_lib
 from vit_jax.sweep import space as space_lib
 from vit_jax.sweep import study as study_lib
@@ -89,7 +89,7 @@ def draw(
     letters = int(figure.get_figwidth() * 11)  # in a line
     lines = [textwrap.fill(x, letters) for x in _title(rows, sweep)]
     figure.suptitle('\n'.join(lines), x=0.01, ha='left', fontsize=11)
-    with workdir_lib.replacing_path(path) as temporary:
+    with safe_io.replacing_path(path) as temporary:
       figure.savefig(temporary, format='png', dpi=_DPI)
 
 

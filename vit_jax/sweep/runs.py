@@ -15,7 +15,7 @@ from typing import Protocol
 
 from vit_jax.parallel import slurm
 from vit_jax.runs import locks
-from vit_jax.runs import workdir as workdir_lib
+from vit_jax.runs import safe_io
 
 _TAIL = 1 << 16  # bytes at the end of a log that its error is looked for in
 _LONGEST = 400  # letters of an error
@@ -155,7 +155,7 @@ class _Found:
 
   def _holder(self) -> Mapping[str, Any]:
     try:
-      holder = workdir_lib.parse_json(workdir_lib.read_text(self._lock.path))
+      holder = safe_io.parse_json(safe_io.read_text(self._lock.path))
     except (OSError, ValueError):
       return {}
     return holder if isinstance(holder, dict) else {}
@@ -199,7 +199,7 @@ def explain(status: int, log: pathlib.Path, start: int = 0) -> str:
 
 def last_error(log: pathlib.Path, start: int = 0) -> str:
   """Returns the last `error:` line of a log, else the last line of all."""
-  with workdir_lib.open_regular(log) as file:
+  with safe_io.open_regular(log) as file:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(start, size - _TAIL))
     text = file.read().decode(errors='replace')

@@ -23,7 +23,7 @@ from optuna.storages import journal as optuna_journal
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.runs import locks
-from vit_jax.runs import workdir as workdir_lib
+from vit_jax.runs import safe_io
 from vit_jax.sweep import space as space_lib
 
 _STATES = optuna.trial.TrialState
@@ -105,7 +105,7 @@ class Study:
     try:
       (workdir / 'trials').mkdir(parents=True, exist_ok=True)
     except OSError as e:
-      raise workdir_lib.cannot_write(workdir, e) from e
+      raise safe_io.cannot_write(workdir, e) from e
     self.lock = locks.Lock(workdir / '.sweep.lock')
     with self.lock:
       _compare(workdir, sweep, config)
@@ -243,7 +243,7 @@ def _compare(
   """
   path = workdir / 'sweep.json'
   described, total = sweep.describe(), sweep.total()
-  stored = workdir_lib.read_json(path)
+  stored = safe_io.read_json(path)
   if stored is None:
     if (workdir / 'config.json').exists():
       raise UserError(
@@ -267,7 +267,7 @@ def _compare(
       )
     if total == stored['trials']:
       return
-  workdir_lib.write_json(
+  safe_io.write_json(
     path,
     {
       'sweep': described,

@@ -13,7 +13,8 @@ from absl import logging
 
 from vit_jax import config as config_lib
 from vit_jax.evaluation import intervals
-from vit_jax.runs import workdir as workdir_lib
+from vit_jax.runs import records
+from vit_jax.runs import safe_io
 from vit_jax.sweep import runs
 from vit_jax.sweep import space as space_lib
 
@@ -45,7 +46,7 @@ class Metrics:
   def read(self) -> None:
     """Reads what is new."""
     try:
-      file = workdir_lib.open_regular(self._path)
+      file = safe_io.open_regular(self._path)
     except FileNotFoundError:
       return
     with file:
@@ -61,7 +62,7 @@ class Metrics:
         self._take(line.decode(errors='replace'))
 
   def _take(self, line: str) -> None:
-    entry = workdir_lib.parse_metrics(line)
+    entry = records.parse_metrics(line)
     if entry is None:
       return
     self.step = max(self.step, entry['step'])

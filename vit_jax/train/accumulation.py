@@ -78,7 +78,7 @@ def check(
   state = sharding.bytes_per_device(experiment.program.abstract_state())
   if has_state:
     needed, room = needed + state, room + state
-  parts = config_lib.num_parts(experiment.config)
+  parts = config_lib.num_microbatches(experiment.config)
   measured = {parts: temporary}
   found, _ = _search(experiment, measured, room)
   raise _too_small(experiment, parts, needed, room, found)
@@ -102,7 +102,7 @@ def check_state(experiment: experiment_lib.Experiment) -> None:
 def _room(experiment: experiment_lib.Experiment) -> int:
   """Returns the free memory of the fullest device of all, in bytes."""
   free = memory.free_per_device(experiment.program.mesh.local_devices)
-  everywhere = processes.from_all((socket.gethostname(), free))
+  everywhere = processes.gather((socket.gethostname(), free))
   if not _is_on_host(experiment):
     return min(free for _, free in everywhere)
   # Processes on one host share its memory.
@@ -161,14 +161,14 @@ def _search(
   config, known, tried = experiment.config, dict(measured), dict[int, int]()
   limit = room * _SHARE - _beside(experiment) - _needed(experiment, 0, False)
   limit /= _times(experiment)
-  choices = {config_lib.num_parts(config): 1}  # which most often fits
+  choices = {config_lib.num_microbatches(config): 1}  # which most often fits
   for _ in range(_MOST_COMPILATIONS):
     if known and len(choices) == 1:
       choices = _choices(config)
     parts = _guess(experiment, choices, known, limit)
     if parts is None:
       break
-    candidate = experiment.in_parts(choices[parts])
+    candidate = experiment.with_accumulation(choices[parts])
     compiled = candidate.program.compile(candidate.first_call())
     known[parts] = program_lib.temporary_bytes(compiled)
     tried[parts] = _needed(candidate, known[parts], False)
@@ -188,14 +188,14 @@ def _choices(config: ml_collections.ConfigDict) -> dict[int, int]:
   for accumulation in range(1, size + 1):
     if size % accumulation:
       continue
-    config = config_lib.in_parts(config, accumulation)
+    config = config_lib.with_accumulation(config, accumulation)
     try:
       data.check(config)
       optim.check(config)
       sharding.check(config)
     except config_lib.UserError:
       continue
-    choices.setdefault(config_lib.num_parts(config), accumulation)
+    choices.setdefault(config_lib.num_microbatches(config), accumulation)
   return choices
 
 
@@ -243,7 +243,7 @@ def _too_small(
   """Returns the error for a step that does not fit."""
   train = experiment.config.train
   problem = (
-    f'a step of {train.batch_size} images in {parts} part(s) needs'
+    f'a step of {train.batch_size} images in {parts} microbatch(es) needs'
     f' {_gib(needed)} of memory{_each(experiment)}, and {_gib(room)} is free'
   )
   if found is None:
@@ -251,7 +251,7 @@ def _too_small(
       f'{problem}; nor do smaller parts fit: set config.model.remat=full, split'
       ' the state with config.mesh.fsdp, or take a smaller model or image'
     )
-  size = train.batch_size // config_lib.num_parts(found.config) * parts
+  size = train.batch_size // config_lib.num_microbatches(found.config) * parts
   return config_lib.UserError(
     f'{problem}: --config.train.accumulation='
     f'{found.config.train.accumulation} fits and computes the same'

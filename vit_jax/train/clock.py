@@ -20,7 +20,7 @@ import time
 import jax
 import numpy as np
 
-from vit_jax.runs import workdir as workdir_lib
+from vit_jax.runs import safe_io
 
 Clock = Callable[[], float]
 
@@ -174,7 +174,7 @@ def age(workdir: pathlib.Path) -> float:
   Args:
     workdir: Of the run; the age is 0 where it has no run.json.
   """
-  record = workdir_lib.read_json(workdir / 'run.json')
+  record = safe_io.read_json(workdir / 'run.json')
   if record is None:
     return 0.0
   started = datetime.datetime.fromisoformat(record['runs'][0]['started'])

@@ -96,7 +96,7 @@ def _count(
     rules: Of its parameters; None: those of the config.
   """
   objective = objectives.create(config, features)
-  parts = config_lib.num_parts(config)
+  parts = config_lib.num_microbatches(config)
   b = config.train.batch_size // parts
   channels = config.data.channels
   batch = {

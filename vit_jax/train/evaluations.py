@@ -151,7 +151,7 @@ class _Evaluator:
       found = probes.measure(spec, train, test, self._go_on)
     except config_lib.UserError as error:
       raise EvaluationError(f'config.evals.{name}: {error}') from None
-    return processes.from_first(lambda: found)
+    return processes.call_on_first(lambda: found)
 
   def _embed(
     self, split: str, batches: Callable[[], feed.Feed]

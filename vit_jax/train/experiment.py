@@ -21,6 +21,7 @@ from vit_jax.data import intensity
 from vit_jax.evaluation import probes
 from vit_jax.objectives.base import check_features
 from vit_jax.optim import rules as rules_lib
+from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
 from vit_jax.train import cost
 from vit_jax.train import feed
@@ -135,10 +136,12 @@ class Experiment:
     """Returns the number of steps in the call from step `start` on."""
     return next(self.calls(start), 1)
 
-  def in_parts(self, accumulation: int) -> 'Experiment':
+  def with_accumulation(self, accumulation: int) -> 'Experiment':
     """Returns the experiment with another `train.accumulation`."""
-    config = config_lib.in_parts(self.config, accumulation)
-    if config_lib.num_parts(config) == config_lib.num_parts(self.config):
+    config = config_lib.with_accumulation(self.config, accumulation)
+    if config_lib.num_microbatches(config) == config_lib.num_microbatches(
+      self.config
+    ):
       program = self.program.with_config(config)
     else:
       program = program_lib.Program(config, self.source.features, self.lengths)
@@ -153,7 +156,7 @@ class Experiment:
       start: Number of completed updates.
       calls: As `calls` yields them; None: of one step each.
     """
-    index, count = sharding.host_part(self.program.mesh)
+    index, count = mesh_lib.host_part(self.program.mesh)
     batches = data.train_batches(
       self.source,
       self.config,
@@ -181,7 +184,7 @@ class Experiment:
     source = self.splits[split]
     parts = config_lib.accumulation(self.config)
     batch_size = self.config.train.batch_size // parts
-    index, count = sharding.host_part(self.program.mesh)
+    index, count = mesh_lib.host_part(self.program.mesh)
     batches = data.eval_batches(
       source,
       self.config,
@@ -357,7 +360,7 @@ def describe(experiment: Experiment) -> None:
   """Logs the model as a table, the data and the devices."""
   e = experiment
   program, state = e.program, e.program.abstract_state()
-  logging.info('%s', sharding.table(program.placed))
+  logging.info('%s', sharding.table(program.param_shardings))
   logging.info('%s', rules_lib.table(program.rules))
   logging.info('%s', cost.show(program.flops, e.config.train.batch_size))
   logging.info(
@@ -385,7 +388,7 @@ def describe(experiment: Experiment) -> None:
     program.mesh.size,
     program.mesh.devices.flat[0].device_kind,
     jax.process_count(),
-    sharding.show_shape(program.mesh.shape),
+    mesh_lib.show_shape(program.mesh.shape),
     sharding.bytes_per_device(state) / 2**20,
   )
   if program.mesh.size < jax.device_count():

@@ -14,8 +14,8 @@ import numpy as np
 
 from vit_jax import data
 from vit_jax.config import UserError
+from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
-from vit_jax.parallel import sharding
 
 Batch = dict[str, jax.Array]
 
@@ -55,7 +55,7 @@ class Feed(Iterator[Batch]):
     self._mesh = mesh
     self._lengths = iter(lengths)
     self._finish = finish
-    _, parts = sharding.host_part(mesh)
+    _, parts = mesh_lib.host_part(mesh)
     self._blank = {
       name: np.zeros((x.shape[0] // parts, *x.shape[1:]), x.dtype)
       for name, x in shapes.items()
@@ -114,11 +114,11 @@ class Feed(Iterator[Batch]):
 
   def _place(self, batches: Sequence[data.Batch]) -> Batch:
     if len(batches) == 1:
-      batch = sharding.global_batch(batches[0], self._mesh)
+      batch = mesh_lib.global_batch(batches[0], self._mesh)
     else:
       stacked = {
         name: np.stack([batch[name] for batch in batches])
         for name in batches[0]
       }
-      batch = sharding.global_batch(stacked, self._mesh, stacked=True)
+      batch = mesh_lib.global_batch(stacked, self._mesh, stacked=True)
     return self._finish(batch) if self._finish else batch

@@ -32,6 +32,7 @@ from vit_jax.parallel import processes
 from vit_jax.plots import contact_sheet
 from vit_jax.runs import checkpoint
 from vit_jax.runs import reporting
+from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import accumulation
 from vit_jax.train import clock as clock_lib
@@ -72,8 +73,8 @@ def run(
     print(f'work directory: {path}', file=sys.stderr)
   with reporting.shown(), monitor_lib.Stop() as stop:
     with _explained():
-      same = processes.from_first(lambda: config_lib.to_dict(config))
-      processes.on_all(lambda: _check(config, same))
+      same = processes.call_on_first(lambda: config_lib.to_dict(config))
+      processes.call_on_all(lambda: _check(config, same))
       if dry_run:
         return _dry_run(config)
     with _owning(path), _explained():
@@ -122,7 +123,7 @@ def _owning(path: pathlib.Path) -> Iterator[None]:
       stack.enter_context(workdir_lib.lock(path))
       stack.enter_context(reporting.log_to(path / 'train.log'))
 
-    processes.from_first(own)
+    processes.call_on_first(own)
     yield
 
 
@@ -130,14 +131,14 @@ def _run_in(
   path: pathlib.Path, config: ml_collections.ConfigDict, stop: monitor_lib.Stop
 ) -> Results:
   """Trains in a directory that is ours."""
-  stored, done = processes.from_first(lambda: _look(path, config))
+  stored, done = processes.call_on_first(lambda: _look(path, config))
   if done is not None:
     before = Results.from_dict(done)
     logging.info('finished already: %s', before)
     return before
   if stored is not None:
     config = config_lib.from_dict(stored)
-  experiment = processes.on_all(
+  experiment = processes.call_on_all(
     lambda: experiment_lib.build(config, resumes=stored is not None)
   )
   accumulation.check_state(experiment)
@@ -154,11 +155,11 @@ def _run_in(
   )
   fingerprint = source.fingerprint()
   _check_data(experiment)
-  processes.from_first(
+  processes.call_on_first(
     lambda: workdir_lib.prepare(path, config, preprocess.to_dict(), fingerprint)
   )
   experiment_lib.describe(experiment)
-  experiment = processes.on_all(experiment.cached)
+  experiment = processes.call_on_all(experiment.cached)
   start = time.perf_counter()
   results = None if stop.signal else train(experiment, path, stop, compiling)
   if results is None:
@@ -166,7 +167,7 @@ def _run_in(
   seconds = time.perf_counter() - start
   logging.info('done in %.0f s: %s; see %s', seconds, results, path)
   done = results.to_dict()
-  processes.from_first(lambda: workdir_lib.write_json(path / 'DONE', done))
+  processes.call_on_first(lambda: safe_io.write_json(path / 'DONE', done))
   return results
 
 
@@ -191,7 +192,7 @@ def _check_data(experiment: experiment_lib.Experiment) -> None:
     return
   splits = experiment.splits
   prints = {name: source.fingerprint() for name, source in splits.items()}
-  firsts = processes.from_first(lambda: prints)
+  firsts = processes.call_on_first(lambda: prints)
 
   def compare() -> None:
     others = [name for name in prints if prints[name] != firsts[name]]
@@ -201,18 +202,18 @@ def _check_data(experiment: experiment_lib.Experiment) -> None:
         ' bring the same files to all hosts'
       )
 
-  processes.on_all(compare)
+  processes.call_on_all(compare)
 
 
 def _look(
   path: pathlib.Path, config: ml_collections.ConfigDict
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
   """Returns the config of the run that is there, and how it ended."""
-  done = workdir_lib.read_json(path / 'DONE')
+  done = safe_io.read_json(path / 'DONE')
   resumed = workdir_lib.check_config(path, config)
   if resumed is None:
     return None, done
-  before = config_lib.from_dict(workdir_lib.read_json(path / 'config.json'))
+  before = config_lib.from_dict(safe_io.read_json(path / 'config.json'))
   changes = config_lib.differences(before, resumed, resumable=True)
   if changes and done is None:
     logging.info('resuming with another config: %s', '; '.join(changes))

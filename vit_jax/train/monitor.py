@@ -17,7 +17,7 @@ from jax.experimental import multihost_utils
 import numpy as np
 
 from vit_jax.parallel import hardware
-from vit_jax.parallel import sharding
+from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.runs import reporting
 from vit_jax.train import clock as clock_lib
 from vit_jax.train import experiment as experiment_lib
@@ -80,7 +80,7 @@ class Stop:
 def tell(stop: Stop, batches: feed.Feed, mesh: jax.sharding.Mesh) -> jax.Array:
   """Returns what this process has to tell the others, int32 [devices]."""
   number = stop.own if batches.error is None else train_step_lib.BROKEN
-  return sharding.on_each_device(number, mesh)
+  return mesh_lib.on_each_device(number, mesh)
 
 
 def hear(stop: Stop, batches: feed.Feed, heard: jax.Array) -> None:

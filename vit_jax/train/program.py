@@ -25,6 +25,7 @@ from vit_jax.data.host import levels as levels_lib
 from vit_jax.models import stack
 from vit_jax.objectives import base
 from vit_jax.optim import rules as rules_lib
+from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
 from vit_jax.parallel import sharding
 from vit_jax.train import cost
@@ -49,7 +50,7 @@ class Program:
     objective: What is learned.
     mesh: Of devices.
     rules: What trains, and how.
-    placed: Where each parameter is on the mesh.
+    param_shardings: Where each parameter is on the mesh.
   """
 
   def __init__(
@@ -70,11 +71,11 @@ class Program:
       UserError: A pattern or a rule does not fit the parameters.
     """
     self.config, self.features, self.lengths = config, features, lengths
-    self.mesh = sharding.make_mesh(config.mesh)
+    self.mesh = mesh_lib.make_mesh(config.mesh)
     self.objective = objectives.create(config, features)
     params = jax.eval_shape(self.objective.init, jax.random.key(0))
     self.rules = rules_lib.make(config.optim, params)
-    self.placed = sharding.place(
+    self.param_shardings = sharding.shard_params(
       config.mesh, self.mesh.shape, jax.eval_shape(self.rules.split, params)
     )
     is_cpu = self.mesh.devices.flat[0].platform == 'cpu'
@@ -85,7 +86,7 @@ class Program:
 
   @property
   def _replicated(self) -> jax.sharding.NamedSharding:
-    return sharding.replicated(self.mesh)
+    return mesh_lib.replicated(self.mesh)
 
   def with_config(self, config: ml_collections.ConfigDict) -> 'Program':
     """Returns the same program for a config that shapes do not depend on."""
@@ -105,7 +106,7 @@ class Program:
       optim.make_schedule(config.optim, self.lengths),
       self._optimizer,
       self.mesh,
-      self.placed,
+      self.param_shardings,
     )
 
   @functools.cached_property
@@ -201,7 +202,7 @@ class Program:
     def step(
       params: Any, batch: objectives.Batch, signals: jax.Array | None = None
     ) -> Any:
-      compute = sharding.keep_batch_split(fn, self.mesh, len(batch['index']))
+      compute = mesh_lib.keep_batch_split(fn, self.mesh, len(batch['index']))
       signal = jnp.int32(0) if signals is None else signals.max()
       return compute(params, batch), signal
 
@@ -222,8 +223,10 @@ class Program:
     Args:
       names: Paths of the arrays that were saved.
     """
-    fits = all(f'params/{name}' in names for name in self.placed)
-    if fits or not any(name.startswith('blocks') for name in self.placed):
+    fits = all(f'params/{name}' in names for name in self.param_shardings)
+    if fits or not any(
+      name.startswith('blocks') for name in self.param_shardings
+    ):
       return self.abstract_state()
     config = self.config.copy_and_resolve_references()
     config.model.scan = not config.model.scan
@@ -248,7 +251,7 @@ class Program:
     """
     is_training = batch_size is None
     b = batch_size or self.config.train.batch_size
-    where = sharding.batch_sharding(self.mesh)
+    where = mesh_lib.batch_sharding(self.mesh)
     dtype = levels_lib.of(self.config).dtype
     image = self.features['image']
     assert isinstance(image, features_lib.Image)
@@ -275,12 +278,12 @@ class Program:
     Args:
       count: Steps in the call.
     """
-    signals = sharding.on_each_device(0, self.mesh)
+    signals = mesh_lib.on_each_device(0, self.mesh)
     state, batch = self.abstract_state(), self.abstract_batch()
     if count == 1:
       lowered = self.train_step.lower(state, batch, np.int32(0), signals)
       return lowered.compile()
-    where = sharding.batch_sharding(self.mesh, stacked=True)
+    where = mesh_lib.batch_sharding(self.mesh, stacked=True)
     batches = {
       name: jax.ShapeDtypeStruct((count, *x.shape), x.dtype, sharding=where)
       for name, x in batch.items()
@@ -345,7 +348,9 @@ class _Init:
     self._program = program
     self._on_host: list[np.ndarray | None] = []
     state = jax.eval_shape(self._make, None)
-    self.shardings = sharding.follow(program.mesh, program.placed, state)
+    self.shardings = sharding.tree_shardings(
+      program.mesh, program.param_shardings, state
+    )
     self.abstract = jax.tree.map(
       lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
       state,

@@ -20,6 +20,7 @@ from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
 from vit_jax.optim import rules as rules_lib
 from vit_jax.optim import sam
+from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
 
 # A signal: this process could not make its part of the batch. Lower ones are
@@ -138,17 +139,17 @@ def make_update(
   schedule: Schedule,
   optimizer: optax.GradientTransformation,
   mesh: Mesh,
-  placed: Mapping[str, sharding.Placement],
+  param_shardings: Mapping[str, sharding.ParamSharding],
 ) -> Callable[[TrainState, objectives.Batch, Any], Update]:
   """Returns `(state, batch, step) -> Update`.
 
   Gradient, clipping and optimizer concern what trains alone: with respect to
   the rest nothing is differentiated, nor below the lowest of it.
   """
-  in_place = sharding.constrain(mesh, placed)
-  parts = config_lib.num_parts(config)
+  in_place = sharding.constrain(mesh, param_shardings)
+  parts = config_lib.num_microbatches(config)
   part_size = config.train.batch_size // parts
-  objective_loss = sharding.keep_batch_split(objective.loss, mesh, part_size)
+  objective_loss = mesh_lib.keep_batch_split(objective.loss, mesh, part_size)
 
   def update(
     state: TrainState, batch: objectives.Batch, step: jax.Array
@@ -203,7 +204,7 @@ def make_train_step(
   Where the config says to skip, such a step is counted all the same.
 
   `signals`, int32 [devices], is what each process has to tell the others (see
-  `sharding.on_each_device`): their maximum is among the metrics, so that all
+  `mesh_lib.on_each_device`): their maximum is among the metrics, so that all
   hear of it at the same step. From BROKEN on it says that a process has no
   batch: then, too, nothing is changed, and nothing counted.
 
@@ -323,7 +324,7 @@ def _accumulate(
   rows = jnp.arange(len(batch['index']), dtype=jnp.int32)
   if parts == 1:
     return compute(batch, Rng(key, rows))
-  stacked = sharding.split_rows((batch, rows), parts)
+  stacked = mesh_lib.split_rows((batch, rows), parts)
 
   def compute_part(part: tuple[objectives.Batch, jax.Array]) -> Any:
     return compute(part[0], Rng(key, part[1]))

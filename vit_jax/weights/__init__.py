@@ -23,7 +23,7 @@ from vit_jax.config import recipes
 from vit_jax.data.host import geometry
 from vit_jax.models import names
 from vit_jax.models import stack
-from vit_jax.runs import workdir as workdir_lib
+from vit_jax.runs import safe_io
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import download
 from vit_jax.weights import fit
@@ -343,7 +343,7 @@ def is_workdir(path: pathlib.Path) -> bool:
 
 def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
   # Here: Orbax takes a second to import, which foreign files need not wait for.
-  from vit_jax.runs import checkpoint
+  from vit_jax.runs import restoring
 
   config, preprocess = _stored(workdir)
   # That which it was trained with may not be had here.
@@ -358,7 +358,7 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
     )
   except ValueError as e:
     raise config_lib.UserError(f'{workdir}: {config_lib.one_line(e)}') from None
-  params, _, found = checkpoint.restore_params(workdir, step)
+  params, _, found = restoring.restore_params(workdir, step)
   for key in filter(None, preprocess.trunk.split('/')):
     params = params[key]
   params = stack.join_runs(params)
@@ -377,7 +377,7 @@ def _stored(
 ) -> tuple[ml_collections.ConfigDict, data.Preprocess]:
   """Reads what a work directory says of its model and its data."""
   stored = {
-    name: workdir_lib.read_json(workdir / name)
+    name: safe_io.read_json(workdir / name)
     for name in ('config.json', 'preprocess.json')
   }
   for name, content in stored.items():

@@ -20,7 +20,7 @@ from urllib import parse
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.runs import workdir
+from vit_jax.runs import safe_io
 from vit_jax.weights import transfer
 
 _GCS = 'https://storage.googleapis.com'
@@ -211,7 +211,7 @@ def _is_whole(directory: pathlib.Path) -> bool:
 def _shards(index: pathlib.Path) -> list[str]:
   """Returns the files that an index names, all of them beside it."""
   try:
-    stored = workdir.parse_json(workdir.read_text(index))
+    stored = safe_io.parse_json(safe_io.read_text(index))
     names = set(stored['weight_map'].values())
   except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
     raise UserError(

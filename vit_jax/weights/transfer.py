@@ -27,7 +27,7 @@ import tqdm
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.runs import workdir
+from vit_jax.runs import safe_io
 
 if TYPE_CHECKING:
   import requests  # imported by the functions, since few runs download
@@ -132,7 +132,7 @@ class _Part:
   def version(self) -> _Version | None:
     """Returns the version; None where there is nothing to continue."""
     try:
-      return _Version(**workdir.parse_json(workdir.read_text(self._info)))
+      return _Version(**safe_io.parse_json(safe_io.read_text(self._info)))
     except (OSError, ValueError, TypeError):
       return None
 

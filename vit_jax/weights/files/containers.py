@@ -27,7 +27,7 @@ import safetensors
 from vit_jax.config import one_line
 from vit_jax.config import some
 from vit_jax.config import UserError
-from vit_jax.runs import workdir
+from vit_jax.runs import safe_io
 from vit_jax.weights.files import archives
 from vit_jax.weights.files import torch_files
 from vit_jax.weights.files.archives import Arrays
@@ -92,7 +92,7 @@ def open_arrays(path: pathlib.Path) -> Iterator[Arrays]:
 
 def _open(path: pathlib.Path, stack: contextlib.ExitStack) -> BinaryIO:
   try:
-    return stack.enter_context(workdir.open_regular(path))
+    return stack.enter_context(safe_io.open_regular(path))
   except FileNotFoundError:
     raise UserError(f'there is no file {path}') from None
   except OSError as e:
@@ -297,7 +297,7 @@ def _weight_map(path: pathlib.Path, file: BinaryIO) -> dict[str, str]:
   """Reads an index: array -> name of a file beside it."""
   file.seek(0)
   try:
-    where = workdir.parse_json(file.read(_LONGEST_INDEX))['weight_map']
+    where = safe_io.parse_json(file.read(_LONGEST_INDEX))['weight_map']
     if not where or not all(isinstance(x, str) for x in where.values()):
       raise TypeError
   except (ValueError, LookupError, TypeError, AttributeError):
@@ -378,7 +378,7 @@ def write_safetensors(
 
 @contextlib.contextmanager
 def _replacing(path: pathlib.Path) -> Iterator[BinaryIO]:
-  with workdir.replacing_path(path) as temporary, temporary.open('wb') as file:
+  with safe_io.replacing_path(path) as temporary, temporary.open('wb') as file:
     yield file
     file.flush()
     os.fsync(file.fileno())

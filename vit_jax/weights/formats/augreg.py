@@ -9,7 +9,7 @@ import io
 import re
 
 from vit_jax.config import UserError
-from vit_jax.runs import workdir
+from vit_jax.runs import safe_io
 from vit_jax.weights import download
 
 ROOT = 'gs://vit_models/augreg'
@@ -35,7 +35,7 @@ def find(model: str) -> tuple[str, str]:
   best: tuple[float, str] | None = None
   path = download.fetch(INDEX)
   try:
-    with io.StringIO(workdir.read_text(path), newline='') as file:
+    with io.StringIO(safe_io.read_text(path), newline='') as file:
       table = csv.DictReader(file)
       if 'final_val' not in (table.fieldnames or ()):
         raise ValueError('it has no column final_val')

@@ -22,7 +22,7 @@ from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.models import resnet
 from vit_jax.models import vit
-from vit_jax.runs import workdir
+from vit_jax.runs import safe_io
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import card
@@ -72,7 +72,7 @@ def write(
   notes = changed + _notes(loaded.model, name) + _level_notes(loaded)
   with new_directory(path, is_file) as directory:
     for json_name, content in _companions(loaded, name, weights_file).items():
-      workdir.write_json(directory / json_name, content)
+      safe_io.write_json(directory / json_name, content)
     write_card(
       directory,
       loaded,
@@ -172,7 +172,7 @@ def new_directory(
     else:
       temporary.rename(path)
   except OSError as e:
-    raise workdir.cannot_write(path, e) from None
+    raise safe_io.cannot_write(path, e) from None
   finally:
     shutil.rmtree(temporary, ignore_errors=True)
 
@@ -185,7 +185,7 @@ def write_card(
   Raises:
     UserError: It cannot be written.
   """
-  with workdir.replacing(directory / 'README.md') as file:
+  with safe_io.replacing(directory / 'README.md') as file:
     file.write(card.text(loaded, **content))
 
 

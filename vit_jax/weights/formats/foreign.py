@@ -10,7 +10,7 @@ from absl import logging
 from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.data.host import geometry
-from vit_jax.runs import workdir as workdir_lib
+from vit_jax.runs import safe_io
 from vit_jax.weights import preprocessing
 from vit_jax.weights import resize as resize_lib
 from vit_jax.weights.files import containers
@@ -220,7 +220,7 @@ def _restored(
 
 
 def _json(path: pathlib.Path) -> typed.Json:
-  content = workdir_lib.read_json(path, 'repair it, or remove it')
+  content = safe_io.read_json(path, 'repair it, or remove it')
   if content is not None and not isinstance(content, dict):
     raise UserError(f'{path} holds no object: repair it, or remove it')
   return typed.Json(path.name, content or {})

@@ -1,0 +1,176 @@
+"""The layout of the package, read from its source; nothing is imported."""
+
+import ast
+import collections
+from collections.abc import Iterator
+import dataclasses
+import functools
+import graphlib
+import pathlib
+
+import pytest
+
+ROOT = pathlib.Path(__file__).parent.parent
+PACKAGE = ROOT / 'vit_jax'
+MOST_LINES = 450
+MOST_LOOSE_MODULES = 6
+
+# From the bottom up. A package imports those of lower levels, and those before
+# it on its own level where ALONGSIDE says so.
+LEVELS = (
+  ('config',),
+  ('parallel', 'runs'),
+  ('data', 'models', 'optim'),
+  ('weights',),
+  ('plots',),
+  ('evaluation',),
+  ('objectives',),
+  ('train',),
+  ('cli',),
+  ('rerun',),
+)
+ALONGSIDE = {('runs', 'parallel'), ('optim', 'models')}
+# Verbs are above all of them and do not import each other: the loose modules,
+# the packages below, and the `__main__` of every other package.
+VERB_PACKAGES = (
+  'benchmark',
+  'compare',
+  'explore',
+  'export',
+  'summary',
+  'sweep',
+)
+FACADE = 'vit_jax'  # its names are imported on first use, from anywhere
+
+
+@dataclasses.dataclass(frozen=True)
+class Import:
+  """One module that imports another; `top`: when it is itself imported."""
+
+  source: str
+  target: str
+  top: bool
+
+
+@functools.cache
+def modules() -> dict[str, pathlib.Path]:
+  """Returns the files of the package by the names of their modules."""
+  found = {}
+  for path in sorted(PACKAGE.rglob('*.py')):
+    name = '.'.join(path.relative_to(ROOT).with_suffix('').parts)
+    found[name.removesuffix('.__init__')] = path
+  return found
+
+
+def imports_of(name: str) -> Iterator[Import]:
+  """Yields what a module imports of ours, in functions and for types too."""
+  waiting = [(ast.parse(modules()[name].read_text()), True)]
+  while waiting:
+    node, top = waiting.pop()
+    for target in targets(node):
+      if target.split('.')[0] == FACADE:
+        yield Import(name, target, top)
+    is_function = isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+    is_typing = isinstance(node, ast.If) and 'TYPE_CHECKING' in ast.dump(
+      node.test
+    )
+    top = top and not is_function and not is_typing
+    waiting += [(child, top) for child in ast.iter_child_nodes(node)]
+
+
+def targets(node: ast.AST) -> list[str]:
+  """Returns the modules that a statement imports."""
+  if isinstance(node, ast.Import):
+    return [alias.name for alias in node.names]
+  if not isinstance(node, ast.ImportFrom):
+    return []
+  assert node.module and not node.level, 'imports are absolute'
+  names = [f'{node.module}.{alias.name}' for alias in node.names]
+  return [name if name in modules() else node.module for name in names]
+
+
+@functools.cache
+def imports() -> tuple[Import, ...]:
+  return tuple(each for name in modules() for each in imports_of(name))
+
+
+def package(module: str) -> str:
+  """Returns the package of a module below vit_jax, or the loose module."""
+  return [*module.split('.'), FACADE][1]
+
+
+def level(module: str) -> int:
+  name = package(module)
+  if module.endswith('.__main__'):
+    return len(LEVELS)
+  found = [i for i, names in enumerate(LEVELS) if name in names]
+  return found[0] if found else len(LEVELS)
+
+
+def points_down(each: Import) -> bool:
+  ours, theirs = package(each.source), package(each.target)
+  if ours == theirs or (ours, theirs) in ALONGSIDE:
+    return True
+  return level(each.target) < level(each.source)
+
+
+def test_every_package_has_its_level():
+  packages = {path.parent.name for path in PACKAGE.glob('*/__init__.py')}
+  levelled = [name for names in LEVELS for name in names]
+  assert packages == {*levelled, *VERB_PACKAGES}
+  assert len(levelled) == len(set(levelled))
+
+
+def test_imports_point_down():
+  wrong = [
+    f'{each.source} imports {each.target}'
+    for each in imports()
+    if each.source != FACADE and not points_down(each)
+  ]
+  assert not wrong, '\n'.join(wrong)
+
+
+def test_nothing_imports_the_facade():
+  """Which imports lazily from all levels."""
+  wrong = [each.source for each in imports() if each.target == FACADE]
+  assert not wrong
+
+
+def test_models_import_nothing_of_ours():
+  """A model is a file that can be copied into another project."""
+  wrong = [
+    f'{each.source} imports {each.target}'
+    for each in imports()
+    if package(each.source) == 'models' != package(each.target)
+  ]
+  assert not wrong, '\n'.join(wrong)
+
+
+def test_no_import_is_circular():
+  """At import time, packages included, which are imported before modules."""
+  graph = collections.defaultdict(set)
+  for each in imports():
+    if not each.top:
+      continue
+    graph[each.source].add(each.target)
+    parts = each.target.split('.')
+    for end in range(1, len(parts)):
+      parent = '.'.join(parts[:end])
+      if not f'{each.source}.'.startswith(f'{parent}.'):  # else it has begun
+        graph[each.source].add(parent)
+  try:
+    graphlib.TopologicalSorter(graph).prepare()
+  except graphlib.CycleError as e:
+    pytest.fail(' -> '.join(e.args[1]))
+
+
+def test_files_are_short():
+  lengths = {x: p.read_bytes().count(b'\n') for x, p in modules().items()}
+  long = {name: n for name, n in lengths.items() if n > MOST_LINES}
+  assert not long, f'split by meaning: {long}'
+
+
+def test_loose_modules_are_few():
+  loose = [path.stem for path in PACKAGE.glob('*.py')]
+  assert len(loose) <= MOST_LOOSE_MODULES, loose
+  assert not (PACKAGE / 'utils.py').exists()

@@ -1,0 +1,250 @@
+"""The mesh of devices, and how batches are split over it.
+
+The mesh has three axes. `data` and `fsdp` split the batch; `fsdp` splits the
+train state too, and `tensor` the heads and the MLP of each layer: `sharding`
+says which parameters along which dimension.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import functools
+import math
+from typing import Any
+
+from flax import linen as nn
+import jax
+from jax.sharding import AxisType
+from jax.sharding import Mesh
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec
+import ml_collections
+import numpy as np
+
+from vit_jax import config as config_lib
+
+AXES = ('data', 'fsdp', 'tensor')
+BATCH_AXES = ('data', 'fsdp')
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Checks that the devices of `config.mesh` exist and divide the batch.
+
+  Raises:
+    UserError: They do not.
+  """
+  shape = mesh_shape(config.mesh, jax.device_count())
+  devices = math.prod(shape.values())
+  if jax.process_count() > 1 and devices != jax.device_count():
+    raise config_lib.UserError(
+      f'config.mesh has {devices} devices, of {jax.device_count()} in'
+      f' {jax.process_count()} processes: with several processes the mesh must'
+      ' have them all; set config.mesh.data=-1'
+    )
+  host_part(make_mesh(config.mesh))
+  ways = shape['data'] * shape['fsdp']
+  batch_size = config.train.batch_size
+  microbatches = config_lib.num_microbatches(config)
+  if batch_size // microbatches % ways:
+    raise config_lib.UserError(
+      f'config.train.batch_size={batch_size} in {microbatches} microbatch(es)'
+      f' does not divide over {ways} devices (mesh: {show_shape(shape)}):'
+      f' choose a multiple of {ways * microbatches}, or fewer devices with'
+      ' config.mesh.data'
+    )
+
+
+def mesh_shape(
+  config: ml_collections.ConfigDict, device_count: int
+) -> dict[str, int]:
+  """Returns the size of each axis of the mesh.
+
+  Args:
+    config: `config.mesh`; one axis may be -1, which takes the devices that the
+      others leave.
+    device_count: Number of devices of all processes.
+
+  Raises:
+    UserError: There are too few devices, or the axes do not divide them.
+  """
+  shape = {axis: config[axis] for axis in AXES}
+  open_axes = [axis for axis, size in shape.items() if size == -1]
+  fixed = math.prod(size for size in shape.values() if size != -1)
+  if len(open_axes) > 1 or min(shape.values()) < -1 or 0 in shape.values():
+    raise config_lib.UserError(
+      f'config.mesh is {show_shape(shape)}: sizes must be positive, and one'
+      ' alone may be -1, all devices that are left'
+    )
+  if open_axes and not device_count % fixed:
+    shape[open_axes[0]] = device_count // fixed
+  elif open_axes or fixed > device_count:
+    axes = ', '.join(f'{k}={v}' for k, v in shape.items() if v != -1)
+    raise config_lib.UserError(
+      f'config.mesh has {axes}: there are {device_count} devices, and'
+      f' {fixed} must {"divide them" if open_axes else "be at most that"}; -1'
+      ' for one axis takes all that are left'
+    )
+  return shape
+
+
+def show_shape(shape: Mapping[str, int]) -> str:
+  """Returns a mesh's shape as 'data=2, fsdp=4, tensor=1'."""
+  return ', '.join(f'{axis}={size}' for axis, size in shape.items())
+
+
+def make_mesh(config: ml_collections.ConfigDict) -> Mesh:
+  """Returns the mesh that `config.mesh` describes: `data`, `fsdp`, `tensor`.
+
+  Devices are sorted by TPU slice, then by process. Each process then has
+  consecutive rows of the batch, and the last axes, which communicate most, lie
+  on devices that are near each other.
+  """
+  shape = mesh_shape(config, jax.device_count())
+  devices = sorted(jax.devices(), key=_place_of)[: math.prod(shape.values())]
+  # Auto: a Linen convolution does not type-check under Explicit axes.
+  return Mesh(
+    np.array(devices).reshape(tuple(shape.values())),
+    AXES,
+    axis_types=(AxisType.Auto,) * len(AXES),
+  )
+
+
+def _place_of(device: jax.Device) -> tuple[int, int, int]:
+  slice_index = getattr(device, 'slice_index', None) or 0  # TPUs have it
+  return slice_index, device.process_index, device.id
+
+
+def batch_sharding(mesh: Mesh, stacked: bool = False) -> NamedSharding:
+  """Returns the sharding of a batch, which `data` and `fsdp` split.
+
+  Args:
+    mesh: The mesh of devices.
+    stacked: Whether arrays are [steps, B, ...], batches of several steps.
+  """
+  steps = (None,) if stacked else ()
+  return NamedSharding(mesh, PartitionSpec(*steps, BATCH_AXES))
+
+
+def replicated(mesh: Mesh) -> NamedSharding:
+  """Returns the sharding of an array that every device has whole."""
+  return NamedSharding(mesh, PartitionSpec())
+
+
+@functools.lru_cache
+def host_part(mesh: Mesh) -> tuple[int, int]:
+  """Returns which part of each batch this process reads: (index, count).
+
+  Processes that `tensor` gives different parts of the same layers read the same
+  part of the batch.
+
+  Raises:
+    UserError: The rows of a process are not consecutive.
+  """
+  ways = mesh.shape['data'] * mesh.shape['fsdp']
+  rows = batch_sharding(mesh).addressable_devices_indices_map((ways,))
+  mine = sorted({i[0].indices(ways)[0] for i in rows.values() if i is not None})
+  count, rest = divmod(ways, len(mine))
+  index = mine[0] // len(mine)
+  first = index * len(mine)
+  if rest or mine != list(range(first, first + len(mine))):
+    raise config_lib.UserError(
+      f'config.mesh gives process {jax.process_index()} the parts {mine} of'
+      f' {ways} of each batch, which do not follow each other: make'
+      ' config.mesh.tensor a divisor or a multiple of the devices of a process'
+    )
+  return index, count
+
+
+def global_batch(
+  batch: Mapping[str, np.ndarray], mesh: Mesh, stacked: bool = False
+) -> dict[str, jax.Array]:
+  """Puts this process's rows of a batch into global arrays on the devices.
+
+  Returns at once; the copy goes on in the background.
+
+  Args:
+    batch: Arrays [b, ...], the rows of this process.
+    mesh: The mesh of devices.
+    stacked: Whether arrays are [steps, b, ...], batches of several steps.
+  """
+  sharding = batch_sharding(mesh, stacked)
+  _, count = host_part(mesh)
+
+  def whole(shape: tuple[int, ...]) -> tuple[int, ...]:
+    *steps, rows = shape[: 1 + stacked]
+    return (*steps, rows * count, *shape[1 + stacked :])
+
+  return {
+    name: jax.make_array_from_process_local_data(
+      sharding, rows, whole(rows.shape)
+    )
+    for name, rows in batch.items()
+  }
+
+
+def on_each_device(value: int, mesh: Mesh) -> jax.Array:
+  """Returns int32 [devices], with `value` on the devices of this process."""
+  sharding = NamedSharding(mesh, PartitionSpec(AXES))
+  return jax.make_array_from_callback(
+    (mesh.size,), sharding, lambda _: np.full((1,), value, np.int32)
+  )
+
+
+def split_rows(tree: Any, parts: int) -> Any:
+  """Splits global arrays [B, ...] into microbatches [parts, B / parts, ...].
+
+  Microbatch i takes the pairs of rows i, i + parts, ...: every device keeps the
+  rows that it has, and images that are mixed with each other stay together. It
+  takes single rows where B / parts is odd.
+  """
+
+  def split(x: jax.Array) -> jax.Array:
+    unit = 1 if len(x) // parts % 2 else 2
+    cut = x.reshape(-1, parts, unit, *x.shape[1:]).swapaxes(0, 1)
+    return cut.reshape(parts, -1, *x.shape[1:])
+
+  return jax.tree.map(split, tree)
+
+
+def join_rows(x: jax.Array) -> jax.Array:
+  """The inverse of `split_rows`: [parts, B / parts, ...] -> [B, ...]."""
+  parts, unit = x.shape[0], 1 if x.shape[1] % 2 else 2
+  cut = x.reshape(parts, -1, unit, *x.shape[2:]).swapaxes(0, 1)
+  return cut.reshape(-1, *x.shape[2:])
+
+
+def keep_batch_split(
+  fn: Callable[..., Any], mesh: Mesh, batch_size: int
+) -> Callable[..., Any]:
+  """Wraps a function that applies Linen modules to a batch.
+
+  The output of each module is constrained to be split over the batch, so that
+  the compiler gathers parameters and not activations.
+
+  Args:
+    fn: The function, which jit traces.
+    mesh: The mesh of devices.
+    batch_size: B; only outputs [B, ...] are constrained.
+  """
+  if mesh.size == 1:
+    return fn
+
+  def constrain(x: Any) -> Any:
+    if not isinstance(x, jax.Array) or not x.ndim or x.shape[0] != batch_size:
+      return x
+    rest = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
+    return jax.lax.with_sharding_constraint(
+      x, NamedSharding(mesh, PartitionSpec(BATCH_AXES, *rest))
+    )
+
+  def intercept(
+    call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext
+  ) -> Any:
+    result = call(*args, **kwargs)
+    is_call = context.method_name == '__call__'
+    return jax.tree.map(constrain, result) if is_call else result
+
+  def wrapped(*args: Any, **kwargs: Any) -> Any:
+    with nn.intercept_methods(intercept):
+      return fn(*args, **kwargs)
+
+  return wrapped

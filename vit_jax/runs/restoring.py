@@ -1,0 +1,138 @@
+"""Reads the newest good checkpoint of a run, and changes nothing.
+
+Damaged checkpoints are named in a warning and passed over.
+"""
+
+import pathlib
+from typing import Any
+
+from absl import logging
+
+from vit_jax.config import UserError
+from vit_jax.parallel import processes
+from vit_jax.runs import checkpoint_format
+
+PyTree = Any
+
+
+def restore_at_most(
+  workdir: pathlib.Path | str,
+  step: int,
+  abstract_state: PyTree | checkpoint_format.StateFor,
+) -> tuple[PyTree, int] | None:
+  """Reads the newest good checkpoint of at most `step` updates.
+
+  Changes nothing, so the run may still be going on.
+
+  Args:
+    workdir: The work directory of a run.
+    step: Number of completed updates.
+    abstract_state: As for `checkpoint.Checkpointer.restore`.
+
+  Returns:
+    The train state and its step; None where there is no such checkpoint.
+
+  Raises:
+    UserError: As `checkpoint.Checkpointer.restore`.
+  """
+  checkpoint_format.quiet_orbax()
+  directory = pathlib.Path(workdir).resolve() / 'checkpoints'
+  found = newest_good(directory, abstract_state, step)
+  return None if found is None else (found[0], found[1]['step'])
+
+
+def newest_good(
+  directory: pathlib.Path,
+  abstract_state: PyTree | checkpoint_format.StateFor,
+  at_most: int | None = None,
+) -> tuple[PyTree, dict[str, Any], pathlib.Path, list[pathlib.Path]] | None:
+  """Reads the newest good checkpoint, up to a step where one is given.
+
+  Returns:
+    The train state, its info, where it was found, and the damaged ones that
+    are newer; None where there is no checkpoint.
+
+  Raises:
+    UserError: One does not fit or needs a newer version, or all are damaged.
+  """
+  damaged: dict[pathlib.Path, str] = {}
+  for path in _newest_first(directory):
+    if at_most is not None and int(path.name) > at_most:
+      continue
+    try:
+      state, info = checkpoint_format.restore(path, abstract_state)
+    except checkpoint_format.DamagedError as e:
+      logging.warning('Checkpoint %s is damaged: %s', path, e)
+      damaged[path] = str(e)
+    else:
+      return state, info, path, list(damaged)
+  if damaged:
+    raise _all_damaged(damaged)
+  return None
+
+
+def _newest_first(directory: pathlib.Path) -> list[pathlib.Path]:
+  """Returns the checkpoints, as the first process sees them.
+
+  On a network file system another one may not see the newest yet.
+  """
+  names = processes.call_on_first(
+    lambda: [path.name for path in checkpoint_format.newest_first(directory)]
+  )
+  return [directory / name for name in names]
+
+
+def restore_params(
+  workdir: pathlib.Path | str, step: int | str | None = None
+) -> tuple[PyTree, int, pathlib.Path]:
+  """Reads the parameters for prediction, and nothing else.
+
+  From best/ if there, else from the newest good checkpoint; their moving
+  average if there. Changes nothing, so the run may still be going on.
+
+  Args:
+    workdir: The work directory of a run.
+    step: Of the checkpoint to read; 'best'; 'newest'; or None, as above.
+
+  Returns:
+    The parameters (nested dicts of NumPy arrays), their step, and where they
+    were found.
+
+  Raises:
+    UserError: There is no such checkpoint (those that there are are listed), it
+      needs a newer version, or all are damaged.
+  """
+  workdir = pathlib.Path(workdir).resolve()
+  damaged: dict[pathlib.Path, str] = {}
+  checkpoint_format.quiet_orbax()
+  for path in checkpoint_format.candidates(workdir, step):
+    try:
+      params, found = checkpoint_format.read_params(path)
+    except checkpoint_format.DamagedError as e:
+      logging.warning('Checkpoint %s is damaged: %s', path, e)
+      damaged[path] = str(e)
+    else:
+      return params, found, path
+  if damaged:
+    raise _all_damaged(damaged)
+  there = checkpoint_format.steps(workdir)
+  if not any(there.values()):
+    raise UserError(
+      f'there is no checkpoint in {workdir}: neither best/ nor checkpoints/ has'
+      ' one; give the work directory of a run that has saved'
+    )
+  shown = [str(n) for n in there['checkpoints']]
+  shown += [f'{n} (the best)' for n in there['best']]
+  wanted = f'{step} checkpoint' if step == 'best' else f'checkpoint {step}'
+  raise UserError(
+    f'there is no {wanted} in {workdir}: choose one of the steps'
+    f' {", ".join(shown)}'
+  )
+
+
+def _all_damaged(damaged: dict[pathlib.Path, str]) -> UserError:
+  causes = '; '.join(f'{path}: {cause}' for path, cause in damaged.items())
+  return UserError(
+    f'all checkpoints are damaged: {causes}; restore one from a backup, or'
+    ' start in another work directory'
+  )
