@@ -11,6 +11,7 @@ from vit_jax import models
 from vit_jax import weights
 from vit_jax.models import mixer
 from vit_jax.models import resnet
+from vit_jax.models import stack
 from vit_jax.models import vit
 
 SIZE = (8, 16)  # of images; in patches, 2 x 4
@@ -72,7 +73,7 @@ def scanned(model: weights.Loaded) -> weights.Loaded:
   return dataclasses.replace(
     model,
     model=model.model.clone(scan=True),
-    params=vit.stack_layers(model.params),
+    params=stack.stack_layers(model.params),
   )
 
 

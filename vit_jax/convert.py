@@ -96,7 +96,11 @@ def write_workdir(
 
   config = _config(loaded)
   state = step.TrainState(
-    jnp.zeros((), jnp.int32), loaded.params, opt_state=None, ema_params=None
+    jnp.zeros((), jnp.int32),
+    loaded.params,
+    opt_state=None,
+    ema_params=None,
+    extra={},
   )
   with export.new_directory(path) as directory:
     workdir.prepare(directory, config, loaded.preprocess.to_dict(), '')

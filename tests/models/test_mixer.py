@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from vit_jax.models import mixer
-from vit_jax.models import vit
+from vit_jax.models import stack
 
 
 def tiny(**overrides):
@@ -97,10 +97,10 @@ def test_scanned_remat_and_unrolled_are_one_function():
   (_, expected), expected_grads = grads(params, model)
   assert all(abs(x).max() > 0 for x in jax.tree.leaves(expected_grads))
   twin = model.clone(scan=True, remat='full')
-  (_, found), found_grads = grads(vit.stack_layers(params), twin)
+  (_, found), found_grads = grads(stack.stack_layers(params), twin)
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * abs(b).max()),
-    (found, vit.unstack_layers(found_grads)),
+    (found, stack.unstack_layers(found_grads)),
     (expected, expected_grads),
   )
 
@@ -108,7 +108,7 @@ def test_scanned_remat_and_unrolled_are_one_function():
 @pytest.mark.parametrize('scan', [False, True])
 def test_intermediates(scan):
   params, images = example()
-  params = vit.stack_layers(params) if scan else params
+  params = stack.stack_layers(params) if scan else params
   model = tiny(scan=scan)
   logits, state = apply(model, params, images, mutable=('intermediates',))
   assert set(state['intermediates']) == {'tokens'}
@@ -168,3 +168,11 @@ def test_image_must_be_a_multiple_of_the_patch():
   params, images = example()
   with pytest.raises(ValueError, match='not a multiple of the patch'):
     apply(tiny(), params, images[:, :7])
+
+
+def test_trunk_gives_tokens_and_what_the_head_reads():
+  params, images = example()
+  seen = tiny().apply({'params': params}, images, method='trunk')
+  assert seen['tokens'].shape == (6, 8, 24)
+  features = tiny(num_classes=0).apply({'params': params}, images)
+  np.testing.assert_array_equal(seen['features'], features)

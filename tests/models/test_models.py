@@ -12,7 +12,11 @@ import pytest
 import vit_jax
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.models import layers
+from vit_jax.models import attention as attention_lib
+from vit_jax.models import dropout
+from vit_jax.models import embedding
+from vit_jax.models import spec
+from vit_jax.models import stack
 from vit_jax.models import vit
 from vit_jax.train import flops
 
@@ -103,7 +107,7 @@ def test_all_published_names_are_listed():
 def test_scanned_remat_and_unrolled_are_one_function():
   """Outputs, gradients, dropout and stochastic depth."""
   params, images = example()
-  stacked = vit.stack_layers(params)
+  stacked = stack.stack_layers(params)
 
   @functools.partial(jax.jit, static_argnums=1)
   @functools.partial(jax.value_and_grad, has_aux=True)
@@ -117,7 +121,7 @@ def test_scanned_remat_and_unrolled_are_one_function():
   for scan, remat in twins:
     twin = model.clone(scan=scan, remat=remat)
     (_, found), found_grads = grads(stacked if scan else params, twin)
-    found_grads = vit.unstack_layers(found_grads) if scan else found_grads
+    found_grads = stack.unstack_layers(found_grads) if scan else found_grads
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * abs(b).max()),
       (found, found_grads),
@@ -156,16 +160,18 @@ def test_init_does_not_depend_on_scan():
   params, _ = example()
   init = functools.partial(models.init_params, image_shape=(8, 16, 3))
   scanned = init(tiny(scan=True), jax.random.key(0))
-  jax.tree.map(np.testing.assert_array_equal, scanned, vit.stack_layers(params))
   jax.tree.map(
-    np.testing.assert_array_equal, vit.unstack_layers(scanned), params
+    np.testing.assert_array_equal, scanned, stack.stack_layers(params)
+  )
+  jax.tree.map(
+    np.testing.assert_array_equal, stack.unstack_layers(scanned), params
   )
 
 
 @pytest.mark.parametrize('scan', [False, True])
 def test_intermediates(scan):
   params, images = example()
-  params = vit.stack_layers(params) if scan else params
+  params = stack.stack_layers(params) if scan else params
   model = tiny(scan=scan)
   logits, state = apply(model, params, images, mutable=('intermediates',))
   attention = state['intermediates']['attention']
@@ -196,7 +202,7 @@ def test_nothing_is_captured_unasked():
 def test_rbg_masks_differ_between_the_parts_of_a_batch():
   key = jax.random.key(0, impl='rbg')
   parts = [jnp.array([0, 2, 4]), jnp.array([1, 3, 5])]
-  masks = [layers.keep_mask((key, rows), 0.5, (64,)) for rows in parts]
+  masks = [dropout.keep_mask((key, rows), 0.5, (64,)) for rows in parts]
   assert (masks[0] != masks[1]).any()
 
 
@@ -205,7 +211,9 @@ def test_equals_linens_own_attention():
   params, _ = example()
   block = params['blocks_1']['attention']
   x = jax.random.normal(jax.random.key(3), (2, 9, 32))
-  attention = layers.Attention(4, 0.0, nn.initializers.zeros)
+  attention = attention_lib.Attention(
+    spec.EncoderSpec(hidden_size=32, mlp_dim=48, depth=1, num_heads=4)
+  )
   found, _ = attention.apply({'params': block}, x, None)
   qkv, names = block['qkv'], ('query', 'key', 'value')
   theirs = {
@@ -219,7 +227,7 @@ def test_equals_linens_own_attention():
 
 def test_patch_embedding_is_a_convolution():
   images = jax.random.normal(jax.random.key(0), (2, 12, 20, 3))
-  embed = layers.PatchEmbedding(7, (3, 5), nn.initializers.lecun_normal())
+  embed = embedding.PatchEmbedding(7, (3, 5), nn.initializers.lecun_normal())
   params = embed.init(jax.random.key(1), images)['params']
   conv = nn.Conv(7, (3, 5), strides=(3, 5), padding='VALID')
   np.testing.assert_allclose(
@@ -247,7 +255,7 @@ def test_positions_and_pools(pool, position):
 
 
 def test_sincos2d_is_separable_and_unit_circles():
-  table = layers.sincos2d((3, 5), 16).reshape(3, 5, 4, 4)
+  table = embedding.sincos2d((3, 5), 16).reshape(3, 5, 4, 4)
   sin_x, cos_x, sin_y, cos_y = np.moveaxis(table, 2, 0)
   np.testing.assert_allclose(sin_x**2 + cos_x**2, 1, rtol=1e-5)
   np.testing.assert_allclose(sin_y**2 + cos_y**2, 1, rtol=1e-5)
@@ -255,7 +263,7 @@ def test_sincos2d_is_separable_and_unit_circles():
   np.testing.assert_allclose(sin_x[0, :, 0], np.sin(np.arange(5)), atol=1e-6)
 
 
-@pytest.mark.parametrize('gelu', layers.GELUS)
+@pytest.mark.parametrize('gelu', spec.GELUS)
 def test_bfloat16_computes_with_float32_parameters(gelu):
   params, images = example()
   model = tiny(dtype=jnp.bfloat16, gelu=gelu)
@@ -271,7 +279,7 @@ def test_bfloat16_computes_with_float32_parameters(gelu):
 @pytest.mark.parametrize('rate', [0.1, 0.5, 0.9])
 def test_masks_keep_the_right_share(impl, rate):
   mask = (jax.random.key(0, impl=impl), jnp.arange(64))
-  keep = layers.keep_mask(mask, rate, (65, 33))
+  keep = dropout.keep_mask(mask, rate, (65, 33))
   assert keep.shape == (64, 65, 33)
   sigma = (rate * (1 - rate) / keep.size) ** 0.5
   assert abs(float(keep.mean()) - (1 - rate)) < 4 * sigma + 2**-16
@@ -285,12 +293,14 @@ def test_masks_keep_the_right_share(impl, rate):
 def test_dropout_keeps_the_mean_and_the_dtype():
   mask = (jax.random.key(0), jnp.arange(8))
   x = jnp.ones((8, 100, 100), jnp.bfloat16)
-  y = layers.dropout(x, 0.25, mask)
+  y = dropout.dropout(x, 0.25, mask)
   assert y.dtype == x.dtype and set(np.unique(y.astype(float))) == {
     0,
     1.3359375,
   }
-  assert layers.dropout(x, 0.0, mask) is x and layers.dropout(x, 0.5, None) is x
+  assert (
+    dropout.dropout(x, 0.0, mask) is x and dropout.dropout(x, 0.5, None) is x
+  )
 
 
 def test_masks_belong_to_rows_of_the_global_batch():
@@ -322,7 +332,7 @@ def test_stochastic_depth_grows_linearly():
 def test_uniform_stochastic_depth_skips_all_layers(scan):
   params, images = example()
   if scan:
-    params = vit.stack_layers(params)
+    params = stack.stack_layers(params)
   model = tiny(
     stochastic_depth=0.9999, stochastic_depth_uniform=True, scan=scan
   )
@@ -465,3 +475,33 @@ def test_image_must_be_a_multiple_of_the_patch():
   params, images = example()
   with pytest.raises(ValueError, match='not a multiple of the patch'):
     apply(tiny(), params, images[:, :7])
+
+
+@pytest.mark.parametrize('pool', vit.POOLS)
+def test_trunk_gives_tokens_and_what_the_head_reads(pool):
+  model = tiny(pool=pool, depth=1, registers=2)
+  images = example()[1]
+  params = models.init_params(model, jax.random.key(0), images.shape[1:])
+  seen = model.apply({'params': params}, images, method='trunk')
+  prefix = model.prefix_length
+  assert seen['tokens'].shape == (6, prefix + 8, 32)
+  reads = {'token': seen['tokens'][:, 0]}
+  reads['gap'] = seen['tokens'][:, prefix:].mean(axis=1)
+  reads['token+gap'] = jnp.concatenate([reads['token'], reads['gap']], axis=1)
+  if pool in reads:
+    np.testing.assert_allclose(seen['features'], reads[pool], atol=1e-6)
+  logits = nn.Dense(5).apply({'params': params['head']}, seen['features'])
+  np.testing.assert_allclose(
+    logits, apply(model, params, images), rtol=1e-4, atol=1e-5
+  )
+
+
+def test_a_trunk_stands_without_its_head():
+  params, images = example()
+  model = tiny()
+  trunk = vit.Trunk.take(model)
+  own = trunk.init(jax.random.key(0), images, method='trunk')['params']
+  assert own.keys() == params.keys() - {'head'}
+  found = trunk.apply({'params': own}, images, method='trunk')
+  whole = model.apply({'params': params | own}, images, method='trunk')
+  jax.tree.map(np.testing.assert_array_equal, found, whole)

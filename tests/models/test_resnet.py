@@ -242,3 +242,13 @@ def test_a_fresh_head_is_zero():
   params = init(model, images)
   assert not params['head']['kernel'].any()
   assert not apply(model, params, images).any()
+
+
+def test_trunk_gives_a_grid_and_what_the_head_reads():
+  model = tiny_bit()
+  params, images = example(model)
+  seen = model.apply({'params': params}, images, method='trunk')
+  assert seen['tokens'].shape == (2, 5 * 3, 48)
+  headless = {name: x for name, x in params.items() if name != 'head'}
+  features = apply(tiny_bit(num_classes=0), headless, images)
+  np.testing.assert_allclose(seen['features'], features, rtol=1e-4, atol=1e-5)

@@ -20,7 +20,6 @@ from vit_jax import optim
 from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
 from vit_jax.models import stack
-from vit_jax.models import vit
 from vit_jax.objectives import Purpose
 from vit_jax.optim import rules as rules_lib
 from vit_jax.train import experiment as experiment_lib
@@ -30,24 +29,24 @@ from vit_jax.train import step as step_lib
 
 UserError = config_lib.UserError
 
-# How it is asked for, how a scanned stack of three layers is cut, and what
+# How it is asked for, whether that can be asked of a scanned stack, and what
 # trains then.
 BELOW = ('patch_embedding', 'position_embedding', 'blocks_0', 'blocks_1')
 FREEZING = {
-  'head': ({'trainable': '^head/'}, (), lambda path: path[0] == 'head'),
+  'head': ({'trainable': '^head/'}, True, lambda path: path[0] == 'head'),
   'upper layer': (
     {'freeze': '^(patch_|position_|blocks_[01]/)'},
-    (2, 1),
+    False,
     lambda path: path[0] not in BELOW,
   ),
   'norms': (
     {'trainable': 'norm'},
-    (),
+    True,
     lambda path: not {'norm', 'norm1', 'norm2'}.isdisjoint(path),
   ),
   'not one mlp': (
     {'freeze': 'blocks_1/mlp'},
-    (1, 1, 1),
+    False,
     lambda path: path[:2] != ('blocks_1', 'mlp'),
   ),
 }
@@ -79,9 +78,7 @@ def frozen_run(name, how):
 
 def unrolled(params):
   """Parameters of any layout, as the unrolled model has them, by path."""
-  params = stack.join_runs(jax.device_get(params))
-  if 'blocks' in params:
-    params = vit.unstack_layers(params)
+  params = stack.unstack_layers(jax.device_get(params))
   leaves = jax.tree_util.tree_leaves_with_path(params)
   names = [
     jax.tree_util.keystr(path, simple=True, separator='/') for path, _ in leaves
@@ -139,7 +136,12 @@ def masked_by_hand(name):
 
 @pytest.mark.parametrize(
   ('name', 'scan'),
-  [*((name, True) for name in FREEZING), ('upper layer', False)],
+  [
+    ('head', True),
+    ('norms', True),
+    ('upper layer', False),
+    ('not one mlp', False),
+  ],
 )
 def test_equals_a_gradient_masked_by_hand(name, scan):
   """That of an unrolled model."""
@@ -150,7 +152,6 @@ def test_equals_a_gradient_masked_by_hand(name, scan):
     batch = next(e.train_batches(step))
     state, metrics = e.program.train_step(state, batch, np.int32(step))
     assert metrics['ok']
-  assert e.program.rules.runs == (FREEZING[name][1] if scan else ())
   expected, average = masked_by_hand(name)
   for path, x in unrolled(state.params).items():
     np.testing.assert_allclose(x, expected[path], rtol=1e-4, atol=1e-6)
@@ -164,7 +165,7 @@ def test_equals_a_gradient_masked_by_hand(name, scan):
 def test_frozen_parameters_cost_nothing(name):
   """Neither memory of optimizer and average, nor products; scanned or not."""
   trains, counts = FREEZING[name][2], []
-  for how in HOWS:
+  for how in HOWS[: 1 + FREEZING[name][1]]:
     e = frozen_run(name, how)
     state = e.program.abstract_state()
     sizes = {path: p.size for path, p in e.program.rules.parameters.items()}
@@ -177,7 +178,7 @@ def test_frozen_parameters_cost_nothing(name):
     traced = e.program.train_step.trace(state, batch, np.int32(0))
     assert flops.of_jaxpr(traced.jaxpr) == e.program.flops.step
     counts.append(e.program.flops)
-  assert counts[0] == counts[1]
+  assert counts[0] == counts[-1]
   forward, step, everything = dataclasses.astuple(counts[0])
   assert forward < step < everything
 
@@ -202,7 +203,7 @@ def test_resumes_to_the_bit_and_loads_whole(tmp_path):
     model__depth=4,
     model__scan=True,
     train__accumulation=2,
-    optim__freeze='^(patch_|blocks_[0-2]/)',
+    optim__freeze='^(patch_|blocks_./mlp)',
     optim__weight_decay=0.1,
   )
   whole, resumed = tmp_path / 'whole', tmp_path / 'resumed'
@@ -301,15 +302,28 @@ def test_ten_times_the_rate_of_the_head():
     )
 
 
-def test_runs_come_apart_and_together():
+def test_a_scanned_stack_trains_in_all_layers_alike():
+  for name, (keys, is_alike, _) in FREEZING.items():
+    config = tiny.config(**{f'optim__{key}': x for key, x in keys.items()})
+    rules = rules_lib.make(config.optim, abstract())
+    assert rules.trains_layers_alike == is_alike, name
+    if is_alike:
+      assert rules_lib.make(config.optim, abstract(scan=True)) == rules
+    else:
+      with pytest.raises(UserError, match=r'set config\.model\.scan=False$'):
+        rules_lib.make(config.optim, abstract(scan=True))
+
+
+def test_runs_of_earlier_checkpoints_are_joined():
   params = jax.tree.map(
     lambda x: np.arange(x.size).reshape(x.shape), abstract(scan=True)
   )
-  cut = stack.split_runs(params, (1, 2))
-  assert cut.keys() - params.keys() == {'blocks_0-0', 'blocks_1-2'}
+  cut = {name: x for name, x in params.items() if name != 'blocks'}
+  for name, layers in (('blocks_1-2', slice(1, 3)), ('blocks_0-0', slice(1))):
+    cut[name] = jax.tree.map(lambda x, part=layers: x[part], params['blocks'])
   joined = stack.join_runs(cut)
   jax.tree.map(np.testing.assert_array_equal, joined, params)
-  assert stack.split_runs(params, ()) is params
+  assert stack.join_runs(params) is params
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import scipy.ndimage
 from vit_jax.config import UserError
 from vit_jax.models import mixer
 from vit_jax.models import resnet
+from vit_jax.models import stack
 from vit_jax.models import vit
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import fit
@@ -459,7 +460,7 @@ def test_layers_stacked_or_unrolled_and_kinds_of_arrays():
   stacked, changes = adapt(source, scanned)
   assert not changes
   jax.tree.map(
-    np.testing.assert_array_equal, stacked, vit.stack_layers(unrolled)
+    np.testing.assert_array_equal, stacked, stack.stack_layers(unrolled)
   )
   back, _ = adapt_lib.adapt(stacked, scanned, source, GRID, GRID, channels=3)
   jax.tree.map(np.testing.assert_array_equal, back, unrolled)
@@ -478,7 +479,9 @@ def test_layers_stacked_or_unrolled_and_kinds_of_arrays():
 
 
 def test_mixer():
-  model = mixer.Mixer(5, (4, 4), 16, 8, 24, 2)
+  model = mixer.Mixer(
+    5, (4, 4), hidden_size=16, tokens_mlp_dim=8, mlp_dim=24, depth=2
+  )
   target = model.clone(num_classes=3, patch_size=(6, 8), scan=True)
   _, changes = adapt(model, target, channels=1)
   assert set(changes) == {

@@ -59,8 +59,8 @@ def _model() -> ml_collections.ConfigDict:
   # no attention dropout. 'cudnn' needs a GPU and train.dtype=bfloat16.
   model.attention_implementation = config_dict.placeholder(str)
   # The keys below override fields of the model that the name stands for; None
-  # keeps the model's value. A family has some of them: see the attributes of
-  # the classes in models/vit.py, models/mixer.py and models/resnet.py.
+  # keeps the model's value. A family has some of them: their meaning
+  # is in models/spec.py, models/vit.py, models/mixer.py and models/resnet.py.
   model.hidden_size = config_dict.placeholder(int)  # width D of a token
   model.mlp_dim = config_dict.placeholder(int)  # hidden width of an MLP
   model.num_heads = config_dict.placeholder(int)  # attention heads of a layer
@@ -306,9 +306,9 @@ def _optim() -> ml_collections.ConfigDict:
   optim.nesterov = False  # of 'sgd'
   optim.sam = _sam()
   # Regular expressions that are searched for in the paths of parameters, such
-  # as `blocks_3/norm1/scale` (also where the layers are scanned). `trainable`
-  # selects what trains ('': all), and `freeze` excludes some of that, as
-  # '^(patch_embedding|blocks_[0-5])/'.
+  # as `blocks_3/norm1/scale` (also where the layers are scanned, which are
+  # frozen all alike). `trainable` selects what trains ('': all), and `freeze`
+  # excludes some of that, as '^(patch_embedding|blocks_[0-5])/'.
   optim.trainable = ''
   optim.freeze = ''
   # Factor of the learning rate from each layer to the one before it, beginning

@@ -111,8 +111,8 @@ def check_sources(
   ):
     check_examples(
       spec,
-      *(train_source.labels, train_source.indices),
-      *(source.labels, source.indices),
+      *(train_source.column('label'), train_source.indices),
+      *(source.column('label'), source.indices),
       train_source.classes,
     )
   _check_apart(spec)

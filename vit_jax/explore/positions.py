@@ -4,7 +4,7 @@ import numpy as np
 
 from vit_jax import weights
 from vit_jax.config import UserError
-from vit_jax.models import layers
+from vit_jax.models import embedding
 from vit_jax.models import vit as vit_lib
 
 _EPSILON = 1e-5  # of resnet.ResNetStem
@@ -40,7 +40,7 @@ def position_similarity(
     vit = vit.adapted(image_size=image_size)
   h, w = weights.grid(model, vit.position_size)
   if model.position_embedding == 'sincos2d':
-    table = layers.sincos2d((h, w), model.hidden_size)[0]
+    table = embedding.sincos2d((h, w), model.hidden_size)[0]
   else:
     whole = np.asarray(vit.params['position_embedding'], np.float32)
     table = _finite(whole[0, model.positioned_prefix :], 'positions')

@@ -399,7 +399,7 @@ def _simplified(
   import jax.numpy as jnp
 
   from vit_jax import models
-  from vit_jax.models import vit as vit_lib
+  from vit_jax.models import stack
 
   size = sum(x.nbytes for x in jax.tree.leaves(vit.params))
   if size > _MOST_BYTES:
@@ -412,7 +412,7 @@ def _simplified(
   params, notes = vit.params, []
   if form == 'onnx':
     if getattr(vit.model, 'scan', False):  # onnxruntime's loops are slow
-      params, plain['scan'] = vit_lib.unstack_layers(params), False
+      params, plain['scan'] = stack.unstack_layers(params), False
     plain['dtype'] = jnp.float32
     if (dtype := jnp.dtype(vit.model.dtype)) != jnp.float32:
       notes.append(

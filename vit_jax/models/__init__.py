@@ -1,27 +1,22 @@
-"""Models by name: `ViT-B/16` is family, size and patch size.
+"""Makes models from names: `ViT-B/16` is family, size and patch size.
 
 This package imports nothing else of vit_jax.
 """
 
 from collections.abc import Mapping
-from collections.abc import Sequence
-import dataclasses
 import difflib
 import fnmatch
-import math
 import re
-import reprlib
-import types
-import typing
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import layers
+from vit_jax.models import fields as fields_lib
 from vit_jax.models import mixer
 from vit_jax.models import names
 from vit_jax.models import resnet
+from vit_jax.models import stack
 from vit_jax.models import vit
 
 Model = vit.ViT | mixer.Mixer | resnet.BiT
@@ -131,75 +126,25 @@ def _unknown_name(name: str) -> ValueError:
 
 
 def model_of(module: type[Model], fields: Mapping[str, Any]) -> Model:
-  """Returns a Linen module of some fields, which are checked.
+  """Returns a Linen module with the given fields, after checking them.
 
   Raises:
     ValueError: A field is unknown, or they do not fit.
   """
-  known = _fields(module)
-  for key in fields:
-    if key not in known:
-      near = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
-      hint = (
-        f'did you mean {near[0]!r}?' if near else f'it has {", ".join(known)}'
-      )
-      raise ValueError(f'a {module.__name__} has no field {key!r}: {hint}')
-  fields = {  # JSON has lists
-    key: tuple(value) if isinstance(value, list) else value
-    for key, value in fields.items()
-  }
-  if 'patch_size' in fields:
-    fields['patch_size'] = _pair(fields['patch_size'])
-  hints = typing.get_type_hints(module)
-  for key, value in fields.items():
-    if not _is_of_type(value, hints[key]):
-      raise ValueError(
-        f'{key} is {value!r}: it must be of the type {_show(hints[key])}'
-      )
-  model = module(**fields)
-  _check_fields(model)
+  model = module(**fields_lib.checked(module, fields))
+  fields_lib.check_values(model)
+  if isinstance(model, vit.ViT):
+    _check_vit(model)
   return model
 
 
-def _is_of_type(value: Any, hint: Any) -> bool:
-  """Whether a value is of a field's type; those of libraries are not looked at.
-
-  A whole number is a float as well; a truth value is not a number.
-  """
-  origin, arguments = typing.get_origin(hint), typing.get_args(hint)
-  if origin is types.UnionType:
-    return any(_is_of_type(value, each) for each in arguments)
-  if origin is tuple:
-    return isinstance(value, tuple) and all(
-      _is_of_type(x, arguments[0]) for x in value
-    )
-  if hint in (int, float):
-    allowed = (int, float) if hint is float else int
-    return isinstance(value, allowed) and not isinstance(value, bool)
-  if hint in (bool, str, types.NoneType):
-    return isinstance(value, hint)
-  return True
-
-
-def _show(hint: Any) -> str:
-  return hint.__name__ if isinstance(hint, type) else str(hint)
-
-
 def fields_of(model: Model) -> dict[str, Any]:
-  """Returns all fields of a model that decide what it computes, but dtype."""
+  """Returns all fields of a model but `dtype`, by name."""
   return {
     name: getattr(model, name)
-    for name in _fields(type(model))
+    for name in fields_lib.of(type(model))
     if name != 'dtype'
   }
-
-
-def _fields(module: type[Model]) -> list[str]:
-  return [
-    field.name
-    for field in dataclasses.fields(module)
-    if field.name not in ('parent', 'name')
-  ]
 
 
 def from_config(
@@ -210,7 +155,7 @@ def from_config(
   Args:
     config: `config.model`; keys that are None keep what the name means.
     num_classes: Used where `config.num_classes` is None.
-    dtype: Of the computation, a name.
+    dtype: Name of the type in which the model computes.
 
   Raises:
     ValueError: As `create_model`.
@@ -219,13 +164,13 @@ def from_config(
   fields.setdefault('num_classes', num_classes)
   module, _ = _parse(fields['name'])
   for key, unset in (('scan', False), ('remat', 'none')):
-    if fields.get(key) == unset and key not in _fields(module):
+    if fields.get(key) == unset and key not in fields_lib.of(module):
       del fields[key]
   return create_model(**fields, dtype=jnp.dtype(dtype))
 
 
 def name_of(model: Model) -> str:
-  """Returns the name of a family, size and patch that comes closest."""
+  """Returns the published name whose fields are most like a model's."""
   fields = fields_of(model)
 
   def alike(name: str) -> int:
@@ -262,7 +207,7 @@ def check(
 
 
 def pixels_per_token(model: Model) -> tuple[int, int] | None:
-  """Returns what part of the image a token stands for; None without tokens."""
+  """Returns the pixels of a token, (height, width); None without patches."""
   if isinstance(model, resnet.BiT):
     return None
   stages = getattr(model, 'resnet_stages', None)
@@ -294,96 +239,7 @@ def init_params(
     return model.init(key, images)['params']
   # As a scan, whatever the model: it compiles one layer, not all of them.
   params = model.clone(scan=True).init(key, images)['params']
-  return params if model.scan else vit.unstack_layers(params)
-
-
-def _pair(patch_size: Any) -> tuple[int, int]:
-  is_one = type(patch_size) is int
-  pair = (patch_size, patch_size) if is_one else patch_size
-  good = isinstance(pair, tuple | list) and len(pair) == 2
-  if not good or not all(type(x) is int and x > 0 for x in pair):
-    raise ValueError(
-      f'patch_size is {patch_size!r}: write one positive number, or'
-      ' (height, width)'
-    )
-  return pair[0], pair[1]
-
-
-_POSITIVE = (
-  'hidden_size',
-  'mlp_dim',
-  'tokens_mlp_dim',
-  'num_heads',
-  'depth',
-  'resnet_width',
-  'width_factor',
-  'stem_width',
-  'num_groups',
-)
-
-
-# Bounds that no model comes near (ViT-22B has 48 layers 6,144 wide), so that
-# what is meant as another number is refused before shapes are made of it.
-_AT_MOST = {'depth': 1_000, 'registers': 2**16, 'num_classes': 2**28}
-_MOST_SIZE = 2**20
-_MOST_UNITS = 1_000  # in a stage of a ResNet
-_MOST_STAGES = 16
-_MOST_FLOAT = 1e30
-
-
-def _check_sizes(model: Model) -> None:
-  """Raises a ValueError where a size is out of all bounds."""
-  for field in _fields(type(model)):
-    value = getattr(model, field)
-    most = _AT_MOST.get(field, _MOST_SIZE)
-    if field in ('stages', 'resnet_stages'):
-      most = _MOST_UNITS
-    numbers = value if isinstance(value, tuple) else (value,)
-    if len(numbers) > _MOST_STAGES:
-      raise ValueError(
-        f'{field} has {len(numbers)} numbers: at most {_MOST_STAGES}'
-      )
-    least = 1 if isinstance(value, tuple) else -math.inf
-    for x in numbers:
-      if type(x) is int and not least <= x <= most:
-        raise ValueError(
-          f'{field} is {reprlib.repr(value)}: it must be from 1 to {most:,}'
-        )
-
-
-def _check_fields(model: Model) -> None:
-  choices: dict[str, Sequence[str]] = {
-    'pool': vit.POOLS,
-    'position_embedding': vit.POSITION_EMBEDDINGS,
-    'position_tokens': vit.POSITION_TOKENS,
-    'gelu': tuple(layers.GELUS),
-    'initializers': tuple(layers.INITIALIZERS),
-    'remat': vit.REMAT_POLICIES,
-    'attention_implementation': vit.ATTENTION_IMPLEMENTATIONS,
-  }
-  at_least = dict.fromkeys(_POSITIVE, 1) | dict.fromkeys(
-    ('num_classes', 'registers', 'pre_logits'), 0
-  )
-  _check_sizes(model)
-  rates = ('dropout_rate', 'attention_dropout_rate', 'stochastic_depth')
-  for field in _fields(type(model)):
-    value = getattr(model, field)
-    if field in choices and value not in choices[field]:
-      raise ValueError(
-        f'{field} is {value!r}: choose one of {", ".join(choices[field])}'
-      )
-    if field in at_least and value < at_least[field]:
-      raise ValueError(
-        f'{field} is {value}: it must be at least {at_least[field]}'
-      )
-    if field in rates and not 0 <= value < 1:
-      raise ValueError(f'{field} is {value}: it must be in [0, 1)')
-    if field == 'layer_norm_epsilon' and not 0 < value < 1:
-      raise ValueError(f'{field} is {value}: it must be in (0, 1)')
-    if type(value) is float and not abs(value) < _MOST_FLOAT:
-      raise ValueError(f'{field} is {value}: it must be a finite number')
-  if isinstance(model, vit.ViT):
-    _check_vit(model)
+  return params if model.scan else stack.unstack_layers(params)
 
 
 def _check_vit(model: vit.ViT) -> None:

@@ -1,7 +1,7 @@
-"""What timm and Hugging Face call the models that we have, too.
+"""Names that timm and Hugging Face give to models that exist here.
 
-A name means what these programs compute by it, but for the image size at its
-end: any is taken. As of timm 1.0.31 and transformers 5.23.
+A name gives the function that these libraries compute. The image size at its
+end is ignored. As of timm 1.0.31 and transformers 5.23.
 """
 
 from collections.abc import Callable

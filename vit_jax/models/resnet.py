@@ -9,13 +9,16 @@ In comments: B images, [h, w] the grid of features, F features.
 
 from collections.abc import Callable
 import functools
+from typing import Annotated
 from typing import Any
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import layers
+from vit_jax.models import fields
+from vit_jax.models import heads
+from vit_jax.models import initializers as initializers_lib
 
 # Units in each stage, and how wide: Section 3 and Table 1 of the BiT paper.
 BIT_SIZES: dict[str, dict[str, Any]] = {
@@ -38,13 +41,13 @@ class StdConv(nn.Module):
   Attributes:
     features: Filters.
     kernel_size: (kh, kw).
-    stride: Of both axes.
+    stride: Stride of both axes.
     padding: 'SAME', as TensorFlow and JAX pad: more after than before; 'FIXED',
       as PyTorch and BiT do: (k - 1) / 2 on both sides.
     epsilon: Added to the standard deviation.
     variance_epsilon: Added to the variance.
-    kernel_init: Of the kernel [kh, kw, in, features].
-    dtype: Of the convolution; the kernel is standardised in float32.
+    kernel_init: Initializer of the kernel [kh, kw, in, features].
+    dtype: Type of the convolution; the kernel is standardised in float32.
   """
 
   features: int
@@ -53,7 +56,7 @@ class StdConv(nn.Module):
   padding: str = 'SAME'
   epsilon: float = 0.0
   variance_epsilon: float = 1e-8
-  kernel_init: layers.Initializer = nn.initializers.lecun_normal()
+  kernel_init: initializers_lib.Initializer = nn.initializers.lecun_normal()
   dtype: jax.typing.DTypeLike = jnp.float32
 
   @nn.compact
@@ -78,8 +81,8 @@ class PostActivationUnit(nn.Module):
   """A bottleneck with norms after its convolutions, a ReLU after the sum.
 
   Attributes:
-    features: F of the output; the bottleneck has a quarter.
-    stride: Of the 3 x 3 convolution and of the shortcut.
+    features: F, channels of the output; the bottleneck has a quarter.
+    stride: Stride of the 3 x 3 convolution and of the shortcut.
     project: Whether the shortcut is a convolution.
     conv: A partial `StdConv`.
     norm: A partial `nn.GroupNorm`.
@@ -141,8 +144,8 @@ class Stage(nn.Module):
   Attributes:
     unit: `PostActivationUnit` or `PreActivationUnit`.
     depth: Number of units.
-    features: F of their outputs.
-    stride: Of the first unit.
+    features: F, channels of their outputs.
+    stride: Stride of the first unit.
     conv: A partial `StdConv`.
     norm: A partial `nn.GroupNorm`.
   """
@@ -178,8 +181,8 @@ class ResNetStem(nn.Module):
     stages: Units in each stage; () for the first convolution and pool alone.
       The second stage and those after it halve the grid.
     width: Features of the first convolution; stage i gives width * 4 * 2^i.
-    dtype: Of the computation. Parameters and statistics are float32.
-    initializers: A name in `layers.INITIALIZERS`.
+    dtype: Type of the convolutions. Parameters and statistics are float32.
+    initializers: A name in `initializers_lib.INITIALIZERS`.
   """
 
   stages: tuple[int, ...]
@@ -195,7 +198,7 @@ class ResNetStem(nn.Module):
       epsilon=1e-5,
       # Keeps the gradient of a constant filter finite; else changes nothing.
       variance_epsilon=1e-20,
-      kernel_init=layers.INITIALIZERS[self.initializers].patch,
+      kernel_init=initializers_lib.INITIALIZERS[self.initializers].patch,
       dtype=self.dtype,
     )
     norm = functools.partial(nn.GroupNorm, 32, dtype=self.dtype)
@@ -245,31 +248,41 @@ class BiT(nn.Module):
   Attributes:
     num_classes: Size of the head's output; 0 for no head.
     stages: Units in each stage. The second and those after it halve the grid.
-    width_factor: What all numbers of channels are multiplied by.
+    width_factor: Factor of all numbers of channels.
     stem_width: Channels of the first convolution.
-    channels: Of each stage's output; the bottlenecks have a quarter.
-    num_groups: Of every GroupNorm; divides all numbers of channels.
+    channels: Channels of each stage's output; the bottlenecks have a quarter.
+    num_groups: Groups of every GroupNorm; divides all numbers of channels.
     zero_padded_pool: Whether zeros surround what is pooled after the first
       convolution, as in BiT; False: a border that never wins, as in timm's
       plain ResNetV2. Arrays do not say which.
-    initializers: A name in `layers.INITIALIZERS`.
+    initializers: A name in `initializers_lib.INITIALIZERS`.
     head_bias: Start of the head's bias: with a sigmoid loss, the logarithm of
       how rare a class is.
-    dtype: Of the computation. Parameters, statistics and logits are float32.
+    dtype: Type of the convolutions. Parameters, statistics and logits are
+      float32.
   """
 
-  num_classes: int
-  stages: tuple[int, ...] = (3, 4, 6, 3)
-  width_factor: int = 1
-  stem_width: int = 64
-  channels: tuple[int, ...] = (256, 512, 1024, 2048)
-  num_groups: int = 32
-  zero_padded_pool: bool = True
-  initializers: str = 'vit'
-  head_bias: float = 0.0
-  dtype: jax.typing.DTypeLike = jnp.float32
+  num_classes: Annotated[int, heads.NUM_CLASSES]
+  stages: Annotated[tuple[int, ...], fields.STAGES] = (3, 4, 6, 3)
+  width_factor: Annotated[int, fields.SIZE] = 1
+  stem_width: Annotated[int, fields.SIZE] = 64
+  channels: Annotated[tuple[int, ...], fields.SIZE] = (256, 512, 1024, 2048)
+  num_groups: Annotated[
+    int, fields.Field(fields.Kind.FUNCTION, is_visible=False, least=1)
+  ] = 32
+  zero_padded_pool: Annotated[
+    bool, fields.Field(fields.Kind.FUNCTION, is_visible=False)
+  ] = True
+  initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
+  head_bias: Annotated[float, fields.TRAINING] = 0.0
+  dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
 
-  @nn.compact
+  def setup(self) -> None:
+    """Makes the head; its parameters lie beside the trunk's."""
+    if self.num_classes:
+      starts = initializers_lib.INITIALIZERS[self.initializers]
+      self.head = heads.linear(self.num_classes, starts.head, self.head_bias)
+
   def __call__(
     self,
     images: jax.Array,
@@ -287,13 +300,34 @@ class BiT(nn.Module):
     Returns:
       Logits, float32 [B, num_classes]; features [B, F] where that is 0.
     """
+    features = self.trunk(images, train=train, rows=rows)['features']
+    return self.head(features) if self.num_classes else features
+
+  @nn.compact
+  def trunk(
+    self,
+    images: jax.Array,
+    *,
+    train: bool = False,
+    rows: jax.Array | None = None,
+  ) -> dict[str, jax.Array]:
+    """Returns tokens and features.
+
+    Args:
+      images: [B, height, width, C], of any size.
+      train: Unused: nothing is random.
+      rows: Unused.
+
+    Returns:
+      `tokens` [B, h * w, F], the last grid row by row, in the dtype of the
+      computation; and `features`, their mean, float32 [B, F].
+    """
     del train, rows
-    init = layers.INITIALIZERS[self.initializers]
     conv = functools.partial(
       StdConv,
       padding='FIXED',
       variance_epsilon=1e-8,
-      kernel_init=init.patch,
+      kernel_init=initializers_lib.INITIALIZERS[self.initializers].patch,
       dtype=self.dtype,
     )
     norm = functools.partial(
@@ -313,10 +347,10 @@ class BiT(nn.Module):
         name=f'stage{i + 1}',
       )(x)
     x = nn.relu(norm(name='norm')(x))
-    x = x.mean(axis=(1, 2)).astype(jnp.float32)
-    if not self.num_classes:
-      return x
-    return layers.head(self.num_classes, init.head, self.head_bias, 'head')(x)
+    return {
+      'tokens': x.reshape(len(x), -1, x.shape[-1]),
+      'features': x.mean(axis=(1, 2)).astype(jnp.float32),
+    }
 
   def _widths(self) -> tuple[int, tuple[int, ...]]:
     """Returns the channels of the stem and of each stage."""

@@ -1,13 +1,13 @@
-"""A stack of equal blocks: unrolled, or scanned; the same function.
+"""A stack of equal layers, unrolled or scanned: the same function.
 
-A scanned stack's parameters have a leading axis of depth. Where only some of
-its layers train, it is cut into runs of consecutive layers, each a scan of its
-own, so that every array trains as a whole or not at all: `blocks` becomes
-`blocks_0-5` and `blocks_6-11`. The parameters say which it is.
+An unrolled stack has its parameters in `blocks_0`, `blocks_1`, ...; a scanned
+one in `blocks`, with a leading axis of depth. All that changes one form into
+the other is here.
+
+In comments: B images, T tokens, D hidden size, H heads, L layers.
 """
 
 from collections.abc import Mapping
-from collections.abc import Sequence
 import re
 from typing import Any
 
@@ -16,29 +16,38 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from vit_jax.models import layers
+from vit_jax.models import dropout
+from vit_jax.models import spec as spec_lib
 
 
 def apply_blocks(
-  model: Any,
+  model: nn.Module,
   block: Any,
+  spec: spec_lib.LayerSpec,
   x: jax.Array,
-  mask: layers.Mask | None,
+  dropout_key: dropout.DropoutKey | None,
   last: Mapping[str, Any] | None = None,
 ) -> jax.Array:
-  """Applies a model's blocks to x; sows what they capture.
+  """Applies a stack of blocks to x; sows what they capture.
 
-  A block maps (x, layer, mask) to (x, intermediates), a dict. Its fields are
-  those of the model that have the same names, and `capture`. Where something is
-  captured, and the collection `perturbations` is given, it also takes a part of
-  the `attention` [depth, ...] there.
+  A block is made from `spec` and `capture`, and maps (x, layer, dropout_key) to
+  (x, intermediates), a dict. Where `intermediates` are asked for, and a
+  collection `perturbations` has a variable `attention` [L, ...], each block is
+  also given its part of that, to be added to its attention weights.
+
+  Linen's own `Module.perturb` does not serve for that. It adds to a value that
+  is computed, but the weights here are divided by their sum only after the
+  product with the values, unless they are captured; it keeps a variable in each
+  module, so that unrolled and scanned models need different collections; and it
+  makes these variables, as large as all attention, whenever a model is
+  initialised.
 
   Args:
-    model: Linen module, in its compact method. Its fields `depth`, `scan` and
-      `remat` say how many blocks there are and how they are computed.
+    model: Linen module, in its compact method, that gets the parameters.
     block: Linen module class.
+    spec: Fields of the layers, their number among them.
     x: [B, T, D].
-    mask: Key of the step and rows of the global batch; None when not training.
+    dropout_key: Key of the step; None when not training.
     last: Further fields of the last block, where the blocks are unrolled and
       capture nothing.
 
@@ -48,79 +57,85 @@ def apply_blocks(
   capture = not model.is_initializing() and model.is_mutable_collection(
     'intermediates'
   )
-  own = set(block.__dataclass_fields__) - {'capture', 'parent', 'name'}
-  fields = {name: getattr(model, name) for name in own if hasattr(model, name)}
-  if model.remat != 'none':
-    policy = getattr(jax.checkpoint_policies, model.remat, None)
+  added = model.get_variable('perturbations', 'attention') if capture else None
+  perturbations: tuple[jax.Array, ...] = () if added is None else (added,)
+  if spec.remat != 'none':
+    policy = getattr(jax.checkpoint_policies, spec.remat, None)
     # Inside a scan nothing can be merged across the loop's body anyway.
-    block = nn.remat(block, policy=policy, prevent_cse=not model.scan)
-  indices = jnp.arange(model.depth, dtype=jnp.int32)
-  perturbations = _perturbations(model) if capture else ()
-  each = []
-  if model.scan:
-    names = _run_names(model.variables.get('params', {}))
-    for name in names or ['blocks']:
-      run = layer_range(name) or range(model.depth)
-      part = slice(run.start, run.stop)
-      scanned = nn.scan(
-        block,
-        variable_axes={'params': 0},
-        split_rngs={'params': True},
-        in_axes=(0, nn.broadcast, *(0 for _ in perturbations)),
-        length=len(run),
-      )
-      x, intermediates = scanned(**fields, capture=capture, name=name)(
-        x, indices[part], mask, *(p[part] for p in perturbations)
-      )
-      each.append(intermediates)
-    captured = jax.tree.map(lambda *run: jnp.concatenate(run), *each)
+    block = nn.remat(block, policy=policy, prevent_cse=not spec.scan)
+  indices = jnp.arange(spec.depth, dtype=jnp.int32)
+  if spec.scan:
+    scanned = nn.scan(
+      block,
+      variable_axes={'params': 0},
+      split_rngs={'params': True},
+      in_axes=(0, nn.broadcast, *(0 for _ in perturbations)),
+      length=spec.depth,
+    )
+    x, captured = scanned(spec=spec, capture=capture, name='blocks')(
+      x, indices, dropout_key, *perturbations
+    )
   else:
-    for layer in range(model.depth):
-      if layer == model.depth - 1 and last and not capture:
-        fields |= last
-      one = block(**fields, capture=capture, name=f'blocks_{layer}')
+    each = []
+    for layer in range(spec.depth):
+      is_last = layer == spec.depth - 1 and not capture
+      further = last if is_last and last else {}
+      one = block(spec=spec, capture=capture, name=f'blocks_{layer}', **further)
       x, intermediates = one(
-        x, indices[layer], mask, *(p[layer] for p in perturbations)
+        x, indices[layer], dropout_key, *(p[layer] for p in perturbations)
       )
       each.append(intermediates)
-    captured = jax.tree.map(lambda *layer: jnp.stack(layer), *each)
+    captured = jax.tree.map(lambda *layers: jnp.stack(layers), *each)
   for name, value in captured.items():
     model.sow('intermediates', name, value, reduce_fn=lambda _, new: new)
   return x
 
 
-def _perturbations(model: Any) -> tuple[jax.Array, ...]:
-  """Returns what is to be added to all layers' attention, if anything is."""
-  added = model.get_variable('perturbations', 'attention')
-  return () if added is None else (added,)
+def stack_layers(params: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns an unrolled model's parameters as its scanned twin has them.
 
-
-def split_runs(params: Mapping[str, Any], runs: Sequence[int]) -> Any:
-  """Cuts a scanned model's `blocks` into runs of layers.
-
-  Args:
-    params: Arrays; with `blocks` [depth, ...] where there are runs.
-    runs: Their lengths, which sum to the depth; one or none is no cut.
+  `blocks_0`, `blocks_1`, ... become `blocks`, with a leading axis of depth.
+  NumPy arrays stay such.
   """
-  if len(runs) < 2:
-    return params
-  result = {name: x for name, x in params.items() if name != 'blocks'}
-  start = 0
-  for stop in np.cumsum(runs).tolist():
-    result[f'blocks_{start}-{stop - 1}'] = jax.tree.map(
-      lambda x, run=slice(start, stop): x[run], params['blocks']
-    )
-    start = stop
-  return result
+  names = [name for name in params if name.startswith('blocks_')]
+  names.sort(key=lambda name: int(name.removeprefix('blocks_')))
+  stacked = {k: v for k, v in params.items() if k not in names}
+  stacked['blocks'] = jax.tree.map(_stack, *(params[name] for name in names))
+  return stacked
+
+
+def _stack(*layers: Any) -> Any:
+  is_host = all(isinstance(x, np.ndarray) for x in layers)
+  return np.stack(layers) if is_host else jnp.stack(layers)
+
+
+def unstack_layers(params: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns parameters unrolled, the inverse of `stack_layers`.
+
+  Those that are unrolled already are returned as they are.
+  """
+  unrolled = {k: v for k, v in params.items() if k != 'blocks'}
+  if len(unrolled) < len(params):
+    for i in range(len(jax.tree.leaves(params['blocks'])[0])):
+      unrolled[f'blocks_{i}'] = jax.tree.map(
+        lambda x, i=i: x[i], params['blocks']
+      )
+  return unrolled
 
 
 def join_runs(params: Mapping[str, Any]) -> Any:
-  """The inverse of `split_runs`; other parameters are returned as they are."""
-  names = _run_names(params)
-  if not names:
+  """Returns parameters with their layers in one stack.
+
+  Earlier checkpoints of scanned models that train in part have several stacks,
+  as `blocks_0-5` and `blocks_6-11`; all others are returned as they are.
+  """
+  starts = {name: re.fullmatch(r'blocks_(\d+)-\d+', name) for name in params}
+  runs = {name: int(match[1]) for name, match in starts.items() if match}
+  if not runs:
     return params
-  result = {name: x for name, x in params.items() if name not in names}
-  result['blocks'] = jax.tree.map(_concatenate, *(params[n] for n in names))
+  result = {name: x for name, x in params.items() if name not in runs}
+  parts = [params[name] for name in sorted(runs, key=lambda name: runs[name])]
+  result['blocks'] = jax.tree.map(lambda *each: np.concatenate(each), *parts)
   return result
 
 
@@ -129,9 +144,9 @@ def relayout(tree: Any, target: Any) -> Any:
 
   Args:
     tree: Arrays of a model's shape, as a train state holds several times: the
-      layers are unrolled, stacked, or in runs.
-    target: Arrays or shapes of the same model, with the layers kept in one of
-      the other ways.
+      layers are unrolled or stacked.
+    target: Arrays or shapes of the same model, with the layers kept in the
+      other way.
   """
   layers = {}
   for path, x in jax.tree_util.tree_leaves_with_path(tree):
@@ -150,30 +165,10 @@ def relayout(tree: Any, target: Any) -> Any:
 def layer_names(path: tuple[Any, ...], x: Any) -> tuple[list[str], bool]:
   """Returns an array's paths when unrolled, and whether it is a stack."""
   parts = jax.tree_util.keystr(path, simple=True, separator='/').split('/')
-  for i, part in enumerate(parts):
-    run = range(x.shape[0]) if part == 'blocks' else layer_range(part)
-    if run is not None:
-      is_stacked = part == 'blocks' or '-' in part
-      return [
-        '/'.join([*parts[:i], f'blocks_{layer}', *parts[i + 1 :]])
-        for layer in run
-      ], is_stacked
-  return ['/'.join(parts)], False
-
-
-def layer_range(name: str) -> range | None:
-  """Returns the layers of `blocks_3` or `blocks_0-5`; None for other names."""
-  match = re.fullmatch(r'blocks_(\d+)(?:-(\d+))?', name)
-  return match and range(int(match[1]), int(match[2] or match[1]) + 1)
-
-
-def _run_names(params: Mapping[str, Any]) -> list[str]:
-  """Returns the names of the runs, in order."""
-  found = {name: layer_range(name) for name in params if '-' in name}
-  runs = {name: run.start for name, run in found.items() if run is not None}
-  return sorted(runs, key=lambda name: runs[name])
-
-
-def _concatenate(*runs: Any) -> Any:
-  is_host = all(isinstance(x, np.ndarray) for x in runs)
-  return np.concatenate(runs) if is_host else jnp.concatenate(runs)
+  if 'blocks' not in parts:
+    return ['/'.join(parts)], False
+  i = parts.index('blocks')
+  return [
+    '/'.join([*parts[:i], f'blocks_{layer}', *parts[i + 1 :]])
+    for layer in range(x.shape[0])
+  ], True

@@ -64,7 +64,7 @@ class Objective(abc.ABC):
   """
 
   target: ClassVar[tuple[str, type[features_lib.Target]] | None] = None
-  metrics: Mapping[str, str] = {'examples': 'max'}
+  metrics: ClassVar[Mapping[str, str]] = {'examples': 'max'}
   options: ClassVar[Mapping[str, Any]] = {}
   couples_examples: ClassVar[bool] = False
 
@@ -268,7 +268,7 @@ def trunk_path(objective: Objective) -> str:
   """
   params = jax.eval_shape(objective.init, jax.random.key(0))
   _, trunk = objective.trunk(params)
-  waiting = [((), params)]
+  waiting: list[tuple[tuple[str, ...], Any]] = [((), params)]
   while waiting:
     keys, tree = waiting.pop()
     if tree is trunk:

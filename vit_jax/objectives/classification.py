@@ -1,5 +1,6 @@
 """Classification of images by cross-entropy."""
 
+from collections.abc import Mapping
 import math
 from typing import ClassVar
 
@@ -26,7 +27,11 @@ class Classification(base.Objective):
   """
 
   target: ClassVar = ('label', features_lib.Label)
-  metrics: ClassVar = {'accuracy': 'max', 'loss': 'min', 'examples': 'max'}
+  metrics: ClassVar[Mapping[str, str]] = {
+    'accuracy': 'max',
+    'loss': 'min',
+    'examples': 'max',
+  }
 
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features

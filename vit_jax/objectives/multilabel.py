@@ -23,7 +23,11 @@ class Multilabel(base.Objective):
   """
 
   target: ClassVar = ('labels', features_lib.MultiLabel)
-  metrics: ClassVar = {'map': 'max', 'loss': 'min', 'examples': 'max'}
+  metrics: ClassVar[Mapping[str, str]] = {
+    'map': 'max',
+    'loss': 'min',
+    'examples': 'max',
+  }
   options: ClassVar[Mapping[str, Any]] = {
     'positive_weight': 1.0,  # how much a class that is present counts
   }

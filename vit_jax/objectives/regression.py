@@ -29,7 +29,7 @@ class Regression(base.Objective):
   """
 
   target: ClassVar = ('numbers', features_lib.Number)
-  metrics: ClassVar = {
+  metrics: ClassVar[Mapping[str, str]] = {
     'r2': 'max',
     'mean_absolute_error': 'min',
     'loss': 'min',
@@ -119,7 +119,7 @@ class Regression(base.Objective):
     self, outputs: base.Outputs, batch: base.Batch
   ) -> clu_metrics.Collection:
     """Returns R2 and the mean absolute error, also of each quantity."""
-    return metrics_lib.regression(len(self._mean)).single_from_model_output(
+    return metrics_lib.regression(self._mean.size).single_from_model_output(
       scaled=outputs['logits'],
       truth=(batch['numbers'] - self._mean) / self._std,
       error=jnp.abs(outputs['numbers'] - batch['numbers']),

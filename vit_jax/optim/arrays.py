@@ -87,24 +87,14 @@ def per_layer(
 
 def _map_layers(fn: Callable[..., Any], *args: Any) -> Any:
   """Calls a function of trees, vectorized over the layers of stacked arrays."""
-  paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(args)]
-  runs = sorted({run for run in map(_run, paths) if run is not None})
-  result = jax.eval_shape(fn, *args)
-  for run in runs:  # their lengths differ
-    fn = jax.vmap(fn, _axes(args, run), _axes(result, run))
+  axes, result_axes = _axes(args), _axes(jax.eval_shape(fn, *args))
+  if 0 in jax.tree.leaves(axes):
+    fn = jax.vmap(fn, axes, result_axes)
   return fn(*args)
 
 
-def _axes(tree: Any, run: str) -> Any:
-  """Returns 0 for arrays of a run of layers, and None for others."""
+def _axes(tree: Any) -> Any:
+  """Returns 0 for arrays of stacked layers, and None for others."""
   return jax.tree_util.tree_map_with_path(
-    lambda path, _: 0 if _run(path) == run else None, tree
+    lambda path, x: 0 if stack.layer_names(path, x)[1] else None, tree
   )
-
-
-def _run(path: tuple[Any, ...]) -> str | None:
-  """Returns the part of a path that names stacked layers."""
-  for part in name(path).split('/'):
-    if part == 'blocks' or ('-' in part and stack.layer_range(part)):
-      return part
-  return None

@@ -51,23 +51,26 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-  """The rules applied to a model, and how the train state stacks its layers.
+  """The rules applied to a model: what trains, and how.
 
   Attributes:
     parameters: The parameters of the unrolled model by path.
-    runs: Lengths of the runs of layers that a scanned stack is cut into, so
-      that each array trains as a whole or not at all; () leaves it whole.
   """
 
   parameters: dict[str, Parameter]
-  runs: tuple[int, ...]
 
-  def split(self, params: Any) -> Any:
-    """Cuts a model's parameters into these runs."""
-    return stack.split_runs(params, self.runs)
+  @property
+  def trains_layers_alike(self) -> bool:
+    """Whether what trains is the same in all layers."""
+    trains: dict[str, bool] = {}
+    for name, p in self.parameters.items():
+      any_layer = re.sub(r'^blocks_\d+/', '', name)
+      if trains.setdefault(any_layer, p.trains) != p.trains:
+        return False
+    return True
 
   def trained(self, params: Any) -> Any:
-    """Returns a split tree with None in place of frozen arrays."""
+    """Returns a tree with None in place of frozen arrays."""
     return jax.tree_util.tree_map_with_path(
       lambda path, x: x if self._of(path, x)[0].trains else None, params
     )
@@ -152,7 +155,8 @@ def make(config: ml_collections.ConfigDict, params: Any) -> Rules:
     params: The model's arrays or their shapes.
 
   Raises:
-    UserError: A pattern matches nothing, or nothing is left to train.
+    UserError: A pattern matches nothing, nothing is left to train, or some
+      layers of a scanned model are frozen and others are not.
   """
   found: dict[str, int] = {}
   for path, x in jax.tree_util.tree_leaves_with_path(params):
@@ -176,16 +180,15 @@ def make(config: ml_collections.ConfigDict, params: Any) -> Rules:
       f' config.optim.freeze={config.freeze!r} leave nothing to train, of'
       f' {_examples(list(sizes))}'
     )
-  frozen = [
-    {
-      name.partition('/')[2]
-      for name, p in parameters.items()
-      if not p.trains and name.startswith(f'blocks_{layer}/')
-    }
-    for layer in range(depth)
-  ]
-  runs = tuple(len(list(run)) for _, run in itertools.groupby(frozen))
-  return Rules(parameters, runs if 'blocks' in params and len(runs) > 1 else ())
+  rules = Rules(parameters)
+  if 'blocks' in params and not rules.trains_layers_alike:
+    raise config_lib.UserError(
+      f'config.optim.trainable={config.trainable!r} and'
+      f' config.optim.freeze={config.freeze!r} freeze parameters of some layers'
+      ' and not of others, but scanned layers are one array: set'
+      ' config.model.scan=False'
+    )
+  return rules
 
 
 def _check_matches(
@@ -253,9 +256,8 @@ def _factor(config: ml_collections.ConfigDict, name: str, depth: int) -> float:
 def _layer(name: str, after: int) -> int:
   """Returns the layer of a path; -1: before all layers, `after`: after them."""
   top = name.partition('/')[0]
-  layers = stack.layer_range(top)
-  if layers is not None:
-    return layers.start
+  if top.startswith('blocks_'):
+    return int(top.removeprefix('blocks_'))
   return -1 if top in _BEFORE else after
 
 
@@ -263,7 +265,7 @@ def per_array(params: Any, value: Callable[[str], float]) -> Any:
   """Maps a function of a parameter's path over a tree.
 
   Args:
-    params: Arrays; layers may be scanned, or cut into runs.
+    params: Arrays; layers may be scanned.
     value: Maps a path of the unrolled model to a number.
 
   Returns:

@@ -136,7 +136,7 @@ def shard_params(
   Args:
     config: `config.mesh`, checked.
     sizes: The size of each axis of the mesh.
-    params: Arrays or their shapes; layers may be scanned, or cut into runs.
+    params: Arrays or their shapes; layers may be scanned.
 
   Returns:
     The sharding of each parameter by its path.
@@ -237,11 +237,10 @@ def _check_fits(
 
 def _unrolled(name: str, shape: tuple[int, ...]) -> list[str]:
   """Returns the paths of a parameter's layers in the unrolled model."""
-  match = re.match(r'blocks(?:_(\d+)-\d+)?/', name)
-  if match is None:
+  if not name.startswith('blocks/'):
     return [name]
-  first, rest = int(match[1] or 0), name[match.end() :]
-  return [f'blocks_{first + i}/{rest}' for i in range(shape[0])]
+  rest = name.removeprefix('blocks/')
+  return [f'blocks_{i}/{rest}' for i in range(shape[0])]
 
 
 def _name(path: tuple[Any, ...]) -> str:

@@ -22,7 +22,6 @@ from vit_jax.data import features as features_lib
 from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
 from vit_jax.models import stack
-from vit_jax.models import vit
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.plots import contact_sheet
 from vit_jax.train import experiment as experiment_lib
@@ -176,9 +175,7 @@ def _forward(
   def run(
     params: Any, extra: Any, batch: objectives.Batch, step: jax.Array
   ) -> tuple[_Trace, jax.Array, Any]:
-    params = stack.join_runs(params)
-    if 'blocks' in params:
-      params = vit.unstack_layers(params)
+    params = stack.unstack_layers(params)
     key = train_step_lib.step_key(config.seed, step)
 
     def one_part(_: None, part: Any) -> tuple[None, Any]:

@@ -12,8 +12,6 @@ from vit_jax import objectives
 from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import batches
-from vit_jax.models import stack
-from vit_jax.models import vit
 from vit_jax.optim import rules as rules_lib
 from vit_jax.train import flops as flops_lib
 
@@ -52,11 +50,12 @@ def step_flops(
   # Products are counted, which a kernel hides.
   config_lib.set_value(config, 'model.attention_implementation', None)
   has_layers = not config.model.name.startswith('BiT')
-  is_scanned, config.model.scan = config.model.scan, has_layers
-  rules = rules_lib.make(config.optim, jax.eval_shape(_stacked, params))
-  # Of a twin that is scanned: it is traced in a tenth of the time.
+  rules = rules_lib.make(config.optim, params)
+  is_twin = has_layers and not config.model.scan and rules.trains_layers_alike
+  if is_twin:  # scanned, it is traced in a tenth of the time
+    config.model.scan = True
   flops = _count(config, features, rules)
-  if is_scanned or not has_layers:
+  if not is_twin:
     return flops
   # Unrolled, the last layer may leave out tokens that are not read.
   for key in ('trainable', 'freeze'):
@@ -116,12 +115,6 @@ def _count(
   return _count_parts(objective, rules, params, batch, parts * passes)
 
 
-def _stacked(params: Any) -> Any:
-  """Returns parameters as the scanned model has them."""
-  params = stack.join_runs(params)
-  return vit.stack_layers(params) if 'blocks_0' in params else params
-
-
 def _count_parts(
   objective: objectives.Objective,
   rules: rules_lib.Rules,
@@ -138,7 +131,6 @@ def _count_parts(
     batch: Shapes [B, ...], of one of the parts.
     parts: How often that is computed in a step.
   """
-  params = jax.eval_shape(rules.split, params)
   rows = batch['index']
   key = jax.random.key(0, impl='threefry2x32')
 

@@ -3,6 +3,7 @@
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
@@ -72,7 +73,7 @@ def of(
   rows = range(min(count + count % 2, config.train.batch_size))
   batch = batches.train_rows(source, config, step, rows)
   key = step_lib.step_key(config.seed, step)
-  rng = Rng(key, np.asarray(rows, np.int32)).fold(base.Purpose.AUGMENTATION)
+  rng = Rng(key, jnp.asarray(rows, jnp.int32)).fold(base.Purpose.AUGMENTATION)
   fed = jax.jit(views.train_transform(config, source.features))(batch, rng)
   targets = {
     name: np.asarray(fed[name])[:count]

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from collections.abc import Collection
 import concurrent.futures
 import copy
+import dataclasses
 import functools
 from typing import Any
 
@@ -76,7 +77,7 @@ class Program:
     params = jax.eval_shape(self.objective.init, jax.random.key(0))
     self.rules = rules_lib.make(config.optim, params)
     self.param_shardings = sharding.shard_params(
-      config.mesh, self.mesh.shape, jax.eval_shape(self.rules.split, params)
+      config.mesh, self.mesh.shape, params
     )
     is_cpu = self.mesh.devices.flat[0].platform == 'cpu'
     self._is_cpu = is_cpu
@@ -364,7 +365,11 @@ class _Init:
     leaves, tree = jax.tree.flatten(objective.init_extra(params))
     self._on_host = [x if isinstance(x, np.ndarray) else None for x in leaves]
     return train_step_lib.init_state(
-      config, program._optimizer, program.rules, params, tree.unflatten(leaves)
+      config,
+      program._optimizer,
+      program.rules,
+      params,
+      jax.tree.unflatten(tree, leaves),
     )
 
   def run(self, params: Any) -> TrainState:
@@ -380,14 +385,14 @@ class _Init:
         )
         if on_host is None
       ]
-      return state.replace(extra=computed)
+      return dataclasses.replace(state, extra=computed)
 
     on_host = list(self._on_host)
     where = [s for s, x in zip(leaves, on_host, strict=True) if x is None]
     program = self._program
     made = jax.jit(
       make,
-      out_shardings=self.shardings.replace(extra=where),
+      out_shardings=dataclasses.replace(self.shardings, extra=where),
       compiler_options=program._options | (_QUICK if program._is_cpu else {}),
     )(params)
     computed = iter(made.extra)
@@ -395,7 +400,7 @@ class _Init:
       next(computed) if x is None else jax.device_put(x, s)
       for s, x in zip(leaves, on_host, strict=True)
     ]
-    return made.replace(extra=tree.unflatten(extra))
+    return dataclasses.replace(made, extra=jax.tree.unflatten(tree, extra))
 
 
 def eval_views(

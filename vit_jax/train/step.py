@@ -36,7 +36,7 @@ class TrainState:
 
   Attributes:
     step: int32 scalar, completed updates.
-    params: Of the model; a stack of layers may be cut into runs.
+    params: Parameters of the model.
     opt_state: Of the optimizer, for what trains.
     ema_params: Moving average of params, None for those that are frozen; or
       None.
@@ -95,7 +95,6 @@ def init_state(
   extra: objectives.Extra,
 ) -> TrainState:
   """Returns the state before the first step."""
-  params = rules.split(params)
   trained = rules.trained(params)
   return TrainState(
     step=jnp.zeros((), jnp.int32),

@@ -1,4 +1,4 @@
-"""Trained models, from where they are stored to where they predict."""
+"""Loads trained models, of this package and of others, ready to predict."""
 
 import contextlib
 import dataclasses
@@ -35,7 +35,7 @@ _MOST_PIXELS = 2**14  # a side; a grid of 1024 x 1024 patches of 16
 
 @dataclasses.dataclass(frozen=True)
 class Loaded:
-  """A model with its parameters, and what it takes to feed it.
+  """A model with its parameters and the preprocessing of its images.
 
   Attributes:
     model: Linen module: [B, H, W, C] -> logits [B, classes].
@@ -43,9 +43,9 @@ class Loaded:
     preprocess: Images (paths, PIL images, arrays) -> float32 [B, H, W, C].
     position_size: (height, width) of the images that its positions are for.
     resize: How the code that it comes from resizes them.
-    format: What was read: 'vit_jax', 'google', 'timm' or 'huggingface'.
-    changes: What was adapted, in order.
-    origin: Which checkpoint was read.
+    format: Format that was read: 'vit_jax', 'google', 'timm' or 'huggingface'.
+    changes: Changes that were made to the parameters, in order.
+    origin: The checkpoint that was read.
   """
 
   model: models.Model
@@ -83,7 +83,7 @@ class Loaded:
     """Classifies images.
 
     Args:
-      images: What `preprocess` takes: one, or a sequence.
+      images: One image or a sequence: paths, PIL images or arrays.
 
     Returns:
       Logits, float32 [B, classes].
@@ -116,9 +116,9 @@ class Loaded:
     facts = self.preprocess.outputs.get('logits', {})
     headless = self.model.clone(num_classes=0)
 
-    def apply(params: Any, images: jax.Array) -> dict[str, jax.Array]:
+    def apply(params: Any, images: jax.Array) -> Any:
       variables = {'params': params}
-      found = {'features': headless.apply(variables, images)}
+      found: dict[str, Any] = {'features': headless.apply(variables, images)}
       if not self.model.num_classes:
         return found
       found['logits'] = self.model.apply(variables, images)

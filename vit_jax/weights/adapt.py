@@ -1,4 +1,4 @@
-"""Fits a checkpoint's parameters to another image size, patch or task.
+"""Adapts a checkpoint's parameters to another image size, patch or task.
 
 In comments: [h, w] a grid of patches, N = h * w, D hidden size, C channels.
 """
@@ -16,8 +16,10 @@ import numpy as np
 
 from vit_jax import models
 from vit_jax.config import UserError
-from vit_jax.models import layers
+from vit_jax.models import embedding
+from vit_jax.models import heads
 from vit_jax.models import mixer
+from vit_jax.models import stack
 from vit_jax.models import vit
 from vit_jax.weights import fit
 from vit_jax.weights import resize as resize_lib
@@ -29,13 +31,13 @@ _PREFIX = ('class_token', 'distillation_token', 'register_tokens')
 
 @dataclasses.dataclass(frozen=True)
 class Change:
-  """What was done to one array.
+  """A change to one array.
 
   Attributes:
-    path: Of the parameter, as 'head/kernel'.
+    path: Path of the parameter, as 'head/kernel'.
     old: Its shape in the checkpoint; None where it was not there.
     new: Its shape now; None where it was dropped.
-    action: What was done, in a few words.
+    action: The change, in a few words.
   """
 
   path: str
@@ -55,7 +57,7 @@ def adapt(
   resize: str = 'corner',
   classes: tuple[Sequence[str], Sequence[str]] | None = None,
 ) -> tuple[dict[str, Any], list[Change]]:
-  """Returns parameters with exactly the names and shapes that a model wants.
+  """Returns parameters with exactly the names and shapes that a model needs.
 
   - Learned positions of patches are resized to the new grid; those of other
     tokens are kept. Where the model has no place for a token's position, it is
@@ -78,11 +80,11 @@ def adapt(
   Args:
     params: The checkpoint's parameters, float32 NumPy or JAX arrays; layers
       unrolled or stacked.
-    source: The model that the checkpoint was of.
-    target: The model that wants them.
+    source: The model that the checkpoint comes from.
+    target: The model that takes them.
     source_grid: (h, w) of the checkpoint's patches, after the embedding.
     target_grid: (h, w) of the model's.
-    channels: Of the model's images.
+    channels: Channels of the model's images.
     resize: How positions are resized, one of `resize.METHODS`.
     classes: Names of the checkpoint's classes and of the model's, in order. The
       head is kept only where they are equal; an empty list is no names.
@@ -268,7 +270,7 @@ def _adapt_positions(
       patches = resize_lib.positions(patches, source_grid, target_grid, method)
   elif source.position_embedding == 'sincos2d':
     done.append('the same values')
-    patches = layers.sincos2d(target_grid, source.hidden_size)
+    patches = embedding.sincos2d(target_grid, source.hidden_size)
   else:
     done.append('zeros')
     n, d = target_grid[0] * target_grid[1], source.hidden_size
@@ -391,17 +393,12 @@ def _replace(
       edit.drop(path, 'dropped with the head')
   if not wanted:
     return
-  init = layers.INITIALIZERS[target.initializers]
+  module: nn.Module
   if name == 'map_head':
-    module: Any = layers.MapHead(
-      target.num_heads,
-      target.mlp_dim,
-      target.gelu,
-      target.layer_norm_epsilon,
-      target.initializers,
-    )
+    module = heads.MapHead(target.layer_spec)
   else:
-    module = nn.Dense(target.pre_logits, kernel_init=init.kernel)
+    kernel_init = target.starts.kernel
+    module = nn.Dense(target.pre_logits, kernel_init=kernel_init)
   width = target.hidden_size * (1 + (target.pool == 'token+gap'))
   key = jax.random.key(('map_head', 'pre_logits').index(name))
   new = jax.jit(module.init)(key, jnp.zeros((1, 1, width)))['params']
@@ -411,12 +408,9 @@ def _replace(
 
 def _as_scanned(params: dict[str, Any], target: Any) -> dict[str, Any]:
   """Stacks or unrolls the layers as the model has them."""
-  is_stacked = 'blocks' in params
-  if not hasattr(target, 'scan') or target.scan == is_stacked:
-    return params
-  if is_stacked:
-    return vit.unstack_layers(params)
-  return vit.stack_layers(params)
+  if not getattr(target, 'scan', False):
+    return stack.unstack_layers(params)
+  return params if 'blocks' in params else stack.stack_layers(params)
 
 
 def _by(pair: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""What shapes a model wants, and whether a checkpoint has them."""
+"""Compares the shapes of a checkpoint with those that a model needs."""
 
 from collections.abc import Mapping
 import re
@@ -8,27 +8,7 @@ from flax import traverse_util
 
 from vit_jax import models
 from vit_jax.config import UserError
-
-# Fields that change the function. Arrays show some of them, but not why.
-_FIELDS = (
-  'hidden_size',
-  'mlp_dim',
-  'tokens_mlp_dim',
-  'num_heads',
-  'depth',
-  'gelu',
-  'layer_norm_epsilon',
-  'qkv_bias',
-  'qk_norm',
-  'gated_mlp',
-  'resnet_stages',
-  'resnet_width',
-  'stages',
-  'width_factor',
-  'stem_width',
-  'channels',
-  'num_groups',
-)
+from vit_jax.models import fields as fields_lib
 
 
 def image_size(model: models.Model, grid: tuple[int, int]) -> tuple[int, int]:
@@ -47,12 +27,12 @@ def image_size(model: models.Model, grid: tuple[int, int]) -> tuple[int, int]:
 def expected_shapes(
   target: models.Model, grid: tuple[int, int], channels: int
 ) -> dict[str, tuple[int, ...]]:
-  """Returns the shapes that a model wants by path, layers unrolled.
+  """Returns the shapes that a model needs by path, layers unrolled.
 
   Args:
     target: From `vit_jax.models`.
     grid: (h, w) of patches after the embedding.
-    channels: Of the images.
+    channels: Channels of the images.
   """
   # As a scan, whatever the model: its shapes come quicker.
   model = target.clone(scan=True) if hasattr(target, 'scan') else target
@@ -78,19 +58,21 @@ def check(
   source: models.Model,
   target: models.Model,
 ) -> None:
-  """Checks that parameters are those that a model wants, and mean the same.
+  """Checks that a model can take parameters and computes the same with them.
 
   Args:
     params: Arrays by path, layers unrolled or stacked.
     expected: From `expected_shapes`.
-    source: The model that the parameters were of.
-    target: The model that wants them.
+    source: The model that the parameters come from.
+    target: The model that takes them.
 
   Raises:
     UserError: With one line that lists all that differs.
   """
   found = _unrolled_shapes(params)
-  fields = list(_FIELDS)
+  # Arrays show some of these, but not why.
+  kinds = fields_lib.Kind.SIZE, fields_lib.Kind.FUNCTION
+  fields = fields_lib.of_kind(type(target), *kinds)
   if getattr(source, 'pool', '') == getattr(target, 'pool', '') == 'gap':
     fields.append('norm_after_pool')
   problems = [

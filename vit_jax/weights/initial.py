@@ -1,4 +1,4 @@
-"""What a run starts from: a checkpoint, fitted to the config's model."""
+"""Starts a run from a checkpoint, fitted to the model of the config."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -10,23 +10,11 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.data.host import levels
+from vit_jax.models import fields
+from vit_jax.models.fields import Kind
 from vit_jax.weights import adapt
 from vit_jax.weights import resize
 from vit_jax.weights.formats import foreign
-
-# What a run decides anew, whatever the checkpoint was trained with.
-_OWN = (
-  'num_classes',
-  'scan',
-  'remat',
-  'attention_implementation',
-  'dropout_rate',
-  'attention_dropout_rate',
-  'stochastic_depth',
-  'stochastic_depth_uniform',
-  'initializers',
-  'head_bias',
-)
 
 
 def check(config: ml_collections.ConfigDict) -> None:
@@ -77,12 +65,16 @@ def fill(
   """
   if loaded is not None and config.model.name == config_lib.INIT_FROM:
     config.model.name = models.name_of(loaded.model)
-    fields = models.fields_of(loaded.model)
-    if config.model.num_classes != fields['num_classes']:
-      fields.pop('pre_logits', None)  # goes with the head
-    for key, value in fields.items():
-      if key not in _OWN and config.model[key] is None:
-        config_lib.set_value(config, f'model.{key}', value)
+    model = loaded.model
+    kept = fields.of_kind(
+      type(model), Kind.SIZE, Kind.FUNCTION, Kind.FITTED
+    )  # whatever it was trained with, a run decides the others anew
+    kept.remove('num_classes')
+    if config.model.num_classes != model.num_classes and 'pre_logits' in kept:
+      kept.remove('pre_logits')  # goes with the head
+    for key in kept:
+      if config.model[key] is None:
+        config_lib.set_value(config, f'model.{key}', getattr(model, key))
   mean, std = config_lib.normalization(config)
   if loaded is not None:
     _compare_levels(config, loaded)
@@ -139,7 +131,7 @@ class Start:
 
     Args:
       config: With nothing open.
-      classes: Of the data, in order.
+      classes: Names of the data's classes, in order.
       loaded: The checkpoint; None: it is loaded when it is taken.
 
     Raises:

@@ -15,7 +15,7 @@ class Origin:
   """Where parameters come from; what a foreign file does not have is None.
 
   Attributes:
-    path: Of the checkpoint, or of the file.
+    path: Path of the checkpoint, or of the file.
     format: 'vit_jax', 'google', 'timm' or 'huggingface'.
     step: Number of completed updates.
     kind: 'best', by `checkpoint.best`; 'newest'; or 'earlier'.
@@ -72,7 +72,7 @@ def of_checkpoint(workdir: pathlib.Path, path: pathlib.Path) -> Origin:
 
   Args:
     workdir: As it was given.
-    path: Of the checkpoint in it.
+    path: Path of the checkpoint in it.
   """
   from vit_jax.runs import checkpoint_format
 

@@ -1,8 +1,8 @@
-"""How images are prepared for a model of others: what the files beside it say.
+"""Reads the preprocessing of images from the files beside foreign weights.
 
-timm's config.json has it as `pretrained_cfg`, transformers' models have a
-preprocessor_config.json. Fields that are not there have the values that these
-libraries give them. A value that is not computed here is refused by name.
+timm keeps it in config.json under `pretrained_cfg`, transformers in
+preprocessor_config.json. A missing field has the value that these libraries
+give it. A value that is not supported here is an error that names it.
 """
 
 from collections.abc import Mapping
@@ -33,10 +33,10 @@ HALF: MeanStd = ((0.5,), (0.5,))
 
 @dataclasses.dataclass(frozen=True)
 class Usual:
-  """What holds for a family of models where no file says it.
+  """Preprocessing of a family of models, used where no file says it.
 
   Attributes:
-    mean_std: Of three channels.
+    mean_std: Mean and standard deviation of three channels.
     crop_pct: Side of the crop, as a fraction of that of the resized image.
     crop_mode: 'center' or 'squash'.
     interpolation: One of `geometry.INTERPOLATIONS`.
@@ -65,10 +65,10 @@ def of_timm(
   """Reads `pretrained_cfg` of a config.json.
 
   Args:
-    config: Of the file.
+    config: Content of the file.
     size: (height, width) of the model's input.
-    channels: Of the images.
-    usual: What holds where nothing is said.
+    channels: Channels of the images.
+    usual: Values used where the file has none.
 
   Returns:
     Fields of `data.Preprocess`; and `Description.silent`.
@@ -140,9 +140,9 @@ def of_transformers(
   Args:
     given: The file; empty where there is none: then images of `size`, with the
       mean and deviation that such models are published with.
-    model_type: Of config.json.
+    model_type: The field of that name in config.json.
     size: (height, width) that config.json says.
-    channels: Of the images.
+    channels: Channels of the images.
 
   Returns:
     Fields of `data.Preprocess`; and `Description.silent`.

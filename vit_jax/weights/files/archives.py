@@ -1,4 +1,4 @@
-"""ZIP files that hold arrays: checked before anything of them is believed.
+"""Reads arrays from ZIP files, with all lengths and checksums verified.
 
 `zipfile` reads the table of contents. The contents themselves are read here,
 straight into arrays: at the speed of the disk, and with a check of every
@@ -39,7 +39,7 @@ class Arrays(Protocol):
 
   Attributes:
     shapes: By name, in the order of the file.
-    metadata: Of a safetensors file; else empty.
+    metadata: Metadata of a safetensors file; else empty.
   """
 
   shapes: dict[str, tuple[int, ...]]
@@ -84,7 +84,8 @@ class Member:
     packed: Bytes of them in the archive.
     size: Bytes of them once unpacked.
     deflated: Whether they are packed.
-    crc32: Of the unpacked contents; None where the writer left it out.
+    crc32: Checksum of the unpacked contents; None where the writer left it
+      out.
   """
 
   name: str
@@ -100,8 +101,8 @@ class Archive:
   """The files in a ZIP file.
 
   Attributes:
-    path: Of the archive.
-    size: Of the archive, in bytes.
+    path: Path of the archive.
+    size: Size of the archive, in bytes.
     members: By name, in the order of its table of contents.
   """
 
@@ -109,7 +110,7 @@ class Archive:
     """Reads the table of contents.
 
     Args:
-      path: Of the archive, for messages.
+      path: Path of the archive, for messages.
       file: The archive; it stays open as long as anything is read.
 
     Raises:
@@ -336,7 +337,7 @@ def check_total(path: pathlib.Path, total: int, size: int) -> None:
   """Refuses a file that expands as arrays of weights never do.
 
   Args:
-    path: Of the file.
+    path: Path of the file.
     total: Bytes of all that it holds, as it says.
     size: Bytes of the file.
 

@@ -1,9 +1,10 @@
-"""Arrays in files of other programs: npz, safetensors, and torch's pth.
+"""Opens arrays in files of other programs: npz, safetensors, and torch's pth.
 
-What a file is, its first bytes say, whatever its name. Names and shapes are
-known once it is open; an array is read when it is asked for, one at a time.
-Nothing in a file is run or believed: each length is checked before memory is
-taken for it, and checksums are where the format has them (npz, pth).
+The format is detected from the first bytes, whatever the name of the file.
+Names and shapes are known once a file is open; an array is read when it is
+asked for, one at a time. No code in a file is run: each length is checked
+before memory is allocated for it, and checksums where the format has them (npz,
+pth).
 """
 
 from collections.abc import Iterable
@@ -80,7 +81,7 @@ def open_arrays(path: pathlib.Path) -> Iterator[Arrays]:
       checkpoint in several files.
 
   Yields:
-    What is in it; arrays can be read until the context ends.
+    Its arrays, which can be read until the context ends.
 
   Raises:
     UserError: It is not such a file, it is damaged, or it holds what cannot be
@@ -144,8 +145,8 @@ class _Entry:
   Attributes:
     member: That holds it.
     start: Where the numbers begin in the member, in bytes.
-    shape: Of the array.
-    dtype: Of its elements, in the byte order of the file.
+    shape: Shape of the array.
+    dtype: Type of its elements, in the byte order of the file.
     fortran: Whether the first axis varies fastest.
   """
 

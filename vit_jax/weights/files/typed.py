@@ -1,4 +1,4 @@
-"""JSON files of others, which may hold anything, read field by field."""
+"""Reads JSON files that others wrote, and checks the type of each field."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -15,7 +15,7 @@ from vit_jax.config import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-  """What a field of a JSON file has to be.
+  """A type that a field of a JSON file must have.
 
   Attributes:
     text: In words.
@@ -98,7 +98,7 @@ class Json:
 
   Attributes:
     file: Its name.
-    content: Of the file.
+    content: The object that the file holds.
   """
 
   file: str
@@ -125,12 +125,12 @@ class Json:
   def check_known(
     self, known: Mapping[str, Kind | None], key: str = ''
   ) -> None:
-    """Checks that nothing is said that nobody here would heed.
+    """Checks that no field is set that would be ignored here.
 
     Args:
       known: The fields and what each has to be; None: it may be anything. All
         others must be off: null, false, 0 or empty.
-      key: Of the object with the fields; '': the whole file.
+      key: Key of the object with the fields; '': the whole file.
 
     Raises:
       UserError: A field is not known, or has a value that is not computed.
@@ -180,8 +180,8 @@ class Json:
     """Returns the names of classes; () where they are not those of the head.
 
     Args:
-      key: Of a list, or of an object: number of the class -> name.
-      classes: Of the head.
+      key: Key of a list, or of an object: number of the class -> name.
+      classes: Number of classes of the head.
 
     Raises:
       UserError: It is neither.

@@ -1,4 +1,4 @@
-"""What the foreign formats share: what is known of a file before it is read."""
+"""Interface of foreign formats, and how shapes show an architecture."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -14,6 +14,7 @@ from flax import linen as nn
 from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.data.host import geometry
+from vit_jax.models import fields as fields_lib
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import tables
@@ -27,7 +28,7 @@ IMAGENET = ((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 
 @dataclasses.dataclass(frozen=True)
 class Hints:
-  """What is known beside the arrays.
+  """Facts about a checkpoint that its arrays do not show.
 
   Attributes:
     overrides: Fields of the model that the caller gives.
@@ -47,7 +48,7 @@ class Hints:
 
 @dataclasses.dataclass(frozen=True)
 class Description:
-  """What a file holds.
+  """The model that a file holds.
 
   Attributes:
     model: Linen module, with as many classes as the file has.
@@ -110,7 +111,7 @@ class Renamed(containers.Arrays):
     """Wraps an open file.
 
     Args:
-      arrays: Of the file.
+      arrays: Arrays of the file.
       rename: Name in the file -> name here.
       restore: Name here -> name that an array which is missing would have.
       show: That name -> how messages name it.
@@ -194,7 +195,7 @@ class Shapes:
 
     Args:
       pattern: With a number for the stage and one for the unit.
-      first: What they count from.
+      first: The number of the first stage and unit.
     """
     expression = re.escape(pattern).replace(r'\{\}', r'(\d+)')
     units: dict[int, int] = {}
@@ -209,14 +210,13 @@ class Shapes:
 def build(
   module: type[models.Model], fields: dict[str, Any], hints: Hints
 ) -> models.Model:
-  """Returns a module of what the arrays show and the caller gives.
+  """Returns a module with the fields that arrays show and the caller gives.
 
   Raises:
     ValueError: They do not fit, or the family has no such field.
   """
-  known = {field.name for field in dataclasses.fields(module)}
   for key in hints.overrides:
-    if key not in known:
+    if key not in fields_lib.of(module):
       raise UserError(
         f'it is a {module.__name__}, which has no field {key!r}: leave it out'
       )
@@ -282,8 +282,8 @@ def num_heads(hints: Hints, configured: int | None, **sizes: int) -> int:
   """Returns the heads of a fused qkv, which its shape does not tell.
 
   Args:
-    hints: What the caller gives comes first.
-    configured: What else is known, or None.
+    hints: A number that the caller gives comes first.
+    configured: A number from a config file, or None.
     **sizes: hidden_size, mlp_dim, depth: of the published sizes.
 
   Raises:

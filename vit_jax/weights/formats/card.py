@@ -1,4 +1,4 @@
-"""The model card: a README.md that says what lies beside it."""
+"""Writes the model card, the README.md beside converted weights."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -9,23 +9,9 @@ import jax
 
 from vit_jax import models
 from vit_jax import weights
+from vit_jax.models import fields
 
 _MOST_NAMES = 20
-# What a model's name stands for.
-_SIZES = (
-  'patch_size',
-  'hidden_size',
-  'tokens_mlp_dim',
-  'mlp_dim',
-  'num_heads',
-  'depth',
-  'resnet_stages',
-  'resnet_width',
-  'stages',
-  'width_factor',
-  'stem_width',
-  'channels',
-)
 
 
 def text(
@@ -42,10 +28,10 @@ def text(
   Args:
     loaded: The model.
     title: Its heading.
-    source: What it was converted from.
+    source: Path or address of the checkpoint that was converted.
     where: The path that `vit_jax.load` takes.
     usage: (program, Python that loads the model there).
-    notes: What is to be known.
+    notes: Warnings about differences, a sentence each.
   """
   lines = [f'# {title}', '', f'An image classifier, converted from `{source}`.']
   if not loaded.model.num_classes:
@@ -93,9 +79,11 @@ def _facts(loaded: weights.Loaded) -> list[tuple[str, Any]]:
 def _published_name(model: models.Model) -> str | None:
   """Returns the name of the published model of these sizes, if there is one."""
   name = models.name_of(model)
-  fields = models.fields_of(model)
-  named = models.fields_of(models.create_model(name))
-  is_same = all(fields[x] == named[x] for x in _SIZES if x in fields)
+  named = models.create_model(name)
+  sizes = ['patch_size', *fields.of_kind(type(named), fields.Kind.SIZE)]
+  is_same = all(
+    getattr(model, x, None) == getattr(named, x, None) for x in sizes
+  )
   return name if is_same else None
 
 
@@ -116,6 +104,6 @@ def _classes(loaded: weights.Loaded) -> str:
 def _fields(model: models.Model) -> list[tuple[str, Any]]:
   """Returns the model's fields that are not what they are by default."""
   defaults = {field.name: field.default for field in dataclasses.fields(model)}
-  fields = models.fields_of(model).items()
-  changed = [(key, x) for key, x in fields if x != defaults[key]]
+  found = models.fields_of(model).items()
+  changed = [(key, x) for key, x in found if x != defaults[key]]
   return [('family', type(model).__name__), *changed]

@@ -1,4 +1,4 @@
-"""The same function in the form that a format has a place for.
+"""Rewrites a model as another of the same function that a format can hold.
 
 Where a format can hold a model as it is, nothing is changed.
 """
@@ -27,8 +27,8 @@ def form_of(model: models.Model, lacks: Lacks) -> models.Model | None:
   """Returns a model of the same function that a format can hold.
 
   Args:
-    model: Of any kind.
-    lacks: Of the format.
+    model: Model of any family.
+    lacks: Says what the format cannot hold of a model.
 
   Returns:
     The model itself where the format can hold it; None where nothing fits.

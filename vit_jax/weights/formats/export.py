@@ -1,8 +1,8 @@
-"""Writes a model as other programs keep theirs.
+"""Writes a model in the format of another program.
 
-Beside the weights go config.json, with what the arrays do not show, and a model
-card. A path that is there already is never written to, and a new one appears
-once all is written.
+Beside the weights it writes config.json, with the fields that arrays do not
+show, and a model card. It never overwrites an existing path; a new one appears
+only once everything is written.
 """
 
 from collections.abc import Iterator
@@ -21,6 +21,7 @@ from vit_jax import models
 from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.models import resnet
+from vit_jax.models import stack
 from vit_jax.models import vit
 from vit_jax.runs import safe_io
 from vit_jax.weights.files import containers
@@ -50,12 +51,12 @@ def write(
     loaded: The model; its arrays are read one at a time.
     path: A directory; or, where the format knows one, a file of weights, beside
       which the others go.
-    name: Of the format.
+    name: Name of the format.
     source: Where the model is from, for its card.
 
   Returns:
-    What was changed for that format, and where its own code computes something
-    else: one line for each.
+    Notes on what was changed for that format, and where its code computes
+    something else: one line for each.
 
   Raises:
     UserError: The format cannot hold the model, the path is there already, or
@@ -91,7 +92,7 @@ def check_path(path: pathlib.Path, name: str) -> bool:
 
   Args:
     path: A directory that is not there, or empty; or a file that is not there.
-    name: Of the format, one of FORMATS.
+    name: Name of the format, one of FORMATS.
 
   Returns:
     Whether it is a file.
@@ -196,7 +197,7 @@ def _unrolled(loaded: weights.Loaded) -> weights.Loaded:
   """
   model, params = loaded.model, jax.tree.map(np.asarray, loaded.params)
   if not isinstance(model, resnet.BiT) and model.scan:
-    model, params = model.clone(scan=False), vit.unstack_layers(params)
+    model, params = model.clone(scan=False), stack.unstack_layers(params)
   return dataclasses.replace(loaded, model=model, params=params)
 
 

@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import pathlib
+import typing
 from typing import Any
 
 from absl import logging
@@ -10,6 +11,7 @@ from absl import logging
 from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.data.host import geometry
+from vit_jax.models import fields
 from vit_jax.runs import safe_io
 from vit_jax.weights import preprocessing
 from vit_jax.weights import resize as resize_lib
@@ -33,13 +35,13 @@ _WEIGHTS = (
 SUFFIXES = ('.safetensors', '.npz', '.pth', '.pt', '.bin')
 
 # Fields of models that arrays do not show.
-UNSEEN = (
-  'num_heads',
-  'gelu',
-  'layer_norm_epsilon',
-  'num_groups',
-  'zero_padded_pool',
-  'distillation_head',
+UNSEEN = tuple(
+  dict.fromkeys(
+    name
+    for module in typing.get_args(models.Model)
+    for name, field in fields.of(module).items()
+    if not field.is_visible
+  )
 )
 
 _NAMES = typed.Kind(
@@ -59,10 +61,10 @@ _OURS = {
 
 @dataclasses.dataclass(frozen=True)
 class Foreign:
-  """What was read.
+  """A checkpoint of another program, in our names.
 
   Attributes:
-    description: Of the file.
+    description: The model that the file holds.
     params: Float32 arrays in our tree, layers unrolled.
     format: Name of the format.
   """

@@ -1,8 +1,8 @@
 """Checkpoints of google-research/vision_transformer, big_vision and BiT: npz.
 
-Names are those of the published files; newer files number the parts of a layer
-otherwise, big_vision puts `params/` before names and may stack the layers; its
-checkpoints of trainings hold an optimizer's state besides.
+The tables have the names of the published files. Newer files number the parts
+of a layer in another way. big_vision puts `params/` before all names, may stack
+the layers, and keeps an optimizer's state in its training checkpoints.
 """
 
 from collections.abc import Iterable
@@ -241,7 +241,7 @@ def _alias(name: str) -> str:
 class _Unstacked(containers.Arrays):
   """Shows stacked layers, `encoderblock/...` [L, ...], as separate ones.
 
-  What big_vision's trainings keep beside the parameters is left out.
+  The optimizer's state in big_vision's training checkpoints is left out.
   """
 
   def __init__(self, arrays: containers.Arrays):

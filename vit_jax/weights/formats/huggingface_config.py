@@ -17,7 +17,7 @@ def config(
 
   Args:
     model: Unrolled, of a kind that the format can hold.
-    preprocess: What goes before it.
+    preprocess: Preprocessing of its images.
     image_size: (height, width) that its positions are for.
   """
   kind = huggingface.model_type(model)

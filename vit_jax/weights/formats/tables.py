@@ -1,11 +1,12 @@
 """Foreign checkpoint formats as tables that work in both directions.
 
 A rule maps a parameter's path in our tree to one or more arrays of a foreign
-file, and says how these become ours and how ours becomes them. `{}` stands for
-a number: of a layer, a stage or a unit. The first rule that fits a path counts.
+file, with the transforms in both directions. `{}` stands for the number of a
+layer, a stage or a unit. The first rule that matches a path is used.
 
-Our tree decides what is looked for, so everything that is missing, misshapen or
-left over in a file is known before an array is read, and told together.
+The parameters of the model are looked up in the file, so all arrays that are
+missing, misshapen or left over are known before any is read, and reported
+together.
 """
 
 from collections.abc import Callable
@@ -184,7 +185,7 @@ def read(
   """Reads our tree out of an open file, one array at a time.
 
   Args:
-    arrays: Of the file.
+    arrays: Arrays of the file.
     rules: The format's table.
     abstract: Our tree of shapes; layers are not stacked.
     ignored: Names that are no part of the model: a regular expression that is

@@ -1,7 +1,7 @@
 """The config.json that timm rebuilds a model from.
 
-timm knows architectures by name; `model_args` change them. Where no name leads
-to a model, config.json is as near as it gets, and a note says what is amiss.
+timm knows architectures by name; `model_args` change them. Where timm has no
+name for a model, config.json has the nearest one, and a note says what differs.
 """
 
 from collections.abc import Mapping
@@ -48,7 +48,7 @@ def config(
 
   Args:
     model: Unrolled.
-    preprocess: What goes before it.
+    preprocess: Preprocessing of its images.
     image_size: (height, width) that its positions are for.
   """
   parts = _parts(model, (preprocess.channels, *image_size))

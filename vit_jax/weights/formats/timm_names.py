@@ -1,4 +1,4 @@
-"""What names of timm's architectures say; as of timm 1.0.31."""
+"""Fields that the names of timm's architectures imply; as of timm 1.0.31."""
 
 from collections.abc import Collection
 import re
@@ -128,7 +128,7 @@ def check(names: Collection[str], config: typed.Json, family: str) -> None:
   """Checks that what arrays and config.json say is computed here.
 
   Args:
-    names: Of the arrays.
+    names: Names of the arrays.
     config: config.json beside them.
     family: 'vit', 'mixer' or 'bit'.
 

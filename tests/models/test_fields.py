@@ -1,0 +1,87 @@
+"""What fields of models say of themselves."""
+
+import dataclasses
+import pathlib
+import re
+import typing
+
+import pytest
+
+from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax.config import keys
+from vit_jax.models import fields
+from vit_jax.models import mixer
+from vit_jax.models import resnet
+from vit_jax.models import spec
+from vit_jax.models import vit
+from vit_jax.weights.formats import foreign
+
+FAMILIES = typing.get_args(models.Model)
+
+
+def test_the_config_has_a_key_for_each_field():
+  """`dtype` is config.train.dtype."""
+  named = {name for module in FAMILIES for name in fields.of(module)}
+  expected = (named - {'dtype'}) | {'name'}
+  assert set(config_lib.default().model) == expected
+
+
+def test_a_resumed_run_may_change_how_a_model_is_computed():
+  for module in FAMILIES:
+    for name, field in fields.of(module).items():
+      if name != 'dtype':
+        is_resumable = re.fullmatch(keys.RESUMABLE_KEYS, f'model.{name}')
+        is_execution = field.kind == fields.Kind.EXECUTION
+        assert bool(is_resumable) == is_execution, name
+
+
+def test_kinds():
+  assert fields.of_kind(mixer.Mixer, fields.Kind.SIZE) == [
+    'hidden_size',
+    'mlp_dim',
+    'depth',
+    'tokens_mlp_dim',
+  ]
+  assert fields.of_kind(vit.ViT, fields.Kind.EXECUTION) == [
+    'scan',
+    'remat',
+    'dtype',
+    'attention_implementation',
+  ]
+  assert set(foreign.UNSEEN) == {
+    'num_heads',
+    'gelu',
+    'layer_norm_epsilon',
+    'num_groups',
+    'zero_padded_pool',
+    'distillation_head',
+  }
+
+
+def test_a_field_must_say_what_it_is():
+  @dataclasses.dataclass
+  class Spec(spec.LayerSpec):
+    unsaid: bool = False
+
+  with pytest.raises(TypeError, match=r'Spec\.unsaid does not say what it is'):
+    fields.of(Spec)
+
+
+def test_layers_are_given_the_fields_of_their_model():
+  model = models.create_model('ViT-Ti/4', depth=3, qk_norm=True)
+  layers = model.layer_spec
+  assert (layers.depth, layers.qk_norm, layers.num_heads) == (3, True, 3)
+  assert hash(layers) == hash(model.clone(num_classes=7).layer_spec)
+  with pytest.raises(dataclasses.FrozenInstanceError):
+    layers.depth = 4
+  assert not hasattr(resnet.BiT(5), 'layer_spec')
+
+
+@pytest.mark.parametrize('name', ['google', 'huggingface', 'timm'])
+def test_formats_know_all_fields_that_change_the_function(name):
+  """One that they did not know would be lost without a word."""
+  folder = pathlib.Path(foreign.__file__).parent
+  code = ''.join(path.read_text() for path in folder.glob(f'{name}*.py'))
+  for field in fields.of_kind(vit.ViT, fields.Kind.FUNCTION):
+    assert f'model.{field}' in code, field

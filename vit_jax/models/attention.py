@@ -1,0 +1,165 @@
+"""Multi-head self-attention.
+
+In comments: B images, T tokens, D hidden size, H heads, K = D / H channels of a
+head, R tokens that attend.
+"""
+
+from typing import cast
+from typing import Literal
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models import dropout
+from vit_jax.models import initializers
+from vit_jax.models import spec as spec_lib
+
+
+def separate(
+  init: initializers.Initializer, count: int
+) -> initializers.Initializer:
+  """Initialises several matrices that are stored as one wide kernel.
+
+  Xavier's and LeCun's bounds depend on the shape, which must be that of each
+  query, key or value matrix, not of all side by side.
+
+  Args:
+    init: Initializer of one matrix.
+    count: How many the last axis holds.
+  """
+
+  def init_each(
+    key: jax.Array,
+    shape: tuple[int, ...],
+    dtype: jax.typing.DTypeLike = jnp.float32,
+  ) -> jax.Array:
+    one = (*shape[:-1], shape[-1] // count)
+    keys = jax.random.split(key, count)
+    return jnp.concatenate([init(k, one, dtype) for k in keys], axis=-1)
+
+  return init_each
+
+
+class QKV(nn.Module):
+  """Queries, keys and values: [B, T, D] -> [B, R, H, K] and twice [B, T, H, K].
+
+  They are one kernel, [D, 3, H, K], and three products: on CPUs the backward
+  pass of one product would move its gradients about in memory.
+  """
+
+  spec: spec_lib.EncoderSpec
+
+  @nn.compact
+  def __call__(
+    self, x: jax.Array, num_queries: int | None
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns them; the queries of the first R = `num_queries` tokens."""
+    spec, d = self.spec, x.shape[-1]
+    shape = (3, spec.num_heads, d // spec.num_heads)
+
+    def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+      flat = separate(spec.starts.kernel, 3)(key, (d, 3 * d))
+      return flat.reshape(shape)
+
+    kernel = self.param('kernel', init, (d, *shape)).astype(spec.dtype)
+    bias = jnp.zeros(shape, spec.dtype)
+    if spec.qkv_bias:
+      bias = self.param('bias', nn.initializers.zeros, shape).astype(spec.dtype)
+    x = x.astype(spec.dtype)
+    query, key, value = (
+      jnp.einsum('btd,dhk->bthk', tokens, kernel[:, i]) + bias[i]
+      for i, tokens in enumerate((x[:, :num_queries], x, x))
+    )
+    return query, key, value
+
+
+class Attention(nn.Module):
+  """Multi-head self-attention: [B, T, D] -> [B, R, D].
+
+  Softmax is computed in float32. Heads come before tokens ([B, H, T, K]), which
+  keeps both products as plain batched matrix products.
+
+  Attributes:
+    spec: Fields of the layer.
+    num_queries: R: only the first tokens attend to all; None: they all do.
+    capture: Whether the weights are returned.
+  """
+
+  spec: spec_lib.EncoderSpec
+  num_queries: int | None = None
+  capture: bool = False
+
+  @nn.compact
+  def __call__(
+    self,
+    x: jax.Array,
+    dropout_key: dropout.DropoutKey | None,
+    perturbation: jax.Array | None = None,
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """Returns the output and, if captured, the weights [B, H, R, T].
+
+    Args:
+      x: [B, T, D].
+      dropout_key: Key of the layer; None when not training.
+      perturbation: Added to the weights that are captured, [B, H, R, T].
+    """
+    spec = self.spec
+    query, key, value = QKV(spec, name='qkv')(x, self.num_queries)
+    if spec.qk_norm:
+      query = spec.layer_norm('query_norm')(query)
+      key = spec.layer_norm('key_norm')(key)
+    weights = None
+    if self.capture or spec.attention_implementation == 'plain':
+      y, weights = self._attend(query, key, value, dropout_key, perturbation)
+    else:
+      implementation = spec.attention_implementation
+      y = jax.nn.dot_product_attention(
+        query,
+        key,
+        value,
+        implementation=cast(Literal['xla', 'cudnn'], implementation),
+      )
+    y = nn.DenseGeneral(
+      x.shape[-1],
+      axis=(-2, -1),
+      kernel_init=spec.starts.kernel,
+      dtype=spec.dtype,
+      name='out',
+    )(y)
+    return y, weights
+
+  def _attend(
+    self,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    dropout_key: dropout.DropoutKey | None,
+    perturbation: jax.Array | None,
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """Maps [B, T, H, K] to the values [B, R, H, K] and the weights."""
+    query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+    scores = jnp.einsum(
+      'bhqk,bhtk->bhqt',
+      query * query.shape[-1] ** -0.5,
+      key,
+      preferred_element_type=jnp.float32,
+    )
+    # Softmax does not change where a row's largest score becomes 0, and then
+    # no exponential overflows.
+    most = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
+    scores = jnp.exp(scores - most)
+    total = scores.sum(axis=-1, keepdims=True)
+    if perturbation is not None:
+      scores += perturbation * total  # of weights that are not yet divided
+    tokens = key.shape[2]
+    dropped = dropout.dropout(
+      scores.astype(self.spec.dtype),
+      self.spec.attention_dropout_rate,
+      dropout.fold(dropout_key, dropout.Purpose.ATTENTION_WEIGHTS),
+      (self.spec.num_heads, tokens, tokens),
+    )
+    # Divided after the product, which has fewer elements.
+    y = jnp.einsum('bhqt,bhtk->bhqk', dropped, value)
+    y = (y / total).astype(self.spec.dtype)
+    return jnp.swapaxes(y, 1, 2), scores / total if self.capture else None

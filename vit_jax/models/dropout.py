@@ -1,0 +1,142 @@
+"""Dropout and stochastic depth whose masks do not depend on how a step runs.
+
+Linen's own streams depend on the path of a module. Here a step has one key;
+each block folds its layer and the mask's purpose into it, and the mask of an
+example is drawn from the example's own key. So masks are the same unrolled or
+scanned, accumulated or not, on one device or many.
+"""
+
+import enum
+import functools
+from typing import NamedTuple
+
+import jax
+from jax.extend import random as jex_random
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.models import spec as spec_lib
+
+
+class DropoutKey(NamedTuple):
+  """Key from which the random masks of a batch are drawn.
+
+  Attributes:
+    key: Random key, of the step, of a layer or of a purpose.
+    rows: int32 [B], positions of the examples in the global batch.
+  """
+
+  key: jax.Array
+  rows: jax.Array
+
+
+class Purpose(enum.IntEnum):
+  """Uses of random masks in a layer; folded into the layer's key."""
+
+  EMBEDDING = 0
+  ATTENTION_WEIGHTS = 1
+  ATTENTION_OUTPUT = 2
+  MLP_HIDDEN = 3
+  MLP_OUTPUT = 4
+  ATTENTION_PATH = 5
+  MLP_PATH = 6
+
+
+def fold(
+  dropout_key: DropoutKey | None, data: int | jax.Array
+) -> DropoutKey | None:
+  """Folds a layer or a purpose into the key; None (not training) stays None."""
+  if dropout_key is None:
+    return None
+  key, rows = dropout_key
+  return DropoutKey(jax.random.fold_in(key, data), rows)
+
+
+def keep_mask(
+  dropout_key: DropoutKey, rate: float | jax.Array, shape: tuple[int, ...]
+) -> jax.Array:
+  """Draws True with probability 1 - `rate`, to a precision of 2^-16.
+
+  Threefry makes two 32-bit words per call. Comparing 16 bits at a time takes a
+  quarter of the calls that `jax.random.bernoulli` makes.
+
+  Args:
+    dropout_key: Key, and rows [B].
+    rate: Probability of False.
+    shape: Shape of the mask of one row.
+
+  Returns:
+    bool [B, *shape].
+  """
+  key, rows = dropout_key
+  count = int(np.prod(shape))
+  if 'threefry' in str(jax.random.key_impl(key)):
+    words = -(-count // 2)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, rows)
+    draw = functools.partial(
+      jex_random.threefry_2x32, count=jnp.arange(words, dtype=jnp.uint32)
+    )
+    bits32 = jax.vmap(draw)(jax.random.key_data(keys))
+    bits = jax.lax.bitcast_convert_type(bits32, jnp.uint16)
+    bits = bits.reshape(len(rows), 2 * words)[:, :count]
+  else:
+    # One draw for all rows, which is what makes other generators fast. The
+    # first row's number keeps the microbatches of a step apart.
+    key = jax.random.fold_in(key, rows[0])
+    bits = jax.random.bits(key, (len(rows), *shape), jnp.uint16)
+  threshold = jnp.round(jnp.float32(rate) * 2**16).astype(jnp.uint32)
+  return bits.reshape(len(rows), *shape).astype(jnp.uint32) >= threshold
+
+
+def dropout(
+  x: jax.Array,
+  rate: float | jax.Array,
+  dropout_key: DropoutKey | None,
+  whole: tuple[int, ...] | None = None,
+) -> jax.Array:
+  """Zeroes each element of x [B, ...] with probability `rate`, scales the rest.
+
+  Without a key (not training), or at a fixed rate of 0, x is returned.
+
+  Args:
+    x: [B, ...].
+    rate: Probability of zero.
+    dropout_key: Key and rows, or None.
+    whole: Shape of a row of the array that x is the beginning of, along each
+      dimension. The mask is drawn for all of it, so that a part gets the same
+      mask as the whole. None: x is the whole.
+  """
+  if dropout_key is None or (isinstance(rate, float) and rate == 0.0):
+    return x
+  keep = keep_mask(dropout_key, rate, whole or x.shape[1:])
+  keep = keep[tuple(map(slice, x.shape))]
+  return jnp.where(keep, x / jnp.asarray(1 - rate, x.dtype), 0)
+
+
+def drop_path(
+  x: jax.Array,
+  spec: spec_lib.LayerSpec,
+  layer: jax.Array,
+  dropout_key: DropoutKey | None,
+  purpose: Purpose,
+) -> jax.Array:
+  """Stochastic depth (arXiv:1603.09382): zeroes whole rows of x [B, T, D].
+
+  Args:
+    x: Output of a branch, before it is added to the residual.
+    spec: Its `stochastic_depth` is the rate of the last layer. The rate grows
+      linearly from 0, as in the paper, or is the same in all layers where
+      `stochastic_depth_uniform` says so (DeiT III, arXiv:2204.07118).
+    layer: Index of the layer, from 0, as an int32 scalar.
+    dropout_key: Key of the layer; None when not training.
+    purpose: Which of the layer's two residuals.
+  """
+  dropout_key = fold(dropout_key, purpose) if spec.stochastic_depth else None
+  if dropout_key is None:
+    return x
+  if spec.stochastic_depth_uniform:
+    rate = jnp.float32(spec.stochastic_depth)
+  else:
+    rate = spec.stochastic_depth * layer / max(spec.depth - 1, 1)
+  keep = keep_mask(dropout_key, rate, (1, 1))
+  return jnp.where(keep, x / (1 - rate).astype(x.dtype), 0)

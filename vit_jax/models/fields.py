@@ -1,0 +1,207 @@
+"""Kinds of model fields, and the values that a field takes.
+
+A field is declared once, in `spec.py` or in its model, with its kind beside it:
+
+    qk_norm: Annotated[bool, fields.FUNCTION] = False
+
+Code that needs, say, all fields that change the function asks `of_kind`; there
+is no other list of fields. A new field needs three more lines: in the layer
+that uses it, in `vit_jax/config/defaults.py`, and in each module of
+`weights/formats/` to say whether that format can hold it.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import difflib
+import enum
+import math
+import reprlib
+import types
+import typing
+from typing import Any
+
+
+class Kind(enum.Enum):
+  """Kinds of fields, by what happens when a checkpoint is loaded."""
+
+  # Part of what a model's name stands for; checkpoint and model must agree.
+  SIZE = 'size'
+  # Any other choice that changes what given parameters compute; must agree.
+  FUNCTION = 'function'
+  # A checkpoint's parameters are fitted to another value (`weights.adapt`).
+  FITTED = 'fitted'
+  # How parameters start and what is dropped out: each run decides anew.
+  TRAINING = 'training'
+  # How the same function is computed: each run decides anew.
+  EXECUTION = 'execution'
+
+
+@dataclasses.dataclass(frozen=True)
+class Field:
+  """The kind of a field, and the values that it takes.
+
+  Attributes:
+    kind: Decides what happens when a checkpoint is loaded into a model.
+    is_visible: Whether a checkpoint's arrays show it.
+    least: The smallest whole number; for tuples, of each number.
+    most: The largest whole number. Defaults are bounds that no model comes near
+      (ViT-22B has 48 layers 6,144 wide), so that what is meant as another
+      number is refused before shapes are made of it.
+    interval: Where a real number must lie: '[0, 1)', '(0, 1)' or '', anywhere.
+    choices: The strings that it takes; () for any.
+  """
+
+  kind: Kind
+  is_visible: bool = True
+  least: float = -math.inf
+  most: int = 2**20
+  interval: str = ''
+  choices: tuple[str, ...] = ()
+
+
+SIZE = Field(Kind.SIZE, least=1)
+STAGES = Field(Kind.SIZE, least=1, most=1_000)  # units in each
+FUNCTION = Field(Kind.FUNCTION)
+FITTED = Field(Kind.FITTED)
+TRAINING = Field(Kind.TRAINING)
+RATE = Field(Kind.TRAINING, interval='[0, 1)')
+EXECUTION = Field(Kind.EXECUTION)
+
+_MOST_NUMBERS = 16  # in a tuple: stages of a ResNet
+_MOST_FLOAT = 1e30
+
+
+def of(module: type[Any]) -> dict[str, Field]:
+  """Returns a Linen module's fields by name, in the order of declaration."""
+  hints = typing.get_type_hints(module, include_extras=True)
+  return {
+    field.name: _field_of(module, field.name, hints[field.name])
+    for field in dataclasses.fields(module)
+    if field.name not in ('parent', 'name')
+  }
+
+
+def _field_of(module: type[Any], name: str, hint: Any) -> Field:
+  said = [x for x in getattr(hint, '__metadata__', ()) if isinstance(x, Field)]
+  if len(said) != 1:
+    raise TypeError(
+      f'{module.__name__}.{name} does not say what it is: annotate it with a'
+      ' `fields.Field`'
+    )
+  return said[0]
+
+
+def of_kind(module: type[Any], *kinds: Kind) -> list[str]:
+  """Returns the names of a module's fields of some kinds."""
+  return [name for name, field in of(module).items() if field.kind in kinds]
+
+
+def checked(module: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns a module's values of some fields, in the types that they have.
+
+  Lists, which JSON has, become tuples, and one patch size becomes a pair.
+
+  Raises:
+    ValueError: There is no such field, or it is of another type.
+  """
+  known = list(of(module))
+  for key in values:
+    if key not in known:
+      near = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
+      hint = (
+        f'did you mean {near[0]!r}?' if near else f'it has {", ".join(known)}'
+      )
+      raise ValueError(f'a {module.__name__} has no field {key!r}: {hint}')
+  result = {
+    key: tuple(value) if isinstance(value, list) else value
+    for key, value in values.items()
+  }
+  if 'patch_size' in result:
+    result['patch_size'] = _pair(result['patch_size'])
+  hints = typing.get_type_hints(module)
+  for key, value in result.items():
+    if not _is_of_type(value, hints[key]):
+      raise ValueError(
+        f'{key} is {value!r}: it must be of the type {_show(hints[key])}'
+      )
+  return result
+
+
+def _pair(patch_size: Any) -> tuple[int, int]:
+  is_one = type(patch_size) is int
+  pair = (patch_size, patch_size) if is_one else patch_size
+  good = isinstance(pair, tuple | list) and len(pair) == 2
+  if not good or not all(type(x) is int and x > 0 for x in pair):
+    raise ValueError(
+      f'patch_size is {patch_size!r}: write one positive number, or'
+      ' (height, width)'
+    )
+  return pair[0], pair[1]
+
+
+def _is_of_type(value: Any, hint: Any) -> bool:
+  """Whether a value is of a field's type; those of libraries are not looked at.
+
+  A whole number is a float as well; a truth value is not a number.
+  """
+  origin, arguments = typing.get_origin(hint), typing.get_args(hint)
+  if origin in (types.UnionType, typing.Union):
+    return any(_is_of_type(value, each) for each in arguments)
+  if origin is tuple:
+    return isinstance(value, tuple) and all(
+      _is_of_type(x, arguments[0]) for x in value
+    )
+  if hint in (int, float):
+    allowed = (int, float) if hint is float else int
+    return isinstance(value, allowed) and not isinstance(value, bool)
+  if hint in (bool, str, types.NoneType):
+    return isinstance(value, hint)
+  return True
+
+
+def _show(hint: Any) -> str:
+  return hint.__name__ if isinstance(hint, type) else str(hint)
+
+
+def check_values(model: Any) -> None:
+  """Checks each field of a model by itself.
+
+  Raises:
+    ValueError: A value is none that its field takes.
+  """
+  found = {name: getattr(model, name) for name in of(type(model))}
+  for name, field in of(type(model)).items():
+    _check_size(name, field, found[name])
+  for name, field in of(type(model)).items():
+    _check_value(name, field, found[name])
+
+
+def _check_size(name: str, field: Field, value: Any) -> None:
+  """Raises a ValueError where a whole number is out of all bounds."""
+  numbers = value if isinstance(value, tuple) else (value,)
+  if len(numbers) > _MOST_NUMBERS:
+    raise ValueError(
+      f'{name} has {len(numbers)} numbers: at most {_MOST_NUMBERS}'
+    )
+  least = 1 if isinstance(value, tuple) else -math.inf
+  for x in numbers:
+    if type(x) is int and not least <= x <= field.most:
+      raise ValueError(
+        f'{name} is {reprlib.repr(value)}: it must be from 1 to {field.most:,}'
+      )
+
+
+def _check_value(name: str, field: Field, value: Any) -> None:
+  """Raises a ValueError where a field does not take a value."""
+  if field.choices and value not in field.choices:
+    raise ValueError(
+      f'{name} is {value!r}: choose one of {", ".join(field.choices)}'
+    )
+  if type(value) is int and value < field.least:
+    raise ValueError(f'{name} is {value}: it must be at least {field.least}')
+  if field.interval:
+    is_low = value < 0 or (value == 0 and field.interval.startswith('('))
+    if is_low or not value < 1:
+      raise ValueError(f'{name} is {value}: it must be in {field.interval}')
+  if type(value) is float and not abs(value) < _MOST_FLOAT:
+    raise ValueError(f'{name} is {value}: it must be a finite number')

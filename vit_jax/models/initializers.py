@@ -1,0 +1,65 @@
+"""How parameters start, after the code of the papers that a name stands for."""
+
+from collections.abc import Callable
+import dataclasses
+
+from flax import linen as nn
+import jax
+
+from vit_jax.models import fields
+
+Initializer = Callable[..., jax.Array]
+
+
+@dataclasses.dataclass(frozen=True)
+class Initializers:
+  """How each kind of parameter starts."""
+
+  kernel: Initializer
+  patch: Initializer
+  mlp_bias: Initializer
+  class_token: Initializer
+  position: Initializer
+  head: Initializer
+
+
+INITIALIZERS = {
+  # google-research/vision_transformer, the code of the ViT paper.
+  'vit': Initializers(
+    kernel=nn.initializers.xavier_uniform(),
+    patch=nn.initializers.lecun_normal(),
+    mlp_bias=nn.initializers.normal(1e-6),
+    class_token=nn.initializers.zeros,
+    position=nn.initializers.normal(0.02),
+    head=nn.initializers.zeros,
+  ),
+  # The same code's MLP-Mixer: Flax's defaults, and a head of zeros.
+  'mixer': Initializers(
+    kernel=nn.initializers.lecun_normal(),
+    patch=nn.initializers.lecun_normal(),
+    mlp_bias=nn.initializers.zeros,
+    class_token=nn.initializers.zeros,
+    position=nn.initializers.normal(0.02),
+    head=nn.initializers.zeros,
+  ),
+  # Flax's defaults, and unit variance for what is added to the tokens.
+  'lecun': Initializers(
+    kernel=nn.initializers.lecun_normal(),
+    patch=nn.initializers.lecun_normal(),
+    mlp_bias=nn.initializers.zeros,
+    class_token=nn.initializers.normal(1.0),
+    position=nn.initializers.normal(1.0),
+    head=nn.initializers.lecun_normal(),
+  ),
+  # DeiT's code (arXiv:2012.12877); its patches start as PyTorch's convolutions.
+  'deit': Initializers(
+    kernel=nn.initializers.truncated_normal(0.02),
+    patch=nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform'),
+    mlp_bias=nn.initializers.zeros,
+    class_token=nn.initializers.truncated_normal(0.02),
+    position=nn.initializers.truncated_normal(0.02),
+    head=nn.initializers.truncated_normal(0.02),
+  ),
+}
+
+FIELD = fields.Field(fields.Kind.TRAINING, choices=tuple(INITIALIZERS))

@@ -1,0 +1,134 @@
+"""Specifications of layers: the fields that a model passes to its layers.
+
+A model inherits these fields, so that `create_model('ViT-S/16', qk_norm=True)`
+sets one. It passes them to the stack, the blocks, attention and MLP as a single
+object, `EncoderSpec.take(model)`.
+"""
+
+import dataclasses
+import functools
+from typing import Annotated
+from typing import Any
+from typing import Self
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models import fields
+from vit_jax.models import initializers as initializers_lib
+from vit_jax.models.fields import EXECUTION
+from vit_jax.models.fields import Field
+from vit_jax.models.fields import FUNCTION
+from vit_jax.models.fields import Kind
+from vit_jax.models.fields import RATE
+from vit_jax.models.fields import SIZE
+from vit_jax.models.fields import TRAINING
+
+GELUS = {
+  'tanh': functools.partial(nn.gelu, approximate=True),
+  'exact': functools.partial(nn.gelu, approximate=False),
+}
+REMAT_POLICIES = (
+  'none',
+  'full',
+  'dots_saveable',
+  'dots_with_no_batch_dims_saveable',
+)
+ATTENTION_IMPLEMENTATIONS = ('plain', 'xla', 'cudnn')
+
+
+@dataclasses.dataclass(kw_only=True, unsafe_hash=True)
+class LayerSpec:
+  """Fields of any stack of layers.
+
+  Instances are frozen by `__setattr__`, not by `frozen=True`: Linen modules,
+  which inherit these fields, are dataclasses that are not frozen, and Python
+  refuses to mix the two.
+
+  Attributes:
+    hidden_size: D, the width of a token.
+    mlp_dim: Size of the MLP's hidden layer; in a Mixer, of that over channels.
+    depth: Number of layers, L.
+    dropout_rate: After the positions, after attention, after both MLP layers.
+    stochastic_depth: Rate of the last layer; it grows linearly from 0.
+    stochastic_depth_uniform: Whether all layers have that rate instead.
+    gelu: 'tanh' (an approximation) or 'exact'.
+    layer_norm_epsilon: Epsilon of every LayerNorm.
+    initializers: How parameters start, a name in `initializers.INITIALIZERS`.
+    scan: Whether the layers are one `nn.scan`ned layer, with parameters
+      stacked on a leading axis; the function is the same.
+    remat: Activations that the backward pass computes again: 'none'; 'full',
+      all of them; or a name of `jax.checkpoint_policies`.
+    dtype: Type in which layers compute. Parameters, softmax, LayerNorm's
+      statistics and logits are float32.
+  """
+
+  hidden_size: Annotated[int, SIZE]
+  mlp_dim: Annotated[int, SIZE]
+  depth: Annotated[int, Field(Kind.SIZE, least=1, most=1_000)]
+  dropout_rate: Annotated[float, RATE] = 0.0
+  stochastic_depth: Annotated[float, RATE] = 0.0
+  stochastic_depth_uniform: Annotated[bool, TRAINING] = False
+  gelu: Annotated[
+    str, Field(Kind.FUNCTION, is_visible=False, choices=tuple(GELUS))
+  ] = 'tanh'
+  layer_norm_epsilon: Annotated[
+    float, Field(Kind.FUNCTION, is_visible=False, interval='(0, 1)')
+  ] = 1e-6
+  initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
+  scan: Annotated[bool, EXECUTION] = False
+  remat: Annotated[str, Field(Kind.EXECUTION, choices=REMAT_POLICIES)] = 'none'
+  dtype: Annotated[jax.typing.DTypeLike, EXECUTION] = jnp.float32
+
+  @classmethod
+  def take(cls, model: Any) -> Self:
+    """Returns a model's values of these fields."""
+    return cls(**{name: getattr(model, name) for name in fields.of(cls)})
+
+  def __setattr__(self, name: str, value: Any) -> None:
+    if name in self.__dict__:
+      raise dataclasses.FrozenInstanceError(f'cannot assign to {name!r}')
+    super().__setattr__(name, value)
+
+  @property
+  def starts(self) -> initializers_lib.Initializers:
+    """How each kind of parameter starts."""
+    return initializers_lib.INITIALIZERS[self.initializers]
+
+  def layer_norm(self, name: str) -> nn.LayerNorm:
+    """Returns a LayerNorm, to be called in a module's compact method.
+
+    Its statistics are computed in float32 whatever the dtype.
+    """
+    return nn.LayerNorm(self.layer_norm_epsilon, self.dtype, name=name)
+
+
+@dataclasses.dataclass(kw_only=True, unsafe_hash=True)
+class EncoderSpec(LayerSpec):
+  """Fields of layers with attention.
+
+  Attributes:
+    num_heads: H, which divides D.
+    attention_dropout_rate: On the attention weights.
+    layer_scale: Start of a learned factor per channel after attention and MLP
+      (CaiT, arXiv:2103.17239); None: there is none.
+    qk_norm: Whether a LayerNorm over each head's channels follows queries and
+      keys (Scaling Vision Transformers to 22 Billion Parameters,
+      arXiv:2302.05442).
+    qkv_bias: Whether queries, keys and values have biases.
+    gated_mlp: Whether the MLP is a SwiGLU (arXiv:2002.05202).
+    attention_implementation: 'plain', matrix products and a softmax; or 'xla'
+      or 'cudnn' of `jax.nn.dot_product_attention`. 'plain' is always used where
+      the attention weights are returned.
+  """
+
+  num_heads: Annotated[int, Field(Kind.SIZE, is_visible=False, least=1)]
+  attention_dropout_rate: Annotated[float, RATE] = 0.0
+  layer_scale: Annotated[float | None, fields.FITTED] = None
+  qk_norm: Annotated[bool, FUNCTION] = False
+  qkv_bias: Annotated[bool, FUNCTION] = True
+  gated_mlp: Annotated[bool, FUNCTION] = False
+  attention_implementation: Annotated[
+    str, Field(Kind.EXECUTION, choices=ATTENTION_IMPLEMENTATIONS)
+  ] = 'plain'
