@@ -22,6 +22,12 @@ however that is sliced), file (if it has one), label and prediction (positions
 in the model's classes) and their names, probability (of the prediction), loss,
 and the five most probable classes with their probabilities (in CSV as JSON).
 
+A model that predicts numbers, or several classes of an image, is measured as in
+training: the JSON object has the objective's metrics, as r2 and
+mean_absolute_error, or map and average_precision/CLASS. --predictions has for
+each name its true value and, with _predicted, that of the model: a number, or
+the probability of a class.
+
 Whatever the classes of the model, how good its features are on any data:
 
   python -m vit_jax.evaluate --from=runs/digits --data=digits \
@@ -98,7 +104,12 @@ def main(argv: list[str]) -> None:
   """Evaluates, and prints the report."""
   _check_flags(argv)
   loaded = cli.load(FLAGS)
-  summary, text = _probe(loaded) if _PROBE.value else _classify(loaded)
+  if _PROBE.value:
+    summary, text = _probe(loaded)
+  elif loaded.preprocess.has_label:
+    summary, text = _classify(loaded)
+  else:
+    summary, text = _measure(loaded)
   summary['checkpoint'] = loaded.origin.to_dict()
   if _FORMAT.value == 'json':
     print(json.dumps(summary))
@@ -180,6 +191,27 @@ def _classify(loaded: 'weights.Loaded') -> tuple[dict[str, Any], str]:
     columns.write(path, predictions(answers, source, classifier.names))
   summary = report.summarize(answers, classifier.names)
   return summary, report.as_text(summary)
+
+
+def _measure(loaded: 'weights.Loaded') -> tuple[dict[str, Any], str]:
+  """Measures what the objective does; returns the report, and as text."""
+  from vit_jax import objectives  # it imports jax
+  from vit_jax.evaluation import report
+  from vit_jax.objectives import evaluated
+
+  config = data_flags.make_config(FLAGS, loaded)
+  source = data_flags.open_split(FLAGS, config)
+  objective = objectives.of_loaded(loaded, config, source.features)
+  with data_flags.progress(len(source)) as progress, data_flags.explained():
+    summary, columns_of = evaluated.measure(
+      objective, loaded.params, source, config, progress.update
+    )
+  if _PREDICTIONS.value:
+    path = columns.check_path(
+      '--predictions', _PREDICTIONS.value, ('.csv', '.parquet')
+    )
+    columns.write(path, columns_of)
+  return dict(summary), report.metrics_as_text(summary)
 
 
 def _probe(loaded: 'weights.Loaded') -> tuple[dict[str, Any], str]:

@@ -14,6 +14,10 @@ with one image a line; --format=csv has the columns image, rank (from 1),
 class, index and probability, one row for each class. An index is a position in
 the model's output.
 
+A multi-label model gives each class a probability of its own. A model that
+predicts numbers prints each in the units of its data: in JSON as "numbers":
+{name: value}, in CSV with the columns image, name and value.
+
 An image that cannot be read is reported on stderr and left out; the exit
 status is then 1.
 """
@@ -67,6 +71,7 @@ class Answer(NamedTuple):
 
 # An image's path with its answers, the most probable first.
 Answers = Iterable[tuple[str, Sequence[Answer]]]
+Checkpoint = dict[str, Any]  # where the model comes from
 
 
 def main(argv: list[str]) -> int:
@@ -97,10 +102,11 @@ def main(argv: list[str]) -> int:
         batch, result['top'], result['probability'], strict=False
       )
     )
-    if _FORMAT.value == 'json':
-      _write_json(answers, loaded.origin.to_dict())
+    if classifier.predicts_numbers:
+      write = _NUMBER_WRITERS[_FORMAT.value]
     else:
-      _WRITERS[_FORMAT.value](answers, max(map(len, paths)))
+      write = _WRITERS[_FORMAT.value]
+    write(answers, max(map(len, paths)), loaded.origin.to_dict())
   return 1 if failed else 0
 
 
@@ -207,28 +213,42 @@ def _progress(total: int) -> Any:
   )
 
 
-def _write_table(answers: Answers, width: int) -> None:
+def _write_table(answers: Answers, width: int, _: Checkpoint) -> None:
   for path, classes in answers:
     for i, x in enumerate(classes):
       image = '' if i else path
       print(f'{image:{width}}  {x.probability:.4f}  {x.name}')
 
 
-def _write_json(answers: Answers, checkpoint: dict[str, Any]) -> None:
+def _write_json(answers: Answers, _: int, origin: Checkpoint) -> None:
+  _write_objects(
+    (
+      {
+        'image': path,
+        'predictions': [
+          {'class': x.name, 'index': x.number, 'probability': x.probability}
+          for x in classes
+        ],
+      }
+      for path, classes in answers
+    ),
+    origin,
+  )
+
+
+def _write_objects(
+  objects: Iterable[dict[str, Any]], origin: Checkpoint
+) -> None:
+  """Prints an array of JSON with one object a line."""
   separator = '['
-  for path, classes in answers:
-    predictions = [
-      {'class': x.name, 'index': x.number, 'probability': x.probability}
-      for x in classes
-    ]
-    answer = {'image': path, 'predictions': predictions}
-    line = json.dumps({**answer, 'checkpoint': checkpoint})
+  for each in objects:
+    line = json.dumps({**each, 'checkpoint': origin})
     print(f'{separator}\n{line}', end='')
     separator = ','
   print('\n]' if separator == ',' else '[]')
 
 
-def _write_csv(answers: Answers, _: int) -> None:
+def _write_csv(answers: Answers, _: int, __: Checkpoint) -> None:
   writer = csv.writer(sys.stdout, lineterminator='\n')
   writer.writerow(['image', 'rank', 'class', 'index', 'probability'])
   for path, classes in answers:
@@ -236,9 +256,39 @@ def _write_csv(answers: Answers, _: int) -> None:
       writer.writerow([path, rank, x.name, x.number, x.probability])
 
 
-_WRITERS: dict[str, Callable[[Answers, int], None]] = {
+def _write_number_table(answers: Answers, width: int, _: Checkpoint) -> None:
+  for path, numbers in answers:
+    for i, x in enumerate(numbers):
+      print(f'{"" if i else path:{width}}  {x.probability:<12.6g}  {x.name}')
+
+
+def _write_number_json(answers: Answers, _: int, origin: Checkpoint) -> None:
+  _write_objects(
+    (
+      {'image': path, 'numbers': {x.name: x.probability for x in numbers}}
+      for path, numbers in answers
+    ),
+    origin,
+  )
+
+
+def _write_number_csv(answers: Answers, _: int, __: Checkpoint) -> None:
+  writer = csv.writer(sys.stdout, lineterminator='\n')
+  writer.writerow(['image', 'name', 'value'])
+  for path, numbers in answers:
+    writer.writerows([path, x.name, x.probability] for x in numbers)
+
+
+_Writer = Callable[[Answers, int, Checkpoint], None]
+_WRITERS: dict[str, _Writer] = {
   'table': _write_table,
+  'json': _write_json,
   'csv': _write_csv,
+}
+_NUMBER_WRITERS: dict[str, _Writer] = {
+  'table': _write_number_table,
+  'json': _write_number_json,
+  'csv': _write_number_csv,
 }
 
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from collections.abc import Mapping
+import contextlib
 import functools
 import json
 import re
@@ -89,7 +90,7 @@ def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
     if leaf not in node or isinstance(node[leaf], ml_collections.ConfigDict):
       raise KeyError(leaf)
     check_set(key, value)
-    with node.ignore_type() if value is None else node.unlocked():
+    with node.ignore_type() if value is None else contextlib.nullcontext():
       node[leaf] = _tuples(value)
   except (KeyError, AttributeError):
     raise unknown_key(config, key) from None

@@ -218,6 +218,11 @@ class Preprocess:
     assert isinstance(found, features_lib.Target)
     return found
 
+  @property
+  def has_label(self) -> bool:
+    """Whether the logits are those of classes that exclude each other."""
+    return isinstance(self.target, features_lib.Label)
+
   def to_dict(self) -> dict[str, Any]:
     """Returns the content of preprocess.json."""
     return dataclasses.asdict(self)

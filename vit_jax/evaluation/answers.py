@@ -17,6 +17,7 @@ import optax
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import weights
+from vit_jax.data import features as features_lib
 from vit_jax.data.device import views
 from vit_jax.evaluation import applied
 
@@ -48,6 +49,8 @@ class Classifier:
   Attributes:
     names: Of all that it tells apart; its number where a class has no name.
     top: Number of classes in an answer.
+    predicts_numbers: Whether answers are all numbers, in the units of the data
+      and in the place of probabilities.
   """
 
   def __init__(
@@ -77,15 +80,24 @@ class Classifier:
         'this model has no head, so it names no classes: choose one that was'
         ' trained to, or fine-tune it'
       )
-    known = loaded.classes
+    target = loaded.preprocess.target
+    known = target.names
+    self.predicts_numbers = isinstance(target, features_lib.Number)
+    facts = loaded.preprocess.outputs.get('logits', {})
     self.names = (*known, *map(str, range(len(known), num_classes)))
-    self.top = min(top, num_classes)
+    self.top = num_classes if self.predicts_numbers else min(top, num_classes)
     prepare = views.eval_transform(config, image_shape)
 
     def answer(params: Any, batch: Mapping[str, jax.Array]) -> Any:
       logits = model.apply({'params': params}, prepare(batch['image']))
       logits = jnp.asarray(logits, jnp.float32)
-      probability, classes = jax.lax.top_k(jax.nn.softmax(logits), self.top)
+      if isinstance(target, features_lib.Number):
+        numbers = logits * np.float32(facts['std']) + np.float32(facts['mean'])
+        order = jnp.broadcast_to(jnp.arange(num_classes), logits.shape)
+        return {'top': order, 'probability': numbers}
+      is_multi = isinstance(target, features_lib.MultiLabel)
+      activation = jax.nn.sigmoid if is_multi else jax.nn.softmax
+      probability, classes = jax.lax.top_k(activation(logits), self.top)
       result = {'top': classes, 'probability': probability}
       if 'label' in batch:
         result['loss'] = optax.softmax_cross_entropy_with_integer_labels(

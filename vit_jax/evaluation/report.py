@@ -214,3 +214,11 @@ def _show(x: float | None) -> str:
 def _show_rate(summary: Mapping[str, Any], name: str) -> str:
   low, high = summary[f'{name}_interval']
   return f'{_show(summary[name])}  (95%: {low:.4f} to {high:.4f})'
+
+
+def metrics_as_text(summary: Mapping[str, float]) -> str:
+  """Returns metrics by name, a line each."""
+  width = max(map(len, summary))
+  return ''.join(
+    f'{name:{width}}  {value:.6g}\n' for name, value in summary.items()
+  )

@@ -12,6 +12,7 @@ from typing import Any
 import ml_collections
 
 from vit_jax import config as config_lib
+from vit_jax import weights
 from vit_jax.data import features as features_lib
 from vit_jax.evaluation import probes
 from vit_jax.objectives.base import Batch
@@ -36,10 +37,11 @@ __all__ = [
   'create',
   'fill_options',
   'lower_is_better',
+  'of_loaded',
   'trunk_path',
 ]
 
-_NO_METHODS = ('base', 'losses')  # modules that methods share
+_NO_METHODS = ('base', 'evaluated', 'losses')  # modules that methods share
 
 
 def names() -> tuple[str, ...]:
@@ -168,6 +170,44 @@ def directions(config: ml_collections.ConfigDict, name: str) -> dict[str, str]:
   if spec.kind == 'accuracy':
     return dict(class_of(config).metrics)
   return dict.fromkeys(probes.metric_names(spec), 'max')
+
+
+def of_loaded(
+  loaded: weights.Loaded,
+  config: ml_collections.ConfigDict,
+  features: features_lib.Features,
+) -> Objective:
+  """Returns the objective that a model of a work directory was trained with.
+
+  Args:
+    loaded: The model; its parameters are all of the objective's.
+    config: How images are prepared for it.
+    features: What the examples have on which it is measured.
+
+  Raises:
+    UserError: It is of no work directory, its objective has more parameters
+      than the model, or the examples are of another kind.
+  """
+  stored, trained = loaded.trained_with, loaded.preprocess
+  if stored is None or trained.trunk:
+    raise config_lib.UserError(
+      f'{loaded.origin.path} does not say how it is measured: measure its'
+      ' features, with --probe'
+    )
+  config = config.copy_and_resolve_references()
+  config.objective = stored.objective.copy_and_resolve_references()
+  config.model = stored.model.copy_and_resolve_references()
+  names = trained.target.names
+  made = create(config, features)
+  assert made.target is not None
+  found = features[made.target[0]].names
+  if found != names:
+    raise config_lib.UserError(
+      f'the model predicts {config_lib.some(names)}, but {config.data.name} has'
+      f' {config_lib.some(found)}'
+    )
+  made.model = loaded.model
+  return made
 
 
 def lower_is_better(config: ml_collections.ConfigDict) -> bool:

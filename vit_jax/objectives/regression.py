@@ -131,5 +131,5 @@ class Regression(base.Objective):
     """Returns the loss of each number, float32 [B, K]."""
     truth = (numbers - self._mean) / self._std
     if self._name == 'huber':
-      return optax.losses.huber_loss(scaled, truth, self._delta)
+      return optax.losses.huber_loss(scaled, truth, delta=self._delta)
     return optax.losses.squared_error(scaled, truth)

@@ -46,6 +46,7 @@ class Loaded:
     format: Format that was read: 'vit_jax', 'google', 'timm' or 'huggingface'.
     changes: Changes that were made to the parameters, in order.
     origin: The checkpoint that was read.
+    trained_with: The config of the run, where it is one of ours.
   """
 
   model: models.Model
@@ -56,6 +57,9 @@ class Loaded:
   format: str = 'vit_jax'
   changes: tuple[adapt_lib.Change, ...] = ()
   origin: origin_lib.Origin = origin_lib.MEMORY
+  trained_with: ml_collections.ConfigDict | None = dataclasses.field(
+    default=None, repr=False, compare=False
+  )
 
   @property
   def classes(self) -> tuple[str, ...]:
@@ -369,7 +373,15 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
     raise config_lib.UserError(f'{workdir}, by its config.json: {e}') from None
   resize = config.init_from.resize or 'corner'
   origin = origin_lib.of_checkpoint(workdir, found)
-  return Loaded(model, params, preprocess, size, resize, origin=origin)
+  return Loaded(
+    model,
+    params,
+    preprocess,
+    size,
+    resize,
+    origin=origin,
+    trained_with=config,
+  )
 
 
 def _stored(

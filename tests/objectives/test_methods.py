@@ -1,0 +1,243 @@
+"""Methods that are one file each: numbers, several classes, a mean teacher."""
+
+import json
+import re
+import shutil
+
+import commands
+import cv2
+import jax
+import numpy as np
+import pytest
+from sklearn import metrics as sklearn_metrics
+import tiny
+
+import vit_jax
+from vit_jax import config as config_lib
+from vit_jax import evaluate
+from vit_jax import objectives
+from vit_jax import predict
+from vit_jax.config import UserError
+from vit_jax.data import features
+from vit_jax.data import sources
+from vit_jax.runs import checkpoint_format
+from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import loop
+
+METHODS = {
+  'regression': {
+    'data__name': 'configs.digits_regression:InkCentre',
+    'data__crop': 'center',
+    'checkpoint__best': 'val/r2',
+  },
+  'multilabel': {
+    'data__name': 'configs.digits_multilabel:Pairs',
+    'data__image_size': (8, 16),
+    'checkpoint__best': 'val/map',
+  },
+  'mean_teacher:MeanTeacher': {'checkpoint__best': 'val/loss'},
+}
+RUN = {'train__ema_decay': 0.9, 'train__duration': '8 steps'}
+
+
+TIMES = re.compile('time|second|data_wait|goodput|mfu')
+
+
+def config_of(method, **overrides):
+  settings = METHODS[method] | RUN | overrides
+  return tiny.config(objective__name=method, **settings)
+
+
+@pytest.fixture(scope='module', params=METHODS)
+def finished(request, tmp_path_factory):
+  """A method and the work directory of its run."""
+  path = tmp_path_factory.mktemp('methods') / 'run'
+  assert loop.run(config_of(request.param), str(path)).status == 0
+  return request.param, path
+
+
+def scalars(path):
+  """Returns what was measured, but for times."""
+  return [
+    {k: v for k, v in line.items() if not TIMES.search(k)}
+    for line in tiny.metrics(path)
+    if 'train/loss' in line or 'val/loss' in line
+  ]
+
+
+def final_state(path):
+  """Returns the checksums of all arrays of the last checkpoint."""
+  arrays = checkpoint_format.read_info(path / 'checkpoints' / '8')['arrays']
+  return {name: x['checksum'] for name, x in arrays.items()}
+
+
+def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
+  method, path = finished
+  copy = tmp_path / 'run'
+  shutil.copytree(path, copy)
+  expected, state = scalars(copy), final_state(copy)
+  if ':' in method:
+    assert any(name.startswith('extra/teacher/') for name in state)
+  (copy / 'DONE').unlink()
+  shutil.rmtree(copy / 'checkpoints' / '8')
+  assert loop.run(config_of(method), str(copy)).status == 0
+  assert scalars(copy) == expected
+  assert final_state(copy) == state
+
+
+@pytest.mark.parametrize(
+  'how',
+  [
+    {'mesh__data': 2, 'mesh__fsdp': 4, 'mesh__min_size': 0},
+    {'mesh__data': 1, 'train__accumulation': 2},
+  ],
+  ids=['8 devices', 'accumulated'],
+)
+def test_one_result_however_it_is_computed(finished, tmp_path, how):
+  method, path = finished
+  assert loop.run(config_of(method, **how), str(tmp_path / 'run')).status == 0
+  for found, wanted in zip(
+    scalars(tmp_path / 'run'), scalars(path), strict=True
+  ):
+    for name, value in wanted.items():
+      assert found[name] == pytest.approx(value, rel=2e-3, abs=1e-4), name
+
+
+def test_evaluation_is_that_of_training(finished, capsys):
+  method, path = finished
+  data = METHODS[method].get('data__name', 'digits')
+  args = f'--from={path}', '--step=newest', f'--data={data}', '--format=json'
+  assert commands.run(evaluate, *args, '--split=train[80%:]') == 0
+  found = json.loads(capsys.readouterr().out)
+  trained = [line for line in tiny.metrics(path) if 'val/loss' in line][-1]
+  name = METHODS[method]['checkpoint__best'].removeprefix('val/')
+  assert found[name] == pytest.approx(trained[f'val/{name}'], abs=1e-5)
+  assert found['examples'] == trained['val/examples']
+
+
+def test_loaded_and_looked_into(finished, capsys, tmp_path):
+  method, path = finished
+  vit = vit_jax.load(path)
+  config = config_of(method)
+  source = sources.open_source(config, 'train[80%:]')
+  images = list(source.arrays['image'][:4])
+  outputs = vit.outputs(images)
+  assert outputs['features'].shape == (4, 16)
+  names = vit.preprocess.target.names
+  assert outputs['logits'].shape == (4, len(names))
+  embedded = vit_jax.embeddings(vit, images)
+  np.testing.assert_allclose(embedded, outputs['features'], atol=1e-5)
+  file = tmp_path / 'x.png'
+  assert cv2.imwrite(str(file), images[0])
+  assert commands.run(predict, f'--from={path}', file, '--format=json') == 0
+  (answer,) = json.loads(capsys.readouterr().out)
+  if method == 'regression':
+    found = [answer['numbers'][name] for name in names]
+    np.testing.assert_allclose(found, outputs['numbers'][0], atol=1e-4)
+  else:
+    assert {x['class'] for x in answer['predictions']} <= set(names)
+
+
+def test_metrics_are_scikit_learns():
+  """On the outputs of an initial model."""
+  for method in ('regression', 'multilabel'):
+    config = config_of(method, model__initializers='lecun')
+    experiment_lib.check(config)
+    e = experiment_lib.build(config)
+    params, objective = e.init().params, e.program.objective
+    source = e.eval_sources['val']
+    images = (source.arrays['image'] / np.float32(255) - 0.5) / 0.5
+    out = jax.device_get(objective.outputs(params, {'image': images}))
+    name = objective.target[0]
+    batch = {name: source.arrays[name], 'valid': np.ones(len(source), bool)}
+    found = objective.measure(out, batch).compute()
+    if method == 'regression':
+      truth = source.arrays[name], out['numbers']
+      wanted = {
+        'r2': sklearn_metrics.r2_score(*truth),
+        'mean_absolute_error': sklearn_metrics.mean_absolute_error(*truth),
+      }
+    else:
+      wanted = {
+        'map': sklearn_metrics.average_precision_score(
+          source.arrays[name], out['logits'], average='macro'
+        )
+      }
+    for key, value in wanted.items():
+      assert found[key] == pytest.approx(value, abs=1e-4)
+
+
+def test_huber_pulls_less_than_squares():
+  losses = []
+  for loss in ('mse', 'huber'):
+    config = config_of('regression', model__initializers='lecun')
+    config.objective.options.loss = loss
+    config.objective.options.delta = 0.5
+    e = experiment_lib.build(config)
+    with e.train_batches(0) as batches:
+      _, metrics = e.program.train_step(e.init(), next(batches), np.int32(0))
+    losses.append(float(metrics['loss']))
+  assert losses[1] < 0.5 * losses[0]
+
+
+@pytest.mark.parametrize(
+  ('overrides', 'message'),
+  [
+    ({'objective__name': 'regresion'}, 'choose one of classification, '),
+    ({'objective__name': 'regression'}, "learns 'numbers'.* have image"),
+    ({'objective__name': 'nowhere:Mine'}, "no module 'nowhere'"),
+    ({'objective__name': 'tiny:config'}, "another class 'config'"),
+    ({'objective__name': 'tiny:Mine'}, "no class 'Mine'"),
+    ({'data__name': 'nowhere:Mine'}, "config.data.name=.*no module 'nowhere'"),
+    ({'checkpoint__best': 'val/map'}, 'choose one of val/accuracy'),
+    (
+      {'objective__name': 'mean_teacher:MeanTeacher', 'augment__mixup': 0.2},
+      'takes several of an image',
+    ),
+  ],
+)
+def test_mistakes_get_one_line(overrides, message):
+  config = tiny.config(**overrides)
+  with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
+    experiment_lib.check(config)
+    experiment_lib.build(config).program.update  # noqa: B018
+
+
+def test_unknown_options_are_refused():
+  config = config_of('regression')
+  config.objective.options.detla = 2.0
+  with pytest.raises(UserError, match=r"no key 'detla'.*delta"):
+    experiment_lib.check(config)
+  config = config_of('regression')
+  config.objective.options.delta = 'wide'
+  with pytest.raises(UserError, match='must be of type float'):
+    experiment_lib.check(config)
+
+
+def test_a_coupled_loss_refuses_accumulation(monkeypatch):
+  import mean_teacher
+
+  monkeypatch.setattr(mean_teacher.MeanTeacher, 'couples_examples', True)
+  config = config_of('mean_teacher:MeanTeacher', train__accumulation=2)
+  with pytest.raises(UserError, match='needs the whole batch at once'):
+    objectives.check(config)
+
+
+def test_features_of_json():
+  for feature in (
+    features.Image((3, 4)),
+    features.Label(('a', 'b')),
+    features.MultiLabel(('a',)),
+    features.Number(('x', 'y')),
+  ):
+    stored = json.loads(json.dumps(feature.to_dict()))
+    assert features.from_dict(stored) == feature
+  with pytest.raises(UserError, match='describes no feature'):
+    features.from_dict({'kind': 'Smell'})
+
+
+def test_config_files_are_what_they_say():
+  for name in ('regression', 'multilabel'):
+    config = config_lib.load(tiny.ROOT / 'configs' / f'digits_{name}.py')
+    assert config.objective.name == name
+    experiment_lib.check(config)
