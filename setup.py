@@ -16,12 +16,15 @@ setuptools.setup(
   # found also where a clone of this repository is a folder beside.
   package_dir={'': '.'},
   packages=setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
-  package_data={'vit_jax': ['py.typed', 'explore/page/*']},
+  package_data={
+    'vit_jax': ['py.typed', 'explore/page/*', 'explore/templates/*']
+  },
   install_requires=[
     'absl-py',
     'clu>=0.0.12',
     'flax>=0.12',
     'grain>=0.2.18',
+    'huggingface_hub>=2.0',
     'jax>=0.10',
     'ml_collections>=1.1',
     'ml_dtypes',
@@ -45,14 +48,13 @@ setuptools.setup(
     'slurm': ['submitit>=1.5'],
     'sweep': ['matplotlib>=3.10', 'optuna>=5.0'],
     # Pictures.
-    'explore': ['matplotlib>=3.10'],
+    'explore': ['jinja2', 'matplotlib>=3.10'],
     # The web page.
     'demo': ['starlette>=1.10', 'uvicorn>=0.54'],
-    # StableHLO and ONNX. jax2onnx from 0.14 on, as far as 0.17.1, wants an
-    # orbax-checkpoint below 0.11.37, older than ours.
+    # StableHLO and ONNX.
     'export': [
       'flatbuffers',
-      'jax2onnx>=0.13,<0.14',
+      'jax2onnx>=0.13',
       'onnx>=1.23',
       'onnxruntime>=1.31',
     ],
@@ -65,7 +67,8 @@ setuptools.setup(
     'test': [
       'flatbuffers',
       'ipykernel',
-      'jax2onnx>=0.13,<0.14',
+      'jax2onnx>=0.13',
+      'jinja2',
       'matplotlib>=3.10',
       'mypy',
       'nbclient',

@@ -27,12 +27,18 @@ class Reply:
 
 
 class Server(http_server.ThreadingHTTPServer):
-  """Serves `replies`, by path, and keeps the (path, headers) of requests."""
+  """Serves `replies`, by path.
+
+  Attributes:
+    requests: (path, headers) of each GET.
+    heads: The same of each HEAD.
+  """
 
   def __init__(self):
     super().__init__(('127.0.0.1', 0), Handler)
     self.replies: dict[str, Reply] = {}
     self.requests = []
+    self.heads = []
     self.thread = threading.Thread(target=self.serve_forever, args=(0.01,))
     self.thread.start()
 
@@ -57,8 +63,15 @@ class Handler(http_server.BaseHTTPRequestHandler):
   def log_message(self, *_) -> None:
     pass
 
+  def do_HEAD(self) -> None:
+    self.answer(with_body=False)
+
   def do_GET(self) -> None:
-    self.server.requests.append((self.path, self.headers))
+    self.answer()
+
+  def answer(self, with_body: bool = True) -> None:
+    seen = self.server.requests if with_body else self.server.heads
+    seen.append((self.path, self.headers))
     reply = self.server.replies.get(self.path, Reply(b'', 404))
     if reply.gate:
       reply.gate.wait(timeout=30)
@@ -78,4 +91,5 @@ class Handler(http_server.BaseHTTPRequestHandler):
       self.send_header(name, value)
     self.send_header('Content-Length', str(len(body)))
     self.end_headers()
-    self.wfile.write(body[: reply.cuts.pop(0)] if reply.cuts else body)
+    if with_body:
+      self.wfile.write(body[: reply.cuts.pop(0)] if reply.cuts else body)

@@ -45,6 +45,7 @@ def hub(server, monkeypatch):
   def serve(revision: str = 'main', **files: bytes | Reply) -> None:
     for name, body in files.items():
       reply = body if isinstance(body, Reply) else Reply(body)
+      reply.headers.setdefault('X-Repo-Commit', 'c0ffee')
       path = f'/timm/vit/resolve/{revision}/{name.replace("__", ".")}'
       server.replies[path] = reply
 
@@ -59,7 +60,7 @@ def files(root: pathlib.Path) -> dict[str, bytes]:
   return {
     str(path.relative_to(root)): path.read_bytes()
     for path in root.rglob('*')
-    if path.is_file()
+    if path.is_file() and '.cache' not in path.parts
   }
 
 
@@ -521,17 +522,54 @@ def test_the_token_is_shown_to_the_hub_alone(server, hub, monkeypatch):
   finally:
     store.stop()
   assert (path / 'model.safetensors').read_bytes() == BODY
-  for _, headers in server.requests:
+  assert server.requests and server.heads
+  for _, headers in (*server.requests, *server.heads):
     assert headers['Authorization'] == 'Bearer hf_secret'
   ((_, headers),) = store.requests
   assert headers['Authorization'] is None
 
 
-def test_the_hash_before_a_redirect_counts(server, hub):
-  headers = linked(b'other', Location='/blob')
-  server.replies['/blob'] = Reply()
-  hub(config__json=b'{}', model__safetensors=Reply(b'', 302, '', headers))
-  assert 'wrong sha256' in error('hf:timm/vit')
+def test_the_hash_before_a_redirect_counts(hub, cache):
+  store = Server()
+  try:
+    headers = linked(b'other', Location=f'{store.url}/blob')
+    store.replies['/blob'] = Reply()
+    hub(config__json=b'{}', model__safetensors=Reply(b'', 302, '', headers))
+    assert 'wrong sha256' in error('hf:timm/vit')
+  finally:
+    store.stop()
+  assert not list(cache.rglob('model.safetensors'))
+
+
+@pytest.mark.parametrize(
+  'status, code, hint',
+  [
+    (401, 'RepoNotFound', 'there is no such repository'),
+    (403, 'GatedRepo', 'accept its terms at'),
+    (404, 'RepoNotFound', 'check the name'),
+    (404, 'RevisionNotFound', 'check the name'),
+  ],
+)
+def test_what_the_hub_refuses(hub, status, code, hint):
+  hub(config__json=Reply(b'', status, headers={'X-Error-Code': code}))
+  message = error('hf:timm/vit')
+  assert f'status {status}' in message and hint in message
+
+
+def test_a_hub_without_headers_is_a_proxy_in_its_place(hub):
+  reply = Reply()
+  hub(config__json=reply)
+  del reply.headers['X-Repo-Commit']
+  assert "missing the 'X-Repo-Commit' header" in error('hf:timm/vit')
+
+
+def test_a_cache_for_the_hub_that_cannot_be_written(hub, tmp_path, monkeypatch):
+  (tmp_path / 'file').touch()
+  monkeypatch.setenv('VIT_JAX_CACHE', str(tmp_path / 'file'))
+  hub(config__json=b'{}')
+  message = error('hf:timm/vit')
+  assert f'cannot write {tmp_path}/file/hub/' in message
+  assert 'Not a directory' in message and 'VIT_JAX_CACHE' in message
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import tiny
 import vit_jax
 from vit_jax.config import UserError
 from vit_jax.train import flops
+from vit_jax.weights import batched
 from vit_jax.weights import features
 
 HYBRID = {
@@ -102,7 +103,7 @@ def test_batches_change_nothing():
       np.testing.assert_allclose(
         function(vit, images, batch_size=size), whole, atol=1e-5
       )
-  parts = features.in_batches(
+  parts = batched.in_batches(
     lambda x, y: {'sum': (x + y)[None], 'more': (x * y)[None, :, None]},
     [np.arange(7), np.arange(7)],
     4,

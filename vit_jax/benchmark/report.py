@@ -3,6 +3,8 @@
 from collections.abc import Mapping
 from typing import Any
 
+from vit_jax.config import tables
+
 _HEADER = ('', 'images/s', 'against', 'images/s', 'ratio', 'GFLOP/s', 'MiB')
 
 
@@ -24,12 +26,7 @@ def table(report: Mapping[str, Any]) -> str:
     for name, entry in entries.items()
     if 'images_per_second' in entry
   ]
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  lines = [
-    '  '.join(x.ljust(width) for x, width in zip(row, widths, strict=True))
-    for row in rows
-    if len(rows) > 1
-  ]
+  lines = tables.aligned(rows) if len(rows) > 1 else []
   lines += [
     f'{name}: {_pairs(entry)}'
     for name, entry in entries.items()

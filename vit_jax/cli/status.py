@@ -20,11 +20,6 @@ from vit_jax.parallel import processes
 # `--help` shows the flags that are defined here as the command's own.
 flags.disclaim_key_flags()
 
-_ADVICE = (
-  'take fewer images at a time, as with --batch_size, a smaller image or model,'
-  ' or end other programs'
-)
-
 
 def run(
   main: Callable[[list[str]], int | None],
@@ -52,10 +47,11 @@ def run(
   if isinstance(sys.stdout, io.TextIOWrapper):  # files may have any name
     sys.stdout.reconfigure(errors='surrogateescape')
   try:
-    rest = parse_flags(argv, flag_values)
-    if 'compile_cache' in flag_values:
-      _keep_compiled(flag_values['compile_cache'].value)
-    status = main(rest) or 0
+    with memory.explained(memory.ANYTHING):
+      rest = parse_flags(argv, flag_values)
+      if 'compile_cache' in flag_values:
+        _keep_compiled(flag_values['compile_cache'].value)
+      status = main(rest) or 0
     sys.stdout.flush()
   except BrokenPipeError:  # who reads, as `head`, has seen enough
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -65,11 +61,8 @@ def run(
     status = 1
   except KeyboardInterrupt:  # before there is anything to save
     status = 128 + signal.SIGINT
-  except Exception as e:
-    if (line := memory.explanation(e)) is None:  # a bug
-      traceback.print_exc()
-    else:
-      print(f'error: {line}: {_ADVICE}', file=sys.stderr)
+  except Exception:  # a bug
+    traceback.print_exc()
     status = 1
   processes.exit_process(status)
 

@@ -41,6 +41,7 @@ from absl import logging
 
 from vit_jax import cli
 from vit_jax.compare import comparison
+from vit_jax.config import tables
 from vit_jax.runs import records
 
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
@@ -201,12 +202,8 @@ def _print_table(
     while end < len(widths) and used + 2 + widths[end] <= room:
       used += 2 + widths[end]
       end += 1
-    for line in table:
-      chosen = [line[0], *line[first:end]]
-      sizes = [widths[0], *widths[first:end]]
-      cells = [f'{x:{n}}' for x, n in zip(chosen, sizes, strict=True)]
-      print('  '.join(cells).rstrip())
-    print()
+    part = [[line[0], *line[first:end]] for line in table]
+    print('\n'.join(tables.aligned(part)), end='\n\n')
     first = end
 
 

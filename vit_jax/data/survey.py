@@ -16,6 +16,7 @@ import cv2
 import ml_collections
 import numpy as np
 
+from vit_jax.config import tables
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import folder as folder_lib
@@ -343,11 +344,12 @@ def as_text(found: Mapping[str, Any], most: int = 20) -> str:
     most: Lines to list of one kind.
   """
   splits = found['splits']
-  width = max([len('split'), *map(len, splits)])
-  lines = [found['data'], f'{"split":{width}}  examples  classes']
-  for name, part in splits.items():
-    classes = _classes(part['classes'])
-    lines.append(f'{name:{width}}  {part["examples"]:8,}  {classes}')
+  rows = [
+    (name, f'{part["examples"]:,}', _classes(part['classes']))
+    for name, part in splits.items()
+  ]
+  header = 'split', 'examples', 'classes'
+  lines = [found['data'], *tables.aligned([header, *rows], right=(1,))]
   lines += [*_about_images(found)]
   for ending, files in found['ignored'].items():
     lines.append(

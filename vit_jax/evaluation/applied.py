@@ -54,7 +54,7 @@ class Applied:
     """
     waiting: collections.deque[tuple[Any, Any]] = collections.deque()
     for key, batch in batches:
-      with memory.explained('lower --batch_size'):
+      with memory.explained(memory.BATCHES):
         on_device = mesh_lib.global_batch(batch, self._mesh)
         waiting.append((key, self._function(self._params, on_device)))
       if len(waiting) > 1:
@@ -64,5 +64,5 @@ class Applied:
 
 
 def _fetch(key: Any, result: Any) -> tuple[Any, Any]:
-  with memory.explained('lower --batch_size'):
+  with memory.explained(memory.BATCHES):
     return key, jax.device_get(result)

@@ -4,7 +4,8 @@ The weighted votes of instance discrimination (arXiv:1805.01978, section 3.4)
 and DINO (arXiv:2104.14294, section 3.2, and `eval_knn.py` of its code, whose
 temperature this is; its k is 20): of the k training examples whose embeddings
 have the largest cosine similarity s, each votes for its class with
-exp(s / temperature).
+exp(s / temperature). scikit-learn's KNeighborsClassifier gives the same, on the
+host alone; here the similarities are computed on the device, in blocks.
 
 In comments: N training examples, M others, D the size of an embedding.
 """

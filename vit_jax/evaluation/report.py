@@ -8,6 +8,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from vit_jax.config import tables
 from vit_jax.evaluation import answers as answers_lib
 
 _Z = 1.959963984540054  # 95% of a normal distribution lie within +-z
@@ -150,27 +151,28 @@ def probe_as_text(summary: Mapping[str, Any]) -> str:
   shown = {
     name: x for name, x in summary.items() if not name.endswith('_interval')
   }
-  width = max(map(len, shown))
-  lines = []
+  rows = []
   for name, x in shown.items():
     value = x
     if summary.get(f'{name}_interval'):
       value = _show_rate(summary, name)
     elif x is None or isinstance(x, float):
       value = 'nan' if x is None else f'{x:.4g}'
-    lines.append(f'{name.replace("_", " "):{width}}  {value}')
-  return '\n'.join([*lines, ''])
+    rows.append((name.replace('_', ' '), str(value)))
+  return '\n'.join([*tables.aligned(rows), ''])
 
 
 def as_text(summary: Mapping[str, Any]) -> str:
   """Returns what `--format=table` prints: a summary for people."""
-  lines = [
-    f'examples           {summary["examples"]}',
-    f'accuracy           {_show_rate(summary, "accuracy")}',
-    f'top-{summary["k"]:<14} {_show_rate(summary, "top_k_accuracy")}',
-    f'loss               {_show(summary["loss"])}',
-    f'calibration error  {_show(summary["calibration_error"])}',
-  ]
+  lines = tables.aligned(
+    [
+      ('examples', str(summary['examples'])),
+      ('accuracy', _show_rate(summary, 'accuracy')),
+      (f'top-{summary["k"]}', _show_rate(summary, 'top_k_accuracy')),
+      ('loss', _show(summary['loss'])),
+      ('calibration error', _show(summary['calibration_error'])),
+    ]
+  )
   return '\n'.join([*lines, '', *_class_lines(summary), ''])
 
 
@@ -180,30 +182,22 @@ def _class_lines(summary: Mapping[str, Any]) -> list[str]:
   if not few:
     seen = [(i, x) for i, x in classes if x['examples']]
     classes = sorted(seen, key=lambda c: c[1]['accuracy'])[:_MOST_SHOWN]
-  number = len(str(len(summary['classes'])))
-  name = max(len(x['name']) for _, x in classes)
-  lines = [
-    f'{i:{number}}  {x["name"]:{name}}  {x["examples"]:7}'
-    f'  {_show_rate(x, "accuracy")}'
+  rows = [
+    (str(i), x['name'], str(x['examples']), _show_rate(x, 'accuracy'))
     for i, x in classes
   ]
-  head = f'{"":{number}}  {"class":{name}}  examples accuracy'
+  header = '', 'class', 'examples', 'accuracy'
+  lines = tables.aligned([header, *rows], right=(0, 2))
   if not few:
-    head = f'the {_MOST_SHOWN} worst classes (--format=json has all)\n{head}'
-    return [head, *lines]
-  width = max(len(str(n)) for row in summary['confusion'] for n in row)
-  width = max(width, number)
-  numbers = ' '.join(f'{i:{width}}' for i, _ in classes)
+    return [f'the {_MOST_SHOWN} worst classes (--format=json has all)', *lines]
+  matrix = summary['confusion']
+  counts = [['', *map(str, range(len(matrix)))]]
+  counts += [[str(i), *map(str, row)] for i, row in enumerate(matrix)]
   return [
-    head,
     *lines,
     '',
     'confusion: a row is a true class, a column a predicted one',
-    f'{"":{number}}  {numbers}',
-    *(
-      f'{i:{number}}  {" ".join(f"{n:{width}}" for n in row)}'
-      for i, row in enumerate(summary['confusion'])
-    ),
+    *tables.aligned(counts, right=range(len(counts))),
   ]
 
 

@@ -18,6 +18,7 @@ from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.explore import attention as attention_lib
 from vit_jax.models import vit as vit_lib
+from vit_jax.weights import batched
 from vit_jax.weights import features
 
 # Images at a time where gradients are computed, which holds all activations.
@@ -122,7 +123,7 @@ def _with_gradients(
     return reduce(*_gradients(model, shape, params, x, y))
 
   batch_size = min(features.attention_batch(vit), _GRADIENT_BATCH)
-  return features.in_batches(apply, [inputs, chosen], batch_size, axis)
+  return batched.in_batches(apply, [inputs, chosen], batch_size, axis)
 
 
 def _checked_classes(

@@ -26,8 +26,8 @@ loaded. What a model cannot show,
 as attention of a Mixer, is a line in the report. A report that is in OUT
 already is replaced, with its pictures.
 
-Prints the path of the report; on stderr, what is being drawn. Needs matplotlib:
-pip install 'vit_jax[explore]'.
+Prints the path of the report; on stderr, what is being drawn. Needs matplotlib
+and jinja2: pip install 'vit_jax[explore]'.
 """
 
 from collections.abc import Sequence
@@ -169,6 +169,7 @@ def main(argv: list[str]) -> int:
 def _check_flags() -> pathlib.Path:
   """Finds mistakes that need no model; returns the folder to write to."""
   from vit_jax.explore import folder
+  from vit_jax.explore import report
   from vit_jax.plots import canvas
 
   if not FLAGS['from'].value:
@@ -177,6 +178,7 @@ def _check_flags() -> pathlib.Path:
     if FLAGS[given].value and not FLAGS[wanted].value:
       raise UserError(f'--{given} needs --{wanted} beside it')
   canvas.check()
+  report.check()
   _query()
   name = _model_name(FLAGS['from'].value)
   out = pathlib.Path(_OUT.value or f'runs/explore-{name}')

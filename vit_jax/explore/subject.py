@@ -8,7 +8,6 @@ import functools
 from typing import Any
 from typing import TYPE_CHECKING
 
-import jax
 import numpy as np
 
 from vit_jax import weights
@@ -19,6 +18,7 @@ from vit_jax.explore import labelled as labelled_lib
 from vit_jax.explore import seen as seen_lib
 from vit_jax.models import resnet
 from vit_jax.plots import tiles
+from vit_jax.weights import batched
 
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
@@ -173,8 +173,9 @@ class Subject:
       UserError: They are not finite.
     """
     if isinstance(self.vit.model, resnet.BiT):  # nothing else is seen of it
-      apply = jax.jit(lambda p, x: self.vit.model.apply({'params': p}, x))
-      logits = np.asarray(apply(self.vit.params, self.images.inputs))
+      logits = batched.apply(
+        self.vit.model, self.vit.params, self.images.inputs
+      )
     else:
       logits = self.seen.logits
     return answer_numbers.softmax(logits)

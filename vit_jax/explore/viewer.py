@@ -19,6 +19,7 @@ from vit_jax.explore import attention as attention_lib
 from vit_jax.models import mixer
 from vit_jax.models import resnet
 from vit_jax.plots import tiles
+from vit_jax.weights import batched
 from vit_jax.weights import features
 
 _TOP = 5
@@ -37,7 +38,6 @@ class Viewer:
     self.name = name
     self._vit = dataclasses.replace(vit, params=jax.device_put(vit.params))
     self._heads, self._note = _shown_heads(vit)
-    self._logits = jax.jit(lambda p, x: vit.model.apply({'params': p}, x))
     self._pack = jax.jit(self._packable)
     known, count = vit.classes, vit.model.num_classes
     unnamed = [f'class {i}' for i in range(len(known), count)]
@@ -103,7 +103,7 @@ class Viewer:
   def _see(self, x: np.ndarray) -> dict[str, np.ndarray]:
     """Returns logits [classes]; peaks and weights where they are shown."""
     if not self._heads:
-      logits = self._logits(self._vit.params, x)
+      logits = batched.apply(self._vit.model, self._vit.params, x)
       return {'logits': np.asarray(logits[0], np.float32)}
     names = ('logits', 'attention')
     return features.reduced(self._vit, x, names, self._pack)

@@ -13,12 +13,12 @@ import math
 import re
 from typing import Any
 
-from clu import parameter_overview
 import jax
 import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
+from vit_jax.config import tables
 from vit_jax.models import stack
 
 # Parameters before the first layer; all others outside of layers come after.
@@ -285,16 +285,6 @@ def _per_layer(values: Sequence[float], x: Any) -> Any:
   return np.array(values, np.float32).reshape(-1, *[1] * (x.ndim - 1))
 
 
-@dataclasses.dataclass(frozen=True)
-class _Row:
-  what: str
-  arrays: int
-  parameters: int
-  trains: str
-  learning_rate: str
-  weight_decay: str
-
-
 def table(rules: Rules) -> str:
   """Returns the rules as a table for people.
 
@@ -304,28 +294,32 @@ def table(rules: Rules) -> str:
   for name, parameter in rules.parameters.items():
     top, _, rest = name.partition('/')
     groups.setdefault(top, {})[rest] = parameter
-  rows: list[_Row] = []
+  rows: list[Sequence[str]] = [
+    ('what', 'arrays', 'parameters', 'trains', 'learning_rate', 'weight_decay')
+  ]
   for alike, run in itertools.groupby(groups.items(), key=lambda g: g[1]):
     tops = [top for top, _ in run]
     label = tops[0] if len(tops) == 1 else f'{tops[0]} to {tops[-1]}'
     rows += _rows(label, alike, len(tops))
-  return parameter_overview.make_table(rows)
+  return '\n'.join(tables.aligned(rows, right=(1, 2)))
 
 
-def _rows(label: str, group: dict[str, Parameter], count: int) -> list[_Row]:
+def _rows(
+  label: str, group: dict[str, Parameter], count: int
+) -> list[tuple[str, ...]]:
   """Returns a line for each treatment in `count` equal groups."""
   kinds: dict[tuple[bool, float, float], list[str]] = {}
   for name, p in group.items():
     kind = (True, p.factor, p.decay) if p.trains else (False, 0.0, 0.0)
     kinds.setdefault(kind, []).append(name)
   return [
-    _Row(
-      what=label + _which(names, group),
-      arrays=count * len(names),
-      parameters=count * sum(group[name].size for name in names),
-      trains='yes' if trains else 'no',
-      learning_rate=f'x {factor:.4g}' if trains else '-',
-      weight_decay=f'{decay:g}' if trains else '-',
+    (
+      label + _which(names, group),
+      f'{count * len(names):,}',
+      f'{count * sum(group[name].size for name in names):,}',
+      'yes' if trains else 'no',
+      f'x {factor:.4g}' if trains else '-',
+      f'{decay:g}' if trains else '-',
     )
     for (trains, factor, decay), names in kinds.items()
   ]

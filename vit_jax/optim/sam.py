@@ -1,6 +1,7 @@
 """Sharpness-aware minimization: gradients at the worst point nearby.
 
 SAM: Foret et al., arXiv:2010.01412. GSAM: Zhuang et al., arXiv:2203.08065.
+It is written by hand since `optax.contrib.sam` has no GSAM.
 """
 
 from collections.abc import Callable

@@ -20,6 +20,17 @@ _EXHAUSTED = re.compile(
   'RESOURCE_EXHAUSTED|out of memory|bad_alloc|cannot allocate memory',
   re.IGNORECASE,
 )
+# What to do, of a training run, of a loop over batches, and of anything else.
+TRAINING = (
+  'raise config.train.accumulation, set config.model.remat=full, split the'
+  ' state with config.mesh.fsdp, or lower config.train.batch_size'
+)
+BATCHES = 'lower --batch_size'
+ANYTHING = (
+  'take fewer images at a time, as with --batch_size, a smaller image or model,'
+  ' or end other programs'
+)
+
 _CGROUPS = pathlib.Path('/sys/fs/cgroup')
 _OWN_CGROUPS = pathlib.Path('/proc/self/cgroup')
 # Files of cgroup versions 2 and 1: the limit, the memory in use, and the entry
@@ -30,34 +41,25 @@ _FILES = (
 )
 
 
-def explanation(error: BaseException) -> str | None:
-  """Returns one line if an error is for lack of memory; None if it is not.
-
-  Args:
-    error: Any exception; JAX's are recognized by their names and texts.
-  """
-  is_jax = type(error).__name__ in ('JaxRuntimeError', 'XlaRuntimeError')
-  if not isinstance(error, MemoryError) and not (
-    is_jax and _EXHAUSTED.search(str(error))
-  ):
-    return None
-  return f'there is too little memory ({config_lib.one_line(error)[:200]})'
-
-
 @contextlib.contextmanager
 def explained(advice: str) -> Iterator[None]:
   """Turns an error for lack of memory into a UserError.
 
   Args:
-    advice: The end of its message, which says what to do.
+    advice: What to do then: `TRAINING`, `BATCHES` or `ANYTHING`.
   """
   try:
     yield
   except Exception as e:
-    line = explanation(e)
-    if line is None:
+    # JAX's errors are known by their names and texts.
+    is_jax = type(e).__name__ in ('JaxRuntimeError', 'XlaRuntimeError')
+    if not isinstance(e, MemoryError) and not (
+      is_jax and _EXHAUSTED.search(str(e))
+    ):
       raise
-    raise config_lib.UserError(f'{line}: {advice}') from e
+    raise config_lib.UserError(
+      f'there is too little memory ({config_lib.one_line(e)[:200]}): {advice}'
+    ) from e
 
 
 def free_per_device(devices: Sequence[Any]) -> int:

@@ -20,7 +20,6 @@ import math
 import re
 from typing import Any
 
-from clu import parameter_overview
 import jax
 from jax.sharding import Mesh
 from jax.sharding import NamedSharding
@@ -29,6 +28,7 @@ import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
+from vit_jax.config import tables
 from vit_jax.parallel import mesh as mesh_lib
 
 Entry = str | tuple[str, ...] | None
@@ -293,15 +293,6 @@ def bytes_per_device(tree: Any) -> int:
   )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Row:
-  parameter: str
-  shape: str
-  spec: str
-  arrays: int
-  bytes_per_device: int
-
-
 def table(shardings: Mapping[str, ParamSharding]) -> str:
   """Returns the shardings of parameters as a table for people.
 
@@ -312,7 +303,7 @@ def table(shardings: Mapping[str, ParamSharding]) -> str:
   for name, sharding in shardings.items():
     top, _, rest = name.partition('/')
     groups.setdefault(top, {})[rest] = sharding
-  rows = []
+  rows = [('parameter', 'shape', 'spec', 'arrays', 'bytes_per_device')]
   tops = sorted(groups, key=_by_layer)
   for group, run in itertools.groupby(tops, key=lambda top: groups[top]):
     names = list(run)
@@ -320,16 +311,16 @@ def table(shardings: Mapping[str, ParamSharding]) -> str:
     if len(names) > 1:
       label += f'..{names[-1].rpartition("_")[2]}'
     rows += [
-      _Row(
+      (
         f'{label}/{rest}'.rstrip('/'),
         str(list(p.shape)),
         ' '.join(map(_show_entry, p.spec)) or 'on every device',
-        len(names),
-        len(names) * p.bytes_per_device,
+        f'{len(names):,}',
+        f'{len(names) * p.bytes_per_device:,}',
       )
       for rest, p in group.items()
     ]
-  return parameter_overview.make_table(rows)
+  return '\n'.join(tables.aligned(rows, right=(3, 4)))
 
 
 def _by_layer(top: str) -> tuple[str, int]:

@@ -1,4 +1,10 @@
-"""Locks between processes, which the kernel gives back when a process ends."""
+"""Locks between processes, which the kernel gives back when a process ends.
+
+This is the only lock of the package. `filelock` would not do: it empties the
+file at each attempt, where ours says who holds it; it cannot hand a lock on to
+a child, which has to outlive the sweep that started it; and where a network
+file system has no locks, it stops, where a run goes on with a warning.
+"""
 
 import fcntl
 import os
@@ -13,9 +19,15 @@ class Lock:
   A child that inherits the file holds the lock, too, until it ends.
   """
 
-  def __init__(self, path: pathlib.Path):
-    """Begins without the lock; its file need not be there."""
+  def __init__(self, path: pathlib.Path, user: str = 'sweep'):
+    """Begins without the lock.
+
+    Args:
+      path: Of its file, which need not be there.
+      user: Who takes it, for the warning where there are no locks.
+    """
     self.path = path
+    self._user = user
     self._file: int | None = None
 
   def acquire(self, wait: bool = True) -> bool:
@@ -23,6 +35,9 @@ class Lock:
 
     Args:
       wait: Until whoever has it gives it back.
+
+    Raises:
+      OSError: Its file cannot be opened.
     """
     file = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -32,8 +47,8 @@ class Lock:
       return False
     except OSError as e:  # some network file systems have no locks
       logging.warning(
-        'Cannot lock %s (%s): see to it that no other sweep uses it',
-        *(self.path, e.strerror),
+        'Cannot lock %s (%s): see to it that no other %s uses it',
+        *(self.path, e.strerror, self._user),
       )
     except BaseException:
       os.close(file)
@@ -63,6 +78,23 @@ class Lock:
 
   def __exit__(self, *_: object) -> None:
     self.release()
+
+
+def is_held(path: pathlib.Path) -> bool:
+  """Returns whether a process holds the lock of a file, if there is one."""
+  try:
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
+  except OSError:
+    return False
+  try:
+    fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+  except BlockingIOError:
+    return True
+  except OSError:  # the file system has no locks
+    return False
+  finally:
+    os.close(file)
+  return False
 
 
 class JournalLock(Lock):

@@ -7,7 +7,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import datetime
-import fcntl
 import math
 import pathlib
 import re
@@ -18,6 +17,7 @@ from absl import logging
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
+from vit_jax.runs import locks
 from vit_jax.runs import safe_io
 
 # Metrics that measure the machine: no two runs have the same.
@@ -168,14 +168,7 @@ def _times(starts: Sequence[Mapping[str, Any]]) -> list[float]:
 def _state(path: pathlib.Path) -> str:
   if (path / 'DONE').exists():
     return 'finished'
-  try:
-    with safe_io.open_regular(path / '.lock') as file:
-      fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-  except BlockingIOError:
-    return 'running'
-  except OSError:  # there is none, or the file system has no locks
-    pass
-  return 'stopped'
+  return 'running' if locks.is_held(path / '.lock') else 'stopped'
 
 
 def _read_curves(

@@ -10,7 +10,6 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
 import datetime
-import fcntl
 from importlib import metadata
 import os
 import pathlib
@@ -20,13 +19,13 @@ import socket
 import subprocess
 import sys
 from typing import Any
-from typing import TextIO
 
 from absl import logging
 import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
+from vit_jax.runs import locks
 from vit_jax.runs import safe_io
 
 # Packages whose versions decide what a run computes.
@@ -67,38 +66,26 @@ def lock(workdir: pathlib.Path | str) -> Iterator[None]:
       f'cannot use work directory {workdir}: it is a file; give another'
       ' --workdir'
     )
+  held = locks.Lock(workdir / '.lock', 'run')
   try:
     workdir.mkdir(parents=True, exist_ok=True)
-    file = (workdir / '.lock').open('a+')
+    taken = held.acquire(wait=False)
   except OSError as e:
     raise UserError(
       f'cannot use work directory {workdir}: {e.strerror}; make it writable, or'
       ' give another --workdir'
     ) from None
-  with file:
-    _flock(file, workdir)
-    file.truncate(0)
-    file.write(f'process {os.getpid()} on {socket.gethostname()}')
-    file.flush()
-    yield
-
-
-def _flock(file: TextIO, workdir: pathlib.Path) -> None:
-  try:
-    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-  except BlockingIOError:
-    file.seek(0)
-    holder = file.read() or 'another process'
+  if not taken:
+    holder = held.path.read_text('utf-8', 'replace') or 'another process'
     raise UserError(
       f'work directory {workdir} is in use by {holder}: wait for it, stop it,'
       ' or give another --workdir'
-    ) from None
-  except OSError as e:  # some network file systems have no locks
-    logging.warning(
-      'Cannot lock %s (%s): see to it that no other run uses it',
-      workdir,
-      e.strerror,
     )
+  try:
+    held.write(f'process {os.getpid()} on {socket.gethostname()}')
+    yield
+  finally:
+    held.release()
 
 
 def check_config(

@@ -44,6 +44,7 @@ from absl import flags
 from absl import logging
 
 from vit_jax import cli
+from vit_jax.config import tables
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:
@@ -358,32 +359,22 @@ def _as_text(
   return lines
 
 
-@dataclasses.dataclass(frozen=True)
-class _Line:
-  module: str
-  output: str
-  parameters: int
-  trainable: str
-  gflop: str
-
-
 def _as_table(rows: list[Row]) -> str:
-  from clu import parameter_overview
-
   whole, *modules = rows
   lines = [
-    _Line(
+    (
       row.module or 'total',
       ', '.join(['B', *map(str, row.output_shape[1:])])
       if row.output_shape
       else '',
-      row.parameters,
+      f'{row.parameters:,}',
       row.trainable,
       f'{row.gflop:.4g}',
     )
     for row in (*modules, whole)
   ]
-  return parameter_overview.make_table(lines)
+  header = 'module', 'output', 'parameters', 'trainable', 'gflop'
+  return '\n'.join(tables.aligned([header, *lines], right=(2, 4)))
 
 
 def _memory_lines(memory: dict[str, Any]) -> list[str]:
@@ -394,9 +385,10 @@ def _memory_lines(memory: dict[str, Any]) -> list[str]:
     f'{unit} a device for training with {batch_size} images, as the compiler'
     f' for {device} plans it:'
   )
+  lines = [(name, f'{scale * gib:.3f}') for name, gib in sizes.items()]
   return [
     title,
-    *(f'  {name:<12}{scale * gib:>10.3f}' for name, gib in sizes.items()),
+    *(f'  {line}' for line in tables.aligned(lines, right=(1,))),
   ]
 
 

@@ -22,6 +22,7 @@ from typing import Any
 from typing import TYPE_CHECKING
 
 from vit_jax import config as config_lib
+from vit_jax.config import tables
 from vit_jax.config import UserError
 from vit_jax.summary import collectives
 from vit_jax.summary import hlo
@@ -269,9 +270,8 @@ def table(plan: Plan) -> str:
   ]
   if plan.hides_remat:
     lines.append('  (it shows what remat saves only with model.scan=True)')
-  lines += [
-    f'  {name:<12}{scale * gib:>10.3f}' for name, gib in plan.memory.items()
-  ]
+  memory = [(name, f'{scale * x:.3f}') for name, x in plan.memory.items()]
+  lines += [f'  {line}' for line in tables.aligned(memory, right=(1,))]
   lines += [
     '',
     f'GFLOP of products: {plan.flops / 1e9:,.4g} computed,'
@@ -289,14 +289,19 @@ def table(plan: Plan) -> str:
 
 
 def _collective_lines(found: list[collectives.Collective]) -> list[str]:
-  lines = [
-    f'{c.kind:<19}{"+".join(c.axes):<16}{c.group_size:>5}'
-    f'{c.executions:>7}{c.bytes / 2**20:>11.3f}'
-    + (f'  each keeps 1/{c.parts}' if c.parts > 1 else '')
+  rows = [
+    (
+      c.kind,
+      '+'.join(c.axes),
+      str(c.group_size),
+      str(c.executions),
+      f'{c.bytes / 2**20:.3f}',
+      f'each keeps 1/{c.parts}' if c.parts > 1 else '',
+    )
     for c in found
   ]
-  heads = f'{"kind":<19}{"along":<16}{"among":>5}{"times":>7}{"MiB":>11}'
-  return [heads, *lines] if lines else ['none']
+  header = 'kind', 'along', 'among', 'times', 'MiB', ''
+  return tables.aligned([header, *rows], right=(2, 3, 4)) if rows else ['none']
 
 
 def main() -> int:

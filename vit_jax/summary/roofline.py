@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vit_jax.config import tables
 from vit_jax.parallel import hardware as hardware_lib
 
 if TYPE_CHECKING:
@@ -220,11 +221,7 @@ def table(estimates: Sequence[Estimate]) -> str:
     'device compute memory update exchange step efficiency images/s longest'
   )
   rows = [tuple(names.split()), *map(_cells, estimates)]
-  widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-  lines = [
-    '  '.join(cell.ljust(n) for cell, n in zip(row, widths, strict=True))
-    for row in rows
-  ]
+  lines = tables.aligned(rows)
   if not all(e.fits for e in estimates):
     lines.append('* the planned memory is more than it has')
   lines.append('times in ms, from the best to the worst case; this assumes:')
@@ -232,7 +229,7 @@ def table(estimates: Sequence[Estimate]) -> str:
     lines += textwrap.wrap(
       text, 80, initial_indent='- ', subsequent_indent='  '
     )
-  return '\n'.join(line.rstrip() for line in lines)
+  return '\n'.join(lines)
 
 
 def _cells(e: Estimate) -> tuple[str, ...]:

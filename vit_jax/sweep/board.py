@@ -13,6 +13,7 @@ from typing import TextIO
 
 from absl import logging
 
+from vit_jax.config import tables
 from vit_jax.evaluation import intervals
 from vit_jax.runs import safe_io
 from vit_jax.sweep import space as space_lib
@@ -123,11 +124,7 @@ def table(rows: Sequence[study_lib.Row], sweep: space_lib.Sweep) -> list[str]:
         str(len(row.seeds)) if row.seeds else '',
       ]
     )
-  widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
-  return [
-    '  '.join(x.rjust(n) for x, n in zip(line, widths, strict=True)).rstrip()
-    for line in lines
-  ]
+  return tables.aligned(lines, right=range(len(header)))
 
 
 def _cell(point: Mapping[str, Any], key: str) -> str:

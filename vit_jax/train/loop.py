@@ -84,11 +84,7 @@ def run(
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
   """Says in one line that memory is too small, or another process was lost."""
-  advice = (
-    'raise config.train.accumulation, set config.model.remat=full, split the'
-    ' state with config.mesh.fsdp, or lower config.train.batch_size'
-  )
-  with memory.explained(advice), processes.together():
+  with memory.explained(memory.TRAINING), processes.together():
     yield
 
 

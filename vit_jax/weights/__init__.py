@@ -25,6 +25,7 @@ from vit_jax.models import names
 from vit_jax.models import stack
 from vit_jax.runs import safe_io
 from vit_jax.weights import adapt as adapt_lib
+from vit_jax.weights import batched
 from vit_jax.weights import download
 from vit_jax.weights import fit
 from vit_jax.weights import origin as origin_lib
@@ -95,7 +96,7 @@ class Loaded:
     Raises:
       UserError: An image cannot be read.
     """
-    return np.asarray(self._apply(self.params, self.preprocess(images)))
+    return batched.apply(self.model, self.params, self.preprocess(images))
 
   def describe(self) -> str:
     """Returns the model's kind and sizes in words."""
@@ -110,10 +111,6 @@ class Loaded:
     if patch := models.pixels_per_token(self.model):
       facts.append(f'patches of {patch[0]} × {patch[1]} pixels')
     return ', '.join(facts)
-
-  @functools.cached_property
-  def _apply(self) -> Any:
-    return jax.jit(lambda params, x: self.model.apply({'params': params}, x))
 
   @functools.cached_property
   def _all(self) -> Any:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import models
+from vit_jax.config import tables
 from vit_jax.config import UserError
 from vit_jax.models import embedding
 from vit_jax.models import heads
@@ -37,13 +38,15 @@ class Change:
     path: Path of the parameter, as 'head/kernel'.
     old: Its shape in the checkpoint; None where it was not there.
     new: Its shape now; None where it was dropped.
-    action: The change, in a few words.
+    action: What was done, in a few words.
+    is_fresh: Whether its values are new, and not the checkpoint's.
   """
 
   path: str
   old: tuple[int, ...] | None
   new: tuple[int, ...] | None
   action: str
+  is_fresh: bool = False
 
 
 def adapt(
@@ -127,10 +130,7 @@ def changes_table(changes: Sequence[Change]) -> str:
   rows = [('parameter', 'checkpoint', 'model', 'what was done')]
   for x in changes:
     rows.append((x.path, fit.show(x.old), fit.show(x.new), x.action))
-  widths = [max(len(row[i]) for row in rows) for i in range(3)]
-  return '\n'.join(
-    '  '.join([*map(str.ljust, row, widths), row[3]]) for row in rows
-  )
+  return '\n'.join(tables.aligned(rows))
 
 
 class _Edit:
@@ -144,11 +144,14 @@ class _Edit:
   def host(self, path: str) -> np.ndarray:
     return np.asarray(self.params[path])
 
-  def put(self, path: str, value: np.ndarray, action: str) -> None:
+  def put(
+    self, path: str, value: np.ndarray, action: str, is_fresh: bool = False
+  ) -> None:
     old = self.params.get(path)
     value = np.asarray(value, np.float32)
     self.params[path] = jnp.asarray(value) if self._is_jax else value
-    self.note(path, None if old is None else old.shape, value.shape, action)
+    shape = None if old is None else old.shape
+    self.note(path, shape, value.shape, action, is_fresh)
 
   def drop(self, path: str, action: str) -> None:
     old = self.params.pop(path)
@@ -163,8 +166,9 @@ class _Edit:
     old: tuple[int, ...] | None,
     new: tuple[int, ...] | None,
     action: str,
+    is_fresh: bool = False,
   ) -> None:
-    self.changes.append(Change(path, old, new, action))
+    self.changes.append(Change(path, old, new, action, is_fresh))
 
 
 def _check_source(params: Mapping[str, Any], source: models.Model) -> None:
@@ -353,7 +357,7 @@ def _adapt_heads(
     for path in wanted:
       if reason or path not in edit.params:
         action = f'zeros: {reason or "the checkpoint has none"}'
-        edit.put(path, np.zeros(expected[path]), action)
+        edit.put(path, np.zeros(expected[path]), action, is_fresh=True)
       elif pools[0] != pools[1]:
         shape = edit.params[path].shape
         action = f'kept, but it reads {pools[1]!r}, not {pools[0]!r}'
@@ -403,7 +407,8 @@ def _replace(
   key = jax.random.key(('map_head', 'pre_logits').index(name))
   new = jax.jit(module.init)(key, jnp.zeros((1, 1, width)))['params']
   for path, value in traverse_util.flatten_dict(new, sep='/').items():
-    edit.put(f'{name}/{path}', np.asarray(value), f'new: {reason}')
+    what = f'new: {reason}'
+    edit.put(f'{name}/{path}', np.asarray(value), what, is_fresh=True)
 
 
 def _as_scanned(params: dict[str, Any], target: Any) -> dict[str, Any]:

@@ -18,15 +18,12 @@ import re
 import time
 from urllib import parse
 
-from vit_jax import config as config_lib
 from vit_jax.config import UserError
-from vit_jax.runs import safe_io
+from vit_jax.weights import hub
 from vit_jax.weights import transfer
 
 _GCS = 'https://storage.googleapis.com'
 _REMOTE = ('https://', 'http://', 'gs://', 'hf:')
-_HUB_NAME = r'\w[\w.-]*/\w[\w.-]*'
-_INDEX = 'model.safetensors.index.json'
 
 
 def is_remote(path: str) -> bool:
@@ -38,13 +35,13 @@ def fetch(path: str, *, sleep: transfer.Sleep = time.sleep) -> pathlib.Path:
   """Returns where a path or an address is on this machine; downloads it first.
 
   What is in the cache is used without asking the server. A download resumes
-  where an earlier one stopped, and is checked by size and, where the server
-  gives one, by hash.
+  where an earlier one stopped (of `hf:`, within a run alone), and is checked by
+  size and, where the server gives one, by hash.
 
   Args:
     path: A local path, or what the module's documentation lists. $HF_ENDPOINT
       names another server for `hf:`, and $HF_TOKEN is shown to it alone.
-    sleep: Called with the seconds to wait before trying again.
+    sleep: Called with the seconds to wait before trying again; `hf:` does not.
 
   Returns:
     A file; for `hf:`, a directory with config.json, the weights, and
@@ -55,7 +52,7 @@ def fetch(path: str, *, sleep: transfer.Sleep = time.sleep) -> pathlib.Path:
       came is not what the server announced.
   """
   if path.startswith('hf:'):
-    return _fetch_hub(path, sleep)
+    return hub.fetch(path, _cache() / 'hub')
   if path.startswith('gs://'):
     return transfer.download(_gcs_file(path), sleep)
   if is_remote(path):
@@ -69,7 +66,7 @@ def _local(path: str) -> pathlib.Path:
     return local
   if '://' in path:
     hint = '; known are local paths, https://, http://, gs:// and hf:'
-  elif re.fullmatch(_HUB_NAME, path, re.ASCII):
+  elif re.fullmatch(hub.NAME, path, re.ASCII):
     hint = f"; for a repository of the Hugging Face Hub write 'hf:{path}'"
   else:
     hint = ''
@@ -135,95 +132,3 @@ def _segment(text: str) -> str:
   if name.strip('.'):
     return name
   return name.replace('.', '%2E') or '%'
-
-
-def _fetch_hub(path: str, sleep: transfer.Sleep) -> pathlib.Path:
-  match = re.fullmatch(rf'hf:({_HUB_NAME})(?:@([\w./+-]+))?', path, re.ASCII)
-  if match is None:
-    raise UserError(f'{path!r} must read hf:OWNER/NAME or hf:OWNER/NAME@BRANCH')
-  repository, revision = match[1], match[2] or 'main'
-  folder = repository.replace('/', '--')
-  directory = _cache().joinpath('hub', folder, _segment(revision))
-  if _is_whole(directory):
-    return directory
-
-  def get(name: str) -> pathlib.Path:
-    file = _hub_file(repository, revision, directory, name)
-    return transfer.download(file, sleep)
-
-  def find(name: str) -> pathlib.Path | None:
-    try:
-      return get(name)
-    except transfer.NotFoundError:
-      return None
-
-  get('config.json')
-  # The weights come last: a directory that has them is whole.
-  find('preprocessor_config.json')
-  if find('model.safetensors'):
-    return directory
-  if index := find(_INDEX):
-    for shard in _shards(index):
-      get(shard)
-  elif not find('pytorch_model.bin'):
-    raise UserError(
-      f'{path} has neither model.safetensors, {_INDEX} nor pytorch_model.bin;'
-      ' pass the URL of its weights'
-    )
-  return directory
-
-
-def _hub_file(
-  repository: str, revision: str, directory: pathlib.Path, name: str
-) -> transfer.File:
-  endpoint = os.environ.get('HF_ENDPOINT') or 'https://huggingface.co'
-  if not endpoint.startswith(('https://', 'http://')):
-    raise UserError(f'HF_ENDPOINT={endpoint!r} must start with https://')
-  token = os.environ.get('HF_TOKEN', '').strip()
-  if not re.fullmatch('[!-~]*', token):
-    raise UserError('HF_TOKEN has spaces or odd characters: it is not a token')
-  page = f'{endpoint.rstrip("/")}/{repository}'
-  revision = parse.quote(revision, safe='')
-  return transfer.File(
-    f'{page}/resolve/{revision}/{name}',
-    directory / name,
-    by_hand='where there is a network, download config.json, model.safetensors'
-    f' (or {_INDEX} and the files that it names, or pytorch_model.bin) and, if'
-    f' there is one, preprocessor_config.json from {page}/tree/{revision}, and'
-    f' put them into {directory}; or pass a local path',
-    refused='there is no such repository, or not for everyone: accept its terms'
-    f' at {page} if it has any, and set HF_TOKEN',
-    token=token,
-  )
-
-
-def _is_whole(directory: pathlib.Path) -> bool:
-  def has(*names: str) -> bool:
-    return all((directory / name).is_file() for name in names)
-
-  if not has('config.json'):
-    return False
-  if has('model.safetensors') or has('pytorch_model.bin'):
-    return True
-  return has(_INDEX) and has(*_shards(directory / _INDEX))
-
-
-def _shards(index: pathlib.Path) -> list[str]:
-  """Returns the files that an index names, all of them beside it."""
-  try:
-    stored = safe_io.parse_json(safe_io.read_text(index))
-    names = set(stored['weight_map'].values())
-  except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
-    raise UserError(
-      f'{index} is no index of safetensors files ({type(e).__name__}:'
-      f' {config_lib.one_line(e)}); remove it and try again'
-    ) from None
-  for name in names:
-    if not re.fullmatch(r'\w[\w.-]*\.safetensors', str(name), re.ASCII):
-      raise UserError(
-        f'{index} names {name!r}, which is no safetensors file beside it; it is'
-        ' not to be trusted: take another repository'
-      )
-  if not names:
-    raise UserError(f'{index} names no files; remove it and try again')
-  return sorted(names)

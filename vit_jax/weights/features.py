@@ -18,6 +18,7 @@ from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.models import resnet
 from vit_jax.models import vit as vit_lib
+from vit_jax.weights import batched
 
 _BATCH = 16  # images at a time, at most
 _MOST_ATTENTION = 2**30  # bytes of attention that are held at a time
@@ -74,12 +75,7 @@ def embeddings(
     UserError: An image cannot be read.
   """
   model = vit.model.clone(num_classes=0)
-  params = jax.tree.map(jnp.asarray, vit.params)
-  return in_batches(
-    lambda batch: _embed(model, params, batch),
-    [prepared(vit, images)],
-    batch_size,
-  )
+  return batched.apply(model, vit.params, prepared(vit, images), batch_size)
 
 
 def looked(vit: weights.Loaded, images: Any) -> dict[str, np.ndarray]:
@@ -263,7 +259,7 @@ def reduced(
   params = jax.tree.map(jnp.asarray, vit.params)
   look = functools.partial(_look, vit.model, tuple(names), params)
   inputs = [prepared(vit, images)]
-  return in_batches(lambda x: reduce(look(x)), inputs, batch_size, axis)
+  return batched.in_batches(lambda x: reduce(look(x)), inputs, batch_size, axis)
 
 
 def attention_batch(vit: weights.Loaded) -> int:
@@ -274,65 +270,6 @@ def attention_batch(vit: weights.Loaded) -> int:
   return int(np.clip(_MOST_ATTENTION // each, 1, _BATCH))
 
 
-def in_batches(
-  apply: Callable[..., Any],
-  inputs: Sequence[np.ndarray],
-  batch_size: int,
-  axis: int = 0,
-) -> Any:
-  """Applies a function to batches of one size, the last of them padded.
-
-  Args:
-    apply: Maps a part of each of the inputs to an array or a tree of arrays.
-    inputs: Arrays [B, ...].
-    batch_size: Most of B at a time.
-    axis: Of B, in what comes out.
-
-  Returns:
-    What comes out for all, as NumPy arrays.
-  """
-  count = len(inputs[0])
-  size = -(-count // -(-count // batch_size))  # equal parts: little padding
-  results: Any = None
-  for start in range(0, count, size):
-    parts = [x[start : start + size] for x in inputs]
-    filled = len(parts[0])
-    found = apply(*(_padded(x, size) for x in parts))
-    found = jax.tree.map(np.asarray, found)
-    if filled == count:
-      return found
-    if results is None:
-      results = jax.tree.map(lambda x: _empty(x, count, axis), found)
-    jax.tree.map(
-      lambda whole, x, start=start, filled=filled: _put(
-        whole, x, start, filled, axis
-      ),
-      results,
-      found,
-    )
-  return results
-
-
-def _padded(x: np.ndarray, size: int) -> np.ndarray:
-  """Repeats the last of x [b, ...] up to a size."""
-  if len(x) == size:
-    return x
-  return np.concatenate([x, np.repeat(x[-1:], size - len(x), axis=0)])
-
-
-def _empty(like: np.ndarray, count: int, axis: int) -> np.ndarray:
-  shape = (*like.shape[:axis], count, *like.shape[axis + 1 :])
-  return np.empty(shape, like.dtype)
-
-
-def _put(
-  whole: np.ndarray, part: np.ndarray, start: int, filled: int, axis: int
-) -> None:
-  """Copies the first `filled` of a part to where they belong."""
-  target = np.moveaxis(whole, axis, 0)
-  target[start : start + filled] = np.moveaxis(part, axis, 0)[:filled]
-
-
 @functools.partial(jax.jit, static_argnums=(0, 1))
 def _look(
   model: models.Model, names: tuple[str, ...], params: Any, images: jax.Array
@@ -341,8 +278,3 @@ def _look(
   logits, state = model.apply(variables, images, mutable=['intermediates'])
   seen = {'logits': logits, **state['intermediates']}
   return {name: seen[name].astype(jnp.float32) for name in names}
-
-
-@functools.partial(jax.jit, static_argnums=0)
-def _embed(model: models.Model, params: Any, images: jax.Array) -> Any:
-  return model.apply({'params': params}, images)

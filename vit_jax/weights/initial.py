@@ -174,8 +174,7 @@ class Start:
       path = config.init_from.path
       raise config_lib.UserError(f'config.init_from.path={path}: {e}') from None
     self.has_fresh_head = any(
-      change.path == 'head/kernel' and change.action.startswith('zeros')
-      for change in changes
+      change.path == 'head/kernel' and change.is_fresh for change in changes
     )
     logging.info('starting from %s', loaded.origin)
     table = adapt.changes_table(changes)

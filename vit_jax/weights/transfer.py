@@ -2,7 +2,7 @@
 
 A file on its way is FILE.part; FILE.part.json beside it says of which version
 it is, so that a later run goes on where this one was cut off. FILE.lock keeps
-other processes waiting.
+other processes waiting. `requests` alone neither resumes nor verifies.
 """
 
 import base64
@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import contextlib
 import dataclasses
 import errno
-import fcntl
 import hashlib
 import json
 import os
@@ -27,6 +26,7 @@ import tqdm
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
+from vit_jax.runs import locks
 from vit_jax.runs import safe_io
 
 if TYPE_CHECKING:
@@ -41,10 +41,6 @@ _CHUNK_BYTES = 1 << 16
 Sleep = Callable[[float], None]
 
 
-class NotFoundError(UserError):
-  """The server has no such file (status 404)."""
-
-
 @dataclasses.dataclass(frozen=True)
 class File:
   """A remote file.
@@ -54,14 +50,12 @@ class File:
     target: Where it goes.
     by_hand: What to do where the server cannot be reached.
     refused: What to do where the server refuses access.
-    token: Shown to the server, but to none that it redirects to.
   """
 
   url: str
   target: pathlib.Path
   by_hand: str
   refused: str
-  token: str = dataclasses.field(default='', repr=False)
 
   def __str__(self) -> str:
     """Returns the URL without what may be secret in it."""
@@ -82,8 +76,8 @@ def download(file: File, sleep: Sleep) -> pathlib.Path:
     Its target.
 
   Raises:
-    NotFoundError: The server has no such file.
-    UserError: It cannot be reached or stored, or is not what was announced.
+    UserError: There is no such file, it cannot be reached or stored, or is
+      not what was announced.
   """
   if file.target.is_file():
     return file.target
@@ -158,18 +152,16 @@ class _Part:
 @contextlib.contextmanager
 def _lock(target: pathlib.Path) -> Iterator[None]:
   """Waits until no other process downloads this."""
-  path = target.with_name(f'{target.name}.lock')
-  with path.open('w') as file:
-    try:
-      fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-      logging.info('Waiting for another process that downloads %s', target)
-      fcntl.flock(file, fcntl.LOCK_EX)
-    except OSError as e:  # some network file systems have no locks
-      logging.warning('Cannot lock %s: %s', path, e.strerror)
+  lock = locks.Lock(target.with_name(f'{target.name}.lock'), 'download')
+  if not lock.acquire(wait=False):
+    logging.info('Waiting for another process that downloads %s', target)
+    lock.acquire()
+  try:
     yield
     # Whoever waits for it will find the target, and needs no lock then.
-    path.unlink(missing_ok=True)
+    lock.path.unlink(missing_ok=True)
+  finally:
+    lock.release()
 
 
 class _InterruptedError(Exception):
@@ -239,8 +231,6 @@ def _get(
   import requests
 
   headers = {'Accept-Encoding': 'identity'}  # bytes that a range can count
-  if file.token:
-    headers['Authorization'] = f'Bearer {file.token}'
   if version and version.validator and part.size:
     headers['Range'] = f'bytes={part.size}-'
     headers['If-Range'] = version.validator
@@ -302,7 +292,7 @@ def _check_status(file: File, response: 'requests.Response') -> None:
   if response.status_code in (401, 403):
     raise UserError(f'cannot download {file}: {status}: {file.refused}')
   if response.status_code == 404:
-    raise NotFoundError(
+    raise UserError(
       f'cannot download {file}: {status}: check the name, or pass a local path'
     )
   if response.status_code != 200:

@@ -284,6 +284,42 @@ def test_pth_that_would_run_code(tmp_path, monkeypatch, protocol):
   assert not (tmp_path / 'evil').exists()
 
 
+def _nested_key(depth: int) -> bytes:
+  """Returns a dict whose key takes 2**depth steps to hash."""
+  return b'}N' + b'0)' + b'q\0h\0\x86' * depth + b'Ns'
+
+
+@pytest.mark.parametrize(
+  'program, message',
+  [
+    (b'Nr\xff\xff\xff\x7f', 'pickle is damaged'),  # 16 GB of memo
+    (b'X\xff\xff\xff\x7fabc', 'pickle is damaged'),
+    (b'\x8d' + b'\xff' * 7 + b'\x7f', 'pickle is damaged'),
+    (b'\x8a\xff' + b'1' * 10, 'pickle is damaged'),
+    (b'\x82\x01', 'the instruction EXT1'),
+    (b'ctorch\nSize\n)\x81', 'the instruction NEWOBJ'),
+    (b'\x96' + b'\xff' * 7 + b'\x0f', 'damaged|the instruction BYTEARRAY8'),
+    (b'ctorch\nFloatStorage\n)R', 'pickle is damaged'),
+    (b'ctorch\nSize\n}X\4\0\0\0nameK\1sb', 'pickle is damaged'),
+    (b'N}X\1\0\0\0aK\1sb', 'pickle is damaged'),
+    (_nested_key(500), 'no tensors under the names it has'),
+    (b'})' + b'\x85' * 50_000 + b'Ns', 'no tensors under the names it has'),
+    (b'\x8f(' + b')q\0h\0\x86q\0h\0\x86' + b'\x90', 'no dict of tensors'),
+  ],
+)
+def test_pth_that_wants_memory_or_time(tmp_path, program, message):
+  program = b'\x80\x02' + program + b'.'
+  torch_format.save(tmp_path / 'x.pth', {}, pickled=program)
+  refused(tmp_path / 'x.pth', message)
+
+
+def test_pth_whose_tensor_is_changed_after_its_checks(tmp_path):
+  tensor = torch_format.tensor(X, (3,), (4,))
+  value = {'x': torch_format.WithState(tensor, {'offset': 1 << 40})}
+  torch_format.save(tmp_path / 'x.pth', value)
+  refused(tmp_path / 'x.pth', 'pickle is damaged')
+
+
 def test_pth_with_other_members(tmp_path):
   path = tmp_path / 'x.pth'
   good = torch_format.state_dict({'x': X})

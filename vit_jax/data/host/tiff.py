@@ -1,7 +1,9 @@
 """What a TIFF file holds, by its header, and whether OpenCV reads it right.
 
 TIFF 6.0 (Adobe, 1992) and BigTIFF. OpenCV's reader gives no word where it drops
-channels, inverts grey or finds damage within a compressed part.
+channels, inverts grey or finds damage within a compressed part. The header is
+parsed by hand since Pillow opens no kind that it cannot decode itself, and says
+of 16-bit colour, which it reduces, that it has 8 bits.
 """
 
 import dataclasses

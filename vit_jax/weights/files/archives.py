@@ -2,7 +2,8 @@
 
 `zipfile` reads the table of contents. The contents themselves are read here,
 straight into arrays: at the speed of the disk, and with a check of every
-length before memory is taken for it.
+length before memory is taken for it. `np.load` takes the memory that a header
+asks for before it looks whether the file has as much, and copies each part.
 """
 
 import collections

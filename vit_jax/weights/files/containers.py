@@ -345,6 +345,9 @@ def write_safetensors(
 ) -> None:
   """Writes a safetensors file that takes the place of `path` once whole.
 
+  By hand: `safetensors.numpy.save_file` (0.8) writes the memory of a transposed
+  array as if it lay in C order, and holds all arrays at once.
+
   Args:
     path: To write.
     arrays: Each is asked for twice, and copied only while it is written.

@@ -1,14 +1,18 @@
-"""Tensors in a pickle of torch.save, found without running it.
+"""Tensors in a pickle of torch.save, read without running what it names.
 
-A pickle is a program. Here its instructions build containers, strings, numbers
-and descriptions of tensors; the few names of `_CALLS` and `_STORAGES` stand for
-what this module does itself, and any other name ends the reading. Nothing that
-a pickle names is looked up, called, or given attributes.
+A pickle is a program. `pickle.Unpickler` runs it here with names of ours alone:
+`find_class` knows those in `_CALLS` and `_STORAGES`, and any other ends the
+reading. Before that, `pickletools.genops` lists the instructions, since some do
+harm without any name: a memo index that asks for gigabytes, or a dict key that
+takes for ever to hash. torch's own reader (`weights_only=True`) would need
+torch, and does not check that a tensor stays within its storage.
 """
 
 from collections.abc import Callable
 import dataclasses
+import io
 import math
+import pickle
 import pickletools
 from typing import Any
 
@@ -35,18 +39,47 @@ _STORAGES = {
   'torch.ComplexDoubleStorage': np.dtype(np.complex128),
 }
 
+# Instructions that torch.save writes, and no others.
+_INSTRUCTIONS = frozenset(
+  'PROTO FRAME STOP NONE NEWTRUE NEWFALSE MARK POP POP_MARK'
+  ' BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT'
+  ' BINUNICODE SHORT_BINUNICODE BINUNICODE8 BINSTRING SHORT_BINSTRING'
+  ' BINBYTES SHORT_BINBYTES BINBYTES8'
+  ' BINPUT LONG_BINPUT MEMOIZE BINGET LONG_BINGET'
+  ' EMPTY_TUPLE TUPLE TUPLE1 TUPLE2 TUPLE3 EMPTY_LIST APPEND APPENDS'
+  ' EMPTY_DICT SETITEM SETITEMS EMPTY_SET ADDITEMS'
+  ' GLOBAL STACK_GLOBAL REDUCE BUILD BINPERSID'.split()
+)
+
+# What stands in their place: dicts that check their keys, lists for sets, which
+# would hash whatever is in them, and no frames, whose lengths have changed.
+_REPLACED = {
+  'EMPTY_DICT': b'ccollections\nOrderedDict\n)R',
+  'EMPTY_SET': b']',
+  'ADDITEMS': b'e',
+  'FRAME': b'',
+}
+_FRAME_BYTES = 9  # the instruction and its length
+
 
 class PickleError(ValueError):
   """A pickle that is damaged, or asks for more than tensors: one line."""
 
 
+class _Fixed:
+  """A value that the instruction BUILD cannot change past its checks."""
+
+  def __setstate__(self, state: object) -> None:
+    raise TypeError
+
+
 @dataclasses.dataclass(frozen=True)
-class Storage:
+class Storage(_Fixed):
   """A run of numbers in the file.
 
   Attributes:
     key: Its name there.
-    dtype: Of its elements.
+    dtype: Type of its elements.
     size: Number of elements.
   """
 
@@ -56,7 +89,7 @@ class Storage:
 
 
 @dataclasses.dataclass(frozen=True)
-class Tensor:
+class Tensor(_Fixed):
   """A view of a storage; offset and strides count elements and stay within."""
 
   storage: Storage
@@ -73,13 +106,6 @@ class Tensor:
     return 1 + sum((length - 1) * stride for length, stride in steps)
 
 
-@dataclasses.dataclass(frozen=True)
-class _Name:
-  """Of something in a Python module; only that."""
-
-  name: str
-
-
 def load(data: bytes) -> Any:
   """Reads a pickle of torch.save.
 
@@ -93,20 +119,19 @@ def load(data: bytes) -> Any:
   Raises:
     PickleError: It is damaged, or names what is not in a state dict.
   """
-  machine = _Machine()
   try:
-    for opcode, argument, _ in pickletools.genops(data):
-      machine.step(opcode.name, argument)
-    return machine.stack.pop()
+    return _Unpickler(io.BytesIO(_checked(data)), encoding='latin1').load()
   except PickleError:
     raise
   except (
     ArithmeticError,
     AttributeError,
+    EOFError,
     LookupError,
     MemoryError,
     TypeError,
     ValueError,
+    pickle.UnpicklingError,
   ) as e:
     raise PickleError(f'its pickle is damaged ({type(e).__name__})') from None
 
@@ -152,106 +177,74 @@ def _tensors(value: dict[Any, Any]) -> dict[str, Tensor]:
   }
 
 
-class _Machine:
-  """The machine that a pickle is a program for, less what could do harm."""
-
-  def __init__(self) -> None:
-    self.stack: list[Any] = []
-    self._below: list[list[Any]] = []  # what the marks hide
-    self._memo: dict[int, Any] = {}
-
-  def step(self, name: str, argument: Any) -> None:
-    if name in _CONSTANTS:
-      self.push(_CONSTANTS[name]())
-    elif name in _LITERALS:
-      self.push(argument)
-    elif name in _ACTIONS:
-      _ACTIONS[name](self, argument)
-    elif name not in ('PROTO', 'FRAME', 'STOP'):
-      raise PickleError(f'its pickle has the instruction {name}')
-
-  def put(self, index: int) -> None:
-    self._memo[index] = self.stack[-1]
-
-  def memoize(self, _: None) -> None:
-    self._memo[len(self._memo)] = self.stack[-1]
-
-  def get(self, index: int) -> None:
-    self.push(self._memo[index])
-
-  def mark(self, _: None) -> None:
-    self._below.append(self.stack)
-    self.stack = []
-
-  def unmark(self, _: None = None) -> list[Any]:
-    items = self.stack
-    self.stack = self._below.pop()
-    return items
-
-  def push(self, value: Any) -> None:
-    self.stack.append(value)
-
-  def pop(self, count: int) -> tuple[Any, ...]:
-    if len(self.stack) < count:
+def _checked(data: bytes) -> bytes:
+  """Returns a pickle of harmless instructions that builds the same."""
+  result = bytearray()
+  begin = 0
+  for i, (opcode, argument, at) in enumerate(pickletools.genops(data)):
+    result += data[begin:at]  # what came before, unless it was replaced
+    begin = at or 0
+    if opcode.name not in _INSTRUCTIONS:
+      raise PickleError(f'its pickle has the instruction {opcode.name}')
+    # The memo is an array: an index takes memory for all that are below it.
+    if opcode.name == 'LONG_BINPUT' and (argument or 0) > i:
       raise IndexError
-    items = self.stack[len(self.stack) - count :]
-    del self.stack[len(self.stack) - count :]
-    return tuple(items)
+    if opcode.name in _REPLACED:
+      result += _REPLACED[opcode.name]
+      begin += _FRAME_BYTES if opcode.name == 'FRAME' else 1
+  return bytes(result + data[begin : begin + 1])  # STOP
 
-  def extend(self, items: list[Any]) -> None:
-    if not isinstance(self.stack[-1], list):
-      raise TypeError
-    self.stack[-1].extend(items)
 
-  def set_items(self, items: list[Any]) -> None:
-    target = self.stack[-1]
-    if not isinstance(target, dict):
-      raise TypeError
-    for key, value in zip(items[::2], items[1::2], strict=True):
-      if _is_key(key):
-        target[key] = value
+class _Unpickler(pickle.Unpickler):
+  """Builds containers, scalars and descriptions of tensors, nothing else."""
 
-  def name(self, name: str) -> None:
-    if name not in _CALLS and name not in _STORAGES:
+  def find_class(self, module: str, name: str) -> '_Name':
+    full = f'{module}.{name}'
+    if full not in _NAMES:
       raise PickleError(
-        f'its pickle asks for the Python object {archives.quoted(name)}, which'
+        f'its pickle asks for the Python object {archives.quoted(full)}, which'
         ' is not part of a state dict and is not run; if you trust who made'
         ' the file, save its state dict alone, with torch'
       )
-    self.push(_Name(name))
+    return _NAMES[full]
 
-  def stack_name(self, _: None) -> None:
-    module, name = self.pop(2)
-    self.name(f'{module}.{name}')
-
-  def call(self, _: None) -> None:
-    function, arguments = self.pop(2)
-    if not isinstance(function, _Name) or not isinstance(arguments, tuple):
-      raise TypeError
-    self.push(_CALLS[function.name](*arguments))
-
-  def set_state(self, _: None) -> None:
-    target, _ = self.pop(2)
-    if not isinstance(target, dict):  # state dicts carry a `_metadata`
-      raise TypeError
-    self.push(target)
-
-  def persistent(self, _: None) -> None:
-    ((kind, storage, key, _, size),) = self.pop(1)
+  def persistent_load(self, pid: Any) -> Storage:
+    kind, storage, key, _, size = pid
     if kind != 'storage' or not isinstance(key, str) or not _is_count(size):
       raise TypeError
-    self.push(Storage(key, _STORAGES[storage.name], size))
+    return Storage(key, _STORAGES[storage.name], size)
+
+
+class _Dict(dict[Any, Any]):
+  """A dict that only keeps keys which are hashed at once.
+
+  A pickle can nest tuples so that hashing one takes for ever.
+  """
+
+  def __init__(self) -> None:
+    """Begins empty: items that are given at once would not be checked."""
+
+  def __setitem__(self, key: Any, value: Any) -> None:
+    is_int = isinstance(key, int) and key.bit_length() < 64
+    if is_int or (isinstance(key, str) and len(key) < 1000):
+      super().__setitem__(key, value)
+
+  def __setstate__(self, state: object) -> None:
+    """Leaves out the `_metadata` that state dicts carry."""
+
+
+@dataclasses.dataclass(frozen=True)
+class _Name(_Fixed):
+  """What a pickle gets where it names something in a Python module."""
+
+  name: str
+
+  def __call__(self, *arguments: Any) -> Any:
+    return _CALLS[self.name](*arguments)
 
 
 def _is_count(x: Any) -> bool:
   return isinstance(x, int) and 0 <= x < 2**48
-
-
-def _is_key(x: Any) -> bool:
-  """Whether it is hashed at once, which a nested tuple need not be."""
-  if isinstance(x, int):
-    return x.bit_length() < 64
-  return isinstance(x, str) and len(x) < 1000
 
 
 def _tensor(
@@ -275,54 +268,11 @@ def _first(x: Any, *_: Any) -> Any:
 
 # None of these copies: a pickle can ask for it many times.
 _CALLS: dict[str, Callable[..., Any]] = {
-  'collections.OrderedDict': lambda: {},
+  'collections.OrderedDict': _Dict,
   'torch._utils._rebuild_tensor_v2': _tensor,
   'torch._utils._rebuild_parameter': _first,
   'torch.Size': _first,
   '__builtin__.set': _first,
   'builtins.set': _first,
 }
-
-_CONSTANTS: dict[str, Callable[[], Any]] = {
-  'NONE': lambda: None,
-  'NEWTRUE': lambda: True,
-  'NEWFALSE': lambda: False,
-  'EMPTY_TUPLE': tuple,
-  'EMPTY_LIST': list,
-  'EMPTY_DICT': dict,
-  'EMPTY_SET': list,
-}
-
-_LITERALS = frozenset(
-  (
-    *('BININT', 'BININT1', 'BININT2', 'LONG1', 'LONG4', 'BINFLOAT'),
-    *('BINUNICODE', 'SHORT_BINUNICODE', 'BINUNICODE8'),
-    *('BINSTRING', 'SHORT_BINSTRING'),
-    *('BINBYTES', 'SHORT_BINBYTES', 'BINBYTES8'),
-  )
-)
-
-_ACTIONS: dict[str, Callable[[_Machine, Any], Any]] = {
-  'BINPUT': _Machine.put,
-  'LONG_BINPUT': _Machine.put,
-  'MEMOIZE': _Machine.memoize,
-  'BINGET': _Machine.get,
-  'LONG_BINGET': _Machine.get,
-  'MARK': _Machine.mark,
-  'POP': lambda self, _: self.pop(1),
-  'POP_MARK': _Machine.unmark,
-  'TUPLE': lambda self, _: self.push(tuple(self.unmark())),
-  'TUPLE1': lambda self, _: self.push(self.pop(1)),
-  'TUPLE2': lambda self, _: self.push(self.pop(2)),
-  'TUPLE3': lambda self, _: self.push(self.pop(3)),
-  'APPEND': lambda self, _: self.extend(list(self.pop(1))),
-  'APPENDS': lambda self, _: self.extend(self.unmark()),
-  'ADDITEMS': lambda self, _: self.extend(self.unmark()),
-  'SETITEM': lambda self, _: self.set_items(list(self.pop(2))),
-  'SETITEMS': lambda self, _: self.set_items(self.unmark()),
-  'GLOBAL': lambda self, argument: self.name(argument.replace(' ', '.', 1)),
-  'STACK_GLOBAL': _Machine.stack_name,
-  'REDUCE': _Machine.call,
-  'BUILD': _Machine.set_state,
-  'BINPERSID': _Machine.persistent,
-}
+_NAMES = {name: _Name(name) for name in (*_CALLS, *_STORAGES)}

@@ -1,0 +1,98 @@
+"""A model applied to images that are at hand, batch by batch.
+
+For the images of a split or of many files, which are read as they are needed
+and spread over all devices, there is `evaluation.applied`.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import functools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import models
+
+
+def apply(
+  model: models.Model, params: Any, images: np.ndarray, batch_size: int = 32
+) -> np.ndarray:
+  """Returns what a model puts out.
+
+  Args:
+    model: Linen module: [B, H, W, C] -> [B, ...].
+    params: Its parameters.
+    images: float32 [B, H, W, C], as the model takes them.
+    batch_size: Images at a time, at most.
+
+  Returns:
+    [B, ...].
+  """
+  params = jax.tree.map(jnp.asarray, params)
+  return in_batches(lambda x: _apply(model, params, x), [images], batch_size)
+
+
+def in_batches(
+  apply: Callable[..., Any],
+  inputs: Sequence[np.ndarray],
+  batch_size: int,
+  axis: int = 0,
+) -> Any:
+  """Applies a function to batches of one size, the last of them padded.
+
+  Args:
+    apply: Maps a part of each of the inputs to an array or a tree of arrays.
+    inputs: Arrays [B, ...].
+    batch_size: Most of B at a time.
+    axis: Of B, in what comes out.
+
+  Returns:
+    What comes out for all, as NumPy arrays.
+  """
+  count = len(inputs[0])
+  size = -(-count // -(-count // batch_size))  # equal parts: little padding
+  results: Any = None
+  for start in range(0, count, size):
+    parts = [x[start : start + size] for x in inputs]
+    filled = len(parts[0])
+    found = apply(*(_padded(x, size) for x in parts))
+    found = jax.tree.map(np.asarray, found)
+    if filled == count:
+      return found
+    if results is None:
+      results = jax.tree.map(lambda x: _empty(x, count, axis), found)
+    jax.tree.map(
+      lambda whole, x, start=start, filled=filled: _put(
+        whole, x, start, filled, axis
+      ),
+      results,
+      found,
+    )
+  return results
+
+
+def _padded(x: np.ndarray, size: int) -> np.ndarray:
+  """Repeats the last of x [b, ...] up to a size."""
+  if len(x) == size:
+    return x
+  return np.concatenate([x, np.repeat(x[-1:], size - len(x), axis=0)])
+
+
+def _empty(like: np.ndarray, count: int, axis: int) -> np.ndarray:
+  shape = (*like.shape[:axis], count, *like.shape[axis + 1 :])
+  return np.empty(shape, like.dtype)
+
+
+def _put(
+  whole: np.ndarray, part: np.ndarray, start: int, filled: int, axis: int
+) -> None:
+  """Copies the first `filled` of a part to where they belong."""
+  target = np.moveaxis(whole, axis, 0)
+  target[start : start + filled] = np.moveaxis(part, axis, 0)[:filled]
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _apply(model: models.Model, params: Any, images: jax.Array) -> Any:
+  return model.apply({'params': params}, images)

@@ -1,0 +1,244 @@
+"""Model directories of the Hugging Face Hub, downloaded by `huggingface_hub`.
+
+They go to a plain directory of our cache, `local_dir` of that library, so that
+a person without a network can put the same files there. What the library leaves
+to its caller is done here: the choice of files, errors of one line, an error at
+once where there is no network, and the check of the sha256.
+"""
+
+import dataclasses
+import hashlib
+import os
+import pathlib
+import re
+from typing import TYPE_CHECKING
+from urllib import parse
+
+from vit_jax import config as config_lib
+from vit_jax.config import UserError
+from vit_jax.runs import safe_io
+
+if TYPE_CHECKING:
+  import huggingface_hub
+
+NAME = r'\w[\w.-]*/\w[\w.-]*'
+_INDEX = 'model.safetensors.index.json'
+_BUSY = (408, 429, 500, 502, 503, 504)  # statuses that may pass
+
+
+def fetch(path: str, cache: pathlib.Path) -> pathlib.Path:
+  """Returns the directory of a repository; downloads it first.
+
+  Args:
+    path: hf:OWNER/NAME or hf:OWNER/NAME@REVISION.
+    cache: Directory that has a directory for each repository and revision.
+
+  Returns:
+    A directory with config.json, the weights, and preprocessor_config.json
+    where there is one.
+
+  Raises:
+    UserError: There is no such repository, it cannot be reached or stored, or
+      what came is not what the Hub announced.
+  """
+  match = re.fullmatch(rf'hf:({NAME})(?:@([\w./+-]+))?', path, re.ASCII)
+  if match is None:
+    raise UserError(f'{path!r} must read hf:OWNER/NAME or hf:OWNER/NAME@BRANCH')
+  name, revision = match[1], match[2] or 'main'
+  folder = parse.quote(revision, safe='+') if revision.strip('.') else '%2E'
+  directory = cache / name.replace('/', '--') / folder
+  if _is_whole(directory):
+    return directory
+  repository = _Repository(name, revision, directory, _endpoint(), _token())
+  repository.get('config.json')
+  # The weights come last: a directory that has them is whole.
+  repository.find('preprocessor_config.json')
+  if repository.find('model.safetensors'):
+    return directory
+  if index := repository.find(_INDEX):
+    for shard in _shards(index):
+      repository.get(shard)
+  elif not repository.find('pytorch_model.bin'):
+    raise UserError(
+      f'{path} has neither model.safetensors, {_INDEX} nor pytorch_model.bin;'
+      ' pass the URL of its weights'
+    )
+  return directory
+
+
+def _endpoint() -> str:
+  endpoint = os.environ.get('HF_ENDPOINT') or 'https://huggingface.co'
+  if not endpoint.startswith(('https://', 'http://')):
+    raise UserError(f'HF_ENDPOINT={endpoint!r} must start with https://')
+  return endpoint.rstrip('/')
+
+
+def _token() -> str | None:
+  """Returns $HF_TOKEN; None: that of `hf auth login`, if there is one."""
+  token = os.environ.get('HF_TOKEN', '').strip()
+  if not re.fullmatch('[!-~]*', token):
+    raise UserError('HF_TOKEN has spaces or odd characters: it is not a token')
+  return token or None
+
+
+@dataclasses.dataclass(frozen=True)
+class _Repository:
+  """A revision of a repository, and the directory that its files go to."""
+
+  name: str
+  revision: str
+  directory: pathlib.Path
+  endpoint: str
+  token: str | None = dataclasses.field(repr=False)
+
+  def get(self, name: str) -> pathlib.Path:
+    """Returns a file; one that is not on the Hub is an error."""
+    file = self.find(name)
+    if file is None:
+      raise UserError(
+        f'cannot download {self._url(name)}: status 404 Not Found: check the'
+        ' name, or pass a local path'
+      )
+    return file
+
+  def find(self, name: str) -> pathlib.Path | None:
+    """Returns a file, downloaded if need be; None if it is not on the Hub."""
+    import huggingface_hub  # here, since few runs download
+    from huggingface_hub import errors
+
+    file = self.directory / name
+    if file.is_file():
+      return file
+    try:
+      self.directory.mkdir(parents=True, exist_ok=True)
+      metadata = self._metadata(name)
+      huggingface_hub.hf_hub_download(
+        self.name,
+        name,
+        revision=self.revision,
+        local_dir=self.directory,
+        endpoint=self.endpoint,
+        token=self.token,
+      )
+      self._verify(file, metadata.size, metadata.etag or '')
+    except (OSError, errors.HTTPError) as e:
+      if isinstance(e, errors.HfHubHTTPError) and e.response.status_code == 404:
+        return None
+      raise self._error(name, e) from None
+    return file
+
+  def _url(self, name: str) -> str:
+    import huggingface_hub
+
+    return huggingface_hub.hf_hub_url(
+      self.name, name, revision=self.revision, endpoint=self.endpoint
+    )
+
+  def _metadata(self, name: str) -> 'huggingface_hub.HfFileMetadata':
+    """Asks for size and hash.
+
+    `hf_hub_download` would ask for half a minute where there is no network;
+    that is worth waiting for a busy server alone.
+    """
+    import huggingface_hub
+    from huggingface_hub import errors
+
+    def ask(retry: bool) -> huggingface_hub.HfFileMetadata:
+      return huggingface_hub.get_hf_file_metadata(
+        self._url(name),
+        token=self.token,
+        endpoint=self.endpoint,
+        retry_on_errors=retry,
+      )
+
+    try:
+      return ask(retry=False)
+    except errors.HfHubHTTPError as e:
+      if e.response.status_code not in _BUSY:
+        raise
+    return ask(retry=True)
+
+  def _verify(self, file: pathlib.Path, size: int | None, etag: str) -> None:
+    """Compares size and sha256, and removes what is wrong."""
+    problem = ''
+    with file.open('rb') as content:
+      found = os.fstat(content.fileno()).st_size
+      if size not in (None, found):
+        problem = f'wrong size: {found:,} bytes, not {size:,}'
+      elif re.fullmatch('[0-9a-f]{64}', etag):
+        digest = hashlib.file_digest(content, 'sha256').hexdigest()
+        if digest != etag:
+          problem = f'wrong sha256: {digest}, not {etag}'
+    if problem:
+      file.unlink()
+      raise UserError(
+        f'cannot download {self._url(file.name)}: {problem}; what came was'
+        f' removed: try again, or {self._by_hand}'
+      )
+
+  def _error(self, name: str, error: Exception) -> UserError:
+    response = getattr(error, 'response', None)
+    page = f'{self.endpoint}/{self.name}'
+    if response is not None:
+      problem = f'status {response.status_code} {response.reason_phrase}'
+      if response.status_code in (401, 403):
+        problem += (
+          ': there is no such repository, or not for everyone: accept its terms'
+          f' at {page} if it has any, and set HF_TOKEN'
+        )
+        return UserError(f'cannot download {self._url(name)}: {problem}')
+    elif getattr(error, 'errno', None) is not None:
+      problem = getattr(error, 'strerror', None) or config_lib.one_line(error)
+      return UserError(
+        f'cannot write {self.directory / name}: {problem}; make room for it, or'
+        ' set VIT_JAX_CACHE to another directory'
+      )
+    else:
+      problem = config_lib.one_line(error.__cause__ or error)
+    return UserError(
+      f'cannot download {self._url(name)}: {problem}; try again, or'
+      f' {self._by_hand}'
+    )
+
+  @property
+  def _by_hand(self) -> str:
+    page = f'{self.endpoint}/{self.name}/tree'
+    return (
+      'where there is a network, download config.json, model.safetensors (or'
+      f' {_INDEX} and the files that it names, or pytorch_model.bin) and, if'
+      ' there is one, preprocessor_config.json from'
+      f' {page}/{parse.quote(self.revision, safe="")}, and put them into'
+      f' {self.directory}; or pass a local path'
+    )
+
+
+def _is_whole(directory: pathlib.Path) -> bool:
+  def has(*names: str) -> bool:
+    return all((directory / name).is_file() for name in names)
+
+  if not has('config.json'):
+    return False
+  if has('model.safetensors') or has('pytorch_model.bin'):
+    return True
+  return has(_INDEX) and has(*_shards(directory / _INDEX))
+
+
+def _shards(index: pathlib.Path) -> list[str]:
+  """Returns the files that an index names, all of them beside it."""
+  try:
+    stored = safe_io.parse_json(safe_io.read_text(index))
+    names = set(stored['weight_map'].values())
+  except (OSError, ValueError, LookupError, TypeError, AttributeError) as e:
+    raise UserError(
+      f'{index} is no index of safetensors files ({type(e).__name__}:'
+      f' {config_lib.one_line(e)}); remove it and try again'
+    ) from None
+  for name in names:
+    if not re.fullmatch(r'\w[\w.-]*\.safetensors', str(name), re.ASCII):
+      raise UserError(
+        f'{index} names {name!r}, which is no safetensors file beside it; it is'
+        ' not to be trusted: take another repository'
+      )
+  if not names:
+    raise UserError(f'{index} names no files; remove it and try again')
+  return sorted(names)
