@@ -12,6 +12,7 @@ from absl import flags
 from vit_jax import config as config_lib
 from vit_jax.parallel import clusters
 from vit_jax.parallel import processes
+from vit_jax.parallel import watch as watch_lib
 
 _DO = flags.DEFINE_string('do', 'nothing', 'What: see below.')
 clusters.define_flags()
@@ -28,7 +29,7 @@ def fail() -> None:
 
 def main() -> int:
   if _DO.value == 'stall':
-    with processes.Watch(0.2) as watch:
+    with watch_lib.Watch(0.2) as watch:
       watch.alive(3)
       wait()
   soon = {'heartbeat_s': 5} if _DO.value == 'wait' else {}

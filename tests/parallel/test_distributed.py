@@ -11,6 +11,7 @@ import tiny
 
 from vit_jax.parallel import clusters
 from vit_jax.parallel import processes
+from vit_jax.parallel import watch as watch_lib
 
 
 def _flags(*args: str) -> flags.FlagValues:
@@ -176,8 +177,8 @@ def test_a_process_that_hangs_ends():
 
 
 def test_progress_keeps_the_watch_calm(tmp_path):
-  with processes.Watch(3600, tmp_path / 'log') as watch:
+  with watch_lib.Watch(3600, tmp_path / 'log') as watch:
     watch.alive(1)
     watch.alive()
-  with processes.Watch(0) as watch:
+  with watch_lib.Watch(0) as watch:
     watch.alive(1)

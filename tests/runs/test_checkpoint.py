@@ -441,7 +441,7 @@ import resource, sys
 import jax, numpy as np
 from vit_jax import config
 from vit_jax.runs import checkpoint
-sys.path.insert(0, 'tests')
+sys.path[:0] = ['tests', 'tests/runs']
 import test_checkpoint as t
 purpose, workdir = sys.argv[1:]
 try:

@@ -1,4 +1,4 @@
-"""What all commands share: flags, one-line errors and exit statuses."""
+"""The common part of all commands: flags, errors and exit statuses."""
 
 from vit_jax.cli.definitions import config_path as config_path
 from vit_jax.cli.definitions import define_compile_cache as define_compile_cache

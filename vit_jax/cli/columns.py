@@ -1,4 +1,4 @@
-"""Tables on the disk: CSV, or Parquet where pyarrow is installed."""
+"""Writes tables: CSV, or Parquet if pyarrow is installed."""
 
 from collections.abc import Sequence
 import csv
@@ -13,16 +13,16 @@ from vit_jax.runs import safe_io
 
 
 def check_path(flag: str, value: str, endings: Sequence[str]) -> pathlib.Path:
-  """Returns the path of a table that is to be written.
+  """Returns the path of a table to write.
 
   Args:
-    flag: That names it, as '--out'.
-    value: Of the flag.
-    endings: That the name may have, as '.csv'.
+    flag: The flag that names it, as '--out'.
+    value: The value of the flag.
+    endings: The endings that the name may have, as '.csv'.
 
   Raises:
-    UserError: It has another ending, its folder is not there or not to be
-      written to, it is one, or pyarrow is missing.
+    UserError: It has another ending, it is a folder, its folder does not exist
+      or is not writable, or pyarrow is missing.
   """
   path = pathlib.Path(value)
   if path.suffix not in endings:
@@ -47,12 +47,12 @@ def write(path: pathlib.Path, columns: dict[str, list[Any]]) -> None:
   """Writes columns of equal length.
 
   Args:
-    path: Ends in .csv or .parquet.
-    columns: By name; lists within them become JSON in CSV. `file` has names of
-      files.
+    path: A path that ends in .csv or .parquet.
+    columns: Columns by name. `file` holds names of files. Lists in a column
+      become JSON in CSV.
 
   Raises:
-    UserError: It cannot be written; what was there before is intact.
+    UserError: It cannot be written; the old file is intact.
   """
   write_as = _write_parquet if path.suffix == '.parquet' else _write_csv
   with safe_io.replacing_path(path) as temporary:
@@ -60,10 +60,10 @@ def write(path: pathlib.Path, columns: dict[str, list[Any]]) -> None:
 
 
 def _write_parquet(path: pathlib.Path, columns: dict[str, list[Any]]) -> None:
-  import pyarrow as pa  # not among what we require
+  import pyarrow as pa  # optional
   from pyarrow import parquet
 
-  # Its type is that also where all are None.
+  # The type is string even if all values are None.
   names = [as_text(name) for name in columns['file']]
   file = pa.array(names, pa.string())
   parquet.write_table(pa.table(columns | {'file': file}), path)
@@ -80,7 +80,7 @@ def _write_csv(path: pathlib.Path, columns: dict[str, list[Any]]) -> None:
 
 
 def as_text(name: str | None) -> str | None:
-  r"""Returns a file's name as proper text: bytes that are none become \xff."""
+  r"""Returns a file's name as valid text: other bytes become \xff."""
   if name is None:
     return None
   data = name.encode('utf-8', 'surrogateescape')

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # `--help` shows the flags that are defined here as the command's own.
 flags.disclaim_key_flags()
 
-# What errors call by the key of a config.
+# The flags that replace keys of the config in errors.
 _FLAG_OF = {
   'config.data.name': '--data',
   'config.data.dir': '--data_dir',
@@ -33,8 +33,8 @@ def define(flag_values: flags.FlagValues, what: str) -> None:
   """Defines --data, --split, and how they are read.
 
   Args:
-    flag_values: Of the command.
-    what: What it does with the data, as 'evaluate on'.
+    flag_values: The flags of the command.
+    what: The command's use of the data, as 'evaluate on'.
   """
   flags.DEFINE_string(
     'data',
@@ -43,7 +43,10 @@ def define(flag_values: flags.FlagValues, what: str) -> None:
     flag_values=flag_values,
   )
   flags.DEFINE_string(
-    'split', None, "As 'test' or 'train[90%:]'.", flag_values=flag_values
+    'split',
+    None,
+    "The split, as 'test' or 'train[90%:]'.",
+    flag_values=flag_values,
   )
   flags.DEFINE_string(
     'data_dir', None, 'Where TFDS datasets are.', flag_values=flag_values
@@ -51,8 +54,8 @@ def define(flag_values: flags.FlagValues, what: str) -> None:
   flags.DEFINE_string(
     'source_size',
     None,
-    'Of all stored images, as 32x32: then the device crops them. For a run that'
-    ' was trained with config.data.source_size.',
+    'Size of all stored images, as 32x32, so that the device crops them. For a'
+    ' run that was trained with config.data.source_size.',
     flag_values=flag_values,
   )
   flags.DEFINE_integer(
@@ -74,25 +77,25 @@ def define(flag_values: flags.FlagValues, what: str) -> None:
 def define_same_order(
   flag_values: flags.FlagValues,
 ) -> flags.FlagHolder[bool]:
-  """Defines --same_order, of what compares labels with a model's answers."""
+  """Defines --same_order, for commands that compare labels and predictions."""
   return flags.DEFINE_bool(
     'same_order',
     False,
-    'The classes of the data are those of the model, in its order, though their'
-    ' names are others.',
+    'The classes of the data are those of the model and in the same order,'
+    ' although their names differ.',
     flag_values=flag_values,
   )
 
 
 def check(flag_values: flags.FlagValues, argv: list[str]) -> None:
-  """Finds mistakes that need no model.
+  """Checks the flags, before a model is loaded.
 
   Args:
-    flag_values: Parsed.
-    argv: The command's name, and what was no flag.
+    flag_values: Parsed flags.
+    argv: The command's name and the arguments that are not flags.
 
   Raises:
-    UserError: Something is left over, or --data or --split is missing.
+    UserError: There is such an argument, or --data or --split is missing.
   """
   if argv[1:]:
     raise UserError(f'unexpected argument {argv[1]!r}')
@@ -108,8 +111,8 @@ def make_config(
   """Returns a config for the data that the flags name.
 
   Args:
-    flag_values: Parsed.
-    loaded: The model that they are prepared for.
+    flag_values: Parsed flags.
+    loaded: The model for which the data are prepared.
 
   Raises:
     UserError: A flag does not parse.
@@ -133,14 +136,14 @@ def open_split(
   """Opens a split that a flag names.
 
   Args:
-    flag_values: Parsed.
-    config: From `make_config`; gets the split.
-    flag: Which flag.
+    flag_values: Parsed flags.
+    config: The config of `make_config`, whose split is set.
+    flag: Name of the flag.
 
   Raises:
     UserError: There are no such data, or they cannot be used; names the flag.
   """
-  from vit_jax import data  # after the flags: it takes its time
+  from vit_jax import data  # after the flags: its import is slow
 
   config.data.split = flag_values[flag].value
   with explained({'config.data.split': f'--{flag}'}):
@@ -153,10 +156,10 @@ def open_split(
 
 @contextlib.contextmanager
 def explained(flag_of: Mapping[str, str] | None = None) -> Iterator[None]:
-  """Lets errors about the config's keys speak of flags instead.
+  """Replaces keys of the config by flags in errors.
 
   Args:
-    flag_of: The flags of further keys.
+    flag_of: Flags of further keys.
   """
   try:
     yield
@@ -168,7 +171,7 @@ def explained(flag_of: Mapping[str, str] | None = None) -> Iterator[None]:
 
 
 def progress(total: int) -> Any:
-  """Returns a bar over so many images, where stderr is a terminal."""
+  """Returns a progress bar over images, shown if stderr is a terminal."""
   import tqdm
 
   hidden = not sys.stderr.isatty()

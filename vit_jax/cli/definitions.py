@@ -1,4 +1,4 @@
-"""Flags that several commands define, and how they are parsed."""
+"""Defines and parses the flags that several commands share."""
 
 import ast
 from collections.abc import Sequence
@@ -28,18 +28,18 @@ def define_config(
   return config_flags.DEFINE_config_file(
     'config',
     None,
-    'Config file; what follows a colon is the argument of its get_config().'
+    'Config file; text after a colon is the argument of its get_config().'
     ' --config.KEY=VALUE sets a key.',
     flag_values,
   )
 
 
 def define_from(flag_values: flags.FlagValues) -> None:
-  """Defines `--from=PATH`, and what `define_overrides` does."""
+  """Defines `--from=PATH` and the flags of `define_overrides`."""
   flags.DEFINE_string(
     'from',
     None,
-    'The model: a work directory, or what else `vit_jax.load` reads.',
+    'The model: a work directory, or any other path that `vit_jax.load` reads.',
     flag_values=flag_values,
   )
   define_overrides(flag_values)
@@ -50,22 +50,22 @@ def define_overrides(flag_values: flags.FlagValues) -> None:
   flags.DEFINE_string(
     'step',
     None,
-    'Which checkpoint of a work directory: its step, best or newest. Default:'
+    'The checkpoint of a work directory: its step, best or newest. Default:'
     ' the best if there is one.',
     flag_values=flag_values,
   )
   flags.DEFINE_string(
     'image_size',
     None,
-    "The model's input in pixels, as 384 or 224x320 (height x width), where"
-    ' it is not to be its own.',
+    "Size of the model's input in pixels, as 384 or 224x320 (height x width)."
+    ' Default: that of the checkpoint.',
     flag_values=flag_values,
   )
   flags.DEFINE_multi_string(
     'model',
     [],
-    '--model.KEY=VALUE sets a field of the model, as --model.num_heads=3:'
-    ' what its file does not say.',
+    '--model.KEY=VALUE sets a field of the model that its file does not say, as'
+    ' --model.num_heads=3.',
     flag_values=flag_values,
   )
 
@@ -78,13 +78,13 @@ def load(
   """Loads the model that the flags of `define_from` name.
 
   Args:
-    flag_values: Parsed.
-    path: In place of `--from`.
-    as_stored: As `vit_jax.load` takes it.
+    flag_values: Parsed flags.
+    path: Replaces `--from`.
+    as_stored: Passed to `vit_jax.load`.
 
   Raises:
-    UserError: `--from` is missing, a flag does not fit, or `vit_jax.load` does
-      not read it.
+    UserError: `--from` is missing, a flag does not fit, or `vit_jax.load`
+      cannot read the model.
   """
   path = path or flag_values['from'].value
   if not path:
@@ -134,7 +134,7 @@ def _overrides(flag_values: flags.FlagValues) -> dict[str, Any]:
 
 
 def parse_size(text: str, flag: str) -> int | tuple[int, int]:
-  """Returns `384` or `224x320`, which is (height, width), in pixels.
+  """Parses `384` or `224x320` (height x width), in pixels.
 
   Raises:
     UserError: It is neither; names the flag.
@@ -149,11 +149,11 @@ def parse_size(text: str, flag: str) -> int | tuple[int, int]:
 
 
 def define_compile_cache(flag_values: flags.FlagValues = flags.FLAGS) -> None:
-  """Defines `--compile_cache`, for what computes; `run` heeds it."""
+  """Defines `--compile_cache`, which `run` applies."""
   flags.DEFINE_string(
     'compile_cache',
     None,
-    "Where JAX keeps what it compiles, for the next process; '': nowhere."
+    "Where JAX keeps compiled programs for the next process; '': nowhere."
     ' Default: $JAX_COMPILATION_CACHE_DIR, else $VIT_JAX_CACHE/xla, which is'
     ' ~/.cache/vit_jax/xla.',
     flag_values=flag_values,
@@ -163,11 +163,11 @@ def define_compile_cache(flag_values: flags.FlagValues = flags.FLAGS) -> None:
 def parse_flags(
   argv: Sequence[str], flag_values: flags.FlagValues = flags.FLAGS
 ) -> list[str]:
-  """Parses absl's flags and returns what is left of argv.
+  """Parses absl's flags and returns the other arguments.
 
   Args:
     argv: The command line, with the command's name.
-    flag_values: Where they are defined.
+    flag_values: The flags.
 
   Raises:
     UserError: A flag, a config file or a key does not exist or does not parse.
@@ -196,7 +196,7 @@ def config_path(argv: Sequence[str]) -> str | None:
 
 
 def _check_config(argv: Sequence[str]) -> None:
-  """Finds the mistakes that ml_collections would answer with a traceback."""
+  """Checks for mistakes that would give a traceback in ml_collections."""
   overrides = [
     match[1]
     for arg in argv

@@ -1,4 +1,4 @@
-"""How a command runs and ends: one-line errors and exit statuses."""
+"""Runs a command: one-line errors and exit statuses."""
 
 from collections.abc import Callable
 import io
@@ -26,25 +26,27 @@ def run(
   doc: str,
   flag_values: flags.FlagValues = flags.FLAGS,
 ) -> None:
-  """Parses the flags, calls `main` with what is left of argv, and exits.
+  """Parses the flags, calls `main` with the other arguments, and exits.
 
-  The status is what main returns (0 for None), or 1 after `error: ...` on
-  stderr for a user's mistake and for what the environment does not permit.
-  Other exceptions are bugs, and keep their traceback.
+  The exit status is that of `main` (0 for None). After a user's mistake or a
+  failure of the environment it is 1, with a line `error: ...` on stderr. Other
+  exceptions are bugs and show their traceback.
 
-  jax is not imported yet: a command does that in its `main`, after the flags.
+  jax is not imported here: a command imports it in `main`, after the flags.
 
   Args:
     main: The command.
     doc: Its documentation, for `--help`.
-    flag_values: Its flags, where it keeps them apart from other commands'.
+    flag_values: Its flags, if they are separate from other commands'.
   """
   argv = sys.argv
   if {'--help', '-h', '-help', '--helpfull'} & set(argv[1:]):
     print(doc.strip(), flag_values.main_module_help(), sep='\n')
     sys.exit(0)
   _log_plainly()
-  if isinstance(sys.stdout, io.TextIOWrapper):  # files may have any name
+  if isinstance(
+    sys.stdout, io.TextIOWrapper
+  ):  # names of files may be any bytes
     sys.stdout.reconfigure(errors='surrogateescape')
   try:
     with memory.explained(memory.ANYTHING):
@@ -53,7 +55,7 @@ def run(
         _keep_compiled(flag_values['compile_cache'].value)
       status = main(rest) or 0
     sys.stdout.flush()
-  except BrokenPipeError:  # who reads, as `head`, has seen enough
+  except BrokenPipeError:  # the reader, such as `head`, has ended
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     status = 128 + signal.SIGPIPE
   except (config_lib.UserError, OSError) as e:
@@ -78,11 +80,11 @@ def _log_plainly() -> None:
 
 
 def _keep_compiled(where: str | None) -> None:
-  """Lets JAX keep what it compiles; to be called before jax is imported.
+  """Sets up JAX's compilation cache; call this before jax is imported.
 
   Args:
-    where: Value of `--compile_cache`. Where it is not given and the default
-      cannot be written, nothing is kept.
+    where: Value of `--compile_cache`; None: the default, or no cache if that
+      directory cannot be written.
 
   Raises:
     OSError: The given directory cannot be made.
@@ -90,7 +92,7 @@ def _keep_compiled(where: str | None) -> None:
   if where == '':
     os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'
     return
-  # Many functions that are compiled in no time are slow, too.
+  # Many functions that each compile quickly take long together.
   os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
   if where is not None:
     if '://' not in where:  # else a bucket, which JAX reads itself

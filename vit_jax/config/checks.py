@@ -39,14 +39,14 @@ def check(config: ml_collections.ConfigDict) -> None:
       raise unknown_key(default(), key)
     check_set(key, value)
   lengths = ['train.duration', 'train.log_every', 'train.patience']
-  lengths += ['optim.warmup']
-  lengths += ['optim.cooldown', 'optim.timescale']
+  lengths += ['optim.warmup', 'optim.cooldown', 'optim.timescale']
   lengths += ['checkpoint.every', 'checkpoint.keep_every']
   lengths += [f'evals.{name}.every' for name in config.evals]
   values = dict(flatten(config))
   for key in lengths:
     _check_length(key, values[key])
-  _check_run(config)
+  _check_train(config)
+  _check_best(config)
 
 
 def _check_length(key: str, text: str) -> None:
@@ -61,7 +61,7 @@ def _check_length(key: str, text: str) -> None:
     raise UserError(f'config.{key} is {text!r}: it must be more than 0')
 
 
-def _check_run(config: ml_collections.ConfigDict) -> None:
+def _check_train(config: ml_collections.ConfigDict) -> None:
   train = config.train
   at_least(config, 'seed', 0)
   if config.seed >= 2**32:
@@ -76,7 +76,6 @@ def _check_run(config: ml_collections.ConfigDict) -> None:
   at_least(config, 'train.steps_per_call', 1)
   at_least(config, 'train.max_skipped_in_a_row', 1)
   at_least(config, 'train.stall_timeout', 0)
-  at_least(config, 'checkpoint.keep', 2)
   if train.batch_size % accumulation(config):
     raise UserError(
       f'config.train.batch_size={train.batch_size} does not divide into'
@@ -94,6 +93,12 @@ def _check_run(config: ml_collections.ConfigDict) -> None:
       'config.train.ema_warmup is True, but config.train.ema_decay is 0, so'
       ' that no average is kept: set --config.train.ema_decay=0.9999, or so'
     )
+
+
+def _check_best(config: ml_collections.ConfigDict) -> None:
+  """Checks checkpoint.best and train.patience, which watches its metric."""
+  train = config.train
+  at_least(config, 'checkpoint.keep', 2)
   best = config.checkpoint.best
   names = [name for name, spec in config.evals.items() if spec.split]
   if best and best.split('/')[0] not in names:

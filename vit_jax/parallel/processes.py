@@ -9,7 +9,7 @@ When one process is lost, the others end as well:
 - It was killed, or its machine was: it misses its heartbeats, and JAX aborts
   all others within a minute, or at once if it was process 0. `initialize`
   makes them say so in one line and end with status 1.
-- It hangs: `Watch` ends every process after `train.stall_timeout`.
+- It hangs: `watch.Watch` ends every process after `train.stall_timeout`.
 - It failed: it prints its error and calls `exit_process`; the others then miss
   it as if it had been killed.
 
@@ -27,12 +27,10 @@ import json
 import logging as python_logging
 import multiprocessing
 import os
-import pathlib
 import re
 import signal
 import sys
 import threading
-from types import TracebackType
 from typing import Any
 from typing import NoReturn
 from typing import TypeVar
@@ -59,7 +57,7 @@ _FAILED_S = 5
 # Seconds that a process may take to flush its output when it ends.
 _LAST_WORDS_S = 10
 
-_RESUME = 'run the same command again to resume'
+RESUME = 'run the same command again to resume'
 # Exit statuses of processes that end together: done, or stopped after saving.
 _TOGETHER = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
@@ -109,6 +107,30 @@ def initialize(
     return None
   import jax
 
+  _connect(cluster, meeting_s, heartbeat_s)
+  _abort_line = (
+    'another process of this run was lost, or JAX could not go on here: the'
+    f' lines above say more (this is {this_process()}); {RESUME}'
+  )
+  count = call_on_first(lambda: _state().num_processes)
+  if _state().num_processes != count:
+    raise config_lib.UserError(
+      f'this is {this_process()}, but process 0 was started as one of {count}'
+    )
+  if jax.default_backend() == 'cpu':
+    # A program from the cache starts its collectives in any order, and those of
+    # different processes mix: seen with jax 0.10 and 0.12.
+    jax.config.update('jax_enable_compilation_cache', False)
+  return f'{this_process()} ({cluster.name})'
+
+
+def _connect(
+  cluster: clusters.Cluster, meeting_s: int, heartbeat_s: int
+) -> None:
+  """Initializes JAX for several processes, with arguments of `initialize`."""
+  global _abort_line  # noqa: PLW0603
+  import jax
+
   where = cluster.arguments.get('coordinator_address', 'the first host')
   _abort_line = (
     f'the processes of this run did not meet at {where} within'
@@ -131,20 +153,6 @@ def initialize(
       f' {config_lib.one_line(e)}'
       + ('' if cluster.name == 'flags' else clusters.OR_FLAGS)
     ) from e
-  _abort_line = (
-    'another process of this run was lost, or JAX could not go on here: the'
-    f' lines above say more (this is {_this_process()}); {_RESUME}'
-  )
-  count = call_on_first(lambda: _state().num_processes)
-  if _state().num_processes != count:
-    raise config_lib.UserError(
-      f'this is {_this_process()}, but process 0 was started as one of {count}'
-    )
-  if jax.default_backend() == 'cpu':
-    # A program from the cache starts its collectives in any order, and those of
-    # different processes mix: seen with jax 0.10 and 0.12.
-    jax.config.update('jax_enable_compilation_cache', False)
-  return f'{_this_process()} ({cluster.name})'
 
 
 def _state() -> Any:
@@ -156,17 +164,19 @@ def _state() -> Any:
   return distributed.global_state
 
 
-def _is_up() -> bool:
+def is_up() -> bool:
+  """Whether this process belongs to a run of several."""
   return 'jax' in sys.modules and _state().client is not None
 
 
-def _this_process() -> str:
+def this_process() -> str:
+  """Returns the number of this process, in words."""
   return f'process {_state().process_id} of {_state().num_processes}'
 
 
 def first() -> bool:
   """Whether this is process 0, the only one that writes files."""
-  return not _is_up() or _state().process_id == 0
+  return not is_up() or _state().process_id == 0
 
 
 def call_on_first(fn: Callable[[], _T]) -> _T:
@@ -183,7 +193,7 @@ def call_on_first(fn: Callable[[], _T]) -> _T:
     UserError: `fn` raised a UserError or an OSError in process 0; all processes
       raise it with the same text.
   """
-  if not _is_up() or _state().num_processes == 1:
+  if not is_up() or _state().num_processes == 1:
     return fn()
   client, key = _state().client, f'vit_jax/first/{next(_calls)}'
   if not first():
@@ -218,7 +228,7 @@ def gather(value: Any) -> list[Any]:
   Args:
     value: The value of this process; sent as JSON if there are several.
   """
-  if not _is_up() or _state().num_processes == 1:
+  if not is_up() or _state().num_processes == 1:
     return [value]
   client, key = _state().client, f'vit_jax/all/{next(_calls)}'
   client.key_value_set(f'{key}/{_state().process_id}', json.dumps(value))
@@ -241,7 +251,7 @@ def call_on_all(fn: Callable[[], _T]) -> _T:
   Raises:
     UserError: `fn` raised a UserError or an OSError in some process.
   """
-  if not _is_up() or _state().num_processes == 1:
+  if not is_up() or _state().num_processes == 1:
     return fn()
   client, key = _state().client, f'vit_jax/all/{next(_calls)}'
   problem = ''
@@ -273,13 +283,13 @@ def together() -> Iterator[None]:
       raise
     raise config_lib.UserError(
       'another process of this run was lost, or does not answer'
-      f' ({config_lib.one_line(e)[:200]}); this is {_this_process()}; {_RESUME}'
+      f' ({config_lib.one_line(e)[:200]}); this is {this_process()}; {RESUME}'
     ) from e
 
 
 def is_lost_peer(error: BaseException) -> bool:
   """Whether an error means that another process was lost or does not answer."""
-  if not _is_up():
+  if not is_up():
     return False
   seen: BaseException | None = error
   while seen is not None:
@@ -299,7 +309,7 @@ def exit_process(status: int) -> NoReturn:
     status: The exit status. With 0 or that of a signal all processes end now;
       with any other this process failed, and the others may go on.
   """
-  if not _is_up():
+  if not is_up():
     sys.exit(status)
   done = status in _TOGETHER
   if not done:
@@ -332,7 +342,7 @@ _Handler = ctypes.CFUNCTYPE(None, ctypes.c_int)
 
 @_Handler
 def _on_abort(_: int) -> None:
-  _end(_abort_line)
+  end(_abort_line)
 
 
 def _explain_aborts() -> None:
@@ -348,7 +358,7 @@ def _explain_aborts() -> None:
   libc.signal(signal.SIGABRT, _on_abort)
 
 
-def _end(line: str) -> NoReturn:
+def end(line: str) -> NoReturn:
   """Ends this process with an error, from any of its threads."""
   if not _last_words.acquire(timeout=1):  # another thread has printed why
     os._exit(1)
@@ -377,72 +387,3 @@ def block_signals() -> None:
   stop, and until then it needs the batches of its threads and workers.
   """
   signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
-
-
-class Watch:
-  """Ends this process if it makes no progress.
-
-  Otherwise all processes would wait for ever for one that hangs.
-  """
-
-  def __init__(self, timeout: float, log: pathlib.Path | None = None):
-    """Stores the timeout; entering the context starts the thread.
-
-    Args:
-      timeout: Seconds without a call of `alive`; 0: no limit.
-      log: File to which the stacks of all threads are appended; None: stderr.
-    """
-    self._timeout = timeout
-    self._log = log
-    self._step = 0
-    # Ticks of the thread since the last progress. Clock time would also count
-    # while the whole process is stopped or suspended.
-    self._ticks = 0
-    self._done = threading.Event()
-    self._thread = threading.Thread(target=self._run, daemon=True)
-
-  def __enter__(self) -> 'Watch':
-    if self._timeout > 0:
-      self._thread.start()
-    return self
-
-  def __exit__(
-    self,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    traceback: TracebackType | None,
-  ) -> None:
-    self._done.set()
-
-  def alive(self, step: int | None = None) -> None:
-    """Reports progress.
-
-    Args:
-      step: Number of completed updates, if it has changed.
-    """
-    self._ticks = 0
-    if step is not None:
-      self._step = step
-
-  def _run(self) -> None:
-    num_ticks = 20
-    while not self._done.wait(self._timeout / num_ticks):
-      self._ticks += 1
-      if self._ticks >= num_ticks:
-        self._stalled()
-
-  def _stalled(self) -> NoReturn:
-    line = f'no progress for {self._timeout:g} s after step {self._step}: '
-    if _is_up():
-      line += (
-        'a process of this run hangs, or was lost (this is'
-        f' {_this_process()}); {_RESUME}'
-      )
-    else:
-      line += f'the run hangs; {_RESUME}'
-    try:
-      with open(self._log or os.dup(2), 'a', encoding='utf-8') as file:
-        print(f'error: {line}' if self._log else '', file=file, flush=True)
-        faulthandler.dump_traceback(file)
-    finally:  # even if the disk is full
-      _end(line)

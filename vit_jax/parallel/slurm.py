@@ -27,63 +27,40 @@ _STOPPED = 128 + signal.SIGTERM  # the status of a run that saved and ended
 
 
 def define_flags(flag_values: flags.FlagValues) -> None:
-  """Defines the flags that say what a job asks SLURM for."""
+  """Defines the flags for the resources of a job."""
+
+  def integer(
+    name: str, default: int | None, text: str, least: int = 1
+  ) -> None:
+    flags.DEFINE_integer(
+      name, default, text, lower_bound=least, flag_values=flag_values
+    )
+
   flags.DEFINE_bool(
-    'local',
-    False,
-    'Run here, without SLURM, and wait.',
-    flag_values=flag_values,
+    'local', False, 'Run here, without SLURM, and wait.', flag_values
   )
   flags.DEFINE_string(
-    'partition',
-    None,
-    'Where to queue; None: as SLURM does.',
-    flag_values=flag_values,
+    'partition', None, "SLURM's partition; None: its default.", flag_values
   )
-  flags.DEFINE_integer(
-    'nodes', 1, 'Number of nodes.', lower_bound=1, flag_values=flag_values
-  )
-  flags.DEFINE_integer(
-    'tasks_per_node',
-    1,
-    'Processes on each node, which share its GPUs.',
-    lower_bound=1,
-    flag_values=flag_values,
-  )
-  flags.DEFINE_integer(
-    'gpus_per_node',
-    0,
-    'GPUs of each node.',
-    lower_bound=0,
-    flag_values=flag_values,
-  )
-  flags.DEFINE_integer(
+  integer('nodes', 1, 'Number of nodes.')
+  integer('tasks_per_node', 1, 'Processes on each node, which share its GPUs.')
+  integer('gpus_per_node', 0, 'GPUs of each node.', least=0)
+  integer(
     'cpus_per_task',
     None,
     'CPU cores of each process; reading and decoding images takes many.',
-    lower_bound=1,
-    flag_values=flag_values,
   )
-  flags.DEFINE_integer(
-    'timeout_min',
-    60,
-    'Minutes until the job is stopped, and queued again.',
-    lower_bound=1,
-    flag_values=flag_values,
+  integer(
+    'timeout_min', 60, 'Minutes until the job is stopped, and queued again.'
   )
-  flags.DEFINE_integer(
-    'grace_s',
-    120,
-    'Seconds that the run gets to save before its time is over.',
-    lower_bound=1,
-    flag_values=flag_values,
+  integer(
+    'grace_s', 120, 'Seconds that the run gets to save before its time is over.'
   )
-  flags.DEFINE_integer(
+  integer(
     'max_requeues',
     1000,
-    'How often it may run out of time (--local: 5 at most).',
-    lower_bound=0,
-    flag_values=flag_values,
+    'How often the job may run out of time (--local: 5 at most).',
+    least=0,
   )
   flags.DEFINE_multi_string(
     'sbatch',
@@ -228,21 +205,11 @@ def make_executor(
     raise UserError(
       "submitit is missing: run pip install -e '.[slurm]'"
     ) from None
-  cluster = 'local' if flag_values.local else 'slurm'
-  if (
-    flag_values.local
-    and flag_values.gpus_per_node
-    and flag_values.tasks_per_node > 1
-  ):
-    raise UserError(
-      '--tasks_per_node: with --local, one process drives all GPUs'
-    )
-  if flag_values.local and flag_values.nodes > 1:
-    raise UserError('--nodes: --local has one; set --tasks_per_node instead')
+  _check_local(flag_values)
   try:
     executor = submitit.AutoExecutor(
       folder,
-      cluster=cluster,
+      cluster='local' if flag_values.local else 'slurm',
       local_max_num_timeout=flag_values.max_requeues,
       slurm_max_num_timeout=flag_values.max_requeues,
     )
@@ -263,6 +230,18 @@ def make_executor(
     slurm_additional_parameters=_sbatch_options(flag_values),
   )
   return executor
+
+
+def _check_local(flag_values: flags.FlagValues) -> None:
+  """Raises a UserError if a flag does not fit `--local`."""
+  if not flag_values.local:
+    return
+  if flag_values.gpus_per_node and flag_values.tasks_per_node > 1:
+    raise UserError(
+      '--tasks_per_node: with --local, one process drives all GPUs'
+    )
+  if flag_values.nodes > 1:
+    raise UserError('--nodes: --local has one; set --tasks_per_node instead')
 
 
 def _srun_args(flag_values: flags.FlagValues) -> list[str]:

@@ -1,8 +1,8 @@
-"""Runs a work directory's config again, and says what has changed since.
+"""Runs the config of a work directory again, and reports what has changed.
 
-The original is only read. The new run is like any other: it is resumed by the
-same command with its --workdir, and once it is done its metrics are compared
-with the original's, wherever both have them.
+The original is only read. The new run is like any other: the same command with
+its --workdir resumes it. Once it is done, its metrics are compared with the
+original's at the steps that both have.
 """
 
 from collections.abc import Mapping
@@ -29,19 +29,19 @@ from vit_jax.train import loop
 
 
 def run(original: str, workdir: str, dry_run: bool = False) -> int:
-  """Trains as another run did, and compares.
+  """Trains with the config of another run, and compares the metrics.
 
   Args:
     original: The work directory of the other run, finished or not.
-    workdir: Of the new run.
-    dry_run: As for `train.run`; nothing is compared then.
+    workdir: The work directory of the new run.
+    dry_run: Passed to `train.run`; then nothing is compared.
 
   Returns:
-    The exit status: 0 also where the metrics are others.
+    The exit status: 0 even if the metrics differ.
 
   Raises:
     UserError: There is no such run, its config does not fit this version, or
-      what `train.run` raises.
+      `train.run` raised it.
   """
   old, new = pathlib.Path(original).resolve(), pathlib.Path(workdir).resolve()
   if old == new:
@@ -52,7 +52,9 @@ def run(original: str, workdir: str, dry_run: bool = False) -> int:
   with processes.together():
     stored = processes.call_on_first(lambda: _stored_config(old))
     config = _config(old, stored)
-    info = workdir_lib.run_info(sys.orig_argv)  # in all: it looks for devices
+    info = workdir_lib.run_info(
+      sys.orig_argv
+    )  # in all processes, since it looks for devices
     processes.call_on_first(lambda: _tell_changes(old, stored, info, config))
   status = loop.run(config, str(new), dry_run).status
   if status == 0 and not dry_run:
@@ -61,7 +63,7 @@ def run(original: str, workdir: str, dry_run: bool = False) -> int:
 
 
 def _stored_config(path: pathlib.Path) -> dict[str, Any]:
-  """Returns what config.json of a run holds."""
+  """Reads config.json of a run."""
   advice = 'name another run'
   stored = safe_io.read_json(path / 'config.json', advice)
   if not isinstance(stored, dict):
@@ -85,7 +87,7 @@ def _config(
   except UserError as e:
     raise UserError(
       f'{path / "config.json"} is of another version of vit_jax: {e}; run the'
-      ' code of then: run.json names its commit'
+      ' code of that version: run.json names its commit'
     ) from None
 
 
@@ -95,13 +97,13 @@ def _tell_changes(
   info: Mapping[str, Any],
   config: ml_collections.ConfigDict,
 ) -> None:
-  """Logs what a run was, and what has changed since; opens the data.
+  """Logs what the original was and what has changed since; opens the data.
 
   Args:
-    path: Of the original.
-    stored: What its config.json holds.
-    info: Of this process, as in run.json.
-    config: Of both.
+    path: The work directory of the original.
+    stored: The content of its config.json.
+    info: `workdir.run_info` of this process.
+    config: The config of both runs.
 
   Raises:
     UserError: The config cannot work here, or the data cannot be opened.
@@ -143,7 +145,7 @@ def _changed_keys(
 def _changed_setting(
   record: records.Record, info: Mapping[str, Any]
 ) -> list[str]:
-  """Lists what is not as at every start of the original, but for the data."""
+  """Lists what differs from any start of the original, except for the data."""
   if not record.starts:
     return ['it has no run.json: on what it ran is not known']
   now = records.setting(info)
@@ -158,12 +160,12 @@ def _changed_setting(
 
 
 def _change(record: records.Record, name: str, now: str | None) -> str:
-  """Says how a part of the setting has changed; '' where it has not.
+  """Describes how a part of the setting has changed; '' if it has not.
 
   Args:
-    record: Of the original.
-    name: Of the part.
-    now: What it is.
+    record: The record of the original.
+    name: Name of the part.
+    now: Its value now.
   """
   starts = [records.setting(start).get(name) for start in record.starts]
   then = list(dict.fromkeys(starts))
@@ -178,7 +180,7 @@ def _change(record: records.Record, name: str, now: str | None) -> str:
 def _check_paths(
   config: ml_collections.ConfigDict, record: records.Record
 ) -> None:
-  """Raises a UserError where a relative path leads to nothing from here."""
+  """Raises a UserError if a relative path does not exist from here."""
   name = config.data.name
   start, teacher = config.init_from.path, config.objective.teacher
   is_folder = name.startswith(sources.FOLDER)
@@ -186,7 +188,7 @@ def _check_paths(
     'data.name': sources.folder_path(name) if is_folder else '',
     'data.dir': config.data.dir or '',
     'data.skip_damaged': config.data.skip_damaged,
-    # Not those of the network.
+    # Paths with ':' are on the network.
     'init_from.path': '' if ':' in start else start,
     'objective.teacher': '' if ':' in teacher else teacher,
   }
@@ -202,7 +204,7 @@ def _check_paths(
 
 
 def _tell_outcome(old: pathlib.Path, new: pathlib.Path) -> None:
-  """Logs how the results of two runs compare."""
+  """Logs a comparison of the results of two runs."""
   with reporting.log_to(new / 'train.log'):
     for line in outcome(records.read(old), records.read(new)):
       logging.info('%s', line)
@@ -216,8 +218,8 @@ def outcome(old: records.Record, new: records.Record) -> list[str]:
     new: The reproduction.
 
   Returns:
-    Lines for people: each evaluation's newest metrics that both have, and how
-    equal all metrics are, those of speed left out.
+    Lines for people: the newest metrics of each evaluation that both have, and
+    how far all metrics agree, except for metrics of speed.
   """
   pairs = _pairs(old, new)
   if not pairs:
@@ -247,7 +249,7 @@ def outcome(old: records.Record, new: records.Record) -> list[str]:
 def _pairs(
   old: records.Record, new: records.Record
 ) -> dict[tuple[str, int], tuple[float, float]]:
-  """Returns (old, new) values by metric and step, but for those of speed."""
+  """Returns (old, new) values by metric and step, without those of speed."""
   pairs = {}
   for name in old.curves.keys() & new.curves.keys():
     if records.is_timed(name):
@@ -260,7 +262,7 @@ def _pairs(
 
 
 def _difference(a: float, b: float) -> float:
-  """Returns how far two numbers are apart, as a part of the larger one."""
+  """Returns the difference of two numbers, relative to the larger one."""
   if a == b or (math.isnan(a) and math.isnan(b)):
     return 0.0
   if math.isnan(a) or math.isnan(b):

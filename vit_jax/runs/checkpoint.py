@@ -1,10 +1,10 @@
-"""Checkpoints: what a run needs to go on, and what prediction needs.
+"""Saves the checkpoints of a run, and restores the run from them.
 
 `WORKDIR/checkpoints/STEP/` holds the train state, `WORKDIR/best/STEP/` the same
-without the optimizer's. `checkpoint_format` says what is in them.
+without the optimizer's state. `checkpoint_format` describes the files.
 
-Orbax is imported by the functions that need it: that takes as long as importing
-half of JAX.
+Functions import Orbax when they need it, since that takes half as long as
+importing JAX.
 """
 
 from collections.abc import Callable
@@ -37,12 +37,12 @@ PyTree = Any
 class Checkpointer:
   """Saves the train state of a run, and finds the newest good one again.
 
-  Only one may be open on a work directory: what an interrupted save left behind
-  is removed at the start. With several processes, all make the same calls.
+  Only one may be open on a work directory, since it begins by removing the
+  remains of interrupted saves. With several processes, all make the same calls.
 
   Attributes:
-    counts: As given to `save`, of the checkpoint that was restored; {} where
-      there is none, or an older version wrote it.
+    counts: The `counts` of the checkpoint that was restored; {} if there is
+      none, or an older version wrote it.
   """
 
   def __init__(
@@ -52,12 +52,12 @@ class Checkpointer:
     keep_every: fractions.Fraction | None = None,
     lower_is_better: bool = False,
   ):
-    """Opens `workdir/checkpoints`, and `workdir/best` where it is asked for.
+    """Opens `workdir/checkpoints`, and `workdir/best` if the config has it.
 
     Args:
       workdir: The work directory of the run.
-      config: The `checkpoint` section: `keep` and `best` count here.
-      keep_every: Its `keep_every` in steps (see `config.period`): the first
+      config: `config.checkpoint`; only `keep` and `best` are used.
+      keep_every: Its `keep_every` in steps, from `config.period`: the first
         checkpoint at or after each multiple is kept for ever.
       lower_is_better: Whether the metric of `best` is to fall.
 
@@ -94,13 +94,13 @@ class Checkpointer:
     except UserError as e:
       if error is None:
         raise
-      # What went wrong first is what is raised.
+      # The first error is raised.
       if not isinstance(error, UserError):
         logging.error('%s', e)
 
   @property
   def best_step(self) -> int:
-    """The step of the best metric so far, stored or on its way; 0: none yet."""
+    """The step of the best metric so far; 0: there is none yet."""
     return self._best[0] if self._best else 0
 
   def save(
@@ -110,7 +110,7 @@ class Checkpointer:
     metrics: dict[str, float] | None = None,
     counts: Mapping[str, int] | None = None,
   ) -> bool:
-    """Writes a checkpoint in the background, and the best where it is one.
+    """Writes a checkpoint in the background, also to best/ if it is the best.
 
     Returns once the arrays are off the device, so that `state` may be donated.
     Does nothing for a step that has a checkpoint already.
@@ -118,8 +118,9 @@ class Checkpointer:
     Args:
       step: Number of completed updates.
       state: The train state: a flax.struct dataclass of arrays.
-      metrics: Of the evaluations at this step; None: they are still to be done.
-      counts: What the run has counted up to this step, by name.
+      metrics: Metrics of the evaluations at this step; None: they are still to
+        be done.
+      counts: Counters of the run at this step, by name.
 
     Returns:
       Whether the step had no checkpoint yet.
@@ -133,7 +134,7 @@ class Checkpointer:
   def save_best(
     self, step: int, state: PyTree, metrics: dict[str, float] | None
   ) -> bool:
-    """Writes best/STEP in the background where the metric is the best so far.
+    """Writes best/STEP in the background if the metric is the best so far.
 
     The metric is `config.checkpoint.best`. The old best goes once the new one
     is whole.
@@ -141,7 +142,7 @@ class Checkpointer:
     Args:
       step: Number of completed updates.
       state: The train state; all but `opt_state` is written.
-      metrics: Of the evaluations at this step.
+      metrics: Metrics of the evaluations at this step.
 
     Returns:
       Whether it was the best.
@@ -163,17 +164,17 @@ class Checkpointer:
   ) -> tuple[PyTree, int, dict[str, float] | None] | None:
     """Reads the newest good checkpoint.
 
-    A damaged one is named in a warning and set aside as `STEP.damaged` once an
-    older one was found to be good. Where the run stopped before its best was
-    written, that is made up for.
+    A damaged one is named in a warning, and renamed to `STEP.damaged` once an
+    older one was found to be good. If the run stopped before it had written its
+    best checkpoint, this writes it.
 
     Args:
-      abstract_state: The train state to fill: `jax.ShapeDtypeStruct` leaves
-        whose shardings say where the arrays go; or a function that returns it
-        for the paths of the arrays that are stored.
+      abstract_state: The train state to fill, of `jax.ShapeDtypeStruct` leaves
+        with shardings; or a function that returns it for the paths of the
+        stored arrays.
 
     Returns:
-      The train state, its step, and its metrics as given to `save`; None where
+      The train state, its step, and its metrics as given to `save`; None if
       there is no checkpoint.
 
     Raises:
@@ -193,19 +194,19 @@ class Checkpointer:
     return state, info['step'], info['metrics']
 
   def wait(self) -> None:
-    """Blocks until all is written.
+    """Blocks until all checkpoints are written.
 
     Raises:
-      UserError: Something could not be written.
+      UserError: One could not be written.
     """
     for store in self._stores():
       store.wait()
 
   def close(self) -> None:
-    """Waits, then ends all threads.
+    """Waits until all checkpoints are written, then ends all threads.
 
     Raises:
-      UserError: Something could not be written.
+      UserError: One could not be written.
     """
     with contextlib.ExitStack() as stack:
       for store in self._stores():
@@ -227,7 +228,7 @@ class Checkpointer:
         self._best = (step, value)
 
   def _bests(self, directory: pathlib.Path) -> list[tuple[int, float]]:
-    """Returns the step and the metric of what is there."""
+    """Returns step and metric of the checkpoints in a directory."""
     found = []
     for path in checkpoint_format.newest_first(directory):
       with contextlib.suppress(checkpoint_format.DamagedError):
@@ -239,7 +240,7 @@ class Checkpointer:
 
 
 class _Store:
-  """One directory of checkpoints: an Orbax manager, with errors for people."""
+  """One directory of checkpoints: an Orbax manager with clear errors."""
 
   def __init__(
     self,
@@ -255,11 +256,11 @@ class _Store:
       cleanup_tmp_directories=True,
       lightweight_initialize=True,
       async_options=ocp.AsyncOptions(
-        # Else threads wait 20 minutes for a directory that cannot be made.
+        # If a directory cannot be made, threads would wait 20 minutes for it.
         create_directories_asynchronously=False,
         barrier_sync_fn=_meeting(),
       ),
-      # Both stores may write at once; their barriers are not the same.
+      # Both stores may write at once, so their barriers need different names.
       multiprocessing_options=ocp.options.MultiprocessingOptions(
         barrier_sync_key_prefix=directory.name
       ),
@@ -290,7 +291,7 @@ class _Store:
         args=ocp.args.Composite(
           state=ocp.args.PyTreeSave(state), info=ocp.args.JsonSave(info)
         ),
-        force=True,  # when to save is not Orbax's to decide
+        force=True,  # the train loop decides when to save
       )
     return True
 
@@ -315,7 +316,7 @@ class _Store:
 
   @contextlib.contextmanager
   def _explained(self) -> Iterator[None]:
-    """Turns a failure to write into one line."""
+    """Turns errors of writing into a UserError."""
     try:
       yield
     except (OSError, ValueError, RuntimeError) as e:
@@ -330,10 +331,10 @@ class _Store:
 
 
 def _meeting() -> Callable[..., None] | None:
-  """Returns how threads that write wait for those of other processes.
+  """Returns the barrier of the writing threads of all processes.
 
-  One that could not write does not wait for the others, which wait for it: it
-  is to say why, and to end.
+  A thread that could not write does not wait for the others: its process
+  reports the error and ends.
   """
   if jax.process_count() == 1:
     return None
@@ -349,7 +350,7 @@ def _meeting() -> Callable[..., None] | None:
 
 
 class _Policy:
-  """What Orbax asks about which checkpoints stay."""
+  """Orbax's interface for a function that selects which checkpoints to keep."""
 
   def __init__(self, to_keep: Callable[[Sequence[int]], set[int]]):
     self._to_keep = to_keep
@@ -365,12 +366,13 @@ class _Policy:
 def steps_to_keep(
   steps: Sequence[int], keep: int, every: fractions.Fraction | None
 ) -> set[int]:
-  """Returns which checkpoints stay.
+  """Returns the steps of the checkpoints to keep.
 
   Args:
-    steps: Of all checkpoints.
-    keep: How many of the newest stay.
-    every: In steps: the first at or after each multiple of it stays too.
+    steps: Steps of all checkpoints.
+    keep: Number of newest checkpoints to keep.
+    every: Also keep the first checkpoint at or after each multiple of this
+      number of steps.
   """
   steps = sorted(steps)
   kept = set(steps[-keep:])

@@ -1,20 +1,20 @@
-"""One checkpoint on the disk: its format, reading it, and noticing damage.
+"""The format of a checkpoint on disk: reading it and detecting damage.
 
 A checkpoint is a directory STEP/ with two Orbax items: `state`, a tree of
 arrays, and `info`, a JSON object:
 
     format   2; of format 1, without `extra`, the parameters alone can be read
     step     number of completed updates
-    metrics  of the evaluations at that step; null: they are still to be done
-    counts   what the run has counted up to that step; in older ones left out
-    arrays   {path: {shape, dtype, checksum}}, every array of the state
-    crc32    of all of the above
+    metrics  metrics of the evaluations at that step; null: still to be done
+    counts   counters of the run at that step; missing in older checkpoints
+    arrays   {path: {shape, dtype, checksum}} of all arrays of the state
+    crc32    checksum of all of the above
 
-Orbax writes into a temporary directory and renames it, so that a checkpoint is
-either whole or does not count. It notices files that are missing or cut short,
-but not a flipped bit in an array: the checksums do. They are computed on the
-device from the bits of the elements and their positions, so they depend neither
-on the mesh nor on the number of processes.
+Orbax writes into a temporary directory and renames it, so a directory STEP/ is
+always complete. It detects files that are missing or cut short, but not a
+flipped bit in an array, for which there are the checksums. They are computed on
+the device from the bits of the elements and their positions, so they depend
+neither on the mesh nor on the number of processes.
 """
 
 from collections.abc import Callable
@@ -51,7 +51,7 @@ _ORBAX = f'{os.sep}orbax{os.sep}'  # in the path of its files
 
 
 class DamagedError(Exception):
-  """A checkpoint is there, but is not what was written."""
+  """A checkpoint exists, but is not what was written."""
 
 
 def make_info(
@@ -82,15 +82,16 @@ def make_info(
 
 
 def checksums(tree: PyTree) -> dict[str, int]:
-  """Returns a 32-bit checksum of each array, by its path, as 'params/kernel'.
+  """Returns a 32-bit checksum of each array by its path, like 'params/kernel'.
 
-  Any change to one element changes it; any other change does but once in 2^32.
+  A change to a single element always changes it; any other change goes
+  unnoticed with probability 2^-32.
   """
   leaves = _leaves(tree)
-  # One small compiled function for each shape: one for the whole tree is as
-  # fast, but takes ten times as long to compile. One after the other: sums over
-  # several CPU devices wait for each other for ever where each holds threads
-  # that another needs.
+  # One small compiled function for each shape: one function for the whole tree
+  # is as fast, but takes ten times as long to compile. They run one after the
+  # other, since concurrent sums over several CPU devices can deadlock: each
+  # holds threads that another one needs.
   return {path: int(_checksum(x)) for path, x in leaves.items()}
 
 
@@ -101,7 +102,7 @@ def _checksum(x: jax.Array) -> jax.Array:
   else:
     kind = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
     bits = jax.lax.bitcast_convert_type(x, kind).astype(jnp.uint32)
-  # Without reshaping, so that each device reads its own part alone.
+  # Without reshaping, so that each device reads only its own shard.
   position = jnp.zeros((), jnp.uint32)
   for axis, size in enumerate(bits.shape):
     index = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
@@ -157,9 +158,10 @@ def restore(
   """Reads a whole checkpoint; all processes agree on the outcome.
 
   Args:
-    path: Of the checkpoint.
-    abstract_state: `jax.ShapeDtypeStruct` leaves with shardings; or a function
-      that returns them for the paths of the arrays that are stored.
+    path: Path of the checkpoint.
+    abstract_state: The train state to fill, of `jax.ShapeDtypeStruct` leaves
+      with shardings; or a function that returns it for the paths of the stored
+      arrays.
 
   Returns:
     The train state, and `info`.
@@ -198,10 +200,10 @@ def restore(
 
 
 def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
-  """Reads the parameters alone: of each the moving average if there is one.
+  """Reads only the parameters, and of each the moving average if there is one.
 
   Args:
-    path: Of the checkpoint.
+    path: Path of the checkpoint.
 
   Returns:
     Nested dicts of NumPy arrays, and the step.
@@ -215,7 +217,7 @@ def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
   info = read_info(path)
   arrays = {tuple(key.split('/')): x for key, x in info['arrays'].items()}
   names = [key[1:] for key in arrays if key[0] == 'params']
-  # What is frozen has no average.
+  # Frozen parameters have no average.
   read = [
     (('ema_params' if ('ema_params', *name) in arrays else 'params'), *name)
     for name in names
@@ -240,7 +242,7 @@ def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
 def _parts(
   wanted: dict[tuple[str, ...], jax.ShapeDtypeStruct],
 ) -> Iterator[dict[tuple[str, ...], jax.ShapeDtypeStruct]]:
-  """Yields arrays in parts, since Orbax holds twice what it reads at once."""
+  """Yields arrays in parts, since Orbax needs twice the memory of each read."""
   part: dict[tuple[str, ...], jax.ShapeDtypeStruct] = {}
   size = 0
   for key, x in wanted.items():
@@ -261,12 +263,12 @@ def _read_arrays(
   args = ocp.args.PyTreeRestore(
     item=wanted, restore_args=restore_args, partial_restore=True
   )
-  # The handler itself, since a manager's restore waits for all processes, and
-  # one that cannot read its part would leave the others waiting.
+  # Not through a manager, whose restore waits for all processes: a process that
+  # cannot read its part would leave the others waiting.
   handler = ocp.PyTreeCheckpointHandler()
   try:
     return handler.restore(path / 'state', args=args)
-  except Exception as e:  # Orbax raises what it likes, bare Exception too
+  except Exception as e:  # Orbax raises many types, even bare Exception
     raise DamagedError(cause(e)) from e
   finally:
     handler.close()
@@ -303,13 +305,13 @@ def _check_fits(
 
 
 def cause(error: BaseException) -> str:
-  """Returns the part of an error that people need, in one line."""
-  while error.__cause__ is not None:  # Orbax wraps what TensorStore says
+  """Returns the part of an error that helps people, in one line."""
+  while error.__cause__ is not None:  # Orbax wraps TensorStore's errors
     error = error.__cause__
   if isinstance(error, OSError) and error.strerror:
     return error.strerror
   text = str(error).strip() or type(error).__name__
-  number = re.search(r"\[os_error_code='(\d+)'", text)  # as TensorStore has it
+  number = re.search(r"\[os_error_code='(\d+)'", text)  # of TensorStore
   if number:
     return os.strerror(int(number[1]))
   # The rest is the specification of the array, which runs to kilobytes.
@@ -320,9 +322,9 @@ def cause(error: BaseException) -> str:
 def quiet_orbax() -> None:
   """Keeps Orbax's own messages off the terminal, except for warnings.
 
-  It logs every detail, and for a failure a traceback from each thread that sees
-  it, though it raises that too. What the failure abandons in asyncio complains
-  whenever it is collected, so this is not undone.
+  Orbax logs every detail, and each thread that sees a failure logs a traceback,
+  although the error is raised as well. Coroutines that a failure abandons
+  complain whenever they are collected, so this is never undone.
   """
   previous = sys.unraisablehook
 
@@ -361,7 +363,8 @@ def candidates(
 
   Args:
     workdir: The work directory of a run.
-    step: Of the checkpoint; 'best'; 'newest'; or None: the best before others.
+    step: Step of the checkpoint; 'best'; 'newest'; None: the best before
+      others.
   """
   folders = {'best': ['best'], 'newest': ['checkpoints']}.get(
     str(step), ['best', 'checkpoints']
@@ -375,7 +378,7 @@ def candidates(
 
 
 def steps(workdir: pathlib.Path | str) -> dict[str, list[int]]:
-  """Returns the steps of all checkpoints, of `checkpoints` and of `best`."""
+  """Returns the steps of all checkpoints in `checkpoints` and in `best`."""
   return {
     name: [
       int(path.name) for path in newest_first(pathlib.Path(workdir) / name)
@@ -385,7 +388,7 @@ def steps(workdir: pathlib.Path | str) -> dict[str, list[int]]:
 
 
 def is_averaged(path: pathlib.Path) -> bool:
-  """Whether a checkpoint holds moving averages, which `read_params` takes.
+  """Whether a checkpoint holds moving averages, which `read_params` prefers.
 
   Raises:
     DamagedError: It cannot be read.

@@ -1,4 +1,4 @@
-"""Event files, which TensorBoard reads."""
+"""Writes event files for TensorBoard."""
 
 from collections.abc import Mapping
 import pathlib
@@ -16,23 +16,23 @@ from tensorboardX.record_writer import masked_crc32c
 class Events:
   """An event file for TensorBoard.
 
-  Not a tensorboardX.SummaryWriter: its thread holds events back for up to two
-  minutes, which a killed run would lose; where the disk is full, the thread
-  dies, and the loop waits for it for ever; and a run that resumes within the
+  tensorboardX.SummaryWriter does not serve. Its thread holds events back for up
+  to two minutes, which a killed run would lose; if the disk is full, the thread
+  dies and the loop waits for it for ever; and a run that resumes within a
   second overwrites the file of the one before.
   """
 
   def __init__(self, directory: pathlib.Path, start_step: int):
-    """Begins a file, which has TensorBoard drop what is after the start.
+    """Begins a file, and makes TensorBoard drop events after the start step.
 
     Args:
-      directory: Where it is written.
+      directory: Directory of the file.
       start_step: Number of updates that were completed before.
     """
     prefix = 'events.out.tfevents.'
     earlier = [path.name for path in directory.glob(f'{prefix}*')]
     seconds = [name.removeprefix(prefix).split('.')[0] for name in earlier]
-    # TensorBoard reads the files by their names, and never goes back.
+    # TensorBoard reads the files in order of their names, and never goes back.
     newest = max((int(x) for x in seconds if x.isdecimal()), default=0)
     stamp = max(int(time.time()), newest + 1)
     name = f'{prefix}{stamp:010d}.{socket.gethostname()}'
@@ -40,8 +40,8 @@ class Events:
     self._write(
       event_pb2.Event(wall_time=time.time(), file_version='brain.Event:2')
     )
-    # TensorBoard drops what it has read from this step on, except at the first
-    # start that it sees: so the first run says that it starts, too.
+    # TensorBoard drops the events from this step on that it has read, except at
+    # the first start that it sees: so every run writes one.
     start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
     self._write(
       event_pb2.Event(
@@ -50,7 +50,7 @@ class Events:
     )
 
   def write(self, step: int, now: float, scalars: Mapping[str, float]) -> None:
-    """Writes scalars, but for counts of examples: they are constants."""
+    """Writes scalars, except for counts of examples, which are constant."""
     values = [
       summary_pb2.Summary.Value(tag=name, simple_value=value)
       for name, value in scalars.items()
@@ -62,14 +62,13 @@ class Events:
   def write_config(self, step: int, config: Mapping[str, Any]) -> None:
     """Writes a config for the tabs TEXT and HPARAMS.
 
-    The metrics of HPARAMS are not listed here: without a list, TensorBoard
-    takes all scalars.
+    The metrics of HPARAMS are not listed, so TensorBoard shows all scalars.
 
     Args:
-      step: At which it is shown.
+      step: Step at which it is shown.
       config: The value of each leaf by its dotted key.
     """
-    # Indented, it is code to Markdown.
+    # Markdown shows indented text as code.
     lines = '\n'.join(f'    {key} = {x!r}' for key, x in config.items())
     self._summarize(step, time.time(), summary_lib.text('config', lines))
     shown = {
@@ -84,11 +83,11 @@ class Events:
     """Writes an image for the tab IMAGES.
 
     Args:
-      step: At which it is shown.
-      name: Of the image.
-      png: The file.
+      step: Step at which it is shown.
+      name: Name of the image.
+      png: Content of a PNG file.
     """
-    width, height = struct.unpack('>II', png[16:24])  # of its first chunk
+    width, height = struct.unpack('>II', png[16:24])  # in its first chunk
     image = summary_pb2.Summary.Image(
       width=width, height=height, colorspace=3, encoded_image_string=png
     )

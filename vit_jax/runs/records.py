@@ -1,6 +1,6 @@
-"""What a work directory tells about its run: read without JAX.
+"""Reads the record of a run from its work directory, without JAX.
 
-The run may be finished, stopped, or going on.
+The run may be finished, stopped, or still going on.
 """
 
 from collections.abc import Mapping
@@ -20,35 +20,35 @@ from vit_jax.config import UserError
 from vit_jax.runs import locks
 from vit_jax.runs import safe_io
 
-# Metrics that measure the machine: no two runs have the same.
+# Metrics that measure the machine, which differ between any two runs.
 _TIMED = re.compile(
   r'train/(\w*seconds\w*|images_per_second|data_wait|goodput|checkpoint_stall'
   r'|mfu)'
 )
 
 
-# What `show_git` ends with where the checkout was not as committed.
+# The end of `show_git` if the checkout had uncommitted changes.
 CHANGED = ' with changes'
 
 
 class Point(NamedTuple):
-  """A value of a metric."""
+  """One value of a metric."""
 
   step: int  # completed updates
   epoch: float
-  seconds: float  # since the run began, without the pauses between its starts
+  seconds: float  # since the run began, without pauses between its starts
   value: float  # nan where it was not finite
 
 
 @dataclasses.dataclass(frozen=True)
 class Record:
-  """A run, as its work directory shows it.
+  """The record of a run.
 
   Attributes:
     path: The work directory, absolute.
-    config: Each leaf by its dotted key, as config.json has it.
-    starts: Of run.json, the newest last.
-    curves: The points of each metric by its name, in order of the steps.
+    config: The leaves of config.json by dotted key.
+    starts: The entries of run.json, the newest last.
+    curves: The points of each metric by name, in order of the steps.
     state: 'finished', 'running' or 'stopped'.
   """
 
@@ -60,23 +60,23 @@ class Record:
 
   @property
   def last(self) -> Point | None:
-    """The newest point of all; None where there are no metrics yet."""
+    """The newest point of all metrics; None if there are none yet."""
     newest = [points[-1] for points in self.curves.values()]
     return max(newest, key=lambda p: (p.step, p.seconds), default=None)
 
   def final(self, name: str) -> float | None:
-    """Returns the newest value of a metric; None where there is none."""
+    """Returns the newest value of a metric; None if there is none."""
     return self.curves[name][-1].value if name in self.curves else None
 
   def best(self, name: str) -> Point | None:
-    """Returns a metric's best point, the first of equals; None: no number."""
+    """Returns a metric's best point; None if no value is finite."""
     points = [p for p in self.curves.get(name, ()) if math.isfinite(p.value)]
     sign = -1 if is_better_low(name) else 1
     return max(points, key=lambda p: sign * p.value, default=None)
 
 
 def is_evaluation(name: str) -> bool:
-  """Whether a metric is one of an evaluation, as 'val/accuracy'."""
+  """Whether a metric comes from an evaluation, like 'val/accuracy'."""
   return not name.startswith('train/')
 
 
@@ -86,7 +86,7 @@ def is_timed(name: str) -> bool:
 
 
 def is_better_low(name: str) -> bool:
-  """Whether less of a metric is better, as `config.checkpoint.best` has it."""
+  """Whether a lower value is better, as for `config.checkpoint.best`."""
   return name.endswith(('loss', 'error'))
 
 
@@ -102,7 +102,7 @@ def read(path: pathlib.Path) -> Record:
   """Reads a work directory.
 
   Raises:
-    UserError: It is none, or a file of it cannot be read.
+    UserError: It is not a work directory, or a file in it cannot be read.
   """
   path = path.absolute()
   if not path.is_dir():
@@ -131,7 +131,7 @@ def _read_json(path: pathlib.Path) -> dict[str, Any] | None:
 
 
 def _read_starts(path: pathlib.Path) -> list[dict[str, Any]]:
-  """Returns what run.json says of each start."""
+  """Reads the entries of run.json, one for each start."""
   starts = (_read_json(path) or {}).get('runs', [])
   if not isinstance(starts, list) or not all(map(_is_start, starts)):
     raise UserError(
@@ -142,7 +142,7 @@ def _read_starts(path: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _is_start(start: Any) -> bool:
-  """Whether what is read of a start has the types that `run_info` gives it."""
+  """Whether an entry of run.json has the types that `run_info` gives it."""
   if not isinstance(start, dict):
     return False
   kinds = {'started': str, 'packages': dict, 'devices': dict, 'git': dict}
@@ -183,7 +183,7 @@ def _read_curves(
   for number, line in enumerate(safe_io.read_lines(path), 1):
     values = parse_metrics(line)
     if values is None:
-      if line.endswith('\n'):  # else the run writes it, or died as it did
+      if line.endswith('\n'):  # else the run is writing it, or was killed
         damaged.append(number)
       continue
     step, epoch = values.pop('step'), values.pop('epoch', math.nan)
@@ -200,7 +200,7 @@ def _read_curves(
 
 
 class _Clock:
-  """Turns the time of day into that of a run: it stands between its starts."""
+  """Converts clock time to run time, which stops between its starts."""
 
   def __init__(self, starts: Sequence[float]):
     self._starts = list(starts)
@@ -208,7 +208,7 @@ class _Clock:
     self._last: float | None = None
 
   def seconds(self, now: float) -> float:
-    """Returns seconds since the run began; to be asked in order of time."""
+    """Returns seconds since the run began; call it in order of time."""
     if self._last is None:
       self._last = self._offset = self._starts.pop(0) if self._starts else now
     while self._starts and self._starts[0] <= now:
@@ -220,10 +220,10 @@ class _Clock:
 
 
 def setting(start: Mapping[str, Any]) -> dict[str, str]:
-  """Returns what a start ran on, but for the host: versions, code, devices.
+  """Returns the versions, code, devices and data of a start, by name.
 
   Args:
-    start: Of run.json.
+    start: An entry of run.json.
   """
   devices, git = start.get('devices') or {}, start.get('git')
   found = {
@@ -238,17 +238,17 @@ def setting(start: Mapping[str, Any]) -> dict[str, str]:
 
 
 def show_git(git: Mapping[str, Any]) -> str:
-  """Returns a commit for people."""
+  """Formats a commit for people."""
   return git['commit'][:10] + (CHANGED if git['dirty'] else '')
 
 
 def short_names(paths: Sequence[pathlib.Path]) -> list[str]:
-  """Returns the shortest ends of paths that tell them apart.
+  """Returns the shortest ends of paths by which they differ.
 
-  What all paths begin or end with is left out.
+  Parts that all paths have at their end are left out.
 
   Args:
-    paths: Absolute, all different.
+    paths: Absolute paths, all different.
   """
   parts = [path.parts for path in paths]
   while min(map(len, parts)) > 1 and len({p[-1] for p in parts}) == 1:
@@ -262,8 +262,8 @@ def short_names(paths: Sequence[pathlib.Path]) -> list[str]:
 
 
 def common_start(texts: Sequence[str]) -> str:
-  """Returns what all texts begin with."""
-  least, largest = min(texts), max(texts)  # all others begin as these two do
+  """Returns the longest common prefix of texts."""
+  least, largest = min(texts), max(texts)  # sorted, all others lie between
   for i, (a, b) in enumerate(zip(least, largest, strict=False)):
     if a != b:
       return least[:i]
@@ -271,10 +271,11 @@ def common_start(texts: Sequence[str]) -> str:
 
 
 def parse_metrics(line: str) -> dict[str, Any] | None:
-  """Returns a line of metrics.jsonl; None where it is not whole.
+  """Parses a line of metrics.jsonl; None if it is damaged.
 
   Args:
-    line: With its end: without, the process was killed as it wrote.
+    line: The line with its end. Without one, the process was killed while it
+      wrote the line.
   """
   if not line.endswith('\n'):
     return None
@@ -293,5 +294,5 @@ def parse_metrics(line: str) -> dict[str, Any] | None:
 def _is_number(value: Any) -> bool:
   """Whether a value is a number that a float can hold."""
   if type(value) is float:
-    return True  # a run that diverges writes what is near the largest, too
+    return True  # even the largest: a run may diverge
   return type(value) is int and abs(value) < 2**1000

@@ -1,13 +1,13 @@
-"""Metrics to a file, to TensorBoard and to the eye.
+"""Reports metrics to a file, to TensorBoard and on the terminal.
 
 metrics.jsonl has one JSON object a line: `step` (completed updates), `epoch`
-(times that each example was seen), `time` (seconds since 1970), and scalars by
-their names. JSON has no infinity and no NaN: they are null. The same
-scalars, NaN too, are in events.out.* for TensorBoard, but for counts of
-examples, which never change; and with them the config and a few images.
+(how often each example was seen), `time` (seconds since 1970), and scalars by
+name. Infinity and NaN, which JSON does not have, are null. The files
+events.out.* hold the same scalars for TensorBoard, with NaN but without counts
+of examples, and also the config and a few images.
 
-When a run resumes at a step, what was reported after that step is cut from
-both. A metric that is there already at that very step is not reported again.
+When a run resumes at a step, entries after that step are cut from both. A
+metric that was already reported at that step is not reported again.
 """
 
 from collections.abc import Iterator
@@ -32,26 +32,26 @@ from vit_jax.runs import events
 from vit_jax.runs import records
 from vit_jax.runs import safe_io
 
-# Takes what the terminal shows in another form, for the log file alone.
+# Logs to the file alone: the terminal shows these messages in another form.
 _FILE_ONLY = python_logging.getLogger('vit_jax.file_only')
 
 
 @contextlib.contextmanager
 def shown() -> Iterator[None]:
-  """Shows what is logged on stderr, unless a command or the caller does.
+  """Shows log messages on stderr, unless a command or the caller does so.
 
-  Either sets absl's verbosity: to INFO, or to less than warnings, as for all
-  processes but the first. In a notebook nobody has.
+  Either sets absl's verbosity, to INFO or, in all processes but the first, to
+  less than warnings. In a notebook nobody has set it.
   """
   logger = logging.get_absl_logger()
-  is_set = logging.get_verbosity() != logging.WARNING  # which is the default
+  is_set = logging.get_verbosity() != logging.WARNING  # absl's default
   if is_set or logger.isEnabledFor(python_logging.INFO):
     yield
     return
   before, level = logging.get_verbosity(), logger.level
   handler = python_logging.StreamHandler()
   handler.setFormatter(python_logging.Formatter('%(message)s'))
-  if not logger.hasHandlers():  # else the caller's show it
+  if not logger.hasHandlers():  # else the caller's handlers show it
     logger.addHandler(handler)
   logging.set_verbosity(logging.INFO)
   try:
@@ -59,12 +59,12 @@ def shown() -> Iterator[None]:
   finally:
     logger.removeHandler(handler)
     logging.set_verbosity(before)
-    logger.setLevel(level)  # which absl leaves open at first
+    logger.setLevel(level)  # set_verbosity changes it, too
 
 
 @contextlib.contextmanager
 def log_to(path: pathlib.Path) -> Iterator[None]:
-  """Appends what is logged to a file too, and the error that ends the run.
+  """Also appends log messages to a file, and the error that ends the run.
 
   Raises:
     UserError: The file cannot be written.
@@ -91,9 +91,9 @@ def log_to(path: pathlib.Path) -> Iterator[None]:
 
 
 class _LogFile(python_logging.FileHandler):
-  """A log file that stays silent where the disk is full.
+  """A log file that ignores errors when it is written.
 
-  Metrics and checkpoints report that in one line; logging would print a
+  Metrics and checkpoints report a full disk in one line; logging would print a
   traceback for every message.
   """
 
@@ -117,15 +117,15 @@ class Reporter:
     writes: bool = True,
     stream: TextIO | None = None,
   ):
-    """Opens metrics.jsonl and the events, and cuts off what is later.
+    """Opens metrics.jsonl and an event file, and cuts off later entries.
 
     Args:
       workdir: The work directory of the run.
-      total_steps: Of the whole run.
+      total_steps: Number of steps of the whole run.
       start_step: Number of updates that were completed before.
-      writes: False where another process of the same run reports: then nothing
-        here does anything.
-      stream: Where the progress bar goes if it is a terminal; None: stderr.
+      writes: False in all processes but the one that reports; then all methods
+        do nothing.
+      stream: The progress bar is shown here if it is a terminal; None: stderr.
 
     Raises:
       UserError: A file cannot be written.
@@ -137,7 +137,7 @@ class Reporter:
     self._total_steps = total_steps
     self._start_step = start_step
     self._path = pathlib.Path(workdir) / 'metrics.jsonl'
-    # Seconds and step when the time that is left could first be told.
+    # Time and step from which the remaining time is estimated.
     self._since: tuple[float, int] | None = None
     with self._explained():
       self._before = cut_back(self._path, start_step)
@@ -159,7 +159,7 @@ class Reporter:
     self.close()
 
   def describe(self, config: Mapping[str, Any]) -> None:
-    """Shows the config in TensorBoard: as a text, and as hyperparameters.
+    """Writes the config to TensorBoard, as a text and as hyperparameters.
 
     Args:
       config: The value of each leaf by its dotted key.
@@ -172,12 +172,12 @@ class Reporter:
         self._events.write_config(self._start_step, config)
 
   def show(self, step: int, name: str, png: bytes) -> None:
-    """Shows an image in TensorBoard.
+    """Writes an image to TensorBoard.
 
     Args:
       step: Number of completed updates.
-      name: As 'train/images'.
-      png: The file.
+      name: Its name, such as 'train/images'.
+      png: Content of a PNG file.
 
     Raises:
       UserError: It cannot be written.
@@ -189,12 +189,12 @@ class Reporter:
   def write(
     self, step: int, epoch: float, scalars: Mapping[str, float]
   ) -> None:
-    """Reports the metrics of a step; a killed run does not lose them.
+    """Reports the metrics of a step, flushed so that a killed run keeps them.
 
     Args:
       step: Number of completed updates.
-      epoch: How many times each example was seen.
-      scalars: By name, as 'train/loss'.
+      epoch: How often each example was seen.
+      scalars: Values by name, such as 'train/loss'.
 
     Raises:
       UserError: They cannot be written.
@@ -217,25 +217,25 @@ class Reporter:
       self._events.write(step, now, values)
 
   def before(self, name: str) -> float | None:
-    """Returns the newest value of a metric that was there at the start.
+    """Returns the newest value of a metric when this reporter was opened.
 
     Args:
-      name: As 'train/loss'.
+      name: Its name, such as 'train/loss'.
 
     Returns:
-      The value at the start step or before; None where there is none, or where
+      The value at the start step or before; None if there is none, or if
       another process reports.
     """
     return self._before.get(name, (0, None))[1]
 
   def progress(self, step: int, fields: Mapping[str, float | str]) -> None:
-    """Shows how far the run is: a bar on a terminal, else a line.
+    """Shows the progress of the run: a bar on a terminal, else a line.
 
-    The line is in the log file either way.
+    The log file has the line in both cases.
 
     Args:
       step: Number of completed updates.
-      fields: What to show beside, as {'loss': 0.5}.
+      fields: Values to show, such as {'loss': 0.5}.
     """
     if not self._writes:
       return
@@ -257,14 +257,14 @@ class Reporter:
     if self._bar is not None:
       logging.get_absl_logger().removeFilter(self._clear_bar)
       self._bar.close()
-    # What could not be written was reported by `write`.
+    # `write` has reported what could not be written.
     with contextlib.suppress(OSError):
       self._metrics.close()
     with contextlib.suppress(OSError):
       self._events.close()
 
   def _left(self, step: int) -> list[str]:
-    """Returns the time that is left, once there is a rate to tell it from."""
+    """Returns the remaining time, once the speed is known."""
     now = time.perf_counter()
     if self._since is None:  # the first steps compile
       self._since = (now, step)
@@ -275,7 +275,7 @@ class Reporter:
     return [f'{tqdm.tqdm.format_interval(seconds)} left']
 
   def _clear_bar(self, record: python_logging.LogRecord) -> bool:
-    """Makes way for a message: the bar is drawn again below it."""
+    """Clears the bar for a message; the bar is drawn again below it."""
     del record
     if self._bar is not None:
       self._bar.clear()
@@ -292,14 +292,14 @@ class Reporter:
 def cut_back(
   path: pathlib.Path, step: int
 ) -> dict[str, tuple[int, float | None]]:
-  """Cuts the lines after a step from a metrics file, and a half-written one.
+  """Cuts lines after a step, and lines that are not whole, from a file.
 
   Args:
-    path: Of metrics.jsonl, which need not exist.
-    step: The last one to keep.
+    path: Path of metrics.jsonl, which need not exist.
+    step: The last step to keep.
 
   Returns:
-    What is kept: step and value of each metric's newest entry.
+    Step and value of the newest entry of each metric that is kept.
 
   Raises:
     UserError: It cannot be written.
@@ -332,7 +332,7 @@ def _progress_bar(
 
 
 def text(value: float | str) -> str:
-  """Returns a metric as people read it: '0.9833', '10,000'."""
+  """Formats a metric for people: '0.9833', '10,000'."""
   if isinstance(value, str):
     return value
   return f'{value:,.0f}' if 1000 <= abs(value) < 1e9 else f'{value:.4g}'

@@ -26,11 +26,11 @@ def restore_at_most(
 
   Args:
     workdir: The work directory of a run.
-    step: Number of completed updates.
+    step: The largest number of completed updates.
     abstract_state: As for `checkpoint.Checkpointer.restore`.
 
   Returns:
-    The train state and its step; None where there is no such checkpoint.
+    The train state and its step; None if there is no such checkpoint.
 
   Raises:
     UserError: As `checkpoint.Checkpointer.restore`.
@@ -46,11 +46,11 @@ def newest_good(
   abstract_state: PyTree | checkpoint_format.StateFor,
   at_most: int | None = None,
 ) -> tuple[PyTree, dict[str, Any], pathlib.Path, list[pathlib.Path]] | None:
-  """Reads the newest good checkpoint, up to a step where one is given.
+  """Reads the newest good checkpoint, of at most a given step.
 
   Returns:
-    The train state, its info, where it was found, and the damaged ones that
-    are newer; None where there is no checkpoint.
+    The train state, its info, its path, and the paths of newer checkpoints that
+    are damaged; None if there is no checkpoint.
 
   Raises:
     UserError: One does not fit or needs a newer version, or all are damaged.
@@ -72,9 +72,9 @@ def newest_good(
 
 
 def _newest_first(directory: pathlib.Path) -> list[pathlib.Path]:
-  """Returns the checkpoints, as the first process sees them.
+  """Lists the checkpoints that process 0 sees.
 
-  On a network file system another one may not see the newest yet.
+  On a network file system another process may not see the newest yet.
   """
   names = processes.call_on_first(
     lambda: [path.name for path in checkpoint_format.newest_first(directory)]
@@ -85,21 +85,21 @@ def _newest_first(directory: pathlib.Path) -> list[pathlib.Path]:
 def restore_params(
   workdir: pathlib.Path | str, step: int | str | None = None
 ) -> tuple[PyTree, int, pathlib.Path]:
-  """Reads the parameters for prediction, and nothing else.
+  """Reads the parameters for prediction: their moving average if there is one.
 
-  From best/ if there, else from the newest good checkpoint; their moving
-  average if there. Changes nothing, so the run may still be going on.
+  Reads best/ if it exists, else the newest good checkpoint. Changes nothing, so
+  the run may still be going on.
 
   Args:
     workdir: The work directory of a run.
-    step: Of the checkpoint to read; 'best'; 'newest'; or None, as above.
+    step: The checkpoint to read: its step, 'best' or 'newest'; None: as above.
 
   Returns:
-    The parameters (nested dicts of NumPy arrays), their step, and where they
-    were found.
+    The parameters (nested dicts of NumPy arrays), their step, and the path of
+    the checkpoint.
 
   Raises:
-    UserError: There is no such checkpoint (those that there are are listed), it
+    UserError: There is no such checkpoint (the existing ones are listed), it
       needs a newer version, or all are damaged.
   """
   workdir = pathlib.Path(workdir).resolve()

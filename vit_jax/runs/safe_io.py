@@ -29,10 +29,10 @@ _DEEPEST = 64  # nested lists and objects of JSON
 
 @contextlib.contextmanager
 def replacing_path(path: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Yields a path whose file takes the place of `path` once all went well.
+  """Yields a temporary path whose file replaces `path` if the body succeeds.
 
   Raises:
-    UserError: It cannot be written; what was there before is intact.
+    UserError: It cannot be written; the old file is intact.
   """
   temporary = path.with_name(f'.{path.name}.tmp')
   try:
@@ -42,17 +42,17 @@ def replacing_path(path: pathlib.Path) -> Iterator[pathlib.Path]:
     finally:
       temporary.unlink(missing_ok=True)
   except OSError as e:
-    if e.filename not in (None, str(temporary)):  # another file's trouble
+    if e.filename not in (None, str(temporary)):  # an error of another file
       raise
     raise cannot_write(path, e) from e
 
 
 @contextlib.contextmanager
 def replacing(path: pathlib.Path) -> Iterator[TextIO]:
-  """Opens a text file that takes the place of `path` once it is whole.
+  """Opens a text file that replaces `path` once it is complete.
 
   Raises:
-    UserError: As `replacing_path`.
+    UserError: It cannot be written; the old file is intact.
   """
   with (
     replacing_path(path) as temporary,
@@ -72,7 +72,7 @@ def cannot_write(path: pathlib.Path, error: OSError) -> UserError:
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
-  """Writes a JSON file that is at any moment the old or the new one, whole.
+  """Writes a JSON file, which is at any moment the whole old or new one.
 
   Raises:
     UserError: It cannot be written.
@@ -83,15 +83,15 @@ def write_json(path: pathlib.Path, value: Any) -> None:
 
 
 def open_regular(path: pathlib.Path | str) -> BinaryIO:
-  """Opens a file to read its bytes, and only if it is one.
+  """Opens a regular file for reading bytes.
 
-  Files beside a checkpoint, and images, are made by others: a link to /dev/zero
-  would fill the memory, and a FIFO would let us wait for ever.
+  Checkpoints, images and the files beside them come from others: a link to
+  /dev/zero would fill the memory, and a FIFO would block for ever.
 
   Raises:
-    OSError: It cannot be opened, or is no regular file.
+    OSError: It cannot be opened, or is not a regular file.
   """
-  # Not to wait for who writes into a FIFO.
+  # O_NONBLOCK: opening a FIFO does not wait for its writer.
   file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
   try:
     if not stat.S_ISREG(os.fstat(file).st_mode):
@@ -103,10 +103,10 @@ def open_regular(path: pathlib.Path | str) -> BinaryIO:
 
 
 def read_bytes(path: pathlib.Path | str, most: int) -> bytes:
-  """Returns the content of a regular file of at most so many bytes.
+  """Reads a regular file of at most `most` bytes.
 
   Raises:
-    OSError: It cannot be read, is no regular file, or has more.
+    OSError: It cannot be read, is not a regular file, or is larger.
   """
   with open_regular(path) as file:
     content = file.read(most + 1)
@@ -116,24 +116,24 @@ def read_bytes(path: pathlib.Path | str, most: int) -> bytes:
 
 
 def read_text(path: pathlib.Path | str, most: int = MOST_TEXT) -> str:
-  """Returns the content of a regular file of UTF-8.
+  """Reads a regular file of UTF-8 text.
 
   Raises:
-    OSError: As `read_bytes`.
-    ValueError: It is no UTF-8.
+    OSError: It cannot be read, is not a regular file, or is larger.
+    ValueError: It is not UTF-8.
   """
   return read_bytes(path, most).decode('utf-8')
 
 
 def read_lines(path: pathlib.Path) -> Iterator[str]:
-  """Yields the lines of a regular file with their ends.
+  """Yields the lines of a regular file with their line ends.
 
-  What is no UTF-8 becomes question marks; a line that is longer than any of
-  ours comes in parts.
+  Bytes that are not UTF-8 become replacement characters. Lines of more than
+  4 MiB, longer than any that a run writes, come in parts.
 
   Raises:
-    FileNotFoundError: There is none.
-    UserError: It cannot be read, or is no regular file.
+    FileNotFoundError: There is no such file.
+    UserError: It cannot be read, or is not a regular file.
   """
   try:
     with open_regular(path) as file:
@@ -148,11 +148,11 @@ def read_lines(path: pathlib.Path) -> Iterator[str]:
 def read_json(
   path: pathlib.Path, advice: str = 'repair it, or give another --workdir'
 ) -> Any:
-  """Reads a JSON file; None where there is none.
+  """Reads a JSON file; None if it does not exist.
 
   Args:
-    path: To read.
-    advice: What to do where it cannot be read.
+    path: Path of the file.
+    advice: The end of the error, which says what to do.
 
   Raises:
     UserError: It cannot be read.
@@ -169,11 +169,11 @@ def read_json(
 
 
 def parse_json(text: str | bytes) -> Any:
-  """Returns what a JSON text holds.
+  """Parses JSON.
 
   Raises:
-    ValueError: It is none, or its lists and objects lie too deep in each other
-      for what goes through them.
+    ValueError: It is not JSON, or its lists and objects are nested so deeply
+      that recursive functions would fail on them.
   """
   too_deep = f'more than {_DEEPEST} lists or objects in each other'
   try:

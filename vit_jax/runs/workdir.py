@@ -1,8 +1,8 @@
-"""The work directory: one run at a time, and the files that describe it.
+"""The work directory of a run: its lock, and the files that describe the run.
 
-config.json      the whole config, as `config.to_dict` gives it
-preprocess.json  what prediction needs beside the parameters
-run.json         {"runs": [...]}: on what each start ran, the newest last
+config.json      the whole config, from `config.to_dict`
+preprocess.json  what prediction needs in addition to the parameters
+run.json         {"runs": [...]}: the `run_info` of each start, the newest last
 """
 
 from collections.abc import Iterator
@@ -91,17 +91,18 @@ def lock(workdir: pathlib.Path | str) -> Iterator[None]:
 def check_config(
   workdir: pathlib.Path, config: ml_collections.ConfigDict
 ) -> ml_collections.ConfigDict | None:
-  """Compares a config with that of the run which is there, if there is one.
+  """Compares a config with that of the run in the work directory.
 
   Args:
-    workdir: Of this run.
-    config: The whole config; what data and checkpoint decide may be open.
+    workdir: The work directory.
+    config: The whole config; values that the data and the checkpoint decide may
+      be open.
 
   Returns:
-    The config with what was decided then; None where no run is there.
+    The config with these values filled from the run; None if there is no run.
 
   Raises:
-    UserError: They differ in what a resumed run must not change.
+    UserError: The configs differ in a key that a resumed run must not change.
   """
   stored = safe_io.read_json(workdir / 'config.json')
   if stored is None:
@@ -129,14 +130,15 @@ def prepare(
   """Writes config.json, preprocess.json and run.json, or compares with them.
 
   Args:
-    workdir: Of this run; with several processes, the first alone calls this.
+    workdir: The work directory. With several processes only the first calls
+      this.
     config: The whole config.
-    preprocess: What preprocess.json holds, `classes` among it.
-    data_fingerprint: Of the training data.
+    preprocess: The content of preprocess.json, with `classes`.
+    data_fingerprint: Fingerprint of the training data.
 
   Raises:
-    UserError: The run that is there had another config or other classes, or
-      the files cannot be read or written.
+    UserError: The run in the work directory had another config or other
+      classes, or the files cannot be read or written.
   """
   check_config(workdir, config)
   before = safe_io.read_json(workdir / 'preprocess.json')
@@ -153,7 +155,7 @@ def prepare(
 
 
 def run_info(argv: Sequence[str]) -> dict[str, Any]:
-  """Returns on what this process runs, for run.json.
+  """Describes this process for run.json: versions, code, devices.
 
   Args:
     argv: The command line.
@@ -163,7 +165,7 @@ def run_info(argv: Sequence[str]) -> dict[str, Any]:
     python, packages (versions), devices (platform, kind, count, processes),
     and, in a git checkout, git (commit, dirty).
   """
-  import jax  # here, since commands that only read a run do without it
+  import jax  # here, since commands that only read a run do not need it
 
   device = jax.devices()[0]
   info = {
@@ -233,7 +235,7 @@ def _git() -> dict[str, Any] | None:
     git('ls-files', '--error-unmatch', pathlib.Path(__file__).name)
     return {
       'commit': git('rev-parse', 'HEAD'),
-      # Of tracked files alone: results and notes beside them change nothing.
+      # Untracked files, such as results and notes, change nothing.
       'dirty': bool(git('status', '--porcelain', '--untracked-files=no')),
     }
   except (OSError, subprocess.SubprocessError):

@@ -317,12 +317,12 @@ def _row(
 
 
 def _memory(experiment: 'experiment_lib.Experiment') -> dict[str, Any]:
-  from vit_jax.train import experiment as experiment_lib
+  from vit_jax.train import describe
 
   return {
     'device': experiment.program.mesh.devices.flat[0].device_kind,
     'batch_size': experiment.config.train.batch_size,
-  } | experiment_lib.plan_memory(experiment)
+  } | describe.plan_memory(experiment)
 
 
 def _as_json(

@@ -25,6 +25,7 @@ from vit_jax.evaluation import embedded
 from vit_jax.evaluation import metrics as metrics_lib
 from vit_jax.evaluation import probes
 from vit_jax.parallel import processes
+from vit_jax.parallel import watch as watch_lib
 from vit_jax.plots import confusion_sheet
 from vit_jax.runs import reporting
 from vit_jax.train import experiment as experiment_lib
@@ -52,7 +53,7 @@ def evaluate(
   names: Sequence[str],
   reporter: reporting.Reporter,
   stop: monitor_lib.Stop,
-  watch: processes.Watch,
+  watch: watch_lib.Watch,
 ) -> Scalars | None:
   """Runs some evaluations; reports and returns their results.
 
@@ -112,7 +113,7 @@ class _Evaluator:
     experiment: experiment_lib.Experiment,
     params: Any,
     stop: monitor_lib.Stop,
-    watch: processes.Watch,
+    watch: watch_lib.Watch,
   ):
     self._experiment = experiment
     self._params = params

@@ -29,23 +29,22 @@ from vit_jax import data
 from vit_jax import objectives
 from vit_jax.parallel import memory
 from vit_jax.parallel import processes
-from vit_jax.plots import contact_sheet
+from vit_jax.parallel import watch as watch_lib
 from vit_jax.runs import checkpoint
 from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import accumulation
 from vit_jax.train import clock as clock_lib
+from vit_jax.train import describe
 from vit_jax.train import evaluations
 from vit_jax.train import experiment as experiment_lib
-from vit_jax.train import fed as fed_lib
 from vit_jax.train import feed
 from vit_jax.train import monitor as monitor_lib
+from vit_jax.train import start as start_lib
 from vit_jax.train.results import Results
 
 Scalars = dict[str, float]
-
-_SHOWN = 16  # images of the first batch in TensorBoard
 
 
 def run(
@@ -93,8 +92,8 @@ def _dry_run(config: ml_collections.ConfigDict) -> Results:
   experiment.check_cache()
   if config.train.accumulation == config_lib.AUTO:
     experiment = accumulation.choose(experiment)
-  experiment_lib.describe(experiment)
-  sizes = experiment_lib.dry_run(experiment)
+  describe.log(experiment)
+  sizes = describe.dry_run(experiment)
   if processes.first():
     print(json.dumps(sizes))
   accumulation.check(experiment, experiment.program.compile(), has_state=False)
@@ -127,7 +126,7 @@ def _run_in(
   path: pathlib.Path, config: ml_collections.ConfigDict, stop: monitor_lib.Stop
 ) -> Results:
   """Trains in a directory that is ours."""
-  stored, done = processes.call_on_first(lambda: _look(path, config))
+  stored, done = processes.call_on_first(lambda: start_lib.look(path, config))
   if done is not None:
     before = Results.from_dict(done)
     logging.info('finished already: %s', before)
@@ -140,7 +139,7 @@ def _run_in(
   accumulation.check_state(experiment)
   if config.train.accumulation == config_lib.AUTO:
     experiment = accumulation.choose(experiment)
-  compiling = _compile_ahead(experiment)
+  compiling = start_lib.compile_ahead(experiment)
   config, source = experiment.config, experiment.source
   objective = experiment.program.objective
   preprocess = data.Preprocess.from_config(
@@ -150,11 +149,11 @@ def _run_in(
     objectives.trunk_path(objective),
   )
   fingerprint = source.fingerprint()
-  _check_data(experiment)
+  start_lib.check_data(experiment)
   processes.call_on_first(
     lambda: workdir_lib.prepare(path, config, preprocess.to_dict(), fingerprint)
   )
-  experiment_lib.describe(experiment)
+  describe.log(experiment)
   experiment = processes.call_on_all(experiment.cached)
   start = time.perf_counter()
   results = None if stop.signal else train(experiment, path, stop, compiling)
@@ -165,55 +164,6 @@ def _run_in(
   done = results.to_dict()
   processes.call_on_first(lambda: safe_io.write_json(path / 'DONE', done))
   return results
-
-
-def _compile_ahead(
-  experiment: experiment_lib.Experiment,
-) -> concurrent.futures.Future[jax.stages.Compiled] | None:
-  """Compiles the step while data and state are made ready; None: it does not.
-
-  Several processes have to compile in the same order; calls of several steps,
-  and batches that are on the devices, are known later.
-  """
-  config = experiment.config
-  is_usual = config.train.steps_per_call == 1 and config.data.cache != 'device'
-  if not is_usual or jax.process_count() > 1:
-    return None
-  return experiment.program.compile_ahead()
-
-
-def _check_data(experiment: experiment_lib.Experiment) -> None:
-  """Raises a UserError where a process sees other data than the first."""
-  if jax.process_count() == 1:
-    return
-  splits = experiment.splits
-  prints = {name: source.fingerprint() for name, source in splits.items()}
-  firsts = processes.call_on_first(lambda: prints)
-
-  def compare() -> None:
-    others = [name for name in prints if prints[name] != firsts[name]]
-    if others:
-      raise config_lib.UserError(
-        f'the data for {", ".join(others)} are not those that process 0 sees:'
-        ' bring the same files to all hosts'
-      )
-
-  processes.call_on_all(compare)
-
-
-def _look(
-  path: pathlib.Path, config: ml_collections.ConfigDict
-) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-  """Returns the config of the run that is there, and how it ended."""
-  done = safe_io.read_json(path / 'DONE')
-  resumed = workdir_lib.check_config(path, config)
-  if resumed is None:
-    return None, done
-  before = config_lib.from_dict(safe_io.read_json(path / 'config.json'))
-  changes = config_lib.differences(before, resumed, resumable=True)
-  if changes and done is None:
-    logging.info('resuming with another config: %s', '; '.join(changes))
-  return config_lib.to_dict(resumed), done
 
 
 def train(
@@ -236,9 +186,9 @@ def train(
   """
   with contextlib.ExitStack() as stack:
     loop = _begin(experiment, workdir, stop, stack)
-    _show(experiment, loop.step, loop.reporter)
+    start_lib.show(experiment, loop.step, loop.reporter)
     if loop.step < experiment.total_steps:
-      _check_memory(experiment, loop.step, compiling)
+      start_lib.check_memory(experiment, loop.step, compiling)
     loop.clock.resume(loop.reporter.before('train/useful_seconds') or 0.0)
     try:
       return loop.run()
@@ -255,48 +205,6 @@ def train(
       raise config_lib.UserError(problem) from None
 
 
-def _check_memory(
-  experiment: experiment_lib.Experiment,
-  step: int,
-  compiling: concurrent.futures.Future[jax.stages.Compiled] | None,
-) -> None:
-  """Waits for the first call to be compiled; raises a UserError if it is large.
-
-  Args:
-    experiment: Whose state is on the devices.
-    step: Number of completed updates.
-    compiling: Of one step; None: it has not begun.
-  """
-  if compiling is not None:
-    compiled = compiling.result()
-  else:
-    compiled = experiment.program.compile(experiment.first_call(step))
-  accumulation.check(experiment, compiled, has_state=True)
-
-
-def _show(
-  experiment: experiment_lib.Experiment,
-  step: int,
-  reporter: reporting.Reporter,
-) -> None:
-  """Shows the config in TensorBoard and, at the start, what the model is fed.
-
-  The step may be compiled meanwhile.
-  """
-  config = experiment.config
-  reporter.describe(dict(config_lib.flatten(config_lib.to_dict(config))))
-  if step or not processes.first():
-    return
-  try:
-    fed = fed_lib.of(config, experiment.source, step, _SHOWN)
-  except config_lib.UserError:
-    return  # the loop says so at its first batch, which has the same image
-  png = contact_sheet.encode(
-    list(fed.images), fed.captions, title='of the first batch, as it is fed'
-  )
-  reporter.show(step, 'train/images', png)
-
-
 def _begin(
   experiment: experiment_lib.Experiment,
   workdir: pathlib.Path,
@@ -310,7 +218,7 @@ def _begin(
   )
   log = workdir / 'train.log' if processes.first() else None
   watch = stack.enter_context(
-    processes.Watch(e.config.train.stall_timeout, log)
+    watch_lib.Watch(e.config.train.stall_timeout, log)
   )
   checkpoints = stack.enter_context(
     checkpoint.Checkpointer(
@@ -361,7 +269,7 @@ class _Loop:
   experiment: experiment_lib.Experiment
   stop: monitor_lib.Stop
   clock: clock_lib.Timekeeper
-  watch: processes.Watch
+  watch: watch_lib.Watch
   checkpoints: checkpoint.Checkpointer
   reporter: reporting.Reporter
   calls: Iterator[int]

@@ -1,0 +1,112 @@
+"""What is done once, before the first step of a run."""
+
+import concurrent.futures
+import pathlib
+from typing import Any
+
+from absl import logging
+import jax
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax.parallel import processes
+from vit_jax.plots import contact_sheet
+from vit_jax.runs import reporting
+from vit_jax.runs import safe_io
+from vit_jax.runs import workdir as workdir_lib
+from vit_jax.train import accumulation
+from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import fed as fed_lib
+
+_SHOWN = 16  # images of the first batch in TensorBoard
+
+
+def compile_ahead(
+  experiment: experiment_lib.Experiment,
+) -> concurrent.futures.Future[jax.stages.Compiled] | None:
+  """Compiles the step while data and state are made ready; None: it does not.
+
+  Several processes have to compile in the same order; calls of several steps,
+  and batches that are on the devices, are known later.
+  """
+  config = experiment.config
+  is_usual = config.train.steps_per_call == 1 and config.data.cache != 'device'
+  if not is_usual or jax.process_count() > 1:
+    return None
+  return experiment.program.compile_ahead()
+
+
+def check_data(experiment: experiment_lib.Experiment) -> None:
+  """Raises a UserError where a process sees other data than the first."""
+  if jax.process_count() == 1:
+    return
+  splits = experiment.splits
+  prints = {name: source.fingerprint() for name, source in splits.items()}
+  firsts = processes.call_on_first(lambda: prints)
+
+  def compare() -> None:
+    others = [name for name in prints if prints[name] != firsts[name]]
+    if others:
+      raise config_lib.UserError(
+        f'the data for {", ".join(others)} are not those that process 0 sees:'
+        ' bring the same files to all hosts'
+      )
+
+  processes.call_on_all(compare)
+
+
+def look(
+  path: pathlib.Path, config: ml_collections.ConfigDict
+) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
+  """Returns the config of the run that is there, and how it ended."""
+  done = safe_io.read_json(path / 'DONE')
+  resumed = workdir_lib.check_config(path, config)
+  if resumed is None:
+    return None, done
+  before = config_lib.from_dict(safe_io.read_json(path / 'config.json'))
+  changes = config_lib.differences(before, resumed, resumable=True)
+  if changes and done is None:
+    logging.info('resuming with another config: %s', '; '.join(changes))
+  return config_lib.to_dict(resumed), done
+
+
+def check_memory(
+  experiment: experiment_lib.Experiment,
+  step: int,
+  compiling: concurrent.futures.Future[jax.stages.Compiled] | None,
+) -> None:
+  """Waits for the first call to be compiled; raises a UserError if it is large.
+
+  Args:
+    experiment: Whose state is on the devices.
+    step: Number of completed updates.
+    compiling: Of one step; None: it has not begun.
+  """
+  if compiling is not None:
+    compiled = compiling.result()
+  else:
+    compiled = experiment.program.compile(experiment.first_call(step))
+  accumulation.check(experiment, compiled, has_state=True)
+
+
+def show(
+  experiment: experiment_lib.Experiment,
+  step: int,
+  reporter: reporting.Reporter,
+) -> None:
+  """Shows the config in TensorBoard and, at the start, what the model is fed.
+
+  The step may be compiled meanwhile.
+  """
+  config = experiment.config
+  reporter.describe(dict(config_lib.flatten(config_lib.to_dict(config))))
+  if step or not processes.first():
+    return
+  try:
+    fed = fed_lib.of(config, experiment.source, step, _SHOWN)
+  except config_lib.UserError:
+    return  # the loop says so at its first batch, which has the same image
+  png = contact_sheet.encode(
+    list(fed.images), fed.captions, title='of the first batch, as it is fed'
+  )
+  reporter.show(step, 'train/images', png)
