@@ -288,7 +288,7 @@ def test_tensorflow_is_never_imported(tmp_path):
     'sys.modules["tensorflow"] = None  # importing it fails\n'
     'import tiny\nfrom vit_jax import train\n'
     'config = tiny.config(train__duration="2 steps", optim__warmup="0 steps")\n'
-    f'assert train.run(config, {str(tmp_path)!r}).status == 0\n'
+    f'assert train(config, {str(tmp_path)!r}).status == 0\n'
   )
   env = ENV | {'PYTHONPATH': f'{tiny.ROOT}:{pathlib.Path(__file__).parent}'}
   subprocess.run([sys.executable, '-c', code], env=env, check=True)

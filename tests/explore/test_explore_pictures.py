@@ -408,7 +408,8 @@ def test_pictures_are_the_default(monkeypatch, capsys, args, status, shown):
   for name in pictures.FLAGS:  # what an earlier call has set
     pictures.FLAGS[name].unparse()
   # It would change the environment of the tests that follow.
-  monkeypatch.setattr(cli, '_keep_compiled', lambda _: None)
+  keep = 'vit_jax.cli.status._keep_compiled'
+  monkeypatch.setattr(keep, lambda _: None)
   monkeypatch.setattr(sys, 'argv', ['explore', *args])
   with pytest.raises(SystemExit) as e:
     explore_main.run()

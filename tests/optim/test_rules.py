@@ -6,6 +6,7 @@ import re
 import shutil
 import sys
 
+from absl import flags
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -364,7 +365,7 @@ def test_rules_on_the_command_line(monkeypatch):
   argv += ["--config.optim.rules=(('^head/', 10.0, 0.0), ('norm', 1, None))"]
   argv += ['--config.optim.trainable=^head/']
   monkeypatch.setattr(sys, 'argv', argv)
-  flag_values = cli.flags.FlagValues()
+  flag_values = flags.FlagValues()
   holder = cli.define_config(flag_values)
   cli.parse_flags(argv, flag_values)
   optim_config = holder.value.optim

@@ -161,7 +161,7 @@ def test_what_says_that_memory_is_too_little(text, is_memory):
 def test_the_address_space_counts():
   """As `ulimit -v` limits it: in a process of its own, which is left so."""
   code = (
-    'from vit_jax import memory\n'
+    'from vit_jax.parallel import memory\n'
     'print(memory.free_on_host())\n'
     'import resource\n'
     'now = memory.psutil.Process().memory_info().vms\n'

@@ -547,7 +547,7 @@ def test_a_run_from_python_shows_its_progress(tmp_path):
   code = (
     'import tiny\nfrom vit_jax import train\n'
     'config = tiny.config(train__duration="2 steps", optim__warmup="0 steps")\n'
-    f'results = train.run(config, {str(tmp_path)!r})\n'
+    f'results = train(config, {str(tmp_path)!r})\n'
     'print(results.metrics["val/accuracy"], results.status)\n'
   )
   path = f'{tiny.ROOT}:{tiny.ROOT / "tests"}'

@@ -149,15 +149,17 @@ class Preprocess:
     Args:
       config: The full config.
       features: What the examples have, by name.
-      outputs: From `Objective.output_facts`.
+      outputs: From `Objective.output_facts`; None: logits of the label.
       trunk: As the attribute.
     """
-    label = features.get('label')
+    if outputs is None:
+      outputs = {'logits': {'feature': 'label'}} if 'label' in features else {}
+    predicted = outputs.get('logits', {}).get('feature')
     crop = geometry.eval_crop(config)
     mean, std = config_lib.normalization(config)
     levels = levels_lib.of(config)
     return cls(
-      classes=label.names if label else (),
+      classes=features['label'].names if predicted == 'label' else (),
       image_size=crop.size,
       channels=config.data.channels,
       mean=mean,
@@ -169,7 +171,7 @@ class Preprocess:
       interpolation=crop.interpolation,
       resize_like=crop.resize_like,
       features={name: x.to_dict() for name, x in features.items()},
-      outputs=dict(outputs or {}),
+      outputs=dict(outputs),
       trunk=trunk,
     )
 

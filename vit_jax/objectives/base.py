@@ -57,6 +57,7 @@ class Objective(abc.ABC):
     options: Keys of `config.objective.options` with their defaults.
     couples_examples: Whether its loss needs the whole batch at once: then
       gradient accumulation is refused.
+    config: The full config.
     features: What the examples have, by name.
     views: Crops of the image that `loss` sees, by name.
     model: The Linen module: [B, H, W, C] -> logits [B, outputs].
@@ -82,7 +83,7 @@ class Objective(abc.ABC):
     """
     check_features(type(self), config, features)
     size = config_lib.pair(config.data.image_size, 'data.image_size')
-    self.features = features
+    self.config, self.features = config, features
     self.image_shape = (*size, config.data.channels)
     self.model = models.from_config(
       config.model, config.model.num_classes, config.train.dtype

@@ -34,14 +34,14 @@ def run(original: str, workdir: str, dry_run: bool = False) -> int:
   Args:
     original: The work directory of the other run, finished or not.
     workdir: The work directory of the new run.
-    dry_run: Passed to `train.run`; then nothing is compared.
+    dry_run: Passed to `vit_jax.train`; then nothing is compared.
 
   Returns:
     The exit status: 0 even if the metrics differ.
 
   Raises:
     UserError: There is no such run, its config does not fit this version, or
-      `train.run` raised it.
+      `vit_jax.train` raised it.
   """
   old, new = pathlib.Path(original).resolve(), pathlib.Path(workdir).resolve()
   if old == new:

@@ -85,7 +85,10 @@ def evaluate(
     reporter.write(step, experiment.epoch(step), results)
     for name, counts in evaluator.confusion.items():
       title = f'{name}, step {step}'
-      png = confusion_sheet.encode(counts, experiment.source.classes, title)
+      names = experiment.source.classes
+      if len(names) != len(counts):  # the objective has classes of its own
+        names = tuple(map(str, range(len(counts))))
+      png = confusion_sheet.encode(counts, names, title)
       reporter.show(step, f'{name}/confusion', png)
     logging.info('evaluated at step %d: %s', step, show(results))
   return results

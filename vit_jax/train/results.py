@@ -1,4 +1,4 @@
-"""How a run ended: what DONE holds, and what `train.run` returns."""
+"""How a run ended: what DONE holds, and what `vit_jax.train` returns."""
 
 from collections.abc import Mapping
 import dataclasses
