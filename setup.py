@@ -62,6 +62,7 @@ setuptools.setup(
     'notebooks': ['ipykernel', 'matplotlib>=3.10', 'nbclient', 'nbformat'],
     # TensorFlow, only to write TFDS datasets once.
     'prepare': ['tensorflow-cpu'],
+    'tables': ['pyarrow'],  # data in Parquet files
     # For the tests that compare with transformers alone.
     'compat': ['torch==2.13.0', 'transformers>=5.23'],
     'test': [

@@ -40,8 +40,8 @@ def test_accepts(settings):
 @pytest.mark.parametrize(
   'settings, message',
   [
-    ({'name': ''}, "config.data.name is '': write 'digits', 'folder:PATH' or"),
-    ({'name': '/tmp'}, "write 'digits', 'folder:/tmp' or"),
+    ({'name': ''}, "config.data.name is '': write 'digits', 'folder:PATH',"),
+    ({'name': '/tmp'}, "write 'digits', 'folder:/tmp',"),
     ({'name': 'folder:/no/such'}, "data.name: there is no folder '/no/such'"),
     (
       {'split': 'train[:x]'},

@@ -118,7 +118,18 @@ def _model() -> ml_collections.ConfigDict:
 
 def _data() -> ml_collections.ConfigDict:
   data = ml_collections.ConfigDict()
-  data.name = 'digits'  # 'digits', 'folder:PATH' or the name of a TFDS dataset
+  # 'digits', 'folder:PATH', 'table:FILE' (CSV, TSV or Parquet), the name of a
+  # TFDS dataset, or a class of your own, 'my_module:MySource'.
+  data.name = 'digits'
+  # Columns of a table: of images (paths, or encoded bytes in Parquet), of one
+  # class, of several classes, and of the split of each row; '': the column with
+  # a usual name, if there is one. And those of numbers to predict.
+  data.columns = ml_collections.ConfigDict()
+  data.columns.image = ''
+  data.columns.label = ''
+  data.columns.labels = ''
+  data.columns.split = ''
+  data.columns.numbers = ()
   data.dir = config_dict.placeholder(str)  # directory of TFDS datasets
   data.split = 'train'  # the training split, as a TFDS slice: 'train[:90%]'
   # Size of the model's input, in pixels: an int or (height, width).

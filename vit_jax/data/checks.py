@@ -81,6 +81,10 @@ def _check_name(name: str) -> None:
     path = sources.folder_path(name)
     if not os.path.isdir(path):
       raise UserError(f'config.data.name: there is no folder {path!r}')
+  elif name.startswith(sources.TABLE):
+    path = os.path.expanduser(name.removeprefix(sources.TABLE))
+    if not os.path.isfile(path):
+      raise UserError(f'config.data.name: there is no file {path!r}')
   elif config_lib.is_own(name):
     config_lib.load_own(name, 'data.name', base.Source)
   elif not _TFDS_NAME.fullmatch(name):
@@ -89,7 +93,7 @@ def _check_name(name: str) -> None:
     what = f'; {prefix[0]!r} is not known' if prefix else ''
     raise UserError(
       f"config.data.name is {name!r}: write 'digits', {hint!r},"
-      f" 'my_module:MySource' or the name of a TFDS dataset{what}"
+      f" 'table:FILE', 'my_module:MySource' or the name of a TFDS dataset{what}"
     )
 
 

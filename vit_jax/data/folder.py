@@ -108,7 +108,7 @@ class FolderSource(base.Source):
   def bits(self) -> int:
     """Returns 16 where one of the first 64 files has 16, by its header."""
     sample = range(min(len(self), _SAMPLE))  # files are ordered by a hash
-    return max(map(_file_bits, map(self.file, sample)))
+    return max(map(file_bits, map(self.file, sample)))
 
   def column(self, name: str) -> np.ndarray:
     """Returns the labels of all examples, int32 [N]; reads no file."""
@@ -337,7 +337,7 @@ def look_into(folder: str, classes: tuple[str, ...]) -> Listing:
         f'{path} has no images: add some ({", ".join(_ENDINGS)}), or remove'
         ' the folder'
       )
-  return Listing(sorted(images, key=_hash_order), sorted(others), problems)
+  return Listing(sorted(images, key=hash_order), sorted(others), problems)
 
 
 def _list_images(folder: str, classes: tuple[str, ...]) -> list[str]:
@@ -357,7 +357,12 @@ def _list_images(folder: str, classes: tuple[str, ...]) -> list[str]:
   return found.images
 
 
-def _file_bits(path: str) -> int:
+def split_name(name: str) -> str | None:
+  """Returns the split that a usual name stands for, whatever its case."""
+  return _SPLITS.get(name.lower())
+
+
+def file_bits(path: str) -> int:
   """Returns the bits of an image, 8 where its header cannot be read."""
   try:
     with safe_io.open_regular(path) as file:
@@ -369,7 +374,8 @@ def _file_bits(path: str) -> int:
   return decode.stored_bits(data)
 
 
-def _hash_order(name: str) -> tuple[bytes, str]:
+def hash_order(name: str) -> tuple[bytes, str]:
+  """Returns a key that sorts names in an order that mixes them."""
   data = base.encode_name(name)
   return hashlib.blake2b(data, digest_size=8).digest(), name
 

@@ -10,6 +10,7 @@ from vit_jax.data import digits
 from vit_jax.data import folder
 from vit_jax.data import skipping
 from vit_jax.data import splits
+from vit_jax.data import table
 from vit_jax.data import tfds
 
 
@@ -40,6 +41,9 @@ def _open(config: ml_collections.ConfigDict, split: str) -> base.Source:
     return digits.open_digits(split, data.channels)
   if data.name.startswith(FOLDER):
     return folder.FolderSource(folder_path(data.name), split, size)
+  if data.name.startswith(TABLE):
+    path = os.path.expanduser(data.name.removeprefix(TABLE))
+    return table.TableSource(path, split, data.columns)
   if config_lib.is_own(data.name):
     kind = config_lib.load_own(data.name, 'data.name', base.Source)
     return kind(config, split)
@@ -67,6 +71,7 @@ def open_split(
 
 
 FOLDER = 'folder:'
+TABLE = 'table:'
 
 
 def folder_path(name: str) -> str:

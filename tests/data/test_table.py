@@ -1,0 +1,187 @@
+"""Tables as sources: CSV, TSV and Parquet."""
+
+import csv
+import importlib.util
+import re
+
+import numpy as np
+import pytest
+import stand_in
+import tiny
+
+from vit_jax import data
+from vit_jax.config import UserError
+from vit_jax.data import features
+from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import loop
+
+ROWS = [
+  ('train', 'ant', 'small;black', 1.5, 2.0),
+  ('train', 'bee', 'small|yellow', 2.5, 1.0),
+  ('train', 'ant', 'small', 3.5, 0.0),
+  ('train', 'cow', '', 4.5, -1.0),
+  ('valid', 'cow', 'black', 5.5, -2.0),
+  ('valid', 'bee', 'yellow', 6.5, -3.0),
+]
+HEAD = ('path', 'split', 'label', 'tags', 'weight', 'height')
+
+
+@pytest.fixture(scope='module')
+def folder(tmp_path_factory):
+  root = tmp_path_factory.mktemp('table')
+  (root / 'images').mkdir()
+  for i in range(len(ROWS)):
+    image = stand_in.pixels(i, 20 + i, 24)
+    (root / 'images' / f'{i}.png').write_bytes(stand_in.png(image))
+  lines = [(f'images/{i}.png', *row) for i, row in enumerate(ROWS)]
+  for name, delimiter in (('all.csv', ','), ('all.tsv', '\t')):
+    with open(root / name, 'w', newline='', encoding='utf-8') as file:
+      writer = csv.writer(file, delimiter=delimiter)
+      writer.writerows([HEAD, *lines])
+  if importlib.util.find_spec('pyarrow'):
+    import pyarrow as pa
+    from pyarrow import parquet
+
+    columns = dict(zip(HEAD, map(list, zip(*lines, strict=True)), strict=True))
+    columns['tags'] = [
+      re.split('[;|]', x) if x else [] for x in columns['tags']
+    ]
+    parquet.write_table(pa.table(columns), root / 'all.parquet')
+    columns['path'] = [(root / x).read_bytes() for x in columns['path']]
+    parquet.write_table(pa.table(columns), root / 'bytes.parquet')
+    columns['path'] = [{'bytes': x, 'path': None} for x in columns['path']]
+    parquet.write_table(pa.table(columns), root / 'structs.parquet')
+  return root
+
+
+def open_table(path, split='train', **columns):
+  config = tiny.config(data__name=f'table:{path}', data__split=split)
+  config.data.columns.update(columns)
+  data.check(config)
+  return data.open_source(config, split)
+
+
+KINDS = [
+  'all.csv',
+  'all.tsv',
+  'all.parquet',
+  'bytes.parquet',
+  'structs.parquet',
+]
+
+
+@pytest.mark.parametrize('name', KINDS)
+def test_all_kinds_hold_the_same(folder, name):
+  if not (folder / name).exists():
+    pytest.skip('pyarrow is not installed')
+  source = open_table(folder / name)
+  assert source.classes == ('ant', 'bee', 'cow') and len(source) == 4
+  found = {
+    (source.read(i).image, source.read(i).values['label']) for i in range(4)
+  }
+  assert found == {
+    ((folder / f'images/{i}.png').read_bytes(), 'abc'.index(row[1][0]))
+    for i, row in enumerate(ROWS[:4])
+  }
+  assert sorted(source.column('label').tolist()) == [0, 0, 1, 2]
+  assert len(open_table(folder / name, 'val')) == 2  # of 'valid'
+  assert len(open_table(folder / name, 'all')) == 6
+  assert len(open_table(folder / name, 'train[:50%]')) == 2
+  again = open_table(folder / name)
+  assert again.fingerprint() == source.fingerprint()
+
+
+@pytest.mark.parametrize('name', ['all.csv', 'all.parquet'])
+def test_several_classes_and_numbers(folder, name):
+  if not (folder / name).exists():
+    pytest.skip('pyarrow is not installed')
+  source = open_table(
+    folder / name, labels='tags', numbers=('weight', 'height')
+  )
+  assert source.features['labels'] == features.MultiLabel(
+    ('black', 'small', 'yellow')
+  )
+  assert source.features['numbers'] == features.Number(numbers)
+  assert 'label' not in source.features
+  by_weight = np.argsort(source.column('numbers')[:, 0])
+  np.testing.assert_array_equal(
+    source.column('labels')[by_weight],
+    [[1, 1, 0], [0, 1, 1], [0, 1, 0], [0, 0, 0]],
+  )
+  np.testing.assert_array_equal(
+    source.column('numbers')[by_weight],
+    [[1.5, 2], [2.5, 1], [3.5, 0], [4.5, -1]],
+  )
+
+
+def test_numbers_are_learned_from_a_table(folder, tmp_path):
+  config = tiny.config(
+    data__name=f'table:{folder}/all.csv',
+    data__split='train',
+    data__image_size=16,
+    data__channels=3,
+    data__columns__numbers=('weight', 'height'),
+    evals__val__split='val',
+    objective__name='regression',
+    train__batch_size=4,
+    train__duration='3 steps',
+    optim__warmup='0 steps',
+  )
+  results = loop.run(config, str(tmp_path / 'run'))
+  assert results.status == 0 and 'val/r2' in results.metrics
+  assert results.metrics['val/examples'] == 2
+
+
+def test_whole_numbers_are_ordered_by_size(tmp_path):
+  lines = [f'{i}.png,{i}\n' for i in (2, 10, 1)]
+  (tmp_path / 'a.csv').write_text('file,class\n' + ''.join(lines))
+  assert open_table(tmp_path / 'a.csv').classes == ('1', '2', '10')
+
+
+@pytest.mark.parametrize(
+  ('text', 'columns', 'message'),
+  [
+    ('', {}, 'a.csv is empty'),
+    ('path,label\n', {}, 'has no rows'),
+    ('path,label\nx.png\n', {}, 'row 1: it has 1 cells.* 2 columns'),
+    ('path,label\nx.png,\n', {}, "row 1: column 'label' is empty"),
+    ('a,b\nx.png,y\n', {}, 'say which has the images'),
+    (
+      'path,label\nx.png,y\n',
+      {'label': 'lable'},
+      "'lable'.* path, label",
+    ),
+    ('path,w\nx.png,y\n', {'numbers': ('w',)}, "row 1: w is 'y', which is no"),
+    ('path,w\nx.png,nan\n', {'numbers': ('w',)}, 'are not 1 finite numbers'),
+    (
+      'path,label\nx.png,y\n',
+      {},
+      'row 1: .*x.png cannot be read: No such file',
+    ),
+    ('path,label\n,y\n', {}, 'row 1: there is no image'),
+    (
+      'path,label,split\nx.png,y,train\nx.png,z,test\n',
+      {},
+      "row 2: 'z' is not a class of train",
+    ),
+    ('path,label\n"x.png,y\n', {}, 'is damaged'),
+    ('path,label\n\udcff,y\n', {}, 'is not UTF-8'),
+  ],
+)
+def test_mistakes_name_the_row(tmp_path, text, columns, message):
+  path = tmp_path / 'a.csv'
+  path.write_bytes(text.encode('utf-8', 'surrogateescape'))
+  with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
+    source = open_table(path, 'all', **columns)
+    for name in features.targets(source.features):
+      source.column(name)
+    source.read(0)
+
+
+@pytest.mark.parametrize('name', ['a.txt', 'missing.csv'])
+def test_other_files(tmp_path, name):
+  (tmp_path / 'a.txt').write_text('x')
+  config = tiny.config(data__name=f'table:{tmp_path}/{name}')
+  with pytest.raises(UserError, match=r'a table ends with|there is no file'):
+    experiment_lib.check(config)
+    experiment_lib.build(config)
