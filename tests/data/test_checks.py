@@ -122,7 +122,7 @@ def test_accepts_augmentation(augment, settings):
     ({'policy': 'nonsense'}, "config.augment.policy: .*'nonsense'"),
     ({'jitter': (0.3,)}, r'config.augment.jitter is \(0.3,\): write the stren'),
     ({'jitter': (0.3, -1, 0, 0)}, 'config.augment.jitter is .*: write'),
-    ({'jitter': (0.3, 'a', 0, 0)}, 'augment.jitter is .* numbers alone'),
+    ({'jitter': (0.3, 'a', 0, 0)}, 'augment.jitter is .* finite numbers'),
     ({'jitter': (0, 0, 0, 0.6)}, 'augment.jitter is .*hue, must be at most'),
     ({'erase': 1.5}, r'config.augment.erase is 1.5: it must be in \[0, 1\]'),
     ({'erase': float('nan')}, 'config.augment.erase is nan'),

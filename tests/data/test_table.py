@@ -101,7 +101,7 @@ def test_several_classes_and_numbers(folder, name):
   assert source.features['labels'] == features.MultiLabel(
     ('black', 'small', 'yellow')
   )
-  assert source.features['numbers'] == features.Number(numbers)
+  assert source.features['numbers'] == features.Number(('weight', 'height'))
   assert 'label' not in source.features
   by_weight = np.argsort(source.column('numbers')[:, 0])
   np.testing.assert_array_equal(
