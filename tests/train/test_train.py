@@ -650,3 +650,40 @@ def test_a_step_that_was_compiled_ahead_is_not_compiled_again(tmp_path):
     compiled.clear()
     program.train_step(state, batch, np.int32(0), told)
   assert not [event for event in compiled if 'backend_compile' in event]
+
+
+def lengthened(duration, **overrides):
+  settings = {'optim__schedule': 'constant', 'optim__warmup': '0 steps'}
+  return tiny.config(train__duration=duration, **(settings | overrides))
+
+
+@pytest.mark.parametrize(
+  'overrides',
+  [{}, {'optim__schedule': 'rsqrt'}],
+  ids=['constant', 'rsqrt'],
+)
+def test_a_finished_run_is_made_longer(tmp_path, overrides):
+  """It ends in the same bits as one that was as long from the start."""
+  whole, grown = tmp_path / 'whole', tmp_path / 'grown'
+  assert loop.run(lengthened('8 steps', **overrides), str(whole)).status == 0
+  for duration in ('4 steps', '8 steps'):
+    results = loop.run(lengthened(duration, **overrides), str(grown))
+    assert results.status == 0 and (grown / 'DONE').exists()
+  one, other = newest_params(whole), newest_params(grown)
+  jax.tree.map(np.testing.assert_array_equal, one, other)
+  with pytest.raises(UserError, match='can be made longer alone'):
+    loop.run(lengthened('6 steps', **overrides), str(grown))
+
+
+def test_what_follows_the_duration_is_not_made_longer(tmp_path):
+  cosine = {'optim__schedule': 'cosine'}
+  path = str(tmp_path / 'cosine')
+  assert loop.run(lengthened('3 steps', **cosine), path).status == 0
+  with pytest.raises(UserError, match=r'cosine schedule.*init_from\.path'):
+    loop.run(lengthened('4 steps', **cosine), path)
+  wsd = {'optim__schedule': 'wsd', 'optim__cooldown': '2 steps'}
+  path = str(tmp_path / 'wsd')
+  assert loop.run(lengthened('4 steps', **wsd), path).status == 0
+  with pytest.raises(UserError, match=r'cooldown from step 2.*init_from'):
+    loop.run(lengthened('8 steps', **wsd), path)
+  assert (tmp_path / 'wsd' / 'DONE').exists()

@@ -33,6 +33,10 @@ RESUMABLE_KEYS = (
 # The value of model.name for the model of the checkpoint at init_from.path.
 INIT_FROM = 'init_from'
 
+# Schedules that do not depend on the duration before a cooldown at its end: a
+# run of theirs may be made longer.
+OPEN_ENDED = ('constant', 'rsqrt', 'wsd')
+
 
 def flatten(
   config: Mapping[str, Any], prefix: str = ''
@@ -172,9 +176,12 @@ def differences(
     resumable: List the keys that resuming may change; False: the others.
   """
   before, after = (dict(flatten(to_dict(config))) for config in (old, new))
+  may_change = RESUMABLE_KEYS
+  if old.optim.schedule in OPEN_ENDED:
+    may_change += r'|train\.duration'
   return [
     f'{key}: {before.get(key)!r} -> {after.get(key)!r}'
     for key in sorted(before.keys() | after.keys())
     if before.get(key) != after.get(key)
-    and bool(re.fullmatch(RESUMABLE_KEYS, key)) == resumable
+    and bool(re.fullmatch(may_change, key)) == resumable
   ]

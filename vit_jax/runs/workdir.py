@@ -113,6 +113,14 @@ def check_config(
     raise UserError(f'{workdir / "config.json"}: {e}') from None
   config = config_lib.fill(config, before)
   differences = config_lib.differences(before, config)
+  if any(x.startswith('train.duration:') for x in differences):
+    raise UserError(
+      f'{workdir} cannot be made longer or shorter'
+      f' ({"; ".join(differences)}): its learning rate follows the'
+      f' {before.optim.schedule} schedule to the end of config.train.duration;'
+      ' train on from its parameters in another --workdir, with'
+      f' --config.init_from.path={workdir}'
+    )
   if differences:
     raise UserError(
       f'{workdir} was begun with another config: {"; ".join(differences)}; run'

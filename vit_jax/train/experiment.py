@@ -293,7 +293,7 @@ def build(
   _fill_num_classes(config, objective.num_outputs(source.features))
   intensity.fill(config, source, resumes)
   objective.fill(config, source)
-  lengths = _lengths(config, len(source))
+  lengths = find_lengths(config, len(source))
   loaded = None
   if config.init_from.path and not resumes:
     loaded = initial.load(config)
@@ -364,7 +364,9 @@ def _fill_num_classes(config: ml_collections.ConfigDict, found: int) -> None:
     )
 
 
-def _lengths(config: ml_collections.ConfigDict, examples: int) -> optim.Lengths:
+def find_lengths(
+  config: ml_collections.ConfigDict, examples: int
+) -> optim.Lengths:
   """Returns the steps of the run, and of parts of its schedule."""
 
   def steps(text: str) -> int:

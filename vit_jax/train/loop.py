@@ -136,6 +136,7 @@ def _run_in(
   experiment = processes.call_on_all(
     lambda: experiment_lib.build(config, resumes=stored is not None)
   )
+  processes.call_on_first(lambda: start_lib.check_longer(path, experiment))
   accumulation.check_state(experiment)
   if config.train.accumulation == config_lib.AUTO:
     experiment = accumulation.choose(experiment)

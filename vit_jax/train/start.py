@@ -11,6 +11,7 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax.parallel import processes
 from vit_jax.plots import contact_sheet
+from vit_jax.runs import checkpoint_format
 from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
@@ -65,9 +66,49 @@ def look(
     return None, done
   before = config_lib.from_dict(safe_io.read_json(path / 'config.json'))
   changes = config_lib.differences(before, resumed, resumable=True)
+  if any(x.startswith('train.duration:') for x in changes):
+    done = None
   if changes and done is None:
     logging.info('resuming with another config: %s', '; '.join(changes))
   return config_lib.to_dict(resumed), done
+
+
+def check_longer(
+  path: pathlib.Path, experiment: experiment_lib.Experiment
+) -> None:
+  """Lets a run that ended go on, where its duration has been raised.
+
+  Args:
+    path: The work directory, with the config of the run so far.
+    experiment: With the new duration.
+
+  Raises:
+    UserError: The duration is shorter, or the run is in the cooldown of the
+      former one: its learning rate has fallen already.
+  """
+  stored = safe_io.read_json(path / 'config.json')
+  if stored is None:
+    return
+  before = config_lib.from_dict(stored)
+  if before.train.duration == experiment.config.train.duration:
+    return
+  lengths = experiment_lib.find_lengths(before, len(experiment.source))
+  steps = [
+    int(x.name) for x in checkpoint_format.newest_first(path / 'checkpoints')
+  ]
+  step, start = max(steps, default=0), lengths.total - lengths.cooldown
+  if experiment.total_steps < lengths.total:
+    problem = f'ends at step {lengths.total}, and can be made longer alone'
+  elif step > start and lengths.cooldown:
+    problem = (
+      f'is at step {step}, in the cooldown from step {start} on of its duration'
+      f' {before.train.duration!r}: train on from its parameters in another'
+      f' --workdir, with --config.init_from.path={path}'
+    )
+  else:
+    (path / 'DONE').unlink(missing_ok=True)
+    return
+  raise config_lib.UserError(f'{path} {problem}')
 
 
 def check_memory(
