@@ -8,6 +8,8 @@ import tiny
 import vit_jax
 from vit_jax import config as config_lib
 
+DOCS = tiny.ROOT / 'docs'
+
 
 def blocks(page: str, language: str) -> list[str]:
   text = (tiny.ROOT / 'docs' / page).read_text()
@@ -32,10 +34,24 @@ def test_a_method_of_ones_own(tmp_path, monkeypatch):
   assert vit.model.num_classes == 4 and vit.classes == ()
 
 
-@pytest.mark.parametrize('page', ['methods.md'])
+PAGES = ['README.md', *sorted(f'docs/{x.name}' for x in DOCS.glob('*.md'))]
+
+
+@pytest.mark.parametrize('page', PAGES)
 def test_pages_name_files_that_are_there(page):
-  text = (tiny.ROOT / 'docs' / page).read_text()
-  for name in re.findall(r'\]\(\.\./([\w/.]+)\)', text):
+  path = tiny.ROOT / page
+  text = path.read_text()
+  for name in re.findall(r'\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)', text):
+    assert (path.parent / name).exists(), name
+  for name in re.findall(r'--\w+=(configs/[\w/]+\.py)', text):
     assert (tiny.ROOT / name).exists(), name
-  for name in re.findall(r'--config=(configs/\w+\.py)', text):
+  for name in re.findall(r'(?:python|bash) (scripts/[\w/]+\.\w+)', text):
     assert (tiny.ROOT / name).exists(), name
+  for name in re.findall(r'-m (vit_jax\.\w+)', text):
+    module = tiny.ROOT / name.replace('.', '/')
+    is_command = (module / '__main__.py').exists()
+    assert is_command or module.with_suffix('.py').exists(), name
+
+
+def test_the_readme_is_short():
+  assert len((tiny.ROOT / 'README.md').read_text().splitlines()) <= 250
