@@ -377,10 +377,9 @@ def test_rules_on_the_command_line(monkeypatch):
   assert not config_lib.differences(config_lib.from_dict(stored), holder.value)
 
 
-@pytest.mark.parametrize('scan', [False, True])
-def test_the_table_says_what_trains_and_how(scan):
+def test_the_table_says_what_trains_and_how():
   rules = make(
-    abstract(scan, depth=12),
+    abstract(depth=12),
     freeze='blocks_([0-9]|10)/',
     rules=(('^head/', 10.0, 0.0),),
     weight_decay=0.1,

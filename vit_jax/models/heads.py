@@ -3,7 +3,9 @@
 In comments: B images, T tokens, D hidden size, H heads, K = D / H.
 """
 
+import dataclasses
 import functools
+from typing import Annotated
 
 from flax import linen as nn
 import jax
@@ -11,7 +13,7 @@ import jax.numpy as jnp
 
 from vit_jax.models import attention
 from vit_jax.models import fields
-from vit_jax.models import initializers
+from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import mlp
 from vit_jax.models import spec as spec_lib
 
@@ -20,7 +22,7 @@ NUM_CLASSES = fields.Field(fields.Kind.FITTED, least=0, most=2**28)
 
 def linear(
   num_classes: int,
-  kernel_init: initializers.Initializer,
+  kernel_init: initializers_lib.Initializer,
   bias: float,
 ) -> nn.Dense:
   """Returns the last layer, [..., D] -> [..., num_classes].
@@ -35,6 +37,67 @@ def linear(
     kernel_init=kernel_init,
     bias_init=nn.initializers.constant(bias),
   )
+
+
+class Classifier(nn.Module):
+  """A trunk and a linear head, whose parameters lie side by side.
+
+  Attributes:
+    num_classes: Size of the head's output; 0: there is no head, and the
+      features are returned.
+    initializers: How parameters start, a name in `initializers.INITIALIZERS`.
+    head_bias: Initial value of the head's bias: with a sigmoid loss, the
+      logarithm of how rare a class is.
+  """
+
+  num_classes: Annotated[int, NUM_CLASSES]
+  _: dataclasses.KW_ONLY
+  initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
+  head_bias: Annotated[float, fields.TRAINING] = 0.0
+
+  @property
+  def starts(self) -> initializers_lib.Initializers:
+    """How each kind of parameter starts."""
+    return initializers_lib.INITIALIZERS[self.initializers]
+
+  def setup(self) -> None:
+    """Makes the head."""
+    if self.num_classes:
+      self.head = linear(self.num_classes, self.starts.head, self.head_bias)
+
+  def trunk(
+    self,
+    images: jax.Array,
+    *,
+    train: bool = False,
+    rows: jax.Array | None = None,
+  ) -> dict[str, jax.Array]:
+    """Returns `tokens` [B, T, D], and `features` [B, D] in float32."""
+    raise NotImplementedError
+
+  def __call__(
+    self,
+    images: jax.Array,
+    *,
+    train: bool = False,
+    rows: jax.Array | None = None,
+  ) -> jax.Array:
+    """Classifies images; captures tokens as `trunk` does.
+
+    Args:
+      images: [B, height, width, C].
+      train: Whether to drop out; needs `rngs={'dropout': key}`.
+      rows: int32 [B], the images' positions in the global batch, where this is
+        a part of one; by default 0 to B - 1.
+
+    Returns:
+      Logits, float32 [B, num_classes]; features [B, D] where that is 0.
+
+    Raises:
+      ValueError: The image's size is not a multiple of the patch's.
+    """
+    features = self.trunk(images, train=train, rows=rows)['features']
+    return self.head(features) if self.num_classes else features
 
 
 class MapHead(nn.Module):

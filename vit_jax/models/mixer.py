@@ -92,50 +92,18 @@ class MixerBlock(nn.Module):
     return x, {'tokens': x} if self.capture else {}
 
 
-class Mixer(nn.Module, MixerSpec):
+class Mixer(heads.Classifier, MixerSpec):
   """MLP-Mixer for classification.
 
   The parameters fit one number of patches: images of another size need others.
 
-  Attributes, beside those of `spec.LayerSpec` and `MixerSpec`:
-    num_classes: Size of the head's output; 0 for no head.
+  Attributes, beside those of `Classifier`, `LayerSpec` and `MixerSpec`:
     patch_size: (height, width) in pixels.
-    head_bias: Start of the head's bias: with a sigmoid loss, the logarithm of
-      how rare a class is.
   """
 
-  num_classes: Annotated[int, heads.NUM_CLASSES]
   patch_size: Annotated[tuple[int, int], fields.FITTED]
   _: dataclasses.KW_ONLY
   initializers: Annotated[str, initializers_lib.FIELD] = 'mixer'
-  head_bias: Annotated[float, fields.TRAINING] = 0.0
-
-  def setup(self) -> None:
-    """Makes the head; its parameters lie beside the trunk's."""
-    if self.num_classes:
-      self.head = heads.linear(
-        self.num_classes, self.starts.head, self.head_bias
-      )
-
-  def __call__(
-    self,
-    images: jax.Array,
-    *,
-    train: bool = False,
-    rows: jax.Array | None = None,
-  ) -> jax.Array:
-    """Classifies images; captures tokens as `trunk` does.
-
-    Args: as those of `trunk`.
-
-    Returns:
-      Logits, float32 [B, num_classes]; features [B, D] where that is 0.
-
-    Raises:
-      ValueError: The image's size is not a multiple of the patch's.
-    """
-    features = self.trunk(images, train=train, rows=rows)['features']
-    return self.head(features) if self.num_classes else features
 
   @nn.compact
   def trunk(

@@ -242,11 +242,10 @@ class BiTStem(nn.Module):
     return nn.max_pool(x, (3, 3), (2, 2), border)
 
 
-class BiT(nn.Module):
+class BiT(heads.Classifier):
   """Big Transfer's ResNet-v2 for classification.
 
-  Attributes:
-    num_classes: Size of the head's output; 0 for no head.
+  Attributes, beside those of `Classifier`:
     stages: Units in each stage. The second and those after it halve the grid.
     width_factor: Factor of all numbers of channels.
     stem_width: Channels of the first convolution.
@@ -255,14 +254,10 @@ class BiT(nn.Module):
     zero_padded_pool: Whether zeros surround what is pooled after the first
       convolution, as in BiT; False: a border that never wins, as in timm's
       plain ResNetV2. Arrays do not say which.
-    initializers: A name in `initializers_lib.INITIALIZERS`.
-    head_bias: Start of the head's bias: with a sigmoid loss, the logarithm of
-      how rare a class is.
     dtype: Type of the convolutions. Parameters, statistics and logits are
       float32.
   """
 
-  num_classes: Annotated[int, heads.NUM_CLASSES]
   stages: Annotated[tuple[int, ...], fields.STAGES] = (3, 4, 6, 3)
   width_factor: Annotated[int, fields.SIZE] = 1
   stem_width: Annotated[int, fields.SIZE] = 64
@@ -273,35 +268,7 @@ class BiT(nn.Module):
   zero_padded_pool: Annotated[
     bool, fields.Field(fields.Kind.FUNCTION, is_visible=False)
   ] = True
-  initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
-  head_bias: Annotated[float, fields.TRAINING] = 0.0
   dtype: Annotated[jax.typing.DTypeLike, fields.EXECUTION] = jnp.float32
-
-  def setup(self) -> None:
-    """Makes the head; its parameters lie beside the trunk's."""
-    if self.num_classes:
-      starts = initializers_lib.INITIALIZERS[self.initializers]
-      self.head = heads.linear(self.num_classes, starts.head, self.head_bias)
-
-  def __call__(
-    self,
-    images: jax.Array,
-    *,
-    train: bool = False,
-    rows: jax.Array | None = None,
-  ) -> jax.Array:
-    """Classifies images.
-
-    Args:
-      images: [B, height, width, C], of any size.
-      train: Unused: nothing is random.
-      rows: Unused.
-
-    Returns:
-      Logits, float32 [B, num_classes]; features [B, F] where that is 0.
-    """
-    features = self.trunk(images, train=train, rows=rows)['features']
-    return self.head(features) if self.num_classes else features
 
   @nn.compact
   def trunk(
@@ -327,7 +294,7 @@ class BiT(nn.Module):
       StdConv,
       padding='FIXED',
       variance_epsilon=1e-8,
-      kernel_init=initializers_lib.INITIALIZERS[self.initializers].patch,
+      kernel_init=self.starts.patch,
       dtype=self.dtype,
     )
     norm = functools.partial(
