@@ -25,7 +25,9 @@ def test_holds_all_digits_once():
     (int(label), np.round(image / 16 * 255).astype(np.uint8).tobytes())
     for label, image in zip(stored.target, stored.images, strict=True)
   )
-  assert sorted((e.label, e.image.tobytes()) for e in examples) == wanted
+  assert (
+    sorted((e.values['label'], e.image.tobytes()) for e in examples) == wanted
+  )
 
 
 def test_slices_hold_all_classes_and_are_disjoint():
@@ -33,7 +35,9 @@ def test_slices_hold_all_classes_and_are_disjoint():
   assert len(train) == 1438 and len(test) == 359
   assert test.read(0).index == 1438
   for source in (train, test):
-    counts = np.bincount([source.read(i).label for i in range(len(source))])
+    counts = np.bincount(
+      [source.read(i).values['label'] for i in range(len(source))]
+    )
     assert len(counts) == 10 and counts.min() > 0.07 * len(source)
   assert train.fingerprint() != test.fingerprint()
   assert train.fingerprint() == open_digits('train[:80%]').fingerprint()

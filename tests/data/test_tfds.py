@@ -33,11 +33,21 @@ def test_reads_what_was_prepared(data_dir):
   assert source.image_shape is None
   assert len(source) == 9
   examples = [source.read(i) for i in range(9)]
-  assert sorted(e.label for e in examples) == [0, 0, 0, 1, 1, 1, 2, 2, 2]
+  assert sorted(e.values['label'] for e in examples) == [
+    0,
+    0,
+    0,
+    1,
+    1,
+    1,
+    2,
+    2,
+    2,
+  ]
   assert [e.index for e in examples] == list(range(9))
   assert sorted(e.image[:4] for e in examples)[0] == b'\x89PNG'
   jpegs = [e for e in examples if e.image[:2] == b'\xff\xd8']
-  assert {e.label for e in jpegs} == {2}
+  assert {e.values['label'] for e in jpegs} == {2}
   assert examples[4].where == 'stand_in/1.0.0, example 4 of train'
 
 

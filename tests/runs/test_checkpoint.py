@@ -231,7 +231,9 @@ def test_keeps_the_best(
   tmp_path: pathlib.Path, metric: str, values: list[float], best: int
 ) -> None:
   for step, value in enumerate(values, 1):  # each in a run of its own
-    with checkpoint.Checkpointer(tmp_path, options(best=metric)) as checkpoints:
+    with checkpoint.Checkpointer(
+      tmp_path, options(best=metric), lower_is_better=metric == 'val/loss'
+    ) as checkpoints:
       checkpoints.save(step, make_state(step, ema=True), {metric: value})
       checkpoints.save(step + 100, make_state(step + 100), {'test/loss': 0.0})
   assert saved_steps(tmp_path, 'best') == [best]
@@ -401,12 +403,26 @@ def test_lists_every_difference(tmp_path: pathlib.Path) -> None:
 def test_a_newer_format_is_not_damage(
   tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-  monkeypatch.setattr(checkpoint_format, 'FORMAT', 2)
+  newer = checkpoint_format.FORMAT + 1
+  monkeypatch.setattr(checkpoint_format, 'FORMAT', newer)
   save(tmp_path, [1, 2])
   monkeypatch.undo()
   for read in (restore, restoring.restore_params):
-    with pytest.raises(UserError, match='format 2, and this version reads'):
+    with pytest.raises(UserError, match=f'format {newer}, and this version'):
       read(tmp_path)
+
+
+def test_a_run_of_an_older_format_is_refused_and_its_parameters_load(
+  tmp_path: pathlib.Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+  monkeypatch.setattr(checkpoint_format, 'FORMAT', 1)
+  save(tmp_path, [1, 2])
+  monkeypatch.undo()
+  with pytest.raises(UserError, match=r'format 1, of an older.*init_from'):
+    restore(tmp_path)
+  params, step, _ = restoring.restore_params(tmp_path)
+  assert step == 2
+  assert_same_bits(params, jax.device_get(make_state(2).params))
 
 
 def test_the_first_error_is_the_one_that_is_raised(

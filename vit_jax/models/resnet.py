@@ -315,7 +315,7 @@ class BiT(heads.Classifier):
       )(x)
     x = nn.relu(norm(name='norm')(x))
     return {
-      'tokens': x.reshape(len(x), -1, x.shape[-1]),
+      'tokens': x.reshape(x.shape[0], -1, x.shape[-1]),
       'features': x.mean(axis=(1, 2)).astype(jnp.float32),
     }
 

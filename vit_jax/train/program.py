@@ -298,6 +298,7 @@ class Program:
 
     Whoever calls it waits for that first.
     """
+    _ = self.train_step  # made here: two threads would make two
     thread = concurrent.futures.ThreadPoolExecutor(
       1, initializer=processes.block_signals
     )
@@ -372,33 +373,35 @@ class _Init:
       jax.tree.unflatten(tree, leaves),
     )
 
-  def run(self, params: Any) -> TrainState:
-    """Returns the state; None: with random parameters."""
-    leaves, tree = jax.tree.flatten(self.shardings.extra)
+  @functools.cached_property
+  def _computed(self) -> Any:
+    """Compiles the state, with the computed leaves of the extra as a list."""
 
     def make(params: Any) -> TrainState:
       state = self._make(params)
-      computed = [
-        x
-        for x, on_host in zip(
-          jax.tree.leaves(state.extra), self._on_host, strict=True
-        )
-        if on_host is None
-      ]
-      return dataclasses.replace(state, extra=computed)
+      extra = jax.tree.leaves(state.extra)
+      return dataclasses.replace(state, extra=self._only_computed(extra))
 
-    on_host = list(self._on_host)
-    where = [s for s, x in zip(leaves, on_host, strict=True) if x is None]
+    where = self._only_computed(jax.tree.leaves(self.shardings.extra))
     program = self._program
-    made = jax.jit(
+    return jax.jit(
       make,
       out_shardings=dataclasses.replace(self.shardings, extra=where),
       compiler_options=program._options | (_QUICK if program._is_cpu else {}),
-    )(params)
+    )
+
+  def _only_computed(self, leaves: list[Any]) -> list[Any]:
+    pairs = zip(leaves, self._on_host, strict=True)
+    return [x for x, on_host in pairs if on_host is None]
+
+  def run(self, params: Any) -> TrainState:
+    """Returns the state; None: with random parameters."""
+    made = self._computed(params)
     computed = iter(made.extra)
+    where, tree = jax.tree.flatten(self.shardings.extra)
     extra = [
       next(computed) if x is None else jax.device_put(x, s)
-      for s, x in zip(leaves, on_host, strict=True)
+      for s, x in zip(where, self._on_host, strict=True)
     ]
     return dataclasses.replace(made, extra=jax.tree.unflatten(tree, extra))
 

@@ -213,7 +213,7 @@ def test_labels_are_those_of_the_images(configs):
   config = configs['folder']
   source = data.open_source(config, 'train')
   examples = [source.read(i) for i in range(len(source))]
-  label_of = {e.index: e.label for e in examples}
+  label_of = {e.index: e.values['label'] for e in examples}
   for batch in [*train(config), *evaluate(config)]:
     for index, label in zip(batch['index'], batch['label'], strict=True):
       assert label == label_of.get(int(index), 0)
@@ -425,7 +425,9 @@ def test_labels_without_images(config, split):
   source = data.open_source(config, split)
   labels = source.column('label')
   assert labels.dtype == np.int32
-  assert labels.tolist() == [source.read(i).label for i in range(len(source))]
+  assert labels.tolist() == [
+    source.read(i).values['label'] for i in range(len(source))
+  ]
 
 
 def test_labels_of_a_folder_need_no_file(rare):
