@@ -55,5 +55,6 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.objective.name = 'multilabel'
   config.objective.label_smoothing = 0.0
   config.train.duration = '1_000 steps'
+  config.optim.warmup = '100 steps'
   config.train.batch_size = 64
   return config

@@ -271,7 +271,7 @@ def test_a_full_disk(tmp_path: pathlib.Path) -> None:
 
 _KILLED = """
 import os, signal, sys
-from vit_jax import reporting
+from vit_jax.runs import reporting
 reporter = reporting.Reporter(sys.argv[1], 10)
 for step in range(1, 6):
   reporter.write(step, 0.1, {'train/loss': step})

@@ -35,7 +35,11 @@ class Feature(abc.ABC):
 
   def to_dict(self) -> dict[str, Any]:
     """Returns JSON that `from_dict` reads: the kind, and its fields."""
-    return {'kind': type(self).__name__, **dataclasses.asdict(self)}
+    fields = {
+      key: list(value) if isinstance(value, tuple) else value
+      for key, value in dataclasses.asdict(self).items()
+    }
+    return {'kind': type(self).__name__, **fields}
 
 
 @dataclasses.dataclass(frozen=True)

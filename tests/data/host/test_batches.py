@@ -425,9 +425,8 @@ def test_labels_without_images(config, split):
   source = data.open_source(config, split)
   labels = source.column('label')
   assert labels.dtype == np.int32
-  assert labels.tolist() == [
-    source.read(i).values['label'] for i in range(len(source))
-  ]
+  examples = map(source.read, range(len(source)))
+  assert labels.tolist() == [e.values['label'] for e in examples]
 
 
 def test_labels_of_a_folder_need_no_file(rare):
