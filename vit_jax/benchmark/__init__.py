@@ -1,1 +1,1 @@
-"""How fast it is, beside a plain formulation of the same, in the same run."""
+"""Benchmarks against plain formulations of the same work, in the same run."""

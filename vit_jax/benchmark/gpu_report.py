@@ -1,4 +1,4 @@
-r"""What ViTs reach on this accelerator, within some minutes: JSON and Markdown.
+r"""Measures ViTs on this accelerator within minutes: JSON and Markdown.
 
   python -m vit_jax.benchmark.gpu_report --out=gpu_report --budget=500
 

@@ -38,7 +38,7 @@ class Report(contextlib.AbstractContextManager['Report']):
 
   Attributes:
     choices: Fields of `setting.Setting` for all that do not say otherwise.
-    rows: What was measured.
+    rows: The rows measured so far.
   """
 
   def __init__(self, out: pathlib.Path, budget: float):
@@ -79,7 +79,7 @@ class Report(contextlib.AbstractContextManager['Report']):
   def choose(self, model: str) -> None:
     """Takes attention, scan and remat of a model's fastest row for all others.
 
-    Where there is no such row, choices stay as they are.
+    If there is no such row, choices stay as they are.
     """
     row = self.best(model)
     self.choices |= {key: row[key] for key in _CHOICES if key in row}
@@ -97,8 +97,8 @@ class Report(contextlib.AbstractContextManager['Report']):
     Args:
       model: Name.
       batch_size: Images in a step.
-      changes: Of the config, by its keys.
-      options: Of the compiler.
+      changes: Changed values of the config by key.
+      options: Options of the compiler.
       **choices: Fields of `setting.Setting`.
     """
     said = choices | {'changes': changes or {}} | {'options': options or {}}

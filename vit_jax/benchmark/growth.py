@@ -1,4 +1,4 @@
-"""How time and memory of a training step grow: a table, JSON and a plot.
+"""Measures how time and memory of a training step grow.
 
   python -m vit_jax.benchmark.growth --out=growth
 

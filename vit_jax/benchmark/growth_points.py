@@ -53,7 +53,7 @@ def measure(axis: str, blocks: int) -> list[Point]:
   """Returns the points of a curve.
 
   Args:
-    axis: What grows, one of AXES.
+    axis: The quantity that grows, one of AXES.
     blocks: How often each is timed.
   """
   if axis == 'devices':

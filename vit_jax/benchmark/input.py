@@ -1,4 +1,4 @@
-"""What is measured of the input: decoding, and batches of images.
+"""Measures the input: decoding, and batches of images.
 
 The rows of the entry, each against one rival in turns with it, on as many
 threads each unless the name says otherwise:
@@ -56,12 +56,12 @@ _CHECKED = 4  # images, before any time is taken
 
 @dataclasses.dataclass(frozen=True)
 class Sizes:
-  """How many images a block has.
+  """Numbers of images in a block.
 
   Attributes:
-    photographs: Of 500x375 pixels.
-    large: Of 1600x1200.
-    small: Of 32x32.
+    photographs: Images of 500x375 pixels.
+    large: Images of 1600x1200.
+    small: Images of 32x32.
     batch: In a batch of photographs.
     epochs: How often batches are made of each image.
   """
@@ -84,7 +84,7 @@ def measure(
   Args:
     config: Has the seed, and the size of the small images' batches.
     blocks: How often each is timed.
-    rivals: Of `input_peers.NAMES`; those that are not installed are left out.
+    rivals: Names in `input_peers.NAMES`; those not installed are left out.
     sizes: How many images there are.
 
   Returns:

@@ -31,7 +31,7 @@ NAMES = tuple(_PACKAGES)
 
 @dataclasses.dataclass(frozen=True)
 class Cut:
-  """What is to become of one photograph.
+  """The crop of one photograph.
 
   Attributes:
     jpeg: The file's content, or where it lies.
@@ -56,7 +56,7 @@ def draw(
   Args:
     jpeg: The file.
     crop: 'random_resized', with flips.
-    rng: As `transforms.transform` gets it.
+    rng: As for `transforms.transform`.
   """
   data = jpeg if isinstance(jpeg, bytes) else jpeg.read_bytes()
   size = decode.jpeg_size(data)
@@ -87,7 +87,7 @@ class Peer(abc.ABC):
     Args:
       cuts: One for each.
       crop: Has the size, and whether images are smoothed.
-      batch_size: Of the batches that they are put into; None: into none.
+      batch_size: Size of the batches; None: single images.
       threads: That work on it.
     """
 

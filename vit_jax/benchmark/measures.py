@@ -1,4 +1,4 @@
-"""What is measured of the model; each returns one entry of the report."""
+"""Measures the model; each function returns one entry of the report."""
 
 import dataclasses
 import functools
@@ -59,7 +59,7 @@ class Bench:
     """Makes our model, and one batch.
 
     Args:
-      config: Of the model.
+      config: The config of the model.
       blocks: How often each is timed.
       matmul_flops: Rate of matrix products here, in FLOP/s.
       compare: The other, one of `peers.NAMES`.

@@ -23,8 +23,8 @@ def make(count: int, height: int, width: int) -> list[bytes]:
 
   Args:
     count: How many.
-    height: Of each, in pixels.
-    width: Of each, in pixels.
+    height: Height of each image, in pixels.
+    width: Width of each image, in pixels.
   """
   rng = np.random.default_rng(0)
   return [_encode(_picture(height, width, rng)) for _ in range(count)]

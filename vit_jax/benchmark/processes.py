@@ -1,4 +1,4 @@
-"""What is measured of whole processes; each returns one entry of the report."""
+"""Measures whole processes; each function returns an entry of the report."""
 
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -42,8 +42,8 @@ def startup(
   parameters and images.
 
   Args:
-    config: Of a ViT with a class token and square patches.
-    flags: Of `vit_jax.main`, which give the same config.
+    config: The config of a ViT with a class token and square patches.
+    flags: Flags of `vit_jax.main` that give the same config.
     runs: How often each is started.
   """
   one_step = [
@@ -89,7 +89,7 @@ def restart(flags: Sequence[str], runs: int = 3) -> Entry:
   same command resumes it with the cache that it left.
 
   Args:
-    flags: Of a run that reports each step.
+    flags: Flags of a run that reports each step.
     runs: How often; the medians are reported.
   """
   lines: dict[str, list[dict[str, float]]] = {'cold': [], 'warm': []}
@@ -111,7 +111,7 @@ def parallel(config: ml_collections.ConfigDict, blocks: int) -> Entry:
   """Times data-parallel steps on two CPU devices, in turns with one.
 
   Args:
-    config: Of the run; both have the same global batch, and the same cores.
+    config: The config of the run; both have the same global batch and cores.
     blocks: How often each is timed.
   """
   with _worker(config, 1) as one, _worker(config, 2) as two:

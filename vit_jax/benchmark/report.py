@@ -12,7 +12,7 @@ def table(report: Mapping[str, Any]) -> str:
   """Returns a table of all that has a rate, and a line for all else.
 
   Args:
-    report: As the benchmark prints it, in JSON.
+    report: The JSON report of the benchmark.
   """
   parts = {k: v for k, v in report.items() if isinstance(v, Mapping)}
   entries: dict[str, Mapping[str, Any]] = {}

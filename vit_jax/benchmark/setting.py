@@ -1,4 +1,4 @@
-"""What is measured: a model, its batch, and the images that it comes from."""
+"""The setting of a benchmark: a model, its batch and its images."""
 
 from collections.abc import Iterator
 import contextlib
@@ -35,13 +35,13 @@ Changes = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Setting:
-  """What the flags of a benchmark say; None: as it is by default.
+  """The flags of a benchmark; None: the default.
 
   Attributes:
     model: 'tutorial', or the name of a ViT.
     image_size: In pixels; the tutorial's is 32, that of others 224.
     batch_size: Images in a step.
-    dtype: Of the computation: 'float32' or 'bfloat16'.
+    dtype: Type of the computation: 'float32' or 'bfloat16'.
     attention: `config.model.attention_implementation`.
     scan: `config.model.scan`.
     remat: `config.model.remat`.
@@ -156,7 +156,7 @@ def write_images(
 
   Args:
     folder: Gets train/<class>/<number>.jpg.
-    count: Of files; from some number on they are links to the first ones.
+    count: Number of files; from some number on they link to the first ones.
     size: (height, width).
   """
   jpegs = photographs.make(min(count, _DIFFERENT_IMAGES), *size)

@@ -23,7 +23,7 @@ def in_turns(
 ) -> Times:
   """Times functions block by block, one after the other.
 
-  What slows the machine down for a while slows all of them alike.
+  A temporary slowdown of the machine affects all of them alike.
 
   Args:
     functions: Each does one block of work and waits for its end.
@@ -85,7 +85,7 @@ def compare(ours: list[float], theirs: list[float], images: int) -> Any:
 
   Args:
     ours: Seconds of our blocks.
-    theirs: Of the others, each in turn with one of ours.
+    theirs: The other functions, each in turn with one of ours.
     images: In a block of either.
 
   Returns:
@@ -108,8 +108,8 @@ def matmul_flops(dtype: str = 'float32', size: int | None = None) -> float:
   """Returns the best measured rate of matrix products here, in FLOP/s.
 
   Args:
-    dtype: Of what is multiplied, and of the result.
-    size: Of the square matrices; None: 2,048 on a CPU, else 8,192.
+    dtype: Type of the factors and of the product.
+    size: Size of the square matrices; None: 2,048 on a CPU, else 8,192.
   """
   if size is None:
     size = 2048 if jax.default_backend() == 'cpu' else 8192

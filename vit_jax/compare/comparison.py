@@ -1,4 +1,4 @@
-"""What two or more runs have in common, and what not: read without JAX."""
+"""Compares two or more runs from their records, without JAX."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -135,10 +135,10 @@ def differences(
 
   Args:
     columns: With at least one run each.
-    values_of: Of a run, by their keys.
+    values_of: Returns the values of a run by key.
 
   Returns:
-    Of each key that differs: the different values of each column that has it.
+    The different values of each column, for each key that differs.
     A key that is not there is as one that is not set.
   """
   tables = {c.name: [values_of(run) for run in c.runs] for c in columns}

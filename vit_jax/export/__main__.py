@@ -109,7 +109,7 @@ def check(path: pathlib.Path, form: str) -> None:
   """Checks that a format can be written here, before anything slow.
 
   Args:
-    path: Of the file to write.
+    path: Path of the file to write.
     form: One of FORMATS.
 
   Raises:

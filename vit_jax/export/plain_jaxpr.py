@@ -25,7 +25,7 @@ def plain(
   """Returns the same function in plain words.
 
   Args:
-    function: Of one array, to one array.
+    function: A function from one array to one array.
     images: The shape of the argument, which may be symbolic.
   """
   traced = jax.make_jaxpr(function)(images)

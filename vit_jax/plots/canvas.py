@@ -1,4 +1,4 @@
-"""Figures: one style, pictures of which each pixel is placed, and files.
+"""Figures: one style, sheets that are laid out by the pixel, and files.
 
 Needs matplotlib, which is in the extra [explore]. Figures are made without
 pyplot, so that nothing is left behind.
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
   from matplotlib import axes as axes_lib
   from matplotlib import figure as figure_lib
 
-DPI = 100  # of what is placed by the pixel; a chart has twice as many
+DPI = 100  # of sheets, laid out by the pixel; charts have twice as many
 LETTER, LINE = 7.6, 17  # pixels: a wide letter, and a line of text
 GAP = 4  # pixels between tiles
 INK, PALE, FAINT = '#303030', '#808080', '#C8C8C8'
@@ -74,14 +74,14 @@ _STYLE: Any = {
 
 
 class Scale(NamedTuple):
-  """A scale of colours above a sheet, where it is seen before the tiles.
+  """A colour scale above the tiles of a sheet.
 
   Attributes:
-    low: What the first colour stands for.
-    high: What the last one does.
-    label: What the colours are.
-    colors: Their name in matplotlib.
-    ticks: Texts evenly spaced along it, in place of numbers.
+    low: Value of the first colour.
+    high: Value of the last colour.
+    label: Name of the values.
+    colors: Name of the colour map in matplotlib.
+    ticks: Texts evenly spaced along the scale, which replace numbers.
   """
 
   low: float
@@ -92,7 +92,7 @@ class Scale(NamedTuple):
 
 
 def check() -> None:
-  """Raises a UserError where matplotlib is missing."""
+  """Raises a UserError if matplotlib is missing."""
   if importlib.util.find_spec('matplotlib') is None:
     raise UserError(
       "pictures need matplotlib: run pip install 'vit_jax[explore]'"
@@ -101,7 +101,7 @@ def check() -> None:
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-  """Within it figures are to be made and saved."""
+  """The context in which figures are made and saved."""
   import matplotlib
 
   with matplotlib.rc_context(_STYLE | fonts()), warnings.catch_warnings():
@@ -111,7 +111,7 @@ def style() -> Iterator[None]:
 
 @functools.cache
 def fonts() -> Mapping[str, Any]:
-  """Returns a style whose text is in any script that fonts here have."""
+  """Returns a style with fonts for all scripts that are installed here."""
   from matplotlib import font_manager
 
   known = set(font_manager.get_font_names())
@@ -121,11 +121,11 @@ def fonts() -> Mapping[str, Any]:
 
 
 def figure(width: float, height: float) -> 'figure_lib.Figure':
-  """Returns an empty figure for charts, whose parts make room for each other.
+  """Returns an empty figure for charts, with constrained layout.
 
   Args:
-    width: In pixels of the page.
-    height: Likewise.
+    width: Width in pixels of the page.
+    height: Height in pixels of the page.
   """
   from matplotlib import figure as figure_lib
 
@@ -136,7 +136,7 @@ def figure(width: float, height: float) -> 'figure_lib.Figure':
 def pixel_figure(
   width: float, height: float
 ) -> 'tuple[figure_lib.Figure, axes_lib.Axes]':
-  """Returns a figure and axes of that many pixels, (0, 0) at the top left."""
+  """Returns a figure and axes in pixels, with (0, 0) at the top left."""
   from matplotlib import figure as figure_lib
 
   width, height = math.ceil(width), math.ceil(height)
@@ -162,13 +162,13 @@ def place(
 
 
 def framed(tile: np.ndarray) -> np.ndarray:
-  """Returns a tile [h, w, 3] with a thin frame: it may be white."""
+  """Returns a tile [h, w, 3] with a thin frame, since it may be white."""
   sides = (1, 1), (1, 1), (0, 0)
   return np.pad(tile, sides, constant_values=_FRAME)
 
 
 def shorten(text: str, width: float) -> str:
-  """Cuts a text that is wider than so many pixels."""
+  """Cuts a text that is wider than `width` pixels."""
   letters = max(1, int(width / LETTER + 1e-6))
   return text if len(text) <= letters else f'{text[: letters - 1]}…'
 
@@ -187,9 +187,9 @@ def sheet(
     tiles: uint8 [h, w, 3], all of one size; None leaves a place empty.
     columns: Labels above the columns, in one line or more.
     rows: Labels before the rows.
-    captions: Below the tiles, row by row, in one line or more; cut where they
-      are wider than a tile.
-    scale: Of the colours.
+    captions: Texts below the tiles, row by row, of one or more lines; cut if
+      they are wider than a tile.
+    scale: Colour scale of the tiles.
   """
   high, wide = next(x for row in tiles for x in row if x is not None).shape[:2]
   lines = max((text.count('\n') + 1 for text in captions), default=0)
@@ -225,12 +225,12 @@ def sheet(
 def _paste(
   tiles: Sequence[Sequence[np.ndarray | None]], down: int, along: int
 ) -> np.ndarray:
-  """Returns tiles in one image: hundreds would take long to draw.
+  """Joins tiles into one image, since drawing hundreds takes long.
 
   Args:
-    tiles: In rows of one length.
-    down: Pixels from a row to the next.
-    along: Pixels from a column to the next.
+    tiles: Rows of tiles, of equal length.
+    down: Pixels from one row to the next.
+    along: Pixels from one column to the next.
   """
   shape = 1 + len(tiles) * down, 1 + len(tiles[0]) * along, 3
   paper = np.full(shape, 255, np.uint8)
@@ -250,7 +250,7 @@ def _label(
   pitch: float,
   y: float,
 ) -> None:
-  """Writes labels in a row; where they are wide and many, not all of them."""
+  """Writes labels in a row, but not all if they are too wide."""
   widest = max(map(len, labels), default=0) * LETTER
   step = math.ceil(widest / pitch) if len(labels) > 10 else 1
   for i in range(0, len(labels), max(step, 1)):
@@ -292,7 +292,7 @@ def save(figure: 'figure_lib.Figure', path: pathlib.Path) -> tuple[int, int]:
 
   Args:
     figure: From here, made within the same `style`.
-    path: Of both, without an ending.
+    path: Path of both files, without an ending.
 
   Returns:
     (width, height) that it should have on a page, in pixels.

@@ -1,4 +1,4 @@
-"""Charts of numbers by layer, matrices and filters of what was seen.
+"""Charts of numbers by layer, and matrices.
 
 In comments: L layers, H heads. Each function returns a figure of matplotlib,
 made within `canvas.style`.
@@ -27,7 +27,7 @@ _NAMED = 40  # up to which all of them are named
 
 
 class Level(NamedTuple):
-  """A horizontal line: what is to be compared with."""
+  """A horizontal line for comparison."""
 
   value: float
   label: str
@@ -38,8 +38,8 @@ class Panel(NamedTuple):
 
   Attributes:
     values: Float [L, H].
-    label: Of the axis, with the unit.
-    level: What is to be compared with.
+    label: Label of the axis, with the unit.
+    level: A line for comparison.
   """
 
   values: np.ndarray
@@ -48,7 +48,7 @@ class Panel(NamedTuple):
 
 
 def heads_by_depth(panels: Sequence[Panel]) -> 'figure_lib.Figure':
-  """Returns a panel for each of the values, with a point for each head."""
+  """Draws the panels next to each other, with a point for each head."""
   figure = canvas.figure(_PANEL[0] * len(panels), _PANEL[1])
   cells = figure.subplots(1, len(panels), squeeze=False)[0]
   for cell, panel in zip(cells, panels, strict=True):
@@ -78,7 +78,7 @@ def _draw_level(cell: 'axes_lib.Axes', level: Level) -> None:
 
 
 def _count_layers(cell: 'axes_lib.Axes', count: int) -> None:
-  """Numbers the layers below a panel, each where they are few."""
+  """Labels the layers below a panel; every layer if they are few."""
   from matplotlib import ticker
 
   cell.set_xlabel('layer')
@@ -89,7 +89,7 @@ def _count_layers(cell: 'axes_lib.Axes', count: int) -> None:
 def norms_by_depth(
   patches: np.ndarray, others: Mapping[str, np.ndarray]
 ) -> 'figure_lib.Figure':
-  """Returns the norms of tokens by layer, on a logarithmic axis.
+  """Draws the norms of tokens by layer, on a logarithmic axis.
 
   Args:
     patches: Norms of patch tokens, float [L, M], M over images and patches.
@@ -127,12 +127,12 @@ def norms_by_depth(
 def accuracy_by_depth(
   accuracy: np.ndarray, intervals: np.ndarray, chance: Level
 ) -> 'figure_lib.Figure':
-  """Returns an accuracy for each layer.
+  """Draws the accuracy of each layer.
 
   Args:
     accuracy: Float [L], 0 to 1.
-    intervals: Float [L, 2], from and to.
-    chance: What guessing reaches.
+    intervals: Confidence intervals, float [L, 2].
+    chance: The accuracy of guessing.
   """
   figure = canvas.figure(_PANEL[0] * 1.5, _PANEL[1])
   cell = figure.subplots()
@@ -159,16 +159,16 @@ def matrix(
   limits: tuple[float, float],
   written: np.ndarray | None = None,
 ) -> 'figure_lib.Figure':
-  """Returns a matrix in colours, with its first row on top.
+  """Draws a matrix in colours, with its first row on top.
 
   Args:
     values: Float [R, C].
-    x: What the columns are.
-    y: What the rows are.
-    label: What the colours are.
-    names: Of rows and columns.
-    limits: What the first and the last colour stand for.
-    written: Numbers to write into the fields where these are few, [R, C].
+    x: Label of the columns.
+    y: Label of the rows.
+    label: Label of the colours.
+    names: Names of the rows and of the columns.
+    limits: Values of the first and the last colour.
+    written: Numbers to write into the fields if they are few, [R, C].
   """
   rows, columns = values.shape
   side = float(np.clip(34 * max(rows, columns), 280, 680))

@@ -14,14 +14,14 @@ _NUMBERED = 20  # classes up to which counts are written into the fields
 
 
 def encode(counts: np.ndarray, classes: Sequence[str], title: str) -> bytes:
-  """Returns a PNG: a row for each class of the data, a column for each answer.
+  """Returns a PNG with a row for each label, a column for each prediction.
 
   Colours are shares of a row, from 0 (violet) to 1 (yellow).
 
   Args:
-    counts: int [K, K], of examples by label and answer.
-    classes: Names of the K classes; above the columns are their numbers.
-    title: Above it.
+    counts: Number of examples by label and prediction, int [K, K].
+    classes: Names of the K classes; the columns show their numbers.
+    title: Title above the matrix.
   """
   count = len(counts)
   side = int(np.clip(_SIDE // count, *_CELL))
@@ -53,7 +53,7 @@ def encode(counts: np.ndarray, classes: Sequence[str], title: str) -> bytes:
 
 
 def _header(count: int, side: int, step: int) -> np.ndarray:
-  """Returns the numbers of the columns, of which not all may have room."""
+  """Draws the numbers of the columns, as many as have room."""
   blank = contact_sheet.write_line('', _NAMES)
   cells = []
   for i in range(0, count, step):

@@ -1,4 +1,4 @@
-"""Many small images in one picture, each with a caption."""
+"""Draws many small images with captions in one picture."""
 
 from collections.abc import Collection
 from collections.abc import Mapping
@@ -35,9 +35,9 @@ def choose(
   """Returns which images of a batch to draw: marked ones first if not all fit.
 
   Args:
-    count: Of all images.
-    marked: Positions among them.
-    most: Images to draw.
+    count: Number of all images.
+    marked: Positions of the marked images.
+    most: Largest number of images to draw.
   """
   if count <= most:
     return list(range(count))
@@ -70,9 +70,9 @@ def captions(
 
 
 def caption(label: np.ndarray, classes: Sequence[str]) -> str:
-  """Returns a label in words; that of a mixed image has two lines.
+  """Returns the caption of a label; that of a mixed image has two lines.
 
-  A name with letters that the font lacks has the number of the class before.
+  The number of the class precedes a name with letters that the font lacks.
 
   Args:
     label: int scalar, or shares of the classes, float [classes].
@@ -105,11 +105,11 @@ def draw(
   """Writes `encode`'s PNG.
 
   Args:
-    images: As of `encode`.
-    captions: Likewise.
-    path: Of the PNG; its directory is made.
-    marked: As of `encode`.
-    title: Likewise.
+    images: As for `encode`.
+    captions: As for `encode`.
+    path: Path of the PNG, whose directory is made.
+    marked: As for `encode`.
+    title: As for `encode`.
 
   Raises:
     UserError: It cannot be written.
@@ -138,9 +138,9 @@ def encode(
     images: Each [h, w, C] with 1 (grey), 3 (RGB) or 4 (RGB and alpha, which is
       shown on white) channels: uint8, or floats where 0 to 1 is black to white.
       What is not finite is magenta. An array [N, h, w, C] will do.
-    captions: Of each, a line or more; cut where they are too long.
+    captions: One caption of one or more lines for each; cut if too long.
     marked: Positions of images that get a red frame.
-    title: Above them all.
+    title: Title above all images.
   """
   tiles = [_fit(_to_rgb(image)) for image in images]
   width = max((tile.shape[1] for tile in tiles), default=_SMALLEST)
@@ -191,7 +191,7 @@ def _cell(
   size: tuple[int, int],
   frame: tuple[int, int, int] | None,
 ) -> np.ndarray:
-  """Returns an image in the middle of `size`, with frame and lines of text."""
+  """Centres an image in `size`, and adds a frame and lines of text."""
   height, width = (n + 2 * _FRAME for n in size)
   cell = np.full((height, width, 3), _PAPER, np.uint8)
   h, w = tile.shape[:2]
@@ -208,11 +208,11 @@ def _cell(
 def write_line(
   text: str, width: int, colour: tuple[int, int, int] = _INK
 ) -> np.ndarray:
-  """Returns a line of text, uint8 [_LINE, width, 3]; cut where it is too long.
+  """Draws a line of text, uint8 [_LINE, width, 3], cut if it is too long.
 
   Args:
-    text: In any script.
-    width: In pixels.
+    text: Text in any script.
+    width: Width in pixels.
     colour: Red, green, blue.
   """
   line = np.full((_LINE, width, 3), _PAPER, np.uint8)

@@ -1,4 +1,4 @@
-"""Curves of several runs in one picture.
+"""Draws curves of several runs in one picture.
 
 Needs matplotlib, which is in the extra [explore].
 """
@@ -66,9 +66,9 @@ class Line:
 
   Attributes:
     x: Float [N].
-    y: Float [N], of several runs the mean; nan makes a gap.
-    low: Of several runs the least, float [N]; else None.
-    high: The largest.
+    y: Float [N], the mean over the runs; nan makes a gap.
+    low: Minimum over several runs, float [N]; None for one run.
+    high: Maximum over several runs, float [N]; None for one run.
   """
 
   x: np.ndarray
@@ -78,7 +78,7 @@ class Line:
 
 
 def check(path: pathlib.Path) -> None:
-  """Finds what `draw` would fail at.
+  """Checks that `draw` can write a picture.
 
   Raises:
     UserError: matplotlib is missing, or cannot write such a file there.
@@ -107,10 +107,10 @@ def draw(
   """Writes a picture with a panel for each metric, and one legend.
 
   Args:
-    panels: By the metric, then by the run.
-    names: Of all runs, in the order of the legend.
-    path: Of the picture; see `ENDINGS`.
-    x_label: Below each panel.
+    panels: Curves by metric, then by run.
+    names: Names of all runs, in the order of the legend.
+    path: Path of the picture; see `ENDINGS`.
+    x_label: Label below each panel.
     smooth: Metrics to be drawn smoothed, with what they were behind: each point
       as the mean over a range of x that is the same for all runs.
 
@@ -151,9 +151,9 @@ def draw(
 
 
 def _styles(count: int) -> list[dict[str, Any]]:
-  """Returns how each line is drawn; the first ones are wider.
+  """Returns the style of each line.
 
-  So one that lies below another can be seen all the same.
+  The first ones are wider, so that they can be seen below others.
   """
   widths = np.linspace(2.0, 1.3, count)
   styles = itertools.cycle(itertools.product(_DASHES, _COLORS))
@@ -164,7 +164,7 @@ def _styles(count: int) -> list[dict[str, Any]]:
 
 
 def _window(lines: Iterable[Line]) -> float:
-  """Returns the range of x to take means over; 0: no point has another near."""
+  """Returns the width of x for means; 0: no point has another one near."""
   xs = [line.x for line in lines if len(line.x) > 1]
   if not xs:
     return 0.0
@@ -204,7 +204,7 @@ def _smoothed(x: np.ndarray, y: np.ndarray, width: float) -> np.ndarray:
   Args:
     x: Float [N], ascending.
     y: Float [N].
-    width: In units of x.
+    width: Width of the window, in units of x.
   """
   known = np.isfinite(y)
   sums, counts = (

@@ -1,4 +1,4 @@
-"""Images and maps as small pictures to be put beside each other.
+"""Draws images and maps as tiles: small pictures of one size.
 
 In comments: [H, W] the pixels of an image, [h, w] its grid of patches.
 """
@@ -25,7 +25,7 @@ def pixels(
   """Returns what a model is given as pixels.
 
   Args:
-    preprocess: Of the model.
+    preprocess: The preprocessing of the model.
     inputs: float32 [B, H, W, C] that it made.
 
   Returns:
@@ -101,8 +101,8 @@ def color(
   Args:
     values: [h, w].
     shape: (height, width) of what is returned.
-    limits: What the first and the last colour stand for.
-    name: Of the colours, in matplotlib.
+    limits: Values of the first and the last colour.
+    name: Name of the colour map in matplotlib.
 
   Returns:
     uint8 [height, width, 3].
@@ -122,7 +122,7 @@ def top(values: np.ndarray) -> float:
   the same rule (page/colours.js).
 
   Args:
-    values: Of the map, none below 0.
+    values: The map, without negative values.
   """
   return float(max(np.max(values), _TIMES_MEAN * np.mean(values)))
 
@@ -130,7 +130,7 @@ def top(values: np.ndarray) -> float:
 def overlay(image: np.ndarray, values: np.ndarray) -> np.ndarray:
   """Lays a map in colours over the contours of an image.
 
-  Where an image is dark or bright as a whole does not change the colours.
+  The brightness of the whole image does not change the colours.
 
   Args:
     image: uint8 [height, width, 3].

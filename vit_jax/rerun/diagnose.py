@@ -1,4 +1,4 @@
-"""What every layer of one training step computes: is it finite, and how large.
+"""Examines what every layer of a training step computes: finite? how large?
 
 The model is examined unrolled, whatever the config says: the function is the
 same, and only so does each layer have a name. In comments: B images, E events.
@@ -29,10 +29,10 @@ from vit_jax.train import step as train_step_lib
 
 
 class Event(NamedTuple):
-  """What goes into a module, or comes out of it.
+  """The input or the output of a module.
 
   Attributes:
-    path: Of the module, as `blocks_0/mlp`; '' is the whole model.
+    path: Path of the module, as `blocks_0/mlp`; '': the whole model.
     when: 'input' or 'output'.
     by_example: Whether each value belongs to one example of the batch.
   """
@@ -43,11 +43,11 @@ class Event(NamedTuple):
 
 
 class Values(NamedTuple):
-  """What is known of an array.
+  """Statistics of an array.
 
   Attributes:
     bad: How many values are not finite.
-    largest: Of the absolute values that are finite.
+    largest: The largest finite absolute value.
   """
 
   bad: Any
@@ -56,7 +56,7 @@ class Values(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-  """What one step computes.
+  """The values that one step computes.
 
   Attributes:
     events: On the way to the loss, in the order of computation.
@@ -119,7 +119,7 @@ def examine(
   Args:
     e: The experiment.
     state: Before the step.
-    batch: Of the step.
+    batch: The batch of the step.
     step: Number of completed updates.
   """
   mesh = e.program.mesh
@@ -199,10 +199,10 @@ def _forward(
 class _Recorder:
   """Looks at what goes into each Linen module, and at what comes out of it.
 
-  Of the first model that is applied: another, as a teacher, is not looked at.
+  Only the first model that is applied is examined, not a teacher.
 
   Attributes:
-    images: What went into the whole model.
+    images: The input of the whole model.
   """
 
   def __init__(self, batch_size: int):

@@ -52,8 +52,8 @@ def run(config: ml_collections.ConfigDict, workdir: str, step: int) -> int:
 
   Args:
     config: That of the run.
-    workdir: Of the run, which may be finished, stopped, or still going on.
-    step: Which update, from 1.
+    workdir: Work directory of a run that is finished, stopped or going on.
+    step: Number of the update, from 1.
 
   Returns:
     The exit status, 0: the step was repeated, whatever was found.

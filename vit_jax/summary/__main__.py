@@ -99,7 +99,7 @@ class Row:
     output_shape: For one image; None of a parameter.
     parameters: Number of elements, those of modules within it included.
     trainable: 'yes', 'no' or 'part'; '-' where there are none.
-    gflop: Of a forward pass of one image, modules within it included.
+    gflop: Work of a forward pass of one image, with its submodules.
   """
 
   module: str
@@ -205,7 +205,7 @@ def _configured(
 ) -> 'tuple[experiment_lib.Experiment | None, ml_collections.ConfigDict]':
   """Returns a config's experiment, and the config filled in.
 
-  Where it cannot be trained here, as without its data, there is no experiment.
+  If it cannot be trained here, as without its data, there is no experiment.
   """
   from vit_jax import config as config_lib
   from vit_jax.train import experiment as experiment_lib

@@ -1,4 +1,4 @@
-"""What devices tell each other in one run of a compiled program.
+"""The communication between devices in one run of a compiled program.
 
 Bytes are those of the whole array that a collective is about, as one device
 sees it:
@@ -46,14 +46,14 @@ class Collective:
 
   Attributes:
     kind: One of KINDS.
-    axes: Of the mesh, along which the devices that take part differ.
+    axes: Axes of the mesh along which the devices that take part differ.
     group_size: How many take part in one.
     parts: Of an all-reduce: how many parts its result is then cut into, of
       which each device keeps one. More than 1: it does what a reduce-scatter
       would.
     executions: In one run. Where one combines arrays of different `parts`, it
       counts with those of most bytes.
-    bytes: Of all executions, as the program has them.
+    bytes: Bytes of all executions, as in the program.
     narrow_bytes: The same, where values of 32 bits that were just widened from
       16, or of which 16 are kept, count 2 bytes: a CPU has no such arithmetic,
       but GPUs and TPUs do.

@@ -9,10 +9,10 @@ import numpy as np
 def parse(attributes: str, devices: int) -> np.ndarray:
   """Returns the devices that take part in each collective, int [groups, size].
 
-  Of a collective-permute, the groups are its pairs of source and target.
+  The groups of a collective-permute are its pairs of source and target.
 
   Args:
-    attributes: Of an instruction. XLA writes groups in four ways:
+    attributes: Attributes of an instruction. XLA writes groups in four ways:
       `{{0,1},...}`; `{}`, all devices; `[4,2]<=[2,4]T(1,0)`, the numbers of all
       devices in the shape [2, 4], transposed, then in the shape [4, 2]; and
       `mesh['a'=2,'b'=4] {'b'}`, those along an axis of a mesh of its own.

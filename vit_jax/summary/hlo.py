@@ -33,8 +33,8 @@ class Instruction:
 
   Attributes:
     name: Unique in its computation.
-    opcode: As 'all-gather'.
-    shape: Of the result, as 'f32[8,16]{1,0}', or a tuple of such.
+    opcode: Its name, as 'all-gather'.
+    shape: Shape of the result, as 'f32[8,16]{1,0}', or a tuple of such.
     arguments: Text between the parentheses.
     attributes: Text behind them.
     is_root: Whether it is the computation's result.

@@ -44,20 +44,20 @@ _QUICK = {
 
 @dataclasses.dataclass(frozen=True)
 class Plan:
-  """What a training step takes of each device.
+  """The resources that a training step needs on each device.
 
   Attributes:
     devices: How many there are.
     mesh: Sizes of its axes.
-    batch_size: Of all devices together.
+    batch_size: Batch size of all devices together.
     accumulation: Parts that it is computed in, one by one.
     memory: In GiB: parameters, gradients (of what trains), optimizer, average
       (of the parameters), activations (and all else that is temporary, as the
       CPU's compiler plans it), and their sum, total.
     hides_remat: Whether the activations do not show what `model.remat` saves:
       the CPU's compiler computes unrolled layers anew too early.
-    collectives: Of a step.
-    flops: Of the products that a device computes in a step.
+    collectives: Collectives of a step.
+    flops: FLOPs of the products that a device computes in a step.
     model_flops: The device's share of those that the model needs, where nothing
       is computed twice.
     unknown_loops: Loops of the program that may go round more than once, but

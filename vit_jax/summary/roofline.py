@@ -58,15 +58,15 @@ class Estimate:
   Attributes:
     hardware: Its name.
     fits: Whether the planned memory is there.
-    compute: Of products.
-    memory: Of activations; goes on beside compute.
-    update: Of the optimizer.
+    compute: Time of the products.
+    memory: Time of reading and writing activations, concurrent with compute.
+    update: Time of the optimizer.
     communication: By the axes of the mesh, as 'data+fsdp'.
     best: The step, with all the overlap that is possible.
     worst: The step, with none.
     efficiency: (worst, best), from 0 to 1.
     images_per_second: (worst, best), of all devices.
-    bound: What takes longest: compute, memory, update, or the axes of the mesh.
+    bound: The longest part: compute, memory, update, or the axes of the mesh.
   """
 
   hardware: str
@@ -134,11 +134,11 @@ class Transfer:
   """Collectives as an accelerator does them.
 
   Attributes:
-    kind: Of `collectives.KINDS`.
-    axes: Of the mesh.
+    kind: One of `collectives.KINDS`.
+    axes: Axes of the mesh.
     group_size: Devices that take part in one.
     executions: In a step.
-    bytes: Of all executions, as `collectives` defines them.
+    bytes: Bytes of all executions, as `collectives` defines them.
   """
 
   kind: str

@@ -92,8 +92,8 @@ def main(
   """Runs the sweep, and returns the exit status.
 
   Args:
-    argv: What is left of the command line.
-    program: What runs in place of `python -m vit_jax.main`; see `runs.Here`.
+    argv: The arguments that are not flags.
+    program: Command that replaces `python -m vit_jax.main`; see `runs.Here`.
     poll_s: Seconds between two looks at the runs.
 
   Raises:

@@ -51,9 +51,9 @@ def entry(
   """Returns what leaderboard.csv and `--format=json` say of a trial.
 
   Args:
-    row: Of the trial.
+    row: The row of the trial.
     sweep: Whose it is.
-    workdir: Of the sweep.
+    workdir: The work directory of the sweep.
 
   Returns:
     trial, state, mean (of the metric over the seeds; of a trial that was not
@@ -141,7 +141,7 @@ def _short(keys: Sequence[str]) -> list[str]:
 class Board:
   """The table in the terminal, which follows the trials.
 
-  Messages appear above it. Where stderr is no terminal, there are these alone.
+  Messages appear above it. If stderr is not a terminal, only these are shown.
   """
 
   def __init__(self, sweep: space_lib.Sweep, stream: TextIO | None = None):
@@ -149,7 +149,7 @@ class Board:
 
     Args:
       sweep: Whose trials these are.
-      stream: Where the table goes if it is a terminal; None: stderr.
+      stream: The table is shown here if it is a terminal; None: stderr.
     """
     self._sweep = sweep
     self._stream = stream or sys.stderr

@@ -34,7 +34,7 @@ class Jobs:
 
     Args:
       flag_values: With those of `slurm.define_flags`, parsed.
-      program: As that of `runs.Here`.
+      program: As for `runs.Here`.
 
     Raises:
       UserError: submitit or SLURM is missing, or the flags do not fit.

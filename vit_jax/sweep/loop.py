@@ -30,10 +30,10 @@ def run(
   Args:
     study: Open.
     launcher: Starts the runs.
-    config_flags: Of all runs: `--config=...` and what it overrides.
+    config_flags: Flags of all runs: `--config=...` and `--config.KEY=VALUE`.
     jobs: Runs at once.
     poll_s: Seconds between two looks at the runs.
-    publish: Is called with all trials after each that ends, by one process at a
+    publish: Called with all trials after each that ends, by one process at a
       time.
 
   Returns:

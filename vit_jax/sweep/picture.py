@@ -68,7 +68,7 @@ def draw(
   Args:
     rows: All trials.
     sweep: Whose they are.
-    path: Of the PNG, which is at any moment the old or the new one, whole.
+    path: Path of the PNG, which is at any moment the whole old or new one.
 
   Raises:
     UserError: It cannot be written.
@@ -242,7 +242,7 @@ def _axis(
   """Sets up the x axis.
 
   Returns:
-    What places a value of a trial, by its number, on the axis.
+    A function that places a value of a trial, by its number, on the axis.
   """
   if isinstance(dimension, space_lib.Range):
     if dimension.log:

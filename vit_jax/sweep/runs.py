@@ -23,7 +23,7 @@ _LONGEST = 400  # letters of an error
 
 @dataclasses.dataclass(frozen=True)
 class Ended:
-  """How a run ended.
+  """The outcome of a run.
 
   Attributes:
     status: The exit status, negative for a signal; None where nobody knows:
@@ -54,8 +54,8 @@ class Launcher(Protocol):
     """Starts a run, or finds the one that goes on in its work directory.
 
     Args:
-      flags: Of `vit_jax.main`, but for `--workdir`.
-      workdir: Of the run. What it prints goes to a file beside it.
+      flags: Flags of `vit_jax.main`, except `--workdir`.
+      workdir: Its work directory. Its output goes to a file beside it.
     """
     ...
 
@@ -67,7 +67,7 @@ class Here:
   """Starts runs as processes of this machine.
 
   A run holds the lock `.NAME.lock` beside its work directory NAME as long as it
-  lives. Where the sweep that started it was killed, it is found by that.
+  lives. If the sweep that started it was killed, the run is found by that.
   """
 
   def __init__(
@@ -79,7 +79,7 @@ class Here:
       program: The command that trains; another one takes the same flags, writes
         metrics.jsonl and DONE as that does, and saves and ends with status 143
         at SIGTERM.
-      gpus: What CUDA_VISIBLE_DEVICES is for each of the runs at once, as '0';
+      gpus: CUDA_VISIBLE_DEVICES for each of the concurrent runs, as '0';
         (): as it is here, for all.
     """
     self._program = list(program)
@@ -183,8 +183,8 @@ def explain(status: int, log: pathlib.Path, start: int = 0) -> str:
 
   Args:
     status: Its exit status, negative for a signal.
-    log: What it printed.
-    start: Where in the log it began, in bytes.
+    log: The file with its output.
+    start: Offset in the log at which it began, in bytes.
   """
   if status == 0:
     return ''

@@ -1,4 +1,4 @@
-"""What a sweep tries, and how it is judged."""
+"""The search space of a sweep and how its trials are judged."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -74,29 +74,29 @@ def integers(low: int, high: int) -> Range:
 
 @dataclasses.dataclass(frozen=True)
 class Sweep:
-  """What a sweep tries, and how it is judged.
+  """The search space of a sweep and how its trials are judged.
 
   A trial is one point of the space, run once with each seed; its value is the
   mean over these.
 
   Attributes:
-    space: What is tried of each key: {'optim.learning_rate': log_uniform(...)}.
+    space: The values of each key: {'optim.learning_rate': log_uniform(...)}.
     sampler: 'grid': every point, each once, in an order of its own; 'random';
       'tpe': a tree-structured Parzen estimator, which learns from the trials
       that are done (arXiv:2304.11127).
     trials: How many; None: the whole grid.
     seeds: For `config.seed`.
-    metric: As metrics.jsonl names it.
+    metric: Its name in metrics.jsonl.
     direction: 'maximize' or 'minimize'.
     pick: 'last': the value at the end of the run; 'best': its best one.
     pruner: 'none'; 'median': stops a trial whose best value is below the median
       of the others at the same step; 'halving': asynchronous successive
       halving, which lets the better quarter of the trials go on at 1, 4, 16,
       ... times the first step with a value (arXiv:1810.05934).
-    prune_after_trials: Of the median: so many have to be done before.
-    prune_after_steps: Of the median: a trial gets this far in any case.
-    sampler_seed: Of the points. A trial's point depends on it, on the trial's
-      number and, for tpe, on the values that are known when it begins.
+    prune_after_trials: Trials to complete before the median prunes others.
+    prune_after_steps: Steps before which the median prunes no trial.
+    sampler_seed: Seed of the points. A trial's point depends on it, on the
+      trial's number and, for tpe, on the values that are known when it begins.
   """
 
   space: Mapping[str, Dimension]

@@ -59,7 +59,7 @@ class Claim:
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-  """What is known of a trial.
+  """The state of a trial.
 
   Attributes:
     number: From 0.
@@ -92,9 +92,9 @@ class Study:
     """Opens the study in a directory, or begins one.
 
     Args:
-      workdir: Of the sweep; several processes may have it open.
+      workdir: Directory of the sweep, which several processes may have open.
       sweep: Checked against the config.
-      config: Of all trials, without what the space varies.
+      config: The config of all trials, without the keys of the space.
 
     Raises:
       UserError: The study there is another one, or cannot be used.
@@ -193,8 +193,8 @@ class Study:
       claim: Ours.
       state: 'complete', 'pruned' or 'failed'.
       seeds: Value of each seed that is done.
-      value: Of a complete trial.
-      error: Of a failed one.
+      value: The metric of a complete trial.
+      error: The error of a failed one.
     """
     claim.trial.set_user_attr('seeds', {str(k): x for k, x in seeds.items()})
     if error:

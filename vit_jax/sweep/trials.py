@@ -28,7 +28,7 @@ class Metrics:
   Attributes:
     values: By the step; nan where it was not finite.
     step: The newest of all metrics; 0: none.
-    names: Of all metrics.
+    names: The names of all metrics.
   """
 
   def __init__(self, path: pathlib.Path, name: str):
@@ -95,9 +95,9 @@ class Seed:
   """One run of a trial.
 
   Attributes:
-    number: What `config.seed` is.
-    workdir: Of the run.
-    metrics: Of the run.
+    number: The value of `config.seed`.
+    workdir: The work directory of the run.
+    metrics: The metrics of the run.
     run: While it goes on.
     done: Whether it is finished.
   """
@@ -131,9 +131,9 @@ class Trial:
     """Looks at what is there of its runs.
 
     Args:
-      claim: Of the trial.
-      study: Is told of its values.
-      config_flags: Of all runs.
+      claim: The claim of the trial.
+      study: The study, which gets its values.
+      config_flags: The flags of all runs.
     """
     self.claim = claim
     self.error = ''

@@ -1,4 +1,4 @@
-"""What each formulation of a model can be asked for."""
+"""The interface of each formulation of a model."""
 
 import abc
 import dataclasses
@@ -22,7 +22,7 @@ class Task:
     labels: int32 [B].
     optim: `config.optim`, of which the settings of AdamW and the clipping
       count.
-    preprocess: What goes before the model.
+    preprocess: The preprocessing before the model.
   """
 
   model: vit.ViT
@@ -37,7 +37,7 @@ class Peer(abc.ABC):
   """A model with its parameters, and a batch that is on the device.
 
   Attributes:
-    name: As people know the formulation.
+    name: Name of the formulation.
   """
 
   name: str
