@@ -54,7 +54,7 @@ setuptools.setup(
     # StableHLO and ONNX.
     'export': [
       'flatbuffers',
-      'jax2onnx>=0.13',
+      'jax2onnx>=0.13,<0.14',
       'onnx>=1.23',
       'onnxruntime>=1.31',
     ],
@@ -68,7 +68,7 @@ setuptools.setup(
     'test': [
       'flatbuffers',
       'ipykernel',
-      'jax2onnx>=0.13',
+      'jax2onnx>=0.13,<0.14',
       'jinja2',
       'matplotlib>=3.10',
       'mypy',

@@ -104,7 +104,9 @@ def test_a_run_there_and_back(digits_run, tmp_path, form):
   back = run(there, tmp_path / 'back', 'vit_jax')
   one, other = vit_jax.load(digits_run), vit_jax.load(back)
   assert_same(one, other)
-  assert one.preprocess == other.preprocess
+  # Others' formats say nothing of the features of the training data.
+  kept = dataclasses.replace(one.preprocess, features={}, outputs={})
+  assert kept == other.preprocess
   assert json.loads((back / 'DONE').read_text()) == {}
 
 
