@@ -61,6 +61,8 @@ def model_images(config, step):
   with e.train_batches(step) as batches:
     batch = next(batches)
 
+  state = e.init()
+
   @jax.jit
   def run(params, batch):
     seen = []
@@ -71,7 +73,7 @@ def model_images(config, step):
       return call(*args, **kwargs)
 
     with nn.intercept_methods(look):
-      e.program.update(e.init().replace(params=params), batch, step)
+      e.program.update(state.replace(params=params), batch, step)
     return seen[0]
 
   # Images do not depend on them.

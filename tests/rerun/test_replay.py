@@ -32,7 +32,7 @@ RICH = DECIDED | {
   'train__accumulation': 2,
   'train__ema_decay': 0.9,
   'optim__clip_norm': 1.0,
-  'optim__freeze': '^blocks_0/',
+  'optim__freeze': '^patch_embedding/',
 }
 DROPOUT = {
   'model__depth': 2,
@@ -222,7 +222,7 @@ def made_up(bad_row=-1, event=3, **arrays):
       for stage in stages
     },
     index=np.array([7, 3, 9, 1]),
-    label=np.array([0, 1, 2, 3]),
+    targets={'label': np.array([0, 1, 2, 3])},
     drawn=[0, 1, 2, 3],
     images=np.zeros((4, 8, 8, 1), np.float32),
   )
