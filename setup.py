@@ -51,7 +51,8 @@ setuptools.setup(
     'explore': ['jinja2', 'matplotlib>=3.10'],
     # The web page.
     'demo': ['starlette>=1.10', 'uvicorn>=0.54'],
-    # StableHLO and ONNX.
+    # StableHLO and ONNX. jax2onnx from 0.14 on, as far as 0.17.1, wants an
+    # orbax-checkpoint below 0.11.37, older than ours.
     'export': [
       'flatbuffers',
       'jax2onnx>=0.13,<0.14',

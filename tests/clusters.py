@@ -19,6 +19,6 @@ def digits() -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
   from vit_jax.data import digits as digits_lib
 
   source = digits_lib.open_digits('train', 1)
-  pixels = source.images.reshape(len(source), -1).astype(np.float32)
-  labels = source.labels
+  pixels = source.arrays['image'].reshape(len(source), -1).astype(np.float32)
+  labels = source.column('label')
   return pixels[:1200], labels[:1200], pixels[1200:], labels[1200:]

@@ -21,9 +21,14 @@ import pytest
 import tiny
 
 flags.FLAGS.mark_as_parsed()  # Grain reads flags
-# What commands keep does not outlive the tests, nor come from before them.
-_CACHE = tempfile.TemporaryDirectory(prefix='vit_jax_cache')
-os.environ['VIT_JAX_CACHE'] = _CACHE.name
+# What commands keep does not outlive the tests, nor come from before them. All
+# processes share it: many tests compile the same step of the same tiny model.
+if 'PYTEST_XDIST_WORKER' not in os.environ:
+  _CACHE = tempfile.TemporaryDirectory(prefix='vit_jax_cache')
+  os.environ['VIT_JAX_CACHE'] = _CACHE.name
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = os.path.join(_CACHE.name, 'xla')
+  os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.1'
+  os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
 
 
 @pytest.fixture(scope='module', autouse=True)

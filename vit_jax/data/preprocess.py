@@ -212,11 +212,14 @@ class Preprocess:
 
   @property
   def target(self) -> features_lib.Target:
-    """The feature that the logits predict; without facts, a label."""
+    """The feature that the logits predict; without facts, a label.
+
+    A label has the names of `classes`, which people may have edited.
+    """
     name = self.outputs.get('logits', {}).get('feature')
-    if name is None:
+    found = features_lib.from_dict(self.features[name]) if name else None
+    if found is None or isinstance(found, features_lib.Label):
       return features_lib.Label(self.classes)
-    found = features_lib.from_dict(self.features[name])
     assert isinstance(found, features_lib.Target)
     return found
 
