@@ -239,12 +239,13 @@ def test_what_is_counted(monkeypatch, cache, splits, needed):
   mesh = types.SimpleNamespace(local_devices=jax.devices('cpu')[:2])
   made = tiny.config(data__cache=cache, data__channels=3)
   named = {f'evals.{i}': source for i, source in enumerate(splits)}
-  cache_lib.check(made, named, mesh)
+  cache = cache_lib.Cache(made, mesh, named)
+  cache.check()
   if not needed:
     return
   room.available -= 2**29
   with pytest.raises(UserError) as info:
-    cache_lib.check(made, named, mesh)
+    cache.check()
   assert f'take {needed:.1f} GiB of memory, 0.5 GiB more' in str(info.value)
 
 
@@ -261,25 +262,26 @@ def test_memory_of_accelerators(monkeypatch):
   monkeypatch.setattr(psutil, 'virtual_memory', lambda: room)
   mesh = types.SimpleNamespace(local_devices=[Device()])
   made = tiny.config(data__cache='device', data__channels=3)
-  cache_lib.check(made, {'train': Stored()}, mesh)
-  both = {'train': Stored(), 'evals.val': Stored()}
+  cache_lib.Cache(made, mesh, {'train': Stored()}).check()
+  splits = {'train': Stored(), 'evals.val': Stored()}
+  both = cache_lib.Cache(made, mesh, splits)
   with pytest.raises(UserError, match=r'6\.0 GiB of H200 3, 1\.0 GiB more'):
-    cache_lib.check(made, both, mesh)
+    both.check()
   room.available = 2 * 2**30
   with pytest.raises(UserError, match=r'3\.0 GiB of memory, 1\.0 GiB more'):
-    cache_lib.check(made, both, mesh)
+    both.check()
 
 
 @pytest.mark.parametrize('cache', ['host', 'device'])
 def test_where_decoded_images_are_kept(folder, monkeypatch, cache):
   loaded = []
 
-  def load(*args, load=cache_lib.load):
-    result = load(*args)
+  def decode(*args, decode=cache_lib.decode_split):
+    result = decode(*args)
     loaded.append(weakref.ref(result))
     return result
 
-  monkeypatch.setattr(cache_lib, 'load', load)
+  monkeypatch.setattr(cache_lib, 'decode_split', decode)
   e = build(folder, data__cache=cache)
   kept = e.cached()
   assert len(loaded) == 2
@@ -287,7 +289,8 @@ def test_where_decoded_images_are_kept(folder, monkeypatch, cache):
     assert [kept.source, kept.eval_sources['val']] == [x() for x in loaded]
   else:
     assert [x() for x in loaded] == [None, None]
-    assert kept.splits == e.splits and set(kept.on_devices) == set(e.splits)
+    assert kept.splits == e.splits
+    assert set(kept.cache.on_devices) == set(e.splits)
 
 
 @pytest.mark.parametrize('cache', ['host', 'device'])
@@ -297,7 +300,7 @@ def test_a_split_with_several_uses_is_kept_once(folder, cache):
     'val', '1 epochs', kind='knn', train_split=made.data.split
   )
   e = experiment_lib.build(made).cached()
-  where = e.splits if cache == 'host' else e.on_devices
+  where = e.splits if cache == 'host' else e.cache.on_devices
   assert where['train'] is where['evals.knn.train']
   assert where['evals.val'] is where['evals.knn']
   assert where['train'] is not where['evals.val']

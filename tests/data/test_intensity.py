@@ -252,7 +252,7 @@ def test_explore_data_shows_the_window(folder):
 
 def test_sample_does_not_depend_on_the_seed(folder):
   source = data.open_source(config(folder), 'train')
-  first, again = (intensity.of_split(source, 16, 1, 8) for _ in range(2))
+  first, again = (intensity.count_values(source, 16, 1, 8) for _ in range(2))
   np.testing.assert_array_equal(first.counts, again.counts)
   assert first.images == 8 and first.counts.sum() == 8 * 9 * 8
 

@@ -52,8 +52,8 @@ def _model() -> ml_collections.ConfigDict:
   model.num_classes = config_dict.placeholder(int)  # None: the data's classes
   # Compile one layer and run it `depth` times, which compiles faster.
   model.scan = False
-  # What the backward pass computes again to save memory: 'none', 'full' or the
-  # name of a policy of jax.checkpoint_policies.
+  # Activations that the backward pass computes again, to save memory: 'none',
+  # 'full' or the name of a policy of jax.checkpoint_policies.
   model.remat = 'none'
   # 'plain', or the 'xla' or 'cudnn' of jax.nn.dot_product_attention, which have
   # no attention dropout. 'cudnn' needs a GPU and train.dtype=bfloat16.
@@ -75,13 +75,14 @@ def _model() -> ml_collections.ConfigDict:
   # patches; or 'patches'.
   model.position_tokens = config_dict.placeholder(str)
   model.class_token = config_dict.placeholder(bool)
-  model.distillation_token = config_dict.placeholder(bool)  # of DeiT
+  model.distillation_token = config_dict.placeholder(bool)  # as in DeiT
   # Whether the distillation token has a head of its own.
   model.distillation_head = config_dict.placeholder(bool)
   model.registers = config_dict.placeholder(int)  # number of register tokens
   # Width of a layer with tanh before the head; 0: there is none.
   model.pre_logits = config_dict.placeholder(int)
-  model.norm_after_pool = config_dict.placeholder(bool)  # of 'gap'; else before
+  # With 'gap': the last LayerNorm follows the mean, and does not precede it.
+  model.norm_after_pool = config_dict.placeholder(bool)
   # Initial scale of the residual branches (LayerScale). None: no scale.
   model.layer_scale = config_dict.placeholder(float)
   model.qk_norm = config_dict.placeholder(bool)  # normalize queries and keys
@@ -236,8 +237,8 @@ def _objective() -> ml_collections.ConfigDict:
   # The teacher of distillation: any path that `vit_jax.load` reads.
   objective.teacher = ''
   objective.distillation = 'hard'  # the teacher's class; 'soft': its logits
-  objective.teacher_weight = 0.5  # of the loss
-  objective.temperature = 3.0  # of both, where it is soft
+  objective.teacher_weight = 0.5  # weight of the teacher in the loss, 0 to 1
+  objective.temperature = 3.0  # for 'soft': divides the logits of both models
   # Keys of other objectives, which their files list with defaults; a config
   # file may set some: config.objective.options.delta = 2.0.
   objective.options = ml_collections.ConfigDict()
@@ -258,7 +259,7 @@ def _train() -> ml_collections.ConfigDict:
   # still happen at their own steps, between calls.
   train.steps_per_call = 1
   train.log_every = '50 steps'
-  train.dtype = 'float32'  # of the computation; or 'bfloat16'
+  train.dtype = 'float32'  # type in which layers compute; or 'bfloat16'
   train.rng = 'threefry'  # 'rbg' is faster on TPU, but depends on the mesh
   # Decay of a moving average of the parameters, which is then evaluated and
   # predicted with. 0: there is none.
@@ -293,12 +294,12 @@ def _optim() -> ml_collections.ConfigDict:
   optim.schedule = 'cosine'
   optim.warmup = '0 steps'  # linear, from 0
   optim.final_factor = 0.0  # last learning rate / learning_rate
-  # Of 'step': the learning rate is multiplied by step_factor at each of these
-  # fractions of the duration.
+  # For 'step': fractions of the duration at which the learning rate is
+  # multiplied by step_factor.
   optim.step_at = (0.6, 0.85)
   optim.step_factor = 0.1
-  optim.cooldown = '0 steps'  # of 'wsd' and 'rsqrt': the end of the duration
-  # Of 'rsqrt': the time after which it begins to fall markedly.
+  optim.cooldown = '0 steps'  # for 'wsd' and 'rsqrt': the end of the duration
+  # For 'rsqrt': the time after which it has fallen to 1 / sqrt(2).
   optim.timescale = '10_000 steps'
   optim.clip_norm = 0.0  # largest norm of the whole gradient; 0: no clipping
   # Adaptive clipping: largest norm of a unit's gradient, as a multiple of the
@@ -311,10 +312,10 @@ def _optim() -> ml_collections.ConfigDict:
   optim.b1 = 0.9
   optim.b2 = 0.999  # Lion: 0.99 is usual; Adafactor: the largest decay
   optim.eps = 1e-8
-  optim.momentum = 0.9  # of 'sgd' and 'muon'
-  # Of the first moment or the momentum; 'bfloat16' halves its memory.
+  optim.momentum = 0.9  # for 'sgd' and 'muon'
+  # Type of the first moment or the momentum; 'bfloat16' halves its memory.
   optim.momentum_dtype = 'float32'
-  optim.nesterov = False  # of 'sgd'
+  optim.nesterov = False  # for 'sgd'
   optim.sam = _sam()
   # Regular expressions that are searched for in the paths of parameters, such
   # as `blocks_3/norm1/scale` (also where the layers are scanned, which are
@@ -382,7 +383,7 @@ def evaluation(
 
   Args:
     split: The split to evaluate, as `data.split`; '' turns the evaluation off.
-    every: How often, as `train.duration`; '' means at the end alone.
+    every: Time between evaluations, as `train.duration`; '': at the end alone.
     kind: 'accuracy' measures what the objective does. The others fit a
       classifier on the features of `train_split`: 'knn' (nearest neighbours),
       'few_shot' (least squares on a few images of each class) or 'linear'

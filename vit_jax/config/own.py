@@ -24,8 +24,8 @@ def load_own(name: str, key: str, kind: type) -> Any:
   Args:
     name: 'my_module:MyClass'; the module is one that Python can import, as from
       the directory that the command runs in.
-    key: Where the config has the name, for errors.
-    kind: What the class must inherit from.
+    key: Key of the config that holds the name, for errors.
+    kind: Class that it must inherit from.
 
   Raises:
     UserError: There is no such module or class, its import fails, or it is of

@@ -136,7 +136,7 @@ _KEYS_OF: dict[str, list[str]] = {}
 for _key, _names in _CALLED.items():
   for _name in _names.split():
     _KEYS_OF.setdefault(_name, []).append(_key)
-# Names of what is a flag of the command here, and not a key.
+# Names for which the command has a flag, and the config no key.
 _FLAG_OF = dict.fromkeys(
   (
     'output_dir save_dir out_dir outdir output out log_dir logdir run_dir'

@@ -1,9 +1,9 @@
 """Images and labels: from files to batches.
 
 A `Source` gives random access to encoded examples; `train_batches` and
-`eval_batches` make batches of them, on threads or worker processes. What
-happens to a batch on the device is in `vit_jax.data.device`: it needs JAX, and
-nothing else here imports it.
+`eval_batches` make batches of them, on threads or worker processes. The device
+augments and normalises them (`vit_jax.data.device`), and may keep a whole
+dataset (`vit_jax.data.cache`): both need JAX, which nothing else here imports.
 
 The names below are imported when they are first used, so that `python -m
 vit_jax.data` can parse its flags before that.
@@ -16,18 +16,18 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
   from vit_jax.data.base import Source as Source
   from vit_jax.data.checks import check as check
-  from vit_jax.data.host.batches import Batch as Batch
-  from vit_jax.data.host.batches import Batches as Batches
   from vit_jax.data.host.batches import eval_batches as eval_batches
   from vit_jax.data.host.batches import train_batches as train_batches
+  from vit_jax.data.host.prefetch import Batch as Batch
+  from vit_jax.data.host.prefetch import Batches as Batches
   from vit_jax.data.preprocess import Preprocess as Preprocess
   from vit_jax.data.sources import open_source as open_source
   from vit_jax.data.sources import open_split as open_split
   from vit_jax.data.splits import SplitError as SplitError
 
 _MODULES = {
-  'Batch': 'host.batches',
-  'Batches': 'host.batches',
+  'Batch': 'host.prefetch',
+  'Batches': 'host.prefetch',
   'Preprocess': 'preprocess',
   'Source': 'base',
   'SplitError': 'splits',

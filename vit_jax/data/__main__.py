@@ -106,14 +106,14 @@ def _survey(name: str | None, config: Any) -> Any:
 
   if name is None:
     data.check(config)
-    return survey.of_config(config)
+    return survey.list_config(config)
   path = sources.folder_path(name)
   if not os.path.isdir(path):
     raise UserError(
       f'there is no folder {path}: name one, or a config file, as'
       ' configs/folder.py'
     )
-  return survey.of_folder(path)
+  return survey.list_folder(path)
 
 
 def _advise(found: dict[str, Any], out: pathlib.Path | None) -> None:

@@ -3,8 +3,8 @@
 A class of n_c images is drawn with a probability that is proportional to
 n_c^(1 - b): b = 0 leaves the classes as they are, b = 1/2 is square-root
 sampling, and with b = 1 all are drawn alike (arXiv:1910.09217, equation 1, with
-q = 1 - b). An epoch is still as many draws as there are images: of a rare class
-it has each image several times, of a frequent one a part of them.
+q = 1 - b). An epoch is still as many draws as there are images: it has each
+image of a rare class several times, and only some images of a frequent one.
 """
 
 from collections.abc import Sequence
@@ -21,12 +21,12 @@ CLASSES = 'classes'  # another name for 1
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Balance:
-  """Which images each epoch has.
+  """Draws the images of each epoch.
 
   Attributes:
     members: Positions in the source, class by class, int64 [N].
-    starts: Where each class begins in `members`, and N: int64 [classes + 1].
-    shares: Of the draws, float64 [classes].
+    starts: First member of each class, and N: int64 [classes + 1].
+    shares: Fraction of the draws that each class gets, float64 [classes].
   """
 
   members: np.ndarray
@@ -40,7 +40,7 @@ class Balance:
     all of its images before one comes again.
 
     Args:
-      rng: Of this epoch alone.
+      rng: Random numbers for this epoch alone.
     """
     size = len(self.members)
     # Systematic sampling: N points at equal distances, from a random start.
@@ -70,11 +70,14 @@ def exponent(value: float | str) -> float:
 
 
 def make(source: base.Source, value: float | str) -> Balance | None:
-  """Returns how a source is balanced; None where it is not.
+  """Returns the balanced sampling of a source; None where there is none.
 
   Args:
-    source: What to train on.
-    value: Of `config.data.balance`.
+    source: Training examples.
+    value: `config.data.balance`.
+
+  Raises:
+    UserError: The examples have no label.
   """
   if not exponent(value):
     return None

@@ -1,4 +1,4 @@
-"""What every source of examples has in common."""
+"""Sources of examples: the interface, and a source in memory."""
 
 import abc
 from collections.abc import Iterable
@@ -17,8 +17,8 @@ class Example:
   """One stored example.
 
   Attributes:
-    values: Its features by name: of an Image an encoded file, or uint8 or
-      uint16 [H, W, C]; of others what the feature's `encode` takes.
+    values: Its features by name. An Image is an encoded file, or uint8 or
+      uint16 [H, W, C]; others are as their feature's `encode` takes them.
     index: Position in the unsliced split.
     where: The file or the record, for error messages.
   """
@@ -37,7 +37,7 @@ class Source(abc.ABC):
   """Random access to the examples of a split.
 
   Attributes:
-    features: What its examples have, by name; `image` among them.
+    features: Features of its examples, by name; `image` among them.
   """
 
   features: features_lib.Features
@@ -85,7 +85,7 @@ class Source(abc.ABC):
     """Returns a target of all examples, [N, ...]; decodes no image.
 
     Args:
-      name: Of a feature that is a `features.Target`.
+      name: Name of a feature that is a `features.Target`.
 
     Raises:
       UserError: An example cannot be read.
@@ -167,5 +167,5 @@ def digest(items: Iterable[str | bytes]) -> str:
 
 
 def encode_name(name: str) -> bytes:
-  """Returns a file's name as bytes, also where it is not proper UTF-8."""
+  """Returns a file's name as bytes, even if it is not valid UTF-8."""
   return name.encode('utf-8', 'surrogateescape')

@@ -4,7 +4,10 @@
 as without: only where they are taken from differs.
 """
 
+from collections.abc import Callable
 from collections.abc import Mapping
+import dataclasses
+import functools
 import math
 import time
 
@@ -27,42 +30,160 @@ Batch = dict[str, jax.Array]
 _READ_SIZE = 256  # images that are decoded as one batch
 
 
-class OnDevices:
-  """The examples of a split, on each device of a mesh."""
+@dataclasses.dataclass(frozen=True)
+class Cache:
+  """The splits of an experiment, decoded and kept as `data.cache` asks.
 
-  def __init__(self, source: base.ArraySource, mesh: jax.sharding.Mesh):
-    """Copies the examples to the devices, and waits until they are there.
+  With 'none' nothing is kept, and 'host' replaces the sources by arrays in
+  memory. With 'device' the sources stay, and each device of the mesh holds the
+  examples: the host then sends positions, and `take` makes a batch of them.
+
+  Attributes:
+    config: The full config.
+    mesh: Devices that steps run on.
+    splits: Sources by what they are for: 'train', 'evals.NAME', and
+      'evals.NAME.train' for what a probe learns from.
+    on_devices: Examples by split, arrays [N, ...] by feature name and `index`,
+      replicated over the mesh; {} unless `load` put them there.
+  """
+
+  config: ml_collections.ConfigDict
+  mesh: jax.sharding.Mesh
+  splits: Mapping[str, base.Source]
+  on_devices: Mapping[str, Batch] = dataclasses.field(default_factory=dict)
+
+  def load(self) -> 'Cache':
+    """Returns the cache with all images read, decoded and in their place.
+
+    Raises:
+      UserError: An image cannot be read, or there is too little memory.
+    """
+    where = self.config.data.cache
+    if where == 'none':
+      return self
+    self.check()
+    place = self._place if where == 'device' else lambda source: source
+    kept = {
+      key: place(decode_split(source, self.config))
+      for key, source in self._distinct.items()
+    }
+    named = {name: kept[id(source)] for name, source in self.splits.items()}
+    if where == 'device':
+      return dataclasses.replace(self, on_devices=named)
+    return dataclasses.replace(self, splits=named)
+
+  def take(self, split: str, batch: Batch) -> Batch:
+    """Returns the batch of a step, gathered on the devices.
 
     Args:
-      source: Holds them; needed no more after that.
-      mesh: Of devices.
+      split: Name in `splits`.
+      batch: `position`, int32 [B] or [steps, B]: places in the source; its
+        length stands for padding.
+
+    Returns:
+      The features, valid and index, as `data.train_batches` has them, split
+      over the mesh.
     """
-    arrays = {**source.arrays, 'index': source.indices}
-    where = mesh_lib.replicated(mesh)
-    self._examples = {
-      name: jax.make_array_from_process_local_data(where, x, x.shape)
-      for name, x in arrays.items()
-    }
-    jax.block_until_ready(self._examples)
-    self._take = [
-      jax.jit(_take, out_shardings=mesh_lib.batch_sharding(mesh, stacked))
+    position = batch['position']
+    return self._take[position.ndim - 1](self.on_devices[split], position)
+
+  def check(self) -> None:
+    """Checks that the images fit where they are to be kept.
+
+    Raises:
+      UserError: Images of a split differ in size, or there is too little
+        memory: says by how much.
+    """
+    where = self.config.data.cache
+    if where == 'none':
+      return
+    for name, source in self.splits.items():
+      if source.image_shape is None:
+        raise config_lib.UserError(
+          f'config.data.cache={where} keeps images of one size, but'
+          f' those for {name} differ: say config.data.source_size=(height,'
+          ' width) if they do not, or set config.data.cache=none'
+        )
+    for place, free, needed in self._rooms():
+      if needed > free:
+        raise config_lib.UserError(
+          f'config.data.cache={where}: the images take'
+          f' {needed / 2**30:.1f} GiB of {place}, {(needed - free) / 2**30:.1f}'
+          ' GiB more than is free: set config.data.cache=none, or train on a'
+          ' slice, as config.data.split=train[:10%]'
+        )
+
+  def bytes_on_device(self) -> int:
+    """Returns the memory of a device that the images take, in bytes."""
+    size = sum(map(self._num_bytes, self._distinct.values()))
+    on_host = self.mesh.devices.flat[0].platform == 'cpu'
+    return {
+      'none': 0,
+      # The devices of a CPU share the host's memory.
+      'host': size // len(self.mesh.local_devices) if on_host else 0,
+      'device': size,
+    }[self.config.data.cache]
+
+  @property
+  def _distinct(self) -> dict[int, base.Source]:
+    """Sources by identity: a split that has several uses is kept once."""
+    return {id(source): source for source in self.splits.values()}
+
+  @functools.cached_property
+  def _take(self) -> list[Callable[[Batch, jax.Array], Batch]]:
+    """Compiled `_take_rows`, of one step and of several."""
+    return [
+      jax.jit(
+        _take_rows,
+        out_shardings=mesh_lib.batch_sharding(self.mesh, stacked),
+      )
       for stacked in (False, True)
     ]
 
-  def take(self, position: jax.Array) -> Batch:
-    """Returns batches.
+  def _place(self, source: base.ArraySource) -> Batch:
+    """Copies examples to each device, and waits until they are there."""
+    sharding = mesh_lib.replicated(self.mesh)
+    examples = {
+      name: jax.make_array_from_process_local_data(sharding, x, x.shape)
+      for name, x in {**source.arrays, 'index': source.indices}.items()
+    }
+    return jax.block_until_ready(examples)
 
-    Args:
-      position: Of examples in the source, int32 [B] or [steps, B]; its length:
-        padding.
+  def _num_bytes(self, source: base.Source) -> int:
+    """Returns the size of decoded images; 0 where they are not kept."""
+    if source.image_shape is None:
+      return 0
+    itemsize = levels_lib.from_config(self.config).dtype.itemsize
+    pixels = len(source) * math.prod(source.image_shape)
+    return pixels * self.config.data.channels * itemsize
 
-    Returns:
-      The features, valid and index, as `data.train_batches` has them.
-    """
-    return self._take[position.ndim - 1](self._examples, position)
+  def _rooms(self) -> list[tuple[str, int, int]]:
+    """Returns what the images take: (place, free bytes, needed bytes)."""
+    sizes = {key: self._num_bytes(x) for key, x in self._distinct.items()}
+    decoded = [  # others are in memory already
+      sizes[key]
+      for key, source in self._distinct.items()
+      if not isinstance(source, base.ArraySource)
+    ]
+    free = memory.free_on_host()
+    if self.config.data.cache == 'host':
+      return [('memory', free, sum(decoded))]
+    # The host holds one split at a time while it is copied.
+    size, passing = sum(sizes.values()), max(decoded, default=0)
+    devices = self.mesh.local_devices
+    rooms = [
+      (f'{d.device_kind} {d.id}', s['bytes_limit'] - s['bytes_in_use'], size)
+      for d in devices
+      if 'bytes_limit' in (s := d.memory_stats() or {})
+    ]
+    if rooms:
+      return [('memory', free, passing), *rooms]
+    # CPU devices have the host's memory.
+    return [('memory', free, size * len(devices) + passing)]
 
 
-def _take(examples: Mapping[str, jax.Array], position: jax.Array) -> Batch:
+def _take_rows(examples: Batch, position: jax.Array) -> Batch:
+  """Returns rows of arrays [N, ...]; zeros and index -1 from N on."""
   valid = position < len(examples['index'])
   batch = {
     name: jnp.take(x, position, axis=0, mode='fill', fill_value=0)
@@ -71,130 +192,39 @@ def _take(examples: Mapping[str, jax.Array], position: jax.Array) -> Batch:
   return batch | {'valid': valid, 'index': jnp.where(valid, batch['index'], -1)}
 
 
-def check(
-  config: ml_collections.ConfigDict,
-  splits: Mapping[str, data.Source],
-  mesh: jax.sharding.Mesh,
-) -> None:
-  """Checks that there is room for what `config.data.cache` asks for.
-
-  Args:
-    config: The full config.
-    splits: To be kept, by what they are for.
-    mesh: Of devices.
-
-  Raises:
-    UserError: The images of one differ in size, or there is too little memory:
-      says by how much.
-  """
-  if config.data.cache == 'none':
-    return
-  for name, source in splits.items():
-    if source.image_shape is None:
-      raise config_lib.UserError(
-        f'config.data.cache={config.data.cache} keeps images of one size, but'
-        f' those for {name} differ: say config.data.source_size=(height,'
-        ' width) if they do not, or set config.data.cache=none'
-      )
-  # A split that has several uses is kept once.
-  sources = {id(source): source for source in splits.values()}
-  sizes = {key: _num_bytes(source, config) for key, source in sources.items()}
-  decoded = [  # others are in memory already
-    sizes[key]
-    for key, source in sources.items()
-    if not isinstance(source, base.ArraySource)
-  ]
-  if config.data.cache == 'host':
-    rooms = [('memory', memory.free_on_host(), sum(decoded))]
-  else:  # on the host there is one split at a time
-    passing = max(decoded, default=0)
-    rooms = _rooms(mesh, sum(sizes.values()), passing)
-  for place, free, needed in rooms:
-    if needed > free:
-      raise config_lib.UserError(
-        f'config.data.cache={config.data.cache}: the images take'
-        f' {needed / 2**30:.1f} GiB of {place}, {(needed - free) / 2**30:.1f}'
-        ' GiB more than is free: set config.data.cache=none, or train on a'
-        ' slice, as config.data.split=train[:10%]'
-      )
-
-
-def bytes_on_device(
-  config: ml_collections.ConfigDict,
-  splits: Mapping[str, data.Source],
-  mesh: jax.sharding.Mesh,
-) -> int:
-  """Returns what the images that are kept take of each device, in bytes.
-
-  Args:
-    config: The full config.
-    splits: To be kept, by what they are for.
-    mesh: Of devices; those of a CPU share the host's memory.
-  """
-  sources = {id(x): x for x in splits.values() if x.image_shape is not None}
-  size = sum(_num_bytes(x, config) for x in sources.values())
-  on_host = mesh.devices.flat[0].platform == 'cpu'
-  return {
-    'none': 0,
-    'host': size // len(mesh.local_devices) if on_host else 0,
-    'device': size,
-  }[config.data.cache]
-
-
-def _num_bytes(source: data.Source, config: ml_collections.ConfigDict) -> int:
-  assert source.image_shape is not None
-  size = config.data.channels * levels_lib.of(config).dtype.itemsize
-  return len(source) * size * math.prod(source.image_shape)
-
-
-def _rooms(
-  mesh: jax.sharding.Mesh, size: int, passing: int
-) -> list[tuple[str, int, int]]:
-  """Returns what images take: (place, free bytes, needed).
-
-  Args:
-    mesh: Of devices, each of which gets all images.
-    size: Of these, in bytes.
-    passing: What the host needs while they are copied, in bytes.
-  """
-  free, devices = memory.free_on_host(), mesh.local_devices
-  stats = {d: d.memory_stats() or {} for d in devices}
-  rooms = [
-    (f'{d.device_kind} {d.id}', s['bytes_limit'] - s['bytes_in_use'], size)
-    for d, s in stats.items()
-    if 'bytes_limit' in s
-  ]
-  if rooms:
-    return [('memory', free, passing), *rooms]
-  # CPU devices have the host's memory.
-  return [('memory', free, size * len(devices) + passing)]
-
-
-def load(
-  source: data.Source, config: ml_collections.ConfigDict
+def decode_split(
+  source: base.Source, config: ml_collections.ConfigDict
 ) -> base.ArraySource:
-  """Reads and decodes all images of a split.
+  """Returns a split with its images decoded, in the host's memory.
 
   Args:
-    source: Its images have one size.
+    source: The split; its images have one size.
     config: The full config.
 
   Raises:
     UserError: An image cannot be read.
   """
-  levels = levels_lib.of(config)
   targets = features.targets(source.features)
-  if isinstance(source, base.ArraySource):
-    images = levels.keep(source.arrays['image'], config.data.name)
-    if images is source.arrays['image']:
-      return source
-    arrays = source.arrays | {'image': images}
-    return base.ArraySource(arrays, source.indices, targets)
+  if not isinstance(source, base.ArraySource):
+    arrays = _read_all(source, config)
+    return base.ArraySource(arrays, arrays['index'], targets)
+  levels = levels_lib.from_config(config)
+  images = levels.keep(source.arrays['image'], config.data.name)
+  if images is source.arrays['image']:
+    return source
+  arrays = source.arrays | {'image': images}
+  return base.ArraySource(arrays, source.indices, targets)
+
+
+def _read_all(
+  source: base.Source, config: ml_collections.ConfigDict
+) -> dict[str, np.ndarray]:
+  """Returns the features and `index` of all examples, arrays [N, ...]."""
   assert source.image_shape is not None
   start, size = time.perf_counter(), len(source)
   shape = (size, *source.image_shape, config.data.channels)
   arrays = {
-    'image': np.empty(shape, levels.dtype),
+    'image': np.empty(shape, levels_lib.from_config(config).dtype),
     'index': np.empty(size, np.int32),
     **features.empty(source.features, size),
   }
@@ -211,4 +241,4 @@ def load(
     time.perf_counter() - start,
     arrays['image'].nbytes / 2**20,
   )
-  return base.ArraySource(arrays, arrays['index'], targets)
+  return arrays

@@ -19,7 +19,7 @@ from vit_jax.data.host import levels
 # name, name/config, either with :version.
 _TFDS_NAME = re.compile(r'[\w-]+(/[\w.+=,-]+)?(:[\d*]+(\.[\d*]+){0,2})?')
 
-_MOST_RESIZE = 100  # times the image
+_MOST_RESIZE = 100  # times the model's input
 
 
 def check(config: ml_collections.ConfigDict) -> None:
@@ -37,41 +37,22 @@ def check(config: ml_collections.ConfigDict) -> None:
   for name, spec in config.evals.items():
     if spec.split:
       _check_split(f'evals.{name}.split', spec.split)
-  config_lib.at_least(config, 'data.pad', 0)
   config_lib.at_least(config, 'data.num_workers', 0)
   config_lib.at_least(config, 'data.num_threads', 1)
-  config_lib.one_of(config, 'data.crop', geometry.CROPS)
   config_lib.one_of(config, 'data.cache', ('none', 'host', 'device'))
-  if data.interpolation:
-    config_lib.one_of(config, 'data.interpolation', geometry.INTERPOLATIONS)
-  if data.resize_like:
-    config_lib.one_of(config, 'data.resize_like', geometry.LIKE)
+  _check_crops(config)
   _check_antialias(data)
   if data.channels not in (1, 3, 4):
     raise UserError(
       f'config.data.channels is {data.channels}: choose 1 (grey), 3 (RGB) or'
       ' 4 (RGB and alpha)'
     )
-  for key in ('mean', 'std', 'crop_scale', 'crop_ratio'):
+  for key in ('mean', 'std'):
     config_lib.check_numbers(config, f'data.{key}')
-  _check_range('data.crop_scale', data.crop_scale, most=1)
-  _check_range('data.crop_ratio', data.crop_ratio)
   _check_normalization(data)
   levels.check(config)
-  if data.source_size is not None:
-    config_lib.pair(data.source_size, 'data.source_size')
-  for key in ('resize', 'eval_resize'):
-    if isinstance(data[key], float):
-      if not 0 < data[key] <= _MOST_RESIZE:
-        raise UserError(
-          f'config.data.{key} is {data[key]}: as a multiple of image_size it'
-          f' must be more than 0, and {_MOST_RESIZE} at most'
-        )
-    elif data[key] is not None:
-      config_lib.pair(data[key], f'data.{key}')
+  _check_sizes(config)
   _check_balance(data.balance)
-  _check_resize('data.resize', geometry.train_crop(config))
-  _check_resize('data.eval_resize', geometry.eval_crop(config))
   _check_augment(config)
   _check_pairs(config)
 
@@ -102,6 +83,39 @@ def _check_split(key: str, spec: str) -> None:
     splits.parse(spec)
   except UserError as e:
     raise UserError(f'config.{key}: {e}') from None
+
+
+def _check_crops(config: ml_collections.ConfigDict) -> None:
+  """Checks kind, interpolation, area and ratio of crops."""
+  data = config.data
+  config_lib.at_least(config, 'data.pad', 0)
+  config_lib.one_of(config, 'data.crop', geometry.CROPS)
+  if data.interpolation:
+    config_lib.one_of(config, 'data.interpolation', geometry.INTERPOLATIONS)
+  if data.resize_like:
+    config_lib.one_of(config, 'data.resize_like', geometry.LIKE)
+  for key in ('crop_scale', 'crop_ratio'):
+    config_lib.check_numbers(config, f'data.{key}')
+  _check_range('data.crop_scale', data.crop_scale, most=1)
+  _check_range('data.crop_ratio', data.crop_ratio)
+
+
+def _check_sizes(config: ml_collections.ConfigDict) -> None:
+  """Checks the sizes that images have, and those they are resized to."""
+  data = config.data
+  if data.source_size is not None:
+    config_lib.pair(data.source_size, 'data.source_size')
+  for key in ('resize', 'eval_resize'):
+    if isinstance(data[key], float):
+      if not 0 < data[key] <= _MOST_RESIZE:
+        raise UserError(
+          f'config.data.{key} is {data[key]}: as a multiple of image_size it'
+          f' must be more than 0, and {_MOST_RESIZE} at most'
+        )
+    elif data[key] is not None:
+      config_lib.pair(data[key], f'data.{key}')
+  _check_resize('data.resize', geometry.train_crop(config))
+  _check_resize('data.eval_resize', geometry.eval_crop(config))
 
 
 def _check_range(
@@ -152,7 +166,7 @@ def _check_balance(value: Any) -> None:
 
 
 def _check_resize(key: str, crop: geometry.Crop) -> None:
-  """Checks that what an image is resized to holds the crop."""
+  """Checks that the crop fits into the resized image."""
   if crop.resize is None or crop.kind == 'random_resized':
     return
   height, width = config_lib.pair(crop.resize, key)
@@ -206,7 +220,7 @@ def _check_augment(config: ml_collections.ConfigDict) -> None:
 
 
 def _check_pairs(config: ml_collections.ConfigDict) -> None:
-  """Checks that both images of a mixed pair are in one part of the batch."""
+  """Checks that both images of a mixed pair are in one microbatch."""
   augment, batch_size = config.augment, config.train.batch_size
   parts = config_lib.num_microbatches(config)
   is_sam = parts > config_lib.accumulation(config)

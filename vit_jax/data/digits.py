@@ -1,6 +1,5 @@
 """The digits that come with scikit-learn: 1,797 grey images of 8x8 pixels."""
 
-import hashlib
 import importlib.util
 import pathlib
 
@@ -8,9 +7,10 @@ import numpy as np
 
 from vit_jax.data import base
 from vit_jax.data import features
+from vit_jax.data import folder
 from vit_jax.data import splits
 
-_LEVELS = 16  # of a stored pixel, besides 0
+_LEVELS = 16  # highest value of a stored pixel
 
 
 def open_digits(split: str, channels: int) -> base.ArraySource:
@@ -28,7 +28,9 @@ def open_digits(split: str, channels: int) -> base.ArraySource:
   """
   images, labels = _read()
   grey = np.round(images * (255 / _LEVELS)).astype(np.uint8)
-  order = _order(len(grey))
+  # A fixed order, as that of a folder's files.
+  numbers = range(len(grey))
+  order = np.array(sorted(numbers, key=lambda i: folder.hash_order(str(i))))
   selection = splits.Selection(split, {'train': len(grey)}, 'digits')
   chosen = [selection.locate(i) for i in range(len(selection))]
   rows = order[[row for _, row, _ in chosen]]
@@ -46,20 +48,11 @@ def open_digits(split: str, channels: int) -> base.ArraySource:
 def _read() -> tuple[np.ndarray, np.ndarray]:
   """Returns the pixels [1797, 8, 8], 0 to 16, and the digits [1797].
 
-  From the file that `sklearn.datasets.load_digits` reads: to import that takes
-  a second, which is a fifth of the time to the first step.
+  They come from the file that `sklearn.datasets.load_digits` reads, since
+  importing that takes a second, a fifth of the time to the first step.
   """
   package = importlib.util.find_spec('sklearn')
   assert package is not None and package.submodule_search_locations
   root = pathlib.Path(package.submodule_search_locations[0])
   table = np.loadtxt(root / 'datasets/data/digits.csv.gz', delimiter=',')
   return table[:, :-1].reshape(-1, 8, 8), table[:, -1]
-
-
-def _order(size: int) -> np.ndarray:
-  """Returns a fixed permutation: a hash of the numbers, as folders have."""
-
-  def key(i: int) -> bytes:
-    return hashlib.blake2b(str(i).encode(), digest_size=8).digest()
-
-  return np.array(sorted(range(size), key=key))

@@ -1,12 +1,12 @@
-"""What an example has: features by name, each of a kind.
+"""Features of an example, by name; each is of a kind.
 
 A source says which features its examples have (`Source.features`). Batches,
 crops, objectives, evaluations and predictions dispatch on the kind, so that no
 layer assumes that there is a label. The usual names are
 
-    image     Image, what the model sees
+    image     Image, the model's input
     label     Label, one class
-    labels    MultiLabel, any number of classes
+    labels    MultiLabel, several classes at once
     numbers   Number, quantities in units of their own
 
 A batch is a dict of arrays [B, ...] by these names, with `index` and `valid`.
@@ -17,6 +17,7 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 import dataclasses
 from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
@@ -31,7 +32,7 @@ class Feature(abc.ABC):
   @property
   @abc.abstractmethod
   def names(self) -> tuple[str, ...]:
-    """What there is one number each of: classes, or quantities."""
+    """Names of the values: classes, or quantities."""
 
   def to_dict(self) -> dict[str, Any]:
     """Returns JSON that `from_dict` reads: the kind, and its fields."""
@@ -60,17 +61,18 @@ class Image(Feature):
 
 
 class Target(Feature):
-  """A kind of value that a model learns to predict, of a fixed shape."""
+  """A kind of value that a model learns to predict, of a fixed shape.
+
+  Attributes:
+    dtype: Type of a value in a batch.
+  """
+
+  dtype: ClassVar[np.dtype]
 
   @property
-  @abc.abstractmethod
   def shape(self) -> tuple[int, ...]:
-    """Shape of a value in a batch, without the batch."""
-
-  @property
-  @abc.abstractmethod
-  def dtype(self) -> np.dtype:
-    """Type of a value in a batch."""
+    """Shape of a value in a batch, without the batch; one for each name."""
+    return (len(self.names),)
 
   @abc.abstractmethod
   def encode(self, value: Any, where: str) -> np.ndarray:
@@ -94,6 +96,7 @@ class Label(Target):
   """
 
   classes: tuple[str, ...]
+  dtype: ClassVar[np.dtype] = np.dtype(np.int32)
 
   @property
   def names(self) -> tuple[str, ...]:
@@ -105,11 +108,6 @@ class Label(Target):
     """A scalar."""
     return ()
 
-  @property
-  def dtype(self) -> np.dtype:
-    """int32."""
-    return np.dtype(np.int32)
-
   def encode(self, value: Any, where: str) -> np.ndarray:
     """Returns the position of a class, from its position."""
     del where
@@ -118,28 +116,19 @@ class Label(Target):
 
 @dataclasses.dataclass(frozen=True)
 class MultiLabel(Target):
-  """Any number of some classes: 1 where a class is present, uint8 [K].
+  """Several classes at once: 1 where a class is present, uint8 [K].
 
   Attributes:
     classes: Their names.
   """
 
   classes: tuple[str, ...]
+  dtype: ClassVar[np.dtype] = np.dtype(np.uint8)
 
   @property
   def names(self) -> tuple[str, ...]:
     """The classes."""
     return self.classes
-
-  @property
-  def shape(self) -> tuple[int, ...]:
-    """One number for each class."""
-    return (len(self.classes),)
-
-  @property
-  def dtype(self) -> np.dtype:
-    """uint8."""
-    return np.dtype(np.uint8)
 
   def encode(self, value: Iterable[int], where: str) -> np.ndarray:
     """Returns which classes are present, from their positions."""
@@ -162,21 +151,12 @@ class Number(Target):
   """
 
   quantities: tuple[str, ...]
+  dtype: ClassVar[np.dtype] = np.dtype(np.float32)
 
   @property
   def names(self) -> tuple[str, ...]:
     """The quantities."""
     return self.quantities
-
-  @property
-  def shape(self) -> tuple[int, ...]:
-    """One number for each quantity."""
-    return (len(self.quantities),)
-
-  @property
-  def dtype(self) -> np.dtype:
-    """float32."""
-    return np.dtype(np.float32)
 
   def encode(self, value: Iterable[float], where: str) -> np.ndarray:
     """Returns the numbers, which must be finite."""

@@ -31,7 +31,7 @@ _SPLITS = {
   **dict.fromkeys(('test', 'testing'), 'test'),
 }
 _SAMPLE = 64  # files whose headers tell how many bits images have
-_HEADER = 64  # bytes of a PNG that say it
+_HEADER = 64  # bytes of a PNG that hold the number of bits
 
 
 class FolderSource(base.Source):
@@ -135,7 +135,7 @@ class FilesSource(base.Source):
     """Reads nothing yet.
 
     Args:
-      paths: Of the files, in order.
+      paths: Paths of the files, in order.
     """
     self.features = {'image': features.Image()}
     self._paths = tuple(paths)
@@ -212,6 +212,26 @@ def split_folders(root: str) -> dict[str, str]:
         ' rename the folders if they are classes'
       )
     return {'train': root}
+  result = _named_splits(root, named, holding)
+  if 'train' not in result:
+    raise UserError(
+      f'{root} has no folder train/<class>: the classes are those of train. If'
+      f' {", ".join(holding)} are classes, put all classes into {root}/train'
+    )
+  _tell_splits(root, result)
+  return result
+
+
+def _named_splits(
+  root: str, named: dict[str, str | None], holding: list[str]
+) -> dict[str, str]:
+  """Returns the folder of each split.
+
+  Args:
+    root: The folder.
+    named: Names of its folders, and the split that each stands for, or None.
+    holding: Names of those that stand for a split and have classes.
+  """
   result: dict[str, str] = {}
   for name, split in named.items():
     if split is None or name not in holding:
@@ -224,13 +244,7 @@ def split_folders(root: str) -> dict[str, str]:
         f'{root} has both {other} and {name}: which is the split'
         f' {split or name!r}? Rename one, or move it away'
       )
-    result[split or name] = folders[name]
-  if 'train' not in result:
-    raise UserError(
-      f'{root} has no folder train/<class>: the classes are those of train. If'
-      f' {", ".join(holding)} are classes, put all classes into {root}/train'
-    )
-  _tell_splits(root, result)
+    result[split or name] = os.path.join(root, name)
   return result
 
 
@@ -275,7 +289,7 @@ def _aliases(root: str, folders: dict[str, str]) -> dict[str, str]:
 
 
 def _holds_classes(folder: str) -> bool:
-  """Whether a folder is a split: most of its images lie in folders of theirs.
+  """Whether a folder is a split: most of its images lie in its subfolders.
 
   A few that lie beside the folders of classes are strays, and are ignored.
   """
@@ -293,19 +307,19 @@ def _holds_images(folder: str) -> bool:
 
 
 def _subfolders(folder: str) -> list[str]:
-  """Returns the sorted names of the folders in a folder, but hidden ones."""
+  """Returns the sorted names of the folders in a folder that are not hidden."""
   with os.scandir(folder) as entries:
     return sorted(e.name for e in entries if not _is_hidden(e) and e.is_dir())
 
 
 @dataclasses.dataclass(frozen=True)
 class Listing:
-  """What is in the folder of a split.
+  """Content of the folder of a split.
 
   Attributes:
-    images: Of classes, 'class/a.png', ordered by a hash.
-    others: Files that are ignored, likewise.
-    problems: Of its classes; a run stops at the first.
+    images: Images of classes, 'class/a.png', ordered by a hash.
+    others: Files that are ignored, sorted.
+    problems: Problems of its classes; a run stops at the first.
   """
 
   images: list[str]
@@ -317,8 +331,8 @@ def look_into(folder: str, classes: tuple[str, ...]) -> Listing:
   """Lists the folder of a split.
 
   Args:
-    folder: With folders of classes.
-    classes: Of train.
+    folder: Folder of the split, with a folder for each class.
+    classes: Classes of train.
   """
   images: list[str] = []
   others: list[str] = []
@@ -375,7 +389,7 @@ def file_bits(path: str) -> int:
 
 
 def hash_order(name: str) -> tuple[bytes, str]:
-  """Returns a key that sorts names in an order that mixes them."""
+  """Returns a key that sorts names in a fixed order that mixes them."""
   data = base.encode_name(name)
   return hashlib.blake2b(data, digest_size=8).digest(), name
 

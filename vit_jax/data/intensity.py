@@ -1,4 +1,4 @@
-"""What the data say of their intensities: bits, percentiles, unused range."""
+"""Intensities of a dataset: bits, percentiles, unused range."""
 
 from collections.abc import Sequence
 import concurrent.futures
@@ -15,8 +15,8 @@ from vit_jax.data.host import decode
 from vit_jax.data.host import levels as levels_lib
 
 SUGGESTED = (0.5, 99.5)  # percentiles
-_SAMPLE = 256  # images that percentiles are of, at most
-_FEW = 64  # that tell whether the range is used
+_SAMPLE = 256  # most images from which percentiles are computed
+_FEW = 64  # most images that are read to see whether the range is used
 
 
 def fill(
@@ -24,14 +24,14 @@ def fill(
 ) -> None:
   """Sets `data.bits` and `data.intensity_window` where they are open.
 
-  Percentiles are those of the values of at most 256 images of the training
-  split, drawn with a seed of their own: the split alone decides.
+  Percentiles are those of at most 256 images of the training split, drawn with
+  a seed of their own, so that they depend on the split alone.
 
   Args:
     config: The full config; is changed.
     source: The training split.
-    resumes: Whether a run goes on, whose config was filled when it began. One
-      of a version that kept 8 bits goes on with these.
+    resumes: Whether a run is resumed, whose config was filled when it began. If
+      an older version wrote it, which kept 8 bits, it stays at 8.
 
   Raises:
     UserError: An image of the sample cannot be read, or its values are all the
@@ -40,25 +40,32 @@ def fill(
   data = config.data
   if data.bits is None:
     data.bits = 8 if resumes else source.bits()
-  part = levels_lib.percentiles(data.intensity)
   _check_window(config)
+  part = levels_lib.percentiles(data.intensity)
   if part is not None and not data.intensity_window:
-    found = of_split(source, data.bits, data.channels, _SAMPLE, strict=True)
-    low, high = (found.percentile(x) for x in part)
-    if low >= high:
-      raise UserError(
-        f'config.data.intensity={data.intensity}: both percentiles of'
-        f' {data.split} are {low}; give (low, high) in stored units'
-      )
-    data.intensity_window = (low, high)
-    logging.info(
-      'config.data.intensity=%s: of %d images of %s these are %d and %d',
-      *(data.intensity, found.images, data.split, low, high),
-    )
+    data.intensity_window = _find_window(data, source, part)
   if data.bits == 16 and data.intensity == 'type' and not resumes:
-    found = of_split(source, 16, data.channels, _FEW)
+    found = count_values(source, 16, data.channels, _FEW)
     if problem := found.unused():
       logging.warning('warning: %s: %s', data.split, problem)
+
+
+def _find_window(
+  data: ml_collections.ConfigDict, source: Source, part: tuple[float, float]
+) -> tuple[int, int]:
+  """Returns two percentiles of the values of the training split."""
+  found = count_values(source, data.bits, data.channels, _SAMPLE, strict=True)
+  low, high = (found.percentile(x) for x in part)
+  if low >= high:
+    raise UserError(
+      f'config.data.intensity={data.intensity}: both percentiles of'
+      f' {data.split} are {low}; give (low, high) in stored units'
+    )
+  logging.info(
+    'config.data.intensity=%s: of %d images of %s these are %d and %d',
+    *(data.intensity, found.images, data.split, low, high),
+  )
+  return low, high
 
 
 def _check_window(config: ml_collections.ConfigDict) -> None:
@@ -79,23 +86,23 @@ def _check_window(config: ml_collections.ConfigDict) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Histogram:
-  """How often each value occurs.
+  """Number of times that each value occurs.
 
   Attributes:
     counts: int64 [256 or 65536], by value.
-    images: That were counted.
+    images: Number of images that were counted.
   """
 
   counts: np.ndarray
   images: int
 
   def percentile(self, part: float) -> int:
-    """Returns the least value that `part` percent are not above."""
+    """Returns the least value with `part` percent of all at or below it."""
     wanted = part / 100 * self.counts.sum()
     return int(np.searchsorted(np.cumsum(self.counts), max(wanted, 1)))
 
   def unused(self) -> str:
-    """Says that a quarter of the range is not used; '' where it is."""
+    """Returns a warning if less than a quarter of the range is used, or ''."""
     low, high = (self.percentile(x) for x in SUGGESTED)
     range_ = len(self.counts)
     if high - low >= range_ / 4:
@@ -109,25 +116,25 @@ class Histogram:
 
 
 def _bits_for(value: int) -> int:
-  """Returns the greatest number of as many bits as a value needs."""
+  """Returns the greatest number that has as many bits as a value."""
   return 2 ** max(int(value).bit_length(), 1) - 1
 
 
-def of_split(
+def count_values(
   source: Source, bits: int, channels: int, most: int, strict: bool = False
 ) -> Histogram:
   """Counts the values of some images of a split, alpha left out.
 
   Args:
     source: The split.
-    bits: That are kept of each value.
-    channels: That are kept of each image.
-    most: Images, which are drawn.
-    strict: Whether an image of other bits is refused, whose values would be
-      in other units.
+    bits: Bits of each value that are kept.
+    channels: Channels of each image that are kept.
+    most: Most images to read; they are drawn at random.
+    strict: Whether an image with another number of bits is refused, since its
+      values are in other units.
 
   Raises:
-    UserError: One cannot be read, or has other bits.
+    UserError: An image cannot be read, or has another number of bits.
   """
   positions: Sequence[int] = range(len(source))
   if len(positions) > most:
@@ -153,5 +160,5 @@ def of_split(
 
 
 def histogram(pixels: np.ndarray, bits: int) -> np.ndarray:
-  """Returns how often each value occurs, int64 [2**bits]."""
+  """Returns the number of times that each value occurs, int64 [2**bits]."""
   return np.bincount(pixels.ravel(), minlength=2**bits)

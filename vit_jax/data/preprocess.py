@@ -1,4 +1,4 @@
-"""What prediction needs to know about the data, and does to an image."""
+"""Preprocessing for prediction, and its file preprocess.json."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -65,7 +65,8 @@ def _are_outputs(value: Any) -> bool:
 
 _MOST = 1e30
 _NUMBERS = 'one finite number, or one for each channel'
-# Whether a value can be used, and what it must be.
+# For each field a function that says whether a value is valid, and a text that
+# says what it must be.
 _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
   'channels': (lambda x: type(x) is int and x in (1, 3, 4), '1, 3 or 4'),
   'classes': (
@@ -101,24 +102,24 @@ class Preprocess:
   """Turns any images into a model's input, as evaluation does.
 
   Attributes:
-    classes: Names of what the model tells apart.
+    classes: Names of the classes; () if the model predicts something else.
     image_size: (height, width) of the model's input, in pixels.
     channels: 1 (grey), 3 (RGB) or 4 (RGB and alpha).
-    mean: Of pixels in [0, 1], one number or one for each channel.
-    std: Likewise.
+    mean: Mean of pixels in [0, 1], one number or one for each channel.
+    std: Their standard deviation, likewise.
     resize: As `config.data.eval_resize`.
     antialias: Whether images are smoothed when they are shrunk.
-    bits: Of a stored value that are kept until it is normalised, 8 or 16.
-    intensity: (low, high), the stored values that become 0 and 1, and what is
-      beyond is cut; None: the range of the type.
+    bits: Bits of a stored value that are kept until it is normalised, 8 or 16.
+    intensity: (low, high), the stored values that become 0 and 1; those beyond
+      are clipped. None: the range of the type.
     interpolation: 'bilinear' or 'bicubic', as `config.data.interpolation`.
     resize_like: As `config.data.resize_like`.
-    features: What the examples of training had, by name, as
-      `features.Feature.to_dict` describes it; {} where that is not known.
-    outputs: What the model gives, by name, as `Objective.output_facts` says;
-      {}: the logits of `classes`.
-    trunk: Path of the model's parameters among the objective's; '': they are
-      all.
+    features: Features of the training examples, by name, from
+      `features.Feature.to_dict`; {}: unknown.
+    outputs: Outputs of the model, by name, from `Objective.output_facts`; {}:
+      logits of `classes`.
+    trunk: Path of the model's parameters among the objective's; '': the
+      objective has no others.
   """
 
   classes: tuple[str, ...]
@@ -144,11 +145,11 @@ class Preprocess:
     outputs: Mapping[str, Any] | None = None,
     trunk: str = '',
   ) -> Self:
-    """Returns what evaluation does under a config.
+    """Returns the preprocessing of evaluation under a config.
 
     Args:
       config: The full config.
-      features: What the examples have, by name.
+      features: Features of the examples, by name.
       outputs: From `Objective.output_facts`; None: logits of the label.
       trunk: As the attribute.
     """
@@ -157,7 +158,7 @@ class Preprocess:
     predicted = outputs.get('logits', {}).get('feature')
     crop = geometry.eval_crop(config)
     mean, std = config_lib.normalization(config)
-    levels = levels_lib.of(config)
+    levels = levels_lib.from_config(config)
     return cls(
       classes=features['label'].names if predicted == 'label' else (),
       image_size=crop.size,
@@ -177,10 +178,10 @@ class Preprocess:
 
   @classmethod
   def from_dict(cls, stored: Mapping[str, Any]) -> Self:
-    """Returns what `to_dict` gave, or what JSON made of it.
+    """Returns the inverse of `to_dict`, also after it went through JSON.
 
     Raises:
-      UserError: It is something else.
+      UserError: A field is missing, unknown or cannot be used.
     """
     fields: dict[str, Any] = {
       key: tuple(value) if isinstance(value, list) else value
@@ -233,7 +234,7 @@ class Preprocess:
     return dataclasses.asdict(self)
 
   def to_config(self) -> ml_collections.ConfigDict:
-    """Returns a config whose evaluation does the same; it names no data."""
+    """Returns a config with this preprocessing in evaluation, but no data."""
     config = config_lib.default()
     config.data.image_size = self.image_size
     config.data.channels = self.channels
@@ -250,7 +251,7 @@ class Preprocess:
 
   @property
   def levels(self) -> levels_lib.Levels:
-    """Which stored values become 0 and 1."""
+    """Stored values that become 0 and 1."""
     return levels_lib.Levels(self.bits, self.intensity)
 
   def __call__(self, images: Any) -> np.ndarray:
@@ -272,13 +273,13 @@ class Preprocess:
     return (scaled - mean) / std
 
   def pixels(self, images: Any) -> np.ndarray:
-    """Does all but normalise: returns uint8 or uint16 [B, H, W, C].
+    """Returns images before normalisation, uint8 or uint16 [B, H, W, C].
 
     Args:
       images: As for a call.
 
     Raises:
-      UserError: Likewise.
+      UserError: As for a call.
     """
     crop = geometry.Crop(
       'center',

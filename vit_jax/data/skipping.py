@@ -21,7 +21,7 @@ class SkippingSource(base.Source):
 
     Args:
       source: The split.
-      kept: int [N], positions of those that are left.
+      kept: int [N], positions of the examples that are left.
       skipped: Ids of the others, sorted.
     """
     self._source, self._kept, self._skipped = source, kept, skipped
@@ -60,7 +60,7 @@ def read(path: str, data: str) -> frozenset[str]:
 
   Args:
     path: The JSON file that `python -m vit_jax.data check` wrote.
-    data: `config.data.name`. A warning says where the check was of other data.
+    data: `config.data.name`; a warning is logged if other data were checked.
 
   Raises:
     UserError: There is no such file, or it holds something else.
@@ -100,8 +100,8 @@ def without(
 
   Args:
     source: The split; one that is in memory has nothing damaged.
-    ids: That are left out, of this split or others.
-    name: Of the split, for messages.
+    ids: Ids of the examples to leave out, of this split or others.
+    name: Name of the split, for messages.
 
   Raises:
     UserError: Nothing is left.

@@ -1,8 +1,8 @@
 """Split specifications: `train`, `train[:90%]`, `train[:500]+test[50%:]`.
 
-The grammar and its rounding are those of TFDS, here without TFDS and for every
-source. As there, a `%` on either bound holds for both: `[10%:-5]` stops five
-percent before the end.
+The grammar and its rounding are those of TFDS, for every source and without
+importing TFDS. As there, a `%` on either bound holds for both: `[10%:-5]` stops
+five percent before the end.
 """
 
 import bisect
@@ -21,7 +21,7 @@ class SplitError(UserError):
   """The data has no such split.
 
   Attributes:
-    only: The one split that there is, where it was asked for another.
+    only: The only split of the data, if another was asked for; else ''.
   """
 
   only: str = ''
@@ -98,12 +98,21 @@ def _parse_part(text: str, spec: str) -> Part:
   return Part(name, start, stop, percent)
 
 
+def _no_split(name: str, there: list[str], where: str) -> SplitError:
+  error = SplitError(
+    f'{where} has no split {name!r}: choose from {", ".join(there)},'
+    f" or a slice of one, as in '{there[0]}[90%:]'"
+  )
+  error.only = there[0] if len(there) == 1 else ''
+  return error
+
+
 class Selection:
   """The examples that a specification names, by position.
 
   Attributes:
-    ranges: For each term the whole split's name, the first row, and one past
-      the last.
+    ranges: For each term the name of the whole split, the first row, and one
+      past the last.
   """
 
   def __init__(
@@ -133,12 +142,7 @@ class Selection:
       name = (aliases or {}).get(part.name, part.name)
       part = dataclasses.replace(part, name=name)
       if name not in sizes:
-        error = SplitError(
-          f'{where} has no split {name!r}: choose from {", ".join(sizes)},'
-          f" or a slice of one, as in '{next(iter(sizes))}[90%:]'"
-        )
-        error.only = next(iter(sizes)) if len(sizes) == 1 else ''
-        raise error
+        raise _no_split(name, list(sizes), where)
       try:
         self.ranges.append((part.name, *part.bounds(sizes[part.name])))
       except UserError as e:
@@ -153,7 +157,7 @@ class Selection:
 
   @property
   def names(self) -> list[str]:
-    """The whole splits that are read from."""
+    """Names of the whole splits that are read."""
     return list(self._offsets)
 
   def __len__(self) -> int:
@@ -162,8 +166,8 @@ class Selection:
   def locate(self, position: int) -> tuple[str, int, int]:
     """Returns (name of the whole split, row in it, index) of an example.
 
-    The index is the row, plus the sizes of the whole splits that come before
-    in the specification: an id that does not depend on how they are sliced.
+    The index is the row plus the sizes of the whole splits that come before it
+    in the specification, so that it does not depend on how they are sliced.
     """
     i = bisect.bisect_right(self._ends, position)
     name, _, stop = self.ranges[i]

@@ -1,4 +1,4 @@
-"""Reads every example of the data and says what is wrong with them."""
+"""Reads every example of the data and reports all problems."""
 
 import collections
 from collections.abc import Callable
@@ -36,9 +36,9 @@ class Entry:
 
   Attributes:
     id: As `Source.id`.
-    split: That it is in.
-    label: Name of its class; None where that is known when it is read.
-    read: Returns it.
+    split: Name of its split.
+    label: Name of its class; None: known once it is read.
+    read: Reads it.
   """
 
   id: str
@@ -49,15 +49,15 @@ class Entry:
 
 @dataclasses.dataclass(frozen=True)
 class Survey:
-  """What there is to be read.
+  """Examples to read, and problems that were found without reading them.
 
   Attributes:
     data: As `config.data.name`.
-    classes: Of train.
+    classes: Classes of train.
     entries: All examples.
-    folders: Of splits, by their names.
+    folders: Folders of the splits, by name.
     ignored: Files that are no images of a class.
-    problems: Of the classes, and of splits that cannot be opened.
+    problems: Problems of classes, and of splits that cannot be opened.
   """
 
   data: str
@@ -70,15 +70,15 @@ class Survey:
 
 @dataclasses.dataclass(frozen=True)
 class _Seen:
-  """What an example turned out to be.
+  """An example after it was read.
 
   Attributes:
     label: Name of its class.
-    problem: Why it cannot be read; ''.
-    digest: Of its bytes.
+    problem: Why it cannot be read; '': it can.
+    digest: Digest of its bytes.
     size: (height, width).
-    channels: That are stored.
-    counts: Of the values of 16 bits, as `intensity.histogram`; None: it has 8.
+    channels: Number of stored channels.
+    counts: Histogram of its values of 16 bits; None: it has 8 bits.
   """
 
   label: str
@@ -89,12 +89,12 @@ class _Seen:
   counts: np.ndarray | None = None
 
 
-def of_folder(root: str, split_of: Mapping[str, str] | None = None) -> Survey:
+def list_folder(root: str, split_of: Mapping[str, str] | None = None) -> Survey:
   """Lists all that is in a folder.
 
   Args:
     root: The folder.
-    split_of: The split of an example by its id, where that is not its folder's.
+    split_of: Splits by the example's id, for those that are not their folder's.
 
   Raises:
     UserError: There is no such folder, or its splits are not clear.
@@ -125,14 +125,35 @@ def _read_file(path: str) -> base.Example:
   return base.Example({'image': folder_lib.read_image(path)}, -1, path)
 
 
-def of_config(config: ml_collections.ConfigDict) -> Survey:
+def list_config(config: ml_collections.ConfigDict) -> Survey:
   """Lists the data of a config: a whole folder, else the splits that it names.
 
-  What the config leaves out as damaged is listed, too.
+  Examples that the config leaves out as damaged are listed, too.
 
   Raises:
     UserError: The data are not there.
   """
+  opened, problems = _open_splits(config)
+  found: dict[str, Entry] = {}
+  for split, source in opened.items():
+    for i in range(len(source)):
+      id_, read = source.id(i), functools.partial(source.read, i)
+      found.setdefault(id_, Entry(id_, split, None, read))
+  if config.data.name.startswith(sources.FOLDER):
+    root = sources.folder_path(config.data.name)
+    result = list_folder(root, {id_: e.split for id_, e in found.items()})
+    new = [x for x in problems if x not in result.problems]
+    return dataclasses.replace(result, problems=[*result.problems, *new])
+  if not opened:
+    raise UserError(problems[0])
+  classes = next(iter(opened.values())).classes
+  return Survey(config.data.name, classes, [*found.values()], problems=problems)
+
+
+def _open_splits(
+  config: ml_collections.ConfigDict,
+) -> tuple[dict[str, base.Source], list[str]]:
+  """Opens all splits of a config; returns those that open, and the problems."""
   config = config.copy_and_resolve_references()
   config.data.skip_damaged = ''
   specs = [config.data.split]
@@ -145,40 +166,29 @@ def of_config(config: ml_collections.ConfigDict) -> Survey:
       opened[split] = sources.open_source(config, split)
     except UserError as e:
       problems.append(str(e))
-  found: dict[str, Entry] = {}
-  for split, source in opened.items():
-    for i in range(len(source)):
-      id_, read = source.id(i), functools.partial(source.read, i)
-      found.setdefault(id_, Entry(id_, split, None, read))
-  if config.data.name.startswith(sources.FOLDER):
-    root = sources.folder_path(config.data.name)
-    result = of_folder(root, {id_: e.split for id_, e in found.items()})
-    new = [x for x in problems if x not in result.problems]
-    return dataclasses.replace(result, problems=[*result.problems, *new])
-  if not opened:
-    raise UserError(problems[0])
-  classes = next(iter(opened.values())).classes
-  return Survey(config.data.name, classes, [*found.values()], problems=problems)
+  return opened, problems
 
 
 def report(
   survey: Survey, progress: Callable[[int], object] = lambda _: None
 ) -> dict[str, Any]:
-  """Reads and decodes all examples, and says what was found.
+  """Reads and decodes all examples, and lists all problems.
 
   Args:
-    survey: What to read.
+    survey: Examples to read.
     progress: Is called with the number of examples that were read.
 
   Returns:
-    What `python -m vit_jax.data check --format=json` prints; see there.
+    JSON, as `python -m vit_jax.data check --format=json` prints it; described
+    in `vit_jax.data.__main__`.
   """
   seen = []
   counts = np.zeros(2**16, np.int64)
   for found in _look_at_all(survey, progress):
     if found.counts is not None:
       counts += found.counts
-      found = dataclasses.replace(found, counts=counts[:0])  # of many, large
+      # All histograms together would fill the memory.
+      found = dataclasses.replace(found, counts=counts[:0])
     seen.append(found)
   pairs = [*zip(survey.entries, seen, strict=True)]
   good = [found for found in seen if not found.problem]
@@ -189,16 +199,7 @@ def report(
     'examples': len(pairs),
     'splits': _splits(survey, pairs),
     'problems': [*survey.problems],
-    'damaged': [
-      {
-        'id': entry.id,
-        'split': entry.split,
-        'class': found.label,
-        'problem': found.problem,
-      }
-      for entry, found in pairs
-      if found.problem
-    ],
+    'damaged': [_damage(*pair) for pair in pairs if pair[1].problem],
     'duplicates': duplicates,
     'copies': copies,
     'ignored': _endings(survey.ignored),
@@ -212,7 +213,7 @@ def report(
 def _look_at_all(
   survey: Survey, progress: Callable[[int], object]
 ) -> Iterator[_Seen]:
-  """Yields what each example is, in order; threads read them."""
+  """Yields all examples in order, as threads read them."""
 
   def look(entry: Entry) -> _Seen:
     cv2.setNumThreads(1)  # other cores read other examples
@@ -250,6 +251,16 @@ def _look_at(entry: Entry, classes: tuple[str, ...]) -> _Seen:
   )
 
 
+def _damage(entry: Entry, seen: _Seen) -> dict[str, str]:
+  """Returns the line of a report for an example that cannot be read."""
+  return {
+    'id': entry.id,
+    'split': entry.split,
+    'class': seen.label,
+    'problem': seen.problem,
+  }
+
+
 _Pairs = Sequence[tuple[Entry, _Seen]]
 
 
@@ -268,7 +279,7 @@ def _splits(survey: Survey, pairs: _Pairs) -> dict[str, Any]:
 
 
 def _duplicates(pairs: _Pairs) -> tuple[list[dict[str, Any]], int]:
-  """Returns equal examples of several splits or classes, and other copies."""
+  """Returns equal examples in several splits or classes, and counts others."""
   groups: dict[bytes, list[tuple[Entry, _Seen]]] = {}
   for entry, seen in pairs:
     if not seen.problem:
@@ -286,7 +297,7 @@ def _duplicates(pairs: _Pairs) -> tuple[list[dict[str, Any]], int]:
 
 
 def _endings(paths: Sequence[str]) -> dict[str, Any]:
-  """Returns ignored files by their endings: how many, and one of them."""
+  """Returns the number of ignored files by their ending, and one of them."""
   found: dict[str, list[str]] = {}
   for path in paths:
     ending = os.path.splitext(path)[1].lower() or _NO_ENDING
@@ -298,7 +309,7 @@ def _endings(paths: Sequence[str]) -> dict[str, Any]:
 
 
 def _sizes(seen: Sequence[_Seen]) -> dict[str, Any] | None:
-  """Returns the sizes of images, (height, width) in pixels."""
+  """Returns the range and the commonest of the images' (height, width)."""
   counts = collections.Counter(found.size for found in seen)
   if not counts:
     return None
@@ -398,7 +409,7 @@ def _about_images(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _classes(counts: Mapping[str, int]) -> str:
-  """Returns classes with their sizes; of many, how they spread."""
+  """Returns classes with their sizes; of many, the least and the greatest."""
   if len(counts) <= _COMMON:
     return ', '.join(f'{name} {n}' for name, n in counts.items())
   least = min(counts, key=lambda name: counts[name])

@@ -22,7 +22,7 @@ from vit_jax.data import splits
 
 _FORMAT = 'array_record'
 
-# What others call datasets -> their names in TFDS.
+# Other names of datasets -> their names in TFDS.
 _CALLED = {
   'birds': 'caltech_birds2011',
   'caltech': 'caltech101',
@@ -45,7 +45,7 @@ if TYPE_CHECKING:
 
 
 class TfdsSource(base.Source):
-  """The images of a split of a TFDS dataset; decoding is left to us.
+  """Examples of a split of a TFDS dataset, not decoded by TFDS.
 
   The classes are in the order of the dataset, which its labels follow.
   """
@@ -61,7 +61,7 @@ class TfdsSource(base.Source):
 
     Args:
       name: `name`, `name/config`, either with `:version`.
-      data_dir: Where prepared datasets are; None: where TFDS puts them.
+      data_dir: Directory of prepared datasets; None: TFDS's default.
       split: A split specification.
       image_shape: (height, width) where all images are known to have one size,
         though the dataset does not say so.
@@ -70,11 +70,22 @@ class TfdsSource(base.Source):
       UserError: There is no such dataset or split, it is not prepared, or not
         for image classification.
     """
-    # Slow to import, and needed for nothing else here.
+    builder = _prepared_builder(name, data_dir)
+    self._read_features(name, builder.info.features, image_shape)
+    sizes = {s: info.num_examples for s, info in builder.info.splits.items()}
+    self._selection = splits.Selection(split, sizes, name)
+    self._name = builder.info.full_name
+    self._records = {
+      s: builder.as_data_source(split=s, file_format=_FORMAT).data_source
+      for s in self._selection.names
+    }
+
+  def _read_features(
+    self, name: str, features: Any, image_shape: tuple[int, int] | None
+  ) -> None:
+    """Finds the image and the label among the features of a dataset."""
     import tensorflow_datasets as tfds
 
-    builder = _prepared_builder(name, data_dir)
-    features = builder.info.features
     self._image_key = _only_feature(name, features, tfds.features.Image)
     self._label_key = _only_feature(name, features, tfds.features.ClassLabel)
     image, label = features[self._image_key], features[self._label_key]
@@ -90,13 +101,6 @@ class TfdsSource(base.Source):
       'image': features_lib.Image(image_shape if None in stored else stored),
       'label': features_lib.Label(classes),
     }
-    sizes = {s: info.num_examples for s, info in builder.info.splits.items()}
-    self._selection = splits.Selection(split, sizes, name)
-    self._name = builder.info.full_name
-    self._records = {
-      s: builder.as_data_source(split=s, file_format=_FORMAT).data_source
-      for s in self._selection.names
-    }
 
   def __len__(self) -> int:
     return len(self._selection)
@@ -110,7 +114,7 @@ class TfdsSource(base.Source):
     from tensorflow_datasets.proto import tf_example_pb2
 
     split, row, index = self._selection.locate(position)
-    # TFDS would make arrays first, which takes longer than to read the record.
+    # TFDS would make arrays first, which takes longer than reading the record.
     record = tf_example_pb2.Example.FromString(self._records[split][row])
     features = record.features.feature
     (label,) = features[self._label_key].int64_list.value
@@ -132,7 +136,7 @@ class TfdsSource(base.Source):
   def column(self, name: str) -> np.ndarray:
     """Returns the labels of all examples, int32 [N].
 
-    Records hold images as well: the first time, all of them are read.
+    Records hold images as well, so all of them are read the first time.
 
     Raises:
       UserError: An example has no label.
@@ -156,9 +160,9 @@ def _prepared_builder(
   name: str, data_dir: str | None
 ) -> 'tfds.core.DatasetBuilder':
   """Returns the builder of a dataset that has been prepared."""
-  import tensorflow_datasets as tfds
+  import tensorflow_datasets as tfds  # slow
 
-  # First: TFDS says three lines of its own of what it does not know.
+  # First, since TFDS prints three lines about a name that it does not know.
   if not _is_known(name, data_dir):
     raise _unknown_name(name)
   try:
@@ -189,7 +193,7 @@ def prepare_command(name: str, data_dir: str | None) -> str:
 
 
 def _is_known(name: str, data_dir: str | None) -> bool:
-  """Whether TFDS has code for a dataset, or it was prepared without."""
+  """Whether TFDS has code for a dataset, or there are files of it."""
   import tensorflow_datasets as tfds
   from tensorflow_datasets.core import naming
   from tensorflow_datasets.core.utils import file_utils
@@ -225,7 +229,7 @@ def _unknown_name(name: str) -> UserError:
 
 
 def _only_feature(name: str, features: Any, kind: type) -> str:
-  """Returns the key of the one feature of a kind, or of the obvious one."""
+  """Returns the key of the only feature of a kind, or of the usual name."""
   keys = [key for key, feature in features.items() if isinstance(feature, kind)]
   usual = {'Image': 'image', 'ClassLabel': 'label'}[kind.__name__]
   if usual in keys:

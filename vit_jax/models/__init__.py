@@ -189,7 +189,7 @@ def check(
   """Checks that the model of `config.model` exists and takes such images.
 
   Raises:
-    ValueError: With one line that says what to change.
+    ValueError: It does not; one line says what to change.
   """
   model = from_config(config, num_classes=1)
   patch = pixels_per_token(model)

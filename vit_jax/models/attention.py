@@ -26,7 +26,7 @@ def separate(
 
   Args:
     init: Initializer of one matrix.
-    count: How many the last axis holds.
+    count: Number of matrices side by side in the last axis.
   """
 
   def init_each(
@@ -106,7 +106,7 @@ class Attention(nn.Module):
     """
     spec = self.spec
     query, key, value = QKV(spec, name='qkv')(x, self.num_queries)
-    if spec.qk_norm:
+    if spec.qk_norm:  # keeps logits from growing until training diverges
       query = spec.layer_norm('query_norm')(query)
       key = spec.layer_norm('key_norm')(key)
     weights = None
@@ -139,6 +139,8 @@ class Attention(nn.Module):
   ) -> tuple[jax.Array, jax.Array | None]:
     """Maps [B, T, H, K] to the values [B, R, H, K] and the weights."""
     query, key, value = (jnp.swapaxes(x, 1, 2) for x in (query, key, value))
+    # Scores and their sum are float32: bfloat16 has 8 significant bits, too few
+    # for a sum over all tokens.
     scores = jnp.einsum(
       'bhqk,bhtk->bhqt',
       query * query.shape[-1] ** -0.5,
@@ -151,7 +153,7 @@ class Attention(nn.Module):
     scores = jnp.exp(scores - most)
     total = scores.sum(axis=-1, keepdims=True)
     if perturbation is not None:
-      scores += perturbation * total  # of weights that are not yet divided
+      scores += perturbation * total  # the weights are divided by it below
     tokens = key.shape[2]
     dropped = dropout.dropout(
       scores.astype(self.spec.dtype),
@@ -159,7 +161,7 @@ class Attention(nn.Module):
       dropout.fold(dropout_key, dropout.Purpose.ATTENTION_WEIGHTS),
       (self.spec.num_heads, tokens, tokens),
     )
-    # Divided after the product, which has fewer elements.
+    # The product has fewer elements to divide than the weights.
     y = jnp.einsum('bhqt,bhtk->bhqk', dropped, value)
     y = (y / total).astype(self.spec.dtype)
     return jnp.swapaxes(y, 1, 2), scores / total if self.capture else None

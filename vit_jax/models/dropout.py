@@ -10,6 +10,7 @@ import enum
 import functools
 from typing import NamedTuple
 
+from flax import linen as nn
 import jax
 from jax.extend import random as jex_random
 import jax.numpy as jnp
@@ -28,6 +29,17 @@ class DropoutKey(NamedTuple):
 
   key: jax.Array
   rows: jax.Array
+
+
+def key_of(
+  model: nn.Module, batch_size: int, train: bool, rows: jax.Array | None
+) -> DropoutKey | None:
+  """Returns a model's key of a step for rows [B]; None when not training."""
+  if not train:
+    return None
+  if rows is None:
+    rows = jnp.arange(batch_size, dtype=jnp.int32)
+  return DropoutKey(model.make_rng('dropout'), rows)
 
 
 class Purpose(enum.IntEnum):
@@ -129,7 +141,7 @@ def drop_path(
       `stochastic_depth_uniform` says so (DeiT III, arXiv:2204.07118).
     layer: Index of the layer, from 0, as an int32 scalar.
     dropout_key: Key of the layer; None when not training.
-    purpose: Which of the layer's two residuals.
+    purpose: ATTENTION_PATH or MLP_PATH, for the layer's two residuals.
   """
   dropout_key = fold(dropout_key, purpose) if spec.stochastic_depth else None
   if dropout_key is None:
@@ -138,5 +150,6 @@ def drop_path(
     rate = jnp.float32(spec.stochastic_depth)
   else:
     rate = spec.stochastic_depth * layer / max(spec.depth - 1, 1)
+  # A row is kept or dropped as a whole, and scaled so that its mean stays.
   keep = keep_mask(dropout_key, rate, (1, 1))
   return jnp.where(keep, x / (1 - rate).astype(x.dtype), 0)

@@ -47,7 +47,7 @@ class Field:
     most: The largest whole number. Defaults are bounds that no model comes near
       (ViT-22B has 48 layers 6,144 wide), so that what is meant as another
       number is refused before shapes are made of it.
-    interval: Where a real number must lie: '[0, 1)', '(0, 1)' or '', anywhere.
+    interval: Interval of a real number: '[0, 1)', '(0, 1)', or '' for any.
     choices: The strings that it takes; () for any.
   """
 

@@ -45,9 +45,9 @@ class Classifier(nn.Module):
   Attributes:
     num_classes: Size of the head's output; 0: there is no head, and the
       features are returned.
-    initializers: How parameters start, a name in `initializers.INITIALIZERS`.
+    initializers: Initial values of parameters, a name in `INITIALIZERS`.
     head_bias: Initial value of the head's bias: with a sigmoid loss, the
-      logarithm of how rare a class is.
+      logarithm of a class's frequency.
   """
 
   num_classes: Annotated[int, NUM_CLASSES]
@@ -57,7 +57,7 @@ class Classifier(nn.Module):
 
   @property
   def starts(self) -> initializers_lib.Initializers:
-    """How each kind of parameter starts."""
+    """Initializers of each kind of parameter."""
     return initializers_lib.INITIALIZERS[self.initializers]
 
   def setup(self) -> None:

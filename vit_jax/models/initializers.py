@@ -1,4 +1,4 @@
-"""How parameters start, after the code of the papers that a name stands for."""
+"""Initial values of parameters, as in the code of papers."""
 
 from collections.abc import Callable
 import dataclasses
@@ -13,7 +13,7 @@ Initializer = Callable[..., jax.Array]
 
 @dataclasses.dataclass(frozen=True)
 class Initializers:
-  """How each kind of parameter starts."""
+  """Initializers of each kind of parameter."""
 
   kernel: Initializer
   patch: Initializer

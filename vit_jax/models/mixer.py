@@ -66,7 +66,7 @@ class MixerBlock(nn.Module):
     layer: jax.Array,
     dropout_key: dropout.DropoutKey | None,
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Applies the layer.
+    """Applies the layer: equation 1 of the paper.
 
     Args:
       x: [B, T, D].
@@ -78,7 +78,8 @@ class MixerBlock(nn.Module):
     """
     spec, purpose = self.spec, dropout.Purpose
     key = dropout.fold(dropout_key, layer)
-    # Mixing tokens takes the place, and the masks, of a ViT's attention.
+    # All channels share one MLP over tokens. It takes the place of a ViT's
+    # attention, and its masks.
     y = jnp.swapaxes(spec.layer_norm('norm1')(x), 1, 2)  # [B, D, T]
     y = mlp.Mlp(spec, spec.tokens_mlp_dim, name='token_mlp')(
       y, dropout.fold(key, purpose.ATTENTION_OUTPUT)
@@ -131,9 +132,7 @@ class Mixer(heads.Classifier, MixerSpec):
     Raises:
       ValueError: The image's size is not a multiple of the patch's.
     """
-    if rows is None:
-      rows = jnp.arange(images.shape[0], dtype=jnp.int32)
-    key = dropout.DropoutKey(self.make_rng('dropout'), rows) if train else None
+    key = dropout.key_of(self, len(images), train, rows)
     x = embedding.PatchEmbedding(
       self.hidden_size,
       self.patch_size,
@@ -141,6 +140,8 @@ class Mixer(heads.Classifier, MixerSpec):
       self.dtype,
       name='patch_embedding',
     )(images)
+    # No positions are added: the MLP over tokens depends on their order anyway
+    # (section 2 of the paper).
     x = x.reshape(x.shape[0], -1, self.hidden_size)  # [B, T, D]
     x = stack.apply_blocks(self, MixerBlock, MixerSpec.take(self), x, key)
     x = self.layer_norm('norm')(x)

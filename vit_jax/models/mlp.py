@@ -48,7 +48,7 @@ class Mlp(nn.Module):
       bias_init=spec.starts.mlp_bias,
       dtype=spec.dtype,
     )
-    if self.gated:
+    if self.gated:  # the gate comes first, as in DINOv2's code
       gate, y = jnp.split(dense(2 * self.mlp_dim, name='up')(x), 2, axis=-1)
       y = nn.silu(gate) * y  # [B, T, M]
     else:

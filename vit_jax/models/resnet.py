@@ -8,6 +8,7 @@ In comments: B images, [h, w] the grid of features, F features.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import functools
 from typing import Annotated
 from typing import Any
@@ -65,6 +66,8 @@ class StdConv(nn.Module):
     shape = (*self.kernel_size, x.shape[-1], self.features)
     kernel = self.param('kernel', self.kernel_init, shape)
     variance = kernel.var(axis=(0, 1, 2)) + self.variance_epsilon
+    # Large-batch GroupNorm networks train as well as BatchNorm's only with this
+    # (BiT, section 4.3).
     kernel -= kernel.mean(axis=(0, 1, 2))
     kernel /= jnp.sqrt(variance) + self.epsilon
     sides = [((k - 1) // 2, k // 2) for k in self.kernel_size]
@@ -107,7 +110,7 @@ class PostActivationUnit(nn.Module):
     y = self.conv(mid, (3, 3), self.stride, name='conv2')(y)
     y = nn.relu(self.norm(name='norm2')(y))
     y = self.conv(f, (1, 1), name='conv3')(y)
-    # A fresh unit is its shortcut.
+    # So that a fresh unit is its shortcut.
     y = self.norm(name='norm3', scale_init=nn.initializers.zeros)(y)
     return nn.relu(shortcut + y)
 
@@ -172,6 +175,24 @@ class Stage(nn.Module):
     return x
 
 
+def _stages(
+  x: jax.Array,
+  unit: Any,
+  depths: Sequence[int],
+  features: Sequence[int],
+  conv: Callable[..., nn.Module],
+  norm: Callable[..., nn.Module],
+) -> jax.Array:
+  """Applies `stage1`, `stage2`, ...; all but the first halve the grid."""
+  for i, (depth, channels) in enumerate(zip(depths, features, strict=True)):
+    stride = 1 if i == 0 else 2
+    stage = Stage(
+      unit, depth, channels, stride, conv, norm, name=f'stage{i + 1}'
+    )
+    x = stage(x)
+  return x
+
+
 class ResNetStem(nn.Module):
   """The ResNet before a hybrid's encoder, of stride 4 to 32.
 
@@ -196,7 +217,7 @@ class ResNetStem(nn.Module):
     conv = functools.partial(
       StdConv,
       epsilon=1e-5,
-      # Keeps the gradient of a constant filter finite; else changes nothing.
+      # Only keeps the gradient of a constant filter finite.
       variance_epsilon=1e-20,
       kernel_init=initializers_lib.INITIALIZERS[self.initializers].patch,
       dtype=self.dtype,
@@ -205,17 +226,8 @@ class ResNetStem(nn.Module):
     x = conv(self.width, (7, 7), 2, name='conv')(images)
     x = nn.relu(norm(name='norm')(x))
     x = nn.max_pool(x, (3, 3), (2, 2), 'SAME')
-    for i, depth in enumerate(self.stages):
-      x = Stage(
-        PostActivationUnit,
-        depth,
-        self.width * 4 * 2**i,
-        1 if i == 0 else 2,
-        conv,
-        norm,
-        name=f'stage{i + 1}',
-      )(x)
-    return x
+    features = [self.width * 4 * 2**i for i in range(len(self.stages))]
+    return _stages(x, PostActivationUnit, self.stages, features, conv, norm)
 
 
 class BiTStem(nn.Module):
@@ -302,17 +314,7 @@ class BiT(heads.Classifier):
     )
     stem_width, channels = self._widths()
     x = BiTStem(stem_width, self.zero_padded_pool, conv, name='stem')(images)
-    stages = zip(self.stages, channels, strict=True)
-    for i, (depth, features) in enumerate(stages):
-      x = Stage(
-        PreActivationUnit,
-        depth,
-        features,
-        1 if i == 0 else 2,
-        conv,
-        norm,
-        name=f'stage{i + 1}',
-      )(x)
+    x = _stages(x, PreActivationUnit, self.stages, channels, conv, norm)
     x = nn.relu(norm(name='norm')(x))
     return {
       'tokens': x.reshape(x.shape[0], -1, x.shape[-1]),

@@ -55,7 +55,8 @@ class LayerSpec:
     stochastic_depth_uniform: Whether all layers have that rate instead.
     gelu: 'tanh' (an approximation) or 'exact'.
     layer_norm_epsilon: Epsilon of every LayerNorm.
-    initializers: How parameters start, a name in `initializers.INITIALIZERS`.
+    initializers: Initial values of parameters, a name in
+      `initializers.INITIALIZERS`.
     scan: Whether the layers are one `nn.scan`ned layer, with parameters
       stacked on a leading axis; the function is the same.
     remat: Activations that the backward pass computes again: 'none'; 'full',
@@ -93,7 +94,7 @@ class LayerSpec:
 
   @property
   def starts(self) -> initializers_lib.Initializers:
-    """How each kind of parameter starts."""
+    """Initializers of each kind of parameter."""
     return initializers_lib.INITIALIZERS[self.initializers]
 
   def layer_norm(self, name: str) -> nn.LayerNorm:

@@ -4,6 +4,14 @@ An unrolled stack has its parameters in `blocks_0`, `blocks_1`, ...; a scanned
 one in `blocks`, with a leading axis of depth. All that changes one form into
 the other is here.
 
+The gradient of the attention weights is taken through a variable that is added
+to them. Linen's own `Module.perturb` does not serve for it. It adds to a value
+that is computed, but the weights here are divided by their sum only after the
+product with the values, unless they are captured; it keeps a variable in each
+module, so that unrolled and scanned models need different collections; and it
+makes these variables, as large as all attention, whenever a model is
+initialised.
+
 In comments: B images, T tokens, D hidden size, H heads, L layers.
 """
 
@@ -28,19 +36,12 @@ def apply_blocks(
   dropout_key: dropout.DropoutKey | None,
   last: Mapping[str, Any] | None = None,
 ) -> jax.Array:
-  """Applies a stack of blocks to x; sows what they capture.
+  """Applies a stack of blocks to x; sows the intermediates that they return.
 
   A block is made from `spec` and `capture`, and maps (x, layer, dropout_key) to
-  (x, intermediates), a dict. Where `intermediates` are asked for, and a
-  collection `perturbations` has a variable `attention` [L, ...], each block is
-  also given its part of that, to be added to its attention weights.
-
-  Linen's own `Module.perturb` does not serve for that. It adds to a value that
-  is computed, but the weights here are divided by their sum only after the
-  product with the values, unless they are captured; it keeps a variable in each
-  module, so that unrolled and scanned models need different collections; and it
-  makes these variables, as large as all attention, whenever a model is
-  initialised.
+  (x, intermediates), a dict. If `intermediates` are asked for and a collection
+  `perturbations` has a variable `attention` [L, ...], each block gets its part
+  of that as well, and adds it to its attention weights.
 
   Args:
     model: Linen module, in its compact method, that gets the parameters.
@@ -52,43 +53,68 @@ def apply_blocks(
       capture nothing.
 
   Returns:
-    [B, T, D], or what the last block makes of it.
+    [B, T, D], or the output of the last block.
   """
   capture = not model.is_initializing() and model.is_mutable_collection(
     'intermediates'
   )
   added = model.get_variable('perturbations', 'attention') if capture else None
-  perturbations: tuple[jax.Array, ...] = () if added is None else (added,)
   if spec.remat != 'none':
     policy = getattr(jax.checkpoint_policies, spec.remat, None)
     # Inside a scan nothing can be merged across the loop's body anyway.
     block = nn.remat(block, policy=policy, prevent_cse=not spec.scan)
-  indices = jnp.arange(spec.depth, dtype=jnp.int32)
+  perturbations: tuple[jax.Array, ...] = () if added is None else (added,)
+  inputs = x, dropout_key, perturbations
   if spec.scan:
-    scanned = nn.scan(
-      block,
-      variable_axes={'params': 0},
-      split_rngs={'params': True},
-      in_axes=(0, nn.broadcast, *(0 for _ in perturbations)),
-      length=spec.depth,
-    )
-    x, captured = scanned(spec=spec, capture=capture, name='blocks')(
-      x, indices, dropout_key, *perturbations
-    )
+    x, captured = _scan(block, spec, capture, *inputs)
   else:
-    each = []
-    for layer in range(spec.depth):
-      is_last = layer == spec.depth - 1 and not capture
-      further = last if is_last and last else {}
-      one = block(spec=spec, capture=capture, name=f'blocks_{layer}', **further)
-      x, intermediates = one(
-        x, indices[layer], dropout_key, *(p[layer] for p in perturbations)
-      )
-      each.append(intermediates)
-    captured = jax.tree.map(lambda *layers: jnp.stack(layers), *each)
+    last = {} if capture else last
+    x, captured = _unroll(block, spec, capture, last or {}, *inputs)
   for name, value in captured.items():
     model.sow('intermediates', name, value, reduce_fn=lambda _, new: new)
   return x
+
+
+def _scan(
+  block: Any,
+  spec: spec_lib.LayerSpec,
+  capture: bool,
+  x: jax.Array,
+  dropout_key: dropout.DropoutKey | None,
+  perturbations: tuple[jax.Array, ...],
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  scanned = nn.scan(
+    block,
+    variable_axes={'params': 0},
+    split_rngs={'params': True},
+    in_axes=(0, nn.broadcast, *(0 for _ in perturbations)),
+    length=spec.depth,
+  )
+  layers = jnp.arange(spec.depth, dtype=jnp.int32)
+  return scanned(spec=spec, capture=capture, name='blocks')(
+    x, layers, dropout_key, *perturbations
+  )
+
+
+def _unroll(
+  block: Any,
+  spec: spec_lib.LayerSpec,
+  capture: bool,
+  last: Mapping[str, Any],
+  x: jax.Array,
+  dropout_key: dropout.DropoutKey | None,
+  perturbations: tuple[jax.Array, ...],
+) -> tuple[jax.Array, dict[str, jax.Array]]:
+  layers = jnp.arange(spec.depth, dtype=jnp.int32)
+  each: list[dict[str, jax.Array]] = []
+  for i in range(spec.depth):
+    further = last if i == spec.depth - 1 else {}
+    one = block(spec=spec, capture=capture, name=f'blocks_{i}', **further)
+    x, intermediates = one(
+      x, layers[i], dropout_key, *(p[i] for p in perturbations)
+    )
+    each.append(intermediates)
+  return x, jax.tree.map(lambda *layers: jnp.stack(layers), *each)
 
 
 def stack_layers(params: Mapping[str, Any]) -> dict[str, Any]:

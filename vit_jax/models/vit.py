@@ -46,7 +46,7 @@ class EncoderBlock(nn.Module):
   Attributes:
     spec: Fields of the layer.
     capture: Whether intermediates are returned.
-    num_read: How many of the first tokens are returned; None: all.
+    num_read: Number of tokens to return, from the first; None: all.
   """
 
   spec: spec_lib.EncoderSpec
@@ -61,13 +61,13 @@ class EncoderBlock(nn.Module):
     dropout_key: dropout.DropoutKey | None,
     perturbation: jax.Array | None = None,
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
-    """Applies the layer.
+    """Applies the layer: equations 2 and 3 of the paper.
 
     Args:
       x: [B, T, D].
       layer: Index of this layer, from 0, as an int32 scalar.
       dropout_key: Key of the step; None when not training.
-      perturbation: Is added to the attention weights, [B, H, T, T].
+      perturbation: Added to the attention weights, [B, H, T, T].
 
     Returns:
       [B, T, D], or of the first `num_read` tokens alone; and the layer's
@@ -96,6 +96,8 @@ class EncoderBlock(nn.Module):
     return x, {'attention': weights, 'tokens': x}
 
   def _scale(self, name: str, y: jax.Array) -> jax.Array:
+    # LayerScale starts near zero, so that a deep model starts near the identity
+    # (CaiT, arXiv:2103.17239, section 2).
     if self.spec.layer_scale is None:
       return y
     init = nn.initializers.constant(self.spec.layer_scale)
@@ -110,17 +112,17 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
 
   Attributes, beside those of `spec.LayerSpec` and `spec.EncoderSpec`:
     patch_size: (height, width), in pixels of what is embedded.
-    pool: How tokens become features: 'token', the class token; 'gap', the mean
-      over patch tokens; 'map', attention over them by a learned query;
+    pool: Pooling of tokens to features: 'token', the class token; 'gap', the
+      mean over patch tokens; 'map', attention over them by a learned query;
       'token+gap', the first two side by side (DINOv2, arXiv:2304.07193).
     class_token: Whether there is one; None: where the pool reads it.
     distillation_token: Whether there is one, with a head of its own; the logits
-      of both heads are averaged (DeiT, arXiv:2012.12877).
+      of both heads are averaged (DeiT, arXiv:2012.12877, section 4).
     distillation_head: False: nothing is read from the distillation token.
     registers: Number of register tokens (arXiv:2309.16588).
     position_embedding: 'learned', 'sincos2d' (fixed; patches alone) or 'none'.
-    position_tokens: Which tokens have a learned position: 'all'; 'class', the
-      class token and patches; or 'patches'.
+    position_tokens: Tokens with a learned position: 'all'; 'class', the class
+      token and patches; or 'patches'.
     norm_after_pool: For 'gap', whether the last LayerNorm is applied to the
       mean, and not to the tokens.
     resnet_stages: Units in each stage of a ResNet before the patch embedding,
@@ -174,23 +176,22 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
 
     Returns:
       `tokens` [B, T, D] after the last LayerNorm (with `norm_after_pool` before
-      it), in the dtype of the computation, of which the last are the patches,
-      row by row; and `features`, float32 [B, D]: with 'token+gap' [B, 2 D], and
-      of a class and a distillation token [B, 2, D].
+      it), in the dtype of the computation; the last are the patches, row by
+      row. `features`, float32 [B, D]; [B, 2 D] with 'token+gap', and [B, 2, D]
+      with a class and a distillation token.
 
     Raises:
       ValueError: The image's size is not a multiple of the patch's.
     """
-    if rows is None:
-      rows = jnp.arange(images.shape[0], dtype=jnp.int32)
-    key = dropout.DropoutKey(self.make_rng('dropout'), rows) if train else None
+    key = dropout.key_of(self, len(images), train, rows)
     x = self._embed(images)
-    # The layers count from 0; the embedding is not one of them.
+    # Layers fold 0 to L - 1 into the key, and the embedding L.
     embedding_key = dropout.fold(
       dropout.fold(key, self.depth), dropout.Purpose.EMBEDDING
     )
     x = dropout.dropout(x, self.dropout_rate, embedding_key)
-    # Of the last layer's tokens only those are computed that are read.
+    # Nothing follows the last layer, so that tokens which the pool does not
+    # read need no queries and no MLP there.
     reads = {}
     if features_only and self.pool == 'token':
       reads = {'num_read': 1 + self.has_two_heads}
@@ -241,6 +242,8 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
       x = resnet.ResNetStem(
         self.resnet_stages, self.resnet_width, self.dtype, name='stem'
       )(x)
+    # Equation 1 of the paper: patches are projected, tokens put before them,
+    # and positions added.
     x = embedding.PatchEmbedding(
       d, self.patch_size, starts.patch, self.dtype, name='patch_embedding'
     )(x)
@@ -267,7 +270,8 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     for name in self.prefix:
       count = self.registers if name == 'register_tokens' else 1
       is_class = name == 'class_token'
-      # Equal tokens without positions would stay equal.
+      # The class token may start at zero. Several tokens that start equal, as
+      # registers without positions, would stay equal.
       token_init = starts.class_token if is_class else starts.position
       token = self.param(name, token_init, (1, count, d))
       tokens.append(token.astype(self.dtype))
@@ -275,6 +279,8 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
 
   def _read(self, x: jax.Array) -> dict[str, jax.Array]:
     """Normalises the last layer's tokens [B, T, D], and pools them."""
+    # Pre-LN layers leave their sum unnormalised (equation 4 of the paper). MAE
+    # fine-tunes with the norm after the mean (arXiv:2111.06377, its code).
     norm = self.layer_norm('norm')
     if self.pool == 'gap' and self.norm_after_pool:
       features = norm(x[:, self.prefix_length :].mean(axis=1))
@@ -296,11 +302,11 @@ class ViT(Trunk):
   """A Vision Transformer for classification: a trunk and its heads.
 
   Attributes, beside those of the trunk:
-    num_classes: Size of the head's output; 0: there is no head, and what it
-      would read is returned.
+    num_classes: Size of the head's output; 0: there is no head, and its input
+      is returned.
     pre_logits: Size of a dense layer with tanh before the head; 0: none.
-    head_bias: Start of the head's bias: with a sigmoid loss, the logarithm of
-      how rare a class is.
+    head_bias: Initial value of the head's bias: with a sigmoid loss, the
+      logarithm of a class's frequency.
   """
 
   num_classes: Annotated[int, heads.NUM_CLASSES]
@@ -339,7 +345,7 @@ class ViT(Trunk):
       merge_heads: Whether the logits of two heads are averaged.
 
     Returns:
-      Logits, float32 [B, num_classes]; of two heads that are not averaged,
+      Logits, float32 [B, num_classes]. Two heads that are not averaged give
       [B, 2, num_classes], the class token's first.
 
     Raises:
@@ -350,7 +356,7 @@ class ViT(Trunk):
     return x.mean(axis=1) if self.has_two_heads and merge_heads else x
 
   def _classify(self, x: jax.Array) -> jax.Array:
-    """Returns logits, or features where there is no head; of two heads both."""
+    """Returns logits (of both heads), or features where there is no head."""
     if self.pre_logits:
       x = nn.tanh(self.before_head(x))
     if not self.num_classes:

@@ -88,7 +88,7 @@ class Objective(abc.ABC):
     self.model = models.from_config(
       config.model, config.model.num_classes, config.train.dtype
     )
-    self.views = {'image': geometry.View(geometry.train_crop(config))}
+    self.views = geometry.train_views(config)
     self._rng = config.train.rng
 
   @staticmethod

@@ -61,7 +61,7 @@ class Distillation(classification.Classification):
           f'config.objective.teacher={path} knows {b} {what}, but the data has'
           f' {a}'
         )
-    own, window = levels.of(config).window, preprocess.intensity
+    own, window = levels.from_config(config).window, preprocess.intensity
     if own != window:
       raise config_lib.UserError(
         f'config.objective.teacher={path} was trained with the intensities'

@@ -61,7 +61,7 @@ class Rules:
 
   @property
   def trains_layers_alike(self) -> bool:
-    """Whether what trains is the same in all layers."""
+    """Whether the same parameters train in all layers."""
     trains: dict[str, bool] = {}
     for name, p in self.parameters.items():
       any_layer = re.sub(r'^blocks_\d+/', '', name)
@@ -158,12 +158,7 @@ def make(config: ml_collections.ConfigDict, params: Any) -> Rules:
     UserError: A pattern matches nothing, nothing is left to train, or some
       layers of a scanned model are frozen and others are not.
   """
-  found: dict[str, int] = {}
-  for path, x in jax.tree_util.tree_leaves_with_path(params):
-    names = stack.layer_names(path, x)[0]
-    found |= dict.fromkeys(names, x.size // len(names))
-  depth = 1 + max(_layer(name, -1) for name in found)
-  sizes = dict(sorted(found.items(), key=lambda x: (_layer(x[0], depth), x[0])))
+  sizes, depth = _sizes(params)
   _check_matches(config, list(sizes), depth)
   parameters = {
     name: Parameter(
@@ -189,6 +184,17 @@ def make(config: ml_collections.ConfigDict, params: Any) -> Rules:
       ' config.model.scan=False'
     )
   return rules
+
+
+def _sizes(params: Any) -> tuple[dict[str, int], int]:
+  """Returns the sizes of unrolled parameters, in order of layers, and L."""
+  found: dict[str, int] = {}
+  for path, x in jax.tree_util.tree_leaves_with_path(params):
+    names = stack.layer_names(path, x)[0]
+    found |= dict.fromkeys(names, x.size // len(names))
+  depth = 1 + max(_layer(name, -1) for name in found)
+  order = sorted(found, key=lambda name: (_layer(name, depth), name))
+  return {name: found[name] for name in order}, depth
 
 
 def _check_matches(

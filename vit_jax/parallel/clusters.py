@@ -27,7 +27,7 @@ class Cluster(NamedTuple):
   """A way to connect the processes of a run.
 
   Attributes:
-    name: Where it was found: 'flags', 'SLURM', 'Open MPI', ...
+    name: Name of the place that describes it: 'flags', 'SLURM', ...
     arguments: Arguments for `jax.distributed.initialize`.
   """
 
@@ -94,19 +94,14 @@ def from_flags(
       '--coordinator=HOST:PORT, --process_id=K and --num_processes=N belong'
       ' together: give all three, or none'
     )
-  match = re.fullmatch(r'(?:[^:\s]+|\[[^\s]+\]):(\d{1,5})', address)
-  if match is None or not 0 < int(match[1]) < 2**16:
-    raise config_lib.UserError(
-      f'--coordinator={address}: write HOST:PORT of process 0, as in'
-      ' --coordinator=node1:8476'
-    )
+  port = _port(address)
   if process >= count:
     raise config_lib.UserError(
       f'--process_id={process}: with --num_processes={count} it is 0 to'
       f' {count - 1}'
     )
   if process == 0 and count > 1:
-    _check_port(int(match[1]))
+    _check_port(port)
   return Cluster(
     'flags',
     {
@@ -117,6 +112,16 @@ def from_flags(
       'local_device_ids': _local_devices(environ),
     },
   )
+
+
+def _port(address: str) -> int:
+  match = re.fullmatch(r'(?:[^:\s]+|\[[^\s]+\]):(\d{1,5})', address)
+  if match is None or not 0 < int(match[1]) < 2**16:
+    raise config_lib.UserError(
+      f'--coordinator={address}: write HOST:PORT of process 0, as in'
+      ' --coordinator=node1:8476'
+    )
+  return int(match[1])
 
 
 def _check_port(port: int) -> None:

@@ -20,7 +20,7 @@ _EXHAUSTED = re.compile(
   'RESOURCE_EXHAUSTED|out of memory|bad_alloc|cannot allocate memory',
   re.IGNORECASE,
 )
-# What to do, of a training run, of a loop over batches, and of anything else.
+# Advice for a training run, for a loop over batches, and for anything else.
 TRAINING = (
   'raise config.train.accumulation, set config.model.remat=full, split the'
   ' state with config.mesh.fsdp, or lower config.train.batch_size'
@@ -46,7 +46,7 @@ def explained(advice: str) -> Iterator[None]:
   """Turns an error for lack of memory into a UserError.
 
   Args:
-    advice: What to do then: `TRAINING`, `BATCHES` or `ANYTHING`.
+    advice: Advice in the error: `TRAINING`, `BATCHES` or `ANYTHING`.
   """
   try:
     yield

@@ -112,16 +112,21 @@ def initialize(
     'another process of this run was lost, or JAX could not go on here: the'
     f' lines above say more (this is {this_process()}); {RESUME}'
   )
-  count = call_on_first(lambda: _state().num_processes)
-  if _state().num_processes != count:
-    raise config_lib.UserError(
-      f'this is {this_process()}, but process 0 was started as one of {count}'
-    )
+  _check_count()
   if jax.default_backend() == 'cpu':
     # A program from the cache starts its collectives in any order, and those of
     # different processes mix: seen with jax 0.10 and 0.12.
     jax.config.update('jax_enable_compilation_cache', False)
   return f'{this_process()} ({cluster.name})'
+
+
+def _check_count() -> None:
+  """Raises a UserError where processes were started with different counts."""
+  count = call_on_first(lambda: _state().num_processes)
+  if _state().num_processes != count:
+    raise config_lib.UserError(
+      f'this is {this_process()}, but process 0 was started as one of {count}'
+    )
 
 
 def _connect(

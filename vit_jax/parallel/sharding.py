@@ -115,7 +115,7 @@ def _ways(entry: Entry, sizes: Mapping[str, int]) -> int:
 
 @dataclasses.dataclass(frozen=True)
 class ParamSharding:
-  """How one parameter is sharded.
+  """The sharding of one parameter.
 
   Attributes:
     shape: Its whole shape.

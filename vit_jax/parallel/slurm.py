@@ -199,24 +199,8 @@ def make_executor(
   Raises:
     UserError: submitit or SLURM is missing, or the flags do not fit.
   """
-  try:
-    import submitit
-  except ImportError:
-    raise UserError(
-      "submitit is missing: run pip install -e '.[slurm]'"
-    ) from None
   _check_local(flag_values)
-  try:
-    executor = submitit.AutoExecutor(
-      folder,
-      cluster='local' if flag_values.local else 'slurm',
-      local_max_num_timeout=flag_values.max_requeues,
-      slurm_max_num_timeout=flag_values.max_requeues,
-    )
-  except RuntimeError:
-    raise UserError(
-      'srun is not here: run this where jobs are submitted from, or add --local'
-    ) from None
+  executor = _new_executor(folder, flag_values)
   executor.update_parameters(
     name='vit_jax',
     timeout_min=flag_values.timeout_min,
@@ -230,6 +214,28 @@ def make_executor(
     slurm_additional_parameters=_sbatch_options(flag_values),
   )
   return executor
+
+
+def _new_executor(
+  folder: pathlib.Path, flag_values: flags.FlagValues
+) -> 'submitit.AutoExecutor':
+  try:
+    import submitit
+  except ImportError:
+    raise UserError(
+      "submitit is missing: run pip install -e '.[slurm]'"
+    ) from None
+  try:
+    return submitit.AutoExecutor(
+      folder,
+      cluster='local' if flag_values.local else 'slurm',
+      local_max_num_timeout=flag_values.max_requeues,
+      slurm_max_num_timeout=flag_values.max_requeues,
+    )
+  except RuntimeError:
+    raise UserError(
+      'srun is not here: run this where jobs are submitted from, or add --local'
+    ) from None
 
 
 def _check_local(flag_values: flags.FlagValues) -> None:

@@ -3,7 +3,7 @@
 A checkpoint is a directory STEP/ with two Orbax items: `state`, a tree of
 arrays, and `info`, a JSON object:
 
-    format   2; of format 1, without `extra`, the parameters alone can be read
+    format   2; from format 1, without `extra`, only parameters are read
     step     number of completed updates
     metrics  metrics of the evaluations at that step; null: still to be done
     counts   counters of the run at that step; missing in older checkpoints
@@ -42,7 +42,7 @@ import numpy as np
 from vit_jax.config import UserError
 
 FORMAT = 2
-_PART_BYTES = 2**25  # that parameters are read in at a time
+_PART_BYTES = 2**25  # parameters that are read at a time
 
 PyTree = Any
 StateFor = Callable[[Collection[str]], PyTree]
@@ -175,13 +175,7 @@ def restore(
   problem, state, info = '', None, {}
   try:
     info = read_info(path)
-    if info['format'] < FORMAT:
-      raise UserError(
-        f'checkpoint {path} has format {info["format"]}, of an older vit_jax,'
-        f' and runs go on from format {FORMAT} alone: start a new run from its'
-        ' parameters, with --config.init_from.path=THIS_WORKDIR, or install'
-        ' that version'
-      )
+    _check_is_current(path, info)
     if callable(abstract_state):
       abstract_state = abstract_state(info['arrays'].keys())
     _check_fits(path, info, abstract_state)
@@ -199,8 +193,19 @@ def restore(
   return state, info
 
 
+def _check_is_current(path: pathlib.Path, info: Mapping[str, Any]) -> None:
+  """Raises a UserError where an older version wrote a train state."""
+  if info['format'] < FORMAT:
+    raise UserError(
+      f'checkpoint {path} has format {info["format"]}, of an older vit_jax,'
+      f' and runs go on from format {FORMAT} alone: start a new run from its'
+      ' parameters, with --config.init_from.path=THIS_WORKDIR, or install'
+      ' that version'
+    )
+
+
 def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
-  """Reads only the parameters, and of each the moving average if there is one.
+  """Reads only the parameters, or their moving averages where there are any.
 
   Args:
     path: Path of the checkpoint.

@@ -23,8 +23,9 @@ class Lock:
     """Begins without the lock.
 
     Args:
-      path: Of its file, which need not be there.
-      user: Who takes it, for the warning where there are no locks.
+      path: Path of its file, which need not exist.
+      user: Kind of process that takes it, for a warning where there are no
+        locks.
     """
     self.path = path
     self._user = user
@@ -34,7 +35,7 @@ class Lock:
     """Takes the lock; returns whether we have it.
 
     Args:
-      wait: Until whoever has it gives it back.
+      wait: Whether to wait until its holder gives it back.
 
     Raises:
       OSError: Its file cannot be opened.

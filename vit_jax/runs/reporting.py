@@ -1,7 +1,7 @@
 """Reports metrics to a file, to TensorBoard and on the terminal.
 
 metrics.jsonl has one JSON object a line: `step` (completed updates), `epoch`
-(how often each example was seen), `time` (seconds since 1970), and scalars by
+(passes over the examples so far), `time` (seconds since 1970), and scalars by
 name. Infinity and NaN, which JSON does not have, are null. The files
 events.out.* hold the same scalars for TensorBoard, with NaN but without counts
 of examples, and also the config and a few images.
@@ -40,8 +40,8 @@ _FILE_ONLY = python_logging.getLogger('vit_jax.file_only')
 def shown() -> Iterator[None]:
   """Shows log messages on stderr, unless a command or the caller does so.
 
-  Either sets absl's verbosity, to INFO or, in all processes but the first, to
-  less than warnings. In a notebook nobody has set it.
+  Commands and callers set absl's verbosity: to INFO, or, in all processes but
+  the first, to less than warnings. In a notebook nobody has set it.
   """
   logger = logging.get_absl_logger()
   is_set = logging.get_verbosity() != logging.WARNING  # absl's default
@@ -64,7 +64,7 @@ def shown() -> Iterator[None]:
 
 @contextlib.contextmanager
 def log_to(path: pathlib.Path) -> Iterator[None]:
-  """Also appends log messages to a file, and the error that ends the run.
+  """Appends log messages to a file as well, and the error that ends the run.
 
   Raises:
     UserError: The file cannot be written.
@@ -193,7 +193,7 @@ class Reporter:
 
     Args:
       step: Number of completed updates.
-      epoch: How often each example was seen.
+      epoch: Passes over the examples so far.
       scalars: Values by name, such as 'train/loss'.
 
     Raises:

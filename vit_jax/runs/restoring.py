@@ -3,6 +3,8 @@
 Damaged checkpoints are named in a warning and passed over.
 """
 
+from collections.abc import Callable
+from collections.abc import Sequence
 import pathlib
 from typing import Any
 
@@ -55,20 +57,36 @@ def newest_good(
   Raises:
     UserError: One does not fit or needs a newer version, or all are damaged.
   """
+  paths = _newest_first(directory)
+  if at_most is not None:
+    paths = [path for path in paths if int(path.name) <= at_most]
+  found = _first_good(
+    paths, lambda path: checkpoint_format.restore(path, abstract_state)
+  )
+  if found is None:
+    return None
+  (state, info), path, damaged = found
+  return state, info, path, damaged
+
+
+def _first_good(
+  paths: Sequence[pathlib.Path], read: Callable[[pathlib.Path], Any]
+) -> tuple[Any, pathlib.Path, list[pathlib.Path]] | None:
+  """Returns content and path of the first good one, and damaged ones before."""
   damaged: dict[pathlib.Path, str] = {}
-  for path in _newest_first(directory):
-    if at_most is not None and int(path.name) > at_most:
-      continue
+  for path in paths:
     try:
-      state, info = checkpoint_format.restore(path, abstract_state)
+      return read(path), path, list(damaged)
     except checkpoint_format.DamagedError as e:
       logging.warning('Checkpoint %s is damaged: %s', path, e)
       damaged[path] = str(e)
-    else:
-      return state, info, path, list(damaged)
-  if damaged:
-    raise _all_damaged(damaged)
-  return None
+  if not damaged:
+    return None
+  causes = '; '.join(f'{path}: {cause}' for path, cause in damaged.items())
+  raise UserError(
+    f'all checkpoints are damaged: {causes}; restore one from a backup, or'
+    ' start in another work directory'
+  )
 
 
 def _newest_first(directory: pathlib.Path) -> list[pathlib.Path]:
@@ -103,36 +121,26 @@ def restore_params(
       needs a newer version, or all are damaged.
   """
   workdir = pathlib.Path(workdir).resolve()
-  damaged: dict[pathlib.Path, str] = {}
   checkpoint_format.quiet_orbax()
-  for path in checkpoint_format.candidates(workdir, step):
-    try:
-      params, found = checkpoint_format.read_params(path)
-    except checkpoint_format.DamagedError as e:
-      logging.warning('Checkpoint %s is damaged: %s', path, e)
-      damaged[path] = str(e)
-    else:
-      return params, found, path
-  if damaged:
-    raise _all_damaged(damaged)
+  paths = checkpoint_format.candidates(workdir, step)
+  found = _first_good(paths, checkpoint_format.read_params)
+  if found is None:
+    raise _none_there(workdir, step)
+  (params, at), path, _ = found
+  return params, at, path
+
+
+def _none_there(workdir: pathlib.Path, step: int | str | None) -> UserError:
   there = checkpoint_format.steps(workdir)
   if not any(there.values()):
-    raise UserError(
+    return UserError(
       f'there is no checkpoint in {workdir}: neither best/ nor checkpoints/ has'
       ' one; give the work directory of a run that has saved'
     )
   shown = [str(n) for n in there['checkpoints']]
   shown += [f'{n} (the best)' for n in there['best']]
   wanted = f'{step} checkpoint' if step == 'best' else f'checkpoint {step}'
-  raise UserError(
+  return UserError(
     f'there is no {wanted} in {workdir}: choose one of the steps'
     f' {", ".join(shown)}'
-  )
-
-
-def _all_damaged(damaged: dict[pathlib.Path, str]) -> UserError:
-  causes = '; '.join(f'{path}: {cause}' for path, cause in damaged.items())
-  return UserError(
-    f'all checkpoints are damaged: {causes}; restore one from a backup, or'
-    ' start in another work directory'
   )

@@ -16,7 +16,6 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import optim
-from vit_jax.data import cache
 from vit_jax.parallel import memory
 from vit_jax.parallel import processes
 from vit_jax.parallel import sharding
@@ -138,7 +137,7 @@ def _beside(experiment: experiment_lib.Experiment) -> int:
   """Returns what a run takes beside its steps, in bytes a device."""
   e = experiment
   beside = _BATCHES * sharding.bytes_per_device(e.program.abstract_batch())
-  beside += cache.bytes_on_device(e.config, e.splits, e.program.mesh)
+  beside += e.cache.bytes_on_device()
   if _is_on_host(e):  # a checkpoint that is being written is a copy
     beside += sharding.bytes_per_device(e.program.abstract_state())
   return beside

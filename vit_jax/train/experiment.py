@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 import dataclasses
 import fractions
+import functools
 import itertools
 
 from absl import logging
@@ -52,9 +53,7 @@ class Experiment:
 
   Attributes:
     config: With what the data decide filled in.
-    source: Training examples.
-    eval_sources: By the evaluation's name.
-    probe_sources: What the probes among them learn from, likewise.
+    cache: The splits, and their images where they are kept.
     start: The checkpoint that parameters come from, where there is one.
     program: The compiled functions.
     lengths: Of the run, and of parts of its schedule.
@@ -64,13 +63,10 @@ class Experiment:
     checkpoint_keep_every: In steps, or None.
     eval_every: By the evaluation's name; None is at the end alone.
     patience: In steps, or None: how long the best metric may stay the same.
-    on_devices: Splits that are kept on the devices, named as in `splits`.
   """
 
   config: ml_collections.ConfigDict
-  source: data.Source
-  eval_sources: dict[str, data.Source]
-  probe_sources: dict[str, data.Source]
+  cache: cache_lib.Cache
   start: initial.Start
   program: program_lib.Program
   lengths: optim.Lengths
@@ -80,9 +76,29 @@ class Experiment:
   checkpoint_keep_every: fractions.Fraction | None
   eval_every: dict[str, fractions.Fraction | None]
   patience: fractions.Fraction | None
-  on_devices: Mapping[str, cache_lib.OnDevices] = dataclasses.field(
-    default_factory=dict
-  )
+
+  @property
+  def splits(self) -> Mapping[str, data.Source]:
+    """All sources, by what they are for."""
+    return self.cache.splits
+
+  @property
+  def source(self) -> data.Source:
+    """Training examples."""
+    return self.splits['train']
+
+  @property
+  def eval_sources(self) -> dict[str, data.Source]:
+    """Sources by the evaluation's name."""
+    return {name: self.splits[f'evals.{name}'] for name in self.eval_every}
+
+  @property
+  def probe_sources(self) -> dict[str, data.Source]:
+    """Sources that probes learn from, by the evaluation's name."""
+    keys = {name: f'evals.{name}.train' for name in self.eval_every}
+    return {
+      n: self.splits[key] for n, key in keys.items() if key in self.splits
+    }
 
   def init(self) -> TrainState:
     """Returns the state before the first step."""
@@ -161,7 +177,7 @@ class Experiment:
       num_steps=self.total_steps,
       host_index=index,
       host_count=count,
-      positions_only='train' in self.on_devices,
+      positions_only=bool(self.cache.on_devices),
       views=self.program.objective.views,
     )
     if calls is None:
@@ -188,7 +204,7 @@ class Experiment:
       batch_size=batch_size,
       host_index=index,
       host_count=count,
-      positions_only=split in self.on_devices,
+      positions_only=bool(self.cache.on_devices),
     )
     calls = itertools.repeat(1, -(-len(source) // batch_size))
     return self._feed(split, batches, batch_size, calls)
@@ -201,13 +217,11 @@ class Experiment:
     calls: Iterable[int],
   ) -> feed.Feed:
     mesh, shapes = self.program.mesh, self.program.abstract_batch(batch_size)
-    kept = self.on_devices.get(split)
-    if kept is None:
+    if not self.cache.on_devices:
       return feed.Feed(batches, mesh, shapes, calls)
     shapes = {'position': shapes['index']}
-    return feed.Feed(
-      batches, mesh, shapes, calls, lambda x: kept.take(x['position'])
-    )
+    take = functools.partial(self.cache.take, split)
+    return feed.Feed(batches, mesh, shapes, calls, take)
 
   def cached(self) -> 'Experiment':
     """Returns the experiment with its images where `data.cache` has them.
@@ -215,49 +229,7 @@ class Experiment:
     Raises:
       UserError: An image cannot be read, or there is too little memory.
     """
-    cache = self.config.data.cache
-    if cache == 'none':
-      return self
-    self.check_cache()
-    # A split that has several uses is kept once.
-    sources = {id(source): source for source in self.splits.values()}
-    if cache == 'device':
-      # The sources stay as they are: the host keeps no decoded images.
-      kept = {
-        key: cache_lib.OnDevices(
-          cache_lib.load(source, self.config), self.program.mesh
-        )
-        for key, source in sources.items()
-      }
-      on_devices = {name: kept[id(x)] for name, x in self.splits.items()}
-      return dataclasses.replace(self, on_devices=on_devices)
-    loaded = {
-      key: cache_lib.load(source, self.config)
-      for key, source in sources.items()
-    }
-
-    def cached(sources: Mapping[str, data.Source]) -> dict[str, data.Source]:
-      return {name: loaded[id(source)] for name, source in sources.items()}
-
-    return dataclasses.replace(
-      self,
-      source=loaded[id(self.source)],
-      eval_sources=cached(self.eval_sources),
-      probe_sources=cached(self.probe_sources),
-    )
-
-  def check_cache(self) -> None:
-    """Raises a UserError where the images do not fit in `data.cache`."""
-    cache_lib.check(self.config, self.splits, self.program.mesh)
-
-  @property
-  def splits(self) -> dict[str, data.Source]:
-    """All sources, by what they are for."""
-    return {
-      'train': self.source,
-      **{f'evals.{name}': x for name, x in self.eval_sources.items()},
-      **{f'evals.{name}.train': x for name, x in self.probe_sources.items()},
-    }
+    return dataclasses.replace(self, cache=self.cache.load())
 
 
 def build(
@@ -275,18 +247,8 @@ def build(
   """
   config = config.copy_and_resolve_references()
   splits = _open_splits(config)
-  source = splits['data.split']
-  eval_sources = {
-    name: splits[f'evals.{name}.split']
-    for name, spec in config.evals.items()
-    if spec.split
-  }
-  probe_sources = {
-    name: splits[f'evals.{name}.train_split']
-    for name in eval_sources
-    if config.evals[name].train_split
-  }
-  _check_probes(config, eval_sources, probe_sources)
+  source = splits['train']
+  _check_probes(config, splits)
   objectives.fill_options(config)
   objective = objectives.class_of(config)
   check_features(objective, config, source.features)
@@ -310,9 +272,7 @@ def build(
   _warn_of_zero_head(config, program.rules, start)
   return Experiment(
     config=config,
-    source=source,
-    eval_sources=eval_sources,
-    probe_sources=probe_sources,
+    cache=cache_lib.Cache(config, program.mesh, splits),
     start=start,
     program=program,
     lengths=lengths,
@@ -320,35 +280,41 @@ def build(
     log_every=config_lib.period(train.log_every, len(source), batch_size),
     checkpoint_every=steps(config.checkpoint.every),
     checkpoint_keep_every=steps(config.checkpoint.keep_every),
-    eval_every={name: steps(config.evals[name].every) for name in eval_sources},
+    eval_every={
+      name: steps(spec.every)
+      for name, spec in config.evals.items()
+      if spec.split
+    },
     patience=steps(train.patience),
   )
 
 
 def _open_splits(config: ml_collections.ConfigDict) -> dict[str, data.Source]:
-  """Opens each split once; returns them by the keys that ask for them."""
-  keys = ['data.split']
+  """Opens each split once; returns the sources by what they are for."""
+  keys = {'train': 'data.split'}
   for name, spec in config.evals.items():
     if spec.split:
-      keys.append(f'evals.{name}.split')
+      keys[f'evals.{name}'] = f'evals.{name}.split'
     if spec.split and spec.train_split:
-      keys.append(f'evals.{name}.train_split')
+      keys[f'evals.{name}.train'] = f'evals.{name}.train_split'
   values = dict(config_lib.flatten(config))
   opened: dict[str, data.Source] = {}
-  for key in keys:
+  for key in keys.values():
     if values[key] not in opened:
       opened[values[key]] = data.open_split(config, key)
-  return {key: opened[values[key]] for key in keys}
+  return {use: opened[values[key]] for use, key in keys.items()}
 
 
 def _check_probes(
-  config: ml_collections.ConfigDict,
-  eval_sources: Mapping[str, data.Source],
-  probe_sources: Mapping[str, data.Source],
+  config: ml_collections.ConfigDict, splits: Mapping[str, data.Source]
 ) -> None:
-  for name, source in probe_sources.items():
+  for name, spec in config.evals.items():
+    evaluated = splits.get(f'evals.{name}')
+    source = splits.get(f'evals.{name}.train')
+    if evaluated is None or source is None:
+      continue
     try:
-      probes.check_sources(config.evals[name], eval_sources[name], source)
+      probes.check_sources(spec, evaluated, source)
     except config_lib.UserError as e:
       raise config_lib.UserError(f'config.evals.{name}: {e}') from None
 

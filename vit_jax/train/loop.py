@@ -89,7 +89,7 @@ def _explained() -> Iterator[None]:
 
 def _dry_run(config: ml_collections.ConfigDict) -> Results:
   experiment = experiment_lib.build(config)
-  experiment.check_cache()
+  experiment.cache.check()
   if config.train.accumulation == config_lib.AUTO:
     experiment = accumulation.choose(experiment)
   describe.log(experiment)

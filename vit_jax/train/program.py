@@ -253,10 +253,12 @@ class Program:
     is_training = batch_size is None
     b = batch_size or self.config.train.batch_size
     where = mesh_lib.batch_sharding(self.mesh)
-    dtype = levels_lib.of(self.config).dtype
+    dtype = levels_lib.from_config(self.config).dtype
     image = self.features['image']
     assert isinstance(image, features_lib.Image)
-    views = self.objective.views if is_training else eval_views(self.config)
+    views = (
+      self.objective.views if is_training else geometry.eval_views(self.config)
+    )
     shapes: dict[str, Any] = {
       name: ((b, *shape), dtype)
       for name, shape in batches.image_shapes(
@@ -404,13 +406,6 @@ class _Init:
       for s, x in zip(where, self._on_host, strict=True)
     ]
     return dataclasses.replace(made, extra=jax.tree.unflatten(tree, extra))
-
-
-def eval_views(
-  config: ml_collections.ConfigDict,
-) -> dict[str, geometry.View]:
-  """Returns the crop that evaluation takes of an image."""
-  return {'image': geometry.View(geometry.eval_crop(config))}
 
 
 def temporary_bytes(compiled: jax.stages.Compiled) -> int:

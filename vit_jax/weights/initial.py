@@ -98,7 +98,7 @@ def _compare_levels(
   config: ml_collections.ConfigDict, loaded: weights.Loaded
 ) -> None:
   """Warns where the checkpoint was trained with another window."""
-  own, window = levels.of(config).window, loaded.preprocess.intensity
+  own, window = levels.from_config(config).window, loaded.preprocess.intensity
   if own != window:
     logging.warning(
       'warning: config.data.intensity is %s, but %s was trained with %s: to see'

@@ -1,1 +1,1 @@
-"""What happens to batches on the devices: crops, colours, mixing."""
+"""Augmentation and normalisation of batches on the devices, under jit."""

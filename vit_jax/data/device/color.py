@@ -1,8 +1,9 @@
 """Colours of one image, as Pillow changes them, for batches under vmap.
 
 All are functions of an image, uint8 [H, W, 1 or 3] (grey or RGB, no alpha),
-and of an amount, a scalar that may be traced. What treats each value of a
-channel alike is a table of 256 values; images then only look them up.
+and of an amount, a scalar that may be traced. An operation that depends on the
+value of a pixel alone returns a table of 256 values, in which the image is then
+looked up.
 """
 
 from collections.abc import Callable
@@ -107,7 +108,7 @@ def sharpness(image: jax.Array, amount: jax.Array) -> jax.Array:
 def hue(image: jax.Array, amount: jax.Array) -> jax.Array:
   """Turns the hue by the `amount` (-0.5 to 0.5) of the circle of colours.
 
-  As torchvision does it to images of Pillow, whose hues are 8 bits each.
+  As torchvision does to Pillow's images, whose hues have 8 bits.
   """
   if image.shape[-1] == 1:
     return image
@@ -122,7 +123,7 @@ def gaussian_blur(image: jax.Array, amount: jax.Array) -> jax.Array:
   As Pillow: three boxes with soft edges, each rounded, first along rows.
 
   Args:
-    image: Of any number of channels.
+    image: uint8 [H, W, C], with any number of channels.
     amount: Below `MAX_BLUR`.
   """
   variance = amount * amount / 3

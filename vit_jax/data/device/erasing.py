@@ -7,7 +7,7 @@ import numpy as np
 from vit_jax.data.host.geometry import Size
 from vit_jax.data.host.geometry import TRIES
 
-# What the key of an image is used for.
+# Uses of the key of an image.
 _BOX, _NOISE = range(2)
 
 
@@ -23,13 +23,13 @@ def erase(
   Args:
     images: float32 [B, H, W, C], normalised.
     keys: [B].
-    probability: That an image has one.
+    probability: Probability that an image has such a rectangle.
     area: Least and greatest, as a fraction of the image; drawn uniformly.
     ratio: Least and greatest height / width; its logarithm is drawn uniformly.
 
   Returns:
-    float32 [B, H, W, C]. Where none of ten rectangles is smaller than the
-    image in both directions, it is left as it is.
+    float32 [B, H, W, C]. An image stays as it is where none of ten rectangles
+    that are drawn is smaller than the image in both directions.
   """
 
   def one(image: jax.Array, key: jax.Array) -> jax.Array:

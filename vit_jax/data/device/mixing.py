@@ -1,8 +1,8 @@
 """Mixup (arXiv:1710.09412) and CutMix (arXiv:1905.04899), under jit.
 
-Each image is mixed with its neighbour's: row r with row r ^ 1. How, it draws
-from its own key, so that nothing depends on how a batch is cut, as long as
-both rows of a pair stay together. In comments: B images of H x W pixels.
+Each image is mixed with its neighbour: row r with row r ^ 1. An image's own key
+decides how, so that the result does not depend on how a batch is split, as long
+as both rows of a pair stay together. In comments: B images of H x W pixels.
 """
 
 from collections.abc import Mapping
@@ -16,17 +16,17 @@ from vit_jax.data import features as features_lib
 
 Targets = dict[str, jax.Array]
 
-# What the key of an image is used for.
+# Uses of the key of an image.
 _CHOICES, _SHARE = range(2)
 
 
 class Mix(NamedTuple):
-  """How images are mixed with their neighbours.
+  """The mixing of images with their neighbours, as drawn.
 
   Attributes:
-    share: float32 [B], of an image's own pixels outside its box; the rest of
-      each pixel, and all within the box, is the neighbour's.
-    box: int32 [B, 4]: top, left, bottom, right; the last two are beyond it.
+    share: float32 [B], weight of an image's own pixels outside its box. The
+      rest of each pixel, and the whole box, are the neighbour's.
+    box: int32 [B, 4]: top, left, bottom, right; the last two are exclusive.
   """
 
   share: jax.Array
@@ -43,15 +43,14 @@ def shares(
   features: features_lib.Features,
   num_classes: int,
 ) -> Targets:
-  """Returns the targets of a batch as what can be mixed, float32 [B, K].
+  """Returns the targets of a batch in a form that can be mixed, float32 [B, K].
 
-  A label becomes shares of the classes; numbers, and which of several classes
-  are present, stay as they are.
+  A label becomes one-hot; numbers and multi-labels stay as they are.
 
   Args:
     batch: Targets as the features encode them, [B, ...], among others.
-    features: What the examples have.
-    num_classes: Of the model, which may know more than the data.
+    features: Features of the examples.
+    num_classes: Number of the model's classes, which may exceed the data's.
   """
   return {
     name: jax.nn.one_hot(batch[name], num_classes, dtype=jnp.float32)
@@ -118,9 +117,9 @@ def cut_box(
 
   Args:
     size: (H, W).
-    share: float32 scalar, of the image that is to stay; at its border the box
-      is cut off, and more stays.
-    middle: float32 [2], of the box, as fractions of the height and the width.
+    share: float32 scalar, fraction of the image that is to stay. More stays
+      where the box is cut off at the border.
+    middle: float32 [2], centre of the box, as fractions of height and width.
 
   Returns:
     int32 [4], as `Mix.box`.
@@ -135,15 +134,15 @@ def cut_box(
 def apply(
   images: jax.Array, targets: Targets, how: Mix
 ) -> tuple[jax.Array, Targets]:
-  """Mixes images and targets in a way that is given.
+  """Mixes images and targets as drawn.
 
   Args:
     images: float32 [B, H, W, C], B even.
     targets: float32 [B, K] each.
-    how: Drawn by `draw`.
+    how: Result of `draw`.
 
   Returns:
-    As `mix`. A target's share is that of its image's pixels, exactly.
+    As `mix`. The weight of a target is exactly that of its image's pixels.
   """
   _, height, width, _ = images.shape
   top, left, bottom, right = (x[:, None] for x in how.box.T)
@@ -164,6 +163,6 @@ def apply(
 
 
 def neighbours(rows: jax.Array) -> jax.Array:
-  """Returns [B, ...] with the rows of each pair exchanged: no gather."""
+  """Returns [B, ...] with the rows of each pair exchanged, without a gather."""
   pairs = rows.reshape(-1, 2, *rows.shape[1:])
   return pairs[:, ::-1].reshape(rows.shape)

@@ -1,8 +1,8 @@
 """One operation for each image of a batch, and jitter, on the device.
 
-Each image has an operation of its own. Whatever was drawn, all images go the
-same way: one table of values each, one map, one blend of each kind, of which
-that of its operation is kept. So a batch may be cut in any way.
+Each image has an operation of its own. Whatever was drawn, all images run the
+same code: each operation is computed for each image, and the one that was drawn
+is kept. So the result does not depend on how a batch is split.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from vit_jax.data.device import color
 from vit_jax.data.device import shapes
 
-# `Draw.op` is a place in this list; `color.py` and `shapes.py` say what they
-# and their amounts are.
+# `Draw.op` is an index into this list; `color.py` and `shapes.py` define the
+# operations and their amounts.
 NAMES = (
   'identity',
   *color.TABLES,
@@ -28,12 +28,12 @@ JITTER = ('brightness', 'contrast', 'color', 'hue')
 
 
 class Draw(NamedTuple):
-  """What is done to each image.
+  """Operations that were drawn, one for each image.
 
   Attributes:
-    op: int32 [B], place in NAMES.
-    amount: float32 [B].
-    spot: float32 [B, 2], where the middle of a cutout is: (y, x) in [0, 1).
+    op: int32 [B], index into NAMES.
+    amount: float32 [B], how strong the operation is.
+    spot: float32 [B, 2], centre of a cutout: (y, x) in [0, 1).
   """
 
   op: jax.Array
@@ -54,37 +54,47 @@ def apply(
 
   Args:
     images: uint8 [B, H, W, C]: grey (1 channel), RGB (3) or RGBA (4).
-    draw: What is done.
-    among: Names of what may have been drawn: only that is computed.
-    interpolation: Of shears, rotations and translations: 'nearest' or
-      'bilinear'.
-    fill: Value of all channels where there is no image, or a cutout.
+    draw: Operation of each image.
+    among: Names of the operations that can occur; only these are computed.
+    interpolation: 'nearest' or 'bilinear', for shears, rotations and
+      translations.
+    fill: Value of all channels outside the image and in a cutout.
 
   Returns:
     uint8 [B, H, W, C].
   """
 
   def one(image: jax.Array, draw: Draw) -> jax.Array:
-    colors = _recolor(image[..., :3], draw, among)
-    result = jnp.concatenate([colors, image[..., 3:]], axis=-1)
-    if 'gaussian_blur' in among:
-      blurred = color.gaussian_blur(image, draw.amount)
-      result = jnp.where(_is(draw, 'gaussian_blur'), blurred, result)
-    names = [name for name in shapes.MAPS if name in among]
-    if names:
-      size = image.shape[0], image.shape[1]
-      matrices = [shapes.MAPS[name](draw.amount, size) for name in names]
-      chosen = [_is(draw, name) for name in names]
-      warped = shapes.warp(
-        image, jnp.select(chosen, matrices), interpolation, fill
-      )
-      result = jnp.where(jnp.stack(chosen).any(), warped, result)
-    if 'cutout' in among:
-      cut = shapes.cutout(image, draw.amount, draw.spot, fill)
-      result = jnp.where(_is(draw, 'cutout'), cut, result)
-    return result
+    return _apply_one(image, draw, among, interpolation, fill)
 
   return jax.vmap(one)(images, draw)
+
+
+def _apply_one(
+  image: jax.Array,
+  draw: Draw,
+  among: Sequence[str],
+  interpolation: str,
+  fill: int,
+) -> jax.Array:
+  """Does an operation to one image [H, W, C]; arguments as for `apply`."""
+  colors = _recolor(image[..., :3], draw, among)
+  result = jnp.concatenate([colors, image[..., 3:]], axis=-1)
+  if 'gaussian_blur' in among:
+    blurred = color.gaussian_blur(image, draw.amount)
+    result = jnp.where(_is(draw, 'gaussian_blur'), blurred, result)
+  names = [name for name in shapes.MAPS if name in among]
+  if names:
+    size = image.shape[0], image.shape[1]
+    matrices = [shapes.MAPS[name](draw.amount, size) for name in names]
+    chosen = [_is(draw, name) for name in names]
+    matrix = jnp.select(chosen, matrices)
+    warped = shapes.warp(image, matrix, interpolation, fill)
+    result = jnp.where(jnp.stack(chosen).any(), warped, result)
+  if 'cutout' in among:
+    cut = shapes.cutout(image, draw.amount, draw.spot, fill)
+    result = jnp.where(_is(draw, 'cutout'), cut, result)
+  return result
 
 
 def apply_all(
@@ -98,10 +108,10 @@ def apply_all(
 
   Args:
     images: uint8 [B, H, W, C].
-    draws: What is done; arrays have the operations as their first axis.
+    draws: Operations; arrays [operations, B, ...].
     among: As for `apply`.
-    interpolation: Likewise.
-    fill: Likewise.
+    interpolation: As for `apply`.
+    fill: As for `apply`.
 
   Returns:
     uint8 [B, H, W, C].
@@ -119,7 +129,7 @@ def _is(draw: Draw, name: str) -> jax.Array:
 
 
 def _recolor(image: jax.Array, draw: Draw, among: Sequence[str]) -> jax.Array:
-  """Does what concerns colours alone to one image, [H, W, 1 or 3]."""
+  """Does the operations on colours to one image, [H, W, 1 or 3]."""
   result = image
   tables = [name for name in color.TABLES if name in among]
   if tables:
@@ -146,7 +156,7 @@ def jitter(
   Args:
     images: uint8 [B, H, W, C].
     keys: [B].
-    strengths: Of the four, as `draw_jitter` takes them.
+    strengths: Strength of each of the four, as `draw_jitter` takes them.
 
   Returns:
     uint8 [B, H, W, C].
@@ -162,9 +172,9 @@ def draw_jitter(keys: jax.Array, strengths: Sequence[float]) -> Draw:
 
   Args:
     keys: [B].
-    strengths: Of the four. The first three have amounts from
-      [max(0, 1 - s), 1 + s], the hue from [-s, s] (at most 0.5). What has
-      strength 0 is left out.
+    strengths: Strength s of each of the four. Amounts of the first three are
+      drawn from [max(0, 1 - s), 1 + s], those of the hue from [-s, s], with s
+      at most 0.5. An operation of strength 0 is left out.
 
   Returns:
     Arrays [operations, B, ...].

@@ -1,6 +1,6 @@
 """Policies of augmentation: which operations an image gets, and how much.
 
-Each draws as its source does; the operations are Pillow's throughout.
+Each draws as its source does; all operations are Pillow's.
 """
 
 from collections.abc import Callable
@@ -20,15 +20,15 @@ from vit_jax.data.host.geometry import Size
 
 
 class _Chance(NamedTuple):
-  """What is random about an image in a layer; scalars, but for `spot`.
+  """Random numbers of an image in a layer; scalars, except for `spot`.
 
   Attributes:
-    common: In [0, 1): the same in all layers.
-    op: In [0, 1): chooses the operation.
-    level: In [0, 1): chooses its level.
-    done: In [0, 1): whether it is done at all.
+    common: In [0, 1), the same in all layers.
+    op: In [0, 1), chooses the operation.
+    level: In [0, 1), chooses its level.
+    done: In [0, 1), decides whether it is done at all.
     sign: -1 or 1.
-    normal: From the normal distribution.
+    normal: Standard normal.
     spot: float32 [2], for `Draw.spot`.
   """
 
@@ -42,9 +42,9 @@ class _Chance(NamedTuple):
 
 
 # (level, sign, size) -> the amount of an operation. Levels are from 0 to 1,
-# unless their policy says that they are beyond.
+# unless the policy says otherwise.
 _Amount = Callable[[jax.Array, jax.Array, Size], jax.Array]
-# (chance, layer) -> place of the operation among those of the policy, level,
+# (chance, layer) -> index of the operation in the policy, its level, and
 # whether it is done.
 _Chosen = tuple[jax.Array, jax.Array | float, jax.Array | bool]
 _Choose = Callable[[_Chance, jax.Array], _Chosen]
@@ -52,14 +52,14 @@ _Choose = Callable[[_Chance, jax.Array], _Chosen]
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Policy:
-  """A function of images, uint8 [B, H, W, C], and keys [B] to such images.
+  """Maps images, uint8 [B, H, W, C], and keys [B] to augmented images.
 
   Attributes:
-    amounts: The operations, and how much of each a level is.
+    amounts: Operations by name, each with a function from a level to an amount.
     choose: Draws an operation and its level.
-    layers: How many operations follow each other.
-    interpolation: Of shears, rotations and translations.
-    fill: Value where there is no image.
+    layers: Number of operations, one after the other.
+    interpolation: Interpolation of shears, rotations and translations.
+    fill: Value outside the image.
   """
 
   amounts: Mapping[str, _Amount]
@@ -69,7 +69,7 @@ class Policy:
   fill: int = 128
 
   def draw(self, keys: jax.Array, size: Size) -> Draw:
-    """Draws what happens to images.
+    """Draws the operations of images.
 
     Args:
       keys: [B].
@@ -170,9 +170,9 @@ def _rotate_and_shear(degrees: float, shear: float) -> dict[str, _Amount]:
 def _randaugment(layers: int, magnitude: int) -> Policy:
   """RandAugment (arXiv:1909.13719) as TensorFlow's models and AugReg had it.
 
-  Levels are tenths of the magnitude, so up to 3: from 2 on posterize, from 1 on
-  solarize leave an image as it is. Translations and cutouts were of pixels, for
-  images of 224 x 224; for others they are the same share of the short side.
+  Levels are tenths of the magnitude, so up to 3: posterize does nothing from 2
+  on, and solarize from 1 on. Translations and cutouts are in pixels of images
+  of 224 x 224; for other sizes they are the same share of the short side.
   Contrast is Pillow's: TensorFlow's is about another grey than the mean.
   """
 
@@ -201,19 +201,35 @@ def _randaugment(layers: int, magnitude: int) -> Policy:
 
 
 def _place(share: jax.Array, length: int) -> jax.Array:
-  """Returns a whole number below `length`, from what is in [0, 1)."""
+  """Returns a whole number below `length`, from a share in [0, 1)."""
   return (share * length).astype(jnp.int32)
+
+
+# Operations that timm's `inc1` makes stronger with the magnitude; otherwise
+# some grow weaker.
+_TIMM_INCREASING: dict[str, _Amount] = {
+  'posterize': lambda level, sign, size: 4 - jnp.floor(4 * level),
+  'solarize': lambda level, sign, size: 256 - jnp.floor(256 * level),
+  **_enhance(
+    lambda level, sign, size: jnp.maximum(0.1, 1 + 0.9 * level * sign)
+  ),
+}
+_TIMM_PLAIN: dict[str, _Amount] = {
+  'posterize': lambda level, sign, size: jnp.floor(4 * level),
+  'solarize': lambda level, sign, size: jnp.floor(256 * level),
+  **_enhance(lambda level, sign, size: 1.8 * level + 0.1),
+}
 
 
 def _timm(m: float, n: float, mstd: float, inc: float, p: float) -> Policy:
   """RandAugment as timm has it: magnitudes vary, layers may be left out.
 
-  Interpolation is bilinear, where timm draws that or bicubic (or takes that of
-  the crops); what is empty is filled with timm's default, grey.
+  Interpolation is bilinear, where timm draws it or bicubic (or takes that of
+  the crops); empty corners are filled with timm's default, grey.
 
   Args:
     m: Magnitude; 10 is the highest, and stands for all above.
-    n: Layers.
+    n: Number of layers.
     mstd: Standard deviation of the magnitude.
     inc: Whether all operations grow stronger with the magnitude.
     p: Probability of each layer.
@@ -226,21 +242,8 @@ def _timm(m: float, n: float, mstd: float, inc: float, p: float) -> Policy:
     **_rotate_and_shear(30, 0.3),
     'translate_x': lambda level, sign, size: 0.45 * size[1] * level * sign,
     'translate_y': lambda level, sign, size: 0.45 * size[0] * level * sign,
+    **(_TIMM_INCREASING if inc else _TIMM_PLAIN),
   }
-  if inc:
-    amounts |= {
-      'posterize': lambda level, sign, size: 4 - jnp.floor(4 * level),
-      'solarize': lambda level, sign, size: 256 - jnp.floor(256 * level),
-      **_enhance(
-        lambda level, sign, size: jnp.maximum(0.1, 1 + 0.9 * level * sign)
-      ),
-    }
-  else:
-    amounts |= {
-      'posterize': lambda level, sign, size: jnp.floor(4 * level),
-      'solarize': lambda level, sign, size: jnp.floor(256 * level),
-      **_enhance(lambda level, sign, size: 1.8 * level + 0.1),
-    }
 
   def choose(chance: _Chance, layer: jax.Array) -> _Chosen:
     del layer
@@ -251,7 +254,7 @@ def _timm(m: float, n: float, mstd: float, inc: float, p: float) -> Policy:
 
 
 def _timm_parts(text: str) -> dict[str, float]:
-  """Reads 'rand-m9-mstd0.5-inc1', in which what is missing is timm's default.
+  """Reads 'rand-m9-mstd0.5-inc1'; parts that are missing are timm's defaults.
 
   Raises:
     UserError: A part is unknown, there twice, or out of bounds.
@@ -277,7 +280,7 @@ def _timm_parts(text: str) -> dict[str, float]:
 def _trivialaugment() -> Policy:
   """TrivialAugment Wide (arXiv:2103.10158), as torchvision has it.
 
-  Levels are 31; translations are up to 32 pixels, however large the image.
+  There are 31 levels; translations are up to 32 pixels, whatever the image.
   """
   highest = 30
 

@@ -6,10 +6,10 @@ import jax
 
 @flax.struct.dataclass
 class Rng:
-  """What is random in a step, of some rows of the global batch.
+  """Random key of a step, for some rows of the global batch.
 
-  What is drawn for an example depends on the key and on its row alone: neither
-  on the mesh nor on how the batch is cut into microbatches.
+  An example's random numbers depend on the key and on its row alone: neither on
+  the mesh nor on how the batch is split into microbatches.
 
   Attributes:
     key: A threefry key, the same for all rows.
@@ -20,7 +20,7 @@ class Rng:
   rows: jax.Array
 
   def fold(self, purpose: int) -> 'Rng':
-    """Returns what is random for one purpose."""
+    """Returns the randomness for one purpose."""
     return Rng(jax.random.fold_in(self.key, purpose), self.rows)
 
   def per_row(self) -> jax.Array:

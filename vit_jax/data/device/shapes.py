@@ -1,7 +1,7 @@
-"""Shapes of one image, as Pillow changes them, for batches under vmap.
+"""Geometric operations on one image, as in Pillow, for batches under vmap.
 
-A map is float32 [6], (a, b, c, d, e, f): the pixel at (x, y) of the result is
-what the image has at (a x + b y + c, d x + e y + f), as `Image.transform`.
+A map is float32 [6], (a, b, c, d, e, f): the result has at (x, y) the pixel of
+the image at (a x + b y + c, d x + e y + f), as in `Image.transform`.
 """
 
 from collections.abc import Callable
@@ -13,12 +13,12 @@ import numpy as np
 from vit_jax.data.host.geometry import Size
 
 _FIXED = 2**16  # Pillow looks for nearest pixels in 16-bit fractions
-# So that what is a whole number but for float32 is not cut to the one below.
+# Keeps values that rounding to float32 put just below a whole number.
 _ROUNDING = 2.0**-14
 
 
 def rotate(amount: jax.Array, size: Size) -> jax.Array:
-  """Counter-clockwise, by degrees, about the middle."""
+  """Rotates counter-clockwise, by degrees, about the middle."""
   angle = -jnp.deg2rad(amount)
   cos, sin = jnp.cos(angle), jnp.sin(angle)
   y, x = size[0] / 2, size[1] / 2
@@ -28,25 +28,25 @@ def rotate(amount: jax.Array, size: Size) -> jax.Array:
 
 
 def shear_x(amount: jax.Array, size: Size) -> jax.Array:
-  """Rows move to the left, the more the lower, by `amount` for each row."""
+  """Shifts each row to the left, by `amount` more than the row above it."""
   del size
   return _map(b=amount)
 
 
 def shear_y(amount: jax.Array, size: Size) -> jax.Array:
-  """Columns move up by `amount` times their distance from the left."""
+  """Shifts each column up, by `amount` more than the column left of it."""
   del size
   return _map(d=amount)
 
 
 def translate_x(amount: jax.Array, size: Size) -> jax.Array:
-  """To the left, by pixels."""
+  """Shifts to the left, by pixels."""
   del size
   return _map(c=amount)
 
 
 def translate_y(amount: jax.Array, size: Size) -> jax.Array:
-  """Up, by pixels."""
+  """Shifts up, by pixels."""
   del size
   return _map(f=amount)
 
@@ -84,7 +84,7 @@ def warp(
 def _nearest(
   image: jax.Array, matrix: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns values [H, W, C], and bool [H, W]: which are of the image."""
+  """Returns values [H, W, C], and bool [H, W]: which lie in the image."""
   height, width = image.shape[:2]
   a, b, c, d, e, f = matrix
   # From the middle of the first pixel.
@@ -101,7 +101,7 @@ def _nearest(
 def _bilinear(
   image: jax.Array, matrix: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Does the same between pixels."""
+  """Returns the same, interpolated between pixels."""
   height, width = image.shape[:2]
   a, b, c, d, e, f = matrix
   y, x = np.ogrid[:height, :width]
@@ -129,7 +129,7 @@ def _within(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
 
 
 def _pixels(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
-  """Returns [H, W, C]; for what is beyond the image, its edge."""
+  """Returns pixels [H, W, C]; beyond the image those of its edge."""
   height, width, channels = image.shape
   rows = jnp.clip(rows, 0, height - 1)
   index = rows * width + jnp.clip(columns, 0, width - 1)
@@ -139,13 +139,13 @@ def _pixels(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
 def cutout(
   image: jax.Array, amount: jax.Array, spot: jax.Array, fill: int
 ) -> jax.Array:
-  """Fills a square, of which a part may lie beyond the image.
+  """Fills a square, which may reach beyond the image.
 
   Args:
     image: uint8 [H, W, C].
-    amount: Half of its side, in whole pixels.
-    spot: float32 [2], where its middle is in the image: (y, x) in [0, 1).
-    fill: Value of all channels in it.
+    amount: Half of the square's side, in whole pixels.
+    spot: float32 [2], the square's centre: (y, x) in [0, 1).
+    fill: Value of all channels in the square.
 
   Returns:
     uint8 [H, W, C].

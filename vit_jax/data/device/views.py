@@ -1,13 +1,15 @@
-"""What happens to a batch on the device, under jit.
+"""Crops, augments and normalises batches on the device, under jit.
 
-Images that all have one size come as they are stored and are cropped here, by
-the rules of the host's crops (`transforms.py`), which shrink with another
-filter; images that differ in size come cropped. Then, for training, as
-`config.augment` says: a policy and a jitter of colours, both of whole grey
-levels (so that only where there is one a crop that interpolates is rounded, and
-that images of 16 bits, or with a window, come to it as 8 bits of what is within
-the window); scaling and normalisation; erasing; mixing with the neighbour in
-the batch.
+Images of one size come as they are stored, and are cropped here by the rules of
+the host's crops (`transforms.py`), which shrink with another filter. Images
+that differ in size come cropped. In training follow, as `config.augment` says:
+
+ 1. a policy, and a jitter of colours. Both need whole grey levels: for them
+    alone an interpolated crop is rounded, and an image of 16 bits, or with a
+    window of intensities, becomes one of 8 bits;
+ 2. scaling and normalisation;
+ 3. erasing;
+ 4. mixing with the neighbour in the batch.
 """
 
 from collections.abc import Callable
@@ -32,7 +34,7 @@ from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host.geometry import Crop
 from vit_jax.data.host.geometry import Size
 
-# What a random key of an example is used for.
+# Uses of the random key of an example.
 _BOX, _FLIP, _POLICY, _JITTER, _ERASE, _MIX, _CROPS = range(7)
 
 Batch = dict[str, jax.Array]
@@ -47,49 +49,35 @@ def train_transform(
   features: features_lib.Features,
   views: Mapping[str, geometry.View] | None = None,
 ) -> TrainTransform:
-  """Returns what prepares a batch for training.
+  """Returns a function that prepares a batch for training.
+
+  It maps a batch from the host and its `Rng` to a batch with float32 images by
+  the names of the views, [B, H, W, C] or [B, count, H, W, C]. The key and the
+  row of an example alone decide how it is augmented. Where images are mixed,
+  their targets are, too: a label becomes shares of the classes, float32
+  [B, classes]. Then B must be even, with rows 2i and 2i + 1 of the global batch
+  next to each other.
 
   Args:
     config: The full config; with the number of classes, where images are mixed.
-    features: What the examples have.
+    features: Features of the examples.
     views: Crops of the image, by name; None: one, as `config.data` says.
-
-  Returns:
-    A function of a batch from the host and what is random about it to the batch
-    with float32 images by the names of the views, [B, H, W, C] or
-    [B, count, H, W, C]. Where images are mixed, their targets are, too: a label
-    becomes the shares of the classes, float32 [B, classes]; then B is even, and
-    rows 2i and 2i + 1 of the global batch follow each other. What it does to an
-    example depends on the key and its row alone.
 
   Raises:
     UserError: Images are to be mixed, and there are several views.
   """
-  views = views or {'image': geometry.View(geometry.train_crop(config))}
+  views = views or geometry.train_views(config)
   mixes = mixing.is_on(config.augment)
-  if mixes and (list(views) != ['image'] or views['image'].count is not None):
-    raise config_lib.UserError(
-      'config.augment.mixup and config.augment.cutmix mix single crops, but'
-      f' config.objective.name={config.objective.name} takes several of an'
-      ' image: set both to 0'
-    )
+  if mixes:
+    _check_is_single(config, views)
   image = features['image']
   assert isinstance(image, features_lib.Image)
-  one = _train_one(config, is_stored_whole=image.size is not None)
+  augment = _augment(config, views, is_stored_whole=image.size is not None)
 
   def transform(batch: Batch, rng: Rng) -> Batch:
-    keys, crops = rng.per_row(), itertools.count()
+    keys = rng.per_row()
     result = {k: x for k, x in batch.items() if k not in ('image', *views)}
-    for name, view in views.items():
-      made = []
-      for i in range(view.count or 1):
-        number = next(crops)
-        own = _for(_CROPS + number, keys) if number else keys
-        images = batch['image'] if image.size is not None else batch[name]
-        if image.size is None and view.count is not None:
-          images = images[:, i]
-        made.append(one(images, view.crop, own))
-      result[name] = made[0] if view.count is None else jnp.stack(made, axis=1)
+    result |= augment(batch, keys)
     if not mixes:
       return result
     targets = mixing.shares(result, features, config.model.num_classes)
@@ -101,12 +89,50 @@ def train_transform(
   return transform
 
 
+def _check_is_single(
+  config: ml_collections.ConfigDict, views: Mapping[str, geometry.View]
+) -> None:
+  """Raises a UserError where there are several crops, which cannot be mixed."""
+  if list(views) != ['image'] or views['image'].count is not None:
+    raise config_lib.UserError(
+      'config.augment.mixup and config.augment.cutmix mix single crops, but'
+      f' config.objective.name={config.objective.name} takes several of an'
+      ' image: set both to 0'
+    )
+
+
+def _augment(
+  config: ml_collections.ConfigDict,
+  views: Mapping[str, geometry.View],
+  is_stored_whole: bool,
+) -> Callable[[Batch, jax.Array], Batch]:
+  """Returns a function of a batch and keys [B] to the images of all views."""
+  one = _train_one(config, is_stored_whole)
+
+  def augment(batch: Batch, keys: jax.Array) -> Batch:
+    result, crops = {}, itertools.count()
+    for name, view in views.items():
+      made = []
+      for i in range(view.count or 1):
+        number = next(crops)
+        # The first crop has the keys that it has where it is the only one.
+        own = _for(_CROPS + number, keys) if number else keys
+        images = batch['image' if is_stored_whole else name]
+        if not is_stored_whole and view.count is not None:
+          images = images[:, i]
+        made.append(one(images, view.crop, own))
+      result[name] = made[0] if view.count is None else jnp.stack(made, axis=1)
+    return result
+
+  return augment
+
+
 def _train_one(
   config: ml_collections.ConfigDict, is_stored_whole: bool
 ) -> Callable[[jax.Array, Crop, jax.Array], jax.Array]:
-  """Returns what makes one view: (images, crop, keys [B]) -> images."""
+  """Returns a function that makes one crop: (images, crop, keys) -> images."""
   augment = config.augment
-  recolor = _recolor(augment, levels_lib.of(config))
+  recolor = _recolor(augment, levels_lib.from_config(config))
   normalize = _normalize(config)
 
   def one(images: jax.Array, crop: Crop, keys: jax.Array) -> jax.Array:
@@ -129,17 +155,16 @@ def _train_one(
 def eval_transform(
   config: ml_collections.ConfigDict, image_shape: Size | None
 ) -> EvalTransform:
-  """Returns what prepares images for evaluation.
+  """Returns a function that prepares images for evaluation.
+
+  It maps images (uint8 or uint16 [B, h, w, C]) to float32 [B, H, W, C].
 
   Args:
     config: The full config.
-    image_shape: (height, width) of the source, None where images differ.
-
-  Returns:
-    A function of images (uint8 or uint16 [B, h, w, C]) to float32
-    [B, H, W, C].
+    image_shape: (height, width) of all stored images; None: they differ in
+      size, and come cropped.
   """
-  normalize, levels = _normalize(config), levels_lib.of(config)
+  normalize, levels = _normalize(config), levels_lib.from_config(config)
   crop = geometry.eval_crop(config)
 
   def transform(images: jax.Array) -> jax.Array:
@@ -153,7 +178,7 @@ def eval_transform(
 def _recolor(
   augment: ml_collections.ConfigDict, levels: levels_lib.Levels
 ) -> _Augmentation:
-  """Returns policy and jitter, of stored values; gives float32 in [0, 1]."""
+  """Returns policy and jitter: from stored values to float32 in [0, 1]."""
   steps: list[tuple[int, _Augmentation]] = []
   if augment.policy:
     steps.append((_POLICY, policies.make(augment.policy)))
@@ -194,7 +219,7 @@ def _normalize(config: ml_collections.ConfigDict) -> EvalTransform:
 
 
 def _crop(images: jax.Array, crop: Crop, keys: jax.Array) -> jax.Array:
-  """Cuts images of one size, [B, h, w, C], at random."""
+  """Crops images of one size, [B, h, w, C], at random."""
   flips = None
   if crop.flip:
     flips = jax.vmap(lambda key: _uniform(key, _FLIP, ()) < 0.5)(keys)
@@ -213,7 +238,7 @@ def _uniform(key: jax.Array, purpose: int, shape: tuple[int, ...]) -> jax.Array:
 
 
 def _resize(images: jax.Array, crop: Crop) -> jax.Array:
-  """Resizes images [B, h, w, C] to what `crop` is cut from."""
+  """Resizes images [B, h, w, C] to the size that `crop` is cut from."""
   batch, height, width, channels = images.shape
   size = crop.resized((height, width))
   if size == (height, width):
@@ -234,7 +259,7 @@ def _resize(images: jax.Array, crop: Crop) -> jax.Array:
 
 
 def _cut(images: jax.Array, crop: Crop, keys: jax.Array | None) -> jax.Array:
-  """Pads images [B, h, w, C] and cuts them, at random or in the middle."""
+  """Pads images [B, h, w, C] and crops them, at random or in the middle."""
   pad = (crop.pad, crop.pad)
   images = jnp.pad(images, ((0, 0), pad, pad, (0, 0)))
   size = images.shape[1], images.shape[2]
@@ -259,8 +284,8 @@ def sample_box(size: Size, crop: Crop, key: jax.Array) -> jax.Array:
 
   Args:
     size: (height, width) of the image.
-    crop: Has the ranges of area and ratio.
-    key: Of the example.
+    crop: Crop, with its ranges of area and ratio.
+    key: Random key of the example.
 
   Returns:
     float32 [4]: top, left, height, width, in whole pixels.
@@ -288,15 +313,16 @@ def resample(
 ) -> jax.Array:
   """Resizes a box of each image.
 
-  Two small matrix products: on CPU far quicker than gathering pixels. The
-  same as `jax.image.scale_and_translate` and as Pillow's `resize(box=...)`,
-  but for rounding: the edge of a box is smoothed with what lies beyond it.
+  This takes two small matrix products, which on CPUs are far quicker than
+  gathering pixels. Up to rounding, the result is that of Pillow's
+  `resize(box=...)` and of `jax.image.scale_and_translate`: the edge of a box is
+  smoothed with the pixels beyond it.
 
   Args:
     images: [B, h, w, C].
     boxes: float32 [B, 4]: top, left, height, width, within the images.
-    crop: Has the size of the result, and how it is interpolated.
-    flips: bool [B], which results are mirrored left to right; None: none is.
+    crop: Crop, with the size of the result and its interpolation.
+    flips: bool [B], whether a result is mirrored left to right; None: none is.
 
   Returns:
     float32 [B, H, W, C].
@@ -324,7 +350,7 @@ def _weights(
   out_size: int,
   crop: Crop,
 ) -> jax.Array:
-  """Returns float32 [out_size, in_size]: how much each pixel counts."""
+  """Returns the weight of each pixel, float32 [out_size, in_size]."""
   step = length / out_size
   centers = start + (jnp.arange(out_size) + 0.5) * step - 0.5
   support = jnp.maximum(step, 1.0) if crop.antialias else 1.0

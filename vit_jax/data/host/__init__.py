@@ -1,1 +1,1 @@
-"""What the CPUs of a host do: reading, decoding, batching."""
+"""Reading, decoding and batching, on the CPUs of a host."""

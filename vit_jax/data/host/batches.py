@@ -2,36 +2,30 @@
 
     step      number of a global batch, from 0
     row       place of an example in its global batch, 0 to B - 1
-    draw      step * B + row: counts the examples of a whole run, and keys
-              what is random about each
-    turn      step * M + row % M: counts its images, of which a batch has
-              M = ceil(B / R), each up to R times (`config.augment.repeats`);
-              without repeats it is the draw
+    draw      step * B + row: counts the examples of a whole run, and is the
+              random key of each
+    turn      step * M + row % M: counts the images of a whole run. A batch has
+              M = ceil(B / R) images, each up to R times
+              (`config.augment.repeats`); without repeats a turn is a draw
     epoch     turn // N; each is a permutation of its own of the N examples
     position  place of an example in the source, 0 to N - 1
 
-Nothing else decides what a batch holds: not the number of hosts, workers or
+Nothing else decides the content of a batch: not the number of hosts, workers or
 threads, nor where a run was interrupted. Each host makes its rows alone. The
 lengths of time in a config count draws: '1 epochs' are N draws, and with
-repeats N / R images. With `config.data.balance` an epoch is no permutation, but
-has images of rare classes several times, and of others not all (`balance.py`).
+repeats N / R images. With `config.data.balance` an epoch is no permutation: it
+has images of rare classes several times, and not all of the others
+(`balance.py`).
 """
 
-import abc
-from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 import dataclasses
 import functools
-import gc
+import itertools
 import math
-import multiprocessing
 import os
-import signal
-import threading
-from typing import TYPE_CHECKING
 
-from absl import flags
 import cv2
 import ml_collections
 import numpy as np
@@ -46,18 +40,15 @@ from vit_jax.data.host import decode
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host import transforms
+from vit_jax.data.host.prefetch import Batch
+from vit_jax.data.host.prefetch import Batches
 
-if TYPE_CHECKING:  # where it is used it is imported: prediction does without
-  import grain
-
-Batch = dict[str, np.ndarray]
 Views = Mapping[str, geometry.View]
 
-# What the host's random numbers are for; follows the seed.
+# Uses of the host's random numbers; follows the seed in their key.
 _ORDER, _CROP, _BALANCE = range(3)
 
-_MIN_SHARED_BYTES = 2**20  # workers send smaller arrays through a pipe
-_WAITING_BYTES = 2**30  # of finished batches, at most (but two are allowed)
+_WAITING_BYTES = 2**30  # most memory of finished batches (two may take more)
 
 
 def train_batches(
@@ -70,27 +61,27 @@ def train_batches(
   host_count: int = 1,
   positions_only: bool = False,
   views: Views | None = None,
-) -> 'Batches':
+) -> Batches:
   """Returns this host's part of the global batches of a run.
 
   Args:
-    source: What to train on.
+    source: Training examples.
     config: The full config.
     start_step: First batch.
     num_steps: One past the last batch: the length of the whole run.
-    host_index: Which part: rows [h * B / H, (h + 1) * B / H).
-    host_count: Number of parts, H.
-    positions_only: Whether to say which examples alone, and read none.
+    host_index: This host, h: it makes rows [h * B / H, (h + 1) * B / H).
+    host_count: Number of hosts, H.
+    positions_only: Whether batches only name their examples, and none is read.
     views: Crops of each image, by name, where images differ in size; None:
       one, `image`, as `config.data` says.
 
   Returns:
-    An iterator of batches: image (uint8 [B / H, H, W, C], or uint16 where 16
-    bits are kept, of the size that is stored where all images have one size,
+    An iterator of batches. Each has image (uint8 [B / H, H, W, C], or uint16
+    where 16 bits are kept, of the stored size where all images have one size,
     else of `data.image_size`), the source's other features ([B / H, ...], by
     name), valid (bool [B / H]) and index (int32 [B / H]). With
-    `positions_only` of `position` (int32 [B / H]) instead: places in the
-    source; its length is padding.
+    `positions_only` it has only position (int32 [B / H]), places in the
+    source, whose length stands for padding.
 
   Raises:
     UserError: The batch does not divide into the hosts. An image that cannot
@@ -122,15 +113,15 @@ def _train_maker(
   config: ml_collections.ConfigDict,
   rows: range,
   views: Views | None,
-) -> '_TrainBatch':
-  return _TrainBatch(
+) -> '_BatchMaker':
+  return _BatchMaker(
     source,
     config.data.channels,
-    views or {'image': geometry.View(geometry.train_crop(config))},
+    views or geometry.train_views(config),
     rows,
     config.train.batch_size,
     config.seed,
-    levels_lib.of(config),
+    levels_lib.from_config(config),
     config.augment.repeats,
     balance_lib.make(source, config.data.balance),
   )
@@ -144,47 +135,48 @@ def eval_batches(
   host_index: int = 0,
   host_count: int = 1,
   positions_only: bool = False,
-) -> 'Batches':
+) -> Batches:
   """Returns this host's part of the batches that hold each example once.
 
   The last batch is padded: there `valid` is False, `index` is -1, and the rest
   is zero. All hosts have the same number of batches.
 
   Args:
-    source: What to evaluate on.
+    source: Examples to evaluate on.
     config: The full config.
-    batch_size: Of all hosts together.
-    host_index: Which part: rows [h * B / H, (h + 1) * B / H).
-    host_count: Number of parts, H.
-    positions_only: As `train_batches`.
+    batch_size: Global batch size, B.
+    host_index: As for `train_batches`.
+    host_count: As for `train_batches`.
+    positions_only: As for `train_batches`.
 
   Returns:
-    An iterator of batches, as `train_batches`.
+    An iterator of batches, as from `train_batches`.
 
   Raises:
-    UserError: As `train_batches`.
+    UserError: As for `train_batches`.
   """
   rows = _host_rows(batch_size, host_index, host_count)
-  maker = _EvalBatch(
+  maker = _BatchMaker(
     source,
     config.data.channels,
-    {'image': geometry.View(geometry.eval_crop(config))},
+    geometry.eval_views(config),
     rows,
     batch_size,
     config.seed,
-    levels_lib.of(config),
+    levels_lib.from_config(config),
+    in_order=True,
   )
   steps = range(-(-len(source) // batch_size))
   return _start(maker, steps, config, positions_only)
 
 
 def _start(
-  maker: '_TrainBatch | _EvalBatch',
+  maker: '_BatchMaker',
   steps: range,
   config: ml_collections.ConfigDict,
   positions_only: bool,
-) -> 'Batches':
-  """Returns the batches of some steps, made by as many hands as fit."""
+) -> Batches:
+  """Returns the batches of some steps, and chooses threads and workers."""
   import grain
 
   alone = grain.ReadOptions(0, 0)
@@ -212,7 +204,7 @@ def image_shapes(
     stored: (height, width) of all stored images, which then come whole; None:
       they differ, and come cropped.
     views: Crops of each image, by name.
-    channels: Of the images.
+    channels: Number of channels of the images.
   """
   if stored is not None:
     return {'image': (*stored, channels)}
@@ -244,7 +236,7 @@ def _host_rows(batch_size: int, host_index: int, host_count: int) -> range:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class _BatchMaker(abc.ABC):
+class _BatchMaker:
   """Makes this host's part of a global batch; each worker has a copy."""
 
   source: Source
@@ -256,6 +248,7 @@ class _BatchMaker(abc.ABC):
   levels: levels_lib.Levels
   repeats: int = 1
   balance: balance_lib.Balance | None = None
+  in_order: bool = False  # each example once, as evaluation has them
 
   @functools.cached_property
   def image_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -266,71 +259,104 @@ class _BatchMaker(abc.ABC):
     """Returns the draws of a step, int64 [b]."""
     return step * self.batch_size + np.asarray(self.rows, np.int64)
 
-  @abc.abstractmethod
   def positions(self, step: int) -> np.ndarray:
-    """Returns which examples a step has, int64 [b]; others are padding."""
+    """Returns the positions of a step, int64 [b]; N or more is padding."""
+    if self.in_order:
+      return self.draws(step)
+    size = len(self.source)
+    distinct = -(-self.batch_size // self.repeats)
+    turns = step * distinct + np.asarray(self.rows, np.int64) % distinct
+    positions = np.empty_like(turns)
+    for epoch in np.unique(turns // size):
+      now = turns // size == epoch
+      order = _order(self.balance, self.seed, int(epoch), size)
+      positions[now] = order[turns[now] % size]
+    return positions
 
   def positions_alone(self, step: int) -> Batch:
-    """Returns a batch that says which examples it has."""
+    """Returns a batch that only names its examples."""
     positions = np.minimum(self.positions(step), len(self.source))
     return {'position': positions.astype(np.int32)}
 
   def __call__(self, step: int) -> Batch:
     """Returns a batch."""
-    source, draws = self.source, self.draws(step)
-    positions = self.positions(step)
-    n = len(positions)
-    targets = features.targets(source.features)
-    batch: Batch = {
+    positions, draws = self.positions(step), self.draws(step)
+    batch = self._blank(positions < len(self.source))
+    rows = np.flatnonzero(batch['valid'])
+    if isinstance(self.source, ArraySource):
+      self._copy(self.source, positions[rows], batch, rows)
+      return batch
+    cv2.setNumThreads(1)  # other cores make other batches
+    rows_of: dict[int, list[int]] = {}  # an image may come several times
+    for i in rows.tolist():
+      rows_of.setdefault(int(positions[i]), []).append(i)
+    for position, same in rows_of.items():
+      self._fill(self.source.read(position), draws, batch, same)
+    return batch
+
+  def _blank(self, valid: np.ndarray) -> Batch:
+    """Returns a batch of padding; `valid` says which rows are none."""
+    n = len(valid)
+    images = {
       name: np.zeros((n, *shape), self.levels.dtype)
       for name, shape in self.image_shapes.items()
     }
-    batch |= {
-      **features.empty(source.features, n),
-      'valid': positions < len(source),
+    return {
+      **images,
+      **features.empty(self.source.features, n),
+      'valid': valid,
       'index': np.full(n, -1, np.int32),
     }
-    real = np.flatnonzero(batch['valid'])
-    if isinstance(source, ArraySource):
-      chosen = positions[real]
-      images = source.arrays['image'][chosen]
-      batch['image'][real] = self.levels.keep(images, 'the data')
-      for name in targets:
-        batch[name][real] = source.arrays[name][chosen]
-      batch['index'][real] = source.indices[chosen]
-      return batch
-    cv2.setNumThreads(1)  # other cores make other batches
-    for i in real.tolist():
-      example = source.read(int(positions[i]))
-      for name, pixels in self._pixels(example, int(draws[i])):
-        batch[name][i] = pixels
-      batch['index'][i] = example.index
-      for name, target in targets.items():
-        batch[name][i] = target.encode(example.values[name], example.where)
-    return batch
 
-  def _pixels(
-    self, example: Example, draw: int
+  def _copy(
+    self,
+    source: ArraySource,
+    positions: np.ndarray,
+    batch: Batch,
+    rows: np.ndarray,
+  ) -> None:
+    """Copies decoded examples into rows of a batch."""
+    images = source.arrays['image'][positions]
+    batch['image'][rows] = self.levels.keep(images, 'the data')
+    for name in features.targets(source.features):
+      batch[name][rows] = source.arrays[name][positions]
+    batch['index'][rows] = source.indices[positions]
+
+  def _fill(
+    self, example: Example, draws: np.ndarray, batch: Batch, rows: list[int]
+  ) -> None:
+    """Decodes an example into rows of a batch, each cropped in its own way."""
+    where = example.where
+    if self.source.image_shape is not None:  # the device crops
+      batch['image'][rows] = self._whole(example)
+    else:
+      image = transforms.StoredImage(
+        example.image, self.channels, where, self.levels
+      )
+      for i in rows:
+        for name, pixels in self._crops(image, int(draws[i])):
+          batch[name][i] = pixels
+    batch['index'][rows] = example.index
+    for name, target in features.targets(self.source.features).items():
+      batch[name][rows] = target.encode(example.values[name], where)
+
+  def _crops(
+    self, image: transforms.StoredImage, draw: int
   ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields an example's images by name, cropped unless the device does."""
-    if self.source.image_shape is not None:
-      yield 'image', self._whole(example)
-      return
-    number = 0
+    """Yields all crops of a draw, by the view's name; decodes once for them."""
+    crops = [
+      crop
+      for view in self.views.values()
+      for crop in [view.crop] * (view.count or 1)
+    ]
+    key = self.seed, _CROP, draw
+    rngs = [  # the first has the key that it has where it is the only one
+      np.random.default_rng((*key, i) if i else key) for i in range(len(crops))
+    ]
+    cut = iter(image.crops(list(zip(crops, rngs, strict=True))))
     for name, view in self.views.items():
-      crops = []
-      for _ in range(view.count or 1):
-        seed = (self.seed, _CROP, draw, *([number] if number else []))
-        crops.append(self._cut(example, view.crop, np.random.default_rng(seed)))
-        number += 1
-      yield name, crops[0] if view.count is None else np.stack(crops)
-
-  def _cut(
-    self, example: Example, crop: geometry.Crop, rng: np.random.Generator
-  ) -> np.ndarray:
-    return transforms.transform(
-      example.image, self.channels, crop, rng, example.where, self.levels
-    )
+      several = list(itertools.islice(cut, view.count or 1))
+      yield name, several[0] if view.count is None else np.stack(several)
 
   def _whole(self, example: Example) -> np.ndarray:
     """Returns an image of the one size that all have."""
@@ -346,24 +372,6 @@ class _BatchMaker(abc.ABC):
     return pixels
 
 
-class _TrainBatch(_BatchMaker):
-  def positions(self, step: int) -> np.ndarray:
-    size = len(self.source)
-    distinct = -(-self.batch_size // self.repeats)
-    turns = step * distinct + np.asarray(self.rows, np.int64) % distinct
-    positions = np.empty_like(turns)
-    for epoch in np.unique(turns // size):
-      now = turns // size == epoch
-      order = _order(self.balance, self.seed, int(epoch), size)
-      positions[now] = order[turns[now] % size]
-    return positions
-
-
-class _EvalBatch(_BatchMaker):
-  def positions(self, step: int) -> np.ndarray:
-    return self.draws(step)
-
-
 @functools.lru_cache(maxsize=2)  # a batch may straddle two epochs
 def _order(
   balance: balance_lib.Balance | None, seed: int, epoch: int, size: int
@@ -373,71 +381,3 @@ def _order(
     return balance.order(np.random.default_rng((seed, _BALANCE, epoch)))
   # One lookup an example; Grain's own shuffle takes 20 us for each.
   return np.random.default_rng((seed, _ORDER, epoch)).permutation(size)
-
-
-class Batches(Iterator[Batch]):
-  """Batches that are made in the background, until `close` or the end."""
-
-  def __init__(
-    self,
-    maker: Callable[[int], Batch],
-    steps: range,
-    options: 'grain.ReadOptions',
-    num_workers: int,
-  ):
-    import grain
-
-    # Elements are whole batches, so workers hand them over in order.
-    dataset = (
-      grain.MapDataset.range(steps.start, steps.stop)
-      .map(maker)
-      .to_iter_dataset(options)
-    )
-    if num_workers:
-      if not flags.FLAGS.is_parsed():  # in a notebook; Grain asks for its flags
-        flags.FLAGS.mark_as_parsed()
-      dataset = grain.experimental.WithOptionsIterDataset(
-        dataset.mp_prefetch(
-          grain.MultiprocessingOptions(num_workers), _end_with_parent
-        ),
-        grain.experimental.DatasetOptions(min_shm_size=_MIN_SHARED_BYTES),
-      )
-    self._has_workers = num_workers > 0
-    self._iterator: grain.DatasetIterator[Batch] | None = iter(dataset)
-
-  def __next__(self) -> Batch:
-    if self._iterator is None:
-      raise StopIteration
-    try:
-      batch = next(self._iterator)
-    except Exception:  # or the end
-      self.close()
-      raise
-    if self._has_workers:  # frees the shared memory that it came in
-      batch = {key: np.array(x, subok=False) for key, x in batch.items()}
-    return batch
-
-  def close(self) -> None:
-    """Stops the threads and processes; there are no batches after that."""
-    if self._iterator is None:
-      return
-    self._iterator.close()
-    self._iterator = None
-    if self._has_workers:
-      gc.collect()  # Grain keeps shared memory in cycles of references
-
-
-def _end_with_parent(*_: int) -> None:
-  """Sees to it that a worker ends when its parent does, and not before."""
-  # Terminals and launchers send these to all processes; the parent still needs
-  # batches, or closes its workers, when it has decided what to do.
-  for number in (signal.SIGINT, signal.SIGTERM):
-    signal.signal(number, signal.SIG_IGN)
-  parent = multiprocessing.parent_process()
-  assert parent is not None
-
-  def wait() -> None:
-    parent.join()
-    os._exit(1)  # its other threads wait for a queue that nobody reads
-
-  threading.Thread(target=wait, daemon=True).start()

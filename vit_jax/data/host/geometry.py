@@ -1,4 +1,4 @@
-"""Where images are cut and how large they become, on the host or the device."""
+"""Crops and sizes of images, the same on the host and on the device."""
 
 import dataclasses
 import itertools
@@ -19,20 +19,21 @@ Size = tuple[int, int]  # (height, width), in pixels
 
 @dataclasses.dataclass(frozen=True)
 class Crop:
-  """How an image becomes one of the model's size.
+  """A crop of an image, resized to the size of the model's input.
 
   Attributes:
     kind: One of CROPS.
-    size: Of the result.
-    resize: What an image is resized to before it is cut, by all kinds but
-      'random_resized': its short side, or its size. None: it fills `size`.
+    size: Size of the result.
+    resize: Short side, or size, to which an image is resized before it is
+      cropped, by all kinds but 'random_resized'. None: it just fills `size`.
     scale: Least and greatest area of a 'random_resized' crop, as a fraction.
-    ratio: Least and greatest width / height of it.
+    ratio: Least and greatest width / height of such a crop.
     pad: Black pixels added to each side by 'pad', after resizing.
     flip: Whether half of the images are mirrored, left to right.
     antialias: Whether images are smoothed when they are shrunk.
     interpolation: One of INTERPOLATIONS.
-    resize_like: Whose filters and rounding, one of LIKE; '': our own.
+    resize_like: Library whose filters and rounding are used, one of LIKE; '':
+      our own.
   """
 
   kind: str
@@ -52,10 +53,13 @@ class Crop:
     return self.interpolation == 'bicubic' or bool(self.resize_like)
 
   def resized(self, size: Size) -> Size:
-    """Returns what an image of a size is resized to, its ratio kept.
+    """Returns the size to which an image is resized, its ratio kept.
 
     It is never smaller than the crop, so an image that is much longer than
     wide may get a short side larger than `resize`.
+
+    Args:
+      size: (height, width) of the image.
     """
     if isinstance(self.resize, tuple):
       return self.resize
@@ -88,11 +92,11 @@ class Crop:
 
 @dataclasses.dataclass(frozen=True)
 class View:
-  """How often an image is cropped, and how.
+  """Crops of one kind that are taken of each image.
 
   Attributes:
-    crop: Of each.
-    count: Crops of an image: in a batch [B, count, H, W, C]; None: one, in a
+    crop: Kind and size of each crop.
+    count: Number of crops, in a batch [B, count, H, W, C]; None: one, in a
       batch [B, H, W, C].
   """
 
@@ -100,8 +104,18 @@ class View:
   count: int | None = None
 
 
+def train_views(config: ml_collections.ConfigDict) -> dict[str, View]:
+  """Returns the one view of training, unless the objective has its own."""
+  return {'image': View(train_crop(config))}
+
+
+def eval_views(config: ml_collections.ConfigDict) -> dict[str, View]:
+  """Returns the one view of evaluation."""
+  return {'image': View(eval_crop(config))}
+
+
 def train_crop(config: ml_collections.ConfigDict) -> Crop:
-  """Returns how images are cut and augmented for training."""
+  """Returns the crop of training images."""
   data = config.data
   size = config_lib.pair(data.image_size, 'data.image_size')
   return Crop(
@@ -117,7 +131,7 @@ def train_crop(config: ml_collections.ConfigDict) -> Crop:
 
 
 def eval_crop(config: ml_collections.ConfigDict) -> Crop:
-  """Returns how images are cut for evaluation and prediction."""
+  """Returns the crop for evaluation and prediction."""
   data = config.data
   size = config_lib.pair(data.image_size, 'data.image_size')
   return Crop(
@@ -129,7 +143,7 @@ def eval_crop(config: ml_collections.ConfigDict) -> Crop:
 
 
 def _how(data: ml_collections.ConfigDict) -> dict[str, Any]:
-  """Returns how images are resized, for training and evaluation alike."""
+  """Returns the fields of resizing, the same in training and evaluation."""
   return {
     'antialias': data.antialias,
     'interpolation': data.interpolation or INTERPOLATIONS[0],
@@ -138,13 +152,13 @@ def _how(data: ml_collections.ConfigDict) -> dict[str, Any]:
 
 
 def crop_fraction(side: int, resized: int) -> float:
-  """Returns timm's `crop_pct`, for which floor(side / it) is `resized`.
+  """Returns timm's `crop_pct`, a fraction f with floor(side / f) = `resized`.
 
-  Of all such fractions it is one with the fewest digits, as people write it.
+  It is one with the fewest digits, as people write it.
 
   Args:
-    side: Of the crop, in pixels.
-    resized: What the short side of an image becomes, at least `side`.
+    side: Side of the crop, in pixels.
+    resized: Short side of an image after resizing, at least `side`.
   """
   for digits in itertools.count(1):
     most = side * 10**digits // resized
@@ -160,9 +174,9 @@ def middle(size: Size, crop: Size, like: str = '') -> Size:
 
   Args:
     size: (height, width) of the image.
-    crop: Of the crop.
-    like: Whose rounding of a half, one of LIKE: timm's is torchvision's, to the
-      even number.
+    crop: (height, width) of the crop.
+    like: Library whose rounding of a half is used, one of LIKE; timm rounds to
+      the even number, as torchvision does.
   """
   top, left = (have - want for have, want in zip(size, crop, strict=True))
   if like == 'timm':
@@ -181,7 +195,7 @@ def fallback(size: Size, ratio: tuple[float, float]) -> Size:
 
 
 def _resize(value: int | float | Size | None, size: Size) -> int | Size | None:
-  """Returns what an image is resized to; a float is a multiple of the crop."""
+  """Returns the side or size to resize to; a float multiplies the crop's."""
   if isinstance(value, float):
     return round(value * size[0]), round(value * size[1])
   return (value[0], value[1]) if isinstance(value, list | tuple) else value

@@ -1,4 +1,4 @@
-"""Which stored values become 0 and 1, before mean and std.
+"""Stored values that become 0 and 1, before mean and std.
 
     bits     of each value that is kept until then, 8 or 16
     window   (low, high) in stored units: what becomes 0 and 1
@@ -28,12 +28,12 @@ _PERCENTILES = re.compile(rf'percentiles\({_NUMBER},{_NUMBER}\)')
 
 @dataclasses.dataclass(frozen=True)
 class Levels:
-  """What becomes of stored values.
+  """Bits of stored values that are kept, and their scaling to [0, 1].
 
   Attributes:
-    bits: Of a value on its way to the device, 8 or 16.
-    window: What becomes 0 and 1; what is beyond is cut. None: the range of the
-      type, 0 to 255 or to 65,535. Alpha always has that.
+    bits: Bits of a value on its way to the device, 8 or 16.
+    window: Stored values that become 0 and 1; those beyond are clipped. None:
+      the range of the type, 0 to 255 or to 65,535, as always for alpha.
   """
 
   bits: int = 8
@@ -41,7 +41,7 @@ class Levels:
 
   @property
   def dtype(self) -> np.dtype:
-    """Of images in a batch: uint8 or uint16."""
+    """Type of images in a batch: uint8 or uint16."""
     return np.dtype(np.uint16 if self.bits == 16 else np.uint8)
 
   @property
@@ -57,8 +57,8 @@ class Levels:
       where: Name of the image, for errors.
 
     Raises:
-      UserError: They have another number of bits, and there is a window: its
-        numbers are of the other type.
+      UserError: They have another number of bits, and there is a window, whose
+        numbers are in units of the other type.
     """
     if pixels.dtype == self.dtype:
       return pixels
@@ -78,7 +78,7 @@ class Levels:
     """Returns images as float32, in [0, 1].
 
     Args:
-      images: [..., C], in stored units: of NumPy or JAX, of any type.
+      images: Arrays [..., C] of NumPy or JAX, in stored units, of any type.
     """
     images = images.astype(np.float32)
     most = np.float32(2**self.bits - 1)
@@ -94,15 +94,15 @@ EIGHT_BITS = Levels()
 
 
 def to_8_bits(pixels: np.ndarray) -> np.ndarray:
-  """Returns uint8, of uint8 or uint16."""
+  """Converts uint8 or uint16 to uint8."""
   return _TO_8_BITS[pixels] if pixels.dtype == np.uint16 else pixels
 
 
-def of(config: ml_collections.ConfigDict) -> Levels:
-  """Returns the levels of a config; 8 bits, and their range, where it is open.
+def from_config(config: ml_collections.ConfigDict) -> Levels:
+  """Returns the levels of a config; where that is open, 8 bits and their range.
 
   Args:
-    config: The full config; `intensity.fill` has filled in what the data say.
+    config: The full config, completed by `intensity.fill`.
   """
   data = config.data
   window = data.intensity
@@ -112,7 +112,7 @@ def of(config: ml_collections.ConfigDict) -> Levels:
 
 
 def percentiles(intensity: Any) -> tuple[float, float] | None:
-  """Returns the numbers of 'percentiles(0.5,99.5)', None of anything else."""
+  """Returns the numbers in 'percentiles(0.5,99.5)', None for anything else."""
   if not isinstance(intensity, str):
     return None
   found = _PERCENTILES.fullmatch(intensity)

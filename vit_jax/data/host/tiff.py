@@ -1,9 +1,9 @@
-"""What a TIFF file holds, by its header, and whether OpenCV reads it right.
+"""Headers of TIFF files, and checks that OpenCV reads a file correctly.
 
-TIFF 6.0 (Adobe, 1992) and BigTIFF. OpenCV's reader gives no word where it drops
+TIFF 6.0 (Adobe, 1992) and BigTIFF. OpenCV's reader is silent where it drops
 channels, inverts grey or finds damage within a compressed part. The header is
-parsed by hand since Pillow opens no kind that it cannot decode itself, and says
-of 16-bit colour, which it reduces, that it has 8 bits.
+parsed by hand since Pillow opens no kind that it cannot decode itself, and
+reports 8 bits for colours of 16 bits, which it reduces.
 """
 
 import dataclasses
@@ -15,9 +15,9 @@ from absl import logging
 import numpy as np
 
 _ORDERS = {b'II': '<', b'MM': '>'}
-# Of a number in a header, by its type: byte, short, long, and 64 bits.
+# Codes of `struct` for the types of numbers in a header.
 _KINDS = {1: 'B', 3: 'H', 4: 'I', 13: 'I', 16: 'Q'}
-_MOST_NUMBERS = 2**20  # of one entry: parts of an image, at most
+_MOST_NUMBERS = 2**20  # in one entry, such as the parts of an image
 _MOST_PADDING = 2**24  # bytes of a tile beyond the image
 
 _DEFLATE = (8, 32946)
@@ -34,17 +34,17 @@ _ASSOCIATED, _UNASSOCIATED = 1, 2  # alpha; colours are multiplied by the first
 
 @dataclasses.dataclass(frozen=True)
 class Header:
-  """The first image of a file.
+  """Header of the first image in a file.
 
   Attributes:
     size: (height, width), as it is stored.
-    bits: Of each value.
+    bits: Bits of each value.
     channels: Values of a pixel.
-    colors: How they are to be seen, TIFF's PhotometricInterpretation.
-    kind: Of numbers, TIFF's SampleFormat: 1 is unsigned.
+    colors: Kind of colours, TIFF's PhotometricInterpretation.
+    kind: Kind of numbers, TIFF's SampleFormat: 1 is unsigned.
     is_planar: Whether each channel is stored by itself.
-    compression: TIFF's number.
-    alpha: Of 4 channels, what the last is, TIFF's ExtraSamples.
+    compression: Method, TIFF's Compression.
+    alpha: Kind of the fourth channel, TIFF's ExtraSamples.
     parts: (start, length) of the stored parts, in bytes.
     has_more: Whether other images follow.
   """
@@ -71,7 +71,7 @@ def read(data: bytes) -> Header:
   """Reads a header.
 
   Args:
-    data: Of which `is_tiff`.
+    data: A TIFF file, as `is_tiff` says.
 
   Raises:
     ValueError: It is cut off or damaged.
@@ -123,11 +123,11 @@ def mend(pixels: np.ndarray, header: Header) -> np.ndarray:
 
   Args:
     pixels: uint8 or uint16, [h, w] or [h, w, 3 or 4], as OpenCV reads them.
-    header: Of the file.
+    header: Header of the file.
   """
   if header.colors == _WHITE_IS_ZERO and pixels.dtype == np.uint16:
     return np.uint16(65535) - pixels
-  # Of 8 bits OpenCV gives all colours multiplied by alpha.
+  # OpenCV returns all colours of 8 bits multiplied by alpha.
   is_8 = pixels.dtype == np.uint8
   multiplied = (_ASSOCIATED, _UNASSOCIATED) if is_8 else (_ASSOCIATED,)
   if pixels.ndim < 3 or pixels.shape[-1] < 4 or header.alpha not in multiplied:
@@ -151,7 +151,7 @@ def _directory(data: bytes) -> tuple[dict[int, tuple[int, ...]], int]:
   (entries,) = struct.unpack_from(order + count, data, at)
   at += struct.calcsize(order + count)
   form = f'{order}HH{offset}'
-  room = struct.calcsize(order + offset)  # of a value, or where it is
+  room = struct.calcsize(order + offset)  # for a value or its offset
   found: dict[int, tuple[int, ...]] = {}
   for _ in range(min(entries, 2**16)):
     tag, kind, number = struct.unpack_from(form, data, at)
@@ -175,7 +175,7 @@ def _header(entries: dict[int, tuple[int, ...]], following: int) -> Header:
     raise ValueError('the header of a TIFF is damaged')
   return Header(
     size=(entries[257][0], entries[256][0]),
-    # Where they differ, it is none that is read.
+    # 0 where the channels differ: such files are refused.
     bits=bits[0] if len(set(bits)) == 1 else 0,
     channels=entries.get(277, (1,))[0],
     colors=entries[262][0],

@@ -1,8 +1,9 @@
 """Crops of images that differ in size, on the host.
 
-Images that all have one size are cropped on the device (`device.py`).
+Images that all have one size are cropped on the device (`vit_jax.data.device`).
 """
 
+from collections.abc import Sequence
 import math
 
 import cv2
@@ -17,6 +18,8 @@ from vit_jax.data.host.geometry import middle
 from vit_jax.data.host.geometry import Size
 from vit_jax.data.host.geometry import TRIES
 
+Box = tuple[int, int, int, int]  # (top, left, height, width), in pixels
+
 # A large JPEG is decoded at a fraction of its size while it stays this many
 # times larger than what it is resized to: quicker, and as sharp.
 _MARGIN = 2
@@ -25,36 +28,132 @@ _MARGIN = 2
 _MAX_FLOATS = 2**21
 
 
-class _Image:
-  """An image that is decoded once the size of its use is known.
+class StoredImage:
+  """An image of which crops are taken, decoded once for all of them.
+
+  A JPEG's size is in its header. So it is decoded when the crops are known, at
+  a fraction of its size where none of them needs more.
 
   Attributes:
-    size: (height, width) before it is reduced.
+    size: (height, width), as it is stored.
   """
 
   def __init__(
     self,
     image: bytes | np.ndarray,
     channels: int,
-    where: str,
-    levels: levels_lib.Levels,
+    where: str = 'the image',
+    levels: levels_lib.Levels = levels_lib.EIGHT_BITS,
   ):
-    self._image, self._channels, self.where = image, channels, where
-    self._levels = levels
-    size = decode.jpeg_size(image) if isinstance(image, bytes) else None
-    self.size: Size = size or self.pixels((0, 0)).shape[:2]
+    """Reads the size; decodes what is no JPEG.
 
-  def pixels(self, at_least: Size) -> np.ndarray:
-    """Returns integers [h, w, C], not below `at_least` if it is not now."""
-    if isinstance(self._image, bytes):
-      self._image = decode.decode(
-        self._image,
-        self._channels,
-        where=self.where,
-        at_least=at_least,
-        levels=self._levels,
+    Args:
+      image: An encoded file, or pixels [h, w, channels] of the levels' type.
+      channels: Channels of the crops.
+      where: Name of the image, for errors.
+      levels: Bits that are kept.
+
+    Raises:
+      UserError: The image cannot be decoded.
+    """
+    self._image, self._channels = image, channels
+    self._where, self._levels = where, levels
+    self._decoded: dict[Size, tuple[Size, np.ndarray]] = {}
+    size = decode.jpeg_size(image) if isinstance(image, bytes) else None
+    self.size: Size = size or self._pixels((0, 0)).shape[:2]
+
+  def crops(
+    self, wanted: Sequence[tuple[Crop, np.random.Generator]]
+  ) -> list[np.ndarray]:
+    """Returns crops, uint8 or uint16 [H, W, channels] of their own sizes.
+
+    Args:
+      wanted: Kind and size of each crop, and its random numbers.
+
+    Raises:
+      UserError: The image cannot be decoded, or is too long to be resized.
+    """
+    needed, boxes = zip(*(self._plan(*each) for each in wanted), strict=True)
+    heights, widths = zip(*needed, strict=True)
+    pixels = self._pixels((max(heights), max(widths)))
+    return [
+      self._cut(pixels, *each, box)
+      for each, box in zip(wanted, boxes, strict=True)
+    ]
+
+  def _plan(
+    self, crop: Crop, rng: np.random.Generator
+  ) -> tuple[Size, Box | None]:
+    """Returns the size below which a JPEG must not be decoded, and a box.
+
+    The box is cut before it is resized; None: the image is resized first.
+    """
+    size, box = self.size, None
+    target: tuple[float, float] = crop.resized(size)
+    if crop.kind == 'random_resized':
+      box = sample_box(size, crop, rng)
+      # The size of the whole image when the box has that of the crop.
+      _, _, height, width = box
+      target = crop.size[0] * size[0] / height, crop.size[1] * size[1] / width
+    elif math.prod(target) > decode.MAX_PIXELS:
+      raise UserError(
+        f'{self._where} has {size[0]} x {size[1]} pixels: too long'
+        f' to be resized to {target[0]} x {target[1]}'
       )
-    return self._image
+    # Where images are not smoothed, or by another's filter, the decoder must
+    # not reduce them: it smooths.
+    if not crop.antialias or crop.resize_like:
+      return size, box
+    height, width = (
+      min(math.ceil(_MARGIN * x), whole)
+      for x, whole in zip(target, size, strict=True)
+    )
+    return (height, width), box
+
+  def _pixels(self, at_least: Size) -> np.ndarray:
+    """Returns pixels [h, w, C], not below `at_least` unless the image is.
+
+    The decoder takes the smallest fraction that is large enough: so the result
+    for one size is that for all sizes from there to the result's own. Crops
+    that are asked for later are the same to the bit as if they were alone.
+    """
+    if isinstance(self._image, np.ndarray):
+      return self._image
+    for size, (least, pixels) in self._decoded.items():
+      between = zip(least, at_least, size, strict=True)
+      if all(low <= x <= high for low, x, high in between):
+        return pixels
+    pixels = decode.decode(
+      self._image,
+      self._channels,
+      where=self._where,
+      at_least=at_least,
+      levels=self._levels,
+    )
+    height, width = pixels.shape[:2]
+    self._decoded[height, width] = at_least, pixels
+    return pixels
+
+  def _cut(
+    self,
+    pixels: np.ndarray,
+    crop: Crop,
+    rng: np.random.Generator,
+    box: Box | None,
+  ) -> np.ndarray:
+    if box is None:
+      resized = _resize(pixels, crop.resized(self.size), crop)
+      result = _pad_then_cut(resized, crop, rng)
+    else:
+      y, x = pixels.shape[0] / self.size[0], pixels.shape[1] / self.size[1]
+      top, left, height, width = box
+      rows = slice(round(top * y), round((top + height) * y))
+      columns = slice(round(left * x), round((left + width) * x))
+      result = _resize(pixels[rows, columns], crop.size, crop)
+    if crop.flip and rng.random() < 0.5:
+      # NumPy would copy a mirrored view pixel by pixel.
+      result = cv2.flip(result, 1).reshape(result.shape)
+    return result
 
 
 def transform(
@@ -65,58 +164,14 @@ def transform(
   where: str = 'the image',
   levels: levels_lib.Levels = levels_lib.EIGHT_BITS,
 ) -> np.ndarray:
-  """Decodes, cuts and resizes an image.
-
-  Args:
-    image: An encoded file, or pixels [h, w, channels], of the type of `levels`.
-    channels: Of the result.
-    crop: How it is cut.
-    rng: Draws what is random, if anything is.
-    where: Name of the image, for errors.
-    levels: Have the bits that are kept.
-
-  Returns:
-    uint8 or uint16 [H, W, channels], of the crop's size.
-
-  Raises:
-    UserError: The image cannot be decoded, or is too long to be resized.
-  """
-  stored = _Image(image, channels, where, levels)
-  if crop.kind == 'random_resized':
-    result = _random_resized(stored, crop, rng)
-  else:
-    result = _resized_then_cut(stored, crop, rng)
-  if crop.flip and rng.random() < 0.5:
-    # NumPy would copy a mirrored view pixel by pixel.
-    result = cv2.flip(result, 1).reshape(result.shape)
+  """Returns one crop of an image; the arguments are those of `StoredImage`."""
+  (result,) = StoredImage(image, channels, where, levels).crops([(crop, rng)])
   return result
 
 
-def _random_resized(
-  image: _Image, crop: Crop, rng: np.random.Generator
+def _pad_then_cut(
+  pixels: np.ndarray, crop: Crop, rng: np.random.Generator
 ) -> np.ndarray:
-  size = image.size
-  top, left, height, width = sample_box(size, crop, rng)
-  # What the whole image becomes when the box becomes the crop.
-  target = crop.size[0] * size[0] / height, crop.size[1] * size[1] / width
-  pixels = image.pixels(_at_least(target, crop))
-  y, x = pixels.shape[0] / size[0], pixels.shape[1] / size[1]
-  rows = slice(round(top * y), round((top + height) * y))
-  columns = slice(round(left * x), round((left + width) * x))
-  return _resize(pixels[rows, columns], crop.size, crop)
-
-
-def _resized_then_cut(
-  image: _Image, crop: Crop, rng: np.random.Generator
-) -> np.ndarray:
-  target = crop.resized(image.size)
-  if target[0] * target[1] > decode.MAX_PIXELS:
-    raise UserError(
-      f'{image.where} has {image.size[0]} x {image.size[1]} pixels: too long'
-      f' to be resized to {target[0]} x {target[1]}'
-    )
-  pixels = image.pixels(_at_least(target, crop))
-  pixels = _resize(pixels, target, crop)
   if crop.pad:
     pad = (crop.pad, crop.pad)
     pixels = np.pad(pixels, (pad, pad, (0, 0)))
@@ -131,15 +186,13 @@ def _resized_then_cut(
   return pixels[top : top + crop.size[0], left : left + crop.size[1]]
 
 
-def sample_box(
-  size: Size, crop: Crop, rng: np.random.Generator
-) -> tuple[int, int, int, int]:
+def sample_box(size: Size, crop: Crop, rng: np.random.Generator) -> Box:
   """Draws a crop of random area and ratio, as torchvision does.
 
   Args:
     size: (height, width) of the image.
-    crop: Has the ranges of area and ratio.
-    rng: Always advances by the same number of draws.
+    crop: Crop, with its ranges of area and ratio.
+    rng: Random numbers; always advances by the same number of draws.
 
   Returns:
     (top, left, height, width), in whole pixels and within the image.
@@ -156,14 +209,6 @@ def sample_box(
       return top, int(right * (size[1] - width + 1)), height, width
   height, width = fallback(size, crop.ratio)
   return *middle(size, (height, width)), height, width
-
-
-def _at_least(target: tuple[float, float], crop: Crop) -> Size:
-  """Returns the size below which a JPEG must not be decoded."""
-  # What reduces it smooths it, and by another filter.
-  if not crop.antialias or crop.resize_like:
-    return 0, 0
-  return math.ceil(_MARGIN * target[0]), math.ceil(_MARGIN * target[1])
 
 
 def _resize(pixels: np.ndarray, size: Size, crop: Crop) -> np.ndarray:
