@@ -1,12 +1,17 @@
 """The examples of docs/ do what they say."""
 
+import json
 import re
 
+from absl import flags
 import pytest
 import tiny
 
 import vit_jax
+from vit_jax import cli
 from vit_jax import config as config_lib
+from vit_jax import objectives
+from vit_jax.rerun import replay
 
 DOCS = tiny.ROOT / 'docs'
 
@@ -17,7 +22,7 @@ def blocks(page: str, language: str) -> list[str]:
 
 
 def test_a_method_of_ones_own(tmp_path, monkeypatch):
-  method, config = blocks('methods.md', 'python')
+  method, config = blocks('methods.md', 'python')[:2]
   assert len(method.splitlines()) < 60
   (tmp_path / 'my_method.py').write_text(method)
   (tmp_path / 'my_config.py').write_text(config)
@@ -32,6 +37,71 @@ def test_a_method_of_ones_own(tmp_path, monkeypatch):
   assert results.metrics['val/examples'] == 359
   vit = vit_jax.load(tmp_path / 'run')
   assert vit.model.num_classes == 4 and vit.classes == ()
+
+
+@pytest.fixture(scope='module')
+def twins(tmp_path_factory):
+  """The folder of the second method, with its files."""
+  folder = tmp_path_factory.mktemp('twins')
+  method, config = blocks('methods.md', 'python')[2:4]
+  assert len(method.splitlines()) < 60
+  (folder / 'my_twins.py').write_text(method)
+  (folder / 'my_config.py').write_text(config)
+  return folder
+
+
+@pytest.mark.parametrize(
+  'scan, optim',
+  [(True, {'layer_decay': 0.8}), (False, {'name': 'muon'})],
+)
+def test_a_trunk_beside_other_parameters(
+  twins, tmp_path, monkeypatch, scan, optim
+):
+  """It trains, stops, resumes with its layers kept otherwise, and is loaded."""
+  monkeypatch.syspath_prepend(twins)
+  monkeypatch.chdir(twins)
+  overrides = tiny.TINY | {
+    'model.depth': 2,
+    'model.scan': scan,
+    'objective.options.width': 16,
+    'evals.knn.every': '3 steps',
+    'evals.val.every': '',
+    'train.duration': '3 steps',
+    'optim.schedule': 'constant',
+    'optim.warmup': '1 steps',
+  }
+  overrides |= {f'optim.{key}': value for key, value in optim.items()}
+  run = str(tmp_path / 'run')
+  vit_jax.train(config_lib.load('my_config.py', overrides), run)
+  overrides |= {'train.duration': '6 steps', 'model.scan': not scan}
+  config = config_lib.load('my_config.py', overrides)
+  results = vit_jax.train(config, run)
+  assert 0 <= results.metrics['knn/knn_accuracy'] <= 1
+  vit = vit_jax.load(run)
+  assert 'projector' not in vit.params and vit.model.num_classes == 0
+  assert replay.run(config, run, step=6) == 0
+  found = json.loads((tmp_path / 'run/replay/6.json').read_text())
+  assert found['ok'] and found['first'] is None
+
+
+def test_options_from_the_command_line(twins, monkeypatch):
+  monkeypatch.syspath_prepend(twins)
+  monkeypatch.chdir(twins)
+
+  def options(*argv):
+    flag_values = flags.FlagValues()
+    config = cli.define_config(flag_values)
+    argv = [f'--config.objective.options.{text}' for text in argv]
+    cli.parse_flags(['main', '--config=my_config.py', *argv], flag_values)
+    objectives.fill_options(config.value)
+    return config.value.objective.options.to_dict()
+
+  assert options('width=64') == {'width': 64, 'redundancy': 0.005}
+  assert options('redundancy=1') == {'width': 128, 'redundancy': 1.0}
+  with pytest.raises(config_lib.UserError, match="no key 'widht'.*which has"):
+    options('widht=64')
+  with pytest.raises(config_lib.UserError, match="is 'a': it must be of type"):
+    options('width=a')
 
 
 PAGES = ['README.md', *sorted(f'docs/{x.name}' for x in DOCS.glob('*.md'))]

@@ -172,17 +172,48 @@ def parse_flags(
   Raises:
     UserError: A flag, a config file or a key does not exist or does not parse.
   """
+  argv, options = _without_options(argv)
   _check_config(argv)
   if 'model' in flag_values:
     argv = [re.sub(r'^--?model\.', '--model=', arg) for arg in argv]
   if not flags.FLAGS.is_parsed():  # absl's logging and Grain read theirs
     flags.FLAGS.mark_as_parsed()
   try:
-    return flag_values(argv)
+    rest = flag_values(argv)
   except flags.UnrecognizedFlagError as e:
     raise _unknown_flag(e, flag_values) from None
   except (flags.Error, TypeError, ValueError) as e:
     raise config_lib.UserError(config_lib.one_line(e)) from None
+  if options:
+    flag_values['config'].value.objective.options.update(options)
+  return rest
+
+
+def _without_options(
+  argv: Sequence[str],
+) -> tuple[Sequence[str], dict[str, Any]]:
+  """Takes `--config.objective.options.KEY=VALUE` out of a command line.
+
+  Only the objective knows these keys, and it imports jax: so it checks them
+  later. A value is a Python literal, or else a string.
+  """
+  pattern = re.compile(
+    r'--?config\.objective\.options\.([^=]+)=(.*)', re.DOTALL
+  )
+  found = [(arg, pattern.fullmatch(arg)) for arg in argv]
+  options: dict[str, Any] = {}
+  for match in filter(None, (match for _, match in found)):
+    try:
+      options[match[1]] = ast.literal_eval(match[2])
+    except (ValueError, SyntaxError):
+      options[match[1]] = match[2]
+  rest = [arg for arg, match in found if not match]
+  if options and config_path(rest) is None:
+    raise config_lib.UserError(
+      f'--config.objective.options.{next(iter(options))} needs --config=FILE'
+      ' before it'
+    )
+  return (rest if options else argv), options
 
 
 def config_path(argv: Sequence[str]) -> str | None:

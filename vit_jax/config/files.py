@@ -16,6 +16,9 @@ from vit_jax.config.errors import UserError
 from vit_jax.config.keys import set_value
 from vit_jax.config.keys import unknown_key
 
+# The checkout, which has configs/.
+_ROOT = pathlib.Path(__file__).parents[2]
+
 
 def load(
   path: str | pathlib.Path, overrides: Mapping[str, Any] | None = None
@@ -58,6 +61,8 @@ def call_file(path: str, what: str, folder: str) -> Any:
       named.
   """
   path, *args = path.split(':', 1)
+  if not os.path.isfile(path) and os.path.isfile(_ROOT / path):
+    path = str(_ROOT / path)  # as configs/digits.py, from any directory
   if not os.path.isfile(path):
     raise UserError(
       f'--{what}={path}: there is no such file; those that come with vit_jax'

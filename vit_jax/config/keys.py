@@ -91,6 +91,9 @@ def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
   try:
     for parent in parents:
       node = node[parent]
+    if parents == ['objective', 'options']:  # the objective checks its own
+      node[leaf] = _tuples(value)
+      return
     if leaf not in node or isinstance(node[leaf], ml_collections.ConfigDict):
       raise KeyError(leaf)
     check_set(key, value)

@@ -102,6 +102,8 @@ def fill_options(config: ml_collections.ConfigDict) -> None:
         f'config.objective.options.{key} is {value!r}: it must be of type'
         f' {type(default).__name__}, as its default, {default!r}'
       )
+    if is_number:
+      given[key] = float(value)
   with given.unlocked():
     for key, value in known.items():
       if key not in given:

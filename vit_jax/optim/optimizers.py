@@ -220,7 +220,7 @@ def _muon_or_adam(params: Any) -> Any:
 
   def choose(path: tuple[Any, ...], x: Any) -> str:
     name = stack.layer_names(path, x)[0][0]
-    is_hidden = re.match(r'blocks_\d+/.*kernel$', name)
+    is_hidden = re.search(r'\bblocks_\d+/.*kernel$', name)
     return 'muon' if is_hidden else 'adam'
 
   chosen = jax.tree_util.tree_map_with_path(choose, params)

@@ -20,6 +20,7 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax.config import tables
 from vit_jax.models import stack
+from vit_jax.parallel import sharding
 
 # Parameters before the first layer; all others outside of layers come after.
 _BEFORE = (
@@ -64,7 +65,7 @@ class Rules:
     """Whether the same parameters train in all layers."""
     trains: dict[str, bool] = {}
     for name, p in self.parameters.items():
-      any_layer = re.sub(r'^blocks_\d+/', '', name)
+      any_layer = re.sub(r'\bblocks_\d+/', 'blocks/', name)
       if trains.setdefault(any_layer, p.trains) != p.trains:
         return False
     return True
@@ -176,7 +177,7 @@ def make(config: ml_collections.ConfigDict, params: Any) -> Rules:
       f' {_examples(list(sizes))}'
     )
   rules = Rules(parameters)
-  if 'blocks' in params and not rules.trains_layers_alike:
+  if _has_stack(params) and not rules.trains_layers_alike:
     raise config_lib.UserError(
       f'config.optim.trainable={config.trainable!r} and'
       f' config.optim.freeze={config.freeze!r} freeze parameters of some layers'
@@ -184,6 +185,12 @@ def make(config: ml_collections.ConfigDict, params: Any) -> Rules:
       ' config.model.scan=False'
     )
   return rules
+
+
+def _has_stack(params: Any) -> bool:
+  """Whether layers are scanned, and so one array of several."""
+  leaves = jax.tree_util.tree_leaves_with_path(params)
+  return any(stack.layer_names(path, x)[1] for path, x in leaves)
 
 
 def _sizes(params: Any) -> tuple[dict[str, int], int]:
@@ -261,10 +268,9 @@ def _factor(config: ml_collections.ConfigDict, name: str, depth: int) -> float:
 
 def _layer(name: str, after: int) -> int:
   """Returns the layer of a path; -1: before all layers, `after`: after them."""
-  top = name.partition('/')[0]
-  if top.startswith('blocks_'):
-    return int(top.removeprefix('blocks_'))
-  return -1 if top in _BEFORE else after
+  if match := re.search(r'\bblocks_(\d+)/', name):
+    return int(match[1])
+  return after if set(name.split('/')).isdisjoint(_BEFORE) else -1
 
 
 def per_array(params: Any, value: Callable[[str], float]) -> Any:
@@ -298,7 +304,7 @@ def table(rules: Rules) -> str:
   """
   groups: dict[str, dict[str, Parameter]] = {}
   for name, parameter in rules.parameters.items():
-    top, _, rest = name.partition('/')
+    top, rest = sharding.split_layer(name)
     groups.setdefault(top, {})[rest] = parameter
   rows: list[Sequence[str]] = [
     ('what', 'arrays', 'parameters', 'trains', 'learning_rate', 'weight_decay')

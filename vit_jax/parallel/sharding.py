@@ -227,7 +227,7 @@ def _check_fits(
     if size % ways:
       by = ' x '.join(f'{axis}={sizes[axis]}' for axis in entry_axes(entry))
       whole = ', '.join(['None'] * len(shape)) + ',' * (len(shape) == 1)
-      pattern = re.sub(r'^blocks_\d+/', '', name)
+      pattern = re.sub(r'^.*\bblocks_\d+/', '', name)
       raise config_lib.UserError(
         f'config.mesh: {by} does not divide {size} of {name} {list(shape)}'
         f' ({where}: {spec}); choose another size, or keep such parameters'
@@ -237,10 +237,11 @@ def _check_fits(
 
 def _unrolled(name: str, shape: tuple[int, ...]) -> list[str]:
   """Returns the paths of a parameter's layers in the unrolled model."""
-  if not name.startswith('blocks/'):
+  match = re.match(r'(|.*?/)blocks/', name)
+  if not match:
     return [name]
-  rest = name.removeprefix('blocks/')
-  return [f'blocks_{i}/{rest}' for i in range(shape[0])]
+  rest = name[match.end() :]
+  return [f'{match[1]}blocks_{i}/{rest}' for i in range(shape[0])]
 
 
 def _name(path: tuple[Any, ...]) -> str:
@@ -301,7 +302,7 @@ def table(shardings: Mapping[str, ParamSharding]) -> str:
   """
   groups: dict[str, dict[str, ParamSharding]] = {}
   for name, sharding in shardings.items():
-    top, _, rest = name.partition('/')
+    top, rest = split_layer(name)
     groups.setdefault(top, {})[rest] = sharding
   rows = [('parameter', 'shape', 'spec', 'arrays', 'bytes_per_device')]
   tops = sorted(groups, key=_by_layer)
@@ -323,8 +324,15 @@ def table(shardings: Mapping[str, ParamSharding]) -> str:
   return '\n'.join(tables.aligned(rows, right=(3, 4)))
 
 
+def split_layer(name: str) -> tuple[str, str]:
+  """Returns the layer, or else the topmost module of a path, and the rest."""
+  match = re.match(r'(?:.*?/)?blocks_\d+(?=/)', name)
+  top = match[0] if match else name.partition('/')[0]
+  return top, name[len(top) + 1 :]
+
+
 def _by_layer(top: str) -> tuple[str, int]:
-  stem, _, number = top.partition('_')
+  stem, _, number = top.rpartition('_')
   return (stem, int(number)) if number.isdecimal() else (top, -1)
 
 

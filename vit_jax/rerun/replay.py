@@ -13,6 +13,7 @@ import contextlib
 import json
 import math
 import pathlib
+import re
 from typing import Any
 
 from absl import logging
@@ -241,10 +242,16 @@ def _last_layers_first(f: diagnose.Findings, names: Iterable[str]) -> list[str]:
     (i for i, x in enumerate(f.events) if x.path.startswith('blocks_')), 0
   )
 
+  names = list(names)
+  stacks = (re.match(r'(|.*?/)blocks_', name) for name in names)
+  trunk = next((match[1] for match in stacks if match), '')
+
   def position(name: str) -> int:
-    module = name.rpartition('/')[0]
+    if not name.startswith(trunk):  # an objective's own, after the trunk
+      return len(f.events)
+    module = name.removeprefix(trunk).rpartition('/')[0]
     # What belongs to no module is added to the tokens, before the blocks.
-    return outputs[module] if module else blocks
+    return outputs.get(module, len(f.events)) if module else blocks
 
   return sorted(names, key=position, reverse=True)
 

@@ -6,6 +6,7 @@ import concurrent.futures
 import copy
 import dataclasses
 import functools
+import re
 from typing import Any
 
 import jax
@@ -226,7 +227,7 @@ class Program:
     """
     fits = all(f'params/{name}' in names for name in self.param_shardings)
     if fits or not any(
-      name.startswith('blocks') for name in self.param_shardings
+      re.search(r'\bblocks', name) for name in self.param_shardings
     ):
       return self.abstract_state()
     config = self.config.copy_and_resolve_references()
@@ -236,7 +237,7 @@ class Program:
   def adopt(self, state: TrainState) -> TrainState:
     """Returns a state that was read, with its layers kept as they are here."""
     own = self.abstract_state()
-    if state.params.keys() == own.params.keys():
+    if jax.tree.structure(state.params) == jax.tree.structure(own.params):
       return state
     shardings = jax.tree.map(lambda x: x.sharding, own)
     relayout = functools.partial(stack.relayout, target=own)
