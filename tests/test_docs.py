@@ -100,7 +100,7 @@ def test_options_from_the_command_line(twins, monkeypatch):
   assert options('redundancy=1') == {'width': 128, 'redundancy': 1.0}
   with pytest.raises(config_lib.UserError, match="no key 'widht'.*which has"):
     options('widht=64')
-  with pytest.raises(config_lib.UserError, match="is 'a': it must be of type"):
+  with pytest.raises(config_lib.UserError, match="'a': it must be of type"):
     options('width=a')
 
 

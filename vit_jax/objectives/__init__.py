@@ -103,7 +103,8 @@ def fill_options(config: ml_collections.ConfigDict) -> None:
         f' {type(default).__name__}, as its default, {default!r}'
       )
     if is_number:
-      given[key] = float(value)
+      with given.ignore_type():
+        given[key] = float(value)
   with given.unlocked():
     for key, value in known.items():
       if key not in given:

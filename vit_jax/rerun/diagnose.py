@@ -175,7 +175,9 @@ def _forward(
   def run(
     params: Any, extra: Any, batch: objectives.Batch, step: jax.Array
   ) -> tuple[_Trace, jax.Array, Any]:
-    params = stack.unstack_layers(params)
+    like = jax.eval_shape(objective.init, jax.random.key(0))
+    params = stack.relayout(params, like)
+    extra = stack.relayout(extra, jax.eval_shape(objective.init_extra, like))
     key = train_step_lib.step_key(config.seed, step)
 
     def one_part(_: None, part: Any) -> tuple[None, Any]:
