@@ -10,6 +10,7 @@ import dataclasses
 import functools
 import math
 import time
+from typing import TypeVar
 
 from absl import logging
 import jax
@@ -26,6 +27,7 @@ from vit_jax.parallel import memory
 from vit_jax.parallel import mesh as mesh_lib
 
 Batch = dict[str, jax.Array]
+_T = TypeVar('_T')
 
 _READ_SIZE = 256  # images that are decoded as one batch
 
@@ -62,15 +64,9 @@ class Cache:
     if where == 'none':
       return self
     self.check()
-    place = self._place if where == 'device' else lambda source: source
-    kept = {
-      key: place(decode_split(source, self.config))
-      for key, source in self._distinct.items()
-    }
-    named = {name: kept[id(source)] for name, source in self.splits.items()}
     if where == 'device':
-      return dataclasses.replace(self, on_devices=named)
-    return dataclasses.replace(self, splits=named)
+      return dataclasses.replace(self, on_devices=self._decode(self._place))
+    return dataclasses.replace(self, splits=self._decode(lambda x: x))
 
   def take(self, split: str, batch: Batch) -> Batch:
     """Returns the batch of a step, gathered on the devices.
@@ -123,6 +119,14 @@ class Cache:
       'host': size // len(self.mesh.local_devices) if on_host else 0,
       'device': size,
     }[self.config.data.cache]
+
+  def _decode(self, place: Callable[[base.ArraySource], _T]) -> dict[str, _T]:
+    """Returns the splits decoded and placed, by what they are for."""
+    kept = {
+      key: place(decode_split(source, self.config))
+      for key, source in self._distinct.items()
+    }
+    return {name: kept[id(source)] for name, source in self.splits.items()}
 
   @property
   def _distinct(self) -> dict[int, base.Source]:
