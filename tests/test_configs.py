@@ -21,6 +21,7 @@ from vit_jax.data import base
 from vit_jax.data import features
 from vit_jax.data import sources
 from vit_jax.data import splits
+from vit_jax.evaluation import accuracy
 from vit_jax.models import vit
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.weights.files import containers as weights_files
@@ -140,7 +141,8 @@ def test_config_trains_and_evaluates(name, shrunk):
   with_batches.close()
   assert metrics['ok'] and int(state.step) == 1
   evals = e.eval_batches(next(iter(e.eval_sources)))
-  total, _ = e.program.eval_step(state.eval_params, next(evals))
+  step = e.program.eval_step(accuracy.measure)
+  total, _ = step(state.eval_params, next(evals))
   evals.close()
   found = total.compute()
   assert not {'accuracy', 'map', 'r2'}.isdisjoint(found)

@@ -4,14 +4,19 @@ import json
 import re
 
 from absl import flags
+import commands
+import numpy as np
 import pytest
 import tiny
 
 import vit_jax
 from vit_jax import cli
 from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax import evaluate
 from vit_jax import objectives
 from vit_jax.rerun import replay
+from vit_jax.train import experiment as experiment_lib
 
 DOCS = tiny.ROOT / 'docs'
 
@@ -21,8 +26,8 @@ def blocks(page: str, language: str) -> list[str]:
   return re.findall(rf'^```{language}\n(.*?)^```$', text, re.DOTALL | re.M)
 
 
-def test_a_method_of_ones_own(tmp_path, monkeypatch):
-  method, config = blocks('methods.md', 'python')[:2]
+def test_a_method_of_ones_own(tmp_path, monkeypatch, capsys):
+  method, config, *_ = blocks('methods.md', 'python')
   assert len(method.splitlines()) < 60
   (tmp_path / 'my_method.py').write_text(method)
   (tmp_path / 'my_config.py').write_text(config)
@@ -37,6 +42,39 @@ def test_a_method_of_ones_own(tmp_path, monkeypatch):
   assert results.metrics['val/examples'] == 359
   vit = vit_jax.load(tmp_path / 'run')
   assert vit.model.num_classes == 4 and vit.classes == ()
+  args = f'--from={tmp_path}/run', '--data=digits', '--split=train[80%:]'
+  assert commands.run(evaluate, *args, '--format=json') == 0
+  found = json.loads(capsys.readouterr().out)
+  wanted = results.metrics['val/accuracy']
+  assert found['accuracy'] == pytest.approx(wanted, abs=1e-6)
+
+
+def test_an_evaluator_of_ones_own(digits_run, tmp_path, monkeypatch, capsys):
+  *_, evaluator, settings = blocks('methods.md', 'python')
+  (tmp_path / 'my_evaluator.py').write_text(evaluator)
+  monkeypatch.syspath_prepend(tmp_path)
+  config = tiny.config()
+  exec(settings, {'config': config, 'config_lib': config_lib})
+  experiment_lib.check(config)
+  args = '--data=digits', '--split=train[80%:]', '--format=json'
+  assert (
+    commands.run(
+      *(
+        evaluate,
+        f'--from={digits_run}',
+        '--probe=my_evaluator:MeanRank',
+        *args,
+      )
+    )
+    == 0
+  )
+  found = json.loads(capsys.readouterr().out)
+  source = data.open_source(tiny.config(), 'train[80%:]')
+  logits = vit_jax.load(digits_run).predict(list(source.arrays['image']))
+  right = np.take_along_axis(logits, source.arrays['label'][:, None], axis=1)
+  ranks = (logits > right).sum(axis=1) + 1
+  assert found['mean_rank'] == pytest.approx(ranks.mean(), abs=0.02)
+  assert found['examples'] == 359
 
 
 @pytest.fixture(scope='module')

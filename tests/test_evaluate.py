@@ -16,7 +16,7 @@ import vit_jax
 from vit_jax import data
 from vit_jax import evaluate
 from vit_jax.config import UserError
-from vit_jax.evaluation import answers as answers_lib
+from vit_jax.evaluation import predictions as predictions_lib
 from vit_jax.evaluation import report
 from vit_jax.train import loop
 
@@ -143,7 +143,7 @@ def test_the_same_classes_in_another_order(
 
 
 def test_matching_classes():
-  match = answers_lib.match_classes
+  match = predictions_lib.match_classes
   np.testing.assert_array_equal(match('abc', 3, 'abc'), [0, 1, 2])
   np.testing.assert_array_equal(match('cab', 3, 'abc'), [1, 2, 0])
   np.testing.assert_array_equal(match((), 2, 'ab'), [0, 1])
@@ -182,15 +182,17 @@ def test_the_table(digits_run, folder_run, folder, capsys):
   assert lines[2].startswith('top-5') and '(95%: 0.' in lines[1]
   assert len(lines) == 5 + 1 + 1 + 10 + 1 + 1 + 1 + 10
   names = [f'class {i}' for i in range(30)]
-  answers = known_answers()
-  text = report.as_text(report.summarize(answers, names))
+  text = report.as_text(report.summarize(MEASURED, known_predictions(), names))
   assert 'the 20 worst classes' in text and 'confusion' not in text
   assert 'class 0' in text and 'class 29' not in text  # it has no examples
 
 
-def known_answers():
-  """Four answers; right, wrong, right, wrong but second."""
-  return answers_lib.Answers(
+MEASURED = {'accuracy': 0.5, 'loss': 3.0, 'examples': 4.0}
+
+
+def known_predictions():
+  """Four predictions; right, wrong, right, wrong but second."""
+  return predictions_lib.Predictions(
     index=np.arange(4),
     label=np.array([0, 0, 1, 2]),
     loss=np.array([1, 2, 3, 6], np.float32),
@@ -199,8 +201,8 @@ def known_answers():
   )
 
 
-def test_the_report_of_known_answers():
-  found = report.summarize(known_answers(), ['a', 'b', 'c', 'd'])
+def test_the_report_of_known_predictions():
+  found = report.summarize(MEASURED, known_predictions(), ['a', 'b', 'c', 'd'])
   assert found['accuracy'] == 0.5 and found['top_k_accuracy'] == 0.75
   assert found['loss'] == 3 and found['k'] == 2
   assert found['confusion'] == [

@@ -72,7 +72,7 @@ def main(argv: list[str]) -> None:
   paths = image_files.find(_IMAGES.value) if _IMAGES.value else []
   loaded = cli.load(FLAGS)
   from vit_jax.data import folder  # they import jax
-  from vit_jax.evaluation import embedded
+  from vit_jax.evaluation import loaded as loaded_lib
 
   config = data_flags.make_config(FLAGS, loaded)
   source: data.Source
@@ -80,7 +80,10 @@ def main(argv: list[str]) -> None:
     source = folder.FilesSource(paths)
   else:
     source = data_flags.open_split(FLAGS, config)
-  embedder = embedded.Embedder(loaded, config, source.image_shape)
+  context = loaded_lib.LoadedContext(
+    *(loaded_lib.Trunk(loaded.model), loaded.params, config),
+    {config.data.split: source},
+  )
   count, checkpoint = 0, json.dumps(loaded.origin.to_dict())
   with (
     data_flags.progress(len(source)) as progress,
@@ -88,7 +91,7 @@ def main(argv: list[str]) -> None:
     safe_io.replacing_path(path) as temporary,
     _WRITERS[path.suffix](temporary, source, checkpoint) as writer,
   ):
-    for part in embedder.embed(source):
+    for part in context.embeddings(config.data.split):
       files = [source.file(count + i) for i in range(len(part))]
       writer.write(part, files)
       count += len(part)

@@ -28,7 +28,7 @@ mean_absolute_error, or map and average_precision/CLASS. --predictions has for
 each name its true value and, with _predicted, that of the model: a number, or
 the probability of a class.
 
-Whatever the classes of the model, how good its features are on any data:
+How good the features of any model are on any data:
 
   python -m vit_jax.evaluate --from=runs/digits --data=digits \
     --split='train[80%:]' --probe=knn --train_split='train[:80%]'
@@ -39,9 +39,14 @@ reads, which learns from --train_split: weighted votes of the nearest neighbours
 regression. The JSON object has probe, train_examples, examples, and
 knn_accuracy (and k), few_shot_1_accuracy and so on (means over 5 draws, with
 Student's intervals over these), or linear_accuracy (and linear_penalty).
+
+--probe=my_module:MyEvaluator runs an evaluator of your own (docs/methods.md),
+the same as in training; the JSON object has its metrics.
 """
 
+from collections.abc import Mapping
 import json
+import pathlib
 from typing import Any
 from typing import TYPE_CHECKING
 
@@ -54,9 +59,15 @@ from vit_jax.cli import data_flags
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:
+  import ml_collections
+  import numpy as np
+
   from vit_jax import data
   from vit_jax import weights
-  from vit_jax.evaluation import answers as answers_lib
+  from vit_jax.evaluation import predictions as predictions_lib
+  from vit_jax.evaluation.base import Evaluator
+
+_TOP = 5  # classes of a prediction
 
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 cli.define_from(FLAGS)
@@ -69,20 +80,20 @@ _FORMAT = flags.DEFINE_enum(
 _PREDICTIONS = flags.DEFINE_string(
   'predictions',
   None,
-  'FILE.csv or FILE.parquet, for the answer to each example.',
+  'FILE.csv or FILE.parquet, for the prediction of each example.',
   flag_values=FLAGS,
 )
-_PROBE = flags.DEFINE_enum(
+_PROBE = flags.DEFINE_string(
   'probe',
   None,
-  ['knn', 'few_shot', 'linear'],
-  'Measure a classifier of what the head reads, not the head.',
+  'knn, few_shot or linear: measure a classifier of what the head reads, not'
+  ' the head. Or an evaluator of your own, as my_module:MyEvaluator.',
   flag_values=FLAGS,
 )
 _TRAIN_SPLIT = flags.DEFINE_string(
   'train_split',
   None,
-  'What a probe learns from; has no image of --split.',
+  'The split that a probe learns from; has no image of --split.',
   flag_values=FLAGS,
 )
 _K = flags.DEFINE_integer(
@@ -102,14 +113,15 @@ _SHOTS = flags.DEFINE_string(
 
 def main(argv: list[str]) -> None:
   """Evaluates, and prints the report."""
-  _check_flags(argv)
+  data_flags.check(FLAGS, argv)
+  path = None
+  if _PREDICTIONS.value:
+    path = columns.check_path(
+      '--predictions', _PREDICTIONS.value, ('.csv', '.parquet')
+    )
+  evaluator = _evaluator()
   loaded = cli.load(FLAGS)
-  if _PROBE.value:
-    summary, text = _probe(loaded)
-  elif loaded.preprocess.has_label:
-    summary, text = _classify(loaded)
-  else:
-    summary, text = _measure(loaded)
+  summary, text = _evaluate(loaded, evaluator, path)
   summary['checkpoint'] = loaded.origin.to_dict()
   if _FORMAT.value == 'json':
     print(json.dumps(summary))
@@ -117,44 +129,49 @@ def main(argv: list[str]) -> None:
     print(text, end='')
 
 
-def _check_flags(argv: list[str]) -> None:
-  """Finds mistakes that need no model."""
-  data_flags.check(FLAGS, argv)
-  if _PREDICTIONS.value:
-    columns.check_path(
-      '--predictions', _PREDICTIONS.value, ('.csv', '.parquet')
-    )
-  for flag, value, probe in (
-    ('--train_split', _TRAIN_SPLIT.value, _PROBE.value),
-    ('--k', _K.value, 'knn'),
-    ('--shots', _SHOTS.value, 'few_shot'),
-  ):
-    if value is not None and (not probe or probe != _PROBE.value):
-      needed = f'--probe={probe}' if probe else '--probe'
-      raise UserError(f'{flag} is for {needed}: leave it out, or add that')
-  if not _PROBE.value:
-    return
-  if not _TRAIN_SPLIT.value:
+def _evaluator() -> 'Evaluator':
+  """Returns the evaluator that the flags ask for; needs no model."""
+  from vit_jax import evaluation  # it imports jax
+
+  kind = _PROBE.value or 'accuracy'
+  keys = {'train_split': _TRAIN_SPLIT.value, 'k': _K.value, 'shots': _shots()}
+  given = {name: x for name, x in keys.items() if x is not None}
+  spec = config_lib.evaluation(str(FLAGS['split'].value), kind=kind)
+  spec.update(given)
+  with data_flags.explained({'config.evals.probe.kind': '--probe'}):
+    found = evaluation.create('evals.probe', spec)
+  for name in given:
+    if name not in found.keys:
+      probe = {'k': '--probe=knn', 'shots': '--probe=few_shot'}
+      raise UserError(
+        f'--{name} is for {probe.get(name, "--probe")}: leave it out, or add'
+        ' that'
+      )
+  if 'train_split' in found.keys and not spec.train_split:
     raise UserError(
       '--train_split is missing: name what the probe is to learn from, as in'
       " --train_split='train[:80%]'"
     )
-  for flag, given in (
-    ('--predictions', _PREDICTIONS.value),
-    ('--same_order', _SAME_ORDER.value),
+  for flag, value, fits in (
+    ('--predictions', _PREDICTIONS.value, not _PROBE.value),
+    ('--same_order', _SAME_ORDER.value, found.uses_outputs),
   ):
-    if given:
+    if value and not fits:
       raise UserError(
         f'{flag} is for the classes of the model, which --probe does not ask'
         ' for: leave one of them out'
       )
-  _shots()
+  try:
+    found.check()
+  except UserError as e:
+    raise UserError(f'--{e}') from None
+  return found
 
 
-def _shots() -> tuple[int, ...]:
+def _shots() -> tuple[int, ...] | None:
   """Returns the value of --shots."""
   if _SHOTS.value is None:
-    return config_lib.evaluation().shots
+    return None
   parts = _SHOTS.value.split(',')
   shots = tuple(int(part) for part in parts if part.strip().isdecimal())
   if len(shots) < len(parts) or min(shots) < 1 or len(set(shots)) < len(shots):
@@ -165,115 +182,123 @@ def _shots() -> tuple[int, ...]:
   return shots
 
 
-def _classify(loaded: 'weights.Loaded') -> tuple[dict[str, Any], str]:
-  """Evaluates the model's own classes; returns the report, and as text."""
-  from vit_jax.evaluation import answers as answers_lib  # they import jax
+def _evaluate(
+  loaded: 'weights.Loaded', evaluator: 'Evaluator', path: pathlib.Path | None
+) -> tuple[dict[str, Any], str]:
+  """Runs an evaluator; returns the report, and as text.
+
+  Args:
+    loaded: The model.
+    evaluator: The evaluator of the flags.
+    path: Where predictions are written, if anywhere.
+  """
+  from vit_jax.evaluation import accuracy  # they import jax
+  from vit_jax.evaluation import loaded as loaded_lib
   from vit_jax.evaluation import report
 
-  config = data_flags.make_config(FLAGS, loaded)
+  config, spec = data_flags.make_config(FLAGS, loaded), evaluator.spec
   source = data_flags.open_split(FLAGS, config)
-  classifier = answers_lib.Classifier(
-    loaded, config, source.image_shape, config.train.batch_size, 5
-  )
-  label_of = answers_lib.match_classes(
-    () if _SAME_ORDER.value else loaded.classes,
-    len(classifier.names),
-    source.classes,
-  )
-  with data_flags.progress(len(source)) as progress, data_flags.explained():
-    answers = answers_lib.answer_split(
-      classifier, source, config, label_of, progress.update
-    )
-  if _PREDICTIONS.value:
-    path = columns.check_path(
-      '--predictions', _PREDICTIONS.value, ('.csv', '.parquet')
-    )
-    columns.write(path, predictions(answers, source, classifier.names))
-  summary = report.summarize(answers, classifier.names)
-  return summary, report.as_text(summary)
-
-
-def _measure(loaded: 'weights.Loaded') -> tuple[dict[str, Any], str]:
-  """Measures what the objective does; returns the report, and as text."""
-  from vit_jax import objectives  # it imports jax
-  from vit_jax.evaluation import report
-  from vit_jax.objectives import evaluated
-
-  config = data_flags.make_config(FLAGS, loaded)
-  source = data_flags.open_split(FLAGS, config)
-  objective = objectives.of_loaded(loaded, config, source.features)
-  with data_flags.progress(len(source)) as progress, data_flags.explained():
-    summary, columns_of = evaluated.measure(
-      objective, loaded.params, source, config, progress.update
-    )
-  if _PREDICTIONS.value:
-    path = columns.check_path(
-      '--predictions', _PREDICTIONS.value, ('.csv', '.parquet')
-    )
-    columns.write(path, columns_of)
-  return dict(summary), report.metrics_as_text(summary)
-
-
-def _probe(loaded: 'weights.Loaded') -> tuple[dict[str, Any], str]:
-  """Measures a probe; returns the report, and as text."""
-  from vit_jax.evaluation import embedded  # they import jax
-  from vit_jax.evaluation import probes
-  from vit_jax.evaluation import report
-
-  spec = config_lib.evaluation()
-  spec.update(
-    split=FLAGS['split'].value,
-    kind=_PROBE.value,
-    train_split=_TRAIN_SPLIT.value,
-    shots=_shots(),
-  )
-  if _K.value is not None:
-    spec.k = _K.value
-  config = data_flags.make_config(FLAGS, loaded)
-  source = data_flags.open_split(FLAGS, config)
-  train_source = data_flags.open_split(FLAGS, config, 'train_split')
-  probes.check_sources(spec, source, train_source)
-  embedder = embedded.Embedder(loaded, config, source.image_shape)
-  total = len(train_source) + len(source)
+  sources = {spec.split: source}
+  learned_from: data.Source | None = None
+  if spec.train_split:
+    learned_from = data_flags.open_split(FLAGS, config, 'train_split')
+    sources[spec.train_split] = learned_from
+  evaluator.check_sources(source, learned_from)
+  objective, head, label_of = _outputs(loaded, evaluator, config, source)
+  total = sum(map(len, sources.values()))
   with data_flags.progress(total) as progress, data_flags.explained():
-    train, test = (
-      embedder.embed_all(each, progress.update)
-      for each in (train_source, source)
+    context = loaded_lib.LoadedContext(
+      *(objective, loaded.params, config, sources, progress.update, label_of)
     )
-  probes.check_examples(
-    spec,
-    *(train.labels, train.index),
-    *(test.labels, test.index),
-    source.classes,
-  )
-  found = probes.measure(spec, train, test)
-  summary = report.summarize_probe(spec, len(train), found)
+    if isinstance(evaluator, accuracy.Accuracy):
+      found, rows = evaluator.run_with_predictions(context, head)
+      return _report(found, rows, head, source, path)
+    found = evaluator.run(context)
+  found.pop('confusion', None)
+  examples = len(learned_from) if learned_from else None
+  summary = report.summarize_probe(evaluator, examples, found)
   return summary, report.probe_as_text(summary)
 
 
-def predictions(
-  answers: 'answers_lib.Answers',
+def _outputs(
+  loaded: 'weights.Loaded',
+  evaluator: 'Evaluator',
+  config: 'ml_collections.ConfigDict',
   source: 'data.Source',
+) -> tuple[Any, 'predictions_lib.Head | None', 'np.ndarray | None']:
+  """Returns how a model's outputs are measured.
+
+  Returns:
+    The objective; the head, where it predicts a feature of the examples; and
+    where that is the label, the positions of the data's classes in the model's,
+    int32 [classes of the data].
+  """
+  from vit_jax import objectives  # they import jax
+  from vit_jax.evaluation import loaded as loaded_lib
+  from vit_jax.evaluation import predictions as predictions_lib
+
+  if not evaluator.uses_outputs:
+    return loaded_lib.Trunk(loaded.model), None, None
+  objective = objectives.of_loaded(loaded, config, source.features)
+  if objective.target is None:
+    return objective, None, None
+  head = predictions_lib.Head.of(loaded, _TOP)
+  if not head.is_classifier:
+    return objective, head, None
+  names = () if _SAME_ORDER.value else loaded.classes
+  label_of = predictions_lib.match_classes(
+    names, len(head.names), source.classes
+  )
+  return objective, head, label_of
+
+
+def _report(
+  found: dict[str, Any],
+  rows: Mapping[str, 'np.ndarray'],
+  head: 'predictions_lib.Head | None',
+  source: 'data.Source',
+  path: pathlib.Path | None,
+) -> tuple[dict[str, Any], str]:
+  """Returns the report on outputs, and as text; writes the predictions."""
+  from vit_jax.evaluation import predictions as predictions_lib  # imports jax
+  from vit_jax.evaluation import report
+
+  files = [source.file(i) for i in range(len(source))]
+  if head and head.is_classifier:
+    predictions = predictions_lib.Predictions(**rows)
+    table = _class_columns(predictions, files, head.names)
+    summary = report.summarize(found, predictions, head.names)
+    text = report.as_text(summary)
+  else:
+    found.pop('confusion', None)
+    table = {'index': rows['index'].tolist()}
+    for i, name in enumerate(head.names if head else ()):
+      table[name] = rows['truth'][:, i].tolist()
+      table[f'{name}_predicted'] = rows['predicted'][:, i].tolist()
+    table['file'] = files
+    summary, text = found, report.metrics_as_text(found)
+  if path:
+    columns.write(path, table)
+  return summary, text
+
+
+def _class_columns(
+  predictions: 'predictions_lib.Predictions',
+  files: list[str | None],
   names: tuple[str, ...],
 ) -> dict[str, list[Any]]:
-  """Returns the columns of `--predictions`.
-
-  Args:
-    answers: To all N examples, in the order of the source.
-    source: The split.
-    names: Of the model's classes.
-  """
-  label, top = answers.label.tolist(), answers.top.tolist()
-  probability = answers.probability.tolist()
+  """Returns the columns of `--predictions`, of a model with these classes."""
+  label, top = predictions.label.tolist(), predictions.top.tolist()
+  probability = predictions.probability.tolist()
   return {
-    'index': answers.index.tolist(),
-    'file': [source.file(i) for i in range(len(source))],
+    'index': predictions.index.tolist(),
+    'file': files,
     'label': label,
     'label_name': [names[i] for i in label],
     'prediction': [row[0] for row in top],
     'prediction_name': [names[row[0]] for row in top],
     'probability': [row[0] for row in probability],
-    'loss': answers.loss.tolist(),
+    'loss': predictions.loss.tolist(),
     'top': top,
     'top_probability': probability,
   }

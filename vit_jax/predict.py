@@ -5,7 +5,7 @@
 
 An image is a file, a folder (all images in it and below it), a pattern such as
 'holidays/**/*.jpg', or - for a list of these on standard input, one a line.
-The answers come in the order of the images; folders and patterns are sorted.
+Predictions come in the order of the images; folders and patterns are sorted.
 
 --format=table is for people. --format=json is one array of
   {"image": path, "predictions": [{"class": name, "index": 3,
@@ -61,7 +61,7 @@ _BATCH_SIZE = flags.DEFINE_integer(
 _AHEAD = 3  # batches that are decoded before their turn
 
 
-class Answer(NamedTuple):
+class Prediction(NamedTuple):
   """One of the classes that an image may be of."""
 
   name: str
@@ -69,8 +69,8 @@ class Answer(NamedTuple):
   probability: float
 
 
-# An image's path with its answers, the most probable first.
-Answers = Iterable[tuple[str, Sequence[Answer]]]
+# An image's path with its predictions, the most probable first.
+Predictions = Iterable[tuple[str, Sequence[Prediction]]]
 Checkpoint = dict[str, Any]  # where the model comes from
 
 
@@ -78,12 +78,12 @@ def main(argv: list[str]) -> int:
   """Predicts, and returns the exit status."""
   paths = image_files.find(argv[1:])
   loaded = cli.load(FLAGS)
-  from vit_jax.evaluation import answers as answers_lib  # it imports jax
+  from vit_jax.evaluation import predictions as predictions_lib  # imports jax
 
   batch_size = min(_BATCH_SIZE.value, len(paths))
-  classifier = answers_lib.Classifier(
-    loaded, loaded.preprocess.to_config(), None, batch_size, _TOP.value
-  )
+  head = predictions_lib.Head.of(loaded, _TOP.value)
+  config = loaded.preprocess.to_config()
+  config.train.batch_size = batch_size
   with _progress(len(paths)) as progress:
     failed = []
 
@@ -94,19 +94,18 @@ def main(argv: list[str]) -> int:
     images = decode(
       paths, loaded.preprocess.pixels, _AHEAD * batch_size, progress.update
     )
-    results = classifier.answer(in_batches(images, batch_size, report))
-    answers = (
-      (path, _named(path, classifier.names, *row))
+    batches = in_batches(images, batch_size, report)
+    results = predictions_lib.predict(loaded, head, config, None, batches)
+    predictions = (
+      (path, _named(path, head.names, *row))
       for batch, result in results
       for path, *row in zip(
         batch, result['top'], result['probability'], strict=False
       )
     )
-    if classifier.predicts_numbers:
-      write = _NUMBER_WRITERS[_FORMAT.value]
-    else:
-      write = _WRITERS[_FORMAT.value]
-    write(answers, max(map(len, paths)), loaded.origin.to_dict())
+    writers = _NUMBER_WRITERS if head.predicts_numbers else _WRITERS
+    width, origin = max(map(len, paths)), loaded.origin.to_dict()
+    writers[_FORMAT.value](predictions, width, origin)
   return 1 if failed else 0
 
 
@@ -119,7 +118,7 @@ def decode(
   """Yields images in order, which threads decode ahead of their use.
 
   Args:
-    paths: Of images.
+    paths: Paths of images.
     pixels: Path -> uint8 [1, H, W, C].
     ahead: Images that may wait.
     progress: Is called with the number of images, as they are taken.
@@ -161,7 +160,7 @@ def in_batches(
 
   Args:
     images: From `decode`.
-    size: Of each batch.
+    size: Number of images in each batch.
     report: Is called with what is wrong with those that are left out.
   """
   import numpy as np
@@ -187,8 +186,8 @@ def _named(
   names: Sequence[str],
   classes: 'np.ndarray',
   probabilities: 'np.ndarray',
-) -> list[Answer]:
-  """Returns an image's answers.
+) -> list[Prediction]:
+  """Returns an image's predictions.
 
   Raises:
     UserError: They are no numbers.
@@ -200,11 +199,11 @@ def _named(
       f'the model has no answer for {path}: its output is not finite'
     )
   pairs = zip(classes.tolist(), probabilities.tolist(), strict=True)
-  return [Answer(names[number], number, p) for number, p in pairs]
+  return [Prediction(names[number], number, p) for number, p in pairs]
 
 
 def _progress(total: int) -> Any:
-  """Returns a bar on the terminal, unless the answers themselves go there."""
+  """Returns a bar on the terminal, unless the predictions go there."""
   import tqdm
 
   hidden = not sys.stderr.isatty() or sys.stdout.isatty()
@@ -213,14 +212,14 @@ def _progress(total: int) -> Any:
   )
 
 
-def _write_table(answers: Answers, width: int, _: Checkpoint) -> None:
-  for path, classes in answers:
+def _write_table(predictions: Predictions, width: int, _: Checkpoint) -> None:
+  for path, classes in predictions:
     for i, x in enumerate(classes):
       image = '' if i else path
       print(f'{image:{width}}  {x.probability:.4f}  {x.name}')
 
 
-def _write_json(answers: Answers, _: int, origin: Checkpoint) -> None:
+def _write_json(predictions: Predictions, _: int, origin: Checkpoint) -> None:
   _write_objects(
     (
       {
@@ -230,7 +229,7 @@ def _write_json(answers: Answers, _: int, origin: Checkpoint) -> None:
           for x in classes
         ],
       }
-      for path, classes in answers
+      for path, classes in predictions
     ),
     origin,
   )
@@ -248,38 +247,42 @@ def _write_objects(
   print('\n]' if separator == ',' else '[]')
 
 
-def _write_csv(answers: Answers, _: int, __: Checkpoint) -> None:
+def _write_csv(predictions: Predictions, _: int, __: Checkpoint) -> None:
   writer = csv.writer(sys.stdout, lineterminator='\n')
   writer.writerow(['image', 'rank', 'class', 'index', 'probability'])
-  for path, classes in answers:
+  for path, classes in predictions:
     for rank, x in enumerate(classes, 1):
       writer.writerow([path, rank, x.name, x.number, x.probability])
 
 
-def _write_number_table(answers: Answers, width: int, _: Checkpoint) -> None:
-  for path, numbers in answers:
+def _write_number_table(
+  predictions: Predictions, width: int, _: Checkpoint
+) -> None:
+  for path, numbers in predictions:
     for i, x in enumerate(numbers):
       print(f'{"" if i else path:{width}}  {x.probability:<12.6g}  {x.name}')
 
 
-def _write_number_json(answers: Answers, _: int, origin: Checkpoint) -> None:
+def _write_number_json(
+  predictions: Predictions, _: int, origin: Checkpoint
+) -> None:
   _write_objects(
     (
       {'image': path, 'numbers': {x.name: x.probability for x in numbers}}
-      for path, numbers in answers
+      for path, numbers in predictions
     ),
     origin,
   )
 
 
-def _write_number_csv(answers: Answers, _: int, __: Checkpoint) -> None:
+def _write_number_csv(predictions: Predictions, _: int, __: Checkpoint) -> None:
   writer = csv.writer(sys.stdout, lineterminator='\n')
   writer.writerow(['image', 'name', 'value'])
-  for path, numbers in answers:
+  for path, numbers in predictions:
     writer.writerows([path, x.name, x.probability] for x in numbers)
 
 
-_Writer = Callable[[Answers, int, Checkpoint], None]
+_Writer = Callable[[Predictions, int, Checkpoint], None]
 _WRITERS: dict[str, _Writer] = {
   'table': _write_table,
   'json': _write_json,

@@ -197,6 +197,22 @@ def test_the_time_stands_between_starts(tmp_path):
   assert [p.seconds for p in points] == [3, 7, 8, 11]
 
 
+def test_best_is_as_the_run_says(tmp_path):
+  """Or, in runs before it did, as the name of the metric ends."""
+  lines = [{'step': i, 'v/rank': 5.0 - i, 'v/of/a': i} for i in range(3)]
+  path = write(tmp_path / 'a', lines)
+  assert records.read(path).best('v/rank').step == 0
+  stored = json.loads((path / 'run.json').read_text())
+  stored['runs'][-1]['metrics'] = {'v/rank': 'min', 'v/of/': 'min'}
+  safe_io.write_json(path / 'run.json', stored)
+  record = records.read(path)
+  assert record.best('v/rank').step == 2 and record.best('v/of/a').step == 0
+  stored['runs'][-1]['metrics'] = ['v/rank']
+  safe_io.write_json(path / 'run.json', stored)
+  with pytest.raises(UserError, match='does not hold what a run writes'):
+    records.read(path)
+
+
 def test_best(tmp_path):
   lines = [{'step': i, 'v/loss': x} for i, x in enumerate((None, 2, 1, 1, 3))]
   record = records.read(write(tmp_path / 'a', lines))

@@ -1,5 +1,6 @@
 """Methods that are one file each: numbers, several classes, a mean teacher."""
 
+import csv
 import json
 import re
 import shutil
@@ -103,16 +104,27 @@ def test_one_result_however_it_is_computed(finished, tmp_path, how):
       assert found[name] == pytest.approx(value, rel=2e-3, abs=1e-4), name
 
 
-def test_evaluation_is_that_of_training(finished, capsys):
+def test_evaluation_is_that_of_training(finished, capsys, tmp_path):
   method, path = finished
   data = METHODS[method].get('data__name', 'digits')
   args = f'--from={path}', '--step=newest', f'--data={data}', '--format=json'
+  args += (f'--predictions={tmp_path}/rows.csv',)
   assert commands.run(evaluate, *args, '--split=train[80%:]') == 0
   found = json.loads(capsys.readouterr().out)
   trained = [line for line in tiny.metrics(path) if 'val/loss' in line][-1]
   name = METHODS[method]['checkpoint__best'].removeprefix('val/')
   assert found[name] == pytest.approx(trained[f'val/{name}'], abs=1e-5)
   assert found['examples'] == trained['val/examples']
+  with (tmp_path / 'rows.csv').open() as file:
+    rows = list(csv.DictReader(file))
+  assert len(rows) == 359
+  if method == 'regression':
+    names = vit_jax.load(path).preprocess.target.names
+    errors = [
+      float(x[f'{n}_predicted']) - float(x[n]) for x in rows for n in names
+    ]
+    wanted = pytest.approx(found['mean_absolute_error'], rel=1e-4)
+    assert np.abs(errors).mean() == wanted
 
 
 def test_loaded_and_looked_into(finished, capsys, tmp_path):

@@ -12,6 +12,7 @@ import pytest
 import tiny
 
 from vit_jax import config as config_lib
+from vit_jax.evaluation import accuracy
 from vit_jax.evaluation import metrics
 from vit_jax.objectives import losses
 from vit_jax.rerun import diagnose
@@ -173,7 +174,7 @@ def test_a_sigmoid_starts_at_its_bias():
 def test_the_evaluation_has_the_loss_of_the_objective():
   e = build(objective__loss='sigmoid', model__initializers='vit')
   batch = next(e.eval_batches('val'))
-  found, _ = e.program.eval_step(e.init().params, batch)
+  found, _ = e.program.eval_step(accuracy.measure)(e.init().params, batch)
   assert found.compute()['loss'] == pytest.approx(10 * np.log(2), rel=1e-5)
 
 
@@ -183,7 +184,7 @@ def test_smoothing_is_not_evaluated():
   results = []
   for e in (smooth, plain):
     batch = next(e.eval_batches('val'))
-    total, _ = e.program.eval_step(e.init().params, batch)
+    total, _ = e.program.eval_step(accuracy.measure)(e.init().params, batch)
     results.append(float(total.compute()['loss']))
   assert results[0] == results[1]
 

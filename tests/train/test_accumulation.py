@@ -1,4 +1,4 @@
-"""A batch is computed in as many parts as memory asks for."""
+"""A batch is computed in as many microbatches as memory asks for."""
 
 import json
 import resource
@@ -72,7 +72,7 @@ def test_too_little_memory_names_what_fits(tmp_path, give, capsys):
 
 
 def test_auto_takes_what_fits_and_keeps_it(tmp_path, give, caplog):
-  """Resumed with more memory, a run goes on with the same parts."""
+  """Resumed with more memory, a run goes on with as many microbatches."""
   caplog.set_level('INFO', logger='absl')
   give(needed() / 3)
   config = tiny.config(**LARGE, train__accumulation='auto')
@@ -81,7 +81,7 @@ def test_auto_takes_what_fits_and_keeps_it(tmp_path, give, caplog):
   parts = stored['train']['accumulation']
   assert 512 % parts == 0 and parts > 3
   assert f"config.train.accumulation='auto' is {parts}" in caplog.text
-  assert f'4 steps of 512 images in {parts} parts' in caplog.text
+  assert f'4 steps of 512 images in {parts} microbatches' in caplog.text
   cut = shutil.copytree(tmp_path / 'run', tmp_path / 'cut')
   (cut / 'DONE').unlink()
   shutil.rmtree(cut / 'checkpoints' / '4')
@@ -103,8 +103,8 @@ def test_auto_leaves_a_batch_whole_where_there_is_room(tmp_path, capsys):
   assert results.metrics['temporary_gib'] == needed() / 2**30
 
 
-def test_parts_respect_mesh_and_pairs(tmp_path, give):
-  """Four devices, and pairs that are mixed: at most 16 parts of 64 images."""
+def test_microbatches_respect_mesh_and_pairs(tmp_path, give):
+  """Four devices, and mixed pairs: at most 16 microbatches of 64 images."""
   config = tiny.config(
     **LARGE | {'train__batch_size': 64},
     train__accumulation='auto',
@@ -112,7 +112,7 @@ def test_parts_respect_mesh_and_pairs(tmp_path, give):
     augment__mixup=0.2,
   )
   give(4 * 60_000)  # of which the state takes 44,000
-  with pytest.raises(UserError, match=r'nor do smaller parts fit') as error:
+  with pytest.raises(UserError, match=r'nor do smaller ones fit') as error:
     loop.run(config, str(tmp_path / 'run'))
   assert 'in 16 microbatch(es)' in str(error.value)
   assert 'for each device' in str(error.value)

@@ -1,4 +1,4 @@
-"""Probes among the evaluations of a run."""
+"""Probes, and evaluators of one's own, among the evaluations of a run."""
 
 import json
 import os
@@ -15,11 +15,14 @@ import tiny
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import evaluate
+from vit_jax import evaluation
 from vit_jax.evaluation import embedded
-from vit_jax.evaluation import probes
+from vit_jax.parallel import watch as watch_lib
+from vit_jax.runs import records
 from vit_jax.train import evaluations as evaluations_lib
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
+from vit_jax.train import monitor
 
 UserError = config_lib.UserError
 
@@ -60,12 +63,12 @@ def finished(tmp_path_factory):
   workdir = tmp_path_factory.mktemp('runs') / 'run'
   passes = []
 
-  def each(self, batches, step, each=evaluations_lib._Evaluator._each):
-    passes.append(step)
-    each(self, batches, step)
+  def apply(self, *args, apply=evaluations_lib.TrainContext.apply):
+    passes.append(args)
+    return apply(self, *args)
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(evaluations_lib._Evaluator, '_each', each)
+    patch.setattr(evaluations_lib.TrainContext, 'apply', apply)
     assert loop.run(config(train__ema_decay=0.5), str(workdir)).status == 0
   # At each of steps 5, 10 and 12 the metrics, and both splits of the probes:
   # those of one step share what is embedded.
@@ -123,16 +126,11 @@ def test_one_result_however_it_is_computed(how):
   def embed(**overrides):
     one = {'near': EVALS['near']}
     e = experiment_lib.build(config(one, **overrides)).cached()
-    collect = evaluations_lib._Collect(
-      e.program.embed_step, e.init().eval_params
-    )
-    with e.probe_batches('near') as batches:
-      for batch in batches:
-        collect(batch, None)
-    parts = [
-      embedded.Embedded.of_batch(x['features'], x) for x in collect.results()
-    ]
-    return e, embedded.join(parts)
+    with monitor.Stop() as stop, watch_lib.Watch(0, None) as watch:
+      context = evaluations_lib.TrainContext(
+        e, e.init().eval_params, stop, watch
+      )
+      return e, context.embed(SPLITS['train_split'])
 
   e, found = embed(**how)
   _, expected = embed()
@@ -154,12 +152,12 @@ def test_a_resumed_run_ends_in_the_same_results(finished, tmp_path):
 def test_a_signal_in_the_midst_of_a_probe(finished, tmp_path, monkeypatch):
   """Saves at once; the evaluations of the step are made on resuming."""
 
-  def go_on(self, go_on=evaluations_lib._Evaluator._go_on):
+  def alive(self, alive=evaluations_lib.TrainContext.alive):
     monkeypatch.undo()
     os.kill(os.getpid(), signal.SIGTERM)
-    go_on(self)
+    alive(self)
 
-  monkeypatch.setattr(evaluations_lib._Evaluator, '_go_on', go_on)
+  monkeypatch.setattr(evaluations_lib.TrainContext, 'alive', alive)
   run = config(train__ema_decay=0.5)
   assert loop.run(run, str(tmp_path)).status == 128 + signal.SIGTERM
   assert list(results(tmp_path)) == []
@@ -210,8 +208,11 @@ def test_dry_run_opens_what_probes_learn_from(tmp_path, capsys, caplog):
     ({'kind': 'accuracy'}, "train_split is 'train.*kind is 'accuracy'"),
     ({'kind': 'knn', 'train_split': 'a['}, r"near\.train_split: 'a\[' is not"),
     ({'kind': 'knn', 'k': 0}, 'near.k is 0: it must be at least 1'),
-    ({'kind': 'linear', 'k': 3}, "near.k is 3, but .* only 'knn' has k"),
-    ({'kind': 'knn', 'shots': (3,)}, "shots is .* only 'few_shot' has shots"),
+    (
+      {'kind': 'linear', 'k': 3},
+      "near.k is 3, but .*'linear', which has no k:",
+    ),
+    ({'kind': 'knn', 'shots': (3,)}, "shots is .*'knn', which has no shots"),
     ({'kind': 'few_shot', 'shots': ()}, r'shots is \(\): write different'),
     ({'kind': 'few_shot', 'shots': (2, 2)}, r'shots is \(2, 2\): write'),
     ({'kind': 'few_shot', 'shots': (0,)}, r'shots is \(0,\): write'),
@@ -288,9 +289,10 @@ def test_a_folder_with_too_few_of_a_class_loses_nothing(tmp_path):
 def test_the_same_image_may_not_be_on_both_sides():
   """Their positions count where they count the same."""
   spec = config_lib.evaluation('val', kind='knn', train_split='train', k=1)
+  probe = evaluation.create('evals.near', spec)
   labels, index = np.zeros(4, np.int32), np.arange(4)
-  args = labels, index, labels, index + 3, ('a',)
-  probes.check_examples(spec, *args)
+  args = (labels, index), (labels, index + 3), ('a',)
+  probe.check_examples(*args)
   for split, train_split in (
     ('train[3:]', 'train[:4]'),
     ('val+train', 'val[:1]+train'),
@@ -298,7 +300,7 @@ def test_the_same_image_may_not_be_on_both_sides():
   ):
     spec.split, spec.train_split = split, train_split
     with pytest.raises(UserError, match=r'1 images of .* are in .* as well'):
-      probes.check_examples(spec, *args)
+      probe.check_examples(*args)
 
 
 @pytest.mark.parametrize(
@@ -340,12 +342,13 @@ def test_few_shots_are_of_all_classes_that_are_asked_for(train_part, message):
   spec = config_lib.evaluation(**SPLITS, kind='few_shot', shots=(1, 2))
   train_labels, labels = np.array(train_part), np.array([0, 1, 2])
   index = np.arange(len(train_labels))
-  args = spec, train_labels, index, labels, np.arange(3) + 90, tuple('abcd')
+  probe = evaluation.create('evals.few', spec)
+  args = (train_labels, index), (labels, np.arange(3) + 90), tuple('abcd')
   if message is None:
-    probes.check_examples(*args)
+    probe.check_examples(*args)
     return
   with pytest.raises(UserError, match=message):
-    probes.check_examples(*args)
+    probe.check_examples(*args)
 
 
 def test_what_is_not_finite_has_no_accuracy():
@@ -353,9 +356,9 @@ def test_what_is_not_finite_has_no_accuracy():
   labels, index = np.arange(40) % 2, np.arange(40)
   broken = embedded.Embedded(features, labels, index)
   for fields in EVALS.values():
-    spec = config_lib.evaluation(**SPLITS | fields)
-    found = probes.measure(spec, broken, broken)
-    assert set(found) == set(probes.metric_names(spec))
+    probe = evaluation.create('', config_lib.evaluation(**SPLITS | fields))
+    found = probe.of_embedded(broken, broken)
+    assert set(found) == set(probe.metrics)
     assert found.pop('examples') == 40
     assert np.isnan(list(found.values())).all()
 
@@ -371,9 +374,9 @@ def test_the_metrics_have_the_names_that_are_told():
     for _ in range(2)
   )
   for fields in EVALS.values():
-    spec = config_lib.evaluation(**SPLITS | fields)
-    found = probes.measure(spec, train_part, test_part)
-    assert set(found) == set(probes.metric_names(spec))
+    probe = evaluation.create('', config_lib.evaluation(**SPLITS | fields))
+    found = probe.of_embedded(train_part, test_part)
+    assert set(found) == set(probe.metrics)
 
 
 def test_a_probe_on_tfds_is_opened_by_its_key(tmp_path):
@@ -399,3 +402,53 @@ def test_a_probe_may_choose_the_best(tmp_path):
   assert loop.run(best, str(tmp_path)).status == 0
   found = {k: x['near/knn_accuracy'] for k, x in results(tmp_path).items()}
   assert os.listdir(tmp_path / 'best') == [str(max(found, key=found.get))]
+
+
+OWN = 'mean_rank:MeanRank'
+
+
+def own_config(**fields):
+  result = tiny.config(checkpoint__best='rank/mean_rank')
+  result.evals.rank = config_lib.evaluation(
+    **{'split': 'train[80%:]', 'every': '4 steps', 'kind': OWN, 'k': 8} | fields
+  )
+  return result
+
+
+def test_an_evaluator_of_ones_own(tmp_path, capsys):
+  """In training, where lower ranks are the best; and by the command."""
+  assert loop.run(own_config(), str(tmp_path)).status == 0
+  ranks = {
+    step: x['rank/mean_rank']
+    for step, x in results(tmp_path).items()
+    if 'rank/mean_rank' in x
+  }
+  assert list(ranks) == [4, 8, 12]
+  assert os.listdir(tmp_path / 'best') == [str(min(ranks, key=ranks.get))]
+  record = records.read(tmp_path)
+  assert record.directions['rank/mean_rank'] == 'min'
+  assert record.directions['val/accuracy'] == 'max'
+  assert record.best('rank/mean_rank').value == min(ranks.values())
+  args = f'--from={tmp_path}', '--step=newest', '--data=digits'
+  args += '--split=train[80%:]', f'--probe={OWN}', '--k=8', '--batch_size=50'
+  assert commands.run(evaluate, *args, '--format=json') == 0
+  found = json.loads(capsys.readouterr().out)
+  assert found['probe'] == OWN and found['examples'] == 359
+  assert found['mean_rank'] == pytest.approx(ranks[12], abs=1e-3)
+  assert commands.run(evaluate, *args) == 0
+  assert 'mean rank' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  ('fields', 'message'),
+  [
+    ({'kind': 'nowhere:Mine'}, "evals.rank.kind=.*no module 'nowhere'"),
+    ({'kind': 'tiny:config'}, "another class 'config'"),
+    ({'k': 1}, 'evals.rank.k is 1: all ranks would be 1'),
+    ({'shots': (3,)}, 'evals.rank.shots is .* which has no shots'),
+    ({'train_split': 'train[:9]'}, 'evals.rank.train_split .* no train_split'),
+  ],
+)
+def test_mistakes_with_an_evaluator_of_ones_own(fields, message):
+  with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
+    experiment_lib.check(own_config(**fields))

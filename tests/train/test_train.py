@@ -21,6 +21,7 @@ import tiny
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import models
+from vit_jax.evaluation import accuracy
 from vit_jax.models import stack
 from vit_jax.runs import reporting
 from vit_jax.runs import restoring
@@ -130,13 +131,14 @@ def test_evaluation_counts_each_example_once():
     data__split='train', evals__val__split='train', train__batch_size=128
   )
   params = e.init().params
-  parts = [e.program.eval_step(params, x)[0] for x in e.eval_batches('val')]
+  step = e.program.eval_step(accuracy.measure)
+  parts = [step(params, x)[0] for x in e.eval_batches('val')]
   found = dict(functools.reduce(lambda x, y: x.merge(y), parts).compute())
   confusion = np.asarray(found.pop('confusion'))
   found = {k: float(v) for k, v in found.items()}
   assert confusion.sum() == found['examples']  # padding does not count
   assert confusion.trace() / confusion.sum() == pytest.approx(found['accuracy'])
-  assert e.program.eval_step._cache_size() == 1  # compiled once
+  assert step._cache_size() == 1  # compiled once
   model = models.from_config(e.config.model, 10)
   source = e.eval_sources['val']
   logits = model.apply(

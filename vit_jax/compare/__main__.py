@@ -15,8 +15,8 @@ folders that are no runs are left out, with a warning.
 
 --group takes runs whose configs differ in the seed alone together: tables show
 the mean and half of its 95% interval (Student's), curves the mean and a band
-from the least to the largest value. Of a group with finished runs, only these
-count.
+from the least to the largest value. Where some runs of a group are finished,
+only these count.
 
 --format=json is one object: config and setting (of each key that differs, the
 values by the name of the run) and runs (of each its name, paths, states, count

@@ -16,6 +16,7 @@ from absl import logging
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
+from vit_jax.evaluation import intervals
 from vit_jax.runs import records
 
 if TYPE_CHECKING:
@@ -134,7 +135,7 @@ def differences(
   """Returns what differs between runs.
 
   Args:
-    columns: With at least one run each.
+    columns: Columns with at least one run each.
     values_of: Returns the values of a run by key.
 
   Returns:
@@ -213,8 +214,6 @@ def _mean(name: str, values: Sequence[float | None]) -> dict[str, float | None]:
   known = [x for x in values if x is not None]
   mean, half = (known[0], math.nan) if len(known) == 1 else (math.nan, math.nan)
   if len(known) > 1:
-    from vit_jax.evaluation import intervals  # SciPy takes its time
-
     mean, half = intervals.mean_interval(known)
   return {name: _number(mean), f'{name}_interval': _number(half)}
 
@@ -229,7 +228,7 @@ def lines(
   """Returns the label of the x axis, and the lines of each metric's panel.
 
   Args:
-    columns: Some with metrics.
+    columns: Columns, some of them with metrics.
     x: A value of --x.
   """
   ends = [run.last.seconds for c in columns for run in c.runs if run.last]

@@ -384,12 +384,12 @@ def evaluation(
   Args:
     split: The split to evaluate, as `data.split`; '' turns the evaluation off.
     every: Time between evaluations, as `train.duration`; '': at the end alone.
-    kind: 'accuracy' measures what the objective does. The others fit a
-      classifier on the features of `train_split`: 'knn' (nearest neighbours),
-      'few_shot' (least squares on a few images of each class) or 'linear'
-      (logistic regression).
-    train_split: The split of the classifier, disjoint from `split`; unused by
-      'accuracy'.
+    kind: 'accuracy' measures what the objective does. 'knn' (nearest
+      neighbours), 'few_shot' (least squares on a few images of each class) and
+      'linear' (logistic regression) fit a classifier on the features of
+      `train_split`. Or an evaluator of your own, 'my_module:MyEvaluator'.
+    train_split: The split of the classifier, disjoint from `split`; for the
+      kinds that learn.
     k: Number of neighbours that vote, for 'knn'.
     shots: Numbers of images of each class, for 'few_shot'.
   """

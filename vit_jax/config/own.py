@@ -1,7 +1,13 @@
-"""Classes of a user's own, named as 'my_module:MyClass' in a config."""
+"""Classes that a config names: a package's own, or the user's.
+
+A package has one file for each; a user's is named as 'my_module:MyClass'.
+Nothing has to be registered.
+"""
 
 import functools
 import importlib
+import inspect
+import pkgutil
 import re
 from typing import Any
 
@@ -15,6 +21,42 @@ _NAME = re.compile(r'[A-Za-z_][\w.]*:[A-Za-z_]\w*')
 def is_own(name: str) -> bool:
   """Whether a name is that of a class in a user's module."""
   return _NAME.fullmatch(name) is not None
+
+
+def find_class(name: str, key: str, kind: type, package: str) -> Any:
+  """Imports the class that a key of the config names.
+
+  Args:
+    name: A module of the package that defines such a class, or
+      'my_module:MyClass'.
+    key: The key that has the name, for errors.
+    kind: Base class of what is looked for.
+    package: Full name of the package.
+
+  Raises:
+    UserError: There is no such class, or its import fails.
+  """
+  if is_own(name):
+    return load_own(name, key, kind)
+  path = importlib.import_module(package).__path__
+  modules = [module.name for module in pkgutil.iter_modules(path)]
+  found = _class_in(f'{package}.{name}', kind) if name in modules else None
+  if found is None:
+    known = [x for x in modules if _class_in(f'{package}.{x}', kind)]
+    raise UserError(
+      f'config.{key} is {name!r}: choose one of {", ".join(known)}, or a class'
+      f" of your own, as 'my_module:My{kind.__name__}'"
+    )
+  return found
+
+
+def _class_in(module: str, kind: type) -> type | None:
+  """Returns the class of a kind that a module defines; None: it has none."""
+  for found in vars(importlib.import_module(module)).values():
+    is_kind = isinstance(found, type) and issubclass(found, kind)
+    if is_kind and found.__module__ == module and not inspect.isabstract(found):
+      return found
+  return None
 
 
 @functools.cache

@@ -1,1 +1,72 @@
-"""Metrics over a whole split."""
+"""How good a model is: evaluators by kind, their metrics and reports.
+
+Nothing here imports jax before it is called: commands that read intervals do
+without.
+"""
+
+from typing import Any
+from typing import TYPE_CHECKING
+
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax.config import UserError
+from vit_jax.data import splits
+
+if TYPE_CHECKING:
+  from vit_jax.evaluation.base import Evaluator
+
+
+def create(key: str, spec: ml_collections.ConfigDict) -> 'Evaluator':
+  """Returns the evaluator of an entry of `config.evals`.
+
+  Args:
+    key: Where the entry is, for errors: 'evals.val'.
+    spec: From `config.evaluation`; its kind is a file of this package, or
+      'my_module:MyEvaluator'.
+
+  Raises:
+    UserError: There is no such kind.
+  """
+  from vit_jax.evaluation.base import Evaluator
+
+  make: Any = config_lib.find_class(
+    spec.kind, f'{key}.kind', Evaluator, __name__
+  )
+  return make(spec)
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Checks the kinds of all evaluations in `config.evals`, and their keys.
+
+  Raises:
+    UserError: A value cannot work, or nothing would read it.
+  """
+  for name, spec in config.evals.items():
+    evaluator = create(f'evals.{name}', spec)
+    if spec.split:
+      _check_keys(f'config.evals.{name}', evaluator)
+
+
+def _check_keys(key: str, evaluator: 'Evaluator') -> None:
+  spec, default = evaluator.spec, config_lib.evaluation()
+  for name in ('train_split', 'k', 'shots'):
+    if name not in evaluator.keys and spec[name] != default[name]:
+      raise UserError(
+        f'{key}.{name} is {spec[name]!r}, but {key}.kind is {spec.kind!r},'
+        f' which has no {name}: leave it out'
+      )
+  if 'train_split' in evaluator.keys:
+    if not spec.train_split:
+      raise UserError(
+        f"{key}.train_split is '', but {key}.kind is {spec.kind!r}, which"
+        " learns from one: name it, as 'train[:80%]'"
+      )
+    try:
+      splits.parse(spec.train_split)
+    except UserError as e:
+      raise UserError(f'{key}.train_split: {e}') from None
+  try:
+    evaluator.check()
+  except UserError as e:
+    raise UserError(f'{key}.{e}') from None

@@ -8,8 +8,8 @@ def draw(labels: np.ndarray, counts: np.ndarray, seed: int) -> np.ndarray:
 
   Args:
     labels: int [N], each below K.
-    counts: int [K], how many of each class; of one that has fewer, all.
-    seed: Of the draw.
+    counts: int [K], how many of each class; all of a class that has fewer.
+    seed: Seed of the draw.
 
   Returns:
     Positions of the examples, grouped by class.

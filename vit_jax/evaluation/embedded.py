@@ -1,23 +1,14 @@
-"""Examples as a model embeds them: what its head reads."""
+"""Embeddings: what the head of a model reads, with labels and positions."""
 
-from collections.abc import Callable
-from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
-import contextlib
 import dataclasses
 from typing import Any
 from typing import Self
 
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
-
-from vit_jax import data
-from vit_jax import weights
-from vit_jax.data.device import views
-from vit_jax.evaluation import applied
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,22 +26,29 @@ class Embedded:
   index: np.ndarray
 
   def __len__(self) -> int:
-    return len(self.labels)
+    return len(self.index)
 
   @classmethod
-  def of_batch(
-    cls, features: np.ndarray, batch: Mapping[str, np.ndarray]
-  ) -> Self:
+  def of_batch(cls, found: Mapping[str, np.ndarray]) -> Self:
     """Returns the examples of a batch that are no padding.
 
     Args:
-      features: float32 [B, D].
-      batch: index, valid and, where there is one, label, as
-        `data.eval_batches` has them; without, each is -1.
+      found: From `embed`; without a label, each is -1.
     """
-    real = batch['valid']
-    label = batch.get('label', np.full(len(real), -1, np.int32))
-    return cls(features[real], label[real], batch['index'][real])
+    real = found['valid']
+    label = found.get('label', np.full(len(real), -1, np.int32))
+    return cls(found['embedding'][real], label[real], found['index'][real])
+
+
+def embed(
+  objective: Any, params: Any, batch: dict[str, jax.Array]
+) -> dict[str, jax.Array]:
+  """Returns `embedding`, float32 [B, D], and the batch without its images."""
+  model, params = objective.trunk(params)
+  headless = model.clone(num_classes=0)
+  found = headless.apply({'params': params}, batch['image'])
+  rest = {name: x for name, x in batch.items() if name != 'image'}
+  return rest | {'embedding': jnp.asarray(found, jnp.float32)}
 
 
 def join(parts: Sequence[Embedded]) -> Embedded:
@@ -60,69 +58,3 @@ def join(parts: Sequence[Embedded]) -> Embedded:
     labels=np.concatenate([part.labels for part in parts]),
     index=np.concatenate([part.index for part in parts]),
   )
-
-
-class Embedder:
-  """A loaded model without its head, on as many devices as divide the batch."""
-
-  def __init__(
-    self,
-    loaded: weights.Loaded,
-    config: ml_collections.ConfigDict,
-    image_shape: tuple[int, int] | None,
-  ):
-    """Prepares; compiles nothing yet.
-
-    Args:
-      loaded: The model.
-      config: Says how images are read and normalised, from
-        `loaded.preprocess`; `train.batch_size` at a time.
-      image_shape: (height, width) of images that are to be resized on the
-        device, None where they come in the model's size.
-    """
-    model = loaded.model.clone(num_classes=0)
-    prepare = views.eval_transform(config, image_shape)
-
-    def embed(params: Any, batch: Mapping[str, jax.Array]) -> jax.Array:
-      found = model.apply({'params': params}, prepare(batch['image']))
-      return jnp.asarray(found, jnp.float32)
-
-    self._config = config
-    self._applied = applied.Applied(
-      embed, loaded.params, config.train.batch_size
-    )
-
-  def embed(self, source: data.Source) -> Iterator[Embedded]:
-    """Yields the examples of a split in order, a batch at a time.
-
-    Args:
-      source: Its images are as the embedder was made for.
-
-    Raises:
-      UserError: An image cannot be read.
-    """
-    size = self._config.train.batch_size
-    with contextlib.closing(
-      data.eval_batches(source, self._config, batch_size=size)
-    ) as batches:
-      pairs = ((batch, {'image': batch['image']}) for batch in batches)
-      for batch, features in self._applied(pairs):
-        yield Embedded.of_batch(features, batch)
-
-  def embed_all(
-    self, source: data.Source, progress: Callable[[int], object]
-  ) -> Embedded:
-    """Returns all examples of a split.
-
-    Args:
-      source: As for `embed`.
-      progress: Is called with the number of examples that were embedded.
-
-    Raises:
-      UserError: An image cannot be read.
-    """
-    parts = []
-    for part in self.embed(source):
-      parts.append(part)
-      progress(len(part))
-    return join(parts)

@@ -9,18 +9,110 @@ In comments: N examples, D the size of an embedding, K classes.
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 from collections.abc import Sequence
+import math
+from typing import ClassVar
 from typing import NamedTuple
 
+import ml_collections
 import numpy as np
 
+from vit_jax.config import UserError
+from vit_jax.evaluation import base
 from vit_jax.evaluation import draws
+from vit_jax.evaluation import intervals
+from vit_jax.evaluation import probes
+from vit_jax.evaluation.embedded import Embedded
 
 SEEDS = (0, 1, 2, 3, 4)
 PENALTY = 2.0**10
 
 _LEAST_STD = 1e-5  # of a feature; some are constant over a few examples
 _ROWS = 4096  # that are predicted at a time
+
+
+class FewShot(probes.Probe):
+  """Mean accuracy over draws of a few images of each class.
+
+  For N shots: few_shot_N_accuracy, and few_shot_N_accuracy_margin, half of its
+  95% interval (Student's, over the draws).
+  """
+
+  keys: ClassVar[tuple[str, ...]] = ('train_split', 'shots')
+
+  def __init__(self, spec: ml_collections.ConfigDict):
+    super().__init__(spec)
+    names = [f'few_shot_{shots}_accuracy' for shots in spec.shots]
+    margins = {f'{name}_margin': 'min' for name in names}
+    self.metrics = {**dict.fromkeys([*names, 'examples'], 'max'), **margins}
+
+  def check(self) -> None:
+    """Checks the numbers of images."""
+    shots = self.spec.shots
+    good = shots and all(type(x) is int and x > 0 for x in shots)
+    if not good or len(set(shots)) < len(shots):
+      raise UserError(
+        f'shots is {tuple(shots)}: write different whole numbers of images of a'
+        ' class, as (1, 5, 10, 25)'
+      )
+
+  def check_count(self, images: int, classes: int = 0) -> None:
+    """Checks that there can be so many images of each class."""
+    most = max(self.spec.shots)
+    if images < most * classes:
+      raise base.EvaluationError(
+        f'{self.spec.train_split!r} has {images} images of {classes} classes,'
+        f' fewer than {most} of each: give a larger train_split, or smaller'
+        ' shots'
+      )
+
+  def check_examples(
+    self,
+    train: probes.Labelled,
+    test: probes.Labelled,
+    classes: tuple[str, ...],
+  ) -> None:
+    """Also checks that there are enough images of all classes that occur."""
+    super().check_examples(train, test, classes)
+    most = max(self.spec.shots)
+    counts, tested = (
+      np.bincount(labels, minlength=len(classes)) for labels, _ in (train, test)
+    )
+    few = np.flatnonzero((counts + tested > 0) & (counts < most))
+    if len(few):
+      label = int(few[0])
+      raise base.EvaluationError(
+        f'class {classes[label]!r} has {counts[label]} images in'
+        f' {self.spec.train_split!r}, but few_shot draws {most} of each: give a'
+        ' larger train_split, or smaller shots'
+      )
+
+  def measure(
+    self, train: Embedded, test: Embedded, between: Callable[[], object]
+  ) -> base.Scalars:
+    """Fits and measures one classifier for each number of shots and draw."""
+    found: base.Scalars = {}
+    for shots, values in accuracies(
+      *(train.features, train.labels, test.features, test.labels),
+      shots=self.spec.shots,
+      between=between,
+    ).items():
+      mean, margin = intervals.mean_interval(values)
+      name = f'few_shot_{shots}_accuracy'
+      found |= {name: mean, f'{name}_margin': margin}
+    return found
+
+  def intervals(
+    self, found: Mapping[str, float]
+  ) -> dict[str, tuple[float, float] | None]:
+    """Returns Student's intervals of the accuracies, over draws."""
+    result: dict[str, tuple[float, float] | None] = {}
+    for name, x in found.items():
+      if (margin := found.get(f'{name}_margin')) is not None:
+        bounds = max(x - margin, 0.0), min(x + margin, 1.0)
+        result[name] = bounds if math.isfinite(x) else None
+    return result
 
 
 class Linear(NamedTuple):
@@ -59,7 +151,7 @@ def fit(
     features: float [N, D].
     labels: int [N].
     num_classes: K.
-    penalty: As of `ridge`.
+    penalty: Strength of the L2 penalty, as in `ridge`.
   """
   x = features.astype(np.float64)
   mean, std = x.mean(axis=0), x.std(axis=0) + _LEAST_STD
@@ -114,7 +206,7 @@ def accuracies(
     test: float [M, D].
     test_labels: int [M].
     shots: Numbers of examples of each class.
-    seeds: Of the draws; more shots of a seed have the fewer among them.
+    seeds: Seeds of the draws; more shots of a seed have the fewer among them.
     between: Called between the parts of the work.
 
   Returns:

@@ -4,8 +4,6 @@ from collections.abc import Sequence
 import math
 import statistics
 
-from scipy import special
-
 _LEVEL = 0.95
 
 
@@ -22,6 +20,8 @@ def mean_interval(values: Sequence[float]) -> tuple[float, float]:
     The mean, and half the width: nan where there is a single value, which says
     nothing of the spread.
   """
+  from scipy import special  # it takes its time to import
+
   count = len(values)
   mean = statistics.fmean(values)
   if count == 1 or not math.isfinite(mean):

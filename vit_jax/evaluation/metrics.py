@@ -1,8 +1,12 @@
-"""Classification metrics that count each image exactly once."""
+"""Metrics that count each example exactly once, as collections of clu.
+
+Those of a batch are computed on the device, and merged on the host.
+"""
 
 from collections.abc import Mapping
-import functools
+import operator
 from typing import Any
+from typing import Self
 
 from clu import metrics
 import flax
@@ -15,108 +19,77 @@ from vit_jax.data import features as features_lib
 MOST_CONFUSED = 100  # classes whose confusion is counted; more cannot be read
 
 
+class _Sum(metrics.Metric):
+  """A metric whose fields are sums over examples."""
+
+  def merge(self, other: Self) -> Self:
+    return jax.tree.map(operator.add, self, other)
+
+
 @flax.struct.dataclass
-class Count(metrics.Metric):
-  """Number of images that were not padding."""
+class Count(_Sum):
+  """Number of examples that were not padding."""
 
   total: jax.Array
-
-  @classmethod
-  def empty(cls) -> 'Count':
-    """Returns a count of 0."""
-    return cls(total=jnp.array(0, jnp.int32))
 
   @classmethod
   def from_model_output(cls, mask: jax.Array, **_: jax.Array) -> 'Count':
     """Counts the True in mask [B]."""
     return cls(total=mask.sum(dtype=jnp.int32))
 
-  def merge(self, other: 'Count') -> 'Count':
-    """Adds two counts."""
-    return type(self)(total=self.total + other.total)
-
   def compute(self) -> jax.Array:
     """Returns the count, an int32 scalar."""
     return self.total
 
 
-@functools.cache
-def confusion(num_classes: int) -> type[metrics.Metric]:
-  """Returns a metric: counts of images by label and answer, int32 [K, K].
+@flax.struct.dataclass
+class Confusion(_Sum):
+  """Number of examples by label and predicted class, int32 [K, K]."""
 
-  Args:
-    num_classes: K.
-  """
+  counts: jax.Array
 
-  @flax.struct.dataclass
-  class Confusion(metrics.Metric):
-    counts: jax.Array
+  @classmethod
+  def from_model_output(
+    cls, logits: jax.Array, labels: jax.Array, mask: jax.Array, **_: jax.Array
+  ) -> 'Confusion':
+    """Counts the examples of a batch; padding counts 0."""
+    zeros = jnp.zeros((logits.shape[-1],) * 2, jnp.int32)
+    where = labels, logits.argmax(axis=-1)
+    return cls(counts=zeros.at[where].add(mask.astype(jnp.int32)))
 
-    @classmethod
-    def empty(cls) -> 'Confusion':
-      return cls(counts=jnp.zeros((num_classes, num_classes), jnp.int32))
-
-    @classmethod
-    def from_model_output(
-      cls,
-      answers: jax.Array,
-      labels: jax.Array,
-      mask: jax.Array,
-      **_: jax.Array,
-    ) -> 'Confusion':
-      # Of padding there are 0 more.
-      added = cls.empty().counts.at[labels, answers].add(mask.astype(jnp.int32))
-      return cls(counts=added)
-
-    def merge(self, other: 'Confusion') -> 'Confusion':
-      return type(self)(counts=self.counts + other.counts)
-
-    def compute(self) -> jax.Array:
-      return self.counts
-
-  return Confusion
+  def compute(self) -> jax.Array:
+    """Returns the counts."""
+    return self.counts
 
 
-@functools.cache
-def collection(num_classes: int) -> type[metrics.Collection]:
-  """Returns accuracy, mean loss and count; of few classes also confusion.
-
-  Args:
-    num_classes: Of the model.
-  """
-  more = {}
-  if num_classes <= MOST_CONFUSED:
-    more['confusion'] = confusion(num_classes)
-  return metrics.Collection.create(
-    accuracy=metrics.Average.from_output('correct'),
-    loss=metrics.Average.from_output('loss'),
-    examples=Count,
-    **more,
-  )
+Examples = metrics.Collection.create(examples=Count)
+_Many = metrics.Collection.create(
+  accuracy=metrics.Average.from_output('correct'),
+  loss=metrics.Average.from_output('loss'),
+  examples=Count,
+)
+_Few = metrics.Collection.create(**_Many.__annotations__, confusion=Confusion)
 
 
 def classification(
   logits: jax.Array, labels: jax.Array, losses: jax.Array, mask: jax.Array
 ) -> metrics.Collection:
-  """Returns the metrics of one batch; add batches up with `merge`.
+  """Returns accuracy, mean loss and count; of few classes also confusion.
 
   Args:
     logits: float32 [B, classes].
     labels: int32 [B].
-    losses: float32 [B], of each image.
+    losses: float32 [B], the loss of each image.
     mask: bool [B], False on padding.
   """
-  answers = logits.argmax(axis=-1)
-  return collection(logits.shape[-1]).single_from_model_output(
-    correct=(answers == labels).astype(jnp.float32),
+  found = _Few if logits.shape[-1] <= MOST_CONFUSED else _Many
+  return found.single_from_model_output(
+    correct=(logits.argmax(axis=-1) == labels).astype(jnp.float32),
     loss=losses,
-    answers=answers,
+    logits=logits,
     labels=labels,
     mask=mask,
   )
-
-
-Examples = metrics.Collection.create(examples=Count)
 
 
 def scalars(
@@ -128,7 +101,7 @@ def scalars(
 
   Args:
     found: From `clu.metrics.Collection.compute`.
-    features: What the examples have: the names.
+    features: Features of the examples, which have the names.
   """
   names = {len(x.names): x.names for x in features.values()}
   result: dict[str, float] = {}
@@ -142,77 +115,81 @@ def scalars(
   return result
 
 
-@functools.cache
-def regression(count: int) -> type[metrics.Collection]:
-  """Returns R2 and mean absolute error, of all and of each number, and loss.
+@flax.struct.dataclass
+class _Errors(_Sum):
+  """Sums over examples, [K]; of numbers near 0, so that none is lost."""
 
-  R2 is 1 - (sum of squared errors) / (sum of squared distances from the mean
-  of the truth), averaged over the numbers; those that never vary are left out.
+  examples: jax.Array
+  truth: jax.Array
+  squared_truth: jax.Array
+  squared_error: jax.Array
+  absolute_error: jax.Array
 
-  Args:
-    count: K, numbers of an example.
+  @classmethod
+  def from_model_output(
+    cls,
+    scaled: jax.Array,
+    truth: jax.Array,
+    error: jax.Array,
+    mask: jax.Array,
+    **_: jax.Array,
+  ) -> Self:
+    of_each = [truth, truth**2, (scaled - truth) ** 2, error]
+    sums = [jnp.where(mask[:, None], x, 0).sum(axis=0) for x in of_each]
+    return cls(mask.sum(dtype=jnp.float32), *sums)
+
+
+@flax.struct.dataclass
+class R2(_Errors):
+  """R2 of each number, [K]; nan where it never varies.
+
+  It is 1 - (sum of squared errors) / (sum of squared distances from the mean of
+  the truth).
   """
 
-  @flax.struct.dataclass
-  class Sums(metrics.Metric):
-    """Sums over examples, [K]; of numbers near 0, so that none is lost."""
+  def compute(self) -> jax.Array:
+    """Returns float32 [K]."""
+    spread = self.squared_truth - self.truth**2 / self.examples
+    return jnp.where(spread > 0, 1 - self.squared_error / spread, jnp.nan)
 
-    examples: jax.Array
-    truth: jax.Array
-    squared_truth: jax.Array
-    squared_error: jax.Array
-    absolute_error: jax.Array
 
-    @classmethod
-    def empty(cls) -> 'Sums':
-      zeros = jnp.zeros(count, jnp.float32)
-      return cls(jnp.zeros((), jnp.float32), zeros, zeros, zeros, zeros)
+@flax.struct.dataclass
+class MeanR2(R2):
+  """The mean of `R2` over the numbers that vary."""
 
-    @classmethod
-    def from_model_output(
-      cls,
-      scaled: jax.Array,
-      truth: jax.Array,
-      error: jax.Array,
-      mask: jax.Array,
-      **_: jax.Array,
-    ) -> 'Sums':
-      of_each = [truth, truth**2, (scaled - truth) ** 2, error]
-      sums = [jnp.where(mask[:, None], x, 0).sum(axis=0) for x in of_each]
-      return cls(mask.sum(dtype=jnp.float32), *sums)
+  def compute(self) -> jax.Array:
+    """Returns a scalar."""
+    return jnp.nanmean(super().compute())
 
-    def merge(self, other: 'Sums') -> 'Sums':
-      return jax.tree.map(lambda x, y: x + y, self, other)
 
-  class R2(Sums):
-    """Of each number, [K]; nan where it never varies."""
+@flax.struct.dataclass
+class AbsoluteError(_Errors):
+  """The mean absolute error of each number."""
 
-    def compute(self) -> jax.Array:
-      spread = self.squared_truth - self.truth**2 / self.examples
-      return jnp.where(spread > 0, 1 - self.squared_error / spread, jnp.nan)
+  def compute(self) -> jax.Array:
+    """Returns float32 [K]."""
+    return self.absolute_error / self.examples
 
-  class MeanR2(R2):
-    def compute(self) -> jax.Array:
-      return jnp.nanmean(super().compute())
 
-  class Error(Sums):
-    """The mean absolute error of each number, [K]."""
+@flax.struct.dataclass
+class MeanAbsoluteError(AbsoluteError):
+  """The mean of `AbsoluteError` over the numbers."""
 
-    def compute(self) -> jax.Array:
-      return self.absolute_error / self.examples
+  def compute(self) -> jax.Array:
+    """Returns a scalar."""
+    return super().compute().mean()
 
-  class MeanError(Error):
-    def compute(self) -> jax.Array:
-      return super().compute().mean()
 
-  return metrics.Collection.create(
-    r2=flax.struct.dataclass(MeanR2),
-    mean_absolute_error=flax.struct.dataclass(MeanError),
-    r2_of=flax.struct.dataclass(R2),
-    mean_absolute_error_of=flax.struct.dataclass(Error),
-    loss=metrics.Average.from_output('loss'),
-    examples=Count,
-  )
+# Takes scaled and truth [B, K] (in standard deviations), error
+# [B, K] (absolute, in the units of the data), loss [B] and mask [B].
+Regression = metrics.Collection.create(
+  r2=MeanR2,
+  mean_absolute_error=MeanAbsoluteError,
+  r2_of=R2,
+  mean_absolute_error_of=AbsoluteError,
+  loss=metrics.Average.from_output('loss'),
+  examples=Count,
+)
 
 
 @flax.struct.dataclass

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import math
 from typing import Any
 
-import ml_collections
 import numpy as np
 
 from vit_jax.config import tables
-from vit_jax.evaluation import answers as answers_lib
+from vit_jax.evaluation.base import Evaluator
+from vit_jax.evaluation.predictions import Predictions
 
 _Z = 1.959963984540054  # 95% of a normal distribution lie within +-z
 _BINS = 15  # of the confidence, as in arXiv:1706.04599
@@ -61,30 +61,32 @@ def confusion(
 
 
 def summarize(
-  answers: answers_lib.Answers, names: Sequence[str]
+  found: Mapping[str, float], predictions: Predictions, names: Sequence[str]
 ) -> dict[str, Any]:
   """Returns what `--format=json` prints.
 
   Args:
-    answers: At least one.
-    names: Of the model's classes.
+    found: accuracy and loss, as the objective measures them.
+    predictions: Predicted classes of at least one example.
+    names: Names of the model's classes.
   """
-  total, k = answers.top.shape
-  hits = answers.top == answers.label[:, None]
+  total, k = predictions.top.shape
+  hits = predictions.top == predictions.label[:, None]
   correct = hits[:, 0]
-  right = np.bincount(answers.label[correct], minlength=len(names)).tolist()
-  count = np.bincount(answers.label, minlength=len(names)).tolist()
+  right = np.bincount(predictions.label[correct], minlength=len(names)).tolist()
+  count = np.bincount(predictions.label, minlength=len(names)).tolist()
   matrix = None
   if len(names) <= _MOST_CONFUSED:
-    matrix = confusion(answers.label, answers.top[:, 0], len(names)).tolist()
+    best = predictions.top[:, 0]
+    matrix = confusion(predictions.label, best, len(names)).tolist()
   return {
     'examples': total,
-    **_rate('accuracy', int(correct.sum()), total),
+    **_rate('accuracy', round(found['accuracy'] * total), total),
     'k': k,
     **_rate('top_k_accuracy', int(hits.sum()), total),
-    'loss': _finite(answers.loss.mean(dtype=np.float64)),
+    'loss': _finite(found['loss']),
     'calibration_error': _finite(
-      calibration_error(answers.probability[:, 0], correct)
+      calibration_error(predictions.probability[:, 0], correct)
     ),
     'classes': [
       {'name': name, 'examples': n, **_rate('accuracy', hits, n)}
@@ -104,46 +106,31 @@ def _finite(x: float) -> float | None:
 
 
 def summarize_probe(
-  spec: ml_collections.ConfigDict,
-  train_examples: int,
-  found: Mapping[str, float],
+  evaluator: Evaluator, train_examples: int | None, found: Mapping[str, float]
 ) -> dict[str, Any]:
   """Returns what `--probe` with `--format=json` prints.
 
   Args:
-    spec: Of the probe, from `config.evaluation`.
-    train_examples: That it learned from.
-    found: From `probes.measure`.
+    evaluator: The evaluator that was run.
+    train_examples: Number of examples that it learned from, if any.
+    found: Its results, numbers alone.
   """
-  total = int(found['examples'])
-  summary: dict[str, Any] = {'probe': spec.kind}
-  if spec.kind == 'knn':
-    summary['k'] = spec.k
-  summary |= {'train_examples': train_examples, 'examples': total}
+  summary: dict[str, Any] = {'probe': evaluator.spec.kind}
+  if 'k' in evaluator.keys:
+    summary['k'] = evaluator.spec.k
+  if train_examples is not None:
+    summary['train_examples'] = train_examples
+  if 'examples' in found:
+    summary['examples'] = int(found['examples'])
+  bounds = evaluator.intervals(found)
+  hidden = {'examples', *(f'{name}_margin' for name in bounds)}
   for name, x in found.items():
-    if name == 'examples' or name.endswith('_margin'):
+    if name in hidden:
       continue
     summary[name] = _finite(x)
-    if name.endswith('_accuracy'):
-      summary[f'{name}_interval'] = _probe_interval(name, total, found)
+    if name in bounds:
+      summary[f'{name}_interval'] = bounds[name]
   return summary
-
-
-def _probe_interval(
-  name: str, total: int, found: Mapping[str, float]
-) -> tuple[float, float] | None:
-  """Returns an accuracy's interval: over draws, or else over examples."""
-  x, margin = found[name], found.get(f'{name}_margin')
-  if not math.isfinite(x):
-    return None
-  return (
-    wilson(round(x * total), total)
-    if margin is None
-    else (
-      max(x - margin, 0.0),
-      min(x + margin, 1.0),
-    )
-  )
 
 
 def probe_as_text(summary: Mapping[str, Any]) -> str:

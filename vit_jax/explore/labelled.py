@@ -14,7 +14,7 @@ import numpy as np
 from vit_jax import data
 from vit_jax import weights
 from vit_jax.data.device import views
-from vit_jax.evaluation import answers as answers_lib
+from vit_jax.evaluation import predictions
 from vit_jax.plots import tiles
 from vit_jax.weights import features as features_lib
 
@@ -67,7 +67,7 @@ class Labelled:
 
   def answers(
     self, vit: weights.Loaded, same_order: bool
-  ) -> tuple[answers_lib.Answers, tuple[str, ...]]:
+  ) -> tuple[predictions.Predictions, tuple[str, ...]]:
     """Asks a model about all examples.
 
     Args:
@@ -82,11 +82,9 @@ class Labelled:
       UserError: The model has no head, or other classes.
     """
     size = self.config.train.batch_size
-    classifier = answers_lib.Classifier(
-      vit, self.config, self.image_shape, size, _TOP
-    )
-    label_of = answers_lib.match_classes(
-      () if same_order else vit.classes, len(classifier.names), self.classes
+    head = predictions.Head.of(vit, _TOP)
+    label_of = predictions.match_classes(
+      () if same_order else vit.classes, len(head.names), self.classes
     )
     label = label_of[self.label]
 
@@ -99,11 +97,13 @@ class Labelled:
 
     parts = [
       {key: x[real] for key, x in result.items()}
-      for real, result in classifier.answer(batches())
+      for real, result in predictions.predict(
+        vit, head, self.config, self.image_shape, batches()
+      )
     ]
     found = {key: np.concatenate([x[key] for x in parts]) for key in parts[0]}
-    answers = answers_lib.Answers(index=self.index, label=label, **found)
-    return answers, classifier.names
+    answers = predictions.Predictions(index=self.index, label=label, **found)
+    return answers, head.names
 
   def thumbnails(self, preprocess: data.Preprocess) -> np.ndarray:
     """Returns small images, uint8 [N, h, w, 3]."""

@@ -12,7 +12,7 @@ import numpy as np
 
 from vit_jax import weights
 from vit_jax.config import UserError
-from vit_jax.evaluation import answers as answers_lib
+from vit_jax.evaluation import predictions
 from vit_jax.explore import answers as answer_numbers
 from vit_jax.explore import labelled as labelled_lib
 from vit_jax.explore import seen as seen_lib
@@ -181,7 +181,7 @@ class Subject:
     return answer_numbers.softmax(logits)
 
   @functools.cached_property
-  def answers(self) -> tuple[answers_lib.Answers, tuple[str, ...]]:
+  def answers(self) -> tuple[predictions.Predictions, tuple[str, ...]]:
     """The answers to the examples, and the names of the model's classes.
 
     Raises:

@@ -1,20 +1,19 @@
-"""What is learned: the object that `config.objective` stands for.
+"""Objectives: what is learned, as `config.objective` names it.
 
 Each method is a file here that defines a subclass of `Objective`, and
 `config.objective.name` is the name of the file; or it is a class of the user's,
 'my_module:MyObjective'. Nothing has to be registered.
 """
 
-import importlib
-import pkgutil
 from typing import Any
 
 import ml_collections
 
 from vit_jax import config as config_lib
+from vit_jax import evaluation
 from vit_jax import weights
 from vit_jax.data import features as features_lib
-from vit_jax.evaluation import probes
+from vit_jax.evaluation import accuracy
 from vit_jax.objectives.base import Batch
 from vit_jax.objectives.base import Extra
 from vit_jax.objectives.base import Objective
@@ -41,14 +40,6 @@ __all__ = [
   'trunk_path',
 ]
 
-_NO_METHODS = ('base', 'evaluated', 'losses')  # modules that methods share
-
-
-def names() -> tuple[str, ...]:
-  """Returns the names of the methods that come with vit_jax."""
-  found = [module.name for module in pkgutil.iter_modules(__path__)]
-  return tuple(name for name in found if name not in _NO_METHODS)
-
 
 def class_of(config: ml_collections.ConfigDict) -> type[Objective]:
   """Returns the class that `config.objective.name` names.
@@ -56,22 +47,9 @@ def class_of(config: ml_collections.ConfigDict) -> type[Objective]:
   Raises:
     UserError: There is no such objective.
   """
-  name = config.objective.name
-  if config_lib.is_own(name):
-    return config_lib.load_own(name, 'objective.name', Objective)
-  if name not in names():
-    raise config_lib.UserError(
-      f'config.objective.name is {name!r}: choose one of {", ".join(names())},'
-      " or a class of your own, as 'my_module:MyObjective'"
-    )
-  module = importlib.import_module(f'{__name__}.{name}')
-  (found,) = [
-    x
-    for x in vars(module).values()
-    if isinstance(x, type)
-    and issubclass(x, Objective)
-    and x.__module__ == module.__name__
-  ]
+  found: type[Objective] = config_lib.find_class(
+    config.objective.name, 'objective.name', Objective, __name__
+  )
   return found
 
 
@@ -120,6 +98,26 @@ def check(config: ml_collections.ConfigDict) -> None:
   cls = class_of(config)
   config = config.copy_and_resolve_references()
   fill_options(config)
+  _check_keys(config)
+  cls.check(config)
+  if cls.couples_examples and config_lib.num_microbatches(config) > 1:
+    raise config_lib.UserError(
+      f'config.train.accumulation is {config.train.accumulation}, but the loss'
+      f' of config.objective.name={config.objective.name} needs the whole batch'
+      ' at once: set it to 1'
+    )
+  best = config.checkpoint.best
+  metrics = [x for x in directions(config) if not x.endswith('/')]
+  if best and best not in metrics:
+    name = best.partition('/')[0]
+    known = [x for x in metrics if x.startswith(f'{name}/')]
+    raise config_lib.UserError(
+      f'config.checkpoint.best is {best!r}: choose one of {", ".join(known)}'
+    )
+
+
+def _check_keys(config: ml_collections.ConfigDict) -> None:
+  """Checks keys of `config.objective` that several objectives have."""
   objective = config.objective
   for key in ('label_smoothing', 'teacher_weight'):
     if not 0 <= objective[key] <= 1:
@@ -145,34 +143,28 @@ def check(config: ml_collections.ConfigDict) -> None:
       'config.model.distillation_token is True, but nobody teaches: set'
       " config.objective.name to 'distillation', and its teacher"
     )
-  cls.check(config)
-  if cls.couples_examples and config_lib.num_microbatches(config) > 1:
-    raise config_lib.UserError(
-      f'config.train.accumulation is {config.train.accumulation}, but the loss'
-      f' of config.objective.name={objective.name} needs the whole batch at'
-      ' once: set it to 1'
-    )
-  best = config.checkpoint.best
-  name, _, metric = best.partition('/')
-  metrics = directions(config, name) if best else {}
-  if best and metric not in metrics:
-    raise config_lib.UserError(
-      f'config.checkpoint.best is {best!r}: choose one of'
-      f' {", ".join(f"{name}/{metric}" for metric in metrics)}'
-    )
 
 
-def directions(config: ml_collections.ConfigDict, name: str) -> dict[str, str]:
-  """Returns what an evaluation measures, each with 'max' or 'min'.
+def directions(config: ml_collections.ConfigDict) -> dict[str, str]:
+  """Returns what the evaluations of a config measure, as 'val/accuracy'.
 
   Args:
     config: The full config.
-    name: Of the evaluation.
+
+  Returns:
+    'max' or 'min' by metric, which of its values is better; a name that ends
+    with '/' stands for several metrics.
   """
-  spec = config.evals[name]
-  if spec.kind == 'accuracy':
-    return dict(class_of(config).metrics)
-  return dict.fromkeys(probes.metric_names(spec), 'max')
+  found: dict[str, str] = {}
+  for name, spec in config.evals.items():
+    if not spec.split:
+      continue
+    evaluator = evaluation.create(f'evals.{name}', spec)
+    metrics = evaluator.metrics
+    if isinstance(evaluator, accuracy.Accuracy):
+      metrics = class_of(config).metrics
+    found |= {f'{name}/{metric}': x for metric, x in metrics.items()}
+  return found
 
 
 def of_loaded(
@@ -180,43 +172,58 @@ def of_loaded(
   config: ml_collections.ConfigDict,
   features: features_lib.Features,
 ) -> Objective:
-  """Returns the objective that a model of a work directory was trained with.
+  """Returns the objective whose outputs and metrics are those of a model.
+
+  A model that names classes is measured as a classifier, by the cross-entropy
+  of its softmax whatever it was trained with; another by the objective of its
+  run.
 
   Args:
     loaded: The model; its parameters are all of the objective's.
     config: How images are prepared for it.
-    features: What the examples have on which it is measured.
+    features: Features of the examples on which it is measured.
 
   Raises:
-    UserError: It is of no work directory, its objective has more parameters
-      than the model, or the examples are of another kind.
+    UserError: The objective is not known, it has more parameters than the
+      model, or the examples are of another kind.
   """
   stored, trained = loaded.trained_with, loaded.preprocess
-  if stored is None or trained.trunk:
+  config = config.copy_and_resolve_references()
+  if _is_classifier(loaded):
+    config.model.num_classes = loaded.model.num_classes
+  elif stored is None or trained.trunk:
     raise config_lib.UserError(
       f'{loaded.origin.path} does not say how it is measured: measure its'
       ' features, with --probe'
     )
-  config = config.copy_and_resolve_references()
-  config.objective = stored.objective.copy_and_resolve_references()
-  config.model = stored.model.copy_and_resolve_references()
-  names = trained.target.names
+  else:
+    config.objective = stored.objective.copy_and_resolve_references()
+    config.model = stored.model.copy_and_resolve_references()
   made = create(config, features)
-  assert made.target is not None
-  found = features[made.target[0]].names
+  made.model = loaded.model
+  if _is_classifier(loaded) or made.target is None:
+    return made
+  names, found = trained.target.names, features[made.target[0]].names
   if found != names:
     raise config_lib.UserError(
       f'the model predicts {config_lib.some(names)}, but {config.data.name} has'
       f' {config_lib.some(found)}'
     )
-  made.model = loaded.model
   return made
+
+
+def _is_classifier(loaded: weights.Loaded) -> bool:
+  """Whether a model's logits are those of classes that exclude each other."""
+  stored = loaded.trained_with
+  if 'logits' in loaded.preprocess.outputs or stored is None:
+    return loaded.preprocess.has_label
+  return class_of(stored).target is not None  # else it learns from images alone
 
 
 def lower_is_better(config: ml_collections.ConfigDict) -> bool:
   """Whether the metric of `config.checkpoint.best` is to fall."""
-  name, _, metric = config.checkpoint.best.partition('/')
-  return bool(name) and directions(config, name)[metric] == 'min'
+  best = config.checkpoint.best
+  return bool(best) and directions(config)[best] == 'min'
 
 
 def create(
@@ -226,10 +233,10 @@ def create(
 
   Args:
     config: The full config, with nothing open.
-    features: What the examples have, by name.
+    features: Features of the examples, by name.
 
   Raises:
-    UserError: The examples have not what the objective needs.
+    UserError: The examples lack what the objective needs.
   """
   make: Any = class_of(config)
   return make(config, features)

@@ -1,4 +1,4 @@
-"""What an objective is: what is learned, and how it is measured.
+"""The interface of objectives: what is learned, and how it is measured.
 
 A method is one file: a subclass of `Objective`, in this package or in a module
 of the user's, named as 'my_module:MyObjective'. The train loop, evaluation and
@@ -32,7 +32,7 @@ Outputs = dict[str, jax.Array]
 
 
 class Purpose(enum.IntEnum):
-  """What a step's random key is folded with: see `Rng.fold`.
+  """Numbers that a step's random key is folded with: see `Rng.fold`.
 
   An objective's own draws begin at OBJECTIVE.
   """
@@ -43,7 +43,7 @@ class Purpose(enum.IntEnum):
 
 
 class Objective(abc.ABC):
-  """What is learned.
+  """A method: what is learned.
 
   The pieces that most methods share are here: one model, made by
   `config.model`, whose outputs are `logits`; no state beside the parameters;
@@ -52,13 +52,14 @@ class Objective(abc.ABC):
 
   Attributes:
     target: Kind of feature that it learns, and its name; None: images alone.
-    metrics: What `measure` computes, each with which is better, 'max' or 'min':
-      what `config.checkpoint.best` may name.
+    metrics: Metrics of `measure`, each with which is better, 'max' or 'min':
+      what `config.checkpoint.best` may name. A name that ends with '/' stands
+      for one metric of each class or quantity.
     options: Keys of `config.objective.options` with their defaults.
     couples_examples: Whether its loss needs the whole batch at once: then
       gradient accumulation is refused.
     config: The full config.
-    features: What the examples have, by name.
+    features: Features of the examples, by name.
     views: Crops of the image that `loss` sees, by name.
     model: The Linen module: [B, H, W, C] -> logits [B, outputs].
     image_shape: (H, W, C) that the model sees.
@@ -76,10 +77,10 @@ class Objective(abc.ABC):
 
     Args:
       config: The full config, with nothing open.
-      features: What the examples have, by name.
+      features: Features of the examples, by name.
 
     Raises:
-      UserError: The examples have not what the objective needs.
+      UserError: The examples lack what the objective needs.
     """
     check_features(type(self), config, features)
     size = config_lib.pair(config.data.image_size, 'data.image_size')
@@ -111,7 +112,7 @@ class Objective(abc.ABC):
     """Returns features of examples where there are no data, as for a plan.
 
     Args:
-      config: With the number of classes.
+      config: The config, with the number of classes.
       size: (height, width) of all stored images; None: they differ.
     """
     found: dict[str, features_lib.Feature] = {'image': features_lib.Image(size)}
@@ -187,7 +188,7 @@ class Objective(abc.ABC):
       batch: Global arrays [B, ...]: the features of the source, augmented, with
         float32 images by the names of `views`; where images are mixed, targets
         are mixed, too (labels are shares of the classes then, [B, classes]).
-      rng: Of this step and these rows.
+      rng: Random key of this step, and these rows.
     """
 
   def after_update(
@@ -215,8 +216,8 @@ class Objective(abc.ABC):
   def measure(self, outputs: Outputs, batch: Batch) -> clu_metrics.Collection:
     """Returns the metrics of a batch over the examples that are `valid`.
 
-    Those of several batches are merged on the host. What is no scalar (as
-    `confusion`) is shown and not logged.
+    Those of several batches are merged on the host. A matrix, as `confusion`,
+    is shown and not logged.
 
     Args:
       outputs: From `outputs`.
@@ -226,10 +227,10 @@ class Objective(abc.ABC):
     return metrics.Examples.single_from_model_output(mask=batch['valid'])
 
   def trunk(self, params: Params) -> tuple[models.Model, Params]:
-    """Returns what is kept, loaded and looked into: a module, its parameters.
+    """Returns the model that is kept and looked into, and its parameters.
 
     Args:
-      params: Of the objective.
+      params: Parameters of the objective.
     """
     return self.model, params
 
@@ -247,9 +248,9 @@ class Objective(abc.ABC):
     """Applies the model for training, with dropout drawn from the step's key.
 
     Args:
-      params: Of the model.
+      params: Parameters of the model.
       images: float32 [B, H, W, C].
-      rng: Of this step and these rows.
+      rng: Random key of this step, and these rows.
       **kwargs: Passed on to the module.
     """
     key = rng.fold(Purpose.DROPOUT).key
@@ -302,18 +303,3 @@ def check_features(
       f' ({kind.__name__}), but the examples of {config.data.name} have {has}:'
       ' choose another objective, or data that have it'
     )
-
-
-def features(
-  model: models.Model, params: Params, images: jax.Array
-) -> jax.Array:
-  """Returns what a model's head reads, float32 [B, D].
-
-  Args:
-    model: Of `Objective.trunk`.
-    params: Its parameters.
-    images: float32 [B, H, W, C].
-  """
-  headless = model.clone(num_classes=0)
-  found = headless.apply({'params': params}, images)
-  return jnp.asarray(found, jnp.float32)

@@ -113,7 +113,7 @@ class Classification(base.Objective):
   ) -> clu_metrics.Collection:
     """Returns accuracy, loss and count over the images that are not padding.
 
-    Of few classes also `confusion`, which is no scalar.
+    With few classes also `confusion`, a matrix.
     """
     logits, labels = outputs['logits'], batch['label']
     loss = losses.cross_entropy(logits, labels, self._loss)

@@ -37,7 +37,7 @@ class Distillation(classification.Classification):
 
     Args:
       config: The full config, with the number of classes.
-      features: What the examples have, by name.
+      features: Features of the examples, by name.
 
     Raises:
       UserError: The teacher cannot be had, or has other classes or channels.
@@ -127,11 +127,11 @@ class Distillation(classification.Classification):
     heads = self._heads(params, batch, rng)
     labels = batch['label']
     loss = self.cross_entropy(heads[:, 0], labels).mean()
-    answers = self._teacher_model.apply(
+    teacher = self._teacher_model.apply(
       {'params': extra['teacher']}, self._as_teacher_sees(batch['image'])
     )
-    assert isinstance(answers, jax.Array)  # not a tuple: nothing is mutable
-    from_teacher = self._from_teacher(heads[:, 1], answers).mean()
+    assert isinstance(teacher, jax.Array)  # not a tuple: nothing is mutable
+    from_teacher = self._from_teacher(heads[:, 1], teacher).mean()
     w = self._config.teacher_weight
     accuracy = losses.accuracy(heads.mean(axis=1), labels)
     scalars = {'accuracy': accuracy, 'distillation_loss': from_teacher}
@@ -146,13 +146,13 @@ class Distillation(classification.Classification):
     logits = self.apply_train(params, batch['image'], rng)
     return jnp.stack([logits, logits], axis=1)
 
-  def _from_teacher(self, logits: jax.Array, answers: jax.Array) -> jax.Array:
+  def _from_teacher(self, logits: jax.Array, teacher: jax.Array) -> jax.Array:
     """Returns how far the student is from the teacher, float32 [B]."""
     if self._config.distillation == 'hard':
-      return losses.cross_entropy(logits, answers.argmax(axis=-1), self._loss)
+      return losses.cross_entropy(logits, teacher.argmax(axis=-1), self._loss)
     t = self._config.temperature
     divergence = optax.losses.kl_divergence_with_log_targets(
-      jax.nn.log_softmax(logits / t), jax.nn.log_softmax(answers / t)
+      jax.nn.log_softmax(logits / t), jax.nn.log_softmax(teacher / t)
     )
     return t**2 * divergence
 

@@ -87,8 +87,8 @@ def class_weights(
     choice: `config.objective.class_weights`.
     counts: Images of each class; None: not known, as without data; then the
       weights are 1.
-    num_classes: Of the model, which may know more classes than the data: those
-      weigh 1, as do classes without images.
+    num_classes: Number of the model's classes; those that the data lack weigh
+      1, as do classes without images.
   """
   if not choice:
     return None

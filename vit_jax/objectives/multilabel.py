@@ -25,6 +25,7 @@ class Multilabel(base.Objective):
   target: ClassVar = ('labels', features_lib.MultiLabel)
   metrics: ClassVar[Mapping[str, str]] = {
     'map': 'max',
+    'average_precision/': 'max',
     'loss': 'min',
     'examples': 'max',
   }

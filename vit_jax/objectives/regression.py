@@ -32,6 +32,8 @@ class Regression(base.Objective):
   metrics: ClassVar[Mapping[str, str]] = {
     'r2': 'max',
     'mean_absolute_error': 'min',
+    'r2_of/': 'max',
+    'mean_absolute_error_of/': 'min',
     'loss': 'min',
     'examples': 'max',
   }
@@ -119,7 +121,7 @@ class Regression(base.Objective):
     self, outputs: base.Outputs, batch: base.Batch
   ) -> clu_metrics.Collection:
     """Returns R2 and the mean absolute error, also of each quantity."""
-    return metrics_lib.regression(self._mean.size).single_from_model_output(
+    return metrics_lib.Regression.single_from_model_output(
       scaled=outputs['logits'],
       truth=(batch['numbers'] - self._mean) / self._std,
       error=jnp.abs(outputs['numbers'] - batch['numbers']),

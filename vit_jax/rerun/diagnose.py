@@ -114,11 +114,11 @@ def examine(
   batch: objectives.Batch,
   step: int,
 ) -> Findings:
-  """Looks at all that one step computes, without making it.
+  """Examines all that one step computes, without changing the state.
 
   Args:
     e: The experiment.
-    state: Before the step.
+    state: State before the step.
     batch: The batch of the step.
     step: Number of completed updates.
   """
@@ -152,7 +152,7 @@ def examine(
 def _forward(
   e: experiment_lib.Experiment,
 ) -> Callable[..., tuple[_Trace, jax.Array, Any]]:
-  """Returns what computes the loss of a step, and looks at each module.
+  """Returns a function that computes a step's loss and examines each module.
 
   Returns:
     A function of (parameters, extra, batch, step) to a trace, and to the
@@ -199,7 +199,7 @@ def _forward(
 
 
 class _Recorder:
-  """Looks at what goes into each Linen module, and at what comes out of it.
+  """Examines the input and the output of each Linen module.
 
   Only the first model that is applied is examined, not a teacher.
 
@@ -265,7 +265,7 @@ class _Recorder:
 def _backward(
   e: experiment_lib.Experiment,
 ) -> Callable[..., dict[str, _Arrays]]:
-  """Returns what looks at a step's gradients and at what they would change.
+  """Returns a function that examines a step's gradients and their effects.
 
   Returns:
     A function of (state, batch, step) to what becomes

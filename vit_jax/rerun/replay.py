@@ -52,7 +52,7 @@ def run(config: ml_collections.ConfigDict, workdir: str, step: int) -> int:
   """Repeats a step; prints what was found, as JSON, and tells it to people.
 
   Args:
-    config: That of the run.
+    config: Config of the run.
     workdir: Work directory of a run that is finished, stopped or going on.
     step: Number of the update, from 1.
 

@@ -50,6 +50,8 @@ class Record:
     starts: The entries of run.json, the newest last.
     curves: The points of each metric by name, in order of the steps.
     state: 'finished', 'running' or 'stopped'.
+    directions: 'max' or 'min' by metric, as run.json says which of its values
+      is better; a name that ends with '/' stands for several metrics.
   """
 
   path: pathlib.Path
@@ -57,6 +59,7 @@ class Record:
   starts: Sequence[Mapping[str, Any]]
   curves: Mapping[str, Sequence[Point]]
   state: str
+  directions: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property
   def last(self) -> Point | None:
@@ -71,8 +74,19 @@ class Record:
   def best(self, name: str) -> Point | None:
     """Returns a metric's best point; None if no value is finite."""
     points = [p for p in self.curves.get(name, ()) if math.isfinite(p.value)]
-    sign = -1 if is_better_low(name) else 1
+    sign = -1 if self.is_better_low(name) else 1
     return max(points, key=lambda p: sign * p.value, default=None)
+
+  def is_better_low(self, name: str) -> bool:
+    """Whether lower values of a metric are better.
+
+    As run.json says. Where it does not, as for runs before it did: losses and
+    errors, by the end of their names.
+    """
+    for known, direction in self.directions.items():
+      if name == known or (known.endswith('/') and name.startswith(known)):
+        return direction == 'min'
+    return name.endswith(('loss', 'error'))
 
 
 def is_evaluation(name: str) -> bool:
@@ -83,11 +97,6 @@ def is_evaluation(name: str) -> bool:
 def is_timed(name: str) -> bool:
   """Whether a metric measures the machine, not the model."""
   return bool(_TIMED.fullmatch(name))
-
-
-def is_better_low(name: str) -> bool:
-  """Whether a lower value is better, as for `config.checkpoint.best`."""
-  return name.endswith(('loss', 'error'))
 
 
 def is_run(path: pathlib.Path) -> bool:
@@ -120,6 +129,11 @@ def read(path: pathlib.Path) -> Record:
     starts=starts,
     curves=_read_curves(path / 'metrics.jsonl', _times(starts)),
     state=_state(path),
+    directions={
+      name: direction
+      for start in starts
+      for name, direction in (start.get('metrics') or {}).items()
+    },
   )
 
 
@@ -145,7 +159,9 @@ def _is_start(start: Any) -> bool:
   """Whether an entry of run.json has the types that `run_info` gives it."""
   if not isinstance(start, dict):
     return False
-  kinds = {'started': str, 'packages': dict, 'devices': dict, 'git': dict}
+  kinds = {'started': str} | dict.fromkeys(
+    ('packages', 'devices', 'git', 'metrics'), dict
+  )
   given = {key: start[key] for key in kinds if start.get(key) is not None}
   if not all(isinstance(x, kinds[key]) for key, x in given.items()):
     return False

@@ -134,6 +134,7 @@ def prepare(
   config: ml_collections.ConfigDict,
   preprocess: Mapping[str, Any],
   data_fingerprint: str,
+  metrics: Mapping[str, str] | None = None,
 ) -> None:
   """Writes config.json, preprocess.json and run.json, or compares with them.
 
@@ -143,6 +144,7 @@ def prepare(
     config: The whole config.
     preprocess: The content of preprocess.json, with `classes`.
     data_fingerprint: Fingerprint of the training data.
+    metrics: 'max' or 'min' by metric, which of its values is better.
 
   Raises:
     UserError: The run in the work directory had another config or other
@@ -157,6 +159,8 @@ def prepare(
       ' back, or give another --workdir'
     )
   run = {**run_info(sys.orig_argv), 'data_fingerprint': data_fingerprint}
+  if metrics:
+    run['metrics'] = dict(metrics)
   _append_run(workdir, run)
   safe_io.write_json(workdir / 'preprocess.json', preprocess)
   safe_io.write_json(workdir / 'config.json', config_lib.to_dict(config))

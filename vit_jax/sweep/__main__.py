@@ -22,6 +22,7 @@ With --slurm each run is a job of its own (--local: without SLURM, to try that
 out); --jobs is then the number of jobs that are queued or run at once.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
 import importlib.util
@@ -30,6 +31,7 @@ import math
 import os
 import pathlib
 import time
+from typing import TYPE_CHECKING
 
 from absl import flags
 from absl import logging
@@ -39,6 +41,9 @@ from vit_jax import cli
 from vit_jax.config import UserError
 from vit_jax.parallel import slurm
 from vit_jax.sweep import space as space_lib
+
+if TYPE_CHECKING:
+  from vit_jax.sweep import study as study_lib
 
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 cli.define_config(FLAGS)
@@ -105,7 +110,6 @@ def main(
   from vit_jax.sweep import board  # after the flags, since they import Optuna
   from vit_jax.sweep import jobs
   from vit_jax.sweep import loop
-  from vit_jax.sweep import picture
   from vit_jax.sweep import runs
   from vit_jax.sweep import study as study_lib
 
@@ -116,20 +120,11 @@ def main(
     launcher = runs.Here(program, _shares(_GPUS.value, _JOBS.value))
   study = study_lib.Study(_workdir(), sweep, config)
   logging.info('sweep of %d trials in %s', study.total, study.workdir)
-
-  last_drawn = -math.inf
-
-  def publish(rows: Sequence[study_lib.Row], draw: bool = False) -> None:
-    nonlocal last_drawn
-    board.write_csv(rows, sweep, study.workdir)
-    if draw or time.monotonic() - last_drawn > _DRAW_S:
-      picture.draw(rows, sweep, study.workdir / 'sweep.png')
-      last_drawn = time.monotonic()
-
+  publish = _publisher(study)
   status = loop.run(study, launcher, all_runs, _JOBS.value, poll_s, publish)
   with study.lock:
     rows = board.ranked(study.rows(), sweep)
-    publish(rows, draw=True)
+    publish(rows, True)
   if _FORMAT.value == 'json':
     entries = [board.entry(row, sweep, study.workdir) for row in rows]
     print(json.dumps(entries))
@@ -140,6 +135,26 @@ def main(
     errors = [row.error for row in rows if row.error] or ['all were pruned']
     raise UserError(f'no trial was completed; of the last: {errors[-1]}')
   return status
+
+
+def _publisher(study: 'study_lib.Study') -> Callable[..., None]:
+  """Returns what writes trials as a table, and draws them at times.
+
+  Its second argument says whether to draw them in any case.
+  """
+  from vit_jax.sweep import board
+  from vit_jax.sweep import picture
+
+  last_drawn = -math.inf
+
+  def publish(rows: 'Sequence[study_lib.Row]', draw: bool = False) -> None:
+    nonlocal last_drawn
+    board.write_csv(rows, study.sweep, study.workdir)
+    if draw or time.monotonic() - last_drawn > _DRAW_S:
+      picture.draw(rows, study.sweep, study.workdir / 'sweep.png')
+      last_drawn = time.monotonic()
+
+  return publish
 
 
 def _check_flags(argv: list[str]) -> tuple[space_lib.Sweep, list[str]]:

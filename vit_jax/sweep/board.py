@@ -52,7 +52,7 @@ def entry(
 
   Args:
     row: The row of the trial.
-    sweep: Whose it is.
+    sweep: Sweep of the trial.
     workdir: The work directory of the sweep.
 
   Returns:
@@ -148,7 +148,7 @@ class Board:
     """Begins with nothing shown.
 
     Args:
-      sweep: Whose trials these are.
+      sweep: Sweep of the trials.
       stream: The table is shown here if it is a terminal; None: stderr.
     """
     self._sweep = sweep

@@ -33,7 +33,7 @@ class Jobs:
     """Begins without jobs.
 
     Args:
-      flag_values: With those of `slurm.define_flags`, parsed.
+      flag_values: Parsed flags, with those of `slurm.define_flags`.
       program: As for `runs.Here`.
 
     Raises:

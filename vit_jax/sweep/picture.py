@@ -67,7 +67,7 @@ def draw(
 
   Args:
     rows: All trials.
-    sweep: Whose they are.
+    sweep: Sweep of the trials.
     path: Path of the PNG, which is at any moment the whole old or new one.
 
   Raises:
@@ -303,16 +303,9 @@ def _draw_map(
     if not row.point.keys() >= sweep.space.keys():
       continue
     at = ys.index(row.point[y_key]), xs.index(row.point[x_key])
-    value = _value(row)
-    if row.state == 'complete' and value is not None:
+    if row.state == 'complete' and (value := _value(row)) is not None:
       means[at] = value
-      half = board_lib.spread(row)
-      interval = f'\n± {half:.2g}' if math.isfinite(half) else ''
-      notes[at] = f'{value:.4g}{interval}', row
-    elif row.state == 'pruned' and value is not None:
-      notes[at] = f'{value:.4g}\npruned', row
-    else:
-      notes[at] = row.state, row
+    notes[at] = _note(row), row
   image = cell.imshow(means, cmap='viridis', origin='lower', aspect='auto')
   cell.set_facecolor('#EEEEEE')
   best = _best(rows, sweep)
@@ -332,6 +325,18 @@ def _draw_map(
     cell.spines[side].set_visible(False)
   if np.isfinite(means).any():
     figure.colorbar(image, ax=cell, label=sweep.metric)
+
+
+def _note(row: study_lib.Row) -> str:
+  """Returns the text of a trial's cell: its value, or its state."""
+  value = _value(row)
+  if value is None:
+    return row.state
+  if row.state == 'pruned':
+    return f'{value:.4g}\npruned'
+  half = board_lib.spread(row)
+  interval = f'\n± {half:.2g}' if math.isfinite(half) else ''
+  return f'{value:.4g}{interval}'
 
 
 def _frame(cell: 'axes.Axes', x: float, y: float) -> None:

@@ -1,8 +1,8 @@
-"""In how many parts a batch is computed, so that a step fits in memory.
+"""Chooses the number of microbatches, so that a step fits in memory.
 
-The compiler says what temporary memory a step takes. It grows with the images
-in a part, nearly linearly, so that few compilations find the number of parts
-(`train.accumulation`) that fits.
+The compiler says how much temporary memory a step takes. It grows nearly
+linearly with the images of a microbatch, so that few compilations find the
+`train.accumulation` that fits.
 """
 
 import collections
@@ -24,19 +24,19 @@ from vit_jax.train import program as program_lib
 
 _MOST_COMPILATIONS = 5
 _BATCHES = 3  # on a device: one in use, two on their way
-_SHARE = 0.9  # of the free memory, that 'auto' takes at most
+_SHARE = 0.9  # most of the free memory that 'auto' takes
 
 
 def choose(experiment: experiment_lib.Experiment) -> experiment_lib.Experiment:
-  """Returns the experiment with the fewest parts that fit in memory.
+  """Returns the experiment with the fewest microbatches that fit.
 
   Its step is compiled then.
 
   Args:
-    experiment: With `train.accumulation` 'auto'; holds nothing on the devices.
+    experiment: One with `train.accumulation='auto'`; nothing is on the devices.
 
   Raises:
-    UserError: No number of parts fits.
+    UserError: No number of microbatches fits.
   """
   room = _room(experiment)
   found, tried = _search(experiment, {}, room)
@@ -47,7 +47,7 @@ def choose(experiment: experiment_lib.Experiment) -> experiment_lib.Experiment:
   if parts > 1:
     logging.info(
       "config.train.accumulation='auto' is %d: a step of all %d images takes"
-      ' %s, in %d parts %s, and %s is free',
+      ' %s, in %d microbatches %s, and %s is free',
       *(parts, found.config.train.batch_size, _gib(max(tried.values()))),
       *(parts, _gib(min(tried.values())), _gib(room)),
     )
@@ -62,7 +62,7 @@ def check(
   """Checks that there is room for a step.
 
   Args:
-    experiment: What runs.
+    experiment: The experiment that runs.
     compiled: Its first call.
     has_state: Whether the train state is on the devices already.
 
@@ -146,16 +146,17 @@ def _beside(experiment: experiment_lib.Experiment) -> int:
 def _search(
   experiment: experiment_lib.Experiment, measured: Mapping[int, int], room: int
 ) -> tuple[experiment_lib.Experiment | None, dict[int, int]]:
-  """Finds the fewest parts with which a step fits.
+  """Finds the fewest microbatches with which a step fits.
 
   Args:
-    experiment: Whatever its accumulation is.
-    measured: Temporary bytes by number of parts, with which it does not fit.
+    experiment: The experiment, with any accumulation.
+    measured: Temporary bytes by number of microbatches that does not fit.
     room: Bytes a device.
 
   Returns:
-    The experiment with those parts, its step compiled; None: nothing that was
-    tried fits. And what was tried: bytes needed, by number of parts.
+    The experiment with those microbatches, its step compiled; None: nothing
+    that was tried fits. And what was tried: bytes needed, by number of
+    microbatches.
   """
   config, known, tried = experiment.config, dict(measured), dict[int, int]()
   limit = room * _SHARE - _beside(experiment) - _needed(experiment, 0, False)
@@ -177,10 +178,10 @@ def _search(
 
 
 def _choices(config: ml_collections.ConfigDict) -> dict[int, int]:
-  """Returns the accumulations that a config permits, by number of parts.
+  """Returns the accumulations that a config permits, by number of microbatches.
 
-  They divide the batch, the devices have equal shares of each part, and what
-  belongs together stays in one: mixed pairs, and SAM's groups.
+  They divide the batch, the devices have equal shares of each microbatch, and
+  what belongs together stays in one: mixed pairs, and SAM's groups.
   """
   choices: dict[int, int] = {}
   size = config.train.batch_size
@@ -204,16 +205,16 @@ def _guess(
   known: Mapping[int, int],
   limit: float,
 ) -> int | None:
-  """Returns the number of parts to try next; None: there is none.
+  """Returns the number of microbatches to try next; None: there is none.
 
-  Temporary memory is taken to be a + b * images in a part: through the last
-  two points, or, of one, with a the size of the gradients.
+  Temporary memory is taken to be a + b * images of a microbatch: through the
+  last two points or, where there is one, with a the size of the gradients.
 
   Args:
-    experiment: What runs.
+    experiment: The experiment that runs.
     choices: As `_choices` returns them.
-    known: Temporary bytes by number of parts; none of them fits.
-    limit: Of the temporary bytes.
+    known: Temporary bytes by number of microbatches; none of them fits.
+    limit: Most temporary bytes.
   """
   left = [parts for parts in choices if parts > max(known, default=0)]
   if not known or not left:
@@ -247,7 +248,7 @@ def _too_small(
   )
   if found is None:
     return config_lib.UserError(
-      f'{problem}; nor do smaller parts fit: set config.model.remat=full, split'
+      f'{problem}; nor do smaller ones fit: set config.model.remat=full, split'
       ' the state with config.mesh.fsdp, or take a smaller model or image'
     )
   size = train.batch_size // config_lib.num_microbatches(found.config) * parts

@@ -2,8 +2,8 @@
 
 A step takes from the end of the one before to its own end, without pauses
 (evaluations, checkpoints) and without the time in which JAX traces and
-compiles, or reads its compile cache. What is left without the wait for the
-batch is useful. Goodput is the useful time of all steps up to now over the time
+compiles, or reads its compile cache. The rest, less the wait for the batch, is
+useful. Goodput is the useful time of all steps up to now over the time
 since the run was first started, all that lies between its starts included; of a
 step that was lost to a kill, only what it took the last time is useful.
 """
@@ -28,7 +28,8 @@ Clock = Callable[[], float]
 class Timekeeper:
   """Measures how the time of a run is spent.
 
-  What is not training (evaluations, checkpoints) happens inside `paused()`.
+  Evaluations, checkpoints and all else that is not training happen inside
+  `paused()`.
   """
 
   def __init__(
@@ -58,7 +59,7 @@ class Timekeeper:
     """Begins the first step of this start.
 
     Args:
-      useful_seconds: Of the steps before, as `saved` returned it.
+      useful_seconds: Useful time of the steps before, as `saved` returned it.
     """
     self._useful = useful_seconds
     self._stalled = 0.0  # since the last checkpoint
@@ -96,7 +97,7 @@ class Timekeeper:
 
   @contextlib.contextmanager
   def waiting(self) -> Iterator[None]:
-    """Around the wait for the next batch."""
+    """Encloses the wait for the next batch."""
     start = self._now()
     try:
       yield
@@ -105,7 +106,7 @@ class Timekeeper:
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
-    """Around what is not training; pauses may be nested."""
+    """Encloses all that is not training; pauses may be nested."""
     start = self._now() - self._step_paused
     try:
       yield
@@ -114,7 +115,7 @@ class Timekeeper:
 
   @contextlib.contextmanager
   def saving(self) -> Iterator[None]:
-    """Around what blocks when a checkpoint is saved: a pause as well."""
+    """Encloses what blocks when a checkpoint is saved: a pause as well."""
     start = self._now()
     with self.paused():
       yield
@@ -147,7 +148,7 @@ class Timekeeper:
     return measures | {'goodput': self._goodput()}
 
   def saved(self) -> dict[str, float]:
-    """Returns what is to be reported at the step of each checkpoint.
+    """Returns the measures to report at the step of each checkpoint.
 
     Returns:
       checkpoint_stall: seconds that training stood still for saving, since the
@@ -172,7 +173,7 @@ def age(workdir: pathlib.Path) -> float:
   """Returns the seconds since a run was first started, as run.json has it.
 
   Args:
-    workdir: Of the run; the age is 0 where it has no run.json.
+    workdir: Work directory of the run; without a run.json the age is 0.
   """
   record = safe_io.read_json(workdir / 'run.json')
   if record is None:

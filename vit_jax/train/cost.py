@@ -1,4 +1,4 @@
-"""What a training step takes, in floating-point operations."""
+"""The floating-point operations of a training step."""
 
 import dataclasses
 from typing import Any
@@ -23,9 +23,9 @@ class StepFlops:
   Without augmentation, and without what is computed again to save memory.
 
   Attributes:
-    forward: Of the forward pass alone.
-    step: Of the whole step.
-    everything: Of the whole step if all parameters were trained.
+    forward: Those of the forward pass alone.
+    step: Those of the whole step.
+    everything: Those of the whole step if all parameters were trained.
   """
 
   forward: int
@@ -41,8 +41,8 @@ def step_flops(
   """Counts the operations of the step of a config; computes shapes alone.
 
   Args:
-    config: With what the data decide filled in.
-    features: What the examples have, by name.
+    config: The config, with what the data decide filled in.
+    features: Features of the examples, by name.
     params: Shapes of the parameters in the train state.
   """
   config = config.copy_and_resolve_references()
@@ -57,29 +57,37 @@ def step_flops(
   flops = _count(config, features, rules)
   if not is_twin:
     return flops
-  # Unrolled, the last layer may leave out tokens that are not read.
-  for key in ('trainable', 'freeze'):
-    config.optim[key] = ''
-  config.optim.rules, config.optim.layer_decay = (), 1.0
-  config_lib.set_value(config, 'model.depth', 1)
-  one = _count(config, features)
-  config.model.scan = False
-  read = _count(config, features)
-  unread = [
-    a - b
-    for a, b in zip(
-      dataclasses.astuple(one), dataclasses.astuple(read), strict=True
-    )
-  ]
+  forward, everything = _unread(config, features)
   trains = any(
     x.trains for name, x in rules.parameters.items() if 'blocks' in name
   )
-  forward, _, everything = unread
   return StepFlops(
     flops.forward - forward,
     flops.step - (everything if trains else forward),
     flops.everything - everything,
   )
+
+
+def _unread(
+  config: ml_collections.ConfigDict, features: features_lib.Features
+) -> tuple[int, int]:
+  """Returns what the last layer leaves out, unrolled: tokens that are not read.
+
+  Args:
+    config: Scanned; is changed.
+    features: Features of the examples, by name.
+
+  Returns:
+    Operations of the forward pass, and of a step that trains everything.
+  """
+  for key in ('trainable', 'freeze'):
+    config.optim[key] = ''
+  config.optim.rules, config.optim.layer_decay = (), 1.0
+  config_lib.set_value(config, 'model.depth', 1)
+  scanned = _count(config, features)
+  config.model.scan = False
+  read = _count(config, features)
+  return scanned.forward - read.forward, scanned.everything - read.everything
 
 
 def _count(
@@ -90,9 +98,9 @@ def _count(
   """Counts the operations of a step; computes shapes alone.
 
   Args:
-    config: With what the data decide filled in.
-    features: What the examples have, by name.
-    rules: Of its parameters; None: those of the config.
+    config: The config, with what the data decide filled in.
+    features: Features of the examples, by name.
+    rules: Rules of its parameters; None: those of the config.
   """
   objective = objectives.create(config, features)
   parts = config_lib.num_microbatches(config)
@@ -125,10 +133,10 @@ def _count_parts(
   """Counts the operations of a step; computes shapes alone.
 
   Args:
-    objective: What is learned.
-    rules: What trains, of its parameters.
+    objective: The objective.
+    rules: Rules that say which of its parameters train.
     params: Shapes, as the objective initialises them.
-    batch: Shapes [B, ...], of one of the parts.
+    batch: Shapes [B, ...] of one microbatch.
     parts: How often that is computed in a step.
   """
   rows = batch['index']

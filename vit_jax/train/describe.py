@@ -1,4 +1,4 @@
-"""What an experiment is, in words and sizes: for the log and a dry run."""
+"""Describes an experiment in words and sizes, for the log and a dry run."""
 
 from absl import logging
 import jax
@@ -31,16 +31,7 @@ def log(experiment: Experiment) -> None:
   if sampling is not None:
     shares = balance.show('shares of draws', e.source.classes, sampling.shares)
     logging.info('%s', shares)
-  for name, source in e.eval_sources.items():
-    spec = e.config.evals[name]
-    logging.info(
-      'evaluating %s on %s: %d examples', name, spec.split, len(source)
-    )
-    if name in e.probe_sources:
-      logging.info(
-        '  %s, which learns from %s: %d examples',
-        *(spec.kind, spec.train_split, len(e.probe_sources[name])),
-      )
+  _log_evaluations(e)
   logging.info(
     'devices: %d x %s in %d process(es), mesh %s; %.1f MiB of state on each',
     program.mesh.size,
@@ -59,9 +50,22 @@ def log(experiment: Experiment) -> None:
     '%d steps of %d images%s: %.1f epochs',
     e.total_steps,
     e.config.train.batch_size,
-    f' in {parts} parts (train.accumulation={parts})' if parts > 1 else '',
+    f' in {parts} microbatches' if parts > 1 else '',
     e.epoch(e.total_steps),
   )
+
+
+def _log_evaluations(e: Experiment) -> None:
+  for name, source in e.eval_sources.items():
+    spec = e.config.evals[name]
+    logging.info(
+      'evaluating %s on %s: %d examples', name, spec.split, len(source)
+    )
+    if name in e.probe_sources:
+      logging.info(
+        '  %s, which learns from %s: %d examples',
+        *(spec.kind, spec.train_split, len(e.probe_sources[name])),
+      )
 
 
 def _show_features(source: data.Source) -> str:

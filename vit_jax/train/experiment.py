@@ -1,4 +1,4 @@
-"""What a config comes to: checked, its data opened, and what is compiled."""
+"""Experiments: checked configs with their data opened and their steps made."""
 
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -13,11 +13,12 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import data
+from vit_jax import evaluation
 from vit_jax import objectives
 from vit_jax import optim
 from vit_jax.data import cache as cache_lib
 from vit_jax.data import intensity
-from vit_jax.evaluation import probes
+from vit_jax.evaluation import base as evaluation_base
 from vit_jax.objectives.base import check_features
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import mesh as mesh_lib
@@ -39,7 +40,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   config_lib.check(config)
   data.check(config)
   optim.check(config)
-  probes.check(config)
+  evaluation.check(config)
   objectives.check(config)
   initial.check(config)
   sharding.check(config)
@@ -49,15 +50,16 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 @dataclasses.dataclass(frozen=True)
 class Experiment:
-  """What the loop runs.
+  """The experiment that the loop runs.
 
   Attributes:
-    config: With what the data decide filled in.
+    config: The config, with what the data decide filled in.
     cache: The splits, and their images where they are kept.
+    evaluators: By the evaluation's name.
     start: The checkpoint that parameters come from, where there is one.
     program: The compiled functions.
-    lengths: Of the run, and of parts of its schedule.
-    total_steps: Of the whole run.
+    lengths: Steps of the run, and of parts of its schedule.
+    total_steps: Steps of the whole run.
     log_every: In steps, as the other cadences.
     checkpoint_every: In steps, or None.
     checkpoint_keep_every: In steps, or None.
@@ -67,6 +69,7 @@ class Experiment:
 
   config: ml_collections.ConfigDict
   cache: cache_lib.Cache
+  evaluators: dict[str, evaluation_base.Evaluator]
   start: initial.Start
   program: program_lib.Program
   lengths: optim.Lengths
@@ -189,7 +192,7 @@ class Experiment:
     return self._whole_split(f'evals.{name}')
 
   def probe_batches(self, name: str) -> feed.Feed:
-    """Returns the global batches of what a probe learns from."""
+    """Returns the global batches of the split that a probe learns from."""
     return self._whole_split(f'evals.{name}.train')
 
   def _whole_split(self, split: str) -> feed.Feed:
@@ -224,7 +227,7 @@ class Experiment:
     return feed.Feed(batches, mesh, shapes, calls, take)
 
   def cached(self) -> 'Experiment':
-    """Returns the experiment with its images where `data.cache` has them.
+    """Returns the experiment with its images where `data.cache` keeps them.
 
     Raises:
       UserError: An image cannot be read, or there is too little memory.
@@ -248,13 +251,8 @@ def build(
   config = config.copy_and_resolve_references()
   splits = _open_splits(config)
   source = splits['train']
-  _check_probes(config, splits)
-  objectives.fill_options(config)
-  objective = objectives.class_of(config)
-  check_features(objective, config, source.features)
-  _fill_num_classes(config, objective.num_outputs(source.features))
-  intensity.fill(config, source, resumes)
-  objective.fill(config, source)
+  evaluators = _evaluators(config, splits)
+  _fill(config, source, resumes)
   lengths = find_lengths(config, len(source))
   loaded = None
   if config.init_from.path and not resumes:
@@ -273,6 +271,7 @@ def build(
   return Experiment(
     config=config,
     cache=cache_lib.Cache(config, program.mesh, splits),
+    evaluators=evaluators,
     start=start,
     program=program,
     lengths=lengths,
@@ -289,6 +288,36 @@ def build(
   )
 
 
+def _evaluators(
+  config: ml_collections.ConfigDict, splits: Mapping[str, data.Source]
+) -> dict[str, evaluation_base.Evaluator]:
+  """Returns the evaluators by name, checked against their splits."""
+  evaluators: dict[str, evaluation_base.Evaluator] = {}
+  for name, spec in config.evals.items():
+    if not spec.split:
+      continue
+    evaluators[name] = evaluation.create(f'evals.{name}', spec)
+    try:
+      evaluators[name].check_sources(
+        splits[f'evals.{name}'], splits.get(f'evals.{name}.train')
+      )
+    except evaluation_base.EvaluationError as e:
+      raise config_lib.UserError(f'config.evals.{name}: {e}') from None
+  return evaluators
+
+
+def _fill(
+  config: ml_collections.ConfigDict, source: data.Source, resumes: bool
+) -> None:
+  """Sets keys of the config that are open to what the training data say."""
+  objectives.fill_options(config)
+  objective = objectives.class_of(config)
+  check_features(objective, config, source.features)
+  _fill_num_classes(config, objective.num_outputs(source.features))
+  intensity.fill(config, source, resumes)
+  objective.fill(config, source)
+
+
 def _open_splits(config: ml_collections.ConfigDict) -> dict[str, data.Source]:
   """Opens each split once; returns the sources by what they are for."""
   keys = {'train': 'data.split'}
@@ -303,20 +332,6 @@ def _open_splits(config: ml_collections.ConfigDict) -> dict[str, data.Source]:
     if values[key] not in opened:
       opened[values[key]] = data.open_split(config, key)
   return {use: opened[values[key]] for use, key in keys.items()}
-
-
-def _check_probes(
-  config: ml_collections.ConfigDict, splits: Mapping[str, data.Source]
-) -> None:
-  for name, spec in config.evals.items():
-    evaluated = splits.get(f'evals.{name}')
-    source = splits.get(f'evals.{name}.train')
-    if evaluated is None or source is None:
-      continue
-    try:
-      probes.check_sources(spec, evaluated, source)
-    except config_lib.UserError as e:
-      raise config_lib.UserError(f'config.evals.{name}: {e}') from None
 
 
 def _fill_num_classes(config: ml_collections.ConfigDict, found: int) -> None:

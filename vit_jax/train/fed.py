@@ -1,4 +1,4 @@
-"""What the model is fed at a step of training."""
+"""The input of the model at a step of training, to look at."""
 
 from typing import NamedTuple
 
@@ -20,7 +20,7 @@ from vit_jax.train import step as step_lib
 
 
 class Fed(NamedTuple):
-  """The first examples of a global batch, as the model is fed them.
+  """The first examples of a global batch, as the model gets them.
 
   Attributes:
     images: float32 [b, H, W, C], 0 to 1.
@@ -32,10 +32,10 @@ class Fed(NamedTuple):
 
 
 def load(config: ml_collections.ConfigDict, step: int, count: int) -> Fed:
-  """Returns what the model is fed with a config.
+  """Returns the input of the model with a config.
 
   Args:
-    config: Of an experiment; is not changed.
+    config: Config of an experiment; is not changed.
     step: Completed updates.
     count: Examples to return, at most.
 
@@ -57,11 +57,11 @@ def of(
   step: int,
   count: int,
 ) -> Fed:
-  """Returns what the model is fed of a source.
+  """Returns the input of the model with a source.
 
   Args:
-    config: Of an experiment, with the number of classes.
-    source: What it trains on.
+    config: Config of an experiment, with the number of classes.
+    source: Training examples.
     step: Completed updates.
     count: Examples to return, at most.
 

@@ -45,8 +45,8 @@ class Feed(Iterator[Batch]):
 
     Args:
       batches: This process's rows of each; closed at the end.
-      mesh: Of devices.
-      shapes: Of such a batch, as global arrays.
+      mesh: Mesh of devices.
+      shapes: Shapes of such a batch, as global arrays.
       lengths: Number of steps in each call.
       finish: Maps those global arrays to the batch; None: they are it.
     """
@@ -97,7 +97,7 @@ class Feed(Iterator[Batch]):
     return not self._queue or self.error is not None or self._queue[0][1].done()
 
   def close(self) -> None:
-    """Stops the thread, and what makes the batches."""
+    """Stops the thread and the source of the batches."""
     self._thread.shutdown(cancel_futures=True)
     self._batches.close()
 

@@ -27,6 +27,7 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import objectives
+from vit_jax.evaluation.base import EvaluationError
 from vit_jax.parallel import memory
 from vit_jax.parallel import processes
 from vit_jax.parallel import watch as watch_lib
@@ -141,19 +142,8 @@ def _run_in(
   if config.train.accumulation == config_lib.AUTO:
     experiment = accumulation.choose(experiment)
   compiling = start_lib.compile_ahead(experiment)
-  config, source = experiment.config, experiment.source
-  objective = experiment.program.objective
-  preprocess = data.Preprocess.from_config(
-    config,
-    source.features,
-    objective.output_facts(),
-    objectives.trunk_path(objective),
-  )
-  fingerprint = source.fingerprint()
   start_lib.check_data(experiment)
-  processes.call_on_first(
-    lambda: workdir_lib.prepare(path, config, preprocess.to_dict(), fingerprint)
-  )
+  _prepare(path, experiment)
   describe.log(experiment)
   experiment = processes.call_on_all(experiment.cached)
   start = time.perf_counter()
@@ -167,6 +157,28 @@ def _run_in(
   return results
 
 
+def _prepare(path: pathlib.Path, experiment: experiment_lib.Experiment) -> None:
+  """Writes the files that describe the run, or compares with them."""
+  config, source = experiment.config, experiment.source
+  objective = experiment.program.objective
+  preprocess = data.Preprocess.from_config(
+    config,
+    source.features,
+    objective.output_facts(),
+    objectives.trunk_path(objective),
+  )
+  fingerprint = source.fingerprint()
+  processes.call_on_first(
+    lambda: workdir_lib.prepare(
+      path,
+      config,
+      preprocess.to_dict(),
+      fingerprint,
+      objectives.directions(config),
+    )
+  )
+
+
 def train(
   experiment: experiment_lib.Experiment,
   workdir: pathlib.Path,
@@ -176,10 +188,10 @@ def train(
   """Runs the loop; returns how it ended, or None where it was stopped.
 
   Args:
-    experiment: What to run.
+    experiment: The experiment to run.
     workdir: Where checkpoints and metrics go to, and come from.
     stop: Asks to save and end.
-    compiling: Of the step, where that has begun.
+    compiling: The step that is being compiled, where that has begun.
 
   Raises:
     UserError: There is too little memory, a step was not finite, an image is
@@ -196,7 +208,7 @@ def train(
     except (
       monitor_lib.NonFiniteError,
       monitor_lib.BrokenBatchError,
-      evaluations.EvaluationError,
+      EvaluationError,
     ) as error:
       problem = str(error)
       try:
@@ -264,7 +276,7 @@ class _Loop:
 
   Attributes:
     calls: The updates of each call that is to come.
-    results: Of the evaluations at `step`; None: they are still to be done.
+    results: Results of the evaluations at `step`; None: still to be done.
   """
 
   experiment: experiment_lib.Experiment

@@ -1,8 +1,8 @@
-"""What the loop looks at while the devices work: metrics, signals, errors.
+"""Watches metrics, signals and errors while the devices work.
 
-With several processes all must do the same at the same step. What comes to one
-of them at a time of its own, a signal or a damaged image, it tells the others
-by the step that they compute together, and acts on it when all have heard.
+With several processes all must do the same at the same step. A signal or a
+damaged image comes to one of them at a time of its own: it tells the others by
+the step that they compute together, and acts on it when all have heard.
 """
 
 from collections.abc import Callable
@@ -78,7 +78,7 @@ class Stop:
 
 
 def tell(stop: Stop, batches: feed.Feed, mesh: jax.sharding.Mesh) -> jax.Array:
-  """Returns what this process has to tell the others, int32 [devices]."""
+  """Returns the signal that this process tells the others, int32 [devices]."""
   number = stop.own if batches.error is None else train_step_lib.BROKEN
   return mesh_lib.on_each_device(number, mesh)
 
@@ -107,8 +107,8 @@ class Skipped:
   """Steps that were not finite and were skipped, up to a step.
 
   Attributes:
-    total: Of the whole run.
-    in_a_row: The last ones, since the last step that was finite.
+    total: Number in the whole run.
+    in_a_row: Number since the last step that was finite.
   """
 
   total: int = 0
@@ -141,11 +141,11 @@ class Monitor:
     """Begins with the next step.
 
     Args:
-      experiment: What runs.
-      reporter: Of its metrics.
+      experiment: The experiment that runs.
+      reporter: Takes its metrics.
       clock: Is told when a step ends.
       hear: Called with the signal of each step.
-      skipped: Before that step; None: no step was.
+      skipped: Steps skipped before that one; None: no step was.
     """
     self.skipped = skipped or Skipped()
     self._experiment = experiment
@@ -169,7 +169,7 @@ class Monitor:
     Args:
       step: Completed updates, with those of the call that was just started.
       count: Updates in it.
-      metrics: Of the updates: scalars, or of several, arrays [count].
+      metrics: Scalars of the update; where there are several, arrays [count].
       index: int32 [B] or [count, B], ids of their examples.
 
     Raises:

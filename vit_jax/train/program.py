@@ -1,4 +1,4 @@
-"""What a config compiles to: functions over a mesh, without any data."""
+"""The compiled functions of a config over a mesh, without any data."""
 
 from collections.abc import Callable
 from collections.abc import Collection
@@ -24,8 +24,8 @@ from vit_jax.data.device import views
 from vit_jax.data.host import batches
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
+from vit_jax.evaluation import base as evaluation_base
 from vit_jax.models import stack
-from vit_jax.objectives import base
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
@@ -46,12 +46,12 @@ class Program:
   """The functions of a config over a mesh, compiled when they are first used.
 
   Attributes:
-    config: With nothing open that shapes depend on.
-    features: What the examples have, by name.
-    lengths: Of the run and of parts of its schedule.
-    objective: What is learned.
-    mesh: Of devices.
-    rules: What trains, and how.
+    config: The config, with nothing open that shapes depend on.
+    features: Features of the examples, by name.
+    lengths: Steps of the run and of parts of its schedule.
+    objective: The objective.
+    mesh: Mesh of devices.
+    rules: Rules that say which parameters train, and how.
     param_shardings: Where each parameter is on the mesh.
   """
 
@@ -64,10 +64,10 @@ class Program:
     """Makes the model and its rules.
 
     Args:
-      config: With nothing open; is not changed.
-      features: What the examples have, by name; images that all have one size
-        are cropped on the device.
-      lengths: Of the run and of parts of its schedule.
+      config: The config, with nothing open; is not changed.
+      features: Features of the examples, by name; images that all have one
+        size are cropped on the device.
+      lengths: Steps of the run and of parts of its schedule.
 
     Raises:
       UserError: A pattern or a rule does not fit the parameters.
@@ -80,6 +80,7 @@ class Program:
     self.param_shardings = sharding.shard_params(
       config.mesh, self.mesh.shape, params
     )
+    self._eval_steps: dict[evaluation_base.Function, Any] = {}
     is_cpu = self.mesh.devices.flat[0].platform == 'cpu'
     self._is_cpu = is_cpu
     self._options: dict[str, Any] = {}
@@ -124,41 +125,27 @@ class Program:
     """
     return self._compiled_step(train_step_lib.make_train_steps(self._one_step))
 
-  @functools.cached_property
-  def eval_step(self) -> Any:
-    """(params, batch, signals=None) -> (metrics, the largest signal).
+  def eval_step(self, function: evaluation_base.Function) -> Any:
+    """Returns an evaluator's function, compiled when it is first called.
 
-    The metrics are a `clu.metrics.Collection` of the batch, on every device;
-    the signal is 0 where there are none.
+    Args:
+      function: (objective, params, batch) -> tree; see `Context.apply`.
+
+    Returns:
+      (params, batch, signals=None) -> (tree, the largest signal), all of it on
+      every device; the signal is 0 where there are none.
     """
-    objective, prepare = self.objective, self._prepare
-
-    def measure(params: Any, batch: objectives.Batch) -> Any:
-      batch = prepare(batch)
-      return objective.measure(objective.outputs(params, batch), batch)
-
-    return self._compiled_eval(measure)
-
-  @functools.cached_property
-  def embed_step(self) -> Any:
-    """(params, batch, signals=None) -> (embedded, the largest signal).
-
-    Embedded are `features`, what the head reads, float32 [B, D], and the batch
-    without its images. All of it is on every device.
-    """
-    objective, prepare = self.objective, self._prepare
-
-    def embed(params: Any, batch: objectives.Batch) -> Any:
-      images = prepare(batch)['image']
-      features = base.features(*objective.trunk(params), images)
-      rest = {name: x for name, x in batch.items() if name != 'image'}
-      return {'features': features, **rest}
-
-    return self._compiled_eval(embed)
+    if function not in self._eval_steps:
+      self._eval_steps[function] = self._compiled_eval(
+        lambda params, batch: function(
+          self.objective, params, self._prepare(batch)
+        )
+      )
+    return self._eval_steps[function]
 
   @functools.cached_property
   def flops(self) -> cost.StepFlops:
-    """Of the matrix products in one step, on all devices together."""
+    """Operations of the matrix products in one step, on all devices."""
     return cost.step_flops(
       self.config, self.features, self.abstract_state().params
     )
@@ -310,10 +297,10 @@ class Program:
     return compiling
 
   def memory(self, temporary_bytes: int) -> dict[str, float]:
-    """Returns what a step holds, in GiB a device; computes shapes alone.
+    """Returns the memory of a step, in GiB a device; computes shapes alone.
 
     Args:
-      temporary_bytes: Of a device, as its compiler plans it.
+      temporary_bytes: Temporary memory of a device, as its compiler plans it.
 
     Returns:
       parameters, gradients (of what trains), optimizer, average (of the
@@ -410,7 +397,7 @@ class _Init:
 
 
 def temporary_bytes(compiled: jax.stages.Compiled) -> int:
-  """Returns what a compiled step takes of a device while it runs.
+  """Returns the temporary memory of a compiled step on a device.
 
   Returns:
     Bytes, as its compiler plans them; 0 where that does not say.

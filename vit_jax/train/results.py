@@ -13,10 +13,10 @@ class Results:
   """How a run ended.
 
   Attributes:
-    metrics: Of the last evaluations, as `val/accuracy`, and where steps may be
-      skipped `train/skipped_steps`; of a dry run its sizes; {} where it was
-      stopped.
-    best_step: Of the best metric, where `train.patience` watches it.
+    metrics: Results of the last evaluations, as `val/accuracy`, and where steps
+      may be skipped `train/skipped_steps`; of a dry run its sizes; {} where it
+      was stopped.
+    best_step: Step of the best metric, where `train.patience` watches it.
     reason: Why it ended before its duration; '': it did not.
     signal: Number of the signal that stopped it; 0: none did.
   """

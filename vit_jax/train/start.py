@@ -1,4 +1,4 @@
-"""What is done once, before the first step of a run."""
+"""Checks and preparations before the first step of a run."""
 
 import concurrent.futures
 import pathlib
@@ -80,7 +80,7 @@ def check_longer(
 
   Args:
     path: The work directory, with the config of the run so far.
-    experiment: With the new duration.
+    experiment: The experiment, with the new duration.
 
   Raises:
     UserError: The duration is shorter, or the run is in the cooldown of the
@@ -119,9 +119,9 @@ def check_memory(
   """Waits for the first call to be compiled; raises a UserError if it is large.
 
   Args:
-    experiment: Whose state is on the devices.
+    experiment: The experiment, with its state on the devices.
     step: Number of completed updates.
-    compiling: Of one step; None: it has not begun.
+    compiling: One step that is being compiled; None: it has not begun.
   """
   if compiling is not None:
     compiled = compiling.result()
@@ -135,7 +135,7 @@ def show(
   step: int,
   reporter: reporting.Reporter,
 ) -> None:
-  """Shows the config in TensorBoard and, at the start, what the model is fed.
+  """Shows the config in TensorBoard and, at the start, the model's first input.
 
   The step may be compiled meanwhile.
   """

@@ -37,7 +37,7 @@ class TrainState:
   Attributes:
     step: int32 scalar, completed updates.
     params: Parameters of the model.
-    opt_state: Of the optimizer, for what trains.
+    opt_state: State of the optimizer, for the parameters that train.
     ema_params: Moving average of params, None for those that are frozen; or
       None.
     extra: The objective's own state: see `objectives.Objective.init_extra`.
@@ -69,7 +69,7 @@ def step_key(seed: int, step: jax.typing.ArrayLike) -> jax.Array:
   """Returns the key of all that is random in a step.
 
   Args:
-    seed: Of the run.
+    seed: Seed of the run.
     step: Number of completed updates.
   """
   return jax.random.fold_in(seed_keys(seed)[1], step)
@@ -109,22 +109,22 @@ def init_state(
 
 
 class Update(NamedTuple):
-  """What a step computes, before it is decided whether it counts.
+  """The results of a step, before it is decided whether it counts.
 
   Attributes:
     loss: Mean over the batch.
-    means: Of the objective's other scalars.
-    grads: Of what trains.
-    rate: Learning rate.
-    params: What trains, after the step.
-    opt_state: After the step.
-    extra: After the step.
+    means: Means of the objective's other scalars.
+    grads: Gradients of the parameters that train.
+    learning_rate: Learning rate.
+    params: The parameters that train, after the step.
+    opt_state: State of the optimizer, after the step.
+    extra: Extra of the objective, after the step.
   """
 
   loss: jax.Array
   means: objectives.Scalars
   grads: Any
-  rate: jax.typing.ArrayLike
+  learning_rate: jax.typing.ArrayLike
   params: Any
   opt_state: Any
   extra: Any
@@ -165,9 +165,9 @@ def make_update(
       result, grads = jax.value_and_grad(loss_fn, has_aux=True)(*args)
       return result, in_place(grads)
 
-    rate = schedule(step)
+    learning_rate = schedule(step)
     if config.optim.sam.rho:
-      rho = sam.rho(config.optim, rate)
+      rho = sam.rho(config.optim, learning_rate)
       grad_fn = sam.value_and_grad(grad_fn, rho, config.optim.sam.alpha)
     (loss, (means, extra)), grads = _accumulate(
       functools.partial(grad_fn, trained),
@@ -177,12 +177,12 @@ def make_update(
     )
     direction, opt_state = optimizer.update(grads, state.opt_state, trained)
     params = jax.tree.map(
-      lambda p, d: p - rate * d, trained, rules.scale(direction)
+      lambda p, d: p - learning_rate * d, trained, rules.scale(direction)
     )
     extra = objective.after_update(
       extra, rules_lib.merge(params, state.params), step
     )
-    return Update(loss, means, grads, rate, params, opt_state, extra)
+    return Update(loss, means, grads, learning_rate, params, opt_state, extra)
 
   return update
 
@@ -231,25 +231,37 @@ def make_train_step(
     norms = metrics['grad_norm'] + metrics['param_norm']
     finite = jnp.isfinite(new.loss + norms) & _is_finite(new.extra)
     ok = finite & has_batch & (state.step == step)
-    ema_params = state.ema_params
-    if config.train.ema_decay:
-      ema_params = optax.incremental_update(
-        new.params, ema_params, 1 - ema_decay(config, step)
-      )
-    state = jax.tree.map(
-      lambda new, old: jnp.where(ok, new, old),
-      TrainState(step + 1, new.params, new.opt_state, ema_params, new.extra),
-      dataclasses.replace(state, params=rules.trained(state.params)),
-    )
-    params = rules_lib.merge(state.params, frozen)
-    state = dataclasses.replace(state, params=params)
+    state = _chosen(config, rules, state, new, step, ok)
     if config.train.skip_nonfinite:
       after = jnp.where(has_batch, step + 1, state.step)
       state = dataclasses.replace(state, step=after)
-    metrics |= {'learning_rate': new.rate, 'ok': ok}
+    metrics |= {'learning_rate': new.learning_rate, 'ok': ok}
     return state, metrics | new.means
 
   return train_step
+
+
+def _chosen(
+  config: ml_collections.ConfigDict,
+  rules: rules_lib.Rules,
+  state: TrainState,
+  new: Update,
+  step: jax.Array,
+  ok: jax.Array,
+) -> TrainState:
+  """Returns the state after an update where that is `ok`, else the state."""
+  ema_params = state.ema_params
+  if config.train.ema_decay:
+    ema_params = optax.incremental_update(
+      new.params, ema_params, 1 - ema_decay(config, step)
+    )
+  chosen = jax.tree.map(
+    lambda new, old: jnp.where(ok, new, old),
+    TrainState(step + 1, new.params, new.opt_state, ema_params, new.extra),
+    dataclasses.replace(state, params=rules.trained(state.params)),
+  )
+  params = rules_lib.merge(chosen.params, state.params)
+  return dataclasses.replace(chosen, params=params)
 
 
 def make_train_steps(
@@ -309,16 +321,15 @@ def _accumulate(
   key: jax.Array,
   parts: int,
 ) -> Any:
-  """Returns the mean of `compute` over equal parts of a batch, one by one.
+  """Returns the mean of `compute` over microbatches, one by one.
 
-  Integers in the tree are the same for all parts, and stay as they are.
+  Integers in the tree are the same for all of them, and stay as they are.
 
   Args:
-    compute: Maps a part of the batch, and what is random about it, to a tree of
-      arrays.
+    compute: (microbatch, rng) -> a tree of arrays.
     batch: Global arrays [B, ...].
-    key: Of the step.
-    parts: That the batch is cut into.
+    key: Random key of the step.
+    parts: Number of microbatches.
   """
   rows = jnp.arange(len(batch['index']), dtype=jnp.int32)
   if parts == 1:

@@ -1,7 +1,7 @@
 """A model applied to images that are at hand, batch by batch.
 
 For the images of a split or of many files, which are read as they are needed
-and spread over all devices, there is `evaluation.applied`.
+and spread over all devices, there is `evaluation.loaded`.
 """
 
 from collections.abc import Callable

@@ -11,15 +11,53 @@ In comments: N training examples, M others, D the size of an embedding.
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.config import UserError
+from vit_jax.evaluation import base
+from vit_jax.evaluation import probes
+from vit_jax.evaluation.embedded import Embedded
+
 TEMPERATURE = 0.07
 
 # Compared at a time: their similarities take 128 MiB.
 _TRAIN, _TEST = 2**15, 2**10
+
+
+class Knn(probes.Probe):
+  """The fraction of examples whose class their neighbours vote for."""
+
+  keys: ClassVar[tuple[str, ...]] = ('train_split', 'k')
+  metrics: Mapping[str, str] = {'knn_accuracy': 'max', 'examples': 'max'}
+
+  def check(self) -> None:
+    """Checks the number of neighbours."""
+    if self.spec.k < 1:
+      raise UserError(f'k is {self.spec.k}: it must be at least 1')
+
+  def check_count(self, images: int, classes: int = 0) -> None:
+    """Checks that there are as many images as neighbours that vote."""
+    del classes
+    if images < self.spec.k:
+      raise base.EvaluationError(
+        f'{self.spec.train_split!r} has {images} images, fewer than the'
+        f' {self.spec.k} neighbours that vote: give a larger train_split, or a'
+        ' smaller k'
+      )
+
+  def measure(
+    self, train: Embedded, test: Embedded, between: Callable[[], object]
+  ) -> base.Scalars:
+    """Compares all examples with those that it learns from."""
+    found = predict(
+      train.features, train.labels, test.features, self.spec.k, between=between
+    )
+    return {'knn_accuracy': probes.accuracy(found, test)}
 
 
 def predict(
@@ -37,7 +75,7 @@ def predict(
     train_labels: int [N].
     test: float [M, D].
     k: Neighbours that vote, at most N.
-    temperature: Of their votes.
+    temperature: Temperature of the votes.
     between: Called between the parts of the work.
 
   Returns:
@@ -65,8 +103,8 @@ def vote(
   Args:
     similarity: float [M, k], cosine similarities, the largest first.
     labels: int [M, k], the neighbours' classes.
-    num_classes: As many.
-    temperature: Of the votes; the nearest one's counts 1.
+    num_classes: Number of classes.
+    temperature: Temperature of the votes; the nearest one's counts 1.
   """
   similarity = similarity.astype(np.float64)
   weights = np.exp((similarity - similarity[:, :1]) / temperature)
@@ -91,8 +129,8 @@ def nearest(
 
   Returns:
     float32 [M, k], the largest similarities, in falling order; and int32 [M,
-    k], the positions in `train` that have them. Of equals the first ones come
-    first.
+    k], the positions in `train` that have them. Equal ones are in the order of
+    `train`.
   """
   train, test = _unit(train), _unit(test)
   similarity = np.full((len(test), k), -np.inf, np.float32)

@@ -5,13 +5,13 @@ import numpy as np
 import pytest
 from sklearn import neighbors as sklearn_neighbors
 
-from vit_jax.evaluation import neighbors
+from vit_jax.evaluation import knn
 
 
 def test_clusters_are_told_apart():
   train, labels = clusters.make(40, num_classes=3)
   test, expected = clusters.make(30, num_classes=3, seed=1)
-  found = neighbors.predict(train, labels, test, k=5)
+  found = knn.predict(train, labels, test, k=5)
   np.testing.assert_array_equal(found, expected)
 
 
@@ -20,25 +20,23 @@ def test_equals_scikit_learn(blocks, monkeypatch):
   """Weighted by the same votes; also where the work is cut into parts."""
   train, labels, test, _ = clusters.digits()
   if blocks:
-    monkeypatch.setattr(neighbors, '_TRAIN', blocks[0])
-    monkeypatch.setattr(neighbors, '_TEST', blocks[1])
+    monkeypatch.setattr(knn, '_TRAIN', blocks[0])
+    monkeypatch.setattr(knn, '_TEST', blocks[1])
   for k, temperature in ((1, 0.07), (20, 0.07), (200, 1.0)):
     theirs = sklearn_neighbors.KNeighborsClassifier(
       k,
       metric='cosine',
       weights=lambda distance, t=temperature: np.exp((1 - distance) / t),
     ).fit(train, labels)
-    found = neighbors.predict(train, labels, test, k, temperature)
+    found = knn.predict(train, labels, test, k, temperature)
     np.testing.assert_array_equal(found, theirs.predict(test))
 
 
 def test_nearest_are_all_that_are_near(monkeypatch):
   train, _, test, _ = clusters.digits()
-  monkeypatch.setattr(neighbors, '_TRAIN', 100)  # fewer than are looked for
+  monkeypatch.setattr(knn, '_TRAIN', 100)  # fewer than are looked for
   parts = []
-  found, places = neighbors.nearest(
-    train, test[:50], 120, lambda: parts.append(1)
-  )
+  found, places = knn.nearest(train, test[:50], 120, lambda: parts.append(1))
   assert len(parts) == 12
   a, b = (x / np.linalg.norm(x, axis=1, keepdims=True) for x in (train, test))
   expected = -np.sort(-(b[:50] @ a.T), axis=1)[:, :120]
@@ -50,9 +48,9 @@ def test_nearest_are_all_that_are_near(monkeypatch):
 
 def test_the_order_of_examples_does_not_matter():
   train, labels, test, _ = clusters.digits()
-  before = neighbors.predict(train, labels, test, k=20)
+  before = knn.predict(train, labels, test, k=20)
   order = np.random.default_rng(0).permutation(len(train))
-  after = neighbors.predict(train[order], labels[order], test, k=20)
+  after = knn.predict(train[order], labels[order], test, k=20)
   np.testing.assert_array_equal(before, after)
 
 
@@ -60,7 +58,7 @@ def test_the_temperature_weighs_near_against_many():
   similarity = np.array([[0.9, 0.5, 0.5]])
   labels = np.array([[1, 0, 0]])
   for temperature, winner in ((0.07, 1), (10.0, 0)):
-    scores = neighbors.vote(similarity, labels, 2, temperature)
+    scores = knn.vote(similarity, labels, 2, temperature)
     share = np.exp(0.9 / temperature) / np.exp(0.5 / temperature)
     assert scores.argmax() == winner
     assert scores[0, 1] / scores[0, 0] == pytest.approx(share / 2)
@@ -68,6 +66,6 @@ def test_the_temperature_weighs_near_against_many():
 
 def test_length_does_not_matter_and_zeros_are_no_numbers_by_mistake():
   train = np.array([[10, 0], [0, 0.1], [0, 0]], np.float32)
-  similarity, places = neighbors.nearest(train, 5 * train, k=1)
+  similarity, places = knn.nearest(train, 5 * train, k=1)
   np.testing.assert_allclose(similarity, [[1], [1], [0]], atol=1e-6)
   assert places.tolist() == [[0], [1], [0]]

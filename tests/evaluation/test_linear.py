@@ -6,23 +6,23 @@ import pytest
 from sklearn import linear_model
 
 from vit_jax.config import UserError
-from vit_jax.evaluation import linear_probe
+from vit_jax.evaluation import linear
 
 
 def test_clusters_are_told_apart():
   train, labels = clusters.make(60, num_classes=3)
   test, expected = clusters.make(30, num_classes=3, seed=1)
-  probe = linear_probe.fit(train, labels)
+  probe = linear.fit(train, labels)
   np.testing.assert_array_equal(probe.predict(test), expected)
   order = np.random.default_rng(0).permutation(len(train))
-  again = linear_probe.fit(train[order], labels[order])
+  again = linear.fit(train[order], labels[order])
   np.testing.assert_array_equal(again.predict(test), expected)
 
 
 def test_it_is_scikit_learns_with_the_penalty_that_it_chose():
   train, labels, test, test_labels = clusters.digits()
   train, labels = train[:400], labels[:400]
-  probe = linear_probe.fit(train, labels)
+  probe = linear.fit(train, labels)
   mean, std = train.mean(axis=0), train.std(axis=0)
   std[std == 0] = 1
   theirs = linear_model.LogisticRegression(
@@ -43,12 +43,12 @@ def test_noise_asks_for_a_large_penalty():
   noise = rng.normal(size=(80, 60))
   signal = labels[:, None] + 0.6 * rng.normal(size=(80, 1))
   features = np.concatenate([signal, noise], axis=1)
-  assert linear_probe.fit(features, labels).penalty > 1e-3
+  assert linear.fit(features, labels).penalty > 1e-3
 
 
 def test_a_fifth_of_each_class_is_held_out():
   labels = np.repeat([0, 1, 2, 4], [20, 2, 1, 7])
-  held = linear_probe.held_out(labels)
+  held = linear.held_out(labels)
   assert np.bincount(labels[held], minlength=5).tolist() == [4, 1, 0, 0, 1]
 
 
@@ -56,10 +56,10 @@ def test_a_fifth_of_each_class_is_held_out():
 def test_too_few_are_refused(labels):
   features = np.random.default_rng(0).normal(size=(len(labels), 4))
   with pytest.raises(UserError, match='two classes at least'):
-    linear_probe.fit(features, np.array(labels))
+    linear.fit(features, np.array(labels))
 
 
 def test_it_tells_of_each_part():
   parts = []
-  linear_probe.fit(*clusters.make(20), lambda: parts.append(1))
+  linear.fit(*clusters.make(20), lambda: parts.append(1))
   assert len(parts) >= 10  # one for each penalty, and the last

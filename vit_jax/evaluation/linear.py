@@ -8,6 +8,7 @@ models.
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 import dataclasses
 import math
 from typing import Any
@@ -15,8 +16,10 @@ import warnings
 
 import numpy as np
 
-from vit_jax.config import UserError
+from vit_jax.evaluation import base
 from vit_jax.evaluation import draws
+from vit_jax.evaluation import probes
+from vit_jax.evaluation.embedded import Embedded
 
 # Penalties of half the squared norm of the weights, against the mean loss.
 _COARSE = (1e2, 1.0, 1e-2, 1e-4, 1e-6)
@@ -25,13 +28,41 @@ _HELD_OUT = 0.2  # of each class
 _ITERATIONS, _MOST_PARTS = 50, 20  # 1,000 at most, as CLIP
 
 
+class Linear(probes.Probe):
+  """Accuracy of a linear probe, and the strength of its L2 penalty."""
+
+  metrics: Mapping[str, str] = {
+    'linear_accuracy': 'max',
+    'linear_penalty': 'max',
+    'examples': 'max',
+  }
+
+  def check_examples(
+    self,
+    train: probes.Labelled,
+    test: probes.Labelled,
+    classes: tuple[str, ...],
+  ) -> None:
+    """Also checks that there are classes to tell apart."""
+    super().check_examples(train, test, classes)
+    check(train[0])
+
+  def measure(
+    self, train: Embedded, test: Embedded, between: Callable[[], object]
+  ) -> base.Scalars:
+    """Fits the probe, which may take minutes."""
+    probe = fit(train.features, train.labels, between)
+    accuracy = probes.accuracy(probe.predict(test.features), test)
+    return {'linear_accuracy': accuracy, 'linear_penalty': probe.penalty}
+
+
 @dataclasses.dataclass(frozen=True)
 class LinearProbe:
   """A fitted probe.
 
   Attributes:
-    model: Scikit-learn's.
-    penalty: That was chosen.
+    model: The model of scikit-learn.
+    penalty: The penalty that was chosen.
   """
 
   model: Any
@@ -55,7 +86,7 @@ def fit(
     between: Called between the parts of the work.
 
   Raises:
-    UserError: There is nothing to hold out, or a single class.
+    EvaluationError: There is nothing to hold out, or a single class.
   """
   check(labels)
   held = held_out(labels)
@@ -83,11 +114,11 @@ def check(labels: np.ndarray) -> None:
     labels: int [N].
 
   Raises:
-    UserError: There is nothing to hold out, or a single class.
+    EvaluationError: There is nothing to hold out, or a single class.
   """
   held = held_out(labels)
   if not held.any() or len(np.unique(labels[~held])) < 2:
-    raise UserError(
+    raise base.EvaluationError(
       'a linear probe needs two classes at least, and two images of one: give'
       ' a larger train_split'
     )
@@ -109,7 +140,7 @@ def held_out(labels: np.ndarray) -> np.ndarray:
 
 
 def _best(found: dict[float, float]) -> float:
-  """Returns the penalty of the highest accuracy; of equals the largest."""
+  """Returns the penalty of the highest accuracy; the largest of equal ones."""
   return max(found, key=lambda penalty: (found[penalty], penalty))
 
 

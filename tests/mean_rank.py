@@ -1,0 +1,32 @@
+"""An evaluator of a user's own: the rank of the right class."""
+
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from vit_jax.config import UserError
+from vit_jax.evaluation import base
+
+
+class MeanRank(base.Evaluator):
+  """The mean rank of the right class among all, 1 at best; at most `k`."""
+
+  keys: ClassVar = ('k',)
+  metrics: ClassVar = {'mean_rank': 'min', 'examples': 'max'}
+
+  def check(self):
+    if self.spec.k < 2:
+      raise UserError(f'k is {self.spec.k}: all ranks would be 1')
+
+  def run(self, context):
+    total = examples = 0
+    for ranks, valid in context.apply(self.ranks, self.spec.split):
+      total += ranks[valid].sum()
+      examples += valid.sum()
+    return {'mean_rank': total / examples, 'examples': examples}
+
+  def ranks(self, objective, params, batch):
+    logits = objective.outputs(params, batch)['logits']
+    right = jnp.take_along_axis(logits, batch['label'][:, None], axis=1)
+    ranks = (logits > right).sum(axis=1) + 1
+    return jnp.minimum(ranks, self.spec.k), batch['valid']

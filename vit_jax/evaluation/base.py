@@ -1,0 +1,149 @@
+"""The interface of evaluators, which measure a model on a split.
+
+A kind is one file: a subclass of `Evaluator`, in this package or in a module of
+the user's, named as 'my_module:MyEvaluator'. The same class runs within
+training (`config.evals`) and in `python -m vit_jax.evaluate`; what differs
+between them is in a `Context`.
+"""
+
+import abc
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from typing import Any
+from typing import ClassVar
+
+import jax
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax.data import features as features_lib
+from vit_jax.evaluation import embedded
+
+Scalars = dict[str, float]
+# (objective, parameters, batch) -> a tree of arrays; jit traces it. The batch
+# has the features of the source, arrays [B, ...], with float32 images
+# [B, H, W, C], and `index` and `valid` (False on padding).
+Function = Callable[[Any, Any, dict[str, jax.Array]], Any]
+
+
+class EvaluationError(config_lib.UserError):
+  """An evaluator cannot measure these examples."""
+
+
+class Context(abc.ABC):
+  """A model, and the splits that it is measured on.
+
+  Attributes:
+    features: Features of the examples, by name.
+  """
+
+  def __init__(self, features: features_lib.Features):
+    self.features = features
+    self._embedded: dict[str, embedded.Embedded] = {}
+
+  @abc.abstractmethod
+  def apply(self, function: Function, split: str) -> Iterator[Any]:
+    """Applies a function to each batch of a split, in order.
+
+    It is compiled once, as long as it is the same object: a function of a
+    module, or a method of the evaluator.
+
+    Args:
+      function: (objective, parameters, batch) -> a tree of arrays. The
+        objective has `outputs`, `measure` and `trunk`, as
+        `objectives.Objective`.
+      split: `spec.split` or `spec.train_split` of the evaluator.
+
+    Yields:
+      The function's result, arrays of NumPy.
+
+    Raises:
+      UserError: An image cannot be read, or the device has too little memory.
+    """
+
+  def alive(self) -> None:
+    """Says that long work goes on; a signal may end the evaluation here."""
+
+  def embeddings(self, split: str) -> Iterator[embedded.Embedded]:
+    """Yields what the model's head reads, a batch of the split at a time."""
+    for found in self.apply(embedded.embed, split):
+      yield embedded.Embedded.of_batch(found)
+
+  def embed(self, split: str) -> embedded.Embedded:
+    """Returns all embeddings of a split; they are computed once."""
+    if split not in self._embedded:
+      self._embedded[split] = embedded.join(list(self.embeddings(split)))
+    return self._embedded[split]
+
+
+class Evaluator(abc.ABC):
+  """A way to measure a model.
+
+  Attributes:
+    keys: Keys of `config.evaluation` that it reads beside split, every and
+      kind: 'train_split', 'k', 'shots'. Others are refused.
+    uses_outputs: Whether it reads the outputs of the objective: then `evaluate`
+      finds the classes of the data among those of the model. Without, any model
+      is measured on any data, as by its embeddings.
+    metrics: Name -> 'max' or 'min', which of its values is better: what
+      `config.checkpoint.best` may name. A name that ends with '/' stands for
+      several, as those of each class.
+    spec: Its entry of `config.evals`.
+  """
+
+  keys: ClassVar[tuple[str, ...]] = ()
+  uses_outputs: ClassVar[bool] = True
+  metrics: Mapping[str, str] = {}
+
+  def __init__(self, spec: ml_collections.ConfigDict):
+    self.spec = spec
+
+  def check(self) -> None:
+    """Checks the values of its keys, before anything slow.
+
+    Raises:
+      UserError: A value cannot work; names its key alone, as 'k is 0: ...'.
+    """
+
+  def check_sources(
+    self, source: data.Source, train_source: data.Source | None
+  ) -> None:
+    """Checks what is known of the data before any image is read.
+
+    Args:
+      source: The split that it measures on.
+      train_source: The split that it learns from, where it has one.
+
+    Raises:
+      EvaluationError: They cannot be measured.
+    """
+
+  @abc.abstractmethod
+  def run(self, context: Context) -> dict[str, Any]:
+    """Measures the model.
+
+    Args:
+      context: Applies functions of the model to a split.
+
+    Returns:
+      Metrics by name: numbers; and `confusion`, int [K, K], which is shown as a
+      picture, where there is one.
+
+    Raises:
+      EvaluationError: It cannot measure these examples.
+    """
+
+  def intervals(
+    self, found: Mapping[str, float]
+  ) -> dict[str, tuple[float, float] | None]:
+    """Returns 95% intervals of some metrics, by name; None: not known.
+
+    A metric NAME_margin is half of the interval of NAME, and is not shown.
+
+    Args:
+      found: Results of `run`.
+    """
+    del found
+    return {}

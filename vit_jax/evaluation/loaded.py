@@ -1,0 +1,156 @@
+"""Evaluators' view of a model that was loaded: the context of commands."""
+
+import collections
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+import contextlib
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax import models
+from vit_jax.data.device import views
+from vit_jax.evaluation import base
+from vit_jax.parallel import memory
+from vit_jax.parallel import mesh as mesh_lib
+
+# Something that stays on the host, and arrays [B, ...] by name.
+Pair = tuple[Any, Mapping[str, np.ndarray]]
+
+
+@dataclasses.dataclass(frozen=True)
+class Trunk:
+  """Stands for the objective of a model that is known by its layers alone."""
+
+  model: models.Model
+
+  def trunk(self, params: Any) -> tuple[models.Model, Any]:
+    """Returns the model and its parameters."""
+    return self.model, params
+
+
+class Applied:
+  """A model on as many devices as divide the batch, to apply functions of."""
+
+  def __init__(
+    self, objective: Any, params: Any, config: ml_collections.ConfigDict
+  ):
+    """Brings the parameters to the devices; compiles nothing yet.
+
+    Args:
+      objective: The objective of the model, or a `Trunk`.
+      params: Parameters of the objective.
+      config: Says how images are prepared, and the size of the batches,
+        `train.batch_size`.
+    """
+    mesh_config = config_lib.default().mesh
+    mesh_config.data = math.gcd(config.train.batch_size, jax.device_count())
+    self._mesh = mesh_lib.make_mesh(mesh_config)
+    self._params = jax.device_put(params, mesh_lib.replicated(self._mesh))
+    self._objective, self._config = objective, config
+    self._compiled: dict[Any, Callable[..., Any]] = {}
+
+  def __call__(
+    self,
+    function: base.Function,
+    image_shape: tuple[int, int] | None,
+    batches: Iterable[Pair],
+  ) -> Iterator[tuple[Any, Any]]:
+    """Applies a function in order; the device has the next batch meanwhile.
+
+    Args:
+      function: (objective, parameters, batch) -> a tree of arrays.
+      image_shape: (height, width) of images that are to be resized on the
+        device, None where they come in the model's size.
+      batches: Pairs.
+
+    Yields:
+      The first of each pair, and the function's result as NumPy arrays.
+
+    Raises:
+      UserError: The device has too little memory.
+    """
+    compiled = self._compile(function, image_shape)
+    waiting: collections.deque[tuple[Any, Any]] = collections.deque()
+    for key, batch in batches:
+      with memory.explained(memory.BATCHES):
+        on_device = mesh_lib.global_batch(batch, self._mesh)
+        waiting.append((key, compiled(self._params, on_device)))
+      if len(waiting) > 1:
+        yield _fetch(*waiting.popleft())
+    while waiting:
+      yield _fetch(*waiting.popleft())
+
+  def _compile(
+    self, function: base.Function, image_shape: tuple[int, int] | None
+  ) -> Callable[..., Any]:
+    """Returns (parameters, batch) -> tree, which prepares the images."""
+    key = function, image_shape
+    if key not in self._compiled:
+      prepare = views.eval_transform(self._config, image_shape)
+
+      def prepared(params: Any, batch: dict[str, jax.Array]) -> Any:
+        batch = batch | {'image': prepare(batch['image'])}
+        return function(self._objective, params, batch)
+
+      self._compiled[key] = jax.jit(prepared)
+    return self._compiled[key]
+
+
+def _fetch(key: Any, result: Any) -> tuple[Any, Any]:
+  with memory.explained(memory.BATCHES):
+    return key, jax.device_get(result)
+
+
+class LoadedContext(base.Context):
+  """A loaded model, and splits of any data; see `base.Context`."""
+
+  def __init__(
+    self,
+    objective: Any,
+    params: Any,
+    config: ml_collections.ConfigDict,
+    sources: Mapping[str, data.Source],
+    progress: Callable[[int], object] = lambda _: None,
+    label_of: np.ndarray | None = None,
+  ):
+    """Takes the model as `Applied` does, and the splits.
+
+    Args:
+      objective: The objective of the model, or a `Trunk`.
+      params: Parameters of the objective.
+      config: Says how images are read and prepared.
+      sources: Splits by their names; all have the same features.
+      progress: Is called with the number of examples that are done.
+      label_of: int32 [classes of the data], their positions in the model's;
+        None: labels stay as they are.
+    """
+    super().__init__(next(iter(sources.values())).features)
+    self._apply, self._config = Applied(objective, params, config), config
+    self._sources, self._progress = sources, progress
+    self._label_of = label_of
+
+  def apply(self, function: base.Function, split: str) -> Iterator[Any]:
+    """Applies a function to each batch of a split; see `base.Context`."""
+    source, size = self._sources[split], self._config.train.batch_size
+    with contextlib.closing(
+      data.eval_batches(source, self._config, batch_size=size)
+    ) as batches:
+      pairs = map(self._pair, batches)
+      for count, result in self._apply(function, source.image_shape, pairs):
+        yield result
+        self._progress(count)
+
+  def _pair(self, batch: data.Batch) -> Pair:
+    """Returns the number of examples, and the batch with the model's labels."""
+    if self._label_of is not None:
+      batch = batch | {'label': self._label_of[batch['label']]}
+    return int(batch['valid'].sum()), batch

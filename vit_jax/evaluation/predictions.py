@@ -1,0 +1,218 @@
+"""Predictions: a model's outputs, read by the feature that they predict."""
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+
+from vit_jax import config as config_lib
+from vit_jax import weights
+from vit_jax.data import features as features_lib
+from vit_jax.evaluation import loaded as loaded_lib
+
+Arrays = dict[str, np.ndarray]
+
+
+@dataclasses.dataclass(frozen=True)
+class Predictions:
+  """Predicted classes of the N examples of a split, in its order.
+
+  Attributes:
+    index: int32 [N], positions in the unsliced split.
+    label: int32 [N], positions in the model's classes.
+    loss: float32 [N], cross-entropy in nats.
+    top: int32 [N, k], the k most probable classes, the first one first.
+    probability: float32 [N, k], of these.
+  """
+
+  index: np.ndarray
+  label: np.ndarray
+  loss: np.ndarray
+  top: np.ndarray
+  probability: np.ndarray
+
+
+@dataclasses.dataclass(frozen=True)
+class Head:
+  """Reads the logits of a model, by the kind of feature that they predict.
+
+  Attributes:
+    feature: Name of the feature.
+    target: The feature.
+    names: Names of the outputs; its number where a class has no name.
+    top: Number of classes in a prediction.
+    mean: Mean of numbers, by which they are scaled, float32 [K].
+    std: Their standard deviation, likewise.
+  """
+
+  feature: str
+  target: features_lib.Target
+  names: tuple[str, ...]
+  top: int
+  mean: np.ndarray
+  std: np.ndarray
+
+  @classmethod
+  def of(cls, loaded: weights.Loaded, top: int) -> Self:
+    """Returns the head of a model.
+
+    Args:
+      loaded: The model.
+      top: Most classes in a prediction.
+
+    Raises:
+      UserError: The model has no head.
+    """
+    count = loaded.model.num_classes
+    if not count:
+      raise config_lib.UserError(
+        'this model has no head, so it names no classes: choose one that was'
+        ' trained to, or fine-tune it'
+      )
+    facts = loaded.preprocess.outputs.get('logits', {})
+    target = loaded.preprocess.target
+    known = loaded.classes or target.names
+    return cls(
+      feature=facts.get('feature', 'label'),
+      target=target,
+      names=(*known, *map(str, range(len(known), count))),
+      top=min(top, count),
+      mean=np.asarray(facts.get('mean', 0), np.float32),
+      std=np.asarray(facts.get('std', 1), np.float32),
+    )
+
+  @property
+  def is_classifier(self) -> bool:
+    """Whether the outputs are classes that exclude each other."""
+    return isinstance(self.target, features_lib.Label)
+
+  @property
+  def predicts_numbers(self) -> bool:
+    """Whether predictions are numbers in the units of the data."""
+    return isinstance(self.target, features_lib.Number)
+
+  def values(self, logits: jax.Array) -> jax.Array:
+    """Returns probabilities, or numbers in the units of the data, [B, K]."""
+    logits = jnp.asarray(logits, jnp.float32)
+    if self.predicts_numbers:
+      return logits * self.std + self.mean
+    is_multi = isinstance(self.target, features_lib.MultiLabel)
+    return (jax.nn.sigmoid if is_multi else jax.nn.softmax)(logits)
+
+  def rank(
+    self, logits: jax.Array, labels: jax.Array | None = None
+  ) -> dict[str, jax.Array]:
+    """Returns the most probable classes; of numbers all, as they come.
+
+    Args:
+      logits: [B, K].
+      labels: int32 [B], for the loss.
+
+    Returns:
+      top and probability [B, k], and loss [B] where there are labels, as in
+      `Predictions`; numbers are in the place of probabilities.
+    """
+    values = self.values(logits)
+    if self.predicts_numbers:
+      order = jnp.broadcast_to(jnp.arange(values.shape[-1]), values.shape)
+      return {'top': order, 'probability': values}
+    probability, classes = jax.lax.top_k(values, self.top)
+    found = {'top': classes, 'probability': probability}
+    if labels is not None:
+      found['loss'] = optax.softmax_cross_entropy_with_integer_labels(
+        jnp.asarray(logits, jnp.float32), labels
+      )
+    return found
+
+  def read(
+    self, outputs: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]
+  ) -> dict[str, jax.Array]:
+    """Returns what is true and what is predicted of each example.
+
+    Args:
+      outputs: From `Objective.outputs`.
+      batch: Has the feature.
+
+    Returns:
+      label, top, probability and loss, as in `Predictions`; of several classes
+      and of numbers truth and predicted, [B, K].
+    """
+    truth, logits = batch[self.feature], outputs['logits']
+    if self.is_classifier:
+      return {'label': truth} | self.rank(logits, truth)
+    return {'truth': truth, 'predicted': self.values(logits)}
+
+
+def predict(
+  loaded: weights.Loaded,
+  head: Head,
+  config: ml_collections.ConfigDict,
+  image_shape: tuple[int, int] | None,
+  batches: Iterable[loaded_lib.Pair],
+) -> Iterator[tuple[Any, Arrays]]:
+  """Yields what `Head.rank` returns for batches, as `loaded.Applied`.
+
+  A batch has image (uint8 [B, h, w, C]) and, for the loss, label (int32 [B]).
+  """
+
+  def rank(objective: Any, params: Any, batch: dict[str, jax.Array]) -> Any:
+    logits = objective.model.apply({'params': params}, batch['image'])
+    return head.rank(logits, batch.get('label'))
+
+  trunk = loaded_lib.Trunk(loaded.model)
+  applied = loaded_lib.Applied(trunk, loaded.params, config)
+  return applied(rank, image_shape, batches)
+
+
+def match_classes(
+  model_names: Sequence[str], num_classes: int, data_names: Sequence[str]
+) -> np.ndarray:
+  """Finds the classes of the data among those of a model, by name.
+
+  Args:
+    model_names: Names of the model's classes; (): the data's are in its order.
+    num_classes: Number of the model's classes.
+    data_names: Names of the data's classes.
+
+  Returns:
+    int32 [classes of the data], positions in the model's.
+
+  Raises:
+    UserError: They are not the same classes.
+  """
+  in_order = np.arange(len(data_names), dtype=np.int32)
+  if not model_names:
+    if num_classes != len(data_names):
+      raise config_lib.UserError(
+        f'the model tells {num_classes} classes apart, and the data have'
+        f' {len(data_names)}: with no names to go by, they must be as many'
+      )
+    return in_order
+  if tuple(model_names) == tuple(data_names):
+    return in_order
+  position = {name: i for i, name in enumerate(model_names)}
+  if sorted(model_names) == sorted(data_names):
+    if len(position) < len(model_names):
+      raise config_lib.UserError(
+        'the classes of the data are in another order than those of the model,'
+        ' and cannot be told by their names, as some occur twice'
+      )
+    return np.array([position[name] for name in data_names], np.int32)
+  missing = [name for name in data_names if name not in position]
+  unknown = sorted(set(model_names) - set(data_names))
+  raise config_lib.UserError(
+    f'the data have not the {len(model_names)} classes of the model, but'
+    f' {len(data_names)}: of the data alone are'
+    f' {config_lib.some(missing) or "none"}; of the model alone'
+    f' {config_lib.some(unknown) or "none"}. Where only the names differ, add'
+    ' --same_order'
+  )
