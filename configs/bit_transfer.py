@@ -2,10 +2,9 @@ r"""A BiT of ImageNet-21k, fine-tuned on any dataset by BiT's hyper-rule.
 
   python -m vit_jax.main --config=configs/bit_transfer.py:R50x1,cifar10
 
-MODEL is R50x1, R50x3, R101x1, R101x3, R152x2 or R152x4, with BiT- before it or
-without; DATASET is a name of TFDS, folder:PATH or digits. The sizes of those in
-`recipes.DATASETS` are known; of others say how many examples there are to train
-on:
+MODEL is R50x1, R50x3, R101x1, R101x3, R152x2 or R152x4, with or without BiT-
+before it; DATASET is a name of TFDS, folder:PATH or digits. For a dataset that
+is not in `recipes.DATASETS`, add the number of training examples:
 
   python -m vit_jax.main \
       --config=configs/bit_transfer.py:R50x1,folder:/path/to/images,12000
@@ -14,10 +13,10 @@ Source: "Big Transfer (BiT)", arXiv:1912.11370, section 3.3, and its authors'
 code (google-research/big_transfer, bit_hyperrule.py), which for fewer than
 20,000 examples warms up for 100 steps and falls at 40, 60 and 80%. They report
 for R50x1 on ImageNet 80.68%, CIFAR-10 97.3, CIFAR-100 86.4; for R152x2 85.15,
-98.5 and 91.2 (on CIFAR with batches of 128 and a rate of 0.001, which they find
-as good). Not run by us: it starts from gs://bit_models, which we could not
-reach. From a copy: --config.init_from.path=PATH. Of images below 96 x 96 pixels
-that are not in the table: --config.data.image_size=128.
+98.5 and 91.2 (on CIFAR with batches of 128 and a learning rate of 0.001, which
+they find as good). Not run by us: it starts from gs://bit_models, which we
+could not reach. From a copy: --config.init_from.path=PATH. For images below
+96 x 96 pixels that are not in the table: --config.data.image_size=128.
 Memory: --config.train.accumulation=8.
 """
 
@@ -52,7 +51,7 @@ def get_config(arg: str = 'R50x1,cifar10') -> ml_collections.ConfigDict:
 
   config.data.name = data
   config.data.split = dataset.train
-  # From 160 px, or 512; exact, whatever the image's ratio.
+  # From 160 or 512 px; exact for any aspect ratio.
   config.data.image_size = 128 if dataset.is_small else 480
   config.data.resize = 160 / 128 if dataset.is_small else 512 / 480
   config.data.crop = 'random'

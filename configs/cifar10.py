@@ -3,19 +3,19 @@ r"""A plain ViT from scratch on CIFAR-10, trained well.
   python -m vit_jax.main --config=configs/cifar10.py:EPOCHS
 
 on TFDS' `cifar10`, or on a folder with train/<class>/ and test/<class>/:
---config.data.name=folder:/path/to/cifar10. EPOCHS is 10 without a number. From
-50 epochs on images are augmented more, and the model is held back.
+--config.data.name=folder:/path/to/cifar10. EPOCHS is 10 by default. From 50
+epochs on, there is more augmentation and regularisation.
 
 3.18M parameters, patches of 4 x 4, no convolution but the patch embedding: the
-size of configs/cifar10_tutorial.py. What differs is Muon for the layers'
-matrices, fixed positions, and the mean of the patches in place of a class
-token; docs/cifar10.md has what each of them brings.
+size of configs/cifar10_tutorial.py. Differences are Muon for the layers'
+matrices, fixed positions, and the mean of the patches instead of a class token;
+docs/cifar10.md shows their effects.
 
 Measured on a JPEG copy of CIFAR-10 (quality 75), in float32 on 2 CPU cores:
 80.1% of the 5,000 held-out images after the schedule of 10 epochs (seed 0; 133
-minutes on a machine that did other things as well), 61.0% after that of one.
-The tutorial's author has 65.4% after 10 epochs of a longer schedule. Those of
-100 and 200 epochs, which are for a GPU, have not been run.
+minutes on a machine with other work), 61.0% after that of one. The tutorial's
+author reports 65.4% after 10 epochs of a longer schedule. Schedules of 100 and
+200 epochs, which need a GPU, have not been run.
 """
 
 import ml_collections
@@ -23,7 +23,7 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax.config import recipes
 
-# A run this long sees each image often enough to learn it by heart.
+# Runs this long would memorise the images.
 _LONG = 50  # epochs
 
 

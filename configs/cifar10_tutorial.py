@@ -1,4 +1,4 @@
-r"""The ViT of a well-known tutorial, from scratch on CIFAR-10, to the letter.
+r"""The ViT of a well-known tutorial, from scratch on CIFAR-10, exactly.
 
   python -m vit_jax.main --config=configs/cifar10_tutorial.py
 

@@ -10,11 +10,11 @@ VARIANT is S, B, L or H.
 
 Source: "DeiT III: Revenge of the ViT", arXiv:2204.07118, and its authors'
 commands (facebookresearch/deit, README_revenge.md), 800 epochs and 20 more.
-Validation images named rightly at 224 px: S 81.4%, B 83.8, L 84.9, H 85.2. Not
-run by us. Memory: --config.train.accumulation=4, for L and H more.
+Validation accuracy at 224 px: S 81.4%, B 83.8, L 84.9, H 85.2. Not run by us.
+Memory: --config.train.accumulation=4, for L and H more.
 
-Other than theirs: `recipes.deit` says how images and the schedule differ. H
-trains at 160 px, of which its patches of 14 see 154.
+Differences: `recipes.deit` lists those of images and schedule. H trains at 160
+px, of which its patches of 14 cover 154.
 """
 
 import dataclasses
@@ -79,7 +79,7 @@ def _train(config: ml_collections.ConfigDict, variant: _Variant) -> None:
   config.optim.learning_rate = variant.learning_rate
   config.optim.final_factor = 1e-5 / variant.learning_rate
   config.optim.weight_decay = 0.05
-  # Our loss is the sum over 1,000 classes, theirs the mean: so these are 1,000
+  # Our loss is the sum over 1,000 classes, theirs the mean, so these are 1,000
   # times theirs, and the steps are the same.
   config.optim.clip_norm = 1000.0
   config.optim.eps = 1e-5

@@ -2,20 +2,19 @@ r"""DeiT from scratch on ImageNet-1k, with or without a teacher.
 
   python -m vit_jax.main --config=configs/deit_i1k.py:S
 
-or Ti or B; with a teacher, whatever model of ImageNet-1k `vit_jax.load` reads:
+or Ti or B; with a teacher, any ImageNet-1k model that `vit_jax.load` reads:
 
   python -m vit_jax.main --config=configs/deit_i1k.py:S,distilled \
       --config.objective.teacher=PATH
 
 Source: "Training data-efficient image transformers", arXiv:2012.12877, table 9,
-and the authors' code. Validation images named rightly after 300 epochs: Ti
-72.2%, S 79.9, B 81.8; distilled by a RegNetY-16GF 74.5, 81.2 and 83.4, which is
-none of our models: BiT-M-R152x2-ILSVRC2012 is another strong convnet. Not run
-by us. The authors' Ti and S took less than 3 days on 4 GPUs.
+and the authors' code. Validation accuracy after 300 epochs: Ti 72.2%, S 79.9,
+B 81.8; distilled from a RegNetY-16GF 74.5, 81.2 and 83.4. That teacher is not
+among our models; BiT-M-R152x2-ILSVRC2012 is another strong convnet. Not run by
+us. The authors' Ti and S took less than 3 days on 4 GPUs.
 
-Other than theirs: `recipes.deit` says how images and the schedule differ. The
-average of the parameters that theirs keeps besides does not enter these
-results.
+Differences: `recipes.deit` lists those of images and schedule. The authors also
+keep an average of the parameters, which these results do not use.
 """
 
 import ml_collections
@@ -36,7 +35,7 @@ def get_config(arg: str = 'S') -> ml_collections.ConfigDict:
   recipes.choose(distilled, ('', 'distilled'), 'a kind')
   config = recipes.deit()
   config.data.eval_resize = 256
-  config.augment.policy = 'rand-m9-mstd0.5-inc1'  # in place of a jitter
+  config.augment.policy = 'rand-m9-mstd0.5-inc1'  # instead of a jitter
   config.augment.erase = 0.25
 
   config.model.name = f'ViT-{variant}/16'

@@ -2,8 +2,8 @@
 
 python -m vit_jax.main --config=configs/digits.py --workdir=runs/digits
 
-136,010 parameters. A fixed fifth of the digits, 359, is held out: 99.4% of them
-are named rightly (seeds 0 to 2: 99.4, 99.2, 99.7), after 50 s on 2 CPU cores
+136,010 parameters. A fixed fifth of the digits, 359, is held out: the accuracy
+on them is 99.4% (seeds 0 to 2: 99.4, 99.2, 99.7), after 50 s on 2 CPU cores
 from start to exit.
 """
 

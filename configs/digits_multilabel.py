@@ -3,9 +3,9 @@
 python -m vit_jax.main --config=configs/digits_multilabel.py \
   --workdir=runs/digits_multilabel
 
-Each image has one or two of ten classes. The digits of training are paired with
-each other, those of the validation likewise. It is run where this file is,
-since `data.name` names a class in it.
+Each image has one or two of ten classes. Training digits are paired with each
+other, and so are validation digits. Run it from the root of the repository,
+since `data.name` names a class in this file.
 """
 
 import pathlib
@@ -18,7 +18,7 @@ from vit_jax.data import base
 from vit_jax.data import digits
 from vit_jax.data import features
 
-_PAIRS = 4  # of each digit, with others on its right
+_PAIRS = 4  # for each digit, with others on its right
 
 
 class Pairs(base.ArraySource):

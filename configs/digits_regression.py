@@ -3,8 +3,9 @@
 python -m vit_jax.main --config=configs/digits_regression.py \
   --workdir=runs/digits_regression
 
-The model of configs/digits.py predicts two numbers of each image, the row and
-the column. It is run where this file is, since `data.name` names a class in it.
+The model of configs/digits.py predicts two numbers for each image, the row and
+the column. Run it from the root of the repository, since `data.name` names a
+class in this file.
 """
 
 import pathlib

@@ -13,8 +13,8 @@ folder:PATH or digits:
 
 The protocol is that of the ViT and AugReg papers; try the learning rates 0.001,
 0.003, 0.01 and 0.03 (--config.optim.learning_rate). The architecture, mean and
-std come from the checkpoint. A part alone is trained by, for instance,
---config.optim.trainable='^head/'. What was measured with it: see the README.
+std come from the checkpoint. --config.optim.trainable='^head/', for instance,
+trains only a part. For measurements, see docs/fine_tuning.md.
 """
 
 import ml_collections

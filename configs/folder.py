@@ -3,14 +3,14 @@ r"""A ViT-S/16 from scratch on any folder of images.
   python -m vit_jax.main --config=configs/folder.py \
       --config.data.name=folder:/path/to/images
 
-The folder holds train/<class>/ and val/<class>/, or test/<class>/ which then
-stands for val (training, validation and other usual names will do); with
-<class>/ folders alone, say what to hold out:
+The folder contains train/<class>/ and val/<class>/, or test/<class>/, which is
+then used for val (training, validation and other usual names work, too). If it
+contains only <class>/ folders, hold out a slice:
 
       --config.data.split='train[:90%]' --config.evals.val.split='train[90%:]'
 
-The recipe is a usual one for some 100,000 images and more. How well it does
-depends on them; no result was measured. Without a GPU it is slow: try
+The recipe is a common one for 100,000 images and more. No result was measured,
+as it depends on the images. Without a GPU it is slow: try
 --config.model.name=ViT-Ti/16 --config.data.image_size=112 first.
 """
 
@@ -36,7 +36,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
 
   config.train.duration = '100 epochs'
   config.train.batch_size = 256
-  config.train.accumulation = 'auto'  # as few parts as fit in memory
+  config.train.accumulation = 'auto'  # as few microbatches as fit in memory
   config.optim.learning_rate = 1e-3
   config.optim.warmup = '5 epochs'
   config.optim.weight_decay = 0.1

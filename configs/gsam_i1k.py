@@ -5,22 +5,22 @@ python -m vit_jax.main --config=configs/gsam_i1k.py:S/16
 or B/16, B/32 or Mixer-B/16.
 
 Source: "Surrogate Gap Minimization Improves Sharpness-Aware Training",
-arXiv:2203.08065, and its authors' config in big_vision, of B/32. Validation
-images named rightly after 300 epochs: S/16 79.5%, B/16 81.0, Mixer-B/16 77.8
-(with SAM 78.1, 79.9 and 77.4: sam_i1k.py). Not run by us. A step is two passes
-over each of 64 parts of the batch, one part after the other: on many devices it
-is slow.
+arXiv:2203.08065, and its authors' config for B/32 in big_vision. Validation
+accuracy after 300 epochs: S/16 79.5%, B/16 81.0, Mixer-B/16 77.8 (with SAM
+78.1, 79.9 and 77.4: sam_i1k.py). Not run by us. A step makes two passes over
+each of 64 microbatches, one after the other: on many devices it is slow.
 
-The length of the perturbation follows the learning rate; its parts are those of
-SAM, 64. That config's weight decay, 1e-3, is multiplied by the schedule alone;
-here it is the paper's 0.3, multiplied by the rate, 3e-3.
+The length of the perturbation follows the learning rate; there are 64
+microbatches, as for SAM. The weight decay of that config, 1e-3, is multiplied
+only by the schedule; here it is the paper's 0.3, multiplied by the learning
+rate, 3e-3.
 """
 
 import ml_collections
 
 from vit_jax.config import recipes
 
-# Of rho the highest and the lowest, and alpha.
+# Highest and lowest rho, and alpha.
 _GSAM = {
   'S/16': (0.6, 0.0, 1.0),
   'B/16': (0.6, 0.2, 0.4),

@@ -2,9 +2,10 @@
 
 python -m vit_jax.main --config=configs/mixer_b16_cifar10.py
 
-The ViT paper's protocol at the only size that a Mixer takes. Its authors report
-96.82% of the test images. Not run by us: it starts from gs://mixer_models,
-which we could not reach (--config.init_from.path=PATH takes a copy).
+The ViT paper's protocol, at the only size that a Mixer accepts. Its authors
+report 96.82% of the test images. Not run by us: it starts from
+gs://mixer_models, which we could not reach (--config.init_from.path=PATH takes
+a copy).
 """
 
 import ml_collections

@@ -3,8 +3,8 @@
 python -m vit_jax.main --config=configs/mnist.py:4
 
 or 7, the patch size, on TFDS' `mnist`. Hidden 64, MLP 128, 4 heads, 6 layers:
-206,000 parameters, as small as teaching material has it. It has not been run,
-and no result is known. A first try without a download: configs/digits.py.
+206,000 parameters, as small as in teaching material. It has not been run, and
+no result is known. A first try without a download: configs/digits.py.
 """
 
 import ml_collections

@@ -5,15 +5,15 @@ python -m vit_jax.main --config=configs/sam_i1k.py:S/16
 or B/16, B/32 or Mixer-B/16. Without SAM: --config.optim.sam.rho=0.
 
 Source: "When Vision Transformers Outperform ResNets without Pre-training or
-Strong Data Augmentations", arXiv:2106.01548. Validation images named rightly
-after 300 epochs, with AdamW and with SAM: S/16 74.4% and 78.1; B/16 74.6 and
-79.9; Mixer-B/16 66.4 and 77.4. Not run by us. A step is two passes over each
-of 64 parts of the batch, one part after the other: on many devices it is slow.
+Strong Data Augmentations", arXiv:2106.01548. Validation accuracy after 300
+epochs, with AdamW and with SAM: S/16 74.4% and 78.1; B/16 74.6 and 79.9;
+Mixer-B/16 66.4 and 77.4. Not run by us. A step makes two passes over each of 64
+microbatches, one after the other: on many devices it is slow.
 
-SAM perturbs the weights by rho in each of 64 parts of the batch by itself: its
-authors used 64 TPU chips, and found that fewer need a larger rho
-(google-research/vision_transformer, issue 153). That issue confirms rho of
-B/16; those of the others, and that loss, bias and schedule are the ViT paper's,
+SAM perturbs the weights separately for each of 64 microbatches: its authors
+used 64 TPU chips, and found that fewer need a larger rho
+(google-research/vision_transformer, issue 153). That issue confirms the rho of
+B/16. The other values of rho, and the loss, bias and schedule of the ViT paper,
 could not be checked against the paper.
 """
 

@@ -1,13 +1,13 @@
-r"""ViTs on ImageNet-21k with AugReg: what many checkpoints start from.
+r"""ViTs on ImageNet-21k with AugReg, the start of many checkpoints.
 
   python -m vit_jax.main --config=configs/vit_i21k.py:B/16,light2,300ep \
       --config.data.name=folder:/path/to/imagenet21k
 
-TFDS does not have ImageNet-21k: the folder has one of its own for each class
-(of the authors', 21,843). VARIANT is Ti/16, S/32, S/16, B/32, B/16, L/16,
+TFDS does not have ImageNet-21k: use a folder with a subfolder for each class
+(the authors have 21,843). VARIANT is Ti/16, S/32, S/16, B/32, B/16, L/16,
 R+Ti/16, R26+S/32 or R50+L/32; AUG is none, light1, light2, medium1, medium2,
-strong1 or strong2 (left out: what the authors' published config, or for hybrids
-their best checkpoint, has); 300ep (left out) or 30ep.
+strong1 or strong2 (default: that of the authors' published config, or of their
+best checkpoint for hybrids); 300ep (default) or 30ep.
 
 Source: "How to train your ViT?", arXiv:2106.10270, sections 3.2 to 3.4. Table 3
 gives, fine-tuned on ImageNet-1k at 224 px, after 30 and 300 epochs: Ti/16
@@ -15,8 +15,8 @@ gives, fine-tuned on ImageNet-1k at 224 px, after 30 and 300 epochs: Ti/16
 79.13, B/16 80.42 and 83.96, L/16 82.05 and 83.98, R+Ti/16 65.65 and 69.69,
 R26+S/32 77.42 and 80.81, R50+L/32 80.26 and 82.74. Not run by us.
 
-Its other weight decay, 0.03, suits less augmentation; dropout and stochastic
-depth of 0.1 rarely helped. Memory: --config.train.accumulation=8.
+The other weight decay of the paper, 0.03, suits less augmentation; dropout and
+stochastic depth of 0.1 rarely helped. Memory: --config.train.accumulation=8.
 """
 
 import ml_collections

@@ -4,10 +4,10 @@ r"""Looks for inputs that end in a traceback, with more cases than the tests.
   python scripts/fuzz.py --seconds=600 --seed=100000 --target=configs
 
 Configs, checkpoints, directories, images and requests of the page are damaged
-at random; each must be accepted, or refused by one line. What is not is printed
-with its seed, which repeats it: --target=NAME --seed=SEED --count=1. The cases
-are those of tests/hostile.py, and need the extra [test]. The status is 1 where
-any failed.
+at random; each must be accepted, or refused by one line. A case that fails is
+printed with its seed, which repeats it: --target=NAME --seed=SEED --count=1.
+The cases are those of tests/hostile.py, and need the extra [test]. The status
+is 1 if any failed.
 """
 
 import collections
@@ -25,14 +25,14 @@ from vit_jax import cli
 from vit_jax.config import UserError
 
 _COUNT = flags.DEFINE_integer(
-  'count', 100, 'Cases of each target.', lower_bound=1
+  'count', 100, 'Number of cases for each target.', lower_bound=1
 )
 _SECONDS = flags.DEFINE_float(
-  'seconds', None, 'Go on for this long in place of --count.', lower_bound=0
+  'seconds', None, 'Time limit instead of --count.', lower_bound=0
 )
-_SEED = flags.DEFINE_integer('seed', 0, 'Of the first case.', lower_bound=0)
+_SEED = flags.DEFINE_integer('seed', 0, 'First seed.', lower_bound=0)
 _TARGET = flags.DEFINE_multi_string(
-  'target', [], 'Only these: configs, npz, pth, images, ...; else all.'
+  'target', [], 'Target: configs, npz, pth, images, ... Default: all.'
 )
 
 
@@ -79,7 +79,7 @@ def _is_over(seed: int, start: float) -> bool:
 
 
 def _one(hostile: object, target: object, seed: int, folder: object) -> str:
-  """Runs one case; returns how it ended."""
+  """Runs one case; returns the outcome."""
   try:
     accepted = hostile.case(target, seed, folder)  # type: ignore[attr-defined]
   except hostile.FailureError as e:  # type: ignore[attr-defined]

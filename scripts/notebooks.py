@@ -1,12 +1,12 @@
-r"""Runs the notebooks, and stores them with what they show.
+r"""Runs the notebooks, and stores them with their outputs.
 
   python scripts/notebooks.py
   python scripts/notebooks.py notebooks/1_build_a_vit.ipynb
 
-Each runs from top to bottom in a process and an empty folder of its own, on the
-CPU. Where a cell fails, its traceback is shown and nothing is stored. What says
-nothing and would differ from run to run is left out: times, and the folder's
-path, for which a dot stands. Needs the extra [notebooks].
+Each runs from top to bottom in a new process and an empty folder, on the CPU.
+If a cell fails, its traceback is shown and nothing is stored. Outputs that
+differ from run to run are removed: times, and the path of the folder, which
+becomes a dot. Needs the extra [notebooks].
 """
 
 from collections.abc import Iterator
@@ -31,8 +31,8 @@ FLAGS = flags.FlagValues()
 
 _ROOT = pathlib.Path(__file__).absolute().parents[1]
 NOTEBOOKS = sorted((_ROOT / 'notebooks').glob('*.ipynb'))
-_SECONDS = 600  # that a cell may take
-_MOST_BYTES = 2**20  # of a notebook
+_SECONDS = 600  # limit for a cell
+_MOST_BYTES = 2**20  # limit for a notebook
 _PATH = re.compile(
   r'(?<![\w.:/])/(home|mnt|opt|private|root|tmp|usr|Users|var)/|'
   + re.escape(str(_ROOT))
@@ -41,7 +41,7 @@ _KERNEL = {'display_name': 'Python 3', 'language': 'python', 'name': 'python3'}
 
 
 def main(argv: list[str]) -> None:
-  """Runs and stores those that are named, or all."""
+  """Runs and stores the given notebooks, or all."""
   for package in ('nbclient', 'nbformat', 'ipykernel'):
     if importlib.util.find_spec(package) is None:
       raise UserError(
@@ -60,10 +60,10 @@ def main(argv: list[str]) -> None:
 
 
 def read(path: pathlib.Path) -> Any:
-  """Returns a notebook as nbformat has it.
+  """Reads a notebook by nbformat.
 
   Raises:
-    UserError: It is none.
+    UserError: The file is not a notebook.
   """
   import nbformat
 
@@ -79,7 +79,7 @@ def execute(notebook: Any) -> Any:
   """Returns a notebook with the outputs of a new run.
 
   Args:
-    notebook: From `read`; is not changed.
+    notebook: Notebook from `read`, which is not changed.
 
   Raises:
     nbclient.exceptions.CellExecutionError: A cell failed.
@@ -101,7 +101,7 @@ def execute(notebook: Any) -> Any:
 
 
 def _environment(folder: str) -> dict[str, str]:
-  """Returns what a notebook's process finds, whatever is set here."""
+  """Returns an environment that does not depend on the settings here."""
   ours = ('IPY', 'JAX_', 'MPL', 'XLA_')
   kept = {k: x for k, x in os.environ.items() if not k.startswith(ours)}
   return kept | {
@@ -112,7 +112,7 @@ def _environment(folder: str) -> dict[str, str]:
 
 
 def _clean(notebook: Any, folder: str) -> None:
-  """Leaves out what says nothing about the notebook."""
+  """Removes outputs that differ from run to run."""
   notebook.metadata = {
     'kernelspec': _KERNEL,
     'language_info': {'name': 'python'},
@@ -130,7 +130,7 @@ def _outputs(notebook: Any) -> Iterator[Any]:
 
 
 def _texts(output: Any) -> Iterator[tuple[Any, str]]:
-  """Yields where an output has text: a dict and a key in it."""
+  """Yields the texts of an output, each as a dict and a key in it."""
   if output.output_type == 'stream':
     yield output, 'text'
   for kind in output.get('data', {}):
@@ -139,13 +139,13 @@ def _texts(output: Any) -> Iterator[tuple[Any, str]]:
 
 
 def problems(notebook: Any) -> list[str]:
-  """Returns what is wrong with a stored notebook: one line for each.
+  """Returns the problems of a stored notebook, one line each.
 
-  It must have run from top to bottom without an error, show figures, and be
-  small; and no path of a machine may be in what it shows.
+  It must have run from top to bottom without an error, show figures, be small,
+  and contain no path of a machine.
 
   Args:
-    notebook: From `read`.
+    notebook: Notebook from `read`.
   """
   code = [cell for cell in notebook.cells if cell.cell_type == 'code']
   found = []

@@ -1,12 +1,12 @@
-r"""Downloads a TFDS dataset and stores it as vit_jax reads it.
+r"""Downloads a TFDS dataset and stores it as ArrayRecord files.
 
   pip install -e '.[prepare]'
   python scripts/prepare_tfds.py cifar10 --data_dir=DIR
 
-This is done once, and needs TensorFlow; training does not. A dataset that is
-stored as TFRecord files already is not downloaded again: ArrayRecord files are
-added to it. Some datasets (imagenet2012) cannot be downloaded: put the files
-that the error asks for in --manual_dir.
+This is done once and needs TensorFlow, which training does not. A dataset that
+is already stored as TFRecord files is not downloaded again; ArrayRecord files
+are added to it. Some datasets (imagenet2012) cannot be downloaded: put the
+files that the error asks for into --manual_dir.
 """
 
 import os
@@ -21,10 +21,10 @@ if TYPE_CHECKING:
   import tensorflow_datasets as tfds
 
 _DATA_DIR = flags.DEFINE_string(
-  'data_dir', None, 'Where to store it, as config.data.dir; None: as TFDS does.'
+  'data_dir', None, "Directory, as config.data.dir. Default: TFDS's own."
 )
 _MANUAL_DIR = flags.DEFINE_string(
-  'manual_dir', None, 'Where files are that cannot be downloaded.'
+  'manual_dir', None, 'Directory of files that cannot be downloaded.'
 )
 _FORMAT = 'array_record'
 
@@ -34,7 +34,7 @@ def main(argv: list[str]) -> None:
   if len(argv) != 2:
     raise UserError('name one dataset: python scripts/prepare_tfds.py cifar10')
   try:
-    import tensorflow  # noqa: F401  TFDS needs it, and would say so less well
+    import tensorflow  # noqa: F401  TFDS would fail with a worse message
   except ImportError:
     raise UserError(
       "TensorFlow is missing: run pip install -e '.[prepare]'"
@@ -84,7 +84,7 @@ def _convert(builder: 'tfds.core.DatasetBuilder') -> None:
       writer.close()
       os.replace(partial, target)
       print(target)
-  # Last: it is what declares the files to be there.
+  # Last, since it declares the files to be complete.
   builder.info.add_alternative_file_format(_FORMAT)
   builder.info.write_to_directory(builder.data_path)
 

@@ -3,11 +3,11 @@
   python scripts/scaling.py --hardware=H100,v5p >tables.md
 
 For each model and number of devices, several meshes are planned as by `python
--m vit_jax.summary --devices=N --mesh=...`; the one whose step is shortest (in
-the middle of the best and the worst case), among those that fit, is shown. All
-are for the same number of images a step, with as much accumulation as memory
-needs: many devices have few images each. The layers are scanned, and nothing is
-computed twice. It takes some seconds for each plan, and needs no device.
+-m vit_jax.summary --devices=N --mesh=...`. Among those that fit, the one with
+the shortest step (the mean of the best and the worst case) is shown. All have
+the same number of images a step, with as much accumulation as memory needs, so
+that many devices have few images each. Layers are scanned, and nothing is
+recomputed. A plan takes some seconds, and no device is needed.
 """
 
 from collections.abc import Iterator
@@ -19,22 +19,30 @@ from absl import logging
 
 from vit_jax import cli
 from vit_jax import config as config_lib
+from vit_jax.config import tables
 from vit_jax.parallel import hardware as hardware_lib
 from vit_jax.summary import plan as plan_lib
 from vit_jax.summary import roofline
 
-# Images on one device at a time: 80 GB hold their activations.
+# Images on one device at a time, whose activations fit into 80 GB.
 MODELS = {'ViT-B/16': 128, 'ViT-L/16': 64, 'ViT-H/14': 32, 'ViT-g/14': 16}
 
-_MODELS = flags.DEFINE_list('models', list(MODELS), 'To plan.')
-_DEVICES = flags.DEFINE_list('devices', ['8', '64', '256', '1024'], 'How many.')
-_HARDWARE = flags.DEFINE_list('hardware', ['H100'], 'A table for each.')
-_BATCH_SIZE = flags.DEFINE_integer('batch_size', 4096, 'Images of a step.')
-_KEEP = flags.DEFINE_string('keep', None, 'Also write all plans here, as JSON.')
+_MODELS = flags.DEFINE_list('models', list(MODELS), 'Models to plan.')
+_DEVICES = flags.DEFINE_list(
+  'devices', ['8', '64', '256', '1024'], 'Numbers of devices.'
+)
+_HARDWARE = flags.DEFINE_list('hardware', ['H100'], 'Hardware, one table each.')
+_BATCH_SIZE = flags.DEFINE_integer('batch_size', 4096, 'Images in a step.')
+_KEEP = flags.DEFINE_string('keep', None, 'JSON file for all plans.')
+
+_HEADER = (
+  *('model', 'devices', 'images each', 'mesh', 'GiB', 'step, ms'),
+  *('efficiency', 'images/s', 'most beside compute'),
+)
 
 
 def meshes(devices: int) -> Iterator[dict[str, int]]:
-  """Yields what is worth trying, where it divides the devices."""
+  """Yields plausible meshes that divide the devices."""
   splits = [(1, 1), (8, 1), (64, 1), (4, 2)]
   for fsdp, tensor in splits:
     if not devices % (fsdp * tensor):
@@ -63,21 +71,20 @@ def row(
   devices: str,
   found: list[plan_lib.Plan],
   hardware: hardware_lib.Hardware,
-) -> str:
-  """Returns the line of a model on the best of its meshes."""
+) -> tuple[str, ...]:
+  """Returns the cells of a model on the best of its meshes."""
   estimates = [(roofline.estimate(plan, hardware), plan) for plan in found]
   fitting = [(e, plan) for e, plan in estimates if e is not None and e.fits]
   if not fitting:
-    return f'| {name} | {devices} | none fits |'
+    return (name, devices, 'none fits', *[''] * (len(_HEADER) - 3))
   e, plan = min(fitting, key=lambda pair: pair[0].best + pair[0].worst)
   axes = [f'{axis}={n}' for axis, n in plan.mesh.items() if n > 1]
-  terms = {'update': e.update} | e.communication  # memory is beside compute
+  terms = {'update': e.update} | e.communication  # memory overlaps compute
   bound = max(terms, key=lambda term: terms[term])
-  ways = plan.mesh['data'] * plan.mesh['fsdp']
-  cells = (
+  return (
     name,
     f'{plan.devices:,}',
-    f'{plan.batch_size // ways}',
+    f'{plan.batch_size // (plan.mesh["data"] * plan.mesh["fsdp"])}',
     ', '.join(axes),
     f'{plan.memory["total"]:.1f}',
     f'{1e3 * e.best:,.1f} - {1e3 * e.worst:,.1f}',
@@ -85,7 +92,6 @@ def row(
     f'{e.images_per_second[0]:,.0f} - {e.images_per_second[1]:,.0f}',
     f'{bound}, {terms[bound] / e.compute:.0%}',
   )
-  return f'| {" | ".join(cells)} |'
 
 
 def main(argv: list[str]) -> None:
@@ -103,13 +109,8 @@ def main(argv: list[str]) -> None:
     pathlib.Path(_KEEP.value).write_text(text)
   for hardware in chosen:
     print(f'\n{hardware.name}, {_BATCH_SIZE.value:,} images a step:\n')
-    print(
-      '| model | devices | images each | mesh | GiB | step, ms | efficiency'
-      ' | images/s | most beside compute |'
-    )
-    print('| --- ' * 9 + '|')
-    for (name, devices), of in found.items():
-      print(row(name, devices, of, hardware))
+    rows = [row(name, n, of, hardware) for (name, n), of in found.items()]
+    print(*tables.markdown([_HEADER, *rows]), sep='\n')
 
 
 if __name__ == '__main__':

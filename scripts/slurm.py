@@ -1,15 +1,15 @@
-r"""Trains on SLURM: requeued when it is preempted or out of time, until done.
+r"""Trains on SLURM; the job is requeued until the run is done.
 
   pip install -e '.[slurm]'
   python scripts/slurm.py --partition=gpu --nodes=4 --gpus_per_node=8 \
       --cpus_per_task=96 --timeout_min=1440 -- \
       --config=configs/x.py --workdir=/shared/runs/x
 
-What follows the lone -- are the flags of `python -m vit_jax.main`, which runs
-once on each node, with all of its GPUs; --workdir must be on a file system that
-all nodes share. Logs are in WORKDIR/slurm. A job that SLURM preempts or that
-comes near its time limit saves and is queued again; one that fails or that is
-cancelled is not, and the same command goes on where it stopped.
+Flags after the lone -- are for `python -m vit_jax.main`, which runs once on
+each node, with all of its GPUs; --workdir must be on a file system that all
+nodes share. Logs are in WORKDIR/slurm. A job that is preempted, or comes near
+its time limit, saves and is queued again. One that fails or is cancelled is
+not; the same command resumes it.
 
 --local runs the tasks here instead, without SLURM, and waits for them:
 

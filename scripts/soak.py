@@ -1,4 +1,4 @@
-r"""Kills a run of several processes again and again; nothing may come of it.
+r"""Kills a run of several processes repeatedly, and checks that it recovers.
 
   python scripts/soak.py
   python scripts/soak.py --kills=100 --seed=1 --folder=/tmp/soak -- \
@@ -7,16 +7,16 @@ r"""Kills a run of several processes again and again; nothing may come of it.
 First a small run on the digits is left alone, twice. Then runs with the same
 config are killed at random moments, from their first millisecond on: by SIGKILL
 or SIGTERM, one of their processes or all. The same command is run again each
-time, until the run is done; then the next one begins, until there were enough
-kills. What must hold:
+time, until the run is done; then the next run begins, until there were enough
+kills. It checks that
 
-  the final state has the bits of that of the run that was left alone, and so
-  have the metrics, each step of which is there once;
-  whatever was killed, the other processes end within 120 seconds, saying why.
+  the final state and the metrics are bit-identical to those of the run that was
+  left alone, with each step logged once;
+  after each kill the other processes end within 120 seconds and say why.
 
-It prints a line for each kill, and ends with status 1 if that did not hold.
-Flags after a lone -- are the training command's. On 2 CPU cores it takes about
-half a minute a kill.
+It prints a line for each kill, and ends with status 1 if a check failed. Flags
+after a lone -- are for the training command. On 2 CPU cores it takes about half
+a minute a kill.
 """
 
 from collections.abc import Callable
@@ -44,18 +44,18 @@ from vit_jax.runs import checkpoint_format
 
 FLAGS = flags.FlagValues()  # apart from the training command's
 _KILLS = flags.DEFINE_integer(
-  'kills', 30, 'How many.', lower_bound=1, flag_values=FLAGS
+  'kills', 30, 'Number of kills.', lower_bound=1, flag_values=FLAGS
 )
 _SEED = flags.DEFINE_integer(
-  'seed', 0, 'Of the moments, signals and victims.', flag_values=FLAGS
+  'seed', 0, 'Seed of moments, signals and victims.', flag_values=FLAGS
 )
 _PROCESSES = flags.DEFINE_integer(
-  'processes', 2, 'Of each run.', lower_bound=1, flag_values=FLAGS
+  'processes', 2, 'Processes of each run.', lower_bound=1, flag_values=FLAGS
 )
 _FOLDER = flags.DEFINE_string(
   'folder',
   None,
-  'Where runs and logs go: new or empty. None: a temporary one.',
+  'New or empty folder for runs and logs. Default: a temporary one.',
   flag_values=FLAGS,
 )
 
@@ -74,7 +74,7 @@ _CONFIG = {
   'evals.val.every': '50 steps',
   'checkpoint.every': '3 steps',  # so that one is written most of the time
 }
-_LIMIT = 120.0  # seconds that the others may take to end
+_LIMIT = 120.0  # seconds for the other processes to end
 _STOPPED = 128 + signal.SIGTERM
 
 
@@ -83,11 +83,11 @@ class Run:
   """The processes of one start of a run.
 
   Attributes:
-    workdir: Of the run.
-    processes: Running, or ended.
-    logs: What each of them prints.
-    started: By `time.monotonic`.
-    found: Names of the checkpoints, and of unfinished ones, at the start.
+    workdir: Work directory of the run.
+    processes: The processes, running or ended.
+    logs: Output of each process.
+    started: Time of the start by `time.monotonic`.
+    found: Names of checkpoints, including unfinished ones, at the start.
   """
 
   workdir: pathlib.Path
@@ -101,7 +101,7 @@ class Run:
     return time.monotonic() - self.started
 
   def running(self) -> list[int]:
-    """Returns which processes have not ended."""
+    """Returns the indices of the processes that have not ended."""
     return [i for i, p in enumerate(self.processes) if p.poll() is None]
 
   def wait(self, until: Callable[[], bool]) -> None:
@@ -114,7 +114,7 @@ class Run:
     return [p.wait() for p in self.processes]
 
   def phase(self) -> str:
-    """Returns what the run is doing: `starting`, `saving` or `training`."""
+    """Returns the phase of the run: `starting`, `saving` or `training`."""
     new = names(self.workdir / 'checkpoints') - self.found
     if any('tmp' in name for name in new):
       return 'saving'
@@ -129,7 +129,7 @@ class Run:
 
 
 def names(folder: pathlib.Path) -> set[str]:
-  """Returns the names of what is in a folder, if it is there."""
+  """Returns the names of the files in a folder, if it exists."""
   with contextlib.suppress(FileNotFoundError):
     return set(os.listdir(folder))
   return set()
@@ -179,7 +179,7 @@ def undisturbed(run: Run) -> None:
   """Waits for a run that is left alone.
 
   Raises:
-    UserError: It failed.
+    UserError: The run failed.
   """
   run.wait(until=lambda: False)
   if any(run.statuses()):
@@ -195,13 +195,13 @@ def strike(
   """Kills processes of a run, waits for the others, and prints a line.
 
   Args:
-    run: Just started.
-    moment: When, in seconds after the start.
+    run: A run that was just started.
+    moment: Seconds after the start.
     number: The signal.
-    victims: Which processes.
+    victims: Indices of the processes to kill.
 
   Returns:
-    What did not hold; None if all had ended before.
+    Problems that were found; None if all processes had ended before.
   """
   run.wait(until=lambda: run.age() >= moment)
   if not run.running():
@@ -238,7 +238,7 @@ def strike(
 
 
 def outcome(workdir: pathlib.Path) -> dict[str, Any]:
-  """Returns what must be equal in all runs, by name."""
+  """Returns the values that must be equal in all runs, by name."""
   newest = checkpoint_format.newest_first(workdir / 'checkpoints')[0]
   info = checkpoint_format.read_info(newest)
   with (workdir / 'metrics.jsonl').open() as file:
@@ -259,7 +259,7 @@ def outcome(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def compare(expected: dict[str, Any], workdir: pathlib.Path) -> list[str]:
-  """Returns what differs in a run from the one that was left alone."""
+  """Returns differences of a run from the one that was left alone."""
   found = outcome(workdir)
   different = [
     f'{workdir}: {name} differs'
@@ -274,7 +274,7 @@ def compare(expected: dict[str, Any], workdir: pathlib.Path) -> list[str]:
 
 
 def soak(folder: pathlib.Path, training_flags: Sequence[str]) -> list[str]:
-  """Returns what did not hold."""
+  """Kills runs, and returns the problems that were found."""
   with start(folder, 'alone', training_flags) as run:
     undisturbed(run)
   expected = outcome(folder / 'alone')
@@ -310,7 +310,7 @@ def soak(folder: pathlib.Path, training_flags: Sequence[str]) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-  """Returns the exit status: 1 if something did not hold."""
+  """Returns the exit status: 1 if there were problems."""
   folder = pathlib.Path(_FOLDER.value or tempfile.mkdtemp(prefix='soak-'))
   folder = folder.absolute()
   if names(folder):

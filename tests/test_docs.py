@@ -1,159 +1,283 @@
-"""The examples of docs/ do what they say."""
+"""What README.md and docs/ say is so: commands, flags, keys, files, Python."""
 
+import ast
+import inspect
 import json
+import os
+import pathlib
 import re
+import shutil
+import subprocess
+import sys
 
-from absl import flags
-import commands
-import numpy as np
+import cv2
+import documented
 import pytest
+import stand_in
 import tiny
 
 import vit_jax
-from vit_jax import cli
 from vit_jax import config as config_lib
-from vit_jax import data
-from vit_jax import evaluate
-from vit_jax import objectives
-from vit_jax.rerun import replay
-from vit_jax.train import experiment as experiment_lib
+from vit_jax.parallel import hardware
+from vit_jax.summary import plan
+from vit_jax.sweep import space
+from vit_jax.train import experiment
 
-DOCS = tiny.ROOT / 'docs'
+# By how a command begins: HERE, the test that runs it, or where no test can,
+# words of each of its pages that say why. The longest beginning counts.
+HERE = 'here'
+EXPLORE = 'tests/explore/test_explore_pictures.py::'
+LAUNCHERS = 'tests/scripts/test_launchers.py::'
+BENCHMARK = 'tests/benchmark/test_benchmark.py::'
+SWEEP = 'tests/sweep/test_sweep.py::'
+CONFIGS = 'tests/test_configs.py::test_config_trains_and_evaluates'
+OTHERS = {
+  'VIT_JAX_TEST_PLATFORM=cuda': 'where they have not been run yet',
+  'bash .ci/run': '.ci/run',
+  'bash scripts/tpu_pod.sh': LAUNCHERS
+  + 'test_a_tpu_slice_is_asked_for_until_the_run_is_done',
+  'bash scripts/transfer.sh': 'tests/test_docs.py::test_the_script_of_transfer',
+  'docker build': 'jobset.yaml was only parsed',
+  'kubectl apply': LAUNCHERS + 'test_the_jobset_runs_the_training_command',
+  'python -m pytest': '.ci/run',
+  'python3 -m venv': '.ci/run',
+  'scripts/gpu_report.sh': 'There was no GPU so far',
+}
+MODULES = {
+  'benchmark': BENCHMARK + 'test_the_command_prints_one_json_object',
+  'benchmark --parts=input': 'tests/benchmark/test_input.py::'
+  'test_every_row_has_its_ratio',
+  'benchmark --parts=train,infer': BENCHMARK + 'test_transformers_in_turns',
+  'benchmark.growth': 'tests/benchmark/test_growth.py::'
+  'test_more_layers_take_more',
+  'compare': HERE,
+  'compare runs/cifar10': 'tests/compare/test_compare.py::test_groups',
+  'convert': HERE,
+  'data check': HERE,
+  'embed': HERE,
+  'evaluate': HERE,
+  'evaluate --from=runs/digits_regression': 'tests/objectives/test_methods.py::'
+  'test_evaluation_is_that_of_training',
+  'explore --from': EXPLORE + 'test_a_run_on_its_data',
+  'explore --from=runs/images': EXPLORE + 'test_images_of_files',
+  'explore data': HERE,
+  'explore serve': 'tests/explore/test_serve.py::'
+  'test_the_command_serves_until_it_is_stopped',
+  'export': 'tests/export/test_export.py::test_the_command',
+  'main --config=configs/cifar10': CONFIGS,
+  'main --config=configs/digits.py --config.seed=1': HERE,
+  'main --config=configs/digits.py --workdir=/shared': 'tests/parallel/'
+  'test_processes.py::test_killed_and_resumed_on_any_number',
+  'main --config=configs/digits.py --workdir=runs': '.ci/run',
+  'main --config=configs/digits_': CONFIGS,
+  'main --config=configs/finetune.py': HERE,
+  'main --config=configs/finetune.py:ViT-B/16': CONFIGS,
+  'main --config=configs/folder.py': HERE,
+  'main --config=configs/vit_i1k.py': 'tests/test_configs.py::'
+  'test_recipe_is_traced',
+  'main --config=my_config.py': 'tests/test_own_classes.py::test_a_method_of_ones_own',
+  'main --reproduce': 'tests/test_main.py::test_reproduce',
+  'predict': HERE,
+  'summary --config': 'tests/summary/test_summary.py::'
+  'test_plan_without_data_and_devices',
+  'summary --from': HERE,
+  'sweep --config=configs/digits.py': SWEEP
+  + 'test_a_real_run_is_stopped_and_resumed',
+  'sweep --config=configs/folder.py': SWEEP + 'test_runs_are_jobs_of_submitit',
+}
+SCRIPTS = {
+  'fuzz': 'tests/test_fuzz.py::test_the_script_runs_the_same_cases',
+  'notebooks': 'tests/scripts/test_notebooks.py::test_runs',
+  'prepare_tfds': 'needs a network and TensorFlow',
+  'scaling': 'tests/scripts/test_scaling.py::test_the_line_of_a_model',
+  'slurm': LAUNCHERS + 'test_two_local_tasks_are_one_run_that_is_requeued',
+  'soak': 'takes a quarter of an hour',
+}
+RUN_BY = (
+  OTHERS
+  | {f'python -m vit_jax.{key}': value for key, value in MODULES.items()}
+  | {f'python scripts/{key}.py': value for key, value in SCRIPTS.items()}
+)
+# What makes training quick.
+SMALLER = (
+  '--config.train.batch_size=8',
+  '--config.train.accumulation=1',
+  '--config.train.duration=2 steps',
+  '--config.train.steps_per_call=1',
+  '--config.optim.warmup=1 steps',
+)
+SMALLER_MODEL = (
+  '--config.model.hidden_size=16',
+  '--config.model.mlp_dim=32',
+  '--config.model.num_heads=2',
+  '--config.model.depth=1',
+)
 
-
-def blocks(page: str, language: str) -> list[str]:
-  text = (tiny.ROOT / 'docs' / page).read_text()
-  return re.findall(rf'^```{language}\n(.*?)^```$', text, re.DOTALL | re.M)
-
-
-def test_a_method_of_ones_own(tmp_path, monkeypatch, capsys):
-  method, config, *_ = blocks('methods.md', 'python')
-  assert len(method.splitlines()) < 60
-  (tmp_path / 'my_method.py').write_text(method)
-  (tmp_path / 'my_config.py').write_text(config)
-  monkeypatch.syspath_prepend(tmp_path)
-  monkeypatch.chdir(tiny.ROOT)
-  config = config_lib.load(
-    tmp_path / 'my_config.py',
-    {'train.duration': '3 steps', 'optim.warmup': '1 steps'},
-  )
-  results = vit_jax.train(config, str(tmp_path / 'run'))
-  assert 0 <= results.metrics['val/accuracy'] <= 1
-  assert results.metrics['val/examples'] == 359
-  vit = vit_jax.load(tmp_path / 'run')
-  assert vit.model.num_classes == 4 and vit.classes == ()
-  args = f'--from={tmp_path}/run', '--data=digits', '--split=train[80%:]'
-  assert commands.run(evaluate, *args, '--format=json') == 0
-  found = json.loads(capsys.readouterr().out)
-  wanted = results.metrics['val/accuracy']
-  assert found['accuracy'] == pytest.approx(wanted, abs=1e-6)
-
-
-def test_an_evaluator_of_ones_own(digits_run, tmp_path, monkeypatch, capsys):
-  *_, evaluator, settings = blocks('methods.md', 'python')
-  (tmp_path / 'my_evaluator.py').write_text(evaluator)
-  monkeypatch.syspath_prepend(tmp_path)
-  config = tiny.config()
-  exec(settings, {'config': config, 'config_lib': config_lib})
-  experiment_lib.check(config)
-  args = '--data=digits', '--split=train[80%:]', '--format=json'
-  assert (
-    commands.run(
-      *(
-        evaluate,
-        f'--from={digits_run}',
-        '--probe=my_evaluator:MeanRank',
-        *args,
-      )
-    )
-    == 0
-  )
-  found = json.loads(capsys.readouterr().out)
-  source = data.open_source(tiny.config(), 'train[80%:]')
-  logits = vit_jax.load(digits_run).predict(list(source.arrays['image']))
-  right = np.take_along_axis(logits, source.arrays['label'][:, None], axis=1)
-  ranks = (logits > right).sum(axis=1) + 1
-  assert found['mean_rank'] == pytest.approx(ranks.mean(), abs=0.02)
-  assert found['examples'] == 359
+PAGES = documented.PAGES
+COMMANDS = list(
+  dict.fromkeys(x for page in PAGES for x in documented.commands(page))
+)
+OURS = [x for x in COMMANDS if documented.is_ours(x)]
 
 
 @pytest.fixture(scope='module')
-def twins(tmp_path_factory):
-  """The folder of the second method, with its files."""
-  folder = tmp_path_factory.mktemp('twins')
-  method, config = blocks('methods.md', 'python')[2:4]
-  assert len(method.splitlines()) < 60
-  (folder / 'my_twins.py').write_text(method)
-  (folder / 'my_config.py').write_text(config)
+def folder(digits_run, tmp_path_factory):
+  """A folder with all that the commands read: images, a table, two runs."""
+  root = tmp_path_factory.mktemp('docs')
+  for split, count in (('train', 6), ('val', 3)):
+    for number, name in enumerate(('cat', 'dog')):
+      (root / 'images' / split / name).mkdir(parents=True)
+      for i in range(count):
+        image = stand_in.pixels(10 * number + i + len(split), 40, 48)
+        path = root / 'images' / split / name / f'{i}.jpg'
+        assert cv2.imwrite(str(path), image)
+  images = sorted((root / 'images').rglob('*.jpg'))
+  rows = [x.relative_to(root).as_posix() for x in images]
+  lines = [f'{x},{x.split("/")[2]},{x.split("/")[1]}' for x in rows]
+  (root / 'images.csv').write_text('\n'.join(['path,label,split', *lines]))
+  (root / 'configs').symlink_to(tiny.ROOT / 'configs')
+  method, config = documented.blocks('docs/methods.md', 'python')[:2]
+  (root / 'my_method.py').write_text(method)
+  (root / 'my_config.py').write_text(config)
+  for name in ('digits', 'digits-2', 'images'):
+    shutil.copytree(digits_run, root / 'runs' / name)
+  return root
+
+
+@pytest.fixture
+def here(folder, monkeypatch):
+  monkeypatch.chdir(folder)
+  monkeypatch.syspath_prepend(folder)
   return folder
 
 
+def beginning(command):
+  """Returns the longest key of RUN_BY that a command begins with."""
+  return max((x for x in RUN_BY if command.startswith(x)), key=len, default='')
+
+
+def test_each_command_is_run_or_its_page_says_why_not():
+  listed = [x for x in COMMANDS if not x.startswith('pip ')]
+  assert [x for x in listed if not beginning(x)] == []
+  assert set(RUN_BY) == {beginning(x) for x in listed}
+  for command in listed:
+    place = RUN_BY[beginning(command)]
+    path, _, test = place.partition('::')
+    if test:
+      assert f'\ndef {test}(' in (tiny.ROOT / path).read_text(), place
+    elif place not in ('.ci/run', HERE):
+      for page in PAGES:
+        if command in documented.commands(page):
+          assert place in ' '.join(documented.read(page).split()), page
+
+
+@pytest.mark.parametrize('command', OURS)
+def test_flags_and_keys_are_there(command, here):
+  with documented.parsed(documented.words(command)) as program:
+    check(program)
+  words = documented.words(command)
+  if '--' in words:  # flags of the training command that is launched
+    training = ['python', '-m', 'vit_jax.main', *words[words.index('--') + 1 :]]
+    with documented.parsed(training) as program:
+      check(program)
+
+
+# These need a download, more than a line, or another order of their flags.
+UNPARSED = re.compile(r'augreg|plain_start|data check configs')
+
+
 @pytest.mark.parametrize(
-  'scan, optim',
-  [(True, {'layer_decay': 0.8}), (False, {'name': 'muon'})],
+  'command',
+  [x for x in documented.docstring_commands() if not UNPARSED.search(x)],
 )
-def test_a_trunk_beside_other_parameters(
-  twins, tmp_path, monkeypatch, scan, optim
-):
-  """It trains, stops, resumes with its layers kept otherwise, and is loaded."""
-  monkeypatch.syspath_prepend(twins)
-  monkeypatch.chdir(twins)
-  overrides = tiny.TINY | {
-    'model.depth': 2,
-    'model.scan': scan,
-    'objective.options.width': 16,
-    'evals.knn.every': '3 steps',
-    'evals.val.every': '',
-    'train.duration': '3 steps',
-    'optim.schedule': 'constant',
-    'optim.warmup': '1 steps',
-  }
-  overrides |= {f'optim.{key}': value for key, value in optim.items()}
-  run = str(tmp_path / 'run')
-  vit_jax.train(config_lib.load('my_config.py', overrides), run)
-  overrides |= {'train.duration': '6 steps', 'model.scan': not scan}
-  config = config_lib.load('my_config.py', overrides)
-  results = vit_jax.train(config, run)
-  assert 0 <= results.metrics['knn/knn_accuracy'] <= 1
-  vit = vit_jax.load(run)
-  assert 'projector' not in vit.params and vit.model.num_classes == 0
-  assert replay.run(config, run, step=6) == 0
-  found = json.loads((tmp_path / 'run/replay/6.json').read_text())
-  assert found['ok'] and found['first'] is None
+def test_flags_and_keys_in_docstrings_are_there(command, here):
+  with documented.parsed(documented.words(command)):
+    pass
 
 
-def test_options_from_the_command_line(twins, monkeypatch):
-  monkeypatch.syspath_prepend(twins)
-  monkeypatch.chdir(twins)
-
-  def options(*argv):
-    flag_values = flags.FlagValues()
-    config = cli.define_config(flag_values)
-    argv = [f'--config.objective.options.{text}' for text in argv]
-    cli.parse_flags(['main', '--config=my_config.py', *argv], flag_values)
-    objectives.fill_options(config.value)
-    return config.value.objective.options.to_dict()
-
-  assert options('width=64') == {'width': 64, 'redundancy': 0.005}
-  assert options('redundancy=1') == {'width': 128, 'redundancy': 1.0}
-  with pytest.raises(config_lib.UserError, match="no key 'widht'.*which has"):
-    options('widht=64')
-  with pytest.raises(config_lib.UserError, match="'a': it must be of type"):
-    options('width=a')
+def check(program):
+  """Checks the values of flags as the commands do before anything slow."""
+  values = program.flags.flag_values_dict()
+  if values.get('config') is not None:
+    experiment.check(values['config'])
+  names = values.get('hardware') or []
+  for name in [names] if isinstance(names, str) else names:
+    hardware.named(name)
+  if values.get('mesh'):
+    plan.parse_mesh(values['mesh'], values['devices'])
+  if values.get('sweep'):
+    space.check(*program.names['_check_flags'](program.rest))
+  assert set(values.get('parts') or ()) <= set(program.names.get('PARTS', ()))
 
 
-PAGES = ['README.md', *sorted(f'docs/{x.name}' for x in DOCS.glob('*.md'))]
+@pytest.mark.parametrize(
+  'command', [x for x in OURS if RUN_BY.get(beginning(x)) == HERE]
+)
+def test_commands_run(command, here):
+  """As they stand there, but for SMALLER."""
+  words = documented.words(command)
+  if 'vit_jax.main' in words:
+    words += SMALLER
+    if 'configs/finetune.py' not in command:
+      words += SMALLER_MODEL
+    if 'configs/digits.py' not in command:
+      words.append('--config.data.image_size=16')
+    if not any(x.startswith('--workdir=') for x in words):
+      words.append('--workdir=runs/new')
+    (workdir,) = [x[10:] for x in words if x.startswith('--workdir=')]
+    shutil.rmtree(workdir, ignore_errors=True)
+  words = [y for x in words for y in expanded(x)]
+  with documented.parsed(words) as program:
+    assert not program.names['main'](program.rest)
+
+
+def expanded(word):
+  """Returns what a shell makes of a word."""
+  if not word.startswith('runs/') or '*' not in word:
+    return [word]
+  found = sorted(map(str, pathlib.Path().glob(word)))
+  return [x for x in found if pathlib.Path(x).is_dir()]
+
+
+def test_the_script_of_transfer(here):
+  """Its commands parse; a stand-in for Python notes them."""
+  note = here / 'noted.jsonl'
+  (here / 'bin').mkdir()
+  python = here / 'bin' / 'python'
+  python.write_text(f"""#!{sys.executable}
+import json, pathlib, sys
+with open({str(note)!r}, 'a') as file:
+  file.write(json.dumps(['python', *sys.argv[1:]]) + '\\n')
+(path,) = [x[10:] for x in sys.argv if x.startswith('--workdir=')]
+pathlib.Path(path).mkdir(parents=True)
+pathlib.Path(path, 'DONE').write_text('{{"accuracy": 1}}')
+""")
+  python.chmod(0o755)
+  script = tiny.ROOT / 'scripts' / 'transfer.sh'
+  env = os.environ | {'PATH': f'{python.parent}:{os.environ["PATH"]}'}
+  shutil.copytree('runs/digits', 'runs/transfer/pretrained/copy')
+  shutil.rmtree('runs/transfer/pretrained')
+  subprocess.run(
+    ['bash', script, 'images', 'runs/transfer'], env=env, check=True
+  )
+  commands = [json.loads(line) for line in note.read_text().splitlines()]
+  assert len(commands) == 9
+  shutil.rmtree('runs/transfer/pretrained')
+  shutil.copytree('runs/digits', 'runs/transfer/pretrained')
+  for command in commands:
+    with documented.parsed(command) as program:
+      check(program)
 
 
 @pytest.mark.parametrize('page', PAGES)
 def test_pages_name_files_that_are_there(page):
-  path = tiny.ROOT / page
-  text = path.read_text()
+  text = documented.read(page)
+  folder = (tiny.ROOT / page).parent
   for name in re.findall(r'\]\((?!https?:)([^)#]+)(?:#[^)]*)?\)', text):
-    assert (path.parent / name).exists(), name
+    assert (folder / name).exists(), name
   for name in re.findall(r'--\w+=(configs/[\w/]+\.py)', text):
     assert (tiny.ROOT / name).exists(), name
-  for name in re.findall(r'(?:python|bash) (scripts/[\w/]+\.\w+)', text):
+  for name in re.findall(r'\b(?:scripts|tests)/[\w/]+\.\w+', text):
     assert (tiny.ROOT / name).exists(), name
   for name in re.findall(r'-m (vit_jax\.\w+)', text):
     module = tiny.ROOT / name.replace('.', '/')
@@ -161,5 +285,123 @@ def test_pages_name_files_that_are_there(page):
     assert is_command or module.with_suffix('.py').exists(), name
 
 
+@pytest.mark.parametrize('page', PAGES)
+def test_extras_are_there(page):
+  setup = (tiny.ROOT / 'setup.py').read_text()
+  for names in re.findall(r'\.\[([\w,]+)\]', documented.read(page)):
+    for name in names.split(','):
+      assert f"'{name}': [" in setup, name
+
+
+@pytest.fixture(scope='module')
+def known_flags(digits_run):
+  """Names of the flags of all programs that the pages start."""
+  names = set()
+  for command in OURS:
+    if command.startswith('python -m vit_jax') or 'slurm' in command:
+      words = documented.words(command)
+      start = 4 if words[3:4] == ['serve'] or words[3:4] == ['data'] else 3
+      with documented.parsed(words[: start if '-m' in words else 2]) as program:
+        names |= set(program.flags)
+  return names
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_flags_in_the_text_are_there(page, known_flags, monkeypatch):
+  monkeypatch.chdir(tiny.ROOT)
+  for span in documented.spans(page):
+    for word in re.findall(r'(?:^|(?<= ))--[a-z]\w*(?:\.[\w.]+)?=?\S*', span):
+      name = re.split('[.=]', word.removeprefix('--'))[0]
+      assert name in known_flags | {'help', 'numprocesses'}, span
+    if span.startswith('--config.') and 'KEY' not in span:
+      config = '--config=configs/digits.py'
+      words = ['python', '-m', 'vit_jax.main', config]
+      value = documented.words(span)
+      if '=' not in span:  # a key alone
+        value = []
+        assert span.removeprefix('--config.') in keys(), span
+      with documented.parsed([*words, *value]) as program:
+        assert program.flags['config'].value is not None
+
+
+def keys():
+  """Returns the keys of a config, and the groups of keys."""
+  leaves = [key for key, _ in config_lib.flatten(config_lib.default())]
+  leaves += [
+    f'evals.val.{key}' for key, _ in config_lib.flatten(config_lib.evaluation())
+  ]
+  return {
+    '.'.join(parts[: i + 1])
+    for parts in (key.split('.') for key in leaves)
+    for i in range(len(parts))
+  }
+
+
+@pytest.mark.parametrize('page', PAGES)
+def test_keys_in_the_text_are_there(page):
+  groups = '|'.join(x for x in config_lib.default() if x != 'seed')
+  pattern = re.compile(
+    rf'(?:config\.)?((?:{groups})\.[a-z]\w*(?:\.\w+)*)(?:=.*)?'
+  )
+  for span in documented.spans(page):
+    match = pattern.fullmatch(span)
+    if match is None or match[1] in ('data.checks', 'optim.sam'):
+      continue
+    key = match[1]
+    if not key.startswith('objective.options'):
+      assert key in keys(), span
+
+
 def test_the_readme_is_short():
-  assert len((tiny.ROOT / 'README.md').read_text().splitlines()) <= 250
+  assert len(documented.read('README.md').splitlines()) <= 250
+
+
+def test_the_sweep_of_the_page(tmp_path, here):
+  (text,) = documented.blocks('docs/sweeps.md', 'python')
+  (tmp_path / 'sweep.py').write_text(text)
+  sweep = space.load(str(tmp_path / 'sweep.py'))
+  space.check(sweep, ['--config=configs/digits.py'])
+  assert sweep.total() == 40
+
+
+def indented(page):
+  """Returns the lines of code that are set off by four spaces."""
+  text = documented.read(page)
+  found = re.findall(
+    r'^    (\S.*)$',
+    re.sub(r'^```.*?^```$', '', text, flags=re.DOTALL | re.M),
+    re.M,
+  )
+  return [x for x in found if 'vit_jax.' in x]
+
+
+def test_functions_of_the_readme(digits_run, here, monkeypatch):
+  """Those that look inside run; training starts with the config as it says."""
+  scope = {
+    'vit_jax': vit_jax,
+    'vit': vit_jax.load(digits_run),
+    'images': [stand_in.pixels(0, 8, 8)],
+  }
+  trained = []
+  monkeypatch.setattr(
+    vit_jax, 'train', lambda *args: trained.append(args), raising=False
+  )
+  for line in indented('README.md'):
+    ast.parse(line)
+    exec(line, scope)
+  ((config, workdir),) = trained
+  assert config.train.duration == '3 epochs' and workdir == 'runs/python'
+  monkeypatch.undo()
+  inspect.signature(vit_jax.train).bind(config, workdir)
+
+
+def test_the_evaluation_of_the_page(here):
+  (text,) = [
+    x
+    for x in documented.blocks('docs/look_inside.md', '')
+    if x.startswith('config.evals')
+  ]
+  config = config_lib.load('configs/digits.py')
+  exec(text, {'config': config, 'config_lib': config_lib})
+  experiment.check(config)
+  assert config.evals.knn.kind == 'knn'

@@ -1,7 +1,7 @@
 """Vision Transformers in JAX and Flax Linen.
 
-The names below are imported when they are first used, so that commands can
-parse their flags before jax is there.
+The names below are imported on first use, so that commands parse their flags
+before they import jax.
 """
 
 import importlib
@@ -69,7 +69,7 @@ _COMMANDS = (
   'sweep',
   'benchmark',
 )
-# What people start in place of one of them; of all others, 'main'.
+# The intended command for names that are none; 'main' for all others.
 _COMMAND_FOR = {
   'checkpoint': 'convert',
   'comparison': 'compare',
@@ -83,17 +83,17 @@ _COMMAND_FOR = {
 
 
 def _refuse_other_modules() -> None:
-  """Ends `python -m vit_jax.MODULE` where the module is no command.
+  """Exits with an error in `python -m vit_jax.MODULE` if it is no command.
 
-  Python would run it, which defines functions and ends with status 0, as if it
-  had trained. While Python looks for the module, and imports this package for
-  that, sys.argv[0] is '-m'; in any other process this does nothing.
+  Python would import the module and end with status 0, as if it had trained.
+  While Python looks for the module, and imports this package to do so,
+  sys.argv[0] is '-m'; in any other process this does nothing.
   """
   if sys.argv[:1] != ['-m']:
     return
   given = sys.orig_argv[-len(sys.argv)]  # '-mNAME', too
   match = re.search(r'(?:^|m)(vit_jax((?:\.\w+)*))$', given)
-  if match is None:  # another package's, which imports this one
+  if match is None:  # the command of a package that imports this one
     return
   parts = match[2].split('.')[1:]
   path = pathlib.Path(__file__).parent.joinpath(*parts)

@@ -1,25 +1,25 @@
-"""Writes a model in another program's format, or ours.
+"""Converts a model to the format of another program, or to ours.
 
   python -m vit_jax.convert runs/flowers flowers-hf --to=huggingface
   python -m vit_jax.convert vit.npz vit-timm --to=timm --image_size=384
 
-SRC is what `vit_jax.load` reads: a file or directory of Google's, timm's or
-Hugging Face's, a work directory, or an address. DST is a directory that is not
-there yet, or empty; for google it may be an .npz file, for timm a .safetensors
-file, beside which config.json and README.md go.
+SRC is any path that `vit_jax.load` reads: a file or directory of Google, timm
+or Hugging Face, a work directory, or a URL. DST is a new or empty directory;
+for google it may be an .npz file, for timm a .safetensors file, which gets a
+config.json and a README.md beside it.
 
-  google       model.npz, as google-research/vision_transformer, big_vision and
-               BiT have it
+  google       model.npz, as in google-research/vision_transformer, big_vision
+               and BiT
   timm         config.json and model.safetensors, for timm.create_model
   huggingface  config.json, preprocessor_config.json and model.safetensors, for
                transformers
   vit_jax      a finished work directory
 
-Class names, normalisation and a model card (README.md) go with it. Nothing is
-rounded: converted back, the arrays have the same bits. Where a format can hold
-another form of the same function alone (learned positions in place of fixed
-ones, LayerScale within the layers before it), that is written, and a warning
-says so, as it does where the other program computes something else.
+Class names, normalisation and a model card (README.md) are written, too.
+Nothing is rounded: converted back, the arrays have the same bits. If a format
+only has another form of the same function (learned positions for fixed ones,
+LayerScale folded into the preceding layers), that form is written with a
+warning. A warning also says if the other program computes something else.
 """
 
 import os
@@ -42,12 +42,12 @@ cli.define_overrides(FLAGS)
 cli.define_compile_cache(FLAGS)
 _FORMATS = ['google', 'timm', 'huggingface', 'vit_jax']
 _TO = flags.DEFINE_enum(
-  'to', None, _FORMATS, 'What to write.', flag_values=FLAGS
+  'to', None, _FORMATS, 'Format to write.', flag_values=FLAGS
 )
 
 
 def main(argv: list[str]) -> None:
-  """Converts."""
+  """Converts the model."""
   if len(argv) != 3:
     raise UserError(
       f'{len(argv) - 1} paths are given: name two, from where and to where, as'
@@ -76,15 +76,15 @@ def main(argv: list[str]) -> None:
 def write_workdir(
   loaded: 'weights.Loaded', path: pathlib.Path, source: str
 ) -> None:
-  """Writes a work directory as a finished run leaves it.
+  """Writes the work directory of a finished run.
 
   Args:
     loaded: The model.
-    path: Of the work directory; not there, or empty.
-    source: Where the model is from, for its card.
+    path: Path of the work directory, which is new or empty.
+    source: Origin of the model, for its card.
 
   Raises:
-    UserError: It is there already, or cannot be written.
+    UserError: The directory is not empty, or cannot be written.
   """
   import jax.numpy as jnp
 
@@ -106,13 +106,9 @@ def write_workdir(
     workdir.prepare(directory, config, loaded.preprocess.to_dict(), '')
     with checkpoint.Checkpointer(directory, config.checkpoint) as checkpoints:
       checkpoints.save(0, state, {})
+    name = path.name
     export.write_card(
-      directory,
-      loaded,
-      title=path.name,
-      source=source,
-      where=path.name,
-      usage=[],
+      directory, loaded, title=name, source=source, where=name, usage=[]
     )
     safe_io.write_json(directory / 'DONE', {})
 

@@ -10,12 +10,12 @@ The same command on the same work directory resumes an interrupted run.
 
   python -m vit_jax.main --reproduce=runs/digits
 
-trains once more with the config of a run: it says first what has changed since
-(versions, code, devices, data), and at last whether the results are the same.
+trains once more with the config of a run: first it lists what has changed since
+(versions, code, devices, data), and at the end whether the results are equal.
 
 Started once on each host of a SLURM step, an Open MPI job, a TPU pod or an
-indexed job of Kubernetes, it is one run on all of their devices. Elsewhere say
-which processes belong together:
+indexed job of Kubernetes, it is one run on all of their devices. Elsewhere,
+flags say which processes belong together:
 
   python -m vit_jax.main --config=configs/digits.py --workdir=runs/digits \
       --coordinator=node1:8476 --num_processes=2 --process_id=0
@@ -34,7 +34,7 @@ from vit_jax.parallel import processes as processes_lib
 
 _CONFIG = cli.define_config()
 _WORKDIR = flags.DEFINE_string(
-  'workdir', None, 'Where the run is kept. Default: runs/<config>-<time>.'
+  'workdir', None, 'Directory of the run. Default: runs/<config>-<time>.'
 )
 _DRY_RUN = flags.DEFINE_bool(
   'dry_run', False, 'Check, compile, print sizes and stop; write nothing.'
@@ -58,7 +58,7 @@ clusters.define_flags()
 
 def main(argv: list[str]) -> int:
   """Trains, and returns the exit status."""
-  from vit_jax import config as config_lib  # quick: no jax
+  from vit_jax import config as config_lib  # does not import jax
 
   path = cli.config_path(sys.argv)
   if len(argv) > 1:
@@ -69,41 +69,40 @@ def main(argv: list[str]) -> int:
     logging.info('%s', processes)
     if not processes_lib.first():  # one log is enough
       logging.set_verbosity(logging.ERROR)
+  workdir = _WORKDIR.value
   if _REPLAY.value is not None:
-    if not _WORKDIR.value:
+    if not workdir:
       raise config_lib.UserError(
         '--replay needs --workdir: name the run, as in --workdir=runs/digits'
       )
-    from vit_jax.rerun import replay  # after the flags, since it imports jax
+    from vit_jax.rerun import replay  # after the flags: imports jax
 
-    return replay.run(
-      _CONFIG.value, os.path.abspath(_WORKDIR.value), _REPLAY.value
+    return replay.run(_CONFIG.value, os.path.abspath(workdir), _REPLAY.value)
+  workdir = os.path.abspath(
+    workdir
+    or processes_lib.call_on_first(
+      lambda: f'runs/{name}-{time.strftime("%Y%m%d-%H%M%S")}'
     )
-  workdir = _WORKDIR.value or processes_lib.call_on_first(
-    lambda: f'runs/{name}-{time.strftime("%Y%m%d-%H%M%S")}'
   )
   if _REPRODUCE.value is not None:
-    from vit_jax.rerun import reproduce  # after the flags, since it imports jax
+    from vit_jax.rerun import reproduce  # after the flags: imports jax
 
-    return reproduce.run(
-      _REPRODUCE.value, os.path.abspath(workdir), _DRY_RUN.value
-    )
-  from vit_jax.train import loop  # after the flags, since it imports jax
+    return reproduce.run(_REPRODUCE.value, workdir, _DRY_RUN.value)
+  from vit_jax.train import loop  # after the flags: imports jax
 
-  done = loop.run(_CONFIG.value, os.path.abspath(workdir), _DRY_RUN.value)
-  return done.status
+  return loop.run(_CONFIG.value, workdir, _DRY_RUN.value).status
 
 
 def _name(path: str | None) -> str:
-  """Returns what a new work directory is named after.
+  """Returns the start of the name of a new work directory.
 
   Args:
-    path: Of the config file.
+    path: Path of the config file.
 
   Raises:
-    UserError: It is not clear what to train.
+    UserError: The flags do not say what to train.
   """
-  from vit_jax import config as config_lib  # quick: no jax
+  from vit_jax import config as config_lib  # does not import jax
 
   original = _REPRODUCE.value
   if original == '':

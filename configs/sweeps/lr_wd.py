@@ -3,7 +3,7 @@ r"""Learning rate and weight decay, by a tree-structured Parzen estimator.
 python -m vit_jax.sweep --config=configs/digits.py \
     --sweep=configs/sweeps/lr_wd.py --workdir=runs/lr_wd --jobs=2
 
-20 trials, of which bad ones are pruned. Not run in full by us.
+20 trials; bad ones are pruned. Not run in full by us.
 """
 
 from vit_jax import config as config_lib

@@ -1,9 +1,9 @@
-r"""The config as it is, with several seeds: a mean and its interval.
+r"""The unchanged config with several seeds: a mean and its interval.
 
 python -m vit_jax.sweep --config=configs/digits.py \
     --sweep=configs/sweeps/seeds.py:5 --workdir=runs/seeds
 
-The argument is the number of seeds, 3 unless given.
+The argument is the number of seeds, 3 by default.
 """
 
 from vit_jax import config as config_lib

@@ -8,9 +8,9 @@ import pytest
 import stand_in
 
 from vit_jax import data
-from vit_jax.explore import answer_charts
 from vit_jax.explore import images as images_lib
-from vit_jax.explore import sequence
+from vit_jax.explore import patch_sequence
+from vit_jax.explore import prediction_charts
 from vit_jax.plots import canvas
 from vit_jax.plots import charts
 from vit_jax.plots import tiles
@@ -171,10 +171,19 @@ def test_files_are_the_same_each_time(style, tmp_path):
 
 
 def test_what_is_shown_of_a_sequence(style):
-  assert sequence.shown_patches(4, 20) == [0, 1, 2, 3]
-  assert sequence.shown_patches(196, 8) == [0, 1, 2, 3, None, 193, 194, 195]
+  assert patch_sequence.shown_patches(4, 20) == [0, 1, 2, 3]
+  assert patch_sequence.shown_patches(196, 8) == [
+    0,
+    1,
+    2,
+    3,
+    None,
+    193,
+    194,
+    195,
+  ]
   image = stand_in.pixels(0, 60, 90)
-  figure = sequence.draw(image, (10, 15), ['class', 'reg 0'])
+  figure = patch_sequence.draw(image, (10, 15), ['class', 'reg 0'])
   texts = [text.get_text() for text in figure.axes[0].texts]
   assert '10 × 15 patches' in texts
   assert 'the sequence of 152 tokens' in texts
@@ -183,7 +192,7 @@ def test_what_is_shown_of_a_sequence(style):
 
 def test_white_patches_have_frames(style):
   white = np.full((96, 96, 3), 255, np.uint8)
-  pixels = drawn(sequence.draw(white, (2, 2), []))
+  pixels = drawn(patch_sequence.draw(white, (2, 2), []))
   for tile, count in (white, 1), (white[:48, :48], 4), (white[:34, :34], 4):
     framed = canvas.framed(tile)
     seen = np.ones(framed.shape[:2], bool)
@@ -212,13 +221,13 @@ def test_a_matrix_names_some_of_many(style):
 
 def test_thumbnails_stay_apart():
   points = np.random.default_rng(0).normal(size=(400, 2))
-  chosen = answer_charts.apart(points, (500, 400))
+  chosen = prediction_charts.apart(points, (500, 400))
   assert 30 < len(chosen) <= 90
   span = points.max(axis=0) - points.min(axis=0)
   places = (points / span * (500, 400))[chosen]
   distances = np.abs(places[:, None] - places).max(axis=-1)
   assert distances[~np.eye(len(chosen), dtype=bool)].min() > 28
-  assert answer_charts.apart(np.zeros((3, 2)), (500, 400)) == [0]
+  assert prediction_charts.apart(np.zeros((3, 2)), (500, 400)) == [0]
 
 
 def test_strays_lie_on_top(style):
@@ -226,11 +235,13 @@ def test_strays_lie_on_top(style):
   labels = np.arange(90) % 3
   points[:, 0] += 50 * labels
   labels[[7, 40]] = 0, 2  # 7 and 40 are among those of label 1
-  order = answer_charts.strays_last(points, labels)
+  order = prediction_charts.strays_last(points, labels)
   assert sorted(order) == list(range(90)) and set(order[-2:]) == {7, 40}
-  assert len(answer_charts.strays_last(points[:5], labels[:5])) == 5
+  assert len(prediction_charts.strays_last(points[:5], labels[:5])) == 5
   images = np.zeros((90, 8, 8, 3), np.uint8)
-  figure = answer_charts.embedding_map(points, labels, 'abc', images, ('', ''))
+  figure = prediction_charts.embedding_map(
+    points, labels, 'abc', images, ('', '')
+  )
   left, right = figure.axes
   assert len(left.collections[0].get_offsets()) == 90 and not left.artists
   assert right.artists

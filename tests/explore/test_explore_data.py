@@ -15,7 +15,7 @@ import tiny
 
 from vit_jax.config import UserError
 from vit_jax.explore import __main__ as explore
-from vit_jax.explore import fed
+from vit_jax.explore import inputs
 from vit_jax.plots import contact_sheet
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import fed as fed_lib
@@ -46,7 +46,7 @@ def run(monkeypatch, capsys, tmp_path):
 
   def run_command(*args):
     monkeypatch.setattr(sys, 'argv', ['explore', *args])  # config flags read it
-    command = importlib.reload(fed)  # config flags are defined only once
+    command = importlib.reload(inputs)  # config flags are defined only once
     assert commands.run(command, *args) == 0
     out = capsys.readouterr().out
     picture = cv2.imread(out.removesuffix('\n'))
@@ -162,7 +162,7 @@ def test_config_is_needed(run):
   [
     (['date'], 1, "error: 'date' is no verb: choose one of pictures"),
     (['date', '--x=1'], 1, "error: 'date' is no verb"),
-    (['--help'], 0, 'data       what the model is fed'),
+    (['--help'], 0, 'data       the images of a training step'),
     (['data', '--help'], 0, '--config: Config file'),
     (['data', '--count=0'], 1, 'error: '),
   ],

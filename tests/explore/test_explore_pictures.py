@@ -19,10 +19,10 @@ from vit_jax import cli
 from vit_jax import explore
 from vit_jax.config import UserError
 from vit_jax.explore import __main__ as explore_main
-from vit_jax.explore import gallery
+from vit_jax.explore import captured
 from vit_jax.explore import images as images_lib
+from vit_jax.explore import kinds
 from vit_jax.explore import pictures
-from vit_jax.explore import seen as seen_lib
 from vit_jax.explore import subject as subject_lib
 from vit_jax.weights import features
 
@@ -54,8 +54,8 @@ def subject_of(vit, count=5, **overrides):
   return subject_lib.Subject(vit, 'it', images, None, options)
 
 
-def draw(subject, folder, names=tuple(gallery.KINDS)):
-  shown = gallery.draw(subject, names, folder, lambda _: None)
+def draw(subject, folder, names=tuple(kinds.KINDS)):
+  shown = kinds.draw(subject, names, folder, lambda _: None)
   sections = {section.name: section for section in shown.sections}
   reasons = {one.name: one.reason for one in shown.missing}
   assert sections.keys() | reasons.keys() == set(names)
@@ -70,7 +70,7 @@ def draw(subject, folder, names=tuple(gallery.KINDS)):
     (planted.tiny_mixer(), {'stem', 'positions', *OF_ATTENTION}),
     (
       planted.tiny_bit(),
-      set(gallery.KINDS) - LABELLED - {'predictions', 'stem'},
+      set(kinds.KINDS) - LABELLED - {'predictions', 'stem'},
     ),
   ],
 )
@@ -107,7 +107,7 @@ def test_one_pass_shows_what_the_functions_say(tmp_path, monkeypatch):
   monkeypatch.setattr(features, 'reduced', count)
   _, _, numbers = draw(subject, tmp_path)
   assert passes == [('logits', 'tokens', 'attention')]
-  seen, images = subject.seen, planted.images()
+  seen, images = subject.captured, planted.images()
   for found, expected in [
     (seen.attention.maps, explore.attention_maps(vit, images)),
     (
@@ -140,10 +140,10 @@ def test_what_is_kept_of_tokens(tmp_path, monkeypatch):
   vit = planted.loaded(planted.tiny())
   names = ('cka', 'pca')
   _, _, expected = draw(subject_of(vit), tmp_path, names)
-  monkeypatch.setattr(seen_lib, '_MOST_TOKENS', 0)
+  monkeypatch.setattr(captured, '_MOST_BYTES', 0)
   subject = subject_of(vit, layers=(0, 2))
   _, _, found = draw(subject, tmp_path, names)
-  assert subject.seen.kept == (0, 2)
+  assert subject.captured.layers == (0, 2)
   np.testing.assert_allclose(
     found['cka']['layers'], expected['cka']['layers'], atol=1e-4
   )
@@ -209,13 +209,13 @@ def test_captions_are_true(tmp_path):
   assert 'computed anew' in fixed and 'have been resized' not in fixed
   assert 'attention pooling' not in caption('rollout')
   assert 'attention pooling' in caption('rollout', pool='map')
-  assert 'the class token looks' in caption('attention')
+  assert 'attention of the class token' in caption('attention')
   assert 'the mean patch' in caption('attention', pool='gap')
 
 
 def test_numbers_are_plain():
   value = {1: np.float32(1 / 3), 'x': (np.nan, np.int64(2), None, 'a', True)}
-  assert gallery.plain(value) == {
+  assert kinds.plain(value) == {
     '1': 0.333333,
     'x': [None, 2, None, 'a', True],
   }
@@ -247,8 +247,8 @@ def test_a_run_on_its_data(digits_run, tmp_path, capsys):
   page = (tmp_path / 'a/b/report.html').read_text()
   assert '4 of 60' in page and 'first 60 of 359 examples' in page
   numbers = json.loads((tmp_path / 'a/b/numbers.json').read_text())
-  found = {name for name in gallery.KINDS if f'id="{name}"' in page}
-  assert found == set(gallery.KINDS) - {'stem'}
+  found = {name for name in kinds.KINDS if f'id="{name}"' in page}
+  assert found == set(kinds.KINDS) - {'stem'}
   counts = np.array(numbers['confusion']['counts'])
   assert counts.sum() == 60 and counts.shape == (10, 10)
   answered = sum(x['examples'] for x in numbers['reliability']['bins'])
@@ -401,7 +401,7 @@ def test_mistakes_get_one_line(digits_run, tmp_path, monkeypatch):
     (['pictures', '--only=rollout'], 1, 'error: --from is missing'),
     (['picture'], 1, "error: 'picture' is no verb: choose one of pictures"),
     (['pictures', '--help'], 0, '--query: ROW,COLUMN'),
-    (['--help'], 0, 'pictures   what a model sees'),
+    (['--help'], 0, 'pictures   a report on a model'),
   ],
 )
 def test_pictures_are_the_default(monkeypatch, capsys, args, status, shown):

@@ -6,23 +6,22 @@ r"""Measures speed: JSON on stdout, and a table for people on stderr.
       --compare=timm
 
 The model is the ViT of configs/cifar10_tutorial.py, or any other (--model), on
-JPEG files that are made for it (or your own: --data=folder:PATH). What it is
-compared with takes turns with it in the same run: `baseline` is a plain
-formulation of the same (a Linen model as a tutorial writes it; a loop over
-cv2.imread; a script that takes one step; for end_to_end, the bare train step;
-for parallel, one device in place of two); with --compare, train and infer are
-compared with the model of a library, if that is installed. Ratios are medians
-of those of the turns. Before a part of the model is timed (the last five), ours
-and the other were seen to give the same logits, and the same losses in two
-steps; `input` compares images. What processes of their own compute (startup,
-restart, parallel) is not compared.
+generated JPEG files (or your own: --data=folder:PATH). It takes turns with its
+rival in the same run: `baseline` is a plain formulation of the same (a Linen
+model as in a tutorial; a loop over cv2.imread; a script that takes one step;
+for end_to_end, the bare train step; for parallel, one device instead of two);
+with --compare, train and infer are compared with the model of a library, if
+that is installed. Ratios are medians over the turns. Before parts of the model
+are timed (the last five), ours and the rival are checked to give the same
+logits, and the same losses in two steps; `input` compares images. Parts that
+run in other processes (startup, restart, parallel) are not compared.
 
-  startup         a command, from nothing to its first step
-  restart         to the first step: resumed with a compile cache, against new
+  startup         a command, up to its first step
+  restart         up to the first step: resumed with a compile cache, or new
   parallel        data-parallel steps on two CPU devices, against one
   input           reading and decoding
   infer, train    forward passes and steps on a batch that is on the device
-  augment         what RandAugment(2,10) and mixup add to a step
+  augment         the cost of RandAugment(2,10) and mixup in a step
   checkpoint      steps with a save among them, against steps alone
   end_to_end      the whole loop
 """
@@ -40,34 +39,34 @@ from absl import logging
 from vit_jax import cli
 
 PROCESS_PARTS = ('startup', 'restart', 'parallel')
-# The memory of the first is seen best.
+# The first ones show their memory best.
 MODEL_PARTS = ('infer', 'train', 'augment', 'checkpoint', 'end_to_end')
 PARTS = (*PROCESS_PARTS, 'input', *MODEL_PARTS)
 
-_PARTS = flags.DEFINE_list('parts', list(PARTS), 'What to measure.')
+_PARTS = flags.DEFINE_list('parts', list(PARTS), 'Parts to measure.')
 _MODEL = flags.DEFINE_string(
-  'model', 'tutorial', 'The ViT of configs/cifar10_tutorial.py, or a name.'
+  'model', 'tutorial', 'A name, or the ViT of configs/cifar10_tutorial.py.'
 )
 _IMAGE_SIZE = flags.DEFINE_integer(
-  'image_size', None, 'In pixels; 32 for the tutorial, 224 for others.'
+  'image_size', None, 'Pixels; by default 32 for the tutorial, else 224.'
 )
 _BATCH_SIZE = flags.DEFINE_integer(
-  'batch_size', None, 'Images in a step; by default what suits a CPU.'
+  'batch_size', None, 'Images in a step; the default suits a CPU.'
 )
 _DTYPE = flags.DEFINE_enum(
-  'dtype', 'float32', ['float32', 'bfloat16'], 'Of the computation.'
+  'dtype', 'float32', ['float32', 'bfloat16'], 'Type of the computation.'
 )
 _ATTENTION = flags.DEFINE_string(
-  'attention', None, 'In place of config.model.attention_implementation.'
+  'attention', None, 'Value of config.model.attention_implementation.'
 )
-_SCAN = flags.DEFINE_bool('scan', None, 'In place of config.model.scan.')
-_REMAT = flags.DEFINE_string('remat', None, 'In place of config.model.remat.')
-_BLOCKS = flags.DEFINE_integer('blocks', 10, 'How often each is timed.')
+_SCAN = flags.DEFINE_bool('scan', None, 'Value of config.model.scan.')
+_REMAT = flags.DEFINE_string('remat', None, 'Value of config.model.remat.')
+_BLOCKS = flags.DEFINE_integer('blocks', 10, 'Number of timed blocks.')
 _COMPARE = flags.DEFINE_enum(
   'compare',
   'baseline',
   ['baseline', 'timm', 'transformers'],
-  'Whose formulation of the model is timed in turns with ours.',
+  'Formulation of the model that takes turns with ours.',
 )
 _TORCH_COMPILE = flags.DEFINE_bool(
   'torch_compile', False, 'Whether PyTorch compiles the model.'
@@ -86,7 +85,7 @@ def main(argv: list[str]) -> None:
   for flag in (_BLOCKS, _BATCH_SIZE, _IMAGE_SIZE):
     if flag.value is not None and flag.value < 1:
       raise config_lib.UserError(f'--{flag.name} must be at least 1')
-  if _COMPARE.value != 'baseline':  # JAX would take the GPU's memory for itself
+  if _COMPARE.value != 'baseline':  # JAX would reserve the GPU's memory
     os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
   from vit_jax.benchmark import report as report_lib
   from vit_jax.benchmark import setting as setting_lib  # it imports jax
@@ -125,7 +124,7 @@ def _measure(setting: Any) -> dict[str, Any]:
 
   with setting.changes() as changes:
     config, command = setting_lib.config(changes), setting_lib.flags(changes)
-    # First: these may need all memory of an accelerator.
+    # These come first, as they may need all memory of an accelerator.
     measure('startup', processes.startup, config, command, runs)
     measure('restart', processes.restart, command, runs)
     measure('parallel', processes.parallel, config, blocks)
@@ -142,7 +141,7 @@ def _measure(setting: Any) -> dict[str, Any]:
 
 
 def _described(config: Any) -> dict[str, Any]:
-  """Returns what was measured, and where."""
+  """Returns facts about the model and the machine."""
   import jax
 
   from vit_jax.data.host import batches

@@ -3,17 +3,17 @@ r"""Measures ViTs on this accelerator within minutes: JSON and Markdown.
   python -m vit_jax.benchmark.gpu_report --out=gpu_report --budget=500
 
 `scripts/gpu_report.sh` prepares a bare machine for it. Training steps and
-forward passes are in bfloat16, on batches that are on the device. On ViT-B/16,
-the kinds of attention are tried first; then, with the fastest, scan and remat,
-each alone; all other rows have what the fastest of these rows has. The fastest
-batch of ViT-B/16 is that of its comparison with timm, and of its loop. Dropout
-with two kinds of random bits, and the compiler's options, are tried last, and
-chosen for no other row.
+forward passes are in bfloat16, on batches that are on the device. For ViT-B/16,
+the kinds of attention are tried first, then scan and remat, each alone, with
+the fastest attention; all other rows use the choices of the fastest of these
+rows. The comparison with timm and the loop use the fastest batch of ViT-B/16.
+Dropout with two kinds of random bits, and compiler options, are tried last and
+used for no other row.
 
-Before a model is timed in some way, two layers of it, with the same choices,
-are compared with the plain formulation: the logits with those in float32 and in
-bfloat16, the losses of two steps with those in bfloat16. What failed, or was
-not reached in the time, is a row that says so.
+Before a model is timed, two of its layers with the same choices are compared
+with the plain formulation: the logits with those in float32 and in bfloat16,
+the losses of two steps with those in bfloat16. A row says if it failed or was
+not reached in the time.
 """
 
 import os
@@ -28,26 +28,26 @@ from vit_jax import cli
 if TYPE_CHECKING:
   from vit_jax.benchmark import gpu_rows
 
-_FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
-cli.define_compile_cache(_FLAGS)
+FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
+cli.define_compile_cache(FLAGS)
 _OUT = flags.DEFINE_string(
-  'out', 'gpu_report', 'Directory of the report.', flag_values=_FLAGS
+  'out', 'gpu_report', 'Directory of the report.', flag_values=FLAGS
 )
 _BUDGET = flags.DEFINE_integer(
-  'budget', 500, 'Seconds that it may take.', flag_values=_FLAGS
+  'budget', 500, 'Seconds for all measurements.', flag_values=FLAGS
 )
 
-# What choices are tried on, and in which batch; then other batches.
+# Model and batch that choices are tried on; then other batches.
 _BASE, _BATCH = 'ViT-B/16', 256
 _BATCHES = (512, 1024, 128)
-# Model and batches to try, in the order of their weight.
+# Other models with their batches, the most important first.
 _OTHERS = (
   ('ViT-L/16', (128, 256)),
   ('ViT-S/16', (512, 1024)),
   ('ViT-H/14', (64, 128)),
 )
 _ATTENTIONS = ('plain', 'xla', 'cudnn')
-# Of the compiler, one by one.
+# Compiler options, tried one by one.
 _XLA_OPTIONS = (
   {'xla_gpu_enable_triton_gemm': False},
   {'xla_gpu_enable_cublaslt': True},
@@ -61,7 +61,7 @@ def main(argv: list[str]) -> None:
 
   if argv[1:]:
     raise config_lib.UserError(f'unexpected argument {argv[1]!r}')
-  # Else JAX would take the GPU's memory for itself, and PyTorch have none.
+  # Otherwise JAX would reserve the memory of the GPU, and PyTorch have none.
   os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
   import jax  # after the flags
 
@@ -80,18 +80,18 @@ def main(argv: list[str]) -> None:
 
 
 def measure(report: 'gpu_rows.Report') -> None:
-  """Measures all rows, what others depend on first."""
+  """Measures all rows; those that others depend on come first."""
   _base(report)
   batch_size = report.best(_BASE).get('batch_size', _BATCH)
   report.infer(_BASE, batch_size)
-  report.against('timm', _BASE, batch_size)  # which PyTorch compiles
+  report.against('timm', _BASE, batch_size)  # compiled by PyTorch
   _loops(report, batch_size)
   _sizes(report)
   _trials(report)
 
 
 def _base(report: 'gpu_rows.Report') -> None:
-  """ViT-B/16: which choices pay, and how large a batch."""
+  """Finds the best choices and batch size for ViT-B/16."""
   for attention in _ATTENTIONS:
     report.train(_BASE, _BATCH, attention=attention)
   report.choose(_BASE)
@@ -110,7 +110,7 @@ def _sizes(report: 'gpu_rows.Report') -> None:
 
 
 def _trials(report: 'gpu_rows.Report') -> None:
-  """ViT-B/16: what dropout costs, and what may pay but no other row has."""
+  """Measures dropout and compiler options for ViT-B/16."""
   dropout = {'model.dropout_rate': 0.1}
   report.train(_BASE, _BATCH, changes=dropout)
   report.train(_BASE, _BATCH, changes=dropout | {'train.rng': 'rbg'})
@@ -119,11 +119,11 @@ def _trials(report: 'gpu_rows.Report') -> None:
 
 
 def _loops(report: 'gpu_rows.Report', batch_size: int) -> None:
-  """The loop from files; and of small images that stay on the device."""
+  """Measures the loop from files, and with small images on the device."""
   report.loop(_BASE, batch_size)
   on_device = {'data.cache': 'device', 'train.steps_per_call': 50}
   report.loop('tutorial', 128, on_device | {'train.log_every': '50 steps'})
 
 
 if __name__ == '__main__':
-  cli.run(main, __doc__, _FLAGS)
+  cli.run(main, __doc__, FLAGS)

@@ -1,4 +1,4 @@
-"""The rows of `gpu_report`: what was measured of one model, in one way."""
+"""The rows of `gpu_report`: measurements of one model in one way."""
 
 from collections.abc import Callable
 import contextlib
@@ -19,34 +19,35 @@ from vit_jax import config as config_lib
 from vit_jax.benchmark import measures
 from vit_jax.benchmark import setting as setting_lib
 from vit_jax.benchmark import timing
+from vit_jax.config import tables
 from vit_jax.data.host import batches
 from vit_jax.parallel import hardware
 
 Row = dict[str, Any]
 
 _BLOCKS, _BLOCK_SECONDS = 10, 0.3
-# What a measurement may take: one that begins later could not end in time.
+# Seconds that a measurement may take; none begins with less time left.
 _LONGEST = 60.0
-# In the folders that the rows share.
+# Images in the folders that the rows share.
 _IMAGES = 8192
-# What a fast row may hand on to others.
+# Fields of the fastest row that other rows take over.
 _CHOICES = ('attention', 'scan', 'remat')
 
 
 class Report(contextlib.AbstractContextManager['Report']):
-  """Rows, written as they come; what goes wrong in one is what it says.
+  """Rows, written as they are measured; an error is the content of its row.
 
   Attributes:
-    choices: Fields of `setting.Setting` for all that do not say otherwise.
+    choices: Default fields of `setting.Setting` for all rows.
     rows: The rows measured so far.
   """
 
   def __init__(self, out: pathlib.Path, budget: float):
-    """Begins to count the time.
+    """Starts the clock.
 
     Args:
-      out: Directory, which is there.
-      budget: In seconds, from now on.
+      out: An existing directory.
+      budget: Seconds until the last measurement ends.
     """
     self.choices: dict[str, Any] = {}
     self.rows: list[Row] = []
@@ -60,9 +61,9 @@ class Report(contextlib.AbstractContextManager['Report']):
     self._stack.close()
 
   def best(self, model: str) -> Row:
-    """Returns the fastest row of training a model; {} where there is none.
+    """Returns the fastest training row of a model; {} if there is none.
 
-    Those with changes of the config, or options of the compiler, do not count:
+    Rows with changes of the config or with compiler options do not count, since
     no other row has these.
     """
     rows = [
@@ -77,9 +78,9 @@ class Report(contextlib.AbstractContextManager['Report']):
     return max(rows, key=lambda row: row['images_per_second'], default={})
 
   def choose(self, model: str) -> None:
-    """Takes attention, scan and remat of a model's fastest row for all others.
+    """Makes attention, scan and remat of a model's fastest row the default.
 
-    If there is no such row, choices stay as they are.
+    Without such a row, the choices stay as they are.
     """
     row = self.best(model)
     self.choices |= {key: row[key] for key in _CHOICES if key in row}
@@ -95,10 +96,10 @@ class Report(contextlib.AbstractContextManager['Report']):
     """Measures training steps.
 
     Args:
-      model: Name.
-      batch_size: Images in a step.
+      model: Name of the model.
+      batch_size: Number of images in a step.
       changes: Changed values of the config by key.
-      options: Options of the compiler.
+      options: Compiler options.
       **choices: Fields of `setting.Setting`.
     """
     said = choices | {'changes': changes or {}} | {'options': options or {}}
@@ -119,7 +120,7 @@ class Report(contextlib.AbstractContextManager['Report']):
     self._row('infer', model, batch_size, {}, measure)
 
   def against(self, library: str, model: str, batch_size: int) -> None:
-    """Measures both in turns with a library's model that is compiled."""
+    """Measures training and inference in turns with a library's model."""
 
     @functools.cache
     def bench() -> Any:
@@ -155,7 +156,7 @@ class Report(contextlib.AbstractContextManager['Report']):
     said: dict[str, Any],
     measure: Callable[[], Row],
   ) -> None:
-    """Adds a row, and writes all; errors of a measurement are its result."""
+    """Adds a row and writes all rows; an error is the result of its row."""
     row: Row = {'what': what, 'model': model, 'batch_size': batch_size}
     row |= self.choices | {key: x for key, x in said.items() if x}
     if time.monotonic() + _LONGEST > self._end:
@@ -166,8 +167,8 @@ class Report(contextlib.AbstractContextManager['Report']):
         row |= measure()
       except config_lib.UserError as e:
         row['problem'] = config_lib.one_line(e)[:200]
-      # Of any kind: JAX, PyTorch and the libraries each have their own for what
-      # a device cannot do, and the rows that follow are to be measured.
+      # Any type: JAX, PyTorch and the libraries have their own errors for what
+      # a device cannot do, and the following rows are still to be measured.
       except Exception as e:
         problem = f'{type(e).__name__}: {config_lib.one_line(e)}'
         row['problem'] = problem[:200]
@@ -187,7 +188,7 @@ class Report(contextlib.AbstractContextManager['Report']):
     compare: str = 'baseline',
     **choices: Any,
   ) -> Any:
-    """Returns a `measures.Bench`; two layers of its model were checked."""
+    """Returns a `measures.Bench` after checking two layers of its model."""
     fields = {'dtype': 'bfloat16'} | self.choices | choices
     parts = (model, fields, changes or {}, options or {})
     checked = json.dumps(parts, sort_keys=True)
@@ -228,7 +229,7 @@ class Report(contextlib.AbstractContextManager['Report']):
     return config
 
   def _folder(self, size: tuple[int, int]) -> str:
-    """Returns a folder of photographs of a size, which all rows share."""
+    """Returns a folder of photographs of one size, shared by all rows."""
     if size not in self._folders:
       folder = self._stack.enter_context(tempfile.TemporaryDirectory())
       setting_lib.write_images(pathlib.Path(folder), _IMAGES, size)
@@ -254,7 +255,7 @@ class Report(contextlib.AbstractContextManager['Report']):
 
 
 def _facts() -> dict[str, Any]:
-  """Returns where and when this is."""
+  """Returns facts about the machine and the versions."""
   device = jax.devices()[0]
   peak = hardware.peak_flops(device)
   return {
@@ -268,38 +269,42 @@ def _facts() -> dict[str, Any]:
 
 
 def markdown(report: Row) -> str:
-  """Returns a report as a table."""
-  share = 'MFU' if report['peak_tflops'] else 'of the products'
+  """Returns a report as a Markdown table."""
+  rate = 'MFU' if report['peak_tflops'] else 'of the products'
+  header = (
+    *('what', 'model', 'batch', 'choices', 'images/s (least - most)', rate),
+    *('against', 'its images/s', 'ratio (least - most)'),
+  )
   lines = [
     f'{report["device"]}, {report["cores"]} cores, JAX {report["jax"]},'
     f' {report["date"]}; products of bfloat16 matrices at'
     f' {report["matmul_tflops"]:.4g} TFLOP/s.',
     '',
-    '| what | model | batch | choices | images/s (least - most) |'
-    f' {share} | against | its images/s | ratio (least - most) |',
-    '|---|---|---|---|---|---|---|---|---|',
+    *tables.markdown([header, *map(_cells, report['rows'])]),
   ]
-  for row in report['rows']:
-    chosen = {
-      key: row[key] for key in (*_CHOICES, 'changes', 'options') if key in row
-    }
-    cells = [row['what'], row['model'], row['batch_size'], _list(chosen)]
-    if 'problem' in row:
-      cells += [row['problem'], '', row.get('against', ''), '', '']
-    else:
-      cells += [
-        _spread(row, 'images_per_second', 'range', ',.0f'),
-        f'{row["mfu"]:.1%}' if 'mfu' in row else '',
-        row.get('against', ''),
-        _spread(row, 'baseline', 'baseline_range', ',.0f'),
-        _spread(row, 'ratio', 'ratio_range', '.2f'),
-      ]
-    lines.append(f'| {" | ".join(map(str, cells))} |')
   return '\n'.join(lines) + '\n'
 
 
+def _cells(row: Row) -> tuple[str, ...]:
+  chosen = {
+    key: row[key] for key in (*_CHOICES, 'changes', 'options') if key in row
+  }
+  against = row.get('against', '')
+  first = row['what'], row['model'], str(row['batch_size']), _list(chosen)
+  if 'problem' in row:
+    return (*first, row['problem'], '', against, '', '')
+  return (
+    *first,
+    _spread(row, 'images_per_second', 'range', ',.0f'),
+    f'{row["mfu"]:.1%}' if 'mfu' in row else '',
+    against,
+    _spread(row, 'baseline', 'baseline_range', ',.0f'),
+    _spread(row, 'ratio', 'ratio_range', '.2f'),
+  )
+
+
 def _spread(row: Row, key: str, ends: str, digits: str) -> str:
-  """Returns `64 (63 - 65)`; '' where a row has no such number."""
+  """Returns `64 (63 - 65)`; '' if a row has no such number."""
   if key not in row:
     return ''
   low, high = row[ends]

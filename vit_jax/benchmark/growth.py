@@ -1,12 +1,12 @@
-"""Measures how time and memory of a training step grow.
+"""Measures the growth of time and memory of a training step.
 
   python -m vit_jax.benchmark.growth --out=growth
 
-One thing grows at a time (depth, width, tokens, batch), from ViT-Ti/16 with
-images of 224 x 224 in batches of 8 (of one, where tokens grow). The expected
-law is that of the step's matrix products: time should grow with the exponent
-that their number has. For devices (CPU devices share the machine's cores) it is
-no growth at all.
+One quantity grows at a time (depth, width, tokens, batch), from ViT-Ti/16 with
+images of 224 x 224 in batches of 8 (of one for tokens). The time of a step is
+expected to grow with the same exponent as the number of its matrix products;
+with more devices (CPU devices share the cores of the machine) it should not
+grow at all.
 """
 
 import json
@@ -18,8 +18,8 @@ from absl import flags
 from vit_jax import cli
 
 _OUT = flags.DEFINE_string('out', 'growth', 'Directory of the report.')
-_ONLY = flags.DEFINE_list('only', [], 'What grows; by default, all.')
-_BLOCKS = flags.DEFINE_integer('blocks', 5, 'How often each is timed.')
+_ONLY = flags.DEFINE_list('only', [], 'Quantities to measure. Default: all.')
+_BLOCKS = flags.DEFINE_integer('blocks', 5, 'Number of timed blocks.')
 
 
 def main(argv: list[str]) -> None:

@@ -18,6 +18,8 @@ from vit_jax.benchmark import processes
 from vit_jax.benchmark import setting as setting_lib
 from vit_jax.benchmark import timing
 from vit_jax.benchmark.peers import ours
+from vit_jax.config import tables
+from vit_jax.plots import canvas
 from vit_jax.train import program as program_lib
 
 Point = dict[str, float]
@@ -41,11 +43,11 @@ AXES: Mapping[str, Sequence[int]] = {
   'batch': (1, 2, 4, 8, 16, 32),
   'devices': (1, 2),
 }
-# What does not grow: of ViT-Ti/16.
+# Fixed sizes, those of ViT-Ti/16.
 _WIDTH, _HEAD, _BATCH = 192, 64, 8
 # At 4,096 tokens, the attention of more images would take tens of GiB.
 _BATCH_OF_TOKENS = 1
-# The law holds where the constant part no longer counts: in the last points.
+# Points for the exponent: the last ones, where constant costs no longer count.
 _FITTED = 3
 
 
@@ -54,7 +56,7 @@ def measure(axis: str, blocks: int) -> list[Point]:
 
   Args:
     axis: The quantity that grows, one of AXES.
-    blocks: How often each is timed.
+    blocks: Number of timed blocks.
   """
   if axis == 'devices':
     return _devices(blocks)
@@ -68,22 +70,14 @@ def measure(axis: str, blocks: int) -> list[Point]:
 def _step(axis: str, value: int, blocks: int) -> Point:
   """Returns seconds, GFLOP and MiB of a step."""
   config = _config(axis, value)
-  of_axis = {'batch': value, 'tokens': _BATCH_OF_TOKENS}
-  batch_size = config.train.batch_size = of_axis.get(axis, _BATCH)
+  batch_sizes = {'batch': value, 'tokens': _BATCH_OF_TOKENS}
+  config.train.batch_size = batch_sizes.get(axis, _BATCH)
   program = program_lib.Program(
     config,
     objectives.class_of(config).stand_in(config),
     optim.Lengths(total=10**6),
   )
-  rng, shapes = np.random.default_rng(0), program.abstract_batch()
-  batch = {
-    'image': rng.integers(0, 256, shapes['image'].shape, np.uint8),
-    'label': rng.integers(0, 10, batch_size, np.int32),
-    'valid': np.ones(batch_size, np.bool_),
-    'index': np.arange(batch_size, dtype=np.int32),
-  }
-  state = program.initialise(None)
-  batch = jax.device_put(batch, jax.tree.map(lambda x: x.sharding, shapes))
+  batch, state = _batch(program), program.initialise(None)
   compiled = program.train_step.lower(state, batch, np.int32(0)).compile()
   plan, done = compiled.memory_analysis(), 0
 
@@ -109,6 +103,19 @@ def _step(axis: str, value: int, blocks: int) -> Point:
     'state_mib': plan.alias_size_in_bytes / 2**20,
     'temporary_mib': plan.temp_size_in_bytes / 2**20,
   }
+
+
+def _batch(program: program_lib.Program) -> Any:
+  """Returns a batch of random images on the devices."""
+  shapes, rng = program.abstract_batch(), np.random.default_rng(0)
+  size = shapes['label'].shape[0]
+  batch = {
+    'image': rng.integers(0, 256, shapes['image'].shape, np.uint8),
+    'label': rng.integers(0, 10, size, np.int32),
+    'valid': np.ones(size, np.bool_),
+    'index': np.arange(size, dtype=np.int32),
+  }
+  return jax.device_put(batch, jax.tree.map(lambda x: x.sharding, shapes))
 
 
 def _config(axis: str, value: int) -> Any:
@@ -144,7 +151,7 @@ def _devices(blocks: int) -> list[Point]:
 
 
 def exponent(curve: Sequence[Point], key: str) -> float:
-  """Returns the slope of a quantity on logarithmic axes, at the upper end."""
+  """Returns the slope at the upper end of a curve, on logarithmic axes."""
   points = curve[-_FITTED:]
   x = np.log([point['value'] for point in points])
   y = np.log([point[key] for point in points])
@@ -152,7 +159,7 @@ def exponent(curve: Sequence[Point], key: str) -> float:
 
 
 def table(curves: Mapping[str, Sequence[Point]]) -> str:
-  """Returns curves as tables, with measured and expected exponents."""
+  """Returns curves as Markdown, with measured and expected exponents."""
   lines = []
   for axis, curve in curves.items():
     names = {'seconds': 'time', 'gflop': 'products'}
@@ -161,26 +168,27 @@ def table(curves: Mapping[str, Sequence[Point]]) -> str:
     exponents = [
       f'{name} {exponent(curve, key):z.2f}' for key, name in names.items()
     ]
+    header = axis, 'ms a step', 'GFLOP/s', 'state, MiB', 'temporary, MiB'
     lines += [
       f'{axis}: exponents at the upper end: {", ".join(exponents)}',
       '',
-      f'| {axis} | ms a step | GFLOP/s | state, MiB | temporary, MiB |',
-      '|---|---|---|---|---|',
+      *tables.markdown([header, *(_cells(axis, point) for point in curve)]),
+      '',
     ]
-    for point in curve:
-      rate = point['gflop'] / point['seconds'] if axis != 'devices' else None
-      cells = [
-        f'{point["value"]:,}',
-        f'{1e3 * point["seconds"]:.4g}',
-        '' if rate is None else f'{rate:.3g}',
-        *(
-          f'{point[key]:,.0f}' if key in point else ''
-          for key in ('state_mib', 'temporary_mib')
-        ),
-      ]
-      lines.append(f'| {" | ".join(cells)} |')
-    lines.append('')
   return '\n'.join(lines)
+
+
+def _cells(axis: str, point: Point) -> tuple[str, ...]:
+  rate = f'{point["gflop"] / point["seconds"]:.3g}'
+  return (
+    f'{point["value"]:,}',
+    f'{1e3 * point["seconds"]:.4g}',
+    '' if axis == 'devices' else rate,
+    *(
+      f'{point[key]:,.0f}' if key in point else ''
+      for key in ('state_mib', 'temporary_mib')
+    ),
+  )
 
 
 def plot(curves: Mapping[str, Sequence[Point]], path: pathlib.Path) -> None:
@@ -189,38 +197,48 @@ def plot(curves: Mapping[str, Sequence[Point]], path: pathlib.Path) -> None:
   Raises:
     UserError: matplotlib is not installed.
   """
-  try:
-    from matplotlib import figure
-  except ImportError:
-    raise config_lib.UserError(
-      "the plot needs matplotlib: pip install 'vit_jax[explore]'"
-    ) from None
-  drawn = figure.Figure((8, 2.6 * len(curves)), layout='constrained')
-  axes = drawn.subplots(len(curves), 2, squeeze=False)
-  for (left, right), (axis, curve) in zip(axes, curves.items(), strict=True):
-    x = [point['value'] for point in curve]
-    seconds = np.array([point['seconds'] for point in curve])
-    gflop = np.array([point['gflop'] for point in curve])
-    left.loglog(x, 1e3 * seconds, 'o-', label='measured')
-    left.loglog(
-      x,
-      1e3 * seconds[-1] * gflop / gflop[-1],
-      '--',
-      label='as the products',
-    )
-    left.set(xlabel=axis, ylabel='ms a step', xticks=x)
-    if axis == 'devices':  # which are to make no difference
-      left.set(yscale='linear', ylim=(0, 1.1e3 * seconds.max()))
-    for key, label in (('temporary_mib', 'temporary'), ('state_mib', 'state')):
-      if key in curve[0]:
-        right.loglog(x, [point[key] for point in curve], 'o-', label=label)
-    right.set(xlabel=axis, ylabel='MiB', xticks=x)
-    for panel in (left, right):
-      shown = x[::-2] if len(x) > 6 else x  # or the labels touch
-      panel.set_xticks(shown, [f'{value:,}' for value in shown], minor=False)
-      panel.minorticks_off()
-      if panel.lines:
-        panel.legend(frameon=False)
-      else:
-        panel.remove()
-  drawn.savefig(path, dpi=120)
+  canvas.check()
+  with canvas.style():
+    figure = canvas.figure(800, 260 * len(curves))
+    cells = figure.subplots(len(curves), 2, squeeze=False)
+    for (left, right), (axis, curve) in zip(cells, curves.items(), strict=True):
+      _plot_time(left, axis, curve)
+      for key in ('temporary_mib', 'state_mib'):
+        if key in curve[0]:
+          y = [point[key] for point in curve]
+          label = key.removesuffix('_mib')
+          right.plot([p['value'] for p in curve], y, 'o-', label=label)
+      canvas.make_log(right.yaxis)
+      right.set_ylabel('MiB')
+      for panel in (left, right):
+        _finish(panel, axis, curve)
+    figure.savefig(path)
+
+
+def _plot_time(cell: Any, axis: str, curve: Sequence[Point]) -> None:
+  """Draws the time of a step, and how it would grow with the products."""
+  x = [point['value'] for point in curve]
+  milliseconds = np.array([1e3 * point['seconds'] for point in curve])
+  gflop = np.array([point['gflop'] for point in curve])
+  expected = milliseconds[-1] * gflop / gflop[-1]
+  cell.plot(x, milliseconds, 'o-', label='measured')
+  cell.plot(x, expected, '--', label='as the products')
+  cell.set_ylabel('ms a step')
+  if axis == 'devices':  # expected to make no difference
+    cell.set_ylim(0, 1.1 * milliseconds.max())
+  else:
+    canvas.make_log(cell.yaxis)
+
+
+def _finish(cell: Any, axis: str, curve: Sequence[Point]) -> None:
+  """Labels the x axis; removes a panel without lines."""
+  if not cell.lines:
+    cell.remove()
+    return
+  x = [point['value'] for point in curve]
+  shown = x[::-2] if len(x) > 6 else x  # or the labels touch
+  canvas.make_log(cell.xaxis)
+  cell.set_xlabel(axis)
+  cell.set_xticks(shown, [f'{value:,}' for value in shown], minor=False)
+  cell.minorticks_off()
+  cell.legend(frameon=False)

@@ -1,11 +1,11 @@
-"""Fails where training or inference has lost its lead over the baseline.
+"""Fails if training or inference has lost its lead over the baseline.
 
   python -m vit_jax.benchmark.guard
 
 The tutorial's ViT and a plain formulation of it take turns in small batches on
-the CPU. Of the ratios alone, which hardly depend on the machine, none may be
-20% below what was measured once. A ratio that is gets a second chance: what
-else the machine does may last as long as one measurement.
+the CPU. Only the ratios count, which hardly depend on the machine: none may be
+20% below its expected value. A ratio that is too low is measured once more,
+since another load on the machine may last as long as one measurement.
 """
 
 import json
@@ -14,8 +14,8 @@ from absl import logging
 
 from vit_jax import cli
 
-# Ours over the baseline, as this command measured it on 2 CPU cores
-# (JAX 0.10.2); to be set anew where something is gained.
+# Ours over the baseline, as measured by this command on 2 CPU cores
+# (JAX 0.10.2); raise a value when something becomes faster.
 EXPECTED = {'infer': 1.35, 'train': 1.28}
 _LOSS = 0.2
 
@@ -23,7 +23,7 @@ _BATCH_SIZE, _BLOCKS = 32, 7
 
 
 def main(argv: list[str]) -> int:
-  """Prints the ratios; returns the exit status, 1 where one is too low."""
+  """Prints the ratios; returns the exit status, 1 if one is too low."""
   from vit_jax import config as config_lib
   from vit_jax.benchmark import measures  # after the flags: it imports jax
   from vit_jax.benchmark import setting as setting_lib
@@ -48,12 +48,12 @@ def main(argv: list[str]) -> int:
 
 
 def least(part: str) -> float:
-  """Returns the ratio that a part may not be below."""
+  """Returns the lowest ratio that is accepted."""
   return (1 - _LOSS) * EXPECTED[part]
 
 
 def _best_ratio(bench: object, part: str) -> float:
-  """Returns the ratio of a part; the better of two where one is too low."""
+  """Returns the ratio of a part; the better of two if the first is too low."""
   ratio = getattr(bench, part)()['ratio']
   if ratio < least(part):
     logging.warning('warning: %s: %.2f; once more', part, ratio)

@@ -1,15 +1,16 @@
 """Measures the input: decoding, and batches of images.
 
-The rows of the entry, each against one rival in turns with it, on as many
-threads each unless the name says otherwise:
+Each row of the entry is measured in turns with a rival, with the same number of
+threads unless the name says otherwise:
 
-  crop, crop_smooth   a 500x375 JPEG in memory, decoded, cut at random, resized
-                      to 224x224 and mirrored; without and with smoothing
-  large               the same of a 1600x1200 JPEG, with smoothing
-  large_eval          its middle; `whole` decodes it all, as nothing is reduced
-  folder, records     batches of the former from files, or from ArrayRecord
-  folder_smooth       the same from files, with smoothing as it is by default
-  small               batches of 32x32 JPEG files, as they are
+  crop, crop_smooth   a 500x375 JPEG in memory, decoded, cropped at random,
+                      resized to 224x224 and flipped; without and with
+                      antialiasing
+  large               the same for a 1600x1200 JPEG, with antialiasing
+  large_eval          its centre; `whole` decodes it at its full size
+  folder, records     batches of 500x375 images from files, or from ArrayRecord
+  folder_smooth       the same from files, with antialiasing, as by default
+  small               batches of 32x32 JPEG files, unchanged
 """
 
 from collections.abc import Callable
@@ -44,14 +45,13 @@ _TRAIN = Crop(
 _EVAL = Crop('center', _SIZE, 256)
 _PLAIN = dataclasses.replace(_TRAIN, antialias=False)
 
-# With the seed before it and the draw after it: what keys the box of an image
-# in a batch (`data.batches`).
+# The key of a crop is (seed, _CROP, row of the batch); see `data.batches`.
 _CROP = 1
 
-# Mean absolute difference, in levels of grey, between what two libraries make
-# of an image: they round and smooth in different ways.
+# Largest mean absolute difference, in grey levels, between the results of two
+# libraries, which round and antialias in different ways.
 _CLOSE = 3.0
-_CHECKED = 4  # images, before any time is taken
+_CHECKED = 4  # images that are compared before timing
 
 
 @dataclasses.dataclass(frozen=True)
@@ -62,8 +62,8 @@ class Sizes:
     photographs: Images of 500x375 pixels.
     large: Images of 1600x1200.
     small: Images of 32x32.
-    batch: In a batch of photographs.
-    epochs: How often batches are made of each image.
+    batch: Images in a batch of photographs.
+    epochs: Number of times that each image is in a batch.
   """
 
   photographs: int = 256
@@ -82,25 +82,24 @@ def measure(
   """Returns rates of decoding and of batches, in images/s.
 
   Args:
-    config: Has the seed, and the size of the small images' batches.
-    blocks: How often each is timed.
-    rivals: Names in `input_peers.NAMES`; those not installed are left out.
-    sizes: How many images there are.
+    config: Config with the seed, and the batch size for small images.
+    blocks: Number of timed blocks.
+    rivals: Names in `input_peers.NAMES`; missing libraries are left out.
+    sizes: Numbers of images.
 
   Returns:
-    Rows as `timing.compare` has them, by 'what/against what'; with
-    `difference`, the mean in levels of grey, where images were compared.
+    Rows from `timing.compare` by 'ours/rival'; `difference` is the mean in grey
+    levels, if images were compared.
 
   Raises:
-    UserError: A rival makes other images, so that no time counts; or a batch
-      has others than its files give.
+    UserError: The images of a rival or of a batch differ from ours.
   """
   sizes = sizes or Sizes()
   threads, peers = cv2.getNumThreads(), {}
   for name in rivals:
     if (peer := input_peers.create(name)) is not None:
       peers[name] = peer
-  # Pillow has no other way to resize than to smooth.
+  # Pillow always antialiases.
   plain = {name: peer for name, peer in peers.items() if name != 'pillow'}
   cv2.setNumThreads(1)
   try:
@@ -146,7 +145,7 @@ def _crops(
 
 
 def _whole(name: str, files: Sequence[bytes], crop: Crop, blocks: int) -> Rows:
-  """Times decoding at a fraction of the size, against decoding the whole."""
+  """Times decoding at a reduced size, against the full size."""
 
   def whole(i: int) -> np.ndarray:
     pixels = decode.decode(files[i], 3)
@@ -160,7 +159,7 @@ def _whole(name: str, files: Sequence[bytes], crop: Crop, blocks: int) -> Rows:
     np.mean((_image(files, i, crop).astype(float) - whole(i)) ** 2)
     for i in range(len(files))
   ]
-  # Those that became the same were not reduced.
+  # Equal images were not decoded at a reduced size.
   psnr = [float(10 * np.log10(255**2 / error)) for error in errors if error]
   times = timing.in_turns(
     {'ours': lambda: _all(files, crop), 'whole': all_whole}, blocks
@@ -184,24 +183,8 @@ def _batches(
   sizes: Sizes,
 ) -> Rows:
   """Times batches of photographs, from a folder and from ArrayRecord files."""
-  config = config_lib.default()
-  config.seed, config.train.batch_size = seed, sizes.batch
-  config.data.dir = str(root / 'records')
-  config.data.image_size, config.data.antialias = _SIZE[0], False
-  names = {
-    'folder': photographs.write_folder(root / 'folder', files),
-    'records': photographs.write_records(root / 'records', files),
-  }
   steps = sizes.epochs * len(files) // sizes.batch
-  functions: dict[str, Callable[[], None]] = {}
-  for kind, name in names.items():
-    config.data.name = name
-    _check_batch(config, _PLAIN, kind)
-    for threads in (1, 2):
-      functions[f'{kind}_{threads}'] = _batching(config, steps, threads)
-  config.data.name, config.data.antialias = names['folder'], True
-  _check_batch(config, _TRAIN, 'folder_smooth')
-  functions['folder_smooth_2'] = _batching(config, steps, 2)
+  functions = _our_batches(root, files, seed, steps, sizes.batch)
   paths = sorted((root / 'folder').rglob('*.jpg')) * sizes.epochs
   cuts = [
     input_peers.draw(path, _PLAIN, _rng(i))
@@ -215,25 +198,53 @@ def _batches(
       _compare([first], images(1), rival)
       functions[f'{rival}_{threads}'] = run
       pairs.append((f'folder_{threads}', f'{rival}_{threads}'))
-  pairs += [(f'{kind}_2', f'{kind}_1') for kind in names]
-  pairs += [(f'records_{n}', f'folder_{n}') for n in (1, 2)]
-  pairs.append(('folder_smooth_2', 'folder_2'))
+  pairs += [
+    ('folder_2', 'folder_1'),
+    ('records_2', 'records_1'),
+    ('records_1', 'folder_1'),
+    ('records_2', 'folder_2'),
+    ('folder_smooth_2', 'folder_2'),
+  ]
   times = timing.in_turns(functions, blocks)
   return {f'{a}/{b}': _row(times, a, b, len(cuts)) for a, b in pairs}
+
+
+def _our_batches(
+  root: pathlib.Path,
+  files: Sequence[bytes],
+  seed: int,
+  steps: int,
+  batch_size: int,
+) -> dict[str, Callable[[], None]]:
+  """Writes the files; returns functions that make our batches, by name."""
+  config = config_lib.default()
+  config.seed, config.train.batch_size = seed, batch_size
+  config.data.dir = str(root / 'records')
+  config.data.image_size, config.data.antialias = _SIZE[0], False
+  folder = photographs.write_folder(root / 'folder', files)
+  records = photographs.write_records(root / 'records', files)
+  functions = {}
+  for kind, name in {'folder': folder, 'records': records}.items():
+    config.data.name = name
+    _check_batch(config, _PLAIN, kind)
+    for threads in (1, 2):
+      functions[f'{kind}_{threads}'] = _batching(config, steps, threads)
+  config.data.name, config.data.antialias = folder, True
+  _check_batch(config, _TRAIN, 'folder_smooth')
+  functions['folder_smooth_2'] = _batching(config, steps, 2)
+  return functions
 
 
 def _check_batch(
   config: ml_collections.ConfigDict, crop: Crop, kind: str
 ) -> None:
-  """Looks whether the first batch has what its files give, image by image.
+  """Compares the images of the first batch with those of its files.
 
   Raises:
-    UserError: It does not.
+    UserError: They differ.
   """
   source = data.open_source(config, 'train')
-  made = data.train_batches(source, config, start_step=0, num_steps=1)
-  batch = next(made)
-  made.close()
+  batch = _first_batch(source, config)
   expected = [
     transforms.transform(
       source.read(int(index)).image,
@@ -252,7 +263,7 @@ def _small(
   blocks: int,
   sizes: Sizes,
 ) -> Rows:
-  """Times batches of small files as they are, against `cv2.imread`."""
+  """Times batches of small files, unchanged, against `cv2.imread`."""
   config = config_lib.default()
   config.seed, config.train.batch_size = given.seed, given.train.batch_size
   config.data.name = photographs.write_folder(
@@ -260,24 +271,16 @@ def _small(
   )
   config.data.source_size, config.data.image_size = (32, 32), 32
   source = data.open_source(config, 'train')
-  batch_size = config.train.batch_size
-  steps = max(1, sizes.epochs * sizes.small // batch_size)
-  paths = [
-    source.read(i % sizes.small).where for i in range(steps * batch_size)
-  ]
+  size = config.train.batch_size
+  steps = max(1, sizes.epochs * sizes.small // size)
+  paths = [source.read(i % sizes.small).where for i in range(steps * size)]
 
   def loop() -> None:
-    for i in range(0, len(paths), batch_size):
-      batch = [np.asarray(cv2.imread(p)) for p in paths[i : i + batch_size]]
-      np.stack([image[:, :, ::-1] for image in batch])
+    for i in range(0, len(paths), size):
+      np.stack([_read(path) for path in paths[i : i + size]])
 
-  made = data.train_batches(source, config, start_step=0, num_steps=1)
-  batch = next(made)
-  made.close()
-  theirs = [
-    np.asarray(cv2.imread(source.read(int(i)).where))[:, :, ::-1]
-    for i in batch['index']
-  ]
+  batch = _first_batch(source, config)
+  theirs = [_read(source.read(int(i)).where) for i in batch['index']]
   difference = _compare(batch['image'], theirs, 'cv2.imread')
   functions = {f'small_{n}': _batching(config, steps, n) for n in (1, 2)}
   times = timing.in_turns(functions | {'imread': loop}, blocks)
@@ -288,10 +291,24 @@ def _small(
   }
 
 
+def _read(path: str) -> np.ndarray:
+  """Returns an image by OpenCV, uint8 [H, W, 3]."""
+  return np.asarray(cv2.imread(path))[:, :, ::-1]
+
+
+def _first_batch(
+  source: data.Source, config: ml_collections.ConfigDict
+) -> data.Batch:
+  made = data.train_batches(source, config, start_step=0, num_steps=1)
+  batch = next(made)
+  made.close()
+  return batch
+
+
 def _batching(
   config: ml_collections.ConfigDict, steps: int, threads: int
 ) -> Callable[[], None]:
-  """Returns what makes the batches of some steps."""
+  """Returns a function that makes the batches of some steps."""
   config = config.copy_and_resolve_references()
   config.data.num_threads = threads
   source = data.open_source(config, 'train')
@@ -309,12 +326,12 @@ def _all(files: Sequence[bytes], crop: Crop) -> None:
 
 
 def _image(files: Sequence[bytes], i: int, crop: Crop) -> np.ndarray:
-  """Returns what our pipeline makes of a file, uint8 [H, W, 3]."""
+  """Returns the image of our pipeline for a file, uint8 [H, W, 3]."""
   return transforms.transform(files[i], 3, crop, _rng(i))
 
 
 def _rng(i: int) -> np.random.Generator:
-  """Returns what draws a file's box; made for each, as batches have it."""
+  """Returns the random generator for the crop of a file."""
   return np.random.default_rng((0, i))
 
 
@@ -323,10 +340,10 @@ def _compare(
   theirs: Iterable[np.ndarray],
   rival: str,
 ) -> float:
-  """Returns the mean absolute difference, in levels of grey.
+  """Returns the mean absolute difference, in grey levels.
 
   Raises:
-    UserError: It is too large.
+    UserError: The difference is too large.
   """
   differences = [
     np.abs(a.astype(np.float32) - b).mean()

@@ -1,6 +1,6 @@
-"""Other libraries that decode, cut and resize photographs, on one thread each.
+"""Other libraries that decode, crop and resize photographs.
 
-TensorFlow is imported by none but its own peer.
+TensorFlow is only imported by its own peer.
 """
 
 import abc
@@ -24,7 +24,7 @@ from vit_jax.data.host.geometry import Size
 
 Work = Callable[[], None]
 
-# What each needs to be imported.
+# The package of each library.
 _PACKAGES = {'cv2': 'cv2', 'pillow': 'PIL', 'tensorflow': 'tensorflow'}
 NAMES = tuple(_PACKAGES)
 
@@ -34,9 +34,9 @@ class Cut:
   """The crop of one photograph.
 
   Attributes:
-    jpeg: The file's content, or where it lies.
+    jpeg: The file's content, or its path.
     box: (top, left, height, width).
-    flip: Whether it is mirrored, left to right.
+    flip: Whether the image is flipped, left to right.
   """
 
   jpeg: bytes | pathlib.Path
@@ -51,11 +51,11 @@ class Cut:
 def draw(
   jpeg: bytes | pathlib.Path, crop: Crop, rng: np.random.Generator
 ) -> Cut:
-  """Returns the cut that `transforms.transform` makes of a file.
+  """Returns the crop of a file by `transforms.transform`.
 
   Args:
-    jpeg: The file.
-    crop: 'random_resized', with flips.
+    jpeg: The file's content, or its path.
+    crop: A random resized crop with flips.
     rng: As for `transforms.transform`.
   """
   data = jpeg if isinstance(jpeg, bytes) else jpeg.read_bytes()
@@ -69,7 +69,7 @@ class Peer(abc.ABC):
   """A library.
 
   Attributes:
-    threads: Numbers of threads that it can be given.
+    threads: Numbers of threads that it supports.
   """
 
   threads: tuple[int, ...] = (1,)
@@ -82,18 +82,18 @@ class Peer(abc.ABC):
     batch_size: int | None = None,
     threads: int = 1,
   ) -> tuple[Work, Callable[[int], Iterable[np.ndarray]]]:
-    """Returns what makes all images, and what returns the first n of them.
+    """Returns functions that make all images, and return the first n of them.
 
     Args:
-      cuts: One for each.
-      crop: Has the size, and whether images are smoothed.
+      cuts: The crops of the images.
+      crop: Gives the size of the images, and whether to antialias.
       batch_size: Size of the batches; None: single images.
-      threads: That work on it.
+      threads: Number of threads.
     """
 
 
 def create(name: str) -> Peer | None:
-  """Returns one of `NAMES`, None where it is not installed."""
+  """Returns one of `NAMES`; None if it is not installed."""
   if importlib.util.find_spec(_PACKAGES[name]) is None:
     return None
   if name == 'tensorflow':
@@ -102,7 +102,7 @@ def create(name: str) -> Peer | None:
 
 
 class Loop(Peer):
-  """A loop over the images, as one writes it in Python."""
+  """A loop over the images in Python."""
 
   def __init__(self, make: Callable[[Cut, Size, bool], np.ndarray]):
     self._make = make
@@ -145,14 +145,14 @@ def _with_cv2(cut: Cut, size: Size, antialias: bool) -> np.ndarray:
 
 
 def _with_pillow(cut: Cut, size: Size, antialias: bool) -> np.ndarray:
-  """Returns uint8 [H, W, 3]; it always smooths."""
+  """Returns uint8 [H, W, 3], always antialiased."""
   from PIL import Image
 
   assert antialias
   top, left, height, width = cut.box
   with Image.open(io.BytesIO(cut.read())) as image:
     whole = image.size
-    # Twice what it becomes, as its `reducing_gap` is by default.
+    # Twice the final size, as `reducing_gap` is by default.
     needed = 2 * whole[0] * size[1] / width, 2 * whole[1] * size[0] / height
     image.draft('RGB', (int(needed[0]), int(needed[1])))
     x, y = image.size[0] / whole[0], image.size[1] / whole[1]
@@ -166,9 +166,9 @@ def _with_pillow(cut: Cut, size: Size, antialias: bool) -> np.ndarray:
 
 
 class TensorFlow(Peer):
-  """tf.data with `decode_and_crop_jpeg`, as its guides have it.
+  """tf.data with `decode_and_crop_jpeg`, as in its guides.
 
-  Its images stay float32, which is less work than ours do.
+  Its images stay float32, which is less work than in our pipeline.
   """
 
   threads = (1, 2)
@@ -198,7 +198,7 @@ class TensorFlow(Peer):
           pass
 
     else:
-      # Within TensorFlow: leaving it costs time for each image.
+      # Counted within TensorFlow, as leaving it costs time for each image.
       count = tf.function(
         lambda: images.reduce(np.int64(0), lambda n, image: n + 1)
       )

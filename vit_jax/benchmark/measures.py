@@ -28,24 +28,24 @@ from vit_jax.train import monitor as monitor_lib
 
 Entry = dict[str, Any]
 
-# Enough for the write in the background to end.
+# Enough steps for the background write to end.
 _STEPS_PER_SAVE = 3
-# Of the loop: what is read ahead must not count.
+# Of the loop; the first steps use batches that were read ahead.
 _LOOP_SECONDS, _WARM_STEPS = 3.0, 3
 
-# Of the largest logit, and of the loss after an update: what the order of sums
-# explains, and no more; on GPUs and TPUs, products of float32 are rounded.
+# Relative tolerances for the logits and for the loss after an update: no more
+# than the order of sums explains. GPUs and TPUs round float32 products.
 _EXACT, _AFTER_UPDATE, _ROUNDED, _BFLOAT16 = 1e-4, 1e-3, 1e-2, 5e-2
 
 
 class Bench:
-  """Our model and another's, with the same parameters and data.
+  """Our model and its rival, with the same parameters and data.
 
   Attributes:
-    experiment: From the config.
-    blocks: How often each is timed.
+    experiment: The experiment of the config.
+    blocks: Number of timed blocks.
     matmul_flops: Measured rate of matrix products, in FLOP/s.
-    ours: Our model, and its step.
+    ours: Our model and its train step.
   """
 
   def __init__(
@@ -60,10 +60,10 @@ class Bench:
 
     Args:
       config: The config of the model.
-      blocks: How often each is timed.
-      matmul_flops: Rate of matrix products here, in FLOP/s.
-      compare: The other, one of `peers.NAMES`.
-      torch_compile: Whether PyTorch compiles it.
+      blocks: Number of timed blocks.
+      matmul_flops: Measured rate of matrix products, in FLOP/s.
+      compare: The rival, one of `peers.NAMES`.
+      torch_compile: Whether PyTorch compiles the rival.
     """
     experiment_lib.check(config)
     self.experiment = experiment_lib.build(config)
@@ -81,21 +81,21 @@ class Bench:
 
   @functools.cached_property
   def rival(self) -> base.Peer:
-    """The other."""
+    """The formulation that ours is compared with."""
     return self._create(self._task)
 
   def check(self) -> None:
     """Compares logits and losses, once, before anything is timed.
 
-    The logits are compared with those of the plain formulation in float32, and
-    the rival's; the losses, of two steps, with the rival's.
+    The logits are compared with those of the plain formulation in float32 and
+    of the rival; the losses of two steps with those of the rival.
 
     Raises:
-      UserError: They are not the same function, or do not learn the same, so
-        that no time counts.
+      UserError: The logits or the losses differ, so that times would not be
+        comparable.
     """
-    assert not self.ours.step, 'both have to be where they started'
-    before = _peak()  # ours come first: their memory is not to be the others'
+    assert not self.ours.step, 'both must be in their initial states'
+    before = _peak()  # ours come first, as memory is measured by its peak
     logits = self.ours.logits()
     self._note_memory('infer', before, self.ours.compiled_forward)
     before = _peak()
@@ -141,19 +141,19 @@ class Bench:
     return entry | compiled | self._memory['train']
 
   def _check_losses(self, losses: list[float]) -> None:
-    """Compares the losses of the first step, and of the one after it.
+    """Compares the losses of the first two steps.
 
     Args:
-      losses: Ours; where ours draws at random, twins that do not take the
-        place of both.
+      losses: Our losses; if steps are random, both formulations are replaced
+        by deterministic ones.
     """
-    rival, still = self.rival, _still(self.experiment)
-    if still is not None:
-      ours = ours_lib.Ours(experiment_lib.build(still), self._batch)
+    rival, config = self.rival, _deterministic(self.experiment)
+    if config is not None:
+      ours = ours_lib.Ours(experiment_lib.build(config), self._batch)
       ours.compiler_options = self.ours.compiler_options
       rival = self._create(ours.task())
       losses = _two_losses(ours)
-    # The second shows the gradient, and the update.
+    # The second loss depends on the gradient and the update.
     allowed = (self._tolerance, max(self._tolerance, _AFTER_UPDATE))
     pairs = zip(losses, _two_losses(rival), allowed, strict=True)
     for step, (loss, theirs, tolerance) in enumerate(pairs):
@@ -163,7 +163,7 @@ class Bench:
       )
 
   def _note_memory(self, part: str, before: int, compiled: Any) -> None:
-    """Notes the device's memory; or the plan, where other things took more."""
+    """Notes the peak memory; the compiler's plan if that peak is not ours."""
     after = _peak()
     memory, source = _planned(compiled), 'compiler'
     if after > before:
@@ -174,7 +174,7 @@ class Bench:
     }
 
   def _in_turns(self, ours: Any, theirs: Any, flops: float) -> Entry:
-    """Times steps of both; `flops` are those of one."""
+    """Times steps of both; `flops` is the number for one step."""
     steps = timing.steps_per_block([ours, theirs])
     times = timing.in_turns(
       {'ours': lambda: ours(steps), 'theirs': lambda: theirs(steps)},
@@ -196,7 +196,7 @@ class Bench:
     return entry
 
   def augment(self) -> Entry:
-    """Times steps with RandAugment(2,10) and mixup, in turns with none."""
+    """Times steps with RandAugment(2,10) and mixup, in turns with neither."""
     config = self.experiment.config.copy_and_resolve_references()
     config.augment.policy, config.augment.mixup = 'randaugment(2,10)', 0.2
     augmented = ours_lib.Ours(experiment_lib.build(config), self._batch)
@@ -208,24 +208,22 @@ class Bench:
       },
       self.blocks,
     )
-    ratios = [
-      with_it / without
-      for with_it, without in zip(*times.values(), strict=True)
-    ]
+    extra = [x / y - 1 for x, y in zip(*times.values(), strict=True)]
+    milliseconds = {
+      name: 1e3 * statistics.median(x) / steps for name, x in times.items()
+    }
     return {
-      'extra': statistics.median(ratios) - 1,
-      'range': [min(ratios) - 1, max(ratios) - 1],
-      'milliseconds_per_step': 1e3
-      * statistics.median(times['augmented'])
-      / steps,
-      'baseline': 1e3 * statistics.median(times['plain']) / steps,
+      'extra': statistics.median(extra),
+      'range': [min(extra), max(extra)],
+      'milliseconds_per_step': milliseconds['augmented'],
+      'baseline': milliseconds['plain'],
     }
 
   def checkpoint(self) -> Entry:
     """Times steps with a save before them, in turns with steps alone.
 
-    The background write is over before the steps are: what it takes away from
-    them is a part of what a save costs.
+    A block ends after the background write, so that the time includes its
+    effect on the steps.
     """
     ours, blocked = self.ours, list[float]()
 
@@ -236,22 +234,19 @@ class Bench:
       ours.train(_STEPS_PER_SAVE)
       checkpoints.wait()
 
+    functions = {
+      'alone': lambda: ours.train(_STEPS_PER_SAVE),
+      'saving': save_and_steps,
+    }
+    config = self.experiment.config.checkpoint
     with (
       tempfile.TemporaryDirectory() as workdir,
-      checkpoint.Checkpointer(
-        workdir, self.experiment.config.checkpoint
-      ) as checkpoints,
+      checkpoint.Checkpointer(workdir, config) as checkpoints,
     ):
-      times = timing.in_turns(
-        {
-          'alone': lambda: ours.train(_STEPS_PER_SAVE),
-          'saving': save_and_steps,
-        },
-        self.blocks,
-      )
+      times = timing.in_turns(functions, self.blocks)
     alone, saving = map(statistics.median, times.values())
     seconds_per_step = alone / _STEPS_PER_SAVE
-    blocked = blocked[-self.blocks :]
+    blocked = blocked[-self.blocks :]  # without the warm-up
     return {
       'steps_per_save': (saving - alone) / seconds_per_step,
       'steps_blocked': statistics.median(blocked) / seconds_per_step,
@@ -279,7 +274,7 @@ class Bench:
       self.blocks,
     )
     images = steps * e.config.train.batch_size
-    # The first loop warmed up: it compiled, single steps between calls as well.
+    # Without the first loop, which compiled all functions.
     entry = timing.compare(seconds[1:], times['bare'], images)
     return entry | {'against': 'bare step', 'steps_per_block': steps}
 
@@ -288,13 +283,13 @@ def _two_losses(peer: base.Peer) -> list[float]:
   return [peer.train(1), peer.train(1)]
 
 
-def _still(
+def _deterministic(
   experiment: experiment_lib.Experiment,
 ) -> ml_collections.ConfigDict | None:
-  """Returns a config in which nothing is random, and the optimizer is plain.
+  """Returns a config without randomness and with a plain optimizer.
 
   Returns:
-    None where the experiment's is one.
+    None if the config of the experiment is one.
   """
   config = experiment.config.copy_and_resolve_references()
   config.model.dropout_rate = 0.0
@@ -330,13 +325,13 @@ def _planned(compiled: Any) -> float:
 
 
 def _compiled_gflop(compiled: Any) -> Entry:
-  """Returns what the compiler counts, of all kinds, the body of a loop once."""
+  """Returns all FLOPs by the compiler, which counts loop bodies once."""
   flops = (compiled.cost_analysis() or {}).get('flops')
   return {'compiled_gflop_per_step': flops / 1e9} if flops else {}
 
 
 def _seconds_per_step(workdir: str) -> float:
-  """Returns the time of a step of a run, those that warm it up left out."""
+  """Returns the time of a step in a run, without the warm-up."""
   text = pathlib.Path(workdir, 'metrics.jsonl').read_text()
   lines = [
     line

@@ -1,4 +1,4 @@
-"""JPEG files like photographs, the same everywhere; in folders, and in TFDS."""
+"""Generates JPEG files like photographs, for folders and for TFDS."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -12,8 +12,8 @@ import numpy as np
 
 CLASSES = ('cat', 'dog')
 
-# Of each layer of a picture: pixels from one random colour to the next, and how
-# much the colours vary. Together a file has as many bytes as a photograph's.
+# For each layer of a picture: pixels between random colours, and their standard
+# deviation. Together they give files of about the size of photographs.
 _LAYERS = ((64, 45.0), (16, 20.0), (5, 12.0), (2, 8.0))
 _QUALITY = 90
 
@@ -22,7 +22,7 @@ def make(count: int, height: int, width: int) -> list[bytes]:
   """Returns JPEG files of quality 90, each different.
 
   Args:
-    count: How many.
+    count: Number of files.
     height: Height of each image, in pixels.
     width: Width of each image, in pixels.
   """
@@ -31,7 +31,7 @@ def make(count: int, height: int, width: int) -> list[bytes]:
 
 
 def _picture(height: int, width: int, rng: np.random.Generator) -> np.ndarray:
-  """Returns colours that change slowly, and texture, uint8 [h, w, 3]."""
+  """Returns smooth colours with texture, uint8 [h, w, 3]."""
   result = np.full((height, width, 3), 128, np.float32)
   for distance, spread in _LAYERS:
     coarse = (max(1, height // distance), max(1, width // distance), 3)
@@ -49,7 +49,7 @@ def _encode(picture: np.ndarray) -> bytes:
 
 
 def write_folder(root: pathlib.Path, jpegs: Sequence[bytes]) -> str:
-  """Writes `train/<class>/<number>.jpg`, and returns it for `data.name`."""
+  """Writes `train/<class>/<number>.jpg`; returns the value for `data.name`."""
   for name in CLASSES:
     (root / 'train' / name).mkdir(parents=True)
   for i, jpeg in enumerate(jpegs):
@@ -59,7 +59,7 @@ def write_folder(root: pathlib.Path, jpegs: Sequence[bytes]) -> str:
 
 
 def write_records(data_dir: pathlib.Path, jpegs: Sequence[bytes]) -> str:
-  """Prepares a TFDS dataset of ArrayRecord files, and returns its name."""
+  """Writes a TFDS dataset of ArrayRecord files; returns its name."""
   import tensorflow_datasets as tfds  # slow to import
 
   # Not registered: it is found by its files.

@@ -1,8 +1,8 @@
-r"""From nothing to the first step as a tutorial takes it; `processes.startup`.
+r"""Takes the first training step as in a tutorial, for `processes.startup`.
 
-The plain model on random images in memory, initialised and trained by one
-jitted function each. The one argument is a JSON object: the fields of
-`plain.BaselineViT`, and `image_shape`, `batch_size` and `optim`, as here:
+It initialises and trains the plain model on random images in memory, with one
+jitted function each. The argument is a JSON object with the fields of
+`plain.BaselineViT`, `image_shape`, `batch_size` and `optim`:
 
   python -m vit_jax.benchmark.plain_start '{"model": {"num_classes": 10,
     "patch_size": 4, "hidden_size": 256, "mlp_dim": 512, "num_heads": 8,
@@ -10,8 +10,7 @@ jitted function each. The one argument is a JSON object: the fields of
     "batch_size": 128, "optim": {"learning_rate": 3e-4, "weight_decay": 0.01,
     "clip_norm": 1.0}}'
 
-On stdout comes the time at which the first step was done, in seconds since
-1970, and its loss.
+Prints the time at the end of the step, in seconds since 1970, and the loss.
 """
 
 import json
@@ -33,17 +32,7 @@ def first_step(
   batch_size: int,
   optim: dict[str, float],
 ) -> float:
-  """Initialises the model, and takes a training step.
-
-  Args:
-    model: Fields of `plain.BaselineViT`.
-    image_shape: (height, width, C).
-    batch_size: Images in the step.
-    optim: `learning_rate`, `weight_decay` and `clip_norm`.
-
-  Returns:
-    The loss.
-  """
+  """Initialises the model, takes a training step, and returns the loss."""
   vit = plain.BaselineViT(**model)
   rng = np.random.default_rng(0)
   images = rng.normal(size=(batch_size, *image_shape)).astype(np.float32)

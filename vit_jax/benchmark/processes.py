@@ -1,4 +1,4 @@
-"""Measures whole processes; each function returns an entry of the report."""
+"""Times whole processes; each function returns an entry of the report."""
 
 from collections.abc import Callable
 from collections.abc import Iterator
@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 from typing import Any
+from typing import NamedTuple
 
 import ml_collections
 
@@ -34,73 +35,88 @@ _CACHE_VARIABLE = 'JAX_COMPILATION_CACHE_DIR'
 def startup(
   config: ml_collections.ConfigDict, flags: Sequence[str], runs: int = 3
 ) -> Entry:
-  """Times a run from its start to its first step, in turns with a plain one.
+  """Times a run up to its first step, in turns with a plain script.
 
-  The plain one is a script as a tutorial's (`plain_start`): the same model and
-  batch on random images in memory. Neither has a compile cache; ours reads and
-  decodes its images. What they compute is not compared: they begin with other
-  parameters and images.
+  The script is like a tutorial's (`plain_start`): the same model and batch on
+  random images in memory. Neither has a compile cache; ours reads and decodes
+  its images. Their losses are not compared: parameters and images differ.
 
   Args:
     config: The config of a ViT with a class token and square patches.
-    flags: Flags of `vit_jax.main` that give the same config.
+    flags: Flags of `vit_jax.main` for the same config.
     runs: How often each is started.
+  """
+  plain = [sys.executable, '-m', 'vit_jax.benchmark.plain_start']
+  plain += [json.dumps(_plain_arguments(config))]
+  ours: list[_Start] = []
+  theirs: list[float] = []
+  for _ in range(runs):
+    ours.append(_start(flags))
+    start = time.time()
+    out, _ = _run(plain)
+    theirs.append(json.loads(out)['time'] - start)
+  seconds = [x.seconds_to_first_step for x in ours]
+  ratios = [x / y for x, y in zip(seconds, theirs, strict=True)]
+  return {
+    'seconds_to_first_step': statistics.median(seconds),
+    'range': [min(seconds), max(seconds)],
+    'baseline': statistics.median(theirs),
+    'baseline_range': [min(theirs), max(theirs)],
+    'ratio': statistics.median(ratios),
+    'ratio_range': [min(ratios), max(ratios)],
+    'seconds_to_exit': statistics.median(x.seconds_to_exit for x in ours),
+    'peak_memory_mb': max(x.peak_memory_mb for x in ours),
+  }
+
+
+class _Start(NamedTuple):
+  """Measurements of a run of one step."""
+
+  seconds_to_first_step: float
+  seconds_to_exit: float
+  peak_memory_mb: float
+
+
+def _start(flags: Sequence[str]) -> _Start:
+  """Runs one step in a new process.
+
+  Raises:
+    RuntimeError: The run failed, or took no step.
   """
   one_step = [
     '--config.train.duration=1 steps',
     '--config.optim.warmup=0 steps',
     '--compile_cache=',
   ]
-  plain = [sys.executable, '-m', 'vit_jax.benchmark.plain_start']
-  plain += [json.dumps(_plain_arguments(config))]
-  turns: list[tuple[float, float]] = []
-  ends, peaks = [], []
-  for _ in range(runs):
-    with tempfile.TemporaryDirectory() as folder:
-      start = time.time()
-      _, peak = _run([*_main(flags, folder), *one_step])
-      ends.append(time.time() - start)
-      peaks.append(peak)
-      line = _first_step(folder, start)
-    if line is None:
-      raise RuntimeError(f'{flags!r} took no step')
-    ours = line['time'] - start
+  with tempfile.TemporaryDirectory() as folder:
     start = time.time()
-    out, _ = _run(plain)
-    turns.append((ours, json.loads(out)['time'] - start))
-  seconds, plain_seconds = map(list, zip(*turns, strict=True))
-  ratios = [ours / theirs for ours, theirs in turns]
-  return {
-    'seconds_to_first_step': statistics.median(seconds),
-    'range': [min(seconds), max(seconds)],
-    'baseline': statistics.median(plain_seconds),
-    'baseline_range': [min(plain_seconds), max(plain_seconds)],
-    'ratio': statistics.median(ratios),
-    'ratio_range': [min(ratios), max(ratios)],
-    'seconds_to_exit': statistics.median(ends),
-    'peak_memory_mb': max(peaks),
-  }
+    _, peak = _run([*_main(flags, folder), *one_step])
+    end = time.time()
+    line = _first_step(folder, start)
+  if line is None:
+    raise RuntimeError(f'{flags!r} took no step')
+  return _Start(line['time'] - start, end - start, peak)
 
 
 def restart(flags: Sequence[str], runs: int = 3) -> Entry:
-  """Times a command from its start to its first step: new, and resumed.
+  """Times a command up to its first step: a new run, and its resumption.
 
-  A new run finds no compile cache; it is stopped after its first step, and the
-  same command resumes it with the cache that it left.
+  A new run finds no compile cache. It is stopped after its first step, and the
+  same command resumes it with the cache that it has filled.
 
   Args:
     flags: Flags of a run that reports each step.
-    runs: How often; the medians are reported.
+    runs: Number of new runs; medians are reported.
   """
-  lines: dict[str, list[dict[str, float]]] = {'cold': [], 'warm': []}
+  reports: dict[str, list[dict[str, float]]] = {'cold': [], 'warm': []}
   for _ in range(runs):
     with tempfile.TemporaryDirectory() as folder:
-      for of_kind in lines.values():
-        of_kind.append(_run_to_first_step(flags, folder))
+      for lines in reports.values():
+        lines.append(_run_to_first_step(flags, folder))
   entry: Entry = {}
-  for kind, of_kind in lines.items():
-    seconds = [line['seconds'] for line in of_kind]
-    compiling = [line.get('train/compile_seconds', 0.0) for line in of_kind]
+  for kind, lines in reports.items():
+    seconds = [line['seconds'] for line in lines]
+    compiling = [line.get('train/compile_seconds', 0.0) for line in lines]
     entry[f'{kind}_seconds'] = statistics.median(seconds)
     entry[f'{kind}_range'] = [min(seconds), max(seconds)]
     entry[f'{kind}_compile_seconds'] = statistics.median(compiling)
@@ -112,7 +128,7 @@ def parallel(config: ml_collections.ConfigDict, blocks: int) -> Entry:
 
   Args:
     config: The config of the run; both have the same global batch and cores.
-    blocks: How often each is timed.
+    blocks: Number of timed blocks.
   """
   with _worker(config, 1) as one, _worker(config, 2) as two:
     times = timing.in_turns({'one': one, 'two': two}, blocks)
@@ -150,16 +166,16 @@ def _run(command: Sequence[str]) -> tuple[str, float]:
   """Runs a command to its end, without a compile cache.
 
   Returns:
-    Its stdout, and the most memory that it had, in MiB.
+    Its stdout, and its peak memory in MiB.
 
   Raises:
-    RuntimeError: It failed.
+    RuntimeError: The command failed.
   """
   env = {k: x for k, x in os.environ.items() if k != _CACHE_VARIABLE}
   with (
-    tempfile.TemporaryFile('w+') as said,
+    tempfile.TemporaryFile('w+') as errors,
     subprocess.Popen(
-      command, env=env, stdout=subprocess.PIPE, stderr=said, text=True
+      command, env=env, stdout=subprocess.PIPE, stderr=errors, text=True
     ) as process,
   ):
     assert process.stdout is not None
@@ -167,8 +183,8 @@ def _run(command: Sequence[str]) -> tuple[str, float]:
     _, status, usage = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
     if process.returncode:
-      said.seek(0)
-      raise RuntimeError(f'{command!r} failed: {said.read()[-1000:]}')
+      errors.seek(0)
+      raise RuntimeError(f'{command!r} failed: {errors.read()[-1000:]}')
   return out, usage.ru_maxrss / 1024
 
 
@@ -178,9 +194,9 @@ def _main(flags: Sequence[str], folder: str) -> list[str]:
 
 
 def _own_cache(folder: str) -> Env:
-  """Returns the environment in which what is compiled is kept in a folder."""
+  """Returns an environment with the compile cache in a folder."""
   env = {**os.environ, 'VIT_JAX_CACHE': os.path.join(folder, 'cache')}
-  env.pop(_CACHE_VARIABLE, None)  # which would go before it
+  env.pop(_CACHE_VARIABLE, None)  # would take precedence
   return env
 
 
@@ -188,7 +204,7 @@ def _run_to_first_step(flags: Sequence[str], folder: str) -> dict[str, float]:
   """Starts or resumes a run, and stops it after a step.
 
   Returns:
-    What it reported of the step, and the seconds to there.
+    Its report of the step, with the seconds up to then.
   """
   start = time.time()
   with subprocess.Popen(
@@ -208,7 +224,7 @@ def _run_to_first_step(flags: Sequence[str], folder: str) -> dict[str, float]:
 
 
 def _first_step(folder: str, start: float) -> dict[str, Any] | None:
-  """Returns the first step that was reported since a time, if there is one."""
+  """Returns the first step that was reported since `start`, if any."""
   path = pathlib.Path(folder, 'run', 'metrics.jsonl')
   if not path.exists():
     return None
@@ -223,7 +239,7 @@ def _first_step(folder: str, start: float) -> dict[str, Any] | None:
 def _worker(
   config: ml_collections.ConfigDict, devices: int
 ) -> Iterator[Callable[[], None]]:
-  """Yields a function that takes steps in a process with so many devices."""
+  """Yields a function that takes steps in a process with CPU devices."""
   config = config.copy_and_resolve_references()
   config.mesh.data = devices
   env = {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': str(devices)}

@@ -1,4 +1,4 @@
-"""The report as a table, for people."""
+"""Formats the report as a table."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ _HEADER = ('', 'images/s', 'against', 'images/s', 'ratio', 'GFLOP/s', 'MiB')
 
 
 def table(report: Mapping[str, Any]) -> str:
-  """Returns a table of all that has a rate, and a line for all else.
+  """Returns a table of the entries with a rate, and a line for each other one.
 
   Args:
     report: The JSON report of the benchmark.
@@ -75,5 +75,5 @@ def _value(value: Any) -> str:
 
 
 def _number(value: float) -> str:
-  """Returns three digits, or all before the point."""
+  """Returns at least three digits, and no decimals from 100 on."""
   return f'{value:,.0f}' if abs(value) >= 100 else f'{value:.3g}'

@@ -15,22 +15,32 @@ from vit_jax.benchmark import photographs
 from vit_jax.models import vit
 
 CONFIGS = pathlib.Path(__file__).parents[2] / 'configs'
-# The ViT of this config, in the batches that it has there.
+# The ViT of this config.
 TUTORIAL = 'tutorial'
 CONFIG = str(CONFIGS / 'cifar10_tutorial.py')
 
 _TUTORIAL_BATCH = 128
-# For a CPU, by the model's size.
+# Batch sizes for a CPU, by the size of the model.
 _BATCHES = {'Ti': 32, 'S': 32, 'B': 16, 'L': 8, 'H': 4, 'g': 4}
-# (height, width) of images: of CIFAR-10, and of typical photographs.
+# (height, width) of images in CIFAR-10, and of typical photographs.
 SMALL, PHOTOGRAPH = (32, 32), (375, 500)
 NUM_CLASSES = 10
-# All others of a folder are links to these.
+# Different images in a folder; all others are links to them.
 _DIFFERENT_IMAGES = 256
-# Batches of one epoch.
+# Number of batches in an epoch.
 _BATCHES_OF_IMAGES = 12
 
 Changes = dict[str, Any]
+
+_FIXED: Changes = {
+  'train.log_every': '1 steps',
+  'mesh.data': 1,
+  'data.split': 'train',
+  'checkpoint.every': '',
+  'checkpoint.best': '',
+  'evals.val.split': '',
+  'evals.test.split': '',
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,13 +49,13 @@ class Setting:
 
   Attributes:
     model: 'tutorial', or the name of a ViT.
-    image_size: In pixels; the tutorial's is 32, that of others 224.
-    batch_size: Images in a step.
+    image_size: Image size in pixels; 32 for the tutorial, else 224.
+    batch_size: Number of images in a step.
     dtype: Type of the computation: 'float32' or 'bfloat16'.
     attention: `config.model.attention_implementation`.
     scan: `config.model.scan`.
     remat: `config.model.remat`.
-    data: 'folder:PATH' of images; None: they are made.
+    data: 'folder:PATH' of images; None: they are generated.
   """
 
   model: str = TUTORIAL
@@ -59,23 +69,13 @@ class Setting:
 
   @contextlib.contextmanager
   def changes(self) -> Iterator[Changes]:
-    """Yields what differs from the tutorial's config, by its keys.
+    """Yields changes of the tutorial's config, by key.
 
-    The images are there for as long.
+    Generated images are removed at the end.
 
     Raises:
-      UserError: The benchmark knows no such model.
+      UserError: The benchmark does not support the model.
     """
-    changes = _model_changes(self.model) | {
-      'train.dtype': self.dtype,
-      'train.log_every': '1 steps',
-      'mesh.data': 1,
-      'data.split': 'train',
-      'checkpoint.every': '',
-      'checkpoint.best': '',
-      'evals.val.split': '',
-      'evals.test.split': '',
-    }
     given = {
       'train.batch_size': self.batch_size,
       'data.image_size': self.image_size,
@@ -84,16 +84,16 @@ class Setting:
       'model.remat': self.remat,
       'data.name': self.data,
     }
+    changes = _model_changes(self.model) | _FIXED | {'train.dtype': self.dtype}
     changes |= {key: x for key, x in given.items() if x is not None}
     if self.data:
       yield changes
       return
     with tempfile.TemporaryDirectory() as folder:
-      is_small = self.model == TUTORIAL
       write_images(
         pathlib.Path(folder),
         _BATCHES_OF_IMAGES * changes['train.batch_size'],
-        SMALL if is_small else PHOTOGRAPH,
+        SMALL if self.model == TUTORIAL else PHOTOGRAPH,
       )
       yield changes | {'data.name': f'folder:{folder}'}
 
@@ -102,10 +102,10 @@ def config(changes: Changes) -> ml_collections.ConfigDict:
   """Returns the config.
 
   Args:
-    changes: From `Setting.changes`.
+    changes: Changes from `Setting.changes`.
 
   Raises:
-    UserError: A value has another type than its key.
+    UserError: A value has a wrong type.
   """
   result = config_lib.load(CONFIG)
   for key, value in changes.items():
@@ -121,7 +121,7 @@ def flags(changes: Changes) -> list[str]:
 
 
 def _model_changes(name: str) -> Changes:
-  """Returns model, data and batch of a name."""
+  """Returns the changes of model, data and batch size for a model."""
   if name == TUTORIAL:
     return {'train.batch_size': _TUTORIAL_BATCH}
   try:
@@ -152,11 +152,11 @@ def _model_changes(name: str) -> Changes:
 def write_images(
   folder: pathlib.Path, count: int, size: tuple[int, int] = SMALL
 ) -> None:
-  """Writes a folder of JPEG files, of 10 classes.
+  """Writes a folder of JPEG files of 10 classes.
 
   Args:
-    folder: Gets train/<class>/<number>.jpg.
-    count: Number of files; from some number on they link to the first ones.
+    folder: Folder for train/<class>/<number>.jpg.
+    count: Number of files; after the first 256 they are links.
     size: (height, width).
   """
   jpegs = photographs.make(min(count, _DIFFERENT_IMAGES), *size)

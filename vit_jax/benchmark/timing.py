@@ -1,4 +1,4 @@
-"""Timing that can be trusted: in turns, after a warm-up, with its spread."""
+"""Times functions in turns, after a warm-up, with the spread of the times."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 Times = dict[str, list[float]]
 
-# Of a block; shorter ones are lost in what else goes on.
+# Least seconds of a block; shorter ones are dominated by noise.
 _BLOCK_SECONDS = 1.0
 
 
@@ -26,9 +26,9 @@ def in_turns(
   A temporary slowdown of the machine affects all of them alike.
 
   Args:
-    functions: Each does one block of work and waits for its end.
-    blocks: How often each is timed.
-    warmup: How often each runs untimed before.
+    functions: Functions by name; each does one block of work and waits for it.
+    blocks: Number of timed blocks.
+    warmup: Number of untimed blocks before.
 
   Returns:
     Seconds of each block, by name.
@@ -45,17 +45,17 @@ def in_turns(
 def steps_per_block(
   functions: Sequence[Callable[[int], Any]], seconds: float = _BLOCK_SECONDS
 ) -> int:
-  """Returns how many steps make a block, for the fastest of some functions.
+  """Returns the number of steps in a block, for the fastest of some functions.
 
   Args:
-    functions: Each takes so many steps and waits for their end.
-    seconds: That a block lasts at least, unless one step does.
+    functions: Functions that take a number of steps and wait for them.
+    seconds: Least seconds of a block of more than one step.
   """
   fastest = math.inf
   for function in functions:
-    function(1)  # which may compile
+    function(1)  # may compile
     fastest = min(fastest, _seconds(functools.partial(function, 1)))
-  if seconds > 10 * fastest:  # so short that one alone is not timed well
+  if seconds > 10 * fastest:  # too short to time a single step well
     steps = math.ceil(seconds / fastest / 10)
     fastest = min(
       _seconds(functools.partial(function, steps)) / steps
@@ -71,7 +71,7 @@ def _seconds(function: Callable[[], Any]) -> float:
 
 
 def summarize(seconds: list[float], work: float) -> dict[str, float]:
-  """Returns the median, least and greatest rate of blocks of `work` units."""
+  """Returns the median, minimum and maximum rate of blocks of `work` units."""
   rates = [work / s for s in seconds]
   return {
     'median': statistics.median(rates),
@@ -81,16 +81,16 @@ def summarize(seconds: list[float], work: float) -> dict[str, float]:
 
 
 def compare(ours: list[float], theirs: list[float], images: int) -> Any:
-  """Returns two rates and their ratio, as entries of the report have them.
+  """Returns two rates and their ratio for an entry of the report.
 
   Args:
     ours: Seconds of our blocks.
-    theirs: The other functions, each in turn with one of ours.
-    images: In a block of either.
+    theirs: Seconds of the rival's blocks, each in turn with one of ours.
+    images: Number of images in a block.
 
   Returns:
-    images_per_second and baseline, medians, with range and baseline_range,
-    their least and greatest; ratio, the median of each turn's, and ratio_range.
+    The medians images_per_second and baseline, with range and baseline_range
+    (minimum, maximum); ratio, the median over the turns, and ratio_range.
   """
   rates, baseline = summarize(ours, images), summarize(theirs, images)
   ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
@@ -108,7 +108,7 @@ def matmul_flops(dtype: str = 'float32', size: int | None = None) -> float:
   """Returns the best measured rate of matrix products here, in FLOP/s.
 
   Args:
-    dtype: Type of the factors and of the product.
+    dtype: Type of the factors and the product.
     size: Size of the square matrices; None: 2,048 on a CPU, else 8,192.
   """
   if size is None:

@@ -1,7 +1,7 @@
-"""Takes training steps when it is asked to; `processes.parallel` does.
+"""Takes training steps on request, for `processes.parallel`.
 
-On stdin comes a config, then numbers of steps, in JSON, one a line. On stdout
-goes a line whenever what was asked for is done.
+It reads lines of JSON from stdin: a config, then numbers of steps. After each
+line it writes one to stdout.
 """
 
 import json
@@ -11,7 +11,7 @@ from vit_jax import cli
 
 
 def main(argv: list[str]) -> None:
-  """Answers until stdin ends."""
+  """Takes steps until stdin ends."""
   del argv
   import jax
   import numpy as np

@@ -1,7 +1,7 @@
-"""Text tables with aligned columns: the one printer of the package.
+"""Tables as aligned text and as Markdown.
 
 clu's `parameter_overview.make_table` draws a box around dataclasses, and aligns
-numbers by their type; tables of cells that are text already need less.
+numbers by their type; here cells are text.
 """
 
 from collections.abc import Collection
@@ -14,8 +14,8 @@ def aligned(
   """Lays out rows as lines, in columns that are two spaces apart.
 
   Args:
-    rows: Cells of each row, as many in all; the header is a row like others.
-    right: Columns that are aligned to the right, as numbers are.
+    rows: Cells of each row, equally many; the header is a row, too.
+    right: Indices of the columns that are aligned to the right.
 
   Returns:
     A line for each row, without spaces at its end.
@@ -28,3 +28,9 @@ def aligned(
     ).rstrip()
     for row in rows
   ]
+
+
+def markdown(rows: Sequence[Sequence[str]]) -> list[str]:
+  """Returns the lines of a Markdown table; the first row is the header."""
+  header, *lines = (f'| {" | ".join(row)} |' for row in rows)
+  return [header, '|' + '---|' * len(rows[0]), *lines]

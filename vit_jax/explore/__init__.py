@@ -1,14 +1,13 @@
 """Looking inside: pictures of data and models, and reports.
 
-The functions below are imported when they are first used, so that commands can
-parse their flags before jax is there. Most take a model that `vit_jax.load`
-returned:
+The functions below are imported on first use, so that commands parse their
+flags before they import jax. Most take a model from `vit_jax.load`:
 
   vit = vit_jax.load('runs/digits')
   maps = vit_jax.explore.attention_rollout(vit, ['photo.jpg'])  # [B, h, w]
 
-The modules have the functions of arrays below these, for several pictures of
-one pass (`vit_jax.weights.features.looked`).
+The modules also have functions that take arrays, so that several pictures share
+one forward pass (`vit_jax.weights.features.reduced`).
 """
 
 import importlib
@@ -18,10 +17,6 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
   from vit_jax.evaluation.report import calibration_error as calibration_error
   from vit_jax.evaluation.report import confusion as confusion
-  from vit_jax.explore.answers import class_probabilities as class_probabilities
-  from vit_jax.explore.answers import confident_mistakes as confident_mistakes
-  from vit_jax.explore.answers import embedding_map as embedding_map
-  from vit_jax.explore.answers import reliability_bins as reliability_bins
   from vit_jax.explore.attention import attention_distance as attention_distance
   from vit_jax.explore.attention import attention_entropy as attention_entropy
   from vit_jax.explore.attention import attention_maps as attention_maps
@@ -34,12 +29,20 @@ if TYPE_CHECKING:
   )
   from vit_jax.explore.gradients import class_relevance as class_relevance
   from vit_jax.explore.gradients import relevance as relevance
+  from vit_jax.explore.patch_sequence import image_patches as image_patches
   from vit_jax.explore.positions import embedding_filters as embedding_filters
   from vit_jax.explore.positions import (
     position_similarity as position_similarity,
   )
   from vit_jax.explore.positions import stem_filters as stem_filters
-  from vit_jax.explore.sequence import image_patches as image_patches
+  from vit_jax.explore.predictions import (
+    class_probabilities as class_probabilities,
+  )
+  from vit_jax.explore.predictions import (
+    confident_mistakes as confident_mistakes,
+  )
+  from vit_jax.explore.predictions import embedding_map as embedding_map
+  from vit_jax.explore.predictions import reliability_bins as reliability_bins
   from vit_jax.explore.similarity import cka as cka
   from vit_jax.explore.similarity import layer_cka as layer_cka
   from vit_jax.explore.similarity import (
@@ -49,33 +52,21 @@ if TYPE_CHECKING:
   from vit_jax.explore.tokens import token_norms as token_norms
   from vit_jax.explore.tokens import token_pca as token_pca
 
+_NAMES = {
+  'vit_jax.evaluation.report': 'calibration_error confusion',
+  'vit_jax.explore.attention': 'attention_distance attention_entropy'
+  ' attention_maps attention_rollout entropy mean_distance rollout',
+  'vit_jax.explore.gradients': 'attention_gradients class_relevance relevance',
+  'vit_jax.explore.patch_sequence': 'image_patches',
+  'vit_jax.explore.positions': 'embedding_filters position_similarity'
+  ' stem_filters',
+  'vit_jax.explore.predictions': 'class_probabilities confident_mistakes'
+  ' embedding_map reliability_bins',
+  'vit_jax.explore.similarity': 'cka layer_cka layer_decodability',
+  'vit_jax.explore.tokens': 'patch_similarity token_norms token_pca',
+}
 _MODULES = {
-  'attention_distance': 'vit_jax.explore.attention',
-  'attention_entropy': 'vit_jax.explore.attention',
-  'attention_gradients': 'vit_jax.explore.gradients',
-  'attention_maps': 'vit_jax.explore.attention',
-  'attention_rollout': 'vit_jax.explore.attention',
-  'calibration_error': 'vit_jax.evaluation.report',
-  'cka': 'vit_jax.explore.similarity',
-  'class_probabilities': 'vit_jax.explore.answers',
-  'class_relevance': 'vit_jax.explore.gradients',
-  'confident_mistakes': 'vit_jax.explore.answers',
-  'confusion': 'vit_jax.evaluation.report',
-  'embedding_filters': 'vit_jax.explore.positions',
-  'embedding_map': 'vit_jax.explore.answers',
-  'entropy': 'vit_jax.explore.attention',
-  'image_patches': 'vit_jax.explore.sequence',
-  'layer_cka': 'vit_jax.explore.similarity',
-  'layer_decodability': 'vit_jax.explore.similarity',
-  'mean_distance': 'vit_jax.explore.attention',
-  'patch_similarity': 'vit_jax.explore.tokens',
-  'position_similarity': 'vit_jax.explore.positions',
-  'relevance': 'vit_jax.explore.gradients',
-  'reliability_bins': 'vit_jax.explore.answers',
-  'rollout': 'vit_jax.explore.attention',
-  'stem_filters': 'vit_jax.explore.positions',
-  'token_norms': 'vit_jax.explore.tokens',
-  'token_pca': 'vit_jax.explore.tokens',
+  name: module for module, names in _NAMES.items() for name in names.split()
 }
 
 __all__ = list(_MODULES)

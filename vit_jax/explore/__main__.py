@@ -4,9 +4,9 @@
   python -m vit_jax.explore serve --from=runs/digits
   python -m vit_jax.explore data --config=configs/digits.py
 
-  pictures   what a model sees in images, as files and one page; the default
-  serve      the same for one image at a time, in a browser
-  data       what the model is fed at a step of training
+  pictures   a report on a model and images, as files and one page; the default
+  serve      attention and predictions for one image at a time, in a browser
+  data       the images of a training step, as the model gets them
 
 `python -m vit_jax.explore VERB --help` shows the flags of one.
 """
@@ -21,7 +21,7 @@ from vit_jax.config import UserError
 _VERBS = {
   'pictures': 'vit_jax.explore.pictures',
   'serve': 'vit_jax.explore.serve',
-  'data': 'vit_jax.explore.fed',
+  'data': 'vit_jax.explore.inputs',
 }
 _DEFAULT = 'pictures'
 
@@ -35,10 +35,10 @@ def run() -> None:
     verb = _DEFAULT
     sys.argv.insert(1, verb)
   if verb not in _VERBS:
-    del sys.argv[2:]  # flags of whatever it was to be
+    del sys.argv[2:]  # the flags of an unknown verb
     cli.run(_refuse, __doc__)
   command = importlib.import_module(_VERBS[verb])
-  # As if that module were run: by this name absl finds its flags.
+  # absl finds the flags of a module by the name of the program.
   sys.argv[:2] = [command.__name__]
   cli.run(command.main, command.__doc__ or '', command.FLAGS)
 

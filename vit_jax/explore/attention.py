@@ -1,7 +1,7 @@
-"""Attention: where heads look, how far, and what reaches the output.
+"""Attention maps, rollout, attention distance and entropy.
 
-Functions of a model and images come first; those of arrays, which several
-pictures of one pass (`features.looked`) share, below them.
+Functions of a model and images come first, then those of arrays, with which
+several pictures share one forward pass (`features.reduced`).
 
 In comments: B images, N tokens (P before the patches), H heads, L layers,
 (h, w) the grid of patches.
@@ -23,17 +23,17 @@ from vit_jax.weights import features
 def attention_maps(
   vit: weights.Loaded, images: Any, query: tuple[int, int] | None = None
 ) -> np.ndarray:
-  """Returns where each head looks.
+  """Returns the attention of one query to all patches, by layer and head.
 
   Args:
     vit: A ViT or hybrid.
-    images: What `vit.preprocess` takes, or what it made already.
-    query: (row, column) of the patch that looks, from 0; None: the class token,
-      or the mean over all patches where there is none.
+    images: Images that `vit.preprocess` accepts, or its output.
+    query: (row, column) of the querying patch, from 0; None: the class token,
+      or the mean over all patches if there is none.
 
   Returns:
     Attention to each patch, float32 [L, B, H, h, w]. A map sums to at most one:
-    the rest goes to tokens that are no patches.
+    the rest goes to tokens that are not patches.
 
   Raises:
     UserError: The model has no attention or no such patch, or an image cannot
@@ -51,19 +51,19 @@ def attention_maps(
 
 
 def attention_rollout(vit: weights.Loaded, images: Any) -> np.ndarray:
-  """Returns how much of each patch reaches the output, by attention rollout.
+  """Returns the contribution of each patch to the output, by attention rollout.
 
-  Attention is followed through all layers, half of it being the residual
-  (Abnar and Zuidema, 2020, arXiv:2005.00928, section 3). The rows are those of
-  the tokens that the head reads.
+  Attention, mixed equally with the identity for the residual, is multiplied
+  through all layers (Abnar and Zuidema, 2020, arXiv:2005.00928, section 3). The
+  result is read at the tokens that the head reads.
 
   Args:
     vit: A ViT or hybrid.
-    images: What `vit.preprocess` takes, or what it made already.
+    images: Images that `vit.preprocess` accepts, or its output.
 
   Returns:
-    Shares, float32 [B, h, w]. A map sums to at most one: the rest comes from
-    tokens that are no patches.
+    Contributions, float32 [B, h, w]. A map sums to at most one: the rest comes
+    from tokens that are not patches.
 
   Raises:
     UserError: The model has no attention, or an image cannot be read.
@@ -78,15 +78,15 @@ def attention_rollout(vit: weights.Loaded, images: Any) -> np.ndarray:
 
 
 def attention_distance(vit: weights.Loaded, images: Any) -> np.ndarray:
-  """Returns how far each head looks, on average over images and queries.
+  """Returns the mean attention distance of each head, over images and queries.
 
-  The distance between the centres of two patches, weighted by attention (ViT
-  paper, arXiv:2010.11929, figure 7 right and appendix D.7). Tokens that are no
+  The distance between the centres of two patches is weighted by attention (ViT
+  paper, arXiv:2010.11929, figure 7 right and appendix D.7). Tokens that are not
   patches are left out.
 
   Args:
     vit: A ViT or hybrid.
-    images: What `vit.preprocess` takes, or what it made already.
+    images: Images that `vit.preprocess` accepts, or its output.
 
   Returns:
     Pixels of the model's input, float32 [L, H].
@@ -108,15 +108,15 @@ def attention_distance(vit: weights.Loaded, images: Any) -> np.ndarray:
 
 
 def attention_entropy(vit: weights.Loaded, images: Any) -> np.ndarray:
-  """Returns how spread each head's attention is.
+  """Returns the attention entropy of each head, a measure of its spread.
 
   Args:
     vit: A ViT or hybrid.
-    images: What `vit.preprocess` takes, or what it made already.
+    images: Images that `vit.preprocess` accepts, or its output.
 
   Returns:
     Entropy over all tokens, mean over images and queries, in nats, float32
-    [L, H]: 0 where each query looks at one token, at most ln N.
+    [L, H]: 0 if each query attends to one token, at most ln N.
 
   Raises:
     UserError: The model has no attention, or an image cannot be read.
@@ -133,7 +133,7 @@ def attention_entropy(vit: weights.Loaded, images: Any) -> np.ndarray:
 
 
 def patch_size(vit: weights.Loaded) -> tuple[int, int]:
-  """Returns the pixels that a patch stands for, (height, width).
+  """Returns the size of a patch in pixels, (height, width).
 
   Raises:
     UserError: The model has no patches.
@@ -147,11 +147,11 @@ def patch_size(vit: weights.Loaded) -> tuple[int, int]:
 def shown_queries(
   vit: weights.Loaded, query: tuple[int, int] | None = None
 ) -> range:
-  """Returns the tokens whose attention `attention_maps` shows the mean of.
+  """Returns the queries that `attention_maps` averages over.
 
   Args:
     vit: A ViT or hybrid.
-    query: (row, column) of a patch; None: the class token, or all patches where
+    query: (row, column) of a patch; None: the class token, or all patches if
       there is none.
 
   Raises:
@@ -168,16 +168,16 @@ def shown_queries(
 
 
 def read_out(vit: weights.Loaded, flow: jax.typing.ArrayLike) -> jax.Array:
-  """Returns what the head reads of each patch.
+  """Returns the contribution of each patch to the input of the head.
 
-  The head reads the class token, both tokens where there are two heads, the
-  mean patch, or class token and mean patch in equal parts, as `vit.model.pool`
-  says. Of a head that attends to the patches itself ('map') the mean patch is
-  returned, too, whatever their weights.
+  By `vit.model.pool`, that input is the class token, both tokens if there are
+  two heads, the mean patch, or class token and mean patch in equal parts.
+  Attention pooling ('map') is replaced by the mean patch.
 
   Args:
     vit: A ViT or hybrid.
-    flow: What each token has of each, [B, N, N]: of `rollout` or `relevance`.
+    flow: Contribution of each input token (last axis) to each output token,
+      [B, N, N], from `rollout` or `relevance`.
 
   Returns:
     float32 [B, h, w].
@@ -200,12 +200,12 @@ def read_out(vit: weights.Loaded, flow: jax.typing.ArrayLike) -> jax.Array:
 def maps(
   attention: jax.Array, grid: tuple[int, int], queries: range
 ) -> jax.Array:
-  """Returns the attention that some tokens pay to each patch.
+  """Returns the mean attention of some queries to each patch.
 
   Args:
-    attention: [..., N, N], of which the last h * w tokens are the patches.
+    attention: [..., N, N]; the last h * w tokens are the patches.
     grid: (h, w).
-    queries: Tokens; the mean over them is returned.
+    queries: Tokens to average over.
 
   Returns:
     [..., h, w].
@@ -217,7 +217,7 @@ def maps(
 
 @jax.jit
 def rollout(attention: jax.Array) -> jax.Array:
-  """Returns what each token has of each input token, by attention rollout.
+  """Returns the contribution of each input token to each token, by rollout.
 
   Args:
     attention: [L, B, H, N, N].
@@ -239,7 +239,7 @@ def mean_distance(
   patch: tuple[int, int],
   prefix: int,
 ) -> jax.Array:
-  """Returns how far each head looks, as `attention_distance`.
+  """Returns the mean attention distance of each head; see `attention_distance`.
 
   Args:
     attention: [L, B, H, N, N].
@@ -254,7 +254,7 @@ def mean_distance(
 
 
 def entropy(attention: jax.Array) -> jax.Array:
-  """Returns how spread each head's attention is, as `attention_entropy`.
+  """Returns the attention entropy of each head; see `attention_entropy`.
 
   Args:
     attention: [L, B, H, N, N].
@@ -272,33 +272,33 @@ def distances(
   patch: tuple[int, int],
   prefix: int,
 ) -> jax.Array:
-  """Returns how far each head looks in each image, in pixels, [L, B, H].
+  """Returns the attention distance for each image, in pixels, [L, B, H].
 
-  Args are those of `mean_distance`, which is its mean over images.
+  The arguments are those of `mean_distance`, its mean over images.
   """
   centres = np.indices(grid).reshape(2, -1).T * patch  # [h * w, 2], in pixels
   apart = np.linalg.norm(centres[:, None] - centres, axis=-1)
   patches = attention[..., prefix:, prefix:]
   far = jnp.einsum('lbhqk,qk->lbhq', patches, apart.astype(np.float32))
-  # A query may look at no patch at all.
+  # A query may attend to no patch at all.
   total = jnp.maximum(patches.sum(axis=-1), jnp.finfo(jnp.float32).tiny)
   return (far / total).mean(axis=-1)
 
 
 @jax.jit
 def entropies(attention: jax.Array) -> jax.Array:
-  """Returns how spread each head's attention is in each image, nats [L, B, H].
+  """Returns the attention entropy for each image, in nats, [L, B, H].
 
-  Args are those of `entropy`, which is its mean over images.
+  The argument is that of `entropy`, its mean over images.
   """
   return jax.scipy.special.entr(attention).sum(axis=-1).mean(axis=-1)
 
 
 def attentive(vit: weights.Loaded) -> vit_lib.ViT:
-  """Returns the model, which has attention.
+  """Returns the model as a ViT.
 
   Raises:
-    UserError: It has none.
+    UserError: The model has no attention.
   """
   features.check_attention(vit)
   assert isinstance(vit.model, vit_lib.ViT)

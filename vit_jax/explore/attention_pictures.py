@@ -1,4 +1,4 @@
-"""Pictures of where a model looks, and what its output owes to it."""
+"""Pictures of attention, and of what it contributes to the output."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -9,8 +9,8 @@ import numpy as np
 
 from vit_jax import weights
 from vit_jax.explore import attention as attention_lib
+from vit_jax.explore import captured as captured_lib
 from vit_jax.explore import gradients
-from vit_jax.explore import seen as seen_lib
 from vit_jax.explore import subject as subject_lib
 from vit_jax.plots import canvas
 from vit_jax.plots import charts
@@ -20,14 +20,14 @@ from vit_jax.weights import features
 Drawn = subject_lib.Drawn
 Subject = subject_lib.Subject
 
-_BESIDE = 8  # tiles of a sheet with a group of them for each image
+_COLUMNS = 8  # of a sheet with a group of tiles for each image
 _OVERLAID = (
   ' Each map is laid in colours over the contours of its image. They go from 0'
   ' to the number below the map: its largest value, or four times its mean'
   ' where that is more, so that a nearly even map has nearly one colour.'
 )
 
-# Of maps that have a scale each.
+# For maps that each have a scale of their own.
 _SCALE = canvas.Scale(
   0.0,
   1.0,
@@ -38,8 +38,8 @@ _SCALE = canvas.Scale(
 
 
 def maps(subject: Subject) -> Drawn:
-  """Where the class token looks, in each layer and head."""
-  seen = _attention(subject)
+  """Draws the attention of the class token, by layer and head."""
+  attention = _attention(subject)
   layers = subject.options.layers
   vit = subject.vit
   grid = features.patch_grid(vit)
@@ -49,12 +49,12 @@ def maps(subject: Subject) -> Drawn:
 
   def figures() -> Iterator[tuple[str, Any]]:
     for i, name in enumerate(subject.images.names):
-      yield name, _map_sheet(images[i], seen.maps[:, i], layers)
+      yield name, _map_sheet(images[i], attention.maps[:, i], layers)
 
   caption = (
-    f'Where {_who(vit)} looks: its attention to each patch, a column for each'
-    ' layer from the first to the last and a row for each head, the mean over'
-    ' the heads on top. Attention is the softmax of the products of queries'
+    f'The attention of {_who(vit)} to each patch: a column for each layer, from'
+    ' the first to the last, and a row for each head, with the mean over the'
+    ' heads on top. Attention is the softmax of the products of queries'
     ' and keys (arXiv:2010.11929, appendix A).' + _OVERLAID
   )
   return Drawn(caption, figures())
@@ -81,18 +81,18 @@ def _map_sheet(
 
 
 def _tops(rows: Sequence[Sequence[np.ndarray]]) -> list[str]:
-  """Returns what is written below a column of images and rows of attention."""
+  """Returns the captions of a column of images and rows of attention."""
   return [text for row in rows for text in ('', *map(_percent, row))]
 
 
 def _percent(found: np.ndarray) -> str:
-  """Returns what the last colour of a map of attention stands for."""
+  """Returns the value of the last colour of an attention map, in percent."""
   share = tiles.top(found)
   return f'{share:.1%}' if share >= 0.1 else f'{share:.2%}'
 
 
 def rollout(subject: Subject) -> Drawn:
-  """What reaches the output of each patch."""
+  """Draws attention rollout."""
   found = _attention(subject).rollout
   caption = (
     'How much of each patch reaches what the head reads, by attention rollout:'
@@ -107,52 +107,56 @@ def rollout(subject: Subject) -> Drawn:
 
 
 def relevance(subject: Subject) -> Drawn:
-  """What speaks for a class."""
+  """Draws class relevance."""
   features.check_attention(subject.vit)
-  names, inputs = subject.names, subject.images.inputs
-  chosen = subject.options.classes
-  if chosen:
-    found = [
-      gradients.class_relevance(subject.vit, inputs, number)
-      for number in chosen
-    ]
-    what = [names[number] for number in chosen]
-    captions = what * len(inputs)
-  else:
-    best = subject.probabilities.argmax(axis=1)
-    found = [gradients.class_relevance(subject.vit, inputs, best.tolist())]
-    captions = [
-      f'{names[i]}, {row[i]:.0%}'
-      for i, row in zip(best, subject.probabilities, strict=True)
-    ]
-  caption = (
-    'What speaks for a class, here'
-    f' {"those of --classes" if chosen else "the most probable one"}:'
-    " attention weighted with the gradient of the class's logit, where that is"
-    ' positive, mean over the heads, followed through all layers to what the'
-    ' head reads (arXiv:2103.15679, equations 5 and 6).'
-    + _read(subject.vit)
-    + _OVERLAID
+  found, classes, captions = _class_relevance(subject)
+  which = (
+    'those of --classes' if subject.options.classes else 'the most probable'
   )
-  stacked = np.stack(found, axis=1)
-  maps_of = stacked.reshape(-1, *stacked.shape[2:])
+  caption = (
+    f'The relevance of each patch for a class, here {which}: attention weighted'
+    " by the positive part of the gradient of the class's logit, mean over the"
+    ' heads, followed through all layers to the tokens that the head reads'
+    ' (arXiv:2103.15679, equations 5 and 6).' + _read(subject.vit) + _OVERLAID
+  )
   texts = [
     f'{text}\n{tiles.top(one):.2g}'
-    for text, one in zip(captions, maps_of, strict=True)
+    for text, one in zip(
+      captions, found.reshape(-1, *found.shape[2:]), strict=True
+    )
   ]
-  figure = _overlays(subject, stacked, texts)
-  numbers = {'classes': what if chosen else captions, 'relevance': stacked}
-  return Drawn(caption, [('', figure)], numbers)
+  figure = _overlays(subject, found, texts)
+  return Drawn(
+    caption, [('', figure)], {'classes': classes, 'relevance': found}
+  )
+
+
+def _class_relevance(
+  subject: Subject,
+) -> tuple[np.ndarray, list[str], list[str]]:
+  """Returns maps [B, K, h, w], names of the classes, and B x K captions."""
+  vit, names, inputs = subject.vit, subject.names, subject.images.inputs
+  if chosen := subject.options.classes:
+    found = [gradients.class_relevance(vit, inputs, i) for i in chosen]
+    classes = [names[i] for i in chosen]
+    return np.stack(found, axis=1), classes, classes * len(inputs)
+  best = subject.probabilities.argmax(axis=1)
+  captions = [
+    f'{names[i]}, {row[i]:.0%}'
+    for i, row in zip(best, subject.probabilities, strict=True)
+  ]
+  maps_of = gradients.class_relevance(vit, inputs, best.tolist())
+  return maps_of[:, None], captions, captions
 
 
 def query(subject: Subject) -> Drawn:
-  """Where a chosen patch looks."""
+  """Draws the attention of a chosen patch."""
   found = _attention(subject).query
   layers, patch = subject.options.layers, subject.options.query
   caption = (
-    f'Where the patch in row {patch[0]}, column {patch[1]} (framed; another'
-    ' with --query=ROW,COLUMN) looks in each layer: its attention to all'
-    ' patches, mean over the heads.' + _OVERLAID
+    f'The attention of the patch in row {patch[0]}, column {patch[1]} (framed;'
+    ' another with --query=ROW,COLUMN) to all patches in each layer, mean over'
+    ' the heads.' + _OVERLAID
   )
   grid = features.patch_grid(subject.vit)
   size = subject.vit.preprocess.image_size
@@ -175,68 +179,69 @@ def query(subject: Subject) -> Drawn:
 
 
 def distance(subject: Subject) -> Drawn:
-  """How far the heads look, and how spread."""
-  seen = _attention(subject)
-  vit = subject.vit
-  prefix = features.prefix_length(vit)
-  grid = features.patch_grid(vit)
-  tokens = features.num_tokens(vit)
-  uniform = jnp.full((1, 1, 1, tokens, tokens), 1 / tokens)
-  far = attention_lib.mean_distance(
-    uniform, grid, attention_lib.patch_size(vit), prefix
-  )
-  spread = attention_lib.entropy(uniform)
-  figure = charts.heads_by_depth(
-    [
-      charts.Panel(
-        seen.distance,
-        'mean attention distance (pixels)',
-        charts.Level(float(far[0, 0]), 'uniform attention'),
-      ),
-      charts.Panel(
-        seen.entropy,
-        'attention entropy (nats)',
-        charts.Level(float(spread[0, 0]), 'uniform attention'),
-      ),
-    ]
-  )
+  """Draws attention distance and entropy, by layer and head."""
+  attention = _attention(subject)
+  levels = _uniform_levels(subject.vit)
+  panels = [
+    charts.Panel(values, label, charts.Level(level, 'uniform attention'))
+    for values, label, level in (
+      (attention.distance, 'mean attention distance (pixels)', levels[0]),
+      (attention.entropy, 'attention entropy (nats)', levels[1]),
+    )
+  ]
   caption = (
     f'A point for each head of each layer, over {len(subject.pixels)} images.'
-    ' Left, how far it looks: the distance between the centres of two patches,'
-    ' weighted by attention, mean over all patches that look'
+    ' Left, the attention distance: the distance between the centres of two'
+    ' patches, weighted by attention, mean over all queries'
     ' (arXiv:2010.11929, figure 7 right and appendix D.7); other tokens are'
-    " left out. Right, how spread each head's attention is: its entropy over"
-    ' all tokens, mean over all tokens that look.'
+    ' left out. Right, the entropy of the attention over all tokens, mean over'
+    ' all queries.'
   )
-  numbers = {'distance_pixels': seen.distance, 'entropy_nats': seen.entropy}
-  return Drawn(caption, [('', figure)], numbers)
+  numbers = {
+    'distance_pixels': attention.distance,
+    'entropy_nats': attention.entropy,
+  }
+  return Drawn(caption, [('', charts.heads_by_depth(panels))], numbers)
 
 
-def _attention(subject: Subject) -> seen_lib.Attention:
-  """Returns what is seen of attention.
+def _uniform_levels(vit: weights.Loaded) -> tuple[float, float]:
+  """Returns distance and entropy of uniform attention, in pixels and nats."""
+  tokens = features.num_tokens(vit)
+  uniform = jnp.full((1, 1, 1, tokens, tokens), 1 / tokens)
+  distance_of = attention_lib.mean_distance(
+    uniform,
+    features.patch_grid(vit),
+    attention_lib.patch_size(vit),
+    features.prefix_length(vit),
+  )
+  return float(distance_of[0, 0]), float(attention_lib.entropy(uniform)[0, 0])
+
+
+def _attention(subject: Subject) -> captured_lib.Attention:
+  """Returns the captured attention.
 
   Raises:
-    UserError: The model has none.
+    UserError: The model has no attention.
   """
   features.check_attention(subject.vit)
-  found = subject.seen.attention
+  found = subject.captured.attention
   assert found is not None
   return found
 
 
 def _who(vit: weights.Loaded) -> str:
-  """Returns whose attention the maps show, in words."""
+  """Returns words for the token whose attention the maps show."""
   if 'class_token' in attention_lib.attentive(vit).prefix:
     return 'the class token'
   return 'the mean patch (there is no class token)'
 
 
 def _read(vit: weights.Loaded) -> str:
-  """Returns what to say of a head that attends to the patches itself."""
+  """Returns a note for a head with attention pooling."""
   if attention_lib.attentive(vit).pool != 'map':
     return ''
   return (
-    ' The attention pooling of the head is taken for a mean of all patches.'
+    ' The attention pooling of the head is replaced by the mean of all patches.'
   )
 
 
@@ -248,14 +253,14 @@ def _overlays(
   """Returns a sheet with each image and maps over it.
 
   Args:
-    subject: Whose images they are.
-    found: [B, K, h, w].
-    captions: Of each of the B x K maps, in this order, written below it; the
-      last line is what its last colour stands for.
+    subject: The model and the images.
+    found: K maps for each image, [B, K, h, w].
+    captions: Texts below the B x K maps, in this order; the last line is the
+      value of the last colour.
   """
   vit = subject.vit
   size = found.shape[1] + 1
-  beside = max(1, _BESIDE // size) * size
+  beside = max(1, _COLUMNS // size) * size
   grid = features.patch_grid(vit)
   shape = tiles.tile_shape(vit.preprocess.image_size, grid, max(beside, 6))
   images = tiles.fit_all(subject.pixels, shape)

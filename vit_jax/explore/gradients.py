@@ -1,6 +1,6 @@
-"""Relevance: which patches speak for a class, by the gradients of its logit.
+"""Class relevance of patches, by attention and the gradients of a logit.
 
-Functions of a model and images come first; that of arrays below them.
+Functions of a model and images come first, then that of arrays.
 
 In comments: B images, N tokens (those before the patches come first), H heads,
 L layers, (h, w) the grid of patches.
@@ -21,7 +21,7 @@ from vit_jax.models import vit as vit_lib
 from vit_jax.weights import batched
 from vit_jax.weights import features
 
-# Images at a time where gradients are computed, which holds all activations.
+# Images at a time: computing gradients keeps all activations in memory.
 _GRADIENT_BATCH = 8
 
 
@@ -30,20 +30,20 @@ def class_relevance(
   images: Any,
   classes: int | Sequence[int] | None = None,
 ) -> np.ndarray:
-  """Returns how much each patch speaks for a class.
+  """Returns the relevance of each patch for a class.
 
   Attention is weighted by the gradient of the class's logit, and followed
   through all layers (Chefer et al., 2021, arXiv:2103.15679, equations 5 and 6).
-  The rows are those of the tokens that the head reads.
+  The result is read at the tokens that the head reads.
 
   Args:
     vit: A ViT or hybrid with a head.
-    images: What `vit.preprocess` takes, or what it made already.
+    images: Images that `vit.preprocess` accepts, or its output.
     classes: Index of the class, one for all images or one for each; None: the
-      one that the model predicts.
+      predicted class.
 
   Returns:
-    Relevance, float32 [B, h, w], at least 0; its scale is that of the logits.
+    Relevance, float32 [B, h, w], at least 0, in the scale of the logits.
 
   Raises:
     UserError: The model has no attention, no head or no such class, or an image
@@ -61,12 +61,12 @@ def attention_gradients(
   images: Any,
   classes: int | Sequence[int] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns attention weights, and the gradients of a class's logit to them.
+  """Returns attention, and the gradients of a class's logit to it.
 
   Args:
     vit: A ViT or hybrid with a head.
-    images: What `vit.preprocess` takes, or what it made already.
-    classes: As of `class_relevance`.
+    images: Images that `vit.preprocess` accepts, or its output.
+    classes: As for `class_relevance`.
 
   Returns:
     Attention and gradients, each float32 [L, B, H, N, N].
@@ -79,17 +79,19 @@ def attention_gradients(
 
 @jax.jit
 def relevance(attention: jax.Array, gradients: jax.Array) -> jax.Array:
-  """Returns how relevant each input token is in each token.
+  """Returns the relevance of each input token for each token.
+
+  The relevance R starts as the identity and becomes R + A R in each layer,
+  where A is the mean over heads of the positive part of gradient times
+  attention. The identity is subtracted at the end, as it says nothing about
+  the class.
 
   Args:
     attention: [L, B, H, N, N].
-    gradients: Of a logit to the attention, [L, B, H, N, N].
+    gradients: Gradients of a logit to the attention, [L, B, H, N, N].
 
   Returns:
-    [B, N, N]: R, which starts as the identity and becomes R + A R in each
-    layer, A being the mean over heads of the positive part of gradient times
-    attention. The identity is taken off at the end: a token's own start says
-    nothing of the class.
+    [B, N, N].
   """
   weighted = jnp.maximum(attention * gradients, 0).mean(axis=2)  # [L, B, N, N]
   eye = jnp.eye(attention.shape[-1])
@@ -107,7 +109,7 @@ def _with_gradients(
   reduce: Any,
   axis: int,
 ) -> Any:
-  """Returns what `reduce` makes of attention and gradients, by batches."""
+  """Applies `reduce` to attention and gradients, batch by batch."""
   model = attention_lib.attentive(vit)
   if not model.num_classes:
     raise UserError(
@@ -129,7 +131,7 @@ def _with_gradients(
 def _checked_classes(
   count: int, classes: int | Sequence[int] | None, images: int
 ) -> np.ndarray:
-  """Returns int32 [images]; -1 stands for the predicted class."""
+  """Returns int32 [images], with -1 for the predicted class."""
   if classes is None:
     return np.full((images,), -1, np.int32)
   chosen = np.asarray(classes)
@@ -146,7 +148,7 @@ def _checked_classes(
 
 
 def _attention_shape(vit: weights.Loaded) -> tuple[int, int, int, int]:
-  """Returns what is seen of one image: (L, H, N, N)."""
+  """Returns the shape of the attention for one image, (L, H, N, N)."""
   model, tokens = attention_lib.attentive(vit), features.num_tokens(vit)
   return model.depth, model.num_heads, tokens, tokens
 
@@ -166,7 +168,7 @@ def _gradients(
     logits, state = model.apply(variables, images, mutable=['intermediates'])
     index = jnp.where(classes < 0, logits.argmax(axis=-1), classes)
     chosen = jnp.take_along_axis(logits, index[:, None], axis=1)
-    # An image's logit depends on its own attention alone.
+    # The gradient of the sum is that of each image: they are independent.
     return chosen.sum(), state['intermediates']['attention']
 
   added = jnp.zeros((shape[0], len(images), *shape[1:]))

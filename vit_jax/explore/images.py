@@ -1,4 +1,4 @@
-"""The images that are looked at."""
+"""Reads or chooses the images of a report."""
 
 import collections
 from collections.abc import Callable
@@ -10,7 +10,7 @@ import numpy as np
 
 from vit_jax import weights
 from vit_jax.config import UserError
-from vit_jax.explore import labelled as labelled_lib
+from vit_jax.explore import examples as examples_lib
 from vit_jax.explore import subject as subject_lib
 from vit_jax.plots import tiles
 
@@ -21,16 +21,16 @@ def read(
   most: int,
   report: Callable[[UserError], object],
 ) -> subject_lib.Images:
-  """Reads image files, evenly spread where there are too many.
+  """Reads image files; evenly spread ones if there are too many.
 
   Args:
-    vit: The model that they are prepared for.
-    paths: Of all that there are; what is there twice is read once.
-    most: To read.
-    report: Is called with what is wrong with those that are left out.
+    vit: The model that the images are prepared for.
+    paths: Paths of all images; duplicates are read once.
+    most: Largest number of images to read.
+    report: Called with the error of each image that cannot be read.
 
   Raises:
-    UserError: None can be read.
+    UserError: None of the images can be read.
   """
   paths = list(dict.fromkeys(paths))
   chosen, inputs = [], []
@@ -53,7 +53,7 @@ def read(
 
 
 def _names(paths: Sequence[str]) -> tuple[str, ...]:
-  """Returns the files' names, with folders above them where they repeat."""
+  """Returns names of files, with parent folders where names are not unique."""
   parts = [pathlib.PurePath(path).parts for path in paths]
   names: dict[int, str] = {}
   for length in range(1, max(map(len, parts)) + 1):
@@ -66,21 +66,21 @@ def _names(paths: Sequence[str]) -> tuple[str, ...]:
 
 
 def printable(name: str) -> str:
-  """Returns a file's name as text of one line, whatever bytes it has."""
+  """Returns a file name as one line of text, whatever bytes it has."""
   text = name.encode('utf-8', 'surrogateescape').decode('utf-8', 'replace')
   return ''.join(
     c if c.isprintable() else '\N{REPLACEMENT CHARACTER}' for c in text
   )
 
 
-def of_examples(
-  examples: labelled_lib.Labelled, most: int
+def from_examples(
+  examples: examples_lib.Examples, most: int
 ) -> subject_lib.Images:
-  """Returns some labelled examples, evenly spread.
+  """Returns evenly spread labelled examples.
 
   Args:
-    examples: To choose from.
-    most: To return.
+    examples: Examples to choose from.
+    most: Largest number of images to return.
   """
   rows = np.asarray(tiles.spread(len(examples), most))
   truths = tuple(examples.classes[i] for i in examples.label[rows])

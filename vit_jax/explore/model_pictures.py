@@ -1,12 +1,12 @@
-"""Pictures of a model's parameters, and of how it cuts an image up."""
+"""Pictures of the parameters of a model, and of an image as its patches."""
 
 import numpy as np
 
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.config import UserError
+from vit_jax.explore import patch_sequence
 from vit_jax.explore import positions
-from vit_jax.explore import sequence
 from vit_jax.explore import subject as subject_lib
 from vit_jax.models import vit as vit_lib
 from vit_jax.plots import canvas
@@ -15,7 +15,7 @@ from vit_jax.weights import features
 
 Drawn = subject_lib.Drawn
 
-_FILTERS = 28  # as many as the figure of the ViT paper has
+_FILTERS = 28  # as in the figure of the ViT paper
 _FILTER_COLUMNS = 14
 _MOST_QUERIES = 14  # along each side of a grid of grids
 _PREFIX = {
@@ -26,7 +26,7 @@ _PREFIX = {
 
 
 def patches(subject: subject_lib.Subject) -> Drawn:
-  """The first image as its sequence of patches."""
+  """Draws the first image as its sequence of patches."""
   vit = subject.vit
   grid = features.patch_grid(vit)
   size = vit.preprocess.image_size
@@ -42,25 +42,22 @@ def patches(subject: subject_lib.Subject) -> Drawn:
     caption += f' {subject.images.naming}'
   names = prefix_names(vit)
   if names:
-    caption += (
-      ' Grey boxes are tokens that the model has learned and puts before the'
-      ' patches.'
-    )
+    caption += ' Grey boxes are learned tokens before the patches.'
   if getattr(vit.model, 'resnet_stages', None) is not None:
     caption += (
-      " What this hybrid embeds is not the patch itself but a ResNet's"
-      ' features there, which depend on pixels around the patch as well.'
+      ' This hybrid embeds the features of a ResNet at the patch, which depend'
+      ' on pixels around the patch, too.'
     )
   elif not isinstance(vit.model, vit_lib.ViT):
     caption += (
       ' A Mixer (arXiv:2105.01601) mixes them by their place in the sequence.'
     )
-  figure = sequence.draw(image, grid, [name for name, _ in names])
+  figure = patch_sequence.draw(image, grid, [name for name, _ in names])
   return Drawn(caption, [('', figure)], {'grid': grid})
 
 
 def prefix_names(vit: weights.Loaded) -> list[tuple[str, str]]:
-  """Returns names of the tokens before the patches: short ones, and kinds."""
+  """Returns short names and kinds of the tokens before the patches."""
   result = []
   for kind in getattr(vit.model, 'prefix', ()):
     short = _PREFIX[kind]
@@ -73,22 +70,21 @@ def prefix_names(vit: weights.Loaded) -> list[tuple[str, str]]:
 
 
 def filters(subject: subject_lib.Subject) -> Drawn:
-  """The principal components of the patch embedding's filters."""
+  """Draws the principal components of the patch embedding's filters."""
   found = positions.embedding_filters(subject.vit, count=_FILTERS)
   p, q = found.shape[1:3]
   shape = tiles.tile_shape((p, q), (p, q), _FILTER_COLUMNS, limits=(48, 64))
   caption = (
     f'The first {len(found)} principal components of the filters of the patch'
-    ' embedding, as the figure of the ViT paper has them (arXiv:2010.11929,'
-    ' figure 7, left): what the linear map looks for in a patch. Each is'
-    ' stretched on its own from its least to its largest weight; its sign has'
-    ' no meaning.'
+    ' embedding, as in the ViT paper (arXiv:2010.11929, figure 7, left). Each'
+    ' is scaled from its smallest to its largest weight; its sign has no'
+    ' meaning.'
   )
   return Drawn(caption, [('', _filter_sheet(found, shape))])
 
 
 def stem(subject: subject_lib.Subject) -> Drawn:
-  """The first filters of a hybrid's ResNet."""
+  """Draws the first filters of a ResNet."""
   found = positions.stem_filters(subject.vit)
   shape = tiles.tile_shape(found.shape[1:3], found.shape[1:3], 16)
   where = 'this ResNet (arXiv:1912.11370)'
@@ -99,8 +95,8 @@ def stem(subject: subject_lib.Subject) -> Drawn:
     )
   caption = (
     f'The {len(found)} filters of the first convolution of {where},'
-    ' standardised as the model uses them. Each is stretched on its own from'
-    ' its least to its largest weight.'
+    ' standardised as the model uses them. Each is scaled from its smallest to'
+    ' its largest weight.'
   )
   return Drawn(caption, [('', _filter_sheet(found, shape, 16))])
 
@@ -113,7 +109,7 @@ def _filter_sheet(
 
 
 def positions_grid(subject: subject_lib.Subject) -> Drawn:
-  """The similarity of position embeddings, before and after a resize."""
+  """Draws the similarity of position embeddings, before and after a resize."""
   vit = subject.vit
   size = vit.preprocess.image_size
   resized = subject.options.position_size or _larger(vit)
@@ -130,9 +126,9 @@ def positions_grid(subject: subject_lib.Subject) -> Drawn:
       label += ', resized'
     figures.append((label, _grid_of_grids(similarity)))
   caption = (
-    'Each small square belongs to one patch, and stands where that is in the'
-    " image; it shows the cosine similarity of that patch's position embedding"
-    ' with those of all patches (arXiv:2010.11929, figure 7, centre).'
+    'Each small map belongs to the patch at its place in the image. It shows'
+    " the cosine similarity of that patch's position embedding to those of all"
+    ' patches (arXiv:2010.11929, figure 7, centre).'
     f'{_which_rows(features.patch_grid(vit), resized_grid)} {_resize(vit)}'
   )
   return Drawn(caption, figures)
@@ -142,27 +138,27 @@ def _which_rows(*grids: tuple[int, int]) -> str:
   if max(max(grid) for grid in grids) <= _MOST_QUERIES:
     return ''
   return (
-    f' Of more than {_MOST_QUERIES} rows or columns those evenly spread are'
-    ' shown, with their numbers.'
+    f' Where there are more than {_MOST_QUERIES} rows or columns, evenly spread'
+    ' ones are shown, with their numbers.'
   )
 
 
 def _resize(vit: weights.Loaded) -> str:
-  """Returns how the second picture came about."""
+  """Describes how the second picture was computed."""
   if getattr(vit.model, 'position_embedding', '') == 'sincos2d':
-    how = 'for another image size: sines and cosines that are computed anew'
+    how = 'for another image size: sines and cosines are computed anew'
   else:
     how = (
       'after the embeddings have been resized for another image size, as for'
       f' fine-tuning (method {vit.resize!r})'
     )
   return (
-    f'The second picture is the same {how}; another size with --position_size.'
+    f'The second picture is the same {how}. --position_size sets another size.'
   )
 
 
 def _larger(vit: weights.Loaded) -> tuple[int, int]:
-  """Returns an image size that is half as large again, in whole patches."""
+  """Returns the image size times 1.5, in whole patches."""
   patch = models.pixels_per_token(vit.model)
   if patch is None:
     raise UserError('the model has no patches, and so no positions')
@@ -174,7 +170,7 @@ def _larger(vit: weights.Loaded) -> tuple[int, int]:
 
 
 def _grid_of_grids(similarity: np.ndarray) -> 'subject_lib.Figure':
-  """Returns a sheet of similarity [h, w, h, w], for patches evenly spread."""
+  """Returns a sheet of similarity [h, w, h, w], for evenly spread patches."""
   h, w = similarity.shape[:2]
   rows, columns = (tiles.spread(n, _MOST_QUERIES) for n in (h, w))
   limits = float(similarity.min()), 1.0

@@ -1,4 +1,4 @@
-r"""Draws what a model sees, as PNG and SVG files and one page to read.
+r"""Draws a report on a model: pictures as PNG and SVG, and one page with all.
 
   python -m vit_jax.explore --from=runs/digits --data=digits \
     --split='train[80%:]' --out=runs/digits-inside
@@ -6,10 +6,10 @@ r"""Draws what a model sees, as PNG and SVG files and one page to read.
     --only=attention,rollout --out=inside
 
 --images takes files, folders and patterns, as `vit_jax.predict` does, and may
-be given several times; what is no flag is an image, too. Where there are more
-than --max_images, those evenly spread are taken. With --data and --split there
-are pictures of what the model makes of labelled examples, and where --images is
-missing some of these examples are looked at.
+be given several times; arguments that are not flags are images, too. If there
+are more than --max_images, evenly spread ones are taken. --data and --split add
+pictures of the predictions for labelled examples; without --images, some of
+these examples are the images.
 
 The pictures, by the names that --only takes:
 
@@ -17,17 +17,16 @@ The pictures, by the names that --only takes:
   of attention     attention, rollout, relevance, query, distance
   of tokens        norms, similarity, pca, cka
   of labelled data decodability, mistakes, confusion, reliability, embedding
-  of answers       predictions
+  of predictions   predictions
 
-OUT/report.html has them all, with captions that say what is shown and how it
-was computed; it needs no other file. Beside it there are the pictures one by
-one, and numbers.json with the numbers behind them and the checkpoint that was
-loaded. What a model cannot show,
-as attention of a Mixer, is a line in the report. A report that is in OUT
-already is replaced, with its pictures.
+OUT/report.html has all pictures, with captions that explain how they were
+computed; it needs no other file. OUT also has the pictures one by one, and
+numbers.json with the numbers behind them and the checkpoint that was loaded.
+What a model does not have, such as the attention of a Mixer, is a line in the
+report. A report that is already in OUT is replaced, with its pictures.
 
-Prints the path of the report; on stderr, what is being drawn. Needs matplotlib
-and jinja2: pip install 'vit_jax[explore]'.
+Prints the path of the report, and the progress on stderr. Needs matplotlib and
+jinja2: pip install 'vit_jax[explore]'.
 """
 
 from collections.abc import Sequence
@@ -48,7 +47,8 @@ from vit_jax.config import UserError
 
 if TYPE_CHECKING:
   from vit_jax import weights
-  from vit_jax.explore import labelled as labelled_lib
+  from vit_jax.explore import examples as examples_lib
+  from vit_jax.explore import kinds as kinds_lib
   from vit_jax.explore import report as report_lib
   from vit_jax.explore import subject as subject_lib
 
@@ -58,12 +58,12 @@ cli.define_compile_cache(FLAGS)
 _OTHER = flags.DEFINE_string(
   'other',
   None,
-  'A second model, as it is stored, whose layers are compared with those of'
+  'A second model, loaded unchanged, whose layers are compared with those of'
   ' --from.',
   flag_values=FLAGS,
 )
 _IMAGES = flags.DEFINE_multi_string(
-  'images', [], 'A file, a folder or a pattern.', flag_values=FLAGS
+  'images', [], 'File, folder or pattern of images.', flag_values=FLAGS
 )
 _OUT = flags.DEFINE_string(
   'out',
@@ -72,10 +72,10 @@ _OUT = flags.DEFINE_string(
   flag_values=FLAGS,
 )
 _MAX_IMAGES = flags.DEFINE_integer(
-  'max_images', 16, 'Images to look at.', lower_bound=1, flag_values=FLAGS
+  'max_images', 16, 'Most images to show.', lower_bound=1, flag_values=FLAGS
 )
 _ONLY = flags.DEFINE_list(
-  'only', [], 'Pictures to draw, by their names. Default: all.', FLAGS
+  'only', [], 'Names of the pictures to draw. Default: all.', FLAGS
 )
 _LAYERS = flags.DEFINE_list(
   'layers',
@@ -93,15 +93,15 @@ _QUERY = flags.DEFINE_string(
 _CLASSES = flags.DEFINE_list(
   'classes',
   [],
-  'Names or numbers of classes to show what speaks for them. Default: the most'
-  ' probable one of each image.',
+  'Names or numbers of the classes for class relevance. Default: the most'
+  ' probable class of each image.',
   FLAGS,
 )
 _POSITION_SIZE = flags.DEFINE_string(
   'position_size',
   None,
-  'Image size, as 384 or 224x320, to resize position embeddings for. Default:'
-  ' one and a half times that of the model.',
+  'Image size, as 384 or 224x320, that position embeddings are resized for.'
+  ' Default: 1.5 times that of the model.',
   flag_values=FLAGS,
 )
 data_flags.define(FLAGS, 'take labelled images from')
@@ -109,7 +109,7 @@ _SAME_ORDER = data_flags.define_same_order(FLAGS)
 _MAX_EXAMPLES = flags.DEFINE_integer(
   'max_examples',
   1000,
-  'Labelled images to read, the first of the split.',
+  'Most labelled images to read, from the first of the split on.',
   lower_bound=1,
   flag_values=FLAGS,
 )
@@ -118,58 +118,81 @@ _MAX_EXAMPLES = flags.DEFINE_integer(
 def main(argv: list[str]) -> int:
   """Draws, prints the path of the report, and returns the exit status."""
   out = _check_flags()
-  asked = [*_IMAGES.value, *argv[1:]]
-  paths = image_files.find(asked) if asked else []
+  requested = [*_IMAGES.value, *argv[1:]]
+  paths = image_files.find(requested) if requested else []
   vit = cli.load(FLAGS)
-  from vit_jax import weights  # they import jax
-  from vit_jax.explore import folder as folder_lib
-  from vit_jax.explore import gallery
-  from vit_jax.explore import report
-  from vit_jax.explore import subject as subject_lib
-  from vit_jax.runs import safe_io
+  from vit_jax.explore import kinds  # after the flags: imports jax
+  from vit_jax.explore import report_folder
 
-  names = _chosen_kinds(list(gallery.KINDS))
-  options = _options(vit)
-  labelled = _labelled(vit)
+  names = _chosen_kinds(list(kinds.KINDS))
   failed: list[UserError] = []
-  images = _read_images(vit, paths, labelled, failed)
-  other = None
-  if _OTHER.value:
-    other = weights.load(_OTHER.value)
-    logging.info('loaded %s', other.origin)
-  name, other_name = _model_names()
-  subject = subject_lib.Subject(
-    vit, name, images, labelled, options, other, other_name
-  )
+  subject = _subject(vit, paths, failed)
 
   def begin(name: str) -> None:
     number = names.index(name) + 1
     logging.info('drawing %d of %d: %s', number, len(names), name)
 
-  with folder_lib.replacing(out) as new:
-    shown = gallery.draw(subject, names, new, begin)
-    if not shown.sections:
-      raise _nothing_shown(shown.missing)
-    numbers = {folder_lib.FILES: sorted(os.listdir(new)), **shown.numbers}
-    numbers['checkpoint'] = vit.origin.to_dict()
-    if other is not None:
-      numbers['other_checkpoint'] = other.origin.to_dict()
-    safe_io.write_json(new / folder_lib.NUMBERS, numbers)
-    report.write(
-      new / 'report.html',
-      f'Inside {subject.name}',
-      _facts(subject, failed),
-      shown.sections,
-      shown.missing,
-    )
+  with report_folder.replacing(out) as new:
+    contents = kinds.draw(subject, names, new, begin)
+    _write(subject, contents, new, failed)
   print(out / 'report.html')
   return 1 if failed else 0
 
 
-def _check_flags() -> pathlib.Path:
-  """Finds mistakes that need no model; returns the folder to write to."""
-  from vit_jax.explore import folder
+def _subject(
+  vit: 'weights.Loaded', paths: list[str], failed: list[UserError]
+) -> 'subject_lib.Subject':
+  """Reads images, examples and the other model; adds errors to `failed`."""
+  from vit_jax import weights
+  from vit_jax.explore import subject as subject_lib
+
+  options = _options(vit)
+  examples = _examples(vit)
+  images = _read_images(vit, paths, examples, failed)
+  other = None
+  if _OTHER.value:
+    other = weights.load(_OTHER.value)
+    logging.info('loaded %s', other.origin)
+  name, other_name = _model_names()
+  return subject_lib.Subject(
+    vit, name, images, examples, options, other, other_name
+  )
+
+
+def _write(
+  subject: 'subject_lib.Subject',
+  contents: 'kinds_lib.Contents',
+  folder: pathlib.Path,
+  failed: list[UserError],
+) -> None:
+  """Writes numbers.json and report.html into the folder of the pictures."""
   from vit_jax.explore import report
+  from vit_jax.explore import report_folder
+  from vit_jax.runs import safe_io
+
+  if not contents.sections:
+    raise _nothing_shown(contents.missing)
+  numbers = {
+    report_folder.FILES: sorted(os.listdir(folder)),
+    **contents.numbers,
+    'checkpoint': subject.vit.origin.to_dict(),
+  }
+  if subject.other is not None:
+    numbers['other_checkpoint'] = subject.other.origin.to_dict()
+  safe_io.write_json(folder / report_folder.NUMBERS, numbers)
+  report.write(
+    folder / 'report.html',
+    f'Inside {subject.name}',
+    _facts(subject, failed),
+    contents.sections,
+    contents.missing,
+  )
+
+
+def _check_flags() -> pathlib.Path:
+  """Checks the flags that need no model; returns the output folder."""
+  from vit_jax.explore import report
+  from vit_jax.explore import report_folder
   from vit_jax.plots import canvas
 
   if not FLAGS['from'].value:
@@ -182,12 +205,12 @@ def _check_flags() -> pathlib.Path:
   _query()
   name = _model_name(FLAGS['from'].value)
   out = pathlib.Path(_OUT.value or f'runs/explore-{name}')
-  folder.check(out)
+  report_folder.check(out)
   return out
 
 
 def _model_names() -> tuple[str, str]:
-  """Returns short names of both models, or paths where these are the same."""
+  """Returns short names of both models, or their paths if those are equal."""
   paths = FLAGS['from'].value or '', _OTHER.value or ''
   names = _model_name(paths[0]), _model_name(paths[1])
   return paths if names[0] == names[1] else names
@@ -220,14 +243,14 @@ def _query() -> tuple[int, int] | None:
 
 
 def _options(vit: 'weights.Loaded') -> 'subject_lib.Options':
-  """Returns what the flags ask for, once it is known to be there."""
+  """Returns the options, checked against the model."""
   from vit_jax.explore import subject as subject_lib
   from vit_jax.models import resnet
   from vit_jax.weights import features
 
   query = _query()
   layers: tuple[int, ...] = ()
-  if not isinstance(vit.model, resnet.BiT):  # which has neither
+  if not isinstance(vit.model, resnet.BiT):  # has neither patches nor layers
     h, w = features.patch_grid(vit)
     query = query or (h // 2, w // 2)
     try:
@@ -292,25 +315,25 @@ def _classes(vit: 'weights.Loaded') -> tuple[int, ...]:
   return tuple(found)
 
 
-def _labelled(vit: 'weights.Loaded') -> 'labelled_lib.Labelled | None':
+def _examples(vit: 'weights.Loaded') -> 'examples_lib.Examples | None':
   """Returns the examples of --data, if it is given."""
-  from vit_jax.explore import labelled as labelled_lib
+  from vit_jax.explore import examples as examples_lib
 
   if not FLAGS['data'].value:
     return None
   config = data_flags.make_config(FLAGS, vit)
   source = data_flags.open_split(FLAGS, config)
   with data_flags.explained():
-    return labelled_lib.load(source, config, _MAX_EXAMPLES.value)
+    return examples_lib.load(source, config, _MAX_EXAMPLES.value)
 
 
 def _read_images(
   vit: 'weights.Loaded',
   paths: list[str],
-  labelled: 'labelled_lib.Labelled | None',
+  examples: 'examples_lib.Examples | None',
   failed: list[UserError],
 ) -> 'subject_lib.Images | None':
-  """Returns what to look at; adds to `failed` what cannot be read."""
+  """Returns the images; adds the errors of unreadable ones to `failed`."""
   from vit_jax.explore import images
 
   def report(error: UserError) -> None:
@@ -319,8 +342,8 @@ def _read_images(
 
   if paths:
     return images.read(vit, paths, _MAX_IMAGES.value, report)
-  if labelled is not None:
-    return images.of_examples(labelled, _MAX_IMAGES.value)
+  if examples is not None:
+    return images.from_examples(examples, _MAX_IMAGES.value)
   return None
 
 

@@ -1,4 +1,4 @@
-"""What a model learned of position and of pixels, read off its parameters."""
+"""Similarity of position embeddings, and filters of the first layer."""
 
 import numpy as np
 
@@ -7,27 +7,27 @@ from vit_jax.config import UserError
 from vit_jax.models import embedding
 from vit_jax.models import vit as vit_lib
 
-_EPSILON = 1e-5  # of resnet.ResNetStem
+_EPSILON = 1e-5  # as in resnet.ResNetStem
 
 
 def position_similarity(
   vit: weights.Loaded, image_size: int | tuple[int, int] | None = None
 ) -> np.ndarray:
-  """Returns how alike the embeddings of any two positions are.
+  """Returns the similarity of the position embeddings of any two patches.
 
-  As in the ViT paper (arXiv:2010.11929, figure 7, centre), of patches alone.
+  See the ViT paper (arXiv:2010.11929, figure 7, centre).
 
   Args:
     vit: A ViT or hybrid with position embeddings.
-    image_size: In pixels, one number or (height, width): they are resized as
-      `load` would; None: as they are.
+    image_size: Image size in pixels, one number or (height, width), that the
+      embeddings are resized for as by `load`; None: they are not resized.
 
   Returns:
-    Cosine similarity, float32 [h, w, h, w]: [i, j] is the map of the patch in
+    Cosine similarity, float32 [h, w, h, w]; [i, j] is the map for the patch in
     row i and column j.
 
   Raises:
-    UserError: The model has no positions or some that are not finite, or the
+    UserError: The model has no position embeddings, they are not finite, or the
       size does not fit.
   """
   model = vit.model
@@ -52,19 +52,21 @@ def position_similarity(
 def embedding_filters(vit: weights.Loaded, count: int = 28) -> np.ndarray:
   """Returns the principal components of the patch embedding's filters.
 
-  As in the ViT paper (arXiv:2010.11929, figure 7, left). The filters, one for
-  each of the D channels, are centred; a component's largest value is positive.
+  See the ViT paper (arXiv:2010.11929, figure 7, left). The filters, one for
+  each of the D channels, are centred. The largest value of each component is
+  positive.
 
   Args:
-    vit: A ViT or Mixer; not a hybrid, whose patches are made of features.
-    count: Components, the one with the largest variance first.
+    vit: A ViT or Mixer; not a hybrid, which embeds features.
+    count: Number of components.
 
   Returns:
-    float32 [count, p, q, C], each of norm 1; fewer where a filter has fewer
-    numbers, or there are fewer filters.
+    float32 [count, p, q, C], each of norm 1, by descending variance; fewer if
+    filters have fewer weights, or there are fewer filters.
 
   Raises:
-    UserError: No patches of pixels are embedded, or filters are not finite.
+    UserError: The model does not embed patches of pixels, or its filters are
+      not finite.
   """
   if 'patch_embedding' not in vit.params or 'stem' in vit.params:
     raise UserError(
@@ -84,7 +86,7 @@ def embedding_filters(vit: weights.Loaded, count: int = 28) -> np.ndarray:
 
 
 def stem_filters(vit: weights.Loaded) -> np.ndarray:
-  """Returns the filters of the first convolution, as it uses them.
+  """Returns the filters of the first convolution, standardised as it uses them.
 
   Args:
     vit: A hybrid or BiT.
@@ -93,7 +95,7 @@ def stem_filters(vit: weights.Loaded) -> np.ndarray:
     float32 [F, 7, 7, C], each with mean 0 and variance 1.
 
   Raises:
-    UserError: The model has no such convolution, or it is not finite.
+    UserError: The model has no such convolution, or the filters are not finite.
   """
   if 'stem' not in vit.params:
     raise UserError(
@@ -108,10 +110,10 @@ def stem_filters(vit: weights.Loaded) -> np.ndarray:
 
 
 def _finite(x: np.ndarray, what: str) -> np.ndarray:
-  """Returns x, parameters called `what`.
+  """Returns the parameters x; `what` is their name.
 
   Raises:
-    UserError: They are not finite.
+    UserError: The parameters are not finite.
   """
   if not np.isfinite(x).all():
     raise UserError(f'the {what} of the model are not finite: it has diverged')

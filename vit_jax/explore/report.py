@@ -1,4 +1,4 @@
-"""A page of pictures with captions, whole in one file."""
+"""The page of a report: pictures with captions in one HTML file."""
 
 import base64
 from collections.abc import Mapping
@@ -7,12 +7,16 @@ import dataclasses
 import importlib.util
 import pathlib
 import re
+from typing import TYPE_CHECKING
 
 from vit_jax.config import UserError
 from vit_jax.runs import safe_io
 
+if TYPE_CHECKING:
+  import jinja2
+
 _SHOWN = 2  # pictures of a section that are not folded
-_LONG = 640  # pixels: higher ones are folded to their upper part
+_LONG = 640  # pixels; the lower part of higher pictures is folded
 
 
 @dataclasses.dataclass(frozen=True)
@@ -20,9 +24,9 @@ class Picture:
   """One picture of a section.
 
   Attributes:
-    file: The PNG.
-    label: What tells it from others of the section; '' where it is alone.
-    size: (width, height) on the page, in pixels, where that has room.
+    file: Path of the PNG.
+    label: Label within the section; '' for a single picture.
+    size: (width, height) on a wide page, in pixels.
   """
 
   file: pathlib.Path
@@ -31,7 +35,7 @@ class Picture:
 
   @property
   def least(self) -> int:
-    """Width in pixels below which it is scrolled instead of made smaller."""
+    """Width in pixels below which it is scrolled instead of shrunk."""
     width = self.size[0]
     return min(width, max(320, round(width * 0.66)))
 
@@ -41,11 +45,12 @@ class Section:
   """Pictures of one kind.
 
   Attributes:
-    name: As in the names of the files.
-    title: For people.
-    caption: What is shown and how it was computed; papers as arXiv:NUMBER.
-    pictures: In order; all but the first two are folded away, and of long ones
-      the lower part.
+    name: Name of the kind, as in the names of the files.
+    title: Heading.
+    caption: Explains the pictures and how they were computed; papers are cited
+      as arXiv:NUMBER.
+    pictures: Pictures in order; all but the first two are folded, and the lower
+      part of long ones.
   """
 
   name: str
@@ -56,12 +61,12 @@ class Section:
 
 @dataclasses.dataclass(frozen=True)
 class Missing:
-  """A kind of pictures that there is none of.
+  """A kind without pictures.
 
   Attributes:
-    name: As `Section` has it.
-    title: For people.
-    reason: Why, and what brings it where something does; no whole sentence.
+    name: Name of the kind.
+    title: Heading.
+    reason: Why there are none, and what to do about it; not a whole sentence.
   """
 
   name: str
@@ -75,7 +80,7 @@ class Missing:
 
 
 def check() -> None:
-  """Raises a UserError where jinja2 is missing."""
+  """Raises a UserError if jinja2 is missing."""
   if importlib.util.find_spec('jinja2') is None:
     raise UserError(
       "the report needs jinja2: run pip install 'vit_jax[explore]'"
@@ -89,18 +94,32 @@ def write(
   sections: Sequence[Section],
   missing: Sequence[Missing],
 ) -> None:
-  """Writes the page; it needs no other file and no network.
+  """Writes the page, which needs no other file and no network.
 
   Args:
-    path: Of the .html file.
-    title: Of the page.
-    facts: What is looked at: a table at the top.
-    sections: In order.
-    missing: What there is no picture of.
+    path: Path of the .html file.
+    title: Title of the page.
+    facts: Table at the top.
+    sections: Sections in order.
+    missing: Kinds without pictures.
 
   Raises:
-    UserError: It cannot be written.
+    UserError: The file cannot be written.
   """
+  text = _template().render(
+    title=title,
+    facts=facts,
+    sections=sections,
+    missing=missing,
+    shown=_SHOWN,
+    long=_LONG,
+  )
+  with safe_io.replacing(path) as file:
+    # The name of a file may be invalid UTF-8.
+    file.write(text.encode('utf-8', 'replace').decode())
+
+
+def _template() -> 'jinja2.Template':
   import jinja2
   import markupsafe
 
@@ -114,17 +133,7 @@ def write(
   environment.filters['linked'] = lambda text: markupsafe.Markup(
     _linked(str(markupsafe.escape(text)))
   )
-  text = environment.get_template('report.html').render(
-    title=title,
-    facts=facts,
-    sections=sections,
-    missing=missing,
-    shown=_SHOWN,
-    long=_LONG,
-  )
-  with safe_io.replacing(path) as file:
-    # A file's name may be no proper UTF-8.
-    file.write(text.encode('utf-8', 'replace').decode())
+  return environment.get_template('report.html')
 
 
 def _base64(file: pathlib.Path) -> str:
@@ -132,7 +141,7 @@ def _base64(file: pathlib.Path) -> str:
 
 
 def _linked(escaped: str) -> str:
-  """Returns HTML in which papers are links and flags do not break."""
+  """Returns HTML with links to papers, and flags that do not wrap."""
   flags = r'--\w+(=[A-Z]+(,[A-Z]+)*)?'
   return re.sub(
     r'arXiv:(\d{4}\.\d{4,5})',

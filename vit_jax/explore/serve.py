@@ -1,12 +1,12 @@
-"""Shows in a browser where a model looks in an image.
+"""Shows attention and predictions for an image in a browser.
 
   python -m vit_jax.explore serve --from=runs/digits
   python -m vit_jax.explore serve --from=runs/small --from=runs/large --port=0
 
-Prints the address of a page: drop an image on it to see the model's answers,
-and move over the image to see which patches each one looks at, in any layer and
-head, or by attention rollout (arXiv:2005.00928). --from twice shows two models
-side by side.
+Prints the address of a page: drop an image on it to see the predictions, and
+move over the image to see the attention of each patch to the others, in any
+layer and head, or attention rollout (arXiv:2005.00928). --from twice shows two
+models side by side.
 
 The page is for this machine alone, unless --host says otherwise; it needs no
 network. Uploads stay in memory. Ctrl-C ends it.
@@ -35,8 +35,8 @@ FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 _FROM = flags.DEFINE_multi_string(
   'from',
   [],
-  'The model: a work directory, or what else `vit_jax.load` reads. Twice: two'
-  ' of them side by side.',
+  'The model: a work directory, or any other path that `vit_jax.load` reads.'
+  ' Twice: two models side by side.',
   flag_values=FLAGS,
 )
 cli.define_overrides(FLAGS)
@@ -50,19 +50,19 @@ _HOST = flags.DEFINE_string(
 _PORT = flags.DEFINE_integer(
   'port',
   8000,
-  'Port to listen at; 0: any that is free.',
+  'Port to listen at; 0: any free port.',
   lower_bound=0,
   upper_bound=65535,
   flag_values=FLAGS,
 )
 
 _EVERYWHERE = ('0.0.0.0', '::')
-_MOST_CONNECTIONS = 64  # more of them are told to come again
-_LAST_ANSWERS_S = 5  # to end in, when it is to stop
+_MOST_CONNECTIONS = 64  # more are refused with status 503
+_SHUTDOWN_S = 5  # for requests that are being processed
 
 
 def main(argv: list[str]) -> int:
-  """Serves the page until it is told to stop; returns the exit status."""
+  """Serves the page until a signal; returns the exit status."""
   if argv[1:]:
     raise UserError(f'unexpected argument {argv[1]!r}')
   paths = _FROM.value or ['']
@@ -99,27 +99,27 @@ def main(argv: list[str]) -> int:
 
 
 def _names(paths: list[str]) -> list[str]:
-  """Returns what the models are called: the ends of their paths."""
+  """Returns names of the models: the ends of their paths, if unique."""
   names = [os.path.basename(os.path.normpath(path)) for path in paths]
   return names if len(set(names)) == len(names) else paths
 
 
 def listen(host: str, port: int) -> socket.socket:
-  """Returns a socket that listens.
+  """Returns a listening socket.
 
   Args:
-    host: An address of this machine, or a name of one.
-    port: 0: any that is free.
+    host: An address of this machine, or a name for one.
+    port: Port; 0: any free port.
 
   Raises:
-    UserError: It cannot be had.
+    UserError: There cannot be one.
   """
   try:
     family, *_, address = socket.getaddrinfo(
       host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
     )[0]
     return socket.create_server(address[:2], family=family)
-  except (OSError, UnicodeError) as e:  # the latter where it can be no name
+  except (OSError, UnicodeError) as e:  # the latter for an invalid name
     why = e.strerror if isinstance(e, OSError) else 'that is no name of a host'
     raise UserError(
       f'--host={host} --port={port} cannot be listened at: {why}; give another,'
@@ -128,7 +128,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _public_name(host: str) -> str:
-  """Returns what a browser finds this machine by."""
+  """Returns the name that a browser finds this machine by."""
   return socket.gethostname() if host in _EVERYWHERE else host
 
 
@@ -137,7 +137,7 @@ def _address(host: str, port: int) -> str:
 
 
 def make_server(app: 'types.ASGIApp') -> 'uvicorn.Server':
-  """Returns what serves an application."""
+  """Returns a server for an application."""
   import uvicorn
 
   return uvicorn.Server(
@@ -153,7 +153,7 @@ def make_server(app: 'types.ASGIApp') -> 'uvicorn.Server':
       server_header=False,
       proxy_headers=False,
       limit_concurrency=_MOST_CONNECTIONS,
-      timeout_graceful_shutdown=_LAST_ANSWERS_S,
+      timeout_graceful_shutdown=_SHUTDOWN_S,
     )
   )
 
@@ -162,13 +162,13 @@ def run(server: 'uvicorn.Server', listener: socket.socket) -> int:
   """Serves until SIGINT or SIGTERM; returns the exit status.
 
   Args:
-    server: From `make_server`.
-    listener: Listens already.
+    server: Server from `make_server`.
+    listener: Listening socket.
   """
   stops: list[int] = []
 
   def stop(number: int, _: object) -> None:
-    # While it runs, uvicorn has its own handlers; it calls these at its end.
+    # uvicorn installs handlers of its own, and calls these when it ends.
     stops.append(number)
     server.should_exit = True
 

@@ -1,4 +1,4 @@
-"""The web page's server: what is asked for, allowed and answered.
+"""The server of the web page: its requests, limits and replies.
 
 Needs starlette, which is in the extra [demo].
 """
@@ -26,7 +26,7 @@ from vit_jax.explore import viewer as viewer_lib
 
 _PAGE = pathlib.Path(__file__).with_name('page')
 _HEADERS = {
-  # The page has what it needs with it, and shows nothing of others.
+  # The page loads nothing from other sites.
   'Content-Security-Policy': (
     "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self';"
     " connect-src 'self'; base-uri 'none'; form-action 'none';"
@@ -45,50 +45,23 @@ def application(
   """Returns the ASGI application.
 
   GET / is the page; GET /api/models describes the models and the limits; POST
-  /api/look/N sends the file of an image as it is, and gets what `Viewer.look`
-  returns for model N. Errors are JSON, {"error": line}.
-
-  Uploads are held in memory alone. The models look at one image at a time; the
-  others wait.
+  /api/look/N takes an image file and returns the result of `Viewer.look` for
+  model N. Errors are JSON, {"error": line}. Uploads stay in memory.
 
   Args:
     viewers: The models.
-    hosts: Names that this machine is known by; others than these, localhost and
-      addresses are refused, since a page of another site could use them to
-      read what is here (DNS rebinding).
+    hosts: Names of this machine. Requests for any other name are refused,
+      except for localhost and addresses: with such a name, a page of another
+      site could read the results (DNS rebinding).
   """
-  turn = asyncio.Lock()
-
-  async def describe(_: requests.Request) -> responses.Response:
-    return responses.JSONResponse(
-      {
-        'models': [viewer.describe() for viewer in viewers],
-        'most_bytes': uploads.MOST_BYTES,
-      }
-    )
-
-  async def look(request: requests.Request) -> responses.Response:
-    name = request.path_params['number']
-    known = {str(number): viewer for number, viewer in enumerate(viewers)}
-    if name not in known:
-      raise exceptions.HTTPException(404, f'there is no model {name[:20]!r}')
-    image = await _body(request)
-    uploads.check(image)
-    async with turn:
-      if await request.is_disconnected():  # who asked has left
-        return responses.Response(status_code=400)
-      seen = await concurrency.run_in_threadpool(known[name].look, image)
-    return responses.Response(seen, media_type='application/octet-stream')
-
+  api = _Api(viewers)
+  routes = [
+    routing.Route('/models', api.describe),
+    routing.Route('/look/{number}', api.look, methods=['POST']),
+  ]
   app = applications.Starlette(
     routes=[
-      routing.Mount(
-        '/api',
-        routes=[
-          routing.Route('/models', describe),
-          routing.Route('/look/{number}', look, methods=['POST']),
-        ],
-      ),
+      routing.Mount('/api', routes=routes),
       routing.Mount('/', staticfiles.StaticFiles(directory=_PAGE, html=True)),
     ],
     exception_handlers={
@@ -97,11 +70,41 @@ def application(
       Exception: _fail,
     },
   )
-  return _Guard(app, hosts)  # around all of it, so that failures are, too
+  return _Guard(app, hosts)  # outermost: it guards error replies, too
+
+
+class _Api:
+  """The requests of the page; the models process one image at a time."""
+
+  def __init__(self, viewers: Sequence[viewer_lib.Viewer]):
+    self._viewers = {str(i): viewer for i, viewer in enumerate(viewers)}
+    self._turn = asyncio.Lock()
+
+  async def describe(self, _: requests.Request) -> responses.Response:
+    """Describes the models and the limits."""
+    models = [viewer.describe() for viewer in self._viewers.values()]
+    return responses.JSONResponse(
+      {'models': models, 'most_bytes': uploads.MOST_BYTES}
+    )
+
+  async def look(self, request: requests.Request) -> responses.Response:
+    """Applies a model to an uploaded image."""
+    name = request.path_params['number']
+    if name not in self._viewers:
+      raise exceptions.HTTPException(404, f'there is no model {name[:20]!r}')
+    image = await _body(request)
+    uploads.check(image)
+    async with self._turn:
+      if await request.is_disconnected():
+        return responses.Response(status_code=400)
+      found = await concurrency.run_in_threadpool(
+        self._viewers[name].look, image
+      )
+    return responses.Response(found, media_type='application/octet-stream')
 
 
 async def _body(request: requests.Request) -> bytes:
-  """Returns what was sent, and stops reading where it is too much."""
+  """Returns the body of a request; stops reading if it is too long."""
   too_much = exceptions.HTTPException(
     413,
     f'it has more than {uploads.MOST_BYTES / 2**20:.0f} MiB: make it smaller',
@@ -118,16 +121,16 @@ async def _body(request: requests.Request) -> bytes:
 
 
 async def _refuse(_: requests.Request, error: Exception) -> responses.Response:
-  """Answers what was asked for wrongly."""
+  """Replies to an invalid request."""
   if isinstance(error, exceptions.HTTPException):
     return _problem(error.status_code, error.detail)
-  # `preprocess` numbers what has no name.
+  # `preprocess` numbers images that have no name.
   line = config_lib.one_line(error).replace('image 0 ', 'it ', 1)
   return _problem(422, line)
 
 
 async def _fail(_: requests.Request, error: Exception) -> responses.Response:
-  """Answers where we are wrong; the traceback is logged."""
+  """Replies after a bug; the traceback is logged."""
   del error
   return _problem(500, 'something failed: see the terminal of the server')
 
@@ -137,7 +140,7 @@ def _problem(status: int, line: str) -> responses.Response:
 
 
 class _Guard:
-  """Refuses what comes from other sites' pages; adds headers to all answers."""
+  """Refuses requests from pages of other sites; adds headers to all replies."""
 
   def __init__(self, app: types.ASGIApp, hosts: Collection[str]):
     self._app, self._hosts = app, {'localhost', *map(str.lower, hosts)}
@@ -145,7 +148,7 @@ class _Guard:
   async def __call__(
     self, scope: types.Scope, receive: types.Receive, send: types.Send
   ) -> None:
-    """Is an ASGI application."""
+    """Handles a request, as an ASGI application."""
 
     async def send_with_headers(message: types.Message) -> None:
       if message['type'] == 'http.response.start':

@@ -1,7 +1,7 @@
-"""How alike layers are, and what can be read from each.
+"""Similarity of layers by CKA, and linear classification of each layer.
 
-Functions of a model and images come first; those of arrays, which several
-pictures of one pass (`features.looked`) share, below them.
+Functions of a model and images come first, then those of arrays, with which
+several pictures share one forward pass (`features.reduced`).
 
 In comments: n images, N tokens (those before the patches come first), D hidden
 size, L layers.
@@ -17,31 +17,30 @@ from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.weights import features
 
-_BATCH = 32  # images whose representations are compared with each other
-LEAST = 4  # images: fewer cannot be debiased
-_PENALTIES = np.logspace(-2, 5, 8)  # of the linear classifier
+_BATCH = 32  # images in a minibatch of CKA
+LEAST = 4  # images that the unbiased estimate needs
+_PENALTIES = np.logspace(-2, 5, 8)  # tried for the linear classifier
 
 
 def layer_cka(
   vit: weights.Loaded, images: Any, other: weights.Loaded | None = None
 ) -> np.ndarray:
-  """Returns how alike the representations in any two layers are.
+  """Returns linear CKA between all pairs of layers.
 
   Linear CKA (Kornblith et al., 2019, arXiv:1905.00414, section 3) of all tokens
-  of a layer, of unbiased estimates of HSIC, which are averaged over batches of
-  images (minibatch CKA: Nguyen et al., 2020, arXiv:2010.15327). So the value
-  does not depend on how many images there are, though it is noisy where they
-  are few.
+  of a layer, from unbiased estimates of HSIC that are averaged over batches of
+  images (minibatch CKA: Nguyen et al., 2020, arXiv:2010.15327). Its expected
+  value does not depend on the number of images; with few of them it is noisy.
 
   Args:
     vit: A ViT, hybrid or Mixer.
-    images: What `vit.preprocess` takes (and the other's), at least 4.
-    other: A model to compare with; None: the same.
+    images: At least 4 images that `preprocess` of both models accepts.
+    other: A second model; None: `vit` itself.
 
   Returns:
-    float32 [L, L'], at most 1: 1 where one representation is a rotation of the
-    other, about 0 where they have nothing in common, nan where one is the same
-    for all images.
+    float32 [L, L'], at most 1: 1 if one representation is a rotation of the
+    other, about 0 if they have nothing in common, nan if one is the same for
+    all images.
 
   Raises:
     UserError: A model has no tokens, there are fewer than 4 images, or one
@@ -74,16 +73,16 @@ def layer_decodability(
   test_images: Any,
   test_labels: Sequence[Any] | np.ndarray,
 ) -> np.ndarray:
-  """Returns how well a linear classifier tells classes apart in each layer.
+  """Returns the accuracy of a linear classifier on each layer.
 
-  It reads the mean over the patches' tokens, as `decodability`.
+  It reads the mean over the patch tokens; see `decodability`.
 
   Args:
     vit: A ViT, hybrid or Mixer.
-    images: What `vit.preprocess` takes, or what it made already: to learn from.
-    labels: Their classes, numbers or names.
-    test_images: To be classified.
-    test_labels: Their classes.
+    images: Training images that `vit.preprocess` accepts, or its output.
+    labels: Classes of the training images, numbers or names.
+    test_images: Test images, likewise.
+    test_labels: Classes of the test images.
 
   Returns:
     Accuracy on the test images, float32 [L].
@@ -97,11 +96,11 @@ def layer_decodability(
 
 
 def mean_patches(vit: weights.Loaded, images: Any) -> np.ndarray:
-  """Returns the mean over the patches' tokens after each layer.
+  """Returns the mean over the patch tokens after each layer.
 
   Args:
     vit: A ViT, hybrid or Mixer.
-    images: What `vit.preprocess` takes, or what it made already.
+    images: Images that `vit.preprocess` accepts, or its output.
 
   Returns:
     float32 [L, n, D].
@@ -121,24 +120,24 @@ def mean_patches(vit: weights.Loaded, images: Any) -> np.ndarray:
 
 
 def cka(x: np.ndarray, y: np.ndarray) -> float:
-  """Returns linear CKA of two representations, debiased; as `layers_cka`.
+  """Returns unbiased linear CKA of two representations; see `layers_cka`.
 
   Args:
     x: [n, D], n at least 4.
-    y: [n, D'], of the same images.
+    y: [n, D'], for the same images.
   """
   return float(layers_cka(np.asarray(x)[None], np.asarray(y)[None])[0, 0])
 
 
 def layers_cka(first: np.ndarray, second: np.ndarray) -> np.ndarray:
-  """Returns linear CKA of all pairs of representations, debiased.
+  """Returns unbiased linear CKA of all pairs of representations.
 
   Args:
     first: [L, n, ...], such as tokens; n at least 4.
-    second: [L', n, ...], of the same images.
+    second: [L', n, ...], for the same images.
 
   Returns:
-    float32 [L, L'], as of `layer_cka`.
+    float32 [L, L'], as from `layer_cka`.
   """
   terms = _hsic(_grams(first), _grams(second))
   return _ratio(*terms)
@@ -150,22 +149,22 @@ def decodability(
   test_x: np.ndarray,
   test_labels: Sequence[Any] | np.ndarray,
 ) -> np.ndarray:
-  """Returns how well a linear classifier tells classes apart in each layer.
+  """Returns the accuracy of a linear classifier on each layer.
 
-  That is a ridge regression of standardised features to the classes (-1 or 1),
-  whose penalty is chosen by leaving out one image at a time.
+  The classifier is a ridge regression of standardised features to the classes
+  (-1 or 1), whose penalty is chosen by leave-one-out cross-validation.
 
   Args:
-    x: Features to learn from, [L, n, D].
-    labels: Their classes, n numbers or names.
-    test_x: Features to be classified, [L, n', D].
-    test_labels: Their classes.
+    x: Training features, [L, n, D].
+    labels: Classes of the training features, n numbers or names.
+    test_x: Test features, [L, n', D].
+    test_labels: Classes of the test features.
 
   Returns:
     Accuracy on the test images, float32 [L].
 
   Raises:
-    UserError: Labels are missing, or all are equal, or features are not finite.
+    UserError: Labels are missing or all equal, or features are not finite.
   """
   from sklearn import linear_model  # here: it takes a second to import
   from sklearn import pipeline
@@ -188,7 +187,7 @@ def decodability(
 
 
 def _checked(labels: Any, x: np.ndarray) -> np.ndarray:
-  """Returns the labels of x [L, n, D] as an array [n]."""
+  """Returns labels as an array [n], checked against x [L, n, D]."""
   y = np.asarray(labels)
   if y.shape != x.shape[1:2]:
     raise UserError(
@@ -211,9 +210,9 @@ def _grams_of(vit: weights.Loaded, images: np.ndarray) -> np.ndarray:
 
 @jax.jit
 def _grams(x: jax.Array) -> jax.Array:
-  """Returns the products of all pairs of images, [L, n, n], of x [L, n, ...].
+  """Returns Gram matrices [L, n, n] of x [L, n, ...].
 
-  The first image is taken off, which changes no estimate but its rounding.
+  The first image is subtracted: that only reduces rounding errors.
   """
   x = (x - x[:, :1]).reshape(*x.shape[:2], -1)
   return x @ x.mT
@@ -222,7 +221,9 @@ def _grams(x: jax.Array) -> jax.Array:
 def _hsic(first: Any, second: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
   """Returns unbiased HSIC of Gram matrices [L, n, n] and [L', n, n].
 
-  Of all pairs, float64 [L, L'], and of each with itself, [L] and [L'].
+  Returns:
+    HSIC of all pairs, float64 [L, L'], and of each matrix with itself, [L] and
+    [L'].
   """
   n = first.shape[-1]
   scale = n * (n - 3)
@@ -232,7 +233,7 @@ def _hsic(first: Any, second: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 
 def _u_centred(gram: np.ndarray) -> np.ndarray:
-  """Returns matrices, flat [L, n * n], whose products sum to n (n - 3) HSIC.
+  """Returns U-centred matrices [L, n * n]; inner products are n (n - 3) HSIC.
 
   The estimate is that of Song et al., 2012 (JMLR 13), in the form of Székely
   and Rizzo, 2014 (arXiv:1310.2926).
@@ -249,7 +250,7 @@ def _u_centred(gram: np.ndarray) -> np.ndarray:
 def _ratio(
   cross: np.ndarray, first: np.ndarray, second: np.ndarray
 ) -> np.ndarray:
-  """Returns CKA, float32 [L, L'], of what `_hsic` returns."""
+  """Returns CKA, float32 [L, L'], from the results of `_hsic`."""
   scale = np.sqrt(first[:, None] * second)
   missing = np.full_like(cross, np.nan)
   found = np.divide(cross, scale, out=missing, where=scale > 0)

@@ -1,4 +1,4 @@
-"""What is looked at, and what is seen of it: each pass is made once."""
+"""The subject of a report: a model, images, and cached results."""
 
 from collections.abc import Iterable
 from collections.abc import Mapping
@@ -12,10 +12,10 @@ import numpy as np
 
 from vit_jax import weights
 from vit_jax.config import UserError
-from vit_jax.evaluation import predictions
-from vit_jax.explore import answers as answer_numbers
-from vit_jax.explore import labelled as labelled_lib
-from vit_jax.explore import seen as seen_lib
+from vit_jax.evaluation import predictions as evaluation_predictions
+from vit_jax.explore import captured as captured_lib
+from vit_jax.explore import examples as examples_lib
+from vit_jax.explore import predictions as predictions_lib
 from vit_jax.models import resnet
 from vit_jax.plots import tiles
 from vit_jax.weights import batched
@@ -31,10 +31,10 @@ class Drawn:
   """Pictures of one kind.
 
   Attributes:
-    caption: What is shown, and how it was computed.
-    figures: With labels that tell them apart, '' for one alone; made as they
-      are asked for.
-    numbers: Behind the pictures, where they are few.
+    caption: Explains the pictures and how they were computed.
+    figures: Figures with their labels ('' for a single one), made one at a
+      time.
+    numbers: Numbers behind the pictures, unless there are many.
   """
 
   caption: str
@@ -44,16 +44,16 @@ class Drawn:
 
 @dataclasses.dataclass(frozen=True)
 class Images:
-  """Some images.
+  """Images of a report.
 
   Attributes:
-    names: For people.
-    truths: Names of their classes; '' where that is not known.
-    inputs: float32 [B, H, W, C], as the model takes them.
-    sources: The same as they come, for another model: paths, or arrays uint8
-      [h, w, C].
-    found: How many there were to choose from.
-    naming: What the names say, a sentence; '' where they are those of files.
+    names: Names to show.
+    truths: Names of the labels; '' where unknown.
+    inputs: Input of the model, float32 [B, H, W, C].
+    sources: The images before preprocessing, for another model: paths, or
+      arrays uint8 [h, w, C].
+    found: Number of images that these were chosen from.
+    naming: A sentence that explains the names; '' for names of files.
   """
 
   names: tuple[str, ...]
@@ -66,16 +66,17 @@ class Images:
 
 @dataclasses.dataclass(frozen=True)
 class Options:
-  """What to show.
+  """Options of a report.
 
   Attributes:
     query: (row, column) of the patch that others are compared with.
-    layers: Indices from 0, in order.
-    classes: To explain, as positions in the model's; none: that of each image
-      which is most probable.
-    position_size: (height, width) in pixels to resize positions for.
-    same_order: Whether the classes of the data are those of the model whatever
-      their names.
+    layers: Indices of the layers to show, from 0, ascending.
+    classes: Indices of the classes to explain; if empty, the most probable
+      class of each image.
+    position_size: Image size (height, width), in pixels, that the position
+      embeddings are resized for.
+    same_order: Whether the classes of the model and of the data have the same
+      order, whatever their names.
   """
 
   query: tuple[int, int]
@@ -86,7 +87,7 @@ class Options:
 
   @property
   def some_layers(self) -> tuple[int, ...]:
-    """A few of the layers, evenly spread, for what takes much room."""
+    """A few of the layers, evenly spread, for large pictures."""
     chosen = tiles.spread(len(self.layers), _SOME)
     return tuple(self.layers[i] for i in chosen)
 
@@ -97,18 +98,18 @@ class Subject:
 
   Attributes:
     vit: The model.
-    name: Of it, for people.
+    name: Name of the model.
     given: The images, if any.
-    labelled: Examples, if any.
-    options: What to show.
-    other: Another model to compare with, if any.
-    other_name: Of it.
+    labelled: Labelled examples, if any.
+    options: Options of the report.
+    other: A second model to compare with, if any.
+    other_name: Name of the second model.
   """
 
   vit: weights.Loaded
   name: str
   given: Images | None
-  labelled: labelled_lib.Labelled | None
+  labelled: examples_lib.Examples | None
   options: Options
   other: weights.Loaded | None = None
   other_name: str = ''
@@ -125,7 +126,7 @@ class Subject:
     return self.given
 
   @property
-  def examples(self) -> labelled_lib.Labelled:
+  def examples(self) -> examples_lib.Examples:
     """Labelled examples.
 
     Raises:
@@ -137,24 +138,24 @@ class Subject:
 
   @functools.cached_property
   def pixels(self) -> np.ndarray:
-    """What the model is given, uint8 [B, H, W, 3]."""
+    """The input of the model as pixels, uint8 [B, H, W, 3]."""
     return tiles.pixels(self.vit.preprocess, self.images.inputs)
 
   @functools.cached_property
-  def seen(self) -> seen_lib.Seen:
-    """What is seen in one pass over the images.
+  def captured(self) -> captured_lib.Captured:
+    """Values captured in one forward pass over the images.
 
     Raises:
       UserError: The model has no tokens.
     """
     options = self.options
-    return seen_lib.look(
+    return captured_lib.capture(
       self.vit, self.images.inputs, options.query, options.some_layers
     )
 
   @property
   def names(self) -> tuple[str, ...]:
-    """Names of the classes; the number of one that has no name.
+    """Names of the classes; numbers for those without a name.
 
     Raises:
       UserError: The model has no head.
@@ -172,22 +173,24 @@ class Subject:
     Raises:
       UserError: They are not finite.
     """
-    if isinstance(self.vit.model, resnet.BiT):  # nothing else is seen of it
+    if isinstance(self.vit.model, resnet.BiT):  # has no tokens to capture
       logits = batched.apply(
         self.vit.model, self.vit.params, self.images.inputs
       )
     else:
-      logits = self.seen.logits
-    return answer_numbers.softmax(logits)
+      logits = self.captured.logits
+    return predictions_lib.softmax(logits)
 
   @functools.cached_property
-  def answers(self) -> tuple[predictions.Predictions, tuple[str, ...]]:
-    """The answers to the examples, and the names of the model's classes.
+  def predictions(
+    self,
+  ) -> tuple[evaluation_predictions.Predictions, tuple[str, ...]]:
+    """The predictions for the examples, and the names of the model's classes.
 
     Raises:
       UserError: There are no examples, the model has no head or other classes,
         or its output is not finite.
     """
-    found, names = self.examples.answers(self.vit, self.options.same_order)
-    answer_numbers.check_finite(found.probability)
+    found, names = self.examples.predictions(self.vit, self.options.same_order)
+    predictions_lib.check_finite(found.probability)
     return found, names

@@ -1,4 +1,4 @@
-"""Pictures of tokens: how large, how alike, and what they tell by layer."""
+"""Pictures of tokens: norms, similarity, components, classification."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -8,8 +8,8 @@ import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.evaluation import report
-from vit_jax.explore import answer_pictures
 from vit_jax.explore import model_pictures
+from vit_jax.explore import prediction_pictures
 from vit_jax.explore import similarity as similarity_lib
 from vit_jax.explore import subject as subject_lib
 from vit_jax.explore import tokens as tokens_lib
@@ -21,55 +21,55 @@ from vit_jax.weights import features
 Drawn = subject_lib.Drawn
 Subject = subject_lib.Subject
 
-_BESIDE = 10  # tiles of a sheet with a group of them for each image
-_MOST_DECODED = 1000  # examples that a linear classifier learns from or answers
+_COLUMNS = 10  # of a sheet with a group of tiles for each image
+_MOST_DECODED = (
+  1000  # examples that a linear classifier is trained and tested on
+)
 _LEAST_DECODED = 4
 
 
 def norms(subject: Subject) -> Drawn:
-  """How large tokens are, by layer and in the image."""
-  found = subject.seen.norms
-  vit, layers = subject.vit, subject.options.layers
-  prefix = features.prefix_length(vit)
-  patches = found[:, :, prefix:]
+  """Draws the norms of tokens, by layer and as maps."""
+  vit, found = subject.vit, subject.captured.norms
+  patches = found[:, :, features.prefix_length(vit) :]
   kinds = [kind for _, kind in model_pictures.prefix_names(vit)]
-  others = {
-    kind: found[:, :, [i for i, k in enumerate(kinds) if k == kind]].mean(
-      axis=(1, 2)
-    )
-    for kind in dict.fromkeys(kinds)
-  }
+  others = {}
+  for kind in dict.fromkeys(kinds):
+    tokens = [i for i, k in enumerate(kinds) if k == kind]
+    others[kind] = found[:, :, tokens].mean(axis=(1, 2))
 
   def figures() -> Iterator[tuple[str, Any]]:
     flat = patches.reshape(len(patches), -1)
     yield 'by layer', charts.norms_by_depth(flat, others)
-    h, w = features.patch_grid(vit)
-    maps = patches.reshape(*patches.shape[:2], h, w)
-    limits = [(float(maps[i].min()), float(maps[i].max())) for i in layers]
-    ends = ('least', 'largest')
-    scale = canvas.Scale(0.0, 1.0, "of the layer's norms", ticks=ends)
-    columns = [
-      f'{i}\n{low:.3g}\n{high:.3g}'
-      for i, (low, high) in zip(layers, limits, strict=True)
-    ]
-    columns = ['layer\nleast\nlargest', *columns]
-    yield 'of each patch', _map_rows(subject, maps, limits, columns, scale)
+    yield 'of each patch', _norm_maps(subject, patches)
 
   caption = (
-    'The L2 norm of each token after each layer, of the residual stream. A few'
-    ' patches with very large norms are outliers that large models make of'
-    ' patches with little in them, to keep something else there; registers'
-    ' take their place (arXiv:2309.16588, section 2). In the maps of patches'
-    ' a column is a layer, with one scale from its least to its largest norm'
-    ' over all images: the two numbers above it.'
+    'The L2 norm of each token in the residual stream after each layer. A few'
+    ' patches with very large norms are outliers: large models store global'
+    ' information in patches with little content; registers take over that'
+    ' role (arXiv:2309.16588, section 2). In the maps each column is a layer,'
+    ' with one scale from the smallest to the largest norm over all images:'
+    ' the two numbers above it.'
   )
-  numbers = {
-    'patches_percentiles_5_50_95_100': np.percentile(
-      patches, (5, 50, 95, 100), axis=(1, 2)
-    ).T,
-    **others,
-  }
+  percentiles = np.percentile(patches, (5, 50, 95, 100), axis=(1, 2)).T
+  numbers = {'patches_percentiles_5_50_95_100': percentiles, **others}
   return Drawn(caption, figures(), numbers)
+
+
+def _norm_maps(subject: Subject, patches: np.ndarray) -> Any:
+  """Returns a sheet of the norms of patches [L, B, h * w]."""
+  layers = subject.options.layers
+  maps = patches.reshape(*patches.shape[:2], *features.patch_grid(subject.vit))
+  limits = [(float(maps[i].min()), float(maps[i].max())) for i in layers]
+  columns = [
+    f'{i}\n{low:.3g}\n{high:.3g}'
+    for i, (low, high) in zip(layers, limits, strict=True)
+  ]
+  scale = canvas.Scale(
+    0.0, 1.0, "of the layer's norms", ticks=('least', 'largest')
+  )
+  columns = ['layer\nleast\nlargest', *columns]
+  return _map_rows(subject, maps, limits, columns, scale)
 
 
 def _map_rows(
@@ -83,12 +83,12 @@ def _map_rows(
   """Returns a row for each image: itself, and its map in each layer shown.
 
   Args:
-    subject: Whose images they are.
+    subject: The model and the images.
     maps: [L, B, h, w].
-    limits: Of the colours, for each of the layers shown.
-    columns: As of `canvas.sheet`.
-    scale: Likewise.
-    marked: A patch to frame in the image.
+    limits: Values of the first and the last colour, for each layer shown.
+    columns: Labels above the columns.
+    scale: Colour scale of the maps.
+    marked: (row, column) of a patch to frame in the image.
   """
   layers, grid = subject.options.layers, features.patch_grid(subject.vit)
   shape = tiles.tile_shape(
@@ -113,8 +113,8 @@ def _map_rows(
 
 
 def similarity(subject: Subject) -> Drawn:
-  """How alike each patch's token is to a chosen patch's."""
-  found = subject.seen.similarity
+  """Draws the cosine similarity of each patch to a chosen one, by layer."""
+  found = subject.captured.similarity
   layers, patch = subject.options.layers, subject.options.query
   limits = float(found[list(layers)].min()), 1.0
   figure = _map_rows(
@@ -134,14 +134,14 @@ def similarity(subject: Subject) -> Drawn:
 
 
 def pca(subject: Subject) -> Drawn:
-  """The principal components of patch tokens as colours."""
+  """Draws the principal components of patch tokens as colours."""
   grid = features.patch_grid(subject.vit)
   found = {
-    layer: tokens_lib.pca(subject.seen.tokens_of(layer), grid)
+    layer: tokens_lib.pca(subject.captured.tokens_of(layer), grid)
     for layer in subject.options.some_layers
   }
   size = len(found) + 1
-  beside = max(1, _BESIDE // size) * size
+  beside = max(1, _COLUMNS // size) * size
   shape = tiles.tile_shape(subject.vit.preprocess.image_size, grid, beside)
   groups = [
     [image, *(tiles.fit(tiles.to_rgb(x[i]), shape) for x in found.values())]
@@ -154,15 +154,15 @@ def pca(subject: Subject) -> Drawn:
   caption = (
     'The first three principal components of the tokens of all patches of all'
     ' images together, as red, green and blue, from the 1st to the 99th'
-    ' percentile of each (arXiv:2304.07193, figure 1; nothing is taken for'
-    ' background). Alike colours of a layer are alike tokens, across images,'
-    ' too.'
+    ' percentile of each (arXiv:2304.07193, figure 1, but without removing the'
+    ' background). Similar colours in one layer are similar tokens, also in'
+    ' different images.'
   )
   return Drawn(caption, [('', figure)])
 
 
 def cka(subject: Subject) -> Drawn:
-  """How alike layers are, of one model and of two."""
+  """Draws CKA between the layers of one model, or of two."""
   count = len(subject.images.inputs)
   found = _layer_cka(subject)
   other = None
@@ -195,11 +195,11 @@ def cka(subject: Subject) -> Drawn:
 
 def _layer_cka(subject: Subject) -> np.ndarray:
   """Returns CKA of the model's own layers, float32 [L, L]."""
-  seen, inputs = subject.seen, subject.images.inputs
-  has_all = len(seen.kept) == features.depth(subject.vit)
+  captured, inputs = subject.captured, subject.images.inputs
+  has_all = len(captured.layers) == features.depth(subject.vit)
   if has_all and len(inputs) >= similarity_lib.LEAST:
-    return similarity_lib.layers_cka(seen.tokens, seen.tokens)
-  # Batch by batch, in a pass of its own; or says that there are too few.
+    return similarity_lib.layers_cka(captured.tokens, captured.tokens)
+  # In batches, in another pass; raises an error if there are too few images.
   return similarity_lib.layer_cka(subject.vit, inputs)
 
 
@@ -217,13 +217,13 @@ def _cka_matrix(values: np.ndarray, mine: str, others: str) -> Any:
 
 
 def decodability(subject: Subject) -> Drawn:
-  """What a linear classifier reads off each layer."""
+  """Draws the accuracy of a linear classifier on each layer."""
   examples = subject.examples
   count = min(len(examples), _MOST_DECODED)
+  described = prediction_pictures.describe(examples)
   if count < _LEAST_DECODED:
     raise UserError(
-      f'{answer_pictures.describe(examples)} are too few: --split must have at'
-      f' least {_LEAST_DECODED}'
+      f'{described} are too few: --split must have at least {_LEAST_DECODED}'
     )
   train, test = np.arange(0, count, 2), np.arange(1, count, 2)
   accuracy = similarity_lib.layer_decodability(
@@ -240,12 +240,11 @@ def decodability(subject: Subject) -> Drawn:
   level = charts.Level(float(most), 'the most frequent class')
   figure = charts.accuracy_by_depth(accuracy, intervals, level)
   caption = (
-    'How well a linear classifier tells the labels apart that reads the mean'
-    ' patch token after each layer: a ridge regression of standardised'
-    ' features, its penalty chosen by leaving out one, that learned from'
-    f' {len(train)} examples and answers {len(test)} others, every second one'
-    f' of {answer_pictures.describe(examples)} (at most {_MOST_DECODED}). Bars'
-    ' are 95% intervals (Wilson).'
+    'Accuracy of a linear classifier on the mean patch token after each layer:'
+    ' a ridge regression of standardised features, whose penalty is chosen by'
+    f' leave-one-out, trained on {len(train)} and tested on {len(test)}'
+    f' examples, every second one of {described} (at most {_MOST_DECODED}).'
+    ' Bars are 95% intervals (Wilson).'
   )
   numbers = {'accuracy': accuracy, 'interval': intervals}
   return Drawn(caption, [('', figure)], numbers)

@@ -1,7 +1,7 @@
-"""Tokens: how large they are, which are alike, and what sets them apart.
+"""Norms, similarity and principal components of tokens.
 
-Functions of a model and images come first; those of arrays, which several
-pictures of one pass (`features.looked`) share, below them.
+Functions of a model and images come first, then those of arrays, with which
+several pictures share one forward pass (`features.reduced`).
 
 In comments: B images, N tokens (those before the patches come first), D hidden
 size, L layers, (h, w) the grid of patches.
@@ -17,21 +17,22 @@ import numpy as np
 from vit_jax import weights
 from vit_jax.weights import features
 
-# What is beyond these percentiles has a colour at the end of the scale: a few
-# outliers (arXiv:2309.16588) would leave the rest without contrast.
+# Values beyond these percentiles get the colours at the ends of the scale, as a
+# few outliers (arXiv:2309.16588) would leave the rest without contrast.
 _PERCENTILES = (1, 99)
-_LEAST_RANGE = 1e-4  # of the first component's: below it there is but rounding
+# As a fraction of the first component's range; a smaller one is rounding.
+_LEAST_RANGE = 1e-4
 
 
 def token_norms(vit: weights.Loaded, images: Any) -> np.ndarray:
-  """Returns how large the tokens are after each layer.
+  """Returns the norms of the tokens after each layer.
 
-  Large ones among the patches are outliers that hold no patch (Vision
-  Transformers Need Registers, arXiv:2309.16588, section 2).
+  Patches with large norms are outliers that hold global information instead of
+  the patch (Vision Transformers Need Registers, arXiv:2309.16588, section 2).
 
   Args:
     vit: A ViT, hybrid or Mixer.
-    images: What `vit.preprocess` takes, or what it made already.
+    images: Images that `vit.preprocess` accepts, or its output.
 
   Returns:
     L2 norms, float32 [L, B, N].
@@ -48,13 +49,13 @@ def token_norms(vit: weights.Loaded, images: Any) -> np.ndarray:
 def patch_similarity(
   vit: weights.Loaded, images: Any, patch: tuple[int, int], layer: int = -1
 ) -> np.ndarray:
-  """Returns how alike each patch's token is to that of a chosen patch.
+  """Returns the similarity of each patch's token to that of a chosen patch.
 
   Args:
     vit: A ViT, hybrid or Mixer.
-    images: What `vit.preprocess` takes, or what it made already.
-    patch: (row, column) of the chosen one, from 0.
-    layer: Whose output is compared; -1: the last.
+    images: Images that `vit.preprocess` accepts, or its output.
+    patch: (row, column) of the chosen patch, from 0.
+    layer: Index of the layer whose output is compared; -1: the last.
 
   Returns:
     Cosine similarity, float32 [B, h, w]; 1 at the patch itself.
@@ -74,16 +75,16 @@ def patch_similarity(
 
 
 def token_pca(vit: weights.Loaded, images: Any, layer: int = -1) -> np.ndarray:
-  """Returns the patches' tokens as colours, by their principal components.
+  """Returns the principal components of patch tokens as colours.
 
-  As DINOv2 shows them (arXiv:2304.07193, figure 1), with nothing taken for
-  background: the components are those of all patches of all images together, so
-  that alike colours are alike tokens across images, too.
+  As in DINOv2 (arXiv:2304.07193, figure 1), but with the background kept.
+  The components are computed from all patches of all images together, so that
+  similar colours are similar tokens, also in different images.
 
   Args:
     vit: A ViT, hybrid or Mixer.
-    images: What `vit.preprocess` takes, or what it made already.
-    layer: Whose output is shown; -1: the last.
+    images: Images that `vit.preprocess` accepts, or its output.
+    layer: Index of the layer whose output is shown; -1: the last.
 
   Returns:
     Red, green and blue, the first three components, float32 [B, h, w, 3] in
@@ -107,12 +108,12 @@ def norms(tokens: jax.Array) -> jax.Array:
 def similarity_to(
   tokens: jax.Array, grid: tuple[int, int], index: jax.typing.ArrayLike
 ) -> jax.Array:
-  """Returns how alike each patch's token is to that of a chosen patch.
+  """Returns the similarity of each patch's token to that of a chosen patch.
 
   Args:
-    tokens: One layer's, [B, N, D], of which the last h * w are the patches.
+    tokens: Output of a layer, [B, N, D]; the last h * w are the patches.
     grid: (h, w).
-    index: Of the chosen one among the patches, row by row.
+    index: Index of the chosen patch, row by row.
 
   Returns:
     Cosine similarity, [B, h, w].
@@ -126,10 +127,10 @@ def similarity_to(
 
 
 def pca(tokens: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
-  """Returns tokens as colours, as `token_pca`.
+  """Returns tokens as colours; see `token_pca`.
 
   Args:
-    tokens: One layer's, [B, N, D], of which the last h * w are the patches.
+    tokens: Output of a layer, [B, N, D]; the last h * w are the patches.
     grid: (h, w).
 
   Returns:
@@ -138,7 +139,7 @@ def pca(tokens: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
   h, w = grid
   x = np.asarray(tokens)[:, -h * w :].reshape(-1, tokens.shape[-1])
   x = x - x.mean(axis=0)
-  # Of the covariance, which is small where there are many patches.
+  # The covariance is smaller than the data where there are many patches.
   _, vectors = np.linalg.eigh((x.T @ x).astype(np.float64))
   vectors = vectors[:, ::-1][:, :3]
   largest = np.abs(vectors).argmax(axis=0)

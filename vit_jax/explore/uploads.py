@@ -1,6 +1,6 @@
-"""What may be uploaded: small images, told by their headers alone.
+"""Checks uploaded images by their headers.
 
-Nothing is decoded here, so that a few bytes cannot ask for much memory.
+Nothing is decoded here, so that a few bytes cannot allocate much memory.
 """
 
 import struct
@@ -9,8 +9,8 @@ from vit_jax.config import UserError
 from vit_jax.data.host import decode
 
 MOST_BYTES = 20 * 2**20
-MOST_PIXELS = 2**26  # 67 million: more than a camera's
-_MOST_RATIO = 64  # of the long side to the short one, which is resized
+MOST_PIXELS = 2**26  # 67 million, more than cameras have
+_MOST_RATIO = 64  # of the long side to the short one
 _NO_IMAGE = (
   'it is no image that can be read here, or its start is damaged: send a JPEG,'
   ' PNG, WebP or BMP file'
@@ -18,13 +18,13 @@ _NO_IMAGE = (
 
 
 def check(data: bytes) -> None:
-  """Refuses what is no image, or too large a one.
+  """Checks that a file is an image of a supported format and size.
 
   Args:
-    data: Of a file.
+    data: Content of the file.
 
   Raises:
-    UserError: With what is wrong.
+    UserError: It is not.
   """
   try:
     size = image_size(data)
@@ -45,7 +45,7 @@ def check(data: bytes) -> None:
 
 
 def image_size(data: bytes) -> tuple[int, int] | None:
-  """Returns (height, width) as it is stored, None of what is no known image.
+  """Returns the stored (height, width); None if the format is unknown.
 
   Raises:
     struct.error: The header is cut off.
@@ -57,14 +57,14 @@ def image_size(data: bytes) -> tuple[int, int] | None:
     return height, width
   if data.startswith(b'BM') and struct.unpack_from('<I', data, 14)[0] >= 40:
     width, height = struct.unpack_from('<ii', data, 18)
-    return abs(height), width  # from the top where it is negative
+    return abs(height), width  # negative if rows start at the top
   if data.startswith(b'RIFF') and data[8:12] == b'WEBP':
     return _webp_size(data)
   return None
 
 
 def _webp_size(data: bytes) -> tuple[int, int] | None:
-  """Returns (height, width) by RFC 9649."""
+  """Returns (height, width) of a WebP file (RFC 9649)."""
   kind = data[12:16]
   if kind == b'VP8X':  # 24 bits each
     (width,) = struct.unpack_from('<I', data, 24)

@@ -1,4 +1,4 @@
-"""What the page shows of an image: predictions, and who looks where.
+"""The content of the page for an image: predictions and attention.
 
 In comments: L layers, H heads, N tokens, P patches.
 """
@@ -14,8 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import weights
-from vit_jax.explore import answers
 from vit_jax.explore import attention as attention_lib
+from vit_jax.explore import predictions
 from vit_jax.models import mixer
 from vit_jax.models import resnet
 from vit_jax.plots import tiles
@@ -23,18 +23,18 @@ from vit_jax.weights import batched
 from vit_jax.weights import features
 
 _TOP = 5
-_MOST_NUMBERS = 2**26  # of attention that are sent, a byte each
+_MOST_NUMBERS = 2**26  # of attention in a reply, a byte each
 
 
 class Viewer:
-  """A model that looks at one image at a time.
+  """A model that is applied to one image at a time.
 
   Attributes:
-    name: For people.
+    name: Name on the page.
   """
 
   def __init__(self, vit: weights.Loaded, name: str):
-    """Puts the parameters onto the device; compiles nothing yet."""
+    """Copies the parameters to the device; compiles nothing yet."""
     self.name = name
     self._vit = dataclasses.replace(vit, params=jax.device_put(vit.params))
     self._heads, self._note = _shown_heads(vit)
@@ -44,11 +44,11 @@ class Viewer:
     self._names = (*known[:count], *unnamed)
 
   def describe(self) -> dict[str, Any]:
-    """Returns what the page needs to know of the model, as JSON has it.
+    """Returns the facts that the page needs of the model, for JSON.
 
-    Where there is attention to show, `heads` are more than 0, and `layers`,
-    `grid` (rows and columns of patches) and `start` (what looks where no patch
-    is chosen) are there.
+    If there is attention to show, `heads` is positive, and there are `layers`,
+    `grid` (rows and columns of patches) and `start` (the query that is shown
+    while no patch is chosen).
     """
     height, width = self._vit.preprocess.image_size
     result = {
@@ -74,34 +74,34 @@ class Viewer:
     self._see(np.zeros(shape, np.float32))
 
   def look(self, image: bytes) -> bytes:
-    """Looks at an image, and returns all that the page shows, as `packed`.
+    """Applies the model to an image; returns the page's content, as `packed`.
 
     In the JSON, `top` has name, index and probability of the most probable
-    classes, the first one first; none where the model has no head. The arrays:
+    classes, in descending order; it is empty if the model has no head. Arrays:
 
-      peaks: float32 [M, 1 + P], the largest of each row of `weights`. M counts
-        heads within layers; attention rollout is the last. Not there where no
+      peaks: float32 [M, 1 + P], the largest value of each row of `weights`. M
+        counts heads within layers; attention rollout comes last. Missing if no
         attention is shown.
-      weights: uint8 [M, 1 + P, P], how much each query looks at each patch, in
-        255ths of the row's peak. The first query is the class token, or the
-        mean of the patches (of rollout, what the head reads); the others are
+      weights: uint8 [M, 1 + P, P], the attention of each query to each patch,
+        in 255ths of the row's peak. The first query is the class token, or the
+        mean of the patches (for rollout, the input of the head); the others are
         the patches.
-      pixels: uint8 [H, W, 3], what the model saw.
+      pixels: uint8 [H, W, 3], the input of the model.
 
     Args:
-      image: A file.
+      image: Content of an image file.
 
     Raises:
-      UserError: It cannot be decoded, or the model has no answer.
+      UserError: The image cannot be decoded, or the output is not finite.
     """
     x = self._vit.preprocess(image)
     seen = self._see(x)
-    probabilities = answers.softmax(seen.pop('logits')[None])[0]
+    probabilities = predictions.softmax(seen.pop('logits')[None])[0]
     seen['pixels'] = tiles.pixels(self._vit.preprocess, x)[0]
     return packed({'top': self._top(probabilities)}, seen)
 
   def _see(self, x: np.ndarray) -> dict[str, np.ndarray]:
-    """Returns logits [classes]; peaks and weights where they are shown."""
+    """Returns logits [classes], and peaks and weights if they are shown."""
     if not self._heads:
       logits = batched.apply(self._vit.model, self._vit.params, x)
       return {'logits': np.asarray(logits[0], np.float32)}
@@ -109,7 +109,7 @@ class Viewer:
     return features.reduced(self._vit, x, names, self._pack)
 
   def _packable(self, seen: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    """Returns what of one image's logits and attention is sent."""
+    """Returns the arrays of a reply from logits and attention of one image."""
     vit, grid = self._vit, features.patch_grid(self._vit)
     attention = seen['attention']  # [L, 1, H, N, N]
     rollout = attention_lib.rollout(attention)  # [1, N, N]
@@ -136,7 +136,7 @@ class Viewer:
     }
 
   def _top(self, probabilities: np.ndarray) -> list[dict[str, Any]]:
-    if not self._names:  # they are of features
+    if not self._names:  # the output is features
       return []
     order = np.argsort(-probabilities, kind='stable')[:_TOP].tolist()
     return [
@@ -150,15 +150,15 @@ class Viewer:
 
 
 def packed(head: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
-  """Returns JSON and arrays in one, which a browser reads without copying.
+  """Returns JSON and arrays as bytes that a browser reads without copying.
 
-  That is: the length of the JSON, as 4 bytes; the JSON, with spaces up to a
-  multiple of 4 bytes, in which `arrays` lists (name, type, shape); the arrays
-  in this order. Numbers are little-endian.
+  The format: the length of the JSON, in 4 bytes; the JSON, padded with spaces
+  to a multiple of 4 bytes, in which `arrays` lists (name, type, shape); the
+  arrays in this order. Numbers are little-endian.
 
   Args:
-    head: For the JSON.
-    arrays: float32 and uint8; those of float32 come first.
+    head: Content of the JSON.
+    arrays: float32 arrays, then uint8 arrays.
   """
   listed = [(name, x.dtype.name, x.shape) for name, x in arrays.items()]
   text = json.dumps({**head, 'arrays': listed}).encode()
@@ -170,7 +170,7 @@ def packed(head: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
 
 
 def _shown_heads(vit: weights.Loaded) -> tuple[int, str]:
-  """Returns how many heads of each layer are shown, and what to say of it."""
+  """Returns the number of heads to show for each layer, and a note on it."""
   if isinstance(vit.model, resnet.BiT):
     return 0, 'A BiT is a ResNet: it has no patches that look at each other.'
   if isinstance(vit.model, mixer.Mixer):

@@ -4,15 +4,15 @@ r"""Writes a model for programs that know neither Flax nor vit_jax.
   python -m vit_jax.export --from=runs/digits --to=stablehlo \
     --out=digits.stablehlo
 
-FILE (named as the model where --out is not given: digits.onnx, here) is one
-function, its parameters within: float32 images [batch, height, width, channels]
-to float32 logits [batch, classes], for a batch of any size unless --batch_size
-fixes it. What an image is before, and what a logit stands for, goes with it as
-JSON, with the keys of a work directory's preprocess.json (classes, image_size,
-channels, mean, std, resize, antialias, interpolation, resize_like, bits,
-intensity): in ONNX's metadata under `preprocess`, and beside StableHLO in
-FILE.json. Where intensity is (low, high), these become 0 and 1 in place of 0
-and 255; where it is null and bits are 16, 0 and 65535 do.
+FILE (by default named after the model: digits.onnx, here) is one function with
+its parameters: float32 images [batch, height, width, channels] to float32
+logits [batch, classes], for batches of any size unless --batch_size fixes it.
+The preprocessing and the classes are stored as JSON with the keys of a work
+directory's preprocess.json (classes, image_size, channels, mean, std, resize,
+antialias, interpolation, resize_like, bits, intensity): for ONNX in the
+metadata under `preprocess`, for StableHLO in FILE.json. If intensity is (low,
+high), these values become 0 and 1 instead of 0 and 255; if it is null and bits
+are 16, 0 and 65535 do.
 
   import json, numpy as np, onnxruntime
   session = onnxruntime.InferenceSession('digits.onnx')
@@ -24,10 +24,11 @@ and 255; where it is null and bits are 16, 0 and 65535 do.
   data = pathlib.Path('digits.stablehlo').read_bytes()
   logits = jax.export.deserialize(data).call(images.astype(np.float32))
 
-StableHLO is what jax.export writes, for the CPU, CUDA and TPU alike. Before
-FILE is put in its place it is loaded again, and its logits of random images are
-compared with the model's, at batch sizes 1 and 3. What could not be exported
-is said on stderr, and why; the exit status is 1 where nothing could.
+StableHLO is written by jax.export, for the CPU, CUDA and TPU alike. Before FILE
+replaces an earlier one, it is loaded again, and its logits for random images
+are compared with the model's, at batch sizes 1 and 3. Restrictions of the
+export and their reasons go to stderr; the exit status is 1 if nothing could be
+exported.
 """
 
 from collections.abc import Callable
@@ -69,24 +70,24 @@ _TO = flags.DEFINE_enum(
 _OUT = flags.DEFINE_string(
   'out',
   None,
-  'FILE. Default: named as the model, here, as digits.onnx.',
+  'FILE. Default: named after the model, here, as digits.onnx.',
   flag_values=FLAGS,
 )
 _BATCH_SIZE = flags.DEFINE_integer(
   'batch_size',
   None,
-  'Images that the function takes at a time. Default: any number.',
+  'Number of images in a batch. Default: any number.',
   lower_bound=1,
   flag_values=FLAGS,
 )
 
 _PACKAGES = {'stablehlo': ('flatbuffers',), 'onnx': ('jax2onnx', 'onnxruntime')}
-_MOST_BYTES = 2**31 - 2**26  # flatbuffers and protobuf end at 2 GiB
+_MOST_BYTES = 2**31 - 2**26  # the limit of flatbuffers and protobuf is 2 GiB
 _OPSET = 21  # of ONNX
 
 
 def main(argv: list[str]) -> None:
-  """Exports."""
+  """Exports the model."""
   path, form = _check_flags(argv)
   check(path, form)
   loaded = cli.load(FLAGS)
@@ -95,7 +96,7 @@ def main(argv: list[str]) -> None:
 
 
 def _check_flags(argv: list[str]) -> tuple[pathlib.Path, str]:
-  """Finds mistakes that need no model; returns FILE and its format."""
+  """Checks the flags; returns FILE and its format."""
   if argv[1:]:
     raise UserError(f'unexpected argument {argv[1]!r}')
   if not _TO.value:
@@ -136,11 +137,11 @@ def stablehlo(
 
   Args:
     vit: Any model.
-    batch_size: Images that it takes at a time; None: any number.
-    platforms: That it is for, as JAX calls them.
+    batch_size: Number of images in a batch; None: any number.
+    platforms: Platforms that can run it, by JAX's names.
 
   Returns:
-    A serialized `jax.export.Exported`: float32 [B, H, W, C], as
+    A serialized `jax.export.Exported` from float32 [B, H, W, C], as
     `vit.preprocess` makes it, to logits, float32 [B, classes].
 
   Raises:
@@ -156,18 +157,18 @@ def stablehlo(
 
 
 def onnx(vit: 'weights.Loaded', batch_size: int | None = None) -> bytes:
-  """Returns a model as ONNX, by jax2onnx.
+  """Returns a model as ONNX, converted by jax2onnx.
 
-  Its input is called `images`; its output `logits`, or `features` where the
-  model has no head. It computes in float32.
+  The input is called `images`, the output `logits`, or `features` if the model
+  has no head. The computation is in float32.
 
   Args:
     vit: Any model.
-    batch_size: Images that it takes at a time; None: any number.
+    batch_size: Number of images in a batch; None: any number.
 
   Returns:
-    A serialized ONNX model: float32 [B, H, W, C], as `vit.preprocess` makes it,
-    to logits, float32 [B, classes].
+    A serialized ONNX model from float32 [B, H, W, C], as `vit.preprocess`
+    makes it, to logits, float32 [B, classes].
 
   Raises:
     UserError: The parameters are too large for the format.
@@ -178,20 +179,17 @@ def onnx(vit: 'weights.Loaded', batch_size: int | None = None) -> bytes:
 
   vit, _ = _simplified(vit, 'onnx')
   images = _images(vit, batch_size)
-  function = plain_jaxpr.plain(_function(vit), images)
   with _quiet():
     model = jax2onnx.to_onnx(
-      function,
+      plain_jaxpr.plain(_function(vit), images),
       inputs=[images],
       model_name='vit_jax',
       opset=_OPSET,
       input_names=['images'],
       output_names=['logits' if vit.model.num_classes else 'features'],
     )
-  for key, content in (
-    ('preprocess', vit.preprocess.to_dict()),
-    ('checkpoint', vit.origin.to_dict()),
-  ):
+  origin, preprocess = vit.origin.to_dict(), vit.preprocess.to_dict()
+  for key, content in {'preprocess': preprocess, 'checkpoint': origin}.items():
     facts = model.metadata_props.add()
     facts.key, facts.value = key, json.dumps(content)
   return model.SerializeToString()
@@ -199,7 +197,7 @@ def onnx(vit: 'weights.Loaded', batch_size: int | None = None) -> bytes:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-  """Hides what jax2onnx says of its own parts that do not fit this JAX."""
+  """Hides warnings of jax2onnx about its plugins for other versions of JAX."""
   before = python_logging.root.manager.disable
   python_logging.disable(python_logging.WARNING)
   try:
@@ -214,29 +212,29 @@ def write(
   form: str,
   batch_size: int | None = None,
 ) -> list[str]:
-  """Writes a model to a file, once that was found to give the same logits.
+  """Writes a model to a file after checking that its logits are the same.
 
-  Where the format cannot have a batch of any size, or all platforms, the next
-  best is written.
+  If the model cannot be exported for any batch size or for all platforms, it is
+  exported for fewer.
 
   Args:
     vit: Any model.
-    path: Of the file; what is there stays until the new one is whole. Beside
-      StableHLO goes `path` with .json after its name.
+    path: Path of the file; an earlier file stays until the new one is complete.
+      StableHLO also gets a file with .json appended to the name.
     form: One of FORMATS.
-    batch_size: Images that it takes at a time; None: any number.
+    batch_size: Number of images in a batch; None: any number.
 
   Returns:
-    What could not be exported, and why: one line for each.
+    Restrictions of the export with their reasons, one line each.
 
   Raises:
-    UserError: Nothing usable came out, or it cannot be written.
+    UserError: Nothing could be exported, or the file cannot be written.
   """
   check(path, form)
   vit, notes = _simplified(vit, form)
   written = f'{path}'
   with safe_io.replacing_path(path) as temporary:
-    temporary.touch()  # before what takes long
+    temporary.touch()  # fails early if nothing can be written
     lack, difference = _best(vit, temporary, form, batch_size)
     if form == 'stablehlo':
       facts = path.with_name(f'{path.name}.json')
@@ -254,13 +252,14 @@ def write(
 def _best(
   vit: 'weights.Loaded', path: pathlib.Path, form: str, batch_size: int | None
 ) -> tuple[list[str], float]:
-  """Writes the best that works.
+  """Writes the least restricted export that works.
 
   Returns:
-    What it lacks, and by what fraction of the largest its logits differ.
+    Its restrictions, and the largest difference of its logits as a fraction of
+    the largest logit.
 
   Raises:
-    UserError: Nothing works.
+    UserError: No export works.
   """
   reason = ''
   for options, lack in _attempts(form, batch_size):
@@ -269,7 +268,7 @@ def _best(
       difference = _compare(vit, path, form, options['batch_size'])
     except OSError:
       raise
-    except Exception as e:  # jax2onnx and onnxruntime raise what they like
+    except Exception as e:  # jax2onnx and onnxruntime raise any type
       reason = reason or f'{type(e).__name__}: {one_line(e)[:300]}'
     else:
       return [f'{lack}, since {reason}'] if lack else [], difference
@@ -279,7 +278,7 @@ def _best(
 def _attempts(
   form: str, batch_size: int | None
 ) -> Iterator[tuple[dict[str, Any], str]]:
-  """Yields what to ask a converter for, the best first, and what it lacks."""
+  """Yields options for a converter and their restrictions, fewest first."""
   sizes = {batch_size: ''}
   if batch_size is None:
     sizes[1] = 'batches of other sizes than 1'
@@ -304,48 +303,56 @@ def _write(path: pathlib.Path, content: bytes) -> None:
 def _compare(
   vit: 'weights.Loaded', path: pathlib.Path, form: str, batch_size: int | None
 ) -> float:
-  """Compares the logits of a file with the model's.
+  """Compares the logits of a file with those of the model.
 
   Returns:
     The largest difference, as a fraction of the largest logit.
 
   Raises:
-    ValueError: They are not the same, or not finite.
+    ValueError: The logits differ by more than rounding, or are not finite.
   """
-  import jax
   import jax.numpy as jnp
   import numpy as np
 
   counts = (1, 3) if batch_size is None else (batch_size,)
   shape = (max(counts), *_image_shape(vit))
   images = np.random.default_rng(0).standard_normal(shape, np.float32)
-  # onnxruntime's products are in float32 whatever the device here.
-  precision = 'highest' if form == 'onnx' else None
-  with jax.default_matmul_precision(precision):
-    function = jax.jit(_function(vit))
-    expected = np.asarray(function(images))
-    # What rounding makes of a model that depends on its last digits.
-    rounded = np.asarray(function(images * np.float32(1 + 2**-20)))
-  if not np.isfinite(expected).all():
-    raise ValueError("the model's own logits are not finite")
+  expected, rounding = _expected(vit, images, form)
   run = _OPEN[form](path)
   found = [run(images[:count]) for count in counts]
   if [x.shape for x in found] != [expected[:count].shape for count in counts]:
     raise ValueError(f'its logits have the shapes {[x.shape for x in found]}')
-  scale = max(float(np.abs(expected).max()), 1e-6)
-
-  def distance(logits: np.ndarray) -> float:
-    return float(np.abs(logits - expected[: len(logits)]).max()) / scale
-
-  difference = max(map(distance, found))
-  is_float32 = jnp.dtype(vit.model.dtype) == jnp.float32
-  least = 1e-3 if is_float32 else 3e-2
-  tolerance = np.clip(10 * distance(rounded), least, 0.1)
-  if not difference <= tolerance:
+  difference = max(_distance(logits, expected) for logits in found)
+  least = 1e-3 if jnp.dtype(vit.model.dtype) == jnp.float32 else 3e-2
+  if not difference <= np.clip(10 * rounding, least, 0.1):
     raise ValueError(
       f"its logits differ from the model's by {difference:.0e} of the largest"
     )
   return difference
+
+
+def _expected(
+  vit: 'weights.Loaded', images: 'np.ndarray', form: str
+) -> 'tuple[np.ndarray, float]':
+  """Returns the logits of a model, and how much rounding changes them."""
+  import jax
+  import numpy as np
+
+  # onnxruntime computes products in float32 on any device.
+  precision = 'highest' if form == 'onnx' else None
+  with jax.default_matmul_precision(precision):
+    function = jax.jit(_function(vit))
+    expected = np.asarray(function(images))
+    nearby = np.asarray(function(images * np.float32(1 + 2**-20)))
+  if not np.isfinite(expected).all():
+    raise ValueError("the model's own logits are not finite")
+  return expected, _distance(nearby, expected)
+
+
+def _distance(logits: 'np.ndarray', expected: 'np.ndarray') -> float:
+  """Returns the largest difference, as a fraction of the largest value."""
+  scale = max(float(abs(expected).max()), 1e-6)
+  return float(abs(logits - expected[: len(logits)]).max()) / scale
 
 
 def _open_stablehlo(path: pathlib.Path) -> 'Callable[[np.ndarray], np.ndarray]':
@@ -373,7 +380,7 @@ def _function(vit: 'weights.Loaded') -> Callable[..., Any]:
 def _images(
   vit: 'weights.Loaded', batch_size: int | None
 ) -> 'jax.ShapeDtypeStruct':
-  """Returns the shape of a batch; of a size that is a symbol, by default."""
+  """Returns the shape of a batch, by default with a symbolic batch size."""
   import jax
   from jax import export as jax_export
   import jax.numpy as jnp
@@ -390,7 +397,7 @@ def _image_shape(vit: 'weights.Loaded') -> tuple[int, int, int]:
 def _simplified(
   vit: 'weights.Loaded', form: str
 ) -> tuple['weights.Loaded', list[str]]:
-  """Returns the model as a format can have it, and what it is not any more.
+  """Returns a model that a format can store, and notes on its differences.
 
   Raises:
     UserError: The parameters are too large for the format.
@@ -407,11 +414,11 @@ def _simplified(
       f'the parameters take {size / 2**30:.1f} GiB, and a file of {form} holds'
       ' less than 2 GiB: export a smaller model'
     )
-  # The same function: these only say how it is computed.
+  # These fields only say how the function is computed.
   plain: dict[str, Any] = {'remat': 'none', 'attention_implementation': 'plain'}
   params, notes = vit.params, []
   if form == 'onnx':
-    if getattr(vit.model, 'scan', False):  # onnxruntime's loops are slow
+    if getattr(vit.model, 'scan', False):  # loops are slow in onnxruntime
       params, plain['scan'] = stack.unstack_layers(params), False
     plain['dtype'] = jnp.float32
     if (dtype := jnp.dtype(vit.model.dtype)) != jnp.float32:

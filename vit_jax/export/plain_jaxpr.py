@@ -1,8 +1,7 @@
-"""Traced functions in plain words, for converters that know only those.
+"""Rewrites traced functions with fewer primitives, for converters.
 
-Nothing is nested (jit, custom derivatives), what depends on constants alone is
-computed at once, and primitives that converters do not know, or know badly, are
-put in terms of others.
+Calls (jit, custom derivatives) are inlined, constants are folded, and
+primitives that jax2onnx does not support, or not well, are replaced by others.
 """
 
 from collections.abc import Callable
@@ -15,18 +14,18 @@ from jax import lax
 from jax.extend import core
 import jax.numpy as jnp
 
-_NESTED = {'jaxpr', 'call_jaxpr'}  # what a call's parameter is called
+_NESTED = {'jaxpr', 'call_jaxpr'}  # parameters with the jaxpr of a call
 _CALLS = ('jit', 'pjit', 'closed_call', 'custom_jvp_call', 'custom_vjp_call')
 
 
 def plain(
   function: Callable[[jax.Array], jax.Array], images: jax.ShapeDtypeStruct
 ) -> Callable[[jax.Array], jax.Array]:
-  """Returns the same function in plain words.
+  """Returns the same function, rewritten.
 
   Args:
     function: A function from one array to one array.
-    images: The shape of the argument, which may be symbolic.
+    images: Shape of the argument, which may be symbolic.
   """
   traced = jax.make_jaxpr(function)(images)
   rewritten = jax.make_jaxpr(lambda x: _evaluate(traced, x))(images)
@@ -34,7 +33,7 @@ def plain(
 
 
 def _evaluate(closed: core.ClosedJaxpr, *arguments: Any) -> list[Any]:
-  """Returns what a jaxpr computes, equation by equation."""
+  """Evaluates a jaxpr, equation by equation."""
   jaxpr = closed.jaxpr
   values = dict(zip(jaxpr.constvars, closed.consts, strict=True))
   values |= dict(zip(jaxpr.invars, arguments, strict=True))
@@ -54,7 +53,7 @@ def _evaluate(closed: core.ClosedJaxpr, *arguments: Any) -> list[Any]:
 
 
 def _is_constant(equation: Any, inputs: Sequence[Any]) -> bool:
-  """Whether an equation's result is known now: its values and its shape."""
+  """Whether the values and the shapes of the results are known."""
   return not any(isinstance(x, jax.core.Tracer) for x in inputs) and all(
     isinstance(n, int) for x in equation.outvars for n in x.aval.shape
   )
@@ -66,9 +65,9 @@ def _apply(equation: Any, inputs: Sequence[Any]) -> Sequence[Any]:
   if name in _CALLS:
     (key,) = _NESTED & params.keys()
     return _evaluate(params[key], *inputs)
-  if name in _IN_OTHER_WORDS:
-    return _IN_OTHER_WORDS[name](*inputs, **params)
-  # Alone in a jaxpr: how a primitive is bound differs between JAX's versions.
+  if name in _REWRITTEN:
+    return _REWRITTEN[name](*inputs, **params)
+  # In a jaxpr of its own: binding a primitive differs between versions of JAX.
   given = {
     atom: x
     for atom, x in zip(equation.invars, inputs, strict=True)
@@ -97,7 +96,7 @@ def _pad(
   padding_config: Sequence[Any],
   **_: Any,
 ) -> list[jax.Array]:
-  """`lax.pad`, where nothing is cut off, and nothing put between elements."""
+  """`lax.pad` without negative or interior padding."""
   for axis, (low, high, interior) in enumerate(padding_config):
     if interior or low < 0 or high < 0:
       raise NotImplementedError(f'padding by {padding_config}')
@@ -118,14 +117,14 @@ def _max_pool(
   padding: Sequence[tuple[int, int]],
   **_: Any,
 ) -> list[jax.Array]:
-  """`lax.reduce_window_max`, axis by axis, as the largest of shifted slices."""
+  """`lax.reduce_window_max` as the maximum of shifted slices, by axis."""
   (x,) = _pad(
     x, -jnp.inf, padding_config=[(low, high, 0) for low, high in padding]
   )
   for axis, (size, stride) in enumerate(
     zip(window_dimensions, window_strides, strict=True)
   ):
-    if size == stride == 1:  # also the batch, whose size may be a symbol
+    if size == stride == 1:  # includes the batch, whose size may be symbolic
       continue
     stop = x.shape[axis] - size + 1
     shifted = [
@@ -135,7 +134,7 @@ def _max_pool(
   return [x]
 
 
-_IN_OTHER_WORDS: dict[str, Callable[..., list[jax.Array]]] = {
+_REWRITTEN: dict[str, Callable[..., list[jax.Array]]] = {
   'pad': _pad,
   'reduce_window_max': _max_pool,
   'stack': _stack,

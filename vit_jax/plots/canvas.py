@@ -25,17 +25,21 @@ from vit_jax.runs import safe_io
 
 if TYPE_CHECKING:
   from matplotlib import axes as axes_lib
+  from matplotlib import axis as axis_lib
   from matplotlib import figure as figure_lib
 
 DPI = 100  # of sheets, laid out by the pixel; charts have twice as many
 LETTER, LINE = 7.6, 17  # pixels: a wide letter, and a line of text
 GAP = 4  # pixels between tiles
 INK, PALE, FAINT = '#303030', '#808080', '#C8C8C8'
-_FRAME = 0xC8  # the grey of FAINT
-_TICKS = 4  # of a scale of colours, about
-_MOST_LETTERS = 24  # of a row's label
-_BAR = 60  # pixels above, for the scale of the colours
-# After matplotlib's own, which has Latin, Greek, Cyrillic, Arabic and Hebrew.
+# Okabe and Ito's colours, told apart by the colour-blind, too.
+BLUE, RED, GREEN, PURPLE = '#0072B2', '#D55E00', '#009E73', '#CC79A7'
+ORANGE, SKY, GREY = '#E69F00', '#56B4E9', '#8C8C8C'
+_FRAME = 0xC8  # the grey level of FAINT
+_TICKS = 4  # of a colour scale, about
+_MOST_LETTERS = 24  # in the label of a row
+_BAR = 60  # pixels of the colour scale above a sheet
+# For scripts that DejaVu Sans does not have.
 _MORE_FONTS = (
   'Noto Sans CJK JP',
   'Noto Sans CJK SC',
@@ -133,6 +137,18 @@ def figure(width: float, height: float) -> 'figure_lib.Figure':
   return figure_lib.Figure(figsize=size, dpi=2 * DPI, layout='constrained')
 
 
+def make_log(axis: 'axis_lib.XAxis | axis_lib.YAxis') -> None:
+  """Makes an axis logarithmic, with plain numbers at the powers of ten.
+
+  Matplotlib's own labels are formulas, which the style does not parse.
+  """
+  from matplotlib import ticker
+
+  axis.axes.set(**{f'{axis.axis_name}scale': 'log'})
+  axis.set_major_formatter(ticker.StrMethodFormatter('{x:g}'))
+  axis.set_minor_formatter(ticker.NullFormatter())
+
+
 def pixel_figure(
   width: float, height: float
 ) -> 'tuple[figure_lib.Figure, axes_lib.Axes]':
@@ -213,13 +229,20 @@ def sheet(
     axes.text(*where, label, ha='right', va='center')
   for i, text in enumerate(captions):
     row, column = divmod(i, len(tiles[0]))
-    x, y = middle + column * along, top + row * down + high
-    for j, line in enumerate(text.split('\n')):
-      line = shorten(line, wide)
-      axes.text(x, y + (j + 0.5) * LINE, line, ha='center', va='center')
+    where = middle + column * along, top + row * down + high
+    _caption(axes, text, where, wide)
   if scale:
     _color_bar(result, scale, left, height)
   return result
+
+
+def _caption(
+  axes: 'axes_lib.Axes', text: str, where: tuple[float, float], width: float
+) -> None:
+  """Writes the lines of a text, centred below a point."""
+  for i, line in enumerate(text.split('\n')):
+    y = where[1] + (i + 0.5) * LINE
+    axes.text(where[0], y, shorten(line, width), ha='center', va='center')
 
 
 def _paste(

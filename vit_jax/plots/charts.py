@@ -19,8 +19,6 @@ if TYPE_CHECKING:
   from matplotlib import axes as axes_lib
   from matplotlib import figure as figure_lib
 
-# Okabe and Ito's, told apart by the colour-blind too.
-BLUE, ORANGE, GREEN, PURPLE = '#0072B2', '#D55E00', '#009E73', '#CC79A7'
 _PANEL = 460, 330  # pixels
 _WRITTEN = 20  # rows and columns of a matrix up to which numbers are in it
 _NAMED = 40  # up to which all of them are named
@@ -54,9 +52,9 @@ def heads_by_depth(panels: Sequence[Panel]) -> 'figure_lib.Figure':
   for cell, panel in zip(cells, panels, strict=True):
     layers = np.arange(len(panel.values))
     for values in panel.values.T:
-      cell.plot(layers, values, 'o', color=BLUE, alpha=0.5, markersize=4)
+      cell.plot(layers, values, 'o', color=canvas.BLUE, alpha=0.5, markersize=4)
     mean = panel.values.mean(axis=1)
-    cell.plot(layers, mean, color=ORANGE, label='mean of the heads')
+    cell.plot(layers, mean, color=canvas.RED, label='mean of the heads')
     if panel.level is not None:
       _draw_level(cell, panel.level)
     cell.set_ylabel(panel.label)
@@ -101,12 +99,12 @@ def norms_by_depth(
   cell = figure.subplots()
   layers = np.arange(len(patches))
   low, middle, high = np.percentile(patches, (5, 50, 95), axis=1)
-  band: Any = {'color': BLUE, 'alpha': 0.25, 'linewidth': 0}
+  band: Any = {'color': canvas.BLUE, 'alpha': 0.25, 'linewidth': 0}
   cell.fill_between(layers, low, high, label='patches, 5% to 95%', **band)
-  cell.plot(layers, middle, color=BLUE, label='patches, median')
+  cell.plot(layers, middle, color=canvas.BLUE, label='patches, median')
   top = patches.max(axis=1)
-  cell.plot(layers, top, '.:', color=BLUE, label='patches, largest')
-  colors = (ORANGE, PURPLE, GREEN)
+  cell.plot(layers, top, '.:', color=canvas.BLUE, label='patches, largest')
+  colors = (canvas.RED, canvas.PURPLE, canvas.GREEN)
   for i, (name, norms) in enumerate(others.items()):
     cell.plot(layers, norms, '.-', color=colors[i % len(colors)], label=name)
   cell.set_yscale('log')
@@ -139,7 +137,11 @@ def accuracy_by_depth(
   layers = np.arange(len(accuracy))
   # Rounding may put an end of an interval on the other side.
   sides = np.abs(intervals.T - accuracy)
-  line: Any = {'color': BLUE, 'capsize': 3, 'label': 'accuracy, 95% interval'}
+  line: Any = {
+    'color': canvas.BLUE,
+    'capsize': 3,
+    'label': 'accuracy, 95% interval',
+  }
   cell.errorbar(layers, accuracy, sides, fmt='.-', **line)
   _draw_level(cell, chance)
   cell.set_ylabel('accuracy')

@@ -46,7 +46,10 @@ def encode(counts: np.ndarray, classes: Sequence[str], title: str) -> bytes:
     ((0, 8), (0, width + 8 - sheet.shape[1]), (0, 0)),
     constant_values=255,
   )
-  lines = (title, 'rows: labels; columns: answers; colours: shares of a row')
+  lines = (
+    title,
+    'rows: labels; columns: predictions; colours: shares of a row',
+  )
   above = [contact_sheet.write_line(line, sheet.shape[1]) for line in lines]
   picture = np.concatenate([*above, sheet])
   return cv2.imencode('.png', picture[..., ::-1])[1].tobytes()

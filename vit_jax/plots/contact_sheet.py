@@ -13,9 +13,10 @@ import numpy as np
 
 from vit_jax.config import some
 from vit_jax.data import features as features_lib
+from vit_jax.plots import tiles as tiles_lib
 from vit_jax.runs import safe_io
 
-_SMALLEST, _LARGEST = 96, 224  # pixels: what an image is enlarged or shrunk to
+_SMALLEST, _LARGEST = 96, 224  # pixels that images are enlarged or shrunk to
 _MARGIN, _FRAME, _LINE = 4, 3, 16  # pixels
 _COLUMNS = 8
 # OpenCV's own font for all scripts, Chinese, Japanese and Korean among them.
@@ -32,7 +33,7 @@ _PAPER, _INK, _RED, _NO_NUMBER = (
 def choose(
   count: int, marked: Collection[int] = (), most: int = 64
 ) -> list[int]:
-  """Returns which images of a batch to draw: marked ones first if not all fit.
+  """Returns the images of a batch to draw: marked ones first if not all fit.
 
   Args:
     count: Number of all images.
@@ -48,12 +49,12 @@ def choose(
 def captions(
   targets: Mapping[str, np.ndarray], features: features_lib.Features, count: int
 ) -> list[str]:
-  """Returns the targets of examples in words.
+  """Describes the targets of examples.
 
   Args:
-    targets: Arrays [B, ...] by the name of the feature; of a mixed batch, too.
-    features: What the examples have.
-    count: B.
+    targets: Arrays [B, ...] by the name of the feature, mixed or not.
+    features: Features of the examples.
+    count: Number of examples, B.
   """
   lines: list[list[str]] = [[] for _ in range(count)]
   for name, feature in features_lib.targets(features).items():
@@ -75,8 +76,8 @@ def caption(label: np.ndarray, classes: Sequence[str]) -> str:
   The number of the class precedes a name with letters that the font lacks.
 
   Args:
-    label: int scalar, or shares of the classes, float [classes].
-    classes: Their names.
+    label: int scalar, or fractions of the classes, float [classes].
+    classes: Names of the classes.
   """
   if not label.ndim:
     return _class_name(classes, int(label))
@@ -102,17 +103,17 @@ def draw(
   marked: Collection[int] = (),
   title: str = '',
 ) -> None:
-  """Writes `encode`'s PNG.
+  """Writes the PNG of `encode`.
 
   Args:
     images: As for `encode`.
     captions: As for `encode`.
-    path: Path of the PNG, whose directory is made.
+    path: Path of the PNG; its directory is created.
     marked: As for `encode`.
     title: As for `encode`.
 
   Raises:
-    UserError: It cannot be written.
+    UserError: The file cannot be written.
   """
   png = encode(images, captions, marked=marked, title=title)
   try:
@@ -135,10 +136,10 @@ def encode(
   large ones are shrunk.
 
   Args:
-    images: Each [h, w, C] with 1 (grey), 3 (RGB) or 4 (RGB and alpha, which is
-      shown on white) channels: uint8, or floats where 0 to 1 is black to white.
-      What is not finite is magenta. An array [N, h, w, C] will do.
-    captions: One caption of one or more lines for each; cut if too long.
+    images: Images [h, w, C] with 1 (grey), 3 (RGB) or 4 (RGB and alpha, shown
+      on white) channels: uint8, or floats from 0 (black) to 1 (white). Pixels
+      that are not finite are magenta. An array [N, h, w, C] works, too.
+    captions: A caption of one or more lines for each image; cut if too long.
     marked: Positions of images that get a red frame.
     title: Title above all images.
   """
@@ -165,11 +166,7 @@ def _to_rgb(image: np.ndarray) -> np.ndarray:
   else:
     rgb = image.astype(np.float32)
   finite = np.isfinite(rgb).all(axis=-1, keepdims=True)
-  rgb = np.clip(np.nan_to_num(rgb), 0, 1)
-  if rgb.shape[-1] == 4:
-    alpha = rgb[..., 3:]
-    rgb = rgb[..., :3] * alpha + (1 - alpha)
-  rgb = np.broadcast_to(np.round(rgb * 255), (*rgb.shape[:2], 3))
+  rgb = tiles_lib.to_rgb(np.clip(np.nan_to_num(rgb), 0, 1))
   return np.where(finite, rgb, _NO_NUMBER).astype(np.uint8)
 
 
@@ -225,7 +222,7 @@ def write_line(
 
 
 def _text_width(text: str) -> int:
-  image_size, origin = (0, 0), (0, 0)  # neither matters to the width
+  image_size, origin = (0, 0), (0, 0)  # the width does not depend on them
   _, _, width, _ = cv2.getTextSize(
     image_size, text, origin, _font(), _FONT_SIZE
   )
@@ -233,7 +230,7 @@ def _text_width(text: str) -> int:
 
 
 def _drawable(text: str) -> str:
-  r"""Returns a text with escapes, as \u0928, for letters the font lacks."""
+  r"""Escapes letters that the font does not have, as \u0928."""
   return ''.join(
     c if _has_glyph(c) else c.encode('unicode_escape').decode()
     for c in _composed(text)
@@ -241,13 +238,13 @@ def _drawable(text: str) -> str:
 
 
 def _composed(text: str) -> str:
-  """Returns a text with accents in their letters: macOS stores them apart."""
+  """Returns text with composed accents, which macOS stores separately."""
   return unicodedata.normalize('NFC', text)
 
 
 @functools.cache
 def _has_glyph(letter: str) -> bool:
-  """Whether the font has a letter; for one that it lacks it draws a '?'."""
+  """Whether the font has a letter; it draws a '?' for others."""
   if letter.isascii():
     return letter.isprintable()
   if not letter.isprintable():
@@ -257,7 +254,7 @@ def _has_glyph(letter: str) -> bool:
 
 
 def _letter(letter: str) -> np.ndarray:
-  """Returns how a letter is drawn, [_LINE, 2 * _LINE, 3]."""
+  """Returns the picture of a letter, [_LINE, 2 * _LINE, 3]."""
   image = np.full((_LINE, 2 * _LINE, 3), _PAPER, np.uint8)
   where = (_LINE // 2, _LINE - 4)
   return cv2.putText(image, letter, where, _INK, _font(), _FONT_SIZE)[1]

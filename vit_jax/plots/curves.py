@@ -13,7 +13,6 @@ import math
 import pathlib
 from typing import Any
 from typing import TYPE_CHECKING
-import warnings
 
 import numpy as np
 
@@ -27,37 +26,23 @@ if TYPE_CHECKING:
 
 ENDINGS = ('.png', '.pdf', '.svg')
 
-# Okabe and Ito's, told apart by the colour-blind too; for yellow, which is too
-# pale for lines, a grey.
+# For yellow, which is too pale for lines, a grey.
 _COLORS = (
-  '#0072B2',
-  '#D55E00',
-  '#009E73',
-  '#CC79A7',
-  '#E69F00',
-  '#56B4E9',
+  canvas.BLUE,
+  canvas.RED,
+  canvas.GREEN,
+  canvas.PURPLE,
+  canvas.ORANGE,
+  canvas.SKY,
   '#000000',
-  '#8C8C8C',
+  canvas.GREY,
 )
 _DASHES = ('-', '--', ':')  # in turn, once all colours are used
 _COLUMNS = 3
-_WIDTH, _HEIGHT, _DPI = 4.6, 3.3, 120  # of a panel, in inches
+_WIDTH, _HEIGHT, _LEGEND = 460, 330, 50  # pixels of a panel and the legend
 _SMOOTHING = 0.05  # a mean over this part of a panel's width, for all lines
 _LOG_RANGE = 100.0  # of losses from which on their axis is logarithmic
 _MARKED = 25  # points up to which each is marked
-_STYLE: Any = {
-  'font.size': 10,
-  'axes.titlesize': 11,
-  'axes.titleweight': 'bold',
-  'axes.titlelocation': 'left',
-  'axes.spines.top': False,
-  'axes.spines.right': False,
-  'axes.edgecolor': '#808080',
-  'axes.grid': True,
-  'grid.color': '#E6E6E6',
-  'xtick.color': '#404040',
-  'ytick.color': '#404040',
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -117,37 +102,39 @@ def draw(
   Raises:
     UserError: It cannot be written.
   """
-  import matplotlib
-  from matplotlib import figure as figure_lib
-
   columns = 2 if len(panels) in (2, 4) else min(len(panels), _COLUMNS)
   rows = -(-len(panels) // columns)
-  with (
-    matplotlib.rc_context(_STYLE | canvas.fonts()),
-    warnings.catch_warnings(),
-  ):
-    warnings.filterwarnings('ignore', 'Glyph')  # names may be in any script
-    figure = figure_lib.Figure(
-      figsize=(columns * _WIDTH, rows * _HEIGHT + 0.5), layout='constrained'
-    )
+  with canvas.style():
+    figure = canvas.figure(columns * _WIDTH, rows * _HEIGHT + _LEGEND)
     grid = figure.subplots(rows, columns, squeeze=False, sharex=True)
     cells = list(grid.flat)
     styles = dict(zip(names, _styles(len(names)), strict=True))
     for cell, (metric, lines) in zip(cells, panels.items(), strict=False):
-      width = _window(lines.values()) if metric in smooth else 0.0
-      for name, line in lines.items():
-        _draw_line(cell, line, styles[name], width)
-      _finish(cell, metric, lines, x_label)
-      if width:
-        has_thin = any(line.low is None for line in lines.values())
-        _say_smoothed(cell, width, x_label, has_thin)
+      _draw_panel(cell, metric, lines, styles, x_label, metric in smooth)
     for cell in cells[len(panels) :]:
       cell.set_axis_off()
     _add_legend(figure, styles, columns)
     try:
-      figure.savefig(path, dpi=_DPI)
+      figure.savefig(path)
     except OSError as e:
       raise safe_io.cannot_write(path, e) from e
+
+
+def _draw_panel(
+  cell: 'axes.Axes',
+  metric: str,
+  lines: Mapping[str, Line],
+  styles: Mapping[str, Mapping[str, Any]],
+  x_label: str,
+  is_smoothed: bool,
+) -> None:
+  width = _window(lines.values()) if is_smoothed else 0.0
+  for name, line in lines.items():
+    _draw_line(cell, line, styles[name], width)
+  _finish(cell, metric, lines, x_label)
+  if width:
+    has_thin = any(line.low is None for line in lines.values())
+    _say_smoothed(cell, width, x_label, has_thin)
 
 
 def _styles(count: int) -> list[dict[str, Any]]:
@@ -220,14 +207,14 @@ def _smoothed(x: np.ndarray, y: np.ndarray, width: float) -> np.ndarray:
 def _finish(
   cell: 'axes.Axes', metric: str, lines: Mapping[str, Line], x_label: str
 ) -> None:
-  cell.set_title(metric, parse_math=False)
+  cell.set_title(metric)
   cell.set_xlabel(x_label)
   cell.tick_params(labelbottom=True)  # also above other panels
   values = np.concatenate([line.y for line in lines.values()])
   values = values[np.isfinite(values)]
   if metric.endswith('loss') and values.size and values.min() > 0:
     if values.max() / values.min() > _LOG_RANGE:
-      cell.set_yscale('log')
+      canvas.make_log(cell.yaxis)
 
 
 def _add_legend(
@@ -238,14 +225,12 @@ def _add_legend(
   from matplotlib import lines
 
   letters = max(map(len, styles)) + 8  # and the piece of a line before
-  per_row = math.floor(columns * _WIDTH * 12 / letters)  # 12 letters an inch
+  per_row = math.floor(columns * _WIDTH / (letters * canvas.LETTER))
   handles = [lines.Line2D([], [], **style) for style in styles.values()]
-  legend = figure.legend(
+  figure.legend(
     handles,
     list(styles),
     loc='outside lower center',
     ncols=max(1, min(len(styles), per_row)),
     frameon=False,
   )
-  for text in legend.get_texts():
-    text.set_parse_math(False)  # a $ in a name is a $

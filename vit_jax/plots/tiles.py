@@ -12,9 +12,9 @@ from vit_jax.data import preprocess as preprocess_lib
 
 # Perceptually uniform, and readable by the colour-blind.
 VALUES = 'viridis'
-# Of maps over images: its least colour is a blue, no dark pixel's black.
+# For maps over images: its first colour is blue, not black like dark pixels.
 HEAT = 'plasma'
-_DETAIL = 0.15  # of an image's contrast that is seen through a map
+_DETAIL = 0.15  # of the image's contrast that is visible through a map
 _TIMES_MEAN = 4.0
 _MARK = (0, 235, 255)  # red, green, blue; neither map has it
 
@@ -22,14 +22,14 @@ _MARK = (0, 235, 255)  # red, green, blue; neither map has it
 def pixels(
   preprocess: preprocess_lib.Preprocess, inputs: np.ndarray
 ) -> np.ndarray:
-  """Returns what a model is given as pixels.
+  """Converts the input of a model to pixels.
 
   Args:
     preprocess: The preprocessing of the model.
-    inputs: float32 [B, H, W, C] that it made.
+    inputs: Preprocessed images, float32 [B, H, W, C].
 
   Returns:
-    uint8 [B, H, W, 3]; what is transparent is on white.
+    uint8 [B, H, W, 3], with transparent pixels on white.
   """
   mean, std = (
     np.asarray(x, np.float32) for x in (preprocess.mean, preprocess.std)
@@ -64,9 +64,9 @@ def tile_shape(
   Args:
     image: (H, W).
     grid: (h, w).
-    columns: Tiles beside each other.
-    width: That they may take together.
-    limits: Least and largest length of a tile's longer side, where that can be.
+    columns: Number of tiles in a row.
+    width: Largest width of a row.
+    limits: Least and largest length of a tile's longer side, if possible.
   """
   longest = np.clip(width // columns, *limits)
   scale = min(longest / image[0], longest / image[1])
@@ -115,10 +115,10 @@ def color(
 
 
 def top(values: np.ndarray) -> float:
-  """Returns what the last colour of a map stands for; the first is 0.
+  """Returns the value of the last colour of a map; that of the first is 0.
 
-  That is its largest value, or four times its mean where that is more: a map
-  that is nearly even has nearly one colour, and not the brightest. The page has
+  It is the largest value, or four times the mean if that is more, so that a
+  nearly uniform map has nearly one colour, and not the brightest. The page uses
   the same rule (page/colours.js).
 
   Args:
@@ -155,7 +155,7 @@ def mark(
   top, left = round(patch[0] * high), round(patch[1] * wide)
   bottom, right = round((patch[0] + 1) * high), round((patch[1] + 1) * wide)
   marked = np.ascontiguousarray(image).copy()
-  # Around it, where there is room: a small patch stays visible.
+  # Around the patch if there is room, so that a small one stays visible.
   start = max(left - 2, 0), max(top - 2, 0)
   stop = min(right + 1, width - 1), min(bottom + 1, height - 1)
   return cv2.rectangle(marked, start, stop, _MARK, 2)
@@ -170,7 +170,7 @@ def stretched(filters: np.ndarray) -> np.ndarray:
   Returns:
     uint8 [F, p, q, 3].
   """
-  shown = filters[..., :3]  # of alpha there is no colour
+  shown = filters[..., :3]  # alpha has no colour
   if shown.shape[-1] == 2:
     shown = shown[..., :1]
   axes = (1, 2, 3)

@@ -3,24 +3,25 @@ r"""Shows a model as a table: its modules, their parameters and their cost.
   python -m vit_jax.summary --config=configs/digits.py
   python -m vit_jax.summary --from=runs/digits --depth=2
 
-Of each module: the shape of its output (B images), its parameters, whether they
-train (yes, no or part of them), and the GFLOP of its matrix products and
-convolutions in a forward pass of one image.
+The columns are the shape of the output (for B images), the number of
+parameters, whether they are trainable (yes, no or part), and the GFLOP of
+matrix products and convolutions in a forward pass of one image.
 
-With a config, or a work directory, the memory for training at its batch size
-follows, as the compiler of this machine's backend plans it; --nomemory leaves
+For a config or a work directory, the memory for training at its batch size
+follows, as planned by the compiler of this machine's backend; --nomemory leaves
 it out, and compiles nothing.
 
   python -m vit_jax.summary --config=configs/folder.py --devices=8 \
       --mesh=fsdp=8 --hardware=H100 --config.model.name=ViT-H/14 \
       --config.model.scan=True --config.model.num_classes=1000
 
-plans for devices that are not here instead: a process of its own compiles the
-step for so many virtual CPU devices, without data, and shows what each of them
-holds, computes and tells the others, and an estimate of the step's time on GPUs
-and TPUs with all that it assumes. --mesh=data=2,fsdp=4,tensor=1 gives the sizes
-of the mesh's axes: those not named are 1, but data takes what is left; without
-it they are the config's. --hardware shows one kind of device; by default all.
+plans for devices that are not here instead: another process compiles the step
+for as many virtual CPU devices, without data. It shows the memory, products and
+communication of each device, and estimates the time of a step on GPUs and TPUs,
+with all assumptions. --mesh=data=2,fsdp=4,tensor=1 gives the sizes of the mesh
+axes: missing ones are 1, except for data, which takes the remaining devices;
+without --mesh they are those of the config. --hardware shows one kind of device
+instead of all.
 
 --format=json is one object: modules (module, output_shape for one image,
 parameters, trainable, gflop), the same four of the whole model, checkpoint
@@ -71,7 +72,7 @@ _MEMORY = flags.DEFINE_bool(
   'memory', True, 'Compile a training step, for its memory.', flag_values=FLAGS
 )
 _DEVICES = flags.DEFINE_integer(
-  'devices', None, 'Plan for so many devices.', flag_values=FLAGS
+  'devices', None, 'Number of devices to plan for.', flag_values=FLAGS
 )
 _MESH = flags.DEFINE_string(
   'mesh',
@@ -82,12 +83,19 @@ _MESH = flags.DEFINE_string(
 _HARDWARE = flags.DEFINE_string(
   'hardware',
   None,
-  'What they are: A100, H100, H200, v4, v5e, v5p or v6e; else all of these.',
+  'Kind of device: A100, H100, H200, v4, v5e, v5p or v6e. Default: all.',
   flag_values=FLAGS,
 )
 _FORMAT = flags.DEFINE_enum(
   'format', 'table', ['table', 'json'], 'Of stdout.', flag_values=FLAGS
 )
+
+# Fields that say how a model is executed, not what it computes.
+_PLAIN: dict[str, Any] = {
+  'scan': False,
+  'remat': 'none',
+  'attention_implementation': 'plain',
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,10 +104,10 @@ class Row:
 
   Attributes:
     module: Its path, as `blocks_0/mlp`; '' is the whole model.
-    output_shape: For one image; None of a parameter.
-    parameters: Number of elements, those of modules within it included.
-    trainable: 'yes', 'no' or 'part'; '-' where there are none.
-    gflop: Work of a forward pass of one image, with its submodules.
+    output_shape: Shape for one image; None for a parameter.
+    parameters: Number of elements, including those of submodules.
+    trainable: 'yes', 'no' or 'part'; '-' without parameters.
+    gflop: GFLOP of a forward pass of one image, including submodules.
   """
 
   module: str
@@ -113,53 +121,78 @@ def main(argv: list[str]) -> int:
   """Shows the summary, and returns the exit status."""
   if argv[1:]:
     raise UserError(f'unexpected argument {argv[1]!r}')
-  config, path = _CONFIG.value, FLAGS['from'].value
-  if (config is None) == (path is None):
+  if (_CONFIG.value is None) == (FLAGS['from'].value is None):
     raise UserError(
       'name one model: --config=configs/digits.py, or --from=runs/digits'
     )
   plans = any(x.value is not None for x in (_DEVICES, _MESH, _HARDWARE))
   if plans:
     _check_plan_flags()
-  experiment, checkpoint = None, None
-  if path is None and plans:
-    from vit_jax.summary import plan as plan_lib
-
-    config = plan_lib.complete(config)
-    model, image_shape = _model(config)
-  elif path is None:
-    experiment, config = _configured(config)
-    model, image_shape = _model(config)
-  else:
-    loaded = cli.load(FLAGS)
-    checkpoint = loaded.origin.to_dict()
-    config = _stored_config(path)
-    model, preprocess = loaded.model, loaded.preprocess
-    image_shape = (*preprocess.image_size, preprocess.channels)
-    if config is not None and _MEMORY.value and not plans:
-      experiment, config = _configured(config)
+  subject = _from_config(plans) if FLAGS['from'].value is None else _load(plans)
   from vit_jax import config as config_lib
 
-  optim = (config or config_lib.default()).optim
+  optim = (subject.config or config_lib.default()).optim
   rows = [
     row
-    for row in summarize(model, image_shape, optim)
+    for row in summarize(subject.model, subject.image_shape, optim)
     if len(row.module.split('/')) <= _DEPTH.value
   ]
   memory = None
-  if experiment is not None and _MEMORY.value:
-    memory = _memory(experiment)
-  planned = _plan(config) if plans else None
+  if subject.experiment is not None and _MEMORY.value:
+    memory = _memory(subject.experiment)
+  planned = _plan(subject.config) if plans else None
   if _FORMAT.value == 'json':
-    found = {**_as_json(rows, memory, planned), 'checkpoint': checkpoint}
-    print(json.dumps(found))
+    found = _as_json(rows, memory, planned)
+    print(json.dumps({**found, 'checkpoint': subject.checkpoint}))
   else:
     print('\n'.join(_as_text(rows, memory, planned)))
   return 0
 
 
+@dataclasses.dataclass(frozen=True)
+class _Subject:
+  """The model that is summarized.
+
+  Attributes:
+    model: The module.
+    image_shape: (height, width, C).
+    config: Config of its training; None if there is none.
+    experiment: The experiment of the config if it can be trained here.
+    checkpoint: Facts on the loaded checkpoint; None for a config.
+  """
+
+  model: 'models.Model'
+  image_shape: tuple[int, int, int]
+  config: 'ml_collections.ConfigDict | None'
+  experiment: 'experiment_lib.Experiment | None' = None
+  checkpoint: dict[str, Any] | None = None
+
+
+def _from_config(plans: bool) -> _Subject:
+  """Returns the model of --config."""
+  if plans:
+    from vit_jax.summary import plan as plan_lib
+
+    config = plan_lib.complete(_CONFIG.value)
+    return _Subject(*_model(config), config)
+  experiment, config = _configured(_CONFIG.value)
+  return _Subject(*_model(config), config, experiment)
+
+
+def _load(plans: bool) -> _Subject:
+  """Returns the model of --from."""
+  loaded, experiment = cli.load(FLAGS), None
+  config = _stored_config(str(FLAGS['from'].value))
+  if config is not None and _MEMORY.value and not plans:
+    experiment, config = _configured(config)
+  preprocess = loaded.preprocess
+  image_shape = (*preprocess.image_size, preprocess.channels)
+  checkpoint = loaded.origin.to_dict()
+  return _Subject(loaded.model, image_shape, config, experiment, checkpoint)
+
+
 def _check_plan_flags() -> None:
-  """Finds mistakes in the flags of a plan, before anything slow."""
+  """Checks the flags of a plan, before anything slow."""
   from vit_jax.summary import plan as plan_lib
 
   if _MESH.value is not None:
@@ -172,7 +205,7 @@ def _check_plan_flags() -> None:
 def _plan(
   config: 'ml_collections.ConfigDict | None',
 ) -> 'tuple[plan_lib.Plan, list[roofline.Estimate]]':
-  """Returns the plan that the flags ask for, and how long its step takes."""
+  """Returns the plan, and estimates for its hardware."""
   from vit_jax.summary import plan as plan_lib
   from vit_jax.summary import roofline
 
@@ -203,16 +236,16 @@ def _hardware() -> 'tuple[hardware_lib.Hardware, ...]':
 def _configured(
   config: 'ml_collections.ConfigDict',
 ) -> 'tuple[experiment_lib.Experiment | None, ml_collections.ConfigDict]':
-  """Returns a config's experiment, and the config filled in.
+  """Returns the experiment of a config, and the completed config.
 
-  If it cannot be trained here, as without its data, there is no experiment.
+  The experiment is None if it cannot be trained here, as without its data.
   """
   from vit_jax import config as config_lib
   from vit_jax.train import experiment as experiment_lib
 
   try:
     experiment_lib.check(config)
-    # The checkpoint that it starts from is read only where that is the model.
+    # The initial checkpoint is needed only if it defines the model.
     reads = config.model.name == config_lib.INIT_FROM
     experiment = experiment_lib.build(config, resumes=not reads)
   except UserError as e:
@@ -226,7 +259,7 @@ def _configured(
 def _model(
   config: 'ml_collections.ConfigDict',
 ) -> 'tuple[models.Model, tuple[int, int, int]]':
-  """Returns a config's model, and the shape of its images."""
+  """Returns the model of a config, and the shape of its images."""
   from vit_jax import config as config_lib
   from vit_jax import models
 
@@ -241,7 +274,7 @@ def _model(
 
 
 def _stored_config(path: str) -> 'ml_collections.ConfigDict | None':
-  """Returns the config of a work directory; None of anything else."""
+  """Returns the config of a work directory; None for any other path."""
   from vit_jax import config as config_lib
   from vit_jax import weights
   from vit_jax.runs import safe_io
@@ -259,11 +292,11 @@ def summarize(
 ) -> list[Row]:
   """Returns a row for each module, in the order of their calls.
 
-  Computes shapes alone. The outermost module comes first, then its own
+  Only shapes are computed. The outermost module comes first, then its own
   parameters.
 
   Args:
-    model: Shown with its layers one by one, scanned or not.
+    model: The module; scanned layers are shown one by one.
     image_shape: (height, width, C).
     optim: `config.optim`, which says what trains.
 
@@ -277,13 +310,9 @@ def summarize(
   from vit_jax.optim import rules as rules_lib
   from vit_jax.train import flops
 
-  known = models.fields_of(model)
-  unrolled: dict[str, Any] = {
-    'scan': False,
-    'remat': 'none',
-    'attention_implementation': 'plain',
-  }
-  model = model.clone(**{k: v for k, v in unrolled.items() if k in known})
+  model = model.clone(
+    **{key: x for key, x in _PLAIN.items() if key in models.fields_of(model)}
+  )
   params = models.abstract_params(model, image_shape)
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
   parameters = rules_lib.make(optim, params).parameters
@@ -294,9 +323,7 @@ def summarize(
   counts = {'/'.join(path): count for path, (count, _) in modules.items()}
   own = {name: None for name in parameters if '/' not in name}
   shapes = {'': shapes.pop('')} | own | shapes
-  return [
-    _row(name, shape, parameters, counts) for name, shape in shapes.items()
-  ]
+  return [_row(name, x, parameters, counts) for name, x in shapes.items()]
 
 
 def _row(

@@ -1,7 +1,6 @@
 """The communication between devices in one run of a compiled program.
 
-Bytes are those of the whole array that a collective is about, as one device
-sees it:
+Bytes are those of one whole array for each collective, as one device sees it:
 
     all-gather           the gathered array, its output
     all-reduce           the reduced array
@@ -9,8 +8,8 @@ sees it:
     all-to-all           the array that is exchanged
     collective-permute   the array that is passed on
 
-What travels follows from them, the kind and the number of devices that take
-part: of an all-gather among n, each device receives (n - 1) / n.
+The traffic follows from the bytes, the kind and the size of the group: in an
+all-gather among n devices, each receives (n - 1) / n of the bytes.
 """
 
 from collections.abc import Mapping
@@ -31,12 +30,12 @@ KINDS = (
   'collective-permute',
 )
 
-# These pass on what they are given, in another form.
+# Instructions that only rearrange their operand.
 _MOVES = ('bitcast', 'copy', 'reshape', 'transpose')
 
-# Who reads a value, and as which operand.
+# An instruction that reads a value, and the index of the operand.
 _Use = tuple[hlo.Instruction, int]
-# Who reads it, None where it is returned, and its dimensions.
+# An instruction that reads a value (None: it is returned), and its dimensions.
 _Reading = tuple[hlo.Instruction | None, tuple[int, ...]]
 
 
@@ -46,17 +45,17 @@ class Collective:
 
   Attributes:
     kind: One of KINDS.
-    axes: Axes of the mesh along which the devices that take part differ.
-    group_size: How many take part in one.
-    parts: Of an all-reduce: how many parts its result is then cut into, of
-      which each device keeps one. More than 1: it does what a reduce-scatter
-      would.
-    executions: In one run. Where one combines arrays of different `parts`, it
-      counts with those of most bytes.
+    axes: Axes of the mesh along which the devices of a group differ.
+    group_size: Number of devices in a group.
+    parts: Number of parts that the result of an all-reduce is cut into, of
+      which each device keeps one. If it is more than 1, the all-reduce stands
+      for a reduce-scatter.
+    executions: Number of executions in one run. One that combines arrays of
+      different `parts` counts for those with the most bytes.
     bytes: Bytes of all executions, as in the program.
-    narrow_bytes: The same, where values of 32 bits that were just widened from
-      16, or of which 16 are kept, count 2 bytes: a CPU has no such arithmetic,
-      but GPUs and TPUs do.
+    narrow_bytes: The same, but 32-bit values that were just converted from 16
+      bits, or are next converted to 16 bits, count 2 bytes: GPUs and TPUs have
+      16-bit arithmetic, the CPU does not.
   """
 
   kind: str
@@ -69,14 +68,14 @@ class Collective:
 
 
 def count(module: hlo.Module, mesh: Mapping[str, int]) -> list[Collective]:
-  """Returns the collectives of a program, those of most bytes first.
+  """Returns the collectives of a program, by descending bytes.
 
   Args:
-    module: The compiled program, as one device runs it.
-    mesh: Sizes of the mesh's axes; devices are numbered in its order.
+    module: The compiled program of one device.
+    mesh: Sizes of the mesh axes; devices are numbered in its order.
 
   Raises:
-    ValueError: The program is written in a way that is not known here.
+    ValueError: The program contains something unknown.
   """
   finder = _Finder(module, mesh)
   by_key: dict[tuple[object, ...], list[tuple[Collective, int]]] = {}
@@ -106,16 +105,16 @@ class _Finder:
   def find(
     self, instruction: hlo.Instruction, computation: hlo.Computation
   ) -> list[Collective]:
-    """Returns a collective's arrays, by the parts that they are cut into."""
-    kind = instruction.opcode.removesuffix('-start')  # -done is the same one
+    """Returns the collectives of an instruction, one for each `parts`."""
+    kind = instruction.opcode.removesuffix('-start')  # -done belongs to it
     if kind not in KINDS or 'calls=' in instruction.attributes:
       return []
     groups = device_groups.parse(instruction.attributes, self._module.devices)
     size = groups.shape[1]
-    seen = size if kind == 'all-gather' else 1  # of what a device gives
-    sizes: dict[int, list[int]] = {}  # bytes and narrow bytes, by the parts
+    factor = size if kind == 'all-gather' else 1  # whole array / operand
+    sizes: dict[int, list[int]] = {}  # bytes and narrow bytes, by `parts`
     for i, name in enumerate(instruction.operands):
-      nbytes = seen * hlo.nbytes(computation[name].shape)
+      nbytes = factor * hlo.nbytes(computation[name].shape)
       is_narrow, parts = self._is_widened(computation[name]), 1
       if kind == 'all-reduce':
         is_narrow |= self._is_narrowed(instruction, i, computation)
@@ -164,7 +163,7 @@ class _Finder:
   def _parts(
     self, reduce: hlo.Instruction, index: int, computation: hlo.Computation
   ) -> int:
-    """Returns how many parts an array is cut into once it is reduced, or 1."""
+    """Returns the number of parts that a reduced array is cut into, or 1."""
     readers = self._readers(
       reduce, index, computation, through=(*_MOVES, 'convert')
     )
@@ -183,7 +182,7 @@ class _Finder:
     computation: hlo.Computation,
     through: tuple[str, ...],
   ) -> list[_Reading]:
-    """Returns who reads one of the arrays that an all-reduce returns."""
+    """Returns the readers of one of the results of an all-reduce."""
     if not reduce.shape.startswith('('):
       return self._readers_of(reduce.name, computation, through)
     return [
@@ -196,9 +195,9 @@ class _Finder:
   def _readers_of(
     self, name: str, computation: hlo.Computation, through: tuple[str, ...]
   ) -> list[_Reading]:
-    """Returns who reads a value, directly or through certain operations.
+    """Returns the readers of a value, directly or through some operations.
 
-    Fusions are looked into.
+    Readers within fusions are included.
     """
     result: list[_Reading] = []
     ((_, shape),) = hlo.arrays(computation[name].shape)

@@ -1,4 +1,4 @@
-"""Which devices take part in a collective, as the text of XLA's HLO says it."""
+"""Parses the groups of devices of a collective in the text of XLA's HLO."""
 
 import math
 import re
@@ -7,7 +7,7 @@ import numpy as np
 
 
 def parse(attributes: str, devices: int) -> np.ndarray:
-  """Returns the devices that take part in each collective, int [groups, size].
+  """Returns the devices of each group, int [groups, size].
 
   The groups of a collective-permute are its pairs of source and target.
 
@@ -15,11 +15,11 @@ def parse(attributes: str, devices: int) -> np.ndarray:
     attributes: Attributes of an instruction. XLA writes groups in four ways:
       `{{0,1},...}`; `{}`, all devices; `[4,2]<=[2,4]T(1,0)`, the numbers of all
       devices in the shape [2, 4], transposed, then in the shape [4, 2]; and
-      `mesh['a'=2,'b'=4] {'b'}`, those along an axis of a mesh of its own.
-    devices: How many there are.
+      `mesh['a'=2,'b'=4] {'b'}`, devices along an axis of the given mesh.
+    devices: Number of devices.
 
   Raises:
-    ValueError: They are written in another way.
+    ValueError: The groups are written in another way.
   """
   match = re.search(
     r'\b(?:replica_groups|source_target_pairs)=(.*)', attributes
@@ -52,8 +52,8 @@ def _transposed(text: str) -> np.ndarray:
 def _of_mesh(text: str) -> np.ndarray:
   """Reads `mesh['a'=2,'b'=4], device_ids=([4,2]T(1,0)) {'a','b':(1)2}`.
 
-  The last names axes, or parts of them: `(1)2` is 2 of the axis's size, inside
-  of those parts whose sizes make 1 together.
+  The braces name axes, or parts of them: `(1)2` is the part of size 2 after
+  parts whose sizes multiply to 1.
   """
   match = re.match(
     r'mesh\[([^\]]*)\](?:, device_ids=\((.*?)\))? \{([^}]*)\}', text

@@ -1,7 +1,7 @@
 """Reads a compiled program: the text of XLA's HLO, as `compiled.as_text()`.
 
-What is counted here counts as often as it is executed: the body of a loop times
-its number of rounds, which XLA writes beside it where it knows it.
+Instructions count as often as they are executed: the body of a loop times its
+number of iterations, which XLA writes beside it if it is known.
 """
 
 from collections.abc import Callable
@@ -32,12 +32,12 @@ class Instruction:
   """One line of a computation.
 
   Attributes:
-    name: Unique in its computation.
-    opcode: Its name, as 'all-gather'.
-    shape: Shape of the result, as 'f32[8,16]{1,0}', or a tuple of such.
+    name: Name, unique in its computation.
+    opcode: Operation, as 'all-gather'.
+    shape: Shape of the result, as 'f32[8,16]{1,0}', or a tuple of shapes.
     arguments: Text between the parentheses.
-    attributes: Text behind them.
-    is_root: Whether it is the computation's result.
+    attributes: Text after the parentheses.
+    is_root: Whether it is the result of the computation.
   """
 
   name: str
@@ -49,7 +49,7 @@ class Instruction:
 
   @property
   def operands(self) -> list[str]:
-    """Names of the instructions that it reads."""
+    """Names of the instructions whose results it reads."""
     return re.findall(r'%([\w.-]+)', self.arguments)
 
 
@@ -61,9 +61,9 @@ class Module:
   """A program.
 
   Attributes:
-    computations: Instructions in order and by name, by the computation's name.
-    entry: The computation that it starts with.
-    devices: That run it.
+    computations: Computations by name: instructions in order, by name.
+    entry: Name of the computation that it starts with.
+    devices: Number of devices that run it.
   """
 
   computations: dict[str, Computation]
@@ -73,7 +73,7 @@ class Module:
   def callees(self, instruction: Instruction) -> list[list[str]]:
     """Returns the computations that an instruction runs.
 
-    Of each list it runs one: of a conditional's the branch that is taken.
+    It runs one of each list: for a conditional, the branch that is taken.
     """
     names = [
       name
@@ -89,7 +89,7 @@ class Module:
 
 
 def parse(text: str) -> Module:
-  """Returns the program of a text.
+  """Parses the text of a program.
 
   Raises:
     ValueError: It has no entry computation, or a line that cannot be read.
@@ -157,7 +157,7 @@ def nbytes(shape: str) -> int:
 
 
 def trip_count(loop: Instruction) -> int | None:
-  """Returns how often a `while` goes round; None where XLA does not say."""
+  """Returns the number of iterations of a `while`; None if unknown."""
   match = re.search(
     r'"known_trip_count":\{"n":"?(\d+)"?', loop.attributes.replace(' ', '')
   )
@@ -165,7 +165,7 @@ def trip_count(loop: Instruction) -> int | None:
 
 
 def unknown_loops(module: Module) -> list[str]:
-  """Returns the loops whose number of rounds XLA does not know."""
+  """Returns the names of loops with an unknown number of iterations."""
   return [
     instruction.name
     for computation in module.computations.values()
@@ -179,16 +179,16 @@ def executed(
   find: Callable[[Instruction, Computation], Sequence[T]],
   weigh: Callable[[T], float],
 ) -> list[tuple[T, int]]:
-  """Returns what is found in all instructions, and how often it is executed.
+  """Finds items in all instructions; returns them with their executions.
 
   Args:
     module: The program.
-    find: Maps an instruction and the computation that it is in to what counts.
-    weigh: Of a conditional's branches, the one with the largest sum counts.
+    find: Returns the items of an instruction in a computation.
+    weigh: Weight of an item; only the heaviest branch of a conditional counts.
 
   Returns:
-    What was found, and how often; a loop of which XLA does not know the number
-    of rounds is taken to go round once.
+    Items with their number of executions; a loop with an unknown number of
+    iterations counts once.
   """
   memory: dict[str, list[tuple[T, int]]] = {}
 
@@ -213,10 +213,10 @@ def executed(
 
 
 def flops(module: Module) -> int:
-  """Returns the operations of one device's products and convolutions.
+  """Returns the FLOPs of the products and convolutions of one device.
 
-  2 per multiply-add, as the program computes them: with what is computed again
-  to save memory, and what several devices each compute.
+  A multiply-add counts 2. Recomputation to save memory counts, and so does work
+  that several devices repeat.
   """
   found = executed(module, _products, float)
   return sum(count * times for count, times in found)
@@ -236,9 +236,9 @@ def _products(instruction: Instruction, computation: Computation) -> list[int]:
     axes = contracted[1].split(',') if contracted and contracted[1] else []
     return [2 * math.prod(out) * math.prod(lhs[int(axis)] for axis in axes)]
   labels = re.search(r'dim_labels=\w+_(\w+)->', instruction.attributes)
-  assert labels is not None  # each convolution has them
+  assert labels is not None  # every convolution has labels
   dilation = re.search(r'lhs_dilate=([\dx]+)', instruction.attributes)
-  # What a dilated input holds between its elements is zero.
+  # A dilated input has zeros between its elements.
   zeros = math.prod(map(int, dilation[1].split('x'))) if dilation else 1
   summed = math.prod(kernel) // kernel[labels[1].index('o')]
   return [2 * math.prod(out) * summed // zeros]

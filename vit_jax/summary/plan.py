@@ -1,8 +1,8 @@
 """Plans a training step for any number of devices, on a machine without them.
 
-A process of its own compiles the step ahead of time for as many virtual CPU
-devices: nothing is allocated, and no data are read. It is told the config as
-JSON on stdin, and answers on stdout:
+Another process compiles the step ahead of time for as many virtual CPU devices,
+without allocating arrays or reading data. It gets the config as JSON on stdin,
+and writes the plan to stdout:
 
   echo '{"devices": 8, "config": {...}}' | python -m vit_jax.summary.plan
 """
@@ -30,12 +30,13 @@ from vit_jax.summary import hlo
 if TYPE_CHECKING:
   import ml_collections
 
+  from vit_jax.train import program as program_lib
 
-MOST_DEVICES = 2048  # XLA takes more on a CPU for those of other processes
+MOST_DEVICES = 2048  # with more, XLA takes them for those of other processes
 
 _AXES = ('data', 'fsdp', 'tensor')
 
-# The program is not run: machine code may be bad, if it is made quickly.
+# The program is not run, so quick compilation matters more than fast code.
 _QUICK = {
   'xla_backend_optimization_level': 0,
   'xla_llvm_disable_expensive_passes': True,
@@ -47,22 +48,21 @@ class Plan:
   """The resources that a training step needs on each device.
 
   Attributes:
-    devices: How many there are.
-    mesh: Sizes of its axes.
-    batch_size: Batch size of all devices together.
-    accumulation: Parts that it is computed in, one by one.
-    memory: In GiB: parameters, gradients (of what trains), optimizer, average
-      (of the parameters), activations (and all else that is temporary, as the
-      CPU's compiler plans it), and their sum, total.
-    hides_remat: Whether the activations do not show what `model.remat` saves:
-      the CPU's compiler computes unrolled layers anew too early.
+    devices: Number of devices.
+    mesh: Sizes of the mesh axes.
+    batch_size: Global batch size.
+    accumulation: Number of microbatches.
+    memory: GiB of parameters, gradients (of trainable parameters), optimizer,
+      average (of the parameters), activations (and all other temporary memory,
+      as planned by the CPU compiler), and their total.
+    hides_remat: Whether the activations do not show the savings of
+      `model.remat`, since the CPU compiler recomputes unrolled layers too
+      early.
     collectives: Collectives of a step.
     flops: FLOPs of the products that a device computes in a step.
-    model_flops: The device's share of those that the model needs, where nothing
-      is computed twice.
-    unknown_loops: Loops of the program that may go round more than once, but
-      count as if they did not.
-    seconds: That planning took: to make the program, and to compile it.
+    model_flops: FLOPs of a device if nothing is computed twice.
+    unknown_loops: Loops with an unknown number of iterations, counted as one.
+    seconds: Seconds to trace ('make') and to compile the program.
   """
 
   devices: int
@@ -81,12 +81,12 @@ class Plan:
 def complete(
   config: 'ml_collections.ConfigDict',
 ) -> 'ml_collections.ConfigDict':
-  """Returns a config with the classes of its data and its checkpoint's model.
+  """Completes a config by the classes of its data and its checkpoint's model.
 
-  They are opened only where the config does not say it.
+  Data and checkpoint are opened only if the config leaves these open.
 
   Raises:
-    UserError: They are not there.
+    UserError: The data or the checkpoint are missing.
   """
   from vit_jax import data
   from vit_jax import objectives
@@ -113,26 +113,34 @@ def complete(
 
 
 def run(config: 'ml_collections.ConfigDict', devices: int) -> Plan:
-  """Plans a config's training step, in a process with so many devices.
+  """Plans the training step of a config in a process with virtual devices.
 
   Args:
-    config: With the number of classes and the model's name; its mesh is that
-      of the devices.
-    devices: How many.
+    config: A complete config, with a mesh for the devices.
+    devices: Number of devices.
 
   Raises:
-    UserError: The config cannot be trained so, or there is too little memory
-      to plan it.
+    UserError: The config cannot be trained on them, or there is too little
+      memory to plan it.
   """
   if not 1 <= devices <= MOST_DEVICES:
     raise UserError(
       f'--devices={devices}: plan for 1 to {MOST_DEVICES} devices'
     )
+  request = {'devices': devices, 'config': config_lib.to_dict(config)}
+  answer = _ask(request, devices)
+  if 'error' in answer:
+    raise UserError(answer['error'])
+  found = [collectives.Collective(**c) for c in answer.pop('collectives')]
+  found = [dataclasses.replace(c, axes=tuple(c.axes)) for c in found]
+  return Plan(**answer, collectives=found)
+
+
+def _ask(request: Mapping[str, Any], devices: int) -> dict[str, Any]:
+  """Returns the answer of `main` in a process with virtual devices."""
   done = subprocess.run(
     [sys.executable, '-m', 'vit_jax.summary.plan'],
-    input=json.dumps(
-      {'devices': devices, 'config': config_lib.to_dict(config)}
-    ),
+    input=json.dumps(request),
     env=_environment(devices),
     capture_output=True,
     text=True,
@@ -147,12 +155,7 @@ def run(config: 'ml_collections.ConfigDict', devices: int) -> Plan:
     raise RuntimeError(
       f'planning ended with status {done.returncode}:\n{done.stderr}'
     )
-  answer = json.loads(done.stdout.splitlines()[-1])
-  if 'error' in answer:
-    raise UserError(answer['error'])
-  found = [collectives.Collective(**c) for c in answer.pop('collectives')]
-  found = [dataclasses.replace(c, axes=tuple(c.axes)) for c in found]
-  return Plan(**answer, collectives=found)
+  return json.loads(done.stdout.splitlines()[-1])
 
 
 def _environment(devices: int) -> dict[str, str]:
@@ -166,38 +169,25 @@ def _environment(devices: int) -> dict[str, str]:
   return os.environ | {
     'JAX_PLATFORMS': 'cpu',
     'JAX_NUM_CPU_DEVICES': str(devices),
-    'JAX_ENABLE_COMPILATION_CACHE': 'false',  # what is kept would never be run
+    'JAX_ENABLE_COMPILATION_CACHE': 'false',  # the program is never run
     'XLA_FLAGS': flags,
     'PYTHONPATH': os.pathsep.join(path),
   }
 
 
 def make(config: 'ml_collections.ConfigDict') -> Plan:
-  """Plans a config's training step for the devices of this process.
+  """Plans the training step of a config for the devices of this process.
 
   Args:
-    config: With the number of classes and the model's name.
+    config: A complete config.
 
   Raises:
-    UserError: The config cannot be trained on them.
+    UserError: The config cannot be trained on these devices.
   """
   import numpy as np
 
-  from vit_jax import objectives
-  from vit_jax import optim
-  from vit_jax.train import experiment
-  from vit_jax.train import program as program_lib
-
   start = time.perf_counter()
-  checked = config.copy_and_resolve_references()
-  checked.data.name = 'digits'  # which are there: the config's need not be
-  experiment.check(checked)
-  size = config.data.source_size
-  if size is not None:
-    size = config_lib.pair(size, 'data.source_size')
-  # Their numbers do not change what is compiled, but for constants.
-  features = objectives.class_of(config).stand_in(config, size)
-  program = program_lib.Program(config, features, optim.Lengths(total=1000))
+  program = _program(config)
   lowered = program.train_step.lower(
     program.abstract_state(), program.abstract_batch(), np.int32(0)
   )
@@ -221,18 +211,36 @@ def make(config: 'ml_collections.ConfigDict') -> Plan:
   )
 
 
-def parse_mesh(text: str, devices: int | None) -> dict[str, int]:
-  """Returns the sizes of `fsdp=8`, `data=2,fsdp=4,tensor=1` or `2,4,1`.
+def _program(config: 'ml_collections.ConfigDict') -> 'program_lib.Program':
+  """Returns the program of a config, with stand-ins for its data."""
+  from vit_jax import objectives
+  from vit_jax import optim
+  from vit_jax.train import experiment
+  from vit_jax.train import program as program_lib
 
-  Axes that are not named have size 1, but for `data`, which takes the devices
-  that are left, as an axis of size -1 does.
+  checked = config.copy_and_resolve_references()
+  checked.data.name = 'digits'  # the data of the config may be missing
+  experiment.check(checked)
+  size = config.data.source_size
+  if size is not None:
+    size = config_lib.pair(size, 'data.source_size')
+  features = objectives.class_of(config).stand_in(config, size)
+  # The length of the run only changes constants of the program.
+  return program_lib.Program(config, features, optim.Lengths(total=1000))
+
+
+def parse_mesh(text: str, devices: int | None) -> dict[str, int]:
+  """Parses mesh sizes: `fsdp=8`, `data=2,fsdp=4,tensor=1` or `2,4,1`.
+
+  Missing axes have size 1, except for `data`, which takes the remaining
+  devices, like an axis of size -1.
 
   Args:
-    text: As above.
-    devices: How many there are; None: as many as the sizes say.
+    text: The sizes.
+    devices: Number of devices; None: the product of the sizes.
 
   Raises:
-    UserError: It is none of these, or does not fit the devices.
+    UserError: The text cannot be parsed, or does not fit the devices.
   """
   pairs = [part.partition('=') for part in text.split(',')]
   if len(pairs) == len(_AXES) and not any(sign for _, sign, _ in pairs):
@@ -259,7 +267,7 @@ def parse_mesh(text: str, devices: int | None) -> dict[str, int]:
 
 
 def table(plan: Plan) -> str:
-  """Returns a plan as text for people."""
+  """Returns a plan as readable text."""
   mesh = ', '.join(f'{axis}={size}' for axis, size in plan.mesh.items())
   unit, scale = ('GiB', 1) if plan.memory['total'] >= 1 else ('MiB', 1024)
   lines = [

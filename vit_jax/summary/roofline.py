@@ -1,9 +1,9 @@
-"""Estimates how long a planned training step takes on given hardware.
+"""Estimates the time of a planned training step on given hardware.
 
-A device multiplies at a part of its peak, and links and networks carry a part
-of what they could; both parts are assumed, and so is what goes on at the same
-time: the estimate is a pair, with all that can overlap and with nothing that
-does. `ASSUMPTIONS` says it all, and is printed with each table.
+Devices compute at an assumed fraction of their peak, and links and networks
+carry an assumed fraction of their bandwidth. The estimate is a range: with full
+overlap of communication and compute, and with none. All `ASSUMPTIONS` are
+printed with each table.
 """
 
 from collections.abc import Iterator
@@ -22,9 +22,9 @@ if TYPE_CHECKING:
   from vit_jax.summary import collectives
   from vit_jax.summary import plan as plan_lib
 
-COMPUTE = 0.5  # of the peak, over a step without communication
-LINKS = 0.8  # of what links and networks could carry
-LATENCY = 10e-6  # seconds, of each collective
+COMPUTE = 0.5  # of the peak, in a step without communication
+LINKS = 0.8  # of the bandwidth of links and networks
+LATENCY = 10e-6  # seconds for each collective
 
 ASSUMPTIONS = (
   f'compute: the products of the compiled program, at {COMPUTE:.0%} of the peak'
@@ -56,16 +56,16 @@ class Estimate:
   """A training step on one kind of hardware; times in seconds.
 
   Attributes:
-    hardware: Its name.
-    fits: Whether the planned memory is there.
+    hardware: Name of the hardware.
+    fits: Whether the planned memory fits.
     compute: Time of the products.
     memory: Time of reading and writing activations, concurrent with compute.
     update: Time of the optimizer.
-    communication: By the axes of the mesh, as 'data+fsdp'.
-    best: The step, with all the overlap that is possible.
-    worst: The step, with none.
+    communication: Times by the axes of the mesh, as 'data+fsdp'.
+    best: Time of the step with all possible overlap.
+    worst: Time of the step without overlap.
     efficiency: (worst, best), from 0 to 1.
-    images_per_second: (worst, best), of all devices.
+    images_per_second: (worst, best), over all devices.
     bound: The longest part: compute, memory, update, or the axes of the mesh.
   """
 
@@ -88,56 +88,70 @@ def estimate(
   """Estimates a planned step; see `ASSUMPTIONS`.
 
   Returns:
-    None where devices must talk over a network of unknown speed.
+    None if the devices need a network of unknown speed.
   """
-  rate = COMPUTE * hardware.peak_flops
-  memory = {name: gib * 2**30 for name, gib in plan.memory.items()}
-  state = memory['parameters'] + memory['optimizer'] + memory['average']
-  compute = plan.flops / rate
-  moved = 2 * plan.accumulation * memory['activations']
-  activations = moved / hardware.memory_bandwidth
-  update = 2 * (state + memory['gradients']) / hardware.memory_bandwidth
-  communication: dict[str, float] = {}
-  for transfer in transfers(plan.collectives, plan.mesh):
-    seconds = _seconds(transfer, plan.mesh, hardware)
-    if seconds is None:
-      return None
-    axes = '+'.join(transfer.axes)
-    communication[axes] = communication.get(axes, 0.0) + seconds
+  communication = _communication(plan, hardware)
+  if communication is None:
+    return None
+  local = _local(plan, hardware)
   exposed = sum(s for axes, s in communication.items() if 'tensor' in axes)
   hidden = sum(communication.values()) - exposed
-  local = max(compute, activations)
-  best = max(local, hidden) + update + exposed
-  worst = local + hidden + update + exposed
-  terms = {'compute': compute, 'memory': activations, 'update': update}
-  terms |= communication
+  concurrent = max(local['compute'], local['memory'])
+  best = max(concurrent, hidden) + local['update'] + exposed
+  worst = concurrent + hidden + local['update'] + exposed
+  terms = local | communication
+  needed = plan.model_flops / (COMPUTE * hardware.peak_flops)
   return Estimate(
     hardware=hardware.name,
-    fits=memory['total'] <= hardware.memory,
-    compute=compute,
-    memory=activations,
-    update=update,
+    fits=plan.memory['total'] * 2**30 <= hardware.memory,
+    **local,
     communication=communication,
     best=best,
     worst=worst,
-    efficiency=(
-      plan.model_flops / rate / worst,
-      plan.model_flops / rate / best,
-    ),
+    efficiency=(needed / worst, needed / best),
     images_per_second=(plan.batch_size / worst, plan.batch_size / best),
     bound=max(terms, key=lambda name: terms[name]),
   )
 
 
+def _local(
+  plan: 'plan_lib.Plan', hardware: hardware_lib.Hardware
+) -> dict[str, float]:
+  """Returns seconds of compute, memory (activations) and update."""
+  memory = {name: gib * 2**30 for name, gib in plan.memory.items()}
+  state = memory['parameters'] + memory['optimizer'] + memory['average']
+  moved = 2 * plan.accumulation * memory['activations']
+  updated = 2 * (state + memory['gradients'])
+  return {
+    'compute': plan.flops / (COMPUTE * hardware.peak_flops),
+    'memory': moved / hardware.memory_bandwidth,
+    'update': updated / hardware.memory_bandwidth,
+  }
+
+
+def _communication(
+  plan: 'plan_lib.Plan', hardware: hardware_lib.Hardware
+) -> dict[str, float] | None:
+  """Returns seconds of communication by mesh axes; None if unknown."""
+  result: dict[str, float] = {}
+  for transfer in transfers(plan.collectives, plan.mesh):
+    seconds = _seconds(transfer, plan.mesh, hardware)
+    if seconds is None:
+      return None
+    axes = '+'.join(transfer.axes)
+    result[axes] = result.get(axes, 0.0) + seconds
+  return result
+
+
 @dataclasses.dataclass(frozen=True)
 class Transfer:
-  """Collectives as an accelerator does them.
+  """Collectives as an accelerator executes them.
 
   Attributes:
     kind: One of `collectives.KINDS`.
     axes: Axes of the mesh.
-    group_size: Devices that take part in one.
-    executions: In a step.
+    group_size: Number of devices in a group.
+    executions: Number of executions in a step.
     bytes: Bytes of all executions, as `collectives` defines them.
   """
 
@@ -151,11 +165,11 @@ class Transfer:
 def transfers(
   found: 'Sequence[collectives.Collective]', mesh: dict[str, int]
 ) -> Iterator[Transfer]:
-  """Yields what an accelerator makes of the CPU's collectives.
+  """Yields the collectives that an accelerator executes for those of a CPU.
 
   Args:
-    found: From `collectives.count`.
-    mesh: Sizes of its axes.
+    found: Collectives from `collectives.count`.
+    mesh: Sizes of the mesh axes.
   """
   for c in found:
     inner = _innermost(c.axes, mesh, c.parts)
@@ -178,7 +192,7 @@ def transfers(
 def _innermost(
   axes: tuple[str, ...], mesh: dict[str, int], parts: int
 ) -> tuple[str, ...]:
-  """Returns the last axes that make so many parts; () where none do."""
+  """Returns the last axes whose sizes multiply to `parts`; () if none do."""
   for start in range(len(axes)):
     if parts > 1 and math.prod(mesh[axis] for axis in axes[start:]) == parts:
       return axes[start:]
@@ -188,7 +202,7 @@ def _innermost(
 def _seconds(
   transfer: Transfer, mesh: dict[str, int], hardware: hardware_lib.Hardware
 ) -> float | None:
-  """Returns how long all executions take; None where it is not known."""
+  """Returns the seconds of all executions; None if unknown."""
   n = transfer.group_size
   nodes = min(n, _nodes(transfer.axes, mesh, hardware.node_size))
   near = n / nodes  # devices of a group in each node
@@ -209,7 +223,7 @@ def _seconds(
 
 
 def _nodes(axes: tuple[str, ...], mesh: dict[str, int], node_size: int) -> int:
-  """Returns how many nodes a group along some axes extends over."""
+  """Returns the number of nodes that a group along some axes spans."""
   ids = np.arange(math.prod(mesh.values())).reshape(tuple(mesh.values()))
   group = ids[tuple(slice(None) if axis in axes else 0 for axis in mesh)]
   return len(np.unique(group // node_size))

@@ -8,10 +8,10 @@ import pathlib
 import textwrap
 from typing import Any
 from typing import TYPE_CHECKING
-import warnings
 
 import numpy as np
 
+from vit_jax.plots import canvas
 from vit_jax.runs import safe_io
 from vit_jax.sweep import board as board_lib
 from vit_jax.sweep import space as space_lib
@@ -21,21 +21,19 @@ if TYPE_CHECKING:
   from matplotlib import axes
   from matplotlib import figure as figure_lib
 
-# Okabe and Ito's colours, told apart by the colour-blind, too.
-_BLUE, _ORANGE, _GREY, _RED = '#0072B2', '#E69F00', '#8C8C8C', '#D55E00'
 _COLUMNS = 3
-_WIDTH, _HEIGHT, _DPI = 4.6, 3.6, 120  # of a panel, in inches
+_WIDTH, _HEIGHT = 4.6, 3.6  # of a panel, in inches
 _LETTERS = 30  # below a panel, from which on they are turned
 _ROOM = 4.0  # times what the median is below the best
 _BEYOND = ('below the panel', 'above the panel')
 _MARKS: dict[str, dict[str, Any]] = {
-  'pruned': {'marker': 'x', 'color': _GREY, 'markersize': 6},
-  _BEYOND[0]: {'marker': 'v', 'color': _GREY, 'markersize': 6},
-  _BEYOND[1]: {'marker': '^', 'color': _GREY, 'markersize': 6},
-  'failed': {'marker': '|', 'color': _RED, 'markersize': 9},
+  'pruned': {'marker': 'x', 'color': canvas.GREY, 'markersize': 6},
+  _BEYOND[0]: {'marker': 'v', 'color': canvas.GREY, 'markersize': 6},
+  _BEYOND[1]: {'marker': '^', 'color': canvas.GREY, 'markersize': 6},
+  'failed': {'marker': '|', 'color': canvas.RED, 'markersize': 9},
   'best': {
     'marker': '*',
-    'color': _ORANGE,
+    'color': canvas.ORANGE,
     'markeredgecolor': 'black',
     'markersize': 14,
     'zorder': 5,
@@ -43,18 +41,6 @@ _MARKS: dict[str, dict[str, Any]] = {
 }
 _COMPLETE = ('complete', 'mean of the seeds, its 95% interval')
 _LOG_RATIO = 10.0  # of the values of a choice from which on their axis is log
-_STYLE: Any = {
-  'font.size': 10,
-  'axes.titlesize': 11,
-  'axes.titlelocation': 'left',
-  'axes.spines.top': False,
-  'axes.spines.right': False,
-  'axes.edgecolor': '#808080',
-  'grid.color': '#E6E6E6',
-  'xtick.color': '#404040',
-  'ytick.color': '#404040',
-  'text.parse_math': False,
-}
 
 
 def draw(
@@ -73,15 +59,11 @@ def draw(
   Raises:
     UserError: It cannot be written.
   """
-  import matplotlib
-  from matplotlib import figure as figure_lib
-
   valued = [row for row in rows if _value(row) is not None]
   if not valued or not sweep.space:
     return
-  with matplotlib.rc_context(_STYLE), warnings.catch_warnings():
-    warnings.filterwarnings('ignore', 'Glyph')  # values may be in any script
-    figure = figure_lib.Figure(layout='constrained')
+  with canvas.style():
+    figure = canvas.figure(_WIDTH, _HEIGHT)  # its size depends on the content
     if sweep.sampler == 'grid' and len(sweep.space) == 2:
       _draw_map(figure, rows, sweep)
     else:
@@ -90,7 +72,7 @@ def draw(
     lines = [textwrap.fill(x, letters) for x in _title(rows, sweep)]
     figure.suptitle('\n'.join(lines), x=0.01, ha='left', fontsize=11)
     with safe_io.replacing_path(path) as temporary:
-      figure.savefig(temporary, format='png', dpi=_DPI)
+      figure.savefig(temporary, format='png')
 
 
 def _value(row: study_lib.Row) -> float | None:
@@ -185,7 +167,6 @@ def _draw_panel(
 ) -> None:
   """Draws the trials over the values of one key."""
   place = _axis(cell, sweep.space[key])
-  cell.grid(True)
   kinds = _kinds([row for row in rows if key in row.point], sweep, edge)
 
   def xs(some: Sequence[study_lib.Row]) -> list[float]:
@@ -199,8 +180,8 @@ def _draw_panel(
     [row.value or 0.0 for row in complete],
     yerr=np.nan_to_num(halves) if several else None,
     fmt='o',
-    color=_BLUE,
-    ecolor=_BLUE + '80',
+    color=canvas.BLUE,
+    ecolor=canvas.BLUE + '80',
     markersize=5,
     capsize=2,
     label=_COMPLETE[several],
@@ -246,7 +227,7 @@ def _axis(
   """
   if isinstance(dimension, space_lib.Range):
     if dimension.log:
-      _make_log(cell)
+      canvas.make_log(cell.xaxis)
       # All of it: a part may have no power of ten, and so no number.
       cell.set_xlim(dimension.low / 1.2, dimension.high * 1.2)
     return lambda value, _: float(value)
@@ -254,7 +235,7 @@ def _axis(
   if all(type(x) in (int, float) for x in values):
     low, high = min(values), max(values)
     if low > 0 and high / low >= _LOG_RATIO:
-      _make_log(cell)
+      canvas.make_log(cell.xaxis)
     if len(values) < 8:
       cell.set_xticks(values, [f'{x:g}' for x in values], minor=False)
       cell.minorticks_off()
@@ -274,15 +255,6 @@ def _axis(
   )
 
 
-def _make_log(cell: 'axes.Axes') -> None:
-  from matplotlib import ticker
-
-  cell.set_xscale('log')
-  # The usual labels are formulas, which are not drawn as such here.
-  cell.xaxis.set_major_formatter(ticker.FuncFormatter(lambda x, _: f'{x:g}'))
-  cell.xaxis.set_minor_formatter(ticker.NullFormatter())
-
-
 def _draw_map(
   figure: 'figure_lib.Figure',
   rows: Sequence[study_lib.Row],
@@ -297,6 +269,7 @@ def _draw_map(
     max(7.5, 2.6 + 1.05 * len(xs)), max(3.4, 2.1 + 0.62 * len(ys))
   )
   cell = figure.subplots()
+  cell.grid(False)
   means = np.full((len(ys), len(xs)), np.nan)
   notes: dict[tuple[int, int], tuple[str, study_lib.Row]] = {}
   for row in rows:
@@ -348,7 +321,7 @@ def _frame(cell: 'axes.Axes', x: float, y: float) -> None:
       0.94,
       0.92,
       fill=False,
-      edgecolor=_RED,
+      edgecolor=canvas.RED,
       linewidth=3,
     )
   )

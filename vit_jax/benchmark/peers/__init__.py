@@ -1,4 +1,4 @@
-"""The same model as others formulate it, to be timed in turns with ours."""
+"""Other formulations of the same model, timed in turns with ours."""
 
 from vit_jax.benchmark.peers import base
 from vit_jax.config import UserError
@@ -7,7 +7,7 @@ NAMES = ('baseline', 'timm', 'transformers')
 
 
 def create(name: str, task: base.Task, compiles: bool = False) -> base.Peer:
-  """Returns a formulation of the model, which nothing was compiled of yet.
+  """Returns a formulation of the model; compiles nothing yet.
 
   Args:
     name: One of NAMES.

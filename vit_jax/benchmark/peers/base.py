@@ -13,15 +13,15 @@ from vit_jax.models import vit
 
 @dataclasses.dataclass(frozen=True)
 class Task:
-  """A model, where its parameters start, and a batch.
+  """A model with its initial parameters, and a batch.
 
   Attributes:
-    model: With its layers apart; its dtype is that of the computation.
-    params: Its parameters, float32 arrays of NumPy's.
-    images: float32 [B, H, W, C], normalised.
+    model: The module, with unrolled layers; its dtype is that of the
+      computation.
+    params: Initial parameters, float32 NumPy arrays.
+    images: Normalised images, float32 [B, H, W, C].
     labels: int32 [B].
-    optim: `config.optim`, of which the settings of AdamW and the clipping
-      count.
+    optim: `config.optim`; only the settings of AdamW and clipping are used.
     preprocess: The preprocessing before the model.
   """
 
@@ -44,19 +44,19 @@ class Peer(abc.ABC):
 
   @abc.abstractmethod
   def logits(self) -> np.ndarray:
-    """Returns what `forward` computes of the batch, float32 [B, classes]."""
+    """Returns the logits of the batch, float32 [B, classes]."""
 
   @abc.abstractmethod
   def forward(self, count: int) -> None:
-    """Classifies the batch some times, and waits for the end."""
+    """Classifies the batch `count` times, and waits for the end."""
 
   @abc.abstractmethod
   def train(self, count: int) -> float:
     """Takes training steps on the batch, and waits for their end.
 
     Args:
-      count: How many, at least 1.
+      count: Number of steps, at least 1.
 
     Returns:
-      The loss of the last of them, before its update.
+      The loss of the last step, before its update.
     """

@@ -1,4 +1,4 @@
-"""The plain formulation: a tutorial's ViT in everyday Linen, one jit."""
+"""The plain formulation: the ViT of a tutorial in Linen, with one jit."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -32,7 +32,7 @@ def make_model(model: vit.ViT) -> plain.BaselineViT:
 
 
 def convert_params(params: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns an unrolled ViT's parameters under the baseline's names."""
+  """Renames the parameters of an unrolled ViT to those of the baseline."""
   kernel = params['patch_embedding']['kernel']
   converted = {
     'cls_token': params['class_token'],
@@ -61,18 +61,10 @@ def convert_params(params: Mapping[str, Any]) -> dict[str, Any]:
   return converted
 
 
-def make_train_step(
-  model: plain.BaselineViT,
-  params: Mapping[str, Any],
+def _optimizer(
   optim: ml_collections.ConfigDict,
-) -> tuple[train_state.TrainState, Callable[..., Any]]:
-  """Returns a state and `(state, images, labels, key) -> (state, loss)`.
-
-  Args:
-    model: From `make_model`.
-    params: From `convert_params`.
-    optim: `config.optim`, of which the AdamW settings and the clipping count.
-  """
+) -> optax.GradientTransformation:
+  """Returns AdamW with clipping."""
   adamw = optax.adamw(
     optim.learning_rate,
     optim.b1,
@@ -81,9 +73,23 @@ def make_train_step(
     weight_decay=optim.weight_decay,
   )
   clip = optax.clip_by_global_norm(optim.clip_norm or float('inf'))
-  optimizer = optax.chain(clip, adamw)
+  return optax.chain(clip, adamw)
+
+
+def make_train_step(
+  model: plain.BaselineViT,
+  params: Mapping[str, Any],
+  optim: ml_collections.ConfigDict,
+) -> tuple[train_state.TrainState, Callable[..., Any]]:
+  """Returns a state and `(state, images, labels, key) -> (state, loss)`.
+
+  Args:
+    model: Model from `make_model`.
+    params: Parameters from `convert_params`.
+    optim: `config.optim`; only the settings of AdamW and clipping are used.
+  """
   state = train_state.TrainState.create(
-    apply_fn=model.apply, params=params, tx=optimizer
+    apply_fn=model.apply, params=params, tx=_optimizer(optim)
   )
 
   def train_step(
@@ -111,7 +117,7 @@ class Baseline(base.Peer):
   name = 'baseline'
 
   def __init__(self, task: base.Task):
-    """Puts parameters and batch on the device."""
+    """Copies parameters and batch to the device."""
     self._task = task
     self._model = make_model(task.model)
     self._params = jax.device_put(convert_params(task.params))
@@ -134,7 +140,7 @@ class Baseline(base.Peer):
   def train(self, count: int) -> float:
     """Takes training steps; see `base`."""
     if self._steps is None:
-      # A copy, since each step donates its state.
+      # A copy, since steps donate their state.
       params = jax.tree.map(jnp.copy, self._params)
       self._steps = make_train_step(self._model, params, self._task.optim)
     state, step = self._steps

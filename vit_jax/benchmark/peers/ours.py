@@ -1,4 +1,4 @@
-"""Ours, to be asked for the same as the others."""
+"""Our formulation of the model, with the interface of the others."""
 
 from collections.abc import Callable
 import functools
@@ -17,10 +17,10 @@ from vit_jax.train import experiment as experiment_lib
 
 
 def waiting(call: Callable[[], Any], count: int) -> Any:
-  """Calls something of JAX's some times; returns its last result, when ready.
+  """Calls a JAX function `count` times; returns its last result when ready.
 
-  Accelerators get their work ahead of time, as in a train loop. On the CPU, two
-  calls at once would take each other's cores.
+  Accelerators get their work ahead of time, as in a train loop. On the CPU,
+  concurrent calls would compete for the cores.
   """
   each = jax.default_backend() == 'cpu'
   for i in range(count):
@@ -35,18 +35,18 @@ class Ours(base.Peer):
 
   Attributes:
     experiment: The experiment.
-    batch: On the device, as it comes from the host.
-    images: float32 [B, H, W, C], what `forward` classifies.
+    batch: A batch on the device, as it comes from the host.
+    images: Images for `forward`, float32 [B, H, W, C].
     model: The module.
-    state: After the steps that were taken.
-    step: Their number.
-    compiler_options: For the step; set before it is compiled.
+    state: The current train state.
+    step: Number of steps that were taken.
+    compiler_options: Options for the step; set them before it is compiled.
   """
 
   name = 'vit_jax'
 
   def __init__(self, experiment: experiment_lib.Experiment, batch: Any):
-    """Initialises the parameters; compiles nothing of the model yet."""
+    """Initialises the parameters; does not compile the model yet."""
     config, source = experiment.config, experiment.source
     self.experiment, self.batch = experiment, batch
     prepare = views.eval_transform(config, source.image_shape)
@@ -58,7 +58,7 @@ class Ours(base.Peer):
     self.compiler_options: dict[str, Any] = {}
 
   def task(self) -> base.Task:
-    """Returns what another formulation is to do, from the same parameters."""
+    """Returns the task for another formulation, with the same parameters."""
     config, model = self.experiment.config, self.model
     assert isinstance(model, vit.ViT)
     # A copy, since each step donates its state.

@@ -1,4 +1,4 @@
-"""timm's and transformers' ViT, with our weights, trained by PyTorch."""
+"""The ViTs of timm and transformers, with our weights, in PyTorch."""
 
 import functools
 import importlib
@@ -27,13 +27,12 @@ _PACKAGES = {
 class TorchModel(base.Peer):
   """A PyTorch model, by default in eager mode.
 
-  It is on the GPU where JAX computes on one, and has as many threads as there
-  are cores. In bfloat16 it is by autocast, with parameters in float32, as ours
-  are.
+  It is on the GPU if JAX computes on one, and uses a thread for each core. For
+  bfloat16 it uses autocast, with parameters in float32 like ours.
   """
 
   def __init__(self, name: str, task: base.Task, compiles: bool):
-    """Converts the weights, and puts them and the batch on the device.
+    """Converts the weights, and copies them and the batch to the device.
 
     Args:
       name: 'timm' or 'transformers'.
@@ -41,27 +40,20 @@ class TorchModel(base.Peer):
       compiles: Whether `torch.compile` compiles the model.
 
     Raises:
-      UserError: The library is not there, or has no such model.
+      UserError: The library is not installed, or has no such model.
     """
     self.name = name
     library, self._torch = _import(name, name), _import('torch', name)
     torch = self._torch
     torch.set_num_threads(batches.num_cores())
-    on_gpu = jax.default_backend() == 'gpu'
-    if on_gpu and not torch.cuda.is_available():
-      raise UserError(
-        f'--compare={name}: JAX computes on a GPU, but this PyTorch cannot:'
-        ' install one for CUDA, or set JAX_PLATFORMS=cpu'
-      )
-    self._device = torch.device('cuda' if on_gpu else 'cpu')
-    if on_gpu:  # TF32, as XLA takes it for float32
-      torch.set_float32_matmul_precision('high')
+    self._device = _device(torch, name)
+    on_gpu = self._device.type == 'cuda'
     with tempfile.TemporaryDirectory() as folder:
       path = pathlib.Path(folder, 'model')
       _write(task, path, _FORMATS[name])
       load = {'timm': _load_timm, 'transformers': _load_transformers}[name]
       module = load(library, path, task).to(self._device)
-    self._module = module  # the mode of what is compiled is its
+    self._module = module  # the compiled function shares its mode
     self._call = torch.compile(module) if compiles else module
     self._optim = task.optim
     self._optimizer = torch.optim.AdamW(
@@ -74,8 +66,8 @@ class TorchModel(base.Peer):
     )
     images = np.ascontiguousarray(np.moveaxis(task.images, -1, 1))
     self._images = torch.from_numpy(images).to(self._device)
-    self._labels = torch.from_numpy(task.labels.astype(np.int64))
-    self._labels = self._labels.to(self._device)
+    labels = torch.from_numpy(task.labels.astype(np.int64))
+    self._labels = labels.to(self._device)
     self._autocast = functools.partial(
       torch.autocast,
       self._device.type,
@@ -126,11 +118,28 @@ class TorchModel(base.Peer):
       self._torch.cuda.synchronize()
 
 
+def _device(torch: Any, name: str) -> Any:
+  """Returns the device of PyTorch: the GPU if JAX computes on one.
+
+  Raises:
+    UserError: This PyTorch cannot compute on a GPU.
+  """
+  if jax.default_backend() != 'gpu':
+    return torch.device('cpu')
+  if not torch.cuda.is_available():
+    raise UserError(
+      f'--compare={name}: JAX computes on a GPU, but this PyTorch cannot:'
+      ' install one for CUDA, or set JAX_PLATFORMS=cpu'
+    )
+  torch.set_float32_matmul_precision('high')  # TF32, as in XLA
+  return torch.device('cuda')
+
+
 def _import(module: str, name: str) -> Any:
   """Imports a library.
 
   Raises:
-    UserError: It, or what it needs, is not there; says what to install.
+    UserError: The library or a dependency is missing; says what to install.
   """
   try:
     return importlib.import_module(module)
@@ -142,7 +151,7 @@ def _import(module: str, name: str) -> Any:
 
 
 def _write(task: base.Task, path: pathlib.Path, form: str) -> None:
-  """Writes the model as the library reads it."""
+  """Writes the model in the format of the library."""
   size = task.images.shape[1:3]
   loaded = weights.Loaded(
     task.model, task.params, task.preprocess, size, 'corner'
@@ -163,10 +172,7 @@ def _load_timm(timm: Any, path: pathlib.Path, task: base.Task) -> Any:
 def _load_transformers(
   transformers: Any, path: pathlib.Path, task: base.Task
 ) -> Any:
-  """Loads the model; it drops out at all places of ours but one.
-
-  That is between the layers of the MLP.
-  """
-  del task  # its config.json says it all
+  """Loads the model, which has no dropout between the layers of the MLP."""
+  del task  # config.json has all fields
   transformers.utils.logging.disable_progress_bar()
   return transformers.ViTForImageClassification.from_pretrained(path)

@@ -1,7 +1,7 @@
-// A perceptually uniform colour map, from dark violet by red to pale yellow:
-// in OKLab (Ottosson, 2020) its lightness grows evenly.
+// A perceptually uniform colour map, from dark violet over red to pale yellow:
+// its lightness in OKLab (Ottosson, 2020) grows linearly.
 
-/** Returns [red, green, blue], 0 to 255, of a position from 0 to 1. */
+/** Returns [red, green, blue], 0 to 255, for a position from 0 to 1. */
 function colourAt(t) {
   const lightness = 0.2 + 0.75 * t;
   const chroma = 0.1 + 0.07 * Math.sin(Math.PI * t);
@@ -9,7 +9,7 @@ function colourAt(t) {
   return toRgb(lightness, chroma * Math.cos(hue), chroma * Math.sin(hue));
 }
 
-/** Returns OKLab's lightness, a and b as sRGB. */
+/** Converts OKLab's lightness, a and b to sRGB. */
 function toRgb(lightness, a, b) {
   const l = (lightness + 0.3963377774 * a + 0.2158037573 * b) ** 3;
   const m = (lightness - 0.1055613458 * a - 0.0638541728 * b) ** 3;
@@ -21,7 +21,7 @@ function toRgb(lightness, a, b) {
   ].map(encode);
 }
 
-/** Returns linear light, 0 to 1, as sRGB's 0 to 255. */
+/** Converts linear light, 0 to 1, to sRGB, 0 to 255. */
 function encode(x) {
   const light = Math.min(Math.max(x, 0), 1);
   const shown =
@@ -32,13 +32,13 @@ function encode(x) {
 const TABLE = Array.from({ length: 256 }, (_, i) => colourAt(i / 255));
 
 /**
- * Returns what the brightest colour of a map stands for; the darkest is 0.
+ * Returns the value of the brightest colour of a map; that of the darkest is 0.
  *
- * That is its largest value, or four times its mean where that is more: a map
- * that is nearly even has nearly one colour, and not the brightest. Reports have
+ * It is the largest value, or four times the mean if that is more, so that a
+ * nearly uniform map has nearly one colour, and not the brightest. Reports use
  * the same rule (`tiles.top`).
  *
- * @param {ArrayLike<number>} values Of the map, none below 0.
+ * @param {ArrayLike<number>} values Values of the map, none negative.
  */
 export function topOf(values) {
   return Math.max(Math.max(...values), 4 * meanOf(values));
@@ -54,10 +54,10 @@ export function meanOf(values) {
 /**
  * Paints numbers as pixels, row by row.
  *
- * @param {HTMLCanvasElement} canvas Gets the grid's size.
+ * @param {HTMLCanvasElement} canvas Is resized to the grid.
  * @param {[number, number]} grid Rows and columns.
  * @param {Iterable<number>} values From 0 to `most`.
- * @param {number} most What gets the brightest colour.
+ * @param {number} most Value of the brightest colour.
  */
 export function paint(canvas, [rows, columns], values, most) {
   const image = new ImageData(columns, rows);

@@ -1,4 +1,4 @@
-// The page: takes images, and has each model look at them.
+// The page: takes images, and sends them to each model.
 
 import { Panel } from "./panel.js";
 import { describe, look, Refused } from "./reply.js";
@@ -41,7 +41,7 @@ function fail(error, name) {
   say(shown && `Still shown: ${shown}`);
 }
 
-/** Has all models look at an image; what they look at already is dropped. */
+/** Sends an image to all models, and cancels earlier requests. */
 async function take(file) {
   running.abort();
   running = new AbortController();
@@ -84,7 +84,7 @@ async function read(file) {
   }
 }
 
-/** Takes the first file of what was dropped or pasted. */
+/** Takes the first of the dropped or pasted files. */
 function takeFrom(transfer) {
   if (transfer.files.length) take(transfer.files[0]);
   else fail(new Refused("that is no file: save the image, and drop its file"));
@@ -100,7 +100,7 @@ addEventListener("paste", (event) => {
   if (event.clipboardData.files.length) takeFrom(event.clipboardData);
 });
 
-// All of the page is a place to drop: else the browser would open the file.
+// Files can be dropped anywhere: else the browser would open them.
 addEventListener("dragover", (event) => {
   event.preventDefault();
   find("drop").classList.add("over");

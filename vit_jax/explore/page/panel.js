@@ -1,4 +1,4 @@
-// One model: its image, its answers, and where it looks.
+// One model: its image, its predictions and its attention.
 
 import { meanOf, paint, paintPixels, topOf } from "./colours.js";
 
@@ -12,10 +12,10 @@ const SMOOTH = 64; // pixels a side from which on they are not shown as squares
 
 export class Panel {
   /**
-   * @param {object} model As the server describes it.
+   * @param {object} model Facts from the server.
    * @param {(place: ?{x: number, y: number}, held: boolean) => void} point Is
-   *   called when a place of the image is pointed at, x and y from 0 to 1, or
-   *   none is; held says whether it stays when the pointer leaves.
+   *   called with the place of the pointer on the image, x and y from 0 to 1, or
+   *   null; held says whether it stays when the pointer leaves.
    */
   constructor(model, point) {
     this.model = model;
@@ -213,8 +213,8 @@ export class Panel {
     paint(map, this.model.grid, weights, top);
     const strength = this.strength.value / 100;
     map.style.opacity = this.find(".scale").style.opacity = strength;
-    // Colours of the image would be taken for those of the map, and its dark
-    // parts for little attention.
+    // Colours of the image would look like those of the map, and its dark parts
+    // like little attention.
     this.find(".picture").style.filter =
       `grayscale(${strength}) contrast(${1 - 0.7 * strength})`;
     this.find(".most").textContent = percent(top);

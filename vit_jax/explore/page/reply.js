@@ -1,6 +1,6 @@
-// What the server answers.
+// The replies of the server.
 
-/** What was asked for cannot be had; the message is for people. */
+/** A request failed; the message is shown on the page. */
 export class Refused extends Error {}
 
 /** Returns the models and limits. */
@@ -9,11 +9,11 @@ export async function describe() {
 }
 
 /**
- * Has a model look at an image.
+ * Applies a model to an image.
  *
- * @param {number} model Its number.
- * @param {ArrayBuffer} image A file.
- * @param {AbortSignal} signal Ends it.
+ * @param {number} model Number of the model.
+ * @param {ArrayBuffer} image Content of an image file.
+ * @param {AbortSignal} signal Cancels the request.
  * @return {Promise<object>} `top`, and arrays as {shape, data}: see viewer.py.
  */
 export async function look(model, image, signal) {
@@ -35,7 +35,7 @@ async function ask(address, options) {
   throw new Refused(lineOf(text) ?? `the server answers ${response.status}`);
 }
 
-/** Returns the error in the server's JSON, if it is such. */
+/** Returns the error in the server's JSON, if there is one. */
 function lineOf(text) {
   try {
     return JSON.parse(text).error;
@@ -46,7 +46,7 @@ function lineOf(text) {
 
 const TYPES = { float32: Float32Array, uint8: Uint8Array };
 
-/** Reads what viewer.py packs; nothing is copied. */
+/** Parses the bytes from viewer.py without copying the arrays. */
 function unpack(buffer) {
   const length = new DataView(buffer).getUint32(0, true);
   const text = new TextDecoder().decode(new Uint8Array(buffer, 4, length));

@@ -1,9 +1,9 @@
-"""What a model answers, and by what: numbers behind the pictures.
+"""Numbers behind the pictures of predictions and embeddings.
 
-The confusion matrix and the calibration error are `confusion` and
-`calibration_error` of `vit_jax.evaluation.report`.
+For the confusion matrix and the calibration error, see
+`vit_jax.evaluation.report`.
 
-In comments: N images, K classes, D' the width of what the head reads.
+In comments: N images, K classes, D' the width of the head's input.
 """
 
 from collections.abc import Sequence
@@ -16,20 +16,20 @@ from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.evaluation import report
 
-BINS = 15  # of the confidence
+BINS = 15  # ranges of confidence
 PCA_FIRST = 50  # components that t-SNE starts from
-LEAST_POINTS = 5  # of a map
-_FEW_POINTS = 200  # up to which t-SNE need not be approximated
+LEAST_POINTS = 5  # images in an embedding map
+_FEW_POINTS = 200  # for which exact t-SNE is fast enough
 
 
 class Bin(NamedTuple):
   """The examples whose confidence is in one range.
 
   Attributes:
-    confidence: Mean of them, 0 to 1.
-    accuracy: Part of them that is right.
-    interval: Of the accuracy, 95% (Wilson), from and to.
-    examples: Number of them.
+    confidence: Their mean confidence, 0 to 1.
+    accuracy: Fraction that is classified correctly.
+    interval: 95% confidence interval of the accuracy (Wilson): low, high.
+    examples: Number of examples.
   """
 
   confidence: float
@@ -39,11 +39,11 @@ class Bin(NamedTuple):
 
 
 def class_probabilities(vit: weights.Loaded, images: Any) -> np.ndarray:
-  """Returns how probable each class is: the softmax of the logits.
+  """Returns the probability of each class: the softmax of the logits.
 
   Args:
     vit: A model with a head.
-    images: What `vit.preprocess` takes.
+    images: Images that `vit.preprocess` accepts.
 
   Returns:
     float64 [N, K], whose rows sum to one.
@@ -70,9 +70,11 @@ def softmax(logits: np.ndarray) -> np.ndarray:
 
 
 def check_finite(output: np.ndarray) -> None:
-  """Raises a UserError where what a model puts out is not finite."""
+  """Raises a UserError if the output of a model is not finite."""
   if not np.isfinite(output).all():
-    raise UserError('the output of the model is not finite: nothing is seen')
+    raise UserError(
+      'the output of the model is not finite: there is nothing to show'
+    )
 
 
 def confident_mistakes(
@@ -80,12 +82,12 @@ def confident_mistakes(
   confidence: np.ndarray,
   labels: Sequence[int] | np.ndarray,
 ) -> np.ndarray:
-  """Returns which answers are wrong, those given with most confidence first.
+  """Returns the wrong predictions, the most confident ones first.
 
   Args:
-    predicted: Most probable classes, int [N].
-    confidence: Their probabilities, float [N].
-    labels: The right classes, int [N].
+    predicted: Predicted classes, int [N].
+    confidence: Probabilities of the predicted classes, float [N].
+    labels: True classes, int [N].
 
   Returns:
     Positions, int64 [number of mistakes].
@@ -96,15 +98,16 @@ def confident_mistakes(
 
 
 def reliability_bins(confidence: np.ndarray, right: np.ndarray) -> list[Bin]:
-  """Returns the ranges of confidence that have examples.
+  """Returns the ranges of confidence that contain examples.
 
-  They are 15 of equal width, as of `calibration_error` (arXiv:1706.04599).
+  There are 15 ranges of equal width, as in `calibration_error`
+  (arXiv:1706.04599).
 
   Args:
-    confidence: Probability of what is predicted, float [N], 0 to 1.
-    right: Whether that is right, bool [N].
+    confidence: Probabilities of the predicted classes, float [N], 0 to 1.
+    right: Whether each prediction is correct, bool [N].
   """
-  numbers = np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+  numbers = bin_numbers(confidence)
   bins = []
   for number in np.unique(numbers):
     members = numbers == number
@@ -120,21 +123,26 @@ def reliability_bins(confidence: np.ndarray, right: np.ndarray) -> list[Bin]:
   return bins
 
 
+def bin_numbers(confidence: np.ndarray) -> np.ndarray:
+  """Returns the bins of confidences; bin m is (m / BINS, (m + 1) / BINS]."""
+  return np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
+
+
 def embedding_map(embeddings: np.ndarray, method: str = 'pca') -> np.ndarray:
-  """Returns embeddings as points of a plane.
+  """Projects embeddings onto a plane.
 
   Args:
-    embeddings: What `vit_jax.embeddings` returns, [N, D'], N at least 5.
-    method: 'pca', the plane of the two components of most variance, in the
-      units of the embeddings; or 'tsne' (van der Maaten and Hinton, 2008) of
-      the first 50 components, whose distances have no unit.
+    embeddings: Embeddings from `vit_jax.embeddings`, [N, D'], N at least 5.
+    method: 'pca', the two components with the largest variance, in the units of
+      the embeddings; or 'tsne' (van der Maaten and Hinton, 2008) of the first
+      50 components, whose distances have no unit.
 
   Returns:
     float64 [N, 2].
 
   Raises:
-    UserError: There is no such method, embeddings are too few, not finite, or
-      all equal.
+    UserError: The method is unknown, or the embeddings are too few, not finite,
+      or all equal.
   """
   if method not in ('pca', 'tsne'):
     raise UserError(f"method is {method!r}: choose 'pca' or 'tsne'")
@@ -145,15 +153,14 @@ def embedding_map(embeddings: np.ndarray, method: str = 'pca') -> np.ndarray:
 def principal_components(
   embeddings: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
-  """Returns embeddings by their principal components.
+  """Returns the principal components of embeddings.
 
   Args:
     embeddings: [N, D'].
 
   Returns:
-    Components, float64 [N, C], the one of most variance first, C being 50 or
-    as many as there are, at least 2; and the part of the variance that each
-    has, float64 [C].
+    Components, float64 [N, C], by descending variance, where C is between 2
+    and 50; and the fraction of the variance that each explains, float64 [C].
 
   Raises:
     UserError: As `embedding_map`.
@@ -171,17 +178,17 @@ def principal_components(
     raise UserError('all embeddings are equal: there is no map of them')
   pca = decomposition.PCA(min(PCA_FIRST, *x.shape), svd_solver='full')
   components, parts = pca.fit_transform(x), pca.explained_variance_ratio_
-  if len(parts) == 1:  # of a single feature
+  if len(parts) == 1:  # the embeddings have one feature
     components = np.pad(components, [(0, 0), (0, 1)])
     parts = np.pad(parts, (0, 1))
   return components, parts
 
 
 def tsne(components: np.ndarray) -> np.ndarray:
-  """Returns points of a plane, float64 [N, 2], by t-SNE.
+  """Returns points in the plane, float64 [N, 2], by t-SNE.
 
   Args:
-    components: Of `principal_components`, [N, C].
+    components: Principal components, [N, C].
   """
   from sklearn import manifold
 

@@ -1,4 +1,4 @@
-"""An image as the sequence of tokens that a Vision Transformer reads."""
+"""An image as the sequence of tokens of a Vision Transformer."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -15,22 +15,22 @@ if TYPE_CHECKING:
   from matplotlib import axes as axes_lib
   from matplotlib import figure as figure_lib
 
-_SIDE, _PITCH = 34, 40  # pixels: of a token in the sequence, and to the next
-_MOST = 20  # tokens that are shown of it
-_LAST = 3  # of these at its end
-_BETWEEN = 40  # pixels from the image to its patches
+_SIDE, _PITCH = 34, 40  # pixels of a token, and from one token to the next
+_MOST = 20  # tokens that are shown of a sequence
+_LAST = 3  # of which this many at its end
+_BETWEEN = 40  # pixels between the image and its patches
 
 
 def image_patches(vit: weights.Loaded, images: Any) -> np.ndarray:
-  """Returns images as the sequence of patches that a model reads.
+  """Cuts images into the sequence of patches that a model reads.
 
   Args:
     vit: A ViT, hybrid or Mixer.
-    images: What `vit.preprocess` takes, or what it made already.
+    images: Images that `vit.preprocess` accepts, or its output.
 
   Returns:
-    float32 [B, h * w, p, q, C], row by row, in the units of `vit.preprocess`:
-    of p x q pixels that a token stands for.
+    Patches of p x q pixels, row by row, in the units of `vit.preprocess`:
+    float32 [B, h * w, p, q, C].
 
   Raises:
     UserError: The model has no patches, or an image cannot be read.
@@ -45,10 +45,10 @@ def image_patches(vit: weights.Loaded, images: Any) -> np.ndarray:
 def draw(
   image: np.ndarray, grid: tuple[int, int], prefix: Sequence[str]
 ) -> 'figure_lib.Figure':
-  """Returns an image, its patches apart, and the sequence of tokens.
+  """Draws an image, its patches with gaps, and the sequence of tokens.
 
   Args:
-    image: uint8 [h * a, w * b, 3]: whole pixels make each of the patches.
+    image: uint8 [h * a, w * b, 3], so that patches are whole pixels.
     grid: (h, w).
     prefix: Names of the tokens before the patches.
   """
@@ -82,11 +82,11 @@ def draw(
 
 
 def shown_patches(count: int, most: int) -> list[int | None]:
-  """Returns the first of `count` patches and the last; None is what is between.
+  """Returns the first and the last patches, with None for those in between.
 
   Args:
-    count: Of all.
-    most: To show, with the None.
+    count: Number of all patches.
+    most: Largest length of the list.
   """
   if count <= most:
     return list(range(count))
@@ -101,7 +101,7 @@ def _draw_lines(
 ) -> None:
   """Draws the borders of the patches over an image in (left, top, w, h)."""
   left, top, width, height = box
-  # Neither black nor white: it is seen on both.
+  # Visible on black and on white.
   line: Any = {'color': canvas.FAINT, 'linewidth': 0.8}
   for i in range(1, grid[0]):
     y = top + i * height / grid[0]
@@ -112,7 +112,7 @@ def _draw_lines(
 
 
 def _draw_other(axes: 'axes_lib.Axes', x: float, y: float, name: str) -> None:
-  """Draws a token that is no patch."""
+  """Draws a token that is not a patch."""
   from matplotlib import patches
 
   box: Any = {'facecolor': '#EDEDED', 'edgecolor': canvas.PALE}

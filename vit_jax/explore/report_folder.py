@@ -1,7 +1,7 @@
-"""The folder of a report, where a new one takes the place of an earlier one.
+"""The folder of a report, in which a new report replaces an earlier one.
 
-`numbers.json` says in `files` which pictures belong to the report. So a new
-report takes those of the one before away, and nothing else.
+`numbers.json` lists the pictures of the report under `files`, so that a new
+report removes the pictures of the earlier one and no other files.
 """
 
 from collections.abc import Iterator
@@ -15,14 +15,14 @@ from vit_jax.config import UserError
 from vit_jax.runs import safe_io
 
 NUMBERS = 'numbers.json'
-FILES = 'files'  # its key
+FILES = 'files'  # a key in it
 
-# Names of pictures: other files, and other folders', are never touched.
+# Names of pictures. No other file is ever removed, nor one in another folder.
 _PICTURE = re.compile(r'[a-z]+(-\d+)?\.(png|svg)')
 
 
 def check(folder: pathlib.Path) -> None:
-  """Raises a UserError where nothing can be written to a folder."""
+  """Raises a UserError if nothing can be written to a folder."""
   whole = folder.absolute()
   there = next(p for p in (whole, *whole.parents) if os.path.exists(p))
   if not os.path.isdir(there):
@@ -35,10 +35,10 @@ def check(folder: pathlib.Path) -> None:
 
 @contextlib.contextmanager
 def replacing(folder: pathlib.Path) -> Iterator[pathlib.Path]:
-  """Yields an empty folder whose files move to `folder` once all went well.
+  """Yields an empty folder whose files are moved to `folder` at the end.
 
-  Then what an earlier report drew there is removed; until then, and where
-  something fails, it is intact.
+  The pictures of an earlier report are removed then; if anything fails before,
+  they stay.
 
   Raises:
     UserError: The folder cannot be made or written.
@@ -61,12 +61,12 @@ def replacing(folder: pathlib.Path) -> Iterator[pathlib.Path]:
 
 
 def _drawn_before(folder: pathlib.Path) -> set[str]:
-  """Returns the names of the pictures of the report that is there."""
+  """Returns the names of the pictures of the report in a folder."""
   try:
     numbers = safe_io.read_json(folder / NUMBERS)
   except UserError:  # it will be replaced
     return set()
   files = numbers.get(FILES) if isinstance(numbers, dict) else None
-  if not isinstance(files, list):  # what is there is no report's
+  if not isinstance(files, list):  # not written by us
     return set()
   return {x for x in files if isinstance(x, str) and _PICTURE.fullmatch(x)}

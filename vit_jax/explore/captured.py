@@ -1,4 +1,4 @@
-"""What is seen of images in one pass, kept as small as the pictures need it.
+"""Values captured in one forward pass, reduced to those that pictures show.
 
 In comments: B images, N tokens (P before the patches), D hidden size, H heads,
 L layers, (h, w) the grid of patches.
@@ -10,25 +10,27 @@ import jax
 import numpy as np
 
 from vit_jax import weights
-from vit_jax.explore import answers
 from vit_jax.explore import attention as attention_lib
+from vit_jax.explore import predictions
 from vit_jax.explore import tokens as tokens_lib
 from vit_jax.models import vit as vit_lib
 from vit_jax.weights import features
 
-_MOST_TOKENS = 2**30  # bytes up to which the tokens of all layers are kept
+_MOST_BYTES = 2**30  # up to which the tokens of all layers are kept
 
 
 @dataclasses.dataclass(frozen=True)
 class Attention:
-  """What is seen of attention.
+  """Captured attention.
 
   Attributes:
-    maps: float32 [L, B, H, h, w], of the class token, or of the mean patch.
-    query: float32 [L, B, h, w], of the chosen patch, mean over heads.
-    rollout: float32 [B, h, w].
-    distance: float32 [L, H], in pixels.
-    entropy: float32 [L, H], in nats.
+    maps: Attention of the class token, else of the mean patch, float32
+      [L, B, H, h, w].
+    query: Attention of the chosen patch, mean over heads, float32
+      [L, B, h, w].
+    rollout: Attention rollout, float32 [B, h, w].
+    distance: Attention distance in pixels, float32 [L, H].
+    entropy: Attention entropy in nats, float32 [L, H].
   """
 
   maps: np.ndarray
@@ -39,44 +41,45 @@ class Attention:
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen:
-  """What is seen of B images.
+class Captured:
+  """Captured values of B images.
 
   Attributes:
     logits: float32 [B, classes].
-    norms: Of the tokens, float32 [L, B, N].
-    similarity: Of each patch to the chosen one, cosine, float32 [L, B, h, w].
-    tokens: Of the layers in `kept`, float32 [len(kept), B, N, D].
-    kept: Indices of layers: all of them, or where that is too much, those that
-      were asked for.
-    attention: None of a Mixer.
+    norms: L2 norms of the tokens, float32 [L, B, N].
+    similarity: Cosine similarity of each patch to the chosen one, float32
+      [L, B, h, w].
+    tokens: Tokens of the layers in `layers`, float32 [len(layers), B, N, D].
+    layers: Indices of all layers, or of the requested ones where all would take
+      too much memory.
+    attention: Captured attention; None for a Mixer.
   """
 
   logits: np.ndarray
   norms: np.ndarray
   similarity: np.ndarray
   tokens: np.ndarray
-  kept: tuple[int, ...]
+  layers: tuple[int, ...]
   attention: Attention | None
 
   def tokens_of(self, layer: int) -> np.ndarray:
-    """Returns the tokens of a layer that was kept, [B, N, D]."""
-    return self.tokens[self.kept.index(layer)]
+    """Returns the tokens of a layer in `layers`, [B, N, D]."""
+    return self.tokens[self.layers.index(layer)]
 
 
-def look(
+def capture(
   vit: weights.Loaded,
   inputs: np.ndarray,
   query: tuple[int, int],
   layers: tuple[int, ...],
-) -> Seen:
-  """Looks at images.
+) -> Captured:
+  """Runs a model on images and captures what the pictures show.
 
   Args:
     vit: A ViT, hybrid or Mixer.
     inputs: float32 [B, H, W, C], as `vit.preprocess` makes it.
     query: (row, column) of the chosen patch.
-    layers: Of which the tokens are kept, whatever their size.
+    layers: Layers whose tokens are kept, whatever their size.
 
   Raises:
     UserError: The model has no tokens, its output is not finite, or there is
@@ -85,51 +88,47 @@ def look(
   features.check_tokens(vit)
   grid = features.patch_grid(vit)
   index = features.patch_index(vit, query)
-  kept = _kept(vit, len(inputs), layers)
+  layers = _layers_to_keep(vit, len(inputs), layers)
   attends = isinstance(vit.model, vit_lib.ViT)
 
-  def reduce(seen: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    tokens = seen['tokens']
+  def reduce(values: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    tokens = values['tokens']
+    similarity = jax.vmap(
+      lambda layer: tokens_lib.similarity_to(layer, grid, index)
+    )
     found = {
-      'logits': seen['logits'][None],
+      'logits': values['logits'][None],
       'norms': tokens_lib.norms(tokens),
-      'similarity': jax.vmap(
-        lambda layer: tokens_lib.similarity_to(layer, grid, index)
-      )(tokens),
-      'tokens': tokens[np.asarray(kept)],
+      'similarity': similarity(tokens),
+      'tokens': tokens[np.asarray(layers)],
     }
     if attends:
-      found |= _reduce_attention(vit, seen['attention'], query)
+      found |= _reduce_attention(vit, values['attention'], query)
     return found
 
   names = ('logits', 'tokens', *(['attention'] if attends else []))
   found = features.reduced(vit, inputs, names, reduce, axis=1)
-  answers.check_finite(found['logits'])
-  return Seen(
-    logits=found['logits'][0],
-    norms=found['norms'],
-    similarity=found['similarity'],
-    tokens=found['tokens'],
-    kept=kept,
-    attention=_attention(found) if attends else None,
-  )
+  logits = found.pop('logits')[0]
+  predictions.check_finite(logits)
+  attention = _pop_attention(found) if attends else None
+  return Captured(logits=logits, layers=layers, attention=attention, **found)
 
 
-def _kept(
+def _layers_to_keep(
   vit: weights.Loaded, images: int, layers: tuple[int, ...]
 ) -> tuple[int, ...]:
-  """Returns the layers whose tokens are kept."""
+  """Returns all layers, or `layers` where all tokens would be too large."""
   tokens = features.num_tokens(vit)
   width: int = getattr(vit.model, 'hidden_size', 0)
   depth = features.depth(vit)
-  fits = 4 * depth * images * tokens * width <= _MOST_TOKENS
+  fits = 4 * depth * images * tokens * width <= _MOST_BYTES
   return tuple(range(depth)) if fits else layers
 
 
 def _reduce_attention(
   vit: weights.Loaded, attention: jax.Array, query: tuple[int, int]
 ) -> dict[str, jax.Array]:
-  """Returns what is kept of attention [L, B, H, N, N]; B comes second."""
+  """Reduces attention [L, B, H, N, N] to arrays whose second axis is B."""
   grid, patch = features.patch_grid(vit), attention_lib.patch_size(vit)
   prefix = features.prefix_length(vit)
   class_queries = attention_lib.shown_queries(vit)
@@ -144,11 +143,12 @@ def _reduce_attention(
   }
 
 
-def _attention(found: dict[str, np.ndarray]) -> Attention:
+def _pop_attention(found: dict[str, np.ndarray]) -> Attention:
+  """Removes the arrays of `_reduce_attention` and returns them."""
   return Attention(
-    maps=found['maps'],
-    query=found['query'],
-    rollout=found['rollout'][0],
-    distance=found['distance'].mean(axis=1),
-    entropy=found['entropy'].mean(axis=1),
+    maps=found.pop('maps'),
+    query=found.pop('query'),
+    rollout=found.pop('rollout')[0],
+    distance=found.pop('distance').mean(axis=1),
+    entropy=found.pop('entropy').mean(axis=1),
   )

@@ -1,4 +1,4 @@
-"""Charts of what a model answers: classes, their probabilities, embeddings.
+"""Charts of predictions: probabilities, reliability, maps of embeddings.
 
 Each function returns a figure of matplotlib, made within `canvas.style`.
 """
@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from vit_jax.explore import answers
+from vit_jax.explore import predictions
 from vit_jax.plots import canvas
-from vit_jax.plots import charts
 from vit_jax.plots import tiles as tiles_lib
 
 if TYPE_CHECKING:
@@ -22,18 +21,18 @@ if TYPE_CHECKING:
 
 _THUMBNAIL = 108  # pixels
 _ROW, _NAME, _LONGEST, _NUMBER = 20, 130, 130, 44  # pixels of a bar
-_BESIDE = 2  # images beside each other, with their bars
-_MAP = 1030, 600  # pixels, of two panels
-_PANEL = 400, 520  # about what a panel has for its points
+_COLUMNS = 2  # of images with their bars
+_MAP = 1030, 600  # pixels of the two panels together
+_PANEL = 400, 520  # pixels of a panel that points may lie in, about
 _ON_MAP = 22  # pixels of a thumbnail on a map
-_APART = 28  # from the middle of one to that of the next
-_NEIGHBOURS = 10  # that say whether a point is among its like
+_APART = 28  # pixels between the centres of two thumbnails, at least
+_NEIGHBOURS = 10  # whose labels a point is compared with
 _MOST_THUMBNAILS = 90
-_LISTED = 20  # classes up to which a legend names them
+_LISTED = 20  # largest number of classes that a legend names
 
 
 class Bar(NamedTuple):
-  """One of the classes that an image may be of."""
+  """A class with its probability, and whether it is the label."""
 
   name: str
   probability: float
@@ -47,8 +46,8 @@ def bars(
 
   Args:
     images: uint8 [B, H, W, 3].
-    captions: Above them.
-    classes: Of each image some, the most probable first.
+    captions: Texts above the images.
+    classes: Some classes for each image, the most probable first.
   """
   scale = _THUMBNAIL / max(images.shape[1:3])
   shape = tuple(max(1, round(n * scale)) for n in images.shape[1:3])
@@ -57,14 +56,14 @@ def bars(
   name = min(_NAME, math.ceil(letters * canvas.LETTER))
   high = canvas.LINE + max(shape[0], lines * _ROW) + 4 * canvas.GAP
   wide = _THUMBNAIL + name + _LONGEST + _NUMBER + 8 * canvas.GAP
-  beside = min(_BESIDE, len(images))
-  rows = -(-len(images) // beside)
-  figure, axes = canvas.pixel_figure(beside * wide, canvas.GAP + rows * high)
+  columns = min(_COLUMNS, len(images))
+  rows = -(-len(images) // columns)
+  figure, axes = canvas.pixel_figure(columns * wide, canvas.GAP + rows * high)
   for i, (image, caption, row) in enumerate(
     zip(images, captions, classes, strict=True)
   ):
-    left = canvas.GAP + i % beside * wide
-    top = canvas.GAP + i // beside * high
+    left = canvas.GAP + i % columns * wide
+    top = canvas.GAP + i // columns * high
     text = canvas.shorten(caption, wide - 4 * canvas.GAP)
     axes.text(left, top + canvas.LINE / 2, text, va='center', weight='bold')
     tile = tiles_lib.fit(image, (shape[0], shape[1]))
@@ -81,29 +80,28 @@ def _draw_bars(
     y = top + canvas.LINE + (i + 0.5) * _ROW
     text = canvas.shorten(name, _NAME)
     axes.text(start - canvas.GAP, y, text, ha='right', va='center')
-    color = charts.GREEN if right else charts.BLUE
+    color = canvas.GREEN if right else canvas.BLUE
     width = max(probability * _LONGEST, 1)
     axes.barh(y, width, _ROW - 6, left=start, color=color)
     axes.text(start + width + canvas.GAP, y, f'{probability:.1%}', va='center')
 
 
-def reliability(bins: Sequence[answers.Bin], total: int) -> 'figure_lib.Figure':
+def reliability(bins: Sequence[predictions.Bin]) -> 'figure_lib.Figure':
   """Returns a reliability diagram, with the number of examples below.
 
   Args:
-    bins: Those that have examples.
-    total: Number of all bins, of equal width.
+    bins: The bins that contain examples.
   """
   figure = canvas.figure(460, 520)
   above, below = figure.subplots(
     2, 1, sharex=True, gridspec_kw={'height_ratios': [3, 1]}
   )
   above.plot([0, 1], [0, 1], '--', color=canvas.PALE, label='calibrated')
-  x = [b.confidence for b in bins]
+  x = np.array([b.confidence for b in bins])
   y = np.array([b.accuracy for b in bins])
   sides = np.abs(np.array([b.interval for b in bins]).T - y)
   marks: Any = {
-    'color': charts.BLUE,
+    'color': canvas.BLUE,
     'capsize': 3,
     'fmt': 'o-',
     'markersize': 4,
@@ -113,17 +111,12 @@ def reliability(bins: Sequence[answers.Bin], total: int) -> 'figure_lib.Figure':
   above.set_xlim(0, 1)
   above.set_ylim(-0.02, 1.02)
   figure.legend(loc='outside upper left', frameon=False, ncols=2)
-  middles = [(_bin_of(b.confidence, total) + 0.5) / total for b in bins]
+  middles = (predictions.bin_numbers(x) + 0.5) / predictions.BINS
   counts = [b.examples for b in bins]
-  below.bar(middles, counts, 0.9 / total, color=charts.BLUE)
+  below.bar(middles, counts, 0.9 / predictions.BINS, color=canvas.BLUE)
   below.set_ylabel('examples')
   below.set_xlabel('confidence')
   return figure
-
-
-def _bin_of(confidence: float, total: int) -> int:
-  """Returns a bin's number; bin m is (m / total, (m + 1) / total]."""
-  return int(np.clip(np.ceil(confidence * total) - 1, 0, total - 1))
 
 
 def embedding_map(
@@ -133,19 +126,17 @@ def embedding_map(
   images: np.ndarray,
   axes_names: tuple[str, str],
 ) -> 'figure_lib.Figure':
-  """Returns a map of points in the colours of classes, and one of thumbnails.
+  """Returns a map of points coloured by class, and one of thumbnails.
 
-  Points that are not among their like lie on top, so that they are seen.
+  Points whose neighbours have other labels are drawn last, to be visible.
 
   Args:
     points: Float [N, 2].
-    labels: int [N], positions in `names`.
-    names: Of the classes.
-    images: uint8 [N, h, w, 3].
-    axes_names: What the two axes are.
+    labels: Positions in `names`, int [N].
+    names: Names of the classes.
+    images: Thumbnails, uint8 [N, h, w, 3].
+    axes_names: Labels of the two axes.
   """
-  from matplotlib import offsetbox
-
   figure = canvas.figure(*_MAP)
   left, right = figure.subplots(1, 2, sharex=True, sharey=True)
   colors = class_colors(len(names))
@@ -153,14 +144,8 @@ def embedding_map(
   x, y = points[order].T
   left.scatter(x, y, s=9, c=colors[labels[order]], linewidths=0)
   right.scatter(x, y, s=3, c=canvas.FAINT, linewidths=0)
-  zoom = 0.72 * _ON_MAP / max(images.shape[1:3])  # in points
   for i in apart(points, _PANEL):
-    image = offsetbox.OffsetImage(images[i], zoom=zoom)
-    frame = {'edgecolor': colors[labels[i]], 'linewidth': 1.2}
-    box = offsetbox.AnnotationBbox(
-      image, tuple(points[i]), pad=0.1, bboxprops=frame
-    )
-    right.add_artist(box)
+    _draw_thumbnail(right, images[i], points[i], colors[labels[i]])
   for cell in (left, right):
     cell.set_xlabel(axes_names[0])
   left.set_ylabel(axes_names[1])
@@ -169,6 +154,23 @@ def embedding_map(
       left.scatter([], [], s=24, c=[colors[i]], label=names[i])
     figure.legend(loc='outside right center', frameon=False)
   return figure
+
+
+def _draw_thumbnail(
+  cell: 'axes_lib.Axes',
+  image: np.ndarray,
+  point: np.ndarray,
+  color: np.ndarray,
+) -> None:
+  from matplotlib import offsetbox
+
+  zoom = 0.72 * _ON_MAP / max(image.shape[:2])  # in points
+  thumbnail = offsetbox.OffsetImage(image, zoom=zoom)
+  frame: Any = {'edgecolor': color, 'linewidth': 1.2}
+  box = offsetbox.AnnotationBbox(
+    thumbnail, tuple(point), pad=0.1, bboxprops=frame
+  )
+  cell.add_artist(box)
 
 
 def class_colors(count: int) -> np.ndarray:
@@ -182,7 +184,7 @@ def class_colors(count: int) -> np.ndarray:
 
 
 def strays_last(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
-  """Returns an order of points: last those whose neighbours have other labels.
+  """Returns an order of points; those among other labels come last.
 
   Args:
     points: Float [N, 2].
@@ -200,7 +202,7 @@ def strays_last(points: np.ndarray, labels: np.ndarray) -> np.ndarray:
 
 
 def apart(points: np.ndarray, size: tuple[int, int]) -> list[int]:
-  """Returns which points may have thumbnails that do not cover each other.
+  """Chooses points whose thumbnails do not overlap; returns their positions.
 
   Args:
     points: Float [N, 2].

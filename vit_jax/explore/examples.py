@@ -1,4 +1,4 @@
-"""Examples with labels, and what a model makes of them."""
+"""Labelled examples, and the predictions of a model for them."""
 
 from collections.abc import Callable
 import contextlib
@@ -14,29 +14,29 @@ import numpy as np
 from vit_jax import data
 from vit_jax import weights
 from vit_jax.data.device import views
-from vit_jax.evaluation import predictions
+from vit_jax.evaluation import predictions as evaluation_predictions
 from vit_jax.plots import tiles
 from vit_jax.weights import features as features_lib
 
-_TOP = 5  # classes of each answer
+_TOP = 5  # most probable classes of each example
 _THUMBNAIL = 96  # pixels of the longer side
 
 
 @dataclasses.dataclass(frozen=True)
-class Labelled:
+class Examples:
   """The first N examples of a split.
 
   Attributes:
-    where: The data and the split.
-    total: Examples of the split.
-    classes: Of the data.
-    image: uint8 [N, h, w, C], in the model's size or, where all have one, in
-      the size that is stored.
-    names: Of their files, or their numbers where they have none.
-    label: int32 [N], positions in `classes`.
-    index: int32 [N], positions in the unsliced split.
-    config: How they are read and prepared.
-    image_shape: (h, w) where the device is to resize them, else None.
+    where: Names of the dataset and the split.
+    total: Number of examples in the split.
+    classes: Names of the classes in the data.
+    image: uint8 [N, h, w, C], in the input size of the model, or in the stored
+      size where all images have the same.
+    names: Names of the files; numbers where there are no files.
+    label: Positions in `classes`, int32 [N].
+    index: Positions in the unsliced split, int32 [N].
+    config: Config that the examples are read and prepared with.
+    image_shape: (h, w) if the images are resized on the device, else None.
   """
 
   where: str
@@ -54,35 +54,35 @@ class Labelled:
 
   @property
   def numbered(self) -> bool:
-    """Whether names are numbers, since there are no files."""
+    """Whether the names are numbers, because there are no files."""
     return self.names == _numbers(self.index)
 
   def inputs(self, rows: Any) -> np.ndarray:
-    """Returns some examples as the model takes them, float32 [b, H, W, C]."""
+    """Returns the model's input for some examples, float32 [b, H, W, C]."""
     return np.asarray(self._prepare(self.image[rows]))
 
   @functools.cached_property
   def _prepare(self) -> Callable[..., jax.Array]:
     return jax.jit(views.eval_transform(self.config, self.image_shape))
 
-  def answers(
+  def predictions(
     self, vit: weights.Loaded, same_order: bool
-  ) -> tuple[predictions.Predictions, tuple[str, ...]]:
-    """Asks a model about all examples.
+  ) -> tuple[evaluation_predictions.Predictions, tuple[str, ...]]:
+    """Applies a model to all examples.
 
     Args:
       vit: The model.
-      same_order: Whether its classes are those of the data whatever their
-        names.
+      same_order: Whether the classes of the model and of the data have the same
+        order, whatever their names.
 
     Returns:
-      The answers, and the names of the model's classes.
+      The predictions, and the names of the model's classes.
 
     Raises:
       UserError: The model has no head, or other classes.
     """
     size = self.config.train.batch_size
-    head = predictions.Head.of(vit, _TOP)
+    head = evaluation_predictions.Head.of(vit, _TOP)
     label_of = predictions.match_classes(
       () if same_order else vit.classes, len(head.names), self.classes
     )
@@ -97,13 +97,15 @@ class Labelled:
 
     parts = [
       {key: x[real] for key, x in result.items()}
-      for real, result in predictions.predict(
+      for real, result in evaluation_predictions.predict(
         vit, head, self.config, self.image_shape, batches()
       )
     ]
     found = {key: np.concatenate([x[key] for x in parts]) for key in parts[0]}
-    answers = predictions.Predictions(index=self.index, label=label, **found)
-    return answers, head.names
+    predicted = evaluation_predictions.Predictions(
+      index=self.index, label=label, **found
+    )
+    return predicted, head.names
 
   def thumbnails(self, preprocess: data.Preprocess) -> np.ndarray:
     """Returns small images, uint8 [N, h, w, 3]."""
@@ -116,27 +118,28 @@ class Labelled:
     return result
 
   def embeddings(self, vit: weights.Loaded) -> np.ndarray:
-    """Returns what the head reads, float32 [N, D']."""
+    """Returns the input of the head, float32 [N, D']."""
     parts = [
       features_lib.embeddings(vit, self.inputs(rows)) for rows in self._parts()
     ]
     return np.concatenate(parts)
 
   def _parts(self) -> list[slice]:
-    """Divides the examples, so that few are prepared at a time."""
+    """Returns slices of the examples, to limit the memory in use."""
     size = 4 * self.config.train.batch_size
     return [slice(i, i + size) for i in range(0, len(self), size)]
 
 
 def load(
   source: data.Source, config: ml_collections.ConfigDict, most: int
-) -> Labelled:
+) -> Examples:
   """Reads examples.
 
   Args:
     source: The split.
-    config: That it was opened with; `train.batch_size` at a time.
-    most: Examples to read, the first ones.
+    config: Config that it was opened with; `train.batch_size` examples are read
+      at a time.
+    most: Largest number of examples to read, from the first on.
 
   Raises:
     UserError: An example cannot be read.
@@ -154,7 +157,7 @@ def load(
     key: np.concatenate([part[key] for part in parts])[:most]
     for key in ('image', 'label', 'index')
   }
-  return Labelled(
+  return Examples(
     where=f'{config.data.name}, {config.data.split}',
     total=len(source),
     classes=source.classes,

@@ -1,13 +1,13 @@
-r"""Draws what the model is fed at a step of training, with labels.
+r"""Draws the images of a training step, as the model gets them, with labels.
 
   python -m vit_jax.explore data --config=configs/digits.py
   python -m vit_jax.explore data --config=configs/cifar10_tutorial.py \
       --config.augment.mixup=0.8 --step=100 --count=32 --out=mixed.png
 
-Reads the data alone, no model and no checkpoint. The images are the first of
-the step's global batch, cropped, augmented and mixed just as training with this
-config does it; only the normalisation is undone. Under an image that is mixed
-of two are the shares of their classes.
+Reads the data only, no model and no checkpoint. The images are the first of the
+step's global batch, cropped, augmented and mixed exactly as in training with
+this config; only the normalisation is undone. Below an image that is mixed from
+two are the fractions of their classes.
 
 Prints the path of the PNG.
 """
@@ -33,17 +33,21 @@ _OUT = flags.DEFINE_string(
 _STEP = flags.DEFINE_integer(
   'step',
   0,
-  'Completed updates: the batch is that of the next one.',
+  'Number of completed updates; the batch of the next one is drawn.',
   lower_bound=0,
   flag_values=FLAGS,
 )
 _COUNT = flags.DEFINE_integer(
-  'count', 64, 'Images to draw, at most.', lower_bound=1, flag_values=FLAGS
+  'count',
+  64,
+  'Largest number of images to draw.',
+  lower_bound=1,
+  flag_values=FLAGS,
 )
 
 
 def main(argv: list[str]) -> None:
-  """Draws, and prints where."""
+  """Draws the images, and prints the path of the picture."""
   if argv[1:]:
     raise UserError(f'unexpected argument {argv[1]!r}')
   config, step = _CONFIG.value, _STEP.value
@@ -59,15 +63,14 @@ def main(argv: list[str]) -> None:
   if _OUT.value and not path.parent.is_dir():
     raise UserError(f'--out={path}: there is no folder {path.parent}')
   from vit_jax.plots import contact_sheet
-  from vit_jax.train import fed as fed_lib  # it imports jax
+  from vit_jax.train import fed as fed_lib  # imports jax
 
-  fed = fed_lib.load(config, step, _COUNT.value)
-
+  batch = fed_lib.load(config, step, _COUNT.value)
   contact_sheet.draw(
-    list(fed.images),
-    fed.captions,
+    list(batch.images),
+    batch.captions,
     path,
-    title=f'{len(fed.images)} of {config.train.batch_size}, step {step}:'
+    title=f'{len(batch.images)} of {config.train.batch_size}, step {step}:'
     f' {config.data.name}, {config.data.split}',
   )
   print(path)

@@ -1,4 +1,4 @@
-"""All kinds of pictures, and how they are drawn, saved and explained."""
+"""The kinds of pictures of a report; draws and saves them."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -11,9 +11,9 @@ from typing import NamedTuple
 import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.explore import answer_pictures
 from vit_jax.explore import attention_pictures
 from vit_jax.explore import model_pictures
+from vit_jax.explore import prediction_pictures
 from vit_jax.explore import report
 from vit_jax.explore import subject as subject_lib
 from vit_jax.explore import token_pictures
@@ -24,15 +24,15 @@ class Kind(NamedTuple):
   """A kind of pictures.
 
   Attributes:
-    title: For people.
-    draw: Draws them, or raises a UserError that says why there are none.
+    title: Heading on the page.
+    draw: Draws the pictures, or raises a UserError that says why it cannot.
   """
 
   title: str
   draw: Callable[[subject_lib.Subject], subject_lib.Drawn]
 
 
-# By the name that --only takes, in the order of the page.
+# By the names for --only, in the order of the page.
 KINDS: Mapping[str, Kind] = {
   'patches': Kind('An image as a sequence of patches', model_pictures.patches),
   'filters': Kind('Filters of the patch embedding', model_pictures.filters),
@@ -42,31 +42,33 @@ KINDS: Mapping[str, Kind] = {
   ),
   'attention': Kind('Attention maps', attention_pictures.maps),
   'rollout': Kind('Attention rollout', attention_pictures.rollout),
-  'relevance': Kind('What speaks for a class', attention_pictures.relevance),
-  'query': Kind('Where a chosen patch looks', attention_pictures.query),
-  'distance': Kind('How far heads look', attention_pictures.distance),
+  'relevance': Kind('Class relevance', attention_pictures.relevance),
+  'query': Kind('Attention of a chosen patch', attention_pictures.query),
+  'distance': Kind(
+    'Attention distance and entropy', attention_pictures.distance
+  ),
   'norms': Kind('Norms of tokens', token_pictures.norms),
-  'similarity': Kind('Patches like a chosen one', token_pictures.similarity),
+  'similarity': Kind('Similarity to a chosen patch', token_pictures.similarity),
   'pca': Kind('Principal components of tokens', token_pictures.pca),
   'cka': Kind('Similarity of layers', token_pictures.cka),
   'decodability': Kind(
-    'What can be read off each layer', token_pictures.decodability
+    'Linear classification of each layer', token_pictures.decodability
   ),
-  'predictions': Kind('Predictions', answer_pictures.predictions),
-  'mistakes': Kind('Most confident mistakes', answer_pictures.mistakes),
-  'confusion': Kind('Confusion matrix', answer_pictures.confusion),
-  'reliability': Kind('Reliability', answer_pictures.reliability),
-  'embedding': Kind('Map of embeddings', answer_pictures.embedding),
+  'predictions': Kind('Predictions', prediction_pictures.predictions),
+  'mistakes': Kind('Most confident mistakes', prediction_pictures.mistakes),
+  'confusion': Kind('Confusion matrix', prediction_pictures.confusion),
+  'reliability': Kind('Reliability', prediction_pictures.reliability),
+  'embedding': Kind('Map of embeddings', prediction_pictures.embedding),
 }
 
 
-class Shown(NamedTuple):
-  """What came of the kinds that were asked for.
+class Contents(NamedTuple):
+  """Contents of a report.
 
   Attributes:
-    sections: Of the page.
-    missing: What there is no picture of, and why.
-    numbers: Behind the pictures, by the name of the kind.
+    sections: Sections of the page.
+    missing: Kinds without a picture, and why.
+    numbers: Numbers behind the pictures, by the name of the kind.
   """
 
   sections: list[report.Section]
@@ -79,19 +81,19 @@ def draw(
   names: Sequence[str],
   folder: pathlib.Path,
   progress: Callable[[str], object],
-) -> Shown:
+) -> Contents:
   """Draws pictures, and writes them as PNG and SVG.
 
   Args:
-    subject: What is looked at.
-    names: Of the kinds.
-    folder: For the files `KIND.png`, or `KIND-1.png` and so on.
-    progress: Is called with the name of each kind before it is drawn.
+    subject: The model and the images.
+    names: Names of the kinds.
+    folder: Where the files go: `KIND.png`, or `KIND-1.png` and so on.
+    progress: Called with the name of each kind before it is drawn.
 
   Raises:
     UserError: A file cannot be written.
   """
-  shown = Shown([], [], {})
+  contents = Contents([], [], {})
   with canvas.style():
     for name in names:
       progress(name)
@@ -99,34 +101,33 @@ def draw(
       try:
         drawn = kind.draw(subject)
       except UserError as e:
-        shown.missing.append(report.Missing(name, kind.title, str(e)))
+        contents.missing.append(report.Missing(name, kind.title, str(e)))
         continue
-      figures = list(drawn.figures)
-      pictures = tuple(
-        _save(figure, folder / _stem(name, i, len(figures)), label)
-        for i, (label, figure) in enumerate(figures, 1)
-      )
-      shown.sections.append(
+      pictures = _save_all(list(drawn.figures), folder, name)
+      contents.sections.append(
         report.Section(name, kind.title, drawn.caption, pictures)
       )
       if drawn.numbers:
-        shown.numbers[name] = plain(drawn.numbers)
-  return shown
+        contents.numbers[name] = plain(drawn.numbers)
+  return contents
 
 
-def _save(figure: Any, path: pathlib.Path, label: str) -> report.Picture:
-  size = canvas.save(figure, path)
-  return report.Picture(path.with_name(f'{path.name}.png'), label, size)
-
-
-def _stem(name: str, number: int, count: int) -> str:
-  if count == 1:
-    return name
-  return f'{name}-{number:0{len(str(count))}}'
+def _save_all(
+  figures: Sequence[tuple[str, Any]], folder: pathlib.Path, name: str
+) -> tuple[report.Picture, ...]:
+  """Writes the figures of one kind; numbers the files if there are several."""
+  pictures = []
+  for i, (label, figure) in enumerate(figures, 1):
+    number = f'-{i:0{len(str(len(figures)))}}' if len(figures) > 1 else ''
+    path = folder / f'{name}{number}'
+    size = canvas.save(figure, path)
+    file = path.with_name(f'{path.name}.png')
+    pictures.append(report.Picture(file, label, size))
+  return tuple(pictures)
 
 
 def plain(value: Any) -> Any:
-  """Returns numbers as JSON has them: with six digits, null for nan."""
+  """Converts numbers for JSON: to six digits, and nan to None."""
   if isinstance(value, Mapping):
     return {str(key): plain(x) for key, x in value.items()}
   if isinstance(value, np.ndarray | np.generic):

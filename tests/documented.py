@@ -1,0 +1,147 @@
+"""The commands of README.md and docs/, and how their programs parse them."""
+
+import ast
+from collections.abc import Iterator
+import contextlib
+import dataclasses
+import pathlib
+import re
+import runpy
+import shlex
+import sys
+from typing import Any
+
+from absl import flags
+from absl.testing import flagsaver
+import tiny
+
+from vit_jax import cli
+from vit_jax.explore import __main__ as explore
+import vit_jax.main
+
+PAGES = (
+  'README.md',
+  *sorted(f'docs/{x.name}' for x in tiny.ROOT.glob('docs/*.md')),
+)
+_BLOCK = re.compile(r'^```(\w*)\n(.*?)^```$', re.DOTALL | re.MULTILINE)
+_COMMAND = re.compile(
+  r'(python3? -m|python scripts/|bash |scripts/\w+\.\w+ |pip install|docker'
+  r'|kubectl|\w+=\S+ python)'
+)
+_MENTION = re.compile(r'python -m vit_jax\.[\w.]+')  # the name of a program
+# Stands for what a reader replaces.
+_EXAMPLES = {
+  '/path/to/cifar10': 'images',
+  'MODEL,DATASET': 'runs/digits,folder:images',
+  'RUN RUN': 'runs/digits runs/digits-2',
+  '$seed': '1',
+  '_id=K': '_id=1',
+  'runs/cifar10': 'runs/digits',
+  ':EPOCHS': ':10',
+  'configs/x.py': 'configs/digits.py',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+  """A program with its flags parsed.
+
+  Attributes:
+    names: Global names of its module.
+    flags: Its flags, with the values of the command.
+    rest: Name of the program and the arguments that are not flags.
+  """
+
+  names: dict[str, Any]
+  flags: flags.FlagValues
+  rest: list[str]
+
+
+def read(page: str) -> str:
+  return (tiny.ROOT / page).read_text()
+
+
+def blocks(page: str, language: str) -> list[str]:
+  """Returns the code blocks of a page in one language, '' being none."""
+  return [text for name, text in _BLOCK.findall(read(page)) if name == language]
+
+
+def spans(page: str) -> list[str]:
+  """Returns the code within the lines of a page, as `this`."""
+  prose = _BLOCK.sub('', read(page)).replace(r'\|', '|')
+  return [' '.join(x.split()) for x in re.findall(r'`([^`]+)`', prose)]
+
+
+def commands(page: str) -> list[str]:
+  """Returns the commands of a page, each on one line, in their order."""
+  lines = [x for x in spans(page) if not _MENTION.fullmatch(x)]
+  for language in ('', 'sh'):
+    for text in blocks(page, language):
+      lines += text.replace('\\\n', ' ').splitlines()
+  parts = [' '.join(part.split()) for x in lines for part in x.split('&&')]
+  return list(dict.fromkeys(x for x in parts if _COMMAND.match(x)))
+
+
+def docstring_commands() -> list[str]:
+  """Returns the commands in docstrings of modules, each on one line."""
+  files = [
+    path
+    for pattern in ('configs/**/*.py', 'scripts/*.py', 'vit_jax/**/*.py')
+    for path in sorted(tiny.ROOT.glob(pattern))
+  ]
+  docs = [ast.get_docstring(ast.parse(x.read_text()), False) for x in files]
+  text = '\n'.join(doc or '' for doc in docs).replace('\\\n', ' ')
+  lines = [' '.join(line.split()) for line in text.splitlines()]
+  return list(dict.fromkeys(x for x in lines if is_ours(x)))
+
+
+def is_ours(command: str) -> bool:
+  """Returns whether a command runs a Python program of this repository."""
+  return command.startswith(('python -m vit_jax', 'python scripts/'))
+
+
+def words(command: str) -> list[str]:
+  """Returns the arguments of a command, with examples for placeholders."""
+  for placeholder, example in _EXAMPLES.items():
+    command = command.replace(placeholder, example)
+  return shlex.split(command)
+
+
+@contextlib.contextmanager
+def parsed(command: list[str]) -> Iterator[Program]:
+  """Parses a command's flags as its program does; yields the program.
+
+  Args:
+    command: Words of the command; those from a lone -- on are ignored.
+
+  Raises:
+    UserError: A flag, config or key does not exist, or a value does not parse.
+  """
+  if '--' in command:
+    command = command[: command.index('--')]
+  path, args = _program(command)
+  before = flagsaver.save_flag_values()
+  argv, sys.argv = sys.argv, [str(path), *args]  # config flags read it
+  try:
+    if path == pathlib.Path(vit_jax.main.__file__):  # defines shared flags
+      names = vars(vit_jax.main)
+    else:
+      names = runpy.run_path(str(path), run_name='documented')
+    values = names.get('FLAGS', flags.FLAGS)
+    yield Program(names, values, cli.parse_flags(sys.argv, values))
+  finally:
+    sys.argv = argv
+    flagsaver.restore_flag_values(before)
+
+
+def _program(command: list[str]) -> tuple[pathlib.Path, list[str]]:
+  """Returns the file of a program, and its arguments."""
+  if command[:2] != ['python', '-m']:
+    return tiny.ROOT / command[1], command[2:]
+  module, args = command[2], command[3:]
+  if module == 'vit_jax.explore':
+    verb = args.pop(0) if args and not args[0].startswith('-') else 'pictures'
+    module = explore._VERBS[verb]
+  path = tiny.ROOT / module.replace('.', '/')
+  is_package = path.is_dir()
+  return (path / '__main__.py' if is_package else path.with_suffix('.py')), args

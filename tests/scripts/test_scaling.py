@@ -1,0 +1,28 @@
+"""The tables of docs/scaling.md, for a plan that takes seconds."""
+
+import os
+import subprocess
+import sys
+
+import tiny
+
+
+def test_the_line_of_a_model():
+  command = [sys.executable, str(tiny.ROOT / 'scripts' / 'scaling.py')]
+  flags = ['--models=ViT-B/16', '--devices=1', '--batch_size=8']
+  result = subprocess.run(
+    [*command, *flags, '--hardware=H100,v5e'],
+    check=False,
+    capture_output=True,
+    text=True,
+    env=os.environ | {'PYTHONPATH': str(tiny.ROOT)},
+  )
+  assert result.returncode == 0, result.stderr
+  titles = [x for x in result.stdout.splitlines() if x.endswith('a step:')]
+  assert titles == ['H100, 8 images a step:', 'TPU v5e, 8 images a step:']
+  rows = [x for x in result.stdout.splitlines() if x.startswith('| ViT-B/16')]
+  assert len(rows) == 2
+  for line in rows:
+    cells = [cell.strip() for cell in line.strip('|').split('|')]
+    assert len(cells) == 9 and cells[1:3] == ['1', '8']
+    assert float(cells[4]) > 0

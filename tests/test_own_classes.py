@@ -1,0 +1,135 @@
+"""The classes of docs/methods.md: objectives, and an evaluator."""
+
+import json
+
+from absl import flags
+import commands
+import documented
+import numpy as np
+import pytest
+import tiny
+
+import vit_jax
+from vit_jax import cli
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax import evaluate
+from vit_jax import objectives
+from vit_jax.rerun import replay
+from vit_jax.train import experiment as experiment_lib
+
+
+def test_a_method_of_ones_own(tmp_path, monkeypatch, capsys):
+  method, config, *_ = documented.blocks('docs/methods.md', 'python')
+  assert len(method.splitlines()) < 60
+  (tmp_path / 'my_method.py').write_text(method)
+  (tmp_path / 'my_config.py').write_text(config)
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.chdir(tiny.ROOT)
+  config = config_lib.load(
+    tmp_path / 'my_config.py',
+    {'train.duration': '3 steps', 'optim.warmup': '1 steps'},
+  )
+  results = vit_jax.train(config, str(tmp_path / 'run'))
+  assert 0 <= results.metrics['val/accuracy'] <= 1
+  assert results.metrics['val/examples'] == 359
+  vit = vit_jax.load(tmp_path / 'run')
+  assert vit.model.num_classes == 4 and vit.classes == ()
+  args = f'--from={tmp_path}/run', '--data=digits', '--split=train[80%:]'
+  assert commands.run(evaluate, *args, '--format=json') == 0
+  found = json.loads(capsys.readouterr().out)
+  wanted = results.metrics['val/accuracy']
+  assert found['accuracy'] == pytest.approx(wanted, abs=1e-6)
+
+
+def test_an_evaluator_of_ones_own(digits_run, tmp_path, monkeypatch, capsys):
+  *_, evaluator, settings = documented.blocks('docs/methods.md', 'python')
+  (tmp_path / 'my_evaluator.py').write_text(evaluator)
+  monkeypatch.syspath_prepend(tmp_path)
+  config = tiny.config()
+  exec(settings, {'config': config, 'config_lib': config_lib})
+  experiment_lib.check(config)
+  args = '--data=digits', '--split=train[80%:]', '--format=json'
+  assert (
+    commands.run(
+      *(
+        evaluate,
+        f'--from={digits_run}',
+        '--probe=my_evaluator:MeanRank',
+        *args,
+      )
+    )
+    == 0
+  )
+  found = json.loads(capsys.readouterr().out)
+  source = data.open_source(tiny.config(), 'train[80%:]')
+  logits = vit_jax.load(digits_run).predict(list(source.arrays['image']))
+  right = np.take_along_axis(logits, source.arrays['label'][:, None], axis=1)
+  ranks = (logits > right).sum(axis=1) + 1
+  assert found['mean_rank'] == pytest.approx(ranks.mean(), abs=0.02)
+  assert found['examples'] == 359
+
+
+@pytest.fixture(scope='module')
+def twins(tmp_path_factory):
+  """The folder of the second method, with its files."""
+  folder = tmp_path_factory.mktemp('twins')
+  method, config = documented.blocks('docs/methods.md', 'python')[2:4]
+  assert len(method.splitlines()) < 60
+  (folder / 'my_twins.py').write_text(method)
+  (folder / 'my_config.py').write_text(config)
+  return folder
+
+
+@pytest.mark.parametrize(
+  'scan, optim',
+  [(True, {'layer_decay': 0.8}), (False, {'name': 'muon'})],
+)
+def test_a_trunk_beside_other_parameters(
+  twins, tmp_path, monkeypatch, scan, optim
+):
+  """It trains, stops, resumes with its layers kept otherwise, and is loaded."""
+  monkeypatch.syspath_prepend(twins)
+  monkeypatch.chdir(twins)
+  overrides = tiny.TINY | {
+    'model.depth': 2,
+    'model.scan': scan,
+    'objective.options.width': 16,
+    'evals.knn.every': '3 steps',
+    'evals.val.every': '',
+    'train.duration': '3 steps',
+    'optim.schedule': 'constant',
+    'optim.warmup': '1 steps',
+  }
+  overrides |= {f'optim.{key}': value for key, value in optim.items()}
+  run = str(tmp_path / 'run')
+  vit_jax.train(config_lib.load('my_config.py', overrides), run)
+  overrides |= {'train.duration': '6 steps', 'model.scan': not scan}
+  config = config_lib.load('my_config.py', overrides)
+  results = vit_jax.train(config, run)
+  assert 0 <= results.metrics['knn/knn_accuracy'] <= 1
+  vit = vit_jax.load(run)
+  assert 'projector' not in vit.params and vit.model.num_classes == 0
+  assert replay.run(config, run, step=6) == 0
+  found = json.loads((tmp_path / 'run/replay/6.json').read_text())
+  assert found['ok'] and found['first'] is None
+
+
+def test_options_from_the_command_line(twins, monkeypatch):
+  monkeypatch.syspath_prepend(twins)
+  monkeypatch.chdir(twins)
+
+  def options(*argv):
+    flag_values = flags.FlagValues()
+    config = cli.define_config(flag_values)
+    argv = [f'--config.objective.options.{text}' for text in argv]
+    cli.parse_flags(['main', '--config=my_config.py', *argv], flag_values)
+    objectives.fill_options(config.value)
+    return config.value.objective.options.to_dict()
+
+  assert options('width=64') == {'width': 64, 'redundancy': 0.005}
+  assert options('redundancy=1') == {'width': 128, 'redundancy': 1.0}
+  with pytest.raises(config_lib.UserError, match=r"no key 'widht'.*which has"):
+    options('widht=64')
+  with pytest.raises(config_lib.UserError, match=r"'a': it must be of type"):
+    options('width=a')

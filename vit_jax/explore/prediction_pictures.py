@@ -1,0 +1,225 @@
+"""Pictures of predictions, mistakes and embeddings."""
+
+from typing import Any
+
+import numpy as np
+
+from vit_jax.config import UserError
+from vit_jax.evaluation import report
+from vit_jax.explore import examples as examples_lib
+from vit_jax.explore import prediction_charts
+from vit_jax.explore import predictions as predictions_lib
+from vit_jax.explore import subject as subject_lib
+from vit_jax.plots import canvas
+from vit_jax.plots import charts
+from vit_jax.plots import tiles
+
+Drawn = subject_lib.Drawn
+Subject = subject_lib.Subject
+
+_TOP = 5
+_MISTAKES = 24
+_MISTAKE_COLUMNS = 6
+_MOST_CLASSES = 40  # of a confusion matrix
+
+
+def predictions(subject: Subject) -> Drawn:
+  """Draws the most probable classes of each image."""
+  names, probabilities = subject.names, subject.probabilities
+  order = np.argsort(-probabilities, axis=1, kind='stable')[:, :_TOP]
+  bars = [
+    [
+      prediction_charts.Bar(names[i], float(row[i]), names[i] == truth)
+      for i in best
+    ]
+    for row, best, truth in zip(
+      probabilities, order, subject.images.truths, strict=True
+    )
+  ]
+  caption = (
+    'The most probable classes of each image: the softmax of the logits,'
+    ' whatever loss the model was trained with.'
+  )
+  captions = list(subject.images.names)
+  if any(subject.images.truths):
+    caption += ' The class of the label is green.'
+  if subject.images.naming:
+    caption += f' {subject.images.naming}'
+  # Lists: two images or classes may have one name.
+  numbers = {
+    'images': captions,
+    'classes': [[bar.name for bar in row] for row in bars],
+    'probabilities': [[bar.probability for bar in row] for row in bars],
+  }
+  figure = prediction_charts.bars(subject.pixels, captions, bars)
+  return Drawn(caption, [('', figure)], numbers)
+
+
+def mistakes(subject: Subject) -> Drawn:
+  """Draws the wrong predictions with the highest confidence."""
+  predicted, names = subject.predictions
+  wrong = predictions_lib.confident_mistakes(
+    predicted.top[:, 0], predicted.probability[:, 0], predicted.label
+  )
+  if not len(wrong):
+    raise UserError(f'there is no mistake in {_examples(subject)}')
+  chosen = wrong[:_MISTAKES]
+  numbers = [
+    {
+      'index': int(predicted.index[i]),
+      'label': names[predicted.label[i]],
+      'prediction': names[predicted.top[i, 0]],
+      'probability': float(predicted.probability[i, 0]),
+    }
+    for i in chosen
+  ]
+  caption = (
+    f'The {len(chosen)} of {len(wrong)} mistakes with the highest confidence in'
+    f' {_examples(subject)}: the prediction, the label, and the probability of'
+    ' the prediction. Some of them may be mistakes of the labels.'
+  )
+  figure = _mistake_sheet(subject, chosen, numbers)
+  return Drawn(caption, [('', figure)], {'mistakes': numbers})
+
+
+def _mistake_sheet(
+  subject: Subject, chosen: np.ndarray, numbers: list[dict[str, Any]]
+) -> Any:
+  """Returns the chosen examples with their predictions and labels."""
+  preprocess = subject.vit.preprocess
+  shape = tiles.tile_shape(
+    preprocess.image_size, (1, 1), _MISTAKE_COLUMNS, limits=(96, 140)
+  )
+  pixels = tiles.pixels(preprocess, subject.examples.inputs(chosen))
+  groups = [[tile] for tile in tiles.fit_all(pixels, shape)]
+  captions = [
+    f'says {x["prediction"]}\nis {x["label"]}\n{x["probability"]:.1%}'
+    for x in numbers
+  ]
+  return canvas.sheet(
+    tiles.grouped(groups, _MISTAKE_COLUMNS), captions=captions
+  )
+
+
+def confusion(subject: Subject) -> Drawn:
+  """Draws the confusion matrix."""
+  predicted, names = subject.predictions
+  counts = report.confusion(predicted.label, predicted.top[:, 0], len(names))
+  chosen = _most_confused(counts)
+  shown = counts[np.ix_(chosen, chosen)]
+  # A row's total includes predictions of classes that are not shown.
+  parts = shown / np.maximum(counts[chosen].sum(axis=1, keepdims=True), 1)
+  some = [names[i] for i in chosen]
+  figure = charts.matrix(
+    parts,
+    x='predicted class',
+    y='true class',
+    label='fraction of the true class',
+    names=(some, some),
+    limits=(0.0, 1.0),
+    written=shown,
+  )
+  correct = int((predicted.top[:, 0] == predicted.label).sum())
+  caption = (
+    f'How {_examples(subject)} were classified. Rows are true classes, columns'
+    ' predicted ones; colours are fractions of a row.'
+    f' {correct} of {len(predicted.label)} are right'
+    f' ({correct / len(predicted.label):.1%}).'
+  )
+  if len(chosen) < len(names):
+    caption += (
+      f' The {len(chosen)} of {len(names)} classes with the most mistakes are'
+      ' shown.'
+    )
+  return Drawn(caption, [('', figure)], {'classes': some, 'counts': shown})
+
+
+def _most_confused(counts: np.ndarray) -> np.ndarray:
+  """Returns the classes with the most mistakes, in ascending order."""
+  if len(counts) <= _MOST_CLASSES:
+    return np.arange(len(counts))
+  wrong = counts.sum(axis=0) + counts.sum(axis=1) - 2 * np.diag(counts)
+  return np.sort(np.argsort(-wrong, kind='stable')[:_MOST_CLASSES])
+
+
+def reliability(subject: Subject) -> Drawn:
+  """Draws accuracy against confidence."""
+  predicted, _ = subject.predictions
+  confidence = predicted.probability[:, 0].astype(np.float64)
+  right = predicted.top[:, 0] == predicted.label
+  bins = predictions_lib.reliability_bins(confidence, right)
+  error = report.calibration_error(confidence, right)
+  figure = prediction_charts.reliability(bins)
+  caption = (
+    f'{_capital(_examples(subject))} in {predictions_lib.BINS} ranges of'
+    ' confidence (the probability of the predicted class): the accuracy in each'
+    ' range, with 95% intervals (Wilson), and the number of examples. Below'
+    ' the diagonal the model is overconfident. The expected calibration error,'
+    f' the mean distance from the diagonal, is {error:.4f} (arXiv:1706.04599).'
+  )
+  numbers = {
+    'calibration_error': error,
+    'bins': [bin_._asdict() for bin_ in bins],
+  }
+  return Drawn(caption, [('', figure)], numbers)
+
+
+def embedding(subject: Subject) -> Drawn:
+  """Draws maps of the embeddings, by PCA and t-SNE."""
+  examples = subject.examples
+  least = predictions_lib.LEAST_POINTS
+  if len(examples) < least:
+    raise UserError(
+      f'{_examples(subject)} are too few: --split must have {least}'
+    )
+  components, parts = predictions_lib.principal_components(
+    examples.embeddings(subject.vit)
+  )
+  points = {'PCA': components[:, :2], 't-SNE': predictions_lib.tsne(components)}
+  axes = {
+    'PCA': (f'component 1 ({parts[0]:.0%})', f'component 2 ({parts[1]:.0%})'),
+    't-SNE': ('', ''),
+  }
+  thumbnails = examples.thumbnails(subject.vit.preprocess)
+  figures = (
+    (
+      label,
+      prediction_charts.embedding_map(
+        plane, examples.label, examples.classes, thumbnails, axes[label]
+      ),
+    )
+    for label, plane in points.items()
+  )
+  labels = [examples.classes[i] for i in examples.label]
+  numbers = {'index': examples.index, 'label': labels, **points}
+  return Drawn(_embedding_caption(subject), figures, numbers)
+
+
+def _embedding_caption(subject: Subject) -> str:
+  return (
+    f'The input of the head for {_examples(subject)}. Left, a point for each in'
+    ' the colour of its label; points whose neighbours have other labels are on'
+    ' top. Right, thumbnails where there is room, over the same points in grey.'
+    ' First the plane of the two principal components, with the fraction of the'
+    ' variance that each explains. Then t-SNE of the first'
+    f' {predictions_lib.PCA_FIRST} components (scikit-learn with its defaults,'
+    ' started from the principal components): neighbours stay together, while'
+    ' distances between groups and the sizes of groups mean little.'
+  )
+
+
+def _examples(subject: Subject) -> str:
+  """Returns words for the labelled examples."""
+  return describe(subject.examples)
+
+
+def describe(examples: examples_lib.Examples) -> str:
+  """Returns words for examples, as 'the 359 examples of digits, test'."""
+  count, total = len(examples), examples.total
+  if count == total:
+    return f'the {count} examples of {examples.where}'
+  return f'the first {count} of {total} examples of {examples.where}'
+
+
+def _capital(text: str) -> str:
+  return text[0].upper() + text[1:]
