@@ -64,9 +64,11 @@ setuptools.setup(
     # TensorFlow, only to write TFDS datasets once.
     'prepare': ['tensorflow-cpu'],
     'tables': ['pyarrow'],  # data in Parquet files
+    'hf': ['datasets>=5.2'],  # data in datasets of Hugging Face
     # For the tests that compare with transformers alone.
     'compat': ['torch==2.13.0', 'transformers>=5.23'],
     'test': [
+      'datasets>=5.2',
       'flatbuffers',
       'ipykernel',
       'jax2onnx>=0.13,<0.14',

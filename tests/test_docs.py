@@ -75,7 +75,8 @@ MODULES = {
   'main --config=configs/folder.py': HERE,
   'main --config=configs/vit_i1k.py': 'tests/test_configs.py::'
   'test_recipe_is_traced',
-  'main --config=my_config.py': 'tests/test_own_classes.py::test_a_method_of_ones_own',
+  'main --config=my_config.py': 'tests/test_own_classes.py::'
+  'test_a_method_of_ones_own',
   'main --reproduce': 'tests/test_main.py::test_reproduce',
   'predict': HERE,
   'summary --config': 'tests/summary/test_summary.py::'

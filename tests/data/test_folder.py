@@ -280,9 +280,9 @@ def test_classes_alone_are_told_the_flags(tmp_path):
   )
 
 
-def test_tiff_files_are_images(tmp_path):
-  root = write(tmp_path, 'a/1.tif', 'a/2.TIFF', 'a/3.gif')
-  assert len(open_folder(root)) == 2
+def test_tiff_and_gif_files_are_images(tmp_path):
+  root = write(tmp_path, 'a/1.tif', 'a/2.TIFF', 'a/3.gif', 'a/4.svg')
+  assert len(open_folder(root)) == 3
 
 
 def test_bits_are_those_of_a_sample(tmp_path):

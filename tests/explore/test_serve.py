@@ -158,6 +158,13 @@ def jpeg_of(width, height):
   return bytes(jpeg)
 
 
+def gif_of(width, height):
+  """Returns a GIF whose header says that it is of a size."""
+  gif = bytearray(page_server.picture(ending='.gif'))
+  struct.pack_into('<HH', gif, 6, width, height)
+  return bytes(gif)
+
+
 def webp_of(width, height):
   sizes = struct.pack('<I', width - 1)[:3] + struct.pack('<I', height - 1)[:3]
   return b'RIFF\x16\0\0\0WEBPVP8X\x0a\0\0\0' + b'\0\0\0\0' + sizes
@@ -168,16 +175,19 @@ def webp_of(width, height):
   [
     (b'', 'no image'),
     (b'hello', 'no image'),
-    (b'GIF89a' + bytes(100), 'JPEG, PNG, WebP or BMP'),
+    (b'GIF89a' + bytes(100), 'JPEG, PNG, WebP, GIF or BMP'),
     (b'\x89PNG\r\n\x1a\n', 'its start is damaged'),
     (b'\xff\xd8\xff' + bytes(50), 'its start is damaged'),
     (b'RIFF\0\0\0\0WEBPVP8X', 'its start is damaged'),
     (PICTURE[:-20], 'it is damaged'),
     (page_server.picture(ending='.jpg')[:-200], 'it is damaged'),
+    (page_server.picture(ending='.gif')[:-200], 'it is damaged'),
+    (gif_of(2, 2), 'lies outside of it'),
     (png_of(0, 5), 'no image'),
     (png_of(60_000, 50_000), '60000 x 50000 pixels, and at most 67 million'),
     (jpeg_of(60_000, 50_000), '60000 x 50000 pixels, and at most'),
     (webp_of(60_000, 50_000), '60000 x 50000 pixels, and at most'),
+    (gif_of(60_000, 50_000), '60000 x 50000 pixels, and at most'),
     (page_server.picture((2, 150)), 'at most 64 times the other'),
   ],
   ids=[
@@ -189,10 +199,13 @@ def webp_of(width, height):
     'WebP-start',
     'PNG-cut',
     'JPEG-cut',
+    'GIF-cut',
+    'GIF-outside',
     'PNG-empty',
     'PNG-large',
     'JPEG-large',
     'WebP-large',
+    'GIF-large',
     'long',
   ],
 )
@@ -210,6 +223,7 @@ def test_bad_files_are_refused(page, viewers, image, line):
     ('.png', (), 3),
     ('.jpg', (), 3),
     ('.bmp', (), 3),
+    ('.gif', (), 3),
     ('.webp', (cv2.IMWRITE_WEBP_QUALITY, 80), 3),  # VP8
     ('.webp', (cv2.IMWRITE_WEBP_QUALITY, 101), 3),  # VP8L
     ('.webp', (cv2.IMWRITE_WEBP_QUALITY, 80), 4),  # VP8X

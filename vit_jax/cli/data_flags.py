@@ -36,28 +36,16 @@ def define(flag_values: flags.FlagValues, what: str) -> None:
     flag_values: The flags of the command.
     what: The command's use of the data, as 'evaluate on'.
   """
-  flags.DEFINE_string(
-    'data',
-    None,
-    f"What to {what}: 'digits', 'folder:PATH' or a TFDS name.",
-    flag_values=flag_values,
-  )
-  flags.DEFINE_string(
-    'split',
-    None,
-    "The split, as 'test' or 'train[90%:]'.",
-    flag_values=flag_values,
-  )
-  flags.DEFINE_string(
-    'data_dir', None, 'Where TFDS datasets are.', flag_values=flag_values
-  )
-  flags.DEFINE_string(
-    'source_size',
-    None,
-    'Size of all stored images, as 32x32, so that the device crops them. For a'
-    ' run that was trained with config.data.source_size.',
-    flag_values=flag_values,
-  )
+  texts = {
+    'data': f"Data to {what}: 'digits', 'folder:PATH', 'table:FILE',"
+    " 'hf:NAME' or a TFDS name.",
+    'split': "The split, as 'test' or 'train[90%:]'.",
+    'data_dir': 'Folder of TFDS datasets, or cache of hf: ones.',
+    'source_size': 'Size of all stored images, as 32x32, so that the device'
+    ' crops them. For a run that was trained with config.data.source_size.',
+  }
+  for name, text in texts.items():
+    flags.DEFINE_string(name, None, text, flag_values=flag_values)
   flags.DEFINE_integer(
     'batch_size',
     64,

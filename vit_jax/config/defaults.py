@@ -119,19 +119,20 @@ def _model() -> ml_collections.ConfigDict:
 
 def _data() -> ml_collections.ConfigDict:
   data = ml_collections.ConfigDict()
-  # 'digits', 'folder:PATH', 'table:FILE' (CSV, TSV or Parquet), the name of a
-  # TFDS dataset, or a class of your own, 'my_module:MySource'.
+  # 'digits', 'folder:PATH', 'table:FILE' (CSV, TSV or Parquet), 'hf:DIRECTORY'
+  # or 'hf:OWNER/NAME' (the datasets library), the name of a TFDS dataset, or a
+  # class of your own, 'my_module:MySource'.
   data.name = 'digits'
-  # Columns of a table: of images (paths, or encoded bytes in Parquet), of one
-  # class, of several classes, and of the split of each row; '': the column with
-  # a usual name, if there is one. And those of numbers to predict.
+  # Columns of a table or of hf: with images (paths, or encoded bytes), one
+  # class, several classes, and the split of each row (tables); '': the column
+  # of the right type or a usual name. And those of numbers to predict.
   data.columns = ml_collections.ConfigDict()
   data.columns.image = ''
   data.columns.label = ''
   data.columns.labels = ''
   data.columns.split = ''
   data.columns.numbers = ()
-  data.dir = config_dict.placeholder(str)  # directory of TFDS datasets
+  data.dir = config_dict.placeholder(str)  # of TFDS datasets; cache of hf:
   data.split = 'train'  # the training split, as a TFDS slice: 'train[:90%]'
   # Size of the model's input, in pixels: an int or (height, width).
   data.image_size = config_dict.FieldReference(224, field_type=object)

@@ -11,6 +11,7 @@ from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.data import balance
 from vit_jax.data import base
+from vit_jax.data import hf
 from vit_jax.data import sources
 from vit_jax.data import splits
 from vit_jax.data.host import geometry
@@ -66,6 +67,8 @@ def _check_name(name: str) -> None:
     path = os.path.expanduser(name.removeprefix(sources.TABLE))
     if not os.path.isfile(path):
       raise UserError(f'config.data.name: there is no file {path!r}')
+  elif name.startswith(sources.HF):
+    hf.parse(name.removeprefix(sources.HF))
   elif config_lib.is_own(name):
     config_lib.load_own(name, 'data.name', base.Source)
   elif not _TFDS_NAME.fullmatch(name):
@@ -74,7 +77,8 @@ def _check_name(name: str) -> None:
     what = f'; {prefix[0]!r} is not known' if prefix else ''
     raise UserError(
       f"config.data.name is {name!r}: write 'digits', {hint!r},"
-      f" 'table:FILE', 'my_module:MySource' or the name of a TFDS dataset{what}"
+      f" 'table:FILE', 'hf:NAME', 'my_module:MySource' or the name of a TFDS"
+      f' dataset{what}'
     )
 
 

@@ -4,6 +4,7 @@ The folders of splits may have other usual names, such as training, valid or
 Testing; where there is no val, test stands for it.
 """
 
+from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
@@ -23,7 +24,7 @@ from vit_jax.data.host import decode
 from vit_jax.data.host import tiff
 from vit_jax.runs import safe_io
 
-_ENDINGS = ('.jpg', '.jpeg', '.png', '.webp', '.bmp', '.tif', '.tiff')
+_ENDINGS = tuple('.jpg .jpeg .png .webp .bmp .tif .tiff .gif'.split())
 # The split that a folder's name stands for, whatever its case.
 _SPLITS = {
   **dict.fromkeys(('train', 'training'), 'train'),
@@ -68,16 +69,18 @@ class FolderSource(base.Source):
     }
     self._label_of = {name: i for i, name in enumerate(classes)}
     self._files: dict[str, list[str]] = {}
-    aliases = _aliases(root, self._folders)
-    names = {part.name for part in splits.parse(split)}
-    wanted = {aliases.get(name, name) for name in names}
+    aliases = {
+      os.path.basename(path): name
+      for name, path in self._folders.items()
+      if path != root
+    }
+    aliases |= other_names(root, split, self._folders)
+    wanted = {aliases.get(x.name, x.name) for x in splits.parse(split)}
     for name, folder in self._folders.items():
       if name in wanted or split == 'all':
         self._files[name] = _list_images(folder, classes)
     sizes = {name: len(self._files.get(name, ())) for name in self._folders}
     self._selection = splits.Selection(split, sizes, root, aliases)
-    if aliases.get('val') == 'test' and 'val' in names:
-      _inform_once(f'{root} has no val: test is taken for it')
 
   def __len__(self) -> int:
     return len(self._selection)
@@ -276,16 +279,30 @@ def _tell_splits(root: str, folders: dict[str, str]) -> None:
     _inform_once(f'{root}: taking {", ".join(taken)}')
 
 
-def _aliases(root: str, folders: dict[str, str]) -> dict[str, str]:
-  """Returns other names of the splits: of their folders, and val for test."""
-  aliases = {
-    os.path.basename(path): name
-    for name, path in folders.items()
-    if path != root
+def other_names(
+  where: str, spec: str, names: Collection[str]
+) -> dict[str, str]:
+  """Returns other names of splits: their usual ones, and val for test.
+
+  Args:
+    where: Name of the data. A line says where test is taken for the val that
+      is asked for.
+    spec: A split specification.
+    names: All splits that there are.
+  """
+  usual: dict[str, list[str]] = {}
+  for name in names:
+    usual.setdefault(split_name(name), []).append(name)
+  found = {
+    name: same[0]
+    for name, same in usual.items()
+    if name not in names and len(same) == 1
   }
-  if 'val' not in folders and 'test' in folders:
-    aliases['val'] = 'test'
-  return aliases
+  if 'val' not in usual and 'test' in usual:
+    found['val'] = found.get('test', 'test')
+    if any(part.name == 'val' for part in splits.parse(spec)):
+      _inform_once(f'{where} has no val: test is taken for it')
+  return found
 
 
 def _holds_classes(folder: str) -> bool:
@@ -371,9 +388,9 @@ def _list_images(folder: str, classes: tuple[str, ...]) -> list[str]:
   return found.images
 
 
-def split_name(name: str) -> str | None:
-  """Returns the split that a usual name stands for, whatever its case."""
-  return _SPLITS.get(name.lower())
+def split_name(name: str) -> str:
+  """Returns the split that a usual name stands for; any other name as it is."""
+  return _SPLITS.get(name.lower(), name)
 
 
 def file_bits(path: str) -> int:

@@ -86,11 +86,10 @@ def read(path: str, data: str) -> frozenset[str]:
 
 
 def _whole_name(name: str) -> str:
-  """Returns the name of a dataset, a folder's as an absolute path."""
-  kind, colon, path = name.partition(':')
-  if not colon:
-    return name
-  return f'{kind}:{os.path.realpath(os.path.expanduser(path))}'
+  """Returns the name of a dataset, with a path as an absolute one."""
+  kind, _, path = name.partition(':')
+  path = os.path.expanduser(path)
+  return f'{kind}:{os.path.realpath(path)}' if os.path.exists(path) else name
 
 
 def without(

@@ -8,6 +8,7 @@ from vit_jax import config as config_lib
 from vit_jax.data import base
 from vit_jax.data import digits
 from vit_jax.data import folder
+from vit_jax.data import hf
 from vit_jax.data import skipping
 from vit_jax.data import splits
 from vit_jax.data import table
@@ -43,7 +44,10 @@ def _open(config: ml_collections.ConfigDict, split: str) -> base.Source:
     return folder.FolderSource(folder_path(data.name), split, size)
   if data.name.startswith(TABLE):
     path = os.path.expanduser(data.name.removeprefix(TABLE))
-    return table.TableSource(path, split, data.columns)
+    return table.TableSource(path, split, data.columns, size)
+  if data.name.startswith(HF):
+    name = data.name.removeprefix(HF)
+    return hf.HfSource(name, data.dir, split, data.columns, size)
   if config_lib.is_own(data.name):
     kind = config_lib.load_own(data.name, 'data.name', base.Source)
     return kind(config, split)
@@ -72,6 +76,7 @@ def open_split(
 
 FOLDER = 'folder:'
 TABLE = 'table:'
+HF = 'hf:'
 
 
 def folder_path(name: str) -> str:

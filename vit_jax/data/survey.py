@@ -27,7 +27,7 @@ from vit_jax.data.host import decode
 
 _AT_ONCE = 256  # examples that threads read before the next ones are begun
 _COMMON = 10  # sizes to list
-_NO_ENDING = '(none)'
+_NONE = '(none)'  # instead of a class, or of a file's ending
 
 
 @dataclasses.dataclass(frozen=True)
@@ -231,7 +231,8 @@ def _look_at(entry: Entry, classes: tuple[str, ...]) -> _Seen:
   try:
     example = entry.read()
     if entry.label is None:
-      label = classes[example.values['label']]
+      position = example.values.get('label')
+      label = _NONE if position is None else classes[position]
     if isinstance(example.image, bytes):
       data = example.image
       pixels = decode.as_stored(data, where=example.where)
@@ -300,7 +301,7 @@ def _endings(paths: Sequence[str]) -> dict[str, Any]:
   """Returns the number of ignored files by their ending, and one of them."""
   found: dict[str, list[str]] = {}
   for path in paths:
-    ending = os.path.splitext(path)[1].lower() or _NO_ENDING
+    ending = os.path.splitext(path)[1].lower() or _NONE
     found.setdefault(ending, []).append(path)
   return {
     ending: {'count': len(each), 'example': each[0]}

@@ -83,7 +83,7 @@ class Examples:
     """
     size = self.config.train.batch_size
     head = evaluation_predictions.Head.of(vit, _TOP)
-    label_of = predictions.match_classes(
+    label_of = evaluation_predictions.match_classes(
       () if same_order else vit.classes, len(head.names), self.classes
     )
     label = label_of[self.label]

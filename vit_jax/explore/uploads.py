@@ -13,7 +13,7 @@ MOST_PIXELS = 2**26  # 67 million, more than cameras have
 _MOST_RATIO = 64  # of the long side to the short one
 _NO_IMAGE = (
   'it is no image that can be read here, or its start is damaged: send a JPEG,'
-  ' PNG, WebP or BMP file'
+  ' PNG, WebP, GIF or BMP file'
 )
 
 
@@ -58,6 +58,9 @@ def image_size(data: bytes) -> tuple[int, int] | None:
   if data.startswith(b'BM') and struct.unpack_from('<I', data, 14)[0] >= 40:
     width, height = struct.unpack_from('<ii', data, 18)
     return abs(height), width  # negative if rows start at the top
+  if data.startswith((b'GIF87a', b'GIF89a')):
+    width, height = struct.unpack_from('<HH', data, 6)
+    return height, width
   if data.startswith(b'RIFF') and data[8:12] == b'WEBP':
     return _webp_size(data)
   return None

@@ -183,9 +183,9 @@ def _check_paths(
   """Raises a UserError if a relative path does not exist from here."""
   name = config.data.name
   start, teacher = config.init_from.path, config.objective.teacher
-  is_folder = name.startswith(sources.FOLDER)
+  kind, _, path = name.partition(':')
   paths = {
-    'data.name': sources.folder_path(name) if is_folder else '',
+    'data.name': path if f'{kind}:' in (sources.FOLDER, sources.TABLE) else '',
     'data.dir': config.data.dir or '',
     'data.skip_damaged': config.data.skip_damaged,
     # Paths with ':' are on the network.

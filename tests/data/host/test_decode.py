@@ -2,6 +2,8 @@ import io
 import struct
 import zlib
 
+from absl import logging
+import cv2
 import numpy as np
 from PIL import Image
 from PIL import ImageOps
@@ -11,6 +13,7 @@ import stand_in
 from vit_jax.config import UserError
 from vit_jax.data.host import decode
 from vit_jax.data.host import levels
+from vit_jax.data.host import tiff as tiff_lib
 
 COLOUR = Image.fromarray(stand_in.pixels(0, 19, 26))
 ALPHA = Image.fromarray(stand_in.pixels(7, 19, 26)[..., 0] // 3 * 3)
@@ -95,6 +98,13 @@ FILES = {
   'webp with alpha': encoded(RGBA, 'WEBP', lossless=True, exact=True),
   'webp animated': encoded(
     COLOUR, 'WEBP', lossless=True, save_all=True, append_images=[RGBA]
+  ),
+  'gif': encoded(COLOUR, 'GIF'),
+  'gif grey': encoded(COLOUR.convert('L'), 'GIF'),
+  'gif interlaced': encoded(PALETTE, 'GIF', interlace=True),
+  'gif, one colour transparent': encoded(PALETTE, 'GIF', transparency=3),
+  'gif animated': encoded(
+    PALETTE, 'GIF', save_all=True, append_images=[COLOUR.rotate(180)]
   ),
   'bmp': encoded(COLOUR, 'BMP'),
   'bmp grey': encoded(COLOUR.convert('L'), 'BMP'),
@@ -223,7 +233,7 @@ def test_large_jpeg_is_decoded_smaller_but_not_below(orientation):
 @pytest.mark.parametrize(
   'name',
   (
-    *('png', 'webp', 'webp lossy', 'bmp', 'jpeg', 'tiff', 'tiff big'),
+    *('png', 'webp', 'webp lossy', 'bmp', 'gif', 'jpeg', 'tiff', 'tiff big'),
     *('tiff lzw', 'tiff deflate', 'tiff 16 bits'),
   ),
 )
@@ -245,6 +255,62 @@ def test_empty_file_is_said_to_be_empty():
 def test_what_is_no_image_is_refused(data):
   with pytest.raises(UserError, match='no image'):
     decode.decode(data, 3)
+
+
+@pytest.fixture
+def lines(monkeypatch):
+  """What is logged as a warning."""
+  found: list[str] = []
+  monkeypatch.setattr(
+    logging, 'warning', lambda text, *args: found.append(text % args)
+  )
+  tiff_lib.say_more.cache_clear()
+  levels._say_reduced.cache_clear()
+  return found
+
+
+@pytest.mark.parametrize('kind', ['GIF', 'TIFF'])
+def test_the_first_of_several_images_is_read_which_is_said_once(kind, lines):
+  image = PALETTE if kind == 'GIF' else COLOUR
+  several = {'save_all': True, 'append_images': [image.rotate(180)]}
+  for _ in range(2):
+    found = decode.decode(encoded(image, kind, **several), 3)
+    np.testing.assert_array_equal(found, image.convert('RGB'))
+    decode.decode(encoded(image, kind), 3)
+  assert lines == [f'of {kind} files with several images the first is read']
+
+
+def test_that_16_bits_become_8_is_said_once(lines):
+  for name in ('tiff 16 bits', 'png 16 bits', 'tiff', 'gif', 'tiff 16 bits'):
+    assert decode.decode(FILES[name], 3).dtype == np.uint8
+  (line,) = lines
+  assert 'only the upper 8 are kept' in line
+  kept = levels.Levels(bits=16)
+  found = decode.decode(FILES['tiff 16 bits'], 1, levels=kept)
+  np.testing.assert_array_equal(found[..., 0], DEEP[..., 0])
+
+
+def test_opencv_shows_the_same_of_a_gif():
+  buffer = np.frombuffer(FILES['gif'], np.uint8)
+  wanted = cv2.cvtColor(cv2.imdecode(buffer, 1), cv2.COLOR_BGR2RGB)
+  np.testing.assert_array_equal(decode.decode(FILES['gif'], 3), wanted)
+
+
+def test_a_gif_cut_off_after_its_first_frame_is_read():
+  whole = FILES['gif animated']
+  first = decode.decode(whole, 3)
+  np.testing.assert_array_equal(decode.decode(whole[:-40], 3), first)
+
+
+@pytest.mark.parametrize(
+  'size, line',
+  [((4, 4), 'lies outside of it'), ((40_000, 40_000), '40000 x 40000 pixels')],
+)
+def test_the_size_of_a_gif_is_the_one_that_is_checked(size, line):
+  data = bytearray(FILES['gif'])
+  struct.pack_into('<HH', data, 6, *size)
+  with pytest.raises(UserError, match=line):
+    decode.decode(bytes(data), 3)
 
 
 @pytest.mark.parametrize('name', ['png', 'png palette', 'png 16 bits'])

@@ -6,6 +6,7 @@ kept. Transparent pixels are composited on white, unless the alpha is asked for.
 """
 
 import functools
+import io
 import struct
 import zlib
 
@@ -20,6 +21,7 @@ from vit_jax.data.host import tiff
 
 MAX_PIXELS = 2**28  # about the most that a WebP file can hold
 _JPEG, _PNG, _BMP = b'\xff\xd8\xff', b'\x89PNG\r\n\x1a\n', b'BM'
+_GIF = b'GIF87a', b'GIF89a'
 _SEGMENT = struct.Struct('>BBH')  # of a JPEG: 0xFF, kind, size without these 2
 _ORIENTATION = 0x0112  # EXIF's tag
 
@@ -44,7 +46,7 @@ def decode(
   """Returns the pixels of an image, uint8 or uint16 [h, w, channels].
 
   Args:
-    data: A JPEG, PNG, WebP, TIFF or BMP file (or what else OpenCV reads).
+    data: A JPEG, PNG, WebP, TIFF, BMP or GIF file (or what else OpenCV reads).
     channels: 1 (grey, the luma), 3 (RGB) or 4 (RGB and alpha).
     where: Name of the image, for errors.
     at_least: (height, width). A JPEG that is larger may be returned smaller,
@@ -98,6 +100,8 @@ def as_stored(
     if data.startswith(_JPEG):
       colors = colors or _jpeg_header(data)[2]  # which says what is wrong
       pixels = _decode_jpeg(data, colors, channels, at_least)
+    elif data.startswith(_GIF):
+      pixels = _decode_gif(data, size)
     else:
       pixels = _decode_other(data)
   except (ValueError, cv2.error) as e:
@@ -189,6 +193,9 @@ def _stored(data: bytes) -> tuple[tuple[int, int] | None, str]:
   if data.startswith(_BMP) and len(data) >= 26 and data[14] >= 40:
     width, height = struct.unpack_from('<ii', data, 18)
     return (abs(height), abs(width)), ''
+  if data.startswith(_GIF) and len(data) >= 10:
+    width, height = struct.unpack_from('<HH', data, 6)
+    return (height, width), ''
   if tiff.is_tiff(data):
     try:
       return tiff.read(data).size, ''
@@ -234,6 +241,32 @@ def _jpeg_header(data: bytes) -> tuple[int, int, str, str]:
     raise ValueError('the header of a JPEG is damaged') from None
 
 
+def _decode_gif(data: bytes, size: tuple[int, int] | None) -> np.ndarray:
+  """Returns the first frame, uint8 [h, w, 3 or 4].
+
+  Pillow reads it, since OpenCV goes through all frames first, and cannot read
+  one where a later one is cut off.
+  """
+  from PIL import Image  # most runs can do without
+  from PIL import UnidentifiedImageError
+
+  try:
+    with Image.open(io.BytesIO(data), formats=['GIF']) as image:
+      if size != image.size[::-1]:  # which would grow with it
+        raise ValueError('the frame of a GIF lies outside of it')
+      image.load()
+      has_alpha = 'transparency' in image.info
+      pixels = np.asarray(image.convert('RGBA' if has_alpha else 'RGB'))
+      has_more = getattr(image, 'is_animated', False)
+  except UnidentifiedImageError:
+    raise ValueError('the header of a GIF is damaged') from None
+  except (Image.DecompressionBombError, OSError, EOFError, IndexError) as e:
+    raise ValueError(one_line(e)) from None
+  if has_more:
+    tiff.say_more('GIF')
+  return pixels
+
+
 def _decode_other(data: bytes) -> np.ndarray:
   """Returns uint8 or uint16, [h, w] or [h, w, 3 or 4], not turned."""
   header = None
@@ -242,6 +275,8 @@ def _decode_other(data: bytes) -> np.ndarray:
   elif tiff.is_tiff(data):
     header = tiff.read(data)
     tiff.check(header, data)
+    if header.has_more:
+      tiff.say_more('TIFF')
   _quiet_opencv()
   buffer = np.frombuffer(data, np.uint8)
   # As it is stored: OpenCV would drop the alpha, and turn only some kinds.

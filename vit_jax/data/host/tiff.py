@@ -103,8 +103,6 @@ def check(header: Header, data: bytes) -> None:
       raise ValueError('a TIFF is cut off')
     if header.compression in _DEFLATE:
       _check_deflated(data[start : start + length], header)
-  if header.has_more:
-    _say_more()
 
 
 def _check_deflated(part: bytes, header: Header) -> None:
@@ -188,6 +186,7 @@ def _header(entries: dict[int, tuple[int, ...]], following: int) -> Header:
   )
 
 
-@functools.cache  # once
-def _say_more() -> None:
-  logging.warning('of TIFF files with several images the first is read')
+@functools.cache  # once for each kind
+def say_more(kind: str) -> None:
+  """Says that of several images in a file the first is read."""
+  logging.warning('of %s files with several images the first is read', kind)

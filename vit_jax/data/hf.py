@@ -1,0 +1,303 @@
+"""Datasets of Hugging Face's `datasets` library, with random access.
+
+    hf:DIRECTORY                 what `save_to_disk` wrote, or files that
+                                 `load_dataset` knows: Parquet, image folders
+    hf:[OWNER/]NAME[@REVISION]   a repository of the Hub, downloaded once
+    hf:...:CONFIG                one configuration of either
+
+Columns are known by their types: Image; ClassLabel, one class; a list of
+ClassLabel, several; `config.data.columns` names those of numbers, and which is
+which where there are several of a type. Images are not decoded by the library:
+its Arrow cells hold the encoded file, or the path of one.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import functools
+import os
+import re
+import sys
+from typing import Any
+from typing import TYPE_CHECKING
+
+import ml_collections
+
+from vit_jax.config import one_line
+from vit_jax.config import UserError
+from vit_jax.data import rows
+
+if TYPE_CHECKING:
+  import datasets
+
+# Files that `Dataset.save_to_disk` and `DatasetDict.save_to_disk` write.
+_SAVED = ('state.json', 'dataset_dict.json')
+_ON_HUB = re.compile(
+  r'([\w.-]+(?:/[\w.-]+)?)(?:@([\w./+-]+))?(?::([^/:]+))?', re.ASCII
+)
+_PATIENCE_S = 10  # for the Hub's first answer
+
+
+@dataclasses.dataclass(frozen=True)
+class Address:
+  """Where a dataset is.
+
+  Attributes:
+    path: A directory, or the name of a repository of the Hub.
+    is_local: Whether it is a directory.
+    revision: Branch, tag or commit of the repository; None: its main branch.
+    config: The configuration; None: the only one, or the default.
+  """
+
+  path: str
+  is_local: bool
+  revision: str | None = None
+  config: str | None = None
+
+
+class HfSource(rows.RowSource):
+  """The rows of a split of a dataset."""
+
+  def __init__(
+    self,
+    name: str,
+    data_dir: str | None,
+    split: str,
+    columns: ml_collections.ConfigDict,
+    image_shape: tuple[int, int] | None = None,
+  ):
+    """Opens the dataset; downloads or converts it first where need be.
+
+    Args:
+      name: `config.data.name` without 'hf:'.
+      data_dir: Cache of the library; None: its usual one.
+      split: A split specification.
+      columns: `config.data.columns`.
+      image_shape: (height, width) where all images are known to have one size.
+
+    Raises:
+      UserError: There is no such dataset, column or split, the library is
+        missing, or the dataset cannot be read.
+    """
+    self._name = f'hf:{name}'
+    if columns.split:
+      raise UserError(
+        'config.data.columns.split is for tables: the splits of'
+        f' {self._name} have names of their own'
+      )
+    address = parse(name)
+    self._datasets = _load(address, data_dir)
+    self._columns: dict[tuple[str, str], list[Any]] = {}
+    main = self._datasets.get('train', next(iter(self._datasets.values())))
+    types = main.features
+    names = rows.choose(self._name, columns, list(types), _candidates(types))
+    _check_types(self._name, names, types)
+    classes = {
+      feature: tuple(kind.names)
+      for feature in ('label', 'labels')
+      if (kind := _class_label(types.get(names.get(feature))))
+    }
+    super().__init__(
+      self._name,
+      split,
+      names,
+      {name: range(len(each)) for name, each in self._datasets.items()},
+      address.path,
+      classes,
+      image_shape,
+    )
+
+  def _cell(self, column: str, row: rows.Row) -> Any:
+    split, number = row
+    if column == self._names['image']:
+      return self._stored(split, column)[number].as_py()
+    if (split, column) not in self._columns:
+      self._columns[split, column] = self._read_column(split, column)
+    return self._columns[split, column][number]
+
+  def _where(self, row: rows.Row) -> str:
+    return f'{self._name}, row {row[1]} of {row[0]}'
+
+  def _key(self, row: rows.Row) -> str:
+    return f'{row[0]}/{row[1]}'
+
+  def _read_column(self, split: str, column: str) -> list[Any]:
+    """Returns a column, with names in place of numbers of classes."""
+    cells = self._stored(split, column).to_pylist()
+    kind = self._datasets[split].features[column]
+    label = _class_label(kind)
+    if label is None:
+      return cells
+    names = dict(enumerate(label.names))
+    if _element(kind) is None:
+      return [names.get(cell) for cell in cells]  # -1 or null: no label
+    return [[names.get(x, x) for x in cell or ()] for cell in cells]
+
+  def _stored(self, split: str, column: str) -> Any:
+    """Returns a column of a split as Arrow has it, with images encoded."""
+    dataset = self._datasets[split]
+    if column not in dataset.column_names:
+      raise UserError(f'{self._name}: its {split} has no column {column!r}')
+    return dataset.data.column(column)
+
+
+def parse(name: str) -> Address:
+  """Returns what `config.data.name` says after 'hf:'.
+
+  Raises:
+    UserError: It is neither a directory nor a name of the Hub.
+  """
+  path = os.path.expanduser(name)
+  head, _, config = path.rpartition(':')
+  if os.path.isdir(path):
+    return Address(path, True)
+  if os.path.isdir(head):
+    return Address(head, True, config=config)
+  match = _ON_HUB.fullmatch(name)
+  if match is None or name.startswith('.'):
+    raise UserError(
+      f'config.data.name=hf:{name}: there is no directory {path!r}; of the Hub'
+      ' write hf:OWNER/NAME, hf:OWNER/NAME@REVISION, or either with :CONFIG'
+    )
+  return Address(match[1], False, match[2], match[3])
+
+
+def _load(
+  address: Address, cache: str | None
+) -> Mapping[str, 'datasets.Dataset']:
+  """Returns the splits of a dataset, by name."""
+  try:
+    import datasets  # slow to import
+    from huggingface_hub import errors
+  except ImportError:
+    raise UserError(
+      "config.data.name=hf:... needs datasets: pip install -e '.[hf]'"
+    ) from None
+  if not sys.stderr.isatty():
+    datasets.disable_progress_bars()
+  try:
+    if not address.is_local:
+      loaded = _from_hub(address, cache)
+    elif any(os.path.exists(os.path.join(address.path, x)) for x in _SAVED):
+      if address.config:
+        raise ValueError(f'it has no configuration {address.config!r}')
+      loaded = datasets.load_from_disk(address.path)
+    else:
+      # An absolute path cannot be taken for a name of the Hub.
+      path = os.path.abspath(address.path)
+      loaded = datasets.load_dataset(path, address.config, cache_dir=cache)
+  except (
+    OSError,
+    ValueError,  # Arrow's errors among them
+    RuntimeError,
+    errors.HTTPError,
+    datasets.exceptions.DatasetsError,
+  ) as e:
+    raise UserError(_problem(address, e)) from None
+  if isinstance(loaded, datasets.Dataset):
+    name = str(loaded.split or '')
+    return {name if name.isidentifier() else 'train': loaded}
+  return loaded
+
+
+@functools.lru_cache(maxsize=4)  # a run opens several splits
+def _from_hub(address: Address, cache: str | None) -> 'datasets.DatasetDict':
+  """Downloads a dataset, or takes it from the cache.
+
+  Without a network the library would try again for half a minute, before it
+  looks into its cache: a first question of our own says whether there is one.
+  """
+  import datasets
+  import huggingface_hub
+  from huggingface_hub import errors
+
+  was_offline = datasets.config.HF_HUB_OFFLINE
+  try:
+    huggingface_hub.HfApi(endpoint=datasets.config.HF_ENDPOINT).dataset_info(
+      address.path, revision=address.revision, timeout=_PATIENCE_S
+    )
+  except errors.HfHubHTTPError:
+    pass  # the library says more about it
+  except (OSError, errors.HTTPError):
+    datasets.config.HF_HUB_OFFLINE = True
+  try:
+    return datasets.load_dataset(
+      address.path, address.config, revision=address.revision, cache_dir=cache
+    )
+  finally:
+    datasets.config.HF_HUB_OFFLINE = was_offline
+
+
+def _problem(address: Address, error: Exception) -> str:
+  """Returns a line about a dataset that cannot be read."""
+  # Where a conversion fails, the library's own error says only that.
+  line = one_line(error.__cause__ or error)[:300].rstrip('.')
+  if address.is_local:
+    return f'config.data.name: {address.path} cannot be read: {line}'
+  hint = ''
+  if isinstance(error, ConnectionError):
+    hint = (
+      '; where there is no network, bring a directory that save_to_disk wrote'
+      ' elsewhere, and name hf:DIRECTORY'
+    )
+  elif isinstance(error, FileNotFoundError):
+    hint = '; nor is there a directory of this name'
+  return f'config.data.name: hf:{address.path} cannot be read: {line}{hint}'
+
+
+def _class_label(kind: Any) -> 'datasets.ClassLabel | None':
+  """Returns the classes of a column, be there one or several in a cell."""
+  import datasets
+
+  kind = _element(kind) or kind
+  return kind if isinstance(kind, datasets.ClassLabel) else None
+
+
+def _element(kind: Any) -> Any:
+  """Returns the type in a list; None where it is none."""
+  import datasets
+
+  is_list = isinstance(kind, datasets.List | datasets.LargeList)
+  return kind.feature if is_list else None
+
+
+def _fits(feature: str, kind: Any) -> bool:
+  """Whether a column of some type may be that of a feature."""
+  import datasets
+
+  if feature == 'image':  # encoded bytes, with or without the library's type
+    is_binary = getattr(kind, 'dtype', '') in ('binary', 'large_binary')
+    is_struct = isinstance(kind, dict) and 'bytes' in kind
+    return isinstance(kind, datasets.Image) or is_binary or is_struct
+  if feature == 'labels':
+    kind = _element(kind) or kind  # text is separated by semicolons
+  return isinstance(kind, datasets.ClassLabel | datasets.Value)
+
+
+def _check_types(name: str, names: rows.Names, types: Any) -> None:
+  """Raises a UserError where a column cannot be what it is chosen for."""
+  for feature, column in names.items():
+    for each in column if feature == 'numbers' else [column]:
+      if not _fits(feature, types[each]):
+        raise UserError(
+          f'{name}: column {each!r} is {types[each]}, which cannot be'
+          f' config.data.columns.{feature}'
+        )
+
+
+def _candidates(types: Mapping[str, Any]) -> dict[str, Sequence[str]]:
+  """Returns the columns that may be a feature's: by type, else by name."""
+  import datasets
+
+  typed = {
+    'image': [x for x, t in types.items() if isinstance(t, datasets.Image)],
+    'label': [x for x, t in types.items() if _class_label(t) is t],
+    'labels': [x for x, t in types.items() if _class_label(_element(t))],
+  }
+  return {
+    feature: sorted(found, key=lambda x: x not in rows.USUAL[feature])
+    or [
+      x for x in rows.USUAL[feature] if x in types and _fits(feature, types[x])
+    ]
+    for feature, found in typed.items()
+  }

@@ -1,0 +1,295 @@
+"""Sources whose examples are rows: an image, and cells of other columns.
+
+`config.data.columns` says which column is which; without, columns are known by
+their names or types. Rows are ordered by a hash of their path or number, so
+that a slice holds all classes.
+"""
+
+import abc
+from collections.abc import Mapping
+from collections.abc import Sequence
+import os
+import re
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from vit_jax.config import some
+from vit_jax.config import UserError
+from vit_jax.data import base
+from vit_jax.data import features
+from vit_jax.data import folder
+from vit_jax.data import splits
+from vit_jax.data.host import decode
+
+Row = tuple[str, int]  # split, number of the row
+Names = Mapping[str, Any]  # columns by feature; of `numbers` a tuple
+
+# The names that columns of a feature usually have, best first.
+USUAL: Mapping[str, Sequence[str]] = {
+  'image': 'image image_path img path file file_name filename filepath'.split(),
+  'label': 'label class target'.split(),
+  'labels': 'labels classes tags'.split(),
+  'split': ['split'],
+}
+
+
+class RowSource(base.Source):
+  """The rows of a split; a subclass says what is in their cells."""
+
+  def __init__(
+    self,
+    where: str,
+    split: str,
+    names: Names,
+    rows: Mapping[str, Sequence[int]],
+    directory: str,
+    classes: Mapping[str, tuple[str, ...]],
+    image_shape: tuple[int, int] | None,
+  ):
+    """Orders the rows of the splits that are asked for.
+
+    Args:
+      where: Name of the data, for errors.
+      split: A split specification.
+      names: The columns that are read.
+      rows: Numbers of the rows of each split.
+      directory: Directory that paths of images are relative to.
+      classes: Classes by feature, where the data name them; else they are
+        those in the rows of train.
+      image_shape: (height, width) where all images are known to have one size.
+
+    Raises:
+      UserError: There is no such split, or a row of train has no class.
+    """
+    self._names, self._directory = names, directory
+    self.features = {
+      'image': features.Image(image_shape),
+      **self._find_targets(rows, classes),
+    }
+    self._positions = {
+      name: {x: i for i, x in enumerate(target.names)}
+      for name, target in self.features.items()
+    }
+    sizes = {name: len(each) for name, each in rows.items()}
+    aliases = folder.other_names(where, split, rows)
+    self._selection = splits.Selection(split, sizes, where, aliases)
+    self._rows = {
+      name: sorted(
+        rows[name], key=lambda row: folder.hash_order(self._key((name, row)))
+      )
+      for name in self._selection.names
+    }
+
+  @abc.abstractmethod
+  def _cell(self, column: str, row: Row) -> Any:
+    """Returns what is in a cell: text, a number, a list, or an image."""
+
+  @abc.abstractmethod
+  def _where(self, row: Row) -> str:
+    """Returns the name of a row, for errors."""
+
+  @abc.abstractmethod
+  def _key(self, row: Row) -> str:
+    """Returns a name that a row keeps, whatever the slice is."""
+
+  def __len__(self) -> int:
+    return len(self._selection)
+
+  def read(self, position: int) -> base.Example:
+    """Returns an example, not decoded.
+
+    Raises:
+      UserError: Its image cannot be read, or its class is not one of train.
+    """
+    row, index = self._locate(position)
+    where = self._where(row)
+    values = {
+      name: self._value(name, row) for name in features.targets(self.features)
+    }
+    cell = self._image(row)
+    if isinstance(cell, str):
+      where = f'{cell} ({where})'
+      try:
+        cell = folder.read_image(cell)
+      except UserError as e:
+        raise UserError(f'{self._where(row)}: {e}') from None
+    if not isinstance(cell, bytes):
+      raise UserError(f'{where}: there is no image')
+    return base.Example({'image': cell, **values}, index, where)
+
+  def file(self, position: int) -> str | None:
+    """Returns the path of an example's image, None where it has no file."""
+    cell = self._image(self._locate(position)[0])
+    return cell if isinstance(cell, str) else None
+
+  def id(self, position: int) -> str:
+    """Returns the path of an example's image, or the number of its row."""
+    return self._key(self._locate(position)[0])
+
+  def bits(self) -> int:
+    """Returns 16 where one of the first 64 images has 16, by its header."""
+    found = [8]
+    for position in range(min(len(self), 64)):
+      cell = self._image(self._locate(position)[0])
+      if isinstance(cell, bytes):
+        found.append(decode.stored_bits(cell))
+      elif cell is not None:
+        found.append(folder.file_bits(cell))
+    return max(found)
+
+  def column(self, name: str) -> np.ndarray:
+    """Returns a target of all examples, [N, ...]; reads no image."""
+    target = features.targets(self.features)[name]
+    rows = [self._locate(i)[0] for i in range(len(self))]
+    return np.stack(
+      [target.encode(self._value(name, row), self._where(row)) for row in rows]
+    )
+
+  def fingerprint(self) -> str:
+    """Returns a digest of rows, targets and classes, not of the images."""
+    targets = [x for name, x in self._names.items() if name != 'image']
+    columns = [c for x in targets for c in ([x] if isinstance(x, str) else x)]
+    rows = [(name, row) for name, each in self._rows.items() for row in each]
+    return base.digest(
+      [
+        *(str(term) for term in self._selection.ranges),
+        *columns,
+        *self.classes,
+        *map(self._key, rows),
+        *(repr(self._cell(name, row)) for name in columns for row in rows),
+      ]
+    )
+
+  def _locate(self, position: int) -> tuple[Row, int]:
+    """Returns an example's row, and its index."""
+    split, place, index = self._selection.locate(position)
+    return (split, self._rows[split][place]), index
+
+  def _image(self, row: Row) -> str | bytes | None:
+    """Returns the path of an image, or its bytes."""
+    cell = self._cell(self._names['image'], row)
+    if isinstance(cell, Mapping):  # as the datasets library stores it
+      cell = cell.get('bytes') or cell.get('path')
+    if isinstance(cell, str) and cell:
+      return os.path.join(self._directory, os.path.expanduser(cell))
+    return cell or None
+
+  def _find_targets(
+    self,
+    rows: Mapping[str, Sequence[int]],
+    classes: Mapping[str, tuple[str, ...]],
+  ) -> dict[str, features.Feature]:
+    found: dict[str, features.Feature] = {}
+    train = {'train': rows['train']} if 'train' in rows else rows
+    for name, kind in (
+      ('label', features.Label),
+      ('labels', features.MultiLabel),
+    ):
+      if name in self._names:
+        named = classes.get(name) or _in_order(
+          {
+            cell
+            for split, each in train.items()
+            for row in each
+            for cell in self._classes_in(name, (split, row))
+          }
+        )
+        found[name] = kind(named)
+    if numbers := self._names.get('numbers'):
+      found['numbers'] = features.Number(tuple(numbers))
+    return found
+
+  def _classes_in(self, name: str, row: Row) -> list[str]:
+    """Returns the one class of `label`, or any number of those of `labels`."""
+    cell = self._cell(self._names[name], row)
+    if name == 'labels':
+      parts = re.split('[;|]', cell) if isinstance(cell, str) else cell
+      return [str(x).strip() for x in parts or () if str(x).strip()]
+    if cell is None or cell == '':
+      raise UserError(
+        f'{self._where(row)}: column {self._names[name]!r} is empty: it must'
+        ' have a class'
+      )
+    return [str(cell)]
+
+  def _value(self, name: str, row: Row) -> Any:
+    """Returns a target as its feature encodes it."""
+    if name == 'numbers':
+      return [self._number(column, row) for column in self._names['numbers']]
+    known = self._positions[name]
+    found = []
+    for cell in self._classes_in(name, row):
+      if cell not in known:
+        raise UserError(
+          f'{self._where(row)}: {cell!r} is not a class of train: they are'
+          f' {some(tuple(known))}'
+        )
+      found.append(known[cell])
+    return found[0] if name == 'label' else found
+
+  def _number(self, column: str, row: Row) -> float:
+    cell = self._cell(column, row)
+    try:
+      return float(cell)
+    except (TypeError, ValueError):
+      raise UserError(
+        f'{self._where(row)}: {column} is {cell!r}, which is no number'
+      ) from None
+
+
+def _in_order(names: set[str]) -> tuple[str, ...]:
+  """Sorts classes: whole numbers by their size, others as text."""
+  if all(re.fullmatch(r'-?\d+', name) for name in names):
+    return tuple(sorted(names, key=int))
+  return tuple(sorted(names))
+
+
+def choose(
+  where: str,
+  columns: ml_collections.ConfigDict,
+  there: Sequence[str],
+  candidates: Mapping[str, Sequence[str]],
+) -> Names:
+  """Returns the columns of the features, by the names of these.
+
+  Args:
+    where: Name of the data, for errors.
+    columns: `config.data.columns`.
+    there: All columns.
+    candidates: Columns that may be taken where the config names none, by
+      feature; the first is, if it has a usual name or is the only one.
+
+  Raises:
+    UserError: A column that the config names is missing, there is no image, or
+      it is not clear which column is which.
+  """
+  chosen: dict[str, Any] = {}
+  is_open = not (columns.label or columns.labels or columns.numbers)
+  for name, found in candidates.items():
+    if columns[name]:
+      chosen[name] = columns[name]
+    elif found and (is_open or name in ('image', 'split')):
+      if len(found) > 1 and found[0] not in USUAL[name]:
+        raise UserError(
+          f'{where} has several columns that may be {name}: say which, as in'
+          f' --config.data.columns.{name}={found[0]}, of {", ".join(found)}'
+        )
+      chosen[name] = found[0]
+  if is_open and 'label' in chosen:
+    chosen.pop('labels', None)
+  for name in (*chosen.values(), *columns.numbers):
+    if name not in there:
+      raise UserError(
+        f'config.data.columns names {name!r}, but the columns of {where} are'
+        f' {some(there, 12)}'
+      )
+  if 'image' not in chosen:
+    raise UserError(
+      f'{where} has the columns {some(there, 12)}: say which has the images, as'
+      f' in --config.data.columns.image={there[0]}'
+    )
+  if columns.numbers:
+    chosen['numbers'] = tuple(columns.numbers)
+  return chosen
