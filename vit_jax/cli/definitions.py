@@ -185,7 +185,8 @@ def parse_flags(
   except (flags.Error, TypeError, ValueError) as e:
     raise config_lib.UserError(config_lib.one_line(e)) from None
   if options:
-    flag_values['config'].value.objective.options.update(options)
+    config: Any = flag_values['config'].value
+    config.objective.options.update(options)
   return rest
 
 

@@ -248,6 +248,11 @@ def _name(path: tuple[Any, ...]) -> str:
   return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
+def paths(tree: Any) -> list[str]:
+  """Returns the path of each array of a tree, as `blocks_0/mlp/up/kernel`."""
+  return [_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+
+
 def constrain(
   mesh: Mesh, shardings: Mapping[str, ParamSharding]
 ) -> Callable[[Any], Any]:
