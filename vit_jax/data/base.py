@@ -169,3 +169,9 @@ def digest(items: Iterable[str | bytes]) -> str:
 def encode_name(name: str) -> bytes:
   """Returns a file's name as bytes, even if it is not valid UTF-8."""
   return name.encode('utf-8', 'surrogateescape')
+
+
+def hash_order(name: str) -> tuple[bytes, str]:
+  """Returns a key that sorts names in a fixed order that mixes them."""
+  data = encode_name(name)
+  return hashlib.blake2b(data, digest_size=8).digest(), name

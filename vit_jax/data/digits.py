@@ -7,7 +7,6 @@ import numpy as np
 
 from vit_jax.data import base
 from vit_jax.data import features
-from vit_jax.data import folder
 from vit_jax.data import splits
 
 _LEVELS = 16  # highest value of a stored pixel
@@ -30,7 +29,7 @@ def open_digits(split: str, channels: int) -> base.ArraySource:
   grey = np.round(images * (255 / _LEVELS)).astype(np.uint8)
   # A fixed order, as that of a folder's files.
   numbers = range(len(grey))
-  order = np.array(sorted(numbers, key=lambda i: folder.hash_order(str(i))))
+  order = np.array(sorted(numbers, key=lambda i: base.hash_order(str(i))))
   selection = splits.Selection(split, {'train': len(grey)}, 'digits')
   chosen = [selection.locate(i) for i in range(len(selection))]
   rows = order[[row for _, row, _ in chosen]]

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
 import functools
-import hashlib
 import os
 
 from absl import logging
@@ -368,7 +367,7 @@ def look_into(folder: str, classes: tuple[str, ...]) -> Listing:
         f'{path} has no images: add some ({", ".join(_ENDINGS)}), or remove'
         ' the folder'
       )
-  return Listing(sorted(images, key=hash_order), sorted(others), problems)
+  return Listing(sorted(images, key=base.hash_order), sorted(others), problems)
 
 
 def _list_images(folder: str, classes: tuple[str, ...]) -> list[str]:
@@ -403,12 +402,6 @@ def file_bits(path: str) -> int:
   except OSError:  # to be said when it is read
     return 8
   return decode.stored_bits(data)
-
-
-def hash_order(name: str) -> tuple[bytes, str]:
-  """Returns a key that sorts names in a fixed order that mixes them."""
-  data = base.encode_name(name)
-  return hashlib.blake2b(data, digest_size=8).digest(), name
 
 
 def _walk(

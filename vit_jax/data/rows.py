@@ -77,7 +77,7 @@ class RowSource(base.Source):
     self._selection = splits.Selection(split, sizes, where, aliases)
     self._rows = {
       name: sorted(
-        rows[name], key=lambda row: folder.hash_order(self._key((name, row)))
+        rows[name], key=lambda row: base.hash_order(self._key((name, row)))
       )
       for name in self._selection.names
     }
