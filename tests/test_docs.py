@@ -56,6 +56,10 @@ MODULES = {
   'data check': HERE,
   'embed': HERE,
   'evaluate': HERE,
+  'evaluate --from=runs/rotation': 'tests/test_own_classes.py::'
+  'test_a_method_of_ones_own',
+  'main --config=configs/digits.py --config.init_from': 'tests/weights/'
+  'test_init_from.py::test_a_run_resumes_and_loads_without_the_checkpoint',
   'evaluate --from=runs/digits_regression': 'tests/objectives/test_methods.py::'
   'test_evaluation_is_that_of_training',
   'explore --from': EXPLORE + 'test_a_run_on_its_data',
@@ -138,6 +142,8 @@ def folder(digits_run, tmp_path_factory):
   (root / 'images.csv').write_text('\n'.join(['path,label,split', *lines]))
   (root / 'configs').symlink_to(tiny.ROOT / 'configs')
   method, config = documented.blocks('docs/methods.md', 'python')[:2]
+  evaluator = documented.blocks('docs/methods.md', 'python')[-2]
+  (root / 'my_evaluator.py').write_text(evaluator)
   (root / 'my_method.py').write_text(method)
   (root / 'my_config.py').write_text(config)
   for name in ('digits', 'digits-2', 'images'):

@@ -4,6 +4,7 @@ import ast
 from collections.abc import Sequence
 import difflib
 import re
+import sys
 from typing import Any
 from typing import TYPE_CHECKING
 
@@ -178,12 +179,15 @@ def parse_flags(
     argv = [re.sub(r'^--?model\.', '--model=', arg) for arg in argv]
   if not flags.FLAGS.is_parsed():  # absl's logging and Grain read theirs
     flags.FLAGS.mark_as_parsed()
+  seen, sys.argv = sys.argv, list(argv)  # ml_collections looks for keys there
   try:
     rest = flag_values(argv)
   except flags.UnrecognizedFlagError as e:
     raise _unknown_flag(e, flag_values) from None
   except (flags.Error, TypeError, ValueError) as e:
     raise config_lib.UserError(config_lib.one_line(e)) from None
+  finally:
+    sys.argv = seen
   if options:
     config: Any = flag_values['config'].value
     config.objective.options.update(options)

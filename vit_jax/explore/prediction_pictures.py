@@ -27,21 +27,22 @@ def predictions(subject: Subject) -> Drawn:
   """Draws the most probable classes of each image."""
   names, probabilities = subject.names, subject.probabilities
   order = np.argsort(-probabilities, axis=1, kind='stable')[:, :_TOP]
+  # A model that predicts something else than the label knows no class by name.
+  known = subject.vit.classes
+  truths = [x if x in known else None for x in subject.images.truths]
   bars = [
     [
       prediction_charts.Bar(names[i], float(row[i]), names[i] == truth)
       for i in best
     ]
-    for row, best, truth in zip(
-      probabilities, order, subject.images.truths, strict=True
-    )
+    for row, best, truth in zip(probabilities, order, truths, strict=True)
   ]
   caption = (
     'The most probable classes of each image: the softmax of the logits,'
     ' whatever loss the model was trained with.'
   )
   captions = list(subject.images.names)
-  if any(subject.images.truths):
+  if any(truths):
     caption += ' The class of the label is green.'
   if subject.images.naming:
     caption += f' {subject.images.naming}'

@@ -9,7 +9,6 @@ from typing import Any
 
 from absl import flags
 import ml_collections
-from ml_collections import config_flags as config_flags_lib
 
 from vit_jax import cli
 from vit_jax import config as config_lib
@@ -175,9 +174,7 @@ def parse(
   """
   flag_values = flags.FlagValues()
   argv = ['sweep', *config_flags, *point_flags(point)]
-  config = config_flags_lib.DEFINE_config_file(
-    'config', flag_values=flag_values, sys_argv=argv
-  )
+  config = cli.define_config(flag_values)
   cli.parse_flags(argv, flag_values)
   return config.value
 

@@ -267,6 +267,8 @@ def build(
 
   program = program_lib.Program(config, source.features, lengths)
   program.objective.check_source(source)
+  if 'accuracy' in (x.kind for x in config.evals.values() if x.split):
+    program.check_evaluation()
   _warn_of_zero_head(config, program.rules, start)
   return Experiment(
     config=config,

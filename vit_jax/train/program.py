@@ -9,6 +9,7 @@ import functools
 import re
 from typing import Any
 
+from clu import metrics as clu_metrics
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -296,6 +297,31 @@ class Program:
     thread.shutdown(wait=False)
     return compiling
 
+  def check_evaluation(self) -> None:
+    """Traces an evaluation, so that mistakes are found before training.
+
+    Only that of a class outside of this package: ours are tested.
+
+    Raises:
+      UserError: `measure` returns something else than metrics.
+    """
+    if type(self.objective).__module__.startswith('vit_jax.'):
+      return
+    batch_size = self.config.train.batch_size
+    params, batch = (
+      self.abstract_state().params,
+      self.abstract_batch(batch_size),
+    )
+    batch = jax.eval_shape(self._prepare, batch)
+    outputs = jax.eval_shape(self.objective.outputs, params, batch)
+    measured = jax.eval_shape(self.objective.measure, outputs, batch)
+    if not isinstance(measured, clu_metrics.Collection):
+      raise config_lib.UserError(
+        f'{type(self.objective).__name__}.measure returns a'
+        f' {type(measured).__name__}: it must return a'
+        ' clu.metrics.Collection, as vit_jax.evaluation.metrics has them'
+      )
+
   def memory(self, temporary_bytes: int) -> dict[str, float]:
     """Returns the memory of a step, in GiB a device; computes shapes alone.
 
@@ -397,11 +423,7 @@ class _Init:
 
 
 def temporary_bytes(compiled: jax.stages.Compiled) -> int:
-  """Returns the temporary memory of a compiled step on a device.
-
-  Returns:
-    Bytes, as its compiler plans them; 0 where that does not say.
-  """
+  """Returns the temporary bytes of a device that the compiler plans, or 0."""
   analysis = compiled.memory_analysis()
   return 0 if analysis is None else analysis.temp_size_in_bytes
 
