@@ -149,7 +149,7 @@ def test_a_real_run_with_itself_elsewhere(digits_run, tmp_path, capsys):
   assert found['state'] == ['finished', 'stopped']
   text = out.read_text()
   for shown in ('train/loss', 'val/accuracy', 'time (seconds)', 'other'):
-    assert f'<!-- {shown} -->' in text
+    assert f'>{shown}</text>' in text
 
 
 def test_groups(tmp_path, capsys, caplog):
@@ -249,7 +249,7 @@ def test_many_lines_in_one_picture(tmp_path):
   out = tmp_path / 'x.svg'
   curves.draw(panels, names, out, x_label='step', smooth=('train/loss',))
   text = out.read_text()
-  assert all(f'<!-- {name} -->' in text for name in names)
+  assert all(f'>{name}</text>' in text for name in names)
 
 
 def test_all_runs_are_smoothed_alike(tmp_path):
@@ -266,7 +266,7 @@ def test_all_runs_are_smoothed_alike(tmp_path):
     smooth=('train/loss',),
   )
   assert (
-    out.read_text().count('<!-- mean over 5 steps; thin: each value -->') == 1
+    out.read_text().count('>mean over 5 steps; thin: each value</text>') == 1
   )
   # Where there is nothing to take together, nothing is said.
   few = {'train/loss': {'a': seldom, 'b': seldom}}
