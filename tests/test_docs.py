@@ -77,6 +77,8 @@ MODULES = {
   'main --config=configs/finetune.py': HERE,
   'main --config=configs/finetune.py:ViT-B/16': CONFIGS,
   'main --config=configs/folder.py': HERE,
+  'main --config=configs/folder.py --config.data.name=hf:': 'tests/data/'
+  'test_hf.py::test_a_model_is_trained_and_evaluated',
   'main --config=configs/vit_i1k.py': 'tests/test_configs.py::'
   'test_recipe_is_traced',
   'main --config=my_config.py': 'tests/test_own_classes.py::'

@@ -317,7 +317,7 @@ def test_what_is_damaged_is_named_and_left_out(
 
 def test_check_counts_what_has_no_class(root):
   config = settings(root / 'saved', data__columns__labels='tags')
-  found = survey.report(survey.of_config(config))
+  found = survey.report(survey.list_config(config))
   assert found['splits']['train']['classes'] == {'(none)': TRAIN}
   assert not survey.is_bad(found)
 

@@ -132,7 +132,7 @@ class Mixer(heads.Classifier, MixerSpec):
     Raises:
       ValueError: The image's size is not a multiple of the patch's.
     """
-    key = dropout.key_of(self, len(images), train, rows)
+    key = dropout.key_of(self, images.shape[0], train, rows)
     x = embedding.PatchEmbedding(
       self.hidden_size,
       self.patch_size,

@@ -183,7 +183,8 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     Raises:
       ValueError: The image's size is not a multiple of the patch's.
     """
-    key = dropout.key_of(self, len(images), train, rows)
+    # A size may be symbolic, which len() refuses.
+    key = dropout.key_of(self, images.shape[0], train, rows)
     x = self._embed(images)
     # Layers fold 0 to L - 1 into the key, and the embedding L.
     embedding_key = dropout.fold(
