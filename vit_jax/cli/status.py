@@ -44,10 +44,17 @@ def run(
     print(doc.strip(), flag_values.main_module_help(), sep='\n')
     sys.exit(0)
   _log_plainly()
-  if isinstance(
-    sys.stdout, io.TextIOWrapper
-  ):  # names of files may be any bytes
+  if isinstance(sys.stdout, io.TextIOWrapper):  # files' names may be any bytes
     sys.stdout.reconfigure(errors='surrogateescape')
+  processes.exit_process(_status(main, argv, flag_values))
+
+
+def _status(
+  main: Callable[[list[str]], int | None],
+  argv: list[str],
+  flag_values: flags.FlagValues,
+) -> int:
+  """Runs a command, reports its errors, and returns the exit status."""
   try:
     with memory.explained(memory.ANYTHING):
       rest = parse_flags(argv, flag_values)
@@ -55,18 +62,18 @@ def run(
         _keep_compiled(flag_values['compile_cache'].value)
       status = main(rest) or 0
     sys.stdout.flush()
+    return status
   except BrokenPipeError:  # the reader, such as `head`, has ended
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    status = 128 + signal.SIGPIPE
+    return 128 + signal.SIGPIPE
   except (config_lib.UserError, OSError) as e:
     print(f'error: {config_lib.one_line(e)}', file=sys.stderr)
-    status = 1
+    return 1
   except KeyboardInterrupt:  # before there is anything to save
-    status = 128 + signal.SIGINT
+    return 128 + signal.SIGINT
   except Exception:  # a bug
     traceback.print_exc()
-    status = 1
-  processes.exit_process(status)
+    return 1
 
 
 def _log_plainly() -> None:

@@ -1,5 +1,6 @@
 """Loads trained models, of this package and of others, ready to predict."""
 
+from collections.abc import Mapping
 import contextlib
 import dataclasses
 import functools
@@ -27,6 +28,7 @@ from vit_jax.runs import safe_io
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import batched
 from vit_jax.weights import download
+from vit_jax.weights import edit
 from vit_jax.weights import fit
 from vit_jax.weights import origin as origin_lib
 from vit_jax.weights.formats import foreign
@@ -56,7 +58,7 @@ class Loaded:
   position_size: tuple[int, int]
   resize: str
   format: str = 'vit_jax'
-  changes: tuple[adapt_lib.Change, ...] = ()
+  changes: tuple[edit.Change, ...] = ()
   origin: origin_lib.Origin = origin_lib.MEMORY
   trained_with: ml_collections.ConfigDict | None = dataclasses.field(
     default=None, repr=False, compare=False
@@ -68,15 +70,15 @@ class Loaded:
     return self.preprocess.classes
 
   def outputs(self, images: Any) -> dict[str, np.ndarray]:
-    """Returns what the model gives for images.
+    """Returns the model's outputs for images.
 
     Args:
-      images: What `preprocess` takes: one, or a sequence.
+      images: One image or a sequence, as `preprocess` takes them.
 
     Returns:
-      features, what the head reads, float32 [B, D]; where there is a head
-      logits, float32 [B, outputs]; of numbers also `numbers`, float32 [B, K],
-      in the units of the data.
+      features, the input of the head, float32 [B, D]; logits, float32
+      [B, outputs], where there is a head; numbers, float32 [B, K] in the units
+      of the data, where the model predicts these.
 
     Raises:
       UserError: An image cannot be read.
@@ -151,23 +153,12 @@ class Loaded:
     Raises:
       UserError: The parameters do not fit, or a field does not exist.
     """
-    fields = models.fields_of(self.model) | {'dtype': self.model.dtype}
-    fields |= model_overrides
-    preprocess = self.preprocess
-    if num_classes is not None and num_classes != fields['num_classes']:
-      fields['num_classes'] = num_classes
+    target = self._with_fields(num_classes, model_overrides)
+    preprocess, size = self.preprocess, self.preprocess.image_size
+    if num_classes is not None and num_classes != self.model.num_classes:
       preprocess = dataclasses.replace(
         preprocess, classes=(), features={}, outputs={}
       )
-      if 'pre_logits' in fields and 'pre_logits' not in model_overrides:
-        fields['pre_logits'] = 0  # dropped with the head that it was made for
-    if 'dtype' in model_overrides:
-      fields['dtype'] = _dtype(fields['dtype'])
-    try:
-      target = models.model_of(type(self.model), fields)
-    except ValueError as e:
-      raise config_lib.UserError(config_lib.one_line(e)) from None
-    size = self.preprocess.image_size
     if image_size is not None:
       size = _pair(image_size)
     params, changes = adapt_lib.adapt(
@@ -187,6 +178,23 @@ class Loaded:
       position_size=size,
       changes=(*self.changes, *changes),
     )
+
+  def _with_fields(
+    self, num_classes: int | None, overrides: Mapping[str, Any]
+  ) -> models.Model:
+    """Returns the module with other fields, without parameters."""
+    fields = models.fields_of(self.model) | {'dtype': self.model.dtype}
+    fields |= overrides
+    if num_classes is not None and num_classes != fields['num_classes']:
+      fields['num_classes'] = num_classes
+      if 'pre_logits' in fields and 'pre_logits' not in overrides:
+        fields['pre_logits'] = 0  # dropped with the head that it was made for
+    if 'dtype' in overrides:
+      fields['dtype'] = _dtype(fields['dtype'])
+    try:
+      return models.model_of(type(self.model), fields)
+    except ValueError as e:
+      raise config_lib.UserError(config_lib.one_line(e)) from None
 
 
 def _dtype(name: Any) -> Any:
@@ -258,26 +266,24 @@ def load(
 ) -> Loaded:
   """Loads a model: Google's npz, timm's, Hugging Face's, or our own.
 
-  The architecture is read off the arrays. What they do not show (heads of a
-  fused qkv, GELU, epsilon, normalisation) comes from `model_overrides`, then
-  from config.json beside the file, then from the published sizes.
+  The architecture is read off the arrays. Fields that they do not show (heads
+  of a fused qkv, GELU, epsilon, normalisation) come from `model_overrides`,
+  then from config.json beside the file, then from the published sizes.
 
   Args:
     path: An .npz, .safetensors or .pth file; a directory of Hugging Face or of
-      timm's Hub; a work directory, of which the best checkpoint is read if
-      there is one, else the newest good one, and averaged parameters if there
-      are any. Or an address that `download.fetch` knows: https, gs:// or
-      hf:owner/name. Or a published name, as 'ViT-B/16': the checkpoint of
-      ImageNet-21k that its authors recommend.
-    num_classes: A fresh head of zeros where the file has another number of
-      classes; 0: no head, features come out.
+      timm's Hub; a work directory, of which the averaged parameters are read
+      if there are any; an address (https, gs:// or hf:owner/name); or a
+      published name, as 'ViT-B/16': the checkpoint of ImageNet-21k that its
+      authors recommend.
+    num_classes: A fresh head of zeros where it is another number; 0: no head.
     image_size: In pixels; positions are resized where it is another.
-    step: Which checkpoint of a work directory: its step, 'best' or 'newest';
-      None: the best if there is one. `origin` says which was read.
+    step: Checkpoint of a work directory: its step, 'best' or 'newest'; None:
+      the best if there is one, else the newest good one.
     resize: How, one of `resize.METHODS`; None: as the code does that the file
       comes from.
-    as_stored: Whether positions stay as they are, unless an image_size is asked
-      for, where the files beside them ask for images of another.
+    as_stored: Whether positions stay as they are where the files beside them
+      ask for images of another size, and `image_size` is None.
     **model_overrides: Fields of the model.
 
   Raises:
@@ -296,9 +302,7 @@ def load(
         ' step out'
       )
     unseen = {k: overrides.pop(k) for k in foreign.UNSEEN if k in overrides}
-    size = None
-    if image_size is not None:
-      size = _pair(image_size)
+    size = None if image_size is None else _pair(image_size)
     loaded = _from_file(local, unseen, size)
   wanted = num_classes, image_size, resize
   fits = as_stored or loaded.position_size == loaded.preprocess.image_size

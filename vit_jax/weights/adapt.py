@@ -1,11 +1,26 @@
 """Adapts a checkpoint's parameters to another image size, patch or task.
 
+- Learned positions of patches are resized to the new grid; those of other
+  tokens are kept. Where the model has no place for a token's position, it is
+  added to the token, which is the same function.
+- Tokens that the model lacks are dropped with their positions. A new class
+  token is zeros; other new tokens are normal(0.02) from fixed seeds, since
+  equal tokens would stay equal. The positions of all new ones are zeros.
+- The patch embedding is resized to the new patch (`resize.patch_kernel`), and
+  the first kernel to the new number of channels (`resize.channels`).
+- The head is kept where the classes are the same; else it becomes zeros, and
+  `pre_logits` is dropped where the model has none: the protocol of the ViT
+  paper's fine-tuning. Where it reads something else by another pooling or layer
+  before it, it becomes zeros, too, and these layers start anew, as the model
+  would start them, from fixed seeds.
+- Layers are stacked or unrolled as the model's `scan` says.
+- All else must agree.
+
 In comments: [h, w] a grid of patches, N = h * w, D hidden size, C channels.
 """
 
 from collections.abc import Mapping
 from collections.abc import Sequence
-import dataclasses
 from typing import Any
 
 from flax import linen as nn
@@ -22,31 +37,13 @@ from vit_jax.models import heads
 from vit_jax.models import mixer
 from vit_jax.models import stack
 from vit_jax.models import vit
+from vit_jax.weights import edit as edit_lib
 from vit_jax.weights import fit
 from vit_jax.weights import resize as resize_lib
 
 Grid = tuple[int, int]
 
 _PREFIX = ('class_token', 'distillation_token', 'register_tokens')
-
-
-@dataclasses.dataclass(frozen=True)
-class Change:
-  """A change to one array.
-
-  Attributes:
-    path: Path of the parameter, as 'head/kernel'.
-    old: Its shape in the checkpoint; None where it was not there.
-    new: Its shape now; None where it was dropped.
-    action: What was done, in a few words.
-    is_fresh: Whether its values are new, and not the checkpoint's.
-  """
-
-  path: str
-  old: tuple[int, ...] | None
-  new: tuple[int, ...] | None
-  action: str
-  is_fresh: bool = False
 
 
 def adapt(
@@ -59,46 +56,50 @@ def adapt(
   channels: int,
   resize: str = 'corner',
   classes: tuple[Sequence[str], Sequence[str]] | None = None,
-) -> tuple[dict[str, Any], list[Change]]:
+) -> tuple[dict[str, Any], list[edit_lib.Change]]:
   """Returns parameters with exactly the names and shapes that a model needs.
 
-  - Learned positions of patches are resized to the new grid; those of other
-    tokens are kept. Where the model has no place for a token's position, it is
-    added to the token, which is the same function.
-  - Tokens that the model lacks are dropped with their positions. A new class
-    token is zeros; other new tokens are normal(0.02) from fixed seeds, since
-    equal tokens would stay equal. The positions of all new ones are zeros.
-  - The patch embedding is resized to the new patch (`resize.patch_kernel`), and
-    the first kernel to the new number of channels (`resize.channels`).
-  - The head is kept where the classes are the same; else it becomes zeros, and
-    `pre_logits` is dropped where the model has none: the protocol of the ViT
-    paper's fine-tuning. Where it reads something else by another pooling or
-    layer before it, it becomes zeros, too, and these layers start anew, as the
-    model would start them, from fixed seeds.
-  - Layers are stacked or unrolled as the model's `scan` says.
-  - All else must agree.
-
-  Arrays that need no change are not copied.
-
   Args:
-    params: The checkpoint's parameters, float32 NumPy or JAX arrays; layers
-      unrolled or stacked.
+    params: float32 NumPy or JAX arrays; layers unrolled or stacked. Those that
+      need no change are not copied.
     source: The model that the checkpoint comes from.
     target: The model that takes them.
     source_grid: (h, w) of the checkpoint's patches, after the embedding.
-    target_grid: (h, w) of the model's.
+    target_grid: (h, w) of the model's patches.
     channels: Channels of the model's images.
     resize: How positions are resized, one of `resize.METHODS`.
     classes: Names of the checkpoint's classes and of the model's, in order. The
       head is kept only where they are equal; an empty list is no names.
 
   Returns:
-    Parameters, of the kind of arrays that came; and what was done, in order.
+    Parameters, of the kind of arrays that came; and the changes, in order.
 
   Raises:
     UserError: They do not fit; one line lists all differences.
   """
   resize_lib.check_method(resize)
+  _check_family(source, target, source_grid, target_grid)
+  edit = edit_lib.Edit(traverse_util.flatten_dict(dict(params), sep='/'))
+  _check_source(edit.params, source)
+  expected = fit.expected_shapes(target, target_grid, channels)
+  _adapt_embedding(edit, target, channels)
+  if isinstance(source, vit.ViT) and isinstance(target, vit.ViT):
+    rows = _adapt_prefix(edit, source, target, source_grid)
+    grids = source_grid, target_grid
+    _adapt_positions(edit, source, target, grids, rows, resize)
+  _adapt_heads(edit, source, target, expected, classes)
+  fit.check(edit.params, expected, source, target)
+  adapted = traverse_util.unflatten_dict(edit.params, sep='/')
+  return _as_scanned(adapted, target), edit.changes
+
+
+def _check_family(
+  source: models.Model,
+  target: models.Model,
+  source_grid: Grid,
+  target_grid: Grid,
+) -> None:
+  """Raises a UserError where two models have nothing in common."""
   if type(source) is not type(target):
     raise UserError(
       f'the checkpoint is of a {type(source).__name__}, the model is a'
@@ -107,68 +108,18 @@ def adapt(
   if isinstance(target, mixer.Mixer) and source_grid != target_grid:
     size = fit.image_size(target, source_grid)
     raise UserError(
-      f"the checkpoint's Mixer takes {_by(source_grid)} patches, and no others,"
-      f' but the model has {_by(target_grid)}: make its image size {_by(size)}'
+      f"the checkpoint's Mixer takes {fit.show(source_grid)} patches, and no"
+      f' others, but the model has {fit.show(target_grid)}: make its image size'
+      f' {fit.show(size)}'
     )
-  edit = _Edit(traverse_util.flatten_dict(dict(params), sep='/'))
-  _check_source(edit.params, source)
-  expected = fit.expected_shapes(target, target_grid, channels)
-  _adapt_embedding(edit, target, channels)
-  if isinstance(source, vit.ViT) and isinstance(target, vit.ViT):
-    rows = _adapt_prefix(edit, source, target, source_grid)
-    _adapt_positions(
-      edit, source, target, source_grid, target_grid, rows, resize
-    )
-  _adapt_heads(edit, source, target, expected, classes)
-  fit.check(edit.params, expected, source, target)
-  adapted = traverse_util.unflatten_dict(edit.params, sep='/')
-  return _as_scanned(adapted, target), edit.changes
 
 
-def changes_table(changes: Sequence[Change]) -> str:
+def changes_table(changes: Sequence[edit_lib.Change]) -> str:
   """Returns the changes as a table to print, one line each below a header."""
   rows = [('parameter', 'checkpoint', 'model', 'what was done')]
   for x in changes:
     rows.append((x.path, fit.show(x.old), fit.show(x.new), x.action))
   return '\n'.join(tables.aligned(rows))
-
-
-class _Edit:
-  """The parameters being adapted, by path, and what was done to them."""
-
-  def __init__(self, params: Mapping[str, Any]):
-    self.params = dict(params)
-    self.changes: list[Change] = []
-    self._is_jax = any(isinstance(x, jax.Array) for x in params.values())
-
-  def host(self, path: str) -> np.ndarray:
-    return np.asarray(self.params[path])
-
-  def put(
-    self, path: str, value: np.ndarray, action: str, is_fresh: bool = False
-  ) -> None:
-    old = self.params.get(path)
-    value = np.asarray(value, np.float32)
-    self.params[path] = jnp.asarray(value) if self._is_jax else value
-    shape = None if old is None else old.shape
-    self.note(path, shape, value.shape, action, is_fresh)
-
-  def drop(self, path: str, action: str) -> None:
-    old = self.params.pop(path)
-    self.note(path, old.shape, None, action)
-
-  def below(self, name: str) -> list[str]:
-    return [path for path in self.params if path.startswith(name + '/')]
-
-  def note(
-    self,
-    path: str,
-    old: tuple[int, ...] | None,
-    new: tuple[int, ...] | None,
-    action: str,
-    is_fresh: bool = False,
-  ) -> None:
-    self.changes.append(Change(path, old, new, action, is_fresh))
 
 
 def _check_source(params: Mapping[str, Any], source: models.Model) -> None:
@@ -186,7 +137,7 @@ def _check_source(params: Mapping[str, Any], source: models.Model) -> None:
     )
 
 
-def _adapt_embedding(edit: _Edit, target: Any, channels: int) -> None:
+def _adapt_embedding(edit: edit_lib.Edit, target: Any, channels: int) -> None:
   """Resizes the first kernel's channels and the patch embedding's patch."""
   stem, patch = 'stem/conv/kernel', 'patch_embedding/kernel'
   first = stem if stem in edit.params else patch
@@ -200,12 +151,13 @@ def _adapt_embedding(edit: _Edit, target: Any, channels: int) -> None:
   if patch in edit.params:
     kernel, size = edit.host(patch), target.patch_size
     if kernel.shape[:2] != size:
-      action = f'patch {_by(kernel.shape[:2])} -> {_by(size)}, pseudo-inverse'
+      sizes = f'{fit.show(kernel.shape[:2])} -> {fit.show(size)}'
+      action = f'patch {sizes}, pseudo-inverse'
       edit.put(patch, resize_lib.patch_kernel(kernel, size), action)
 
 
 def _adapt_prefix(
-  edit: _Edit, source: vit.ViT, target: vit.ViT, grid: Grid
+  edit: edit_lib.Edit, source: vit.ViT, target: vit.ViT, grid: Grid
 ) -> dict[str, np.ndarray]:
   """Keeps, drops or adds the tokens before the patches.
 
@@ -225,60 +177,70 @@ def _adapt_prefix(
       continue
     count = _count(target, name)
     token = edit.host(name) if is_in else np.zeros((1, 0, d), np.float32)
-    row = old_rows.get(name, np.zeros_like(token))
-    done = []
-    if name in old_rows and name not in _positioned(target):
-      token = token + row
-      done.append('its position added to it: the same function')
-    if token.shape[1] > count:
-      done.append(f'the first {count} kept')
-    elif token.shape[1] < count:
-      new = _fresh_tokens(name, count, d)[:, token.shape[1] :]
-      token = np.concatenate([token, new], axis=1)
-      what = 'normal(0.02)' if new.any() else 'zeros'
-      done.append(f'{new.shape[1]} added: {what}')
-    if done:
-      edit.put(name, token[:, :count], '; '.join(done))
+    row = old_rows.get(name)
     if name in _positioned(target):
       rows[name] = np.zeros((1, count, d), np.float32)
-      kept = row[:, :count]
-      rows[name][:, : kept.shape[1]] = kept
+      if row is not None:
+        kept = row[:, :count]
+        rows[name][:, : kept.shape[1]] = kept
+      row = None
+    _adapt_token(edit, name, token, row, count)
   return rows
 
 
+def _adapt_token(
+  edit: edit_lib.Edit,
+  name: str,
+  token: np.ndarray,
+  row: np.ndarray | None,
+  count: int,
+) -> None:
+  """Makes the [1, count, D] of a token from those of the checkpoint.
+
+  Args:
+    edit: Takes the result, where anything changes.
+    name: Name of the token.
+    token: Its values in the checkpoint, [1, n, D].
+    row: Their positions, where the model has no other place for them.
+    count: Number that the model has.
+  """
+  done = []
+  if row is not None:
+    token = token + row
+    done.append('its position added to it: the same function')
+  if token.shape[1] > count:
+    done.append(f'the first {count} kept')
+  elif token.shape[1] < count:
+    new = _fresh_tokens(name, count, token.shape[2])[:, token.shape[1] :]
+    token = np.concatenate([token, new], axis=1)
+    what = 'normal(0.02)' if new.any() else 'zeros'
+    done.append(f'{new.shape[1]} added: {what}')
+  if done:
+    edit.put(name, token[:, :count], '; '.join(done))
+
+
 def _adapt_positions(
-  edit: _Edit,
+  edit: edit_lib.Edit,
   source: vit.ViT,
   target: vit.ViT,
-  source_grid: Grid,
-  target_grid: Grid,
+  grids: tuple[Grid, Grid],
   rows: dict[str, np.ndarray],
   method: str,
 ) -> None:
   """Makes the positions that the model wants, from those in `rows`."""
   path, kind = 'position_embedding', target.position_embedding
+  done = []
   if kind != source.position_embedding:
-    done = [f'{source.position_embedding} -> {kind}']
-  else:
-    done = []
+    done.append(f'{source.position_embedding} -> {kind}')
   if kind != 'learned':
     if path in edit.params:
       edit.drop(path, f'{done[0]}: dropped')
     elif done:
       edit.note(path, None, None, done[0])
     return
-  if 'patches' in rows:
-    patches = rows['patches']
-    if source_grid != target_grid:
-      done.append(f'grid {_by(source_grid)} -> {_by(target_grid)}, {method}')
-      patches = resize_lib.positions(patches, source_grid, target_grid, method)
-  elif source.position_embedding == 'sincos2d':
-    done.append('the same values')
-    patches = embedding.sincos2d(target_grid, source.hidden_size)
-  else:
-    done.append('zeros')
-    n, d = target_grid[0] * target_grid[1], source.hidden_size
-    patches = np.zeros((1, n, d), np.float32)
+  patches, how = _patch_positions(source, grids, rows.get('patches'), method)
+  if how:
+    done.append(how)
   before = [(name, _count(source, name)) for name in _positioned(source)]
   after = [(name, _count(target, name)) for name in _positioned(target)]
   if before != after and path in edit.params:
@@ -288,8 +250,34 @@ def _adapt_positions(
     edit.put(path, np.concatenate(table, axis=1), '; '.join(done))
 
 
+def _patch_positions(
+  source: vit.ViT,
+  grids: tuple[Grid, Grid],
+  stored: np.ndarray | None,
+  method: str,
+) -> tuple[np.ndarray, str]:
+  """Returns positions of the new grid's patches [1, N, D], and their origin.
+
+  Args:
+    source: The model that the checkpoint comes from.
+    grids: Its grid and the new one.
+    stored: The checkpoint's positions of patches; None: it has none.
+    method: One of `resize.METHODS`.
+  """
+  old, new = grids
+  if stored is not None:
+    if old == new:
+      return stored, ''
+    how = f'grid {fit.show(old)} -> {fit.show(new)}, {method}'
+    return resize_lib.positions(stored, old, new, method), how
+  if source.position_embedding == 'sincos2d':
+    return embedding.sincos2d(new, source.hidden_size), 'the same values'
+  shape = (1, new[0] * new[1], source.hidden_size)
+  return np.zeros(shape, np.float32), 'zeros'
+
+
 def _split_positions(
-  edit: _Edit, source: vit.ViT, grid: Grid
+  edit: edit_lib.Edit, source: vit.ViT, grid: Grid
 ) -> dict[str, np.ndarray]:
   """Returns the checkpoint's learned positions by token, [1, n, D] each."""
   path = 'position_embedding'
@@ -304,7 +292,8 @@ def _split_positions(
   if rows['patches'].shape[1] != grid[0] * grid[1]:
     raise UserError(
       f'{path} has {table.shape[1]} rows, {start} of them before the patches:'
-      f' that is no grid of {_by(grid)}; pass the grid that it was trained with'
+      f' that is no grid of {fit.show(grid)}; pass the grid that it was trained'
+      ' with'
     )
   return rows
 
@@ -330,7 +319,7 @@ def _count(model: vit.ViT, name: str) -> int:
 
 
 def _adapt_heads(
-  edit: _Edit,
+  edit: edit_lib.Edit,
   source: Any,
   target: Any,
   expected: Mapping[str, tuple[int, ...]],
@@ -381,7 +370,7 @@ def _reads_other(source: Any, target: Any) -> str:
 
 
 def _replace(
-  edit: _Edit,
+  edit: edit_lib.Edit,
   name: str,
   target: vit.ViT,
   expected: Mapping[str, tuple[int, ...]],
@@ -416,10 +405,6 @@ def _as_scanned(params: dict[str, Any], target: Any) -> dict[str, Any]:
   if not getattr(target, 'scan', False):
     return stack.unstack_layers(params)
   return params if 'blocks' in params else stack.stack_layers(params)
-
-
-def _by(pair: Sequence[int]) -> str:
-  return f'{pair[0]} x {pair[1]}'
 
 
 def _tokens(counts: Sequence[tuple[str, int]]) -> str:

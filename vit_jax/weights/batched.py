@@ -19,7 +19,7 @@ from vit_jax import models
 def apply(
   model: models.Model, params: Any, images: np.ndarray, batch_size: int = 32
 ) -> np.ndarray:
-  """Returns what a model puts out.
+  """Returns the outputs of a model.
 
   Args:
     model: Linen module: [B, H, W, C] -> [B, ...].
@@ -46,10 +46,10 @@ def in_batches(
     apply: Maps a part of each of the inputs to an array or a tree of arrays.
     inputs: Arrays [B, ...].
     batch_size: Most of B at a time.
-    axis: Of B, in what comes out.
+    axis: The axis of B in the results.
 
   Returns:
-    What comes out for all, as NumPy arrays.
+    The results for all inputs, as NumPy arrays.
   """
   count = len(inputs[0])
   size = -(-count // -(-count // batch_size))  # equal parts: little padding

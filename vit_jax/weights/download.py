@@ -34,9 +34,9 @@ def is_remote(path: str) -> bool:
 def fetch(path: str, *, sleep: transfer.Sleep = time.sleep) -> pathlib.Path:
   """Returns where a path or an address is on this machine; downloads it first.
 
-  What is in the cache is used without asking the server. A download resumes
-  where an earlier one stopped (of `hf:`, within a run alone), and is checked by
-  size and, where the server gives one, by hash.
+  A file in the cache is used without asking the server. A download resumes
+  where an earlier one stopped (a file of `hf:` within the same run alone), and
+  is checked by size and, where the server gives one, by hash.
 
   Args:
     path: A local path, or what the module's documentation lists. $HF_ENDPOINT

@@ -1,4 +1,4 @@
-"""What a model makes of images: embeddings, tokens and attention.
+"""Looks inside a model: embeddings, tokens and attention of images.
 
 In comments: B images, N tokens (those before the patches come first), D hidden
 size, H heads, L layers, (h, w) the grid of patches.
@@ -30,14 +30,14 @@ def features(
   layers: Sequence[int] | None = None,
   batch_size: int = 32,
 ) -> np.ndarray:
-  """Returns the tokens that layers put out.
+  """Returns the output tokens of layers.
 
   They are those of the residual stream, before the last LayerNorm. The first
   `prefix_length(vit)` are no patches; the others go row by row.
 
   Args:
     vit: A ViT, hybrid or Mixer.
-    images: What `vit.preprocess` takes, or what it made already.
+    images: Input of `vit.preprocess`, or its result.
     layers: Indices from 0; negative ones count from the end. None: all.
     batch_size: Images at a time.
 
@@ -59,13 +59,13 @@ def features(
 def embeddings(
   vit: weights.Loaded, images: Any, batch_size: int = 32
 ) -> np.ndarray:
-  """Returns what the head reads.
+  """Returns the input of the head.
 
   Where there are two heads (DeiT's), this is the mean of what both read.
 
   Args:
     vit: Any model.
-    images: What `vit.preprocess` takes, or what it made already.
+    images: Input of `vit.preprocess`, or its result.
     batch_size: Images at a time.
 
   Returns:
@@ -85,7 +85,7 @@ def looked(vit: weights.Loaded, images: Any) -> dict[str, np.ndarray]:
 
   Args:
     vit: A ViT, hybrid or Mixer.
-    images: What `vit.preprocess` takes, or what it made already.
+    images: Input of `vit.preprocess`, or its result.
 
   Returns:
     Arrays in float32:
@@ -206,7 +206,7 @@ def prepared(vit: weights.Loaded, images: Any) -> np.ndarray:
 
   Args:
     vit: Any model.
-    images: What `vit.preprocess` takes, or float32 [B, H, W, C] that it made.
+    images: Input of `vit.preprocess`, or its result, float32 [B, H, W, C].
 
   Returns:
     float32 [B, H, W, C].
@@ -234,22 +234,22 @@ def reduced(
   axis: int = 0,
   batch_size: int = _BATCH,
 ) -> Any:
-  """Looks inside at images batch by batch, and keeps a part of what is seen.
+  """Reduces what is inside a model for images, batch by batch.
 
   The model is compiled once for each batch size and choice of names, whatever
-  is then made of it.
+  `reduce` is.
 
   Args:
     vit: A ViT, hybrid or Mixer.
-    images: What `vit.preprocess` takes, or what it made already.
-    names: What to look at: 'logits', 'tokens', 'attention'.
-    reduce: Is given these of a batch, on the device, as `looked` returns them;
-      makes an array of them, or a tree of arrays.
-    axis: Of the images, in what `reduce` makes.
+    images: Input of `vit.preprocess`, or its result.
+    names: Some of 'logits', 'tokens' and 'attention'.
+    reduce: Maps these arrays of a batch, on the device and as `looked` returns
+      them, to an array or a tree of arrays.
+    axis: The axis of the images in the results of `reduce`.
     batch_size: Images at a time, at most; fewer where attention is large.
 
   Returns:
-    The same, as NumPy arrays, of all images.
+    The results of `reduce` for all images, as NumPy arrays.
 
   Raises:
     UserError: An image cannot be read.

@@ -69,18 +69,33 @@ def check(
   Raises:
     UserError: With one line that lists all that differs.
   """
-  found = _unrolled_shapes(params)
-  # Arrays show some of these, but not why.
+  problems = _different_fields(source, target)
+  problems += _different_shapes(_unrolled_shapes(params), expected)
+  if problems:
+    raise UserError(
+      f'the checkpoint does not fit the model: {"; ".join(problems)}. Give the'
+      " model the checkpoint's fields, or choose another checkpoint"
+    )
+
+
+def _different_fields(source: models.Model, target: models.Model) -> list[str]:
+  """Lists fields that differ; arrays show some of them, but not why."""
   kinds = fields_lib.Kind.SIZE, fields_lib.Kind.FUNCTION
   fields = fields_lib.of_kind(type(target), *kinds)
   if getattr(source, 'pool', '') == getattr(target, 'pool', '') == 'gap':
     fields.append('norm_after_pool')
-  problems = [
+  return [
     f'{field} is {getattr(source, field)!r} in the checkpoint,'
     f' {getattr(target, field)!r} in the model'
     for field in fields
     if getattr(source, field, None) != getattr(target, field, None)
   ]
+
+
+def _different_shapes(
+  found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
+) -> list[str]:
+  """Lists arrays that are missing, left over or misshapen, layers together."""
   differences: dict[str, list[str]] = {}
   for path in found.keys() | expected.keys():
     old, new = found.get(path), expected.get(path)
@@ -91,17 +106,14 @@ def check(
         text = f'not in the {where}'
       template = re.sub(r'^blocks_\d+/', 'blocks_*/', path)
       differences.setdefault(f'{template}: {text}', []).append(path)
+  problems = []
   for text, paths in sorted(differences.items()):
     if len(paths) > 1:  # the same array of several layers
       text = f'{text} (in {len(paths)} layers)'
     else:
       text = text.replace('blocks_*', paths[0].split('/')[0])
     problems.append(text)
-  if problems:
-    raise UserError(
-      f'the checkpoint does not fit the model: {"; ".join(problems)}. Give the'
-      " model the checkpoint's fields, or choose another checkpoint"
-    )
+  return problems
 
 
 def show(shape: tuple[int, ...] | None) -> str:

@@ -1,13 +1,13 @@
 """Model directories of the Hugging Face Hub, downloaded by `huggingface_hub`.
 
 They go to a plain directory of our cache, `local_dir` of that library, so that
-a person without a network can put the same files there. What the library leaves
-to its caller is done here: the choice of files, errors of one line, an error at
-once where there is no network, and the check of the sha256.
+a person without a network can put the same files there. The library leaves some
+tasks to its caller: the choice of files, errors of one line, an error at once
+where there is no network, and the check of the sha256. It removes a file that
+breaks off, and keeps those that are whole.
 """
 
 import dataclasses
-import hashlib
 import os
 import pathlib
 import re
@@ -17,6 +17,7 @@ from urllib import parse
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.runs import safe_io
+from vit_jax.weights import transfer
 
 if TYPE_CHECKING:
   import huggingface_hub
@@ -160,16 +161,9 @@ class _Repository:
 
   def _verify(self, file: pathlib.Path, size: int | None, etag: str) -> None:
     """Compares size and sha256, and removes what is wrong."""
-    problem = ''
-    with file.open('rb') as content:
-      found = os.fstat(content.fileno()).st_size
-      if size not in (None, found):
-        problem = f'wrong size: {found:,} bytes, not {size:,}'
-      elif re.fullmatch('[0-9a-f]{64}', etag):
-        digest = hashlib.file_digest(content, 'sha256').hexdigest()
-        if digest != etag:
-          problem = f'wrong sha256: {digest}, not {etag}'
-    if problem:
+    has_digest = re.fullmatch('[0-9a-f]{64}', etag)
+    algorithm = 'sha256' if has_digest else ''
+    if problem := transfer.mismatch(file, size, algorithm, etag):
       file.unlink()
       raise UserError(
         f'cannot download {self._url(file.name)}: {problem}; what came was'

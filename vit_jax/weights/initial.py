@@ -64,17 +64,7 @@ def fill(
     loaded: The checkpoint; None: there is none, or nothing is open.
   """
   if loaded is not None and config.model.name == config_lib.INIT_FROM:
-    config.model.name = models.name_of(loaded.model)
-    model = loaded.model
-    kept = fields.of_kind(
-      type(model), Kind.SIZE, Kind.FUNCTION, Kind.FITTED
-    )  # whatever it was trained with, a run decides the others anew
-    kept.remove('num_classes')
-    if config.model.num_classes != model.num_classes and 'pre_logits' in kept:
-      kept.remove('pre_logits')  # goes with the head
-    for key in kept:
-      if config.model[key] is None:
-        config_lib.set_value(config, f'model.{key}', getattr(model, key))
+    _fill_model(config, loaded.model)
   mean, std = config_lib.normalization(config)
   if loaded is not None:
     _compare_levels(config, loaded)
@@ -92,6 +82,18 @@ def fill(
       config.data.interpolation = filled
   config.data.mean = config.data.mean or mean
   config.data.std = config.data.std or std
+
+
+def _fill_model(config: ml_collections.ConfigDict, model: models.Model) -> None:
+  """Sets the model's fields, but those that a run decides anew."""
+  config.model.name = models.name_of(model)
+  kept = fields.of_kind(type(model), Kind.SIZE, Kind.FUNCTION, Kind.FITTED)
+  kept.remove('num_classes')
+  if config.model.num_classes != model.num_classes and 'pre_logits' in kept:
+    kept.remove('pre_logits')  # goes with the head
+  for key in kept:
+    if config.model[key] is None:
+      config_lib.set_value(config, f'model.{key}', getattr(model, key))
 
 
 def _compare_levels(

@@ -116,7 +116,7 @@ _CLASSES: Mapping[str, Mapping[str, Any]] = {
 }
 _CLASS = r'(ViT|DeiT|Bit|CLIP)(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)'
 _CLASS_OF = {'vit': 'ViT', 'deit': 'DeiT'}  # model_type -> class; else Bit
-_RESAMPLE = {2: 'bilinear', 3: 'bicubic'}  # Pillow's numbers
+RESAMPLE = {2: 'bilinear', 3: 'bicubic'}  # Pillow's numbers
 
 # Read below, or of no influence on the pixels of an image that is read here.
 _KNOWN = dict.fromkeys(
@@ -158,20 +158,20 @@ def of_transformers(
     is_half = model_type == 'vit' or channels != 3
     mean, std = HALF if is_half else base.IMAGENET
     preprocess |= {'image_size': size, 'resize': size, 'mean': mean, 'std': std}
-    preprocess['interpolation'] = _RESAMPLE[2 if model_type == 'vit' else 3]
+    preprocess['interpolation'] = RESAMPLE[2 if model_type == 'vit' else 3]
     return preprocess, given.file
   given.check_known(_KNOWN)
   usual = _CLASSES[_class(given, model_type)]
   resize, image_size = _sizes(given, usual)
   mean, std = _mean_std(given, channels, usual)
-  resample = given.get('resample', typed.one_of(*_RESAMPLE), usual['resample'])
+  resample = given.get('resample', typed.one_of(*RESAMPLE), usual['resample'])
   return {
     **preprocess,
     'image_size': image_size,
     'mean': mean,
     'std': std,
     'resize': resize,
-    'interpolation': _RESAMPLE[resample],
+    'interpolation': RESAMPLE[resample],
   }, ''
 
 

@@ -1,8 +1,8 @@
 """The download of one file: resumed, verified, and never seen half.
 
-A file on its way is FILE.part; FILE.part.json beside it says of which version
-it is, so that a later run goes on where this one was cut off. FILE.lock keeps
-other processes waiting. `requests` alone neither resumes nor verifies.
+An unfinished file is FILE.part; FILE.part.json beside it records its version,
+so that a later run continues where this one was cut off. FILE.lock keeps other
+processes waiting. `requests` alone neither resumes nor verifies.
 """
 
 import base64
@@ -48,8 +48,8 @@ class File:
   Attributes:
     url: Where it is.
     target: Where it goes.
-    by_hand: What to do where the server cannot be reached.
-    refused: What to do where the server refuses access.
+    by_hand: Advice for the case that the server cannot be reached.
+    refused: Advice for the case that the server refuses access.
   """
 
   url: str
@@ -69,7 +69,7 @@ def download(file: File, sleep: Sleep) -> pathlib.Path:
   """Downloads a file, unless it is there.
 
   Args:
-    file: What to download.
+    file: The file.
     sleep: Called with the seconds to wait before trying again.
 
   Returns:
@@ -96,13 +96,13 @@ def download(file: File, sleep: Sleep) -> pathlib.Path:
 
 @dataclasses.dataclass(frozen=True)
 class _Version:
-  """What a server says of a file.
+  """One version of a file, as the server describes it.
 
   Attributes:
     validator: Its ETag or date, for If-Range; '' where there is none.
-    size: In bytes, where it is known.
-    algorithm: Of `digest`: 'md5' or 'sha256'; '' where there is none.
-    digest: Of the content, hexadecimal.
+    size: Bytes; None where that is not known.
+    algorithm: Algorithm of the digest, 'md5' or 'sha256'; '' without one.
+    digest: Digest of the content, hexadecimal.
   """
 
   validator: str
@@ -112,7 +112,7 @@ class _Version:
 
 
 class _Part:
-  """The beginning of a file, and of which version it is."""
+  """The part of a file that has come, and the version that it belongs to."""
 
   def __init__(self, target: pathlib.Path):
     self.path = target.with_name(f'{target.name}.part')
@@ -120,7 +120,7 @@ class _Part:
 
   @property
   def size(self) -> int:
-    """In bytes."""
+    """Number of bytes."""
     return self.path.stat().st_size if self.path.exists() else 0
 
   def version(self) -> _Version | None:
@@ -131,7 +131,7 @@ class _Part:
       return None
 
   def begin(self, version: _Version) -> None:
-    """Empties the file, and only then says of which version it is."""
+    """Empties the file, and only then records its version."""
     self.path.write_bytes(b'')
     info = json.dumps(dataclasses.asdict(version))
     self._info.write_text(info, 'utf-8')
@@ -144,7 +144,7 @@ class _Part:
     self.discard()
 
   def discard(self) -> None:
-    """Removes what there is."""
+    """Removes the file, and the record of its version."""
     self._info.unlink(missing_ok=True)
     self.path.unlink(missing_ok=True)
 
@@ -177,7 +177,7 @@ class _InterruptedError(Exception):
 
 
 def _receive(file: File, part: _Part, sleep: Sleep) -> _Version:
-  """Downloads a file to its end, as long as attempts make headway."""
+  """Downloads a file, and tries again as long as more of it comes."""
   furthest, failures, answered = part.size, 0, False
   while True:
     try:
@@ -305,7 +305,7 @@ def _check_status(file: File, response: 'requests.Response') -> None:
 
 
 def _announced(file: File, response: 'requests.Response') -> _Version:
-  """Reads what the server says of the whole file."""
+  """Returns the version that the server describes in its headers."""
   length = response.headers.get('Content-Length', '')
   size = int(length) if length.isdecimal() else None
   validator = _validator(response)
@@ -353,22 +353,38 @@ def _hub_header(response: 'requests.Response', header: str) -> str:
 
 def _verify(file: File, part: _Part, version: _Version) -> None:
   """Compares size and hash, and removes what is wrong."""
-  problem = ''
-  if version.size not in (None, part.size):
-    problem = f'wrong size: {part.size:,} bytes, not {version.size:,}'
-  elif version.algorithm:
-    with part.path.open('rb') as content:
-      digest = hashlib.file_digest(
-        content, lambda: hashlib.new(version.algorithm, usedforsecurity=False)
-      ).hexdigest()
-    if digest != version.digest:
-      problem = f'wrong {version.algorithm}: {digest}, not {version.digest}'
-  if problem:
+  if problem := mismatch(
+    part.path, version.size, version.algorithm, version.digest
+  ):
     part.discard()
     raise UserError(
       f'cannot download {file}: {problem}; what came was removed: try again, or'
       f' {file.by_hand}'
     )
+
+
+def mismatch(
+  path: pathlib.Path, size: int | None, algorithm: str, digest: str
+) -> str:
+  """Returns how a file differs from what was announced; '' if it does not.
+
+  Args:
+    path: The file.
+    size: Its size in bytes; None: any.
+    algorithm: Algorithm of the digest, as hashlib names it; '': none.
+    digest: Digest of its content, hexadecimal.
+  """
+  with path.open('rb') as content:
+    found = os.fstat(content.fileno()).st_size
+    if size not in (None, found):
+      return f'wrong size: {found:,} bytes, not {size:,}'
+    if not algorithm:
+      return ''
+    computed = hashlib.file_digest(
+      content, lambda: hashlib.new(algorithm, usedforsecurity=False)
+    ).hexdigest()
+  same = computed == digest
+  return '' if same else f'wrong {algorithm}: {computed}, not {digest}'
 
 
 def _cannot_write(file: File, part: _Part, error: OSError) -> UserError:
@@ -395,7 +411,7 @@ def _megabytes(size: int) -> str:
 
 
 def _reason(error: BaseException) -> str:
-  """Returns what lies at the bottom of an error of requests'."""
+  """Returns the innermost cause of an error of requests'."""
   import requests
 
   if isinstance(error, requests.Timeout):

@@ -113,8 +113,8 @@ def load(data: bytes) -> Any:
     data: The pickle, of protocol 2 or newer.
 
   Returns:
-    What it describes: dicts (with the keys that are strings and integers),
-    lists, tuples, scalars, `Tensor`.
+    The value that it describes, of dicts (with the keys that are strings and
+    integers), lists, tuples, scalars and `Tensor`.
 
   Raises:
     PickleError: It is damaged, or names what is not in a state dict.
@@ -140,7 +140,7 @@ def state_dict(value: Any) -> dict[str, Tensor]:
   """Returns the tensors of a model from what a checkpoint holds.
 
   Args:
-    value: What `load` returned: a state dict, or a dict that holds one as
+    value: Result of `load`: a state dict, or a dict that holds one as
       'state_dict_ema', 'model_ema', 'state_dict' or 'model'.
 
   Returns:
@@ -235,7 +235,7 @@ class _Dict(dict[Any, Any]):
 
 @dataclasses.dataclass(frozen=True)
 class _Name(_Fixed):
-  """What a pickle gets where it names something in a Python module."""
+  """Stands for an object of a Python module that a pickle names."""
 
   name: str
 

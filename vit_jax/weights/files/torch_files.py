@@ -26,7 +26,42 @@ def is_torch(archive: archives.Archive) -> bool:
 
 
 def read(archive: archives.Archive) -> archives.Arrays:
-  """Opens a file of torch.save: a pickle, and a member for each storage."""
+  """Opens a file of torch.save: a pickle, and a member for each storage.
+
+  Raises:
+    UserError: It is damaged, or holds something else than a state dict.
+  """
+  root = _root(archive)
+  pickle = archive.members[f'{root}data.pkl']
+  if pickle.size > _LONGEST_PICKLE:
+    raise UserError(
+      f'{archive.path} holds a pickle of {pickle.size:,} bytes, more than a'
+      ' state dict needs: save the state dict alone, by torch.save'
+    )
+  try:
+    tensors = pickles.state_dict(pickles.load(archive.read(pickle)))
+  except pickles.PickleError as e:
+    raise UserError(f'{archive.path} is refused: {e}') from None
+  total = 0
+  for name, tensor in tensors.items():
+    total += math.prod(tensor.shape) * tensor.storage.dtype.itemsize
+    _storage(archive, root, name, tensor)
+  archives.check_total(archive.path, total, archive.size)
+
+  def read_one(name: str) -> np.ndarray:
+    return _read_tensor(archive, root, name, tensors[name])
+
+  return archives.Opened(
+    {name: x.shape for name, x in tensors.items()}, {}, read_one
+  )
+
+
+def _root(archive: archives.Archive) -> str:
+  """Returns the folder in the archive that holds all of it.
+
+  Raises:
+    UserError: Another program has written the archive.
+  """
   path, members = archive.path, archive.members
   roots = [x.removesuffix('data.pkl') for x in members if _is_pickle(x)]
   if len(roots) != 1 or f'{roots[0]}constants.pkl' in members:
@@ -45,28 +80,7 @@ def read(archive: archives.Archive) -> archives.Arrays:
       f'{path} was written on a big-endian machine: save it again by torch on'
       ' another'
     )
-  pickle = members[f'{root}data.pkl']
-  if pickle.size > _LONGEST_PICKLE:
-    raise UserError(
-      f'{path} holds a pickle of {pickle.size:,} bytes, more than a state dict'
-      ' needs: save the state dict alone, by torch.save'
-    )
-  try:
-    tensors = pickles.state_dict(pickles.load(archive.read(pickle)))
-  except pickles.PickleError as e:
-    raise UserError(f'{path} is refused: {e}') from None
-  total = 0
-  for name, tensor in tensors.items():
-    total += math.prod(tensor.shape) * tensor.storage.dtype.itemsize
-    _storage(archive, root, name, tensor)
-  archives.check_total(path, total, archive.size)
-
-  def read_one(name: str) -> np.ndarray:
-    return _read_tensor(archive, root, name, tensors[name])
-
-  return archives.Opened(
-    {name: x.shape for name, x in tensors.items()}, {}, read_one
-  )
+  return root
 
 
 def _is_pickle(name: str) -> bool:

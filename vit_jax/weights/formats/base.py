@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
 import math
@@ -11,6 +12,7 @@ from typing import Protocol
 
 from flax import linen as nn
 
+from vit_jax import data
 from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.data.host import geometry
@@ -96,6 +98,24 @@ class Format(Protocol):
       model: Linen module.
       image_size: (height, width) that its positions are for.
     """
+
+
+class Writer(Protocol):
+  """A module of this package that knows what goes beside a format's weights.
+
+  Its models are unrolled, and of a kind that the format can hold.
+  """
+
+  def companions(
+    self, model: Any, preprocess: data.Preprocess, image_size: tuple[int, int]
+  ) -> dict[str, dict[str, Any]]:
+    """Returns the content of the JSON files, by their names."""
+
+  def notes(self, model: Any) -> list[str]:
+    """Returns where the code of the format computes something else."""
+
+  def usage(self, model: Any, directory: str, file: str) -> tuple[str, str]:
+    """Returns a program, and the Python that loads the weights there."""
 
 
 class Renamed(containers.Arrays):
@@ -304,3 +324,8 @@ def num_heads(hints: Hints, configured: int | None, **sizes: int) -> int:
 def per_channel(values: tuple[float, ...], channels: int) -> list[float]:
   """Returns a mean or a deviation as a list: one number for each channel."""
   return list(values) * (channels if len(values) == 1 else 1)
+
+
+def first_of(wrong: Mapping[str, Any]) -> str | None:
+  """Returns the first key with a value that is true; None: there is none."""
+  return next((what for what, has in wrong.items() if has), None)

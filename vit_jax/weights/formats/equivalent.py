@@ -60,7 +60,7 @@ def _forms(model: models.Model) -> Iterator[models.Model]:
 def rewrite(
   loaded: weights.Loaded, target: models.Model
 ) -> tuple[weights.Loaded, list[str]]:
-  """Returns a model in another form, and what is to be known of it.
+  """Returns a model in another form, and notes on what differs.
 
   Args:
     loaded: Unrolled, with NumPy arrays.
@@ -78,20 +78,7 @@ def rewrite(
       'LayerScale is multiplied into the layers before it: the same function'
       ' but for rounding'
     )
-  kind = source.position_embedding
-  if kind != target.position_embedding:
-    stored = 'the fixed positions' if kind == 'sincos2d' else 'no positions'
-    values = 'of the same values' if kind == 'sincos2d' else 'of zeros'
-    notes.append(
-      f'{stored} are stored as learned ones {values}: training would change'
-      ' them, and another image size interpolates them'
-    )
-  elif source.positioned_prefix > target.positioned_prefix:
-    notes.append(
-      'positions of tokens before the patches are part of the tokens'
-    )
-  elif source.positioned_prefix < target.positioned_prefix:
-    notes.append('tokens without a position are given one of zeros')
+  notes += _position_notes(source, target)
   grid = weights.grid(source, loaded.position_size)
   params, _ = adapt.adapt(
     params,
@@ -103,6 +90,23 @@ def rewrite(
     resize=loaded.resize,
   )
   return dataclasses.replace(loaded, model=target, params=params), notes
+
+
+def _position_notes(source: vit.ViT, target: vit.ViT) -> list[str]:
+  """Returns a note where positions are stored in another way."""
+  kind = source.position_embedding
+  if kind != target.position_embedding:
+    stored = 'the fixed positions' if kind == 'sincos2d' else 'no positions'
+    values = 'of the same values' if kind == 'sincos2d' else 'of zeros'
+    return [
+      f'{stored} are stored as learned ones {values}: training would change'
+      ' them, and another image size interpolates them'
+    ]
+  if source.positioned_prefix > target.positioned_prefix:
+    return ['positions of tokens before the patches are part of the tokens']
+  if source.positioned_prefix < target.positioned_prefix:
+    return ['tokens without a position are given one of zeros']
+  return []
 
 
 def _scaled(params: Any) -> dict[str, Any]:

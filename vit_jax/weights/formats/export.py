@@ -38,6 +38,11 @@ from vit_jax.weights.formats import timm_config
 OURS = 'vit_jax'
 FORMATS = (*(form.NAME for form in foreign.FORMATS), OURS)
 
+_WRITERS: dict[str, base.Writer] = {
+  'google': google,
+  'timm': timm_config,
+  'huggingface': huggingface_config,
+}
 # A file of weights by its format; Hugging Face's needs its directory.
 _SUFFIXES = {'google': '.npz', 'timm': '.safetensors'}
 
@@ -70,9 +75,11 @@ def write(
   suffix = _SUFFIXES.get(name, '.safetensors')
   weights_file = path.name if is_file else f'model{suffix}'
   folder = path.absolute().parent.name if is_file else path.name
-  notes = changed + _notes(loaded.model, name) + _level_notes(loaded)
+  writer = _WRITERS[name]
+  notes = changed + writer.notes(loaded.model) + _level_notes(loaded)
   with new_directory(path, is_file) as directory:
-    for json_name, content in _companions(loaded, name, weights_file).items():
+    companions = _companions(loaded, writer, weights_file)
+    for json_name, content in companions.items():
       safe_io.write_json(directory / json_name, content)
     write_card(
       directory,
@@ -80,7 +87,7 @@ def write(
       title=path.stem if is_file else path.name,
       source=source,
       where=path.name,
-      usage=[_usage(loaded.model, name, folder, weights_file)],
+      usage=[writer.usage(loaded.model, folder, weights_file)],
       notes=notes,
     )
     _write_arrays(loaded, form, directory / weights_file)
@@ -202,36 +209,20 @@ def _unrolled(loaded: weights.Loaded) -> weights.Loaded:
 
 
 def _companions(
-  loaded: weights.Loaded, name: str, weights_file: str
+  loaded: weights.Loaded, writer: base.Writer, weights_file: str
 ) -> dict[str, Any]:
-  """Returns the content of the JSON files."""
-  model, preprocess = loaded.model, loaded.preprocess
-  size = loaded.position_size
-  if name == 'huggingface':
-    found = huggingface_config.config(cast(vit.ViT, model), preprocess, size)
-    return {
-      'config.json': found,
-      'preprocessor_config.json': huggingface_config.preprocessor_config(
-        preprocess
-      ),
+  """Returns the content of the JSON files, by their names."""
+  size, preprocess = loaded.position_size, loaded.preprocess
+  found = writer.companions(loaded.model, preprocess, size)
+  if writer is not huggingface_config:  # transformers takes no other fields
+    found['config.json']['vit_jax'] = {
+      'file': weights_file,
+      'model': models.fields_of(loaded.model),
+      'image_size': size,
+      'resize': loaded.resize,
+      'preprocess': preprocess.to_dict(),
     }
-  config = timm_config.config(model, preprocess, size) if name == 'timm' else {}
-  ours = {
-    'file': weights_file,
-    'model': models.fields_of(model),
-    'image_size': size,
-    'resize': loaded.resize,
-    'preprocess': preprocess.to_dict(),
-  }
-  return {'config.json': {**config, 'vit_jax': ours}}
-
-
-def _notes(model: models.Model, name: str) -> list[str]:
-  if name == 'timm':
-    return timm_config.notes(model)
-  if name == 'huggingface':
-    return huggingface_config.notes(cast(vit.ViT, model))
-  return google.notes(model)
+  return found
 
 
 def _level_notes(loaded: weights.Loaded) -> list[str]:
@@ -245,20 +236,6 @@ def _level_notes(loaded: weights.Loaded) -> list[str]:
     f' values from {low:g} to {high:g} become 0 to 1, others are cut; that'
     " program's own preprocessing does not know it"
   ]
-
-
-def _usage(
-  model: models.Model, name: str, folder: str, weights_file: str
-) -> tuple[str, str]:
-  """Returns a program, and the Python that loads the model there."""
-  if name == 'timm':
-    return 'timm', timm_config.usage(model, folder, weights_file)
-  if name == 'huggingface':
-    code = huggingface_config.usage(cast(vit.ViT, model), folder)
-    return 'transformers', code
-  return 'NumPy', (
-    f"import numpy as np\narrays = np.load('{folder}/{weights_file}')"
-  )
 
 
 def _write_arrays(

@@ -85,7 +85,8 @@ def read(
     path: An .npz, .safetensors or .pth file, or a directory of Hugging Face or
       of timm's Hub.
     overrides: Fields of the model that its arrays do not show.
-    image_size: That is asked for: tells a grid that is not square.
+    image_size: (height, width) that the caller asks for, which tells a grid
+      that is not square; or None.
 
   Raises:
     UserError: It is damaged, of no known format, or does not fit; one line
@@ -93,13 +94,9 @@ def read(
   """
   file = _weights_in(path) if path.is_dir() else path
   config = _json(file.with_name('config.json'))
+  preprocessor = _json(file.with_name('preprocessor_config.json'))
   with containers.open_arrays(file) as opened, _named(path):
-    hints = base.Hints(
-      overrides=overrides,
-      config=config,
-      preprocessor=_json(file.with_name('preprocessor_config.json')),
-      image_size=image_size,
-    )
+    hints = base.Hints(overrides, config, preprocessor, image_size)
     is_ours = _is_ours(config, file.name)
     if is_ours:
       hints = _completed(hints)
@@ -108,13 +105,12 @@ def read(
     description = form.describe(arrays, hints)
     if is_ours:
       description = _restored(description, config)
-    params = tables.read(
-      arrays,
-      form.rules(description.model),
-      _abstract(description),
-      form.IGNORED,
-      arrays.stored,
+    channels = description.preprocess['channels']
+    abstract = models.abstract_params(
+      description.model, (*description.image_size, channels)
     )
+    rules = form.rules(description.model)
+    params = tables.read(arrays, rules, abstract, form.IGNORED, arrays.stored)
   logging.info('read %s, a file of the kind %s', path, form.NAME)
   if description.silent and not is_ours:
     _say_assumed(path, description)
@@ -140,12 +136,6 @@ def _say_assumed(path: pathlib.Path, description: base.Description) -> None:
     silent,
     preprocessing.EXAMPLES[silent],
   )
-
-
-def _abstract(description: base.Description) -> dict[str, Any]:
-  channels = description.preprocess['channels']
-  shape = (*description.image_size, channels)
-  return models.abstract_params(description.model, shape)
 
 
 def _format(names: list[str]) -> base.Format:

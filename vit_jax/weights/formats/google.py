@@ -8,12 +8,14 @@ the layers, and keeps an optimizer's state in its training checkpoints.
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+import functools
 import re
 from typing import Any
 
 from flax import linen as nn
 import numpy as np
 
+from vit_jax import data
 from vit_jax import models
 from vit_jax.models import mixer
 from vit_jax.models import resnet
@@ -30,26 +32,24 @@ NAME = 'google'
 _FIELDS = {'gelu': 'tanh', 'layer_norm_epsilon': 1e-6}
 
 
-def _norm(
-  ours: str, theirs: str, names: tuple[str, str] = ('scale', 'bias')
+def _pair(
+  ours: str,
+  theirs: str,
+  leaves: tuple[str, str],
+  names: tuple[str, str] | None = None,
+  layout: tables.Layout = tables.SAME,
 ) -> list[tables.Rule]:
+  """Returns the rules of a layer with two arrays."""
   return [
-    rule(f'{ours}/{leaf}', f'{theirs}/{name}')
-    for leaf, name in zip(('scale', 'bias'), names, strict=True)
+    rule(f'{ours}/{leaf}', f'{theirs}/{name}', layout)
+    for leaf, name in zip(leaves, names or leaves, strict=True)
   ]
 
 
-def _group_norm(ours: str, theirs: str) -> list[tables.Rule]:
-  return [
-    rule(f'{ours}/{leaf}', f'{theirs}/{leaf}', tables.padded(0, 1, 2))
-    for leaf in ('scale', 'bias')
-  ]
-
-
-def _dense(ours: str, theirs: str) -> list[tables.Rule]:
-  return [
-    rule(f'{ours}/{leaf}', f'{theirs}/{leaf}') for leaf in ('kernel', 'bias')
-  ]
+_norm = functools.partial(_pair, leaves=('scale', 'bias'))
+_group_norm = functools.partial(_norm, layout=tables.padded(0, 1, 2))
+_bit_norm = functools.partial(_norm, names=('gamma', 'beta'))
+_dense = functools.partial(_pair, leaves=('kernel', 'bias'))
 
 
 def _attention(ours: str, theirs: str, joined: str, axis: int) -> list:
@@ -142,13 +142,11 @@ BIT = [
   *(
     line
     for ours, theirs in (('1', 'a'), ('2', 'b'), ('3', 'c'))
-    for line in _norm(
-      f'stage{{}}/unit{{}}/norm{ours}',
-      f'{_BITS}/{theirs}/group_norm',
-      ('gamma', 'beta'),
+    for line in _bit_norm(
+      f'stage{{}}/unit{{}}/norm{ours}', f'{_BITS}/{theirs}/group_norm'
     )
   ),
-  *_norm('norm', 'resnet/group_norm', ('gamma', 'beta')),
+  *_bit_norm('norm', 'resnet/group_norm'),
   rule('head/kernel', 'resnet/head/conv2d/kernel', tables.padded(0, 1)),
   rule('head/bias', 'resnet/head/conv2d/bias'),
 ]
@@ -398,7 +396,7 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
     'a LayerNorm after the mean': model.pool == 'gap' and model.norm_after_pool,
     'a model without positions': model.position_embedding == 'none',
   }
-  return next((what for what, has in wrong.items() if has), None)
+  return base.first_of(wrong)
 
 
 def notes(model: models.Model) -> list[str]:
@@ -414,3 +412,18 @@ def notes(model: models.Model) -> list[str]:
     epsilon = f'{model.layer_norm_epsilon:g} in its LayerNorms'
     found.append(f'the epsilon {epsilon}; the code of this format has 1e-06')
   return [f'this model has {what}' for what in found]
+
+
+def companions(
+  model: models.Model, preprocess: data.Preprocess, image_size: tuple[int, int]
+) -> dict[str, dict[str, Any]]:
+  """Returns the content of the JSON files: the format has none of its own."""
+  del model, preprocess, image_size
+  return {'config.json': {}}
+
+
+def usage(model: models.Model, directory: str, file: str) -> tuple[str, str]:
+  """Returns a program, and the Python that loads the arrays there."""
+  del model
+  code = f"import numpy as np\narrays = np.load('{directory}/{file}')"
+  return 'NumPy', code

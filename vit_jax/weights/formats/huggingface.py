@@ -189,57 +189,8 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   config.check_known(_KNOWN)
   projection = 'embeddings.patch_embeddings.projection.weight'
   hidden, channels, *patch = shapes.get(projection, 4)
-  is_dino = kind.startswith('dinov2')
-  activation = config.get('hidden_act', typed.TEXT, 'gelu')
-  gated = config.get('use_swiglu_ffn', typed.TRUTH, False)
-  if activation not in _GELUS and not gated:
-    raise UserError(
-      f'its config.json says hidden_act {activation!r}: those that can be'
-      f' computed are {", ".join(_GELUS)}'
-    )
-  fields: dict[str, Any] = {
-    'patch_size': tuple(patch),
-    'hidden_size': hidden,
-    'depth': shapes.count(_LAYER + '.'),
-    'gelu': _GELUS.get(activation, 'exact'),
-    'layer_norm_epsilon': config.get(
-      'layer_norm_eps', typed.POSITIVE, 1e-6 if is_dino else 1e-12
-    ),
-    'qkv_bias': shapes.count(f'{_QKV[0]}.bias') > 0,
-    'registers': shapes.size('embeddings.register_tokens', 1),
-    'position_tokens': 'class' if is_dino else 'all',
-  }
-  if is_dino:
-    names = ('weights_out', 'weights_in') if gated else ('fc2', 'fc1')
-    fields |= {
-      'pool': 'token+gap',
-      'gated_mlp': gated,
-      'layer_scale': config.get('layerscale_value', _NUMBER, 1.0),
-      'mlp_dim': shapes.get(f'{_LAYER}.mlp.{names[0]}.weight', 2)[1],
-    }
-  else:
-    distils = 'embeddings.distillation_token' in shapes
-    teacher = 'distillation_classifier.weight' in shapes
-    fields |= {
-      'pool': 'gap' if kind == 'ijepa' else 'token',
-      'mlp_dim': shapes.get(f'{_LAYER}.intermediate.dense.weight', 2)[0],
-      'distillation_token': distils,
-      'distillation_head': teacher or not distils,
-    }
-  heads = ('classifier.weight', 'cls_classifier.weight')
-  fields['num_classes'] = max(shapes.size(name, 0) for name in heads)
-  if not fields['num_classes']:  # beside a classifier, the pooler is not used
-    fields['pre_logits'] = shapes.size('pooler.dense.weight', 0)
-    if fields['pre_logits']:
-      config.get('pooler_act', typed.one_of('tanh'))
-    if is_dino:
-      logging.warning(
-        'a %s without a classifier: its features are the class token and the'
-        ' mean of the patch tokens, side by side (2 x %d numbers); the first'
-        ' half is what transformers calls pooler_output',
-        kind,
-        hidden,
-      )
+  fields: dict[str, Any] = {'patch_size': tuple(patch), 'hidden_size': hidden}
+  fields |= _fields(shapes, config, kind)
   fields['num_heads'] = config.get('num_attention_heads', typed.COUNT)
   if not fields['num_heads']:
     sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
@@ -250,15 +201,78 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   preprocess, silent = preprocessing.of_transformers(
     hints.preprocessor, kind, size, channels
   )
-  classes = _labels(config, fields['num_classes'])
   return base.Description(
     model,
     size,
-    {'classes': classes, **preprocess},
+    {'classes': _labels(config, fields['num_classes']), **preprocess},
     # As transformers resizes them, each class in its way.
     'bicubic_antialias' if kind == 'dinov2_with_registers' else 'bicubic',
     silent,
   )
+
+
+def _fields(
+  shapes: base.Shapes, config: typed.Json, kind: str
+) -> dict[str, Any]:
+  """Returns the model's fields, but those of the patch embedding and heads."""
+  is_dino = kind.startswith('dinov2')
+  activation = config.get('hidden_act', typed.TEXT, 'gelu')
+  gated = config.get('use_swiglu_ffn', typed.TRUTH, False)
+  if activation not in _GELUS and not gated:
+    raise UserError(
+      f'its config.json says hidden_act {activation!r}: those that can be'
+      f' computed are {", ".join(_GELUS)}'
+    )
+  fields: dict[str, Any] = {
+    'depth': shapes.count(_LAYER + '.'),
+    'gelu': _GELUS.get(activation, 'exact'),
+    'layer_norm_epsilon': config.get(
+      'layer_norm_eps', typed.POSITIVE, 1e-6 if is_dino else 1e-12
+    ),
+    'qkv_bias': shapes.count(f'{_QKV[0]}.bias') > 0,
+    'registers': shapes.size('embeddings.register_tokens', 1),
+    'position_tokens': 'class' if is_dino else 'all',
+  }
+  if is_dino:
+    down = 'weights_out' if gated else 'fc2'
+    fields |= {
+      'pool': 'token+gap',
+      'gated_mlp': gated,
+      'layer_scale': config.get('layerscale_value', _NUMBER, 1.0),
+      'mlp_dim': shapes.get(f'{_LAYER}.mlp.{down}.weight', 2)[1],
+    }
+  else:
+    distils = 'embeddings.distillation_token' in shapes
+    teacher = 'distillation_classifier.weight' in shapes
+    fields |= {
+      'pool': 'gap' if kind == 'ijepa' else 'token',
+      'mlp_dim': shapes.get(f'{_LAYER}.intermediate.dense.weight', 2)[0],
+      'distillation_token': distils,
+      'distillation_head': teacher or not distils,
+    }
+  return fields | _head_fields(shapes, config, kind)
+
+
+def _head_fields(
+  shapes: base.Shapes, config: typed.Json, kind: str
+) -> dict[str, int]:
+  """Returns the number of classes, and the width of the layer before them."""
+  heads = ('classifier.weight', 'cls_classifier.weight')
+  classes = max(shapes.size(name, 0) for name in heads)
+  if classes:  # beside a classifier, the pooler is not used
+    return {'num_classes': classes}
+  pre_logits = shapes.size('pooler.dense.weight', 0)
+  if pre_logits:
+    config.get('pooler_act', typed.one_of('tanh'))
+  if kind.startswith('dinov2'):
+    logging.warning(
+      'a %s without a classifier: its features are the class token and the'
+      ' mean of the patch tokens, side by side (2 x %d numbers); the first'
+      ' half is what transformers calls pooler_output',
+      kind,
+      shapes.size('embeddings.cls_token', 2),
+    )
+  return {'num_classes': 0, 'pre_logits': pre_logits}
 
 
 def _image_size(
@@ -290,8 +304,8 @@ def _labels(config: typed.Json, classes: int) -> tuple[str, ...]:
 def mlp_ratio(model: vit.ViT) -> int | None:
   """Returns `mlp_ratio` of DINOv2's config.json; None: there is none.
 
-  transformers takes whole numbers alone. Of a gated MLP's hidden layer it keeps
-  two thirds, in multiples of 8.
+  transformers takes whole numbers alone, and keeps two thirds of a gated MLP's
+  hidden layer, in multiples of 8.
   """
   d = model.hidden_size
   if not model.gated_mlp:
@@ -354,7 +368,7 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
       model.positioned_prefix != (1 if is_dino else model.prefix_length)
     ),
   }
-  return next((what for what, has in wrong.items() if has), None)
+  return base.first_of(wrong)
 
 
 def unused(model: vit.ViT) -> dict[str, tuple[int, ...]]:

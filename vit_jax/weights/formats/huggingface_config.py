@@ -4,22 +4,26 @@ from typing import Any
 
 from vit_jax import data
 from vit_jax.models import vit
+from vit_jax.weights import preprocessing
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import huggingface
 
-_RESAMPLE = {'bilinear': 2, 'bicubic': 3}  # PIL's numbers
+_RESAMPLE = {name: i for i, name in preprocessing.RESAMPLE.items()}
 
 
-def config(
+def companions(
+  model: vit.ViT, preprocess: data.Preprocess, image_size: tuple[int, int]
+) -> dict[str, dict[str, Any]]:
+  """Returns the content of the JSON files, by their names."""
+  return {
+    'config.json': _config(model, preprocess, image_size),
+    'preprocessor_config.json': _preprocessor_config(preprocess),
+  }
+
+
+def _config(
   model: vit.ViT, preprocess: data.Preprocess, image_size: tuple[int, int]
 ) -> dict[str, Any]:
-  """Returns the content of config.json.
-
-  Args:
-    model: Unrolled, of a kind that the format can hold.
-    preprocess: Preprocessing of its images.
-    image_size: (height, width) that its positions are for.
-  """
   kind = huggingface.model_type(model)
   architecture = huggingface.ARCHITECTURES[kind]
   if model.distillation_token and model.distillation_head:
@@ -44,34 +48,35 @@ def config(
     'dtype': 'float32',
     'torch_dtype': 'float32',  # so older versions call it
   }
-  if kind.startswith('dinov2'):
-    result |= {
-      'mlp_ratio': huggingface.mlp_ratio(model),
-      'use_swiglu_ffn': model.gated_mlp,
-      'layerscale_value': model.layer_scale,
-      'drop_path_rate': model.stochastic_depth,
-    }
-    if model.registers:
-      result['num_register_tokens'] = model.registers
-  else:
-    result['intermediate_size'] = model.mlp_dim
-    result['encoder_stride'] = model.patch_size[0]
-    if model.pre_logits:
-      result['pooler_output_size'] = model.pre_logits
+  result |= _of_kind(model, kind)
   if model.num_classes:
-    names = [
-      *preprocess.classes,
-      *(
-        f'LABEL_{i}' for i in range(len(preprocess.classes), model.num_classes)
-      ),
-    ]
+    names = [*preprocess.classes]
+    names += [f'LABEL_{i}' for i in range(len(names), model.num_classes)]
     result['id2label'] = {str(i): name for i, name in enumerate(names)}
     result['label2id'] = {name: i for i, name in enumerate(names)}
   return result
 
 
-def preprocessor_config(preprocess: data.Preprocess) -> dict[str, Any]:
-  """Returns the content of preprocessor_config.json."""
+def _of_kind(model: vit.ViT, kind: str) -> dict[str, Any]:
+  """Returns the fields that only some of transformers' classes have."""
+  if not kind.startswith('dinov2'):
+    pooler = {'pooler_output_size': model.pre_logits}
+    return {
+      'intermediate_size': model.mlp_dim,
+      'encoder_stride': model.patch_size[0],
+      **(pooler if model.pre_logits else {}),
+    }
+  registers = {'num_register_tokens': model.registers}
+  return {
+    'mlp_ratio': huggingface.mlp_ratio(model),
+    'use_swiglu_ffn': model.gated_mlp,
+    'layerscale_value': model.layer_scale,
+    'drop_path_rate': model.stochastic_depth,
+    **(registers if model.registers else {}),
+  }
+
+
+def _preprocessor_config(preprocess: data.Preprocess) -> dict[str, Any]:
   height, width = preprocess.image_size
   resize: Any = preprocess.resize
   if resize is None:  # to fill the crop
@@ -121,15 +126,11 @@ def notes(model: vit.ViT) -> list[str]:
   ]
 
 
-def usage(model: vit.ViT, directory: str) -> str:
-  """Returns the Python that loads the model.
-
-  Args:
-    model: Unrolled.
-    directory: Where it is.
-  """
+def usage(model: vit.ViT, directory: str, file: str) -> tuple[str, str]:
+  """Returns a program, and the Python that loads the model there."""
+  del file
   auto = 'AutoModelForImageClassification' if model.num_classes else 'AutoModel'
-  return (
+  return 'transformers', (
     f'from transformers import AutoImageProcessor, {auto}\n'
     f"model = {auto}.from_pretrained('{directory}')\n"
     f"processor = AutoImageProcessor.from_pretrained('{directory}')"

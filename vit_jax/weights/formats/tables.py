@@ -201,6 +201,7 @@ def read(
   """
   wanted = entries(rules, abstract)
   faults = _differences(wanted, arrays.shapes, ignored, stored)
+  # Where something is wrong, the others are looked at all the same.
   params, infinite = {}, []
   for entry in wanted:
     theirs = []

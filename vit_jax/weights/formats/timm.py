@@ -376,4 +376,4 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
     'attention pooling with a gated MLP in its layers': model.pool == 'map'
     and model.gated_mlp,
   }
-  return next((what for what, has in wrong.items() if has), None)
+  return base.first_of(wrong)

@@ -39,18 +39,17 @@ _HYBRIDS: Mapping[tuple[int, ...], str] = {
 }
 
 
-def config(
-  model: models.Model,
-  preprocess: data.Preprocess,
-  image_size: tuple[int, int],
-) -> dict[str, Any]:
-  """Returns the content of config.json.
+def companions(
+  model: models.Model, preprocess: data.Preprocess, image_size: tuple[int, int]
+) -> dict[str, dict[str, Any]]:
+  """Returns the content of the JSON files, by their names."""
+  return {'config.json': config(model, preprocess, image_size)}
 
-  Args:
-    model: Unrolled.
-    preprocess: Preprocessing of its images.
-    image_size: (height, width) that its positions are for.
-  """
+
+def config(
+  model: models.Model, preprocess: data.Preprocess, image_size: tuple[int, int]
+) -> dict[str, Any]:
+  """Returns the content of config.json."""
   parts = _parts(model, (preprocess.channels, *image_size))
   resize, channels = preprocess.resize, preprocess.channels
   is_squashed = isinstance(resize, tuple)
@@ -111,22 +110,16 @@ def notes(model: models.Model) -> list[str]:
   return found
 
 
-def usage(model: models.Model, directory: str, file: str) -> str:
-  """Returns the Python that loads the model.
-
-  Args:
-    model: Unrolled.
-    directory: Where it is.
-    file: Name of the weights.
-  """
+def usage(model: models.Model, directory: str, file: str) -> tuple[str, str]:
+  """Returns a program, and the Python that loads the model there."""
   if _obstacle(model) == _PRE_LOGITS:
-    return _usage_with_pre_logits(model, directory, file)
+    return 'timm', _usage_with_pre_logits(model, directory, file)
   if _obstacle(model):
-    return (
+    return 'timm', (
       'import safetensors.torch\n'
       f"state_dict = safetensors.torch.load_file('{directory}/{file}')"
     )
-  return (
+  return 'timm', (
     f"import timm\nmodel = timm.create_model('local-dir:{directory}',"
     ' pretrained=True)'
   )
