@@ -207,6 +207,7 @@ def test_the_command_itself(digits_run, images, tmp_path):
     'JAX_NUM_CPU_DEVICES': '1',
     'VIT_JAX_CACHE': str(tmp_path / 'cache'),
   }
+  env.pop('JAX_COMPILATION_CACHE_DIR', None)  # set by conftest.py
   command = [sys.executable, '-m', 'vit_jax.predict', f'--from={digits_run}']
   result = subprocess.run(
     [*command, '-', '--top=1'],
