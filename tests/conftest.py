@@ -4,6 +4,8 @@
 devices than there are is skipped.
 """
 
+import gc
+import importlib.metadata
 import os
 import pathlib
 import tempfile
@@ -14,13 +16,21 @@ if os.environ['JAX_PLATFORMS'] != 'cpu':  # there products may be less exact
   os.environ.setdefault('JAX_DEFAULT_MATMUL_PRECISION', 'highest')
 os.environ['JAX_NUM_CPU_DEVICES'] = '8'
 # Compiling takes most of the time, and most functions run once.
-os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0')
+os.environ.setdefault(
+  'XLA_FLAGS',
+  '--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1',
+)
+if importlib.metadata.version('jaxlib').startswith('0.10.'):
+  # Halves the rest. Later versions end the process at a flag of the past.
+  os.environ['XLA_FLAGS'] += ' --xla_cpu_use_fusion_emitters=false'
 
 from absl import flags
 import pytest
 import tiny
 
 flags.FLAGS.mark_as_parsed()  # Grain reads flags
+# Tracing makes millions of objects, and few of them are in cycles.
+gc.set_threshold(100_000, 50, 50)
 # What commands keep does not outlive the tests, nor come from before them. All
 # processes share it: many tests compile the same step of the same tiny model.
 if 'PYTEST_XDIST_WORKER' not in os.environ:

@@ -1,6 +1,7 @@
 """The notebooks: they run, and what is stored is what they show."""
 
 import importlib.util
+import re
 
 import pytest
 import tiny
@@ -51,8 +52,17 @@ def test_stored(name):
 @pytest.mark.notebooks
 @pytest.mark.parametrize('name', NAMES)
 def test_runs(name):
-  """No cell fails, and each shows the kinds of things that are stored."""
+  """No cell fails, and each shows the kinds of things that are stored.
+
+  Training is shorter than in the stored notebook: no cell depends on how good
+  the model is.
+  """
   before = stored(name)
+  for cell in before.cells:
+    cell.source = re.sub(
+      r"(duration ?= ?)'\d+ epochs'", r"\1'2 epochs'", cell.source
+    )
+    cell.source = cell.source.replace('NUM_STEPS = 800', 'NUM_STEPS = 100')
   after = notebooks.execute(before)
   assert notebooks.problems(after) == []
   assert shown(after) == shown(before)
