@@ -2,8 +2,8 @@ r"""A checkpoint of "How to train your ViT?" (AugReg), fine-tuned.
 
   python -m vit_jax.main --config=configs/augreg.py:B/16,oxford_iiit_pet
 
-The model is Ti/16, S/32, S/16, B/32, B/16, L/16, R+Ti/16, R26+S/32 or R50+L/32:
-its recommended checkpoint is used, which is that of ImageNet-21k with the best
+The model is Ti/16, S/32, S/16, B/32, B/16, L/16, R+Ti/16, R26+S/32 or R50+L/32.
+Its recommended checkpoint is used: the one of ImageNet-21k with the best
 final_val in index.csv. A full file name from that table works, too:
 
   python -m vit_jax.main --config=configs/augreg.py:B_16-i21k-300ep-lr_0.001\

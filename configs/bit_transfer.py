@@ -10,9 +10,10 @@ is not in `recipes.DATASETS`, add the number of training examples:
       --config=configs/bit_transfer.py:R50x1,folder:/path/to/images,12000
 
 Source: "Big Transfer (BiT)", arXiv:1912.11370, section 3.3, and its authors'
-code (google-research/big_transfer, bit_hyperrule.py), which for fewer than
-20,000 examples warms up for 100 steps and falls at 40, 60 and 80%. They report
-for R50x1 on ImageNet 80.68%, CIFAR-10 97.3, CIFAR-100 86.4; for R152x2 85.15,
+code (google-research/big_transfer, bit_hyperrule.py). For fewer than 20,000
+examples, that code warms up for 100 steps and lowers the learning rate at 40,
+60 and 80% of the steps. The authors report for R50x1 on ImageNet 80.68%,
+CIFAR-10 97.3, CIFAR-100 86.4; for R152x2 85.15,
 98.5 and 91.2 (on CIFAR with batches of 128 and a learning rate of 0.001, which
 they find as good). Not run by us: it starts from gs://bit_models, which we
 could not reach. From a copy: --config.init_from.path=PATH. For images below

@@ -23,7 +23,7 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax.config import recipes
 
-# Runs this long would memorise the images.
+# Runs of this length or more need regularisation against overfitting.
 _LONG = 50  # epochs
 
 
@@ -70,7 +70,7 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
 
 
 def _hold_back(config: ml_collections.ConfigDict) -> None:
-  """Sets what keeps a long run from overfitting."""
+  """Adds augmentation and regularisation for long runs."""
   config.data.pad = 4
   config.augment.policy = 'autoaugment'
   config.augment.erase = 0.25

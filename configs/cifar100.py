@@ -9,9 +9,10 @@ Source: the plain ViT of "Vision Transformer for Small-Size Datasets",
 arXiv:2112.13492, and its authors' code (aanna0701/SPT_LSA_ViT), 100 epochs:
 73.81% of the test images, and 93.58% of CIFAR-10's. Not run by us.
 
-Differences: erased regions are filled with noise for each pixel. The authors
-evaluate on the test images after each epoch and report the best; here `val` is
-held out from the training images, and `test` is evaluated at the end.
+Differences: erased regions are filled with independent noise for each pixel.
+The authors evaluate on the test images after each epoch and report the best;
+here `val` is held out from the training images, and `test` is evaluated at the
+end.
 """
 
 import ml_collections

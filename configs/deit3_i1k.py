@@ -14,7 +14,7 @@ Validation accuracy at 224 px: S 81.4%, B 83.8, L 84.9, H 85.2. Not run by us.
 Memory: --config.train.accumulation=4, for L and H more.
 
 Differences: `recipes.deit` lists those of images and schedule. H trains at 160
-px, of which its patches of 14 cover 154.
+px; its patches of 14 cover only 154 of them.
 """
 
 import dataclasses
@@ -26,7 +26,7 @@ from vit_jax.config import recipes
 
 @dataclasses.dataclass(frozen=True)
 class _Variant:
-  """What the authors' commands set for a size."""
+  """Settings of the authors' commands for a size."""
 
   patch: int
   image_size: int

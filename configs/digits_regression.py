@@ -44,7 +44,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config = config_lib.load(pathlib.Path(__file__).with_name('digits.py'))
 
   config.data.name = 'configs.digits_regression:InkCentre'
-  config.data.crop = 'center'  # a shifted image has its centre elsewhere
+  config.data.crop = 'center'  # a random crop would move the ink's centre
   config.objective.name = 'regression'
   config.objective.label_smoothing = 0.0
   config.train.duration = '1_350 steps'  # 30 epochs

@@ -10,10 +10,10 @@ accuracy after 300 epochs: S/16 79.5%, B/16 81.0, Mixer-B/16 77.8 (with SAM
 78.1, 79.9 and 77.4: sam_i1k.py). Not run by us. A step makes two passes over
 each of 64 microbatches, one after the other: on many devices it is slow.
 
-The length of the perturbation follows the learning rate; there are 64
-microbatches, as for SAM. The weight decay of that config, 1e-3, is multiplied
-only by the schedule; here it is the paper's 0.3, multiplied by the learning
-rate, 3e-3.
+The norm of the perturbation (rho) follows the learning rate; there are 64
+microbatches, as for SAM. The authors' config has a weight decay of 1e-3, which
+is multiplied only by the schedule. Here it is the paper's 0.3, which is
+multiplied by the learning rate, 3e-3.
 """
 
 import ml_collections

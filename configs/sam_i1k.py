@@ -10,11 +10,11 @@ epochs, with AdamW and with SAM: S/16 74.4% and 78.1; B/16 74.6 and 79.9;
 Mixer-B/16 66.4 and 77.4. Not run by us. A step makes two passes over each of 64
 microbatches, one after the other: on many devices it is slow.
 
-SAM perturbs the weights separately for each of 64 microbatches: its authors
-used 64 TPU chips, and found that fewer need a larger rho
-(google-research/vision_transformer, issue 153). That issue confirms the rho of
-B/16. The other values of rho, and the loss, bias and schedule of the ViT paper,
-could not be checked against the paper.
+SAM perturbs the weights separately for each of 64 microbatches, since its
+authors used 64 TPU chips. They found that fewer chips need a larger rho
+(google-research/vision_transformer, issue 153); that issue confirms the rho of
+B/16. The other values of rho could not be checked against the paper, nor could
+the loss, bias and schedule, which are those of the ViT paper.
 """
 
 import ml_collections

@@ -15,9 +15,10 @@ L/32 66.90; after 90 epochs of ImageNet-21k, on its classes: B/16 47.88%, B/32
 44.04, L/16 49.90, L/32 45.42. Not run by us. vit_i1k.py and vit_i21k.py are
 better.
 
-As there (issues 2 and 89), the loss is sigmoid cross-entropy, the head has a
-hidden layer, and its bias starts at -10; on ImageNet-21k the learning rate ends
-at 1e-5, and gradients are not clipped. Memory: --config.train.accumulation=8.
+As in that repository (issues 2 and 89), the loss is sigmoid cross-entropy, the
+head has a hidden layer, and its bias starts at -10; on ImageNet-21k the
+learning rate ends at 1e-5, and gradients are not clipped.
+Memory: --config.train.accumulation=8.
 """
 
 import ml_collections

@@ -10,8 +10,8 @@ published config. Table 1: 76.5% of the validation images after 90 epochs, in 6
 to 7 hours on a TPUv3-8; 80.0% after 300. With a linear head
 (--config.model.pre_logits=0) 76.7% and 79.8%. Not run by us.
 
-The source's weight decay, 1e-4, is multiplied only by the schedule, ours also
-by the learning rate: it is 1e-4 / 1e-3.
+The source's weight decay, 1e-4, is multiplied only by the schedule. Ours is
+also multiplied by the learning rate, 1e-3, so it is 1e-4 / 1e-3.
 """
 
 import ml_collections

@@ -4,10 +4,10 @@ r"""Looks for inputs that end in a traceback, with more cases than the tests.
   python scripts/fuzz.py --seconds=600 --seed=100000 --target=configs
 
 Configs, checkpoints, directories, images and requests of the page are damaged
-at random; each must be accepted, or refused by one line. A case that fails is
-printed with its seed, which repeats it: --target=NAME --seed=SEED --count=1.
-The cases are those of tests/hostile.py, and need the extra [test]. The status
-is 1 if any failed.
+at random; each must be accepted, or refused with a one-line error. A failed
+case is printed with its seed; --target=NAME --seed=SEED --count=1 repeats it.
+The cases are those of tests/hostile.py, and need the extra [test]. The exit
+status is 1 if any failed.
 """
 
 import collections
@@ -55,7 +55,7 @@ def main(argv: list[str]) -> int:
   }
   start = time.monotonic()
   with tempfile.TemporaryDirectory() as folder:
-    logging.set_verbosity(logging.FATAL)  # what is wrong is said by the error
+    logging.set_verbosity(logging.FATAL)  # the error says what is wrong
     hostile.make(pathlib.Path(folder))
     seed = _SEED.value
     while not _is_over(seed, start):

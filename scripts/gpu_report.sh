@@ -1,12 +1,12 @@
 #!/usr/bin/env bash
-# Measures what ViTs reach on the GPU of this machine, in under 9 minutes:
-# report.json and report.md in a directory.
+# Measures the speed of ViTs on the GPU of this machine, in under 9 minutes;
+# writes report.json and report.md to a directory.
 #
 #   scripts/gpu_report.sh [DIRECTORY]
 #
-# It needs a Python (3.11 to 3.13) with JAX for CUDA; timm and PyTorch are
-# compared with where they are there. What else vit_jax needs is installed into
-# a virtual environment of its own, from PyPI or, with PIP_NO_INDEX=1 and
+# It needs Python (3.11 to 3.13) with JAX for CUDA, and compares with timm if
+# that and PyTorch are installed. Other requirements of vit_jax are installed
+# into a separate virtual environment, from PyPI or, with PIP_NO_INDEX=1 and
 # PIP_FIND_LINKS=FOLDER, from wheels.
 set -euo pipefail
 out=$(realpath -m "${1:-gpu_report}")
@@ -20,7 +20,7 @@ python3 -m venv --system-site-packages "$scratch/venv"
 source "$scratch/venv/bin/activate"
 pip install -q -e .
 export VIT_JAX_CACHE="$scratch/cache"
-# What installing took is a part of the nine minutes.
+# The time of the installation is part of the nine minutes.
 python -m vit_jax.benchmark.gpu_report \
   --out="$out" --budget=$((520 - (SECONDS - start)))
 cat "$out/report.md"

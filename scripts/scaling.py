@@ -1,13 +1,13 @@
-"""Plans ViTs on 8 to 1,024 devices, as the tables of docs/scaling.md.
+"""Plans ViTs on 8 to 1,024 devices, for the tables of docs/scaling.md.
 
   python scripts/scaling.py --hardware=H100,v5p >tables.md
 
 For each model and number of devices, several meshes are planned as by `python
 -m vit_jax.summary --devices=N --mesh=...`. Among those that fit, the one with
-the shortest step (the mean of the best and the worst case) is shown. All have
-the same number of images a step, with as much accumulation as memory needs, so
-that many devices have few images each. Layers are scanned, and nothing is
-recomputed. A plan takes some seconds, and no device is needed.
+the shortest step (the mean of the best and the worst case) is shown. The global
+batch size is always the same, with as many microbatches as memory requires.
+Layers are scanned, and nothing is recomputed. A plan takes some seconds and
+needs no accelerator.
 """
 
 from collections.abc import Iterator
@@ -24,7 +24,7 @@ from vit_jax.parallel import hardware as hardware_lib
 from vit_jax.summary import plan as plan_lib
 from vit_jax.summary import roofline
 
-# Images on one device at a time, whose activations fit into 80 GB.
+# Images of a microbatch on one device, whose activations fit into 80 GB.
 MODELS = {'ViT-B/16': 128, 'ViT-L/16': 64, 'ViT-H/14': 32, 'ViT-g/14': 16}
 
 _MODELS = flags.DEFINE_list('models', list(MODELS), 'Models to plan.')

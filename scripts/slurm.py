@@ -7,9 +7,9 @@ r"""Trains on SLURM; the job is requeued until the run is done.
 
 Flags after the lone -- are for `python -m vit_jax.main`, which runs once on
 each node, with all of its GPUs; --workdir must be on a file system that all
-nodes share. Logs are in WORKDIR/slurm. A job that is preempted, or comes near
-its time limit, saves and is queued again. One that fails or is cancelled is
-not; the same command resumes it.
+nodes share. Logs are in WORKDIR/slurm. A job that is preempted, or close to its
+time limit, saves and is requeued. A job that fails or is cancelled is not
+requeued; the same command resumes it.
 
 --local runs the tasks here instead, without SLURM, and waits for them:
 
@@ -26,7 +26,7 @@ from vit_jax.config import UserError
 import vit_jax.main  # noqa: F401  it defines the training flags
 from vit_jax.parallel import slurm
 
-FLAGS = flags.FlagValues()  # apart from the training command's
+FLAGS = flags.FlagValues()  # separate from the training command's
 slurm.define_flags(FLAGS)
 
 

@@ -4,19 +4,19 @@ r"""Kills a run of several processes repeatedly, and checks that it recovers.
   python scripts/soak.py --kills=100 --seed=1 --folder=/tmp/soak -- \
       --config.mesh.fsdp=2
 
-First a small run on the digits is left alone, twice. Then runs with the same
-config are killed at random moments, from their first millisecond on: by SIGKILL
-or SIGTERM, one of their processes or all. The same command is run again each
-time, until the run is done; then the next run begins, until there were enough
-kills. It checks that
+First a small run on the digits is made twice without interruption. Then one or
+all processes of runs with the same config are killed at random times, from the
+first millisecond on, by SIGKILL or SIGTERM. After each kill the same command is
+run again until the run is done; then the next run begins, until there were
+enough kills. The script checks that
 
-  the final state and the metrics are bit-identical to those of the run that was
-  left alone, with each step logged once;
+  the final state and the metrics are bit-identical to those of the
+  uninterrupted run, with each step logged once;
   after each kill the other processes end within 120 seconds and say why.
 
-It prints a line for each kill, and ends with status 1 if a check failed. Flags
-after a lone -- are for the training command. On 2 CPU cores it takes about half
-a minute a kill.
+It prints a line for each kill, and exits with status 1 if a check failed. Flags
+after a lone -- are for the training command. On 2 CPU cores a kill takes about
+half a minute.
 """
 
 from collections.abc import Callable
@@ -42,7 +42,7 @@ from vit_jax import cli
 from vit_jax.config import UserError
 from vit_jax.runs import checkpoint_format
 
-FLAGS = flags.FlagValues()  # apart from the training command's
+FLAGS = flags.FlagValues()  # separate from the training command's
 _KILLS = flags.DEFINE_integer(
   'kills', 30, 'Number of kills.', lower_bound=1, flag_values=FLAGS
 )
@@ -72,7 +72,7 @@ _CONFIG = {
   'optim.warmup': '10 steps',
   'train.log_every': '1 steps',
   'evals.val.every': '50 steps',
-  'checkpoint.every': '3 steps',  # so that one is written most of the time
+  'checkpoint.every': '3 steps',  # so that most kills interrupt a save
 }
 _LIMIT = 120.0  # seconds for the other processes to end
 _STOPPED = 128 + signal.SIGTERM
@@ -176,7 +176,7 @@ def start(
 
 
 def undisturbed(run: Run) -> None:
-  """Waits for a run that is left alone.
+  """Waits for an uninterrupted run to end.
 
   Raises:
     UserError: The run failed.
@@ -228,7 +228,7 @@ def strike(
   for i, status in enumerate(statuses):
     if i in late:
       continue
-    killed = i in victims and status == -number  # before it could do anything
+    killed = i in victims and status == -number  # before it handled the signal
     silent = status == 1 and not run.last_words(i).startswith('error: ')
     if not killed and (silent or status not in (0, 1, _STOPPED)):
       problems.append(f'process {i} ended with {status} without saying why')
@@ -243,7 +243,7 @@ def outcome(workdir: pathlib.Path) -> dict[str, Any]:
   info = checkpoint_format.read_info(newest)
   with (workdir / 'metrics.jsonl').open() as file:
     lines = [json.loads(line) for line in file]
-  # Others are about time alone, and depend on the interruptions.
+  # Other lines only have times, which depend on the interruptions.
   lines = [x for x in lines if 'train/loss' in x or 'val/loss' in x]
   exact = ('step', 'epoch', 'train/loss', 'train/grad_norm', 'val/')
   return {
@@ -259,7 +259,7 @@ def outcome(workdir: pathlib.Path) -> dict[str, Any]:
 
 
 def compare(expected: dict[str, Any], workdir: pathlib.Path) -> list[str]:
-  """Returns differences of a run from the one that was left alone."""
+  """Returns differences between a run and the uninterrupted one."""
   found = outcome(workdir)
   different = [
     f'{workdir}: {name} differs'

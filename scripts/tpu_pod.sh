@@ -108,7 +108,7 @@ tpu() {
     ${project:+--project="$project"} </dev/null
 }
 
-# Prints the state of a tpu-vm or queued-resource; nothing if it is not there.
+# Prints the state of a tpu-vm or queued-resource; nothing if there is none.
 state() {
   local kind=$1 field=$2 said="$scratch/describe" tries=0
   until tpu "$kind" describe "$name" --format="value($field)" 2>"$said"; do
@@ -126,7 +126,7 @@ on_workers() {
   tpu tpu-vm ssh "$name" --worker="$workers" --command="$command"
 }
 
-# Waits until the slice is ready; asks for it where it is not there.
+# Requests the slice if there is none, and waits until it is ready.
 get_slice() {
   local node queued last=''
   while true; do
@@ -160,9 +160,9 @@ request() {
     ${spot:+"$spot"}
 }
 
-# Installs the code on all workers. A run that is still there is asked to save
-# and stop before, and killed if it does not. Google's runtimes have an older
-# Python than we need.
+# Installs the code on all workers. Before that, a run that is still active is
+# asked to save and stop, and killed if it does not. Google's runtimes have an
+# older Python than we need.
 install() {
   say 'installing'
   tpu tpu-vm scp "$scratch/vit_jax.tgz" "$name:" --worker=all &&
@@ -187,7 +187,7 @@ train() {
     cd vit_jax && exec ../venv/bin/python -m vit_jax.main$flags"
 }
 
-# Lists the code: all that git knows, or without git what is needed.
+# Lists the files of the code: those in git, or without git the needed ones.
 files() {
   cd "$root"
   git ls-files -z --cached --others --exclude-standard 2>/dev/null ||
@@ -207,7 +207,7 @@ main() {
   root=$(cd "$(dirname "${BASH_SOURCE[0]}")/.." && pwd)
   scratch=$(mktemp -d)
   trap 'rm -rf "$scratch"' EXIT
-  # Once, so that a run is resumed with the code that it began with.
+  # Only once, so that a run is resumed with the code that it began with.
   files | tar -C "$root" --null --files-from=- -czf "$scratch/vit_jax.tgz"
   while true; do
     get_slice

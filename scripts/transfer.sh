@@ -1,13 +1,13 @@
 #!/usr/bin/env bash
-# Transfer, shown: pre-trains a small ViT on CIFAR-10 (32 px, 8 x 8 patches, RGB,
-# 10 classes) and trains it on 359 digits (24 px, 6 x 6 patches, grey, 10 other
-# classes), from there and from scratch, for equally many steps. At the end it
-# prints the accuracies on the 359 digits that were held out.
+# Demonstrates transfer: pre-trains a small ViT on CIFAR-10 (32 px, 8 x 8
+# patches, RGB, 10 classes), then trains on 359 digits (24 px, 6 x 6 patches,
+# grey, 10 other classes), from that checkpoint and from scratch, for the same
+# number of steps. At the end it prints the accuracies on 359 held-out digits.
 #
 #   bash scripts/transfer.sh /path/to/cifar10 runs/transfer
 #
-# The folder has train/<class>/ and test/<class>/. What has finished is not run
-# again.
+# The folder has train/<class>/ and test/<class>/. Finished runs are not
+# repeated.
 set -euo pipefail
 cifar=$1
 runs=$2
@@ -41,7 +41,7 @@ tune() {
 
 for steps in 50 150; do
   for rate in 1e-3 3e-3; do
-    # A fresh head learns faster than what is there already.
+    # The new head gets a higher learning rate than the pre-trained layers.
     tune $steps $rate tuned --config.optim.rules="(('^head/', 10.0, None),)"
     tune $steps $rate scratch --config.init_from.path='' \
       --config.model.name=ViT-Ti/4 "${model[@]}" \

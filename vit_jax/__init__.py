@@ -69,7 +69,8 @@ _COMMANDS = (
   'sweep',
   'benchmark',
 )
-# The intended command for names that are none; 'main' for all others.
+# The command that a user probably meant by a name that is no command; 'main'
+# for all other names.
 _COMMAND_FOR = {
   'checkpoint': 'convert',
   'comparison': 'compare',
@@ -85,13 +86,13 @@ _COMMAND_FOR = {
 def _refuse_other_modules() -> None:
   """Exits with an error in `python -m vit_jax.MODULE` if it is no command.
 
-  Python would import the module and end with status 0, as if it had trained.
-  While Python looks for the module, and imports this package to do so,
-  sys.argv[0] is '-m'; in any other process this does nothing.
+  Otherwise Python would import the module and end with status 0, as if it had
+  trained. sys.argv[0] is '-m' while Python imports this package to find the
+  module; in any other process this function does nothing.
   """
   if sys.argv[:1] != ['-m']:
     return
-  given = sys.orig_argv[-len(sys.argv)]  # '-mNAME', too
+  given = sys.orig_argv[-len(sys.argv)]  # 'NAME' or '-mNAME'
   match = re.search(r'(?:^|m)(vit_jax((?:\.\w+)*))$', given)
   if match is None:  # the command of a package that imports this one
     return

@@ -8,7 +8,7 @@ or Hugging Face, a work directory, or a URL. DST is a new or empty directory;
 for google it may be an .npz file, for timm a .safetensors file, which gets a
 config.json and a README.md beside it.
 
-  google       model.npz, as in google-research/vision_transformer, big_vision
+  google       model.npz, for google-research/vision_transformer, big_vision
                and BiT
   timm         config.json and model.safetensors, for timm.create_model
   huggingface  config.json, preprocessor_config.json and model.safetensors, for
@@ -17,9 +17,10 @@ config.json and a README.md beside it.
 
 Class names, normalisation and a model card (README.md) are written, too.
 Nothing is rounded: converted back, the arrays have the same bits. If a format
-only has another form of the same function (learned positions for fixed ones,
-LayerScale folded into the preceding layers), that form is written with a
-warning. A warning also says if the other program computes something else.
+can only hold an equivalent form of the model (learned position embeddings for
+fixed ones, LayerScale folded into the preceding layers), that form is written
+with a warning. A warning also says if the other program computes something
+else.
 """
 
 import os
@@ -37,7 +38,7 @@ if TYPE_CHECKING:
 
   from vit_jax import weights
 
-FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
+FLAGS = flags.FlagValues()  # separate, since other commands share flag names
 cli.define_overrides(FLAGS)
 cli.define_compile_cache(FLAGS)
 _FORMATS = ['google', 'timm', 'huggingface', 'vit_jax']

@@ -1,4 +1,4 @@
-r"""Embeds the images of a dataset: what the head of a model reads.
+r"""Embeds the images of a dataset: writes the inputs of the model's head.
 
   python -m vit_jax.embed --from=runs/digits --data=digits \
     --split='train[80%:]' --out=digits.npz
@@ -6,24 +6,25 @@ r"""Embeds the images of a dataset: what the head of a model reads.
     --out=photos.npz
 
 --images is a file, a folder (all images in it and below it) or a pattern, and
-may be repeated. An image that cannot be read ends it, and no file is written.
+may be repeated. If an image cannot be read, the command stops and writes no
+file.
 
-FILE.npz has, for N images in the order of the split or of the files, the arrays
+FILE.npz has these arrays, for N images in the order of the split or the files:
 
   embedding  float32 [N, D]
   label      int32 [N], positions in classes
-  index      int32 [N], positions in the split, however that is sliced
+  index      int32 [N], positions in the whole split, before slicing
   file       [N], paths, '' where an image has no file of its own
   classes    [K], the names of the data's classes
-  checkpoint JSON: path, format, step, ... of what was loaded
+  checkpoint JSON: path, format, step, ... of the checkpoint
 
 With --images there are no labels, so label and classes are left out, and index
 counts the files.
 
-FILE.parquet (where pyarrow is installed) has a row for each image: embedding,
-label, label_name, index and file (or null), the former two not with --images;
-classes and checkpoint are in its metadata, as JSON. Both are written batch by
-batch, so a split may be larger than memory.
+FILE.parquet (needs pyarrow) has a row for each image: embedding, label,
+label_name (both only with --data), index and file (or null). Its metadata has
+classes and checkpoint, as JSON. Both formats are written batch by batch, so a
+split may be larger than memory.
 """
 
 from collections.abc import Iterator
@@ -52,7 +53,7 @@ if TYPE_CHECKING:
   from vit_jax import data
   from vit_jax.evaluation.embedded import Embedded
 
-FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
+FLAGS = flags.FlagValues()  # separate, since other commands share flag names
 cli.define_from(FLAGS)
 cli.define_compile_cache(FLAGS)
 data_flags.define(FLAGS, 'embed')
@@ -63,7 +64,7 @@ _OUT = flags.DEFINE_string(
   'out', None, 'FILE.npz or FILE.parquet.', flag_values=FLAGS
 )
 
-_ROWS = 4096  # of a group in a Parquet file
+_ROWS = 4096  # rows of a group in a Parquet file
 
 
 def main(argv: list[str]) -> None:
@@ -102,7 +103,7 @@ def main(argv: list[str]) -> None:
 
 
 def _check_flags(argv: list[str]) -> pathlib.Path:
-  """Finds mistakes that need no model; returns what to write."""
+  """Checks the flags before a model is loaded; returns the output path."""
   if _IMAGES.value:
     if argv[1:]:
       raise UserError(
@@ -120,10 +121,10 @@ def _check_flags(argv: list[str]) -> pathlib.Path:
 
 
 class _Writer(Protocol):
-  """Writes embeddings as they come.
+  """Writes embeddings batch by batch.
 
   Attributes:
-    width: D.
+    width: D, the size of an embedding.
   """
 
   width: int
@@ -133,7 +134,7 @@ class _Writer(Protocol):
 
 
 class _Npz:
-  """Writes the embeddings as they come; what is small waits for the end."""
+  """Writes embeddings batch by batch, and the small arrays at the end."""
 
   def __init__(self, archive: zipfile.ZipFile, total: int):
     self.width = 0
@@ -152,7 +153,7 @@ class _Npz:
     self._files += [file or '' for file in files]
 
   def _begin(self, width: int) -> None:
-    """Writes what comes before the numbers in a .npy file."""
+    """Writes the header of the .npy file of the embeddings."""
     import numpy as np
 
     self.width = width
@@ -165,7 +166,7 @@ class _Npz:
     np.lib.format.write_array_header_1_0(self._embedding, header)
 
   def finish(self, classes: Sequence[str], checkpoint: str) -> None:
-    """Writes the rest; no labels where there are no classes."""
+    """Writes the other arrays; without classes there are no labels."""
     import numpy as np
 
     self.close()
@@ -200,7 +201,7 @@ def _npz(
 
 
 class _Parquet:
-  """Writes groups of rows."""
+  """Writes a Parquet file in groups of rows."""
 
   def __init__(
     self, path: pathlib.Path, classes: Sequence[str], checkpoint: str
@@ -218,8 +219,8 @@ class _Parquet:
       self.flush()
 
   def flush(self) -> None:
-    """Writes what waits, as one group."""
-    import pyarrow as pa  # not among what we require
+    """Writes the buffered rows as one group."""
+    import pyarrow as pa  # an optional dependency
     from pyarrow import parquet
 
     if not self._parts:

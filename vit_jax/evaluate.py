@@ -1,44 +1,45 @@
-r"""Says how good a model is on a dataset.
+r"""Evaluates a model on a dataset.
 
   python -m vit_jax.evaluate --from=runs/digits --data=digits \
     --split='train[80%:]' --format=json --predictions=digits.csv
 
-The classes of the data are found by name among those of the model. Every
-example counts once. Accuracies have 95% intervals (Wilson's); the calibration
-error is the mean distance of confidence and accuracy over 15 bins
-(arXiv:1706.04599); the loss is the mean cross-entropy of the softmax in nats,
-whatever the model was trained with.
+The classes of the data are matched with those of the model by name. Every
+example counts once. Accuracies have 95% intervals (Wilson's). The calibration
+error is the mean difference of confidence and accuracy over 15 bins
+(arXiv:1706.04599). The loss is the mean softmax cross-entropy in nats, even if
+the model was trained with another loss.
 
 --format=json is one object: examples, accuracy, loss, calibration_error, k and
 top_k_accuracy (k is 5, or the number of classes if that is less), classes
 (name, examples and accuracy of each) and confusion (rows: true classes,
-columns: predicted ones; null for more than 2,000 classes). Beside each accuracy
-there is its ..._interval. checkpoint is what was loaded: path and format; of a
-work directory step, kind (best, newest or earlier), averaged (whether the
-parameters are moving averages) and newest (the step of the newest checkpoint).
+columns: predicted classes; null for more than 2,000 classes). Each accuracy has
+an interval with the same name and _interval at its end. checkpoint has path and
+format; for a work directory also step, kind (best, newest or earlier), averaged
+(whether the parameters are moving averages) and newest (the step of the newest
+checkpoint).
 
---predictions writes a row for each example: index (its position in the split,
-however that is sliced), file (if it has one), label and prediction (positions
+--predictions writes a row for each example: index (its position in the whole
+split, before slicing), file (if it has one), label and prediction (positions
 in the model's classes) and their names, probability (of the prediction), loss,
 and the five most probable classes with their probabilities (in CSV as JSON).
 
-A model that predicts numbers, or several classes of an image, is measured as in
-training: the JSON object has the objective's metrics, as r2 and
-mean_absolute_error, or map and average_precision/CLASS. --predictions has for
-each name its true value and, with _predicted, that of the model: a number, or
-the probability of a class.
+A regression or multi-label model is measured with the metrics of its training
+objective: the JSON object has r2 and mean_absolute_error, or map and
+average_precision/CLASS. For each name, --predictions has the true value and, in
+a column that ends with _predicted, the model's number or class probability.
 
-How good the features of any model are on any data:
+Probes measure the features of any model on any data:
 
   python -m vit_jax.evaluate --from=runs/digits --data=digits \
     --split='train[80%:]' --probe=knn --train_split='train[:80%]'
 
---probe=knn, few_shot or linear measures a simple classifier of what the head
-reads, which learns from --train_split: weighted votes of the nearest neighbours
-(DINO's), least squares on few images of each class (the ViT paper's), logistic
-regression. The JSON object has probe, train_examples, examples, and
-knn_accuracy (and k), few_shot_1_accuracy and so on (means over 5 draws, with
-Student's intervals over these), or linear_accuracy (and linear_penalty).
+A probe is a simple classifier that is fitted on --train_split, with the inputs
+of the model's head as its features. --probe=knn takes weighted votes of the
+nearest neighbours (as DINO), few_shot fits least squares to a few images of
+each class (as the ViT paper), and linear is logistic regression. The JSON
+object has probe, train_examples, examples, and the accuracy: knn_accuracy (and
+k), few_shot_1_accuracy and so on (means over 5 draws, with Student's intervals
+over these), or linear_accuracy (and linear_penalty).
 
 --probe=my_module:MyEvaluator runs an evaluator of your own (docs/methods.md),
 the same as in training; the JSON object has its metrics.
@@ -69,7 +70,7 @@ if TYPE_CHECKING:
 
 _TOP = 5  # classes of a prediction
 
-FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
+FLAGS = flags.FlagValues()  # separate, since other commands share flag names
 cli.define_from(FLAGS)
 cli.define_compile_cache(FLAGS)
 data_flags.define(FLAGS, 'evaluate on')
@@ -185,7 +186,7 @@ def _shots() -> tuple[int, ...] | None:
 def _evaluate(
   loaded: 'weights.Loaded', evaluator: 'Evaluator', path: pathlib.Path | None
 ) -> tuple[dict[str, Any], str]:
-  """Runs an evaluator; returns the report, and as text.
+  """Runs an evaluator; returns the report, as a dict and as text.
 
   Args:
     loaded: The model.
@@ -226,12 +227,12 @@ def _outputs(
   config: 'ml_collections.ConfigDict',
   source: 'data.Source',
 ) -> tuple[Any, 'predictions_lib.Head | None', 'np.ndarray | None']:
-  """Returns how a model's outputs are measured.
+  """Returns what is needed to measure a model's outputs.
 
   Returns:
-    The objective; the head, where it predicts a feature of the examples; and
-    where that is the label, the positions of the data's classes in the model's,
-    int32 [classes of the data].
+    The objective; the head, or None if it predicts no feature of the examples;
+    and, if the head predicts the label, the positions of the data's classes in
+    the model's, int32 [classes of the data].
   """
   from vit_jax import objectives  # they import jax
   from vit_jax.evaluation import loaded as loaded_lib
@@ -259,7 +260,7 @@ def _report(
   source: 'data.Source',
   path: pathlib.Path | None,
 ) -> tuple[dict[str, Any], str]:
-  """Returns the report on outputs, and as text; writes the predictions."""
+  """Returns the report, as a dict and as text; writes the predictions."""
   from vit_jax.evaluation import predictions as predictions_lib  # imports jax
   from vit_jax.evaluation import report
 
@@ -287,7 +288,7 @@ def _class_columns(
   files: list[str | None],
   names: tuple[str, ...],
 ) -> dict[str, list[Any]]:
-  """Returns the columns of `--predictions`, of a model with these classes."""
+  """Returns the columns of `--predictions` for a classifier."""
   label, top = predictions.label.tolist(), predictions.top.tolist()
   probability = predictions.probability.tolist()
   return {

@@ -10,12 +10,14 @@ The same command on the same work directory resumes an interrupted run.
 
   python -m vit_jax.main --reproduce=runs/digits
 
-trains once more with the config of a run: first it lists what has changed since
-(versions, code, devices, data), and at the end whether the results are equal.
+trains again with the config of a run. It first lists what has changed since
+then (versions, code, devices, data), and at the end says whether the results
+are equal.
 
-Started once on each host of a SLURM step, an Open MPI job, a TPU pod or an
-indexed job of Kubernetes, it is one run on all of their devices. Elsewhere,
-flags say which processes belong together:
+To use several hosts, start the same command once on each host of a SLURM step,
+an Open MPI job, a TPU pod or an indexed job of Kubernetes: the processes then
+form one run on all devices. Elsewhere, flags say which processes belong
+together:
 
   python -m vit_jax.main --config=configs/digits.py --workdir=runs/digits \
       --coordinator=node1:8476 --num_processes=2 --process_id=0

@@ -5,7 +5,8 @@
 
 An image is a file, a folder (all images in it and below it), a pattern such as
 'holidays/**/*.jpg', or - for a list of these on standard input, one a line.
-Predictions come in the order of the images; folders and patterns are sorted.
+Predictions come in the order of the images; the files of a folder or pattern
+are sorted.
 
 --format=table is for people. --format=json is one array of
   {"image": path, "predictions": [{"class": name, "index": 3,
@@ -14,8 +15,8 @@ with one image a line; --format=csv has the columns image, rank (from 1),
 class, index and probability, one row for each class. An index is a position in
 the model's output.
 
-A multi-label model gives each class a probability of its own. A model that
-predicts numbers prints each in the units of its data: in JSON as "numbers":
+A multi-label model gives each class an independent probability. The numbers of
+a regression model are in the units of its data: in JSON as "numbers":
 {name: value}, in CSV with the columns image, name and value.
 
 An image that cannot be read is reported on stderr and left out; the exit
@@ -58,11 +59,11 @@ _BATCH_SIZE = flags.DEFINE_integer(
   'batch_size', 32, 'Images at a time.', lower_bound=1, flag_values=FLAGS
 )
 
-_AHEAD = 3  # batches that are decoded before their turn
+_AHEAD = 3  # batches that are decoded in advance
 
 
 class Prediction(NamedTuple):
-  """One of the classes that an image may be of."""
+  """A class, or a quantity, with the value that is predicted for it."""
 
   name: str
   number: int  # position in the output
@@ -115,13 +116,13 @@ def decode(
   ahead: int,
   progress: Callable[[int], object],
 ) -> 'Iterator[tuple[str, np.ndarray | UserError]]':
-  """Yields images in order, which threads decode ahead of their use.
+  """Yields images in order; threads decode them in advance.
 
   Args:
     paths: Paths of images.
     pixels: Path -> uint8 [1, H, W, C].
-    ahead: Images that may wait.
-    progress: Is called with the number of images, as they are taken.
+    ahead: Largest number of decoded images that wait to be used.
+    progress: Called with the number of images that were taken.
 
   Yields:
     A path, and uint8 [H, W, C] or why it cannot be read.
@@ -156,12 +157,14 @@ def in_batches(
   size: int,
   report: Callable[[UserError], None],
 ) -> 'Iterator[tuple[list[str], dict[str, np.ndarray]]]':
-  """Yields paths with their images; the last batch is padded, so one compiles.
+  """Yields paths with batches of their images.
+
+  The last batch is padded, so that only one shape is compiled.
 
   Args:
     images: From `decode`.
     size: Number of images in each batch.
-    report: Is called with what is wrong with those that are left out.
+    report: Called with the error of each image that is left out.
   """
   import numpy as np
 
@@ -190,7 +193,7 @@ def _named(
   """Returns an image's predictions.
 
   Raises:
-    UserError: They are no numbers.
+    UserError: The outputs are not finite.
   """
   import numpy as np
 

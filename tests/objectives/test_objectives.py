@@ -302,8 +302,8 @@ def test_classes_in_another_order(teacher, caplog):
     ({'temperature': 0.0}, 'objective.temperature'),
     ({'teacher_weight': -0.1}, 'objective.teacher_weight'),
     ({'name': 'distillation'}, 'objective.teacher is empty'),
-    ({'teacher': 'runs/big'}, 'nobody listens'),
-    ({'model__distillation_token': True, 'model__pool': 'token'}, 'nobody tea'),
+    ({'teacher': 'runs/big'}, 'does not use'),
+    ({'model__distillation_token': True, 'model__pool': 'token'}, 'no teacher'),
     ({'train__ema_warmup': True, 'train__ema_decay': 0.0}, 'no average'),
     (
       {'name': 'distillation', 'teacher': 'x', 'distillation': 'loud'},

@@ -7,14 +7,14 @@ r"""Measures speed: JSON on stdout, and a table for people on stderr.
 
 The model is the ViT of configs/cifar10_tutorial.py, or any other (--model), on
 generated JPEG files (or your own: --data=folder:PATH). It takes turns with its
-rival in the same run: `baseline` is a plain formulation of the same (a Linen
-model as in a tutorial; a loop over cv2.imread; a script that takes one step;
-for end_to_end, the bare train step; for parallel, one device instead of two);
-with --compare, train and infer are compared with the model of a library, if
-that is installed. Ratios are medians over the turns. Before parts of the model
-are timed (the last five), ours and the rival are checked to give the same
-logits, and the same losses in two steps; `input` compares images. Parts that
-run in other processes (startup, restart, parallel) are not compared.
+rival in the same run. By default the rival is `baseline`, a plain formulation
+of the same work: a Linen model as in a tutorial; a loop over cv2.imread; a
+script that takes one step; for end_to_end, the bare train step; for parallel,
+one device instead of two. With --compare, the rival in train and infer is the
+model of a library, if that is installed. Ratios are medians over the turns.
+Before the last five parts are timed, our model and the rival must give the same
+logits, and the same losses in two steps; `input` compares images. Results of
+parts in other processes (startup, restart, parallel) are not compared.
 
   startup         a command, up to its first step
   restart         up to the first step: resumed with a compile cache, or new

@@ -4,16 +4,15 @@ r"""Measures ViTs on this accelerator within minutes: JSON and Markdown.
 
 `scripts/gpu_report.sh` prepares a bare machine for it. Training steps and
 forward passes are in bfloat16, on batches that are on the device. For ViT-B/16,
-the kinds of attention are tried first, then scan and remat, each alone, with
-the fastest attention; all other rows use the choices of the fastest of these
-rows. The comparison with timm and the loop use the fastest batch of ViT-B/16.
-Dropout with two kinds of random bits, and compiler options, are tried last and
-used for no other row.
+the report first tries the kinds of attention, then scan and remat, each alone,
+with the fastest attention. All other rows use the choices of the fastest of
+these rows. The comparison with timm and the loop use the fastest batch size of
+ViT-B/16. The last rows try dropout with two kinds of random bits, and compiler
+options; no other row uses these.
 
 Before a model is timed, two of its layers with the same choices are compared
-with the plain formulation: the logits with those in float32 and in bfloat16,
-the losses of two steps with those in bfloat16. A row says if it failed or was
-not reached in the time.
+with the plain formulation: logits in float32 and in bfloat16, and the losses of
+two steps in bfloat16. A row says if it failed, or was not reached in time.
 """
 
 import os

@@ -82,7 +82,7 @@ class Peer(abc.ABC):
     batch_size: int | None = None,
     threads: int = 1,
   ) -> tuple[Work, Callable[[int], Iterable[np.ndarray]]]:
-    """Returns functions that make all images, and return the first n of them.
+    """Returns two functions: make all images; return the first n images.
 
     Args:
       cuts: The crops of the images.

@@ -30,11 +30,11 @@ Entry = dict[str, Any]
 
 # Enough steps for the background write to end.
 _STEPS_PER_SAVE = 3
-# Of the loop; the first steps use batches that were read ahead.
+# Length of the loop, and first steps to skip: they use prefetched batches.
 _LOOP_SECONDS, _WARM_STEPS = 3.0, 3
 
-# Relative tolerances for the logits and for the loss after an update: no more
-# than the order of sums explains. GPUs and TPUs round float32 products.
+# Relative tolerances for the logits and for the loss after an update, for
+# rounding in another order of sums. GPUs and TPUs round float32 products.
 _EXACT, _AFTER_UPDATE, _ROUNDED, _BFLOAT16 = 1e-4, 1e-3, 1e-2, 5e-2
 
 
@@ -95,7 +95,7 @@ class Bench:
         comparable.
     """
     assert not self.ours.step, 'both must be in their initial states'
-    before = _peak()  # ours come first, as memory is measured by its peak
+    before = _peak()  # ours runs first, since memory is measured as a peak
     logits = self.ours.logits()
     self._note_memory('infer', before, self.ours.compiled_forward)
     before = _peak()
@@ -163,7 +163,7 @@ class Bench:
       )
 
   def _note_memory(self, part: str, before: int, compiled: Any) -> None:
-    """Notes the peak memory; the compiler's plan if that peak is not ours."""
+    """Records the peak memory, or the compiler's plan if the peak is older."""
     after = _peak()
     memory, source = _planned(compiled), 'compiler'
     if after > before:
@@ -304,7 +304,7 @@ def _deterministic(
 
 
 def _require(difference: float, allowed: float, what: str) -> None:
-  if not difference <= allowed:  # nor NaN
+  if not difference <= allowed:  # also true for nan
     raise config_lib.UserError(
       f'{what}: ours differs by {difference:.2g} of its size, and'
       f' {allowed:.2g} is allowed; what is not the same is not timed'

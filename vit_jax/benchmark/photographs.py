@@ -67,7 +67,7 @@ def write_records(data_dir: pathlib.Path, jpegs: Sequence[bytes]) -> str:
     tfds.core.GeneratorBasedBuilder, skip_registration=True
   ):
     VERSION = tfds.core.Version('1.0.0')
-    code_path = None  # beside which there would be checksums
+    code_path = None  # TFDS would look for checksums in its folder
 
     def _info(self) -> tfds.core.DatasetInfo:
       features = {

@@ -1,9 +1,9 @@
 """The model of the plain formulation: the ViT of a tutorial in Linen.
 
-After P. Lippe's UvA Deep Learning Tutorial 15, as a reader would write it:
+It follows P. Lippe's UvA Deep Learning Tutorial 15, as a reader would write it:
 Dense on flattened patches, `nn.MultiHeadDotProductAttention`, `nn.Dropout`,
-LayerNorm and Dense on the class token. Imports nothing of ours, since
-`plain_start` times its start-up.
+LayerNorm and Dense on the class token. It imports nothing else of vit_jax,
+since `plain_start` times its start-up.
 """
 
 from flax import linen as nn

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 
 Times = dict[str, list[float]]
 
-# Least seconds of a block; shorter ones are dominated by noise.
+# Minimum seconds of a block; noise dominates shorter ones.
 _BLOCK_SECONDS = 1.0
 
 

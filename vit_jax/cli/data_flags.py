@@ -30,7 +30,7 @@ _FLAG_OF = {
 
 
 def define(flag_values: flags.FlagValues, what: str) -> None:
-  """Defines --data, --split, and how they are read.
+  """Defines --data, --split and flags for reading them.
 
   Args:
     flag_values: The flags of the command.
@@ -100,7 +100,7 @@ def make_config(
 
   Args:
     flag_values: Parsed flags.
-    loaded: The model for which the data are prepared.
+    loaded: The model for which the data is prepared.
 
   Raises:
     UserError: A flag does not parse.
@@ -129,7 +129,7 @@ def open_split(
     flag: Name of the flag.
 
   Raises:
-    UserError: There are no such data, or they cannot be used; names the flag.
+    UserError: There is no such data, or it cannot be used; names the flag.
   """
   from vit_jax import data  # after the flags: its import is slow
 

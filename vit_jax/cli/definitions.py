@@ -127,7 +127,7 @@ def _overrides(flag_values: flags.FlagValues) -> dict[str, Any]:
       )
     try:
       overrides[key] = ast.literal_eval(value)
-    except (SyntaxError, ValueError):  # a word
+    except (SyntaxError, ValueError):  # a plain string
       overrides[key] = value
   if size := flag_values['image_size'].value:
     overrides['image_size'] = parse_size(size, '--image_size')

@@ -9,13 +9,13 @@ from vit_jax.config import UserError
 
 
 def find(arguments: Sequence[str]) -> list[str]:
-  """Returns the paths of images that the command line asks for.
+  """Returns the paths of images named on the command line.
 
   Args:
-    arguments: Files, folders, patterns, and - for more of them on stdin.
+    arguments: Files, folders and patterns; '-' reads more of them from stdin.
 
   Raises:
-    UserError: There are none.
+    UserError: There are no images.
   """
   paths: list[str] = []
   empty: list[str] = []
@@ -39,7 +39,7 @@ def find(arguments: Sequence[str]) -> list[str]:
 
 
 def _problem(name: str) -> str:
-  """Says why there are no images in a folder or for a pattern."""
+  """Returns why there are no images in a folder or for a pattern."""
   if os.path.isdir(name):
     return f'{name} has no images'
   return f'no file matches the pattern {name}'
@@ -47,22 +47,22 @@ def _problem(name: str) -> str:
 
 def _listed_on_stdin() -> list[str]:
   text = os.fsdecode(sys.stdin.buffer.read())
-  if '\0' in text:  # of find -print0
+  if '\0' in text:  # from find -print0
     return [name for name in text.split('\0') if name]
   names = [line.removesuffix('\r') for line in text.split('\n')]
   return [name for name in names if name]
 
 
 def _expand(name: str) -> list[str]:
-  """Returns the images in a folder, those of a pattern, or the file itself."""
-  from vit_jax.data import folder  # after the flags: it takes a moment
+  """Returns images in a folder, images that match a pattern, or the file."""
+  from vit_jax.data import folder  # after the flags: slow to import
 
   if os.path.isdir(name):
     return folder.images_below(name)
   if os.path.lexists(name) or not glob.has_magic(name):
     return [name]
   found = sorted(glob.glob(name, recursive=True))
-  if '**' in name:  # has what is in the folders as well
+  if '**' in name:  # also matches the files in the folders
     return [path for path in found if not os.path.isdir(path)]
   return [image for path in found for image in _matched(path)]
 

@@ -44,7 +44,7 @@ def run(
     print(doc.strip(), flag_values.main_module_help(), sep='\n')
     sys.exit(0)
   _log_plainly()
-  if isinstance(sys.stdout, io.TextIOWrapper):  # files' names may be any bytes
+  if isinstance(sys.stdout, io.TextIOWrapper):  # file names may have any bytes
     sys.stdout.reconfigure(errors='surrogateescape')
   processes.exit_process(_status(main, argv, flag_values))
 
@@ -77,7 +77,7 @@ def _status(
 
 
 def _log_plainly() -> None:
-  """Shows our own messages as plain lines, and other packages' warnings."""
+  """Logs our own messages as plain lines, and warnings of other packages."""
   logging.use_absl_handler()
   logging.set_verbosity(logging.INFO)
   logging.set_stderrthreshold(logging.INFO)
@@ -99,10 +99,10 @@ def _keep_compiled(where: str | None) -> None:
   if where == '':
     os.environ['JAX_ENABLE_COMPILATION_CACHE'] = 'false'
     return
-  # Many functions that each compile quickly take long together.
+  # Cache quick compilations, too: many of them together take long.
   os.environ.setdefault('JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS', '0')
   if where is not None:
-    if '://' not in where:  # else a bucket, which JAX reads itself
+    if '://' not in where:  # otherwise a bucket, which JAX accesses itself
       folder = pathlib.Path(os.path.expanduser(where)).absolute()
       folder.mkdir(parents=True, exist_ok=True)
       where = str(folder)
@@ -112,7 +112,7 @@ def _keep_compiled(where: str | None) -> None:
     try:
       folder = pathlib.Path(cache).expanduser().absolute() / 'xla'
       folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # the home directory is not known
+    except (OSError, RuntimeError):  # not writable, or no known home directory
       return
     if os.access(folder, os.W_OK | os.X_OK):
       os.environ['JAX_COMPILATION_CACHE_DIR'] = str(folder)

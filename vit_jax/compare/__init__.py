@@ -1,1 +1,1 @@
-"""Runs beside each other (a command)."""
+"""Compares runs (a command)."""

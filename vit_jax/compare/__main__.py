@@ -3,27 +3,27 @@
   python -m vit_jax.compare runs/digits runs/digits-2
   python -m vit_jax.compare runs/* --group --out=seeds.png --x=epoch
 
-Tables show the keys of the configs that differ, what else differs (versions,
-commit, devices, data), and the results: the last value of each evaluation's
-metrics, the best one and its step, the last loss, the images per second
-(median) and the time. A run may be unfinished, or going on; the time is that
-from its first start to its last metrics, without the pauses between its starts;
-the useful time is that of its steps up to the last checkpoint. Files and
-folders that are no runs are left out, with a warning.
+Tables show config keys that differ, other differences (versions, commit,
+devices, data), and the results: for each metric of the evaluations the last and
+the best value with its step, the last loss, the images per second (median) and
+the time. A run may be unfinished or still running. The time is from its first
+start to its last metrics, without pauses between starts; the useful time is
+that of its steps up to the last checkpoint. Files and folders that are not runs
+are skipped, with a warning.
 
 --out is a picture (.png, .pdf or .svg) of all curves; --out='' draws none.
 
---group takes runs whose configs differ in the seed alone together: tables show
-the mean and half of its 95% interval (Student's), curves the mean and a band
-from the least to the largest value. Where some runs of a group are finished,
-only these count.
+--group combines runs whose configs differ only in the seed. Tables then show
+the mean and half of its 95% interval (Student's t), and curves the mean and a
+band from the smallest to the largest value. If some runs of a group are
+finished, only these count.
 
---format=json is one object: config and setting (of each key that differs, the
-values by the name of the run) and runs (of each its name, paths, states, count
-of runs that count, step, epoch, and metrics by their names: last, best and
-best_step; seconds, useful_seconds and images_per_second are among them). Where
-several runs count, last and best are means, with half of their intervals in
-last_interval and best_interval, which are null otherwise.
+--format=json is one object: config and setting (for each key that differs, the
+values by name of the run) and runs. A run has name, paths, states, count (the
+number of runs that count), step, epoch, and metrics. Each metric, by name, has
+last, best and best_step; seconds, useful_seconds and images_per_second are
+metrics, too. If several runs count, last and best are means, and last_interval
+and best_interval are half of their intervals; otherwise these are null.
 """
 
 from collections.abc import Mapping
@@ -62,12 +62,12 @@ _FORMAT = flags.DEFINE_enum(
   'format', 'table', ['table', 'json'], 'Of stdout.', flag_values=FLAGS
 )
 
-_LONGEST = 40  # letters of a value that are shown
+_LONGEST = 40  # maximum letters of a value to show
 _ABSENT = '-'
 
 
 def main(argv: list[str]) -> None:
-  """Compares, prints the tables and draws the picture."""
+  """Compares runs, prints the tables and draws the picture."""
   from vit_jax.plots import curves
 
   out = pathlib.Path(_OUT.value) if _OUT.value else None
@@ -106,7 +106,7 @@ def _difference_rows(
 
 
 def _cut(texts: Sequence[str | None]) -> list[str]:
-  """Shortens texts to where they begin to differ."""
+  """Shortens texts to the parts where they begin to differ."""
   known = {text for text in texts if text is not None}
   start = 0
   if max(map(len, known)) > _LONGEST and len(known) > 1:
@@ -158,7 +158,7 @@ def _show_states(states: Sequence[str]) -> str:
 
 def _show(value: float | None) -> str:
   from vit_jax.runs import (
-    reporting,  # after the flags: it imports TensorBoard's
+    reporting,  # after the flags: it imports TensorBoard's writer
   )
 
   return _ABSENT if value is None else reporting.text(value)
@@ -187,7 +187,7 @@ def _show_time(measured: Mapping[str, Any] | None) -> str:
 def _print_table(
   title: str, names: Sequence[str], rows: Sequence[Sequence[str]]
 ) -> None:
-  """Prints a table; on a terminal in parts that fit on it."""
+  """Prints a table; on a terminal in parts that fit its width."""
   if not rows:
     print(f'{title}: no differences\n')
     return

@@ -27,11 +27,11 @@ LOSS = 'train/loss'
 
 @dataclasses.dataclass(frozen=True)
 class Column:
-  """A run; or, with --group, runs whose configs differ in the seed alone.
+  """A run; with --group, runs whose configs differ only in the seed.
 
   Attributes:
-    name: Tells it from the others.
-    runs: All of them.
+    name: Unique name of the column.
+    runs: All runs of the column.
   """
 
   name: str
@@ -39,7 +39,7 @@ class Column:
 
   @property
   def counted(self) -> Sequence[records.Record]:
-    """The finished runs; all where none has finished."""
+    """The finished runs; all runs if none has finished."""
     return [run for run in self.runs if run.state == 'finished'] or self.runs
 
 
@@ -48,11 +48,11 @@ def read(paths: Sequence[str], group: bool = False) -> list[Column]:
 
   Args:
     paths: Their work directories. A path that exists but holds no run is
-      skipped with a warning: a shell's pattern matches more than runs.
-    group: Whether to take those together that differ in the seed alone.
+      skipped with a warning, since shell patterns match other files, too.
+    group: Whether to group runs that differ only in the seed.
 
   Raises:
-    UserError: There are too few of them, or one cannot be read.
+    UserError: There are too few runs, or one cannot be read.
   """
   resolved = [pathlib.Path(path).resolve() for path in paths]
   twice = [path for path in resolved if resolved.count(path) > 1]
@@ -78,10 +78,10 @@ def read(paths: Sequence[str], group: bool = False) -> list[Column]:
 
 
 def _without_others(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
-  """Returns paths without those of files and folders that are no runs.
+  """Returns the paths that hold runs.
 
   Raises:
-    UserError: One run is left, or none.
+    UserError: Fewer than two runs are left.
   """
   others = [x for x in paths if x.exists() and not records.is_run(x)]
   left = [path for path in paths if path not in others]
@@ -99,7 +99,7 @@ def _without_others(paths: Sequence[pathlib.Path]) -> list[pathlib.Path]:
 def _columns(
   groups: Sequence[Sequence[tuple[str, records.Record]]],
 ) -> list[Column]:
-  """Names groups by what the names of their runs begin with."""
+  """Returns columns; a group is named by the common prefix of its runs."""
   names = [
     records.common_start([name for name, _ in group]).rstrip('-_/.=')
     for group in groups
@@ -121,7 +121,7 @@ def _columns(
 
 
 def setting(run: records.Record) -> dict[str, str]:
-  """Returns what the newest start of a run ran on."""
+  """Returns the versions, devices and data of a run's newest start."""
   if not run.starts:
     return {}
   start = run.starts[-1]
@@ -132,15 +132,15 @@ def differences(
   columns: Sequence[Column],
   values_of: Callable[[records.Record], Mapping[str, Any]],
 ) -> dict[str, dict[str, list[Any]]]:
-  """Returns what differs between runs.
+  """Returns the values that differ between runs.
 
   Args:
     columns: Columns with at least one run each.
     values_of: Returns the values of a run by key.
 
   Returns:
-    The different values of each column, for each key that differs.
-    A key that is not there is as one that is not set.
+    The distinct values in each column, for each key that differs. A missing key
+    counts as one that is not set.
   """
   tables = {c.name: [values_of(run) for run in c.runs] for c in columns}
   every = [values for table in tables.values() for values in table]
@@ -166,7 +166,7 @@ def _distinct(values: Iterable[Any]) -> list[Any]:
 
 
 def report(column: Column) -> dict[str, Any]:
-  """Returns the results of a run or a group, as --format=json has them."""
+  """Returns the results of a run or a group, for --format=json."""
   runs = column.counted
   points = [run.last for run in runs]
   last = max((p for p in points if p is not None), default=None)
@@ -210,7 +210,7 @@ def _speed(run: records.Record) -> float | None:
 
 
 def _mean(name: str, values: Sequence[float | None]) -> dict[str, float | None]:
-  """Returns a mean and half its interval; None where they are not known."""
+  """Returns a mean and half its interval; None if unknown."""
   known = [x for x in values if x is not None]
   mean, half = (known[0], math.nan) if len(known) == 1 else (math.nan, math.nan)
   if len(known) > 1:
@@ -255,7 +255,7 @@ def _unit(seconds: float) -> tuple[str, float]:
 def _line(
   runs: Sequence[records.Record], name: str, x: str, scale: float
 ) -> 'curves.Line | None':
-  """Returns a metric's line over the steps that all runs have; None: none."""
+  """Returns a metric's line over the steps that all runs have, or None."""
   import numpy as np
 
   from vit_jax.plots import curves

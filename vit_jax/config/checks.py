@@ -1,4 +1,4 @@
-"""Checks of keys, types and lengths of time, and of the run as a whole."""
+"""Checks of keys, types and lengths of time."""
 
 import math
 import reprlib
@@ -124,7 +124,7 @@ def _check_best(config: ml_collections.ConfigDict) -> None:
 def normalization(
   config: ml_collections.ConfigDict,
 ) -> tuple[tuple[float, ...], tuple[float, ...]]:
-  """Returns `data.mean` and `data.std`, or 0.5 where they are not set."""
+  """Returns `data.mean` and `data.std`; 0.5 if they are not set."""
   return tuple(config.data.mean) or (0.5,), tuple(config.data.std) or (0.5,)
 
 
@@ -138,7 +138,7 @@ def at_least(
 
 
 def check_numbers(config: ml_collections.ConfigDict, key: str) -> None:
-  """Raises a UserError if a tuple has something else than finite numbers."""
+  """Raises a UserError if not all elements of a tuple are finite numbers."""
   value = dict(flatten(config))[key]
   if not all(isinstance(x, int | float) and math.isfinite(x) for x in value):
     raise UserError(f'config.{key} is {value}: it must hold finite numbers')

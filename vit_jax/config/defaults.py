@@ -1,8 +1,8 @@
 """All keys of an experiment, with their defaults and meanings.
 
 A file in `configs/` starts from `default()` and sets what differs. The result
-is locked: a key that is not listed here is an error that names the nearest
-known one. Each layer of the package checks the values of its own keys.
+is locked: an unknown key is an error that suggests the nearest known one. Each
+package checks the values of its own keys.
 """
 
 import ml_collections
@@ -14,8 +14,7 @@ from vit_jax.config.errors import UserError
 def default() -> ml_collections.ConfigDict:
   """Returns every key with its default, locked.
 
-  A leaf without a default of its own is a typed placeholder, which reads as
-  None until it is set.
+  A key without a default is a typed placeholder: it is None until it is set.
   """
   config = ml_collections.ConfigDict()
   config.seed = 0  # for the initial parameters, data order, crops and dropout
@@ -34,13 +33,13 @@ def default() -> ml_collections.ConfigDict:
   # https://, gs:// or hf:owner/name. '': random parameters.
   config.init_from.path = ''
   # How position embeddings are resized to another number of patches: 'corner',
-  # 'half_pixel', 'bicubic' or 'bicubic_antialias'. '': as the library does that
-  # the checkpoint comes from.
+  # 'half_pixel', 'bicubic' or 'bicubic_antialias'. '': the method of the
+  # library that wrote the checkpoint.
   config.init_from.resize = ''
   config.mesh = _mesh()
   config.lock()
   config.evals.unlock()  # a config file may add evaluations of its own
-  config.objective.options.unlock()  # and an objective has keys of its own
+  config.objective.options.unlock()  # each objective defines its own options
   return config
 
 
@@ -52,22 +51,22 @@ def _model() -> ml_collections.ConfigDict:
   model.num_classes = config_dict.placeholder(int)  # None: the data's classes
   # Compile one layer and run it `depth` times, which compiles faster.
   model.scan = False
-  # Activations that the backward pass computes again, to save memory: 'none',
+  # Which activations the backward pass recomputes, to save memory: 'none',
   # 'full' or the name of a policy of jax.checkpoint_policies.
   model.remat = 'none'
-  # 'plain', or the 'xla' or 'cudnn' of jax.nn.dot_product_attention, which have
-  # no attention dropout. 'cudnn' needs a GPU and train.dtype=bfloat16.
+  # 'plain'; or 'xla' or 'cudnn', which use jax.nn.dot_product_attention and
+  # have no attention dropout. 'cudnn' needs a GPU and train.dtype=bfloat16.
   model.attention_implementation = config_dict.placeholder(str)
-  # The keys below override fields of the model that the name stands for; None
-  # keeps the model's value. A family has some of them: their meaning
-  # is in models/spec.py, models/vit.py, models/mixer.py and models/resnet.py.
+  # The keys below override fields of the named model; None keeps the model's
+  # value. Not every model family has every field. models/spec.py,
+  # models/vit.py, models/mixer.py and models/resnet.py explain them.
   model.hidden_size = config_dict.placeholder(int)  # width D of a token
   model.mlp_dim = config_dict.placeholder(int)  # hidden width of an MLP
   model.num_heads = config_dict.placeholder(int)  # attention heads of a layer
   model.depth = config_dict.placeholder(int)  # number of layers
   model.patch_size = config_dict.placeholder(object)  # pixels: int or (h, w)
   # The head reads: 'token', the class token; 'gap', the mean of the patch
-  # tokens; 'map', an attention pool; 'token+gap', both next to each other.
+  # tokens; 'map', attention pooling; 'token+gap', the first two concatenated.
   model.pool = config_dict.placeholder(str)
   # 'learned', 'sincos2d' (fixed) or 'none'.
   model.position_embedding = config_dict.placeholder(str)
@@ -79,11 +78,11 @@ def _model() -> ml_collections.ConfigDict:
   # Whether the distillation token has a head of its own.
   model.distillation_head = config_dict.placeholder(bool)
   model.registers = config_dict.placeholder(int)  # number of register tokens
-  # Width of a layer with tanh before the head; 0: there is none.
+  # Width of a dense layer with tanh before the head; 0: none.
   model.pre_logits = config_dict.placeholder(int)
-  # With 'gap': the last LayerNorm follows the mean, and does not precede it.
+  # With 'gap': apply the last LayerNorm after the mean, not before it.
   model.norm_after_pool = config_dict.placeholder(bool)
-  # Initial scale of the residual branches (LayerScale). None: no scale.
+  # Initial scale of the residual branches (LayerScale). None: no LayerScale.
   model.layer_scale = config_dict.placeholder(float)
   model.qk_norm = config_dict.placeholder(bool)  # normalize queries and keys
   model.qkv_bias = config_dict.placeholder(bool)
@@ -92,8 +91,9 @@ def _model() -> ml_collections.ConfigDict:
   model.layer_norm_epsilon = config_dict.placeholder(float)  # 1e-6
   model.dropout_rate = config_dict.placeholder(float)  # 0
   model.attention_dropout_rate = config_dict.placeholder(float)  # 0
-  # Probability that the last layer is skipped: 0. It grows linearly with depth
-  # from 0 at the first layer, unless it is uniform: the same in all layers.
+  # Probability that the last layer is skipped: 0. The probability grows
+  # linearly with depth from 0 at the first layer; with
+  # stochastic_depth_uniform it is the same in all layers.
   model.stochastic_depth = config_dict.placeholder(float)
   model.stochastic_depth_uniform = config_dict.placeholder(bool)
   # Initial weights: 'vit' (the paper's code), 'mixer', 'lecun' or 'deit'.
@@ -123,27 +123,28 @@ def _data() -> ml_collections.ConfigDict:
   # or 'hf:OWNER/NAME' (the datasets library), the name of a TFDS dataset, or a
   # class of your own, 'my_module:MySource'.
   data.name = 'digits'
-  # Columns of a table or of hf: with images (paths, or encoded bytes), one
-  # class, several classes, and the split of each row (tables); '': the column
-  # of the right type or a usual name. And those of numbers to predict.
+  # Columns of a table or of an hf: dataset: images (paths, or encoded bytes),
+  # one class, several classes, and the split of each row (only tables). '': the
+  # column with the right type or a usual name. `numbers` lists the columns of
+  # numbers to predict.
   data.columns = ml_collections.ConfigDict()
   data.columns.image = ''
   data.columns.label = ''
   data.columns.labels = ''
   data.columns.split = ''
   data.columns.numbers = ()
-  data.dir = config_dict.placeholder(str)  # of TFDS datasets; cache of hf:
+  data.dir = config_dict.placeholder(str)  # TFDS data, or cache of hf: datasets
   data.split = 'train'  # the training split, as a TFDS slice: 'train[:90%]'
   # Size of the model's input, in pixels: an int or (height, width).
   data.image_size = config_dict.FieldReference(224, field_type=object)
-  # How much more often images of rare classes are drawn: 0, not at all; 1 or
-  # 'classes', all classes equally often; 0.5, by the square roots of their
-  # sizes. The number of images drawn in an epoch stays the same.
+  # Balances rare classes by drawing their images more often: 0, off; 1 or
+  # 'classes', all classes equally often; 0.5, in proportion to the square roots
+  # of the class sizes. The number of images in an epoch stays the same.
   data.balance = config_dict.FieldReference(0.0, field_type=object)
   data.channels = 3  # 1: grey, 3: RGB, 4: RGB and alpha
   # Mean and standard deviation of pixels in [0, 1]: one number for all channels
-  # or one each. (): those of the checkpoint at init_from.path; without one,
-  # (0.5,).
+  # or one per channel. (): the checkpoint's at init_from.path; without a
+  # checkpoint, (0.5,).
   data.mean = ()
   data.std = ()
   # The stored values that become 0 and 1, before mean and std: 'type', the
@@ -151,17 +152,17 @@ def _data() -> ml_collections.ConfigDict:
   # training split. Values outside are clipped.
   data.intensity = config_dict.FieldReference('type', field_type=object)
   # Bits of a stored value that are kept when an image is decoded, 8 or 16.
-  # None: as the headers of some training images say.
+  # None: taken from the headers of some training images.
   data.bits = config_dict.placeholder(int)
   # The (low, high) of intensity='percentiles(...)'. (): measured at the start.
   data.intensity_window = ()
   # (height, width) of all stored images, if they have one size; then they are
-  # cropped on the device. None: the source says it, if it knows.
+  # cropped on the device. None: the size that the source declares, if any.
   data.source_size = config_dict.placeholder(object)
-  # How training images are cropped. 'random_resized': a random rectangle, with
-  # crop_scale of the area and a width / height in crop_ratio, is resized.
-  # After `resize`: 'random'; 'pad', with `pad` black pixels added on each side
-  # before a random crop; or 'center'.
+  # How training images are cropped. 'random_resized' resizes a random
+  # rectangle, whose share of the area is in crop_scale and whose width / height
+  # is in crop_ratio. The other crops come after `resize`: 'random'; 'pad', a
+  # random crop after `pad` black pixels are added on each side; or 'center'.
   data.crop = 'random_resized'
   data.crop_scale = (0.08, 1.0)
   data.crop_ratio = (3 / 4, 4 / 3)
@@ -169,21 +170,22 @@ def _data() -> ml_collections.ConfigDict:
   data.flip = True  # flip training images left to right, with probability 1/2
   # Size before the crop, in training and in evaluation: an int is the length of
   # the short side, (height, width) the exact size, and a float the exact size
-  # as a multiple of image_size. None: the image just covers the crop.
+  # as a multiple of image_size. None: the smallest size that covers the crop.
   data.resize = config_dict.placeholder(object)
   data.eval_resize = config_dict.placeholder(object)
   data.antialias = True  # when shrinking; False: plain bilinear, as TensorFlow
-  # 'bilinear' or 'bicubic' (Pillow's, with antialias). '': that of the
-  # checkpoint at init_from.path; without one, 'bilinear'.
+  # 'bilinear' or 'bicubic' (Pillow's, with antialias). '': the checkpoint's at
+  # init_from.path; without a checkpoint, 'bilinear'.
   data.interpolation = ''
   # 'timm' or 'transformers': resize and crop with Pillow's filters and that
-  # library's rounding of sizes and offsets, for pixels equal to its own.
+  # library's rounding of sizes and offsets, so that pixels are equal to its
+  # own.
   data.resize_like = ''
   # Processes that read and decode images; 0: threads of the main process.
   data.num_workers = 0
   data.num_threads = config_dict.placeholder(int)  # None: one per CPU core
   # A JSON file of `python -m vit_jax.data check`: the damaged images that it
-  # lists are left out. The `index` of the others stays the same.
+  # lists are skipped. The `index` of the other images stays the same.
   data.skip_damaged = ''
   # Where decoded images of one size are kept: 'none'; 'host', in memory; or
   # 'device', on every device. It does not change the batches.
@@ -193,29 +195,29 @@ def _data() -> ml_collections.ConfigDict:
 
 def _augment() -> ml_collections.ConfigDict:
   augment = ml_collections.ConfigDict()
-  # Random changes of colours and shapes, after the crop:
+  # Random changes of colours and geometry, after the crop:
   # 'randaugment(2,10)': number of layers and magnitude, as in AugReg and
   # big_vision; 'rand-m9-mstd0.5-inc1': timm's syntax and operations;
   # 'trivialaugment'; 'autoaugment', the CIFAR policy; '3augment', of DeiT III.
   # '': none.
   augment.policy = ''
-  # Largest changes of brightness, contrast, saturation and hue (at most 0.5);
-  # each is drawn for each image. (): none.
+  # Largest changes of brightness, contrast, saturation and hue (hue: at most
+  # 0.5); each image gets its own random changes. (): none.
   augment.jitter = ()
   # Random erasing: the probability that a rectangle becomes noise, its share of
   # the image's area, and its height / width.
   augment.erase = 0.0
   augment.erase_area = (0.02, 1 / 3)
   augment.erase_ratio = (0.3, 10 / 3)
-  # Alpha of Beta(alpha, alpha), from which the share of the other image is
-  # drawn when an image and its label are mixed with their neighbour in the
-  # batch. 0: off.
+  # Mixup and CutMix mix an image and its label with those of its neighbour in
+  # the batch. The neighbour's share is drawn from Beta(alpha, alpha); these are
+  # the alphas. 0: off.
   augment.mixup = 0.0
   augment.cutmix = 0.0
   augment.mix_probability = 1.0  # probability that an image is mixed
-  augment.cutmix_share = 0.5  # probability of cutmix where both are on
-  # How often each image is in a batch, augmented differently each time. An
-  # epoch counts all of them.
+  augment.cutmix_share = 0.5  # probability of cutmix if both are on
+  # How often each image occurs in a batch, augmented differently each time. All
+  # copies count towards the length of an epoch.
   augment.repeats = 1
   return augment
 
@@ -227,21 +229,23 @@ def _objective() -> ml_collections.ConfigDict:
   # the target of both classes of a mixed image is 1, whatever their shares.
   objective.loss = 'softmax'
   objective.label_smoothing = 0.0
-  # Weights of the classes in the training loss of the labels. With n_c of N
-  # images in class c of K: 'balanced' is N / (K n_c); 'inverse' is proportional
-  # to it with mean 1 over the classes. Or one number for each class, in their
-  # order. (): all are 1.
+  # Weights of the classes in the training loss. If n_c of N images are in class
+  # c of K, 'balanced' is N / (K n_c), and 'inverse' is proportional to 1 / n_c
+  # with mean 1 over the classes. Or one number for each class, in class order.
+  # (): all are 1.
   objective.class_weights = config_dict.FieldReference((), field_type=object)
-  # Images of each class, from which 'balanced' and 'inverse' are computed.
-  # None: those of the training split.
+  # Number of images of each class, for 'balanced' and 'inverse'. None: counted
+  # in the training split.
   objective.class_counts = config_dict.placeholder(tuple)
   # The teacher of distillation: any path that `vit_jax.load` reads.
   objective.teacher = ''
-  objective.distillation = 'hard'  # the teacher's class; 'soft': its logits
+  # What the student learns from the teacher: 'hard', its class; 'soft', its
+  # logits.
+  objective.distillation = 'hard'
   objective.teacher_weight = 0.5  # weight of the teacher in the loss, 0 to 1
   objective.temperature = 3.0  # for 'soft': divides the logits of both models
-  # Keys of other objectives, which their files list with defaults; a config
-  # file may set some: config.objective.options.delta = 2.0.
+  # Keys of other objectives; their files list them with defaults. A config file
+  # may set some: config.objective.options.delta = 2.0.
   objective.options = ml_collections.ConfigDict()
   return objective
 
@@ -252,9 +256,9 @@ def _train() -> ml_collections.ConfigDict:
   # '1.5e6 examples'. A step is one update of the parameters.
   train.duration = '100 epochs'
   train.batch_size = 128  # per update: over all devices and microbatches
-  # Microbatches that a batch is computed in, one after the other, to save
-  # memory; the result is the same. 'auto': the fewest that fit in memory, which
-  # a resumed run keeps.
+  # Number of microbatches that a batch is split into to save memory (gradient
+  # accumulation); the result is the same. 'auto': the fewest that fit in
+  # memory; a resumed run keeps their number.
   train.accumulation = config_dict.FieldReference(1, field_type=object)
   # Updates that are sent to the device in one call. Evaluations and checkpoints
   # still happen at their own steps, between calls.
@@ -262,21 +266,21 @@ def _train() -> ml_collections.ConfigDict:
   train.log_every = '50 steps'
   train.dtype = 'float32'  # type in which layers compute; or 'bfloat16'
   train.rng = 'threefry'  # 'rbg' is faster on TPU, but depends on the mesh
-  # Decay of a moving average of the parameters, which is then evaluated and
-  # predicted with. 0: there is none.
+  # Decay of a moving average of the parameters (EMA). Evaluation and prediction
+  # then use the average. 0: no average.
   train.ema_decay = 0.0
   # Limit the decay to (1 + t) / (10 + t) after t steps.
   train.ema_warmup = False
-  # Go on after a step whose loss or gradient is not finite, whose update is
-  # discarded. False: the run ends.
+  # Whether a step with a loss or gradient that is not finite is skipped: its
+  # update is discarded and the run goes on. False: the run ends.
   train.skip_nonfinite = False
   train.max_skipped_in_a_row = 20  # one more ends the run with an error
   # Ends the run when the metric of checkpoint.best has not improved for this
-  # long; it is looked at after each evaluation. '': never. The learning rate
-  # still follows the schedule of train.duration, so a run that ends early has
-  # not seen its low learning rates: optim.schedule='constant' suits it best.
+  # long; checked after each evaluation. '': never. The learning rate still
+  # follows the schedule of train.duration, so a run that ends early never
+  # reaches the low learning rates: optim.schedule='constant' suits it best.
   train.patience = ''
-  # Seconds without a step after which a run counts as hung and is ended; 0:
+  # A run without a step for this many seconds counts as hung and is ended; 0:
   # never.
   train.stall_timeout = 900
   return train
@@ -285,33 +289,34 @@ def _train() -> ml_collections.ConfigDict:
 def _optim() -> ml_collections.ConfigDict:
   optim = ml_collections.ConfigDict()
   # 'adamw', 'sgd', 'lamb', 'lion', 'adafactor', 'muon' or 'adam_big_vision'.
-  # The last is Adam whose weight decay is multiplied by the schedule alone,
-  # with a maximum of 1, and not by the learning rate.
+  # The last is Adam whose weight decay is multiplied by the schedule, scaled to
+  # a maximum of 1, and not by the learning rate.
   optim.name = 'adamw'
-  optim.learning_rate = 1e-3  # its maximum, after the warm-up
+  optim.learning_rate = 1e-3  # the maximum, which is reached after the warm-up
   # 'cosine' and 'linear', from learning_rate to final_factor of it; 'step';
   # 'constant'; 'wsd', constant until a linear cooldown; or 'rsqrt', which falls
   # as 1 / sqrt(t) until a linear cooldown.
   optim.schedule = 'cosine'
   optim.warmup = '0 steps'  # linear, from 0
-  optim.final_factor = 0.0  # last learning rate / learning_rate
+  optim.final_factor = 0.0  # final learning rate / learning_rate
   # For 'step': fractions of the duration at which the learning rate is
   # multiplied by step_factor.
   optim.step_at = (0.6, 0.85)
   optim.step_factor = 0.1
   optim.cooldown = '0 steps'  # for 'wsd' and 'rsqrt': the end of the duration
-  # For 'rsqrt': the time after which it has fallen to 1 / sqrt(2).
+  # For 'rsqrt': time until the learning rate has fallen to 1 / sqrt(2).
   optim.timescale = '10_000 steps'
   optim.clip_norm = 0.0  # largest norm of the whole gradient; 0: no clipping
-  # Adaptive clipping: largest norm of a unit's gradient, as a multiple of the
-  # norm of its weights; heads are not clipped. 0: no clipping.
+  # Adaptive clipping: largest norm of the gradient of a unit (one output of a
+  # layer), as a multiple of the norm of its weights; heads are not clipped. 0:
+  # no clipping.
   optim.clip_adaptive = 0.0
   optim.weight_decay = 0.0  # multiplied by the learning rate, as in optax
-  # Regular expression for the paths of the parameters that decay, and whose
-  # learning rate LAMB adapts.
+  # Regular expression for the paths of the parameters with weight decay; LAMB
+  # adapts the learning rate of the same parameters.
   optim.decay_pattern = r'kernel$'
   optim.b1 = 0.9
-  optim.b2 = 0.999  # Lion: 0.99 is usual; Adafactor: the largest decay
+  optim.b2 = 0.999  # Lion: usually 0.99; Adafactor: the largest decay
   optim.eps = 1e-8
   optim.momentum = 0.9  # for 'sgd' and 'muon'
   # Type of the first moment or the momentum; 'bfloat16' halves its memory.
@@ -319,16 +324,17 @@ def _optim() -> ml_collections.ConfigDict:
   optim.nesterov = False  # for 'sgd'
   optim.sam = _sam()
   # Regular expressions that are searched for in the paths of parameters, such
-  # as `blocks_3/norm1/scale` (also where the layers are scanned, which are
-  # frozen all alike). `trainable` selects what trains ('': all), and `freeze`
-  # excludes some of that, as '^(patch_embedding|blocks_[0-5])/'.
+  # as `blocks_3/norm1/scale`. Scanned layers have the same paths, but must be
+  # frozen all alike. `trainable` selects the parameters that train ('': all),
+  # and `freeze` excludes some of them, as '^(patch_embedding|blocks_[0-5])/'.
   optim.trainable = ''
   optim.freeze = ''
-  # Factor of the learning rate from each layer to the one before it, beginning
-  # at the head.
+  # The learning rate of a layer is that of the next layer times this factor;
+  # the head has the full learning rate.
   optim.layer_decay = 1.0
-  # Rules of (pattern, factor of the learning rate, weight decay); None keeps
-  # optim.weight_decay. The first match counts: (('^head/', 10.0, 0.0),)
+  # Rules of (pattern, factor of the learning rate, weight decay). A decay of
+  # None keeps optim.weight_decay. The first match wins:
+  # (('^head/', 10.0, 0.0),)
   optim.rules = ()
   return optim
 
@@ -336,13 +342,13 @@ def _optim() -> ml_collections.ConfigDict:
 def _sam() -> ml_collections.ConfigDict:
   sam = ml_collections.ConfigDict()
   sam.rho = 0.0  # norm of the perturbation of the parameters; 0: SAM is off
-  # GSAM: rho at the final learning rate; in between rho follows the learning
-  # rate. None: rho is constant.
+  # GSAM: rho at the final learning rate. Before that, rho falls with the
+  # learning rate. None: rho is constant.
   sam.rho_min = config_dict.placeholder(float)
-  # GSAM: how much of the plain gradient's component that is orthogonal to the
-  # perturbed gradient is subtracted.
+  # GSAM: weight of the term that it subtracts, the component of the plain
+  # gradient that is orthogonal to the perturbed gradient.
   sam.alpha = 0.0
-  # Groups of the global batch, of equal size, that are perturbed separately.
+  # Number of equal groups of the global batch, each with its own perturbation.
   sam.groups = 1
   return sam
 
@@ -351,23 +357,23 @@ def _checkpoint() -> ml_collections.ConfigDict:
   checkpoint = ml_collections.ConfigDict()
   checkpoint.every = '1 epochs'
   checkpoint.keep = 2  # number of newest checkpoints kept; at least 2
-  checkpoint.keep_every = ''  # also keep one for each of these: '50 epochs'
+  checkpoint.keep_every = ''  # also keep one per period: '50 epochs'
   checkpoint.best = ''  # also keep the best by this metric: 'val/accuracy'
   return checkpoint
 
 
 def _mesh() -> ml_collections.ConfigDict:
   mesh = ml_collections.ConfigDict()
-  # Number of devices along each axis; one may be -1, which takes all that the
-  # others leave.
+  # Number of devices along each axis; one may be -1, which takes all remaining
+  # devices.
   mesh.data = -1  # splits the batch
   mesh.fsdp = 1  # splits the batch and the train state
   mesh.tensor = 1  # splits the heads and the MLP of each layer
   # Rules of (pattern, one axis or None for each dimension), which come before
-  # the default rules of parallel/sharding.py. The first match counts:
+  # the default rules of parallel/sharding.py. The first match wins:
   # (('^head/kernel$', (None, 'fsdp')),)
   mesh.rules = ()
-  # Parameters with fewer elements than this are whole on every device.
+  # Parameters with fewer elements than this are replicated on every device.
   mesh.min_size = 4096
   return mesh
 
@@ -384,13 +390,13 @@ def evaluation(
 
   Args:
     split: The split to evaluate, as `data.split`; '' turns the evaluation off.
-    every: Time between evaluations, as `train.duration`; '': at the end alone.
-    kind: 'accuracy' measures what the objective does. 'knn' (nearest
+    every: Time between evaluations, as `train.duration`; '': only at the end.
+    kind: 'accuracy' computes the objective's metrics. 'knn' (nearest
       neighbours), 'few_shot' (least squares on a few images of each class) and
       'linear' (logistic regression) fit a classifier on the features of
       `train_split`. Or an evaluator of your own, 'my_module:MyEvaluator'.
-    train_split: The split of the classifier, disjoint from `split`; for the
-      kinds that learn.
+    train_split: The split that the classifier is fitted on, disjoint from
+      `split`; only for kinds that fit one.
     k: Number of neighbours that vote, for 'knn'.
     shots: Numbers of images of each class, for 'few_shot'.
   """
@@ -407,6 +413,6 @@ def evaluation(
 
 
 def no_argument(arg: str) -> None:
-  """Raises a UserError where a config file that takes no argument got one."""
+  """Raises a UserError if a config file that takes no argument got one."""
   if arg:
     raise UserError(f'it takes no argument, but got {arg!r} after the colon')

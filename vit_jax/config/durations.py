@@ -18,7 +18,8 @@ def parse_duration(text: str) -> tuple[fractions.Fraction, str]:
   Raises:
     UserError: The text is not a non-negative number and one of the units.
   """
-  # Few digits: 1e999999999 would take all memory to compare with anything.
+  # The number of digits is limited: 1e999999999 as a fraction would fill the
+  # memory.
   match = re.fullmatch(
     r'\s*([0-9._]{1,30}(?:[eE][+-]?\d{1,2})?)\s+([a-z]{1,9})\s*', text
   )
@@ -39,7 +40,7 @@ def parse_duration(text: str) -> tuple[fractions.Fraction, str]:
 
 
 def period(text: str, examples: int, batch_size: int) -> fractions.Fraction:
-  """Converts a length of time to steps, exactly: a fraction if it must be."""
+  """Converts a length of time to steps, exactly, as a fraction."""
   amount, unit = parse_duration(text)
   per_unit = {
     'steps': fractions.Fraction(1),
@@ -55,7 +56,7 @@ def num_steps(text: str, examples: int, batch_size: int) -> int:
 
 
 def is_due(step: int, every: fractions.Fraction | None) -> bool:
-  """Whether a multiple of `every` was reached between `step` - 1 and `step`.
+  """Whether `step` is the first step at or after a multiple of `every`.
 
   Args:
     step: Number of completed steps.

@@ -26,13 +26,13 @@ def load(
   """Returns the config of a file, as `--config=FILE.py[:ARG]` does.
 
   Args:
-    path: `FILE.py`, or `FILE.py:ARG`, where ARG goes to its `get_config`.
+    path: `FILE.py`, or `FILE.py:ARG`, where ARG is passed to its `get_config`.
     overrides: Values by dotted key, as `{'train.duration': '3 epochs'}`, with
       the types of `default()`; a list stands for a tuple.
 
   Raises:
     UserError: There is no such file or key, a value has another type, or the
-      file fails; then the line that failed is named.
+      file raises an exception; the error names the line.
   """
   config = call_file(str(path), 'config', 'configs/')
   if not isinstance(config, ml_collections.ConfigDict):
@@ -44,7 +44,7 @@ def load(
 
 
 def file_name(path: str) -> str:
-  """Returns the name of a config file, `digits` of 'configs/digits.py:ARG'."""
+  """Returns the name of a config: 'digits' for 'configs/digits.py:ARG'."""
   return os.path.splitext(os.path.basename(path.split(':', 1)[0]))[0]
 
 
@@ -52,13 +52,14 @@ def call_file(path: str, what: str, folder: str) -> Any:
   """Calls `get_<what>()` of a Python file and returns its result.
 
   Args:
-    path: `FILE.py`, or `FILE.py:ARG`, where ARG goes to the function.
-    what: Part of the function's name, and the flag that holds the path.
+    path: `FILE.py`, or `FILE.py:ARG`, where ARG is passed to the function.
+    what: The rest of the function's name, and the name of the flag that has the
+      path.
     folder: Directory of the files that come with vit_jax, for errors.
 
   Raises:
-    UserError: There is no such file, or it fails; then the line that failed is
-      named.
+    UserError: There is no such file, or it raises an exception; the error names
+      the line.
   """
   path, *args = path.split(':', 1)
   if not os.path.isfile(path) and os.path.isfile(_ROOT / path):

@@ -19,8 +19,8 @@ from vit_jax.config.microbatches import AUTO
 from vit_jax.config.microbatches import with_accumulation
 
 # Keys that may change when a run is resumed: how often it logs, evaluates and
-# saves; how the work is done, without changing the result but for the order of
-# sums; what happens after a bad step; and which damaged images are left out.
+# saves; how a step is computed, if only the order of sums changes; what happens
+# after a step that is not finite; and which damaged images are skipped.
 RESUMABLE_KEYS = (
   r'train\.(log_every|skip_nonfinite|max_skipped_in_a_row|stall_timeout)'
   r'|train\.(accumulation|patience)'
@@ -30,11 +30,12 @@ RESUMABLE_KEYS = (
   r'|train\.steps_per_call'
 )
 
-# The value of model.name for the model of the checkpoint at init_from.path.
+# The value of model.name that selects the model of the checkpoint at
+# init_from.path.
 INIT_FROM = 'init_from'
 
-# Schedules that do not depend on the duration before a cooldown at its end: a
-# run of theirs may be made longer.
+# Schedules that do not depend on the duration, except for a cooldown at the
+# end: runs with them may be made longer.
 OPEN_ENDED = ('constant', 'rsqrt', 'wsd')
 
 
@@ -51,15 +52,15 @@ def flatten(
 
 
 def to_dict(config: ml_collections.ConfigDict) -> dict[str, Any]:
-  """Returns the content of config.json: lists for tuples, None if not set."""
+  """Returns a config as for config.json: tuples as lists, None if not set."""
   return json.loads(json.dumps(config.to_dict()))
 
 
 def from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
-  """Returns the config of the content of config.json, typed as in `default()`.
+  """Returns the config of config.json's content, typed as in `default()`.
 
   Raises:
-    UserError: This version does not know a key, or its value has another type.
+    UserError: This version does not know a key, or a value has another type.
   """
   config = default()
   if not all(
@@ -119,13 +120,13 @@ def _optional_keys() -> frozenset[str]:
 
 
 def check_set(key: str, value: Any) -> None:
-  """Raises a UserError if a key is None that must have a value."""
+  """Raises a UserError if a key that must have a value is None."""
   if value is None and key not in _optional_keys():
     raise UserError(f'config.{key} is None: it must have a value')
 
 
 def unknown_key(config: ml_collections.ConfigDict, key: str) -> UserError:
-  """Returns the error for an unknown key, with the key that was meant."""
+  """Returns the error for an unknown key; it suggests a similar key."""
   meant = synonyms.meant(key, [name for name, _ in flatten(config)])
   hint = meant or 'all keys are in vit_jax/config/defaults.py'
   return UserError(f'config has no key {key!r}: {hint}')
@@ -134,15 +135,16 @@ def unknown_key(config: ml_collections.ConfigDict, key: str) -> UserError:
 def fill(
   config: ml_collections.ConfigDict, stored: ml_collections.ConfigDict
 ) -> ml_collections.ConfigDict:
-  """Fills open values of a config with those of the run that it resumes.
+  """Fills unset values of a config with those of the run that it resumes.
 
-  The open values are those that the data and the checkpoint at init_from.path
-  decide: the number of classes and of their images, bits and intensity window,
-  mean, std and interpolation, and the whole model if its name is 'init_from'.
+  These are values that otherwise come from the data and the checkpoint at
+  init_from.path: the number of classes and of their images, bits and intensity
+  window, mean, std and interpolation, and the whole model if its name is
+  'init_from'.
 
   Args:
     config: The config of the resumed run.
-    stored: The config with which the run began; it has no open values.
+    stored: The config with which the run began; all its values are set.
   """
   config = config.copy_and_resolve_references()
   open_keys = ['num_classes'] if config.model.num_classes is None else []
@@ -176,7 +178,8 @@ def differences(
   Args:
     old: The config with which the run began.
     new: The config with which it is resumed.
-    resumable: List the keys that resuming may change; False: the others.
+    resumable: Whether to list the keys that a resumed run may change, or all
+      other keys.
   """
   before, after = (dict(flatten(to_dict(config))) for config in (old, new))
   may_change = RESUMABLE_KEYS

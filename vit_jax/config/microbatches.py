@@ -9,8 +9,8 @@ AUTO = 'auto'
 def num_microbatches(config: ml_collections.ConfigDict) -> int:
   """Returns the number of microbatches of a training batch.
 
-  That is `train.accumulation`, or the number of SAM's groups if it is larger:
-  each group has its own perturbation.
+  That is `train.accumulation`, or the number of SAM's groups if that is larger,
+  since each group has its own perturbation.
 
   Args:
     config: The full config.
@@ -20,7 +20,7 @@ def num_microbatches(config: ml_collections.ConfigDict) -> int:
 
 
 def accumulation(config: ml_collections.ConfigDict) -> int:
-  """Returns `train.accumulation`; 1 for 'auto', until training replaces it."""
+  """Returns `train.accumulation`; 1 for 'auto', which training replaces."""
   value = config.train.accumulation
   return 1 if value == AUTO else value
 

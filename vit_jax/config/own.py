@@ -1,7 +1,7 @@
-"""Classes that a config names: a package's own, or the user's.
+"""Finds the classes that a config names, in a package or in a user's module.
 
-A package has one file for each; a user's is named as 'my_module:MyClass'.
-Nothing has to be registered.
+A package has one file for each class; a user's class is named as
+'my_module:MyClass'. Classes need no registration.
 """
 
 import functools
@@ -14,12 +14,13 @@ from typing import Any
 from vit_jax.config.errors import one_line
 from vit_jax.config.errors import UserError
 
-# A class follows the colon: no version of a dataset, as in 'mnist:3.0.1'.
+# The part after the colon must be a class, not the version of a dataset as in
+# 'mnist:3.0.1'.
 _NAME = re.compile(r'[A-Za-z_][\w.]*:[A-Za-z_]\w*')
 
 
 def is_own(name: str) -> bool:
-  """Whether a name is that of a class in a user's module."""
+  """Whether a name is a class in a user's module."""
   return _NAME.fullmatch(name) is not None
 
 
@@ -29,8 +30,8 @@ def find_class(name: str, key: str, kind: type, package: str) -> Any:
   Args:
     name: A module of the package that defines such a class, or
       'my_module:MyClass'.
-    key: The key that has the name, for errors.
-    kind: Base class of what is looked for.
+    key: Key of the config that holds the name, for errors.
+    kind: Class that it must inherit from.
     package: Full name of the package.
 
   Raises:
@@ -51,7 +52,7 @@ def find_class(name: str, key: str, kind: type, package: str) -> Any:
 
 
 def _class_in(module: str, kind: type) -> type | None:
-  """Returns the class of a kind that a module defines; None: it has none."""
+  """Returns a module's own subclass of `kind`; None: it defines none."""
   for found in vars(importlib.import_module(module)).values():
     is_kind = isinstance(found, type) and issubclass(found, kind)
     if is_kind and found.__module__ == module and not inspect.isabstract(found):
@@ -64,8 +65,8 @@ def load_own(name: str, key: str, kind: type) -> Any:
   """Imports a class of the user's.
 
   Args:
-    name: 'my_module:MyClass'; the module is one that Python can import, as from
-      the directory that the command runs in.
+    name: 'my_module:MyClass'. Python must be able to import the module, for
+      example from the directory that the command runs in.
     key: Key of the config that holds the name, for errors.
     kind: Class that it must inherit from.
 

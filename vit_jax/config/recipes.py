@@ -87,13 +87,13 @@ def fine_tuning(
   """Returns the fine-tuning protocol of the ViT and AugReg papers.
 
   The head starts at zeros and the position embeddings are resized to the new
-  grid. SGD with momentum and without weight decay, cosine to zero. The papers
-  choose the learning rate from 0.001, 0.003, 0.01 and 0.03.
+  grid. Training uses SGD with momentum, no weight decay, and a cosine schedule
+  to zero. The papers choose the learning rate from 0.001, 0.003, 0.01 and 0.03.
 
   Args:
     model: A name in `CHECKPOINTS`, or a value of `config.init_from.path`.
     data: A value of `config.data.name`.
-    path: The checkpoint, if it is not that of the name.
+    path: Path of the checkpoint; '': as `model` says.
     image_size: Height and width, in pixels.
   """
   config = config_lib.default()
@@ -125,7 +125,7 @@ def fine_tuning(
 def evaluate(
   config: ml_collections.ConfigDict, protocol: Dataset, steps: int
 ) -> None:
-  """Sets the evaluation of a protocol, ten times a run, and saves as often.
+  """Sets evaluations and checkpoints of a protocol, ten in a run.
 
   Args:
     config: The config, which is changed.
@@ -139,7 +139,8 @@ def evaluate(
 
 
 # The settings of AugReg (arXiv:2106.10270, section 3.3): policy, and mixup's
-# alpha. RandAugment of magnitude 0 is not the same as none.
+# alpha. RandAugment with magnitude 0 still changes images, so 'light1' is not
+# 'none'.
 AUGREG: Mapping[str, tuple[str, float]] = {
   'none': ('', 0.0),
   'light1': ('randaugment(2,0)', 0.0),
@@ -184,7 +185,7 @@ def choose(value: str, choices: Collection[str], what: str) -> str:
     what: A name for them in the error.
 
   Raises:
-    UserError: It is none of them.
+    UserError: `value` is not one of `choices`.
   """
   if value not in choices:
     names = ', '.join(filter(None, choices))  # '': left out
@@ -208,10 +209,10 @@ def hidden_size(variant: str) -> int:
 def imagenet() -> ml_collections.ConfigDict:
   """Returns the common part of Google's recipes from scratch on ImageNet-1k.
 
-  Inception's crops and flips at 224 px; Adam with b1 = 0.9 and b2 = 0.999, a
-  warm-up of 10,000 steps, and clipping at norm 1. The last hundredth of the
-  training images is `val`, the 50,000 validation images are `test`. The
-  computation is in bfloat16, since TPUs multiply in it. One difference: their
+  It has Inception crops and flips at 224 px; Adam with b1 = 0.9 and b2 = 0.999,
+  a warm-up of 10,000 steps, and clipping at norm 1. The last hundredth of the
+  training images is `val`, the 50,000 validation images are `test`. Layers
+  compute in bfloat16, since TPUs multiply in it. One thing differs: Google's
   mixup draws one share for a whole batch, ours one for each pair.
   """
   config = config_lib.default()
@@ -239,8 +240,8 @@ def imagenet21k() -> ml_collections.ConfigDict:
   """Returns `imagenet` for ImageNet-21k, with a folder of images per class.
 
   The classes overlap, so the loss is 'sigmoid' and the head's bias starts at
-  -10. Images are in order of their hashes: the first 25,600 are `test`, the
-  next 25,600 `val`.
+  -10. Images are ordered by hashes of their names: the first 25,600 are `test`,
+  the next 25,600 `val`.
   """
   config = imagenet()
   config.data.name = 'folder:imagenet21k'
@@ -274,14 +275,14 @@ def augreg(config: ml_collections.ConfigDict, setting: str) -> None:
 def deit() -> ml_collections.ConfigDict:
   """Returns the common part of DeiT and DeiT III on ImageNet-1k.
 
-  AdamW with b1 = 0.9 and b2 = 0.999; a warm-up of 5 epochs, then a cosine;
-  repeated augmentation, so that an epoch has as many images as ImageNet, a
-  third of them different; mixup or CutMix.
+  It has AdamW with b1 = 0.9 and b2 = 0.999; a warm-up of 5 epochs, then a
+  cosine; repeated augmentation, so that an epoch has as many images as
+  ImageNet, but only a third of them are different; and mixup or CutMix.
 
-  Differences from the authors' code: its warm-up starts at 1e-6 and its cosine
-  changes by epochs, ours by steps; it draws the share of mixup and CutMix once
-  for a batch, ours for each pair; it resizes bicubically and computes in
-  float16 where it can, ours bilinearly and in bfloat16; and it fills the
+  The authors' code differs in these points. Its warm-up starts at 1e-6. Its
+  cosine changes per epoch, ours per step. It draws the share of mixup and
+  CutMix once per batch, ours once per pair. It resizes bicubically and computes
+  in float16 (mixed precision), ours bilinearly and in bfloat16. It fills the
   corners that shears leave empty with the mean colour, ours with grey.
   """
   config = config_lib.default()

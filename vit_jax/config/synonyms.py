@@ -1,7 +1,7 @@
-"""Finds the config key that was meant by an unknown one.
+"""Suggests a config key for an unknown one.
 
-It is known by its name in other libraries, or found by similar spelling. No key
-is suggested if none is close, since a wrong guess leads further astray.
+The unknown key may be a name from another library, or a misspelling. If no key
+is similar, none is suggested, since a wrong suggestion is worse than none.
 """
 
 from collections.abc import Collection

@@ -2,11 +2,11 @@
 
 A `Source` gives random access to encoded examples; `train_batches` and
 `eval_batches` make batches of them, on threads or worker processes. The device
-augments and normalises them (`vit_jax.data.device`), and may keep a whole
-dataset (`vit_jax.data.cache`): both need JAX, which nothing else here imports.
+augments and normalises the batches (`vit_jax.data.device`), and may keep a
+whole dataset in its memory (`vit_jax.data.cache`). Only these two import JAX.
 
-The names below are imported when they are first used, so that `python -m
-vit_jax.data` can parse its flags before that.
+The names below are imported on first use, so that `python -m vit_jax.data` can
+parse its flags before the slow imports.
 """
 
 import importlib

@@ -5,26 +5,27 @@ r"""Reads every example of the data and lists all that is wrong.
   python -m vit_jax.data check configs/folder.py \
     --config.data.name=folder:images --format=json
 
-What to check is a folder (or folder:PATH), with all of its splits, or a config
-file: then the folder that it names, or the splits of another dataset.
+The argument is a folder (or folder:PATH), of which all splits are checked, or a
+config file, of which the folder or the splits of its dataset are checked.
 
-Listed are images that are damaged or empty; the same bytes in several splits or
-classes; files that are ignored, by their endings; the sizes of images and of
-classes; and, of images of 16 bits, the range of their values. The exit status
-is 1 where something would stop a run: a damaged image, or a class without any.
+The report lists damaged and empty images; images with the same bytes in several
+splits or classes; ignored files, by file suffix; the sizes of images and
+classes; and the range of values of 16-bit images. The exit status is 1 if
+something would stop a run: a damaged image, or a class without images.
 
---out=FILE writes what --format=json prints, and leaves the listed images out:
+--out=FILE writes what --format=json prints. Training leaves out the damaged
+images that such a file lists:
 
   python -m vit_jax.main --config=configs/folder.py \
     --config.data.name=folder:images --config.data.skip_damaged=damaged.json
 
 The JSON object has data, examples, splits (name -> folder, examples, classes
-with their sizes), problems (of splits and classes), damaged (id, split, class,
-problem of each), duplicates (ids, splits, classes of each group of the same
-bytes), copies (their number within a class of a split), ignored (ending ->
-count, example), sizes (smallest, largest, different, common; as height and
-width), channels and bits (number of images of each), and intensity (least,
-greatest and percentiles of values of 16 bits, or null).
+with their sizes), problems (of splits and classes), damaged (id, split, class
+and problem of each), duplicates (ids, splits and classes of each group with the
+same bytes), copies (number of duplicates within a class of a split), ignored
+(file suffix -> count, example), sizes (smallest, largest, different, common; as
+height and width), channels and bits (number of images of each), and intensity
+(least, greatest and percentiles of 16-bit values, or null).
 """
 
 import json
@@ -40,7 +41,7 @@ from vit_jax.cli import data_flags
 from vit_jax.config import UserError
 from vit_jax.runs import safe_io
 
-FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
+FLAGS = flags.FlagValues()  # other commands have flags of the same names
 _CONFIG = cli.define_config(FLAGS)
 _FORMAT = flags.DEFINE_enum(
   'format', 'table', ['table', 'json'], 'Of stdout.', flag_values=FLAGS
@@ -51,13 +52,13 @@ _OUT = flags.DEFINE_string(
 
 
 def run() -> None:
-  """Runs the verb that is the first argument, and exits."""
+  """Runs the verb given as the first argument, and exits."""
   sys.argv[1:] = with_config(sys.argv[1:])
   cli.run(main, __doc__, FLAGS)
 
 
 def with_config(arguments: list[str]) -> list[str]:
-  """Returns arguments in which a config file is --config, before its keys."""
+  """Returns the arguments with a config file turned into a leading --config."""
   for i, argument in enumerate(arguments[1:], 1):
     if not argument.startswith('-') and argument.split(':')[0].endswith('.py'):
       rest = [*arguments[:i], *arguments[i + 1 :]]
@@ -66,7 +67,7 @@ def with_config(arguments: list[str]) -> list[str]:
 
 
 def main(argv: list[str]) -> int:
-  """Checks, and returns the exit status."""
+  """Checks the data and returns the exit status."""
   verb, *names = argv[1:] or ['']
   if verb != 'check':
     raise UserError(
@@ -99,7 +100,7 @@ def main(argv: list[str]) -> int:
 
 
 def _survey(name: str | None, config: Any) -> Any:
-  """Lists what there is to check."""
+  """Lists the examples to check."""
   from vit_jax import data
   from vit_jax.data import sources
   from vit_jax.data import survey
@@ -117,7 +118,7 @@ def _survey(name: str | None, config: Any) -> Any:
 
 
 def _advise(found: dict[str, Any], out: pathlib.Path | None) -> None:
-  """Says how to train without what is damaged."""
+  """Prints how to train without the damaged images."""
   if not found['damaged']:
     return
   where = out or 'damaged.json'

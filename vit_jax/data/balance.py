@@ -1,10 +1,10 @@
 """Balanced sampling: rare classes are drawn more often than they occur.
 
-A class of n_c images is drawn with a probability that is proportional to
-n_c^(1 - b): b = 0 leaves the classes as they are, b = 1/2 is square-root
-sampling, and with b = 1 all are drawn alike (arXiv:1910.09217, equation 1, with
-q = 1 - b). An epoch is still as many draws as there are images: it has each
-image of a rare class several times, and only some images of a frequent one.
+A class of n_c images is drawn with a probability proportional to n_c^(1 - b)
+(arXiv:1910.09217, equation 1, with q = 1 - b): b = 0 keeps the frequencies of
+the classes, b = 1/2 is square-root sampling, and b = 1 draws all classes
+equally often. An epoch still has as many draws as there are images, so images
+of a rare class come several times, and some of a frequent class do not come.
 """
 
 from collections.abc import Sequence
@@ -25,7 +25,7 @@ class Balance:
 
   Attributes:
     members: Positions in the source, class by class, int64 [N].
-    starts: First member of each class, and N: int64 [classes + 1].
+    starts: Index of each class's first member, then N: int64 [classes + 1].
     shares: Fraction of the draws that each class gets, float64 [classes].
   """
 
@@ -34,16 +34,17 @@ class Balance:
   shares: np.ndarray
 
   def order(self, rng: np.random.Generator) -> np.ndarray:
-    """Returns the positions of an epoch in their order, int64 [N].
+    """Returns the positions of an epoch in order, int64 [N].
 
-    Each class has its share of the draws, rounded down or up, and goes through
-    all of its images before one comes again.
+    Each class gets its share of the draws, rounded down or up. No image comes
+    again before all others of its class have come.
 
     Args:
       rng: Random numbers for this epoch alone.
     """
     size = len(self.members)
-    # Systematic sampling: N points at equal distances, from a random start.
+    # Systematic sampling (N equidistant points from a random start): a class's
+    # count differs by less than one from its expectation in every epoch.
     points = np.minimum((np.arange(size) + rng.random()) / size, 1 - 2**-53)
     ends = np.cumsum(self.shares)
     drawn = np.searchsorted(ends / ends[-1], points, side='right')

@@ -17,10 +17,10 @@ class Example:
   """One stored example.
 
   Attributes:
-    values: Its features by name. An Image is an encoded file, or uint8 or
-      uint16 [H, W, C]; others are as their feature's `encode` takes them.
+    values: Values of its features, by name. An image is an encoded file, or an
+      array, uint8 or uint16 [H, W, C]; a target is what `Target.encode` takes.
     index: Position in the unsliced split.
-    where: The file or the record, for error messages.
+    where: File or record that it comes from, for error messages.
   """
 
   values: Mapping[str, Any]
@@ -74,7 +74,7 @@ class Source(abc.ABC):
     return None
 
   def id(self, position: int) -> str:
-    """Returns a name that an example keeps, whatever the slice is."""
+    """Returns a name of an example that does not depend on the slice."""
     return str(self.read(position).index)
 
   def bits(self) -> int:
@@ -99,15 +99,15 @@ class Source(abc.ABC):
 
   @abc.abstractmethod
   def fingerprint(self) -> str:
-    """Returns a short digest of which examples and features these are."""
+    """Returns a short digest that identifies the examples and features."""
 
 
 class ArraySource(Source):
-  """Examples in memory, with images of one size that are decoded.
+  """Decoded examples in memory, with images of one size.
 
   Attributes:
-    arrays: By feature: image, uint8 or uint16 [N, H, W, C], and targets as the
-      features encode them, [N, ...].
+    arrays: Arrays by feature name: `image`, uint8 or uint16 [N, H, W, C], and
+      the encoded targets, [N, ...].
     indices: int32 [N], positions in the unsliced split.
   """
 
@@ -120,9 +120,9 @@ class ArraySource(Source):
     """Holds the arrays.
 
     Args:
-      arrays: image, and one for each target, by name.
+      arrays: As the attribute.
       indices: Positions in the unsliced split.
-      targets: Features of the examples, but for the image.
+      targets: Features of the examples other than the image.
     """
     images = arrays['image']
     size = images.shape[1], images.shape[2]
@@ -157,7 +157,7 @@ class ArraySource(Source):
 
 
 def digest(items: Iterable[str | bytes]) -> str:
-  """Returns 16 hexadecimal digits that stand for a sequence."""
+  """Returns a digest of a sequence, 16 hexadecimal digits."""
   result = hashlib.blake2b(digest_size=8)
   for item in items:
     data = item if isinstance(item, bytes) else encode_name(item)
@@ -172,6 +172,6 @@ def encode_name(name: str) -> bytes:
 
 
 def hash_order(name: str) -> tuple[bytes, str]:
-  """Returns a key that sorts names in a fixed order that mixes them."""
+  """Returns a sort key that puts names into a fixed pseudo-random order."""
   data = encode_name(name)
   return hashlib.blake2b(data, digest_size=8).digest(), name

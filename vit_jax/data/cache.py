@@ -1,7 +1,7 @@
 """Keeps decoded images in memory, on the host or on the devices.
 
-`config.data.cache` asks for it. A batch has the same images in the same order
-as without: only where they are taken from differs.
+`config.data.cache` turns it on. Batches hold the same images in the same order
+with and without a cache.
 """
 
 from collections.abc import Callable
@@ -29,23 +29,23 @@ from vit_jax.parallel import mesh as mesh_lib
 Batch = dict[str, jax.Array]
 _T = TypeVar('_T')
 
-_READ_SIZE = 256  # images that are decoded as one batch
+_READ_SIZE = 256  # number of images that are decoded as one batch
 
 
 @dataclasses.dataclass(frozen=True)
 class Cache:
-  """The splits of an experiment, decoded and kept as `data.cache` asks.
+  """The splits of an experiment, decoded and kept as `data.cache` says.
 
-  With 'none' nothing is kept, and 'host' replaces the sources by arrays in
-  memory. With 'device' the sources stay, and each device of the mesh holds the
-  examples: the host then sends positions, and `take` makes a batch of them.
+  'none' keeps nothing. 'host' replaces the sources by arrays in memory. With
+  'device' the sources stay, and each device of the mesh holds all examples: the
+  host sends positions, and `take` gathers the batch on the devices.
 
   Attributes:
     config: The full config.
     mesh: Devices that steps run on.
-    splits: Sources by what they are for: 'train', 'evals.NAME', and
-      'evals.NAME.train' for what a probe learns from.
-    on_devices: Examples by split, arrays [N, ...] by feature name and `index`,
+    splits: Sources by use: 'train', 'evals.NAME', and 'evals.NAME.train' for
+      the examples that a probe learns from.
+    on_devices: Examples by split: arrays [N, ...] by feature name, and `index`,
       replicated over the mesh; {} unless `load` put them there.
   """
 
@@ -55,7 +55,7 @@ class Cache:
   on_devices: Mapping[str, Batch] = dataclasses.field(default_factory=dict)
 
   def load(self) -> 'Cache':
-    """Returns the cache with all images read, decoded and in their place.
+    """Returns a cache that holds all images, read and decoded.
 
     Raises:
       UserError: An image cannot be read, or there is too little memory.
@@ -73,12 +73,12 @@ class Cache:
 
     Args:
       split: Name in `splits`.
-      batch: `position`, int32 [B] or [steps, B]: places in the source; its
-        length stands for padding.
+      batch: `position`, int32 [B] or [steps, B]: positions in the source; the
+        source's length marks padding.
 
     Returns:
-      The features, valid and index, as `data.train_batches` has them, split
-      over the mesh.
+      The features, valid and index, as in `data.train_batches`, sharded over
+      the mesh.
     """
     position = batch['position']
     return self._take[position.ndim - 1](self.on_devices[split], position)
@@ -88,7 +88,7 @@ class Cache:
 
     Raises:
       UserError: Images of a split differ in size, or there is too little
-        memory: says by how much.
+        memory.
     """
     where = self.config.data.cache
     if where == 'none':
@@ -110,7 +110,7 @@ class Cache:
         )
 
   def bytes_on_device(self) -> int:
-    """Returns the memory of a device that the images take, in bytes."""
+    """Returns the bytes of a device's memory that the images take."""
     size = sum(map(self._num_bytes, self._distinct.values()))
     on_host = self.mesh.devices.flat[0].platform == 'cpu'
     return {
@@ -121,7 +121,7 @@ class Cache:
     }[self.config.data.cache]
 
   def _decode(self, place: Callable[[base.ArraySource], _T]) -> dict[str, _T]:
-    """Returns the splits decoded and placed, by what they are for."""
+    """Returns the splits decoded and placed, by use."""
     kept = {
       key: place(decode_split(source, self.config))
       for key, source in self._distinct.items()
@@ -130,12 +130,12 @@ class Cache:
 
   @property
   def _distinct(self) -> dict[int, base.Source]:
-    """Sources by identity: a split that has several uses is kept once."""
+    """Sources by identity, so that a split with several uses is kept once."""
     return {id(source): source for source in self.splits.values()}
 
   @functools.cached_property
   def _take(self) -> list[Callable[[Batch, jax.Array], Batch]]:
-    """Compiled `_take_rows`, of one step and of several."""
+    """Compiled `_take_rows`, for one step and for several."""
     return [
       jax.jit(
         _take_rows,
@@ -154,7 +154,7 @@ class Cache:
     return jax.block_until_ready(examples)
 
   def _num_bytes(self, source: base.Source) -> int:
-    """Returns the size of decoded images; 0 where they are not kept."""
+    """Returns the size of decoded images; 0 if they are not kept."""
     if source.image_shape is None:
       return 0
     itemsize = levels_lib.from_config(self.config).dtype.itemsize
@@ -162,9 +162,9 @@ class Cache:
     return pixels * self.config.data.channels * itemsize
 
   def _rooms(self) -> list[tuple[str, int, int]]:
-    """Returns what the images take: (place, free bytes, needed bytes)."""
+    """Returns (name, free bytes, needed bytes) of each memory to check."""
     sizes = {key: self._num_bytes(x) for key, x in self._distinct.items()}
-    decoded = [  # others are in memory already
+    decoded = [  # the others are in memory already
       sizes[key]
       for key, source in self._distinct.items()
       if not isinstance(source, base.ArraySource)
@@ -187,7 +187,7 @@ class Cache:
 
 
 def _take_rows(examples: Batch, position: jax.Array) -> Batch:
-  """Returns rows of arrays [N, ...]; zeros and index -1 from N on."""
+  """Returns rows of arrays [N, ...]; zeros and index -1 for positions >= N."""
   valid = position < len(examples['index'])
   batch = {
     name: jnp.take(x, position, axis=0, mode='fill', fill_value=0)

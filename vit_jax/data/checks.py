@@ -1,4 +1,4 @@
-"""Checks of `config.data` and `config.augment`, before anything slow."""
+"""Checks `config.data` and `config.augment` before anything slow starts."""
 
 import math
 import os
@@ -17,20 +17,19 @@ from vit_jax.data import splits
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels
 
-# name, name/config, either with :version.
+# 'name' or 'name/config', optionally with ':version'.
 _TFDS_NAME = re.compile(r'[\w-]+(/[\w.+=,-]+)?(:[\d*]+(\.[\d*]+){0,2})?')
 
-_MOST_RESIZE = 100  # times the model's input
+_MOST_RESIZE = 100  # limit, in multiples of the model's input size
 
 
 def check(config: ml_collections.ConfigDict) -> None:
   """Checks `config.data`, `config.augment` and the splits of all evaluations.
 
-  Nothing is read; that datasets and folders exist is seen when they are
-  opened.
+  This reads nothing: a missing dataset or folder is found when it is opened.
 
   Raises:
-    UserError: A value cannot be used; one line says which, and why.
+    UserError: A value cannot be used.
   """
   data = config.data
   _check_name(data.name)
@@ -105,7 +104,7 @@ def _check_crops(config: ml_collections.ConfigDict) -> None:
 
 
 def _check_sizes(config: ml_collections.ConfigDict) -> None:
-  """Checks the sizes that images have, and those they are resized to."""
+  """Checks the stored sizes of images and the sizes after resizing."""
   data = config.data
   if data.source_size is not None:
     config_lib.pair(data.source_size, 'data.source_size')

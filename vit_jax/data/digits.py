@@ -15,19 +15,19 @@ _LEVELS = 16  # highest value of a stored pixel
 def open_digits(split: str, channels: int) -> base.ArraySource:
   """Returns the digits of a split, all in memory.
 
-  There is one split, 'train', in an order that mixes the classes: test on a
+  The only split is 'train', in an order that mixes the classes. Evaluate on a
   slice of it.
 
   Args:
     split: A split specification.
-    channels: Grey is repeated for 3; 4 adds an opaque alpha.
+    channels: 1, 3 (grey repeated) or 4 (with opaque alpha).
 
   Raises:
     UserError: There is no such split, or it is empty.
   """
   images, labels = _read()
   grey = np.round(images * (255 / _LEVELS)).astype(np.uint8)
-  # A fixed order, as that of a folder's files.
+  # A fixed order by hash, like that of a folder's files.
   numbers = range(len(grey))
   order = np.array(sorted(numbers, key=lambda i: base.hash_order(str(i))))
   selection = splits.Selection(split, {'train': len(grey)}, 'digits')
@@ -47,8 +47,8 @@ def open_digits(split: str, channels: int) -> base.ArraySource:
 def _read() -> tuple[np.ndarray, np.ndarray]:
   """Returns the pixels [1797, 8, 8], 0 to 16, and the digits [1797].
 
-  They come from the file that `sklearn.datasets.load_digits` reads, since
-  importing that takes a second, a fifth of the time to the first step.
+  This reads the file of `sklearn.datasets.load_digits` itself: the import would
+  take a second, a fifth of the time to the first step.
   """
   package = importlib.util.find_spec('sklearn')
   assert package is not None and package.submodule_search_locations

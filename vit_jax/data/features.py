@@ -1,13 +1,13 @@
-"""Features of an example, by name; each is of a kind.
+"""Kinds of features that examples have: images and targets.
 
-A source says which features its examples have (`Source.features`). Batches,
-crops, objectives, evaluations and predictions dispatch on the kind, so that no
-layer assumes that there is a label. The usual names are
+A source declares the features of its examples by name (`Source.features`).
+Batches, crops, objectives, evaluations and predictions dispatch on the kind of
+a feature, so no layer assumes that there is a label. The usual names are
 
     image     Image, the model's input
     label     Label, one class
     labels    MultiLabel, several classes at once
-    numbers   Number, quantities in units of their own
+    numbers   Number, quantities in their own units
 
 A batch is a dict of arrays [B, ...] by these names, with `index` and `valid`.
 """
@@ -48,8 +48,8 @@ class Image(Feature):
   """A still image: an encoded file, or uint8 or uint16 [H, W, C].
 
   Attributes:
-    size: (height, width) where all stored images have one size: then they are
-      cropped on the device; else None.
+    size: (height, width) if all stored images have one size, in which case the
+      device crops them; else None.
   """
 
   size: tuple[int, int] | None = None
@@ -71,7 +71,7 @@ class Target(Feature):
 
   @property
   def shape(self) -> tuple[int, ...]:
-    """Shape of a value in a batch, without the batch; one for each name."""
+    """Shape of one example's value; by default one number for each name."""
     return (len(self.names),)
 
   @abc.abstractmethod
@@ -79,17 +79,17 @@ class Target(Feature):
     """Returns a value as an array of `shape` and `dtype`.
 
     Args:
-      value: As a source stores it.
+      value: Value as a source stores it.
       where: File or record, for error messages.
 
     Raises:
-      UserError: It does not fit.
+      UserError: The value does not fit the feature.
     """
 
 
 @dataclasses.dataclass(frozen=True)
 class Label(Target):
-  """One of some classes: their position, int32.
+  """One class, as its position in `classes`, int32.
 
   Attributes:
     classes: Their names.
@@ -109,7 +109,7 @@ class Label(Target):
     return ()
 
   def encode(self, value: Any, where: str) -> np.ndarray:
-    """Returns the position of a class, from its position."""
+    """Returns the position of a class as an array."""
     del where
     return np.asarray(value, np.int32)
 
@@ -131,7 +131,7 @@ class MultiLabel(Target):
     return self.classes
 
   def encode(self, value: Iterable[int], where: str) -> np.ndarray:
-    """Returns which classes are present, from their positions."""
+    """Returns 0 or 1 for each class, from the positions of those present."""
     present = np.zeros(self.shape, self.dtype)
     for position in value:
       if not 0 <= position < len(self.classes):
@@ -144,7 +144,7 @@ class MultiLabel(Target):
 
 @dataclasses.dataclass(frozen=True)
 class Number(Target):
-  """Quantities in units of their own, float32 [K].
+  """Quantities in their own units, float32 [K].
 
   Attributes:
     quantities: Their names.
@@ -175,10 +175,10 @@ _KINDS = {kind.__name__: kind for kind in (Image, Label, MultiLabel, Number)}
 
 
 def from_dict(stored: Mapping[str, Any]) -> Feature:
-  """Returns the feature that `Feature.to_dict` described.
+  """Returns the inverse of `Feature.to_dict`.
 
   Raises:
-    UserError: It is something else.
+    UserError: `stored` describes no feature.
   """
   fields = {
     key: tuple(value) if isinstance(value, list) else value

@@ -1,7 +1,7 @@
 """Images in folders: `{train,val,test}/<class>/**`, or only `<class>/**`.
 
 The folders of splits may have other usual names, such as training, valid or
-Testing; where there is no val, test stands for it.
+Testing. Without val, test is used in its place.
 """
 
 from collections.abc import Collection
@@ -24,21 +24,21 @@ from vit_jax.data.host import tiff
 from vit_jax.runs import safe_io
 
 _ENDINGS = tuple('.jpg .jpeg .png .webp .bmp .tif .tiff .gif'.split())
-# The split that a folder's name stands for, whatever its case.
+# Folder name in lower case -> split.
 _SPLITS = {
   **dict.fromkeys(('train', 'training'), 'train'),
   **dict.fromkeys(('val', 'valid', 'validation', 'dev', 'eval'), 'val'),
   **dict.fromkeys(('test', 'testing'), 'test'),
 }
-_SAMPLE = 64  # files whose headers tell how many bits images have
-_HEADER = 64  # bytes of a PNG that hold the number of bits
+_SAMPLE = 64  # number of files whose headers are read to find the bits
+_HEADER = 64  # bytes to read of a file: those of a PNG hold the number of bits
 
 
 class FolderSource(base.Source):
   """The images of a split of a folder.
 
-  Files are ordered by a hash of their path below the split's folder, so that a
-  slice holds all classes, and does not depend on where the folder lies.
+  Files are ordered by a hash of their path below the split's folder, so a slice
+  holds all classes and does not change when the folder is moved.
   """
 
   def __init__(
@@ -48,8 +48,8 @@ class FolderSource(base.Source):
 
     Args:
       root: The folder.
-      split: A split specification. A folder that only has classes has one
-        split, 'train', with everything.
+      split: A split specification. A folder without folders of splits has one
+        split, 'train', with all images.
       image_shape: (height, width) where all images are known to have one size.
 
     Raises:
@@ -108,7 +108,7 @@ class FolderSource(base.Source):
     return self._prefixes[split] + self._files[split][row]
 
   def bits(self) -> int:
-    """Returns 16 where one of the first 64 files has 16, by its header."""
+    """Returns 16 if a header of the first 64 files says so, else 8."""
     sample = range(min(len(self), _SAMPLE))  # files are ordered by a hash
     return max(map(file_bits, map(self.file, sample)))
 
@@ -131,7 +131,7 @@ class FolderSource(base.Source):
 
 
 class FilesSource(base.Source):
-  """Image files by their names, with no other feature."""
+  """Image files given by their paths, with no other feature."""
 
   def __init__(self, paths: Sequence[str]):
     """Reads nothing yet.
@@ -191,9 +191,9 @@ def images_below(folder: str) -> list[str]:
 def split_folders(root: str) -> dict[str, str]:
   """Returns the folder of each split.
 
-  'train', 'val', 'test' and their usual synonyms may also be names of classes:
-  they are splits if they have folders, one for each class, with most of their
-  images. Folders of other names beside them are splits of these names.
+  'train', 'val', 'test' and their usual synonyms may also be names of classes.
+  Such a folder is a split if most of its images lie in subfolders, one for each
+  class. A folder with another name next to a split is a split of that name.
 
   Raises:
     UserError: There is no such folder, or its folders may be splits or classes.
@@ -231,8 +231,9 @@ def _named_splits(
 
   Args:
     root: The folder.
-    named: Names of its folders, and the split that each stands for, or None.
-    holding: Names of those that stand for a split and have classes.
+    named: Name of each of its folders -> split that this is a usual name of, or
+      None.
+    holding: Names of the folders that have a split's name and hold classes.
   """
   result: dict[str, str] = {}
   for name, split in named.items():
@@ -253,7 +254,7 @@ def _named_splits(
 def _check_beside(
   root: str, name: str, split: str | None, splits_there: list[str]
 ) -> None:
-  """Looks at a folder beside those of splits, which holds no classes.
+  """Checks a folder next to splits that is not known to be one of them.
 
   Raises:
     UserError: It may be a class itself.
@@ -271,7 +272,7 @@ def _check_beside(
 
 
 def _tell_splits(root: str, folders: dict[str, str]) -> None:
-  """Says which folders are which splits, where they have other names."""
+  """Logs which folder is which split, if their names differ."""
   names = {name: os.path.basename(path) for name, path in folders.items()}
   taken = [f'{folder} as {name}' for name, folder in names.items()]
   if any(name != folder for name, folder in names.items()):
@@ -281,13 +282,13 @@ def _tell_splits(root: str, folders: dict[str, str]) -> None:
 def other_names(
   where: str, spec: str, names: Collection[str]
 ) -> dict[str, str]:
-  """Returns other names of splits: their usual ones, and val for test.
+  """Returns aliases of splits: their usual names, and val for test.
 
   Args:
-    where: Name of the data. A line says where test is taken for the val that
-      is asked for.
+    where: Name of the data, for the line that is logged when `spec` asks for
+      val and gets test.
     spec: A split specification.
-    names: All splits that there are.
+    names: All splits of the data.
   """
   usual: dict[str, list[str]] = {}
   for name in names:
@@ -307,7 +308,7 @@ def other_names(
 def _holds_classes(folder: str) -> bool:
   """Whether a folder is a split: most of its images lie in its subfolders.
 
-  A few that lie beside the folders of classes are strays, and are ignored.
+  The few images directly in it are taken for strays, and ignored.
   """
   if not _subfolders(folder):
     return False
@@ -374,7 +375,7 @@ def _list_images(folder: str, classes: tuple[str, ...]) -> list[str]:
   """Returns the paths of all images below `folder/<class>`, ordered by hash.
 
   Raises:
-    UserError: A class has no images, or is none of `classes`.
+    UserError: A class has no images, or is not in `classes`.
   """
   found = look_into(folder, classes)
   if found.others:
@@ -388,7 +389,7 @@ def _list_images(folder: str, classes: tuple[str, ...]) -> list[str]:
 
 
 def split_name(name: str) -> str:
-  """Returns the split that a usual name stands for; any other name as it is."""
+  """Returns the split that a name is an alias of, or the name itself."""
   return _SPLITS.get(name.lower(), name)
 
 
@@ -397,9 +398,9 @@ def file_bits(path: str) -> int:
   try:
     with safe_io.open_regular(path) as file:
       data = file.read(_HEADER)
-      if tiff.is_tiff(data):  # whose header may be at its end
+      if tiff.is_tiff(data):  # the header may be at the end of the file
         data += file.read()
-  except OSError:  # to be said when it is read
+  except OSError:  # reported when the file is read
     return 8
   return decode.stored_bits(data)
 

@@ -5,10 +5,10 @@
     hf:[OWNER/]NAME[@REVISION]   a repository of the Hub, downloaded once
     hf:...:CONFIG                one configuration of either
 
-Columns are known by their types: Image; ClassLabel, one class; a list of
-ClassLabel, several; `config.data.columns` names those of numbers, and which is
-which where there are several of a type. Images are not decoded by the library:
-its Arrow cells hold the encoded file, or the path of one.
+Columns are found by their types: Image is the image, ClassLabel one class, and
+a list of ClassLabel several classes. `config.data.columns` names the columns of
+numbers, and chooses between columns of the same type. The library decodes no
+image: its Arrow cells hold the encoded file, or its path.
 """
 
 from collections.abc import Mapping
@@ -66,11 +66,11 @@ class HfSource(rows.RowSource):
     columns: ml_collections.ConfigDict,
     image_shape: tuple[int, int] | None = None,
   ):
-    """Opens the dataset; downloads or converts it first where need be.
+    """Opens the dataset; downloads or converts it first if needed.
 
     Args:
       name: `config.data.name` without 'hf:'.
-      data_dir: Cache of the library; None: its usual one.
+      data_dir: Cache folder of the library; None: its default.
       split: A split specification.
       columns: `config.data.columns`.
       image_shape: (height, width) where all images are known to have one size.
@@ -122,7 +122,7 @@ class HfSource(rows.RowSource):
     return f'{row[0]}/{row[1]}'
 
   def _read_column(self, split: str, column: str) -> list[Any]:
-    """Returns a column, with names in place of numbers of classes."""
+    """Returns a column, with the names of classes in place of their numbers."""
     cells = self._stored(split, column).to_pylist()
     kind = self._datasets[split].features[column]
     label = _class_label(kind)
@@ -142,10 +142,10 @@ class HfSource(rows.RowSource):
 
 
 def parse(name: str) -> Address:
-  """Returns what `config.data.name` says after 'hf:'.
+  """Returns the address in `config.data.name`, without its 'hf:'.
 
   Raises:
-    UserError: It is neither a directory nor a name of the Hub.
+    UserError: It is neither a directory nor the name of a repository.
   """
   path = os.path.expanduser(name)
   head, _, config = path.rpartition(':')
@@ -188,7 +188,7 @@ def _load(
       loaded = datasets.load_dataset(path, address.config, cache_dir=cache)
   except (
     OSError,
-    ValueError,  # Arrow's errors among them
+    ValueError,  # Arrow's errors are subclasses
     RuntimeError,
     errors.HTTPError,
     datasets.exceptions.DatasetsError,
@@ -204,8 +204,8 @@ def _load(
 def _from_hub(address: Address, cache: str | None) -> 'datasets.DatasetDict':
   """Downloads a dataset, or takes it from the cache.
 
-  Without a network the library would try again for half a minute, before it
-  looks into its cache: a first question of our own says whether there is one.
+  Without a network the library retries for half a minute before it looks into
+  its cache. So this asks the Hub first, with a short timeout.
   """
   import datasets
   import huggingface_hub
@@ -217,7 +217,7 @@ def _from_hub(address: Address, cache: str | None) -> 'datasets.DatasetDict':
       address.path, revision=address.revision, timeout=_PATIENCE_S
     )
   except errors.HfHubHTTPError:
-    pass  # the library says more about it
+    pass  # the library's own error says more
   except (OSError, errors.HTTPError):
     datasets.config.HF_HUB_OFFLINE = True
   try:
@@ -246,7 +246,7 @@ def _problem(address: Address, error: Exception) -> str:
 
 
 def _class_label(kind: Any) -> 'datasets.ClassLabel | None':
-  """Returns the classes of a column, be there one or several in a cell."""
+  """Returns the classes of a column, whose cells hold one class or several."""
   import datasets
 
   kind = _element(kind) or kind
@@ -254,7 +254,7 @@ def _class_label(kind: Any) -> 'datasets.ClassLabel | None':
 
 
 def _element(kind: Any) -> Any:
-  """Returns the type in a list; None where it is none."""
+  """Returns the type of a list's elements; None if `kind` is no list."""
   import datasets
 
   is_list = isinstance(kind, datasets.List | datasets.LargeList)
@@ -262,7 +262,7 @@ def _element(kind: Any) -> Any:
 
 
 def _fits(feature: str, kind: Any) -> bool:
-  """Whether a column of some type may be that of a feature."""
+  """Whether a column of this type may hold a feature."""
   import datasets
 
   if feature == 'image':  # encoded bytes, with or without the library's type
@@ -275,7 +275,7 @@ def _fits(feature: str, kind: Any) -> bool:
 
 
 def _check_types(name: str, names: rows.Names, types: Any) -> None:
-  """Raises a UserError where a column cannot be what it is chosen for."""
+  """Raises a UserError if a column's type does not fit its feature."""
   for feature, column in names.items():
     for each in column if feature == 'numbers' else [column]:
       if not _fits(feature, types[each]):
@@ -286,7 +286,7 @@ def _check_types(name: str, names: rows.Names, types: Any) -> None:
 
 
 def _candidates(types: Mapping[str, Any]) -> dict[str, Sequence[str]]:
-  """Returns the columns that may be a feature's: by type, else by name."""
+  """Returns the possible columns of each feature: by type, else by name."""
   import datasets
 
   typed = {

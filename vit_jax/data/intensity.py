@@ -1,4 +1,4 @@
-"""Intensities of a dataset: bits, percentiles, unused range."""
+"""Intensities of a dataset: bits, percentiles and unused range."""
 
 from collections.abc import Sequence
 import concurrent.futures
@@ -15,8 +15,8 @@ from vit_jax.data.host import decode
 from vit_jax.data.host import levels as levels_lib
 
 SUGGESTED = (0.5, 99.5)  # percentiles
-_SAMPLE = 256  # most images from which percentiles are computed
-_FEW = 64  # most images that are read to see whether the range is used
+_SAMPLE = 256  # maximum number of images to compute percentiles from
+_FEW = 64  # maximum number of images to check the used range on
 
 
 def fill(
@@ -24,14 +24,14 @@ def fill(
 ) -> None:
   """Sets `data.bits` and `data.intensity_window` where they are open.
 
-  Percentiles are those of at most 256 images of the training split, drawn with
-  a seed of their own, so that they depend on the split alone.
+  Percentiles come from at most 256 images of the training split, drawn with a
+  fixed seed, so that they depend on the split alone.
 
   Args:
     config: The full config; is changed.
     source: The training split.
-    resumes: Whether a run is resumed, whose config was filled when it began. If
-      an older version wrote it, which kept 8 bits, it stays at 8.
+    resumes: Whether a run is resumed. Its config was filled when it began; one
+      without bits is from an older version, which kept 8, and stays at 8.
 
   Raises:
     UserError: An image of the sample cannot be read, or its values are all the
@@ -72,7 +72,7 @@ def _check_window(config: ml_collections.ConfigDict) -> None:
   """Checks that (low, high) lies in the range of the images.
 
   Raises:
-    UserError: It is that of another type.
+    UserError: It lies in the range of another type.
   """
   data, most = config.data, 2**config.data.bits - 1
   if isinstance(data.intensity, str) or data.intensity[1] <= most:
@@ -97,7 +97,7 @@ class Histogram:
   images: int
 
   def percentile(self, part: float) -> int:
-    """Returns the least value with `part` percent of all at or below it."""
+    """Returns the least value with `part` percent of the values at or below."""
     wanted = part / 100 * self.counts.sum()
     return int(np.searchsorted(np.cumsum(self.counts), max(wanted, 1)))
 
@@ -116,29 +116,29 @@ class Histogram:
 
 
 def _bits_for(value: int) -> int:
-  """Returns the greatest number that has as many bits as a value."""
+  """Returns the greatest number with as many bits as a value."""
   return 2 ** max(int(value).bit_length(), 1) - 1
 
 
 def count_values(
   source: Source, bits: int, channels: int, most: int, strict: bool = False
 ) -> Histogram:
-  """Counts the values of some images of a split, alpha left out.
+  """Counts the values of some images of a split, except for alpha.
 
   Args:
     source: The split.
     bits: Bits of each value that are kept.
     channels: Channels of each image that are kept.
-    most: Most images to read; they are drawn at random.
-    strict: Whether an image with another number of bits is refused, since its
-      values are in other units.
+    most: Maximum number of images to read; they are drawn at random.
+    strict: Whether an image with another number of bits, and so with other
+      units, is an error.
 
   Raises:
     UserError: An image cannot be read, or has another number of bits.
   """
   positions: Sequence[int] = range(len(source))
   if len(positions) > most:
-    rng = np.random.default_rng(0)  # not the run's: all runs see one window
+    rng = np.random.default_rng(0)  # fixed: the same window for all seeds
     positions = rng.choice(len(source), most, replace=False).tolist()
   levels = levels_lib.Levels(bits, (0, 2**bits - 1) if strict else None)
 

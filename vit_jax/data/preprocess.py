@@ -65,8 +65,7 @@ def _are_outputs(value: Any) -> bool:
 
 _MOST = 1e30
 _NUMBERS = 'one finite number, or one for each channel'
-# For each field a function that says whether a value is valid, and a text that
-# says what it must be.
+# Field -> (whether a value is valid, text that says which values are).
 _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
   'channels': (lambda x: type(x) is int and x in (1, 3, 4), '1, 3 or 4'),
   'classes': (
@@ -99,27 +98,27 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
 
 @dataclasses.dataclass(frozen=True)
 class Preprocess:
-  """Turns any images into a model's input, as evaluation does.
+  """Turns images of any kind into a model's input, as evaluation does.
 
   Attributes:
     classes: Names of the classes; () if the model predicts something else.
     image_size: (height, width) of the model's input, in pixels.
     channels: 1 (grey), 3 (RGB) or 4 (RGB and alpha).
     mean: Mean of pixels in [0, 1], one number or one for each channel.
-    std: Their standard deviation, likewise.
+    std: Standard deviation of the pixels, in the same form.
     resize: As `config.data.eval_resize`.
     antialias: Whether images are smoothed when they are shrunk.
-    bits: Bits of a stored value that are kept until it is normalised, 8 or 16.
-    intensity: (low, high), the stored values that become 0 and 1; those beyond
-      are clipped. None: the range of the type.
+    bits: Bits of a stored value that are kept until normalisation, 8 or 16.
+    intensity: (low, high), the stored values that become 0 and 1; values
+      outside are clipped. None: the range of the type.
     interpolation: 'bilinear' or 'bicubic', as `config.data.interpolation`.
     resize_like: As `config.data.resize_like`.
     features: Features of the training examples, by name, from
       `features.Feature.to_dict`; {}: unknown.
     outputs: Outputs of the model, by name, from `Objective.output_facts`; {}:
       logits of `classes`.
-    trunk: Path of the model's parameters among the objective's; '': the
-      objective has no others.
+    trunk: Path of the model's parameters within the objective's; '': the
+      objective has no parameters of its own.
   """
 
   classes: tuple[str, ...]
@@ -178,7 +177,7 @@ class Preprocess:
 
   @classmethod
   def from_dict(cls, stored: Mapping[str, Any]) -> Self:
-    """Returns the inverse of `to_dict`, also after it went through JSON.
+    """Returns the inverse of `to_dict`, also of its result read from JSON.
 
     Raises:
       UserError: A field is missing, unknown or cannot be used.
@@ -213,9 +212,9 @@ class Preprocess:
 
   @property
   def target(self) -> features_lib.Target:
-    """The feature that the logits predict; without facts, a label.
+    """The feature that the logits predict; without `outputs`, a label.
 
-    A label has the names of `classes`, which people may have edited.
+    The names of a label are those of `classes`, which a user may have edited.
     """
     name = self.outputs.get('logits', {}).get('feature')
     found = features_lib.from_dict(self.features[name]) if name else None
@@ -226,7 +225,7 @@ class Preprocess:
 
   @property
   def has_label(self) -> bool:
-    """Whether the logits are those of classes that exclude each other."""
+    """Whether the logits are those of mutually exclusive classes."""
     return isinstance(self.target, features_lib.Label)
 
   def to_dict(self) -> dict[str, Any]:
@@ -234,7 +233,7 @@ class Preprocess:
     return dataclasses.asdict(self)
 
   def to_config(self) -> ml_collections.ConfigDict:
-    """Returns a config with this preprocessing in evaluation, but no data."""
+    """Returns a config whose evaluation preprocesses so, without a dataset."""
     config = config_lib.default()
     config.data.image_size = self.image_size
     config.data.channels = self.channels
@@ -258,15 +257,15 @@ class Preprocess:
     """Decodes, resizes, crops and normalises images.
 
     Args:
-      images: One or a sequence of: a path, the bytes of an image file, a PIL
-        image, or an array, uint8 or uint16 [h, w] or [h, w, C]. An array
-        [B, h, w, C] is a sequence.
+      images: An image or a sequence of images. Each is a path, the bytes of an
+        image file, a PIL image, or an array, uint8 or uint16 [h, w] or
+        [h, w, C]. An array [B, h, w, C] is a sequence.
 
     Returns:
       float32 [B, H, W, C].
 
     Raises:
-      UserError: One is no image, is damaged, or cannot be read.
+      UserError: An image is of no known kind, damaged, or cannot be read.
     """
     scaled = self.levels.scale(self.pixels(images))
     mean, std = (np.asarray(x, np.float32) for x in (self.mean, self.std))
@@ -289,7 +288,7 @@ class Preprocess:
       interpolation=self.interpolation,
       resize_like=self.resize_like,
     )
-    rng = np.random.default_rng(0)  # nothing is random
+    rng = np.random.default_rng(0)  # unused: evaluation draws nothing
     pixels = []
     for i, image in enumerate(_as_sequence(images)):
       where = os.fspath(image) if _is_path(image) else f'image {i}'
@@ -348,10 +347,10 @@ def _load(
 
 def _from_pil(image: Any) -> np.ndarray:
   """Returns the pixels of a PIL image, turned as its EXIF asks."""
-  from PIL import ImageOps  # the image came from there
+  from PIL import ImageOps  # already imported: it made the image
 
   image = ImageOps.exif_transpose(image)
-  if image.mode.startswith('I'):  # as which Pillow opens grey of 16 bits, too
+  if image.mode.startswith('I'):  # Pillow's mode of 16-bit grey, too
     values = np.asarray(image)
     fits = values.min() >= 0 and values.max() <= 65535
     return values.astype(np.uint16) if fits else values

@@ -1,6 +1,6 @@
 """Sources whose examples are rows: an image, and cells of other columns.
 
-`config.data.columns` says which column is which; without, columns are known by
+`config.data.columns` assigns columns to features; by default they are found by
 their names or types. Rows are ordered by a hash of their path or number, so
 that a slice holds all classes.
 """
@@ -24,7 +24,7 @@ from vit_jax.data import splits
 from vit_jax.data.host import decode
 
 Row = tuple[str, int]  # split, number of the row
-Names = Mapping[str, Any]  # columns by feature; of `numbers` a tuple
+Names = Mapping[str, Any]  # column by feature name; a tuple for `numbers`
 
 # The names that columns of a feature usually have, best first.
 USUAL: Mapping[str, Sequence[str]] = {
@@ -56,8 +56,8 @@ class RowSource(base.Source):
       names: The columns that are read.
       rows: Numbers of the rows of each split.
       directory: Directory that paths of images are relative to.
-      classes: Classes by feature, where the data name them; else they are
-        those in the rows of train.
+      classes: Classes by feature, where the data lists them. Otherwise they are
+        collected from the rows of train.
       image_shape: (height, width) where all images are known to have one size.
 
     Raises:
@@ -84,7 +84,7 @@ class RowSource(base.Source):
 
   @abc.abstractmethod
   def _cell(self, column: str, row: Row) -> Any:
-    """Returns what is in a cell: text, a number, a list, or an image."""
+    """Returns the content of a cell: text, a number, a list, or an image."""
 
   @abc.abstractmethod
   def _where(self, row: Row) -> str:
@@ -92,7 +92,7 @@ class RowSource(base.Source):
 
   @abc.abstractmethod
   def _key(self, row: Row) -> str:
-    """Returns a name that a row keeps, whatever the slice is."""
+    """Returns a name of a row that does not depend on the slice."""
 
   def __len__(self) -> int:
     return len(self._selection)
@@ -129,7 +129,7 @@ class RowSource(base.Source):
     return self._key(self._locate(position)[0])
 
   def bits(self) -> int:
-    """Returns 16 where one of the first 64 images has 16, by its header."""
+    """Returns 16 if a header of the first 64 images says so, else 8."""
     found = [8]
     for position in range(min(len(self), 64)):
       cell = self._image(self._locate(position)[0])
@@ -170,7 +170,7 @@ class RowSource(base.Source):
   def _image(self, row: Row) -> str | bytes | None:
     """Returns the path of an image, or its bytes."""
     cell = self._cell(self._names['image'], row)
-    if isinstance(cell, Mapping):  # as the datasets library stores it
+    if isinstance(cell, Mapping):  # the datasets library's form
       cell = cell.get('bytes') or cell.get('path')
     if isinstance(cell, str) and cell:
       return os.path.join(self._directory, os.path.expanduser(cell))
@@ -252,14 +252,15 @@ def choose(
   there: Sequence[str],
   candidates: Mapping[str, Sequence[str]],
 ) -> Names:
-  """Returns the columns of the features, by the names of these.
+  """Returns the column of each feature, by feature name.
 
   Args:
     where: Name of the data, for errors.
     columns: `config.data.columns`.
     there: All columns.
-    candidates: Columns that may be taken where the config names none, by
-      feature; the first is, if it has a usual name or is the only one.
+    candidates: Possible columns of each feature, by feature name. Where the
+      config names none, the first is taken if it has a usual name or is the
+      only one.
 
   Raises:
     UserError: A column that the config names is missing, there is no image, or

@@ -21,8 +21,8 @@ class SkippingSource(base.Source):
 
     Args:
       source: The split.
-      kept: int [N], positions of the examples that are left.
-      skipped: Ids of the others, sorted.
+      kept: int [N], positions of the examples to keep.
+      skipped: Ids of the other examples, sorted.
     """
     self._source, self._kept, self._skipped = source, kept, skipped
     self.features = source.features
@@ -39,7 +39,7 @@ class SkippingSource(base.Source):
     return self._source.file(int(self._kept[position]))
 
   def id(self, position: int) -> str:
-    """Returns a name that an example keeps, whatever the slice is."""
+    """Returns a name of an example that does not depend on the slice."""
     return self._source.id(int(self._kept[position]))
 
   def bits(self) -> int:
@@ -51,7 +51,7 @@ class SkippingSource(base.Source):
     return self._source.column(name)[self._kept]
 
   def fingerprint(self) -> str:
-    """Returns a digest of the split's, and of what is left out of it."""
+    """Returns a digest of the split's fingerprint and the skipped ids."""
     return base.digest([self._source.fingerprint(), *self._skipped])
 
 
@@ -86,7 +86,7 @@ def read(path: str, data: str) -> frozenset[str]:
 
 
 def _whole_name(name: str) -> str:
-  """Returns the name of a dataset, with a path as an absolute one."""
+  """Returns the name of a dataset, with its path made absolute."""
   kind, _, path = name.partition(':')
   path = os.path.expanduser(path)
   return f'{kind}:{os.path.realpath(path)}' if os.path.exists(path) else name
@@ -98,8 +98,8 @@ def without(
   """Returns a split without the examples of some ids.
 
   Args:
-    source: The split; one that is in memory has nothing damaged.
-    ids: Ids of the examples to leave out, of this split or others.
+    source: The split; one in memory has no damaged examples.
+    ids: Ids of the examples to leave out; those of other splits are ignored.
     name: Name of the split, for messages.
 
   Raises:

@@ -1,4 +1,4 @@
-"""Opens what `config.data.name` names."""
+"""Opens the source that `config.data.name` names."""
 
 import os
 
@@ -23,8 +23,7 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> base.Source:
     split: A split specification, such as `config.data.split`.
 
   Raises:
-    UserError: There is no such dataset, folder or split; or it cannot be used:
-      one line says why.
+    UserError: There is no such dataset, folder or split, or it cannot be used.
   """
   source = _open(config, split)
   if not config.data.skip_damaged:
@@ -60,7 +59,7 @@ def open_split(
   """Opens the split that a key of the config holds.
 
   Raises:
-    UserError: As `open_source`; where it is about the split it names the key.
+    UserError: As `open_source`; an error about the split names the key.
   """
   try:
     return open_source(config, dict(config_lib.flatten(config))[key])

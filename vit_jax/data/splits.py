@@ -1,7 +1,7 @@
 """Split specifications: `train`, `train[:90%]`, `train[:500]+test[50%:]`.
 
-The grammar and its rounding are those of TFDS, for every source and without
-importing TFDS. As there, a `%` on either bound holds for both: `[10%:-5]` stops
+Grammar and rounding are those of TFDS, but work for every source and do not
+import TFDS. As in TFDS, a `%` on either bound applies to both: `[10%:-5]` stops
 five percent before the end.
 """
 
@@ -21,7 +21,7 @@ class SplitError(UserError):
   """The data has no such split.
 
   Attributes:
-    only: The only split of the data, if another was asked for; else ''.
+    only: Name of the data's only split, if another was requested; else ''.
   """
 
   only: str = ''
@@ -46,7 +46,7 @@ class Part:
     return f'{self.name}[{start}:{stop}]'
 
   def bounds(self, size: int) -> tuple[int, int]:
-    """Returns the first row, and one past the last, in a split of `size`.
+    """Returns the first row and one past the last, in a split of `size` rows.
 
     Raises:
       UserError: A bound lies outside of the split.
@@ -66,7 +66,7 @@ class Part:
 
 
 def parse(spec: str) -> tuple[Part, ...]:
-  """Returns the terms of a specification, which are joined by `+`.
+  """Returns the terms of a specification, which `+` joins.
 
   Raises:
     UserError: It does not follow the grammar.
@@ -111,8 +111,8 @@ class Selection:
   """The examples that a specification names, by position.
 
   Attributes:
-    ranges: For each term the name of the whole split, the first row, and one
-      past the last.
+    ranges: (name of the whole split, first row, one past the last row) of each
+      term.
   """
 
   def __init__(
@@ -128,7 +128,7 @@ class Selection:
       spec: As in `data.split`; `all` stands for every split.
       sizes: Number of examples in each whole split.
       where: Name of the data, for errors.
-      aliases: Other names of these splits.
+      aliases: Other names -> names of these splits.
 
     Raises:
       SplitError: There is no such split, or nothing is selected.
@@ -166,8 +166,8 @@ class Selection:
   def locate(self, position: int) -> tuple[str, int, int]:
     """Returns (name of the whole split, row in it, index) of an example.
 
-    The index is the row plus the sizes of the whole splits that come before it
-    in the specification, so that it does not depend on how they are sliced.
+    The index is the row plus the sizes of the whole splits that come before its
+    split in the specification, so it does not depend on the slices.
     """
     i = bisect.bisect_right(self._ends, position)
     name, _, stop = self.ranges[i]

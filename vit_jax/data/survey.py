@@ -1,4 +1,4 @@
-"""Reads every example of the data and reports all problems."""
+"""Reads every example of a dataset and reports all problems."""
 
 import collections
 from collections.abc import Callable
@@ -25,20 +25,20 @@ from vit_jax.data import sources
 from vit_jax.data.host import batches
 from vit_jax.data.host import decode
 
-_AT_ONCE = 256  # examples that threads read before the next ones are begun
-_COMMON = 10  # sizes to list
-_NONE = '(none)'  # instead of a class, or of a file's ending
+_AT_ONCE = 256  # examples that threads read before the next group starts
+_COMMON = 10  # number of sizes to list
+_NONE = '(none)'  # stands for a missing class or file name suffix
 
 
 @dataclasses.dataclass(frozen=True)
 class Entry:
-  """An example that is to be read.
+  """An example to read.
 
   Attributes:
     id: As `Source.id`.
     split: Name of its split.
     label: Name of its class; None: known once it is read.
-    read: Reads it.
+    read: Function that reads it.
   """
 
   id: str
@@ -56,7 +56,7 @@ class Survey:
     classes: Classes of train.
     entries: All examples.
     folders: Folders of the splits, by name.
-    ignored: Files that are no images of a class.
+    ignored: Files that are not images of a class.
     problems: Problems of classes, and of splits that cannot be opened.
   """
 
@@ -74,11 +74,11 @@ class _Seen:
 
   Attributes:
     label: Name of its class.
-    problem: Why it cannot be read; '': it can.
+    problem: Why it cannot be read; '' if it can.
     digest: Digest of its bytes.
     size: (height, width).
     channels: Number of stored channels.
-    counts: Histogram of its values of 16 bits; None: it has 8 bits.
+    counts: Histogram of its 16-bit values; None: it has 8 bits.
   """
 
   label: str
@@ -90,11 +90,11 @@ class _Seen:
 
 
 def list_folder(root: str, split_of: Mapping[str, str] | None = None) -> Survey:
-  """Lists all that is in a folder.
+  """Lists all examples and other files in a folder.
 
   Args:
     root: The folder.
-    split_of: Splits by the example's id, for those that are not their folder's.
+    split_of: Split by example id, where it is not the folder's.
 
   Raises:
     UserError: There is no such folder, or its splits are not clear.
@@ -128,10 +128,10 @@ def _read_file(path: str) -> base.Example:
 def list_config(config: ml_collections.ConfigDict) -> Survey:
   """Lists the data of a config: a whole folder, else the splits that it names.
 
-  Examples that the config leaves out as damaged are listed, too.
+  This includes examples that the config leaves out as damaged.
 
   Raises:
-    UserError: The data are not there.
+    UserError: The data does not exist.
   """
   opened, problems = _open_splits(config)
   found: dict[str, Entry] = {}
@@ -153,7 +153,7 @@ def list_config(config: ml_collections.ConfigDict) -> Survey:
 def _open_splits(
   config: ml_collections.ConfigDict,
 ) -> tuple[dict[str, base.Source], list[str]]:
-  """Opens all splits of a config; returns those that open, and the problems."""
+  """Returns the splits of a config that can be opened, and the problems."""
   config = config.copy_and_resolve_references()
   config.data.skip_damaged = ''
   specs = [config.data.split]
@@ -176,18 +176,18 @@ def report(
 
   Args:
     survey: Examples to read.
-    progress: Is called with the number of examples that were read.
+    progress: Function to call with the number of examples that were read.
 
   Returns:
-    JSON, as `python -m vit_jax.data check --format=json` prints it; described
-    in `vit_jax.data.__main__`.
+    JSON, as `python -m vit_jax.data check --format=json` prints it;
+    `vit_jax.data.__main__` describes it.
   """
   seen = []
   counts = np.zeros(2**16, np.int64)
   for found in _look_at_all(survey, progress):
     if found.counts is not None:
       counts += found.counts
-      # All histograms together would fill the memory.
+      # The histograms of all images together would fill the memory.
       found = dataclasses.replace(found, counts=counts[:0])
     seen.append(found)
   pairs = [*zip(survey.entries, seen, strict=True)]
@@ -253,7 +253,7 @@ def _look_at(entry: Entry, classes: tuple[str, ...]) -> _Seen:
 
 
 def _damage(entry: Entry, seen: _Seen) -> dict[str, str]:
-  """Returns the line of a report for an example that cannot be read."""
+  """Returns a report's entry about an example that cannot be read."""
   return {
     'id': entry.id,
     'split': entry.split,
@@ -280,7 +280,7 @@ def _splits(survey: Survey, pairs: _Pairs) -> dict[str, Any]:
 
 
 def _duplicates(pairs: _Pairs) -> tuple[list[dict[str, Any]], int]:
-  """Returns equal examples in several splits or classes, and counts others."""
+  """Returns duplicates across splits or classes, and the number of others."""
   groups: dict[bytes, list[tuple[Entry, _Seen]]] = {}
   for entry, seen in pairs:
     if not seen.problem:
@@ -298,7 +298,7 @@ def _duplicates(pairs: _Pairs) -> tuple[list[dict[str, Any]], int]:
 
 
 def _endings(paths: Sequence[str]) -> dict[str, Any]:
-  """Returns the number of ignored files by their ending, and one of them."""
+  """Returns the count and one example of ignored files, by file suffix."""
   found: dict[str, list[str]] = {}
   for path in paths:
     ending = os.path.splitext(path)[1].lower() or _NONE
@@ -310,7 +310,7 @@ def _endings(paths: Sequence[str]) -> dict[str, Any]:
 
 
 def _sizes(seen: Sequence[_Seen]) -> dict[str, Any] | None:
-  """Returns the range and the commonest of the images' (height, width)."""
+  """Returns the range and the most common of the images' sizes."""
   counts = collections.Counter(found.size for found in seen)
   if not counts:
     return None
@@ -325,7 +325,7 @@ def _sizes(seen: Sequence[_Seen]) -> dict[str, Any] | None:
 
 
 def _intensity(found: intensity.Histogram) -> dict[str, Any] | None:
-  """Returns the range of the values of 16 bits."""
+  """Returns the range of the 16-bit values."""
   if not found.images:
     return None
   there = np.flatnonzero(found.counts)
@@ -344,7 +344,7 @@ def _count(names: Any) -> dict[str, int]:
 
 
 def is_bad(found: Mapping[str, Any]) -> bool:
-  """Whether a report lists what would stop a run."""
+  """Whether a report lists something that would stop a run."""
   return bool(found['damaged'] or found['problems'])
 
 
@@ -353,7 +353,7 @@ def as_text(found: Mapping[str, Any], most: int = 20) -> str:
 
   Args:
     found: From `report`.
-    most: Lines to list of one kind.
+    most: Maximum number of lines of one kind.
   """
   splits = found['splits']
   rows = [
@@ -410,7 +410,7 @@ def _about_images(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _classes(counts: Mapping[str, int]) -> str:
-  """Returns classes with their sizes; of many, the least and the greatest."""
+  """Returns classes with their sizes; if many, the smallest and largest."""
   if len(counts) <= _COMMON:
     return ', '.join(f'{name} {n}' for name, n in counts.items())
   least = min(counts, key=lambda name: counts[name])

@@ -1,10 +1,10 @@
-"""Examples in a table, a row for each: `table:FILE` of CSV, TSV or Parquet.
+"""Tables with one example a row: `table:FILE` of CSV, TSV or Parquet.
 
-A column has images, as paths (relative to the table's folder) or, in Parquet,
-as encoded bytes. Others have a class, several classes (a list; in text they are
-separated by semicolons or bars) or numbers. Without `config.data.columns`, they
-are known by their usual names (`rows.USUAL`). A column `split` names the split
-of each row; without, all are in train.
+One column holds the images, as paths (relative to the table's folder) or, in
+Parquet, as encoded bytes. Others hold a class, several classes (a list; in
+text, separated by semicolons or bars) or numbers. Without
+`config.data.columns`, columns are found by their usual names (`rows.USUAL`). A
+column `split` names the split of each row; without it, all rows are in train.
 """
 
 from collections.abc import Iterator
@@ -33,7 +33,7 @@ class TableSource(rows.RowSource):
     columns: ml_collections.ConfigDict,
     image_shape: tuple[int, int] | None = None,
   ):
-    """Reads the table, but no image that has a file of its own.
+    """Reads the table, but no image files.
 
     Args:
       path: Path of the file.
@@ -126,7 +126,7 @@ def _read_text(
 
 
 class _Cells(Sequence[Any]):
-  """A column of Arrow, whose cells become Python objects one by one."""
+  """A column of Arrow; a cell becomes a Python object when it is read."""
 
   def __init__(self, column: Any):
     self._column = column

@@ -1,7 +1,7 @@
 """TFDS datasets by name, read without TensorFlow.
 
-They must have been prepared as ArrayRecord files (`scripts/prepare_tfds.py`):
-those have random access.
+They must have been prepared as ArrayRecord files (`scripts/prepare_tfds.py`),
+which allow random access.
 """
 
 import difflib
@@ -22,7 +22,7 @@ from vit_jax.data import splits
 
 _FORMAT = 'array_record'
 
-# Other names of datasets -> their names in TFDS.
+# Aliases of datasets -> their names in TFDS.
 _CALLED = {
   'birds': 'caltech_birds2011',
   'caltech': 'caltech101',
@@ -114,7 +114,8 @@ class TfdsSource(base.Source):
     from tensorflow_datasets.proto import tf_example_pb2
 
     split, row, index = self._selection.locate(position)
-    # TFDS would make arrays first, which takes longer than reading the record.
+    # Parsed here: TFDS converts all values to arrays, which takes longer than
+    # reading the record.
     record = tf_example_pb2.Example.FromString(self._records[split][row])
     features = record.features.feature
     (label,) = features[self._label_key].int64_list.value
@@ -136,7 +137,7 @@ class TfdsSource(base.Source):
   def column(self, name: str) -> np.ndarray:
     """Returns the labels of all examples, int32 [N].
 
-    Records hold images as well, so all of them are read the first time.
+    The first call reads all records, images included.
 
     Raises:
       UserError: An example has no label.
@@ -162,7 +163,7 @@ def _prepared_builder(
   """Returns the builder of a dataset that has been prepared."""
   import tensorflow_datasets as tfds  # slow
 
-  # First, since TFDS prints three lines about a name that it does not know.
+  # Checked first, since TFDS prints three lines about an unknown name.
   if not _is_known(name, data_dir):
     raise _unknown_name(name)
   try:

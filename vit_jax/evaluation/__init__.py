@@ -1,7 +1,7 @@
-"""How good a model is: evaluators by kind, their metrics and reports.
+"""Evaluators, selected by kind, and their metrics and reports.
 
-Nothing here imports jax before it is called: commands that read intervals do
-without.
+jax is imported only when a function needs it, since commands that only read
+intervals do not.
 """
 
 from typing import Any
@@ -21,7 +21,7 @@ def create(key: str, spec: ml_collections.ConfigDict) -> 'Evaluator':
   """Returns the evaluator of an entry of `config.evals`.
 
   Args:
-    key: Where the entry is, for errors: 'evals.val'.
+    key: Key of the entry, for errors: 'evals.val'.
     spec: From `config.evaluation`; its kind is a file of this package, or
       'my_module:MyEvaluator'.
 
@@ -40,7 +40,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   """Checks the kinds of all evaluations in `config.evals`, and their keys.
 
   Raises:
-    UserError: A value cannot work, or nothing would read it.
+    UserError: A value cannot work, or the evaluation does not use it.
   """
   for name, spec in config.evals.items():
     evaluator = create(f'evals.{name}', spec)

@@ -1,4 +1,4 @@
-"""The metrics of the objective: accuracy and loss, or what else it measures."""
+"""The metrics of the objective, such as accuracy and loss."""
 
 from collections.abc import Iterable
 import functools
@@ -18,9 +18,9 @@ def measure(objective: Any, params: Any, batch: dict[str, jax.Array]) -> Any:
 
 
 class Accuracy(base.Evaluator):
-  """The metrics of the objective, which count each example once.
+  """The metrics of the objective; each example counts once.
 
-  `metrics` are the objective's: see `objectives.directions`.
+  `metrics` are those of the objective: see `objectives.directions`.
   """
 
   def run(self, context: base.Context) -> dict[str, Any]:
@@ -30,11 +30,11 @@ class Accuracy(base.Evaluator):
   def run_with_predictions(
     self, context: base.Context, head: predictions.Head | None
   ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Also returns what is predicted of each example.
+    """Returns the metrics, and the predictions for each example.
 
     Args:
       context: As for `run`.
-      head: Reads the outputs; None: they predict no feature of the examples.
+      head: Interprets the outputs; None: they predict no feature.
 
     Returns:
       The metrics, and columns of N rows in the order of the split: `index` and

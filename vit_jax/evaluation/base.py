@@ -1,9 +1,9 @@
 """The interface of evaluators, which measure a model on a split.
 
 A kind is one file: a subclass of `Evaluator`, in this package or in a module of
-the user's, named as 'my_module:MyEvaluator'. The same class runs within
-training (`config.evals`) and in `python -m vit_jax.evaluate`; what differs
-between them is in a `Context`.
+the user's, named as 'my_module:MyEvaluator'. The same class runs during
+training (`config.evals`) and in `python -m vit_jax.evaluate`; each of these has
+its own `Context`.
 """
 
 import abc
@@ -22,9 +22,9 @@ from vit_jax.data import features as features_lib
 from vit_jax.evaluation import embedded
 
 Scalars = dict[str, float]
-# (objective, parameters, batch) -> a tree of arrays; jit traces it. The batch
-# has the features of the source, arrays [B, ...], with float32 images
-# [B, H, W, C], and `index` and `valid` (False on padding).
+# (objective, parameters, batch) -> a tree of arrays; traced by jit. The batch
+# has the features of the source as arrays [B, ...] (images are float32
+# [B, H, W, C]), and `index` and `valid` (False on padding).
 Function = Callable[[Any, Any, dict[str, jax.Array]], Any]
 
 
@@ -47,8 +47,8 @@ class Context(abc.ABC):
   def apply(self, function: Function, split: str) -> Iterator[Any]:
     """Applies a function to each batch of a split, in order.
 
-    It is compiled once, as long as it is the same object: a function of a
-    module, or a method of the evaluator.
+    The function is compiled once if it is always the same object: a function of
+    a module, or a method of the evaluator.
 
     Args:
       function: (objective, parameters, batch) -> a tree of arrays. The
@@ -57,17 +57,17 @@ class Context(abc.ABC):
       split: `spec.split` or `spec.train_split` of the evaluator.
 
     Yields:
-      The function's result, arrays of NumPy.
+      The function's result, as NumPy arrays.
 
     Raises:
       UserError: An image cannot be read, or the device has too little memory.
     """
 
   def alive(self) -> None:
-    """Says that long work goes on; a signal may end the evaluation here."""
+    """Reports progress in long work; a signal may end the evaluation here."""
 
   def embeddings(self, split: str) -> Iterator[embedded.Embedded]:
-    """Yields what the model's head reads, a batch of the split at a time."""
+    """Yields the inputs of the model's head, for each batch of the split."""
     for found in self.apply(embedded.embed, split):
       yield embedded.Embedded.of_batch(found)
 
@@ -82,14 +82,14 @@ class Evaluator(abc.ABC):
   """A way to measure a model.
 
   Attributes:
-    keys: Keys of `config.evaluation` that it reads beside split, every and
-      kind: 'train_split', 'k', 'shots'. Others are refused.
-    uses_outputs: Whether it reads the outputs of the objective: then `evaluate`
-      finds the classes of the data among those of the model. Without, any model
-      is measured on any data, as by its embeddings.
-    metrics: Name -> 'max' or 'min', which of its values is better: what
-      `config.checkpoint.best` may name. A name that ends with '/' stands for
-      several, as those of each class.
+    keys: Keys of `config.evaluation` that it reads, beside split, every and
+      kind: 'train_split', 'k', 'shots'. Other keys are refused.
+    uses_outputs: Whether it reads the outputs of the objective. `evaluate` then
+      matches the classes of the data with those of the model. If False, as for
+      embeddings, it can measure any model on any data.
+    metrics: The better direction, 'max' or 'min', of each metric.
+      `config.checkpoint.best` may name one. A name that ends with '/' stands
+      for several metrics, such as one per class.
     spec: Its entry of `config.evals`.
   """
 
@@ -104,20 +104,21 @@ class Evaluator(abc.ABC):
     """Checks the values of its keys, before anything slow.
 
     Raises:
-      UserError: A value cannot work; names its key alone, as 'k is 0: ...'.
+      UserError: A value cannot work. The message starts with the last part of
+        its key, as in 'k is 0: ...'.
     """
 
   def check_sources(
     self, source: data.Source, train_source: data.Source | None
   ) -> None:
-    """Checks what is known of the data before any image is read.
+    """Checks the data before any image is read.
 
     Args:
-      source: The split that it measures on.
-      train_source: The split that it learns from, where it has one.
+      source: The split that the model is measured on.
+      train_source: The split that the evaluator learns from; None: none.
 
     Raises:
-      EvaluationError: They cannot be measured.
+      EvaluationError: The evaluator cannot use these data.
     """
 
   @abc.abstractmethod
@@ -125,11 +126,11 @@ class Evaluator(abc.ABC):
     """Measures the model.
 
     Args:
-      context: Applies functions of the model to a split.
+      context: Applies functions to a split.
 
     Returns:
-      Metrics by name: numbers; and `confusion`, int [K, K], which is shown as a
-      picture, where there is one.
+      Metrics by name: numbers, and optionally `confusion`, int [K, K], which is
+      shown as a picture.
 
     Raises:
       EvaluationError: It cannot measure these examples.
@@ -140,7 +141,7 @@ class Evaluator(abc.ABC):
   ) -> dict[str, tuple[float, float] | None]:
     """Returns 95% intervals of some metrics, by name; None: not known.
 
-    A metric NAME_margin is half of the interval of NAME, and is not shown.
+    A metric NAME_margin is half the width of NAME's interval, and is not shown.
 
     Args:
       found: Results of `run`.

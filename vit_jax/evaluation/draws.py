@@ -4,11 +4,14 @@ import numpy as np
 
 
 def draw(labels: np.ndarray, counts: np.ndarray, seed: int) -> np.ndarray:
-  """Draws examples of each class; larger counts have those of smaller ones.
+  """Draws examples of each class.
+
+  With the same seed, larger counts include the examples of smaller counts.
 
   Args:
     labels: int [N], each below K.
-    counts: int [K], how many of each class; all of a class that has fewer.
+    counts: int [K], number of examples to draw from each class; all of a class
+      with fewer examples.
     seed: Seed of the draw.
 
   Returns:

@@ -1,4 +1,4 @@
-"""Embeddings: what the head of a model reads, with labels and positions."""
+"""Embeddings: inputs of a model's head, with labels and positions."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -16,9 +16,9 @@ class Embedded:
   """N embedded examples.
 
   Attributes:
-    features: float32 [N, D], what the head reads.
+    features: float32 [N, D], the inputs of the head.
     labels: int32 [N], positions in the classes of the data.
-    index: int32 [N], positions in the unsliced split.
+    index: int32 [N], positions in the whole split, before slicing.
   """
 
   features: np.ndarray
@@ -30,10 +30,10 @@ class Embedded:
 
   @classmethod
   def of_batch(cls, found: Mapping[str, np.ndarray]) -> Self:
-    """Returns the examples of a batch that are no padding.
+    """Returns the examples of a batch without padding.
 
     Args:
-      found: From `embed`; without a label, each is -1.
+      found: From `embed`; if it has no labels, they become -1.
     """
     real = found['valid']
     label = found.get('label', np.full(len(real), -1, np.int32))

@@ -1,9 +1,9 @@
 """Few-shot classification: a linear model of a few examples of each class.
 
-As the ViT paper measures it (arXiv:2010.11929, section 4.1): regularised least
-squares from the embeddings to targets of -1 and 1, which has a closed form.
-Shots, penalty and standardised features are those of its code's successor
-(big_vision, `evaluators/fewshot_lsr.py` and `configs/common_fewshot.py`).
+As in the ViT paper (arXiv:2010.11929, section 4.1), it is regularised least
+squares from embeddings to targets of -1 and 1, which has a closed form. Shots,
+penalty and standardised features are as in big_vision, the successor of the
+paper's code (`evaluators/fewshot_lsr.py` and `configs/common_fewshot.py`).
 
 In comments: N examples, D the size of an embedding, K classes.
 """
@@ -28,15 +28,16 @@ from vit_jax.evaluation.embedded import Embedded
 SEEDS = (0, 1, 2, 3, 4)
 PENALTY = 2.0**10
 
-_LEAST_STD = 1e-5  # of a feature; some are constant over a few examples
-_ROWS = 4096  # that are predicted at a time
+_LEAST_STD = 1e-5  # a feature may be constant over a few examples
+_ROWS = 4096  # rows that are predicted at a time
 
 
 class FewShot(probes.Probe):
   """Mean accuracy over draws of a few images of each class.
 
-  For N shots: few_shot_N_accuracy, and few_shot_N_accuracy_margin, half of its
-  95% interval (Student's, over the draws).
+  For N shots the metrics are few_shot_N_accuracy, and
+  few_shot_N_accuracy_margin, half the width of its 95% interval (Student's,
+  over the draws).
   """
 
   keys: ClassVar[tuple[str, ...]] = ('train_split', 'shots')
@@ -58,7 +59,7 @@ class FewShot(probes.Probe):
       )
 
   def check_count(self, images: int, classes: int = 0) -> None:
-    """Checks that there can be so many images of each class."""
+    """Checks that there are enough images for the largest number of shots."""
     most = max(self.spec.shots)
     if images < most * classes:
       raise base.EvaluationError(
@@ -73,7 +74,7 @@ class FewShot(probes.Probe):
     test: probes.Labelled,
     classes: tuple[str, ...],
   ) -> None:
-    """Also checks that there are enough images of all classes that occur."""
+    """Also checks that each class that occurs has enough images."""
     super().check_examples(train, test, classes)
     most = max(self.spec.shots)
     counts, tested = (
@@ -119,8 +120,8 @@ class Linear(NamedTuple):
   """A linear model of standardised features.
 
   Attributes:
-    mean: float64 [D], of the features.
-    std: float64 [D].
+    mean: float64 [D], mean of the features.
+    std: float64 [D], their standard deviation.
     kernel: float64 [D, K].
     bias: float64 [K].
   """
@@ -168,16 +169,16 @@ def ridge(
   Args:
     x: float64 [N, D].
     y: float64 [N, K].
-    penalty: More than 0; of the kernel, not of the bias.
+    penalty: More than 0; it applies to the kernel, not to the bias.
 
   Returns:
     W [D, K] and b [K].
   """
-  from scipy import linalg  # takes its time to import
+  from scipy import linalg  # here, since its import is slow
 
   mean_x, mean_y = x.mean(axis=0), y.mean(axis=0)
-  # The best bias makes the mean residual 0, whatever W is; so W fits what is
-  # centred.
+  # For any W, the best bias makes the mean residual 0. So W is fitted to
+  # centred data, and the bias follows from it.
   x, y = x - mean_x, y - mean_y
   n, d = x.shape
   if n >= d:  # (x^T x + penalty I) W = x^T y
@@ -198,7 +199,7 @@ def accuracies(
   seeds: Sequence[int] = SEEDS,
   between: Callable[[], object] = lambda: None,
 ) -> dict[int, list[float]]:
-  """Measures classifiers that have seen a few examples of each class.
+  """Measures classifiers that are fitted to a few examples of each class.
 
   Args:
     train: float [N, D], embeddings to draw from.
@@ -206,11 +207,13 @@ def accuracies(
     test: float [M, D].
     test_labels: int [M].
     shots: Numbers of examples of each class.
-    seeds: Seeds of the draws; more shots of a seed have the fewer among them.
+    seeds: Seeds of the draws. With the same seed, a draw of more shots includes
+      that of fewer shots.
     between: Called between the parts of the work.
 
   Returns:
-    Fractions of the M that are named rightly, one for each seed, by shots.
+    By shots: for each seed, the fraction of the M test examples that are
+    classified correctly.
   """
   num_classes = int(train_labels.max()) + 1
   found: dict[int, list[float]] = {}

@@ -1,4 +1,4 @@
-"""Intervals for what was measured several times, as with several seeds."""
+"""Intervals of repeated measurements, such as runs with several seeds."""
 
 from collections.abc import Sequence
 import math
@@ -10,17 +10,17 @@ _LEVEL = 0.95
 def mean_interval(values: Sequence[float]) -> tuple[float, float]:
   """Returns the mean, and half the width of its 95% interval.
 
-  Student's, for independent values with a normal spread: the mean of all seeds
-  lies within mean - half to mean + half with a probability of 95%.
+  It is Student's interval, for independent, normally distributed values: the
+  true mean is within mean +- half with a probability of 95%.
 
   Args:
     values: At least one.
 
   Returns:
-    The mean, and half the width: nan where there is a single value, which says
-    nothing of the spread.
+    The mean, and half the width; the latter is nan for a single value, which
+    does not show the spread.
   """
-  from scipy import special  # it takes its time to import
+  from scipy import special  # here, since its import is slow
 
   count = len(values)
   mean = statistics.fmean(values)

@@ -1,11 +1,11 @@
 """Classification by the nearest neighbours of an embedding.
 
-The weighted votes of instance discrimination (arXiv:1805.01978, section 3.4)
-and DINO (arXiv:2104.14294, section 3.2, and `eval_knn.py` of its code, whose
-temperature this is; its k is 20): of the k training examples whose embeddings
-have the largest cosine similarity s, each votes for its class with
-exp(s / temperature). scikit-learn's KNeighborsClassifier gives the same, on the
-host alone; here the similarities are computed on the device, in blocks.
+The k training examples with the largest cosine similarity s vote for their
+classes with weights exp(s / temperature), as in instance discrimination
+(arXiv:1805.01978, section 3.4) and DINO (arXiv:2104.14294, section 3.2). The
+temperature and k = 20 are those of DINO's code (`eval_knn.py`). scikit-learn's
+KNeighborsClassifier could do the same, but only on the host; here similarities
+are computed on the device, in blocks.
 
 In comments: N training examples, M others, D the size of an embedding.
 """
@@ -25,12 +25,12 @@ from vit_jax.evaluation.embedded import Embedded
 
 TEMPERATURE = 0.07
 
-# Compared at a time: their similarities take 128 MiB.
+# Numbers of examples that are compared at a time: similarities take 128 MiB.
 _TRAIN, _TEST = 2**15, 2**10
 
 
 class Knn(probes.Probe):
-  """The fraction of examples whose class their neighbours vote for."""
+  """Accuracy of the nearest neighbours' votes."""
 
   keys: ClassVar[tuple[str, ...]] = ('train_split', 'k')
   metrics: Mapping[str, str] = {'knn_accuracy': 'max', 'examples': 'max'}
@@ -41,7 +41,7 @@ class Knn(probes.Probe):
       raise UserError(f'k is {self.spec.k}: it must be at least 1')
 
   def check_count(self, images: int, classes: int = 0) -> None:
-    """Checks that there are as many images as neighbours that vote."""
+    """Checks that there are at least k images to learn from."""
     del classes
     if images < self.spec.k:
       raise base.EvaluationError(
@@ -53,7 +53,7 @@ class Knn(probes.Probe):
   def measure(
     self, train: Embedded, test: Embedded, between: Callable[[], object]
   ) -> base.Scalars:
-    """Compares all examples with those that it learns from."""
+    """Classifies the test examples by their nearest training examples."""
     found = predict(
       train.features, train.labels, test.features, self.spec.k, between=between
     )
@@ -104,7 +104,7 @@ def vote(
     similarity: float [M, k], cosine similarities, the largest first.
     labels: int [M, k], the neighbours' classes.
     num_classes: Number of classes.
-    temperature: Temperature of the votes; the nearest one's counts 1.
+    temperature: Temperature of the votes; the nearest neighbour's weight is 1.
   """
   similarity = similarity.astype(np.float64)
   weights = np.exp((similarity - similarity[:, :1]) / temperature)
@@ -128,9 +128,8 @@ def nearest(
     between: Called between the parts of the work.
 
   Returns:
-    float32 [M, k], the largest similarities, in falling order; and int32 [M,
-    k], the positions in `train` that have them. Equal ones are in the order of
-    `train`.
+    float32 [M, k], the largest similarities in descending order; and int32
+    [M, k], their positions in `train`. Ties are in the order of `train`.
   """
   train, test = _unit(train), _unit(test)
   similarity = np.full((len(test), k), -np.inf, np.float32)
@@ -147,7 +146,7 @@ def nearest(
 
 
 def _unit(x: np.ndarray) -> np.ndarray:
-  """Scales the rows of x [B, D] to length 1; those of zeros stay."""
+  """Scales the rows of x [B, D] to length 1; rows of zeros stay 0."""
   norm = np.linalg.norm(x, axis=1, keepdims=True)
   return (x / np.where(norm == 0, 1, norm)).astype(np.float32)
 
@@ -160,17 +159,17 @@ def _merge(
   similarity: jax.Array,
   neighbors: jax.Array,
 ) -> tuple[jax.Array, jax.Array]:
-  """Looks for nearer neighbours in a block of the training examples.
+  """Merges a block of the training examples into the nearest neighbours.
 
   Args:
     test: float32 [m, D], of length 1.
     train: float32 [n, D], likewise.
     first: Position of the block's first example.
-    similarity: float32 [m, k], of the nearest so far.
+    similarity: float32 [m, k], similarities of the nearest neighbours so far.
     neighbors: int32 [m, k], their positions.
 
   Returns:
-    `similarity` and `neighbors` with the block.
+    The updated `similarity` and `neighbors`.
   """
   k = similarity.shape[1]
   found = jnp.matmul(test, train.T, precision=jax.lax.Precision.HIGHEST)

@@ -1,10 +1,10 @@
 """A linear probe: logistic regression on embeddings.
 
-As CLIP does it (arXiv:2103.00020, appendix A.3): scikit-learn's L-BFGS, with
-the strength of the L2 penalty from a coarse search that becomes finer around
-its best, on a part of the training data that is held out; then once more on all
-of these. Features are standardised, so that one range of penalties does for all
-models.
+It follows CLIP (arXiv:2103.00020, appendix A.3). scikit-learn's L-BFGS fits the
+probe. The strength of the L2 penalty is chosen on a held-out part of the
+training data, by a coarse search and a finer one around its best. The probe is
+then fitted again on all training data. Features are standardised, so that one
+range of penalties suits all models.
 """
 
 from collections.abc import Callable
@@ -21,11 +21,11 @@ from vit_jax.evaluation import draws
 from vit_jax.evaluation import probes
 from vit_jax.evaluation.embedded import Embedded
 
-# Penalties of half the squared norm of the weights, against the mean loss.
+# The objective is the mean loss + penalty / 2 * squared norm of the weights.
 _COARSE = (1e2, 1.0, 1e-2, 1e-4, 1e-6)
 _FINER = (10.0, math.sqrt(10.0))  # factors around the best
 _HELD_OUT = 0.2  # of each class
-_ITERATIONS, _MOST_PARTS = 50, 20  # 1,000 at most, as CLIP
+_ITERATIONS, _MOST_PARTS = 50, 20  # at most 1,000 iterations, as in CLIP
 
 
 class Linear(probes.Probe):
@@ -43,7 +43,7 @@ class Linear(probes.Probe):
     test: probes.Labelled,
     classes: tuple[str, ...],
   ) -> None:
-    """Also checks that there are classes to tell apart."""
+    """Also checks that a probe can be fitted to these classes."""
     super().check_examples(train, test, classes)
     check(train[0])
 
@@ -82,7 +82,7 @@ def fit(
 
   Args:
     features: float [N, D].
-    labels: int [N], of two classes at least.
+    labels: int [N], of at least two classes.
     between: Called between the parts of the work.
 
   Raises:
@@ -125,9 +125,10 @@ def check(labels: np.ndarray) -> None:
 
 
 def held_out(labels: np.ndarray) -> np.ndarray:
-  """Returns which examples the penalty is chosen on, bool [N].
+  """Returns which examples are held out to choose the penalty, bool [N].
 
-  A fifth of each class, at random; at least one of two, and none of one.
+  They are a random fifth of each class: at least one of two examples, and none
+  of a single example.
 
   Args:
     labels: int [N].
@@ -140,7 +141,7 @@ def held_out(labels: np.ndarray) -> np.ndarray:
 
 
 def _best(found: dict[float, float]) -> float:
-  """Returns the penalty of the highest accuracy; the largest of equal ones."""
+  """Returns the penalty with the highest accuracy; with ties, the largest."""
   return max(found, key=lambda penalty: (found[penalty], penalty))
 
 
@@ -151,7 +152,7 @@ def _fit(
   between: Callable[[], object],
 ) -> Any:
   """Returns scikit-learn's model, with the features standardised."""
-  # Takes a second to import.
+  # Imported here, since it takes a second.
   from sklearn import exceptions
   from sklearn import linear_model
   from sklearn import pipeline
@@ -160,12 +161,12 @@ def _fit(
   scaler = preprocessing.StandardScaler()
   x = scaler.fit_transform(features.astype(np.float64))
   model = linear_model.LogisticRegression(
-    C=1 / (penalty * len(labels)),  # of the sum of the losses
+    C=1 / (penalty * len(labels)),  # C weights the sum of the losses
     max_iter=_ITERATIONS,
     warm_start=True,
   )
   with warnings.catch_warnings():
-    # Where the classes can be told apart, a small penalty has no end in sight.
+    # If the classes are separable, a small penalty does not converge in time.
     warnings.simplefilter('ignore', exceptions.ConvergenceWarning)
     for _ in range(_MOST_PARTS):
       model.fit(x, labels)

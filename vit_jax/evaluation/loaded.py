@@ -1,4 +1,4 @@
-"""Evaluators' view of a model that was loaded: the context of commands."""
+"""The evaluation context of commands, for a loaded model."""
 
 import collections
 from collections.abc import Callable
@@ -22,13 +22,13 @@ from vit_jax.evaluation import base
 from vit_jax.parallel import memory
 from vit_jax.parallel import mesh as mesh_lib
 
-# Something that stays on the host, and arrays [B, ...] by name.
+# Any value, which stays on the host, and arrays [B, ...] by name.
 Pair = tuple[Any, Mapping[str, np.ndarray]]
 
 
 @dataclasses.dataclass(frozen=True)
 class Trunk:
-  """Stands for the objective of a model that is known by its layers alone."""
+  """Stands in for the objective of a model whose objective is not needed."""
 
   model: models.Model
 
@@ -38,12 +38,15 @@ class Trunk:
 
 
 class Applied:
-  """A model on as many devices as divide the batch, to apply functions of."""
+  """A model on the devices, to apply functions to batches.
+
+  It uses as many devices as divide the batch.
+  """
 
   def __init__(
     self, objective: Any, params: Any, config: ml_collections.ConfigDict
   ):
-    """Brings the parameters to the devices; compiles nothing yet.
+    """Copies the parameters to the devices; compiles nothing yet.
 
     Args:
       objective: The objective of the model, or a `Trunk`.
@@ -64,12 +67,12 @@ class Applied:
     image_shape: tuple[int, int] | None,
     batches: Iterable[Pair],
   ) -> Iterator[tuple[Any, Any]]:
-    """Applies a function in order; the device has the next batch meanwhile.
+    """Applies a function to batches in order; the next one is prefetched.
 
     Args:
       function: (objective, parameters, batch) -> a tree of arrays.
-      image_shape: (height, width) of images that are to be resized on the
-        device, None where they come in the model's size.
+      image_shape: (height, width) of images that are resized on the device;
+        None: they have the model's size.
       batches: Pairs.
 
     Yields:
@@ -122,14 +125,14 @@ class LoadedContext(base.Context):
     progress: Callable[[int], object] = lambda _: None,
     label_of: np.ndarray | None = None,
   ):
-    """Takes the model as `Applied` does, and the splits.
+    """Stores the model, as `Applied`, and the splits.
 
     Args:
       objective: The objective of the model, or a `Trunk`.
       params: Parameters of the objective.
       config: Says how images are read and prepared.
       sources: Splits by their names; all have the same features.
-      progress: Is called with the number of examples that are done.
+      progress: Called with the number of examples that are done.
       label_of: int32 [classes of the data], their positions in the model's;
         None: labels stay as they are.
     """

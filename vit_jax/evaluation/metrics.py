@@ -1,6 +1,6 @@
 """Metrics that count each example exactly once, as collections of clu.
 
-Those of a batch are computed on the device, and merged on the host.
+The metrics of a batch are computed on the device, and merged on the host.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ import numpy as np
 
 from vit_jax.data import features as features_lib
 
-MOST_CONFUSED = 100  # classes whose confusion is counted; more cannot be read
+MOST_CONFUSED = 100  # most classes of a confusion matrix, to keep it legible
 
 
 class _Sum(metrics.Metric):
@@ -74,7 +74,7 @@ _Few = metrics.Collection.create(**_Many.__annotations__, confusion=Confusion)
 def classification(
   logits: jax.Array, labels: jax.Array, losses: jax.Array, mask: jax.Array
 ) -> metrics.Collection:
-  """Returns accuracy, mean loss and count; of few classes also confusion.
+  """Returns accuracy, mean loss and count; with few classes also confusion.
 
   Args:
     logits: float32 [B, classes].
@@ -97,7 +97,7 @@ def scalars(
 ) -> dict[str, float]:
   """Returns computed metrics as scalars by name.
 
-  A vector with a number for each class, or quantity, becomes `metric/class`.
+  A vector with a number per class or quantity becomes scalars `metric/class`.
 
   Args:
     found: From `clu.metrics.Collection.compute`.
@@ -117,7 +117,10 @@ def scalars(
 
 @flax.struct.dataclass
 class _Errors(_Sum):
-  """Sums over examples, [K]; of numbers near 0, so that none is lost."""
+  """Sums over examples, [K].
+
+  The truth is standardised, so that float32 sums of squares stay precise.
+  """
 
   examples: jax.Array
   truth: jax.Array
@@ -141,7 +144,7 @@ class _Errors(_Sum):
 
 @flax.struct.dataclass
 class R2(_Errors):
-  """R2 of each number, [K]; nan where it never varies.
+  """R2 of each quantity, [K]; nan if the quantity never varies.
 
   It is 1 - (sum of squared errors) / (sum of squared distances from the mean of
   the truth).
@@ -155,7 +158,7 @@ class R2(_Errors):
 
 @flax.struct.dataclass
 class MeanR2(R2):
-  """The mean of `R2` over the numbers that vary."""
+  """The mean of `R2` over the quantities that vary."""
 
   def compute(self) -> jax.Array:
     """Returns a scalar."""
@@ -164,7 +167,7 @@ class MeanR2(R2):
 
 @flax.struct.dataclass
 class AbsoluteError(_Errors):
-  """The mean absolute error of each number."""
+  """The mean absolute error of each quantity."""
 
   def compute(self) -> jax.Array:
     """Returns float32 [K]."""
@@ -173,7 +176,7 @@ class AbsoluteError(_Errors):
 
 @flax.struct.dataclass
 class MeanAbsoluteError(AbsoluteError):
-  """The mean of `AbsoluteError` over the numbers."""
+  """The mean of `AbsoluteError` over the quantities."""
 
   def compute(self) -> jax.Array:
     """Returns a scalar."""
@@ -194,13 +197,12 @@ Regression = metrics.Collection.create(
 
 @flax.struct.dataclass
 class AveragePrecision(metrics.Metric):
-  """Average precision of each class, [K]; nan of one that never occurs.
+  """Average precision of each class, [K]; nan if a class never occurs.
 
-  It needs all scores at once: they are merged, and the areas computed, on the
-  host.
+  It needs the scores of all examples, so these are collected on the host.
 
   Attributes:
-    scores: float32 [N, K]; larger where a class is rather present.
+    scores: float32 [N, K]; larger if a class is more likely present.
     labels: uint8 [N, K].
     mask: bool [N], False on padding.
   """
@@ -221,12 +223,12 @@ class AveragePrecision(metrics.Metric):
     return cls(scores, labels, mask)
 
   def merge(self, other: 'AveragePrecision') -> 'AveragePrecision':
-    """Joins the examples of two."""
+    """Joins the examples of both."""
     return jax.tree.map(lambda x, y: np.concatenate([x, y]), self, other)
 
   def compute(self) -> np.ndarray:
     """Returns the areas, float64 [K]."""
-    from sklearn import metrics as sklearn_metrics  # it takes its time
+    from sklearn import metrics as sklearn_metrics  # slow to import
 
     real = np.asarray(self.mask)
     scores, labels = (np.asarray(x)[real] for x in (self.scores, self.labels))

@@ -1,4 +1,4 @@
-"""Predictions: a model's outputs, read by the feature that they predict."""
+"""Predictions: a model's outputs, interpreted as the feature they predict."""
 
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -27,11 +27,11 @@ class Predictions:
   """Predicted classes of the N examples of a split, in its order.
 
   Attributes:
-    index: int32 [N], positions in the unsliced split.
+    index: int32 [N], positions in the whole split, before slicing.
     label: int32 [N], positions in the model's classes.
     loss: float32 [N], cross-entropy in nats.
-    top: int32 [N, k], the k most probable classes, the first one first.
-    probability: float32 [N, k], of these.
+    top: int32 [N, k], the k most probable classes, the most probable first.
+    probability: float32 [N, k], their probabilities.
   """
 
   index: np.ndarray
@@ -43,15 +43,15 @@ class Predictions:
 
 @dataclasses.dataclass(frozen=True)
 class Head:
-  """Reads the logits of a model, by the kind of feature that they predict.
+  """Interprets the logits of a model, by the kind of feature that they predict.
 
   Attributes:
     feature: Name of the feature.
     target: The feature.
-    names: Names of the outputs; its number where a class has no name.
+    names: Names of the outputs; a class without a name has its number.
     top: Number of classes in a prediction.
-    mean: Mean of numbers, by which they are scaled, float32 [K].
-    std: Their standard deviation, likewise.
+    mean: For regression: mean of the quantities in training, float32 [K].
+    std: For regression: their standard deviation, float32 [K].
   """
 
   feature: str
@@ -67,7 +67,7 @@ class Head:
 
     Args:
       loaded: The model.
-      top: Most classes in a prediction.
+      top: Largest number of classes in a prediction.
 
     Raises:
       UserError: The model has no head.
@@ -92,7 +92,7 @@ class Head:
 
   @property
   def is_classifier(self) -> bool:
-    """Whether the outputs are classes that exclude each other."""
+    """Whether the outputs are mutually exclusive classes."""
     return isinstance(self.target, features_lib.Label)
 
   @property
@@ -111,15 +111,15 @@ class Head:
   def rank(
     self, logits: jax.Array, labels: jax.Array | None = None
   ) -> dict[str, jax.Array]:
-    """Returns the most probable classes; of numbers all, as they come.
+    """Returns the most probable classes, or all numbers of a regression.
 
     Args:
       logits: [B, K].
       labels: int32 [B], for the loss.
 
     Returns:
-      top and probability [B, k], and loss [B] where there are labels, as in
-      `Predictions`; numbers are in the place of probabilities.
+      top and probability [B, k], and loss [B] if there are labels, as in
+      `Predictions`. For a regression, probability has the numbers.
     """
     values = self.values(logits)
     if self.predicts_numbers:
@@ -136,15 +136,15 @@ class Head:
   def read(
     self, outputs: Mapping[str, jax.Array], batch: Mapping[str, jax.Array]
   ) -> dict[str, jax.Array]:
-    """Returns what is true and what is predicted of each example.
+    """Returns the true and the predicted values of each example.
 
     Args:
       outputs: From `Objective.outputs`.
-      batch: Has the feature.
+      batch: A batch with the feature.
 
     Returns:
-      label, top, probability and loss, as in `Predictions`; of several classes
-      and of numbers truth and predicted, [B, K].
+      label, top, probability and loss, as in `Predictions`; for multi-label
+      models and regressions, truth and predicted, [B, K].
     """
     truth, logits = batch[self.feature], outputs['logits']
     if self.is_classifier:
@@ -159,7 +159,7 @@ def predict(
   image_shape: tuple[int, int] | None,
   batches: Iterable[loaded_lib.Pair],
 ) -> Iterator[tuple[Any, Arrays]]:
-  """Yields what `Head.rank` returns for batches, as `loaded.Applied`.
+  """Yields the results of `Head.rank` for batches, as `loaded.Applied` does.
 
   A batch has image (uint8 [B, h, w, C]) and, for the loss, label (int32 [B]).
   """
@@ -176,10 +176,10 @@ def predict(
 def match_classes(
   model_names: Sequence[str], num_classes: int, data_names: Sequence[str]
 ) -> np.ndarray:
-  """Finds the classes of the data among those of a model, by name.
+  """Matches the classes of the data with those of a model, by name.
 
   Args:
-    model_names: Names of the model's classes; (): the data's are in its order.
+    model_names: Names of the model's classes; (): both have the same order.
     num_classes: Number of the model's classes.
     data_names: Names of the data's classes.
 

@@ -1,7 +1,7 @@
-"""Probes: how good embeddings are, as simple classifiers of them tell.
+"""Probes: simple classifiers that measure the quality of embeddings.
 
-A probe is an evaluator that learns from the embedded examples of `train_split`;
-its metrics are those of `split`. They are nan where embeddings are not finite.
+A probe is an evaluator that is fitted to the embeddings of `train_split` and
+measured on `split`. Its metrics are nan if embeddings are not finite.
 """
 
 import abc
@@ -22,11 +22,11 @@ from vit_jax.evaluation.embedded import Embedded
 # Labels int [N], and positions in the unsliced split, int [N].
 Labelled = tuple[np.ndarray, np.ndarray]
 
-_MANY = 10**15  # images, so that no bound lies outside
+_MANY = 10**15  # images; larger than any bound of a split
 
 
 class Probe(base.Evaluator):
-  """A classifier of embeddings; a kind says how it is fitted."""
+  """A classifier of embeddings; each kind fits it in its own way."""
 
   keys: ClassVar[tuple[str, ...]] = ('train_split',)
   uses_outputs: ClassVar[bool] = False
@@ -38,12 +38,12 @@ class Probe(base.Evaluator):
     """Fits and measures the classifier.
 
     Args:
-      train: The examples that it learns from, all finite.
+      train: The examples that it is fitted to, all finite.
       test: The examples that it is measured on.
       between: Called between the parts of the work, which may take long.
 
     Returns:
-      `metrics`, but for `examples`.
+      All `metrics` except `examples`.
 
     Raises:
       EvaluationError: It cannot learn from these examples.
@@ -66,7 +66,7 @@ class Probe(base.Evaluator):
     test: Embedded,
     between: Callable[[], object] = lambda: None,
   ) -> base.Scalars:
-    """Returns the metrics; as `measure`, of any embeddings."""
+    """Returns the metrics of embeddings; nan if some are not finite."""
     found = dict.fromkeys(self.metrics, math.nan)
     if all(np.isfinite(x.features).all() for x in (train, test)):
       found |= self.measure(train, test, between)
@@ -75,7 +75,7 @@ class Probe(base.Evaluator):
   def check_sources(
     self, source: data.Source, train_source: data.Source | None
   ) -> None:
-    """Checks the labels where they are known, and the names of the splits."""
+    """Checks the labels if they are known, and the names of the splits."""
     assert train_source is not None
     if 'label' not in source.features:
       raise base.EvaluationError(
@@ -100,7 +100,7 @@ class Probe(base.Evaluator):
       classes: Names of the data's classes.
 
     Raises:
-      EvaluationError: There are too few examples, or some are in both.
+      EvaluationError: There are too few examples, or both splits share some.
     """
     del classes
     spec = self.spec
@@ -114,7 +114,7 @@ class Probe(base.Evaluator):
     self.check_count(len(train[0]))
 
   def check_count(self, images: int, classes: int = 0) -> None:
-    """Checks how many images there are to learn from.
+    """Checks the number of images to learn from.
 
     Args:
       images: Number of images of the train_split.
@@ -125,7 +125,7 @@ class Probe(base.Evaluator):
     """
 
   def _check_apart(self) -> None:
-    """Checks what the splits' names say, before any image is read."""
+    """Checks by their names that the splits are disjoint."""
     for part in splits.parse(self.spec.split):
       for other in splits.parse(self.spec.train_split):
         if _overlap(part, other):
@@ -148,7 +148,7 @@ class Probe(base.Evaluator):
 
 
 def accuracy(predicted: np.ndarray, test: Embedded) -> float:
-  """Returns the fraction of examples whose class int [N] is predicted."""
+  """Returns the fraction of correct predictions; `predicted` is int [N]."""
   return float((predicted == test.labels).mean())
 
 
@@ -158,16 +158,16 @@ def _indices(source: data.Source) -> np.ndarray:
 
 
 def _overlap(part: splits.Part, other: splits.Part) -> bool:
-  """Whether two terms have images in common, however many there are."""
+  """Whether two parts share images, for any number of images in the split."""
   if 'all' in (part.name, other.name):
     return True
   wholes = sum(x.start is None and x.stop is None for x in (part, other))
   if part.name != other.name or (part.percent != other.percent and not wholes):
-    return False  # or not to be told without the data
+    return False  # or unknown without the data
   bounds = [x.bounds(_MANY) for x in (part, other)]
   return max(start for start, _ in bounds) < min(stop for _, stop in bounds)
 
 
 def _numbers_of(split: str) -> tuple[str, ...]:
-  """Returns what the examples' positions are counted over."""
+  """Returns the names of the splits in which positions are counted."""
   return tuple(dict.fromkeys(part.name for part in splits.parse(split)))

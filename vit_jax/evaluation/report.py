@@ -1,4 +1,4 @@
-"""How good a classifier is, and how sure that is: numbers and a table."""
+"""Reports on a classifier, with confidence intervals, as JSON and as text."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -12,19 +12,19 @@ from vit_jax.evaluation.base import Evaluator
 from vit_jax.evaluation.predictions import Predictions
 
 _Z = 1.959963984540054  # 95% of a normal distribution lie within +-z
-_BINS = 15  # of the confidence, as in arXiv:1706.04599
-_MOST_CONFUSED = 2000  # classes; the matrix grows with their square
+_BINS = 15  # bins of the confidence, as in arXiv:1706.04599
+_MOST_CONFUSED = 2000  # classes; the matrix grows with the square
 _MOST_SHOWN = 20  # classes in a table
 
 
 def wilson(correct: int, total: int) -> tuple[float, float]:
-  """Returns Wilson's 95% interval of a rate; (0, 1) where there is no trial."""
+  """Returns Wilson's 95% interval of a rate; (0, 1) without any trial."""
   if not total:
     return 0.0, 1.0
   rate, weight = correct / total, _Z**2 / total
   middle = (rate + weight / 2) / (1 + weight)
   spread = math.sqrt(rate * (1 - rate) * weight + weight**2 / 4) / (1 + weight)
-  # The ends are exact where all or none are correct, but for rounding.
+  # With none or all correct, an end is exactly 0 or 1; avoid rounding errors.
   low = middle - spread if correct else 0.0
   return low, middle + spread if correct < total else 1.0
 
@@ -32,12 +32,12 @@ def wilson(correct: int, total: int) -> tuple[float, float]:
 def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
   """Returns the expected calibration error over 15 bins of equal width.
 
-  That is the mean distance between how often a classifier is right and how
-  sure it is, of the examples of each bin (arXiv:1706.04599, equation 3).
+  That is the difference between accuracy and mean confidence in each bin,
+  averaged over the examples (arXiv:1706.04599, equation 3).
 
   Args:
-    confidence: float [N], the probability of what is predicted.
-    correct: bool [N], whether that is right.
+    confidence: float [N], the probability of the predicted class.
+    correct: bool [N], whether the prediction is correct.
   """
   # Bin m is ((m - 1) / M, m / M].
   bins = np.clip(np.ceil(confidence * _BINS).astype(int) - 1, 0, _BINS - 1)
@@ -66,7 +66,7 @@ def summarize(
   """Returns what `--format=json` prints.
 
   Args:
-    found: accuracy and loss, as the objective measures them.
+    found: accuracy and loss, as measured by the objective.
     predictions: Predicted classes of at least one example.
     names: Names of the model's classes.
   """
@@ -113,7 +113,7 @@ def summarize_probe(
   Args:
     evaluator: The evaluator that was run.
     train_examples: Number of examples that it learned from, if any.
-    found: Its results, numbers alone.
+    found: Its results, only numbers.
   """
   summary: dict[str, Any] = {'probe': evaluator.spec.kind}
   if 'k' in evaluator.keys:

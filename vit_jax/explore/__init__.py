@@ -1,4 +1,4 @@
-"""Looking inside: pictures of data and models, and reports.
+"""Pictures of data and of the inside of models, and reports.
 
 The functions below are imported on first use, so that commands parse their
 flags before they import jax. Most take a model from `vit_jax.load`:

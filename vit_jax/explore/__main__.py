@@ -27,7 +27,7 @@ _DEFAULT = 'pictures'
 
 
 def run() -> None:
-  """Runs the verb that is the first argument, and exits."""
+  """Runs the verb given as the first argument, and exits."""
   verb = sys.argv[1] if sys.argv[1:] else ''
   if verb.startswith(('-h', '--h')):
     cli.run(_refuse, __doc__)
@@ -38,7 +38,7 @@ def run() -> None:
     del sys.argv[2:]  # the flags of an unknown verb
     cli.run(_refuse, __doc__)
   command = importlib.import_module(_VERBS[verb])
-  # absl finds the flags of a module by the name of the program.
+  # absl finds a module's flags by the program name.
   sys.argv[:2] = [command.__name__]
   cli.run(command.main, command.__doc__ or '', command.FLAGS)
 

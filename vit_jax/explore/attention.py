@@ -53,9 +53,10 @@ def attention_maps(
 def attention_rollout(vit: weights.Loaded, images: Any) -> np.ndarray:
   """Returns the contribution of each patch to the output, by attention rollout.
 
-  Attention, mixed equally with the identity for the residual, is multiplied
-  through all layers (Abnar and Zuidema, 2020, arXiv:2005.00928, section 3). The
-  result is read at the tokens that the head reads.
+  The attention matrices of all layers are multiplied, each averaged with the
+  identity to account for the residual connection (Abnar and Zuidema, 2020,
+  arXiv:2005.00928, section 3). The result is read at the tokens that the head
+  reads.
 
   Args:
     vit: A ViT or hybrid.

@@ -1,4 +1,4 @@
-"""Pictures of attention, and of what it contributes to the output."""
+"""Pictures of attention and of its contribution to the output."""
 
 from collections.abc import Iterator
 from collections.abc import Sequence
@@ -20,14 +20,14 @@ from vit_jax.weights import features
 Drawn = subject_lib.Drawn
 Subject = subject_lib.Subject
 
-_COLUMNS = 8  # of a sheet with a group of tiles for each image
+_COLUMNS = 8  # columns of a sheet with a group of tiles for each image
 _OVERLAID = (
   ' Each map is laid in colours over the contours of its image. They go from 0'
   ' to the number below the map: its largest value, or four times its mean'
   ' where that is more, so that a nearly even map has nearly one colour.'
 )
 
-# For maps that each have a scale of their own.
+# For maps that each have their own scale.
 _SCALE = canvas.Scale(
   0.0,
   1.0,

@@ -16,7 +16,7 @@ from vit_jax.explore import tokens as tokens_lib
 from vit_jax.models import vit as vit_lib
 from vit_jax.weights import features
 
-_MOST_BYTES = 2**30  # up to which the tokens of all layers are kept
+_MOST_BYTES = 2**30  # maximum size of the tokens of all layers to keep
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ class Captured:
     similarity: Cosine similarity of each patch to the chosen one, float32
       [L, B, h, w].
     tokens: Tokens of the layers in `layers`, float32 [len(layers), B, N, D].
-    layers: Indices of all layers, or of the requested ones where all would take
+    layers: Indices of all layers, or of the requested ones if all would take
       too much memory.
     attention: Captured attention; None for a Mixer.
   """
@@ -117,7 +117,7 @@ def capture(
 def _layers_to_keep(
   vit: weights.Loaded, images: int, layers: tuple[int, ...]
 ) -> tuple[int, ...]:
-  """Returns all layers, or `layers` where all tokens would be too large."""
+  """Returns all layers, or `layers` if all tokens would be too large."""
   tokens = features.num_tokens(vit)
   width: int = getattr(vit.model, 'hidden_size', 0)
   depth = features.depth(vit)

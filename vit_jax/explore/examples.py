@@ -30,8 +30,8 @@ class Examples:
     where: Names of the dataset and the split.
     total: Number of examples in the split.
     classes: Names of the classes in the data.
-    image: uint8 [N, h, w, C], in the input size of the model, or in the stored
-      size where all images have the same.
+    image: uint8 [N, h, w, C], in the stored size if all images have one size,
+      else in the input size of the model.
     names: Names of the files; numbers where there are no files.
     label: Positions in `classes`, int32 [N].
     index: Positions in the unsliced split, int32 [N].

@@ -32,8 +32,8 @@ def class_relevance(
 ) -> np.ndarray:
   """Returns the relevance of each patch for a class.
 
-  Attention is weighted by the gradient of the class's logit, and followed
-  through all layers (Chefer et al., 2021, arXiv:2103.15679, equations 5 and 6).
+  Attention is weighted by the gradient of the class's logit and accumulated
+  over all layers (Chefer et al., 2021, arXiv:2103.15679, equations 5 and 6).
   The result is read at the tokens that the head reads.
 
   Args:
@@ -168,7 +168,7 @@ def _gradients(
     logits, state = model.apply(variables, images, mutable=['intermediates'])
     index = jnp.where(classes < 0, logits.argmax(axis=-1), classes)
     chosen = jnp.take_along_axis(logits, index[:, None], axis=1)
-    # The gradient of the sum is that of each image: they are independent.
+    # Images are independent, so the gradient of the sum has each image's own.
     return chosen.sum(), state['intermediates']['attention']
 
   added = jnp.zeros((shape[0], len(images), *shape[1:]))

@@ -4,10 +4,10 @@ r"""Draws the images of a training step, as the model gets them, with labels.
   python -m vit_jax.explore data --config=configs/cifar10_tutorial.py \
       --config.augment.mixup=0.8 --step=100 --count=32 --out=mixed.png
 
-Reads the data only, no model and no checkpoint. The images are the first of the
+Reads only the data, no model and no checkpoint. The images are the first of the
 step's global batch, cropped, augmented and mixed exactly as in training with
-this config; only the normalisation is undone. Below an image that is mixed from
-two are the fractions of their classes.
+this config; only the normalisation is undone. The caption of a mixed image has
+the weights of its classes.
 
 Prints the path of the PNG.
 """

@@ -16,8 +16,8 @@ if TYPE_CHECKING:
   from matplotlib import figure as figure_lib
 
 _SIDE, _PITCH = 34, 40  # pixels of a token, and from one token to the next
-_MOST = 20  # tokens that are shown of a sequence
-_LAST = 3  # of which this many at its end
+_MOST = 20  # maximum number of tokens to show of a sequence
+_LAST = 3  # number of these that are from its end
 _BETWEEN = 40  # pixels between the image and its patches
 
 

@@ -22,8 +22,8 @@ The pictures, by the names that --only takes:
 OUT/report.html has all pictures, with captions that explain how they were
 computed; it needs no other file. OUT also has the pictures one by one, and
 numbers.json with the numbers behind them and the checkpoint that was loaded.
-What a model does not have, such as the attention of a Mixer, is a line in the
-report. A report that is already in OUT is replaced, with its pictures.
+If a model lacks something (a Mixer has no attention), a line of the report says
+so. An earlier report in OUT is replaced, with its pictures.
 
 Prints the path of the report, and the progress on stderr. Needs matplotlib and
 jinja2: pip install 'vit_jax[explore]'.

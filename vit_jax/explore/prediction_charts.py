@@ -23,10 +23,10 @@ _THUMBNAIL = 108  # pixels
 _ROW, _NAME, _LONGEST, _NUMBER = 20, 130, 130, 44  # pixels of a bar
 _COLUMNS = 2  # of images with their bars
 _MAP = 1030, 600  # pixels of the two panels together
-_PANEL = 400, 520  # pixels of a panel that points may lie in, about
+_PANEL = 400, 520  # approximate pixels of a panel for points
 _ON_MAP = 22  # pixels of a thumbnail on a map
-_APART = 28  # pixels between the centres of two thumbnails, at least
-_NEIGHBOURS = 10  # whose labels a point is compared with
+_APART = 28  # minimum pixels between the centres of two thumbnails
+_NEIGHBOURS = 10  # number of neighbours whose labels are compared
 _MOST_THUMBNAILS = 90
 _LISTED = 20  # largest number of classes that a legend names
 

@@ -20,14 +20,14 @@ Subject = subject_lib.Subject
 _TOP = 5
 _MISTAKES = 24
 _MISTAKE_COLUMNS = 6
-_MOST_CLASSES = 40  # of a confusion matrix
+_MOST_CLASSES = 40  # maximum number of classes in a confusion matrix
 
 
 def predictions(subject: Subject) -> Drawn:
   """Draws the most probable classes of each image."""
   names, probabilities = subject.names, subject.probabilities
   order = np.argsort(-probabilities, axis=1, kind='stable')[:, :_TOP]
-  # A model that predicts something else than the label knows no class by name.
+  # A model that does not predict the label has no names of classes.
   known = subject.vit.classes
   truths = [x if x in known else None for x in subject.images.truths]
   bars = [
@@ -46,7 +46,7 @@ def predictions(subject: Subject) -> Drawn:
     caption += ' The class of the label is green.'
   if subject.images.naming:
     caption += f' {subject.images.naming}'
-  # Lists: two images or classes may have one name.
+  # Lists, since two images or classes may have the same name.
   numbers = {
     'images': captions,
     'classes': [[bar.name for bar in row] for row in bars],

@@ -17,9 +17,9 @@ from vit_jax.config import UserError
 from vit_jax.evaluation import report
 
 BINS = 15  # ranges of confidence
-PCA_FIRST = 50  # components that t-SNE starts from
-LEAST_POINTS = 5  # images in an embedding map
-_FEW_POINTS = 200  # for which exact t-SNE is fast enough
+PCA_FIRST = 50  # number of components that t-SNE starts from
+LEAST_POINTS = 5  # minimum number of images in an embedding map
+_FEW_POINTS = 200  # maximum number for which exact t-SNE is fast enough
 
 
 class Bin(NamedTuple):

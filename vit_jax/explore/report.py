@@ -35,7 +35,7 @@ class Picture:
 
   @property
   def least(self) -> int:
-    """Width in pixels below which it is scrolled instead of shrunk."""
+    """Minimum width in pixels; in less space the picture scrolls."""
     width = self.size[0]
     return min(width, max(320, round(width * 0.66)))
 
@@ -49,8 +49,8 @@ class Section:
     title: Heading.
     caption: Explains the pictures and how they were computed; papers are cited
       as arXiv:NUMBER.
-    pictures: Pictures in order; all but the first two are folded, and the lower
-      part of long ones.
+    pictures: Pictures in order. All but the first two are folded, and so is the
+      lower part of long ones.
   """
 
   name: str

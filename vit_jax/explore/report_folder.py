@@ -17,7 +17,7 @@ from vit_jax.runs import safe_io
 NUMBERS = 'numbers.json'
 FILES = 'files'  # a key in it
 
-# Names of pictures. No other file is ever removed, nor one in another folder.
+# Names of pictures. Files with other names or in other folders are not removed.
 _PICTURE = re.compile(r'[a-z]+(-\d+)?\.(png|svg)')
 
 
@@ -37,8 +37,7 @@ def check(folder: pathlib.Path) -> None:
 def replacing(folder: pathlib.Path) -> Iterator[pathlib.Path]:
   """Yields an empty folder whose files are moved to `folder` at the end.
 
-  The pictures of an earlier report are removed then; if anything fails before,
-  they stay.
+  The pictures of an earlier report are then removed; after a failure they stay.
 
   Raises:
     UserError: The folder cannot be made or written.
@@ -64,7 +63,7 @@ def _drawn_before(folder: pathlib.Path) -> set[str]:
   """Returns the names of the pictures of the report in a folder."""
   try:
     numbers = safe_io.read_json(folder / NUMBERS)
-  except UserError:  # it will be replaced
+  except UserError:  # an unreadable file is replaced
     return set()
   files = numbers.get(FILES) if isinstance(numbers, dict) else None
   if not isinstance(files, list):  # not written by us

@@ -8,8 +8,8 @@ move over the image to see the attention of each patch to the others, in any
 layer and head, or attention rollout (arXiv:2005.00928). --from twice shows two
 models side by side.
 
-The page is for this machine alone, unless --host says otherwise; it needs no
-network. Uploads stay in memory. Ctrl-C ends it.
+Only this machine can open the page, unless --host says otherwise; it needs no
+network. Uploads stay in memory. Ctrl-C ends the server.
 
 Needs the extra [demo]: pip install 'vit_jax[demo]'.
 """
@@ -112,7 +112,7 @@ def listen(host: str, port: int) -> socket.socket:
     port: Port; 0: any free port.
 
   Raises:
-    UserError: There cannot be one.
+    UserError: The address cannot be used.
   """
   try:
     family, *_, address = socket.getaddrinfo(
@@ -128,7 +128,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 def _public_name(host: str) -> str:
-  """Returns the name that a browser finds this machine by."""
+  """Returns the host name for the address that a browser opens."""
   return socket.gethostname() if host in _EVERYWHERE else host
 
 

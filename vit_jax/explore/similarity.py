@@ -27,10 +27,10 @@ def layer_cka(
 ) -> np.ndarray:
   """Returns linear CKA between all pairs of layers.
 
-  Linear CKA (Kornblith et al., 2019, arXiv:1905.00414, section 3) of all tokens
-  of a layer, from unbiased estimates of HSIC that are averaged over batches of
-  images (minibatch CKA: Nguyen et al., 2020, arXiv:2010.15327). Its expected
-  value does not depend on the number of images; with few of them it is noisy.
+  This is linear CKA (Kornblith et al., 2019, arXiv:1905.00414, section 3) of
+  all tokens of a layer. Unbiased estimates of HSIC are averaged over batches of
+  images (minibatch CKA: Nguyen et al., 2020, arXiv:2010.15327), so its expected
+  value does not depend on the number of images, but with few it is noisy.
 
   Args:
     vit: A ViT, hybrid or Mixer.
@@ -81,7 +81,7 @@ def layer_decodability(
     vit: A ViT, hybrid or Mixer.
     images: Training images that `vit.preprocess` accepts, or its output.
     labels: Classes of the training images, numbers or names.
-    test_images: Test images, likewise.
+    test_images: Test images, in the same form.
     test_labels: Classes of the test images.
 
   Returns:
@@ -212,7 +212,7 @@ def _grams_of(vit: weights.Loaded, images: np.ndarray) -> np.ndarray:
 def _grams(x: jax.Array) -> jax.Array:
   """Returns Gram matrices [L, n, n] of x [L, n, ...].
 
-  The first image is subtracted: that only reduces rounding errors.
+  Subtracting the first image reduces rounding errors and does not change HSIC.
   """
   x = (x - x[:, :1]).reshape(*x.shape[:2], -1)
   return x @ x.mT

@@ -23,7 +23,7 @@ from vit_jax.weights import batched
 if TYPE_CHECKING:
   from matplotlib.figure import Figure
 
-_SOME = 4  # layers
+_SOME = 4  # number of layers in `some_layers`
 
 
 @dataclasses.dataclass(frozen=True)

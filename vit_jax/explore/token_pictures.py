@@ -21,7 +21,7 @@ from vit_jax.weights import features
 Drawn = subject_lib.Drawn
 Subject = subject_lib.Subject
 
-_COLUMNS = 10  # of a sheet with a group of tiles for each image
+_COLUMNS = 10  # columns of a sheet with a group of tiles for each image
 _MOST_DECODED = (
   1000  # examples that a linear classifier is trained and tested on
 )

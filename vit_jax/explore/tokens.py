@@ -17,10 +17,11 @@ import numpy as np
 from vit_jax import weights
 from vit_jax.weights import features
 
-# Values beyond these percentiles get the colours at the ends of the scale, as a
-# few outliers (arXiv:2309.16588) would leave the rest without contrast.
+# Values outside these percentiles get the end colours of the scale, since a few
+# outliers (arXiv:2309.16588) would leave the rest without contrast.
 _PERCENTILES = (1, 99)
-# As a fraction of the first component's range; a smaller one is rounding.
+# Minimum range of a component, as a fraction of the first one's; smaller ranges
+# are rounding noise.
 _LEAST_RANGE = 1e-4
 
 
@@ -77,9 +78,9 @@ def patch_similarity(
 def token_pca(vit: weights.Loaded, images: Any, layer: int = -1) -> np.ndarray:
   """Returns the principal components of patch tokens as colours.
 
-  As in DINOv2 (arXiv:2304.07193, figure 1), but with the background kept.
+  This follows DINOv2 (arXiv:2304.07193, figure 1), but keeps the background.
   The components are computed from all patches of all images together, so that
-  similar colours are similar tokens, also in different images.
+  similar colours mean similar tokens, also in different images.
 
   Args:
     vit: A ViT, hybrid or Mixer.
@@ -139,7 +140,7 @@ def pca(tokens: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
   h, w = grid
   x = np.asarray(tokens)[:, -h * w :].reshape(-1, tokens.shape[-1])
   x = x - x.mean(axis=0)
-  # The covariance is smaller than the data where there are many patches.
+  # For many patches, the covariance is smaller than the data.
   _, vectors = np.linalg.eigh((x.T @ x).astype(np.float64))
   vectors = vectors[:, ::-1][:, :3]
   largest = np.abs(vectors).argmax(axis=0)

@@ -10,7 +10,7 @@ from vit_jax.data.host import decode
 
 MOST_BYTES = 20 * 2**20
 MOST_PIXELS = 2**26  # 67 million, more than cameras have
-_MOST_RATIO = 64  # of the long side to the short one
+_MOST_RATIO = 64  # maximum ratio of the long side to the short one
 _NO_IMAGE = (
   'it is no image that can be read here, or its start is damaged: send a JPEG,'
   ' PNG, WebP, GIF or BMP file'
@@ -24,7 +24,7 @@ def check(data: bytes) -> None:
     data: Content of the file.
 
   Raises:
-    UserError: It is not.
+    UserError: The file is not such an image.
   """
   try:
     size = image_size(data)

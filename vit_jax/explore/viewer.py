@@ -23,7 +23,7 @@ from vit_jax.weights import batched
 from vit_jax.weights import features
 
 _TOP = 5
-_MOST_NUMBERS = 2**26  # of attention in a reply, a byte each
+_MOST_NUMBERS = 2**26  # maximum attention weights in a reply, a byte each
 
 
 class Viewer:
@@ -44,7 +44,7 @@ class Viewer:
     self._names = (*known[:count], *unnamed)
 
   def describe(self) -> dict[str, Any]:
-    """Returns the facts that the page needs of the model, for JSON.
+    """Returns the facts about the model that the page needs, for JSON.
 
     If there is attention to show, `heads` is positive, and there are `layers`,
     `grid` (rows and columns of patches) and `start` (the query that is shown
@@ -68,7 +68,7 @@ class Viewer:
     return result
 
   def warm(self) -> None:
-    """Compiles all that `look` runs."""
+    """Compiles the functions that `look` runs."""
     preprocess = self._vit.preprocess
     shape = (1, *preprocess.image_size, preprocess.channels)
     self._see(np.zeros(shape, np.float32))

@@ -1,4 +1,4 @@
-"""Makes models from names: `ViT-B/16` is family, size and patch size.
+"""Makes models from names such as `ViT-B/16`: family, size and patch size.
 
 This package imports nothing else of vit_jax.
 """
@@ -6,6 +6,7 @@ This package imports nothing else of vit_jax.
 from collections.abc import Mapping
 import difflib
 import fnmatch
+import functools
 import re
 from typing import Any
 
@@ -21,7 +22,7 @@ from vit_jax.models import vit
 
 Model = vit.ViT | mixer.Mixer | resnet.BiT
 
-# The sizes and patches that were published.
+# The published sizes and patch sizes.
 NAMES = (
   'ViT-Ti/16',
   'ViT-S/16',
@@ -46,9 +47,9 @@ NAMES = (
   *(f'BiT-{size}' for size in resnet.BIT_SIZES),
 )
 
-# A hybrid's ResNet by its name and the patch after the slash: units in each
-# stage, and the patch in the grid that it makes. R+ViT-Ti/16 is named after
-# the model whose cost it has: its patches are of 32 pixels.
+# A hybrid's ResNet, by its name and the patch size after the slash: the units
+# in each stage, and the patch size in the ResNet's output grid. R+ViT-Ti/16 has
+# patches of 32 pixels; it is named after the ViT of the same cost.
 _STEMS: Mapping[tuple[str, int], tuple[tuple[int, ...], int]] = {
   ('R', 16): ((), 8),
   ('R26', 32): ((2, 2, 2, 2), 1),
@@ -70,10 +71,13 @@ def create_model(name: str, num_classes: int = 1000, **overrides: Any) -> Model:
 
   Args:
     name: Family, size and patch, as `ViT-S/16`, `R50+ViT-B/16`, `Mixer-B/16`;
-      or `BiT-R50x1`. Or what timm or Hugging Face call one of these, as
-      `vit_base_patch16_224` or `facebook/dinov2-small`: as they compute it.
-    num_classes: Size of the head's output; 0: features come out.
-    **overrides: Any other field of the module, in place of what the name means.
+      or `BiT-R50x1`. Or a name of timm or Hugging Face, as
+      `vit_base_patch16_224` or `facebook/dinov2-small`: the model then computes
+      the same function as theirs.
+    num_classes: Size of the head's output; 0: no head, the model returns
+      features.
+    **overrides: Values of other fields of the module, instead of those of the
+      named model.
 
   Raises:
     ValueError: The name or a field is unknown, or the fields do not fit.
@@ -153,8 +157,8 @@ def from_config(
   """Returns the model of `config.model`.
 
   Args:
-    config: `config.model`; keys that are None keep what the name means.
-    num_classes: Used where `config.num_classes` is None.
+    config: `config.model`; keys that are None keep the named model's value.
+    num_classes: Used if `config.num_classes` is None.
     dtype: Name of the type in which the model computes.
 
   Raises:
@@ -170,7 +174,7 @@ def from_config(
 
 
 def name_of(model: Model) -> str:
-  """Returns the published name whose fields are most like a model's."""
+  """Returns the published name of the most similar model."""
   fields = fields_of(model)
 
   def alike(name: str) -> int:
@@ -186,7 +190,7 @@ def name_of(model: Model) -> str:
 def check(
   config: Mapping[str, Any], image_size: tuple[int, int], channels: int
 ) -> None:
-  """Checks that the model of `config.model` exists and takes such images.
+  """Checks that the model of `config.model` exists and accepts the image size.
 
   Raises:
     ValueError: It does not; one line says what to change.
@@ -199,8 +203,8 @@ def check(
       f' config.data.image_size, {image_size[0]} x {image_size[1]}: change one'
       ' of them'
     )
-  # Shapes alone are computed: this finds what no single field shows. As a scan,
-  # which has the shapes of one layer to find.
+  # This evaluates shapes only, and finds problems that no single field shows.
+  # It uses a scan, so that only one layer is traced.
   if not isinstance(model, resnet.BiT):
     model = model.clone(scan=True)
   abstract_params(model, (*image_size, channels))
@@ -234,10 +238,17 @@ def init_params(
     key: Random key.
     image_shape: (height, width, C).
   """
+  return _init(model, key, tuple(image_shape))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _init(
+  model: Model, key: jax.Array, image_shape: tuple[int, int, int]
+) -> dict[str, Any]:
   images = jnp.zeros((1, *image_shape), jnp.float32)
   if isinstance(model, resnet.BiT):
     return model.init(key, images)['params']
-  # As a scan, whatever the model: it compiles one layer, not all of them.
+  # Always as a scan, which compiles one layer and not all of them.
   params = model.clone(scan=True).init(key, images)['params']
   return params if model.scan else stack.unstack_layers(params)
 

@@ -1,7 +1,7 @@
 """Multi-head self-attention.
 
 In comments: B images, T tokens, D hidden size, H heads, K = D / H channels of a
-head, R tokens that attend.
+head, R tokens with a query (all T, or fewer in the last layer).
 """
 
 from typing import cast
@@ -21,8 +21,9 @@ def separate(
 ) -> initializers.Initializer:
   """Initialises several matrices that are stored as one wide kernel.
 
-  Xavier's and LeCun's bounds depend on the shape, which must be that of each
-  query, key or value matrix, not of all side by side.
+  The bounds of Xavier's and LeCun's initializers depend on the matrix shape.
+  They must use the shape of one query, key or value matrix, not of all three
+  together.
 
   Args:
     init: Initializer of one matrix.
@@ -44,8 +45,8 @@ def separate(
 class QKV(nn.Module):
   """Queries, keys and values: [B, T, D] -> [B, R, H, K] and twice [B, T, H, K].
 
-  They are one kernel, [D, 3, H, K], and three products: on CPUs the backward
-  pass of one product would move its gradients about in memory.
+  They share one kernel, [D, 3, H, K], but are three matrix products: on CPUs
+  the backward pass of a single product would copy its gradients in memory.
   """
 
   spec: spec_lib.EncoderSpec
@@ -54,7 +55,7 @@ class QKV(nn.Module):
   def __call__(
     self, x: jax.Array, num_queries: int | None
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Returns them; the queries of the first R = `num_queries` tokens."""
+    """Returns queries (of the first R = `num_queries` tokens), keys, values."""
     spec, d = self.spec, x.shape[-1]
     shape = (3, spec.num_heads, d // spec.num_heads)
 
@@ -77,12 +78,13 @@ class QKV(nn.Module):
 class Attention(nn.Module):
   """Multi-head self-attention: [B, T, D] -> [B, R, D].
 
-  Softmax is computed in float32. Heads come before tokens ([B, H, T, K]), which
-  keeps both products as plain batched matrix products.
+  Softmax is computed in float32. Heads come before tokens ([B, H, T, K]), so
+  that both products are plain batched matrix products.
 
   Attributes:
     spec: Fields of the layer.
-    num_queries: R: only the first tokens attend to all; None: they all do.
+    num_queries: R, the number of first tokens that attend to all tokens; None:
+      all tokens attend.
     capture: Whether the weights are returned.
   """
 
@@ -147,13 +149,13 @@ class Attention(nn.Module):
       key,
       preferred_element_type=jnp.float32,
     )
-    # Softmax does not change where a row's largest score becomes 0, and then
-    # no exponential overflows.
+    # Subtracting the largest score of a row does not change its softmax, and
+    # keeps the exponentials from overflowing.
     most = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
     scores = jnp.exp(scores - most)
     total = scores.sum(axis=-1, keepdims=True)
     if perturbation is not None:
-      scores += perturbation * total  # the weights are divided by it below
+      scores += perturbation * total  # scores are divided by `total` below
     tokens = key.shape[2]
     dropped = dropout.dropout(
       scores.astype(self.spec.dtype),
@@ -161,7 +163,8 @@ class Attention(nn.Module):
       dropout.fold(dropout_key, dropout.Purpose.ATTENTION_WEIGHTS),
       (self.spec.num_heads, tokens, tokens),
     )
-    # The product has fewer elements to divide than the weights.
+    # Softmax's division follows the product with the values, which has fewer
+    # elements than the weights.
     y = jnp.einsum('bhqt,bhtk->bhqk', dropped, value)
     y = (y / total).astype(self.spec.dtype)
     return jnp.swapaxes(y, 1, 2), scores / total if self.capture else None

@@ -1,9 +1,9 @@
 """Dropout and stochastic depth whose masks do not depend on how a step runs.
 
-Linen's own streams depend on the path of a module. Here a step has one key;
-each block folds its layer and the mask's purpose into it, and the mask of an
-example is drawn from the example's own key. So masks are the same unrolled or
-scanned, accumulated or not, on one device or many.
+Linen's own RNG streams depend on the path of a module. Here a step has one key.
+Each block folds its layer and the mask's purpose into it, and each example's
+position in the global batch gives the key of its mask. So masks do not depend
+on scan, gradient accumulation or the number of devices.
 """
 
 import enum
@@ -34,7 +34,7 @@ class DropoutKey(NamedTuple):
 def key_of(
   model: nn.Module, batch_size: int, train: bool, rows: jax.Array | None
 ) -> DropoutKey | None:
-  """Returns a model's key of a step for rows [B]; None when not training."""
+  """Returns a model's key for a step; None when not training."""
   if not train:
     return None
   if rows is None:
@@ -69,8 +69,8 @@ def keep_mask(
 ) -> jax.Array:
   """Draws True with probability 1 - `rate`, to a precision of 2^-16.
 
-  Threefry makes two 32-bit words per call. Comparing 16 bits at a time takes a
-  quarter of the calls that `jax.random.bernoulli` makes.
+  A Threefry call makes two 32-bit words. 16 bits per element are enough here,
+  and take a quarter of the calls of `jax.random.bernoulli`.
 
   Args:
     dropout_key: Key, and rows [B].
@@ -92,8 +92,8 @@ def keep_mask(
     bits = jax.lax.bitcast_convert_type(bits32, jnp.uint16)
     bits = bits.reshape(len(rows), 2 * words)[:, :count]
   else:
-    # One draw for all rows, which is what makes other generators fast. The
-    # first row's number keeps the microbatches of a step apart.
+    # Other generators are fast only with one draw for all rows. Folding in the
+    # first row's number gives each microbatch of a step its own mask.
     key = jax.random.fold_in(key, rows[0])
     bits = jax.random.bits(key, (len(rows), *shape), jnp.uint16)
   threshold = jnp.round(jnp.float32(rate) * 2**16).astype(jnp.uint32)
@@ -114,9 +114,10 @@ def dropout(
     x: [B, ...].
     rate: Probability of zero.
     dropout_key: Key and rows, or None.
-    whole: Shape of a row of the array that x is the beginning of, along each
-      dimension. The mask is drawn for all of it, so that a part gets the same
-      mask as the whole. None: x is the whole.
+    whole: Shape of one row of the full array, if x holds only its first
+      elements along some dimensions. The mask is drawn for the full array, so
+      that x gets the same mask as it would as a part of that. None: x is the
+      full array.
   """
   if dropout_key is None or (isinstance(rate, float) and rate == 0.0):
     return x
@@ -132,7 +133,7 @@ def drop_path(
   dropout_key: DropoutKey | None,
   purpose: Purpose,
 ) -> jax.Array:
-  """Stochastic depth (arXiv:1603.09382): zeroes whole rows of x [B, T, D].
+  """Stochastic depth (arXiv:1603.09382): zeroes x [B, T, D] for whole examples.
 
   Args:
     x: Output of a branch, before it is added to the residual.
@@ -150,6 +151,6 @@ def drop_path(
     rate = jnp.float32(spec.stochastic_depth)
   else:
     rate = spec.stochastic_depth * layer / max(spec.depth - 1, 1)
-  # A row is kept or dropped as a whole, and scaled so that its mean stays.
+  # Kept rows are scaled up, so that the expected value stays the same.
   keep = keep_mask(dropout_key, rate, (1, 1))
   return jnp.where(keep, x / (1 - rate).astype(x.dtype), 0)

@@ -1,4 +1,4 @@
-"""From images to tokens: patches, and positions that are fixed."""
+"""Patch embeddings, and fixed position embeddings."""
 
 from flax import linen as nn
 import jax
@@ -11,8 +11,8 @@ from vit_jax.models import initializers
 class PatchEmbedding(nn.Module):
   """Projects non-overlapping patches: [B, height, width, C] -> [B, h, w, D].
 
-  The kernel [p, q, C, D] is that of a convolution with a stride of its size;
-  one matrix product computes it.
+  The kernel [p, q, C, D] is that of a convolution whose stride is its size, but
+  it is applied as one matrix product.
   """
 
   hidden_size: int
@@ -22,7 +22,7 @@ class PatchEmbedding(nn.Module):
 
   @nn.compact
   def __call__(self, images: jax.Array) -> jax.Array:
-    """Returns one token per patch; the image must be a multiple of it."""
+    """Returns one token per patch; patches must divide the image."""
     b, height, width, c = images.shape
     p, q = self.patch_size
     if height % p or width % q:

@@ -1,13 +1,13 @@
-"""Kinds of model fields, and the values that a field takes.
+"""Kinds of model fields, and the allowed values of a field.
 
-A field is declared once, in `spec.py` or in its model, with its kind beside it:
+A field is declared once, in `spec.py` or in its model, together with its kind:
 
     qk_norm: Annotated[bool, fields.FUNCTION] = False
 
-Code that needs, say, all fields that change the function asks `of_kind`; there
-is no other list of fields. A new field needs three more lines: in the layer
-that uses it, in `vit_jax/config/defaults.py`, and in each module of
-`weights/formats/` to say whether that format can hold it.
+This is the only list of fields: `of_kind` returns, for example, all fields that
+change the model's function. A new field must also be added to the layer that
+uses it, to `vit_jax/config/defaults.py`, and to each module of
+`weights/formats/`, which says whether that format can store it.
 """
 
 from collections.abc import Mapping
@@ -24,31 +24,33 @@ from typing import Any
 class Kind(enum.Enum):
   """Kinds of fields, by what happens when a checkpoint is loaded."""
 
-  # Part of what a model's name stands for; checkpoint and model must agree.
+  # Part of a model's name; checkpoint and model must agree.
   SIZE = 'size'
-  # Any other choice that changes what given parameters compute; must agree.
+  # Other choices that change the function of the same parameters; checkpoint
+  # and model must agree.
   FUNCTION = 'function'
-  # A checkpoint's parameters are fitted to another value (`weights.adapt`).
+  # If the values differ, the checkpoint's parameters are adapted
+  # (`weights.adapt`).
   FITTED = 'fitted'
-  # How parameters start and what is dropped out: each run decides anew.
+  # Initialization and dropout: each run may choose other values.
   TRAINING = 'training'
-  # How the same function is computed: each run decides anew.
+  # How the same function is computed: each run may choose other values.
   EXECUTION = 'execution'
 
 
 @dataclasses.dataclass(frozen=True)
 class Field:
-  """The kind of a field, and the values that it takes.
+  """The kind of a field, and its allowed values.
 
   Attributes:
     kind: Decides what happens when a checkpoint is loaded into a model.
-    is_visible: Whether a checkpoint's arrays show it.
-    least: The smallest whole number; for tuples, of each number.
-    most: The largest whole number. Defaults are bounds that no model comes near
-      (ViT-22B has 48 layers 6,144 wide), so that what is meant as another
-      number is refused before shapes are made of it.
+    is_visible: Whether the value can be read from a checkpoint's arrays.
+    least: The smallest integer; for tuples, of each number.
+    most: The largest integer. The defaults are far above any real model
+      (ViT-22B has 48 layers 6,144 wide), so that a mistaken number is refused
+      before arrays of that shape are made.
     interval: Interval of a real number: '[0, 1)', '(0, 1)', or '' for any.
-    choices: The strings that it takes; () for any.
+    choices: The allowed strings; () for any.
   """
 
   kind: Kind
@@ -67,7 +69,7 @@ TRAINING = Field(Kind.TRAINING)
 RATE = Field(Kind.TRAINING, interval='[0, 1)')
 EXECUTION = Field(Kind.EXECUTION)
 
-_MOST_NUMBERS = 16  # in a tuple: stages of a ResNet
+_MOST_NUMBERS = 16  # most numbers in a tuple, such as stages of a ResNet
 _MOST_FLOAT = 1e30
 
 
@@ -97,12 +99,12 @@ def of_kind(module: type[Any], *kinds: Kind) -> list[str]:
 
 
 def checked(module: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns a module's values of some fields, in the types that they have.
+  """Returns values of a module's fields, converted to the fields' types.
 
-  Lists, which JSON has, become tuples, and one patch size becomes a pair.
+  Lists (from JSON) become tuples, and a single patch size becomes a pair.
 
   Raises:
-    ValueError: There is no such field, or it is of another type.
+    ValueError: There is no such field, or a value has another type.
   """
   known = list(of(module))
   for key in values:
@@ -140,9 +142,9 @@ def _pair(patch_size: Any) -> tuple[int, int]:
 
 
 def _is_of_type(value: Any, hint: Any) -> bool:
-  """Whether a value is of a field's type; those of libraries are not looked at.
+  """Whether a value has a field's type; types of libraries are not checked.
 
-  A whole number is a float as well; a truth value is not a number.
+  An int is also accepted as a float; a bool is not a number.
   """
   origin, arguments = typing.get_origin(hint), typing.get_args(hint)
   if origin in (types.UnionType, typing.Union):
@@ -167,7 +169,7 @@ def check_values(model: Any) -> None:
   """Checks each field of a model by itself.
 
   Raises:
-    ValueError: A value is none that its field takes.
+    ValueError: A field does not allow its value.
   """
   found = {name: getattr(model, name) for name in of(type(model))}
   for name, field in of(type(model)).items():
@@ -177,7 +179,7 @@ def check_values(model: Any) -> None:
 
 
 def _check_size(name: str, field: Field, value: Any) -> None:
-  """Raises a ValueError where a whole number is out of all bounds."""
+  """Raises a ValueError if an integer is out of bounds."""
   numbers = value if isinstance(value, tuple) else (value,)
   if len(numbers) > _MOST_NUMBERS:
     raise ValueError(
@@ -192,7 +194,7 @@ def _check_size(name: str, field: Field, value: Any) -> None:
 
 
 def _check_value(name: str, field: Field, value: Any) -> None:
-  """Raises a ValueError where a field does not take a value."""
+  """Raises a ValueError if a field does not allow a value."""
   if field.choices and value not in field.choices:
     raise ValueError(
       f'{name} is {value!r}: choose one of {", ".join(field.choices)}'

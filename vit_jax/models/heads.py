@@ -40,11 +40,11 @@ def linear(
 
 
 class Classifier(nn.Module):
-  """A trunk and a linear head, whose parameters lie side by side.
+  """A trunk and a linear head; their parameters are in the same dict.
 
   Attributes:
-    num_classes: Size of the head's output; 0: there is no head, and the
-      features are returned.
+    num_classes: Size of the head's output; 0: no head, and the model returns
+      the features.
     initializers: Initial values of parameters, a name in `INITIALIZERS`.
     head_bias: Initial value of the head's bias: with a sigmoid loss, the
       logarithm of a class's frequency.
@@ -86,12 +86,12 @@ class Classifier(nn.Module):
 
     Args:
       images: [B, height, width, C].
-      train: Whether to drop out; needs `rngs={'dropout': key}`.
-      rows: int32 [B], the images' positions in the global batch, where this is
-        a part of one; by default 0 to B - 1.
+      train: Whether to apply dropout; needs `rngs={'dropout': key}`.
+      rows: int32 [B], the images' positions in the global batch, if this is a
+        part of one; by default 0 to B - 1.
 
     Returns:
-      Logits, float32 [B, num_classes]; features [B, D] where that is 0.
+      Logits, float32 [B, num_classes]; features [B, D] if num_classes is 0.
 
     Raises:
       ValueError: The image's size is not a multiple of the patch's.
@@ -103,9 +103,9 @@ class Classifier(nn.Module):
 class MapHead(nn.Module):
   """Multi-head attention pooling: [B, T, D] -> [B, D].
 
-  One learned query attends to the tokens; an MLP with a residual follows
-  (Scaling Vision Transformers, arXiv:2106.04560, section 3.2, as big_vision
-  builds it).
+  One learned query attends to the tokens; an MLP with a residual connection
+  follows (Scaling Vision Transformers, arXiv:2106.04560, section 3.2, in the
+  form of big_vision).
   """
 
   spec: spec_lib.EncoderSpec

@@ -1,4 +1,4 @@
-"""Initial values of parameters, as in the code of papers."""
+"""Parameter initializers, as in the code of the papers."""
 
 from collections.abc import Callable
 import dataclasses
@@ -33,7 +33,7 @@ INITIALIZERS = {
     position=nn.initializers.normal(0.02),
     head=nn.initializers.zeros,
   ),
-  # The same code's MLP-Mixer: Flax's defaults, and a head of zeros.
+  # MLP-Mixer in the same code: Flax's defaults, and a head of zeros.
   'mixer': Initializers(
     kernel=nn.initializers.lecun_normal(),
     patch=nn.initializers.lecun_normal(),
@@ -42,7 +42,7 @@ INITIALIZERS = {
     position=nn.initializers.normal(0.02),
     head=nn.initializers.zeros,
   ),
-  # Flax's defaults, and unit variance for what is added to the tokens.
+  # Flax's defaults; learned tokens and positions start with unit variance.
   'lecun': Initializers(
     kernel=nn.initializers.lecun_normal(),
     patch=nn.initializers.lecun_normal(),
@@ -51,7 +51,8 @@ INITIALIZERS = {
     position=nn.initializers.normal(1.0),
     head=nn.initializers.lecun_normal(),
   ),
-  # DeiT's code (arXiv:2012.12877); its patches start as PyTorch's convolutions.
+  # DeiT's code (arXiv:2012.12877); the patch embedding has the default
+  # initialization of PyTorch's convolutions.
   'deit': Initializers(
     kernel=nn.initializers.truncated_normal(0.02),
     patch=nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform'),

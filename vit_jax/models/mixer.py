@@ -39,7 +39,7 @@ SIZES = {
 
 @dataclasses.dataclass(kw_only=True, unsafe_hash=True)
 class MixerSpec(spec_lib.LayerSpec):
-  """Fields of layers that mix tokens by an MLP.
+  """Fields of layers that mix tokens with an MLP.
 
   Attributes:
     tokens_mlp_dim: Size of the hidden layer of the MLP over tokens.
@@ -74,12 +74,13 @@ class MixerBlock(nn.Module):
       dropout_key: Key of the step; None when not training.
 
     Returns:
-      [B, T, D], and where intermediates are captured the same as `tokens`.
+      [B, T, D], and a dict with the same array as `tokens` if intermediates are
+      captured.
     """
     spec, purpose = self.spec, dropout.Purpose
     key = dropout.fold(dropout_key, layer)
-    # All channels share one MLP over tokens. It takes the place of a ViT's
-    # attention, and its masks.
+    # All channels share one MLP over tokens. It replaces a ViT's attention, and
+    # uses the dropout masks of attention.
     y = jnp.swapaxes(spec.layer_norm('norm1')(x), 1, 2)  # [B, D, T]
     y = mlp.Mlp(spec, spec.tokens_mlp_dim, name='token_mlp')(
       y, dropout.fold(key, purpose.ATTENTION_OUTPUT)
@@ -96,7 +97,7 @@ class MixerBlock(nn.Module):
 class Mixer(heads.Classifier, MixerSpec):
   """MLP-Mixer for classification.
 
-  The parameters fit one number of patches: images of another size need others.
+  The MLPs over tokens fix the number of patches, and so the image size.
 
   Attributes, beside those of `Classifier`, `LayerSpec` and `MixerSpec`:
     patch_size: (height, width) in pixels.
@@ -116,14 +117,14 @@ class Mixer(heads.Classifier, MixerSpec):
   ) -> dict[str, jax.Array]:
     """Returns tokens and features.
 
-    With `mutable=['intermediates']`, `tokens` [L, B, T, D] (each layer's
-    output) are returned beside them.
+    With `mutable=['intermediates']`, Linen also returns `tokens` [L, B, T, D],
+    each layer's output.
 
     Args:
       images: [B, height, width, C], height and width multiples of the patch.
-      train: Whether to drop out; needs `rngs={'dropout': key}`.
-      rows: int32 [B], the images' positions in the global batch, where this is
-        a part of one; by default 0 to B - 1.
+      train: Whether to apply dropout; needs `rngs={'dropout': key}`.
+      rows: int32 [B], the images' positions in the global batch, if this is a
+        part of one; by default 0 to B - 1.
 
     Returns:
       `tokens` [B, T, D] after the last LayerNorm, in the dtype of the
@@ -140,7 +141,7 @@ class Mixer(heads.Classifier, MixerSpec):
       self.dtype,
       name='patch_embedding',
     )(images)
-    # No positions are added: the MLP over tokens depends on their order anyway
+    # No position embeddings: the MLP over tokens depends on their order anyway
     # (section 2 of the paper).
     x = x.reshape(x.shape[0], -1, self.hidden_size)  # [B, T, D]
     x = stack.apply_blocks(self, MixerBlock, MixerSpec.take(self), x, key)

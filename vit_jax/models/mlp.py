@@ -13,13 +13,13 @@ from vit_jax.models import spec as spec_lib
 class Mlp(nn.Module):
   """Two dense layers with a GELU between: [B, T, D] -> [B, T, D].
 
-  With `gated`, the first makes twice as many values, and SiLU of one half
-  multiplies the other (SwiGLU, arXiv:2002.05202).
+  With `gated`, the first layer has twice the width, and the SiLU of one half of
+  its output multiplies the other half (SwiGLU, arXiv:2002.05202).
 
   Attributes:
     spec: Fields of the layer.
     mlp_dim: M, the size of the hidden layer.
-    gated: Whether it is gated.
+    gated: Whether the MLP is a SwiGLU.
   """
 
   spec: spec_lib.LayerSpec
@@ -38,8 +38,8 @@ class Mlp(nn.Module):
     Args:
       x: [B, T, D].
       dropout_key: Key of the layer; None when not training.
-      tokens: Length of the sequence that x holds the first T tokens of; None:
-        T. Dropout's masks are drawn for all of them.
+      tokens: Length of the full sequence, if x holds only its first T tokens;
+        None: T. Dropout masks are drawn for the full sequence.
     """
     spec, tokens = self.spec, tokens or x.shape[1]
     dense = functools.partial(
@@ -48,7 +48,7 @@ class Mlp(nn.Module):
       bias_init=spec.starts.mlp_bias,
       dtype=spec.dtype,
     )
-    if self.gated:  # the gate comes first, as in DINOv2's code
+    if self.gated:  # the gate is the first half, as in DINOv2's code
       gate, y = jnp.split(dense(2 * self.mlp_dim, name='up')(x), 2, axis=-1)
       y = nn.silu(gate) * y  # [B, T, M]
     else:

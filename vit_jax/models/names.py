@@ -1,7 +1,7 @@
-"""Names that timm and Hugging Face give to models that exist here.
+"""Names of timm and Hugging Face for models that exist here.
 
-A name gives the function that these libraries compute. The image size at its
-end is ignored. As of timm 1.0.31 and transformers 5.23.
+A name gives a model with the same function as in its library. The image size at
+the end of the name is ignored. As of timm 1.0.31 and transformers 5.23.
 """
 
 from collections.abc import Callable
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 import re
 from typing import Any
 
-# Our name, and fields beside those that it means.
+# Our name, and values of fields that differ from the named model's.
 Named = tuple[str, dict[str, Any]]
 
 _SIZES = {
@@ -24,7 +24,7 @@ _SIZE = f'(?P<size>{"|".join(_SIZES)})'
 _PATCH = r'(?P<patch>\d+)'
 _END = r'_\d+(_in21k|_in21ft1k|_miil)?'  # image size; tags before timm 0.8
 
-# Sizes of one family alone.
+# Sizes that only one family has.
 _MEDIUM = {'hidden_size': 512, 'mlp_dim': 2048, 'num_heads': 8}
 _SO400M = {'hidden_size': 1152, 'mlp_dim': 4304, 'num_heads': 16, 'depth': 27}
 _DINO_GIANT = {
@@ -43,7 +43,7 @@ def _vit(found: re.Match[str], **fields: Any) -> Named:
 
 
 def _plain(found: re.Match[str]) -> Named:
-  # MIIL trained its own without these biases.
+  # MIIL's models were trained without these biases.
   fields = {'qkv_bias': False} if found[0].endswith('_miil') else {}
   return _vit(found, **fields)
 
@@ -148,14 +148,14 @@ _TIMM = r'[a-z]+\w*_(patch\d+_\w+|\w+_\d{3}|dinov\d)(\.\w+)?'
 
 
 def find(name: str) -> Named | None:
-  """Returns our name and fields of a model of timm's or Hugging Face's.
+  """Returns our name and fields for a name of timm or Hugging Face.
 
   Args:
-    name: As `vit_base_patch16_224`, with timm's tag after a dot or without; or
-      as `google/vit-base-patch16-224`; either with `hf:` before it.
+    name: As `vit_base_patch16_224`, with or without timm's tag after a dot; or
+      as `google/vit-base-patch16-224`; both may start with `hf:`.
 
   Returns:
-    None where the name is of no known form.
+    Name and fields; None if the name has no known form.
   """
   name = name.removeprefix('hf:').removeprefix('timm/')
   if '/' not in name:
@@ -167,5 +167,5 @@ def find(name: str) -> Named | None:
 
 
 def is_timms(name: str) -> bool:
-  """Whether a name has the form of timm's architectures of transformers."""
+  """Whether a name has the form of timm's names of vision transformers."""
   return bool(re.fullmatch(_TIMM, name, re.ASCII)) or find(name) is not None

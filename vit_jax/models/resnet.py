@@ -1,8 +1,9 @@
 """Residual networks with GroupNorm and weight standardisation.
 
-The stem of the hybrids of the ViT paper (arXiv:2010.11929) is a ResNet with its
-activations after the sum; BiT (Kolesnikov et al., 2020, arXiv:1912.11370) has
-them before the convolutions. Weight standardisation is arXiv:1903.10520.
+The stem of the ViT paper's hybrids (arXiv:2010.11929) is a post-activation
+ResNet: its last ReLU follows the residual sum. BiT (Kolesnikov et al., 2020,
+arXiv:1912.11370) is pre-activation: norms and ReLUs precede the convolutions.
+Weight standardisation is arXiv:1903.10520.
 
 In comments: B images, [h, w] the grid of features, F features.
 """
@@ -21,7 +22,8 @@ from vit_jax.models import fields
 from vit_jax.models import heads
 from vit_jax.models import initializers as initializers_lib
 
-# Units in each stage, and how wide: Section 3 and Table 1 of the BiT paper.
+# Units in each stage, and the width factor: Section 3 and Table 1 of the BiT
+# paper.
 BIT_SIZES: dict[str, dict[str, Any]] = {
   'R50x1': {'stages': (3, 4, 6, 3), 'width_factor': 1},
   'R50x3': {'stages': (3, 4, 6, 3), 'width_factor': 3},
@@ -66,8 +68,8 @@ class StdConv(nn.Module):
     shape = (*self.kernel_size, x.shape[-1], self.features)
     kernel = self.param('kernel', self.kernel_init, shape)
     variance = kernel.var(axis=(0, 1, 2)) + self.variance_epsilon
-    # Large-batch GroupNorm networks train as well as BatchNorm's only with this
-    # (BiT, section 4.3).
+    # With large batches, GroupNorm networks train as well as BatchNorm networks
+    # only with weight standardisation (BiT, section 4.3).
     kernel -= kernel.mean(axis=(0, 1, 2))
     kernel /= jnp.sqrt(variance) + self.epsilon
     sides = [((k - 1) // 2, k // 2) for k in self.kernel_size]
@@ -110,7 +112,7 @@ class PostActivationUnit(nn.Module):
     y = self.conv(mid, (3, 3), self.stride, name='conv2')(y)
     y = nn.relu(self.norm(name='norm2')(y))
     y = self.conv(f, (1, 1), name='conv3')(y)
-    # So that a fresh unit is its shortcut.
+    # Scale 0, so that a new unit computes only its shortcut.
     y = self.norm(name='norm3', scale_init=nn.initializers.zeros)(y)
     return nn.relu(shortcut + y)
 
@@ -196,10 +198,10 @@ def _stages(
 class ResNetStem(nn.Module):
   """The ResNet before a hybrid's encoder, of stride 4 to 32.
 
-  As google-research/vision_transformer computes it.
+  It computes the same as google-research/vision_transformer.
 
   Attributes:
-    stages: Units in each stage; () for the first convolution and pool alone.
+    stages: Units in each stage; (): only the first convolution and pooling.
       The second stage and those after it halve the grid.
     width: Features of the first convolution; stage i gives width * 4 * 2^i.
     dtype: Type of the convolutions. Parameters and statistics are float32.
@@ -217,7 +219,7 @@ class ResNetStem(nn.Module):
     conv = functools.partial(
       StdConv,
       epsilon=1e-5,
-      # Only keeps the gradient of a constant filter finite.
+      # This only keeps the gradient of a constant filter finite.
       variance_epsilon=1e-20,
       kernel_init=initializers_lib.INITIALIZERS[self.initializers].patch,
       dtype=self.dtype,
@@ -235,7 +237,7 @@ class BiTStem(nn.Module):
 
   Attributes:
     width: Features.
-    zero_padded_pool: Whether zeros surround what is pooled.
+    zero_padded_pool: Whether the input of the pooling is padded with zeros.
     conv: A partial `StdConv`.
   """
 
@@ -258,14 +260,14 @@ class BiT(heads.Classifier):
   """Big Transfer's ResNet-v2 for classification.
 
   Attributes, beside those of `Classifier`:
-    stages: Units in each stage. The second and those after it halve the grid.
-    width_factor: Factor of all numbers of channels.
+    stages: Units in each stage. The second and later stages halve the grid.
+    width_factor: Factor that multiplies all numbers of channels.
     stem_width: Channels of the first convolution.
     channels: Channels of each stage's output; the bottlenecks have a quarter.
     num_groups: Groups of every GroupNorm; divides all numbers of channels.
-    zero_padded_pool: Whether zeros surround what is pooled after the first
-      convolution, as in BiT; False: a border that never wins, as in timm's
-      plain ResNetV2. Arrays do not say which.
+    zero_padded_pool: Whether the input of the first max pooling is padded with
+      zeros, as in BiT; False: with -infinity, as in timm's plain ResNetV2. A
+      checkpoint's arrays do not show which.
     dtype: Type of the convolutions. Parameters, statistics and logits are
       float32.
   """

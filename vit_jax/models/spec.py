@@ -1,8 +1,8 @@
-"""Specifications of layers: the fields that a model passes to its layers.
+"""Layer specifications: the fields that a model passes to its layers.
 
-A model inherits these fields, so that `create_model('ViT-S/16', qk_norm=True)`
-sets one. It passes them to the stack, the blocks, attention and MLP as a single
-object, `EncoderSpec.take(model)`.
+A model inherits these fields, so `create_model('ViT-S/16', qk_norm=True)` can
+set one. It passes all of them to the stack, the blocks, attention and MLP as a
+single object, `EncoderSpec.take(model)`.
 """
 
 import dataclasses
@@ -42,25 +42,26 @@ ATTENTION_IMPLEMENTATIONS = ('plain', 'xla', 'cudnn')
 class LayerSpec:
   """Fields of any stack of layers.
 
-  Instances are frozen by `__setattr__`, not by `frozen=True`: Linen modules,
-  which inherit these fields, are dataclasses that are not frozen, and Python
-  refuses to mix the two.
+  `__setattr__` freezes instances. `frozen=True` is not possible: Linen modules
+  inherit these fields, and Python does not let a dataclass that is not frozen
+  inherit from a frozen one.
 
   Attributes:
     hidden_size: D, the width of a token.
-    mlp_dim: Size of the MLP's hidden layer; in a Mixer, of that over channels.
+    mlp_dim: Size of the MLP's hidden layer; in a Mixer, of the channel MLP.
     depth: Number of layers, L.
-    dropout_rate: After the positions, after attention, after both MLP layers.
-    stochastic_depth: Rate of the last layer; it grows linearly from 0.
+    dropout_rate: Dropout rate after the position embeddings, after attention
+      and after both MLP layers.
+    stochastic_depth: Rate of the last layer; the rate grows linearly from 0.
     stochastic_depth_uniform: Whether all layers have that rate instead.
     gelu: 'tanh' (an approximation) or 'exact'.
     layer_norm_epsilon: Epsilon of every LayerNorm.
     initializers: Initial values of parameters, a name in
       `initializers.INITIALIZERS`.
-    scan: Whether the layers are one `nn.scan`ned layer, with parameters
-      stacked on a leading axis; the function is the same.
-    remat: Activations that the backward pass computes again: 'none'; 'full',
-      all of them; or a name of `jax.checkpoint_policies`.
+    scan: Whether one layer is compiled and run L times by `nn.scan`, with
+      parameters stacked on a leading axis; the function is the same.
+    remat: Activations that the backward pass recomputes: 'none'; 'full', all of
+      them; or a name of `jax.checkpoint_policies`.
     dtype: Type in which layers compute. Parameters, softmax, LayerNorm's
       statistics and logits are float32.
   """
@@ -100,7 +101,7 @@ class LayerSpec:
   def layer_norm(self, name: str) -> nn.LayerNorm:
     """Returns a LayerNorm, to be called in a module's compact method.
 
-    Its statistics are computed in float32 whatever the dtype.
+    Its statistics are always computed in float32.
     """
     return nn.LayerNorm(self.layer_norm_epsilon, self.dtype, name=name)
 
@@ -111,17 +112,17 @@ class EncoderSpec(LayerSpec):
 
   Attributes:
     num_heads: H, which divides D.
-    attention_dropout_rate: On the attention weights.
-    layer_scale: Start of a learned factor per channel after attention and MLP
-      (CaiT, arXiv:2103.17239); None: there is none.
+    attention_dropout_rate: Dropout rate of the attention weights.
+    layer_scale: Initial value of a learned factor per channel after attention
+      and MLP (CaiT, arXiv:2103.17239); None: no such factor.
     qk_norm: Whether a LayerNorm over each head's channels follows queries and
       keys (Scaling Vision Transformers to 22 Billion Parameters,
       arXiv:2302.05442).
     qkv_bias: Whether queries, keys and values have biases.
     gated_mlp: Whether the MLP is a SwiGLU (arXiv:2002.05202).
     attention_implementation: 'plain', matrix products and a softmax; or 'xla'
-      or 'cudnn' of `jax.nn.dot_product_attention`. 'plain' is always used where
-      the attention weights are returned.
+      or 'cudnn' of `jax.nn.dot_product_attention`. If the attention weights are
+      captured, 'plain' is always used.
   """
 
   num_heads: Annotated[int, Field(Kind.SIZE, is_visible=False, least=1)]

@@ -1,16 +1,15 @@
 """A stack of equal layers, unrolled or scanned: the same function.
 
 An unrolled stack has its parameters in `blocks_0`, `blocks_1`, ...; a scanned
-one in `blocks`, with a leading axis of depth. All that changes one form into
-the other is here.
+stack in `blocks`, with a leading axis of depth. The functions that convert one
+form into the other are here.
 
-The gradient of the attention weights is taken through a variable that is added
-to them. Linen's own `Module.perturb` does not serve for it. It adds to a value
-that is computed, but the weights here are divided by their sum only after the
-product with the values, unless they are captured; it keeps a variable in each
-module, so that unrolled and scanned models need different collections; and it
-makes these variables, as large as all attention, whenever a model is
-initialised.
+The gradient of the attention weights is the gradient of a variable that is
+added to them. Linen's own `Module.perturb` does not work here, for three
+reasons. It needs the value itself, but the attention normalises its weights
+only after the product with the values. It keeps a variable in each module, so
+unrolled and scanned models would need different collections. And it makes these
+variables, as large as all attention weights, whenever a model is initialised.
 
 In comments: B images, T tokens, D hidden size, H heads, L layers.
 """
@@ -39,21 +38,21 @@ def apply_blocks(
   """Applies a stack of blocks to x; sows the intermediates that they return.
 
   A block is made from `spec` and `capture`, and maps (x, layer, dropout_key) to
-  (x, intermediates), a dict. If `intermediates` are asked for and a collection
-  `perturbations` has a variable `attention` [L, ...], each block gets its part
-  of that as well, and adds it to its attention weights.
+  (x, dict of intermediates). If the collection `intermediates` is mutable and
+  the collection `perturbations` has a variable `attention` [L, ...], each block
+  also gets its layer of that variable, and adds it to its attention weights.
 
   Args:
-    model: Linen module, in its compact method, that gets the parameters.
+    model: Linen module that gets the parameters; in its compact method.
     block: Linen module class.
-    spec: Fields of the layers, their number among them.
+    spec: Fields of the layers, including the depth.
     x: [B, T, D].
     dropout_key: Key of the step; None when not training.
-    last: Further fields of the last block, where the blocks are unrolled and
-      capture nothing.
+    last: Additional fields of the last block; used only if the blocks are
+      unrolled and capture nothing.
 
   Returns:
-    [B, T, D], or the output of the last block.
+    The output of the last block: [B, T, D], or fewer tokens as `last` says.
   """
   capture = not model.is_initializing() and model.is_mutable_collection(
     'intermediates'
@@ -61,7 +60,8 @@ def apply_blocks(
   added = model.get_variable('perturbations', 'attention') if capture else None
   if spec.remat != 'none':
     policy = getattr(jax.checkpoint_policies, spec.remat, None)
-    # Inside a scan nothing can be merged across the loop's body anyway.
+    # Inside a scan, XLA cannot merge the recomputation with the forward pass
+    # anyway (CSE), so nothing has to prevent that.
     block = nn.remat(block, policy=policy, prevent_cse=not spec.scan)
   perturbations: tuple[jax.Array, ...] = () if added is None else (added,)
   inputs = x, dropout_key, perturbations
@@ -118,10 +118,10 @@ def _unroll(
 
 
 def stack_layers(params: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns an unrolled model's parameters as its scanned twin has them.
+  """Returns an unrolled model's parameters in the form of a scanned model.
 
   `blocks_0`, `blocks_1`, ... become `blocks`, with a leading axis of depth.
-  NumPy arrays stay such.
+  NumPy arrays stay NumPy arrays.
   """
   names = [name for name in params if name.startswith('blocks_')]
   names.sort(key=lambda name: int(name.removeprefix('blocks_')))
@@ -136,9 +136,9 @@ def _stack(*layers: Any) -> Any:
 
 
 def unstack_layers(params: Mapping[str, Any]) -> dict[str, Any]:
-  """Returns parameters unrolled, the inverse of `stack_layers`.
+  """Returns unrolled parameters: the inverse of `stack_layers`.
 
-  Those that are unrolled already are returned as they are.
+  Parameters that are already unrolled are returned unchanged.
   """
   unrolled = {k: v for k, v in params.items() if k != 'blocks'}
   if len(unrolled) < len(params):
@@ -150,10 +150,10 @@ def unstack_layers(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def join_runs(params: Mapping[str, Any]) -> Any:
-  """Returns parameters with their layers in one stack.
+  """Joins the stacks of older checkpoints into one.
 
-  Earlier checkpoints of scanned models that train in part have several stacks,
-  as `blocks_0-5` and `blocks_6-11`; all others are returned as they are.
+  Older checkpoints of scanned models with frozen layers have several stacks, as
+  `blocks_0-5` and `blocks_6-11`. Other parameters are returned unchanged.
   """
   starts = {name: re.fullmatch(r'blocks_(\d+)-\d+', name) for name in params}
   runs = {name: int(match[1]) for name, match in starts.items() if match}
@@ -166,13 +166,11 @@ def join_runs(params: Mapping[str, Any]) -> Any:
 
 
 def relayout(tree: Any, target: Any) -> Any:
-  """Returns the values of a tree with its layers kept as in another.
+  """Stacks or unrolls the layers of a tree, so that it is like `target`.
 
   Args:
-    tree: Arrays of a model's shape, as a train state holds several times: the
-      layers are unrolled or stacked.
-    target: Arrays or shapes of the same model, with the layers kept in the
-      other way.
+    tree: A tree with parameters, or arrays like them, such as a train state.
+    target: Arrays or shapes of the same model, with layers stacked or unrolled.
   """
   layers = {}
   for path, x in jax.tree_util.tree_leaves_with_path(tree):
@@ -189,7 +187,7 @@ def relayout(tree: Any, target: Any) -> Any:
 
 
 def layer_names(path: tuple[Any, ...], x: Any) -> tuple[list[str], bool]:
-  """Returns an array's paths when unrolled, and whether it is a stack."""
+  """Returns the unrolled paths of an array, and whether it is a stack."""
   parts = jax.tree_util.keystr(path, simple=True, separator='/').split('/')
   if 'blocks' not in parts:
     return ['/'.join(parts)], False

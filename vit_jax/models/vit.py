@@ -46,7 +46,7 @@ class EncoderBlock(nn.Module):
   Attributes:
     spec: Fields of the layer.
     capture: Whether intermediates are returned.
-    num_read: Number of tokens to return, from the first; None: all.
+    num_read: Number of first tokens to compute and return; None: all.
   """
 
   spec: spec_lib.EncoderSpec
@@ -70,9 +70,8 @@ class EncoderBlock(nn.Module):
       perturbation: Added to the attention weights, [B, H, T, T].
 
     Returns:
-      [B, T, D], or of the first `num_read` tokens alone; and the layer's
-      intermediates where they are captured: attention [B, H, T, T] and tokens
-      [B, T, D].
+      [B, T, D], or [B, num_read, D]; and the layer's intermediates, if they are
+      captured: attention [B, H, T, T] and tokens [B, T, D].
     """
     spec, whole, purpose = self.spec, x.shape[1:], dropout.Purpose
     key = dropout.fold(dropout_key, layer)
@@ -107,18 +106,20 @@ class EncoderBlock(nn.Module):
 class Trunk(nn.Module, spec_lib.EncoderSpec):
   """A Vision Transformer without a head: images to tokens and features.
 
-  Tokens come in this order: class token, distillation token, registers,
-  patches; each but the last where the model has it.
+  The order of tokens is: class token, distillation token, registers, patches.
+  All but the patches are optional.
 
   Attributes, beside those of `spec.LayerSpec` and `spec.EncoderSpec`:
-    patch_size: (height, width), in pixels of what is embedded.
+    patch_size: (height, width), in pixels of the image, or in cells of the
+      ResNet's output grid.
     pool: Pooling of tokens to features: 'token', the class token; 'gap', the
       mean over patch tokens; 'map', attention over them by a learned query;
       'token+gap', the first two side by side (DINOv2, arXiv:2304.07193).
-    class_token: Whether there is one; None: where the pool reads it.
-    distillation_token: Whether there is one, with a head of its own; the logits
+    class_token: Whether there is one; None: only if the pool reads it.
+    distillation_token: Whether there is one, with a separate head; the logits
       of both heads are averaged (DeiT, arXiv:2012.12877, section 4).
-    distillation_head: False: nothing is read from the distillation token.
+    distillation_head: False: the distillation token has no head, and its output
+      is not used.
     registers: Number of register tokens (arXiv:2309.16588).
     position_embedding: 'learned', 'sincos2d' (fixed; patches alone) or 'none'.
     position_tokens: Tokens with a learned position: 'all'; 'class', the class
@@ -126,7 +127,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     norm_after_pool: For 'gap', whether the last LayerNorm is applied to the
       mean, and not to the tokens.
     resnet_stages: Units in each stage of a ResNet before the patch embedding,
-      () for its stem alone; None: there is no ResNet.
+      () for only its stem; None: no ResNet.
     resnet_width: Channels of that stem.
   """
 
@@ -160,39 +161,40 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
   ) -> dict[str, jax.Array]:
     """Returns tokens and features.
 
-    With `mutable=['intermediates']`, `attention` [L, B, H, T, T] and `tokens`
-    [L, B, T, D] (each layer's output) are returned beside them.
+    With `mutable=['intermediates']`, Linen also returns `attention`
+    [L, B, H, T, T] and `tokens` [L, B, T, D], each layer's output.
 
-    A variable `attention` [L, B, H, T, T] of a collection `perturbations` is
-    then added to the attention weights, so that its gradient is theirs.
+    If there is also a variable `attention` [L, B, H, T, T] in the collection
+    `perturbations`, it is added to the attention weights. Its gradient is then
+    the gradient of the attention weights.
 
     Args:
       images: [B, height, width, C], height and width multiples of the patch.
-      train: Whether to drop out; needs `rngs={'dropout': key}`.
-      rows: int32 [B], the images' positions in the global batch, where this is
-        a part of one; by default 0 to B - 1.
-      features_only: Whether the tokens are left out, and with them what the
-        last layer computes for the features alone.
+      train: Whether to apply dropout; needs `rngs={'dropout': key}`.
+      rows: int32 [B], the images' positions in the global batch, if this is a
+        part of one; by default 0 to B - 1.
+      features_only: Whether the last layer may skip tokens that the features do
+        not depend on; `tokens` then lacks them.
 
     Returns:
-      `tokens` [B, T, D] after the last LayerNorm (with `norm_after_pool` before
-      it), in the dtype of the computation; the last are the patches, row by
-      row. `features`, float32 [B, D]; [B, 2 D] with 'token+gap', and [B, 2, D]
-      with a class and a distillation token.
+      `tokens` [B, T, D] after the last LayerNorm (before it with
+      `norm_after_pool`), in the dtype of the computation; patches come last,
+      row by row. `features`, float32 [B, D]; [B, 2 D] with 'token+gap', and
+      [B, 2, D] if a distillation token has its own head.
 
     Raises:
       ValueError: The image's size is not a multiple of the patch's.
     """
-    # A size may be symbolic, which len() refuses.
+    # Not len(images), since the batch size may be symbolic.
     key = dropout.key_of(self, images.shape[0], train, rows)
     x = self._embed(images)
-    # Layers fold 0 to L - 1 into the key, and the embedding L.
+    # Layers fold their indices 0 to L - 1 into the key; the embedding folds L.
     embedding_key = dropout.fold(
       dropout.fold(key, self.depth), dropout.Purpose.EMBEDDING
     )
     x = dropout.dropout(x, self.dropout_rate, embedding_key)
-    # Nothing follows the last layer, so that tokens which the pool does not
-    # read need no queries and no MLP there.
+    # The last layer needs no queries and no MLP for tokens that the pool does
+    # not read, since no further layer attends to them.
     reads = {}
     if features_only and self.pool == 'token':
       reads = {'num_read': 1 + self.has_two_heads}
@@ -206,7 +208,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
 
   @property
   def prefix(self) -> tuple[str, ...]:
-    """The parameters of the tokens before the patches, in order."""
+    """Names of the parameters of the tokens before the patches, in order."""
     class_token = self.class_token
     if class_token is None:
       class_token = 'token' in self.pool
@@ -243,8 +245,8 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
       x = resnet.ResNetStem(
         self.resnet_stages, self.resnet_width, self.dtype, name='stem'
       )(x)
-    # Equation 1 of the paper: patches are projected, tokens put before them,
-    # and positions added.
+    # Equation 1 of the paper: project patches, prepend tokens, add position
+    # embeddings.
     x = embedding.PatchEmbedding(
       d, self.patch_size, starts.patch, self.dtype, name='patch_embedding'
     )(x)
@@ -271,8 +273,8 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     for name in self.prefix:
       count = self.registers if name == 'register_tokens' else 1
       is_class = name == 'class_token'
-      # The class token may start at zero. Several tokens that start equal, as
-      # registers without positions, would stay equal.
+      # The class token may start at zero. Registers may not: without position
+      # embeddings, tokens that start equal would stay equal.
       token_init = starts.class_token if is_class else starts.position
       token = self.param(name, token_init, (1, count, d))
       tokens.append(token.astype(self.dtype))
@@ -280,8 +282,9 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
 
   def _read(self, x: jax.Array) -> dict[str, jax.Array]:
     """Normalises the last layer's tokens [B, T, D], and pools them."""
-    # Pre-LN layers leave their sum unnormalised (equation 4 of the paper). MAE
-    # fine-tunes with the norm after the mean (arXiv:2111.06377, its code).
+    # Pre-LN layers do not normalise the residual stream, so a last LayerNorm
+    # follows (equation 4 of the paper). MAE fine-tunes with this norm after the
+    # mean (arXiv:2111.06377, its code).
     norm = self.layer_norm('norm')
     if self.pool == 'gap' and self.norm_after_pool:
       features = norm(x[:, self.prefix_length :].mean(axis=1))
@@ -303,8 +306,8 @@ class ViT(Trunk):
   """A Vision Transformer for classification: a trunk and its heads.
 
   Attributes, beside those of the trunk:
-    num_classes: Size of the head's output; 0: there is no head, and its input
-      is returned.
+    num_classes: Size of the head's output; 0: no head, and the model returns
+      what the head would get.
     pre_logits: Size of a dense layer with tanh before the head; 0: none.
     head_bias: Initial value of the head's bias: with a sigmoid loss, the
       logarithm of a class's frequency.
@@ -316,7 +319,7 @@ class ViT(Trunk):
   head_bias: Annotated[float, fields.TRAINING] = 0.0
 
   def setup(self) -> None:
-    """Makes the heads; their parameters lie beside the trunk's."""
+    """Makes the heads; their parameters are in the same dict as the trunk's."""
     starts = self.starts
     if self.pre_logits:
       self.before_head = nn.Dense(
@@ -340,14 +343,14 @@ class ViT(Trunk):
 
     Args:
       images: [B, height, width, C], height and width multiples of the patch.
-      train: Whether to drop out; needs `rngs={'dropout': key}`.
-      rows: int32 [B], the images' positions in the global batch, where this is
-        a part of one; by default 0 to B - 1.
+      train: Whether to apply dropout; needs `rngs={'dropout': key}`.
+      rows: int32 [B], the images' positions in the global batch, if this is a
+        part of one; by default 0 to B - 1.
       merge_heads: Whether the logits of two heads are averaged.
 
     Returns:
-      Logits, float32 [B, num_classes]. Two heads that are not averaged give
-      [B, 2, num_classes], the class token's first.
+      Logits, float32 [B, num_classes]; without `merge_heads` the logits of two
+      heads are [B, 2, num_classes], the class token's first.
 
     Raises:
       ValueError: The image's size is not a multiple of the patch's.
@@ -357,7 +360,7 @@ class ViT(Trunk):
     return x.mean(axis=1) if self.has_two_heads and merge_heads else x
 
   def _classify(self, x: jax.Array) -> jax.Array:
-    """Returns logits (of both heads), or features where there is no head."""
+    """Returns the logits of all heads, or the features if there is no head."""
     if self.pre_logits:
       x = nn.tanh(self.before_head(x))
     if not self.num_classes:

@@ -1,8 +1,8 @@
-"""Objectives: what is learned, as `config.objective` names it.
+"""Objectives: training methods, selected by `config.objective.name`.
 
-Each method is a file here that defines a subclass of `Objective`, and
-`config.objective.name` is the name of the file; or it is a class of the user's,
-'my_module:MyObjective'. Nothing has to be registered.
+A method is a subclass of `Objective` in a file of this package, selected by the
+name of the file; or a class of the user's, 'my_module:MyObjective'. Classes
+need no registration.
 """
 
 from typing import Any
@@ -56,7 +56,8 @@ def class_of(config: ml_collections.ConfigDict) -> type[Objective]:
 def fill_options(config: ml_collections.ConfigDict) -> None:
   """Sets the objective's own keys that the config leaves out.
 
-  They are `config.objective.options`, and the objective says what they are.
+  These are the keys of `config.objective.options`; the objective's class lists
+  them with their defaults.
 
   Args:
     config: The full config; is changed.
@@ -90,7 +91,7 @@ def fill_options(config: ml_collections.ConfigDict) -> None:
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.objective`, and the metric that the best is chosen by.
+  """Checks `config.objective` and `config.checkpoint.best`.
 
   Raises:
     UserError: A value cannot work, or there is no such metric.
@@ -117,7 +118,7 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def _check_keys(config: ml_collections.ConfigDict) -> None:
-  """Checks keys of `config.objective` that several objectives have."""
+  """Checks keys of `config.objective` that several objectives share."""
   objective = config.objective
   for key in ('label_smoothing', 'teacher_weight'):
     if not 0 <= objective[key] <= 1:
@@ -131,8 +132,9 @@ def _check_keys(config: ml_collections.ConfigDict) -> None:
     )
   if objective.name != 'distillation' and objective.teacher:
     raise config_lib.UserError(
-      f'config.objective.teacher is {objective.teacher!r}, but nobody listens:'
-      " set config.objective.name to 'distillation'"
+      f'config.objective.teacher is {objective.teacher!r}, which'
+      f' config.objective.name={objective.name} does not use: set'
+      " config.objective.name to 'distillation'"
     )
   if (
     objective.name == 'classification'
@@ -140,19 +142,19 @@ def _check_keys(config: ml_collections.ConfigDict) -> None:
     and not config.init_from.path
   ):
     raise config_lib.UserError(
-      'config.model.distillation_token is True, but nobody teaches: set'
+      'config.model.distillation_token is True, but there is no teacher: set'
       " config.objective.name to 'distillation', and its teacher"
     )
 
 
 def directions(config: ml_collections.ConfigDict) -> dict[str, str]:
-  """Returns what the evaluations of a config measure, as 'val/accuracy'.
+  """Returns the metrics of a config's evaluations and their better directions.
 
   Args:
     config: The full config.
 
   Returns:
-    'max' or 'min' by metric, which of its values is better; a name that ends
+    'max' or 'min' for each metric, as {'val/accuracy': 'max'}; a name that ends
     with '/' stands for several metrics.
   """
   found: dict[str, str] = {}
@@ -172,16 +174,15 @@ def of_loaded(
   config: ml_collections.ConfigDict,
   features: features_lib.Features,
 ) -> Objective:
-  """Returns the objective whose outputs and metrics are those of a model.
+  """Returns the objective that measures a loaded model.
 
-  A model that names classes is measured as a classifier, by the cross-entropy
-  of its softmax whatever it was trained with; another by the objective of its
-  run.
+  A classifier is measured by `config.objective`, with softmax cross-entropy
+  whatever loss it was trained with; another model by the objective of its run.
 
   Args:
-    loaded: The model; its parameters are all of the objective's.
-    config: How images are prepared for it.
-    features: Features of the examples on which it is measured.
+    loaded: The model; the objective must have no other parameters.
+    config: Says how images are prepared for the model.
+    features: Features of the examples on which the model is measured.
 
   Raises:
     UserError: The objective is not known, it has more parameters than the
@@ -213,15 +214,15 @@ def of_loaded(
 
 
 def _is_classifier(loaded: weights.Loaded) -> bool:
-  """Whether a model's logits are those of classes that exclude each other."""
+  """Whether a model's logits belong to mutually exclusive classes."""
   stored = loaded.trained_with
   if 'logits' in loaded.preprocess.outputs or stored is None:
     return loaded.preprocess.has_label
-  return class_of(stored).target is not None  # else it learns from images alone
+  return class_of(stored).target is not None  # None: learns only from images
 
 
 def lower_is_better(config: ml_collections.ConfigDict) -> bool:
-  """Whether the metric of `config.checkpoint.best` is to fall."""
+  """Whether lower values of the metric `config.checkpoint.best` are better."""
   best = config.checkpoint.best
   return bool(best) and directions(config)[best] == 'min'
 
@@ -232,7 +233,7 @@ def create(
   """Returns the objective of a config.
 
   Args:
-    config: The full config, with nothing open.
+    config: The full config, with all values set.
     features: Features of the examples, by name.
 
   Raises:

@@ -1,8 +1,8 @@
-"""The interface of objectives: what is learned, and how it is measured.
+"""The interface of objectives: the loss of a training method and its metrics.
 
 A method is one file: a subclass of `Objective`, in this package or in a module
 of the user's, named as 'my_module:MyObjective'. The train loop, evaluation and
-checkpoints know nothing else of it.
+checkpoints use only this interface.
 """
 
 import abc
@@ -32,9 +32,9 @@ Outputs = dict[str, jax.Array]
 
 
 class Purpose(enum.IntEnum):
-  """Numbers that a step's random key is folded with: see `Rng.fold`.
+  """Numbers that `Rng.fold` folds into a step's random key.
 
-  An objective's own draws begin at OBJECTIVE.
+  Objectives use OBJECTIVE and larger numbers for their own draws.
   """
 
   AUGMENTATION = 0
@@ -43,21 +43,21 @@ class Purpose(enum.IntEnum):
 
 
 class Objective(abc.ABC):
-  """A method: what is learned.
+  """A training method.
 
-  The pieces that most methods share are here: one model, made by
-  `config.model`, whose outputs are `logits`; no state beside the parameters;
-  one crop of each image. A subclass says what it needs (`target`), its `loss`
-  and its `measure`, and overrides what differs.
+  The defaults fit most methods: one model from `config.model`, whose outputs
+  are `logits`; no state beside the parameters; one crop of each image. A
+  subclass defines `target`, `loss` and `measure`, and overrides what differs.
 
   Attributes:
-    target: Kind of feature that it learns, and its name; None: images alone.
-    metrics: Metrics of `measure`, each with which is better, 'max' or 'min':
-      what `config.checkpoint.best` may name. A name that ends with '/' stands
-      for one metric of each class or quantity.
+    target: Name and kind of the feature that it learns; None: only images are
+      used.
+    metrics: Metrics of `measure`, each with 'max' or 'min' for the better
+      direction; `config.checkpoint.best` may name one. A name that ends with
+      '/' stands for one metric per class or quantity.
     options: Keys of `config.objective.options` with their defaults.
-    couples_examples: Whether its loss needs the whole batch at once: then
-      gradient accumulation is refused.
+    couples_examples: Whether its loss needs the whole batch at once. Gradient
+      accumulation is then refused.
     config: The full config.
     features: Features of the examples, by name.
     views: Crops of the image that `loss` sees, by name.
@@ -76,7 +76,7 @@ class Objective(abc.ABC):
     """Makes the model.
 
     Args:
-      config: The full config, with nothing open.
+      config: The full config, with all values set.
       features: Features of the examples, by name.
 
     Raises:
@@ -102,14 +102,14 @@ class Objective(abc.ABC):
 
   @classmethod
   def num_outputs(cls, features: features_lib.Features) -> int:
-    """Returns the logits that the model has: one for each class or number."""
+    """Returns the number of the model's logits: one per class or quantity."""
     return len(features[cls.target[0]].names) if cls.target else 0
 
   @classmethod
   def stand_in(
     cls, config: ml_collections.ConfigDict, size: tuple[int, int] | None = None
   ) -> dict[str, features_lib.Feature]:
-    """Returns features of examples where there are no data, as for a plan.
+    """Returns the features of examples without opening data, as for a plan.
 
     Args:
       config: The config, with the number of classes.
@@ -126,7 +126,7 @@ class Objective(abc.ABC):
   def fill(
     cls, config: ml_collections.ConfigDict, source: data_base.Source
   ) -> None:
-    """Sets keys of the config that are open to what the training data say.
+    """Sets unset keys of the config from the training data.
 
     Args:
       config: The full config; is changed.
@@ -149,10 +149,10 @@ class Objective(abc.ABC):
     return []
 
   def output_facts(self) -> dict[str, Any]:
-    """Returns what prediction needs to read the outputs: JSON.
+    """Returns what prediction needs to interpret the outputs, as JSON values.
 
-    By the name of the output: the feature that it predicts ('feature'), and for
-    numbers their 'mean' and 'std', by which the logits are scaled.
+    The keys are names of outputs. Each value has the name of the predicted
+    'feature' and, for numbers, the 'mean' and 'std' that scale the logits.
     """
     return {'logits': {'feature': self.target[0]}} if self.target else {}
 
@@ -163,11 +163,12 @@ class Objective(abc.ABC):
   def init_extra(self, params: Params) -> Extra:
     """Returns the state beside the parameters, a dict of trees of arrays.
 
-    It is part of the train state: in checkpoints, in what must be finite, and
-    on the mesh as the parameters whose paths and shapes its leaves share.
+    It is a part of the train state: checkpoints contain it, and its values must
+    be finite. A leaf with the same path and shape as a parameter is sharded
+    like it.
 
     Args:
-      params: As training starts from them.
+      params: The initial parameters of training.
     """
     del params
     return {}
@@ -179,16 +180,16 @@ class Objective(abc.ABC):
     """Returns the mean loss, other means to report, and the new extra.
 
     With accumulation, all microbatches of a step get the same `extra`, and the
-    mean of what they return counts: so a running mean over batches comes out
-    the same however a batch is cut.
+    new extra is the mean of what they return. So a running mean over batches
+    does not depend on the number of microbatches.
 
     Args:
       params: From `init`, or updated.
       extra: From `init_extra`, or updated.
-      batch: Global arrays [B, ...]: the features of the source, augmented, with
-        float32 images by the names of `views`; where images are mixed, targets
-        are mixed, too (labels are shares of the classes then, [B, classes]).
-      rng: Random key of this step, and these rows.
+      batch: Global arrays [B, ...]: augmented float32 images by the names of
+        `views`, and the other features of the source. If images are mixed, so
+        are targets: labels are then shares of the classes, [B, classes].
+      rng: Random key of this step and these rows.
     """
 
   def after_update(
@@ -205,7 +206,7 @@ class Objective(abc.ABC):
     return extra
 
   def outputs(self, params: Params, batch: Batch) -> Outputs:
-    """Returns what the model gives for images, as evaluation sees them.
+    """Returns the model's outputs for a batch of evaluation.
 
     Args:
       params: Parameters.
@@ -216,8 +217,8 @@ class Objective(abc.ABC):
   def measure(self, outputs: Outputs, batch: Batch) -> clu_metrics.Collection:
     """Returns the metrics of a batch over the examples that are `valid`.
 
-    Those of several batches are merged on the host. A matrix, as `confusion`,
-    is shown and not logged.
+    The metrics of several batches are merged on the host. A matrix, as
+    `confusion`, is shown as a picture and not logged.
 
     Args:
       outputs: From `outputs`.
@@ -227,7 +228,7 @@ class Objective(abc.ABC):
     return metrics.Examples.single_from_model_output(mask=batch['valid'])
 
   def trunk(self, params: Params) -> tuple[models.Model, Params]:
-    """Returns the model that is kept and looked into, and its parameters.
+    """Returns the model for use after training, and its parameters.
 
     Args:
       params: Parameters of the objective.
@@ -250,7 +251,7 @@ class Objective(abc.ABC):
     Args:
       params: Parameters of the model.
       images: float32 [B, H, W, C].
-      rng: Random key of this step, and these rows.
+      rng: Random key of this step and these rows.
       **kwargs: Passed on to the module.
     """
     key = rng.fold(Purpose.DROPOUT).key
@@ -264,9 +265,9 @@ class Objective(abc.ABC):
 
 
 def trunk_path(objective: Objective) -> str:
-  """Returns where the trunk's parameters are among the objective's.
+  """Returns the path of the trunk's parameters in the objective's parameters.
 
-  '' where they are all, else the keys that lead to them: 'student/backbone'.
+  '' if the objective has no others, else keys such as 'student/backbone'.
   """
   params = jax.eval_shape(objective.init, jax.random.key(0))
   _, trunk = objective.trunk(params)
@@ -288,10 +289,10 @@ def check_features(
   config: ml_collections.ConfigDict,
   features: features_lib.Features,
 ) -> None:
-  """Checks that examples have what an objective learns.
+  """Checks that examples have the feature that an objective learns.
 
   Raises:
-    UserError: They have not.
+    UserError: They do not.
   """
   if cls.target is None:
     return

@@ -19,11 +19,11 @@ from vit_jax.objectives import losses
 
 
 class Classification(base.Objective):
-  """Learns to name the class of an image.
+  """Learns the class of an image.
 
   Attributes:
-    class_weights: How much each class counts in training, float32 [classes];
-      None: all alike.
+    class_weights: Weight of each class in the training loss, float32 [classes];
+      None: no weights.
   """
 
   target: ClassVar = ('label', features_lib.Label)
@@ -59,7 +59,7 @@ class Classification(base.Objective):
   def fill(
     cls, config: ml_collections.ConfigDict, source: data_base.Source
   ) -> None:
-    """Counts the images of each class where the weights depend on them."""
+    """Counts the images of each class if the weights depend on the counts."""
     objective, classes = config.objective, len(source.classes)
     if not isinstance(objective.class_weights, str):
       return
@@ -74,10 +74,10 @@ class Classification(base.Objective):
       )
 
   def check_source(self, source: data_base.Source) -> None:
-    """Checks that each class has a weight, where they are given.
+    """Checks that given class weights are as many as the classes.
 
     Raises:
-      UserError: There are more or fewer.
+      UserError: They are not.
     """
     given, classes = self._given, source.classes
     if given and not isinstance(given, str) and len(given) != len(classes):
@@ -88,7 +88,7 @@ class Classification(base.Objective):
       )
 
   def describe(self, source: data_base.Source) -> list[str]:
-    """Returns the weights of the classes, where they differ."""
+    """Returns a line with the class weights, if there are any."""
     if self.class_weights is None:
       return []
     return [balance.show('class weights', source.classes, self.class_weights)]
@@ -113,7 +113,8 @@ class Classification(base.Objective):
   ) -> clu_metrics.Collection:
     """Returns accuracy, loss and count over the images that are not padding.
 
-    With few classes also `confusion`, a matrix.
+    With few classes there is also `confusion`, a matrix. The loss is without
+    smoothing and class weights.
     """
     logits, labels = outputs['logits'], batch['label']
     loss = losses.cross_entropy(logits, labels, self._loss)

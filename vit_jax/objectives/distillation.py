@@ -1,4 +1,4 @@
-"""Classification that also listens to a teacher (DeiT, arXiv:2012.12877)."""
+"""Classification with distillation from a teacher (DeiT, arXiv:2012.12877)."""
 
 import functools
 import os
@@ -23,11 +23,11 @@ TARGETS = ('hard', 'soft')
 
 
 class Distillation(classification.Classification):
-  """Learns the labels, and what a teacher says of the same images.
+  """Learns the labels, and a teacher's predictions for the same images.
 
-  The teacher sees what the student sees, augmented and mixed. A student with a
-  distillation token learns from it by that token's head; another by its only
-  one.
+  The teacher gets the augmented and mixed images of the student. In a student
+  with a distillation token, that token's head learns from the teacher; in
+  other students, the only head learns from both.
   """
 
   def __init__(
@@ -40,7 +40,8 @@ class Distillation(classification.Classification):
       features: Features of the examples, by name.
 
     Raises:
-      UserError: The teacher cannot be had, or has other classes or channels.
+      UserError: The teacher cannot be loaded, or it has another number of
+        classes or channels.
     """
     super().__init__(config, features)
     self._config = config.objective
@@ -85,17 +86,18 @@ class Distillation(classification.Classification):
     config_lib.one_of(config, 'objective.distillation', TARGETS)
 
   def init_extra(self, params: base.Params) -> base.Extra:
-    """Returns the teacher's parameters, which nothing changes."""
+    """Returns the teacher's parameters, which stay constant."""
     del params
     return {'teacher': jax.tree.map(np.asarray, self._teacher.params)}
 
   def check_source(self, source: data_base.Source) -> None:
     """Checks that the teacher has the same classes in the same order.
 
-    Where it has no names, or others throughout, that cannot be known.
+    That cannot be checked if the teacher has no class names, or none of the
+    data's.
 
     Raises:
-      UserError: It has not, or the labels have too few weights.
+      UserError: The order differs, or the class weights do not fit the classes.
     """
     super().check_source(source)
     classes = source.classes
@@ -120,9 +122,10 @@ class Distillation(classification.Classification):
     batch: base.Batch,
     rng: base.Rng,
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
-    """Returns the mean of both losses (nats), their parts, and the accuracy.
+    """Returns the loss (nats), its distillation part, and the accuracy.
 
-    It is (1 - w) * cross-entropy + w * distillation (DeiT, equations 2 and 3).
+    The loss is (1 - w) * cross-entropy + w * distillation, where w is
+    `teacher_weight` (DeiT, equations 2 and 3).
     """
     heads = self._heads(params, batch, rng)
     labels = batch['label']
@@ -140,14 +143,21 @@ class Distillation(classification.Classification):
   def _heads(
     self, params: base.Params, batch: base.Batch, rng: base.Rng
   ) -> jax.Array:
-    """Returns what learns the labels, and the teacher: [B, 2, classes]."""
+    """Returns the logits that learn the labels and the teacher's predictions.
+
+    [B, 2, classes]; without a distillation head both are the same.
+    """
     if getattr(self.model, 'has_two_heads', False):
       return self.apply_train(params, batch['image'], rng, merge_heads=False)
     logits = self.apply_train(params, batch['image'], rng)
     return jnp.stack([logits, logits], axis=1)
 
   def _from_teacher(self, logits: jax.Array, teacher: jax.Array) -> jax.Array:
-    """Returns how far the student is from the teacher, float32 [B]."""
+    """Returns the distillation loss of each image, float32 [B].
+
+    Soft distillation multiplies the divergence by t^2, so that the size of its
+    gradients does not depend on the temperature (arXiv:1503.02531, section 2).
+    """
     if self._config.distillation == 'hard':
       return losses.cross_entropy(logits, teacher.argmax(axis=-1), self._loss)
     t = self._config.temperature
@@ -157,7 +167,7 @@ class Distillation(classification.Classification):
     return t**2 * divergence
 
   def _as_teacher_sees(self, images: jax.Array) -> jax.Array:
-    """Normalises images [B, H, W, C] as the teacher was trained with."""
+    """Normalises images [B, H, W, C] with the teacher's mean and std."""
     mean, std = (np.asarray(x, np.float32) for x in self._normalization)
     pixels = images * std + mean
     preprocess = self._teacher.preprocess
@@ -167,7 +177,7 @@ class Distillation(classification.Classification):
     return (pixels - mean) / std
 
 
-@functools.lru_cache(maxsize=1)  # the same for all that a run compiles
+@functools.lru_cache(maxsize=1)  # a run makes the objective several times
 def _load(path: str, image_size: tuple[int, int]) -> weights.Loaded:
   try:
     teacher = weights.load(os.path.expanduser(path), image_size=image_size)

@@ -1,4 +1,4 @@
-"""Losses of single images, and what they are compared with."""
+"""Losses of single images, class weights, and accuracy."""
 
 from collections.abc import Sequence
 
@@ -22,11 +22,10 @@ def cross_entropy(
   Args:
     logits: [B, classes].
     labels: int32 [B], or shares of the classes, float32 [B, classes].
-    name: 'softmax', over classes that exclude each other; or 'sigmoid', the sum
-      over classes of the cross-entropy of each with its absence, as AugReg
-      (arXiv:2106.10270) and big_vision train on ImageNet; or 'sigmoid_any', as
-      that, with all classes wholly present that have a share (DeiT III,
-      arXiv:2204.07118).
+    name: 'softmax', for mutually exclusive classes; 'sigmoid', the sum of a
+      binary cross-entropy for each class, as AugReg (arXiv:2106.10270) and
+      big_vision train on ImageNet; or 'sigmoid_any', the same with target 1 for
+      every class with a share (DeiT III, arXiv:2204.07118).
     smoothing: Share of each label that is spread evenly over all classes
       (label smoothing, arXiv:1512.00567).
 
@@ -53,9 +52,10 @@ def weighted_cross_entropy(
 ) -> jax.Array:
   """Returns `cross_entropy` of each image times the weight of its class.
 
-  A mixed image has the weighted losses of its classes in their shares. The
-  losses of a batch are to be averaged as without weights, and not over their
-  sum: so they do not depend on what else is in the batch.
+  The loss of a mixed image is the sum of the weighted losses of its classes,
+  times their shares. Divide the sum over a batch by the number of images, not
+  by the sum of weights: an image's part then does not depend on the rest of the
+  batch.
 
   Args:
     logits: [B, classes].
@@ -81,14 +81,14 @@ def class_weights(
   counts: Sequence[int] | None,
   num_classes: int,
 ) -> np.ndarray | None:
-  """Returns how much each class counts, float32 [classes]; None: all alike.
+  """Returns the weight of each class, float32 [classes]; None: no weights.
 
   Args:
     choice: `config.objective.class_weights`.
-    counts: Images of each class; None: not known, as without data; then the
-      weights are 1.
-    num_classes: Number of the model's classes; those that the data lack weigh
-      1, as do classes without images.
+    counts: Number of images of each class; None if the data are not known: all
+      weights are then 1.
+    num_classes: Number of the model's classes. Classes without images, or that
+      the data do not have, get the weight 1.
   """
   if not choice:
     return None
@@ -115,11 +115,12 @@ def shares(labels: jax.Array, num_classes: int) -> jax.Array:
 
 
 def accuracy(logits: jax.Array, labels: jax.Array) -> jax.Array:
-  """Returns how many images are named rightly, as a fraction.
+  """Returns the fraction of images that are classified correctly.
 
   Args:
     logits: [B, classes].
-    labels: int32 [B]; or shares [B, classes], of which the largest counts.
+    labels: int32 [B]; or shares [B, classes]: the class with the largest share
+      is the correct one.
   """
   right = labels if labels.ndim == 1 else labels.argmax(axis=-1)
   return (logits.argmax(axis=-1) == right).mean(dtype=jnp.float32)

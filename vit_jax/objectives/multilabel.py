@@ -16,10 +16,10 @@ from vit_jax.objectives import base
 
 
 class Multilabel(base.Objective):
-  """Learns which classes an image has, each by itself (sigmoid).
+  """Learns which classes an image has, each independently (sigmoid).
 
-  The metric is mean average precision: the area under the curve of precision
-  over recall of a class, averaged over the classes that occur.
+  The metric is mean average precision: the area under a class's
+  precision-recall curve, averaged over the classes that occur.
   """
 
   target: ClassVar = ('labels', features_lib.MultiLabel)
@@ -30,7 +30,7 @@ class Multilabel(base.Objective):
     'examples': 'max',
   }
   options: ClassVar[Mapping[str, Any]] = {
-    'positive_weight': 1.0,  # how much a class that is present counts
+    'positive_weight': 1.0,  # weight of classes that are present, in the loss
   }
 
   def __init__(
@@ -62,7 +62,7 @@ class Multilabel(base.Objective):
     batch: base.Batch,
     rng: base.Rng,
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
-    """Returns the cross-entropy (nats), mean over images, sum over classes."""
+    """Returns the cross-entropy (nats): mean over images, sum over classes."""
     logits = self.apply_train(params, batch['image'], rng)
     present = batch['labels'] * (1 - self._smoothing) + self._smoothing / 2
     return self._loss(logits, present).mean(), {}, extra
@@ -70,7 +70,7 @@ class Multilabel(base.Objective):
   def measure(
     self, outputs: base.Outputs, batch: base.Batch
   ) -> clu_metrics.Collection:
-    """Returns mean average precision, also by class, loss and count."""
+    """Returns mean average precision (also by class), loss and count."""
     logits, labels = outputs['logits'], batch['labels']
     return metrics_lib.Multilabel.single_from_model_output(
       scores=logits,

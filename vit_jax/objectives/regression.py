@@ -21,11 +21,12 @@ LOSSES = ('mse', 'huber')
 
 
 class Regression(base.Objective):
-  """Learns the numbers of an image.
+  """Learns numbers that belong to an image.
 
-  The model predicts each as its distance from the mean of the training split in
-  standard deviations, so that quantities of any units weigh alike and a head of
-  zeros predicts the means. R2 and errors are of the units of the data.
+  The model predicts each quantity standardised with the mean and the standard
+  deviation of the training split. So quantities with different units have equal
+  weight in the loss, and a head of zeros predicts the means. Errors are
+  reported in the units of the data.
   """
 
   target: ClassVar = ('numbers', features_lib.Number)
@@ -38,9 +39,10 @@ class Regression(base.Objective):
     'examples': 'max',
   }
   options: ClassVar[Mapping[str, Any]] = {
-    'loss': 'mse',  # or 'huber', which large errors pull at less
-    'delta': 1.0,  # of huber: where it becomes linear, in standard deviations
-    # Of the training split, a number for each quantity; (): computed from it.
+    'loss': 'mse',  # or 'huber', in which large errors have less weight
+    'delta': 1.0,  # huber is linear above this error, in standard deviations
+    # Mean and std of the training split, a number for each quantity;
+    # (): computed.
     'mean': (),
     'std': (),
   }
@@ -53,7 +55,7 @@ class Regression(base.Objective):
     options = config.objective.options
     count = config.model.num_classes
     self._name, self._delta = options.loss, options.delta
-    # () without data, as where a step is planned.
+    # Without data, as when a step is planned, the options are ().
     self._mean = np.float32(options.mean or (0.0,) * count)
     self._std = np.float32(options.std or (1.0,) * count)
 
@@ -78,12 +80,12 @@ class Regression(base.Objective):
   def fill(
     cls, config: ml_collections.ConfigDict, source: data_base.Source
   ) -> None:
-    """Sets mean and std to those of the training split, where they are open."""
+    """Sets mean and std to those of the training split, if they are not set."""
     options, names = config.objective.options, source.features['numbers'].names
     if not (options.mean and options.std):
       numbers = source.column('numbers').astype(np.float64)
       std = numbers.std(axis=0)
-      # A quantity that never varies is predicted by its mean.
+      # A quantity that never varies has std 0; divide by 1 instead.
       found = {'mean': numbers.mean(axis=0), 'std': np.where(std, std, 1.0)}
       for key, values in found.items():
         options[key] = options[key] or tuple(values.tolist())
@@ -120,7 +122,7 @@ class Regression(base.Objective):
   def measure(
     self, outputs: base.Outputs, batch: base.Batch
   ) -> clu_metrics.Collection:
-    """Returns R2 and the mean absolute error, also of each quantity."""
+    """Returns R2 and mean absolute error (also by quantity), loss and count."""
     return metrics_lib.Regression.single_from_model_output(
       scaled=outputs['logits'],
       truth=(batch['numbers'] - self._mean) / self._std,

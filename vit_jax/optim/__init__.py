@@ -1,4 +1,4 @@
-"""Optimizers, learning-rate schedules and per-parameter rules."""
+"""Optimizers, SAM, learning-rate schedules and per-parameter rules."""
 
 import ml_collections
 

@@ -14,8 +14,9 @@ from vit_jax.models import stack
 
 Axes = tuple[int, ...]
 
-# The input and the output axes of kernels as matrices, counted from the end.
-# The other axes count matrices. The first match wins.
+# The input axes and the output axes of kernels, counted from the end, for
+# optimizers that see kernels as matrices. Other axes are batch axes. The first
+# match wins.
 _MATRICES: tuple[tuple[str, tuple[Axes, Axes]], ...] = (
   # [D, 3, H, K] and [D, 2, H, K]
   (r'(qkv|key_value)/kernel$', ((-4,), (-2, -1))),
@@ -26,7 +27,7 @@ _MATRICES: tuple[tuple[str, tuple[Axes, Axes]], ...] = (
   (r'kernel$', ((-2,), (-1,))),  # [D, M]
 )
 
-# The axes of one unit of other parameters, if it is not the whole array.
+# Parameters that are no kernels and have several units: the axes of one unit.
 _UNITS: tuple[tuple[str, Axes], ...] = (
   (r'(qkv|key_value)/bias$', (-2, -1)),  # [3, H, K]
   (r'(^|_)(position_embedding|tokens?|probe)$', (-1,)),  # [1, T, D]
@@ -34,7 +35,7 @@ _UNITS: tuple[tuple[str, Axes], ...] = (
 
 
 def name(path: tuple[Any, ...]) -> str:
-  """Returns a path as a string, `blocks_3/norm1/scale`."""
+  """Returns a path as a string, such as `blocks_3/norm1/scale`."""
   return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
@@ -45,16 +46,16 @@ def matrix_axes(name: str) -> tuple[Axes, Axes]:
     name: Path of the kernel; its layers may be stacked.
 
   Returns:
-    The input axes and the output axes, counted from the end. Along the other
-    axes the array holds several matrices.
+    The input axes and the output axes, counted from the end. Other axes are
+    batch axes: the array holds several matrices.
   """
   return next(axes for pattern, axes in _MATRICES if re.search(pattern, name))
 
 
 def unit_axes(name: str) -> Axes | None:
-  """Returns the axes of the weights of one unit; None: all of a layer.
+  """Returns the axes of the weights of one unit; None: all axes of a layer.
 
-  A unit of a kernel is one of its outputs.
+  A unit of a kernel is one of its outputs, with all its input weights.
 
   Args:
     name: Path of a parameter.
@@ -70,10 +71,10 @@ def per_layer(
 ) -> optax.GradientTransformation:
   """Applies a transformation to each layer of stacked arrays separately.
 
-  Updates and state equal those of the unrolled model, stacked.
+  Updates and state are then equal to those of the unrolled model, stacked.
 
   Args:
-    inner: A transformation of each array that depends on no other array.
+    inner: A transformation that treats each array independently.
   """
 
   def init(params: optax.Params) -> Any:

@@ -1,11 +1,11 @@
-"""Optimizers, from `config.optim`, in optax.
+"""Makes optax optimizers from `config.optim`.
 
-Each turns gradients into the direction of the update, without the learning rate
-and the factors of `rules`: the train step multiplies by these and by -1, so
-that the learning rate is a function of the step alone.
+An optimizer maps gradients to the direction of the update. The train step
+multiplies it by the learning rate, the factors of `rules` and -1, so that the
+learning rate depends only on the step and is not in the optimizer's state.
 
 A scanned model gets the same updates as the unrolled one: statistics of a whole
-array are computed for each layer.
+array, such as norms, are computed separately for each layer.
 """
 
 from collections.abc import Callable
@@ -28,8 +28,9 @@ from vit_jax.optim import rules
 
 Transformation: TypeAlias = optax.GradientTransformation
 
-# Root mean square of Muon's updates. It is about that of Adam's, so that one
-# learning rate serves both (Moonlight, arXiv:2502.16982, section 2.2).
+# Root mean square of Muon's updates. It is about that of Adam's updates, so
+# that both can share a learning rate (Moonlight, arXiv:2502.16982, section
+# 2.2).
 _MUON_RMS = 0.2
 
 
@@ -55,7 +56,7 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def make_optimizer(config: ml_collections.ConfigDict) -> Transformation:
-  """Returns the transformation of gradients into the update's direction.
+  """Returns the transformation that maps gradients to update directions.
 
   Args:
     config: `config.optim`, checked.
@@ -75,15 +76,16 @@ def _adamw(config: ml_collections.ConfigDict) -> list[Transformation]:
 def _adam_big_vision(config: ml_collections.ConfigDict) -> list[Transformation]:
   """AdamW as in its paper (arXiv:1711.05101, algorithm 2) and big_vision.
 
-  Only the schedule multiplies the decay. The train step multiplies the whole
-  direction by the learning rate, so the decay is divided by its maximum here.
+  The decay is multiplied only by the schedule, scaled to a maximum of 1. The
+  train step multiplies the whole direction by the learning rate, so the decay
+  is divided by the peak learning rate here.
   """
   peak = config.learning_rate
   return [_adam(config), _decay(config, 1 / peak if peak else 0.0)]
 
 
 def _sgd(config: ml_collections.ConfigDict) -> list[Transformation]:
-  """SGD with momentum; the decay is added to the gradient, before it."""
+  """SGD with momentum; the decay is added to the gradient before momentum."""
   dtype = config.momentum_dtype
   return [_decay(config), optax.trace(config.momentum, config.nesterov, dtype)]
 
@@ -102,8 +104,8 @@ def _lion(config: ml_collections.ConfigDict) -> list[Transformation]:
 def _adafactor(config: ml_collections.ConfigDict) -> list[Transformation]:
   """Adafactor as Scaling ViTs changed it (arXiv:2106.04560, section 3.4).
 
-  It has a first moment without bias correction, b2 as the largest decay of the
-  second moment, and no factor for the scale of the parameters.
+  It has a first moment without bias correction, the decay of the second moment
+  is at most b2, and updates are not scaled by the norm of the parameters.
   """
 
   def decay_rate(step: jax.Array, power: float) -> jax.Array:
@@ -177,7 +179,7 @@ def _adam(config: ml_collections.ConfigDict) -> Transformation:
 def _decay(
   config: ml_collections.ConfigDict, factor: float = 1.0
 ) -> Transformation:
-  """Adds the weight decay of each parameter, times a factor."""
+  """Adds the weight decay of each parameter, multiplied by `factor`."""
   if not config.weight_decay and not any(rule[2] for rule in config.rules):
     return optax.identity()
 
@@ -193,10 +195,10 @@ def _decay(
 
 
 def _trust_ratio(config: ml_collections.ConfigDict) -> Transformation:
-  """Scales the update of each parameter that decays to the parameter's norm.
+  """Scales updates of parameters with weight decay to the parameter's norm.
 
-  Updates of biases and norms keep their scale, as in the LAMB authors' code for
-  BERT, DeiT III's recipe, apex and timm.
+  Updates of biases and normalisation layers keep their scale, as in the LAMB
+  authors' code for BERT, DeiT III's recipe, apex and timm.
   """
   adapt = arrays.per_layer(optax.scale_by_trust_ratio())
 
@@ -248,9 +250,10 @@ def _consistent_rms(updates: Any, params: Any) -> Any:
 def _clip_adaptive(limit: float) -> Transformation:
   """Clips the gradient of each unit to a multiple of its weights' norm.
 
-  Adaptive gradient clipping (arXiv:2102.06171, section 4.1); heads are left
-  out, as there. `optax.adaptive_grad_clip` takes one choice of axes for all
-  arrays, or guesses them by rank, which is wrong for a fused qkv [D, 3, H, K].
+  Adaptive gradient clipping (arXiv:2102.06171, section 4.1); as in the paper,
+  heads are not clipped. `optax.adaptive_grad_clip` uses the same axes for all
+  arrays, or guesses them from the rank, which is wrong for a fused qkv kernel
+  [D, 3, H, K].
   """
 
   def clip(path: tuple[Any, ...], g: jax.Array, p: jax.Array) -> jax.Array:
@@ -262,7 +265,7 @@ def _clip_adaptive(limit: float) -> Transformation:
     def norm(x: jax.Array) -> jax.Array:
       return jnp.sqrt(jnp.sum(x**2, axes, keepdims=True))
 
-    most = limit * jnp.maximum(norm(p), 1e-3)  # so that zeros can change
+    most = limit * jnp.maximum(norm(p), 1e-3)  # weights of 0 can still change
     return g * jnp.minimum(1, most / jnp.maximum(norm(g), 1e-6))
 
   return optax.stateless(

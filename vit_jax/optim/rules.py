@@ -1,8 +1,8 @@
-"""Per-parameter rules of `config.optim`: what trains, and how.
+"""Per-parameter rules of `config.optim`: which parameters train, and how.
 
 Patterns are searched for in the paths of the unrolled model, as in
-`blocks_3/mlp/up/kernel`, even if the layers are scanned. An array of several
-layers then holds one parameter of each. In comments: L layers.
+`blocks_3/mlp/up/kernel`, even if the layers are scanned. A stacked array then
+holds one parameter of each layer. In comments: L layers.
 """
 
 from collections.abc import Callable
@@ -22,7 +22,8 @@ from vit_jax.config import tables
 from vit_jax.models import stack
 from vit_jax.parallel import sharding
 
-# Parameters before the first layer; all others outside of layers come after.
+# Parameters before the first layer, for layer_decay. All other parameters
+# outside the layers count as after the last layer.
 _BEFORE = (
   'patch_embedding',
   'stem',
@@ -39,7 +40,7 @@ class Parameter:
 
   Attributes:
     size: Number of elements.
-    trains: Whether it is trained; False: frozen.
+    trains: Whether it is trained or frozen.
     factor: Factor of the learning rate.
     decay: Weight decay.
   """
@@ -52,7 +53,7 @@ class Parameter:
 
 @dataclasses.dataclass(frozen=True)
 class Rules:
-  """The rules applied to a model: what trains, and how.
+  """The rules applied to a model: which parameters train, and how.
 
   Attributes:
     parameters: The parameters of the unrolled model by path.
@@ -91,7 +92,7 @@ class Rules:
 
 
 def merge(trained: Any, params: Any) -> Any:
-  """Fills the None of a tree of `Rules.trained` from all parameters."""
+  """Replaces the None of a tree of `Rules.trained` by frozen parameters."""
   return jax.tree.map(
     lambda x, p: p if x is None else x,
     trained,
@@ -188,7 +189,7 @@ def make(config: ml_collections.ConfigDict, params: Any) -> Rules:
 
 
 def _has_stack(params: Any) -> bool:
-  """Whether layers are scanned, and so one array of several."""
+  """Whether layers are scanned, so that arrays hold several layers."""
   leaves = jax.tree_util.tree_leaves_with_path(params)
   return any(stack.layer_names(path, x)[1] for path, x in leaves)
 
@@ -256,10 +257,10 @@ def weight_decay(config: ml_collections.ConfigDict, name: str) -> float:
 def _factor(config: ml_collections.ConfigDict, name: str, depth: int) -> float:
   """Returns the factor of the learning rate of a path.
 
-  Layer decay is that of BEiT (arXiv:2106.08254, `optim_factory.py` of its code)
-  and MAE (arXiv:2111.06377, `lr_decay.py`): layer i of 0 to L - 1 has the
-  factor layer_decay^(L - i), parameters after the layers 1, and those before
-  them layer_decay^(L + 1).
+  Layer decay follows BEiT (arXiv:2106.08254, `optim_factory.py` of its code)
+  and MAE (arXiv:2111.06377, `lr_decay.py`). The factor is layer_decay^(L - i)
+  for layer i of 0 to L - 1, 1 for parameters after the layers, and
+  layer_decay^(L + 1) for parameters before them.
   """
   factor = config.layer_decay ** (depth - _layer(name, depth))
   rule = _rule(config, name)
@@ -281,8 +282,9 @@ def per_array(params: Any, value: Callable[[str], float]) -> Any:
     value: Maps a path of the unrolled model to a number.
 
   Returns:
-    A tree of numbers. If the layers of an array differ, its entry is an array
-    that broadcasts with it: float32 [layers, 1, ...].
+    A tree of numbers. If the value differs between the layers of a stacked
+    array, its entry is an array that broadcasts with it: float32
+    [layers, 1, ...].
   """
 
   def of_array(path: tuple[Any, ...], x: Any) -> Any:
@@ -300,7 +302,7 @@ def _per_layer(values: Sequence[float], x: Any) -> Any:
 def table(rules: Rules) -> str:
   """Returns the rules as a table for people.
 
-  Parameters that are treated alike share a line, and so do layers.
+  Parameters and layers with the same treatment share a line.
   """
   groups: dict[str, dict[str, Parameter]] = {}
   for name, parameter in rules.parameters.items():
@@ -319,7 +321,7 @@ def table(rules: Rules) -> str:
 def _rows(
   label: str, group: dict[str, Parameter], count: int
 ) -> list[tuple[str, ...]]:
-  """Returns a line for each treatment in `count` equal groups."""
+  """Returns a line for each treatment within `count` identical groups."""
   kinds: dict[tuple[bool, float, float], list[str]] = {}
   for name, p in group.items():
     kind = (True, p.factor, p.decay) if p.trains else (False, 0.0, 0.0)
@@ -338,7 +340,7 @@ def _rows(
 
 
 def _which(names: Sequence[str], group: dict[str, Parameter]) -> str:
-  """Describes in a few words which of a group's parameters these are."""
+  """Returns a short description of some of a group's parameters."""
   others = group.keys() - set(names)
   if not others:
     return ''

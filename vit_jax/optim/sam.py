@@ -1,7 +1,7 @@
 """Sharpness-aware minimization: gradients at the worst point nearby.
 
 SAM: Foret et al., arXiv:2010.01412. GSAM: Zhuang et al., arXiv:2203.08065.
-It is written by hand since `optax.contrib.sam` has no GSAM.
+`optax.contrib.sam` is not used, since it has no GSAM.
 """
 
 from collections.abc import Callable
@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import ml_collections
 import optax
 
-_TINY = 1e-12  # a gradient of zeros has no direction
+_TINY = 1e-12  # avoids a division by 0 if the gradient is 0
 
 # (params, ...) -> (value, gradient).
 ValueAndGrad = Callable[..., tuple[Any, Any]]
@@ -23,9 +23,9 @@ def rho(
 ) -> jax.typing.ArrayLike:
   """Returns the norm of the perturbation at a learning rate.
 
-  It falls from `sam.rho` to `sam.rho_min` as the learning rate falls from its
-  maximum to its final value (GSAM, section 4.3), and is constant during warm-up
-  below the final value.
+  It falls linearly from `sam.rho` to `sam.rho_min` as the learning rate falls
+  from its maximum to its final value (GSAM, section 4.3). While warm-up is
+  below the final learning rate, it is `sam.rho_min`.
 
   Args:
     config: `config.optim`.
@@ -45,9 +45,9 @@ def value_and_grad(
 ) -> ValueAndGrad:
   """Returns a function that computes the gradient at the worst point nearby.
 
-  That point is w + rho * g / |g|, for the gradient g at w. GSAM also subtracts
-  alpha times the component of g that is orthogonal to the gradient there (its
-  equation 8).
+  With the gradient g at w, that point is w + rho * g / |g|. GSAM also subtracts
+  alpha times the component of g that is orthogonal to the gradient at that
+  point (its equation 8).
 
   Args:
     fn: (params, ...) -> (value, gradient).
@@ -55,7 +55,7 @@ def value_and_grad(
     alpha: Factor of GSAM; 0 is SAM.
 
   Returns:
-    A function like `fn`, whose value is that at w.
+    A function like `fn`; its value is the one at w.
   """
 
   def sharpness_aware(params: Any, *args: Any) -> tuple[Any, Any]:

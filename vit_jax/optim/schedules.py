@@ -28,7 +28,7 @@ class Lengths:
     warmup: The linear rise from 0 to the full learning rate.
     cooldown: The linear fall to the final learning rate at the end of 'wsd' and
       'rsqrt'.
-    timescale: The steps after the warm-up at which 'rsqrt' has fallen to
+    timescale: The number of steps after the warm-up in which 'rsqrt' falls to
       1 / sqrt(2) of the full learning rate.
   """
 

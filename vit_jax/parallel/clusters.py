@@ -1,8 +1,8 @@
 """Detects whether this process is one of several, and how they connect.
 
-Flags say so, or else the environment variables that SLURM, Open MPI, Kubernetes
-and TPU hosts set. Nothing here uses the network; `jax.distributed.initialize`
-may, to learn the rest.
+The information comes from flags, or else from the environment variables of
+SLURM, Open MPI, Kubernetes and TPU hosts. Nothing here uses the network, but
+`jax.distributed.initialize` may.
 """
 
 from collections.abc import Mapping
@@ -19,7 +19,7 @@ from vit_jax import config as config_lib
 
 OR_FLAGS = '; or pass --coordinator, --process_id and --num_processes'
 
-# `--help` of a command shows the flags that are defined here as its own.
+# So that a command's `--help` shows the flags that are defined here.
 flags.disclaim_key_flags()
 
 
@@ -27,7 +27,7 @@ class Cluster(NamedTuple):
   """A way to connect the processes of a run.
 
   Attributes:
-    name: Name of the place that describes it: 'flags', 'SLURM', ...
+    name: Source of the information: 'flags', 'SLURM', ...
     arguments: Arguments for `jax.distributed.initialize`.
   """
 
@@ -61,13 +61,13 @@ def define_flags(flag_values: flags.FlagValues = flags.FLAGS) -> None:
 
 
 def find(flag_values: flags.FlagValues) -> Cluster | None:
-  """Returns how to connect to the other processes; None if there are none.
+  """Returns how to connect to the other processes; None for a single process.
 
   Args:
     flag_values: Parsed flags, with those of `define_flags`.
 
   Raises:
-    UserError: The flags do not fit together or cannot be used, or a package is
+    UserError: The flags are inconsistent or cannot be used, or a package is
       missing.
   """
   cluster = from_flags(flag_values, os.environ)
@@ -79,10 +79,10 @@ def find(flag_values: flags.FlagValues) -> Cluster | None:
 def from_flags(
   flag_values: flags.FlagValues, environ: Mapping[str, str]
 ) -> Cluster | None:
-  """Returns the cluster that the flags describe; None if none is given.
+  """Returns the cluster that the flags describe; None if no flag is given.
 
   Raises:
-    UserError: They do not fit together, or the port is in use.
+    UserError: They are inconsistent, or the port is in use.
   """
   address: str | None = flag_values['coordinator'].value
   process: int | None = flag_values['process_id'].value
@@ -125,7 +125,7 @@ def _port(address: str) -> int:
 
 
 def _check_port(port: int) -> None:
-  # JAX may crash if the port is in use, without saying so.
+  # If the port is in use, JAX may crash without a clear message.
   try:
     socket.create_server(('', port)).close()
   except OSError as e:
@@ -138,8 +138,8 @@ def _check_port(port: int) -> None:
 def detect(environ: Mapping[str, str], on_tpu: bool) -> Cluster | None:
   """Detects the cluster that started this process as one of several.
 
-  Only environment variables are read. A shell inside a job does not count, only
-  processes that `srun` or `mpirun` has started several times.
+  This reads only environment variables. A shell inside a job does not count;
+  `srun` or `mpirun` must have started several processes.
 
   Args:
     environ: Environment variables.
@@ -149,7 +149,7 @@ def detect(environ: Mapping[str, str], on_tpu: bool) -> Cluster | None:
     The cluster; None if this process is the only one.
 
   Raises:
-    UserError: A package is missing that JAX needs to find the others.
+    UserError: JAX needs a missing package to find the other processes.
   """
   return (
     _open_mpi(environ)
@@ -201,7 +201,7 @@ def _tpu(environ: Mapping[str, str]) -> Cluster | None:
   )
   several = (
     _number(environ, 'MEGASCALE_NUM_SLICES', 1) > 1
-    or 'TPU_PROCESS_ADDRESSES_PATH' in environ  # a file of them; JAX reads it
+    or 'TPU_PROCESS_ADDRESSES_PATH' in environ  # JAX reads this file
   )
   if hosts:  # on Google Kubernetes Engine
     several = several or ',' in hosts
@@ -231,11 +231,12 @@ def _number(environ: Mapping[str, str], name: str, default: int) -> int:
 
 
 def _local_devices(environ: Mapping[str, str]) -> list[int] | None:
-  """Returns the device ids for this process; []: all that it sees.
+  """Returns the device ids for this process; []: all visible devices.
 
-  JAX's default is the one whose id is the rank of the process on its host. That
-  leaves devices idle if there are more of them than processes, and there is no
-  such device if SLURM has bound each process to its own.
+  By default JAX gives a process one device, whose id is the process's rank on
+  its host. If there are more devices than processes, the others are idle. If
+  SLURM has bound each process to its own device, there is no device with that
+  id.
   """
   if 'JAX_LOCAL_DEVICE_IDS' in environ:  # JAX reads it
     return None
@@ -270,7 +271,7 @@ def _local_rank(environ: Mapping[str, str]) -> tuple[int, int]:
 
 
 def _on_tpu() -> bool:
-  # Private, but JAX's own detection uses it; it needs no network.
+  # Private API, but JAX's own detection uses it, and it needs no network.
   from jax._src import cloud_tpu_init
 
   platforms = os.environ.get('JAX_PLATFORMS', '')

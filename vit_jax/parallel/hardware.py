@@ -1,15 +1,18 @@
 """Published speeds and memory of the devices that models run on.
 
-The numbers are the makers' own. NVIDIA's are on the data sheets
-of the A100 80 GB SXM, the H100 SXM and the H200 SXM, and of the DGX A100, H100
-and H200 systems: dense bfloat16 (half of what is stated with sparsity), memory,
-NVLink's total of both directions (600, 900 and 900 GB/s), 8 devices, and one
-network port of 200, 400 and 400 Gb/s for each. Google's are on the pages on TPU
-v4, v5e, v5p and v6e of Google Cloud's documentation: peak, memory, the links'
-total of both directions per chip (400, 1,200 and 800 GB/s; of the v4, what all
-chips of a pod reduce, 1.1 PB/s), chips of a pod, and the data centre network
-(6.4 Tb/s for a pod of 256 v5e, 50 Gb/s for a v5p chip). The network of the v6e
-is a guess, 100 Gb/s for a chip: its 25.6 Tb/s for a pod were not found there.
+NVIDIA's numbers are from the data sheets of the A100 80 GB SXM, the H100 SXM
+and the H200 SXM, and of the DGX A100, H100 and H200 systems: dense bfloat16
+(half of the number with sparsity), memory, NVLink bandwidth as the total of
+both directions (600, 900 and 900 GB/s), 8 devices per node, and one network
+port of 200, 400 and 400 Gb/s per device.
+
+Google's numbers are from the pages on TPU v4, v5e, v5p and v6e of Google
+Cloud's documentation: peak, memory, chips of a pod, link bandwidth per chip as
+the total of both directions (v5e, v5p and v6e: 400, 1,200 and 800 GB/s; for the
+v4 there is only the all-reduce bandwidth of a pod, 1.1 PB/s), and the data
+centre network (6.4 Tb/s for a pod of 256 v5e, 50 Gb/s for a v5p chip). The
+network of the v6e, 100 Gb/s per chip (25.6 Tb/s per pod), is a guess: these
+pages do not state it.
 """
 
 import dataclasses
@@ -32,12 +35,12 @@ class Hardware:
     peak_flops: Peak of dense bfloat16 matrix products, in FLOP/s.
     memory: Device memory, in bytes.
     memory_bandwidth: Bandwidth of that memory, in bytes/s.
-    node_size: Number of devices that fast links connect: a node with NVLink, or
-      a pod of TPUs.
+    node_size: Number of devices with fast links between them: a node with
+      NVLink, or a TPU pod.
     link_bandwidth: Bandwidth of one device over these links in one direction,
       in bytes/s.
     network_bandwidth: Bandwidth of one device to other nodes or pods in one
-      direction, in bytes/s; None where it is not published.
+      direction, in bytes/s; None if it is not published.
   """
 
   name: str
@@ -50,7 +53,7 @@ class Hardware:
   network_bandwidth: float | None
 
 
-# The first whose pattern matches counts. JAX calls the v5e and v6e "lite".
+# The first entry with a matching pattern wins. JAX calls v5e and v6e "lite".
 # Other H100s (PCIe, NVL) are slower, so they are left out.
 TABLE = (
   Hardware('A100', r'A100\b', 312e12, 80e9, 2.039e12, 8, 300e9, 25e9),
@@ -80,7 +83,7 @@ def named(name: str) -> Hardware:
   """Looks up hardware by name, such as `H100`, `TPU v5e` or `v5e`.
 
   Raises:
-    UserError: The table has no such name; lists those that it has.
+    UserError: The table has no such name; the error lists its names.
   """
   for hardware in TABLE:
     if name.lower() in (
@@ -99,7 +102,7 @@ def peak_flops(device: 'jax.Device') -> float | None:
     device: A device of `jax.devices()`.
 
   Returns:
-    The peak that its maker states; None where it is not known, as for a CPU.
+    The peak that its maker states; None if it is not known, as for a CPU.
   """
   for hardware in TABLE:
     if re.search(hardware.pattern, device.device_kind):

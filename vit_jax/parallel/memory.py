@@ -1,6 +1,6 @@
-"""Measures free memory, and explains errors for lack of it.
+"""Measures free memory, and explains out-of-memory errors.
 
-jax is not imported here, since commands parse their flags before.
+This module does not import jax, since commands parse their flags first.
 """
 
 from collections.abc import Iterator
@@ -34,7 +34,8 @@ ANYTHING = (
 _CGROUPS = pathlib.Path('/sys/fs/cgroup')
 _OWN_CGROUPS = pathlib.Path('/proc/self/cgroup')
 # Files of cgroup versions 2 and 1: the limit, the memory in use, and the entry
-# of memory.stat that counts cached files in use, which the kernel frees first.
+# of memory.stat for cached files. Cached files count as in use, but the kernel
+# frees them first.
 _FILES = (
   ('memory.max', 'memory.current', 'inactive_file'),
   ('memory.limit_in_bytes', 'memory.usage_in_bytes', 'total_inactive_file'),
@@ -43,7 +44,7 @@ _FILES = (
 
 @contextlib.contextmanager
 def explained(advice: str) -> Iterator[None]:
-  """Turns an error for lack of memory into a UserError.
+  """Turns an out-of-memory error into a UserError.
 
   Args:
     advice: Advice in the error: `TRAINING`, `BATCHES` or `ANYTHING`.
@@ -51,7 +52,7 @@ def explained(advice: str) -> Iterator[None]:
   try:
     yield
   except Exception as e:
-    # JAX's errors are known by their names and texts.
+    # JAX's errors are recognised by their names and texts.
     is_jax = type(e).__name__ in ('JaxRuntimeError', 'XlaRuntimeError')
     if not isinstance(e, MemoryError) and not (
       is_jax and _EXHAUSTED.search(str(e))
@@ -63,7 +64,7 @@ def explained(advice: str) -> Iterator[None]:
 
 
 def free_per_device(devices: Sequence[Any]) -> int:
-  """Returns the free memory of the fullest device, in bytes.
+  """Returns the free memory of the device with the least, in bytes.
 
   Args:
     devices: Devices of this process. CPU devices share the host's memory.
@@ -90,7 +91,7 @@ def free_on_host() -> int:
 def has_address_limit() -> bool:
   """Whether the address space is limited (`ulimit -v`).
 
-  Then memory counts when it is allocated, not when it is first used.
+  With such a limit, memory counts from its allocation, not from its first use.
   """
   limit, _ = resource.getrlimit(resource.RLIMIT_AS)
   return limit != resource.RLIM_INFINITY

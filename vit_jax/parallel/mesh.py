@@ -1,8 +1,8 @@
 """The mesh of devices, and how batches are split over it.
 
-The mesh has three axes. `data` and `fsdp` split the batch; `fsdp` splits the
-train state too, and `tensor` the heads and the MLP of each layer: `sharding`
-says which parameters along which dimension.
+The mesh has three axes. `data` and `fsdp` split the batch; `fsdp` also splits
+the train state, and `tensor` splits the heads and the MLP of each layer. The
+module `sharding` says which dimension of each parameter is split.
 """
 
 from collections.abc import Callable
@@ -30,7 +30,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   """Checks that the devices of `config.mesh` exist and divide the batch.
 
   Raises:
-    UserError: They do not.
+    UserError: A check failed.
   """
   shape = mesh_shape(config.mesh, jax.device_count())
   devices = math.prod(shape.values())
@@ -59,8 +59,8 @@ def mesh_shape(
   """Returns the size of each axis of the mesh.
 
   Args:
-    config: `config.mesh`; one axis may be -1, which takes the devices that the
-      others leave.
+    config: `config.mesh`; one axis may be -1, which takes all remaining
+      devices.
     device_count: Number of devices of all processes.
 
   Raises:
@@ -94,9 +94,9 @@ def show_shape(shape: Mapping[str, int]) -> str:
 def make_mesh(config: ml_collections.ConfigDict) -> Mesh:
   """Returns the mesh that `config.mesh` describes: `data`, `fsdp`, `tensor`.
 
-  Devices are sorted by TPU slice, then by process. Each process then has
-  consecutive rows of the batch, and the last axes, which communicate most, lie
-  on devices that are near each other.
+  Devices are sorted by TPU slice, then by process. So each process has
+  consecutive rows of the batch, and the last axes, which communicate most,
+  connect devices that are near each other.
   """
   shape = mesh_shape(config, jax.device_count())
   devices = sorted(jax.devices(), key=_place_of)[: math.prod(shape.values())]
@@ -125,7 +125,7 @@ def batch_sharding(mesh: Mesh, stacked: bool = False) -> NamedSharding:
 
 
 def replicated(mesh: Mesh) -> NamedSharding:
-  """Returns the sharding of an array that every device has whole."""
+  """Returns the sharding of an array that is replicated on every device."""
   return NamedSharding(mesh, PartitionSpec())
 
 
@@ -133,7 +133,7 @@ def replicated(mesh: Mesh) -> NamedSharding:
 def host_part(mesh: Mesh) -> tuple[int, int]:
   """Returns which part of each batch this process reads: (index, count).
 
-  Processes that `tensor` gives different parts of the same layers read the same
+  If `tensor` splits a layer between processes, these processes read the same
   part of the batch.
 
   Raises:
@@ -159,7 +159,7 @@ def global_batch(
 ) -> dict[str, jax.Array]:
   """Puts this process's rows of a batch into global arrays on the devices.
 
-  Returns at once; the copy goes on in the background.
+  Returns at once; the arrays are copied in the background.
 
   Args:
     batch: Arrays [b, ...], the rows of this process.
@@ -182,7 +182,7 @@ def global_batch(
 
 
 def on_each_device(value: int, mesh: Mesh) -> jax.Array:
-  """Returns int32 [devices], with `value` on the devices of this process."""
+  """Returns int32 [devices]; this process's devices hold its `value`."""
   sharding = NamedSharding(mesh, PartitionSpec(AXES))
   return jax.make_array_from_callback(
     (mesh.size,), sharding, lambda _: np.full((1,), value, np.int32)
@@ -192,9 +192,9 @@ def on_each_device(value: int, mesh: Mesh) -> jax.Array:
 def split_rows(tree: Any, parts: int) -> Any:
   """Splits global arrays [B, ...] into microbatches [parts, B / parts, ...].
 
-  Microbatch i takes the pairs of rows i, i + parts, ...: every device keeps the
-  rows that it has, and images that are mixed with each other stay together. It
-  takes single rows where B / parts is odd.
+  Microbatch i takes pairs of rows: the pairs i, i + parts, and so on. With this
+  stride no device needs rows of another one, and the two images of a mixed pair
+  stay together. If B / parts is odd, the microbatch takes single rows instead.
   """
 
   def split(x: jax.Array) -> jax.Array:
@@ -217,13 +217,13 @@ def keep_batch_split(
 ) -> Callable[..., Any]:
   """Wraps a function that applies Linen modules to a batch.
 
-  The output of each module is constrained to be split over the batch, so that
-  the compiler gathers parameters and not activations.
+  The output of each module is constrained to be split over the batch. Otherwise
+  the compiler might gather activations instead of parameters.
 
   Args:
     fn: The function, which jit traces.
     mesh: The mesh of devices.
-    batch_size: B; only outputs [B, ...] are constrained.
+    batch_size: B; only outputs of shape [B, ...] are constrained.
   """
   if mesh.size == 1:
     return fn

@@ -1,4 +1,4 @@
-"""Runs of several processes: they connect, agree, and end together.
+"""Connects the processes of a run, lets them agree, and ends them together.
 
 All processes run the same command, each on its own devices, and are numbered
 from 0; process 0 also hosts JAX's coordination service. With a single process,
@@ -6,15 +6,16 @@ the functions here return at once.
 
 When one process is lost, the others end as well:
 
-- It was killed, or its machine was: it misses its heartbeats, and JAX aborts
-  all others within a minute, or at once if it was process 0. `initialize`
-  makes them say so in one line and end with status 1.
-- It hangs: `watch.Watch` ends every process after `train.stall_timeout`.
-- It failed: it prints its error and calls `exit_process`; the others then miss
-  it as if it had been killed.
+- If a process or its machine was killed, its heartbeats stop, and JAX aborts
+  all others within a minute, or at once if it was process 0. `initialize` makes
+  each of them print one line and end with status 1.
+- If a process hangs, `watch.Watch` ends every process after
+  `train.stall_timeout`.
+- If a process fails, it prints its error and calls `exit_process`. For the
+  others, that is as if it had been killed.
 
-The functions import jax, not the module, since commands parse their flags
-before that.
+jax is imported in the functions and not by the module, since commands parse
+their flags before they import jax.
 """
 
 from collections.abc import Callable
@@ -51,20 +52,20 @@ _HEARTBEAT_S = 60
 _FIRST_S = 3600
 # Seconds that process 0 waits for the others to read its error.
 _TOLD_S = 60
-# Seconds that a process that failed waits for others that may have failed too:
-# once process 0 has ended they cannot say why.
+# Seconds that a failed process waits for others that may have failed, too. They
+# cannot print their errors once process 0 has ended.
 _FAILED_S = 5
-# Seconds that a process may take to flush its output when it ends.
+# Largest number of seconds to flush output when a process ends.
 _LAST_WORDS_S = 10
 
 RESUME = 'run the same command again to resume'
-# Exit statuses of processes that end together: done, or stopped after saving.
+# Exit statuses when all processes end: done, or stopped after saving.
 _TOGETHER = (0, 128 + signal.SIGINT, 128 + signal.SIGTERM)
 
-# Texts of JAX's errors when a process is lost, which begin with a status such
-# as UNKNOWN. They come from collectives on CPUs (Gloo) and GPUs (NCCL), from
-# the coordination service and from RPCs to it. Most are a JaxRuntimeError, some
-# a ValueError.
+# Texts of JAX's errors when a process is lost. They begin with a status such as
+# UNKNOWN, and come from collectives on CPUs (Gloo) and GPUs (NCCL), from the
+# coordination service and from RPCs to it. Most are a JaxRuntimeError, some a
+# ValueError.
 _LOST = re.compile(
   r'(UNAVAILABLE|DEADLINE_EXCEEDED): '
   r'|[A-Z_]+: .*((?i:gloo|nccl|coordination ?service|heartbeat|barrier'
@@ -72,7 +73,7 @@ _LOST = re.compile(
   re.DOTALL,
 )
 
-_calls = itertools.count()  # counts alike in all processes
+_calls = itertools.count()  # has the same value in all processes
 _last_words = threading.Lock()  # held by the thread that ends the process
 _abort_line = ''  # printed when C++ aborts the process
 
@@ -99,7 +100,7 @@ def initialize(
     A text for the log, 'process 1 of 4 (SLURM)'; None for a single process.
 
   Raises:
-    UserError: The flags do not fit together, or the others cannot be reached.
+    UserError: The flags are inconsistent, or the others cannot be reached.
   """
   global _abort_line  # noqa: PLW0603
   cluster = clusters.find(flag_values)
@@ -114,14 +115,14 @@ def initialize(
   )
   _check_count()
   if jax.default_backend() == 'cpu':
-    # A program from the cache starts its collectives in any order, and those of
-    # different processes mix: seen with jax 0.10 and 0.12.
+    # A program from the cache starts its collectives in any order, so those of
+    # different processes do not match: seen with jax 0.10 and 0.12.
     jax.config.update('jax_enable_compilation_cache', False)
   return f'{this_process()} ({cluster.name})'
 
 
 def _check_count() -> None:
-  """Raises a UserError where processes were started with different counts."""
+  """Raises a UserError if processes were started with different counts."""
   count = call_on_first(lambda: _state().num_processes)
   if _state().num_processes != count:
     raise config_lib.UserError(
@@ -132,7 +133,7 @@ def _check_count() -> None:
 def _connect(
   cluster: clusters.Cluster, meeting_s: int, heartbeat_s: int
 ) -> None:
-  """Initializes JAX for several processes, with arguments of `initialize`."""
+  """Initializes JAX for several processes; arguments as for `initialize`."""
   global _abort_line  # noqa: PLW0603
   import jax
 
@@ -152,7 +153,7 @@ def _connect(
       initialization_timeout=meeting_s,
       heartbeat_timeout_seconds=heartbeat_s,
     )
-  except Exception as e:  # whatever the cluster's own interfaces raise
+  except Exception as e:  # the cluster's interfaces may raise any type
     raise config_lib.UserError(
       f'cannot meet the other processes at {where} ({cluster.name}):'
       f' {config_lib.one_line(e)}'
@@ -161,9 +162,9 @@ def _connect(
 
 
 def _state() -> Any:
-  # Private, but Orbax and many others use it. Unlike jax.process_index() it
-  # does not look for devices, and its key-value store needs no collectives,
-  # which time out when one process comes late.
+  # Private API, but Orbax and many others use it. Unlike jax.process_index() it
+  # does not initialize devices. Its key-value store needs no collectives, which
+  # would time out when a process is late.
   from jax._src import distributed
 
   return distributed.global_state
@@ -175,7 +176,7 @@ def is_up() -> bool:
 
 
 def this_process() -> str:
-  """Returns the number of this process, in words."""
+  """Returns the number of this process as text."""
   return f'process {_state().process_id} of {_state().num_processes}'
 
 
@@ -191,8 +192,8 @@ def call_on_first(fn: Callable[[], _T]) -> _T:
   process 0.
 
   Args:
-    fn: Function that process 0 alone calls. With several processes its result
-      is sent as JSON, so all of them get lists for tuples.
+    fn: Function that only process 0 calls. With several processes its result is
+      sent as JSON, so that tuples become lists in all of them.
 
   Raises:
     UserError: `fn` raised a UserError or an OSError in process 0; all processes
@@ -215,7 +216,7 @@ def call_on_first(fn: Callable[[], _T]) -> _T:
     if not expected:  # a bug: process 0 shows its traceback
       message = f'process 0 failed: {type(e).__name__}: {message}'
     client.key_value_set(key, json.dumps({'error': message}))
-    # The others cannot read it once process 0 has ended.
+    # The others must read the error before process 0 ends.
     _meet(key, _TOLD_S)
     if not expected:
       raise
@@ -227,8 +228,8 @@ def call_on_first(fn: Callable[[], _T]) -> _T:
 def gather(value: Any) -> list[Any]:
   """Returns the values that all processes pass, in order of the processes.
 
-  All processes must make the same calls in the same order. No device takes
-  part, since a collective could mix with those of the running computation.
+  All processes must make the same calls in the same order. This uses no
+  devices, since a collective could mix with those of the running computation.
 
   Args:
     value: The value of this process; sent as JSON if there are several.
@@ -276,7 +277,7 @@ def call_on_all(fn: Callable[[], _T]) -> _T:
 
 @contextlib.contextmanager
 def together() -> Iterator[None]:
-  """Explains errors of collective work that mean that a process was lost.
+  """Turns errors that mean that a process was lost into a UserError.
 
   Raises:
     UserError: The body raised an error for which `is_lost_peer` is true.
@@ -305,20 +306,21 @@ def is_lost_peer(error: BaseException) -> bool:
 
 
 def exit_process(status: int) -> NoReturn:
-  """Ends this process without waiting in vain for the others.
+  """Ends this process without a long wait for the others.
 
   At exit JAX would wait for minutes for processes that in turn wait for this
   one, and then abort.
 
   Args:
-    status: The exit status. With 0 or that of a signal all processes end now;
-      with any other this process failed, and the others may go on.
+    status: The exit status. 0, or the status of a signal, means that all
+      processes end now; any other means that this process failed, and the
+      others may still be running.
   """
   if not is_up():
     sys.exit(status)
   done = status in _TOGETHER
   if not done:
-    _last_words.acquire()  # its error is printed; an abort adds nothing
+    _last_words.acquire()  # the error is printed; an abort must print nothing
   if _meet('leave', _MEETING_S if done else _FAILED_S):
     sys.exit(status)
   _end_now(status)
@@ -335,7 +337,7 @@ def _meet(name: str, seconds: float) -> bool:
       _state().client.wait_at_barrier(f'vit_jax/{name}', int(seconds * 1000))
       met.set()
 
-  # In a thread, since it does not return if process 0 does not answer.
+  # In a thread, since the wait does not return if process 0 does not answer.
   thread = threading.Thread(target=wait, daemon=True)
   thread.start()
   thread.join(seconds + 1)
@@ -353,8 +355,8 @@ def _on_abort(_: int) -> None:
 def _explain_aborts() -> None:
   """Turns an abort in C++ into one clear line and status 1.
 
-  JAX's coordination service calls abort(), from a thread of its own, when it
-  misses a process. Python's signal handlers no longer run then, so this one is
+  JAX's coordination service calls abort() in its own thread when a process is
+  lost. Python's signal handlers no longer run then, so this handler is
   installed through C.
   """
   libc = ctypes.CDLL(None)
@@ -367,19 +369,19 @@ def end(line: str) -> NoReturn:
   """Ends this process with an error, from any of its threads."""
   if not _last_words.acquire(timeout=1):  # another thread has printed why
     os._exit(1)
-  # One write, so that lines of several processes do not mix.
+  # A single write, so that lines of several processes do not mix.
   os.write(2, f'error: {line}\n'.encode())
   _end_now(1)
 
 
 def _end_now(status: int) -> NoReturn:
-  # A thread that hangs may hold a lock that flushing needs; then this ends us.
+  # If a hanging thread holds a lock that flushing needs, this ends the process.
   faulthandler.dump_traceback_later(_LAST_WORDS_S, exit=True, file=2)
   try:
     sys.stdout.flush()
     sys.stderr.flush()
     python_logging.shutdown()
-    for child in multiprocessing.active_children():  # which would outlive us
+    for child in multiprocessing.active_children():  # they would go on running
       child.kill()
   finally:
     os._exit(status)
@@ -388,7 +390,7 @@ def _end_now(status: int) -> NoReturn:
 def block_signals() -> None:
   """Blocks SIGINT and SIGTERM in this thread and the processes that it starts.
 
-  A terminal sends Ctrl-C to all processes. The main thread decides when to
-  stop, and until then it needs the batches of its threads and workers.
+  A terminal sends Ctrl-C to all processes. Only the main thread decides when to
+  stop, and until then it needs batches from its threads and workers.
   """
   signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))

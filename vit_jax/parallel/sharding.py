@@ -36,16 +36,18 @@ Spec = tuple[Entry, ...]
 
 _DEFAULT = 'the default rule'
 
-# The first rule that matches counts; a parameter that none matches is whole on
-# every device. `tensor` does not split heads, whose number of classes it need
-# not divide.
+# The first rule that matches wins; parameters without a matching rule are
+# replicated. `tensor` splits the first matrix of an MLP by columns and the
+# second by rows, so that one reduction per MLP is enough (Megatron-LM, section
+# 3); likewise qkv and the output of attention, by heads. It does not split the
+# classifier's head, since it need not divide the number of classes.
 DEFAULT_RULES: tuple[tuple[str, Spec], ...] = (
   (r'attention/qkv/kernel$', ('fsdp', None, 'tensor', None)),  # [D, 3, H, K]
   (r'attention/qkv/bias$', (None, 'tensor', None)),
   (r'(attention|map_head)/out/kernel$', ('tensor', None, 'fsdp')),  # [H, K, D]
   (r'map_head/query/kernel$', ('fsdp', 'tensor', None)),  # [D, H, K]
   (r'map_head/key_value/kernel$', ('fsdp', None, 'tensor', None)),
-  # [T, M] and [M, T]: the number of tokens need not divide.
+  # [T, M] and [M, T]: axes of the mesh need not divide the number of tokens.
   (r'token_mlp/up/kernel$', (None, ('tensor', 'fsdp'))),
   (r'token_mlp/down/kernel$', (('tensor', 'fsdp'), None)),
   (r'mlp/up/kernel$', ('fsdp', 'tensor')),  # [D, M]
@@ -62,10 +64,10 @@ DEFAULT_RULES: tuple[tuple[str, Spec], ...] = (
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.mesh`: its rules, its devices, and that they divide a batch.
+  """Checks the rules and the devices of `config.mesh`, and the batch size.
 
   Raises:
-    UserError: One of them does not fit.
+    UserError: A check failed.
   """
   for i, rule in enumerate(config.mesh.rules):
     _check_rule(rule, f'config.mesh.rules[{i}]')
@@ -74,7 +76,7 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def _check_rule(rule: Any, key: str) -> None:
-  """Raises a UserError where a rule is not a pattern and a spec."""
+  """Raises a UserError if a rule is not a pattern and a spec."""
   example = "as in --config.mesh.rules=\"(('^head/kernel$', (None, 'fsdp')),)\""
   is_pair = isinstance(rule, tuple | list) and len(rule) == 2
   if not is_pair or not isinstance(rule[1], tuple | list):
@@ -109,7 +111,7 @@ def entry_axes(entry: Any) -> tuple[str, ...]:
 
 
 def _ways(entry: Entry, sizes: Mapping[str, int]) -> int:
-  """Returns into how many shards an entry of a spec splits its dimension."""
+  """Returns the number of shards into which an entry splits its dimension."""
   return math.prod(sizes[axis] for axis in entry_axes(entry))
 
 
@@ -118,8 +120,8 @@ class ParamSharding:
   """The sharding of one parameter.
 
   Attributes:
-    shape: Its whole shape.
-    spec: One entry for each dimension; () where every device has it whole.
+    shape: The shape of the whole parameter.
+    spec: One entry for each dimension; () if it is replicated.
     bytes_per_device: The size of one device's shard.
   """
 
@@ -143,7 +145,7 @@ def shard_params(
 
   Raises:
     UserError: A rule of the config matches nothing or does not fit, or an axis
-      of the mesh does not divide a dimension; names the parameter.
+      of the mesh does not divide a dimension of a parameter.
   """
   shardings: dict[str, ParamSharding] = {}
   used: set[str] = set()  # the rules that matched
@@ -198,7 +200,7 @@ def _rule(config: ml_collections.ConfigDict, name: str) -> tuple[Spec, str]:
 
 
 def _only_split(spec: Spec, sizes: Mapping[str, int]) -> Spec:
-  """Leaves out the axes of size 1; () where nothing is left."""
+  """Leaves out the axes of size 1; returns () if nothing is left."""
   entries = [
     tuple(axis for axis in entry_axes(entry) if sizes[axis] > 1)
     for entry in spec
@@ -216,7 +218,7 @@ def _check_fits(
   sizes: Mapping[str, int],
   where: str,
 ) -> None:
-  """Raises a UserError where a spec does not fit a parameter."""
+  """Raises a UserError if a spec does not fit a parameter."""
   if spec and len(spec) != len(shape):
     raise config_lib.UserError(
       f'{where} for {name} has {len(spec)} entries, but its shape is'
@@ -270,8 +272,8 @@ def tree_shardings(
   """Returns the sharding of each array in a tree.
 
   An array is sharded like a parameter if it has the same shape and its path
-  ends with the parameter's, as the optimizer's moments and the moving average
-  do. All others are whole on every device.
+  ends with the parameter's path. This holds for the optimizer's moments and the
+  moving average. All other arrays are replicated.
 
   Args:
     mesh: The mesh of devices.
@@ -302,8 +304,8 @@ def bytes_per_device(tree: Any) -> int:
 def table(shardings: Mapping[str, ParamSharding]) -> str:
   """Returns the shardings of parameters as a table for people.
 
-  Layers with the same shardings share a line, `blocks_0..11`, which shows the
-  bytes of all of them together.
+  Layers with the same shardings share a line, `blocks_0..11`, which shows their
+  total bytes.
   """
   groups: dict[str, dict[str, ParamSharding]] = {}
   for name, sharding in shardings.items():
@@ -330,7 +332,7 @@ def table(shardings: Mapping[str, ParamSharding]) -> str:
 
 
 def split_layer(name: str) -> tuple[str, str]:
-  """Returns the layer, or else the topmost module of a path, and the rest."""
+  """Splits a path into its layer (or topmost module) and the rest."""
   match = re.match(r'(?:.*?/)?blocks_\d+(?=/)', name)
   top = match[0] if match else name.partition('/')[0]
   return top, name[len(top) + 1 :]

@@ -18,7 +18,7 @@ from vit_jax.config import UserError
 if TYPE_CHECKING:
   import submitit
 
-# `--help` shows these flags as those of the command.
+# So that a command's `--help` shows the flags that are defined here.
 flags.disclaim_key_flags()
 
 TRAIN = (sys.executable, '-m', 'vit_jax.main')
@@ -119,9 +119,10 @@ class Training:
 
 def distributed_flags(env: 'submitit.JobEnvironment') -> list[str]:
   """Returns the flags that join the tasks of a job into one run."""
-  # On a single node the host's name need not resolve.
+  # With a single node, its host name may not resolve.
   host = env.hostnames[0] if env.num_nodes > 1 else 'localhost'
-  # Above the ephemeral ports of Linux; jobs on one node differ by their ids.
+  # Above Linux's ephemeral ports. Jobs on one node get different ports, since
+  # their ids differ.
   port = 61440 + int(env.raw_job_id) % 4096
   return [
     f'--coordinator={host}:{port}',
@@ -176,8 +177,8 @@ def requeues(env: 'submitit.JobEnvironment', received: Sequence[int]) -> bool:
     return False
   if env.cluster != 'slurm' or env._usr_sig() in received:
     return True
-  # SLURM also sends SIGTERM to a job that is cancelled, which must not come
-  # back. A job that SLURM is cancelling or requeuing is not RUNNING.
+  # SLURM also sends SIGTERM to a job that is cancelled, and this job must not
+  # be requeued. A job that SLURM is cancelling or requeuing is not RUNNING.
   state = subprocess.run(
     ['squeue', '--noheader', '--format=%T', f'--jobs={env.job_id}'],
     capture_output=True,
@@ -197,7 +198,7 @@ def make_executor(
     flag_values: Parsed flags, with those of `define_flags`.
 
   Raises:
-    UserError: submitit or SLURM is missing, or the flags do not fit.
+    UserError: submitit or SLURM is missing, or the flags are inconsistent.
   """
   _check_local(flag_values)
   executor = _new_executor(folder, flag_values)

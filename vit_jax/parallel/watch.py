@@ -13,7 +13,7 @@ from vit_jax.parallel import processes
 class Watch:
   """Ends this process if it makes no progress.
 
-  Otherwise all processes would wait for ever for one that hangs.
+  Without this, all processes would wait for ever for one that hangs.
   """
 
   def __init__(self, timeout: float, log: pathlib.Path | None = None):
@@ -26,8 +26,8 @@ class Watch:
     self._timeout = timeout
     self._log = log
     self._step = 0
-    # Ticks of the thread since the last progress. Clock time would also count
-    # while the whole process is stopped or suspended.
+    # Ticks of the thread since the last progress. Clock time would include time
+    # in which the whole process is suspended.
     self._ticks = 0
     self._done = threading.Event()
     self._thread = threading.Thread(target=self._run, daemon=True)

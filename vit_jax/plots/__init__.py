@@ -1,1 +1,1 @@
-"""Canvases, charts and tiles that pictures are made of."""
+"""Canvases, charts and tiles for pictures."""

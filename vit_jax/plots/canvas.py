@@ -1,7 +1,7 @@
-"""Figures: one style, sheets that are laid out by the pixel, and files.
+"""Figures: a common style, sheets laid out in pixels, and files.
 
 Needs matplotlib, which is in the extra [explore]. Figures are made without
-pyplot, so that nothing is left behind.
+pyplot, which would keep them in memory.
 """
 
 from collections.abc import Iterator
@@ -28,16 +28,16 @@ if TYPE_CHECKING:
   from matplotlib import axis as axis_lib
   from matplotlib import figure as figure_lib
 
-DPI = 100  # of sheets, laid out by the pixel; charts have twice as many
-LETTER, LINE = 7.6, 17  # pixels: a wide letter, and a line of text
+DPI = 100  # resolution of sheets; charts have twice as much
+LETTER, LINE = 7.6, 17  # pixels of a wide letter, and of a line of text
 GAP = 4  # pixels between tiles
 INK, PALE, FAINT = '#303030', '#808080', '#C8C8C8'
-# Okabe and Ito's colours, told apart by the colour-blind, too.
+# Okabe and Ito's colours, which are distinguishable for the colour-blind.
 BLUE, RED, GREEN, PURPLE = '#0072B2', '#D55E00', '#009E73', '#CC79A7'
 ORANGE, SKY, GREY = '#E69F00', '#56B4E9', '#8C8C8C'
 _FRAME = 0xC8  # the grey level of FAINT
-_TICKS = 4  # of a colour scale, about
-_MOST_LETTERS = 24  # in the label of a row
+_TICKS = 4  # approximate number of ticks of a colour scale
+_MOST_LETTERS = 24  # maximum letters in the label of a row
 _BAR = 60  # pixels of the colour scale above a sheet
 # For scripts that DejaVu Sans does not have.
 _MORE_FONTS = (
@@ -71,7 +71,7 @@ _STYLE: Any = {
   'xtick.color': INK,
   'ytick.color': INK,
   'image.composite_image': False,
-  # Files are the same whenever they are written; their text stays text.
+  # SVG files are reproducible, and their text stays text.
   'svg.hashsalt': 'vit_jax',
   'svg.fonttype': 'none',
 }
@@ -105,7 +105,7 @@ def check() -> None:
 
 @contextlib.contextmanager
 def style() -> Iterator[None]:
-  """The context in which figures are made and saved."""
+  """Returns the context in which figures are made and saved."""
   import matplotlib
 
   with matplotlib.rc_context(_STYLE | fonts()), warnings.catch_warnings():
@@ -167,7 +167,7 @@ def pixel_figure(
 def place(
   axes: 'axes_lib.Axes', image: np.ndarray, left: float, top: float
 ) -> None:
-  """Draws an image uint8 [h, w, 3] on axes of pixels, one for one."""
+  """Draws an image uint8 [h, w, 3] on pixel axes, without scaling."""
   h, w = image.shape[:2]
   axes.imshow(
     image,
@@ -248,7 +248,7 @@ def _caption(
 def _paste(
   tiles: Sequence[Sequence[np.ndarray | None]], down: int, along: int
 ) -> np.ndarray:
-  """Joins tiles into one image, since drawing hundreds takes long.
+  """Joins tiles into one image, since matplotlib draws hundreds slowly.
 
   Args:
     tiles: Rows of tiles, of equal length.
@@ -273,7 +273,7 @@ def _label(
   pitch: float,
   y: float,
 ) -> None:
-  """Writes labels in a row, but not all if they are too wide."""
+  """Writes labels in a row; leaves some out if they are too wide."""
   widest = max(map(len, labels), default=0) * LETTER
   step = math.ceil(widest / pitch) if len(labels) > 10 else 1
   for i in range(0, len(labels), max(step, 1)):
@@ -314,8 +314,8 @@ def save(figure: 'figure_lib.Figure', path: pathlib.Path) -> tuple[int, int]:
   """Writes a figure as PNG and SVG.
 
   Args:
-    figure: From here, made within the same `style`.
-    path: Path of both files, without an ending.
+    figure: Figure from this module, made within the same `style`.
+    path: Path of both files, without suffix.
 
   Returns:
     (width, height) that it should have on a page, in pixels.

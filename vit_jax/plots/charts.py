@@ -20,8 +20,8 @@ if TYPE_CHECKING:
   from matplotlib import figure as figure_lib
 
 _PANEL = 460, 330  # pixels
-_WRITTEN = 20  # rows and columns of a matrix up to which numbers are in it
-_NAMED = 40  # up to which all of them are named
+_WRITTEN = 20  # maximum rows and columns of a matrix with numbers in it
+_NAMED = 40  # maximum rows and columns that all have names
 
 
 class Level(NamedTuple):
@@ -108,7 +108,7 @@ def norms_by_depth(
   for i, (name, norms) in enumerate(others.items()):
     cell.plot(layers, norms, '.-', color=colors[i % len(colors)], label=name)
   cell.set_yscale('log')
-  # As plain numbers, of which some between powers of ten are enough.
+  # Plain numbers as labels, also for some values between powers of ten.
   shown = '25' if top.max() > 5 * low.min() else '23456789'
   cell.yaxis.set_major_formatter(ticker.StrMethodFormatter('{x:g}'))
   cell.yaxis.set_minor_formatter(
@@ -135,7 +135,7 @@ def accuracy_by_depth(
   figure = canvas.figure(_PANEL[0] * 1.5, _PANEL[1])
   cell = figure.subplots()
   layers = np.arange(len(accuracy))
-  # Rounding may put an end of an interval on the other side.
+  # Rounding may give a side of an interval the wrong sign.
   sides = np.abs(intervals.T - accuracy)
   line: Any = {
     'color': canvas.BLUE,

@@ -7,10 +7,10 @@ import numpy as np
 
 from vit_jax.plots import contact_sheet
 
-_SIDE = 480  # pixels of the matrix, about
-_CELL = 8, 40  # pixels of a field, least and most
+_SIDE = 480  # approximate pixels of the matrix
+_CELL = 8, 40  # minimum and maximum pixels of a field
 _NAMES = 120  # pixels for the names of the classes
-_NUMBERED = 20  # classes up to which counts are written into the fields
+_NUMBERED = 20  # maximum number of classes with counts in the fields
 
 
 def encode(counts: np.ndarray, classes: Sequence[str], title: str) -> bytes:
@@ -30,7 +30,7 @@ def encode(counts: np.ndarray, classes: Sequence[str], title: str) -> bytes:
   colors = cv2.applyColorMap(grey, cv2.COLORMAP_VIRIDIS)[..., ::-1]
   matrix = colors.repeat(side, axis=0).repeat(side, axis=1)
   height = max(side, len(contact_sheet.write_line('', 1)))
-  step = -(-height // side)  # of rows whose names have room
+  step = -(-height // side)  # every step-th row has room for its name
   names = np.full((count * side, _NAMES, 3), 255, np.uint8)
   for i in range(0, count, step):
     line = contact_sheet.write_line(f'{i}: {classes[i]}', _NAMES)
@@ -56,7 +56,7 @@ def encode(counts: np.ndarray, classes: Sequence[str], title: str) -> bytes:
 
 
 def _header(count: int, side: int, step: int) -> np.ndarray:
-  """Draws the numbers of the columns, as many as have room."""
+  """Draws as many numbers of the columns as have room."""
   blank = contact_sheet.write_line('', _NAMES)
   cells = []
   for i in range(0, count, step):

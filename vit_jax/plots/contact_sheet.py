@@ -19,7 +19,7 @@ from vit_jax.runs import safe_io
 _SMALLEST, _LARGEST = 96, 224  # pixels that images are enlarged or shrunk to
 _MARGIN, _FRAME, _LINE = 4, 3, 16  # pixels
 _COLUMNS = 8
-# OpenCV's own font for all scripts, Chinese, Japanese and Korean among them.
+# OpenCV's own font for all scripts, including Chinese, Japanese and Korean.
 _FONT, _FONT_SIZE = 'uni', 12
 # Red, green, blue.
 _PAPER, _INK, _RED, _NO_NUMBER = (
@@ -73,7 +73,7 @@ def captions(
 def caption(label: np.ndarray, classes: Sequence[str]) -> str:
   """Returns the caption of a label; that of a mixed image has two lines.
 
-  The number of the class precedes a name with letters that the font lacks.
+  If the font lacks letters of a name, the number of the class precedes it.
 
   Args:
     label: int scalar, or fractions of the classes, float [classes].

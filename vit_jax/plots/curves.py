@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 ENDINGS = ('.png', '.pdf', '.svg')
 
-# For yellow, which is too pale for lines, a grey.
+# Grey replaces yellow, which is too pale for lines.
 _COLORS = (
   canvas.BLUE,
   canvas.RED,
@@ -40,9 +40,9 @@ _COLORS = (
 _DASHES = ('-', '--', ':')  # in turn, once all colours are used
 _COLUMNS = 3
 _WIDTH, _HEIGHT, _LEGEND = 460, 330, 50  # pixels of a panel and the legend
-_SMOOTHING = 0.05  # a mean over this part of a panel's width, for all lines
-_LOG_RANGE = 100.0  # of losses from which on their axis is logarithmic
-_MARKED = 25  # points up to which each is marked
+_SMOOTHING = 0.05  # window of the mean, as a fraction of a panel's width
+_LOG_RANGE = 100.0  # the axis of losses is logarithmic above this ratio
+_MARKED = 25  # maximum number of points that are marked
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,8 +96,8 @@ def draw(
     names: Names of all runs, in the order of the legend.
     path: Path of the picture; see `ENDINGS`.
     x_label: Label below each panel.
-    smooth: Metrics to be drawn smoothed, with what they were behind: each point
-      as the mean over a range of x that is the same for all runs.
+    smooth: Metrics to draw smoothed, in front of the unsmoothed curve. Each
+      point is the mean over a range of x that is the same for all runs.
 
   Raises:
     UserError: It cannot be written.
@@ -140,7 +140,7 @@ def _draw_panel(
 def _styles(count: int) -> list[dict[str, Any]]:
   """Returns the style of each line.
 
-  The first ones are wider, so that they can be seen below others.
+  The first lines are wider, so that they stay visible below others.
   """
   widths = np.linspace(2.0, 1.3, count)
   styles = itertools.cycle(itertools.product(_DASHES, _COLORS))
@@ -151,7 +151,7 @@ def _styles(count: int) -> list[dict[str, Any]]:
 
 
 def _window(lines: Iterable[Line]) -> float:
-  """Returns the width of x for means; 0: no point has another one near."""
+  """Returns the width of the smoothing window; 0: points are too far apart."""
   xs = [line.x for line in lines if len(line.x) > 1]
   if not xs:
     return 0.0
@@ -224,7 +224,7 @@ def _add_legend(
 ) -> None:
   from matplotlib import lines
 
-  letters = max(map(len, styles)) + 8  # and the piece of a line before
+  letters = max(map(len, styles)) + 8  # includes the sample of the line
   per_row = math.floor(columns * _WIDTH / (letters * canvas.LETTER))
   handles = [lines.Line2D([], [], **style) for style in styles.values()]
   figure.legend(

@@ -12,7 +12,7 @@ from vit_jax.data import preprocess as preprocess_lib
 
 # Perceptually uniform, and readable by the colour-blind.
 VALUES = 'viridis'
-# For maps over images: its first colour is blue, not black like dark pixels.
+# For maps over images: its first colour is blue, unlike dark pixels.
 HEAT = 'plasma'
 _DETAIL = 0.15  # of the image's contrast that is visible through a map
 _TIMES_MEAN = 4.0
@@ -59,14 +59,14 @@ def tile_shape(
   width: int = 960,
   limits: tuple[int, int] = (40, 144),
 ) -> tuple[int, int]:
-  """Returns (height, width) of tiles, so that whole pixels make each patch.
+  """Returns (height, width) of tiles in which each patch has whole pixels.
 
   Args:
     image: (H, W).
     grid: (h, w).
     columns: Number of tiles in a row.
     width: Largest width of a row.
-    limits: Least and largest length of a tile's longer side, if possible.
+    limits: Minimum and maximum of a tile's longer side, if possible.
   """
   longest = np.clip(width // columns, *limits)
   scale = min(longest / image[0], longest / image[1])
@@ -100,7 +100,7 @@ def color(
 
   Args:
     values: [h, w].
-    shape: (height, width) of what is returned.
+    shape: (height, width) of the result.
     limits: Values of the first and the last colour.
     name: Name of the colour map in matplotlib.
 
@@ -115,7 +115,7 @@ def color(
 
 
 def top(values: np.ndarray) -> float:
-  """Returns the value of the last colour of a map; that of the first is 0.
+  """Returns the value of a map's last colour; the first colour means 0.
 
   It is the largest value, or four times the mean if that is more, so that a
   nearly uniform map has nearly one colour, and not the brightest. The page uses
@@ -162,7 +162,7 @@ def mark(
 
 
 def stretched(filters: np.ndarray) -> np.ndarray:
-  """Returns filters as colours: each from its least to its largest weight.
+  """Returns filters as colours, each scaled from its least to largest weight.
 
   Args:
     filters: Float [F, p, q, C].
@@ -188,9 +188,9 @@ def spread(count: int, most: int) -> list[int]:
 def grouped(
   groups: Sequence[Sequence[np.ndarray]], most: int
 ) -> list[list[np.ndarray | None]]:
-  """Puts groups of as many tiles into rows of at most `most` tiles.
+  """Puts groups of equally many tiles into rows of at most `most` tiles.
 
-  A row has at least one group; the last one is filled up with None.
+  A row has at least one group; the last row is filled up with None.
   """
   size = len(groups[0])
   per_row = max(1, min(most // size, len(groups)))
@@ -204,6 +204,6 @@ def grouped(
 def _scaled(
   x: np.ndarray, low: float | np.ndarray, high: float | np.ndarray
 ) -> np.ndarray:
-  """Maps low to 0 and high to 1; all to 0 where they are the same."""
+  """Maps low to 0 and high to 1; if they are equal, all values to 0."""
   span = np.where(np.subtract(high, low) > 0, np.subtract(high, low), 1)
   return np.clip((x - low) / span, 0, 1)

@@ -1,1 +1,1 @@
-"""Steps of a finished run, computed again."""
+"""Repeats a step or all steps of an earlier run."""

@@ -1,7 +1,7 @@
-"""Examines what every layer of a training step computes: finite? how large?
+"""Finds non-finite and large values in each layer of a training step.
 
-The model is examined unrolled, whatever the config says: the function is the
-same, and only so does each layer have a name. In comments: B images, E events.
+The model is always unrolled here: the function is the same as with scan, and
+each layer has a name. In comments: B images, E events.
 """
 
 from collections.abc import Callable
@@ -46,7 +46,7 @@ class Values(NamedTuple):
   """Statistics of an array.
 
   Attributes:
-    bad: How many values are not finite.
+    bad: Number of values that are not finite.
     largest: The largest finite absolute value.
   """
 
@@ -56,22 +56,23 @@ class Values(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class Findings:
-  """The values that one step computes.
+  """Statistics of the values that one step computes.
 
   Attributes:
-    events: On the way to the loss, in the order of computation.
-    bad: int32 [E, B], how many values of an example are not finite. Where they
-      belong to no single example, all of them have the same number.
-    largest: float32 [E], of the absolute values that are finite.
-    arrays: By stage: the `parameters` before the step; and, of what trains, the
-      `gradient`, the state of the `optimizer` after it, and the
-      `parameters_after`. Each is by path, as an unrolled model has it.
+    events: Events of the forward pass, in the order of computation.
+    bad: int32 [E, B], number of values of an example that are not finite. If
+      values belong to no single example, all examples have the same number.
+    largest: float32 [E], largest finite absolute value.
+    arrays: Statistics by stage, then by path in the unrolled model. Stages are
+      the `parameters` before the step and, for trainable parameters, the
+      `gradient`, the state of the `optimizer` after the step, and the
+      `parameters_after`.
     index: int32 [B], ids of the examples.
-    targets: [B, ...] by the name of the feature; of a label the shares of the
-      classes, float32 [B, classes], where images are mixed.
-    drawn: Rows of `images`; the examples of the first event that is bad come
-      first where not all fit.
-    images: float32 [len(drawn), H, W, C], as the model was fed them.
+    targets: Targets [B, ...] by feature name; for mixed images a label is
+      weights of the classes, float32 [B, classes].
+    drawn: Rows of the batch in `images`. If not all fit, examples of the first
+      bad event come first.
+    images: float32 [len(drawn), H, W, C], input of the model.
   """
 
   events: tuple[Event, ...]
@@ -114,7 +115,7 @@ def examine(
   batch: objectives.Batch,
   step: int,
 ) -> Findings:
-  """Examines all that one step computes, without changing the state.
+  """Examines one step without changing the state.
 
   Args:
     e: The experiment.
@@ -155,8 +156,8 @@ def _forward(
   """Returns a function that computes a step's loss and examines each module.
 
   Returns:
-    A function of (parameters, extra, batch, step) to a trace, and to the
-    images that the model is fed, float32 [B, H, W, C], and their targets.
+    A function (parameters, extra, batch, step) -> trace, input images of the
+    model, float32 [B, H, W, C], and their targets.
   """
   config = e.config.copy_and_resolve_references()
   config.model.scan, config.model.remat = False, 'none'
@@ -221,7 +222,7 @@ class _Recorder:
     kwargs: dict[str, Any],
     context: nn.module.InterceptorContext,
   ) -> Any:
-    """Calls a module's method, as `nn.intercept_methods` asks for."""
+    """Calls a module's method, as an interceptor of `nn.intercept_methods`."""
     scope = context.module.scope
     assert scope is not None  # bound, since it is called
     root = scope.root
@@ -237,7 +238,7 @@ class _Recorder:
     return result
 
   def trace(self) -> _Trace:
-    """Returns what was seen."""
+    """Returns the recorded statistics."""
     shape = (self._batch_size,)
     bad = [jnp.broadcast_to(values.bad, shape) for values in self._values]
     largest = [values.largest.max() for values in self._values]
@@ -268,8 +269,7 @@ def _backward(
   """Returns a function that examines a step's gradients and their effects.
 
   Returns:
-    A function of (state, batch, step) to what becomes
-    `Findings.arrays`.
+    A function (state, batch, step) -> values for `Findings.arrays`.
   """
 
   def run(

@@ -1,10 +1,9 @@
-"""Repeats one step of a run, and says where its numbers stopped being finite.
+"""Repeats one step of a run, and finds where its values became non-finite.
 
-Step k is the k-th update, as in the message 'step k was not finite'. Since
-batches, augmentation and dropout depend on the seed and the step alone, the
-nearest checkpoint before it and the steps since then lead to the same step.
-Nothing of the run is changed: WORKDIR/replay/STEP.json and STEP.png are all
-that is written.
+Step k is the k-th update, as in the message 'step k was not finite'. Batches,
+augmentation and dropout depend only on the seed and the step, so repeating the
+steps from the nearest earlier checkpoint gives the same step. This does not
+change the run; it only writes WORKDIR/replay/STEP.json and STEP.png.
 """
 
 from collections.abc import Iterable
@@ -49,18 +48,18 @@ _STAGES = {
 
 
 def run(config: ml_collections.ConfigDict, workdir: str, step: int) -> int:
-  """Repeats a step; prints what was found, as JSON, and tells it to people.
+  """Repeats a step; prints the findings as JSON, and logs them as text.
 
   Args:
     config: Config of the run.
-    workdir: Work directory of a run that is finished, stopped or going on.
+    workdir: Work directory of a run that is finished, stopped or running.
     step: Number of the update, from 1.
 
   Returns:
     The exit status, 0: the step was repeated, whatever was found.
 
   Raises:
-    UserError: There is no such run or step, or the config is another.
+    UserError: There is no such run or step, or its config is different.
   """
   path = pathlib.Path(workdir).absolute()
   with processes.together():
@@ -133,7 +132,7 @@ def _repeat(
   batch: feed.Batch,
   step: int,
 ) -> tuple[train_step_lib.TrainState, dict[str, float]]:
-  """Makes one update, as the loop does; returns its metrics too."""
+  """Makes one update as the loop does; returns the state and the metrics."""
   told = mesh_lib.on_each_device(
     train_step_lib.BROKEN if batches.error else 0, e.program.mesh
   )
@@ -150,7 +149,7 @@ def _repeat(
 def _check_good(
   e: experiment_lib.Experiment, k: int, step: int, metrics: Scalars
 ) -> None:
-  """Raises a UserError where step k is not finite, and so nothing after it."""
+  """Raises a UserError if step k is not finite, and so no later one is."""
   if metrics['ok']:
     return
   if not e.config.train.skip_nonfinite:
@@ -165,7 +164,7 @@ def _check_good(
 def _report(
   e: experiment_lib.Experiment, f: diagnose.Findings, metrics: Scalars
 ) -> dict[str, Any]:
-  """Returns what was found, as JSON has it."""
+  """Returns the findings, for JSON."""
   good = {
     name: not any(values.bad for values in arrays.values())
     for name, arrays in f.arrays.items()
@@ -176,7 +175,7 @@ def _report(
     'skipped': e.config.train.skip_nonfinite and not metrics['ok'],
     'first': next(_causes(f, metrics), None),
     'finite': {
-      'images': not f.bad[0].any(),  # what goes into the model comes first
+      'images': not f.bad[0].any(),  # the first event is the model's input
       'forward': not f.bad.any(),
       'loss': math.isfinite(metrics['loss']),
       **good,
@@ -187,7 +186,7 @@ def _report(
 
 
 def _causes(f: diagnose.Findings, metrics: Scalars) -> Iterator[dict[str, Any]]:
-  """Yields what is not finite, in the order of computation."""
+  """Yields the non-finite values, in the order of computation."""
   for i, (event, bad) in enumerate(zip(f.events, f.bad, strict=True)):
     if bad.any():
       yield {
@@ -216,19 +215,19 @@ def _causes(f: diagnose.Findings, metrics: Scalars) -> Iterator[dict[str, Any]]:
           'largest_finite': arrays[name].largest,
         }
     if norm and not math.isfinite(metrics[norm]):
-      # The sum of squares is too large for a float32.
+      # The sum of squares of finite values may overflow float32.
       name = max(arrays, key=lambda name: arrays[name].largest)
       largest = arrays[name].largest
       yield {'stage': norm, 'name': name, 'largest_finite': largest}
 
 
 def _place(event: diagnose.Event) -> dict[str, str]:
-  """Returns the module that computed something, and where in it."""
+  """Returns the module that computed a value, and where in the module."""
   if event.when == 'output':
     return {'name': event.path or 'model', 'at': 'output'}
   if not event.path:
     return {'name': 'images', 'at': 'input'}
-  # The modules before it are finite: what lies between is the outer module's.
+  # Earlier modules have finite outputs, so the outer module computed this.
   outer = event.path.rpartition('/')[0] or 'model'
   return {'name': outer, 'at': f'input of {event.path}'}
 
@@ -250,14 +249,14 @@ def _last_layers_first(f: diagnose.Findings, names: Iterable[str]) -> list[str]:
     if not name.startswith(trunk):  # an objective's own, after the trunk
       return len(f.events)
     module = name.removeprefix(trunk).rpartition('/')[0]
-    # What belongs to no module is added to the tokens, before the blocks.
+    # Parameters of no module are added to the tokens, before the blocks.
     return outputs.get(module, len(f.events)) if module else blocks
 
   return sorted(names, key=position, reverse=True)
 
 
 def _recorded(path: pathlib.Path, step: int) -> Scalars:
-  """Returns the metrics that the run reported of a step, where it did."""
+  """Returns the metrics that the run reported for a step, if any."""
   found: Scalars = {}
   with contextlib.suppress(FileNotFoundError):
     for line in safe_io.read_lines(path):
@@ -273,7 +272,7 @@ def _recorded(path: pathlib.Path, step: int) -> Scalars:
 
 
 def _likeness(report: dict[str, Any]) -> str:
-  """Says how like the recorded metrics those of the repetition are."""
+  """Returns text on how the repeated metrics agree with the recorded ones."""
   if report['same']:
     return 'the same'
   then = report['recorded']
@@ -287,7 +286,7 @@ def _likeness(report: dict[str, Any]) -> str:
 
 
 def _compare(metrics: Scalars, recorded: Scalars) -> dict[str, Any]:
-  """Returns the metrics as they are now and were then; None is not finite."""
+  """Returns metrics of the repetition and of the run; None: not finite."""
   metrics = {name: x for name, x in metrics.items() if name != 'ok'}
   both = [name for name in metrics if name in recorded]
   now, then = (
@@ -307,7 +306,7 @@ def _write(
   f: diagnose.Findings,
   report: dict[str, Any],
 ) -> None:
-  """Writes report and contact sheet, prints the one and tells of both."""
+  """Writes report and contact sheet; prints the report and logs both."""
   report['contact_sheet'] = _draw(path.with_suffix('.png'), e, f, report)
   report['report'] = str(path.with_suffix('.json'))
   modules = {
@@ -332,7 +331,7 @@ def _draw(
   f: diagnose.Findings,
   report: dict[str, Any],
 ) -> str:
-  """Draws what the model was fed; returns where."""
+  """Draws the model's input images; returns the path of the picture."""
   guilty = set((report['first'] or {}).get('examples', ()))
   marked = [i for i, row in enumerate(f.drawn) if f.index[row] in guilty]
   mean, std = (
@@ -352,7 +351,7 @@ def _draw(
 
 
 def _lines(report: dict[str, Any]) -> Iterator[str]:
-  """Yields the report for people."""
+  """Yields lines of the report as readable text."""
   metrics = ', '.join(
     f'{name} {"not finite" if x is None else reporting.text(x)}'
     for name, x in report['metrics'].items()
@@ -377,7 +376,7 @@ def _lines(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _show(cause: dict[str, Any], report: dict[str, Any]) -> str:
-  """Says in words what `_causes` found."""
+  """Returns a cause from `_causes` as text."""
   text = _STAGES[cause['stage']]
   if 'name' in cause:
     comma = '' if text.endswith(' of') else ','

@@ -97,7 +97,7 @@ def _tell_changes(
   info: Mapping[str, Any],
   config: ml_collections.ConfigDict,
 ) -> None:
-  """Logs what the original was and what has changed since; opens the data.
+  """Logs the original's setting and what has changed since; opens the data.
 
   Args:
     path: The work directory of the original.

@@ -1,10 +1,10 @@
 """Saves the checkpoints of a run, and restores the run from them.
 
-`WORKDIR/checkpoints/STEP/` holds the train state, `WORKDIR/best/STEP/` the same
+`WORKDIR/checkpoints/STEP/` has the train state, `WORKDIR/best/STEP/` the same
 without the optimizer's state. `checkpoint_format` describes the files.
 
-Functions import Orbax when they need it, since that takes half as long as
-importing JAX.
+Orbax is imported only in the functions that need it, since its import takes
+half as long as that of JAX.
 """
 
 from collections.abc import Callable
@@ -35,10 +35,10 @@ PyTree = Any
 
 
 class Checkpointer:
-  """Saves the train state of a run, and finds the newest good one again.
+  """Saves the train state of a run, and restores the newest good one.
 
-  Only one may be open on a work directory, since it begins by removing the
-  remains of interrupted saves. With several processes, all make the same calls.
+  Only one may be open on a work directory, since opening removes the remains of
+  interrupted saves. With several processes, all must make the same calls.
 
   Attributes:
     counts: The `counts` of the checkpoint that was restored; {} if there is
@@ -59,17 +59,17 @@ class Checkpointer:
       config: `config.checkpoint`; only `keep` and `best` are used.
       keep_every: Its `keep_every` in steps, from `config.period`: the first
         checkpoint at or after each multiple is kept for ever.
-      lower_is_better: Whether the metric of `best` is to fall.
+      lower_is_better: Whether lower values of the metric `best` are better.
 
     Raises:
       UserError: The directories cannot be made.
     """
-    workdir = pathlib.Path(workdir).resolve()  # Orbax wants absolute paths
+    workdir = pathlib.Path(workdir).resolve()  # Orbax needs absolute paths
     checkpoint_format.quiet_orbax()
     keep = functools.partial(steps_to_keep, keep=config.keep, every=keep_every)
     self.counts: dict[str, int] = {}
     self._metric, self._lower_is_better = config.best, lower_is_better
-    # Step and metric of what is in best/.
+    # Step and metric of the checkpoint in best/.
     self._best: tuple[int, float] | None = None
     self._best_store: _Store | None = None
     self._store = _Store(workdir / 'checkpoints', keep)
@@ -94,7 +94,7 @@ class Checkpointer:
     except UserError as e:
       if error is None:
         raise
-      # The first error is raised.
+      # The first error propagates, not this one.
       if not isinstance(error, UserError):
         logging.error('%s', e)
 
@@ -136,8 +136,8 @@ class Checkpointer:
   ) -> bool:
     """Writes best/STEP in the background if the metric is the best so far.
 
-    The metric is `config.checkpoint.best`. The old best goes once the new one
-    is whole.
+    The metric is `config.checkpoint.best`. The old best is removed once the new
+    one is complete.
 
     Args:
       step: Number of completed updates.
@@ -164,9 +164,9 @@ class Checkpointer:
   ) -> tuple[PyTree, int, dict[str, float] | None] | None:
     """Reads the newest good checkpoint.
 
-    A damaged one is named in a warning, and renamed to `STEP.damaged` once an
-    older one was found to be good. If the run stopped before it had written its
-    best checkpoint, this writes it.
+    A warning names a damaged checkpoint. It is renamed to `STEP.damaged` once
+    an older one was read. If the run stopped before it had written its best
+    checkpoint, this writes it.
 
     Args:
       abstract_state: The train state to fill, of `jax.ShapeDtypeStruct` leaves
@@ -210,7 +210,7 @@ class Checkpointer:
     """
     with contextlib.ExitStack() as stack:
       for store in self._stores():
-        stack.callback(store.close)  # each, even where another one fails
+        stack.callback(store.close)  # closes each, even if another one fails
 
   def _stores(self) -> list['_Store']:
     return [s for s in (self._store, self._best_store) if s is not None]
@@ -250,13 +250,13 @@ class _Store:
     import orbax.checkpoint as ocp
 
     self.directory = directory
-    self._writing: int | None = None  # the step that is on its way to the disk
+    self._writing: int | None = None  # the step that is being written
     options = ocp.CheckpointManagerOptions(
       preservation_policy=_Policy(to_keep),
       cleanup_tmp_directories=True,
       lightweight_initialize=True,
       async_options=ocp.AsyncOptions(
-        # If a directory cannot be made, threads would wait 20 minutes for it.
+        # If a directory cannot be made, Orbax's threads would wait 20 minutes.
         create_directories_asynchronously=False,
         barrier_sync_fn=_meeting(),
       ),
@@ -304,7 +304,7 @@ class _Store:
     try:
       self.wait()
     finally:
-      self._manager.close()  # which raises the same error only once
+      self._manager.close()  # does not raise the same error again
 
   def set_aside(self, paths: Sequence[pathlib.Path]) -> None:
     if jax.process_index() == 0:
@@ -333,7 +333,7 @@ class _Store:
 def _meeting() -> Callable[..., None] | None:
   """Returns the barrier of the writing threads of all processes.
 
-  A thread that could not write does not wait for the others: its process
+  A thread that failed to write does not wait for the others: its process
   reports the error and ends.
   """
   if jax.process_count() == 1:
@@ -343,7 +343,7 @@ def _meeting() -> Callable[..., None] | None:
   wait = ocp.multihost.get_barrier_sync_fn()
 
   def meet(*, key: str, timeout_ms: int) -> None:
-    if sys.exception() is None:  # else Orbax is about to raise it
+    if sys.exception() is None:  # else Orbax raises the exception next
       wait(key=key, timeout_ms=timeout_ms)
 
   return meet

@@ -3,7 +3,7 @@
 A checkpoint is a directory STEP/ with two Orbax items: `state`, a tree of
 arrays, and `info`, a JSON object:
 
-    format   2; from format 1, without `extra`, only parameters are read
+    format   2; of format 1, which has no `extra`, only parameters are read
     step     number of completed updates
     metrics  metrics of the evaluations at that step; null: still to be done
     counts   counters of the run at that step; missing in older checkpoints
@@ -11,10 +11,10 @@ arrays, and `info`, a JSON object:
     crc32    checksum of all of the above
 
 Orbax writes into a temporary directory and renames it, so a directory STEP/ is
-always complete. It detects files that are missing or cut short, but not a
-flipped bit in an array, for which there are the checksums. They are computed on
-the device from the bits of the elements and their positions, so they depend
-neither on the mesh nor on the number of processes.
+always complete. It detects files that are missing or truncated, but not a
+flipped bit in an array; the checksums detect that. They are computed on the
+device from the bits of the elements and their positions, so they depend neither
+on the mesh nor on the number of processes.
 """
 
 from collections.abc import Callable
@@ -42,16 +42,16 @@ import numpy as np
 from vit_jax.config import UserError
 
 FORMAT = 2
-_PART_BYTES = 2**25  # parameters that are read at a time
+_PART_BYTES = 2**25  # parameters are read in parts of this size
 
 PyTree = Any
 StateFor = Callable[[Collection[str]], PyTree]
 
-_ORBAX = f'{os.sep}orbax{os.sep}'  # in the path of its files
+_ORBAX = f'{os.sep}orbax{os.sep}'  # a part of the paths of Orbax's files
 
 
 class DamagedError(Exception):
-  """A checkpoint exists, but is not what was written."""
+  """A checkpoint exists, but differs from what was written."""
 
 
 def make_info(
@@ -88,10 +88,10 @@ def checksums(tree: PyTree) -> dict[str, int]:
   unnoticed with probability 2^-32.
   """
   leaves = _leaves(tree)
-  # One small compiled function for each shape: one function for the whole tree
-  # is as fast, but takes ten times as long to compile. They run one after the
-  # other, since concurrent sums over several CPU devices can deadlock: each
-  # holds threads that another one needs.
+  # This compiles a small function for each shape; one for the whole tree would
+  # be as fast, but take ten times as long to compile. The functions run one
+  # after the other, since concurrent sums over several CPU devices can
+  # deadlock: each holds threads that another one needs.
   return {path: int(_checksum(x)) for path, x in leaves.items()}
 
 
@@ -102,7 +102,7 @@ def _checksum(x: jax.Array) -> jax.Array:
   else:
     kind = {1: jnp.uint8, 2: jnp.uint16}.get(x.dtype.itemsize, jnp.uint32)
     bits = jax.lax.bitcast_convert_type(x, kind).astype(jnp.uint32)
-  # Without reshaping, so that each device reads only its own shard.
+  # No reshape, so that each device reads only its own shard.
   position = jnp.zeros((), jnp.uint32)
   for axis, size in enumerate(bits.shape):
     index = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis)
@@ -132,7 +132,7 @@ def read_info(path: pathlib.Path) -> dict[str, Any]:
   """Reads the `info` of a checkpoint, without `crc32`.
 
   Raises:
-    DamagedError: It is not what was written.
+    DamagedError: It differs from what was written.
     UserError: It needs a newer version.
   """
   import orbax.checkpoint as ocp
@@ -194,7 +194,7 @@ def restore(
 
 
 def _check_is_current(path: pathlib.Path, info: Mapping[str, Any]) -> None:
-  """Raises a UserError where an older version wrote a train state."""
+  """Raises a UserError if an older version wrote the train state."""
   if info['format'] < FORMAT:
     raise UserError(
       f'checkpoint {path} has format {info["format"]}, of an older vit_jax,'
@@ -247,7 +247,7 @@ def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
 def _parts(
   wanted: dict[tuple[str, ...], jax.ShapeDtypeStruct],
 ) -> Iterator[dict[tuple[str, ...], jax.ShapeDtypeStruct]]:
-  """Yields arrays in parts, since Orbax needs twice the memory of each read."""
+  """Yields arrays in parts, since a read by Orbax needs twice its memory."""
   part: dict[tuple[str, ...], jax.ShapeDtypeStruct] = {}
   size = 0
   for key, x in wanted.items():
@@ -268,8 +268,8 @@ def _read_arrays(
   args = ocp.args.PyTreeRestore(
     item=wanted, restore_args=restore_args, partial_restore=True
   )
-  # Not through a manager, whose restore waits for all processes: a process that
-  # cannot read its part would leave the others waiting.
+  # Not with a CheckpointManager, whose restore waits for all processes: if one
+  # cannot read its part, the others would wait for ever.
   handler = ocp.PyTreeCheckpointHandler()
   try:
     return handler.restore(path / 'state', args=args)
@@ -310,7 +310,7 @@ def _check_fits(
 
 
 def cause(error: BaseException) -> str:
-  """Returns the part of an error that helps people, in one line."""
+  """Returns the useful part of an error's message, in one line."""
   while error.__cause__ is not None:  # Orbax wraps TensorStore's errors
     error = error.__cause__
   if isinstance(error, OSError) and error.strerror:
@@ -327,9 +327,10 @@ def cause(error: BaseException) -> str:
 def quiet_orbax() -> None:
   """Keeps Orbax's own messages off the terminal, except for warnings.
 
-  Orbax logs every detail, and each thread that sees a failure logs a traceback,
-  although the error is raised as well. Coroutines that a failure abandons
-  complain whenever they are collected, so this is never undone.
+  Orbax logs every detail. Each thread that sees a failure logs a traceback,
+  although the error is also raised. Coroutines that a failure abandons log a
+  message when they are garbage-collected, which may be at any time. So this
+  setting is never undone.
   """
   previous = sys.unraisablehook
 
@@ -368,8 +369,8 @@ def candidates(
 
   Args:
     workdir: The work directory of a run.
-    step: Step of the checkpoint; 'best'; 'newest'; None: the best before
-      others.
+    step: Step of the checkpoint; 'best'; 'newest'; None: first the best, then
+      the newest.
   """
   folders = {'best': ['best'], 'newest': ['checkpoints']}.get(
     str(step), ['best', 'checkpoints']
@@ -393,7 +394,7 @@ def steps(workdir: pathlib.Path | str) -> dict[str, list[int]]:
 
 
 def is_averaged(path: pathlib.Path) -> bool:
-  """Whether a checkpoint holds moving averages, which `read_params` prefers.
+  """Whether a checkpoint has moving averages; `read_params` then reads them.
 
   Raises:
     DamagedError: It cannot be read.

@@ -16,10 +16,10 @@ from tensorboardX.record_writer import masked_crc32c
 class Events:
   """An event file for TensorBoard.
 
-  tensorboardX.SummaryWriter does not serve. Its thread holds events back for up
-  to two minutes, which a killed run would lose; if the disk is full, the thread
-  dies and the loop waits for it for ever; and a run that resumes within a
-  second overwrites the file of the one before.
+  tensorboardX.SummaryWriter is not used, for three reasons. Its thread holds
+  events back for up to two minutes, and a killed run would lose them. If the
+  disk is full, the thread dies and the loop waits for it for ever. And a run
+  that resumes within a second overwrites the previous file.
   """
 
   def __init__(self, directory: pathlib.Path, start_step: int):
@@ -40,8 +40,9 @@ class Events:
     self._write(
       event_pb2.Event(wall_time=time.time(), file_version='brain.Event:2')
     )
-    # TensorBoard drops the events from this step on that it has read, except at
-    # the first start that it sees: so every run writes one.
+    # With this event TensorBoard drops earlier events from this step on. It
+    # ignores the first such event that it sees, so the first start writes one,
+    # too.
     start = event_pb2.SessionLog(status=event_pb2.SessionLog.START)
     self._write(
       event_pb2.Event(

@@ -1,9 +1,10 @@
-"""Locks between processes, which the kernel gives back when a process ends.
+"""File locks between processes; the kernel releases them when a process ends.
 
-This is the only lock of the package. `filelock` would not do: it empties the
-file at each attempt, where ours says who holds it; it cannot hand a lock on to
-a child, which has to outlive the sweep that started it; and where a network
-file system has no locks, it stops, where a run goes on with a warning.
+All locks of the package are of this kind. `filelock` is not used, for three
+reasons. It empties the file at each attempt, but here the file says who holds
+the lock. It cannot pass a lock on to a child process that outlives the sweep
+that started it. And if a network file system has no locks, it raises an error,
+while a run should go on with a warning.
 """
 
 import fcntl
@@ -16,26 +17,26 @@ from absl import logging
 class Lock:
   """A lock on a file; also between hosts, if their file system has locks.
 
-  A child that inherits the file holds the lock, too, until it ends.
+  A child process that inherits the file also holds the lock, until it ends.
   """
 
   def __init__(self, path: pathlib.Path, user: str = 'sweep'):
-    """Begins without the lock.
+    """Does not take the lock yet.
 
     Args:
       path: Path of its file, which need not exist.
-      user: Kind of process that takes it, for a warning where there are no
-        locks.
+      user: Kind of process that takes it, for the warning that the file system
+        has no locks.
     """
     self.path = path
     self._user = user
     self._file: int | None = None
 
   def acquire(self, wait: bool = True) -> bool:
-    """Takes the lock; returns whether we have it.
+    """Takes the lock; returns whether this process now holds it.
 
     Args:
-      wait: Whether to wait until its holder gives it back.
+      wait: Whether to wait until its holder releases it.
 
     Raises:
       OSError: Its file cannot be opened.
@@ -58,18 +59,18 @@ class Lock:
     return True
 
   def fileno(self) -> int:
-    """Returns the file that holds the lock."""
+    """Returns the file descriptor that holds the lock."""
     assert self._file is not None
     return self._file
 
   def release(self) -> None:
-    """Gives the lock back, unless a child has it."""
+    """Releases the lock, unless a child process still holds it."""
     if self._file is not None:
       os.close(self._file)
       self._file = None
 
   def write(self, text: str) -> None:
-    """Writes into the file, for those who find it locked."""
+    """Writes a text into the file, for processes that find it locked."""
     os.ftruncate(self.fileno(), 0)
     os.pwrite(self.fileno(), text.encode(), 0)
 
@@ -82,7 +83,7 @@ class Lock:
 
 
 def is_held(path: pathlib.Path) -> bool:
-  """Returns whether a process holds the lock of a file, if there is one."""
+  """Whether a process holds the lock of a file, which need not exist."""
   try:
     file = os.open(path, os.O_RDONLY | os.O_NONBLOCK)
   except OSError:
@@ -99,14 +100,14 @@ def is_held(path: pathlib.Path) -> bool:
 
 
 class JournalLock(Lock):
-  """The lock of Optuna's journal, which it asks for before it appends to it.
+  """The lock that Optuna takes before it appends to its journal.
 
-  Optuna's own locks outlive a process that is killed, and it appends to what
-  such a process left of a line, which makes the journal unreadable.
+  Optuna's own locks stay locked after their process is killed. It also appends
+  to an incomplete line of a killed process, which makes the journal unreadable.
   """
 
   def __init__(self, journal: pathlib.Path):
-    """Begins without the lock.
+    """Does not take the lock yet.
 
     Args:
       journal: The file that Optuna appends to.
@@ -115,7 +116,7 @@ class JournalLock(Lock):
     self._journal = journal
 
   def acquire(self, wait: bool = True) -> bool:
-    """Takes the lock, and cuts off a line that was not written to its end."""
+    """Takes the lock, and cuts off an incomplete last line."""
     taken = super().acquire(wait)
     if taken:
       _cut_torn_line(self._journal)

@@ -1,6 +1,6 @@
 """Reads the record of a run from its work directory, without JAX.
 
-The run may be finished, stopped, or still going on.
+The run may be finished, stopped or still running.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ from vit_jax.config import UserError
 from vit_jax.runs import locks
 from vit_jax.runs import safe_io
 
-# Metrics that measure the machine, which differ between any two runs.
+# Metrics that measure the machine; they always differ between runs.
 _TIMED = re.compile(
   r'train/(\w*seconds\w*|images_per_second|data_wait|goodput|checkpoint_stall'
   r'|mfu)'
@@ -36,7 +36,7 @@ class Point(NamedTuple):
 
   step: int  # completed updates
   epoch: float
-  seconds: float  # since the run began, without pauses between its starts
+  seconds: float  # since the run began, without the time when it was stopped
   value: float  # nan where it was not finite
 
 
@@ -50,8 +50,8 @@ class Record:
     starts: The entries of run.json, the newest last.
     curves: The points of each metric by name, in order of the steps.
     state: 'finished', 'running' or 'stopped'.
-    directions: 'max' or 'min' by metric, as run.json says which of its values
-      is better; a name that ends with '/' stands for several metrics.
+    directions: The better direction, 'max' or 'min', of each metric, from
+      run.json; a name that ends with '/' stands for several metrics.
   """
 
   path: pathlib.Path
@@ -80,8 +80,8 @@ class Record:
   def is_better_low(self, name: str) -> bool:
     """Whether lower values of a metric are better.
 
-    As run.json says. Where it does not, as for runs before it did: losses and
-    errors, by the end of their names.
+    run.json says this. For older runs, whose run.json does not, lower is better
+    if the name ends like that of a loss or an error.
     """
     for known, direction in self.directions.items():
       if name == known or (known.endswith('/') and name.startswith(known)):
@@ -102,7 +102,7 @@ def is_timed(name: str) -> bool:
 def is_run(path: pathlib.Path) -> bool:
   """Whether a path is the work directory of a run that began.
 
-  Converted models have a config.json, too.
+  A config.json alone is not enough, since converted models have one.
   """
   return (path / 'config.json').is_file() and (path / 'run.json').is_file()
 
@@ -199,7 +199,7 @@ def _read_curves(
   for number, line in enumerate(safe_io.read_lines(path), 1):
     values = parse_metrics(line)
     if values is None:
-      if line.endswith('\n'):  # else the run is writing it, or was killed
+      if line.endswith('\n'):  # else the line is still being written, or cut
         damaged.append(number)
       continue
     step, epoch = values.pop('step'), values.pop('epoch', math.nan)
@@ -216,7 +216,7 @@ def _read_curves(
 
 
 class _Clock:
-  """Converts clock time to run time, which stops between its starts."""
+  """Converts clock time to run time, without the time between starts."""
 
   def __init__(self, starts: Sequence[float]):
     self._starts = list(starts)
@@ -259,9 +259,9 @@ def show_git(git: Mapping[str, Any]) -> str:
 
 
 def short_names(paths: Sequence[pathlib.Path]) -> list[str]:
-  """Returns the shortest ends of paths by which they differ.
+  """Returns the shortest unique ends of paths.
 
-  Parts that all paths have at their end are left out.
+  Parts at the end that all paths share are left out.
 
   Args:
     paths: Absolute paths, all different.
@@ -310,5 +310,5 @@ def parse_metrics(line: str) -> dict[str, Any] | None:
 def _is_number(value: Any) -> bool:
   """Whether a value is a number that a float can hold."""
   if type(value) is float:
-    return True  # even the largest: a run may diverge
+    return True  # even if it is huge: a run may diverge
   return type(value) is int and abs(value) < 2**1000

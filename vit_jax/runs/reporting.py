@@ -1,12 +1,12 @@
 """Reports metrics to a file, to TensorBoard and on the terminal.
 
-metrics.jsonl has one JSON object a line: `step` (completed updates), `epoch`
+metrics.jsonl has one JSON object per line: `step` (completed updates), `epoch`
 (passes over the examples so far), `time` (seconds since 1970), and scalars by
 name. Infinity and NaN, which JSON does not have, are null. The files
-events.out.* hold the same scalars for TensorBoard, with NaN but without counts
+events.out.* have the same scalars for TensorBoard, with NaN but without counts
 of examples, and also the config and a few images.
 
-When a run resumes at a step, entries after that step are cut from both. A
+When a run resumes at a step, entries after that step are removed from both. A
 metric that was already reported at that step is not reported again.
 """
 
@@ -32,7 +32,7 @@ from vit_jax.runs import events
 from vit_jax.runs import records
 from vit_jax.runs import safe_io
 
-# Logs to the file alone: the terminal shows these messages in another form.
+# Logs only to the file: the terminal shows these messages in another form.
 _FILE_ONLY = python_logging.getLogger('vit_jax.file_only')
 
 
@@ -40,8 +40,8 @@ _FILE_ONLY = python_logging.getLogger('vit_jax.file_only')
 def shown() -> Iterator[None]:
   """Shows log messages on stderr, unless a command or the caller does so.
 
-  Commands and callers set absl's verbosity: to INFO, or, in all processes but
-  the first, to less than warnings. In a notebook nobody has set it.
+  Commands and callers set absl's verbosity: to INFO, or to ERROR in all
+  processes but the first. In a notebook it usually has its default.
   """
   logger = logging.get_absl_logger()
   is_set = logging.get_verbosity() != logging.WARNING  # absl's default
@@ -51,7 +51,7 @@ def shown() -> Iterator[None]:
   before, level = logging.get_verbosity(), logger.level
   handler = python_logging.StreamHandler()
   handler.setFormatter(python_logging.Formatter('%(message)s'))
-  if not logger.hasHandlers():  # else the caller's handlers show it
+  if not logger.hasHandlers():  # else the caller's handlers show messages
     logger.addHandler(handler)
   logging.set_verbosity(logging.INFO)
   try:
@@ -91,10 +91,10 @@ def log_to(path: pathlib.Path) -> Iterator[None]:
 
 
 class _LogFile(python_logging.FileHandler):
-  """A log file that ignores errors when it is written.
+  """A log file that ignores write errors.
 
-  Metrics and checkpoints report a full disk in one line; logging would print a
-  traceback for every message.
+  If the disk is full, metrics and checkpoints report that in one line; logging
+  would print a traceback for every message.
   """
 
   def handleError(self, record: python_logging.LogRecord) -> None:
@@ -123,8 +123,7 @@ class Reporter:
       workdir: The work directory of the run.
       total_steps: Number of steps of the whole run.
       start_step: Number of updates that were completed before.
-      writes: False in all processes but the one that reports; then all methods
-        do nothing.
+      writes: Whether this process reports. If not, all methods do nothing.
       stream: The progress bar is shown here if it is a terminal; None: stderr.
 
     Raises:
@@ -189,7 +188,7 @@ class Reporter:
   def write(
     self, step: int, epoch: float, scalars: Mapping[str, float]
   ) -> None:
-    """Reports the metrics of a step, flushed so that a killed run keeps them.
+    """Reports the metrics of a step, and flushes them in case of a kill.
 
     Args:
       step: Number of completed updates.
@@ -257,7 +256,7 @@ class Reporter:
     if self._bar is not None:
       logging.get_absl_logger().removeFilter(self._clear_bar)
       self._bar.close()
-    # `write` has reported what could not be written.
+    # `write` has already reported write errors.
     with contextlib.suppress(OSError):
       self._metrics.close()
     with contextlib.suppress(OSError):
@@ -275,7 +274,7 @@ class Reporter:
     return [f'{tqdm.tqdm.format_interval(seconds)} left']
 
   def _clear_bar(self, record: python_logging.LogRecord) -> bool:
-    """Clears the bar for a message; the bar is drawn again below it."""
+    """Clears the bar for a message; it is drawn again below the message."""
     del record
     if self._bar is not None:
       self._bar.clear()
@@ -292,7 +291,7 @@ class Reporter:
 def cut_back(
   path: pathlib.Path, step: int
 ) -> dict[str, tuple[int, float | None]]:
-  """Cuts lines after a step, and lines that are not whole, from a file.
+  """Removes lines after a step, and incomplete lines, from a file.
 
   Args:
     path: Path of metrics.jsonl, which need not exist.

@@ -1,6 +1,6 @@
-"""Reads the newest good checkpoint of a run, and changes nothing.
+"""Reads the newest good checkpoint of a run, without changing its files.
 
-Damaged checkpoints are named in a warning and passed over.
+Damaged checkpoints are skipped; a warning names them.
 """
 
 from collections.abc import Callable
@@ -72,7 +72,7 @@ def newest_good(
 def _first_good(
   paths: Sequence[pathlib.Path], read: Callable[[pathlib.Path], Any]
 ) -> tuple[Any, pathlib.Path, list[pathlib.Path]] | None:
-  """Returns content and path of the first good one, and damaged ones before."""
+  """Returns content and path of the first good one, and the damaged before."""
   damaged: dict[pathlib.Path, str] = {}
   for path in paths:
     try:
@@ -110,7 +110,8 @@ def restore_params(
 
   Args:
     workdir: The work directory of a run.
-    step: The checkpoint to read: its step, 'best' or 'newest'; None: as above.
+    step: The checkpoint to read: its step, 'best' or 'newest'; None: the best,
+      or else the newest good one.
 
   Returns:
     The parameters (nested dicts of NumPy arrays), their step, and the path of

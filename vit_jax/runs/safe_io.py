@@ -1,9 +1,9 @@
-"""Files that are read safely, and replaced as a whole.
+"""Reads files safely, and replaces files atomically.
 
-A file that is written appears under its name once it is complete: whoever reads
-it, even after a crash, finds the old or the new one. A file that is read may be
-made by others: it must be a regular file of a bounded size, and its JSON may
-not be nested so deeply that what goes through it overflows the stack.
+A written file appears under its name only when it is complete. A reader finds
+either the old or the new file, even after a crash. Files that are read may come
+from others: they must be regular files of bounded size, and JSON must not be
+nested so deeply that recursive code overflows the stack.
 """
 
 from collections.abc import Iterator
@@ -20,11 +20,11 @@ from typing import TextIO
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
 
-# The largest text file that is read whole, in bytes: the names of a million
-# classes.
+# The largest text file that is read at once, in bytes. It is enough for the
+# names of a million classes.
 MOST_TEXT = 64 << 20
 _LONGEST_LINE = 4 << 20  # bytes of a line of metrics.jsonl
-_DEEPEST = 64  # nested lists and objects of JSON
+_DEEPEST = 64  # deepest nesting of lists and objects in JSON
 
 
 @contextlib.contextmanager
@@ -42,7 +42,7 @@ def replacing_path(path: pathlib.Path) -> Iterator[pathlib.Path]:
     finally:
       temporary.unlink(missing_ok=True)
   except OSError as e:
-    if e.filename not in (None, str(temporary)):  # an error of another file
+    if e.filename not in (None, str(temporary)):  # the error of another file
       raise
     raise cannot_write(path, e) from e
 
@@ -72,7 +72,7 @@ def cannot_write(path: pathlib.Path, error: OSError) -> UserError:
 
 
 def write_json(path: pathlib.Path, value: Any) -> None:
-  """Writes a JSON file, which is at any moment the whole old or new one.
+  """Writes a JSON file; at any time it is the complete old or new one.
 
   Raises:
     UserError: It cannot be written.
@@ -129,7 +129,7 @@ def read_lines(path: pathlib.Path) -> Iterator[str]:
   """Yields the lines of a regular file with their line ends.
 
   Bytes that are not UTF-8 become replacement characters. Lines of more than
-  4 MiB, longer than any that a run writes, come in parts.
+  4 MiB (a run writes none) are yielded in parts.
 
   Raises:
     FileNotFoundError: There is no such file.
@@ -152,7 +152,7 @@ def read_json(
 
   Args:
     path: Path of the file.
-    advice: The end of the error, which says what to do.
+    advice: The end of the error message, which says what to do.
 
   Raises:
     UserError: It cannot be read.

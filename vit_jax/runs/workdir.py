@@ -28,7 +28,7 @@ from vit_jax.config import UserError
 from vit_jax.runs import locks
 from vit_jax.runs import safe_io
 
-# Packages whose versions decide what a run computes.
+# Packages whose versions can change the results of a run.
 _PACKAGES = (
   'vit_jax',
   'jax',
@@ -52,13 +52,13 @@ _PACKAGES = (
 
 @contextlib.contextmanager
 def lock(workdir: pathlib.Path | str) -> Iterator[None]:
-  """Holds a work directory, which is made where there is none.
+  """Locks a work directory, which is created if it does not exist.
 
-  The kernel gives the lock back when the process ends, however it does. With
-  several processes, the first alone calls this.
+  The kernel releases the lock when the process ends, even after a crash. With
+  several processes, only the first calls this.
 
   Raises:
-    UserError: Another process holds it, or it cannot be made.
+    UserError: Another process has locked it, or it cannot be created.
   """
   workdir = pathlib.Path(workdir)
   if workdir.is_file():
@@ -95,8 +95,8 @@ def check_config(
 
   Args:
     workdir: The work directory.
-    config: The whole config; values that the data and the checkpoint decide may
-      be open.
+    config: The whole config; values that come from the data and the checkpoint
+      need not be set.
 
   Returns:
     The config with these values filled from the run; None if there is no run.
@@ -144,7 +144,7 @@ def prepare(
     config: The whole config.
     preprocess: The content of preprocess.json, with `classes`.
     data_fingerprint: Fingerprint of the training data.
-    metrics: 'max' or 'min' by metric, which of its values is better.
+    metrics: The better direction, 'max' or 'min', of each metric.
 
   Raises:
     UserError: The run in the work directory had another config or other
@@ -242,8 +242,8 @@ def _git() -> dict[str, Any] | None:
     ).stdout.strip()
 
   try:
-    # Installed in a virtual environment inside a checkout of something else,
-    # this file is not one of the checkout's.
+    # Fails if this file is in a virtual environment inside another project's
+    # checkout, since it is then not a file of that checkout.
     git('ls-files', '--error-unmatch', pathlib.Path(__file__).name)
     return {
       'commit': git('rev-parse', 'HEAD'),

@@ -1,4 +1,4 @@
-"""Sweeps: many runs of one config, and which of them was best.
+"""Sweeps: many runs of one config, ranked by a metric.
 
 A file in configs/sweeps/ has a `get_sweep(arg='')` that returns a `Sweep`.
 """

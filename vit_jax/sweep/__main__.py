@@ -1,25 +1,26 @@
-r"""Runs a config many times, and says which values of its keys were best.
+r"""Runs a config many times, and ranks the values of its keys.
 
   python -m vit_jax.sweep --config=configs/digits.py \
       --sweep=configs/sweeps/lr_wd.py --workdir=runs/lr_wd --jobs=2
 
-The sweep file says which keys vary, how, with which seeds and how often, and
-what is measured; --config.KEY=VALUE holds for all runs. Each trial is a run of
-`python -m vit_jax.main` for each seed, in WORKDIR/trials/NNNN/seedN.
+The sweep file defines the keys to vary and their values, the seeds, the number
+of trials and the metric; --config.KEY=VALUE applies to all runs. Each trial is
+a run of `python -m vit_jax.main` for each seed, in WORKDIR/trials/NNNN/seedN.
 
-The same command again goes on where it was stopped, in whatever way. Given on
-several machines with the same --workdir, it shares the trials among them; each
-ends when all trials have ended. --trials may then be more than before.
+The same command resumes a sweep, however it was stopped; --trials may then be
+larger than before. On several machines with the same --workdir, it shares the
+trials among them; each command ends when all trials have ended.
 
   leaderboard.csv  each trial's values, mean and 95% interval over the seeds
                    (Student's t), state and error, the best first
   sweep.png        the same as a picture
 
-Both are rewritten as trials end. stdout gets the leaderboard at the end,
-as a table or with --format=json as one array of objects with the same fields.
+Both are rewritten as trials end. At the end the leaderboard is printed to
+stdout, as a table, or with --format=json as one array of objects with the same
+fields.
 
-With --slurm each run is a job of its own (--local: without SLURM, to try that
-out); --jobs is then the number of jobs that are queued or run at once.
+With --slurm each run is a separate job (with --local, without SLURM, to try it
+out); --jobs is then the number of jobs that are queued or running at once.
 """
 
 from collections.abc import Callable
@@ -86,7 +87,7 @@ _HERE = frozenset(FLAGS)
 slurm.define_flags(FLAGS)
 
 _POLL_S = 1.0
-_DRAW_S = 20.0  # between two pictures, each of which takes a second
+_DRAW_S = 20.0  # between two pictures, as drawing one takes a second
 
 
 def main(
@@ -99,10 +100,10 @@ def main(
   Args:
     argv: The arguments that are not flags.
     program: Command that replaces `python -m vit_jax.main`; see `runs.Here`.
-    poll_s: Seconds between two looks at the runs.
+    poll_s: Seconds between two checks of the runs.
 
   Raises:
-    UserError: Something cannot work, or no trial was completed.
+    UserError: The sweep cannot run, or no trial was completed.
   """
   sweep, all_runs = _check_flags(argv)
   config = space_lib.check(sweep, all_runs)
@@ -138,9 +139,9 @@ def main(
 
 
 def _publisher(study: 'study_lib.Study') -> Callable[..., None]:
-  """Returns what writes trials as a table, and draws them at times.
+  """Returns a function that writes the trials, and draws them now and then.
 
-  Its second argument says whether to draw them in any case.
+  Its second argument forces it to draw them.
   """
   from vit_jax.sweep import board
   from vit_jax.sweep import picture
@@ -194,10 +195,10 @@ def _check_packages() -> None:
 
 
 def _shares(gpus: str | None, jobs: int) -> list[str]:
-  """Returns what each of the jobs gets of some GPUs, as ['0,1', '2,3'].
+  """Returns the GPUs of each job, as ['0,1', '2,3'].
 
   Raises:
-    UserError: They cannot be shared out.
+    UserError: The GPUs cannot be divided among the jobs.
   """
   if gpus is None:
     return []

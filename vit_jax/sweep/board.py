@@ -20,7 +20,7 @@ from vit_jax.sweep import space as space_lib
 from vit_jax.sweep import study as study_lib
 
 _ORDER = ('complete', 'running', 'elsewhere', 'unfinished', 'pruned', 'failed')
-_LONGEST = 30  # letters of a value that are shown
+_LONGEST = 30  # maximum letters of a value to show
 
 
 def ranked(
@@ -48,7 +48,7 @@ def spread(row: study_lib.Row) -> float:
 def entry(
   row: study_lib.Row, sweep: space_lib.Sweep, workdir: pathlib.Path
 ) -> dict[str, Any]:
-  """Returns what leaderboard.csv and `--format=json` say of a trial.
+  """Returns a trial's row in leaderboard.csv and `--format=json`.
 
   Args:
     row: The row of the trial.
@@ -56,11 +56,10 @@ def entry(
     workdir: The work directory of the sweep.
 
   Returns:
-    trial, state, mean (of the metric over the seeds; of a trial that was not
-    completed, its last value), low and high (of the mean's 95% interval,
-    Student's), deviation (of the seeds), seeds (number of values), step, the
-    keys of the space, seedN (each value), error and path. None where a number
-    is not known.
+    trial, state, mean (of the metric over the seeds; the last value of an
+    incomplete trial), low and high (ends of the mean's 95% interval, Student's
+    t), deviation (over the seeds), seeds (number of values), step, the keys of
+    the space, seedN (each value), error and path. Unknown numbers are None.
   """
   values = list(row.seeds.values())
   half = spread(row)
@@ -91,7 +90,7 @@ def entry(
 def write_csv(
   rows: Sequence[study_lib.Row], sweep: space_lib.Sweep, workdir: pathlib.Path
 ) -> None:
-  """Writes leaderboard.csv, which is at any moment the old or the new, whole.
+  """Writes leaderboard.csv; replaces an old one atomically.
 
   Raises:
     UserError: It cannot be written.
@@ -106,7 +105,7 @@ def write_csv(
 
 
 def table(rows: Sequence[study_lib.Row], sweep: space_lib.Sweep) -> list[str]:
-  """Returns the lines of a table for people, without the errors."""
+  """Returns the lines of a readable table, without the errors."""
   keys = sorted(sweep.space)
   names = _short(keys)
   header = ['trial', *names, 'state', 'step', sweep.metric, '± 95%', 'seeds']
@@ -133,19 +132,19 @@ def _cell(point: Mapping[str, Any], key: str) -> str:
 
 
 def _short(keys: Sequence[str]) -> list[str]:
-  """Returns the last parts of keys, or all of them where these are alike."""
+  """Returns the last parts of keys, or whole keys if these are not unique."""
   ends = [key.rpartition('.')[2] for key in keys]
   return ends if len(set(ends)) == len(keys) else list(keys)
 
 
 class Board:
-  """The table in the terminal, which follows the trials.
+  """A table in the terminal that is updated as trials run.
 
   Messages appear above it. If stderr is not a terminal, only these are shown.
   """
 
   def __init__(self, sweep: space_lib.Sweep, stream: TextIO | None = None):
-    """Begins with nothing shown.
+    """Shows nothing yet.
 
     Args:
       sweep: Sweep of the trials.
@@ -165,7 +164,7 @@ class Board:
     logging.get_absl_logger().removeFilter(self._clear)
 
   def show(self, rows: Sequence[study_lib.Row]) -> None:
-    """Draws the table anew."""
+    """Redraws the table."""
     if not self._live:
       return
     size = shutil.get_terminal_size()
@@ -181,7 +180,7 @@ class Board:
     self._lines = len(lines)
 
   def _clear(self, record: object = None) -> bool:
-    """Makes way for a message: the table is drawn again below it."""
+    """Clears the table for a message; it is redrawn below."""
     del record
     if self._lines:
       self._stream.write(f'\x1b[{self._lines}A\x1b[J')
@@ -193,7 +192,7 @@ class Board:
 def _choose(
   rows: Sequence[study_lib.Row], most: int
 ) -> Sequence[study_lib.Row]:
-  """Returns what to show where not all fit: what runs, then the best."""
+  """Returns the trials to show if not all fit: running ones, then the best."""
   running = [row for row in rows if row.state == 'running'][:most]
   best = [row for row in rows if row not in running]
   chosen = {row.number for row in running + best[: most - len(running)]}

@@ -1,4 +1,4 @@
-"""Runs of `vit_jax.main` as jobs of submitit: on SLURM, or tried out here."""
+"""Runs `vit_jax.main` as submitit jobs, on SLURM or, for trial, locally."""
 
 from collections.abc import Sequence
 import os
@@ -16,21 +16,21 @@ from vit_jax.sweep import runs
 if TYPE_CHECKING:
   import submitit
 
-_RECHECK_S = 60.0  # between two questions to SLURM about the same job
+_RECHECK_S = 60.0  # between two queries to SLURM about the same job
 
 
 class Jobs:
   """Submits runs as jobs, which outlive the sweep that submitted them.
 
-  Beside a work directory NAME, NAME.jobs has what submitit writes, and its
-  newest job is the one that goes on. A job waits for the lock `.NAME.lock`
-  before it begins, and NAME.stop keeps it from being requeued.
+  For a work directory NAME, submitit writes to NAME.jobs in the same folder;
+  the newest job there is the current one. A job waits for the lock `.NAME.lock`
+  before it starts, and a file NAME.stop keeps it from being requeued.
   """
 
   def __init__(
     self, flag_values: flags.FlagValues, program: Sequence[str] = slurm.TRAIN
   ):
-    """Begins without jobs.
+    """Submits no jobs yet.
 
     Args:
       flag_values: Parsed flags, with those of `slurm.define_flags`.
@@ -44,7 +44,7 @@ class Jobs:
     slurm.make_executor(pathlib.Path('unused'), flag_values)
 
   def start(self, flags: Sequence[str], workdir: pathlib.Path) -> runs.Run:
-    """Submits a run, or finds the job that has its work directory."""
+    """Submits a run, or finds the current job of its work directory."""
     folder = workdir.with_name(f'{workdir.name}.jobs')
     stop = workdir.with_name(f'{workdir.name}.stop')
     if (job := self._unfinished(folder)) is None:
@@ -66,13 +66,13 @@ class Jobs:
       return None
     number = submitted[-1].name.removesuffix('_submitted.pkl')
     if self._flags.local:
-      return None  # whose process is not ours: the new one waits for it
+      return None  # its process is not ours: a new job waits for its lock
     job = submitit.SlurmJob[None](folder, number)
     return None if job.done(force_check=True) else job
 
 
 class _Training(slurm.Training):
-  """The training command, once nobody else has its work directory."""
+  """The training command, after it gets the lock of its work directory."""
 
   def __init__(
     self,
@@ -133,7 +133,7 @@ class _Job:
     if self._stop.exists():
       return
     self._stop.touch()
-    if self._local:  # its cancel() kills a run before it has saved
+    if self._local:  # cancel() of a local job kills it before it saves
       os.kill(int(self._job.job_id), signal.SIGTERM)
     else:
       self._job.cancel(check=False)

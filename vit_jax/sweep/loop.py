@@ -1,7 +1,7 @@
-"""The loop of a sweep: starts runs, watches them, and says what comes of them.
+"""The loop of a sweep: starts runs, watches them, and reports their results.
 
-Each `sweep` process has one. It ends when all trials have ended, those of other
-processes too: what these leave behind, it takes over.
+Each `sweep` process runs one loop. It takes over trials that other processes
+leave unfinished, and ends when all trials have ended.
 """
 
 from collections.abc import Callable
@@ -25,16 +25,16 @@ def run(
   poll_s: float = 1.0,
   publish: Callable[[Sequence[study_lib.Row]], None] = lambda rows: None,
 ) -> int:
-  """Runs trials until all have ended, or a signal comes.
+  """Runs trials until all have ended, or a signal arrives.
 
   Args:
-    study: Open.
+    study: The open study.
     launcher: Starts the runs.
     config_flags: Flags of all runs: `--config=...` and `--config.KEY=VALUE`.
-    jobs: Runs at once.
-    poll_s: Seconds between two looks at the runs.
-    publish: Called with all trials after each that ends, by one process at a
-      time.
+    jobs: Number of concurrent runs.
+    poll_s: Seconds between two checks of the runs.
+    publish: Called with all trials after each one that ends, by one process at
+      a time.
 
   Returns:
     The exit status: 0, or 128 plus the number of the signal.
@@ -49,7 +49,7 @@ def run(
           return 0
         board.show(loop.rows())
         signals.wait(poll_s)
-    except BaseException:  # the disk is full, say: nobody would watch the runs
+    except BaseException:  # such as a full disk: leave no run unwatched
       loop.stop()
       raise
     logging.info('stopping: %d run(s) save and end', loop.running())
@@ -62,10 +62,10 @@ def run(
 
 
 class _Loop:
-  """The trials that are ours.
+  """The trials of this process.
 
   Attributes:
-    trials: In the order in which they became ours.
+    trials: Trials in the order in which they were claimed.
   """
 
   def __init__(
@@ -84,11 +84,11 @@ class _Loop:
     self._publish = publish
 
   def running(self) -> int:
-    """Returns the number of runs that go on."""
+    """Returns the number of current runs."""
     return sum(len(trial.running()) for trial in self.trials)
 
   def watch(self, stopping: bool = False) -> None:
-    """Looks at the runs; tells of the trials that have ended."""
+    """Checks the runs; reports the trials that have ended."""
     ended = [trial for trial in self.trials if trial.watch(stopping)]
     self.trials = [trial for trial in self.trials if trial not in ended]
     if ended:
@@ -96,7 +96,7 @@ class _Loop:
         self._publish(self._study.rows())
 
   def start(self, signals: signals_lib.Signals) -> None:
-    """Starts as many runs as are to go on at once."""
+    """Starts runs up to the number of concurrent jobs."""
     while self.running() < self._jobs and not signals.stop:
       found = self._next()
       if found is None:
@@ -105,7 +105,7 @@ class _Loop:
       trial.start(seed, self._launcher)
 
   def _next(self) -> tuple[trials_lib.Trial, trials_lib.Seed] | None:
-    """Returns the next run: of the trials that have begun, if there is one."""
+    """Returns the next run; trials that have begun come first."""
     for trial in self.trials:
       if seed := trial.waiting():
         return trial, seed
@@ -123,13 +123,13 @@ class _Loop:
       trial.stop()
 
   def leave(self) -> None:
-    """Leaves what is unfinished to whoever takes it."""
+    """Releases unfinished trials for other processes."""
     for trial in self.trials:
       trial.claim.lock.release()
     self.trials = []
 
   def rows(self) -> list[study_lib.Row]:
-    """Returns what is known of all trials; of ours, the latest."""
+    """Returns the state of all trials; that of ours is up to date."""
     ours = {trial.claim.number: trial for trial in self.trials}
     rows = []
     for row in self._study.rows():

@@ -1,4 +1,4 @@
-"""The result of a sweep in one picture."""
+"""Draws the result of a sweep as one picture."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -23,8 +23,8 @@ if TYPE_CHECKING:
 
 _COLUMNS = 3
 _WIDTH, _HEIGHT = 4.6, 3.6  # of a panel, in inches
-_LETTERS = 30  # below a panel, from which on they are turned
-_ROOM = 4.0  # times what the median is below the best
+_LETTERS = 30  # below a panel; longer labels are rotated
+_ROOM = 4.0  # range of the y axis, in distances of the median from the best
 _BEYOND = ('below the panel', 'above the panel')
 _MARKS: dict[str, dict[str, Any]] = {
   'pruned': {'marker': 'x', 'color': canvas.GREY, 'markersize': 6},
@@ -40,21 +40,21 @@ _MARKS: dict[str, dict[str, Any]] = {
   },
 }
 _COMPLETE = ('complete', 'mean of the seeds, its 95% interval')
-_LOG_RATIO = 10.0  # of the values of a choice from which on their axis is log
+_LOG_RATIO = 10.0  # the axis of a choice is logarithmic above this ratio
 
 
 def draw(
   rows: Sequence[study_lib.Row], sweep: space_lib.Sweep, path: pathlib.Path
 ) -> None:
-  """Writes the picture; without a key or a value yet, there is none.
+  """Writes the picture, if there are a key and a value to draw.
 
-  A grid over two keys is a map; otherwise each key has a panel, with the trials
-  over its values.
+  A grid over two keys becomes a heat map. Otherwise each key has a panel that
+  shows the trials over its values.
 
   Args:
     rows: All trials.
     sweep: Sweep of the trials.
-    path: Path of the PNG, which is at any moment the whole old or new one.
+    path: Path of the PNG; an old one is replaced atomically.
 
   Raises:
     UserError: It cannot be written.
@@ -68,7 +68,7 @@ def draw(
       _draw_map(figure, rows, sweep)
     else:
       _draw_panels(figure, rows, sweep)
-    letters = int(figure.get_figwidth() * 11)  # in a line
+    letters = int(figure.get_figwidth() * 11)  # letters that fit in a line
     lines = [textwrap.fill(x, letters) for x in _title(rows, sweep)]
     figure.suptitle('\n'.join(lines), x=0.01, ha='left', fontsize=11)
     with safe_io.replacing_path(path) as temporary:
@@ -131,7 +131,7 @@ def _draw_panels(
 def _edge(rows: Sequence[study_lib.Row], sweep: space_lib.Sweep) -> float:
   """Returns the worst value that the panels show.
 
-  Runs that have diverged would otherwise take all of the room.
+  Diverged runs would otherwise take all of the space.
   """
   sign = 1 if sweep.direction == 'maximize' else -1
   values = [sign * x for row in rows if (x := _value(row)) is not None]
@@ -147,7 +147,7 @@ def _add_legend(
   for cell in cells:
     handles, labels = cell.get_legend_handles_labels()
     found |= dict(zip(labels, handles, strict=True))
-  # Those with error bars come last of themselves, and belong in front.
+  # Matplotlib puts entries with error bars last; they belong in front.
   names = sorted(found, key=lambda name: name not in _COMPLETE)
   figure.legend(
     [found[name] for name in names],
@@ -190,7 +190,7 @@ def _draw_panel(
     if some:
       ys = [edge if kind in _BEYOND else row.value or 0.0 for row in some]
       style = dict(_MARKS[kind])
-      if kind == 'failed':  # at the bottom, wherever that is
+      if kind == 'failed':  # at the bottom of the axes
         ys, style['transform'] = [0.03] * len(ys), cell.get_xaxis_transform()
       cell.plot(xs(some), ys, linestyle='', label=kind, **style)
 
@@ -198,7 +198,7 @@ def _draw_panel(
 def _kinds(
   rows: Sequence[study_lib.Row], sweep: space_lib.Sweep, edge: float
 ) -> dict[str, list[study_lib.Row]]:
-  """Sorts trials by the marks that they get."""
+  """Groups trials by their marks."""
   names = ('complete', *_MARKS)
   kinds: dict[str, list[study_lib.Row]] = {name: [] for name in names}
   upwards = sweep.direction == 'maximize'
@@ -228,7 +228,7 @@ def _axis(
   if isinstance(dimension, space_lib.Range):
     if dimension.log:
       canvas.make_log(cell.xaxis)
-      # All of it: a part may have no power of ten, and so no number.
+      # The whole range: a part may contain no power of ten, and so no label.
       cell.set_xlim(dimension.low / 1.2, dimension.high * 1.2)
     return lambda value, _: float(value)
   values = dimension.values
@@ -249,7 +249,7 @@ def _axis(
     ha='right' if turned else 'center',
   )
   cell.set_xlim(-0.5, len(texts) - 0.5)
-  # Spread a little, by the golden ratio, so that they do not hide each other.
+  # Points are spread a little, by the golden ratio, so as not to overlap.
   return lambda value, number: (
     values.index(value) + 0.3 * ((0.618 * number + 0.5) % 1 - 0.5)
   )

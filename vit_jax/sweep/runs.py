@@ -1,4 +1,4 @@
-"""Runs of `vit_jax.main` as processes of this machine."""
+"""Runs `vit_jax.main` as processes of this machine."""
 
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -17,8 +17,8 @@ from vit_jax.parallel import slurm
 from vit_jax.runs import locks
 from vit_jax.runs import safe_io
 
-_TAIL = 1 << 16  # bytes at the end of a log that its error is looked for in
-_LONGEST = 400  # letters of an error
+_TAIL = 1 << 16  # bytes at the end of a log to search for an error
+_LONGEST = 400  # maximum letters of an error
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,9 +26,9 @@ class Ended:
   """The outcome of a run.
 
   Attributes:
-    status: The exit status, negative for a signal; None where nobody knows:
-      then it is to be started again, unless it is done.
-    error: Why it failed, in one line; '' where it did not, or said nothing.
+    status: The exit status, negative for a signal; None: unknown. Such a run is
+      started again, unless it is done.
+    error: Why it failed, in one line; '' if it did not fail or gave no reason.
   """
 
   status: int | None
@@ -39,7 +39,7 @@ class Run(Protocol):
   """A run that was started."""
 
   def poll(self) -> Ended | None:
-    """Returns how the run ended; None where it has not."""
+    """Returns how the run ended; None if it is still running."""
     ...
 
   def stop(self) -> None:
@@ -51,11 +51,11 @@ class Launcher(Protocol):
   """Starts runs."""
 
   def start(self, flags: Sequence[str], workdir: pathlib.Path) -> Run:
-    """Starts a run, or finds the one that goes on in its work directory.
+    """Starts a run, or finds the one that already has its work directory.
 
     Args:
       flags: Flags of `vit_jax.main`, except `--workdir`.
-      workdir: Its work directory. Its output goes to a file beside it.
+      workdir: Work directory. The output goes to a log file next to it.
     """
     ...
 
@@ -66,27 +66,28 @@ _DEVICES = 'CUDA_VISIBLE_DEVICES'
 class Here:
   """Starts runs as processes of this machine.
 
-  A run holds the lock `.NAME.lock` beside its work directory NAME as long as it
-  lives. If the sweep that started it was killed, the run is found by that.
+  For a work directory NAME, a run holds the lock `.NAME.lock` in the same
+  folder while it lives. If the sweep is killed, a new sweep finds the run by
+  its lock.
   """
 
   def __init__(
     self, program: Sequence[str] = slurm.TRAIN, gpus: Sequence[str] = ()
   ):
-    """Begins without runs.
+    """Starts no runs yet.
 
     Args:
-      program: The command that trains; another one takes the same flags, writes
-        metrics.jsonl and DONE as that does, and saves and ends with status 143
-        at SIGTERM.
-      gpus: CUDA_VISIBLE_DEVICES for each of the concurrent runs, as '0';
-        (): as it is here, for all.
+      program: The training command. A replacement must take the same flags,
+        write metrics.jsonl and DONE in the same way, and on SIGTERM save and
+        exit with status 143.
+      gpus: CUDA_VISIBLE_DEVICES of each concurrent run, as '0'; (): all runs
+        inherit the current value.
     """
     self._program = list(program)
     self._gpus = list(gpus)
 
   def start(self, flags: Sequence[str], workdir: pathlib.Path) -> Run:
-    """Starts a run, or finds the one that goes on in its work directory."""
+    """Starts a run, or finds the one that already has its work directory."""
     lock = locks.Lock(workdir.with_name(f'.{workdir.name}.lock'))
     if not lock.acquire(wait=False):
       return _Found(lock, self._gpus)
@@ -99,18 +100,18 @@ class Here:
         stdin=subprocess.DEVNULL,
         stdout=file,
         stderr=subprocess.STDOUT,
-        start_new_session=True,  # Ctrl-C is for the sweep, which tells the run
+        start_new_session=True,  # Ctrl-C reaches the sweep, which stops the run
         pass_fds=[lock.fileno()],
         env=None if gpus is None else os.environ | {_DEVICES: gpus},
       )
     holder = {'pid': process.pid, 'host': socket.gethostname(), 'gpus': gpus}
     lock.write(json.dumps(holder))
-    lock.release()  # the process has it
+    lock.release()  # the process holds it now
     return _Child(process, log, start, gpus, self._gpus)
 
 
 class _Child:
-  """A process that we started."""
+  """A process that this sweep started."""
 
   def __init__(
     self,
@@ -135,13 +136,13 @@ class _Child:
     return Ended(status, explain(status, self._log, self._start))
 
   def stop(self) -> None:
-    if not self._told:  # a second SIGTERM would end it before it has saved
+    if not self._told:  # a second SIGTERM would end the run before it saves
       self._told = True
       self._process.terminate()
 
 
 class _Found:
-  """A process that a sweep started which was killed."""
+  """A process started by another sweep, which was killed."""
 
   def __init__(self, lock: locks.Lock, free: list[str]):
     self._lock = lock
@@ -171,7 +172,7 @@ class _Found:
 
   def stop(self) -> None:
     holder = self._holder()
-    # While the lock is held, its holder lives, and the number is its own.
+    # While the lock is held, its holder lives, so the process id is valid.
     here = holder.get('host') == socket.gethostname()
     if here and not self._told and self.poll() is None:
       self._told = True
@@ -179,12 +180,12 @@ class _Found:
 
 
 def explain(status: int, log: pathlib.Path, start: int = 0) -> str:
-  """Returns why a run failed, in one line; '' where it did not.
+  """Returns why a run failed, in one line; '' if it did not.
 
   Args:
-    status: Its exit status, negative for a signal.
-    log: The file with its output.
-    start: Offset in the log at which it began, in bytes.
+    status: Exit status, negative for a signal.
+    log: File with the run's output.
+    start: Offset in the log at which the run's output begins, in bytes.
   """
   if status == 0:
     return ''
@@ -198,7 +199,7 @@ def explain(status: int, log: pathlib.Path, start: int = 0) -> str:
 
 
 def last_error(log: pathlib.Path, start: int = 0) -> str:
-  """Returns the last `error:` line of a log, else the last line of all."""
+  """Returns the last `error:` line of a log, or else its last line."""
   with safe_io.open_regular(log) as file:
     size = file.seek(0, os.SEEK_END)
     file.seek(max(start, size - _TAIL))

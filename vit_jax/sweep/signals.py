@@ -1,4 +1,4 @@
-"""Waiting for signals, and for children to end."""
+"""Waits for signals and for child processes to end."""
 
 import os
 import select
@@ -8,10 +8,10 @@ _STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Signals:
-  """Notes signals that ask us to end, and wakes who waits for them.
+  """Records signals to stop, and ends `wait` when one arrives.
 
   Attributes:
-    stop: Number of the first that came, or 0. A second one ends the process.
+    stop: Number of the first signal, or 0. A second one ends the process.
   """
 
   def __init__(self) -> None:
@@ -23,7 +23,8 @@ class Signals:
     os.set_blocking(self._write, False)
     self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
     self._previous = {x: signal.signal(x, self._note) for x in _STOPS}
-    # That a child ended is to wake us; its default is to be ignored.
+    # A handler is needed to be woken when a child ends; SIGCHLD is ignored by
+    # default.
     self._previous[signal.SIGCHLD] = signal.signal(
       signal.SIGCHLD, lambda *_: None
     )
@@ -37,11 +38,11 @@ class Signals:
     os.close(self._write)
 
   def wait(self, seconds: float) -> None:
-    """Returns when the time is over, a signal came, or a child ended."""
+    """Returns after `seconds`, or when a signal arrives or a child ends."""
     select.select([self._read], [], [], seconds)
     try:
       os.read(self._read, 4096)
-    except BlockingIOError:  # nothing came
+    except BlockingIOError:  # no signal
       pass
 
   def _note(self, number: int, _: object) -> None:

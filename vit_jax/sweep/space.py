@@ -25,7 +25,7 @@ Point = dict[str, Any]
 
 @dataclasses.dataclass(frozen=True)
 class Choice:
-  """One of some values, of any type."""
+  """A dimension with a finite set of values, of any type."""
 
   values: tuple[Any, ...]
 
@@ -35,11 +35,11 @@ class Choice:
 
 @dataclasses.dataclass(frozen=True)
 class Range:
-  """Numbers from `low` to `high`, both of them among these."""
+  """A dimension of numbers from `low` to `high`, inclusive."""
 
   low: float
   high: float
-  log: bool = False  # their logarithms are uniform
+  log: bool = False  # uniform in the logarithm
   whole: bool = False  # integers
 
   def __str__(self) -> str:
@@ -57,17 +57,17 @@ def choice(*values: Any) -> Choice:
 
 
 def uniform(low: float, high: float) -> Range:
-  """Returns a dimension of the numbers between two."""
+  """Returns a dimension of numbers, uniform between `low` and `high`."""
   return Range(low, high)
 
 
 def log_uniform(low: float, high: float) -> Range:
-  """Returns the same, for what varies over orders of magnitude."""
+  """Returns a dimension of numbers, uniform in the logarithm."""
   return Range(low, high, log=True)
 
 
 def integers(low: int, high: int) -> Range:
-  """Returns a dimension of whole numbers, `high` among them."""
+  """Returns a dimension of integers from `low` to `high`, inclusive."""
   return Range(low, high, whole=True)
 
 
@@ -76,26 +76,26 @@ class Sweep:
   """The search space of a sweep and how its trials are judged.
 
   A trial is one point of the space, run once with each seed; its value is the
-  mean over these.
+  mean over the seeds.
 
   Attributes:
-    space: The values of each key: {'optim.learning_rate': log_uniform(...)}.
-    sampler: 'grid': every point, each once, in an order of its own; 'random';
-      'tpe': a tree-structured Parzen estimator, which learns from the trials
-      that are done (arXiv:2304.11127).
-    trials: How many; None: the whole grid.
-    seeds: For `config.seed`.
-    metric: Its name in metrics.jsonl.
+    space: Dimension of each key: {'optim.learning_rate': log_uniform(...)}.
+    sampler: 'grid': each point once, in shuffled order; 'random'; or 'tpe': a
+      tree-structured Parzen estimator, which learns from completed trials
+      (arXiv:2304.11127).
+    trials: Number of trials; None: the whole grid.
+    seeds: Values of `config.seed`.
+    metric: Name of the metric in metrics.jsonl.
     direction: 'maximize' or 'minimize'.
-    pick: 'last': the value at the end of the run; 'best': its best one.
-    pruner: 'none'; 'median': stops a trial whose best value is below the median
-      of the others at the same step; 'halving': asynchronous successive
-      halving, which lets the better quarter of the trials go on at 1, 4, 16,
-      ... times the first step with a value (arXiv:1810.05934).
-    prune_after_trials: Trials to complete before the median prunes others.
-    prune_after_steps: Steps before which the median prunes no trial.
+    pick: 'last': the value at the end of the run; 'best': its best value.
+    pruner: 'none'; 'median': stops a trial whose best value is worse than the
+      median of the others at the same step; 'halving': asynchronous successive
+      halving, which continues the better quarter of the trials at 1, 4, 16, ...
+      times the first step with a value (arXiv:1810.05934).
+    prune_after_trials: Number of completed trials before 'median' prunes.
+    prune_after_steps: Number of steps before 'median' prunes a trial.
     sampler_seed: Seed of the points. A trial's point depends on it, on the
-      trial's number and, for tpe, on the values that are known when it begins.
+      trial's number and, for tpe, on the values known when the trial begins.
   """
 
   space: Mapping[str, Dimension]
@@ -118,7 +118,7 @@ class Sweep:
     return size if self.trials is None else min(self.trials, size)
 
   def describe(self) -> dict[str, str | int | list[int] | None]:
-    """Returns what sweep.json holds: all that decides about the trials."""
+    """Returns the content of sweep.json: all that determines the trials."""
     fields = {
       field.name: getattr(self, field.name)
       for field in dataclasses.fields(self)
@@ -129,21 +129,21 @@ class Sweep:
 
 
 def values(dimension: Dimension) -> tuple[Any, ...]:
-  """Returns all values of a dimension that is finite."""
+  """Returns all values of a finite dimension."""
   if isinstance(dimension, Choice):
     return dimension.values
   return tuple(range(int(dimension.low), int(dimension.high) + 1))
 
 
 def text(value: Any) -> str:
-  """Returns a value as the command line takes it."""
+  """Returns a value as text for the command line."""
   return value if isinstance(value, str) else repr(value)
 
 
 def point_flags(point: Mapping[str, Any]) -> list[str]:
   """Returns the flags that set the keys of a point.
 
-  None cannot be said in a flag: such a key stays as the config file has it.
+  A flag cannot express None: such a key keeps the value of the config file.
   """
   return [
     f'--config.{key}={text(point[key])}'
@@ -153,12 +153,12 @@ def point_flags(point: Mapping[str, Any]) -> list[str]:
 
 
 def show(point: Mapping[str, Any]) -> str:
-  """Returns a point for people."""
+  """Returns a point as readable text."""
   return ', '.join(f'{key}={show_value(point[key])}' for key in sorted(point))
 
 
 def show_value(value: Any) -> str:
-  """Returns a value for people: 0.0012346 where it is 0.00123456789."""
+  """Returns a value as readable text, as 0.0012346 for 0.00123456789."""
   if isinstance(value, float):
     return f'{value:.5g}'
   return text(value) or "''"
@@ -167,7 +167,7 @@ def show_value(value: Any) -> str:
 def parse(
   config_flags: Sequence[str], point: Mapping[str, Any]
 ) -> ml_collections.ConfigDict:
-  """Returns the config that a run with these flags has.
+  """Returns the config of a run with these flags.
 
   Raises:
     UserError: The config file, a key or a value cannot be used.
@@ -183,7 +183,7 @@ def load(path: str) -> Sweep:
   """Returns the sweep of `FILE.py` or `FILE.py:ARG`.
 
   Raises:
-    UserError: There is no such file, or it fails; names the line that did.
+    UserError: There is no such file, or it fails; the message names the line.
   """
   sweep = config_lib.call_file(path, 'sweep', 'configs/sweeps/')
   if not isinstance(sweep, Sweep):
@@ -198,11 +198,11 @@ def check(
   """Checks a sweep against the config that it is to vary.
 
   Args:
-    sweep: From its file.
-    config_flags: `--config=FILE` and what it overrides.
+    sweep: The sweep.
+    config_flags: `--config=FILE` and overrides.
 
   Returns:
-    The config, with no key of the space set.
+    The config, in which no key of the space is overridden.
 
   Raises:
     UserError: A key does not exist, a value does not fit, or a field is wrong.
@@ -233,7 +233,7 @@ def check(
 
 
 def _check_config(config: ml_collections.ConfigDict) -> None:
-  """Does those checks of `experiment.check` that need no device."""
+  """Runs those checks of `experiment.check` that need no device."""
   from vit_jax import data  # after the flags, since they import jax
   from vit_jax import objectives
   from vit_jax import optim
@@ -244,7 +244,7 @@ def _check_config(config: ml_collections.ConfigDict) -> None:
 
 
 def _samples(dimension: Dimension) -> tuple[Any, ...]:
-  """Returns values that fit a key if all of the dimension's do."""
+  """Returns values to check in place of the whole dimension."""
   if isinstance(dimension, Choice):
     return dimension.values
   if dimension.whole:
@@ -326,7 +326,7 @@ def _check_dimension(key: str, dimension: Any, sampler: str) -> None:
 
 
 def _check_value(config_flags: Sequence[str], key: str, value: Any) -> None:
-  """Raises a UserError where a key cannot have a value."""
+  """Raises a UserError if a key cannot have a value."""
   try:
     config = parse(config_flags, {key: value})
     _check_config(config)

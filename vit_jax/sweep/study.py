@@ -1,12 +1,13 @@
-"""The study: Optuna's, in a journal that several processes share.
+"""An Optuna study in a journal that several processes share.
 
-A trial that Optuna holds for running is somebody's as long as that process
-holds the trial's lock. Otherwise it was left behind, and whoever takes the lock
-goes on with it. Points are handed out one at a time, under the study's lock.
+While a process runs a trial, it holds the trial's lock. A trial that Optuna
+lists as running, but whose lock is free, was left behind by a killed process;
+the next process that takes the lock continues it. Points are drawn one at a
+time, under the study's lock.
 
-  sweep.json            what is tried, and with which config
+  sweep.json            the sweep and the config of its trials
   journal.jsonl         Optuna's journal: points, values, states
-  trials/0007/seed1     the work directory of a run; seed1.log: what it printed
+  trials/0007/seed1     work directory of a run, with its output in seed1.log
   leaderboard.csv, sweep.png
 """
 
@@ -27,7 +28,7 @@ from vit_jax.runs import safe_io
 from vit_jax.sweep import space as space_lib
 
 _STATES = optuna.trial.TrialState
-# What Optuna calls the states in which a trial ends.
+# Final states of a trial -> their names in Optuna.
 _STATE_OF = {
   'complete': _STATES.COMPLETE,
   'pruned': _STATES.PRUNED,
@@ -38,14 +39,14 @@ _NAMES = {state: name for name, state in _STATE_OF.items()}
 
 @dataclasses.dataclass
 class Claim:
-  """A trial that is ours.
+  """A trial that this process has claimed.
 
   Attributes:
-    number: From 0.
+    number: Number of the trial, from 0.
     point: Values of the keys of the space.
-    path: The trial's directory.
-    reported: Steps that Optuna has values of.
-    pruned: Whether it was to be stopped when its process was killed.
+    path: Directory of the trial.
+    reported: Steps whose values were reported to Optuna.
+    pruned: Whether it was already to be pruned when its process was killed.
   """
 
   number: int
@@ -62,11 +63,11 @@ class Row:
   """The state of a trial.
 
   Attributes:
-    number: From 0.
-    point: Values of the keys of the space, as far as they are known.
+    number: Number of the trial, from 0.
+    point: Values of the keys of the space that are known.
     state: 'complete', 'pruned', 'failed' or 'unfinished'.
-    step: The newest with a value; -1: none.
-    value: The mean over the seeds, or what is known of it; None: nothing.
+    step: Newest step with a value; -1: none.
+    value: Mean over the seeds, or the newest value so far; None: no value.
     seeds: Value of each seed that is done.
     error: Why it failed, or ''.
   """
@@ -89,15 +90,15 @@ class Study:
     sweep: space_lib.Sweep,
     config: ml_collections.ConfigDict,
   ):
-    """Opens the study in a directory, or begins one.
+    """Opens or creates the study in a directory.
 
     Args:
-      workdir: Directory of the sweep, which several processes may have open.
-      sweep: Checked against the config.
+      workdir: Directory of the sweep; several processes may have it open.
+      sweep: The sweep, checked against the config.
       config: The config of all trials, without the keys of the space.
 
     Raises:
-      UserError: The study there is another one, or cannot be used.
+      UserError: The directory has a different study, or cannot be used.
     """
     self.workdir = workdir
     self.sweep = sweep
@@ -112,10 +113,9 @@ class Study:
       self._study = _open(workdir / 'journal.jsonl', sweep)
 
   def claim(self) -> Claim | None:
-    """Returns a trial to run: one that was left behind, else a new one.
+    """Returns a trial to run: one that was left behind, or else a new one.
 
-    None where there is neither: all have begun, and the others of them are
-    someone else's.
+    None if there is neither: other processes run all remaining trials.
     """
     with self.lock:
       trials = self._trials()
@@ -143,7 +143,7 @@ class Study:
     old: optuna.trial.FrozenTrial | None = None,
   ) -> Claim:
     self._study.sampler = _sampler(self.sweep, number)
-    # What was left behind may lack a part of its point, which is drawn now.
+    # A trial that was left behind may lack a part of its point: draw it now.
     trial = (
       self._study.ask()
       if old is None
@@ -169,7 +169,7 @@ class Study:
     return self.workdir / 'trials' / f'{number:04d}'
 
   def report(self, claim: Claim, step: int, value: float) -> bool:
-    """Notes a trial's value at a step; returns whether it is to be stopped."""
+    """Reports a trial's value at a step; returns whether to prune the trial."""
     if step in claim.reported:
       return False
     claim.reported.add(step)
@@ -187,10 +187,10 @@ class Study:
     value: float | None = None,
     error: str = '',
   ) -> None:
-    """Notes how a trial ended, and gives it up.
+    """Records how a trial ended, and releases it.
 
     Args:
-      claim: Ours.
+      claim: Claim of the trial.
       state: 'complete', 'pruned' or 'failed'.
       seeds: Value of each seed that is done.
       value: The metric of a complete trial.
@@ -203,12 +203,12 @@ class Study:
     claim.lock.release()
 
   def unfinished(self) -> int:
-    """Returns how many trials have not ended, or not begun."""
+    """Returns the number of trials that have not ended."""
     ended = sum(trial.state.is_finished() for trial in self._trials())
     return max(self.total - ended, 0)
 
   def rows(self) -> list[Row]:
-    """Returns what is known of each trial that began."""
+    """Returns the state of each trial that has begun."""
     return [self._row(trial) for trial in self._trials()]
 
   def _row(self, trial: optuna.trial.FrozenTrial) -> Row:
@@ -236,10 +236,10 @@ def _compare(
   sweep: space_lib.Sweep,
   config: ml_collections.ConfigDict,
 ) -> None:
-  """Writes sweep.json, or compares with it.
+  """Writes sweep.json, or compares the sweep with it.
 
   Raises:
-    UserError: The sweep that is there was another one; lists the differences.
+    UserError: The directory has a different sweep; lists the differences.
   """
   path = workdir / 'sweep.json'
   described, total = sweep.describe(), sweep.total()
@@ -282,7 +282,7 @@ def _config_differences(
   stored: Mapping[str, Any],
   config: ml_collections.ConfigDict,
 ) -> list[str]:
-  """Lists what must be the same; each host may do the work in its own way."""
+  """Lists different keys, except those that may differ between hosts."""
   try:
     before = config_lib.from_dict(stored)
   except UserError as e:
@@ -297,7 +297,7 @@ def _open(path: pathlib.Path, sweep: space_lib.Sweep) -> optuna.Study:
   optuna.logging.set_verbosity(optuna.logging.WARNING)
   path.touch()
   try:
-    lock: Any = locks.JournalLock(path)  # the type that Optuna names is private
+    lock: Any = locks.JournalLock(path)  # Optuna's own type is private
     backend = optuna_journal.JournalFileBackend(str(path), lock_obj=lock)
     return optuna.create_study(
       study_name='sweep',
@@ -327,10 +327,10 @@ def _pruner(sweep: space_lib.Sweep) -> optuna.pruners.BasePruner:
 def _sampler(
   sweep: space_lib.Sweep, number: int
 ) -> optuna.samplers.BaseSampler:
-  """Returns what draws the point of a trial.
+  """Returns a sampler for the point of one trial.
 
-  Each has a seed of its own: one sampler for all would draw the same points
-  again in another process, and after a restart.
+  Except for a grid, each trial has its own seed: a sampler shared by all trials
+  would draw the same points again in another process or after a restart.
   """
   if sweep.sampler == 'grid':
     return optuna.samplers.GridSampler(
@@ -345,9 +345,10 @@ def _sampler(
 
 
 def _labels(dimension: space_lib.Dimension) -> list[Any]:
-  """Returns what Optuna knows the values of a finite dimension by.
+  """Returns the labels of a finite dimension's values in Optuna.
 
-  Text for a choice, since its values may be of types that Optuna cannot store.
+  A choice has text labels, since its values may have types that Optuna cannot
+  store.
   """
   found = space_lib.values(dimension)
   if isinstance(dimension, space_lib.Choice):
@@ -370,7 +371,7 @@ def _suggest(
 def _point(
   space: Mapping[str, space_lib.Dimension], suggested: Mapping[str, Any]
 ) -> space_lib.Point:
-  """Returns the values that Optuna's stand for."""
+  """Returns the values for Optuna's labels."""
   point = {}
   for key, value in suggested.items():
     dimension = space[key]

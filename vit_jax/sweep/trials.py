@@ -23,12 +23,12 @@ if typing.TYPE_CHECKING:
 
 
 class Metrics:
-  """The values of one metric in a metrics.jsonl that grows.
+  """The values of one metric in a growing metrics.jsonl.
 
   Attributes:
-    values: By the step; nan where it was not finite.
-    step: The newest of all metrics; 0: none.
-    names: The names of all metrics.
+    values: Value by step; nan if it was not finite.
+    step: Newest step of all metrics; 0: none.
+    names: Names of all metrics.
   """
 
   def __init__(self, path: pathlib.Path, name: str):
@@ -44,7 +44,7 @@ class Metrics:
     self.names: set[str] = set()
 
   def read(self) -> None:
-    """Reads what is new."""
+    """Reads the new lines of the file."""
     try:
       file = safe_io.open_regular(self._path)
     except FileNotFoundError:
@@ -56,7 +56,7 @@ class Metrics:
         self._file = status.st_ino
       file.seek(self._offset)
       for line in file:
-        if not line.endswith(b'\n'):  # it is being written
+        if not line.endswith(b'\n'):  # still being written
           break
         self._offset += len(line)
         self._take(line.decode(errors='replace'))
@@ -98,7 +98,7 @@ class Seed:
     number: The value of `config.seed`.
     workdir: The work directory of the run.
     metrics: The metrics of the run.
-    run: While it goes on.
+    run: The current process or job; None if it is not running.
     done: Whether it is finished.
   """
 
@@ -109,15 +109,15 @@ class Seed:
   done: bool = False
 
   def started(self) -> bool:
-    """Whether its values count for those of the trial."""
+    """Whether its values are part of the trial's."""
     return self.done or self.run is not None
 
 
 class Trial:
-  """A trial that is ours, and what its runs do.
+  """A trial of this process, with its runs.
 
   Attributes:
-    claim: The study's.
+    claim: Claim of the trial.
     seeds: Its runs.
     error: Why it failed, or ''.
   """
@@ -128,11 +128,11 @@ class Trial:
     study: 'study_lib.Study',
     config_flags: Sequence[str],
   ):
-    """Looks at what is there of its runs.
+    """Reads the state of its runs.
 
     Args:
       claim: The claim of the trial.
-      study: The study, which gets its values.
+      study: The study, which receives the values.
       config_flags: The flags of all runs.
     """
     self.claim = claim
@@ -154,24 +154,24 @@ class Trial:
     return f'trial {self.claim.number}{how}: {point}'
 
   def step(self) -> int:
-    """Returns how far the runs that go on are; without any, the others."""
+    """Returns the step of the current runs, or of all if none is running."""
     return max(seed.metrics.step for seed in self.running() or self.seeds)
 
   def results(self) -> dict[int, float]:
     """Returns the value of each seed that is done.
 
     Raises:
-      UserError: A run has none.
+      UserError: A run has no value.
     """
     sweep = self._study.sweep
     return {s.number: s.metrics.result(sweep) for s in self.seeds if s.done}
 
   def running(self) -> list[Seed]:
-    """Returns the runs that go on."""
+    """Returns the current runs."""
     return [seed for seed in self.seeds if seed.run is not None]
 
   def waiting(self) -> Seed | None:
-    """Returns the next run to start; None where there is none."""
+    """Returns the next run to start, or None."""
     if self.error or self.claim.pruned:
       return None
     return next((seed for seed in self.seeds if not seed.started()), None)
@@ -188,10 +188,10 @@ class Trial:
       seed.run.stop()
 
   def watch(self, stopping: bool = False) -> bool:
-    """Looks at the runs; returns whether the trial has ended.
+    """Checks the runs; returns whether the trial has ended.
 
     Args:
-      stopping: Its runs were asked to end, but it is to go on another time.
+      stopping: Whether its runs were asked to end, to be resumed another time.
     """
     for seed in self.running():
       assert seed.run is not None
@@ -212,7 +212,7 @@ class Trial:
     return False
 
   def _note(self, seed: Seed, ended: runs.Ended, stopping: bool) -> None:
-    """Notes how a run ended."""
+    """Records how a run ended."""
     seed.done = (seed.workdir / 'DONE').exists()
     if seed.done or stopping or self.claim.pruned or ended.status is None:
       return
@@ -221,7 +221,7 @@ class Trial:
       self.error = f'seed {seed.number}: {error}'
 
   def _report(self) -> None:
-    """Tells the study of steps that all runs so far have reached."""
+    """Reports the steps that all started runs have reached to the study."""
     started = [seed.metrics.values for seed in self.seeds if seed.started()]
     if not started or self.error or self.claim.pruned:
       return
@@ -250,7 +250,7 @@ class Trial:
 
 
 def _told(trial: Trial, state: str, results: Mapping[int, float]) -> str:
-  """Returns how a trial ended, for people."""
+  """Returns a line of text about how a trial ended."""
   name = f'trial {trial.claim.number}'
   if state == 'failed':
     return f'{name} failed: {trial.error}'

@@ -1,7 +1,7 @@
-"""The training loop and what it consists of.
+"""The training loop and its parts.
 
-The package can be called: `vit_jax.train(config, workdir)` does from Python
-what `python -m vit_jax.main --config=FILE --workdir=PATH` does.
+The package can be called: `vit_jax.train(config, workdir)` does the same as
+`python -m vit_jax.main --config=FILE --workdir=PATH`.
 """
 
 import sys
@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 class _Train(types.ModuleType):
-  """A package that is a function, too: both have the name `train`."""
+  """A package that can be called like a function."""
 
   def __call__(
     self,

@@ -1,8 +1,8 @@
 """Chooses the number of microbatches, so that a step fits in memory.
 
-The compiler says how much temporary memory a step takes. It grows nearly
-linearly with the images of a microbatch, so that few compilations find the
-`train.accumulation` that fits.
+The compiler reports how much temporary memory a step takes. This grows almost
+linearly with the number of images in a microbatch, so a few compilations are
+enough to find the `train.accumulation` that fits.
 """
 
 import collections
@@ -23,14 +23,14 @@ from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import program as program_lib
 
 _MOST_COMPILATIONS = 5
-_BATCHES = 3  # on a device: one in use, two on their way
-_SHARE = 0.9  # most of the free memory that 'auto' takes
+_BATCHES = 3  # on a device: one in use, two prefetched
+_SHARE = 0.9  # largest share of the free memory that 'auto' uses
 
 
 def choose(experiment: experiment_lib.Experiment) -> experiment_lib.Experiment:
   """Returns the experiment with the fewest microbatches that fit.
 
-  Its step is compiled then.
+  This also compiles its step.
 
   Args:
     experiment: One with `train.accumulation='auto'`; nothing is on the devices.
@@ -59,15 +59,15 @@ def check(
   compiled: jax.stages.Compiled,
   has_state: bool,
 ) -> None:
-  """Checks that there is room for a step.
+  """Checks that a step fits in memory.
 
   Args:
     experiment: The experiment that runs.
     compiled: Its first call.
-    has_state: Whether the train state is on the devices already.
+    has_state: Whether the train state is already on the devices.
 
   Raises:
-    UserError: There is not; says what would fit.
+    UserError: The step does not fit; the error says what would fit.
   """
   temporary = program_lib.temporary_bytes(compiled)
   needed = _needed(experiment, temporary, has_state)
@@ -84,10 +84,10 @@ def check(
 
 
 def check_state(experiment: experiment_lib.Experiment) -> None:
-  """Checks, before anything is compiled, that there is room for the state.
+  """Checks that the train state fits in memory, before anything is compiled.
 
   Raises:
-    UserError: There is not.
+    UserError: The state does not fit.
   """
   needed, room = _needed(experiment, 0, has_state=False), _room(experiment)
   if needed > room:
@@ -99,7 +99,7 @@ def check_state(experiment: experiment_lib.Experiment) -> None:
 
 
 def _room(experiment: experiment_lib.Experiment) -> int:
-  """Returns the free memory of the fullest device of all, in bytes."""
+  """Returns the free memory of the device with the least, in bytes."""
   free = memory.free_per_device(experiment.program.mesh.local_devices)
   everywhere = processes.gather((socket.gethostname(), free))
   if not _is_on_host(experiment):
@@ -116,7 +116,7 @@ def _is_on_host(experiment: experiment_lib.Experiment) -> bool:
 def _needed(
   experiment: experiment_lib.Experiment, temporary: int, has_state: bool
 ) -> int:
-  """Returns what a step needs of a device at least, in bytes."""
+  """Returns the least memory that a step needs per device, in bytes."""
   program = experiment.program
   needed = _times(experiment) * temporary
   if has_state:
@@ -127,18 +127,18 @@ def _needed(
 def _times(experiment: experiment_lib.Experiment) -> int:
   """Returns how many steps' temporary memory is held at once.
 
-  The next step is sent before one has ended. A CPU asks for its memory then,
-  but uses it only when it begins.
+  The next step is dispatched before the current one has ended. On a CPU its
+  memory is allocated at that time, but not used until the step begins.
   """
   return 2 if _is_on_host(experiment) and memory.has_address_limit() else 1
 
 
 def _beside(experiment: experiment_lib.Experiment) -> int:
-  """Returns what a run takes beside its steps, in bytes a device."""
+  """Returns the memory of a run outside its steps, in bytes per device."""
   e = experiment
   beside = _BATCHES * sharding.bytes_per_device(e.program.abstract_batch())
   beside += e.cache.bytes_on_device()
-  if _is_on_host(e):  # a checkpoint that is being written is a copy
+  if _is_on_host(e):  # a checkpoint is copied while it is written
     beside += sharding.bytes_per_device(e.program.abstract_state())
   return beside
 
@@ -150,18 +150,18 @@ def _search(
 
   Args:
     experiment: The experiment, with any accumulation.
-    measured: Temporary bytes by number of microbatches that does not fit.
-    room: Bytes a device.
+    measured: Temporary bytes, by numbers of microbatches that do not fit.
+    room: Free bytes per device.
 
   Returns:
-    The experiment with those microbatches, its step compiled; None: nothing
-    that was tried fits. And what was tried: bytes needed, by number of
-    microbatches.
+    The experiment with that number of microbatches and its step compiled, or
+    None if nothing that was tried fits; and the bytes needed, by the numbers of
+    microbatches that were tried.
   """
   config, known, tried = experiment.config, dict(measured), dict[int, int]()
   limit = room * _SHARE - _beside(experiment) - _needed(experiment, 0, False)
   limit /= _times(experiment)
-  choices = {config_lib.num_microbatches(config): 1}  # which most often fits
+  choices = {config_lib.num_microbatches(config): 1}  # the first try
   for _ in range(_MOST_COMPILATIONS):
     if known and len(choices) == 1:
       choices = _choices(config)
@@ -180,8 +180,8 @@ def _search(
 def _choices(config: ml_collections.ConfigDict) -> dict[int, int]:
   """Returns the accumulations that a config permits, by number of microbatches.
 
-  They divide the batch, the devices have equal shares of each microbatch, and
-  what belongs together stays in one: mixed pairs, and SAM's groups.
+  They divide the batch and give each device an equal part of each microbatch.
+  Mixed pairs and SAM's groups are not split between microbatches.
   """
   choices: dict[int, int] = {}
   size = config.train.batch_size
@@ -207,14 +207,15 @@ def _guess(
 ) -> int | None:
   """Returns the number of microbatches to try next; None: there is none.
 
-  Temporary memory is taken to be a + b * images of a microbatch: through the
-  last two points or, where there is one, with a the size of the gradients.
+  Temporary memory is modelled as a + b * images of a microbatch. The line goes
+  through the last two measured points; with a single point, a is the size of
+  the gradients.
 
   Args:
     experiment: The experiment that runs.
     choices: As `_choices` returns them.
     known: Temporary bytes by number of microbatches; none of them fits.
-    limit: Most temporary bytes.
+    limit: Largest number of temporary bytes that fits.
   """
   left = [parts for parts in choices if parts > max(known, default=0)]
   if not known or not left:

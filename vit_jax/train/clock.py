@@ -1,11 +1,12 @@
-"""Where the time of a run goes, over all its starts.
+"""Measures how the time of a run is spent, over all its starts.
 
-A step takes from the end of the one before to its own end, without pauses
-(evaluations, checkpoints) and without the time in which JAX traces and
-compiles, or reads its compile cache. The rest, less the wait for the batch, is
-useful. Goodput is the useful time of all steps up to now over the time
-since the run was first started, all that lies between its starts included; of a
-step that was lost to a kill, only what it took the last time is useful.
+The time of a step is the time between the end of the previous step and its own
+end. Pauses (evaluations, checkpoints) do not count, nor does the time in which
+JAX traces, compiles or reads its compile cache. The step time without the wait
+for the batch is useful time. Goodput is the useful time of all steps so far,
+divided by the time since the run was first started, including the time when it
+was stopped. If a step had to be repeated after a kill, only its last repetition
+is useful.
 """
 
 from collections.abc import Callable
@@ -28,8 +29,8 @@ Clock = Callable[[], float]
 class Timekeeper:
   """Measures how the time of a run is spent.
 
-  Evaluations, checkpoints and all else that is not training happen inside
-  `paused()`.
+  Evaluations, checkpoints and everything else that is not training must be
+  inside `paused()`.
   """
 
   def __init__(
@@ -39,14 +40,14 @@ class Timekeeper:
     clock: Clock = time.perf_counter,
     compile_clock: Clock | None = None,
   ):
-    """Starts to count what is compiled.
+    """Starts to measure compile time.
 
     Args:
       batch_size: Images in an update, over all devices and processes.
       age: Seconds since the run was first started; see `age`.
       clock: Returns seconds.
-      compile_clock: Returns the seconds that were spent on compiling, which the
-        clock counts too; None: JAX's own account.
+      compile_clock: Returns the seconds that were spent on compiling, which
+        `clock` includes; None: as measured by JAX.
     """
     self._batch_size = batch_size
     self._clock = clock
@@ -59,7 +60,7 @@ class Timekeeper:
     """Begins the first step of this start.
 
     Args:
-      useful_seconds: Useful time of the steps before, as `saved` returned it.
+      useful_seconds: Useful time of all previous steps, as `saved` returned it.
     """
     self._useful = useful_seconds
     self._stalled = 0.0  # since the last checkpoint
@@ -78,13 +79,13 @@ class Timekeeper:
       pass
 
   def steps(self, count: int) -> Iterator[None]:
-    """Ends steps that were one call to the device, and begins the next.
+    """Ends the steps of one call to the device, and begins the next step.
 
     Args:
-      count: How many; each is taken to be as long.
+      count: Number of steps; each gets an equal part of the time.
 
     Yields:
-      Once for each, when it is counted.
+      Once for each step, when it is counted.
     """
     seconds = (self._now() - self._start - self._step_paused) / count
     waited = self._step_waited / count
@@ -106,7 +107,7 @@ class Timekeeper:
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
-    """Encloses all that is not training; pauses may be nested."""
+    """Encloses everything that is not training; pauses may be nested."""
     start = self._now() - self._step_paused
     try:
       yield
@@ -115,20 +116,20 @@ class Timekeeper:
 
   @contextlib.contextmanager
   def saving(self) -> Iterator[None]:
-    """Encloses what blocks when a checkpoint is saved: a pause as well."""
+    """Encloses the blocking part of saving a checkpoint, which is a pause."""
     start = self._now()
     with self.paused():
       yield
     self._stalled += self._now() - start
 
   def read(self) -> dict[str, float]:
-    """Returns the measures since the last reading, and begins anew.
+    """Returns the measures since the last reading, and resets them.
 
     Returns:
       images_per_second; data_wait: the fraction of the time that training
       waited for data; step_seconds_p50, _p90, _p99 (percentiles) and _max;
-      compile_seconds, where something was compiled; and goodput, of the whole
-      run. Empty where no step has ended.
+      compile_seconds, if something was compiled; and goodput, of the whole run.
+      Empty if no step has ended.
     """
     if not self._steps:
       return {}
@@ -151,8 +152,9 @@ class Timekeeper:
     """Returns the measures to report at the step of each checkpoint.
 
     Returns:
-      checkpoint_stall: seconds that training stood still for saving, since the
-      last time; useful_seconds, for `resume` from this checkpoint; goodput.
+      checkpoint_stall: seconds for which saving blocked training, since the
+      last checkpoint; useful_seconds, for `resume` from this checkpoint;
+      goodput.
     """
     stalled, self._stalled = self._stalled, 0.0
     return {
@@ -165,12 +167,12 @@ class Timekeeper:
     return self._useful / (self._clock() - self._born)
 
   def _now(self) -> float:
-    """Returns the time on a clock that stands still while JAX compiles."""
+    """Returns the time on a clock that stops while JAX compiles."""
     return self._clock() - self._compile_clock()
 
 
 def age(workdir: pathlib.Path) -> float:
-  """Returns the seconds since a run was first started, as run.json has it.
+  """Returns the seconds since a run was first started, from run.json.
 
   Args:
     workdir: Work directory of the run; without a run.json the age is 0.
@@ -184,10 +186,11 @@ def age(workdir: pathlib.Path) -> float:
 
 @functools.cache
 def jax_compile_clock() -> Clock:
-  """Returns a clock that runs while JAX traces, lowers and compiles.
+  """Returns a clock that runs only while JAX traces, lowers and compiles.
 
-  Time for reading from its compile cache is in it. It shows the seconds since
-  the first call of this function, in the main thread: others stop no step.
+  It includes reading from JAX's compile cache, and starts at 0 with the first
+  call of this function. Only compilation in the main thread counts, since other
+  threads do not delay steps.
   """
   seconds = 0.0
   spans: list[tuple[float, float]] = []
@@ -200,7 +203,7 @@ def jax_compile_clock() -> Clock:
       return
     if threading.current_thread() is not threading.main_thread():
       return
-    while spans and spans[-1][0] >= start_time:  # it was a part of this
+    while spans and spans[-1][0] >= start_time:  # nested in this span
       inner_start, inner_end = spans.pop()
       seconds -= inner_end - inner_start
     spans.append((start_time, end_time))

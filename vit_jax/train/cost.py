@@ -20,12 +20,12 @@ from vit_jax.train import flops as flops_lib
 class StepFlops:
   """Floating-point operations of the matrix products in one training step.
 
-  Without augmentation, and without what is computed again to save memory.
+  Augmentation and recomputation (remat) are not counted.
 
   Attributes:
-    forward: Those of the forward pass alone.
-    step: Those of the whole step.
-    everything: Those of the whole step if all parameters were trained.
+    forward: Operations of the forward pass.
+    step: Operations of the whole step.
+    everything: Operations of the whole step if no parameter were frozen.
   """
 
   forward: int
@@ -38,21 +38,21 @@ def step_flops(
   features: features_lib.Features,
   params: Any,
 ) -> StepFlops:
-  """Counts the operations of the step of a config; computes shapes alone.
+  """Counts the operations of the step of a config; evaluates only shapes.
 
   Args:
-    config: The config, with what the data decide filled in.
+    config: The config, with the values that depend on the data filled in.
     features: Features of the examples, by name.
     params: Shapes of the parameters in the train state.
   """
   config = config.copy_and_resolve_references()
   config.model.remat = 'none'
-  # Products are counted, which a kernel hides.
+  # A fused attention kernel would hide its matrix products from the count.
   config_lib.set_value(config, 'model.attention_implementation', None)
   has_layers = not config.model.name.startswith('BiT')
   rules = rules_lib.make(config.optim, params)
   is_twin = has_layers and not config.model.scan and rules.trains_layers_alike
-  if is_twin:  # scanned, it is traced in a tenth of the time
+  if is_twin:  # tracing a scanned model takes a tenth of the time
     config.model.scan = True
   flops = _count(config, features, rules)
   if not is_twin:
@@ -71,14 +71,16 @@ def step_flops(
 def _unread(
   config: ml_collections.ConfigDict, features: features_lib.Features
 ) -> tuple[int, int]:
-  """Returns what the last layer leaves out, unrolled: tokens that are not read.
+  """Counts the operations that an unrolled model saves in its last layer.
+
+  There it does not compute tokens that the head does not read.
 
   Args:
-    config: Scanned; is changed.
+    config: Config of the scanned model; is changed.
     features: Features of the examples, by name.
 
   Returns:
-    Operations of the forward pass, and of a step that trains everything.
+    Saved operations of the forward pass, and of a step that trains everything.
   """
   for key in ('trainable', 'freeze'):
     config.optim[key] = ''
@@ -95,10 +97,10 @@ def _count(
   features: features_lib.Features,
   rules: rules_lib.Rules | None = None,
 ) -> StepFlops:
-  """Counts the operations of a step; computes shapes alone.
+  """Counts the operations of a step; evaluates only shapes.
 
   Args:
-    config: The config, with what the data decide filled in.
+    config: The config, with the values that depend on the data filled in.
     features: Features of the examples, by name.
     rules: Rules of its parameters; None: those of the config.
   """
@@ -130,14 +132,14 @@ def _count_parts(
   batch: dict[str, jax.ShapeDtypeStruct],
   parts: int,
 ) -> StepFlops:
-  """Counts the operations of a step; computes shapes alone.
+  """Counts the operations of a step; evaluates only shapes.
 
   Args:
     objective: The objective.
     rules: Rules that say which of its parameters train.
     params: Shapes, as the objective initialises them.
     batch: Shapes [B, ...] of one microbatch.
-    parts: How often that is computed in a step.
+    parts: How often a microbatch is computed in a step.
   """
   rows = batch['index']
   key = jax.random.key(0, impl='threefry2x32')
@@ -151,7 +153,8 @@ def _count_parts(
     (loss, _), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)
     return loss, grads
 
-  # Traced once: what of it the wanted gradients do not need is left out.
+  # Trace once with all gradients. Each count below then leaves out the
+  # operations that its outputs do not need.
   jaxpr = jax.make_jaxpr(loss_and_grads)(params, batch, rows)
   trains = jax.tree.leaves(
     jax.tree.map(

@@ -1,4 +1,4 @@
-"""Describes an experiment in words and sizes, for the log and a dry run."""
+"""Describes an experiment for the log and for a dry run."""
 
 from absl import logging
 import jax
@@ -69,7 +69,7 @@ def _log_evaluations(e: Experiment) -> None:
 
 
 def _show_features(source: data.Source) -> str:
-  """Returns what the examples of a source have, for people."""
+  """Returns the features of a source's examples as text for people."""
   shown = []
   for name, feature in source.features.items():
     if names := feature.names:
@@ -102,9 +102,9 @@ def plan_memory(experiment: Experiment) -> dict[str, float]:
   """Compiles a step without running it, and returns what it needs.
 
   Returns:
-    GiB a device, as this backend's compiler plans it: parameters, gradients
-    (of what trains), optimizer, average (of the parameters), activations (and
-    all else that is temporary), and their sum, total.
+    GiB per device, as this backend's compiler plans it: parameters, gradients
+    (of trainable parameters), optimizer, average (of the parameters),
+    activations (and other temporary values), and their sum, total.
   """
   temporary = dry_run(experiment)['temporary_gib']
   return experiment.program.memory(round(temporary * 2**30))

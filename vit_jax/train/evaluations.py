@@ -1,9 +1,9 @@
 """The evaluations within a run: those of `config.evals` that are due.
 
-With several processes all do the same: each brings its part of every batch and
-gets the results of all of it, and each runs the evaluators. The scalars of
-process 0 count. A signal is heard by all at the next batch or step, where there
-is one process also between the parts of a measurement.
+With several processes, each provides its part of every batch, gets the results
+of the whole batch, and runs the evaluators; the scalars of process 0 are
+reported. All processes hear of a signal at the next batch or step. A single
+process also checks for one between the parts of a measurement.
 """
 
 from collections.abc import Callable
@@ -31,7 +31,7 @@ Scalars = dict[str, float]
 
 
 class _StoppedError(Exception):
-  """A signal came midway."""
+  """A signal came during an evaluation."""
 
 
 def evaluate(
@@ -50,12 +50,12 @@ def evaluate(
     state: The state whose parameters are evaluated.
     step: Number of completed updates.
     names: Names of the evaluations, as `experiment.evals_due` returns them.
-    reporter: Takes the results.
-    stop: Asks to end midway.
-    watch: Is told of each batch.
+    reporter: Gets the results.
+    stop: Signals that ask to stop before the end.
+    watch: Called for each batch.
 
   Returns:
-    Scalars such as `val/accuracy`; None where it was stopped midway.
+    Scalars such as `val/accuracy`; None if a signal stopped the evaluation.
 
   Raises:
     BrokenBatchError: A process could not make its part of a batch.
@@ -90,7 +90,7 @@ def _show_confusion(
   name: str,
   counts: np.ndarray,
 ) -> None:
-  """Reports a picture of an evaluation's confusion, int [K, K]."""
+  """Reports an evaluation's confusion matrix, int [K, K], as a picture."""
   classes = experiment.source.classes
   if len(classes) != len(counts):  # the objective has classes of its own
     classes = tuple(map(str, range(len(counts))))
@@ -99,7 +99,7 @@ def _show_confusion(
 
 
 def show(results: Mapping[str, float | None]) -> str:
-  """Returns results for people."""
+  """Returns results as text for people."""
   shown = [
     f'{name} {"nan" if x is None else reporting.text(x)}'
     for name, x in results.items()
@@ -142,7 +142,7 @@ class TrainContext(base.Context):
     mesh, signal, last = self._program.mesh, jnp.int32(0), None
     with self._batches[split]() as batches:
       for batch in batches:
-        monitor_lib.hear(self._stop, batches, signal)  # at the batch before
+        monitor_lib.hear(self._stop, batches, signal)  # of the previous batch
         self._check_signal()
         told = monitor_lib.tell(self._stop, batches, mesh)
         result, signal = step(self._params, batch, told)
@@ -154,7 +154,7 @@ class TrainContext(base.Context):
     yield jax.device_get(last)
 
   def alive(self) -> None:
-    """Between parts of long work, of which a process may have more or less."""
+    """Called between parts of long work; their number may vary by process."""
     self._watch.alive()
     self._check_signal()
 

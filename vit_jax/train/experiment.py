@@ -1,4 +1,4 @@
-"""Experiments: checked configs with their data opened and their steps made."""
+"""Experiments: a checked config with its data and its compiled functions."""
 
 from collections.abc import Iterable
 from collections.abc import Iterator
@@ -32,7 +32,7 @@ TrainState = train_step_lib.TrainState
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Lets each layer check its part of a config, before anything slow.
+  """Lets each package check its part of a config, before anything slow.
 
   Raises:
     UserError: Something cannot work; one line says what to change.
@@ -44,7 +44,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   objectives.check(config)
   initial.check(config)
   sharding.check(config)
-  if config.model.name != config_lib.INIT_FROM:  # else known when that is read
+  if config.model.name != config_lib.INIT_FROM:  # else the checkpoint says it
     program_lib.check_model(config)
 
 
@@ -53,18 +53,18 @@ class Experiment:
   """The experiment that the loop runs.
 
   Attributes:
-    config: The config, with what the data decide filled in.
-    cache: The splits, and their images where they are kept.
+    config: The config, with the values that depend on the data filled in.
+    cache: The splits, and their images if `data.cache` keeps them.
     evaluators: By the evaluation's name.
-    start: The checkpoint that parameters come from, where there is one.
+    start: The checkpoint that parameters are loaded from, if there is one.
     program: The compiled functions.
     lengths: Steps of the run, and of parts of its schedule.
     total_steps: Steps of the whole run.
-    log_every: In steps, as the other cadences.
-    checkpoint_every: In steps, or None.
-    checkpoint_keep_every: In steps, or None.
-    eval_every: By the evaluation's name; None is at the end alone.
-    patience: In steps, or None: how long the best metric may stay the same.
+    log_every: In steps, like all the following intervals.
+    checkpoint_every: None: only at the end.
+    checkpoint_keep_every: None: no checkpoint is kept for ever.
+    eval_every: By the evaluation's name; None: only at the end.
+    patience: How long the best metric may not improve; None: without limit.
   """
 
   config: ml_collections.ConfigDict
@@ -82,7 +82,7 @@ class Experiment:
 
   @property
   def splits(self) -> Mapping[str, data.Source]:
-    """All sources, by what they are for."""
+    """All sources, by their use."""
     return self.cache.splits
 
   @property
@@ -108,11 +108,11 @@ class Experiment:
     return self.program.initialise(self.start.take())
 
   def epoch(self, step: int) -> float:
-    """Returns the epochs after `step` updates: rows over examples."""
+    """Returns the number of epochs after `step` updates."""
     return step * self.config.train.batch_size / len(self.source)
 
   def evals_due(self, step: int) -> list[str]:
-    """Returns the names of the evaluations at a step; all are at the end."""
+    """Returns the names of the evaluations due at a step; at the end, all."""
     return [
       name
       for name, every in self.eval_every.items()
@@ -120,7 +120,7 @@ class Experiment:
     ]
 
   def log_due(self, step: int) -> bool:
-    """Whether to report a step; always the first and the last."""
+    """Whether to log a step; the first and the last are always logged."""
     due = config_lib.is_due(step, self.log_every)
     return due or step in (1, self.total_steps)
 
@@ -129,16 +129,16 @@ class Experiment:
     return bool(self.evals_due(step)) or self.checkpoint_due(step)
 
   def checkpoint_due(self, step: int) -> bool:
-    """Whether to save at a step; always at the end."""
+    """Whether to save at a step; the last step is always saved."""
     due = config_lib.is_due(step, self.checkpoint_every)
     return due or step == self.total_steps
 
   def calls(self, start: int) -> Iterator[int]:
     """Yields the number of steps in each call from step `start` to the end.
 
-    Calls of several begin at multiples of `train.steps_per_call`, wherever a
-    run is resumed, so that it does the same; where an evaluation or a
-    checkpoint is between, there are calls of one.
+    Calls of several steps begin only at multiples of `train.steps_per_call`, so
+    that a resumed run makes the same calls. If an evaluation or a checkpoint is
+    due within such a call, its steps are made one by one.
     """
     most, step = self.config.train.steps_per_call, start
     while step < self.total_steps:
@@ -149,7 +149,7 @@ class Experiment:
       step += count
 
   def first_call(self, start: int = 0) -> int:
-    """Returns the number of steps in the call from step `start` on."""
+    """Returns the number of steps in the call that begins at step `start`."""
     return next(self.calls(start), 1)
 
   def with_accumulation(self, accumulation: int) -> 'Experiment':
@@ -170,7 +170,7 @@ class Experiment:
 
     Args:
       start: Number of completed updates.
-      calls: As `calls` yields them; None: of one step each.
+      calls: Numbers of steps, as from `calls`; None: one step per call.
     """
     index, count = mesh_lib.host_part(self.program.mesh)
     batches = data.train_batches(
@@ -196,7 +196,10 @@ class Experiment:
     return self._whole_split(f'evals.{name}.train')
 
   def _whole_split(self, split: str) -> feed.Feed:
-    """Returns global batches that have each example once; as in `splits`."""
+    """Returns global batches with each example of a split once.
+
+    `split` is a key of `splits`.
+    """
     source = self.splits[split]
     parts = config_lib.accumulation(self.config)
     batch_size = self.config.train.batch_size // parts
@@ -227,7 +230,7 @@ class Experiment:
     return feed.Feed(batches, mesh, shapes, calls, take)
 
   def cached(self) -> 'Experiment':
-    """Returns the experiment with its images where `data.cache` keeps them.
+    """Returns the experiment with its images in the cache of `data.cache`.
 
     Raises:
       UserError: An image cannot be read, or there is too little memory.
@@ -242,8 +245,8 @@ def build(
 
   Args:
     config: Checked; is not changed.
-    resumes: Whether the run has begun already: then the checkpoint that it
-      started from is not read again, unless there is no other.
+    resumes: Whether the run has already begun. The checkpoint at init_from.path
+      is then read only if the run has no checkpoint of its own.
 
   Raises:
     UserError: The data are not there or do not fit.
@@ -311,7 +314,7 @@ def _evaluators(
 def _fill(
   config: ml_collections.ConfigDict, source: data.Source, resumes: bool
 ) -> None:
-  """Sets keys of the config that are open to what the training data say."""
+  """Sets unset keys of the config from the training data."""
   objectives.fill_options(config)
   objective = objectives.class_of(config)
   check_features(objective, config, source.features)
@@ -321,7 +324,7 @@ def _fill(
 
 
 def _open_splits(config: ml_collections.ConfigDict) -> dict[str, data.Source]:
-  """Opens each split once; returns the sources by what they are for."""
+  """Opens each split once; returns the sources by their use."""
   keys = {'train': 'data.split'}
   for name, spec in config.evals.items():
     if spec.split:
@@ -350,7 +353,7 @@ def _fill_num_classes(config: ml_collections.ConfigDict, found: int) -> None:
 def find_lengths(
   config: ml_collections.ConfigDict, examples: int
 ) -> optim.Lengths:
-  """Returns the steps of the run, and of parts of its schedule."""
+  """Returns the steps of the run and of the parts of its schedule."""
 
   def steps(text: str) -> int:
     return config_lib.num_steps(text, examples, config.train.batch_size)
@@ -370,7 +373,7 @@ def _warn_of_zero_head(
   rules: rules_lib.Rules,
   start: initial.Start,
 ) -> None:
-  """Warns of a frozen head of zeros: it lets no gradient pass."""
+  """Warns if the head is frozen at zeros: then all gradients below are 0."""
   head = rules.parameters.get('head/kernel')
   is_zero = start.has_fresh_head
   if not config.init_from.path:

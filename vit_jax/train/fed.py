@@ -1,4 +1,4 @@
-"""The input of the model at a step of training, to look at."""
+"""The images that the model gets at a training step, for display."""
 
 from typing import NamedTuple
 
@@ -24,7 +24,7 @@ class Fed(NamedTuple):
 
   Attributes:
     images: float32 [b, H, W, C], 0 to 1.
-    captions: Their targets in words.
+    captions: Their targets as text.
   """
 
   images: np.ndarray
@@ -32,7 +32,7 @@ class Fed(NamedTuple):
 
 
 def load(config: ml_collections.ConfigDict, step: int, count: int) -> Fed:
-  """Returns the input of the model with a config.
+  """Returns the input of the model at a step of a config.
 
   Args:
     config: Config of an experiment; is not changed.
@@ -57,7 +57,7 @@ def of(
   step: int,
   count: int,
 ) -> Fed:
-  """Returns the input of the model with a source.
+  """Returns the input of the model at a step, from an open source.
 
   Args:
     config: Config of an experiment, with the number of classes.
@@ -68,7 +68,7 @@ def of(
   Raises:
     UserError: An image cannot be read.
   """
-  # The rest of the batch is not needed, but for the second half of a pair.
+  # The rest of the batch is not needed, except for the partners of mixed pairs.
   count = min(count, config.train.batch_size)
   rows = range(min(count + count % 2, config.train.batch_size))
   batch = batches.train_rows(source, config, step, rows)

@@ -1,4 +1,4 @@
-"""Brings batches to the devices, ahead of the steps that use them."""
+"""Copies batches to the devices before the steps that use them."""
 
 import collections
 from collections.abc import Callable
@@ -21,16 +21,16 @@ Batch = dict[str, jax.Array]
 
 
 class Feed(Iterator[Batch]):
-  """Global batches for each call, two of which are on their way to the devices.
+  """Global batches for each call; two are prefetched to the devices.
 
-  A call of several steps gets theirs as one: arrays [steps, B, ...].
+  A call of several steps gets one stacked batch: arrays [steps, B, ...].
 
-  With several processes each brings its own rows, and all must take as many
-  batches. So one that cannot be made does not end the iteration: a blank one
-  stands for it and for all that follow, and `error` says why.
+  Each process provides its own rows, and all processes must take the same
+  number of batches. So if a batch cannot be made, the iteration does not end:
+  this batch and all later ones are blank, and `error` says why.
 
   Attributes:
-    error: Why there are blank batches; None: there are none.
+    error: Why batches are blank; None: they are not.
   """
 
   def __init__(
@@ -41,14 +41,14 @@ class Feed(Iterator[Batch]):
     lengths: Iterable[int],
     finish: Callable[[Batch], Batch] | None = None,
   ):
-    """Starts to bring batches.
+    """Starts to prefetch.
 
     Args:
-      batches: This process's rows of each; closed at the end.
+      batches: This process's rows of each batch; closed at the end.
       mesh: Mesh of devices.
-      shapes: Shapes of such a batch, as global arrays.
+      shapes: Shapes of a global batch.
       lengths: Number of steps in each call.
-      finish: Maps those global arrays to the batch; None: they are it.
+      finish: Maps the global arrays to the final batch; None: no change.
     """
     self.error: UserError | None = None
     self._batches = batches
@@ -93,7 +93,7 @@ class Feed(Iterator[Batch]):
     return self._place([self._blank] * length)
 
   def is_ready(self) -> bool:
-    """Whether the next batch is there already."""
+    """Whether the next batch can be taken without waiting."""
     return not self._queue or self.error is not None or self._queue[0][1].done()
 
   def close(self) -> None:
@@ -107,7 +107,7 @@ class Feed(Iterator[Batch]):
       self._queue.append((length, self._thread.submit(self._fetch, length)))
 
   def _fetch(self, length: int) -> Batch:
-    # After an error they are at their end.
+    # After an error the iterator has ended: blank batches follow.
     return self._place(
       [next(self._batches, self._blank) for _ in range(length)]
     )

@@ -1,8 +1,7 @@
 """Floating-point operations of matrix products and convolutions, exactly.
 
-They are counted in a function's jaxpr, 2 per multiply-add, once what its
-results do not need is taken out. Other operations, elementwise ones above all,
-count nothing.
+They are counted in a function's jaxpr, 2 per multiply-add, after dead code is
+removed. Other operations, such as elementwise ones, are not counted.
 """
 
 from collections.abc import Callable
@@ -34,14 +33,15 @@ _MODULE = 'module:'
 
 
 def count(fn: Callable[..., Any], *args: Any) -> int:
-  """Returns the operations of `fn(*args)`; computes shapes alone.
+  """Returns the operations of `fn(*args)`; evaluates only shapes.
 
   Args:
     fn: A JAX function of trees of arrays.
     *args: Arrays, or `jax.ShapeDtypeStruct`.
 
   Raises:
-    ValueError: A loop of unknown length, or an unknown primitive, multiplies.
+    ValueError: There are products in a loop of unknown length, or in an unknown
+      primitive.
   """
   return of_jaxpr(jax.make_jaxpr(fn)(*args))
 
@@ -53,7 +53,7 @@ def of_jaxpr(
 
   Args:
     jaxpr: From `jax.make_jaxpr(fn)(...)`, or `jax.jit(fn).trace(...).jaxpr`.
-    outputs: Which of its results are wanted, flat; None: all are.
+    outputs: Which of its flat results are needed; None: all.
 
   Raises:
     ValueError: As `count`.
@@ -64,16 +64,16 @@ def of_jaxpr(
 def by_module(
   fn: Callable[..., Any], *args: Any
 ) -> dict[tuple[str, ...], tuple[int, tuple[int, ...] | None]]:
-  """Returns what each Linen module does in `fn(*args)`.
+  """Returns the operations of each Linen module in `fn(*args)`.
 
   Args:
     fn: Applies a Linen module; called once, with tracers.
     *args: Arrays, or `jax.ShapeDtypeStruct`.
 
   Returns:
-    By the path of the module, () being the outermost, in the order of their
-    calls: its operations, those of modules within it not included, and the
-    shape of its (first) output.
+    By the path of the module (the outermost is ()), in the order of calls: its
+    operations, without those of inner modules, and the shape of its (first)
+    output.
 
   Raises:
     ValueError: As `count`.
@@ -103,7 +103,7 @@ def by_module(
 
 
 def _live(jaxpr: core.ClosedJaxpr, outputs: Sequence[bool] | None) -> Any:
-  """Returns the jaxpr without what the wanted outputs do not need."""
+  """Returns the jaxpr without operations that no needed output depends on."""
   if outputs is None:
     outputs = [True] * len(jaxpr.jaxpr.outvars)
   return partial_eval.dce_jaxpr(jaxpr.jaxpr, list(outputs))[0]
@@ -126,7 +126,7 @@ def _within(eqn: Any, scope: str) -> Iterator[tuple[int, str]]:
   """Yields the products of what an equation calls."""
   name = eqn.primitive.name
   bodies = [list(_products(body, scope)) for body in _jaxprs(eqn.params)]
-  if name == 'cond':  # the branch that takes most
+  if name == 'cond':  # counts the most expensive branch
     bodies = [max(bodies, key=lambda body: sum(flops for flops, _ in body))]
   elif name not in (*_CALLS, 'scan') and any(bodies):
     raise ValueError(
@@ -156,7 +156,7 @@ def _dot(eqn: Any) -> int:
 
 
 def _conv(eqn: Any) -> int:
-  """Counts padding, but not the zeros that a dilation of the input puts in."""
+  """Counts padding, but not the zeros that input dilation inserts."""
   numbers = eqn.params['dimension_numbers']
   kernel = eqn.invars[1].aval.shape
   out = eqn.outvars[0].aval.shape

@@ -1,8 +1,8 @@
 """The train loop.
 
-In this file `step` counts completed updates: what happens at step k happens
-when k updates are done. The evaluations of a step come before its checkpoint,
-which holds their results: one without results still has to be evaluated.
+In this file `step` counts completed updates: an action at step k comes after k
+updates. The evaluations of a step come before its checkpoint, which stores
+their results. If a checkpoint has no results, its evaluations are still due.
 """
 
 from collections.abc import Iterator
@@ -53,16 +53,16 @@ def run(
 ) -> Results:
   """Trains, or resumes, in a work directory.
 
-  Progress is on stderr: as the command shows it, or where the caller has not
-  set up absl's logging, as plain lines.
+  Progress goes to stderr. It has the form that the command line sets up, or
+  plain lines if the caller has not set up absl's logging.
 
   Args:
     config: Locked, from a file in `configs/`.
-    workdir: Made where it does not exist.
+    workdir: The work directory; created if it does not exist.
     dry_run: Compile, print sizes as JSON, write nothing.
 
   Returns:
-    How it ended: a signal is no error.
+    How the run ended. A stop by a signal is not an error.
 
   Raises:
     UserError: The config, the data or the directory cannot be used, a step was
@@ -83,7 +83,7 @@ def run(
 
 @contextlib.contextmanager
 def _explained() -> Iterator[None]:
-  """Says in one line that memory is too small, or another process was lost."""
+  """Turns errors of too little memory or a lost process into a UserError."""
   with memory.explained(memory.TRAINING), processes.together():
     yield
 
@@ -102,7 +102,7 @@ def _dry_run(config: ml_collections.ConfigDict) -> Results:
 
 
 def _check(config: ml_collections.ConfigDict, same: Mapping[str, Any]) -> None:
-  """Raises a UserError where a config cannot work, or is not that of all."""
+  """Raises a UserError if a config is wrong, or differs between processes."""
   if config_lib.to_dict(config) != same:
     raise config_lib.UserError(
       'this process has another config than process 0: give all the same flags'
@@ -112,7 +112,7 @@ def _check(config: ml_collections.ConfigDict, same: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _owning(path: pathlib.Path) -> Iterator[None]:
-  """Holds a work directory, and logs there: in the first process alone."""
+  """Locks the work directory and logs there, only in the first process."""
   with contextlib.ExitStack() as stack:
 
     def own() -> None:
@@ -126,7 +126,7 @@ def _owning(path: pathlib.Path) -> Iterator[None]:
 def _run_in(
   path: pathlib.Path, config: ml_collections.ConfigDict, stop: monitor_lib.Stop
 ) -> Results:
-  """Trains in a directory that is ours."""
+  """Trains in a work directory that this run has locked."""
   stored, done = processes.call_on_first(lambda: start_lib.look(path, config))
   if done is not None:
     before = Results.from_dict(done)
@@ -158,7 +158,7 @@ def _run_in(
 
 
 def _prepare(path: pathlib.Path, experiment: experiment_lib.Experiment) -> None:
-  """Writes the files that describe the run, or compares with them."""
+  """Writes the files that describe the run, or compares them if they exist."""
   config, source = experiment.config, experiment.source
   objective = experiment.program.objective
   preprocess = data.Preprocess.from_config(
@@ -185,13 +185,13 @@ def train(
   stop: monitor_lib.Stop,
   compiling: concurrent.futures.Future[jax.stages.Compiled] | None = None,
 ) -> Results | None:
-  """Runs the loop; returns how it ended, or None where it was stopped.
+  """Runs the loop; returns how it ended, or None if a signal stopped it.
 
   Args:
     experiment: The experiment to run.
-    workdir: Where checkpoints and metrics go to, and come from.
-    stop: Asks to save and end.
-    compiling: The step that is being compiled, where that has begun.
+    workdir: Directory of checkpoints and metrics.
+    stop: Signals that ask the loop to save and end.
+    compiling: The step that is being compiled; None: compilation has not begun.
 
   Raises:
     UserError: There is too little memory, a step was not finite, an image is
@@ -224,7 +224,7 @@ def _begin(
   stop: monitor_lib.Stop,
   stack: contextlib.ExitStack,
 ) -> '_Loop':
-  """Opens what the loop works with, at the step of the last checkpoint."""
+  """Makes the loop, with its state restored from the last checkpoint."""
   e = experiment
   clock = clock_lib.Timekeeper(
     e.config.train.batch_size, clock_lib.age(workdir)
@@ -272,10 +272,10 @@ def _begin(
 
 @dataclasses.dataclass
 class _Loop:
-  """A run between two calls of the step.
+  """The state of a run between two calls of the compiled step.
 
   Attributes:
-    calls: The updates of each call that is to come.
+    calls: The number of updates in each remaining call.
     results: Results of the evaluations at `step`; None: still to be done.
   """
 
@@ -293,7 +293,7 @@ class _Loop:
   results: Scalars | None
 
   def run(self) -> Results | None:
-    """Returns how it ended, or None where it was stopped."""
+    """Returns how the run ended, or None if a signal stopped it."""
     total_steps = self.experiment.total_steps
     while True:
       self.watch.alive(self.step)
@@ -305,7 +305,7 @@ class _Loop:
         self._evaluate_rest()
       ends = bool(reason) or self.step == total_steps
       if ends and self.results is not None:
-        return self._ended(reason)  # nothing is left that a signal could stop
+        return self._ended(reason)  # the run is complete: a signal is ignored
       if self.stop.signal:
         self.monitor.settle()
         self._save()
@@ -315,7 +315,7 @@ class _Loop:
       self._update()
 
   def _evaluate_and_save(self) -> None:
-    """Does what is due at this step."""
+    """Runs the evaluations and the checkpoint that are due at this step."""
     self.monitor.settle()
     self.results = self._evaluate(self.experiment.evals_due(self.step))
     with self.clock.saving():
@@ -338,8 +338,9 @@ class _Loop:
   def _reason_to_end(self) -> str:
     """Returns why the run ends before its duration; '': it goes on.
 
-    It follows from what is stored, the best and the results of this step: so a
-    run that was killed ends at the same step.
+    The answer depends only on stored values: the step of the best checkpoint
+    and the results of this step. So a run that was killed and resumed ends at
+    the same step.
     """
     e = self.experiment
     metric, best = e.config.checkpoint.best, self.checkpoints.best_step
@@ -354,7 +355,7 @@ class _Loop:
     )
 
   def _evaluate_rest(self) -> None:
-    """Does what is due at the end, where that is sooner than was planned."""
+    """Runs all evaluations that are due at the end of a run that ends early."""
     found = self.results or {}
     done = {name.partition('/')[0] for name in found}
     rest = self._evaluate(
@@ -379,10 +380,10 @@ class _Loop:
     return Results(metrics, best_step, reason)
 
   def _update(self) -> None:
-    """Starts one call and, while it runs, looks at the one before."""
+    """Starts one call and, while it runs, reads the metrics of the last one."""
     program = self.experiment.program
     if not self.batches.is_ready():
-      self.monitor.join()  # only from then on the device waits, too
+      self.monitor.join()  # the wait counts only once the device is idle
     with self.clock.waiting():
       batch = next(self.batches)
     told = monitor_lib.tell(self.stop, self.batches, program.mesh)
@@ -408,11 +409,11 @@ class _Loop:
       )
 
   def rescue(self) -> None:
-    """Saves the last good state: a bad step leaves it as it was."""
+    """Saves the last good state, which a step that is not finite keeps."""
     step = int(self.state.step)
     self.checkpoints.save(step, self.state, counts=self._counts())
     self.checkpoints.wait()
 
   def _counts(self) -> dict[str, int]:
-    """Returns what a run that is resumed goes on counting from."""
+    """Returns the counters that a resumed run continues."""
     return dataclasses.asdict(self.monitor.skipped)

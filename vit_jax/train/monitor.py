@@ -1,8 +1,9 @@
 """Watches metrics, signals and errors while the devices work.
 
-With several processes all must do the same at the same step. A signal or a
-damaged image comes to one of them at a time of its own: it tells the others by
-the step that they compute together, and acts on it when all have heard.
+All processes must act at the same step, but a signal or a damaged image reaches
+only one of them, at any time. That process passes its signal into the compiled
+step, which all processes compute together. All processes act once they have
+read the step's result.
 """
 
 from collections.abc import Callable
@@ -26,7 +27,7 @@ from vit_jax.train import step as train_step_lib
 
 Scalars = dict[str, float]
 
-_TWICE_S = 0.2  # within which a signal that comes again is the same one
+_TWICE_S = 0.2  # seconds within which a repeated signal counts as one
 
 
 class BrokenBatchError(Exception):
@@ -36,13 +37,12 @@ class BrokenBatchError(Exception):
 class Stop:
   """Notes SIGTERM and SIGINT, so that the loop can save before it ends.
 
-  They come to each process at a time of its own, but all must stop at the same
-  step: so they tell each other (`Monitor`, `evaluate`), and stop once all have
-  heard of it.
+  Processes get a signal at different times, but must stop at the same step. So
+  they tell each other (`Monitor`, `evaluate`), and stop once all have heard.
 
   Attributes:
-    own: Number of the signal that came to this process, or 0.
-    heard: The largest number that any process told.
+    own: Number of the signal that this process received, or 0.
+    heard: The largest signal number that any process has sent.
   """
 
   def __init__(self) -> None:
@@ -59,7 +59,7 @@ class Stop:
     self._previous = {
       number: signal.signal(number, self._note)
       for number in (signal.SIGTERM, signal.SIGINT)
-      if here  # Python permits it nowhere else
+      if here  # Python allows handlers only in the main thread
     }
     return self
 
@@ -68,23 +68,23 @@ class Stop:
       signal.signal(number, handler)
 
   def _note(self, number: int, _: object) -> None:
-    if self.own == number:  # it came twice at once
+    if self.own == number:  # the same signal came twice
       return
     self.own = number
-    # `timeout` and some schedulers send a signal to a process and again to its
-    # group. From then on another one ends the process at once.
+    # `timeout` and some schedulers send a signal both to the process and to its
+    # group. After this delay, another signal ends the process at once.
     time.sleep(_TWICE_S)
     signal.signal(number, signal.SIG_DFL)
 
 
 def tell(stop: Stop, batches: feed.Feed, mesh: jax.sharding.Mesh) -> jax.Array:
-  """Returns the signal that this process tells the others, int32 [devices]."""
+  """Returns the signal that this process sends, as int32 [devices]."""
   number = stop.own if batches.error is None else train_step_lib.BROKEN
   return mesh_lib.on_each_device(number, mesh)
 
 
 def hear(stop: Stop, batches: feed.Feed, heard: jax.Array) -> None:
-  """Notes the largest signal that any process told.
+  """Notes the largest signal that any process has sent.
 
   Raises:
     BrokenBatchError: A process could not make its part of a batch.
@@ -104,11 +104,11 @@ class NonFiniteError(Exception):
 
 @dataclasses.dataclass
 class Skipped:
-  """Steps that were not finite and were skipped, up to a step.
+  """Counts skipped steps, whose loss or gradient was not finite.
 
   Attributes:
     total: Number in the whole run.
-    in_a_row: Number since the last step that was finite.
+    in_a_row: Number since the last finite step.
   """
 
   total: int = 0
@@ -121,13 +121,13 @@ class Skipped:
 
 
 class Monitor:
-  """Reads the metrics of each call once the next is under way.
+  """Reads the metrics of each call after the next call has started.
 
-  So the device never waits for the host. Until then the metrics stay on the
-  device.
+  Until then the metrics stay on the device, so the device never waits for the
+  host.
 
   Attributes:
-    skipped: Up to the last call that was looked at.
+    skipped: Skipped steps, up to the last call whose metrics were read.
   """
 
   def __init__(
@@ -138,14 +138,14 @@ class Monitor:
     hear: Callable[[jax.Array], None],
     skipped: Skipped | None = None,
   ):
-    """Begins with the next step.
+    """Starts before the first call.
 
     Args:
       experiment: The experiment that runs.
-      reporter: Takes its metrics.
-      clock: Is told when a step ends.
-      hear: Called with the signal of each step.
-      skipped: Steps skipped before that one; None: no step was.
+      reporter: Gets the metrics.
+      clock: Measures the steps; called when a step ends.
+      hear: Called with the signals of each call.
+      skipped: Steps that were skipped before; None: none.
     """
     self.skipped = skipped or Skipped()
     self._experiment = experiment
@@ -164,17 +164,17 @@ class Monitor:
     metrics: dict[str, jax.Array],
     index: jax.Array,
   ) -> None:
-    """Looks at the call before, and keeps this one for later.
+    """Reads the metrics of the previous call, and stores this call for later.
 
     Args:
-      step: Completed updates, with those of the call that was just started.
-      count: Updates in it.
-      metrics: Scalars of the update; where there are several, arrays [count].
+      step: Completed updates, including those of the call just started.
+      count: Number of updates in this call.
+      metrics: Scalars of the update; for several updates, arrays [count].
       index: int32 [B] or [count, B], ids of their examples.
 
     Raises:
-      NonFiniteError: A step of the call before was not finite.
-      BrokenBatchError: It had no batch.
+      NonFiniteError: A step of the previous call was not finite.
+      BrokenBatchError: The previous call had no batch.
     """
     self.settle()
     self._last = (step, count, metrics, index)
@@ -183,8 +183,9 @@ class Monitor:
     """Ends a run that skips too many steps one after another.
 
     Raises:
-      NonFiniteError: More than `train.max_skipped_in_a_row` were, as far as was
-        looked at; then all that was started has been.
+      NonFiniteError: More than `train.max_skipped_in_a_row` steps in a row were
+        skipped, up to the last call that was read. The call that is running is
+        read as well before this is raised.
     """
     most = self._experiment.config.train.max_skipped_in_a_row
     if self.skipped.in_a_row <= most:
@@ -199,19 +200,19 @@ class Monitor:
     )
 
   def join(self) -> None:
-    """Waits for the end of the last call, but does not look at it.
+    """Waits for the end of the last call, but does not read its metrics.
 
-    All processes have to look at the same call at the same time.
+    The signals in the metrics must be read at the same step in all processes.
     """
     if self._last is not None:
       jax.block_until_ready(self._last[2])
 
   def settle(self) -> None:
-    """Waits for the last call, and reports those of its steps that are due.
+    """Waits for the last call, and reports its steps that are due.
 
     Raises:
-      NonFiniteError: One was not finite, and such steps are not skipped.
-      BrokenBatchError: They had no batch.
+      NonFiniteError: A step was not finite, and such steps are not skipped.
+      BrokenBatchError: The call had no batch.
     """
     if self._last is None:
       return
@@ -268,5 +269,5 @@ class Monitor:
 
 
 def of_training(scalars: Scalars) -> Scalars:
-  """Returns scalars by the names that training reports them under."""
+  """Returns scalars with 'train/' before their names."""
   return {f'train/{name}': x for name, x in scalars.items()}

@@ -1,4 +1,4 @@
-"""The compiled functions of a config over a mesh, without any data."""
+"""The compiled functions of a config on a mesh, without any data."""
 
 from collections.abc import Callable
 from collections.abc import Collection
@@ -35,19 +35,19 @@ from vit_jax.train import cost
 from vit_jax.train import step as train_step_lib
 
 TrainState = train_step_lib.TrainState
-# For what runs once: LLVM takes half the time, and the result as long to run.
+# For programs that run once: LLVM takes half the time, and they run as fast.
 _QUICK = {'xla_backend_optimization_level': 1}
-# On CPUs each device would run independent collectives at the same time, in any
-# order, on threads that all devices share: where those are too few, they wait
-# for each other for ever.
+# On CPUs each device would run independent collectives concurrently, in any
+# order, on threads that all devices share. With too few threads that is a
+# deadlock.
 _IN_ORDER = {'xla_cpu_enable_concurrency_optimized_scheduler': False}
 
 
 class Program:
-  """The functions of a config over a mesh, compiled when they are first used.
+  """The functions of a config on a mesh, compiled when they are first used.
 
   Attributes:
-    config: The config, with nothing open that shapes depend on.
+    config: The config, with all values set that shapes depend on.
     features: Features of the examples, by name.
     lengths: Steps of the run and of parts of its schedule.
     objective: The objective.
@@ -65,9 +65,9 @@ class Program:
     """Makes the model and its rules.
 
     Args:
-      config: The config, with nothing open; is not changed.
-      features: Features of the examples, by name; images that all have one
-        size are cropped on the device.
+      config: The config, with all values set; is not changed.
+      features: Features of the examples, by name; if all images have one size,
+        they are cropped on the device.
       lengths: Steps of the run and of parts of its schedule.
 
     Raises:
@@ -93,14 +93,14 @@ class Program:
     return mesh_lib.replicated(self.mesh)
 
   def with_config(self, config: ml_collections.ConfigDict) -> 'Program':
-    """Returns the same program for a config that shapes do not depend on."""
+    """Returns this program with a config that gives the same shapes."""
     other = copy.copy(self)
     other.config = config
     return other
 
   @functools.cached_property
   def update(self) -> Callable[..., train_step_lib.Update]:
-    """(state, batch, step) -> what the step computes; not compiled."""
+    """(state, batch, step) -> the step's `Update`; not compiled."""
     config, objective = self.config, self.objective
     return train_step_lib.make_update(
       config,
@@ -133,8 +133,8 @@ class Program:
       function: (objective, params, batch) -> tree; see `Context.apply`.
 
     Returns:
-      (params, batch, signals=None) -> (tree, the largest signal), all of it on
-      every device; the signal is 0 where there are none.
+      (params, batch, signals=None) -> (tree, the largest signal), replicated on
+      every device; the signal is 0 without `signals`.
     """
     if function not in self._eval_steps:
       self._eval_steps[function] = self._compiled_eval(
@@ -155,7 +155,7 @@ class Program:
     """Returns the state before the first step, on the mesh.
 
     Args:
-      params: To start from; None: random ones.
+      params: Initial parameters; None: random ones.
     """
     return self._init.run(params)
 
@@ -172,7 +172,7 @@ class Program:
     return train_step_lib.make_train_step(self.config, self.rules, self.update)
 
   def _prepare(self, batch: objectives.Batch) -> objectives.Batch:
-    """Returns a batch with its images as evaluation shows them to the model."""
+    """Returns a batch with its images prepared for evaluation."""
     image = self.features['image']
     assert isinstance(image, features_lib.Image)
     transform = views.eval_transform(self.config, image.size)
@@ -187,7 +187,7 @@ class Program:
     )
 
   def _compiled_eval(self, fn: Callable[..., Any]) -> Any:
-    """Compiles (params, batch) -> tree, which also tells the largest signal."""
+    """Compiles (params, batch) -> tree, and adds the largest signal."""
 
     def step(
       params: Any, batch: objectives.Batch, signals: jax.Array | None = None
@@ -207,8 +207,8 @@ class Program:
   def state_to_read(self, names: Collection[str]) -> TrainState:
     """Returns the shapes, types and shardings to read a checkpoint into.
 
-    They are the state's; or, where it was saved with its layers kept in another
-    way (scanned or not), those of that way.
+    They are those of the state, with layers scanned or unrolled as they were
+    when it was saved.
 
     Args:
       names: Paths of the arrays that were saved.
@@ -223,7 +223,7 @@ class Program:
     return Program(config, self.features, self.lengths).abstract_state()
 
   def adopt(self, state: TrainState) -> TrainState:
-    """Returns a state that was read, with its layers kept as they are here."""
+    """Returns a restored state with layers scanned or unrolled as here."""
     own = self.abstract_state()
     if set(sharding.paths(state.params)) == set(sharding.paths(own.params)):
       return state
@@ -265,7 +265,7 @@ class Program:
     }
 
   def compile(self, count: int = 1) -> jax.stages.Compiled:
-    """Compiles `train_step`, or `train_steps`, whose first call then finds it.
+    """Compiles `train_step` or `train_steps`; its first call then reuses that.
 
     Args:
       count: Steps in the call.
@@ -285,11 +285,11 @@ class Program:
     ).compile()
 
   def compile_ahead(self) -> concurrent.futures.Future[jax.stages.Compiled]:
-    """Begins to compile `train_step` in a thread; its first call finds it.
+    """Begins to compile `train_step` in a thread.
 
-    Whoever calls it waits for that first.
+    A call of `train_step` waits for the result and uses it.
     """
-    _ = self.train_step  # made here: two threads would make two
+    _ = self.train_step  # cached here, so that two threads do not make two
     thread = concurrent.futures.ThreadPoolExecutor(
       1, initializer=processes.block_signals
     )
@@ -298,9 +298,7 @@ class Program:
     return compiling
 
   def check_evaluation(self) -> None:
-    """Traces an evaluation, so that mistakes are found before training.
-
-    Only that of a class outside of this package: ours are tested.
+    """Traces the evaluation of a user's objective, to find mistakes early.
 
     Raises:
       UserError: `measure` returns something else than metrics.
@@ -323,15 +321,15 @@ class Program:
       )
 
   def memory(self, temporary_bytes: int) -> dict[str, float]:
-    """Returns the memory of a step, in GiB a device; computes shapes alone.
+    """Returns the memory of a step, in GiB per device; evaluates only shapes.
 
     Args:
-      temporary_bytes: Temporary memory of a device, as its compiler plans it.
+      temporary_bytes: Temporary memory per device, as the compiler plans it.
 
     Returns:
-      parameters, gradients (of what trains), optimizer, average (of the
-      parameters), extra (of the objective, where it has any), activations
-      (and all else that is temporary), and their sum, total.
+      parameters, gradients (of trainable parameters), optimizer, average (of
+      the parameters), extra (of the objective, if it has any), activations (and
+      other temporary values), and their sum, total.
     """
     state = self.abstract_state()
     gib = {
@@ -347,7 +345,7 @@ class Program:
     if jax.tree.leaves(state.extra):
       gib['extra'] = sharding.bytes_per_device(state.extra) / 2**30
     plan = gib | {
-      # A compiler may fuse them away.
+      # The compiler may avoid storing all gradients.
       'gradients': min(gib['gradients'], temporary),
       'activations': max(temporary - gib['gradients'], 0.0),
     }
@@ -357,9 +355,9 @@ class Program:
 class _Init:
   """Makes the train state.
 
-  Arrays of NumPy that the objective puts into its extra, as a teacher's
-  parameters, go to the devices as they are: what is compiled would otherwise
-  hold them.
+  NumPy arrays in the objective's extra, such as a teacher's parameters, are
+  copied to the devices directly. Otherwise they would be constants of the
+  compiled program.
   """
 
   def __init__(self, program: Program):
@@ -391,7 +389,7 @@ class _Init:
 
   @functools.cached_property
   def _computed(self) -> Any:
-    """Compiles the state, with the computed leaves of the extra as a list."""
+    """Jits `make`, whose state has only the computed leaves of the extra."""
 
     def make(params: Any) -> TrainState:
       state = self._make(params)
@@ -411,7 +409,7 @@ class _Init:
     return [x for x, on_host in pairs if on_host is None]
 
   def run(self, params: Any) -> TrainState:
-    """Returns the state; None: with random parameters."""
+    """Returns the state; `params` None: with random parameters."""
     made = self._computed(params)
     computed = iter(made.extra)
     where, tree = jax.tree.flatten(self.shardings.extra)
@@ -423,7 +421,7 @@ class _Init:
 
 
 def temporary_bytes(compiled: jax.stages.Compiled) -> int:
-  """Returns the temporary bytes of a device that the compiler plans, or 0."""
+  """Returns the temporary bytes per device as compiled; 0 if not known."""
   analysis = compiled.memory_analysis()
   return 0 if analysis is None else analysis.temp_size_in_bytes
 
@@ -432,7 +430,7 @@ def check_model(config: ml_collections.ConfigDict) -> None:
   """Checks `config.model`.
 
   Raises:
-    UserError: There is no such model, or its image does not fit.
+    UserError: There is no such model, or the image size does not fit it.
   """
   image_size = config_lib.pair(config.data.image_size, 'data.image_size')
   if config.model.attention_implementation == 'cudnn' and (

@@ -1,4 +1,4 @@
-"""How a run ended: what DONE holds, and what `vit_jax.train` returns."""
+"""How a run ended: the content of DONE, and the result of `vit_jax.train`."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -13,12 +13,12 @@ class Results:
   """How a run ended.
 
   Attributes:
-    metrics: Results of the last evaluations, as `val/accuracy`, and where steps
-      may be skipped `train/skipped_steps`; of a dry run its sizes; {} where it
-      was stopped.
-    best_step: Step of the best metric, where `train.patience` watches it.
-    reason: Why it ended before its duration; '': it did not.
-    signal: Number of the signal that stopped it; 0: none did.
+    metrics: Results of the last evaluations, as `val/accuracy`, and, with
+      `train.skip_nonfinite`, `train/skipped_steps`. After a dry run, the sizes;
+      if a signal stopped the run, {}.
+    best_step: Step of the best metric; None without `train.patience`.
+    reason: Why the run ended before its duration; '': it did not.
+    signal: Number of the signal that stopped the run; 0: none.
   """
 
   metrics: evaluations.Scalars
@@ -32,7 +32,7 @@ class Results:
     return 128 + self.signal if self.signal else 0
 
   def to_dict(self) -> dict[str, Any]:
-    """Returns what DONE holds; JSON has no NaN."""
+    """Returns the content of DONE; None stands for values not finite."""
     done: dict[str, Any] = {
       k: v if math.isfinite(v) else None for k, v in self.metrics.items()
     }
@@ -42,7 +42,7 @@ class Results:
 
   @classmethod
   def from_dict(cls, done: Mapping[str, Any]) -> 'Results':
-    """Returns what `to_dict` took apart."""
+    """Returns the results from the content of DONE."""
     metrics = {
       k: math.nan if v is None else v
       for k, v in done.items()

@@ -25,10 +25,11 @@ _SHOWN = 16  # images of the first batch in TensorBoard
 def compile_ahead(
   experiment: experiment_lib.Experiment,
 ) -> concurrent.futures.Future[jax.stages.Compiled] | None:
-  """Compiles the step while data and state are made ready; None: it does not.
+  """Starts to compile the step while data and state are prepared.
 
-  Several processes have to compile in the same order; calls of several steps,
-  and batches that are on the devices, are known later.
+  Returns None, without compiling, if there are several processes, since they
+  must compile in the same order; or with several steps per call or a cache on
+  the devices, since the program is then not known yet.
   """
   config = experiment.config
   is_usual = config.train.steps_per_call == 1 and config.data.cache != 'device'
@@ -38,7 +39,7 @@ def compile_ahead(
 
 
 def check_data(experiment: experiment_lib.Experiment) -> None:
-  """Raises a UserError where a process sees other data than the first."""
+  """Raises a UserError if a process sees other data than process 0."""
   if jax.process_count() == 1:
     return
   splits = experiment.splits
@@ -59,7 +60,7 @@ def check_data(experiment: experiment_lib.Experiment) -> None:
 def look(
   path: pathlib.Path, config: ml_collections.ConfigDict
 ) -> tuple[dict[str, Any] | None, dict[str, Any] | None]:
-  """Returns the config of the run that is there, and how it ended."""
+  """Returns the config of the run in a work directory, and how it ended."""
   done = safe_io.read_json(path / 'DONE')
   resumed = workdir_lib.check_config(path, config)
   if resumed is None:
@@ -76,15 +77,15 @@ def look(
 def check_longer(
   path: pathlib.Path, experiment: experiment_lib.Experiment
 ) -> None:
-  """Lets a run that ended go on, where its duration has been raised.
+  """Lets a finished run go on if its duration was raised.
 
   Args:
     path: The work directory, with the config of the run so far.
     experiment: The experiment, with the new duration.
 
   Raises:
-    UserError: The duration is shorter, or the run is in the cooldown of the
-      former one: its learning rate has fallen already.
+    UserError: The new duration is shorter; or the run is in the cooldown of the
+      old one, so its learning rate has already fallen.
   """
   stored = safe_io.read_json(path / 'config.json')
   if stored is None:
@@ -116,7 +117,7 @@ def check_memory(
   step: int,
   compiling: concurrent.futures.Future[jax.stages.Compiled] | None,
 ) -> None:
-  """Waits for the first call to be compiled; raises a UserError if it is large.
+  """Waits until the first call is compiled, and checks that it fits in memory.
 
   Args:
     experiment: The experiment, with its state on the devices.
@@ -135,9 +136,9 @@ def show(
   step: int,
   reporter: reporting.Reporter,
 ) -> None:
-  """Shows the config in TensorBoard and, at the start, the model's first input.
+  """Shows the config in TensorBoard and, at step 0, the model's first input.
 
-  The step may be compiled meanwhile.
+  The step may still be compiling in its thread.
   """
   config = experiment.config
   reporter.describe(dict(config_lib.flatten(config_lib.to_dict(config))))
@@ -146,7 +147,7 @@ def show(
   try:
     fed = fed_lib.of(config, experiment.source, step, _SHOWN)
   except config_lib.UserError:
-    return  # the loop says so at its first batch, which has the same image
+    return  # the loop reads the same image first, and reports the error
   png = contact_sheet.encode(
     list(fed.images), fed.captions, title='of the first batch, as it is fed'
   )

@@ -1,4 +1,4 @@
-"""One training step: what is compiled, and runs on the devices."""
+"""One training step: the function that is compiled for the devices."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -23,8 +23,8 @@ from vit_jax.optim import sam
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
 
-# A signal: this process could not make its part of the batch. Lower ones are
-# numbers of the operating system's signals, 0 is none.
+# Signal value: this process could not make its part of the batch. Lower values
+# are the operating system's signal numbers, and 0 is no signal.
 BROKEN = 1000
 
 Schedule = Callable[[jax.typing.ArrayLike], jax.typing.ArrayLike]
@@ -32,14 +32,14 @@ Schedule = Callable[[jax.typing.ArrayLike], jax.typing.ArrayLike]
 
 @flax.struct.dataclass
 class TrainState:
-  """All that training changes; random keys derive from `step`.
+  """Everything that training changes; random keys derive from `step`.
 
   Attributes:
     step: int32 scalar, completed updates.
     params: Parameters of the model.
     opt_state: State of the optimizer, for the parameters that train.
-    ema_params: Moving average of params, None for those that are frozen; or
-      None.
+    ema_params: Moving average of params, with None for frozen ones; None: no
+      average is kept.
     extra: The objective's own state: see `objectives.Objective.init_extra`.
   """
 
@@ -51,14 +51,14 @@ class TrainState:
 
   @property
   def eval_params(self) -> Any:
-    """The parameters to evaluate: their average where one is kept."""
+    """The parameters to evaluate: their moving average if there is one."""
     if self.ema_params is None:
       return self.params
     return rules_lib.merge(self.ema_params, self.params)
 
 
 def seed_keys(seed: int) -> tuple[jax.Array, jax.Array]:
-  """Returns the keys of the parameters' start and of the steps."""
+  """Returns the random keys of the initial parameters and of the steps."""
   init_key, step_key = jax.random.split(
     jax.random.key(seed, impl='threefry2x32')
   )
@@ -66,7 +66,7 @@ def seed_keys(seed: int) -> tuple[jax.Array, jax.Array]:
 
 
 def step_key(seed: int, step: jax.typing.ArrayLike) -> jax.Array:
-  """Returns the key of all that is random in a step.
+  """Returns the key of all random numbers of a step.
 
   Args:
     seed: Seed of the run.
@@ -109,7 +109,7 @@ def init_state(
 
 
 class Update(NamedTuple):
-  """The results of a step, before it is decided whether it counts.
+  """The results of a step, before the check that they are finite.
 
   Attributes:
     loss: Mean over the batch.
@@ -142,8 +142,9 @@ def make_update(
 ) -> Callable[[TrainState, objectives.Batch, Any], Update]:
   """Returns `(state, batch, step) -> Update`.
 
-  Gradient, clipping and optimizer concern what trains alone: with respect to
-  the rest nothing is differentiated, nor below the lowest of it.
+  Gradient, clipping and optimizer see only the trainable parameters: the loss
+  is not differentiated with respect to frozen ones, so the backward pass stops
+  at the lowest trainable layer.
   """
   in_place = sharding.constrain(mesh, param_shardings)
   parts = config_lib.num_microbatches(config)
@@ -192,24 +193,24 @@ def make_train_step(
   rules: rules_lib.Rules,
   update: Callable[..., Update],
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
-  """Returns what is to be jitted, and makes one step.
+  """Returns the function of one training step, to be jitted.
 
   It maps (state, batch, step, signals) to (state, metrics). The batch is a dict
-  of global arrays [B, ...]; `step` is the number of completed updates, as the
-  host counts them.
-  A step whose loss, gradient or result is not finite changes nothing. Nor do
-  those after it, since their `step` is ahead of the state's: so the host may
-  look at the metrics late.
-  Where the config says to skip, such a step is counted all the same.
+  of global arrays [B, ...]; `step` is the host's count of completed updates.
 
-  `signals`, int32 [devices], is what each process has to tell the others (see
-  `mesh_lib.on_each_device`): their maximum is among the metrics, so that all
-  hear of it at the same step. From BROKEN on it says that a process has no
-  batch: then, too, nothing is changed, and nothing counted.
+  If the loss, the gradient or the new parameters are not finite, the state does
+  not change. It also does not change in the following steps, since their `step`
+  is ahead of the state's. So the host may read the metrics late. With
+  `train.skip_nonfinite` the state still counts the step, and training goes on.
+
+  `signals`, int32 [devices], carries a signal from each process to the others
+  (see `mesh_lib.on_each_device`). Its maximum is a metric, so all processes
+  learn of a signal at the same step. From BROKEN on it means that a process has
+  no batch: the state then does not change, and the step is not counted.
 
   Metrics are scalars: loss, learning_rate, ok (whether the update was made),
   grad_norm (before clipping), param_norm (after the update), and those of the
-  objective; and signal, where there are `signals`.
+  objective; and signal, if there are `signals`.
   """
 
   def train_step(
@@ -249,7 +250,7 @@ def _chosen(
   step: jax.Array,
   ok: jax.Array,
 ) -> TrainState:
-  """Returns the state after an update where that is `ok`, else the state."""
+  """Returns the updated state if the update is `ok`, else the old state."""
   ema_params = state.ema_params
   if config.train.ema_decay:
     ema_params = optax.incremental_update(
@@ -267,14 +268,14 @@ def _chosen(
 def make_train_steps(
   train_step: Callable[..., tuple[TrainState, dict[str, jax.Array]]],
 ) -> Callable[..., tuple[TrainState, dict[str, jax.Array]]]:
-  """Returns what is to be jitted, and makes several steps.
+  """Returns the function of several training steps, to be jitted.
 
   Args:
     train_step: From `make_train_step`.
 
   Returns:
-    The same for batches of arrays [steps, B, ...], from `step` on; its metrics
-    are arrays [steps].
+    A function like `train_step` for batches [steps, B, ...], the first at
+    `step`; its metrics are arrays [steps].
   """
 
   def train_steps(
@@ -300,10 +301,10 @@ def make_train_steps(
 def ema_decay(
   config: ml_collections.ConfigDict, step: jax.Array
 ) -> jax.typing.ArrayLike:
-  """Returns the decay of the parameters' average.
+  """Returns the decay of the parameters' moving average.
 
-  With warm-up it grows as in TensorFlow's `ExponentialMovingAverage`, so that
-  the random start is soon forgotten.
+  With warm-up the decay grows as in TensorFlow's `ExponentialMovingAverage`, so
+  that the random initial parameters soon have no weight in the average.
 
   Args:
     config: The full config.
@@ -321,9 +322,9 @@ def _accumulate(
   key: jax.Array,
   parts: int,
 ) -> Any:
-  """Returns the mean of `compute` over microbatches, one by one.
+  """Returns the mean of `compute` over microbatches, computed one by one.
 
-  Integers in the tree are the same for all of them, and stay as they are.
+  Integers in the tree must be equal for all microbatches, and are kept.
 
   Args:
     compute: (microbatch, rng) -> a tree of arrays.

@@ -1,4 +1,4 @@
-"""Loads trained models, of this package and of others, ready to predict."""
+"""Loads trained models of this and other packages, ready to predict."""
 
 from collections.abc import Mapping
 import contextlib
@@ -33,7 +33,7 @@ from vit_jax.weights import fit
 from vit_jax.weights import origin as origin_lib
 from vit_jax.weights.formats import foreign
 
-_MOST_PIXELS = 2**14  # a side; a grid of 1024 x 1024 patches of 16
+_MOST_PIXELS = 2**14  # limit of a side: 1024 patches of 16 pixels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,11 +45,12 @@ class Loaded:
     params: Its parameters, float32 arrays in a nested dict.
     preprocess: Images (paths, PIL images, arrays) -> float32 [B, H, W, C].
     position_size: (height, width) of the images that its positions are for.
-    resize: How the code that it comes from resizes them.
+    resize: Method by which the original code resizes positions, one of
+      `resize.METHODS`.
     format: Format that was read: 'vit_jax', 'google', 'timm' or 'huggingface'.
     changes: Changes that were made to the parameters, in order.
     origin: The checkpoint that was read.
-    trained_with: The config of the run, where it is one of ours.
+    trained_with: Config of the run that trained it, if that was one of ours.
   """
 
   model: models.Model
@@ -66,7 +67,7 @@ class Loaded:
 
   @property
   def classes(self) -> tuple[str, ...]:
-    """Names of the classes, in the order of the logits; () if not known."""
+    """Names of the classes, in the order of the logits; () if unknown."""
     return self.preprocess.classes
 
   def outputs(self, images: Any) -> dict[str, np.ndarray]:
@@ -76,9 +77,10 @@ class Loaded:
       images: One image or a sequence, as `preprocess` takes them.
 
     Returns:
-      features, the input of the head, float32 [B, D]; logits, float32
-      [B, outputs], where there is a head; numbers, float32 [B, K] in the units
-      of the data, where the model predicts these.
+      Arrays in float32:
+        features: Input of the head, [B, D].
+        logits: [B, outputs], if there is a head.
+        numbers: [B, K] in the units of the data, if the model predicts numbers.
 
     Raises:
       UserError: An image cannot be read.
@@ -144,10 +146,11 @@ class Loaded:
     """Returns the model for another task, image size or architecture.
 
     Args:
-      num_classes: A fresh head of zeros where it is another number.
+      num_classes: Number of classes; a different number than the model's gives
+        a new head of zeros.
       image_size: In pixels, one number or (height, width).
-      resize: How positions are resized, one of `resize.METHODS`; None: as the
-        code does that the file comes from.
+      resize: How positions are resized, one of `resize.METHODS`; None: as in
+        the code that the model comes from.
       **model_overrides: Fields of the model.
 
     Raises:
@@ -188,7 +191,7 @@ class Loaded:
     if num_classes is not None and num_classes != fields['num_classes']:
       fields['num_classes'] = num_classes
       if 'pre_logits' in fields and 'pre_logits' not in overrides:
-        fields['pre_logits'] = 0  # dropped with the head that it was made for
+        fields['pre_logits'] = 0  # dropped together with the head
     if 'dtype' in overrides:
       fields['dtype'] = _dtype(fields['dtype'])
     try:
@@ -198,7 +201,7 @@ class Loaded:
 
 
 def _dtype(name: Any) -> Any:
-  """Returns the type of floating-point numbers that a name stands for."""
+  """Returns the floating-point type of a name."""
   with contextlib.suppress(TypeError):
     if jnp.issubdtype(dtype := jnp.dtype(name), jnp.floating):
       return dtype
@@ -215,7 +218,7 @@ def _pair(image_size: Any) -> tuple[int, int]:
 
 
 def grid(model: models.Model, size: tuple[int, int]) -> tuple[int, int]:
-  """Returns the patches of an image, (h, w); (1, 1) of a model without.
+  """Returns the grid of patches, (h, w); (1, 1) if the model has no patches.
 
   Raises:
     UserError: The image does not divide into patches, or is too large.
@@ -239,7 +242,7 @@ def grid(model: models.Model, size: tuple[int, int]) -> tuple[int, int]:
 def _resized(
   preprocess: data.Preprocess, size: tuple[int, int]
 ) -> data.Preprocess:
-  """Returns the preprocessing for another size, in the same proportions."""
+  """Returns the preprocessing for another size, with the same crop fraction."""
   old, resize = preprocess.image_size, preprocess.resize
   if isinstance(resize, int) and preprocess.resize_like == 'timm':
     fraction = geometry.crop_fraction(min(old), resize)
@@ -264,37 +267,40 @@ def load(
   as_stored: bool = False,
   **model_overrides: Any,
 ) -> Loaded:
-  """Loads a model: Google's npz, timm's, Hugging Face's, or our own.
+  """Loads a model of Google (npz), timm, Hugging Face or this package.
 
-  The architecture is read off the arrays. Fields that they do not show (heads
-  of a fused qkv, GELU, epsilon, normalisation) come from `model_overrides`,
-  then from config.json beside the file, then from the published sizes.
+  Shapes of the arrays determine the architecture. Fields that they do not show
+  (heads of a fused qkv, GELU, epsilon, normalisation) come from
+  `model_overrides`, else from config.json in the same directory, else from the
+  published sizes.
 
   Args:
-    path: An .npz, .safetensors or .pth file; a directory of Hugging Face or of
-      timm's Hub; a work directory, of which the averaged parameters are read
-      if there are any; an address (https, gs:// or hf:owner/name); or a
-      published name, as 'ViT-B/16': the checkpoint of ImageNet-21k that its
-      authors recommend.
-    num_classes: A fresh head of zeros where it is another number; 0: no head.
-    image_size: In pixels; positions are resized where it is another.
+    path: One of:
+      - an .npz, .safetensors or .pth file;
+      - a directory in the format of Hugging Face or of timm's Hub;
+      - a work directory; its averaged parameters are read if there are any;
+      - an address (https, gs:// or hf:owner/name);
+      - a published name such as 'ViT-B/16': the ImageNet-21k checkpoint that
+        its authors recommend.
+    num_classes: Number of classes; a different number than the checkpoint's
+      gives a new head of zeros. 0: no head.
+    image_size: In pixels; positions are resized to a different size.
     step: Checkpoint of a work directory: its step, 'best' or 'newest'; None:
       the best if there is one, else the newest good one.
-    resize: How, one of `resize.METHODS`; None: as the code does that the file
-      comes from.
-    as_stored: Whether positions stay as they are where the files beside them
-      ask for images of another size, and `image_size` is None.
+    resize: How positions are resized, one of `resize.METHODS`; None: as in the
+      code that the checkpoint comes from.
+    as_stored: Whether to keep the size of the positions if the preprocessing in
+      the same directory has another image size, and `image_size` is None.
     **model_overrides: Fields of the model.
 
   Raises:
-    UserError: There is no such model, it is damaged, or it does not fit; one
-      line lists all differences.
+    UserError: There is no such model, it is damaged, or it does not fit.
   """
   local = download.fetch(_address(os.fspath(path)))
   overrides = dict(model_overrides)
   step = origin_lib.parse_step(step)
   if is_workdir(local):
-    loaded = _from_workdir(local, step)  # says all of its model
+    loaded = _from_workdir(local, step)  # its config has all fields
   else:
     if step is not None:
       raise config_lib.UserError(
@@ -315,10 +321,10 @@ def load(
 
 
 def _address(path: str) -> str:
-  """Returns where a published name's checkpoint is; other paths as they are.
+  """Returns the address of a published name's checkpoint, or the path itself.
 
   Raises:
-    UserError: It is a model's name, but no checkpoint is known by it.
+    UserError: `path` is a model's name without a known checkpoint.
   """
   if os.path.exists(path):
     return path
@@ -347,11 +353,11 @@ def is_workdir(path: pathlib.Path) -> bool:
 
 
 def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
-  # Here: Orbax takes a second to import, which foreign files need not wait for.
+  # Imported here, since Orbax takes a second and foreign files do not need it.
   from vit_jax.runs import restoring
 
   config, preprocess = _stored(workdir)
-  # That which it was trained with may not be had here.
+  # The implementation used in training may not be available here.
   config_lib.set_value(config, 'model.attention_implementation', None)
   size = config_lib.pair(config.data.image_size, 'data.image_size')
   try:
@@ -388,7 +394,7 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
 def _stored(
   workdir: pathlib.Path,
 ) -> tuple[ml_collections.ConfigDict, data.Preprocess]:
-  """Reads what a work directory says of its model and its data."""
+  """Reads the config and the preprocessing of a work directory."""
   stored = {
     name: safe_io.read_json(workdir / name)
     for name in ('config.json', 'preprocess.json')

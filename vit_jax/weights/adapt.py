@@ -1,22 +1,22 @@
 """Adapts a checkpoint's parameters to another image size, patch or task.
 
 - Learned positions of patches are resized to the new grid; those of other
-  tokens are kept. Where the model has no place for a token's position, it is
-  added to the token, which is the same function.
+  tokens are kept. If the model has no position for a token, the position is
+  added to the token, which gives the same function.
 - Tokens that the model lacks are dropped with their positions. A new class
-  token is zeros; other new tokens are normal(0.02) from fixed seeds, since
-  equal tokens would stay equal. The positions of all new ones are zeros.
+  token is zeros. Other new tokens are normal(0.02) from fixed seeds, since
+  equal tokens would stay equal in training. Positions of new tokens are zeros.
 - The patch embedding is resized to the new patch (`resize.patch_kernel`), and
   the first kernel to the new number of channels (`resize.channels`).
-- The head is kept where the classes are the same; else it becomes zeros, and
-  `pre_logits` is dropped where the model has none: the protocol of the ViT
-  paper's fine-tuning. Where it reads something else by another pooling or layer
-  before it, it becomes zeros, too, and these layers start anew, as the model
-  would start them, from fixed seeds.
+- The head is kept if the classes are the same. Otherwise it becomes zeros, and
+  `pre_logits` is dropped if the model has none, as in the ViT paper's
+  fine-tuning.
+- If another pooling or `pre_logits` changes the input of the head, it becomes
+  zeros, too, and new layers before it are initialised from fixed seeds.
 - Layers are stacked or unrolled as the model's `scan` says.
-- All else must agree.
+- Everything else must agree.
 
-In comments: [h, w] a grid of patches, N = h * w, D hidden size, C channels.
+In comments: [h, w] grid of patches, N = h * w, D hidden size, C channels.
 """
 
 from collections.abc import Mapping
@@ -60,8 +60,8 @@ def adapt(
   """Returns parameters with exactly the names and shapes that a model needs.
 
   Args:
-    params: float32 NumPy or JAX arrays; layers unrolled or stacked. Those that
-      need no change are not copied.
+    params: float32 NumPy or JAX arrays; layers unrolled or stacked. Unchanged
+      arrays are not copied.
     source: The model that the checkpoint comes from.
     target: The model that takes them.
     source_grid: (h, w) of the checkpoint's patches, after the embedding.
@@ -69,13 +69,14 @@ def adapt(
     channels: Channels of the model's images.
     resize: How positions are resized, one of `resize.METHODS`.
     classes: Names of the checkpoint's classes and of the model's, in order. The
-      head is kept only where they are equal; an empty list is no names.
+      head is kept only if they are equal; an empty list means unknown names.
 
   Returns:
-    Parameters, of the kind of arrays that came; and the changes, in order.
+    Parameters, as the kind of arrays that `params` has, and the changes, in
+    order.
 
   Raises:
-    UserError: They do not fit; one line lists all differences.
+    UserError: The parameters do not fit; the message lists all differences.
   """
   resize_lib.check_method(resize)
   _check_family(source, target, source_grid, target_grid)
@@ -123,7 +124,7 @@ def changes_table(changes: Sequence[edit_lib.Change]) -> str:
 
 
 def _check_source(params: Mapping[str, Any], source: models.Model) -> None:
-  """Checks that nothing is missing that would else be taken for new."""
+  """Checks that no array is missing: it would be taken for a new one."""
   names = ['head/kernel', 'head/bias'] if source.num_classes else []
   if isinstance(source, vit.ViT):
     names += source.prefix
@@ -162,8 +163,8 @@ def _adapt_prefix(
   """Keeps, drops or adds the tokens before the patches.
 
   Returns:
-    The positions that the model wants, [1, n, D] by the token's name, and the
-    checkpoint's of `patches` where it has any.
+    Positions that the model needs, [1, n, D] by token name, and the
+    checkpoint's positions of `patches` if it has any.
   """
   old_rows = _split_positions(edit, source, grid)
   rows = {k: x for k, x in old_rows.items() if k == 'patches'}
@@ -195,14 +196,14 @@ def _adapt_token(
   row: np.ndarray | None,
   count: int,
 ) -> None:
-  """Makes the [1, count, D] of a token from those of the checkpoint.
+  """Makes a kind of token, [1, count, D], from the checkpoint's.
 
   Args:
-    edit: Takes the result, where anything changes.
+    edit: Receives the result if anything changes.
     name: Name of the token.
     token: Its values in the checkpoint, [1, n, D].
-    row: Their positions, where the model has no other place for them.
-    count: Number that the model has.
+    row: Positions to add to the tokens; None: the model keeps them separately.
+    count: Number of such tokens in the model.
   """
   done = []
   if row is not None:
@@ -227,7 +228,7 @@ def _adapt_positions(
   rows: dict[str, np.ndarray],
   method: str,
 ) -> None:
-  """Makes the positions that the model wants, from those in `rows`."""
+  """Makes the positions that the model needs from those in `rows`."""
   path, kind = 'position_embedding', target.position_embedding
   done = []
   if kind != source.position_embedding:
@@ -256,12 +257,12 @@ def _patch_positions(
   stored: np.ndarray | None,
   method: str,
 ) -> tuple[np.ndarray, str]:
-  """Returns positions of the new grid's patches [1, N, D], and their origin.
+  """Returns positions of the new grid's patches [1, N, D], and what was done.
 
   Args:
     source: The model that the checkpoint comes from.
     grids: Its grid and the new one.
-    stored: The checkpoint's positions of patches; None: it has none.
+    stored: The checkpoint's positions of patches, or None.
     method: One of `resize.METHODS`.
   """
   old, new = grids
@@ -299,7 +300,7 @@ def _split_positions(
 
 
 def _fresh_tokens(name: str, count: int, d: int) -> np.ndarray:
-  """Returns tokens [1, count, D]; all differ but the class token."""
+  """Returns new tokens [1, count, D]: zeros for class tokens, else random."""
   if name == 'class_token':
     return np.zeros((1, count, d), np.float32)
   rng = np.random.default_rng(_PREFIX.index(name))
@@ -307,7 +308,7 @@ def _fresh_tokens(name: str, count: int, d: int) -> np.ndarray:
 
 
 def _positioned(model: vit.ViT) -> tuple[str, ...]:
-  """Names the tokens before the patches that have a learned position."""
+  """Returns names of the tokens before the patches with a learned position."""
   if model.position_embedding != 'learned':
     return ()
   names = {'all': _PREFIX, 'class': _PREFIX[:1], 'patches': ()}
@@ -325,7 +326,7 @@ def _adapt_heads(
   expected: Mapping[str, tuple[int, ...]],
   classes: tuple[Sequence[str], Sequence[str]] | None,
 ) -> None:
-  """Keeps the heads and what is before them, or makes them anew."""
+  """Keeps the heads and the layers before them, or replaces them."""
   reads = _reads_other(source, target)
   reason = ''
   if source.num_classes != target.num_classes:
@@ -354,9 +355,10 @@ def _adapt_heads(
 
 
 def _reads_other(source: Any, target: Any) -> str:
-  """Returns what else a head would read; '' where it can be kept.
+  """Returns why the input of a head changes; '' if the head can be kept.
 
-  The class token and the mean over patches are near enough to each other.
+  A change between the class token and the mean over patches keeps the head:
+  the two are similar enough.
   """
   if not isinstance(target, vit.ViT):
     return ''
@@ -376,9 +378,9 @@ def _replace(
   expected: Mapping[str, tuple[int, ...]],
   reason: str,
 ) -> None:
-  """Makes `map_head` or `pre_logits` anew; drops it where the model has none.
+  """Initialises `map_head` or `pre_logits`, or drops it if the model has none.
 
-  New parameters are as the model would start them, from fixed seeds.
+  New parameters are initialised as in a new model, from fixed seeds.
   """
   wanted = [path for path in expected if path.startswith(name + '/')]
   for path in edit.below(name):
@@ -401,7 +403,7 @@ def _replace(
 
 
 def _as_scanned(params: dict[str, Any], target: Any) -> dict[str, Any]:
-  """Stacks or unrolls the layers as the model has them."""
+  """Stacks or unrolls the layers as the model's `scan` says."""
   if not getattr(target, 'scan', False):
     return stack.unstack_layers(params)
   return params if 'blocks' in params else stack.stack_layers(params)

@@ -1,7 +1,7 @@
-"""A model applied to images that are at hand, batch by batch.
+"""Applies a model to images in memory, batch by batch.
 
-For the images of a split or of many files, which are read as they are needed
-and spread over all devices, there is `evaluation.loaded`.
+For a split or many files, `evaluation.loaded` reads images as needed and uses
+all devices.
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ def apply(
     model: Linen module: [B, H, W, C] -> [B, ...].
     params: Its parameters.
     images: float32 [B, H, W, C], as the model takes them.
-    batch_size: Images at a time, at most.
+    batch_size: Maximum number of images at a time.
 
   Returns:
     [B, ...].
@@ -40,12 +40,12 @@ def in_batches(
   batch_size: int,
   axis: int = 0,
 ) -> Any:
-  """Applies a function to batches of one size, the last of them padded.
+  """Applies a function to batches of equal size; the last one is padded.
 
   Args:
-    apply: Maps a part of each of the inputs to an array or a tree of arrays.
+    apply: Maps a batch of each input to an array or a tree of arrays.
     inputs: Arrays [B, ...].
-    batch_size: Most of B at a time.
+    batch_size: Maximum size of a batch.
     axis: The axis of B in the results.
 
   Returns:
@@ -74,7 +74,7 @@ def in_batches(
 
 
 def _padded(x: np.ndarray, size: int) -> np.ndarray:
-  """Repeats the last of x [b, ...] up to a size."""
+  """Pads x [b, ...] to a size by repeating its last element."""
   if len(x) == size:
     return x
   return np.concatenate([x, np.repeat(x[-1:], size - len(x), axis=0)])
@@ -88,7 +88,7 @@ def _empty(like: np.ndarray, count: int, axis: int) -> np.ndarray:
 def _put(
   whole: np.ndarray, part: np.ndarray, start: int, filled: int, axis: int
 ) -> None:
-  """Copies the first `filled` of a part to where they belong."""
+  """Copies the first `filled` elements of a part into the whole."""
   target = np.moveaxis(whole, axis, 0)
   target[start : start + filled] = np.moveaxis(part, axis, 0)[:filled]
 

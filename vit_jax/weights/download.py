@@ -1,4 +1,4 @@
-"""Remote checkpoints: downloaded once, into a cache, and used from there.
+"""Downloads remote checkpoints once, into a cache.
 
     hf:owner/name[@revision]   a Hugging Face or timm directory of the Hub
     gs://bucket/key            as https://storage.googleapis.com/bucket/key
@@ -27,29 +27,30 @@ _REMOTE = ('https://', 'http://', 'gs://', 'hf:')
 
 
 def is_remote(path: str) -> bool:
-  """Returns whether `fetch` takes this for an address, not for a local path."""
+  """Returns whether `fetch` treats this as an address, not as a local path."""
   return path.startswith(_REMOTE)
 
 
 def fetch(path: str, *, sleep: transfer.Sleep = time.sleep) -> pathlib.Path:
-  """Returns where a path or an address is on this machine; downloads it first.
+  """Returns the local path of a checkpoint; downloads it first if needed.
 
   A file in the cache is used without asking the server. A download resumes
-  where an earlier one stopped (a file of `hf:` within the same run alone), and
-  is checked by size and, where the server gives one, by hash.
+  where an earlier one stopped (for `hf:` only within the same run), and is
+  checked by size and, if the server gives one, by hash.
 
   Args:
-    path: A local path, or what the module's documentation lists. $HF_ENDPOINT
-      names another server for `hf:`, and $HF_TOKEN is shown to it alone.
-    sleep: Called with the seconds to wait before trying again; `hf:` does not.
+    path: A local path, or an address as in the module's docstring.
+      $HF_ENDPOINT names another server for `hf:`, and $HF_TOKEN is sent only to
+      that server.
+    sleep: Called with the seconds to wait before a retry; not for `hf:`.
 
   Returns:
     A file; for `hf:`, a directory with config.json, the weights, and
-    preprocessor_config.json where there is one; a local path as it is.
+    preprocessor_config.json if there is one; a local path unchanged.
 
   Raises:
-    UserError: There is no such file, it cannot be reached or stored, or what
-      came is not what the server announced.
+    UserError: There is no such file, it cannot be reached or stored, or the
+      download differs from what the server announced.
   """
   if path.startswith('hf:'):
     return hub.fetch(path, _cache() / 'hub')
@@ -81,7 +82,7 @@ def _cache() -> pathlib.Path:
 def _expand(path: str) -> pathlib.Path:
   try:
     return pathlib.Path(path).expanduser()
-  except RuntimeError:  # '~' of nobody
+  except RuntimeError:  # '~' of an unknown user
     raise UserError(
       f'{path}: the home directory is not known; write it out (VIT_JAX_CACHE'
       ' names the cache)'
@@ -108,7 +109,7 @@ def _web_file(url: str) -> transfer.File:
     host = port = None
   if not host or not parts.path.strip('/') or parts.path.endswith('/'):
     raise UserError(f'{url!r} must read {url.split(":")[0]}://HOST/PATH')
-  # An http server must not stand in for the https one of the same name.
+  # A file from http must not be used for the same address with https.
   scheme = '' if parts.scheme == 'https' else f'{parts.scheme}+'
   server = scheme + _segment(host) + (f'+{port}' if port else '')
   *folders, name = (_segment(s) for s in parts.path[1:].split('/'))
@@ -127,7 +128,7 @@ def _web_file(url: str) -> transfer.File:
 
 
 def _segment(text: str) -> str:
-  """Returns one part of a URL's path as a file name: readable, and unique."""
+  """Returns one part of a URL's path as a readable and unique file name."""
   name = parse.quote(parse.unquote(text), safe=' +@,=()')
   if name.strip('.'):
     return name

@@ -1,4 +1,4 @@
-"""Changes of a checkpoint's parameters, with a note of each."""
+"""Changes a checkpoint's parameters and records each change."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -15,10 +15,10 @@ class Change:
 
   Attributes:
     path: Path of the parameter, as 'head/kernel'.
-    old: Its shape in the checkpoint; None where it was not there.
-    new: Its shape now; None where it was dropped.
+    old: Its shape in the checkpoint; None if it was not there.
+    new: Its shape now; None if it was dropped.
     action: Description of the change, in a few words.
-    is_fresh: Whether its values are new, and not the checkpoint's.
+    is_fresh: Whether its values are new, not the checkpoint's.
   """
 
   path: str
@@ -32,7 +32,7 @@ class Edit:
   """Parameters that are adapted one by one.
 
   Attributes:
-    params: Arrays by path, of the kind that came: NumPy or JAX.
+    params: Arrays by path, NumPy or JAX.
     changes: Changes that were made, in order.
   """
 
@@ -49,7 +49,7 @@ class Edit:
   def put(
     self, path: str, value: np.ndarray, action: str, is_fresh: bool = False
   ) -> None:
-    """Sets a parameter, float32, and notes the change."""
+    """Sets a parameter, as float32, and records the change."""
     old = self.params.get(path)
     value = np.asarray(value, np.float32)
     self.params[path] = jnp.asarray(value) if self._is_jax else value
@@ -57,7 +57,7 @@ class Edit:
     self.note(path, shape, value.shape, action, is_fresh)
 
   def drop(self, path: str, action: str) -> None:
-    """Removes a parameter, and notes the change."""
+    """Removes a parameter and records the change."""
     old = self.params.pop(path)
     self.note(path, old.shape, None, action)
 
@@ -73,5 +73,5 @@ class Edit:
     action: str,
     is_fresh: bool = False,
   ) -> None:
-    """Notes a change."""
+    """Records a change."""
     self.changes.append(Change(path, old, new, action, is_fresh))

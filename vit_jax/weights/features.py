@@ -1,7 +1,7 @@
-"""Looks inside a model: embeddings, tokens and attention of images.
+"""Embeddings, tokens and attention of a model for images.
 
-In comments: B images, N tokens (those before the patches come first), D hidden
-size, H heads, L layers, (h, w) the grid of patches.
+In comments: B images, N tokens (class and other tokens, then patches), D hidden
+size, H heads, L layers, (h, w) grid of patches.
 """
 
 from collections.abc import Callable
@@ -20,8 +20,8 @@ from vit_jax.models import resnet
 from vit_jax.models import vit as vit_lib
 from vit_jax.weights import batched
 
-_BATCH = 16  # images at a time, at most
-_MOST_ATTENTION = 2**30  # bytes of attention that are held at a time
+_BATCH = 16  # maximum number of images at a time
+_MOST_ATTENTION = 2**30  # maximum bytes of attention at a time
 
 
 def features(
@@ -32,8 +32,8 @@ def features(
 ) -> np.ndarray:
   """Returns the output tokens of layers.
 
-  They are those of the residual stream, before the last LayerNorm. The first
-  `prefix_length(vit)` are no patches; the others go row by row.
+  These are values of the residual stream, before the last LayerNorm. The first
+  `prefix_length(vit)` tokens are not patches; the patches follow row by row.
 
   Args:
     vit: A ViT, hybrid or Mixer.
@@ -61,7 +61,7 @@ def embeddings(
 ) -> np.ndarray:
   """Returns the input of the head.
 
-  Where there are two heads (DeiT's), this is the mean of what both read.
+  For two heads (DeiT's), this is the mean of their inputs.
 
   Args:
     vit: Any model.
@@ -69,7 +69,7 @@ def embeddings(
     batch_size: Images at a time.
 
   Returns:
-    float32 [B, D'], D' being the width of what the model pools.
+    float32 [B, D'], where D' is the width of the head's input.
 
   Raises:
     UserError: An image cannot be read.
@@ -79,9 +79,9 @@ def embeddings(
 
 
 def looked(vit: weights.Loaded, images: Any) -> dict[str, np.ndarray]:
-  """Looks inside at some images, in one pass.
+  """Returns logits, attention and tokens of some images, in one pass.
 
-  All is held in memory: of ViT-B/16 at 224 pixels 30 MB an image.
+  All of it is held in memory: 30 MB an image for ViT-B/16 at 224 pixels.
 
   Args:
     vit: A ViT, hybrid or Mixer.
@@ -90,8 +90,8 @@ def looked(vit: weights.Loaded, images: Any) -> dict[str, np.ndarray]:
   Returns:
     Arrays in float32:
       logits: [B, classes].
-      attention: [L, B, H, N, N], whose rows sum to one; not of a Mixer.
-      tokens: [L, B, N, D], as of `features`.
+      attention: [L, B, H, N, N], whose rows sum to one; not for a Mixer.
+      tokens: [L, B, N, D], as from `features`.
 
   Raises:
     UserError: The model has no tokens, or an image cannot be read.
@@ -109,7 +109,7 @@ def looked(vit: weights.Loaded, images: Any) -> dict[str, np.ndarray]:
 
 
 def check_tokens(vit: weights.Loaded) -> None:
-  """Raises a UserError where there are no tokens to look at."""
+  """Raises a UserError if the model has no tokens."""
   if isinstance(vit.model, resnet.BiT):
     raise UserError(
       'the model is a BiT, a ResNet, which has no tokens to look at: choose a'
@@ -118,7 +118,7 @@ def check_tokens(vit: weights.Loaded) -> None:
 
 
 def check_attention(vit: weights.Loaded) -> None:
-  """Raises a UserError where there is no attention to look at."""
+  """Raises a UserError if the model has no attention."""
   check_tokens(vit)
   if not isinstance(vit.model, vit_lib.ViT):
     raise UserError(
@@ -172,10 +172,10 @@ def num_tokens(vit: weights.Loaded) -> int:
 
 
 def patch_grid(vit: weights.Loaded) -> tuple[int, int]:
-  """Returns the patches of an image, (h, w).
+  """Returns the grid of patches, (h, w).
 
   Raises:
-    UserError: The model has none.
+    UserError: The model has no patches.
   """
   check_tokens(vit)
   return weights.grid(vit.model, vit.preprocess.image_size)
@@ -202,7 +202,7 @@ def patch_index(vit: weights.Loaded, patch: tuple[int, int]) -> int:
 
 
 def prepared(vit: weights.Loaded, images: Any) -> np.ndarray:
-  """Returns images as the model takes them.
+  """Returns images preprocessed for the model.
 
   Args:
     vit: Any model.
@@ -234,19 +234,19 @@ def reduced(
   axis: int = 0,
   batch_size: int = _BATCH,
 ) -> Any:
-  """Reduces what is inside a model for images, batch by batch.
+  """Reduces logits, tokens or attention of images, batch by batch.
 
-  The model is compiled once for each batch size and choice of names, whatever
-  `reduce` is.
+  The model is compiled once for each batch size and choice of names, and not
+  again for another `reduce`.
 
   Args:
     vit: A ViT, hybrid or Mixer.
     images: Input of `vit.preprocess`, or its result.
     names: Some of 'logits', 'tokens' and 'attention'.
-    reduce: Maps these arrays of a batch, on the device and as `looked` returns
-      them, to an array or a tree of arrays.
-    axis: The axis of the images in the results of `reduce`.
-    batch_size: Images at a time, at most; fewer where attention is large.
+    reduce: Maps these arrays of a batch, on the device and shaped as from
+      `looked`, to an array or a tree of arrays.
+    axis: Axis of the images in the results of `reduce`.
+    batch_size: Maximum number of images at a time; large attention reduces it.
 
   Returns:
     The results of `reduce` for all images, as NumPy arrays.
@@ -263,7 +263,7 @@ def reduced(
 
 
 def attention_batch(vit: weights.Loaded) -> int:
-  """Returns how many images' attention may be held at a time."""
+  """Returns the number of images whose attention fits in memory at a time."""
   check_attention(vit)
   heads = getattr(vit.model, 'num_heads', 1)
   each = 4 * depth(vit) * heads * num_tokens(vit) ** 2

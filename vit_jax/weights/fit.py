@@ -1,4 +1,4 @@
-"""Compares the shapes of a checkpoint with those that a model needs."""
+"""Compares the shapes in a checkpoint with those that a model needs."""
 
 from collections.abc import Mapping
 import re
@@ -12,9 +12,9 @@ from vit_jax.models import fields as fields_lib
 
 
 def image_size(model: models.Model, grid: tuple[int, int]) -> tuple[int, int]:
-  """Returns the (height, width) in pixels that gives a model such a grid.
+  """Returns the (height, width) in pixels for which a model has this grid.
 
-  A model without patches takes any: 32 pixels each.
+  For a model without patches this counts 32 pixels for each position.
 
   Args:
     model: From `vit_jax.models`.
@@ -34,7 +34,7 @@ def expected_shapes(
     grid: (h, w) of patches after the embedding.
     channels: Channels of the images.
   """
-  # As a scan, whatever the model: its shapes come quicker.
+  # Always as a scan, which gets the shapes faster.
   model = target.clone(scan=True) if hasattr(target, 'scan') else target
   shape = (*image_size(target, grid), channels)
   params = models.abstract_params(model, shape)
@@ -58,7 +58,7 @@ def check(
   source: models.Model,
   target: models.Model,
 ) -> None:
-  """Checks that a model can take parameters and computes the same with them.
+  """Checks that a model can use parameters and computes the same with them.
 
   Args:
     params: Arrays by path, layers unrolled or stacked.
@@ -67,7 +67,7 @@ def check(
     target: The model that takes them.
 
   Raises:
-    UserError: With one line that lists all that differs.
+    UserError: They do not fit; the message lists all differences.
   """
   problems = _different_fields(source, target)
   problems += _different_shapes(_unrolled_shapes(params), expected)
@@ -79,7 +79,7 @@ def check(
 
 
 def _different_fields(source: models.Model, target: models.Model) -> list[str]:
-  """Lists fields that differ; arrays show some of them, but not why."""
+  """Lists fields that differ; shapes do not show all of them."""
   kinds = fields_lib.Kind.SIZE, fields_lib.Kind.FUNCTION
   fields = fields_lib.of_kind(type(target), *kinds)
   if getattr(source, 'pool', '') == getattr(target, 'pool', '') == 'gap':
@@ -95,7 +95,7 @@ def _different_fields(source: models.Model, target: models.Model) -> list[str]:
 def _different_shapes(
   found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
-  """Lists arrays that are missing, left over or misshapen, layers together."""
+  """Lists missing, unexpected and misshapen arrays; groups those of layers."""
   differences: dict[str, list[str]] = {}
   for path in found.keys() | expected.keys():
     old, new = found.get(path), expected.get(path)

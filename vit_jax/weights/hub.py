@@ -1,10 +1,10 @@
-"""Model directories of the Hugging Face Hub, downloaded by `huggingface_hub`.
+"""Downloads model directories of the Hugging Face Hub with `huggingface_hub`.
 
-They go to a plain directory of our cache, `local_dir` of that library, so that
-a person without a network can put the same files there. The library leaves some
-tasks to its caller: the choice of files, errors of one line, an error at once
-where there is no network, and the check of the sha256. It removes a file that
-breaks off, and keeps those that are whole.
+They go to a plain directory of our cache (the library's `local_dir`), so that a
+user without a network can put the same files there. The library leaves some
+tasks to this module: to choose files, to give errors of one line, to fail at
+once without a network, and to check the sha256. It removes an incomplete file
+and keeps complete ones.
 """
 
 import dataclasses
@@ -24,23 +24,23 @@ if TYPE_CHECKING:
 
 NAME = r'\w[\w.-]*/\w[\w.-]*'
 _INDEX = 'model.safetensors.index.json'
-_BUSY = (408, 429, 500, 502, 503, 504)  # statuses that may pass
+_BUSY = (408, 429, 500, 502, 503, 504)  # temporary HTTP statuses
 
 
 def fetch(path: str, cache: pathlib.Path) -> pathlib.Path:
-  """Returns the directory of a repository; downloads it first.
+  """Returns the directory of a repository; downloads it first if needed.
 
   Args:
     path: hf:OWNER/NAME or hf:OWNER/NAME@REVISION.
-    cache: Directory that has a directory for each repository and revision.
+    cache: Directory with a directory for each repository and revision.
 
   Returns:
-    A directory with config.json, the weights, and preprocessor_config.json
-    where there is one.
+    A directory with config.json, the weights, and preprocessor_config.json if
+    there is one.
 
   Raises:
     UserError: There is no such repository, it cannot be reached or stored, or
-      what came is not what the Hub announced.
+      the download differs from what the Hub announced.
   """
   match = re.fullmatch(rf'hf:({NAME})(?:@([\w./+-]+))?', path, re.ASCII)
   if match is None:
@@ -52,7 +52,7 @@ def fetch(path: str, cache: pathlib.Path) -> pathlib.Path:
     return directory
   repository = _Repository(name, revision, directory, _endpoint(), _token())
   repository.get('config.json')
-  # The weights come last: a directory that has them is whole.
+  # The weights come last, so a directory with weights is complete.
   repository.find('preprocessor_config.json')
   if repository.find('model.safetensors'):
     return directory
@@ -75,7 +75,7 @@ def _endpoint() -> str:
 
 
 def _token() -> str | None:
-  """Returns $HF_TOKEN; None: that of `hf auth login`, if there is one."""
+  """Returns $HF_TOKEN; None: the library may use that of `hf auth login`."""
   token = os.environ.get('HF_TOKEN', '').strip()
   if not re.fullmatch('[!-~]*', token):
     raise UserError('HF_TOKEN has spaces or odd characters: it is not a token')
@@ -93,7 +93,7 @@ class _Repository:
   token: str | None = dataclasses.field(repr=False)
 
   def get(self, name: str) -> pathlib.Path:
-    """Returns a file; one that is not on the Hub is an error."""
+    """Returns a file, which must be on the Hub."""
     file = self.find(name)
     if file is None:
       raise UserError(
@@ -103,8 +103,8 @@ class _Repository:
     return file
 
   def find(self, name: str) -> pathlib.Path | None:
-    """Returns a file, downloaded if need be; None if it is not on the Hub."""
-    import huggingface_hub  # here, since few runs download
+    """Returns a file, downloaded if needed; None if it is not on the Hub."""
+    import huggingface_hub  # imported here, since few runs download
     from huggingface_hub import errors
 
     file = self.directory / name
@@ -136,10 +136,10 @@ class _Repository:
     )
 
   def _metadata(self, name: str) -> 'huggingface_hub.HfFileMetadata':
-    """Asks for size and hash.
+    """Requests size and hash of a file.
 
-    `hf_hub_download` would ask for half a minute where there is no network;
-    that is worth waiting for a busy server alone.
+    Without a network `hf_hub_download` would retry for half a minute. This
+    retries only if the server is busy.
     """
     import huggingface_hub
     from huggingface_hub import errors
@@ -160,7 +160,7 @@ class _Repository:
     return ask(retry=True)
 
   def _verify(self, file: pathlib.Path, size: int | None, etag: str) -> None:
-    """Compares size and sha256, and removes what is wrong."""
+    """Compares size and sha256, and removes a file that differs."""
     has_digest = re.fullmatch('[0-9a-f]{64}', etag)
     algorithm = 'sha256' if has_digest else ''
     if problem := transfer.mismatch(file, size, algorithm, etag):
@@ -218,7 +218,7 @@ def _is_whole(directory: pathlib.Path) -> bool:
 
 
 def _shards(index: pathlib.Path) -> list[str]:
-  """Returns the files that an index names, all of them beside it."""
+  """Returns names of the files in an index, which are in its directory."""
   try:
     stored = safe_io.parse_json(safe_io.read_text(index))
     names = set(stored['weight_map'].values())

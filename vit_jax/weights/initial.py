@@ -1,4 +1,4 @@
-"""Starts a run from a checkpoint, fitted to the model of the config."""
+"""Starts a run from a checkpoint, adapted to the model of the config."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -18,10 +18,10 @@ from vit_jax.weights.formats import foreign
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.init_from`; opens nothing.
+  """Checks `config.init_from` without opening the checkpoint.
 
   Raises:
-    UserError: It does not fit.
+    UserError: A value does not fit.
   """
   path, method = config.init_from.path, config.init_from.resize
   if config.model.name == config_lib.INIT_FROM and not path:
@@ -34,10 +34,10 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 
 def load(config: ml_collections.ConfigDict) -> weights.Loaded:
-  """Loads the checkpoint; `config.model` says what its arrays do not show.
+  """Loads the checkpoint; `config.model` sets what its arrays do not show.
 
   Raises:
-    UserError: There is none, it cannot be had, or it is damaged.
+    UserError: There is no checkpoint, it cannot be fetched, or it is damaged.
   """
   known = {
     key: config.model[key]
@@ -54,14 +54,14 @@ def load(config: ml_collections.ConfigDict) -> weights.Loaded:
 def fill(
   config: ml_collections.ConfigDict, loaded: weights.Loaded | None
 ) -> None:
-  """Sets what is open in a config to what the checkpoint says.
+  """Sets open keys of a config to the values of the checkpoint.
 
-  That is the model where its name is 'init_from', mean and std where they are
-  (), and the interpolation where it is ''.
+  These are the model's fields if its name is 'init_from', mean and std if they
+  are (), and the interpolation if it is ''.
 
   Args:
-    config: Is changed.
-    loaded: The checkpoint; None: there is none, or nothing is open.
+    config: Config to change.
+    loaded: The checkpoint; None: there is none, or no key is open.
   """
   if loaded is not None and config.model.name == config_lib.INIT_FROM:
     _fill_model(config, loaded.model)
@@ -85,12 +85,12 @@ def fill(
 
 
 def _fill_model(config: ml_collections.ConfigDict, model: models.Model) -> None:
-  """Sets the model's fields, but those that a run decides anew."""
+  """Sets the model's fields, except for those that each run chooses."""
   config.model.name = models.name_of(model)
   kept = fields.of_kind(type(model), Kind.SIZE, Kind.FUNCTION, Kind.FITTED)
   kept.remove('num_classes')
   if config.model.num_classes != model.num_classes and 'pre_logits' in kept:
-    kept.remove('pre_logits')  # goes with the head
+    kept.remove('pre_logits')  # dropped together with the head
   for key in kept:
     if config.model[key] is None:
       config_lib.set_value(config, f'model.{key}', getattr(model, key))
@@ -99,7 +99,7 @@ def _fill_model(config: ml_collections.ConfigDict, model: models.Model) -> None:
 def _compare_levels(
   config: ml_collections.ConfigDict, loaded: weights.Loaded
 ) -> None:
-  """Warns where the checkpoint was trained with another window."""
+  """Warns if the checkpoint was trained with another intensity window."""
   own, window = levels.from_config(config).window, loaded.preprocess.intensity
   if own != window:
     logging.warning(
@@ -111,16 +111,16 @@ def _compare_levels(
 
 
 def _are_equal(a: Sequence[float], b: Sequence[float]) -> bool:
-  """Whether numbers are equal, where one stands for all channels."""
+  """Whether values are equal; a single number stands for all channels."""
   count = max(len(a), len(b))
   return tuple(a) * (count // len(a)) == tuple(b) * (count // len(b))
 
 
 class Start:
-  """The parameters that a run starts from, kept until they are taken.
+  """The parameters that a run starts from, held until `take`.
 
   Attributes:
-    has_fresh_head: Whether the head was made anew; False until it is known.
+    has_fresh_head: Whether the head is new; False until that is known.
   """
 
   def __init__(
@@ -129,15 +129,15 @@ class Start:
     classes: Sequence[str],
     loaded: weights.Loaded | None,
   ):
-    """Fits the checkpoint to the model, where it is loaded.
+    """Adapts the checkpoint to the model, if it is loaded already.
 
     Args:
-      config: With nothing open.
+      config: Config without open keys.
       classes: Names of the data's classes, in order.
-      loaded: The checkpoint; None: it is loaded when it is taken.
+      loaded: The checkpoint; None: `take` loads it.
 
     Raises:
-      UserError: They do not fit; one line lists all differences.
+      UserError: The checkpoint does not fit; the message lists all differences.
     """
     self._config = config
     self._classes = classes
@@ -145,10 +145,10 @@ class Start:
     self._params = None if loaded is None else self._fit(loaded)
 
   def take(self) -> Any:
-    """Returns the parameters, once; None where the config names no checkpoint.
+    """Returns the parameters, once; None if the config names no checkpoint.
 
     Raises:
-      UserError: They cannot be had.
+      UserError: The checkpoint cannot be loaded.
     """
     if not self._config.init_from.path:
       return None

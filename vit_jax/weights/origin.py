@@ -1,4 +1,4 @@
-"""Which checkpoint a model was read from."""
+"""Describes which checkpoint a model was read from."""
 
 import dataclasses
 import pathlib
@@ -6,19 +6,19 @@ from typing import Any
 
 from vit_jax import config as config_lib
 
-# What `step=` may be beside a number.
+# Values of `step=` other than a number.
 CHOICES = ('best', 'newest')
 
 
 @dataclasses.dataclass(frozen=True)
 class Origin:
-  """Where parameters come from; what a foreign file does not have is None.
+  """The source of parameters; fields that a foreign file lacks are None.
 
   Attributes:
     path: Path of the checkpoint, or of the file.
     format: 'vit_jax', 'google', 'timm' or 'huggingface'.
     step: Number of completed updates.
-    kind: 'best', by `checkpoint.best`; 'newest'; or 'earlier'.
+    kind: 'best' (by `checkpoint.best`), 'newest' or 'earlier'.
     averaged: Whether these are the moving averages of the parameters.
     newest: Step of the newest checkpoint of the run.
   """
@@ -31,11 +31,11 @@ class Origin:
   newest: int | None = None
 
   def to_dict(self) -> dict[str, Any]:
-    """Returns what the JSON of commands has under `checkpoint`."""
+    """Returns the value of `checkpoint` in the JSON that commands write."""
     return dataclasses.asdict(self)
 
   def __str__(self) -> str:
-    """Returns one line for people."""
+    """Returns one line of text."""
     if self.step is None:
       return f'{self.path}, a file of the format {self.format}'
     parameters = 'averaged parameters' if self.averaged else 'not averaged'
@@ -48,11 +48,11 @@ class Origin:
     return f'{text}; the newest is of step {self.newest}'
 
 
-MEMORY = Origin('memory', 'vit_jax')  # of a model that was read from no file
+MEMORY = Origin('memory', 'vit_jax')  # for a model that is from no file
 
 
 def parse_step(step: Any) -> int | str | None:
-  """Returns a choice of `step=`: a number, 'best' or 'newest'; None: open.
+  """Returns the value of `step=`: a number, 'best', 'newest' or None.
 
   Raises:
     UserError: It is something else.
@@ -68,10 +68,10 @@ def parse_step(step: Any) -> int | str | None:
 
 
 def of_checkpoint(workdir: pathlib.Path, path: pathlib.Path) -> Origin:
-  """Returns the origin of what was read from a work directory.
+  """Returns the origin of parameters read from a work directory.
 
   Args:
-    workdir: As it was given.
+    workdir: The work directory, as the user wrote it.
     path: Path of the checkpoint in it.
   """
   from vit_jax.runs import checkpoint_format

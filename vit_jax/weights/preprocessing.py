@@ -1,8 +1,8 @@
 """Reads the preprocessing of images from the files beside foreign weights.
 
 timm keeps it in config.json under `pretrained_cfg`, transformers in
-preprocessor_config.json. A missing field has the value that these libraries
-give it. A value that is not supported here is an error that names it.
+preprocessor_config.json. A missing field has the library's default. An
+unsupported value is an error that names it.
 """
 
 from collections.abc import Mapping
@@ -17,7 +17,7 @@ from vit_jax.weights.formats import base
 Pair = tuple[int, int]
 MeanStd = tuple[tuple[float, ...], tuple[float, ...]]
 
-# What a user would write, by the name of the file.
+# Examples of what a user may write, by file name.
 EXAMPLES = {
   'config.json': (
     '{"pretrained_cfg": {"mean": [0.5, 0.5, 0.5], "std": [0.5, 0.5, 0.5],'
@@ -33,11 +33,11 @@ HALF: MeanStd = ((0.5,), (0.5,))
 
 @dataclasses.dataclass(frozen=True)
 class Usual:
-  """Preprocessing of a family of models, used where no file says it.
+  """Default preprocessing of a family of models, used if no file has it.
 
   Attributes:
     mean_std: Mean and standard deviation of three channels.
-    crop_pct: Side of the crop, as a fraction of that of the resized image.
+    crop_pct: Side of the crop, as a fraction of the resized image's.
     crop_mode: 'center' or 'squash'.
     interpolation: One of `geometry.INTERPOLATIONS`.
     resize_like: As `config.data.resize_like`.
@@ -51,9 +51,9 @@ class Usual:
 
 
 GOOGLE = Usual(HALF, 1.0, 'squash', 'bilinear', '')
-# timm's own where its `pretrained_cfg` is silent; so DeiT and MAE evaluate.
+# timm's defaults of `pretrained_cfg`, as in the evaluation of DeiT and MAE.
 TIMM = Usual()
-# Of what timm has from Google.
+# For models that timm has from Google.
 TIMM_OF_GOOGLE = dataclasses.replace(TIMM, mean_std=HALF)
 
 _CROP_MODE = typed.one_of('center', 'squash')
@@ -102,8 +102,8 @@ def of_timm(
   return preprocess, silent
 
 
-# What transformers' classes do by default: `size`, `crop_size`, `resample` (a
-# number of Pillow's), mean and deviation.
+# Defaults of transformers' classes: `size`, `crop_size`, `resample` (Pillow's
+# number), mean and standard deviation.
 _CLIP = (
   (0.48145466, 0.4578275, 0.40821073),
   (0.26862954, 0.26130258, 0.27577711),
@@ -118,7 +118,7 @@ _CLASS = r'(ViT|DeiT|Bit|CLIP)(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)'
 _CLASS_OF = {'vit': 'ViT', 'deit': 'DeiT'}  # model_type -> class; else Bit
 RESAMPLE = {2: 'bilinear', 3: 'bicubic'}  # Pillow's numbers
 
-# Read below, or of no influence on the pixels of an image that is read here.
+# Fields that are read below, or that do not affect the pixels.
 _KNOWN = dict.fromkeys(
   """
   crop_size default_to_square do_center_crop do_normalize do_rescale do_resize
@@ -138,10 +138,10 @@ def of_transformers(
   """Reads a preprocessor_config.json.
 
   Args:
-    given: The file; empty where there is none: then images of `size`, with the
-      mean and deviation that such models are published with.
+    given: Content of the file. If empty, images have `size`, and the mean and
+      standard deviation of published models.
     model_type: The field of that name in config.json.
-    size: (height, width) that config.json says.
+    size: (height, width) in config.json.
     channels: Channels of the images.
 
   Returns:
@@ -190,7 +190,7 @@ def _class(given: typed.Json, model_type: str) -> str:
 def _sizes(
   given: typed.Json, usual: Mapping[str, Any]
 ) -> tuple[int | Pair, Pair]:
-  """Returns what an image is resized to, and what is cut from its middle."""
+  """Returns the size to resize to, and the size of the centre crop."""
   if not given.get('do_resize', typed.TRUTH, True):
     raise given.error('do_resize', False, 'images are always resized here')
   by_short = given.get(
@@ -223,7 +223,7 @@ def _sizes(
 def _mean_std(
   given: typed.Json, channels: int, usual: Mapping[str, Any]
 ) -> MeanStd:
-  """Returns mean and deviation for pixels in [0, 1]."""
+  """Returns mean and standard deviation for pixels in [0, 1]."""
   mean, std = usual['mean_std'] if channels == 3 else HALF
   mean = given.channel_values('image_mean', channels, mean)
   std = given.channel_values('image_std', channels, std, typed.is_positive)

@@ -1,8 +1,7 @@
 """Resizing of position embeddings, patch kernels and input channels.
 
 All resizing is separable: one small matrix for each axis.
-In comments: [h, w] a grid of patches, [p, q] a patch, D hidden size, C
-channels.
+In comments: [h, w] grid of patches, [p, q] patch, D hidden size, C channels.
 """
 
 import numpy as np
@@ -15,7 +14,7 @@ METHODS = ('corner', 'half_pixel', 'bicubic', 'bicubic_antialias')
 
 
 def check_method(method: str) -> None:
-  """Raises a UserError where `method` is none of `METHODS`."""
+  """Raises a UserError unless `method` is one of `METHODS`."""
   if method not in METHODS:
     raise UserError(
       f'there is no method {method!r} to resize with: choose one of'
@@ -27,18 +26,18 @@ def resize_matrix(old: int, new: int, method: str) -> np.ndarray:
   """Returns the matrix that resizes one axis: new values = matrix @ old values.
 
   Methods:
-    - 'corner': linear, the first and last samples stay where they are. This is
-      `scipy.ndimage.zoom(order=1)` in google-research/vision_transformer.
+    - 'corner': linear, with the first and last samples kept in place. This is
+      `scipy.ndimage.zoom(order=1)`, as in google-research/vision_transformer.
     - 'half_pixel': linear between pixel centres, without antialias: torch's
       `interpolate(mode='bilinear', align_corners=False)`, and
       `jax.image.resize(antialias=False)`.
     - 'bicubic': torch's `interpolate(mode='bicubic', align_corners=False)`:
-      a = -0.75, edges repeated, without antialias. So do Hugging Face's ViT,
-      DeiT and DINOv2.
-    - 'bicubic_antialias': the same with `antialias=True`: a = -0.5, outside is
-      left out, and when shrinking the kernel is as wide as a new sample. So do
-      timm, and Hugging Face's DINOv2 with registers. It differs when growing,
-      too.
+      a = -0.75, edges repeated, without antialias. Hugging Face's ViT, DeiT and
+      DINOv2 use it.
+    - 'bicubic_antialias': the same with `antialias=True`: a = -0.5, samples
+      outside are left out, and when shrinking, the kernel widens with the new
+      samples. timm and Hugging Face's DINOv2 with registers use it. It also
+      differs from 'bicubic' when enlarging.
 
   Args:
     old: Number of samples before.
@@ -59,7 +58,7 @@ def resize_matrix(old: int, new: int, method: str) -> np.ndarray:
   if method == 'half_pixel':
     return _linear(np.clip(x, 0, old - 1), old)
   if method == 'bicubic':
-    # Two samples on both sides, the last ones repeated beyond the edges.
+    # Two samples on each side; edge samples are repeated beyond the edges.
     taps = np.floor(x).astype(int)[:, None] + np.arange(-1, 3)
     matrix = np.zeros((new, old))
     rows = np.arange(new)[:, None]
@@ -77,9 +76,9 @@ def positions(
   """Resizes position embeddings from one grid to another.
 
   Args:
-    table: [1, h * w, D], of patches alone.
+    table: Positions of patches, [1, h * w, D].
     old: Their grid (h, w).
-    new: Grid to make.
+    new: New grid.
     method: One of `METHODS`.
 
   Returns:
@@ -95,11 +94,11 @@ def positions(
 def patch_kernel(kernel: np.ndarray, size: Pair) -> np.ndarray:
   """Resizes a patch embedding's kernel by the pseudo-inverse of resizing.
 
-  FlexiViT's PI-resize (arXiv:2212.08013, section 3.4): with B the resize of a
-  patch, the new kernel is pinv(B^T) of the old. When growing, a resized patch
-  times the new kernel is exactly the patch times the old. When shrinking, that
-  is as near as can be over white noise. B is what the paper's code uses:
-  bilinear between pixel centres, without antialias.
+  This is FlexiViT's PI-resize (arXiv:2212.08013, section 3.4): if B resizes a
+  patch, the new kernel is pinv(B^T) times the old one. When enlarging, the
+  resized patch gives exactly the same embedding as before. When shrinking, the
+  embedding is as close as possible, in expectation over white-noise patches. As
+  in the paper's code, B is bilinear between pixel centres, without antialias.
 
   Args:
     kernel: [p, q, C, D].
@@ -108,7 +107,8 @@ def patch_kernel(kernel: np.ndarray, size: Pair) -> np.ndarray:
   Returns:
     float32 [new p, new q, C, D].
   """
-  # The pseudo-inverse of a Kronecker product is that of its factors.
+  # The pseudo-inverse of a Kronecker product is the product of those of its
+  # factors, so each axis has its own matrix.
   rows, columns = (
     np.linalg.pinv(resize_matrix(*x, 'half_pixel').T)
     for x in zip(kernel.shape[:2], size, strict=True)
@@ -121,21 +121,23 @@ def channels(
 ) -> np.ndarray:
   """Fits a kernel to another number of input channels.
 
-  4 channels are colours and alpha. A new alpha's kernel is zero, an old one's
-  is dropped. Colours become one by summing their kernels, so that a grey image
-  gives what its three equal channels gave. Else they are repeated in turn and
-  scaled by old / new, as timm does: the response to equal channels is kept.
+  4 channels are colours and alpha. The kernel of a new alpha channel is zero;
+  an old one is dropped. For one channel the kernels of the colours are summed,
+  so a grey image gives the same response as its three equal channels did. For
+  other numbers they are repeated in turn and scaled by old / new, as in timm,
+  which keeps the response to equal channels.
 
-  A standardised kernel (each filter brought to mean 0 and variance 1) would
-  lose this: a zero kernel is not zero once the mean is taken. Its filters are
-  centred first, which is the same function, and keep their variance. Then
-  adding alpha or repeating grey only scales all filters alike, which the
-  GroupNorm behind them takes out. Summed filters keep their shape, but not
-  their scale beside each other, which standardisation does not let choose.
+  Standardisation (each filter to mean 0 and variance 1) would break this, since
+  subtracting the mean makes a zero kernel nonzero. So filters of a standardised
+  kernel are centred first, which does not change the function, and rescaled to
+  their old variance. Then adding alpha or repeating grey scales all filters by
+  the same factor, which the next GroupNorm removes. Summed filters keep their
+  shape, but not their scales relative to each other: standardisation fixes
+  these.
 
   Args:
     kernel: [p, q, C, D].
-    count: New C.
+    count: New number of channels.
     is_standardized: Whether the model standardises the kernel.
 
   Returns:
@@ -167,7 +169,7 @@ def _resize(x: np.ndarray, rows: np.ndarray, columns: np.ndarray) -> np.ndarray:
 
 
 def _linear(x: np.ndarray, old: int) -> np.ndarray:
-  """Weights of `old` samples at positions x in [0, old - 1]."""
+  """Returns linear weights of `old` samples at positions x in [0, old - 1]."""
   return np.maximum(0, 1 - np.abs(x[:, None] - np.arange(old)))
 
 

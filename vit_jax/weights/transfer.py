@@ -1,8 +1,8 @@
-"""The download of one file: resumed, verified, and never seen half.
+"""Downloads one file: resumes, verifies, and publishes only a complete file.
 
-An unfinished file is FILE.part; FILE.part.json beside it records its version,
-so that a later run continues where this one was cut off. FILE.lock keeps other
-processes waiting. `requests` alone neither resumes nor verifies.
+FILE.part holds an unfinished download, and FILE.part.json its version, so that
+a later run can continue. FILE.lock makes other processes wait. `requests` alone
+neither resumes nor verifies.
 """
 
 import base64
@@ -33,9 +33,9 @@ if TYPE_CHECKING:
   import requests  # imported by the functions, since few runs download
 
 _TIMEOUT = (10.0, 60.0)  # seconds to connect, and between two packets
-_PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before trying again
-_BUSY = (408, 429, 500, 502, 503, 504)  # statuses that may pass
-# What a cut connection costs at most: urllib3 drops an unfinished chunk.
+_PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before each retry
+_BUSY = (408, 429, 500, 502, 503, 504)  # temporary HTTP statuses
+# Maximum loss when a connection breaks: urllib3 drops an unfinished chunk.
 _CHUNK_BYTES = 1 << 16
 
 Sleep = Callable[[float], None]
@@ -46,10 +46,10 @@ class File:
   """A remote file.
 
   Attributes:
-    url: Where it is.
-    target: Where it goes.
-    by_hand: Advice for the case that the server cannot be reached.
-    refused: Advice for the case that the server refuses access.
+    url: Its URL.
+    target: Path to store it at.
+    by_hand: Advice if the server cannot be reached.
+    refused: Advice if the server refuses access.
   """
 
   url: str
@@ -58,7 +58,7 @@ class File:
   refused: str
 
   def __str__(self) -> str:
-    """Returns the URL without what may be secret in it."""
+    """Returns the URL without parts that may be secret."""
     url = parse.urlsplit(self.url)
     host = url.netloc.rpartition('@')[2]
     query = '...' if url.query else ''
@@ -66,18 +66,18 @@ class File:
 
 
 def download(file: File, sleep: Sleep) -> pathlib.Path:
-  """Downloads a file, unless it is there.
+  """Downloads a file, unless it exists.
 
   Args:
     file: The file.
-    sleep: Called with the seconds to wait before trying again.
+    sleep: Called with the seconds to wait before a retry.
 
   Returns:
     Its target.
 
   Raises:
-    UserError: There is no such file, it cannot be reached or stored, or is
-      not what was announced.
+    UserError: There is no such file, it cannot be reached or stored, or it
+      differs from what the server announced.
   """
   if file.target.is_file():
     return file.target
@@ -85,7 +85,7 @@ def download(file: File, sleep: Sleep) -> pathlib.Path:
   try:
     file.target.parent.mkdir(parents=True, exist_ok=True)
     with _lock(file.target):
-      if not file.target.is_file():  # nobody was quicker
+      if not file.target.is_file():  # no other process was faster
         version = _receive(file, part, sleep)
         _verify(file, part, version)
         part.publish(file.target)
@@ -99,8 +99,8 @@ class _Version:
   """One version of a file, as the server describes it.
 
   Attributes:
-    validator: Its ETag or date, for If-Range; '' where there is none.
-    size: Bytes; None where that is not known.
+    validator: Its ETag or date, for If-Range; '' if there is none.
+    size: Size in bytes; None if unknown.
     algorithm: Algorithm of the digest, 'md5' or 'sha256'; '' without one.
     digest: Digest of the content, hexadecimal.
   """
@@ -112,7 +112,7 @@ class _Version:
 
 
 class _Part:
-  """The part of a file that has come, and the version that it belongs to."""
+  """The received part of a file, and the version that it belongs to."""
 
   def __init__(self, target: pathlib.Path):
     self.path = target.with_name(f'{target.name}.part')
@@ -124,20 +124,20 @@ class _Part:
     return self.path.stat().st_size if self.path.exists() else 0
 
   def version(self) -> _Version | None:
-    """Returns the version; None where there is nothing to continue."""
+    """Returns the version; None if there is nothing to continue."""
     try:
       return _Version(**safe_io.parse_json(safe_io.read_text(self._info)))
     except (OSError, ValueError, TypeError):
       return None
 
   def begin(self, version: _Version) -> None:
-    """Empties the file, and only then records its version."""
+    """Empties the file, and then records the version, in this order."""
     self.path.write_bytes(b'')
     info = json.dumps(dataclasses.asdict(version))
     self._info.write_text(info, 'utf-8')
 
   def publish(self, target: pathlib.Path) -> None:
-    """Moves the file, which is whole by now, to its place."""
+    """Moves the complete file to its target."""
     with self.path.open('rb') as file:
       os.fsync(file.fileno())
     self.path.replace(target)
@@ -151,24 +151,24 @@ class _Part:
 
 @contextlib.contextmanager
 def _lock(target: pathlib.Path) -> Iterator[None]:
-  """Waits until no other process downloads this."""
+  """Locks a target; waits while another process downloads it."""
   lock = locks.Lock(target.with_name(f'{target.name}.lock'), 'download')
   if not lock.acquire(wait=False):
     logging.info('Waiting for another process that downloads %s', target)
     lock.acquire()
   try:
     yield
-    # Whoever waits for it will find the target, and needs no lock then.
+    # A process that waits for the lock finds the target then.
     lock.path.unlink(missing_ok=True)
   finally:
     lock.release()
 
 
 class _InterruptedError(Exception):
-  """The connection was cut, or the server is busy: this may pass.
+  """The connection broke or the server is busy: a retry may help.
 
   Attributes:
-    answered: Whether there was a server at all.
+    answered: Whether a server answered at all.
   """
 
   def __init__(self, reason: str, answered: bool = True):
@@ -177,7 +177,7 @@ class _InterruptedError(Exception):
 
 
 def _receive(file: File, part: _Part, sleep: Sleep) -> _Version:
-  """Downloads a file, and tries again as long as more of it comes."""
+  """Downloads a file; retries as long as more of it arrives."""
   furthest, failures, answered = part.size, 0, False
   while True:
     try:
@@ -186,7 +186,7 @@ def _receive(file: File, part: _Part, sleep: Sleep) -> _Version:
       answered |= e.answered
       if part.size > furthest:
         furthest, failures = part.size, 0
-      # Whoever is off-line wants to know at once.
+      # Without any answer the machine is offline: fail at once.
       if failures == len(_PAUSES) or not answered:
         kept = ' (what has come is kept)' if part.size else ''
         raise UserError(
@@ -198,7 +198,7 @@ def _receive(file: File, part: _Part, sleep: Sleep) -> _Version:
 
 
 def _attempt(file: File, part: _Part) -> _Version:
-  """Asks once for what is missing, and keeps as much of it as comes."""
+  """Requests the missing bytes once, and keeps those that arrive."""
   version = part.version()
   if version and version.size == part.size:
     return version
@@ -230,7 +230,7 @@ def _get(
 ) -> 'requests.Response':
   import requests
 
-  headers = {'Accept-Encoding': 'identity'}  # bytes that a range can count
+  headers = {'Accept-Encoding': 'identity'}  # ranges count uncompressed bytes
   if version and version.validator and part.size:
     headers['Range'] = f'bytes={part.size}-'
     headers['If-Range'] = version.validator
@@ -254,7 +254,7 @@ def _append(
     unit_scale=True,
     dynamic_ncols=True,
     file=sys.stderr,
-    disable=None,  # where there is no terminal
+    disable=None,  # disabled without a terminal
   )
   with bar, part.path.open('ab') as file:
     while chunk := _next(chunks):
@@ -274,7 +274,7 @@ def _next(chunks: Iterator[bytes]) -> bytes:
 def _continues(
   response: 'requests.Response', version: _Version, offset: int
 ) -> bool:
-  """Tells whether a partial answer is what follows, of the same version."""
+  """Whether a partial response continues at `offset`, in the same version."""
   content = response.headers.get('Content-Range', '')
   match = re.fullmatch(r'bytes (\d+)-\d+/(\d+|\*)', content.strip())
   return (
@@ -310,7 +310,7 @@ def _announced(file: File, response: 'requests.Response') -> _Version:
   size = int(length) if length.isdecimal() else None
   validator = _validator(response)
   if response.headers.get('Content-Encoding', 'identity') != 'identity':
-    size, validator = None, ''  # these are of the compressed bytes
+    size, validator = None, ''  # both describe the compressed bytes
   linked = _hub_header(response, 'X-Linked-Size')
   if linked.isdecimal():
     if size not in (None, int(linked)):
@@ -324,17 +324,17 @@ def _announced(file: File, response: 'requests.Response') -> _Version:
 
 def _validator(response: 'requests.Response') -> str:
   etag = response.headers.get('ETag', '')
-  if etag and not etag.startswith('W/'):  # a weak one does not promise bytes
+  if etag and not etag.startswith('W/'):  # a weak one allows other bytes
     return etag
   return response.headers.get('Last-Modified', '')
 
 
 def _digest(response: 'requests.Response') -> tuple[str, str]:
-  """Returns (algorithm, hexadecimal digest) of the file; '' where unknown."""
+  """Returns (algorithm, hexadecimal digest) of the file; '' if unknown."""
   etag = _hub_header(response, 'X-Linked-Etag') or _hub_header(response, 'ETag')
   if re.fullmatch('"?[0-9a-f]{64}"?', etag):
     return 'sha256', etag.strip('"')
-  # Google's is of what is stored, which may be compressed.
+  # Google's digest is of the stored bytes, which may be compressed.
   stored = response.headers.get('X-Goog-Stored-Content-Encoding', 'identity')
   hashes = response.headers.get('X-Goog-Hash', '')
   match = re.search(r'\bmd5=([A-Za-z0-9+/]{22}==)', hashes)
@@ -344,7 +344,7 @@ def _digest(response: 'requests.Response') -> tuple[str, str]:
 
 
 def _hub_header(response: 'requests.Response', header: str) -> str:
-  """Reads a header of the Hub itself, which may redirect to another server."""
+  """Returns a header of the Hub's own response, even after a redirect."""
   for answer in (*response.history, response):
     if 'X-Repo-Commit' in answer.headers and header in answer.headers:
       return answer.headers[header]
@@ -352,7 +352,7 @@ def _hub_header(response: 'requests.Response', header: str) -> str:
 
 
 def _verify(file: File, part: _Part, version: _Version) -> None:
-  """Compares size and hash, and removes what is wrong."""
+  """Compares size and hash, and removes a file that differs."""
   if problem := mismatch(
     part.path, version.size, version.algorithm, version.digest
   ):
@@ -366,7 +366,7 @@ def _verify(file: File, part: _Part, version: _Version) -> None:
 def mismatch(
   path: pathlib.Path, size: int | None, algorithm: str, digest: str
 ) -> str:
-  """Returns how a file differs from what was announced; '' if it does not.
+  """Returns how a file differs from its announced version; '' if it does not.
 
   Args:
     path: The file.
@@ -411,7 +411,7 @@ def _megabytes(size: int) -> str:
 
 
 def _reason(error: BaseException) -> str:
-  """Returns the innermost cause of an error of requests'."""
+  """Returns the innermost cause of an error of `requests`."""
   import requests
 
   if isinstance(error, requests.Timeout):

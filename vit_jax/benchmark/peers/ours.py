@@ -19,7 +19,7 @@ from vit_jax.train import experiment as experiment_lib
 def waiting(call: Callable[[], Any], count: int) -> Any:
   """Calls a JAX function `count` times; returns its last result when ready.
 
-  Accelerators get their work ahead of time, as in a train loop. On the CPU,
+  On accelerators, calls are dispatched ahead, as in a train loop. On the CPU,
   concurrent calls would compete for the cores.
   """
   each = jax.default_backend() == 'cpu'

@@ -1,9 +1,8 @@
 """Colours of one image, as Pillow changes them, for batches under vmap.
 
-All are functions of an image, uint8 [H, W, 1 or 3] (grey or RGB, no alpha),
-and of an amount, a scalar that may be traced. An operation that depends on the
-value of a pixel alone returns a table of 256 values, in which the image is then
-looked up.
+Each operation takes an image, uint8 [H, W, 1 or 3] (grey or RGB, no alpha), and
+an amount, a scalar that may be traced. An operation that maps each value alone
+returns a lookup table of 256 values; the caller applies it.
 """
 
 from collections.abc import Callable
@@ -13,16 +12,16 @@ import jax.numpy as jnp
 import numpy as np
 
 _VALUES = np.arange(256, dtype=np.int32)[:, None]  # [256, 1]
-# A product that Pillow rounds to a whole number before it cuts off the
-# fraction may fall just short of it where a sum is fused with the product.
+# Added before truncation. Pillow rounds a product to float32 and then adds; XLA
+# may fuse both, and then a whole number can come out just below itself.
 _ROUNDING = 2.0**-15
-# Added on each side by `gaussian_blur`: enough for the widest box it takes.
+# Pixels that `gaussian_blur` pads on each side, enough for its widest box.
 _BLUR_PAD = 2
 MAX_BLUR = 2.4
 
 
 def auto_contrast(image: jax.Array, amount: jax.Array) -> jax.Array:
-  """Makes the least value of each channel 0 and the greatest 255: a table."""
+  """Returns the table that stretches each channel's values to 0..255."""
   del amount
   low = image.min(axis=(0, 1)).astype(jnp.int32)
   width = image.max(axis=(0, 1)) - low
@@ -31,7 +30,7 @@ def auto_contrast(image: jax.Array, amount: jax.Array) -> jax.Array:
 
 
 def equalize(image: jax.Array, amount: jax.Array) -> jax.Array:
-  """Makes all values of each channel about as frequent: a table."""
+  """Returns the table that equalises each channel's histogram."""
   del amount
   histogram = _histogram(image)
   cumulative = histogram.cumsum(axis=0)
@@ -55,19 +54,19 @@ def posterize(image: jax.Array, amount: jax.Array) -> jax.Array:
 
 
 def solarize(image: jax.Array, amount: jax.Array) -> jax.Array:
-  """Returns the table that inverts what is not below the `amount`."""
+  """Returns the table that inverts values from `amount` up."""
   del image
   return jnp.where(_VALUES < amount, _VALUES, 255 - _VALUES)
 
 
 def solarize_add(image: jax.Array, amount: jax.Array) -> jax.Array:
-  """Returns the table that adds the `amount` to what is below 128."""
+  """Returns the table that adds `amount` to values below 128."""
   del image
   return jnp.where(_VALUES < 128, _VALUES + amount.astype(jnp.int32), _VALUES)
 
 
 def brightness(image: jax.Array, amount: jax.Array) -> jax.Array:
-  """Returns the table of an image times the `amount`."""
+  """Returns the table that multiplies values by `amount`."""
   del image
   return _blend(jnp.zeros_like(_VALUES), _VALUES, amount)
 
@@ -85,14 +84,14 @@ def color(image: jax.Array, amount: jax.Array) -> jax.Array:
 
 
 def grayscale(image: jax.Array, amount: jax.Array) -> jax.Array:
-  """Makes all channels the luminance."""
+  """Sets all channels to the luminance."""
   del amount
   grey = _luminance(image).astype(jnp.uint8)
   return jnp.broadcast_to(grey, image.shape)
 
 
 def sharpness(image: jax.Array, amount: jax.Array) -> jax.Array:
-  """Scales the distance to a smoothed image, but for its outermost pixels."""
+  """Scales the distance to a smoothed image, except at the outermost pixels."""
   height, width = image.shape[:2]
   padded = jnp.pad(image.astype(jnp.int32), ((1, 1), (1, 1), (0, 0)))
   total = sum(
@@ -106,9 +105,9 @@ def sharpness(image: jax.Array, amount: jax.Array) -> jax.Array:
 
 
 def hue(image: jax.Array, amount: jax.Array) -> jax.Array:
-  """Turns the hue by the `amount` (-0.5 to 0.5) of the circle of colours.
+  """Rotates the hue by `amount` (-0.5 to 0.5) of the colour circle.
 
-  As torchvision does to Pillow's images, whose hues have 8 bits.
+  This follows torchvision on Pillow images, whose hues have 8 bits.
   """
   if image.shape[-1] == 1:
     return image
@@ -118,9 +117,10 @@ def hue(image: jax.Array, amount: jax.Array) -> jax.Array:
 
 
 def gaussian_blur(image: jax.Array, amount: jax.Array) -> jax.Array:
-  """Blurs with about a Gaussian of standard deviation `amount`, in pixels.
+  """Blurs with an approximate Gaussian of `amount` pixels standard deviation.
 
-  As Pillow: three boxes with soft edges, each rounded, first along rows.
+  Like Pillow, this applies three box filters with soft edges along rows, then
+  along columns, and rounds after each.
 
   Args:
     image: uint8 [H, W, C], with any number of channels.
@@ -130,7 +130,8 @@ def gaussian_blur(image: jax.Array, amount: jax.Array) -> jax.Array:
   whole = jnp.floor((jnp.sqrt(12 * variance + 1) - 1) / 2)
   soft = (2 * whole + 1) * (whole * (whole + 1) - 3 * variance)
   radius = whole + soft / (6 * (variance - (whole + 1) ** 2))
-  # In whole numbers, of 24 bits: else what lies between two rounds otherwise.
+  # Integers with 24 fractional bits, as in Pillow: floats would round values
+  # halfway between two levels differently.
   weight = (2**24 / (2 * radius + 1)).astype(jnp.uint32)
   width = 2 * whole.astype(jnp.uint32) + 1
   outer = (2**24 - width * weight) // 2
@@ -157,7 +158,7 @@ def _along(axis: int, image: jax.Array, weights: jax.Array) -> jax.Array:
 def _blend(
   start: jax.Array, end: jax.Array | np.ndarray, amount: jax.Array
 ) -> jax.Array:
-  """Returns int32 start + amount * (end - start), cut to 0..255."""
+  """Returns int32 start + amount * (end - start), clipped to 0..255."""
   start = start.astype(jnp.float32)
   mixed = start + amount * (end.astype(jnp.float32) - start)
   return jnp.clip(mixed + _ROUNDING, 0, 255).astype(jnp.int32)
@@ -187,7 +188,8 @@ def _to_hsv(image: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
   middle = red + green + blue - value - low
   spread = value - low
   saturation = jnp.floor(255 * spread / jnp.maximum(value, 1))
-  # Many hues are whole numbers, but for rounding: so it is done as Pillow does.
+  # Many hues lie on whole numbers up to rounding, so this repeats Pillow's
+  # steps exactly: others would truncate some hues differently.
   share = (value - middle) / jnp.maximum(spread, 1)
   is_red, is_green = value == red, value == green
   sixths = jnp.select(
@@ -196,7 +198,7 @@ def _to_hsv(image: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     jnp.where(low == red, 3 + share, 5 - share),
   )
   turn = sixths / 6
-  turn += (sixths - 4 * turn - 2 * turn) / 6  # XLA multiplies by about 1 / 6
+  turn += (sixths - 4 * turn - 2 * turn) / 6  # XLA divides by multiplying: fix
   turn = jnp.where(turn < 0, 1 + turn, turn)
   hues = jnp.floor(255 * turn)
   hues -= 256 * turn - hues < turn  # where the product was rounded up
@@ -209,7 +211,8 @@ def _from_hsv(
 ) -> jax.Array:
   """Returns uint8 [H, W, 3]."""
   sixth = 255
-  # How far each channel is from its own colour's side of the circle.
+  # channel = v - v s max(0, min(k, 4 - k, 1)), k = (n + 6 hue) mod 6, where n
+  # is 5, 3, 1 for red, green, blue. `place` is k in units of `sixth`.
   place = jnp.array([5, 3, 1]) * sixth + 6 * hues[..., None]
   place = jnp.where(place >= 6 * sixth, place - 6 * sixth, place)
   share = jnp.clip(jnp.minimum(place, 4 * sixth - place), 0, sixth)
@@ -220,7 +223,7 @@ def _from_hsv(
 
 _Change = Callable[[jax.Array, jax.Array], jax.Array]
 
-# (image, amount) -> int32 [256, C or 1]; beyond 0..255 it is cut.
+# (image, amount) -> int32 [256, C or 1]; the caller clips to 0..255.
 TABLES: dict[str, _Change] = {
   'auto_contrast': auto_contrast,
   'equalize': equalize,

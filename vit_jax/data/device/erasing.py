@@ -7,7 +7,7 @@ import numpy as np
 from vit_jax.data.host.geometry import Size
 from vit_jax.data.host.geometry import TRIES
 
-# Uses of the key of an image.
+# Purposes of random numbers from an image's key.
 _BOX, _NOISE = range(2)
 
 
@@ -18,18 +18,18 @@ def erase(
   area: tuple[float, float],
   ratio: tuple[float, float],
 ) -> jax.Array:
-  """Makes a rectangle of some images normal noise, as timm's mode 'pixel'.
+  """Fills a rectangle of some images with normal noise, as timm's mode 'pixel'.
 
   Args:
     images: float32 [B, H, W, C], normalised.
     keys: [B].
     probability: Probability that an image has such a rectangle.
-    area: Least and greatest, as a fraction of the image; drawn uniformly.
-    ratio: Least and greatest height / width; its logarithm is drawn uniformly.
+    area: Range of the area, as a fraction of the image; drawn uniformly.
+    ratio: Range of height / width; its logarithm is drawn uniformly.
 
   Returns:
-    float32 [B, H, W, C]. An image stays as it is where none of ten rectangles
-    that are drawn is smaller than the image in both directions.
+    float32 [B, H, W, C]. An image does not change if none of ten drawn
+    rectangles is smaller than the image in both directions.
   """
 
   def one(image: jax.Array, key: jax.Array) -> jax.Array:
@@ -52,7 +52,7 @@ def _box(
   area: tuple[float, float],
   ratio: tuple[float, float],
 ) -> jax.Array:
-  """Returns float32 [4]: top, left, height, width; without area: none."""
+  """Returns float32 [4]: top, left, height, width; 0 x 0: nothing to erase."""
   draws = jax.random.uniform(key, (2 * TRIES + 3,))
   areas, ratios = draws[:TRIES], draws[TRIES : 2 * TRIES]
   areas = (area[0] + (area[1] - area[0]) * areas) * (size[0] * size[1])

@@ -1,8 +1,9 @@
 """Mixup (arXiv:1710.09412) and CutMix (arXiv:1905.04899), under jit.
 
 Each image is mixed with its neighbour: row r with row r ^ 1. An image's own key
-decides how, so that the result does not depend on how a batch is split, as long
-as both rows of a pair stay together. In comments: B images of H x W pixels.
+decides how, so the result does not depend on how a batch is split into shards
+and microbatches, as long as both rows of a pair stay together. In comments: B
+images of H x W pixels.
 """
 
 from collections.abc import Mapping
@@ -16,16 +17,16 @@ from vit_jax.data import features as features_lib
 
 Targets = dict[str, jax.Array]
 
-# Uses of the key of an image.
+# Purposes of random numbers from an image's key.
 _CHOICES, _SHARE = range(2)
 
 
 class Mix(NamedTuple):
-  """The mixing of images with their neighbours, as drawn.
+  """Drawn parameters of mixing images with their neighbours.
 
   Attributes:
-    share: float32 [B], weight of an image's own pixels outside its box. The
-      rest of each pixel, and the whole box, are the neighbour's.
+    share: float32 [B], weight of an image's own pixels outside its box; the
+      neighbour's pixels have the remaining weight, and all of it in the box.
     box: int32 [B, 4]: top, left, bottom, right; the last two are exclusive.
   """
 
@@ -48,7 +49,7 @@ def shares(
   A label becomes one-hot; numbers and multi-labels stay as they are.
 
   Args:
-    batch: Targets as the features encode them, [B, ...], among others.
+    batch: A batch, whose targets are encoded by their features, [B, ...].
     features: Features of the examples.
     num_classes: Number of the model's classes, which may exceed the data's.
   """
@@ -89,7 +90,7 @@ def draw(
   Args:
     keys: [B], of the images.
     size: (H, W).
-    config: `config.augment`, where one of the two is on.
+    config: `config.augment`, with mixup or CutMix on.
   """
   cutmix_share = config.cutmix_share
   if not (config.mixup and config.cutmix):
@@ -113,12 +114,13 @@ def draw(
 def cut_box(
   size: tuple[int, ...], share: jax.Array, middle: jax.Array
 ) -> jax.Array:
-  """Returns the box that CutMix takes from the neighbour, as its authors do.
+  """Returns the box that CutMix takes from the neighbour.
+
+  As in the authors' code, the box may reach beyond the image and is clipped.
 
   Args:
     size: (H, W).
-    share: float32 scalar, fraction of the image that is to stay. More stays
-      where the box is cut off at the border.
+    share: float32 scalar, fraction of the image to keep, before clipping.
     middle: float32 [2], centre of the box, as fractions of height and width.
 
   Returns:
@@ -142,7 +144,8 @@ def apply(
     how: Result of `draw`.
 
   Returns:
-    As `mix`. The weight of a target is exactly that of its image's pixels.
+    As `mix`. The weight of a target is exactly the share of its image's pixels,
+    after the box is clipped.
   """
   _, height, width, _ = images.shape
   top, left, bottom, right = (x[:, None] for x in how.box.T)

@@ -1,8 +1,8 @@
-"""One operation for each image of a batch, and jitter, on the device.
+"""One operation for each image of a batch, and colour jitter, on the device.
 
-Each image has an operation of its own. Whatever was drawn, all images run the
-same code: each operation is computed for each image, and the one that was drawn
-is kept. So the result does not depend on how a batch is split.
+Each image has its own operation. All images run the same code whichever was
+drawn: every operation is computed for every image, and the drawn one is kept.
+So the result does not depend on how a batch is split.
 """
 
 from collections.abc import Sequence
@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from vit_jax.data.device import color
 from vit_jax.data.device import shapes
 
-# `Draw.op` is an index into this list; `color.py` and `shapes.py` define the
-# operations and their amounts.
+# `Draw.op` is an index into this list. `color.py` and `shapes.py` define the
+# operations and what their amounts mean.
 NAMES = (
   'identity',
   *color.TABLES,
@@ -28,7 +28,7 @@ JITTER = ('brightness', 'contrast', 'color', 'hue')
 
 
 class Draw(NamedTuple):
-  """Operations that were drawn, one for each image.
+  """Drawn operations, one for each image.
 
   Attributes:
     op: int32 [B], index into NAMES.
@@ -48,14 +48,15 @@ def apply(
   interpolation: str = 'nearest',
   fill: int = 128,
 ) -> jax.Array:
-  """Does one operation to each image.
+  """Applies one operation to each image.
 
-  Each is Pillow's within a grey level. Those on colours leave alpha as it is.
+  Results equal Pillow's within one grey level. Colour operations do not change
+  alpha.
 
   Args:
     images: uint8 [B, H, W, C]: grey (1 channel), RGB (3) or RGBA (4).
     draw: Operation of each image.
-    among: Names of the operations that can occur; only these are computed.
+    among: Names of the operations that may occur; only these are computed.
     interpolation: 'nearest' or 'bilinear', for shears, rotations and
       translations.
     fill: Value of all channels outside the image and in a cutout.
@@ -77,7 +78,7 @@ def _apply_one(
   interpolation: str,
   fill: int,
 ) -> jax.Array:
-  """Does an operation to one image [H, W, C]; arguments as for `apply`."""
+  """Applies an operation to one image [H, W, C]; arguments as for `apply`."""
   colors = _recolor(image[..., :3], draw, among)
   result = jnp.concatenate([colors, image[..., 3:]], axis=-1)
   if 'gaussian_blur' in among:
@@ -104,7 +105,7 @@ def apply_all(
   interpolation: str = 'nearest',
   fill: int = 128,
 ) -> jax.Array:
-  """Does several operations to each image, one after the other.
+  """Applies several operations to each image, one after the other.
 
   Args:
     images: uint8 [B, H, W, C].
@@ -120,7 +121,8 @@ def apply_all(
   def step(images: jax.Array, draw: Draw) -> tuple[jax.Array, None]:
     return apply(images, draw, among, interpolation, fill), None
 
-  # A loop, else XLA computes a pixel anew wherever the next operation reads it.
+  # A scan: unrolled, XLA would fuse the operations and recompute a pixel each
+  # time the next operation reads it.
   return jax.lax.scan(step, images, draws)[0]
 
 
@@ -129,7 +131,7 @@ def _is(draw: Draw, name: str) -> jax.Array:
 
 
 def _recolor(image: jax.Array, draw: Draw, among: Sequence[str]) -> jax.Array:
-  """Does the operations on colours to one image, [H, W, 1 or 3]."""
+  """Applies the drawn colour operation to one image, [H, W, 1 or 3]."""
   result = image
   tables = [name for name in color.TABLES if name in among]
   if tables:
@@ -151,12 +153,12 @@ def jitter(
 ) -> jax.Array:
   """Changes brightness, contrast, saturation and hue, in random order.
 
-  As `torchvision.transforms.ColorJitter`.
+  This follows `torchvision.transforms.ColorJitter`.
 
   Args:
     images: uint8 [B, H, W, C].
     keys: [B].
-    strengths: Strength of each of the four, as `draw_jitter` takes them.
+    strengths: As for `draw_jitter`.
 
   Returns:
     uint8 [B, H, W, C].
@@ -172,9 +174,9 @@ def draw_jitter(keys: jax.Array, strengths: Sequence[float]) -> Draw:
 
   Args:
     keys: [B].
-    strengths: Strength s of each of the four. Amounts of the first three are
-      drawn from [max(0, 1 - s), 1 + s], those of the hue from [-s, s], with s
-      at most 0.5. An operation of strength 0 is left out.
+    strengths: Strengths s of brightness, contrast, saturation and hue. Amounts
+      of the first three are drawn from [max(0, 1 - s), 1 + s]; that of hue from
+      [-s, s], with s at most 0.5. An operation of strength 0 is left out.
 
   Returns:
     Arrays [operations, B, ...].

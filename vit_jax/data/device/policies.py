@@ -1,6 +1,6 @@
-"""Policies of augmentation: which operations an image gets, and how much.
+"""Augmentation policies: which operations an image gets, and how strong.
 
-Each draws as its source does; all operations are Pillow's.
+Each policy draws like the code it follows; all operations are Pillow's.
 """
 
 from collections.abc import Callable
@@ -26,7 +26,7 @@ class _Chance(NamedTuple):
     common: In [0, 1), the same in all layers.
     op: In [0, 1), chooses the operation.
     level: In [0, 1), chooses its level.
-    done: In [0, 1), decides whether it is done at all.
+    done: In [0, 1), decides whether the operation is applied.
     sign: -1 or 1.
     normal: Standard normal.
     spot: float32 [2], for `Draw.spot`.
@@ -44,8 +44,7 @@ class _Chance(NamedTuple):
 # (level, sign, size) -> the amount of an operation. Levels are from 0 to 1,
 # unless the policy says otherwise.
 _Amount = Callable[[jax.Array, jax.Array, Size], jax.Array]
-# (chance, layer) -> index of the operation in the policy, its level, and
-# whether it is done.
+# Index of the operation in the policy, its level, and whether it is applied.
 _Chosen = tuple[jax.Array, jax.Array | float, jax.Array | bool]
 _Choose = Callable[[_Chance, jax.Array], _Chosen]
 
@@ -56,10 +55,10 @@ class Policy:
 
   Attributes:
     amounts: Operations by name, each with a function from a level to an amount.
-    choose: Draws an operation and its level.
-    layers: Number of operations, one after the other.
+    choose: (chance, layer) -> the operation, its level, whether it is applied.
+    layers: Number of operations, applied one after the other.
     interpolation: Interpolation of shears, rotations and translations.
-    fill: Value outside the image.
+    fill: Value of pixels from outside the image.
   """
 
   amounts: Mapping[str, _Amount]
@@ -117,7 +116,7 @@ def _chance(key: jax.Array, layer: jax.Array) -> _Chance:
 
 
 def check(text: str) -> None:
-  """Raises a UserError unless `text` is what `make` takes."""
+  """Raises a UserError unless `make` accepts `text`."""
   make(text)
 
 
@@ -125,8 +124,8 @@ def make(text: str) -> Policy:
   """Returns a policy.
 
   Args:
-    text: 'randaugment(2,10)' (layers and magnitude), 'rand-m9-mstd0.5-inc1' (as
-      timm has it), 'trivialaugment', 'autoaugment' or '3augment'.
+    text: 'randaugment(2,10)' (layers and magnitude), 'rand-m9-mstd0.5-inc1'
+      (timm's syntax), 'trivialaugment', 'autoaugment' or '3augment'.
 
   Raises:
     UserError: There is no such policy.
@@ -168,12 +167,12 @@ def _rotate_and_shear(degrees: float, shear: float) -> dict[str, _Amount]:
 
 
 def _randaugment(layers: int, magnitude: int) -> Policy:
-  """RandAugment (arXiv:1909.13719) as TensorFlow's models and AugReg had it.
+  """RandAugment (arXiv:1909.13719) as in TensorFlow's models and AugReg.
 
-  Levels are tenths of the magnitude, so up to 3: posterize does nothing from 2
-  on, and solarize from 1 on. Translations and cutouts are in pixels of images
-  of 224 x 224; for other sizes they are the same share of the short side.
-  Contrast is Pillow's: TensorFlow's is about another grey than the mean.
+  A level is magnitude / 10, which may exceed 1: posterize does nothing from
+  level 2 on, and solarize from level 1 on. Translations and cutouts are given
+  in pixels of 224 x 224 images and scale with the short side. Contrast is
+  Pillow's, relative to the mean grey; TensorFlow's is relative to another grey.
   """
 
   def share(size: Size) -> float:
@@ -201,12 +200,12 @@ def _randaugment(layers: int, magnitude: int) -> Policy:
 
 
 def _place(share: jax.Array, length: int) -> jax.Array:
-  """Returns a whole number below `length`, from a share in [0, 1)."""
+  """Returns an integer in [0, length), from a random share in [0, 1)."""
   return (share * length).astype(jnp.int32)
 
 
-# Operations that timm's `inc1` makes stronger with the magnitude; otherwise
-# some grow weaker.
+# Amounts with timm's `inc1`: all operations grow stronger with the magnitude.
+# Without it, some grow weaker.
 _TIMM_INCREASING: dict[str, _Amount] = {
   'posterize': lambda level, sign, size: 4 - jnp.floor(4 * level),
   'solarize': lambda level, sign, size: 256 - jnp.floor(256 * level),
@@ -222,13 +221,13 @@ _TIMM_PLAIN: dict[str, _Amount] = {
 
 
 def _timm(m: float, n: float, mstd: float, inc: float, p: float) -> Policy:
-  """RandAugment as timm has it: magnitudes vary, layers may be left out.
+  """RandAugment as in timm: magnitudes vary, and layers may be left out.
 
-  Interpolation is bilinear, where timm draws it or bicubic (or takes that of
-  the crops); empty corners are filled with timm's default, grey.
+  Interpolation is always bilinear, while timm draws bilinear or bicubic (or
+  takes that of the crops). Empty corners are filled with timm's default, grey.
 
   Args:
-    m: Magnitude; 10 is the highest, and stands for all above.
+    m: Magnitude, at most 10; larger values are clipped.
     n: Number of layers.
     mstd: Standard deviation of the magnitude.
     inc: Whether all operations grow stronger with the magnitude.
@@ -257,7 +256,7 @@ def _timm_parts(text: str) -> dict[str, float]:
   """Reads 'rand-m9-mstd0.5-inc1'; parts that are missing are timm's defaults.
 
   Raises:
-    UserError: A part is unknown, there twice, or out of bounds.
+    UserError: A part is unknown, repeated or out of bounds.
   """
   parts = {'m': 10.0, 'n': 2.0, 'mstd': 0.0, 'inc': 0.0, 'p': 0.5}
   bounds = {'n': (1, 100), 'mstd': (0, 100), 'inc': (0, 1), 'p': (0, 1)}
@@ -278,9 +277,9 @@ def _timm_parts(text: str) -> dict[str, float]:
 
 
 def _trivialaugment() -> Policy:
-  """TrivialAugment Wide (arXiv:2103.10158), as torchvision has it.
+  """TrivialAugment Wide (arXiv:2103.10158), as in torchvision.
 
-  There are 31 levels; translations are up to 32 pixels, whatever the image.
+  There are 31 levels. Translations are up to 32 pixels for all image sizes.
   """
   highest = 30
 
@@ -309,7 +308,7 @@ def _trivialaugment() -> Policy:
 
 
 def _autoaugment() -> Policy:
-  """AutoAugment (arXiv:1805.09501) of CIFAR-10, as torchvision has it."""
+  """AutoAugment (arXiv:1805.09501) with torchvision's policy for CIFAR-10."""
   highest = 9
   amounts: dict[str, _Amount] = {
     'auto_contrast': _no_amount,
@@ -343,7 +342,7 @@ def _autoaugment() -> Policy:
   return Policy(amounts, choose, layers=2, fill=0)
 
 
-# One of these pairs is drawn: operation, probability, level from 0 to 9.
+# One line is drawn: two operations with probabilities and levels (0 to 9).
 _AUTOAUGMENT = """
 invert .1 0, contrast .2 6
 rotate .7 2, translate_x .3 9
@@ -374,7 +373,7 @@ translate_y .7 9, auto_contrast .9 0
 
 
 def _three_augment() -> Policy:
-  """3-Augment (DeiT III, arXiv:2204.07118), without its jitter of colours."""
+  """3-Augment (DeiT III, arXiv:2204.07118), without its colour jitter."""
   amounts: dict[str, _Amount] = {
     'grayscale': _no_amount,
     'solarize': lambda level, sign, size: jnp.full_like(level, 128),

@@ -1,4 +1,4 @@
-"""The random key of a step, for the rows of a global batch."""
+"""Random keys for the rows of a global batch."""
 
 import flax
 import jax
@@ -8,8 +8,8 @@ import jax
 class Rng:
   """Random key of a step, for some rows of the global batch.
 
-  An example's random numbers depend on the key and on its row alone: neither on
-  the mesh nor on how the batch is split into microbatches.
+  An example's random numbers depend only on the key and its row, and neither on
+  the mesh nor on the split into microbatches.
 
   Attributes:
     key: A threefry key, the same for all rows.

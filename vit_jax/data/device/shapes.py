@@ -1,7 +1,7 @@
 """Geometric operations on one image, as in Pillow, for batches under vmap.
 
-A map is float32 [6], (a, b, c, d, e, f): the result has at (x, y) the pixel of
-the image at (a x + b y + c, d x + e y + f), as in `Image.transform`.
+A map is float32 [6], (a, b, c, d, e, f): the result's pixel at (x, y) is the
+image's at (a x + b y + c, d x + e y + f), as in `Image.transform`.
 """
 
 from collections.abc import Callable
@@ -12,8 +12,8 @@ import numpy as np
 
 from vit_jax.data.host.geometry import Size
 
-_FIXED = 2**16  # Pillow looks for nearest pixels in 16-bit fractions
-# Keeps values that rounding to float32 put just below a whole number.
+_FIXED = 2**16  # Pillow finds nearest pixels with 16 fractional bits
+# Added before truncation: float32 may put a value just below a whole number.
 _ROUNDING = 2.0**-14
 
 
@@ -84,10 +84,10 @@ def warp(
 def _nearest(
   image: jax.Array, matrix: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns values [H, W, C], and bool [H, W]: which lie in the image."""
+  """Returns pixels [H, W, C], and bool [H, W]: which come from the image."""
   height, width = image.shape[:2]
   a, b, c, d, e, f = matrix
-  # From the middle of the first pixel.
+  # Start at the middle of the first pixel.
   c, f = c + (a + b) / 2, f + (d + e) / 2
   a, b, c, d, e, f = (
     jnp.floor(x * _FIXED + 0.5).astype(jnp.int32) for x in (a, b, c, d, e, f)
@@ -101,7 +101,7 @@ def _nearest(
 def _bilinear(
   image: jax.Array, matrix: jax.Array
 ) -> tuple[jax.Array, jax.Array]:
-  """Returns the same, interpolated between pixels."""
+  """Returns the same as `_nearest`, interpolated between pixels."""
   height, width = image.shape[:2]
   a, b, c, d, e, f = matrix
   y, x = np.ogrid[:height, :width]
@@ -129,7 +129,7 @@ def _within(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
 
 
 def _pixels(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
-  """Returns pixels [H, W, C]; beyond the image those of its edge."""
+  """Returns pixels [H, W, C]; outside the image, those of its edge."""
   height, width, channels = image.shape
   rows = jnp.clip(rows, 0, height - 1)
   index = rows * width + jnp.clip(columns, 0, width - 1)
@@ -139,7 +139,7 @@ def _pixels(image: jax.Array, rows: jax.Array, columns: jax.Array) -> jax.Array:
 def cutout(
   image: jax.Array, amount: jax.Array, spot: jax.Array, fill: int
 ) -> jax.Array:
-  """Fills a square, which may reach beyond the image.
+  """Fills a square, which may extend beyond the image.
 
   Args:
     image: uint8 [H, W, C].

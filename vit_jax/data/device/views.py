@@ -1,12 +1,12 @@
 """Crops, augments and normalises batches on the device, under jit.
 
-Images of one size come as they are stored, and are cropped here by the rules of
-the host's crops (`transforms.py`), which shrink with another filter. Images
-that differ in size come cropped. In training follow, as `config.augment` says:
+If all images have one size, they arrive as stored and are cropped here, by the
+same rules as on the host (`transforms.py`) but with another filter for
+shrinking. Otherwise they arrive cropped. In training, `config.augment` adds:
 
- 1. a policy, and a jitter of colours. Both need whole grey levels: for them
-    alone an interpolated crop is rounded, and an image of 16 bits, or with a
-    window of intensities, becomes one of 8 bits;
+ 1. a policy and colour jitter. Both need whole grey levels. Only for them is an
+    interpolated crop rounded, and an image of 16 bits or with an intensity
+    window reduced to 8 bits;
  2. scaling and normalisation;
  3. erasing;
  4. mixing with the neighbour in the batch.
@@ -34,7 +34,7 @@ from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host.geometry import Crop
 from vit_jax.data.host.geometry import Size
 
-# Uses of the random key of an example.
+# Purposes of random numbers from an example's key.
 _BOX, _FLIP, _POLICY, _JITTER, _ERASE, _MIX, _CROPS = range(7)
 
 Batch = dict[str, jax.Array]
@@ -51,20 +51,20 @@ def train_transform(
 ) -> TrainTransform:
   """Returns a function that prepares a batch for training.
 
-  It maps a batch from the host and its `Rng` to a batch with float32 images by
-  the names of the views, [B, H, W, C] or [B, count, H, W, C]. The key and the
-  row of an example alone decide how it is augmented. Where images are mixed,
-  their targets are, too: a label becomes shares of the classes, float32
-  [B, classes]. Then B must be even, with rows 2i and 2i + 1 of the global batch
-  next to each other.
+  It maps a batch from the host and its `Rng` to a batch with the float32 images
+  of each view, [B, H, W, C] or [B, count, H, W, C], by name. The augmentation
+  of an example depends only on the key and its row. If images are mixed, so are
+  their targets: a label becomes weights of the classes, float32 [B, classes].
+  Then B must be even, and rows 2i and 2i + 1 of the global batch must be
+  adjacent.
 
   Args:
-    config: The full config; with the number of classes, where images are mixed.
+    config: The full config. Mixing needs its number of classes.
     features: Features of the examples.
-    views: Crops of the image, by name; None: one, as `config.data` says.
+    views: Crops of the image, by name; None: one view, as `config.data` says.
 
   Raises:
-    UserError: Images are to be mixed, and there are several views.
+    UserError: The config mixes images, and there are several views.
   """
   views = views or geometry.train_views(config)
   mixes = mixing.is_on(config.augment)
@@ -92,7 +92,7 @@ def train_transform(
 def _check_is_single(
   config: ml_collections.ConfigDict, views: Mapping[str, geometry.View]
 ) -> None:
-  """Raises a UserError where there are several crops, which cannot be mixed."""
+  """Raises a UserError if there are several crops, which cannot be mixed."""
   if list(views) != ['image'] or views['image'].count is not None:
     raise config_lib.UserError(
       'config.augment.mixup and config.augment.cutmix mix single crops, but'
@@ -106,7 +106,7 @@ def _augment(
   views: Mapping[str, geometry.View],
   is_stored_whole: bool,
 ) -> Callable[[Batch, jax.Array], Batch]:
-  """Returns a function of a batch and keys [B] to the images of all views."""
+  """Returns a function: (batch, keys [B]) -> images of all views, by name."""
   one = _train_one(config, is_stored_whole)
 
   def augment(batch: Batch, keys: jax.Array) -> Batch:
@@ -115,7 +115,7 @@ def _augment(
       made = []
       for i in range(view.count or 1):
         number = next(crops)
-        # The first crop has the keys that it has where it is the only one.
+        # The first crop's keys are the same with and without other crops.
         own = _for(_CROPS + number, keys) if number else keys
         images = batch['image' if is_stored_whole else name]
         if not is_stored_whole and view.count is not None:
@@ -161,8 +161,8 @@ def eval_transform(
 
   Args:
     config: The full config.
-    image_shape: (height, width) of all stored images; None: they differ in
-      size, and come cropped.
+    image_shape: (height, width) of all stored images; None: sizes differ, and
+      images arrive cropped.
   """
   normalize, levels = _normalize(config), levels_lib.from_config(config)
   crop = geometry.eval_crop(config)
@@ -178,7 +178,7 @@ def eval_transform(
 def _recolor(
   augment: ml_collections.ConfigDict, levels: levels_lib.Levels
 ) -> _Augmentation:
-  """Returns policy and jitter: from stored values to float32 in [0, 1]."""
+  """Returns policy and jitter; they map stored values to float32 in [0, 1]."""
   steps: list[tuple[int, _Augmentation]] = []
   if augment.policy:
     steps.append((_POLICY, policies.make(augment.policy)))
@@ -192,7 +192,7 @@ def _recolor(
       return levels.scale(images)
     if not levels.is_plain:
       images = jnp.round(levels.scale(images) * 255).astype(jnp.uint8)
-    elif images.dtype != jnp.uint8:  # interpolated, 0 to 255
+    elif images.dtype != jnp.uint8:  # interpolated values in [0, 255]
       images = jnp.round(images).astype(jnp.uint8)
     for purpose, change in steps:
       images = change(images, _for(purpose, keys))
@@ -207,7 +207,7 @@ def _for(purpose: int, keys: jax.Array) -> jax.Array:
 
 
 def _normalize(config: ml_collections.ConfigDict) -> EvalTransform:
-  # Not as arrays of JAX: the functions may outlive a mesh.
+  # NumPy arrays, since the functions may outlive a mesh.
   mean, std = (
     np.asarray(x, np.float32) for x in config_lib.normalization(config)
   )
@@ -249,7 +249,7 @@ def _resize(images: jax.Array, crop: Crop) -> jax.Array:
     precision=jax.lax.Precision.HIGHEST,
   )
   resized = images.astype(jnp.float32)
-  if crop.interpolation == 'bicubic':  # as Pillow: first the columns
+  if crop.interpolation == 'bicubic':  # as in Pillow, width first, then height
     most = jnp.iinfo(images.dtype).max
     for shape in (height, size[1]), size:
       resized = resize(resized, (batch, *shape, channels), 'cubic')
@@ -313,16 +313,16 @@ def resample(
 ) -> jax.Array:
   """Resizes a box of each image.
 
-  This takes two small matrix products, which on CPUs are far quicker than
-  gathering pixels. Up to rounding, the result is that of Pillow's
-  `resize(box=...)` and of `jax.image.scale_and_translate`: the edge of a box is
-  smoothed with the pixels beyond it.
+  Two small matrix products do this, which is far faster on CPUs than gathering
+  pixels. Up to rounding, the result equals Pillow's `resize(box=...)` and
+  `jax.image.scale_and_translate`: at the edge of a box, the pixels outside it
+  take part in the smoothing.
 
   Args:
     images: [B, h, w, C].
     boxes: float32 [B, 4]: top, left, height, width, within the images.
     crop: Crop, with the size of the result and its interpolation.
-    flips: bool [B], whether a result is mirrored left to right; None: none is.
+    flips: bool [B], whether to mirror a result left to right; None: no result.
 
   Returns:
     float32 [B, H, W, C].
@@ -335,7 +335,7 @@ def resample(
     wx = jnp.where(flips[:, None, None], wx[:, ::-1], wx)
   product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
   resized = images.astype(jnp.float32)
-  if crop.interpolation == 'bicubic':  # as Pillow: first the columns
+  if crop.interpolation == 'bicubic':  # as in Pillow, width first, then height
     most = jnp.iinfo(images.dtype).max
     resized = jnp.clip(product('bWw,bhwc->bhWc', wx, resized), 0, most)
     return jnp.clip(product('bHh,bhWc->bHWc', wy, resized), 0, most)
@@ -350,7 +350,7 @@ def _weights(
   out_size: int,
   crop: Crop,
 ) -> jax.Array:
-  """Returns the weight of each pixel, float32 [out_size, in_size]."""
+  """Returns weights of the pixels of one axis, float32 [out_size, in_size]."""
   step = length / out_size
   centers = start + (jnp.arange(out_size) + 0.5) * step - 0.5
   support = jnp.maximum(step, 1.0) if crop.antialias else 1.0

@@ -1,21 +1,21 @@
 """Batches as a pure function of (seed, step).
 
     step      number of a global batch, from 0
-    row       place of an example in its global batch, 0 to B - 1
-    draw      step * B + row: counts the examples of a whole run, and is the
-              random key of each
-    turn      step * M + row % M: counts the images of a whole run. A batch has
+    row       index of an example in its global batch, 0 to B - 1
+    draw      step * B + row: numbers the examples of a whole run, and is part
+              of the key of their random numbers
+    turn      step * M + row % M: numbers the images of a whole run. A batch has
               M = ceil(B / R) images, each up to R times
-              (`config.augment.repeats`); without repeats a turn is a draw
-    epoch     turn // N; each is a permutation of its own of the N examples
-    position  place of an example in the source, 0 to N - 1
+              (`config.augment.repeats`); without repeats, turn = draw
+    epoch     turn // N; each has its own permutation of the N examples
+    position  index of an example in the source, 0 to N - 1
 
-Nothing else decides the content of a batch: not the number of hosts, workers or
-threads, nor where a run was interrupted. Each host makes its rows alone. The
-lengths of time in a config count draws: '1 epochs' are N draws, and with
-repeats N / R images. With `config.data.balance` an epoch is no permutation: it
-has images of rare classes several times, and not all of the others
-(`balance.py`).
+Nothing else affects the content of a batch: neither the number of hosts,
+workers or threads, nor where a run was interrupted. Each host makes only its
+own rows. Durations in a config count draws: '1 epochs' is N draws, which are
+N / R images with repeats. With `config.data.balance` an epoch is not a
+permutation: images of rare classes come several times, and some others do not
+come (`balance.py`).
 """
 
 from collections.abc import Iterator
@@ -45,10 +45,11 @@ from vit_jax.data.host.prefetch import Batches
 
 Views = Mapping[str, geometry.View]
 
-# Uses of the host's random numbers; follows the seed in their key.
+# Uses of the host's random numbers; the use follows the seed in their key.
 _ORDER, _CROP, _BALANCE = range(3)
 
-_WAITING_BYTES = 2**30  # most memory of finished batches (two may take more)
+# Maximum memory of finished batches; two batches may wait even if larger.
+_WAITING_BYTES = 2**30
 
 
 def train_batches(
@@ -68,24 +69,26 @@ def train_batches(
     source: Training examples.
     config: The full config.
     start_step: First batch.
-    num_steps: One past the last batch: the length of the whole run.
+    num_steps: Number of steps of the whole run, one past the last batch.
     host_index: This host, h: it makes rows [h * B / H, (h + 1) * B / H).
     host_count: Number of hosts, H.
-    positions_only: Whether batches only name their examples, and none is read.
-    views: Crops of each image, by name, where images differ in size; None:
-      one, `image`, as `config.data` says.
+    positions_only: Whether batches only hold positions, and nothing is read.
+    views: Crops of each image, by name, where images differ in size; None: one
+      view, `image`, as `config.data` says.
 
   Returns:
-    An iterator of batches. Each has image (uint8 [B / H, H, W, C], or uint16
-    where 16 bits are kept, of the stored size where all images have one size,
-    else of `data.image_size`), the source's other features ([B / H, ...], by
-    name), valid (bool [B / H]) and index (int32 [B / H]). With
-    `positions_only` it has only position (int32 [B / H]), places in the
-    source, whose length stands for padding.
+    An iterator of batches with b = B / H rows:
+      image: uint8 [b, height, width, C], uint16 if 16 bits are kept. The size
+        is the stored one if all images have one size, else `data.image_size`.
+      Other features of the source: [b, ...], by name.
+      valid: bool [b].
+      index: int32 [b].
+    With `positions_only` a batch has only `position`, int32 [b], positions in
+    the source; the source's length marks padding.
 
   Raises:
-    UserError: The batch does not divide into the hosts. An image that cannot
-      be read raises one when its batch is due.
+    UserError: The batch does not divide by the hosts. An image that cannot be
+      read raises one when the iterator reaches its batch.
   """
   rows = _host_rows(config.train.batch_size, host_index, host_count)
   maker = _train_maker(source, config, rows, views)
@@ -136,10 +139,10 @@ def eval_batches(
   host_count: int = 1,
   positions_only: bool = False,
 ) -> Batches:
-  """Returns this host's part of the batches that hold each example once.
+  """Returns this host's part of batches that hold each example once.
 
-  The last batch is padded: there `valid` is False, `index` is -1, and the rest
-  is zero. All hosts have the same number of batches.
+  The last batch is padded with rows whose `valid` is False, `index` is -1, and
+  other values are zero. All hosts have the same number of batches.
 
   Args:
     source: Examples to evaluate on.
@@ -176,13 +179,13 @@ def _start(
   config: ml_collections.ConfigDict,
   positions_only: bool,
 ) -> Batches:
-  """Returns the batches of some steps, and chooses threads and workers."""
+  """Returns the batches of some steps; chooses numbers of threads, workers."""
   import grain
 
   alone = grain.ReadOptions(0, 0)
   if positions_only:
     return Batches(maker.positions_alone, steps, alone, num_workers=0)
-  if isinstance(maker.source, ArraySource):  # no waiting, no decoding
+  if isinstance(maker.source, ArraySource):  # nothing to read or decode
     return Batches(maker, steps, alone, num_workers=0)
   num_workers = min(config.data.num_workers, len(steps))
   threads = config.data.num_threads or max(
@@ -201,8 +204,8 @@ def image_shapes(
   """Returns the shapes of an example's images in a batch, by name.
 
   Args:
-    stored: (height, width) of all stored images, which then come whole; None:
-      they differ, and come cropped.
+    stored: (height, width) of all stored images, which are then not cropped;
+      None: sizes differ, and images are cropped.
     views: Crops of each image, by name.
     channels: Number of channels of the images.
   """
@@ -220,7 +223,7 @@ def image_shapes(
 
 def num_cores() -> int:
   """Returns the number of cores that this process may use."""
-  if hasattr(os, 'sched_getaffinity'):  # not all of the machine may be ours
+  if hasattr(os, 'sched_getaffinity'):  # respects limits such as a job's
     return len(os.sched_getaffinity(0))
   return os.cpu_count() or 1
 
@@ -248,7 +251,7 @@ class _BatchMaker:
   levels: levels_lib.Levels
   repeats: int = 1
   balance: balance_lib.Balance | None = None
-  in_order: bool = False  # each example once, as evaluation has them
+  in_order: bool = False  # each example once, for evaluation
 
   @functools.cached_property
   def image_shapes(self) -> dict[str, tuple[int, ...]]:
@@ -264,6 +267,8 @@ class _BatchMaker:
     if self.in_order:
       return self.draws(step)
     size = len(self.source)
+    # Rows r, r + M, r + 2 M, ... share an image, so the neighbours that mixing
+    # pairs are different images.
     distinct = -(-self.batch_size // self.repeats)
     turns = step * distinct + np.asarray(self.rows, np.int64) % distinct
     positions = np.empty_like(turns)
@@ -274,7 +279,7 @@ class _BatchMaker:
     return positions
 
   def positions_alone(self, step: int) -> Batch:
-    """Returns a batch that only names its examples."""
+    """Returns a batch that only holds positions."""
     positions = np.minimum(self.positions(step), len(self.source))
     return {'position': positions.astype(np.int32)}
 
@@ -295,7 +300,7 @@ class _BatchMaker:
     return batch
 
   def _blank(self, valid: np.ndarray) -> Batch:
-    """Returns a batch of padding; `valid` says which rows are none."""
+    """Returns a batch of zeros, to be filled where `valid` is True."""
     n = len(valid)
     images = {
       name: np.zeros((n, *shape), self.levels.dtype)
@@ -325,7 +330,7 @@ class _BatchMaker:
   def _fill(
     self, example: Example, draws: np.ndarray, batch: Batch, rows: list[int]
   ) -> None:
-    """Decodes an example into rows of a batch, each cropped in its own way."""
+    """Decodes an example into rows of a batch, with a new crop for each row."""
     where = example.where
     if self.source.image_shape is not None:  # the device crops
       batch['image'][rows] = self._whole(example)
@@ -343,14 +348,14 @@ class _BatchMaker:
   def _crops(
     self, image: transforms.StoredImage, draw: int
   ) -> Iterator[tuple[str, np.ndarray]]:
-    """Yields all crops of a draw, by the view's name; decodes once for them."""
+    """Yields the crops of a draw by view name; decodes the image once."""
     crops = [
       crop
       for view in self.views.values()
       for crop in [view.crop] * (view.count or 1)
     ]
     key = self.seed, _CROP, draw
-    rngs = [  # the first has the key that it has where it is the only one
+    rngs = [  # the first crop's key is the same with and without other crops
       np.random.default_rng((*key, i) if i else key) for i in range(len(crops))
     ]
     cut = iter(image.crops(list(zip(crops, rngs, strict=True))))
@@ -359,7 +364,7 @@ class _BatchMaker:
       yield name, several[0] if view.count is None else np.stack(several)
 
   def _whole(self, example: Example) -> np.ndarray:
-    """Returns an image of the one size that all have."""
+    """Returns an image, which must have the one size of all images."""
     assert isinstance(example.image, bytes)
     pixels = decode.decode(
       example.image, self.channels, where=example.where, levels=self.levels
@@ -379,5 +384,6 @@ def _order(
   """Returns the order of an epoch: its positions, int64 [N]."""
   if balance is not None:
     return balance.order(np.random.default_rng((seed, _BALANCE, epoch)))
-  # One lookup an example; Grain's own shuffle takes 20 us for each.
+  # The order depends on (seed, epoch) alone, so all hosts and a resumed run
+  # compute the same one. Grain's own shuffle takes 20 us for each example.
   return np.random.default_rng((seed, _ORDER, epoch)).permutation(size)

@@ -1,8 +1,8 @@
-"""Encoded images to pixels, as a person sees them.
+"""Decodes images to pixels, as an image viewer shows them.
 
-Whatever is stored (grey, palette, alpha, CMYK, 16 bits, rotated by EXIF), the
-result is uint8 with the channels asked for, or uint16 where 16 bits are to be
-kept. Transparent pixels are composited on white, unless the alpha is asked for.
+For any stored form (grey, palette, alpha, CMYK, 16 bits, rotated by EXIF), the
+result is uint8 with the requested channels, or uint16 if 16 bits are kept.
+Transparent pixels are composited on white unless alpha is requested.
 """
 
 import functools
@@ -25,8 +25,8 @@ _GIF = b'GIF87a', b'GIF89a'
 _SEGMENT = struct.Struct('>BBH')  # of a JPEG: 0xFF, kind, size without these 2
 _ORIENTATION = 0x0112  # EXIF's tag
 
-# Warnings of libjpeg after which the pixels are whole all the same: many files
-# of the web have them. Others mean that data is missing or wrong.
+# Warnings of libjpeg that leave the pixels intact; many files of the web cause
+# them. All others mean that data is missing or wrong.
 _HARMLESS = (
   'extraneous bytes before marker',
   'unknown JFIF revision number',
@@ -46,16 +46,17 @@ def decode(
   """Returns the pixels of an image, uint8 or uint16 [h, w, channels].
 
   Args:
-    data: A JPEG, PNG, WebP, TIFF, BMP or GIF file (or what else OpenCV reads).
+    data: A JPEG, PNG, WebP, TIFF, BMP or GIF file, or another kind that OpenCV
+      reads.
     channels: 1 (grey, the luma), 3 (RGB) or 4 (RGB and alpha).
     where: Name of the image, for errors.
-    at_least: (height, width). A JPEG that is larger may be returned smaller,
-      but not below this, which is quicker. (0, 0): the size that it has.
-    levels: Of the result; the bits that it keeps.
+    at_least: (height, width). To save time, a larger JPEG may be decoded at a
+      smaller size, but not below this one. (0, 0): its own size.
+    levels: Levels of the result, with the bits to keep.
 
   Raises:
     UserError: The image is empty, damaged, truncated, too large or of no known
-      kind; or its bits are not those of a window.
+      kind; or its bits do not fit the intensity window.
   """
   pixels = as_stored(data, channels, where=where, at_least=at_least)
   return to_channels(levels.keep(pixels, where), channels)
@@ -72,9 +73,9 @@ def as_stored(
 
   Args:
     data: As for `decode`.
-    channels: That they are needed for: 1 spares the colours of a JPEG.
-    where: As for `decode`, like `at_least`.
-    at_least: Likewise.
+    channels: Channels that the caller needs; with 1, a JPEG is decoded as grey.
+    where: As for `decode`.
+    at_least: As for `decode`.
 
   Returns:
     uint8 or uint16, [h, w] or [h, w, 1 to 4].
@@ -98,7 +99,7 @@ def as_stored(
     at_least = at_least[::-1]
   try:
     if data.startswith(_JPEG):
-      colors = colors or _jpeg_header(data)[2]  # which says what is wrong
+      colors = colors or _jpeg_header(data)[2]  # raises the error again
       pixels = _decode_jpeg(data, colors, channels, at_least)
     elif data.startswith(_GIF):
       pixels = _decode_gif(data, size)
@@ -115,7 +116,7 @@ def stored_bits(data: bytes) -> int:
   """Returns 16 for a PNG or TIFF file of 16 bits, by its header; else 8.
 
   Args:
-    data: The file; of a PNG its first 32 bytes will do.
+    data: The file; the first 32 bytes are enough for a PNG.
   """
   bits = 8
   if data.startswith(_PNG) and len(data) > 24:
@@ -123,13 +124,13 @@ def stored_bits(data: bytes) -> int:
   elif tiff.is_tiff(data):
     try:
       bits = tiff.read(data).bits
-    except ValueError:  # decoding it says what is wrong
+    except ValueError:  # decoding reports the damage
       bits = 8
   return 16 if bits == 16 else 8
 
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
-  """Returns (height, width) of a JPEG as it is seen, without decoding it."""
+  """Returns (height, width) of a JPEG after rotation, from its header."""
   size = _stored(data)[0] if data.startswith(_JPEG) else None
   return size[::-1] if size and _orientation(data) >= 5 else size
 
@@ -166,20 +167,20 @@ def to_channels(pixels: np.ndarray, channels: int) -> np.ndarray:
 
 
 def _on_white(pixels: np.ndarray, alpha: np.ndarray) -> np.ndarray:
-  # Twice the bits hold a product: at most 65,152 of bytes.
+  # A product of two uint8, at most 65,152 with what is added, fits uint16.
   wide = np.uint16 if pixels.dtype == np.uint8 else np.uint32
   most = np.iinfo(pixels.dtype).max
   mixed = pixels * alpha.astype(wide)
-  # In place: a large image is several hundred MB here.
+  # In place, since a large image takes several hundred MB.
   mixed += (most - alpha) * wide(most) + wide(most // 2)
   mixed //= most
   return mixed.astype(pixels.dtype)
 
 
 def _stored(data: bytes) -> tuple[tuple[int, int] | None, str]:
-  """Returns (height, width), not turned, and the colour space of a JPEG.
+  """Returns (height, width) before rotation, and a JPEG's colour space.
 
-  The size is None, and the colour space '', where the header is not read.
+  They are None and '' if the header is not read.
   """
   if data.startswith(_JPEG):
     try:
@@ -199,7 +200,7 @@ def _stored(data: bytes) -> tuple[tuple[int, int] | None, str]:
   if tiff.is_tiff(data):
     try:
       return tiff.read(data).size, ''
-    except ValueError:  # decoding it says what is wrong
+    except ValueError:  # decoding reports the damage
       return None, ''
   return None, ''
 
@@ -207,7 +208,7 @@ def _stored(data: bytes) -> tuple[tuple[int, int] | None, str]:
 def _decode_jpeg(
   data: bytes, colors: str, channels: int, at_least: tuple[int, int]
 ) -> np.ndarray:
-  """Returns uint8 [h, w, 1 or 3], not turned."""
+  """Returns uint8 [h, w, 1 or 3], before rotation."""
   is_cmyk = colors in ('CMYK', 'YCCK')
   is_grey = colors == 'Gray' or channels == 1
 
@@ -217,7 +218,7 @@ def _decode_jpeg(
       'CMYK' if is_cmyk else 'GRAY' if is_grey else 'RGB',
       min_height=at_least[0],
       min_width=at_least[1],
-      min_factor=2,  # less takes longer than the whole image
+      min_factor=2,  # smaller reductions take longer than none
       strict=strict,
     )
 
@@ -227,7 +228,7 @@ def _decode_jpeg(
     if not any(warning in str(e) for warning in _HARMLESS):
       raise
     pixels = read(strict=False)
-  if is_cmyk:  # ink is stored inverted, as Adobe does
+  if is_cmyk:  # Adobe stores ink inverted
     ink = pixels.astype(np.uint16)
     return ((ink[..., :3] * ink[..., 3:] + 127) // 255).astype(np.uint8)
   return pixels
@@ -244,15 +245,14 @@ def _jpeg_header(data: bytes) -> tuple[int, int, str, str]:
 def _decode_gif(data: bytes, size: tuple[int, int] | None) -> np.ndarray:
   """Returns the first frame, uint8 [h, w, 3 or 4].
 
-  Pillow reads it, since OpenCV goes through all frames first, and cannot read
-  one where a later one is cut off.
+  Pillow reads it: OpenCV reads all frames first, and fails if any is cut off.
   """
-  from PIL import Image  # most runs can do without
+  from PIL import Image  # rarely needed
   from PIL import UnidentifiedImageError
 
   try:
     with Image.open(io.BytesIO(data), formats=['GIF']) as image:
-      if size != image.size[::-1]:  # which would grow with it
+      if size != image.size[::-1]:  # Pillow enlarges the image to the frame
         raise ValueError('the frame of a GIF lies outside of it')
       image.load()
       has_alpha = 'transparency' in image.info
@@ -268,7 +268,7 @@ def _decode_gif(data: bytes, size: tuple[int, int] | None) -> np.ndarray:
 
 
 def _decode_other(data: bytes) -> np.ndarray:
-  """Returns uint8 or uint16, [h, w] or [h, w, 3 or 4], not turned."""
+  """Returns uint8 or uint16, [h, w] or [h, w, 3 or 4], before rotation."""
   header = None
   if data.startswith(_PNG):
     _check_png(data)
@@ -279,7 +279,7 @@ def _decode_other(data: bytes) -> np.ndarray:
       tiff.say_more('TIFF')
   _quiet_opencv()
   buffer = np.frombuffer(data, np.uint8)
-  # As it is stored: OpenCV would drop the alpha, and turn only some kinds.
+  # Unchanged: otherwise OpenCV drops alpha, and rotates only some formats.
   pixels = cv2.imdecode(buffer, cv2.IMREAD_UNCHANGED)
   if pixels is None:
     raise ValueError('OpenCV reads no image from it')
@@ -296,7 +296,7 @@ def _decode_other(data: bytes) -> np.ndarray:
 
 
 def _check_png(data: bytes) -> None:
-  """Raises a ValueError where a PNG is damaged: OpenCV would read it anyway."""
+  """Raises a ValueError if a PNG is damaged; OpenCV would read it silently."""
   at = len(_PNG)
   name = b''
   while name != b'IEND':
@@ -305,7 +305,7 @@ def _check_png(data: bytes) -> None:
     if end + 4 > len(data):
       raise ValueError('a PNG is cut off')
     checksum = int.from_bytes(data[end : end + 4], 'big')
-    # Parts with a small letter can be done without.
+    # A lower-case letter marks a chunk that is not needed for the pixels.
     if name.isupper() and zlib.crc32(data[at + 4 : end]) != checksum:
       raise ValueError('the checksum of a PNG is wrong')
     at = end + 4
@@ -313,7 +313,7 @@ def _check_png(data: bytes) -> None:
 
 @functools.cache
 def _quiet_opencv() -> None:
-  """Keeps OpenCV from logging what is raised as an error anyway."""
+  """Keeps OpenCV from logging problems that are raised as errors anyway."""
   if hasattr(cv2, 'setLogLevel'):  # before OpenCV 5
     cv2.setLogLevel(0)
   else:
@@ -322,12 +322,12 @@ def _quiet_opencv() -> None:
 
 
 def _with_transparent_grey(pixels: np.ndarray, data: bytes) -> np.ndarray:
-  """Adds alpha where a PNG declares one level of grey transparent."""
+  """Adds alpha if a PNG declares one level of grey transparent."""
   declared = _chunk(data, b'tRNS') if data.startswith(_PNG) else b''
   if len(declared) != 2:
     return pixels
   (level,) = struct.unpack('>H', declared)
-  bits = data[24]  # of the stored pixels, which OpenCV scales up to 8
+  bits = data[24]  # bits of a stored pixel; OpenCV scales fewer up to 8
   if bits < 8:
     level = level * 255 // (2**bits - 1)
   opaque = np.iinfo(pixels.dtype).max
@@ -336,7 +336,7 @@ def _with_transparent_grey(pixels: np.ndarray, data: bytes) -> np.ndarray:
 
 
 def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
-  """Turns and mirrors stored pixels as EXIF's orientation asks."""
+  """Rotates and mirrors stored pixels by EXIF's orientation."""
   if orientation >= 5:
     pixels = pixels.swapaxes(0, 1)
   if orientation in (3, 4, 7, 8):
@@ -361,13 +361,13 @@ def _orientation(data: bytes) -> int:
       )
       if tag == _ORIENTATION:
         return value if 1 <= value <= 8 else 1
-  except struct.error:  # cut off: without EXIF the image is still an image
+  except struct.error:  # EXIF is cut off, which does not affect the pixels
     pass
   return 1
 
 
 def _exif(data: bytes) -> bytes:
-  """Returns the EXIF part of a file, which is a TIFF file; b'' if none."""
+  """Returns the EXIF part of a file, itself in TIFF format; b'' if none."""
   if data.startswith(_JPEG):
     exif = _jpeg_exif(data)
   elif data.startswith(_PNG):

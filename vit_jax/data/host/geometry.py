@@ -12,7 +12,7 @@ from vit_jax import config as config_lib
 CROPS = ('random_resized', 'random', 'pad', 'center')
 INTERPOLATIONS = ('bilinear', 'bicubic')
 LIKE = ('timm', 'transformers')
-TRIES = 10  # to find a crop within the image, before its middle is taken
+TRIES = 10  # random crops to try before the middle of the image is taken
 
 Size = tuple[int, int]  # (height, width), in pixels
 
@@ -25,9 +25,9 @@ class Crop:
     kind: One of CROPS.
     size: Size of the result.
     resize: Short side, or size, to which an image is resized before it is
-      cropped, by all kinds but 'random_resized'. None: it just fills `size`.
-    scale: Least and greatest area of a 'random_resized' crop, as a fraction.
-    ratio: Least and greatest width / height of such a crop.
+      cropped; 'random_resized' ignores it. None: the image just fills `size`.
+    scale: Range of the area of a 'random_resized' crop, as a fraction.
+    ratio: Range of width / height of a 'random_resized' crop.
     pad: Black pixels added to each side by 'pad', after resizing.
     flip: Whether half of the images are mirrored, left to right.
     antialias: Whether images are smoothed when they are shrunk.
@@ -53,10 +53,11 @@ class Crop:
     return self.interpolation == 'bicubic' or bool(self.resize_like)
 
   def resized(self, size: Size) -> Size:
-    """Returns the size to which an image is resized, its ratio kept.
+    """Returns the size to which an image is resized.
 
-    It is never smaller than the crop, so an image that is much longer than
-    wide may get a short side larger than `resize`.
+    This is `resize` if that is a size. Otherwise the aspect ratio is kept, and
+    the resized and padded image is never smaller than the crop, so the short
+    side of a long image may become larger than `resize`.
 
     Args:
       size: (height, width) of the image.
@@ -71,14 +72,14 @@ class Crop:
     factor = max(n / x for n, x in zip(needed, size, strict=True))
     if self.resize is not None:
       factor = max(factor, self.resize / min(size))
-    # The side that decides is exact, whatever the rounding of the factor.
+    # The side that sets the factor is exact, however the factor is rounded.
     return (
       max(needed[0], round(size[0] * factor)),
       max(needed[1], round(size[1] * factor)),
     )
 
   def _rounded_like(self, size: Size, resize: int) -> Size:
-    """Returns the size of a resized image by timm's or transformers' rules."""
+    """Returns the size after resizing by timm's or transformers' rules."""
     if self.resize_like == 'timm' and self.size[0] != self.size[1]:
       # timm's ResizeKeepRatio: the image fills a multiple of the crop.
       fraction = crop_fraction(min(self.size), resize)
@@ -143,7 +144,7 @@ def eval_crop(config: ml_collections.ConfigDict) -> Crop:
 
 
 def _how(data: ml_collections.ConfigDict) -> dict[str, Any]:
-  """Returns the fields of resizing, the same in training and evaluation."""
+  """Returns the fields that training and evaluation share."""
   return {
     'antialias': data.antialias,
     'interpolation': data.interpolation or INTERPOLATIONS[0],
@@ -154,7 +155,7 @@ def _how(data: ml_collections.ConfigDict) -> dict[str, Any]:
 def crop_fraction(side: int, resized: int) -> float:
   """Returns timm's `crop_pct`, a fraction f with floor(side / f) = `resized`.
 
-  It is one with the fewest digits, as people write it.
+  Among these it has the fewest digits, as people write it.
 
   Args:
     side: Side of the crop, in pixels.
@@ -175,8 +176,8 @@ def middle(size: Size, crop: Size, like: str = '') -> Size:
   Args:
     size: (height, width) of the image.
     crop: (height, width) of the crop.
-    like: Library whose rounding of a half is used, one of LIKE; timm rounds to
-      the even number, as torchvision does.
+    like: Library whose rounding is used, one of LIKE. timm and torchvision
+      round halves to even numbers.
   """
   top, left = (have - want for have, want in zip(size, crop, strict=True))
   if like == 'timm':
@@ -195,7 +196,7 @@ def fallback(size: Size, ratio: tuple[float, float]) -> Size:
 
 
 def _resize(value: int | float | Size | None, size: Size) -> int | Size | None:
-  """Returns the side or size to resize to; a float multiplies the crop's."""
+  """Returns the side or size to resize to; a float is a multiple of `size`."""
   if isinstance(value, float):
     return round(value * size[0]), round(value * size[1])
   return (value[0], value[1]) if isinstance(value, list | tuple) else value

@@ -1,10 +1,10 @@
-"""Stored values that become 0 and 1, before mean and std.
+"""Maps stored values to [0, 1], before mean and std are applied.
 
-    bits     of each value that is kept until then, 8 or 16
-    window   (low, high) in stored units: what becomes 0 and 1
+    bits     bits of each value that are kept until then, 8 or 16
+    window   (low, high): the stored values that become 0 and 1
 
-Images of 8 bits are uint8 and images of 16 bits uint16 until the device
-normalises them. Nothing here needs JAX.
+8-bit images are uint8 and 16-bit images uint16 until the device normalises
+them. Nothing here needs JAX.
 """
 
 import dataclasses
@@ -19,7 +19,7 @@ import numpy as np
 
 from vit_jax.config import UserError
 
-# The rounded 257th: 65,535 becomes 255.
+# Rounded division by 257: 65,535 becomes 255.
 _TO_8_BITS = ((np.arange(2**16) + 128) // 257).astype(np.uint8)
 
 _NUMBER = r'\s*(\d{1,3}(?:\.\d*)?|\.\d+)\s*'
@@ -31,9 +31,9 @@ class Levels:
   """Bits of stored values that are kept, and their scaling to [0, 1].
 
   Attributes:
-    bits: Bits of a value on its way to the device, 8 or 16.
-    window: Stored values that become 0 and 1; those beyond are clipped. None:
-      the range of the type, 0 to 255 or to 65,535, as always for alpha.
+    bits: Bits of a value in the batches sent to the device, 8 or 16.
+    window: Stored values that become 0 and 1; values outside are clipped. None:
+      the range of the type, 0 to 255 or 0 to 65,535, which alpha always has.
   """
 
   bits: int = 8
@@ -46,19 +46,18 @@ class Levels:
 
   @property
   def is_plain(self) -> bool:
-    """Whether values are whole 255ths."""
+    """Whether scaled values are multiples of 1 / 255."""
     return self.bits == 8 and self.window is None
 
   def keep(self, pixels: np.ndarray, where: str) -> np.ndarray:
-    """Returns pixels with as many bits as are kept.
+    """Returns pixels with `bits` bits.
 
     Args:
       pixels: uint8 or uint16, of any shape.
       where: Name of the image, for errors.
 
     Raises:
-      UserError: They have another number of bits, and there is a window, whose
-        numbers are in units of the other type.
+      UserError: They have another number of bits than the window is given in.
     """
     if pixels.dtype == self.dtype:
       return pixels
@@ -99,7 +98,7 @@ def to_8_bits(pixels: np.ndarray) -> np.ndarray:
 
 
 def from_config(config: ml_collections.ConfigDict) -> Levels:
-  """Returns the levels of a config; where that is open, 8 bits and their range.
+  """Returns the levels of a config; by default 8 bits and their range.
 
   Args:
     config: The full config, completed by `intensity.fill`.

@@ -12,12 +12,12 @@ from typing import TYPE_CHECKING
 from absl import flags
 import numpy as np
 
-if TYPE_CHECKING:  # where it is used it is imported: prediction does without
+if TYPE_CHECKING:  # imported where it is used: prediction does not need it
   import grain
 
 Batch = dict[str, np.ndarray]
 
-_MIN_SHARED_BYTES = 2**20  # workers send smaller arrays through a pipe
+_MIN_SHARED_BYTES = 2**20  # smaller arrays go through a pipe
 
 
 class Batches(Iterator[Batch]):
@@ -35,19 +35,19 @@ class Batches(Iterator[Batch]):
     Args:
       maker: Makes the batch of a step.
       steps: Steps whose batches are made, in order.
-      options: Threads, and the number of batches that may be ready.
+      options: Number of threads, and of batches to make in advance.
       num_workers: Processes that make batches; 0: threads of this one.
     """
     import grain
 
-    # Elements are whole batches, so workers hand them over in order.
+    # The dataset's elements are whole batches, so workers keep their order.
     dataset = (
       grain.MapDataset.range(steps.start, steps.stop)
       .map(maker)
       .to_iter_dataset(options)
     )
     if num_workers:
-      if not flags.FLAGS.is_parsed():  # in a notebook; Grain asks for its flags
+      if not flags.FLAGS.is_parsed():  # in a notebook; Grain reads its flags
         flags.FLAGS.mark_as_parsed()
       dataset = grain.experimental.WithOptionsIterDataset(
         dataset.mp_prefetch(
@@ -63,15 +63,15 @@ class Batches(Iterator[Batch]):
       raise StopIteration
     try:
       batch = next(self._iterator)
-    except Exception:  # or the end
+    except Exception:  # an error, or StopIteration
       self.close()
       raise
-    if self._has_workers:  # frees the shared memory that it came in
+    if self._has_workers:  # a copy, which frees the worker's shared memory
       batch = {key: np.array(x, subok=False) for key, x in batch.items()}
     return batch
 
   def close(self) -> None:
-    """Stops the threads and processes; there are no batches after that."""
+    """Stops the threads and processes, and ends the iterator."""
     if self._iterator is None:
       return
     self._iterator.close()
@@ -81,9 +81,9 @@ class Batches(Iterator[Batch]):
 
 
 def _end_with_parent(*_: int) -> None:
-  """Sees to it that a worker ends when its parent does, and not before."""
-  # Terminals and launchers send these to all processes; the parent still needs
-  # batches, or closes its workers, when it has decided what to do.
+  """Ends a worker when its parent ends, and not before."""
+  # Terminals and launchers send these signals to all processes. The parent
+  # handles them: it may need more batches before it closes its workers.
   for number in (signal.SIGINT, signal.SIGTERM):
     signal.signal(number, signal.SIG_IGN)
   parent = multiprocessing.parent_process()
@@ -91,6 +91,6 @@ def _end_with_parent(*_: int) -> None:
 
   def wait() -> None:
     parent.join()
-    os._exit(1)  # its other threads wait for a queue that nobody reads
+    os._exit(1)  # other threads wait forever for a queue that nobody reads
 
   threading.Thread(target=wait, daemon=True).start()

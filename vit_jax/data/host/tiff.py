@@ -1,9 +1,9 @@
 """Headers of TIFF files, and checks that OpenCV reads a file correctly.
 
-TIFF 6.0 (Adobe, 1992) and BigTIFF. OpenCV's reader is silent where it drops
-channels, inverts grey or finds damage within a compressed part. The header is
-parsed by hand since Pillow opens no kind that it cannot decode itself, and
-reports 8 bits for colours of 16 bits, which it reduces.
+This covers TIFF 6.0 (Adobe, 1992) and BigTIFF. OpenCV's reader gives no error
+when it drops channels, inverts grey or finds damage in a compressed part. The
+header is parsed here because Pillow refuses kinds that it cannot decode, and
+reports 8 bits for 16-bit colours, which it reduces.
 """
 
 import dataclasses
@@ -17,8 +17,8 @@ import numpy as np
 _ORDERS = {b'II': '<', b'MM': '>'}
 # Codes of `struct` for the types of numbers in a header.
 _KINDS = {1: 'B', 3: 'H', 4: 'I', 13: 'I', 16: 'Q'}
-_MOST_NUMBERS = 2**20  # in one entry, such as the parts of an image
-_MOST_PADDING = 2**24  # bytes of a tile beyond the image
+_MOST_NUMBERS = 2**20  # maximum in one entry, such as the parts of an image
+_MOST_PADDING = 2**24  # maximum bytes of a tile beyond the image
 
 _DEFLATE = (8, 32946)
 _WHITE_IS_ZERO, _BLACK_IS_ZERO, _RGB, _PALETTE, _YCBCR = 0, 1, 2, 3, 6
@@ -29,7 +29,7 @@ _CHANNELS = {
   _PALETTE: (1,),
   _YCBCR: (3,),
 }
-_ASSOCIATED, _UNASSOCIATED = 1, 2  # alpha; colours are multiplied by the first
+_ASSOCIATED, _UNASSOCIATED = 1, 2  # alpha; 1: colours are multiplied by it
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,13 +37,13 @@ class Header:
   """Header of the first image in a file.
 
   Attributes:
-    size: (height, width), as it is stored.
+    size: (height, width), as stored.
     bits: Bits of each value.
-    channels: Values of a pixel.
+    channels: Number of values of a pixel.
     colors: Kind of colours, TIFF's PhotometricInterpretation.
     kind: Kind of numbers, TIFF's SampleFormat: 1 is unsigned.
-    is_planar: Whether each channel is stored by itself.
-    compression: Method, TIFF's Compression.
+    is_planar: Whether channels are stored separately.
+    compression: Method of compression, TIFF's Compression.
     alpha: Kind of the fourth channel, TIFF's ExtraSamples.
     parts: (start, length) of the stored parts, in bytes.
     has_more: Whether other images follow.
@@ -71,7 +71,7 @@ def read(data: bytes) -> Header:
   """Reads a header.
 
   Args:
-    data: A TIFF file, as `is_tiff` says.
+    data: A file for which `is_tiff` is True.
 
   Raises:
     ValueError: It is cut off or damaged.
@@ -84,7 +84,7 @@ def read(data: bytes) -> Header:
 
 
 def check(header: Header, data: bytes) -> None:
-  """Raises a ValueError where a file is damaged, or would be read wrongly."""
+  """Raises a ValueError if a file is damaged, or would be read wrongly."""
   wanted = _CHANNELS.get(header.colors, ())
   good = (
     header.channels in wanted
@@ -117,7 +117,7 @@ def _check_deflated(part: bytes, header: Header) -> None:
 
 
 def mend(pixels: np.ndarray, header: Header) -> np.ndarray:
-  """Returns pixels as they are to be seen.
+  """Corrects what OpenCV reads: inverted grey and premultiplied colours.
 
   Args:
     pixels: uint8 or uint16, [h, w] or [h, w, 3 or 4], as OpenCV reads them.
@@ -125,7 +125,7 @@ def mend(pixels: np.ndarray, header: Header) -> np.ndarray:
   """
   if header.colors == _WHITE_IS_ZERO and pixels.dtype == np.uint16:
     return np.uint16(65535) - pixels
-  # OpenCV returns all colours of 8 bits multiplied by alpha.
+  # OpenCV returns all 8-bit colours multiplied by alpha.
   is_8 = pixels.dtype == np.uint8
   multiplied = (_ASSOCIATED, _UNASSOCIATED) if is_8 else (_ASSOCIATED,)
   if pixels.ndim < 3 or pixels.shape[-1] < 4 or header.alpha not in multiplied:
@@ -149,7 +149,7 @@ def _directory(data: bytes) -> tuple[dict[int, tuple[int, ...]], int]:
   (entries,) = struct.unpack_from(order + count, data, at)
   at += struct.calcsize(order + count)
   form = f'{order}HH{offset}'
-  room = struct.calcsize(order + offset)  # for a value or its offset
+  room = struct.calcsize(order + offset)  # bytes of a value or its offset
   found: dict[int, tuple[int, ...]] = {}
   for _ in range(min(entries, 2**16)):
     tag, kind, number = struct.unpack_from(form, data, at)
@@ -173,7 +173,7 @@ def _header(entries: dict[int, tuple[int, ...]], following: int) -> Header:
     raise ValueError('the header of a TIFF is damaged')
   return Header(
     size=(entries[257][0], entries[256][0]),
-    # 0 where the channels differ: such files are refused.
+    # 0 if the channels differ, which `check` refuses.
     bits=bits[0] if len(set(bits)) == 1 else 0,
     channels=entries.get(277, (1,))[0],
     colors=entries[262][0],
@@ -188,5 +188,5 @@ def _header(entries: dict[int, tuple[int, ...]], following: int) -> Header:
 
 @functools.cache  # once for each kind
 def say_more(kind: str) -> None:
-  """Says that of several images in a file the first is read."""
+  """Logs that only the first of several images in a file is read."""
   logging.warning('of %s files with several images the first is read', kind)

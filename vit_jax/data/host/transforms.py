@@ -1,6 +1,6 @@
-"""Crops of images that differ in size, on the host.
+"""Crops images of different sizes on the host.
 
-Images that all have one size are cropped on the device (`vit_jax.data.device`).
+If all images have one size, the device crops them (`vit_jax.data.device`).
 """
 
 from collections.abc import Sequence
@@ -20,22 +20,23 @@ from vit_jax.data.host.geometry import TRIES
 
 Box = tuple[int, int, int, int]  # (top, left, height, width), in pixels
 
-# A large JPEG is decoded at a fraction of its size while it stays this many
-# times larger than what it is resized to: quicker, and as sharp.
+# A large JPEG may be decoded at a fraction of its size if it stays this many
+# times larger than the resized image: faster, and as sharp.
 _MARGIN = 2
 
-# As many numbers are shrunk as floats: they stay in the cache of a core.
+# Images with at most this many values, which fit a core's cache as floats, are
+# shrunk in float32.
 _MAX_FLOATS = 2**21
 
 
 class StoredImage:
-  """An image of which crops are taken, decoded once for all of them.
+  """An image to crop, decoded once for all of its crops.
 
-  A JPEG's size is in its header. So it is decoded when the crops are known, at
-  a fraction of its size where none of them needs more.
+  The size of a JPEG is in its header, so decoding waits until the crops are
+  known, and uses a fraction of the size if no crop needs more.
 
   Attributes:
-    size: (height, width), as it is stored.
+    size: (height, width) of the whole image.
   """
 
   def __init__(
@@ -45,7 +46,7 @@ class StoredImage:
     where: str = 'the image',
     levels: levels_lib.Levels = levels_lib.EIGHT_BITS,
   ):
-    """Reads the size; decodes what is no JPEG.
+    """Reads the size; decodes the image unless it is a JPEG.
 
     Args:
       image: An encoded file, or pixels [h, w, channels] of the levels' type.
@@ -65,10 +66,10 @@ class StoredImage:
   def crops(
     self, wanted: Sequence[tuple[Crop, np.random.Generator]]
   ) -> list[np.ndarray]:
-    """Returns crops, uint8 or uint16 [H, W, channels] of their own sizes.
+    """Returns crops, uint8 or uint16 [H, W, channels], each of its own size.
 
     Args:
-      wanted: Kind and size of each crop, and its random numbers.
+      wanted: Each crop, with its random numbers.
 
     Raises:
       UserError: The image cannot be decoded, or is too long to be resized.
@@ -84,15 +85,16 @@ class StoredImage:
   def _plan(
     self, crop: Crop, rng: np.random.Generator
   ) -> tuple[Size, Box | None]:
-    """Returns the size below which a JPEG must not be decoded, and a box.
+    """Returns the least size to decode a JPEG at, and the box to cut.
 
-    The box is cut before it is resized; None: the image is resized first.
+    The box is cut first and then resized. None: the whole image is resized,
+    and then cropped.
     """
     size, box = self.size, None
     target: tuple[float, float] = crop.resized(size)
     if crop.kind == 'random_resized':
       box = sample_box(size, crop, rng)
-      # The size of the whole image when the box has that of the crop.
+      # Size of the whole image at the scale where the box has the crop's size.
       _, _, height, width = box
       target = crop.size[0] * size[0] / height, crop.size[1] * size[1] / width
     elif math.prod(target) > decode.MAX_PIXELS:
@@ -100,8 +102,8 @@ class StoredImage:
         f'{self._where} has {size[0]} x {size[1]} pixels: too long'
         f' to be resized to {target[0]} x {target[1]}'
       )
-    # Where images are not smoothed, or by another's filter, the decoder must
-    # not reduce them: it smooths.
+    # The decoder smooths when it reduces, so it must not reduce images that are
+    # to be resized without smoothing, or with another library's filter.
     if not crop.antialias or crop.resize_like:
       return size, box
     height, width = (
@@ -111,11 +113,11 @@ class StoredImage:
     return (height, width), box
 
   def _pixels(self, at_least: Size) -> np.ndarray:
-    """Returns pixels [h, w, C], not below `at_least` unless the image is.
+    """Returns pixels [h, w, C], at least as large as `at_least` if possible.
 
-    The decoder takes the smallest fraction that is large enough: so the result
-    for one size is that for all sizes from there to the result's own. Crops
-    that are asked for later are the same to the bit as if they were alone.
+    The decoder takes the smallest fraction that is large enough. So a result is
+    reused only for sizes between the requested one and its own: then a crop has
+    the same bits as if it were the only one.
     """
     if isinstance(self._image, np.ndarray):
       return self._image
@@ -151,7 +153,7 @@ class StoredImage:
       columns = slice(round(left * x), round((left + width) * x))
       result = _resize(pixels[rows, columns], crop.size, crop)
     if crop.flip and rng.random() < 0.5:
-      # NumPy would copy a mirrored view pixel by pixel.
+      # Faster than a mirrored view, which NumPy copies pixel by pixel.
       result = cv2.flip(result, 1).reshape(result.shape)
     return result
 
@@ -164,7 +166,7 @@ def transform(
   where: str = 'the image',
   levels: levels_lib.Levels = levels_lib.EIGHT_BITS,
 ) -> np.ndarray:
-  """Returns one crop of an image; the arguments are those of `StoredImage`."""
+  """Returns one crop of an image; see `StoredImage` for the arguments."""
   (result,) = StoredImage(image, channels, where, levels).crops([(crop, rng)])
   return result
 
@@ -215,7 +217,7 @@ def _resize(pixels: np.ndarray, size: Size, crop: Crop) -> np.ndarray:
   """Returns pixels [h, w, C] resized as `crop` says."""
   if crop.uses_pillow:
     return _resize_by_pillow(pixels, size, crop.interpolation)
-  # Each side is shrunk before one grows.
+  # Shrink first, then enlarge: a crop may need both, on different sides.
   channels = pixels.shape[-1]
   smaller = min(size[0], pixels.shape[0]), min(size[1], pixels.shape[1])
   if crop.antialias and smaller != pixels.shape[:2]:
@@ -228,19 +230,19 @@ def _resize(pixels: np.ndarray, size: Size, crop: Crop) -> np.ndarray:
 def _resize_by_pillow(
   pixels: np.ndarray, size: Size, interpolation: str
 ) -> np.ndarray:
-  """Returns [h, w, C] as Pillow resizes it, smoothed where it shrinks.
+  """Returns pixels resized by Pillow, which smooths when it shrinks.
 
-  So do timm, torchvision (of PIL images) and transformers; with 'bicubic', a is
-  -0.5.
+  timm, torchvision (for PIL images) and transformers do the same. Pillow's
+  bicubic kernel has a = -0.5.
   """
-  from PIL import Image  # most runs can do without
+  from PIL import Image  # rarely needed
 
   height, width, channels = pixels.shape
   if (height, width) == size:
     return pixels
   resample = Image.Resampling[interpolation.upper()]
   if pixels.dtype == np.uint8:
-    # CMYK stands for any four channels: Pillow weighs colours by an alpha.
+    # CMYK for any four channels, since Pillow weights colours of RGBA by alpha.
     mode = {1: 'L', 3: 'RGB', 4: 'CMYK'}[channels]
     contiguous = np.ascontiguousarray(pixels)
     image = Image.frombuffer(
@@ -258,14 +260,14 @@ def _resize_by_pillow(
 
 
 def _shrink(pixels: np.ndarray, size: Size) -> np.ndarray:
-  """Returns the means of the areas that become a pixel, [h, w, C].
+  """Returns the mean of each new pixel's area, [h, w, C].
 
-  They are cv2.INTER_AREA's to the bit.
+  The result has the same bits as with cv2.INTER_AREA.
   """
   is_whole = pixels.shape[0] % size[0] == pixels.shape[1] % size[1] == 0
   if is_whole or pixels.size > _MAX_FLOATS or pixels.dtype != np.uint8:
     return cv2.resize(pixels, size[::-1], interpolation=cv2.INTER_AREA)
-  # OpenCV takes fractions of bytes in float32, too, but takes longer for it.
+  # OpenCV computes uint8 in float32, too, but slower than this.
   means = cv2.resize(
     pixels.astype(np.float32), size[::-1], interpolation=cv2.INTER_AREA
   )

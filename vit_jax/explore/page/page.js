@@ -7,13 +7,13 @@ const find = (id) => document.getElementById(id);
 
 let panels = [];
 let mostBytes = Infinity;
-let shown = ""; // what the panels show
+let shown = ""; // name of the image in the panels
 let running = new AbortController();
 
 async function start() {
   try {
     const { models, most_bytes } = await describe();
-    if (panels.length) return; // it was asked for twice
+    if (panels.length) return; // requested twice
     mostBytes = most_bytes;
     panels = models.map((model) => new Panel(model, pointAt));
   } catch (error) {
@@ -65,7 +65,7 @@ async function take(file) {
     say(`${file.name}: answered in ${seconds.toFixed(2)} s`);
   } catch (error) {
     if (signal.aborted) return;
-    running.abort(); // the other model's answer is of no use
+    running.abort(); // the other model's reply is not needed
     fail(error, file.name);
   }
   find("panels").removeAttribute("aria-busy");
@@ -100,7 +100,7 @@ addEventListener("paste", (event) => {
   if (event.clipboardData.files.length) takeFrom(event.clipboardData);
 });
 
-// Files can be dropped anywhere: else the browser would open them.
+// Files can be dropped anywhere; otherwise the browser would open them.
 addEventListener("dragover", (event) => {
   event.preventDefault();
   find("drop").classList.add("over");

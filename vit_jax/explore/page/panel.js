@@ -8,7 +8,7 @@ const STEPS = {
   ArrowLeft: [0, -1],
   ArrowRight: [0, 1],
 };
-const SMOOTH = 64; // pixels a side from which on they are not shown as squares
+const SMOOTH = 64; // images of this side or more are shown smoothed
 
 export class Panel {
   /**
@@ -21,9 +21,9 @@ export class Panel {
     this.model = model;
     this.point = point;
     this.reply = null;
-    this.patch = null; // number of the patch that looks; null: the start
+    this.patch = null; // index of the query patch; null: the default query
     this.held = false;
-    this.letsGo = false; // whether a click lets go of the patch
+    this.letsGo = false; // whether a click releases the patch
     const template = document.getElementById("panel");
     this.element = template.content.cloneNode(true).firstElementChild;
     this.find(".name").textContent = model.name;
@@ -60,7 +60,7 @@ export class Panel {
     this.label();
   }
 
-  /** Writes what the sliders say; counted from 0, as in reports. */
+  /** Writes the values of the sliders, counted from 0 as in reports. */
   label() {
     const { layers, heads } = this.model;
     const head = Number(this.head.value);
@@ -137,7 +137,7 @@ export class Panel {
     return [Math.floor(patch / columns), patch % columns];
   }
 
-  /** Shows where a place looks; null: where the start does. */
+  /** Shows the attention of a place; null: of the default query. */
   select(place, held) {
     if (!this.model.heads || !this.reply) return;
     this.patch = place && this.patchAt(place);
@@ -145,7 +145,7 @@ export class Panel {
     this.draw();
   }
 
-  /** Shows what the server answered. */
+  /** Shows the server's reply. */
   show(reply) {
     this.reply = reply;
     const { shape, data } = reply.pixels;
@@ -180,7 +180,7 @@ export class Panel {
     this.find(".answers ol").replaceChildren(...items);
   }
 
-  /** Returns how much is looked at each patch. */
+  /** Returns the attention to each patch. */
   weights() {
     const { weights, peaks } = this.reply;
     const [maps, queries, patches] = weights.shape;
@@ -213,8 +213,8 @@ export class Panel {
     paint(map, this.model.grid, weights, top);
     const strength = this.strength.value / 100;
     map.style.opacity = this.find(".scale").style.opacity = strength;
-    // Colours of the image would look like those of the map, and its dark parts
-    // like little attention.
+    // Colours of the image could be taken for those of the map, and its dark
+    // parts for little attention.
     this.find(".picture").style.filter =
       `grayscale(${strength}) contrast(${1 - 0.7 * strength})`;
     this.find(".most").textContent = percent(top);
@@ -237,7 +237,7 @@ export class Panel {
     return `row ${row}, column ${column}`;
   }
 
-  /** Frames the patch that looks. */
+  /** Frames the query patch. */
   drawPatch() {
     const frame = this.find(".patch");
     frame.hidden = this.patch === null;

@@ -1,9 +1,9 @@
 """Reads arrays from ZIP files, with all lengths and checksums verified.
 
-`zipfile` reads the table of contents. The contents themselves are read here,
-straight into arrays: at the speed of the disk, and with a check of every
-length before memory is taken for it. `np.load` takes the memory that a header
-asks for before it looks whether the file has as much, and copies each part.
+`zipfile` reads the table of contents. This module reads the contents directly
+into arrays, at the speed of the disk, and checks each length before it
+allocates memory. `np.load` allocates what a header asks for without checking
+that the file has as much, and copies each part.
 """
 
 import collections
@@ -27,11 +27,11 @@ from vit_jax.config import UserError
 
 _LOCAL_HEADER = struct.Struct('<4s5H3I2H')
 _END = struct.Struct('<4s4H2IH')
-_COUNTED_ELSEWHERE = 0xFFFF  # there are more: ZIP64
+_COUNTED_ELSEWHERE = 0xFFFF  # the count is in the ZIP64 record
 _ENCRYPTED = 0x2041  # bits of a member's flags
 _UTF8_NAME = 0x800
 _CHUNK = 1 << 20
-_MOST_DEFLATED = 1032  # deflate cannot do better
+_MOST_DEFLATED = 1032  # maximum compression ratio of deflate
 _MOST_DIMENSIONS = 32
 
 
@@ -39,7 +39,7 @@ class Arrays(Protocol):
   """The arrays of an open file.
 
   Attributes:
-    shapes: By name, in the order of the file.
+    shapes: Shapes by name, in the order of the file.
     metadata: Metadata of a safetensors file; else empty.
   """
 
@@ -47,7 +47,7 @@ class Arrays(Protocol):
   metadata: dict[str, str]
 
   def read(self, name: str) -> np.ndarray:
-    """Reads one array; threads may do so at once.
+    """Reads one array; several threads may call this at once.
 
     Args:
       name: One of `shapes`.
@@ -56,7 +56,7 @@ class Arrays(Protocol):
       The array, C-contiguous, in the byte order of the machine.
 
     Raises:
-      UserError: It is damaged.
+      UserError: The array is damaged.
     """
     ...
 
@@ -79,13 +79,13 @@ class Member:
   """One file in an archive.
 
   Attributes:
-    name: In the archive.
-    begin: Where its header is, in bytes from the start of the archive.
-    start: Where its contents are.
-    packed: Bytes of them in the archive.
-    size: Bytes of them once unpacked.
-    deflated: Whether they are packed.
-    crc32: Checksum of the unpacked contents; None where the writer left it
+    name: Name in the archive.
+    begin: Offset of its header in the archive, in bytes.
+    start: Offset of its contents, in bytes.
+    packed: Size of the contents in the archive, in bytes.
+    size: Size of the contents after decompression, in bytes.
+    deflated: Whether the contents are compressed.
+    crc32: Checksum of the decompressed contents; None if the writer left it
       out.
   """
 
@@ -104,7 +104,7 @@ class Archive:
   Attributes:
     path: Path of the archive.
     size: Size of the archive, in bytes.
-    members: By name, in the order of its table of contents.
+    members: Members by name, in the order of the table of contents.
   """
 
   def __init__(self, path: pathlib.Path, file: BinaryIO):
@@ -112,10 +112,10 @@ class Archive:
 
     Args:
       path: Path of the archive, for messages.
-      file: The archive; it stays open as long as anything is read.
+      file: The archive; it must stay open while members are read.
 
     Raises:
-      UserError: It is damaged, or expands to more than checkpoints do.
+      UserError: It is damaged, or expands to an implausible size.
     """
     self.path = path
     self._file = file.fileno()
@@ -139,14 +139,14 @@ class Archive:
     self._check_count(table)
     infos = [x for x in table.infolist() if not x.filename.endswith('/')]
     check_total(path, sum(x.file_size for x in infos), self.size)
-    # torch can leave out the checksums, of all members or of none.
+    # torch can leave out checksums, but only of all members.
     summed = any(x.CRC for x in infos)
     members = [self._member(x, summed) for x in infos]
     self.members = {x.name: x for x in members}
     self._check_apart(members)
 
   def head(self, member: Member, count: int) -> bytes:
-    """Returns up to `count` bytes from its start, not yet verified."""
+    """Returns up to `count` bytes of a member's start, without verification."""
     data = bytearray(min(count, member.packed))
     self._read_at(member.start, memoryview(data), quoted(member.name))
     if not member.deflated:
@@ -157,10 +157,10 @@ class Archive:
       return b''
 
   def read(self, member: Member) -> bytes:
-    """Returns the whole of a small member.
+    """Returns the contents of a small member.
 
     Raises:
-      UserError: It is damaged.
+      UserError: The member is damaged.
     """
     data = bytearray(member.size)
     self.read_into(member, memoryview(data), 0, quoted(member.name))
@@ -169,13 +169,13 @@ class Archive:
   def read_into(
     self, member: Member, target: memoryview, begin: int, what: str
   ) -> None:
-    """Reads a part of a member, and verifies all of it once.
+    """Reads a part of a member; the first call verifies the whole member.
 
     Args:
-      member: To read.
+      member: Member to read.
       target: Bytes to fill.
-      begin: First byte of the member to take.
-      what: It is, for messages.
+      begin: First byte of the contents to copy.
+      what: Name of the contents, for messages.
 
     Raises:
       UserError: The member is damaged.
@@ -197,7 +197,7 @@ class Archive:
     self._verified.add(member.name)
 
   def _chunks(self, member: Member, what: str) -> Iterator[memoryview]:
-    """Yields the unpacked contents; the buffer is used again."""
+    """Yields the decompressed contents in chunks; the buffer is reused."""
     if member.deflated:
       yield from self._inflated(member, what)
       return
@@ -270,7 +270,7 @@ class Archive:
     )
 
   def _contents(self, info: zipfile.ZipInfo) -> int | None:
-    """Returns where the contents start; None if the header is not theirs."""
+    """Returns the contents' offset; None if the header is another member's."""
     encoding = 'utf-8' if info.flag_bits & _UTF8_NAME else 'cp437'
     name = info.orig_filename.encode(encoding)
     length = _LOCAL_HEADER.size + len(name)
@@ -286,7 +286,7 @@ class Archive:
     return info.header_offset + length + extra_length
 
   def _check_count(self, table: zipfile.ZipFile) -> None:
-    """Notices members that damage hides, which zipfile does not."""
+    """Finds members hidden by damage, which zipfile would leave out."""
     end = bytearray(_END.size)
     at = max(self.size - len(end) - len(table.comment), 0)
     self._read_at(at, memoryview(end), 'its table of contents')
@@ -312,7 +312,7 @@ class Archive:
 
 
 def empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:
-  """Returns an array to fill, where jax can use it without a copy."""
+  """Returns an uninitialised array, aligned so that JAX need not copy it."""
   count = math.prod(shape) * dtype.itemsize
   buffer = np.empty(count + 64, np.uint8)
   begin = -buffer.ctypes.data % 64
@@ -325,7 +325,7 @@ def as_bytes(array: np.ndarray) -> memoryview:
 
 
 def is_shape(shape: object, itemsize: int) -> bool:
-  """Whether arrays can have this shape."""
+  """Whether this is a valid shape of an array."""
   return (
     isinstance(shape, tuple)
     and len(shape) <= _MOST_DIMENSIONS
@@ -335,16 +335,18 @@ def is_shape(shape: object, itemsize: int) -> bool:
 
 
 def check_total(path: pathlib.Path, total: int, size: int) -> None:
-  """Refuses a file that expands as arrays of weights never do.
+  """Refuses a file that expands to an implausible size (a ZIP bomb).
+
+  Deflate compresses weights by a tenth. It compresses a head of zeros by a
+  factor of a thousand, but the head is a small part.
 
   Args:
     path: Path of the file.
-    total: Bytes of all that it holds, as it says.
+    total: Bytes of its contents, according to the file.
     size: Bytes of the file.
 
   Raises:
-    UserError: `total` is too much; deflate makes weights smaller by a tenth,
-      and a head of zeros by a thousand, but that is small beside the rest.
+    UserError: `total` is too large for `size`.
   """
   if total > max(1 << 30, 16 * size):
     raise UserError(
@@ -354,7 +356,7 @@ def check_total(path: pathlib.Path, total: int, size: int) -> None:
 
 
 def damaged(path: pathlib.Path, problem: str) -> UserError:
-  """Returns the error for a file that is not what was written."""
+  """Returns the error for a damaged file."""
   return UserError(
     f'{path} is damaged or incomplete: {problem}; download or copy it again'
   )
@@ -367,5 +369,5 @@ def quoted(name: str) -> str:
 
 
 def array_named(name: str) -> str:
-  """Returns how messages call an array."""
+  """Returns the name of an array in messages."""
   return f'array {quoted(name)}'

@@ -1,10 +1,9 @@
 """Opens arrays in files of other programs: npz, safetensors, and torch's pth.
 
-The format is detected from the first bytes, whatever the name of the file.
-Names and shapes are known once a file is open; an array is read when it is
-asked for, one at a time. No code in a file is run: each length is checked
-before memory is allocated for it, and checksums where the format has them (npz,
-pth).
+The first bytes determine the format; the name of the file does not matter.
+Opening a file reads names and shapes; each array is read on request. No code in
+a file is run. Each length is checked before memory is allocated for it, and so
+are checksums if the format has them (npz, pth).
 """
 
 from collections.abc import Iterable
@@ -53,15 +52,15 @@ _SAFETENSORS = {
 _LONGEST_HEADER = 100_000_000  # the safetensors package has the same limit
 _LONGEST_INDEX = 4 << 20
 _LONGEST_NPY_HEADER = 10_000  # numpy has the same limit
-# The header of an array in an npz file: magic, version, length, and then a
-# Python dict, which is searched and not evaluated.
+# The header of an array in an npz file: magic, version, length, and a Python
+# dict, which is searched but not evaluated.
 _NPY = re.compile(
   rb'\x93NUMPY(?:\x01\x00(?P<short>..)|\x02\x00(?P<long>....))', re.DOTALL
 )
 _DESCR = r"'descr': *'([<>|=]?[biufcSUVO]\d{0,6})'"
 _FORTRAN = r"'fortran_order': *(True|False)"
 _SHAPE = r"'shape': *\(([\dL, ]{0,600})\)"  # Python 2 wrote 3L
-# First bytes of what people have under the name of a checkpoint.
+# First bytes of other files that users mistake for checkpoints.
 _OTHERS = (
   (b'version https://git-lfs', 'a Git LFS pointer: fetch it by `git lfs pull`'),
   (b'<', 'a web page or an error message: download the file itself'),
@@ -84,8 +83,7 @@ def open_arrays(path: pathlib.Path) -> Iterator[Arrays]:
     Its arrays, which can be read until the context ends.
 
   Raises:
-    UserError: It is not such a file, it is damaged, or it holds what cannot be
-      read without risk.
+    UserError: It is not such a file, it is damaged, or reading it is not safe.
   """
   with contextlib.ExitStack() as stack:
     yield _one_file(path, stack)
@@ -103,13 +101,13 @@ def _open(path: pathlib.Path, stack: contextlib.ExitStack) -> BinaryIO:
 def _one_file(
   path: pathlib.Path, stack: contextlib.ExitStack, is_shard: bool = False
 ) -> Arrays:
-  """Opens one file by the reader for what its first bytes say."""
+  """Opens one file with the reader that its first bytes call for."""
   file = _open(path, stack)
   try:
     head = file.read(1024)
   except OSError as e:
     raise UserError(f'cannot read {path}: {e.strerror or e}') from None
-  # In this order: the length before a header can begin with any byte.
+  # Safetensors first: its header's length can begin with any other magic bytes.
   header = int.from_bytes(head[:8], 'little')
   if head[8:9] == b'{' and header <= _LONGEST_HEADER:
     return _safetensors(path, stack)
@@ -143,8 +141,8 @@ class _Entry:
   """An array in an npz file.
 
   Attributes:
-    member: That holds it.
-    start: Where the numbers begin in the member, in bytes.
+    member: Member of the archive that holds it.
+    start: Offset of the numbers in the member, in bytes.
     shape: Shape of the array.
     dtype: Type of its elements, in the byte order of the file.
     fortran: Whether the first axis varies fastest.
@@ -227,7 +225,7 @@ def _entry(archive: archives.Archive, member: archives.Member) -> _Entry:
 
 
 def _npy_dtype(descr: str) -> np.dtype | None:
-  if descr.endswith('V2'):  # so numpy writes bfloat16
+  if descr.endswith('V2'):  # NumPy's description of bfloat16
     return _BFLOAT16
   try:
     dtype = np.dtype(descr)
@@ -237,8 +235,8 @@ def _npy_dtype(descr: str) -> np.dtype | None:
 
 
 def _safetensors(path: pathlib.Path, stack: contextlib.ExitStack) -> Arrays:
-  # Read, not mapped: the pages of a map would count as this process's memory,
-  # and a file that shrinks would kill it.
+  # Not memory-mapped: mapped pages would count as this process's memory, and if
+  # the file shrank, an access would kill the process.
   try:
     file = stack.enter_context(
       safetensors.safe_open(path, framework='np', backend='pread')
@@ -269,7 +267,7 @@ def _safetensors(path: pathlib.Path, stack: contextlib.ExitStack) -> Arrays:
 def _shards(
   path: pathlib.Path, file: BinaryIO, stack: contextlib.ExitStack
 ) -> Arrays:
-  """Opens the files that an index names."""
+  """Opens the files listed in an index."""
   where = _weight_map(path, file)
   shards = {}
   for name in dict.fromkeys(where.values()):
@@ -295,7 +293,7 @@ def _shards(
 
 
 def _weight_map(path: pathlib.Path, file: BinaryIO) -> dict[str, str]:
-  """Reads an index: array -> name of a file beside it."""
+  """Reads an index: array -> name of a file in the same directory."""
   file.seek(0)
   try:
     where = safe_io.parse_json(file.read(_LONGEST_INDEX))['weight_map']
@@ -318,20 +316,20 @@ def _weight_map(path: pathlib.Path, file: BinaryIO) -> dict[str, str]:
 def write_npz(
   path: pathlib.Path, arrays: Iterable[tuple[str, np.ndarray]]
 ) -> None:
-  """Writes an npz file, unpacked, that takes the place of `path` once whole.
+  """Writes an uncompressed npz file, which replaces `path` once complete.
 
   Args:
-    path: To write.
-    arrays: Names and arrays; one at a time is held.
+    path: Path of the file.
+    arrays: Names and arrays; this holds one at a time.
 
   Raises:
-    UserError: It cannot be written; what was there before is intact.
+    UserError: It cannot be written; an existing file is intact.
   """
   with _replacing(path) as file, zipfile.ZipFile(file, 'w') as archive:
     for name, array in arrays:
       if array.dtype == _BFLOAT16:
         array = array.view('V2')
-      info = zipfile.ZipInfo(f'{name}.npy')  # of no date: the same bytes again
+      info = zipfile.ZipInfo(f'{name}.npy')  # without date: reproducible bytes
       with archive.open(info, 'w', force_zip64=True) as member:
         np.lib.format.write_array(
           member, np.asarray(array, order='C'), allow_pickle=False
@@ -343,23 +341,23 @@ def write_safetensors(
   arrays: Mapping[str, np.ndarray],
   metadata: Mapping[str, str],
 ) -> None:
-  """Writes a safetensors file that takes the place of `path` once whole.
+  """Writes a safetensors file, which replaces `path` once complete.
 
-  By hand: `safetensors.numpy.save_file` (0.8) writes the memory of a transposed
-  array as if it lay in C order, and holds all arrays at once.
+  `safetensors.numpy.save_file` (0.8) is not used, since it writes a transposed
+  array as if its memory were in C order, and holds all arrays at once.
 
   Args:
-    path: To write.
-    arrays: Each is asked for twice, and copied only while it is written.
-    metadata: For the header.
+    path: Path of the file.
+    arrays: Arrays by name; each is read twice, and copied only to write it.
+    metadata: Metadata of the header.
 
   Raises:
-    UserError: It cannot be written; what was there before is intact.
+    UserError: It cannot be written; an existing file is intact.
   """
   types = {dtype: name for name, dtype in _SAFETENSORS.items()}
   header: dict[str, Any] = {'__metadata__': dict(metadata)} if metadata else {}
   found = {name: (x.dtype, x.shape) for name, x in arrays.items()}
-  # The widest first, so that each lies at a multiple of its element's size.
+  # Wide types first, so that each array is aligned to its element size.
   names = sorted(found, key=lambda name: -found[name][0].itemsize)
   end = 0
   for name in names:

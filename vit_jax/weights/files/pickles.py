@@ -1,11 +1,12 @@
-"""Tensors in a pickle of torch.save, read without running what it names.
+"""Reads the tensors in a pickle of torch.save without running its code.
 
-A pickle is a program. `pickle.Unpickler` runs it here with names of ours alone:
-`find_class` knows those in `_CALLS` and `_STORAGES`, and any other ends the
-reading. Before that, `pickletools.genops` lists the instructions, since some do
-harm without any name: a memo index that asks for gigabytes, or a dict key that
-takes for ever to hash. torch's own reader (`weights_only=True`) would need
-torch, and does not check that a tensor stays within its storage.
+A pickle is a program that can call any Python object by name. Here `find_class`
+resolves only the names in `_CALLS` and `_STORAGES`, to functions of this
+module, and refuses all others. Some instructions do harm without a name, such
+as a memo index that allocates gigabytes or a dict key that takes forever to
+hash, so `pickletools.genops` lists the instructions for a check first. torch's
+own reader (`weights_only=True`) needs torch, and does not check that a tensor
+stays within its storage.
 """
 
 from collections.abc import Callable
@@ -21,7 +22,8 @@ import numpy as np
 
 from vit_jax.weights.files import archives
 
-# Of the training checkpoints of timm, DeiT, MAE and others, the best first.
+# Keys of the model in training checkpoints of timm, DeiT, MAE and others, the
+# preferred first.
 _NESTED = ('state_dict_ema', 'model_ema', 'state_dict', 'model')
 
 _STORAGES = {
@@ -39,7 +41,7 @@ _STORAGES = {
   'torch.ComplexDoubleStorage': np.dtype(np.complex128),
 }
 
-# Instructions that torch.save writes, and no others.
+# The instructions that torch.save writes; all others are refused.
 _INSTRUCTIONS = frozenset(
   'PROTO FRAME STOP NONE NEWTRUE NEWFALSE MARK POP POP_MARK'
   ' BININT BININT1 BININT2 LONG1 LONG4 BINFLOAT'
@@ -51,8 +53,8 @@ _INSTRUCTIONS = frozenset(
   ' GLOBAL STACK_GLOBAL REDUCE BUILD BINPERSID'.split()
 )
 
-# What stands in their place: dicts that check their keys, lists for sets, which
-# would hash whatever is in them, and no frames, whose lengths have changed.
+# Replacements of instructions: dicts that check their keys; lists instead of
+# sets, which would hash any element; no frames, since their lengths change.
 _REPLACED = {
   'EMPTY_DICT': b'ccollections\nOrderedDict\n)R',
   'EMPTY_SET': b']',
@@ -63,11 +65,11 @@ _FRAME_BYTES = 9  # the instruction and its length
 
 
 class PickleError(ValueError):
-  """A pickle that is damaged, or asks for more than tensors: one line."""
+  """A pickle is damaged, or asks for more than tensors; text of one line."""
 
 
 class _Fixed:
-  """A value that the instruction BUILD cannot change past its checks."""
+  """A value that the instruction BUILD cannot change after its checks."""
 
   def __setstate__(self, state: object) -> None:
     raise TypeError
@@ -75,10 +77,10 @@ class _Fixed:
 
 @dataclasses.dataclass(frozen=True)
 class Storage(_Fixed):
-  """A run of numbers in the file.
+  """A sequence of numbers in the file.
 
   Attributes:
-    key: Its name there.
+    key: Its name in the file.
     dtype: Type of its elements.
     size: Number of elements.
   """
@@ -99,7 +101,7 @@ class Tensor(_Fixed):
 
   @property
   def span(self) -> int:
-    """Elements from its first in the storage to its last, both included."""
+    """Number of storage elements from the tensor's first to its last."""
     if 0 in self.shape:
       return 0
     steps = zip(self.shape, self.strides, strict=True)
@@ -113,11 +115,11 @@ def load(data: bytes) -> Any:
     data: The pickle, of protocol 2 or newer.
 
   Returns:
-    The value that it describes, of dicts (with the keys that are strings and
-    integers), lists, tuples, scalars and `Tensor`.
+    The described value, made of dicts (of which only string and integer keys
+    are kept), lists, tuples, scalars and `Tensor`.
 
   Raises:
-    PickleError: It is damaged, or names what is not in a state dict.
+    PickleError: It is damaged, or names an object that no state dict has.
   """
   try:
     return _Unpickler(io.BytesIO(_checked(data)), encoding='latin1').load()
@@ -137,7 +139,7 @@ def load(data: bytes) -> Any:
 
 
 def state_dict(value: Any) -> dict[str, Tensor]:
-  """Returns the tensors of a model from what a checkpoint holds.
+  """Returns the tensors of a model from the content of a checkpoint.
 
   Args:
     value: Result of `load`: a state dict, or a dict that holds one as
@@ -147,7 +149,7 @@ def state_dict(value: Any) -> dict[str, Tensor]:
     The tensors by name, without the prefix 'module.' of parallel training.
 
   Raises:
-    PickleError: There is no tensor in it, or two have one name.
+    PickleError: It has no tensor, or two with the same name.
   """
   if not isinstance(value, dict):
     raise PickleError('it holds no dict of tensors, but something else')
@@ -178,15 +180,15 @@ def _tensors(value: dict[Any, Any]) -> dict[str, Tensor]:
 
 
 def _checked(data: bytes) -> bytes:
-  """Returns a pickle of harmless instructions that builds the same."""
+  """Returns a pickle of harmless instructions that builds the same value."""
   result = bytearray()
   begin = 0
   for i, (opcode, argument, at) in enumerate(pickletools.genops(data)):
-    result += data[begin:at]  # what came before, unless it was replaced
+    result += data[begin:at]  # the instruction before, unless replaced
     begin = at or 0
     if opcode.name not in _INSTRUCTIONS:
       raise PickleError(f'its pickle has the instruction {opcode.name}')
-    # The memo is an array: an index takes memory for all that are below it.
+    # The memo is an array: an index allocates all entries below it.
     if opcode.name == 'LONG_BINPUT' and (argument or 0) > i:
       raise IndexError
     if opcode.name in _REPLACED:
@@ -196,7 +198,7 @@ def _checked(data: bytes) -> bytes:
 
 
 class _Unpickler(pickle.Unpickler):
-  """Builds containers, scalars and descriptions of tensors, nothing else."""
+  """Builds only containers, scalars and descriptions of tensors."""
 
   def find_class(self, module: str, name: str) -> '_Name':
     full = f'{module}.{name}'
@@ -216,13 +218,13 @@ class _Unpickler(pickle.Unpickler):
 
 
 class _Dict(dict[Any, Any]):
-  """A dict that only keeps keys which are hashed at once.
+  """A dict that drops keys other than short strings and integers.
 
-  A pickle can nest tuples so that hashing one takes for ever.
+  A pickle can nest tuples so deeply that hashing one takes forever.
   """
 
   def __init__(self) -> None:
-    """Begins empty: items that are given at once would not be checked."""
+    """Makes an empty dict; items passed here would not be checked."""
 
   def __setitem__(self, key: Any, value: Any) -> None:
     is_int = isinstance(key, int) and key.bit_length() < 64
@@ -230,7 +232,7 @@ class _Dict(dict[Any, Any]):
       super().__setitem__(key, value)
 
   def __setstate__(self, state: object) -> None:
-    """Leaves out the `_metadata` that state dicts carry."""
+    """Ignores the `_metadata` of state dicts."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -266,7 +268,7 @@ def _first(x: Any, *_: Any) -> Any:
   return x
 
 
-# None of these copies: a pickle can ask for it many times.
+# These must not copy their arguments, since a pickle can call them many times.
 _CALLS: dict[str, Callable[..., Any]] = {
   'collections.OrderedDict': _Dict,
   'torch._utils._rebuild_tensor_v2': _tensor,

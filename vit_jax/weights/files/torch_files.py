@@ -1,7 +1,7 @@
-"""Files of torch.save: their tensors, read without torch.
+"""Reads the tensors in files of torch.save, without torch.
 
-Such a file is a ZIP archive: a pickle describes the tensors, and each storage
-that they are views of is a member of its own, read when a tensor is.
+Such a file is a ZIP archive. A pickle describes the tensors as views of
+storages; each storage is a member, which is read together with a tensor.
 """
 
 import math
@@ -14,10 +14,10 @@ from vit_jax.config import UserError
 from vit_jax.weights.files import archives
 from vit_jax.weights.files import pickles
 
-# How files begin that torch wrote before version 1.6.
+# First bytes of files written by torch before version 1.6.
 LEGACY = bytes.fromhex('80028a0a6cfc9c46f9206aa85019')
 
-_LONGEST_PICKLE = 4 << 20  # of a state dict with 5,000 tensors: 1 MB
+_LONGEST_PICKLE = 4 << 20  # bytes; a state dict with 5,000 tensors has 1 MB
 
 
 def is_torch(archive: archives.Archive) -> bool:
@@ -29,7 +29,7 @@ def read(archive: archives.Archive) -> archives.Arrays:
   """Opens a file of torch.save: a pickle, and a member for each storage.
 
   Raises:
-    UserError: It is damaged, or holds something else than a state dict.
+    UserError: It is damaged, or does not hold a state dict.
   """
   root = _root(archive)
   pickle = archive.members[f'{root}data.pkl']
@@ -57,10 +57,10 @@ def read(archive: archives.Archive) -> archives.Arrays:
 
 
 def _root(archive: archives.Archive) -> str:
-  """Returns the folder in the archive that holds all of it.
+  """Returns the top folder of the archive, which holds all members.
 
   Raises:
-    UserError: Another program has written the archive.
+    UserError: Another program wrote the archive.
   """
   path, members = archive.path, archive.members
   roots = [x.removesuffix('data.pkl') for x in members if _is_pickle(x)]
@@ -90,7 +90,7 @@ def _is_pickle(name: str) -> bool:
 def _storage(
   archive: archives.Archive, root: str, name: str, tensor: pickles.Tensor
 ) -> archives.Member:
-  """Returns the member of a tensor, once it is known to be long enough."""
+  """Returns the member of a tensor's storage, after a check of its length."""
   storage = tensor.storage
   member = archive.members.get(f'{root}data/{storage.key}')
   if not member or member.size != storage.size * storage.dtype.itemsize:

@@ -1,4 +1,4 @@
-"""Reads JSON files that others wrote, and checks the type of each field."""
+"""Reads JSON files of other programs and checks the type of each field."""
 
 from collections.abc import Callable
 from collections.abc import Mapping
@@ -15,11 +15,11 @@ from vit_jax.config import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Kind:
-  """A type that a field of a JSON file must have.
+  """A type of a field in a JSON file.
 
   Attributes:
-    text: In words.
-    fits: Whether a value is.
+    text: Description of the type.
+    fits: Whether a value has the type.
   """
 
   text: str
@@ -27,7 +27,7 @@ class Kind:
 
 
 def is_number(value: Any) -> bool:
-  """Whether it is a finite number of a sensible size; a truth value is none."""
+  """Whether it is a finite number of a sensible size, and not a bool."""
   is_any = isinstance(value, int | float) and not isinstance(value, bool)
   return is_any and abs(value) < 1e30
 
@@ -43,7 +43,7 @@ def is_count(value: Any) -> bool:
 
 
 def are_counts(value: Any, number: int) -> bool:
-  """Whether it is a list of so many whole numbers above 0."""
+  """Whether it is a list of `number` whole numbers above 0."""
   is_list = isinstance(value, list) and len(value) == number
   return is_list and all(map(is_count, value))
 
@@ -86,7 +86,7 @@ _LABELS = Kind('names in a list, or by the numbers of classes', _are_labels)
 def one_of(*values: Any) -> Kind:
   """Returns the kind of a field that has one of a few values."""
   text = f'one of {", ".join(repr(x) for x in values)}'
-  # By type as well: 1 is no True.
+  # Compare types as well, since 1 == True.
   return Kind(
     text, lambda x: any(type(x) is type(y) and x == y for y in values)
   )
@@ -94,21 +94,23 @@ def one_of(*values: Any) -> Kind:
 
 @dataclasses.dataclass(frozen=True)
 class Json:
-  """An object in a JSON file of others, which may hold anything.
+  """A JSON object of another program, whose content is not trusted.
 
   Attributes:
-    file: Its name.
-    content: The object that the file holds.
+    file: Name of the file.
+    content: The object in the file.
   """
 
   file: str
   content: Mapping[str, Any]
 
   def get(self, key: str, kind: Kind, default: Any = None) -> Any:
-    """Returns a field, 'a.b' of an object in it; null is as good as absent.
+    """Returns a field ('a.b' for one of a nested object), or the default.
+
+    A field that is null counts as absent.
 
     Raises:
-      UserError: It is not of the kind.
+      UserError: The field is not of the kind.
     """
     value: Any = self.content
     *parents, _ = names = key.split('.')
@@ -125,15 +127,15 @@ class Json:
   def check_known(
     self, known: Mapping[str, Kind | None], key: str = ''
   ) -> None:
-    """Checks that no field is set that would be ignored here.
+    """Checks that no field is set that this package would ignore.
 
     Args:
-      known: The fields and what each has to be; None: it may be anything. All
-        others must be off: null, false, 0 or empty.
+      known: Field -> its kind; None: any value. All other fields must be off:
+        null, false, 0 or empty.
       key: Key of the object with the fields; '': the whole file.
 
     Raises:
-      UserError: A field is not known, or has a value that is not computed.
+      UserError: A field is unknown, or its value is not supported.
     """
     fields = self.get(key, OBJECT, {}) if key else self.content
     for name, value in fields.items():
@@ -150,7 +152,7 @@ class Json:
         self.get(path, kind)
 
   def error(self, key: str, value: Any, wanted: str) -> UserError:
-    """Returns the error for a field that is not as it must be."""
+    """Returns the error for a field with a wrong value."""
     shown = reprlib.repr(value)
     return UserError(f'its {self.file} says {key} {shown}: {wanted}')
 
@@ -177,14 +179,14 @@ class Json:
     return tuple(value) if isinstance(value, list | tuple) else (value,)
 
   def labels(self, key: str, classes: int) -> tuple[str, ...]:
-    """Returns the names of classes; () where they are not those of the head.
+    """Returns the names of classes; () if their number is not the head's.
 
     Args:
       key: Key of a list, or of an object: number of the class -> name.
       classes: Number of classes of the head.
 
     Raises:
-      UserError: It is neither.
+      UserError: The value is neither.
     """
     names = self.get(key, _LABELS, [])
     if not isinstance(names, Mapping):

@@ -1,1 +1,1 @@
-"""Names, shapes and configs of other libraries, as tables."""
+"""Checkpoint formats of other libraries: names, shapes and configs."""

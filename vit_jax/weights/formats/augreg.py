@@ -1,7 +1,7 @@
 """Finds a checkpoint in the table of "How to train your ViT?".
 
-The paper is arXiv:2106.10270; its table has a row for each fine-tuned model,
-and several rows for each pre-trained one.
+The paper is arXiv:2106.10270. Its table has one row for each fine-tuned model,
+and so several rows for each pre-trained model.
 """
 
 import csv
@@ -21,12 +21,12 @@ def find(model: str) -> tuple[str, str]:
   """Returns the model's name and its checkpoint's address.
 
   Args:
-    model: `B/16`, `R26+S/32`, ...: the checkpoint of ImageNet-21k with the best
-      final_val, which the authors recommend. Or a file name of the table, with
-      .npz or without.
+    model: `B/16`, `R26+S/32`, ... for the ImageNet-21k checkpoint with the best
+      final_val, which the authors recommend; or a file name in the table, with
+      or without .npz.
 
   Raises:
-    UserError: There is no such model, or the table cannot be had.
+    UserError: There is no such model, or the table cannot be fetched.
   """
   if '-' in model:
     filename = model.removesuffix('.npz')

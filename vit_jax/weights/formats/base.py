@@ -1,4 +1,4 @@
-"""Interface of foreign formats, and how shapes show an architecture."""
+"""Interface of foreign formats, and inference of architectures from shapes."""
 
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -34,11 +34,11 @@ class Hints:
 
   Attributes:
     overrides: Fields of the model that the caller gives.
-    config: config.json beside the file; empty where there is none.
-    preprocessor: preprocessor_config.json beside it, likewise.
-    image_size: (height, width) that the caller asks for, or None.
-    stored_size: (height, width) that positions are for, as we wrote it beside
-      the file, or None.
+    config: config.json in the file's directory; empty if there is none.
+    preprocessor: preprocessor_config.json there; empty if there is none.
+    image_size: (height, width) that the caller requests, or None.
+    stored_size: (height, width) that positions are for, if our export stored it
+      in config.json; else None.
   """
 
   overrides: dict[str, Any]
@@ -56,9 +56,9 @@ class Description:
     model: Linen module, with as many classes as the file has.
     image_size: (height, width) that its positions are for.
     preprocess: Fields of `data.Preprocess`.
-    resize: How its positions are resized by the code that it comes from.
-    silent: Name of the file that would say how images are prepared, and says
-      nothing; '': it does.
+    resize: Method by which the original code resizes its positions.
+    silent: Name of the file that should define the preprocessing but does not;
+      '' if it does.
   """
 
   model: models.Model
@@ -69,30 +69,30 @@ class Description:
 
 
 class Format(Protocol):
-  """A module of this package that knows a format."""
+  """Interface of the modules that read a format."""
 
   NAME: str
-  IGNORED: str  # names that are no part of the model, as a regular expression
+  IGNORED: str  # regular expression of names outside the model
 
   def recognises(self, names: Iterable[str]) -> bool:
-    """Whether a file with these arrays is of this format."""
+    """Whether a file with these arrays has this format."""
 
   def prepare(self, arrays: containers.Arrays) -> 'Renamed':
     """Returns the arrays under the names that the rules use."""
 
   def describe(self, arrays: 'Renamed', hints: Hints) -> Description:
-    """Reads the architecture off the arrays' shapes."""
+    """Infers the architecture from the arrays' shapes."""
 
   def rules(self, model: nn.Module) -> Sequence[tables.Rule]:
     """Returns the table for a model."""
 
   def stored_name(self, model: nn.Module, name: str) -> str:
-    """Returns the name that a file has for one of the rules."""
+    """Returns the name in a file for a name in the rules."""
 
   def unsupported(
     self, model: nn.Module, image_size: tuple[int, int]
   ) -> str | None:
-    """Returns what the format cannot hold; None: it can hold the model.
+    """Returns which part of a model the format cannot store; None: no part.
 
     Args:
       model: Linen module.
@@ -101,25 +101,25 @@ class Format(Protocol):
 
 
 class Writer(Protocol):
-  """A module of this package that knows what goes beside a format's weights.
+  """Interface of the modules that write the files beside a format's weights.
 
-  Its models are unrolled, and of a kind that the format can hold.
+  Models passed to it are unrolled, and the format can store them.
   """
 
   def companions(
     self, model: Any, preprocess: data.Preprocess, image_size: tuple[int, int]
   ) -> dict[str, dict[str, Any]]:
-    """Returns the content of the JSON files, by their names."""
+    """Returns the content of the JSON files, by file name."""
 
   def notes(self, model: Any) -> list[str]:
-    """Returns where the code of the format computes something else."""
+    """Returns notes on where the format's own code computes something else."""
 
   def usage(self, model: Any, directory: str, file: str) -> tuple[str, str]:
-    """Returns a program, and the Python that loads the weights there."""
+    """Returns the name of a program, and Python code that loads the weights."""
 
 
 class Renamed(containers.Arrays):
-  """Shows an open file's arrays under other names."""
+  """Presents an open file's arrays under other names."""
 
   def __init__(
     self,
@@ -133,8 +133,8 @@ class Renamed(containers.Arrays):
     Args:
       arrays: Arrays of the file.
       rename: Name in the file -> name here.
-      restore: Name here -> name that an array which is missing would have.
-      show: That name -> how messages name it.
+      restore: Name here -> name in the file, also for missing arrays.
+      show: Name in the file -> name in messages.
     """
     self._arrays = arrays
     self._restore = restore
@@ -155,7 +155,7 @@ class Renamed(containers.Arrays):
 
 
 class Shapes:
-  """Shapes by name, for reading an architecture off them."""
+  """Shapes by name, from which an architecture is inferred."""
 
   def __init__(self, arrays: Renamed):
     """Keeps the shapes of an open file."""
@@ -166,7 +166,7 @@ class Shapes:
     return name in self._shapes
 
   def get(self, name: str, axes: int) -> Shape:
-    """Returns the shape of an array; of 'a_{}/b', of the first that is there.
+    """Returns the shape of an array; for 'a_{}/b', of the first that exists.
 
     Raises:
       UserError: There is none, or it has another number of axes.
@@ -187,14 +187,14 @@ class Shapes:
     return shape
 
   def size(self, name: str, axis: int) -> int:
-    """Returns one axis of an array; 0 where it is not there."""
+    """Returns the size of one axis of an array; 0 if there is no such array."""
     return self._shapes[name][axis] if self._shapes.get(name) else 0
 
   def count(self, pattern: str) -> int:
     """Returns one more than the largest number in 'blocks.{}.'.
 
     Raises:
-      UserError: It is larger than the number of arrays.
+      UserError: The count is larger than the number of arrays.
     """
     expression = re.escape(pattern).replace(r'\{\}', r'(\d+)')
     matches = (re.match(expression, name) for name in self._shapes)
@@ -211,11 +211,11 @@ class Shapes:
     return count
 
   def stages(self, pattern: str, first: int) -> tuple[int, ...]:
-    """Returns the units in each stage, from 'stages.{}.blocks.{}.'.
+    """Returns the number of units in each stage, from 'stages.{}.blocks.{}.'.
 
     Args:
-      pattern: With a number for the stage and one for the unit.
-      first: The number of the first stage and unit.
+      pattern: Pattern with a number for the stage and one for the unit.
+      first: Number of the first stage and unit, 0 or 1.
     """
     expression = re.escape(pattern).replace(r'\{\}', r'(\d+)')
     units: dict[int, int] = {}
@@ -230,7 +230,7 @@ class Shapes:
 def build(
   module: type[models.Model], fields: dict[str, Any], hints: Hints
 ) -> models.Model:
-  """Returns a module with the fields that arrays show and the caller gives.
+  """Returns a module with the given fields and the caller's overrides.
 
   Raises:
     ValueError: They do not fit, or the family has no such field.
@@ -252,14 +252,15 @@ def image_size(
   """Returns the image size that a file's positions are for, in pixels.
 
   Args:
-    tokens: Patches that have a position; None where nothing depends on it.
-    patch: Pixels that one token stands for, (height, width).
-    hints: The size that is asked for serves where the grid is not square, and
-      nothing beside the file says what it is.
-    default: As the format's own files beside it say.
+    tokens: Number of patches that have a position; None if the model has no
+      positions.
+    patch: (height, width) of the pixels of one token.
+    hints: Its requested size is used if the grid is not square and no file
+      defines it.
+    default: Size in the format's own files.
 
   Raises:
-    UserError: The grid is not square, and nothing says what it is.
+    UserError: The grid is not square, and nothing defines it.
   """
   if tokens is None:
     asked = hints.stored_size or hints.image_size
@@ -279,18 +280,18 @@ def image_size(
 
 
 def tokens_of(size: tuple[int, int], patch: Sequence[int]) -> int:
-  """Returns the patches of an image; both (height, width) in pixels."""
+  """Returns the number of patches; both sizes are (height, width) in pixels."""
   return (size[0] // patch[0]) * (size[1] // patch[1])
 
 
 def square_side(tokens: int) -> int:
-  """Returns the side of a square grid; 0 where there is none."""
+  """Returns the side of a square grid; 0 if `tokens` is no square."""
   side = math.isqrt(max(tokens, 0))
   return side if side * side == tokens else 0
 
 
 def published_heads(hidden_size: int, mlp_dim: int, depth: int) -> int | None:
-  """Returns the heads of the published ViT of these sizes; None: no such."""
+  """Returns the heads of the published ViT of these sizes, or None."""
   sizes = {'hidden_size': hidden_size, 'mlp_dim': mlp_dim, 'depth': depth}
   for published in models.vit.SIZES.values():
     if sizes.items() <= published.items():
@@ -299,15 +300,15 @@ def published_heads(hidden_size: int, mlp_dim: int, depth: int) -> int | None:
 
 
 def num_heads(hints: Hints, configured: int | None, **sizes: int) -> int:
-  """Returns the heads of a fused qkv, which its shape does not tell.
+  """Returns the number of heads; the shape of a fused qkv does not show it.
 
   Args:
-    hints: A number that the caller gives comes first.
-    configured: A number from a config file, or None.
-    **sizes: hidden_size, mlp_dim, depth: of the published sizes.
+    hints: The caller's number takes precedence.
+    configured: Number from a config file, or None.
+    **sizes: hidden_size, mlp_dim and depth, to find a published model.
 
   Raises:
-    UserError: Nothing tells.
+    UserError: Nothing determines the number.
   """
   found = hints.overrides.get('num_heads')
   if found is None:
@@ -322,10 +323,10 @@ def num_heads(hints: Hints, configured: int | None, **sizes: int) -> int:
 
 
 def per_channel(values: tuple[float, ...], channels: int) -> list[float]:
-  """Returns a mean or a deviation as a list: one number for each channel."""
+  """Returns a mean or standard deviation as one number for each channel."""
   return list(values) * (channels if len(values) == 1 else 1)
 
 
 def first_of(wrong: Mapping[str, Any]) -> str | None:
-  """Returns the first key with a value that is true; None: there is none."""
+  """Returns the first key whose value is true, or None."""
   return next((what for what, has in wrong.items() if has), None)

@@ -1,4 +1,4 @@
-"""Writes the model card, the README.md beside converted weights."""
+"""Makes the model card, the README.md of converted weights."""
 
 from collections.abc import Sequence
 import dataclasses
@@ -30,8 +30,8 @@ def text(
     title: Its heading.
     source: Path or address of the checkpoint that was converted.
     where: The path that `vit_jax.load` takes.
-    usage: (program, Python that loads the model there).
-    notes: Warnings about differences, a sentence each.
+    usage: (name of a program, Python code that loads the model in it).
+    notes: Warnings about differences, one sentence each.
   """
   lines = [f'# {title}', '', f'An image classifier, converted from `{source}`.']
   if not loaded.model.num_classes:
@@ -102,7 +102,7 @@ def _classes(loaded: weights.Loaded) -> str:
 
 
 def _fields(model: models.Model) -> list[tuple[str, Any]]:
-  """Returns the model's fields that are not what they are by default."""
+  """Returns the model's fields that differ from their defaults."""
   defaults = {field.name: field.default for field in dataclasses.fields(model)}
   found = models.fields_of(model).items()
   changed = [(key, x) for key, x in found if x != defaults[key]]

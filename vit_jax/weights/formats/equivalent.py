@@ -1,6 +1,6 @@
-"""Rewrites a model as another of the same function that a format can hold.
+"""Rewrites a model as an equivalent one that a format can store.
 
-Where a format can hold a model as it is, nothing is changed.
+A model that the format can store is not changed.
 """
 
 from collections.abc import Callable
@@ -16,32 +16,32 @@ from vit_jax import weights
 from vit_jax.models import vit
 from vit_jax.weights import adapt
 
-# Says what a format cannot hold of a model; None: it can hold it.
+# Model -> part of it that a format cannot store; None: no part.
 Lacks = Callable[[models.Model], str | None]
 
-# A factor for each channel, and the layer whose output it multiplies.
+# Parameters with a factor for each channel -> layer whose output they multiply.
 _SCALED = {'layer_scale1': 'attention/out', 'layer_scale2': 'mlp/down'}
 
 
 def form_of(model: models.Model, lacks: Lacks) -> models.Model | None:
-  """Returns a model of the same function that a format can hold.
+  """Returns a model with the same function that a format can store.
 
   Args:
     model: Model of any family.
-    lacks: Says what the format cannot hold of a model.
+    lacks: Returns which part of a model the format cannot store.
 
   Returns:
-    The model itself where the format can hold it; None where nothing fits.
+    The model itself if the format can store it; None if no form fits.
   """
   return next((x for x in _forms(model) if not lacks(x)), None)
 
 
 def _forms(model: models.Model) -> Iterator[models.Model]:
-  """Yields the model, and others that can compute the same; the nearest first.
+  """Yields the model and equivalent forms, the most similar first.
 
-  Positions can be learned ones that have the fixed positions' values, zeros for
-  tokens without one, or be part of a token. LayerScale can be part of the layer
-  that it scales.
+  Fixed positions can become learned ones with the same values, with zeros for
+  tokens without a position; a position can be added to its token. LayerScale
+  can be multiplied into the layer that it scales.
   """
   yield model
   if not isinstance(model, vit.ViT):
@@ -63,7 +63,7 @@ def rewrite(
   """Returns a model in another form, and notes on what differs.
 
   Args:
-    loaded: Unrolled, with NumPy arrays.
+    loaded: The model, unrolled and with NumPy arrays.
     target: From `form_of`.
   """
   source, params = loaded.model, loaded.params
@@ -93,7 +93,7 @@ def rewrite(
 
 
 def _position_notes(source: vit.ViT, target: vit.ViT) -> list[str]:
-  """Returns a note where positions are stored in another way."""
+  """Returns a note if positions are stored in another way."""
   kind = source.position_embedding
   if kind != target.position_embedding:
     stored = 'the fixed positions' if kind == 'sincos2d' else 'no positions'

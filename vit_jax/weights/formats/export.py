@@ -1,8 +1,8 @@
 """Writes a model in the format of another program.
 
-Beside the weights it writes config.json, with the fields that arrays do not
-show, and a model card. It never overwrites an existing path; a new one appears
-only once everything is written.
+It also writes config.json, with the fields that arrays do not show, and a model
+card. It never overwrites an existing path, and a new path appears only when it
+is complete.
 """
 
 from collections.abc import Iterator
@@ -43,7 +43,7 @@ _WRITERS: dict[str, base.Writer] = {
   'timm': timm_config,
   'huggingface': huggingface_config,
 }
-# A file of weights by its format; Hugging Face's needs its directory.
+# Suffix of a single file by format; Hugging Face's needs a directory.
 _SUFFIXES = {'google': '.npz', 'timm': '.safetensors'}
 
 
@@ -54,18 +54,18 @@ def write(
 
   Args:
     loaded: The model; its arrays are read one at a time.
-    path: A directory; or, where the format knows one, a file of weights, beside
-      which the others go.
+    path: A directory; or a file of weights if the format has one, and the other
+      files go to its directory.
     name: Name of the format.
-    source: Where the model is from, for its card.
+    source: Origin of the model, for its card.
 
   Returns:
     Notes on what was changed for that format, and where its code computes
-    something else: one line for each.
+    something else, one line each.
 
   Raises:
-    UserError: The format cannot hold the model, the path is there already, or
-      it cannot be written.
+    UserError: The format cannot store the model, the path exists, or it cannot
+      be written.
   """
   form = {form.NAME: form for form in foreign.FORMATS}[name]
   loaded = _unrolled(loaded)
@@ -95,17 +95,17 @@ def write(
 
 
 def check_path(path: pathlib.Path, name: str) -> bool:
-  """Checks that a format can be written to a path, and nothing overwritten.
+  """Checks that a format can be written to a path without overwriting.
 
   Args:
-    path: A directory that is not there, or empty; or a file that is not there.
+    path: A new or empty directory, or a new file.
     name: Name of the format, one of FORMATS.
 
   Returns:
-    Whether it is a file.
+    Whether the path is a file's.
 
   Raises:
-    UserError: It cannot.
+    UserError: It cannot be written.
   """
   is_file = path.suffix in foreign.SUFFIXES
   if is_file and path.suffix != _SUFFIXES.get(name):
@@ -128,10 +128,10 @@ def check_path(path: pathlib.Path, name: str) -> bool:
 
 
 def _supported(loaded: weights.Loaded, name: str, source: str) -> models.Model:
-  """Returns the form of a model that a format can hold.
+  """Returns the form of a model that a format can store.
 
   Raises:
-    UserError: There is none; says which formats have one.
+    UserError: There is none; the message names formats that have one.
   """
   model, size = loaded.model, loaded.position_size
 
@@ -158,12 +158,12 @@ def _supported(loaded: weights.Loaded, name: str, source: str) -> models.Model:
 def new_directory(
   path: pathlib.Path, is_file: bool = False
 ) -> Iterator[pathlib.Path]:
-  """Yields a directory whose content goes to `path` once it is whole.
+  """Yields a temporary directory, whose content goes to `path` at the end.
 
   Args:
-    path: A directory that is not there, or empty.
-    is_file: `path` is a file that is not there; what is in the directory goes
-      where it shall be.
+    path: A new or empty directory.
+    is_file: Whether `path` is a new file instead; then the temporary files go
+      to its directory.
 
   Raises:
     UserError: It cannot be written.
@@ -188,7 +188,7 @@ def new_directory(
 def write_card(
   directory: pathlib.Path, loaded: weights.Loaded, **content: Any
 ) -> None:
-  """Writes README.md; `content` is what `card.text` takes.
+  """Writes README.md; `content` has the arguments of `card.text`.
 
   Raises:
     UserError: It cannot be written.
@@ -198,9 +198,9 @@ def write_card(
 
 
 def _unrolled(loaded: weights.Loaded) -> weights.Loaded:
-  """Returns the model with its layers apart, and arrays of NumPy's.
+  """Returns the model with unrolled layers and NumPy arrays.
 
-  Nothing is copied where the arrays are in this machine's memory.
+  Arrays in this machine's memory are not copied.
   """
   model, params = loaded.model, jax.tree.map(np.asarray, loaded.params)
   if not isinstance(model, resnet.BiT) and model.scan:
@@ -211,7 +211,7 @@ def _unrolled(loaded: weights.Loaded) -> weights.Loaded:
 def _companions(
   loaded: weights.Loaded, writer: base.Writer, weights_file: str
 ) -> dict[str, Any]:
-  """Returns the content of the JSON files, by their names."""
+  """Returns the content of the JSON files, by file name."""
   size, preprocess = loaded.position_size, loaded.preprocess
   found = writer.companions(loaded.model, preprocess, size)
   if writer is not huggingface_config:  # transformers takes no other fields
@@ -226,7 +226,7 @@ def _companions(
 
 
 def _level_notes(loaded: weights.Loaded) -> list[str]:
-  """Says where 0 and 1 are, where that is not 0 and 255."""
+  """Returns a note on the values that become 0 and 1, unless 0 and 255."""
   levels = loaded.preprocess.levels
   if levels.is_plain:
     return []

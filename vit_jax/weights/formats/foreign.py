@@ -25,7 +25,7 @@ from vit_jax.weights.formats import timm
 
 FORMATS: tuple[base.Format, ...] = (google, huggingface, timm)
 
-# Where a directory holds its weights: the first that is there.
+# Names of weights in a directory; the first that exists is read.
 _WEIGHTS = (
   'model.safetensors',
   'model.safetensors.index.json',
@@ -50,7 +50,7 @@ _NAMES = typed.Kind(
 )
 _RESIZE = typed.one_of(*resize_lib.METHODS)
 _LIKE = typed.one_of('', *geometry.LIKE)
-# What `export` writes beside a file, with its name.
+# Fields that `export` writes to config.json, besides the name of the file.
 _OURS = {
   'model': typed.OBJECT,
   'image_size': typed.PAIR,
@@ -61,10 +61,10 @@ _OURS = {
 
 @dataclasses.dataclass(frozen=True)
 class Foreign:
-  """A checkpoint of another program, in our names.
+  """A checkpoint of another program, under our names.
 
   Attributes:
-    description: The model that the file holds.
+    description: The model in the file.
     params: Float32 arrays in our tree, layers unrolled.
     format: Name of the format.
   """
@@ -79,17 +79,17 @@ def read(
   overrides: dict[str, Any],
   image_size: tuple[int, int] | None,
 ) -> Foreign:
-  """Reads a file, or the directory that it is in.
+  """Reads a file of weights, or a directory with one.
 
   Args:
-    path: An .npz, .safetensors or .pth file, or a directory of Hugging Face or
-      of timm's Hub.
+    path: An .npz, .safetensors or .pth file, or a directory in the format of
+      Hugging Face or of timm's Hub.
     overrides: Fields of the model that its arrays do not show.
-    image_size: (height, width) that the caller asks for, which tells a grid
-      that is not square; or None.
+    image_size: (height, width) that the caller requests, which can determine a
+      grid that is not square; or None.
 
   Raises:
-    UserError: It is damaged, of no known format, or does not fit; one line
+    UserError: It is damaged, of no known format, or does not fit; the message
       lists all differences.
   """
   file = _weights_in(path) if path.is_dir() else path
@@ -118,7 +118,7 @@ def read(
 
 
 def _say_assumed(path: pathlib.Path, description: base.Description) -> None:
-  """Says how images are prepared where no file of the model's does."""
+  """Warns about the assumed preprocessing, if no file defines it."""
   found, silent = description.preprocess, description.silent
   resize = found['resize']
   size = ' x '.join(map(str, found['image_size']))
@@ -151,10 +151,10 @@ def _format(names: list[str]) -> base.Format:
 
 @contextlib.contextmanager
 def _named(path: pathlib.Path) -> Any:
-  """Puts the file's name before an error that does not name it."""
+  """Prepends the file's name to an error that does not name it."""
   try:
     yield
-  except ValueError as e:  # UserError is one
+  except ValueError as e:  # includes UserError
     text = str(e)
     raise UserError(text if str(path) in text else f'{path}: {text}') from None
 
@@ -170,7 +170,7 @@ def _is_ours(config: typed.Json, name: str) -> bool:
 
 
 def _completed(hints: base.Hints) -> base.Hints:
-  """Returns hints with what `export` wrote of the model."""
+  """Returns hints with the model's fields that `export` wrote."""
   model = hints.config.get('vit_jax.model', typed.OBJECT)
   return dataclasses.replace(
     hints,
@@ -182,7 +182,7 @@ def _completed(hints: base.Hints) -> base.Hints:
 def _restored(
   description: base.Description, config: typed.Json
 ) -> base.Description:
-  """Returns a description with what `export` wrote of the preprocessing."""
+  """Returns a description with the preprocessing that `export` wrote."""
   key, found = 'vit_jax.preprocess', description.preprocess
   channels = found['channels']
   preprocess = {

@@ -1,8 +1,8 @@
 """Checkpoints of google-research/vision_transformer, big_vision and BiT: npz.
 
-The tables have the names of the published files. Newer files number the parts
-of a layer in another way. big_vision puts `params/` before all names, may stack
-the layers, and keeps an optimizer's state in its training checkpoints.
+The tables use the names of the published files. Newer files number the parts of
+a layer differently. big_vision puts `params/` before all names, may stack the
+layers, and keeps the optimizer state in its training checkpoints.
 """
 
 from collections.abc import Iterable
@@ -28,7 +28,7 @@ from vit_jax.weights.formats.tables import rule
 
 NAME = 'google'
 
-# As models_vit.py and models_mixer.py compute; not among the arrays.
+# Fields that arrays do not show, as in models_vit.py and models_mixer.py.
 _FIELDS = {'gelu': 'tanh', 'layer_norm_epsilon': 1e-6}
 
 
@@ -165,7 +165,7 @@ _SIGNS = (
 
 
 def recognises(names: Iterable[str]) -> bool:
-  """Whether a file with these arrays is of this format."""
+  """Whether a file with these arrays has this format."""
   known = {_alias(name) for name in names}
   return any(sign in known for sign in _SIGNS) or any(
     name.startswith(('Transformer/', 'MixerBlock_')) for name in known
@@ -181,7 +181,7 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
 
   def rename(name: str) -> str:
     name = _alias(name)
-    # With a class token, it matters whether this has a position.
+    # With a class token, the name tells whether that token has a position.
     return _POSITION if name == _PATCHES and 'cls' not in names else name
 
   def restore(name: str) -> str:
@@ -192,7 +192,7 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
 
 
 _POSITION = 'Transformer/posembed_input/pos_embedding'
-_PATCHES = 'pos_embedding'  # in big_vision, which has one for patches alone
+_PATCHES = 'pos_embedding'  # big_vision's, with positions of patches only
 
 
 def rules(model: nn.Module) -> Sequence[tables.Rule]:
@@ -205,7 +205,7 @@ def rules(model: nn.Module) -> Sequence[tables.Rule]:
 
 
 def stored_name(model: nn.Module, name: str) -> str:
-  """Returns a name as the code that can compute the model has it."""
+  """Returns a name in the style of the code that can compute the model."""
   is_published = not isinstance(model, vit.ViT) or not (
     model.pool == 'map'
     or model.position_embedding == 'sincos2d'
@@ -215,7 +215,7 @@ def stored_name(model: nn.Module, name: str) -> str:
 
 
 def _newer(name: str) -> str:
-  """Returns newer files' name for one of the published files."""
+  """Returns the name in newer files for a name in the published files."""
   for old, new in (
     ('Transformer/posembed_input/', ''),
     ('/LayerNorm_2/', '/LayerNorm_1/'),
@@ -227,7 +227,7 @@ def _newer(name: str) -> str:
 
 
 def _alias(name: str) -> str:
-  """Returns the published files' name for one that newer files use."""
+  """Returns the name in the published files for a name in newer files."""
   name = name.removeprefix('params/')
   if re.match(r'Transformer/encoderblock(_\d+)?/', name):
     name = name.replace('/LayerNorm_1/', '/LayerNorm_2/')
@@ -237,9 +237,9 @@ def _alias(name: str) -> str:
 
 
 class _Unstacked(containers.Arrays):
-  """Shows stacked layers, `encoderblock/...` [L, ...], as separate ones.
+  """Presents stacked layers, `encoderblock/...` [L, ...], as separate ones.
 
-  The optimizer's state in big_vision's training checkpoints is left out.
+  It leaves out the optimizer state of big_vision's training checkpoints.
   """
 
   def __init__(self, arrays: containers.Arrays):
@@ -262,14 +262,14 @@ class _Unstacked(containers.Arrays):
         self._where[one] = (name, layer)
 
   def stored(self, name: str) -> str:
-    """Returns the name in the file, with the layer's place in a stack."""
+    """Returns the name in the file, with the layer's index in a stack."""
     match = re.fullmatch(r'(.*encoderblock)_(\d+)(/.*)', name)
     if not self._where or match is None:
       return name
     return f'{match[1]}{match[3]}[{match[2]}]'
 
   def read(self, name: str) -> np.ndarray:
-    """Reads one array; a stack is kept from its first layer to its last."""
+    """Reads one array; keeps a stack in memory until its last layer is read."""
     if name not in self._where:
       return self._arrays.read(name)
     stack, layer = self._where[name]
@@ -282,7 +282,7 @@ class _Unstacked(containers.Arrays):
 
 
 def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
-  """Reads the architecture off the arrays' shapes."""
+  """Infers the architecture from the arrays' shapes."""
   shapes = base.Shapes(arrays)
   if 'stem/kernel' in shapes or shapes.count('MixerBlock_{}/'):
     return _mixer(shapes, hints)
@@ -379,7 +379,7 @@ def _description(
 
 
 def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
-  """Returns what the format cannot hold; None: it can hold the model."""
+  """Returns which part of a model the format cannot store; None: no part."""
   del image_size
   if not isinstance(model, vit.ViT):
     return None
@@ -400,7 +400,7 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
 
 
 def notes(model: models.Model) -> list[str]:
-  """Returns where the code that the format is of computes something else."""
+  """Returns notes on where the format's own code computes something else."""
   if isinstance(model, resnet.BiT):
     if model.num_groups == 32 and model.zero_padded_pool:
       return []
@@ -417,13 +417,13 @@ def notes(model: models.Model) -> list[str]:
 def companions(
   model: models.Model, preprocess: data.Preprocess, image_size: tuple[int, int]
 ) -> dict[str, dict[str, Any]]:
-  """Returns the content of the JSON files: the format has none of its own."""
+  """Returns the JSON files by name; the format itself needs none."""
   del model, preprocess, image_size
   return {'config.json': {}}
 
 
 def usage(model: models.Model, directory: str, file: str) -> tuple[str, str]:
-  """Returns a program, and the Python that loads the arrays there."""
+  """Returns the name of a program, and Python code that loads the arrays."""
   del model
   code = f"import numpy as np\narrays = np.load('{directory}/{file}')"
   return 'NumPy', code

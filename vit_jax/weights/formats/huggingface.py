@@ -1,6 +1,6 @@
 """Directories of Hugging Face transformers: ViT, DeiT, I-JEPA, DINOv2.
 
-config.json says what the arrays cannot: heads, activation, epsilon, labels.
+config.json has what arrays do not show: heads, activation, epsilon, labels.
 """
 
 from collections.abc import Iterable
@@ -23,10 +23,10 @@ from vit_jax.weights.formats.tables import torch_dense as _dense
 from vit_jax.weights.formats.tables import torch_norm as _norm
 
 NAME = 'huggingface'
-# Used in pre-training alone; and what ViTModel's pooler is beside a classifier.
+# Arrays for pre-training only, and ViTModel's pooler, unused with a classifier.
 IGNORED = r'embeddings\.(mask_token|position_ids)|pooler\..*|decoder\..*'
 
-# model_type in config.json -> the class that classifies.
+# model_type in config.json -> class of the classifier.
 ARCHITECTURES = {
   'vit': 'ViTForImageClassification',
   'deit': 'DeiTForImageClassification',
@@ -43,8 +43,8 @@ _GELUS = {
 }
 
 
-# Fields of config.json that arrays show, that are read below, or that have no
-# influence on the logits of a trained model: of generation, of training, ...
+# Fields of config.json that arrays show, that are read below, or that do not
+# affect the logits of a trained model (for generation, training, ...).
 _KNOWN = dict.fromkeys(
   """
   hidden_act hidden_size id2label image_size intermediate_size label2id
@@ -126,7 +126,7 @@ _DINO = [
 
 
 def recognises(names: Iterable[str]) -> bool:
-  """Whether a file with these arrays is of this format."""
+  """Whether a file with these arrays has this format."""
   return any(
     re.search(r'(^|\.)embeddings\.(cls_token|patch_embeddings)', name)
     for name in names
@@ -169,14 +169,14 @@ def model_type(model: nn.Module) -> str:
 
 
 def stored_name(model: nn.Module, name: str) -> str:
-  """Returns the name that a file has for one of the rules."""
+  """Returns the name in a file for a name in the rules."""
   is_head = re.match(_HEADS, name)
   has_head = getattr(model, 'num_classes', 0)
   return name if is_head or not has_head else f'{model_type(model)}.{name}'
 
 
 def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
-  """Reads the architecture off the arrays' shapes and config.json."""
+  """Infers the architecture from the arrays' shapes and config.json."""
   shapes, config = base.Shapes(arrays), hints.config
   kind = config.get('model_type', typed.TEXT)
   if kind not in ARCHITECTURES:
@@ -205,7 +205,7 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
     model,
     size,
     {'classes': _labels(config, fields['num_classes']), **preprocess},
-    # As transformers resizes them, each class in its way.
+    # transformers' classes resize positions in different ways.
     'bicubic_antialias' if kind == 'dinov2_with_registers' else 'bicubic',
     silent,
   )
@@ -214,7 +214,7 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
 def _fields(
   shapes: base.Shapes, config: typed.Json, kind: str
 ) -> dict[str, Any]:
-  """Returns the model's fields, but those of the patch embedding and heads."""
+  """Returns the model's fields, except those of patch embedding and heads."""
   is_dino = kind.startswith('dinov2')
   activation = config.get('hidden_act', typed.TEXT, 'gelu')
   gated = config.get('use_swiglu_ffn', typed.TRUTH, False)
@@ -256,10 +256,10 @@ def _fields(
 def _head_fields(
   shapes: base.Shapes, config: typed.Json, kind: str
 ) -> dict[str, int]:
-  """Returns the number of classes, and the width of the layer before them."""
+  """Returns the number of classes, and the width of `pre_logits`."""
   heads = ('classifier.weight', 'cls_classifier.weight')
   classes = max(shapes.size(name, 0) for name in heads)
-  if classes:  # beside a classifier, the pooler is not used
+  if classes:  # the classifier does not use the pooler
     return {'num_classes': classes}
   pre_logits = shapes.size('pooler.dense.weight', 0)
   if pre_logits:
@@ -294,7 +294,7 @@ _NUMBER = typed.Kind('a finite number', typed.is_number)
 
 
 def _labels(config: typed.Json, classes: int) -> tuple[str, ...]:
-  """Returns the names in id2label, but for a LABEL_7 that is one of none."""
+  """Returns the names in id2label, without trailing placeholders (LABEL_7)."""
   labels = [*config.labels('id2label', classes)]
   while labels and labels[-1] == f'LABEL_{len(labels) - 1}':
     labels.pop()
@@ -302,10 +302,10 @@ def _labels(config: typed.Json, classes: int) -> tuple[str, ...]:
 
 
 def mlp_ratio(model: vit.ViT) -> int | None:
-  """Returns `mlp_ratio` of DINOv2's config.json; None: there is none.
+  """Returns `mlp_ratio` of DINOv2's config.json; None: no value fits.
 
-  transformers takes whole numbers alone, and keeps two thirds of a gated MLP's
-  hidden layer, in multiples of 8.
+  transformers accepts only integers. Of a gated MLP's hidden layer it uses two
+  thirds, rounded up to a multiple of 8.
   """
   d = model.hidden_size
   if not model.gated_mlp:
@@ -315,7 +315,7 @@ def mlp_ratio(model: vit.ViT) -> int | None:
   return next((r for r, size in sizes.items() if size == model.mlp_dim), None)
 
 
-# What the head of each class reads; 'token' where it is not here.
+# Pooling before the head, by model_type; 'token' for all others.
 _POOLS = {
   'ijepa': 'gap',
   'dinov2': 'token+gap',
@@ -336,7 +336,7 @@ def _pooling(model: vit.ViT) -> str:
 
 
 def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
-  """Returns what the format cannot hold; None: it can hold the model."""
+  """Returns which part of a model the format cannot store; None: no part."""
   if not isinstance(model, vit.ViT):
     return f'a {type(model).__name__}'
   kind = model_type(model)
@@ -372,7 +372,7 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
 
 
 def unused(model: vit.ViT) -> dict[str, tuple[int, ...]]:
-  """Returns arrays of zeros that transformers expects and nothing reads."""
+  """Returns shapes of arrays that transformers expects but does not use."""
   if not model_type(model).startswith('dinov2'):
     return {}
   return {'embeddings.mask_token': (1, model.hidden_size)}

@@ -1,4 +1,4 @@
-"""The files beside the weights that transformers rebuilds a model from."""
+"""Makes the JSON files from which transformers rebuilds a model."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ _RESAMPLE = {name: i for i, name in preprocessing.RESAMPLE.items()}
 def companions(
   model: vit.ViT, preprocess: data.Preprocess, image_size: tuple[int, int]
 ) -> dict[str, dict[str, Any]]:
-  """Returns the content of the JSON files, by their names."""
+  """Returns the content of the JSON files, by file name."""
   return {
     'config.json': _config(model, preprocess, image_size),
     'preprocessor_config.json': _preprocessor_config(preprocess),
@@ -46,7 +46,7 @@ def _config(
     'num_channels': preprocess.channels,
     'qkv_bias': model.qkv_bias,
     'dtype': 'float32',
-    'torch_dtype': 'float32',  # so older versions call it
+    'torch_dtype': 'float32',  # the key in older versions
   }
   result |= _of_kind(model, kind)
   if model.num_classes:
@@ -79,7 +79,7 @@ def _of_kind(model: vit.ViT, kind: str) -> dict[str, Any]:
 def _preprocessor_config(preprocess: data.Preprocess) -> dict[str, Any]:
   height, width = preprocess.image_size
   resize: Any = preprocess.resize
-  if resize is None:  # to fill the crop
+  if resize is None:  # the image just fills the crop
     resize = height if height == width else (height, width)
   channels = preprocess.channels
   result: dict[str, Any] = {
@@ -111,7 +111,7 @@ def _preprocessor_config(preprocess: data.Preprocess) -> dict[str, Any]:
 
 
 def notes(model: vit.ViT) -> list[str]:
-  """Returns where transformers computes something else."""
+  """Returns notes on where transformers computes something else."""
   is_dino = huggingface.model_type(model).startswith('dinov2')
   if model.num_classes or model.pre_logits or is_dino:
     return []
@@ -127,7 +127,7 @@ def notes(model: vit.ViT) -> list[str]:
 
 
 def usage(model: vit.ViT, directory: str, file: str) -> tuple[str, str]:
-  """Returns a program, and the Python that loads the model there."""
+  """Returns the name of a program, and Python code that loads the model."""
   del file
   auto = 'AutoModelForImageClassification' if model.num_classes else 'AutoModel'
   return 'transformers', (

@@ -4,9 +4,8 @@ A rule maps a parameter's path in our tree to one or more arrays of a foreign
 file, with the transforms in both directions. `{}` stands for the number of a
 layer, a stage or a unit. The first rule that matches a path is used.
 
-The parameters of the model are looked up in the file, so all arrays that are
-missing, misshapen or left over are known before any is read, and reported
-together.
+Names and shapes are compared before any array is read, so one error reports all
+missing, misshapen and unexpected arrays.
 """
 
 from collections.abc import Callable
@@ -31,7 +30,7 @@ Shape = tuple[int, ...]
 
 @dataclasses.dataclass(frozen=True)
 class Layout:
-  """How an array lies in a foreign file.
+  """Transforms between our array and those in a foreign file.
 
   Attributes:
     to_ours: (foreign arrays, our shape) -> our array.
@@ -42,7 +41,7 @@ class Layout:
   to_theirs: Callable[[np.ndarray], list[np.ndarray]]
 
 
-# As ours, but for axes of length 1.
+# The same array, except for axes of length 1.
 SAME = Layout(lambda a, shape: a[0].reshape(shape), lambda a: [a])
 # Torch's convolutions are [out, in, height, width].
 CONV = Layout(
@@ -56,7 +55,7 @@ FLAT = Layout(lambda a, shape: a[0].reshape(shape), lambda a: [a.reshape(-1)])
 
 
 def padded(*axes: int) -> Layout:
-  """Has additional axes of length 1 there."""
+  """Returns a layout whose foreign array has additional axes of length 1."""
   return Layout(
     lambda a, shape: a[0].reshape(shape),
     lambda a: [np.expand_dims(a, axes)],
@@ -64,7 +63,7 @@ def padded(*axes: int) -> Layout:
 
 
 def linear(inputs: int = 1) -> Layout:
-  """Torch's [out, in]; the first `inputs` of our axes are the inputs'."""
+  """Returns Torch's [out, in]; our first `inputs` axes are input axes."""
 
   def to_theirs(a: np.ndarray) -> list[np.ndarray]:
     return [a.reshape(int(np.prod(a.shape[:inputs])), -1).T]
@@ -73,7 +72,7 @@ def linear(inputs: int = 1) -> Layout:
 
 
 def split(count: int, axis: int, inner: Layout = SAME) -> Layout:
-  """One array for each index of an axis, such as query, key and value."""
+  """Splits an axis into one array per index, such as query, key and value."""
 
   def to_ours(arrays: Sequence[np.ndarray], shape: Shape) -> np.ndarray:
     part = (*shape[:axis], *shape[axis + 1 :])
@@ -93,8 +92,8 @@ class Rule:
   Attributes:
     ours: Path, with `{}` for numbers.
     theirs: Names in the file, with a format field for each number.
-    layout: Between them.
-    offset: Added to our numbers to get theirs.
+    layout: Layout of the arrays in the file.
+    offset: Number to add to ours to get theirs.
   """
 
   ours: str
@@ -103,7 +102,7 @@ class Rule:
   offset: int = 0
 
   def names(self, path: str) -> list[str] | None:
-    """Returns the foreign names of our path; None where it does not fit."""
+    """Returns the foreign names of our path; None if it does not match."""
     match = self._pattern.fullmatch(path)
     if match is None:
       return None
@@ -118,7 +117,7 @@ class Rule:
 def rule(
   ours: str, theirs: str | Sequence[str], layout: Layout = SAME, offset: int = 0
 ) -> Rule:
-  """Returns a rule; one name need not be in a tuple."""
+  """Returns a rule; `theirs` may be a single name."""
   names = (theirs,) if isinstance(theirs, str) else tuple(theirs)
   return Rule(ours, names, layout, offset)
 
@@ -151,7 +150,7 @@ class Entry:
 
 
 def entries(rules: Sequence[Rule], params: Any) -> list[Entry]:
-  """Returns what a file of a format has to hold.
+  """Returns the entries that a file of a format must have.
 
   Args:
     rules: The format's table.
@@ -168,7 +167,7 @@ def _entry(rules: Sequence[Rule], path: str, shape: Shape) -> Entry:
   for line in rules:
     names = line.names(path)
     if names is not None:
-      # Of one number in memory: the layouts' functions tell the shapes.
+      # A broadcast scalar: the layout's functions then give the shapes.
       probe = np.broadcast_to(np.float32(0), shape)
       shapes = tuple(a.shape for a in line.layout.to_theirs(probe))
       return Entry(path, shape, tuple(names), shapes, line.layout)
@@ -188,20 +187,19 @@ def read(
     arrays: Arrays of the file.
     rules: The format's table.
     abstract: Our tree of shapes; layers are not stacked.
-    ignored: Names that are no part of the model: a regular expression that is
-      matched whole.
-    stored: Rules' name -> name in the file, for messages.
+    ignored: Regular expression that fully matches names outside the model.
+    stored: Name in a rule -> name in the file, for messages.
 
   Returns:
     Nested dict of float32 arrays on the default device.
 
   Raises:
-    UserError: Arrays are missing, misshapen, not finite, or left over; one
-      message names them all.
+    UserError: Arrays are missing, misshapen, not finite, or unexpected; the
+      message names all of them.
   """
   wanted = entries(rules, abstract)
   faults = _differences(wanted, arrays.shapes, ignored, stored)
-  # Where something is wrong, the others are looked at all the same.
+  # After a fault the other arrays are still checked, to report all faults.
   params, infinite = {}, []
   for entry in wanted:
     theirs = []
@@ -222,7 +220,7 @@ def read(
 
 def _to_ours(entry: Entry, theirs: Sequence[np.ndarray]) -> jax.Array:
   ours = entry.layout.to_ours(theirs, entry.shape)
-  # Waits: else several arrays are in memory twice.
+  # Wait for the copy: otherwise several arrays are in memory twice.
   ours = np.ascontiguousarray(ours, np.float32)
   return jax.device_put(ours).block_until_ready()
 
@@ -233,7 +231,7 @@ def _differences(
   ignored: str,
   stored: Callable[[str], str],
 ) -> list[str]:
-  """Lists what is missing, misshapen and left over in a file."""
+  """Lists missing, misshapen and unexpected arrays of a file."""
   missing, misshapen, used = [], [], set()
   for entry in wanted:
     for name, shape in zip(entry.names, entry.shapes, strict=True):
@@ -253,7 +251,7 @@ def _differences(
 
 
 def _fits(found: Shape | None, wanted: Shape) -> bool:
-  """Whether shapes agree: GroupNorm's (1, 1, 1, C) is as good as (C,)."""
+  """Whether shapes agree; GroupNorm's (1, 1, 1, C) counts as (C,)."""
   if found is None:
     return False
   return [n for n in found if n != 1] == [n for n in wanted if n != 1]

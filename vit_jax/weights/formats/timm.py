@@ -28,10 +28,10 @@ from vit_jax.weights.formats.tables import torch_dense as _dense
 from vit_jax.weights.formats.tables import torch_norm as _norm
 
 NAME = 'timm'
-# Not part of the model: what MAE and DINO leave in their files.
+# Arrays outside the model, which MAE and DINO leave in their files.
 IGNORED = r'mask_token|decoder_.*|fc_norm\.unused'
 
-# As timm's classes compute by default; not among the arrays.
+# Fields that arrays do not show, with the defaults of timm's classes.
 _FIELDS = {'gelu': 'exact', 'layer_norm_epsilon': 1e-6}
 
 
@@ -43,7 +43,7 @@ def _patch(theirs: str) -> list[tables.Rule]:
 
 
 def _units(ours: str, theirs: str, norm_proj: bool) -> list[tables.Rule]:
-  """Bottleneck units; timm counts stages and units from 0, we from 1."""
+  """Returns rules of bottleneck units; timm counts from 0, we from 1."""
   ours, theirs = f'{ours}stage{{}}/unit{{}}', f'{theirs}stages.{{}}.blocks.{{}}'
   table = [
     rule(f'{ours}/conv{n}/kernel', f'{theirs}.{name}.weight', tables.CONV, -1)
@@ -125,7 +125,7 @@ _SIGNS = (
 
 
 def recognises(names: Iterable[str]) -> bool:
-  """Whether a file with these arrays is of this format."""
+  """Whether a file with these arrays has this format."""
   names = set(names)
   return any(sign in names for sign in _SIGNS) or any(
     re.match(r'blocks\.\d+\.(attn|mlp)', name) for name in names
@@ -151,13 +151,13 @@ def rules(model: nn.Module) -> Sequence[tables.Rule]:
 
 
 def stored_name(model: nn.Module, name: str) -> str:
-  """Returns the name that a file has for one of the rules."""
+  """Returns the name in a file for a name in the rules."""
   del model
   return name
 
 
 def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
-  """Reads the architecture off the arrays' shapes."""
+  """Infers the architecture from the arrays' shapes."""
   shapes = base.Shapes(arrays)
   family, read = 'vit', _vit
   if 'stem.proj.weight' in shapes or shapes.count('blocks.{}.mlp_tokens.'):
@@ -197,7 +197,7 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     width, channels, *_ = shapes.get(stem, 4)
     fields |= {'resnet_stages': stages, 'resnet_width': width}
     stride = 4 * 2 ** max(len(stages) - 1, 0)
-    if hints.stored_size is None:  # else we wrote it
+    if hints.stored_size is None:  # otherwise our export wrote the file
       logging.warning(
         'warning: its ResNet is computed with the epsilons of the code that'
         " trained it, Google's (kernels 1e-5, GroupNorm 1e-6), not with timm's"
@@ -210,7 +210,7 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
   fields['num_heads'] = _num_heads(shapes, hints, fields)
   positions, size = _positions(shapes, [stride * p for p in patch], hints)
   model = cast(vit.ViT, base.build(vit.ViT, fields | positions, hints))
-  # DeiT, MAE, DINO: with the mean of ImageNet. Hybrids and SigLIP are Google's.
+  # DeiT, MAE and DINO use ImageNet's mean; hybrids and SigLIP are Google's.
   is_google = model.resnet_stages is not None or model.pool == 'map'
   usual = preprocessing.TIMM_OF_GOOGLE if is_google else preprocessing.TIMM
   return _description(model, size, channels, hints, usual)
@@ -235,7 +235,7 @@ _POOL = typed.one_of('token', 'avg', 'map')
 def _num_heads(
   shapes: base.Shapes, hints: base.Hints, fields: Mapping[str, Any]
 ) -> int:
-  """Returns the heads, which a fused qkv does not show."""
+  """Returns the number of heads, which a fused qkv does not show."""
   hidden = fields['hidden_size']
   configured = timm_names.heads(hints.config, hidden)
   if fields['qk_norm'] and not configured:
@@ -248,9 +248,9 @@ def _num_heads(
 def _positions(
   shapes: base.Shapes, pixels: Sequence[int], hints: base.Hints
 ) -> tuple[dict[str, Any], tuple[int, int]]:
-  """Returns which tokens have positions, and for which images these are.
+  """Returns which tokens have positions, and the image size of these.
 
-  timm gives them to all tokens, or to the patches alone (`no_embed_class`).
+  In timm all tokens have them, or only the patches (`no_embed_class`).
   """
   default = _input_size(hints.config)
   if 'pos_embed' not in shapes:
@@ -316,7 +316,8 @@ def _bit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     'stages': stages,
     'stem_width': width,
     'channels': outputs,
-    # BiT's own border in its sizes; else that of timm's class.
+    # BiT, known by its name or sizes, pads with zeros; other models of timm's
+    # class use its own padding.
     'zero_padded_pool': '_bit' in timm_names.architecture(hints.config)
     or (stages, width) in published,
   }
@@ -347,7 +348,7 @@ def _description(
 
 
 def _labels(config: typed.Json, classes: int) -> tuple[str, ...]:
-  """Returns the class names of config.json; () where there are none."""
+  """Returns the class names in config.json; () if there are none."""
   names = config.labels('label_names', classes)
   names = names or config.labels('pretrained_cfg.label_names', classes)
   descriptions = config.get('label_descriptions', typed.OBJECT, {})
@@ -355,7 +356,7 @@ def _labels(config: typed.Json, classes: int) -> tuple[str, ...]:
 
 
 def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
-  """Returns what the format cannot hold; None: it can hold the model."""
+  """Returns which part of a model the format cannot store; None: no part."""
   del image_size
   if not isinstance(model, vit.ViT):
     return None

@@ -1,7 +1,7 @@
-"""The config.json that timm rebuilds a model from.
+"""Makes the config.json from which timm rebuilds a model.
 
-timm knows architectures by name; `model_args` change them. Where timm has no
-name for a model, config.json has the nearest one, and a note says what differs.
+timm has architectures by name, which `model_args` modify. If timm has no name
+for a model, config.json has the most similar one, and a note says what differs.
 """
 
 from collections.abc import Mapping
@@ -16,7 +16,7 @@ from vit_jax.models import resnet
 from vit_jax.models import vit
 from vit_jax.weights.formats import base
 
-# Of the paper's sizes; the last is the nearest for all others.
+# timm's names of the paper's sizes.
 _SIZES = {'Ti': 'tiny', 'S': 'small', 'L': 'large', 'H': 'huge', 'g': 'giant'}
 _SIZES |= {'B': 'base'}
 _VITS = (
@@ -42,7 +42,7 @@ _HYBRIDS: Mapping[tuple[int, ...], str] = {
 def companions(
   model: models.Model, preprocess: data.Preprocess, image_size: tuple[int, int]
 ) -> dict[str, dict[str, Any]]:
-  """Returns the content of the JSON files, by their names."""
+  """Returns the content of the JSON files, by file name."""
   return {'config.json': config(model, preprocess, image_size)}
 
 
@@ -81,7 +81,7 @@ def config(
 
 
 def notes(model: models.Model) -> list[str]:
-  """Returns where timm's code computes something else, or is not enough."""
+  """Returns notes on where timm's code differs or does not suffice."""
   found = []
   obstacle = _obstacle(model)
   if obstacle:
@@ -111,7 +111,7 @@ def notes(model: models.Model) -> list[str]:
 
 
 def usage(model: models.Model, directory: str, file: str) -> tuple[str, str]:
-  """Returns a program, and the Python that loads the model there."""
+  """Returns the name of a program, and Python code that loads the model."""
   if _obstacle(model) == _PRE_LOGITS:
     return 'timm', _usage_with_pre_logits(model, directory, file)
   if _obstacle(model):
@@ -128,7 +128,7 @@ def usage(model: models.Model, directory: str, file: str) -> tuple[str, str]:
 def _usage_with_pre_logits(
   model: models.Model, directory: str, file: str
 ) -> str:
-  """Returns the Python that makes both layers the head of timm's class."""
+  """Returns Python code that makes both layers the head of timm's class."""
   assert isinstance(model, vit.ViT)
   d, n, classes = model.hidden_size, model.pre_logits, model.num_classes
   last = f',\n    torch.nn.Linear({n}, {classes})' if classes else ''
@@ -150,7 +150,7 @@ model.load_state_dict({{
 
 
 def _parts(model: models.Model, shape: tuple[int, ...]) -> dict[str, Any]:
-  """Returns what depends on the family; `shape` is (C, height, width)."""
+  """Returns the fields of a family; `shape` is (C, height, width)."""
   if isinstance(model, mixer.Mixer):
     return {
       'architecture': _mixer_name(model) or 'mixer_b16_224',
@@ -212,7 +212,7 @@ def _vit_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def ratio(number: int, base: int) -> float:
-  """Returns r, whole if it can be, for which int(base * r) is the number."""
+  """Returns r with int(base * r) == number, as an int if possible."""
   result = number / base
   if int(base * result) != number:
     result = math.nextafter(result, math.inf)
@@ -263,12 +263,12 @@ def _bit_name(model: resnet.BiT) -> str | None:
   return None
 
 
-# Older versions of timm had it, with arrays of the names that are written.
+# Older versions of timm had such a layer; its arrays get the same names.
 _PRE_LOGITS = 'a layer before the head'
 
 
 def _obstacle(model: models.Model) -> str | None:
-  """Returns what no name of timm's leads to; None: this model has one."""
+  """Returns the part of a model that no timm name has; None: a name has all."""
   if isinstance(model, mixer.Mixer):
     return None if _mixer_name(model) else 'a Mixer of this size'
   if isinstance(model, resnet.BiT):

@@ -1,4 +1,4 @@
-"""Fields that the names of timm's architectures imply; as of timm 1.0.31."""
+"""Fields implied by the names of timm's architectures, as of timm 1.0.31."""
 
 from collections.abc import Collection
 import re
@@ -6,14 +6,14 @@ import re
 from vit_jax.config import UserError
 from vit_jax.weights.files import typed
 
-# What names say beyond what arrays show, and is not computed: a pattern, the
-# field of `model_args` and its value.
+# Unsupported features that only names show: a pattern of names, the field of
+# `model_args` and its value.
 _NOT_COMPUTED = (
   (r'vit_base_patch16_rpn_', 'block_fn', 'ResPostBlock'),
   (r'test_vit3', 'pool_include_prefix', True),
   (r'vit_intern300m_|vit_.*_radio_v', 'final_norm', False),
 )
-# Arrays of what is not computed: a pattern, and the field of timm's classes.
+# Arrays of unsupported features: a pattern, and the field of timm's classes.
 _FOREIGN_ARRAYS = (
   (r'norm_pre\..*', 'pre_norm=True'),
   (r'patch_embed\.norm\..*', 'an embed_norm_layer'),
@@ -29,7 +29,8 @@ _FOREIGN_ARRAYS = (
   (r'blocks\.\d+\.(linear_tokens|mlp_channels\.gate)\b.*', 'a block_layer'),
   (r'(.*\.)?num_batches_tracked', 'a BatchNorm as norm_layer'),
 )
-# And those without which something else is computed.
+# An array that exists, one that must then exist as well, and the unsupported
+# field of timm's classes that leaves it out.
 _NEEDED_ARRAYS = (
   ('blocks.{}.attn.proj.weight', 'blocks.{}.attn.proj.bias', 'proj_bias=False'),
   (
@@ -38,7 +39,7 @@ _NEEDED_ARRAYS = (
     'an RmsNorm as norm_layer',
   ),
 )
-# Those with act_layer='gelu_tanh'.
+# Names with act_layer='gelu_tanh'.
 _TANH = (
   r'vit_base_patch32_siglip_'
   r'|vit_large_patch16_siglip_(gap_)?512'
@@ -46,8 +47,8 @@ _TANH = (
   r'|vit_giantopt_patch16_siglip_'
 )
 _SORRY = 'that is not computed here'
-# `model_args` of timm's classes: what each has to be; None: arrays show it, it
-# is read elsewhere, or it is of no influence on a trained model.
+# `model_args` of timm's classes -> supported kind of value; None: any, since
+# arrays show it, it is read elsewhere, or it does not affect a trained model.
 _COMMON: dict[str, typed.Kind | None] = dict.fromkeys(
   """
   drop_path_rate drop_rate img_size in_chans num_classes proj_drop_rate
@@ -92,12 +93,13 @@ _ARGUMENTS = {
   },
 }
 _ACTIVATIONS = {'gelu': 'exact', 'gelu_tanh': 'tanh'}
-# Heads where the width does not tell them.
+# Numbers of heads that differ from `_HEADS`, by name.
 _HEADS_BY_NAME = {
   r'vit_giantopt_patch16_siglip_': 16,
   r'vit_base_patch16_gap_': 16,
 }
-# By width: test_vit, vit_wee, little, medium, betwixt, so150m, so400m, ...
+# Numbers of heads by width: test_vit, vit_wee, little, medium, betwixt, so150m,
+# so400m, ...
 _HEADS = {
   64: 2,
   96: 3,
@@ -120,20 +122,20 @@ _HEADS = {
 
 
 def architecture(config: typed.Json) -> str:
-  """Returns the name in config.json; '' where there is none."""
+  """Returns the name in config.json; '' if there is none."""
   return config.get('architecture', typed.TEXT, '')
 
 
 def check(names: Collection[str], config: typed.Json, family: str) -> None:
-  """Checks that what arrays and config.json say is computed here.
+  """Checks that this package supports the model of arrays and config.json.
 
   Args:
     names: Names of the arrays.
-    config: config.json beside them.
+    config: Their config.json.
     family: 'vit', 'mixer' or 'bit'.
 
   Raises:
-    UserError: It is not; names the field of timm's class.
+    UserError: It does not; the message names the field of timm's class.
   """
   for pattern, field in _FOREIGN_ARRAYS:
     found = next((name for name in names if re.fullmatch(pattern, name)), None)
@@ -173,12 +175,12 @@ def gelu(config: typed.Json) -> str:
 
 
 def check_gated(config: typed.Json) -> None:
-  """Raises a UserError where a gated MLP has another gate than SiLU."""
+  """Raises a UserError if a gated MLP has another gate than SiLU."""
   config.get('model_args.act_layer', typed.one_of('silu'))
 
 
 def heads(config: typed.Json, hidden_size: int) -> int | None:
-  """Returns the heads of a ViT; None: config.json does not tell."""
+  """Returns the number of heads of a ViT; None: config.json does not tell."""
   name = architecture(config)
   found = [
     n for pattern, n in _HEADS_BY_NAME.items() if re.match(pattern, name)
