@@ -2,6 +2,7 @@
 
 import os
 import pathlib
+import re
 import subprocess
 import sys
 
@@ -133,8 +134,9 @@ def _look(folder, *flags):
   ]
   command += [f'--out={folder}/batch.png', '--count=1', *flags]
   env = ENV | {'VIT_JAX_CACHE': str(folder / 'default')}
-  for name in ('JAX_COMPILATION_CACHE_DIR', 'JAX_ENABLE_COMPILATION_CACHE'):
-    env.pop(name, None)
+  # Those that conftest.py sets, too.
+  env = {k: x for k, x in env.items() if not re.match('JAX.*_CACHE_', k)}
+  env.pop('JAX_ENABLE_COMPILATION_CACHE', None)
   return subprocess.run(
     [sys.executable, '-m', *command],
     check=False,
