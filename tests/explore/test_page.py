@@ -397,7 +397,7 @@ def test_a_bad_file_is_answered_with_a_message(browser, image, tmp_path, maps):
   bad = tmp_path / 'notes.txt'
   bad.write_text('no image')
   browser.choose(bad)
-  assert 'send a JPEG, PNG, WebP or BMP file' in browser.text('#error')
+  assert 'send a JPEG, PNG, WebP, GIF or BMP file' in browser.text('#error')
   assert browser.text('#status') == f'Still shown: {image.name}'
   check(browser, 'class token', maps())
   browser.keep('error')
