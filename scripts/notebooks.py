@@ -75,11 +75,12 @@ def read(path: pathlib.Path) -> Any:
   return notebook
 
 
-def execute(notebook: Any) -> Any:
+def execute(notebook: Any, **variables: str) -> Any:
   """Returns a notebook with the outputs of a new run.
 
   Args:
     notebook: Notebook from `read`, which is not changed.
+    **variables: Further environment variables of the run.
 
   Raises:
     nbclient.exceptions.CellExecutionError: A cell failed.
@@ -95,7 +96,7 @@ def execute(notebook: Any) -> Any:
       record_timing=False,
       resources={'metadata': {'path': folder}},
     )
-    client.execute(env=_environment(folder))
+    client.execute(env=_environment(folder) | variables)
     _clean(notebook, os.path.realpath(folder))
   return notebook
 

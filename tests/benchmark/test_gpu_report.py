@@ -21,10 +21,19 @@ MODEL = 'ViT-Ti/16'
 
 @pytest.fixture(scope='module')
 def short():
-  """Blocks of one step, few and small images, a rough rate of products."""
+  """Blocks of one step, a small model, few images, a rough rate of products."""
+  in_full = gpu_rows.Report._config
+
+  def small(*args):
+    config = in_full(*args)
+    if MODEL in args:
+      config.model.depth, config.model.hidden_size = 2, 48
+    return config
+
   with pytest.MonkeyPatch.context() as patch:
     patch.setattr(timing, 'steps_per_block', lambda functions, *_: 1)
     patch.setattr(timing, 'matmul_flops', lambda *_: 1e11)
+    patch.setattr(gpu_rows.Report, '_config', small)
     patch.setattr(gpu_rows, '_IMAGES', 64)
     patch.setattr(setting_lib, 'PHOTOGRAPH', (40, 32))
     patch.setattr(gpu_rows, '_BLOCKS', 2)
