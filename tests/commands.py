@@ -13,7 +13,10 @@ def run(command: ModuleType, *args: Any) -> int:
     command: Its module, with FLAGS of its own.
     *args: Of the command line.
   """
-  for name in command.FLAGS:  # what an earlier call has set
-    command.FLAGS[name].unparse()
+  for name in list(command.FLAGS):  # what an earlier call has set
+    if name.startswith('config.'):  # keys, which each config defines anew
+      delattr(command.FLAGS, name)
+    else:
+      command.FLAGS[name].unparse()
   argv = cli.parse_flags(['command', *map(str, args)], command.FLAGS)
   return command.main(argv) or 0
