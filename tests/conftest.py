@@ -16,13 +16,17 @@ if os.environ['JAX_PLATFORMS'] != 'cpu':  # there products may be less exact
   os.environ.setdefault('JAX_DEFAULT_MATMUL_PRECISION', 'highest')
 os.environ['JAX_NUM_CPU_DEVICES'] = '8'
 # Compiling takes most of the time, and most functions run once.
-os.environ.setdefault(
-  'XLA_FLAGS',
-  '--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1',
-)
-if importlib.metadata.version('jaxlib').startswith('0.10.'):
-  # Halves the rest. Later versions end the process at a flag of the past.
-  os.environ['XLA_FLAGS'] += ' --xla_cpu_use_fusion_emitters=false'
+os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0')
+if (
+  os.environ['JAX_PLATFORMS'] == 'cpu'
+  and importlib.metadata.version('jaxlib').startswith('0.10.')
+  and '--xla_cpu_use_fusion_emitters' not in os.environ['XLA_FLAGS']
+):
+  # Halves the rest. Later versions, and TPUs, end the process at these flags.
+  os.environ['XLA_FLAGS'] += (
+    ' --xla_cpu_use_fusion_emitters=false'
+    ' --xla_cpu_parallel_codegen_split_count=1'
+  )
 
 from absl import flags
 import pytest

@@ -98,16 +98,12 @@ def _model() -> ml_collections.ConfigDict:
   model.stochastic_depth_uniform = config_dict.placeholder(bool)
   # Initial weights: 'vit' (the paper's code), 'mixer', 'lecun' or 'deit'.
   model.initializers = config_dict.placeholder(str)
-  model.head_bias = config_dict.placeholder(
-    float
-  )  # initial bias of the head: 0
-  model.resnet_stages = config_dict.placeholder(
-    tuple
-  )  # hybrids: blocks a stage
+  model.head_bias = config_dict.placeholder(float)  # its initial value: 0
+  # Hybrids: blocks of each stage of the ResNet.
+  model.resnet_stages = config_dict.placeholder(tuple)
   model.resnet_width = config_dict.placeholder(int)  # hybrids: channels
-  model.tokens_mlp_dim = config_dict.placeholder(
-    int
-  )  # Mixer: token MLP's width
+  # Mixer: width of the token MLP.
+  model.tokens_mlp_dim = config_dict.placeholder(int)
   model.stages = config_dict.placeholder(tuple)  # BiT: blocks of each stage
   model.width_factor = config_dict.placeholder(int)  # BiT: times channels
   model.stem_width = config_dict.placeholder(int)  # BiT: channels of the stem
