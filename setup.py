@@ -45,6 +45,8 @@ setuptools.setup(
   extras_require={
     'cuda': ['jax[cuda12]'],
     'tpu': ['jax[tpu]'],
+    # The compiler of TPUs, for machines without one.
+    'compile-tpu': ['libtpu'],
     'slurm': ['submitit>=1.5'],
     'sweep': ['matplotlib>=3.10', 'optuna>=5.0'],
     # Pictures.

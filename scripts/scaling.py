@@ -19,10 +19,10 @@ from absl import logging
 
 from vit_jax import cli
 from vit_jax import config as config_lib
+from vit_jax.ahead import plan as plan_lib
+from vit_jax.ahead import roofline
 from vit_jax.config import tables
 from vit_jax.parallel import hardware as hardware_lib
-from vit_jax.summary import plan as plan_lib
-from vit_jax.summary import roofline
 
 # Images of a microbatch on one device, whose activations fit into 80 GB.
 MODELS = {'ViT-B/16': 128, 'ViT-L/16': 64, 'ViT-H/14': 32, 'ViT-g/14': 16}

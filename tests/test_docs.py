@@ -18,8 +18,9 @@ import tiny
 
 import vit_jax
 from vit_jax import config as config_lib
+from vit_jax.ahead import plan
 from vit_jax.parallel import hardware
-from vit_jax.summary import plan
+from vit_jax.parallel import topologies
 from vit_jax.sweep import space
 from vit_jax.train import experiment
 
@@ -45,6 +46,8 @@ OTHERS = {
 }
 MODULES = {
   'benchmark': BENCHMARK + 'test_the_command_prints_one_json_object',
+  'benchmark --parts=compile': BENCHMARK
+  + 'test_steps_compiled_for_a_tpu_have_ratios',
   'benchmark --parts=input': 'tests/benchmark/test_input.py::'
   'test_every_row_has_its_ratio',
   'benchmark --parts=train,infer': BENCHMARK + 'test_transformers_in_turns',
@@ -87,6 +90,8 @@ MODULES = {
   'predict': HERE,
   'summary --config': 'tests/summary/test_summary.py::'
   'test_plan_without_data_and_devices',
+  'summary --config=configs/vit_i1k.py': 'tests/ahead/test_step.py::'
+  'test_compiled_for_a_tpu',
   'summary --from': HERE,
   'sweep --config=configs/digits.py': SWEEP
   + 'test_a_real_run_is_stopped_and_resumed',
@@ -204,6 +209,12 @@ def test_flags_and_keys_in_docstrings_are_there(command, here):
     pass
 
 
+def _check_hardware(name):
+  """Checks a kind of device, as H100, or a topology, as v5e:4x4."""
+  parse = topologies.parse if ':' in name else hardware.named
+  assert parse(name)
+
+
 def check(program):
   """Checks the values of flags as the commands do before anything slow."""
   values = program.flags.flag_values_dict()
@@ -211,7 +222,7 @@ def check(program):
     experiment.check(values['config'])
   names = values.get('hardware') or []
   for name in [names] if isinstance(names, str) else names:
-    hardware.named(name)
+    _check_hardware(name)
   if values.get('mesh'):
     plan.parse_mesh(values['mesh'], values['devices'])
   if values.get('sweep'):

@@ -26,6 +26,7 @@ LEVELS = (
   ('evaluation',),
   ('objectives',),
   ('train',),
+  ('ahead',),
   ('cli',),
   ('rerun',),
 )

@@ -1,6 +1,7 @@
 """The benchmark's report, with a tiny model; no time is asserted."""
 
 import dataclasses
+import importlib.util
 import json
 import os
 import subprocess
@@ -292,3 +293,35 @@ def test_the_command_prints_one_json_object():
   assert report['scan'] is False and 'torch_compile' not in report
   assert report['date'] and report['cores'] >= 1
   assert 'images/s' in result.stderr
+
+
+def test_parts_that_do_not_go_together():
+  command = [sys.executable, '-m', 'vit_jax.benchmark']
+  env = os.environ | {'PYTHONPATH': str(tiny.ROOT)}
+  for flags in (['--parts=compile'], ['--hardware=v5e:1x1']):
+    result = subprocess.run(
+      [*command, *flags], env=env, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 1 and not result.stdout
+    assert '--parts=compile and --hardware=v5e:2x2 go' in result.stderr
+
+
+@pytest.mark.skipif(
+  importlib.util.find_spec('libtpu') is None,
+  reason='needs libtpu: vit_jax[compile-tpu]',
+)
+def test_steps_compiled_for_a_tpu_have_ratios():
+  command = [sys.executable, '-m', 'vit_jax.benchmark', '--parts=compile']
+  command += ['--hardware=v5e:1x2', '--batch_size=8']
+  env = os.environ | {'PYTHONPATH': str(tiny.ROOT)}
+  result = subprocess.run(
+    command, env=env, capture_output=True, text=True, check=True
+  )
+  report = json.loads(result.stdout)
+  assert report['compile']['devices'] == 2
+  for key in ('temporary_gib', 'accessed_gb', 'tflop', 'copies'):
+    ours, plain = report['ours'][key], report['plain'][key]
+    assert ours > 0 and plain > 0
+    assert report['ratios'][key] == pytest.approx(ours / plain)
+  # The model is the same: only the plain one computes the last layer in full.
+  assert 0.7 < report['ratios']['tflop'] < 1.05

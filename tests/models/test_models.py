@@ -129,13 +129,17 @@ def test_scanned_remat_and_unrolled_are_one_function():
     )
 
 
-@pytest.mark.parametrize('qk_norm', [False, True])
-def test_attention_of_jax_is_the_same_function(qk_norm):
+@pytest.mark.parametrize(
+  ('implementation', 'qk_norm'),
+  [('xla', False), ('xla', True), ('einsum', False)],
+)
+def test_implementations_of_attention_are_one_function(implementation, qk_norm):
   """Outputs and gradients; where it is returned the plain one computes it."""
-  model = tiny(qk_norm=qk_norm, dropout_rate=0.1)
+  rate = 0.1 if implementation == 'einsum' else 0.0
+  model = tiny(qk_norm=qk_norm, dropout_rate=0.1, attention_dropout_rate=rate)
   _, images = example()
   params = models.init_params(model, jax.random.key(0), images.shape[1:])
-  twin = model.clone(attention_implementation='xla')
+  twin = model.clone(attention_implementation=implementation)
 
   @functools.partial(jax.jit, static_argnums=1)
   @jax.value_and_grad

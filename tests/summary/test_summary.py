@@ -9,10 +9,10 @@ import commands
 import pytest
 import tiny
 
+from vit_jax.ahead import roofline
 from vit_jax.config import UserError
 from vit_jax.parallel import hardware
 from vit_jax.summary import __main__ as summary
-from vit_jax.summary import roofline
 from vit_jax.train import loop
 
 

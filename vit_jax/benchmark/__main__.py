@@ -24,6 +24,14 @@ parts in other processes (startup, restart, parallel) are not compared.
   augment         the cost of RandAugment(2,10) and mixup in a step
   checkpoint      steps with a save among them, against steps alone
   end_to_end      the whole loop
+
+  python -m vit_jax.benchmark --parts=compile --hardware=v5e:2x2 \
+      --model=ViT-B/16 --batch_size=128
+
+compiles the train step for devices that are not here, with their own compiler
+(extra [compile-tpu] or [cuda]), in bfloat16: temporary memory, bytes accessed,
+TFLOP and copies of ours and of the baseline, with the ratios. The batch size is
+that of one device. This part runs only where --hardware names a topology.
 """
 
 from collections.abc import Callable
@@ -41,9 +49,11 @@ from vit_jax import cli
 PROCESS_PARTS = ('startup', 'restart', 'parallel')
 # The first ones show their memory best.
 MODEL_PARTS = ('infer', 'train', 'augment', 'checkpoint', 'end_to_end')
-PARTS = (*PROCESS_PARTS, 'input', *MODEL_PARTS)
+_TIMED = (*PROCESS_PARTS, 'input', *MODEL_PARTS)
+_COMPILE = 'compile'
+PARTS = (*_TIMED, _COMPILE)
 
-_PARTS = flags.DEFINE_list('parts', list(PARTS), 'Parts to measure.')
+_PARTS = flags.DEFINE_list('parts', list(_TIMED), 'Parts to measure.')
 _MODEL = flags.DEFINE_string(
   'model', 'tutorial', 'A name, or the ViT of configs/cifar10_tutorial.py.'
 )
@@ -61,6 +71,9 @@ _ATTENTION = flags.DEFINE_string(
 )
 _SCAN = flags.DEFINE_bool('scan', None, 'Value of config.model.scan.')
 _REMAT = flags.DEFINE_string('remat', None, 'Value of config.model.remat.')
+_HARDWARE = flags.DEFINE_string(
+  'hardware', None, 'For --parts=compile: a topology, as v5e:2x2 or h100:8.'
+)
 _BLOCKS = flags.DEFINE_integer('blocks', 10, 'Number of timed blocks.')
 _COMPARE = flags.DEFINE_enum(
   'compare',
@@ -82,6 +95,10 @@ def main(argv: list[str]) -> None:
 
   if argv[1:] or set(_PARTS.value) - set(PARTS):
     raise config_lib.UserError(f'choose --parts from {",".join(PARTS)}')
+  if (_PARTS.value == [_COMPILE]) != (_HARDWARE.value is not None):
+    raise config_lib.UserError(
+      '--parts=compile and --hardware=v5e:2x2 go together, without other parts'
+    )
   for flag in (_BLOCKS, _BATCH_SIZE, _IMAGE_SIZE):
     if flag.value is not None and flag.value < 1:
       raise config_lib.UserError(f'--{flag.name} must be at least 1')
@@ -94,16 +111,47 @@ def main(argv: list[str]) -> None:
     model=_MODEL.value,
     image_size=_IMAGE_SIZE.value,
     batch_size=_BATCH_SIZE.value,
-    dtype=_DTYPE.value,
+    dtype='bfloat16' if _HARDWARE.value else _DTYPE.value,
     attention=_ATTENTION.value,
     scan=_SCAN.value,
     remat=_REMAT.value,
     data=_DATA.value,
   )
+  if _HARDWARE.value is not None:
+    print(json.dumps(_compile(setting)))
+    return
   report = _measure(setting)
   print(report_lib.table(report), file=sys.stderr)
   print(json.dumps(report))
   sys.stdout.flush()
+
+
+def _compile(setting: Any) -> dict[str, Any]:
+  """Returns the report of the part `compile`."""
+  import jax
+
+  from vit_jax.benchmark import compile_part
+  from vit_jax.benchmark import setting as setting_lib
+  from vit_jax.parallel import topologies
+
+  topology = topologies.parse(_HARDWARE.value or '')
+  with setting.changes() as changes:
+    config = setting_lib.config(changes)
+    if config.model.num_classes is None:
+      config.model.num_classes = setting_lib.NUM_CLASSES
+    entry = compile_part.measure(config, topology)
+  # The only part: its numbers are at the top as well.
+  return {
+    'compile': entry,
+    **entry,
+    'model': _MODEL.value,
+    'image_size': config.data.image_size,
+    'batch_size': config.train.batch_size,
+    'scan': config.model.scan,
+    'remat': config.model.remat,
+    'jax': jax.__version__,
+    'date': datetime.date.today().isoformat(),
+  }
 
 
 def _measure(setting: Any) -> dict[str, Any]:

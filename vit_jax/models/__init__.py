@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import attention
 from vit_jax.models import fields as fields_lib
 from vit_jax.models import mixer
 from vit_jax.models import names
@@ -173,6 +174,21 @@ def from_config(
   return create_model(**fields, dtype=jnp.dtype(dtype))
 
 
+def on_platform(config: Any, platform: str) -> Any:
+  """Returns a full config with the attention that suits a platform.
+
+  Args:
+    config: The full config, which is not changed.
+    platform: 'cpu', 'tpu' or 'gpu'.
+  """
+  result = config.copy_and_resolve_references()
+  chosen = config.model.attention_implementation or 'auto'
+  result.model.attention_implementation = attention.implementation_on(
+    platform, chosen
+  )
+  return result
+
+
 def name_of(model: Model) -> str:
   """Returns the published name of the most similar model."""
   fields = fields_of(model)
@@ -260,7 +276,8 @@ def _check_vit(model: vit.ViT) -> None:
       f'num_heads={model.num_heads} does not divide'
       f' hidden_size={d}: change one of them'
     )
-  if model.attention_implementation != 'plain' and model.attention_dropout_rate:
+  of_jax = model.attention_implementation in ('xla', 'cudnn')
+  if of_jax and model.attention_dropout_rate:
     raise ValueError(
       f'attention_implementation={model.attention_implementation!r} has no'
       " attention_dropout_rate: set it to 0, or take 'plain'"

@@ -42,6 +42,18 @@ def separate(
   return init_each
 
 
+def implementation_on(platform: str, implementation: str) -> str:
+  """Returns the implementation that 'auto' stands for; others as they are.
+
+  Args:
+    platform: 'cpu', 'tpu' or 'gpu'.
+    implementation: One of `spec.ATTENTION_IMPLEMENTATIONS`.
+  """
+  if implementation != 'auto':
+    return implementation
+  return 'plain' if platform == 'cpu' else 'einsum'
+
+
 class QKV(nn.Module):
   """Queries, keys and values: [B, T, D] -> [B, R, H, K] and twice [B, T, H, K].
 
@@ -112,10 +124,14 @@ class Attention(nn.Module):
       query = spec.layer_norm('query_norm')(query)
       key = spec.layer_norm('key_norm')(key)
     weights = None
-    if self.capture or spec.attention_implementation == 'plain':
+    implementation = implementation_on(
+      jax.default_backend(), spec.attention_implementation
+    )
+    if self.capture or implementation == 'plain':
       y, weights = self._attend(query, key, value, dropout_key, perturbation)
+    elif implementation == 'einsum':
+      y = self._attend_by_einsum(query, key, value, dropout_key)
     else:
-      implementation = spec.attention_implementation
       y = jax.nn.dot_product_attention(
         query,
         key,
@@ -168,3 +184,25 @@ class Attention(nn.Module):
     y = jnp.einsum('bhqt,bhtk->bhqk', dropped, value)
     y = (y / total).astype(self.spec.dtype)
     return jnp.swapaxes(y, 1, 2), scores / total if self.capture else None
+
+  def _attend_by_einsum(
+    self,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    dropout_key: dropout.DropoutKey | None,
+  ) -> jax.Array:
+    """Maps [B, T, H, K] to the values [B, R, H, K].
+
+    As in `flax.linen.dot_product_attention`: a transpose of [B, T, H, K] would
+    be a copy in memory, and scores in float32 twice the traffic.
+    """
+    scores = jnp.einsum('bqhk,bthk->bhqt', query * query.shape[-1] ** -0.5, key)
+    tokens = key.shape[1]
+    weights = dropout.dropout(
+      nn.softmax(scores),
+      self.spec.attention_dropout_rate,
+      dropout.fold(dropout_key, dropout.Purpose.ATTENTION_WEIGHTS),
+      (self.spec.num_heads, tokens, tokens),
+    )
+    return jnp.einsum('bhqt,bthk->bqhk', weights, value)

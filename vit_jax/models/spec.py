@@ -35,7 +35,7 @@ REMAT_POLICIES = (
   'dots_saveable',
   'dots_with_no_batch_dims_saveable',
 )
-ATTENTION_IMPLEMENTATIONS = ('plain', 'xla', 'cudnn')
+ATTENTION_IMPLEMENTATIONS = ('auto', 'plain', 'einsum', 'xla', 'cudnn')
 
 
 @dataclasses.dataclass(kw_only=True, unsafe_hash=True)
@@ -120,7 +120,10 @@ class EncoderSpec(LayerSpec):
       arXiv:2302.05442).
     qkv_bias: Whether queries, keys and values have biases.
     gated_mlp: Whether the MLP is a SwiGLU (arXiv:2002.05202).
-    attention_implementation: 'plain', matrix products and a softmax; or 'xla'
+    attention_implementation: 'plain', for CPUs: heads before tokens, and a
+      softmax in float32 that divides after the product with the values;
+      'einsum', for TPUs and GPUs: the compiler chooses the order of axes, and
+      the softmax is in `dtype`; 'auto', one of these by the platform; or 'xla'
       or 'cudnn' of `jax.nn.dot_product_attention`. If the attention weights are
       captured, 'plain' is always used.
   """
@@ -133,4 +136,4 @@ class EncoderSpec(LayerSpec):
   gated_mlp: Annotated[bool, FUNCTION] = False
   attention_implementation: Annotated[
     str, Field(Kind.EXECUTION, choices=ATTENTION_IMPLEMENTATIONS)
-  ] = 'plain'
+  ] = 'auto'

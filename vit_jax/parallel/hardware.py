@@ -1,17 +1,17 @@
 """Published speeds and memory of the devices that models run on.
 
 NVIDIA's numbers are from the data sheets of the A100 80 GB SXM, the H100 SXM
-and the H200 SXM, and of the DGX A100, H100 and H200 systems: dense bfloat16
-(half of the number with sparsity), memory, NVLink bandwidth as the total of
-both directions (600, 900 and 900 GB/s), 8 devices per node, and one network
-port of 200, 400 and 400 Gb/s per device.
+and the H200 SXM, and of the DGX A100, H100, H200 and B200 systems: dense
+bfloat16 (half of the number with sparsity), memory, NVLink bandwidth as the
+total of both directions (600, 900, 900 and 1,800 GB/s), 8 devices per node, and
+one network port of 200, 400, 400 and 400 Gb/s per device.
 
-Google's numbers are from the pages on TPU v4, v5e, v5p and v6e of Google
+Google's numbers are from the pages on TPU v4, v5e, v5p, v6e and v7x of Google
 Cloud's documentation: peak, memory, chips of a pod, link bandwidth per chip as
-the total of both directions (v5e, v5p and v6e: 400, 1,200 and 800 GB/s; for the
-v4 there is only the all-reduce bandwidth of a pod, 1.1 PB/s), and the data
-centre network (6.4 Tb/s for a pod of 256 v5e, 50 Gb/s for a v5p chip). The
-network of the v6e, 100 Gb/s per chip (25.6 Tb/s per pod), is a guess: these
+the total of both directions (v5e, v5p, v6e and v7x: 400, 1,200, 800 and 1,200
+GB/s; for the v4 there is only the all-reduce bandwidth of a pod, 1.1 PB/s), and
+the data centre network (6.4 Tb/s for a pod of 256 v5e, 50 Gb/s for a v5p chip).
+The network of the v6e, 100 Gb/s per chip (25.6 Tb/s per pod), is a guess: these
 pages do not state it.
 """
 
@@ -51,6 +51,8 @@ class Hardware:
   node_size: int
   link_bandwidth: float
   network_bandwidth: float | None
+  sides: int = 0
+  cores: int = 1
 
 
 # The first entry with a matching pattern wins. JAX calls v5e and v6e "lite".
@@ -59,12 +61,31 @@ TABLE = (
   Hardware('A100', r'A100\b', 312e12, 80e9, 2.039e12, 8, 300e9, 25e9),
   Hardware('H100', r'H100.*HBM3$', 989e12, 80e9, 3.35e12, 8, 450e9, 50e9),
   Hardware('H200', r'H200\b(?! NVL)', 989e12, 141e9, 4.8e12, 8, 450e9, 50e9),
-  Hardware('TPU v4', r'TPU v4$', 275e12, 32 * 2**30, 1.2e12, 4096, 268e9, None),
+  Hardware('B200', r'B200\b', 2.25e15, 180e9, 8e12, 8, 900e9, 50e9),
   Hardware(
-    'TPU v5e', r'TPU (v5 lite|v5e)\b', 197e12, 16e9, 819e9, 256, 200e9, 3.125e9
+    'TPU v4', r'TPU v4$', 275e12, 32 * 2**30, 1.2e12, 4096, 268e9, None, 3
   ),
   Hardware(
-    'TPU v5p', r'TPU v5p?$', 459e12, 95 * 2**30, 2.765e12, 8960, 600e9, 6.25e9
+    'TPU v5e',
+    r'TPU (v5 lite|v5e)\b',
+    197e12,
+    16e9,
+    819e9,
+    256,
+    200e9,
+    3.125e9,
+    2,
+  ),
+  Hardware(
+    'TPU v5p',
+    r'TPU v5p?$',
+    459e12,
+    95 * 2**30,
+    2.765e12,
+    8960,
+    600e9,
+    6.25e9,
+    3,
   ),
   Hardware(
     'TPU v6e',
@@ -75,6 +96,19 @@ TABLE = (
     256,
     400e9,
     12.5e9,
+    2,
+  ),
+  Hardware(
+    'TPU v7x',
+    r'TPU7x$',
+    2307e12 / 2,
+    96 * 2**30,
+    7.38e12 / 2,
+    2 * 9216,
+    300e9,
+    None,
+    3,
+    2,
   ),
 )
 

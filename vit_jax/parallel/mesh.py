@@ -7,6 +7,7 @@ module `sharding` says which dimension of each parameter is split.
 
 from collections.abc import Callable
 from collections.abc import Mapping
+from collections.abc import Sequence
 import functools
 import math
 from typing import Any
@@ -91,15 +92,23 @@ def show_shape(shape: Mapping[str, int]) -> str:
   return ', '.join(f'{axis}={size}' for axis, size in shape.items())
 
 
-def make_mesh(config: ml_collections.ConfigDict) -> Mesh:
+def make_mesh(
+  config: ml_collections.ConfigDict,
+  devices: Sequence[jax.Device] | None = None,
+) -> Mesh:
   """Returns the mesh that `config.mesh` describes: `data`, `fsdp`, `tensor`.
 
   Devices are sorted by TPU slice, then by process. So each process has
   consecutive rows of the batch, and the last axes, which communicate most,
   connect devices that are near each other.
+
+  Args:
+    config: `config.mesh`.
+    devices: Devices to choose from; None: those of JAX.
   """
-  shape = mesh_shape(config, jax.device_count())
-  devices = sorted(jax.devices(), key=_place_of)[: math.prod(shape.values())]
+  devices = jax.devices() if devices is None else devices
+  shape = mesh_shape(config, len(devices))
+  devices = sorted(devices, key=_place_of)[: math.prod(shape.values())]
   # Auto: a Linen convolution does not type-check under Explicit axes.
   return Mesh(
     np.array(devices).reshape(tuple(shape.values())),

@@ -23,6 +23,14 @@ axes: missing ones are 1, except for data, which takes the remaining devices;
 without --mesh they are those of the config. --hardware shows one kind of device
 instead of all.
 
+  python -m vit_jax.summary --config=configs/vit_i1k.py --hardware=v5e:4x4
+
+compiles the step with the compiler of that TPU or GPU (v5p:2x2x2, h100:8; also
+v4, v6e, v7x, a100, h200 and b200), which runs without one: extra [compile-tpu]
+or [cuda]. --slices=2 is for two TPU slices or nodes of this shape. The result
+is the memory, the operations and the collectives of each device. If the
+compiler is missing, the step is planned on virtual CPU devices.
+
 --format=json is one object: modules (module, output_shape for one image,
 parameters, trainable, gflop), the same four of the whole model, checkpoint
 (what --from loaded: path, format, step, kind, averaged and newest; null with
@@ -31,7 +39,8 @@ optimizer, average, activations, total; null where it is not known), and plan
 (null without --devices): devices, mesh, batch_size, accumulation, memory,
 collectives (bytes a step), flops and model_flops (a step, of a device),
 unknown_loops, seconds, estimates (times in seconds) and the assumptions behind
-them.
+them; and ahead, the compiled step (null without a topology): see
+`ahead.step.Ahead`. --json is short for --format=json.
 """
 
 import dataclasses
@@ -52,11 +61,15 @@ if TYPE_CHECKING:
   import ml_collections
 
   from vit_jax import models
-  from vit_jax.optim import rules as rules_lib
+  from vit_jax.ahead import plan as plan_lib
+  from vit_jax.ahead import roofline
+  from vit_jax.ahead import step as ahead_lib
   from vit_jax.parallel import hardware as hardware_lib
-  from vit_jax.summary import plan as plan_lib
-  from vit_jax.summary import roofline
+  from vit_jax.parallel import topologies
+  from vit_jax.summary import rows as rows_lib
   from vit_jax.train import experiment as experiment_lib
+
+  _Planned = ahead_lib.Ahead | tuple[plan_lib.Plan, list[roofline.Estimate]]
 
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 _CONFIG = cli.define_config(FLAGS)
@@ -83,38 +96,18 @@ _MESH = flags.DEFINE_string(
 _HARDWARE = flags.DEFINE_string(
   'hardware',
   None,
-  'Kind of device: A100, H100, H200, v4, v5e, v5p or v6e. Default: all.',
+  'Kind of device, as H100 or v5e (default: all), or a topology, as v5e:4x4.',
   flag_values=FLAGS,
+)
+_SLICES = flags.DEFINE_integer(
+  'slices', 1, 'TPU slices or nodes of --hardware=v5e:4x4.', flag_values=FLAGS
+)
+_JSON = flags.DEFINE_bool(
+  'json', False, 'Same as --format=json.', flag_values=FLAGS
 )
 _FORMAT = flags.DEFINE_enum(
   'format', 'table', ['table', 'json'], 'Of stdout.', flag_values=FLAGS
 )
-
-# Fields that say how a model is executed, not what it computes.
-_PLAIN: dict[str, Any] = {
-  'scan': False,
-  'remat': 'none',
-  'attention_implementation': 'plain',
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class Row:
-  """A module, or a parameter of the outermost module itself.
-
-  Attributes:
-    module: Its path, as `blocks_0/mlp`; '' is the whole model.
-    output_shape: Shape for one image; None for a parameter.
-    parameters: Number of elements, including those of submodules.
-    trainable: 'yes', 'no' or 'part'; '-' without parameters.
-    gflop: GFLOP of a forward pass of one image, including submodules.
-  """
-
-  module: str
-  output_shape: tuple[int, ...] | None
-  parameters: int
-  trainable: str
-  gflop: float
 
 
 def main(argv: list[str]) -> int:
@@ -130,18 +123,19 @@ def main(argv: list[str]) -> int:
     _check_plan_flags()
   subject = _from_config(plans) if FLAGS['from'].value is None else _load(plans)
   from vit_jax import config as config_lib
+  from vit_jax.summary import rows as rows_lib
 
   optim = (subject.config or config_lib.default()).optim
   rows = [
     row
-    for row in summarize(subject.model, subject.image_shape, optim)
+    for row in rows_lib.summarize(subject.model, subject.image_shape, optim)
     if len(row.module.split('/')) <= _DEPTH.value
   ]
   memory = None
   if subject.experiment is not None and _MEMORY.value:
     memory = _memory(subject.experiment)
   planned = _plan(subject.config) if plans else None
-  if _FORMAT.value == 'json':
+  if _JSON.value or _FORMAT.value == 'json':
     found = _as_json(rows, memory, planned)
     print(json.dumps({**found, 'checkpoint': subject.checkpoint}))
   else:
@@ -171,7 +165,7 @@ class _Subject:
 def _from_config(plans: bool) -> _Subject:
   """Returns the model of --config."""
   if plans:
-    from vit_jax.summary import plan as plan_lib
+    from vit_jax.ahead import plan as plan_lib
 
     config = plan_lib.complete(_CONFIG.value)
     return _Subject(*_model(config), config)
@@ -193,34 +187,61 @@ def _load(plans: bool) -> _Subject:
 
 def _check_plan_flags() -> None:
   """Checks the flags of a plan, before anything slow."""
-  from vit_jax.summary import plan as plan_lib
+  from vit_jax.ahead import plan as plan_lib
 
+  topology, devices = _topology(), _DEVICES.value
+  if topology is not None:
+    if devices not in (None, topology.size):
+      raise UserError(
+        f'--devices={devices} is not the number of devices of'
+        f' --hardware={topology}, {topology.size}: leave it out'
+      )
+    devices = topology.size
   if _MESH.value is not None:
-    plan_lib.parse_mesh(_MESH.value, _DEVICES.value)
-  elif _DEVICES.value is None:
-    raise UserError('--hardware needs --devices: say how many there are')
+    plan_lib.parse_mesh(_MESH.value, devices)
+  elif devices is None:
+    raise UserError(
+      '--hardware needs --devices, or a topology as in --hardware=v5e:4x4'
+    )
   _hardware()
 
 
-def _plan(
-  config: 'ml_collections.ConfigDict | None',
-) -> 'tuple[plan_lib.Plan, list[roofline.Estimate]]':
-  """Returns the plan, and estimates for its hardware."""
-  from vit_jax.summary import plan as plan_lib
-  from vit_jax.summary import roofline
+def _topology() -> 'topologies.Topology | None':
+  """Returns the topology of --hardware; None if it names only a kind."""
+  from vit_jax.parallel import topologies
+
+  text = _HARDWARE.value or ''
+  if ':' in text:
+    return topologies.parse(text, _SLICES.value)
+  if _SLICES.value != 1:
+    raise UserError('--slices needs a topology, as in --hardware=v5e:4x4')
+  return None
+
+
+def _plan(config: 'ml_collections.ConfigDict | None') -> '_Planned':
+  """Returns the compiled step, or the plan and estimates for its hardware."""
+  from vit_jax.ahead import plan as plan_lib
+  from vit_jax.ahead import roofline
+  from vit_jax.ahead import step as ahead_lib
 
   if config is None:
     raise UserError(
-      '--devices plans the training of a config or of a work directory, and'
-      f' --from={FLAGS["from"].value} is neither'
+      '--devices and --hardware plan the training of a config or of a work'
+      f' directory, and --from={FLAGS["from"].value} is neither'
     )
-  devices = _DEVICES.value
-  if _MESH.value is not None:
-    sizes = plan_lib.parse_mesh(_MESH.value, devices)
-    config.mesh.update(sizes)
-    devices = math.prod(sizes.values())
-  assert devices is not None  # see _check_plan_flags
-  plan = plan_lib.run(config, devices)
+  topology, devices = _topology(), _DEVICES.value
+  if topology is not None:
+    found = ahead_lib.on_mesh(config, topology, _MESH.value)
+    if isinstance(found, ahead_lib.Ahead):
+      return found
+    plan = found
+  else:
+    if _MESH.value is not None:
+      sizes = plan_lib.parse_mesh(_MESH.value, devices)
+      config.mesh.update(sizes)
+      devices = math.prod(sizes.values())
+    assert devices is not None  # see _check_plan_flags
+    plan = plan_lib.run(config, devices)
   estimates = [roofline.estimate(plan, of) for of in _hardware()]
   return plan, [estimate for estimate in estimates if estimate is not None]
 
@@ -230,7 +251,7 @@ def _hardware() -> 'tuple[hardware_lib.Hardware, ...]':
 
   if _HARDWARE.value is None:
     return hardware_lib.TABLE
-  return (hardware_lib.named(_HARDWARE.value),)
+  return (hardware_lib.named(_HARDWARE.value.partition(':')[0]),)
 
 
 def _configured(
@@ -285,64 +306,6 @@ def _stored_config(path: str) -> 'ml_collections.ConfigDict | None':
   return config_lib.from_dict(stored)
 
 
-def summarize(
-  model: 'models.Model',
-  image_shape: tuple[int, int, int],
-  optim: 'ml_collections.ConfigDict',
-) -> list[Row]:
-  """Returns a row for each module, in the order of their calls.
-
-  Only shapes are computed. The outermost module comes first, then its own
-  parameters.
-
-  Args:
-    model: The module; scanned layers are shown one by one.
-    image_shape: (height, width, C).
-    optim: `config.optim`, which says what trains.
-
-  Raises:
-    UserError: A pattern matches nothing, or nothing is left to train.
-  """
-  import jax
-  import jax.numpy as jnp
-
-  from vit_jax import models
-  from vit_jax.optim import rules as rules_lib
-  from vit_jax.train import flops
-
-  model = model.clone(
-    **{key: x for key, x in _PLAIN.items() if key in models.fields_of(model)}
-  )
-  params = models.abstract_params(model, image_shape)
-  images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-  parameters = rules_lib.make(optim, params).parameters
-  modules = flops.by_module(
-    lambda params, x: model.apply({'params': params}, x), params, images
-  )
-  shapes = {'/'.join(path): shape for path, (_, shape) in modules.items()}
-  counts = {'/'.join(path): count for path, (count, _) in modules.items()}
-  own = {name: None for name in parameters if '/' not in name}
-  shapes = {'': shapes.pop('')} | own | shapes
-  return [_row(name, x, parameters, counts) for name, x in shapes.items()]
-
-
-def _row(
-  name: str,
-  shape: tuple[int, ...] | None,
-  parameters: 'dict[str, rules_lib.Parameter]',
-  counts: dict[str, int],
-) -> Row:
-  def within(path: str) -> bool:
-    return not name or path == name or path.startswith(f'{name}/')
-
-  inside = [p for path, p in parameters.items() if within(path)]
-  trains = {p.trains for p in inside}
-  flop = sum(count for path, count in counts.items() if within(path))
-  trainable = 'part' if len(trains) == 2 else 'yes' if True in trains else 'no'
-  size = sum(p.size for p in inside)
-  return Row(name, shape, size, trainable if inside else '-', flop / 1e9)
-
-
 def _memory(experiment: 'experiment_lib.Experiment') -> dict[str, Any]:
   from vit_jax.train import describe
 
@@ -353,55 +316,46 @@ def _memory(experiment: 'experiment_lib.Experiment') -> dict[str, Any]:
 
 
 def _as_json(
-  rows: list[Row],
+  rows: 'list[rows_lib.Row]',
   memory: dict[str, Any] | None,
-  planned: 'tuple[plan_lib.Plan, list[roofline.Estimate]] | None',
+  planned: '_Planned | None',
 ) -> dict[str, Any]:
   whole, *modules = map(dataclasses.asdict, rows)
   del whole['module']
-  plan = None
-  if planned is not None:
-    from vit_jax.summary import roofline
+  plan = ahead = None
+  if isinstance(planned, tuple):
+    from vit_jax.ahead import roofline
 
     plan = dataclasses.asdict(planned[0])
     plan['estimates'] = [dataclasses.asdict(e) for e in planned[1]]
     plan['assumptions'] = roofline.ASSUMPTIONS
-  return {'modules': modules, **whole, 'memory': memory, 'plan': plan}
+  elif planned is not None:
+    ahead = dataclasses.asdict(planned)
+  found = {'modules': modules, **whole, 'memory': memory}
+  return {**found, 'plan': plan, 'ahead': ahead}
 
 
 def _as_text(
-  rows: list[Row],
+  rows: 'list[rows_lib.Row]',
   memory: dict[str, Any] | None,
-  planned: 'tuple[plan_lib.Plan, list[roofline.Estimate]] | None',
+  planned: '_Planned | None',
 ) -> list[str]:
-  lines = [_as_table(rows)]
+  from vit_jax.summary import rows as rows_lib
+
+  lines = [rows_lib.table(rows)]
   if memory is not None:
     lines += _memory_lines(memory)
-  if planned is not None:
-    from vit_jax.summary import plan as plan_lib
-    from vit_jax.summary import roofline
+  if isinstance(planned, tuple):
+    from vit_jax.ahead import plan as plan_lib
+    from vit_jax.ahead import roofline
 
     plan, estimates = planned
     lines += [plan_lib.table(plan), '', roofline.table(estimates)]
+  elif planned is not None:
+    from vit_jax.ahead import step as ahead_lib
+
+    lines.append(ahead_lib.table(planned))
   return lines
-
-
-def _as_table(rows: list[Row]) -> str:
-  whole, *modules = rows
-  lines = [
-    (
-      row.module or 'total',
-      ', '.join(['B', *map(str, row.output_shape[1:])])
-      if row.output_shape
-      else '',
-      f'{row.parameters:,}',
-      row.trainable,
-      f'{row.gflop:.4g}',
-    )
-    for row in (*modules, whole)
-  ]
-  header = 'module', 'output', 'parameters', 'trainable', 'gflop'
-  return '\n'.join(tables.aligned([header, *lines], right=(2, 4)))
 
 
 def _memory_lines(memory: dict[str, Any]) -> list[str]:

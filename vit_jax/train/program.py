@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Collection
+from collections.abc import Sequence
 import concurrent.futures
 import copy
 import dataclasses
@@ -61,6 +62,7 @@ class Program:
     config: ml_collections.ConfigDict,
     features: features_lib.Features,
     lengths: optim.Lengths,
+    devices: Sequence[jax.Device] | None = None,
   ):
     """Makes the model and its rules.
 
@@ -69,12 +71,14 @@ class Program:
       features: Features of the examples, by name; if all images have one size,
         they are cropped on the device.
       lengths: Steps of the run and of parts of its schedule.
+      devices: Devices to compile for; None: those of JAX.
 
     Raises:
       UserError: A pattern or a rule does not fit the parameters.
     """
     self.config, self.features, self.lengths = config, features, lengths
-    self.mesh = mesh_lib.make_mesh(config.mesh)
+    self.mesh = mesh_lib.make_mesh(config.mesh, devices)
+    config = models.on_platform(config, self.mesh.devices.flat[0].platform)
     self.objective = objectives.create(config, features)
     params = jax.eval_shape(self.objective.init, jax.random.key(0))
     self.rules = rules_lib.make(config.optim, params)
@@ -82,10 +86,9 @@ class Program:
       config.mesh, self.mesh.shape, params
     )
     self._eval_steps: dict[evaluation_base.Function, Any] = {}
-    is_cpu = self.mesh.devices.flat[0].platform == 'cpu'
-    self._is_cpu = is_cpu
+    self._is_cpu = self.mesh.devices.flat[0].platform == 'cpu'
     self._options: dict[str, Any] = {}
-    if is_cpu and self.mesh.size > 1:
+    if self._is_cpu and self.mesh.size > 1:
       self._options = dict(_IN_ORDER)
 
   @property

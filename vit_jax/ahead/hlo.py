@@ -11,6 +11,8 @@ import math
 import re
 from typing import TypeVar
 
+import numpy as np
+
 T = TypeVar('T')
 
 # Where an instruction names the computations that it runs.
@@ -64,11 +66,13 @@ class Module:
     computations: Computations by name: instructions in order, by name.
     entry: Name of the computation that it starts with.
     devices: Number of devices that run it.
+    lines: Source file and line by stack frame, as the program numbers them.
   """
 
   computations: dict[str, Computation]
   entry: str
   devices: int
+  lines: dict[str, str] = dataclasses.field(default_factory=dict)
 
   def callees(self, instruction: Instruction) -> list[list[str]]:
     """Returns the computations that an instruction runs.
@@ -110,7 +114,32 @@ def parse(text: str) -> Module:
       current[match[2]] = _instruction(match[2], match[3], bool(match[1]))
   if not entry:
     raise ValueError('this is no HLO: it has no ENTRY computation')
-  return Module(computations, entry, math.prod(map(int, counts)))
+  devices = math.prod(map(int, counts))
+  return Module(computations, entry, devices, _source_lines(text))
+
+
+def _source_lines(text: str) -> dict[str, str]:
+  """Returns 'file.py:12' by stack frame, from the tables of a program."""
+  files = dict(re.findall(r'^(\d+) "(.*)"$', _table(text, 'FileNames'), re.M))
+  places = {
+    number: f'{files.get(file, "?")}:{line}'
+    for number, file, line in re.findall(
+      r'^(\d+) \{file_name_id=(\d+) .*?\bline=(\d+)',
+      _table(text, 'FileLocations'),
+      re.M,
+    )
+  }
+  return {
+    frame: places.get(place, '?')
+    for frame, place in re.findall(
+      r'^(\d+) \{file_location_id=(\d+)', _table(text, 'StackFrames'), re.M
+    )
+  }
+
+
+def _table(text: str, name: str) -> str:
+  match = re.search(rf'^{name}\n((?:\d+ .*\n)*)', text, re.M)
+  return match[1] if match else ''
 
 
 def _instruction(name: str, text: str, is_root: bool) -> Instruction:
@@ -218,11 +247,23 @@ def flops(module: Module) -> int:
   A multiply-add counts 2. Recomputation to save memory counts, and so does work
   that several devices repeat.
   """
-  found = executed(module, _products, float)
+  found = executed(module, own_flops, float)
   return sum(count * times for count, times in found)
 
 
-def _products(instruction: Instruction, computation: Computation) -> list[int]:
+def product_flops(module: Module, instruction: Instruction) -> int:
+  """Returns the FLOPs of an instruction and of what it calls, run once."""
+  found = 0
+  for names in module.callees(instruction):
+    for name in names:
+      inside = module.computations[name]
+      found += sum(product_flops(module, x) for x in inside.values())
+      found += sum(sum(own_flops(x, inside)) for x in inside.values())
+  return found
+
+
+def own_flops(instruction: Instruction, computation: Computation) -> list[int]:
+  """Returns the FLOPs of a product; [] for other instructions."""
   if instruction.opcode not in ('dot', 'convolution'):
     return []
   ((_, out),) = arrays(instruction.shape)
@@ -235,10 +276,63 @@ def _products(instruction: Instruction, computation: Computation) -> list[int]:
     )
     axes = contracted[1].split(',') if contracted and contracted[1] else []
     return [2 * math.prod(out) * math.prod(lhs[int(axis)] for axis in axes)]
-  labels = re.search(r'dim_labels=\w+_(\w+)->', instruction.attributes)
+  return [_convolution_flops(instruction.attributes, lhs, kernel, out)]
+
+
+def _convolution_flops(
+  attributes: str,
+  lhs: tuple[int, ...],
+  kernel: tuple[int, ...],
+  out: tuple[int, ...],
+) -> int:
+  """Returns the FLOPs of a convolution, without products with padding.
+
+  TPUs write every matrix product as a convolution. Its dimensions of batch are
+  then spatial ones, with padding or dilation, so that most of the window is
+  outside the input.
+  """
+  labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', attributes)
   assert labels is not None  # every convolution has labels
-  dilation = re.search(r'lhs_dilate=([\dx]+)', instruction.attributes)
-  # A dilated input has zeros between its elements.
-  zeros = math.prod(map(int, dilation[1].split('x'))) if dilation else 1
-  summed = math.prod(kernel) // kernel[labels[1].index('o')]
-  return [2 * math.prod(out) * summed // zeros]
+  window = re.search(r'window=\{([^}]*)\}', attributes)
+  fields = dict(re.findall(r'(\w+)=([\d_x-]+)', window[1] if window else ''))
+  pairs = 1
+  for i in range(len(labels[1]) - 2):
+
+    def along(name: str, default: str, i: int = i) -> str:
+      return fields[name].split('x')[i] if name in fields else default
+
+    pairs *= _pairs_within(
+      size=lhs[labels[1].index(str(i))],
+      window=kernel[labels[2].index(str(i))],
+      outputs=out[labels[3].index(str(i))],
+      stride=int(along('stride', '1')),
+      padding=int(along('pad', '0_0').partition('_')[0]),
+      lhs_dilation=int(along('lhs_dilate', '1')),
+      rhs_dilation=int(along('rhs_dilate', '1')),
+    )
+  examples = out[labels[3].index('b')]
+  channels = kernel[labels[2].index('i')] * kernel[labels[2].index('o')]
+  return 2 * pairs * examples * channels // _group_count(attributes)
+
+
+def _group_count(attributes: str) -> int:
+  match = re.search(r'\bbatch_group_count=(\d+)', attributes)
+  return int(match[1]) if match else 1
+
+
+def _pairs_within(
+  *,
+  size: int,
+  window: int,
+  outputs: int,
+  stride: int,
+  padding: int,
+  lhs_dilation: int,
+  rhs_dilation: int,
+) -> int:
+  """Counts pairs of output and window position that meet an input element."""
+  output = np.arange(outputs)[:, None]
+  offset = np.arange(window)[None]
+  place = output * stride + offset * rhs_dilation - padding
+  inside = (place >= 0) & (place < (size - 1) * lhs_dilation + 1)
+  return int((inside & (place % lhs_dilation == 0)).sum())

@@ -19,8 +19,8 @@ import re
 
 import numpy as np
 
-from vit_jax.summary import device_groups
-from vit_jax.summary import hlo
+from vit_jax.ahead import device_groups
+from vit_jax.ahead import hlo
 
 KINDS = (
   'all-gather',
@@ -67,17 +67,21 @@ class Collective:
   narrow_bytes: int
 
 
-def count(module: hlo.Module, mesh: Mapping[str, int]) -> list[Collective]:
+def count(
+  module: hlo.Module, mesh: Mapping[str, int], as_written: bool = False
+) -> list[Collective]:
   """Returns the collectives of a program, by descending bytes.
 
   Args:
     module: The compiled program of one device.
     mesh: Sizes of the mesh axes; devices are numbered in its order.
+    as_written: Whether the program is that of an accelerator: its all-reduces
+      and types are then those that are executed.
 
   Raises:
     ValueError: The program contains something unknown.
   """
-  finder = _Finder(module, mesh)
+  finder = _Finder(module, mesh, as_written)
   by_key: dict[tuple[object, ...], list[tuple[Collective, int]]] = {}
   for found, times in hlo.executed(module, finder.find, lambda c: c.bytes):
     key = found.kind, found.axes, found.group_size, found.parts
@@ -97,8 +101,11 @@ def count(module: hlo.Module, mesh: Mapping[str, int]) -> list[Collective]:
 class _Finder:
   """Finds the collectives among a program's instructions."""
 
-  def __init__(self, module: hlo.Module, mesh: Mapping[str, int]):
+  def __init__(
+    self, module: hlo.Module, mesh: Mapping[str, int], as_written: bool
+  ):
     self._module = module
+    self._as_written = as_written
     self._mesh = mesh
     self._users: dict[int, dict[str, list[_Use]]] = {}
 
@@ -115,8 +122,10 @@ class _Finder:
     sizes: dict[int, list[int]] = {}  # bytes and narrow bytes, by `parts`
     for i, name in enumerate(instruction.operands):
       nbytes = factor * hlo.nbytes(computation[name].shape)
-      is_narrow, parts = self._is_widened(computation[name]), 1
-      if kind == 'all-reduce':
+      is_narrow, parts = False, 1
+      if not self._as_written:
+        is_narrow = self._is_widened(computation[name])
+      if kind == 'all-reduce' and not self._as_written:
         is_narrow |= self._is_narrowed(instruction, i, computation)
         parts = self._parts(instruction, i, computation)
       before = sizes.get(parts, [0, 0])

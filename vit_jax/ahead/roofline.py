@@ -19,8 +19,8 @@ from vit_jax.config import tables
 from vit_jax.parallel import hardware as hardware_lib
 
 if TYPE_CHECKING:
-  from vit_jax.summary import collectives
-  from vit_jax.summary import plan as plan_lib
+  from vit_jax.ahead import collectives
+  from vit_jax.ahead import plan as plan_lib
 
 COMPUTE = 0.5  # of the peak, in a step without communication
 LINKS = 0.8  # of the bandwidth of links and networks
@@ -135,7 +135,7 @@ def _communication(
   """Returns seconds of communication by mesh axes; None if unknown."""
   result: dict[str, float] = {}
   for transfer in transfers(plan.collectives, plan.mesh):
-    seconds = _seconds(transfer, plan.mesh, hardware)
+    seconds = transfer_seconds(transfer, plan.mesh, hardware)
     if seconds is None:
       return None
     axes = '+'.join(transfer.axes)
@@ -199,10 +199,10 @@ def _innermost(
   return ()
 
 
-def _seconds(
+def transfer_seconds(
   transfer: Transfer, mesh: dict[str, int], hardware: hardware_lib.Hardware
 ) -> float | None:
-  """Returns the seconds of all executions; None if unknown."""
+  """Returns the seconds of all executions; None if a network is not known."""
   n = transfer.group_size
   nodes = min(n, _nodes(transfer.axes, mesh, hardware.node_size))
   near = n / nodes  # devices of a group in each node

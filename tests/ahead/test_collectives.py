@@ -8,9 +8,9 @@ from jax.sharding import PartitionSpec as P
 import numpy as np
 import pytest
 
-from vit_jax.summary import collectives
-from vit_jax.summary import device_groups
-from vit_jax.summary import hlo
+from vit_jax.ahead import collectives
+from vit_jax.ahead import device_groups
+from vit_jax.ahead import hlo
 
 AXES = ('data', 'fsdp', 'tensor')
 

@@ -9,10 +9,10 @@ import tiny
 
 from vit_jax import config as config_lib
 from vit_jax import optim
+from vit_jax.ahead import plan as plan_lib
 from vit_jax.config import UserError
 from vit_jax.data import features
 from vit_jax.parallel import sharding
-from vit_jax.summary import plan as plan_lib
 from vit_jax.train import program
 
 # Wide enough that most parameters are sharded.

@@ -4,10 +4,11 @@ Another process compiles the step ahead of time for as many virtual CPU devices,
 without allocating arrays or reading data. It gets the config as JSON on stdin,
 and writes the plan to stdout:
 
-  echo '{"devices": 8, "config": {...}}' | python -m vit_jax.summary.plan
+  echo '{"devices": 8, "config": {...}}' | python -m vit_jax.ahead.plan
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import json
 import math
@@ -22,12 +23,13 @@ from typing import Any
 from typing import TYPE_CHECKING
 
 from vit_jax import config as config_lib
+from vit_jax.ahead import collectives
+from vit_jax.ahead import hlo
 from vit_jax.config import tables
 from vit_jax.config import UserError
-from vit_jax.summary import collectives
-from vit_jax.summary import hlo
 
 if TYPE_CHECKING:
+  import jax
   import ml_collections
 
   from vit_jax.train import program as program_lib
@@ -128,50 +130,63 @@ def run(config: 'ml_collections.ConfigDict', devices: int) -> Plan:
       f'--devices={devices}: plan for 1 to {MOST_DEVICES} devices'
     )
   request = {'devices': devices, 'config': config_lib.to_dict(config)}
-  answer = _ask(request, devices)
-  if 'error' in answer:
-    raise UserError(answer['error'])
+  answer = ask('vit_jax.ahead.plan', request, virtual_devices(devices))
   found = [collectives.Collective(**c) for c in answer.pop('collectives')]
   found = [dataclasses.replace(c, axes=tuple(c.axes)) for c in found]
   return Plan(**answer, collectives=found)
 
 
-def _ask(request: Mapping[str, Any], devices: int) -> dict[str, Any]:
-  """Returns the answer of `main` in a process with virtual devices."""
+def ask(
+  module: str, request: Mapping[str, Any], variables: Mapping[str, str]
+) -> dict[str, Any]:
+  """Returns the answer of a module's `main` in another process.
+
+  Args:
+    module: Name of a module that reads a request from stdin and writes an
+      answer as the last line of stdout, both as JSON.
+    request: The request.
+    variables: Environment variables of the process.
+
+  Raises:
+    UserError: The answer is an error, or the process was killed.
+  """
+  root = str(pathlib.Path(__file__).parents[2])
+  path = [root, *filter(None, [os.environ.get('PYTHONPATH')])]
   done = subprocess.run(
-    [sys.executable, '-m', 'vit_jax.summary.plan'],
+    [sys.executable, '-m', module],
     input=json.dumps(request),
-    env=_environment(devices),
+    env={**os.environ, 'PYTHONPATH': os.pathsep.join(path), **variables},
     capture_output=True,
     text=True,
     check=False,
   )
   if done.returncode == -signal.SIGKILL:
     raise UserError(
-      f'planning for {devices} devices was killed, as happens where memory is'
-      ' short: plan with --config.model.scan=True, or for fewer devices'
+      'planning was killed, as happens where memory is short: plan with'
+      ' --config.model.scan=True, or for fewer devices'
     )
   if done.returncode:
     raise RuntimeError(
       f'planning ended with status {done.returncode}:\n{done.stderr}'
     )
-  return json.loads(done.stdout.splitlines()[-1])
+  answer = json.loads(done.stdout.splitlines()[-1])
+  if 'error' in answer:
+    raise UserError(answer['error'])
+  return answer
 
 
-def _environment(devices: int) -> dict[str, str]:
+def virtual_devices(count: int) -> dict[str, str]:
+  """Returns environment variables that make JAX have virtual CPU devices."""
   flags = re.sub(
     r'--xla_force_host_platform_device_count=\S+',
     '',
     os.environ.get('XLA_FLAGS', ''),
   )
-  root = str(pathlib.Path(__file__).parents[2])
-  path = [root, *filter(None, [os.environ.get('PYTHONPATH')])]
-  return os.environ | {
+  return {
     'JAX_PLATFORMS': 'cpu',
-    'JAX_NUM_CPU_DEVICES': str(devices),
+    'JAX_NUM_CPU_DEVICES': str(count),
     'JAX_ENABLE_COMPILATION_CACHE': 'false',  # the program is never run
     'XLA_FLAGS': flags,
-    'PYTHONPATH': os.pathsep.join(path),
   }
 
 
@@ -187,7 +202,7 @@ def make(config: 'ml_collections.ConfigDict') -> Plan:
   import numpy as np
 
   start = time.perf_counter()
-  program = _program(config)
+  program = make_program(config)
   lowered = program.train_step.lower(
     program.abstract_state(), program.abstract_batch(), np.int32(0)
   )
@@ -211,8 +226,19 @@ def make(config: 'ml_collections.ConfigDict') -> Plan:
   )
 
 
-def _program(config: 'ml_collections.ConfigDict') -> 'program_lib.Program':
-  """Returns the program of a config, with stand-ins for its data."""
+def make_program(
+  config: 'ml_collections.ConfigDict',
+  devices: 'Sequence[jax.Device] | None' = None,
+) -> 'program_lib.Program':
+  """Returns the program of a config, with stand-ins for its data.
+
+  Args:
+    config: A complete config.
+    devices: Devices to compile for; None: those of JAX.
+
+  Raises:
+    UserError: The config cannot be trained on as many devices as JAX has.
+  """
   from vit_jax import objectives
   from vit_jax import optim
   from vit_jax.train import experiment
@@ -226,7 +252,8 @@ def _program(config: 'ml_collections.ConfigDict') -> 'program_lib.Program':
     size = config_lib.pair(size, 'data.source_size')
   features = objectives.class_of(config).stand_in(config, size)
   # The length of the run only changes constants of the program.
-  return program_lib.Program(config, features, optim.Lengths(total=1000))
+  lengths = optim.Lengths(total=1000)
+  return program_lib.Program(config, features, lengths, devices)
 
 
 def parse_mesh(text: str, devices: int | None) -> dict[str, int]:
@@ -287,7 +314,7 @@ def table(plan: Plan) -> str:
     '',
     'collectives of the compiled program',
   ]
-  lines += [f'  {line}' for line in _collective_lines(plan.collectives)]
+  lines += [f'  {line}' for line in collective_lines(plan.collectives)]
   if plan.unknown_loops:
     lines.append(
       f'  at least: XLA does not say how often {len(plan.unknown_loops)} loops'
@@ -296,7 +323,8 @@ def table(plan: Plan) -> str:
   return '\n'.join(lines)
 
 
-def _collective_lines(found: list[collectives.Collective]) -> list[str]:
+def collective_lines(found: list[collectives.Collective]) -> list[str]:
+  """Returns collectives as the lines of a table."""
   rows = [
     (
       c.kind,

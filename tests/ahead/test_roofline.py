@@ -4,10 +4,10 @@ import dataclasses
 
 import pytest
 
+from vit_jax.ahead import plan as plan_lib
+from vit_jax.ahead import roofline
+from vit_jax.ahead.collectives import Collective
 from vit_jax.parallel import hardware
-from vit_jax.summary import plan as plan_lib
-from vit_jax.summary import roofline
-from vit_jax.summary.collectives import Collective
 
 # Round numbers; two nodes of 4.
 DEVICE = hardware.Hardware(

@@ -1,0 +1,1 @@
+"""Compiles training steps for devices that are not here, and reads them."""

@@ -1,0 +1,301 @@
+"""Reads a program that a TPU's or GPU's own compiler made.
+
+Instructions are those of one device. Traffic is that of its memory: operands
+and results of each instruction that is scheduled on its own, except those that
+the compiler keeps on the chip.
+"""
+
+import dataclasses
+import re
+from typing import TYPE_CHECKING
+
+from vit_jax.ahead import collectives
+from vit_jax.ahead import hlo
+from vit_jax.parallel import hardware as hardware_lib
+
+if TYPE_CHECKING:
+  import jax
+
+_SLOWEST = 10  # operations to report
+# An array in a shape, with its layout: `bf16[128,768]{1,0:T(8,128)S(1)}`.
+_ARRAY = re.compile(r'\w+\[[\d,<=]*\](?:\{[^}]*\})?')
+
+# These move nothing: names of values, or results that were counted before.
+_FREE = (
+  'bitcast',
+  'call',
+  'conditional',
+  'constant',
+  'copy-done',
+  'get-tuple-element',
+  'iota',
+  'parameter',
+  'partition-id',
+  'slice-done',
+  'tuple',
+  'while',
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Operation:
+  """An instruction that is scheduled on its own.
+
+  Attributes:
+    name: Name in the program.
+    kind: Its opcode, as 'fusion' or 'copy'.
+    executions: Number of executions in a step.
+    flops: FLOPs of its products, of all executions.
+    bytes: Bytes that it reads and writes in device memory, of all executions.
+    seconds: The longer of the times that these take at the peaks.
+    module: Path of the module that it computes, as 'blocks_0/mlp'; may be ''.
+    source: Source file and line; may be ''.
+  """
+
+  name: str
+  kind: str
+  executions: int
+  flops: int
+  bytes: int
+  seconds: float
+  module: str
+  source: str
+
+
+def operations(
+  module: hlo.Module, hardware: hardware_lib.Hardware
+) -> list[Operation]:
+  """Returns the operations of a program, by descending time.
+
+  Collectives are not among them; see `collectives`.
+
+  Args:
+    module: The compiled program.
+    hardware: The device, for its peaks.
+  """
+  # Instructions inside a fusion exchange their values on the chip.
+  fused = {
+    id(module.computations[name])
+    for computation in module.computations.values()
+    for instruction in computation.values()
+    if instruction.opcode not in ('while', 'call', 'conditional')
+    for names in module.callees(instruction)
+    for name in names
+  }
+
+  def find(
+    instruction: hlo.Instruction, computation: hlo.Computation
+  ) -> list[Operation]:
+    if id(computation) in fused or instruction.opcode in _FREE:
+      return []
+    if _is_collective(instruction):
+      return []
+    return [_operation(module, instruction, computation, hardware)]
+
+  found = hlo.executed(module, find, lambda one: one.seconds)
+  all_ = [
+    dataclasses.replace(
+      one,
+      executions=times,
+      flops=times * one.flops,
+      bytes=times * one.bytes,
+      seconds=times * one.seconds,
+    )
+    for one, times in found
+  ]
+  return sorted(all_, key=lambda one: -one.seconds)
+
+
+def _is_collective(instruction: hlo.Instruction) -> bool:
+  kind = re.sub('-(start|done|update)$', '', instruction.opcode)
+  return kind in collectives.KINDS
+
+
+def _operation(
+  module: hlo.Module,
+  instruction: hlo.Instruction,
+  computation: hlo.Computation,
+  hardware: hardware_lib.Hardware,
+) -> Operation:
+  flops = hlo.product_flops(module, instruction)
+  if not flops:
+    flops = sum(hlo.own_flops(instruction, computation))
+  nbytes = _traffic(module, instruction, computation)
+  return Operation(
+    name=instruction.name,
+    kind=instruction.opcode,
+    executions=1,
+    flops=flops,
+    bytes=nbytes,
+    seconds=max(
+      flops / hardware.peak_flops, nbytes / hardware.memory_bandwidth
+    ),
+    module=_module_path(instruction),
+    source=_source(module, instruction),
+  )
+
+
+def _traffic(
+  module: hlo.Module,
+  instruction: hlo.Instruction,
+  computation: hlo.Computation,
+) -> int:
+  """Returns the bytes that an instruction moves to and from device memory."""
+  if instruction.opcode in ('copy-start', 'slice-start'):
+    # One end is on the chip, or both are in memory.
+    shapes = _ARRAY.findall(instruction.shape)
+    source, result = (
+      shapes[:2] if instruction.opcode == 'slice-start' else (shapes[1::-1])
+    )
+    ends = sum(bool(_in_memory(x)) for x in (source, result))
+    return ends * hlo.nbytes(result)
+  body = None
+  if instruction.opcode == 'fusion':
+    ((name,),) = module.callees(instruction)
+    body = module.computations[name]
+  moved = _written(instruction, body)
+  for i, name in enumerate(instruction.operands):
+    if name in computation:
+      moved += _read(computation[name], i, body)
+  return moved
+
+
+def _in_memory(shape: str) -> int:
+  """Returns the bytes of the arrays of a shape that are in device memory."""
+  return sum(
+    hlo.nbytes(array)
+    for array in _ARRAY.findall(shape)
+    if not re.search(r'S\([1-9]', array)  # another space is on the chip
+  )
+
+
+def _written(instruction: hlo.Instruction, body: hlo.Computation | None) -> int:
+  """Returns the bytes that an instruction writes."""
+  if body is not None:
+    root = next(x for x in body.values() if x.is_root)
+    if root.opcode == 'dynamic-update-slice':  # in place: a layer of a stack
+      return hlo.nbytes(body[root.operands[1]].shape)
+  return _in_memory(instruction.shape)
+
+
+def _read(
+  value: hlo.Instruction, index: int, body: hlo.Computation | None
+) -> int:
+  """Returns the bytes that a fusion or instruction reads of an operand."""
+  whole = _in_memory(value.shape)
+  if body is None or not whole:
+    return whole
+  parameter = next(
+    (
+      x.name
+      for x in body.values()
+      if x.opcode == 'parameter' and x.arguments == str(index)
+    ),
+    None,
+  )
+  users = [x for x in body.values() if parameter in x.operands]
+  if users and all(
+    x.opcode == 'dynamic-slice' and x.operands[0] == parameter for x in users
+  ):
+    return sum(hlo.nbytes(x.shape) for x in users)
+  if users and all(
+    x.opcode == 'dynamic-update-slice' and x.operands[0] == parameter
+    for x in users
+  ):
+    return 0
+  return whole
+
+
+def _module_path(instruction: hlo.Instruction) -> str:
+  """Returns the Linen module in an instruction's name, as 'blocks_0/mlp'."""
+  match = re.search(r'op_name="([^"]*)"', instruction.attributes)
+  if match is None:
+    return ''
+  # jit(train_step)/transpose(jvp(ViT))/ViT.trunk/blocks_0/mlp/up/dot_general
+  names = re.sub(r'\w+\([^/]*\)+/', '', match[1]).split('/')[:-1]
+  kept = [x for x in names if '(' not in x and '.' not in x]
+  return '/'.join(x for x in kept if x not in ('while', 'body', 'checkpoint'))
+
+
+def _source(module: hlo.Module, instruction: hlo.Instruction) -> str:
+  frame = re.search(r'stack_frame_id=(\d+)', instruction.attributes)
+  if frame is not None:
+    return module.lines.get(frame[1], '')
+  file = re.search(r'source_file="([^"]*)"', instruction.attributes)
+  line = re.search(r'source_line=(\d+)', instruction.attributes)
+  return f'{file[1]}:{line[1]}' if file and line else ''
+
+
+@dataclasses.dataclass(frozen=True)
+class Cost:
+  """What a step needs of each device.
+
+  Attributes:
+    temporary_gib: Temporary memory, in GiB.
+    argument_gib: State and batch, in GiB.
+    accessed_gb: Bytes that the compiler counts as accessed, on the chip too, in
+      GB; loops count with all their iterations.
+    traffic_gb: Bytes that move to and from device memory, in GB.
+    tflop: TFLOP of matrix products.
+    copies: Number of copies in the program.
+    transposes: Number of transposes.
+    moved_gb: Traffic of these two, in GB.
+    seconds: Time of all operations but collectives, at the peaks.
+    slowest: The operations that take longest.
+    unknown_loops: Loops with an unknown number of iterations, counted as one.
+  """
+
+  temporary_gib: float
+  argument_gib: float
+  accessed_gb: float
+  traffic_gb: float
+  tflop: float
+  copies: int
+  transposes: int
+  moved_gb: float
+  seconds: float
+  slowest: list[Operation]
+  unknown_loops: list[str]
+
+
+def cost(
+  program: 'jax.stages.Compiled', hardware: hardware_lib.Hardware
+) -> Cost:
+  """Reads the cost of a compiled program.
+
+  Args:
+    program: Program that was compiled for TPUs or GPUs.
+    hardware: The device, for its peaks.
+  """
+  module = hlo.parse(program.as_text() or '')
+  found = operations(module, hardware)
+  memory = program.memory_analysis()
+  assert memory is not None  # TPUs and GPUs have it
+  traffic = sum(x.bytes for x in found)
+  moves = [x for x in found if x.kind in ('copy', 'transpose')]
+  # The compiler counts the body of a loop once.
+  once = sum(x.bytes / x.executions for x in found)
+  analysis = program.cost_analysis() or {}
+  accessed = analysis.get('bytes accessed', once) * traffic / max(once, 1)
+  return Cost(
+    temporary_gib=memory.temp_size_in_bytes / 2**30,
+    argument_gib=memory.argument_size_in_bytes / 2**30,
+    accessed_gb=accessed / 1e9,
+    traffic_gb=traffic / 1e9,
+    tflop=hlo.flops(module) / 1e12,
+    copies=_number(module, 'copy'),
+    transposes=_number(module, 'transpose'),
+    moved_gb=sum(x.bytes for x in moves) / 1e9,
+    seconds=sum(x.seconds for x in found),
+    slowest=found[:_SLOWEST],
+    unknown_loops=hlo.unknown_loops(module),
+  )
+
+
+def _number(module: hlo.Module, opcode: str) -> int:
+  """Returns the number of instructions of a kind, within fusions too."""
+  return sum(
+    instruction.opcode == opcode
+    for computation in module.computations.values()
+    for instruction in computation.values()
+  )

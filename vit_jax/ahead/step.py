@@ -1,0 +1,319 @@
+r"""Compiles a training step ahead of time for TPUs or GPUs that are not here.
+
+Their own compilers do it, in another process, which gets a request as JSON on
+stdin and writes the answer to stdout:
+
+  echo '{"hardware": "v5e:2x2", "slices": 1, "config": {...}}' | \
+      python -m vit_jax.ahead.step
+"""
+
+import dataclasses
+import json
+import os
+import re
+import sys
+import time
+from typing import Any
+from typing import TYPE_CHECKING
+
+from absl import logging
+
+from vit_jax import config as config_lib
+from vit_jax.ahead import collectives as collectives_lib
+from vit_jax.ahead import compiled as compiled_lib
+from vit_jax.ahead import hlo
+from vit_jax.ahead import plan as plan_lib
+from vit_jax.ahead import roofline
+from vit_jax.config import tables
+from vit_jax.config import UserError
+from vit_jax.parallel import topologies
+
+if TYPE_CHECKING:
+  import ml_collections
+
+
+@dataclasses.dataclass(frozen=True)
+class Ahead:
+  """A step as it was compiled; numbers are those of one device.
+
+  Attributes:
+    topology: The devices, as `--hardware` names them.
+    devices: Their number.
+    mesh: Sizes of the mesh axes.
+    batch_size: Global batch size.
+    accumulation: Number of microbatches.
+    limit_gib: Memory of the device, as its maker states it.
+    problem: Why the step does not fit, as the compiler says; '' if it fits.
+    total_gib: Memory of the step: state, batch and temporaries.
+    cost: What the compiled program costs; None if it does not fit.
+    collectives: Its collectives.
+    model_flops: FLOPs of a step if nothing is computed twice.
+    exchange_seconds: Assumed time of the collectives.
+    step_seconds: Time of a step: all operations and collectives, one by one.
+    mfu: Fraction of the peak that the model's own FLOPs are in that time.
+    compile_seconds: Time to compile the step.
+  """
+
+  topology: str
+  devices: int
+  mesh: dict[str, int]
+  batch_size: int
+  accumulation: int
+  limit_gib: float
+  problem: str
+  total_gib: float
+  model_flops: int
+  compile_seconds: float
+  cost: compiled_lib.Cost | None = None
+  collectives: list[collectives_lib.Collective] = dataclasses.field(
+    default_factory=list
+  )
+  exchange_seconds: float | None = None
+  step_seconds: float | None = None
+  mfu: float | None = None
+
+
+def on_mesh(
+  config: 'ml_collections.ConfigDict',
+  topology: topologies.Topology,
+  mesh: str | None,
+) -> Ahead | plan_lib.Plan:
+  """Compiles a step for a topology, or plans it where there is no compiler.
+
+  Args:
+    config: A complete config; its mesh is set.
+    topology: The devices.
+    mesh: Sizes of the mesh axes, see `plan.parse_mesh`; None: those of the
+      config.
+
+  Raises:
+    UserError: The config cannot be trained on them, or the compiler does not
+      know them.
+  """
+  if mesh is not None:
+    config.mesh.update(plan_lib.parse_mesh(mesh, topology.size))
+  extra = topologies.missing_extra(topology)
+  if extra is None:
+    return run(config, topology)
+  logging.warning(
+    "the compiler for %s is missing: pip install -e '.[%s]'; planned on virtual"
+    ' CPU devices instead',
+    topology,
+    extra,
+  )
+  return plan_lib.run(config, topology.size)
+
+
+def run(
+  config: 'ml_collections.ConfigDict', topology: topologies.Topology
+) -> Ahead:
+  """Compiles the training step of a config in another process.
+
+  Args:
+    config: A complete config, with a mesh for the devices.
+    topology: The devices; their compiler must be installed.
+
+  Raises:
+    UserError: The config cannot be trained on them, or the compiler does not
+      know them.
+  """
+  request = {
+    'hardware': f'{topology.name}:{"x".join(map(str, topology.shape))}',
+    'slices': topology.slices,
+    'config': config_lib.to_dict(config),
+  }
+  answer = plan_lib.ask('vit_jax.ahead.step', request, environment(topology))
+  found = [collectives_lib.Collective(**c) for c in answer.pop('collectives')]
+  cost = answer.pop('cost')
+  if cost is not None:
+    slowest = [compiled_lib.Operation(**x) for x in cost.pop('slowest')]
+    cost = compiled_lib.Cost(**cost, slowest=slowest)
+  return Ahead(
+    **answer,
+    cost=cost,
+    collectives=[dataclasses.replace(c, axes=tuple(c.axes)) for c in found],
+  )
+
+
+def environment(topology: topologies.Topology) -> dict[str, str]:
+  """Returns the environment variables of a process that compiles."""
+  result = plan_lib.virtual_devices(topology.size)  # for checks of the mesh
+  return result | topologies.environment(topology, result['XLA_FLAGS'])
+
+
+def make(
+  config: 'ml_collections.ConfigDict', topology: topologies.Topology
+) -> Ahead:
+  """Compiles the training step of a config, in this process.
+
+  Args:
+    config: A complete config.
+    topology: The devices.
+
+  Raises:
+    UserError: The config cannot be trained on these devices, or the compiler
+      does not know them.
+  """
+  import jax
+  import numpy as np
+
+  program = plan_lib.make_program(config, topologies.devices(topology))
+  mesh = dict(program.mesh.shape)
+  lowered = program.train_step.lower(
+    program.abstract_state(), program.abstract_batch(), np.int32(0)
+  )
+  start = time.perf_counter()
+  result = Ahead(
+    topology=str(topology),
+    devices=program.mesh.size,
+    mesh=mesh,
+    batch_size=config.train.batch_size,
+    accumulation=config_lib.num_microbatches(config),
+    limit_gib=topology.hardware.memory / 2**30,
+    problem='',
+    total_gib=0.0,
+    model_flops=program.flops.step // program.mesh.size,
+    compile_seconds=0.0,
+  )
+  try:
+    compiled = lowered.compile()
+  except jax.errors.JaxRuntimeError as e:
+    if 'RESOURCE_EXHAUSTED' not in str(e):
+      raise
+    problem, needed = _exhausted(e)
+    seconds = time.perf_counter() - start
+    return dataclasses.replace(
+      result, problem=problem, total_gib=needed, compile_seconds=seconds
+    )
+  result = dataclasses.replace(
+    result, compile_seconds=time.perf_counter() - start
+  )
+  return _read(result, compiled, topology)
+
+
+def _exhausted(error: Exception) -> tuple[str, float]:
+  """Returns what a compiler says of too little memory, and the GiB needed."""
+  match = re.search(r'Used ([\d.]+)([KMG]) of [\d.]+[KMG] \w+', str(error))
+  if match is None:
+    return config_lib.one_line(error)[:200], 0.0
+  scale = {'K': 2**-20, 'M': 2**-10, 'G': 1.0}[match[2]]
+  return match[0], float(match[1]) * scale
+
+
+def _read(result: Ahead, compiled: Any, topology: topologies.Topology) -> Ahead:
+  """Adds what the compiled program says."""
+  hardware = topology.hardware
+  cost = compiled_lib.cost(compiled, hardware)
+  total = cost.temporary_gib + cost.argument_gib
+  problem = ''
+  if total > result.limit_gib and not topology.is_tpu:
+    problem = f'{total:.2f} GiB of {result.limit_gib:.2f}'
+  module = hlo.parse(compiled.as_text())
+  found = collectives_lib.count(module, result.mesh, as_written=True)
+  exchange: float | None = 0.0
+  for c in found:
+    transfer = roofline.Transfer(
+      c.kind, c.axes, c.group_size, c.executions, c.bytes
+    )
+    seconds = roofline.transfer_seconds(transfer, result.mesh, hardware)
+    if exchange is not None:
+      exchange = None if seconds is None else exchange + seconds
+  step = None if exchange is None else cost.seconds + exchange
+  return dataclasses.replace(
+    result,
+    problem=problem,
+    total_gib=total,
+    cost=cost,
+    collectives=found,
+    exchange_seconds=exchange,
+    step_seconds=step,
+    mfu=step and result.model_flops / (hardware.peak_flops * step),
+  )
+
+
+def table(ahead: Ahead) -> str:
+  """Returns a compiled step as readable text."""
+  mesh = ', '.join(f'{axis}={size}' for axis, size in ahead.mesh.items())
+  lines = [
+    f'a step of {ahead.batch_size:,} images on {ahead.topology}, {mesh};'
+    ' each device:',
+    '',
+  ]
+  if ahead.cost is None:
+    lines.append(f'does not fit: {ahead.problem} (compiled)')
+    return '\n'.join(lines)
+  free = ahead.limit_gib - ahead.total_gib
+  fits = f'fits, {free:.2f} free' if not ahead.problem else 'does not fit'
+  cost = ahead.cost
+  rows = [
+    ('state and batch', f'{cost.argument_gib:.3f} GiB', 'compiled'),
+    ('temporaries', f'{cost.temporary_gib:.3f} GiB', 'compiled'),
+    ('total', f'{ahead.total_gib:.3f} GiB', 'computed'),
+    ('memory of the device', f'{ahead.limit_gib:.2f} GiB', 'assumed'),
+    ('', fits, 'computed'),
+    ('matrix products', f'{cost.tflop:.3f} TFLOP', 'computed'),
+    (
+      'needed by the model',
+      f'{ahead.model_flops / 1e12:.3f} TFLOP',
+      'computed',
+    ),
+    ('accessed, on the chip too', f'{cost.accessed_gb:.1f} GB', 'compiled'),
+    ('traffic of device memory', f'{cost.traffic_gb:.1f} GB', 'computed'),
+    ('copies', f'{cost.copies}', 'compiled'),
+    ('transposes', f'{cost.transposes}', 'compiled'),
+    ('traffic of these', f'{cost.moved_gb:.2f} GB', 'computed'),
+    ('operations, at the peaks', f'{1e3 * cost.seconds:.2f} ms', 'computed'),
+  ]
+  if ahead.step_seconds is not None:
+    assert ahead.exchange_seconds is not None and ahead.mfu is not None
+    rows += [
+      ('collectives', f'{1e3 * ahead.exchange_seconds:.2f} ms', 'assumed'),
+      ('step, one by one', f'{1e3 * ahead.step_seconds:.2f} ms', 'assumed'),
+      ('MFU', f'{ahead.mfu:.1%}', 'assumed'),
+    ]
+  lines += [f'  {line}' for line in tables.aligned(rows, right=(1,))]
+  lines += ['', 'collectives (compiled)']
+  lines += [f'  {x}' for x in plan_lib.collective_lines(ahead.collectives)]
+  lines += ['', f'the {len(cost.slowest)} longest operations (computed)']
+  lines += [f'  {line}' for line in _operation_lines(cost.slowest)]
+  if cost.unknown_loops:
+    lines.append(
+      f'at least: {len(cost.unknown_loops)} loops have an unknown number of'
+      ' iterations'
+    )
+  return '\n'.join(lines)
+
+
+def _operation_lines(found: list[compiled_lib.Operation]) -> list[str]:
+  header = 'operation', 'times', 'ms', 'GFLOP', 'MB', 'module', 'source'
+  rows = [
+    (
+      x.name,
+      str(x.executions),
+      f'{1e3 * x.seconds:.3f}',
+      f'{x.flops / 1e9:.1f}',
+      f'{x.bytes / 1e6:.1f}',
+      x.module,
+      '/'.join(x.source.split('/')[-2:]),
+    )
+    for x in found
+  ]
+  return tables.aligned([header, *rows], right=(1, 2, 3, 4))
+
+
+def main() -> None:
+  """Answers one request, and ends the process."""
+  request = json.load(sys.stdin)
+  topology = topologies.parse(request['hardware'], request['slices'])
+  try:
+    ahead = make(config_lib.from_dict(request['config']), topology)
+    answer = dataclasses.asdict(ahead)
+  except UserError as e:
+    answer = {'error': str(e)}
+  print(json.dumps(answer))
+  sys.stdout.flush()
+  os._exit(0)  # the threads of a compiler without a device may never end
+
+
+if __name__ == '__main__':
+  main()

@@ -1,0 +1,151 @@
+"""The compiled train step of ours and of the plain formulation.
+
+Both are compiled in one process, by the compiler of a TPU or GPU that is not
+here; see `ahead.step`.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import json
+import os
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax.ahead import compiled as compiled_lib
+from vit_jax.ahead import plan as plan_lib
+from vit_jax.ahead import step as ahead
+from vit_jax.benchmark.peers import baseline
+from vit_jax.models import vit
+from vit_jax.parallel import mesh as mesh_lib
+from vit_jax.parallel import topologies
+
+Entry = dict[str, Any]
+
+
+def measure(
+  config: ml_collections.ConfigDict, topology: topologies.Topology
+) -> Entry:
+  """Returns the part's entry: `ours`, `plain`, and the ratios of the two.
+
+  Each has `temporary_gib`, `accessed_gb`, `tflop` and `copies`, of one device.
+
+  Args:
+    config: The config of the model; its batch size is that of one device.
+    topology: The devices, which split the batch.
+
+  Raises:
+    UserError: The compiler is missing or does not know the topology, or a step
+      does not fit.
+  """
+  extra = topologies.missing_extra(topology)
+  if extra is not None:
+    raise config_lib.UserError(
+      f'--hardware={topology}: its compiler is missing:'
+      f" pip install -e '.[{extra}]'"
+    )
+  config = config.copy_and_resolve_references()
+  config.train.batch_size *= topology.size
+  config.mesh.data = topology.size
+  request = {
+    'hardware': f'{topology.name}:{"x".join(map(str, topology.shape))}',
+    'config': config_lib.to_dict(config),
+  }
+  return plan_lib.ask(
+    'vit_jax.benchmark.compile_part', request, ahead.environment(topology)
+  )
+
+
+def compare(
+  config: ml_collections.ConfigDict, topology: topologies.Topology
+) -> Entry:
+  """Returns what `measure` returns, compiled in this process."""
+  program = plan_lib.make_program(config, topologies.devices(topology))
+  steps = {
+    'ours': program.train_step.lower(
+      program.abstract_state(), program.abstract_batch(), np.int32(0)
+    ),
+    'plain': _lower_plain(config, program.mesh),
+  }
+  entry: Entry = {'hardware': str(topology), 'devices': topology.size}
+  for name, lowered in steps.items():
+    entry[name] = _cost(name, lowered, topology)
+  entry['ratios'] = {
+    key: entry['ours'][key] / max(entry['plain'][key], 1e-9)
+    for key in entry['ours']
+  }
+  return entry
+
+
+def _lower_plain(
+  config: ml_collections.ConfigDict, mesh: jax.sharding.Mesh
+) -> Any:
+  """Lowers the step of the plain formulation for a global batch."""
+  model = models.from_config(
+    config.model, config.model.num_classes, config.train.dtype
+  )
+  assert isinstance(model, vit.ViT)
+  plain = baseline.make_model(model)
+  size = config_lib.pair(config.data.image_size, 'data.image_size')
+  shape = (config.train.batch_size, *size, config.data.channels)
+
+  def init(images: jax.Array) -> Any:
+    params = plain.init(jax.random.key(0), images)['params']
+    return baseline.make_train_step(plain, params, config.optim)[0]
+
+  one = jax.ShapeDtypeStruct((1, *shape[1:]), jnp.float32)
+  state = jax.tree.map(
+    lambda x: jax.ShapeDtypeStruct(
+      x.shape, x.dtype, sharding=mesh_lib.replicated(mesh)
+    ),
+    jax.eval_shape(init, one),
+  )
+  split = mesh_lib.batch_sharding(mesh)
+  nothing: Mapping[str, Any] = {}  # only the state has parameters
+  step: Any = baseline.make_train_step(plain, nothing, config.optim)[1]
+  return step.lower(
+    state,
+    jax.ShapeDtypeStruct(shape, jnp.float32, sharding=split),
+    jax.ShapeDtypeStruct(shape[:1], jnp.int32, sharding=split),
+    jax.eval_shape(lambda: jax.random.key(0)),
+  )
+
+
+def _cost(name: str, lowered: Any, topology: topologies.Topology) -> Entry:
+  try:
+    compiled = lowered.compile()
+  except jax.errors.JaxRuntimeError as e:
+    if 'RESOURCE_EXHAUSTED' not in str(e):
+      raise
+    said = config_lib.one_line(e)[:200]
+    raise config_lib.UserError(
+      f'the step of {name} does not fit {topology}: {said}'
+    ) from None
+  cost = dataclasses.asdict(compiled_lib.cost(compiled, topology.hardware))
+  kept = 'temporary_gib accessed_gb traffic_gb tflop copies seconds'
+  return {key: cost[key] for key in kept.split()}
+
+
+def main() -> None:
+  """Answers one request, and ends the process."""
+  request = json.load(sys.stdin)
+  try:
+    answer = compare(
+      config_lib.from_dict(request['config']),
+      topologies.parse(request['hardware']),
+    )
+  except config_lib.UserError as e:
+    answer = {'error': str(e)}
+  print(json.dumps(answer))
+  sys.stdout.flush()
+  os._exit(0)  # the threads of a compiler without a device may never end
+
+
+if __name__ == '__main__':
+  main()

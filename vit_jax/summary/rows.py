@@ -1,0 +1,109 @@
+"""A model as a table: its modules, their parameters and their cost."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+
+from vit_jax import models
+from vit_jax.config import tables
+from vit_jax.optim import rules as rules_lib
+from vit_jax.train import flops
+
+# Fields that say how a model is executed, not what it computes.
+_PLAIN: dict[str, Any] = {
+  'scan': False,
+  'remat': 'none',
+  'attention_implementation': 'plain',
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Row:
+  """A module, or a parameter of the outermost module itself.
+
+  Attributes:
+    module: Its path, as `blocks_0/mlp`; '' is the whole model.
+    output_shape: Shape for one image; None for a parameter.
+    parameters: Number of elements, including those of submodules.
+    trainable: 'yes', 'no' or 'part'; '-' without parameters.
+    gflop: GFLOP of a forward pass of one image, including submodules.
+  """
+
+  module: str
+  output_shape: tuple[int, ...] | None
+  parameters: int
+  trainable: str
+  gflop: float
+
+
+def summarize(
+  model: models.Model,
+  image_shape: tuple[int, int, int],
+  optim: ml_collections.ConfigDict,
+) -> list[Row]:
+  """Returns a row for each module, in the order of their calls.
+
+  Only shapes are computed. The outermost module comes first, then its own
+  parameters.
+
+  Args:
+    model: The module; scanned layers are shown one by one.
+    image_shape: (height, width, C).
+    optim: `config.optim`, which says what trains.
+
+  Raises:
+    UserError: A pattern matches nothing, or nothing is left to train.
+  """
+  model = model.clone(
+    **{key: x for key, x in _PLAIN.items() if key in models.fields_of(model)}
+  )
+  params = models.abstract_params(model, image_shape)
+  images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
+  parameters = rules_lib.make(optim, params).parameters
+  modules = flops.by_module(
+    lambda params, x: model.apply({'params': params}, x), params, images
+  )
+  shapes = {'/'.join(path): shape for path, (_, shape) in modules.items()}
+  counts = {'/'.join(path): count for path, (count, _) in modules.items()}
+  own = {name: None for name in parameters if '/' not in name}
+  shapes = {'': shapes.pop('')} | own | shapes
+  return [_row(name, x, parameters, counts) for name, x in shapes.items()]
+
+
+def _row(
+  name: str,
+  shape: tuple[int, ...] | None,
+  parameters: dict[str, rules_lib.Parameter],
+  counts: dict[str, int],
+) -> Row:
+  def within(path: str) -> bool:
+    return not name or path == name or path.startswith(f'{name}/')
+
+  inside = [p for path, p in parameters.items() if within(path)]
+  trains = {p.trains for p in inside}
+  flop = sum(count for path, count in counts.items() if within(path))
+  trainable = 'part' if len(trains) == 2 else 'yes' if True in trains else 'no'
+  size = sum(p.size for p in inside)
+  return Row(name, shape, size, trainable if inside else '-', flop / 1e9)
+
+
+def table(rows: list[Row]) -> str:
+  """Returns the rows of a model, the whole model first, as a table."""
+  whole, *modules = rows
+  lines = [
+    (
+      row.module or 'total',
+      ', '.join(['B', *map(str, row.output_shape[1:])])
+      if row.output_shape
+      else '',
+      f'{row.parameters:,}',
+      row.trainable,
+      f'{row.gflop:.4g}',
+    )
+    for row in (*modules, whole)
+  ]
+  header = 'module', 'output', 'parameters', 'trainable', 'gflop'
+  return '\n'.join(tables.aligned([header, *lines], right=(2, 4)))
