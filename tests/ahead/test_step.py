@@ -2,6 +2,7 @@
 
 import importlib.util
 import json
+import re
 
 import commands
 import pytest
@@ -29,7 +30,7 @@ PROGRAM = (tiny.TESTS / 'ahead' / 'step_v5e.hlo').read_text()
 def test_traffic_products_and_sources():
   found = compiled.operations(hlo.parse(PROGRAM), V5E)
   by_name = {x.name: x for x in found}
-  assert set(by_name) == {'up', 'copy.1', 'layer_fusion'}
+  assert set(by_name) == {'up', 'copy.1', 'layer_fusion', 'go'}
   up = by_name['up']
   assert up.flops == 2 * 128 * 64 * 32
   # The kernel is on the chip: it is not read from memory.
@@ -157,7 +158,7 @@ def test_compiled_for_a_tpu(scan, capsys):
   assert 'all-reduce' in kinds
   assert all(c['axes'] == ['data'] for c in found['collectives'])
   assert len(found['cost']['slowest']) == 10
-  assert any('vit_jax' in x['source'] for x in found['cost']['slowest'])
+  assert all(x['source'] for x in found['cost']['slowest'] if x['module'])
   assert found['step_seconds'] > 0 and 0 < found['mfu'] < 1
 
 
@@ -166,4 +167,4 @@ def test_what_does_not_fit_is_said(capsys):
   flags = ['--config.train.batch_size=4_000_000', '--hardware=v5e:1x1']
   assert summarize(*flags) == 0
   said = capsys.readouterr().out
-  assert 'does not fit: Used ' in said and '(compiled)' in said
+  assert re.search(r'does not fit: [\d,.]+ GiB of 15.75 .compiled.', said)

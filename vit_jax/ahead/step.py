@@ -193,11 +193,17 @@ def make(
 
 def _exhausted(error: Exception) -> tuple[str, float]:
   """Returns what a compiler says of too little memory, and the GiB needed."""
-  match = re.search(r'Used ([\d.]+)([KMG]) of [\d.]+[KMG] \w+', str(error))
+  number = r'([\d.]+)([KMGT])'
+  said = str(error)
+  match = re.search(rf'Used {number} of {number} \w+', said) or re.search(
+    rf'\({number}\) exceeds available HBM \({number}\)', said
+  )
   if match is None:
     return config_lib.one_line(error)[:200], 0.0
-  scale = {'K': 2**-20, 'M': 2**-10, 'G': 1.0}[match[2]]
-  return match[0], float(match[1]) * scale
+  scale = {'K': 2**-20, 'M': 2**-10, 'G': 1.0, 'T': 2.0**10}
+  needed = float(match[1]) * scale[match[2]]
+  limit = float(match[3]) * scale[match[4]]
+  return f'{needed:,.2f} GiB of {limit:.2f}', needed
 
 
 def _read(result: Ahead, compiled: Any, topology: topologies.Topology) -> Ahead:
