@@ -177,15 +177,21 @@ def from_config(
 def on_platform(config: Any, platform: str) -> Any:
   """Returns a full config with the attention that suits a platform.
 
+  A model that is compiled for the platform of this process chooses it by
+  itself; see `attention.implementation_on`.
+
   Args:
     config: The full config, which is not changed.
     platform: 'cpu', 'tpu' or 'gpu'.
   """
-  result = config.copy_and_resolve_references()
   chosen = config.model.attention_implementation or 'auto'
-  result.model.attention_implementation = attention.implementation_on(
-    platform, chosen
-  )
+  if platform == jax.default_backend() or chosen != 'auto':
+    return config
+  if not isinstance(from_config(config.model, 0), vit.ViT):
+    return config
+  result = config.copy_and_resolve_references()
+  found = attention.implementation_on(platform, chosen)
+  result.model.attention_implementation = found
   return result
 
 
