@@ -86,6 +86,28 @@ def test_same_numbers_on_every_mesh(mesh, scan, accumulation):
   assert_as_reference(state.params, losses)
 
 
+def test_a_kernel_is_split_as_the_compiler_splits_the_rest():
+  """The kernel of TPUs, interpreted; it computes other bits than the plain."""
+  model = {
+    'model__hidden_size': 256,  # 128 lanes for each of two parts
+    'model__num_heads': 2,
+    'model__attention_dropout_rate': 0.0,
+  }
+  parameters = []
+  for mesh, how in [((2, 2, 2), 'fused'), ((1, 1, 1), 'plain')]:
+    e = build(mesh, model__attention_implementation=how, **model)
+    program = e.program
+    traced = program.train_step.trace(
+      program.abstract_state(), program.abstract_batch(), np.int32(0)
+    )
+    assert ('pallas_call' in str(traced.jaxpr)) == (how == 'fused')
+    parameters.append(run_steps(e, e.init(), 0, 3)[0].params)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * abs(b).max()),
+    *jax.device_get(parameters),
+  )
+
+
 def test_resumes_on_any_mesh(tmp_path):
   """Each of four runs goes on where another one, laid out otherwise, was."""
   section, half = tiny.config().checkpoint, STEPS // 2

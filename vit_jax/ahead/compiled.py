@@ -141,6 +141,8 @@ def _traffic(
   computation: hlo.Computation,
 ) -> int:
   """Returns the bytes that an instruction moves to and from device memory."""
+  if (stated := hlo.kernel_cost(instruction)) is not None:
+    return stated[1]
   if instruction.opcode in ('copy-start', 'slice-start'):
     # One end is on the chip, or both are in memory.
     shapes = _ARRAY.findall(instruction.shape)

@@ -7,6 +7,7 @@ number of iterations, which XLA writes beside it if it is known.
 from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
+import json
 import math
 import re
 from typing import TypeVar
@@ -277,7 +278,9 @@ def product_flops(module: Module, instruction: Instruction) -> int:
 
 
 def own_flops(instruction: Instruction, computation: Computation) -> list[int]:
-  """Returns the FLOPs of a product; [] for other instructions."""
+  """Returns the FLOPs of a product or a kernel; [] for other instructions."""
+  if (found := kernel_cost(instruction)) is not None:
+    return [found[0]]
   if instruction.opcode not in ('dot', 'convolution'):
     return []
   ((_, out),) = arrays(instruction.shape)
@@ -291,6 +294,17 @@ def own_flops(instruction: Instruction, computation: Computation) -> list[int]:
     axes = contracted[1].split(',') if contracted and contracted[1] else []
     return [2 * math.prod(out) * math.prod(lhs[int(axis)] for axis in axes)]
   return [_convolution_flops(instruction.attributes, lhs, kernel, out)]
+
+
+def kernel_cost(instruction: Instruction) -> tuple[int, int] | None:
+  """Returns FLOPs and bytes of a Pallas kernel, as its author states them."""
+  if instruction.opcode != 'custom-call':
+    return None
+  stated = re.search(r'"cost_estimate":(\{[^}]*\})', instruction.attributes)
+  if stated is None:
+    return None
+  cost = json.loads(stated[1])
+  return int(cost['flops']), int(cost['bytes_accessed'])
 
 
 def _convolution_flops(

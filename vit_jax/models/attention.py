@@ -12,6 +12,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import dropout
+from vit_jax.models import fused_attention
 from vit_jax.models import initializers
 from vit_jax.models import spec as spec_lib
 
@@ -51,7 +52,7 @@ def implementation_on(platform: str, implementation: str) -> str:
   """
   if implementation != 'auto':
     return implementation
-  return 'plain' if platform == 'cpu' else 'einsum'
+  return {'cpu': 'plain', 'tpu': 'fused'}.get(platform, 'einsum')
 
 
 class QKV(nn.Module):
@@ -59,14 +60,19 @@ class QKV(nn.Module):
 
   They share one kernel, [D, 3, H, K], but are three matrix products: on CPUs
   the backward pass of a single product would copy its gradients in memory.
+
+  Attributes:
+    spec: Fields of the layer.
+    packed: Whether they are one product and one array instead, [B, T, 3, D].
   """
 
   spec: spec_lib.EncoderSpec
+  packed: bool = False
 
   @nn.compact
   def __call__(
-    self, x: jax.Array, num_queries: int | None
-  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    self, x: jax.Array, num_queries: int | None = None
+  ) -> tuple[jax.Array, ...]:
     """Returns queries (of the first R = `num_queries` tokens), keys, values."""
     spec, d = self.spec, x.shape[-1]
     shape = (3, spec.num_heads, d // spec.num_heads)
@@ -80,11 +86,13 @@ class QKV(nn.Module):
     if spec.qkv_bias:
       bias = self.param('bias', nn.initializers.zeros, shape).astype(spec.dtype)
     x = x.astype(spec.dtype)
-    query, key, value = (
+    if self.packed:
+      y = jnp.einsum('btd,dce->btce', x, kernel.reshape(d, 3, d))
+      return (y + bias.reshape(3, d),)
+    return tuple(
       jnp.einsum('btd,dhk->bthk', tokens, kernel[:, i]) + bias[i]
       for i, tokens in enumerate((x[:, :num_queries], x, x))
     )
-    return query, key, value
 
 
 class Attention(nn.Module):
@@ -119,25 +127,20 @@ class Attention(nn.Module):
       perturbation: Added to the weights that are captured, [B, H, R, T].
     """
     spec = self.spec
-    query, key, value = QKV(spec, name='qkv')(x, self.num_queries)
-    if spec.qk_norm:  # keeps logits from growing until training diverges
-      query = spec.layer_norm('query_norm')(query)
-      key = spec.layer_norm('key_norm')(key)
+    implementation = self._implementation(x, dropout_key)
     weights = None
-    implementation = implementation_on(
-      jax.default_backend(), spec.attention_implementation
-    )
-    if self.capture or implementation == 'plain':
-      y, weights = self._attend(query, key, value, dropout_key, perturbation)
-    elif implementation == 'einsum':
-      y = self._attend_by_einsum(query, key, value, dropout_key)
+    if implementation == 'fused':
+      y = self._attend_fused(x)
     else:
-      y = jax.nn.dot_product_attention(
-        query,
-        key,
-        value,
-        implementation=cast(Literal['xla', 'cudnn'], implementation),
-      )
+      qkv = self._normalised(*QKV(spec, name='qkv')(x, self.num_queries))
+      if implementation == 'plain':
+        y, weights = self._attend(*qkv, dropout_key, perturbation)
+      elif implementation == 'einsum':
+        y = self._attend_by_einsum(*qkv, dropout_key)
+      else:
+        y = jax.nn.dot_product_attention(
+          *qkv, implementation=cast(Literal['xla', 'cudnn'], implementation)
+        )
     y = nn.DenseGeneral(
       x.shape[-1],
       axis=(-2, -1),
@@ -146,6 +149,43 @@ class Attention(nn.Module):
       name='out',
     )(y)
     return y, weights
+
+  def _implementation(
+    self, x: jax.Array, dropout_key: dropout.DropoutKey | None
+  ) -> str:
+    """Returns the implementation that can do this and suits it."""
+    spec = self.spec
+    if self.capture:
+      return 'plain'
+    found = implementation_on(
+      jax.default_backend(), spec.attention_implementation
+    )
+    if found != 'fused':
+      return found
+    drops = dropout_key is not None and spec.attention_dropout_rate > 0
+    fits = fused_attention.fits(x.shape, spec.num_heads)
+    return 'einsum' if drops or self.num_queries or not fits else 'fused'
+
+  def _normalised(
+    self, query: jax.Array, key: jax.Array, value: jax.Array
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Maps [B, T, H, K] to the same, as `qk_norm` says."""
+    if not self.spec.qk_norm:
+      return query, key, value
+    # This keeps logits from growing until training diverges.
+    query = self.spec.layer_norm('query_norm')(query)
+    return query, self.spec.layer_norm('key_norm')(key), value
+
+  def _attend_fused(self, x: jax.Array) -> jax.Array:
+    """Maps [B, T, D] to the values [B, T, H, K]."""
+    spec = self.spec
+    (qkv,) = QKV(spec, packed=True, name='qkv')(x)
+    heads = *x.shape[:2], spec.num_heads, x.shape[-1] // spec.num_heads
+    if spec.qk_norm:
+      parts = (qkv[:, :, i].reshape(heads) for i in range(3))
+      flat = [y.reshape(x.shape) for y in self._normalised(*parts)]
+      qkv = jnp.stack(flat, axis=2)
+    return fused_attention.fused_attention(qkv, spec.num_heads).reshape(heads)
 
   def _attend(
     self,

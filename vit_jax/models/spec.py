@@ -35,7 +35,14 @@ REMAT_POLICIES = (
   'dots_saveable',
   'dots_with_no_batch_dims_saveable',
 )
-ATTENTION_IMPLEMENTATIONS = ('auto', 'plain', 'einsum', 'xla', 'cudnn')
+ATTENTION_IMPLEMENTATIONS = (
+  'auto',
+  'plain',
+  'einsum',
+  'fused',
+  'xla',
+  'cudnn',
+)
 
 
 @dataclasses.dataclass(kw_only=True, unsafe_hash=True)
@@ -122,10 +129,11 @@ class EncoderSpec(LayerSpec):
     gated_mlp: Whether the MLP is a SwiGLU (arXiv:2002.05202).
     attention_implementation: 'plain', for CPUs: heads before tokens, and a
       softmax in float32 that divides after the product with the values;
-      'einsum', for TPUs and GPUs: the compiler chooses the order of axes, and
-      the softmax is in `dtype`; 'auto', one of these by the platform; or 'xla'
-      or 'cudnn' of `jax.nn.dot_product_attention`. If the attention weights are
-      captured, 'plain' is always used.
+      'fused', for TPUs: one kernel, see `fused_attention`; 'einsum', for GPUs,
+      and for layers that the kernel cannot compute: the compiler chooses the
+      order of axes, and the softmax is in `dtype`; 'auto', one of these by the
+      platform; or 'xla' or 'cudnn' of `jax.nn.dot_product_attention`. If the
+      attention weights are captured, 'plain' is always used.
   """
 
   num_heads: Annotated[int, Field(Kind.SIZE, is_visible=False, least=1)]

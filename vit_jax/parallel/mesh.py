@@ -253,7 +253,9 @@ def keep_batch_split(
     return jax.tree.map(constrain, result) if is_call else result
 
   def wrapped(*args: Any, **kwargs: Any) -> Any:
-    with nn.intercept_methods(intercept):
+    # Kernels, which the compiler cannot split, find the mesh in the context.
+    context = jax.sharding.use_abstract_mesh(mesh.abstract_mesh)
+    with context, nn.intercept_methods(intercept):
       return fn(*args, **kwargs)
 
   return wrapped

@@ -1,0 +1,97 @@
+"""The attention kernel of TPUs, interpreted on this CPU."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import vit_jax
+from vit_jax import models
+from vit_jax.models import fused_attention
+
+# Tokens, hidden size, heads: of 64 channels as in most ViTs; of 80, which are
+# no divisor of a register's lanes, as in ViT-H; and of 256.
+SHAPES = [(17, 128, 2), (5, 384, 6), (10, 640, 8), (33, 256, 1)]
+
+
+def plain(qkv, num_heads):
+  """The softmax attention of a tutorial, in the type of `qkv`."""
+  query, key, value = (
+    qkv[:, :, i].reshape(*qkv.shape[:2], num_heads, -1) for i in range(3)
+  )
+  scores = jnp.einsum('bqhk,bthk->bhqt', query, key) * query.shape[-1] ** -0.5
+  y = jnp.einsum('bhqt,bthk->bqhk', jax.nn.softmax(scores), value)
+  return y.reshape(*qkv.shape[:2], -1)
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def both(attend, qkv, num_heads, grad):
+  """Returns the output and the gradient for qkv."""
+  y, pull_back = jax.vjp(lambda x: attend(x, num_heads), qkv)
+  return y, *pull_back(grad)
+
+
+def example(tokens, hidden_size, dtype):
+  keys = jax.random.split(jax.random.key(tokens))
+  qkv = 2 * jax.random.normal(keys[0], (2, tokens, 3, hidden_size))
+  grad = jax.random.normal(keys[1], (2, tokens, hidden_size))
+  return qkv.astype(dtype), grad.astype(dtype)
+
+
+@pytest.mark.parametrize(('tokens', 'hidden_size', 'num_heads'), SHAPES)
+def test_is_softmax_attention(tokens, hidden_size, num_heads):
+  qkv, grad = example(tokens, hidden_size, jnp.float32)
+  assert fused_attention.fits((2, tokens, hidden_size), num_heads)
+  found = both(fused_attention.fused_attention, qkv, num_heads, grad)
+  for x, expected in zip(found, both(plain, qkv, num_heads, grad), strict=True):
+    np.testing.assert_allclose(x, expected, atol=1e-5 * abs(expected).max())
+
+
+@pytest.mark.parametrize(('tokens', 'hidden_size', 'num_heads'), SHAPES)
+def test_bfloat16_is_as_exact_as_the_plain_formulation(
+  tokens, hidden_size, num_heads
+):
+  """Root mean square errors of outputs and gradients."""
+  qkv, grad = example(tokens, hidden_size, jnp.bfloat16)
+  with jax.enable_x64():
+    exact = both(
+      plain, qkv.astype(jnp.float64), num_heads, grad.astype(jnp.float64)
+    )
+    exact = [np.asarray(x) for x in exact]
+  errors = [
+    [
+      np.sqrt(np.mean((np.asarray(x, np.float64) - y) ** 2))
+      for x, y in zip(both(f, qkv, num_heads, grad), exact, strict=True)
+    ]
+    for f in (fused_attention.fused_attention, plain)
+  ]
+  assert errors[0][0] <= errors[1][0]
+  assert errors[0][1] <= errors[1][1]
+
+
+def test_a_model_of_kernels_is_the_same_function():
+  """With LayerNorms of queries and keys; the last layer reads one token."""
+  model = vit_jax.create_model(
+    'ViT-Ti/4', 5, hidden_size=128, num_heads=2, depth=2, qk_norm=True
+  )
+  images = jax.random.normal(jax.random.key(0), (2, 8, 12, 3))
+  params = models.init_params(model, jax.random.key(1), images.shape[1:])
+
+  @functools.partial(jax.jit, static_argnums=1)
+  @jax.value_and_grad
+  def grads(params, model):
+    return (model.apply({'params': params}, images) ** 2).sum()
+
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * abs(b).max()),
+    grads(params, model.clone(attention_implementation='fused')),
+    grads(params, model),
+  )
+
+
+def test_shapes_that_do_not_fit():
+  assert fused_attention.fits((8, 257, 1280), 16)  # ViT-H/14
+  assert not fused_attention.fits((8, 197, 192), 3)  # ViT-Ti/16
+  assert not fused_attention.fits((8, 1025, 1024), 16)  # 512 pixels

@@ -1,0 +1,233 @@
+"""Attention as one TPU kernel, forward and backward, for short sequences.
+
+The scores of an image, [T, T] for each head, stay in the memory of the chip;
+only queries, keys, values and outputs are read and written. A ViT's sequences
+are short enough that a whole row of scores fits, so the softmax needs no second
+pass as in FlashAttention (arXiv:2205.14135). The backward pass computes the
+scores again: equations of its appendix B.2, with whole rows.
+
+In comments: B images, T tokens, D hidden size, H heads, K = D / H channels of a
+head.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+import functools
+import math
+from typing import Any
+
+import jax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import tpu as pltpu
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+
+from vit_jax.parallel import mesh as mesh_lib
+
+# A vector register of a TPU has 128 lanes.
+_LANES = 128
+# TPU v4 has the least memory on the chip, 16 MiB a core, of which some is the
+# compiler's. Newer ones have 64 MiB and more.
+_CHIP_BYTES = 12 * 2**20
+_MOST_BYTES = 14 * 2**20
+
+
+def fits(shape: tuple[int, ...], num_heads: int) -> bool:
+  """Returns whether the kernel can compute a layer's attention.
+
+  Args:
+    shape: Shape of the tokens, (B, T, D).
+    num_heads: H, which divides D.
+  """
+  b, t, d = shape
+  batch, ways = _split()
+  if num_heads % ways or b % batch or (d // ways) % _LANES:
+    return False
+  d //= ways
+  rows = -(-t // 16) * 16
+  columns = -(-t // _LANES) * _LANES
+  # The backward program reads and writes seven arrays of bfloat16 [T, D], while
+  # those of the next and the last image move; and has five float32 [T, T].
+  return 7 * 2 * 2 * rows * d + 5 * 4 * rows * columns <= _CHIP_BYTES
+
+
+def _split() -> tuple[int, int]:
+  """Returns into how many parts the mesh splits the batch, and the heads."""
+  mesh = dict(jax.sharding.get_abstract_mesh().shape)
+  batch = math.prod(mesh.get(axis, 1) for axis in mesh_lib.BATCH_AXES)
+  return batch, mesh.get('tensor', 1)
+
+
+def fused_attention(qkv: jax.Array, num_heads: int) -> jax.Array:
+  """Multi-head self-attention: [B, T, 3, D] -> [B, T, D].
+
+  The softmax is computed in float32; products have operands of the argument's
+  type and float32 results. On a mesh, each device computes its part of the
+  batch and of the heads: the compiler cannot split a kernel by itself.
+
+  Args:
+    qkv: Queries, keys and values, the heads side by side in the last axis.
+    num_heads: H, which divides D. The kernel must fit, see `fits`.
+  """
+  batch, ways = _split()
+  compute = functools.partial(_attend, num_heads // ways)
+  if batch * ways > 1:
+    rows = mesh_lib.BATCH_AXES
+    compute = jax.shard_map(
+      compute,
+      in_specs=PartitionSpec(rows, None, None, 'tensor'),
+      out_specs=PartitionSpec(rows, None, 'tensor'),
+      check_vma=False,
+    )
+  return compute(qkv)
+
+
+def _attend(num_heads: int, qkv: jax.Array) -> jax.Array:
+  return _attention(qkv.reshape(*qkv.shape[:2], -1), num_heads)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _attention(qkv: jax.Array, num_heads: int) -> jax.Array:
+  """Maps [B, T, 3 D] to [B, T, D]."""
+  kernel = functools.partial(_forward_kernel, num_heads=num_heads)
+  return _call(kernel, [qkv] * 3, 1, num_heads)
+
+
+def _save(qkv: jax.Array, num_heads: int) -> tuple[jax.Array, jax.Array]:
+  return _attention(qkv, num_heads), qkv
+
+
+def _backward(
+  num_heads: int, qkv: jax.Array, grad: jax.Array
+) -> tuple[jax.Array]:
+  kernel = functools.partial(_backward_kernel, num_heads=num_heads)
+  return (_call(kernel, [qkv, qkv, qkv, grad], 3, num_heads),)
+
+
+_attention.defvjp(_save, _backward)
+
+
+def _call(
+  kernel: Callable[..., None],
+  arrays: list[jax.Array],
+  width: int,
+  num_heads: int,
+) -> jax.Array:
+  """Runs a kernel for each image; interpreted where there is no TPU.
+
+  Args:
+    kernel: Gets [1, T, D] of queries, keys, values and, if there is a fourth
+      array, of that; and writes [1, T, width * D].
+    arrays: [B, T, 3 D], three times, and maybe [B, T, D].
+    width: Arrays [T, D] in the result.
+    num_heads: H.
+  """
+  b, t, d = arrays[0].shape
+  d //= 3
+
+  def part(index: int) -> pl.BlockSpec:
+    return pl.BlockSpec((1, t, d), lambda i: (i, 0, index))
+
+  products = 2 if width == 1 else 5
+  call = functools.partial(
+    pl.pallas_call,
+    kernel,
+    out_shape=jax.ShapeDtypeStruct((b, t, width * d), arrays[0].dtype),
+    grid=(b,),
+    in_specs=[part(0), part(1), part(2), part(0)][: len(arrays)],
+    out_specs=pl.BlockSpec((1, t, width * d), lambda i: (i, 0, 0)),
+    compiler_params=pltpu.CompilerParams(
+      dimension_semantics=('parallel',), vmem_limit_bytes=_MOST_BYTES
+    ),
+    cost_estimate=pl.CostEstimate(
+      flops=2 * products * b * t * t * d,
+      transcendentals=b * num_heads * t * t,
+      bytes_accessed=(len(arrays) + width) * b * t * d * arrays[0].itemsize,
+    ),
+    name='attention' if width == 1 else 'attention_backward',
+  )
+  return jax.lax.platform_dependent(
+    *arrays, tpu=call(interpret=False), default=call(interpret=True)
+  )
+
+
+def _forward_kernel(
+  query_ref: Any, key_ref: Any, value_ref: Any, out_ref: Any, *, num_heads: int
+) -> None:
+  size = query_ref.shape[-1] // num_heads
+  for lanes, mine in _heads(query_ref.shape[-1], size):
+    query = _only(mine, query_ref[0, :, lanes])
+    weights, total = _softmax(query, key_ref[0, :, lanes], size)
+    y = _dot(weights.astype(query.dtype), value_ref[0, :, lanes], (1, 0))
+    _write(out_ref, lanes, mine, y / total)
+
+
+def _backward_kernel(
+  query_ref: Any,
+  key_ref: Any,
+  value_ref: Any,
+  grad_ref: Any,
+  qkv_grad_ref: Any,
+  *,
+  num_heads: int,
+) -> None:
+  width = query_ref.shape[-1]
+  size = width // num_heads
+  for lanes, mine in _heads(width, size):
+    query, key = _only(mine, query_ref[0, :, lanes]), key_ref[0, :, lanes]
+    grad = _only(mine, grad_ref[0, :, lanes])
+    weights, total = _softmax(query, key, size)
+    weights /= total
+    value_grad = _dot(weights.astype(grad.dtype), grad, (0, 0))
+    by_weights = _dot(grad, value_ref[0, :, lanes], (1, 1))
+    mean = (weights * by_weights).sum(axis=-1, keepdims=True)
+    by_scores = size**-0.5 * weights * (by_weights - mean)
+    by_scores = by_scores.astype(query.dtype)
+    grads = (
+      _dot(by_scores, key, (1, 0)),
+      _dot(by_scores, query, (0, 0)),
+      value_grad,
+    )
+    for i, x in enumerate(grads):
+      to = slice(i * width + lanes.start, i * width + lanes.stop)
+      _write(qkv_grad_ref, to, mine, x)
+
+
+def _heads(width: int, size: int) -> Iterator[tuple[slice, jax.Array]]:
+  """Yields the lanes to read for each head, and which of them are its own.
+
+  The lanes are whole registers, since to move lanes costs more than to multiply
+  by zeros: a product takes as long for 64 channels as for 128.
+  """
+  for start in range(0, width, size):
+    low = start // _LANES * _LANES
+    high = min(-(-(start + size) // _LANES) * _LANES, width)
+    lane = low + jax.lax.broadcasted_iota(jnp.int32, (1, high - low), 1)
+    yield slice(low, high), (lane >= start) & (lane < start + size)
+
+
+def _only(mine: jax.Array, x: jax.Array) -> jax.Array:
+  """Returns x with zeros in the lanes of other heads."""
+  return jnp.where(mine, x, jnp.zeros_like(x))
+
+
+def _softmax(
+  query: jax.Array, key: jax.Array, size: int
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the exponentials of a head's scores, [T, T], and rows' sums."""
+  scores = _dot(query, key, (1, 1)) * size**-0.5
+  weights = jnp.exp(scores - scores.max(axis=-1, keepdims=True))
+  return weights, weights.sum(axis=-1, keepdims=True)
+
+
+def _dot(x: jax.Array, y: jax.Array, axes: tuple[int, int]) -> jax.Array:
+  """Returns the product over one axis of each, in float32."""
+  contracted = ((axes[0],), (axes[1],)), ((), ())
+  return jax.lax.dot_general(
+    x, y, contracted, preferred_element_type=jnp.float32
+  )
+
+
+def _write(ref: Any, lanes: slice, mine: jax.Array, x: jax.Array) -> None:
+  """Writes a head's lanes of x, and keeps those of other heads."""
+  ref[0, :, lanes] = jnp.where(mine, x.astype(ref.dtype), ref[0, :, lanes])
