@@ -289,7 +289,7 @@ def test_the_command_prints_one_json_object():
   report = json.loads(result.stdout)
   check_rates(report['infer'])
   assert report['matmul_gflops'] > 0 and report['batch_size'] == 4
-  assert report['attention'] is None and report['remat'] == 'none'
+  assert report['attention'] is None and report['remat'] == 'auto'
   assert report['scan'] is False and 'torch_compile' not in report
   assert report['date'] and report['cores'] >= 1
   assert 'images/s' in result.stderr

@@ -279,8 +279,8 @@ def product_flops(module: Module, instruction: Instruction) -> int:
 
 def own_flops(instruction: Instruction, computation: Computation) -> list[int]:
   """Returns the FLOPs of a product or a kernel; [] for other instructions."""
-  if (found := kernel_cost(instruction)) is not None:
-    return [found[0]]
+  if instruction.opcode == 'custom-call':
+    return _call_flops(instruction, computation)
   if instruction.opcode not in ('dot', 'convolution'):
     return []
   ((_, out),) = arrays(instruction.shape)
@@ -305,6 +305,37 @@ def kernel_cost(instruction: Instruction) -> tuple[int, int] | None:
     return None
   cost = json.loads(stated[1])
   return int(cost['flops']), int(cost['bytes_accessed'])
+
+
+def _call_flops(
+  instruction: Instruction, computation: Computation
+) -> list[int]:
+  """Returns the FLOPs of a kernel, or of a call of cuBLAS or cuDNN."""
+  if (found := kernel_cost(instruction)) is not None:
+    return [found[0]]
+  target = re.search(r'custom_call_target="([^"]*)"', instruction.attributes)
+  name = target[1] if target else ''
+  out = [shape for _, shape in arrays(instruction.shape)]
+  if name.startswith('__cublas$'):
+    axes = re.search(
+      r'"lhs_contracting_dimensions":\[([^]]*)\]', instruction.attributes
+    )
+    assert axes is not None  # every such call has them
+    lhs = arrays(computation[instruction.operands[0]].shape)[0][1]
+    contracted = [lhs[int(axis)] for axis in re.findall(r'\d+', axes[1])]
+    return [2 * math.prod(out[0]) * math.prod(contracted)]
+  if name.startswith(
+    '__cudnn$fmha'
+  ):  # results [B, H, T, K], scores [B, H, T, T]
+    scores = re.search(
+      r'"intermediate_tensor_shape": \{.*?"dimensions": \[([^]]*)\]',
+      instruction.attributes,
+    )
+    assert scores is not None
+    size = math.prod(map(int, re.findall(r'\d+', scores[1])))
+    products = 5 if name.endswith('Backward') else 2
+    return [2 * products * size * out[0][-1]]
+  return []
 
 
 def _convolution_flops(

@@ -217,7 +217,9 @@ def make(config: 'ml_collections.ConfigDict') -> Plan:
     batch_size=config.train.batch_size,
     accumulation=config_lib.num_microbatches(config),
     memory=program.memory(compiled.memory_analysis().temp_size_in_bytes),
-    hides_remat=config.model.remat != 'none' and not config.model.scan,
+    hides_remat=(
+      config.model.remat not in ('auto', 'none') and not config.model.scan
+    ),
     collectives=collectives.count(module, mesh),
     flops=hlo.flops(module),
     model_flops=program.flops.step // program.mesh.size,
@@ -246,7 +248,7 @@ def make_program(
 
   checked = config.copy_and_resolve_references()
   checked.data.name = 'digits'  # the data of the config may be missing
-  experiment.check(checked)
+  experiment.check(checked, devices[0].platform if devices else None)
   size = config.data.source_size
   if size is not None:
     size = config_lib.pair(size, 'data.source_size')

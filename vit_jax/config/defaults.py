@@ -51,11 +51,14 @@ def _model() -> ml_collections.ConfigDict:
   model.num_classes = config_dict.placeholder(int)  # None: the data's classes
   # Compile one layer and run it `depth` times, which compiles faster.
   model.scan = False
-  # Which activations the backward pass recomputes, to save memory: 'none',
-  # 'full' or the name of a policy of jax.checkpoint_policies.
-  model.remat = 'none'
-  # 'plain'; or 'xla' or 'cudnn', which use jax.nn.dot_product_attention and
-  # have no attention dropout. 'cudnn' needs a GPU and train.dtype=bfloat16.
+  # Which values the backward pass recomputes, to save memory: 'none';
+  # 'activations' of the MLP; 'products', all but the results of dense layers
+  # and of attention; 'full'; or the name of a policy of
+  # jax.checkpoint_policies. 'auto' is one of these by the platform.
+  model.remat = 'auto'
+  # 'plain', 'einsum', 'fused', 'xla' or 'cudnn'; None is what suits the
+  # platform. 'xla' and 'cudnn' have no attention dropout; 'cudnn' needs a GPU
+  # and train.dtype=bfloat16.
   model.attention_implementation = config_dict.placeholder(str)
   # The keys below override fields of the named model; None keeps the model's
   # value. Not every model family has every field. models/spec.py,

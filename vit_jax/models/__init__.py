@@ -13,11 +13,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import attention
 from vit_jax.models import fields as fields_lib
 from vit_jax.models import mixer
 from vit_jax.models import names
 from vit_jax.models import resnet
+from vit_jax.models import spec as spec_lib
 from vit_jax.models import stack
 from vit_jax.models import vit
 
@@ -168,30 +168,32 @@ def from_config(
   fields = {k: v for k, v in config.items() if v is not None}
   fields.setdefault('num_classes', num_classes)
   module, _ = _parse(fields['name'])
-  for key, unset in (('scan', False), ('remat', 'none')):
-    if fields.get(key) == unset and key not in fields_lib.of(module):
+  for key, unset in (('scan', (False,)), ('remat', ('auto', 'none'))):
+    if fields.get(key) in unset and key not in fields_lib.of(module):
       del fields[key]
   return create_model(**fields, dtype=jnp.dtype(dtype))
 
 
 def on_platform(config: Any, platform: str) -> Any:
-  """Returns a full config with the attention that suits a platform.
+  """Returns a full config with the layers that suit a platform.
 
-  A model that is compiled for the platform of this process chooses it by
-  itself; see `attention.implementation_on`.
+  A model that is compiled for the platform of this process chooses what 'auto'
+  stands for by itself.
 
   Args:
     config: The full config, which is not changed.
     platform: 'cpu', 'tpu' or 'gpu'.
   """
-  chosen = config.model.attention_implementation or 'auto'
-  if platform == jax.default_backend() or chosen != 'auto':
-    return config
-  if not isinstance(from_config(config.model, 0), vit.ViT):
+  model = config.model
+  module = type(from_config(model, 0))
+  if platform == jax.default_backend() or 'remat' not in fields_lib.of(module):
     return config
   result = config.copy_and_resolve_references()
-  found = attention.implementation_on(platform, chosen)
-  result.model.attention_implementation = found
+  result.model.remat = spec_lib.remat_on(platform, model.scan, model.remat)
+  if 'attention_implementation' in fields_lib.of(module):
+    chosen = model.attention_implementation or 'auto'
+    found = spec_lib.attention_on(platform, chosen)
+    result.model.attention_implementation = found
   return result
 
 
@@ -270,8 +272,12 @@ def _init(
   images = jnp.zeros((1, *image_shape), jnp.float32)
   if isinstance(model, resnet.BiT):
     return model.init(key, images)['params']
-  # Always as a scan, which compiles one layer and not all of them.
-  params = model.clone(scan=True).init(key, images)['params']
+  # Always as a scan, which compiles one layer and not all of them; and without
+  # kernels, which not every device and type has.
+  how: dict[str, Any] = {'scan': True, 'remat': 'none'}
+  if isinstance(model, vit.ViT):
+    how['attention_implementation'] = 'plain'
+  params = model.clone(**how).init(key, images)['params']
   return params if model.scan else stack.unstack_layers(params)
 
 

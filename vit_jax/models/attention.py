@@ -4,11 +4,14 @@ In comments: B images, T tokens, D hidden size, H heads, K = D / H channels of a
 head, R tokens with a query (all T, or fewer in the last layer).
 """
 
+import math
+from typing import Any
 from typing import cast
 from typing import Literal
 
 from flax import linen as nn
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from vit_jax.models import dropout
@@ -43,18 +46,6 @@ def separate(
   return init_each
 
 
-def implementation_on(platform: str, implementation: str) -> str:
-  """Returns the implementation that 'auto' stands for; others as they are.
-
-  Args:
-    platform: 'cpu', 'tpu' or 'gpu'.
-    implementation: One of `spec.ATTENTION_IMPLEMENTATIONS`.
-  """
-  if implementation != 'auto':
-    return implementation
-  return {'cpu': 'plain', 'tpu': 'fused'}.get(platform, 'einsum')
-
-
 class QKV(nn.Module):
   """Queries, keys and values: [B, T, D] -> [B, R, H, K] and twice [B, T, H, K].
 
@@ -87,12 +78,74 @@ class QKV(nn.Module):
       bias = self.param('bias', nn.initializers.zeros, shape).astype(spec.dtype)
     x = x.astype(spec.dtype)
     if self.packed:
-      y = jnp.einsum('btd,dce->btce', x, kernel.reshape(d, 3, d))
-      return (y + bias.reshape(3, d),)
+      # A product with [D, 3, D] can be split by heads, but TPUs' compiler
+      # transposes it to the kernel's order in memory.
+      width = (3, d) if fused_attention.splits_heads() else (3 * d,)
+      y = jnp.tensordot(x, kernel.reshape(d, *width), 1) + bias.reshape(width)
+      return (y.reshape(*x.shape[:2], 3, d),)
     return tuple(
       jnp.einsum('btd,dhk->bthk', tokens, kernel[:, i]) + bias[i]
       for i, tokens in enumerate((x[:, :num_queries], x, x))
     )
+
+
+def _attend_of_jax(
+  query: jax.Array, key: jax.Array, value: jax.Array, implementation: str
+) -> jax.Array:
+  """Maps [B, T, H, K] to the values [B, R, H, K] by `jax.nn`.
+
+  Args:
+    query: Queries, [B, R, H, K].
+    key: Keys.
+    value: Values.
+    implementation: 'xla' or 'cudnn'.
+  """
+  lengths: dict[str, Any] = {}
+  b, r = query.shape[:2]
+  t = key.shape[1]
+  if implementation == 'cudnn' and (r % 2 or t % 2):
+    # The backward pass of cuDNN needs even lengths, and 14 x 14 patches with a
+    # class token are 197.
+    even = [
+      jnp.pad(x, ((0, 0), (0, x.shape[1] % 2), (0, 0), (0, 0)))
+      for x in (query, key, value)
+    ]
+    query, key, value = even
+    lengths = {
+      'query_seq_lengths': jnp.full((b,), r, jnp.int32),
+      'key_value_seq_lengths': jnp.full((b,), t, jnp.int32),
+    }
+  y = jax.nn.dot_product_attention(
+    query,
+    key,
+    value,
+    implementation=cast(Literal['xla', 'cudnn'], implementation),
+    **lengths,
+  )
+  return y[:, :r]
+
+
+class Output(nn.Module):
+  """The layer after the heads: [B, R, H, K] -> [B, R, D].
+
+  As a `DenseGeneral` over both last axes, but as a product of matrices: for one
+  over two axes, TPUs' compiler transposes the values in memory.
+  """
+
+  spec: spec_lib.EncoderSpec
+
+  @nn.compact
+  def __call__(self, y: jax.Array) -> jax.Array:
+    """Returns tokens."""
+    spec, heads = self.spec, y.shape[2:]
+    d = math.prod(heads)
+
+    def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+      return spec.starts.kernel(key, (d, d)).reshape(shape)
+
+    kernel = self.param('kernel', init, (*heads, d)).astype(spec.dtype)
+    bias = self.param('bias', nn.initializers.zeros, (d,)).astype(spec.dtype)
+    return y.reshape(*y.shape[:2], d) @ kernel.reshape(d, d) + bias
 
 
 class Attention(nn.Module):
@@ -138,16 +191,9 @@ class Attention(nn.Module):
       elif implementation == 'einsum':
         y = self._attend_by_einsum(*qkv, dropout_key)
       else:
-        y = jax.nn.dot_product_attention(
-          *qkv, implementation=cast(Literal['xla', 'cudnn'], implementation)
-        )
-    y = nn.DenseGeneral(
-      x.shape[-1],
-      axis=(-2, -1),
-      kernel_init=spec.starts.kernel,
-      dtype=spec.dtype,
-      name='out',
-    )(y)
+        y = _attend_of_jax(*qkv, implementation)
+    y = checkpoint_name(y, spec_lib.KEPT)  # for remat='products'
+    y = Output(spec, name='out')(y)
     return y, weights
 
   def _implementation(
@@ -157,14 +203,25 @@ class Attention(nn.Module):
     spec = self.spec
     if self.capture:
       return 'plain'
-    found = implementation_on(
+    found = spec_lib.attention_on(
       jax.default_backend(), spec.attention_implementation
     )
-    if found != 'fused':
+    if found not in ('fused', 'cudnn'):
       return found
     drops = dropout_key is not None and spec.attention_dropout_rate > 0
-    fits = fused_attention.fits(x.shape, spec.num_heads)
-    return 'einsum' if drops or self.num_queries or not fits else 'fused'
+    if found == 'fused':
+      fits = fused_attention.fits(x.shape, spec.num_heads)
+    else:
+      fits = self._fits_cudnn(x.shape[-1] // spec.num_heads)
+    return 'einsum' if drops or self.num_queries or not fits else found
+
+  def _fits_cudnn(self, size: int) -> bool:
+    """Returns whether cuDNN can attend with heads of `size` channels."""
+    is_half = jnp.dtype(self.spec.dtype).itemsize == 2
+    device = jax.devices()[0]
+    # Flash attention came with Ampere, compute capability 8.0.
+    is_old = device.platform == 'gpu' and float(device.compute_capability) < 8
+    return is_half and size % 8 == 0 and size <= 128 and not is_old
 
   def _normalised(
     self, query: jax.Array, key: jax.Array, value: jax.Array

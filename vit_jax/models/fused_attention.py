@@ -58,6 +58,11 @@ def _split() -> tuple[int, int]:
   return batch, mesh.get('tensor', 1)
 
 
+def splits_heads() -> bool:
+  """Returns whether the mesh splits the heads of a layer."""
+  return _split()[1] > 1
+
+
 def fused_attention(qkv: jax.Array, num_heads: int) -> jax.Array:
   """Multi-head self-attention: [B, T, 3, D] -> [B, T, D].
 

@@ -41,22 +41,36 @@ class Mlp(nn.Module):
       tokens: Length of the full sequence, if x holds only its first T tokens;
         None: T. Dropout masks are drawn for the full sequence.
     """
-    spec, tokens = self.spec, tokens or x.shape[1]
+    spec, d, tokens = self.spec, x.shape[-1], tokens or x.shape[1]
     dense = functools.partial(
       nn.Dense,
       kernel_init=spec.starts.kernel,
       bias_init=spec.starts.mlp_bias,
       dtype=spec.dtype,
     )
-    if self.gated:  # the gate is the first half, as in DINOv2's code
-      gate, y = jnp.split(dense(2 * self.mlp_dim, name='up')(x), 2, axis=-1)
-      y = nn.silu(gate) * y  # [B, T, M]
-    else:
-      y = spec_lib.GELUS[spec.gelu](dense(self.mlp_dim, name='up')(x))
-    hidden, output = (
-      dropout.fold(dropout_key, purpose)
-      for purpose in (dropout.Purpose.MLP_HIDDEN, dropout.Purpose.MLP_OUTPUT)
-    )
-    y = dropout.dropout(y, spec.dropout_rate, hidden, (tokens, y.shape[-1]))
-    y = dense(x.shape[-1], name='down')(y)
-    return dropout.dropout(y, spec.dropout_rate, output, (tokens, y.shape[-1]))
+
+    def finish(
+      _: Mlp, y: jax.Array, dropout_key: dropout.DropoutKey | None
+    ) -> jax.Array:
+      hidden, output = (
+        dropout.fold(dropout_key, purpose)
+        for purpose in (dropout.Purpose.MLP_HIDDEN, dropout.Purpose.MLP_OUTPUT)
+      )
+      y = self._activate(y)
+      y = dropout.dropout(y, spec.dropout_rate, hidden, (tokens, y.shape[-1]))
+      y = dense(d, name='down')(y)
+      return dropout.dropout(y, spec.dropout_rate, output, (tokens, d))
+
+    remat = spec_lib.remat_on(jax.default_backend(), spec.scan, spec.remat)
+    if remat == 'activations':
+      finish = nn.remat(finish)
+    width = 2 * self.mlp_dim if self.gated else self.mlp_dim
+    return finish(self, dense(width, name='up')(x), dropout_key)
+
+  def _activate(self, y: jax.Array) -> jax.Array:
+    """Maps the first layer's output to [B, T, M]."""
+    if not self.gated:
+      return spec_lib.GELUS[self.spec.gelu](y)
+    # The gate is the first half, as in DINOv2's code.
+    gate, y = jnp.split(y, 2, axis=-1)
+    return nn.silu(gate) * y

@@ -30,11 +30,16 @@ GELUS = {
   'exact': functools.partial(nn.gelu, approximate=False),
 }
 REMAT_POLICIES = (
+  'auto',
   'none',
+  'activations',
+  'products',
   'full',
   'dots_saveable',
   'dots_with_no_batch_dims_saveable',
 )
+# Name of the activations that remat='products' keeps, beside dense products.
+KEPT = 'kept'
 ATTENTION_IMPLEMENTATIONS = (
   'auto',
   'plain',
@@ -43,6 +48,40 @@ ATTENTION_IMPLEMENTATIONS = (
   'xla',
   'cudnn',
 )
+
+
+def attention_on(platform: str, implementation: str) -> str:
+  """Returns the implementation that 'auto' stands for; others as they are.
+
+  Args:
+    platform: 'cpu', 'tpu' or 'gpu'.
+    implementation: One of `ATTENTION_IMPLEMENTATIONS`.
+  """
+  if implementation != 'auto':
+    return implementation
+  return {'cpu': 'plain', 'tpu': 'fused'}.get(platform, 'cudnn')
+
+
+def remat_on(platform: str, scan: bool, remat: str) -> str:
+  """Returns the recomputation that 'auto' stands for; others as they are.
+
+  A compiler keeps every value that the backward pass takes out of a scan. Where
+  layers are unrolled, TPUs' compiler recomputes elementwise functions by
+  itself; that of GPUs does not, and would keep several values of [B, T, M] for
+  the activation function. On CPUs memory is plentiful, and to compute is slow.
+
+  Args:
+    platform: 'cpu', 'tpu' or 'gpu'.
+    scan: Whether layers are scanned.
+    remat: One of `REMAT_POLICIES`.
+  """
+  if remat != 'auto':
+    return remat
+  if platform == 'cpu':
+    return 'none'
+  if scan:
+    return 'products'
+  return 'none' if platform == 'tpu' else 'activations'
 
 
 @dataclasses.dataclass(kw_only=True, unsafe_hash=True)
@@ -67,8 +106,11 @@ class LayerSpec:
       `initializers.INITIALIZERS`.
     scan: Whether one layer is compiled and run L times by `nn.scan`, with
       parameters stacked on a leading axis; the function is the same.
-    remat: Activations that the backward pass recomputes: 'none'; 'full', all of
-      them; or a name of `jax.checkpoint_policies`.
+    remat: Values that the backward pass recomputes: 'none'; 'activations', of
+      the MLP's activation function and dropout; 'products', all but the results
+      of dense layers and of attention; 'full', all of them; or a name of
+      `jax.checkpoint_policies`. 'auto' is one of these by the platform, see
+      `remat_on`.
     dtype: Type in which layers compute. Parameters, softmax, LayerNorm's
       statistics and logits are float32.
   """
@@ -87,7 +129,7 @@ class LayerSpec:
   ] = 1e-6
   initializers: Annotated[str, initializers_lib.FIELD] = 'vit'
   scan: Annotated[bool, EXECUTION] = False
-  remat: Annotated[str, Field(Kind.EXECUTION, choices=REMAT_POLICIES)] = 'none'
+  remat: Annotated[str, Field(Kind.EXECUTION, choices=REMAT_POLICIES)] = 'auto'
   dtype: Annotated[jax.typing.DTypeLike, EXECUTION] = jnp.float32
 
   @classmethod
@@ -129,11 +171,12 @@ class EncoderSpec(LayerSpec):
     gated_mlp: Whether the MLP is a SwiGLU (arXiv:2002.05202).
     attention_implementation: 'plain', for CPUs: heads before tokens, and a
       softmax in float32 that divides after the product with the values;
-      'fused', for TPUs: one kernel, see `fused_attention`; 'einsum', for GPUs,
-      and for layers that the kernel cannot compute: the compiler chooses the
-      order of axes, and the softmax is in `dtype`; 'auto', one of these by the
-      platform; or 'xla' or 'cudnn' of `jax.nn.dot_product_attention`. If the
-      attention weights are captured, 'plain' is always used.
+      'fused', for TPUs: one kernel, see `fused_attention`; 'cudnn', for GPUs,
+      and 'xla', of `jax.nn.dot_product_attention`; 'einsum': the compiler
+      chooses the order of axes, and the softmax is in `dtype`; 'auto': 'plain',
+      'fused' or 'cudnn', by the platform. What a kernel cannot compute, such as
+      dropout, 'einsum' computes; where the attention weights are captured,
+      'plain' is always used.
   """
 
   num_heads: Annotated[int, Field(Kind.SIZE, is_visible=False, least=1)]

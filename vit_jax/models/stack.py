@@ -58,8 +58,14 @@ def apply_blocks(
     'intermediates'
   )
   added = model.get_variable('perturbations', 'attention') if capture else None
-  if spec.remat != 'none':
-    policy = getattr(jax.checkpoint_policies, spec.remat, None)
+  remat = spec_lib.remat_on(jax.default_backend(), spec.scan, spec.remat)
+  if remat not in ('none', 'activations'):  # `Mlp` does the latter
+    policy = getattr(jax.checkpoint_policies, remat, None)
+    if remat == 'products':
+      policy = jax.checkpoint_policies.save_from_both_policies(
+        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
+        jax.checkpoint_policies.save_only_these_names(spec_lib.KEPT),
+      )
     # Inside a scan, XLA cannot merge the recomputation with the forward pass
     # anyway (CSE), so nothing has to prevent that.
     block = nn.remat(block, policy=policy, prevent_cse=not spec.scan)

@@ -31,6 +31,12 @@ or [cuda]. --slices=2 is for two TPU slices or nodes of this shape. The result
 is the memory, the operations and the collectives of each device. If the
 compiler is missing, the step is planned on virtual CPU devices.
 
+  python -m vit_jax.summary --config=configs/vit_i1k.py --hardware=v5e:4x4 --fit
+
+finds the largest batch that fits, for layers unrolled and scanned with each way
+to recompute activations (model.remat). It compiles three or four batch sizes
+for each of the eight rows, and logs each row as soon as it is known.
+
 --format=json is one object: modules (module, output_shape for one image,
 parameters, trainable, gflop), the same four of the whole model, checkpoint
 (what --from loaded: path, format, step, kind, averaged and newest; null with
@@ -39,8 +45,9 @@ optimizer, average, activations, total; null where it is not known), and plan
 (null without --devices): devices, mesh, batch_size, accumulation, memory,
 collectives (bytes a step), flops and model_flops (a step, of a device),
 unknown_loops, seconds, estimates (times in seconds) and the assumptions behind
-them; and ahead, the compiled step (null without a topology): see
-`ahead.step.Ahead`. --json is short for --format=json.
+them; ahead, the compiled step (null without a topology): see
+`ahead.step.Ahead`; and fit (null without --fit): see `ahead.fit.Fit`. --json is
+short for --format=json.
 """
 
 import dataclasses
@@ -61,6 +68,7 @@ if TYPE_CHECKING:
   import ml_collections
 
   from vit_jax import models
+  from vit_jax.ahead import fit as fit_lib
   from vit_jax.ahead import plan as plan_lib
   from vit_jax.ahead import roofline
   from vit_jax.ahead import step as ahead_lib
@@ -69,7 +77,11 @@ if TYPE_CHECKING:
   from vit_jax.summary import rows as rows_lib
   from vit_jax.train import experiment as experiment_lib
 
-  _Planned = ahead_lib.Ahead | tuple[plan_lib.Plan, list[roofline.Estimate]]
+  _Planned = (
+    ahead_lib.Ahead
+    | list[fit_lib.Fit]
+    | tuple[plan_lib.Plan, list[roofline.Estimate]]
+  )
 
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 _CONFIG = cli.define_config(FLAGS)
@@ -102,6 +114,12 @@ _HARDWARE = flags.DEFINE_string(
 _SLICES = flags.DEFINE_integer(
   'slices', 1, 'TPU slices or nodes of --hardware=v5e:4x4.', flag_values=FLAGS
 )
+_FIT = flags.DEFINE_bool(
+  'fit',
+  False,
+  'Find the largest batch that fits on --hardware=v5e:4x4.',
+  flag_values=FLAGS,
+)
 _JSON = flags.DEFINE_bool(
   'json', False, 'Same as --format=json.', flag_values=FLAGS
 )
@@ -119,6 +137,7 @@ def main(argv: list[str]) -> int:
       'name one model: --config=configs/digits.py, or --from=runs/digits'
     )
   plans = any(x.value is not None for x in (_DEVICES, _MESH, _HARDWARE))
+  plans = plans or _FIT.value
   if plans:
     _check_plan_flags()
   subject = _from_config(plans) if FLAGS['from'].value is None else _load(plans)
@@ -213,8 +232,9 @@ def _topology() -> 'topologies.Topology | None':
   text = _HARDWARE.value or ''
   if ':' in text:
     return topologies.parse(text, _SLICES.value)
-  if _SLICES.value != 1:
-    raise UserError('--slices needs a topology, as in --hardware=v5e:4x4')
+  for flag in ('slices', 'fit'):
+    if FLAGS[flag].value != FLAGS[flag].default:
+      raise UserError(f'--{flag} needs a topology, as in --hardware=v5e:4x4')
   return None
 
 
@@ -230,6 +250,10 @@ def _plan(config: 'ml_collections.ConfigDict | None') -> '_Planned':
       f' directory, and --from={FLAGS["from"].value} is neither'
     )
   topology, devices = _topology(), _DEVICES.value
+  if topology is not None and _FIT.value:
+    from vit_jax.ahead import fit as fit_lib
+
+    return fit_lib.run(config, topology, _MESH.value)
   if topology is not None:
     found = ahead_lib.on_mesh(config, topology, _MESH.value)
     if isinstance(found, ahead_lib.Ahead):
@@ -322,17 +346,19 @@ def _as_json(
 ) -> dict[str, Any]:
   whole, *modules = map(dataclasses.asdict, rows)
   del whole['module']
-  plan = ahead = None
+  plan = ahead = fit = None
   if isinstance(planned, tuple):
     from vit_jax.ahead import roofline
 
     plan = dataclasses.asdict(planned[0])
     plan['estimates'] = [dataclasses.asdict(e) for e in planned[1]]
     plan['assumptions'] = roofline.ASSUMPTIONS
+  elif isinstance(planned, list):
+    fit = [dataclasses.asdict(x) for x in planned]
   elif planned is not None:
     ahead = dataclasses.asdict(planned)
   found = {'modules': modules, **whole, 'memory': memory}
-  return {**found, 'plan': plan, 'ahead': ahead}
+  return {**found, 'plan': plan, 'ahead': ahead, 'fit': fit}
 
 
 def _as_text(
@@ -351,6 +377,10 @@ def _as_text(
 
     plan, estimates = planned
     lines += [plan_lib.table(plan), '', roofline.table(estimates)]
+  elif isinstance(planned, list):
+    from vit_jax.ahead import fit as fit_lib
+
+    lines.append(fit_lib.table(planned, str(_topology())))
   elif planned is not None:
     from vit_jax.ahead import step as ahead_lib
 

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import ml_collections
 
 from vit_jax import config as config_lib
+from vit_jax import models
 from vit_jax import objectives
 from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
@@ -49,6 +50,7 @@ def step_flops(
   config.model.remat = 'none'
   # A fused attention kernel would hide its matrix products from the count.
   config_lib.set_value(config, 'model.attention_implementation', None)
+  config = models.on_platform(config, 'cpu')
   has_layers = not config.model.name.startswith('BiT')
   rules = rules_lib.make(config.optim, params)
   is_twin = has_layers and not config.model.scan and rules.trains_layers_alike

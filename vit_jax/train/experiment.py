@@ -31,8 +31,14 @@ from vit_jax.weights import initial
 TrainState = train_step_lib.TrainState
 
 
-def check(config: ml_collections.ConfigDict) -> None:
+def check(
+  config: ml_collections.ConfigDict, platform: str | None = None
+) -> None:
   """Lets each package check its part of a config, before anything slow.
+
+  Args:
+    config: The full config.
+    platform: Platform of the devices to compile for; None: that of JAX.
 
   Raises:
     UserError: Something cannot work; one line says what to change.
@@ -45,7 +51,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   initial.check(config)
   sharding.check(config)
   if config.model.name != config_lib.INIT_FROM:  # else the checkpoint says it
-    program_lib.check_model(config)
+    program_lib.check_model(config, platform)
 
 
 @dataclasses.dataclass(frozen=True)

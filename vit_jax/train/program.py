@@ -429,20 +429,27 @@ def temporary_bytes(compiled: jax.stages.Compiled) -> int:
   return 0 if analysis is None else analysis.temp_size_in_bytes
 
 
-def check_model(config: ml_collections.ConfigDict) -> None:
+def check_model(
+  config: ml_collections.ConfigDict, platform: str | None = None
+) -> None:
   """Checks `config.model`.
+
+  Args:
+    config: The full config.
+    platform: Platform of the devices; None: that of JAX.
 
   Raises:
     UserError: There is no such model, or the image size does not fit it.
   """
   image_size = config_lib.pair(config.data.image_size, 'data.image_size')
+  platform = platform or jax.default_backend()
   if config.model.attention_implementation == 'cudnn' and (
-    config.train.dtype != 'bfloat16' or jax.default_backend() != 'gpu'
+    config.train.dtype != 'bfloat16' or platform not in ('gpu', 'cuda')
   ):
     raise config_lib.UserError(
       'config.model.attention_implementation=cudnn needs'
       f' config.train.dtype=bfloat16, which is {config.train.dtype}, and a GPU,'
-      f" where there is a {jax.default_backend()}: take 'plain' or 'xla'"
+      f" where there is a {platform}: take 'plain' or 'xla'"
     )
   try:
     models.check(config.model, image_size, config.data.channels)

@@ -1,0 +1,210 @@
+"""Finds the largest batch whose training step fits into a device.
+
+The compiler of the device answers for each batch size that is tried.
+"""
+
+from collections.abc import Callable
+from collections.abc import Sequence
+import dataclasses
+from typing import TYPE_CHECKING
+
+from absl import logging
+
+from vit_jax.ahead import plan as plan_lib
+from vit_jax.ahead import step
+from vit_jax.config import tables
+from vit_jax.config import UserError
+from vit_jax.parallel import topologies
+
+if TYPE_CHECKING:
+  import ml_collections
+
+# Images of a device that are tried: the answer is one of these.
+SIZES = (
+  1,
+  2,
+  4,
+  *range(8, 256, 8),
+  *range(256, 512, 16),
+  *range(512, 4097, 64),
+)
+_FIRST = 64
+# Values of `model.remat`, by rising recomputation.
+REMATS = ('none', 'activations', 'products', 'full')
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+  """The largest batch for one way to execute the layers.
+
+  Attributes:
+    scan: Value of `model.scan`.
+    remat: Value of `model.remat`.
+    images: Images of each device that splits the batch; 0: not even one fits.
+    batch_size: Global batch size.
+    ahead: The compiled step of that batch; None if none fits.
+    compiled: Number of batch sizes that were compiled.
+  """
+
+  scan: bool
+  remat: str
+  images: int
+  batch_size: int
+  ahead: step.Ahead | None
+  compiled: int
+
+
+def run(
+  config: 'ml_collections.ConfigDict',
+  topology: topologies.Topology,
+  mesh: str | None = None,
+) -> list[Fit]:
+  """Finds the largest batch for layers unrolled and scanned, with each remat.
+
+  Args:
+    config: A complete config; its mesh is set.
+    topology: The devices.
+    mesh: Sizes of the mesh axes; see `step.on_mesh`.
+
+  Raises:
+    UserError: There is no compiler for the devices, or the config cannot be
+      trained on them.
+  """
+  extra = topologies.missing_extra(topology)
+  if extra is not None:
+    raise UserError(
+      f'--fit needs the compiler for {topology}, which is missing: pip install'
+      f" -e '.[{extra}]'"
+    )
+  if mesh is not None:
+    config.mesh.update(plan_lib.parse_mesh(mesh, topology.size))
+  found = []
+  for scan in (False, True):
+    for remat in REMATS:
+      found.append(_largest(config, topology, scan, remat))
+      logging.info('%s', ', '.join(_cells(found[-1])))
+  return found
+
+
+def _largest(
+  config: 'ml_collections.ConfigDict',
+  topology: topologies.Topology,
+  scan: bool,
+  remat: str,
+) -> Fit:
+  """Finds the largest batch for one way to execute the layers."""
+  from vit_jax.parallel import mesh as mesh_lib
+
+  config = config.copy_and_resolve_references()
+  config.model.scan, config.model.remat = scan, remat
+  config.train.accumulation = 1
+  shape = mesh_lib.mesh_shape(config.mesh, topology.size)
+  ways = shape['data'] * shape['fsdp']
+  fitting: dict[int, step.Ahead] = {}
+
+  def needed(images: int) -> float | None:
+    config.train.batch_size = images * ways
+    ahead = step.run(config, topology)
+    if not ahead.problem:
+      fitting[images] = ahead
+    # What a compiler that ran out of memory says may lack the number.
+    return ahead.total_gib or None
+
+  limit = topology.hardware.memory / 2**30
+  images, compiled = search(
+    SIZES, needed, lambda images: images in fitting, limit
+  )
+  return Fit(scan, remat, images, images * ways, fitting.get(images), compiled)
+
+
+def search(
+  sizes: Sequence[int],
+  needed: Callable[[int], float | None],
+  fits: Callable[[int], bool],
+  limit: float,
+) -> tuple[int, int]:
+  """Returns the largest size that fits, or 0; and the number of sizes tried.
+
+  Bisection, but not at the middle: memory grows nearly linearly with the size,
+  so that three or four sizes are enough.
+
+  Args:
+    sizes: Sizes to choose from, ascending.
+    needed: Size -> memory that it needs; None if that is not known.
+    fits: Size -> whether it fits; called after `needed`.
+    limit: Memory that there is.
+  """
+  low, high = -1, len(sizes)  # fits, does not fit
+  index = min(range(len(sizes)), key=lambda i: abs(sizes[i] - _FIRST))
+  points: list[tuple[int, float]] = []
+  count = 0
+  while high - low > 1:
+    memory = needed(sizes[index])
+    count += 1
+    if fits(sizes[index]):
+      low = index
+    else:
+      high = index
+    if memory is not None:
+      points.append((sizes[index], memory))
+    guess = _guess(points, limit)
+    if guess is None:
+      index = (low + high) // 2
+    else:
+      index = sum(size <= guess for size in sizes) - 1
+    index = min(max(index, low + 1), high - 1)
+  return (sizes[low] if low >= 0 else 0), count
+
+
+def _guess(points: Sequence[tuple[int, float]], limit: float) -> float | None:
+  """Returns the size that needs `limit`, on the line through two points."""
+  if not points:
+    return None
+  (x1, y1), (x0, y0) = points[-1], points[-2] if len(points) > 1 else (0, 0.0)
+  if x1 == x0 or (y1 - y0) / (x1 - x0) <= 0:
+    return None
+  return x1 + (limit - y1) * (x1 - x0) / (y1 - y0)
+
+
+def table(fits: Sequence[Fit], topology: str) -> str:
+  """Returns the largest batches as readable text."""
+  header = (
+    'layers',
+    'remat',
+    'images each',
+    'batch',
+    'GiB',
+    'step ms',
+    'images/s',
+    'MFU',
+  )
+  rows = [header, *map(_cells, fits)]
+  return '\n'.join(
+    [
+      f'the largest batch on {topology} (compiled; times: all operations at the'
+      ' peaks, computed)',
+      *tables.aligned(rows, right=(2, 3, 4, 5, 6, 7)),
+    ]
+  )
+
+
+def _cells(fit: Fit) -> tuple[str, ...]:
+  layers = 'scanned' if fit.scan else 'unrolled'
+  if fit.ahead is None:
+    return layers, fit.remat, '0', '0', '', '', '', ''
+  ahead = fit.ahead
+  times = ('', '', '')
+  if ahead.step_seconds is not None and ahead.mfu is not None:
+    times = (
+      f'{1e3 * ahead.step_seconds:.1f}',
+      f'{fit.batch_size / ahead.step_seconds:,.0f}',
+      f'{ahead.mfu:.0%}',
+    )
+  return (
+    layers,
+    fit.remat,
+    str(fit.images),
+    f'{fit.batch_size:,}',
+    f'{ahead.total_gib:.2f}',
+    *times,
+  )
