@@ -117,7 +117,12 @@ def test_scanned_remat_and_unrolled_are_one_function():
 
   model = tiny(**RATES)
   (_, expected), expected_grads = grads(params, model)
-  twins = [(True, 'none'), (True, 'full'), (False, 'dots_saveable')]
+  twins = [
+    (True, 'none'),
+    (True, 'products'),
+    (False, 'activations'),
+    (False, 'dots_saveable'),
+  ]
   for scan, remat in twins:
     twin = model.clone(scan=scan, remat=remat)
     (_, found), found_grads = grads(stacked if scan else params, twin)
@@ -158,6 +163,37 @@ def test_implementations_of_attention_are_one_function(implementation, qk_norm):
     for m in (twin, model)
   ]
   jax.tree.map(np.testing.assert_array_equal, *captured)
+
+
+def test_odd_lengths_are_padded_for_cudnn(monkeypatch):
+  """XLA takes the place of cuDNN, which needs a GPU."""
+  attend, lengths = jax.nn.dot_product_attention, []
+
+  def even(query, key, value, implementation, **kwargs):
+    lengths.append((query.shape[1], key.shape[1]))
+    assert implementation == 'cudnn'
+    return attend(query, key, value, implementation='xla', **kwargs)
+
+  monkeypatch.setattr(jax.nn, 'dot_product_attention', even)
+  model = tiny(dtype=jnp.bfloat16, dropout_rate=0.0, stochastic_depth=0.0)
+  params, images = example()
+  twin = model.clone(attention_implementation='cudnn')
+
+  @functools.partial(jax.jit, static_argnums=1)
+  @jax.value_and_grad
+  def grads(params, model):
+    return (apply(model, params, images) ** 2).sum()
+
+  found, expected = grads(params, twin), grads(params, model)
+  assert lengths and all(n % 2 == 0 for pair in lengths for n in pair)
+  np.testing.assert_allclose(found[0], expected[0], rtol=0.02)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_array_less(
+      np.linalg.norm(a - b), 0.05 * np.linalg.norm(b) + 1e-3
+    ),
+    found[1],
+    expected[1],
+  )
 
 
 def test_init_does_not_depend_on_scan():
@@ -448,7 +484,7 @@ def test_names_of_timm_and_hugging_face(name, ours, fields):
     ('ViT-Ti/4', {'depth': 0}, 'depth is 0'),
     ('ViT-Ti/4', {'dropout_rate': 1.0}, 'dropout_rate is 1.0'),
     ('ViT-Ti/4', {'remat': 'some'}, 'dots_saveable'),
-    ('ViT-Ti/4', {'attention_implementation': 'flash'}, 'einsum, xla'),
+    ('ViT-Ti/4', {'attention_implementation': 'flash'}, 'fused, xla'),
     (
       'ViT-Ti/4',
       {'attention_implementation': 'xla', 'attention_dropout_rate': 0.1},

@@ -6,6 +6,7 @@ the compiler keeps on the chip.
 """
 
 import dataclasses
+import pathlib
 import re
 from typing import TYPE_CHECKING
 
@@ -33,6 +34,17 @@ _FREE = (
   'partition-id',
   'slice-done',
   'tuple',
+  'while',
+)
+
+
+# Parts of an instruction's name that are no Linen modules.
+_NO_MODULES = (
+  'body',
+  'checkpoint',
+  'closed_call',
+  'cond',
+  'rematted_computation',
   'while',
 )
 
@@ -88,7 +100,7 @@ def operations(
   ) -> list[Operation]:
     if id(computation) in fused or instruction.opcode in _FREE:
       return []
-    if _is_collective(instruction):
+    if _is_collective(instruction) or _is_free_call(instruction):
       return []
     return [_operation(module, instruction, computation, hardware)]
 
@@ -109,6 +121,13 @@ def operations(
 def _is_collective(instruction: hlo.Instruction) -> bool:
   kind = re.sub('-(start|done|update)$', '', instruction.opcode)
   return kind in collectives.KINDS
+
+
+def _is_free_call(instruction: hlo.Instruction) -> bool:
+  """Returns whether it is a call that only gives a name to memory."""
+  names = 'AllocateBuffer|ConcatBitcast'
+  call = f'custom_call_target="({names})"'
+  return re.search(call, instruction.attributes) is not None
 
 
 def _operation(
@@ -158,7 +177,7 @@ def _traffic(
   moved = _written(instruction, body)
   for i, name in enumerate(instruction.operands):
     if name in computation:
-      moved += _read(computation[name], i, body)
+      moved += _read(module, computation[name], i, body)
   return moved
 
 
@@ -173,39 +192,72 @@ def _in_memory(shape: str) -> int:
 
 def _written(instruction: hlo.Instruction, body: hlo.Computation | None) -> int:
   """Returns the bytes that an instruction writes."""
-  if body is not None:
-    root = next(x for x in body.values() if x.is_root)
-    if root.opcode == 'dynamic-update-slice':  # in place: a layer of a stack
-      return hlo.nbytes(body[root.operands[1]].shape)
-  return _in_memory(instruction.shape)
+  if body is None:
+    return _in_memory(instruction.shape)
+  root = next(x for x in body.values() if x.is_root)
+  parts = [root]
+  if root.opcode == 'tuple':
+    parts = [body[name] for name in root.operands]
+  shapes = _ARRAY.findall(instruction.shape)
+  if len(shapes) != len(parts):  # a fusion in the fusion returns several
+    return _in_memory(instruction.shape)
+  return sum(
+    _written_part(part, shape, body)
+    for part, shape in zip(parts, shapes, strict=True)
+  )
+
+
+def _written_part(
+  part: hlo.Instruction, shape: str, body: hlo.Computation
+) -> int:
+  """Returns the bytes of one result of a fusion; `shape` is that outside."""
+  while part.opcode == 'bitcast':
+    part = body[part.operands[0]]
+  if part.opcode == 'dynamic-update-slice':  # in place: a layer of a stack
+    return hlo.nbytes(body[part.operands[1]].shape)
+  return _in_memory(shape)
 
 
 def _read(
-  value: hlo.Instruction, index: int, body: hlo.Computation | None
+  module: hlo.Module,
+  value: hlo.Instruction,
+  index: int,
+  body: hlo.Computation | None,
 ) -> int:
   """Returns the bytes that a fusion or instruction reads of an operand."""
   whole = _in_memory(value.shape)
   if body is None or not whole:
     return whole
+  found = _read_inside(module, index, body)
+  return whole if found is None else found
+
+
+def _read_inside(
+  module: hlo.Module, index: int, body: hlo.Computation
+) -> int | None:
+  """Returns the bytes that a fusion reads of a parameter; None: all of it."""
   parameter = next(
-    (
-      x.name
-      for x in body.values()
-      if x.opcode == 'parameter' and x.arguments == str(index)
-    ),
-    None,
+    x.name
+    for x in body.values()
+    if x.opcode == 'parameter' and x.arguments == str(index)
   )
-  users = [x for x in body.values() if parameter in x.operands]
-  if users and all(
-    x.opcode == 'dynamic-slice' and x.operands[0] == parameter for x in users
-  ):
-    return sum(hlo.nbytes(x.shape) for x in users)
-  if users and all(
-    x.opcode == 'dynamic-update-slice' and x.operands[0] == parameter
-    for x in users
-  ):
-    return 0
-  return whole
+  total = 0
+  for user in body.values():
+    if parameter not in user.operands:
+      continue
+    places = [i for i, name in enumerate(user.operands) if name == parameter]
+    if user.opcode == 'dynamic-slice' and places == [0]:
+      total += hlo.nbytes(user.shape)
+    elif user.opcode == 'fusion':
+      ((name,),) = module.callees(user)
+      inside = module.computations[name]
+      for found in (_read_inside(module, i, inside) for i in places):
+        if found is None:
+          return None
+        total += found
+    elif user.opcode != 'dynamic-update-slice' or places != [0]:
+      return None
+  return total
 
 
 def _module_path(instruction: hlo.Instruction) -> str:
@@ -216,7 +268,7 @@ def _module_path(instruction: hlo.Instruction) -> str:
   # jit(train_step)/transpose(jvp(ViT))/ViT.trunk/blocks_0/mlp/up/dot_general
   names = re.sub(r'\w+\([^/]*\)+/', '', match[1]).split('/')[:-1]
   kept = [x for x in names if '(' not in x and '.' not in x]
-  return '/'.join(x for x in kept if x not in ('while', 'body', 'checkpoint'))
+  return '/'.join(x for x in kept if x not in _NO_MODULES)
 
 
 def _source(module: hlo.Module, instruction: hlo.Instruction) -> str:
@@ -239,8 +291,9 @@ class Cost:
       GB; loops count with all their iterations.
     traffic_gb: Bytes that move to and from device memory, in GB.
     tflop: TFLOP of matrix products.
-    copies: Number of copies in the program.
-    transposes: Number of transposes.
+    copies: Number of copies that are operations of their own; a copy within a
+      fusion only says in which order this reads or writes an array.
+    transposes: Number of such transposes.
     moved_gb: Traffic of these two, in GB.
     seconds: Time of all operations but collectives, at the peaks.
     slowest: The operations that take longest.
@@ -260,16 +313,49 @@ class Cost:
   unknown_loops: list[str]
 
 
+def dump_flags(folder: str) -> str:
+  """Returns the flags with which XLA writes each step that it compiles."""
+  return (
+    f'--xla_dump_to={folder} --xla_dump_hlo_as_text'
+    ' --xla_dump_hlo_module_re=train_step'
+  )
+
+
+def parse(program: 'jax.stages.Compiled', folder: str) -> hlo.Module:
+  """Parses a compiled program.
+
+  Args:
+    program: Program that was compiled for TPUs or GPUs, the latest one.
+    folder: Where XLA wrote it; see `dump_flags`.
+
+  Raises:
+    JaxRuntimeError: It cannot be read.
+  """
+  import jax
+
+  try:
+    return hlo.parse(program.as_text() or '')
+  except jax.errors.JaxRuntimeError:
+    # Compilers that are newer than jaxlib use instructions that it refuses.
+    files = pathlib.Path(folder).glob('*.after_codegen.txt')
+    found = sorted(files, key=lambda path: path.stat().st_mtime)
+    if not found:
+      raise
+    return hlo.parse(found[-1].read_text())
+
+
 def cost(
-  program: 'jax.stages.Compiled', hardware: hardware_lib.Hardware
+  program: 'jax.stages.Compiled',
+  module: hlo.Module,
+  hardware: hardware_lib.Hardware,
 ) -> Cost:
   """Reads the cost of a compiled program.
 
   Args:
     program: Program that was compiled for TPUs or GPUs.
+    module: The same, from `parse`.
     hardware: The device, for its peaks.
   """
-  module = hlo.parse(program.as_text() or '')
   found = operations(module, hardware)
   memory = program.memory_analysis()
   assert memory is not None  # TPUs and GPUs have it
@@ -285,8 +371,8 @@ def cost(
     accessed_gb=accessed / 1e9,
     traffic_gb=traffic / 1e9,
     tflop=hlo.flops(module) / 1e12,
-    copies=_number(module, 'copy'),
-    transposes=_number(module, 'transpose'),
+    copies=_number(found, 'copy'),
+    transposes=_number(found, 'transpose'),
     moved_gb=sum(x.bytes for x in moves) / 1e9,
     seconds=sum(x.seconds for x in found),
     slowest=found[:_SLOWEST],
@@ -294,10 +380,6 @@ def cost(
   )
 
 
-def _number(module: hlo.Module, opcode: str) -> int:
-  """Returns the number of instructions of a kind, within fusions too."""
-  return sum(
-    instruction.opcode == opcode
-    for computation in module.computations.values()
-    for instruction in computation.values()
-  )
+def _number(found: list[Operation], kind: str) -> int:
+  """Returns how often operations of a kind are executed."""
+  return sum(one.executions for one in found if one.kind == kind)

@@ -3,8 +3,8 @@ r"""Compiles a training step ahead of time for TPUs or GPUs that are not here.
 Their own compilers do it, in another process, which gets a request as JSON on
 stdin and writes the answer to stdout:
 
-  echo '{"hardware": "v5e:2x2", "slices": 1, "config": {...}}' | \
-      python -m vit_jax.ahead.step
+  echo '{"hardware": "v5e:2x2", "slices": 1, "folder": "/tmp/hlo", \
+      "config": {...}}' | python -m vit_jax.ahead.step
 """
 
 import dataclasses
@@ -12,6 +12,7 @@ import json
 import os
 import re
 import sys
+import tempfile
 import time
 from typing import Any
 from typing import TYPE_CHECKING
@@ -21,7 +22,6 @@ from absl import logging
 from vit_jax import config as config_lib
 from vit_jax.ahead import collectives as collectives_lib
 from vit_jax.ahead import compiled as compiled_lib
-from vit_jax.ahead import hlo
 from vit_jax.ahead import plan as plan_lib
 from vit_jax.ahead import roofline
 from vit_jax.config import tables
@@ -122,7 +122,7 @@ def run(
     'slices': topology.slices,
     'config': config_lib.to_dict(config),
   }
-  answer = plan_lib.ask('vit_jax.ahead.step', request, environment(topology))
+  answer = ask('vit_jax.ahead.step', request, topology)
   found = [collectives_lib.Collective(**c) for c in answer.pop('collectives')]
   cost = answer.pop('cost')
   if cost is not None:
@@ -135,20 +135,31 @@ def run(
   )
 
 
-def environment(topology: topologies.Topology) -> dict[str, str]:
-  """Returns the environment variables of a process that compiles."""
-  result = plan_lib.virtual_devices(topology.size)  # for checks of the mesh
-  return result | topologies.environment(topology, result['XLA_FLAGS'])
+def ask(
+  module: str, request: dict[str, Any], topology: topologies.Topology
+) -> dict[str, Any]:
+  """Runs a module that compiles for a topology; see `plan.ask`.
+
+  The request also gets the folder where the compiler writes its programs.
+  """
+  with tempfile.TemporaryDirectory() as folder:
+    variables = plan_lib.virtual_devices(topology.size)  # for checks of meshes
+    flags = f'{variables["XLA_FLAGS"]} {compiled_lib.dump_flags(folder)}'
+    variables |= topologies.environment(topology, flags)
+    return plan_lib.ask(module, request | {'folder': folder}, variables)
 
 
 def make(
-  config: 'ml_collections.ConfigDict', topology: topologies.Topology
+  config: 'ml_collections.ConfigDict',
+  topology: topologies.Topology,
+  folder: str,
 ) -> Ahead:
   """Compiles the training step of a config, in this process.
 
   Args:
     config: A complete config.
     topology: The devices.
+    folder: Where XLA writes the program; see `compiled.dump_flags`.
 
   Raises:
     UserError: The config cannot be trained on these devices, or the compiler
@@ -188,7 +199,7 @@ def make(
   result = dataclasses.replace(
     result, compile_seconds=time.perf_counter() - start
   )
-  return _read(result, compiled, topology)
+  return _read(result, compiled, topology, folder)
 
 
 def _exhausted(error: Exception) -> tuple[str, float]:
@@ -206,15 +217,17 @@ def _exhausted(error: Exception) -> tuple[str, float]:
   return f'{needed:,.2f} GiB of {limit:.2f}', needed
 
 
-def _read(result: Ahead, compiled: Any, topology: topologies.Topology) -> Ahead:
+def _read(
+  result: Ahead, compiled: Any, topology: topologies.Topology, folder: str
+) -> Ahead:
   """Adds what the compiled program says."""
   hardware = topology.hardware
-  cost = compiled_lib.cost(compiled, hardware)
+  module = compiled_lib.parse(compiled, folder)
+  cost = compiled_lib.cost(compiled, module, hardware)
   total = cost.temporary_gib + cost.argument_gib
   problem = ''
   if total > result.limit_gib and not topology.is_tpu:
     problem = f'{total:.2f} GiB of {result.limit_gib:.2f}'
-  module = hlo.parse(compiled.as_text())
   found = collectives_lib.count(module, result.mesh, as_written=True)
   exchange: float | None = 0.0
   for c in found:
@@ -312,7 +325,8 @@ def main() -> None:
   request = json.load(sys.stdin)
   topology = topologies.parse(request['hardware'], request['slices'])
   try:
-    ahead = make(config_lib.from_dict(request['config']), topology)
+    config = config_lib.from_dict(request['config'])
+    ahead = make(config, topology, request['folder'])
     answer = dataclasses.asdict(ahead)
   except UserError as e:
     answer = {'error': str(e)}

@@ -57,15 +57,21 @@ def measure(
     'hardware': f'{topology.name}:{"x".join(map(str, topology.shape))}',
     'config': config_lib.to_dict(config),
   }
-  return plan_lib.ask(
-    'vit_jax.benchmark.compile_part', request, ahead.environment(topology)
-  )
+  return ahead.ask('vit_jax.benchmark.compile_part', request, topology)
 
 
 def compare(
-  config: ml_collections.ConfigDict, topology: topologies.Topology
+  config: ml_collections.ConfigDict,
+  topology: topologies.Topology,
+  folder: str,
 ) -> Entry:
-  """Returns what `measure` returns, compiled in this process."""
+  """Returns what `measure` returns, compiled in this process.
+
+  Args:
+    config: The config, for all devices.
+    topology: The devices.
+    folder: Where XLA writes the programs; see `compiled.dump_flags`.
+  """
   program = plan_lib.make_program(config, topologies.devices(topology))
   steps = {
     'ours': program.train_step.lower(
@@ -75,7 +81,7 @@ def compare(
   }
   entry: Entry = {'hardware': str(topology), 'devices': topology.size}
   for name, lowered in steps.items():
-    entry[name] = _cost(name, lowered, topology)
+    entry[name] = _cost(name, lowered, topology, folder)
   entry['ratios'] = {
     key: entry['ours'][key] / max(entry['plain'][key], 1e-9)
     for key in entry['ours']
@@ -117,7 +123,9 @@ def _lower_plain(
   )
 
 
-def _cost(name: str, lowered: Any, topology: topologies.Topology) -> Entry:
+def _cost(
+  name: str, lowered: Any, topology: topologies.Topology, folder: str
+) -> Entry:
   try:
     compiled = lowered.compile()
   except jax.errors.JaxRuntimeError as e:
@@ -127,7 +135,9 @@ def _cost(name: str, lowered: Any, topology: topologies.Topology) -> Entry:
     raise config_lib.UserError(
       f'the step of {name} does not fit {topology}: {said}'
     ) from None
-  cost = dataclasses.asdict(compiled_lib.cost(compiled, topology.hardware))
+  module = compiled_lib.parse(compiled, folder)
+  found = compiled_lib.cost(compiled, module, topology.hardware)
+  cost = dataclasses.asdict(found)
   kept = 'temporary_gib accessed_gb traffic_gb tflop copies seconds'
   return {key: cost[key] for key in kept.split()}
 
@@ -139,6 +149,7 @@ def main() -> None:
     answer = compare(
       config_lib.from_dict(request['config']),
       topologies.parse(request['hardware']),
+      request['folder'],
     )
   except config_lib.UserError as e:
     answer = {'error': str(e)}

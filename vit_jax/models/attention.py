@@ -11,7 +11,6 @@ from typing import Literal
 
 from flax import linen as nn
 import jax
-from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from vit_jax.models import dropout
@@ -82,9 +81,9 @@ class QKV(nn.Module):
       # transposes it to the kernel's order in memory.
       width = (3, d) if fused_attention.splits_heads() else (3 * d,)
       y = jnp.tensordot(x, kernel.reshape(d, *width), 1) + bias.reshape(width)
-      return (y.reshape(*x.shape[:2], 3, d),)
+      return (spec_lib.keep(y).reshape(*x.shape[:2], 3, d),)
     return tuple(
-      jnp.einsum('btd,dhk->bthk', tokens, kernel[:, i]) + bias[i]
+      spec_lib.keep(jnp.einsum('btd,dhk->bthk', tokens, kernel[:, i]) + bias[i])
       for i, tokens in enumerate((x[:, :num_queries], x, x))
     )
 
@@ -192,8 +191,7 @@ class Attention(nn.Module):
         y = self._attend_by_einsum(*qkv, dropout_key)
       else:
         y = _attend_of_jax(*qkv, implementation)
-    y = checkpoint_name(y, spec_lib.KEPT)  # for remat='products'
-    y = Output(spec, name='out')(y)
+    y = spec_lib.keep(Output(spec, name='out')(spec_lib.keep(y)))
     return y, weights
 
   def _implementation(

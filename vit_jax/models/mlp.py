@@ -58,14 +58,15 @@ class Mlp(nn.Module):
       )
       y = self._activate(y)
       y = dropout.dropout(y, spec.dropout_rate, hidden, (tokens, y.shape[-1]))
-      y = dense(d, name='down')(y)
+      y = spec_lib.keep(dense(d, name='down')(y))
       return dropout.dropout(y, spec.dropout_rate, output, (tokens, d))
 
     remat = spec_lib.remat_on(jax.default_backend(), spec.scan, spec.remat)
     if remat == 'activations':
       finish = nn.remat(finish)
     width = 2 * self.mlp_dim if self.gated else self.mlp_dim
-    return finish(self, dense(width, name='up')(x), dropout_key)
+    hidden = spec_lib.keep(dense(width, name='up')(x))
+    return finish(self, hidden, dropout_key)
 
   def _activate(self, y: jax.Array) -> jax.Array:
     """Maps the first layer's output to [B, T, M]."""

@@ -5,6 +5,7 @@ set one. It passes all of them to the stack, the blocks, attention and MLP as a
 single object, `EncoderSpec.take(model)`.
 """
 
+from collections.abc import Callable
 import dataclasses
 import functools
 from typing import Annotated
@@ -13,6 +14,7 @@ from typing import Self
 
 from flax import linen as nn
 import jax
+from jax.ad_checkpoint import checkpoint_name
 import jax.numpy as jnp
 
 from vit_jax.models import fields
@@ -38,8 +40,7 @@ REMAT_POLICIES = (
   'dots_saveable',
   'dots_with_no_batch_dims_saveable',
 )
-# Name of the activations that remat='products' keeps, beside dense products.
-KEPT = 'kept'
+_KEPT = 'kept'
 ATTENTION_IMPLEMENTATIONS = (
   'auto',
   'plain',
@@ -48,6 +49,20 @@ ATTENTION_IMPLEMENTATIONS = (
   'xla',
   'cudnn',
 )
+
+
+def keep(x: jax.Array) -> jax.Array:
+  """Marks a result that is not recomputed with remat='products'."""
+  return checkpoint_name(x, _KEPT)
+
+
+def products_policy() -> Callable[..., bool]:
+  """Returns the policy of `jax.checkpoint` for remat='products'.
+
+  Unlike `dots_saveable` it keeps results after their bias is added, which the
+  compiler does in the same operation, and those of kernels.
+  """
+  return jax.checkpoint_policies.save_only_these_names(_KEPT)
 
 
 def attention_on(platform: str, implementation: str) -> str:

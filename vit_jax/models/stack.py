@@ -62,10 +62,7 @@ def apply_blocks(
   if remat not in ('none', 'activations'):  # `Mlp` does the latter
     policy = getattr(jax.checkpoint_policies, remat, None)
     if remat == 'products':
-      policy = jax.checkpoint_policies.save_from_both_policies(
-        jax.checkpoint_policies.dots_with_no_batch_dims_saveable,
-        jax.checkpoint_policies.save_only_these_names(spec_lib.KEPT),
-      )
+      policy = spec_lib.products_policy()
     # Inside a scan, XLA cannot merge the recomputation with the forward pass
     # anyway (CSE), so nothing has to prevent that.
     block = nn.remat(block, policy=policy, prevent_cse=not spec.scan)
