@@ -13,7 +13,6 @@ head.
 from collections.abc import Callable
 from collections.abc import Iterator
 import functools
-import math
 from typing import Any
 
 import jax
@@ -22,8 +21,8 @@ from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
-from vit_jax.parallel import mesh as mesh_lib
-
+# The axis of the mesh that splits heads; all others split the batch.
+_HEADS = 'tensor'
 # A vector register of a TPU has 128 lanes.
 _LANES = 128
 # TPU v4 has the least memory on the chip, 16 MiB a core, of which some is the
@@ -53,9 +52,9 @@ def fits(shape: tuple[int, ...], num_heads: int) -> bool:
 
 def _split() -> tuple[int, int]:
   """Returns into how many parts the mesh splits the batch, and the heads."""
-  mesh = dict(jax.sharding.get_abstract_mesh().shape)
-  batch = math.prod(mesh.get(axis, 1) for axis in mesh_lib.BATCH_AXES)
-  return batch, mesh.get('tensor', 1)
+  mesh = jax.sharding.get_abstract_mesh()
+  heads = dict(mesh.shape).get(_HEADS, 1)
+  return mesh.size // heads if mesh.shape else 1, heads
 
 
 def splits_heads() -> bool:
@@ -77,11 +76,12 @@ def fused_attention(qkv: jax.Array, num_heads: int) -> jax.Array:
   batch, ways = _split()
   compute = functools.partial(_attend, num_heads // ways)
   if batch * ways > 1:
-    rows = mesh_lib.BATCH_AXES
+    axes = jax.sharding.get_abstract_mesh().axis_names
+    rows = tuple(axis for axis in axes if axis != _HEADS)
     compute = jax.shard_map(
       compute,
-      in_specs=PartitionSpec(rows, None, None, 'tensor'),
-      out_specs=PartitionSpec(rows, None, 'tensor'),
+      in_specs=PartitionSpec(rows, None, None, _HEADS),
+      out_specs=PartitionSpec(rows, None, _HEADS),
       check_vma=False,
     )
   return compute(qkv)

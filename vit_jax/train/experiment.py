@@ -9,11 +9,13 @@ import functools
 import itertools
 
 from absl import logging
+import jax
 import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import evaluation
+from vit_jax import models
 from vit_jax import objectives
 from vit_jax import optim
 from vit_jax.data import cache as cache_lib
@@ -51,7 +53,35 @@ def check(
   initial.check(config)
   sharding.check(config)
   if config.model.name != config_lib.INIT_FROM:  # else the checkpoint says it
-    program_lib.check_model(config, platform)
+    _check_model(config, platform)
+
+
+def _check_model(
+  config: ml_collections.ConfigDict, platform: str | None = None
+) -> None:
+  """Checks `config.model`.
+
+  Args:
+    config: The full config.
+    platform: Platform of the devices; None: that of JAX.
+
+  Raises:
+    UserError: There is no such model, or the image size does not fit it.
+  """
+  image_size = config_lib.pair(config.data.image_size, 'data.image_size')
+  platform = platform or jax.default_backend()
+  if config.model.attention_implementation == 'cudnn' and (
+    config.train.dtype != 'bfloat16' or platform not in ('gpu', 'cuda')
+  ):
+    raise config_lib.UserError(
+      'config.model.attention_implementation=cudnn needs'
+      f' config.train.dtype=bfloat16, which is {config.train.dtype}, and a GPU,'
+      f" where there is a {platform}: take 'plain' or 'xla'"
+    )
+  try:
+    models.check(config.model, image_size, config.data.channels)
+  except ValueError as e:
+    raise config_lib.UserError(f'config.model: {e}') from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -267,7 +297,7 @@ def build(
   if config.init_from.path and not resumes:
     loaded = initial.load(config)
   initial.fill(config, loaded)
-  program_lib.check_model(config)
+  _check_model(config)
   start = initial.Start(config, source.classes, loaded)
   train, batch_size = config.train, config.train.batch_size
 

@@ -427,31 +427,3 @@ def temporary_bytes(compiled: jax.stages.Compiled) -> int:
   """Returns the temporary bytes per device as compiled; 0 if not known."""
   analysis = compiled.memory_analysis()
   return 0 if analysis is None else analysis.temp_size_in_bytes
-
-
-def check_model(
-  config: ml_collections.ConfigDict, platform: str | None = None
-) -> None:
-  """Checks `config.model`.
-
-  Args:
-    config: The full config.
-    platform: Platform of the devices; None: that of JAX.
-
-  Raises:
-    UserError: There is no such model, or the image size does not fit it.
-  """
-  image_size = config_lib.pair(config.data.image_size, 'data.image_size')
-  platform = platform or jax.default_backend()
-  if config.model.attention_implementation == 'cudnn' and (
-    config.train.dtype != 'bfloat16' or platform not in ('gpu', 'cuda')
-  ):
-    raise config_lib.UserError(
-      'config.model.attention_implementation=cudnn needs'
-      f' config.train.dtype=bfloat16, which is {config.train.dtype}, and a GPU,'
-      f" where there is a {platform}: take 'plain' or 'xla'"
-    )
-  try:
-    models.check(config.model, image_size, config.data.channels)
-  except ValueError as e:
-    raise config_lib.UserError(f'config.model: {e}') from None
