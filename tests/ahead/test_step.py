@@ -143,9 +143,14 @@ def test_without_the_compiler(monkeypatch, capsys, caplog):
 
 
 @needs_libtpu
-@pytest.mark.parametrize('scan', [False, True])
-def test_compiled_for_a_tpu(scan, capsys):
-  flags = [f'--config.model.scan={scan}', '--config.train.dtype=bfloat16']
+@pytest.mark.parametrize(('scan', 'hidden_size'), [(False, 64), (True, 128)])
+def test_compiled_for_a_tpu(scan, hidden_size, capsys):
+  """With 128 channels, attention is a kernel."""
+  flags = [
+    f'--config.model.scan={scan}',
+    f'--config.model.hidden_size={hidden_size}',
+    '--config.train.dtype=bfloat16',
+  ]
   assert summarize(*flags, '--hardware=v5e:2x2', '--json') == 0
   found = json.loads(capsys.readouterr().out)['ahead']
   assert found['devices'] == 4 and found['mesh']['data'] == 4

@@ -34,7 +34,8 @@ def measure(
 ) -> Entry:
   """Returns the part's entry: `ours`, `plain`, and the ratios of the two.
 
-  Each has `temporary_gib`, `accessed_gb`, `tflop` and `copies`, of one device.
+  Each has `temporary_gib`, `accessed_gb`, `tflop` and `copies`, of one device;
+  the ratio to 0 is None.
 
   Args:
     config: The config of the model; its batch size is that of one device.
@@ -83,8 +84,8 @@ def compare(
   for name, lowered in steps.items():
     entry[name] = _cost(name, lowered, topology, folder)
   entry['ratios'] = {
-    key: entry['ours'][key] / max(entry['plain'][key], 1e-9)
-    for key in entry['ours']
+    key: ours / entry['plain'][key] if entry['plain'][key] else None
+    for key, ours in entry['ours'].items()
   }
   return entry
 
