@@ -3,6 +3,7 @@
 import json
 
 import commands
+from hypothesis import example
 from hypothesis import given
 from hypothesis import strategies as st
 import pytest
@@ -26,6 +27,7 @@ def summarize(*flags):
   padding=st.integers(1, 32),
   is_said=st.booleans(),
 )
+@example(state=13.0, image=0.001, padding=3, is_said=False)
 def test_search_is_exact_and_short(state, image, padding, is_said):
   """Memory grows in steps; too much of it is said with its size, or not."""
   limit, tried = 15.75, []

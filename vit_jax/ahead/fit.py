@@ -29,6 +29,7 @@ SIZES = (
   *range(512, 4097, 64),
 )
 _FIRST = 64
+_MOST_GUESSES = 4  # then halves: a line that is wrong would lead on slowly
 # Values of `model.remat`, by rising recomputation.
 REMATS = ('none', 'activations', 'products', 'full')
 
@@ -148,7 +149,7 @@ def search(
     if memory is not None:
       points.append((sizes[index], memory))
     guess = _guess(points, limit)
-    if guess is None:
+    if guess is None or count >= _MOST_GUESSES:
       index = (low + high) // 2
     else:
       index = sum(size <= guess for size in sizes) - 1
