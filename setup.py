@@ -72,6 +72,7 @@ setuptools.setup(
     'test': [
       'datasets>=5.2',
       'flatbuffers',
+      'hypothesis',
       'ipykernel',
       'jax2onnx>=0.13,<0.14',
       'jinja2',
