@@ -33,17 +33,16 @@ def test_search_is_exact_and_short(state, image, padding, is_said):
   limit, tried = 15.75, []
 
   def needed(size):
+    return state + image * -(-size // padding) * padding
+
+  def probe(size):
     tried.append(size)
-    memory = state + image * -(-size // padding) * padding
-    return memory if is_said or memory <= limit else None
-
-  def fits(size):
     memory = needed(size)
-    tried.pop()
-    return memory is not None and memory <= limit
+    fits = memory <= limit
+    return fits, memory if is_said or fits else None
 
-  best, count = fit.search(fit.SIZES, needed, fits, limit)
-  assert best == max((x for x in fit.SIZES if fits(x)), default=0)
+  best, count = fit.search(fit.SIZES, probe, limit)
+  assert best == max((x for x in fit.SIZES if needed(x) <= limit), default=0)
   assert count == len(tried) == len(set(tried))
   assert count <= 12
 
@@ -93,6 +92,6 @@ def test_mistakes(monkeypatch):
     summarize('--fit', '--hardware=v5e', '--devices=4')
   monkeypatch.setattr(topologies, 'missing_extra', lambda _: 'compile-tpu')
   with pytest.raises(
-    UserError, match=r'--fit needs the compiler .*compile-tpu'
+    UserError, match=r'v5e:1x1: its compiler is missing.*compile-tpu'
   ):
     summarize('--fit', '--hardware=v5e:1x1')

@@ -43,7 +43,8 @@ def example(tokens, hidden_size, dtype):
 @pytest.mark.parametrize(('tokens', 'hidden_size', 'num_heads'), SHAPES)
 def test_is_softmax_attention(tokens, hidden_size, num_heads):
   qkv, grad = example(tokens, hidden_size, jnp.float32)
-  assert fused_attention.fits((2, tokens, hidden_size), num_heads)
+  shape = (2, tokens, hidden_size)
+  assert fused_attention.fits(shape, num_heads, jnp.float32)
   found = both(fused_attention.fused_attention, qkv, num_heads, grad)
   for x, expected in zip(found, both(plain, qkv, num_heads, grad), strict=True):
     np.testing.assert_allclose(x, expected, atol=1e-5 * abs(expected).max())
@@ -92,6 +93,8 @@ def test_a_model_of_kernels_is_the_same_function():
 
 
 def test_shapes_that_do_not_fit():
-  assert fused_attention.fits((8, 257, 1280), 16)  # ViT-H/14
-  assert not fused_attention.fits((8, 197, 192), 3)  # ViT-Ti/16
-  assert not fused_attention.fits((8, 1025, 1024), 16)  # 512 pixels
+  half, single = jnp.bfloat16, jnp.float32
+  assert fused_attention.fits((8, 257, 1280), 16, half)  # ViT-H/14
+  assert not fused_attention.fits((8, 257, 1280), 16, single)
+  assert not fused_attention.fits((8, 197, 192), 3, half)  # ViT-Ti/16
+  assert not fused_attention.fits((8, 1025, 1024), 16, half)  # 512 pixels

@@ -10,10 +10,8 @@ from typing import TYPE_CHECKING
 
 from absl import logging
 
-from vit_jax.ahead import plan as plan_lib
 from vit_jax.ahead import step
 from vit_jax.config import tables
-from vit_jax.config import UserError
 from vit_jax.parallel import topologies
 
 if TYPE_CHECKING:
@@ -56,29 +54,18 @@ class Fit:
 
 
 def run(
-  config: 'ml_collections.ConfigDict',
-  topology: topologies.Topology,
-  mesh: str | None = None,
+  config: 'ml_collections.ConfigDict', topology: topologies.Topology
 ) -> list[Fit]:
   """Finds the largest batch for layers unrolled and scanned, with each remat.
 
   Args:
-    config: A complete config; its mesh is set.
+    config: A complete config, with a mesh for the devices.
     topology: The devices.
-    mesh: Sizes of the mesh axes; see `step.on_mesh`.
 
   Raises:
     UserError: There is no compiler for the devices, or the config cannot be
       trained on them.
   """
-  extra = topologies.missing_extra(topology)
-  if extra is not None:
-    raise UserError(
-      f'--fit needs the compiler for {topology}, which is missing: pip install'
-      f" -e '.[{extra}]'"
-    )
-  if mesh is not None:
-    config.mesh.update(plan_lib.parse_mesh(mesh, topology.size))
   found = []
   for scan in (False, True):
     for remat in REMATS:
@@ -103,25 +90,22 @@ def _largest(
   ways = shape['data'] * shape['fsdp']
   fitting: dict[int, step.Ahead] = {}
 
-  def needed(images: int) -> float | None:
+  def compile_for(images: int) -> tuple[bool, float | None]:
     config.train.batch_size = images * ways
     ahead = step.run(config, topology)
     if not ahead.problem:
       fitting[images] = ahead
     # What a compiler that ran out of memory says may lack the number.
-    return ahead.total_gib or None
+    return not ahead.problem, ahead.total_gib or None
 
   limit = topology.hardware.memory / 2**30
-  images, compiled = search(
-    SIZES, needed, lambda images: images in fitting, limit
-  )
+  images, compiled = search(SIZES, compile_for, limit)
   return Fit(scan, remat, images, images * ways, fitting.get(images), compiled)
 
 
 def search(
   sizes: Sequence[int],
-  needed: Callable[[int], float | None],
-  fits: Callable[[int], bool],
+  probe: Callable[[int], tuple[bool, float | None]],
   limit: float,
 ) -> tuple[int, int]:
   """Returns the largest size that fits, or 0; and the number of sizes tried.
@@ -131,8 +115,8 @@ def search(
 
   Args:
     sizes: Sizes to choose from, ascending.
-    needed: Size -> memory that it needs; None if that is not known.
-    fits: Size -> whether it fits; called after `needed`.
+    probe: Size -> whether it fits, and the memory that it needs; None if that
+      is not known.
     limit: Memory that there is.
   """
   low, high = -1, len(sizes)  # fits, does not fit
@@ -140,9 +124,9 @@ def search(
   points: list[tuple[int, float]] = []
   count = 0
   while high - low > 1:
-    memory = needed(sizes[index])
+    fits, memory = probe(sizes[index])
     count += 1
-    if fits(sizes[index]):
+    if fits:
       low = index
     else:
       high = index

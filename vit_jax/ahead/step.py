@@ -7,6 +7,7 @@ stdin and writes the answer to stdout:
       "config": {...}}' | python -m vit_jax.ahead.step
 """
 
+from collections.abc import Callable
 import dataclasses
 import json
 import os
@@ -73,25 +74,19 @@ class Ahead:
   mfu: float | None = None
 
 
-def on_mesh(
-  config: 'ml_collections.ConfigDict',
-  topology: topologies.Topology,
-  mesh: str | None,
+def run_or_plan(
+  config: 'ml_collections.ConfigDict', topology: topologies.Topology
 ) -> Ahead | plan_lib.Plan:
   """Compiles a step for a topology, or plans it where there is no compiler.
 
   Args:
-    config: A complete config; its mesh is set.
+    config: A complete config, with a mesh for the devices.
     topology: The devices.
-    mesh: Sizes of the mesh axes, see `plan.parse_mesh`; None: those of the
-      config.
 
   Raises:
     UserError: The config cannot be trained on them, or the compiler does not
       know them.
   """
-  if mesh is not None:
-    config.mesh.update(plan_lib.parse_mesh(mesh, topology.size))
   extra = topologies.missing_extra(topology)
   if extra is None:
     return run(config, topology)
@@ -111,18 +106,13 @@ def run(
 
   Args:
     config: A complete config, with a mesh for the devices.
-    topology: The devices; their compiler must be installed.
+    topology: The devices.
 
   Raises:
-    UserError: The config cannot be trained on them, or the compiler does not
-      know them.
+    UserError: The compiler is missing or does not know the devices, or the
+      config cannot be trained on them.
   """
-  request = {
-    'hardware': f'{topology.name}:{"x".join(map(str, topology.shape))}',
-    'slices': topology.slices,
-    'config': config_lib.to_dict(config),
-  }
-  answer = ask('vit_jax.ahead.step', request, topology)
+  answer = ask('vit_jax.ahead.step', config, topology)
   found = [collectives_lib.Collective(**c) for c in answer.pop('collectives')]
   cost = answer.pop('cost')
   if cost is not None:
@@ -136,17 +126,61 @@ def run(
 
 
 def ask(
-  module: str, request: dict[str, Any], topology: topologies.Topology
+  module: str,
+  config: 'ml_collections.ConfigDict',
+  topology: topologies.Topology,
 ) -> dict[str, Any]:
-  """Runs a module that compiles for a topology; see `plan.ask`.
+  """Runs a module that compiles for a topology, in another process.
 
-  The request also gets the folder where the compiler writes its programs.
+  Args:
+    module: Name of a module whose `main` is `answer`.
+    config: A complete config.
+    topology: The devices.
+
+  Raises:
+    UserError: The compiler is missing, or the answer is an error.
   """
+  extra = topologies.missing_extra(topology)
+  if extra is not None:
+    raise UserError(
+      f'--hardware={topology}: its compiler is missing: pip install -e'
+      f" '.[{extra}]'"
+    )
   with tempfile.TemporaryDirectory() as folder:
     variables = plan_lib.virtual_devices(topology.size)  # for checks of meshes
     flags = f'{variables["XLA_FLAGS"]} {compiled_lib.dump_flags(folder)}'
     variables |= topologies.environment(topology, flags)
-    return plan_lib.ask(module, request | {'folder': folder}, variables)
+    request = {
+      'hardware': f'{topology.name}:{"x".join(map(str, topology.shape))}',
+      'slices': topology.slices,
+      'folder': folder,
+      'config': config_lib.to_dict(config),
+    }
+    return plan_lib.ask(module, request, variables)
+
+
+def answer(
+  compute: Callable[
+    ['ml_collections.ConfigDict', topologies.Topology, str], dict[str, Any]
+  ],
+) -> None:
+  """Answers one request of `ask`, and ends the process.
+
+  Args:
+    compute: (config, topology, folder of the compiler's programs) -> answer.
+  """
+  request = json.load(sys.stdin)
+  try:
+    found = compute(
+      config_lib.from_dict(request['config']),
+      topologies.parse(request['hardware'], request['slices']),
+      request['folder'],
+    )
+  except UserError as e:
+    found = {'error': str(e)}
+  print(json.dumps(found))
+  sys.stdout.flush()
+  os._exit(0)  # the threads of a compiler without a device may never end
 
 
 def make(
@@ -262,7 +296,9 @@ def table(ahead: Ahead) -> str:
     lines.append(f'does not fit: {ahead.problem} (compiled)')
     return '\n'.join(lines)
   free = ahead.limit_gib - ahead.total_gib
-  fits = f'fits, {free:.2f} free' if not ahead.problem else 'does not fit'
+  fits = 'does not fit' if ahead.problem else 'fits'
+  if free > 0:  # else it fits only by what the compiler knows of the device
+    fits = f'fits, {free:.2f} free'
   cost = ahead.cost
   rows = [
     ('state and batch', f'{cost.argument_gib:.3f} GiB', 'compiled'),
@@ -322,17 +358,7 @@ def _operation_lines(found: list[compiled_lib.Operation]) -> list[str]:
 
 def main() -> None:
   """Answers one request, and ends the process."""
-  request = json.load(sys.stdin)
-  topology = topologies.parse(request['hardware'], request['slices'])
-  try:
-    config = config_lib.from_dict(request['config'])
-    ahead = make(config, topology, request['folder'])
-    answer = dataclasses.asdict(ahead)
-  except UserError as e:
-    answer = {'error': str(e)}
-  print(json.dumps(answer))
-  sys.stdout.flush()
-  os._exit(0)  # the threads of a compiler without a device may never end
+  answer(lambda *of: dataclasses.asdict(make(*of)))
 
 
 if __name__ == '__main__':

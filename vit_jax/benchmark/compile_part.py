@@ -6,9 +6,6 @@ here; see `ahead.step`.
 
 from collections.abc import Mapping
 import dataclasses
-import json
-import os
-import sys
 from typing import Any
 
 import jax
@@ -45,20 +42,10 @@ def measure(
     UserError: The compiler is missing or does not know the topology, or a step
       does not fit.
   """
-  extra = topologies.missing_extra(topology)
-  if extra is not None:
-    raise config_lib.UserError(
-      f'--hardware={topology}: its compiler is missing:'
-      f" pip install -e '.[{extra}]'"
-    )
   config = config.copy_and_resolve_references()
   config.train.batch_size *= topology.size
   config.mesh.data = topology.size
-  request = {
-    'hardware': f'{topology.name}:{"x".join(map(str, topology.shape))}',
-    'config': config_lib.to_dict(config),
-  }
-  return ahead.ask('vit_jax.benchmark.compile_part', request, topology)
+  return ahead.ask('vit_jax.benchmark.compile_part', config, topology)
 
 
 def compare(
@@ -143,21 +130,5 @@ def _cost(
   return {key: cost[key] for key in kept.split()}
 
 
-def main() -> None:
-  """Answers one request, and ends the process."""
-  request = json.load(sys.stdin)
-  try:
-    answer = compare(
-      config_lib.from_dict(request['config']),
-      topologies.parse(request['hardware']),
-      request['folder'],
-    )
-  except config_lib.UserError as e:
-    answer = {'error': str(e)}
-  print(json.dumps(answer))
-  sys.stdout.flush()
-  os._exit(0)  # the threads of a compiler without a device may never end
-
-
 if __name__ == '__main__':
-  main()
+  ahead.answer(compare)

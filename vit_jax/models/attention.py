@@ -208,7 +208,7 @@ class Attention(nn.Module):
       return found
     drops = dropout_key is not None and spec.attention_dropout_rate > 0
     if found == 'fused':
-      fits = fused_attention.fits(x.shape, spec.num_heads)
+      fits = fused_attention.fits(x.shape, spec.num_heads, spec.dtype)
     else:
       fits = self._fits_cudnn(x.shape[-1] // spec.num_heads)
     return 'einsum' if drops or self.num_queries or not fits else found

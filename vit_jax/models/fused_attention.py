@@ -31,12 +31,15 @@ _CHIP_BYTES = 12 * 2**20
 _MOST_BYTES = 14 * 2**20
 
 
-def fits(shape: tuple[int, ...], num_heads: int) -> bool:
+def fits(
+  shape: tuple[int, ...], num_heads: int, dtype: jax.typing.DTypeLike
+) -> bool:
   """Returns whether the kernel can compute a layer's attention.
 
   Args:
     shape: Shape of the tokens, (B, T, D).
     num_heads: H, which divides D.
+    dtype: Type of queries, keys and values.
   """
   b, t, d = shape
   batch, ways = _split()
@@ -45,9 +48,10 @@ def fits(shape: tuple[int, ...], num_heads: int) -> bool:
   d //= ways
   rows = -(-t // 16) * 16
   columns = -(-t // _LANES) * _LANES
-  # The backward program reads and writes seven arrays of bfloat16 [T, D], while
-  # those of the next and the last image move; and has five float32 [T, T].
-  return 7 * 2 * 2 * rows * d + 5 * 4 * rows * columns <= _CHIP_BYTES
+  # The backward program reads and writes seven arrays [T, D], while those of
+  # the next and the last image move; and has five of float32 [T, T].
+  moved = 7 * 2 * jnp.dtype(dtype).itemsize * rows * d
+  return moved + 5 * 4 * rows * columns <= _CHIP_BYTES
 
 
 def _split() -> tuple[int, int]:

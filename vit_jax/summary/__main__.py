@@ -23,7 +23,7 @@ axes: missing ones are 1, except for data, which takes the remaining devices;
 without --mesh they are those of the config. --hardware shows one kind of device
 instead of all.
 
-  python -m vit_jax.summary --config=configs/vit_i1k.py --hardware=v5e:4x4
+  python -m vit_jax.summary --config=configs/digits.py --hardware=v5e:4x4
 
 compiles the step with the compiler of that TPU or GPU (v5p:2x2x2, h100:8; also
 v4, v6e, v7x, a100, h200 and b200), which runs without one: extra [compile-tpu]
@@ -31,7 +31,7 @@ or [cuda]. --slices=2 is for two TPU slices or nodes of this shape. The result
 is the memory, the operations and the collectives of each device. If the
 compiler is missing, the step is planned on virtual CPU devices.
 
-  python -m vit_jax.summary --config=configs/vit_i1k.py --hardware=v5e:4x4 --fit
+  python -m vit_jax.summary --config=configs/digits.py --hardware=v5e:4x4 --fit
 
 finds the largest batch that fits, for layers unrolled and scanned with each way
 to recompute activations (model.remat). It compiles three or four batch sizes
@@ -250,22 +250,24 @@ def _plan(config: 'ml_collections.ConfigDict | None') -> '_Planned':
       f' directory, and --from={FLAGS["from"].value} is neither'
     )
   topology, devices = _topology(), _DEVICES.value
-  if topology is not None and _FIT.value:
+  if topology is not None:
+    devices = topology.size
+  if _MESH.value is not None:
+    sizes = plan_lib.parse_mesh(_MESH.value, devices)
+    config.mesh.update(sizes)
+    devices = math.prod(sizes.values())
+  assert devices is not None  # see _check_plan_flags
+  if topology is None:
+    plan = plan_lib.run(config, devices)
+  elif _FIT.value:
     from vit_jax.ahead import fit as fit_lib
 
-    return fit_lib.run(config, topology, _MESH.value)
-  if topology is not None:
-    found = ahead_lib.on_mesh(config, topology, _MESH.value)
+    return fit_lib.run(config, topology)
+  else:
+    found = ahead_lib.run_or_plan(config, topology)
     if isinstance(found, ahead_lib.Ahead):
       return found
     plan = found
-  else:
-    if _MESH.value is not None:
-      sizes = plan_lib.parse_mesh(_MESH.value, devices)
-      config.mesh.update(sizes)
-      devices = math.prod(sizes.values())
-    assert devices is not None  # see _check_plan_flags
-    plan = plan_lib.run(config, devices)
   estimates = [roofline.estimate(plan, of) for of in _hardware()]
   return plan, [estimate for estimate in estimates if estimate is not None]
 
