@@ -71,7 +71,8 @@ def _model() -> ml_collections.ConfigDict:
   # The head reads: 'token', the class token; 'gap', the mean of the patch
   # tokens; 'map', attention pooling; 'token+gap', the first two concatenated.
   model.pool = config_dict.placeholder(str)
-  # 'learned', 'sincos2d' (fixed) or 'none'.
+  # 'learned'; 'sincos2d' (fixed, as big_vision's), 'sincos2d_mae',
+  # 'sincos2d_moco'; or 'none'.
   model.position_embedding = config_dict.placeholder(str)
   # The tokens with a learned position: 'all'; 'class', the class token and the
   # patches; or 'patches'.
@@ -89,8 +90,18 @@ def _model() -> ml_collections.ConfigDict:
   model.layer_scale = config_dict.placeholder(float)
   model.qk_norm = config_dict.placeholder(bool)  # normalize queries and keys
   model.qkv_bias = config_dict.placeholder(bool)
+  # With qkv_bias: whether keys have one, too.
+  model.key_bias = config_dict.placeholder(bool)
+  model.causal = config_dict.placeholder(bool)  # attend to earlier tokens only
+  # A learned bias of attention for each distance between patches, as BEiT's:
+  # 'shared' by all layers, one in each of the 'layers', or 'none'.
+  model.relative_positions = config_dict.placeholder(str)
+  model.norm = config_dict.placeholder(str)  # 'layer' or 'rms' (scale only)
+  # A learned token for masked patches, for objectives that mask.
+  model.mask_token = config_dict.placeholder(bool)
   model.gated_mlp = config_dict.placeholder(bool)  # SwiGLU
-  model.gelu = config_dict.placeholder(str)  # 'tanh' approximation or 'exact'
+  # 'exact', or an approximation: 'tanh', 'sigmoid' (iGPT, CLIP).
+  model.gelu = config_dict.placeholder(str)
   model.layer_norm_epsilon = config_dict.placeholder(float)  # 1e-6
   model.dropout_rate = config_dict.placeholder(float)  # 0
   model.attention_dropout_rate = config_dict.placeholder(float)  # 0

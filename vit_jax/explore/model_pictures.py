@@ -8,6 +8,7 @@ from vit_jax.config import UserError
 from vit_jax.explore import patch_sequence
 from vit_jax.explore import positions
 from vit_jax.explore import subject as subject_lib
+from vit_jax.models import embedding
 from vit_jax.models import vit as vit_lib
 from vit_jax.plots import canvas
 from vit_jax.plots import tiles
@@ -145,7 +146,7 @@ def _which_rows(*grids: tuple[int, int]) -> str:
 
 def _resize(vit: weights.Loaded) -> str:
   """Describes how the second picture was computed."""
-  if getattr(vit.model, 'position_embedding', '') == 'sincos2d':
+  if getattr(vit.model, 'position_embedding', '') in embedding.SINCOS:
     how = 'for another image size: sines and cosines are computed anew'
   else:
     how = (

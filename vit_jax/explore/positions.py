@@ -39,8 +39,9 @@ def position_similarity(
   if image_size is not None:
     vit = vit.adapted(image_size=image_size)
   h, w = weights.grid(model, vit.position_size)
-  if model.position_embedding == 'sincos2d':
-    table = embedding.sincos2d((h, w), model.hidden_size)[0]
+  kind = model.position_embedding
+  if kind in embedding.SINCOS:
+    table = embedding.sincos2d((h, w), model.hidden_size, kind)[0]
   else:
     whole = np.asarray(vit.params['position_embedding'], np.float32)
     table = _finite(whole[0, model.positioned_prefix :], 'positions')

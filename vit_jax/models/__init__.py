@@ -13,6 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import embedding
 from vit_jax.models import fields as fields_lib
 from vit_jax.models import mixer
 from vit_jax.models import names
@@ -294,10 +295,10 @@ def _check_vit(model: vit.ViT) -> None:
       f'attention_implementation={model.attention_implementation!r} has no'
       " attention_dropout_rate: set it to 0, or take 'plain'"
     )
-  if model.position_embedding == 'sincos2d' and d % 4:
+  if model.position_embedding in embedding.SINCOS and d % 4:
     raise ValueError(
-      f"position_embedding='sincos2d' needs a hidden_size that is"
-      f' a multiple of 4, not {d}'
+      f'position_embedding={model.position_embedding!r} needs a hidden_size'
+      f' that is a multiple of 4, not {d}'
     )
   if 'token' in model.pool and 'class_token' not in model.prefix:
     raise ValueError(

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import dropout
+from vit_jax.models import embedding
 from vit_jax.models import fused_attention
 from vit_jax.models import initializers
 from vit_jax.models import spec as spec_lib
@@ -72,9 +73,7 @@ class QKV(nn.Module):
       return flat.reshape(shape)
 
     kernel = self.param('kernel', init, (d, *shape)).astype(spec.dtype)
-    bias = jnp.zeros(shape, spec.dtype)
-    if spec.qkv_bias:
-      bias = self.param('bias', nn.initializers.zeros, shape).astype(spec.dtype)
+    bias = self._bias(shape)
     x = x.astype(spec.dtype)
     if self.packed:
       # A product with [D, 3, D] can be split by heads, but TPUs' compiler
@@ -87,9 +86,27 @@ class QKV(nn.Module):
       for i, tokens in enumerate((x[:, :num_queries], x, x))
     )
 
+  def _bias(self, shape: tuple[int, int, int]) -> jax.Array:
+    """Returns the biases of queries, keys and values, [3, H, K]."""
+    spec = self.spec
+    if not spec.qkv_bias:
+      return jnp.zeros(shape, spec.dtype)
+    count = 3 if spec.key_bias else 2  # queries and values
+    bias = self.param('bias', nn.initializers.zeros, (count, *shape[1:]))
+    bias = bias.astype(spec.dtype)
+    if spec.key_bias:
+      return bias
+    return jnp.stack([bias[0], jnp.zeros_like(bias[0]), bias[1]])
+
 
 def _attend_of_jax(
-  query: jax.Array, key: jax.Array, value: jax.Array, implementation: str
+  query: jax.Array,
+  key: jax.Array,
+  value: jax.Array,
+  bias: jax.Array | None,
+  *,
+  causal: bool,
+  implementation: str,
 ) -> jax.Array:
   """Maps [B, T, H, K] to the values [B, R, H, K] by `jax.nn`.
 
@@ -97,6 +114,8 @@ def _attend_of_jax(
     query: Queries, [B, R, H, K].
     key: Keys.
     value: Values.
+    bias: Added to the scores, [H, R, T], or None.
+    causal: Whether a token attends only to itself and those before it.
     implementation: 'xla' or 'cudnn'.
   """
   lengths: dict[str, Any] = {}
@@ -118,6 +137,8 @@ def _attend_of_jax(
     query,
     key,
     value,
+    None if bias is None else bias[None].astype(query.dtype),
+    is_causal=causal,
     implementation=cast(Literal['xla', 'cudnn'], implementation),
     **lengths,
   )
@@ -169,6 +190,7 @@ class Attention(nn.Module):
     self,
     x: jax.Array,
     dropout_key: dropout.DropoutKey | None,
+    context: spec_lib.Context | None = None,
     perturbation: jax.Array | None = None,
   ) -> tuple[jax.Array, jax.Array | None]:
     """Returns the output and, if captured, the weights [B, H, R, T].
@@ -176,26 +198,41 @@ class Attention(nn.Module):
     Args:
       x: [B, T, D].
       dropout_key: Key of the layer; None when not training.
+      context: What the layers have in common; None: nothing.
       perturbation: Added to the weights that are captured, [B, H, R, T].
     """
     spec = self.spec
-    implementation = self._implementation(x, dropout_key)
+    bias = self._bias(context or spec_lib.Context())
+    implementation = self._implementation(x, dropout_key, bias)
     weights = None
     if implementation == 'fused':
       y = self._attend_fused(x)
     else:
       qkv = self._normalised(*QKV(spec, name='qkv')(x, self.num_queries))
       if implementation == 'plain':
-        y, weights = self._attend(*qkv, dropout_key, perturbation)
+        y, weights = self._attend(*qkv, bias, dropout_key, perturbation)
       elif implementation == 'einsum':
-        y = self._attend_by_einsum(*qkv, dropout_key)
+        y = self._attend_by_einsum(*qkv, bias, dropout_key)
       else:
-        y = _attend_of_jax(*qkv, implementation)
+        y = _attend_of_jax(
+          *qkv, bias, causal=spec.causal, implementation=implementation
+        )
     y = spec_lib.keep(Output(spec, name='out')(spec_lib.keep(y)))
     return y, weights
 
+  def _bias(self, context: spec_lib.Context) -> jax.Array | None:
+    """Returns what is added to the scores, [H, R, T], or None."""
+    bias = context.bias
+    if self.spec.relative_positions == 'layers':
+      assert context.grid is not None
+      bias = embedding.relative_bias(self, context.grid, self.spec.num_heads)
+    return None if bias is None else bias[:, : self.num_queries]
+
   def _implementation(
-    self, x: jax.Array, dropout_key: dropout.DropoutKey | None
+    self,
+    x: jax.Array,
+    dropout_key: dropout.DropoutKey | None,
+    bias: jax.Array | None,
   ) -> str:
     """Returns the implementation that can do this and suits it."""
     spec = self.spec
@@ -211,7 +248,9 @@ class Attention(nn.Module):
       fits = fused_attention.fits(x.shape, spec.num_heads, spec.dtype)
     else:
       fits = self._fits_cudnn(x.shape[-1] // spec.num_heads)
-    return 'einsum' if drops or self.num_queries or not fits else found
+    is_plain = bias is None and not (found == 'fused' and spec.causal)
+    can = fits and is_plain and not drops and not self.num_queries
+    return found if can else 'einsum'
 
   def _fits_cudnn(self, size: int) -> bool:
     """Returns whether cuDNN can attend with heads of `size` channels."""
@@ -247,6 +286,7 @@ class Attention(nn.Module):
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
+    bias: jax.Array | None,
     dropout_key: dropout.DropoutKey | None,
     perturbation: jax.Array | None,
   ) -> tuple[jax.Array, jax.Array | None]:
@@ -260,6 +300,7 @@ class Attention(nn.Module):
       key,
       preferred_element_type=jnp.float32,
     )
+    scores = self._masked(scores, bias)
     # Subtracting the largest score of a row does not change its softmax, and
     # keeps the exponentials from overflowing.
     most = jax.lax.stop_gradient(scores.max(axis=-1, keepdims=True))
@@ -285,6 +326,7 @@ class Attention(nn.Module):
     query: jax.Array,
     key: jax.Array,
     value: jax.Array,
+    bias: jax.Array | None,
     dropout_key: dropout.DropoutKey | None,
   ) -> jax.Array:
     """Maps [B, T, H, K] to the values [B, R, H, K].
@@ -293,6 +335,7 @@ class Attention(nn.Module):
     be a copy in memory, and scores in float32 twice the traffic.
     """
     scores = jnp.einsum('bqhk,bthk->bhqt', query * query.shape[-1] ** -0.5, key)
+    scores = self._masked(scores, bias)
     tokens = key.shape[1]
     weights = dropout.dropout(
       nn.softmax(scores),
@@ -301,3 +344,12 @@ class Attention(nn.Module):
       (self.spec.num_heads, tokens, tokens),
     )
     return jnp.einsum('bhqt,bthk->bqhk', weights, value)
+
+  def _masked(self, scores: jax.Array, bias: jax.Array | None) -> jax.Array:
+    """Adds the bias to scores [B, H, R, T], and masks later tokens."""
+    if bias is not None:
+      scores += bias.astype(scores.dtype)
+    if not self.spec.causal:
+      return scores
+    sees = jnp.tri(scores.shape[2], scores.shape[3], dtype=bool)
+    return jnp.where(sees, scores, jnp.finfo(scores.dtype).min)

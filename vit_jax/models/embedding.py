@@ -1,4 +1,4 @@
-"""Patch embeddings, and fixed position embeddings."""
+"""Patch embeddings; fixed and relative positions."""
 
 from flax import linen as nn
 import jax
@@ -39,19 +39,84 @@ class PatchEmbedding(nn.Module):
     return x @ kernel.astype(self.dtype) + bias.astype(self.dtype)
 
 
-def sincos2d(grid: tuple[int, int], hidden_size: int) -> np.ndarray:
-  """Fixed position embeddings, after MoCo v3 (arXiv:2104.02057, section 5.2).
+# position_embedding -> whether columns come before rows, and whether the
+# longest wavelength is 10,000 * 2 pi patches, or the next one would be.
+SINCOS = {
+  'sincos2d': (True, True),  # big_vision
+  'sincos2d_mae': (True, False),
+  'sincos2d_moco': (False, False),
+}
+
+
+def sincos2d(
+  grid: tuple[int, int], hidden_size: int, kind: str = 'sincos2d'
+) -> np.ndarray:
+  """Fixed position embeddings (MoCo v3, arXiv:2104.02057, section 5.2).
 
   Args:
     grid: Patches (h, w).
     hidden_size: D, a multiple of 4.
+    kind: One of `SINCOS`: as in the code of big_vision, MAE or MoCo v3.
 
   Returns:
-    float32 [1, h * w, D]: sine and cosine of x, then of y, at D / 4 wavelengths
-    from 2 pi to 10,000 * 2 pi patches.
+    float32 [1, h * w, D]: sine and cosine of one coordinate, then of the other,
+    at D / 4 wavelengths from 2 pi patches.
   """
+  columns_first, has_end = SINCOS[kind]
   y, x = np.mgrid[: grid[0], : grid[1]]
-  omega = 10_000.0 ** -np.linspace(0, 1, hidden_size // 4)
+  exponents = np.linspace(0, 1, hidden_size // 4, endpoint=has_end)
+  omega = 10_000.0**-exponents
   x, y = x.ravel()[:, None] * omega, y.ravel()[:, None] * omega
-  table = np.concatenate([np.sin(x), np.cos(x), np.sin(y), np.cos(y)], axis=1)
-  return table[None].astype(np.float32)
+  first, second = (x, y) if columns_first else (y, x)
+  table = [np.sin(first), np.cos(first), np.sin(second), np.cos(second)]
+  return np.concatenate(table, axis=1)[None].astype(np.float32)
+
+
+def relative_index(grid: tuple[int, int]) -> np.ndarray:
+  """Returns the row of BEiT's table of relative positions for two tokens.
+
+  Tokens are a class token and the patches, row by row. The table has a row for
+  each distance (rows, columns) between patches, then one each for class token
+  to patch, patch to class token, and class token to itself.
+
+  Args:
+    grid: Patches (h, w).
+
+  Returns:
+    int32 [T, T], T = 1 + h * w, by query and key.
+  """
+  h, w = grid
+  y, x = (c.ravel() for c in np.mgrid[:h, :w])
+  rows = y[:, None] - y + h - 1
+  columns = x[:, None] - x + w - 1
+  count = relative_rows(grid)
+  index = np.empty((1 + h * w, 1 + h * w), np.int32)
+  index[1:, 1:] = rows * (2 * w - 1) + columns
+  index[0, 1:], index[1:, 0], index[0, 0] = count - 3, count - 2, count - 1
+  return index
+
+
+def relative_rows(grid: tuple[int, int]) -> int:
+  """Returns the number of rows of a table of relative positions."""
+  return (2 * grid[0] - 1) * (2 * grid[1] - 1) + 3
+
+
+def relative_bias(
+  module: nn.Module, grid: tuple[int, int], num_heads: int
+) -> jax.Array:
+  """Returns the bias of a module's table, float32 [H, T, T].
+
+  The table is the parameter `relative_position_bias`; it starts at zero, as in
+  BEiT's code.
+
+  Args:
+    module: Linen module, in its compact method.
+    grid: Patches (h, w).
+    num_heads: H.
+  """
+  table = module.param(
+    'relative_position_bias',
+    nn.initializers.zeros,
+    (relative_rows(grid), num_heads),
+  )
+  return jnp.moveaxis(table[relative_index(grid)], 2, 0)

@@ -65,6 +65,7 @@ class MixerBlock(nn.Module):
     x: jax.Array,
     layer: jax.Array,
     dropout_key: dropout.DropoutKey | None,
+    context: None = None,
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Applies the layer: equation 1 of the paper.
 
@@ -72,11 +73,13 @@ class MixerBlock(nn.Module):
       x: [B, T, D].
       layer: Index of this layer, from 0, as an int32 scalar.
       dropout_key: Key of the step; None when not training.
+      context: Not used.
 
     Returns:
       [B, T, D], and a dict with the same array as `tokens` if intermediates are
       captured.
     """
+    del context
     spec, purpose = self.spec, dropout.Purpose
     key = dropout.fold(dropout_key, layer)
     # All channels share one MLP over tokens. It replaces a ViT's attention, and

@@ -6,12 +6,14 @@ single object, `EncoderSpec.take(model)`.
 """
 
 from collections.abc import Callable
+from collections.abc import Mapping
 import dataclasses
 import functools
 from typing import Annotated
 from typing import Any
 from typing import Self
 
+import flax
 from flax import linen as nn
 import jax
 from jax.ad_checkpoint import checkpoint_name
@@ -27,10 +29,14 @@ from vit_jax.models.fields import RATE
 from vit_jax.models.fields import SIZE
 from vit_jax.models.fields import TRAINING
 
-GELUS = {
+GELUS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
   'tanh': functools.partial(nn.gelu, approximate=True),
   'exact': functools.partial(nn.gelu, approximate=False),
+  # An approximation (arXiv:1606.08415, section 2), in iGPT and CLIP.
+  'sigmoid': lambda x: x * nn.sigmoid(1.702 * x),
 }
+NORMS = ('layer', 'rms')
+RELATIVE_POSITIONS = ('none', 'shared', 'layers')
 REMAT_POLICIES = (
   'auto',
   'none',
@@ -99,6 +105,21 @@ def remat_on(platform: str, scan: bool, remat: str) -> str:
   return 'none' if platform == 'tpu' else 'activations'
 
 
+@flax.struct.dataclass
+class Context:
+  """What all layers of a stack are given beside their tokens.
+
+  Attributes:
+    bias: Added to the scores of attention, float32 [H, T, T], or None.
+    grid: (h, w) of the patches, or None.
+  """
+
+  bias: jax.Array | None = None
+  grid: tuple[int, int] | None = flax.struct.field(
+    pytree_node=False, default=None
+  )
+
+
 @dataclasses.dataclass(kw_only=True, unsafe_hash=True)
 class LayerSpec:
   """Fields of any stack of layers.
@@ -162,7 +183,7 @@ class LayerSpec:
     """Initializers of each kind of parameter."""
     return initializers_lib.INITIALIZERS[self.initializers]
 
-  def layer_norm(self, name: str) -> nn.LayerNorm:
+  def layer_norm(self, name: str) -> nn.Module:
     """Returns a LayerNorm, to be called in a module's compact method.
 
     Its statistics are always computed in float32.
@@ -183,6 +204,14 @@ class EncoderSpec(LayerSpec):
       keys (Scaling Vision Transformers to 22 Billion Parameters,
       arXiv:2302.05442).
     qkv_bias: Whether queries, keys and values have biases.
+    key_bias: Whether keys have one where `qkv_bias` is True. Without rotation
+      it does not change the softmax (BEiT, arXiv:2106.08254, its code).
+    causal: Whether a token attends only to itself and those before it.
+    relative_positions: 'shared' or 'layers': a learned bias of the scores for
+      each distance between two patches (BEiT, its code, after T5,
+      arXiv:1910.10683, section 2.1), shared by all layers or one in each;
+      'none'.
+    norm: 'layer', LayerNorm; 'rms', which only scales (arXiv:1910.07467).
     gated_mlp: Whether the MLP is a SwiGLU (arXiv:2002.05202).
     attention_implementation: 'plain', for CPUs: heads before tokens, and a
       softmax in float32 that divides after the product with the values;
@@ -199,7 +228,19 @@ class EncoderSpec(LayerSpec):
   layer_scale: Annotated[float | None, fields.FITTED] = None
   qk_norm: Annotated[bool, FUNCTION] = False
   qkv_bias: Annotated[bool, FUNCTION] = True
+  key_bias: Annotated[bool, FUNCTION] = True
+  causal: Annotated[bool, Field(Kind.FUNCTION, is_visible=False)] = False
+  relative_positions: Annotated[
+    str, Field(Kind.FUNCTION, choices=RELATIVE_POSITIONS)
+  ] = 'none'
+  norm: Annotated[str, Field(Kind.FUNCTION, choices=NORMS)] = 'layer'
   gated_mlp: Annotated[bool, FUNCTION] = False
   attention_implementation: Annotated[
     str, Field(Kind.EXECUTION, choices=ATTENTION_IMPLEMENTATIONS)
   ] = 'auto'
+
+  def layer_norm(self, name: str) -> nn.Module:
+    """Returns a normalisation, to be called in a module's compact method."""
+    if self.norm == 'layer':
+      return super().layer_norm(name)
+    return nn.RMSNorm(self.layer_norm_epsilon, self.dtype, name=name)

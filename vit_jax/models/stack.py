@@ -34,13 +34,15 @@ def apply_blocks(
   x: jax.Array,
   dropout_key: dropout.DropoutKey | None,
   last: Mapping[str, Any] | None = None,
+  context: spec_lib.Context | None = None,
 ) -> jax.Array:
   """Applies a stack of blocks to x; sows the intermediates that they return.
 
-  A block is made from `spec` and `capture`, and maps (x, layer, dropout_key) to
-  (x, dict of intermediates). If the collection `intermediates` is mutable and
-  the collection `perturbations` has a variable `attention` [L, ...], each block
-  also gets its layer of that variable, and adds it to its attention weights.
+  A block is made from `spec` and `capture`, and maps (x, layer, dropout_key,
+  context) to (x, dict of intermediates). If the collection `intermediates` is
+  mutable and the collection `perturbations` has a variable `attention`
+  [L, ...], each block also gets its layer of that variable, and adds it to its
+  attention weights.
 
   Args:
     model: Linen module that gets the parameters; in its compact method.
@@ -50,6 +52,7 @@ def apply_blocks(
     dropout_key: Key of the step; None when not training.
     last: Additional fields of the last block; used only if the blocks are
       unrolled and capture nothing.
+    context: What all blocks are given beside x.
 
   Returns:
     The output of the last block: [B, T, D], or fewer tokens as `last` says.
@@ -67,7 +70,7 @@ def apply_blocks(
     # anyway (CSE), so nothing has to prevent that.
     block = nn.remat(block, policy=policy, prevent_cse=not spec.scan)
   perturbations: tuple[jax.Array, ...] = () if added is None else (added,)
-  inputs = x, dropout_key, perturbations
+  inputs = x, dropout_key, context, perturbations
   if spec.scan:
     x, captured = _scan(block, spec, capture, *inputs)
   else:
@@ -84,18 +87,19 @@ def _scan(
   capture: bool,
   x: jax.Array,
   dropout_key: dropout.DropoutKey | None,
+  context: spec_lib.Context | None,
   perturbations: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   scanned = nn.scan(
     block,
     variable_axes={'params': 0},
     split_rngs={'params': True},
-    in_axes=(0, nn.broadcast, *(0 for _ in perturbations)),
+    in_axes=(0, nn.broadcast, nn.broadcast, *(0 for _ in perturbations)),
     length=spec.depth,
   )
   layers = jnp.arange(spec.depth, dtype=jnp.int32)
   return scanned(spec=spec, capture=capture, name='blocks')(
-    x, layers, dropout_key, *perturbations
+    x, layers, dropout_key, context, *perturbations
   )
 
 
@@ -106,6 +110,7 @@ def _unroll(
   last: Mapping[str, Any],
   x: jax.Array,
   dropout_key: dropout.DropoutKey | None,
+  context: spec_lib.Context | None,
   perturbations: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
   layers = jnp.arange(spec.depth, dtype=jnp.int32)
@@ -114,7 +119,7 @@ def _unroll(
     further = last if i == spec.depth - 1 else {}
     one = block(spec=spec, capture=capture, name=f'blocks_{i}', **further)
     x, intermediates = one(
-      x, layers[i], dropout_key, *(p[i] for p in perturbations)
+      x, layers[i], dropout_key, context, *(p[i] for p in perturbations)
     )
     each.append(intermediates)
   return x, jax.tree.map(lambda *layers: jnp.stack(layers), *each)

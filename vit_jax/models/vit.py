@@ -36,7 +36,7 @@ SIZES = {
 }
 
 POOLS = ('token', 'gap', 'map', 'token+gap')
-POSITION_EMBEDDINGS = ('learned', 'sincos2d', 'none')
+POSITION_EMBEDDINGS = ('learned', *embedding.SINCOS, 'none')
 POSITION_TOKENS = ('all', 'class', 'patches')
 
 
@@ -59,6 +59,7 @@ class EncoderBlock(nn.Module):
     x: jax.Array,
     layer: jax.Array,
     dropout_key: dropout.DropoutKey | None,
+    context: spec_lib.Context | None = None,
     perturbation: jax.Array | None = None,
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     """Applies the layer: equations 2 and 3 of the paper.
@@ -67,6 +68,7 @@ class EncoderBlock(nn.Module):
       x: [B, T, D].
       layer: Index of this layer, from 0, as an int32 scalar.
       dropout_key: Key of the step; None when not training.
+      context: What the layers have in common.
       perturbation: Added to the attention weights, [B, H, T, T].
 
     Returns:
@@ -77,7 +79,7 @@ class EncoderBlock(nn.Module):
     key = dropout.fold(dropout_key, layer)
     y, weights = attention.Attention(
       spec, self.num_read, self.capture, name='attention'
-    )(spec.layer_norm('norm1')(x), key, perturbation)
+    )(spec.layer_norm('norm1')(x), key, context, perturbation)
     y = self._scale('layer_scale1', y)
     y = dropout.dropout(
       y, spec.dropout_rate, dropout.fold(key, purpose.ATTENTION_OUTPUT), whole
@@ -121,7 +123,9 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     distillation_head: False: the distillation token has no head, and its output
       is not used.
     registers: Number of register tokens (arXiv:2309.16588).
-    position_embedding: 'learned', 'sincos2d' (fixed; patches alone) or 'none'.
+    mask_token: Whether there is a learned token for masked patches.
+    position_embedding: 'learned'; fixed ones of patches alone, 'sincos2d' (as
+      big_vision), 'sincos2d_mae' or 'sincos2d_moco'; or 'none'.
     position_tokens: Tokens with a learned position: 'all'; 'class', the class
       token and patches; or 'patches'.
     norm_after_pool: For 'gap', whether the last LayerNorm is applied to the
@@ -140,6 +144,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     True
   )
   registers: Annotated[int, Field(Kind.FITTED, least=0, most=2**16)] = 0
+  mask_token: Annotated[bool, FITTED] = False
   position_embedding: Annotated[
     str, Field(Kind.FITTED, choices=POSITION_EMBEDDINGS)
   ] = 'learned'
@@ -158,6 +163,8 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     train: bool = False,
     rows: jax.Array | None = None,
     features_only: bool = False,
+    masked: jax.Array | None = None,
+    kept: jax.Array | None = None,
   ) -> dict[str, jax.Array]:
     """Returns tokens and features.
 
@@ -175,6 +182,10 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
         part of one; by default 0 to B - 1.
       features_only: Whether the last layer may skip tokens that the features do
         not depend on; `tokens` then lacks them.
+      masked: bool [B, N], patches that the mask token replaces (BEiT); their
+        positions are kept.
+      kept: int32 [B, K], the patches that the layers see, in this order (MAE);
+        None: all. `tokens` then has only these patches.
 
     Returns:
       `tokens` [B, T, D] after the last LayerNorm (before it with
@@ -183,11 +194,12 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
       [B, 2, D] if a distillation token has its own head.
 
     Raises:
-      ValueError: The image's size is not a multiple of the patch's.
+      ValueError: The image's size is not a multiple of the patch's, or the
+        model cannot mask patches or leave some out.
     """
     # Not len(images), since the batch size may be symbolic.
     key = dropout.key_of(self, images.shape[0], train, rows)
-    x = self._embed(images)
+    x, context = self._embed(images, masked, kept)
     # Layers fold their indices 0 to L - 1 into the key; the embedding folds L.
     embedding_key = dropout.fold(
       dropout.fold(key, self.depth), dropout.Purpose.EMBEDDING
@@ -198,7 +210,9 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     reads = {}
     if features_only and self.pool == 'token':
       reads = {'num_read': 1 + self.has_two_heads}
-    x = stack.apply_blocks(self, EncoderBlock, self.layer_spec, x, key, reads)
+    x = stack.apply_blocks(
+      self, EncoderBlock, self.layer_spec, x, key, reads, context
+    )
     return self._read(x[:, : reads.get('num_read')])
 
   @property
@@ -237,8 +251,13 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     """Whether the distillation token has a head of its own."""
     return self.distillation_token and self.distillation_head
 
-  def _embed(self, images: jax.Array) -> jax.Array:
-    """Returns all tokens with their positions, [B, T, D]."""
+  def _embed(
+    self,
+    images: jax.Array,
+    masked: jax.Array | None,
+    kept: jax.Array | None,
+  ) -> tuple[jax.Array, spec_lib.Context]:
+    """Returns tokens with their positions, [B, T, D], and the context."""
     d, starts = self.hidden_size, self.starts
     x = images
     if self.resnet_stages is not None:
@@ -251,10 +270,11 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
       d, self.patch_size, starts.patch, self.dtype, name='patch_embedding'
     )(x)
     b, h, w, _ = x.shape
-    x = x.reshape(b, h * w, d)
+    x = self._mask(x.reshape(b, h * w, d), masked)
     prefix = self._prefix_tokens()
-    if self.position_embedding == 'sincos2d':
-      x += embedding.sincos2d((h, w), d).astype(x.dtype)
+    if self.position_embedding in embedding.SINCOS:
+      table = embedding.sincos2d((h, w), d, self.position_embedding)
+      x += table.astype(x.dtype)
     if self.position_embedding == 'learned':
       p = self.positioned_prefix
       shape = (1, p + h * w, d)
@@ -263,8 +283,40 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
       x += position[:, p:]
       if p:
         prefix = prefix.at[:, :p].add(position[:, :p])
+    if kept is not None:
+      x = jnp.take_along_axis(x, kept[..., None], axis=1)
     prefix = jnp.broadcast_to(prefix, (b, *prefix.shape[1:]))
-    return jnp.concatenate([prefix, x], axis=1)
+    context = self._context((h, w), is_whole=kept is None)
+    return jnp.concatenate([prefix, x], axis=1), context
+
+  def _mask(self, x: jax.Array, masked: jax.Array | None) -> jax.Array:
+    """Replaces masked patches of [B, N, D] by the mask token."""
+    if not self.mask_token:
+      if masked is not None:
+        raise ValueError('patches are masked, but mask_token is False')
+      return x
+    shape = (1, 1, self.hidden_size)
+    token = self.param('mask_token', self.starts.position, shape)
+    if masked is None:
+      return x
+    return jnp.where(masked[..., None], token.astype(x.dtype), x)
+
+  def _context(
+    self, grid: tuple[int, int], *, is_whole: bool
+  ) -> spec_lib.Context:
+    """Returns what all layers are given for a grid of patches (h, w)."""
+    if self.relative_positions == 'none':
+      return spec_lib.Context()
+    if not is_whole or self.prefix != ('class_token',):
+      raise ValueError(
+        f'relative_positions={self.relative_positions!r} are those of a class'
+        ' token and all patches: no other tokens, and none left out'
+      )
+    if self.relative_positions == 'layers':
+      return spec_lib.Context(grid=grid)
+    return spec_lib.Context(
+      embedding.relative_bias(self, grid, self.num_heads), grid
+    )
 
   def _prefix_tokens(self) -> jax.Array:
     """Returns the tokens before the patches, [1, P, D]."""

@@ -30,6 +30,8 @@ _BEFORE = (
   'class_token',
   'distillation_token',
   'register_tokens',
+  'mask_token',
+  'relative_position_bias',
   'position_embedding',
 )
 

@@ -6,6 +6,7 @@
 - Tokens that the model lacks are dropped with their positions. A new class
   token is zeros. Other new tokens are normal(0.02) from fixed seeds, since
   equal tokens would stay equal in training. Positions of new tokens are zeros.
+- A mask token is dropped where the model has none; a new one is normal(0.02).
 - The patch embedding is resized to the new patch (`resize.patch_kernel`), and
   the first kernel to the new number of channels (`resize.channels`).
 - The head is kept if the classes are the same. Otherwise it becomes zeros, and
@@ -85,6 +86,7 @@ def adapt(
   expected = fit.expected_shapes(target, target_grid, channels)
   _adapt_embedding(edit, target, channels)
   if isinstance(source, vit.ViT) and isinstance(target, vit.ViT):
+    _adapt_mask_token(edit, source, target)
     rows = _adapt_prefix(edit, source, target, source_grid)
     grids = source_grid, target_grid
     _adapt_positions(edit, source, target, grids, rows, resize)
@@ -128,6 +130,7 @@ def _check_source(params: Mapping[str, Any], source: models.Model) -> None:
   names = ['head/kernel', 'head/bias'] if source.num_classes else []
   if isinstance(source, vit.ViT):
     names += source.prefix
+    names += ['mask_token'] * source.mask_token
     if source.position_embedding == 'learned':
       names.append('position_embedding')
   missing = [name for name in names if name not in params]
@@ -187,6 +190,18 @@ def _adapt_prefix(
       row = None
     _adapt_token(edit, name, token, row, count)
   return rows
+
+
+def _adapt_mask_token(
+  edit: edit_lib.Edit, source: vit.ViT, target: vit.ViT
+) -> None:
+  """Drops the token of masked patches, or adds a new one."""
+  name = 'mask_token'
+  if source.mask_token and not target.mask_token:
+    edit.drop(name, 'dropped')
+  if target.mask_token and not source.mask_token:
+    new = _fresh_tokens(name, 1, source.hidden_size)
+    edit.put(name, new, 'new: normal(0.02)', is_fresh=True)
 
 
 def _adapt_token(
@@ -271,8 +286,10 @@ def _patch_positions(
       return stored, ''
     how = f'grid {fit.show(old)} -> {fit.show(new)}, {method}'
     return resize_lib.positions(stored, old, new, method), how
-  if source.position_embedding == 'sincos2d':
-    return embedding.sincos2d(new, source.hidden_size), 'the same values'
+  kind = source.position_embedding
+  if kind in embedding.SINCOS:
+    table = embedding.sincos2d(new, source.hidden_size, kind)
+    return table, 'the same values'
   shape = (1, new[0] * new[1], source.hidden_size)
   return np.zeros(shape, np.float32), 'zeros'
 
@@ -303,7 +320,7 @@ def _fresh_tokens(name: str, count: int, d: int) -> np.ndarray:
   """Returns new tokens [1, count, D]: zeros for class tokens, else random."""
   if name == 'class_token':
     return np.zeros((1, count, d), np.float32)
-  rng = np.random.default_rng(_PREFIX.index(name))
+  rng = np.random.default_rng([*_PREFIX, 'mask_token'].index(name))
   return rng.normal(0, 0.02, (1, count, d)).astype(np.float32)
 
 

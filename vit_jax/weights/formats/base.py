@@ -17,6 +17,7 @@ from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.data.host import geometry
 from vit_jax.models import fields as fields_lib
+from vit_jax.models import vit
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import tables
@@ -330,3 +331,20 @@ def per_channel(values: tuple[float, ...], channels: int) -> list[float]:
 def first_of(wrong: Mapping[str, Any]) -> str | None:
   """Returns the first key whose value is true, or None."""
   return next((what for what, has in wrong.items() if has), None)
+
+
+def uncommon(model: vit.ViT) -> dict[str, bool]:
+  """Returns parts of ViTs that few formats have, and whether a model has them.
+
+  Args:
+    model: The model to be stored.
+  """
+  return {
+    'queries and values with biases, and keys without': model.qkv_bias
+    and not model.key_bias,
+    'causal attention': model.causal,
+    'relative positions': model.relative_positions != 'none',
+    'norms that only scale': model.norm != 'layer',
+    'a mask token': model.mask_token,
+    'the GELU x * sigmoid(1.702 x)': model.gelu == 'sigmoid',
+  }

@@ -13,6 +13,7 @@ import numpy as np
 
 from vit_jax import models
 from vit_jax import weights
+from vit_jax.models import embedding
 from vit_jax.models import vit
 from vit_jax.weights import adapt
 
@@ -96,8 +97,9 @@ def _position_notes(source: vit.ViT, target: vit.ViT) -> list[str]:
   """Returns a note if positions are stored in another way."""
   kind = source.position_embedding
   if kind != target.position_embedding:
-    stored = 'the fixed positions' if kind == 'sincos2d' else 'no positions'
-    values = 'of the same values' if kind == 'sincos2d' else 'of zeros'
+    is_fixed = kind in embedding.SINCOS
+    stored = 'the fixed positions' if is_fixed else 'no positions'
+    values = 'of the same values' if is_fixed else 'of zeros'
     return [
       f'{stored} are stored as learned ones {values}: training would change'
       ' them, and another image size interpolates them'

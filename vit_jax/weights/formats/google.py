@@ -395,6 +395,10 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
     and 'class_token' in model.prefix,
     'a LayerNorm after the mean': model.pool == 'gap' and model.norm_after_pool,
     'a model without positions': model.position_embedding == 'none',
+    f'positions of the kind {model.position_embedding}': (
+      model.position_embedding in ('sincos2d_mae', 'sincos2d_moco')
+    ),
+    **base.uncommon(model),
   }
   return base.first_of(wrong)
 

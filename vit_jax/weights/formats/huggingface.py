@@ -367,6 +367,7 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
     f'positions of {model.positioned_prefix} of the tokens before patches': (
       model.positioned_prefix != (1 if is_dino else model.prefix_length)
     ),
+    **base.uncommon(model),
   }
   return base.first_of(wrong)
 

@@ -14,6 +14,7 @@ from absl import logging
 from flax import linen as nn
 
 from vit_jax import models
+from vit_jax.models import embedding
 from vit_jax.models import mixer
 from vit_jax.models import resnet
 from vit_jax.models import vit
@@ -366,7 +367,7 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
       model.position_embedding == 'learned'
       and model.positioned_prefix not in (0, model.prefix_length)
     ),
-    'fixed positions': model.position_embedding == 'sincos2d',
+    'fixed positions': model.position_embedding in embedding.SINCOS,
     'a distillation token that nothing reads': model.distillation_token
     and not model.distillation_head,
     'registers beside a distillation token': model.distillation_token
@@ -376,5 +377,6 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
     'a layer before two heads': model.pre_logits and model.has_two_heads,
     'attention pooling with a gated MLP in its layers': model.pool == 'map'
     and model.gated_mlp,
+    **base.uncommon(model),
   }
   return base.first_of(wrong)

@@ -1,0 +1,118 @@
+"""Trunks that leave patches out, mask them, or restrict their attention."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax import models
+from vit_jax.models import embedding
+
+IMAGES = jax.random.normal(jax.random.key(0), (2, 12, 20, 3))
+TINY = {'hidden_size': 16, 'mlp_dim': 32, 'num_heads': 2, 'depth': 2}
+RESTRICTED = {
+  'shared': {'relative_positions': 'shared'},
+  'in each layer': {'relative_positions': 'layers', 'key_bias': False},
+  'causal': {'causal': True, 'norm': 'rms', 'gelu': 'sigmoid'},
+}
+
+
+def make(**fields):
+  """Returns a model and parameters none of which is zero."""
+  model = models.create_model('ViT-Ti/4', 0, **TINY, **fields)
+  params = models.init_params(model, jax.random.key(1), IMAGES.shape[1:])
+  keys = iter(jax.random.split(jax.random.key(2), 100))
+
+  def shift(x):
+    return x + 0.1 * jax.random.normal(next(keys), x.shape)
+
+  return model, jax.tree.map(shift, params)
+
+
+def tokens(model, params, **kwargs):
+  out = model.apply({'params': params}, IMAGES, method='trunk', **kwargs)
+  return np.asarray(out['tokens'])
+
+
+@pytest.mark.parametrize('fields', RESTRICTED.values(), ids=RESTRICTED)
+def test_one_function_however_it_is_computed(fields):
+  model, params = make(**fields)
+  expected = tokens(model, params)
+  for how in ('einsum', 'xla'):
+    other = model.clone(attention_implementation=how)
+    np.testing.assert_allclose(tokens(other, params), expected, atol=2e-6)
+  scanned = model.clone(scan=True)
+  stacked = models.stack.stack_layers(params)
+  np.testing.assert_allclose(tokens(scanned, stacked), expected, atol=2e-6)
+
+
+def test_causal_attention_does_not_look_ahead():
+  model, params = make(causal=True)
+  changed = IMAGES.at[:, -4:].add(1.0)  # the last row of patches
+  before = tokens(model, params)
+  out = model.apply({'params': params}, changed, method='trunk')['tokens']
+  np.testing.assert_array_equal(before[:, :-5], out[:, :-5])
+  assert abs(before[:, -5:] - out[:, -5:]).min(axis=-1).all()
+
+
+def test_relative_positions_depend_on_distance_alone():
+  grid = (3, 5)
+  index = embedding.relative_index(grid)
+  assert index.max() + 1 == embedding.relative_rows(grid) == 5 * 9 + 3
+  y, x = np.divmod(np.arange(15), 5)
+  distance = [(y[:, None] - y).ravel(), (x[:, None] - x).ravel()]
+  pairs = {}
+  for *key, row in zip(*distance, index[1:, 1:].ravel(), strict=True):
+    assert pairs.setdefault(tuple(key), row) == row
+  assert len(set(pairs.values())) == len(pairs) == 5 * 9
+
+
+def test_kept_patches_are_all_that_layers_see():
+  model, params = make()
+  order = jnp.tile(jnp.arange(14, -1, -1), (2, 1))
+  whole = tokens(model, params)
+  reversed_ = tokens(model, params, kept=order)
+  np.testing.assert_allclose(reversed_[:, 0], whole[:, 0], atol=2e-6)
+  np.testing.assert_allclose(reversed_[:, :0:-1], whole[:, 1:], atol=2e-6)
+  kept = jnp.array([[3, 1], [0, 14]])
+  few = tokens(model, params, kept=kept)
+  assert few.shape == (2, 3, 16)
+  # Others may change as they like.
+  others = IMAGES.at[0, 4:].add(1.0)
+  out = model.apply({'params': params}, others, method='trunk', kept=kept)
+  np.testing.assert_array_equal(out['tokens'][0], few[0])
+
+
+def test_masked_patches_are_not_seen():
+  model, params = make(mask_token=True)
+  masked = jnp.zeros((2, 15), bool).at[0, 5:].set(True)
+  before = tokens(model, params, masked=masked)
+  others = IMAGES.at[0, 4:].add(1.0)
+  out = model.apply({'params': params}, others, method='trunk', masked=masked)
+  np.testing.assert_array_equal(out['tokens'], before)
+  assert abs(before[0] - tokens(model, params)[0]).max() > 1e-3
+
+
+def test_what_cannot_be_masked_or_left_out():
+  model, params = make()
+  with pytest.raises(ValueError, match='mask_token is False'):
+    tokens(model, params, masked=jnp.zeros((2, 15), bool))
+  model, params = make(relative_positions='shared')
+  with pytest.raises(ValueError, match='none left out'):
+    tokens(model, params, kept=jnp.zeros((2, 3), jnp.int32))
+  with pytest.raises(ValueError, match='no other tokens'):
+    make(relative_positions='shared', registers=1)
+
+
+@pytest.mark.parametrize('kind', embedding.SINCOS)
+def test_fixed_positions(kind):
+  table = embedding.sincos2d((3, 5), 16, kind).reshape(3, 5, 4, 4)
+  first, second = (1, 0) if kind != 'sincos2d_moco' else (0, 1)
+  for part, axis in ((0, first), (2, second)):
+    constant = np.moveaxis(table[:, :, part : part + 2], 1 - axis, 0)
+    np.testing.assert_array_equal(
+      constant, constant[:1].repeat(len(constant), 0)
+    )
+  np.testing.assert_allclose(
+    table[:, :, 0] ** 2 + table[:, :, 1] ** 2, 1, atol=1e-6
+  )
