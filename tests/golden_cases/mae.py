@@ -1,5 +1,6 @@
 """MAE: masks, encoder, decoder, targets and loss, and their gradients."""
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import optax
@@ -7,6 +8,8 @@ import optax
 from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax.data import features
+from vit_jax.models import decoder
+from vit_jax.models import vit
 from vit_jax.objectives import mae
 from vit_jax.weights import initial
 
@@ -62,15 +65,27 @@ def _loss(objective, params, image, drawn):
   return errors.mean(), predicted
 
 
-def check(case):
-  """Returns all answers of a case."""
+def _started(case):
+  """Returns the objective, its parameters from the file, images and masks."""
   config, image = _config(case), jnp.asarray(case.inputs['image'])
-  plain, scaled = (_objective(config, x) for x in (False, True))
-  loaded = initial.load(config)
-  start = initial.Start(config, (), loaded, plain)
+  objective = _objective(config, normalize=False)
+  start = initial.Start(config, (), initial.load(config), objective)
   params = jax.tree.map(jnp.asarray, start.take())
   noise = jnp.asarray(case.inputs['noise'])
   drawn = mae.masks(noise, config.objective.options.mask_ratio)
+  return objective, params, image, drawn
+
+
+def check(case):
+  """Returns all answers of a case."""
+  plain, params, image, drawn = _started(case)
+  scaled = _objective(plain.config, normalize=True)
+  return jax.jit(lambda params: _answers(plain, scaled, params, image, drawn))(
+    params
+  )
+
+
+def _answers(plain, scaled, params, image, drawn):
   (loss, predicted), grads = jax.value_and_grad(
     lambda params: _loss(plain, params, image, drawn), has_aux=True
   )(params)
@@ -90,4 +105,49 @@ def check(case):
   }
 
 
-CHECKS = dict.fromkeys(('mae_fb', 'mae_fb_rectangle', 'mae_hf'), check)
+def check_hf(case):
+  """Returns all answers of a case of transformers.
+
+  Its global norm counts the gradients of both position tables, too, although
+  they do not train: they are parameters there.
+  """
+  answers = check(case)
+  tables = _table_gradients(*_started(case))
+  norm = optax.global_norm([answers['grad_norm'], tables])
+  return answers | {'grad_norm': norm}
+
+
+def _table_gradients(objective, params, image, drawn):
+  """Returns the gradients of the position tables of encoder and decoder.
+
+  What is added to the input of the first layer has the gradient of positions.
+  """
+
+  def loss(added):
+    def intercept(call, args, kwargs, context):
+      is_first = context.method_name == '__call__' and isinstance(
+        context.module, vit.EncoderBlock
+      )
+      if is_first and context.module.name == 'blocks_0':
+        is_decoder = isinstance(context.module.parent, decoder.Decoder)
+        args = (args[0] + added[is_decoder], *args[1:])
+      return call(*args, **kwargs)
+
+    with nn.intercept_methods(intercept):
+      return _loss(objective, params, image, drawn)[0]
+
+  b, k = drawn.kept.shape
+  n = drawn.places.shape[1]
+  widths = objective.model.hidden_size, objective.decoder.spec.hidden_size
+  seen, whole = jax.grad(loss)(
+    [jnp.zeros((b, 1 + k, widths[0])), jnp.zeros((1, 1 + n, widths[1]))]
+  )
+  table = jnp.zeros((1 + n, widths[0])).at[0].add(seen[:, 0].sum(axis=0))
+  return [table.at[1 + drawn.kept].add(seen[:, 1:]), whole]
+
+
+CHECKS = {
+  'mae_fb': check,
+  'mae_fb_rectangle': check,
+  'mae_hf': check_hf,
+}
