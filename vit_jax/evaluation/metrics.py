@@ -63,6 +63,10 @@ class Confusion(_Sum):
 
 
 Examples = metrics.Collection.create(examples=Count)
+# Takes loss [B] and mask [B].
+Loss = metrics.Collection.create(
+  loss=metrics.Average.from_output('loss'), examples=Count
+)
 _Many = metrics.Collection.create(
   accuracy=metrics.Average.from_output('correct'),
   loss=metrics.Average.from_output('loss'),

@@ -115,7 +115,11 @@ _CLASSES: Mapping[str, Mapping[str, Any]] = {
   'CLIP': {'size': 224, 'crop': True, 'resample': 3, 'mean_std': _CLIP},
 }
 _CLASS = r'(ViT|DeiT|Bit|CLIP)(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)'
-_CLASS_OF = {'vit': 'ViT', 'deit': 'DeiT'}  # model_type -> class; else Bit
+_CLASS_OF = {
+  'vit': 'ViT',
+  'deit': 'DeiT',
+  'vit_mae': 'ViT',
+}  # model_type -> class; else Bit
 RESAMPLE = {2: 'bilinear', 3: 'bicubic'}  # Pillow's numbers
 
 # Fields that are read below, or that do not affect the pixels.

@@ -1,4 +1,4 @@
-"""Directories of Hugging Face transformers: ViT, DeiT, I-JEPA, DINOv2.
+"""Directories of Hugging Face transformers: ViT, DeiT, MAE, I-JEPA, DINOv2.
 
 config.json has what arrays do not show: heads, activation, epsilon, labels.
 """
@@ -33,7 +33,12 @@ ARCHITECTURES = {
   'dinov2': 'Dinov2ForImageClassification',
   'dinov2_with_registers': 'Dinov2WithRegistersForImageClassification',
   'ijepa': 'IJepaForImageClassification',  # the mean, without a class token
+  'vit_mae': 'ViTMAEForPreTraining',
 }
+# Layers of MAE's decoder, as transformers 5 writes them; published files have
+# the second name, and transformers reads both.
+MAE_LAYERS = 'decoder.decoder_encoder.layer.'
+_MAE_LAYERS_BEFORE = 'decoder.decoder_layers.'
 _HEADS = r'(cls_|distillation_)?classifier\.'  # named without a prefix
 _GELUS = {
   'gelu': 'exact',
@@ -57,6 +62,9 @@ _KNOWN = dict.fromkeys(
   hidden_dropout_prob initializer_range interpolate_antialias
   interpolate_offset num_labels out_features out_indices problem_type
   reshape_hidden_states stage_names task_specific_params use_mask_token
+
+  decoder_hidden_size decoder_intermediate_size decoder_num_attention_heads
+  decoder_num_hidden_layers mask_ratio norm_pix_loss
 
   _attn_implementation_autoset _commit_hash _name_or_path architectures
   attn_implementation auto_map dtype output_attentions output_hidden_states
@@ -141,7 +149,12 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
   def restore(name: str) -> str:
     return name if not found or re.match(_HEADS, name) else found[0] + name
 
-  return base.Renamed(arrays, lambda name: re.sub(prefix, '', name), restore)
+  def rename(name: str) -> str:
+    if name.startswith(_MAE_LAYERS_BEFORE):
+      return MAE_LAYERS + name.removeprefix(_MAE_LAYERS_BEFORE)
+    return re.sub(prefix, '', name)
+
+  return base.Renamed(arrays, rename, restore)
 
 
 def rules(model: nn.Module) -> Sequence[tables.Rule]:

@@ -260,7 +260,9 @@ def _positions(
   rows = shapes.get('pos_embed', 3)[1]
   prefix = ('cls_token' in shapes) + ('dist_token' in shapes)
   prefix += shapes.size('reg_token', 1)
-  which = {'patches': rows, 'all': rows - prefix} if prefix else {'all': rows}
+  which = {'all': rows - prefix}
+  if prefix and 'decoder_pos_embed' not in shapes:  # MAE has them for all
+    which = {'patches': rows} | which
 
   def are_of(tokens: int, *sizes: tuple[int, int] | None) -> bool:
     return any(s and base.tokens_of(s, pixels) == tokens for s in sizes)
