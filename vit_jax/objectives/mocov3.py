@@ -24,6 +24,8 @@ from vit_jax.data import features as features_lib
 from vit_jax.data.host import geometry
 from vit_jax.models import projection
 from vit_jax.objectives import base
+from vit_jax.weights.formats import moco
+from vit_jax.weights.formats import whole
 
 _PATCHES = '/patch_embedding/'
 _TINY = 1e-12  # avoids a division by 0
@@ -217,6 +219,13 @@ class MoCoV3(base.Objective):
     """Counts the step, for the schedule of the momentum."""
     del params
     return extra | {'step': step + 1}
+
+  def foreign(self, format_name: str) -> whole.Whole | None:
+    """Returns how the authors' files, under timm's names, have the heads."""
+    if format_name != 'timm':
+      return None
+    options = self._options
+    return moco.whole_of(options.projector_layers, options.predictor_layers)
 
   def outputs(self, params: base.Params, batch: base.Batch) -> base.Outputs:
     """Returns the features [B, D] of the base encoder."""
