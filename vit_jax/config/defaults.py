@@ -217,6 +217,14 @@ def _augment() -> ml_collections.ConfigDict:
   # Largest changes of brightness, contrast, saturation and hue (hue: at most
   # 0.5); each image gets its own random changes. (): none.
   augment.jitter = ()
+  augment.jitter_probability = 1.0  # probability that an image's colours change
+  # Probabilities that an image becomes grey, is blurred (by a standard
+  # deviation of 0.1 to 2 pixels) and is solarized (values from 128 up are
+  # inverted): one for each crop, in the order of the objective's views; the
+  # last holds for all further crops. (): none.
+  augment.gray = ()
+  augment.blur = ()
+  augment.solarize = ()
   # Random erasing: the probability that a rectangle becomes noise, its share of
   # the image's area, and its height / width.
   augment.erase = 0.0
@@ -301,9 +309,9 @@ def _train() -> ml_collections.ConfigDict:
 
 def _optim() -> ml_collections.ConfigDict:
   optim = ml_collections.ConfigDict()
-  # 'adamw', 'sgd', 'lamb', 'lion', 'adafactor', 'muon' or 'adam_big_vision'.
-  # The last is Adam whose weight decay is multiplied by the schedule, scaled to
-  # a maximum of 1, and not by the learning rate.
+  # 'adamw', 'sgd', 'lamb', 'lars', 'lion', 'adafactor', 'muon' or
+  # 'adam_big_vision'. The last is Adam whose weight decay is multiplied by the
+  # schedule, scaled to a maximum of 1, and not by the learning rate.
   optim.name = 'adamw'
   optim.learning_rate = 1e-3  # the maximum, which is reached after the warm-up
   # 'cosine' and 'linear', from learning_rate to final_factor of it; 'step';
@@ -326,15 +334,19 @@ def _optim() -> ml_collections.ConfigDict:
   optim.clip_adaptive = 0.0
   optim.weight_decay = 0.0  # multiplied by the learning rate, as in optax
   # Regular expression for the paths of the parameters with weight decay; LAMB
-  # adapts the learning rate of the same parameters.
+  # and LARS adapt the learning rate of the same parameters.
   optim.decay_pattern = r'kernel$'
+  optim.adapt_all = False  # LAMB and LARS adapt that of all parameters instead
+  # For 'lars': the norm of an update before momentum, at learning rate 1, as a
+  # multiple of the parameter's norm.
+  optim.trust_coefficient = 1e-3
   optim.b1 = 0.9
   optim.b2 = 0.999  # Lion: usually 0.99; Adafactor: the largest decay
   optim.eps = 1e-8
-  optim.momentum = 0.9  # for 'sgd' and 'muon'
+  optim.momentum = 0.9  # for 'sgd', 'lars' and 'muon'
   # Type of the first moment or the momentum; 'bfloat16' halves its memory.
   optim.momentum_dtype = 'float32'
-  optim.nesterov = False  # for 'sgd'
+  optim.nesterov = False  # for 'sgd' and 'lars'
   optim.sam = _sam()
   # Regular expressions that are searched for in the paths of parameters, such
   # as `blocks_3/norm1/scale`. Scanned layers have the same paths, but must be

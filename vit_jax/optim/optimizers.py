@@ -34,7 +34,13 @@ Transformation: TypeAlias = optax.GradientTransformation
 _MUON_RMS = 0.2
 
 
-_NOT_NEGATIVE = ('clip_adaptive', 'clip_norm', 'weight_decay', 'eps')
+_NOT_NEGATIVE = (
+  'clip_adaptive',
+  'clip_norm',
+  'weight_decay',
+  'eps',
+  'trust_coefficient',
+)
 
 
 def check(config: ml_collections.ConfigDict) -> None:
@@ -93,6 +99,19 @@ def _sgd(config: ml_collections.ConfigDict) -> list[Transformation]:
 def _lamb(config: ml_collections.ConfigDict) -> list[Transformation]:
   """LAMB (arXiv:1904.00962)."""
   return [_adam(config), _decay(config), _trust_ratio(config)]
+
+
+def _lars(config: ml_collections.ConfigDict) -> list[Transformation]:
+  """LARS (arXiv:1708.03888) as in the code of MoCo v3 and MAE.
+
+  Momentum gathers gradients that are adapted, but not yet multiplied by the
+  learning rate.
+  """
+  return [
+    _decay(config),
+    _trust_ratio(config, config.trust_coefficient),
+    optax.trace(config.momentum, config.nesterov, config.momentum_dtype),
+  ]
 
 
 def _lion(config: ml_collections.ConfigDict) -> list[Transformation]:
@@ -162,6 +181,7 @@ _OPTIMIZERS: dict[
   'adam_big_vision': _adam_big_vision,
   'sgd': _sgd,
   'lamb': _lamb,
+  'lars': _lars,
   'lion': _lion,
   'adafactor': _adafactor,
   'muon': _muon,
@@ -194,15 +214,26 @@ def _decay(
   return optax.stateless(decay)
 
 
-def _trust_ratio(config: ml_collections.ConfigDict) -> Transformation:
+def _trust_ratio(
+  config: ml_collections.ConfigDict, coefficient: float = 1.0
+) -> Transformation:
   """Scales updates of parameters with weight decay to the parameter's norm.
 
   Updates of biases and normalisation layers keep their scale, as in the LAMB
-  authors' code for BERT, DeiT III's recipe, apex and timm.
+  authors' code for BERT, DeiT III's recipe, apex and timm. With
+  `config.adapt_all` all updates are scaled.
+
+  Args:
+    config: `config.optim`.
+    coefficient: Norm of an update, as a multiple of its parameter's norm.
   """
-  adapt = arrays.per_layer(optax.scale_by_trust_ratio())
+  adapt = arrays.per_layer(
+    optax.scale_by_trust_ratio(trust_coefficient=coefficient)
+  )
 
   def decays(name: str) -> bool:
+    if config.adapt_all:
+      return True
     if config.weight_decay:
       return rules.weight_decay(config, name) > 0
     return bool(re.search(config.decay_pattern, name))

@@ -1,6 +1,6 @@
 """State dicts of timm (PyTorch Image Models): ViT, hybrids, Mixer, BiT.
 
-DeiT and MAE publish ViTs under the same names.
+DeiT and MAE publish ViTs under the same names; MoCo v3 does with a prefix.
 """
 
 from collections.abc import Iterable
@@ -22,6 +22,7 @@ from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import moco
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats.tables import rule
@@ -30,7 +31,12 @@ from vit_jax.weights.formats.tables import torch_norm as _norm
 
 NAME = 'timm'
 # Arrays outside the model, which MAE and DINO leave in their files.
-IGNORED = r'mask_token|decoder_.*|fc_norm\.unused'
+IGNORED = (
+  r'mask_token|decoder_.*|fc_norm\.unused'
+  r'|(momentum_encoder|predictor|head\.\d+)\..*'  # MoCo v3
+)
+# MoCo v3 trains a base encoder, in a module that splits batches.
+_PREFIX = r'(module\.)?(base_encoder\.)?'
 
 # Fields that arrays do not show, with the defaults of timm's classes.
 _FIELDS = {'gelu': 'exact', 'layer_norm_epsilon': 1e-6}
@@ -127,7 +133,7 @@ _SIGNS = (
 
 def recognises(names: Iterable[str]) -> bool:
   """Whether a file with these arrays has this format."""
-  names = set(names)
+  names = {_renamed(name) for name in names}
   return any(sign in names for sign in _SIGNS) or any(
     re.match(r'blocks\.\d+\.(attn|mlp)', name) for name in names
   )
@@ -135,7 +141,12 @@ def recognises(names: Iterable[str]) -> bool:
 
 def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
-  return base.Renamed(arrays)
+  is_moco = any('base_encoder.' in name for name in arrays.shapes)
+  return base.Renamed(arrays, _renamed, moco.stored if is_moco else str)
+
+
+def _renamed(name: str) -> str:
+  return re.sub(_PREFIX, '', name, count=1)
 
 
 def rules(model: nn.Module) -> Sequence[tables.Rule]:
@@ -239,6 +250,8 @@ def _num_heads(
   """Returns the number of heads, which a fused qkv does not show."""
   hidden = fields['hidden_size']
   configured = timm_names.heads(hints.config, hidden)
+  if 'predictor.0.weight' in shapes:
+    configured = moco.HEADS.get(hidden)
   if fields['qk_norm'] and not configured:
     norm = shapes.get('blocks.{}.attn.q_norm.weight', 1)
     configured = hidden // norm[0]

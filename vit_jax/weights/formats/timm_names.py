@@ -27,7 +27,11 @@ _FOREIGN_ARRAYS = (
   (r'blocks\.\d+\.mlp\.fc1_[gx]\..*', 'mlp_layer=SwiGLU'),
   (r'blocks\.\d+\.(attns|ffns|in_proj|in_norm)\..*', 'another block_fn'),
   (r'blocks\.\d+\.(linear_tokens|mlp_channels\.gate)\b.*', 'a block_layer'),
-  (r'(.*\.)?num_batches_tracked', 'a BatchNorm as norm_layer'),
+  # MoCo v3 and the probes of MAE have others in their heads.
+  (
+    r'(?!(momentum_encoder|predictor|head\.\d+)\.)(.*\.)?num_batches_tracked',
+    'a BatchNorm as norm_layer',
+  ),
 )
 # An array that exists, one that must then exist as well, and the unsupported
 # field of timm's classes that leaves it out.
