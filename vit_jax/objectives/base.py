@@ -269,14 +269,20 @@ class Objective(abc.ABC):
       rng: Random key of this step and these rows.
       **kwargs: Passed on to the module.
     """
+    how = self.train_arguments(rng)
+    return self.apply(params, images, **how, **kwargs)
+
+  def train_arguments(self, rng: Rng) -> dict[str, Any]:
+    """Returns the arguments with which a model is applied for training.
+
+    Args:
+      rng: Random key of this step and these rows.
+    """
     key = rng.fold(Purpose.DROPOUT).key
     if self._rng == 'rbg':
       words = jax.random.bits(key, (4,), jnp.uint32)
       key = jax.random.wrap_key_data(words, impl='rbg')
-    rngs = {'dropout': key}
-    return self.apply(
-      params, images, train=True, rows=rng.rows, rngs=rngs, **kwargs
-    )
+    return {'train': True, 'rows': rng.rows, 'rngs': {'dropout': key}}
 
 
 def check_features(

@@ -13,11 +13,12 @@ from vit_jax.models import vit
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import whole
 from vit_jax.weights.formats.tables import rule
 from vit_jax.weights.formats.tables import torch_dense as _dense
 from vit_jax.weights.formats.tables import torch_norm as _norm
 
-KIND = 'beit'
+FORMAT, KIND = 'huggingface', 'beit'
 # Fields of config.json that only this kind has.
 KNOWN = dict.fromkeys(
   """
@@ -158,19 +159,20 @@ def config(model: vit.ViT) -> dict[str, Any]:
   }
 
 
-def stored_with_head(name: str) -> str:
-  """Returns the name in a file with the head that predicts tokens."""
-  return name if re.match(r'(lm_head|layernorm)\.', name) else f'{KIND}.{name}'
-
-
-def config_with_head(count: int) -> dict[str, Any]:
-  """Returns entries of config.json beside a file with that head.
+def with_head(count: int) -> whole.Whole:
+  """Returns how a file stores the head that predicts tokens beside a trunk.
 
   Args:
     count: Number of different tokens.
   """
-  return {
+
+  def stored(name: str) -> str:
+    is_outside = re.match(r'(lm_head|layernorm)\.', name)
+    return name if is_outside else f'{KIND}.{name}'
+
+  config = {
     'architectures': ['BeitForMaskedImageModeling'],
     'vocab_size': count,
-    'use_mean_pooling': True,
+    'use_mean_pooling': True,  # so that tokens are normalised once
   }
+  return whole.Whole(HEAD, stored, config=config)
