@@ -32,9 +32,10 @@ def default() -> ml_collections.ConfigDict:
   # The checkpoint whose parameters training starts from: a file, a directory,
   # https://, gs:// or hf:owner/name. '': random parameters.
   config.init_from.path = ''
-  # How position embeddings are resized to another number of patches: 'corner',
-  # 'half_pixel', 'bicubic' or 'bicubic_antialias'. '': the method of the
-  # library that wrote the checkpoint.
+  # How positions are resized to another number of patches: 'corner',
+  # 'half_pixel', 'bicubic', 'bicubic_antialias' or 'geometric' (BEiT's of
+  # relative positions). '': the method of the library that wrote the
+  # checkpoint.
   config.init_from.resize = ''
   # Start only the trunk from the checkpoint, although it also has the other
   # parameters of the objective, such as a decoder.

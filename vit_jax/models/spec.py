@@ -231,7 +231,7 @@ class EncoderSpec(LayerSpec):
   key_bias: Annotated[bool, FUNCTION] = True
   causal: Annotated[bool, Field(Kind.FUNCTION, is_visible=False)] = False
   relative_positions: Annotated[
-    str, Field(Kind.FUNCTION, choices=RELATIVE_POSITIONS)
+    str, Field(Kind.FITTED, choices=RELATIVE_POSITIONS)
   ] = 'none'
   norm: Annotated[str, Field(Kind.FUNCTION, choices=NORMS)] = 'layer'
   gated_mlp: Annotated[bool, FUNCTION] = False

@@ -6,6 +6,9 @@
 - Tokens that the model lacks are dropped with their positions. A new class
   token is zeros. Other new tokens are normal(0.02) from fixed seeds, since
   equal tokens would stay equal in training. Positions of new tokens are zeros.
+- Relative positions are resized, too. A table that all layers share is copied
+  to each of them where the model has one in each, as in BEiT's fine-tuning; new
+  tables are zeros.
 - A mask token is dropped where the model has none; a new one is normal(0.02).
 - The patch embedding is resized to the new patch (`resize.patch_kernel`), and
   the first kernel to the new number of channels (`resize.channels`).
@@ -40,6 +43,7 @@ from vit_jax.models import stack
 from vit_jax.models import vit
 from vit_jax.weights import edit as edit_lib
 from vit_jax.weights import fit
+from vit_jax.weights import relative
 from vit_jax.weights import resize as resize_lib
 
 Grid = tuple[int, int]
@@ -90,6 +94,7 @@ def adapt(
     rows = _adapt_prefix(edit, source, target, source_grid)
     grids = source_grid, target_grid
     _adapt_positions(edit, source, target, grids, rows, resize)
+    relative.adapt(edit, source, target, grids, resize)
   _adapt_heads(edit, source, target, expected, classes)
   fit.check(edit.params, expected, source, target)
   adapted = traverse_util.unflatten_dict(edit.params, sep='/')

@@ -111,15 +111,15 @@ _CLIP = (
 _CLASSES: Mapping[str, Mapping[str, Any]] = {
   'ViT': {'size': (224, 224), 'crop': False, 'resample': 2, 'mean_std': HALF},
   'DeiT': {'size': (256, 256), 'crop': True, 'resample': 3, 'mean_std': HALF},
+  'Beit': {'size': (256, 256), 'crop': True, 'resample': 3, 'mean_std': HALF},
   'Bit': {'size': 224, 'crop': True, 'resample': 3, 'mean_std': _CLIP},
   'CLIP': {'size': 224, 'crop': True, 'resample': 3, 'mean_std': _CLIP},
 }
-_CLASS = r'(ViT|DeiT|Bit|CLIP)(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)'
-_CLASS_OF = {
-  'vit': 'ViT',
-  'deit': 'DeiT',
-  'vit_mae': 'ViT',
-}  # model_type -> class; else Bit
+_CLASS = (
+  r'(ViT|DeiT|Beit|Bit|CLIP)(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)'
+)
+# model_type -> class; else Bit
+_CLASS_OF = {'vit': 'ViT', 'deit': 'DeiT', 'vit_mae': 'ViT', 'beit': 'Beit'}
 RESAMPLE = {2: 'bilinear', 3: 'bicubic'}  # Pillow's numbers
 
 # Fields that are read below, or that do not affect the pixels.
@@ -129,7 +129,7 @@ _KNOWN = dict.fromkeys(
   feature_extractor_type image_mean image_processor_type image_std resample
   rescale_factor size
 
-  _processor_class _valid_processor_keys auto_map data_format device
+  do_reduce_labels reduce_labels _processor_class _valid_processor_keys auto_map data_format device
   disable_grouping do_convert_rgb image_seq_length input_data_format
   processor_class return_tensors transformers_version
   """.split()
@@ -159,7 +159,7 @@ def of_transformers(
     'resize_like': 'transformers',
   }
   if not given.content:
-    is_half = model_type == 'vit' or channels != 3
+    is_half = model_type in ('vit', 'beit') or channels != 3
     mean, std = HALF if is_half else base.IMAGENET
     preprocess |= {'image_size': size, 'resize': size, 'mean': mean, 'std': std}
     preprocess['interpolation'] = RESAMPLE[2 if model_type == 'vit' else 3]

@@ -280,6 +280,41 @@ def image_size(
   )
 
 
+def relative_size(
+  rows: int,
+  patch: Sequence[int],
+  hints: Hints,
+  default: tuple[int, int] | None = None,
+) -> tuple[int, int]:
+  """Returns the image size that a table of relative positions is for.
+
+  Args:
+    rows: Rows of the table, (2 h - 1) (2 w - 1) + 3 for h x w patches.
+    patch: (height, width) of the pixels of one token.
+    hints: As for `image_size`.
+    default: Size in the format's own files.
+
+  Raises:
+    UserError: The grid is not square, and nothing defines it.
+  """
+
+  def fits(size: tuple[int, int] | None) -> bool:
+    if not size:
+      return False
+    h, w = (n // p for n, p in zip(size, patch, strict=True))
+    return (2 * h - 1) * (2 * w - 1) + 3 == rows
+
+  side = (square_side(rows - 3) + 1) // 2
+  square = side * patch[0], side * patch[1]
+  for size in (hints.stored_size, default, square, hints.image_size):
+    if size and fits(size):
+      return size
+  raise UserError(
+    f'its {rows} relative positions are of no square grid: say for which images'
+    ' they are, with image_size= (on the command line --image_size=HxW)'
+  )
+
+
 def tokens_of(size: tuple[int, int], patch: Sequence[int]) -> int:
   """Returns the number of patches; both sizes are (height, width) in pixels."""
   return (size[0] // patch[0]) * (size[1] // patch[1])
@@ -331,6 +366,14 @@ def per_channel(values: tuple[float, ...], channels: int) -> list[float]:
 def first_of(wrong: Mapping[str, Any]) -> str | None:
   """Returns the first key whose value is true, or None."""
   return next((what for what, has in wrong.items() if has), None)
+
+
+# Those of `uncommon` that BEiT has.
+BEITS = (
+  'queries and values with biases, and keys without',
+  'relative positions',
+  'a mask token',
+)
 
 
 def uncommon(model: vit.ViT) -> dict[str, bool]:

@@ -1,4 +1,4 @@
-"""Directories of Hugging Face transformers: ViT, DeiT, MAE, I-JEPA, DINOv2.
+"""Directories of Hugging Face transformers: ViT, DeiT, MAE, BEiT, I-JEPA, DINOv2.
 
 config.json has what arrays do not show: heads, activation, epsilon, labels.
 """
@@ -17,6 +17,7 @@ from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import huggingface_beit as beit
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.tables import rule
 from vit_jax.weights.formats.tables import torch_dense as _dense
@@ -24,7 +25,10 @@ from vit_jax.weights.formats.tables import torch_norm as _norm
 
 NAME = 'huggingface'
 # Arrays for pre-training only, and ViTModel's pooler, unused with a classifier.
-IGNORED = r'embeddings\.(mask_token|position_ids)|pooler\..*|decoder\..*'
+IGNORED = (
+  r'embeddings\.(mask_token|position_ids)|pooler\..*|decoder\..*'
+  rf'|{beit.IGNORED}'
+)
 
 # model_type in config.json -> class of the classifier.
 ARCHITECTURES = {
@@ -34,6 +38,7 @@ ARCHITECTURES = {
   'dinov2_with_registers': 'Dinov2WithRegistersForImageClassification',
   'ijepa': 'IJepaForImageClassification',  # the mean, without a class token
   'vit_mae': 'ViTMAEForPreTraining',
+  beit.KIND: 'BeitForImageClassification',
 }
 # Layers of MAE's decoder, as transformers 5 writes them; published files have
 # the second name, and transformers reads both.
@@ -80,7 +85,7 @@ _KNOWN = dict.fromkeys(
   sep_token_id suppress_tokens temperature tie_encoder_decoder
   tie_word_embeddings tokenizer_class top_k top_p typical_p
   """.split()
-)
+) | beit.KNOWN
 
 _LAYER = 'encoder.layer.{}'
 _QKV = [
@@ -108,8 +113,8 @@ _COMMON = [
     tables.split(3, 0, tables.FLAT),
   ),
   *_dense('blocks_{}/attention/out', f'{_LAYER}.attention.output.dense', 2),
-  *_norm('norm', 'layernorm'),
 ]
+_NORM = _norm('norm', 'layernorm')
 _VIT = [
   *_COMMON,
   *_norm('blocks_{}/norm1', f'{_LAYER}.layernorm_before'),
@@ -125,6 +130,7 @@ _TWO_HEADS = [
 ]
 _DINO = [
   *_COMMON,
+  *_NORM,
   *_norm('blocks_{}/norm1', f'{_LAYER}.norm1'),
   *_norm('blocks_{}/norm2', f'{_LAYER}.norm2'),
   rule('blocks_{}/layer_scale1', f'{_LAYER}.layer_scale1.lambda1'),
@@ -167,13 +173,17 @@ def rules(model: nn.Module) -> Sequence[tables.Rule]:
       *_dense('blocks_{}/mlp/down', f'{_LAYER}.mlp.{mlp[1]}'),
       *_DINO,
     ]
+  if beit.is_kind(model):
+    return [*beit.norm(model), *beit.RULES, *_VIT, *_HEAD]
   heads = model.distillation_token and model.distillation_head
-  return [*_VIT, *(_TWO_HEADS if heads else _HEAD)]
+  return [*_NORM, *_VIT, *(_TWO_HEADS if heads else _HEAD)]
 
 
 def model_type(model: nn.Module) -> str:
   """Returns the `model_type` of config.json for a model."""
   assert isinstance(model, vit.ViT)
+  if beit.is_kind(model):
+    return beit.KIND
   if model.pool == 'token+gap' or model.layer_scale is not None:
     return 'dinov2_with_registers' if model.registers else 'dinov2'
   if model.pool == 'gap' and not model.prefix:
@@ -218,10 +228,16 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
     model,
     size,
     {'classes': _labels(config, fields['num_classes']), **preprocess},
-    # transformers' classes resize positions in different ways.
-    'bicubic_antialias' if kind == 'dinov2_with_registers' else 'bicubic',
+    _resize(model, kind),
     silent,
   )
+
+
+def _resize(model: vit.ViT, kind: str) -> str:
+  """Returns how transformers' class resizes positions."""
+  if kind == beit.KIND:
+    return beit.resize(model)
+  return 'bicubic_antialias' if kind == 'dinov2_with_registers' else 'bicubic'
 
 
 def _fields(
@@ -254,6 +270,8 @@ def _fields(
       'layer_scale': config.get('layerscale_value', _NUMBER, 1.0),
       'mlp_dim': shapes.get(f'{_LAYER}.mlp.{down}.weight', 2)[1],
     }
+  elif kind == beit.KIND:
+    fields |= beit.fields(shapes, config)
   else:
     distils = 'embeddings.distillation_token' in shapes
     teacher = 'distillation_classifier.weight' in shapes
@@ -294,13 +312,17 @@ def _image_size(
   hints: base.Hints,
   model: vit.ViT,
 ) -> tuple[int, int]:
-  rows = shapes.get('embeddings.position_embeddings', 3)[1]
   size = hints.config.get('image_size', typed.SIZE)
   default = None
   if size:
     default = (size, size) if isinstance(size, int) else (size[0], size[1])
-  tokens = rows - model.positioned_prefix
-  return base.image_size(tokens, patch, hints, default)
+  if model.position_embedding == 'learned':
+    rows = shapes.get('embeddings.position_embeddings', 3)[1]
+    tokens = rows - model.positioned_prefix
+    return base.image_size(tokens, patch, hints, default)
+  if rows := beit.rows(shapes):
+    return base.relative_size(rows, patch, hints, default)
+  return base.image_size(None, patch, hints, default)
 
 
 _NUMBER = typed.Kind('a finite number', typed.is_number)
@@ -353,6 +375,8 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
   if not isinstance(model, vit.ViT):
     return f'a {type(model).__name__}'
   kind = model_type(model)
+  if kind == beit.KIND:
+    return beit.unsupported(model)
   is_dino = kind.startswith('dinov2')
   wrong = {
     'a ResNet stem': model.resnet_stages is not None,

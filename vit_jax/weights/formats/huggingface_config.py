@@ -7,6 +7,7 @@ from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import huggingface
+from vit_jax.weights.formats import huggingface_beit
 
 _RESAMPLE = {name: i for i, name in preprocessing.RESAMPLE.items()}
 
@@ -59,6 +60,8 @@ def _config(
 
 def _of_kind(model: vit.ViT, kind: str) -> dict[str, Any]:
   """Returns the fields that only some of transformers' classes have."""
+  if kind == huggingface_beit.KIND:
+    return huggingface_beit.config(model)
   if not kind.startswith('dinov2'):
     pooler = {'pooler_output_size': model.pre_logits}
     return {

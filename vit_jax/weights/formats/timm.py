@@ -1,11 +1,12 @@
 """State dicts of timm (PyTorch Image Models): ViT, hybrids, Mixer, BiT.
 
-DeiT and MAE publish ViTs under the same names; MoCo v3 does with a prefix.
+DeiT, MAE and BEiT publish ViTs under the same names, MoCo v3 with a prefix.
 """
 
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+import dataclasses
 import re
 from typing import Any
 from typing import cast
@@ -30,9 +31,10 @@ from vit_jax.weights.formats.tables import torch_dense as _dense
 from vit_jax.weights.formats.tables import torch_norm as _norm
 
 NAME = 'timm'
-# Arrays outside the model, which MAE and DINO leave in their files.
+# Arrays outside the model, which MAE, DINO and BEiT leave in their files.
 IGNORED = (
-  r'mask_token|decoder_.*|fc_norm\.unused'
+  r'mask_token|decoder_.*|fc_norm\.unused|lm_head\..*'
+  r'|.*relative_position_index'
   r'|(momentum_encoder|predictor|head\.\d+)\..*'  # MoCo v3
 )
 # MoCo v3 trains a base encoder, in a module that splits batches.
@@ -95,6 +97,23 @@ _VIT = [
   *_dense('head', 'head'),
   *_dense('head_distillation', 'head_dist'),
 ]
+# BEiT's own names, which timm keeps: its keys have no bias.
+_TABLE = 'relative_position_bias_table'
+_SHARED_TABLE, _LAYER_TABLE = f'rel_pos_bias.{_TABLE}', f'blocks.{{}}.attn.{_TABLE}'
+_BEIT = [
+  rule('mask_token', 'mask_token'),
+  rule('relative_position_bias', _SHARED_TABLE),
+  rule('blocks_{}/attention/relative_position_bias', _LAYER_TABLE),
+  rule(
+    'blocks_{}/attention/qkv/bias',
+    ['blocks.{}.attn.q_bias', 'blocks.{}.attn.v_bias'],
+    tables.split(2, 0, tables.FLAT),
+  ),
+  rule('blocks_{}/layer_scale1', 'blocks.{}.gamma_1'),
+  rule('blocks_{}/layer_scale2', 'blocks.{}.gamma_2'),
+]
+# What an objective that predicts tokens has beside the trunk, as 'head'.
+BEIT_HEAD = _dense('head', 'lm_head')
 _BACKBONE = 'patch_embed.backbone.'
 _HYBRID = [
   rule('stem/conv/kernel', f'{_BACKBONE}stem.conv.weight', tables.CONV),
@@ -159,7 +178,12 @@ def rules(model: nn.Module) -> Sequence[tables.Rule]:
   after = model.pool == 'gap' and model.norm_after_pool
   norm = _norm('norm', 'fc_norm' if after else 'norm')
   stem = _HYBRID if model.resnet_stages else _STEM_ALONE
-  return [*norm, *_VIT, *stem]
+  return [*norm, *(_BEIT if is_beit(model) else []), *_VIT, *stem]
+
+
+def is_beit(model: vit.ViT) -> bool:
+  """Whether a model has parts that only BEiT's names have a place for."""
+  return model.relative_positions != 'none' or not model.key_bias
 
 
 def stored_name(model: nn.Module, name: str) -> str:
@@ -183,6 +207,9 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
 def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
   hidden, channels, *patch = shapes.get('patch_embed.proj.weight', 4)
   mlp_dim = shapes.get('blocks.{}.mlp.fc2.weight', 2)[1]
+  has_bias = shapes.count('blocks.{}.attn.qkv.bias') > 0
+  no_key_bias = shapes.count('blocks.{}.attn.q_bias') > 0
+  scales = ('blocks.{}.ls1.gamma', 'blocks.{}.gamma_1')
   fields: dict[str, Any] = {
     **_FIELDS,
     'patch_size': tuple(patch),
@@ -197,9 +224,11 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     'distillation_head': 'head_dist.weight' in shapes
     or not ('dist_token' in shapes and 'head.weight' in shapes),
     'registers': shapes.size('reg_token', 1),
-    'qkv_bias': shapes.count('blocks.{}.attn.qkv.bias') > 0,
+    'qkv_bias': has_bias or no_key_bias,
+    'key_bias': not no_key_bias,
     'qk_norm': shapes.count('blocks.{}.attn.q_norm.') > 0,
-    'layer_scale': 1e-5 if shapes.count('blocks.{}.ls1.gamma') else None,
+    'layer_scale': 1e-5 if any(map(shapes.count, scales)) else None,
+    **_relative(shapes),
     **_pool(shapes, hints),
   }
   stride = 1
@@ -223,9 +252,35 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
   positions, size = _positions(shapes, [stride * p for p in patch], hints)
   model = cast(vit.ViT, base.build(vit.ViT, fields | positions, hints))
   # DeiT, MAE and DINO use ImageNet's mean; hybrids and SigLIP are Google's.
+  # BEiT's are Google's, too.
   is_google = model.resnet_stages is not None or model.pool == 'map'
+  is_google = is_google or is_beit(model)
   usual = preprocessing.TIMM_OF_GOOGLE if is_google else preprocessing.TIMM
-  return _description(model, size, channels, hints, usual)
+  found = _description(model, size, channels, hints, usual)
+  if model.relative_positions == 'none':
+    return found
+  return dataclasses.replace(found, resize='geometric')
+
+
+def _relative(shapes: base.Shapes) -> dict[str, Any]:
+  """Returns which relative positions a BEiT has, and its mask token."""
+  kind = 'none'
+  if _SHARED_TABLE in shapes:
+    kind = 'shared'
+  elif shapes.count(_LAYER_TABLE):
+    kind = 'layers'
+  if kind == 'none' and not shapes.count('blocks.{}.attn.q_bias'):
+    return {}
+  return {'relative_positions': kind, 'mask_token': 'mask_token' in shapes}
+
+
+def _table(shapes: base.Shapes) -> tuple[int, int] | None:
+  """Returns the shape of a table of relative positions, [rows, H], or None."""
+  if _SHARED_TABLE in shapes:
+    return shapes.get(_SHARED_TABLE, 2)
+  if shapes.count(_LAYER_TABLE):
+    return shapes.get(_LAYER_TABLE, 2)
+  return None
 
 
 def _pool(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
@@ -255,6 +310,8 @@ def _num_heads(
   if fields['qk_norm'] and not configured:
     norm = shapes.get('blocks.{}.attn.q_norm.weight', 1)
     configured = hidden // norm[0]
+  if table := _table(shapes):
+    configured = table[1]
   sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
   return base.num_heads(hints, configured, **sizes)
 
@@ -268,7 +325,10 @@ def _positions(
   """
   default = _input_size(hints.config)
   if 'pos_embed' not in shapes:
-    size = base.image_size(None, pixels, hints, default)
+    if table := _table(shapes):
+      size = base.relative_size(table[0], pixels, hints, default)
+    else:
+      size = base.image_size(None, pixels, hints, default)
     return {'position_embedding': 'none'}, size
   rows = shapes.get('pos_embed', 3)[1]
   prefix = ('cls_token' in shapes) + ('dist_token' in shapes)
@@ -392,6 +452,28 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
     'a layer before two heads': model.pre_logits and model.has_two_heads,
     'attention pooling with a gated MLP in its layers': model.pool == 'map'
     and model.gated_mlp,
-    **base.uncommon(model),
+    **_unsupported_uncommon(model),
   }
   return base.first_of(wrong)
+
+
+def _unsupported_uncommon(model: vit.ViT) -> dict[str, Any]:
+  """Returns uncommon parts that the format has no place for."""
+  wrong: dict[str, Any] = base.uncommon(model)
+  if not is_beit(model):
+    return wrong
+  for part in base.BEITS:
+    del wrong[part]
+  return wrong | {
+    'keys with biases beside relative positions': model.qkv_bias
+    and model.key_bias,
+    'tokens other than a class token beside relative positions': (
+      model.prefix != ('class_token',)
+    ),
+    'positions of patches alone beside relative ones': (
+      model.position_embedding == 'learned' and model.positioned_prefix != 1
+    ),
+    'normalised queries and keys beside relative positions': model.qk_norm,
+    'a ResNet stem beside relative positions': model.resnet_stages is not None,
+    'a gated MLP beside relative positions': model.gated_mlp,
+  }

@@ -67,7 +67,9 @@ _ARGUMENTS = {
     act_layer attn_drop_rate class_token depth distilled dynamic_img_pad
     dynamic_img_size embed_dim fc_norm fix_init init_values mlp_ratio
     no_embed_class num_heads patch_drop_rate patch_size pos_drop_rate pos_embed
-    qk_norm qkv_bias reg_tokens weight_init
+    head_init_scale qk_norm qkv_bias qkv_bias_separate reg_tokens
+    use_abs_pos_emb use_fc_norm use_rel_pos_bias use_shared_rel_pos_bias
+    weight_init
     """.split()
   )
   | {
@@ -76,6 +78,8 @@ _ARGUMENTS = {
     'global_pool': typed.one_of('token', 'avg', 'map'),
     'norm_layer': _LAYER_NORM,
     'proj_bias': typed.one_of(True),
+    'scale_mlp': typed.one_of(False),
+    'swiglu_mlp': typed.one_of(False),
   },
   'mixer': _COMMON
   | dict.fromkeys('embed_dim mlp_ratio nlhb num_blocks patch_size'.split())
@@ -189,7 +193,7 @@ def heads(config: typed.Json, hidden_size: int) -> int | None:
   found = [
     n for pattern, n in _HEADS_BY_NAME.items() if re.match(pattern, name)
   ]
-  if not found and re.match('vit_|deit|flexivit_|eva_large_|test_vit', name):
+  if not found and re.match('vit_|deit|beit|flexivit_|eva_large_|test_vit', name):
     found = [n for width, n in _HEADS.items() if width == hidden_size]
   default = found[0] if found else None
   return config.get('model_args.num_heads', typed.COUNT, default)
