@@ -36,6 +36,9 @@ def default() -> ml_collections.ConfigDict:
   # 'half_pixel', 'bicubic' or 'bicubic_antialias'. '': the method of the
   # library that wrote the checkpoint.
   config.init_from.resize = ''
+  # Start only the trunk from the checkpoint, although it also has the other
+  # parameters of the objective, such as a decoder.
+  config.init_from.trunk_only = False
   config.mesh = _mesh()
   config.lock()
   config.evals.unlock()  # a config file may add evaluations of its own

@@ -157,6 +157,17 @@ def unstack_layers(params: Mapping[str, Any]) -> dict[str, Any]:
   return unrolled
 
 
+def unstack_all(tree: Any) -> Any:
+  """Returns a tree with the layers of all its stacks unrolled.
+
+  Args:
+    tree: Nested dicts of arrays, with `blocks` at any depth.
+  """
+  if not isinstance(tree, Mapping):
+    return tree
+  return unstack_layers({key: unstack_all(x) for key, x in tree.items()})
+
+
 def join_runs(params: Mapping[str, Any]) -> Any:
   """Joins the stacks of older checkpoints into one.
 

@@ -21,7 +21,7 @@ from vit_jax.objectives.base import Outputs
 from vit_jax.objectives.base import Params
 from vit_jax.objectives.base import Purpose
 from vit_jax.objectives.base import Scalars
-from vit_jax.objectives.base import trunk_path
+from vit_jax.weights.formats.whole import trunk_path
 
 __all__ = [
   'Batch',

@@ -23,6 +23,7 @@ from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import geometry
 from vit_jax.evaluation import metrics
+from vit_jax.weights.formats import whole
 
 Params = Any
 Extra = Any
@@ -235,6 +236,20 @@ class Objective(abc.ABC):
     """
     return self.model, params
 
+  def foreign(self, format_name: str) -> whole.Whole | None:
+    """Returns how the files of a format store what is beside the trunk.
+
+    `config.init_from` and `convert --whole` use it.
+
+    Args:
+      format_name: 'google', 'timm' or 'huggingface'.
+
+    Returns:
+      The table of these parameters; None: such files have only the trunk.
+    """
+    del format_name
+    return None
+
   def apply(
     self, params: Params, images: jax.Array, **kwargs: Any
   ) -> jax.Array:
@@ -262,26 +277,6 @@ class Objective(abc.ABC):
     return self.apply(
       params, images, train=True, rows=rng.rows, rngs=rngs, **kwargs
     )
-
-
-def trunk_path(objective: Objective) -> str:
-  """Returns the path of the trunk's parameters in the objective's parameters.
-
-  '' if the objective has no others, else keys such as 'student/backbone'.
-  """
-  params = jax.eval_shape(objective.init, jax.random.key(0))
-  _, trunk = objective.trunk(params)
-  waiting: list[tuple[tuple[str, ...], Any]] = [((), params)]
-  while waiting:
-    keys, tree = waiting.pop()
-    if tree is trunk:
-      return '/'.join(keys)
-    if isinstance(tree, Mapping):
-      waiting += [((*keys, key), x) for key, x in tree.items()]
-  raise ValueError(
-    f'{type(objective).__name__}.trunk must return one of the subtrees of the'
-    ' parameters that it is given'
-  )
 
 
 def check_features(

@@ -298,7 +298,6 @@ def build(
     loaded = initial.load(config)
   initial.fill(config, loaded)
   _check_model(config)
-  start = initial.Start(config, source.classes, loaded)
   train, batch_size = config.train, config.train.batch_size
 
   def steps(text: str) -> fractions.Fraction | None:
@@ -306,6 +305,7 @@ def build(
 
   program = program_lib.Program(config, source.features, lengths)
   program.objective.check_source(source)
+  start = initial.Start(config, source.classes, loaded, program.objective)
   if 'accuracy' in (x.kind for x in config.evals.values() if x.split):
     program.check_evaluation()
   _warn_of_zero_head(config, program.rules, start)

@@ -80,11 +80,23 @@ def init_params(
   objective: objectives.Objective,
   params: Any = None,
 ) -> objectives.Params:
-  """Returns the parameters before the first step; None: random ones."""
-  if params is not None:
-    return params
+  """Returns the parameters before the first step.
+
+  Args:
+    config: The config, with its seed.
+    objective: The objective.
+    params: Those of its parameters that do not start at random, in their places
+      in its tree; None: all start at random.
+  """
   key, _ = seed_keys(config.seed)
-  return objective.init(key)
+  fresh = objective.init(key)
+  if params is None:
+    return fresh
+  leaves, tree = jax.tree_util.tree_flatten_with_path(fresh)
+  given = dict(jax.tree_util.tree_leaves_with_path(params))
+  made = [given.pop(path, x) for path, x in leaves]
+  assert not given, f'these are no parameters of the objective: {[*given]}'
+  return jax.tree.unflatten(tree, made)
 
 
 def init_state(

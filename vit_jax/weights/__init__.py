@@ -32,6 +32,7 @@ from vit_jax.weights import edit
 from vit_jax.weights import fit
 from vit_jax.weights import origin as origin_lib
 from vit_jax.weights.formats import foreign
+from vit_jax.weights.formats import whole as whole_lib
 
 _MOST_PIXELS = 2**14  # limit of a side: 1024 patches of 16 pixels
 
@@ -51,6 +52,8 @@ class Loaded:
     changes: Changes that were made to the parameters, in order.
     origin: The checkpoint that was read.
     trained_with: Config of the run that trained it, if that was one of ours.
+    beside: Parameters that the objective of that run has beside the model, in
+      their places in the objective's tree; {} if there are none.
   """
 
   model: models.Model
@@ -63,6 +66,9 @@ class Loaded:
   origin: origin_lib.Origin = origin_lib.MEMORY
   trained_with: ml_collections.ConfigDict | None = dataclasses.field(
     default=None, repr=False, compare=False
+  )
+  beside: Any = dataclasses.field(
+    default_factory=dict, repr=False, compare=False
   )
 
   @property
@@ -369,10 +375,8 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
     )
   except ValueError as e:
     raise config_lib.UserError(f'{workdir}: {config_lib.one_line(e)}') from None
-  params, _, found = restoring.restore_params(workdir, step)
-  for key in filter(None, preprocess.trunk.split('/')):
-    params = params[key]
-  params = stack.join_runs(params)
+  everything, _, found = restoring.restore_params(workdir, step)
+  params = stack.join_runs(whole_lib.at(everything, preprocess.trunk))
   flat = traverse_util.flatten_dict(params, sep='/')
   try:
     fit.check(flat, expected, model, model)
@@ -388,6 +392,7 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
     resize,
     origin=origin,
     trained_with=config,
+    beside=whole_lib.beside(everything, preprocess.trunk),
   )
 
 

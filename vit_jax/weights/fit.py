@@ -70,7 +70,7 @@ def check(
     UserError: They do not fit; the message lists all differences.
   """
   problems = _different_fields(source, target)
-  problems += _different_shapes(_unrolled_shapes(params), expected)
+  problems += different_shapes(_unrolled_shapes(params), expected)
   if problems:
     raise UserError(
       f'the checkpoint does not fit the model: {"; ".join(problems)}. Give the'
@@ -92,10 +92,15 @@ def _different_fields(source: models.Model, target: models.Model) -> list[str]:
   ]
 
 
-def _different_shapes(
+def different_shapes(
   found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
 ) -> list[str]:
-  """Lists missing, unexpected and misshapen arrays; groups those of layers."""
+  """Lists missing, unexpected and misshapen arrays; groups those of layers.
+
+  Args:
+    found: Shapes in the checkpoint by path, layers unrolled.
+    expected: Shapes in the model.
+  """
   differences: dict[str, list[str]] = {}
   for path in found.keys() | expected.keys():
     old, new = found.get(path), expected.get(path)
@@ -104,14 +109,14 @@ def _different_shapes(
       if old is None or new is None:
         where = 'checkpoint' if old is None else 'model'
         text = f'not in the {where}'
-      template = re.sub(r'^blocks_\d+/', 'blocks_*/', path)
+      template = re.sub(r'\bblocks_\d+/', 'blocks_*/', path)
       differences.setdefault(f'{template}: {text}', []).append(path)
   problems = []
   for text, paths in sorted(differences.items()):
     if len(paths) > 1:  # the same array of several layers
       text = f'{text} (in {len(paths)} layers)'
     else:
-      text = text.replace('blocks_*', paths[0].split('/')[0])
+      text = f'{paths[0]}:{text.partition(":")[2]}'
     problems.append(text)
   return problems
 

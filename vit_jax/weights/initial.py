@@ -1,9 +1,12 @@
 """Starts a run from a checkpoint, adapted to the model of the config."""
 
 from collections.abc import Sequence
+import pathlib
 from typing import Any
 
 from absl import logging
+from flax import traverse_util
+import jax
 import ml_collections
 
 from vit_jax import config as config_lib
@@ -11,10 +14,13 @@ from vit_jax import models
 from vit_jax import weights
 from vit_jax.data.host import levels
 from vit_jax.models import fields
+from vit_jax.models import stack
 from vit_jax.models.fields import Kind
 from vit_jax.weights import adapt
+from vit_jax.weights import fit
 from vit_jax.weights import resize
 from vit_jax.weights.formats import foreign
+from vit_jax.weights.formats import whole as whole_lib
 
 
 def check(config: ml_collections.ConfigDict) -> None:
@@ -128,6 +134,7 @@ class Start:
     config: ml_collections.ConfigDict,
     classes: Sequence[str],
     loaded: weights.Loaded | None,
+    objective: whole_lib.Objective,
   ):
     """Adapts the checkpoint to the model, if it is loaded already.
 
@@ -135,17 +142,22 @@ class Start:
       config: Config without open keys.
       classes: Names of the data's classes, in order.
       loaded: The checkpoint; None: `take` loads it.
+      objective: The objective of the run.
 
     Raises:
       UserError: The checkpoint does not fit; the message lists all differences.
     """
     self._config = config
     self._classes = classes
+    self._objective = objective
     self.has_fresh_head = False
     self._params = None if loaded is None else self._fit(loaded)
 
   def take(self) -> Any:
     """Returns the parameters, once; None if the config names no checkpoint.
+
+    They are in their places in the objective's tree, which has further ones if
+    the checkpoint has the trunk alone.
 
     Raises:
       UserError: The checkpoint cannot be loaded.
@@ -156,25 +168,30 @@ class Start:
     return self._fit(load(self._config)) if params is None else params
 
   def _fit(self, loaded: weights.Loaded) -> Any:
-    config = self._config
-    target = models.from_config(
-      config.model, config.model.num_classes, config.train.dtype
-    )
-    size = config_lib.pair(config.data.image_size, 'data.image_size')
+    path, objective = self._config.init_from.path, self._objective
+    abstract = jax.eval_shape(objective.init, jax.random.key(0))
+    where = whole_lib.trunk_path(objective)
     try:
-      params, changes = adapt.adapt(
-        loaded.params,
-        loaded.model,
-        target,
-        weights.grid(loaded.model, loaded.position_size),
-        weights.grid(target, size),
-        channels=config.data.channels,
-        resize=config.init_from.resize or loaded.resize,
-        classes=(loaded.classes, self._classes),
-      )
+      trunk = self._fit_trunk(loaded, objective.trunk(abstract)[0])
+      rest = self._fit_beside(loaded, whole_lib.beside(abstract, where))
     except config_lib.UserError as e:
-      path = config.init_from.path
       raise config_lib.UserError(f'config.init_from.path={path}: {e}') from None
+    return whole_lib.joined(trunk, where, rest)
+
+  def _fit_trunk(self, loaded: weights.Loaded, target: models.Model) -> Any:
+    """Returns the trunk's parameters, adapted to the model."""
+    config = self._config
+    size = config_lib.pair(config.data.image_size, 'data.image_size')
+    params, changes = adapt.adapt(
+      loaded.params,
+      loaded.model,
+      target,
+      weights.grid(loaded.model, loaded.position_size),
+      weights.grid(target, size),
+      channels=config.data.channels,
+      resize=config.init_from.resize or loaded.resize,
+      classes=(loaded.classes, self._classes),
+    )
     self.has_fresh_head = any(
       change.path == 'head/kernel' and change.is_fresh for change in changes
     )
@@ -182,3 +199,49 @@ class Start:
     table = adapt.changes_table(changes)
     logging.info('%s', table if changes else 'nothing had to be adapted')
     return params
+
+  def _fit_beside(self, loaded: weights.Loaded, abstract: Any) -> Any:
+    """Returns the parameters beside the trunk that the checkpoint has.
+
+    Args:
+      loaded: The checkpoint.
+      abstract: Shapes of all that the objective has beside its trunk.
+
+    Raises:
+      UserError: They do not fit; the message lists all differences.
+    """
+    if not abstract or self._config.init_from.trunk_only:
+      return {}
+    unrolled = jax.eval_shape(stack.unstack_all, abstract)
+    try:
+      found = self._read_beside(loaded, unrolled)
+    except config_lib.UserError as e:
+      raise config_lib.UserError(
+        f"beside its trunk {e}. Set the objective's options as they were, or"
+        ' config.init_from.trunk_only=True'
+      ) from None
+    names = ', '.join(abstract)
+    if found is None:
+      logging.info('it has no parameters of %s: they start at random', names)
+      return {}
+    logging.info('%s: also from there', names)
+    return stack.relayout(found, abstract)
+
+  def _read_beside(self, loaded: weights.Loaded, abstract: Any) -> Any:
+    """Returns the parameters beside the trunk, unrolled, or None."""
+    trained_with = loaded.trained_with
+    if trained_with is None:
+      whole = self._objective.foreign(loaded.format)
+      path = pathlib.Path(loaded.origin.path)
+      return whole and foreign.read_beside(path, whole, abstract)
+    if trained_with.objective.name != self._config.objective.name:
+      return None
+    found = stack.unstack_all(loaded.beside)
+    if problems := fit.different_shapes(_shapes(found), _shapes(abstract)):
+      raise config_lib.UserError(f'it does not fit: {"; ".join(problems)}')
+    return found
+
+
+def _shapes(tree: Any) -> dict[str, tuple[int, ...]]:
+  flat = traverse_util.flatten_dict(tree, sep='/')
+  return {path: x.shape for path, x in flat.items()}

@@ -22,6 +22,7 @@ from vit_jax.weights.formats import google
 from vit_jax.weights.formats import huggingface
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm
+from vit_jax.weights.formats import whole as whole_lib
 
 FORMATS: tuple[base.Format, ...] = (google, huggingface, timm)
 
@@ -115,6 +116,32 @@ def read(
   if description.silent and not is_ours:
     _say_assumed(path, description)
   return Foreign(description, params, form.NAME)
+
+
+def read_beside(
+  path: pathlib.Path, whole: whole_lib.Whole, abstract: Any
+) -> dict[str, Any] | None:
+  """Reads the parameters that an objective has beside its trunk.
+
+  Args:
+    path: As of `read`.
+    whole: How the file's format stores them.
+    abstract: Their shapes, as a tree with layers unrolled.
+
+  Returns:
+    Float32 arrays in the same tree; None if the file has none of them.
+
+  Raises:
+    UserError: It is damaged, or does not fit; the message lists all
+      differences.
+  """
+  file = _weights_in(path) if path.is_dir() else path
+  with containers.open_arrays(file) as opened, _named(path):
+    arrays = _format(list(opened.shapes)).prepare(opened)
+    wanted = tables.entries(whole.rules, abstract)
+    if not any(name in arrays.shapes for x in wanted for name in x.names):
+      return None
+    return tables.read(arrays, whole.rules, abstract, '.*', arrays.stored)
 
 
 def _say_assumed(path: pathlib.Path, description: base.Description) -> None:
