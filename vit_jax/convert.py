@@ -15,6 +15,9 @@ config.json and a README.md beside it.
                transformers
   vit_jax      a finished work directory
 
+With --whole, the run of a method that has parameters beside the model, such as
+the decoder of MAE, is written with these, in the names of the method's authors.
+
 Class names, normalisation and a model card (README.md) are written, too.
 Nothing is rounded: converted back, the arrays have the same bits. If a format
 can only hold an equivalent form of the model (learned position embeddings for
@@ -37,6 +40,7 @@ if TYPE_CHECKING:
   import ml_collections
 
   from vit_jax import weights
+  from vit_jax.weights.formats import whole as whole_lib
 
 FLAGS = flags.FlagValues()  # separate, since other commands share flag names
 cli.define_overrides(FLAGS)
@@ -44,6 +48,12 @@ cli.define_compile_cache(FLAGS)
 _FORMATS = ['google', 'timm', 'huggingface', 'vit_jax']
 _TO = flags.DEFINE_enum(
   'to', None, _FORMATS, 'Format to write.', flag_values=FLAGS
+)
+_WHOLE = flags.DEFINE_boolean(
+  'whole',
+  False,
+  "Also write the objective's other parameters, such as a decoder.",
+  flag_values=FLAGS,
 )
 
 
@@ -64,14 +74,40 @@ def main(argv: list[str]) -> None:
   loaded = cli.load(FLAGS, source, as_stored=True)
   if loaded.origin.step is not None:
     source = loaded.origin.path
+  whole = _whole(loaded, _TO.value) if _WHOLE.value else None
   if _TO.value == export.OURS:
     write_workdir(loaded, path, source)
     notes = []
   else:
-    notes = export.write(loaded, path, _TO.value, source)
+    notes = export.write(loaded, path, _TO.value, source, whole)
   for note in notes:
     logging.warning('warning: %s', note)
   logging.info('wrote %s', path)
+
+
+def _whole(loaded: 'weights.Loaded', name: str) -> 'whole_lib.Whole':
+  """Returns how a format stores what a run has beside its model.
+
+  Raises:
+    UserError: It has nothing else, or the format has no place for it.
+  """
+  from vit_jax import objectives
+  from vit_jax.data import features
+
+  config, stored = loaded.trained_with, loaded.preprocess.features
+  if config is None or not loaded.beside:
+    raise UserError(
+      f'{loaded.origin.path} has nothing beside its model: leave --whole out'
+    )
+  known = {key: features.from_dict(x) for key, x in stored.items()}
+  found = objectives.create(config, known).foreign(name)
+  if found is None:
+    raise UserError(
+      f'no file of --to={name} has what config.objective.name='
+      f'{config.objective.name} has beside its model: leave --whole out, or'
+      ' choose another --to'
+    )
+  return found
 
 
 def write_workdir(

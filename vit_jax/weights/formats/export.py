@@ -34,6 +34,7 @@ from vit_jax.weights.formats import huggingface
 from vit_jax.weights.formats import huggingface_config
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_config
+from vit_jax.weights.formats import whole as whole_lib
 
 OURS = 'vit_jax'
 FORMATS = (*(form.NAME for form in foreign.FORMATS), OURS)
@@ -48,7 +49,11 @@ _SUFFIXES = {'google': '.npz', 'timm': '.safetensors'}
 
 
 def write(
-  loaded: weights.Loaded, path: pathlib.Path, name: str, source: str
+  loaded: weights.Loaded,
+  path: pathlib.Path,
+  name: str,
+  source: str,
+  whole: whole_lib.Whole | None = None,
 ) -> list[str]:
   """Writes a model in a foreign format.
 
@@ -58,6 +63,8 @@ def write(
       files go to its directory.
     name: Name of the format.
     source: Origin of the model, for its card.
+    whole: How the format stores `loaded.beside`, which is then written, too;
+      None: the model alone.
 
   Returns:
     Notes on what was changed for that format, and where its code computes
@@ -79,6 +86,8 @@ def write(
   notes = changed + writer.notes(loaded.model) + _level_notes(loaded)
   with new_directory(path, is_file) as directory:
     companions = _companions(loaded, writer, weights_file)
+    if whole is not None:
+      companions['config.json'].update(whole.config)
     for json_name, content in companions.items():
       safe_io.write_json(directory / json_name, content)
     write_card(
@@ -90,7 +99,7 @@ def write(
       usage=[writer.usage(loaded.model, folder, weights_file)],
       notes=notes,
     )
-    _write_arrays(loaded, form, directory / weights_file)
+    _write_arrays(loaded, form, directory / weights_file, whole)
   return notes
 
 
@@ -205,7 +214,8 @@ def _unrolled(loaded: weights.Loaded) -> weights.Loaded:
   model, params = loaded.model, jax.tree.map(np.asarray, loaded.params)
   if not isinstance(model, resnet.BiT) and model.scan:
     model, params = model.clone(scan=False), stack.unstack_layers(params)
-  return dataclasses.replace(loaded, model=model, params=params)
+  beside = stack.unstack_all(jax.tree.map(np.asarray, loaded.beside))
+  return dataclasses.replace(loaded, model=model, params=params, beside=beside)
 
 
 def _companions(
@@ -239,18 +249,31 @@ def _level_notes(loaded: weights.Loaded) -> list[str]:
 
 
 def _write_arrays(
-  loaded: weights.Loaded, form: base.Format, path: pathlib.Path
+  loaded: weights.Loaded,
+  form: base.Format,
+  path: pathlib.Path,
+  whole: whole_lib.Whole | None,
 ) -> None:
-  model = loaded.model
-  arrays = (
-    (form.stored_name(model, name), array)
-    for name, array in tables.write(form.rules(model), loaded.params)
-  )
+  arrays = _arrays(loaded, form, whole)
   if path.suffix == '.npz':
     containers.write_npz(path, arrays)
     return
   found = dict(arrays)  # views, which need no memory
   if form.NAME == 'huggingface':
-    for name, shape in huggingface.unused(cast(vit.ViT, model)).items():
-      found[form.stored_name(model, name)] = np.zeros(shape, np.float32)
+    for name, shape in huggingface.unused(cast(vit.ViT, loaded.model)).items():
+      found[form.stored_name(loaded.model, name)] = np.zeros(shape, np.float32)
   containers.write_safetensors(path, found, {'format': 'pt'})
+
+
+def _arrays(
+  loaded: weights.Loaded, form: base.Format, whole: whole_lib.Whole | None
+) -> Iterator[tuple[str, np.ndarray]]:
+  """Yields the arrays of a file by name, as views."""
+  model = loaded.model
+  for name, array in tables.write(form.rules(model), loaded.params):
+    stored = whole.stored(name) if whole else form.stored_name(model, name)
+    yield stored, array
+  if whole is not None:
+    for name, array in tables.write(whole.rules, loaded.beside):
+      yield whole.stored(name), array
+    yield from whole.constants.items()
