@@ -302,9 +302,9 @@ def test_nearest_neighbours_of_a_run(digits_run, capsys):
     3, metric='cosine', weights=lambda distance: np.exp((1 - distance) / 0.07)
   )
   rate = theirs.fit(x, y).score(test, expected)
-  assert found['knn_accuracy'] == pytest.approx(rate, abs=1.01 / 359)
-  low, high = found['knn_accuracy_interval']
-  assert low < found['knn_accuracy'] < high
+  assert found['accuracy'] == pytest.approx(rate, abs=1.01 / 359)
+  low, high = found['accuracy_interval']
+  assert low < found['accuracy'] < high
   assert {
     k: found[k] for k in ('probe', 'k', 'train_examples', 'examples')
   } == {
@@ -323,12 +323,12 @@ def test_few_shots_and_a_linear_probe(digits_run, capsys):
   low, high = few['few_shot_20_accuracy_interval']
   assert 0 <= low < few['few_shot_20_accuracy'] < high <= 1
   linear = run(capsys, *args, '--probe=linear')
-  assert linear['linear_accuracy'] > few['few_shot_20_accuracy']
-  assert 1e-9 < linear['linear_penalty'] < 1e4
+  assert linear['accuracy'] > few['few_shot_20_accuracy']
+  assert 1e-9 < linear['penalty'] < 1e4
   assert commands.run(evaluate, *args, '--probe=knn') == 0
   lines = [x.split() for x in capsys.readouterr().out.splitlines()]
   assert lines[:2] == [['probe', 'knn'], ['k', '20']]
-  assert lines[-1][:2] == ['knn', 'accuracy'] and lines[-1][3] == '(95%:'
+  assert lines[-1][0] == 'accuracy' and lines[-1][2] == '(95%:'
 
 
 def test_a_probe_asks_for_no_head_and_no_class_names(

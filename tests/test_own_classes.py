@@ -107,7 +107,7 @@ def test_a_trunk_beside_other_parameters(
   overrides |= {'train.duration': '6 steps', 'model.scan': not scan}
   config = config_lib.load('my_config.py', overrides)
   results = vit_jax.train(config, run)
-  assert 0 <= results.metrics['knn/knn_accuracy'] <= 1
+  assert 0 <= results.metrics['knn/accuracy'] <= 1
   vit = vit_jax.load(run)
   assert 'projector' not in vit.params and vit.model.num_classes == 0
   assert replay.run(config, run, step=6) == 0

@@ -37,9 +37,9 @@ A probe is a simple classifier that is fitted on --train_split, with the inputs
 of the model's head as its features. --probe=knn takes weighted votes of the
 nearest neighbours (as DINO), few_shot fits least squares to a few images of
 each class (as the ViT paper), and linear is logistic regression. The JSON
-object has probe, train_examples, examples, and the accuracy: knn_accuracy (and
-k), few_shot_1_accuracy and so on (means over 5 draws, with Student's intervals
-over these), or linear_accuracy (and linear_penalty).
+object has probe, train_examples and examples; accuracy (and k, or the penalty
+that linear chose); or few_shot_1_accuracy and so on (means over 5 draws, with
+Student's intervals over these).
 
 --probe=my_module:MyEvaluator runs an evaluator of your own (docs/methods.md),
 the same as in training; the JSON object has its metrics.

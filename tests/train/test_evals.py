@@ -79,18 +79,16 @@ def finished(tmp_path_factory):
 def test_a_run_reports_each_at_its_cadence(finished):
   found = results(finished)
   assert list(found) == [5, 10, 12]
-  near = {'near/knn_accuracy', 'near/examples'}
+  near = {'near/accuracy', 'near/examples'}
   val = {'val/accuracy', 'val/loss', 'val/examples'}
   assert set(found[5]) == set(found[10]) == near | val
   few = {f'few/few_shot_{n}_accuracy' for n in (1, 20)}
   few |= {f'{name}_margin' for name in few} | {'few/examples'}
-  linear = {
-    f'probe/{x}' for x in ('linear_accuracy', 'linear_penalty', 'examples')
-  }
+  linear = {f'probe/{x}' for x in ('accuracy', 'penalty', 'examples')}
   assert set(found[12]) == near | val | few | linear
   last = found[12]
   assert last['probe/examples'] == last['near/examples'] == 359
-  assert 0.2 < last['few/few_shot_1_accuracy'] < last['probe/linear_accuracy']
+  assert 0.2 < last['few/few_shot_1_accuracy'] < last['probe/accuracy']
   assert last['few/few_shot_20_accuracy_margin'] > 0
   assert json.loads((finished / 'DONE').read_text()) == last
 
@@ -107,7 +105,7 @@ def test_the_command_measures_the_same(finished, capsys):
     assert commands.run(evaluate, '--format=json', *args) == 0
     found = json.loads(capsys.readouterr().out)
     for metric, value in found.items():
-      if metric.endswith('_accuracy'):  # a tie may fall to the other side
+      if metric.endswith('accuracy'):  # a tie may fall to the other side
         assert value == pytest.approx(last[f'{name}/{metric}'], abs=3 / 359)
 
 
@@ -187,8 +185,8 @@ def test_several_processes_come_to_the_same(tmp_path):
   assert list(found) == list(expected) == [5, 10, 12]
   for step, metrics in found.items():
     assert metrics['test/examples'] == 359
-    assert metrics['test/knn_accuracy'] == pytest.approx(
-      expected[step]['test/knn_accuracy'], abs=5 / 359
+    assert metrics['test/accuracy'] == pytest.approx(
+      expected[step]['test/accuracy'], abs=5 / 359
     )
 
 
@@ -392,15 +390,13 @@ def test_a_probe_on_tfds_is_opened_by_its_key(tmp_path):
 
 def test_a_probe_may_choose_the_best(tmp_path):
   one = {'near': EVALS['near']}
-  best = config(one, checkpoint__best='near/knn_accuracy')
+  best = config(one, checkpoint__best='near/accuracy')
   experiment_lib.check(best)
-  wrong = config(one, checkpoint__best='near/accuracy')
-  with pytest.raises(
-    UserError, match=r"best is 'near/a.*of near/knn_accuracy,"
-  ):
+  wrong = config(one, checkpoint__best='near/acc')
+  with pytest.raises(UserError, match=r"best is 'near/a.*of near/accuracy,"):
     experiment_lib.check(wrong)
   assert loop.run(best, str(tmp_path)).status == 0
-  found = {k: x['near/knn_accuracy'] for k, x in results(tmp_path).items()}
+  found = {k: x['near/accuracy'] for k, x in results(tmp_path).items()}
   assert os.listdir(tmp_path / 'best') == [str(max(found, key=found.get))]
 
 

@@ -33,7 +33,7 @@ class Knn(probes.Probe):
   """Accuracy of the nearest neighbours' votes."""
 
   keys: ClassVar[tuple[str, ...]] = ('train_split', 'k')
-  metrics: Mapping[str, str] = {'knn_accuracy': 'max', 'examples': 'max'}
+  metrics: Mapping[str, str] = {'accuracy': 'max', 'examples': 'max'}
 
   def check(self) -> None:
     """Checks the number of neighbours."""
@@ -57,7 +57,7 @@ class Knn(probes.Probe):
     found = predict(
       train.features, train.labels, test.features, self.spec.k, between=between
     )
-    return {'knn_accuracy': probes.accuracy(found, test)}
+    return {'accuracy': probes.accuracy(found, test)}
 
 
 def predict(

@@ -32,8 +32,8 @@ class Linear(probes.Probe):
   """Accuracy of a linear probe, and the strength of its L2 penalty."""
 
   metrics: Mapping[str, str] = {
-    'linear_accuracy': 'max',
-    'linear_penalty': 'max',
+    'accuracy': 'max',
+    'penalty': 'max',
     'examples': 'max',
   }
 
@@ -53,7 +53,7 @@ class Linear(probes.Probe):
     """Fits the probe, which may take minutes."""
     probe = fit(train.features, train.labels, between)
     accuracy = probes.accuracy(probe.predict(test.features), test)
-    return {'linear_accuracy': accuracy, 'linear_penalty': probe.penalty}
+    return {'accuracy': accuracy, 'penalty': probe.penalty}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -143,7 +143,7 @@ class Probe(base.Evaluator):
     return {
       name: report.wilson(round(x * total), total) if math.isfinite(x) else None
       for name, x in found.items()
-      if name.endswith('_accuracy')
+      if name.endswith('accuracy')
     }
 
 
