@@ -107,6 +107,7 @@ def test_refuses_the_split_of_an_evaluation():
   [
     ({'policy': 'randaugment(2,10)', 'mixup': 0.2, 'cutmix': 1.0}, {}),
     ({'jitter': (0.3, 0.4, 2, 0.5), 'erase': 1.0}, {}),
+    ({'gray': (0.2,), 'blur': (1.0, 0.1), 'jitter_probability': 0.8}, {}),
     ({'repeats': 3, 'mix_probability': 0.0, 'cutmix_share': 1.0}, {}),
     ({'mixup': 0.8}, {'train__batch_size': 24, 'train__accumulation': 3}),
     ({}, {'train__batch_size': 7}),
@@ -124,6 +125,10 @@ def test_accepts_augmentation(augment, settings):
     ({'jitter': (0.3, -1, 0, 0)}, 'config.augment.jitter is .*: write'),
     ({'jitter': (0.3, 'a', 0, 0)}, 'augment.jitter is .* finite numbers'),
     ({'jitter': (0, 0, 0, 0.6)}, 'augment.jitter is .*hue, must be at most'),
+    ({'gray': (0.2, 1.5)}, r'augment.gray is \(0.2, 1.5\): write probabili'),
+    ({'blur': ('a',)}, 'config.augment.blur is .* finite numbers'),
+    ({'solarize': (-0.1,)}, 'config.augment.solarize is .*from 0 to 1'),
+    ({'jitter_probability': 2.0}, 'config.augment.jitter_probability is 2.0'),
     ({'erase': 1.5}, r'config.augment.erase is 1.5: it must be in \[0, 1\]'),
     ({'erase': float('nan')}, 'config.augment.erase is nan'),
     ({'erase_area': (0.0, 0.3)}, 'config.augment.erase_area is'),

@@ -217,6 +217,14 @@ def _augment() -> ml_collections.ConfigDict:
   # Largest changes of brightness, contrast, saturation and hue (hue: at most
   # 0.5); each image gets its own random changes. (): none.
   augment.jitter = ()
+  augment.jitter_probability = 1.0  # probability that an image's colours change
+  # Probabilities that an image becomes grey, is blurred (by a standard
+  # deviation of 0.1 to 2 pixels) and is solarized (values from 128 up are
+  # inverted): one for each crop, in the order of the objective's views; the
+  # last holds for all further crops. (): none.
+  augment.gray = ()
+  augment.blur = ()
+  augment.solarize = ()
   # Random erasing: the probability that a rectangle becomes noise, its share of
   # the image's area, and its height / width.
   augment.erase = 0.0

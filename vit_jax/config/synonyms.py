@@ -17,8 +17,11 @@ _MANY = 5  # most keys with the same last part that are all shown
 _CALLED = {
   'augment.cutmix': 'cutmix_alpha',
   'augment.erase': 'reprob random_erasing random_erase erasing cutout',
+  'augment.blur': 'gaussian_blur blur_probability',
+  'augment.gray': 'grayscale greyscale grey random_grayscale',
   'augment.jitter': 'color_jitter colour_jitter jitter_strength',
   'augment.mixup': 'mixup_alpha mix_up',
+  'augment.solarize': 'solarization solarize_probability',
   "augment.policy = 'randaugment(2,10)'": (
     'augmentation augmentations aug aa autoaugment auto_augment randaugment'
     ' rand_augment randaug trivialaugment augmix'

@@ -206,7 +206,14 @@ def _check_augment(config: ml_collections.ConfigDict) -> None:
       f'config.augment.jitter is {tuple(jitter)}: the last, of the hue, must be'
       ' at most 0.5, half of the circle'
     )
-  for key in ('erase', 'mix_probability', 'cutmix_share'):
+  for key in ('gray', 'blur', 'solarize'):
+    config_lib.check_numbers(config, f'augment.{key}')
+    if not all(0 <= x <= 1 for x in augment[key]):
+      raise UserError(
+        f'config.augment.{key} is {tuple(augment[key])}: write probabilities,'
+        ' from 0 to 1: one for each crop of an image, or one for all'
+      )
+  for key in ('jitter_probability', 'erase', 'mix_probability', 'cutmix_share'):
     if not 0 <= augment[key] <= 1:
       raise UserError(
         f'config.augment.{key} is {augment[key]}: it must be in [0, 1]'

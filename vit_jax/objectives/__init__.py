@@ -11,6 +11,7 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import evaluation
+from vit_jax import optim
 from vit_jax import weights
 from vit_jax.data import features as features_lib
 from vit_jax.evaluation import accuracy
@@ -228,16 +229,22 @@ def lower_is_better(config: ml_collections.ConfigDict) -> bool:
 
 
 def create(
-  config: ml_collections.ConfigDict, features: features_lib.Features
+  config: ml_collections.ConfigDict,
+  features: features_lib.Features,
+  lengths: optim.Lengths | None = None,
 ) -> Objective:
   """Returns the objective of a config.
 
   Args:
     config: The full config, with all values set.
     features: Features of the examples, by name.
+    lengths: Steps of the run; None: not known, and only shapes matter.
 
   Raises:
     UserError: The examples lack what the objective needs.
   """
   make: Any = class_of(config)
-  return make(config, features)
+  made: Objective = make(config, features)
+  if lengths is not None:
+    made.lengths = lengths
+  return made

@@ -18,6 +18,7 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import models
+from vit_jax import optim
 from vit_jax.data import base as data_base
 from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
@@ -64,12 +65,15 @@ class Objective(abc.ABC):
     views: Crops of the image that `loss` sees, by name.
     model: The Linen module: [B, H, W, C] -> logits [B, outputs].
     image_shape: (H, W, C) that the model sees.
+    lengths: Steps of the run and of parts of its schedule, for schedules of the
+      objective's own.
   """
 
   target: ClassVar[tuple[str, type[features_lib.Target]] | None] = None
   metrics: ClassVar[Mapping[str, str]] = {'examples': 'max'}
   options: ClassVar[Mapping[str, Any]] = {}
   couples_examples: ClassVar[bool] = False
+  lengths: optim.Lengths = optim.Lengths(total=1_000)  # until a run sets it
 
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features
@@ -249,6 +253,12 @@ class Objective(abc.ABC):
     """
     del format_name
     return None
+
+  def num_steps(self, duration: str) -> int:
+    """Converts a length of time, such as '30 epochs', to steps of this run."""
+    return config_lib.num_steps(
+      duration, self.lengths.examples, self.config.train.batch_size
+    )
 
   def apply(
     self, params: Params, images: jax.Array, **kwargs: Any

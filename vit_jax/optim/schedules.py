@@ -30,12 +30,15 @@ class Lengths:
       'rsqrt'.
     timescale: The number of steps after the warm-up in which 'rsqrt' falls to
       1 / sqrt(2) of the full learning rate.
+    examples: Not a length: the number of examples in an epoch, for objectives
+      that have schedules of their own.
   """
 
   total: int
   warmup: int = 0
   cooldown: int = 0
   timescale: int = 10_000
+  examples: int = 1_000
 
 
 def check(config: ml_collections.ConfigDict) -> None:

@@ -163,7 +163,7 @@ def _forward(
   config.model.scan, config.model.remat = False, 'none'
   parts = config_lib.num_microbatches(config)
   features = e.source.features
-  objective = objectives.create(config, features)
+  objective = objectives.create(config, features, e.program.lengths)
   transform = views.train_transform(config, features, objective.views)
 
   def augment(batch: objectives.Batch, rng: Rng) -> objectives.Batch:

@@ -399,6 +399,7 @@ def find_lengths(
     warmup=steps(config.optim.warmup),
     cooldown=steps(config.optim.cooldown),
     timescale=steps(config.optim.timescale),
+    examples=examples,
   )
   optim.check_lengths(config, lengths)
   return lengths

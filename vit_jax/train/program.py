@@ -79,7 +79,7 @@ class Program:
     self.config, self.features, self.lengths = config, features, lengths
     self.mesh = mesh_lib.make_mesh(config.mesh, devices)
     config = models.on_platform(config, self.mesh.devices.flat[0].platform)
-    self.objective = objectives.create(config, features)
+    self.objective = objectives.create(config, features, lengths)
     params = jax.eval_shape(self.objective.init, jax.random.key(0))
     self.rules = rules_lib.make(config.optim, params)
     self.param_shardings = sharding.shard_params(

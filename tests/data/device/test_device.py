@@ -12,6 +12,7 @@ import pytest
 import stand_in
 
 from vit_jax import config as config_lib
+from vit_jax.config import UserError
 from vit_jax.data import features
 from vit_jax.data.device import erasing
 from vit_jax.data.device import mixing
@@ -279,6 +280,40 @@ def test_the_order_is_policy_jitter_normalise_erase_mix():
   found = augment(**EVERYTHING)
   np.testing.assert_allclose(found[0], images, atol=1e-4)
   np.testing.assert_array_equal(found[1], labels)
+
+
+def several(views_of, **settings):
+  """Returns the crops of all images as grey levels, [B, crops, H, W, C]."""
+  config = make_config(crop='center', flip=False)
+  config.augment.update(settings)
+  crop = geometry.train_crop(config)
+  made = {name: geometry.View(crop, n) for name, n in views_of.items()}
+  transform = views.train_transform(config, features_of(SIZE), made)
+  batch = {'image': IMAGES, 'label': LABELS}
+  found = jax.jit(transform)(batch, Rng(KEY, ROWS))
+  return np.concatenate([np.round(found[name]) for name in made], axis=1)
+
+
+def test_each_crop_has_its_probabilities():
+  """In the order of the views; the last holds for all further crops."""
+  crops = {'global': 2, 'local': 3}
+  plain = several(crops)
+  found = several(crops, gray=(1.0, 0.0), solarize=(0.0, 1.0, 0.0))
+  is_grey = (found == found[..., :1]).all(axis=(2, 3, 4))
+  np.testing.assert_array_equal(is_grey.all(axis=0), [1, 0, 0, 0, 0])
+  inverted = np.where(plain[:, 1] < 128, plain[:, 1], 255 - plain[:, 1])
+  np.testing.assert_array_equal(found[:, 1], inverted)
+  np.testing.assert_array_equal(found[:, 2:], plain[:, 2:])
+  blurred = several(crops, blur=(1.0, 0.0, 1.0))
+  changed = (blurred != plain).any(axis=(2, 3, 4)).mean(axis=0)
+  # A weak blur may change no grey level.
+  assert (changed[[0, 2, 3, 4]] > 0.5).all() and changed[1] == 0
+  assert (blurred[:, 2] != blurred[:, 3]).any()
+
+
+def test_more_probabilities_than_crops_are_refused():
+  with pytest.raises(UserError, match=r'augment.blur is .*takes 2 of an image'):
+    several({'pair': 2}, blur=(1.0, 0.1, 0.5))
 
 
 def test_what_interpolates_is_rounded_for_a_policy():

@@ -135,6 +135,38 @@ def test_jitter_equals_pillow():
   assert (found != images)[..., :3].mean() > 0.5
 
 
+@pytest.mark.parametrize('name', operations.SOMETIMES)
+def test_sometimes_equals_pillow(name):
+  images = np.tile(by_pillow.photographs(40, 28, 3), (50, 1, 1, 1))
+  keys = KEYS[: len(images)]
+  found = np.asarray(operations.sometimes(images, keys, name, 0.3))
+  is_left = (found == images).all(axis=(1, 2, 3))
+  assert 0.2 < 1 - is_left.mean() < 0.4
+  if name == 'gaussian_blur':
+    strong = np.stack([by_pillow.apply(x, name, 2) for x in images])
+    change, most = (
+      np.abs(x - images.astype(int)).mean(axis=(1, 2, 3))
+      for x in (found, strong)
+    )
+    assert (change <= most + 0.1).all()
+    assert len(set(change[~is_left])) > 30  # each by its own amount
+  else:
+    amount = operations.SOMETIMES[name][0]
+    wanted = np.stack([by_pillow.apply(x, name, amount) for x in images])
+    assert np.abs(wanted[~is_left].astype(int) - found[~is_left]).max() <= 1
+  assert (operations.sometimes(images, keys, name, 0.0) == images).all()
+
+
+def test_jitter_leaves_some_images():
+  images = np.tile(by_pillow.photographs(32, 32), (50, 1, 1, 1))
+  keys, strengths = KEYS[: len(images)], (0.4, 0.4, 0.2, 0.1)
+  always = np.asarray(operations.jitter(images, keys, strengths))
+  found = np.asarray(operations.jitter(images, keys, strengths, 0.8))
+  is_left = (found == images).all(axis=(1, 2, 3))
+  assert 0.1 < is_left.mean() < 0.3
+  np.testing.assert_array_equal(found[~is_left], always[~is_left])
+
+
 def test_jitter_leaves_out_what_has_no_strength():
   images = by_pillow.photographs(32, 32)
   keys = KEYS[: len(images)]

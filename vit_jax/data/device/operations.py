@@ -25,6 +25,14 @@ NAMES = (
   'cutout',
 )
 JITTER = ('brightness', 'contrast', 'color', 'hue')
+# What `sometimes` applies: the least and the largest amount of each (MoCo v3,
+# arXiv:2104.02057, its code; DINO and BYOL have the same).
+SOMETIMES = {
+  'grayscale': (0.0, 0.0),
+  'gaussian_blur': (0.1, 2.0),
+  'solarize': (128.0, 128.0),
+}
+_IDENTITY = NAMES.index('identity')
 
 
 class Draw(NamedTuple):
@@ -149,7 +157,10 @@ def _recolor(image: jax.Array, draw: Draw, among: Sequence[str]) -> jax.Array:
 
 
 def jitter(
-  images: jax.Array, keys: jax.Array, strengths: Sequence[float]
+  images: jax.Array,
+  keys: jax.Array,
+  strengths: Sequence[float],
+  probability: float = 1.0,
 ) -> jax.Array:
   """Changes brightness, contrast, saturation and hue, in random order.
 
@@ -159,14 +170,50 @@ def jitter(
     images: uint8 [B, H, W, C].
     keys: [B].
     strengths: As for `draw_jitter`.
+    probability: Probability that an image is changed.
 
   Returns:
     uint8 [B, H, W, C].
   """
-  if not any(strengths):
+  if not any(strengths) or not probability:
     return images
   among = [n for n, s in zip(JITTER, strengths, strict=True) if s]
-  return apply_all(images, draw_jitter(keys, strengths), among)
+  draws = draw_jitter(keys, strengths)
+  if probability < 1:
+    done = jax.vmap(_chance)(keys) < probability
+    draws = draws._replace(op=jnp.where(done, draws.op, _IDENTITY))
+  return apply_all(images, draws, among)
+
+
+def sometimes(
+  images: jax.Array, keys: jax.Array, name: str, probability: float
+) -> jax.Array:
+  """Applies an operation to each image with a probability.
+
+  Args:
+    images: uint8 [B, H, W, C].
+    keys: [B].
+    name: One of SOMETIMES. The amount is drawn uniformly from its range.
+    probability: Probability that an image is changed.
+
+  Returns:
+    uint8 [B, H, W, C].
+  """
+  if not probability:
+    return images
+  low, high = SOMETIMES[name]
+  done = jax.vmap(_chance)(keys) < probability
+  draw = Draw(
+    op=jnp.where(done, NAMES.index(name), _IDENTITY),
+    amount=low + (high - low) * jax.vmap(jax.random.uniform)(keys),
+    spot=jnp.zeros((len(keys), 2)),
+  )
+  return apply(images, draw, (name,))
+
+
+def _chance(key: jax.Array) -> jax.Array:
+  """Draws from [0, 1) whether an operation is applied."""
+  return jax.random.uniform(jax.random.fold_in(key, 1))
 
 
 def draw_jitter(keys: jax.Array, strengths: Sequence[float]) -> Draw:

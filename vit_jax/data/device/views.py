@@ -4,9 +4,9 @@ If all images have one size, they arrive as stored and are cropped here, by the
 same rules as on the host (`transforms.py`) but with another filter for
 shrinking. Otherwise they arrive cropped. In training, `config.augment` adds:
 
- 1. a policy and colour jitter. Both need whole grey levels. Only for them is an
-    interpolated crop rounded, and an image of 16 bits or with an intensity
-    window reduced to 8 bits;
+ 1. a policy, colour jitter, grey, blur and solarization. They need whole grey
+    levels. Only for them is an interpolated crop rounded, and an image of 16
+    bits or with an intensity window reduced to 8 bits;
  2. scaling and normalisation;
  3. erasing;
  4. mixing with the neighbour in the batch.
@@ -35,7 +35,16 @@ from vit_jax.data.host.geometry import Crop
 from vit_jax.data.host.geometry import Size
 
 # Purposes of random numbers from an example's key.
-_BOX, _FLIP, _POLICY, _JITTER, _ERASE, _MIX, _CROPS = range(7)
+_BOX, _FLIP, _POLICY, _JITTER, _ERASE, _MIX, _SOMETIMES = range(7)
+_CROPS = 6  # plus the number of a crop, from 1; crop 0 has the example's key
+
+# Keys of `config.augment` with a probability for each crop, and the operations
+# that they apply, in this order.
+_BY_CROP = {
+  'gray': 'grayscale',
+  'blur': 'gaussian_blur',
+  'solarize': 'solarize',
+}
 
 Batch = dict[str, jax.Array]
 TrainTransform = Callable[[Batch, Rng], Batch]
@@ -64,10 +73,12 @@ def train_transform(
     views: Crops of the image, by name; None: one view, as `config.data` says.
 
   Raises:
-    UserError: The config mixes images, and there are several views.
+    UserError: The config mixes images, and there are several views; or it has
+      probabilities for more crops than there are.
   """
   views = views or geometry.train_views(config)
   mixes = mixing.is_on(config.augment)
+  _check_probabilities(config, sum(view.count or 1 for view in views.values()))
   if mixes:
     _check_is_single(config, views)
   image = features['image']
@@ -101,6 +112,18 @@ def _check_is_single(
     )
 
 
+def _check_probabilities(config: ml_collections.ConfigDict, crops: int) -> None:
+  """Raises a UserError if there are fewer crops than probabilities."""
+  for key in _BY_CROP:
+    given = tuple(config.augment[key])
+    if len(given) > crops:
+      raise config_lib.UserError(
+        f'config.augment.{key} is {given}, of {len(given)} crops, but'
+        f' config.objective.name={config.objective.name} takes {crops} of an'
+        ' image: give at most one probability for each'
+      )
+
+
 def _augment(
   config: ml_collections.ConfigDict,
   views: Mapping[str, geometry.View],
@@ -120,7 +143,7 @@ def _augment(
         images = batch['image' if is_stored_whole else name]
         if not is_stored_whole and view.count is not None:
           images = images[:, i]
-        made.append(one(images, view.crop, own))
+        made.append(one(images, view.crop, own, number))
       result[name] = made[0] if view.count is None else jnp.stack(made, axis=1)
     return result
 
@@ -129,16 +152,17 @@ def _augment(
 
 def _train_one(
   config: ml_collections.ConfigDict, is_stored_whole: bool
-) -> Callable[[jax.Array, Crop, jax.Array], jax.Array]:
-  """Returns a function that makes one crop: (images, crop, keys) -> images."""
+) -> Callable[[jax.Array, Crop, jax.Array, int], jax.Array]:
+  """Returns a function: (images, crop, keys, number of the crop) -> images."""
   augment = config.augment
-  recolor = _recolor(augment, levels_lib.from_config(config))
-  normalize = _normalize(config)
+  levels, normalize = levels_lib.from_config(config), _normalize(config)
 
-  def one(images: jax.Array, crop: Crop, keys: jax.Array) -> jax.Array:
+  def one(
+    images: jax.Array, crop: Crop, keys: jax.Array, number: int
+  ) -> jax.Array:
     if is_stored_whole:
       images = _crop(images, crop, keys)
-    images = normalize(recolor(images, keys))
+    images = normalize(_recolor(augment, levels, number)(images, keys))
     if not augment.erase:
       return images
     return erasing.erase(
@@ -176,16 +200,30 @@ def eval_transform(
 
 
 def _recolor(
-  augment: ml_collections.ConfigDict, levels: levels_lib.Levels
+  augment: ml_collections.ConfigDict, levels: levels_lib.Levels, number: int
 ) -> _Augmentation:
-  """Returns policy and jitter; they map stored values to float32 in [0, 1]."""
+  """Returns the changes of colours of a crop.
+
+  They map stored values to float32 in [0, 1].
+
+  Args:
+    augment: `config.augment`.
+    levels: How values are stored.
+    number: Number of the crop among all views, from 0.
+  """
   steps: list[tuple[int, _Augmentation]] = []
   if augment.policy:
     steps.append((_POLICY, policies.make(augment.policy)))
   if augment.jitter:
     strengths = tuple(augment.jitter)
-    jitter = functools.partial(operations.jitter, strengths=strengths)
+    jitter = functools.partial(
+      operations.jitter,
+      strengths=strengths,
+      probability=augment.jitter_probability,
+    )
     steps.append((_JITTER, jitter))
+  if any(_probabilities(augment, number).values()):
+    steps.append((_SOMETIMES, _sometimes(_probabilities(augment, number))))
 
   def recolor(images: jax.Array, keys: jax.Array) -> jax.Array:
     if not steps:
@@ -199,6 +237,28 @@ def _recolor(
     return levels_lib.EIGHT_BITS.scale(images)
 
   return recolor
+
+
+def _probabilities(
+  augment: ml_collections.ConfigDict, number: int
+) -> dict[str, float]:
+  """Returns the probabilities of operations for a crop, by their names."""
+  found = {}
+  for key, name in _BY_CROP.items():
+    given = tuple(augment[key]) or (0.0,)
+    found[name] = given[min(number, len(given) - 1)]
+  return found
+
+
+def _sometimes(probabilities: Mapping[str, float]) -> _Augmentation:
+  """Returns a function that applies operations with probabilities."""
+
+  def change(images: jax.Array, keys: jax.Array) -> jax.Array:
+    for i, (name, probability) in enumerate(probabilities.items()):
+      images = operations.sometimes(images, _for(i, keys), name, probability)
+    return images
+
+  return change
 
 
 def _for(purpose: int, keys: jax.Array) -> jax.Array:
