@@ -1,0 +1,120 @@
+"""Codebooks of image patches, found by k-means.
+
+In comments: B images, N patches, F = height * width * C values of a patch, K
+codes.
+"""
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from vit_jax import config as config_lib
+from vit_jax.data import base as data_base
+from vit_jax.data import preprocess
+
+_MOST_IMAGES = 2_048
+_MOST_PATCHES = 2**16  # on which the centres are found
+_ROUNDS = 20
+
+
+def patches(images: jax.Array, size: tuple[int, int]) -> jax.Array:
+  """Cuts images [B, H, W, C] into patches [B, N, F], row by row."""
+  b, height, width, c = images.shape
+  p, q = size
+  x = images.reshape(b, height // p, p, width // q, q, c)
+  return x.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, p * q * c)
+
+
+def nearest(codes: jax.Array, points: jax.Array) -> jax.Array:
+  """Returns the row of the nearest code, int32 [...].
+
+  Args:
+    codes: float32 [K, F].
+    points: [..., F].
+  """
+  # |x - c|^2 = |x|^2 - 2 x c + |c|^2, and |x|^2 is the same for all codes.
+  products = jnp.einsum(
+    '...f,kf->...k',
+    points.astype(jnp.float32),
+    codes,
+    precision=jax.lax.Precision.HIGHEST,
+  )
+  distances = (codes**2).sum(axis=-1) - 2 * products
+  return distances.argmin(axis=-1).astype(jnp.int32)
+
+
+def of_source(
+  config: ml_collections.ConfigDict,
+  source: data_base.Source,
+  size: tuple[int, int],
+  count: int,
+) -> np.ndarray:
+  """Finds a codebook of the patches of a training split, float32 [K, F].
+
+  The images are at most 2,048, drawn with a fixed seed and prepared as for
+  evaluation, so that it depends on the split alone.
+
+  Args:
+    config: The full config, with all values set.
+    source: The training split.
+    size: (height, width) of a patch.
+    count: Number of codes, K.
+
+  Raises:
+    UserError: An image cannot be read, or there are fewer different patches
+      than codes.
+  """
+  rng = np.random.default_rng(0)
+  number = min(len(source), _MOST_IMAGES)
+  chosen = np.sort(rng.choice(len(source), number, replace=False))
+  prepare = preprocess.Preprocess.from_config(config, source.features)
+  each = max(_MOST_PATCHES // number, 1)
+  found = []
+  for i in chosen.tolist():
+    cut = np.asarray(patches(prepare([source.read(i).image]), size)[0])
+    found.append(cut[rng.permutation(len(cut))[:each]])
+  points = np.concatenate(found)
+  different = len(np.unique(points, axis=0))
+  if different < count:
+    raise config_lib.UserError(
+      f'config.objective.options.tokens is {count}, but {number} images of'
+      f' {config.data.split} have {different} different patches: set it to at'
+      ' most that'
+    )
+  return k_means(points, count, rng)
+
+
+def k_means(
+  points: np.ndarray, count: int, rng: np.random.Generator
+) -> np.ndarray:
+  """Returns the centres of k-means, float32 [K, F].
+
+  Centres start at points that are drawn with a probability proportional to the
+  squared distance to the centres before (k-means++, Arthur and Vassilvitskii,
+  2007), and are then the means of the nearest points for some rounds.
+
+  Args:
+    points: [n, F], at least `count` of them different.
+    count: Number of centres, K.
+    rng: Random numbers.
+  """
+  points = points.astype(np.float32)
+  centres = np.empty((count, points.shape[1]), np.float32)
+  centres[0] = points[rng.integers(len(points))]
+  distance = ((points - centres[0]) ** 2).sum(axis=1)
+  for k in range(1, count):
+    share = np.cumsum(distance, dtype=np.float64)
+    drawn = np.searchsorted(share, rng.random() * share[-1], side='right')
+    centres[k] = points[min(drawn, len(points) - 1)]
+    distance = np.minimum(distance, ((points - centres[k]) ** 2).sum(axis=1))
+  assign = jax.jit(nearest)
+  for _ in range(_ROUNDS):
+    owner = np.asarray(assign(centres, points))
+    counts = np.bincount(owner, minlength=count)
+    sums = np.zeros(centres.shape, np.float64)
+    np.add.at(sums, owner, points)
+    has_points = counts > 0  # a centre without points stays where it is
+    means = sums[has_points] / counts[has_points, None]
+    centres[has_points] = means.astype(np.float32)
+  return centres

@@ -1,0 +1,272 @@
+"""A tokenizer of patches: a discrete autoencoder (DALL-E, arXiv:2102.12092).
+
+It is what BEiT (arXiv:2106.08254, section 2.1) learns to predict. The encoder
+is a trunk and a linear layer that gives each patch a distribution over the
+tokens. In training, a token is drawn from it by the Gumbel-softmax relaxation
+(arXiv:1611.01144), so that gradients flow through the choice, and a decoder
+with attention draws the image from the tokens' vectors.
+
+Everything that it learns is a parameter, so that it needs no state of its own
+but a count of updates, is averaged, sharded and loaded as any model, and does
+not depend on how a batch is split; a codebook of moving averages would have to
+be carried beside the parameters, and rare codes be revived.
+
+In comments: B images, N patches, D hidden size, K tokens, F values of a patch.
+"""
+
+import dataclasses
+import math
+from typing import Any
+from typing import ClassVar
+
+from clu import metrics as clu_metrics
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax.data import features as features_lib
+from vit_jax.evaluation import metrics as metrics_lib
+from vit_jax.models import embedding
+from vit_jax.models import spec as spec_lib
+from vit_jax.models import stack
+from vit_jax.models import vit
+from vit_jax.objectives import base
+from vit_jax.objectives import codebook
+
+
+class Decoder(nn.Module):
+  """Draws patches from tokens: [B, N, K] -> [B, N, F].
+
+  Attributes:
+    spec: Fields of its layers.
+    grid: Patches (h, w).
+    values: F.
+  """
+
+  spec: spec_lib.EncoderSpec
+  grid: tuple[int, int]
+  values: int
+
+  @nn.compact
+  def __call__(self, weights: jax.Array) -> jax.Array:
+    """Returns the values of the patches' pixels, float32.
+
+    Args:
+      weights: Weights of the tokens, which sum to 1.
+    """
+    spec, starts = self.spec, self.spec.starts
+    d = spec.hidden_size
+    x = nn.Dense(d, use_bias=False, dtype=spec.dtype, name='codebook')(weights)
+    x += embedding.sincos2d(self.grid, d).astype(x.dtype)
+    if spec.depth:
+      x = stack.apply_blocks(self, vit.EncoderBlock, spec, x, None)
+    x = spec.layer_norm('norm')(x)
+    return nn.Dense(self.values, kernel_init=starts.kernel, name='pixels')(x)
+
+
+class Tokenizer(base.Objective):
+  """Learns the tokens of patches by drawing the image from them."""
+
+  metrics: ClassVar = {'loss': 'min', 'examples': 'max'}
+  options: ClassVar = {
+    'tokens': 8192,  # K
+    # Layers of the decoder; its other sizes are the trunk's.
+    'decoder_depth': 2,
+    # Temperature of the relaxation at the start, and after `anneal_steps`, with
+    # a cosine between (DALL-E, appendix A.2).
+    'temperature': 1.0,
+    'final_temperature': 1 / 16,
+    'anneal_steps': 150_000,
+    # Weight of the divergence of the tokens from uniform ones, in nats a patch,
+    # and the steps in which it grows from 0. DALL-E's 6.6, where the loss is a
+    # mean over the 192 values of a patch.
+    'divergence': 6.6 / 192,
+    'divergence_steps': 5_000,
+  }
+
+  def __init__(
+    self, config: ml_collections.ConfigDict, features: features_lib.Features
+  ):
+    """Makes the encoder and the decoder.
+
+    Args:
+      config: The full config, with all values set.
+      features: Features of the examples, by name.
+    """
+    super().__init__(config, features)
+    assert isinstance(self.model, vit.ViT)
+    options, trunk = config.objective.options, self.model
+    self._options = options
+    patch = models.pixels_per_token(trunk)
+    assert patch is not None
+    self._patch = patch
+    h, w, channels = self.image_shape
+    self.grid = (h // patch[0], w // patch[1])
+    self._head = nn.Dense(
+      options.tokens, kernel_init=trunk.starts.kernel, dtype=trunk.dtype
+    )
+    spec = dataclasses.replace(
+      trunk.layer_spec,
+      **{'depth': options.decoder_depth, 'relative_positions': 'none'},
+    )
+    values = patch[0] * patch[1] * channels
+    self._decoder = Decoder(spec, self.grid, values)
+
+  @staticmethod
+  def check(config: ml_collections.ConfigDict) -> None:
+    """Checks the options and the model.
+
+    Raises:
+      UserError: A value cannot work.
+    """
+    options, key = config.objective.options, 'config.objective.options'
+    check_count(config)
+    for name in ('temperature', 'final_temperature'):
+      if not options[name] > 0:
+        raise config_lib.UserError(
+          f'{key}.{name} is {options[name]}: it must be more than 0'
+        )
+    least = {'decoder_depth': 1, 'anneal_steps': 1, 'divergence_steps': 1}
+    for name, lowest in ({'divergence': 0} | least).items():
+      if not options[name] >= lowest:
+        raise config_lib.UserError(
+          f'{key}.{name} is {options[name]}: it must be at least {lowest}'
+        )
+    check_is_vit(config)
+
+  def init(self, key: jax.Array) -> base.Params:
+    """Returns fresh parameters of the trunk, the head and the decoder."""
+    keys = jax.random.split(key, 3)
+    d, n = self.model.hidden_size, math.prod(self.grid)
+    weights = jnp.zeros((1, n, self._options.tokens))
+    return {
+      'trunk': models.init_params(self.model, keys[0], self.image_shape),
+      'head': self._head.init(keys[1], jnp.zeros((1, d)))['params'],
+      'decoder': self._decoder.init(keys[2], weights)['params'],
+    }
+
+  def init_extra(self, params: base.Params) -> base.Extra:
+    """Returns the number of updates, on which the temperature depends."""
+    del params
+    return {'updates': jnp.zeros((), jnp.int32)}
+
+  def loss(
+    self,
+    params: base.Params,
+    extra: base.Extra,
+    batch: base.Batch,
+    rng: base.Rng,
+  ) -> tuple[jax.Array, base.Scalars, base.Extra]:
+    """Returns the loss: squared error of the pixels, and the divergence."""
+    images = batch['image']
+    logits = self.logits(params, images, rng)
+    keys = rng.fold(base.Purpose.OBJECTIVE).per_row()
+    noise = jax.vmap(lambda key: jax.random.gumbel(key, logits.shape[1:]))(keys)
+    temperature, weight = self._schedule(extra['updates'])
+    weights = jax.nn.softmax((logits + noise) / temperature)
+    error = self._error(params, images, weights).mean()
+    shares = jax.nn.log_softmax(logits)
+    entropy = -(jnp.exp(shares) * shares).sum(axis=-1).mean()
+    divergence = math.log(logits.shape[-1]) - entropy
+    scalars = {'squared_error': error, 'divergence': divergence}
+    return error + weight * divergence, scalars, extra
+
+  def after_update(
+    self, extra: base.Extra, params: base.Params, step: jax.Array
+  ) -> base.Extra:
+    """Counts the updates."""
+    del params, step
+    return {'updates': extra['updates'] + 1}
+
+  def outputs(self, params: base.Params, batch: base.Batch) -> base.Outputs:
+    """Returns tokens, int32 [B, N], and the loss of each image, [B]."""
+    images = batch['image']
+    tokens = self.tokens(params, images)
+    weights = jax.nn.one_hot(tokens, self._options.tokens)
+    error = self._error(params, images, weights)
+    return {'tokens': tokens, 'loss': error.mean(axis=(1, 2))}
+
+  def measure(
+    self, outputs: base.Outputs, batch: base.Batch
+  ) -> clu_metrics.Collection:
+    """Returns the mean squared error of the most likely tokens' pixels."""
+    return _Measured.single_from_model_output(
+      loss=outputs['loss'], mask=batch['valid']
+    )
+
+  def trunk(self, params: base.Params) -> tuple[models.Model, base.Params]:
+    """Returns the encoder without its head."""
+    return self.model, params['trunk']
+
+  def tokens(self, params: base.Params, images: jax.Array) -> jax.Array:
+    """Returns the most likely token of each patch, int32 [B, N]."""
+    return self.logits(params, images).argmax(axis=-1).astype(jnp.int32)
+
+  def logits(
+    self,
+    params: base.Params,
+    images: jax.Array,
+    rng: base.Rng | None = None,
+  ) -> jax.Array:
+    """Returns the logits of the tokens, float32 [B, N, K].
+
+    Args:
+      params: Parameters of the objective.
+      images: float32 [B, H, W, C].
+      rng: Random key of dropout, in training; None: there is none.
+    """
+    how: dict[str, Any] = {'method': 'trunk'}
+    if rng is not None:
+      key = rng.fold(base.Purpose.DROPOUT).key
+      how |= {'train': True, 'rows': rng.rows, 'rngs': {'dropout': key}}
+    seen: Any = self.model.apply({'params': params['trunk']}, images, **how)
+    patches = seen['tokens'][:, -math.prod(self.grid) :]
+    logits: Any = self._head.apply({'params': params['head']}, patches)
+    return logits.astype(jnp.float32)
+
+  def _schedule(self, updates: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Returns the temperature, and the weight of the divergence."""
+    options = self._options
+    share = jnp.minimum(updates / options.anneal_steps, 1.0)
+    low, high = options.final_temperature, options.temperature
+    temperature = low + (high - low) * (1 + jnp.cos(jnp.pi * share)) / 2
+    grown = jnp.minimum(updates / options.divergence_steps, 1.0)
+    return temperature, options.divergence * grown
+
+  def _error(
+    self, params: base.Params, images: jax.Array, weights: jax.Array
+  ) -> jax.Array:
+    """Returns squared errors [B, N, F] of the image drawn from tokens."""
+    drawn: Any = self._decoder.apply({'params': params['decoder']}, weights)
+    wanted = codebook.patches(images, self._patch)
+    return (drawn.astype(jnp.float32) - wanted) ** 2
+
+
+_Measured = clu_metrics.Collection.create(
+  loss=clu_metrics.Average.from_output('loss'), examples=metrics_lib.Count
+)
+
+
+def check_count(config: ml_collections.ConfigDict) -> None:
+  """Raises a UserError where there are too few tokens to tell patches apart."""
+  count = config.objective.options.tokens
+  if count < 2:
+    raise config_lib.UserError(
+      f'config.objective.options.tokens is {count}: it must be at least 2'
+    )
+
+
+def check_is_vit(config: ml_collections.ConfigDict) -> None:
+  """Raises a UserError where the model has no patches with tokens."""
+  name = config.model.name
+  if name == config_lib.INIT_FROM:
+    return
+  if not isinstance(models.from_config(config.model, 0), vit.ViT):
+    raise config_lib.UserError(
+      f'config.model.name is {name!r}, but'
+      f' config.objective.name={config.objective.name} needs a ViT: choose'
+      ' another model'
+    )
