@@ -1,0 +1,249 @@
+"""Cases of DINO, iBOT and DINOv2: heads, losses, schedules and masks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import golden_cases
+from golden_cases import Case
+from vit_jax import config as config_lib
+from vit_jax import optim
+from vit_jax.models import prototypes as heads
+from vit_jax.objectives import block_masks
+from vit_jax.objectives import dinov2
+from vit_jax.objectives import prototypes
+from vit_jax.weights.files import containers
+from vit_jax.weights.formats import dino_head
+from vit_jax.weights.formats import tables
+
+
+def head(case: Case) -> golden_cases.Answers:
+  f, x = case.fields, jnp.asarray(case.inputs_of('x'))
+  module = heads.PrototypeHead(
+    f['out'], f['hidden'], f['bottleneck'], f['layers'], f['batch_norm']
+  )
+  variables = jax.eval_shape(lambda: module.init(jax.random.key(0), x))
+  rules = {
+    'params': dino_head.rules('', '', f['layers'], f['batch_norm']),
+    'batch_stats': dino_head.statistics_rules('', '', f['layers']),
+  }
+  with containers.open_arrays(case.weights) as arrays:
+    variables = {
+      name: tables.read(arrays, rules[name], tree, '.*')
+      for name, tree in variables.items()
+    }
+
+  def loss(params):
+    return jnp.mean(module.apply({**variables, 'params': params}, x) ** 2)
+
+  kernel = module.apply(variables, method='prototype_kernel')
+  answers = {
+    'bottleneck': module.apply(variables, x, method='narrow'),
+    'output': module.apply(variables, x),
+    'last_weight': kernel.T,
+    'grad_norm': optax.global_norm(jax.grad(loss)(variables['params'])),
+  }
+  if f['batch_norm']:
+    answers['output_train'], _ = module.apply(
+      variables, x, train=True, mutable=['batch_stats']
+    )
+  return answers
+
+
+def by_image(x, batch: int):
+  """[crops * B, ...], crop after crop -> [B, crops, ...]."""
+  x = jnp.asarray(x)
+  return x.reshape(-1, batch, *x.shape[1:]).swapaxes(0, 1)
+
+
+def temperatures(case: Case, kind: str = 'temp', first: int = 0):
+  """Returns a teacher's temperature in each epoch."""
+  f = case.fields
+  return prototypes.warmed_up(
+    f[f'warmup_teacher_{kind}'],
+    f[f'teacher_{kind}_final'],
+    f['warmup_epochs'],
+    np.maximum(np.arange(f['epochs']) - first, 0),
+  )
+
+
+def dino_loss(case: Case) -> golden_cases.Answers:
+  f, x = case.fields, case.inputs
+  centre = jnp.zeros(f['out'])
+  answers = {'teacher_temp': temperatures(case)}
+  for call in (1, 2):
+    teacher = by_image(x[f'teacher_{call}'], f['batch'])
+    probabilities = prototypes.centred(
+      teacher, centre, answers['teacher_temp'][f[f'epoch_{call}']]
+    )
+
+    def loss(student, probabilities=probabilities):
+      pairs = prototypes.between_crops(
+        by_image(student, f['batch']), probabilities, f['student_temp']
+      )
+      return sum(prototypes.of_other_crops(pairs))
+
+    found = jax.value_and_grad(loss)(jnp.asarray(x[f'student_{call}']))
+    answers[f'loss_{call}'], answers[f'grad_student_{call}'] = found
+    centre = prototypes.update_centre(centre, teacher, f['center_momentum'])
+    answers[f'center_{call}'] = centre[None]
+  return answers
+
+
+def schedules(case: Case) -> golden_cases.Answers:
+  f = case.fields
+  config = config_lib.default().optim
+  config.learning_rate = f['lr'] * f['batch_size'] / 256
+  config.final_factor = f['min_lr'] / config.learning_rate
+  config.warmup_inclusive = True
+  config.weight_decay = f['weight_decay_start']
+  config.final_weight_decay = f['weight_decay_end']
+  per_epoch = f['steps_per_epoch']
+  total = f['epochs'] * per_epoch
+  lengths = optim.Lengths(total, f['warmup_epochs'] * per_epoch)
+  with jax.enable_x64(True):
+    steps = jnp.arange(total)
+    momentum = optim.half_cosine(f['momentum_base'], 1.0, total)
+    decay = optim.make_decay(config, lengths)
+    return {
+      'learning_rate': jax.vmap(optim.make_schedule(config, lengths))(steps),
+      'weight_decay': config.weight_decay * jax.vmap(decay)(steps),
+      'momentum': jax.vmap(momentum)(steps),
+    }
+
+
+def clip(case: Case) -> golden_cases.Answers:
+  grads = {k: jnp.asarray(x) for k, x in case.inputs.items()}
+  config = config_lib.default().optim
+  config.name, config.momentum = 'sgd', 0.0
+  config.clip_each = case.fields['clip']
+  optimizer = optim.make_optimizer(config)
+  clipped, _ = optimizer.update(grads, optimizer.init(grads), grads)
+  norms = [optax.global_norm(grads[f'grad_{i}']) for i in range(len(grads))]
+  return {'norms': jnp.stack(norms)} | {
+    name.replace('grad', 'clipped'): x for name, x in clipped.items()
+  }
+
+
+def sinkhorn(case: Case) -> golden_cases.Answers:
+  f, logits = case.fields, jnp.asarray(case.inputs['logits'])
+  how = f['temperature'], f['iterations']
+  # The patch version leaves out what is not masked.
+  padded = jnp.concatenate([logits, 10 + logits])
+  weights = jnp.arange(len(padded)) < len(logits)
+  of_patches = prototypes.sinkhorn_knopp(padded, *how, weights * 1.0)
+  return {
+    'assignment': prototypes.sinkhorn_knopp(logits, *how),
+    'assignment_ibot': of_patches[: len(logits)],
+  }
+
+
+def centering(case: Case) -> golden_cases.Answers:
+  f, answers = case.fields, {}
+  for kind in ('cls', 'patch'):
+    centre = jnp.zeros(f['prototypes'])
+    for call in (1, 2):
+      logits = jnp.asarray(case.inputs[f'{kind}_{call}'])
+      answers[f'{kind}_probs_{call}'] = prototypes.centred(
+        logits, centre, f['temperature']
+      )
+      centre = prototypes.update_centre(centre, logits, f['center_momentum'])
+    answers[f'{kind}_center'] = centre
+  return answers
+
+
+def dinov2_losses(case: Case) -> golden_cases.Answers:
+  f = case.fields
+  x = {k: jnp.asarray(v) for k, v in case.inputs.items()}
+  batch, temperature = f['batch'], f['student_temp']
+  teacher, local = (
+    by_image(x[name], batch) for name in ('teacher_probs', 'student_local')
+  )
+
+  def dino(student):
+    crops = [by_image(student, batch), local]
+    pairs = prototypes.between_crops(
+      jnp.concatenate(crops, axis=1), teacher, temperature
+    )
+    return prototypes.of_other_crops(pairs)
+
+  def ibot(student, places=slice(None)):
+    weights = prototypes.patch_weights(x['masks'])
+    return prototypes.of_patches(
+      student, x['teacher_patches'], weights, temperature
+    )
+
+  def koleo(features):
+    return prototypes.koleo(by_image(features, batch))
+
+  parts = dino(x['student_global'])
+  patches = dinov2.Patches.of(x['masks'], max(f['masked']))
+  return {
+    'dino_global': parts[0],
+    'dino_local': parts[1],
+    'dino': sum(parts),
+    'ibot': prototypes.of_patches(
+      patches.take(x['student_patches']),
+      patches.take(x['teacher_patches']),
+      patches.weights,
+      temperature,
+    ),
+    'ibot_full': ibot(x['student_patches']),
+    'koleo': koleo(x['student_features']),
+    'koleo_crop_0': koleo(x['student_features'][:batch]),
+    'grad_student_global': jax.grad(lambda s: sum(dino(s)))(
+      x['student_global']
+    ),
+    'grad_student_patches': jax.grad(ibot)(x['student_patches']),
+    'grad_student_features': jax.grad(koleo)(x['student_features']),
+  }
+
+
+def ibot_loss(case: Case) -> golden_cases.Answers:
+  f = case.fields
+  x = {k: jnp.asarray(v) for k, v in case.inputs.items()}
+  batch, epoch = f['batch'], f['epoch']
+  temps = temperatures(case)
+  patch_temps = temperatures(case, 'patch_temp', f['mim_start_epoch'])
+  centre, patch_centre = jnp.zeros(f['out']), jnp.zeros(f['patch_out'])
+  teacher = by_image(x['teacher_cls'], batch)
+  crops = [by_image(x[f'student_{k}'], batch) for k in ('cls', 'local')]
+  pairs = prototypes.between_crops(
+    jnp.concatenate(crops, axis=1),
+    prototypes.centred(teacher, centre, temps[epoch]),
+    f['student_temp'],
+  )
+  of_class = sum(prototypes.of_other_crops(pairs))
+  masks = x['masks'].reshape(len(x['masks']), -1)
+  of_patches = prototypes.of_patches(
+    x['student_patches'],
+    prototypes.centred(x['teacher_patches'], patch_centre, patch_temps[epoch]),
+    prototypes.patch_weights(masks),
+    f['student_temp'],
+  )
+  update = prototypes.update_centre
+  return {
+    'cls': of_class,
+    'patch': of_patches,
+    'loss': of_class + of_patches,
+    'center': update(centre, teacher, f['center_momentum']),
+    'center_patch': update(
+      patch_centre, x['teacher_patches'], f['center_momentum']
+    ),
+    'teacher_temp': temps,
+    'teacher_patch_temp': patch_temps,
+  }
+
+
+CHECKS = {
+  'dino_head': head,
+  'dino_head_batch_norm': head,
+  'dino_loss': dino_loss,
+  'dino_schedules': schedules,
+  'dino_clip': clip,
+  'dinov2_sinkhorn': sinkhorn,
+  'dinov2_centering': centering,
+  'dinov2_losses': dinov2_losses,
+  'ibot_loss': ibot_loss,
+}
