@@ -7,6 +7,7 @@ import optax
 
 import golden_cases
 from golden_cases import Case
+from golden_cases import Judged
 from vit_jax import config as config_lib
 from vit_jax import optim
 from vit_jax.models import prototypes as heads
@@ -19,7 +20,7 @@ from vit_jax.weights.formats import tables
 
 
 def head(case: Case) -> golden_cases.Answers:
-  f, x = case.fields, jnp.asarray(case.inputs_of('x'))
+  f, x = case.fields, jnp.asarray(case.inputs['x'])
   module = heads.PrototypeHead(
     f['out'], f['hidden'], f['bottleneck'], f['layers'], f['batch_norm']
   )
@@ -49,6 +50,10 @@ def head(case: Case) -> golden_cases.Answers:
       variables, x, train=True, mutable=['batch_stats']
     )
   return answers
+
+
+# Of iBOT's class, for fields that a case does not have.
+IBOT_DEFAULTS = {'student_temp': 0.1, 'center_momentum': 0.9}
 
 
 def by_image(x, batch: int):
@@ -175,7 +180,7 @@ def dinov2_losses(case: Case) -> golden_cases.Answers:
     )
 
   def koleo(features):
-    return prototypes.koleo(by_image(features, batch))
+    return sum(map(prototypes.koleo, features.reshape(-1, batch, f['dim'])))
 
   parts = dino(x['student_global'])
   patches = dinov2.Patches.of(x['masks'], max(f['masked']))
@@ -204,6 +209,7 @@ def ibot_loss(case: Case) -> golden_cases.Answers:
   f = case.fields
   x = {k: jnp.asarray(v) for k, v in case.inputs.items()}
   batch, epoch = f['batch'], f['epoch']
+  student_temp, momentum = (f.get(k, x) for k, x in IBOT_DEFAULTS.items())
   temps = temperatures(case)
   patch_temps = temperatures(case, 'patch_temp', f['mim_start_epoch'])
   centre, patch_centre = jnp.zeros(f['out']), jnp.zeros(f['patch_out'])
@@ -212,7 +218,7 @@ def ibot_loss(case: Case) -> golden_cases.Answers:
   pairs = prototypes.between_crops(
     jnp.concatenate(crops, axis=1),
     prototypes.centred(teacher, centre, temps[epoch]),
-    f['student_temp'],
+    student_temp,
   )
   of_class = sum(prototypes.of_other_crops(pairs))
   masks = x['masks'].reshape(len(x['masks']), -1)
@@ -220,19 +226,149 @@ def ibot_loss(case: Case) -> golden_cases.Answers:
     x['student_patches'],
     prototypes.centred(x['teacher_patches'], patch_centre, patch_temps[epoch]),
     prototypes.patch_weights(masks),
-    f['student_temp'],
+    student_temp,
   )
   update = prototypes.update_centre
   return {
     'cls': of_class,
     'patch': of_patches,
     'loss': of_class + of_patches,
-    'center': update(centre, teacher, f['center_momentum']),
-    'center_patch': update(
-      patch_centre, x['teacher_patches'], f['center_momentum']
-    ),
+    'center': update(centre, teacher, momentum),
+    'center_patch': update(patch_centre, x['teacher_patches'], momentum),
     'teacher_temp': temps,
     'teacher_patch_temp': patch_temps,
+  }
+
+
+def one_mean(found, expected, count: int, spread=None) -> Judged:
+  """Judges the mean of a sample by one of another, of `count` draws.
+
+  Args:
+    found: Our sample, [draws, ...].
+    expected: The mean of the other sample, [...].
+    count: Draws of the other sample.
+    spread: Standard deviations, [...]; None: those of our sample.
+  """
+  found = np.asarray(found, np.float64)
+  spread = found.std(axis=0) if spread is None else spread
+  error = np.maximum(spread, 1e-6) * np.sqrt(1 / len(found) + 1 / count)
+  worst = np.abs(found.mean(axis=0) - expected) / error
+  return Judged(float(np.max(worst)), 5.0)
+
+
+def histogram(values, expected, draws: int, count: int) -> Judged:
+  """Judges how often each whole number occurs, in standard errors.
+
+  Args:
+    values: Whole numbers of our `draws` masks.
+    expected: Number of times that each occurs in the other sample.
+    draws: Our number of masks.
+    count: The other sample's number of masks.
+  """
+  ours = np.bincount(np.asarray(values).ravel(), minlength=len(expected))
+  rates = ours[: len(expected)] / draws, expected / count
+  both = (ours[: len(expected)] + expected) / (draws + count)
+  error = np.sqrt(np.maximum(both, 1 / (draws + count)))
+  error *= np.sqrt(1 / draws + 1 / count)
+  return Judged(float(np.max(np.abs(rates[0] - rates[1]) / error)), 5.0)
+
+
+def near(found, expected, share: float = 0.1) -> Judged:
+  """Judges an extreme of a sample by that of another."""
+  return Judged(float(abs(found - expected)), max(2.0, share * expected))
+
+
+def masks(case: Case) -> golden_cases.Answers:
+  f, x, count = case.fields, case.expected, case.fields['draws']
+  draws = block_masks.BlockMasks(
+    tuple(f['grid']),
+    f['target'],
+    least=f['min_num_patches'],
+    most=int(f['max_num_patches']),
+    aspect=(f['min_aspect'], 1 / f['min_aspect']),
+  ).draw(jax.random.split(jax.random.key(0), count))
+  mask, blocks, number = map(np.asarray, draws)
+  masked = mask.sum(axis=(1, 2))
+  _, _, height, width, new = blocks[
+    np.arange(blocks.shape[1]) < number[:, None]
+  ].T
+  area, total = height * width, x['blocks_per_mask_mean'] * count
+  many = len(masked), count
+  likely = np.clip(mask.mean(axis=0), 1 / count, 1 - 1 / count)
+  return batches_of(case) | {
+    'num_masked_hist': histogram(masked, x['num_masked_hist'], *many),
+    'num_masked_mean': one_mean(masked, x['num_masked_mean'], count),
+    'num_masked_std': deviation(masked, x['num_masked_std'], count),
+    'coverage': one_mean(
+      mask, x['coverage'], count, np.sqrt(likely * (1 - likely))
+    ),
+    'blocks_per_mask_mean': one_mean(number, x['blocks_per_mask_mean'], count),
+    'blocks_per_mask_hist': histogram(number, x['blocks_per_mask_hist'], *many),
+    'block_height_hist': histogram(height, x['block_height_hist'], *many),
+    'block_width_hist': histogram(width, x['block_width_hist'], *many),
+    'block_area_min': near(area.min(), x['block_area_min']),
+    'block_area_max': near(area.max(), x['block_area_max']),
+    'block_area_mean': one_mean(area, x['block_area_mean'], total),
+    'block_area_std': deviation(area, x['block_area_std'], total),
+    'block_new_min': near(new.min(), x['block_new_min']),
+    'block_new_max': near(new.max(), x['block_new_max']),
+    'block_new_mean': one_mean(new, x['block_new_mean'], total),
+    'target': np.int32(f['target']),
+  }
+
+
+def deviation(found, expected, count: int) -> Judged:
+  """Judges a standard deviation by that of another sample."""
+  found = np.asarray(found, np.float64)
+  centred = found - found.mean()
+  spread = max(found.std(), 1e-6)
+  kurtosis = max((centred**4).mean() / spread**4, 1.5)
+  error = spread * np.sqrt((kurtosis - 1) / 4 * (1 / len(found) + 1 / count))
+  return Judged(float(abs(found.std() - expected) / error), 5.0)
+
+
+def batches_of(case: Case) -> golden_cases.Answers:
+  """Answers about the masks of a batch."""
+  f, x, count = case.fields, case.expected, 100
+  shares = dinov2.MaskShares(
+    f['batch'], f['mask_probability'], tuple(f['mask_ratio'])
+  )
+  grid, patches = tuple(f['grid']), int(np.prod(f['grid']))
+  blocks = block_masks.BlockMasks(
+    grid,
+    int(patches * shares.ratio[1]),
+    least=f['min_num_patches'],
+    most=int(f['max_num_patches']),
+    aspect=(f['min_aspect'], 1 / f['min_aspect']),
+  )
+
+  def one(key):
+    keys = jax.random.split(key, f['batch'])
+    draws = jax.vmap(jax.random.uniform)(keys)
+    wanted = shares.counts(key, jnp.arange(f['batch']), draws, patches)
+    return blocks.draw(keys, wanted).mask
+
+  made = jax.lax.map(one, jax.random.split(jax.random.key(1), count))
+  made = made.reshape(count, f['batch'], -1)
+  ours = np.sort(np.asarray(made.sum(axis=2)), axis=1)
+  weights = np.asarray(prototypes.patch_weights(made)).sum(axis=(1, 2))
+  # The number of batches is that in which all means are whole numbers.
+  means = x['sorted_masked_mean'].astype(np.float64)
+  theirs = next(
+    n
+    for n in range(10, 10_000)
+    if np.abs(n * means - np.round(n * means)).max() < 1e-2
+  )
+  return {
+    'images_masked': np.int32(shares.masked),
+    'upperbound': np.int32(sum(int(patches * b) for b in shares.bounds[1:])),
+    'ratio_bounds': Judged(
+      float(np.abs(shares.bounds - x['ratio_bounds']).max()), 1e-6
+    ),
+    'sorted_masked_mean': one_mean(ours, means, theirs),
+    'masks_weight_sum': Judged(
+      float(np.abs(weights - x['masks_weight_sum']).max()), 1e-4
+    ),
   }
 
 
@@ -245,5 +381,6 @@ CHECKS = {
   'dinov2_sinkhorn': sinkhorn,
   'dinov2_centering': centering,
   'dinov2_losses': dinov2_losses,
+  'dinov2_masks': masks,
   'ibot_loss': ibot_loss,
 }

@@ -210,6 +210,18 @@ class Objective(abc.ABC):
     del params, step
     return extra
 
+  def warnings(self, scalars: Mapping[str, float], step: int) -> list[str]:
+    """Returns what is wrong with the run, as one sees it in a logged step.
+
+    The log gets these lines the first time that there are some.
+
+    Args:
+      scalars: As `loss` returned them; also the loss, under 'loss'.
+      step: Completed updates, with this one.
+    """
+    del scalars, step
+    return []
+
   def outputs(self, params: Params, batch: Batch) -> Outputs:
     """Returns the model's outputs for a batch of evaluation.
 
@@ -279,14 +291,20 @@ class Objective(abc.ABC):
       rng: Random key of this step and these rows.
       **kwargs: Passed on to the module.
     """
+    how = self.train_arguments(rng)
+    return self.apply(params, images, **how, **kwargs)
+
+  def train_arguments(self, rng: Rng) -> dict[str, Any]:
+    """Returns the arguments with which a model is applied for training.
+
+    Args:
+      rng: Random key of this step and these rows.
+    """
     key = rng.fold(Purpose.DROPOUT).key
     if self._rng == 'rbg':
       words = jax.random.bits(key, (4,), jnp.uint32)
       key = jax.random.wrap_key_data(words, impl='rbg')
-    rngs = {'dropout': key}
-    return self.apply(
-      params, images, train=True, rows=rng.rows, rngs=rngs, **kwargs
-    )
+    return {'train': True, 'rows': rng.rows, 'rngs': {'dropout': key}}
 
 
 def check_features(

@@ -111,7 +111,9 @@ class BlockMasks:
     new = (block & ~state.mask).sum(dtype=jnp.int32)
     fits = (height < h) & (width < w) & (new > 0) & (new <= left)
     row = jnp.stack([top, side, height, width, new])
-    blocks = jnp.where(fits, state.blocks.at[state.count].set(row), state.blocks)
+    blocks = jnp.where(
+      fits, state.blocks.at[state.count].set(row), state.blocks
+    )
     return _State(
       mask=state.mask | (block & fits),
       blocks=blocks,
