@@ -320,6 +320,9 @@ def _optim() -> ml_collections.ConfigDict:
   # as 1 / sqrt(t) until a linear cooldown.
   optim.schedule = 'cosine'
   optim.warmup = '0 steps'  # linear, from 0
+  # Whether the last step of the warm-up has the maximum already, as in DINO's
+  # code, and not only the step after it.
+  optim.warmup_inclusive = False
   optim.final_factor = 0.0  # final learning rate / learning_rate
   # For 'step': fractions of the duration at which the learning rate is
   # multiplied by step_factor.
@@ -329,11 +332,18 @@ def _optim() -> ml_collections.ConfigDict:
   # For 'rsqrt': time until the learning rate has fallen to 1 / sqrt(2).
   optim.timescale = '10_000 steps'
   optim.clip_norm = 0.0  # largest norm of the whole gradient; 0: no clipping
+  # Largest norm of the gradient of each parameter by itself, as in DINO; 0: no
+  # clipping.
+  optim.clip_each = 0.0
   # Adaptive clipping: largest norm of the gradient of a unit (one output of a
   # layer), as a multiple of the norm of its weights; heads are not clipped. 0:
   # no clipping.
   optim.clip_adaptive = 0.0
   optim.weight_decay = 0.0  # multiplied by the learning rate, as in optax
+  # The weight decay at the end of the run, to which it changes by half a cosine
+  # from weight_decay, as in DINO; decays of `rules` change by the same factor.
+  # None: it stays.
+  optim.final_weight_decay = config_dict.placeholder(float)
   # Regular expression for the paths of the parameters with weight decay; LAMB
   # and LARS adapt the learning rate of the same parameters.
   optim.decay_pattern = r'kernel$'

@@ -210,6 +210,18 @@ class Objective(abc.ABC):
     del params, step
     return extra
 
+  def warnings(self, scalars: Mapping[str, float], step: int) -> list[str]:
+    """Returns what is wrong with the run, as one sees it in a logged step.
+
+    The log gets these lines the first time that there are some.
+
+    Args:
+      scalars: As `loss` returned them; also the loss, under 'loss'.
+      step: Completed updates, with this one.
+    """
+    del scalars, step
+    return []
+
   def outputs(self, params: Params, batch: Batch) -> Outputs:
     """Returns the model's outputs for a batch of evaluation.
 

@@ -53,7 +53,7 @@ class BlockMasks:
 
   Attributes:
     grid: Patches (h, w).
-    count: Number of patches to mask, n.
+    count: Number of patches to mask, n; the largest, if images differ.
     least: Least area of a block, in patches.
     most: Largest number of patches that a block masks; None: no limit.
     aspect: Range of height / width.
@@ -65,11 +65,19 @@ class BlockMasks:
   most: int | None = None
   aspect: tuple[float, float] = (0.3, 1 / 0.3)
 
-  def draw(self, keys: jax.Array) -> Masks:
-    """Returns a mask for each of the random keys [B]."""
-    return jax.vmap(self._draw)(keys)
+  def draw(self, keys: jax.Array, counts: jax.Array | None = None) -> Masks:
+    """Returns a mask for each of the random keys [B].
 
-  def _draw(self, key: jax.Array) -> Masks:
+    Args:
+      keys: [B].
+      counts: int32 [B], each image's number of patches to mask, at most
+        `count`; None: `count` in all.
+    """
+    if counts is None:
+      counts = jnp.full(len(keys), self.count, jnp.int32)
+    return jax.vmap(self._draw)(keys, counts)
+
+  def _draw(self, key: jax.Array, wanted: jax.Array) -> Masks:
     zero = jnp.int32(0)
     state = _State(
       jnp.zeros(self.grid, bool),
@@ -77,16 +85,16 @@ class BlockMasks:
       *(zero, zero, zero, zero),
     )
     state = jax.lax.while_loop(
-      lambda s: (s.masked < self.count) & (s.failed < _TRIES),
-      functools.partial(self._try, key),
+      lambda s: (s.masked < wanted) & (s.failed < _TRIES),
+      functools.partial(self._try, key, wanted),
       state,
     )
     return Masks(state.mask, state.blocks, state.count)
 
-  def _try(self, key: jax.Array, state: _State) -> _State:
+  def _try(self, key: jax.Array, wanted: jax.Array, state: _State) -> _State:
     """Draws one block, and masks its patches if it fits."""
     h, w = self.grid
-    left = self.count - state.masked
+    left = wanted - state.masked
     if self.most is not None:
       left = jnp.minimum(left, self.most)
     draws = jax.random.uniform(jax.random.fold_in(key, state.tries), (4,))
@@ -103,7 +111,9 @@ class BlockMasks:
     new = (block & ~state.mask).sum(dtype=jnp.int32)
     fits = (height < h) & (width < w) & (new > 0) & (new <= left)
     row = jnp.stack([top, side, height, width, new])
-    blocks = jnp.where(fits, state.blocks.at[state.count].set(row), state.blocks)
+    blocks = jnp.where(
+      fits, state.blocks.at[state.count].set(row), state.blocks
+    )
     return _State(
       mask=state.mask | (block & fits),
       blocks=blocks,

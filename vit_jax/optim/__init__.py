@@ -9,7 +9,9 @@ from vit_jax.optim import schedules
 from vit_jax.optim.optimizers import make_optimizer
 from vit_jax.optim.optimizers import NAMES
 from vit_jax.optim.schedules import check_lengths
+from vit_jax.optim.schedules import half_cosine
 from vit_jax.optim.schedules import Lengths
+from vit_jax.optim.schedules import make_decay
 from vit_jax.optim.schedules import make_schedule
 from vit_jax.optim.schedules import NAMES as SCHEDULES
 
@@ -19,6 +21,8 @@ __all__ = [
   'Lengths',
   'check',
   'check_lengths',
+  'half_cosine',
+  'make_decay',
   'make_optimizer',
   'make_schedule',
 ]

@@ -26,7 +26,7 @@ from vit_jax.models import stack
 from vit_jax.optim import arrays
 from vit_jax.optim import rules
 
-Transformation: TypeAlias = optax.GradientTransformation
+Transformation: TypeAlias = optax.GradientTransformationExtraArgs
 
 # Root mean square of Muon's updates. It is about that of Adam's updates, so
 # that both can share a learning rate (Moonlight, arXiv:2502.16982, section
@@ -36,8 +36,10 @@ _MUON_RMS = 0.2
 
 _NOT_NEGATIVE = (
   'clip_adaptive',
+  'clip_each',
   'clip_norm',
   'weight_decay',
+  'final_weight_decay',
   'eps',
   'trust_coefficient',
 )
@@ -59,15 +61,26 @@ def check(config: ml_collections.ConfigDict) -> None:
       raise config_lib.UserError(
         f'config.optim.{key} is {value}: it must be in [0, 1)'
       )
+  final = config.optim.final_weight_decay
+  if final is not None and not config.optim.weight_decay:
+    raise config_lib.UserError(
+      f'config.optim.final_weight_decay is {final}, but'
+      ' config.optim.weight_decay, from which it changes, is 0: set that, too'
+    )
 
 
 def make_optimizer(config: ml_collections.ConfigDict) -> Transformation:
   """Returns the transformation that maps gradients to update directions.
 
+  Its `update` takes one more argument, `decay`: a factor of all weight decays,
+  as from `schedules.make_decay`; 1 by default.
+
   Args:
     config: `config.optim`, checked.
   """
   parts = []
+  if config.clip_each:
+    parts.append(arrays.per_layer(_clip_each(config.clip_each)))
   if config.clip_adaptive:
     parts.append(arrays.per_layer(_clip_adaptive(config.clip_adaptive)))
   if config.clip_norm:
@@ -201,17 +214,30 @@ def _decay(
 ) -> Transformation:
   """Adds the weight decay of each parameter, multiplied by `factor`."""
   if not config.weight_decay and not any(rule[2] for rule in config.rules):
-    return optax.identity()
+    return optax.with_extra_args_support(optax.identity())
 
-  def decay(updates: optax.Updates, params: optax.Params | None) -> Any:
+  def update(
+    updates: optax.Updates,
+    state: optax.EmptyState,
+    params: optax.Params | None = None,
+    *,
+    decay: jax.typing.ArrayLike = 1.0,
+    **_: Any,
+  ) -> tuple[optax.Updates, optax.EmptyState]:
     weights = rules.per_array(
       params, lambda name: factor * rules.weight_decay(config, name)
     )
-    return jax.tree.map(
-      lambda g, p, w: g + w * p if np.any(w) else g, updates, params, weights
+    added = jax.tree.map(
+      lambda g, p, w: g + decay * w * p if np.any(w) else g,
+      updates,
+      params,
+      weights,
     )
+    return added, state
 
-  return optax.stateless(decay)
+  return optax.GradientTransformationExtraArgs(
+    lambda _: optax.EmptyState(), update
+  )
 
 
 def _trust_ratio(
@@ -276,6 +302,20 @@ def _consistent_rms(updates: Any, params: Any) -> Any:
     return x * (_MUON_RMS * math.sqrt(max(sizes)))
 
   return jax.tree_util.tree_map_with_path(scaled, updates)
+
+
+def _clip_each(limit: float) -> Transformation:
+  """Clips the gradient of each parameter by its own norm.
+
+  As DINO's code does (arXiv:2104.14294, `clip_gradients`); its queries, keys
+  and values are one parameter, as here.
+  """
+
+  def clip(g: jax.Array) -> jax.Array:
+    norm = jnp.sqrt(jnp.sum(g**2))
+    return g * jnp.minimum(1, limit / (norm + 1e-6))
+
+  return optax.stateless(lambda updates, _: jax.tree.map(clip, updates))
 
 
 def _clip_adaptive(limit: float) -> Transformation:

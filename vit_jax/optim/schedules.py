@@ -122,8 +122,36 @@ def make_schedule(
     main = optax.constant_schedule(peak)
   if not lengths.warmup:
     return main
-  warmup = optax.linear_schedule(0.0, peak, lengths.warmup)
+  rise = max(lengths.warmup - config.warmup_inclusive, 1)
+  warmup = optax.linear_schedule(0.0, peak, rise)
   return optax.join_schedules([warmup, main], [lengths.warmup])
+
+
+def make_decay(config: ml_collections.ConfigDict, lengths: Lengths) -> Schedule:
+  """Returns the factor of all weight decays as a function of completed steps.
+
+  Args:
+    config: `config.optim`.
+    lengths: The lengths of the schedule's parts.
+  """
+  first, final = config.weight_decay, config.final_weight_decay
+  if final is None:
+    return optax.constant_schedule(1.0)
+  return half_cosine(1.0, final / first, lengths.total)
+
+
+def half_cosine(start: float, final: float, steps: int) -> Schedule:
+  """Returns half a cosine from `start` to `final`, which it reaches at `steps`.
+
+  DINO (arXiv:2104.14294, section 3.2) changes the weight decay and the
+  momentum of its teacher like this.
+  """
+
+  def at(step: Any) -> jax.Array:
+    share = jnp.clip(step / max(steps, 1), 0, 1)
+    return final + (start - final) * 0.5 * (1 + jnp.cos(jnp.pi * share))
+
+  return at
 
 
 def _step(config: ml_collections.ConfigDict, lengths: Lengths) -> Schedule:

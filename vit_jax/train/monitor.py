@@ -7,6 +7,7 @@ read the step's result.
 """
 
 from collections.abc import Callable
+from collections.abc import Sequence
 import dataclasses
 import signal
 import threading
@@ -152,6 +153,7 @@ class Monitor:
     self._reporter = reporter
     self._clock = clock
     self._hear = hear
+    self._has_warned = False
     self._last: tuple[int, int, dict[str, jax.Array], jax.Array] | None = None
     devices = list(experiment.program.mesh.devices.flat)
     peak = hardware.peak_flops(devices[0])
@@ -255,6 +257,7 @@ class Monitor:
 
   def _report(self, step: int, scalars: Scalars) -> None:
     e, rates = self._experiment, self._clock.read()
+    self._warn(e.program.objective.warnings(scalars, step))
     if rates and self._peak_flops:
       steps_per_second = rates['images_per_second'] / e.config.train.batch_size
       rates['mfu'] = steps_per_second * e.program.flops.step / self._peak_flops
@@ -266,6 +269,13 @@ class Monitor:
     if rates:
       shown['images/s'] = rates['images_per_second']
     self._reporter.progress(step, shown)
+
+  def _warn(self, lines: Sequence[str]) -> None:
+    """Logs an objective's warnings, once in a run."""
+    if lines and not self._has_warned:
+      self._has_warned = True
+      for line in lines:
+        logging.warning('warning: %s', line)
 
 
 def of_training(scalars: Scalars) -> Scalars:

@@ -111,6 +111,7 @@ class Program:
       views.train_transform(config, self.features, objective.views),
       self.rules,
       optim.make_schedule(config.optim, self.lengths),
+      optim.make_decay(config.optim, self.lengths),
       self._optimizer,
       self.mesh,
       self.param_shardings,
@@ -167,7 +168,7 @@ class Program:
     return _Init(self)
 
   @functools.cached_property
-  def _optimizer(self) -> optax.GradientTransformation:
+  def _optimizer(self) -> optax.GradientTransformationExtraArgs:
     return optim.make_optimizer(self.config.optim)
 
   @functools.cached_property

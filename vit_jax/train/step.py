@@ -148,7 +148,8 @@ def make_update(
   augment: views.TrainTransform,
   rules: rules_lib.Rules,
   schedule: Schedule,
-  optimizer: optax.GradientTransformation,
+  decay: Schedule,
+  optimizer: optax.GradientTransformationExtraArgs,
   mesh: Mesh,
   param_shardings: Mapping[str, sharding.ParamSharding],
 ) -> Callable[[TrainState, objectives.Batch, Any], Update]:
@@ -188,7 +189,9 @@ def make_update(
       step_key(config.seed, step),
       parts,
     )
-    direction, opt_state = optimizer.update(grads, state.opt_state, trained)
+    direction, opt_state = optimizer.update(
+      grads, state.opt_state, trained, decay=decay(step)
+    )
     params = jax.tree.map(
       lambda p, d: p - learning_rate * d, trained, rules.scale(direction)
     )

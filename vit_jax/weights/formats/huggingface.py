@@ -1,4 +1,4 @@
-"""Directories of Hugging Face transformers: ViT, DeiT, MAE, BEiT, I-JEPA, DINOv2.
+"""Directories of Hugging Face transformers: ViT, DeiT, MAE, BEiT, DINOv2, ...
 
 config.json has what arrays do not show: heads, activation, epsilon, labels.
 """

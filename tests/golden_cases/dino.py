@@ -1,0 +1,386 @@
+"""Cases of DINO, iBOT and DINOv2: heads, losses, schedules and masks."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+import golden_cases
+from golden_cases import Case
+from golden_cases import Judged
+from vit_jax import config as config_lib
+from vit_jax import optim
+from vit_jax.models import prototypes as heads
+from vit_jax.objectives import block_masks
+from vit_jax.objectives import dinov2
+from vit_jax.objectives import prototypes
+from vit_jax.weights.files import containers
+from vit_jax.weights.formats import dino_head
+from vit_jax.weights.formats import tables
+
+
+def head(case: Case) -> golden_cases.Answers:
+  f, x = case.fields, jnp.asarray(case.inputs['x'])
+  module = heads.PrototypeHead(
+    f['out'], f['hidden'], f['bottleneck'], f['layers'], f['batch_norm']
+  )
+  variables = jax.eval_shape(lambda: module.init(jax.random.key(0), x))
+  rules = {
+    'params': dino_head.rules('', '', f['layers'], f['batch_norm']),
+    'batch_stats': dino_head.statistics_rules('', '', f['layers']),
+  }
+  with containers.open_arrays(case.weights) as arrays:
+    variables = {
+      name: tables.read(arrays, rules[name], tree, '.*')
+      for name, tree in variables.items()
+    }
+
+  def loss(params):
+    return jnp.mean(module.apply({**variables, 'params': params}, x) ** 2)
+
+  kernel = module.apply(variables, method='prototype_kernel')
+  answers = {
+    'bottleneck': module.apply(variables, x, method='narrow'),
+    'output': module.apply(variables, x),
+    'last_weight': kernel.T,
+    'grad_norm': optax.global_norm(jax.grad(loss)(variables['params'])),
+  }
+  if f['batch_norm']:
+    answers['output_train'], _ = module.apply(
+      variables, x, train=True, mutable=['batch_stats']
+    )
+  return answers
+
+
+# Of iBOT's class, for fields that a case does not have.
+IBOT_DEFAULTS = {'student_temp': 0.1, 'center_momentum': 0.9}
+
+
+def by_image(x, batch: int):
+  """[crops * B, ...], crop after crop -> [B, crops, ...]."""
+  x = jnp.asarray(x)
+  return x.reshape(-1, batch, *x.shape[1:]).swapaxes(0, 1)
+
+
+def temperatures(case: Case, kind: str = 'temp', first: int = 0):
+  """Returns a teacher's temperature in each epoch."""
+  f = case.fields
+  return prototypes.warmed_up(
+    f[f'warmup_teacher_{kind}'],
+    f[f'teacher_{kind}_final'],
+    f['warmup_epochs'],
+    np.maximum(np.arange(f['epochs']) - first, 0),
+  )
+
+
+def dino_loss(case: Case) -> golden_cases.Answers:
+  f, x = case.fields, case.inputs
+  centre = jnp.zeros(f['out'])
+  answers = {'teacher_temp': temperatures(case)}
+  for call in (1, 2):
+    teacher = by_image(x[f'teacher_{call}'], f['batch'])
+    probabilities = prototypes.centred(
+      teacher, centre, answers['teacher_temp'][f[f'epoch_{call}']]
+    )
+
+    def loss(student, probabilities=probabilities):
+      pairs = prototypes.between_crops(
+        by_image(student, f['batch']), probabilities, f['student_temp']
+      )
+      return sum(prototypes.of_other_crops(pairs))
+
+    found = jax.value_and_grad(loss)(jnp.asarray(x[f'student_{call}']))
+    answers[f'loss_{call}'], answers[f'grad_student_{call}'] = found
+    centre = prototypes.update_centre(centre, teacher, f['center_momentum'])
+    answers[f'center_{call}'] = centre[None]
+  return answers
+
+
+def schedules(case: Case) -> golden_cases.Answers:
+  f = case.fields
+  config = config_lib.default().optim
+  config.learning_rate = f['lr'] * f['batch_size'] / 256
+  config.final_factor = f['min_lr'] / config.learning_rate
+  config.warmup_inclusive = True
+  config.weight_decay = f['weight_decay_start']
+  config.final_weight_decay = f['weight_decay_end']
+  per_epoch = f['steps_per_epoch']
+  total = f['epochs'] * per_epoch
+  lengths = optim.Lengths(total, f['warmup_epochs'] * per_epoch)
+  with jax.enable_x64(True):
+    steps = jnp.arange(total)
+    momentum = optim.half_cosine(f['momentum_base'], 1.0, total)
+    decay = optim.make_decay(config, lengths)
+    return {
+      'learning_rate': jax.vmap(optim.make_schedule(config, lengths))(steps),
+      'weight_decay': config.weight_decay * jax.vmap(decay)(steps),
+      'momentum': jax.vmap(momentum)(steps),
+    }
+
+
+def clip(case: Case) -> golden_cases.Answers:
+  grads = {k: jnp.asarray(x) for k, x in case.inputs.items()}
+  config = config_lib.default().optim
+  config.name, config.momentum = 'sgd', 0.0
+  config.clip_each = case.fields['clip']
+  optimizer = optim.make_optimizer(config)
+  clipped, _ = optimizer.update(grads, optimizer.init(grads), grads)
+  norms = [optax.global_norm(grads[f'grad_{i}']) for i in range(len(grads))]
+  return {'norms': jnp.stack(norms)} | {
+    name.replace('grad', 'clipped'): x for name, x in clipped.items()
+  }
+
+
+def sinkhorn(case: Case) -> golden_cases.Answers:
+  f, logits = case.fields, jnp.asarray(case.inputs['logits'])
+  how = f['temperature'], f['iterations']
+  # The patch version leaves out what is not masked.
+  padded = jnp.concatenate([logits, 10 + logits])
+  weights = jnp.arange(len(padded)) < len(logits)
+  of_patches = prototypes.sinkhorn_knopp(padded, *how, weights * 1.0)
+  return {
+    'assignment': prototypes.sinkhorn_knopp(logits, *how),
+    'assignment_ibot': of_patches[: len(logits)],
+  }
+
+
+def centering(case: Case) -> golden_cases.Answers:
+  f, answers = case.fields, {}
+  for kind in ('cls', 'patch'):
+    centre = jnp.zeros(f['prototypes'])
+    for call in (1, 2):
+      logits = jnp.asarray(case.inputs[f'{kind}_{call}'])
+      answers[f'{kind}_probs_{call}'] = prototypes.centred(
+        logits, centre, f['temperature']
+      )
+      centre = prototypes.update_centre(centre, logits, f['center_momentum'])
+    answers[f'{kind}_center'] = centre
+  return answers
+
+
+def dinov2_losses(case: Case) -> golden_cases.Answers:
+  f = case.fields
+  x = {k: jnp.asarray(v) for k, v in case.inputs.items()}
+  batch, temperature = f['batch'], f['student_temp']
+  teacher, local = (
+    by_image(x[name], batch) for name in ('teacher_probs', 'student_local')
+  )
+
+  def dino(student):
+    crops = [by_image(student, batch), local]
+    pairs = prototypes.between_crops(
+      jnp.concatenate(crops, axis=1), teacher, temperature
+    )
+    return prototypes.of_other_crops(pairs)
+
+  def ibot(student, places=slice(None)):
+    weights = prototypes.patch_weights(x['masks'])
+    return prototypes.of_patches(
+      student, x['teacher_patches'], weights, temperature
+    )
+
+  def koleo(features):
+    return sum(map(prototypes.koleo, features.reshape(-1, batch, f['dim'])))
+
+  parts = dino(x['student_global'])
+  patches = dinov2.Patches.of(x['masks'], max(f['masked']))
+  return {
+    'dino_global': parts[0],
+    'dino_local': parts[1],
+    'dino': sum(parts),
+    'ibot': prototypes.of_patches(
+      patches.take(x['student_patches']),
+      patches.take(x['teacher_patches']),
+      patches.weights,
+      temperature,
+    ),
+    'ibot_full': ibot(x['student_patches']),
+    'koleo': koleo(x['student_features']),
+    'koleo_crop_0': koleo(x['student_features'][:batch]),
+    'grad_student_global': jax.grad(lambda s: sum(dino(s)))(
+      x['student_global']
+    ),
+    'grad_student_patches': jax.grad(ibot)(x['student_patches']),
+    'grad_student_features': jax.grad(koleo)(x['student_features']),
+  }
+
+
+def ibot_loss(case: Case) -> golden_cases.Answers:
+  f = case.fields
+  x = {k: jnp.asarray(v) for k, v in case.inputs.items()}
+  batch, epoch = f['batch'], f['epoch']
+  student_temp, momentum = (f.get(k, x) for k, x in IBOT_DEFAULTS.items())
+  temps = temperatures(case)
+  patch_temps = temperatures(case, 'patch_temp', f['mim_start_epoch'])
+  centre, patch_centre = jnp.zeros(f['out']), jnp.zeros(f['patch_out'])
+  teacher = by_image(x['teacher_cls'], batch)
+  crops = [by_image(x[f'student_{k}'], batch) for k in ('cls', 'local')]
+  pairs = prototypes.between_crops(
+    jnp.concatenate(crops, axis=1),
+    prototypes.centred(teacher, centre, temps[epoch]),
+    student_temp,
+  )
+  of_class = sum(prototypes.of_other_crops(pairs))
+  masks = x['masks'].reshape(len(x['masks']), -1)
+  of_patches = prototypes.of_patches(
+    x['student_patches'],
+    prototypes.centred(x['teacher_patches'], patch_centre, patch_temps[epoch]),
+    prototypes.patch_weights(masks),
+    student_temp,
+  )
+  update = prototypes.update_centre
+  return {
+    'cls': of_class,
+    'patch': of_patches,
+    'loss': of_class + of_patches,
+    'center': update(centre, teacher, momentum),
+    'center_patch': update(patch_centre, x['teacher_patches'], momentum),
+    'teacher_temp': temps,
+    'teacher_patch_temp': patch_temps,
+  }
+
+
+def one_mean(found, expected, count: int, spread=None) -> Judged:
+  """Judges the mean of a sample by one of another, of `count` draws.
+
+  Args:
+    found: Our sample, [draws, ...].
+    expected: The mean of the other sample, [...].
+    count: Draws of the other sample.
+    spread: Standard deviations, [...]; None: those of our sample.
+  """
+  found = np.asarray(found, np.float64)
+  spread = found.std(axis=0) if spread is None else spread
+  error = np.maximum(spread, 1e-6) * np.sqrt(1 / len(found) + 1 / count)
+  worst = np.abs(found.mean(axis=0) - expected) / error
+  return Judged(float(np.max(worst)), 5.0)
+
+
+def histogram(values, expected, draws: int, count: int) -> Judged:
+  """Judges how often each whole number occurs, in standard errors.
+
+  Args:
+    values: Whole numbers of our `draws` masks.
+    expected: Number of times that each occurs in the other sample.
+    draws: Our number of masks.
+    count: The other sample's number of masks.
+  """
+  ours = np.bincount(np.asarray(values).ravel(), minlength=len(expected))
+  rates = ours[: len(expected)] / draws, expected / count
+  both = (ours[: len(expected)] + expected) / (draws + count)
+  error = np.sqrt(np.maximum(both, 1 / (draws + count)))
+  error *= np.sqrt(1 / draws + 1 / count)
+  return Judged(float(np.max(np.abs(rates[0] - rates[1]) / error)), 5.0)
+
+
+def near(found, expected, share: float = 0.1) -> Judged:
+  """Judges an extreme of a sample by that of another."""
+  return Judged(float(abs(found - expected)), max(2.0, share * expected))
+
+
+def masks(case: Case) -> golden_cases.Answers:
+  f, x, count = case.fields, case.expected, case.fields['draws']
+  draws = block_masks.BlockMasks(
+    tuple(f['grid']),
+    f['target'],
+    least=f['min_num_patches'],
+    most=int(f['max_num_patches']),
+    aspect=(f['min_aspect'], 1 / f['min_aspect']),
+  ).draw(jax.random.split(jax.random.key(0), count))
+  mask, blocks, number = map(np.asarray, draws)
+  masked = mask.sum(axis=(1, 2))
+  _, _, height, width, new = blocks[
+    np.arange(blocks.shape[1]) < number[:, None]
+  ].T
+  area, total = height * width, x['blocks_per_mask_mean'] * count
+  many = len(masked), count
+  likely = np.clip(mask.mean(axis=0), 1 / count, 1 - 1 / count)
+  return batches_of(case) | {
+    'num_masked_hist': histogram(masked, x['num_masked_hist'], *many),
+    'num_masked_mean': one_mean(masked, x['num_masked_mean'], count),
+    'num_masked_std': deviation(masked, x['num_masked_std'], count),
+    'coverage': one_mean(
+      mask, x['coverage'], count, np.sqrt(likely * (1 - likely))
+    ),
+    'blocks_per_mask_mean': one_mean(number, x['blocks_per_mask_mean'], count),
+    'blocks_per_mask_hist': histogram(number, x['blocks_per_mask_hist'], *many),
+    'block_height_hist': histogram(height, x['block_height_hist'], *many),
+    'block_width_hist': histogram(width, x['block_width_hist'], *many),
+    'block_area_min': near(area.min(), x['block_area_min']),
+    'block_area_max': near(area.max(), x['block_area_max']),
+    'block_area_mean': one_mean(area, x['block_area_mean'], total),
+    'block_area_std': deviation(area, x['block_area_std'], total),
+    'block_new_min': near(new.min(), x['block_new_min']),
+    'block_new_max': near(new.max(), x['block_new_max']),
+    'block_new_mean': one_mean(new, x['block_new_mean'], total),
+    'target': np.int32(f['target']),
+  }
+
+
+def deviation(found, expected, count: int) -> Judged:
+  """Judges a standard deviation by that of another sample."""
+  found = np.asarray(found, np.float64)
+  centred = found - found.mean()
+  spread = max(found.std(), 1e-6)
+  kurtosis = max((centred**4).mean() / spread**4, 1.5)
+  error = spread * np.sqrt((kurtosis - 1) / 4 * (1 / len(found) + 1 / count))
+  return Judged(float(abs(found.std() - expected) / error), 5.0)
+
+
+def batches_of(case: Case) -> golden_cases.Answers:
+  """Answers about the masks of a batch."""
+  f, x, count = case.fields, case.expected, 100
+  shares = dinov2.MaskShares(
+    f['batch'], f['mask_probability'], tuple(f['mask_ratio'])
+  )
+  grid, patches = tuple(f['grid']), int(np.prod(f['grid']))
+  blocks = block_masks.BlockMasks(
+    grid,
+    int(patches * shares.ratio[1]),
+    least=f['min_num_patches'],
+    most=int(f['max_num_patches']),
+    aspect=(f['min_aspect'], 1 / f['min_aspect']),
+  )
+
+  def one(key):
+    keys = jax.random.split(key, f['batch'])
+    draws = jax.vmap(jax.random.uniform)(keys)
+    wanted = shares.counts(key, jnp.arange(f['batch']), draws, patches)
+    return blocks.draw(keys, wanted).mask
+
+  made = jax.lax.map(one, jax.random.split(jax.random.key(1), count))
+  made = made.reshape(count, f['batch'], -1)
+  ours = np.sort(np.asarray(made.sum(axis=2)), axis=1)
+  weights = np.asarray(prototypes.patch_weights(made)).sum(axis=(1, 2))
+  # The number of batches is that in which all means are whole numbers.
+  means = x['sorted_masked_mean'].astype(np.float64)
+  theirs = next(
+    n
+    for n in range(10, 10_000)
+    if np.abs(n * means - np.round(n * means)).max() < 1e-2
+  )
+  return {
+    'images_masked': np.int32(shares.masked),
+    'upperbound': np.int32(sum(int(patches * b) for b in shares.bounds[1:])),
+    'ratio_bounds': Judged(
+      float(np.abs(shares.bounds - x['ratio_bounds']).max()), 1e-6
+    ),
+    'sorted_masked_mean': one_mean(ours, means, theirs),
+    'masks_weight_sum': Judged(
+      float(np.abs(weights - x['masks_weight_sum']).max()), 1e-4
+    ),
+  }
+
+
+CHECKS = {
+  'dino_head': head,
+  'dino_head_batch_norm': head,
+  'dino_loss': dino_loss,
+  'dino_schedules': schedules,
+  'dino_clip': clip,
+  'dinov2_sinkhorn': sinkhorn,
+  'dinov2_centering': centering,
+  'dinov2_losses': dinov2_losses,
+  'dinov2_masks': masks,
+  'ibot_loss': ibot_loss,
+}

@@ -1,0 +1,110 @@
+"""The head of DINO, iBOT and DINOv2: features to logits over prototypes.
+
+In comments: D width of a feature, M hidden width, R width of the bottleneck, K
+prototypes.
+"""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+_NORM = 1e-12  # least norm, as torch's `normalize` has it
+_KERNEL = nn.initializers.truncated_normal(0.02)
+# As torch initialises a linear layer; only the directions matter.
+_DIRECTIONS = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
+
+
+class PrototypeHead(nn.Module):
+  """An MLP, L2 normalisation, and a weight-normalised layer.
+
+  DINO (arXiv:2104.14294, section 3.1 and appendix C). The logits are cosines
+  between the normalised bottleneck and each prototype, times `scale`.
+
+  Attributes:
+    prototypes: K.
+    hidden: M.
+    bottleneck: R.
+    layers: Number of the MLP's layers, with an exact GELU between them.
+    batch_norm: Whether BatchNorm follows each hidden layer.
+    trains_scale: Whether `scale`, the norm of each prototype, is trained;
+      otherwise it keeps its initial value, 1.
+    dtype: Type in which the MLP computes; logits are float32.
+  """
+
+  prototypes: int
+  hidden: int = 2048
+  bottleneck: int = 256
+  layers: int = 3
+  batch_norm: bool = False
+  trains_scale: bool = True
+  dtype: jax.typing.DTypeLike = jnp.float32
+
+  def setup(self) -> None:
+    """Makes the layers."""
+    widths = [self.hidden] * (self.layers - 1) + [self.bottleneck]
+    self.dense = [
+      nn.Dense(width, kernel_init=_KERNEL, dtype=self.dtype) for width in widths
+    ]
+    if self.batch_norm:
+      self.norm = [
+        nn.BatchNorm(momentum=0.9, epsilon=1e-5, dtype=self.dtype)
+        for _ in widths[1:]
+      ]
+    self.last_layer = _LastLayer(self.prototypes, self.trains_scale)
+
+  def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
+    """Returns logits.
+
+    Args:
+      x: Features, [..., D].
+      train: Whether BatchNorm uses the statistics of this batch, over all axes
+        but the last; the running ones in 'batch_stats' are then updated.
+
+    Returns:
+      float32 [..., K].
+    """
+    return self.last_layer(self.narrow(x, train))
+
+  def narrow(self, x: jax.Array, train: bool = False) -> jax.Array:
+    """Returns the normalised bottleneck, float32 [..., R]."""
+    x = x.astype(self.dtype)
+    for i, dense in enumerate(self.dense):
+      x = dense(x)
+      if i == self.layers - 1:
+        break
+      if self.batch_norm:
+        x = self.norm[i](x, use_running_average=not train)
+      x = nn.gelu(x, approximate=False)
+    return _unit(x.astype(jnp.float32), axis=-1)
+
+  def prototype_kernel(self) -> jax.Array:
+    """Returns the weights of the last layer, [R, K]."""
+    return self.last_layer.kernel_of(self.bottleneck)
+
+
+class _LastLayer(nn.Module):
+  """A layer without bias; `scale` is the norm of each unit's weights.
+
+  Weight normalisation (arXiv:1602.07868).
+  """
+
+  prototypes: int
+  trains_scale: bool
+
+  @nn.compact
+  def kernel_of(self, width: int) -> jax.Array:
+    """Returns the weights, [R, K]."""
+    kernel = self.param('kernel', _DIRECTIONS, (width, self.prototypes))
+    scale = self.param('scale', nn.initializers.ones, (self.prototypes,))
+    if not self.trains_scale:
+      scale = jax.lax.stop_gradient(scale)
+    return scale * _unit(kernel, axis=0)
+
+  def __call__(self, x: jax.Array) -> jax.Array:
+    return x @ self.kernel_of(x.shape[-1])
+
+
+def _unit(x: jax.Array, axis: int) -> jax.Array:
+  """Scales vectors to length 1; short ones are divided by `_NORM`."""
+  squared = jnp.sum(x**2, axis=axis, keepdims=True)
+  return x * jax.lax.rsqrt(jnp.maximum(squared, _NORM**2))

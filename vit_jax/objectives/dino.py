@@ -1,0 +1,469 @@
+"""DINO: self-distillation with no labels (Caron et al., arXiv:2104.14294).
+
+In comments: B images, T global crops, S crops in all, D the size of a feature,
+K prototypes.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import math
+from typing import Any
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import optax
+
+from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax import optim
+from vit_jax.data import features as features_lib
+from vit_jax.data.host import geometry
+from vit_jax.models import prototypes as heads
+from vit_jax.models import vit
+from vit_jax.objectives import base
+from vit_jax.objectives import prototypes
+from vit_jax.weights import resize
+from vit_jax.weights.formats import dino_head
+from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import whole
+
+ASSIGNMENTS = ('centre', 'sinkhorn')
+_GLOBAL = 2  # crops that the teacher sees, too
+_COLLAPSED = 0.01  # of log(K): so near is an entropy to 0, or to log(K)
+
+_DURATIONS = ('teacher_temperature_warmup', 'freeze_last_layer')
+_POSITIVE = (
+  'student_temperature',
+  'teacher_temperature',
+  'teacher_temperature_start',
+)
+
+
+class Dino(base.Objective):
+  """A student that agrees with its moving average about crops of an image.
+
+  Two global crops, which `config.data` describes, and several local ones. The
+  student sees all; the teacher, whose parameters are a moving average of the
+  student's, only the global ones. A head gives logits over prototypes. The
+  student learns the teacher's probabilities for another crop.
+  """
+
+  options: ClassVar[Mapping[str, Any]] = {
+    'local_crops': 8,
+    'local_size': 96,  # pixels
+    'local_scale': (0.05, 0.4),  # share of the image's area
+    # How learned positions are resized for local crops: as init_from.resize.
+    'resize': 'bicubic',
+    'prototypes': 65_536,
+    'head_layers': 3,
+    'head_hidden': 2_048,
+    'bottleneck': 256,
+    'batch_norm': False,  # in the head
+    'trains_scale': False,  # the norms of the prototypes; False: they are 1
+    'student_temperature': 0.1,
+    # The teacher's temperature rises over its warm-up from _start.
+    'teacher_temperature': 0.04,
+    'teacher_temperature_start': 0.04,
+    'teacher_temperature_warmup': '0 epochs',
+    # What keeps the teacher from collapsing: 'centre', or 'sinkhorn'.
+    'assignment': 'centre',
+    'centre_momentum': 0.9,
+    'sinkhorn_iterations': 3,
+    'momentum': 0.996,  # of the teacher; rises to 1 on half a cosine
+    'freeze_last_layer': '1 epochs',  # so long the last layer does not learn
+  }
+
+  def __init__(
+    self, config: ml_collections.ConfigDict, features: features_lib.Features
+  ):
+    """Makes the trunk and the heads.
+
+    Raises:
+      UserError: The model cannot see crops of two sizes.
+    """
+    super().__init__(config, features)
+    self._options = config.objective.options
+    self.model = models.from_config(config.model, 0, config.train.dtype)
+    crop = geometry.train_crop(config)
+    self.views = {'global': geometry.View(crop, _GLOBAL)}
+    if self._options.local_crops:
+      side = self._options.local_size
+      local = dataclasses.replace(
+        crop,
+        kind='random_resized',
+        size=(side, side),
+        scale=tuple(self._options.local_scale),
+        pad=0,
+      )
+      self.views['local'] = geometry.View(local, self._options.local_crops)
+    self._check_model()
+    self.heads = self.make_heads()
+
+  def _check_model(self) -> None:
+    """Raises a UserError if the model cannot see all crops."""
+    if not isinstance(self.model, vit.ViT) or self.model.has_two_heads:
+      raise config_lib.UserError(
+        f'config.model.name is {self.config.model.name!r}, but'
+        f' config.objective.name={self.config.objective.name} needs a ViT'
+        ' without a distillation token'
+      )
+    for view in self.views.values():
+      patch = models.pixels_per_token(self.model)
+      assert patch is not None
+      if any(x % p for x, p in zip(view.crop.size, patch, strict=True)):
+        key = 'objective.options.local_size'
+        if view.crop.size == self.image_shape[:2]:
+          key = 'data.image_size'
+        raise config_lib.UserError(
+          f'config.{key} gives crops of {_by(view.crop.size)} pixels, which'
+          f' patches of {_by(patch)} do not fill: choose a multiple of these'
+        )
+
+  def make_heads(self) -> dict[str, heads.PrototypeHead]:
+    """Returns the heads by their names in the parameters."""
+    return {'head': self.make_head(self._options.prototypes)}
+
+  def make_head(self, count: int) -> heads.PrototypeHead:
+    """Returns a head with `count` prototypes."""
+    o = self._options
+    return heads.PrototypeHead(
+      prototypes=count,
+      hidden=o.head_hidden,
+      bottleneck=o.bottleneck,
+      layers=o.head_layers,
+      batch_norm=o.batch_norm,
+      trains_scale=o.trains_scale,
+      dtype=jnp.dtype(self.config.train.dtype),
+    )
+
+  @staticmethod
+  def check(config: ml_collections.ConfigDict) -> None:
+    """Checks `config.objective.options`.
+
+    Raises:
+      UserError: A value cannot work.
+    """
+    key = 'objective.options'
+    options = config.objective.options
+    config_lib.one_of(config, f'{key}.assignment', ASSIGNMENTS)
+    config_lib.one_of(config, f'{key}.resize', resize.METHODS)
+    least = {
+      'local_crops': 0,
+      'local_size': 1,
+      'prototypes': 2,
+      'head_layers': 1,
+      'head_hidden': 1,
+      'bottleneck': 1,
+      'sinkhorn_iterations': 1,
+    }
+    for name, minimum in least.items():
+      config_lib.at_least(config, f'{key}.{name}', minimum)
+    for name in _POSITIVE:
+      if not options[name] > 0:
+        raise config_lib.UserError(
+          f'config.{key}.{name} is {options[name]}: it must be more than 0'
+        )
+    for name in ('momentum', 'centre_momentum'):
+      if not 0 <= options[name] <= 1:
+        raise config_lib.UserError(
+          f'config.{key}.{name} is {options[name]}: it must be in [0, 1]'
+        )
+    for name in _DURATIONS:
+      config_lib.parse_duration(options[name])
+    check_scale(options.local_scale, f'{key}.local_scale', 'area')
+    _check_coupled(config)
+
+  def init(self, key: jax.Array) -> base.Params:
+    """Returns fresh parameters: of the trunk, and of each head."""
+    keys = jax.random.split(key, 1 + len(self.heads))
+    params = {
+      'trunk': models.init_params(self.model, keys[0], self.image_shape)
+    }
+    for (name, head), own in zip(self.heads.items(), keys[1:], strict=True):
+      params[name] = head.init(own, self._example(params['trunk']))['params']
+    return params
+
+  def _example(self, trunk: base.Params) -> jax.Array:
+    """Returns zeros in the shape of a feature, [1, D]."""
+    images = jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)
+    found = jax.eval_shape(
+      lambda params, x: self.model.apply({'params': params}, x, method='trunk'),
+      trunk,
+      images,
+    )
+    return jnp.zeros(found['features'].shape)
+
+  def init_extra(self, params: base.Params) -> base.Extra:
+    """Returns the teacher, the centre, and the number of updates."""
+    extra = {
+      'teacher': jax.tree.map(jnp.copy, params),
+      'centre': jnp.zeros(self._options.prototypes),
+      'updates': jnp.zeros((), jnp.int32),
+    }
+    if self._options.batch_norm:
+      example = self._example(params['trunk'])
+      extra['statistics'] = {
+        name: head.init(jax.random.key(0), example)['batch_stats']
+        for name, head in self.heads.items()
+      }
+    return extra
+
+  def trunk(self, params: base.Params) -> tuple[models.Model, base.Params]:
+    """Returns the student's trunk."""
+    return self.model, params['trunk']
+
+  def foreign(self, format_name: str) -> whole.Whole | None:
+    """Returns the names of the head in DINO's files."""
+    if format_name != 'timm':
+      return None
+    rules: list[tables.Rule] = []
+    for name, head in self.heads.items():
+      rules += dino_head.rules(
+        f'{name}/', f'{name}.', head.layers, head.batch_norm
+      )
+    return whole.Whole(rules)
+
+  def loss(
+    self,
+    params: base.Params,
+    extra: base.Extra,
+    batch: base.Batch,
+    rng: base.Rng,
+  ) -> tuple[jax.Array, base.Scalars, base.Extra]:
+    """Returns the cross-entropy of the student's crops with the teacher's."""
+    seen = [
+      self.see(params['trunk'], batch[name], rng, features_only=True)
+      for name in self.views
+    ]
+    taught = self.see(
+      extra['teacher']['trunk'], batch['global'], features_only=True
+    )
+    features = jnp.concatenate([x['features'] for x in seen], axis=1)
+    return self.class_loss(params, extra, features, taught['features'])
+
+  def see(
+    self,
+    trunk: base.Params,
+    images: jax.Array,
+    rng: base.Rng | None = None,
+    **kwargs: Any,
+  ) -> base.Outputs:
+    """Applies the trunk to several crops of each image.
+
+    Args:
+      trunk: Parameters of the trunk.
+      images: [B, n, H, W, C].
+      rng: Random key, and rows; None: without dropout.
+      **kwargs: For the trunk; arrays [B, n, ...].
+
+    Returns:
+      The trunk's outputs, [B, n, ...].
+    """
+    b, n, *shape = images.shape
+    how: dict[str, Any] = {}
+    if rng is not None:
+      # No two crops of an image have the same row.
+      first = 0 if tuple(shape) == self.image_shape else _GLOBAL
+      crops = first + jnp.arange(n, dtype=jnp.int32)
+      rows = rng.rows[:, None] * (_GLOBAL + self._options.local_crops) + crops
+      how = self.train_arguments(base.Rng(rng.key, rows.reshape(-1)))
+    arrays = {
+      k: x.reshape(b * n, *x.shape[2:]) if isinstance(x, jax.Array) else x
+      for k, x in kwargs.items()
+    }
+    found: Any = self.model.apply(
+      {'params': self._resized(trunk, (shape[0], shape[1]))},
+      images.reshape(b * n, *shape),
+      method='trunk',
+      **how,
+      **arrays,
+    )
+    return {k: x.reshape(b, n, *x.shape[1:]) for k, x in found.items()}
+
+  def _resized(self, trunk: base.Params, size: geometry.Size) -> base.Params:
+    """Returns parameters with learned positions for crops of a size."""
+    table = trunk.get('position_embedding')
+    patch = models.pixels_per_token(self.model)
+    if table is None or size == self.image_shape[:2]:
+      return trunk
+    old, new = (
+      [x // p for x, p in zip(each, patch, strict=True)]
+      for each in (self.image_shape[:2], size)
+    )
+    rows, columns = (
+      jnp.asarray(resize.resize_matrix(*x, self._options.resize), jnp.float32)
+      for x in zip(old, new, strict=True)
+    )
+    prefix = table.shape[1] - math.prod(old)
+    patches = table[0, prefix:].reshape(*old, -1)
+    patches = jnp.einsum(
+      'ai,bj,ijd->abd', rows, columns, patches, precision='highest'
+    ).reshape(1, -1, table.shape[-1])
+    resized = jnp.concatenate([table[:, :prefix], patches], axis=1)
+    return trunk | {'position_embedding': resized}
+
+  def class_loss(
+    self,
+    params: base.Params,
+    extra: base.Extra,
+    student: jax.Array,
+    teacher: jax.Array,
+  ) -> tuple[jax.Array, base.Scalars, base.Extra]:
+    """Returns the loss of whole crops, scalars, and the new extra.
+
+    Args:
+      params: The student's parameters.
+      extra: State.
+      student: Features of all crops, [B, S, D]; the global ones first.
+      teacher: Features of the global crops, [B, T, D].
+    """
+    o = self._options
+    logits, statistics = self.project('head', params, extra, student)
+    taught, _ = self.project('head', extra['teacher'], extra, teacher)
+    taught = jax.lax.stop_gradient(taught)
+    probabilities = self.assign(taught, extra, extra['centre'])
+    pairs = prototypes.between_crops(
+      logits, probabilities, o.student_temperature
+    )
+    loss = sum(prototypes.of_other_crops(pairs))
+    entropy = prototypes.entropy(probabilities)
+    centre = prototypes.update_centre(
+      extra['centre'], taught, o.centre_momentum
+    )
+    scalars = {
+      'teacher_entropy': entropy,
+      'teacher_kl': loss - entropy,
+      'centre_norm': jnp.linalg.norm(centre),
+    }
+    return loss, scalars, extra | {'centre': centre} | statistics
+
+  def project(
+    self, name: str, params: base.Params, extra: base.Extra, x: jax.Array
+  ) -> tuple[jax.Array, base.Extra]:
+    """Applies a head to features [..., D].
+
+    Args:
+      name: Name of the head.
+      params: Parameters of the student or of the teacher.
+      extra: State.
+      x: Features.
+
+    Returns:
+      Logits, float32 [..., K]; and the head's new running statistics, to be
+      merged into `extra`.
+    """
+    own = params[name]
+    # The last layer does not learn at first (DINO, appendix C).
+    is_held = extra['updates'] < self.num_steps(self._options.freeze_last_layer)
+    last = jax.tree.map(
+      lambda x: jnp.where(is_held, jax.lax.stop_gradient(x), x),
+      own['last_layer'],
+    )
+    variables = {'params': own | {'last_layer': last}}
+    if not self._options.batch_norm:
+      return self.heads[name].apply(variables, x), {}
+    statistics = extra['statistics']
+    logits, new = self.heads[name].apply(
+      variables | {'batch_stats': statistics[name]},
+      x,
+      train=True,
+      mutable=['batch_stats'],
+    )
+    return logits, {'statistics': statistics | {name: new['batch_stats']}}
+
+  def assign(
+    self,
+    logits: jax.Array,
+    extra: base.Extra,
+    centre: jax.Array,
+    weights: jax.Array | None = None,
+  ) -> jax.Array:
+    """Returns the teacher's probabilities.
+
+    Args:
+      logits: The teacher's, [..., K].
+      extra: State.
+      centre: [K].
+      weights: [...], 0 for logits that do not count; None: all count.
+    """
+    o = self._options
+    temperature = prototypes.warmed_up(
+      o.teacher_temperature_start,
+      o.teacher_temperature,
+      self.num_steps(o.teacher_temperature_warmup),
+      extra['updates'],
+    )
+    if o.assignment == 'centre':
+      return prototypes.centred(logits, centre, temperature)
+    return prototypes.sinkhorn_knopp(
+      logits, temperature, o.sinkhorn_iterations, weights
+    )
+
+  def after_update(
+    self, extra: base.Extra, params: base.Params, step: jax.Array
+  ) -> base.Extra:
+    """Moves the teacher towards the student."""
+    momentum = optim.half_cosine(
+      self._options.momentum, 1.0, self.lengths.total
+    )(step)
+    teacher = optax.incremental_update(params, extra['teacher'], 1 - momentum)
+    return extra | {'teacher': teacher, 'updates': step + 1}
+
+  def warnings(self, scalars: Mapping[str, float], step: int) -> list[str]:
+    """Returns a line if the teacher has collapsed."""
+    if step <= self.lengths.warmup:
+      return []
+    most = math.log(self._options.prototypes)
+    share = scalars['teacher_entropy'] / most
+    if _COLLAPSED < share < 1 - _COLLAPSED:
+      return []
+    what = 'one prototype'
+    if share > 0.5:
+      what = 'equal probabilities of all prototypes'
+    entropy = scalars['teacher_entropy']
+    return [
+      f'the teacher has collapsed: it gives {what} to each crop, and the'
+      f' student learns nothing from that: teacher_entropy is {entropy:.3g} of'
+      f' at most {most:.3g} at step {step}. In a new work directory,'
+      f' {"lower" if share > 0.5 else "raise"}'
+      ' config.objective.options.teacher_temperature, or lower'
+      ' config.optim.learning_rate'
+    ]
+
+
+def check_scale(scale: Any, key: str, what: str) -> None:
+  """Raises a UserError if a range of shares of an image is not one."""
+  good = len(scale) == 2 and all(isinstance(x, int | float) for x in scale)
+  if not good or not 0 < scale[0] <= scale[1] <= 1:
+    raise config_lib.UserError(
+      f'config.{key} is {tuple(scale)}: it must be the least and the largest'
+      f" share of an image's {what}, above 0 and at most 1"
+    )
+
+
+def _check_coupled(config: ml_collections.ConfigDict) -> None:
+  """Raises a UserError if the loss needs a larger batch, or a whole one."""
+  options, key = config.objective.options, 'config.objective.options'
+  reasons = []
+  if options.batch_norm:
+    reasons.append(f'{key}.batch_norm')
+  if options.assignment == 'sinkhorn':
+    reasons.append(f'{key}.assignment=sinkhorn')
+  if not reasons:
+    return
+  if config_lib.num_microbatches(config) > 1:
+    raise config_lib.UserError(
+      f'config.train.accumulation is {config.train.accumulation}, but'
+      f' {reasons[0]} needs the whole batch at once: set it to 1'
+    )
+  if config.train.batch_size < 2:
+    raise config_lib.UserError(
+      f'config.train.batch_size is {config.train.batch_size}, but {reasons[0]}'
+      ' compares the images of a batch: set it to 2 at least'
+    )
+
+
+def _by(size: tuple[int, int]) -> str:
+  return f'{size[0]} x {size[1]}'

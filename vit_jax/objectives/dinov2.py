@@ -1,0 +1,320 @@
+"""DINOv2 (Oquab et al., arXiv:2304.07193): DINO, iBOT's masks, and KoLeo.
+
+iBOT (Zhou et al., arXiv:2111.07832) is the same without KoLeo, with one head
+and with a centre instead of Sinkhorn-Knopp.
+
+In comments: B images, N patches of a global crop, M of them that may be masked,
+D the size of a feature, K prototypes.
+"""
+
+from collections.abc import Mapping
+import math
+from typing import Any
+from typing import ClassVar
+from typing import NamedTuple
+from typing import Self
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax.data import features as features_lib
+from vit_jax.models import prototypes as heads
+from vit_jax.objectives import base
+from vit_jax.objectives import block_masks
+from vit_jax.objectives import dino
+from vit_jax.objectives import prototypes
+
+_LEAST_BLOCK = 4  # patches
+_MOST_OF_GRID = 0.5  # share of the patches that one block may mask
+
+
+class Patches(NamedTuple):
+  """The masked patches of images; an image has M places for them.
+
+  Attributes:
+    places: int32 [..., M], patches, the masked ones first.
+    weights: float32 [..., M], weights in the mean over an image's masked
+      patches; 0 for patches that are not masked.
+  """
+
+  places: jax.Array
+  weights: jax.Array
+
+  @classmethod
+  def of(cls, masks: jax.Array, most: int) -> Self:
+    """Returns the masked patches of masks, bool [..., N], of `most` at most."""
+    places = jnp.argsort(~masks, axis=-1, stable=True)[..., :most]
+    weights = prototypes.patch_weights(masks)
+    return cls(
+      places.astype(jnp.int32), jnp.take_along_axis(weights, places, axis=-1)
+    )
+
+  def take(self, x: jax.Array) -> jax.Array:
+    """Returns these patches of x [..., N, D], as [..., M, D]."""
+    return jnp.take_along_axis(x, self.places[..., None], axis=-2)
+
+
+class MaskShares(NamedTuple):
+  """Which crops of a batch are masked, and how much of each.
+
+  The code of DINOv2 masks an exact share of the crops. The k-th of them draws
+  its ratio from the k-th part of the range, so that all ratios occur.
+
+  Attributes:
+    crops: Number of crops in the batch.
+    probability: Share of the crops that are masked.
+    ratio: Least and largest share of masked patches.
+  """
+
+  crops: int
+  probability: float
+  ratio: tuple[float, float]
+
+  @property
+  def masked(self) -> int:
+    """Number of masked crops."""
+    return int(self.crops * self.probability)
+
+  @property
+  def bounds(self) -> np.ndarray:
+    """Bounds of the parts of the range, float32 [masked + 1]."""
+    return np.linspace(*self.ratio, self.masked + 1, dtype=np.float32)
+
+  def counts(
+    self, key: jax.Array, numbers: jax.Array, draws: jax.Array, patches: int
+  ) -> jax.Array:
+    """Returns the number of patches to mask in crops, int32 [...].
+
+    Args:
+      key: Random key of the step, which shuffles the crops.
+      numbers: int32 [...], the crops' numbers in the batch.
+      draws: float32 [...], in [0, 1), one for each crop.
+      patches: Number of patches of a crop.
+    """
+    rank = jax.random.permutation(key, self.crops)[numbers]
+    bounds = jnp.asarray(np.append(self.bounds, self.bounds[-1]))
+    low, high = (bounds[jnp.minimum(rank + i, self.masked)] for i in (0, 1))
+    count = jnp.floor(patches * (low + draws * (high - low)))
+    return jnp.where(rank < self.masked, count, 0).astype(jnp.int32)
+
+
+class DinoV2(dino.Dino):
+  """DINO, and patches that the student must name although they are masked.
+
+  Some global crops of the student have masked blocks of patches. With a head
+  for patches, it learns the teacher's probabilities of these patches. KoLeo
+  spreads the features of a batch.
+  """
+
+  couples_examples: ClassVar[bool] = True
+  options: ClassVar[Mapping[str, Any]] = dict(dino.Dino.options) | {
+    'assignment': 'sinkhorn',
+    'trains_scale': True,
+    'mask_probability': 0.5,  # share of the crops with masked patches
+    'mask_ratio': (0.1, 0.5),  # share of the patches of such a crop
+    'mask_start': '0 epochs',  # no patches are masked before this
+    'patch_weight': 1.0,  # of the loss of masked patches
+    'patch_prototypes': 0,  # 0: as many as `prototypes`
+    'patch_head': True,  # a head for patches; False: they share one
+    # The mean of 'masked' patches is their centre, or of 'all'.
+    'patch_centre': 'masked',
+    'koleo_weight': 0.1,
+  }
+
+  def __init__(
+    self, config: ml_collections.ConfigDict, features: features_lib.Features
+  ):
+    """Makes the trunk and the heads.
+
+    Raises:
+      UserError: The model or the crops do not suit the method.
+    """
+    super().__init__(config, features)
+    o, (height, width, _) = self._options, self.image_shape
+    if not getattr(self.model, 'mask_token', False):
+      raise config_lib.UserError(
+        'config.model.mask_token is False, but'
+        f' config.objective.name={config.objective.name} masks patches: set it'
+        ' to True'
+      )
+    patch = models.pixels_per_token(self.model)
+    assert patch is not None
+    self._grid = height // patch[0], width // patch[1]
+    self._most = int(math.prod(self._grid) * o.mask_ratio[1])
+    self._shares = MaskShares(
+      2 * config.train.batch_size, o.mask_probability, tuple(o.mask_ratio)
+    )
+    if min(self._grid) < 2 or self._most < 1:
+      raise config_lib.UserError(
+        f'config.data.image_size gives {self._grid[0]} x {self._grid[1]}'
+        ' patches, too few to mask'
+        f' {o.mask_ratio[1]:g} of them: take smaller patches or larger images'
+      )
+
+  def make_heads(self) -> dict[str, heads.PrototypeHead]:
+    """Returns the head, and that of patches."""
+    found = super().make_heads()
+    if self._options.patch_head:
+      count = self._options.patch_prototypes or self._options.prototypes
+      found['patch_head'] = self.make_head(count)
+    return found
+
+  @staticmethod
+  def check(config: ml_collections.ConfigDict) -> None:
+    """Checks `config.objective.options`.
+
+    Raises:
+      UserError: A value cannot work.
+    """
+    dino.Dino.check(config)
+    o, key = config.objective.options, 'objective.options'
+    config_lib.one_of(config, f'{key}.patch_centre', ('masked', 'all'))
+    for name in ('patch_weight', 'koleo_weight', 'patch_prototypes'):
+      config_lib.at_least(config, f'{key}.{name}', 0)
+    config_lib.parse_duration(o.mask_start)
+    dino.check_scale(o.mask_ratio, f'{key}.mask_ratio', 'patches')
+    if not 0 <= o.mask_probability <= 1:
+      raise config_lib.UserError(
+        f'config.{key}.mask_probability is {o.mask_probability}: it must be in'
+        ' [0, 1]'
+      )
+    if o.patch_prototypes and not o.patch_head:
+      raise config_lib.UserError(
+        f'config.{key}.patch_prototypes is {o.patch_prototypes}, but patches'
+        f' share the head: set config.{key}.patch_head=True'
+      )
+    if o.koleo_weight and config.train.batch_size < 2:
+      raise config_lib.UserError(
+        f'config.train.batch_size is {config.train.batch_size}, but KoLeo'
+        ' compares each image with another: set it to 2 at least, or'
+        f' config.{key}.koleo_weight to 0'
+      )
+
+  def init_extra(self, params: base.Params) -> base.Extra:
+    """Returns the state of DINO, and the centre of patches."""
+    count = self.heads[self._patch_head].prototypes
+    return super().init_extra(params) | {'patch_centre': jnp.zeros(count)}
+
+  @property
+  def _patch_head(self) -> str:
+    return 'patch_head' if self._options.patch_head else 'head'
+
+  def loss(
+    self,
+    params: base.Params,
+    extra: base.Extra,
+    batch: base.Batch,
+    rng: base.Rng,
+  ) -> tuple[jax.Array, base.Scalars, base.Extra]:
+    """Returns the sum of the losses of crops, of patches and of KoLeo."""
+    o = self._options
+    masks = self.draw_masks(rng)
+    masks &= extra['updates'] >= self.num_steps(o.mask_start)
+    seen = self.see(params['trunk'], batch['global'], rng, masked=masks)
+    features = [seen['features']]
+    if 'local' in self.views:
+      local = self.see(params['trunk'], batch['local'], rng, features_only=True)
+      features.append(local['features'])
+    taught = self.see(extra['teacher']['trunk'], batch['global'])
+    loss, scalars, new = self.class_loss(
+      params, extra, jnp.concatenate(features, axis=1), taught['features']
+    )
+    of_patches, new = self._patch_loss(params, extra, new, seen, taught, masks)
+    scalars |= {'class_loss': loss, 'patch_loss': of_patches}
+    loss += o.patch_weight * of_patches
+    if o.koleo_weight:
+      crops = jnp.moveaxis(seen['features'], 1, 0)
+      scalars['koleo_loss'] = sum(map(prototypes.koleo, crops))
+      loss += o.koleo_weight * scalars['koleo_loss']
+    return loss, scalars, new
+
+  def draw_masks(self, rng: base.Rng) -> jax.Array:
+    """Draws the masks of the global crops, bool [B, 2, N]."""
+    crops = jnp.arange(2, dtype=jnp.int32)
+    numbers = 2 * rng.rows[:, None] + crops
+    own = rng.fold(base.Purpose.OBJECTIVE + 1).per_row()
+    keys = jax.vmap(jax.vmap(jax.random.fold_in, (None, 0)), (0, None))(
+      own, crops
+    )
+    draws = jax.vmap(jax.vmap(jax.random.uniform))(keys)
+    counts = self._shares.counts(
+      rng.fold(base.Purpose.OBJECTIVE).key,
+      numbers,
+      draws,
+      math.prod(self._grid),
+    )
+    masks = block_masks_of(self._grid, self._most).draw(
+      keys.reshape(-1), counts.reshape(-1)
+    )
+    return masks.mask.reshape(*numbers.shape, -1)
+
+  def _patch_loss(
+    self,
+    params: base.Params,
+    extra: base.Extra,
+    new: base.Extra,
+    seen: base.Outputs,
+    taught: base.Outputs,
+    masks: jax.Array,
+  ) -> tuple[jax.Array, base.Extra]:
+    """Returns the loss of masked patches, and the new extra.
+
+    Args:
+      params: The student's parameters.
+      extra: State at the beginning of the step.
+      new: State so far.
+      seen: Outputs of the student's trunk.
+      taught: Outputs of the teacher's trunk.
+      masks: bool [B, 2, N].
+    """
+    o, name, chosen = (
+      self._options,
+      self._patch_head,
+      Patches.of(masks, self._most),
+    )
+    student, teacher = (
+      x['tokens'][..., self.model.prefix_length :, :] for x in (seen, taught)
+    )
+    logits, new_statistics = self.project(
+      name, params, extra, chosen.take(student)
+    )
+    weights = None
+    if o.patch_centre == 'masked':
+      teacher = chosen.take(teacher)
+      weights = (chosen.weights > 0).astype(jnp.float32)
+    targets, _ = self.project(name, extra['teacher'], extra, teacher)
+    targets = jax.lax.stop_gradient(targets)
+    centre = prototypes.update_centre(
+      extra['patch_centre'], targets, o.centre_momentum, weights
+    )
+    if o.patch_centre == 'all':
+      targets = chosen.take(targets)
+    probabilities = self.assign(
+      targets,
+      extra,
+      extra['patch_centre'],
+      (chosen.weights > 0).astype(jnp.float32),
+    )
+    loss = prototypes.of_patches(
+      logits, probabilities, chosen.weights, o.student_temperature
+    )
+    return loss, new | new_statistics | {'patch_centre': centre}
+
+
+def block_masks_of(grid: tuple[int, int], most: int) -> block_masks.BlockMasks:
+  """Returns what draws blocks as the code of DINOv2 does.
+
+  Args:
+    grid: Patches (h, w).
+    most: Largest number of patches that are masked.
+  """
+  return block_masks.BlockMasks(
+    grid,
+    most,
+    least=_LEAST_BLOCK,
+    most=max(int(_MOST_OF_GRID * math.prod(grid)), 1),
+  )

@@ -1,0 +1,61 @@
+"""The heads of DINO, iBOT and DINOv2 in the files of their authors.
+
+Names are those of `models.prototypes.PrototypeHead` and of the authors' class
+`DINOHead`: `mlp.0`, `mlp.2` and so on are the dense layers, with a BatchNorm
+after each where there is one, and `last_layer` has a weight norm.
+"""
+
+from vit_jax.weights.formats import tables
+
+
+def rules(
+  ours: str, theirs: str, layers: int, batch_norm: bool
+) -> list[tables.Rule]:
+  """Returns the table of a head's parameters.
+
+  Args:
+    ours: Path of the head in the objective's parameters, such as 'head/'.
+    theirs: What the names in the file begin with, such as 'head.'.
+    layers: Number of layers of the MLP.
+    batch_norm: Whether it has BatchNorm.
+  """
+  found = []
+  for i, name in enumerate(_dense(layers, batch_norm)):
+    found += tables.torch_dense(f'{ours}dense_{i}', f'{theirs}{name}')
+  for i, name in enumerate(_norms(layers, batch_norm)):
+    found += tables.torch_norm(f'{ours}norm_{i}', f'{theirs}{name}')
+  last_ours, last_theirs = f'{ours}last_layer', f'{theirs}last_layer'
+  return [
+    *found,
+    tables.rule(
+      f'{last_ours}/kernel', f'{last_theirs}.weight_v', tables.linear()
+    ),
+    tables.rule(
+      f'{last_ours}/scale', f'{last_theirs}.weight_g', tables.padded(1)
+    ),
+  ]
+
+
+def statistics_rules(ours: str, theirs: str, layers: int) -> list[tables.Rule]:
+  """Returns the table of the running statistics of a head with BatchNorm.
+
+  Args:
+    ours: Path of the statistics, as for `rules`.
+    theirs: As for `rules`.
+    layers: Number of layers of the MLP.
+  """
+  return [
+    tables.rule(f'{ours}norm_{i}/{our}', f'{theirs}{name}.{their}')
+    for i, name in enumerate(_norms(layers, batch_norm=True))
+    for our, their in (('mean', 'running_mean'), ('var', 'running_var'))
+  ]
+
+
+def _dense(layers: int, batch_norm: bool) -> list[str]:
+  if layers == 1:
+    return ['mlp']
+  return [f'mlp.{i * (2 + batch_norm)}' for i in range(layers)]
+
+
+def _norms(layers: int, batch_norm: bool) -> list[str]:
+  return [f'mlp.{3 * i + 1}' for i in range(layers - 1)] if batch_norm else []
