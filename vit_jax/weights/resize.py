@@ -10,7 +10,7 @@ from vit_jax.config import UserError
 
 Pair = tuple[int, int]
 
-METHODS = ('corner', 'half_pixel', 'bicubic', 'bicubic_antialias')
+METHODS = ('corner', 'half_pixel', 'bicubic', 'bicubic_antialias', 'dino')
 
 
 def check_method(method: str) -> None:
@@ -38,6 +38,9 @@ def resize_matrix(old: int, new: int, method: str) -> np.ndarray:
       outside are left out, and when shrinking, the kernel widens with the new
       samples. timm and Hugging Face's DINOv2 with registers use it. It also
       differs from 'bicubic' when enlarging.
+    - 'dino': 'bicubic' with a scale of (new + 0.1) / old, as in the code of
+      DINO and DINOv2: sample i is read at (i + 0.5) * old / (new + 0.1) - 0.5.
+      So an axis that keeps its size is resampled, too, if the other changes.
 
   Args:
     old: Number of samples before.
@@ -54,10 +57,11 @@ def resize_matrix(old: int, new: int, method: str) -> np.ndarray:
   if method == 'corner':
     x = np.arange(new) * (old - 1) / max(new - 1, 1)
     return _linear(x, old)
-  x = (np.arange(new) + 0.5) * old / new - 0.5
+  scaled = new + 0.1 if method == 'dino' else new
+  x = (np.arange(new) + 0.5) * old / scaled - 0.5
   if method == 'half_pixel':
     return _linear(np.clip(x, 0, old - 1), old)
-  if method == 'bicubic':
+  if method in ('bicubic', 'dino'):
     # Two samples on each side; edge samples are repeated beyond the edges.
     taps = np.floor(x).astype(int)[:, None] + np.arange(-1, 3)
     matrix = np.zeros((new, old))
