@@ -7,8 +7,8 @@ distance between two patches.
 In comments: N patches, T tokens, H heads, K channels of a head.
 """
 
-import dataclasses
 from collections.abc import Mapping
+import dataclasses
 
 import jax
 import jax.numpy as jnp
