@@ -333,6 +333,11 @@ def first_of(wrong: Mapping[str, Any]) -> str | None:
   return next((what for what, has in wrong.items() if has), None)
 
 
+NO_KEY_BIAS = 'queries and values with biases, and keys without'
+ROTARY = 'rotary position embeddings'
+MLP_NORM = 'a norm inside the MLP'
+
+
 def uncommon(model: vit.ViT) -> dict[str, bool]:
   """Returns parts of ViTs that few formats have, and whether a model has them.
 
@@ -340,8 +345,9 @@ def uncommon(model: vit.ViT) -> dict[str, bool]:
     model: The model to be stored.
   """
   return {
-    'queries and values with biases, and keys without': model.qkv_bias
-    and not model.key_bias,
+    NO_KEY_BIAS: model.qkv_bias and not model.key_bias,
+    ROTARY: model.rotary != 'none',
+    MLP_NORM: model.mlp_norm,
     'causal attention': model.causal,
     'relative positions': model.relative_positions != 'none',
     'norms that only scale': model.norm != 'layer',

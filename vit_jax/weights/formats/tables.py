@@ -85,6 +85,19 @@ def split(count: int, axis: int, inner: Layout = SAME) -> Layout:
   return Layout(to_ours, to_theirs)
 
 
+def joined(count: int, inner: Layout = SAME) -> Layout:
+  """Cuts the last axis into equal parts, such as gate and value of a MLP."""
+
+  def to_ours(arrays: Sequence[np.ndarray], shape: Shape) -> np.ndarray:
+    part = (*shape[:-1], shape[-1] // count)
+    return np.concatenate([inner.to_ours([a], part) for a in arrays], -1)
+
+  def to_theirs(a: np.ndarray) -> list[np.ndarray]:
+    return [inner.to_theirs(x)[0] for x in np.split(a, count, axis=-1)]
+
+  return Layout(to_ours, to_theirs)
+
+
 @dataclasses.dataclass(frozen=True)
 class Rule:
   """One line of a table.

@@ -1,11 +1,13 @@
-"""State dicts of timm (PyTorch Image Models): ViT, hybrids, Mixer, BiT.
+"""State dicts of timm (PyTorch Image Models): ViT, Eva, hybrids, Mixer, BiT.
 
-DeiT and MAE publish ViTs under the same names.
+DeiT and MAE publish ViTs under the same names; the names of DINO, DINOv2,
+DINOv3 and EVA-02 are similar (`originals`).
 """
 
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+import dataclasses
 import re
 from typing import Any
 from typing import cast
@@ -22,7 +24,9 @@ from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import originals
 from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import timm_eva
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats.tables import rule
 from vit_jax.weights.formats.tables import torch_dense as _dense
@@ -30,7 +34,7 @@ from vit_jax.weights.formats.tables import torch_norm as _norm
 
 NAME = 'timm'
 # Arrays outside the model, which MAE and DINO leave in their files.
-IGNORED = r'mask_token|decoder_.*|fc_norm\.unused'
+IGNORED = rf'mask_token|decoder_.*|fc_norm\.unused|{originals.IGNORED}'
 
 # Fields that arrays do not show, with the defaults of timm's classes.
 _FIELDS = {'gelu': 'exact', 'layer_norm_epsilon': 1e-6}
@@ -67,6 +71,7 @@ _VIT = [
   rule('class_token', 'cls_token'),
   rule('distillation_token', 'dist_token'),
   rule('register_tokens', 'reg_token'),
+  rule('mask_token', 'mask_token'),
   rule('position_embedding', 'pos_embed'),
   *_norm('blocks_{}/norm1', 'blocks.{}.norm1'),
   *_dense('blocks_{}/attention/qkv', 'blocks.{}.attn.qkv'),
@@ -135,7 +140,7 @@ def recognises(names: Iterable[str]) -> bool:
 
 def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
-  return base.Renamed(arrays)
+  return originals.as_timm(arrays)
 
 
 def rules(model: nn.Module) -> Sequence[tables.Rule]:
@@ -148,7 +153,8 @@ def rules(model: nn.Module) -> Sequence[tables.Rule]:
   after = model.pool == 'gap' and model.norm_after_pool
   norm = _norm('norm', 'fc_norm' if after else 'norm')
   stem = _HYBRID if model.resnet_stages else _STEM_ALONE
-  return [*norm, *_VIT, *stem]
+  special = timm_eva.rules(model) if timm_eva.is_kind(model) else []
+  return [*norm, *special, *_VIT, *stem]
 
 
 def stored_name(model: nn.Module, name: str) -> str:
@@ -165,19 +171,24 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
     family, read = 'mixer', _mixer
   elif 'stem.conv.weight' in shapes:
     family, read = 'bit', _bit
+  elif timm_eva.has_signs(shapes, hints.config):
+    family = 'eva'
   timm_names.check(arrays.shapes, hints.config, family)
-  return read(shapes, hints)
+  found = read(shapes, hints)
+  resize = '' if hints.config.content else originals.resize(arrays)
+  return dataclasses.replace(found, resize=resize or found.resize)
 
 
 def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
   hidden, channels, *patch = shapes.get('patch_embed.proj.weight', 4)
   mlp_dim = shapes.get('blocks.{}.mlp.fc2.weight', 2)[1]
+  up = 'blocks.{}.mlp.fc1.weight'
   fields: dict[str, Any] = {
     **_FIELDS,
     'patch_size': tuple(patch),
     'hidden_size': hidden,
     'mlp_dim': mlp_dim,
-    'gated_mlp': shapes.get('blocks.{}.mlp.fc1.weight', 2)[0] == 2 * mlp_dim,
+    'gated_mlp': shapes.count(up) > 0 and shapes.get(up, 2)[0] == 2 * mlp_dim,
     'depth': shapes.count('blocks.{}.'),
     'num_classes': shapes.size('head.weight', 0),
     'pre_logits': shapes.size('pre_logits.fc.weight', 0),
@@ -186,11 +197,15 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     'distillation_head': 'head_dist.weight' in shapes
     or not ('dist_token' in shapes and 'head.weight' in shapes),
     'registers': shapes.size('reg_token', 1),
+    'mask_token': shapes.size('mask_token', -1) == hidden
+    and 'decoder_embed.weight' not in shapes,
     'qkv_bias': shapes.count('blocks.{}.attn.qkv.bias') > 0,
     'qk_norm': shapes.count('blocks.{}.attn.q_norm.') > 0,
     'layer_scale': 1e-5 if shapes.count('blocks.{}.ls1.gamma') else None,
     **_pool(shapes, hints),
   }
+  if timm_eva.has_signs(shapes, hints.config):
+    fields |= timm_eva.fields(shapes, hints)
   stride = 1
   stages = shapes.stages(_BACKBONE + 'stages.{}.blocks.{}.', first=0)
   stem = f'{_BACKBONE}{"stem." if stages else ""}conv.weight'
@@ -251,7 +266,8 @@ def _positions(
 ) -> tuple[dict[str, Any], tuple[int, int]]:
   """Returns which tokens have positions, and the image size of these.
 
-  In timm all tokens have them, or only the patches (`no_embed_class`).
+  In timm all tokens have them, or only the patches (`no_embed_class`); in
+  DINOv2 with registers, the class token and the patches.
   """
   default = _input_size(hints.config)
   if 'pos_embed' not in shapes:
@@ -261,6 +277,8 @@ def _positions(
   prefix = ('cls_token' in shapes) + ('dist_token' in shapes)
   prefix += shapes.size('reg_token', 1)
   which = {'patches': rows, 'all': rows - prefix} if prefix else {'all': rows}
+  if 'cls_token' in shapes and prefix > 1:
+    which['class'] = rows - 1
 
   def are_of(tokens: int, *sizes: tuple[int, int] | None) -> bool:
     return any(s and base.tokens_of(s, pixels) == tokens for s in sizes)
@@ -379,4 +397,7 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
     and model.gated_mlp,
     **base.uncommon(model),
   }
+  if timm_eva.is_kind(model):
+    del wrong[base.NO_KEY_BIAS], wrong[base.ROTARY], wrong[base.MLP_NORM]
+    wrong |= timm_eva.unsupported(model)
   return base.first_of(wrong)
