@@ -3,17 +3,19 @@
 from collections.abc import Mapping
 from typing import Any
 
-import golden_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+import golden_cases
 import vit_jax
 from vit_jax import weights
 from vit_jax.models import mlp
 from vit_jax.models import spec as spec_lib
 from vit_jax.models import vit as vit_lib
 from vit_jax.weights import features
+from vit_jax.weights.files import containers
+from vit_jax.weights.formats import tables
 
 
 def _vit(vit: weights.Loaded) -> vit_lib.ViT:
@@ -89,16 +91,16 @@ def dinov2_swiglu(case: golden_cases.Case) -> Mapping[str, Any]:
   """DINOv2's gated MLP alone: [B, T, D] -> [B, T, D]."""
   width, hidden = case.fields['in'], case.fields['hidden']
   spec = spec_lib.LayerSpec(hidden_size=width, mlp_dim=hidden, depth=1)
-  theirs = golden_cases.arrays_of(case)
-  params = {
-    name: {
-      'kernel': theirs[f'{other}.weight'].T,
-      'bias': theirs[f'{other}.bias'],
-    }
-    for name, other in (('up', 'w12'), ('down', 'w3'))
-  }
   layer = mlp.Mlp(spec, hidden, gated=True)
   x = jnp.asarray(case.inputs['x'])
+  abstract = jax.eval_shape(layer.init, jax.random.key(0), x, None)['params']
+  rules = [
+    *tables.torch_dense('up', 'w12'),
+    *tables.torch_dense('down', 'w3'),
+  ]
+  assert case.weights is not None
+  with containers.open_arrays(case.weights) as arrays:
+    params = tables.read(arrays, rules, abstract, ignored='')
   return {'output': layer.apply({'params': params}, x, None)}
 
 

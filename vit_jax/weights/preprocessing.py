@@ -111,11 +111,21 @@ _CLIP = (
 _CLASSES: Mapping[str, Mapping[str, Any]] = {
   'ViT': {'size': (224, 224), 'crop': False, 'resample': 2, 'mean_std': HALF},
   'DeiT': {'size': (256, 256), 'crop': True, 'resample': 3, 'mean_std': HALF},
+  'DINOv3ViT': {
+    'size': (224, 224),
+    'crop': False,
+    'resample': 2,
+    'mean_std': base.IMAGENET,
+  },
   'Bit': {'size': 224, 'crop': True, 'resample': 3, 'mean_std': _CLIP},
   'CLIP': {'size': 224, 'crop': True, 'resample': 3, 'mean_std': _CLIP},
 }
-_CLASS = r'(ViT|DeiT|Bit|CLIP)(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)'
-_CLASS_OF = {'vit': 'ViT', 'deit': 'DeiT'}  # model_type -> class; else Bit
+_CLASS = (
+  r'(ViT|DeiT|DINOv3ViT|Bit|CLIP)'
+  r'(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)'
+)
+# model_type -> class; else Bit
+_CLASS_OF = {'vit': 'ViT', 'deit': 'DeiT', 'dinov3_vit': 'DINOv3ViT'}
 RESAMPLE = {2: 'bilinear', 3: 'bicubic'}  # Pillow's numbers
 
 # Fields that are read below, or that do not affect the pixels.
@@ -158,7 +168,9 @@ def of_transformers(
     is_half = model_type == 'vit' or channels != 3
     mean, std = HALF if is_half else base.IMAGENET
     preprocess |= {'image_size': size, 'resize': size, 'mean': mean, 'std': std}
-    preprocess['interpolation'] = RESAMPLE[2 if model_type == 'vit' else 3]
+    preprocess['interpolation'] = RESAMPLE[
+      2 if model_type in ('vit', 'dinov3_vit') else 3
+    ]
     return preprocess, given.file
   given.check_known(_KNOWN)
   usual = _CLASSES[_class(given, model_type)]

@@ -336,6 +336,7 @@ def first_of(wrong: Mapping[str, Any]) -> str | None:
 NO_KEY_BIAS = 'queries and values with biases, and keys without'
 ROTARY = 'rotary position embeddings'
 MLP_NORM = 'a norm inside the MLP'
+MASK_TOKEN = 'a mask token'
 
 
 def uncommon(model: vit.ViT) -> dict[str, bool]:
@@ -351,6 +352,6 @@ def uncommon(model: vit.ViT) -> dict[str, bool]:
     'causal attention': model.causal,
     'relative positions': model.relative_positions != 'none',
     'norms that only scale': model.norm != 'layer',
-    'a mask token': model.mask_token,
+    MASK_TOKEN: model.mask_token,
     'the GELU x * sigmoid(1.702 x)': model.gelu == 'sigmoid',
   }

@@ -4,6 +4,7 @@ Their arrays are those of timm's models, but some have other names, and some are
 cut or joined in another way.
 """
 
+from collections.abc import Collection
 from collections.abc import Sequence
 import dataclasses
 import re
@@ -105,7 +106,7 @@ def as_timm(arrays: containers.Arrays) -> base.Renamed:
   return base.Renamed(_Assembled(renamed, there), show=renamed.stored)
 
 
-def _renamed(name: str, names: containers.Shapes) -> str:
+def _renamed(name: str, names: Collection[str]) -> str:
   for pattern, sign, other in _RENAMED:
     found, count = re.subn(f'^{pattern}', other, name)
     if count and (not sign or any(re.match(sign, x) for x in names)):

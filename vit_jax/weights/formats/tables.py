@@ -62,6 +62,14 @@ def padded(*axes: int) -> Layout:
   )
 
 
+def squeezed(*axes: int) -> Layout:
+  """Returns a layout whose foreign array lacks axes of length 1."""
+  return Layout(
+    lambda a, shape: a[0].reshape(shape),
+    lambda a: [np.squeeze(a, axes)],
+  )
+
+
 def linear(inputs: int = 1) -> Layout:
   """Returns Torch's [out, in]; our first `inputs` axes are input axes."""
 
