@@ -209,8 +209,8 @@ class Attention(nn.Module):
     if implementation == 'fused':
       y = self._attend_fused(x, rotation)
     else:
-      qkv = QKV(spec, name='qkv')(x, self.num_queries)
-      qkv = self._prepared(*qkv, rotation)
+      query, key, value = QKV(spec, name='qkv')(x, self.num_queries)
+      qkv = self._prepared(query, key, value, rotation)
       if implementation == 'plain':
         y, weights = self._attend(*qkv, bias, dropout_key, perturbation)
       elif implementation == 'einsum':
@@ -287,9 +287,9 @@ class Attention(nn.Module):
     (qkv,) = QKV(spec, packed=True, name='qkv')(x)
     heads = *x.shape[:2], spec.num_heads, x.shape[-1] // spec.num_heads
     if spec.qk_norm or rotation is not None:
-      parts = (qkv[:, :, i].reshape(heads) for i in range(3))
-      flat = [y.reshape(x.shape) for y in self._prepared(*parts, rotation)]
-      qkv = jnp.stack(flat, axis=2)
+      query, key, value = (qkv[:, :, i].reshape(heads) for i in range(3))
+      parts = self._prepared(query, key, value, rotation)
+      qkv = jnp.stack([y.reshape(x.shape) for y in parts], axis=2)
     return fused_attention.fused_attention(qkv, spec.num_heads).reshape(heads)
 
   def _attend(

@@ -8,6 +8,7 @@ In comments: N patches, T tokens, H heads, K channels of a head.
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 
 import jax
@@ -49,7 +50,7 @@ def angles(
   grid: tuple[int, int],
   channels: int,
   base: float,
-  reference: tuple[int, int] | None = None,
+  reference: Sequence[int] | None = None,
 ) -> np.ndarray:
   """Returns the angles of patches, row by row, float64 [N, K / 2].
 
@@ -80,7 +81,7 @@ def table(
   grid: tuple[int, int],
   channels: int,
   base: float,
-  reference: tuple[int, int] | None = None,
+  reference: Sequence[int] | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns cosines and sines by patch and channel, float32 [N, K] each.
 

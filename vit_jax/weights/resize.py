@@ -55,8 +55,7 @@ def resize_matrix(old: int, new: int, method: str) -> np.ndarray:
   """
   check_method(method)
   if method == 'corner':
-    x = np.arange(new) * (old - 1) / max(new - 1, 1)
-    return _linear(x, old)
+    return _linear(np.arange(new) * (old - 1) / max(new - 1, 1), old)
   scaled = new + 0.1 if method == 'dino' else new
   x = (np.arange(new) + 0.5) * old / scaled - 0.5
   if method == 'half_pixel':

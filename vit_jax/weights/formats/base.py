@@ -264,8 +264,11 @@ def image_size(
     UserError: The grid is not square, and nothing defines it.
   """
   if tokens is None:
-    asked = hints.stored_size or hints.image_size
-    return asked or default or (224, 224)
+    whole = (
+      max(224 // patch[0], 1) * patch[0],
+      max(224 // patch[1], 1) * patch[1],
+    )
+    return hints.stored_size or hints.image_size or default or whole
   for size in (hints.stored_size, default):
     if size and tokens_of(size, patch) == tokens:
       return size
