@@ -54,7 +54,9 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
     kind='linear', split='train[80%:]', train_split='train[:80%]'
   )
   config.evals.knn = config_lib.evaluation(
-    kind='knn', split='train[80%:]', train_split='train[:80%]',
+    kind='knn',
+    split='train[80%:]',
+    train_split='train[:80%]',
     every='500 steps',
   )
   config.checkpoint.every = '500 steps'

@@ -5,13 +5,13 @@ import math
 import pathlib
 import tempfile
 
-import golden_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 from safetensors import numpy as safetensors
 
+import golden_cases
 from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax import weights
@@ -235,7 +235,9 @@ def _extremes(
   tail = abs(ordered[min(20, len(x) - 1)] - ordered[0])
   outside = max(0.0, sign * (ordered[0] - expected))
   too_far = outside > 2 * max(tail, 1.0)
-  return golden_cases.Judged(float(beyond.sum()) if not too_far else math.inf, 20)
+  return golden_cases.Judged(
+    float(beyond.sum()) if not too_far else math.inf, 20
+  )
 
 
 CHECKS = {

@@ -33,9 +33,9 @@ def default() -> ml_collections.ConfigDict:
   # https://, gs:// or hf:owner/name. '': random parameters.
   config.init_from.path = ''
   # How positions are resized to another number of patches: 'corner',
-  # 'half_pixel', 'bicubic', 'bicubic_antialias' or 'geometric' (BEiT's of
-  # relative positions). '': the method of the library that wrote the
-  # checkpoint.
+  # 'half_pixel', 'bicubic', 'bicubic_antialias', 'dino', or 'geometric' (BEiT's
+  # of relative positions). '': the method of the code that the checkpoint comes
+  # from.
   config.init_from.resize = ''
   # Start only the trunk from the checkpoint, although it also has the other
   # parameters of the objective, such as a decoder.
@@ -101,9 +101,17 @@ def _model() -> ml_collections.ConfigDict:
   # 'shared' by all layers, one in each of the 'layers', or 'none'.
   model.relative_positions = config_dict.placeholder(str)
   model.norm = config_dict.placeholder(str)  # 'layer' or 'rms' (scale only)
+  # Rotary position embeddings: 'dinov3', 'eva02', 'rope_vit' or 'none'; the
+  # base of their frequencies, 100 (EVA-02: 10_000); and the grid (h, w) to
+  # which 'eva02' scales the patches' indices, None: not scaled.
+  model.rotary = config_dict.placeholder(str)
+  model.rotary_base = config_dict.placeholder(float)
+  model.rotary_grid = config_dict.placeholder(tuple)
   # A learned token for masked patches, for objectives that mask.
   model.mask_token = config_dict.placeholder(bool)
   model.gated_mlp = config_dict.placeholder(bool)  # SwiGLU
+  # A norm after the MLP's activation function, as in EVA-02.
+  model.mlp_norm = config_dict.placeholder(bool)
   # 'exact', or an approximation: 'tanh', 'sigmoid' (iGPT, CLIP).
   model.gelu = config_dict.placeholder(str)
   model.layer_norm_epsilon = config_dict.placeholder(float)  # 1e-6

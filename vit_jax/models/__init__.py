@@ -300,6 +300,15 @@ def _check_vit(model: vit.ViT) -> None:
       f'position_embedding={model.position_embedding!r} needs a hidden_size'
       f' that is a multiple of 4, not {d}'
     )
+  if model.rotary != 'none' and d // model.num_heads % 4:
+    raise ValueError(
+      f'rotary={model.rotary!r} needs heads with a multiple of 4 channels, not'
+      f' {d // model.num_heads}: change num_heads or hidden_size'
+    )
+  if model.rotary_grid is not None and len(model.rotary_grid) != 2:
+    raise ValueError(
+      f'rotary_grid is {model.rotary_grid}: write (rows, columns) of patches'
+    )
   if 'token' in model.pool and 'class_token' not in model.prefix:
     raise ValueError(
       f'pool={model.pool!r} reads the class token, but class_token is False'

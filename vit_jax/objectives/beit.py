@@ -28,7 +28,7 @@ from vit_jax.objectives import block_masks
 from vit_jax.objectives import tokenizer
 from vit_jax.objectives import visual_tokens
 from vit_jax.weights.formats import huggingface_beit
-from vit_jax.weights.formats import timm
+from vit_jax.weights.formats import timm_beit
 from vit_jax.weights.formats import whole
 
 
@@ -233,8 +233,8 @@ class BEiT(base.Objective):
     """Returns how a format stores the layer that predicts tokens."""
     if format_name == huggingface_beit.FORMAT:
       return huggingface_beit.with_head(self.config.objective.options.tokens)
-    if format_name == timm.NAME:
-      return whole.Whole(timm.BEIT_HEAD)
+    if format_name == 'timm':
+      return whole.Whole(timm_beit.HEAD)
     return None
 
   def _mask(self, draws: base.Rng) -> jax.Array:

@@ -84,7 +84,9 @@ class Patches(VisualTokens):
 
   def arrays(self) -> Any:
     """Returns the codes, float32 [K, F]; NaN where there are no data yet."""
-    return {'codes': self._codes if self._source is not None else self._no_codes}
+    return {
+      'codes': self._codes if self._source is not None else self._no_codes
+    }
 
   def tokens(self, arrays: Any, images: jax.Array) -> jax.Array:
     """Returns the nearest code of each patch, int32 [B, N]."""

@@ -112,14 +112,27 @@ _CLASSES: Mapping[str, Mapping[str, Any]] = {
   'ViT': {'size': (224, 224), 'crop': False, 'resample': 2, 'mean_std': HALF},
   'DeiT': {'size': (256, 256), 'crop': True, 'resample': 3, 'mean_std': HALF},
   'Beit': {'size': (256, 256), 'crop': True, 'resample': 3, 'mean_std': HALF},
+  'DINOv3ViT': {
+    'size': (224, 224),
+    'crop': False,
+    'resample': 2,
+    'mean_std': base.IMAGENET,
+  },
   'Bit': {'size': 224, 'crop': True, 'resample': 3, 'mean_std': _CLIP},
   'CLIP': {'size': 224, 'crop': True, 'resample': 3, 'mean_std': _CLIP},
 }
 _CLASS = (
-  r'(ViT|DeiT|Beit|Bit|CLIP)(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)'
+  r'(ViT|DeiT|DINOv3ViT|Beit|Bit|CLIP)'
+  r'(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)'
 )
 # model_type -> class; else Bit
-_CLASS_OF = {'vit': 'ViT', 'deit': 'DeiT', 'vit_mae': 'ViT', 'beit': 'Beit'}
+_CLASS_OF = {
+  'vit': 'ViT',
+  'deit': 'DeiT',
+  'vit_mae': 'ViT',
+  'beit': 'Beit',
+  'dinov3_vit': 'DINOv3ViT',
+}
 RESAMPLE = {2: 'bilinear', 3: 'bicubic'}  # Pillow's numbers
 
 # Fields that are read below, or that do not affect the pixels.
@@ -129,7 +142,9 @@ _KNOWN = dict.fromkeys(
   feature_extractor_type image_mean image_processor_type image_std resample
   rescale_factor size
 
-  do_reduce_labels reduce_labels _processor_class _valid_processor_keys auto_map data_format device
+  do_reduce_labels reduce_labels
+
+  _processor_class _valid_processor_keys auto_map data_format device
   disable_grouping do_convert_rgb image_seq_length input_data_format
   processor_class return_tensors transformers_version
   """.split()
@@ -162,7 +177,9 @@ def of_transformers(
     is_half = model_type in ('vit', 'beit') or channels != 3
     mean, std = HALF if is_half else base.IMAGENET
     preprocess |= {'image_size': size, 'resize': size, 'mean': mean, 'std': std}
-    preprocess['interpolation'] = RESAMPLE[2 if model_type == 'vit' else 3]
+    preprocess['interpolation'] = RESAMPLE[
+      2 if model_type in ('vit', 'dinov3_vit') else 3
+    ]
     return preprocess, given.file
   given.check_known(_KNOWN)
   usual = _CLASSES[_class(given, model_type)]

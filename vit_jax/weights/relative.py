@@ -68,9 +68,7 @@ def adapt(
       edit.put(path, table, '; '.join(done))
 
 
-def _paths(
-  edit: edit_lib.Edit, target: vit.ViT
-) -> dict[str, tuple[int, ...]]:
+def _paths(edit: edit_lib.Edit, target: vit.ViT) -> dict[str, tuple[int, ...]]:
   """Returns the paths of a model's tables, each with the axis of its layers.
 
   The layers are stacked or not as those of the checkpoint.

@@ -15,6 +15,7 @@ METHODS = (
   'half_pixel',
   'bicubic',
   'bicubic_antialias',
+  'dino',
   'geometric',
 )
 
@@ -44,6 +45,9 @@ def resize_matrix(old: int, new: int, method: str) -> np.ndarray:
       outside are left out, and when shrinking, the kernel widens with the new
       samples. timm and Hugging Face's DINOv2 with registers use it. It also
       differs from 'bicubic' when enlarging.
+    - 'dino': 'bicubic' with a scale of (new + 0.1) / old, as in the code of
+      DINO and DINOv2: sample i is read at (i + 0.5) * old / (new + 0.1) - 0.5.
+      So an axis that keeps its size is resampled, too, if the other changes.
     - 'geometric': that of BEiT's fine-tuning, which differs only for relative
       positions, see `relative_positions`; otherwise 'bicubic'.
 
@@ -60,12 +64,12 @@ def resize_matrix(old: int, new: int, method: str) -> np.ndarray:
   """
   check_method(method)
   if method == 'corner':
-    x = np.arange(new) * (old - 1) / max(new - 1, 1)
-    return _linear(x, old)
-  x = (np.arange(new) + 0.5) * old / new - 0.5
+    return _linear(np.arange(new) * (old - 1) / max(new - 1, 1), old)
+  scaled = new + 0.1 if method == 'dino' else new
+  x = (np.arange(new) + 0.5) * old / scaled - 0.5
   if method == 'half_pixel':
     return _linear(np.clip(x, 0, old - 1), old)
-  if method in ('bicubic', 'geometric'):
+  if method in ('bicubic', 'dino', 'geometric'):
     # Two samples on each side; edge samples are repeated beyond the edges.
     taps = np.floor(x).astype(int)[:, None] + np.arange(-1, 3)
     matrix = np.zeros((new, old))
@@ -120,9 +124,7 @@ def relative_positions(
   Returns:
     float32 [rows of the new grid, H].
   """
-  rows, columns = (
-    _distances(*x, method) for x in zip(old, new, strict=True)
-  )
+  rows, columns = (_distances(*x, method) for x in zip(old, new, strict=True))
   distances = table[:-3].reshape(rows.shape[1], columns.shape[1], 1, -1)
   resized = _resize(distances, rows, columns).reshape(-1, table.shape[1])
   return np.concatenate([resized, table[-3:]]).astype(np.float32)

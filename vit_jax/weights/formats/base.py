@@ -264,8 +264,11 @@ def image_size(
     UserError: The grid is not square, and nothing defines it.
   """
   if tokens is None:
-    asked = hints.stored_size or hints.image_size
-    return asked or default or (224, 224)
+    whole = (
+      max(224 // patch[0], 1) * patch[0],
+      max(224 // patch[1], 1) * patch[1],
+    )
+    return hints.stored_size or hints.image_size or default or whole
   for size in (hints.stored_size, default):
     if size and tokens_of(size, patch) == tokens:
       return size
@@ -368,12 +371,13 @@ def first_of(wrong: Mapping[str, Any]) -> str | None:
   return next((what for what, has in wrong.items() if has), None)
 
 
+NO_KEY_BIAS = 'queries and values with biases, and keys without'
+ROTARY = 'rotary position embeddings'
+MLP_NORM = 'a norm inside the MLP'
+MASK_TOKEN = 'a mask token'
+RELATIVE = 'relative positions'
 # Those of `uncommon` that BEiT has.
-BEITS = (
-  'queries and values with biases, and keys without',
-  'relative positions',
-  'a mask token',
-)
+BEITS = (NO_KEY_BIAS, RELATIVE, MASK_TOKEN)
 
 
 def uncommon(model: vit.ViT) -> dict[str, bool]:
@@ -383,11 +387,12 @@ def uncommon(model: vit.ViT) -> dict[str, bool]:
     model: The model to be stored.
   """
   return {
-    'queries and values with biases, and keys without': model.qkv_bias
-    and not model.key_bias,
+    NO_KEY_BIAS: model.qkv_bias and not model.key_bias,
+    ROTARY: model.rotary != 'none',
+    MLP_NORM: model.mlp_norm,
     'causal attention': model.causal,
-    'relative positions': model.relative_positions != 'none',
+    RELATIVE: model.relative_positions != 'none',
     'norms that only scale': model.norm != 'layer',
-    'a mask token': model.mask_token,
+    MASK_TOKEN: model.mask_token,
     'the GELU x * sigmoid(1.702 x)': model.gelu == 'sigmoid',
   }

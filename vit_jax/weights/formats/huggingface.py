@@ -18,6 +18,7 @@ from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import huggingface_beit as beit
+from vit_jax.weights.formats import huggingface_dinov3 as dinov3
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.tables import rule
 from vit_jax.weights.formats.tables import torch_dense as _dense
@@ -39,6 +40,7 @@ ARCHITECTURES = {
   'ijepa': 'IJepaForImageClassification',  # the mean, without a class token
   'vit_mae': 'ViTMAEForPreTraining',
   beit.KIND: 'BeitForImageClassification',
+  dinov3.KIND: dinov3.ARCHITECTURE,
 }
 # Layers of MAE's decoder, as transformers 5 writes them; published files have
 # the second name, and transformers reads both.
@@ -55,8 +57,10 @@ _GELUS = {
 
 # Fields of config.json that arrays show, that are read below, or that do not
 # affect the logits of a trained model (for generation, training, ...).
-_KNOWN = dict.fromkeys(
-  """
+_KNOWN = (
+  dinov3.KNOWN
+  | dict.fromkeys(
+    """
   hidden_act hidden_size id2label image_size intermediate_size label2id
   layer_norm_eps layerscale_value mlp_ratio model_type num_attention_heads
   num_channels num_hidden_layers num_register_tokens patch_size pooler_act
@@ -85,7 +89,9 @@ _KNOWN = dict.fromkeys(
   sep_token_id suppress_tokens temperature tie_encoder_decoder
   tie_word_embeddings tokenizer_class top_k top_p typical_p
   """.split()
-) | beit.KNOWN
+  )
+  | beit.KNOWN
+)
 
 _LAYER = 'encoder.layer.{}'
 _QKV = [
@@ -131,6 +137,7 @@ _TWO_HEADS = [
 _DINO = [
   *_COMMON,
   *_NORM,
+  rule('mask_token', 'embeddings.mask_token', tables.squeezed(0)),
   *_norm('blocks_{}/norm1', f'{_LAYER}.norm1'),
   *_norm('blocks_{}/norm2', f'{_LAYER}.norm2'),
   rule('blocks_{}/layer_scale1', f'{_LAYER}.layer_scale1.lambda1'),
@@ -166,6 +173,8 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
 def rules(model: nn.Module) -> Sequence[tables.Rule]:
   """Returns the table for a model."""
   assert isinstance(model, vit.ViT)
+  if dinov3.is_kind(model):
+    return dinov3.rules(model)
   if model_type(model).startswith('dinov2'):
     mlp = ('weights_in', 'weights_out') if model.gated_mlp else ('fc1', 'fc2')
     return [
@@ -184,6 +193,8 @@ def model_type(model: nn.Module) -> str:
   assert isinstance(model, vit.ViT)
   if beit.is_kind(model):
     return beit.KIND
+  if dinov3.is_kind(model):
+    return dinov3.KIND
   if model.pool == 'token+gap' or model.layer_scale is not None:
     return 'dinov2_with_registers' if model.registers else 'dinov2'
   if model.pool == 'gap' and not model.prefix:
@@ -210,6 +221,8 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
       else 'there is no config.json beside it, which a Hugging Face model needs'
     )
   config.check_known(_KNOWN)
+  if kind == dinov3.KIND:
+    return dinov3.describe(shapes, hints, _gelu(config))
   projection = 'embeddings.patch_embeddings.projection.weight'
   hidden, channels, *patch = shapes.get(projection, 4)
   fields: dict[str, Any] = {'patch_size': tuple(patch), 'hidden_size': hidden}
@@ -245,16 +258,10 @@ def _fields(
 ) -> dict[str, Any]:
   """Returns the model's fields, except those of patch embedding and heads."""
   is_dino = kind.startswith('dinov2')
-  activation = config.get('hidden_act', typed.TEXT, 'gelu')
   gated = config.get('use_swiglu_ffn', typed.TRUTH, False)
-  if activation not in _GELUS and not gated:
-    raise UserError(
-      f'its config.json says hidden_act {activation!r}: those that can be'
-      f' computed are {", ".join(_GELUS)}'
-    )
   fields: dict[str, Any] = {
     'depth': shapes.count(_LAYER + '.'),
-    'gelu': _GELUS.get(activation, 'exact'),
+    'gelu': _gelu(config),
     'layer_norm_epsilon': config.get(
       'layer_norm_eps', typed.POSITIVE, 1e-6 if is_dino else 1e-12
     ),
@@ -267,6 +274,7 @@ def _fields(
     fields |= {
       'pool': 'token+gap',
       'gated_mlp': gated,
+      'mask_token': 'embeddings.mask_token' in shapes,
       'layer_scale': config.get('layerscale_value', _NUMBER, 1.0),
       'mlp_dim': shapes.get(f'{_LAYER}.mlp.{down}.weight', 2)[1],
     }
@@ -282,6 +290,19 @@ def _fields(
       'distillation_head': teacher or not distils,
     }
   return fields | _head_fields(shapes, config, kind)
+
+
+def _gelu(config: typed.Json) -> str:
+  """Returns the kind of GELU; that of a gated MLP does not matter."""
+  activation = config.get('hidden_act', typed.TEXT, 'gelu')
+  keys = ('use_swiglu_ffn', 'use_gated_mlp')
+  gated = any(config.get(key, typed.TRUTH, False) for key in keys)
+  if activation not in _GELUS and not gated:
+    raise UserError(
+      f'its config.json says hidden_act {activation!r}: those that can be'
+      f' computed are {", ".join(_GELUS)}'
+    )
+  return _GELUS.get(activation, 'exact')
 
 
 def _head_fields(
@@ -377,7 +398,12 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
   kind = model_type(model)
   if kind == beit.KIND:
     return beit.unsupported(model)
+  if kind == dinov3.KIND:
+    return dinov3.unsupported(model)
   is_dino = kind.startswith('dinov2')
+  uncommon = base.uncommon(model)
+  if is_dino:
+    del uncommon[base.MASK_TOKEN]
   wrong = {
     'a ResNet stem': model.resnet_stages is not None,
     'normalised queries and keys': model.qk_norm,
@@ -404,13 +430,15 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
     f'positions of {model.positioned_prefix} of the tokens before patches': (
       model.positioned_prefix != (1 if is_dino else model.prefix_length)
     ),
-    **base.uncommon(model),
+    **uncommon,
   }
   return base.first_of(wrong)
 
 
 def unused(model: vit.ViT) -> dict[str, tuple[int, ...]]:
   """Returns shapes of arrays that transformers expects but does not use."""
-  if not model_type(model).startswith('dinov2'):
+  if dinov3.is_kind(model):
+    return dinov3.unused(model)
+  if model.mask_token or not model_type(model).startswith('dinov2'):
     return {}
   return {'embeddings.mask_token': (1, model.hidden_size)}

@@ -135,8 +135,7 @@ def unsupported(model: vit.ViT) -> str | None:
       'a gated MLP beside relative positions': model.gated_mlp,
       'a layer before the head': model.pre_logits,
       'a patch that is not square': model.patch_size[0] != model.patch_size[1],
-      'fixed positions': model.position_embedding
-      not in ('learned', 'none'),
+      'fixed positions': model.position_embedding not in ('learned', 'none'),
       'a class token without a position beside relative ones': (
         model.position_embedding == 'learned' and model.positioned_prefix != 1
       ),

@@ -1,6 +1,7 @@
-"""State dicts of timm (PyTorch Image Models): ViT, hybrids, Mixer, BiT.
+"""State dicts of timm (PyTorch Image Models): ViT, Eva, hybrids, Mixer, BiT.
 
-DeiT, MAE and BEiT publish ViTs under the same names, MoCo v3 with a prefix.
+DeiT, MAE and BEiT publish ViTs under the same names, MoCo v3 with a prefix; the
+names of DINO, DINOv2, DINOv3 and EVA-02 are similar (`originals`).
 """
 
 from collections.abc import Iterable
@@ -24,7 +25,10 @@ from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import moco
+from vit_jax.weights.formats import originals
 from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import timm_beit
+from vit_jax.weights.formats import timm_eva
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats.tables import rule
 from vit_jax.weights.formats.tables import torch_dense as _dense
@@ -33,12 +37,10 @@ from vit_jax.weights.formats.tables import torch_norm as _norm
 NAME = 'timm'
 # Arrays outside the model, which MAE, DINO and BEiT leave in their files.
 IGNORED = (
-  r'mask_token|decoder_.*|fc_norm\.unused|lm_head\..*'
-  r'|.*relative_position_index'
+  r'mask_token|decoder_.*|fc_norm\.unused'
   r'|(momentum_encoder|predictor|head\.\d+)\..*'  # MoCo v3
+  rf'|{timm_beit.IGNORED}|{originals.IGNORED}'
 )
-# MoCo v3 trains a base encoder, in a module that splits batches.
-_PREFIX = r'(module\.)?(base_encoder\.)?'
 
 # Fields that arrays do not show, with the defaults of timm's classes.
 _FIELDS = {'gelu': 'exact', 'layer_norm_epsilon': 1e-6}
@@ -75,6 +77,7 @@ _VIT = [
   rule('class_token', 'cls_token'),
   rule('distillation_token', 'dist_token'),
   rule('register_tokens', 'reg_token'),
+  rule('mask_token', 'mask_token'),
   rule('position_embedding', 'pos_embed'),
   *_norm('blocks_{}/norm1', 'blocks.{}.norm1'),
   *_dense('blocks_{}/attention/qkv', 'blocks.{}.attn.qkv'),
@@ -97,23 +100,6 @@ _VIT = [
   *_dense('head', 'head'),
   *_dense('head_distillation', 'head_dist'),
 ]
-# BEiT's own names, which timm keeps: its keys have no bias.
-_TABLE = 'relative_position_bias_table'
-_SHARED_TABLE, _LAYER_TABLE = f'rel_pos_bias.{_TABLE}', f'blocks.{{}}.attn.{_TABLE}'
-_BEIT = [
-  rule('mask_token', 'mask_token'),
-  rule('relative_position_bias', _SHARED_TABLE),
-  rule('blocks_{}/attention/relative_position_bias', _LAYER_TABLE),
-  rule(
-    'blocks_{}/attention/qkv/bias',
-    ['blocks.{}.attn.q_bias', 'blocks.{}.attn.v_bias'],
-    tables.split(2, 0, tables.FLAT),
-  ),
-  rule('blocks_{}/layer_scale1', 'blocks.{}.gamma_1'),
-  rule('blocks_{}/layer_scale2', 'blocks.{}.gamma_2'),
-]
-# What an objective that predicts tokens has beside the trunk, as 'head'.
-BEIT_HEAD = _dense('head', 'lm_head')
 _BACKBONE = 'patch_embed.backbone.'
 _HYBRID = [
   rule('stem/conv/kernel', f'{_BACKBONE}stem.conv.weight', tables.CONV),
@@ -152,7 +138,7 @@ _SIGNS = (
 
 def recognises(names: Iterable[str]) -> bool:
   """Whether a file with these arrays has this format."""
-  names = {_renamed(name) for name in names}
+  names = {moco.as_timms(name) for name in names}
   return any(sign in names for sign in _SIGNS) or any(
     re.match(r'blocks\.\d+\.(attn|mlp)', name) for name in names
   )
@@ -160,12 +146,9 @@ def recognises(names: Iterable[str]) -> bool:
 
 def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
-  is_moco = any('base_encoder.' in name for name in arrays.shapes)
-  return base.Renamed(arrays, _renamed, moco.stored if is_moco else str)
-
-
-def _renamed(name: str) -> str:
-  return re.sub(_PREFIX, '', name, count=1)
+  if any('base_encoder.' in name for name in arrays.shapes):
+    return moco.as_timm(arrays)
+  return originals.as_timm(arrays)
 
 
 def rules(model: nn.Module) -> Sequence[tables.Rule]:
@@ -178,12 +161,12 @@ def rules(model: nn.Module) -> Sequence[tables.Rule]:
   after = model.pool == 'gap' and model.norm_after_pool
   norm = _norm('norm', 'fc_norm' if after else 'norm')
   stem = _HYBRID if model.resnet_stages else _STEM_ALONE
-  return [*norm, *(_BEIT if is_beit(model) else []), *_VIT, *stem]
-
-
-def is_beit(model: vit.ViT) -> bool:
-  """Whether a model has parts that only BEiT's names have a place for."""
-  return model.relative_positions != 'none' or not model.key_bias
+  special: Sequence[tables.Rule] = []
+  if timm_beit.is_kind(model):
+    special = timm_beit.RULES
+  elif timm_eva.is_kind(model):
+    special = timm_eva.rules(model)
+  return [*norm, *special, *_VIT, *stem]
 
 
 def stored_name(model: nn.Module, name: str) -> str:
@@ -200,22 +183,24 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
     family, read = 'mixer', _mixer
   elif 'stem.conv.weight' in shapes:
     family, read = 'bit', _bit
+  elif timm_eva.has_signs(shapes, hints.config):
+    family = 'eva'
   timm_names.check(arrays.shapes, hints.config, family)
-  return read(shapes, hints)
+  found = read(shapes, hints)
+  resize = '' if hints.config.content else originals.resize(arrays)
+  return dataclasses.replace(found, resize=resize or found.resize)
 
 
 def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
   hidden, channels, *patch = shapes.get('patch_embed.proj.weight', 4)
   mlp_dim = shapes.get('blocks.{}.mlp.fc2.weight', 2)[1]
-  has_bias = shapes.count('blocks.{}.attn.qkv.bias') > 0
-  no_key_bias = shapes.count('blocks.{}.attn.q_bias') > 0
-  scales = ('blocks.{}.ls1.gamma', 'blocks.{}.gamma_1')
+  up, scale = 'blocks.{}.mlp.fc1.weight', 'blocks.{}.ls1.gamma'
   fields: dict[str, Any] = {
     **_FIELDS,
     'patch_size': tuple(patch),
     'hidden_size': hidden,
     'mlp_dim': mlp_dim,
-    'gated_mlp': shapes.get('blocks.{}.mlp.fc1.weight', 2)[0] == 2 * mlp_dim,
+    'gated_mlp': shapes.count(up) > 0 and shapes.get(up, 2)[0] == 2 * mlp_dim,
     'depth': shapes.count('blocks.{}.'),
     'num_classes': shapes.size('head.weight', 0),
     'pre_logits': shapes.size('pre_logits.fc.weight', 0),
@@ -224,13 +209,17 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     'distillation_head': 'head_dist.weight' in shapes
     or not ('dist_token' in shapes and 'head.weight' in shapes),
     'registers': shapes.size('reg_token', 1),
-    'qkv_bias': has_bias or no_key_bias,
-    'key_bias': not no_key_bias,
+    'mask_token': shapes.size('mask_token', -1) == hidden
+    and 'decoder_embed.weight' not in shapes,
+    'qkv_bias': shapes.count('blocks.{}.attn.qkv.bias') > 0,
     'qk_norm': shapes.count('blocks.{}.attn.q_norm.') > 0,
-    'layer_scale': 1e-5 if any(map(shapes.count, scales)) else None,
-    **_relative(shapes),
+    'layer_scale': 1e-5 if shapes.count(scale) else None,
     **_pool(shapes, hints),
   }
+  if timm_beit.table(shapes):
+    fields |= timm_beit.fields(shapes)
+  elif timm_eva.has_signs(shapes, hints.config):
+    fields |= timm_eva.fields(shapes, hints)
   stride = 1
   stages = shapes.stages(_BACKBONE + 'stages.{}.blocks.{}.', first=0)
   stem = f'{_BACKBONE}{"stem." if stages else ""}conv.weight'
@@ -254,33 +243,12 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
   # DeiT, MAE and DINO use ImageNet's mean; hybrids and SigLIP are Google's.
   # BEiT's are Google's, too.
   is_google = model.resnet_stages is not None or model.pool == 'map'
-  is_google = is_google or is_beit(model)
+  is_google = is_google or timm_beit.is_kind(model)
   usual = preprocessing.TIMM_OF_GOOGLE if is_google else preprocessing.TIMM
   found = _description(model, size, channels, hints, usual)
-  if model.relative_positions == 'none':
-    return found
-  return dataclasses.replace(found, resize='geometric')
-
-
-def _relative(shapes: base.Shapes) -> dict[str, Any]:
-  """Returns which relative positions a BEiT has, and its mask token."""
-  kind = 'none'
-  if _SHARED_TABLE in shapes:
-    kind = 'shared'
-  elif shapes.count(_LAYER_TABLE):
-    kind = 'layers'
-  if kind == 'none' and not shapes.count('blocks.{}.attn.q_bias'):
-    return {}
-  return {'relative_positions': kind, 'mask_token': 'mask_token' in shapes}
-
-
-def _table(shapes: base.Shapes) -> tuple[int, int] | None:
-  """Returns the shape of a table of relative positions, [rows, H], or None."""
-  if _SHARED_TABLE in shapes:
-    return shapes.get(_SHARED_TABLE, 2)
-  if shapes.count(_LAYER_TABLE):
-    return shapes.get(_LAYER_TABLE, 2)
-  return None
+  if timm_beit.is_kind(model):
+    return dataclasses.replace(found, resize='geometric')
+  return found
 
 
 def _pool(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
@@ -310,7 +278,7 @@ def _num_heads(
   if fields['qk_norm'] and not configured:
     norm = shapes.get('blocks.{}.attn.q_norm.weight', 1)
     configured = hidden // norm[0]
-  if table := _table(shapes):
+  if table := timm_beit.table(shapes):
     configured = table[1]
   sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
   return base.num_heads(hints, configured, **sizes)
@@ -321,11 +289,12 @@ def _positions(
 ) -> tuple[dict[str, Any], tuple[int, int]]:
   """Returns which tokens have positions, and the image size of these.
 
-  In timm all tokens have them, or only the patches (`no_embed_class`).
+  In timm all tokens have them, or only the patches (`no_embed_class`); in
+  DINOv2 with registers, the class token and the patches.
   """
   default = _input_size(hints.config)
   if 'pos_embed' not in shapes:
-    if table := _table(shapes):
+    if table := timm_beit.table(shapes):
       size = base.relative_size(table[0], pixels, hints, default)
     else:
       size = base.image_size(None, pixels, hints, default)
@@ -336,6 +305,8 @@ def _positions(
   which = {'all': rows - prefix}
   if prefix and 'decoder_pos_embed' not in shapes:  # MAE has them for all
     which = {'patches': rows} | which
+  if 'cls_token' in shapes and prefix > 1:
+    which['class'] = rows - 1
 
   def are_of(tokens: int, *sizes: tuple[int, int] | None) -> bool:
     return any(s and base.tokens_of(s, pixels) == tokens for s in sizes)
@@ -452,28 +423,13 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
     'a layer before two heads': model.pre_logits and model.has_two_heads,
     'attention pooling with a gated MLP in its layers': model.pool == 'map'
     and model.gated_mlp,
-    **_unsupported_uncommon(model),
+    **base.uncommon(model),
   }
+  if timm_beit.is_kind(model):
+    for part in base.BEITS:
+      del wrong[part]
+    wrong |= timm_beit.unsupported(model)
+  elif timm_eva.is_kind(model):
+    del wrong[base.NO_KEY_BIAS], wrong[base.ROTARY], wrong[base.MLP_NORM]
+    wrong |= timm_eva.unsupported(model)
   return base.first_of(wrong)
-
-
-def _unsupported_uncommon(model: vit.ViT) -> dict[str, Any]:
-  """Returns uncommon parts that the format has no place for."""
-  wrong: dict[str, Any] = base.uncommon(model)
-  if not is_beit(model):
-    return wrong
-  for part in base.BEITS:
-    del wrong[part]
-  return wrong | {
-    'keys with biases beside relative positions': model.qkv_bias
-    and model.key_bias,
-    'tokens other than a class token beside relative positions': (
-      model.prefix != ('class_token',)
-    ),
-    'positions of patches alone beside relative ones': (
-      model.position_embedding == 'learned' and model.positioned_prefix != 1
-    ),
-    'normalised queries and keys beside relative positions': model.qk_norm,
-    'a ResNet stem beside relative positions': model.resnet_stages is not None,
-    'a gated MLP beside relative positions': model.gated_mlp,
-  }
