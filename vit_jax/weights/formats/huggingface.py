@@ -1,4 +1,4 @@
-"""Directories of Hugging Face transformers: ViT, DeiT, I-JEPA, DINOv2.
+"""Directories of Hugging Face transformers: ViT, DeiT, I-JEPA, DINOv2, iGPT.
 
 config.json has what arrays do not show: heads, activation, epsilon, labels.
 """
@@ -12,11 +12,13 @@ from absl import logging
 from flax import linen as nn
 
 from vit_jax.config import UserError
+from vit_jax.models import igpt
 from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import imagegpt
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.tables import rule
 from vit_jax.weights.formats.tables import torch_dense as _dense
@@ -24,7 +26,10 @@ from vit_jax.weights.formats.tables import torch_norm as _norm
 
 NAME = 'huggingface'
 # Arrays for pre-training only, and ViTModel's pooler, unused with a classifier.
-IGNORED = r'embeddings\.(mask_token|position_ids)|pooler\..*|decoder\..*'
+IGNORED = (
+  r'embeddings\.(mask_token|position_ids)|pooler\..*|decoder\..*'
+  f'|{imagegpt.IGNORED}'
+)
 
 # model_type in config.json -> class of the classifier.
 ARCHITECTURES = {
@@ -127,7 +132,8 @@ _DINO = [
 
 def recognises(names: Iterable[str]) -> bool:
   """Whether a file with these arrays has this format."""
-  return any(
+  names = list(names)
+  return imagegpt.recognises(names) or any(
     re.search(r'(^|\.)embeddings\.(cls_token|patch_embeddings)', name)
     for name in names
   )
@@ -135,6 +141,8 @@ def recognises(names: Iterable[str]) -> bool:
 
 def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
+  if imagegpt.recognises(arrays.shapes):
+    return imagegpt.prepare(arrays)
   prefix = rf'^({"|".join(ARCHITECTURES)})\.'
   found = next(filter(None, (re.match(prefix, x) for x in arrays.shapes)), None)
 
@@ -146,6 +154,8 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
 
 def rules(model: nn.Module) -> Sequence[tables.Rule]:
   """Returns the table for a model."""
+  if isinstance(model, igpt.IGPT):
+    return imagegpt.rules()
   assert isinstance(model, vit.ViT)
   if model_type(model).startswith('dinov2'):
     mlp = ('weights_in', 'weights_out') if model.gated_mlp else ('fc1', 'fc2')
@@ -170,6 +180,8 @@ def model_type(model: nn.Module) -> str:
 
 def stored_name(model: nn.Module, name: str) -> str:
   """Returns the name in a file for a name in the rules."""
+  if isinstance(model, igpt.IGPT):
+    return imagegpt.stored_name(name)
   is_head = re.match(_HEADS, name)
   has_head = getattr(model, 'num_classes', 0)
   return name if is_head or not has_head else f'{model_type(model)}.{name}'
@@ -179,10 +191,12 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   """Infers the architecture from the arrays' shapes and config.json."""
   shapes, config = base.Shapes(arrays), hints.config
   kind = config.get('model_type', typed.TEXT)
+  if kind == imagegpt.MODEL_TYPE:
+    return imagegpt.describe(arrays, hints)
   if kind not in ARCHITECTURES:
     raise UserError(
       f'its config.json says model_type {kind!r}: those that can be read are'
-      f' {", ".join(ARCHITECTURES)}'
+      f' {", ".join([*ARCHITECTURES, imagegpt.MODEL_TYPE])}'
       if kind
       else 'there is no config.json beside it, which a Hugging Face model needs'
     )
@@ -337,6 +351,8 @@ def _pooling(model: vit.ViT) -> str:
 
 def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
   """Returns which part of a model the format cannot store; None: no part."""
+  if isinstance(model, igpt.IGPT):
+    return imagegpt.unsupported(model)
   if not isinstance(model, vit.ViT):
     return f'a {type(model).__name__}'
   kind = model_type(model)
@@ -372,8 +388,10 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
   return base.first_of(wrong)
 
 
-def unused(model: vit.ViT) -> dict[str, tuple[int, ...]]:
+def unused(model: nn.Module) -> dict[str, tuple[int, ...]]:
   """Returns shapes of arrays that transformers expects but does not use."""
+  if not isinstance(model, vit.ViT):
+    return {}
   if not model_type(model).startswith('dinov2'):
     return {}
   return {'embeddings.mask_token': (1, model.hidden_size)}

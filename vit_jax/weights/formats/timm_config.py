@@ -173,6 +173,7 @@ def _parts(model: models.Model, shape: tuple[int, ...]) -> dict[str, Any]:
   if model.resnet_stages is not None:
     stem = 'stem.' if model.resnet_stages else ''
     first_conv = f'patch_embed.backbone.{stem}conv'
+  assert isinstance(model, vit.ViT)
   arguments = _vit_arguments(model, shape)
   return {
     'architecture': _vit_name(model),
