@@ -39,7 +39,10 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.evals.val.split = 'train[80%:]'
   config.evals.val.every = '400 steps'
   config.evals.linear = config_lib.evaluation(
-    kind='linear', split='train[80%:]', train_split='train[:80%]', every='200 steps'
+    kind='linear',
+    split='train[80%:]',
+    train_split='train[:80%]',
+    every='200 steps',
   )
   config.checkpoint.every = '400 steps'
   return config

@@ -162,9 +162,8 @@ def _draw(arguments: Sequence[str]) -> int:
   from vit_jax.weights import sampling
 
   sampling.check(loaded)
-  how = _TEMPERATURE.value, _SEED.value
+  count, how = _SAMPLE.value or 1, (_TEMPERATURE.value, _SEED.value)
   if _COMPLETE.value:
-    count = _SAMPLE.value or 1
     images, drawn = sampling.complete(
       loaded, loaded.preprocess(paths), count, *how
     )
@@ -172,12 +171,12 @@ def _draw(arguments: Sequence[str]) -> int:
     cells = [cell for row in rows for cell in _completed(*row)]
     columns = count + 2
   else:
-    drawn = sampling.sample(loaded, _SAMPLE.value, *how)
+    drawn = sampling.sample(loaded, count, *how)
     cells, columns = [('', image) for image in drawn], 8
   captions, shown = zip(*cells, strict=True)
   pixels = tiles.pixels(loaded.preprocess, np.stack(shown))
   path = pathlib.Path(_OUTPUT.value)
-  contact_sheet.draw(pixels, captions, path, columns=columns)
+  contact_sheet.draw(list(pixels), captions, path, columns=columns)
   print(path)
   return 0
 

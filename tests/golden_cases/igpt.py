@@ -1,11 +1,11 @@
 """Cases of iGPT: weights of transformers' ImageGPT, and colour clusters."""
 
-import golden_cases
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 
+import golden_cases
 import vit_jax
 from vit_jax import data
 from vit_jax.models import igpt as model_lib

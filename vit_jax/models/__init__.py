@@ -310,6 +310,11 @@ def _check_igpt(model: igpt.IGPT) -> None:
     )
   if not model.causal:
     raise ValueError('an iGPT predicts the next pixel: leave causal at True')
+  if model.relative_positions != 'none':
+    raise ValueError(
+      'an iGPT knows no distances between patches: leave relative_positions at'
+      " 'none'"
+    )
 
 
 def _check_vit(model: vit.ViT) -> None:

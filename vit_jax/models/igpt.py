@@ -183,9 +183,9 @@ class IGPT(heads.Classifier, PixelSpec):
       dropout.fold(key, self.depth), dropout.Purpose.EMBEDDING
     )
     x = dropout.dropout(x, self.dropout_rate, embedding_key)
-    features = jnp.zeros((x.shape[0], d), jnp.float32)
+    both: Any = (x, jnp.zeros((x.shape[0], d), jnp.float32))
     x, features = stack.apply_blocks(
-      self, Layer, PixelSpec.take(self), (x, features), key
+      self, Layer, PixelSpec.take(self), both, key
     )
     x = self.layer_norm('norm')(x)
     if self.read == self.depth:

@@ -110,14 +110,14 @@ def step(
   x = params['token_embedding'].astype(model.dtype)[token]
   x += params['position_embedding'].astype(model.dtype)[0, position]
 
-  def apply(x: jax.Array, layer: tuple[Any, Cache]) -> tuple[jax.Array, Cache]:
+  def apply(x: jax.Array, layer: tuple[Any, Cache]) -> Any:
     module = CachedLayer(spec, capture=False)
     return module.apply({'params': layer[0]}, x, layer[1], position)
 
   x, cache = jax.lax.scan(apply, x[:, None], (params['blocks'], cache))
   x = spec.layer_norm('norm').apply({'params': params['norm']}, x[:, 0])
   logits = igpt.output_layer(model).apply({'params': params['output']}, x)
-  return logits.astype(jnp.float32), cache
+  return jnp.asarray(logits, jnp.float32), cache
 
 
 @functools.partial(jax.jit, static_argnums=0)

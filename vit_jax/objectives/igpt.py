@@ -89,7 +89,9 @@ class IGPT(base.Objective):
       raise config_lib.UserError(f'config.model: {e}') from None
     _check_model(model)
     if config.objective.options.palette:
-      read_palette(config.objective.options.palette, model, config.data.channels)
+      read_palette(
+        config.objective.options.palette, model, config.data.channels
+      )
 
   @classmethod
   def fill(
@@ -162,8 +164,8 @@ def _check_model(model: models.Model) -> None:
     )
   if not model.has_clusters:
     raise config_lib.UserError(
-      'config.model.has_clusters is False, but config.objective.name=igpt learns'
-      ' from images: set it to True, or start from a checkpoint that has'
+      'config.model.has_clusters is False, but config.objective.name=igpt'
+      ' learns from images: set it to True, or start from a checkpoint that has'
       ' clusters in its preprocessor_config.json'
     )
 

@@ -117,9 +117,7 @@ def draw(
   Raises:
     UserError: The file cannot be written.
   """
-  png = encode(
-    images, captions, marked=marked, title=title, columns=columns
-  )
+  png = encode(images, captions, marked=marked, title=title, columns=columns)
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(png)

@@ -115,8 +115,8 @@ def _check_family(
     size = fit.image_size(target, source_grid)
     raise UserError(
       f"the checkpoint's {type(target).__name__} takes {fit.show(source_grid)}"
-      f' patches, and no others, but the model has {fit.show(target_grid)}: make'
-      f' its image size {fit.show(size)}'
+      f' patches, and no others, but the model has {fit.show(target_grid)}:'
+      f' make its image size {fit.show(size)}'
     )
 
 

@@ -211,7 +211,8 @@ def unsupported(model: igpt.IGPT) -> str | None:
       'a gated MLP': model.gated_mlp,
       'LayerScale': model.layer_scale is not None,
       'an iGPT with LayerNorm': model.norm != 'rms',
-      'queries, keys and values without biases': not model.qkv_bias,
+      'queries, keys and values without biases': not model.qkv_bias
+      or not model.key_bias,
     }
   )
 
