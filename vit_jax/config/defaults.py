@@ -122,7 +122,8 @@ def _model() -> ml_collections.ConfigDict:
   # stochastic_depth_uniform it is the same in all layers.
   model.stochastic_depth = config_dict.placeholder(float)
   model.stochastic_depth_uniform = config_dict.placeholder(bool)
-  # Initial weights: 'vit' (the paper's code), 'mixer', 'lecun' or 'deit'.
+  # Initial weights: 'vit' (the paper's code), 'mixer', 'lecun', 'deit' or
+  # 'igpt'.
   model.initializers = config_dict.placeholder(str)
   model.head_bias = config_dict.placeholder(float)  # its initial value: 0
   # Hybrids: blocks of each stage of the ResNet.
@@ -136,6 +137,12 @@ def _model() -> ml_collections.ConfigDict:
   model.channels = config_dict.placeholder(tuple)  # BiT: channels of each stage
   model.num_groups = config_dict.placeholder(int)  # BiT: groups of GroupNorm
   model.zero_padded_pool = config_dict.placeholder(bool)  # BiT: pad by zeros
+  # iGPT: number of colours of a pixel, 512.
+  model.colours = config_dict.placeholder(int)
+  # iGPT: whether the model has the clusters of colours that map images to ids.
+  model.has_clusters = config_dict.placeholder(bool)
+  # iGPT: layer that gives the features, from 0; None: the middle one.
+  model.feature_layer = config_dict.placeholder(int)
   return model
 
 

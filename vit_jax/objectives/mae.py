@@ -245,9 +245,7 @@ class MAE(base.Objective):
     self, outputs: base.Outputs, batch: base.Batch
   ) -> clu_metrics.Collection:
     """Returns the mean loss and the number of examples."""
-    return metrics.Loss.single_from_model_output(
-      loss=outputs['loss'], mask=batch['valid']
-    )
+    return metrics.mean_loss(outputs['loss'], batch['valid'])
 
   def predict(
     self,

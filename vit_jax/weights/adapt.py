@@ -38,6 +38,7 @@ from vit_jax.config import tables
 from vit_jax.config import UserError
 from vit_jax.models import embedding
 from vit_jax.models import heads
+from vit_jax.models import igpt
 from vit_jax.models import mixer
 from vit_jax.models import stack
 from vit_jax.models import vit
@@ -113,12 +114,14 @@ def _check_family(
       f'the checkpoint is of a {type(source).__name__}, the model is a'
       f' {type(target).__name__}: choose a model of its family'
     )
-  if isinstance(target, mixer.Mixer) and source_grid != target_grid:
+  if source_grid == target_grid:
+    return
+  if isinstance(target, mixer.Mixer | igpt.IGPT):
     size = fit.image_size(target, source_grid)
     raise UserError(
-      f"the checkpoint's Mixer takes {fit.show(source_grid)} patches, and no"
-      f' others, but the model has {fit.show(target_grid)}: make its image size'
-      f' {fit.show(size)}'
+      f"the checkpoint's {type(target).__name__} takes {fit.show(source_grid)}"
+      f' patches, and no others, but the model has {fit.show(target_grid)}:'
+      f' make its image size {fit.show(size)}'
     )
 
 

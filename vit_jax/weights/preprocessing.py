@@ -217,8 +217,8 @@ def _sizes(
   by_short = given.get(
     'default_to_square', typed.TRUTH, isinstance(usual['size'], tuple)
   )
-  size = given.get('size', _SIZE, usual['size'])
-  resize = _pair(size) if by_short or not typed.is_count(size) else size
+  size = given.get('size', IMAGE_SIZE, usual['size'])
+  resize = pair(size) if by_short or not typed.is_count(size) else size
   if isinstance(size, Mapping) and size.get('shortest_edge'):
     resize = size['shortest_edge']
   if not given.get('do_center_crop', typed.TRUTH, usual['crop']):
@@ -230,7 +230,7 @@ def _sizes(
         ' do_center_crop and crop_size, or height and width',
       )
     return resize, resize
-  crop = _pair(given.get('crop_size', _SIZE, (224, 224)))
+  crop = pair(given.get('crop_size', IMAGE_SIZE, (224, 224)))
   least = resize if isinstance(resize, tuple) else (resize, resize)
   if least[0] < crop[0] or least[1] < crop[1]:
     raise given.error(
@@ -257,7 +257,7 @@ def _mean_std(
   return tuple(x / white for x in mean), tuple(x / white for x in std)
 
 
-def _pair(size: Any) -> Pair:
+def pair(size: Any) -> Pair:
   """Reads 224, [224, 224] or {'height': 224, 'width': 224}."""
   if isinstance(size, Mapping):
     side = size.get('shortest_edge')
@@ -273,6 +273,6 @@ def _is_size(value: Any) -> bool:
   return said.keys() in ways and all(map(typed.is_count, said.values()))
 
 
-_SIZE = typed.Kind(
+IMAGE_SIZE = typed.Kind(
   'whole numbers above 0, as shortest_edge or height and width', _is_size
 )

@@ -60,6 +60,7 @@ class Description:
     resize: Method by which the original code resizes its positions.
     silent: Name of the file that should define the preprocessing but does not;
       '' if it does.
+    others: Parameters that another file holds, float32 arrays by path.
   """
 
   model: models.Model
@@ -67,6 +68,7 @@ class Description:
   preprocess: dict[str, Any]
   resize: str
   silent: str = ''
+  others: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Format(Protocol):

@@ -12,6 +12,7 @@ from absl import logging
 from flax import linen as nn
 
 from vit_jax.config import UserError
+from vit_jax.models import igpt
 from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
@@ -19,6 +20,7 @@ from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import huggingface_beit as beit
 from vit_jax.weights.formats import huggingface_dinov3 as dinov3
+from vit_jax.weights.formats import imagegpt
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.tables import rule
 from vit_jax.weights.formats.tables import torch_dense as _dense
@@ -28,7 +30,7 @@ NAME = 'huggingface'
 # Arrays for pre-training only, and ViTModel's pooler, unused with a classifier.
 IGNORED = (
   r'embeddings\.(mask_token|position_ids)|pooler\..*|decoder\..*'
-  rf'|{beit.IGNORED}'
+  rf'|{beit.IGNORED}|{imagegpt.IGNORED}'
 )
 
 # model_type in config.json -> class of the classifier.
@@ -148,7 +150,8 @@ _DINO = [
 
 def recognises(names: Iterable[str]) -> bool:
   """Whether a file with these arrays has this format."""
-  return any(
+  names = list(names)
+  return imagegpt.recognises(names) or any(
     re.search(r'(^|\.)embeddings\.(cls_token|patch_embeddings)', name)
     for name in names
   )
@@ -156,6 +159,8 @@ def recognises(names: Iterable[str]) -> bool:
 
 def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
+  if imagegpt.recognises(arrays.shapes):
+    return imagegpt.prepare(arrays)
   prefix = rf'^({"|".join(ARCHITECTURES)})\.'
   found = next(filter(None, (re.match(prefix, x) for x in arrays.shapes)), None)
 
@@ -172,6 +177,8 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
 
 def rules(model: nn.Module) -> Sequence[tables.Rule]:
   """Returns the table for a model."""
+  if isinstance(model, igpt.IGPT):
+    return imagegpt.rules()
   assert isinstance(model, vit.ViT)
   if dinov3.is_kind(model):
     return dinov3.rules(model)
@@ -204,6 +211,8 @@ def model_type(model: nn.Module) -> str:
 
 def stored_name(model: nn.Module, name: str) -> str:
   """Returns the name in a file for a name in the rules."""
+  if isinstance(model, igpt.IGPT):
+    return imagegpt.stored_name(name)
   is_head = re.match(_HEADS, name)
   has_head = getattr(model, 'num_classes', 0)
   return name if is_head or not has_head else f'{model_type(model)}.{name}'
@@ -213,10 +222,12 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   """Infers the architecture from the arrays' shapes and config.json."""
   shapes, config = base.Shapes(arrays), hints.config
   kind = config.get('model_type', typed.TEXT)
+  if kind == imagegpt.MODEL_TYPE:
+    return imagegpt.describe(arrays, hints)
   if kind not in ARCHITECTURES:
     raise UserError(
       f'its config.json says model_type {kind!r}: those that can be read are'
-      f' {", ".join(ARCHITECTURES)}'
+      f' {", ".join([*ARCHITECTURES, imagegpt.MODEL_TYPE])}'
       if kind
       else 'there is no config.json beside it, which a Hugging Face model needs'
     )
@@ -393,6 +404,8 @@ def _pooling(model: vit.ViT) -> str:
 
 def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
   """Returns which part of a model the format cannot store; None: no part."""
+  if isinstance(model, igpt.IGPT):
+    return imagegpt.unsupported(model)
   if not isinstance(model, vit.ViT):
     return f'a {type(model).__name__}'
   kind = model_type(model)
@@ -435,8 +448,10 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
   return base.first_of(wrong)
 
 
-def unused(model: vit.ViT) -> dict[str, tuple[int, ...]]:
+def unused(model: nn.Module) -> dict[str, tuple[int, ...]]:
   """Returns shapes of arrays that transformers expects but does not use."""
+  if not isinstance(model, vit.ViT):
+    return {}
   if dinov3.is_kind(model):
     return dinov3.unused(model)
   if model.mask_token or not model_type(model).startswith('dinov2'):

@@ -175,6 +175,7 @@ def _parts(model: models.Model, shape: tuple[int, ...]) -> dict[str, Any]:
   if model.resnet_stages is not None:
     stem = 'stem.' if model.resnet_stages else ''
     first_conv = f'patch_embed.backbone.{stem}conv'
+  assert isinstance(model, vit.ViT)
   is_eva = timm_eva.is_kind(model)
   arguments = (_eva_arguments if is_eva else _vit_arguments)(model, shape)
   return {
