@@ -8,6 +8,7 @@ package checks the values of its own keys.
 import ml_collections
 from ml_collections import config_dict
 
+from vit_jax.config import evaluations
 from vit_jax.config.errors import UserError
 
 
@@ -25,8 +26,8 @@ def default() -> ml_collections.ConfigDict:
   config.train = _train()
   config.optim = _optim()
   config.evals = ml_collections.ConfigDict()
-  config.evals.val = evaluation()
-  config.evals.test = evaluation()
+  config.evals.val = evaluations.evaluation()
+  config.evals.test = evaluations.evaluation()
   config.checkpoint = _checkpoint()
   config.init_from = ml_collections.ConfigDict()
   # The checkpoint whose parameters training starts from: a file, a directory,
@@ -427,40 +428,6 @@ def _mesh() -> ml_collections.ConfigDict:
   # Parameters with fewer elements than this are replicated on every device.
   mesh.min_size = 4096
   return mesh
-
-
-def evaluation(
-  split: str = '',
-  every: str = '',
-  kind: str = 'accuracy',
-  train_split: str = '',
-  k: int = 20,
-  shots: tuple[int, ...] = (1, 5, 10, 25),
-) -> ml_collections.ConfigDict:
-  """Returns one entry of `config.evals`.
-
-  Args:
-    split: The split to evaluate, as `data.split`; '' turns the evaluation off.
-    every: Time between evaluations, as `train.duration`; '': only at the end.
-    kind: 'accuracy' computes the objective's metrics. 'knn' (nearest
-      neighbours), 'few_shot' (least squares on a few images of each class) and
-      'linear' (logistic regression) fit a classifier on the features of
-      `train_split`. Or an evaluator of your own, 'my_module:MyEvaluator'.
-    train_split: The split that the classifier is fitted on, disjoint from
-      `split`; only for kinds that fit one.
-    k: Number of neighbours that vote, for 'knn'.
-    shots: Numbers of images of each class, for 'few_shot'.
-  """
-  return ml_collections.ConfigDict(
-    {
-      'split': split,
-      'every': every,
-      'kind': kind,
-      'train_split': train_split,
-      'k': k,
-      'shots': shots,
-    }
-  )
 
 
 def no_argument(arg: str) -> None:
