@@ -13,8 +13,8 @@ import ml_collections
 
 from vit_jax.config import synonyms
 from vit_jax.config.defaults import default
-from vit_jax.config.defaults import evaluation
 from vit_jax.config.errors import UserError
+from vit_jax.config.evaluations import evaluation
 from vit_jax.config.microbatches import AUTO
 from vit_jax.config.microbatches import with_accumulation
 
