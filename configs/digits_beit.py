@@ -20,19 +20,18 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
 
   config.objective.name = 'beit'
   config.objective.options.tokens = 64
-  config.objective.options.masked = 7
-  config.objective.options.block_least = 2
+  config.objective.options.masked = 10
+  config.objective.options.block_least = 3
 
   config.model.name = 'ViT-Ti/2'
   config.model.hidden_size = 64
   config.model.mlp_dim = 128
   config.model.num_heads = 4
   config.model.depth = 4
-  config.model.pool = 'gap'
-  config.model.class_token = True
+  config.model.pool = 'token+gap'
   config.model.mask_token = True
   config.model.key_bias = False
-  config.model.position_embedding = 'none'
+  config.model.position_embedding = 'learned'
   config.model.relative_positions = 'shared'
   config.model.layer_scale = 0.1
   config.model.initializers = 'lecun'

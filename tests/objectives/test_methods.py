@@ -2,12 +2,11 @@
 
 import csv
 import json
-import re
-import shutil
 
 import commands
 import cv2
 import jax
+import methods
 import numpy as np
 import pytest
 from sklearn import metrics as sklearn_metrics
@@ -21,7 +20,6 @@ from vit_jax import predict
 from vit_jax.config import UserError
 from vit_jax.data import features
 from vit_jax.data import sources
-from vit_jax.runs import checkpoint_format
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 
@@ -41,9 +39,6 @@ METHODS = {
 RUN = {'train__ema_decay': 0.9, 'train__duration': '8 steps'}
 
 
-TIMES = re.compile('time|second|data_wait|goodput|mfu')
-
-
 def config_of(method, **overrides):
   settings = METHODS[method] | RUN | overrides
   return tiny.config(objective__name=method, **settings)
@@ -57,51 +52,19 @@ def finished(request, tmp_path_factory):
   return request.param, path
 
 
-def scalars(path):
-  """Returns what was measured, but for times."""
-  return [
-    {k: v for k, v in line.items() if not TIMES.search(k)}
-    for line in tiny.metrics(path)
-    if 'train/loss' in line or 'val/loss' in line
-  ]
-
-
-def final_state(path):
-  """Returns the checksums of all arrays of the last checkpoint."""
-  arrays = checkpoint_format.read_info(path / 'checkpoints' / '8')['arrays']
-  return {name: x['checksum'] for name, x in arrays.items()}
-
-
 def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
   method, path = finished
-  copy = tmp_path / 'run'
-  shutil.copytree(path, copy)
-  expected, state = scalars(copy), final_state(copy)
+  methods.assert_resumes_to_the_bit(config_of(method), path, tmp_path / 'run')
   if ':' in method:
-    assert any(name.startswith('extra/teacher/') for name in state)
-  (copy / 'DONE').unlink()
-  shutil.rmtree(copy / 'checkpoints' / '8')
-  assert loop.run(config_of(method), str(copy)).status == 0
-  assert scalars(copy) == expected
-  assert final_state(copy) == state
+    names = methods.final_state(path)
+    assert any(name.startswith('extra/teacher/') for name in names)
 
 
-@pytest.mark.parametrize(
-  'how',
-  [
-    {'mesh__data': 2, 'mesh__fsdp': 4, 'mesh__min_size': 0},
-    {'mesh__data': 1, 'train__accumulation': 2},
-  ],
-  ids=['8 devices', 'accumulated'],
-)
+@pytest.mark.parametrize('how', methods.HOW.values(), ids=methods.HOW)
 def test_one_result_however_it_is_computed(finished, tmp_path, how):
   method, path = finished
-  assert loop.run(config_of(method, **how), str(tmp_path / 'run')).status == 0
-  for found, wanted in zip(
-    scalars(tmp_path / 'run'), scalars(path), strict=True
-  ):
-    for name, value in wanted.items():
-      assert found[name] == pytest.approx(value, rel=2e-3, abs=1e-4), name
+  config = config_of(method, **how)
+  methods.assert_same_result(config, path, tmp_path / 'run')
 
 
 def test_evaluation_is_that_of_training(finished, capsys, tmp_path):

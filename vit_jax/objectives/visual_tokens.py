@@ -137,11 +137,14 @@ class Trained(VisualTokens):
     return self._params
 
   def tokens(self, arrays: Any, images: jax.Array) -> jax.Array:
-    """Returns the most likely tokens of the images in its size, int32 [B, N]."""
+    """Returns the most likely token of each patch, int32 [B, N].
+
+    The tokenizer sees the trunk's images in its own size, as BEiT's sees its
+    view of 112 pixels.
+    """
     size = self._preprocess.image_size
-    pixels = images * _array(self._normalization[1]) + _array(
-      self._normalization[0]
-    )
+    mean, std = map(_array, self._normalization)
+    pixels = images * std + mean
     if images.shape[1:3] != size:
       shape = (len(images), *size, images.shape[-1])
       pixels = jax.image.resize(pixels, shape, 'lanczos3')

@@ -141,7 +141,6 @@ _KNOWN = dict.fromkeys(
   crop_size default_to_square do_center_crop do_normalize do_rescale do_resize
   feature_extractor_type image_mean image_processor_type image_std resample
   rescale_factor size
-
   do_reduce_labels reduce_labels
 
   _processor_class _valid_processor_keys auto_map data_format device

@@ -35,6 +35,16 @@ THEIRS = {
   'DeiTForImageClassification': VIT | {'hidden_act': 'gelu_pytorch_tanh'},
   'DeiTForImageClassificationWithTeacher': VIT | {'qkv_bias': False},
   'IJepaForImageClassification': VIT,
+  'BeitForImageClassification': VIT | {'use_relative_position_bias': True},
+  'BeitForImageClassification, shared, class token': VIT
+  | {
+    'use_shared_relative_position_bias': True,
+    'use_mean_pooling': False,
+    'layer_scale_init_value': 0.0,
+  },
+  'BeitForImageClassification, absolute': VIT
+  | {'use_absolute_position_embeddings': True},
+  'BeitForImageClassification, no positions': VIT,
   'Dinov2ForImageClassification': DINO,
   'Dinov2ForImageClassification, gated': DINO | {'use_swiglu_ffn': True},
   'Dinov2WithRegistersForImageClassification': DINO

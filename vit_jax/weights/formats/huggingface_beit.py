@@ -153,7 +153,7 @@ def config(model: vit.ViT) -> dict[str, Any]:
     'use_relative_position_bias': model.relative_positions == 'layers',
     'use_shared_relative_position_bias': model.relative_positions == 'shared',
     # transformers' classes have no factors where this is 0.
-    'layer_scale_init_value': model.layer_scale or 0,
+    'layer_scale_init_value': float(model.layer_scale or 0),
     'drop_path_rate': model.stochastic_depth,
   }
 

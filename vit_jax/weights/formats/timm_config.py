@@ -15,6 +15,7 @@ from vit_jax.models import mixer
 from vit_jax.models import resnet
 from vit_jax.models import vit
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import timm_beit
 from vit_jax.weights.formats import timm_eva
 
 # timm's names of the paper's sizes.
@@ -189,6 +190,8 @@ def _parts(model: models.Model, shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _vit_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
+  if timm_beit.is_kind(model):
+    return _beit_arguments(model, shape)
   patch = model.patch_size
   d, wide = model.hidden_size, model.mlp_dim * (1 + model.gated_mlp)
   arguments: dict[str, Any] = {
@@ -223,6 +226,27 @@ def _eva_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
   return arguments | timm_eva.arguments(model)
 
 
+def _beit_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
+  """Returns the arguments of timm's class of BEiT."""
+  patch = model.patch_size
+  return {
+    'img_size': list(shape[1:]),
+    'in_chans': shape[0],
+    'patch_size': patch[0] if patch[0] == patch[1] else list(patch),
+    'embed_dim': model.hidden_size,
+    'depth': model.depth,
+    'num_heads': model.num_heads,
+    'mlp_ratio': ratio(model.mlp_dim, model.hidden_size),
+    'qkv_bias': model.qkv_bias,
+    'init_values': model.layer_scale or 0.0,  # timm drops None
+    'global_pool': {'gap': 'avg'}.get(model.pool, model.pool),
+    'use_fc_norm': model.norm_after_pool,
+    'use_abs_pos_emb': model.position_embedding == 'learned',
+    'use_rel_pos_bias': model.relative_positions == 'layers',
+    'use_shared_rel_pos_bias': model.relative_positions == 'shared',
+  }
+
+
 def ratio(number: int, base: int) -> float:
   """Returns r with int(base * r) == number, as an int if possible."""
   result = number / base
@@ -232,6 +256,8 @@ def ratio(number: int, base: int) -> float:
 
 
 def _vit_name(model: vit.ViT) -> str:
+  if timm_beit.is_kind(model):
+    return f'beit_{"large" if _is_size(model, "L") else "base"}_patch16_224'
   if model.resnet_stages is not None:
     return _HYBRIDS.get(model.resnet_stages, _HYBRIDS[3, 4, 9])
   if timm_eva.is_kind(model):

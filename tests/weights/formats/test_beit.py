@@ -1,0 +1,123 @@
+"""BEiT under its own names, which timm keeps, and what its files cannot hold.
+
+tests/weights/formats/test_transformers.py compares with transformers, and
+tests/golden.py with the authors' code.
+"""
+
+import json
+
+from foreign import assert_same
+from foreign import random_model
+from foreign import read
+import jax
+import numpy as np
+import pytest
+from safetensors import numpy as safetensors
+
+import vit_jax
+from vit_jax.config import UserError
+from vit_jax.weights.formats import export
+
+BEIT = {'class_token': True, 'key_bias': False, 'gelu': 'exact'}
+KINDS = {
+  'pre-trained': BEIT
+  | {
+    'relative_positions': 'shared',
+    'position_embedding': 'none',
+    'mask_token': True,
+    'layer_scale': 0.1,
+    'num_classes': 0,
+  },
+  'fine-tuned': BEIT
+  | {
+    'relative_positions': 'layers',
+    'position_embedding': 'none',
+    'pool': 'gap',
+    'norm_after_pool': True,
+    'layer_scale': 1e-5,
+  },
+  'absolute': BEIT,
+}
+NAMES = {
+  'pre-trained': {
+    'mask_token': (1, 1, 24),
+    'rel_pos_bias.relative_position_bias_table': (52, 3),
+    'blocks.1.gamma_2': (24,),
+    'norm.weight': (24,),
+  },
+  'fine-tuned': {
+    'blocks.1.attn.relative_position_bias_table': (52, 3),
+    'blocks.0.attn.v_bias': (24,),
+    'blocks.0.gamma_1': (24,),
+    'fc_norm.bias': (24,),
+    'head.weight': (5, 24),
+  },
+  'absolute': {
+    'pos_embed': (1, 17, 24),
+    'blocks.0.attn.q_bias': (24,),
+    'blocks.0.attn.qkv.weight': (72, 24),
+  },
+}
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_names_of_its_authors(tmp_path, kind):
+  loaded = random_model(**KINDS[kind])
+  export.write(loaded, tmp_path / 'x', 'timm', 'here')
+  found = read(tmp_path / 'x' / 'model.safetensors')
+  for name, shape in NAMES[kind].items():
+    assert found[name].shape == shape, name
+  assert not any('attn.qkv.bias' in name for name in found)
+  again = vit_jax.load(tmp_path / 'x')
+  assert_same(again, loaded)
+  content = json.loads((tmp_path / 'x' / 'config.json').read_text())
+  assert content['architecture'] == 'beit_base_patch16_224'
+
+
+def test_a_file_alone(tmp_path):
+  """Heads and grid come from the table; index tables are no parameters."""
+  loaded = random_model(**KINDS['fine-tuned'])
+  export.write(loaded, tmp_path / 'x', 'timm', 'here')
+  arrays = read(tmp_path / 'x' / 'model.safetensors')
+  for i in range(2):
+    name = f'blocks.{i}.attn.relative_position_index'
+    arrays[name] = np.zeros((17, 17), np.int64)
+  safetensors.save_file(arrays, tmp_path / 'alone.safetensors')
+  found = vit_jax.load(tmp_path / 'alone.safetensors')
+  assert found.position_size == (32, 32)
+  assert found.model.num_heads == 3
+  assert found.resize == 'geometric'
+  for ours, theirs in zip(arrays_of(found), arrays_of(loaded), strict=True):
+    np.testing.assert_array_equal(ours, theirs)
+
+
+def arrays_of(loaded):
+  return jax.tree.leaves(loaded.params)
+
+
+def test_a_grid_that_is_not_square_must_be_said(tmp_path):
+  loaded = random_model((24, 40), **KINDS['pre-trained'])
+  export.write(loaded, tmp_path / 'x', 'timm', 'here')
+  (tmp_path / 'x' / 'config.json').unlink()
+  with pytest.raises(UserError, match=r'48 relative positions .* image_size='):
+    vit_jax.load(tmp_path / 'x')
+  assert vit_jax.load(tmp_path / 'x', image_size=(24, 40)).position_size == (
+    24,
+    40,
+  )
+
+
+@pytest.mark.parametrize('to', ['timm', 'huggingface'])
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {'relative_positions': 'shared', 'pool': 'token+gap'},
+    {'relative_positions': 'layers', 'qk_norm': True},
+    {'key_bias': False, 'gated_mlp': True},
+    {'relative_positions': 'shared', 'key_bias': True},
+  ],
+)
+def test_what_its_files_cannot_hold(tmp_path, to, fields):
+  loaded = random_model(**BEIT | {'position_embedding': 'none'} | fields)
+  with pytest.raises(UserError, match='no place for'):
+    export.write(loaded, tmp_path / 'x', to, 'here')
