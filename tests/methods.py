@@ -28,12 +28,13 @@ def scalars(path):
 
 def final_state(path):
   """Returns the checksums of all arrays of the last checkpoint."""
-  arrays = checkpoint_format.read_info(path / 'checkpoints' / '8')['arrays']
+  folder = checkpoint_format.newest_first(path / 'checkpoints')[0]
+  arrays = checkpoint_format.read_info(folder)['arrays']
   return {name: x['checksum'] for name, x in arrays.items()}
 
 
 def assert_resumes_to_the_bit(config, path, copy):
-  """Checks that a run of 8 steps, cut back to step 4, ends the same.
+  """Checks that a run without its last checkpoint ends in the same bits.
 
   Args:
     config: Its config.
@@ -43,7 +44,7 @@ def assert_resumes_to_the_bit(config, path, copy):
   shutil.copytree(path, copy)
   expected, state = scalars(copy), final_state(copy)
   (copy / 'DONE').unlink()
-  shutil.rmtree(copy / 'checkpoints' / '8')
+  shutil.rmtree(checkpoint_format.newest_first(copy / 'checkpoints')[0])
   assert loop.run(config, str(copy)).status == 0
   assert scalars(copy) == expected
   assert final_state(copy) == state

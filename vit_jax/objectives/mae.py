@@ -217,10 +217,9 @@ class MAE(base.Objective):
     batch: base.Batch,
     rng: base.Rng,
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
-    """Returns the loss and, of the predicted patches, their spread.
+    """Returns the loss, and how much the predictions for an image vary.
 
-    `predicted_std` is the standard deviation of all that is predicted: near
-    zero where the decoder predicts the mean alone.
+    `predicted_std` is near zero where the decoder predicts the mean alone.
     """
     keys = rng.fold(base.Purpose.OBJECTIVE).per_row()
     drawn = self._masks(keys)
@@ -228,7 +227,7 @@ class MAE(base.Objective):
     predicted = self.predict(params, batch['image'], drawn, **how)
     target = self.targets(batch['image'])
     loss = reconstruction_errors(predicted, target, drawn.removed).mean()
-    return loss, {'predicted_std': predicted.std()}, extra
+    return loss, {'predicted_std': predicted.std(axis=(1, 2)).mean()}, extra
 
   def outputs(self, params: base.Params, batch: base.Batch) -> base.Outputs:
     """Returns each image's loss [B]; the mask depends on its index alone."""

@@ -35,6 +35,11 @@ def check(config: ml_collections.ConfigDict) -> None:
       f'config.model.name is {config.model.name!r}, but config.init_from.path'
       ' is empty: say which checkpoint'
     )
+  if config.init_from.trunk_only and not path:
+    raise config_lib.UserError(
+      'config.init_from.trunk_only is True, but config.init_from.path is empty:'
+      ' say which checkpoint'
+    )
   if method:
     config_lib.one_of(config, 'init_from.resize', resize.METHODS)
 

@@ -1,0 +1,50 @@
+r"""A linear probe of MAE on ImageNet-1k: a layer after the frozen encoder.
+
+  python -m vit_jax.main --config=configs/mae_probe_i1k.py:B/16,runs/mae
+
+of a run of configs/mae_i1k.py, or of the authors' file. VARIANT is B/16, L/16
+or H/14.
+
+Source: "Masked Autoencoders Are Scalable Vision Learners", arXiv:2111.06377,
+table 10, and its authors' commands (facebookresearch/mae, FINETUNE.md).
+Validation accuracy: B 67.8%, L 76.0, H 77.2. Not run by us.
+
+Differences: the authors normalise the features by a BatchNorm without
+parameters before the layer. `--probe=linear` of vit_jax.evaluate, which
+standardises the features, is a faster way to a similar number.
+"""
+
+import ml_collections
+
+from vit_jax.config import recipes
+
+# Epochs of each size.
+_VARIANTS = {'B/16': 90, 'L/16': 50, 'H/14': 50}
+
+
+def get_config(arg: str = 'B/16,runs/mae') -> ml_collections.ConfigDict:
+  """Returns the config.
+
+  Args:
+    arg: VARIANT,PATH of the pre-trained model.
+  """
+  size, path = recipes.split(arg, 'VARIANT,PATH')
+  recipes.choose(size, _VARIANTS, 'a variant')
+  config = recipes.deit()
+  config.init_from.path = path or 'runs/mae'
+  config.data.eval_resize = 256
+  config.augment.mixup = 0.0
+  config.augment.cutmix = 0.0
+  config.augment.repeats = 1
+
+  config.model.name = recipes.vit_name(size)
+  config.model.position_embedding = 'sincos2d_mae'
+  config.train.duration = f'{_VARIANTS[size]} epochs'
+  config.train.batch_size = 16_384
+  config.optim.name = 'lars'
+  config.optim.learning_rate = 0.1 * 16_384 / 256
+  config.optim.momentum = 0.9
+  config.optim.weight_decay = 0.0
+  config.optim.warmup = '10 epochs'
+  config.optim.trainable = '^head/'
+  return config
