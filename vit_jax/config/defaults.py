@@ -123,8 +123,8 @@ def _model() -> ml_collections.ConfigDict:
   # stochastic_depth_uniform it is the same in all layers.
   model.stochastic_depth = config_dict.placeholder(float)
   model.stochastic_depth_uniform = config_dict.placeholder(bool)
-  # Initial weights: 'vit' (the paper's code), 'mixer', 'lecun', 'deit' or
-  # 'igpt'.
+  # Initial weights: 'vit' (the paper's code), 'mixer', 'lecun', 'deit',
+  # 'igpt' or 'moco'.
   model.initializers = config_dict.placeholder(str)
   model.head_bias = config_dict.placeholder(float)  # its initial value: 0
   # Hybrids: blocks of each stage of the ResNet.

@@ -71,6 +71,15 @@ INITIALIZERS = {
     position=nn.initializers.normal(0.01),
     head=nn.initializers.zeros,
   ),
+  # MoCo v3's code (arXiv:2104.02057); the head is that of its linear probe.
+  'moco': Initializers(
+    kernel=nn.initializers.xavier_uniform(),
+    patch=nn.initializers.xavier_uniform(in_axis=(0, 1, 2), out_axis=3),
+    mlp_bias=nn.initializers.zeros,
+    class_token=nn.initializers.normal(1e-6),
+    position=nn.initializers.normal(0.02),
+    head=nn.initializers.normal(0.01),
+  ),
 }
 
 FIELD = fields.Field(fields.Kind.TRAINING, choices=tuple(INITIALIZERS))

@@ -415,7 +415,7 @@ def _warn_of_zero_head(
   head = rules.parameters.get('head/kernel')
   is_zero = start.has_fresh_head
   if not config.init_from.path:
-    is_zero = config.model.initializers not in ('lecun', 'deit')
+    is_zero = config.model.initializers not in ('lecun', 'deit', 'moco')
   if head and not head.trains and is_zero:
     logging.warning(
       'warning: the head is new and all zeros, and does not train, so that'

@@ -1,0 +1,44 @@
+"""MoCo v3 on scikit-learn's 1,797 handwritten digits, without their labels.
+
+python -m vit_jax.main --config=configs/digits_mocov3.py \
+  --workdir=runs/digits_mocov3
+
+A fixed fifth of the digits is held out.
+"""
+
+import ml_collections
+
+from vit_jax import config as config_lib
+
+
+def get_config(arg: str = '') -> ml_collections.ConfigDict:
+  """Returns the config; takes no argument."""
+  config_lib.no_argument(arg)
+  config = config_lib.load('configs/digits.py')
+  config.objective.name = 'mocov3'
+  config.objective.label_smoothing = 0.0
+  config.objective.options = {'width': 128, 'dim': 32, 'momentum': 0.95}
+
+  # The views of a digit differ by their crops and their brightness.
+  config.data.crop = 'random_resized'
+  config.data.crop_scale = (0.3, 1.0)
+  config.augment.jitter = (0.4, 0.4, 0.0, 0.0)
+  config.augment.jitter_probability = 0.8
+
+  config.model.depth = 2
+  config.model.pool = 'token'
+  config.model.position_embedding = 'sincos2d_moco'
+
+  config.train.duration = '500 steps'
+  config.train.batch_size = 64
+  config.train.ema_decay = 0.0
+  config.optim.learning_rate = 2e-3
+  config.optim.warmup = '50 steps'
+  config.optim.b2 = 0.999
+
+  config.evals.val.split = ''
+  config.evals.linear = config_lib.evaluation(
+    'train[80%:]', '250 steps', kind='linear', train_split='train[:80%]'
+  )
+  config.checkpoint.every = '250 steps'
+  return config

@@ -1,0 +1,44 @@
+r"""A linear probe of MoCo v3 on ImageNet-1k: a layer after the frozen encoder.
+
+  python -m vit_jax.main --config=configs/mocov3_probe_i1k.py:S/16,runs/moco
+
+of a run of configs/mocov3_i1k.py, or of the authors' file
+(vit-s-300ep.pth.tar, renamed to end with .pth). VARIANT is S/16 or B/16.
+
+Source: the authors' code (facebookresearch/moco-v3, main_lincls.py) and its
+commands. Validation accuracy (arXiv:2104.02057, table 4): S 73.2%, B 76.7%. Not
+run by us.
+"""
+
+import ml_collections
+
+from vit_jax.config import recipes
+
+
+def get_config(arg: str = 'S/16,runs/moco') -> ml_collections.ConfigDict:
+  """Returns the config.
+
+  Args:
+    arg: VARIANT,PATH of the pre-trained model.
+  """
+  size, path = recipes.split(arg, 'VARIANT,PATH')
+  recipes.choose(size, ('S/16', 'B/16'), 'a variant')
+  config = recipes.deit()
+  config.init_from.path = path or 'runs/moco'
+  config.data.eval_resize = 256
+  config.augment.mixup = 0.0
+  config.augment.cutmix = 0.0
+  config.augment.repeats = 1
+
+  config.model.name = recipes.vit_name(size)
+  config.model.num_heads = 12
+  config.model.position_embedding = 'sincos2d_moco'
+  config.train.duration = '90 epochs'
+  config.train.batch_size = 1024
+  config.optim.name = 'sgd'
+  config.optim.learning_rate = 3.0 * 1024 / 256
+  config.optim.momentum = 0.9
+  config.optim.weight_decay = 0.0
+  config.optim.warmup = '0 steps'
+  config.optim.trainable = '^head/'
+  return config
