@@ -3,12 +3,14 @@
 from typing import Any
 
 from vit_jax import data
+from vit_jax.models import igpt
 from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import huggingface
 from vit_jax.weights.formats import huggingface_beit
 from vit_jax.weights.formats import huggingface_dinov3 as dinov3
+from vit_jax.weights.formats import imagegpt
 
 _RESAMPLE = {name: i for i, name in preprocessing.RESAMPLE.items()}
 
@@ -117,8 +119,10 @@ def _preprocessor_config(preprocess: data.Preprocess) -> dict[str, Any]:
   }
 
 
-def notes(model: vit.ViT) -> list[str]:
+def notes(model: vit.ViT | igpt.IGPT) -> list[str]:
   """Returns notes on where transformers computes something else."""
+  if isinstance(model, igpt.IGPT):
+    return imagegpt.NOTES
   is_dino = huggingface.model_type(model).startswith('dinov')
   if model.num_classes or model.pre_logits or is_dino:
     return []
@@ -133,9 +137,13 @@ def notes(model: vit.ViT) -> list[str]:
   ]
 
 
-def usage(model: vit.ViT, directory: str, file: str) -> tuple[str, str]:
+def usage(
+  model: vit.ViT | igpt.IGPT, directory: str, file: str
+) -> tuple[str, str]:
   """Returns the name of a program, and Python code that loads the model."""
   del file
+  if isinstance(model, igpt.IGPT):
+    return imagegpt.usage(directory)
   auto = 'AutoModelForImageClassification' if model.num_classes else 'AutoModel'
   return 'transformers', (
     f'from transformers import AutoImageProcessor, {auto}\n'

@@ -263,12 +263,18 @@ def companions(
   return {'config.json': config, 'preprocessor_config.json': processor}
 
 
-def notes(preprocess: data.Preprocess) -> list[str]:
-  """Returns notes on where transformers computes something else."""
-  # Its image processor takes RGB alone.
-  if preprocess.channels == 3:
-    return []
-  return [
-    f'transformers prepares images of three channels, and these have'
-    f' {preprocess.channels}: give it the ids of colours'
-  ]
+def usage(directory: str) -> tuple[str, str]:
+  """Returns the name of a program, and Python code that loads the model."""
+  name = 'ImageGPTForCausalImageModeling'
+  return 'transformers', (
+    f'from transformers import AutoImageProcessor, {name}\n'
+    f"model = {name}.from_pretrained('{directory}')\n"
+    f"processor = AutoImageProcessor.from_pretrained('{directory}')"
+  )
+
+
+# Where transformers computes something else.
+NOTES = [
+  "transformers' image processor takes images of three channels: of others,"
+  ' give the model the ids of colours'
+]
