@@ -45,7 +45,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.train.batch_size = 64
   config.train.ema_decay = 0.99
   config.optim.learning_rate = 2e-3
-  config.optim.warmup = '5 epochs'
+  config.optim.warmup = '50 steps'
   config.optim.weight_decay = 0.04
   config.optim.final_weight_decay = 0.4
   config.optim.clip_each = 3.0
@@ -54,7 +54,9 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
     kind='linear', split='train[80%:]', train_split='train[:80%]'
   )
   config.evals.knn = config_lib.evaluation(
-    kind='knn', split='train[80%:]', train_split='train[:80%]',
+    kind='knn',
+    split='train[80%:]',
+    train_split='train[:80%]',
     every='500 steps',
   )
   config.checkpoint.every = '500 steps'

@@ -1,0 +1,102 @@
+"""Projection heads of self-supervised methods, and their BatchNorm.
+
+BatchNorm is PyTorch's: the running variance is unbiased, and the momentum is
+the weight of the newest batch. Running statistics are in the collection
+`statistics`; the caller keeps them, since they are no parameters.
+"""
+
+from collections.abc import Sequence
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+# PyTorch's initialization of a linear layer: uniform in +-1 / sqrt(inputs).
+_KERNEL = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
+
+
+def normalize(
+  x: jax.Array, mean: jax.Array, var: jax.Array, epsilon: float
+) -> jax.Array:
+  """Returns (x - mean) / sqrt(var + epsilon), for x [..., D]."""
+  return (x - mean) * jax.lax.rsqrt(var + epsilon)
+
+
+class BatchNorm(nn.Module):
+  """BatchNorm of features [B, D] over the whole batch, on all devices.
+
+  Attributes:
+    affine: Whether there are parameters: `scale` and `bias`, [D].
+    epsilon: Added to the variance.
+    momentum: Weight of a batch in the running statistics.
+  """
+
+  affine: bool = True
+  epsilon: float = 1e-5
+  momentum: float = 0.1
+
+  @nn.compact
+  def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+    """Returns float32 [B, D].
+
+    Args:
+      x: [B, D].
+      train: Whether the statistics are those of the batch; if `statistics` is
+        mutable, the running ones then move towards them. Otherwise the running
+        statistics normalise.
+    """
+    x, shape = x.astype(jnp.float32), x.shape[-1:]
+    mean = self.variable('statistics', 'mean', jnp.zeros, shape)
+    var = self.variable('statistics', 'var', jnp.ones, shape)
+    if train:
+      now, spread = x.mean(axis=0), x.var(axis=0)
+      y = normalize(x, now, spread, self.epsilon)
+      if self.is_mutable_collection('statistics'):
+        unbiased = spread * (len(x) / max(len(x) - 1, 1))
+        for running, new in ((mean, now), (var, unbiased)):
+          old = (1 - self.momentum) * running.value
+          running.value = old + self.momentum * jax.lax.stop_gradient(new)
+    else:
+      y = normalize(x, mean.value, var.value, self.epsilon)
+    if self.affine:
+      y *= self.param('scale', nn.initializers.ones, shape)
+      y += self.param('bias', nn.initializers.zeros, shape)
+    return y
+
+
+class BatchNormMlp(nn.Module):
+  """Dense layers without bias, each with BatchNorm; ReLU between the layers.
+
+  The last BatchNorm has no parameters (MoCo v3, arXiv:2104.02057, its code).
+
+  Attributes:
+    widths: Size of each layer's output.
+    dtype: Type in which the dense layers compute; BatchNorm is in float32.
+  """
+
+  widths: Sequence[int]
+  dtype: jax.typing.DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+    """Returns float32 [B, widths[-1]]; x is [B, D]."""
+    last = len(self.widths) - 1
+    for i, width in enumerate(self.widths):
+      x = nn.Dense(
+        width,
+        use_bias=False,
+        kernel_init=_KERNEL,
+        dtype=self.dtype,
+        name=f'dense_{i}',
+      )(x)
+      x = BatchNorm(affine=i < last, name=f'norm_{i}')(x, train=train)
+      if i < last:
+        x = nn.relu(x)
+    return x
+
+  def fresh_statistics(self) -> dict[str, dict[str, jax.Array]]:
+    """Returns the running statistics before the first batch."""
+    return {
+      f'norm_{i}': {'mean': jnp.zeros(width), 'var': jnp.ones(width)}
+      for i, width in enumerate(self.widths)
+    }
