@@ -84,6 +84,17 @@ def write_checkpoint(config, path):
   config.init_from.path = str(path)
 
 
+def write_run(config, path):
+  """Writes a work directory that a config starts from."""
+  model = models.from_config(config.model, 0)
+  size = config_lib.pair(config.data.image_size, 'data.image_size')
+  params = models.init_params(model, jax.random.key(1), (*size, 3))
+  preprocess = data.Preprocess((), size, 3, (0.5,), (0.5,))
+  loaded = weights.Loaded(model, params, preprocess, size, 'corner')
+  convert.write_workdir(loaded, path, 'here')
+  config.init_from.path = str(path)
+
+
 def shrink(config):
   """Makes batch, image, depth and width small, and nothing else."""
   config.optim.sam.groups = min(config.optim.sam.groups, 2)
@@ -94,6 +105,12 @@ def shrink(config):
     config.model.channels = (32, 64)
     config.model.stem_width = 8
     config.model.num_groups = 4
+    return
+  if config.model.name.startswith('iGPT'):
+    config.data.image_size = 4
+    config.model.colours = 3
+    config.model.depth, config.model.num_heads = 2, 2
+    config.model.hidden_size, config.model.mlp_dim = 16, 32
     return
   patch = int(re.search(r'/(\d+)$', config.model.name)[1])
   if config.data.source_size is None:
@@ -123,7 +140,9 @@ def shrunk(monkeypatch, tmp_path):
       monkeypatch.setattr(sources, 'open_source', StandIn)
       config.data.name = 'cifar10'
     if config.init_from.path:
-      write_checkpoint(config, tmp_path / 'start.npz')
+      is_igpt = config.model.name.startswith('iGPT')
+      write = write_run if is_igpt else write_checkpoint
+      write(config, tmp_path / 'start.npz')
     experiment_lib.check(config)
     e = experiment_lib.build(config)
     assert e.eval_sources, 'a config without an evaluation shows no result'
@@ -145,7 +164,8 @@ def test_config_trains_and_evaluates(name, shrunk):
   total, _ = step(state.eval_params, next(evals))
   evals.close()
   found = total.compute()
-  assert not {'accuracy', 'map', 'r2'}.isdisjoint(found)
+  if e.program.objective.target is not None:
+    assert not {'accuracy', 'map', 'r2'}.isdisjoint(found)
   assert np.isfinite(found['loss'])
 
 
@@ -171,6 +191,8 @@ VARIANTS = [
 @pytest.mark.parametrize('name', [*CONFIGS, *VARIANTS])
 def test_what_a_config_trains_converts(name, tmp_path):
   """To two formats of others at least, which answer as the run does."""
+  if 'igpt' in name:
+    pytest.skip('test_igpt converts it, to the one format that has a place')
   if name == 'augreg.py':
     name = 'augreg.py:B/16,digits'
   config = config_lib.load(str(tiny.ROOT / 'configs' / name))

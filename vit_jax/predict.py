@@ -1,4 +1,4 @@
-"""Names the classes of images.
+"""Names the classes of images, or draws images.
 
   python -m vit_jax.predict --from=runs/digits photo.jpg holidays/
   find . -name '*.png' | python -m vit_jax.predict --from=runs/digits --top=1 -
@@ -19,6 +19,14 @@ A multi-label model gives each class an independent probability. The numbers of
 a regression model are in the units of its data: in JSON as "numbers":
 {name: value}, in CSV with the columns image, name and value.
 
+An iGPT, which predicts pixels, draws images instead: --sample=16 new ones, or
+with --complete that many lower halves of each of the images that are named:
+
+  python -m vit_jax.predict --from=runs/igpt --sample=16 --output=samples.png
+  python -m vit_jax.predict --from=runs/igpt --complete --sample=4 photo.jpg
+
+The path of the picture is printed.
+
 An image that cannot be read is reported on stderr and left out; the exit
 status is then 1.
 """
@@ -32,6 +40,8 @@ import concurrent.futures
 import csv
 import itertools
 import json
+import os
+import pathlib
 import sys
 from typing import Any
 from typing import NamedTuple
@@ -58,6 +68,30 @@ _FORMAT = flags.DEFINE_enum(
 _BATCH_SIZE = flags.DEFINE_integer(
   'batch_size', 32, 'Images at a time.', lower_bound=1, flag_values=FLAGS
 )
+_SAMPLE = flags.DEFINE_integer(
+  'sample',
+  None,
+  'Images that an iGPT draws; with --complete, lower halves of each image.',
+  lower_bound=1,
+  flag_values=FLAGS,
+)
+_COMPLETE = flags.DEFINE_bool(
+  'complete', False, 'Draw lower halves of the images.', flag_values=FLAGS
+)
+_TEMPERATURE = flags.DEFINE_float(
+  'temperature',
+  1.0,
+  'Of --sample: below 1 likely colours become more likely; 0: always the most'
+  ' probable colour.',
+  lower_bound=0.0,
+  flag_values=FLAGS,
+)
+_SEED = flags.DEFINE_integer(
+  'seed', 0, 'Of --sample.', lower_bound=0, flag_values=FLAGS
+)
+_OUTPUT = flags.DEFINE_string(
+  'output', 'samples.png', 'Picture of --sample.', flag_values=FLAGS
+)
 
 _AHEAD = 3  # batches that are decoded in advance
 
@@ -76,7 +110,9 @@ Checkpoint = dict[str, Any]  # where the model comes from
 
 
 def main(argv: list[str]) -> int:
-  """Predicts, and returns the exit status."""
+  """Predicts, or draws, and returns the exit status."""
+  if _SAMPLE.value or _COMPLETE.value:
+    return _draw(argv[1:])
   paths = image_files.find(argv[1:])
   loaded = cli.load(FLAGS)
   from vit_jax.evaluation import predictions as predictions_lib  # imports jax
@@ -108,6 +144,58 @@ def main(argv: list[str]) -> int:
     width, origin = max(map(len, paths)), loaded.origin.to_dict()
     writers[_FORMAT.value](predictions, width, origin)
   return 1 if failed else 0
+
+
+def _draw(arguments: Sequence[str]) -> int:
+  """Draws what --sample and --complete ask for; returns the exit status."""
+  if arguments and not _COMPLETE.value:
+    raise UserError(
+      f'{arguments[0]}: --sample draws new images: add --complete to draw the'
+      ' lower halves of these'
+    )
+  paths = image_files.find(arguments) if _COMPLETE.value else []
+  loaded = cli.load(FLAGS)
+  import numpy as np
+
+  from vit_jax.plots import contact_sheet  # these import jax
+  from vit_jax.plots import tiles
+  from vit_jax.weights import sampling
+
+  sampling.check(loaded)
+  count, how = _SAMPLE.value or 1, (_TEMPERATURE.value, _SEED.value)
+  if _COMPLETE.value:
+    images, drawn = sampling.complete(
+      loaded, loaded.preprocess(paths), count, *how
+    )
+    rows = zip(paths, images, drawn, strict=True)
+    cells = [cell for row in rows for cell in _completed(*row)]
+    columns = count + 2
+  else:
+    drawn = sampling.sample(loaded, count, *how)
+    cells, columns = [('', image) for image in drawn], 8
+  captions, shown = zip(*cells, strict=True)
+  pixels = tiles.pixels(loaded.preprocess, np.stack(shown))
+  path = pathlib.Path(_OUTPUT.value)
+  contact_sheet.draw(list(pixels), captions, path, columns=columns)
+  print(path)
+  return 0
+
+
+def _completed(
+  path: str, image: 'np.ndarray', drawn: 'np.ndarray'
+) -> 'list[tuple[str, np.ndarray]]':
+  """Returns an image's given half, its completions, and itself, with captions.
+
+  Args:
+    path: Path of the image.
+    image: [H, W, C].
+    drawn: [count, H, W, C].
+  """
+  half = image.copy()
+  half[len(half) // 2 :] = 0
+  cells = [(os.path.basename(path), half)]
+  cells += [(f'completed {i}', x) for i, x in enumerate(drawn, 1)]
+  return [*cells, ('the image', image)]
 
 
 def decode(

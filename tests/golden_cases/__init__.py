@@ -31,6 +31,16 @@ class Judged:
   difference: float
   allowed: float
 
+  @property
+  def is_good(self) -> bool:
+    """Whether the answer agrees."""
+    return self.difference <= self.allowed
+
+  @property
+  def share(self) -> float:
+    """The difference as a share of what is allowed."""
+    return self.difference / self.allowed if self.allowed else 0.0
+
 
 Answers = Mapping[str, Any]
 

@@ -53,6 +53,7 @@ def test_kinds():
     'num_heads',
     'gelu',
     'layer_norm_epsilon',
+    'causal',
     'num_groups',
     'zero_padded_pool',
     'distillation_head',
@@ -83,5 +84,7 @@ def test_formats_know_all_fields_that_change_the_function(name):
   """One that they did not know would be lost without a word."""
   folder = pathlib.Path(foreign.__file__).parent
   code = ''.join(path.read_text() for path in folder.glob(f'{name}*.py'))
+  if 'base.uncommon(model)' in code:
+    code += (folder / 'base.py').read_text()
   for field in fields.of_kind(vit.ViT, fields.Kind.FUNCTION):
     assert f'model.{field}' in code, field

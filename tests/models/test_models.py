@@ -169,10 +169,10 @@ def test_odd_lengths_are_padded_for_cudnn(monkeypatch):
   """XLA takes the place of cuDNN, which needs a GPU."""
   attend, lengths = jax.nn.dot_product_attention, []
 
-  def even(query, key, value, implementation, **kwargs):
+  def even(query, key, value, bias, implementation, **kwargs):
     lengths.append((query.shape[1], key.shape[1]))
     assert implementation == 'cudnn'
-    return attend(query, key, value, implementation='xla', **kwargs)
+    return attend(query, key, value, bias, implementation='xla', **kwargs)
 
   monkeypatch.setattr(jax.nn, 'dot_product_attention', even)
   model = tiny(dtype=jnp.bfloat16, dropout_rate=0.0, stochastic_depth=0.0)

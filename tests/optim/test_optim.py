@@ -24,7 +24,7 @@ from vit_jax.train import experiment as experiment_lib
 UserError = config_lib.UserError
 
 RATE, DECAY, STEPS = 0.1, 0.3, 3
-B1, B2, EPS, MOMENTUM = 0.8, 0.95, 1e-3, 0.9
+B1, B2, EPS, MOMENTUM, TRUST = 0.8, 0.95, 1e-3, 0.9, 0.02
 # What formulas are compared for: here each is at its default, or 0.
 SETTINGS = {
   'learning_rate': RATE,
@@ -33,6 +33,7 @@ SETTINGS = {
   'b2': B2,
   'eps': EPS,
   'momentum': MOMENTUM,
+  'trust_coefficient': TRUST,
   'clip_norm': 0.0,
 }
 
@@ -82,6 +83,17 @@ def lamb(name, p, gradients, decay):
     if name.endswith('kernel'):
       u = u * np.linalg.norm(p) / np.linalg.norm(u)
     p = p - RATE * u
+  return p
+
+
+def lars(name, p, gradients, decay):
+  m = 0.0
+  for g in gradients:
+    if name.endswith('kernel'):
+      g = g + decay * p
+      g = g * TRUST * np.linalg.norm(p) / np.linalg.norm(g)
+    m = MOMENTUM * m + g
+    p = p - RATE * m
   return p
 
 
@@ -142,12 +154,21 @@ def muon(name, p, gradients, decay):
 
 FORMULAS = {
   formula.__name__: formula
-  for formula in (adamw, adam_big_vision, sgd, lamb, lion, adafactor, muon)
+  for formula in (
+    adamw,
+    adam_big_vision,
+    sgd,
+    lamb,
+    lars,
+    lion,
+    adafactor,
+    muon,
+  )
 }
 
 
 # Of which an update depends on more than its own element's gradients.
-BY_ARRAY = ('adafactor', 'lamb', 'muon')
+BY_ARRAY = ('adafactor', 'lamb', 'lars', 'muon')
 
 
 def test_there_is_a_formula_for_each():
@@ -525,3 +546,21 @@ def test_accumulation_needs_groups_only_where_there_is_sam():
   config.optim.sam.rho = 0.1
   with pytest.raises(UserError, match=r'a multiple of.*accumulation=4'):
     optim.check(config)
+
+
+@pytest.mark.parametrize('name', ['lamb', 'lars'])
+def test_all_parameters_may_be_adapted(name):
+  """Each update then has the norm of its parameter; that of zeros stays."""
+  params = {'bias': jnp.arange(1.0, 4.0), 'scale': jnp.zeros(3)}
+  grads = {'bias': jnp.array([3.0, 0.0, 4.0]), 'scale': jnp.ones(3)}
+
+  def update(adapt_all):
+    config = config_of(name, adapt_all=adapt_all, trust_coefficient=1.0)
+    optimizer = optim.make_optimizer(config.optim)
+    return optimizer.update(grads, optimizer.init(params), params)[0]
+
+  plain, adapted = update(False), update(True)
+  norm = np.linalg.norm(params['bias'])
+  assert np.linalg.norm(adapted['bias']) == pytest.approx(norm, rel=1e-4)
+  assert np.linalg.norm(plain['bias']) != pytest.approx(norm, rel=1e-2)
+  np.testing.assert_array_equal(adapted['scale'], plain['scale'])

@@ -12,8 +12,8 @@ from vit_jax.config.checks import normalization as normalization
 from vit_jax.config.checks import one_of as one_of
 from vit_jax.config.checks import pair as pair
 from vit_jax.config.defaults import default as default
-from vit_jax.config.defaults import evaluation as evaluation
 from vit_jax.config.defaults import no_argument as no_argument
+from vit_jax.config.evaluations import evaluation as evaluation
 from vit_jax.config.durations import is_due as is_due
 from vit_jax.config.durations import num_steps as num_steps
 from vit_jax.config.durations import parse_duration as parse_duration

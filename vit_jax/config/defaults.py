@@ -8,6 +8,7 @@ package checks the values of its own keys.
 import ml_collections
 from ml_collections import config_dict
 
+from vit_jax.config import evaluations
 from vit_jax.config.errors import UserError
 
 
@@ -25,16 +26,17 @@ def default() -> ml_collections.ConfigDict:
   config.train = _train()
   config.optim = _optim()
   config.evals = ml_collections.ConfigDict()
-  config.evals.val = evaluation()
-  config.evals.test = evaluation()
+  config.evals.val = evaluations.evaluation()
+  config.evals.test = evaluations.evaluation()
   config.checkpoint = _checkpoint()
   config.init_from = ml_collections.ConfigDict()
   # The checkpoint whose parameters training starts from: a file, a directory,
   # https://, gs:// or hf:owner/name. '': random parameters.
   config.init_from.path = ''
-  # How position embeddings are resized to another number of patches: 'corner',
-  # 'half_pixel', 'bicubic' or 'bicubic_antialias'. '': the method of the
-  # library that wrote the checkpoint.
+  # How positions are resized to another number of patches: 'corner',
+  # 'half_pixel', 'bicubic', 'bicubic_antialias', 'dino', or 'geometric' (BEiT's
+  # of relative positions). '': the method of the code that the checkpoint comes
+  # from.
   config.init_from.resize = ''
   # Start only the trunk from the checkpoint, although it also has the other
   # parameters of the objective, such as a decoder.
@@ -100,9 +102,17 @@ def _model() -> ml_collections.ConfigDict:
   # 'shared' by all layers, one in each of the 'layers', or 'none'.
   model.relative_positions = config_dict.placeholder(str)
   model.norm = config_dict.placeholder(str)  # 'layer' or 'rms' (scale only)
+  # Rotary position embeddings: 'dinov3', 'eva02', 'rope_vit' or 'none'; the
+  # base of their frequencies, 100 (EVA-02: 10_000); and the grid (h, w) to
+  # which 'eva02' scales the patches' indices, None: not scaled.
+  model.rotary = config_dict.placeholder(str)
+  model.rotary_base = config_dict.placeholder(float)
+  model.rotary_grid = config_dict.placeholder(tuple)
   # A learned token for masked patches, for objectives that mask.
   model.mask_token = config_dict.placeholder(bool)
   model.gated_mlp = config_dict.placeholder(bool)  # SwiGLU
+  # A norm after the MLP's activation function, as in EVA-02.
+  model.mlp_norm = config_dict.placeholder(bool)
   # 'exact', or an approximation: 'tanh', 'sigmoid' (iGPT, CLIP).
   model.gelu = config_dict.placeholder(str)
   model.layer_norm_epsilon = config_dict.placeholder(float)  # 1e-6
@@ -113,7 +123,8 @@ def _model() -> ml_collections.ConfigDict:
   # stochastic_depth_uniform it is the same in all layers.
   model.stochastic_depth = config_dict.placeholder(float)
   model.stochastic_depth_uniform = config_dict.placeholder(bool)
-  # Initial weights: 'vit' (the paper's code), 'mixer', 'lecun' or 'deit'.
+  # Initial weights: 'vit' (the paper's code), 'mixer', 'lecun', 'deit' or
+  # 'igpt'.
   model.initializers = config_dict.placeholder(str)
   model.head_bias = config_dict.placeholder(float)  # its initial value: 0
   # Hybrids: blocks of each stage of the ResNet.
@@ -127,6 +138,12 @@ def _model() -> ml_collections.ConfigDict:
   model.channels = config_dict.placeholder(tuple)  # BiT: channels of each stage
   model.num_groups = config_dict.placeholder(int)  # BiT: groups of GroupNorm
   model.zero_padded_pool = config_dict.placeholder(bool)  # BiT: pad by zeros
+  # iGPT: number of colours of a pixel, 512.
+  model.colours = config_dict.placeholder(int)
+  # iGPT: whether the model has the clusters of colours that map images to ids.
+  model.has_clusters = config_dict.placeholder(bool)
+  # iGPT: layer that gives the features, from 0; None: the middle one.
+  model.feature_layer = config_dict.placeholder(int)
   return model
 
 
@@ -309,9 +326,9 @@ def _train() -> ml_collections.ConfigDict:
 
 def _optim() -> ml_collections.ConfigDict:
   optim = ml_collections.ConfigDict()
-  # 'adamw', 'sgd', 'lamb', 'lion', 'adafactor', 'muon' or 'adam_big_vision'.
-  # The last is Adam whose weight decay is multiplied by the schedule, scaled to
-  # a maximum of 1, and not by the learning rate.
+  # 'adamw', 'sgd', 'lamb', 'lars', 'lion', 'adafactor', 'muon' or
+  # 'adam_big_vision'. The last is Adam whose weight decay is multiplied by the
+  # schedule, scaled to a maximum of 1, and not by the learning rate.
   optim.name = 'adamw'
   optim.learning_rate = 1e-3  # the maximum, which is reached after the warm-up
   # 'cosine' and 'linear', from learning_rate to final_factor of it; 'step';
@@ -344,15 +361,19 @@ def _optim() -> ml_collections.ConfigDict:
   # None: it stays.
   optim.final_weight_decay = config_dict.placeholder(float)
   # Regular expression for the paths of the parameters with weight decay; LAMB
-  # adapts the learning rate of the same parameters.
+  # and LARS adapt the learning rate of the same parameters.
   optim.decay_pattern = r'kernel$'
+  optim.adapt_all = False  # LAMB and LARS adapt that of all parameters instead
+  # For 'lars': the norm of an update before momentum, at learning rate 1, as a
+  # multiple of the parameter's norm.
+  optim.trust_coefficient = 1e-3
   optim.b1 = 0.9
   optim.b2 = 0.999  # Lion: usually 0.99; Adafactor: the largest decay
   optim.eps = 1e-8
-  optim.momentum = 0.9  # for 'sgd' and 'muon'
+  optim.momentum = 0.9  # for 'sgd', 'lars' and 'muon'
   # Type of the first moment or the momentum; 'bfloat16' halves its memory.
   optim.momentum_dtype = 'float32'
-  optim.nesterov = False  # for 'sgd'
+  optim.nesterov = False  # for 'sgd' and 'lars'
   optim.sam = _sam()
   # Regular expressions that are searched for in the paths of parameters, such
   # as `blocks_3/norm1/scale`. Scanned layers have the same paths, but must be
@@ -407,40 +428,6 @@ def _mesh() -> ml_collections.ConfigDict:
   # Parameters with fewer elements than this are replicated on every device.
   mesh.min_size = 4096
   return mesh
-
-
-def evaluation(
-  split: str = '',
-  every: str = '',
-  kind: str = 'accuracy',
-  train_split: str = '',
-  k: int = 20,
-  shots: tuple[int, ...] = (1, 5, 10, 25),
-) -> ml_collections.ConfigDict:
-  """Returns one entry of `config.evals`.
-
-  Args:
-    split: The split to evaluate, as `data.split`; '' turns the evaluation off.
-    every: Time between evaluations, as `train.duration`; '': only at the end.
-    kind: 'accuracy' computes the objective's metrics. 'knn' (nearest
-      neighbours), 'few_shot' (least squares on a few images of each class) and
-      'linear' (logistic regression) fit a classifier on the features of
-      `train_split`. Or an evaluator of your own, 'my_module:MyEvaluator'.
-    train_split: The split that the classifier is fitted on, disjoint from
-      `split`; only for kinds that fit one.
-    k: Number of neighbours that vote, for 'knn'.
-    shots: Numbers of images of each class, for 'few_shot'.
-  """
-  return ml_collections.ConfigDict(
-    {
-      'split': split,
-      'every': every,
-      'kind': kind,
-      'train_split': train_split,
-      'k': k,
-      'shots': shots,
-    }
-  )
 
 
 def no_argument(arg: str) -> None:

@@ -63,12 +63,25 @@ class Confusion(_Sum):
 
 
 Examples = metrics.Collection.create(examples=Count)
+_Loss = metrics.Collection.create(
+  loss=metrics.Average.from_output('loss'), examples=Count
+)
 _Many = metrics.Collection.create(
   accuracy=metrics.Average.from_output('correct'),
   loss=metrics.Average.from_output('loss'),
   examples=Count,
 )
 _Few = metrics.Collection.create(**_Many.__annotations__, confusion=Confusion)
+
+
+def mean_loss(losses: jax.Array, mask: jax.Array) -> metrics.Collection:
+  """Returns the mean loss and the count.
+
+  Args:
+    losses: float32 [B], the loss of each image.
+    mask: bool [B], False on padding.
+  """
+  return _Loss.single_from_model_output(loss=losses, mask=mask)
 
 
 def classification(

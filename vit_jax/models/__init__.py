@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from vit_jax.models import embedding
 from vit_jax.models import fields as fields_lib
+from vit_jax.models import igpt
 from vit_jax.models import mixer
 from vit_jax.models import names
 from vit_jax.models import resnet
@@ -22,7 +23,7 @@ from vit_jax.models import spec as spec_lib
 from vit_jax.models import stack
 from vit_jax.models import vit
 
-Model = vit.ViT | mixer.Mixer | resnet.BiT
+Model = vit.ViT | mixer.Mixer | resnet.BiT | igpt.IGPT
 
 # The published sizes and patch sizes.
 NAMES = (
@@ -47,6 +48,7 @@ NAMES = (
   'Mixer-B/32',
   'Mixer-L/16',
   *(f'BiT-{size}' for size in resnet.BIT_SIZES),
+  *(f'iGPT-{size}' for size in igpt.SIZES),
 )
 
 # A hybrid's ResNet, by its name and the patch size after the slash: the units
@@ -73,7 +75,7 @@ def create_model(name: str, num_classes: int = 1000, **overrides: Any) -> Model:
 
   Args:
     name: Family, size and patch, as `ViT-S/16`, `R50+ViT-B/16`, `Mixer-B/16`;
-      or `BiT-R50x1`. Or a name of timm or Hugging Face, as
+      or `BiT-R50x1`, `iGPT-S`. Or a name of timm or Hugging Face, as
       `vit_base_patch16_224` or `facebook/dinov2-small`: the model then computes
       the same function as theirs.
     num_classes: Size of the head's output; 0: no head, the model returns
@@ -96,6 +98,8 @@ def _parse(name: str) -> tuple[type[Model], dict[str, Any]]:
   match = re.fullmatch(r'(?:(R\d*)\+)?(ViT|Mixer)-([A-Za-z]+)/(\d+)', name)
   if match is None and name.removeprefix('BiT-') in resnet.BIT_SIZES:
     return resnet.BiT, dict(resnet.BIT_SIZES[name.removeprefix('BiT-')])
+  if match is None and name.removeprefix('iGPT-') in igpt.SIZES:
+    return igpt.IGPT, dict(igpt.SIZES[name.removeprefix('iGPT-')])
   if match is None or int(match[4]) < 1:
     raise _unknown_name(name)
   stem, family, size, patch = match[1], match[2], match[3], int(match[4])
@@ -141,6 +145,8 @@ def model_of(module: type[Model], fields: Mapping[str, Any]) -> Model:
   fields_lib.check_values(model)
   if isinstance(model, vit.ViT):
     _check_vit(model)
+  if isinstance(model, igpt.IGPT):
+    _check_igpt(model)
   return model
 
 
@@ -239,6 +245,8 @@ def pixels_per_token(model: Model) -> tuple[int, int] | None:
   """Returns the pixels of a token, (height, width); None without patches."""
   if isinstance(model, resnet.BiT):
     return None
+  if isinstance(model, igpt.IGPT):
+    return 1, 1
   stages = getattr(model, 'resnet_stages', None)
   stride = 1 if stages is None else 4 * 2 ** max(len(stages) - 1, 0)
   return stride * model.patch_size[0], stride * model.patch_size[1]
@@ -271,24 +279,47 @@ def _init(
   model: Model, key: jax.Array, image_shape: tuple[int, int, int]
 ) -> dict[str, Any]:
   images = jnp.zeros((1, *image_shape), jnp.float32)
+  if isinstance(model, igpt.IGPT) and not model.has_clusters:
+    images = jnp.zeros((1, *image_shape[:2]), jnp.int32)  # of colours
   if isinstance(model, resnet.BiT):
     return model.init(key, images)['params']
   # Always as a scan, which compiles one layer and not all of them; and without
   # kernels, which not every device and type has.
   how: dict[str, Any] = {'scan': True, 'remat': 'none'}
-  if isinstance(model, vit.ViT):
+  if isinstance(model, vit.ViT | igpt.IGPT):
     how['attention_implementation'] = 'plain'
   params = model.clone(**how).init(key, images)['params']
   return params if model.scan else stack.unstack_layers(params)
 
 
-def _check_vit(model: vit.ViT) -> None:
+def _check_heads(model: vit.ViT | igpt.IGPT) -> None:
   d = model.hidden_size
   if d % model.num_heads:
     raise ValueError(
       f'num_heads={model.num_heads} does not divide'
       f' hidden_size={d}: change one of them'
     )
+
+
+def _check_igpt(model: igpt.IGPT) -> None:
+  _check_heads(model)
+  if model.read > model.depth:
+    raise ValueError(
+      f'feature_layer is {model.feature_layer}: it must be at most the depth,'
+      f' {model.depth}'
+    )
+  if not model.causal:
+    raise ValueError('an iGPT predicts the next pixel: leave causal at True')
+  if model.relative_positions != 'none':
+    raise ValueError(
+      'an iGPT knows no distances between patches: leave relative_positions at'
+      " 'none'"
+    )
+
+
+def _check_vit(model: vit.ViT) -> None:
+  d = model.hidden_size
+  _check_heads(model)
   of_jax = model.attention_implementation in ('xla', 'cudnn')
   if of_jax and model.attention_dropout_rate:
     raise ValueError(
@@ -299,6 +330,15 @@ def _check_vit(model: vit.ViT) -> None:
     raise ValueError(
       f'position_embedding={model.position_embedding!r} needs a hidden_size'
       f' that is a multiple of 4, not {d}'
+    )
+  if model.rotary != 'none' and d // model.num_heads % 4:
+    raise ValueError(
+      f'rotary={model.rotary!r} needs heads with a multiple of 4 channels, not'
+      f' {d // model.num_heads}: change num_heads or hidden_size'
+    )
+  if model.rotary_grid is not None and len(model.rotary_grid) != 2:
+    raise ValueError(
+      f'rotary_grid is {model.rotary_grid}: write (rows, columns) of patches'
     )
   if 'token' in model.pool and 'class_token' not in model.prefix:
     raise ValueError(

@@ -17,6 +17,7 @@ from vit_jax.models import dropout
 from vit_jax.models import embedding
 from vit_jax.models import fused_attention
 from vit_jax.models import initializers
+from vit_jax.models import rotary
 from vit_jax.models import spec as spec_lib
 
 
@@ -201,14 +202,15 @@ class Attention(nn.Module):
       context: What the layers have in common; None: nothing.
       perturbation: Added to the weights that are captured, [B, H, R, T].
     """
-    spec = self.spec
-    bias = self._bias(context or spec_lib.Context())
+    spec, context = self.spec, context or spec_lib.Context()
+    bias, rotation = self._bias(context), context.rotation
     implementation = self._implementation(x, dropout_key, bias)
     weights = None
     if implementation == 'fused':
-      y = self._attend_fused(x)
+      y = self._attend_fused(x, rotation)
     else:
-      qkv = self._normalised(*QKV(spec, name='qkv')(x, self.num_queries))
+      query, key, value = QKV(spec, name='qkv')(x, self.num_queries)
+      qkv = self._prepared(query, key, value, rotation)
       if implementation == 'plain':
         y, weights = self._attend(*qkv, bias, dropout_key, perturbation)
       elif implementation == 'einsum':
@@ -260,25 +262,34 @@ class Attention(nn.Module):
     is_old = device.platform == 'gpu' and float(device.compute_capability) < 8
     return is_half and size % 8 == 0 and size <= 128 and not is_old
 
-  def _normalised(
-    self, query: jax.Array, key: jax.Array, value: jax.Array
+  def _prepared(
+    self,
+    query: jax.Array,
+    key: jax.Array,
+    value: jax.Array,
+    rotation: rotary.Rotation | None,
   ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Maps [B, T, H, K] to the same, as `qk_norm` says."""
-    if not self.spec.qk_norm:
-      return query, key, value
-    # This keeps logits from growing until training diverges.
-    query = self.spec.layer_norm('query_norm')(query)
-    return query, self.spec.layer_norm('key_norm')(key), value
+    """Normalises and rotates [B, T, H, K], as `qk_norm` and `rotary` say."""
+    if self.spec.qk_norm:
+      # This keeps logits from growing until training diverges.
+      query = self.spec.layer_norm('query_norm')(query)
+      key = self.spec.layer_norm('key_norm')(key)
+    if rotation is not None:
+      query = rotary.rotate(query, rotation, self.spec.rotary)
+      key = rotary.rotate(key, rotation, self.spec.rotary)
+    return query, key, value
 
-  def _attend_fused(self, x: jax.Array) -> jax.Array:
+  def _attend_fused(
+    self, x: jax.Array, rotation: rotary.Rotation | None
+  ) -> jax.Array:
     """Maps [B, T, D] to the values [B, T, H, K]."""
     spec = self.spec
     (qkv,) = QKV(spec, packed=True, name='qkv')(x)
     heads = *x.shape[:2], spec.num_heads, x.shape[-1] // spec.num_heads
-    if spec.qk_norm:
-      parts = (qkv[:, :, i].reshape(heads) for i in range(3))
-      flat = [y.reshape(x.shape) for y in self._normalised(*parts)]
-      qkv = jnp.stack(flat, axis=2)
+    if spec.qk_norm or rotation is not None:
+      query, key, value = (qkv[:, :, i].reshape(heads) for i in range(3))
+      parts = self._prepared(query, key, value, rotation)
+      qkv = jnp.stack([y.reshape(x.shape) for y in parts], axis=2)
     return fused_attention.fused_attention(qkv, spec.num_heads).reshape(heads)
 
   def _attend(

@@ -49,7 +49,8 @@ class Field:
     most: The largest integer. The defaults are far above any real model
       (ViT-22B has 48 layers 6,144 wide), so that a mistaken number is refused
       before arrays of that shape are made.
-    interval: Interval of a real number: '[0, 1)', '(0, 1)', or '' for any.
+    interval: Interval of a real number: '[0, 1)', '(0, 1)', '(0, inf)', or ''
+      for any.
     choices: The allowed strings; () for any.
   """
 
@@ -203,7 +204,8 @@ def _check_value(name: str, field: Field, value: Any) -> None:
     raise ValueError(f'{name} is {value}: it must be at least {field.least}')
   if field.interval:
     is_low = value < 0 or (value == 0 and field.interval.startswith('('))
-    if is_low or not value < 1:
+    least_excluded = math.inf if field.interval.endswith('inf)') else 1
+    if is_low or not value < least_excluded:
       raise ValueError(f'{name} is {value}: it must be in {field.interval}')
   if type(value) is float and not abs(value) < _MOST_FLOAT:
     raise ValueError(f'{name} is {value}: it must be a finite number')

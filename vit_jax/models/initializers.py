@@ -61,6 +61,16 @@ INITIALIZERS = {
     position=nn.initializers.truncated_normal(0.02),
     head=nn.initializers.truncated_normal(0.02),
   ),
+  # GPT-2's code; iGPT starts the matrices that make logits at zeros (appendix
+  # C of Generative Pretraining from Pixels).
+  'igpt': Initializers(
+    kernel=nn.initializers.normal(0.02),
+    patch=nn.initializers.normal(0.02),
+    mlp_bias=nn.initializers.zeros,
+    class_token=nn.initializers.normal(0.02),
+    position=nn.initializers.normal(0.01),
+    head=nn.initializers.zeros,
+  ),
 }
 
 FIELD = fields.Field(fields.Kind.TRAINING, choices=tuple(INITIALIZERS))

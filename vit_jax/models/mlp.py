@@ -20,11 +20,13 @@ class Mlp(nn.Module):
     spec: Fields of the layer.
     mlp_dim: M, the size of the hidden layer.
     gated: Whether the MLP is a SwiGLU.
+    norm: Whether a norm follows the activation function.
   """
 
   spec: spec_lib.LayerSpec
   mlp_dim: int
   gated: bool = False
+  norm: bool = False
 
   @nn.compact
   def __call__(
@@ -58,6 +60,8 @@ class Mlp(nn.Module):
       )
       y = self._activate(y)
       y = dropout.dropout(y, spec.dropout_rate, hidden, (tokens, y.shape[-1]))
+      if self.norm:
+        y = spec.layer_norm('norm')(y)
       y = spec_lib.keep(dense(d, name='down')(y))
       return dropout.dropout(y, spec.dropout_rate, output, (tokens, d))
 

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
+from vit_jax.models import rotary as rotary_lib
 from vit_jax.models.fields import EXECUTION
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import FUNCTION
@@ -111,10 +112,13 @@ class Context:
 
   Attributes:
     bias: Added to the scores of attention, float32 [H, T, T], or None.
+    rotation: Cosines and sines by which queries and keys are rotated, float32
+      [T, K] each, or [B, T, K]; or None.
     grid: (h, w) of the patches, or None.
   """
 
   bias: jax.Array | None = None
+  rotation: rotary_lib.Rotation | None = None
   grid: tuple[int, int] | None = flax.struct.field(
     pytree_node=False, default=None
   )
@@ -212,7 +216,11 @@ class EncoderSpec(LayerSpec):
       arXiv:1910.10683, section 2.1), shared by all layers or one in each;
       'none'.
     norm: 'layer', LayerNorm; 'rms', which only scales (arXiv:1910.07467).
+    rotary: Which rotary position embedding rotates the patches' queries and
+      keys, a name in `rotary.KINDS`, or 'none'.
     gated_mlp: Whether the MLP is a SwiGLU (arXiv:2002.05202).
+    mlp_norm: Whether a norm follows the MLP's activation function (sub-LN of
+      EVA-02, arXiv:2303.11331, section 2).
     attention_implementation: 'plain', for CPUs: heads before tokens, and a
       softmax in float32 that divides after the product with the values;
       'fused', for TPUs: one kernel, see `fused_attention`; 'cudnn', for GPUs,
@@ -231,10 +239,15 @@ class EncoderSpec(LayerSpec):
   key_bias: Annotated[bool, FUNCTION] = True
   causal: Annotated[bool, Field(Kind.FUNCTION, is_visible=False)] = False
   relative_positions: Annotated[
-    str, Field(Kind.FUNCTION, choices=RELATIVE_POSITIONS)
+    str, Field(Kind.FITTED, choices=RELATIVE_POSITIONS)
   ] = 'none'
   norm: Annotated[str, Field(Kind.FUNCTION, choices=NORMS)] = 'layer'
+  rotary: Annotated[
+    str,
+    Field(Kind.FUNCTION, is_visible=False, choices=('none', *rotary_lib.KINDS)),
+  ] = 'none'
   gated_mlp: Annotated[bool, FUNCTION] = False
+  mlp_norm: Annotated[bool, FUNCTION] = False
   attention_implementation: Annotated[
     str, Field(Kind.EXECUTION, choices=ATTENTION_IMPLEMENTATIONS)
   ] = 'auto'

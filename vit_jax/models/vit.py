@@ -10,6 +10,7 @@ from typing import Annotated
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from vit_jax.models import attention
 from vit_jax.models import dropout
@@ -18,6 +19,7 @@ from vit_jax.models import fields
 from vit_jax.models import heads
 from vit_jax.models import mlp
 from vit_jax.models import resnet
+from vit_jax.models import rotary
 from vit_jax.models import spec as spec_lib
 from vit_jax.models import stack
 from vit_jax.models.fields import Field
@@ -86,7 +88,7 @@ class EncoderBlock(nn.Module):
     )
     x = x[:, : self.num_read]
     x = x + dropout.drop_path(y, spec, layer, key, purpose.ATTENTION_PATH)
-    y = mlp.Mlp(spec, spec.mlp_dim, spec.gated_mlp, name='mlp')(
+    y = mlp.Mlp(spec, spec.mlp_dim, spec.gated_mlp, spec.mlp_norm, name='mlp')(
       spec.layer_norm('norm2')(x), key, whole[0]
     )
     y = self._scale('layer_scale2', y)
@@ -128,6 +130,10 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
       big_vision), 'sincos2d_mae' or 'sincos2d_moco'; or 'none'.
     position_tokens: Tokens with a learned position: 'all'; 'class', the class
       token and patches; or 'patches'.
+    rotary_base: Base of the frequencies of `rotary`; DINOv3's is 100, EVA-02's
+      10,000.
+    rotary_grid: Grid (h, w) of patches to which `rotary` scales their indices;
+      None: it does not scale them.
     norm_after_pool: For 'gap', whether the last LayerNorm is applied to the
       mean, and not to the tokens.
     resnet_stages: Units in each stage of a ResNet before the patch embedding,
@@ -151,6 +157,12 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
   position_tokens: Annotated[
     str, Field(Kind.FITTED, choices=POSITION_TOKENS)
   ] = 'all'
+  rotary_base: Annotated[
+    float, Field(Kind.FUNCTION, is_visible=False, interval='(0, inf)')
+  ] = 100.0
+  rotary_grid: Annotated[
+    tuple[int, ...] | None, Field(Kind.FUNCTION, is_visible=False, least=1)
+  ] = None
   norm_after_pool: Annotated[bool, FITTED] = False
   resnet_stages: Annotated[tuple[int, ...] | None, fields.STAGES] = None
   resnet_width: Annotated[int, fields.SIZE] = 64
@@ -251,6 +263,16 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     """Whether the distillation token has a head of its own."""
     return self.distillation_token and self.distillation_head
 
+  def rotation(self, grid: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Returns cosines and sines of a grid's patches, float32 [N, K] each."""
+    return rotary.table(
+      self.rotary,
+      grid,
+      self.hidden_size // self.num_heads,
+      self.rotary_base,
+      self.rotary_grid,
+    )
+
   def _embed(
     self,
     images: jax.Array,
@@ -286,7 +308,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     if kept is not None:
       x = jnp.take_along_axis(x, kept[..., None], axis=1)
     prefix = jnp.broadcast_to(prefix, (b, *prefix.shape[1:]))
-    context = self._context((h, w), is_whole=kept is None)
+    context = self._context((h, w), kept)
     return jnp.concatenate([prefix, x], axis=1), context
 
   def _mask(self, x: jax.Array, masked: jax.Array | None) -> jax.Array:
@@ -302,21 +324,24 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     return jnp.where(masked[..., None], token.astype(x.dtype), x)
 
   def _context(
-    self, grid: tuple[int, int], *, is_whole: bool
+    self, grid: tuple[int, int], kept: jax.Array | None
   ) -> spec_lib.Context:
     """Returns what all layers are given for a grid of patches (h, w)."""
+    rotation = None
+    if self.rotary != 'none':
+      cos, sin = self.rotation(grid)
+      rotation = rotary.of_tokens(cos, sin, self.prefix_length, kept)
     if self.relative_positions == 'none':
-      return spec_lib.Context()
-    if not is_whole or self.prefix != ('class_token',):
+      return spec_lib.Context(rotation=rotation)
+    if kept is not None or self.prefix != ('class_token',):
       raise ValueError(
         f'relative_positions={self.relative_positions!r} are those of a class'
         ' token and all patches: no other tokens, and none left out'
       )
     if self.relative_positions == 'layers':
-      return spec_lib.Context(grid=grid)
-    return spec_lib.Context(
-      embedding.relative_bias(self, grid, self.num_heads), grid
-    )
+      return spec_lib.Context(rotation=rotation, grid=grid)
+    bias = embedding.relative_bias(self, grid, self.num_heads)
+    return spec_lib.Context(bias, rotation, grid)
 
   def _prefix_tokens(self) -> jax.Array:
     """Returns the tokens before the patches, [1, P, D]."""

@@ -272,17 +272,18 @@ class Objective(abc.ABC):
       duration, self.lengths.examples, self.config.train.batch_size
     )
 
-  def apply(
-    self, params: Params, images: jax.Array, **kwargs: Any
-  ) -> jax.Array:
-    """Applies the model: images [B, H, W, C] -> logits [B, outputs]."""
-    logits = self.model.apply({'params': params}, images, **kwargs)
-    assert isinstance(logits, jax.Array)  # not a tuple: nothing is mutable
-    return logits
+  def apply(self, params: Params, images: jax.Array, **kwargs: Any) -> Any:
+    """Applies the model: images [B, H, W, C] -> logits [B, outputs].
+
+    With `method='trunk'` the result is that of `trunk`, a dict of arrays.
+    """
+    found = self.model.apply({'params': params}, images, **kwargs)
+    assert not isinstance(found, tuple)  # nothing is mutable
+    return found
 
   def apply_train(
     self, params: Params, images: jax.Array, rng: Rng, **kwargs: Any
-  ) -> jax.Array:
+  ) -> Any:
     """Applies the model for training, with dropout drawn from the step's key.
 
     Args:

@@ -99,7 +99,7 @@ class Tokenizer(base.Objective):
     super().__init__(config, features)
     assert isinstance(self.model, vit.ViT)
     options, trunk = config.objective.options, self.model
-    self._options = options
+    self._options, self.count = options, options.tokens
     patch = models.pixels_per_token(trunk)
     assert patch is not None
     self._patch = patch
@@ -218,11 +218,10 @@ class Tokenizer(base.Objective):
       images: float32 [B, H, W, C].
       rng: Random key of dropout, in training; None: there is none.
     """
-    how: dict[str, Any] = {'method': 'trunk'}
-    if rng is not None:
-      key = rng.fold(base.Purpose.DROPOUT).key
-      how |= {'train': True, 'rows': rng.rows, 'rngs': {'dropout': key}}
-    seen: Any = self.model.apply({'params': params['trunk']}, images, **how)
+    how = {} if rng is None else self.train_arguments(rng)
+    seen: Any = self.model.apply(
+      {'params': params['trunk']}, images, method='trunk', **how
+    )
     patches = seen['tokens'][:, -math.prod(self.grid) :]
     logits: Any = self._head.apply({'params': params['head']}, patches)
     return logits.astype(jnp.float32)

@@ -41,6 +41,7 @@ _NOT_NEGATIVE = (
   'weight_decay',
   'final_weight_decay',
   'eps',
+  'trust_coefficient',
 )
 
 
@@ -113,6 +114,19 @@ def _lamb(config: ml_collections.ConfigDict) -> list[Transformation]:
   return [_adam(config), _decay(config), _trust_ratio(config)]
 
 
+def _lars(config: ml_collections.ConfigDict) -> list[Transformation]:
+  """LARS (arXiv:1708.03888) as in the code of MoCo v3 and MAE.
+
+  Momentum gathers gradients that are adapted, but not yet multiplied by the
+  learning rate.
+  """
+  return [
+    _decay(config),
+    _trust_ratio(config, config.trust_coefficient),
+    optax.trace(config.momentum, config.nesterov, config.momentum_dtype),
+  ]
+
+
 def _lion(config: ml_collections.ConfigDict) -> list[Transformation]:
   """Lion (arXiv:2302.06675); the paper has b2 = 0.99."""
   dtype = config.momentum_dtype
@@ -180,6 +194,7 @@ _OPTIMIZERS: dict[
   'adam_big_vision': _adam_big_vision,
   'sgd': _sgd,
   'lamb': _lamb,
+  'lars': _lars,
   'lion': _lion,
   'adafactor': _adafactor,
   'muon': _muon,
@@ -225,15 +240,26 @@ def _decay(
   )
 
 
-def _trust_ratio(config: ml_collections.ConfigDict) -> Transformation:
+def _trust_ratio(
+  config: ml_collections.ConfigDict, coefficient: float = 1.0
+) -> Transformation:
   """Scales updates of parameters with weight decay to the parameter's norm.
 
   Updates of biases and normalisation layers keep their scale, as in the LAMB
-  authors' code for BERT, DeiT III's recipe, apex and timm.
+  authors' code for BERT, DeiT III's recipe, apex and timm. With
+  `config.adapt_all` all updates are scaled.
+
+  Args:
+    config: `config.optim`.
+    coefficient: Norm of an update, as a multiple of its parameter's norm.
   """
-  adapt = arrays.per_layer(optax.scale_by_trust_ratio())
+  adapt = arrays.per_layer(
+    optax.scale_by_trust_ratio(trust_coefficient=coefficient)
+  )
 
   def decays(name: str) -> bool:
+    if config.adapt_all:
+      return True
     if config.weight_decay:
       return rules.weight_decay(config, name) > 0
     return bool(re.search(config.decay_pattern, name))

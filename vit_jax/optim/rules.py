@@ -33,7 +33,11 @@ _BEFORE = (
   'mask_token',
   'relative_position_bias',
   'position_embedding',
+  'token_embedding',
 )
+
+# The colours of an iGPT are found before training, and never change.
+_FIXED = re.compile(r'(^|/)clusters$')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -239,7 +243,9 @@ def _examples(names: Sequence[str]) -> str:
 
 
 def _trains(config: ml_collections.ConfigDict, name: str) -> bool:
-  frozen = config.freeze and re.search(config.freeze, name)
+  frozen = _FIXED.search(name) or (
+    config.freeze and re.search(config.freeze, name)
+  )
   return bool(re.search(config.trainable, name)) and not frozen
 
 

@@ -53,7 +53,8 @@ DEFAULT_RULES: tuple[tuple[str, Spec], ...] = (
   (r'mlp/up/kernel$', ('fsdp', 'tensor')),  # [D, M]
   (r'mlp/up/bias$', ('tensor',)),
   (r'mlp/down/kernel$', ('tensor', 'fsdp')),
-  (r'(head|head_distillation|pre_logits)/kernel$', ('fsdp', None)),
+  (r'(head|head_distillation|pre_logits|output)/kernel$', ('fsdp', None)),
+  (r'(^|/)token_embedding$', (None, 'fsdp')),  # [K + 1, D]
   # [P, P, C, D], and convolutions [h, w, C, D].
   (
     r'(patch_embedding|conv\d*|conv_proj)/kernel$',

@@ -102,6 +102,7 @@ def draw(
   *,
   marked: Collection[int] = (),
   title: str = '',
+  columns: int = _COLUMNS,
 ) -> None:
   """Writes the PNG of `encode`.
 
@@ -111,11 +112,12 @@ def draw(
     path: Path of the PNG; its directory is created.
     marked: As for `encode`.
     title: As for `encode`.
+    columns: As for `encode`.
 
   Raises:
     UserError: The file cannot be written.
   """
-  png = encode(images, captions, marked=marked, title=title)
+  png = encode(images, captions, marked=marked, title=title, columns=columns)
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(png)
@@ -129,8 +131,9 @@ def encode(
   *,
   marked: Collection[int] = (),
   title: str = '',
+  columns: int = _COLUMNS,
 ) -> bytes:
-  """Returns a PNG with images in rows of at most 8, from left to right.
+  """Returns a PNG with images in rows, from left to right.
 
   Small images are enlarged by whole factors, so that their pixels stay visible;
   large ones are shrunk.
@@ -142,6 +145,7 @@ def encode(
     captions: A caption of one or more lines for each image; cut if too long.
     marked: Positions of images that get a red frame.
     title: Title above all images.
+    columns: Most images in a row.
   """
   tiles = [_fit(_to_rgb(image)) for image in images]
   width = max((tile.shape[1] for tile in tiles), default=_SMALLEST)
@@ -153,7 +157,7 @@ def encode(
     frame = _RED if i in marked else None
     lines += [''] * (most - len(lines))
     cells.append(_cell(tile, lines, (height, width), frame))
-  sheet = _grid(cells)
+  sheet = _grid(cells, columns)
   if title:
     sheet = np.concatenate([write_line(title, sheet.shape[1]), sheet])
   return cv2.imencode('.png', sheet[..., ::-1])[1].tobytes()
@@ -265,9 +269,9 @@ def _font() -> cv2.FontFace:
   return cv2.FontFace(_FONT)
 
 
-def _grid(cells: Sequence[np.ndarray]) -> np.ndarray:
-  """Puts cells of one size into rows."""
-  columns = min(_COLUMNS, max(len(cells), 1))
+def _grid(cells: Sequence[np.ndarray], columns: int) -> np.ndarray:
+  """Puts cells of one size into rows of at most `columns`."""
+  columns = min(columns, max(len(cells), 1))
   h, w = (n + _MARGIN for n in cells[0].shape[:2]) if cells else (0, 0)
   rows = math.ceil(len(cells) / columns)
   sheet = np.full((rows * h + _MARGIN, columns * w + _MARGIN, 3), _PAPER)

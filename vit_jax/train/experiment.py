@@ -197,6 +197,7 @@ class Experiment:
       program = self.program.with_config(config)
     else:
       program = program_lib.Program(config, self.source.features, self.lengths)
+      program.objective.check_source(self.source)
     return dataclasses.replace(self, config=config, program=program)
 
   def train_batches(

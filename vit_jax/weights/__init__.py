@@ -271,6 +271,7 @@ def load(
   step: int | str | None = None,
   resize: str | None = None,
   as_stored: bool = False,
+  position_size: tuple[int, int] | None = None,
   **model_overrides: Any,
 ) -> Loaded:
   """Loads a model of Google (npz), timm, Hugging Face or this package.
@@ -297,6 +298,9 @@ def load(
       code that the checkpoint comes from.
     as_stored: Whether to keep the size of the positions if the preprocessing in
       the same directory has another image size, and `image_size` is None.
+    position_size: (height, width) of the images that a file's positions are
+      for, where they are no square grid and nothing else defines it; None:
+      `image_size`.
     **model_overrides: Fields of the model.
 
   Raises:
@@ -315,7 +319,7 @@ def load(
       )
     unseen = {k: overrides.pop(k) for k in foreign.UNSEEN if k in overrides}
     size = None if image_size is None else _pair(image_size)
-    loaded = _from_file(local, unseen, size)
+    loaded = _from_file(local, unseen, position_size or size)
   wanted = num_classes, image_size, resize
   fits = as_stored or loaded.position_size == loaded.preprocess.image_size
   if fits and not overrides and all(x is None for x in wanted):

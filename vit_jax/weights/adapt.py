@@ -6,6 +6,9 @@
 - Tokens that the model lacks are dropped with their positions. A new class
   token is zeros. Other new tokens are normal(0.02) from fixed seeds, since
   equal tokens would stay equal in training. Positions of new tokens are zeros.
+- Relative positions are resized, too. A table that all layers share is copied
+  to each of them where the model has one in each, as in BEiT's fine-tuning; new
+  tables are zeros.
 - A mask token is dropped where the model has none; a new one is normal(0.02).
 - The patch embedding is resized to the new patch (`resize.patch_kernel`), and
   the first kernel to the new number of channels (`resize.channels`).
@@ -35,11 +38,13 @@ from vit_jax.config import tables
 from vit_jax.config import UserError
 from vit_jax.models import embedding
 from vit_jax.models import heads
+from vit_jax.models import igpt
 from vit_jax.models import mixer
 from vit_jax.models import stack
 from vit_jax.models import vit
 from vit_jax.weights import edit as edit_lib
 from vit_jax.weights import fit
+from vit_jax.weights import relative
 from vit_jax.weights import resize as resize_lib
 
 Grid = tuple[int, int]
@@ -90,6 +95,7 @@ def adapt(
     rows = _adapt_prefix(edit, source, target, source_grid)
     grids = source_grid, target_grid
     _adapt_positions(edit, source, target, grids, rows, resize)
+    relative.adapt(edit, source, target, grids, resize)
   _adapt_heads(edit, source, target, expected, classes)
   fit.check(edit.params, expected, source, target)
   adapted = traverse_util.unflatten_dict(edit.params, sep='/')
@@ -108,12 +114,14 @@ def _check_family(
       f'the checkpoint is of a {type(source).__name__}, the model is a'
       f' {type(target).__name__}: choose a model of its family'
     )
-  if isinstance(target, mixer.Mixer) and source_grid != target_grid:
+  if source_grid == target_grid:
+    return
+  if isinstance(target, mixer.Mixer | igpt.IGPT):
     size = fit.image_size(target, source_grid)
     raise UserError(
-      f"the checkpoint's Mixer takes {fit.show(source_grid)} patches, and no"
-      f' others, but the model has {fit.show(target_grid)}: make its image size'
-      f' {fit.show(size)}'
+      f"the checkpoint's {type(target).__name__} takes {fit.show(source_grid)}"
+      f' patches, and no others, but the model has {fit.show(target_grid)}:'
+      f' make its image size {fit.show(size)}'
     )
 
 

@@ -16,8 +16,8 @@ import numpy as np
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.config import UserError
+from vit_jax.models import mixer
 from vit_jax.models import resnet
-from vit_jax.models import vit as vit_lib
 from vit_jax.weights import batched
 
 _BATCH = 16  # maximum number of images at a time
@@ -98,7 +98,7 @@ def looked(vit: weights.Loaded, images: Any) -> dict[str, np.ndarray]:
   """
   check_tokens(vit)
   names = ['logits', 'tokens']
-  if isinstance(vit.model, vit_lib.ViT):
+  if not isinstance(vit.model, mixer.Mixer):
     names.append('attention')
 
   def keep(seen: dict[str, jax.Array]) -> dict[str, jax.Array]:
@@ -120,7 +120,7 @@ def check_tokens(vit: weights.Loaded) -> None:
 def check_attention(vit: weights.Loaded) -> None:
   """Raises a UserError if the model has no attention."""
   check_tokens(vit)
-  if not isinstance(vit.model, vit_lib.ViT):
+  if isinstance(vit.model, mixer.Mixer):
     raise UserError(
       'the model is a Mixer, which has no attention to look at (an MLP mixes'
       ' its tokens): choose a ViT or a hybrid'

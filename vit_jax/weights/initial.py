@@ -50,8 +50,9 @@ def load(config: ml_collections.ConfigDict) -> weights.Loaded:
     for key in foreign.UNSEEN
     if config.model[key] is not None
   }
+  size = config_lib.pair(config.data.image_size, 'data.image_size')
   try:
-    return weights.load(config.init_from.path, **known)
+    return weights.load(config.init_from.path, position_size=size, **known)
   except ValueError as e:
     message = config_lib.one_line(e)
     raise config_lib.UserError(f'config.init_from.path: {message}') from None

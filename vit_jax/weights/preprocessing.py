@@ -111,11 +111,28 @@ _CLIP = (
 _CLASSES: Mapping[str, Mapping[str, Any]] = {
   'ViT': {'size': (224, 224), 'crop': False, 'resample': 2, 'mean_std': HALF},
   'DeiT': {'size': (256, 256), 'crop': True, 'resample': 3, 'mean_std': HALF},
+  'Beit': {'size': (256, 256), 'crop': True, 'resample': 3, 'mean_std': HALF},
+  'DINOv3ViT': {
+    'size': (224, 224),
+    'crop': False,
+    'resample': 2,
+    'mean_std': base.IMAGENET,
+  },
   'Bit': {'size': 224, 'crop': True, 'resample': 3, 'mean_std': _CLIP},
   'CLIP': {'size': 224, 'crop': True, 'resample': 3, 'mean_std': _CLIP},
 }
-_CLASS = r'(ViT|DeiT|Bit|CLIP)(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)'
-_CLASS_OF = {'vit': 'ViT', 'deit': 'DeiT'}  # model_type -> class; else Bit
+_CLASS = (
+  r'(ViT|DeiT|DINOv3ViT|Beit|Bit|CLIP)'
+  r'(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)'
+)
+# model_type -> class; else Bit
+_CLASS_OF = {
+  'vit': 'ViT',
+  'deit': 'DeiT',
+  'vit_mae': 'ViT',
+  'beit': 'Beit',
+  'dinov3_vit': 'DINOv3ViT',
+}
 RESAMPLE = {2: 'bilinear', 3: 'bicubic'}  # Pillow's numbers
 
 # Fields that are read below, or that do not affect the pixels.
@@ -124,6 +141,8 @@ _KNOWN = dict.fromkeys(
   crop_size default_to_square do_center_crop do_normalize do_rescale do_resize
   feature_extractor_type image_mean image_processor_type image_std resample
   rescale_factor size
+
+  do_reduce_labels reduce_labels
 
   _processor_class _valid_processor_keys auto_map data_format device
   disable_grouping do_convert_rgb image_seq_length input_data_format
@@ -155,10 +174,12 @@ def of_transformers(
     'resize_like': 'transformers',
   }
   if not given.content:
-    is_half = model_type == 'vit' or channels != 3
+    is_half = model_type in ('vit', 'beit') or channels != 3
     mean, std = HALF if is_half else base.IMAGENET
     preprocess |= {'image_size': size, 'resize': size, 'mean': mean, 'std': std}
-    preprocess['interpolation'] = RESAMPLE[2 if model_type == 'vit' else 3]
+    preprocess['interpolation'] = RESAMPLE[
+      2 if model_type in ('vit', 'dinov3_vit') else 3
+    ]
     return preprocess, given.file
   given.check_known(_KNOWN)
   usual = _CLASSES[_class(given, model_type)]
@@ -196,8 +217,8 @@ def _sizes(
   by_short = given.get(
     'default_to_square', typed.TRUTH, isinstance(usual['size'], tuple)
   )
-  size = given.get('size', _SIZE, usual['size'])
-  resize = _pair(size) if by_short or not typed.is_count(size) else size
+  size = given.get('size', IMAGE_SIZE, usual['size'])
+  resize = pair(size) if by_short or not typed.is_count(size) else size
   if isinstance(size, Mapping) and size.get('shortest_edge'):
     resize = size['shortest_edge']
   if not given.get('do_center_crop', typed.TRUTH, usual['crop']):
@@ -209,7 +230,7 @@ def _sizes(
         ' do_center_crop and crop_size, or height and width',
       )
     return resize, resize
-  crop = _pair(given.get('crop_size', _SIZE, (224, 224)))
+  crop = pair(given.get('crop_size', IMAGE_SIZE, (224, 224)))
   least = resize if isinstance(resize, tuple) else (resize, resize)
   if least[0] < crop[0] or least[1] < crop[1]:
     raise given.error(
@@ -236,7 +257,7 @@ def _mean_std(
   return tuple(x / white for x in mean), tuple(x / white for x in std)
 
 
-def _pair(size: Any) -> Pair:
+def pair(size: Any) -> Pair:
   """Reads 224, [224, 224] or {'height': 224, 'width': 224}."""
   if isinstance(size, Mapping):
     side = size.get('shortest_edge')
@@ -252,6 +273,6 @@ def _is_size(value: Any) -> bool:
   return said.keys() in ways and all(map(typed.is_count, said.values()))
 
 
-_SIZE = typed.Kind(
+IMAGE_SIZE = typed.Kind(
   'whole numbers above 0, as shortest_edge or height and width', _is_size
 )

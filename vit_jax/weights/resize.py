@@ -1,4 +1,4 @@
-"""Resizing of position embeddings, patch kernels and input channels.
+"""Resizing of positions, patch kernels and input channels.
 
 All resizing is separable: one small matrix for each axis.
 In comments: [h, w] grid of patches, [p, q] patch, D hidden size, C channels.
@@ -10,7 +10,14 @@ from vit_jax.config import UserError
 
 Pair = tuple[int, int]
 
-METHODS = ('corner', 'half_pixel', 'bicubic', 'bicubic_antialias')
+METHODS = (
+  'corner',
+  'half_pixel',
+  'bicubic',
+  'bicubic_antialias',
+  'dino',
+  'geometric',
+)
 
 
 def check_method(method: str) -> None:
@@ -38,6 +45,11 @@ def resize_matrix(old: int, new: int, method: str) -> np.ndarray:
       outside are left out, and when shrinking, the kernel widens with the new
       samples. timm and Hugging Face's DINOv2 with registers use it. It also
       differs from 'bicubic' when enlarging.
+    - 'dino': 'bicubic' with a scale of (new + 0.1) / old, as in the code of
+      DINO and DINOv2: sample i is read at (i + 0.5) * old / (new + 0.1) - 0.5.
+      So an axis that keeps its size is resampled, too, if the other changes.
+    - 'geometric': that of BEiT's fine-tuning, which differs only for relative
+      positions, see `relative_positions`; otherwise 'bicubic'.
 
   Args:
     old: Number of samples before.
@@ -52,12 +64,12 @@ def resize_matrix(old: int, new: int, method: str) -> np.ndarray:
   """
   check_method(method)
   if method == 'corner':
-    x = np.arange(new) * (old - 1) / max(new - 1, 1)
-    return _linear(x, old)
-  x = (np.arange(new) + 0.5) * old / new - 0.5
+    return _linear(np.arange(new) * (old - 1) / max(new - 1, 1), old)
+  scaled = new + 0.1 if method == 'dino' else new
+  x = (np.arange(new) + 0.5) * old / scaled - 0.5
   if method == 'half_pixel':
     return _linear(np.clip(x, 0, old - 1), old)
-  if method == 'bicubic':
+  if method in ('bicubic', 'dino', 'geometric'):
     # Two samples on each side; edge samples are repeated beyond the edges.
     taps = np.floor(x).astype(int)[:, None] + np.arange(-1, 3)
     matrix = np.zeros((new, old))
@@ -89,6 +101,61 @@ def positions(
   )
   resized = _resize(table.reshape(*old, 1, -1), rows, columns)
   return resized.reshape(1, new[0] * new[1], -1)
+
+
+def relative_positions(
+  table: np.ndarray, old: Pair, new: Pair, method: str
+) -> np.ndarray:
+  """Resizes a table of relative positions from one grid to another.
+
+  A table has a row for each distance between two patches, (2 h - 1) (2 w - 1),
+  and three rows for the class token, which are kept. 'geometric' is the method
+  of BEiT (arXiv:2106.08254, its code of fine-tuning): a cubic spline through
+  the old distances, which are spread so that they grow geometrically. A near
+  distance, in patches, then keeps almost its value, however large the grid is;
+  the other methods stretch the table like an image.
+
+  Args:
+    table: [(2 h - 1) (2 w - 1) + 3, H].
+    old: Its grid (h, w).
+    new: New grid.
+    method: One of `METHODS`.
+
+  Returns:
+    float32 [rows of the new grid, H].
+  """
+  rows, columns = (_distances(*x, method) for x in zip(old, new, strict=True))
+  distances = table[:-3].reshape(rows.shape[1], columns.shape[1], 1, -1)
+  resized = _resize(distances, rows, columns).reshape(-1, table.shape[1])
+  return np.concatenate([resized, table[-3:]]).astype(np.float32)
+
+
+def _distances(old: int, new: int, method: str) -> np.ndarray:
+  """Returns the matrix that resizes one axis of a table of distances.
+
+  Args:
+    old: Number of patches before; there are 2 old - 1 distances.
+    new: Number of patches after.
+    method: One of `METHODS`.
+  """
+  if old == new:
+    return np.eye(2 * old - 1)
+  if method != 'geometric':
+    return resize_matrix(2 * old - 1, 2 * new - 1, method)
+  if old < 3:  # too few distances for a spline
+    return resize_matrix(2 * old - 1, 2 * new - 1, 'corner')
+  from scipy import interpolate  # here, since its import is slow
+
+  # 1 + q + ... + q^(old - 2) = new - 1 gives the ratio q, by bisection.
+  low, high = 1.01, 1.5
+  while high - low > 1e-6:
+    q = (low + high) / 2
+    too_far = (1 - q ** (old - 1)) / (1 - q) > new - 1
+    low, high = (low, q) if too_far else (q, high)
+  distances = np.cumsum(q ** np.arange(old - 1))
+  x = np.concatenate([-distances[::-1], [0], distances])
+  wanted = np.clip(np.arange(1 - new, new), x[0], x[-1])
+  return interpolate.CubicSpline(x, np.eye(len(x)))(wanted)
 
 
 def patch_kernel(kernel: np.ndarray, size: Pair) -> np.ndarray:

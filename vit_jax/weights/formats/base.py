@@ -60,6 +60,7 @@ class Description:
     resize: Method by which the original code resizes its positions.
     silent: Name of the file that should define the preprocessing but does not;
       '' if it does.
+    others: Parameters that another file holds, float32 arrays by path.
   """
 
   model: models.Model
@@ -67,6 +68,7 @@ class Description:
   preprocess: dict[str, Any]
   resize: str
   silent: str = ''
+  others: dict[str, Any] = dataclasses.field(default_factory=dict)
 
 
 class Format(Protocol):
@@ -264,8 +266,11 @@ def image_size(
     UserError: The grid is not square, and nothing defines it.
   """
   if tokens is None:
-    asked = hints.stored_size or hints.image_size
-    return asked or default or (224, 224)
+    whole = (
+      max(224 // patch[0], 1) * patch[0],
+      max(224 // patch[1], 1) * patch[1],
+    )
+    return hints.stored_size or hints.image_size or default or whole
   for size in (hints.stored_size, default):
     if size and tokens_of(size, patch) == tokens:
       return size
@@ -277,6 +282,41 @@ def image_size(
   raise UserError(
     f'its {tokens} positions are no square grid: say for which images they'
     ' are, with image_size= (on the command line --image_size=HxW)'
+  )
+
+
+def relative_size(
+  rows: int,
+  patch: Sequence[int],
+  hints: Hints,
+  default: tuple[int, int] | None = None,
+) -> tuple[int, int]:
+  """Returns the image size that a table of relative positions is for.
+
+  Args:
+    rows: Rows of the table, (2 h - 1) (2 w - 1) + 3 for h x w patches.
+    patch: (height, width) of the pixels of one token.
+    hints: As for `image_size`.
+    default: Size in the format's own files.
+
+  Raises:
+    UserError: The grid is not square, and nothing defines it.
+  """
+
+  def fits(size: tuple[int, int] | None) -> bool:
+    if not size:
+      return False
+    h, w = (n // p for n, p in zip(size, patch, strict=True))
+    return (2 * h - 1) * (2 * w - 1) + 3 == rows
+
+  side = (square_side(rows - 3) + 1) // 2
+  square = side * patch[0], side * patch[1]
+  for size in (hints.stored_size, default, square, hints.image_size):
+    if size and fits(size):
+      return size
+  raise UserError(
+    f'its {rows} relative positions are of no square grid: say for which images'
+    ' they are, with image_size= (on the command line --image_size=HxW)'
   )
 
 
@@ -333,6 +373,15 @@ def first_of(wrong: Mapping[str, Any]) -> str | None:
   return next((what for what, has in wrong.items() if has), None)
 
 
+NO_KEY_BIAS = 'queries and values with biases, and keys without'
+ROTARY = 'rotary position embeddings'
+MLP_NORM = 'a norm inside the MLP'
+MASK_TOKEN = 'a mask token'
+RELATIVE = 'relative positions'
+# Those of `uncommon` that BEiT has.
+BEITS = (NO_KEY_BIAS, RELATIVE, MASK_TOKEN)
+
+
 def uncommon(model: vit.ViT) -> dict[str, bool]:
   """Returns parts of ViTs that few formats have, and whether a model has them.
 
@@ -340,11 +389,12 @@ def uncommon(model: vit.ViT) -> dict[str, bool]:
     model: The model to be stored.
   """
   return {
-    'queries and values with biases, and keys without': model.qkv_bias
-    and not model.key_bias,
+    NO_KEY_BIAS: model.qkv_bias and not model.key_bias,
+    ROTARY: model.rotary != 'none',
+    MLP_NORM: model.mlp_norm,
     'causal attention': model.causal,
-    'relative positions': model.relative_positions != 'none',
+    RELATIVE: model.relative_positions != 'none',
     'norms that only scale': model.norm != 'layer',
-    'a mask token': model.mask_token,
+    MASK_TOKEN: model.mask_token,
     'the GELU x * sigmoid(1.702 x)': model.gelu == 'sigmoid',
   }

@@ -12,7 +12,6 @@ import os
 import pathlib
 import shutil
 from typing import Any
-from typing import cast
 
 import jax
 import numpy as np
@@ -20,9 +19,9 @@ import numpy as np
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.config import UserError
+from vit_jax.models import igpt
 from vit_jax.models import resnet
 from vit_jax.models import stack
-from vit_jax.models import vit
 from vit_jax.runs import safe_io
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
@@ -32,6 +31,7 @@ from vit_jax.weights.formats import foreign
 from vit_jax.weights.formats import google
 from vit_jax.weights.formats import huggingface
 from vit_jax.weights.formats import huggingface_config
+from vit_jax.weights.formats import imagegpt
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_config
 from vit_jax.weights.formats import whole as whole_lib
@@ -223,6 +223,8 @@ def _companions(
 ) -> dict[str, Any]:
   """Returns the content of the JSON files, by file name."""
   size, preprocess = loaded.position_size, loaded.preprocess
+  if isinstance(loaded.model, igpt.IGPT):
+    return imagegpt.companions(loaded.model, loaded.params, preprocess, size)
   found = writer.companions(loaded.model, preprocess, size)
   if writer is not huggingface_config:  # transformers takes no other fields
     found['config.json']['vit_jax'] = {
@@ -260,8 +262,9 @@ def _write_arrays(
     return
   found = dict(arrays)  # views, which need no memory
   if form.NAME == 'huggingface':
-    for name, shape in huggingface.unused(cast(vit.ViT, loaded.model)).items():
-      found[form.stored_name(loaded.model, name)] = np.zeros(shape, np.float32)
+    model = loaded.model
+    for name, shape in huggingface.unused(model).items():
+      found[form.stored_name(model, name)] = np.zeros(shape, np.float32)
   containers.write_safetensors(path, found, {'format': 'pt'})
 
 

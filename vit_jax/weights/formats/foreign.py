@@ -110,8 +110,10 @@ def read(
     abstract = models.abstract_params(
       description.model, (*description.image_size, channels)
     )
-    rules = form.rules(description.model)
-    params = tables.read(arrays, rules, abstract, form.IGNORED, arrays.stored)
+    rules, others = form.rules(description.model), description.others
+    inside = {path: x for path, x in abstract.items() if path not in others}
+    params = tables.read(arrays, rules, inside, form.IGNORED, arrays.stored)
+    params |= others
   logging.info('read %s, a file of the kind %s', path, form.NAME)
   if description.silent and not is_ours:
     _say_assumed(path, description)

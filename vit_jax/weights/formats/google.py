@@ -17,6 +17,7 @@ import numpy as np
 
 from vit_jax import data
 from vit_jax import models
+from vit_jax.models import igpt
 from vit_jax.models import mixer
 from vit_jax.models import resnet
 from vit_jax.models import vit
@@ -381,6 +382,8 @@ def _description(
 def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
   """Returns which part of a model the format cannot store; None: no part."""
   del image_size
+  if isinstance(model, igpt.IGPT):
+    return 'an iGPT'
   if not isinstance(model, vit.ViT):
     return None
   wrong = {

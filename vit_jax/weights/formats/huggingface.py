@@ -1,4 +1,4 @@
-"""Directories of Hugging Face transformers: ViT, DeiT, I-JEPA, DINOv2.
+"""Directories of Hugging Face transformers: ViT, DeiT, MAE, BEiT, DINOv2, ...
 
 config.json has what arrays do not show: heads, activation, epsilon, labels.
 """
@@ -12,11 +12,15 @@ from absl import logging
 from flax import linen as nn
 
 from vit_jax.config import UserError
+from vit_jax.models import igpt
 from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import huggingface_beit as beit
+from vit_jax.weights.formats import huggingface_dinov3 as dinov3
+from vit_jax.weights.formats import imagegpt
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.tables import rule
 from vit_jax.weights.formats.tables import torch_dense as _dense
@@ -24,7 +28,10 @@ from vit_jax.weights.formats.tables import torch_norm as _norm
 
 NAME = 'huggingface'
 # Arrays for pre-training only, and ViTModel's pooler, unused with a classifier.
-IGNORED = r'embeddings\.(mask_token|position_ids)|pooler\..*|decoder\..*'
+IGNORED = (
+  r'embeddings\.(mask_token|position_ids)|pooler\..*|decoder\..*'
+  rf'|{beit.IGNORED}|{imagegpt.IGNORED}'
+)
 
 # model_type in config.json -> class of the classifier.
 ARCHITECTURES = {
@@ -33,7 +40,14 @@ ARCHITECTURES = {
   'dinov2': 'Dinov2ForImageClassification',
   'dinov2_with_registers': 'Dinov2WithRegistersForImageClassification',
   'ijepa': 'IJepaForImageClassification',  # the mean, without a class token
+  'vit_mae': 'ViTMAEForPreTraining',
+  beit.KIND: 'BeitForImageClassification',
+  dinov3.KIND: dinov3.ARCHITECTURE,
 }
+# Layers of MAE's decoder, as transformers 5 writes them; published files have
+# the second name, and transformers reads both.
+MAE_LAYERS = 'decoder.decoder_encoder.layer.'
+_MAE_LAYERS_BEFORE = 'decoder.decoder_layers.'
 _HEADS = r'(cls_|distillation_)?classifier\.'  # named without a prefix
 _GELUS = {
   'gelu': 'exact',
@@ -45,8 +59,10 @@ _GELUS = {
 
 # Fields of config.json that arrays show, that are read below, or that do not
 # affect the logits of a trained model (for generation, training, ...).
-_KNOWN = dict.fromkeys(
-  """
+_KNOWN = (
+  dinov3.KNOWN
+  | dict.fromkeys(
+    """
   hidden_act hidden_size id2label image_size intermediate_size label2id
   layer_norm_eps layerscale_value mlp_ratio model_type num_attention_heads
   num_channels num_hidden_layers num_register_tokens patch_size pooler_act
@@ -57,6 +73,9 @@ _KNOWN = dict.fromkeys(
   hidden_dropout_prob initializer_range interpolate_antialias
   interpolate_offset num_labels out_features out_indices problem_type
   reshape_hidden_states stage_names task_specific_params use_mask_token
+
+  decoder_hidden_size decoder_intermediate_size decoder_num_attention_heads
+  decoder_num_hidden_layers mask_ratio norm_pix_loss
 
   _attn_implementation_autoset _commit_hash _name_or_path architectures
   attn_implementation auto_map dtype output_attentions output_hidden_states
@@ -72,6 +91,8 @@ _KNOWN = dict.fromkeys(
   sep_token_id suppress_tokens temperature tie_encoder_decoder
   tie_word_embeddings tokenizer_class top_k top_p typical_p
   """.split()
+  )
+  | beit.KNOWN
 )
 
 _LAYER = 'encoder.layer.{}'
@@ -100,8 +121,8 @@ _COMMON = [
     tables.split(3, 0, tables.FLAT),
   ),
   *_dense('blocks_{}/attention/out', f'{_LAYER}.attention.output.dense', 2),
-  *_norm('norm', 'layernorm'),
 ]
+_NORM = _norm('norm', 'layernorm')
 _VIT = [
   *_COMMON,
   *_norm('blocks_{}/norm1', f'{_LAYER}.layernorm_before'),
@@ -117,6 +138,8 @@ _TWO_HEADS = [
 ]
 _DINO = [
   *_COMMON,
+  *_NORM,
+  rule('mask_token', 'embeddings.mask_token', tables.squeezed(0)),
   *_norm('blocks_{}/norm1', f'{_LAYER}.norm1'),
   *_norm('blocks_{}/norm2', f'{_LAYER}.norm2'),
   rule('blocks_{}/layer_scale1', f'{_LAYER}.layer_scale1.lambda1'),
@@ -127,7 +150,8 @@ _DINO = [
 
 def recognises(names: Iterable[str]) -> bool:
   """Whether a file with these arrays has this format."""
-  return any(
+  names = list(names)
+  return imagegpt.recognises(names) or any(
     re.search(r'(^|\.)embeddings\.(cls_token|patch_embeddings)', name)
     for name in names
   )
@@ -135,18 +159,29 @@ def recognises(names: Iterable[str]) -> bool:
 
 def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
+  if imagegpt.recognises(arrays.shapes):
+    return imagegpt.prepare(arrays)
   prefix = rf'^({"|".join(ARCHITECTURES)})\.'
   found = next(filter(None, (re.match(prefix, x) for x in arrays.shapes)), None)
 
   def restore(name: str) -> str:
     return name if not found or re.match(_HEADS, name) else found[0] + name
 
-  return base.Renamed(arrays, lambda name: re.sub(prefix, '', name), restore)
+  def rename(name: str) -> str:
+    if name.startswith(_MAE_LAYERS_BEFORE):
+      return MAE_LAYERS + name.removeprefix(_MAE_LAYERS_BEFORE)
+    return re.sub(prefix, '', name)
+
+  return base.Renamed(arrays, rename, restore)
 
 
 def rules(model: nn.Module) -> Sequence[tables.Rule]:
   """Returns the table for a model."""
+  if isinstance(model, igpt.IGPT):
+    return imagegpt.rules()
   assert isinstance(model, vit.ViT)
+  if dinov3.is_kind(model):
+    return dinov3.rules(model)
   if model_type(model).startswith('dinov2'):
     mlp = ('weights_in', 'weights_out') if model.gated_mlp else ('fc1', 'fc2')
     return [
@@ -154,13 +189,19 @@ def rules(model: nn.Module) -> Sequence[tables.Rule]:
       *_dense('blocks_{}/mlp/down', f'{_LAYER}.mlp.{mlp[1]}'),
       *_DINO,
     ]
+  if beit.is_kind(model):
+    return [*beit.norm(model), *beit.RULES, *_VIT, *_HEAD]
   heads = model.distillation_token and model.distillation_head
-  return [*_VIT, *(_TWO_HEADS if heads else _HEAD)]
+  return [*_NORM, *_VIT, *(_TWO_HEADS if heads else _HEAD)]
 
 
 def model_type(model: nn.Module) -> str:
   """Returns the `model_type` of config.json for a model."""
   assert isinstance(model, vit.ViT)
+  if beit.is_kind(model):
+    return beit.KIND
+  if dinov3.is_kind(model):
+    return dinov3.KIND
   if model.pool == 'token+gap' or model.layer_scale is not None:
     return 'dinov2_with_registers' if model.registers else 'dinov2'
   if model.pool == 'gap' and not model.prefix:
@@ -170,6 +211,8 @@ def model_type(model: nn.Module) -> str:
 
 def stored_name(model: nn.Module, name: str) -> str:
   """Returns the name in a file for a name in the rules."""
+  if isinstance(model, igpt.IGPT):
+    return imagegpt.stored_name(name)
   is_head = re.match(_HEADS, name)
   has_head = getattr(model, 'num_classes', 0)
   return name if is_head or not has_head else f'{model_type(model)}.{name}'
@@ -179,14 +222,18 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   """Infers the architecture from the arrays' shapes and config.json."""
   shapes, config = base.Shapes(arrays), hints.config
   kind = config.get('model_type', typed.TEXT)
+  if kind == imagegpt.MODEL_TYPE:
+    return imagegpt.describe(arrays, hints)
   if kind not in ARCHITECTURES:
     raise UserError(
       f'its config.json says model_type {kind!r}: those that can be read are'
-      f' {", ".join(ARCHITECTURES)}'
+      f' {", ".join([*ARCHITECTURES, imagegpt.MODEL_TYPE])}'
       if kind
       else 'there is no config.json beside it, which a Hugging Face model needs'
     )
   config.check_known(_KNOWN)
+  if kind == dinov3.KIND:
+    return dinov3.describe(shapes, hints, _gelu(config))
   projection = 'embeddings.patch_embeddings.projection.weight'
   hidden, channels, *patch = shapes.get(projection, 4)
   fields: dict[str, Any] = {'patch_size': tuple(patch), 'hidden_size': hidden}
@@ -205,10 +252,16 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
     model,
     size,
     {'classes': _labels(config, fields['num_classes']), **preprocess},
-    # transformers' classes resize positions in different ways.
-    'bicubic_antialias' if kind == 'dinov2_with_registers' else 'bicubic',
+    _resize(model, kind),
     silent,
   )
+
+
+def _resize(model: vit.ViT, kind: str) -> str:
+  """Returns how transformers' class resizes positions."""
+  if kind == beit.KIND:
+    return beit.resize(model)
+  return 'bicubic_antialias' if kind == 'dinov2_with_registers' else 'bicubic'
 
 
 def _fields(
@@ -216,16 +269,10 @@ def _fields(
 ) -> dict[str, Any]:
   """Returns the model's fields, except those of patch embedding and heads."""
   is_dino = kind.startswith('dinov2')
-  activation = config.get('hidden_act', typed.TEXT, 'gelu')
   gated = config.get('use_swiglu_ffn', typed.TRUTH, False)
-  if activation not in _GELUS and not gated:
-    raise UserError(
-      f'its config.json says hidden_act {activation!r}: those that can be'
-      f' computed are {", ".join(_GELUS)}'
-    )
   fields: dict[str, Any] = {
     'depth': shapes.count(_LAYER + '.'),
-    'gelu': _GELUS.get(activation, 'exact'),
+    'gelu': _gelu(config),
     'layer_norm_epsilon': config.get(
       'layer_norm_eps', typed.POSITIVE, 1e-6 if is_dino else 1e-12
     ),
@@ -238,9 +285,12 @@ def _fields(
     fields |= {
       'pool': 'token+gap',
       'gated_mlp': gated,
+      'mask_token': 'embeddings.mask_token' in shapes,
       'layer_scale': config.get('layerscale_value', _NUMBER, 1.0),
       'mlp_dim': shapes.get(f'{_LAYER}.mlp.{down}.weight', 2)[1],
     }
+  elif kind == beit.KIND:
+    fields |= beit.fields(shapes, config)
   else:
     distils = 'embeddings.distillation_token' in shapes
     teacher = 'distillation_classifier.weight' in shapes
@@ -251,6 +301,19 @@ def _fields(
       'distillation_head': teacher or not distils,
     }
   return fields | _head_fields(shapes, config, kind)
+
+
+def _gelu(config: typed.Json) -> str:
+  """Returns the kind of GELU; that of a gated MLP does not matter."""
+  activation = config.get('hidden_act', typed.TEXT, 'gelu')
+  keys = ('use_swiglu_ffn', 'use_gated_mlp')
+  gated = any(config.get(key, typed.TRUTH, False) for key in keys)
+  if activation not in _GELUS and not gated:
+    raise UserError(
+      f'its config.json says hidden_act {activation!r}: those that can be'
+      f' computed are {", ".join(_GELUS)}'
+    )
+  return _GELUS.get(activation, 'exact')
 
 
 def _head_fields(
@@ -281,13 +344,17 @@ def _image_size(
   hints: base.Hints,
   model: vit.ViT,
 ) -> tuple[int, int]:
-  rows = shapes.get('embeddings.position_embeddings', 3)[1]
   size = hints.config.get('image_size', typed.SIZE)
   default = None
   if size:
     default = (size, size) if isinstance(size, int) else (size[0], size[1])
-  tokens = rows - model.positioned_prefix
-  return base.image_size(tokens, patch, hints, default)
+  if model.position_embedding == 'learned':
+    rows = shapes.get('embeddings.position_embeddings', 3)[1]
+    tokens = rows - model.positioned_prefix
+    return base.image_size(tokens, patch, hints, default)
+  if rows := beit.rows(shapes):
+    return base.relative_size(rows, patch, hints, default)
+  return base.image_size(None, patch, hints, default)
 
 
 _NUMBER = typed.Kind('a finite number', typed.is_number)
@@ -337,10 +404,19 @@ def _pooling(model: vit.ViT) -> str:
 
 def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
   """Returns which part of a model the format cannot store; None: no part."""
+  if isinstance(model, igpt.IGPT):
+    return imagegpt.unsupported(model)
   if not isinstance(model, vit.ViT):
     return f'a {type(model).__name__}'
   kind = model_type(model)
+  if kind == beit.KIND:
+    return beit.unsupported(model)
+  if kind == dinov3.KIND:
+    return dinov3.unsupported(model)
   is_dino = kind.startswith('dinov2')
+  uncommon = base.uncommon(model)
+  if is_dino:
+    del uncommon[base.MASK_TOKEN]
   wrong = {
     'a ResNet stem': model.resnet_stages is not None,
     'normalised queries and keys': model.qk_norm,
@@ -367,13 +443,17 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
     f'positions of {model.positioned_prefix} of the tokens before patches': (
       model.positioned_prefix != (1 if is_dino else model.prefix_length)
     ),
-    **base.uncommon(model),
+    **uncommon,
   }
   return base.first_of(wrong)
 
 
-def unused(model: vit.ViT) -> dict[str, tuple[int, ...]]:
+def unused(model: nn.Module) -> dict[str, tuple[int, ...]]:
   """Returns shapes of arrays that transformers expects but does not use."""
-  if not model_type(model).startswith('dinov2'):
+  if not isinstance(model, vit.ViT):
+    return {}
+  if dinov3.is_kind(model):
+    return dinov3.unused(model)
+  if model.mask_token or not model_type(model).startswith('dinov2'):
     return {}
   return {'embeddings.mask_token': (1, model.hidden_size)}

@@ -7,6 +7,8 @@ from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import huggingface
+from vit_jax.weights.formats import huggingface_beit
+from vit_jax.weights.formats import huggingface_dinov3 as dinov3
 
 _RESAMPLE = {name: i for i, name in preprocessing.RESAMPLE.items()}
 
@@ -25,6 +27,8 @@ def _config(
   model: vit.ViT, preprocess: data.Preprocess, image_size: tuple[int, int]
 ) -> dict[str, Any]:
   kind = huggingface.model_type(model)
+  if kind == dinov3.KIND:
+    return dinov3.config(model, preprocess, image_size)
   architecture = huggingface.ARCHITECTURES[kind]
   if model.distillation_token and model.distillation_head:
     architecture += 'WithTeacher'
@@ -59,6 +63,8 @@ def _config(
 
 def _of_kind(model: vit.ViT, kind: str) -> dict[str, Any]:
   """Returns the fields that only some of transformers' classes have."""
+  if kind == huggingface_beit.KIND:
+    return huggingface_beit.config(model)
   if not kind.startswith('dinov2'):
     pooler = {'pooler_output_size': model.pre_logits}
     return {
@@ -112,7 +118,7 @@ def _preprocessor_config(preprocess: data.Preprocess) -> dict[str, Any]:
 
 def notes(model: vit.ViT) -> list[str]:
   """Returns notes on where transformers computes something else."""
-  is_dino = huggingface.model_type(model).startswith('dinov2')
+  is_dino = huggingface.model_type(model).startswith('dinov')
   if model.num_classes or model.pre_logits or is_dino:
     return []
   if model.pool == 'gap':

@@ -62,6 +62,14 @@ def padded(*axes: int) -> Layout:
   )
 
 
+def squeezed(*axes: int) -> Layout:
+  """Returns a layout whose foreign array lacks axes of length 1."""
+  return Layout(
+    lambda a, shape: a[0].reshape(shape),
+    lambda a: [np.squeeze(a, axes)],
+  )
+
+
 def linear(inputs: int = 1) -> Layout:
   """Returns Torch's [out, in]; our first `inputs` axes are input axes."""
 
@@ -81,6 +89,19 @@ def split(count: int, axis: int, inner: Layout = SAME) -> Layout:
   def to_theirs(a: np.ndarray) -> list[np.ndarray]:
     parts = np.moveaxis(a, axis, 0)
     return [inner.to_theirs(parts[i])[0] for i in range(count)]
+
+  return Layout(to_ours, to_theirs)
+
+
+def joined(count: int, inner: Layout = SAME) -> Layout:
+  """Cuts the last axis into equal parts, such as gate and value of a MLP."""
+
+  def to_ours(arrays: Sequence[np.ndarray], shape: Shape) -> np.ndarray:
+    part = (*shape[:-1], shape[-1] // count)
+    return np.concatenate([inner.to_ours([a], part) for a in arrays], -1)
+
+  def to_theirs(a: np.ndarray) -> list[np.ndarray]:
+    return [inner.to_theirs(x)[0] for x in np.split(a, count, axis=-1)]
 
   return Layout(to_ours, to_theirs)
 

@@ -1,11 +1,13 @@
-"""State dicts of timm (PyTorch Image Models): ViT, hybrids, Mixer, BiT.
+"""State dicts of timm (PyTorch Image Models): ViT, Eva, hybrids, Mixer, BiT.
 
-DeiT and MAE publish ViTs under the same names.
+DeiT, MAE and BEiT publish ViTs under the same names, MoCo v3 with a prefix; the
+names of DINO, DINOv2, DINOv3 and EVA-02 are similar (`originals`).
 """
 
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
+import dataclasses
 import re
 from typing import Any
 from typing import cast
@@ -15,6 +17,7 @@ from flax import linen as nn
 
 from vit_jax import models
 from vit_jax.models import embedding
+from vit_jax.models import igpt
 from vit_jax.models import mixer
 from vit_jax.models import resnet
 from vit_jax.models import vit
@@ -22,15 +25,23 @@ from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import moco
+from vit_jax.weights.formats import originals
 from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import timm_beit
+from vit_jax.weights.formats import timm_eva
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats.tables import rule
 from vit_jax.weights.formats.tables import torch_dense as _dense
 from vit_jax.weights.formats.tables import torch_norm as _norm
 
 NAME = 'timm'
-# Arrays outside the model, which MAE and DINO leave in their files.
-IGNORED = r'mask_token|decoder_.*|fc_norm\.unused'
+# Arrays outside the model, which MAE, DINO and BEiT leave in their files.
+IGNORED = (
+  r'mask_token|decoder_.*|fc_norm\.unused'
+  r'|(momentum_encoder|predictor|head\.\d+)\..*'  # MoCo v3
+  rf'|{timm_beit.IGNORED}|{originals.IGNORED}'
+)
 
 # Fields that arrays do not show, with the defaults of timm's classes.
 _FIELDS = {'gelu': 'exact', 'layer_norm_epsilon': 1e-6}
@@ -67,6 +78,7 @@ _VIT = [
   rule('class_token', 'cls_token'),
   rule('distillation_token', 'dist_token'),
   rule('register_tokens', 'reg_token'),
+  rule('mask_token', 'mask_token'),
   rule('position_embedding', 'pos_embed'),
   *_norm('blocks_{}/norm1', 'blocks.{}.norm1'),
   *_dense('blocks_{}/attention/qkv', 'blocks.{}.attn.qkv'),
@@ -127,7 +139,7 @@ _SIGNS = (
 
 def recognises(names: Iterable[str]) -> bool:
   """Whether a file with these arrays has this format."""
-  names = set(names)
+  names = {moco.as_timms(name) for name in names}
   return any(sign in names for sign in _SIGNS) or any(
     re.match(r'blocks\.\d+\.(attn|mlp)', name) for name in names
   )
@@ -135,7 +147,9 @@ def recognises(names: Iterable[str]) -> bool:
 
 def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
-  return base.Renamed(arrays)
+  if any('base_encoder.' in name for name in arrays.shapes):
+    return moco.as_timm(arrays)
+  return originals.as_timm(arrays)
 
 
 def rules(model: nn.Module) -> Sequence[tables.Rule]:
@@ -148,7 +162,12 @@ def rules(model: nn.Module) -> Sequence[tables.Rule]:
   after = model.pool == 'gap' and model.norm_after_pool
   norm = _norm('norm', 'fc_norm' if after else 'norm')
   stem = _HYBRID if model.resnet_stages else _STEM_ALONE
-  return [*norm, *_VIT, *stem]
+  special: Sequence[tables.Rule] = []
+  if timm_beit.is_kind(model):
+    special = timm_beit.RULES
+  elif timm_eva.is_kind(model):
+    special = timm_eva.rules(model)
+  return [*norm, *special, *_VIT, *stem]
 
 
 def stored_name(model: nn.Module, name: str) -> str:
@@ -165,19 +184,24 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
     family, read = 'mixer', _mixer
   elif 'stem.conv.weight' in shapes:
     family, read = 'bit', _bit
+  elif timm_eva.has_signs(shapes, hints.config):
+    family = 'eva'
   timm_names.check(arrays.shapes, hints.config, family)
-  return read(shapes, hints)
+  found = read(shapes, hints)
+  resize = '' if hints.config.content else originals.resize(arrays)
+  return dataclasses.replace(found, resize=resize or found.resize)
 
 
 def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
   hidden, channels, *patch = shapes.get('patch_embed.proj.weight', 4)
   mlp_dim = shapes.get('blocks.{}.mlp.fc2.weight', 2)[1]
+  up, scale = 'blocks.{}.mlp.fc1.weight', 'blocks.{}.ls1.gamma'
   fields: dict[str, Any] = {
     **_FIELDS,
     'patch_size': tuple(patch),
     'hidden_size': hidden,
     'mlp_dim': mlp_dim,
-    'gated_mlp': shapes.get('blocks.{}.mlp.fc1.weight', 2)[0] == 2 * mlp_dim,
+    'gated_mlp': shapes.count(up) > 0 and shapes.get(up, 2)[0] == 2 * mlp_dim,
     'depth': shapes.count('blocks.{}.'),
     'num_classes': shapes.size('head.weight', 0),
     'pre_logits': shapes.size('pre_logits.fc.weight', 0),
@@ -186,11 +210,17 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     'distillation_head': 'head_dist.weight' in shapes
     or not ('dist_token' in shapes and 'head.weight' in shapes),
     'registers': shapes.size('reg_token', 1),
+    'mask_token': shapes.size('mask_token', -1) == hidden
+    and 'decoder_embed.weight' not in shapes,
     'qkv_bias': shapes.count('blocks.{}.attn.qkv.bias') > 0,
     'qk_norm': shapes.count('blocks.{}.attn.q_norm.') > 0,
-    'layer_scale': 1e-5 if shapes.count('blocks.{}.ls1.gamma') else None,
+    'layer_scale': 1e-5 if shapes.count(scale) else None,
     **_pool(shapes, hints),
   }
+  if timm_beit.table(shapes):
+    fields |= timm_beit.fields(shapes)
+  elif timm_eva.has_signs(shapes, hints.config):
+    fields |= timm_eva.fields(shapes, hints)
   stride = 1
   stages = shapes.stages(_BACKBONE + 'stages.{}.blocks.{}.', first=0)
   stem = f'{_BACKBONE}{"stem." if stages else ""}conv.weight'
@@ -212,9 +242,14 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
   positions, size = _positions(shapes, [stride * p for p in patch], hints)
   model = cast(vit.ViT, base.build(vit.ViT, fields | positions, hints))
   # DeiT, MAE and DINO use ImageNet's mean; hybrids and SigLIP are Google's.
+  # BEiT's are Google's, too.
   is_google = model.resnet_stages is not None or model.pool == 'map'
+  is_google = is_google or timm_beit.is_kind(model)
   usual = preprocessing.TIMM_OF_GOOGLE if is_google else preprocessing.TIMM
-  return _description(model, size, channels, hints, usual)
+  found = _description(model, size, channels, hints, usual)
+  if timm_beit.is_kind(model):
+    return dataclasses.replace(found, resize='geometric')
+  return found
 
 
 def _pool(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
@@ -239,9 +274,13 @@ def _num_heads(
   """Returns the number of heads, which a fused qkv does not show."""
   hidden = fields['hidden_size']
   configured = timm_names.heads(hints.config, hidden)
+  if 'predictor.0.weight' in shapes:
+    configured = moco.HEADS.get(hidden)
   if fields['qk_norm'] and not configured:
     norm = shapes.get('blocks.{}.attn.q_norm.weight', 1)
     configured = hidden // norm[0]
+  if table := timm_beit.table(shapes):
+    configured = table[1]
   sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
   return base.num_heads(hints, configured, **sizes)
 
@@ -251,16 +290,24 @@ def _positions(
 ) -> tuple[dict[str, Any], tuple[int, int]]:
   """Returns which tokens have positions, and the image size of these.
 
-  In timm all tokens have them, or only the patches (`no_embed_class`).
+  In timm all tokens have them, or only the patches (`no_embed_class`); in
+  DINOv2 with registers, the class token and the patches.
   """
   default = _input_size(hints.config)
   if 'pos_embed' not in shapes:
-    size = base.image_size(None, pixels, hints, default)
+    if table := timm_beit.table(shapes):
+      size = base.relative_size(table[0], pixels, hints, default)
+    else:
+      size = base.image_size(None, pixels, hints, default)
     return {'position_embedding': 'none'}, size
   rows = shapes.get('pos_embed', 3)[1]
   prefix = ('cls_token' in shapes) + ('dist_token' in shapes)
   prefix += shapes.size('reg_token', 1)
-  which = {'patches': rows, 'all': rows - prefix} if prefix else {'all': rows}
+  which = {'all': rows - prefix}
+  if prefix and 'decoder_pos_embed' not in shapes:  # MAE has them for all
+    which = {'patches': rows} | which
+  if 'cls_token' in shapes and prefix > 1:
+    which['class'] = rows - 1
 
   def are_of(tokens: int, *sizes: tuple[int, int] | None) -> bool:
     return any(s and base.tokens_of(s, pixels) == tokens for s in sizes)
@@ -359,6 +406,8 @@ def _labels(config: typed.Json, classes: int) -> tuple[str, ...]:
 def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
   """Returns which part of a model the format cannot store; None: no part."""
   del image_size
+  if isinstance(model, igpt.IGPT):
+    return 'an iGPT'
   if not isinstance(model, vit.ViT):
     return None
   wrong = {
@@ -379,4 +428,11 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
     and model.gated_mlp,
     **base.uncommon(model),
   }
+  if timm_beit.is_kind(model):
+    for part in base.BEITS:
+      del wrong[part]
+    wrong |= timm_beit.unsupported(model)
+  elif timm_eva.is_kind(model):
+    del wrong[base.NO_KEY_BIAS], wrong[base.ROTARY], wrong[base.MLP_NORM]
+    wrong |= timm_eva.unsupported(model)
   return base.first_of(wrong)

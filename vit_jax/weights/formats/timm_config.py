@@ -15,6 +15,7 @@ from vit_jax.models import mixer
 from vit_jax.models import resnet
 from vit_jax.models import vit
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import timm_eva
 
 # timm's names of the paper's sizes.
 _SIZES = {'Ti': 'tiny', 'S': 'small', 'L': 'large', 'H': 'huge', 'g': 'giant'}
@@ -91,10 +92,11 @@ def notes(model: models.Model) -> list[str]:
     )
   if isinstance(model, resnet.BiT):
     return found
-  if model.layer_norm_epsilon != 1e-6:
+  usual = 1e-5 if getattr(model, 'rotary', '') == 'dinov3' else 1e-6
+  if model.layer_norm_epsilon != usual:
     found.append(
       f'LayerNorm: this model has epsilon {model.layer_norm_epsilon:g}, timm'
-      ' has 1e-06'
+      f' has {usual:g}'
     )
   if isinstance(model, mixer.Mixer):
     if model.gelu == 'tanh':
@@ -173,7 +175,9 @@ def _parts(model: models.Model, shape: tuple[int, ...]) -> dict[str, Any]:
   if model.resnet_stages is not None:
     stem = 'stem.' if model.resnet_stages else ''
     first_conv = f'patch_embed.backbone.{stem}conv'
-  arguments = _vit_arguments(model, shape)
+  assert isinstance(model, vit.ViT)
+  is_eva = timm_eva.is_kind(model)
+  arguments = (_eva_arguments if is_eva else _vit_arguments)(model, shape)
   return {
     'architecture': _vit_name(model),
     'num_features': model.hidden_size,
@@ -211,6 +215,14 @@ def _vit_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
   return arguments
 
 
+def _eva_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
+  arguments = _vit_arguments(model, shape)
+  for key in ('reg_tokens', 'fc_norm', 'pos_embed'):  # other names, below
+    arguments.pop(key, None)
+  arguments['mlp_ratio'] = ratio(model.mlp_dim, model.hidden_size)
+  return arguments | timm_eva.arguments(model)
+
+
 def ratio(number: int, base: int) -> float:
   """Returns r with int(base * r) == number, as an int if possible."""
   result = number / base
@@ -222,6 +234,9 @@ def ratio(number: int, base: int) -> float:
 def _vit_name(model: vit.ViT) -> str:
   if model.resnet_stages is not None:
     return _HYBRIDS.get(model.resnet_stages, _HYBRIDS[3, 4, 9])
+  if timm_eva.is_kind(model):
+    is_dino = model.rotary == 'dinov3'
+    return 'vit_base_patch16_dinov3' if is_dino else 'eva02_base_patch14_224'
   if model.gated_mlp:
     registers = '_reg4' if model.registers else ''
     return f'vit_giant_patch14{registers}_dinov2'

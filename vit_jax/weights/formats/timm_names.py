@@ -22,12 +22,20 @@ _FOREIGN_ARRAYS = (
     'another backbone than ResNetV2',
   ),
   (r'blocks\.\d+\.attn\.norm\..*', 'scale_attn_norm=True'),
-  (r'blocks\.\d+\.mlp\.norm\..*', 'scale_mlp_norm=True'),
   (r'blocks\.\d+\.attn\.lambda_.*', "attn_layer='diff'"),
-  (r'blocks\.\d+\.mlp\.fc1_[gx]\..*', 'mlp_layer=SwiGLU'),
+  (r'rope\.freqs', "rope_type='mixed'"),
   (r'blocks\.\d+\.(attns|ffns|in_proj|in_norm)\..*', 'another block_fn'),
   (r'blocks\.\d+\.(linear_tokens|mlp_channels\.gate)\b.*', 'a block_layer'),
-  (r'(.*\.)?num_batches_tracked', 'a BatchNorm as norm_layer'),
+  # MoCo v3 and the probes of MAE have others in their heads.
+  (
+    r'(?!(momentum_encoder|predictor|head\.\d+)\.)(.*\.)?num_batches_tracked',
+    'a BatchNorm as norm_layer',
+  ),
+)
+# The same of timm's ViT, which its class Eva has.
+_EVAS_ARRAYS = (
+  (r'blocks\.\d+\.mlp\.norm\..*', 'scale_mlp_norm=True'),
+  (r'blocks\.\d+\.mlp\.fc1_[gx]\..*', 'mlp_layer=SwiGLU'),
 )
 # An array that exists, one that must then exist as well, and the unsupported
 # field of timm's classes that leaves it out.
@@ -63,7 +71,9 @@ _ARGUMENTS = {
     act_layer attn_drop_rate class_token depth distilled dynamic_img_pad
     dynamic_img_size embed_dim fc_norm fix_init init_values mlp_ratio
     no_embed_class num_heads patch_drop_rate patch_size pos_drop_rate pos_embed
-    qk_norm qkv_bias reg_tokens weight_init
+    head_init_scale qk_norm qkv_bias qkv_bias_separate reg_tokens
+    use_abs_pos_emb use_fc_norm use_rel_pos_bias use_shared_rel_pos_bias
+    weight_init
     """.split()
   )
   | {
@@ -72,6 +82,31 @@ _ARGUMENTS = {
     'global_pool': typed.one_of('token', 'avg', 'map'),
     'norm_layer': _LAYER_NORM,
     'proj_bias': typed.one_of(True),
+    'scale_mlp': typed.one_of(False),
+    'swiglu_mlp': typed.one_of(False),
+  },
+  'eva': _COMMON
+  | dict.fromkeys(
+    """
+    attn_drop_rate attn_type class_token depth dynamic_img_pad dynamic_img_size
+    embed_dim head_init_scale init_values mlp_ratio no_embed_class
+    num_heads num_reg_tokens patch_drop_rate patch_size pos_drop_rate qk_norm
+    qkv_bias qkv_fused ref_feat_shape rope_grid_indexing rope_jitter_coords
+    rope_rescale_coords rope_rotate_half rope_shift_coords rope_temperature
+    rope_type scale_mlp swiglu_align_to swiglu_mlp use_abs_pos_emb use_fc_norm
+    use_post_transformer_norm use_rot_pos_emb
+    """.split()
+  )
+  | {
+    'attn_head_dim': typed.one_of(None),
+    'attn_only_layer_scale': typed.one_of(False),
+    'global_pool': typed.one_of('token', 'avg'),
+    'norm_layer': _LAYER_NORM,
+    'num_kv_heads': typed.one_of(None),
+    'rope_grid_offset': typed.one_of(0.0),
+    'scale_attn_inner': typed.one_of(False),
+    'use_post_norm': typed.one_of(False),
+    'use_pre_transformer_norm': typed.one_of(False),
   },
   'mixer': _COMMON
   | dict.fromkeys('embed_dim mlp_ratio nlhb num_blocks patch_size'.split())
@@ -132,12 +167,13 @@ def check(names: Collection[str], config: typed.Json, family: str) -> None:
   Args:
     names: Names of the arrays.
     config: Their config.json.
-    family: 'vit', 'mixer' or 'bit'.
+    family: 'vit', 'eva', 'mixer' or 'bit'.
 
   Raises:
     UserError: It does not; the message names the field of timm's class.
   """
-  for pattern, field in _FOREIGN_ARRAYS:
+  foreign = _FOREIGN_ARRAYS + (() if family == 'eva' else _EVAS_ARRAYS)
+  for pattern, field in foreign:
     found = next((name for name in names if re.fullmatch(pattern, name)), None)
     if found:
       raise UserError(f'it has {found}, as in timm with {field}: {_SORRY}')
@@ -185,7 +221,7 @@ def heads(config: typed.Json, hidden_size: int) -> int | None:
   found = [
     n for pattern, n in _HEADS_BY_NAME.items() if re.match(pattern, name)
   ]
-  if not found and re.match('vit_|deit|flexivit_|eva_large_|test_vit', name):
+  if not found and re.match('vit_|deit|beit|flexivit_|eva|test_vit', name):
     found = [n for width, n in _HEADS.items() if width == hidden_size]
   default = found[0] if found else None
   return config.get('model_args.num_heads', typed.COUNT, default)

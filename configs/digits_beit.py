@@ -1,0 +1,55 @@
+"""BEiT on scikit-learn's digits."""
+
+import ml_collections
+
+from vit_jax import config as config_lib
+
+
+def get_config(arg: str = '') -> ml_collections.ConfigDict:
+  """Returns the config; takes no argument."""
+  config_lib.no_argument(arg)
+  config = config_lib.default()
+
+  config.data.name = 'digits'
+  config.data.split = 'train[:80%]'
+  config.data.image_size = 8
+  config.data.channels = 1
+  config.data.crop = 'pad'
+  config.data.pad = 1
+  config.data.flip = False  # a mirrored digit is another sign
+
+  config.objective.name = 'beit'
+  config.objective.options.tokens = 64
+  config.objective.options.masked = 7
+  config.objective.options.block_least = 2
+
+  config.model.name = 'ViT-Ti/2'
+  config.model.hidden_size = 64
+  config.model.mlp_dim = 128
+  config.model.num_heads = 4
+  config.model.depth = 4
+  config.model.pool = 'gap'
+  config.model.class_token = True
+  config.model.mask_token = True
+  config.model.key_bias = False
+  config.model.position_embedding = 'none'
+  config.model.relative_positions = 'shared'
+  config.model.layer_scale = 0.1
+  config.model.initializers = 'lecun'
+  config.model.scan = True  # compiles sooner
+
+  config.train.duration = '2_000 steps'
+  config.train.batch_size = 32
+  config.optim.learning_rate = 3e-3
+  config.optim.warmup = '100 steps'
+  config.optim.weight_decay = 0.05
+  config.optim.b2 = 0.98
+  config.optim.clip_norm = 3.0
+
+  config.evals.linear = config_lib.evaluation(
+    kind='linear',
+    split='train[80%:]',
+    train_split='train[:80%]',
+  )
+  config.checkpoint.every = '1_000 steps'
+  return config

@@ -1,0 +1,48 @@
+"""An iGPT on scikit-learn's 1,797 handwritten digits, 8x8 grey.
+
+python -m vit_jax.main --config=configs/digits_igpt.py --workdir=runs/igpt
+"""
+
+import ml_collections
+
+from vit_jax import config as config_lib
+
+
+def get_config(arg: str = '') -> ml_collections.ConfigDict:
+  """Returns the config; takes no argument."""
+  config_lib.no_argument(arg)
+  config = config_lib.default()
+  config.objective.name = 'igpt'
+
+  config.data.name = 'digits'
+  config.data.split = 'train[:80%]'
+  config.data.image_size = 8
+  config.data.channels = 1
+  config.data.crop = 'pad'
+  config.data.pad = 1
+  config.data.flip = False  # a mirrored digit is another sign
+
+  config.model.name = 'iGPT-S'
+  config.model.colours = 8
+  config.model.hidden_size = 64
+  config.model.mlp_dim = 128
+  config.model.num_heads = 2
+  config.model.depth = 4
+  config.model.scan = True  # compiles sooner
+
+  config.train.duration = '800 steps'
+  config.train.batch_size = 32
+  config.optim.learning_rate = 3e-3
+  config.optim.warmup = '50 steps'
+  config.optim.b2 = 0.95
+
+  config.evals.val.split = 'train[80%:]'
+  config.evals.val.every = '400 steps'
+  config.evals.linear = config_lib.evaluation(
+    kind='linear',
+    split='train[80%:]',
+    train_split='train[:80%]',
+    every='200 steps',
+  )
+  config.checkpoint.every = '400 steps'
+  return config

@@ -1,0 +1,249 @@
+"""BEiT: predicting tokens of masked patches, classifying, and masks."""
+
+import dataclasses
+import math
+import pathlib
+import tempfile
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from safetensors import numpy as safetensors
+
+import golden_cases
+from vit_jax import config as config_lib
+from vit_jax import objectives
+from vit_jax import weights
+from vit_jax.data import features
+from vit_jax.models import embedding
+from vit_jax.objectives import beit
+from vit_jax.objectives import block_masks
+from vit_jax.weights import initial
+from vit_jax.weights.formats import export
+
+_SIGMAS = 5  # standard errors of the difference of two samples
+
+
+def _load(case: golden_cases.Case) -> weights.Loaded:
+  """Loads the case's weights; the case says what the arrays do not."""
+  h, w = case.fields['grid']
+  patch = case.fields['patch_size']
+  return weights.load(
+    case.weights,
+    image_size=(h * patch, w * patch),
+    num_heads=case.fields['heads'],
+    layer_norm_epsilon=case.fields['layer_norm_eps'],
+  )
+
+
+def _objective(
+  case: golden_cases.Case, loaded: weights.Loaded
+) -> tuple[beit.BEiT, objectives.Params]:
+  """Returns the objective that starts from the case's weights, and these."""
+  config = config_lib.default()
+  config.objective.name = 'beit'
+  config.objective.options.tokens = case.fields['vocab']
+  config.objective.options.masked = case.fields['masked']
+  config.objective.options.block_least = 1
+  config.data.image_size = loaded.position_size
+  config.init_from.path = str(case.weights)
+  config.model.name = config_lib.INIT_FROM
+  config.model.num_classes = 0
+  initial.fill(config, loaded)
+  objectives.fill_options(config)
+  known = {'image': features.Image(loaded.position_size)}
+  objective = objectives.create(config, known)
+  assert isinstance(objective, beit.BEiT)
+  start = initial.Start(config, (), loaded, objective)
+  return objective, start.take()
+
+
+def _check_export(
+  case: golden_cases.Case,
+  loaded: weights.Loaded,
+  objective: objectives.Objective | None = None,
+  params: objectives.Params | None = None,
+) -> None:
+  """Checks that what is written back has the file's bits.
+
+  Raises:
+    ValueError: It has not.
+  """
+  assert case.weights is not None
+  whole, rest = None, {}
+  if objective is not None:
+    whole = objective.foreign(loaded.format)
+    rest = {'head': params['head']}
+  loaded = dataclasses.replace(loaded, beside=rest)
+  with tempfile.TemporaryDirectory() as directory:
+    path = pathlib.Path(directory) / 'written'
+    export.write(loaded, path, loaded.format, str(case.weights), whole)
+    found = _arrays(path / 'model.safetensors')
+  stored = case.weights
+  if stored.is_dir():
+    stored = stored / 'model.safetensors'
+  expected = _arrays(stored)
+  wrong = [k for k in found.keys() ^ expected.keys()]
+  wrong += [
+    k
+    for k in found.keys() & expected.keys()
+    if not np.array_equal(found[k], expected[k])
+  ]
+  if wrong:
+    raise ValueError(f'written back, these differ: {sorted(wrong)}')
+
+
+def _arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
+  return safetensors.load_file(path)
+
+
+def masked_images(case: golden_cases.Case) -> golden_cases.Answers:
+  """Answers logits, loss, its gradient's norm, and the last hidden state."""
+  loaded = _load(case)
+  objective, params = _objective(case, loaded)
+  _check_export(case, loaded, objective, params)
+  images, masked = case.inputs['image'], case.inputs['bool_masked_pos']
+  tokens = np.zeros(masked.shape, np.int32)
+  tokens[masked] = case.inputs['labels']
+  picked = beit.pick(jnp.asarray(masked), int(masked.sum(axis=1).max()))
+
+  def loss_of(params: objectives.Params) -> jax.Array:
+    patches = objective.encode(params, images, masked)
+    loss, _ = objective.scores(params, patches, tokens, picked)
+    return loss / masked.sum()
+
+  loss, grads = jax.jit(jax.value_and_grad(loss_of))(params)
+  patches = objective.encode(params, images, masked)
+  _, state = objective.model.apply(
+    {'params': params['trunk']},
+    images,
+    method='trunk',
+    masked=masked,
+    mutable=['intermediates'],
+  )
+  return {
+    'logits': objective.predict(params, patches),
+    'loss': loss,
+    'grad_norm': optax.global_norm(grads),
+    'hidden': state['intermediates']['tokens'][-1],
+    'relative_position_index': embedding.relative_index(
+      tuple(case.fields['grid'])
+    ),
+  }
+
+
+def classifier(case: golden_cases.Case) -> golden_cases.Answers:
+  """Answers the input of the head, and the logits."""
+  loaded = _load(case)
+  _check_export(case, loaded)
+  headless = loaded.model.clone(num_classes=0)
+  variables, images = {'params': loaded.params}, case.inputs['image']
+  return {
+    'pooled': headless.apply(variables, images),
+    'logits': loaded.model.apply(variables, images),
+  }
+
+
+def masks(case: golden_cases.Case) -> golden_cases.Answers:
+  """Compares the statistics of masks with those of another sample."""
+  f = case.fields
+  drawn = block_masks.BlockMasks(
+    tuple(f['grid']),
+    f['num_masking_patches'],
+    f['min_num_patches'],
+    f['max_num_patches'],
+    (f['min_aspect'], 1 / f['min_aspect']),
+  ).draw(jax.random.split(jax.random.key(f['seed']), f['draws']))
+  mask = np.asarray(drawn.mask)
+  count = np.asarray(drawn.count)
+  blocks = np.asarray(drawn.blocks)
+  blocks = blocks[np.arange(blocks.shape[1]) < count[:, None]]
+  heights, widths, new = blocks[:, 2], blocks[:, 3], blocks[:, 4]
+  area = heights * widths
+  samples = {
+    'num_masked': mask.sum(axis=(1, 2)),
+    'blocks_per_mask': count,
+    'block_area': area,
+    'block_new': new,
+    'block_height': heights,
+    'block_width': widths,
+  }
+  return {
+    name: _compared(name, expected, samples, mask)
+    for name, expected in case.expected.items()
+  }
+
+
+def _compared(
+  name: str,
+  expected: np.ndarray,
+  samples: dict[str, np.ndarray],
+  mask: np.ndarray,
+) -> golden_cases.Judged:
+  """Returns how far a statistic is from that of another sample.
+
+  Both samples have about as many values. Differences of fractions and moments
+  are in their standard errors.
+  """
+  if name == 'coverage':
+    return _fractions(mask.mean(axis=0), expected, len(mask))
+  quantity, _, statistic = name.rpartition('_')
+  x = samples[quantity].astype(np.float64)
+  if statistic == 'hist':
+    counts = np.bincount(samples[quantity], minlength=expected.size)
+    if len(counts) > expected.size:
+      return golden_cases.Judged(math.inf, 0.0)
+    total = max(int(expected.sum()), 1)
+    return _fractions(counts / len(x), expected / total, min(len(x), total))
+  if statistic in ('min', 'max'):
+    return _extremes(x, float(expected), statistic)
+  spread = abs(x - x.mean())
+  if statistic == 'mean':
+    found, error = x.mean(), x.std()
+  else:
+    # Of the standard deviation, by the variance of the squares.
+    found, error = x.std(), (spread**2).std() / (2 * x.std())
+  error *= math.sqrt(2 / len(x))
+  return golden_cases.Judged(abs(found - float(expected)) / error, _SIGMAS)
+
+
+def _fractions(
+  found: np.ndarray, expected: np.ndarray, count: int
+) -> golden_cases.Judged:
+  """Compares fractions of two samples of `count` values each."""
+  p = (found + expected) / 2
+  error = np.sqrt(2 * p * (1 - p) / count)
+  # A handful of values that the other sample lacks is no difference.
+  error = np.maximum(error, 1 / count)
+  return golden_cases.Judged((abs(found - expected) / error).max(), _SIGMAS)
+
+
+def _extremes(
+  x: np.ndarray, expected: float, which: str
+) -> golden_cases.Judged:
+  """Compares extremes: few values of a sample are beyond the other's.
+
+  Of two samples of one distribution, each value that is the most extreme of
+  both is as likely in one as in the other: k values of one beyond all of the
+  other have the probability 2^-k.
+  """
+  beyond = x < expected if which == 'min' else x > expected
+  ordered = np.sort(x) if which == 'min' else -np.sort(-x)
+  sign = 1 if which == 'min' else -1
+  # The other extreme shall not be far beyond this sample's own tail.
+  tail = abs(ordered[min(20, len(x) - 1)] - ordered[0])
+  outside = max(0.0, sign * (ordered[0] - expected))
+  too_far = outside > 2 * max(tail, 1.0)
+  return golden_cases.Judged(
+    float(beyond.sum()) if not too_far else math.inf, 20
+  )
+
+
+CHECKS = {
+  'beit_mim_shared': masked_images,
+  'beit_mim_per_layer': masked_images,
+  'beit_unilm_rectangle': masked_images,
+  'beit_classifier': classifier,
+  'beit_masks': masks,
+}

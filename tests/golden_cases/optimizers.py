@@ -1,0 +1,55 @@
+"""LARS and LAMB, for steps with different learning rates."""
+
+import jax
+import jax.numpy as jnp
+import optax
+
+import golden_cases
+from vit_jax import config as config_lib
+from vit_jax import optim
+
+
+def _settings(case: golden_cases.Case) -> dict[str, object]:
+  """Returns the keys of `config.optim` for a case."""
+  fields = case.fields
+  matrices = [name for name, x in fields['shapes'].items() if len(x) > 1]
+  found = {
+    'weight_decay': fields['weight_decay'],
+    'decay_pattern': f'^({"|".join(matrices)})$',
+  }
+  same = ('b1', 'b2', 'eps', 'momentum', 'trust_coefficient')
+  found |= {key: fields[key] for key in same if key in fields}
+  found['clip_norm'] = fields.get('max_grad_norm') or 0.0
+  found['adapt_all'] = fields.get('always_adapt', False)
+  return found
+
+
+def _answers(name: str, case: golden_cases.Case) -> golden_cases.Answers:
+  config = config_lib.default()
+  for key, value in (_settings(case) | {'name': name}).items():
+    config_lib.set_value(config, f'optim.{key}', value)
+  optim.check(config)
+  optimizer = optim.make_optimizer(config.optim)
+  names, arrays = list(case.fields['shapes']), case.inputs
+  params = {name: jnp.asarray(arrays[f'param_{name}']) for name in names}
+  state, found = optimizer.init(params), {}
+  for i, rate in enumerate(case.fields['lr']):
+    grads = {name: jnp.asarray(arrays[f'grad_{name}_{i}']) for name in names}
+    direction, state = optimizer.update(grads, state, params)
+    params = jax.tree.map(lambda p, d, lr=rate: p - lr * d, params, direction)
+    found |= {f'param_{name}_{i}': x for name, x in params.items()}
+  trace = optax.tree.get(state, 'trace', {})
+  return found | {f'momentum_{name}': x for name, x in trace.items()}
+
+
+def lars(case: golden_cases.Case) -> golden_cases.Answers:
+  """Answers a case of LARS."""
+  return _answers('lars', case)
+
+
+def lamb(case: golden_cases.Case) -> golden_cases.Answers:
+  """Answers a case of LAMB."""
+  return _answers('lamb', case)
+
+
+CHECKS = {'lars': lars, 'lamb': lamb, 'lamb_plain': lamb}

@@ -1,0 +1,147 @@
+"""The trunks of DINO, DINOv2, DINOv3, EVA-02 and other rotary ViTs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import golden_cases
+import vit_jax
+from vit_jax import weights
+from vit_jax.models import mlp
+from vit_jax.models import spec as spec_lib
+from vit_jax.models import vit as vit_lib
+from vit_jax.weights import features
+from vit_jax.weights.files import containers
+from vit_jax.weights.formats import tables
+
+
+def _vit(vit: weights.Loaded) -> vit_lib.ViT:
+  assert isinstance(vit.model, vit_lib.ViT)
+  return vit.model
+
+
+def _tokens(vit: weights.Loaded, images: Any, **how: Any) -> jax.Array:
+  """Returns the tokens after the last norm, as training computes them."""
+  variables = {'params': vit.params}
+  return _vit(vit).apply(variables, images, method='trunk', **how)['tokens']
+
+
+def _load(case: golden_cases.Case, **fields: Any) -> weights.Loaded:
+  assert case.weights is not None
+  fields['num_heads'] = case.fields['heads']
+  return vit_jax.load(case.weights, as_stored=True, **fields)
+
+
+def _at_sizes(
+  case: golden_cases.Case, vit: weights.Loaded
+) -> list[weights.Loaded]:
+  """Returns the model for each size of images in the case."""
+  return [vit.adapted(image_size=tuple(x)) for x in case.fields['sizes']]
+
+
+def _last_class_tokens(
+  vit: weights.Loaded, images: Any, count: int
+) -> np.ndarray:
+  """Returns class tokens of the last layers, each through the last norm."""
+  seen = features.features(vit, images, layers=range(-count, 0))[:, :, 0]
+  norm = _vit(vit).layer_norm(name=None).apply
+  each = [norm({'params': vit.params['norm']}, x) for x in seen]
+  return np.concatenate(each, axis=-1)
+
+
+def dino(case: golden_cases.Case) -> Mapping[str, Any]:
+  """DINO, with the features of its linear evaluation."""
+  answers: dict[str, Any] = {}
+  for i, vit in enumerate(_at_sizes(case, _load(case))):
+    images = case.inputs[f'image_{i}']
+    answers |= {
+      f'positions_{i}': vit.params['position_embedding'],
+      f'tokens_{i}': _tokens(vit, images),
+      f'output_{i}': features.embeddings(vit, images),
+      f'linear_{i}': _last_class_tokens(
+        vit, images, case.fields['last_blocks']
+      ),
+    }
+  return answers
+
+
+def dinov2(case: golden_cases.Case) -> Mapping[str, Any]:
+  """DINOv2, with and without masked patches."""
+  answers = _with_masked(case)
+  for i, vit in enumerate(_at_sizes(case, _load(case))):
+    answers[f'positions_{i}'] = vit.params['position_embedding']
+  return answers
+
+
+def _with_masked(case: golden_cases.Case) -> dict[str, Any]:
+  """Returns tokens at all sizes, and with the mask token."""
+  found = _load(case)
+  answers: dict[str, Any] = {}
+  for i, vit in enumerate(_at_sizes(case, found)):
+    answers[f'tokens_{i}'] = _tokens(vit, case.inputs[f'image_{i}'])
+  masked = case.inputs['bool_masked_pos']
+  images = case.inputs['image_0']
+  return answers | {'tokens_masked': _tokens(found, images, masked=masked)}
+
+
+def dinov2_swiglu(case: golden_cases.Case) -> Mapping[str, Any]:
+  """DINOv2's gated MLP alone: [B, T, D] -> [B, T, D]."""
+  width, hidden = case.fields['in'], case.fields['hidden']
+  spec = spec_lib.LayerSpec(hidden_size=width, mlp_dim=hidden, depth=1)
+  layer = mlp.Mlp(spec, hidden, gated=True)
+  x = jnp.asarray(case.inputs['x'])
+  abstract = jax.eval_shape(layer.init, jax.random.key(0), x, None)['params']
+  rules = [
+    *tables.torch_dense('up', 'w12'),
+    *tables.torch_dense('down', 'w3'),
+  ]
+  assert case.weights is not None
+  with containers.open_arrays(case.weights) as arrays:
+    params = tables.read(arrays, rules, abstract, ignored='')
+  return {'output': layer.apply({'params': params}, x, None)}
+
+
+def dinov3(case: golden_cases.Case) -> Mapping[str, Any]:
+  """DINOv3, with and without masked patches, and its rotations."""
+  answers = _with_masked(case)
+  for i, vit in enumerate(_at_sizes(case, _load(case))):
+    cos, sin = _rotation(vit)
+    answers |= {f'cos_{i}': cos, f'sin_{i}': sin}
+  return answers
+
+
+def _rotation(vit: weights.Loaded) -> tuple[np.ndarray, np.ndarray]:
+  return _vit(vit).rotation(weights.grid(vit.model, vit.position_size))
+
+
+def rotary(case: golden_cases.Case) -> Mapping[str, Any]:
+  """EVA-02 and other rotary ViTs of timm, with a classifier."""
+  grid = tuple(case.fields['reference_grid'])
+  answers: dict[str, Any] = {}
+  for i, vit in enumerate(
+    _at_sizes(case, _load(case, rotary='eva02', rotary_grid=grid))
+  ):
+    images = case.inputs[f'image_{i}']
+    cos, sin = _rotation(vit)
+    answers |= {
+      f'tokens_{i}': _tokens(vit, images),
+      f'logits_{i}': vit.model.apply({'params': vit.params}, images),
+      f'rope_{i}': np.concatenate([sin, cos], axis=-1),
+    }
+  return answers
+
+
+CHECKS: dict[str, golden_cases.Check] = {
+  'dino_vit': dino,
+  'dinov2_fb': dinov2,
+  'dinov2_hf': dinov2,
+  'dinov2_hf_swiglu': dinov2,
+  'dinov2_swiglu': dinov2_swiglu,
+  'dinov3_hf': dinov3,
+  'dinov3_hf_gated': dinov3,
+  'eva02': rotary,
+  'vit_rope_registers': rotary,
+}

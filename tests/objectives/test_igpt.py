@@ -1,0 +1,286 @@
+"""Prediction of the next pixel: training, features, samples, and files."""
+
+import json
+
+import commands
+import cv2
+import jax
+import jax.numpy as jnp
+import methods
+import numpy as np
+import pytest
+import tiny
+
+import vit_jax
+from vit_jax import config as config_lib
+from vit_jax import convert
+from vit_jax import evaluate
+from vit_jax import models
+from vit_jax import predict
+from vit_jax.config import UserError
+from vit_jax.data import digits
+from vit_jax.models import pixel_cache
+from vit_jax.objectives import igpt
+from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import flops
+from vit_jax.train import loop
+from vit_jax.weights import sampling
+
+RUN = {
+  'objective__name': 'igpt',
+  'model__name': 'iGPT-S',
+  'model__pool': None,  # a ViT's
+  'model__depth': 2,
+  'model__colours': 4,
+  'model__initializers': 'lecun',
+  'train__duration': '8 steps',
+  'train__ema_decay': 0.9,
+  'checkpoint__best': 'val/loss',
+}
+FIELDS = {
+  'hidden_size': 16,
+  'mlp_dim': 32,
+  'num_heads': 2,
+  'depth': 3,
+  'colours': 8,
+  'initializers': 'lecun',
+}
+
+
+def config_of(**overrides):
+  return tiny.config(**RUN | overrides)
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+  """The work directory of a run."""
+  path = tmp_path_factory.mktemp('igpt') / 'run'
+  assert loop.run(config_of(), str(path)).status == 0
+  return path
+
+
+@pytest.fixture(scope='module')
+def images():
+  return list(digits.open_digits('train[80%:]', 1).arrays['image'][:6])
+
+
+def model_of(size=(4, 4), **fields):
+  model = models.create_model('iGPT-S', 0, **FIELDS | fields)
+  return model, models.init_params(model, jax.random.key(0), (*size, 3))
+
+
+def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
+  methods.assert_resumes_to_the_bit(config_of(), finished, tmp_path / 'run')
+
+
+@pytest.mark.parametrize('how', methods.HOW.values(), ids=methods.HOW)
+def test_one_result_however_it_is_computed(finished, tmp_path, how):
+  config = config_of(**how)
+  methods.assert_same_result(config, finished, tmp_path / 'run')
+
+
+def test_the_loss_falls_and_colours_stay(finished):
+  losses = [x['train/loss'] for x in methods.scalars(finished)]
+  assert losses[-1] < 0.9 * losses[0]
+  palette = vit_jax.load(finished).trained_with.objective.options.palette
+  words = palette.split()
+  assert len(words) == 4 and words == sorted(words)
+  expected = [[int(x, 16) / 65535 * 2 - 1] for x in words]
+  clusters = vit_jax.load(finished).params['clusters']
+  np.testing.assert_allclose(clusters, expected, atol=1e-6)
+
+
+def test_clusters_are_those_of_the_pixels():
+  centres = np.array([[0.1, 0.2, 0.9], [0.5, 0.5, 0.5], [0.9, 0.1, 0.3]])
+  rng = np.random.default_rng(0)
+  pixels = centres[rng.integers(3, size=900)] + rng.normal(0, 0.01, (900, 3))
+  found = igpt.find_clusters(pixels, 3, seed=0)
+  np.testing.assert_allclose(found, centres, atol=0.003)
+  again = igpt.find_clusters(pixels[::-1], 3, seed=0)
+  np.testing.assert_array_equal(found, again)
+
+
+def test_loaded_and_looked_into(finished, images, capsys):
+  vit = vit_jax.load(finished)
+  assert vit.outputs(images)['features'].shape == (6, 16)
+  seen = vit_jax.features(vit, images)
+  assert seen.shape == (2, 6, 64, 16)
+  embedded = vit_jax.embeddings(vit, images)
+  np.testing.assert_allclose(embedded, vit.outputs(images)['features'], 1e-5)
+  args = f'--from={finished}', '--data=digits', '--split=train[80%:]'
+  probe = '--probe=knn', '--train_split=train[:80%]', '--format=json'
+  assert commands.run(evaluate, *args, *probe) == 0
+  assert json.loads(capsys.readouterr().out)
+  assert commands.run(evaluate, *args, '--step=newest', '--format=json') == 0
+  found = json.loads(capsys.readouterr().out)
+  trained = [x for x in tiny.metrics(finished) if 'val/loss' in x][-1]
+  assert found['loss'] == pytest.approx(trained['val/loss'], abs=1e-5)
+
+
+def test_a_classifier_starts_from_it(finished, tmp_path):
+  config = tiny.config(
+    **{k: x for k, x in RUN.items() if k.startswith('model')},
+    init_from__path=str(finished),
+    model__feature_layer=2,
+    train__duration='2 steps',
+  )
+  assert loop.run(config, str(tmp_path / 'run')).status == 0
+  old, new = vit_jax.load(finished), vit_jax.load(tmp_path / 'run')
+  np.testing.assert_array_equal(old.params['clusters'], new.params['clusters'])
+  assert new.model.num_classes == 10 and new.model.read == 2
+
+
+def test_a_pixel_depends_on_those_before_it():
+  model, params = model_of()
+  ids = jnp.arange(16)[None] % 8
+  changed = ids.at[0, 9].add(1)
+  logits = [
+    model.apply({'params': params}, x, method='trunk')['colour_logits'][0]
+    for x in (ids, changed)
+  ]
+  np.testing.assert_allclose(logits[0][:10], logits[1][:10], atol=1e-6)
+  assert (abs(logits[0] - logits[1])[10:].max(axis=1) > 1e-4).all()
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {},
+    {'scan': True, 'remat': 'full'},
+    {'qk_norm': True, 'layer_scale': 0.5, 'gated_mlp': True, 'norm': 'layer'},
+  ],
+  ids=['plain', 'scanned', 'other layers'],
+)
+def test_the_cache_gives_the_same_logits(fields):
+  model, params = model_of(**fields)
+  given = jnp.full((3, 16), -1).at[1, :8].set(jnp.arange(8))
+  ids, logits = pixel_cache.draw(
+    model, params, jax.random.key(1), given, jnp.arange(3), 1.0
+  )
+  np.testing.assert_array_equal(ids[1, :8], np.arange(8))
+  assert len(np.unique(ids)) > 3
+  full = model.apply({'params': params}, ids, method='trunk')
+  np.testing.assert_allclose(logits, full['colour_logits'], atol=2e-5)
+
+
+def test_only_attention_grows_with_the_pixels():
+  model, params = model_of()
+  counts = {}
+  for n in (16, 32):
+    table = jnp.zeros((1, n, 16))
+    given, rows = jnp.full((2, n), -1), jnp.arange(2)
+    counts[n] = flops.count(
+      lambda params, given, rows: pixel_cache.draw(
+        model, params, jax.random.key(0), given, rows, 1.0
+      ),
+      params | {'position_embedding': table},
+      given,
+      rows,
+    )
+  # A multiply-add is 2 operations; each token has a score and a value.
+  attention = 2 * 2 * 2 * model.depth * model.hidden_size
+  assert counts[32] / 32 - counts[16] / 16 == attention * (32 - 16)
+
+
+def test_samples_do_not_depend_on_their_number(finished):
+  vit = vit_jax.load(finished)
+  few, many = (sampling.sample(vit, n, seed=3) for n in (2, 5))
+  np.testing.assert_array_equal(few, many[:2])
+  assert few.shape == (2, 8, 8, 1)
+  assert not np.array_equal(few, sampling.sample(vit, 2, seed=4))
+  greedy = sampling.sample(vit, 2, temperature=0.0)
+  np.testing.assert_array_equal(greedy[0], greedy[1])
+
+
+def test_pictures_are_drawn(finished, images, tmp_path, capsys):
+  out, file = tmp_path / 'out.png', tmp_path / 'x.png'
+  assert cv2.imwrite(str(file), images[0])
+  args = f'--from={finished}', f'--output={out}'
+  assert commands.run(predict, *args, '--sample=9', '--temperature=0.5') == 0
+  assert capsys.readouterr().out == f'{out}\n'
+  sheet = cv2.imread(str(out))
+  assert sheet.shape[1] > 8 * 96 and len(np.unique(sheet)) > 4
+  assert commands.run(predict, *args, '--complete', '--sample=2', file) == 0
+  assert cv2.imread(str(out)).shape[1] < 6 * 96
+  vit = vit_jax.load(finished)
+  quantized, drawn = sampling.complete(vit, images, 2)
+  assert drawn.shape == (6, 2, 8, 8, 1)
+  np.testing.assert_array_equal(drawn[:, 0, :4], quantized[:, :4])
+
+
+@pytest.mark.parametrize(
+  ('arguments', 'message'),
+  [
+    (['--sample=2', 'x.png'], 'add --complete'),
+    (['--complete'], 'there are no images'),
+  ],
+)
+def test_pictures_need_the_right_input(finished, arguments, message):
+  with pytest.raises(UserError, match=message):
+    commands.run(predict, f'--from={finished}', *arguments)
+
+
+def test_files_of_transformers_are_the_same_model(finished, images, tmp_path):
+  transformers = pytest.importorskip('transformers')
+  assert (
+    commands.run(convert, finished, tmp_path / 'hf', '--to=huggingface') == 0
+  )
+  ours, theirs = vit_jax.load(finished), vit_jax.load(tmp_path / 'hf')
+  assert theirs.model.has_clusters and theirs.preprocess.channels == 1
+  jax.tree.map(np.testing.assert_array_equal, ours.params, theirs.params)
+  out = ours.model.apply(
+    {'params': ours.params}, ours.preprocess(images), method='trunk'
+  )
+  model = transformers.ImageGPTForCausalImageModeling.from_pretrained(
+    tmp_path / 'hf'
+  ).eval()
+  import torch
+
+  start = np.pad(out['ids'][:, :-1], ((0, 0), (1, 0)), constant_values=4)
+  with torch.no_grad():
+    logits = model(torch.tensor(start)).logits.numpy()
+  np.testing.assert_allclose(out['colour_logits'], logits, atol=1e-4)
+  again = tmp_path / 'again'
+  assert commands.run(convert, tmp_path / 'hf', again, '--to=huggingface') == 0
+  for name in ('model.safetensors', 'preprocessor_config.json'):
+    old, new = (tmp_path / x / name for x in ('hf', 'again'))
+    assert old.read_bytes() == new.read_bytes()
+
+
+@pytest.mark.parametrize(
+  ('overrides', 'message'),
+  [
+    ({'model__name': 'BiT-R50x1'}, 'set config.model.name to iGPT-S'),
+    ({'model__colours': 999}, 'have only 17 colours: set it to 17 at most'),
+    ({'model__has_clusters': False}, 'learns from images: set it to True'),
+    ({'model__feature_layer': 3}, 'it must be at most the depth, 2'),
+    ({'model__causal': False}, 'leave causal at True'),
+    ({'model__relative_positions': 'shared'}, 'knows no distances'),
+    ({'objective__options__palette': '00 7f'}, 'has 2 colours, but'),
+    ({'objective__options__palette': '00 7f zz ff'}, 'write each colour as'),
+  ],
+)
+def test_mistakes_get_one_line(overrides, message):
+  with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
+    config = config_of(**overrides)
+    experiment_lib.check(config)
+    experiment_lib.build(config)
+
+
+def test_recipes_are_those_of_the_paper():
+  """Section 3 and table 5 of the paper."""
+  rates = {'S': 3e-3, 'M': 3e-3, 'L': 1e-3}
+  sizes = {'S': (24, 512, 8), 'M': (36, 1024, 8), 'L': (48, 1536, 16)}
+  for size, rate in rates.items():
+    config = config_lib.load(f'{tiny.ROOT}/configs/igpt_i1k.py:{size}')
+    model = models.from_config(config.model, 0)
+    found = model.depth, model.hidden_size, model.num_heads
+    assert found == sizes[size] and model.colours == 512
+    assert config.optim.learning_rate == rate
+    assert config.train.batch_size == 128
+    assert config.train.duration == '1_000_000 steps'
+    assert (config.optim.b1, config.optim.b2) == (0.9, 0.95)
+    assert not config.optim.weight_decay and config.data.image_size == 32
+  config = config_lib.load(f'{tiny.ROOT}/configs/igpt_probe_i1k.py:L,20')
+  assert models.from_config(config.model, 1000).read == 20
+  assert (config.optim.name, config.optim.momentum) == ('sgd', 0.9)

@@ -1,0 +1,69 @@
+"""A decoder that completes the tokens of an encoder which saw some patches.
+
+In comments: B images, N patches, K of them seen, P tokens before the patches, E
+width of the encoder, D of the decoder.
+"""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models import embedding
+from vit_jax.models import spec as spec_lib
+from vit_jax.models import stack
+from vit_jax.models import vit
+
+
+class Decoder(nn.Module):
+  """Predicts all patches from those that an encoder saw (arXiv:2111.06377).
+
+  A dense layer to the decoder's width; a learned mask token in the place of
+  each patch that was not seen; fixed positions; layers as in the encoder; and a
+  dense layer to the outputs of a patch.
+
+  Attributes:
+    spec: Fields of its layers; there is no dropout.
+    prefix_length: P.
+    outputs: Numbers that are predicted for a patch.
+  """
+
+  spec: spec_lib.EncoderSpec
+  prefix_length: int
+  outputs: int
+
+  @nn.compact
+  def __call__(
+    self, tokens: jax.Array, places: jax.Array, grid: tuple[int, int]
+  ) -> jax.Array:
+    """Returns the predictions for all patches, float32 [B, N, outputs].
+
+    Args:
+      tokens: Of the encoder, [B, P + K, E].
+      places: int32 [B, N], each patch's place in an order of which the first K
+        are the seen patches, as in `tokens`.
+      grid: Patches (h, w), N = h * w.
+    """
+    spec, p = self.spec, self.prefix_length
+    x = self._dense(spec.hidden_size, 'embedding')(tokens)
+    patches = self._completed(x[:, p:], places)
+    table = embedding.sincos2d(grid, spec.hidden_size, 'sincos2d_mae')
+    patches += table.astype(x.dtype)
+    x = jnp.concatenate([x[:, :p], patches], axis=1)  # [B, P + N, D]
+    x = stack.apply_blocks(self, vit.EncoderBlock, spec, x, None)
+    x = spec.layer_norm('norm')(x[:, p:])
+    return self._dense(self.outputs, 'prediction')(x).astype(jnp.float32)
+
+  def _dense(self, size: int, name: str) -> nn.Dense:
+    kernel_init = self.spec.starts.kernel
+    return nn.Dense(
+      size, kernel_init=kernel_init, dtype=self.spec.dtype, name=name
+    )
+
+  def _completed(self, seen: jax.Array, places: jax.Array) -> jax.Array:
+    """Returns seen patches [B, K, D] and mask tokens in place, [B, N, D]."""
+    b, k, d = seen.shape
+    token = self.param('mask_token', self.spec.starts.position, (1, 1, d))
+    token = token.astype(seen.dtype)
+    masks = jnp.broadcast_to(token, (b, places.shape[1] - k, d))
+    ordered = jnp.concatenate([seen, masks], axis=1)
+    return jnp.take_along_axis(ordered, places[..., None], axis=1)

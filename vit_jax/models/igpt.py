@@ -1,0 +1,227 @@
+"""Image GPT (Chen et al., 2020, Generative Pretraining from Pixels).
+
+A causal Transformer over the colours of an image's pixels, row by row. Colours
+are the nearest of a few clusters (section 3.2 of the paper); the clusters are a
+parameter that is never trained, so that images can be the input.
+
+In comments: B images, N pixels, C channels, D hidden size, L layers, K colours.
+"""
+
+import dataclasses
+from typing import Annotated
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models import dropout
+from vit_jax.models import fields
+from vit_jax.models import heads
+from vit_jax.models import initializers as initializers_lib
+from vit_jax.models import spec as spec_lib
+from vit_jax.models import stack
+from vit_jax.models import vit
+from vit_jax.models.fields import Kind
+
+# Section 3.1 of the paper; the heads are those of the authors' code.
+SIZES = {
+  'S': {'hidden_size': 512, 'mlp_dim': 2048, 'num_heads': 8, 'depth': 24},
+  'M': {'hidden_size': 1024, 'mlp_dim': 4096, 'num_heads': 8, 'depth': 36},
+  'L': {'hidden_size': 1536, 'mlp_dim': 6144, 'num_heads': 16, 'depth': 48},
+}
+
+_FIELDS = fields.of(spec_lib.EncoderSpec)
+
+
+def nearest(pixels: jax.Array, clusters: jax.Array) -> jax.Array:
+  """Returns the nearest cluster of each pixel, by squared distance.
+
+  Args:
+    pixels: float32 [..., C].
+    clusters: float32 [K, C].
+
+  Returns:
+    int32 [...].
+  """
+  distance = jnp.zeros((), jnp.float32)
+  for c in range(clusters.shape[1]):  # without an array [..., K, C]
+    distance += (pixels[..., c, None] - clusters[:, c]) ** 2
+  return distance.argmin(axis=-1).astype(jnp.int32)
+
+
+def shifted(ids: jax.Array, start: int) -> jax.Array:
+  """Returns the start token, then all colours [B, N] but the last."""
+  return jnp.pad(ids[:, :-1], ((0, 0), (1, 0)), constant_values=start)
+
+
+@dataclasses.dataclass(kw_only=True, unsafe_hash=True)
+class PixelSpec(spec_lib.EncoderSpec):
+  """Fields of the layers; the defaults are those of the paper.
+
+  Attributes:
+    feature_layer: Index l of the layer that gives the features, from 0: the
+      mean over positions of its input after its first norm (f^l in section 2.3
+      of the paper). The depth: of the last layer's output after the last norm.
+      None: the middle, depth // 2.
+  """
+
+  feature_layer: Annotated[int | None, fields.Field(Kind.FITTED, least=0)] = (
+    None
+  )
+  norm: Annotated[str, _FIELDS['norm']] = 'rms'
+  gelu: Annotated[str, _FIELDS['gelu']] = 'sigmoid'
+  causal: Annotated[bool, _FIELDS['causal']] = True
+  layer_norm_epsilon: Annotated[float, _FIELDS['layer_norm_epsilon']] = 1e-5
+
+  @property
+  def read(self) -> int:
+    """The layer that gives the features, from 0 to the depth."""
+    chosen = self.feature_layer
+    return self.depth // 2 if chosen is None else chosen
+
+
+class Layer(nn.Module):
+  """A layer that also hands on the features of the layer that is read.
+
+  Attributes:
+    spec: Fields of the layer.
+    capture: Whether intermediates are returned.
+  """
+
+  spec: PixelSpec
+  capture: bool
+
+  @nn.compact
+  def __call__(
+    self, x: tuple[jax.Array, jax.Array], layer: jax.Array, *args: Any
+  ) -> tuple[tuple[jax.Array, jax.Array], dict[str, jax.Array]]:
+    """Applies the layer.
+
+    Args:
+      x: Tokens [B, N, D], and the features so far, float32 [B, D].
+      layer: Index of this layer, from 0, as an int32 scalar.
+      *args: Further arguments of `vit.EncoderBlock`.
+
+    Returns:
+      The same, and the layer's intermediates.
+    """
+    tokens, features = x
+    block = vit.EncoderBlock(self.spec, self.capture)
+    nn.share_scope(self, block)
+    normed: list[jax.Array] = []
+
+    def keep(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+      y = call(*args, **kwargs)
+      if context.module.name == 'norm1':
+        normed.append(y)
+      return y
+
+    with nn.intercept_methods(keep):
+      tokens, intermediates = block(tokens, layer, *args)
+    found = normed[0].mean(axis=1, dtype=jnp.float32)
+    features = jnp.where(layer == self.spec.read, found, features)
+    return (tokens, features), intermediates
+
+
+class IGPT(heads.Classifier, PixelSpec):
+  """Image GPT: images, or colours, to features and the logits of colours.
+
+  Position i sees the start token and the pixels before i, and predicts pixel i.
+
+  Attributes, beside those of `Classifier` and `PixelSpec`:
+    colours: Number of colours, K.
+    has_clusters: Whether the model has the clusters; without them its input is
+      the ids of colours, and no images.
+  """
+
+  _: dataclasses.KW_ONLY
+  colours: Annotated[int, fields.Field(Kind.SIZE, least=1, most=2**16)] = 512
+  has_clusters: Annotated[bool, fields.FITTED] = True
+  initializers: Annotated[str, initializers_lib.FIELD] = 'igpt'
+
+  @nn.compact
+  def trunk(
+    self,
+    images: jax.Array,
+    *,
+    train: bool = False,
+    rows: jax.Array | None = None,
+  ) -> dict[str, jax.Array]:
+    """Returns tokens, features, and what is predicted.
+
+    With `mutable=['intermediates']`, Linen also returns `attention`
+    [L, B, H, N, N] and `tokens` [L, B, N, D], each layer's output.
+
+    Args:
+      images: float [B, height, width, C], normalised; or ids of colours, of an
+        integer type, [B, height, width] or [B, N].
+      train: Whether to apply dropout; needs `rngs={'dropout': key}`.
+      rows: int32 [B], the images' positions in the global batch, if this is a
+        part of one; by default 0 to B - 1.
+
+    Returns:
+      `embedded` [B, N, D], the input of the first layer; `tokens` [B, N, D],
+      the output of the last norm; both in the dtype of the computation;
+      `features`, float32 [B, D]; `ids`, int32 [B, N], the colours; and
+      `colour_logits`, float32 [B, N, K], whose position i predicts ids[:, i].
+
+    Raises:
+      ValueError: The model has no clusters, and the input is an image.
+    """
+    ids = self._ids(images)
+    starts, d, n = self.starts, self.hidden_size, ids.shape[1]
+    # The last row is the start token.
+    table = self.param('token_embedding', starts.patch, (self.colours + 1, d))
+    position = self.param('position_embedding', starts.position, (1, n, d))
+    before = shifted(ids, self.colours)
+    x = table.astype(self.dtype)[before] + position.astype(self.dtype)
+    embedded = x
+    key = dropout.key_of(self, ids.shape[0], train, rows)
+    # Layers fold their indices 0 to L - 1 into the key; the embedding folds L.
+    embedding_key = dropout.fold(
+      dropout.fold(key, self.depth), dropout.Purpose.EMBEDDING
+    )
+    x = dropout.dropout(x, self.dropout_rate, embedding_key)
+    both: Any = (x, jnp.zeros((x.shape[0], d), jnp.float32))
+    x, features = stack.apply_blocks(
+      self, Layer, PixelSpec.take(self), both, key
+    )
+    x = self.layer_norm('norm')(x)
+    if self.read == self.depth:
+      features = x.mean(axis=1, dtype=jnp.float32)
+    logits = output_layer(self)(x)
+    return {
+      'embedded': embedded,
+      'tokens': x,
+      'features': features,
+      'ids': ids,
+      'colour_logits': logits.astype(jnp.float32),
+    }
+
+  def _ids(self, images: jax.Array) -> jax.Array:
+    """Returns the colours of images, int32 [B, N]."""
+    if jnp.issubdtype(images.dtype, jnp.integer):
+      return images.reshape(images.shape[0], -1).astype(jnp.int32)
+    if not self.has_clusters:
+      raise ValueError(
+        'this model has no colour clusters, so that its input cannot be an'
+        ' image: give the ids of colours, or load it with a'
+        ' preprocessor_config.json that has clusters'
+      )
+    shape = (self.colours, images.shape[-1])
+    clusters = self.param('clusters', nn.initializers.normal(1.0), shape)
+    clusters = jax.lax.stop_gradient(clusters)
+    pixels = images.reshape(images.shape[0], -1, images.shape[-1])
+    return nearest(pixels.astype(jnp.float32), clusters)
+
+
+def output_layer(model: IGPT) -> nn.Dense:
+  """Returns the layer that maps tokens to the logits of colours."""
+  return nn.Dense(
+    model.colours,
+    use_bias=False,
+    kernel_init=model.starts.head,
+    dtype=model.dtype,
+    name='output',
+  )

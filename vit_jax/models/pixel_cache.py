@@ -1,0 +1,166 @@
+"""Draws images from an iGPT, pixel by pixel, with a cache of keys and values.
+
+A step passes one token of each image through the layers, and attends to the
+keys and values of the tokens before it, which are kept. So only attention
+depends on the number of pixels.
+
+In comments: B images, N pixels, D hidden size, H heads, K = D / H, L layers.
+"""
+
+from collections.abc import Mapping
+import functools
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models import attention
+from vit_jax.models import igpt
+from vit_jax.models import mlp
+from vit_jax.models import spec as spec_lib
+from vit_jax.models import stack
+from vit_jax.models import vit
+
+# Keys and values of the tokens so far, [B, N, H, K] each; of all layers with a
+# leading axis L.
+Cache = tuple[jax.Array, jax.Array]
+
+
+class CachedAttention(attention.Attention):
+  """Attention of one token to itself and those before it: [B, 1, D]."""
+
+  @nn.compact
+  def __call__(  # type: ignore[override]
+    self, x: jax.Array, cache: Cache, position: jax.Array
+  ) -> tuple[jax.Array, Cache]:
+    """Returns [B, 1, D], and the cache with this token.
+
+    Args:
+      x: [B, 1, D].
+      cache: Keys and values of the tokens before it.
+      position: Position of the token, an int32 scalar.
+    """
+    query, *new = self._normalised(*attention.QKV(self.spec, name='qkv')(x))
+    keys, values = (
+      jax.lax.dynamic_update_slice_in_dim(old, one, position, axis=1)
+      for old, one in zip(cache, new, strict=True)
+    )
+    scores = jnp.einsum(
+      'bqhk,bthk->bhqt',
+      query * query.shape[-1] ** -0.5,
+      keys,
+      preferred_element_type=jnp.float32,
+    )
+    is_known = jnp.arange(keys.shape[1]) <= position
+    weights = nn.softmax(jnp.where(is_known, scores, -jnp.inf))
+    y = jnp.einsum('bhqt,bthk->bqhk', weights.astype(values.dtype), values)
+    return attention.Output(self.spec, name='out')(y), (keys, values)
+
+
+class CachedLayer(vit.EncoderBlock):
+  """One layer for one token: [B, 1, D]."""
+
+  @nn.compact
+  def __call__(  # type: ignore[override]
+    self, x: jax.Array, cache: Cache, position: jax.Array
+  ) -> tuple[jax.Array, Cache]:
+    """Returns [B, 1, D], and the cache with this token; see `Attention`."""
+    spec = self.spec
+    y, cache = CachedAttention(spec, name='attention')(
+      spec.layer_norm('norm1')(x), cache, position
+    )
+    x = x + self._scale('layer_scale1', y)
+    y = mlp.Mlp(spec, spec.mlp_dim, spec.gated_mlp, name='mlp')(
+      spec.layer_norm('norm2')(x), None
+    )
+    return x + self._scale('layer_scale2', y), cache
+
+
+def empty(model: igpt.IGPT, batch_size: int, length: int) -> Cache:
+  """Returns a cache without tokens.
+
+  Args:
+    model: The model.
+    batch_size: Number of images, B.
+    length: Number of pixels of an image, N.
+  """
+  heads = model.num_heads, model.hidden_size // model.num_heads
+  shape = (model.depth, batch_size, length, *heads)
+  return jnp.zeros(shape, model.dtype), jnp.zeros(shape, model.dtype)
+
+
+def step(
+  model: igpt.IGPT,
+  params: Mapping[str, Any],
+  token: jax.Array,
+  position: jax.Array,
+  cache: Cache,
+) -> tuple[jax.Array, Cache]:
+  """Returns the logits of the next pixel, float32 [B, colours], and the cache.
+
+  Args:
+    model: The model.
+    params: Its parameters, with stacked layers.
+    token: int32 [B], the pixel before it; model.colours: the start token.
+    position: Position of the next pixel, from 0, an int32 scalar.
+    cache: Of the tokens before this one.
+  """
+  spec = spec_lib.EncoderSpec.take(model)
+  x = params['token_embedding'].astype(model.dtype)[token]
+  x += params['position_embedding'].astype(model.dtype)[0, position]
+
+  def apply(x: jax.Array, layer: tuple[Any, Cache]) -> Any:
+    module = CachedLayer(spec, capture=False)
+    return module.apply({'params': layer[0]}, x, layer[1], position)
+
+  x, cache = jax.lax.scan(apply, x[:, None], (params['blocks'], cache))
+  x = spec.layer_norm('norm').apply({'params': params['norm']}, x[:, 0])
+  logits = igpt.output_layer(model).apply({'params': params['output']}, x)
+  return jnp.asarray(logits, jnp.float32), cache
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def draw(
+  model: igpt.IGPT,
+  params: Mapping[str, Any],
+  key: jax.Array,
+  given: jax.Array,
+  rows: jax.Array,
+  temperature: jax.typing.ArrayLike,
+) -> tuple[jax.Array, jax.Array]:
+  """Draws the pixels of images that are not given.
+
+  Args:
+    model: The model.
+    params: Its parameters; layers stacked or unrolled.
+    key: Random key.
+    given: int32 [B, N], colours in raster order; -1 where one is drawn.
+    rows: int32 [B], numbers of the images; what is drawn for one depends on its
+      number, and not on the other images.
+    temperature: Divides the logits; 0: the most probable colour is taken.
+
+  Returns:
+    int32 [B, N], all colours; and the logits, float32 [B, N, colours].
+  """
+  b, n = given.shape
+  if 'blocks' not in params:
+    params = stack.stack_layers(params)
+  keys = jax.vmap(jax.random.fold_in, (None, 0))(key, rows)
+
+  def one(
+    state: tuple[jax.Array, Cache], inputs: tuple[jax.Array, jax.Array]
+  ) -> Any:
+    (token, cache), (position, known) = state, inputs
+    logits, cache = step(model, params, token, position, cache)
+    now = jax.vmap(jax.random.fold_in, (0, None))(keys, position)
+    noise = jax.vmap(lambda key: jax.random.gumbel(key, (model.colours,)))(now)
+    # The largest of logits with Gumbel noise is drawn from their softmax.
+    drawn = (logits + temperature * noise).argmax(axis=-1).astype(jnp.int32)
+    token = jnp.where(known < 0, drawn, known)
+    return (token, cache), (token, logits)
+
+  start = jnp.full((b,), model.colours, jnp.int32)
+  inputs = jnp.arange(n, dtype=jnp.int32), given.astype(jnp.int32).T
+  _, (ids, logits) = jax.lax.scan(one, (start, empty(model, b, n)), inputs)
+  return ids.T, jnp.moveaxis(logits, 0, 1)

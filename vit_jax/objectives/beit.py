@@ -1,0 +1,289 @@
+"""BEiT: predicts the visual tokens of masked patches (arXiv:2106.08254).
+
+Blocks of patches are replaced by a mask token. From the other patches a linear
+layer on the trunk's output predicts the token that a frozen tokenizer gives to
+each masked patch.
+
+In comments: B images, N patches, D hidden size, K tokens, M the most patches
+that are masked in an image.
+"""
+
+import math
+from typing import Any
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import optax
+
+from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax.data import base as data_base
+from vit_jax.data import features as features_lib
+from vit_jax.models import heads
+from vit_jax.models import vit
+from vit_jax.objectives import base
+from vit_jax.objectives import block_masks
+from vit_jax.objectives import tokenizer
+from vit_jax.objectives import visual_tokens
+from vit_jax.weights.formats import huggingface_beit
+from vit_jax.weights.formats import timm_beit
+from vit_jax.weights.formats import whole
+
+
+class BEiT(base.Objective):
+  """Learns to predict the tokens of masked patches.
+
+  The parameters are the trunk's, and those of the linear layer, `head`. The
+  tokenizer is a part of the train state and does not change.
+  """
+
+  options: ClassVar = {
+    # The tokenizer: the work directory of a run of the objective 'tokenizer',
+    # or the encoder of DALL-E's dVAE. '': k-means of the training patches.
+    'tokenizer': '',
+    'tokens': 8192,  # K, the number of different tokens
+    # Masks: patches to mask; the least area of a block, and the most patches
+    # that one block adds (0: no limit); the least ratio of its sides.
+    'masked': 75,
+    'block_least': 16,
+    'block_most': 0,
+    'block_aspect': 0.3,
+  }
+
+  def __init__(
+    self, config: ml_collections.ConfigDict, features: features_lib.Features
+  ):
+    """Makes the model, and loads the tokenizer.
+
+    Args:
+      config: The full config, with all values set.
+      features: Features of the examples, by name.
+
+    Raises:
+      UserError: The tokenizer cannot be loaded, or does not fit the images.
+    """
+    super().__init__(config, features)
+    options, trunk = config.objective.options, self.model
+    assert isinstance(trunk, vit.ViT)
+    self._count = options.masked
+    self.masks = masks_of(config)
+    self._batch_size = config.train.batch_size
+    self._parts = config_lib.num_microbatches(config)
+    self._tokenizer = visual_tokens.make(config, self.masks.grid)
+    self._head = heads.linear(options.tokens, trunk.starts.kernel, 0.0)
+
+  @staticmethod
+  def check(config: ml_collections.ConfigDict) -> None:
+    """Checks the options and the model.
+
+    Raises:
+      UserError: A value cannot work.
+    """
+    options, key = config.objective.options, 'config.objective.options'
+    tokenizer.check_count(config)
+    tokenizer.check_is_vit(config)
+    if config.model.name == config_lib.INIT_FROM:
+      return
+    if not config.model.mask_token:
+      raise config_lib.UserError(
+        f'config.model.mask_token is {config.model.mask_token}, but masked'
+        ' patches are replaced by that token: set it to True'
+      )
+    if config.model.pool == 'gap' and config.model.norm_after_pool:
+      raise config_lib.UserError(
+        'config.model.norm_after_pool is True, but tokens are predicted from'
+        ' normalised patches: set it to False'
+      )
+    masks = masks_of(config)
+    patches = math.prod(masks.grid)
+    limits = {
+      'masked': (1, patches - 1, f'of the {patches} patches of an image'),
+      'block_least': (1, options.masked, 'as masked'),
+      'block_most': (0, patches, 'patches of an image'),
+    }
+    for name, (least, most, what) in limits.items():
+      if not least <= options[name] <= most:
+        raise config_lib.UserError(
+          f'{key}.{name} is {options[name]}: it must be from {least} to {most},'
+          f' {what}'
+        )
+    if not 0 < options.block_aspect <= 1:
+      raise config_lib.UserError(
+        f'{key}.block_aspect is {options.block_aspect}: it must be above 0, and'
+        ' at most 1'
+      )
+    if min(masks.grid) < 2:
+      raise config_lib.UserError(
+        f'images of {masks.grid[0]} x {masks.grid[1]} patches have no place for'
+        ' a block, which is smaller than the image: set a larger'
+        ' config.data.image_size'
+      )
+
+  def check_source(self, source: data_base.Source) -> None:
+    """Keeps the training data, of which a codebook is made at the start."""
+    self._tokenizer.read_from(source)
+
+  def init(self, key: jax.Array) -> base.Params:
+    """Returns fresh parameters.
+
+    The last layers of each branch of layer l, from 1, are divided by the root
+    of 2 l (section 2.5 of the paper).
+    """
+    trunk_key, head_key = jax.random.split(key)
+    d = self.model.hidden_size
+    trunk = models.init_params(self.model, trunk_key, self.image_shape)
+    return {
+      'trunk': _rescaled(trunk),
+      'head': self._head.init(head_key, jnp.zeros((1, d)))['params'],
+    }
+
+  def init_extra(self, params: base.Params) -> base.Extra:
+    """Returns the tokenizer's arrays, which stay constant."""
+    del params
+    return {'tokenizer': self._tokenizer.arrays()}
+
+  def loss(
+    self,
+    params: base.Params,
+    extra: base.Extra,
+    batch: base.Batch,
+    rng: base.Rng,
+  ) -> tuple[jax.Array, base.Scalars, base.Extra]:
+    """Returns the cross-entropy and the accuracy on masked patches.
+
+    Both are means over the masked patches of the whole batch, also where this
+    is a microbatch of it.
+    """
+    images = batch['image']
+    draws = rng.fold(base.Purpose.OBJECTIVE)
+    masked = self._mask(draws)
+    tokens = self._tokenizer.tokens(extra['tokenizer'], images)
+    how = self.train_arguments(rng)
+    patches = self.encode(params, images, masked, **how)
+    total = masked.sum()
+    if self._parts > 1:  # images have different numbers of masked patches
+      rows = jnp.arange(self._batch_size, dtype=jnp.int32)
+      whole_batch = self._mask(base.Rng(draws.key, rows))
+      total = whole_batch.sum() / self._parts
+    total = jnp.maximum(total, 1 / self._parts)  # where no block was found
+    picked = pick(masked, self._count)
+    loss, right = self.scores(params, patches, tokens, picked)
+    scalars = {'accuracy': right / total, 'masked': masked.sum(axis=1).mean()}
+    return loss / total, scalars, extra
+
+  def encode(
+    self,
+    params: base.Params,
+    images: jax.Array,
+    masked: jax.Array,
+    **how: Any,
+  ) -> jax.Array:
+    """Returns the normalised patch tokens, [B, N, D].
+
+    Args:
+      params: Parameters of the objective.
+      images: float32 [B, H, W, C].
+      masked: bool [B, N], the patches that the mask token replaces.
+      **how: Passed on to the module.
+    """
+    seen: Any = self.model.apply(
+      {'params': params['trunk']}, images, method='trunk', masked=masked, **how
+    )
+    return seen['tokens'][:, self.model.prefix_length :]
+
+  def predict(self, params: base.Params, patches: jax.Array) -> jax.Array:
+    """Returns logits of the tokens, float32 [..., K], from [..., D]."""
+    logits: Any = self._head.apply({'params': params['head']}, patches)
+    return logits.astype(jnp.float32)
+
+  def scores(
+    self,
+    params: base.Params,
+    patches: jax.Array,
+    tokens: jax.Array,
+    picked: tuple[jax.Array, jax.Array],
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns sums over masked patches: cross-entropy, and right predictions.
+
+    Args:
+      params: Parameters of the objective.
+      patches: From `encode`, [B, N, D].
+      tokens: int32 [B, N], the tokenizer's.
+      picked: From `pick`; logits of other patches are not computed.
+    """
+    places, is_masked = picked
+    patches = jnp.take_along_axis(patches, places[..., None], axis=1)
+    tokens = jnp.take_along_axis(tokens, places, axis=1)
+    logits = self.predict(params, patches)
+    losses = optax.softmax_cross_entropy_with_integer_labels(logits, tokens)
+    right = logits.argmax(axis=-1) == tokens
+    return (losses * is_masked).sum(), (right & is_masked).sum()
+
+  def trunk(self, params: base.Params) -> tuple[models.Model, base.Params]:
+    """Returns the model without the layer that predicts tokens."""
+    return self.model, params['trunk']
+
+  def outputs(self, params: base.Params, batch: base.Batch) -> base.Outputs:
+    """Returns the trunk's features, [B, D]."""
+    return {'features': self.apply(params['trunk'], batch['image'])}
+
+  def foreign(self, format_name: str) -> whole.Whole | None:
+    """Returns how a format stores the layer that predicts tokens."""
+    if format_name == huggingface_beit.FORMAT:
+      return huggingface_beit.with_head(self.config.objective.options.tokens)
+    if format_name == 'timm':
+      return whole.Whole(timm_beit.HEAD)
+    return None
+
+  def _mask(self, draws: base.Rng) -> jax.Array:
+    """Draws masks, bool [rows, N]."""
+    keys = draws.per_row()
+    return self.masks.draw(keys).mask.reshape(len(keys), -1)
+
+
+def masks_of(config: ml_collections.ConfigDict) -> block_masks.BlockMasks:
+  """Returns the masks that a config's options describe."""
+  options = config.objective.options
+  size = config_lib.pair(config.data.image_size, 'data.image_size')
+  patch = models.pixels_per_token(models.from_config(config.model, 0))
+  assert patch is not None
+  grid = size[0] // patch[0], size[1] // patch[1]
+  return block_masks.BlockMasks(
+    grid,
+    options.masked,
+    options.block_least,
+    options.block_most or None,
+    (options.block_aspect, 1 / options.block_aspect),
+  )
+
+
+def pick(masked: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+  """Returns the masked patches, as arrays of one shape for all masks.
+
+  Args:
+    masked: bool [B, N], at most `count` True in a row.
+    count: M.
+
+  Returns:
+    int32 [B, M], the masked patches in order, then others; and bool [B, M],
+    which of them are masked.
+  """
+  places = jnp.argsort(~masked, axis=1, stable=True)[:, :count]
+  return places, jnp.take_along_axis(masked, places, axis=1)
+
+
+def _rescaled(trunk: Any) -> Any:
+  """Divides the last layer of each branch of layer l by the root of 2 l."""
+
+  def rescale(path: Any, x: jax.Array) -> jax.Array:
+    keys = [str(part.key) for part in path]
+    if '/'.join(keys[1:]) not in ('attention/out/kernel', 'mlp/down/kernel'):
+      return x
+    if keys[0] == 'blocks':  # stacked
+      layers = jnp.arange(1, len(x) + 1, dtype=x.dtype)
+      return x / jnp.sqrt(2 * layers).reshape(-1, *[1] * (x.ndim - 1))
+    return x / math.sqrt(2 * (int(keys[0].removeprefix('blocks_')) + 1))
+
+  return jax.tree_util.tree_map_with_path(rescale, trunk)

@@ -1,0 +1,263 @@
+"""Prediction of the next pixel (Chen et al., 2020: iGPT).
+
+The model reads the colours of an image's pixels row by row, and predicts each
+from those before it. The clusters of colours are found by k-means in pixels of
+the training split before the first step (section 3.2 of Generative Pretraining
+from Pixels), and are kept in the config, as `objective.options.palette`.
+"""
+
+from collections.abc import Mapping
+import concurrent.futures
+import math
+import re
+from typing import Any
+from typing import ClassVar
+
+from clu import metrics as clu_metrics
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import optax
+
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax import models
+from vit_jax.data import base as data_base
+from vit_jax.data import features as features_lib
+from vit_jax.data.host import batches
+from vit_jax.evaluation import metrics
+from vit_jax.models import igpt as model_lib
+from vit_jax.objectives import base
+
+_IMAGES, _PIXELS = 1024, 2**17  # most that the clusters are found in
+_MOST = 2**16 - 1  # a colour's number for 1.0
+_ITERATIONS = 100
+
+
+def gen_loss(out: Mapping[str, jax.Array]) -> jax.Array:
+  """Returns the mean cross-entropy of an image's pixels in nats, float32 [B].
+
+  Args:
+    out: From `models.igpt.IGPT.trunk`.
+  """
+  return optax.softmax_cross_entropy_with_integer_labels(
+    out['colour_logits'], out['ids']
+  ).mean(axis=-1)
+
+
+class IGPT(base.Objective):
+  """Predicts each pixel's colour from those of the pixels before it.
+
+  Options:
+    palette: The colours, one word for each: 2 or 4 hexadecimal digits for each
+      channel, as 'ff0000' or 'ffff00000000'. '': found in the training split,
+      or those of the checkpoint at init_from.path.
+  """
+
+  metrics: ClassVar[Mapping[str, str]] = {'loss': 'min', 'examples': 'max'}
+  options: ClassVar[Mapping[str, Any]] = {'palette': ''}
+
+  def __init__(
+    self, config: ml_collections.ConfigDict, features: features_lib.Features
+  ):
+    """Makes the model.
+
+    Args:
+      config: The full config, with the palette.
+      features: Features of the examples, by name.
+
+    Raises:
+      UserError: The checkpoint's model has no clusters.
+    """
+    super().__init__(config, features)
+    _check_model(self.model)
+
+  @staticmethod
+  def check(config: ml_collections.ConfigDict) -> None:
+    """Checks the model and the palette.
+
+    Raises:
+      UserError: The model is no iGPT, the palette does not fit, or images would
+        be mixed.
+    """
+    if config.model.name == config_lib.INIT_FROM:  # it is not known yet
+      return
+    try:
+      model = models.from_config(config.model, 0)
+    except ValueError as e:
+      raise config_lib.UserError(f'config.model: {e}') from None
+    _check_model(model)
+    if config.objective.options.palette:
+      read_palette(
+        config.objective.options.palette, model, config.data.channels
+      )
+
+  @classmethod
+  def fill(
+    cls, config: ml_collections.ConfigDict, source: data_base.Source
+  ) -> None:
+    """Finds the palette, unless there is one or a checkpoint has clusters.
+
+    Raises:
+      UserError: An image cannot be read, or there are too few colours.
+    """
+    if config.objective.options.palette or config.init_from.path:
+      return
+    model = models.from_config(config.model, 0)
+    assert isinstance(model, model_lib.IGPT)
+    pixels = _pixels(config, source)
+    colours = find_clusters(pixels, model.colours, config.seed)
+    config.objective.options.palette = write_palette(colours)
+
+  def describe(self, source: data_base.Source) -> list[str]:
+    """Returns a line about what is predicted, for the log."""
+    del source
+    height, width, _ = self.image_shape
+    model = self.model
+    assert isinstance(model, model_lib.IGPT)
+    return [
+      f'predicting {height * width} pixels of {model.colours} colours, row by'
+      f' row; a uniform guess has the loss {math.log(model.colours):.3f}'
+    ]
+
+  def init(self, key: jax.Array) -> base.Params:
+    """Returns fresh parameters, with the palette as their clusters."""
+    params = super().init(key)
+    palette = self.config.objective.options.palette
+    if not palette:  # the clusters come from a checkpoint
+      return params
+    colours = read_palette(palette, self.model, self.image_shape[-1])
+    mean, std = (
+      np.asarray(x, np.float32) for x in config_lib.normalization(self.config)
+    )
+    return params | {'clusters': jnp.asarray((colours - mean) / std)}
+
+  def loss(
+    self,
+    params: base.Params,
+    extra: base.Extra,
+    batch: base.Batch,
+    rng: base.Rng,
+  ) -> tuple[jax.Array, base.Scalars, base.Extra]:
+    """Returns the cross-entropy of the next pixel in nats, mean over pixels."""
+    out = self.apply_train(params, batch['image'], rng, method='trunk')
+    return gen_loss(out).mean(), {}, extra
+
+  def outputs(self, params: base.Params, batch: base.Batch) -> base.Outputs:
+    """Returns `loss`, float32 [B], and `features` [B, D]."""
+    out = self.apply(params, batch['image'], method='trunk')
+    return {'loss': gen_loss(out), 'features': out['features']}
+
+  def measure(
+    self, outputs: base.Outputs, batch: base.Batch
+  ) -> clu_metrics.Collection:
+    """Returns the mean loss in nats per pixel, and the number of examples."""
+    return metrics.mean_loss(outputs['loss'], batch['valid'])
+
+
+def _check_model(model: models.Model) -> None:
+  if not isinstance(model, model_lib.IGPT):
+    raise config_lib.UserError(
+      f'config.objective.name=igpt predicts colours, which a'
+      f' {type(model).__name__} does not: set config.model.name to iGPT-S'
+    )
+  if not model.has_clusters:
+    raise config_lib.UserError(
+      'config.model.has_clusters is False, but config.objective.name=igpt'
+      ' learns from images: set it to True, or start from a checkpoint that has'
+      ' clusters in its preprocessor_config.json'
+    )
+
+
+def read_palette(
+  palette: str, model: models.Model, channels: int
+) -> np.ndarray:
+  """Returns the colours of a palette, from 0 to 1, float32 [K, C].
+
+  Args:
+    palette: `config.objective.options.palette`.
+    model: The model that has these colours.
+    channels: Channels of the images, C.
+
+  Raises:
+    UserError: It is no palette, or of another size.
+  """
+  key, words = 'config.objective.options.palette', palette.split()
+  digits = len(words[0]) // channels if words else 0
+  pattern = rf'[0-9a-fA-F]{{{digits * channels}}}'
+  if digits not in (2, 4) or not all(re.fullmatch(pattern, x) for x in words):
+    raise config_lib.UserError(
+      f'{key}: write each colour as 2 or 4 hexadecimal digits for each of the'
+      f" {channels} channels, as '{'ff' * channels}', with spaces between"
+    )
+  assert isinstance(model, model_lib.IGPT)
+  if len(words) != model.colours:
+    raise config_lib.UserError(
+      f'{key} has {len(words)} colours, but the model has {model.colours}: set'
+      f' config.model.colours={len(words)}'
+    )
+  values = [
+    [int(word[i : i + digits], 16) for i in range(0, len(word), digits)]
+    for word in words
+  ]
+  return (np.asarray(values) / (16**digits - 1)).astype(np.float32)
+
+
+def write_palette(colours: np.ndarray) -> str:
+  """Returns the palette of colours [K, C], from 0 to 1."""
+  values = np.round(colours.clip(0, 1) * _MOST).astype(int)
+  return ' '.join(''.join(f'{x:04x}' for x in colour) for colour in values)
+
+
+def find_clusters(pixels: np.ndarray, count: int, seed: int) -> np.ndarray:
+  """Returns the centres of clusters by k-means, sorted, float64 [K, C].
+
+  Args:
+    pixels: float [N, C].
+    count: Number of clusters, K.
+    seed: Of the first centres.
+
+  Raises:
+    UserError: There are fewer different pixels than clusters.
+  """
+  # Imported here, since they take a second.
+  from sklearn import cluster
+  import threadpoolctl
+
+  colours, weights = np.unique(pixels, axis=0, return_counts=True)
+  if len(colours) < count:
+    raise config_lib.UserError(
+      f'config.model.colours is {count}, but the training images have only'
+      f' {len(colours)} colours: set it to {len(colours)} at most'
+    )
+  # With several threads, the order of sums would differ from run to run.
+  with threadpoolctl.threadpool_limits(1):
+    found = cluster.KMeans(
+      count, n_init=1, max_iter=_ITERATIONS, random_state=seed
+    ).fit(colours.astype(np.float64), sample_weight=weights)
+  return np.unique(found.cluster_centers_, axis=0)
+
+
+def _pixels(
+  config: ml_collections.ConfigDict, source: data_base.Source
+) -> np.ndarray:
+  """Returns pixels of random training images, from 0 to 1, float32 [N, C]."""
+  rng = np.random.default_rng(config.seed)
+  preprocess = data.Preprocess.from_config(config, source.features, {})
+  count = min(len(source), _IMAGES)
+  positions = rng.choice(len(source), count, replace=False).tolist()
+  each = math.ceil(_PIXELS / count)
+
+  def read(position: int) -> np.ndarray:
+    image = preprocess.pixels([source.read(position).image])
+    return preprocess.levels.scale(image).reshape(-1, image.shape[-1])
+
+  with concurrent.futures.ThreadPoolExecutor(batches.num_cores()) as pool:
+    images = list(pool.map(read, positions))
+  return np.concatenate(
+    [
+      x if len(x) <= each else x[rng.choice(len(x), each, replace=False)]
+      for x in images
+    ]
+  )

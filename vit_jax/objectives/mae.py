@@ -1,0 +1,384 @@
+"""Masked autoencoders (MAE, He et al., arXiv:2111.06377).
+
+In comments: B images, N patches, K of them seen, M = p * q * C numbers of a
+patch.
+"""
+
+import dataclasses
+from typing import Any
+from typing import ClassVar
+from typing import NamedTuple
+
+from clu import metrics as clu_metrics
+import jax
+import jax.numpy as jnp
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax.data import features as features_lib
+from vit_jax.evaluation import metrics
+from vit_jax.models import decoder
+from vit_jax.models import spec as spec_lib
+from vit_jax.models import stack
+from vit_jax.models import vit
+from vit_jax.objectives import base
+from vit_jax.weights.formats import mae as mae_files
+from vit_jax.weights.formats import whole
+
+_EPSILON = 1e-6  # of the targets' variance
+# Fields that the decoder's layers have from the trunk's.
+_SHARED = (
+  'gelu',
+  'layer_norm_epsilon',
+  'initializers',
+  'qkv_bias',
+  'scan',
+  'remat',
+  'dtype',
+  'attention_implementation',
+)
+
+
+class Masks(NamedTuple):
+  """Which patches of images are seen.
+
+  Attributes:
+    kept: int32 [B, K], the seen patches, in the order in which they are seen.
+    places: int32 [B, N], each patch's place in (seen, then removed) patches.
+    removed: float32 [B, N], 1 for patches that are not seen.
+  """
+
+  kept: jax.Array
+  places: jax.Array
+  removed: jax.Array
+
+
+def num_kept(count: int, ratio: float) -> int:
+  """Returns K, of `count` patches of which the share `ratio` is removed."""
+  return int(count * (1 - ratio))
+
+
+def masks(noise: jax.Array, ratio: float) -> Masks:
+  """Returns masks that keep the patches with the least noise [B, N]."""
+  k = num_kept(noise.shape[1], ratio)
+  order = jnp.argsort(noise, axis=1)
+  places = jnp.argsort(order, axis=1)
+  removed = (places >= k).astype(jnp.float32)
+  return Masks(order[:, :k], places, removed)
+
+
+def patchify(images: jax.Array, patch_size: tuple[int, int]) -> jax.Array:
+  """Returns patches [B, N, M] of images [B, H, W, C], row by row."""
+  b, height, width, c = images.shape
+  p, q = patch_size
+  x = images.reshape(b, height // p, p, width // q, q, c)
+  return x.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, p * q * c)
+
+
+def unpatchify(
+  patches: jax.Array, grid: tuple[int, int], patch_size: tuple[int, int]
+) -> jax.Array:
+  """Returns the images of patches: the inverse of `patchify`."""
+  (h, w), (p, q) = grid, patch_size
+  x = patches.reshape(len(patches), h, w, p, q, -1)
+  x = x.transpose(0, 1, 3, 2, 4, 5)
+  return x.reshape(len(patches), h * p, w * q, -1)
+
+
+def normalized(patches: jax.Array) -> jax.Array:
+  """Returns patches [B, N, M], each with mean 0 and variance 1 (section 3).
+
+  The variance is the unbiased one, as in the authors' code.
+  """
+  variance = patches.var(axis=-1, keepdims=True, ddof=1)
+  mean = patches.mean(axis=-1, keepdims=True)
+  return (patches - mean) / jnp.sqrt(variance + _EPSILON)
+
+
+def reconstruction_errors(
+  predicted: jax.Array, target: jax.Array, removed: jax.Array
+) -> jax.Array:
+  """Returns each image's mean squared error over its removed patches, [B].
+
+  All images have as many, so that the mean over images is that over patches.
+
+  Args:
+    predicted: [B, N, M].
+    target: [B, N, M].
+    removed: [B, N], 1 where the error counts, else 0.
+  """
+  each = jnp.square(predicted - target).mean(axis=-1)
+  return (each * removed).sum(axis=1) / removed.sum(axis=1)
+
+
+class MAE(base.Objective):
+  """The pixels of removed patches, from those that the encoder sees.
+
+  A random share `mask_ratio` of the patches is removed, and the encoder sees
+  the others alone. A small decoder gets its outputs, and a mask token in the
+  place of each removed patch. With `normalize_targets` it predicts pixels that
+  are normalised within their patch.
+
+  In the authors' code the biases of MLPs start at zero, the class token does
+  not, and the patch embedding starts as a dense layer.
+  """
+
+  metrics: ClassVar = {'loss': 'min', 'examples': 'max'}
+  options: ClassVar = {
+    'mask_ratio': 0.75,
+    'normalize_targets': True,
+    'decoder_width': 512,
+    'decoder_depth': 8,
+    'decoder_heads': 16,
+    'decoder_mlp_dim': 0,  # 0: four times the width
+  }
+
+  def __init__(
+    self, config: ml_collections.ConfigDict, features: features_lib.Features
+  ):
+    """Makes the trunk and the decoder.
+
+    Raises:
+      UserError: The model or the size of images does not suit the method.
+    """
+    super().__init__(config, features)
+    self._options = config.objective.options
+    self.model = self.model.clone(num_classes=0)
+    self._patch = _check_model(self.model, config)
+    height, width, channels = self.image_shape
+    p, q = self._patch
+    self._grid = height // p, width // q
+    self.decoder = decoder.Decoder(
+      _decoder_spec(self.model, self._options),
+      self.model.prefix_length,
+      p * q * channels,
+    )
+
+  @staticmethod
+  def check(config: ml_collections.ConfigDict) -> None:
+    """Checks the objective's options, and the model unless a checkpoint has it.
+
+    Raises:
+      UserError: A value cannot work.
+    """
+    options = config.objective.options
+    if not 0 < options.mask_ratio < 1:
+      raise _error('mask_ratio', options, 'it must be between 0 and 1')
+    for key in ('decoder_width', 'decoder_depth', 'decoder_heads'):
+      if options[key] < 1:
+        raise _error(key, options, 'it must be at least 1')
+    if options.decoder_mlp_dim < 0:
+      raise _error('decoder_mlp_dim', options, 'it must be at least 0')
+    if options.decoder_width % options.decoder_heads:
+      problem = f'decoder_heads={options.decoder_heads} does not divide it'
+      raise _error('decoder_width', options, problem)
+    if options.decoder_width % 4:
+      problem = 'its fixed positions need a multiple of 4'
+      raise _error('decoder_width', options, problem)
+    if config.model.name != config_lib.INIT_FROM:
+      try:
+        model = models.from_config(config.model, 0)
+      except ValueError:
+        return  # `models.check` tells what is wrong
+      _check_model(model, config)
+
+  def init(self, key: jax.Array) -> base.Params:
+    """Returns fresh parameters of the trunk and the decoder."""
+    trunk_key, decoder_key = jax.random.split(key)
+    return {
+      'trunk': super().init(trunk_key),
+      'decoder': self._init_decoder(decoder_key),
+    }
+
+  def _init_decoder(self, key: jax.Array) -> base.Params:
+    # As a scan, as `models.init_params` has it.
+    spec = dataclasses.replace(
+      self.decoder.spec,
+      scan=True,
+      remat='none',
+      attention_implementation='plain',
+    )
+    model, (h, w) = self.decoder.clone(spec=spec), self._grid
+    tokens = jnp.zeros((1, model.prefix_length + 1, self.model.hidden_size))
+    places = jnp.zeros((1, h * w), jnp.int32)
+    init = jax.jit(model.init, static_argnums=3)
+    params = init(key, tokens, places, self._grid)['params']
+    return params if self.model.scan else stack.unstack_layers(params)
+
+  def trunk(self, params: base.Params) -> tuple[models.Model, base.Params]:
+    """Returns the encoder and its parameters."""
+    return self.model, params['trunk']
+
+  def loss(
+    self,
+    params: base.Params,
+    extra: base.Extra,
+    batch: base.Batch,
+    rng: base.Rng,
+  ) -> tuple[jax.Array, base.Scalars, base.Extra]:
+    """Returns the loss and, of the predicted patches, their spread.
+
+    `predicted_std` is the standard deviation of all that is predicted: near
+    zero where the decoder predicts the mean alone.
+    """
+    keys = rng.fold(base.Purpose.OBJECTIVE).per_row()
+    drawn = self._masks(keys)
+    how = self.train_arguments(rng)
+    predicted = self.predict(params, batch['image'], drawn, **how)
+    target = self.targets(batch['image'])
+    loss = reconstruction_errors(predicted, target, drawn.removed).mean()
+    return loss, {'predicted_std': predicted.std()}, extra
+
+  def outputs(self, params: base.Params, batch: base.Batch) -> base.Outputs:
+    """Returns each image's loss [B]; the mask depends on its index alone."""
+    key = jax.random.key(0, impl='threefry2x32')
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, batch['index'])
+    drawn, images = self._masks(keys), batch['image']
+    predicted, target = (
+      self.predict(params, images, drawn),
+      self.targets(images),
+    )
+    return {'loss': reconstruction_errors(predicted, target, drawn.removed)}
+
+  def measure(
+    self, outputs: base.Outputs, batch: base.Batch
+  ) -> clu_metrics.Collection:
+    """Returns the mean loss and the number of examples."""
+    return metrics.mean_loss(outputs['loss'], batch['valid'])
+
+  def predict(
+    self,
+    params: base.Params,
+    images: jax.Array,
+    drawn: Masks,
+    **how: Any,
+  ) -> jax.Array:
+    """Returns the decoder's output for all patches, float32 [B, N, M].
+
+    Args:
+      params: From `init`, or updated.
+      images: float32 [B, H, W, C].
+      drawn: Which patches the encoder sees.
+      **how: Arguments of the trunk, as from `train_arguments`.
+    """
+    tokens = self.encode(params, images, drawn, **how)
+    variables = {'params': params['decoder']}
+    found = self.decoder.apply(variables, tokens, drawn.places, self._grid)
+    assert isinstance(found, jax.Array)  # not a tuple: nothing is mutable
+    return found
+
+  def encode(
+    self, params: base.Params, images: jax.Array, drawn: Masks, **how: Any
+  ) -> jax.Array:
+    """Returns the trunk's tokens [B, P + K, D]; arguments as of `predict`."""
+    seen: Any = self.model.apply(
+      {'params': params['trunk']},
+      images,
+      kept=drawn.kept,
+      method='trunk',
+      **how,
+    )
+    return seen['tokens']
+
+  def targets(self, images: jax.Array) -> jax.Array:
+    """Returns what is predicted for the patches of images, [B, N, M]."""
+    patches = patchify(images, self._patch)
+    return normalized(patches) if self._options.normalize_targets else patches
+
+  def _masks(self, keys: jax.Array) -> Masks:
+    """Returns the masks of images with these random keys [B]."""
+    h, w = self._grid
+    noise = jax.vmap(lambda key: jax.random.uniform(key, (h * w,)))(keys)
+    return masks(noise, self._options.mask_ratio)
+
+  def foreign(self, format_name: str) -> whole.Whole | None:
+    """Returns how the authors' files, or transformers', have the decoder."""
+    return mae_files.whole_of(
+      format_name,
+      self.decoder.spec,
+      self._grid,
+      self.model.prefix_length,
+      self._options,
+    )
+
+
+def _decoder_spec(
+  model: vit.ViT, options: ml_collections.ConfigDict
+) -> spec_lib.EncoderSpec:
+  """Returns the fields of the decoder's layers."""
+  width = options.decoder_width
+  return spec_lib.EncoderSpec(
+    hidden_size=width,
+    mlp_dim=options.decoder_mlp_dim or 4 * width,
+    depth=options.decoder_depth,
+    num_heads=options.decoder_heads,
+    **{key: getattr(model, key) for key in _SHARED},
+  )
+
+
+def _error(
+  key: str, options: ml_collections.ConfigDict, problem: str
+) -> config_lib.UserError:
+  return config_lib.UserError(
+    f'config.objective.options.{key} is {options[key]}: {problem}'
+  )
+
+
+def _check_model(
+  model: models.Model, config: ml_collections.ConfigDict
+) -> tuple[int, int]:
+  """Checks that a model can be trained; returns its patch size in pixels.
+
+  Raises:
+    UserError: It cannot.
+  """
+  name = f'config.objective.name={config.objective.name}'
+  if not isinstance(model, vit.ViT):
+    raise config_lib.UserError(
+      f'{name} leaves tokens out, which a {type(model).__name__} cannot: choose'
+      ' a ViT, as --config.model.name=ViT-B/16'
+    )
+  wrong = {
+    'a ResNet, which sees the removed patches': model.resnet_stages is not None,
+    "pool='map', which this loss does not train": model.pool == 'map',
+    'norm_after_pool, which this loss does not train': model.norm_after_pool,
+    'pre_logits, which this loss does not train': bool(model.pre_logits),
+    'a distillation_token, which needs a teacher': model.distillation_token,
+    'relative_positions, which need all patches': (
+      model.relative_positions != 'none'
+    ),
+  }
+  if found := next((what for what, has in wrong.items() if has), ''):
+    raise config_lib.UserError(
+      f'{name} trains no model with {found}: change config.model'
+    )
+  _check_patches(model.patch_size, config)
+  return model.patch_size
+
+
+def _check_patches(
+  patch: tuple[int, int], config: ml_collections.ConfigDict
+) -> None:
+  """Checks that there are patches to see and to predict.
+
+  Raises:
+    UserError: There are none, or they have a single number.
+  """
+  height, width = config_lib.pair(config.data.image_size, 'data.image_size')
+  count = (height // patch[0]) * (width // patch[1])
+  options = config.objective.options
+  if not 0 < num_kept(count, options.mask_ratio) < count:
+    kept = num_kept(count, options.mask_ratio)
+    raise _error(
+      'mask_ratio',
+      options,
+      f'of the {count} patches of {height} x {width} pixels it keeps {kept}:'
+      ' change it, or take a smaller config.model.patch_size',
+    )
+  if options.normalize_targets and patch == (1, 1) and config.data.channels < 2:
+    raise _error(
+      'normalize_targets',
+      options,
+      'a patch of a single number has no variance: set it to False',
+    )

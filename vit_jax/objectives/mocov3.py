@@ -1,0 +1,290 @@
+"""MoCo v3: contrast with a momentum encoder (arXiv:2104.02057).
+
+Two views of each image. The base encoder, a projector and a predictor make a
+query of each; the momentum encoder and its projector make a key of the other
+view. A query shall be closest to the key of its own image among those of the
+whole batch. The momentum encoder is a moving average of the base encoder; its
+BatchNorms measure their own batches.
+
+In comments: B images, D hidden size, C size of an embedding.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import optax
+
+from vit_jax import config as config_lib
+from vit_jax.data import base as data_base
+from vit_jax.data import features as features_lib
+from vit_jax.data.host import geometry
+from vit_jax.models import projection
+from vit_jax.objectives import base
+from vit_jax.weights.formats import moco
+from vit_jax.weights.formats import whole
+
+_PATCHES = '/patch_embedding/'
+_TINY = 1e-12  # avoids a division by 0
+
+
+class MoCoV3(base.Objective):
+  """Learns features that tell the views of an image from other images.
+
+  Options:
+    temperature: T; similarities of unit vectors are divided by it.
+    momentum: Weight of the old momentum encoder at the start of the run; it
+      grows to 1 as half a cosine.
+    width: Hidden size of projector and predictor.
+    dim: C.
+    projector_layers: Dense layers of the projector.
+    predictor_layers: Dense layers of the predictor.
+    freeze_patches: Whether the patch embedding keeps its random start, which
+      makes training more stable (section 4.2): `config.optim.freeze` then
+      excludes it.
+  """
+
+  options: ClassVar[Mapping[str, Any]] = {
+    'temperature': 0.2,
+    'momentum': 0.99,
+    'width': 4096,
+    'dim': 256,
+    'projector_layers': 3,
+    'predictor_layers': 2,
+    'freeze_patches': True,
+  }
+  couples_examples: ClassVar[bool] = True
+
+  def __init__(
+    self, config: ml_collections.ConfigDict, features: features_lib.Features
+  ):
+    """Makes the trunk, the projector and the predictor."""
+    super().__init__(config, features)
+    self.views = {'pair': geometry.View(geometry.train_crop(config), 2)}
+    self._options = options = config.objective.options
+    self.projector, self.predictor = (
+      projection.BatchNormMlp(
+        (options.width,) * (layers - 1) + (options.dim,), config.train.dtype
+      )
+      for layers in (options.projector_layers, options.predictor_layers)
+    )
+
+  @staticmethod
+  def check(config: ml_collections.ConfigDict) -> None:
+    """Checks the options, and that there are other images to tell apart.
+
+    Raises:
+      UserError: A value cannot work.
+    """
+    options = config.objective.options
+    if not options.temperature > 0:
+      raise config_lib.UserError(
+        f'config.objective.options.temperature is {options.temperature}: it'
+        ' must be more than 0'
+      )
+    if not 0 <= options.momentum <= 1:
+      raise config_lib.UserError(
+        f'config.objective.options.momentum is {options.momentum}: it must be'
+        ' in [0, 1]'
+      )
+    for key in ('width', 'dim', 'projector_layers', 'predictor_layers'):
+      config_lib.at_least(config, f'objective.options.{key}', 1)
+    if config.train.batch_size < 2:
+      raise config_lib.UserError(
+        f'config.train.batch_size is {config.train.batch_size}, but mocov3'
+        ' tells the images of a batch apart: make it at least 2'
+      )
+
+  @classmethod
+  def fill(
+    cls, config: ml_collections.ConfigDict, source: data_base.Source
+  ) -> None:
+    """Freezes the patch embedding, if `freeze_patches` says so."""
+    del source
+    freeze = config.optim.freeze
+    if config.objective.options.freeze_patches and _PATCHES not in freeze:
+      config.optim.freeze = f'{freeze}|{_PATCHES}' if freeze else _PATCHES
+
+  def init(self, key: jax.Array) -> base.Params:
+    """Returns fresh parameters of the trunk and of both heads."""
+    keys = jax.random.split(key, 3)
+    trunk = super().init(keys[0])
+    images = jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)
+    features = jax.eval_shape(self.apply, trunk, images)
+    x = jnp.zeros(features.shape, jnp.float32)
+    projector = self.projector.init(keys[1], x)['params']
+    embedding = jnp.zeros((1, self._options.dim), jnp.float32)
+    predictor = self.predictor.init(keys[2], embedding)['params']
+    return {'trunk': trunk, 'projector': projector, 'predictor': predictor}
+
+  def init_extra(self, params: base.Params) -> base.Extra:
+    """Returns the momentum encoder, and running statistics of all heads."""
+    momentum = {k: params[k] for k in ('trunk', 'projector')}
+    return {
+      'momentum': jax.tree.map(jnp.copy, momentum),
+      'statistics': {
+        'projector': self.projector.fresh_statistics(),
+        'predictor': self.predictor.fresh_statistics(),
+        'momentum_projector': self.projector.fresh_statistics(),
+      },
+      'step': jnp.zeros((), jnp.int32),
+    }
+
+  def trunk(self, params: base.Params) -> tuple[Any, base.Params]:
+    """Returns the base encoder."""
+    return self.model, params['trunk']
+
+  def loss(
+    self,
+    params: base.Params,
+    extra: base.Extra,
+    batch: base.Batch,
+    rng: base.Rng,
+  ) -> tuple[jax.Array, base.Scalars, base.Extra]:
+    """Returns the contrastive loss (nats, times 2 T) and its accuracy.
+
+    The momentum encoder moves towards the base encoder before it makes keys.
+    """
+    m = momentum_at(extra['step'], self.lengths.total, self._options.momentum)
+    keys, extra = self.keys(params, extra, batch['pair'], m)
+    queries, extra = self.queries(params, extra, batch['pair'], rng)
+    t = self._options.temperature
+    loss = contrast(queries[0], keys[1], t) + contrast(queries[1], keys[0], t)
+    found = similarity(queries[0], keys[1]).argmax(axis=1)
+    accuracy = (found == jnp.arange(len(found))).mean()
+    scalars = {'contrast_accuracy': accuracy, 'momentum': m}
+    return loss, scalars, extra
+
+  def queries(
+    self,
+    params: base.Params,
+    extra: base.Extra,
+    views: jax.Array,
+    rng: base.Rng,
+  ) -> tuple[list[jax.Array], base.Extra]:
+    """Returns the queries of both views, two of float32 [B, C].
+
+    Args:
+      params: Parameters.
+      extra: With the running statistics, which are updated.
+      views: float32 [B, 2, H, W, C].
+      rng: Randomness of the step; views differ in their dropout.
+    """
+    statistics, found = dict(extra['statistics']), []
+    for i in range(2):
+      key = rng.fold(base.Purpose.OBJECTIVE + i)
+      x = self.apply_train(params['trunk'], views[:, i], key)
+      for name in ('projector', 'predictor'):
+        x, statistics[name] = apply_head(
+          getattr(self, name), params[name], statistics[name], x
+        )
+      found.append(x)
+    return found, extra | {'statistics': statistics}
+
+  def keys(
+    self,
+    params: base.Params,
+    extra: base.Extra,
+    views: jax.Array,
+    momentum: jax.typing.ArrayLike,
+  ) -> tuple[list[jax.Array], base.Extra]:
+    """Moves the momentum encoder; returns its keys, two of float32 [B, C].
+
+    Args:
+      params: Parameters.
+      extra: With the momentum encoder and its running statistics.
+      views: float32 [B, 2, H, W, C].
+      momentum: Weight of the old momentum encoder.
+    """
+    own = jax.lax.stop_gradient({k: params[k] for k in extra['momentum']})
+    moved = optax.incremental_update(own, extra['momentum'], 1 - momentum)
+    statistics, found = dict(extra['statistics']), []
+    for i in range(2):
+      x = self.apply(moved['trunk'], views[:, i])
+      x, statistics['momentum_projector'] = apply_head(
+        self.projector,
+        moved['projector'],
+        statistics['momentum_projector'],
+        x,
+      )
+      found.append(x)
+    return found, extra | {'momentum': moved, 'statistics': statistics}
+
+  def after_update(
+    self, extra: base.Extra, params: base.Params, step: jax.Array
+  ) -> base.Extra:
+    """Counts the step, for the schedule of the momentum."""
+    del params
+    return extra | {'step': step + 1}
+
+  def foreign(self, format_name: str) -> whole.Whole | None:
+    """Returns how the authors' files, under timm's names, have the heads."""
+    if format_name != 'timm':
+      return None
+    options = self._options
+    return moco.whole_of(options.projector_layers, options.predictor_layers)
+
+  def outputs(self, params: base.Params, batch: base.Batch) -> base.Outputs:
+    """Returns the features [B, D] of the base encoder."""
+    return {'features': self.apply(params['trunk'], batch['image'])}
+
+
+def apply_head(
+  head: projection.BatchNormMlp,
+  params: base.Params,
+  statistics: Mapping[str, Any],
+  x: jax.Array,
+) -> tuple[jax.Array, Any]:
+  """Applies a head in training; returns [B, C] and its running statistics.
+
+  Args:
+    head: Projector or predictor.
+    params: Its parameters.
+    statistics: Its running statistics before this batch.
+    x: [B, D].
+  """
+  variables = {'params': params, 'statistics': statistics}
+  x, changed = head.apply(variables, x, train=True, mutable=['statistics'])
+  return x, changed['statistics']
+
+
+def similarity(queries: jax.Array, keys: jax.Array) -> jax.Array:
+  """Returns the cosine similarity of each query and each key, [B, B]."""
+  q, k = (
+    x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), _TINY)
+    for x in (queries, keys)
+  )
+  return jnp.matmul(q, k.T, precision=jax.lax.Precision.HIGHEST)
+
+
+def contrast(
+  queries: jax.Array, keys: jax.Array, temperature: float
+) -> jax.Array:
+  """Returns InfoNCE over the batch times 2 T (algorithm 1 of the paper).
+
+  Args:
+    queries: float32 [B, C], of one view.
+    keys: float32 [B, C], of the other view of the same images.
+    temperature: T.
+  """
+  logits = similarity(queries, jax.lax.stop_gradient(keys)) / temperature
+  own = jnp.arange(len(logits))
+  losses = optax.softmax_cross_entropy_with_integer_labels(logits, own)
+  return 2 * temperature * losses.mean()
+
+
+def momentum_at(
+  step: jax.typing.ArrayLike, total: int, start: float
+) -> jax.Array:
+  """Returns the weight of the old momentum encoder: `start` to 1, as a cosine.
+
+  Args:
+    step: Number of completed updates.
+    total: Steps of the run.
+    start: Weight at step 0.
+  """
+  angle = jnp.pi * jnp.asarray(step) / total
+  return 1 - (1 - start) * 0.5 * (1 + jnp.cos(angle))

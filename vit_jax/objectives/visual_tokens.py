@@ -1,0 +1,204 @@
+"""Frozen tokenizers, which give each patch of an image one of K tokens.
+
+In comments: B images, N patches, F values of a patch.
+"""
+
+import abc
+import functools
+import os
+import pathlib
+from typing import Any
+
+from absl import logging
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax import weights
+from vit_jax.data import base as data_base
+from vit_jax.data import features as features_lib
+from vit_jax.objectives import codebook
+from vit_jax.objectives import tokenizer
+from vit_jax.runs import restoring
+
+_KEY = 'config.objective.options.tokenizer'
+_NAME = 'tokenizer'
+
+
+class VisualTokens(abc.ABC):
+  """A frozen tokenizer."""
+
+  @abc.abstractmethod
+  def arrays(self) -> Any:
+    """Returns its arrays, a tree of NumPy arrays."""
+
+  @abc.abstractmethod
+  def tokens(self, arrays: Any, images: jax.Array) -> jax.Array:
+    """Returns the token of each patch, int32 [B, N].
+
+    Args:
+      arrays: From `arrays`.
+      images: As the trunk sees them, float32 [B, H, W, C].
+    """
+
+  def read_from(self, source: data_base.Source) -> None:
+    """Gives it the training split, before `arrays` is called."""
+    del source
+
+
+def make(
+  config: ml_collections.ConfigDict, grid: tuple[int, int]
+) -> VisualTokens:
+  """Returns the tokenizer of `config.objective.options`.
+
+  Args:
+    config: The full config.
+    grid: Patches (h, w) of the trunk, which the tokenizer's must equal.
+
+  Raises:
+    UserError: It cannot be loaded, or does not fit.
+  """
+  path = config.objective.options.tokenizer
+  if not path:
+    return Patches(config)
+  path = os.path.expanduser(path)
+  return Trained(config, path, grid)
+
+
+class Patches(VisualTokens):
+  """The nearest code of a codebook, which is made of the training patches."""
+
+  def __init__(self, config: ml_collections.ConfigDict):
+    """Makes a tokenizer that has no codes yet."""
+    size = models.pixels_per_token(models.from_config(config.model, 0))
+    assert size is not None
+    self._config, self._size = config, size
+    self._source: data_base.Source | None = None
+
+  def read_from(self, source: data_base.Source) -> None:
+    """Keeps the training split."""
+    self._source = source
+
+  def arrays(self) -> Any:
+    """Returns the codes, float32 [K, F]; NaN where there are no data yet."""
+    return {
+      'codes': self._codes if self._source is not None else self._no_codes
+    }
+
+  def tokens(self, arrays: Any, images: jax.Array) -> jax.Array:
+    """Returns the nearest code of each patch, int32 [B, N]."""
+    return codebook.nearest(
+      arrays['codes'], codebook.patches(images, self._size)
+    )
+
+  @functools.cached_property
+  def _codes(self) -> np.ndarray:
+    assert self._source is not None
+    count = self._config.objective.options.tokens
+    logging.info('making a codebook of %d tokens of the patches', count)
+    return codebook.of_source(self._config, self._source, self._size, count)
+
+  @property
+  def _no_codes(self) -> np.ndarray:
+    """Codes of a program that is only planned; a step with them is refused."""
+    values = self._size[0] * self._size[1] * self._config.data.channels
+    shape = self._config.objective.options.tokens, values
+    return np.full(shape, np.nan, np.float32)
+
+
+class Trained(VisualTokens):
+  """The tokens of a run of the objective 'tokenizer'."""
+
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    path: str,
+    grid: tuple[int, int],
+  ):
+    """Loads the run.
+
+    Args:
+      config: The full config.
+      path: Its work directory.
+      grid: Patches (h, w) of the trunk.
+
+    Raises:
+      UserError: It is no such run, or does not fit.
+    """
+    self._objective, self._params, self._preprocess = _load(path)
+    self._normalization = config_lib.normalization(config)
+    _check_fits(config, self._objective, grid)
+
+  def arrays(self) -> Any:
+    """Returns the tokenizer's parameters."""
+    return self._params
+
+  def tokens(self, arrays: Any, images: jax.Array) -> jax.Array:
+    """Returns the most likely tokens of the images in its size, int32 [B, N]."""
+    size = self._preprocess.image_size
+    pixels = images * _array(self._normalization[1]) + _array(
+      self._normalization[0]
+    )
+    if images.shape[1:3] != size:
+      shape = (len(images), *size, images.shape[-1])
+      pixels = jax.image.resize(pixels, shape, 'lanczos3')
+      pixels = jnp.clip(pixels, 0, 1)
+    mean, std = _array(self._preprocess.mean), _array(self._preprocess.std)
+    return self._objective.tokens(arrays, (pixels - mean) / std)
+
+
+def _array(values: Any) -> np.ndarray:
+  return np.asarray(values, np.float32)
+
+
+@functools.lru_cache(maxsize=1)  # a run makes the objective several times
+def _load(path: str) -> tuple[tokenizer.Tokenizer, Any, Any]:
+  """Returns the objective of a run, its parameters and its preprocessing."""
+  if not weights.is_workdir(pathlib.Path(path)):
+    raise config_lib.UserError(
+      f'{_KEY}={path} is no work directory: train one with'
+      f' config.objective.name={_NAME}, or leave it empty'
+    )
+  try:
+    loaded = weights.load(path)
+    config = loaded.trained_with
+    assert config is not None
+    if config.objective.name != _NAME:
+      raise config_lib.UserError(
+        f'its objective is {config.objective.name!r}, and not {_NAME!r}'
+      )
+    params, step, _ = restoring.restore_params(path)
+  except ValueError as e:
+    message = config_lib.one_line(e)
+    raise config_lib.UserError(f'{_KEY}={path}: {message}') from None
+  features = {
+    name: features_lib.from_dict(x)
+    for name, x in loaded.preprocess.features.items()
+  }
+  logging.info('the tokenizer is %s, after %d steps', path, step)
+  made = tokenizer.Tokenizer(config, features)
+  return made, jax.tree.map(np.asarray, params), loaded.preprocess
+
+
+def _check_fits(
+  config: ml_collections.ConfigDict,
+  objective: tokenizer.Tokenizer,
+  grid: tuple[int, int],
+) -> None:
+  """Raises a UserError where a tokenizer has other patches or tokens."""
+  options = config.objective.options
+  channels, count = objective.image_shape[-1], objective.count
+  wanted = (
+    ('patches', objective.grid, grid, 'config.data.image_size'),
+    ('channels', channels, config.data.channels, 'config.data.channels'),
+    ('tokens', count, options.tokens, 'config.objective.options.tokens'),
+  )
+  for what, has, want, key in wanted:
+    if has != want:
+      raise config_lib.UserError(
+        f'{_KEY}={options.tokenizer} has {what} {has}, and the run {want}: make'
+        f' them the same, by {key}'
+      )

@@ -1,0 +1,102 @@
+"""Names of MAE's decoder in the files of its authors and of transformers.
+
+The authors' files have the trunk under timm's names. transformers calls its
+class ViTMAEForPreTraining.
+"""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.models import embedding
+from vit_jax.models import spec as spec_lib
+from vit_jax.weights.formats import huggingface
+from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import whole
+from vit_jax.weights.formats.tables import rule
+from vit_jax.weights.formats.tables import torch_dense as _dense
+from vit_jax.weights.formats.tables import torch_norm as _norm
+
+_BLOCK = 'decoder/blocks_{}'
+_TIMM = [
+  *_dense('decoder/embedding', 'decoder_embed'),
+  rule('decoder/mask_token', 'mask_token'),
+  *_norm(f'{_BLOCK}/norm1', 'decoder_blocks.{}.norm1'),
+  *_dense(f'{_BLOCK}/attention/qkv', 'decoder_blocks.{}.attn.qkv'),
+  *_dense(f'{_BLOCK}/attention/out', 'decoder_blocks.{}.attn.proj', inputs=2),
+  *_norm(f'{_BLOCK}/norm2', 'decoder_blocks.{}.norm2'),
+  *_dense(f'{_BLOCK}/mlp/up', 'decoder_blocks.{}.mlp.fc1'),
+  *_dense(f'{_BLOCK}/mlp/down', 'decoder_blocks.{}.mlp.fc2'),
+  *_norm('decoder/norm', 'decoder_norm'),
+  *_dense('decoder/prediction', 'decoder_pred'),
+]
+
+_LAYER = f'{huggingface.MAE_LAYERS}{{}}'
+_QKV = [
+  f'{_LAYER}.attention.attention.{name}' for name in ('query', 'key', 'value')
+]
+_HUGGINGFACE = [
+  *_dense('decoder/embedding', 'decoder.decoder_embed'),
+  rule('decoder/mask_token', 'decoder.mask_token'),
+  *_norm(f'{_BLOCK}/norm1', f'{_LAYER}.layernorm_before'),
+  rule(
+    f'{_BLOCK}/attention/qkv/kernel',
+    [f'{name}.weight' for name in _QKV],
+    tables.split(3, 1, tables.linear()),
+  ),
+  rule(
+    f'{_BLOCK}/attention/qkv/bias',
+    [f'{name}.bias' for name in _QKV],
+    tables.split(3, 0, tables.FLAT),
+  ),
+  *_dense(
+    f'{_BLOCK}/attention/out', f'{_LAYER}.attention.output.dense', inputs=2
+  ),
+  *_norm(f'{_BLOCK}/norm2', f'{_LAYER}.layernorm_after'),
+  *_dense(f'{_BLOCK}/mlp/up', f'{_LAYER}.intermediate.dense'),
+  *_dense(f'{_BLOCK}/mlp/down', f'{_LAYER}.output.dense'),
+  *_norm('decoder/norm', 'decoder.decoder_norm'),
+  *_dense('decoder/prediction', 'decoder.decoder_pred'),
+]
+
+
+def whole_of(
+  format_name: str,
+  spec: spec_lib.EncoderSpec,
+  grid: tuple[int, int],
+  prefix_length: int,
+  options: Mapping[str, Any],
+) -> whole.Whole | None:
+  """Returns how a format stores the decoder; None: it has no such files.
+
+  Args:
+    format_name: 'google', 'timm' or 'huggingface'.
+    spec: Fields of the decoder's layers.
+    grid: Patches (h, w).
+    prefix_length: Tokens before the patches; their positions are zeros.
+    options: Of the objective.
+  """
+  patches = embedding.sincos2d(grid, spec.hidden_size, 'sincos2d_mae')
+  positions = np.pad(patches, ((0, 0), (prefix_length, 0), (0, 0)))
+  if format_name == 'timm':
+    constants = {'decoder_pos_embed': positions}
+    return whole.Whole(_TIMM, constants=constants)
+  if format_name != 'huggingface':
+    return None
+  config = {
+    'model_type': 'vit_mae',
+    'architectures': [huggingface.ARCHITECTURES['vit_mae']],
+    'decoder_hidden_size': spec.hidden_size,
+    'decoder_intermediate_size': spec.mlp_dim,
+    'decoder_num_attention_heads': spec.num_heads,
+    'decoder_num_hidden_layers': spec.depth,
+    'mask_ratio': options['mask_ratio'],
+    'norm_pix_loss': options['normalize_targets'],
+  }
+  return whole.Whole(
+    _HUGGINGFACE,
+    lambda name: name if name.startswith('decoder.') else f'vit.{name}',
+    {'decoder.decoder_pos_embed': positions},
+    config,
+  )

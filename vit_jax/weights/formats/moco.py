@@ -1,0 +1,61 @@
+"""Names of MoCo v3's projector and predictor in the files of its authors.
+
+The trunk has timm's names behind `base_encoder.`, and its projector is `head`.
+Layers of a head are numbered with their norms and activations.
+"""
+
+import re
+
+from vit_jax.weights.files import containers
+from vit_jax.weights.formats import base
+from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import whole
+from vit_jax.weights.formats.tables import rule
+from vit_jax.weights.formats.tables import torch_norm as _norm
+
+# It trains a base encoder, in a module that splits batches.
+_PREFIX = r'(module\.)?(base_encoder\.)?'
+# Attention heads by hidden size: its ViT-S has 12, not 6 (section 4 of the
+# paper).
+HEADS = {384: 12, 768: 12}
+
+
+def whole_of(projector: int, predictor: int) -> whole.Whole:
+  """Returns how the authors' files store both heads, by numbers of layers."""
+  table = [
+    *mlp_rules('projector', 'head', projector),
+    *mlp_rules('predictor', 'predictor', predictor),
+  ]
+  return whole.Whole(table, stored)
+
+
+def mlp_rules(ours: str, theirs: str, layers: int) -> list[tables.Rule]:
+  """Returns the rules of a head; after each dense layer comes its norm.
+
+  Args:
+    ours: Its name in our tree.
+    theirs: Its name in a file.
+    layers: Number of its dense layers.
+  """
+  table: list[tables.Rule] = []
+  for i in range(layers):
+    kernel = f'{theirs}.{3 * i}.weight'
+    table.append(rule(f'{ours}/dense_{i}/kernel', kernel, tables.linear()))
+    table += _norm(f'{ours}/norm_{i}', f'{theirs}.{3 * i + 1}')
+  return table
+
+
+def stored(name: str) -> str:
+  """Returns the name in a file of a name of timm, or of a head."""
+  is_outside = name.startswith(('predictor.', 'momentum_encoder.'))
+  return f'module.{"" if is_outside else "base_encoder."}{name}'
+
+
+def as_timm(arrays: containers.Arrays) -> base.Renamed:
+  """Returns the arrays of a file of MoCo v3 under timm's names."""
+  return base.Renamed(arrays, as_timms, stored)
+
+
+def as_timms(name: str) -> str:
+  """Returns timm's name for a name in a file, without the prefix."""
+  return re.sub(_PREFIX, '', name, count=1)

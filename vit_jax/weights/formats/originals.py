@@ -1,0 +1,135 @@
+"""Files of the authors of DINO, DINOv2, DINOv3 and EVA-02, under timm's names.
+
+Their arrays are those of timm's models, but some have other names, and some are
+cut or joined in another way.
+"""
+
+from collections.abc import Collection
+from collections.abc import Sequence
+import dataclasses
+import re
+
+import numpy as np
+
+from vit_jax.weights.files import containers
+from vit_jax.weights.formats import base
+
+# Arrays that hold no parameters: angles of rotary embeddings, in EVA-02 and
+# DINOv3, and which biases are zero; and parts of DINOv3 for its training alone.
+IGNORED = (
+  r'rope_embed\.periods|(.*\.)?rope\.freqs_(cos|sin)|local_cls_norm\..*'
+  r'|.*\.qkv\.bias_mask'
+)
+
+# Pattern of a name, an array that shows that the file has it, and timm's name.
+_BLOCK = r'(blocks\.\d+\.)'
+_RENAMED: Sequence[tuple[str, str, str]] = (
+  # DINOv2's blocks in chunks: its training keeps the count of whole models.
+  (r'blocks\.\d+\.(\d+\.)', r'blocks\.\d+\.\d+\.norm1\.weight', r'blocks.\1'),
+  (r'(register|storage)_tokens', '', 'reg_token'),
+  (_BLOCK + r'mlp\.w12\.', '', r'\1mlp.fc1.'),
+  (_BLOCK + r'mlp\.w1\.', '', r'\1mlp.fc1_g.'),
+  (_BLOCK + r'mlp\.w2\.', '', r'\1mlp.fc1_x.'),
+  (_BLOCK + r'mlp\.w3\.', '', r'\1mlp.fc2.'),
+  (_BLOCK + r'mlp\.ffn_ln\.', '', r'\1mlp.norm.'),
+  (_BLOCK + r'attn\.inner_attn_ln\.', '', r'\1attn.norm.'),
+  (_BLOCK + r'ls([12])\.gamma', 'storage_tokens', r'\1gamma_\2'),
+  (_BLOCK + r'attn\.([qv])_proj\.bias', '', r'\1attn.\2_bias'),
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Part:
+  """Rows of an array in the file; `stop` 0: all."""
+
+  name: str
+  start: int = 0
+  stop: int = 0
+
+
+class _Assembled(containers.Arrays):
+  """Presents arrays, or rows of them, one below the other as one array."""
+
+  def __init__(
+    self, arrays: containers.Arrays, parts: dict[str, tuple[_Part, ...]]
+  ):
+    self._arrays = arrays
+    self._parts = parts
+    self.metadata = arrays.metadata
+    used = {part.name for each in parts.values() for part in each}
+    self.shapes = {k: x for k, x in arrays.shapes.items() if k not in used}
+    for name, each in parts.items():
+      rows = sum((p.stop or arrays.shapes[p.name][0]) - p.start for p in each)
+      self.shapes[name] = (rows, *arrays.shapes[each[0].name][1:])
+
+  def read(self, name: str) -> np.ndarray:
+    """Reads one array."""
+    if name not in self._parts:
+      return self._arrays.read(name)
+    found = [
+      self._arrays.read(p.name)[p.start : p.stop or None]
+      for p in self._parts[name]
+    ]
+    return np.concatenate(found)
+
+
+def as_timm(arrays: containers.Arrays) -> base.Renamed:
+  """Returns the arrays of a file under timm's names.
+
+  Queries, keys and values are one array, and so are the two halves of a gated
+  MLP without a norm.
+  """
+  renamed = base.Renamed(arrays, lambda name: _renamed(name, arrays.shapes))
+  parts: dict[str, tuple[_Part, ...]] = {}
+  for name, shape in renamed.shapes.items():
+    if name.endswith('.attn.q_proj.weight'):
+      start = name.removesuffix('q_proj.weight')
+      each = [f'{start}{x}_proj.weight' for x in 'qkv']
+      parts[f'{start}qkv.weight'] = tuple(map(_Part, each))
+    elif name.endswith('.attn.qkv.bias_mask') and len(shape) == 1:
+      # DINOv3 keeps keys' biases, and masks them.
+      start, d = name.removesuffix('qkv.bias_mask'), shape[0] // 3
+      bias = f'{start}qkv.bias'
+      parts[f'{start}q_bias'] = (_Part(bias, 0, d),)
+      parts[f'{start}v_bias'] = (_Part(bias, 2 * d, 3 * d),)
+    elif match := re.fullmatch(r'(.*\.mlp\.)fc1_g\.(weight|bias)', name):
+      if f'{match[1]}norm.weight' not in renamed.shapes:
+        each = [f'{match[1]}fc1_{x}.{match[2]}' for x in 'gx']
+        parts[f'{match[1]}fc1.{match[2]}'] = tuple(map(_Part, each))
+  there = {
+    name: each
+    for name, each in parts.items()
+    if all(renamed.shapes.get(p.name) for p in each)
+  }
+  if not there:
+    return renamed
+  return base.Renamed(_Assembled(renamed, there), show=renamed.stored)
+
+
+def _renamed(name: str, names: Collection[str]) -> str:
+  for pattern, sign, other in _RENAMED:
+    found, count = re.subn(f'^{pattern}', other, name)
+    if count and (not sign or any(re.match(sign, x) for x in names)):
+      name = found
+  return name
+
+
+def resize(arrays: base.Renamed) -> str:
+  """Returns how the authors' code resizes positions; '' if timm's does.
+
+  DINO's files are encoders with a class token and positions, and nothing else.
+  Those of DINOv2 have a mask token besides; with registers, its code smooths.
+
+  Args:
+    arrays: Arrays of a file without a config.json, from `as_timm`.
+  """
+  shapes = arrays.shapes
+  if len(shapes.get('mask_token', ())) == 2:  # [1, D]; MAE's has three axes
+    return 'bicubic_antialias' if 'reg_token' in shapes else 'dino'
+  others = (
+    r'(head|fc_norm|attn_pool|dist_token|reg_token|mask_token|pre_logits)'
+  )
+  others += r'|decoder_|.*(gamma|q_norm|q_bias)'
+  is_plain = not any(re.match(others, name) for name in shapes)
+  needed = {'cls_token', 'pos_embed', 'norm.weight', 'patch_embed.proj.weight'}
+  return 'dino' if is_plain and needed <= shapes.keys() else ''

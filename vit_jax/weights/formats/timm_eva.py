@@ -1,0 +1,184 @@
+"""timm's class Eva: EVA-02, DINOv3, RoPE-ViT and other rotary ViTs.
+
+Their arrays have the names of timm's ViT but for a few. No array shows how they
+rotate: that comes from the name in config.json, or from the caller.
+"""
+
+from collections.abc import Mapping
+import re
+from typing import Any
+
+from absl import logging
+
+from vit_jax.models import vit
+from vit_jax.weights.files import typed
+from vit_jax.weights.formats import base
+from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import timm_beit
+from vit_jax.weights.formats.tables import rule
+from vit_jax.weights.formats.tables import torch_norm as _norm
+
+_NONE: Mapping[str, Any] = {'rotary': 'none'}
+_EVA02 = {'rotary': 'eva02', 'rotary_base': 1e4, 'rotary_grid': (16, 16)}
+_DINOV3 = {
+  'rotary': 'dinov3',
+  'rotary_base': 100.0,
+  'layer_norm_epsilon': 1e-5,
+}
+_ROPE_VIT = {'rotary': 'rope_vit', 'rotary_base': 100.0}
+# Fields that the names of timm's architectures stand for.
+_BY_NAME: tuple[tuple[str, Mapping[str, Any]], ...] = (
+  (r'eva02_|vit_\w+_rope_reg\d_gap_', _EVA02),
+  (r'vit_\w+_dinov3', _DINOV3),
+  (r'vit_\w+_rope_(ape_)?\d+$', _ROPE_VIT),
+  (r'eva_giant_', _NONE),
+)
+
+_BLOCK, _THEIRS = 'blocks_{}/attention/qkv', 'blocks.{}.attn'
+_SCALES = [
+  rule('blocks_{}/layer_scale1', 'blocks.{}.gamma_1'),
+  rule('blocks_{}/layer_scale2', 'blocks.{}.gamma_2'),
+]
+_NO_KEY_BIAS = rule(
+  f'{_BLOCK}/bias',
+  [f'{_THEIRS}.q_bias', f'{_THEIRS}.v_bias'],
+  tables.split(2, 0, tables.FLAT),
+)
+_MLP_NORM = [
+  *_norm('blocks_{}/mlp/norm', 'blocks.{}.mlp.norm'),
+]
+# timm's gated MLP with a norm has its two halves apart.
+_HALVES = [
+  rule(
+    f'blocks_{{}}/mlp/up/{ours}',
+    [f'blocks.{{}}.mlp.fc1_{half}.{theirs}' for half in 'gx'],
+    tables.joined(2, tables.linear()),
+  )
+  for ours, theirs in (('kernel', 'weight'), ('bias', 'bias'))
+]
+
+
+def has_signs(shapes: base.Shapes, config: typed.Json) -> bool:
+  """Whether a file is of this class: its names differ from those of a ViT."""
+  signs = ('attn.q_bias', 'gamma_1', 'mlp.norm.weight', 'mlp.fc1_g.weight')
+  if timm_beit.table(shapes):
+    return False  # it has some of these names, too
+  name = config.get('architecture', typed.TEXT, '')
+  return any(re.match(pattern, name) for pattern, _ in _BY_NAME) or any(
+    shapes.count(f'blocks.{{}}.{sign}') for sign in signs
+  )
+
+
+def is_kind(model: vit.ViT) -> bool:
+  """Whether only this class can hold a model, and not BEiT's."""
+  lacks_key_bias = model.qkv_bias and not model.key_bias
+  others = model.rotary != 'none' or lacks_key_bias or model.mlp_norm
+  return others and model.relative_positions == 'none'
+
+
+def rules(model: vit.ViT) -> list[tables.Rule]:
+  """Returns the rules that come before those of timm's ViT."""
+  found = [*_SCALES, *_MLP_NORM]
+  if not model.key_bias:
+    found.append(_NO_KEY_BIAS)
+  return [*found, *_HALVES] if model.mlp_norm and model.gated_mlp else found
+
+
+def fields(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
+  """Returns the fields in which a model differs from timm's ViT."""
+  block = 'blocks.{}.'
+  no_key_bias = shapes.count(f'{block}attn.q_bias') > 0
+  norm, wide = f'{block}mlp.norm.weight', f'{block}mlp.fc1_g.weight'
+  found: dict[str, Any] = {
+    'qkv_bias': no_key_bias or shapes.count(f'{block}attn.qkv.bias') > 0,
+    'key_bias': not no_key_bias,
+    'layer_scale': 1e-5 if shapes.count(f'{block}gamma_1') else None,
+    'mlp_norm': shapes.count(norm) > 0,
+  }
+  if shapes.count(wide):
+    found['gated_mlp'] = True
+  return found | _rotation(shapes, hints)
+
+
+def _rotation(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
+  """Returns how a model rotates, and its epsilon where that is unusual."""
+  config = hints.config
+  name = config.get('architecture', typed.TEXT, '')
+  by_name = (x for pattern, x in _BY_NAME if re.match(pattern, name))
+  found = dict(next(by_name, _by_arrays(shapes)))
+  key = 'model_args.'
+  if not config.get(f'{key}use_rot_pos_emb', typed.TRUTH, True):
+    return dict(_NONE)
+  kind = config.get(f'{key}rope_type', typed.one_of('cat', 'dinov3'))
+  order = config.get(f'{key}rope_grid_indexing', typed.one_of('ij', 'xy'))
+  if kind == 'dinov3':
+    found['rotary'] = 'dinov3'
+  elif kind == 'cat' or order:
+    found['rotary'] = 'rope_vit' if order == 'xy' else 'eva02'
+  base_ = config.get(f'{key}rope_temperature', typed.POSITIVE)
+  grid = config.get(f'{key}ref_feat_shape', typed.SIZE)
+  if base_:
+    found['rotary_base'] = float(base_)
+  if grid:
+    pair = (grid, grid) if isinstance(grid, int) else (grid[0], grid[1])
+    found['rotary_grid'] = pair
+  said = name or kind or 'rotary' in hints.overrides or hints.stored_size
+  if not said:
+    logging.warning(
+      'warning: no file says how its queries and keys are rotated; assumed:'
+      ' %s; to change that, give rotary=, rotary_base= and rotary_grid= (on the'
+      ' command line --model.rotary=, ...)',
+      ', '.join(f'{k}={x!r}' for k, x in found.items()),
+    )
+  return found
+
+
+def _by_arrays(shapes: base.Shapes) -> Mapping[str, Any]:
+  """Returns the most likely fields: what published models of these arrays have.
+
+  All with positions have EVA-02's rotation, if their MLP is gated, or none.
+  """
+  is_gated = shapes.count('blocks.{}.mlp.fc1_g.weight') > 0
+  if not is_gated:
+    hidden = shapes.get('blocks.{}.mlp.fc2.weight', 2)[1]
+    is_gated = shapes.get('blocks.{}.mlp.fc1.weight', 2)[0] == 2 * hidden
+  if 'pos_embed' in shapes:
+    return _EVA02 if is_gated else _NONE
+  both = 'cls_token' in shapes and 'reg_token' in shapes
+  return _DINOV3 if both else _EVA02
+
+
+def arguments(model: vit.ViT) -> dict[str, Any]:
+  """Returns `model_args` that timm's ViT does not have."""
+  rotary: dict[str, Any] = {'use_rot_pos_emb': model.rotary != 'none'}
+  if model.rotary != 'none':
+    rotary |= {
+      'rope_type': 'dinov3' if model.rotary == 'dinov3' else 'cat',
+      'rope_grid_indexing': 'xy' if model.rotary == 'rope_vit' else 'ij',
+      'rope_rotate_half': model.rotary == 'dinov3',
+      'rope_temperature': model.rotary_base,
+    }
+    if model.rotary_grid:
+      rotary['ref_feat_shape'] = list(model.rotary_grid)
+  return {
+    'attn_type': 'rope' if model.qkv_bias and model.key_bias else 'eva',
+    'qkv_fused': True,
+    'swiglu_mlp': model.gated_mlp,
+    'scale_mlp': model.mlp_norm,
+    'num_reg_tokens': model.registers,
+    'use_abs_pos_emb': model.position_embedding != 'none',
+    'use_fc_norm': model.pool == 'gap' and model.norm_after_pool,
+    **rotary,
+  }
+
+
+def unsupported(model: vit.ViT) -> dict[str, Any]:
+  """Returns what this class has no place for, and whether a model has it."""
+  return {
+    'a distillation token beside rotary embeddings': model.distillation_token,
+    'a ResNet stem beside rotary embeddings': model.resnet_stages is not None,
+    'attention pooling beside rotary embeddings': model.pool == 'map',
+    'a layer before the head beside rotary embeddings': model.pre_logits,
+    'approximations of the GELU beside rotary embeddings': model.gelu != 'exact'
+    and not model.gated_mlp,
+  }
