@@ -61,8 +61,8 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
 
   config.evals.val.split = ''
   config.evals.test.split = ''
-  for name, kind in (('linear', 'linear'), ('knn', 'knn')):
-    config.evals[name] = config_lib.evaluation(
+  for kind in ('linear', 'knn'):
+    config.evals[kind] = config_lib.evaluation(
       kind=kind, split='train[45000:]', train_split='train[:45000]'
     )
   config.checkpoint.every = '1 epochs'

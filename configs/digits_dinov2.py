@@ -53,8 +53,9 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.optim.final_weight_decay = 0.4
   config.optim.clip_each = 3.0
 
-  probe = {'split': 'train[80%:]', 'train_split': 'train[:80%]'}
-  config.evals.linear = config_lib.evaluation(kind='linear', **probe)
-  config.evals.knn = config_lib.evaluation(kind='knn', **probe)
+  for kind in ('linear', 'knn'):
+    config.evals[kind] = config_lib.evaluation(
+      kind=kind, split='train[80%:]', train_split='train[:80%]'
+    )
   config.checkpoint.every = '200 steps'
   return config

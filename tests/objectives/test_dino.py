@@ -3,19 +3,24 @@
 import re
 import shutil
 
+import commands
+from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors.numpy import load_file
 import tiny
 
 import vit_jax
+from vit_jax import convert
 from vit_jax.config import UserError
 from vit_jax.data import sources
 from vit_jax.data.device.rng import Rng
 from vit_jax.models import prototypes as heads
 from vit_jax.objectives import prototypes
 from vit_jax.runs import checkpoint_format
+from vit_jax.runs import restoring
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 from vit_jax.weights import resize
@@ -133,6 +138,39 @@ def test_the_trunk_is_loaded(finished):
   source = sources.open_source(config_of(method), 'train[80%:]')
   outputs = vit.outputs(list(source.arrays['image'][:4]))
   assert outputs['features'].shape == (4, 16)
+
+
+def test_the_heads_travel_in_the_authors_names(finished, tmp_path):
+  """As the teacher of a checkpoint of torch, from which a run starts."""
+  torch = pytest.importorskip('torch')
+  method, path = finished
+  out = tmp_path / 'out'
+  assert commands.run(convert, path, out, '--to=timm', '--whole') == 0
+  arrays = load_file(out / 'model.safetensors')
+  name = {'dino': 'head', 'dinov2': 'ibot_head'}[method]
+  assert arrays[f'{name}.last_layer.weight_g'].shape[1] == 1
+  assert 'backbone.norm.weight' in arrays
+  tensors = {k: torch.from_numpy(x) for k, x in arrays.items()}
+  other = {k: 2 * x for k, x in tensors.items()}
+  torch.save({'student': other, 'teacher': tensors}, tmp_path / 'x.pth')
+  found = build(
+    method,
+    **{**RANDOM, 'init_from__path': str(tmp_path / 'x.pth')},
+    model__gelu='tanh',
+  ).init()
+  params, _, _ = restoring.restore_params(path, None)
+  flat, wanted = (
+    traverse_util.flatten_dict(jax.device_get(x), sep='/')
+    for x in (found.params, params)
+  )
+  for key in ('head/last_layer/kernel', 'head/dense_0/bias'):
+    np.testing.assert_array_equal(flat[key], wanted[key])
+  key = 'trunk/blocks_1/mlp/up/kernel'
+  np.testing.assert_array_equal(flat[key], wanted[key])
+  config = config_of(method, {'bottleneck': 4}, **RANDOM)
+  config.init_from.path = str(tmp_path / 'x.pth')
+  with pytest.raises(UserError, match=r'^[^\n]*beside its trunk[^\n]*$'):
+    experiment_lib.build(config)
 
 
 @pytest.mark.parametrize('method', OPTIONS)

@@ -44,6 +44,9 @@ class Dino(base.Objective):
   student sees all; the teacher, whose parameters are a moving average of the
   student's, only the global ones. A head gives logits over prototypes. The
   student learns the teacher's probabilities for another crop.
+
+  Attributes:
+    foreign_heads: Names of the heads in the authors' files.
   """
 
   options: ClassVar[Mapping[str, Any]] = {
@@ -70,6 +73,8 @@ class Dino(base.Objective):
     'momentum': 0.996,  # of the teacher; rises to 1 on half a cosine
     'freeze_last_layer': '1 epochs',  # so long the last layer does not learn
   }
+
+  foreign_heads: ClassVar[Mapping[str, str]] = {'head': 'head'}
 
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features
@@ -184,15 +189,14 @@ class Dino(base.Objective):
     return self.model, params['trunk']
 
   def foreign(self, format_name: str) -> whole.Whole | None:
-    """Returns the names of the head in DINO's files."""
+    """Returns the names of the heads in the authors' files."""
     if format_name != 'timm':
       return None
     rules: list[tables.Rule] = []
     for name, head in self.heads.items():
-      rules += dino_head.rules(
-        f'{name}/', f'{name}.', head.layers, head.batch_norm
-      )
-    return whole.Whole(rules)
+      theirs = f'{self.foreign_heads[name]}.'
+      rules += dino_head.rules(f'{name}/', theirs, head.layers, head.batch_norm)
+    return whole.Whole(rules, dino_head.stored)
 
   def loss(
     self,

@@ -124,6 +124,10 @@ class DinoV2(dino.Dino):
     'patch_centre': 'masked',
     'koleo_weight': 0.1,
   }
+  foreign_heads: ClassVar[Mapping[str, str]] = {
+    'head': 'dino_head',
+    'patch_head': 'ibot_head',
+  }
 
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features
