@@ -217,3 +217,23 @@ def test_one_number_for_all_channels_is_the_same(tmp_path, caplog):
 def test_a_frozen_new_head_is_warned_of(checkpoint, caplog):
   experiment_lib.build(tuned(checkpoint, optim__trainable='norm'))
   assert "--config.optim.trainable='norm|^head/'" in caplog.text
+
+
+def test_how_positions_are_resized_is_kept(checkpoint, tmp_path):
+  """A run that begins with DINO's encoder resizes as DINO does."""
+  loaded = vit_jax.load(checkpoint).adapted(num_classes=0)
+  theirs = tmp_path / 'dino.safetensors'
+  model = loaded.model.clone(registers=0, layer_scale=None)
+  params = models.init_params(model, jax.random.key(3), (16, 16, 3))
+  arrays = dict(tables.write(timm.rules(model), params))
+  containers.write_safetensors(theirs, arrays, {})
+  config = tuned(theirs, train__duration='1 steps')
+  config.model.num_heads = 2
+  workdir = tmp_path / 'run'
+  assert loop.run(config, str(workdir)).status == 0
+  assert vit_jax.load(workdir).resize == 'dino'
+  assert loop.run(config, str(workdir)).status == 0  # '' in this config
+  config.init_from.resize = 'bicubic'
+  other = tmp_path / 'other'
+  assert loop.run(config, str(other)).status == 0
+  assert vit_jax.load(other).resize == 'bicubic'

@@ -13,7 +13,6 @@ from vit_jax.config.checks import one_of as one_of
 from vit_jax.config.checks import pair as pair
 from vit_jax.config.defaults import default as default
 from vit_jax.config.defaults import no_argument as no_argument
-from vit_jax.config.evaluations import evaluation as evaluation
 from vit_jax.config.durations import is_due as is_due
 from vit_jax.config.durations import num_steps as num_steps
 from vit_jax.config.durations import parse_duration as parse_duration
@@ -21,6 +20,7 @@ from vit_jax.config.durations import period as period
 from vit_jax.config.errors import one_line as one_line
 from vit_jax.config.errors import some as some
 from vit_jax.config.errors import UserError as UserError
+from vit_jax.config.evaluations import evaluation as evaluation
 from vit_jax.config.files import call_file as call_file
 from vit_jax.config.files import file_name as file_name
 from vit_jax.config.files import load as load

@@ -6,9 +6,9 @@ import reprlib
 import ml_collections
 
 from vit_jax.config.defaults import default
-from vit_jax.config.defaults import evaluation
 from vit_jax.config.durations import parse_duration
 from vit_jax.config.errors import UserError
+from vit_jax.config.evaluations import evaluation
 from vit_jax.config.keys import check_set
 from vit_jax.config.keys import flatten
 from vit_jax.config.keys import unknown_key

@@ -13,8 +13,8 @@ import ml_collections
 
 from vit_jax.config import synonyms
 from vit_jax.config.defaults import default
-from vit_jax.config.defaults import evaluation
 from vit_jax.config.errors import UserError
+from vit_jax.config.evaluations import evaluation
 from vit_jax.config.microbatches import AUTO
 from vit_jax.config.microbatches import with_accumulation
 
@@ -139,8 +139,8 @@ def fill(
 
   These are values that otherwise come from the data and the checkpoint at
   init_from.path: the number of classes and of their images, bits and intensity
-  window, mean, std and interpolation, and the whole model if its name is
-  'init_from'.
+  window, mean, std, interpolation and how positions are resized, and the whole
+  model if its name is 'init_from'.
 
   Args:
     config: The config of the resumed run.
@@ -157,6 +157,9 @@ def fill(
     set_value(config, 'data.bits', stored.data.bits)
   for key in ('mean', 'std', 'intensity_window', 'interpolation'):
     config.data[key] = config.data[key] or stored.data[key]
+  if config.init_from.path:
+    resize = config.init_from.resize or stored.init_from.resize
+    config.init_from.resize = resize
   if config.train.accumulation == AUTO:
     config = with_accumulation(config, stored.train.accumulation)
   for key, value in stored.objective.options.items():

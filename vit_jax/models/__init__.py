@@ -19,6 +19,7 @@ from vit_jax.models import igpt
 from vit_jax.models import mixer
 from vit_jax.models import names
 from vit_jax.models import resnet
+from vit_jax.models import rotary
 from vit_jax.models import spec as spec_lib
 from vit_jax.models import stack
 from vit_jax.models import vit
@@ -336,10 +337,16 @@ def _check_vit(model: vit.ViT) -> None:
       f'rotary={model.rotary!r} needs heads with a multiple of 4 channels, not'
       f' {d // model.num_heads}: change num_heads or hidden_size'
     )
-  if model.rotary_grid is not None and len(model.rotary_grid) != 2:
-    raise ValueError(
-      f'rotary_grid is {model.rotary_grid}: write (rows, columns) of patches'
-    )
+  if model.rotary_grid is not None:
+    if len(model.rotary_grid) != 2:
+      raise ValueError(
+        f'rotary_grid is {model.rotary_grid}: write (rows, columns) of patches'
+      )
+    if not rotary.is_scaled(model.rotary):
+      raise ValueError(
+        f'rotary_grid has no effect with rotary={model.rotary!r}, which scales'
+        ' no indices: leave it out'
+      )
   if 'token' in model.pool and 'class_token' not in model.prefix:
     raise ValueError(
       f'pool={model.pool!r} reads the class token, but class_token is False'

@@ -69,6 +69,105 @@ def _timm_dinov2(found: re.Match[str]) -> Named:
   return _vit(found, **fields)
 
 
+# DINOv3's sizes: ours, and the fields that differ.
+_S_PLUS = {'mlp_dim': 1536, 'gated_mlp': True}
+_H_PLUS = {'mlp_dim': 5120, 'num_heads': 20, 'gated_mlp': True}
+_7B = {
+  'hidden_size': 4096,
+  'mlp_dim': 8192,
+  'num_heads': 32,
+  'depth': 40,
+  'gated_mlp': True,
+}
+_NO_BIASES = {'qkv_bias': False, 'key_bias': True}
+_DINOV3_SIZES: Mapping[str, tuple[str, dict[str, Any]]] = {
+  'small': ('S', {}),
+  'small_plus': ('S', _S_PLUS),
+  'base': ('B', {}),
+  'large': ('L', {}),
+  'huge_plus': ('H', _H_PLUS),
+  '7b': ('H', _7B),
+  's16': ('S', {}),
+  's16plus': ('S', _S_PLUS),
+  'b16': ('B', {}),
+  'l16': ('L', {}),
+  'h16plus': ('H', _H_PLUS),
+  '7b16': ('H', _7B | _NO_BIASES),
+}
+_DINOV3: dict[str, Any] = {
+  'class_token': True,
+  'registers': 4,
+  'position_embedding': 'none',
+  'rotary': 'dinov3',
+  'key_bias': False,
+  'layer_norm_epsilon': 1e-5,
+  'layer_scale': 1e-5,
+  **_EXACT,
+}
+_EVA02_MLP = {'tiny': 512, 'small': 1024, 'base': 2048, 'large': 2730}
+_EVA = {
+  'pool': 'gap',
+  'norm_after_pool': True,
+  'class_token': True,
+  'key_bias': False,
+  **_EXACT,
+}
+_ROTARY = {'rotary': 'eva02', 'rotary_base': 1e4, 'rotary_grid': (16, 16)}
+_ROPE_SIZES: Mapping[str, dict[str, Any]] = {
+  'medium': _MEDIUM,
+  'mediumd': _MEDIUM | _NO_BIASES | {'depth': 20},
+  'betwixt': {'hidden_size': 640, 'mlp_dim': 2560, 'num_heads': 10},
+  'base': {},
+}
+
+
+def _dinov3(found: re.Match[str]) -> Named:
+  size, fields = _DINOV3_SIZES[found['of']]
+  shown = {'layer_scale': 1.0, 'mask_token': True}
+  return f'ViT-{size}/16', _DINOV3 | fields | shown
+
+
+def _timm_dinov3(found: re.Match[str]) -> Named:
+  size, fields = _DINOV3_SIZES[found['of']]
+  # Biases of published models are zeros; names without `qkvb` have none.
+  biases = {} if found['biases'] else _NO_BIASES
+  return f'ViT-{size}/16', _DINOV3 | fields | biases | {'pool': 'gap'}
+
+
+def _eva02(found: re.Match[str]) -> Named:
+  size = found['of']
+  fields = {
+    'mlp_dim': _EVA02_MLP[size],
+    'gated_mlp': True,
+    'mlp_norm': size in ('base', 'large'),
+  }
+  return f'ViT-{_SIZES[size]}/14', _ROTARY | _EVA | fields
+
+
+def _eva(found: re.Match[str]) -> Named:
+  del found
+  return 'ViT-g/14', dict(_EVA)
+
+
+def _timm_rope(found: re.Match[str]) -> Named:
+  fields = _ROTARY | _EVA | _ROPE_SIZES[found['of']]
+  return 'ViT-B/16', fields | {
+    'class_token': False,
+    'registers': int(found['registers']),
+    'position_embedding': 'none',
+    'layer_scale': 1e-5,
+  }
+
+
+def _rope_vit(found: re.Match[str]) -> Named:
+  fields = {'rotary': 'rope_vit', 'layer_scale': 1e-5, **_EXACT}
+  if found['positions']:
+    fields['position_tokens'] = 'patches'
+  else:
+    fields['position_embedding'] = 'none'
+  return f'ViT-{_SIZES[found["of"]]}/16', fields
+
+
 def _deit(found: re.Match[str]) -> Named:
   return _vit(found, distillation_token=bool(found['distilled']))
 
@@ -129,6 +228,15 @@ _PATTERNS: Mapping[str, Callable[[re.Match[str]], Named]] = {
     _siglip
   ),
   rf'vit_{_SIZE}_patch{_PATCH}_(?P<registers>reg4_)?dinov2': _timm_dinov2,
+  r'vit_(?P<of>small|small_plus|base|large|huge_plus|7b)_patch16_dinov3'
+  r'(?P<biases>_qkvb)?': _timm_dinov3,
+  r'eva02_(?P<of>tiny|small|base|large)_patch14_\d+': _eva02,
+  r'eva_giant_patch14_\d+': _eva,
+  r'vit_(?P<of>medium|mediumd|betwixt|base)_patch16_rope_reg(?P<registers>\d)'
+  r'_gap_\d+': _timm_rope,
+  r'vit_(?P<of>small|base|large)_patch16_rope_(?P<positions>ape_)?\d+': (
+    _rope_vit
+  ),
   rf'deit_{_SIZE}_(?P<distilled>distilled_)?patch{_PATCH}{_END}': _deit,
   rf'deit3_(?P<of>medium|{_SIZE})_patch{_PATCH}{_END}': _deit3,
   rf'mixer_(?P<size>[sbl]){_PATCH}{_END}': _mixer,
@@ -142,6 +250,9 @@ _PATTERNS: Mapping[str, Callable[[re.Match[str]], Named]] = {
   rf'{_OWNER}dino-vit(?P<size>[sb]){_PATCH}': _dino,
   rf'{_OWNER}dinov2-(?P<registers>with-registers-)?{_SIZE}'
   r'(-imagenet1k-1-layer)?': _dinov2,
+  rf'{_OWNER}dinov3-vit(?P<of>s16|s16plus|b16|l16|h16plus|7b16)-pretrain-\w+': (
+    _dinov3
+  ),
 }
 # timm's other architectures of these families.
 _TIMM = r'[a-z]+\w*_(patch\d+_\w+|\w+_\d{3}|dinov\d)(\.\w+)?'

@@ -45,6 +45,11 @@ KINDS: Mapping[str, Kind] = {
 }
 
 
+def is_scaled(kind: str) -> bool:
+  """Whether a reference grid has an effect on a kind, or on 'none'."""
+  return kind in KINDS and not KINDS[kind].centred
+
+
 def angles(
   kind: str,
   grid: tuple[int, int],

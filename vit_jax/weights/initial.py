@@ -64,7 +64,8 @@ def fill(
   """Sets open keys of a config to the values of the checkpoint.
 
   These are the model's fields if its name is 'init_from', mean and std if they
-  are (), and the interpolation if it is ''.
+  are (), and the interpolation and the method that resizes positions if they
+  are ''. The method is kept, since this run's checkpoints are resized so, too.
 
   Args:
     config: Config to change.
@@ -75,6 +76,7 @@ def fill(
   mean, std = config_lib.normalization(config)
   if loaded is not None:
     _compare_levels(config, loaded)
+    config.init_from.resize = config.init_from.resize or loaded.resize
     mean, std = loaded.preprocess.mean, loaded.preprocess.std
     for key, value in (('mean', mean), ('std', std)):
       if config.data[key] and not _are_equal(config.data[key], value):
@@ -96,6 +98,8 @@ def _fill_model(config: ml_collections.ConfigDict, model: models.Model) -> None:
   config.model.name = models.name_of(model)
   kept = fields.of_kind(type(model), Kind.SIZE, Kind.FUNCTION, Kind.FITTED)
   kept.remove('num_classes')
+  if 'mask_token' in kept:
+    kept.remove('mask_token')  # for runs that mask patches, which say so
   if config.model.num_classes != model.num_classes and 'pre_logits' in kept:
     kept.remove('pre_logits')  # dropped together with the head
   for key in kept:

@@ -388,6 +388,7 @@ def uncommon(model: vit.ViT) -> dict[str, bool]:
   Args:
     model: The model to be stored.
   """
+  # What model.rotary_base and model.rotary_grid say goes with model.rotary.
   return {
     NO_KEY_BIAS: model.qkv_bias and not model.key_bias,
     ROTARY: model.rotary != 'none',

@@ -40,13 +40,17 @@ def form_of(model: models.Model, lacks: Lacks) -> models.Model | None:
 def _forms(model: models.Model) -> Iterator[models.Model]:
   """Yields the model and equivalent forms, the most similar first.
 
-  Fixed positions can become learned ones with the same values, with zeros for
+  A mask token, which no prediction needs, can be left out. Fixed positions can
+  become learned ones with the same values, with zeros for
   tokens without a position; a position can be added to its token. LayerScale
   can be multiplied into the layer that it scales.
   """
   yield model
   if not isinstance(model, vit.ViT):
     return
+  if model.mask_token:
+    model = model.clone(mask_token=False)
+    yield model
   scales: list[dict[str, Any]] = [{}]
   if model.layer_scale is not None:
     scales.append({'layer_scale': None})
@@ -72,6 +76,8 @@ def rewrite(
     return loaded, []
   assert isinstance(source, vit.ViT) and isinstance(target, vit.ViT)
   notes = []
+  if source.mask_token and not target.mask_token:
+    notes.append('the token of masked patches is left out')
   if source.layer_scale is not None and target.layer_scale is None:
     params = _scaled(params)
     source = source.clone(layer_scale=None)

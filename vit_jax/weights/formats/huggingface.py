@@ -285,7 +285,8 @@ def _fields(
     fields |= {
       'pool': 'token+gap',
       'gated_mlp': gated,
-      'mask_token': 'embeddings.mask_token' in shapes,
+      'mask_token': 'embeddings.mask_token' in shapes
+      and config.get('use_mask_token', typed.TRUTH, True),
       'layer_scale': config.get('layerscale_value', _NUMBER, 1.0),
       'mlp_dim': shapes.get(f'{_LAYER}.mlp.{down}.weight', 2)[1],
     }
@@ -454,6 +455,6 @@ def unused(model: nn.Module) -> dict[str, tuple[int, ...]]:
     return {}
   if dinov3.is_kind(model):
     return dinov3.unused(model)
-  if model.mask_token or not model_type(model).startswith('dinov2'):
+  if model.mask_token or model_type(model) != 'dinov2_with_registers':
     return {}
   return {'embeddings.mask_token': (1, model.hidden_size)}

@@ -76,6 +76,7 @@ def _of_kind(model: vit.ViT, kind: str) -> dict[str, Any]:
   return {
     'mlp_ratio': huggingface.mlp_ratio(model),
     'use_swiglu_ffn': model.gated_mlp,
+    'use_mask_token': model.mask_token,
     'layerscale_value': model.layer_scale,
     'drop_path_rate': model.stochastic_depth,
     **(registers if model.registers else {}),

@@ -53,9 +53,12 @@ _GATED = [
   rule(
     f'blocks_{{}}/mlp/up/{ours}',
     [f'{_LAYER}.mlp.{half}_proj.{theirs}' for half in ('gate', 'up')],
-    tables.joined(2, tables.linear()),
+    tables.joined(2, layout),
   )
-  for ours, theirs in (('kernel', 'weight'), ('bias', 'bias'))
+  for ours, theirs, layout in (
+    ('kernel', 'weight', tables.linear()),
+    ('bias', 'bias', tables.SAME),
+  )
 ]
 
 
@@ -95,7 +98,8 @@ def describe(
     'depth': shapes.count(f'{_LAYER}.'),
     'pool': 'token',
     'registers': shapes.size('embeddings.register_tokens', 1),
-    'mask_token': 'embeddings.mask_token' in shapes,
+    'mask_token': 'embeddings.mask_token' in shapes
+    and config.get('use_mask_token', typed.TRUTH, True),
     'position_embedding': 'none',
     'rotary': 'dinov3',
     'rotary_base': float(config.get('rope_theta', typed.POSITIVE, 100.0)),
@@ -200,6 +204,7 @@ def config(
     'use_gated_mlp': model.gated_mlp,
     'layer_norm_eps': model.layer_norm_epsilon,
     'layerscale_value': model.layer_scale,
+    'use_mask_token': model.mask_token,  # for this package
     'rope_theta': model.rotary_base,
     'query_bias': model.qkv_bias,
     'key_bias': model.qkv_bias and model.key_bias,

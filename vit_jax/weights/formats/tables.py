@@ -264,8 +264,8 @@ def _differences(
         misshapen.append(f'{found} instead of {shape}')
   extra = [
     stored(name)
-    for name in shapes
-    if name not in used and not re.fullmatch(ignored, name)
+    for name, shape in shapes.items()
+    if name not in used and not re.fullmatch(ignored, name) and 0 not in shape
   ]
   parts = {'missing': missing, 'misshapen': misshapen, 'unknown': extra}
   return [f'{what}: {", ".join(each)}' for what, each in parts.items() if each]

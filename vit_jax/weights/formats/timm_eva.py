@@ -10,6 +10,7 @@ from typing import Any
 
 from absl import logging
 
+from vit_jax.models import rotary
 from vit_jax.models import vit
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
@@ -26,6 +27,12 @@ _DINOV3 = {
   'layer_norm_epsilon': 1e-5,
 }
 _ROPE_VIT = {'rotary': 'rope_vit', 'rotary_base': 100.0}
+_BY_KIND: Mapping[str, Mapping[str, Any]] = {
+  'none': _NONE,
+  'eva02': _EVA02,
+  'dinov3': _DINOV3,
+  'rope_vit': _ROPE_VIT,
+}
 # Fields that the names of timm's architectures stand for.
 _BY_NAME: tuple[tuple[str, Mapping[str, Any]], ...] = (
   (r'eva02_|vit_\w+_rope_reg\d_gap_', _EVA02),
@@ -52,15 +59,18 @@ _HALVES = [
   rule(
     f'blocks_{{}}/mlp/up/{ours}',
     [f'blocks.{{}}.mlp.fc1_{half}.{theirs}' for half in 'gx'],
-    tables.joined(2, tables.linear()),
+    tables.joined(2, layout),
   )
-  for ours, theirs in (('kernel', 'weight'), ('bias', 'bias'))
+  for ours, theirs, layout in (
+    ('kernel', 'weight', tables.linear()),
+    ('bias', 'bias', tables.SAME),
+  )
 ]
 
 
 def has_signs(shapes: base.Shapes, config: typed.Json) -> bool:
   """Whether a file is of this class: its names differ from those of a ViT."""
-  signs = ('attn.q_bias', 'gamma_1', 'mlp.norm.weight', 'mlp.fc1_g.weight')
+  signs = ('attn.q_bias', 'gamma_1', 'mlp.fc1_g.weight')
   if timm_beit.table(shapes):
     return False  # it has some of these names, too
   name = config.get('architecture', typed.TEXT, '')
@@ -105,25 +115,30 @@ def _rotation(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
   config = hints.config
   name = config.get('architecture', typed.TEXT, '')
   by_name = (x for pattern, x in _BY_NAME if re.match(pattern, name))
-  found = dict(next(by_name, _by_arrays(shapes)))
   key = 'model_args.'
-  if not config.get(f'{key}use_rot_pos_emb', typed.TRUTH, True):
-    return dict(_NONE)
   kind = config.get(f'{key}rope_type', typed.one_of('cat', 'dinov3'))
   order = config.get(f'{key}rope_grid_indexing', typed.one_of('ij', 'xy'))
-  if kind == 'dinov3':
-    found['rotary'] = 'dinov3'
+  found = dict(next(by_name, _by_arrays(shapes)))
+  asked = hints.overrides.get('rotary')
+  if asked in _BY_KIND:
+    found = dict(_BY_KIND[asked])
+  elif not config.get(f'{key}use_rot_pos_emb', typed.TRUTH, True):
+    found = dict(_NONE)
+  elif kind == 'dinov3':
+    found = dict(_DINOV3)
   elif kind == 'cat' or order:
     found['rotary'] = 'rope_vit' if order == 'xy' else 'eva02'
-  base_ = config.get(f'{key}rope_temperature', typed.POSITIVE)
-  grid = config.get(f'{key}ref_feat_shape', typed.SIZE)
-  if base_:
+  if base_ := config.get(f'{key}rope_temperature', typed.POSITIVE):
     found['rotary_base'] = float(base_)
-  if grid:
-    pair = (grid, grid) if isinstance(grid, int) else (grid[0], grid[1])
-    found['rotary_grid'] = pair
-  said = name or kind or 'rotary' in hints.overrides or hints.stored_size
-  if not said:
+  if rotary.is_scaled(found['rotary']):
+    given = config.get('model_args', typed.OBJECT, {})
+    grid = config.get(f'{key}ref_feat_shape', typed.SIZE)
+    if isinstance(grid, int):
+      grid = (grid, grid)
+    if 'ref_feat_shape' in given:  # null: not scaled
+      found['rotary_grid'] = tuple(grid) if grid else None
+  said = name or kind or asked or hints.stored_size
+  if not said and found['rotary'] != 'none':
     logging.warning(
       'warning: no file says how its queries and keys are rotated; assumed:'
       ' %s; to change that, give rotary=, rotary_base= and rotary_grid= (on the'
@@ -150,16 +165,16 @@ def _by_arrays(shapes: base.Shapes) -> Mapping[str, Any]:
 
 def arguments(model: vit.ViT) -> dict[str, Any]:
   """Returns `model_args` that timm's ViT does not have."""
-  rotary: dict[str, Any] = {'use_rot_pos_emb': model.rotary != 'none'}
+  found: dict[str, Any] = {'use_rot_pos_emb': model.rotary != 'none'}
   if model.rotary != 'none':
-    rotary |= {
+    found |= {
       'rope_type': 'dinov3' if model.rotary == 'dinov3' else 'cat',
       'rope_grid_indexing': 'xy' if model.rotary == 'rope_vit' else 'ij',
       'rope_rotate_half': model.rotary == 'dinov3',
       'rope_temperature': model.rotary_base,
     }
-    if model.rotary_grid:
-      rotary['ref_feat_shape'] = list(model.rotary_grid)
+    grid = model.rotary_grid
+    found['ref_feat_shape'] = list(grid) if grid else None
   return {
     'attn_type': 'rope' if model.qkv_bias and model.key_bias else 'eva',
     'qkv_fused': True,
@@ -168,7 +183,7 @@ def arguments(model: vit.ViT) -> dict[str, Any]:
     'num_reg_tokens': model.registers,
     'use_abs_pos_emb': model.position_embedding != 'none',
     'use_fc_norm': model.pool == 'gap' and model.norm_after_pool,
-    **rotary,
+    **found,
   }
 
 

@@ -1,0 +1,293 @@
+"""Encoders of self-supervision: their authors', timm's and Hugging Face's."""
+
+import functools
+import re
+
+from foreign import assert_same
+from foreign import flat
+from foreign import logits
+from foreign import random_model
+from foreign import read
+import jax
+import numpy as np
+import pytest
+
+import vit_jax
+from vit_jax.config import UserError
+from vit_jax.weights.files import containers
+from vit_jax.weights.formats import export
+
+SMALL = {
+  'hidden_size': 24,
+  'num_hidden_layers': 2,
+  'num_attention_heads': 3,
+  'intermediate_size': 40,
+  'image_size': 32,
+  'patch_size': 8,
+}
+THEIRS = {
+  'plain': {'num_register_tokens': 3, 'rope_theta': 50.0},
+  'gated': {'use_gated_mlp': True, 'hidden_act': 'silu'},
+  'no biases': {'query_bias': False, 'value_bias': False},
+  'all biases': {'key_bias': True, 'num_register_tokens': 1},
+}
+EVA02 = {
+  'pool': 'gap',
+  'norm_after_pool': True,
+  'class_token': True,
+  'key_bias': False,
+  'gelu': 'exact',
+  'rotary': 'eva02',
+  'rotary_base': 1e4,
+  'rotary_grid': (3, 3),
+  'gated_mlp': True,
+}
+DINO = {'gelu': 'exact', 'num_classes': 0}
+
+
+def images_of(height, width):
+  rng = np.random.default_rng(0)
+  return rng.standard_normal((2, height, width, 3), np.float32)
+
+
+@functools.partial(
+  jax.jit,
+  static_argnums=0,
+  compiler_options={'xla_backend_optimization_level': 0},
+)
+def _tokens(model, params, images, masked):
+  seen = model.apply({'params': params}, images, method='trunk', masked=masked)
+  return seen['tokens']
+
+
+def tokens(loaded, images, masked=None):
+  return np.asarray(_tokens(loaded.model, loaded.params, images, masked))
+
+
+@pytest.mark.parametrize('name', THEIRS)
+def test_transformers_dinov3(tmp_path, name):
+  """Also for oblong images and masked patches; and back, to the bit."""
+  reason = "needs torch and transformers: pip install -e '.[compat]'"
+  torch = pytest.importorskip('torch', reason=reason)
+  transformers = pytest.importorskip('transformers', reason=reason)
+  config = transformers.DINOv3ViTConfig(**SMALL | THEIRS[name])
+  torch.manual_seed(0)
+  model = transformers.DINOv3ViTModel(config).eval()
+  with torch.no_grad():
+    for parameter in model.parameters():
+      parameter.normal_(std=0.2)
+  model.save_pretrained(tmp_path / 'theirs')
+  loaded = vit_jax.load(tmp_path / 'theirs')
+
+  def theirs(images, **how):
+    pixels = torch.tensor(np.moveaxis(images, -1, 1).copy())
+    with torch.no_grad():
+      return model(pixels, **how).last_hidden_state
+
+  images = images_of(32, 32)
+  found = logits(loaded, images)
+  np.testing.assert_allclose(found, theirs(images)[:, 0], atol=1e-5)
+  masked = np.random.default_rng(1).random((2, 16)) < 0.4
+  np.testing.assert_allclose(
+    tokens(loaded, images, masked=masked),
+    theirs(images, bool_masked_pos=torch.tensor(masked)),
+    atol=1e-5,
+  )
+  oblong = images_of(16, 40)
+  np.testing.assert_allclose(
+    tokens(loaded.adapted(image_size=(16, 40)), oblong),
+    theirs(oblong),
+    atol=1e-5,
+  )
+  export.write(loaded, tmp_path / 'ours', 'huggingface', 'here')
+  again, told = transformers.AutoModel.from_pretrained(
+    tmp_path / 'ours', output_loading_info=True
+  )
+  assert not any(told.values()), told
+  for key, array in model.state_dict().items():
+    assert torch.equal(array, again.state_dict()[key]), key
+  assert_same(vit_jax.load(tmp_path / 'ours'), loaded)
+
+
+def test_a_dinov3_without_what_transformers_needs(tmp_path):
+  """Neither registers nor a mask token: their arrays are there, unused."""
+  fields = {'rotary': 'dinov3', 'position_embedding': 'none', **DINO}
+  ours = random_model(layer_scale=1.0, **fields)
+  export.write(ours, tmp_path / 'x', 'huggingface', 'here')
+  assert_same(vit_jax.load(tmp_path / 'x'), ours)
+  with pytest.raises(UserError, match='no place for a classifier beside'):
+    export.write(
+      random_model(layer_scale=1.0, **fields | {'num_classes': 3}),
+      tmp_path / 'y',
+      'huggingface',
+      'here',
+    )
+
+
+def theirs(tmp_path, ours, *names, **changes):
+  """Writes a model under its authors' names; returns the file.
+
+  Args:
+    tmp_path: A directory.
+    ours: The model, which timm's names fit.
+    *names: (pattern, replacement) of timm's names.
+    **changes: Further arrays.
+  """
+  export.write(ours, tmp_path / 'timm.safetensors', 'timm', 'here')
+  arrays = read(tmp_path / 'timm.safetensors')
+  for pattern, replacement in names:
+    arrays = {re.sub(pattern, replacement, k): x for k, x in arrays.items()}
+  path = tmp_path / 'x.safetensors'
+  (tmp_path / 'config.json').unlink()
+  containers.write_safetensors(path, arrays | changes, {})
+  return path
+
+
+def test_dinos_file_is_resized_as_its_code_does(tmp_path):
+  ours = random_model(**DINO)
+  loaded = vit_jax.load(theirs(tmp_path, ours), num_heads=3)
+  assert loaded.resize == 'dino'
+  assert_same(loaded, ours)
+  same = loaded.adapted(image_size=32)
+  np.testing.assert_array_equal(
+    same.params['position_embedding'], ours.params['position_embedding']
+  )
+  oblong = loaded.adapted(image_size=(16, 64))  # as many patches
+  other = loaded.adapted(image_size=(16, 64), resize='bicubic')
+  difference = oblong.params['position_embedding']
+  difference = difference - other.params['position_embedding']
+  assert 1e-3 < abs(difference).max() < 0.5
+  loaded = vit_jax.load(
+    tmp_path / 'x.safetensors', num_heads=3, resize='corner'
+  )
+  assert loaded.resize == 'dino'  # the file's, as before
+
+
+@pytest.mark.parametrize('gated', [False, True])
+@pytest.mark.parametrize('chunks', [False, True])
+def test_dinov2s_own_names(tmp_path, gated, chunks):
+  ours = random_model(
+    layer_scale=1e-5, gated_mlp=gated, mask_token=True, **DINO
+  )
+  names = [(r'mlp\.fc1', 'mlp.w12'), (r'mlp\.fc2', 'mlp.w3')] * gated
+  names += [(r'^blocks\.', 'blocks.0.')] * chunks
+  mask = np.asarray(ours.params['mask_token'])[0]
+  path = theirs(tmp_path, ours, *names, mask_token=mask)
+  loaded = vit_jax.load(path, num_heads=3)
+  assert_same(loaded, ours)
+  assert loaded.resize == 'dino'
+  notes = export.write(loaded, tmp_path / 'again', 'timm', 'here')
+  assert notes == ['the token of masked patches is left out']
+  again = vit_jax.load(tmp_path / 'again')
+  assert (again.resize, again.model.mask_token) == ('dino', False)
+  params = {k: x for k, x in loaded.params.items() if k != 'mask_token'}
+  jax.tree.map(np.testing.assert_array_equal, again.params, params)
+
+
+def test_dinov2s_own_names_with_registers(tmp_path):
+  """Registers have no position in its file; timm adds the class token's."""
+  fields = {'layer_scale': 1e-5, 'registers': 4, **DINO}
+  ours = random_model(position_tokens='patches', **fields)
+  names = [('reg_token', 'register_tokens')]
+  row = np.full((1, 1, 24), 0.25, np.float32)
+  table = np.concatenate([row, ours.params['position_embedding']], axis=1)
+  mask = np.zeros((1, 24), np.float32)
+  path = theirs(tmp_path, ours, *names, pos_embed=table, mask_token=mask)
+  loaded = vit_jax.load(path, num_heads=3)
+  assert loaded.resize == 'bicubic_antialias'
+  assert loaded.model.position_tokens == 'class'
+  images = images_of(32, 32)
+  ours.params['class_token'] = ours.params['class_token'] + row
+  np.testing.assert_allclose(
+    logits(loaded, images), logits(ours, images), atol=1e-5
+  )
+
+
+@pytest.mark.parametrize('normalised', [False, True])
+def test_eva02s_own_names(tmp_path, normalised):
+  ours = random_model(mlp_norm=normalised, **EVA02)
+  names = [
+    (r'mlp\.fc1\.', 'mlp.w12.'),
+    (r'mlp\.fc1_g', 'mlp.w1'),
+    (r'mlp\.fc1_x', 'mlp.w2'),
+    (r'mlp\.fc2', 'mlp.w3'),
+    (r'mlp\.norm', 'mlp.ffn_ln'),
+  ]
+  angles = {'rope.freqs_cos': np.ones((16, 8), np.float32)}
+  path = theirs(tmp_path, ours, *names, **angles)
+  if normalised:  # its queries, keys and values are apart
+    arrays = read(path)
+    for i in range(2):
+      for name, x in zip(
+        'qkv',
+        np.split(arrays.pop(f'blocks.{i}.attn.qkv.weight'), 3),
+        strict=True,
+      ):
+        arrays[f'blocks.{i}.attn.{name}_proj.weight'] = x
+      arrays[f'blocks.{i}.attn.q_proj.bias'] = arrays.pop(
+        f'blocks.{i}.attn.q_bias'
+      )
+    containers.write_safetensors(path, arrays, {})
+  loaded = vit_jax.load(path, num_heads=3, rotary='eva02', rotary_grid=(3, 3))
+  assert_same(loaded, ours)
+
+
+def test_dinov3s_own_names(tmp_path):
+  """Its keys' biases are masked, whatever they hold."""
+  ours = random_model(
+    rotary='dinov3',
+    key_bias=False,
+    registers=4,
+    position_embedding='none',
+    layer_scale=1e-5,
+    mask_token=True,
+    layer_norm_epsilon=1e-5,
+    **DINO,
+  )
+  names = [
+    ('reg_token', 'storage_tokens'),
+    (r'gamma_([12])', r'ls\1.gamma'),
+  ]
+  mask = np.asarray(ours.params['mask_token'])[0]
+  further = {
+    'mask_token': mask,
+    'rope_embed.periods': np.ones(2, np.float32),
+  }
+  path = theirs(tmp_path, ours, *names, **further)
+  arrays = read(path)
+  nothing = np.full(24, np.nan, np.float32)
+  for i in range(2):
+    start = f'blocks.{i}.attn.'
+    query, value = (arrays.pop(f'{start}{x}_bias') for x in 'qv')
+    arrays[f'{start}qkv.bias'] = np.concatenate([query, nothing, value])
+    arrays[f'{start}qkv.bias_mask'] = np.repeat([1.0, 0, 1], 24)
+  containers.write_safetensors(path, arrays, {})
+  assert_same(vit_jax.load(path, num_heads=3, image_size=32), ours)
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    EVA02,
+    EVA02 | {'mlp_norm': True, 'gelu': 'exact'},
+    EVA02 | {'gated_mlp': False, 'mlp_norm': True},
+    {'rotary': 'rope_vit', 'rotary_base': 10.0, 'gelu': 'exact'},
+    {'rotary': 'dinov3', 'qkv_bias': False, 'layer_scale': 1e-5, **DINO},
+    {'key_bias': False, 'gelu': 'exact'},
+  ],
+)
+def test_timms_eva_and_back(tmp_path, fields):
+  ours = random_model(**fields)
+  export.write(ours, tmp_path / 'x', 'timm', 'here')
+  assert_same(vit_jax.load(tmp_path / 'x'), ours)
+
+
+def test_how_a_bare_file_rotates_is_said(tmp_path, caplog):
+  path = theirs(tmp_path, random_model(**EVA02))
+  with caplog.at_level('WARNING', 'absl'):
+    loaded = vit_jax.load(path, num_heads=3)
+  assert "assumed: rotary='eva02'" in caplog.text
+  assert loaded.model.rotary_grid == (16, 16)
+  assert flat(loaded).keys() == flat(random_model(**EVA02)).keys()
+  loaded = vit_jax.load(path, num_heads=3, rotary='none')
+  assert loaded.model.rotary == 'none'
