@@ -27,7 +27,7 @@ def head(case: Case) -> golden_cases.Answers:
   variables = jax.eval_shape(lambda: module.init(jax.random.key(0), x))
   rules = {
     'params': dino_head.rules('', '', f['layers'], f['batch_norm']),
-    'batch_stats': dino_head.statistics_rules('', '', f['layers']),
+    'statistics': dino_head.statistics_rules('', '', f['layers']),
   }
   with containers.open_arrays(case.weights) as arrays:
     variables = {
@@ -47,7 +47,7 @@ def head(case: Case) -> golden_cases.Answers:
   }
   if f['batch_norm']:
     answers['output_train'], _ = module.apply(
-      variables, x, train=True, mutable=['batch_stats']
+      variables, x, train=True, mutable=['statistics']
     )
   return answers
 

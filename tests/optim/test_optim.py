@@ -413,6 +413,35 @@ def test_decay_follows_the_pattern():
   np.testing.assert_allclose(direction['norm']['scale'], 0)
 
 
+def test_a_factor_scales_all_decays():
+  params = {'norm': {'scale': jnp.ones(3)}, 'head': {'kernel': jnp.ones(3)}}
+  zeros = optax.tree.zeros_like(params)
+  for name in ('adamw', 'sgd', 'muon'):
+    config = config_of(name, weight_decay=0.5, momentum=0.0, b1=0.0).optim
+    config.rules = (('norm', 1.0, 0.1),)
+    if name == 'muon':
+      params['blocks_0'] = {'mlp': {'up': {'kernel': jnp.ones((2, 2))}}}
+      zeros = optax.tree.zeros_like(params)
+    optimizer = optim.make_optimizer(config)
+    found, _ = optimizer.update(zeros, optimizer.init(params), params, decay=3)
+    np.testing.assert_allclose(found['head']['kernel'], 1.5, rtol=1e-6)
+    np.testing.assert_allclose(found['norm']['scale'], 0.3, rtol=1e-6)
+
+
+@pytest.mark.parametrize('layout', ['unrolled', 'scanned'])
+def test_clipping_of_each_parameter(layout):
+  settings = {'clip_each': 1.0, 'momentum': 0.0, 'weight_decay': 0.0}
+  config = config_of('sgd', **settings).optim
+  params, (grads, *_) = laid_out(layout)
+  optimizer = optim.make_optimizer(config)
+  update = jax.jit(optimizer.update)
+  found = by_name(update(grads, optimizer.init(params), params)[0])
+  for path, g in by_name(grads).items():
+    scale = min(1, 1 / (np.linalg.norm(g) + 1e-6))
+    np.testing.assert_allclose(found[path], scale * g, rtol=1e-4, atol=1e-7)
+  assert any(np.linalg.norm(g) > 1 for g in by_name(grads).values())
+
+
 def test_decay_as_big_vision_has_it_does_not_know_the_rate():
   params = {'head': {'kernel': jnp.full((2, 2), 8.0)}}
   zeros = optax.tree.zeros_like(params)
@@ -492,6 +521,9 @@ def test_adaptive_clipping_of_each_unit(layout):
   [
     ({'name': 'adamv'}, "optim.name is 'adamv': choose one of adamw, "),
     ({'clip_adaptive': -1.0}, 'optim.clip_adaptive is -1.0'),
+    ({'clip_each': -1.0}, 'optim.clip_each is -1.0'),
+    ({'final_weight_decay': 0.4, 'weight_decay': 0.0}, 'which it changes, is'),
+    ({'final_weight_decay': -0.4}, 'final_weight_decay is -0.4'),
     ({'b2': 1.0}, 'optim.b2 is 1.0: it must be in [0, 1)'),
     ({'momentum_dtype': 'half'}, "momentum_dtype is 'half'"),
     ({'sam.rho': -0.1}, 'optim.sam.rho is -0.1'),

@@ -42,6 +42,24 @@ def test_landmarks(schedule, expected):
   np.testing.assert_allclose(found, expected, atol=1e-3)
 
 
+def test_an_inclusive_warmup_reaches_the_peak():
+  fn = make('cosine', (100, 10), warmup_inclusive=True)
+  found = [float(fn(step)) for step in (0, 3, 9, 10, 100)]
+  np.testing.assert_allclose(found, [0, 1 / 3, 1, 1, 0], atol=1e-6)
+  assert float(make('cosine', (9, 1), warmup_inclusive=True)(0)) == 0
+
+
+def test_weight_decay_follows_half_a_cosine():
+  config = config_of('constant', weight_decay=0.04, final_weight_decay=0.4)
+  fn = optim.make_decay(config.optim, optim.Lengths(100, 10))
+  found = [float(fn(step)) for step in (0, 25, 50, 100, 120)]
+  share = (1 - np.cos(np.pi / 4)) / 2
+  wanted = [1, 1 + 9 * share, 5.5, 10, 10]
+  np.testing.assert_allclose(found, wanted, rtol=1e-5)
+  config.optim.final_weight_decay = None
+  assert optim.make_decay(config.optim, optim.Lengths(100))(50) == 1
+
+
 def test_step_changes_at_the_step():
   fn = make('step', (100,))
   found = [float(fn(step)) for step in (0, 59, 60, 84, 85)]

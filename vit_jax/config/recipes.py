@@ -309,6 +309,49 @@ def deit() -> ml_collections.ConfigDict:
   return config
 
 
+def dino() -> ml_collections.ConfigDict:
+  """Returns the common part of DINO and DINOv2 on ImageNet-1k.
+
+  Two global crops of 224 pixels and eight local ones of 96; AdamW whose weight
+  decay grows from 0.04 to 0.4, of all parameters but biases, norms and
+  LayerScale; a warm-up of 10 epochs, whose last step has the full learning
+  rate; and the crops' augmentation: colour jitter, grey, blur (always in the
+  first crop, seldom in the second, half of the local ones), solarization of the
+  second crop.
+
+  Differences to the authors' code: it resizes bicubically with Pillow and
+  computes in float16 (mixed precision), ours in bfloat16.
+  """
+  config = config_lib.default()
+  config.data.name = 'imagenet2012'
+  config.data.split = 'train'
+  config.data.image_size = 224
+  config.data.crop = 'random_resized'
+  config.data.crop_scale = (0.4, 1.0)
+  config.data.interpolation = 'bicubic'
+  config.data.mean = IMAGENET_MEAN
+  config.data.std = IMAGENET_STD
+  config.augment.jitter = (0.4, 0.4, 0.2, 0.1)
+  config.augment.jitter_probability = 0.8
+  config.augment.gray = (0.2,)
+  config.augment.blur = (1.0, 0.1, 0.5)
+  config.augment.solarize = (0.0, 0.2, 0.0)
+
+  config.model.gelu = 'exact'
+  config.model.initializers = 'deit'
+  config.train.dtype = 'bfloat16'
+  config.optim.schedule = 'cosine'
+  config.optim.warmup = '10 epochs'
+  config.optim.warmup_inclusive = True
+  config.optim.weight_decay = 0.04
+  config.optim.final_weight_decay = 0.4
+  config.optim.decay_pattern = (
+    r'(kernel|tokens?|position_embedding|last_layer/scale)$'
+  )
+  config.checkpoint.every = '5 epochs'
+  return config
+
+
 def cifar10() -> ml_collections.ConfigDict:
   """Returns a config for CIFAR-10: 45,000 images to train on, 5,000 held out.
 

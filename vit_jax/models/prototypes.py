@@ -8,6 +8,8 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import projection
+
 _NORM = 1e-12  # least norm, as torch's `normalize` has it
 _KERNEL = nn.initializers.truncated_normal(0.02)
 # As torch initialises a linear layer; only the directions matter.
@@ -46,36 +48,40 @@ class PrototypeHead(nn.Module):
       nn.Dense(width, kernel_init=_KERNEL, dtype=self.dtype) for width in widths
     ]
     if self.batch_norm:
-      self.norm = [
-        nn.BatchNorm(momentum=0.9, epsilon=1e-5, dtype=self.dtype)
-        for _ in widths[1:]
-      ]
+      self.norm = [projection.BatchNorm() for _ in widths[1:]]
     self.last_layer = _LastLayer(self.prototypes, self.trains_scale)
 
   def __call__(self, x: jax.Array, train: bool = False) -> jax.Array:
     """Returns logits.
 
     Args:
-      x: Features, [..., D].
-      train: Whether BatchNorm uses the statistics of this batch, over all axes
-        but the last; the running ones in 'batch_stats' are then updated.
+      x: Features, [B, D].
+      train: Whether BatchNorm measures this batch; see `projection.BatchNorm`.
 
     Returns:
-      float32 [..., K].
+      float32 [B, K].
     """
     return self.last_layer(self.narrow(x, train))
 
   def narrow(self, x: jax.Array, train: bool = False) -> jax.Array:
-    """Returns the normalised bottleneck, float32 [..., R]."""
+    """Returns the normalised bottleneck, float32 [B, R]."""
     x = x.astype(self.dtype)
     for i, dense in enumerate(self.dense):
       x = dense(x)
       if i == self.layers - 1:
         break
       if self.batch_norm:
-        x = self.norm[i](x, use_running_average=not train)
+        x = self.norm[i](x, train=train).astype(self.dtype)
       x = nn.gelu(x, approximate=False)
     return _unit(x.astype(jnp.float32), axis=-1)
+
+  def fresh_statistics(self) -> dict[str, dict[str, jax.Array]]:
+    """Returns the running statistics of BatchNorm before the first batch."""
+    norms = range((self.layers - 1) * self.batch_norm)
+    m = self.hidden
+    return {
+      f'norm_{i}': {'mean': jnp.zeros(m), 'var': jnp.ones(m)} for i in norms
+    }
 
   def prototype_kernel(self) -> jax.Array:
     """Returns the weights of the last layer, [R, K]."""

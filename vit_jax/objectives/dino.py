@@ -5,7 +5,6 @@ K prototypes.
 """
 
 from collections.abc import Mapping
-import dataclasses
 import math
 from typing import Any
 from typing import ClassVar
@@ -19,10 +18,9 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import optim
 from vit_jax.data import features as features_lib
-from vit_jax.data.host import geometry
 from vit_jax.models import prototypes as heads
-from vit_jax.models import vit
 from vit_jax.objectives import base
+from vit_jax.objectives import crops
 from vit_jax.objectives import prototypes
 from vit_jax.weights import resize
 from vit_jax.weights.formats import dino_head
@@ -30,8 +28,6 @@ from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import whole
 
 ASSIGNMENTS = ('centre', 'sinkhorn')
-_GLOBAL = 2  # crops that the teacher sees, too
-_COLLAPSED = 0.01  # of log(K): so near is an entropy to 0, or to log(K)
 
 _DURATIONS = ('teacher_temperature_warmup', 'freeze_last_layer')
 _POSITIVE = (
@@ -48,6 +44,9 @@ class Dino(base.Objective):
   student sees all; the teacher, whose parameters are a moving average of the
   student's, only the global ones. A head gives logits over prototypes. The
   student learns the teacher's probabilities for another crop.
+
+  Attributes:
+    foreign_heads: Names of the heads in the authors' files.
   """
 
   options: ClassVar[Mapping[str, Any]] = {
@@ -75,6 +74,8 @@ class Dino(base.Objective):
     'freeze_last_layer': '1 epochs',  # so long the last layer does not learn
   }
 
+  foreign_heads: ClassVar[Mapping[str, str]] = {'head': 'head'}
+
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features
   ):
@@ -86,40 +87,15 @@ class Dino(base.Objective):
     super().__init__(config, features)
     self._options = config.objective.options
     self.model = models.from_config(config.model, 0, config.train.dtype)
-    crop = geometry.train_crop(config)
-    self.views = {'global': geometry.View(crop, _GLOBAL)}
-    if self._options.local_crops:
-      side = self._options.local_size
-      local = dataclasses.replace(
-        crop,
-        kind='random_resized',
-        size=(side, side),
-        scale=tuple(self._options.local_scale),
-        pad=0,
-      )
-      self.views['local'] = geometry.View(local, self._options.local_crops)
-    self._check_model()
+    self.views = crops.views(config)
+    self.crops = crops.CropTrunk(
+      self.model,
+      self.image_shape[:2],
+      self._options.local_crops,
+      self._options.resize,
+    )
+    self.crops.check(config)
     self.heads = self.make_heads()
-
-  def _check_model(self) -> None:
-    """Raises a UserError if the model cannot see all crops."""
-    if not isinstance(self.model, vit.ViT) or self.model.has_two_heads:
-      raise config_lib.UserError(
-        f'config.model.name is {self.config.model.name!r}, but'
-        f' config.objective.name={self.config.objective.name} needs a ViT'
-        ' without a distillation token'
-      )
-    for view in self.views.values():
-      patch = models.pixels_per_token(self.model)
-      assert patch is not None
-      if any(x % p for x, p in zip(view.crop.size, patch, strict=True)):
-        key = 'objective.options.local_size'
-        if view.crop.size == self.image_shape[:2]:
-          key = 'data.image_size'
-        raise config_lib.UserError(
-          f'config.{key} gives crops of {_by(view.crop.size)} pixels, which'
-          f' patches of {_by(patch)} do not fill: choose a multiple of these'
-        )
 
   def make_heads(self) -> dict[str, heads.PrototypeHead]:
     """Returns the heads by their names in the parameters."""
@@ -203,10 +179,8 @@ class Dino(base.Objective):
       'updates': jnp.zeros((), jnp.int32),
     }
     if self._options.batch_norm:
-      example = self._example(params['trunk'])
       extra['statistics'] = {
-        name: head.init(jax.random.key(0), example)['batch_stats']
-        for name, head in self.heads.items()
+        name: head.fresh_statistics() for name, head in self.heads.items()
       }
     return extra
 
@@ -215,15 +189,14 @@ class Dino(base.Objective):
     return self.model, params['trunk']
 
   def foreign(self, format_name: str) -> whole.Whole | None:
-    """Returns the names of the head in DINO's files."""
+    """Returns the names of the heads in the authors' files."""
     if format_name != 'timm':
       return None
     rules: list[tables.Rule] = []
     for name, head in self.heads.items():
-      rules += dino_head.rules(
-        f'{name}/', f'{name}.', head.layers, head.batch_norm
-      )
-    return whole.Whole(rules)
+      theirs = f'{self.foreign_heads[name]}.'
+      rules += dino_head.rules(f'{name}/', theirs, head.layers, head.batch_norm)
+    return whole.Whole(rules, dino_head.stored)
 
   def loss(
     self,
@@ -234,75 +207,25 @@ class Dino(base.Objective):
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the cross-entropy of the student's crops with the teacher's."""
     seen = [
-      self.see(params['trunk'], batch[name], rng, features_only=True)
+      self.see(params, batch[name], rng, features_only=True)
       for name in self.views
     ]
-    taught = self.see(
-      extra['teacher']['trunk'], batch['global'], features_only=True
-    )
+    taught = self.teach(extra, batch['global'], features_only=True)
     features = jnp.concatenate([x['features'] for x in seen], axis=1)
     return self.class_loss(params, extra, features, taught['features'])
 
   def see(
-    self,
-    trunk: base.Params,
-    images: jax.Array,
-    rng: base.Rng | None = None,
-    **kwargs: Any,
+    self, params: base.Params, images: jax.Array, rng: base.Rng, **kwargs: Any
   ) -> base.Outputs:
-    """Applies the trunk to several crops of each image.
+    """Applies the student's trunk, for training, to crops [B, n, H, W, C]."""
+    how = self.train_arguments(rng)
+    return self.crops.apply(params['trunk'], images, **how, **kwargs)
 
-    Args:
-      trunk: Parameters of the trunk.
-      images: [B, n, H, W, C].
-      rng: Random key, and rows; None: without dropout.
-      **kwargs: For the trunk; arrays [B, n, ...].
-
-    Returns:
-      The trunk's outputs, [B, n, ...].
-    """
-    b, n, *shape = images.shape
-    how: dict[str, Any] = {}
-    if rng is not None:
-      # No two crops of an image have the same row.
-      first = 0 if tuple(shape) == self.image_shape else _GLOBAL
-      crops = first + jnp.arange(n, dtype=jnp.int32)
-      rows = rng.rows[:, None] * (_GLOBAL + self._options.local_crops) + crops
-      how = self.train_arguments(base.Rng(rng.key, rows.reshape(-1)))
-    arrays = {
-      k: x.reshape(b * n, *x.shape[2:]) if isinstance(x, jax.Array) else x
-      for k, x in kwargs.items()
-    }
-    found: Any = self.model.apply(
-      {'params': self._resized(trunk, (shape[0], shape[1]))},
-      images.reshape(b * n, *shape),
-      method='trunk',
-      **how,
-      **arrays,
-    )
-    return {k: x.reshape(b, n, *x.shape[1:]) for k, x in found.items()}
-
-  def _resized(self, trunk: base.Params, size: geometry.Size) -> base.Params:
-    """Returns parameters with learned positions for crops of a size."""
-    table = trunk.get('position_embedding')
-    patch = models.pixels_per_token(self.model)
-    if table is None or size == self.image_shape[:2]:
-      return trunk
-    old, new = (
-      [x // p for x, p in zip(each, patch, strict=True)]
-      for each in (self.image_shape[:2], size)
-    )
-    rows, columns = (
-      jnp.asarray(resize.resize_matrix(*x, self._options.resize), jnp.float32)
-      for x in zip(old, new, strict=True)
-    )
-    prefix = table.shape[1] - math.prod(old)
-    patches = table[0, prefix:].reshape(*old, -1)
-    patches = jnp.einsum(
-      'ai,bj,ijd->abd', rows, columns, patches, precision='highest'
-    ).reshape(1, -1, table.shape[-1])
-    resized = jnp.concatenate([table[:, :prefix], patches], axis=1)
-    return trunk | {'position_embedding': resized}
+  def teach(
+    self, extra: base.Extra, images: jax.Array, **kwargs: Any
+  ) -> base.Outputs:
+    """Applies the teacher's trunk to crops [B, n, H, W, C]."""
+    return self.crops.apply(extra['teacher']['trunk'], images, **kwargs)
 
   def class_loss(
     self,
@@ -327,7 +250,8 @@ class Dino(base.Objective):
     pairs = prototypes.between_crops(
       logits, probabilities, o.student_temperature
     )
-    loss = sum(prototypes.of_other_crops(pairs))
+    of_global, of_local = prototypes.of_other_crops(pairs)
+    loss = of_global + of_local
     entropy = prototypes.entropy(probabilities)
     centre = prototypes.update_centre(
       extra['centre'], taught, o.centre_momentum
@@ -362,16 +286,18 @@ class Dino(base.Objective):
       own['last_layer'],
     )
     variables = {'params': own | {'last_layer': last}}
+    flat = x.reshape(-1, x.shape[-1])  # BatchNorm is over all crops
+    logits: Any
     if not self._options.batch_norm:
-      return self.heads[name].apply(variables, x), {}
-    statistics = extra['statistics']
-    logits, new = self.heads[name].apply(
-      variables | {'batch_stats': statistics[name]},
-      x,
-      train=True,
-      mutable=['batch_stats'],
-    )
-    return logits, {'statistics': statistics | {name: new['batch_stats']}}
+      logits, new = self.heads[name].apply(variables, flat), {}
+    else:
+      variables['statistics'] = extra['statistics'][name]
+      logits, changed = self.heads[name].apply(
+        variables, flat, train=True, mutable=['statistics']
+      )
+      statistics = extra['statistics'] | {name: changed['statistics']}
+      new = {'statistics': statistics}
+    return logits.reshape(*x.shape[:-1], -1), new
 
   def assign(
     self,
@@ -411,25 +337,24 @@ class Dino(base.Objective):
     teacher = optax.incremental_update(params, extra['teacher'], 1 - momentum)
     return extra | {'teacher': teacher, 'updates': step + 1}
 
+  def outputs(self, params: base.Params, batch: base.Batch) -> base.Outputs:
+    """Returns the features [B, D] of the student."""
+    return {'features': self.apply(params['trunk'], batch['image'])}
+
   def warnings(self, scalars: Mapping[str, float], step: int) -> list[str]:
     """Returns a line if the teacher has collapsed."""
     if step <= self.lengths.warmup:
       return []
-    most = math.log(self._options.prototypes)
-    share = scalars['teacher_entropy'] / most
-    if _COLLAPSED < share < 1 - _COLLAPSED:
+    count, entropy = self._options.prototypes, scalars['teacher_entropy']
+    collapse = prototypes.collapse(entropy, count)
+    if not collapse:
       return []
-    what = 'one prototype'
-    if share > 0.5:
-      what = 'equal probabilities of all prototypes'
-    entropy = scalars['teacher_entropy']
     return [
-      f'the teacher has collapsed: it gives {what} to each crop, and the'
+      f'the teacher has collapsed: it gives {collapse} to each crop, and the'
       f' student learns nothing from that: teacher_entropy is {entropy:.3g} of'
-      f' at most {most:.3g} at step {step}. In a new work directory,'
-      f' {"lower" if share > 0.5 else "raise"}'
-      ' config.objective.options.teacher_temperature, or lower'
-      ' config.optim.learning_rate'
+      f' at most {math.log(count):.3g} at step {step}. In a new work directory,'
+      ' change config.objective.options.teacher_temperature (a lower one makes'
+      ' probabilities less equal), or lower config.optim.learning_rate'
     ]
 
 
@@ -463,7 +388,3 @@ def _check_coupled(config: ml_collections.ConfigDict) -> None:
       f'config.train.batch_size is {config.train.batch_size}, but {reasons[0]}'
       ' compares the images of a batch: set it to 2 at least'
     )
-
-
-def _by(size: tuple[int, int]) -> str:
-  return f'{size[0]} x {size[1]}'

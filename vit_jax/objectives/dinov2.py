@@ -124,6 +124,10 @@ class DinoV2(dino.Dino):
     'patch_centre': 'masked',
     'koleo_weight': 0.1,
   }
+  foreign_heads: ClassVar[Mapping[str, str]] = {
+    'head': 'dino_head',
+    'patch_head': 'ibot_head',
+  }
 
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features
@@ -214,12 +218,12 @@ class DinoV2(dino.Dino):
     o = self._options
     masks = self.draw_masks(rng)
     masks &= extra['updates'] >= self.num_steps(o.mask_start)
-    seen = self.see(params['trunk'], batch['global'], rng, masked=masks)
+    seen = self.see(params, batch['global'], rng, masked=masks)
     features = [seen['features']]
     if 'local' in self.views:
-      local = self.see(params['trunk'], batch['local'], rng, features_only=True)
+      local = self.see(params, batch['local'], rng, features_only=True)
       features.append(local['features'])
-    taught = self.see(extra['teacher']['trunk'], batch['global'])
+    taught = self.teach(extra, batch['global'])
     loss, scalars, new = self.class_loss(
       params, extra, jnp.concatenate(features, axis=1), taught['features']
     )
@@ -227,8 +231,8 @@ class DinoV2(dino.Dino):
     scalars |= {'class_loss': loss, 'patch_loss': of_patches}
     loss += o.patch_weight * of_patches
     if o.koleo_weight:
-      crops = jnp.moveaxis(seen['features'], 1, 0)
-      scalars['koleo_loss'] = sum(map(prototypes.koleo, crops))
+      each = jax.vmap(prototypes.koleo, in_axes=1)(seen['features'])
+      scalars['koleo_loss'] = each.sum()
       loss += o.koleo_weight * scalars['koleo_loss']
     return loss, scalars, new
 

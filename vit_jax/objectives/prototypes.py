@@ -10,10 +10,14 @@ many devices it is. In comments: B images, S and T crops of the student and of
 the teacher, K prototypes, D the size of a feature.
 """
 
+import math
+
 import jax
 import jax.numpy as jnp
 
 _TINY = 1e-8  # of the distances between features, as in DINOv2's code
+# Of log(K): so near 0, or log(K), is the entropy of a collapsed teacher.
+_COLLAPSED = 0.01
 _EXACT = jax.lax.Precision.HIGHEST
 
 
@@ -198,3 +202,18 @@ def entropy(probabilities: jax.Array) -> jax.Array:
   """Returns the mean entropy of distributions [..., K], in nats."""
   p = probabilities
   return -(p * jnp.log(jnp.maximum(p, jnp.finfo(p.dtype).tiny))).sum(-1).mean()
+
+
+def collapse(entropy: float, count: int) -> str:
+  """Returns what a collapsed teacher gives to each crop; '': it has not.
+
+  Args:
+    entropy: Mean entropy of its probabilities, in nats.
+    count: Number of prototypes.
+  """
+  share = entropy / math.log(count)
+  if share < _COLLAPSED:
+    return 'one prototype'
+  if share > 1 - _COLLAPSED:
+    return 'equal probabilities of all prototypes'
+  return ''

@@ -232,13 +232,14 @@ def keep_batch_split(
   Args:
     fn: The function, which jit traces.
     mesh: The mesh of devices.
-    batch_size: B; only outputs of shape [B, ...] are constrained.
+    batch_size: B; only outputs of shape [B, ...] are constrained, and those of
+      several crops of each image, [B crops, ...].
   """
   if mesh.size == 1:
     return fn
 
   def constrain(x: Any) -> Any:
-    if not isinstance(x, jax.Array) or not x.ndim or x.shape[0] != batch_size:
+    if not isinstance(x, jax.Array) or not x.ndim or x.shape[0] % batch_size:
       return x
     rest = [PartitionSpec.UNCONSTRAINED] * (x.ndim - 1)
     return jax.lax.with_sharding_constraint(

@@ -22,9 +22,16 @@ import numpy as np
 
 from vit_jax.weights.files import archives
 
-# Keys of the model in training checkpoints of timm, DeiT, MAE and others, the
-# preferred first.
-_NESTED = ('state_dict_ema', 'model_ema', 'state_dict', 'model')
+# Keys of the model in training checkpoints of timm, DeiT, MAE, DINO and others,
+# the preferred first.
+_NESTED = (
+  'state_dict_ema',
+  'model_ema',
+  'state_dict',
+  'model',
+  'teacher',
+  'student',
+)
 
 _STORAGES = {
   'torch.DoubleStorage': np.dtype(np.float64),
@@ -143,7 +150,8 @@ def state_dict(value: Any) -> dict[str, Tensor]:
 
   Args:
     value: Result of `load`: a state dict, or a dict that holds one as
-      'state_dict_ema', 'model_ema', 'state_dict' or 'model'.
+      'state_dict_ema', 'model_ema', 'state_dict', 'model', 'teacher' or
+      'student'.
 
   Returns:
     The tensors by name, without the prefix 'module.' of parallel training.

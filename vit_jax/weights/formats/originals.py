@@ -13,6 +13,7 @@ import numpy as np
 
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import dino_head
 
 # Arrays that hold no parameters: angles of rotary embeddings, in EVA-02 and
 # DINOv3, and which biases are zero; and parts of DINOv3 for its training alone.
@@ -123,7 +124,8 @@ def resize(arrays: base.Renamed) -> str:
   Args:
     arrays: Arrays of a file without a config.json, from `as_timm`.
   """
-  shapes = arrays.shapes
+  names = (x for x in arrays.shapes if not re.match(dino_head.IGNORED, x))
+  shapes = {name: arrays.shapes[name] for name in names}
   if len(shapes.get('mask_token', ())) == 2:  # [1, D]; MAE's has three axes
     return 'bicubic_antialias' if 'reg_token' in shapes else 'dino'
   others = (

@@ -25,6 +25,7 @@ from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import dino_head
 from vit_jax.weights.formats import moco
 from vit_jax.weights.formats import originals
 from vit_jax.weights.formats import tables
@@ -40,7 +41,7 @@ NAME = 'timm'
 IGNORED = (
   r'mask_token|decoder_.*|fc_norm\.unused'
   r'|(momentum_encoder|predictor|head\.\d+)\..*'  # MoCo v3
-  rf'|{timm_beit.IGNORED}|{originals.IGNORED}'
+  rf'|{timm_beit.IGNORED}|{originals.IGNORED}|{dino_head.IGNORED}'
 )
 
 # Fields that arrays do not show, with the defaults of timm's classes.
@@ -139,7 +140,7 @@ _SIGNS = (
 
 def recognises(names: Iterable[str]) -> bool:
   """Whether a file with these arrays has this format."""
-  names = {moco.as_timms(name) for name in names}
+  names = {dino_head.as_timms(moco.as_timms(name)) for name in names}
   return any(sign in names for sign in _SIGNS) or any(
     re.match(r'blocks\.\d+\.(attn|mlp)', name) for name in names
   )
@@ -149,6 +150,8 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
   if any('base_encoder.' in name for name in arrays.shapes):
     return moco.as_timm(arrays)
+  if any(map(dino_head.is_whole, arrays.shapes)):
+    arrays = base.Renamed(arrays, dino_head.as_timms)
   return originals.as_timm(arrays)
 
 

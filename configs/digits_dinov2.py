@@ -1,0 +1,61 @@
+"""DINOv2 on scikit-learn's 1,797 handwritten digits, without labels.
+
+python -m vit_jax.main --config=configs/digits_dinov2.py --workdir=runs/dinov2
+"""
+
+import ml_collections
+
+from vit_jax import config as config_lib
+
+
+def get_config(arg: str = '') -> ml_collections.ConfigDict:
+  """Returns the config; takes no argument."""
+  config_lib.no_argument(arg)
+  config = config_lib.default()
+
+  config.data.name = 'digits'
+  config.data.split = 'train[:80%]'
+  config.data.image_size = 8
+  config.data.channels = 1
+  config.data.crop = 'random_resized'
+  config.data.crop_scale = (0.5, 1.0)
+  config.data.flip = False  # a mirrored digit is another sign
+
+  config.model.name = 'ViT-Ti/2'
+  config.model.hidden_size = 64
+  config.model.mlp_dim = 128
+  config.model.num_heads = 4
+  config.model.depth = 3
+  config.model.pool = 'gap'
+  config.model.initializers = 'lecun'
+  config.model.mask_token = True
+  config.model.scan = True  # compiles sooner
+
+  config.objective.name = 'dinov2'
+  options = config.objective.options
+  options.local_crops = 2
+  options.local_size = 4
+  options.local_scale = (0.2, 0.5)
+  options.prototypes = 256
+  options.head_hidden = 128
+  options.bottleneck = 64
+  options.patch_prototypes = 128
+  # Without it the teacher of so small a run collapses to equal probabilities.
+  options.batch_norm = True
+  options.momentum = 0.99
+  options.freeze_last_layer = '0 epochs'
+
+  config.train.duration = '400 steps'
+  config.train.batch_size = 64
+  config.optim.learning_rate = 2e-3
+  config.optim.warmup = '50 steps'
+  config.optim.weight_decay = 0.04
+  config.optim.final_weight_decay = 0.4
+  config.optim.clip_each = 3.0
+
+  for kind in ('linear', 'knn'):
+    config.evals[kind] = config_lib.evaluation(
+      kind=kind, split='train[80%:]', train_split='train[:80%]'
+    )
+  config.checkpoint.every = '200 steps'
+  return config

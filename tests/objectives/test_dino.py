@@ -1,0 +1,364 @@
+"""DINO and DINOv2: runs, losses, masks and mistakes."""
+
+import re
+import shutil
+
+import commands
+from flax import traverse_util
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+import tiny
+
+import vit_jax
+from vit_jax import convert
+from vit_jax.config import UserError
+from vit_jax.data import sources
+from vit_jax.data.device.rng import Rng
+from vit_jax.models import prototypes as heads
+from vit_jax.objectives import prototypes
+from vit_jax.runs import checkpoint_format
+from vit_jax.runs import restoring
+from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import loop
+from vit_jax.weights import resize
+
+HEAD = {
+  'prototypes': 32,
+  'head_hidden': 16,
+  'bottleneck': 8,
+  'local_crops': 2,
+  'local_size': 4,
+  'freeze_last_layer': '2 steps',
+  'resize': 'bicubic',
+}
+OPTIONS = {
+  'dino': HEAD | {'teacher_temperature_warmup': '4 steps'},
+  'dinov2': HEAD | {'patch_prototypes': 16},
+}
+RUN = {
+  'model__name': 'ViT-Ti/2',
+  'model__registers': 2,
+  'data__crop': 'random_resized',
+  'data__crop_scale': (0.4, 1.0),
+  'evals__val__split': '',
+  'train__duration': '8 steps',
+  'optim__weight_decay': 0.04,
+  'optim__final_weight_decay': 0.4,
+  'optim__clip_each': 3.0,
+}
+RUN |= {
+  'model__mlp_dim': 32,
+  'model__hidden_size': 16,
+  'model__num_heads': 2,
+}
+TIMES = re.compile('time|second|data_wait|goodput|mfu|stall')
+
+
+def config_of(method, options=(), **overrides):
+  settings = RUN | {'model__mask_token': method == 'dinov2'} | overrides
+  result = tiny.config(objective__name=method, **settings)
+  for key, value in (OPTIONS[method] | dict(options)).items():
+    result.objective.options[key] = value
+  return result
+
+
+def build(method, options=(), **overrides):
+  config = config_of(method, options, **overrides)
+  experiment_lib.check(config)
+  return experiment_lib.build(config)
+
+
+def scalars(path):
+  """Returns what was logged, but for times."""
+  return [
+    {k: v for k, v in line.items() if not TIMES.search(k)}
+    for line in tiny.metrics(path)
+    if 'train/loss' in line
+  ]
+
+
+def checksums(path):
+  info = checkpoint_format.read_info(path / 'checkpoints' / '8')
+  return {name: x['checksum'] for name, x in info['arrays'].items()}
+
+
+@pytest.fixture(scope='module', params=OPTIONS)
+def finished(request, tmp_path_factory):
+  """A method and the work directory of its run, with stochastic depth."""
+  path = tmp_path_factory.mktemp('dino') / 'run'
+  config = config_of(request.param, **RANDOM)
+  assert loop.run(config, str(path)).status == 0
+  return request.param, path
+
+
+RANDOM = {'model__depth': 2, 'model__stochastic_depth': 0.3}
+
+
+def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
+  method, path = finished
+  copy = tmp_path / 'run'
+  shutil.copytree(path, copy)
+  expected, state = scalars(copy), checksums(copy)
+  assert any(name.startswith('extra/teacher/trunk/') for name in state)
+  (copy / 'DONE').unlink()
+  shutil.rmtree(copy / 'checkpoints' / '8')
+  assert loop.run(config_of(method, **RANDOM), str(copy)).status == 0
+  assert scalars(copy) == expected
+  assert checksums(copy) == state
+
+
+EIGHT = {'mesh__data': 2, 'mesh__fsdp': 4, 'mesh__min_size': 0}
+
+
+@pytest.mark.parametrize('how', ['8 devices', 'accumulated', 'scanned'])
+def test_one_result_however_it_is_computed(finished, tmp_path, how):
+  method, path = finished
+  if (method, how) == ('dinov2', 'accumulated'):
+    pytest.skip('refused')
+  overrides = {
+    '8 devices': EIGHT,
+    'accumulated': {'train__accumulation': 2},
+    'scanned': {'model__scan': True, 'train__steps_per_call': 4},
+  }[how]
+  config = config_of(method, **RANDOM, **overrides)
+  assert loop.run(config, str(tmp_path / 'run')).status == 0
+  for found, wanted in zip(
+    scalars(tmp_path / 'run'), scalars(path), strict=True
+  ):
+    for name, value in wanted.items():
+      assert found[name] == pytest.approx(value, rel=2e-3, abs=1e-4), name
+
+
+def test_the_trunk_is_loaded(finished):
+  method, path = finished
+  vit = vit_jax.load(path)
+  source = sources.open_source(config_of(method), 'train[80%:]')
+  outputs = vit.outputs(list(source.arrays['image'][:4]))
+  assert outputs['features'].shape == (4, 16)
+
+
+def test_the_heads_travel_in_the_authors_names(finished, tmp_path):
+  """As the teacher of a checkpoint of torch, from which a run starts."""
+  torch = pytest.importorskip('torch')
+  method, path = finished
+  out = tmp_path / 'out'
+  assert commands.run(convert, path, out, '--to=timm', '--whole') == 0
+  arrays = load_file(out / 'model.safetensors')
+  name = {'dino': 'head', 'dinov2': 'ibot_head'}[method]
+  assert arrays[f'{name}.last_layer.weight_g'].shape[1] == 1
+  assert 'backbone.norm.weight' in arrays
+  tensors = {k: torch.from_numpy(x) for k, x in arrays.items()}
+  other = {k: 2 * x for k, x in tensors.items()}
+  torch.save({'student': other, 'teacher': tensors}, tmp_path / 'x.pth')
+  found = build(
+    method,
+    **{**RANDOM, 'init_from__path': str(tmp_path / 'x.pth')},
+    model__gelu='tanh',
+  ).init()
+  params, _, _ = restoring.restore_params(path, None)
+  flat, wanted = (
+    traverse_util.flatten_dict(jax.device_get(x), sep='/')
+    for x in (found.params, params)
+  )
+  for key in ('head/last_layer/kernel', 'head/dense_0/bias'):
+    np.testing.assert_array_equal(flat[key], wanted[key])
+  key = 'trunk/blocks_1/mlp/up/kernel'
+  np.testing.assert_array_equal(flat[key], wanted[key])
+  config = config_of(method, {'bottleneck': 4}, **RANDOM)
+  config.init_from.path = str(tmp_path / 'x.pth')
+  with pytest.raises(UserError, match=r'^[^\n]*beside its trunk[^\n]*$'):
+    experiment_lib.build(config)
+
+
+@pytest.mark.parametrize('method', OPTIONS)
+def test_the_student_learns(method):
+  e = build(
+    method,
+    {'batch_norm': method == 'dino', 'freeze_last_layer': '0 steps'},
+    train__duration='30 steps',
+    optim__learning_rate=5e-3,
+  )
+  state, losses = e.init(), []
+  with e.train_batches(0) as batches:
+    for step in range(30):
+      state, metrics = e.program.train_step(state, next(batches), step)
+      losses.append(float(metrics['loss']))
+      assert 0 < metrics['teacher_entropy'] < np.log(32)
+  assert np.mean(losses[-5:]) < np.mean(losses[:3]) - 0.1
+
+
+def test_the_last_layer_is_held_and_the_teacher_follows():
+  e = build('dino', optim__weight_decay=0.0, optim__final_weight_decay=None)
+  state, before = e.init(), []
+  with e.train_batches(0) as batches:
+    for step in range(3):
+      before.append(jax.device_get(state))
+      state, _ = e.program.train_step(state, next(batches), step)
+  before.append(jax.device_get(state))
+  kernels = [x.params['head']['last_layer']['kernel'] for x in before]
+  np.testing.assert_array_equal(kernels[0], kernels[2])
+  assert np.abs(kernels[3] - kernels[2]).max() > 1e-5
+  for state in before:
+    np.testing.assert_array_equal(
+      state.params['head']['last_layer']['scale'], 1
+    )
+  step, momentum = 2, 1 - 0.004 * (1 + np.cos(np.pi * 2 / 8)) / 2
+  old, new = before[step], before[step + 1]
+  for name in ('trunk', 'head'):
+    jax.tree.map(
+      lambda t, p, found: np.testing.assert_allclose(
+        found, momentum * t + (1 - momentum) * p, atol=1e-6
+      ),
+      old.extra['teacher'][name],
+      new.params[name],
+      new.extra['teacher'][name],
+    )
+  assert new.extra['updates'] == 3
+
+
+def test_local_crops_have_resized_positions():
+  """As the trunk would have them with a table of that size."""
+  e = build('dino')
+  objective, params = e.program.objective, e.init().params['trunk']
+  images = jax.random.normal(jax.random.key(0), (2, 3, 4, 4, 1))
+  found = objective.crops.apply(params, images)['features']
+  table = np.asarray(params['position_embedding'])
+  prefix = 3  # class token and two registers
+  small = resize.positions(table[:, prefix:], (4, 4), (2, 2), 'bicubic')
+  own = params | {
+    'position_embedding': np.concatenate([table[:, :prefix], small], axis=1)
+  }
+  for i in range(3):
+    wanted = objective.apply(own, images[:, i])
+    np.testing.assert_allclose(found[:, i], wanted, atol=1e-5)
+
+
+def test_masks_depend_on_the_row_alone():
+  objective = build('dinov2').program.objective
+  key, rows = jax.random.key(3), jnp.arange(16)
+  whole = objective.draw_masks(Rng(key, rows))
+  part = objective.draw_masks(Rng(key, rows[4:8]))
+  np.testing.assert_array_equal(whole[4:8], part)
+  counts = np.sort(whole.sum(axis=-1).ravel())
+  assert (counts[:16] == 0).all() and (counts[16:] > 0).all()
+  assert counts[-1] <= 8 and counts[16] <= 3
+
+
+def test_sinkhorn_uses_all_prototypes_alike():
+  logits = jax.random.normal(jax.random.key(0), (3, 40, 8))
+  found = prototypes.sinkhorn_knopp(logits, 0.5, 50)
+  np.testing.assert_allclose(found.sum(axis=-1), 1, rtol=1e-5)
+  np.testing.assert_allclose(found.sum(axis=(0, 1)), 120 / 8, rtol=1e-3)
+  large = prototypes.sinkhorn_knopp(1e4 * logits, 0.5, 3)
+  assert jnp.isfinite(large).all()
+
+
+def test_no_masked_patch_is_no_error():
+  """As before `mask_start`, and without a centre to move."""
+  weights = jnp.zeros((2, 5))
+  logits = jax.random.normal(jax.random.key(0), (2, 5, 8))
+  for found in (
+    prototypes.sinkhorn_knopp(logits, 0.1, 3, weights),
+    prototypes.of_patches(logits, jax.nn.softmax(logits), weights, 0.1),
+    prototypes.update_centre(jnp.ones(8), logits, 0.9, weights),
+  ):
+    assert jnp.isfinite(found).all()
+  e = build('dinov2', {'mask_start': '100 steps'})
+  with e.train_batches(0) as batches:
+    _, metrics = e.program.train_step(e.init(), next(batches), 0)
+  assert metrics['patch_loss'] == 0 and metrics['ok']
+
+
+def test_koleo_is_the_distance_to_the_nearest():
+  x = np.array([[1, 0], [3, 0.1], [0, 2], [-1, 1]], np.float32)
+  unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+  gaps = np.linalg.norm(unit[:, None] - unit, axis=-1) + 9 * np.eye(4)
+  wanted = -np.log(gaps.min(axis=1)).mean()
+  assert prototypes.koleo(jnp.asarray(x)) == pytest.approx(wanted, rel=1e-4)
+
+
+def test_a_temperature_warms_up():
+  found = [float(prototypes.warmed_up(0.04, 0.07, 4, i)) for i in range(6)]
+  np.testing.assert_allclose(found, [0.04, 0.05, 0.06, 0.07, 0.07, 0.07])
+  assert prototypes.warmed_up(0.04, 0.07, 0, 0) == pytest.approx(0.07)
+  assert prototypes.warmed_up(0.04, 0.07, 1, 0) == pytest.approx(0.04)
+
+
+def test_a_head_of_one_layer_and_scales():
+  head = heads.PrototypeHead(12, bottleneck=4, layers=1)
+  x = jax.random.normal(jax.random.key(0), (3, 6))
+  params = head.init(jax.random.key(1), x)['params']
+  params['last_layer']['scale'] = jnp.arange(12.0)
+  logits = head.apply({'params': params}, x)
+  assert (jnp.abs(logits) <= jnp.arange(12) + 1e-5).all()
+
+
+def test_a_collapse_is_told_once(tmp_path, capsys):
+  config = config_of(
+    'dino',
+    {'teacher_temperature': 1e3, 'teacher_temperature_start': 1e3},
+    train__duration='6 steps',
+  )
+  assert loop.run(config, str(tmp_path / 'run')).status == 0
+  log = (tmp_path / 'run' / 'train.log').read_text()
+  assert log.count('the teacher has collapsed') == 1
+  assert 'equal probabilities of all prototypes' in log
+  assert prototypes.collapse(1e-3, 32) == 'one prototype'
+  assert not prototypes.collapse(2.0, 32)
+
+
+@pytest.mark.parametrize(
+  ('method', 'options', 'overrides', 'message'),
+  [
+    ('dino', {'local_size': 1}, {}, 'local_size gives crops of 1 x 1 pixels'),
+    ('dino', {'local_size': 5}, {}, 'patches of 2 x 2 do not fill'),
+    ('dino', {'local_scale': (0.5, 0.1)}, {}, 'local_scale is .*area'),
+    ('dino', {'momentum': 1.5}, {}, r'momentum is 1.5: it must be in \[0, 1\]'),
+    ('dino', {'teacher_temperature': 0.0}, {}, 'it must be more than 0'),
+    ('dino', {'freeze_last_layer': 'long'}, {}, 'not a length of time'),
+    ('dino', {'assignment': 'kmeans'}, {}, 'choose one of centre, sinkhorn'),
+    ('dino', {'resize': 'cubic'}, {}, 'choose one of corner'),
+    (
+      'dino',
+      {'batch_norm': True},
+      {'train__accumulation': 2},
+      'batch_norm needs the whole batch at once',
+    ),
+    (
+      'dino',
+      {'batch_norm': True},
+      {'train__batch_size': 1},
+      'set it to 2 at least',
+    ),
+    (
+      'dinov2',
+      {'assignment': 'centre'},
+      {'train__accumulation': 2},
+      'needs the whole batch at once',
+    ),
+    (
+      'dinov2',
+      {'assignment': 'centre'},
+      {'train__batch_size': 1},
+      'KoLeo compares each image with another',
+    ),
+    ('dinov2', {}, {'model__mask_token': False}, 'mask_token is False'),
+    ('dinov2', {'mask_ratio': (0.1, 2.0)}, {}, 'mask_ratio is .*patches'),
+    ('dinov2', {'mask_probability': 2.0}, {}, 'mask_probability is 2.0'),
+    ('dinov2', {'patch_head': False}, {}, 'patches share the head'),
+    ('dinov2', {'patch_centre': 'none'}, {}, 'choose one of masked, all'),
+    ('dinov2', {}, {'model__patch_size': 8}, 'too few to mask'),
+    (
+      'dino',
+      {},
+      {'model__name': 'Mixer-S/4', 'model__registers': None},
+      'needs a ViT',
+    ),
+  ],
+)
+def test_mistakes_get_one_line(method, options, overrides, message):
+  with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
+    build(method, options, **overrides)

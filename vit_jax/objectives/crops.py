@@ -1,0 +1,162 @@
+"""Several crops of each image, of two sizes, through one trunk.
+
+In comments: B images, n crops of one size, [h, w] patches, D hidden size.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax.data.host import geometry
+from vit_jax.models import vit
+from vit_jax.weights import resize
+
+GLOBAL = 2  # number of global crops
+
+Views = dict[str, geometry.View]
+
+
+def views(config: ml_collections.ConfigDict) -> Views:
+  """Returns two 'global' crops, as `config.data` says, and 'local' ones.
+
+  Local crops are those of multi-crop training (SwAV, arXiv:2006.09882, section
+  3.2): small, of a small part of the image.
+
+  Args:
+    config: The full config; its `objective.options` have `local_crops`, their
+      `local_size` in pixels, and `local_scale`, the range of their share of the
+      image's area.
+  """
+  options, crop = config.objective.options, geometry.train_crop(config)
+  found = {'global': geometry.View(crop, GLOBAL)}
+  if options.local_crops:
+    local = dataclasses.replace(
+      crop,
+      kind='random_resized',
+      size=(options.local_size, options.local_size),
+      scale=tuple(options.local_scale),
+      pad=0,
+    )
+    found['local'] = geometry.View(local, options.local_crops)
+  return found
+
+
+@dataclasses.dataclass(frozen=True)
+class CropTrunk:
+  """A trunk that sees crops of other sizes than its own.
+
+  Attributes:
+    model: The trunk.
+    size: (height, width) of global crops; the trunk's own.
+    local_crops: Number of local crops of an image.
+    resize: How learned positions are resized, one of `resize.METHODS`.
+  """
+
+  model: models.Model
+  size: geometry.Size
+  local_crops: int
+  resize: str
+
+  def check(self, config: ml_collections.ConfigDict) -> None:
+    """Checks that the trunk can see all crops.
+
+    Raises:
+      UserError: It cannot.
+    """
+    if not isinstance(self.model, vit.ViT) or self.model.has_two_heads:
+      raise config_lib.UserError(
+        f'config.model.name is {config.model.name!r}, but'
+        f' config.objective.name={config.objective.name} needs a ViT without a'
+        ' distillation token'
+      )
+    for name, view in views(config).items():
+      size, patch = view.crop.size, self._patch
+      if any(x % p for x, p in zip(size, patch, strict=True)):
+        where = 'data.image_size'
+        if name == 'local':
+          where = 'objective.options.local_size'
+        raise config_lib.UserError(
+          f'config.{where} gives crops of {_by(size)} pixels, which patches of'
+          f' {_by(patch)} do not fill: choose a multiple of these'
+        )
+
+  def apply(
+    self,
+    params: Any,
+    images: jax.Array,
+    rows: jax.Array | None = None,
+    **kwargs: Any,
+  ) -> dict[str, jax.Array]:
+    """Applies the trunk.
+
+    Args:
+      params: Parameters of the trunk.
+      images: float32 [B, n, H, W, C].
+      rows: int32 [B], positions of the images in the global batch, for dropout;
+        None: there is none.
+      **kwargs: Further arguments of the trunk; arrays are [B, n, ...].
+
+    Returns:
+      The outputs of the trunk, [B, n, ...].
+    """
+    b, n, *shape = images.shape
+    # The crops of an image stay together: no device needs those of another.
+    flat: dict[str, Any] = {
+      k: x.reshape(b * n, *x.shape[2:]) if isinstance(x, jax.Array) else x
+      for k, x in kwargs.items()
+    }
+    if rows is not None:
+      flat['rows'] = self._rows(rows, n, is_local=self.size != (*shape[:2],))
+    found: Any = self.model.apply(
+      {'params': self._resized(params, (shape[0], shape[1]))},
+      images.reshape(b * n, *shape),
+      method='trunk',
+      **flat,
+    )
+    return {k: x.reshape(b, n, *x.shape[1:]) for k, x in found.items()}
+
+  def _rows(
+    self, images: jax.Array, count: int, *, is_local: bool
+  ) -> jax.Array:
+    """Returns a number for each crop of the global batch, int32 [B n]."""
+    first = GLOBAL if is_local else 0
+    crops = first + jnp.arange(count, dtype=jnp.int32)
+    rows = images[:, None] * (GLOBAL + self.local_crops) + crops
+    return rows.reshape(-1)
+
+  @property
+  def _patch(self) -> tuple[int, int]:
+    patch = models.pixels_per_token(self.model)
+    assert patch is not None  # a ViT has patches
+    return patch
+
+  def _resized(self, params: Any, size: geometry.Size) -> Any:
+    """Returns parameters with learned positions for crops of a size."""
+    table = params.get('position_embedding')
+    if table is None or size == self.size:
+      return params
+    (h, w), new = (
+      [x // p for x, p in zip(each, self._patch, strict=True)]
+      for each in (self.size, size)
+    )
+    rows, columns = (
+      jnp.asarray(resize.resize_matrix(*x, self.resize), jnp.float32)
+      for x in zip((h, w), new, strict=True)
+    )
+    prefix = table.shape[1] - h * w
+    patches = table[0, prefix:].reshape(h, w, -1)
+    patches = jnp.einsum(
+      'ai,bj,ijd->abd', rows, columns, patches, precision='highest'
+    ).reshape(1, math.prod(new), -1)
+    resized = jnp.concatenate([table[:, :prefix], patches], axis=1)
+    return params | {'position_embedding': resized}
+
+
+def _by(size: tuple[int, int]) -> str:
+  return f'{size[0]} x {size[1]}'
