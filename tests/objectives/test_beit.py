@@ -12,6 +12,7 @@ import vit_jax
 from vit_jax import convert
 from vit_jax.config import UserError
 from vit_jax.data import sources
+from vit_jax.models import embedding
 from vit_jax.objectives import beit
 from vit_jax.objectives import block_masks
 from vit_jax.objectives import codebook
@@ -122,7 +123,7 @@ def test_k_means_finds_separate_groups():
 
 def test_patches_are_cut_row_by_row():
   image = np.arange(24).reshape(1, 4, 6, 1)
-  found = codebook.patches(image, (2, 3))
+  found = embedding.patches(image, (2, 3))
   np.testing.assert_array_equal(found[0, 1], [3, 4, 5, 9, 10, 11])
   np.testing.assert_array_equal(found[0, 2, 0], 12)
 

@@ -18,6 +18,7 @@ from vit_jax import objectives
 from vit_jax.config import UserError
 from vit_jax.data import features
 from vit_jax.data.device.rng import Rng
+from vit_jax.models import embedding
 from vit_jax.objectives import mae
 from vit_jax.train import cost
 from vit_jax.train import experiment as experiment_lib
@@ -215,7 +216,7 @@ def test_an_image_s_mask_depends_on_its_row_alone():
 @pytest.mark.parametrize('patch', [(2, 2), (2, 3), (1, 6)])
 def test_patches_of_rectangles_are_put_together_again(patch):
   image = jnp.arange(2 * 4 * 6 * 2.0).reshape(2, 4, 6, 2)
-  patches = mae.patchify(image, patch)
+  patches = embedding.patches(image, patch)
   p, q = patch
   np.testing.assert_array_equal(patches[1, 0], image[1, :p, :q].ravel())
   grid = 4 // p, 6 // q

@@ -8,6 +8,16 @@ import numpy as np
 from vit_jax.models import initializers
 
 
+def patches(
+  images: jax.Array | np.ndarray, patch_size: tuple[int, int]
+) -> jax.Array:
+  """Returns patches [B, N, p * q * C] of images [B, H, W, C], row by row."""
+  b, height, width, c = images.shape
+  p, q = patch_size
+  x = jnp.asarray(images).reshape(b, height // p, p, width // q, q, c)
+  return x.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, p * q * c)
+
+
 class PatchEmbedding(nn.Module):
   """Projects non-overlapping patches: [B, height, width, C] -> [B, h, w, D].
 

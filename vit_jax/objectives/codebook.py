@@ -12,19 +12,12 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax.data import base as data_base
 from vit_jax.data import preprocess
+from vit_jax.models import embedding
 
 _MOST_IMAGES = 2_048
 _MOST_PATCHES = 2**16  # on which the centres are found
 _ROUNDS = 20
 _AT_ONCE = 4_096  # points whose distances are in memory
-
-
-def patches(images: jax.Array, size: tuple[int, int]) -> jax.Array:
-  """Cuts images [B, H, W, C] into patches [B, N, F], row by row."""
-  b, height, width, c = images.shape
-  p, q = size
-  x = images.reshape(b, height // p, p, width // q, q, c)
-  return x.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, p * q * c)
 
 
 def nearest(codes: jax.Array, points: jax.Array) -> jax.Array:
@@ -73,7 +66,9 @@ def of_source(
   each = max(_MOST_PATCHES // number, 1)
   found = []
   for i in chosen.tolist():
-    cut = np.asarray(patches(prepare([source.read(i).image]), size)[0])
+    cut = np.asarray(
+      embedding.patches(prepare([source.read(i).image]), size)[0]
+    )
     found.append(cut[rng.permutation(len(cut))[:each]])
   points = np.concatenate(found)
   different = len(np.unique(points, axis=0))

@@ -19,6 +19,7 @@ from vit_jax import models
 from vit_jax.data import features as features_lib
 from vit_jax.evaluation import metrics
 from vit_jax.models import decoder
+from vit_jax.models import embedding
 from vit_jax.models import spec as spec_lib
 from vit_jax.models import stack
 from vit_jax.models import vit
@@ -68,18 +69,10 @@ def masks(noise: jax.Array, ratio: float) -> Masks:
   return Masks(order[:, :k], places, removed)
 
 
-def patchify(images: jax.Array, patch_size: tuple[int, int]) -> jax.Array:
-  """Returns patches [B, N, M] of images [B, H, W, C], row by row."""
-  b, height, width, c = images.shape
-  p, q = patch_size
-  x = images.reshape(b, height // p, p, width // q, q, c)
-  return x.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, p * q * c)
-
-
 def unpatchify(
   patches: jax.Array, grid: tuple[int, int], patch_size: tuple[int, int]
 ) -> jax.Array:
-  """Returns the images of patches: the inverse of `patchify`."""
+  """Returns the images of patches: the inverse of `embedding.patches`."""
   (h, w), (p, q) = grid, patch_size
   x = patches.reshape(len(patches), h, w, p, q, -1)
   x = x.transpose(0, 1, 3, 2, 4, 5)
@@ -144,14 +137,16 @@ class MAE(base.Objective):
     """
     super().__init__(config, features)
     self._options = config.objective.options
-    self.model = self.model.clone(num_classes=0)
-    self._patch = _check_model(self.model, config)
+    model = self.model.clone(num_classes=0)
+    self._patch = _check_model(model, config)
+    assert isinstance(model, vit.ViT)
+    self.model = model
     height, width, channels = self.image_shape
     p, q = self._patch
     self._grid = height // p, width // q
     self.decoder = decoder.Decoder(
-      _decoder_spec(self.model, self._options),
-      self.model.prefix_length,
+      _decoder_spec(model, self._options),
+      model.prefix_length,
       p * q * channels,
     )
 
@@ -282,7 +277,7 @@ class MAE(base.Objective):
 
   def targets(self, images: jax.Array) -> jax.Array:
     """Returns what is predicted for the patches of images, [B, N, M]."""
-    patches = patchify(images, self._patch)
+    patches = embedding.patches(images, self._patch)
     return normalized(patches) if self._options.normalize_targets else patches
 
   def _masks(self, keys: jax.Array) -> Masks:

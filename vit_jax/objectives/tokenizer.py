@@ -34,7 +34,6 @@ from vit_jax.models import spec as spec_lib
 from vit_jax.models import stack
 from vit_jax.models import vit
 from vit_jax.objectives import base
-from vit_jax.objectives import codebook
 
 
 class Decoder(nn.Module):
@@ -240,7 +239,7 @@ class Tokenizer(base.Objective):
   ) -> jax.Array:
     """Returns squared errors [B, N, F] of the image drawn from tokens."""
     drawn: Any = self._decoder.apply({'params': params['decoder']}, weights)
-    wanted = codebook.patches(images, self._patch)
+    wanted = embedding.patches(images, self._patch)
     return (drawn.astype(jnp.float32) - wanted) ** 2
 
 

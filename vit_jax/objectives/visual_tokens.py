@@ -20,6 +20,7 @@ from vit_jax import models
 from vit_jax import weights
 from vit_jax.data import base as data_base
 from vit_jax.data import features as features_lib
+from vit_jax.models import embedding
 from vit_jax.objectives import codebook
 from vit_jax.objectives import tokenizer
 from vit_jax.runs import restoring
@@ -91,7 +92,7 @@ class Patches(VisualTokens):
   def tokens(self, arrays: Any, images: jax.Array) -> jax.Array:
     """Returns the nearest code of each patch, int32 [B, N]."""
     return codebook.nearest(
-      arrays['codes'], codebook.patches(images, self._size)
+      arrays['codes'], embedding.patches(images, self._size)
     )
 
   @functools.cached_property

@@ -12,7 +12,6 @@ import re
 
 from vit_jax.weights.formats import tables
 
-
 # Heads, for those who read the trunk.
 IGNORED = r'(dino_|ibot_)?head\.(mlp|last_layer)\b.*'
 _TRUNK = 'backbone.'

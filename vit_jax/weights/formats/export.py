@@ -29,8 +29,8 @@ from vit_jax.weights.formats import card
 from vit_jax.weights.formats import equivalent
 from vit_jax.weights.formats import foreign
 from vit_jax.weights.formats import google
-from vit_jax.weights.formats import huggingface
 from vit_jax.weights.formats import huggingface_config
+from vit_jax.weights.formats import huggingface_kinds
 from vit_jax.weights.formats import imagegpt
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_config
@@ -263,7 +263,7 @@ def _write_arrays(
   found = dict(arrays)  # views, which need no memory
   if form.NAME == 'huggingface':
     model = loaded.model
-    for name, shape in huggingface.unused(model).items():
+    for name, shape in huggingface_kinds.unused(model).items():
       found[form.stored_name(model, name)] = np.zeros(shape, np.float32)
   containers.write_safetensors(path, found, {'format': 'pt'})
 

@@ -20,6 +20,7 @@ from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import huggingface_beit as beit
 from vit_jax.weights.formats import huggingface_dinov3 as dinov3
+from vit_jax.weights.formats import huggingface_kinds as kinds
 from vit_jax.weights.formats import imagegpt
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.tables import rule
@@ -182,7 +183,7 @@ def rules(model: nn.Module) -> Sequence[tables.Rule]:
   assert isinstance(model, vit.ViT)
   if dinov3.is_kind(model):
     return dinov3.rules(model)
-  if model_type(model).startswith('dinov2'):
+  if kinds.model_type(model).startswith('dinov2'):
     mlp = ('weights_in', 'weights_out') if model.gated_mlp else ('fc1', 'fc2')
     return [
       *_dense('blocks_{}/mlp/up', f'{_LAYER}.mlp.{mlp[0]}'),
@@ -195,27 +196,15 @@ def rules(model: nn.Module) -> Sequence[tables.Rule]:
   return [*_NORM, *_VIT, *(_TWO_HEADS if heads else _HEAD)]
 
 
-def model_type(model: nn.Module) -> str:
-  """Returns the `model_type` of config.json for a model."""
-  assert isinstance(model, vit.ViT)
-  if beit.is_kind(model):
-    return beit.KIND
-  if dinov3.is_kind(model):
-    return dinov3.KIND
-  if model.pool == 'token+gap' or model.layer_scale is not None:
-    return 'dinov2_with_registers' if model.registers else 'dinov2'
-  if model.pool == 'gap' and not model.prefix:
-    return 'ijepa'
-  return 'deit' if model.distillation_token else 'vit'
-
-
 def stored_name(model: nn.Module, name: str) -> str:
   """Returns the name in a file for a name in the rules."""
   if isinstance(model, igpt.IGPT):
     return imagegpt.stored_name(name)
   is_head = re.match(_HEADS, name)
   has_head = getattr(model, 'num_classes', 0)
-  return name if is_head or not has_head else f'{model_type(model)}.{name}'
+  return (
+    name if is_head or not has_head else f'{kinds.model_type(model)}.{name}'
+  )
 
 
 def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
@@ -369,92 +358,10 @@ def _labels(config: typed.Json, classes: int) -> tuple[str, ...]:
   return tuple(labels)
 
 
-def mlp_ratio(model: vit.ViT) -> int | None:
-  """Returns `mlp_ratio` of DINOv2's config.json; None: no value fits.
-
-  transformers accepts only integers. Of a gated MLP's hidden layer it uses two
-  thirds, rounded up to a multiple of 8.
-  """
-  d = model.hidden_size
-  if not model.gated_mlp:
-    return None if model.mlp_dim % d else model.mlp_dim // d
-  near = range(1, 2 * model.mlp_dim // d + 2)
-  sizes = {r: (int(d * r * 2 / 3) + 7) // 8 * 8 for r in near}
-  return next((r for r, size in sizes.items() if size == model.mlp_dim), None)
-
-
-# Pooling before the head, by model_type; 'token' for all others.
-_POOLS = {
-  'ijepa': 'gap',
-  'dinov2': 'token+gap',
-  'dinov2_with_registers': 'token+gap',
-}
-_CLASSES = (
-  "transformers' classes read a class token alone (ViT, DeiT), the mean over"
-  ' normalised patches where there is no other token (I-JEPA), or both beside'
-  ' each other, with LayerScale (DINOv2)'
-)
-
-
-def _pooling(model: vit.ViT) -> str:
-  text = f'the pool {model.pool!r}'
-  if model.layer_scale is not None:
-    return f'{text} with LayerScale'
-  return f'{text} beside {", ".join(model.prefix)}' if model.prefix else text
-
-
 def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
   """Returns which part of a model the format cannot store; None: no part."""
   if isinstance(model, igpt.IGPT):
     return imagegpt.unsupported(model)
   if not isinstance(model, vit.ViT):
     return f'a {type(model).__name__}'
-  kind = model_type(model)
-  if kind == beit.KIND:
-    return beit.unsupported(model)
-  if kind == dinov3.KIND:
-    return dinov3.unsupported(model)
-  is_dino = kind.startswith('dinov2')
-  uncommon = base.uncommon(model)
-  if is_dino:
-    del uncommon[base.MASK_TOKEN]
-  wrong = {
-    'a ResNet stem': model.resnet_stages is not None,
-    'normalised queries and keys': model.qk_norm,
-    'a gated MLP without LayerScale': model.gated_mlp and not is_dino,
-    'registers without LayerScale': model.registers and not is_dino,
-    'a head that reads class token and mean without LayerScale': is_dino
-    and model.layer_scale is None,
-    'a distillation token beside LayerScale': is_dino
-    and model.distillation_token,
-    f'{_pooling(model)} ({_CLASSES})': model.pool != _POOLS.get(kind, 'token'),
-    f'a LayerNorm after the mean ({_CLASSES})': model.pool == 'gap'
-    and model.norm_after_pool,
-    'a layer before the head': model.pre_logits
-    and (is_dino or model.pool == 'gap' or model.num_classes),
-    'the mean of two features': model.distillation_token
-    and model.distillation_head
-    and not model.num_classes,
-    'a patch that is not square': model.patch_size[0] != model.patch_size[1],
-    'LayerScale with positions of a grid that is not square': is_dino
-    and image_size[0] != image_size[1],
-    f'LayerScale with an MLP of {model.mlp_dim}': is_dino
-    and mlp_ratio(model) is None,
-    'a model without learned positions': model.position_embedding != 'learned',
-    f'positions of {model.positioned_prefix} of the tokens before patches': (
-      model.positioned_prefix != (1 if is_dino else model.prefix_length)
-    ),
-    **uncommon,
-  }
-  return base.first_of(wrong)
-
-
-def unused(model: nn.Module) -> dict[str, tuple[int, ...]]:
-  """Returns shapes of arrays that transformers expects but does not use."""
-  if not isinstance(model, vit.ViT):
-    return {}
-  if dinov3.is_kind(model):
-    return dinov3.unused(model)
-  if model.mask_token or model_type(model) != 'dinov2_with_registers':
-    return {}
-  return {'embeddings.mask_token': (1, model.hidden_size)}
+  return kinds.unsupported(model, image_size)

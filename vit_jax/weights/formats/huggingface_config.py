@@ -10,6 +10,7 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import huggingface
 from vit_jax.weights.formats import huggingface_beit
 from vit_jax.weights.formats import huggingface_dinov3 as dinov3
+from vit_jax.weights.formats import huggingface_kinds
 from vit_jax.weights.formats import imagegpt
 
 _RESAMPLE = {name: i for i, name in preprocessing.RESAMPLE.items()}
@@ -28,7 +29,7 @@ def companions(
 def _config(
   model: vit.ViT, preprocess: data.Preprocess, image_size: tuple[int, int]
 ) -> dict[str, Any]:
-  kind = huggingface.model_type(model)
+  kind = huggingface_kinds.model_type(model)
   if kind == dinov3.KIND:
     return dinov3.config(model, preprocess, image_size)
   architecture = huggingface.ARCHITECTURES[kind]
@@ -76,7 +77,7 @@ def _of_kind(model: vit.ViT, kind: str) -> dict[str, Any]:
     }
   registers = {'num_register_tokens': model.registers}
   return {
-    'mlp_ratio': huggingface.mlp_ratio(model),
+    'mlp_ratio': huggingface_kinds.mlp_ratio(model),
     'use_swiglu_ffn': model.gated_mlp,
     'use_mask_token': model.mask_token,
     'layerscale_value': model.layer_scale,
@@ -123,7 +124,7 @@ def notes(model: vit.ViT | igpt.IGPT) -> list[str]:
   """Returns notes on where transformers computes something else."""
   if isinstance(model, igpt.IGPT):
     return imagegpt.NOTES
-  is_dino = huggingface.model_type(model).startswith('dinov')
+  is_dino = huggingface_kinds.model_type(model).startswith('dinov')
   if model.num_classes or model.pre_logits or is_dino:
     return []
   if model.pool == 'gap':

@@ -119,7 +119,7 @@ def _rotation(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
   kind = config.get(f'{key}rope_type', typed.one_of('cat', 'dinov3'))
   order = config.get(f'{key}rope_grid_indexing', typed.one_of('ij', 'xy'))
   found = dict(next(by_name, _by_arrays(shapes)))
-  asked = hints.overrides.get('rotary')
+  asked = hints.overrides.get('rotary', '')
   if asked in _BY_KIND:
     found = dict(_BY_KIND[asked])
   elif not config.get(f'{key}use_rot_pos_emb', typed.TRUTH, True):
