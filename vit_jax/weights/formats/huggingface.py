@@ -200,11 +200,9 @@ def stored_name(model: nn.Module, name: str) -> str:
   """Returns the name in a file for a name in the rules."""
   if isinstance(model, igpt.IGPT):
     return imagegpt.stored_name(name)
-  is_head = re.match(_HEADS, name)
-  has_head = getattr(model, 'num_classes', 0)
-  return (
-    name if is_head or not has_head else f'{kinds.model_type(model)}.{name}'
-  )
+  if re.match(_HEADS, name) or not getattr(model, 'num_classes', 0):
+    return name
+  return f'{kinds.model_type(model)}.{name}'
 
 
 def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
