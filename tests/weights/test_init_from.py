@@ -227,7 +227,7 @@ def test_how_positions_are_resized_is_kept(checkpoint, tmp_path):
   params = models.init_params(model, jax.random.key(3), (16, 16, 3))
   arrays = dict(tables.write(timm.rules(model), params))
   containers.write_safetensors(theirs, arrays, {})
-  config = tuned(theirs, train__duration='1 steps')
+  config = tuned(theirs, train__duration='3 steps')
   config.model.num_heads = 2
   workdir = tmp_path / 'run'
   assert loop.run(config, str(workdir)).status == 0
