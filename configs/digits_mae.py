@@ -19,27 +19,30 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.data.channels = 1
   config.data.crop = 'pad'
   config.data.pad = 1
+  config.data.cache = 'device'
   config.data.flip = False  # a mirrored digit is another sign
 
   config.model.name = 'ViT-Ti/2'
-  config.model.hidden_size = 64
-  config.model.mlp_dim = 128
+  config.model.hidden_size = 128
+  config.model.mlp_dim = 256
   config.model.num_heads = 4
-  config.model.depth = 4
-  config.model.pool = 'gap'
+  config.model.depth = 3
+  config.model.pool = 'token+gap'
   config.model.position_embedding = 'sincos2d_mae'
   config.model.scan = True  # compiles sooner
 
   config.objective.name = 'mae'
-  config.objective.options.mask_ratio = 0.75
+  config.objective.options.mask_ratio = 0.6  # 6 of 16 are seen
   config.objective.options.normalize_targets = False
-  config.objective.options.decoder_width = 32
-  config.objective.options.decoder_depth = 1
+  config.objective.options.decoder_width = 48
+  config.objective.options.decoder_depth = 2
   config.objective.options.decoder_heads = 4
 
-  config.train.duration = '4_000 steps'
+  config.train.duration = '1_200 steps'  # 107 epochs
   config.train.batch_size = 128
-  config.train.log_every = '500 steps'
+  config.train.log_every = '100 steps'
+  config.train.steps_per_call = 50
+  config.train.ema_decay = 0.99
   config.optim.learning_rate = 2e-3
   config.optim.warmup = '200 steps'
   config.optim.weight_decay = 0.05
@@ -48,5 +51,5 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.evals.linear = config_lib.evaluation(
     kind='linear', split='train[80%:]', train_split='train[:80%]'
   )
-  config.checkpoint.every = '1_000 steps'
+  config.checkpoint.every = '600 steps'
   return config
