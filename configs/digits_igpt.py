@@ -23,24 +23,24 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
 
   config.model.name = 'iGPT-S'
   config.model.colours = 4
-  config.model.hidden_size = 128
-  config.model.mlp_dim = 256
+  config.model.hidden_size = 192
+  config.model.mlp_dim = 192
   config.model.num_heads = 2
-  config.model.depth = 3
+  config.model.depth = 2
   config.model.initializers = 'lecun'
 
-  config.train.duration = '450 steps'
+  config.train.duration = '400 steps'
   config.train.batch_size = 32
   config.optim.learning_rate = 2e-3
   config.optim.warmup = '50 steps'
   config.optim.b2 = 0.95
 
   config.evals.val.split = 'train[80%:]'
-  config.evals.val.every = '450 steps'
+  config.evals.val.every = '400 steps'
   config.evals.linear = config_lib.evaluation(
     kind='linear',
     split='train[80%:]',
     train_split='train[:80%]',
   )
-  config.checkpoint.every = '450 steps'
+  config.checkpoint.every = '400 steps'
   return config

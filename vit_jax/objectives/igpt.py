@@ -78,8 +78,7 @@ class IGPT(base.Objective):
     """Checks the model and the palette.
 
     Raises:
-      UserError: The model is no iGPT, the palette does not fit, or images would
-        be mixed.
+      UserError: The model is no iGPT, or the palette does not fit.
     """
     if config.model.name == config_lib.INIT_FROM:  # it is not known yet
       return
