@@ -1,9 +1,18 @@
-"""Probes of features: the votes of nearest neighbours."""
+"""Probes of features: the votes of nearest neighbours, and a linear layer."""
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
 import golden_cases
 from vit_jax.evaluation import knn
+from vit_jax.models import heads
+from vit_jax.models import initializers
+from vit_jax.models import projection
+from vit_jax.weights.files import containers
+from vit_jax.weights.formats import base
+from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import timm
 
 _VOTES = 1e-4  # relative; classes and their ranking are exact
 
@@ -44,4 +53,36 @@ def dino_knn(case):
   }
 
 
-CHECKS = {'dino_knn': dino_knn}
+def linear_probe(case):
+  """Logits of two batches in training, then of the first in evaluation."""
+  norm = projection.HeadNorm(epsilon=case.fields['batch_norm_eps'])
+  start = initializers.INITIALIZERS['vit'].head
+  head = heads.linear(case.fields['classes'], start, 0.0)
+  x = {name: jnp.asarray(x) for name, x in case.inputs.items()}
+  modules = {'head_norm': norm, 'head': head}
+  abstract = {
+    name: jax.eval_shape(module.init, jax.random.key(0), x['x_1'])['params']
+    for name, module in modules.items()
+  }
+  with containers.open_arrays(case.weights) as arrays:
+    renamed = base.Renamed(arrays, 'head.{}'.format)
+    params = tables.read(renamed, timm.HEAD_OF_PROBE, abstract, '.*')
+
+  def logits(y):
+    return head.apply({'params': params['head']}, y)
+
+  found, statistics = {}, params['head_norm']
+  for i in (1, 2):
+    y, moved = norm.apply(
+      {'params': statistics}, x[f'x_{i}'], train=True, mutable=['statistics']
+    )
+    found[f'train_{i}'], statistics = logits(y), moved['statistics']
+  y = norm.apply({'params': statistics}, x['x_1'])
+  return found | {
+    'eval_1': logits(y),
+    'running_mean': statistics['mean'],
+    'running_var': statistics['var'],
+  }
+
+
+CHECKS = {'dino_knn': dino_knn, 'linear_probe': linear_probe}

@@ -126,6 +126,8 @@ def _model() -> ml_collections.ConfigDict:
   # Initial weights: 'vit' (the paper's code), 'mixer', 'lecun', 'deit',
   # 'igpt' or 'moco'.
   model.initializers = config_dict.placeholder(str)
+  # 'batch': normalise what the head reads by a BatchNorm, for a linear probe.
+  model.head_norm = config_dict.placeholder(str)
   model.head_bias = config_dict.placeholder(float)  # its initial value: 0
   # Hybrids: blocks of each stage of the ResNet.
   model.resnet_stages = config_dict.placeholder(tuple)

@@ -22,6 +22,12 @@ def normalize(
   return (x - mean) * jax.lax.rsqrt(var + epsilon)
 
 
+def moments(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Returns mean, variance and unbiased variance over a batch [B, D]."""
+  spread = x.var(axis=0)
+  return x.mean(axis=0), spread, spread * (len(x) / max(len(x) - 1, 1))
+
+
 class BatchNorm(nn.Module):
   """BatchNorm of features [B, D] over the whole batch, on all devices.
 
@@ -49,10 +55,9 @@ class BatchNorm(nn.Module):
     mean = self.variable('statistics', 'mean', jnp.zeros, shape)
     var = self.variable('statistics', 'var', jnp.ones, shape)
     if train:
-      now, spread = x.mean(axis=0), x.var(axis=0)
+      now, spread, unbiased = moments(x)
       y = normalize(x, now, spread, self.epsilon)
       if self.is_mutable_collection('statistics'):
-        unbiased = spread * (len(x) / max(len(x) - 1, 1))
         for running, new in ((mean, now), (var, unbiased)):
           old = (1 - self.momentum) * running.value
           running.value = old + self.momentum * jax.lax.stop_gradient(new)
@@ -62,6 +67,37 @@ class BatchNorm(nn.Module):
       y *= self.param('scale', nn.initializers.ones, shape)
       y += self.param('bias', nn.initializers.zeros, shape)
     return y
+
+
+class HeadNorm(nn.Module):
+  """BatchNorm without affine parameters before a linear layer.
+
+  Its running statistics are the parameters `mean` and `var`, so that a model
+  has them wherever it goes. They do not train: in training the new ones are in
+  the collection `statistics`, if that is mutable, and the caller takes them.
+
+  Attributes:
+    epsilon: Added to the variance.
+    momentum: Weight of a batch in the running statistics.
+  """
+
+  epsilon: float = 1e-6
+  momentum: float = 0.1
+
+  @nn.compact
+  def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+    """Returns float32 [B, D]; arguments as of `BatchNorm`."""
+    x, shape = x.astype(jnp.float32), x.shape[-1:]
+    mean = self.param('mean', nn.initializers.zeros, shape)
+    var = self.param('var', nn.initializers.ones, shape)
+    if not train:
+      return normalize(x, mean, var, self.epsilon)
+    now, spread, unbiased = moments(x)
+    for name, old, new in (('mean', mean, now), ('var', var, unbiased)):
+      moved = old + self.momentum * (new - old)
+      moved = jax.lax.stop_gradient(moved)
+      self.sow('statistics', name, moved, reduce_fn=lambda _, new: new)
+    return normalize(x, now, spread, self.epsilon)
 
 
 class BatchNormMlp(nn.Module):

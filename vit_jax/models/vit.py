@@ -18,6 +18,7 @@ from vit_jax.models import embedding
 from vit_jax.models import fields
 from vit_jax.models import heads
 from vit_jax.models import mlp
+from vit_jax.models import projection
 from vit_jax.models import resnet
 from vit_jax.models import rotary
 from vit_jax.models import spec as spec_lib
@@ -39,6 +40,7 @@ SIZES = {
 
 POOLS = ('token', 'gap', 'map', 'token+gap')
 POSITION_EMBEDDINGS = ('learned', *embedding.SINCOS, 'none')
+HEAD_NORMS = ('none', 'batch')
 POSITION_TOKENS = ('all', 'class', 'patches')
 
 
@@ -386,6 +388,8 @@ class ViT(Trunk):
     num_classes: Size of the head's output; 0: no head, and the model returns
       what the head would get.
     pre_logits: Size of a dense layer with tanh before the head; 0: none.
+    head_norm: 'batch': a BatchNorm without affine parameters before the head,
+      as in the linear probes of MAE (arXiv:2111.06377, appendix A.1); 'none'.
     head_bias: Initial value of the head's bias: with a sigmoid loss, the
       logarithm of a class's frequency.
   """
@@ -393,6 +397,7 @@ class ViT(Trunk):
   num_classes: Annotated[int, heads.NUM_CLASSES]
   _: dataclasses.KW_ONLY
   pre_logits: Annotated[int, Field(Kind.FITTED, least=0)] = 0
+  head_norm: Annotated[str, Field(Kind.FITTED, choices=HEAD_NORMS)] = 'none'
   head_bias: Annotated[float, fields.TRAINING] = 0.0
 
   def setup(self) -> None:
@@ -402,6 +407,8 @@ class ViT(Trunk):
       self.before_head = nn.Dense(
         self.pre_logits, kernel_init=starts.kernel, name='pre_logits'
       )
+    if self.num_classes and self.head_norm == 'batch':
+      self.batch_norm = projection.HeadNorm(name='head_norm')
     if self.num_classes:
       head = (self.num_classes, starts.head, self.head_bias)
       self.head = heads.linear(*head)
@@ -433,15 +440,17 @@ class ViT(Trunk):
       ValueError: The image's size is not a multiple of the patch's.
     """
     seen = self.trunk(images, train=train, rows=rows, features_only=True)
-    x = self._classify(seen['features'])
+    x = self._classify(seen['features'], train)
     return x.mean(axis=1) if self.has_two_heads and merge_heads else x
 
-  def _classify(self, x: jax.Array) -> jax.Array:
+  def _classify(self, x: jax.Array, train: bool) -> jax.Array:
     """Returns the logits of all heads, or the features if there is no head."""
     if self.pre_logits:
       x = nn.tanh(self.before_head(x))
     if not self.num_classes:
       return x
+    if self.head_norm == 'batch':
+      x = self.batch_norm(x, train=train)
     if not self.has_two_heads:
       return self.head(x)
     both = self.head(x[:, 0]), self.head_distillation(x[:, 1])

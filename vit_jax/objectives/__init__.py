@@ -108,6 +108,7 @@ def check(config: ml_collections.ConfigDict) -> None:
       f' of config.objective.name={config.objective.name} needs the whole batch'
       ' at once: set it to 1'
     )
+  _check_statistics(config, cls)
   best = config.checkpoint.best
   metrics = [x for x in directions(config) if not x.endswith('/')]
   if best and best not in metrics:
@@ -115,6 +116,35 @@ def check(config: ml_collections.ConfigDict) -> None:
     known = [x for x in metrics if x.startswith(f'{name}/')]
     raise config_lib.UserError(
       f'config.checkpoint.best is {best!r}: choose one of {", ".join(known)}'
+    )
+
+
+def _check_statistics(
+  config: ml_collections.ConfigDict, cls: type[Objective]
+) -> None:
+  """Checks that running statistics of the model are measured, and exactly."""
+  if config.model.head_norm != 'batch':
+    return
+  where = f"config.model.head_norm is 'batch', but config.{'{}'}"
+  if not cls.moves_statistics:
+    raise config_lib.UserError(
+      where.format(f'objective.name={config.objective.name}')
+      + " does not measure its statistics: set head_norm='none'"
+    )
+  if config_lib.num_microbatches(config) > 1:
+    raise config_lib.UserError(
+      where.format(f'train.accumulation is {config.train.accumulation}')
+      + ', and its statistics are those of the whole batch: set it to 1'
+    )
+  if config.model.distillation_token:
+    raise config_lib.UserError(
+      where.format('model.distillation_token is True')
+      + ": a model with two heads has none, set head_norm='none'"
+    )
+  if config.train.batch_size < 2:
+    raise config_lib.UserError(
+      where.format('train.batch_size is 1')
+      + ', which has no variance: make it at least 2'
     )
 
 

@@ -33,6 +33,11 @@ Scalars = dict[str, jax.Array]
 Outputs = dict[str, jax.Array]
 
 
+# Key of an extra: a tree of parameters that do not train, but are measured, as
+# running statistics. After each step the parameters take these values.
+STATISTICS = 'statistics'
+
+
 class Purpose(enum.IntEnum):
   """Numbers that `Rng.fold` folds into a step's random key.
 
@@ -60,6 +65,8 @@ class Objective(abc.ABC):
     options: Keys of `config.objective.options` with their defaults.
     couples_examples: Whether its loss needs the whole batch at once. Gradient
       accumulation is then refused.
+    moves_statistics: Whether its loss measures the running statistics of the
+      model's `head_norm`, and puts them into `extra[STATISTICS]`.
     config: The full config.
     features: Features of the examples, by name.
     views: Crops of the image that `loss` sees, by name.
@@ -73,6 +80,7 @@ class Objective(abc.ABC):
   metrics: ClassVar[Mapping[str, str]] = {'examples': 'max'}
   options: ClassVar[Mapping[str, Any]] = {}
   couples_examples: ClassVar[bool] = False
+  moves_statistics: ClassVar[bool] = False
   lengths: optim.Lengths = optim.Lengths(total=1_000)  # until a run sets it
 
   def __init__(
@@ -275,10 +283,11 @@ class Objective(abc.ABC):
   def apply(self, params: Params, images: jax.Array, **kwargs: Any) -> Any:
     """Applies the model: images [B, H, W, C] -> logits [B, outputs].
 
-    With `method='trunk'` the result is that of `trunk`, a dict of arrays.
+    With `method='trunk'` the result is that of `trunk`, a dict of arrays; with
+    `mutable` it is a pair, as Linen returns it.
     """
     found = self.model.apply({'params': params}, images, **kwargs)
-    assert not isinstance(found, tuple)  # nothing is mutable
+    assert 'mutable' in kwargs or not isinstance(found, tuple)
     return found
 
   def apply_train(

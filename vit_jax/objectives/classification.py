@@ -6,6 +6,7 @@ from typing import ClassVar
 
 from clu import metrics as clu_metrics
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
@@ -27,6 +28,7 @@ class Classification(base.Objective):
   """
 
   target: ClassVar = ('label', features_lib.Label)
+  moves_statistics: ClassVar[bool] = True
   metrics: ClassVar[Mapping[str, str]] = {
     'accuracy': 'max',
     'loss': 'min',
@@ -101,12 +103,33 @@ class Classification(base.Objective):
     rng: base.Rng,
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the mean cross-entropy (nats) and the accuracy of the batch."""
-    logits, labels = (
-      self.apply_train(params, batch['image'], rng),
-      batch['label'],
-    )
+    logits, extra = self._logits(params, extra, batch['image'], rng)
+    labels = batch['label']
     loss = self.cross_entropy(logits, labels).mean()
     return loss, {'accuracy': losses.accuracy(logits, labels)}, extra
+
+  def init_extra(self, params: base.Params) -> base.Extra:
+    """Returns the running statistics of a `head_norm`, if there is one."""
+    if 'head_norm' not in params:
+      return {}
+    own = {'head_norm': params['head_norm']}
+    return {base.STATISTICS: jax.tree.map(jnp.copy, own)}
+
+  def _logits(
+    self,
+    params: base.Params,
+    extra: base.Extra,
+    images: jax.Array,
+    rng: base.Rng,
+  ) -> tuple[jax.Array, base.Extra]:
+    """Returns logits [B, classes], and the extra with new statistics."""
+    if base.STATISTICS not in extra:
+      return self.apply_train(params, images, rng), extra
+    params = params | extra[base.STATISTICS]
+    logits, changed = self.apply_train(
+      params, images, rng, mutable=[base.STATISTICS]
+    )
+    return logits, extra | changed
 
   def measure(
     self, outputs: base.Outputs, batch: base.Batch

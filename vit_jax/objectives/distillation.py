@@ -2,6 +2,7 @@
 
 import functools
 import os
+from typing import ClassVar
 
 from absl import logging
 import jax
@@ -29,6 +30,8 @@ class Distillation(classification.Classification):
   with a distillation token, that token's head learns from the teacher; in
   other students, the only head learns from both.
   """
+
+  moves_statistics: ClassVar[bool] = False
 
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features

@@ -36,8 +36,9 @@ _BEFORE = (
   'token_embedding',
 )
 
-# The colours of an iGPT are found before training, and never change.
-_FIXED = re.compile(r'(^|/)clusters$')
+# Parameters that never train: the colours of an iGPT, which are found before
+# training, and the running statistics of batches.
+_FIXED = re.compile(r'(^|/)(clusters$|head_norm/)')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -243,9 +244,9 @@ def _examples(names: Sequence[str]) -> str:
 
 
 def _trains(config: ml_collections.ConfigDict, name: str) -> bool:
-  frozen = _FIXED.search(name) or (
-    config.freeze and re.search(config.freeze, name)
-  )
+  if _FIXED.search(name):
+    return False
+  frozen = config.freeze and re.search(config.freeze, name)
   return bool(re.search(config.trainable, name)) and not frozen
 
 

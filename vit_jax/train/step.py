@@ -18,6 +18,7 @@ from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
+from vit_jax.objectives import base
 from vit_jax.optim import rules as rules_lib
 from vit_jax.optim import sam
 from vit_jax.parallel import mesh as mesh_lib
@@ -129,6 +130,8 @@ class Update(NamedTuple):
     grads: Gradients of the parameters that train.
     learning_rate: Learning rate.
     params: The parameters that train, after the step.
+    frozen: All parameters after the step; only what the step measured differs
+      from those before it.
     opt_state: State of the optimizer, after the step.
     extra: Extra of the objective, after the step.
   """
@@ -138,6 +141,7 @@ class Update(NamedTuple):
   grads: Any
   learning_rate: jax.typing.ArrayLike
   params: Any
+  frozen: Any
   opt_state: Any
   extra: Any
 
@@ -198,7 +202,12 @@ def make_update(
     extra = objective.after_update(
       extra, rules_lib.merge(params, state.params), step
     )
-    return Update(loss, means, grads, learning_rate, params, opt_state, extra)
+    frozen = state.params
+    if objective.moves_statistics:
+      frozen = frozen | extra.get(base.STATISTICS, {})
+    return Update(
+      *(loss, means, grads, learning_rate, params, frozen, opt_state, extra)
+    )
 
   return update
 
@@ -276,7 +285,12 @@ def _chosen(
     TrainState(step + 1, new.params, new.opt_state, ema_params, new.extra),
     dataclasses.replace(state, params=rules.trained(state.params)),
   )
-  params = rules_lib.merge(chosen.params, state.params)
+  frozen = jax.tree.map(
+    lambda new, old: old if new is old else jnp.where(ok, new, old),
+    new.frozen,
+    state.params,
+  )
+  params = rules_lib.merge(chosen.params, frozen)
   return dataclasses.replace(chosen, params=params)
 
 

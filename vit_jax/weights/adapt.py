@@ -364,6 +364,7 @@ def _adapt_heads(
     _replace(edit, 'map_head', target, expected, reads)
   if reads or (reason and not getattr(target, 'pre_logits', 0)):
     _replace(edit, 'pre_logits', target, expected, reason)
+  _adapt_head_norm(edit, expected)
   for name in ('head', 'head_distillation'):
     wanted = [path for path in expected if path.startswith(name + '/')]
     for path in edit.below(name):
@@ -377,6 +378,19 @@ def _adapt_heads(
         shape = edit.params[path].shape
         action = f'kept, but it reads {pools[1]!r}, not {pools[0]!r}'
         edit.note(path, shape, shape, action)
+
+
+def _adapt_head_norm(
+  edit: edit_lib.Edit, expected: Mapping[str, tuple[int, ...]]
+) -> None:
+  """Drops running statistics, or starts them as before the first batch."""
+  for path in edit.below('head_norm'):
+    if path not in expected:
+      edit.drop(path, 'dropped')
+  for path in [x for x in expected if x.startswith('head_norm/')]:
+    if path not in edit.params:
+      start = np.ones if path.endswith('var') else np.zeros
+      edit.put(path, start(expected[path], np.float32), 'a new BatchNorm')
 
 
 def _reads_other(source: Any, target: Any) -> str:

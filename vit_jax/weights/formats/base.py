@@ -377,6 +377,7 @@ NO_KEY_BIAS = 'queries and values with biases, and keys without'
 ROTARY = 'rotary position embeddings'
 MLP_NORM = 'a norm inside the MLP'
 MASK_TOKEN = 'a mask token'
+HEAD_NORM = 'a BatchNorm before the head'
 RELATIVE = 'relative positions'
 # Those of `uncommon` that BEiT has.
 BEITS = (NO_KEY_BIAS, RELATIVE, MASK_TOKEN)
@@ -397,5 +398,6 @@ def uncommon(model: vit.ViT) -> dict[str, bool]:
     RELATIVE: model.relative_positions != 'none',
     'norms that only scale': model.norm != 'layer',
     MASK_TOKEN: model.mask_token,
+    HEAD_NORM: model.head_norm != 'none',
     'the GELU x * sigmoid(1.702 x)': model.gelu == 'sigmoid',
   }

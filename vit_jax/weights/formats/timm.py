@@ -103,6 +103,12 @@ _VIT = [
   *_dense('head_distillation', 'head_dist'),
 ]
 _BACKBONE = 'patch_embed.backbone.'
+# The linear probes of MAE's code: a BatchNorm before the layer.
+HEAD_OF_PROBE = [
+  rule('head_norm/mean', 'head.0.running_mean'),
+  rule('head_norm/var', 'head.0.running_var'),
+  *_dense('head', 'head.1'),
+]
 _HYBRID = [
   rule('stem/conv/kernel', f'{_BACKBONE}stem.conv.weight', tables.CONV),
   *_norm('stem/norm', f'{_BACKBONE}stem.norm'),
@@ -170,6 +176,8 @@ def rules(model: nn.Module) -> Sequence[tables.Rule]:
     special = timm_beit.RULES
   elif timm_eva.is_kind(model):
     special = timm_eva.rules(model)
+  if model.head_norm == 'batch':
+    norm = [*norm, *HEAD_OF_PROBE]
   return [*norm, *special, *_VIT, *stem]
 
 
@@ -199,6 +207,7 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
   hidden, channels, *patch = shapes.get('patch_embed.proj.weight', 4)
   mlp_dim = shapes.get('blocks.{}.mlp.fc2.weight', 2)[1]
   up, scale = 'blocks.{}.mlp.fc1.weight', 'blocks.{}.ls1.gamma'
+  is_probe = 'head.0.running_mean' in shapes
   fields: dict[str, Any] = {
     **_FIELDS,
     'patch_size': tuple(patch),
@@ -206,7 +215,8 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     'mlp_dim': mlp_dim,
     'gated_mlp': shapes.count(up) > 0 and shapes.get(up, 2)[0] == 2 * mlp_dim,
     'depth': shapes.count('blocks.{}.'),
-    'num_classes': shapes.size('head.weight', 0),
+    'num_classes': shapes.size(f'head{".1" * is_probe}.weight', 0),
+    'head_norm': 'batch' if is_probe else 'none',
     'pre_logits': shapes.size('pre_logits.fc.weight', 0),
     'class_token': 'cls_token' in shapes,
     'distillation_token': 'dist_token' in shapes,
@@ -430,6 +440,7 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
     'attention pooling with a gated MLP in its layers': model.pool == 'map'
     and model.gated_mlp,
     **base.uncommon(model),
+    base.HEAD_NORM: False,  # a probe's
   }
   if timm_beit.is_kind(model):
     for part in base.BEITS:
