@@ -45,7 +45,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   options.momentum = 0.99
   options.freeze_last_layer = '0 epochs'
 
-  config.train.duration = '400 steps'
+  config.train.duration = '250 steps'
   config.train.batch_size = 64
   config.optim.learning_rate = 2e-3
   config.optim.warmup = '50 steps'
