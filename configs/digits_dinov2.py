@@ -1,6 +1,10 @@
 """DINOv2 on scikit-learn's 1,797 handwritten digits, without labels.
 
 python -m vit_jax.main --config=configs/digits_dinov2.py --workdir=runs/dinov2
+
+A linear probe of the features names 93.6% of the held-out fifth, and the 20
+nearest neighbours 92.5%; a random trunk 91.9% and 83.0. Measured with 110 s of
+processor time on 2 CPU cores that others used, too.
 """
 
 import ml_collections
@@ -45,7 +49,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   options.momentum = 0.99
   options.freeze_last_layer = '0 epochs'
 
-  config.train.duration = '400 steps'
+  config.train.duration = '150 steps'
   config.train.batch_size = 64
   config.optim.learning_rate = 2e-3
   config.optim.warmup = '50 steps'

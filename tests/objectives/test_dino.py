@@ -167,7 +167,7 @@ def test_the_heads_travel_in_the_authors_names(finished, tmp_path):
     np.testing.assert_array_equal(flat[key], wanted[key])
   key = 'trunk/blocks_1/mlp/up/kernel'
   np.testing.assert_array_equal(flat[key], wanted[key])
-  config = config_of(method, {'bottleneck': 4}, **RANDOM)
+  config = config_of(method, {'bottleneck': 4}, model__gelu='tanh', **RANDOM)
   config.init_from.path = str(tmp_path / 'x.pth')
   with pytest.raises(UserError, match=r'^[^\n]*beside its trunk[^\n]*$'):
     experiment_lib.build(config)
@@ -226,7 +226,8 @@ def test_local_crops_have_resized_positions():
   images = jax.random.normal(jax.random.key(0), (2, 3, 4, 4, 1))
   found = objective.crops.apply(params, images)['features']
   table = np.asarray(params['position_embedding'])
-  prefix = 3  # class token and two registers
+  prefix = objective.model.positioned_prefix
+  assert prefix == 2  # registers
   small = resize.positions(table[:, prefix:], (4, 4), (2, 2), 'bicubic')
   own = params | {
     'position_embedding': np.concatenate([table[:, :prefix], small], axis=1)
@@ -310,6 +311,15 @@ def test_a_collapse_is_told_once(tmp_path, capsys):
   assert not prototypes.collapse(2.0, 32)
 
 
+MIXER = {
+  'model__name': 'Mixer-S/4',
+  'model__tokens_mlp_dim': 8,
+  **dict.fromkeys(
+    ('model__registers', 'model__mask_token', 'model__num_heads', 'model__pool')
+  ),
+}
+
+
 @pytest.mark.parametrize(
   ('method', 'options', 'overrides', 'message'),
   [
@@ -350,11 +360,16 @@ def test_a_collapse_is_told_once(tmp_path, capsys):
     ('dinov2', {'mask_probability': 2.0}, {}, 'mask_probability is 2.0'),
     ('dinov2', {'patch_head': False}, {}, 'patches share the head'),
     ('dinov2', {'patch_centre': 'none'}, {}, 'choose one of masked, all'),
-    ('dinov2', {}, {'model__patch_size': 8}, 'too few to mask'),
+    (
+      'dinov2',
+      {'local_crops': 0},
+      {'model__patch_size': 8},
+      'too few to mask',
+    ),
     (
       'dino',
       {},
-      {'model__name': 'Mixer-S/4', 'model__registers': None},
+      MIXER,
       'needs a ViT',
     ),
   ],

@@ -337,6 +337,7 @@ def dino() -> ml_collections.ConfigDict:
   config.augment.blur = (1.0, 0.1, 0.5)
   config.augment.solarize = (0.0, 0.2, 0.0)
 
+  config.objective.options.resize = 'dino'  # of the positions of local crops
   config.model.gelu = 'exact'
   config.model.initializers = 'deit'
   config.train.dtype = 'bfloat16'
