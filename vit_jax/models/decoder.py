@@ -9,9 +9,9 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import embedding
+from vit_jax.models import encoder
 from vit_jax.models import spec as spec_lib
 from vit_jax.models import stack
-from vit_jax.models import vit
 
 
 class Decoder(nn.Module):
@@ -49,7 +49,7 @@ class Decoder(nn.Module):
     table = embedding.sincos2d(grid, spec.hidden_size, 'sincos2d_mae')
     patches += table.astype(x.dtype)
     x = jnp.concatenate([x[:, :p], patches], axis=1)  # [B, P + N, D]
-    x = stack.apply_blocks(self, vit.EncoderBlock, spec, x, None)
+    x = stack.apply_blocks(self, encoder.EncoderBlock, spec, x, None)
     x = spec.layer_norm('norm')(x[:, p:])
     return self._dense(self.outputs, 'prediction')(x).astype(jnp.float32)
 

@@ -16,12 +16,12 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import dropout
+from vit_jax.models import encoder
 from vit_jax.models import fields
 from vit_jax.models import heads
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import spec as spec_lib
 from vit_jax.models import stack
-from vit_jax.models import vit
 from vit_jax.models.fields import Kind
 
 # Section 3.1 of the paper; the heads are those of the authors' code.
@@ -101,13 +101,13 @@ class Layer(nn.Module):
     Args:
       x: Tokens [B, N, D], and the features so far, float32 [B, D].
       layer: Index of this layer, from 0, as an int32 scalar.
-      *args: Further arguments of `vit.EncoderBlock`.
+      *args: Further arguments of `encoder.EncoderBlock`.
 
     Returns:
       The same, and the layer's intermediates.
     """
     tokens, features = x
-    block = vit.EncoderBlock(self.spec, self.capture)
+    block = encoder.EncoderBlock(self.spec, self.capture)
     nn.share_scope(self, block)
     normed: list[jax.Array] = []
 

@@ -16,11 +16,11 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import attention
+from vit_jax.models import encoder
 from vit_jax.models import igpt
 from vit_jax.models import mlp
 from vit_jax.models import spec as spec_lib
 from vit_jax.models import stack
-from vit_jax.models import vit
 
 # Keys and values of the tokens so far, [B, N, H, K] each; of all layers with a
 # leading axis L.
@@ -58,7 +58,7 @@ class CachedAttention(attention.Attention):
     return attention.Output(self.spec, name='out')(y), (keys, values)
 
 
-class CachedLayer(vit.EncoderBlock):
+class CachedLayer(encoder.EncoderBlock):
   """One layer for one token: [B, 1, D]."""
 
   @nn.compact

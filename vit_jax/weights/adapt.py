@@ -6,10 +6,8 @@
 - Tokens that the model lacks are dropped with their positions. A new class
   token is zeros. Other new tokens are normal(0.02) from fixed seeds, since
   equal tokens would stay equal in training. Positions of new tokens are zeros.
-- Relative positions are resized, too. A table that all layers share is copied
-  to each of them where the model has one in each, as in BEiT's fine-tuning; new
-  tables are zeros.
-- A mask token is dropped where the model has none; a new one is normal(0.02).
+- Relative positions are resized, too. A shared table is copied to each layer
+  where the model has one in each, as BEiT's fine-tuning does; new ones are 0.
 - The patch embedding is resized to the new patch (`resize.patch_kernel`), and
   the first kernel to the new number of channels (`resize.channels`).
 - The head is kept if the classes are the same. Otherwise it becomes zeros, and

@@ -11,10 +11,10 @@ from vit_jax.weights.formats import huggingface_dinov3 as dinov3
 def model_type(model: nn.Module) -> str:
   """Returns the `model_type` of config.json for a model."""
   assert isinstance(model, vit.ViT)
-  if beit.is_kind(model):
-    return beit.KIND
   if dinov3.is_kind(model):
     return dinov3.KIND
+  if beit.is_kind(model):
+    return beit.KIND
   if model.pool == 'token+gap' or model.layer_scale is not None:
     return 'dinov2_with_registers' if model.registers else 'dinov2'
   if model.pool == 'gap' and not model.prefix:

@@ -1,7 +1,7 @@
 """State dicts of timm (PyTorch Image Models): ViT, Eva, hybrids, Mixer, BiT.
 
-DeiT, MAE and BEiT publish ViTs under the same names, MoCo v3 with a prefix; the
-names of DINO, DINOv2, DINOv3 and EVA-02 are similar (`originals`).
+DeiT, MAE, BEiT and MoCo v3 publish ViTs under these names, and DINO, DINOv2,
+DINOv3 and EVA-02 under similar ones (`originals`).
 """
 
 from collections.abc import Iterable
@@ -254,15 +254,13 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
   fields['num_heads'] = _num_heads(shapes, hints, fields)
   positions, size = _positions(shapes, [stride * p for p in patch], hints)
   model = cast(vit.ViT, base.build(vit.ViT, fields | positions, hints))
-  # DeiT, MAE and DINO use ImageNet's mean; hybrids and SigLIP are Google's.
-  # BEiT's are Google's, too.
+  # DeiT, MAE and DINO use ImageNet's mean; hybrids, SigLIP and BEiT Google's.
   is_google = model.resnet_stages is not None or model.pool == 'map'
-  is_google = is_google or timm_beit.is_kind(model)
+  is_google |= timm_beit.is_kind(model)
   usual = preprocessing.TIMM_OF_GOOGLE if is_google else preprocessing.TIMM
   found = _description(model, size, channels, hints, usual)
-  if timm_beit.is_kind(model):
-    return dataclasses.replace(found, resize='geometric')
-  return found
+  resize = 'geometric' if timm_beit.is_kind(model) else found.resize
+  return dataclasses.replace(found, resize=resize)
 
 
 def _pool(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
