@@ -21,15 +21,15 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
 
   # The views of a digit differ by their crops and their brightness.
   config.data.crop = 'random_resized'
-  config.data.crop_scale = (0.3, 1.0)
+  config.data.crop_scale = (0.5, 1.0)
   config.augment.jitter = (0.4, 0.4, 0.0, 0.0)
   config.augment.jitter_probability = 0.8
 
   config.model.depth = 2
-  config.model.pool = 'token'
+  config.model.pool = 'gap'
   config.model.position_embedding = 'sincos2d_moco'
 
-  config.train.duration = '500 steps'
+  config.train.duration = '400 steps'
   config.train.batch_size = 64
   config.train.ema_decay = 0.0
   config.optim.learning_rate = 2e-3
@@ -38,7 +38,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
 
   config.evals.val.split = ''
   config.evals.linear = config_lib.evaluation(
-    'train[80%:]', '250 steps', kind='linear', train_split='train[:80%]'
+    'train[80%:]', '200 steps', kind='linear', train_split='train[:80%]'
   )
-  config.checkpoint.every = '250 steps'
+  config.checkpoint.every = '200 steps'
   return config

@@ -1,6 +1,5 @@
 """MoCo v3: runs, published files, and its configs against the paper."""
 
-import json
 import re
 
 import jax
@@ -63,10 +62,7 @@ def test_the_same_on_eight_devices(finished, tmp_path, model):
   methods.assert_same_result(how, finished, tmp_path / 'run')
 
 
-def test_the_patch_embedding_stays_and_the_momentum_encoder_moves(finished):
-  assert json.loads((finished / 'config.json').read_text())['optim'][
-    'freeze'
-  ].endswith('patch_embedding/')
+def test_the_patch_embedding_stays_and_the_momentum_encoder_moves():
   e = experiment_lib.build(config())
   first = jax.device_get(e.init())
   with e.train_batches(0) as batches:

@@ -105,6 +105,11 @@ class Objective(abc.ABC):
     self.views = geometry.train_views(config)
     self._rng = config.train.rng
 
+  @property
+  def frozen(self) -> str:
+    """Regular expression for parameters that the method never trains."""
+    return ''
+
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:
     """Checks the objective's own keys, before anything slow.

@@ -19,7 +19,6 @@ import ml_collections
 import optax
 
 from vit_jax import config as config_lib
-from vit_jax.data import base as data_base
 from vit_jax.data import features as features_lib
 from vit_jax.data.host import geometry
 from vit_jax.models import projection
@@ -27,7 +26,6 @@ from vit_jax.objectives import base
 from vit_jax.weights.formats import moco
 from vit_jax.weights.formats import whole
 
-_PATCHES = '/patch_embedding/'
 _TINY = 1e-12  # avoids a division by 0
 
 
@@ -43,8 +41,7 @@ class MoCoV3(base.Objective):
     projector_layers: Dense layers of the projector.
     predictor_layers: Dense layers of the predictor.
     freeze_patches: Whether the patch embedding keeps its random start, which
-      makes training more stable (section 4.2): `config.optim.freeze` then
-      excludes it.
+      makes training more stable (section 4.2).
   """
 
   options: ClassVar[Mapping[str, Any]] = {
@@ -98,15 +95,10 @@ class MoCoV3(base.Objective):
         ' tells the images of a batch apart: make it at least 2'
       )
 
-  @classmethod
-  def fill(
-    cls, config: ml_collections.ConfigDict, source: data_base.Source
-  ) -> None:
-    """Freezes the patch embedding, if `freeze_patches` says so."""
-    del source
-    freeze = config.optim.freeze
-    if config.objective.options.freeze_patches and _PATCHES not in freeze:
-      config.optim.freeze = f'{freeze}|{_PATCHES}' if freeze else _PATCHES
+  @property
+  def frozen(self) -> str:
+    """The patch embedding, if `freeze_patches` says so."""
+    return '/patch_embedding/' if self._options.freeze_patches else ''
 
   def init(self, key: jax.Array) -> base.Params:
     """Returns fresh parameters of the trunk and of both heads."""
@@ -200,7 +192,12 @@ class MoCoV3(base.Objective):
       momentum: Weight of the old momentum encoder.
     """
     own = jax.lax.stop_gradient({k: params[k] for k in extra['momentum']})
-    moved = optax.incremental_update(own, extra['momentum'], 1 - momentum)
+    # In this form, what does not train stays the same to the bit.
+    moved = jax.tree.map(
+      lambda old, new: old + (1 - momentum) * (new - old),
+      extra['momentum'],
+      own,
+    )
     statistics, found = dict(extra['statistics']), []
     for i in range(2):
       x = self.apply(moved['trunk'], views[:, i])

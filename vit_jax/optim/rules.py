@@ -156,12 +156,16 @@ def _patterns(config: ml_collections.ConfigDict) -> dict[str, str]:
   return {key: config[key] for key in keys} | rules
 
 
-def make(config: ml_collections.ConfigDict, params: Any) -> Rules:
+def make(
+  config: ml_collections.ConfigDict, params: Any, frozen: str = ''
+) -> Rules:
   """Applies the rules to a model.
 
   Args:
     config: `config.optim`, checked.
     params: The model's arrays or their shapes.
+    frozen: Regular expression for parameters that the objective freezes,
+      beside `config.freeze`.
 
   Raises:
     UserError: A pattern matches nothing, nothing is left to train, or some
@@ -172,7 +176,7 @@ def make(config: ml_collections.ConfigDict, params: Any) -> Rules:
   parameters = {
     name: Parameter(
       size,
-      _trains(config, name),
+      _trains(config, name) and not (frozen and re.search(frozen, name)),
       _factor(config, name, depth),
       weight_decay(config, name),
     )

@@ -52,7 +52,8 @@ def step_flops(
   config_lib.set_value(config, 'model.attention_implementation', None)
   config = models.on_platform(config, 'cpu')
   has_layers = not config.model.name.startswith('BiT')
-  rules = rules_lib.make(config.optim, params)
+  frozen = objectives.create(config, features).frozen
+  rules = rules_lib.make(config.optim, params, frozen)
   is_twin = has_layers and not config.model.scan and rules.trains_layers_alike
   if is_twin:  # tracing a scanned model takes a tenth of the time
     config.model.scan = True
@@ -123,7 +124,8 @@ def _count(
   }
   batch['index'] = jax.ShapeDtypeStruct((b,), jnp.int32)
   params = jax.eval_shape(objective.init, jax.random.key(0))
-  rules = rules or rules_lib.make(config.optim, params)
+  if rules is None:
+    rules = rules_lib.make(config.optim, params, objective.frozen)
   passes = 2 if config.optim.sam.rho else 1
   return _count_parts(objective, rules, params, batch, parts * passes)
 
