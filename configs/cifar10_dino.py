@@ -5,7 +5,7 @@ r"""DINO on CIFAR-10, without labels.
 on TFDS' `cifar10`, or on a folder with train/<class>/ and test/<class>/:
 --config.data.name=folder:/path/to/cifar10. EPOCHS is 10 by default.
 
-The ViT of configs/cifar10.py. Only its first steps have been run by us.
+The ViT of configs/cifar10.py. Not run by us.
 """
 
 import ml_collections

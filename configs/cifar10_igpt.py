@@ -2,8 +2,8 @@
 
 python -m vit_jax.main --config=configs/cifar10_igpt.py:EPOCHS
 
-EPOCHS is 10 by default. 1.2M parameters, 64 colours, 256 pixels. On 2 CPU cores
-only its first 20 steps were run. The samples of a run:
+EPOCHS is 10 by default. 1.2M parameters, 64 colours, 256 pixels. Not run by us.
+The samples of a run:
 
 python -m vit_jax.predict --from=RUN --sample=16
 """

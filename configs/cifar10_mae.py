@@ -5,7 +5,7 @@ r"""MAE on CIFAR-10, without its labels.
 on TFDS' `cifar10`, or on a folder with train/<class>/ and test/<class>/:
 --config.data.name=folder:/path/to/cifar10. EPOCHS is 100 by default. The model
 is that of configs/cifar10.py, which can go on from the run's parameters, with
---config.init_from.path. Not run by us for its whole length.
+--config.init_from.path. Not run by us.
 """
 
 import ml_collections

@@ -3,8 +3,7 @@ r"""MoCo v3 on CIFAR-10, without its labels; a linear probe measures it.
   python -m vit_jax.main --config=configs/cifar10_mocov3.py:EPOCHS
 
 on TFDS' `cifar10`, or on a folder, as configs/cifar10.py, whose model it has.
-EPOCHS is 100 by default. Not run to its end by us; on 2 CPU cores an epoch
-takes most of an hour.
+EPOCHS is 100 by default. Not run by us.
 """
 
 import ml_collections

@@ -2,10 +2,10 @@
 
 python -m vit_jax.main --config=configs/digits_dino.py --workdir=runs/dino
 
-After 400 steps a linear probe of the features names
-96.1% of the held-out fifth, and the 20 nearest neighbours 91.4%; a random trunk
-91.9% and 83.0. Measured with 150 s of processor time on 2 CPU cores that others
-used, too.
+After 400 steps a linear probe of the features was right for 96.1% of the
+held-out fifth, and the 20 nearest neighbours for 91.4% (seed 0; the settings
+were chosen on the same digits). A run that collapsed still reached 92% with a
+linear probe. It took 148 s of CPU time on 2 cores that others used, too.
 """
 
 import ml_collections

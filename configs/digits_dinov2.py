@@ -2,9 +2,9 @@
 
 python -m vit_jax.main --config=configs/digits_dinov2.py --workdir=runs/dinov2
 
-A linear probe of the features names 93.6% of the held-out fifth, and the 20
-nearest neighbours 92.5%; a random trunk 91.9% and 83.0. Measured with 110 s of
-processor time on 2 CPU cores that others used, too.
+A linear probe of the features was right for 93.6% of the held-out fifth, and
+the 20 nearest neighbours for 92.5% (seed 0; the settings were chosen on the
+same digits). It took 111 s of CPU time on 2 cores that others used, too.
 """
 
 import ml_collections

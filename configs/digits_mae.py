@@ -1,6 +1,10 @@
 """MAE on scikit-learn's handwritten digits, without their labels.
 
 python -m vit_jax.main --config=configs/digits_mae.py --workdir=runs/digits_mae
+
+A linear probe of the features reached 93.9% on the held-out fifth (seed 0; the
+settings were chosen on the same digits). It took 353 s of CPU time on 2 cores
+that others used, too, with three probes instead of one.
 """
 
 import ml_collections
