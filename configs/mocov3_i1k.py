@@ -7,7 +7,7 @@ and then configs/mocov3_probe_i1k.py. VARIANT is S/16 or B/16.
 Source: "An Empirical Study of Training Self-Supervised Vision Transformers",
 arXiv:2104.02057, sections 4 and 5, and its authors' code
 (facebookresearch/moco-v3). Validation accuracy of a linear probe after 300
-epochs (table 4): S 73.2%, B 76.7%. Not run by us.
+epochs: S 73.2%, B 76.7%. Not run by us.
 
 As in their code, weight decay is of all parameters that train, and ViT-S has
 12 heads. Differences: layers compute in bfloat16, theirs in float16 (mixed

@@ -6,7 +6,7 @@ of a run of configs/mocov3_i1k.py, or of the authors' file
 (vit-s-300ep.pth.tar, renamed to end with .pth). VARIANT is S/16 or B/16.
 
 Source: the authors' code (facebookresearch/moco-v3, main_lincls.py) and its
-commands. Validation accuracy (arXiv:2104.02057, table 4): S 73.2%, B 76.7%. Not
+commands. Validation accuracy (arXiv:2104.02057): S 73.2%, B 76.7%. Not
 run by us.
 """
 
