@@ -38,6 +38,8 @@ _EXAMPLES = {
   '_id=K': '_id=1',
   'runs/cifar10': 'runs/digits',
   ':EPOCHS': ':10',
+  ':SIZE,LAYER': ':S,11',
+  ':SIZE': ':S',
   'configs/x.py': 'configs/digits.py',
 }
 

@@ -80,7 +80,7 @@ def write_checkpoint(config, path):
   """Writes what a config starts from: its model, with another head."""
   model = models.from_config(config.model, 21).clone(num_classes=21)
   size = config_lib.pair(config.data.image_size, 'data.image_size')
-  if model.key_bias is False:  # BEiT's, of which Google has none
+  if not getattr(model, 'key_bias', True):  # BEiT's, of which Google has none
     model = model.clone(relative_positions='shared')
     form, path = timm, path.with_suffix('.safetensors')
   else:

@@ -50,6 +50,9 @@ PUBLISHED = {
   'BiT-R152x2': (236_335_208, None),
   'BiT-R152x4': (936_533_224, None),
 }
+# Millions of parameters of models of colours (Generative Pretraining from
+# Pixels, section 3.3).
+COLOURED = {'iGPT-S': 76, 'iGPT-M': 455, 'iGPT-L': 1362}
 RATES = {
   'dropout_rate': 0.3,
   'attention_dropout_rate': 0.2,
@@ -98,8 +101,15 @@ def test_published_sizes(name):
     assert found == pytest.approx(gflop, rel=2e-3)
 
 
+@pytest.mark.parametrize('name', COLOURED)
+def test_sizes_of_models_of_colours(name):
+  model = vit_jax.create_model(name, 0, scan=True)
+  params = models.abstract_params(model, (32, 32, 3))
+  assert count(params) / 1e6 == pytest.approx(COLOURED[name], rel=0.01)
+
+
 def test_all_published_names_are_listed():
-  assert vit_jax.list_models() == list(PUBLISHED)
+  assert vit_jax.list_models() == [*PUBLISHED, *COLOURED]
   small = ['ViT-S/16', 'ViT-S/32', 'R26+ViT-S/32', 'Mixer-S/16', 'Mixer-S/32']
   assert vit_jax.list_models('*S/*') == small
 

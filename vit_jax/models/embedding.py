@@ -1,5 +1,7 @@
 """Patch embeddings; fixed and relative positions."""
 
+from typing import TypeVar
+
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -7,14 +9,14 @@ import numpy as np
 
 from vit_jax.models import initializers
 
+_Array = TypeVar('_Array', jax.Array, np.ndarray)
 
-def patches(
-  images: jax.Array | np.ndarray, patch_size: tuple[int, int]
-) -> jax.Array:
+
+def patches(images: _Array, patch_size: tuple[int, int]) -> _Array:
   """Returns patches [B, N, p * q * C] of images [B, H, W, C], row by row."""
   b, height, width, c = images.shape
   p, q = patch_size
-  x = jnp.asarray(images).reshape(b, height // p, p, width // q, q, c)
+  x = images.reshape(b, height // p, p, width // q, q, c)
   return x.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, p * q * c)
 
 
