@@ -31,6 +31,7 @@ EXPLORE = 'tests/explore/test_explore_pictures.py::'
 LAUNCHERS = 'tests/scripts/test_launchers.py::'
 BENCHMARK = 'tests/benchmark/test_benchmark.py::'
 SWEEP = 'tests/sweep/test_sweep.py::'
+MAE = 'tests/objectives/test_mae.py::'
 CONFIGS = 'tests/test_configs.py::test_config_trains_and_evaluates'
 OTHERS = {
   'VIT_JAX_TEST_PLATFORM=cuda': 'where they have not been run yet',
@@ -56,9 +57,12 @@ MODULES = {
   'compare': HERE,
   'compare runs/cifar10': 'tests/compare/test_compare.py::test_groups',
   'convert': HERE,
+  'convert runs/mae': MAE + 'test_files_of_others_hold_all_of_it_to_the_bit',
   'data check': HERE,
   'embed': HERE,
   'evaluate': HERE,
+  'evaluate --from=runs/dino': MAE
+  + 'test_its_trunk_is_loaded_probed_and_fine_tuned',
   'evaluate --from=runs/rotation': 'tests/test_own_classes.py::'
   'test_a_method_of_ones_own',
   'main --config=configs/digits.py --config.init_from': 'tests/weights/'
@@ -79,6 +83,8 @@ MODULES = {
   'main --config=configs/digits_': CONFIGS,
   'main --config=configs/finetune.py': HERE,
   'main --config=configs/finetune.py:ViT-B/16': CONFIGS,
+  'main --config=configs/finetune.py:runs/dino': MAE
+  + 'test_its_trunk_is_loaded_probed_and_fine_tuned',
   'main --config=configs/folder.py': HERE,
   'main --config=configs/folder.py --config.data.name=hf:': 'tests/data/'
   'test_hf.py::test_a_model_is_trained_and_evaluated',
@@ -88,6 +94,8 @@ MODULES = {
   'test_a_method_of_ones_own',
   'main --reproduce': 'tests/test_main.py::test_reproduce',
   'predict': HERE,
+  'predict --from=runs/igpt': 'tests/objectives/test_igpt.py::'
+  'test_pictures_are_drawn',
   'summary --config': 'tests/summary/test_summary.py::'
   'test_plan_without_data_and_devices',
   'summary --config=configs/vit_i1k.py': 'tests/ahead/test_step.py::'
