@@ -39,6 +39,7 @@ BEIT = TRUNK | {
   'evals__val__split': '',
 }
 TOKENIZER = {
+  'model__name': 'ViT-Ti/2',
   'objective__name': 'tokenizer',
   'objective__options__tokens': 24,
   'objective__options__decoder_depth': 1,
@@ -167,7 +168,7 @@ def test_the_trunk_is_loaded_and_continues(finished, tmp_path):
       'model__class_token': True,
       'model__norm_after_pool': True,
       'model__relative_positions': 'layers',
-      'train__duration': '2 steps',
+      'train__duration': '3 steps',
     }
   )
   config.init_from.path = str(finished)
@@ -181,7 +182,7 @@ def test_the_trunk_is_loaded_and_continues(finished, tmp_path):
 def test_written_whole_and_continued(finished, tmp_path, to):
   """The layer that predicts tokens comes from a file in its authors' names."""
   path = tmp_path / 'x'
-  args = f'--from={finished}', path, f'--to={to}', '--whole'
+  args = finished, path, f'--to={to}', '--whole'
   assert commands.run(convert, *args) == 0
   with containers.open_arrays(path / 'model.safetensors') as arrays:
     assert arrays.shapes['lm_head.weight'] == (24, 16)
@@ -223,16 +224,15 @@ def test_a_tokenizer_learns_to_draw(tmp_path):
   assert loop.run(config, str(tmp_path)).status == 0
   found = [x['val/loss'] for x in tiny.metrics(tmp_path) if 'val/loss' in x]
   assert found[-1] < 0.7 * found[0]
-  assert vit_jax.load(tmp_path).outputs(np.zeros((1, 8, 8), np.uint8))[
-    'features'
-  ].shape == (1, 16)
+  outputs = vit_jax.load(tmp_path).outputs(np.zeros((8, 8), np.uint8))
+  assert outputs['features'].shape == (1, 16)
 
 
 def test_beit_predicts_the_tokens_of_a_run(tokenizer_run, tmp_path):
   config = config_of(
     BEIT,
     objective__options__tokenizer=str(tokenizer_run),
-    train__duration='2 steps',
+    train__duration='3 steps',
   )
   assert loop.run(config, str(tmp_path)).status == 0
   experiment = experiment_lib.build(config)

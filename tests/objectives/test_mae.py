@@ -130,7 +130,7 @@ def test_a_run_continues_with_its_decoder(finished):
 
 
 def test_a_classifier_gives_the_trunk_alone(tmp_path):
-  config = tiny.config(**MODEL, train__duration='1 steps')
+  config = tiny.config(**MODEL, train__duration='3 steps')
   assert loop.run(config, str(tmp_path)).status == 0
   params = start(config_of(init_from__path=str(tmp_path)))
   np.testing.assert_array_equal(
@@ -182,7 +182,7 @@ def test_transformers_computes_the_same_loss(finished, tmp_path):
 
 
 def test_what_has_nothing_beside_it_is_not_written_whole(tmp_path, capsys):
-  config = tiny.config(train__duration='1 steps')
+  config = tiny.config(train__duration='3 steps')
   assert loop.run(config, str(tmp_path / 'run')).status == 0
   args = f'{tmp_path}/run {tmp_path}/there --to=timm --whole'.split()
   assert commands.run(convert, *args) == 1

@@ -158,7 +158,7 @@ def test_huber_pulls_less_than_squares():
 @pytest.mark.parametrize(
   ('overrides', 'message'),
   [
-    ({'objective__name': 'regresion'}, 'choose one of classification, '),
+    ({'objective__name': 'regresion'}, 'choose one of beit, classification'),
     ({'objective__name': 'regression'}, "learns 'numbers'.* have image"),
     ({'objective__name': 'nowhere:Mine'}, "no module 'nowhere'"),
     ({'objective__name': 'tiny:config'}, "another class 'config'"),

@@ -41,7 +41,8 @@ class CachedAttention(attention.Attention):
       cache: Keys and values of the tokens before it.
       position: Position of the token, an int32 scalar.
     """
-    query, *new = self._normalised(*attention.QKV(self.spec, name='qkv')(x))
+    query, key, value = attention.QKV(self.spec, name='qkv')(x)
+    query, *new = self._prepared(query, key, value, None)
     keys, values = (
       jax.lax.dynamic_update_slice_in_dim(old, one, position, axis=1)
       for old, one in zip(cache, new, strict=True)
@@ -71,7 +72,7 @@ class CachedLayer(encoder.EncoderBlock):
       spec.layer_norm('norm1')(x), cache, position
     )
     x = x + self._scale('layer_scale1', y)
-    y = mlp.Mlp(spec, spec.mlp_dim, spec.gated_mlp, name='mlp')(
+    y = mlp.Mlp(spec, spec.mlp_dim, spec.gated_mlp, spec.mlp_norm, name='mlp')(
       spec.layer_norm('norm2')(x), None
     )
     return x + self._scale('layer_scale2', y), cache

@@ -77,30 +77,23 @@ class Patches(VisualTokens):
     size = models.pixels_per_token(models.from_config(config.model, 0))
     assert size is not None
     self._config, self._size = config, size
-    self._source: data_base.Source | None = None
+    self._codes = self._no_codes
 
   def read_from(self, source: data_base.Source) -> None:
-    """Keeps the training split."""
-    self._source = source
+    """Makes the codes of the training split."""
+    count = self._config.objective.options.tokens
+    logging.info('making a codebook of %d tokens of the patches', count)
+    self._codes = codebook.of_source(self._config, source, self._size, count)
 
   def arrays(self) -> Any:
     """Returns the codes, float32 [K, F]; NaN where there are no data yet."""
-    return {
-      'codes': self._codes if self._source is not None else self._no_codes
-    }
+    return {'codes': self._codes}
 
   def tokens(self, arrays: Any, images: jax.Array) -> jax.Array:
     """Returns the nearest code of each patch, int32 [B, N]."""
     return codebook.nearest(
       arrays['codes'], embedding.patches(images, self._size)
     )
-
-  @functools.cached_property
-  def _codes(self) -> np.ndarray:
-    assert self._source is not None
-    count = self._config.objective.options.tokens
-    logging.info('making a codebook of %d tokens of the patches', count)
-    return codebook.of_source(self._config, self._source, self._size, count)
 
   @property
   def _no_codes(self) -> np.ndarray:
