@@ -49,6 +49,7 @@ def _objective(
   config.data.image_size = loaded.position_size
   config.init_from.path = str(case.weights)
   config.model.name = config_lib.INIT_FROM
+  config.model.mask_token = True
   config.model.num_classes = 0
   initial.fill(config, loaded)
   objectives.fill_options(config)
