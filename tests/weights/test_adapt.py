@@ -115,7 +115,8 @@ def test_grids_as_torch_itself_resizes_them(method):
   torch = pytest.importorskip('torch', reason='PyTorch is not installed')
   table = images_of(1, 12, 7)
   mode, _, antialias = method.partition('_anti')
-  mode = {'half_pixel': 'bilinear'}.get(mode, mode)
+  others = {'half_pixel': 'bilinear', 'geometric': 'bicubic'}
+  mode = others.get(mode, mode)
   x = torch.tensor(table.reshape(1, 3, 4, 7).transpose(0, 3, 1, 2))
   for new in [(5, 3), (6, 8), (2, 11)]:
     how = {'size': new, 'mode': mode, 'antialias': bool(antialias)}
