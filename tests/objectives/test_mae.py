@@ -181,12 +181,12 @@ def test_transformers_computes_the_same_loss(finished, tmp_path):
   assert errors.mean() == pytest.approx(float(wanted), rel=1e-5)
 
 
-def test_what_has_nothing_beside_it_is_not_written_whole(tmp_path, capsys):
+def test_what_has_nothing_beside_it_is_not_written_whole(tmp_path):
   config = tiny.config(train__duration='3 steps')
   assert loop.run(config, str(tmp_path / 'run')).status == 0
   args = f'{tmp_path}/run {tmp_path}/there --to=timm --whole'.split()
-  assert commands.run(convert, *args) == 1
-  assert 'has nothing beside its model' in capsys.readouterr().err
+  with pytest.raises(UserError, match='has nothing beside its model'):
+    commands.run(convert, *args)
 
 
 def test_masks_keep_the_patches_with_the_least_noise():
