@@ -9,9 +9,8 @@ Source: "Masked Autoencoders Are Scalable Vision Learners", arXiv:2111.06377,
 table 10, and its authors' commands (facebookresearch/mae, FINETUNE.md).
 Validation accuracy: B 67.8%, L 76.0, H 77.2. Not run by us.
 
-Differences: the authors normalise the features by a BatchNorm without
-parameters before the layer. `--probe=linear` of vit_jax.evaluate, which
-standardises the features, is a faster way to a similar number.
+Differences: the layer starts at zeros. `--probe=linear` of vit_jax.evaluate,
+which standardises the features, is a faster way to a similar number.
 """
 
 import ml_collections
@@ -39,6 +38,7 @@ def get_config(arg: str = 'B/16,runs/mae') -> ml_collections.ConfigDict:
 
   config.model.name = recipes.vit_name(size)
   config.model.position_embedding = 'sincos2d_mae'
+  config.model.head_norm = 'batch'
   config.train.duration = f'{_VARIANTS[size]} epochs'
   config.train.batch_size = 16_384
   config.optim.name = 'lars'

@@ -7,6 +7,7 @@ cases, and the files. A line is printed for each case; the exit status is 1
 where a case fails, or where nothing here can compute it.
 """
 
+import argparse
 import json
 import pathlib
 import re
@@ -39,9 +40,6 @@ def run(case: golden_cases.Case, check: golden_cases.Check) -> tuple[bool, str]:
 
 def main(directories: list[str]) -> int:
   """Runs all cases of some directories; returns the exit status."""
-  if not directories:
-    print('usage: python tests/golden.py DIRECTORY...', file=sys.stderr)
-    return 1
   logging.set_verbosity(logging.ERROR)  # files do not say how images are made
   checks, failed, count = golden_cases.checks(), 0, 0
   for directory in map(pathlib.Path, directories):
@@ -63,4 +61,8 @@ def main(directories: list[str]) -> int:
 
 
 if __name__ == '__main__':
-  sys.exit(main(sys.argv[1:]))
+  parser = argparse.ArgumentParser(
+    description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+  )
+  parser.add_argument('directories', nargs='+', metavar='DIRECTORY')
+  sys.exit(main(parser.parse_args().directories))

@@ -79,6 +79,8 @@ def index_of_augreg(tmp_path, monkeypatch):
 def write_checkpoint(config, path):
   """Writes what a config starts from: its model, with another head."""
   model = models.from_config(config.model, 21).clone(num_classes=21)
+  if getattr(model, 'head_norm', 'none') != 'none':  # the run's own
+    model = model.clone(head_norm='none')
   size = config_lib.pair(config.data.image_size, 'data.image_size')
   if not getattr(model, 'key_bias', True):  # BEiT's, of which Google has none
     model = model.clone(relative_positions='shared')

@@ -226,8 +226,8 @@ def schedules(case):
     schedule = optim.make_schedule(config, optim.Lengths(steps, warmup))
     count = np.arange(steps)
     rates = [np.asarray(schedule(step)) for step in count]
-    momentum = mocov3.momentum_at(
-      count.astype(np.float64), steps, fields['momentum_base']
+    momentum = optim.half_cosine(fields['momentum_base'], 1.0, steps)(
+      count.astype(np.float64)
     )
   return {'learning_rate': np.array(rates), 'momentum': momentum}
 

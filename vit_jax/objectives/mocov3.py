@@ -19,6 +19,7 @@ import ml_collections
 import optax
 
 from vit_jax import config as config_lib
+from vit_jax import optim
 from vit_jax.data import features as features_lib
 from vit_jax.data.host import geometry
 from vit_jax.models import projection
@@ -140,7 +141,10 @@ class MoCoV3(base.Objective):
 
     The momentum encoder moves towards the base encoder before it makes keys.
     """
-    m = momentum_at(extra['step'], self.lengths.total, self._options.momentum)
+    schedule = optim.half_cosine(
+      self._options.momentum, 1.0, self.lengths.total
+    )
+    m = jnp.asarray(schedule(extra['step']))
     keys, extra = self.keys(params, extra, batch['pair'], m)
     queries, extra = self.queries(params, extra, batch['pair'], rng)
     t = self._options.temperature
@@ -271,17 +275,3 @@ def contrast(
   own = jnp.arange(len(logits))
   losses = optax.softmax_cross_entropy_with_integer_labels(logits, own)
   return 2 * temperature * losses.mean()
-
-
-def momentum_at(
-  step: jax.typing.ArrayLike, total: int, start: float
-) -> jax.Array:
-  """Returns the weight of the old momentum encoder: `start` to 1, as a cosine.
-
-  Args:
-    step: Number of completed updates.
-    total: Steps of the run.
-    start: Weight at step 0.
-  """
-  angle = jnp.pi * jnp.asarray(step) / total
-  return 1 - (1 - start) * 0.5 * (1 + jnp.cos(angle))
