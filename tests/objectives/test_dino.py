@@ -20,6 +20,7 @@ from vit_jax.data.device.rng import Rng
 from vit_jax.models import prototypes as heads
 from vit_jax.objectives import prototypes
 from vit_jax.runs import checkpoint_format
+from vit_jax.runs import checkpoint_format
 from vit_jax.runs import restoring
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
@@ -53,6 +54,7 @@ RUN |= {
   'model__mlp_dim': 32,
   'model__hidden_size': 16,
   'model__num_heads': 2,
+  'train__ema_decay': 0.0,
 }
 TIMES = re.compile('time|second|data_wait|goodput|mfu|stall')
 
@@ -102,7 +104,7 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
   copy = tmp_path / 'run'
   shutil.copytree(path, copy)
   expected, state = scalars(copy), checksums(copy)
-  assert any(name.startswith('extra/teacher/trunk/') for name in state)
+  assert any(name.startswith('extra/average/trunk/') for name in state)
   (copy / 'DONE').unlink()
   shutil.rmtree(copy / 'checkpoints' / '8')
   assert loop.run(config_of(method, **RANDOM), str(copy)).status == 0
@@ -138,6 +140,16 @@ def test_the_trunk_is_loaded(finished):
   source = sources.open_source(config_of(method), 'train[80%:]')
   outputs = vit.outputs(list(source.arrays['image'][:4]))
   assert outputs['features'].shape == (4, 16)
+
+
+def test_the_teacher_is_evaluated_and_loaded(finished):
+  _, path = finished
+  vit = vit_jax.load(path)
+  assert vit.origin.averaged
+  found, stored = checkpoint_format.checksums(vit.params), checksums(path)
+  for name, value in found.items():
+    assert value == stored[f'extra/average/trunk/{name}'], name
+  assert any(x != stored[f'params/trunk/{name}'] for name, x in found.items())
 
 
 def test_the_heads_travel_in_the_authors_names(finished, tmp_path):
@@ -212,11 +224,12 @@ def test_the_last_layer_is_held_and_the_teacher_follows():
       lambda t, p, found: np.testing.assert_allclose(
         found, momentum * t + (1 - momentum) * p, atol=1e-6
       ),
-      old.extra['teacher'][name],
+      old.extra['average'][name],
       new.params[name],
-      new.extra['teacher'][name],
+      new.extra['average'][name],
     )
   assert new.extra['updates'] == 3
+  assert new.eval_params is new.extra['average']
 
 
 def test_local_crops_have_resized_positions():
@@ -329,6 +342,7 @@ MIXER = {
     ('dino', {'momentum': 1.5}, {}, r'momentum is 1.5: it must be in \[0, 1\]'),
     ('dino', {'teacher_temperature': 0.0}, {}, 'it must be more than 0'),
     ('dino', {'freeze_last_layer': 'long'}, {}, 'not a length of time'),
+    ('dino', {}, {'train__ema_decay': 0.9}, 'the moving average that is'),
     ('dino', {'assignment': 'kmeans'}, {}, 'choose one of centre, sinkhorn'),
     ('dino', {'resize': 'cubic'}, {}, 'choose one of corner'),
     (

@@ -24,6 +24,7 @@ from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import geometry
 from vit_jax.evaluation import metrics
+from vit_jax.runs import checkpoint_format
 from vit_jax.weights.formats import whole
 
 Params = Any
@@ -36,6 +37,10 @@ Outputs = dict[str, jax.Array]
 # Key of an extra: a tree of parameters that do not train, but are measured, as
 # running statistics. After each step the parameters take these values.
 STATISTICS = 'statistics'
+# Key of an extra: a moving average of all parameters that the objective keeps
+# itself, as for a teacher. It is evaluated and loaded in place of them, as the
+# average of `config.train.ema_decay` is.
+AVERAGE = checkpoint_format.AVERAGE
 
 
 class Purpose(enum.IntEnum):

@@ -45,6 +45,8 @@ class Dino(base.Objective):
   student's, only the global ones. A head gives logits over prototypes. The
   student learns the teacher's probabilities for another crop.
 
+  The teacher is what is evaluated and loaded, as in the paper.
+
   Attributes:
     foreign_heads: Names of the heads in the authors' files.
   """
@@ -149,6 +151,12 @@ class Dino(base.Objective):
     for name in _DURATIONS:
       config_lib.parse_duration(options[name])
     check_scale(options.local_scale, f'{key}.local_scale', 'area')
+    if config.train.ema_decay:
+      raise config_lib.UserError(
+        f'config.train.ema_decay is {config.train.ema_decay}, but the teacher'
+        f' of config.objective.name={config.objective.name} is the moving'
+        ' average that is evaluated: set it to 0'
+      )
     _check_coupled(config)
 
   def init(self, key: jax.Array) -> base.Params:
@@ -174,7 +182,7 @@ class Dino(base.Objective):
   def init_extra(self, params: base.Params) -> base.Extra:
     """Returns the teacher, the centre, and the number of updates."""
     extra = {
-      'teacher': jax.tree.map(jnp.copy, params),
+      base.AVERAGE: jax.tree.map(jnp.copy, params),
       'centre': jnp.zeros(self._options.prototypes),
       'updates': jnp.zeros((), jnp.int32),
     }
@@ -185,7 +193,7 @@ class Dino(base.Objective):
     return extra
 
   def trunk(self, params: base.Params) -> tuple[models.Model, base.Params]:
-    """Returns the student's trunk."""
+    """Returns the trunk: the teacher's, of the parameters to evaluate."""
     return self.model, params['trunk']
 
   def foreign(self, format_name: str) -> whole.Whole | None:
@@ -225,7 +233,7 @@ class Dino(base.Objective):
     self, extra: base.Extra, images: jax.Array, **kwargs: Any
   ) -> base.Outputs:
     """Applies the teacher's trunk to crops [B, n, H, W, C]."""
-    return self.crops.apply(extra['teacher']['trunk'], images, **kwargs)
+    return self.crops.apply(extra[base.AVERAGE]['trunk'], images, **kwargs)
 
   def class_loss(
     self,
@@ -244,7 +252,7 @@ class Dino(base.Objective):
     """
     o = self._options
     logits, statistics = self.project('head', params, extra, student)
-    taught, _ = self.project('head', extra['teacher'], extra, teacher)
+    taught, _ = self.project('head', extra[base.AVERAGE], extra, teacher)
     taught = jax.lax.stop_gradient(taught)
     probabilities = self.assign(taught, extra, extra['centre'])
     pairs = prototypes.between_crops(
@@ -334,11 +342,13 @@ class Dino(base.Objective):
     momentum = optim.half_cosine(
       self._options.momentum, 1.0, self.lengths.total
     )(step)
-    teacher = optax.incremental_update(params, extra['teacher'], 1 - momentum)
-    return extra | {'teacher': teacher, 'updates': step + 1}
+    teacher = optax.incremental_update(
+      params, extra[base.AVERAGE], 1 - momentum
+    )
+    return extra | {base.AVERAGE: teacher, 'updates': step + 1}
 
   def outputs(self, params: base.Params, batch: base.Batch) -> base.Outputs:
-    """Returns the features [B, D] of the student."""
+    """Returns the features [B, D]."""
     return {'features': self.apply(params['trunk'], batch['image'])}
 
   def warnings(self, scalars: Mapping[str, float], step: int) -> list[str]:

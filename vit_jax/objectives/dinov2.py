@@ -290,7 +290,7 @@ class DinoV2(dino.Dino):
     if o.patch_centre == 'masked':
       teacher = chosen.take(teacher)
       weights = (chosen.weights > 0).astype(jnp.float32)
-    targets, _ = self.project(name, extra['teacher'], extra, teacher)
+    targets, _ = self.project(name, extra[base.AVERAGE], extra, teacher)
     targets = jax.lax.stop_gradient(targets)
     centre = prototypes.update_centre(
       extra['patch_centre'], targets, o.centre_momentum, weights

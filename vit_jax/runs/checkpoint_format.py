@@ -44,6 +44,11 @@ from vit_jax.config import UserError
 FORMAT = 2
 _PART_BYTES = 2**25  # parameters are read in parts of this size
 
+# Key of an objective's state: its own moving average of all parameters.
+AVERAGE = 'average'
+# Where parameters lie in a state, those that are read first at the front.
+_PARAMS = (('ema_params',), ('extra', AVERAGE), ('params',))
+
 PyTree = Any
 StateFor = Callable[[Collection[str]], PyTree]
 
@@ -224,7 +229,7 @@ def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
   names = [key[1:] for key in arrays if key[0] == 'params']
   # Frozen parameters have no average.
   read = [
-    (('ema_params' if ('ema_params', *name) in arrays else 'params'), *name)
+    next(key for part in _PARAMS if (key := (*part, *name)) in arrays)
     for name in names
   ]
   wanted = {
@@ -400,4 +405,6 @@ def is_averaged(path: pathlib.Path) -> bool:
     DamagedError: It cannot be read.
   """
   arrays = read_info(path)['arrays']
-  return any(name.startswith('ema_params/') for name in arrays)
+  return any(
+    name.startswith(('ema_params/', f'extra/{AVERAGE}/')) for name in arrays
+  )

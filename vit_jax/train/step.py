@@ -54,7 +54,7 @@ class TrainState:
   def eval_params(self) -> Any:
     """The parameters to evaluate: their moving average if there is one."""
     if self.ema_params is None:
-      return self.params
+      return self.extra.get(base.AVERAGE, self.params)
     return rules_lib.merge(self.ema_params, self.params)
 
 
