@@ -28,8 +28,8 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.objective.name = 'tokenizer'
   config.objective.options.tokens = 64
   config.objective.options.decoder_depth = 1
-  config.objective.options.anneal_steps = 600
-  config.objective.options.divergence_steps = 200
+  config.objective.options.anneal = '600 steps'
+  config.objective.options.divergence_warmup = '200 steps'
 
   config.model.name = 'ViT-Ti/2'
   config.model.hidden_size = 32

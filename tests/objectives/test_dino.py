@@ -20,7 +20,6 @@ from vit_jax.data.device.rng import Rng
 from vit_jax.models import prototypes as heads
 from vit_jax.objectives import prototypes
 from vit_jax.runs import checkpoint_format
-from vit_jax.runs import checkpoint_format
 from vit_jax.runs import restoring
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop

@@ -40,8 +40,8 @@ class BEiT(base.Objective):
   """
 
   options: ClassVar = {
-    # The tokenizer: the work directory of a run of the objective 'tokenizer'.
-    # '': k-means of the training patches.
+    # The tokenizer: work directory of a run of the objective 'tokenizer', or
+    # weights of DALL-E's encoder. '': k-means of the training patches.
     'tokenizer': '',
     'tokens': 8192,  # K, the number of different tokens
     # Masks: patches to mask; the least area of a block, and the most patches

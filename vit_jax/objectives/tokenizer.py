@@ -75,16 +75,16 @@ class Tokenizer(base.Objective):
     'tokens': 8192,  # K
     # Layers of the decoder; its other sizes are the trunk's.
     'decoder_depth': 2,
-    # Temperature of the relaxation at the start, and after `anneal_steps`, with
-    # a cosine between (DALL-E, appendix A.2).
+    # Temperature of the relaxation at the start, and after `anneal`, with a
+    # cosine between (DALL-E, appendix A.2).
     'temperature': 1.0,
     'final_temperature': 1 / 16,
-    'anneal_steps': 150_000,
+    'anneal': '150_000 steps',
     # Weight of the divergence of the tokens from uniform ones, in nats a patch,
-    # and the steps in which it grows from 0. DALL-E's 6.6, where the loss is a
+    # and the time in which it grows from 0. DALL-E's 6.6, where the loss is a
     # mean over the 192 values of a patch.
     'divergence': 6.6 / 192,
-    'divergence_steps': 5_000,
+    'divergence_warmup': '5_000 steps',
   }
 
   def __init__(
@@ -129,8 +129,9 @@ class Tokenizer(base.Objective):
         raise config_lib.UserError(
           f'{key}.{name} is {options[name]}: it must be more than 0'
         )
-    least = {'decoder_depth': 1, 'anneal_steps': 1, 'divergence_steps': 1}
-    for name, lowest in ({'divergence': 0} | least).items():
+    for name in ('anneal', 'divergence_warmup'):
+      config_lib.parse_duration(options[name])
+    for name, lowest in (('divergence', 0), ('decoder_depth', 1)):
       if not options[name] >= lowest:
         raise config_lib.UserError(
           f'{key}.{name} is {options[name]}: it must be at least {lowest}'
@@ -229,10 +230,11 @@ class Tokenizer(base.Objective):
   def _schedule(self, updates: jax.Array) -> tuple[jax.Array, jax.Array]:
     """Returns the temperature, and the weight of the divergence."""
     options = self._options
-    share = jnp.minimum(updates / options.anneal_steps, 1.0)
+    share = jnp.minimum(updates / max(self.num_steps(options.anneal), 1), 1.0)
     low, high = options.final_temperature, options.temperature
     temperature = low + (high - low) * (1 + jnp.cos(jnp.pi * share)) / 2
-    grown = jnp.minimum(updates / options.divergence_steps, 1.0)
+    warmup = max(self.num_steps(options.divergence_warmup), 1)
+    grown = jnp.minimum(updates / warmup, 1.0)
     return temperature, options.divergence * grown
 
   def _error(

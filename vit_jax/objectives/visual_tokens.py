@@ -20,10 +20,13 @@ from vit_jax import models
 from vit_jax import weights
 from vit_jax.data import base as data_base
 from vit_jax.data import features as features_lib
+from vit_jax.models import dvae
 from vit_jax.models import embedding
 from vit_jax.objectives import codebook
 from vit_jax.objectives import tokenizer
 from vit_jax.runs import restoring
+from vit_jax.weights import download
+from vit_jax.weights.formats import dvae as dvae_format
 
 _KEY = 'config.objective.options.tokenizer'
 _NAME = 'tokenizer'
@@ -66,7 +69,9 @@ def make(
   if not path:
     return Patches(config)
   path = os.path.expanduser(path)
-  return Trained(config, path, grid)
+  if weights.is_workdir(pathlib.Path(path)):
+    return Trained(config, path, grid)
+  return Published(config, path, grid)
 
 
 class Patches(VisualTokens):
@@ -124,7 +129,8 @@ class Trained(VisualTokens):
     """
     self._objective, self._params, self._preprocess = _load(path)
     self._normalization = config_lib.normalization(config)
-    _check_fits(config, self._objective, grid)
+    own = self._objective
+    _check_fits(config, grid, own.grid, own.image_shape[-1], own.count)
 
   def arrays(self) -> Any:
     """Returns the tokenizer's parameters."""
@@ -136,15 +142,58 @@ class Trained(VisualTokens):
     The tokenizer sees the trunk's images in its own size, as BEiT's sees its
     view of 112 pixels.
     """
-    size = self._preprocess.image_size
-    mean, std = map(_array, self._normalization)
-    pixels = images * std + mean
-    if images.shape[1:3] != size:
-      shape = (len(images), *size, images.shape[-1])
-      pixels = jax.image.resize(pixels, shape, 'lanczos3')
-      pixels = jnp.clip(pixels, 0, 1)
+    pixels = _pixels(images, self._normalization, self._preprocess.image_size)
     mean, std = _array(self._preprocess.mean), _array(self._preprocess.std)
     return self._objective.tokens(arrays, (pixels - mean) / std)
+
+
+class Published(VisualTokens):
+  """The tokens of DALL-E's encoder, as BEiT's authors used them."""
+
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    path: str,
+    grid: tuple[int, int],
+  ):
+    """Loads the encoder.
+
+    Args:
+      config: The full config.
+      path: A file of its weights, a directory of transformers, or an address.
+      grid: Patches (h, w) of the trunk.
+
+    Raises:
+      UserError: It is no such file, or does not fit.
+    """
+    self._module, self._params = _read(path)
+    self._normalization = config_lib.normalization(config)
+    h, w = grid  # it sees the image in the size that gives it this grid
+    self._size = (h * dvae.STRIDE, w * dvae.STRIDE)
+    _check_fits(config, grid, grid, 3, self._module.tokens)
+
+  def arrays(self) -> Any:
+    """Returns the encoder's parameters."""
+    return self._params
+
+  def tokens(self, arrays: Any, images: jax.Array) -> jax.Array:
+    """Returns the most likely token of each patch, int32 [B, N]."""
+    pixels = _pixels(images, self._normalization, self._size)
+    logits: Any = self._module.apply({'params': arrays}, pixels)
+    tokens = logits.argmax(axis=-1).astype(jnp.int32)
+    return tokens.reshape(len(images), -1)
+
+
+def _pixels(
+  images: jax.Array, normalization: Any, size: tuple[int, int]
+) -> jax.Array:
+  """Returns normalised images [B, H, W, C] as pixels in [0, 1], in a size."""
+  mean, std = map(_array, normalization)
+  pixels = images * std + mean
+  if images.shape[1:3] == size:
+    return pixels
+  shape = (len(images), *size, images.shape[-1])
+  return jnp.clip(jax.image.resize(pixels, shape, 'lanczos3'), 0, 1)
 
 
 def _array(values: Any) -> np.ndarray:
@@ -154,11 +203,6 @@ def _array(values: Any) -> np.ndarray:
 @functools.lru_cache(maxsize=1)  # a run makes the objective several times
 def _load(path: str) -> tuple[tokenizer.Tokenizer, Any, Any]:
   """Returns the objective of a run, its parameters and its preprocessing."""
-  if not weights.is_workdir(pathlib.Path(path)):
-    raise config_lib.UserError(
-      f'{_KEY}={path} is no work directory: train one with'
-      f' config.objective.name={_NAME}, or leave it empty'
-    )
   try:
     loaded = weights.load(path)
     config = loaded.trained_with
@@ -180,16 +224,39 @@ def _load(path: str) -> tuple[tokenizer.Tokenizer, Any, Any]:
   return made, jax.tree.map(np.asarray, params), loaded.preprocess
 
 
+@functools.lru_cache(maxsize=1)  # as `_load`
+def _read(path: str) -> tuple[dvae.DalleEncoder, Any]:
+  """Returns DALL-E's encoder, and its parameters."""
+  try:
+    module, params = dvae_format.read(download.fetch(path))
+  except config_lib.UserError as e:
+    raise config_lib.UserError(
+      f'{_KEY}={path} is no work directory of config.objective.name={_NAME},'
+      f" nor a file of DALL-E's encoder: {e}"
+    ) from None
+  logging.info('the tokenizer is %s, with %d tokens', path, module.tokens)
+  return module, jax.tree.map(np.asarray, params)
+
+
 def _check_fits(
   config: ml_collections.ConfigDict,
-  objective: tokenizer.Tokenizer,
   grid: tuple[int, int],
+  own_grid: tuple[int, int],
+  channels: int,
+  count: int,
 ) -> None:
-  """Raises a UserError where a tokenizer has other patches or tokens."""
+  """Raises a UserError where a tokenizer differs from the run.
+
+  Args:
+    config: The full config.
+    grid: Patches (h, w) of the trunk.
+    own_grid: Patches of the tokenizer.
+    channels: Channels of the tokenizer's images.
+    count: Number of the tokenizer's tokens.
+  """
   options = config.objective.options
-  channels, count = objective.image_shape[-1], objective.count
   wanted = (
-    ('patches', objective.grid, grid, 'config.data.image_size'),
+    ('patches', own_grid, grid, 'config.data.image_size'),
     ('channels', channels, config.data.channels, 'config.data.channels'),
     ('tokens', count, options.tokens, 'config.objective.options.tokens'),
   )

@@ -1,5 +1,6 @@
 """Opens a foreign checkpoint: finds its files, its format and its model."""
 
+from collections.abc import Iterator
 import contextlib
 import dataclasses
 import pathlib
@@ -96,13 +97,13 @@ def read(
   file = _weights_in(path) if path.is_dir() else path
   config = _json(file.with_name('config.json'))
   preprocessor = _json(file.with_name('preprocessor_config.json'))
-  with containers.open_arrays(file) as opened, _named(path):
+  with containers.open_arrays(file) as opened_file, _named(path):
     hints = base.Hints(overrides, config, preprocessor, image_size)
     is_ours = _is_ours(config, file.name)
     if is_ours:
       hints = _completed(hints)
-    form = _format(list(opened.shapes))
-    arrays = form.prepare(opened)
+    form = _format(list(opened_file.shapes))
+    arrays = form.prepare(opened_file)
     description = form.describe(arrays, hints)
     if is_ours:
       description = _restored(description, config)
@@ -118,6 +119,18 @@ def read(
   if description.silent and not is_ours:
     _say_assumed(path, description)
   return Foreign(description, params, form.NAME)
+
+
+@contextlib.contextmanager
+def opened(path: pathlib.Path) -> Iterator[containers.Arrays]:
+  """Opens a file of weights, or that of a directory; errors name the path.
+
+  Raises:
+    UserError: It is damaged, or its name is unclear.
+  """
+  file = _weights_in(path) if path.is_dir() else path
+  with containers.open_arrays(file) as arrays, _named(path):
+    yield arrays
 
 
 def read_beside(
@@ -137,9 +150,8 @@ def read_beside(
     UserError: It is damaged, or does not fit; the message lists all
       differences.
   """
-  file = _weights_in(path) if path.is_dir() else path
-  with containers.open_arrays(file) as opened, _named(path):
-    arrays = _format(list(opened.shapes)).prepare(opened)
+  with opened(path) as found:
+    arrays = _format(list(found.shapes)).prepare(found)
     wanted = tables.entries(whole.rules, abstract)
     if not any(name in arrays.shapes for x in wanted for name in x.names):
       return None

@@ -1,0 +1,94 @@
+"""Files of DALL-E's encoder: its authors' (encoder.pkl), and FLAVA's copy.
+
+The authors' file is a pickled program, of which torch can save the state dict.
+transformers publishes the same encoder as the image codebook of FLAVA, alone
+(facebook/flava-image-codebook) or as a part of the model.
+"""
+
+import pathlib
+import re
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.config import UserError
+from vit_jax.models import dvae
+from vit_jax.weights.files import containers
+from vit_jax.weights.formats import base
+from vit_jax.weights.formats import foreign
+from vit_jax.weights.formats import tables
+from vit_jax.weights.formats.tables import rule
+
+_INPUT, _OUTPUT = 'blocks.input.w', 'blocks.output.conv.w'
+# What FLAVA adds to the authors' names.
+_FLAVAS = (
+  (r'^image_codebook\.', ''),
+  (r'\.group\.', '.'),
+  (r'\.path\.', '.'),
+  (r'\.weight$', '.w'),
+  (r'\.bias$', '.b'),
+)
+_CHANNELS = 3
+
+
+def read(path: pathlib.Path) -> tuple[dvae.DalleEncoder, dict[str, Any]]:
+  """Reads an encoder.
+
+  Args:
+    path: An .npz, .safetensors or .pth file, or a directory of transformers.
+
+  Returns:
+    The module, whose sizes are those of the arrays, and its parameters.
+
+  Raises:
+    UserError: It is damaged, or no such encoder.
+  """
+  with foreign.opened(path) as opened:
+    arrays = base.Renamed(opened, _name)
+    module = _describe(arrays)
+    image = jnp.zeros((1, dvae.STRIDE, dvae.STRIDE, _CHANNELS))
+    abstract = jax.eval_shape(module.init, jax.random.key(0), image)['params']
+    params = tables.read(arrays, _rules(module), abstract, r'(?!blocks\.).*')
+  return module, params
+
+
+def _name(name: str) -> str:
+  """Returns the authors' name of an array for one of FLAVA's, or of theirs."""
+  for pattern, replacement in _FLAVAS:
+    name = re.sub(pattern, replacement, name)
+  return name
+
+
+def _describe(arrays: containers.Arrays) -> dvae.DalleEncoder:
+  """Returns the encoder that has arrays of these shapes."""
+  first, last = (arrays.shapes.get(name, ()) for name in (_INPUT, _OUTPUT))
+  if len(first) != 4 or len(last) != 4:
+    raise UserError(
+      f"it is no encoder of DALL-E's or FLAVA's, which has {_INPUT} and"
+      f' {_OUTPUT}'
+    )
+  pattern = r'blocks\.group_1\.block_\d+\.res_path\.conv_1\.w'
+  blocks = sum(
+    re.fullmatch(pattern, name) is not None for name in arrays.shapes
+  )
+  return dvae.DalleEncoder(last[0], first[0], max(blocks, 1))
+
+
+def _rules(module: dvae.DalleEncoder) -> list[tables.Rule]:
+  """Returns the table of an encoder; our numbers begin with 0."""
+  block = 'blocks.group_{}.block_{}'
+  table = [
+    *_conv('input', 'blocks.input'),
+    *_conv('output', 'blocks.output.conv'),
+    *_conv('group_{}_{}/shortcut', f'{block}.id_path', 1),
+    *_conv('group_{}_{}/conv_{}', f'{block}.res_path.conv_{{}}', 1),
+  ]
+  return table
+
+
+def _conv(ours: str, theirs: str, offset: int = 0) -> list[tables.Rule]:
+  return [
+    rule(f'{ours}/kernel', f'{theirs}.w', tables.CONV, offset),
+    rule(f'{ours}/bias', f'{theirs}.b', tables.SAME, offset),
+  ]
