@@ -20,8 +20,7 @@ author reports 65.4% after 10 epochs of a longer schedule. Schedules of 100 and
 
 import ml_collections
 
-from vit_jax import config as config_lib
-from vit_jax.config import recipes
+from vit_jax.config import small_recipes
 
 # Runs of this length or more need regularisation against overfitting.
 _LONG = 50  # epochs
@@ -33,13 +32,8 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
   Args:
     arg: Number of epochs.
   """
-  if not arg.isdecimal() or not int(arg):
-    raise config_lib.UserError(
-      f'{arg!r} after the colon: write a number of epochs, 1 or more, as in'
-      ' configs/cifar10.py:10'
-    )
-  epochs = int(arg)
-  config = recipes.cifar10()
+  epochs = small_recipes.epochs(arg)
+  config = small_recipes.cifar10()
   config.data.crop = 'pad'
   config.data.pad = 2
 

@@ -19,13 +19,13 @@ were not run.
 import ml_collections
 
 from vit_jax import config as config_lib
-from vit_jax.config import recipes
+from vit_jax.config import small_recipes
 
 
 def get_config(arg: str = '') -> ml_collections.ConfigDict:
   """Returns the config; takes no argument."""
   config_lib.no_argument(arg)
-  config = recipes.cifar10()
+  config = small_recipes.cifar10()
   config.data.crop = 'random_resized'
   config.data.crop_scale = (0.8, 1.0)
   config.data.crop_ratio = (0.9, 1.1)

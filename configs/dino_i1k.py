@@ -8,12 +8,11 @@ k nearest neighbours and of a linear probe: S/16 74.5% and 77.0 after 800 epochs
 (69.3 and 74.0 after 100), B/16 76.1 and 78.2 after 400 (table 2). Not run by
 us.
 
-`configs/finetune.py` fine-tunes the result: --config.init_from.path=WORKDIR.
+`configs/dino_finetune_i1k.py` fine-tunes the result, and dino_probe_i1k.py
+trains a linear probe as the authors do.
 
-Differences: the authors evaluate the teacher, and for the linear probe they
-concatenate the class tokens of the last four layers of S, or add the mean of
-the patches of B. Their teacher's temperature rises once an epoch, and the last
-layer's Adam begins after it is no longer frozen.
+Differences: the authors' teacher's temperature rises once an epoch, and the
+last layer's Adam begins after it is no longer frozen.
 """
 
 import ml_collections

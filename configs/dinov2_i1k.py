@@ -7,11 +7,12 @@ arXiv:2304.07193, and the short run of the authors' code
 (`ssl_default_config.yaml`, `vitl16_short.yaml`), which took a day on 32 A100:
 81.6% with k nearest neighbours, 82.9% with a linear probe. Not run by us.
 
-`configs/finetune.py` fine-tunes the result: --config.init_from.path=WORKDIR.
+`configs/dinov2_probe_i1k.py` trains a linear probe as the authors do, and
+`configs/finetune.py` fine-tunes: --config.init_from.path=WORKDIR.
 
-Differences: the authors evaluate the teacher, clip the gradient of the trunk
-and of the head separately, and compare a feature with those of one GPU in
-KoLeo, not with those of the whole batch.
+Differences: the authors clip the gradient of the trunk and of the head
+separately, and compare a feature with those of one GPU in KoLeo, not with those
+of the whole batch.
 """
 
 import math

@@ -29,13 +29,8 @@ def get_config(arg: str = 'B/16,runs/mae') -> ml_collections.ConfigDict:
   """
   size, path = recipes.split(arg, 'VARIANT,PATH')
   recipes.choose(size, _VARIANTS, 'a variant')
-  config = recipes.deit()
+  config = recipes.probe()
   config.init_from.path = path or 'runs/mae'
-  config.data.eval_resize = 256
-  config.augment.mixup = 0.0
-  config.augment.cutmix = 0.0
-  config.augment.repeats = 1
-
   config.model.name = recipes.vit_name(size)
   config.model.position_embedding = 'sincos2d_mae'
   config.model.head_norm = 'batch'
@@ -43,8 +38,5 @@ def get_config(arg: str = 'B/16,runs/mae') -> ml_collections.ConfigDict:
   config.train.batch_size = 16_384
   config.optim.name = 'lars'
   config.optim.learning_rate = 0.1 * 16_384 / 256
-  config.optim.momentum = 0.9
-  config.optim.weight_decay = 0.0
   config.optim.warmup = '10 epochs'
-  config.optim.trainable = '^head/'
   return config

@@ -23,22 +23,11 @@ def get_config(arg: str = 'S/16,runs/moco') -> ml_collections.ConfigDict:
   """
   size, path = recipes.split(arg, 'VARIANT,PATH')
   recipes.choose(size, ('S/16', 'B/16'), 'a variant')
-  config = recipes.deit()
+  config = recipes.probe()
   config.init_from.path = path or 'runs/moco'
-  config.data.eval_resize = 256
-  config.augment.mixup = 0.0
-  config.augment.cutmix = 0.0
-  config.augment.repeats = 1
-
   config.model.name = recipes.vit_name(size)
   config.model.num_heads = 12
   config.model.position_embedding = 'sincos2d_moco'
   config.train.duration = '90 epochs'
-  config.train.batch_size = 1024
-  config.optim.name = 'sgd'
   config.optim.learning_rate = 3.0 * 1024 / 256
-  config.optim.momentum = 0.9
-  config.optim.weight_decay = 0.0
-  config.optim.warmup = '0 steps'
-  config.optim.trainable = '^head/'
   return config

@@ -309,6 +309,27 @@ def deit() -> ml_collections.ConfigDict:
   return config
 
 
+def probe() -> ml_collections.ConfigDict:
+  """Returns the common part of linear probes on ImageNet-1k.
+
+  Only a linear layer learns, from random crops and flips: SGD without weight
+  decay, a batch of 1024 and a cosine without a warm-up. The layer starts at
+  zeros, that of most authors at random.
+  """
+  config = deit()
+  config.data.eval_resize = 256
+  config.augment.mixup = 0.0
+  config.augment.cutmix = 0.0
+  config.augment.repeats = 1
+  config.train.batch_size = 1024
+  config.optim.name = 'sgd'
+  config.optim.momentum = 0.9
+  config.optim.weight_decay = 0.0
+  config.optim.warmup = '0 steps'
+  config.optim.trainable = '^head/'
+  return config
+
+
 def dino() -> ml_collections.ConfigDict:
   """Returns the common part of DINO and DINOv2 on ImageNet-1k.
 
@@ -350,62 +371,6 @@ def dino() -> ml_collections.ConfigDict:
     r'(kernel|tokens?|position_embedding|last_layer/scale)$'
   )
   config.checkpoint.every = '5 epochs'
-  return config
-
-
-def cifar10() -> ml_collections.ConfigDict:
-  """Returns a config for CIFAR-10: 45,000 images to train on, 5,000 held out.
-
-  The split is the tutorial's; mean and std are those of its pixels.
-  """
-  config = config_lib.default()
-  config.data.name = 'cifar10'
-  config.data.split = 'train[:45000]'
-  config.data.image_size = 32
-  config.data.source_size = (32, 32)
-  config.data.mean = (0.4914, 0.4822, 0.4465)
-  config.data.std = (0.2470, 0.2435, 0.2616)
-  config.evals.val.split = 'train[45000:]'
-  config.evals.test.split = 'test'
-  return config
-
-
-def grey_28(name: str, patch: str) -> ml_collections.ConfigDict:
-  """Returns a small ViT for 28 x 28 grey images, as used in teaching.
-
-  Args:
-    name: TFDS dataset with 60,000 training and 10,000 test images.
-    patch: '4' (49 tokens) or '7' (16 tokens).
-  """
-  choose(patch, ('4', '7'), 'a patch size')
-  config = config_lib.default()
-  config.data.name = name
-  config.data.split = 'train[:55000]'
-  config.data.image_size = 28
-  config.data.source_size = (28, 28)
-  config.data.channels = 1
-  config.data.crop = 'pad'
-  config.data.pad = 2
-
-  config.model.name = f'ViT-Ti/{patch}'
-  config.model.hidden_size = 64
-  config.model.mlp_dim = 128
-  config.model.num_heads = 4
-  config.model.depth = 6
-  config.model.initializers = 'lecun'
-  config.model.scan = True  # compiles faster
-
-  config.train.batch_size = 128
-  config.optim.learning_rate = 1e-3
-  config.optim.warmup = '1 epochs'
-  config.optim.weight_decay = 0.05
-  config.optim.clip_norm = 1.0
-
-  config.evals.val.split = 'train[55000:]'
-  config.evals.test.split = 'test'
-  config.evals.val.every = '1 epochs'
-  config.checkpoint.every = '1 epochs'
-  config.checkpoint.best = 'val/accuracy'
   return config
 
 

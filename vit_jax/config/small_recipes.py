@@ -1,0 +1,113 @@
+"""Recipes for small images that several configs share."""
+
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax.config import recipes
+
+
+def cifar10() -> ml_collections.ConfigDict:
+  """Returns a config for CIFAR-10: 45,000 images to train on, 5,000 held out.
+
+  The split is the tutorial's; mean and std are those of its pixels.
+  """
+  config = config_lib.default()
+  config.data.name = 'cifar10'
+  config.data.split = 'train[:45000]'
+  config.data.image_size = 32
+  config.data.source_size = (32, 32)
+  config.data.mean = (0.4914, 0.4822, 0.4465)
+  config.data.std = (0.2470, 0.2435, 0.2616)
+  config.evals.val.split = 'train[45000:]'
+  config.evals.test.split = 'test'
+  return config
+
+
+def epochs(arg: str) -> int:
+  """Returns the number of epochs that is the argument of a config.
+
+  Raises:
+    UserError: It is none.
+  """
+  if not arg.isdecimal() or not int(arg):
+    raise config_lib.UserError(
+      f'{arg!r} after the colon: write a number of epochs, 1 or more, as in'
+      ' configs/cifar10.py:10'
+    )
+  return int(arg)
+
+
+def cifar10_unlabelled(arg: str) -> ml_collections.ConfigDict:
+  """Returns the common part of pre-training on CIFAR-10 without labels.
+
+  The model is smaller than that of configs/cifar10.py: 1.2M parameters, which
+  two CPU cores can train. Probes are fitted to 10,000 labelled images, and
+  measured on the 5,000 that are held out, four times in a run.
+
+  Args:
+    arg: Number of epochs.
+
+  Raises:
+    UserError: It is none.
+  """
+  count = epochs(arg)
+  config = cifar10()
+  config.model.name = 'ViT-Ti/4'
+  config.model.hidden_size = 192
+  config.model.mlp_dim = 384
+  config.model.num_heads = 3
+  config.model.depth = 4
+  config.model.pool = 'gap'
+  config.train.duration = f'{count} epochs'
+  config.train.batch_size = 128
+  config.optim.warmup = f'{count / 10} epochs'
+  config.evals.val.split = ''
+  config.evals.test.split = ''
+  for kind in ('linear', 'knn'):
+    config.evals[kind] = config_lib.evaluation(
+      kind=kind,
+      split='train[45000:]',
+      train_split='train[:10000]',
+      every=f'{count / 4} epochs',
+    )
+  config.checkpoint.every = f'{count / 4} epochs'
+  return config
+
+
+def grey_28(name: str, patch: str) -> ml_collections.ConfigDict:
+  """Returns a small ViT for 28 x 28 grey images, as used in teaching.
+
+  Args:
+    name: TFDS dataset with 60,000 training and 10,000 test images.
+    patch: '4' (49 tokens) or '7' (16 tokens).
+  """
+  recipes.choose(patch, ('4', '7'), 'a patch size')
+  config = config_lib.default()
+  config.data.name = name
+  config.data.split = 'train[:55000]'
+  config.data.image_size = 28
+  config.data.source_size = (28, 28)
+  config.data.channels = 1
+  config.data.crop = 'pad'
+  config.data.pad = 2
+
+  config.model.name = f'ViT-Ti/{patch}'
+  config.model.hidden_size = 64
+  config.model.mlp_dim = 128
+  config.model.num_heads = 4
+  config.model.depth = 6
+  config.model.initializers = 'lecun'
+  config.model.scan = True  # compiles faster
+
+  config.train.batch_size = 128
+  config.optim.learning_rate = 1e-3
+  config.optim.warmup = '1 epochs'
+  config.optim.weight_decay = 0.05
+  config.optim.clip_norm = 1.0
+
+  config.evals.val.split = 'train[55000:]'
+  config.evals.test.split = 'test'
+  config.evals.val.every = '1 epochs'
+  config.checkpoint.every = '1 epochs'
+  config.checkpoint.best = 'val/accuracy'
+  return config
