@@ -82,8 +82,11 @@ def write_checkpoint(config, path):
   if getattr(model, 'head_norm', 'none') != 'none':  # the run's own
     model = model.clone(head_norm='none')
   size = config_lib.pair(config.data.image_size, 'data.image_size')
-  if not getattr(model, 'key_bias', True):  # BEiT's, of which Google has none
+  if not getattr(model, 'key_bias', True):
     model = model.clone(relative_positions='shared')
+  if config.model.pool == 'token+gap':  # of methods without a head
+    model = model.clone(num_classes=0, pool='token')
+  if getattr(model, 'layer_scale', None) or not model.num_classes:
     form, path = timm, path.with_suffix('.safetensors')
   else:
     form = google
