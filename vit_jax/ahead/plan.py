@@ -83,7 +83,7 @@ class Plan:
 def complete(
   config: 'ml_collections.ConfigDict',
 ) -> 'ml_collections.ConfigDict':
-  """Completes a config by the classes of its data and its checkpoint's model.
+  """Completes a config: its objective's options, classes and model.
 
   Data and checkpoint are opened only if the config leaves these open.
 
@@ -97,6 +97,7 @@ def complete(
   config_lib.check(config)
   initial.check(config)
   config = config.copy_and_resolve_references()
+  objectives.fill_options(config)
   if config.model.num_classes is None:
     try:
       data.check(config)

@@ -25,6 +25,14 @@ parts in other processes (startup, restart, parallel) are not compared.
   checkpoint      steps with a save among them, against steps alone
   end_to_end      the whole loop
 
+  python -m vit_jax.benchmark --parts=train --objective=mae
+
+times the training step of a method without labels (mae, beit, igpt, dino,
+dinov2, mocov3) in turns with PyTorch's: the classes of transformers, or, for
+dino and mocov3, a plain formulation; there is none of dinov2. The settings are those of
+the method's config for ImageNet-1k, with ViT-Ti/16 or iGPT-S, or --model. Both
+must have as many parameters, and about the same first loss.
+
   python -m vit_jax.benchmark --parts=compile --hardware=v5e:2x2 \
       --model=ViT-B/16 --batch_size=128
 
@@ -54,6 +62,9 @@ _COMPILE = 'compile'
 PARTS = (*_TIMED, _COMPILE)
 
 _PARTS = flags.DEFINE_list('parts', list(_TIMED), 'Parts to measure.')
+_OBJECTIVE = flags.DEFINE_string(
+  'objective', None, 'For --parts=train: a method without labels, as mae.'
+)
 _MODEL = flags.DEFINE_string(
   'model', 'tutorial', 'A name, or the ViT of configs/cifar10_tutorial.py.'
 )
@@ -99,10 +110,20 @@ def main(argv: list[str]) -> None:
     raise config_lib.UserError(
       '--parts=compile and --hardware=v5e:2x2 go together, without other parts'
     )
+  if _OBJECTIVE.value is not None:
+    if _PARTS.value != ['train']:
+      raise config_lib.UserError('--objective needs --parts=train')
+    for fixed in (_COMPARE, _DATA, _TORCH_COMPILE):
+      if fixed.value != fixed.default:
+        raise config_lib.UserError(
+          f'--{fixed.name} does not go with --objective, which has images and a'
+          ' rival of its own: leave it out'
+        )
   for flag in (_BLOCKS, _BATCH_SIZE, _IMAGE_SIZE):
     if flag.value is not None and flag.value < 1:
       raise config_lib.UserError(f'--{flag.name} must be at least 1')
-  if _COMPARE.value != 'baseline':  # JAX would reserve the GPU's memory
+  is_torch = _COMPARE.value != 'baseline' or _OBJECTIVE.value is not None
+  if is_torch:  # JAX would reserve the GPU's memory
     os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
   from vit_jax.benchmark import report as report_lib
   from vit_jax.benchmark import setting as setting_lib  # it imports jax
@@ -120,7 +141,8 @@ def main(argv: list[str]) -> None:
   if _HARDWARE.value is not None:
     print(json.dumps(_compile(setting)))
     return
-  report = _measure(setting)
+  measure = _measure if _OBJECTIVE.value is None else _measure_method
+  report = measure(setting)
   print(report_lib.table(report), file=sys.stderr)
   print(json.dumps(report))
   sys.stdout.flush()
@@ -186,6 +208,16 @@ def _measure(setting: Any) -> dict[str, Any]:
       for part in MODEL_PARTS:
         measure(part, getattr(bench, part))
   return report | _described(config) | {'matmul_gflops': matmul_flops / 1e9}
+
+
+def _measure_method(setting: Any) -> dict[str, Any]:
+  """Returns the report on --objective; `setting` is a `setting.Setting`."""
+  from vit_jax.benchmark import pretraining
+
+  config = pretraining.config(_OBJECTIVE.value or '', setting)
+  entry = pretraining.Bench(config, _BLOCKS.value).train()
+  facts = _described(config) | {'model': config.model.name}
+  return {'train': entry, 'objective': config.objective.name} | facts
 
 
 def _described(config: Any) -> dict[str, Any]:

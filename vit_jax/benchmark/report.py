@@ -50,15 +50,17 @@ def _row(name: str, entry: Mapping[str, Any]) -> tuple[str, ...]:
     name,
     _spread(entry['images_per_second'], entry.get('range')),
     str(entry.get('against', 'baseline')),
-    _spread(entry['baseline'], entry.get('baseline_range')),
-    _spread(entry['ratio'], entry.get('ratio_range')),
+    _spread(entry.get('baseline'), entry.get('baseline_range')),
+    _spread(entry.get('ratio'), entry.get('ratio_range')),
     gflops,
     memory,
   )
 
 
-def _spread(median: float, ends: Any) -> str:
-  """Returns `64.1 (62.9 - 65)`."""
+def _spread(median: float | None, ends: Any) -> str:
+  """Returns `64.1 (62.9 - 65)`; '' if there is no rival."""
+  if median is None:
+    return ''
   if not ends:
     return _number(median)
   return f'{_number(median)} ({_number(ends[0])} - {_number(ends[1])})'

@@ -32,7 +32,7 @@ _BATCHES_OF_IMAGES = 12
 
 Changes = dict[str, Any]
 
-_FIXED: Changes = {
+FIXED: Changes = {
   'train.log_every': '1 steps',
   'mesh.data': 1,
   'data.split': 'train',
@@ -84,7 +84,7 @@ class Setting:
       'model.remat': self.remat,
       'data.name': self.data,
     }
-    changes = _model_changes(self.model) | _FIXED | {'train.dtype': self.dtype}
+    changes = _model_changes(self.model) | FIXED | {'train.dtype': self.dtype}
     changes |= {key: x for key, x in given.items() if x is not None}
     if self.data:
       yield changes

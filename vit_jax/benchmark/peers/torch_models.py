@@ -46,7 +46,7 @@ class TorchModel(base.Peer):
     library, self._torch = _import(name, name), _import('torch', name)
     torch = self._torch
     torch.set_num_threads(batches.num_cores())
-    self._device = _device(torch, name)
+    self._device = device(torch, f'--compare={name}')
     on_gpu = self._device.type == 'cuda'
     with tempfile.TemporaryDirectory() as folder:
       path = pathlib.Path(folder, 'model')
@@ -118,8 +118,12 @@ class TorchModel(base.Peer):
       self._torch.cuda.synchronize()
 
 
-def _device(torch: Any, name: str) -> Any:
+def device(torch: Any, flag: str) -> Any:
   """Returns the device of PyTorch: the GPU if JAX computes on one.
+
+  Args:
+    torch: PyTorch.
+    flag: The flag that asks for PyTorch, for the error.
 
   Raises:
     UserError: This PyTorch cannot compute on a GPU.
@@ -128,7 +132,7 @@ def _device(torch: Any, name: str) -> Any:
     return torch.device('cpu')
   if not torch.cuda.is_available():
     raise UserError(
-      f'--compare={name}: JAX computes on a GPU, but this PyTorch cannot:'
+      f'{flag}: JAX computes on a GPU, but this PyTorch cannot:'
       ' install one for CUDA, or set JAX_PLATFORMS=cpu'
     )
   torch.set_float32_matmul_precision('high')  # TF32, as in XLA

@@ -1,0 +1,121 @@
+"""Steps of methods without labels, in turns with PyTorch's; tiny models."""
+
+import json
+import os
+import subprocess
+import sys
+
+import pytest
+import tiny
+
+from vit_jax import config as config_lib
+from vit_jax.benchmark import pretraining
+from vit_jax.benchmark import report as report_lib
+from vit_jax.benchmark import setting as setting_lib
+from vit_jax.benchmark import timing
+
+_OPTIONS = {
+  'mae': {'decoder_width': 32, 'decoder_depth': 1, 'decoder_heads': 2},
+  'beit': {'tokens': 64, 'masked': 6, 'block_least': 4},
+  'igpt': {},
+  'dino': {
+    'prototypes': 4096,  # so that the loss hardly depends on the draw
+    'head_hidden': 32,
+    'bottleneck': 256,
+    'local_crops': 2,
+    'local_size': 32,
+  },
+  'mocov3': {'width': 32, 'dim': 256},
+}
+_OPTIONS['dinov2'] = _OPTIONS['dino']
+
+
+@pytest.fixture(autouse=True)
+def short_blocks(monkeypatch):
+  """Of one step each: no time is asserted."""
+  monkeypatch.setattr(timing, 'steps_per_block', lambda functions, *_: 1)
+
+
+def config_of(name):
+  """Returns the config of a method with a tiny model."""
+  size = 8 if name == 'igpt' else 64
+  batch_size = 16 if name == 'mocov3' else 4
+  config = pretraining.config(
+    name, setting_lib.Setting(batch_size=batch_size, image_size=size)
+  )
+  config.objective.options.update(_OPTIONS[name])
+  changes = {'hidden_size': 64, 'mlp_dim': 128, 'num_heads': 2, 'depth': 1}
+  for key, value in changes.items():
+    config_lib.set_value(config, f'model.{key}', value)
+  if name == 'igpt':
+    config.model.colours = 32
+  return config
+
+
+@pytest.mark.parametrize('name', ['mae', 'beit', 'igpt', 'dino', 'mocov3'])
+def test_a_method_in_turns_with_pytorch(name):
+  pytest.importorskip('torch', reason='needs torch and transformers')
+  pytest.importorskip('transformers', reason='needs transformers')
+  bench = pretraining.Bench(config_of(name), blocks=2)
+  entry = bench.train()
+  assert json.loads(json.dumps(entry)) == entry
+  for key, ends in (
+    ('images_per_second', 'range'),
+    ('baseline', 'baseline_range'),
+    ('ratio', 'ratio_range'),
+  ):
+    low, high = entry[ends]
+    assert 0 < low <= entry[key] <= high
+  assert entry['against'] in ('torch', 'transformers')
+  assert entry['parameters'] > 0
+
+
+def test_a_method_without_a_peer_has_our_figure_alone(monkeypatch):
+  entry = pretraining.Bench(config_of('dinov2'), blocks=1).train()
+  assert entry['images_per_second'] > 0 and 'ratio' not in entry
+  assert entry['against'] == 'no package has a training step of dinov2'
+  assert 'no package has' in report_lib.table({'train': entry})
+  for module in ('torch_masked', 'torch_siamese'):
+    monkeypatch.setitem(sys.modules, f'vit_jax.benchmark.peers.{module}', None)
+  entry = pretraining.Bench(config_of('mae'), blocks=1).train()
+  assert entry['against'] == 'nothing: pip install torch transformers'
+  assert 'ratio' not in entry
+
+
+def test_what_is_not_the_same_is_not_timed():
+  bench = pretraining.Bench(config_of('mocov3'), blocks=1)
+
+  class Peer:
+    parameters = bench._parameters
+
+    def train(self, count):
+      return 2.0 * count
+
+  with pytest.raises(config_lib.UserError, match='loss is 2 in PyTorch, and'):
+    bench._check(1.0, Peer())
+  Peer.parameters += 1
+  with pytest.raises(config_lib.UserError, match='PyTorch trains'):
+    bench._check(2.0, Peer())
+
+
+@pytest.mark.parametrize(
+  'flags, says',
+  [
+    (['--parts=train', '--objective=simclr'], 'choose one of beit, dino'),
+    (['--parts=train', '--objective='], 'choose one of beit, dino'),
+    (['--parts=infer', '--objective=mae'], '--objective needs --parts=train'),
+    (
+      ['--parts=train', '--objective=mae', '--compare=timm'],
+      '--compare does not go with --objective',
+    ),
+  ],
+)
+def test_flags_that_cannot_work(flags, says):
+  env = os.environ | {'PYTHONPATH': str(tiny.ROOT)}
+  command = [sys.executable, '-m', 'vit_jax.benchmark', *flags]
+  result = subprocess.run(
+    command, env=env, capture_output=True, text=True, check=False
+  )
+  assert result.returncode == 1 and not result.stdout
+  (line,) = result.stderr.splitlines()
+  assert says in line and line.startswith('error:')

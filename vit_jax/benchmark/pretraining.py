@@ -1,0 +1,271 @@
+"""Times the training step of a method, in turns with PyTorch's.
+
+The settings are those of the method's config for ImageNet-1k, with a smaller
+model, and without what PyTorch's programs do in their data loaders (changes of
+colours) or leave to chance (stochastic depth). Images are random numbers: no
+data are read.
+"""
+
+import dataclasses
+import functools
+import importlib
+import math
+import statistics
+from typing import Any
+
+from absl import logging
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax.ahead import plan
+from vit_jax.benchmark import setting as setting_lib
+from vit_jax.benchmark import timing
+from vit_jax.benchmark.peers import ours as ours_lib
+from vit_jax.data.device import rng as rng_lib
+from vit_jax.data.device import views
+from vit_jax.models import stack
+
+Entry = dict[str, Any]
+
+# The losses of the first step may differ by so much of their size: masks and
+# some parameters are drawn anew.
+_TOLERANCE = 0.1
+
+
+@dataclasses.dataclass(frozen=True)
+class _Method:
+  """How a method is compared.
+
+  Attributes:
+    batch_size: Images in a step, by default.
+    model: The model, by default.
+    peer: Module of `peers` and class of the formulation in PyTorch; '': none.
+    packages: What the peer needs to be installed.
+  """
+
+  batch_size: int
+  model: str = 'ViT-Ti/16'
+  peer: str = ''
+  packages: str = ''
+
+
+_METHODS = {
+  'beit': _Method(16, peer='torch_masked:BEiT', packages='torch transformers'),
+  'dino': _Method(8, peer='torch_siamese:Dino', packages='torch'),
+  'dinov2': _Method(8),
+  'igpt': _Method(
+    2, 'iGPT-S', peer='torch_masked:IGPT', packages='torch transformers'
+  ),
+  'mae': _Method(32, peer='torch_masked:MAE', packages='torch transformers'),
+  'mocov3': _Method(16, peer='torch_siamese:MoCoV3', packages='torch'),
+}
+
+_CHANGES: setting_lib.Changes = {
+  'augment.jitter': (),
+  'augment.gray': (),
+  'augment.blur': (),
+  'augment.solarize': (),
+  'model.scan': False,
+  'model.num_classes': 0,
+  'model.stochastic_depth': 0.0,
+  'optim.freeze': '',
+}
+
+
+def config(
+  name: str, setting: setting_lib.Setting
+) -> ml_collections.ConfigDict:
+  """Returns the config of a method.
+
+  Args:
+    name: Name of the objective.
+    setting: Flags of the benchmark; `data` is not used.
+
+  Raises:
+    UserError: There is no such method or model, or a value has a wrong type.
+  """
+  if name not in _METHODS:
+    raise config_lib.UserError(
+      f'--objective={name}: choose one of {", ".join(_METHODS)}'
+    )
+  method = _METHODS[name]
+  if setting.model != setting_lib.TUTORIAL:
+    method = dataclasses.replace(method, model=setting.model)
+  try:
+    model = models.create_model(method.model)
+  except ValueError as e:
+    raise config_lib.UserError(f'--model: {config_lib.one_line(e)}') from None
+  given = {
+    'train.batch_size': setting.batch_size or method.batch_size,
+    'data.image_size': setting.image_size,
+    'model.attention_implementation': setting.attention,
+    'model.scan': setting.scan,
+    'model.remat': setting.remat,
+  }
+  changes = _CHANGES | setting_lib.FIXED | {'model.name': method.model}
+  for key in ('hidden_size', 'mlp_dim', 'num_heads', 'depth'):
+    changes[f'model.{key}'] = getattr(model, key, None)
+  changes |= {'train.dtype': setting.dtype}
+  changes |= {key: x for key, x in given.items() if x is not None}
+  result = config_lib.load(str(setting_lib.CONFIGS / f'{name}_i1k.py'))
+  for spec in result.evals.values():
+    spec.split = ''
+  for key, value in changes.items():
+    config_lib.set_value(result, key, value)
+  return plan.complete(result)
+
+
+class Bench:
+  """Our step of a method, and PyTorch's.
+
+  Attributes:
+    config: The config.
+    blocks: Number of timed blocks.
+    program: Our compiled functions.
+  """
+
+  def __init__(self, config: ml_collections.ConfigDict, blocks: int):
+    """Makes our state, and one batch of random images."""
+    self.config, self.blocks = config, blocks
+    self.program = plan.make_program(config)
+    rng = np.random.default_rng(0)
+    self._batch = {
+      name: jax.device_put(_random(rng, x), x.sharding)
+      for name, x in self.program.abstract_batch().items()
+    }
+    state = self.program.initialise()
+    # What would come from the data, as the codes of BEiT, is NaN.
+    extra = jax.tree.map(functools.partial(_known, rng), state.extra)
+    self._state, self._step = dataclasses.replace(state, extra=extra), 0
+    self._params = jax.tree.map(np.array, state.params)
+    self._extra = jax.tree.map(np.array, extra)
+
+  @functools.cached_property
+  def _compiled(self) -> Any:
+    step = self.program.train_step
+    return step.lower(self._state, self._batch, np.int32(0)).compile()
+
+  def _train(self, count: int) -> float:
+    """Takes steps; returns the loss of the last one, before its update."""
+
+    def one_step() -> Any:
+      self._state, metrics = self._compiled(
+        self._state, self._batch, np.int32(self._step)
+      )
+      self._step += 1
+      return metrics
+
+    return float(ours_lib.waiting(one_step, count)['loss'])
+
+  def train(self) -> Entry:
+    """Returns the part `train` of the report.
+
+    Raises:
+      UserError: The peer has another number of parameters, or another loss.
+    """
+    peer, missing = self._peer()
+    loss = self._train(1)
+    steps: dict[str, Any] = {'ours': self._train}
+    if peer is not None:
+      self._check(loss, peer)
+      steps['theirs'] = peer.train
+    count = timing.steps_per_block([*steps.values()])
+    times = timing.in_turns(
+      {k: functools.partial(step, count) for k, step in steps.items()},
+      self.blocks,
+    )
+    images, ours = count * self.config.train.batch_size, times['ours']
+    if peer is None:
+      rates = timing.summarize(ours, images)
+      entry = {
+        'images_per_second': rates['median'],
+        'range': [rates['min'], rates['max']],
+        'against': missing,
+      }
+    else:
+      entry = timing.compare(ours, times['theirs'], images)
+      method = _METHODS[self.config.objective.name]
+      entry['against'] = method.packages.split()[-1]
+    seconds, flops = statistics.median(ours) / count, self.program.flops.step
+    return entry | {
+      'milliseconds_per_step': 1e3 * seconds,
+      'steps_per_block': count,
+      'gflop_per_step': flops / 1e9,
+      'gflops': flops / seconds / 1e9,
+      'loss': loss,
+      'parameters': self._parameters,
+    }
+
+  @property
+  def _parameters(self) -> int:
+    """Number of our parameters that train."""
+    trained = self.program.rules.trained(self._params)
+    return sum(x.size for x in jax.tree.leaves(trained))
+
+  def _peer(self) -> tuple[Any, str]:
+    """Returns PyTorch's step, or None and what is missing."""
+    name = self.config.objective.name
+    method = _METHODS[name]
+    if not method.peer:
+      return None, f'no package has a training step of {name}'
+    module, _, cls = method.peer.partition(':')
+    try:
+      found = importlib.import_module(f'vit_jax.benchmark.peers.{module}')
+    except ImportError as e:
+      logging.warning('warning: no peer of %s: %s', name, e)
+      return None, f'nothing: pip install {method.packages}'
+    return getattr(found, cls)(self._task(found.torch_step)), ''
+
+  def _task(self, torch_step: Any) -> Any:
+    """Returns the task for PyTorch, with layers unrolled."""
+    program, params = self.program, self._params
+    params = {
+      k: stack.unstack_layers(x) if 'blocks' in x else x
+      for k, x in params.items()
+    }
+    rows = jnp.arange(self.config.train.batch_size, dtype=jnp.int32)
+    rng = rng_lib.Rng(jax.random.key(0, impl='threefry2x32'), rows)
+    prepare = views.train_transform(
+      self.config, program.features, program.objective.views
+    )
+    images = jax.jit(prepare)(self._batch, rng)
+    found = {name: np.array(images[name]) for name in program.objective.views}
+    return torch_step.Task(
+      program.objective, self.config, params, self._extra, found
+    )
+
+  def _check(self, loss: float, peer: Any) -> None:
+    """Compares the numbers of parameters, and the losses of the first step."""
+    if peer.parameters != self._parameters:
+      raise config_lib.UserError(
+        f'PyTorch trains {peer.parameters:,} parameters, and ours'
+        f' {self._parameters:,}: what is not the same is not timed'
+      )
+    theirs = peer.train(1)
+    if not math.isclose(loss, theirs, rel_tol=_TOLERANCE):
+      raise config_lib.UserError(
+        f'the first loss is {theirs:.4g} in PyTorch, and ours {loss:.4g}: what'
+        ' is not the same is not timed'
+      )
+
+
+def _random(rng: np.random.Generator, x: Any) -> np.ndarray:
+  """Returns an array of a batch: random pixels; all examples are valid."""
+  if x.dtype == np.bool_:
+    return np.ones(x.shape, bool)
+  if x.dtype == np.int32:
+    return np.arange(math.prod(x.shape), dtype=np.int32).reshape(x.shape)
+  return rng.integers(0, 256, x.shape).astype(x.dtype)
+
+
+def _known(rng: np.random.Generator, x: Any) -> Any:
+  """Returns an array with random numbers in place of NaN."""
+  values = np.asarray(x)
+  if values.dtype.kind != 'f' or not np.isnan(values).any():
+    return x
+  drawn = rng.standard_normal(x.shape, np.float32)
+  return jax.device_put(drawn.astype(values.dtype), x.sharding)
