@@ -29,9 +29,9 @@ parts in other processes (startup, restart, parallel) are not compared.
 
 times the training step of a method without labels (mae, beit, igpt, dino,
 dinov2, mocov3) in turns with PyTorch's: the classes of transformers, or, for
-dino and mocov3, a plain formulation; there is none of dinov2. The settings are those of
-the method's config for ImageNet-1k, with ViT-Ti/16 or iGPT-S, or --model. Both
-must have as many parameters, and about the same first loss.
+dino and mocov3, a plain formulation; there is none of dinov2. The settings are
+those of the method's config for ImageNet-1k, with ViT-Ti/16 or iGPT-S, or
+--model. Both must have as many parameters, and about the same first loss.
 
   python -m vit_jax.benchmark --parts=compile --hardware=v5e:2x2 \
       --model=ViT-B/16 --batch_size=128
