@@ -166,3 +166,14 @@ def test_mesh_of_a_flag(text, devices, sizes):
 def test_no_mesh(text, devices):
   with pytest.raises(UserError, match=f'--mesh={text}'):
     plan_lib.parse_mesh(text, devices)
+
+
+@pytest.mark.parametrize('name', ['mae', 'beit', 'dino', 'mocov3', 'igpt'])
+def test_options_that_a_config_leaves_out_have_their_defaults(name):
+  config = config_lib.load(str(tiny.ROOT / 'configs' / f'{name}_i1k.py'))
+  config.model.num_classes, config.train.batch_size = 10, 8
+  made = plan_lib.make_program(plan_lib.complete(config))
+  assert not set(type(made.objective).options) - set(
+    made.config.objective.options
+  )
+  assert made.abstract_batch()['valid'].shape == (8,)

@@ -53,6 +53,7 @@ from absl import flags
 from absl import logging
 
 from vit_jax import cli
+from vit_jax.benchmark import methods
 
 PROCESS_PARTS = ('startup', 'restart', 'parallel')
 # The first ones show their memory best.
@@ -111,6 +112,7 @@ def main(argv: list[str]) -> None:
       '--parts=compile and --hardware=v5e:2x2 go together, without other parts'
     )
   if _OBJECTIVE.value is not None:
+    methods.named(_OBJECTIVE.value)
     if _PARTS.value != ['train']:
       raise config_lib.UserError('--objective needs --parts=train')
     for fixed in (_COMPARE, _DATA, _TORCH_COMPILE):
@@ -214,7 +216,7 @@ def _measure_method(setting: Any) -> dict[str, Any]:
   """Returns the report on --objective; `setting` is a `setting.Setting`."""
   from vit_jax.benchmark import pretraining
 
-  config = pretraining.config(_OBJECTIVE.value or '', setting)
+  config = pretraining.config(_OBJECTIVE.value, setting)
   entry = pretraining.Bench(config, _BLOCKS.value).train()
   facts = _described(config) | {'model': config.model.name}
   return {'train': entry, 'objective': config.objective.name} | facts

@@ -22,6 +22,7 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.ahead import plan
+from vit_jax.benchmark import methods
 from vit_jax.benchmark import setting as setting_lib
 from vit_jax.benchmark import timing
 from vit_jax.benchmark.peers import ours as ours_lib
@@ -35,34 +36,6 @@ Entry = dict[str, Any]
 # some parameters are drawn anew.
 _TOLERANCE = 0.1
 
-
-@dataclasses.dataclass(frozen=True)
-class _Method:
-  """How a method is compared.
-
-  Attributes:
-    batch_size: Images in a step, by default.
-    model: The model, by default.
-    peer: Module of `peers` and class of the formulation in PyTorch; '': none.
-    packages: What the peer needs to be installed.
-  """
-
-  batch_size: int
-  model: str = 'ViT-Ti/16'
-  peer: str = ''
-  packages: str = ''
-
-
-_METHODS = {
-  'beit': _Method(16, peer='torch_masked:BEiT', packages='torch transformers'),
-  'dino': _Method(8, peer='torch_siamese:Dino', packages='torch'),
-  'dinov2': _Method(8),
-  'igpt': _Method(
-    2, 'iGPT-S', peer='torch_masked:IGPT', packages='torch transformers'
-  ),
-  'mae': _Method(32, peer='torch_masked:MAE', packages='torch transformers'),
-  'mocov3': _Method(16, peer='torch_siamese:MoCoV3', packages='torch'),
-}
 
 _CHANGES: setting_lib.Changes = {
   'augment.jitter': (),
@@ -88,11 +61,7 @@ def config(
   Raises:
     UserError: There is no such method or model, or a value has a wrong type.
   """
-  if name not in _METHODS:
-    raise config_lib.UserError(
-      f'--objective={name}: choose one of {", ".join(_METHODS)}'
-    )
-  method = _METHODS[name]
+  method = methods.named(name)
   if setting.model != setting_lib.TUTORIAL:
     method = dataclasses.replace(method, model=setting.model)
   try:
@@ -188,7 +157,7 @@ class Bench:
       }
     else:
       entry = timing.compare(ours, times['theirs'], images)
-      method = _METHODS[self.config.objective.name]
+      method = methods.named(self.config.objective.name)
       entry['against'] = method.packages.split()[-1]
     seconds, flops = statistics.median(ours) / count, self.program.flops.step
     return entry | {
@@ -209,7 +178,7 @@ class Bench:
   def _peer(self) -> tuple[Any, str]:
     """Returns PyTorch's step, or None and what is missing."""
     name = self.config.objective.name
-    method = _METHODS[name]
+    method = methods.named(name)
     if not method.peer:
       return None, f'no package has a training step of {name}'
     module, _, cls = method.peer.partition(':')
