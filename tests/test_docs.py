@@ -51,6 +51,8 @@ MODULES = {
   + 'test_steps_compiled_for_a_tpu_have_ratios',
   'benchmark --parts=input': 'tests/benchmark/test_input.py::'
   'test_every_row_has_its_ratio',
+  'benchmark --parts=train --objective': 'tests/benchmark/'
+  'test_pretraining.py::test_a_method_in_turns_with_pytorch',
   'benchmark --parts=train,infer': BENCHMARK + 'test_transformers_in_turns',
   'benchmark.growth': 'tests/benchmark/test_growth.py::'
   'test_more_layers_take_more',
