@@ -216,7 +216,7 @@ def _measure_method(setting: Any) -> dict[str, Any]:
   """Returns the report on --objective; `setting` is a `setting.Setting`."""
   from vit_jax.benchmark import pretraining
 
-  config = pretraining.config(_OBJECTIVE.value, setting)
+  config = pretraining.config(str(_OBJECTIVE.value), setting)
   entry = pretraining.Bench(config, _BLOCKS.value).train()
   facts = _described(config) | {'model': config.model.name}
   return {'train': entry, 'objective': config.objective.name} | facts

@@ -7,6 +7,7 @@ import pathlib
 import tempfile
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import torch
 from torch.nn import functional
@@ -71,7 +72,7 @@ class IGPT(torch_step.TorchStep):
     model, images = self.task.objective.model, self.task.views['image']
     assert isinstance(model, igpt.IGPT)
     pixels = images.reshape(len(images), -1, images.shape[-1])
-    ids = igpt.nearest(pixels, self.task.params['clusters'])
+    ids = igpt.nearest(jnp.asarray(pixels), self.task.params['clusters'])
     inputs = np.asarray(igpt.shifted(ids, model.colours))
     self._ids = self.tensor(np.asarray(ids).astype(np.int64))
     self._inputs = self.tensor(inputs.astype(np.int64))
