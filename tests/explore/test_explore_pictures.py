@@ -33,7 +33,15 @@ LABELLED = {
   'reliability',
   'embedding',
 }
-OF_ATTENTION = {'attention', 'rollout', 'relevance', 'query', 'distance'}
+OF_ATTENTION = {
+  'attention',
+  'segments',
+  'rollout',
+  'relevance',
+  'query',
+  'distance',
+}
+OF_METHODS = {'objective', 'samples', 'completions'}
 HYBRID = {'resnet_stages': (), 'resnet_width': 32, 'patch_size': (1, 2)}
 
 
@@ -66,11 +74,11 @@ def draw(subject, folder, names=tuple(kinds.KINDS)):
   'model, missing',
   [
     (planted.tiny(registers=2, scan=True, dtype=jnp.bfloat16), {'stem'}),
-    (planted.tiny(pool='gap', **HYBRID), {'filters'}),
+    (planted.tiny(pool='gap', **HYBRID), {'filters', 'segments'}),
     (planted.tiny_mixer(), {'stem', 'positions', *OF_ATTENTION}),
     (
       planted.tiny_bit(),
-      set(kinds.KINDS) - LABELLED - {'predictions', 'stem'},
+      set(kinds.KINDS) - LABELLED - {'predictions', 'stem', 'neighbors'},
     ),
   ],
 )
@@ -79,7 +87,7 @@ def test_what_each_model_can_show(model, missing, tmp_path):
   if _scans(model):
     vit = planted.scanned(vit)
   sections, reasons, numbers = draw(subject_of(vit, 4), tmp_path)
-  assert set(reasons) == missing | LABELLED
+  assert set(reasons) == missing | LABELLED | OF_METHODS
   for name in LABELLED:
     assert '--data' in reasons[name]
   for section in sections.values():
@@ -248,7 +256,7 @@ def test_a_run_on_its_data(digits_run, tmp_path, capsys):
   assert '4 of 60' in page and 'first 60 of 359 examples' in page
   numbers = json.loads((tmp_path / 'a/b/numbers.json').read_text())
   found = {name for name in kinds.KINDS if f'id="{name}"' in page}
-  assert found == set(kinds.KINDS) - {'stem'}
+  assert found == set(kinds.KINDS) - {'stem', 'segments'} - OF_METHODS
   counts = np.array(numbers['confusion']['counts'])
   assert counts.sum() == 60 and counts.shape == (10, 10)
   answered = sum(x['examples'] for x in numbers['reliability']['bins'])

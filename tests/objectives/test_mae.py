@@ -220,7 +220,9 @@ def test_patches_of_rectangles_are_put_together_again(patch):
   p, q = patch
   np.testing.assert_array_equal(patches[1, 0], image[1, :p, :q].ravel())
   grid = 4 // p, 6 // q
-  np.testing.assert_array_equal(mae.unpatchify(patches, grid, patch), image)
+  np.testing.assert_array_equal(
+    embedding.unpatchify(patches, grid, patch), image
+  )
   scaled = np.asarray(mae.normalized(patches))
   np.testing.assert_allclose(scaled.std(axis=-1, ddof=1), 1, rtol=1e-5)
 

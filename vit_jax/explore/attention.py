@@ -16,8 +16,11 @@ import numpy as np
 
 from vit_jax import models
 from vit_jax import weights
+from vit_jax.config import UserError
 from vit_jax.models import vit as vit_lib
 from vit_jax.weights import features
+
+_ROUNDING = 1e-6  # of a map's sum
 
 
 def attention_maps(
@@ -48,6 +51,40 @@ def attention_maps(
     lambda seen: maps(seen['attention'], grid, queries),
     axis=1,
   )
+
+
+def attention_segments(
+  vit: weights.Loaded, images: Any, mass: float = 0.6
+) -> np.ndarray:
+  """Returns the patches that hold most of the class token's attention.
+
+  Of each head of the last layer, as DINO shows them (arXiv:2104.14294, section
+  4.2.2 and figure 4): the smallest set of patches with the share `mass` of the
+  attention to all patches.
+
+  Args:
+    vit: A ViT or hybrid with a class token.
+    images: Images that `vit.preprocess` accepts, or its output.
+    mass: The share, above 0 and at most 1.
+
+  Returns:
+    bool [B, H, h, w].
+
+  Raises:
+    UserError: The model has no attention or no class token, or an image cannot
+      be read.
+  """
+  check_class_token(vit)
+  return segments(attention_maps(vit, images)[-1], mass)
+
+
+def check_class_token(vit: weights.Loaded) -> None:
+  """Raises a UserError if the model has no attention or no class token."""
+  if 'class_token' not in attentive(vit).prefix:
+    raise UserError(
+      'the model has no class token, whose attention could be shown: train one'
+      " with config.model.pool='token'"
+    )
 
 
 def attention_rollout(vit: weights.Loaded, images: Any) -> np.ndarray:
@@ -214,6 +251,30 @@ def maps(
   h, w = grid
   rows = attention[..., queries.start : queries.stop, -h * w :]
   return rows.mean(axis=-2).reshape(*rows.shape[:-2], h, w)
+
+
+def segments(maps: np.ndarray, mass: float) -> np.ndarray:
+  """Returns the smallest sets of patches with a share of the attention.
+
+  Args:
+    maps: Attention to patches, float [..., h, w].
+    mass: The share of each map's sum, above 0 and at most 1.
+
+  Returns:
+    bool [..., h, w]. Of patches with the same attention, the first are in it.
+  """
+  flat = np.asarray(maps, np.float64).reshape(
+    -1, maps.shape[-2] * maps.shape[-1]
+  )
+  order = np.argsort(-flat, axis=1, kind='stable')
+  largest = np.take_along_axis(flat, order, axis=1)
+  total = np.cumsum(largest, axis=1)
+  before = total - largest
+  # Attention is float32: without the tolerance rounding could add a patch.
+  wanted = before < mass * total[:, -1:] * (1 - _ROUNDING)
+  found = np.zeros(flat.shape, bool)
+  np.put_along_axis(found, order, wanted, axis=1)
+  return found.reshape(maps.shape)
 
 
 @jax.jit

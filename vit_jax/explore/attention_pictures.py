@@ -20,6 +20,7 @@ from vit_jax.weights import features
 Drawn = subject_lib.Drawn
 Subject = subject_lib.Subject
 
+_VEIL = 0.8  # opacity of the cover of patches outside of a segment
 _COLUMNS = 8  # columns of a sheet with a group of tiles for each image
 _OVERLAID = (
   ' Each map is laid in colours over the contours of its image. They go from 0'
@@ -89,6 +90,41 @@ def _percent(found: np.ndarray) -> str:
   """Returns the value of the last colour of an attention map, in percent."""
   share = tiles.top(found)
   return f'{share:.1%}' if share >= 0.1 else f'{share:.2%}'
+
+
+def segments(subject: Subject) -> Drawn:
+  """Draws the patches that hold most of the class token's attention."""
+  attention_lib.check_class_token(subject.vit)
+  mass = subject.options.mass
+  # The last layer, whichever layers --layers shows.
+  found = attention_lib.segments(_attention(subject).maps[-1], mass)
+  grid = features.patch_grid(subject.vit)
+  heads = found.shape[1]
+  size = subject.vit.preprocess.image_size
+  images = tiles.fit_all(
+    subject.pixels, tiles.tile_shape(size, grid, heads + 1, limits=(64, 144))
+  )
+  figure = canvas.sheet(
+    [
+      [image, *(tiles.cover(image, ~one, _VEIL) for one in of_heads)]
+      for image, of_heads in zip(images, found, strict=True)
+    ],
+    columns=['', *(f'head {head}' for head in range(heads))],
+    rows=subject.images.names,
+    captions=[
+      text
+      for of_heads in found
+      for text in ('', *(f'{x.sum()} of {x.size}' for x in of_heads))
+    ],
+  )
+  caption = (
+    f'The smallest set of patches that holds {mass:.0%} of the attention of the'
+    ' class token to all patches (another share with --mass), in each head of'
+    ' the last layer (arXiv:2104.14294, section 4.2.2 and figure 4); the others'
+    ' are covered. Below each image is the number of patches in the set.'
+  )
+  numbers = {'mass': mass, 'patches': found.sum(axis=(2, 3))}
+  return Drawn(caption, [('', figure)], numbers)
 
 
 def rollout(subject: Subject) -> Drawn:

@@ -100,4 +100,5 @@ def from_examples(
     sources=list(examples.image[rows]),
     found=len(examples),
     naming=naming,
+    rows=tuple(rows.tolist()),
   )

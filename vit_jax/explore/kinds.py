@@ -13,6 +13,7 @@ import numpy as np
 from vit_jax.config import UserError
 from vit_jax.explore import attention_pictures
 from vit_jax.explore import model_pictures
+from vit_jax.explore import objective_pictures
 from vit_jax.explore import prediction_pictures
 from vit_jax.explore import report
 from vit_jax.explore import subject as subject_lib
@@ -41,6 +42,9 @@ KINDS: Mapping[str, Kind] = {
     'Similarity of position embeddings', model_pictures.positions_grid
   ),
   'attention': Kind('Attention maps', attention_pictures.maps),
+  'segments': Kind(
+    'Most of the attention of the class token', attention_pictures.segments
+  ),
   'rollout': Kind('Attention rollout', attention_pictures.rollout),
   'relevance': Kind('Class relevance', attention_pictures.relevance),
   'query': Kind('Attention of a chosen patch', attention_pictures.query),
@@ -50,9 +54,20 @@ KINDS: Mapping[str, Kind] = {
   'norms': Kind('Norms of tokens', token_pictures.norms),
   'similarity': Kind('Similarity to a chosen patch', token_pictures.similarity),
   'pca': Kind('Principal components of tokens', token_pictures.pca),
+  'foreground': Kind(
+    'Principal components of the foreground', token_pictures.foreground
+  ),
   'cka': Kind('Similarity of layers', token_pictures.cka),
   'decodability': Kind(
     'Linear classification of each layer', token_pictures.decodability
+  ),
+  'neighbors': Kind('Nearest neighbours', token_pictures.neighbors),
+  'objective': Kind(
+    'What the model learned from images', objective_pictures.objective
+  ),
+  'samples': Kind('Images that the model draws', objective_pictures.samples),
+  'completions': Kind(
+    'Lower halves that the model draws', objective_pictures.completions
   ),
   'predictions': Kind('Predictions', prediction_pictures.predictions),
   'mistakes': Kind('Most confident mistakes', prediction_pictures.mistakes),

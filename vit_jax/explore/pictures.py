@@ -14,8 +14,10 @@ these examples are the images.
 The pictures, by the names that --only takes:
 
   of the model     patches, filters, stem, positions
-  of attention     attention, rollout, relevance, query, distance
-  of tokens        norms, similarity, pca, cka
+  of attention     attention, segments, rollout, relevance, query, distance
+  of tokens        norms, similarity, pca, foreground, cka
+  of features      neighbors
+  of a method      objective (masks, reconstructions), samples, completions
   of labelled data decodability, mistakes, confusion, reliability, embedding
   of predictions   predictions
 
@@ -96,6 +98,22 @@ _CLASSES = flags.DEFINE_list(
   'Names or numbers of the classes for class relevance. Default: the most'
   ' probable class of each image.',
   FLAGS,
+)
+_MASS = flags.DEFINE_float(
+  'mass',
+  0.6,
+  "Share of the class token's attention that segments hold.",
+  lower_bound=0.01,
+  upper_bound=1.0,
+  flag_values=FLAGS,
+)
+_NEIGHBORS = flags.DEFINE_integer(
+  'neighbors',
+  5,
+  'Nearest neighbours to show of each image; they are searched among those of'
+  ' --data, or else among the images.',
+  lower_bound=1,
+  flag_values=FLAGS,
 )
 _POSITION_SIZE = flags.DEFINE_string(
   'position_size',
@@ -264,6 +282,8 @@ def _options(vit: 'weights.Loaded') -> 'subject_lib.Options':
     classes=_classes(vit),
     position_size=_position_size(vit),
     same_order=_SAME_ORDER.value,
+    mass=_MASS.value,
+    neighbors=_NEIGHBORS.value,
   )
 
 

@@ -173,9 +173,7 @@ def embedding(subject: Subject) -> Drawn:
     raise UserError(
       f'{_examples(subject)} are too few: --split must have {least}'
     )
-  components, parts = predictions_lib.principal_components(
-    examples.embeddings(subject.vit)
-  )
+  components, parts = predictions_lib.principal_components(subject.embeddings)
   points = {'PCA': components[:, :2], 't-SNE': predictions_lib.tsne(components)}
   axes = {
     'PCA': (f'component 1 ({parts[0]:.0%})', f'component 2 ({parts[1]:.0%})'),

@@ -54,6 +54,7 @@ class Images:
       arrays uint8 [h, w, C].
     found: Number of images that these were chosen from.
     naming: A sentence that explains the names; '' for names of files.
+    rows: Their positions among the labelled examples; () for other images.
   """
 
   names: tuple[str, ...]
@@ -62,6 +63,7 @@ class Images:
   sources: Sequence[Any]
   found: int
   naming: str = ''
+  rows: tuple[int, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +79,8 @@ class Options:
       embeddings are resized for.
     same_order: Whether the classes of the model and of the data have the same
       order, whatever their names.
+    mass: Share of the class token's attention that a segment holds.
+    neighbors: Number of neighbours to show of each image.
   """
 
   query: tuple[int, int]
@@ -84,6 +88,8 @@ class Options:
   classes: tuple[int, ...]
   position_size: tuple[int, int] | None
   same_order: bool
+  mass: float = 0.6
+  neighbors: int = 5
 
   @property
   def some_layers(self) -> tuple[int, ...]:
@@ -152,6 +158,11 @@ class Subject:
     return captured_lib.capture(
       self.vit, self.images.inputs, options.query, options.some_layers
     )
+
+  @functools.cached_property
+  def embeddings(self) -> np.ndarray:
+    """The input of the head for the examples, float32 [N, D']."""
+    return self.examples.embeddings(self.vit)
 
   @property
   def names(self) -> tuple[str, ...]:

@@ -3,12 +3,14 @@
 from collections.abc import Iterator
 from collections.abc import Sequence
 from typing import Any
+from typing import NamedTuple
 
 import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.evaluation import report
 from vit_jax.explore import model_pictures
+from vit_jax.explore import neighbors as neighbors_lib
 from vit_jax.explore import prediction_pictures
 from vit_jax.explore import similarity as similarity_lib
 from vit_jax.explore import subject as subject_lib
@@ -21,6 +23,7 @@ from vit_jax.weights import features
 Drawn = subject_lib.Drawn
 Subject = subject_lib.Subject
 
+_SIGNED = 'coolwarm'  # colours of values below and above 0
 _COLUMNS = 10  # columns of a sheet with a group of tiles for each image
 _MOST_DECODED = (
   1000  # examples that a linear classifier is trained and tested on
@@ -154,11 +157,133 @@ def pca(subject: Subject) -> Drawn:
   caption = (
     'The first three principal components of the tokens of all patches of all'
     ' images together, as red, green and blue, from the 1st to the 99th'
-    ' percentile of each (arXiv:2304.07193, figure 1, but without removing the'
+    ' percentile of each (arXiv:2304.07193, figure 1; below, without the'
     ' background). Similar colours in one layer are similar tokens, also in'
     ' different images.'
   )
   return Drawn(caption, [('', figure)])
+
+
+def foreground(subject: Subject) -> Drawn:
+  """Draws the components of the foreground's patches as colours."""
+  vit, grid = subject.vit, features.patch_grid(subject.vit)
+  found = tokens_lib.patch_foreground(vit, subject.images.inputs)
+  beside = max(1, _COLUMNS // 3) * 3
+  shape = tiles.tile_shape(vit.preprocess.image_size, grid, beside)
+  limit = float(np.abs(found.score).max()) or 1.0
+  images = tiles.fit_all(subject.pixels, shape)
+  groups = [
+    [
+      image,
+      tiles.color(score, shape, (-limit, limit), _SIGNED),
+      tiles.cover(tiles.fit(tiles.to_rgb(colors), shape), score <= 0),
+    ]
+    for image, score, colors in zip(images, *found, strict=True)
+  ]
+  captions: list[str] = []
+  for name in subject.images.names:
+    captions += [name, 'first PCA', 'second PCA']
+  figure = canvas.sheet(
+    tiles.grouped(groups, beside),
+    captions=captions,
+    scale=canvas.Scale(-limit, limit, 'first component', _SIGNED),
+  )
+  caption = (
+    f'Two PCAs of the patch features of {len(images)} images together, after'
+    ' the last norm (arXiv:2304.07193, figure 1). Patches whose first component'
+    ' is positive are the foreground, the others are covered; its sign is'
+    ' chosen so that the foreground has fewer of its patches at the borders of'
+    ' images. The second PCA is over the foreground of all images: its first'
+    ' three components are red, green and blue, from the 1st to the 99th'
+    ' percentile of each. The same colour in two images is a similar feature.'
+  )
+  share = (found.score > 0).mean(axis=(1, 2))
+  return Drawn(caption, [('', figure)], {'foreground_share': share})
+
+
+def neighbors(subject: Subject) -> Drawn:
+  """Draws the nearest neighbours of each image, by the input of the head."""
+  found = _neighbors_of(subject)
+  if not found.similarity.size:
+    raise UserError(
+      'one image has no neighbours: give more with --images, or with --data and'
+      ' --split'
+    )
+  size = subject.vit.preprocess.image_size
+  count = found.similarity.shape[1]
+  shape = tiles.tile_shape(size, size, count + 1, limits=(96, 144))
+  rows: list[list[np.ndarray | None]] = []
+  captions: list[str] = []
+  for i, image in enumerate(tiles.fit_all(subject.pixels, shape)):
+    rows.append([image, *tiles.fit_all(found.pixels[i], shape)])
+    captions += [
+      '',
+      *(
+        f'{x:.3f}\n{name}'
+        for x, name in zip(found.similarity[i], found.names[i], strict=True)
+      ),
+    ]
+  figure = canvas.sheet(
+    rows,
+    columns=['image', *(str(i + 1) for i in range(count))],
+    rows=subject.images.names,
+    captions=captions,
+  )
+  caption = (
+    f'The {count} nearest neighbours of each image among {found.where}, with'
+    ' the cosine similarity of the inputs of the head. Another number with'
+    ' --neighbors.'
+  )
+  numbers = {
+    'images': subject.images.names,
+    'neighbors': found.names,
+    'similarity': found.similarity,
+  }
+  return Drawn(caption, [('', figure)], numbers)
+
+
+class _Neighbors(NamedTuple):
+  """Neighbours of B images, the nearest first.
+
+  Attributes:
+    similarity: float32 [B, k].
+    names: Names of the neighbours, B times k.
+    pixels: uint8 [B, k, H, W, 3].
+    where: What was searched.
+  """
+
+  similarity: np.ndarray
+  names: list[list[str]]
+  pixels: np.ndarray
+  where: str
+
+
+def _neighbors_of(subject: Subject) -> _Neighbors:
+  """Returns neighbours among the labelled examples, else among the images."""
+  images, count = subject.images, subject.options.neighbors
+  x = features.embeddings(subject.vit, images.inputs)
+  if subject.labelled is None:
+    own = np.arange(len(x))
+    similarity, found = neighbors_lib.nearest(x, x, own, count)
+    names = [[images.names[i] for i in row] for row in found]
+    where = f'the other {len(x) - 1} images'
+    return _Neighbors(similarity, names, subject.pixels[found], where)
+  examples = subject.examples
+  rows = np.asarray(images.rows) if images.rows else None
+  similarity, found = neighbors_lib.nearest(x, subject.embeddings, rows, count)
+  names = [
+    [
+      f'{examples.names[i]} ({examples.classes[examples.label[i]]})'
+      for i in row
+    ]
+    for row in found
+  ]
+  shown = examples.inputs(found.reshape(-1))
+  pixels = tiles.pixels(subject.vit.preprocess, shown)
+  where = prediction_pictures.describe(examples)
+  return _Neighbors(
+    similarity, names, pixels.reshape(*found.shape, *pixels.shape[1:]), where
+  )
 
 
 def cka(subject: Subject) -> Drawn:

@@ -9,12 +9,15 @@ size, L layers, (h, w) the grid of patches.
 
 import functools
 from typing import Any
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax import models
 from vit_jax import weights
+from vit_jax.weights import batched
 from vit_jax.weights import features
 
 # Values outside these percentiles get the end colours of the scale, since a few
@@ -23,6 +26,7 @@ _PERCENTILES = (1, 99)
 # Minimum range of a component, as a fraction of the first one's; smaller ranges
 # are rounding noise.
 _LEAST_RANGE = 1e-4
+_BATCH = 16  # maximum number of images at a time
 
 
 def token_norms(vit: weights.Loaded, images: Any) -> np.ndarray:
@@ -99,6 +103,72 @@ def token_pca(vit: weights.Loaded, images: Any, layer: int = -1) -> np.ndarray:
   return pca(features.features(vit, images, [layer])[0], grid)
 
 
+class Foreground(NamedTuple):
+  """Principal components of patch features, twice.
+
+  Attributes:
+    score: First component of all patches of all images, float32 [B, h, w];
+      positive in the foreground.
+    colors: First three components of the foreground's patches, as red, green
+      and blue, float32 [B, h, w, 3] in [0, 1]; 0 in the background.
+  """
+
+  score: np.ndarray
+  colors: np.ndarray
+
+
+def patch_foreground(vit: weights.Loaded, images: Any) -> Foreground:
+  """Returns the principal components of the foreground's patch features.
+
+  This follows DINOv2 (arXiv:2304.07193, figure 1): of a first
+  PCA, over the patches of all images, the patches with a positive component are
+  the foreground, and a second PCA is over these. The sign of a component means
+  nothing; here the foreground is the side with fewer patches at the borders of
+  images.
+
+  Args:
+    vit: A ViT, hybrid or Mixer.
+    images: Images that `vit.preprocess` accepts, or its output.
+
+  Returns:
+    The components of the trunk's output, after its last norm.
+
+  Raises:
+    UserError: The model has no tokens, or an image cannot be read.
+  """
+  return foreground(patch_features(vit, images), features.patch_grid(vit))
+
+
+def patch_features(vit: weights.Loaded, images: Any) -> np.ndarray:
+  """Returns the trunk's output for patches, after its last norm.
+
+  Args:
+    vit: A ViT, hybrid or Mixer.
+    images: Images that `vit.preprocess` accepts, or its output.
+
+  Returns:
+    float32 [B, h * w, D].
+
+  Raises:
+    UserError: The model has no tokens, or an image cannot be read.
+  """
+  h, w = features.patch_grid(vit)
+  params = jax.tree.map(jnp.asarray, vit.params)
+  return batched.in_batches(
+    lambda x: _trunk_tokens(vit.model, params, x)[:, -h * w :],
+    [features.prepared(vit, images)],
+    _BATCH,
+  )
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _trunk_tokens(
+  model: models.Model, params: Any, images: jax.Array
+) -> jax.Array:
+  found: Any = model.apply({'params': params}, images, method='trunk')
+  return found['tokens'].astype(jnp.float32)
+
+
 @jax.jit
 def norms(tokens: jax.Array) -> jax.Array:
   """Returns the L2 norms [...] of tokens [..., D]."""
@@ -139,6 +209,39 @@ def pca(tokens: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
   """
   h, w = grid
   x = np.asarray(tokens)[:, -h * w :].reshape(-1, tokens.shape[-1])
+  return _stretched(_components(x)).reshape(-1, h, w, 3)
+
+
+def foreground(tokens: np.ndarray, grid: tuple[int, int]) -> Foreground:
+  """Returns the components of the foreground; see `patch_foreground`.
+
+  Args:
+    tokens: [B, N, D]; the last h * w are the patches.
+    grid: (h, w).
+  """
+  h, w = grid
+  x = np.asarray(tokens)[:, -h * w :].reshape(-1, tokens.shape[-1])
+  score = _components(x)[:, 0]
+  border = np.ones(grid, bool)
+  border[1:-1, 1:-1] = False
+  at_border = np.tile(border.ravel(), len(tokens))
+  sides = [
+    at_border[side].mean() for side in (score > 0, score < 0) if side.any()
+  ]
+  if len(sides) == 2 and sides[0] > sides[1]:
+    score = -score
+  is_front = score > 0
+  colors = np.zeros((len(x), 3), np.float32)
+  if is_front.any():
+    colors[is_front] = _stretched(_components(x[is_front]))
+  return Foreground(score.reshape(-1, h, w), colors.reshape(-1, h, w, 3))
+
+
+def _components(x: np.ndarray) -> np.ndarray:
+  """Returns the first three principal components of x [n, D], float32 [n, 3].
+
+  Of each, the largest weight is positive. Where D is below 3, the last are 0.
+  """
   x = x - x.mean(axis=0)
   # For many patches, the covariance is smaller than the data.
   _, vectors = np.linalg.eigh((x.T @ x).astype(np.float64))
@@ -147,7 +250,12 @@ def pca(tokens: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
   vectors = vectors * np.sign(vectors[largest, np.arange(vectors.shape[1])])
   components = np.zeros((len(x), 3), np.float32)
   components[:, : vectors.shape[1]] = x @ vectors.astype(np.float32)
+  return components
+
+
+def _stretched(components: np.ndarray) -> np.ndarray:
+  """Returns components [n, 3] as colours, float32 [n, 3] in [0, 1]."""
   low, high = np.percentile(components, _PERCENTILES, axis=0)
   least = np.maximum(_LEAST_RANGE * (high - low)[0], np.finfo(np.float32).tiny)
   scaled = (components - low) / np.maximum(high - low, least)
-  return scaled.clip(0, 1).reshape(-1, h, w, 3).astype(np.float32)
+  return scaled.clip(0, 1).astype(np.float32)

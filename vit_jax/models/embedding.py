@@ -20,6 +20,16 @@ def patches(images: _Array, patch_size: tuple[int, int]) -> _Array:
   return x.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, p * q * c)
 
 
+def unpatchify(
+  patches: _Array, grid: tuple[int, int], patch_size: tuple[int, int]
+) -> _Array:
+  """Returns the images [B, H, W, C] of `patches`: its inverse."""
+  (h, w), (p, q) = grid, patch_size
+  x = patches.reshape(len(patches), h, w, p, q, -1)
+  x = x.transpose(0, 1, 3, 2, 4, 5)
+  return x.reshape(len(patches), h * p, w * q, -1)
+
+
 class PatchEmbedding(nn.Module):
   """Projects non-overlapping patches: [B, height, width, C] -> [B, h, w, D].
 

@@ -12,6 +12,7 @@ from typing import Any
 from typing import ClassVar
 
 from clu import metrics as clu_metrics
+import flax
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -52,6 +53,21 @@ class Purpose(enum.IntEnum):
   AUGMENTATION = 0
   DROPOUT = 1
   OBJECTIVE = 2
+
+
+@flax.struct.dataclass
+class Column:
+  """What a method makes of the images of a batch, as a column of a picture.
+
+  Attributes:
+    name: What is shown, in a word or two.
+    images: float32 [B, H, W, C], as the model takes them.
+    hidden: bool [B, N], patches that are covered, row by row; None: none is.
+  """
+
+  name: str = flax.struct.field(pytree_node=False)
+  images: jax.Array
+  hidden: jax.Array | None = None
 
 
 class Objective(abc.ABC):
@@ -261,6 +277,25 @@ class Objective(abc.ABC):
     """
     del outputs
     return metrics.Examples.single_from_model_output(mask=batch['valid'])
+
+  @property
+  def pictures_caption(self) -> str:
+    """Sentences that explain `pictures`; '' if there are none."""
+    return ''
+
+  def pictures(
+    self, params: Params, extra: Extra, images: jax.Array, rng: Rng
+  ) -> list[Column]:
+    """Returns what the method makes of images, for `explore`.
+
+    Args:
+      params: Parameters of the objective.
+      extra: State beside them.
+      images: float32 [B, H, W, C], prepared as for evaluation.
+      rng: Random key of a step, and these rows, for masks as `loss` draws them.
+    """
+    del params, extra, images, rng
+    return []
 
   def trunk(self, params: Params) -> tuple[models.Model, Params]:
     """Returns the model for use after training, and its parameters.

@@ -221,6 +221,38 @@ class BEiT(base.Objective):
     right = logits.argmax(axis=-1) == tokens
     return (losses * is_masked).sum(), (right & is_masked).sum()
 
+  @property
+  def pictures_caption(self) -> str:
+    """Sentences that explain `pictures`."""
+    return (
+      'Blocks of patches are covered (arXiv:2106.08254, section 2.3), and the'
+      f' model predicts which of {self.config.objective.options.tokens} tokens'
+      ' each of these has. The images of tokens, which only a tokenizer with a'
+      ' decoder draws, are those of the most probable ones in covered patches,'
+      ' with the given ones elsewhere, and of what the tokenizer makes of the'
+      ' image, which is what the model shall predict.'
+    )
+
+  def pictures(
+    self,
+    params: base.Params,
+    extra: base.Extra,
+    images: jax.Array,
+    rng: base.Rng,
+  ) -> list[base.Column]:
+    """Returns masked images, predicted and true tokens, and the originals."""
+    arrays = extra['tokenizer']
+    masked = self._mask(rng.fold(base.Purpose.OBJECTIVE))
+    tokens = self._tokenizer.tokens(arrays, images)
+    logits = self.predict(params, self.encode(params, images, masked))
+    filled = jnp.where(masked, logits.argmax(axis=-1), tokens)
+    columns = [base.Column('masked', images, masked)]
+    for name, shown in (('predicted', filled), ('tokens', tokens)):
+      drawn = self._tokenizer.decode(arrays, shown)
+      if drawn is not None:
+        columns.append(base.Column(name, drawn))
+    return [*columns, base.Column('original', images)]
+
   def trunk(self, params: base.Params) -> tuple[models.Model, base.Params]:
     """Returns the model without the layer that predicts tokens."""
     return self.model, params['trunk']

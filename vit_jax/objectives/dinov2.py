@@ -236,6 +236,33 @@ class DinoV2(dino.Dino):
       loss += o.koleo_weight * scalars['koleo_loss']
     return loss, scalars, new
 
+  @property
+  def pictures_caption(self) -> str:
+    """Sentences that explain `pictures`."""
+    o, (low, high) = self._options, self._options.mask_ratio
+    return (
+      "Masks as they are drawn for the student's two global crops, here over"
+      f' the whole image: {o.mask_probability:.0%} of the crops have covered'
+      f' blocks, with {low:.0%} to {high:.0%} of the patches. The student'
+      " predicts the teacher's prototypes of these (arXiv:2111.07832, section"
+      ' 3.1; arXiv:2304.07193, section 4).'
+    )
+
+  def pictures(
+    self,
+    params: base.Params,
+    extra: base.Extra,
+    images: jax.Array,
+    rng: base.Rng,
+  ) -> list[base.Column]:
+    """Returns images with the masks of both global crops, and the originals."""
+    masks = self.draw_masks(rng)
+    return [
+      base.Column('first crop', images, masks[:, 0]),
+      base.Column('second crop', images, masks[:, 1]),
+      base.Column('original', images),
+    ]
+
   def draw_masks(self, rng: base.Rng) -> jax.Array:
     """Draws the masks of the global crops, bool [B, 2, N]."""
     crops = jnp.arange(2, dtype=jnp.int32)

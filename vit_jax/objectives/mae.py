@@ -5,6 +5,7 @@ patch.
 """
 
 import dataclasses
+import math
 from typing import Any
 from typing import ClassVar
 from typing import NamedTuple
@@ -69,24 +70,20 @@ def masks(noise: jax.Array, ratio: float) -> Masks:
   return Masks(order[:, :k], places, removed)
 
 
-def unpatchify(
-  patches: jax.Array, grid: tuple[int, int], patch_size: tuple[int, int]
-) -> jax.Array:
-  """Returns the images of patches: the inverse of `embedding.patches`."""
-  (h, w), (p, q) = grid, patch_size
-  x = patches.reshape(len(patches), h, w, p, q, -1)
-  x = x.transpose(0, 1, 3, 2, 4, 5)
-  return x.reshape(len(patches), h * p, w * q, -1)
-
-
 def normalized(patches: jax.Array) -> jax.Array:
   """Returns patches [B, N, M], each with mean 0 and variance 1 (section 3).
 
   The variance is the unbiased one, as in the authors' code.
   """
+  mean, deviation = _moments(patches)
+  return (patches - mean) / deviation
+
+
+def _moments(patches: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Returns the mean and the deviation of each patch, [B, N, 1]."""
   variance = patches.var(axis=-1, keepdims=True, ddof=1)
   mean = patches.mean(axis=-1, keepdims=True)
-  return (patches - mean) / jnp.sqrt(variance + _EPSILON)
+  return mean, jnp.sqrt(variance + _EPSILON)
 
 
 def reconstruction_errors(
@@ -234,6 +231,48 @@ class MAE(base.Objective):
       self.targets(images),
     )
     return {'loss': reconstruction_errors(predicted, target, drawn.removed)}
+
+  @property
+  def pictures_caption(self) -> str:
+    """Sentences that explain `pictures`."""
+    caption = (
+      'The encoder sees the patches that are not covered,'
+      f' {num_kept(math.prod(self._grid), self._options.mask_ratio)} of'
+      f' {math.prod(self._grid)}, and the decoder draws the others'
+      ' (arXiv:2111.06377, figure 2). What it makes of the patches that were'
+      ' seen is replaced by these, as no loss is computed there.'
+    )
+    if self._options.normalize_targets:
+      caption += (
+        ' This model predicts pixels that are normalised within their patch;'
+        " they are shown with the original patch's mean and variance, which"
+        ' the model does not know.'
+      )
+    return caption
+
+  def pictures(
+    self,
+    params: base.Params,
+    extra: base.Extra,
+    images: jax.Array,
+    rng: base.Rng,
+  ) -> list[base.Column]:
+    """Returns the masked images, their reconstructions, and the originals."""
+    drawn = self._masks(rng.fold(base.Purpose.OBJECTIVE).per_row())
+    predicted = self.predict(params, images, drawn)
+    patches = embedding.patches(images, self._patch)
+    if self._options.normalize_targets:
+      mean, deviation = _moments(patches)
+      predicted = predicted * deviation + mean
+    hidden = drawn.removed > 0
+    filled = jnp.where(hidden[..., None], predicted, patches)
+    return [
+      base.Column('masked', images, hidden),
+      base.Column(
+        'reconstruction', embedding.unpatchify(filled, self._grid, self._patch)
+      ),
+      base.Column('original', images),
+    ]
 
   def measure(
     self, outputs: base.Outputs, batch: base.Batch

@@ -198,6 +198,25 @@ class Tokenizer(base.Objective):
       loss=outputs['loss'], mask=batch['valid']
     )
 
+  @property
+  def pictures_caption(self) -> str:
+    """Sentences that explain `pictures`."""
+    return (
+      f'What the decoder draws from the most likely of {self.count} tokens of'
+      ' each patch.'
+    )
+
+  def pictures(
+    self,
+    params: base.Params,
+    extra: base.Extra,
+    images: jax.Array,
+    rng: base.Rng,
+  ) -> list[base.Column]:
+    """Returns what is drawn from the tokens of images, and the originals."""
+    drawn = self.decode(params, self.tokens(params, images))
+    return [base.Column('from tokens', drawn), base.Column('original', images)]
+
   def trunk(self, params: base.Params) -> tuple[models.Model, base.Params]:
     """Returns the encoder without its head."""
     return self.model, params['trunk']
@@ -205,6 +224,12 @@ class Tokenizer(base.Objective):
   def tokens(self, params: base.Params, images: jax.Array) -> jax.Array:
     """Returns the most likely token of each patch, int32 [B, N]."""
     return self.logits(params, images).argmax(axis=-1).astype(jnp.int32)
+
+  def decode(self, params: base.Params, tokens: jax.Array) -> jax.Array:
+    """Returns the images of tokens int32 [B, N], float32 [B, H, W, C]."""
+    weights = jax.nn.one_hot(tokens, self.count)
+    patches = self._draw(params, weights)
+    return embedding.unpatchify(patches, self.grid, self._patch)
 
   def logits(
     self,
@@ -241,9 +266,13 @@ class Tokenizer(base.Objective):
     self, params: base.Params, images: jax.Array, weights: jax.Array
   ) -> jax.Array:
     """Returns squared errors [B, N, F] of the image drawn from tokens."""
-    drawn: Any = self._decoder.apply({'params': params['decoder']}, weights)
     wanted = embedding.patches(images, self._patch)
-    return (drawn.astype(jnp.float32) - wanted) ** 2
+    return (self._draw(params, weights) - wanted) ** 2
+
+  def _draw(self, params: base.Params, weights: jax.Array) -> jax.Array:
+    """Returns patches, float32 [B, N, F], of tokens' weights [B, N, K]."""
+    drawn: Any = self._decoder.apply({'params': params['decoder']}, weights)
+    return drawn.astype(jnp.float32)
 
 
 _Measured = clu_metrics.Collection.create(

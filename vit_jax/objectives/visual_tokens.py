@@ -8,6 +8,7 @@ import functools
 import os
 import pathlib
 from typing import Any
+from typing import NamedTuple
 
 from absl import logging
 import jax
@@ -48,6 +49,19 @@ class VisualTokens(abc.ABC):
       images: As the trunk sees them, float32 [B, H, W, C].
     """
 
+  def decode(self, arrays: Any, tokens: jax.Array) -> jax.Array | None:
+    """Returns images of tokens, float32 [B, H, W, C], as the trunk sees them.
+
+    Args:
+      arrays: From `arrays`.
+      tokens: int32 [B, N].
+
+    Returns:
+      The images; None: the tokenizer has no decoder.
+    """
+    del arrays, tokens
+    return None
+
   def read_from(self, source: data_base.Source) -> None:
     """Gives it the training split, before `arrays` is called."""
     del source
@@ -67,7 +81,7 @@ def make(
   """
   path = config.objective.options.tokenizer
   if not path:
-    return Patches(config)
+    return Patches(config, grid)
   path = os.path.expanduser(path)
   if weights.is_workdir(pathlib.Path(path)):
     return Trained(config, path, grid)
@@ -77,11 +91,11 @@ def make(
 class Patches(VisualTokens):
   """The nearest code of a codebook, which is made of the training patches."""
 
-  def __init__(self, config: ml_collections.ConfigDict):
+  def __init__(self, config: ml_collections.ConfigDict, grid: tuple[int, int]):
     """Makes a tokenizer that has no codes yet."""
     size = models.pixels_per_token(models.from_config(config.model, 0))
     assert size is not None
-    self._config, self._size = config, size
+    self._config, self._size, self._grid = config, size, grid
     self._codes = self._no_codes
 
   def read_from(self, source: data_base.Source) -> None:
@@ -99,6 +113,11 @@ class Patches(VisualTokens):
     return codebook.nearest(
       arrays['codes'], embedding.patches(images, self._size)
     )
+
+  def decode(self, arrays: Any, tokens: jax.Array) -> jax.Array:
+    """Returns images whose patches are the codes themselves."""
+    codes = jnp.asarray(arrays['codes'])
+    return embedding.unpatchify(codes[tokens], self._grid, self._size)
 
   @property
   def _no_codes(self) -> np.ndarray:
@@ -127,8 +146,10 @@ class Trained(VisualTokens):
     Raises:
       UserError: It is no such run, or does not fit.
     """
-    self._objective, self._params, self._preprocess = _load(path)
-    self._normalization = config_lib.normalization(config)
+    self._objective, self._params, stored = _load(path)
+    self._own = _Input(stored.image_size, (stored.mean, stored.std))
+    size = config_lib.pair(config.data.image_size, 'data.image_size')
+    self._trunk = _Input(size, config_lib.normalization(config))
     own = self._objective
     _check_fits(config, grid, own.grid, own.image_shape[-1], own.count)
 
@@ -142,9 +163,13 @@ class Trained(VisualTokens):
     The tokenizer sees the trunk's images in its own size, as BEiT's sees its
     view of 112 pixels.
     """
-    pixels = _pixels(images, self._normalization, self._preprocess.image_size)
-    mean, std = _array(self._preprocess.mean), _array(self._preprocess.std)
-    return self._objective.tokens(arrays, (pixels - mean) / std)
+    own = _converted(images, self._trunk, self._own)
+    return self._objective.tokens(arrays, own)
+
+  def decode(self, arrays: Any, tokens: jax.Array) -> jax.Array:
+    """Returns what its decoder draws."""
+    drawn = self._objective.decode(arrays, tokens)
+    return _converted(drawn, self._own, self._trunk)
 
 
 class Published(VisualTokens):
@@ -167,9 +192,11 @@ class Published(VisualTokens):
       UserError: It is no such file, or does not fit.
     """
     self._module, self._params = _read(path)
-    self._normalization = config_lib.normalization(config)
-    h, w = grid  # it sees the image in the size that gives it this grid
-    self._size = (h * dvae.STRIDE, w * dvae.STRIDE)
+    size = config_lib.pair(config.data.image_size, 'data.image_size')
+    self._trunk = _Input(size, config_lib.normalization(config))
+    h, w = grid  # it sees pixels in [0, 1], in the size that gives this grid
+    own = (h * dvae.STRIDE, w * dvae.STRIDE)
+    self._own = _Input(own, ((0.0,), (1.0,)))
     _check_fits(config, grid, grid, 3, self._module.tokens)
 
   def arrays(self) -> Any:
@@ -178,26 +205,28 @@ class Published(VisualTokens):
 
   def tokens(self, arrays: Any, images: jax.Array) -> jax.Array:
     """Returns the most likely token of each patch, int32 [B, N]."""
-    pixels = _pixels(images, self._normalization, self._size)
+    pixels = _converted(images, self._trunk, self._own)
     logits: Any = self._module.apply({'params': arrays}, pixels)
     tokens = logits.argmax(axis=-1).astype(jnp.int32)
     return tokens.reshape(len(images), -1)
 
 
-def _pixels(
-  images: jax.Array, normalization: Any, size: tuple[int, int]
-) -> jax.Array:
-  """Returns normalised images [B, H, W, C] as pixels in [0, 1], in a size."""
-  mean, std = map(_array, normalization)
+class _Input(NamedTuple):
+  """How a model takes images: (height, width), and means with deviations."""
+
+  size: tuple[int, int]
+  normalization: Any
+
+
+def _converted(images: jax.Array, given: _Input, wanted: _Input) -> jax.Array:
+  """Returns images [B, H, W, C] of one model as another takes them."""
+  mean, std = (np.asarray(x, np.float32) for x in given.normalization)
   pixels = images * std + mean
-  if images.shape[1:3] == size:
-    return pixels
-  shape = (len(images), *size, images.shape[-1])
-  return jnp.clip(jax.image.resize(pixels, shape, 'lanczos3'), 0, 1)
-
-
-def _array(values: Any) -> np.ndarray:
-  return np.asarray(values, np.float32)
+  if given.size != wanted.size:
+    shape = (len(images), *wanted.size, images.shape[-1])
+    pixels = jnp.clip(jax.image.resize(pixels, shape, 'lanczos3'), 0, 1)
+  mean, std = (np.asarray(x, np.float32) for x in wanted.normalization)
+  return (pixels - mean) / std
 
 
 @functools.lru_cache(maxsize=1)  # a run makes the objective several times

@@ -17,6 +17,7 @@ HEAT = 'plasma'
 _DETAIL = 0.15  # of the image's contrast that is visible through a map
 _TIMES_MEAN = 4.0
 _MARK = (0, 235, 255)  # red, green, blue; neither map has it
+_COVER = (146, 160, 184)  # unlike the greys of an image
 
 
 def pixels(
@@ -144,6 +145,22 @@ def overlay(image: np.ndarray, values: np.ndarray) -> np.ndarray:
   grey = image.mean(axis=-1, keepdims=True)
   found = heat + _DETAIL * (grey - grey.mean())
   return np.round(np.clip(found, 0, 255)).astype(np.uint8)
+
+
+def cover(
+  image: np.ndarray, hidden: np.ndarray, opacity: float = 1.0
+) -> np.ndarray:
+  """Returns an image [height, width, 3] whose hidden patches are covered.
+
+  Args:
+    image: uint8 [height, width, 3].
+    hidden: bool [h, w], or a shape that divides the image's.
+    opacity: 1: nothing is seen of these patches; 0: all.
+  """
+  shape = image.shape[0], image.shape[1]
+  covered = fit(np.asarray(hidden).astype(np.uint8), shape)[..., None] * opacity
+  found = image * (1 - covered) + np.asarray(_COVER) * covered
+  return np.round(found).astype(np.uint8)
 
 
 def mark(

@@ -21,6 +21,7 @@ from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import functools
 import inspect
 import json
@@ -222,19 +223,48 @@ def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
     DamagedError: They are not what was written.
     UserError: The checkpoint needs a newer version.
   """
-  import orbax.checkpoint as ocp
-
   info = read_info(path)
-  arrays = {tuple(key.split('/')): x for key, x in info['arrays'].items()}
-  names = [key[1:] for key in arrays if key[0] == 'params']
+  keys = [tuple(key.split('/')) for key in info['arrays']]
+  names = [key[1:] for key in keys if key[0] == 'params']
   # Frozen parameters have no average.
   read = [
-    next(key for part in _PARAMS if (key := (*part, *name)) in arrays)
+    next(key for part in _PARAMS if (key := (*part, *name)) in keys)
     for name in names
   ]
+  found = _read_some(path, info, read)
+  params = {name: found[key] for name, key in zip(names, read, strict=True)}
+  return traverse_util.unflatten_dict(params), info['step']
+
+
+def read_extra(path: pathlib.Path) -> PyTree:
+  """Reads only the state of the objective beside the parameters.
+
+  Args:
+    path: Path of the checkpoint.
+
+  Returns:
+    Nested dicts of NumPy arrays; {} if there is no such state.
+
+  Raises:
+    DamagedError: It is not what was written.
+    UserError: The checkpoint needs a newer version.
+  """
+  info = read_info(path)
+  keys = [tuple(key.split('/')) for key in info['arrays']]
+  found = _read_some(path, info, [key for key in keys if key[0] == 'extra'])
+  return traverse_util.unflatten_dict(found).get('extra', {})
+
+
+def _read_some(
+  path: pathlib.Path, info: dict[str, Any], keys: Sequence[tuple[str, ...]]
+) -> dict[tuple[str, ...], np.ndarray]:
+  """Reads and verifies the arrays with these paths, as NumPy arrays."""
+  import orbax.checkpoint as ocp
+
+  arrays = {key: info['arrays']['/'.join(key)] for key in keys}
   wanted = {
-    key: jax.ShapeDtypeStruct(arrays[key]['shape'], arrays[key]['dtype'])
-    for key in read
+    key: jax.ShapeDtypeStruct(x['shape'], x['dtype'])
+    for key, x in arrays.items()
   }
   found: dict[tuple[str, ...], np.ndarray] = {}
   for part in _parts(wanted):
@@ -245,8 +275,7 @@ def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
     tree = _read_arrays(path, tree, restore_args)
     _verify(info, checksums(tree))
     found |= traverse_util.flatten_dict(tree)
-  params = {name: found[key] for name, key in zip(names, read, strict=True)}
-  return traverse_util.unflatten_dict(params), info['step']
+  return found
 
 
 def _parts(

@@ -131,6 +131,27 @@ def restore_params(
   return params, at, path
 
 
+def restore_extra(path: pathlib.Path | str) -> PyTree:
+  """Reads the objective's state beside the parameters, as a codebook.
+
+  Args:
+    path: Path of a checkpoint, as `restore_params` returns it.
+
+  Returns:
+    Nested dicts of NumPy arrays; {} if there is no such state.
+
+  Raises:
+    UserError: It is damaged, or needs a newer version.
+  """
+  checkpoint_format.quiet_orbax()
+  try:
+    return checkpoint_format.read_extra(pathlib.Path(path).resolve())
+  except checkpoint_format.DamagedError as e:
+    raise UserError(
+      f'checkpoint {path} is damaged: {e}; choose another with --step'
+    ) from None
+
+
 def _none_there(workdir: pathlib.Path, step: int | str | None) -> UserError:
   there = checkpoint_format.steps(workdir)
   if not any(there.values()):

@@ -1,0 +1,179 @@
+"""Pictures of what a training method makes of images, and of drawn images.
+
+In comments: B images, (h, w) the grid of patches.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax import objectives
+from vit_jax.config import UserError
+from vit_jax.data import features as features_lib
+from vit_jax.data.device.rng import Rng
+from vit_jax.explore import subject as subject_lib
+from vit_jax.objectives import base
+from vit_jax.plots import canvas
+from vit_jax.plots import tiles
+from vit_jax.runs import restoring
+from vit_jax.train import step as step_lib
+from vit_jax.weights import batched
+from vit_jax.weights import features
+from vit_jax.weights import sampling
+from vit_jax.weights.formats import whole
+
+Drawn = subject_lib.Drawn
+Subject = subject_lib.Subject
+
+_BATCH = 16  # maximum number of images at a time
+_COLUMNS = 12  # of a sheet with a group of tiles for each image
+_LIMITS = (64, 144)  # pixels of a tile's longer side
+_SAMPLES = 32  # images that are drawn
+_COMPLETED = 8  # most images that are completed
+_COMPLETIONS = 4  # of each of these
+
+
+def objective(subject: Subject) -> Drawn:
+  """Draws what the method of the run makes of the images.
+
+  The columns are those of `objectives.Objective.pictures`, with a group of
+  tiles for each image.
+  """
+  made = _objective_of(subject)
+  columns = _columns(subject, made)
+  grid = features.patch_grid(subject.vit)
+  size = subject.vit.preprocess.image_size
+  beside = max(1, _COLUMNS // len(columns)) * len(columns)
+  shape = tiles.tile_shape(size, grid, beside, limits=_LIMITS)
+  shown = [_tiles(subject, column, grid, shape) for column in columns]
+  captions: list[str] = []
+  for name in subject.images.names:
+    captions += [*(column.name for column in columns[:-1]), name]
+  groups = list(zip(*shown, strict=True))
+  figure = canvas.sheet(tiles.grouped(groups, beside), captions=captions)
+  caption = made.pictures_caption
+  if any(column.hidden is not None for column in columns):
+    caption += (
+      ' Masks are those of the step of training that follows this checkpoint,'
+      f' number {subject.vit.origin.step}, whose images are others.'
+    )
+  return Drawn(caption, [('', figure)])
+
+
+def _objective_of(subject: Subject) -> objectives.Objective:
+  """Returns the objective of the run.
+
+  Raises:
+    UserError: The model is not that of a run, or its method has no pictures.
+  """
+  vit = subject.vit
+  config = vit.trained_with
+  if config is None:
+    raise UserError(
+      'the model is of a file, which does not say how it was trained: give the'
+      ' work directory of a run with --from'
+    )
+  known = vit.preprocess.features.items()
+  made = objectives.create(
+    config, {name: features_lib.from_dict(x) for name, x in known}
+  )
+  if not made.pictures_caption:
+    raise UserError(
+      f'the method of the run, {config.objective.name}, neither masks nor draws'
+      ' images'
+    )
+  if vit.changes:
+    raise UserError(
+      'the method of the run needs the model as it was trained: leave'
+      ' --image_size and --model out'
+    )
+  return made
+
+
+def _columns(subject: Subject, made: objectives.Objective) -> list[base.Column]:
+  """Returns what the objective shows of all images."""
+  vit = subject.vit
+  config = vit.trained_with
+  assert config is not None
+  params, extra = jax.tree.map(
+    jnp.asarray,
+    (
+      whole.joined(vit.params, vit.preprocess.trunk, vit.beside),
+      restoring.restore_extra(vit.origin.path),
+    ),
+  )
+  key = step_lib.step_key(config.seed, vit.origin.step or 0)
+  draw = jax.jit(made.pictures)
+  inputs = subject.images.inputs
+  # A method may draw something for the whole batch at once.
+  rows = np.arange(len(inputs), dtype=np.int32) % config.train.batch_size
+  found: list[base.Column] = batched.in_batches(
+    lambda images, rows: draw(params, extra, images, Rng(key, rows)),
+    [inputs, rows],
+    _BATCH,
+  )
+  return found
+
+
+def _tiles(
+  subject: Subject,
+  column: base.Column,
+  grid: tuple[int, int],
+  shape: tuple[int, int],
+) -> list[np.ndarray]:
+  """Returns the tiles of a column, uint8 [*shape, 3] each."""
+  pixels = tiles.pixels(subject.vit.preprocess, np.asarray(column.images))
+  found = tiles.fit_all(pixels, shape)
+  if column.hidden is None:
+    return found
+  hidden = np.asarray(column.hidden).reshape(-1, *grid)
+  return [tiles.cover(*one) for one in zip(found, hidden, strict=True)]
+
+
+def samples(subject: Subject) -> Drawn:
+  """Draws new images of a model that predicts pixels."""
+  found = sampling.sample(subject.vit, _SAMPLES)
+  shown = _fitted(subject, found)
+  rows = tiles.grouped([[tile] for tile in shown], _COLUMNS)
+  caption = (
+    f'{_SAMPLES} images that the model draws, one pixel after another, each'
+    ' from its distribution of colours given those before it (Chen et al.,'
+    ' 2020, Generative Pretraining from Pixels); with temperature 1 and seed 0,'
+    ' as `predict --sample` draws them.'
+  )
+  return Drawn(caption, [('', canvas.sheet(rows))])
+
+
+def completions(subject: Subject) -> Drawn:
+  """Draws lower halves of images, by a model that predicts pixels."""
+  sampling.check(subject.vit)
+  chosen = tiles.spread(len(subject.images.inputs), _COMPLETED)
+  images, drawn = sampling.complete(
+    subject.vit, subject.images.inputs[chosen], _COMPLETIONS
+  )
+  rows: list[list[np.ndarray | None]] = []
+  for image, each in zip(images, drawn, strict=True):
+    *others, original = _fitted(subject, np.stack([*each, image]))
+    half = tiles.cover(
+      original, np.arange(len(image))[:, None] >= len(image) // 2
+    )
+    rows.append([half, *others, original])
+  figure = canvas.sheet(
+    rows,
+    columns=['given', *['drawn'] * _COMPLETIONS, 'original'],
+    rows=[subject.images.names[i] for i in chosen],
+  )
+  caption = (
+    f'Lower halves of {len(chosen)} images that the model draws below the given'
+    ' upper ones (Chen et al., 2020, Generative Pretraining from Pixels, figure'
+    ' 1), with temperature 1 and seed 0. Originals are in the colours of the'
+    ' model.'
+  )
+  return Drawn(caption, [('', figure)])
+
+
+def _fitted(subject: Subject, images: np.ndarray) -> list[np.ndarray]:
+  """Returns tiles of images float32 [B, H, W, C], as the model takes them."""
+  size = subject.vit.preprocess.image_size
+  shape = tiles.tile_shape(size, size, _COLUMNS, limits=_LIMITS)
+  return tiles.fit_all(tiles.pixels(subject.vit.preprocess, images), shape)
