@@ -360,8 +360,12 @@ def attentive(vit: weights.Loaded) -> vit_lib.ViT:
   """Returns the model as a ViT.
 
   Raises:
-    UserError: The model has no attention.
+    UserError: The model has no attention, or reads pixels one after another.
   """
   features.check_attention(vit)
-  assert isinstance(vit.model, vit_lib.ViT)
+  if not isinstance(vit.model, vit_lib.ViT):
+    raise UserError(
+      f'the model is an {type(vit.model).__name__}, whose pixels attend to'
+      ' those before them: choose a ViT or a hybrid'
+    )
   return vit.model

@@ -102,7 +102,7 @@ def segments(subject: Subject) -> Drawn:
   heads = found.shape[1]
   size = subject.vit.preprocess.image_size
   images = tiles.fit_all(
-    subject.pixels, tiles.tile_shape(size, grid, heads + 1, limits=(64, 144))
+    subject.pixels, tiles.tile_shape(size, grid, heads + 1, limits=(64, 112))
   )
   figure = canvas.sheet(
     [
@@ -144,7 +144,7 @@ def rollout(subject: Subject) -> Drawn:
 
 def relevance(subject: Subject) -> Drawn:
   """Draws class relevance."""
-  features.check_attention(subject.vit)
+  attention_lib.attentive(subject.vit)
   found, classes, captions = _class_relevance(subject)
   which = (
     'those of --classes' if subject.options.classes else 'the most probable'
@@ -259,7 +259,7 @@ def _attention(subject: Subject) -> captured_lib.Attention:
   Raises:
     UserError: The model has no attention.
   """
-  features.check_attention(subject.vit)
+  attention_lib.attentive(subject.vit)
   found = subject.captured.attention
   assert found is not None
   return found

@@ -26,8 +26,8 @@ Drawn = subject_lib.Drawn
 Subject = subject_lib.Subject
 
 _BATCH = 16  # maximum number of images at a time
-_COLUMNS = 12  # of a sheet with a group of tiles for each image
-_LIMITS = (64, 144)  # pixels of a tile's longer side
+_COLUMNS = 9  # of a sheet with a group of tiles for each image
+_LIMITS = (112, 144)  # pixels of a tile's longer side: its name needs them
 _SAMPLES = 32  # images that are drawn
 _COMPLETED = 8  # most images that are completed
 _COMPLETIONS = 4  # of each of these
@@ -51,7 +51,7 @@ def objective(subject: Subject) -> Drawn:
     captions += [*(column.name for column in columns[:-1]), name]
   groups = list(zip(*shown, strict=True))
   figure = canvas.sheet(tiles.grouped(groups, beside), captions=captions)
-  caption = made.pictures_caption
+  caption = f'{made.pictures_caption} The last of each group is the original.'
   if any(column.hidden is not None for column in columns):
     caption += (
       ' Masks are those of the step of training that follows this checkpoint,'

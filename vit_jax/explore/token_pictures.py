@@ -211,7 +211,7 @@ def neighbors(subject: Subject) -> Drawn:
     )
   size = subject.vit.preprocess.image_size
   count = found.similarity.shape[1]
-  shape = tiles.tile_shape(size, size, count + 1, limits=(96, 144))
+  shape = tiles.tile_shape(size, size, count + 1, limits=(96, 112))
   rows: list[list[np.ndarray | None]] = []
   captions: list[str] = []
   for i, image in enumerate(tiles.fit_all(subject.pixels, shape)):

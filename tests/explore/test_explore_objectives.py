@@ -1,0 +1,254 @@
+"""Pictures of what methods make of images, from runs of a few steps."""
+
+import dataclasses
+import json
+import pathlib
+
+import commands
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+import vit_jax
+from vit_jax import objectives
+from vit_jax.config import UserError
+from vit_jax.data import features as features_lib
+from vit_jax.data.device.rng import Rng
+from vit_jax.explore import kinds
+from vit_jax.explore import pictures
+from vit_jax.explore import subject as subject_lib
+from vit_jax.models import embedding
+from vit_jax.plots import tiles
+from vit_jax.runs import restoring
+from vit_jax.train import loop
+from vit_jax.weights.formats import whole
+
+RUN = {
+  'train__duration': '2 steps',
+  'evals__val__split': '',
+  'optim__warmup': '0 steps',
+}
+PATCHES = {'model__name': 'ViT-Ti/2', 'model__pool': 'token'}
+MASKED = PATCHES | {'model__mask_token': True}
+HEADS = {
+  'local_crops': 0,
+  'prototypes': 16,
+  'head_hidden': 8,
+  'bottleneck': 4,
+}
+METHODS = {
+  'mae': (
+    PATCHES,
+    {'decoder_width': 8, 'decoder_depth': 1, 'decoder_heads': 2},
+  ),
+  'beit': (MASKED, {'tokens': 24, 'masked': 6, 'block_least': 2}),
+  'dinov2': (MASKED, HEADS),
+  'tokenizer': (PATCHES, {'tokens': 24, 'decoder_depth': 1}),
+}
+IGPT = {
+  'model__name': 'iGPT-S',
+  'model__colours': 4,
+  'objective__name': 'igpt',
+  'data__image_size': 4,
+}
+
+
+def run(path, method, overrides, options):
+  config = tiny.config(objective__name=method, **RUN, **overrides)
+  config.objective.options.update(options)
+  assert loop.run(config, str(path)).status == 0
+  return path
+
+
+@pytest.fixture(scope='module', params=METHODS)
+def finished(request, tmp_path_factory):
+  """A method, and the work directory of its run."""
+  path = tmp_path_factory.mktemp('method') / 'run'
+  return request.param, run(path, request.param, *METHODS[request.param])
+
+
+def digits(vit, count=3):
+  """Returns the first digits as a model takes them."""
+  from sklearn import datasets
+
+  pixels = datasets.load_digits().images[:count] * (255 / 16)
+  return vit.preprocess(list(pixels.astype(np.uint8)))
+
+
+def columns_of(path):
+  """Returns the images, and what the objective shows of them, by name."""
+  vit = vit_jax.load(path)
+  known = vit.preprocess.features.items()
+  made = objectives.create(
+    vit.trained_with, {k: features_lib.from_dict(x) for k, x in known}
+  )
+  params = whole.joined(vit.params, vit.preprocess.trunk, vit.beside)
+  images = digits(vit)
+  extra = jax.tree.map(jnp.asarray, restoring.restore_extra(vit.origin.path))
+  found = made.pictures(params, extra, images, rng())
+  return made, params, extra, images, {x.name: x for x in found}
+
+
+def rng():
+  return Rng(jax.random.key(0), jnp.arange(3, dtype=jnp.int32))
+
+
+def patches(images):
+  return embedding.patches(np.asarray(images), (2, 2))
+
+
+def of_mae(made, params, extra, images, found):
+  mask = np.asarray(found['masked'].hidden)
+  assert (mask.sum(axis=1) == 12).all()  # of 16 patches
+  drawn, own = patches(found['reconstruction'].images), patches(images)
+  np.testing.assert_array_equal(drawn[~mask], own[~mask])
+  # As in training, and predictions in the scale of the patch.
+  masks = made._masks(rng().fold(objectives.Purpose.OBJECTIVE).per_row())
+  np.testing.assert_array_equal(masks.removed > 0, mask)
+  predicted = np.asarray(made.predict(params, images, masks))
+  spread = np.sqrt(own.var(axis=-1, ddof=1, keepdims=True) + 1e-6)
+  predicted = predicted * spread + own.mean(axis=-1, keepdims=True)
+  np.testing.assert_allclose(drawn[mask], predicted[mask], atol=1e-5)
+
+
+def of_beit(made, params, extra, images, found):
+  mask = np.asarray(found['masked'].hidden)
+  codes = np.asarray(extra['tokenizer']['codes'])
+  assert 2 <= mask.sum(axis=1).min() <= mask.sum(axis=1).max() <= 6
+  distance = ((patches(images)[:, :, None] - codes) ** 2).sum(axis=-1)
+  tokens = patches(found['tokens'].images)
+  np.testing.assert_array_equal(tokens, codes[distance.argmin(axis=-1)])
+  predicted = patches(found['predicted'].images)
+  np.testing.assert_array_equal(predicted[~mask], tokens[~mask])
+  known = {code.tobytes() for code in codes}
+  assert {x.tobytes() for x in predicted[mask]} <= known
+
+
+def of_dinov2(made, params, extra, images, found):
+  masks = np.asarray(made.draw_masks(rng()))
+  assert masks.any() and not masks.all()
+  for i, name in enumerate(('first crop', 'second crop')):
+    np.testing.assert_array_equal(found[name].hidden, masks[:, i])
+    np.testing.assert_array_equal(found[name].images, images)
+
+
+def of_tokenizer(made, params, extra, images, found):
+  error = made.outputs(params, {'image': images})['loss']
+  drawn = found['from tokens'].images
+  mean = ((drawn - images) ** 2).mean(axis=(1, 2, 3))
+  np.testing.assert_allclose(mean, error, rtol=1e-4)
+
+
+CHECKS = {
+  'mae': of_mae,
+  'beit': of_beit,
+  'dinov2': of_dinov2,
+  'tokenizer': of_tokenizer,
+}
+
+
+def test_what_a_method_shows(finished):
+  method, path = finished
+  made, params, extra, images, found = columns_of(path)
+  assert made.pictures_caption.endswith('.')
+  np.testing.assert_array_equal(found['original'].images, images)
+  for column in found.values():
+    assert column.images.shape == images.shape
+    assert np.isfinite(column.images).all()
+  CHECKS[method](made, params, extra, images, found)
+
+
+def explored(capsys, *args):
+  """Runs the command; returns the page."""
+  assert commands.run(pictures, *args) == 0
+  return pathlib.Path(capsys.readouterr().out.strip()).read_text()
+
+
+DATA = '--data=digits', '--split=train[80%:]', '--max_examples=20'
+
+
+def test_the_report_of_a_run(finished, tmp_path, capsys):
+  """More images than a batch has are drawn, too."""
+  method, path = finished
+  page = explored(
+    capsys,
+    f'--from={path}',
+    *DATA,
+    '--max_images=18',
+    '--only=objective,samples,segments',
+    '--mass=0.3',
+    f'--out={tmp_path}/out',
+  )
+  assert 'id="objective"' in page and 'id="segments"' in page
+  assert 'the model is a ViT, which predicts no pixels' in page.replace(
+    '\n', ' '
+  )
+  assert '30% of the attention' in page
+  assert ('Masks are those' in page) == (method != 'tokenizer')
+  for ending in ('png', 'svg'):
+    assert (tmp_path / f'out/objective.{ending}').stat().st_size > 2000
+  numbers = json.loads((tmp_path / 'out/numbers.json').read_text())
+  assert numbers['segments']['mass'] == 0.3
+  assert np.shape(numbers['segments']['patches']) == (18, 2)
+
+
+def test_beit_of_a_trained_tokenizer(tmp_path):
+  tokenizer = run(tmp_path / 't', 'tokenizer', *METHODS['tokenizer'])
+  overrides, options = METHODS['beit']
+  overrides = overrides | {'data__mean': (0.1,), 'data__std': (0.3,)}
+  path = run(
+    tmp_path / 'run', 'beit', overrides, options | {'tokenizer': str(tokenizer)}
+  )
+  _, _, _, images, found = columns_of(path)
+  its = columns_of(tokenizer)
+  # Both see the same pixels, and so draw the same, each in its own scale.
+  pixels = images * 0.3 + 0.1
+  stored = vit_jax.load(tokenizer).preprocess
+  mean, std = stored.mean, stored.std
+  np.testing.assert_allclose(its[3] * std + mean, pixels, atol=1e-6)
+  np.testing.assert_allclose(
+    np.asarray(found['tokens'].images) * 0.3 + 0.1,
+    np.asarray(its[4]['from tokens'].images) * std + mean,
+    atol=1e-5,
+  )
+
+
+def test_why_there_is_no_picture_of_a_method(digits_run, tmp_path, capsys):
+  def reason(vit):
+    images = subject_lib.Images(('a',), ('',), digits(vit, 1), [None], 1)
+    options = subject_lib.Options((0, 0), (0,), (), None, same_order=False)
+    subject = subject_lib.Subject(vit, 'it', images, None, options)
+    with pytest.raises(UserError) as e:
+      kinds.KINDS['objective'].draw(subject)
+    return str(e.value)
+
+  vit = vit_jax.load(digits_run)
+  assert 'classification, neither masks nor draws' in reason(vit)
+  assert 'is of a file' in reason(dataclasses.replace(vit, trained_with=None))
+  path = run(tmp_path / 'run', 'mae', *METHODS['mae'])
+  larger = vit_jax.load(path, image_size=12)
+  assert 'leave --image_size' in reason(larger)
+
+
+def test_an_igpt_draws_and_completes(tmp_path, capsys):
+  path = run(tmp_path / 'run', 'igpt', IGPT, {})
+  page = explored(
+    capsys, f'--from={path}', *DATA, '--max_images=9', f'--out={tmp_path}/out'
+  )
+  for name in ('samples', 'completions', 'neighbors'):
+    assert f'id="{name}"' in page
+  assert 'Lower halves of 8 images' in page
+  assert 'igpt, neither masks nor draws' in page
+
+
+def test_covered_patches():
+  image = np.full((4, 6, 3), 200, np.uint8)
+  hidden = np.array([[True, False, False]])
+  found = tiles.cover(image, hidden)
+  assert (found[:, 2:] == 200).all()
+  assert len(np.unique(found[:, :2].reshape(-1, 3), axis=0)) == 1
+  assert np.ptp(found[0, 0].astype(int)) > 20  # no grey
+  half = tiles.cover(image, hidden, 0.5)
+  np.testing.assert_allclose(half[0, 0], found[0, 0] / 2 + 100, atol=1)
