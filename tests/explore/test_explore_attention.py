@@ -101,6 +101,47 @@ def test_sets_of_images_are_averaged_over_batches(monkeypatch):
   )
 
 
+@pytest.mark.parametrize('mass', [0.1, 0.5, 0.6, 0.999, 1.0])
+def test_a_segment_holds_its_mass_and_no_patch_too_many(mass):
+  random = np.random.default_rng(0)
+  maps = random.exponential(size=(4, 3, 5, 7)).astype(np.float32) ** 3
+  found = attention.segments(maps, mass)
+  assert found.shape == maps.shape and found.dtype == bool
+  wanted = mass * maps.sum(axis=(2, 3), dtype=np.float64)
+  held = np.where(found, maps, 0).sum(axis=(2, 3), dtype=np.float64)
+  least = np.where(found, maps, np.inf).min(axis=(2, 3))
+  assert (held >= wanted * (1 - 1e-5)).all()
+  assert (held - least < wanted).all()  # without its weakest patch: too little
+  left = np.where(found, 0, maps).max(axis=(2, 3))
+  assert (left <= least).all()
+
+
+def test_segments_in_closed_form():
+  """Of ten equal patches 60% are six; ties are taken in order."""
+  even = np.full((1, 2, 5), 0.1, np.float32)
+  found = attention.segments(even, 0.6)
+  np.testing.assert_array_equal(found.ravel(), np.arange(10) < 6)
+  assert attention.segments(even, 1.0).all()
+  one = np.zeros((1, 2, 5), np.float32)
+  one[0, 1, 3] = 0.01  # the rest of the attention is not to patches
+  for mass in (0.6, 1.0):
+    assert attention.segments(one, mass).sum() == 1
+    assert attention.segments(one, mass)[0, 1, 3]
+
+
+def test_segments_of_a_model():
+  found = explore.attention_segments(
+    planted.finder(registers=1), planted.with_bright_patches()
+  )
+  bright = np.zeros((2, 4), bool)
+  bright[planted.BRIGHT] = True
+  assert found.shape == (1, 2, 2, 4)
+  np.testing.assert_array_equal(found, np.broadcast_to(bright, found.shape))
+  gap = planted.loaded(planted.tiny(pool='gap'))
+  with pytest.raises(UserError, match='has no class token'):
+    explore.attention_segments(gap, planted.images())
+
+
 @pytest.mark.parametrize('prefix', PREFIXES)
 def test_rollouts_rows_sum_to_one(prefix):
   vit = planted.loaded(planted.tiny(**prefix))
@@ -319,6 +360,7 @@ def test_scanned_layers_give_the_same_pictures():
     explore.attention_gradients,
     explore.attention_distance,
     explore.attention_entropy,
+    explore.attention_segments,
   ],
 )
 def test_only_transformers_have_attention(function):

@@ -225,7 +225,7 @@ def test_why_there_is_no_picture_of_a_method(digits_run, tmp_path, capsys):
     return str(e.value)
 
   vit = vit_jax.load(digits_run)
-  assert 'classification, neither masks nor draws' in reason(vit)
+  assert 'classification, has no pictures' in reason(vit)
   assert 'is of a file' in reason(dataclasses.replace(vit, trained_with=None))
   path = run(tmp_path / 'run', 'mae', *METHODS['mae'])
   larger = vit_jax.load(path, image_size=12)
@@ -240,7 +240,7 @@ def test_an_igpt_draws_and_completes(tmp_path, capsys):
   for name in ('samples', 'completions', 'neighbors'):
     assert f'id="{name}"' in page
   assert 'Lower halves of 8 images' in page
-  assert 'igpt, neither masks nor draws' in page
+  assert 'igpt, has no pictures' in page
 
 
 def test_covered_patches():

@@ -86,6 +86,64 @@ def test_what_is_but_rounding_has_no_colour():
   assert found[..., 1:].max() < 0.01
 
 
+def planted_foreground():
+  """Two images of a thing with two halves, and where they are.
+
+  Returns:
+    Tokens [2, 3 + 48, 16], of which 3 are no patches, and int [2, 6, 8]: 0 in
+    the background, 1 and 2 in the halves.
+  """
+  random = np.random.default_rng(0)
+  where = np.zeros((2, 6, 8), int)
+  where[0, 1:5, 1:4], where[0, 1:5, 4:7] = 1, 2
+  where[1, 2:4, 2:4], where[1, 2:4, 4:6] = 2, 1
+  kinds = np.zeros((3, 16), np.float32)
+  kinds[1:, 0] = 10  # the halves are like each other, and unlike the rest
+  kinds[1, 1], kinds[2, 1] = 3, -3
+  patches = kinds[where.reshape(2, 48)]
+  patches += random.normal(0, 0.1, patches.shape).astype(np.float32)
+  prefix = np.full((2, 3, 16), 50, np.float32)
+  return np.concatenate([prefix, patches], axis=1), where
+
+
+@pytest.mark.parametrize('sign', [1, -1])
+def test_a_planted_foreground_is_found(sign):
+  tokens, where = planted_foreground()
+  found = tokens_lib.foreground(sign * tokens, (6, 8))
+  assert found.score.shape == (2, 6, 8) and found.colors.shape == (2, 6, 8, 3)
+  np.testing.assert_array_equal(found.score > 0, where > 0)
+  assert not found.colors[where == 0].any()
+  # In both images, a half has its own colour.
+  red = [found.colors[..., 0][where == half] for half in (1, 2)]
+  low, high = sorted(red, key=np.mean)
+  assert low.max() < 0.2 and high.min() > 0.8
+
+
+def test_a_foreground_that_fills_the_image():
+  """Nothing differs, or all patches are at the border."""
+  found = tokens_lib.foreground(np.ones((1, 8, 16), np.float32), (2, 4))
+  assert not found.score.any() and not found.colors.any()
+  tokens = np.zeros((1, 4, 16), np.float32)
+  tokens[0, 0] = 1
+  assert (tokens_lib.foreground(tokens, (2, 2)).score > 0).sum() in (1, 3)
+
+
+def test_features_are_those_after_the_last_norm():
+  for vit in every_kind():
+    found = tokens_lib.patch_features(vit, planted.images(20))
+    assert found.shape == (20, 8, 16) and found.dtype == np.float32
+    out = vit.model.apply(
+      {'params': vit.params}, planted.images(20), method='trunk'
+    )
+    np.testing.assert_allclose(found, out['tokens'][:, -8:], atol=1e-4)
+  vit = planted.finder()
+  image = planted.with_bright_patches((0, 0), planted.BRIGHT)
+  score = explore.patch_foreground(vit, image).score[0]
+  bright = np.zeros((2, 4), bool)
+  bright[planted.BRIGHT] = bright[0, 0] = True
+  assert len({*np.sign(score[bright]), *-np.sign(score[~bright])}) == 1
+
+
 def test_few_channels_leave_colours_out():
   tokens = np.random.default_rng(0).normal(size=(3, 8, 2)).astype(np.float32)
   found = tokens_lib.pca(tokens, (2, 4))
@@ -127,6 +185,7 @@ def test_scanned_layers_give_the_same_pictures():
   [
     (planted.tiny_bit(), explore.token_norms, 'no tokens'),
     (planted.tiny_bit(), explore.token_pca, 'no tokens'),
+    (planted.tiny_bit(), explore.patch_foreground, 'no tokens'),
     (
       planted.tiny_bit(),
       lambda vit, x: explore.patch_similarity(vit, x, (0, 0)),

@@ -63,7 +63,7 @@ KINDS: Mapping[str, Kind] = {
   ),
   'neighbors': Kind('Nearest neighbours', token_pictures.neighbors),
   'objective': Kind(
-    'What the model learned from images', objective_pictures.objective
+    'What the training method makes of images', objective_pictures.objective
   ),
   'samples': Kind('Images that the model draws', objective_pictures.samples),
   'completions': Kind(

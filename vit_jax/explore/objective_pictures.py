@@ -28,7 +28,7 @@ Subject = subject_lib.Subject
 _BATCH = 16  # maximum number of images at a time
 _COLUMNS = 9  # of a sheet with a group of tiles for each image
 _LIMITS = (112, 144)  # pixels of a tile's longer side: its name needs them
-_SAMPLES = 32  # images that are drawn
+_SAMPLES = 36  # images that are drawn
 _COMPLETED = 8  # most images that are completed
 _COMPLETIONS = 4  # of each of these
 
@@ -79,8 +79,8 @@ def _objective_of(subject: Subject) -> objectives.Objective:
   )
   if not made.pictures_caption:
     raise UserError(
-      f'the method of the run, {config.objective.name}, neither masks nor draws'
-      ' images'
+      f'the objective of the run, {config.objective.name}, has no pictures of'
+      ' its own'
     )
   if vit.changes:
     raise UserError(
