@@ -177,6 +177,26 @@ def test_groups(tmp_path, capsys, caplog):
   assert 'b, c: some have the same seed' in caplog.text
 
 
+def test_what_a_method_measures_is_drawn(tmp_path, digits_run):
+  lines = [
+    {'step': i, 'train/loss': 1.0, 'train/teacher_entropy': i, 'train/mfu': 0.5}
+    for i in (1, 2)
+  ]
+  columns = comparison.read(
+    [write(tmp_path / 'dino', lines), write(tmp_path / 'b', accuracies(0.5))]
+  )
+  _, panels = comparison.lines(columns, 'step')
+  assert panels['train/teacher_entropy']['dino'].y.tolist() == [1, 2]
+  assert not {'b'} & panels['train/teacher_entropy'].keys()
+  assert 'train/mfu' not in panels
+  # All else that a run writes is the loop's.
+  _, panels = comparison.lines(
+    comparison.read([digits_run, tmp_path / 'b']), 'step'
+  )
+  training = [name for name in panels if name.startswith('train/')]
+  assert training == ['train/loss', 'train/learning_rate', 'train/accuracy']
+
+
 def test_what_a_run_writes_at_the_moment(tmp_path, caplog):
   """It is read as far as it is whole."""
   path = write(tmp_path / 'a', accuracies(0.5), done=False)

@@ -11,7 +11,9 @@ start to its last metrics, without pauses between starts; the useful time is
 that of its steps up to the last checkpoint. Files and folders that are not runs
 are skipped, with a warning.
 
---out is a picture (.png, .pdf or .svg) of all curves; --out='' draws none.
+--out is a picture (.png, .pdf or .svg) of curves: the loss, the learning rate,
+what the method measures of its training, as teacher_entropy of DINO, and the
+evaluations; --out='' draws none.
 
 --group combines runs whose configs differ only in the seed. Tables then show
 the mean and half of its 95% interval (Student's t), and curves the mean and a

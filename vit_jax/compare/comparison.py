@@ -23,6 +23,15 @@ if TYPE_CHECKING:
   from vit_jax.plots import curves
 
 LOSS = 'train/loss'
+_RATE = 'train/learning_rate'
+# What any run writes; a method's own measures, as teacher_entropy, are others.
+_COMMON = (
+  LOSS,
+  _RATE,
+  'train/grad_norm',
+  'train/param_norm',
+  'train/skipped_steps',
+)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -234,7 +243,8 @@ def lines(
   ends = [run.last.seconds for c in columns for run in c.runs if run.last]
   unit, scale = _unit(max(ends)) if x == 'time' else ('', 1.0)
   names = {name for c in columns for run in c.counted for name in run.curves}
-  shown = [n for n in (LOSS, 'train/learning_rate') if n in names]
+  shown = [n for n in (LOSS, _RATE) if n in names]
+  shown += sorted(filter(_is_of_method, names))
   shown += sorted(
     n for n in names if records.is_evaluation(n) and not n.endswith('/examples')
   )
@@ -243,6 +253,13 @@ def lines(
     found = {c.name: _line(c.counted, name, x, scale) for c in columns}
     panels[name] = {k: line for k, line in found.items() if line is not None}
   return {'time': f'time ({unit})'}.get(x, x), panels
+
+
+def _is_of_method(name: str) -> bool:
+  """Whether a metric is what a method measures of its own training."""
+  if records.is_evaluation(name) or records.is_timed(name):
+    return False
+  return name not in _COMMON
 
 
 def _unit(seconds: float) -> tuple[str, float]:
