@@ -50,7 +50,6 @@ METHODS = {
 IGPT = {
   'model__name': 'iGPT-S',
   'model__colours': 4,
-  'objective__name': 'igpt',
   'data__image_size': 4,
 }
 
@@ -182,9 +181,7 @@ def test_the_report_of_a_run(finished, tmp_path, capsys):
     f'--out={tmp_path}/out',
   )
   assert 'id="objective"' in page and 'id="segments"' in page
-  assert 'the model is a ViT, which predicts no pixels' in page.replace(
-    '\n', ' '
-  )
+  assert 'a ViT, which predicts no pixels' in page
   assert '30% of the attention' in page
   assert ('Masks are those' in page) == (method != 'tokenizer')
   for ending in ('png', 'svg'):
@@ -234,13 +231,20 @@ def test_why_there_is_no_picture_of_a_method(digits_run, tmp_path, capsys):
 
 def test_an_igpt_draws_and_completes(tmp_path, capsys):
   path = run(tmp_path / 'run', 'igpt', IGPT, {})
+  names = 'attention,segments,relevance,neighbors,objective,samples,completions'
   page = explored(
-    capsys, f'--from={path}', *DATA, '--max_images=9', f'--out={tmp_path}/out'
+    capsys,
+    f'--from={path}',
+    *DATA,
+    '--max_images=9',
+    f'--only={names}',
+    f'--out={tmp_path}/out',
   )
   for name in ('samples', 'completions', 'neighbors'):
     assert f'id="{name}"' in page
   assert 'Lower halves of 8 images' in page
   assert 'igpt, has no pictures' in page
+  assert page.count('is an IGPT, whose pixels attend') == 3
 
 
 def test_covered_patches():

@@ -162,7 +162,8 @@ def test_what_is_kept_of_tokens(tmp_path, monkeypatch):
 def test_a_model_that_diverged(tmp_path):
   vit = planted.loaded(planted.tiny())
   vit.params['head']['bias'][0] = np.nan
-  names = 'patches', 'rollout', 'predictions'
+  vit.params['norm']['bias'][0] = np.nan
+  names = 'patches', 'rollout', 'predictions', 'foreground', 'neighbors'
   sections, reasons, _ = draw(subject_of(vit), tmp_path, names)
   assert set(sections) == {'patches'}
   assert all('not finite' in reason for reason in reasons.values())

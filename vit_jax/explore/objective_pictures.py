@@ -11,6 +11,7 @@ from vit_jax import objectives
 from vit_jax.config import UserError
 from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
+from vit_jax.explore import predictions as predictions_lib
 from vit_jax.explore import subject as subject_lib
 from vit_jax.objectives import base
 from vit_jax.plots import canvas
@@ -112,6 +113,8 @@ def _columns(subject: Subject, made: objectives.Objective) -> list[base.Column]:
     [inputs, rows],
     _BATCH,
   )
+  for column in found:
+    predictions_lib.check_finite(np.asarray(column.images))
   return found
 
 

@@ -12,6 +12,7 @@ from vit_jax.evaluation import report
 from vit_jax.explore import model_pictures
 from vit_jax.explore import neighbors as neighbors_lib
 from vit_jax.explore import prediction_pictures
+from vit_jax.explore import predictions as predictions_lib
 from vit_jax.explore import similarity as similarity_lib
 from vit_jax.explore import subject as subject_lib
 from vit_jax.explore import tokens as tokens_lib
@@ -167,7 +168,9 @@ def pca(subject: Subject) -> Drawn:
 def foreground(subject: Subject) -> Drawn:
   """Draws the components of the foreground's patches as colours."""
   vit, grid = subject.vit, features.patch_grid(subject.vit)
-  found = tokens_lib.patch_foreground(vit, subject.images.inputs)
+  patches = tokens_lib.patch_features(vit, subject.images.inputs)
+  predictions_lib.check_finite(patches)
+  found = tokens_lib.foreground(patches, grid)
   beside = max(1, _COLUMNS // 3) * 3
   shape = tiles.tile_shape(vit.preprocess.image_size, grid, beside)
   limit = float(np.abs(found.score).max()) or 1.0
@@ -262,6 +265,7 @@ def _neighbors_of(subject: Subject) -> _Neighbors:
   """Returns neighbours among the labelled examples, else among the images."""
   images, count = subject.images, subject.options.neighbors
   x = features.embeddings(subject.vit, images.inputs)
+  predictions_lib.check_finite(x)
   if subject.labelled is None:
     own = np.arange(len(x))
     similarity, found = neighbors_lib.nearest(x, x, own, count)
