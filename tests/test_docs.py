@@ -72,6 +72,8 @@ MODULES = {
   'evaluate --from=runs/digits_regression': 'tests/objectives/test_methods.py::'
   'test_evaluation_is_that_of_training',
   'explore --from': EXPLORE + 'test_a_run_on_its_data',
+  'explore --from=runs/dino': 'tests/explore/test_explore_objectives.py::'
+  'test_the_report_of_a_run',
   'explore --from=runs/images': EXPLORE + 'test_images_of_files',
   'explore data': HERE,
   'explore serve': 'tests/explore/test_serve.py::'

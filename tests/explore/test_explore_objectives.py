@@ -49,6 +49,7 @@ METHODS = {
 }
 IGPT = {
   'model__name': 'iGPT-S',
+  'model__pool': None,  # a ViT's
   'model__colours': 4,
   'data__image_size': 4,
 }
