@@ -38,6 +38,11 @@ class State:
   ema_params: Any = None
 
 
+@flax.struct.dataclass
+class WithExtra(State):
+  extra: Any = None
+
+
 def options(keep: int = 2, best: str = '') -> ml_collections.ConfigDict:
   config = config_lib.default().checkpoint
   config.keep, config.best = keep, best
@@ -410,6 +415,22 @@ def test_a_newer_format_is_not_damage(
   for read in (restore, restoring.restore_params):
     with pytest.raises(UserError, match=f'format {newer}, and this version'):
       read(tmp_path)
+  with pytest.raises(UserError, match=f'format {newer}, and this version'):
+    restoring.restore_extra(tmp_path / 'checkpoints/2')
+
+
+def test_state_beside_parameters_is_read_alone(tmp_path: pathlib.Path) -> None:
+  extra = {'teacher': {'kernel': np.arange(6.0)}, 'updates': np.int32(3)}
+  state = WithExtra(**vars(make_state(1)), extra=extra)
+  with checkpoint.Checkpointer(tmp_path, options()) as checkpoints:
+    checkpoints.save(1, state)
+    checkpoints.save(2, make_state(2))
+  assert_same_bits(restoring.restore_extra(tmp_path / 'checkpoints/1'), extra)
+  assert restoring.restore_extra(tmp_path / 'checkpoints/2') == {}
+  shutil.rmtree(tmp_path / 'checkpoints/1/state')
+  with pytest.raises(UserError, match=r'1 is damaged: .*--step') as error:
+    restoring.restore_extra(tmp_path / 'checkpoints/1')
+  assert '\n' not in str(error.value)
 
 
 def test_a_run_of_an_older_format_is_refused_and_its_parameters_load(
