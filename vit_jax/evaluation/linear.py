@@ -26,6 +26,9 @@ _COARSE = (1e2, 1.0, 1e-2, 1e-4, 1e-6)
 _FINER = (10.0, math.sqrt(10.0))  # factors around the best
 _HELD_OUT = 0.2  # of each class
 _ITERATIONS, _MOST_PARTS = 50, 20  # at most 1,000 iterations, as in CLIP
+# Numbers in the features below which one thread fits the probe: several would
+# wait for each other longer than they compute, above all on busy cores.
+_SMALL = 2**20
 
 
 class Linear(probes.Probe):
@@ -157,6 +160,7 @@ def _fit(
   from sklearn import linear_model
   from sklearn import pipeline
   from sklearn import preprocessing
+  import threadpoolctl
 
   scaler = preprocessing.StandardScaler()
   x = scaler.fit_transform(features.astype(np.float64))
@@ -165,7 +169,8 @@ def _fit(
     max_iter=_ITERATIONS,
     warm_start=True,
   )
-  with warnings.catch_warnings():
+  threads = 1 if x.size < _SMALL else None
+  with threadpoolctl.threadpool_limits(threads), warnings.catch_warnings():
     # If the classes are separable, a small penalty does not converge in time.
     warnings.simplefilter('ignore', exceptions.ConvergenceWarning)
     for _ in range(_MOST_PARTS):
