@@ -2,10 +2,10 @@
 
 python -m vit_jax.main --config=configs/digits_dino.py --workdir=runs/dino
 
-After 400 steps a linear probe of the features was right for 96.1% of the
-held-out fifth, and the 20 nearest neighbours for 91.4% (seed 0; the settings
-were chosen on the same digits). A run that collapsed still reached 92% with a
-linear probe. It took 148 s of CPU time on 2 cores that others used, too.
+A linear probe of the features was right for 95.3% of the held-out fifth, and
+the 20 nearest neighbours for 92.2% (seed 0; the settings were chosen on the
+same digits). A run that collapsed still reached 92% with a linear probe. It
+took 57 s of CPU time on 2 CPU cores that others used, too.
 """
 
 import ml_collections
@@ -30,10 +30,9 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.model.hidden_size = 64
   config.model.mlp_dim = 128
   config.model.num_heads = 4
-  config.model.depth = 3
+  config.model.depth = 2
   config.model.pool = 'gap'
   config.model.initializers = 'lecun'
-  config.model.scan = True  # compiles sooner
 
   config.objective.name = 'dino'
   options = config.objective.options
@@ -48,7 +47,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   options.momentum = 0.99
   options.freeze_last_layer = '0 epochs'
 
-  config.train.duration = '400 steps'
+  config.train.duration = '300 steps'
   config.train.batch_size = 64
   config.optim.learning_rate = 2e-3
   config.optim.warmup = '50 steps'
@@ -60,5 +59,5 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
     config.evals[kind] = config_lib.evaluation(
       kind=kind, split='train[80%:]', train_split='train[:80%]'
     )
-  config.checkpoint.every = '200 steps'
+  config.checkpoint.every = '300 steps'
   return config
