@@ -128,6 +128,7 @@ def shrink(config):
     config.model.hidden_size, config.model.mlp_dim = 16, 32
     return
   patch = int(re.search(r'/(\d+)$', config.model.name)[1])
+  patch = max(config_lib.pair(config.model.patch_size or patch, 'patch_size'))
   if config.data.source_size is None:
     config.data.image_size = 2 * patch
   if isinstance(config.data.eval_resize, int):
