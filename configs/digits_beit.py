@@ -5,8 +5,10 @@ python -m vit_jax.main --config=configs/digits_beit.py --workdir=runs/beit
 Tokens are k-means of the training patches, made at the start. Those of a run of
 configs/digits_tokenizer.py with --config.model.patch_size='(2,4)' are used with
 --config.objective.options.tokenizer=runs/t. A linear probe of the features is
-right for 94.2% of the held-out fifth (seed 0; the settings were chosen on the
-same digits), after 62 s of CPU time on 2 CPU cores that others used, too.
+right for 94.2% of the held-out fifth (seeds 0 to 2: 94.2, 95.5, 94.7; the
+settings, also the number of steps, were chosen on the same digits), after 51 s
+of CPU time from start to exit, on 2 CPU cores that others used, too (seed 2: 71
+s). A probe of the pixels themselves: 95.5%.
 """
 
 import ml_collections
@@ -32,7 +34,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.objective.options.masked = 3  # of 8
   config.objective.options.block_least = 1
 
-  config.model.name = 'ViT-Ti/2'
+  config.model.name = 'ViT-Ti/4'
   config.model.patch_size = (2, 4)
   config.model.hidden_size = 128
   config.model.mlp_dim = 256
