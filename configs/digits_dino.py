@@ -2,10 +2,11 @@
 
 python -m vit_jax.main --config=configs/digits_dino.py --workdir=runs/dino
 
-A linear probe of the features was right for 95.3% of the held-out fifth, and
-the 20 nearest neighbours for 92.2% (seed 0; the settings were chosen on the
-same digits). A run that collapsed still reached 92% with a linear probe. It
-took 57 s of CPU time on 2 CPU cores that others used, too.
+A linear probe of the features is right for 95.3% of the held-out fifth (seeds 0
+to 2: 95.3, 95.5, 95.8), and the 20 nearest neighbours for 92.2% (seed 0). The
+settings were chosen on the same digits; a run that collapsed still reached 92%
+with a linear probe, and a probe of the pixels themselves reaches 95.5%. It
+takes 81 s of CPU time from start to exit, on 2 CPU cores that others used, too.
 """
 
 import ml_collections
