@@ -44,7 +44,7 @@ METHODS = {
     {'decoder_width': 8, 'decoder_depth': 1, 'decoder_heads': 2},
   ),
   'beit': (MASKED, {'tokens': 24, 'masked': 6, 'block_least': 2}),
-  'dinov2': (MASKED, HEADS),
+  'dinov2': (MASKED | {'train__ema_decay': 0.0}, HEADS),
   'tokenizer': (PATCHES, {'tokens': 24, 'decoder_depth': 1}),
 }
 IGPT = {
