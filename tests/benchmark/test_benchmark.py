@@ -10,6 +10,7 @@ import types
 
 import numpy as np
 import pytest
+import rates
 import tiny
 
 from vit_jax import config as config_lib
@@ -58,22 +59,10 @@ def bench(config):
   return bench
 
 
-def check_rates(entry):
-  """Checks that an entry's rates, ratio and spreads fit each other."""
-  assert json.loads(json.dumps(entry)) == entry
-  for key, ends in (
-    ('images_per_second', 'range'),
-    ('baseline', 'baseline_range'),
-    ('ratio', 'ratio_range'),
-  ):
-    low, high = entry[ends]
-    assert 0 < low <= entry[key] <= high
-
-
 def test_every_entry_has_its_ratio(bench):
   for part in ('infer', 'train', 'end_to_end'):
     entry = getattr(bench, part)()
-    check_rates(entry)
+    rates.check_rates(entry)
     if part == 'end_to_end':
       continue
     assert entry['against'] == 'baseline'
@@ -104,7 +93,7 @@ def test_transformers_in_turns(config):
   bench = measures.Bench(config, 2, 1e9, 'transformers')
   bench.check()
   for entry in (bench.infer(), bench.train()):
-    check_rates(entry)
+    rates.check_rates(entry)
     assert entry['against'] == 'transformers'
 
 
@@ -115,7 +104,7 @@ def test_scanned_layers_and_other_types(config, dtype):
   config.train.dtype = dtype
   bench = measures.Bench(config, 1, 1e9)
   bench.check()
-  check_rates(bench.train())
+  rates.check_rates(bench.train())
 
 
 def test_a_wrong_answer_is_not_timed(config, monkeypatch):
@@ -287,7 +276,7 @@ def test_the_command_prints_one_json_object():
     command, env=env, capture_output=True, text=True, check=True
   )
   report = json.loads(result.stdout)
-  check_rates(report['infer'])
+  rates.check_rates(report['infer'])
   assert report['matmul_gflops'] > 0 and report['batch_size'] == 4
   assert report['attention'] is None and report['remat'] == 'auto'
   assert report['scan'] is False and 'torch_compile' not in report

@@ -1,11 +1,11 @@
 """Steps of methods without labels, in turns with PyTorch's; tiny models."""
 
-import json
 import os
 import subprocess
 import sys
 
 import pytest
+import rates
 import tiny
 
 from vit_jax import config as config_lib
@@ -58,14 +58,7 @@ def test_a_method_in_turns_with_pytorch(name):
   pytest.importorskip('transformers', reason='needs transformers')
   bench = pretraining.Bench(config_of(name), blocks=2)
   entry = bench.train()
-  assert json.loads(json.dumps(entry)) == entry
-  for key, ends in (
-    ('images_per_second', 'range'),
-    ('baseline', 'baseline_range'),
-    ('ratio', 'ratio_range'),
-  ):
-    low, high = entry[ends]
-    assert 0 < low <= entry[key] <= high
+  rates.check_rates(entry)
   assert entry['against'] in ('torch', 'transformers')
   assert entry['parameters'] > 0
 

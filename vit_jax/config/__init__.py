@@ -7,6 +7,7 @@ in `configs/`. Nothing here imports jax.
 from vit_jax.config.checks import at_least as at_least
 from vit_jax.config.checks import check as check
 from vit_jax.config.checks import check_numbers as check_numbers
+from vit_jax.config.checks import duration as duration
 from vit_jax.config.checks import MOST_PIXELS as MOST_PIXELS
 from vit_jax.config.checks import normalization as normalization
 from vit_jax.config.checks import one_of as one_of

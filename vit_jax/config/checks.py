@@ -1,5 +1,6 @@
 """Checks of keys, types and lengths of time."""
 
+import fractions
 import math
 import reprlib
 
@@ -44,19 +45,18 @@ def check(config: ml_collections.ConfigDict) -> None:
   lengths += [f'evals.{name}.every' for name in config.evals]
   values = dict(flatten(config))
   for key in lengths:
-    _check_length(key, values[key])
+    _check_length(config, key, values[key])
   _check_train(config)
   _check_best(config)
 
 
-def _check_length(key: str, text: str) -> None:
+def _check_length(
+  config: ml_collections.ConfigDict, key: str, text: str
+) -> None:
   optional = ('evals.', 'checkpoint.', 'train.patience')
   if not text and key.startswith(optional):
     return
-  try:
-    amount, _ = parse_duration(text)
-  except UserError as e:
-    raise UserError(f'config.{key}: {e}') from None
+  amount = duration(config, key)
   if not amount and key not in ('optim.warmup', 'optim.cooldown'):
     raise UserError(f'config.{key} is {text!r}: it must be more than 0')
 
@@ -135,6 +135,18 @@ def at_least(
   value = dict(flatten(config))[key]
   if value is not None and not minimum <= value < math.inf:
     raise UserError(f'config.{key} is {value}: it must be at least {minimum}')
+
+
+def duration(config: ml_collections.ConfigDict, key: str) -> fractions.Fraction:
+  """Returns the number of steps, epochs or examples in `config.<key>`.
+
+  Raises:
+    UserError: It is no length of time.
+  """
+  try:
+    return parse_duration(dict(flatten(config))[key])[0]
+  except UserError as e:
+    raise UserError(f'config.{key}: {e}') from None
 
 
 def check_numbers(config: ml_collections.ConfigDict, key: str) -> None:

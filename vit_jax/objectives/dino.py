@@ -149,7 +149,7 @@ class Dino(base.Objective):
           f'config.{key}.{name} is {options[name]}: it must be in [0, 1]'
         )
     for name in _DURATIONS:
-      config_lib.parse_duration(options[name])
+      config_lib.duration(config, f'{key}.{name}')
     check_scale(options.local_scale, f'{key}.local_scale', 'area')
     if config.train.ema_decay:
       raise config_lib.UserError(

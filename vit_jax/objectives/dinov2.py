@@ -179,7 +179,7 @@ class DinoV2(dino.Dino):
     config_lib.one_of(config, f'{key}.patch_centre', ('masked', 'all'))
     for name in ('patch_weight', 'koleo_weight', 'patch_prototypes'):
       config_lib.at_least(config, f'{key}.{name}', 0)
-    config_lib.parse_duration(o.mask_start)
+    config_lib.duration(config, f'{key}.mask_start')
     dino.check_scale(o.mask_ratio, f'{key}.mask_ratio', 'patches')
     if not 0 <= o.mask_probability <= 1:
       raise config_lib.UserError(

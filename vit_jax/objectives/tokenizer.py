@@ -130,7 +130,7 @@ class Tokenizer(base.Objective):
           f'{key}.{name} is {options[name]}: it must be more than 0'
         )
     for name in ('anneal', 'divergence_warmup'):
-      config_lib.parse_duration(options[name])
+      config_lib.duration(config, f'objective.options.{name}')
     for name, lowest in (('divergence', 0), ('decoder_depth', 1)):
       if not options[name] >= lowest:
         raise config_lib.UserError(

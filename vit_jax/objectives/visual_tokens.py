@@ -151,7 +151,8 @@ class Trained(VisualTokens):
     size = config_lib.pair(config.data.image_size, 'data.image_size')
     self._trunk = _Input(size, config_lib.normalization(config))
     own = self._objective
-    _check_fits(config, grid, own.grid, own.image_shape[-1], own.count)
+    _check_same(config, 'patches', own.grid, grid, 'data.image_size')
+    _check_fits(config, own.image_shape[-1], own.count)
 
   def arrays(self) -> Any:
     """Returns the tokenizer's parameters."""
@@ -197,7 +198,7 @@ class Published(VisualTokens):
     h, w = grid  # it sees pixels in [0, 1], in the size that gives this grid
     own = (h * dvae.STRIDE, w * dvae.STRIDE)
     self._own = _Input(own, ((0.0,), (1.0,)))
-    _check_fits(config, grid, grid, 3, self._module.tokens)
+    _check_fits(config, 3, self._module.tokens)
 
   def arrays(self) -> Any:
     """Returns the encoder's parameters."""
@@ -268,30 +269,26 @@ def _read(path: str) -> tuple[dvae.DalleEncoder, Any]:
 
 
 def _check_fits(
-  config: ml_collections.ConfigDict,
-  grid: tuple[int, int],
-  own_grid: tuple[int, int],
-  channels: int,
-  count: int,
+  config: ml_collections.ConfigDict, channels: int, count: int
 ) -> None:
-  """Raises a UserError where a tokenizer differs from the run.
+  """Raises a UserError where a tokenizer's images or tokens are not the run's.
 
   Args:
     config: The full config.
-    grid: Patches (h, w) of the trunk.
-    own_grid: Patches of the tokenizer.
     channels: Channels of the tokenizer's images.
     count: Number of the tokenizer's tokens.
   """
-  options = config.objective.options
-  wanted = (
-    ('patches', own_grid, grid, 'config.data.image_size'),
-    ('channels', channels, config.data.channels, 'config.data.channels'),
-    ('tokens', count, options.tokens, 'config.objective.options.tokens'),
-  )
-  for what, has, want, key in wanted:
-    if has != want:
-      raise config_lib.UserError(
-        f'{_KEY}={options.tokenizer} has {what} {has}, and the run {want}: make'
-        f' them the same, by {key}'
-      )
+  wanted = config.data.channels, config.objective.options.tokens
+  _check_same(config, 'channels', channels, wanted[0], 'data.channels')
+  _check_same(config, 'tokens', count, wanted[1], 'objective.options.tokens')
+
+
+def _check_same(
+  config: ml_collections.ConfigDict, what: str, has: Any, want: Any, key: str
+) -> None:
+  """Raises a UserError if the tokenizer differs from `config.<key>`."""
+  if has != want:
+    raise config_lib.UserError(
+      f'{_KEY}={config.objective.options.tokenizer} has {what} {has}, and the'
+      f' run {want}: make them the same, by config.{key}'
+    )

@@ -226,9 +226,10 @@ def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
   info = read_info(path)
   keys = [tuple(key.split('/')) for key in info['arrays']]
   names = [key[1:] for key in keys if key[0] == 'params']
+  stored = set(keys)
   # Frozen parameters have no average.
   read = [
-    next(key for part in _PARAMS if (key := (*part, *name)) in keys)
+    next(key for part in _PARAMS if (key := (*part, *name)) in stored)
     for name in names
   ]
   found = _read_some(path, info, read)

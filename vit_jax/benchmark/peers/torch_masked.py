@@ -19,6 +19,7 @@ from vit_jax.benchmark.peers import torch_step
 from vit_jax.models import embedding
 from vit_jax.models import igpt
 from vit_jax.weights.formats import export
+from vit_jax.weights.formats import whole as whole_lib
 
 
 class MAE(torch_step.TorchStep):
@@ -90,8 +91,7 @@ def _converted(task: torch_step.Task, cls: Any) -> Any:
   """Returns a module of a class of transformers with our parameters."""
   objective = task.objective
   model, params = objective.trunk(task.params)
-  beside = {k: x for k, x in task.params.items() if params is not task.params}
-  beside.pop('trunk', None)
+  beside = whole_lib.beside(task.params, whole_lib.trunk_path(objective))
   loaded = weights.Loaded(
     model,
     params,
