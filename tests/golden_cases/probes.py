@@ -55,7 +55,9 @@ def dino_knn(case):
 
 def linear_probe(case):
   """Logits of two batches in training, then of the first in evaluation."""
-  norm = projection.HeadNorm(epsilon=case.fields['batch_norm_eps'])
+  norm = projection.StoredBatchNorm(
+    affine=False, epsilon=case.fields['batch_norm_eps']
+  )
   start = initializers.INITIALIZERS['vit'].head
   head = heads.linear(case.fields['classes'], start, 0.0)
   x = {name: jnp.asarray(x) for name, x in case.inputs.items()}

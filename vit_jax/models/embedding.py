@@ -1,5 +1,7 @@
 """Patch embeddings; fixed and relative positions."""
 
+from collections.abc import Sequence
+import math
 from typing import TypeVar
 
 from flax import linen as nn
@@ -30,35 +32,62 @@ def unpatchify(
   return x.reshape(len(patches), h * p, w * q, -1)
 
 
+def pair(size: Sequence[int]) -> tuple[int, int]:
+  """Returns the size of a patch or a grid as (h, w).
+
+  Raises:
+    ValueError: It is that of a volume, where only learned positions work.
+  """
+  if len(size) != 2:
+    raise ValueError(
+      f'{_times(size)} is of volumes: they have learned positions or none, and'
+      ' no masked patches'
+    )
+  return size[0], size[1]
+
+
 class PatchEmbedding(nn.Module):
   """Projects non-overlapping patches: [B, height, width, C] -> [B, h, w, D].
 
-  The kernel [p, q, C, D] is that of a convolution whose stride is its size, but
-  it is applied as one matrix product.
+  Volumes [B, depth, height, width, C] become [B, d, h, w, D]. The kernel [p, q,
+  C, D] is that of a convolution whose stride is its size, but it is applied as
+  one matrix product.
   """
 
   hidden_size: int
-  patch_size: tuple[int, int]
+  patch_size: tuple[int, ...]
   kernel_init: initializers.Initializer
   dtype: jax.typing.DTypeLike = jnp.float32
 
   @nn.compact
   def __call__(self, images: jax.Array) -> jax.Array:
     """Returns one token per patch; patches must divide the image."""
-    b, height, width, c = images.shape
-    p, q = self.patch_size
-    if height % p or width % q:
+    (b, *size, c), patch = images.shape, self.patch_size
+    if len(size) != len(patch) or any(
+      n % p for n, p in zip(size, patch, strict=True)
+    ):
       raise ValueError(
-        f'the image, {height} x {width}, is not a multiple of the patch,'
-        f' {p} x {q}'
+        f'the image, {_times(size)}, is not a multiple of the patch,'
+        f' {_times(patch)}'
       )
-    kernel = self.param('kernel', self.kernel_init, (p, q, c, self.hidden_size))
+    kernel = self.param(
+      'kernel', self.kernel_init, (*patch, c, self.hidden_size)
+    )
     bias = self.param('bias', nn.initializers.zeros, (self.hidden_size,))
-    h, w = height // p, width // q
-    x = images.astype(self.dtype).reshape(b, h, p, w, q, c)
-    x = x.transpose(0, 1, 3, 2, 4, 5).reshape(b, h, w, p * q * c)
-    kernel = kernel.reshape(p * q * c, self.hidden_size)
+    grid = [n // p for n, p in zip(size, patch, strict=True)]
+    inside = math.prod(patch) * c
+    # [B, h, p, w, q, C] -> [B, h, w, p, q, C]
+    pairs = [n for pair in zip(grid, patch, strict=True) for n in pair]
+    axes = range(1, len(pairs) + 1)
+    x = images.astype(self.dtype).reshape(b, *pairs, c)
+    x = x.transpose(0, *axes[::2], *axes[1::2], len(pairs) + 1)
+    x = x.reshape(b, *grid, inside)
+    kernel = kernel.reshape(inside, self.hidden_size)
     return x @ kernel.astype(self.dtype) + bias.astype(self.dtype)
+
+
+def _times(size: Sequence[int]) -> str:
+  return ' x '.join(map(str, size))
 
 
 # position_embedding -> whether columns come before rows, and whether the

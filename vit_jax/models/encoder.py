@@ -19,11 +19,13 @@ class EncoderBlock(nn.Module):
     spec: Fields of the layer.
     capture: Whether intermediates are returned.
     num_read: Number of first tokens to compute and return; None: all.
+    keep_tokens: Whether the tokens alone are returned as an intermediate.
   """
 
   spec: spec_lib.EncoderSpec
   capture: bool
   num_read: int | None = None
+  keep_tokens: bool = False
 
   @nn.compact
   def __call__(
@@ -64,7 +66,7 @@ class EncoderBlock(nn.Module):
     y = self._scale('layer_scale2', y)
     x = x + dropout.drop_path(y, spec, layer, key, purpose.MLP_PATH)
     if not self.capture:
-      return x, {}
+      return x, {'tokens': x} if self.keep_tokens else {}
     assert weights is not None
     return x, {'attention': weights, 'tokens': x}
 

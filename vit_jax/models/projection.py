@@ -23,9 +23,14 @@ def normalize(
 
 
 def moments(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-  """Returns mean, variance and unbiased variance over a batch [B, D]."""
-  spread = x.var(axis=0)
-  return x.mean(axis=0), spread, spread * (len(x) / max(len(x) - 1, 1))
+  """Returns mean, variance and unbiased variance of channels, [D] each.
+
+  Args:
+    x: [B, D], or maps [B, ..., D], over whose places they are, too.
+  """
+  axes, count = tuple(range(x.ndim - 1)), x.size // x.shape[-1]
+  spread = x.var(axis=axes)
+  return x.mean(axis=axes), spread, spread * (count / max(count - 1, 1))
 
 
 class BatchNorm(nn.Module):
@@ -69,35 +74,42 @@ class BatchNorm(nn.Module):
     return y
 
 
-class HeadNorm(nn.Module):
-  """BatchNorm without affine parameters before a linear layer.
+class StoredBatchNorm(nn.Module):
+  """BatchNorm whose running statistics are the parameters `mean` and `var`.
 
-  Its running statistics are the parameters `mean` and `var`, so that a model
-  has them wherever it goes. They do not train: in training the new ones are in
-  the collection `statistics`, if that is mutable, and the caller takes them.
+  So a model has them wherever it goes. They do not train: in training the new
+  ones are in the collection `statistics`, if that is mutable, and the caller
+  takes them.
 
   Attributes:
+    affine: Whether there are parameters to train: `scale` and `bias`, [D].
     epsilon: Added to the variance.
     momentum: Weight of a batch in the running statistics.
   """
 
-  epsilon: float = 1e-6
+  affine: bool = True
+  epsilon: float = 1e-5
   momentum: float = 0.1
 
   @nn.compact
   def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
-    """Returns float32 [B, D]; arguments as of `BatchNorm`."""
+    """Returns float32 of the shape of x, [B, ..., D]; else as `BatchNorm`."""
     x, shape = x.astype(jnp.float32), x.shape[-1:]
     mean = self.param('mean', nn.initializers.zeros, shape)
     var = self.param('var', nn.initializers.ones, shape)
-    if not train:
-      return normalize(x, mean, var, self.epsilon)
-    now, spread, unbiased = moments(x)
-    for name, old, new in (('mean', mean, now), ('var', var, unbiased)):
-      moved = old + self.momentum * (new - old)
-      moved = jax.lax.stop_gradient(moved)
-      self.sow('statistics', name, moved, reduce_fn=lambda _, new: new)
-    return normalize(x, now, spread, self.epsilon)
+    if train:
+      now, spread, unbiased = moments(x)
+      for name, old, new in (('mean', mean, now), ('var', var, unbiased)):
+        moved = old + self.momentum * (new - old)
+        moved = jax.lax.stop_gradient(moved)
+        self.sow('statistics', name, moved, reduce_fn=lambda _, new: new)
+      y = normalize(x, now, spread, self.epsilon)
+    else:
+      y = normalize(x, mean, var, self.epsilon)
+    if self.affine:
+      y *= self.param('scale', nn.initializers.ones, shape)
+      y += self.param('bias', nn.initializers.zeros, shape)
+    return y
 
 
 class BatchNormMlp(nn.Module):

@@ -26,6 +26,9 @@ import numpy as np
 from vit_jax.models import dropout
 from vit_jax.models import spec as spec_lib
 
+# Collection that gets the tokens of all layers where it is mutable.
+LEVELS = 'levels'
+
 
 def apply_blocks(
   model: nn.Module,
@@ -44,6 +47,9 @@ def apply_blocks(
   [L, ...], each block also gets its layer of that variable, and adds it to its
   attention weights.
 
+  If the collection `levels` is mutable instead, the blocks return their tokens
+  alone, and it gets `tokens` [L, B, T, D], for heads that read several layers.
+
   Args:
     model: Linen module that gets the parameters; in its compact method.
     block: Linen module class.
@@ -57,8 +63,9 @@ def apply_blocks(
   Returns:
     The output of the last block: [B, T, D], or fewer tokens as `last` says.
   """
-  capture = not model.is_initializing() and model.is_mutable_collection(
-    'intermediates'
+  capture, keep = (
+    not model.is_initializing() and model.is_mutable_collection(name)
+    for name in ('intermediates', LEVELS)
   )
   added = model.get_variable('perturbations', 'attention') if capture else None
   remat = spec_lib.remat_on(jax.default_backend(), spec.scan, spec.remat)
@@ -71,53 +78,57 @@ def apply_blocks(
     block = nn.remat(block, policy=policy, prevent_cse=not spec.scan)
   perturbations: tuple[jax.Array, ...] = () if added is None else (added,)
   inputs = x, dropout_key, context, perturbations
+  fields = {'spec': spec, 'capture': capture}
+  if keep:
+    fields['keep_tokens'] = True
   if spec.scan:
-    x, captured = _scan(block, spec, capture, *inputs)
+    x, captured = _scan(block, fields, *inputs)
   else:
-    last = {} if capture else last
-    x, captured = _unroll(block, spec, capture, last or {}, *inputs)
+    last = {} if capture or keep else last
+    x, captured = _unroll(block, fields, last or {}, *inputs)
   for name, value in captured.items():
-    model.sow('intermediates', name, value, reduce_fn=lambda _, new: new)
+    collection = 'intermediates' if capture else LEVELS
+    model.sow(collection, name, value, reduce_fn=lambda _, new: new)
   return x
 
 
 def _scan(
   block: Any,
-  spec: spec_lib.LayerSpec,
-  capture: bool,
+  fields: dict[str, Any],
   x: jax.Array,
   dropout_key: dropout.DropoutKey | None,
   context: spec_lib.Context | None,
   perturbations: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
+  depth = fields['spec'].depth
   scanned = nn.scan(
     block,
     variable_axes={'params': 0},
     split_rngs={'params': True},
     in_axes=(0, nn.broadcast, nn.broadcast, *(0 for _ in perturbations)),
-    length=spec.depth,
+    length=depth,
   )
-  layers = jnp.arange(spec.depth, dtype=jnp.int32)
-  return scanned(spec=spec, capture=capture, name='blocks')(
+  layers = jnp.arange(depth, dtype=jnp.int32)
+  return scanned(**fields, name='blocks')(
     x, layers, dropout_key, context, *perturbations
   )
 
 
 def _unroll(
   block: Any,
-  spec: spec_lib.LayerSpec,
-  capture: bool,
+  fields: dict[str, Any],
   last: Mapping[str, Any],
   x: jax.Array,
   dropout_key: dropout.DropoutKey | None,
   context: spec_lib.Context | None,
   perturbations: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  layers = jnp.arange(spec.depth, dtype=jnp.int32)
+  depth = fields['spec'].depth
+  layers = jnp.arange(depth, dtype=jnp.int32)
   each: list[dict[str, jax.Array]] = []
-  for i in range(spec.depth):
-    further = last if i == spec.depth - 1 else {}
-    one = block(spec=spec, capture=capture, name=f'blocks_{i}', **further)
+  for i in range(depth):
+    further = last if i == depth - 1 else {}
+    one = block(name=f'blocks_{i}', **fields, **further)
     x, intermediates = one(
       x, layers[i], dropout_key, context, *(p[i] for p in perturbations)
     )

@@ -51,7 +51,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
 
   Attributes, beside those of `spec.LayerSpec` and `spec.EncoderSpec`:
     patch_size: (height, width), in pixels of the image, or in cells of the
-      ResNet's output grid.
+      ResNet's output grid; or (depth, height, width), for volumes.
     pool: Pooling of tokens to features: 'token', the class token; 'gap', the
       mean over patch tokens; 'map', attention over them by a learned query;
       'token+gap', the first two side by side (DINOv2, arXiv:2304.07193).
@@ -78,7 +78,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
   """
 
   _: dataclasses.KW_ONLY
-  patch_size: Annotated[tuple[int, int], FITTED]
+  patch_size: Annotated[tuple[int, ...], FITTED]
   pool: Annotated[str, Field(Kind.FITTED, choices=POOLS)] = 'token'
   class_token: Annotated[bool | None, FITTED] = None
   distillation_token: Annotated[bool, FITTED] = False
@@ -117,14 +117,16 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     """Returns tokens and features.
 
     With `mutable=['intermediates']`, Linen also returns `attention`
-    [L, B, H, T, T] and `tokens` [L, B, T, D], each layer's output.
+    [L, B, H, T, T] and `tokens` [L, B, T, D], each layer's output. With
+    `mutable=['levels']` it returns these tokens alone.
 
     If there is also a variable `attention` [L, B, H, T, T] in the collection
     `perturbations`, it is added to the attention weights. Its gradient is then
     the gradient of the attention weights.
 
     Args:
-      images: [B, height, width, C], height and width multiples of the patch.
+      images: [B, height, width, C], height and width multiples of the patch; or
+        volumes [B, depth, height, width, C] with a patch of three numbers.
       train: Whether to apply dropout; needs `rngs={'dropout': key}`.
       rows: int32 [B], the images' positions in the global batch, if this is a
         part of one; by default 0 to B - 1.
@@ -227,15 +229,17 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     x = embedding.PatchEmbedding(
       d, self.patch_size, starts.patch, self.dtype, name='patch_embedding'
     )(x)
-    b, h, w, _ = x.shape
-    x = self._mask(x.reshape(b, h * w, d), masked)
+    b, *grid = x.shape[:-1]
+    x = self._mask(x.reshape(b, -1, d), masked)
     prefix = self._prefix_tokens()
     if self.position_embedding in embedding.SINCOS:
-      table = embedding.sincos2d((h, w), d, self.position_embedding)
+      table = embedding.sincos2d(
+        embedding.pair(grid), d, self.position_embedding
+      )
       x += table.astype(x.dtype)
     if self.position_embedding == 'learned':
       p = self.positioned_prefix
-      shape = (1, p + h * w, d)
+      shape = (1, p + x.shape[1], d)
       position = self.param('position_embedding', starts.position, shape)
       position = position.astype(x.dtype)
       x += position[:, p:]
@@ -244,7 +248,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     if kept is not None:
       x = jnp.take_along_axis(x, kept[..., None], axis=1)
     prefix = jnp.broadcast_to(prefix, (b, *prefix.shape[1:]))
-    context = self._context((h, w), kept)
+    context = self._context(tuple(grid), kept)
     return jnp.concatenate([prefix, x], axis=1), context
 
   def _mask(self, x: jax.Array, masked: jax.Array | None) -> jax.Array:
@@ -260,10 +264,13 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     return jnp.where(masked[..., None], token.astype(x.dtype), x)
 
   def _context(
-    self, grid: tuple[int, int], kept: jax.Array | None
+    self, cells: tuple[int, ...], kept: jax.Array | None
   ) -> spec_lib.Context:
-    """Returns what all layers are given for a grid of patches (h, w)."""
+    """Returns what all layers are given for a grid of patches."""
     rotation = None
+    if self.rotary == 'none' and self.relative_positions == 'none':
+      return spec_lib.Context()
+    grid = embedding.pair(cells)
     if self.rotary != 'none':
       cos, sin = self.rotation(grid)
       rotation = rotary.of_tokens(cos, sin, self.prefix_length, kept)
@@ -342,7 +349,9 @@ class ViT(Trunk):
         self.pre_logits, kernel_init=starts.kernel, name='pre_logits'
       )
     if self.num_classes and self.head_norm == 'batch':
-      self.batch_norm = projection.HeadNorm(name='head_norm')
+      self.batch_norm = projection.StoredBatchNorm(
+        affine=False, epsilon=1e-6, name='head_norm'
+      )
     if self.num_classes:
       head = (self.num_classes, starts.head, self.head_bias)
       self.head = heads.linear(*head)

@@ -386,8 +386,9 @@ def _check_model(
     raise config_lib.UserError(
       f'{name} trains no model with {found}: change config.model'
     )
-  _check_patches(model.patch_size, config)
-  return model.patch_size
+  patch_size = embedding.pair(model.patch_size)
+  _check_patches(patch_size, config)
+  return patch_size
 
 
 def _check_patches(

@@ -38,7 +38,7 @@ _BEFORE = (
 
 # Parameters that never train: the colours of an iGPT, which are found before
 # training, and the running statistics of batches.
-_FIXED = re.compile(r'(^|/)(clusters$|head_norm/)')
+_FIXED = re.compile(r'(^|/)(clusters|mean|var)$')
 
 
 @dataclasses.dataclass(frozen=True)

@@ -46,7 +46,8 @@ class BEiT(torch_step.TorchStep):
 
   def make(self) -> Any:
     """Returns the module."""
-    task, patch = self.task, self.task.objective.model.patch_size
+    task = self.task
+    patch = embedding.pair(task.objective.model.patch_size)
     patches = embedding.patches(task.views['image'], patch)
     codes = self.tensor(np.asarray(task.extra['tokenizer']['codes']))
     self._patches, self._codes = self.tensor(np.asarray(patches)), codes
