@@ -333,15 +333,20 @@ def _optim() -> ml_collections.ConfigDict:
   # schedule, scaled to a maximum of 1, and not by the learning rate.
   optim.name = 'adamw'
   optim.learning_rate = 1e-3  # the maximum, which is reached after the warm-up
-  # 'cosine' and 'linear', from learning_rate to final_factor of it; 'step';
-  # 'constant'; 'wsd', constant until a linear cooldown; or 'rsqrt', which falls
-  # as 1 / sqrt(t) until a linear cooldown.
+  # 'cosine', 'linear' and 'poly', from learning_rate to final_factor of it;
+  # 'step'; 'constant'; 'wsd', constant until a linear cooldown; or 'rsqrt',
+  # which falls as 1 / sqrt(t) until a linear cooldown.
   optim.schedule = 'cosine'
-  optim.warmup = '0 steps'  # linear, from 0
+  optim.warmup = '0 steps'  # linear, from warmup_factor of the maximum
+  optim.warmup_factor = 0.0
   # Whether the last step of the warm-up has the maximum already, as in DINO's
   # code, and not only the step after it.
   optim.warmup_inclusive = False
   optim.final_factor = 0.0  # final learning rate / learning_rate
+  # For 'poly': the rate falls as (1 - t)^power; and whether the last step has
+  # the final rate already, as in mmengine, and not only the step after it.
+  optim.power = 0.9
+  optim.final_inclusive = False
   # For 'step': fractions of the duration at which the learning rate is
   # multiplied by step_factor.
   optim.step_at = (0.6, 0.85)

@@ -13,7 +13,7 @@ import optax
 
 from vit_jax import config as config_lib
 
-NAMES = ('cosine', 'linear', 'step', 'constant', 'wsd', 'rsqrt')
+NAMES = ('cosine', 'linear', 'poly', 'step', 'constant', 'wsd', 'rsqrt')
 _COOLED = ('wsd', 'rsqrt')
 
 Schedule = Callable[[Any], jax.typing.ArrayLike]
@@ -49,7 +49,13 @@ def check(config: ml_collections.ConfigDict) -> None:
   """
   optim = config.optim
   config_lib.one_of(config, 'optim.schedule', NAMES)
-  for key in ('learning_rate', 'final_factor', 'step_factor'):
+  for key in (
+    'learning_rate',
+    'final_factor',
+    'step_factor',
+    'power',
+    'warmup_factor',
+  ):
     config_lib.at_least(config, f'optim.{key}', 0)
   config_lib.check_numbers(config, 'optim.step_at')
   if list(optim.step_at) != sorted(set(optim.step_at)) or not all(
@@ -110,6 +116,9 @@ def make_schedule(
     main = optax.cosine_decay_schedule(peak, steps, config.final_factor)
   elif config.schedule == 'linear':
     main = optax.linear_schedule(peak, final, steps)
+  elif config.schedule == 'poly':
+    falls = max(steps - config.final_inclusive, 1)
+    main = optax.polynomial_schedule(peak, final, config.power, falls)
   elif config.schedule == 'step':
     main = _step(config, lengths)
   elif config.schedule == 'rsqrt':
@@ -123,7 +132,7 @@ def make_schedule(
   if not lengths.warmup:
     return main
   rise = max(lengths.warmup - config.warmup_inclusive, 1)
-  warmup = optax.linear_schedule(0.0, peak, rise)
+  warmup = optax.linear_schedule(config.warmup_factor * peak, peak, rise)
   return optax.join_schedules([warmup, main], [lengths.warmup])
 
 
