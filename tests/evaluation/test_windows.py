@@ -1,0 +1,82 @@
+"""Windows over images and volumes; equality with MONAI and mmseg is golden."""
+
+import numpy as np
+import pytest
+
+from vit_jax.evaluation import windows
+
+
+def same(x):
+  """A model whose logits are its input."""
+  return x
+
+
+@pytest.mark.parametrize('pad', [False, True])
+@pytest.mark.parametrize(
+  ('size', 'window', 'overlap'),
+  [
+    ((7, 9), (4, 4), 0.5),
+    ((7, 9), (4, 5), 0.0),
+    ((3, 9), (4, 5), 0.9),
+    ((5, 6, 7), (2, 3, 4), 0.25),
+    ((1, 1), (4, 4), 0.5),
+  ],
+)
+def test_a_model_of_single_places_does_not_see_the_windows(
+  size, window, overlap, pad
+):
+  images = np.random.default_rng(0).normal(size=(2, *size, 3))
+  found = windows.slide(
+    same,
+    images.astype(np.float32),
+    window,
+    windows.strides(window, overlap),
+    weights=windows.gaussian(window) if pad else None,
+    pad=pad,
+    batch_size=3,
+  )
+  np.testing.assert_allclose(found, images, atol=1e-5)
+
+
+def test_windows_cover_all_places_and_stay_inside():
+  for size in range(1, 30):
+    for window in range(1, size + 1):
+      for stride in (1, 3, window):
+        at = windows.starts((size,), (window,), (min(stride, window),))[:, 0]
+        seen = np.concatenate([np.arange(a, a + window) for a in at])
+        assert set(seen) == set(range(size))
+
+
+def test_the_model_sees_few_windows_at_once():
+  sizes = []
+
+  def apply(x):
+    sizes.append(x.shape)
+    return x[..., :1]
+
+  windows.slide(apply, np.zeros((1, 16, 16, 3)), (4, 4), (4, 4), batch_size=5)
+  assert sum(n for n, *_ in sizes) == 16
+  assert max(sizes) == (5, 4, 4, 3)
+
+
+def test_views_of_an_image_give_its_probabilities_back():
+  """A constant model: all views agree."""
+  image = np.ones((6, 8, 3), np.float32)
+  logits = np.array([0.0, 1.0, -1.0], np.float32)
+  found = windows.multi_scale(
+    lambda x: np.broadcast_to(logits, (*x.shape[:3], 3)), image, (0.5, 1, 2)
+  )
+  expected = np.exp(logits) / np.exp(logits).sum()
+  assert found.shape == (6, 8, 3)
+  np.testing.assert_allclose(found, np.broadcast_to(expected, (6, 8, 3)), 1e-5)
+
+
+def test_a_mirror_image_is_mirrored_back():
+  """The model's logits are the columns; the mean of both is the same."""
+  image = np.zeros((2, 4, 1), np.float32)
+
+  def columns(x):
+    return np.broadcast_to(np.arange(4.0)[None, None, :, None], x.shape)
+
+  found = windows.view_logits(columns, image, True, (2, 4))
+  assert found[0, :, 0].tolist() == [3, 2, 1, 0]

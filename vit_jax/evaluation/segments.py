@@ -1,0 +1,160 @@
+"""Measures of maps of classes: areas, overlaps and distances of boundaries.
+
+Maps are integers [...], of an image or a volume. Areas are summed over all
+images before they are divided, so that each place counts once; means leave out
+classes for which a measure does not exist (nan).
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+
+IGNORE = 255
+
+
+def confusion(
+  labels: np.ndarray, predicted: np.ndarray, classes: int, ignore: int = IGNORE
+) -> np.ndarray:
+  """Counts places by label and prediction, int64 [K, K], label first.
+
+  Args:
+    labels: int [...]; places whose label is `ignore` do not count.
+    predicted: int [...], less than `classes`.
+    classes: K.
+    ignore: Label of places that do not count.
+  """
+  counts = labels != ignore
+  both = classes * labels[counts].astype(np.int64) + predicted[counts]
+  return np.bincount(both, minlength=classes**2).reshape(classes, classes)
+
+
+class Overlaps(NamedTuple):
+  """Measures of a confusion matrix, by class; nan where there is none.
+
+  Attributes:
+    iou: Intersection over union, float64 [K]; nan without label or prediction.
+    accuracy: Share of a class's places that are found, [K]; nan without labels.
+    precision: Share of a class's predictions that are right, [K].
+    dice: Dice coefficient, [K]; nan without label or prediction.
+    total: Share of all places that are right.
+  """
+
+  iou: np.ndarray
+  accuracy: np.ndarray
+  precision: np.ndarray
+  dice: np.ndarray
+  total: float
+
+  @property
+  def f1(self) -> np.ndarray:
+    """Harmonic mean of precision and accuracy, [K]; nan where one is.
+
+    Elsewhere it is the Dice coefficient.
+    """
+    exists = ~np.isnan(self.precision + self.accuracy)
+    return np.where(exists, self.dice, np.nan)
+
+  @property
+  def mean_iou(self) -> float:
+    """Mean intersection over union."""
+    return mean(self.iou)
+
+  @property
+  def mean_accuracy(self) -> float:
+    """Mean accuracy of the classes."""
+    return mean(self.accuracy)
+
+  @property
+  def mean_dice(self) -> float:
+    """Mean Dice coefficient."""
+    return mean(self.dice)
+
+
+def mean(values: np.ndarray) -> float:
+  """Returns the mean of the values that exist; nan if there are none."""
+  found = values[~np.isnan(values)]
+  return float(found.mean()) if found.size else float('nan')
+
+
+def overlaps(matrix: np.ndarray) -> Overlaps:
+  """Returns the measures of a confusion matrix [K, K], label first."""
+  right = np.diag(matrix).astype(np.float64)
+  labelled, predicted = matrix.sum(axis=1), matrix.sum(axis=0)
+  with np.errstate(invalid='ignore'):
+    return Overlaps(
+      right / (labelled + predicted - right),
+      right / labelled,
+      right / predicted,
+      2 * right / (labelled + predicted),
+      float(right.sum() / matrix.sum()),
+    )
+
+
+def dice_by_image(
+  labels: np.ndarray,
+  predicted: np.ndarray,
+  classes: int,
+  ignore_empty: bool = True,
+) -> np.ndarray:
+  """Returns the Dice coefficient of each image and class, float64 [B, K].
+
+  Args:
+    labels: int [B, ...].
+    predicted: int [B, ...].
+    classes: K.
+    ignore_empty: Whether a class without labels in an image is nan; otherwise
+      it is 1 where it is not predicted either, and 0 where it is (MONAI).
+  """
+  found = np.empty((len(labels), classes))
+  for i, maps in enumerate(zip(labels, predicted, strict=True)):
+    matrix = confusion(*maps, classes)
+    found[i] = overlaps(matrix).dice
+    empty = matrix.sum(axis=1) == 0
+    if ignore_empty:
+      found[i, empty] = np.nan
+    else:
+      found[i, empty] = matrix.sum(axis=0)[empty] == 0
+  return found
+
+
+def hausdorff(
+  label: np.ndarray,
+  predicted: np.ndarray,
+  spacing: Sequence[float] | None = None,
+  percentile: float = 95.0,
+) -> float:
+  """Returns a percentile of the distances between two boundaries.
+
+  The larger one of both directions, as in MONAI. A boundary is what an erosion
+  by the direct neighbours removes.
+
+  Args:
+    label: bool [...], the places of one class in an image or a volume.
+    predicted: bool [...].
+    spacing: Distance of neighbours along each axis; None: 1.
+    percentile: 100 for the largest distance.
+
+  Returns:
+    The distance in the unit of `spacing`; nan if one of both is empty.
+  """
+  from scipy import ndimage
+
+  if not label.any() or not predicted.any():
+    return float('nan')
+  edges = [x & ~ndimage.binary_erosion(x) for x in (label, predicted)]
+  distances = [
+    ndimage.distance_transform_edt(~one, sampling=spacing)[other]
+    for one, other in (edges, edges[::-1])
+  ]
+  return float(max(np.percentile(x, percentile) for x in distances))
+
+
+def without_zero(labels: np.ndarray, ignore: int = IGNORE) -> np.ndarray:
+  """Returns labels without class 0, which becomes `ignore`; others minus 1.
+
+  ADE20K stores its 150 classes as 1 to 150, and 0 for all else.
+  """
+  shifted = labels.astype(np.int64) - 1
+  outside = (labels == 0) | (labels == ignore)
+  return np.where(outside, ignore, shifted).astype(labels.dtype)

@@ -1,0 +1,207 @@
+"""Predictions for images and volumes that are larger than a model's input.
+
+A model sees windows, which overlap; where several windows predict a place, the
+mean counts. In comments: B images, C channels, K classes.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.models import maps
+
+# Logits [B, ..., K] of images or volumes [B, ..., C], of any batch size.
+Apply = Callable[[np.ndarray], np.ndarray]
+
+_SIGMA = 0.125  # of a window's length, as MONAI's Gaussian weights
+_LEAST = 1e-3  # least weight of a place in a window
+
+
+def starts(
+  size: Sequence[int], window: Sequence[int], stride: Sequence[int]
+) -> np.ndarray:
+  """Returns the first places of all windows, int64 [windows, axes].
+
+  Windows are `stride` apart, and the last one along an axis ends where the
+  image ends. The last axis changes fastest.
+
+  Args:
+    size: Lengths of the image's axes.
+    window: Lengths of a window's, at most those of the image.
+    stride: Distances of windows along each axis.
+  """
+  each = []
+  for n, length, step in zip(size, window, stride, strict=True):
+    count = max(n - length + step - 1, 0) // step + 1
+    each.append([min(i * step, max(n - length, 0)) for i in range(count)])
+  return np.array(list(itertools.product(*each)), np.int64)
+
+
+def strides(window: Sequence[int], overlap: float) -> tuple[int, ...]:
+  """Returns the distances of windows that overlap by a share, at least 1."""
+  return tuple(max(int(n * (1 - overlap)), 1) for n in window)
+
+
+def gaussian(window: Sequence[int]) -> np.ndarray:
+  """Returns weights of a window's places, float32 [window], as MONAI's.
+
+  A Gaussian around the window's centre, so that a prediction counts less near
+  the edges, where the model sees less of a place's surroundings.
+  """
+  weights = np.ones((), np.float64)
+  for n in window:
+    distance = (np.arange(n) - (n - 1) / 2) / (_SIGMA * n)
+    weights = weights[..., None] * np.exp(-0.5 * distance**2)
+  least = max(float(weights.min()), _LEAST)
+  return np.maximum(weights, least).astype(np.float32)
+
+
+def slide(
+  apply: Apply,
+  images: np.ndarray,
+  window: Sequence[int],
+  stride: Sequence[int],
+  *,
+  weights: np.ndarray | None = None,
+  pad: bool = False,
+  batch_size: int = 4,
+) -> np.ndarray:
+  """Returns logits of images, float32 [B, ..., K], from those of windows.
+
+  Only the sum of the logits and one batch of windows are in memory beside the
+  images.
+
+  Args:
+    apply: The model.
+    images: [B, ..., C].
+    window: Lengths of a window's axes.
+    stride: Distances of windows, see `strides`.
+    weights: Weights of a window's places, [window]; None: all 1.
+    pad: Whether an image that is smaller than a window is padded with zeros on
+      both sides and its prediction cropped, as in MONAI; otherwise its window
+      is as small as the image, as in mmsegmentation.
+    batch_size: Windows of all images that the model sees at once.
+  """
+  whole = images.shape[1:-1]
+  if pad:
+    images, inner = _padded(images, window)
+  else:
+    window = tuple(map(min, window, whole))
+    inner = (slice(None),)
+  size = images.shape[1:-1]
+  if weights is None:
+    weights = np.ones(tuple(window), np.float32)
+  total, count = None, np.zeros((*size, 1), np.float32)
+  corners = starts(size, window, stride)
+  for where in map(_slices(window), corners):
+    count[where] += weights[..., None]
+  tasks = [
+    (i, where)
+    for i in range(len(images))
+    for where in map(_slices(window), corners)
+  ]
+  for part in _parts(tasks, batch_size):
+    found = np.asarray(apply(np.stack([images[i][at] for i, at in part])))
+    if total is None:
+      shape = (len(images), *size, found.shape[-1])
+      total = np.zeros(shape, np.float32)
+    for (i, where), logits in zip(part, found, strict=True):
+      total[i][where] += weights[..., None] * logits
+  assert total is not None
+  total /= count
+  return total[(slice(None), *inner)]
+
+
+def _slices(
+  window: Sequence[int],
+) -> Callable[[np.ndarray], tuple[slice, ...]]:
+  """Returns the function from a window's first place to its slices."""
+
+  def slices(corner: np.ndarray) -> tuple[slice, ...]:
+    pairs = zip(corner.tolist(), window, strict=True)
+    return tuple(slice(at, at + n) for at, n in pairs)
+
+  return slices
+
+
+def _padded(
+  images: np.ndarray, window: Sequence[int]
+) -> tuple[np.ndarray, tuple[slice, ...]]:
+  """Pads images to a window's size; returns also where they are in it."""
+  sizes, sides, inner = images.shape[1:-1], [(0, 0)], []
+  for n, length in zip(sizes, window, strict=True):
+    missing = max(length - n, 0)
+    sides.append((missing // 2, missing - missing // 2))
+    inner.append(slice(missing // 2, missing // 2 + n))
+  return np.pad(images, [*sides, (0, 0)]), tuple(inner)
+
+
+def _parts(tasks: list, size: int) -> Iterator[list]:
+  for i in range(0, len(tasks), size):
+    yield tasks[i : i + size]
+
+
+def views(
+  image: np.ndarray, ratios: Sequence[float], flip: bool = True
+) -> Iterator[tuple[np.ndarray, bool]]:
+  """Yields an image [H, W, C] at several sizes, each also mirrored.
+
+  Args:
+    image: The image as the model takes it, float32.
+    ratios: Factors of both sides.
+    flip: Whether each size also comes with left and right exchanged.
+
+  Yields:
+    Images [h, w, C], and whether they are mirrored.
+  """
+  for ratio in ratios:
+    size = [int(n * ratio + 0.5) for n in image.shape[:2]]
+    resized = np.asarray(maps.resize(jnp.asarray(image)[None], size))[0]
+    yield resized, False
+    if flip:
+      yield resized[:, ::-1], True
+
+
+def multi_scale(
+  apply: Apply,
+  image: np.ndarray,
+  ratios: Sequence[float],
+  flip: bool = True,
+) -> np.ndarray:
+  """Returns mean probabilities over sizes and mirror images, [H, W, K].
+
+  Logits are resized to the image before the softmax, as in mmsegmentation.
+
+  Args:
+    apply: The model, or `slide` of it.
+    image: float32 [H, W, C].
+    ratios: As `views`.
+    flip: As `views`.
+  """
+  each = (
+    jax.nn.softmax(view_logits(apply, *view, image.shape[:2]), axis=-1)
+    for view in views(image, ratios, flip)
+  )
+  return np.mean([np.asarray(x) for x in each], axis=0)
+
+
+def view_logits(
+  apply: Apply, image: np.ndarray, mirrored: bool, size: Sequence[int]
+) -> np.ndarray:
+  """Returns the logits of one of `views` in the place of the image, [H, W, K].
+
+  Args:
+    apply: The model.
+    image: float32 [h, w, C].
+    mirrored: Whether it is a mirror image.
+    size: (H, W) of the image itself.
+  """
+  logits = np.asarray(apply(image[None]))
+  if mirrored:
+    logits = logits[:, :, ::-1]
+  return np.asarray(maps.resize(jnp.asarray(logits), size))[0]
