@@ -1,0 +1,177 @@
+"""Heads and decoders that draw maps; what their files hold, there and back.
+
+Equality with other implementations is in golden_cases/dense.py.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.models import maps
+from vit_jax.models import setr
+from vit_jax.models import spec as spec_lib
+from vit_jax.models import stack
+from vit_jax.models import trans2seg
+from vit_jax.models import unetr
+from vit_jax.models import vit
+from vit_jax.weights.formats import mmseg
+from vit_jax.weights.formats import monai
+from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import trans2seg as trans2seg_names
+
+SPEC = spec_lib.EncoderSpec(
+  hidden_size=8, mlp_dim=16, depth=2, num_heads=2, qkv_bias=False
+)
+
+
+def trunk_of(**fields):
+  sizes = {'hidden_size': 8, 'mlp_dim': 16, 'num_heads': 2, 'depth': 3}
+  return vit.ViT(0, pool='gap', **{'patch_size': (2, 2), **sizes, **fields})
+
+
+def fresh(module, *args, **kwargs):
+  params = jax.jit(lambda key: module.init(key, *args, **kwargs))(
+    jax.random.key(0)
+  )['params']
+  leaves, structure = jax.tree.flatten(params)
+  keys = jax.random.split(jax.random.key(1), len(leaves))
+  noisy = [
+    x + jax.random.uniform(k, x.shape)
+    for k, x in zip(keys, leaves, strict=True)
+  ]
+  return jax.tree.unflatten(structure, noisy)
+
+
+class Stored(dict):
+  """Arrays of a file in memory, as `tables.read` takes them."""
+
+  @property
+  def shapes(self):
+    return {k: x.shape for k, x in self.items()}
+
+  def read(self, name):
+    return self[name]
+
+
+def check_there_and_back(rules, params):
+  stored = Stored(tables.write(rules, params))
+  assert len(stored) == len(jax.tree.leaves(params))
+  abstract = jax.eval_shape(lambda: params)
+  back = tables.read(stored, rules, abstract, '')
+  jax.tree.map(np.testing.assert_array_equal, params, back)
+
+
+@pytest.mark.parametrize(
+  ('kind', 'factor', 'others'),
+  [
+    ('linear', 1, []),
+    ('naive', 4, [4] * 3),
+    ('pup', 16, [4] * 3),
+    ('mla', 4, [1] * 4),
+  ],
+)
+def test_a_head_draws_a_finer_grid(kind, factor, others):
+  levels = [
+    jax.random.normal(jax.random.key(i), (2, 2, 3, 8)) for i in range(4)
+  ]
+  module = setr.SETR(kind, 5, channels=4)
+  params = fresh(module, levels)
+  apply = jax.jit(module.apply, static_argnames=('train', 'mutable'))
+  logits, auxiliary = apply({'params': params}, levels)
+  assert logits.shape == (2, 2 * factor, 3 * factor, 5)
+  assert [x.shape[1:3] for x in auxiliary] == [(2 * n, 3 * n) for n in others]
+  _, changed = apply(
+    {'params': params}, levels, train=True, mutable=('statistics',)
+  )
+  moved = jax.tree.leaves(changed['statistics'])
+  assert moved and all(np.isfinite(x).all() for x in moved)
+  if kind != 'linear':  # no published files
+    check_there_and_back(mmseg.SETR, params)
+
+
+def test_unetr_there_and_back():
+  """A volume of unequal sides; all places get logits."""
+  volume = jax.random.normal(jax.random.key(0), (1, 32, 16, 16, 2))
+  tokens = jnp.ones((1, 2, 1, 1, 8))
+  module = unetr.UNETR(3, features=2)
+  params = fresh(module, volume, [tokens] * 3, tokens)
+  apply = jax.jit(module.apply)
+  logits = apply({'params': params}, volume, [tokens] * 3, tokens)
+  assert logits.shape == (1, 32, 16, 16, 3) and np.isfinite(logits).all()
+  check_there_and_back(monai.DECODER, params)
+  trunk = trunk_of(patch_size=(16, 16, 16), qkv_bias=False)
+  check_there_and_back(monai.TRUNK, fresh(trunk, volume))
+
+
+def test_trans2seg_there_and_back():
+  deep, fine = jnp.ones((2, 2, 3, 6)), jnp.ones((2, 4, 6, 5))
+  module = trans2seg.Trans2Seg(SPEC, 3, channels=4)
+  params = fresh(module, deep, fine)
+  found = jax.jit(module.apply)({'params': params}, deep, fine)
+  assert found['logits'].shape == (2, 4, 6, 3)
+  assert found['masks_1'].shape == (2, 3, 2, 6)
+  check_there_and_back(trans2seg_names.RULES, params)
+
+
+def test_levels_are_the_tokens_of_all_layers():
+  images = jax.random.normal(jax.random.key(0), (2, 4, 6, 3))
+  unrolled, scanned = trunk_of(), trunk_of(scan=True)
+  params = fresh(unrolled, images)
+  found = {}
+  for name, model, p, collection in (
+    ('all', unrolled, params, 'intermediates'),
+    ('levels', unrolled, params, 'levels'),
+    ('scanned', scanned, stack.stack_layers(params), 'levels'),
+  ):
+    _, state = model.apply(
+      {'params': p}, images, method='trunk', mutable=[collection]
+    )
+    found[name] = state[collection]
+  assert found['levels'].keys() == {'tokens'}
+  for name in ('levels', 'scanned'):
+    np.testing.assert_allclose(
+      found[name]['tokens'], found['all']['tokens'], atol=1e-5
+    )
+
+
+def test_a_volume_is_like_an_image_of_depth_one():
+  """Patches of one place along the first axis are those of an image."""
+  images = jax.random.normal(jax.random.key(0), (2, 4, 6, 3))
+  flat, deep = trunk_of(), trunk_of(patch_size=(1, 2, 2))
+  params = fresh(flat, images)
+  kernel = params['patch_embedding']['kernel'][None]
+  other = params | {
+    'patch_embedding': params['patch_embedding'] | {'kernel': kernel}
+  }
+  np.testing.assert_allclose(
+    flat.apply({'params': params}, images),
+    deep.apply({'params': other}, images[:, None]),
+    atol=1e-5,
+  )
+
+
+def test_volumes_have_no_fixed_positions():
+  volume = jnp.ones((1, 4, 4, 4, 1))
+  for fields in ({'position_embedding': 'sincos2d'}, {'rotary': 'dinov3'}):
+    model = trunk_of(patch_size=(2, 2, 2), **fields)
+    with pytest.raises(ValueError, match='is of volumes'):
+      jax.eval_shape(model.init, jax.random.key(0), volume)
+
+
+def test_a_size_that_patches_do_not_divide():
+  model = trunk_of(patch_size=(2, 2, 2))
+  with pytest.raises(ValueError, match='4 x 5 x 4, is not a multiple of'):
+    jax.eval_shape(model.init, jax.random.key(0), jnp.ones((1, 4, 5, 4, 1)))
+
+
+def test_resizing_keeps_a_plane():
+  """Linear interpolation reproduces a linear function between the centres."""
+  y, x = np.mgrid[:5, :7].astype(np.float32)
+  plane = jnp.asarray(2 * y - 3 * x)[None, ..., None]
+  found = maps.resize(plane, (9, 13), align_corners=True)[0, ..., 0]
+  y, x = np.mgrid[:9, :13] / 2
+  np.testing.assert_allclose(found, 2 * y - 3 * x, atol=1e-5)
+  inside = maps.scaled(plane, 2)[0, 1:-1, 1:-1, 0]
+  y, x = (np.mgrid[1:9, 1:13] + 0.5) / 2 - 0.5
+  np.testing.assert_allclose(inside, 2 * y - 3 * x, atol=1e-5)

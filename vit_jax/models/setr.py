@@ -1,0 +1,227 @@
+"""Heads that turn the tokens of a ViT into maps: SETR, and a linear one.
+
+SETR (Zheng et al., 2021, arXiv:2012.15840, section 3.2) as in mmsegmentation,
+whose parameter names `weights/formats/mmseg.py` knows. In comments: B images,
+[h, w] grid of patches, D width of a token.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models import maps
+from vit_jax.models import projection
+
+_EPSILON = 1e-6  # of LayerNorm
+
+# name -> kernel size and upsampling of the main head and of auxiliary ones, and
+# the number of the main head's convolutions.
+KINDS: Mapping[str, Mapping[str, Any]] = {
+  'linear': {},
+  'naive': {'kernel_size': 1, 'convs': 1, 'scale': 4},
+  'pup': {'kernel_size': 3, 'convs': 4, 'scale': 2},
+  'mla': {},
+}
+_AUXILIARY_SCALE = 4
+
+
+class UpHead(nn.Module):
+  """Convolutions, each followed by upsampling, and a classifier.
+
+  Attributes:
+    num_classes: Size of the output.
+    channels: Of the convolutions.
+    kernel_size: Of the convolutions.
+    convs: Number of convolutions.
+    scale: Factor of the upsampling after each.
+    align_corners: How maps are resized, see `maps.resize`.
+    dtype: Type in which convolutions compute.
+  """
+
+  num_classes: int
+  channels: int = 256
+  kernel_size: int = 3
+  convs: int = 4
+  scale: int = 2
+  align_corners: bool = False
+  dtype: jax.typing.DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+    """Maps tokens [B, h, w, D] to logits, float32 [B, h', w', classes].
+
+    Args:
+      x: Tokens.
+      train: Whether BatchNorm measures this batch.
+    """
+    x = nn.LayerNorm(_EPSILON, self.dtype, name='norm')(x)
+    for i in range(self.convs):
+      x = maps.Convolution(
+        self.channels,
+        self.kernel_size,
+        dtype=self.dtype,
+        name=f'convolutions_{i}',
+      )(x, train=train)
+      x = maps.scaled(x, self.scale, self.align_corners)
+    return maps.Classifier(self.num_classes, name='classifier')(x)
+
+
+class LinearHead(nn.Module):
+  """BatchNorm and a classifier, as DINOv2's linear head (arXiv:2304.07193)."""
+
+  num_classes: int
+
+  @nn.compact
+  def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
+    """Maps tokens [B, h, w, D] to logits, float32 [B, h, w, classes]."""
+    x = projection.StoredBatchNorm(name='norm')(x, train=train)
+    return maps.Classifier(self.num_classes, name='classifier')(x)
+
+
+class Neck(nn.Module):
+  """Adds the levels up from the deepest (multi-level feature aggregation).
+
+  Attributes:
+    channels: Of the output.
+    dtype: Type in which convolutions compute.
+  """
+
+  channels: int = 256
+  dtype: jax.typing.DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, levels: Sequence[jax.Array], *, train: bool = False
+  ) -> list[jax.Array]:
+    """Maps levels [B, h, w, D] to [B, h, w, channels], the deepest first."""
+    projected = []
+    for i, x in enumerate(levels):
+      x = nn.LayerNorm(_EPSILON, self.dtype, name=f'norms_{i}')(x)
+      projected.append(
+        maps.Convolution(
+          self.channels, 1, dtype=self.dtype, name=f'inputs_{i}'
+        )(x, train=train)
+      )
+    outputs: list[jax.Array] = []
+    total: jax.Array | float = 0.0
+    for i, x in enumerate(reversed(projected)):
+      total = total + x
+      one = maps.Convolution(
+        self.channels, dtype=self.dtype, name=f'outputs_{i}'
+      )
+      outputs.append(one(total, train=train))
+    return outputs
+
+
+class MlaHead(nn.Module):
+  """Two convolutions and upsampling for each level; a classifier of them all.
+
+  Attributes:
+    num_classes: Size of the output.
+    channels: Of the convolutions.
+    align_corners: How maps are resized, see `maps.resize`.
+    dtype: Type in which convolutions compute.
+  """
+
+  num_classes: int
+  channels: int = 128
+  align_corners: bool = False
+  dtype: jax.typing.DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, levels: Sequence[jax.Array], *, train: bool = False
+  ) -> jax.Array:
+    """Maps levels [B, h, w, C] to logits, float32 [B, 4 h, 4 w, classes]."""
+    upsampled = []
+    for i, x in enumerate(levels):
+      for j in range(2):
+        x = maps.Convolution(
+          self.channels, dtype=self.dtype, name=f'levels_{i}_{j}'
+        )(x, train=train)
+      upsampled.append(maps.scaled(x, 4, self.align_corners))
+    x = jnp.concatenate(upsampled, axis=-1)
+    return maps.Classifier(self.num_classes, name='classifier')(x)
+
+
+class SETR(nn.Module):
+  """A head on the tokens of several layers, and auxiliary heads.
+
+  Attributes:
+    kind: One of `KINDS`.
+    num_classes: Size of the output.
+    channels: Of the main head's convolutions; of the neck with 'mla', whose
+      head then has half as many for each level.
+    auxiliary: Whether all levels but the last ('mla': all) have a head, too.
+    auxiliary_convs: Convolutions of an auxiliary head of 'naive' and 'pup'.
+    align_corners: How maps are resized, see `maps.resize`.
+    dtype: Type in which convolutions compute.
+  """
+
+  kind: str
+  num_classes: int
+  channels: int = 256
+  auxiliary: bool = True
+  auxiliary_convs: int = 1
+  align_corners: bool = False
+  dtype: jax.typing.DTypeLike = jnp.float32
+
+  @nn.compact
+  def __call__(
+    self, levels: Sequence[jax.Array], *, train: bool = False
+  ) -> tuple[jax.Array, list[jax.Array]]:
+    """Classifies maps of the levels' grid, or a finer one.
+
+    Args:
+      levels: Tokens of layers before the last norm, [B, h, w, D] each, from the
+        first layer to the last.
+      train: Whether BatchNorm measures this batch.
+
+    Returns:
+      Logits, float32 [B, h', w', classes], and those of auxiliary heads.
+    """
+    if self.kind == 'linear':
+      head = LinearHead(self.num_classes, name='decode')
+      return head(levels[-1], train=train), []
+    if self.kind == 'mla':
+      return self._aggregated(levels, train)
+    kind = KINDS[self.kind]
+    logits = self._up(**kind, name='decode')(levels[-1], train=train)
+    kind = {**kind, 'convs': self.auxiliary_convs, 'scale': _AUXILIARY_SCALE}
+    others = [
+      self._up(**kind, name=f'auxiliary_{i}')(x, train=train)
+      for i, x in enumerate(levels[:-1] if self.auxiliary else ())
+    ]
+    return logits, others
+
+  def _up(self, **fields: Any) -> UpHead:
+    """Returns a head of 'naive' or 'pup'."""
+    return UpHead(
+      self.num_classes,
+      self.channels,
+      align_corners=self.align_corners,
+      dtype=self.dtype,
+      **fields,
+    )
+
+  def _aggregated(
+    self, levels: Sequence[jax.Array], train: bool
+  ) -> tuple[jax.Array, list[jax.Array]]:
+    """Returns logits [B, 4 h, 4 w, classes], and others [B, h, w, classes]."""
+    necks = Neck(self.channels, self.dtype, name='neck')(levels, train=train)
+    logits = MlaHead(
+      self.num_classes,
+      self.channels // 2,
+      self.align_corners,
+      self.dtype,
+      name='decode',
+    )(necks, train=train)
+    others = [
+      maps.Classifier(self.num_classes, name=f'auxiliary_{i}')(x)
+      for i, x in enumerate(necks if self.auxiliary else ())
+    ]
+    return logits, others

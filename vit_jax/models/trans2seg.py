@@ -1,0 +1,189 @@
+"""Trans2Seg: a transformer on a convolutional network's features.
+
+Xie et al., 2021, arXiv:2101.08461: an encoder over the deepest features, and a
+decoder whose queries are learned prototypes of the classes. Each query's scores
+over the places are a coarse mask of its class. Details follow the authors' code
+(github.com/xieenze/Trans2Seg, commit 3972916); `weights/formats/trans2seg.py`
+knows its parameter names. In comments: B images, [h, w] grid of the deepest
+features, N = h * w places, D width of a token, H heads, K classes.
+"""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models import encoder
+from vit_jax.models import maps
+from vit_jax.models import mlp
+from vit_jax.models import spec as spec_lib
+from vit_jax.models import stack
+
+
+class CrossAttention(nn.Module):
+  """Attention of classes to places, which also returns its scores.
+
+  Attributes:
+    spec: Fields of the layer.
+  """
+
+  spec: spec_lib.EncoderSpec
+
+  @nn.compact
+  def __call__(
+    self, query: jax.Array, places: jax.Array
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns queries [B, K, D], and scores before the softmax, [B, K, H, N].
+
+    Args:
+      query: [B, K, D].
+      places: [B, N, D].
+    """
+    (b, k, d), n, h = query.shape, places.shape[1], self.spec.num_heads
+    q = self._dense(d, False, 'query')(query)
+    # The authors do not move the heads before the classes: a head mixes
+    # channels of several classes. Their weights were trained so.
+    q = q.reshape(b, h, k, d // h)
+    both = self._dense(2 * d, False, 'key_value')(places)
+    keys, values = jnp.moveaxis(both.reshape(b, n, 2, h, d // h), 2, 0)
+    scores = jnp.einsum('bhkc,bnhc->bhkn', q, keys) * (d // h) ** -0.5
+    weights = jax.nn.softmax(scores.astype(jnp.float32), axis=-1)
+    x = jnp.einsum('bhkn,bnhc->bhkc', weights.astype(values.dtype), values)
+    x = self._dense(d, True, 'out')(x.reshape(b, k, d))
+    return x, scores.transpose(0, 2, 1, 3)
+
+  def _dense(self, size: int, use_bias: bool, name: str) -> nn.Dense:
+    spec = self.spec
+    return nn.Dense(
+      size, use_bias, spec.dtype, kernel_init=spec.starts.kernel, name=name
+    )
+
+
+class ClassDecoder(nn.Module):
+  """One layer of the decoder: classes attend to places; all are refined.
+
+  Attributes:
+    spec: Fields of the layer.
+  """
+
+  spec: spec_lib.EncoderSpec
+
+  @nn.compact
+  def __call__(
+    self, query: jax.Array, places: jax.Array
+  ) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Returns new queries, new places, and maps [B, K, H, N].
+
+    Args:
+      query: [B, K, D].
+      places: [B, N, D].
+    """
+    spec, n = self.spec, places.shape[1]
+    query = spec.layer_norm('norm_classes')(query)
+    seen = spec.layer_norm('norm_places')(places)
+    query, scores = CrossAttention(spec, name='attention')(query, seen)
+    query = self._refined(query, 'query', spec.mlp_dim)
+    places = self._refined(places, 'features', spec.mlp_dim)
+    flat = scores.reshape(len(scores), -1, n)
+    masks = self._refined(flat, 'masks', 3 * n)
+    return query, places, masks.reshape(scores.shape)
+
+  def _refined(self, x: jax.Array, name: str, width: int) -> jax.Array:
+    """Returns 2 x + MLP(LayerNorm(2 x)), x [B, T, C].
+
+    The authors add x to itself where other layers add it to their input.
+    """
+    x = x + x
+    y = self.spec.layer_norm(f'norm_{name}')(x)
+    return x + mlp.Mlp(self.spec, width, name=f'mlp_{name}')(y, None)
+
+
+class Trans2Seg(nn.Module):
+  """The transformer, and the head that draws its masks in a finer grid.
+
+  Attributes:
+    spec: Fields of the layers; as many in the encoder as in the decoder.
+    num_classes: K.
+    channels: Of the head's convolutions.
+  """
+
+  spec: spec_lib.EncoderSpec
+  num_classes: int
+  channels: int = 64
+
+  @nn.compact
+  def __call__(
+    self, deep: jax.Array, fine: jax.Array, *, train: bool = False
+  ) -> dict[str, jax.Array]:
+    """Returns logits and what leads to them.
+
+    Args:
+      deep: The deepest features, [B, h, w, C]; the number of places is that of
+        training.
+      fine: Features of a high resolution, [B, h', w', C'].
+      train: Whether BatchNorm measures this batch.
+
+    Returns:
+      `logits`, float32 [B, h', w', K]; `features` of the encoder, [B, h, w, D];
+      `masks_0`, `masks_1`, ..., of the decoder's layers, [B, K, H, N].
+    """
+    (b, h, w, _), k = deep.shape, self.num_classes
+    places = self._encoded(deep)
+    found = {'features': places.reshape(b, h, w, -1)}
+    prototypes = self.param(
+      'class_prototypes', self.spec.starts.position, (1, k, places.shape[-1])
+    )
+    query = jnp.broadcast_to(prototypes, (b, *prototypes.shape[1:]))
+    x = places
+    for i in range(self.spec.depth):
+      query = query + prototypes if i else query
+      layer = ClassDecoder(self.spec, name=f'decoder_{i}')
+      query, x, found[f'masks_{i}'] = layer(query, x)
+    masks = found[f'masks_{self.spec.depth - 1}']
+    logits = self._drawn(found['features'], masks, fine, train)
+    return found | {'logits': logits}
+
+  def _encoded(self, deep: jax.Array) -> jax.Array:
+    """Maps the deepest features [B, h, w, C] to places [B, N, D]."""
+    spec, (b, h, w, c) = self.spec, deep.shape
+    d, starts = spec.hidden_size, spec.starts
+    x = nn.Dense(
+      d, kernel_init=starts.kernel, dtype=spec.dtype, name='embedding'
+    )(deep.reshape(b, h * w, c))
+    token = self.param('class_token', starts.class_token, (1, 1, d))
+    token = jnp.broadcast_to(token, (b, 1, d)).astype(x.dtype)
+    position = self.param(
+      'position_embedding', starts.position, (1, 1 + h * w, d)
+    )
+    x = jnp.concatenate([token, x], axis=1) + position.astype(x.dtype)
+    x = stack.apply_blocks(self, encoder.EncoderBlock, spec, x, None)
+    return spec.layer_norm('norm')(x)[:, 1:]
+
+  def _drawn(
+    self, features: jax.Array, masks: jax.Array, fine: jax.Array, train: bool
+  ) -> jax.Array:
+    """Returns logits [B, h', w', K]: one map for each image and class."""
+    (b, h, w, _), (_, k, heads, _) = features.shape, masks.shape
+    coarse = masks.transpose(0, 1, 3, 2).reshape(b * k, h, w, heads)
+    x = jnp.repeat(features, k, axis=0)
+    x = jnp.concatenate([x, coarse.astype(x.dtype)], axis=-1)
+    x = self._separable(x, 0, train)
+    x = self._separable(x, 1, train)
+    x = maps.resize(x, fine.shape[1:3], align_corners=True)
+    one = maps.Convolution(self.channels, 1, dtype=self.spec.dtype, name='fine')
+    x += jnp.repeat(one(fine, train=train), k, axis=0)
+    x = self._separable(x, 2, train)
+    x = maps.Classifier(1, name='classifier')(x)
+    return jnp.moveaxis(x.reshape(b, k, *fine.shape[1:3]), 1, -1)
+
+  def _separable(self, x: jax.Array, index: int, train: bool) -> jax.Array:
+    """Convolves each channel, then all at each place."""
+    c, dtype = x.shape[-1], self.spec.dtype
+    for name, features, size, groups in (
+      ('depthwise', c, 3, c),
+      ('pointwise', self.channels, 1, 1),
+    ):
+      one = maps.Convolution(
+        features, size, groups, dtype, name=f'{name}_{index}'
+      )
+      x = one(x, train=train)
+    return x
