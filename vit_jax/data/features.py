@@ -8,6 +8,7 @@ a feature, so no layer assumes that there is a label. The usual names are
     label     Label, one class
     labels    MultiLabel, several classes at once
     numbers   Number, quantities in their own units
+    map       SegmentationMap, the class of each pixel
 
 A batch is a dict of arrays [B, ...] by these names, with `index` and `valid`.
 """
@@ -169,9 +170,60 @@ class Number(Target):
     return found
 
 
+@dataclasses.dataclass(frozen=True)
+class SegmentationMap(Feature):
+  """The class of each pixel of the image: an encoded file, or integers [H, W].
+
+  A map is cropped, resized and mirrored as its image is, so its shape in a
+  batch is that of the image. It is no `Target`, whose shape is fixed.
+
+  Attributes:
+    classes: Their names; a label is a position among them.
+    ignore: Label of pixels that do not count, and of those that padding adds.
+  """
+
+  classes: tuple[str, ...]
+  ignore: int = 255
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """The classes."""
+    return self.classes
+
+  @property
+  def dtype(self) -> np.dtype:
+    """Type of a label on the host; on the device it becomes int32."""
+    most = max(self.ignore, len(self.classes) - 1)
+    return np.dtype(np.uint8 if most < 2**8 else np.uint16)
+
+  def encode(self, labels: np.ndarray, where: str) -> np.ndarray:
+    """Returns a decoded map [H, W] with the type of a batch.
+
+    Args:
+      labels: Integers [H, W], at least 0.
+      where: File or record, for error messages.
+
+    Raises:
+      UserError: A label is not that of a class.
+    """
+    wrong = (labels >= len(self.classes)) & (labels != self.ignore)
+    if wrong.any():
+      row, column = np.argwhere(wrong)[0]
+      raise UserError(
+        f'{where} has label {labels[row, column]} in row {row}, column'
+        f' {column}, but labels are from 0 to {len(self.classes) - 1}, or'
+        f' {self.ignore} where they do not count: mend the map, or name all'
+        ' classes'
+      )
+    return labels.astype(self.dtype)
+
+
 Features = Mapping[str, Feature]
 
-_KINDS = {kind.__name__: kind for kind in (Image, Label, MultiLabel, Number)}
+_KINDS = {
+  kind.__name__: kind
+  for kind in (Image, Label, MultiLabel, Number, SegmentationMap)
+}
 
 
 def from_dict(stored: Mapping[str, Any]) -> Feature:
@@ -197,6 +249,11 @@ def from_dict(stored: Mapping[str, Any]) -> Feature:
 def targets(features: Features) -> dict[str, Target]:
   """Returns the features that a model can learn to predict, by name."""
   return {k: x for k, x in features.items() if isinstance(x, Target)}
+
+
+def maps(features: Features) -> dict[str, SegmentationMap]:
+  """Returns the features that have a class for each pixel, by name."""
+  return {k: x for k, x in features.items() if isinstance(x, SegmentationMap)}
 
 
 def empty(features: Features, size: int) -> dict[str, np.ndarray]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from vit_jax.config import UserError
 from vit_jax.data.device import operations
+from vit_jax.data.device import shapes
 from vit_jax.data.device.operations import Draw
 from vit_jax.data.host.geometry import Size
 
@@ -66,6 +67,11 @@ class Policy:
   layers: int = 1
   interpolation: str = 'nearest'
   fill: int = 128
+
+  @property
+  def moves(self) -> tuple[str, ...]:
+    """Names of its operations that move pixels."""
+    return tuple(name for name in self.amounts if name in shapes.MAPS)
 
   def draw(self, keys: jax.Array, size: Size) -> Draw:
     """Draws the operations of images.

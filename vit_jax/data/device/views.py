@@ -24,6 +24,7 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax.data import features as features_lib
+from vit_jax.data.device import crops
 from vit_jax.data.device import erasing
 from vit_jax.data.device import mixing
 from vit_jax.data.device import operations
@@ -34,8 +35,8 @@ from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host.geometry import Crop
 from vit_jax.data.host.geometry import Size
 
-# Purposes of random numbers from an example's key.
-_BOX, _FLIP, _POLICY, _JITTER, _ERASE, _MIX, _SOMETIMES = range(7)
+# Purposes of random numbers from an example's key, after those of crops.py.
+_POLICY, _JITTER, _ERASE, _MIX, _SOMETIMES = range(2, 7)
 _CROPS = 6  # plus the number of a crop, from 1; crop 0 has the example's key
 
 # Keys of `config.augment` with a probability for each crop, and the operations
@@ -67,28 +68,43 @@ def train_transform(
   Then B must be even, and rows 2i and 2i + 1 of the global batch must be
   adjacent.
 
+  A map of classes becomes int32 [B, H, W], cropped and mirrored as the image;
+  with several crops of an image it is left out.
+
   Args:
     config: The full config. Mixing needs its number of classes.
     features: Features of the examples.
     views: Crops of the image, by name; None: one view, as `config.data` says.
 
   Raises:
-    UserError: The config mixes images, and there are several views; or it has
-      probabilities for more crops than there are.
+    UserError: The config mixes images, and there are several views or maps; or
+      it has probabilities for more crops than there are; or a policy would move
+      the pixels of images, and not those of their maps.
   """
   views = views or geometry.train_views(config)
   mixes = mixing.is_on(config.augment)
   _check_probabilities(config, sum(view.count or 1 for view in views.values()))
   if mixes:
     _check_is_single(config, views)
+  maps = features_lib.maps(features)
+  _check_maps(config, maps)
   image = features['image']
   assert isinstance(image, features_lib.Image)
-  augment = _augment(config, views, is_stored_whole=image.size is not None)
+  is_stored_whole = image.size is not None
+  augment = _augment(config, views, is_stored_whole)
+  dropped = {'image', *views, *maps}
+  followed = maps if geometry.is_single(views) else {}
 
   def transform(batch: Batch, rng: Rng) -> Batch:
     keys = rng.per_row()
-    result = {k: x for k, x in batch.items() if k not in ('image', *views)}
+    result = {k: x for k, x in batch.items() if k not in dropped}
     result |= augment(batch, keys)
+    for name, x in followed.items():
+      crop = geometry.for_map(views['image'].crop, x.ignore)
+      labels = batch[name][..., None]
+      if is_stored_whole:
+        labels = crops.random(labels, crop, keys)
+      result[name] = labels[..., 0].astype(jnp.int32)
     if not mixes:
       return result
     targets = mixing.shares(result, features, config.model.num_classes)
@@ -104,11 +120,31 @@ def _check_is_single(
   config: ml_collections.ConfigDict, views: Mapping[str, geometry.View]
 ) -> None:
   """Raises a UserError if there are several crops, which cannot be mixed."""
-  if list(views) != ['image'] or views['image'].count is not None:
+  if not geometry.is_single(views):
     raise config_lib.UserError(
       'config.augment.mixup and config.augment.cutmix mix single crops, but'
       f' config.objective.name={config.objective.name} takes several of an'
       ' image: set both to 0'
+    )
+
+
+def _check_maps(
+  config: ml_collections.ConfigDict,
+  maps: Mapping[str, features_lib.SegmentationMap],
+) -> None:
+  """Raises a UserError if images would change in a way that maps do not."""
+  if maps and mixing.is_on(config.augment):
+    raise config_lib.UserError(
+      'config.augment.mixup and config.augment.cutmix mix images, but not the'
+      f' {", ".join(maps)} of {config.data.name}: set both to 0'
+    )
+  policy = config.augment.policy
+  moves = policies.make(policy).moves if maps and policy else ()
+  if moves:
+    raise config_lib.UserError(
+      f'config.augment.policy={policy} moves pixels of images'
+      f' ({", ".join(moves)}), but not of the {", ".join(maps)} of'
+      f" {config.data.name}: set it to '3augment' or ''"
     )
 
 
@@ -133,11 +169,11 @@ def _augment(
   one = _train_one(config, is_stored_whole)
 
   def augment(batch: Batch, keys: jax.Array) -> Batch:
-    result, crops = {}, itertools.count()
+    result, numbers = {}, itertools.count()
     for name, view in views.items():
       made = []
       for i in range(view.count or 1):
-        number = next(crops)
+        number = next(numbers)
         # The first crop's keys are the same with and without other crops.
         own = _for(_CROPS + number, keys) if number else keys
         images = batch['image' if is_stored_whole else name]
@@ -161,7 +197,7 @@ def _train_one(
     images: jax.Array, crop: Crop, keys: jax.Array, number: int
   ) -> jax.Array:
     if is_stored_whole:
-      images = _crop(images, crop, keys)
+      images = crops.random(images, crop, keys)
     images = normalize(_recolor(augment, levels, number)(images, keys))
     if not augment.erase:
       return images
@@ -193,8 +229,38 @@ def eval_transform(
 
   def transform(images: jax.Array) -> jax.Array:
     if image_shape is not None:
-      images = _cut(_resize(images, crop), crop, None)
+      images = crops.cut(crops.resize(images, crop), crop, None)
     return normalize(levels.scale(images))
+
+  return transform
+
+
+def eval_batch(
+  config: ml_collections.ConfigDict, features: features_lib.Features
+) -> Callable[[Batch], Batch]:
+  """Returns a function that prepares a batch for evaluation.
+
+  Images become float32 [B, H, W, C], as by `eval_transform`, and maps of
+  classes int32 [B, H, W], cropped as the images.
+
+  Args:
+    config: The full config.
+    features: Features of the examples.
+  """
+  image = features['image']
+  assert isinstance(image, features_lib.Image)
+  images = eval_transform(config, image.size)
+  is_stored_whole = image.size is not None
+
+  def transform(batch: Batch) -> Batch:
+    result = batch | {'image': images(batch['image'])}
+    for name, x in features_lib.maps(features).items():
+      crop = geometry.for_map(geometry.eval_crop(config), x.ignore)
+      labels = batch[name][..., None]
+      if is_stored_whole:
+        labels = crops.cut(crops.resize(labels, crop), crop, None)
+      result[name] = labels[..., 0].astype(jnp.int32)
+    return result
 
   return transform
 
@@ -276,148 +342,3 @@ def _normalize(config: ml_collections.ConfigDict) -> EvalTransform:
     return (images - mean) / std
 
   return normalize
-
-
-def _crop(images: jax.Array, crop: Crop, keys: jax.Array) -> jax.Array:
-  """Crops images of one size, [B, h, w, C], at random."""
-  flips = None
-  if crop.flip:
-    flips = jax.vmap(lambda key: _uniform(key, _FLIP, ()) < 0.5)(keys)
-  if crop.kind == 'random_resized':
-    size = images.shape[1], images.shape[2]
-    sample = functools.partial(sample_box, size, crop)
-    return resample(images, jax.vmap(sample)(keys), crop, flips)
-  images = _cut(_resize(images, crop), crop, keys)
-  if flips is not None:
-    images = jnp.where(flips[:, None, None, None], images[:, :, ::-1], images)
-  return images
-
-
-def _uniform(key: jax.Array, purpose: int, shape: tuple[int, ...]) -> jax.Array:
-  return jax.random.uniform(jax.random.fold_in(key, purpose), shape)
-
-
-def _resize(images: jax.Array, crop: Crop) -> jax.Array:
-  """Resizes images [B, h, w, C] to the size that `crop` is cut from."""
-  batch, height, width, channels = images.shape
-  size = crop.resized((height, width))
-  if size == (height, width):
-    return images
-  resize = functools.partial(
-    jax.image.resize,
-    antialias=crop.antialias,
-    precision=jax.lax.Precision.HIGHEST,
-  )
-  resized = images.astype(jnp.float32)
-  if crop.interpolation == 'bicubic':  # as in Pillow, width first, then height
-    most = jnp.iinfo(images.dtype).max
-    for shape in (height, size[1]), size:
-      resized = resize(resized, (batch, *shape, channels), 'cubic')
-      resized = jnp.clip(resized, 0, most)
-    return resized
-  return resize(resized, (batch, *size, channels), 'linear')
-
-
-def _cut(images: jax.Array, crop: Crop, keys: jax.Array | None) -> jax.Array:
-  """Pads images [B, h, w, C] and crops them, at random or in the middle."""
-  pad = (crop.pad, crop.pad)
-  images = jnp.pad(images, ((0, 0), pad, pad, (0, 0)))
-  size = images.shape[1], images.shape[2]
-  if size == crop.size:
-    return images
-  shape = (*crop.size, images.shape[-1])
-  if keys is None or crop.kind == 'center':
-    top, left = geometry.middle(size, crop.size, crop.resize_like)
-    return images[:, top : top + shape[0], left : left + shape[1]]
-
-  def cut_one(image: jax.Array, key: jax.Array) -> jax.Array:
-    free = jnp.array(size) - jnp.array(crop.size)
-    offsets = _uniform(key, _BOX, (2,)) * (free + 1)
-    top, left = jnp.minimum(offsets.astype(jnp.int32), free)
-    return jax.lax.dynamic_slice(image, (top, left, 0), shape)
-
-  return jax.vmap(cut_one)(images, keys)
-
-
-def sample_box(size: Size, crop: Crop, key: jax.Array) -> jax.Array:
-  """Draws a crop of random area and ratio, as `transforms.sample_box` does.
-
-  Args:
-    size: (height, width) of the image.
-    crop: Crop, with its ranges of area and ratio.
-    key: Random key of the example.
-
-  Returns:
-    float32 [4]: top, left, height, width, in whole pixels.
-  """
-  draws = _uniform(key, _BOX, (2 * geometry.TRIES + 2,))
-  areas, ratios = draws[: geometry.TRIES], draws[geometry.TRIES : -2]
-  low, high = crop.scale
-  areas = (low + (high - low) * areas) * (size[0] * size[1])
-  low, high = np.log(crop.ratio)
-  ratios = jnp.exp(low + (high - low) * ratios)
-  sides = jnp.stack([jnp.sqrt(areas / ratios), jnp.sqrt(areas * ratios)])
-  sides = jnp.round(sides)  # [2, TRIES]
-  whole = jnp.array(size, jnp.float32)
-  fits = ((sides > 0) & (sides <= whole[:, None])).all(axis=0)
-  box = sides[:, jnp.argmax(fits)]
-  offsets = jnp.floor(draws[-2:] * (whole - box + 1))
-  offsets = jnp.minimum(offsets, whole - box)
-  largest = geometry.fallback(size, crop.ratio)
-  in_middle = jnp.array([*geometry.middle(size, largest), *largest], box.dtype)
-  return jnp.where(fits.any(), jnp.concatenate([offsets, box]), in_middle)
-
-
-def resample(
-  images: jax.Array, boxes: jax.Array, crop: Crop, flips: jax.Array | None
-) -> jax.Array:
-  """Resizes a box of each image.
-
-  Two small matrix products do this, which is far faster on CPUs than gathering
-  pixels. Up to rounding, the result equals Pillow's `resize(box=...)` and
-  `jax.image.scale_and_translate`: at the edge of a box, the pixels outside it
-  take part in the smoothing.
-
-  Args:
-    images: [B, h, w, C].
-    boxes: float32 [B, 4]: top, left, height, width, within the images.
-    crop: Crop, with the size of the result and its interpolation.
-    flips: bool [B], whether to mirror a result left to right; None: no result.
-
-  Returns:
-    float32 [B, H, W, C].
-  """
-  weights = jax.vmap(_weights, (0, 0, None, None, None))
-  top, left, height, width = boxes.T
-  wy = weights(top, height, images.shape[1], crop.size[0], crop)
-  wx = weights(left, width, images.shape[2], crop.size[1], crop)
-  if flips is not None:
-    wx = jnp.where(flips[:, None, None], wx[:, ::-1], wx)
-  product = functools.partial(jnp.einsum, precision=jax.lax.Precision.HIGHEST)
-  resized = images.astype(jnp.float32)
-  if crop.interpolation == 'bicubic':  # as in Pillow, width first, then height
-    most = jnp.iinfo(images.dtype).max
-    resized = jnp.clip(product('bWw,bhwc->bhWc', wx, resized), 0, most)
-    return jnp.clip(product('bHh,bhWc->bHWc', wy, resized), 0, most)
-  resized = product('bHh,bhwc->bHwc', wy, resized)
-  return product('bWw,bHwc->bHWc', wx, resized)
-
-
-def _weights(
-  start: jax.Array,
-  length: jax.Array,
-  in_size: int,
-  out_size: int,
-  crop: Crop,
-) -> jax.Array:
-  """Returns weights of the pixels of one axis, float32 [out_size, in_size]."""
-  step = length / out_size
-  centers = start + (jnp.arange(out_size) + 0.5) * step - 0.5
-  support = jnp.maximum(step, 1.0) if crop.antialias else 1.0
-  x = jnp.abs(centers[:, None] - jnp.arange(in_size)) / support
-  weights = jnp.maximum(0.0, 1.0 - x)
-  if crop.interpolation == 'bicubic':  # Keys' kernel, a = -0.5
-    near = (1.5 * x - 2.5) * x**2 + 1
-    far = ((-0.5 * x + 2.5) * x - 4) * x + 2
-    weights = jnp.where(x < 1, near, jnp.where(x < 2, far, 0.0))
-  return weights / weights.sum(axis=1, keepdims=True)

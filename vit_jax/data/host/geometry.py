@@ -1,5 +1,6 @@
 """Crops and sizes of images, the same on the host and on the device."""
 
+from collections.abc import Mapping
 import dataclasses
 import itertools
 import math
@@ -28,10 +29,11 @@ class Crop:
       cropped; 'random_resized' ignores it. None: the image just fills `size`.
     scale: Range of the area of a 'random_resized' crop, as a fraction.
     ratio: Range of width / height of a 'random_resized' crop.
-    pad: Black pixels added to each side by 'pad', after resizing.
+    pad: Pixels added to each side by 'pad', after resizing.
+    fill: Their value; 0: black.
     flip: Whether half of the images are mirrored, left to right.
     antialias: Whether images are smoothed when they are shrunk.
-    interpolation: One of INTERPOLATIONS.
+    interpolation: One of INTERPOLATIONS; or 'nearest', of a map of classes.
     resize_like: Library whose filters and rounding are used, one of LIKE; '':
       our own.
   """
@@ -42,6 +44,7 @@ class Crop:
   scale: tuple[float, float] = (1.0, 1.0)
   ratio: tuple[float, float] = (1.0, 1.0)
   pad: int = 0
+  fill: int = 0
   flip: bool = False
   antialias: bool = True
   interpolation: str = 'bilinear'
@@ -50,6 +53,8 @@ class Crop:
   @property
   def uses_pillow(self) -> bool:
     """Whether Pillow resizes on the host, and not OpenCV."""
+    if self.interpolation == 'nearest':
+      return False
     return self.interpolation == 'bicubic' or bool(self.resize_like)
 
   def resized(self, size: Size) -> Size:
@@ -103,6 +108,23 @@ class View:
 
   crop: Crop
   count: int | None = None
+
+
+def is_single(views: Mapping[str, View]) -> bool:
+  """Whether one crop is taken of each image, which its maps then follow."""
+  return list(views) == ['image'] and views['image'].count is None
+
+
+def for_map(crop: Crop, ignore: int) -> Crop:
+  """Returns the crop of a map of classes that fits an image's crop.
+
+  Args:
+    crop: Crop of the image.
+    ignore: Label of places that do not count; padding becomes this.
+  """
+  return dataclasses.replace(
+    crop, interpolation='nearest', antialias=False, fill=ignore
+  )
 
 
 def train_views(config: ml_collections.ConfigDict) -> dict[str, View]:

@@ -176,7 +176,7 @@ def _pad_then_cut(
 ) -> np.ndarray:
   if crop.pad:
     pad = (crop.pad, crop.pad)
-    pixels = np.pad(pixels, (pad, pad, (0, 0)))
+    pixels = np.pad(pixels, (pad, pad, (0, 0)), constant_values=crop.fill)
   if crop.kind == 'center':
     height, width = pixels.shape[:2]
     top, left = middle((height, width), crop.size, crop.resize_like)
@@ -215,6 +215,12 @@ def sample_box(size: Size, crop: Crop, rng: np.random.Generator) -> Box:
 
 def _resize(pixels: np.ndarray, size: Size, crop: Crop) -> np.ndarray:
   """Returns pixels [h, w, C] resized as `crop` says."""
+  if crop.interpolation == 'nearest':
+    rows, columns = (
+      ((np.arange(n) + 0.5) * (have / n)).astype(np.int64)
+      for n, have in zip(size, pixels.shape[:2], strict=True)
+    )
+    return pixels[rows[:, None], columns]
   if crop.uses_pillow:
     return _resize_by_pillow(pixels, size, crop.interpolation)
   # Shrink first, then enlarge: a crop may need both, on different sides.
