@@ -18,19 +18,26 @@ class Example:
 
   Attributes:
     values: Values of its features, by name. An image is an encoded file, or an
-      array, uint8 or uint16 [H, W, C]; a target is what `Target.encode` takes.
+      array, uint8 or uint16 [H, W, C]; a map of classes is an encoded file, or
+      labels [H, W]; a target is what `Target.encode` takes.
     index: Position in the unsliced split.
     where: File or record that it comes from, for error messages.
+    files: Files of features that do not come from `where`, by name.
   """
 
   values: Mapping[str, Any]
   index: int
   where: str
+  files: Mapping[str, str] = dataclasses.field(default_factory=dict)
 
   @property
   def image(self) -> bytes | np.ndarray:
     """The image, as it is stored."""
     return self.values['image']
+
+  def where_is(self, name: str) -> str:
+    """Returns the file of a feature, for error messages."""
+    return self.files.get(name, f'the {name} of {self.where}')
 
 
 class Source(abc.ABC):
@@ -45,7 +52,11 @@ class Source(abc.ABC):
   @property
   def classes(self) -> tuple[str, ...]:
     """Names of the classes; () where the examples have none."""
-    kinds = features_lib.Label, features_lib.MultiLabel
+    kinds = (
+      features_lib.Label,
+      features_lib.MultiLabel,
+      features_lib.SegmentationMap,
+    )
     found = [x.names for x in self.features.values() if isinstance(x, kinds)]
     return found[0] if found else ()
 
@@ -106,8 +117,8 @@ class ArraySource(Source):
   """Decoded examples in memory, with images of one size.
 
   Attributes:
-    arrays: Arrays by feature name: `image`, uint8 or uint16 [N, H, W, C], and
-      the encoded targets, [N, ...].
+    arrays: Arrays by feature name: `image`, uint8 or uint16 [N, H, W, C]; maps
+      of classes, [N, H, W]; and the encoded targets, [N, ...].
     indices: int32 [N], positions in the unsliced split.
   """
 
@@ -115,7 +126,7 @@ class ArraySource(Source):
     self,
     arrays: Mapping[str, np.ndarray],
     indices: np.ndarray,
-    targets: Mapping[str, features_lib.Target],
+    targets: Mapping[str, features_lib.Target | features_lib.SegmentationMap],
   ):
     """Holds the arrays.
 

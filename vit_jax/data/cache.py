@@ -159,7 +159,9 @@ class Cache:
       return 0
     itemsize = levels_lib.from_config(self.config).dtype.itemsize
     pixels = len(source) * math.prod(source.image_shape)
-    return pixels * self.config.data.channels * itemsize
+    maps = features.maps(source.features).values()
+    each = self.config.data.channels * itemsize
+    return pixels * (each + sum(x.dtype.itemsize for x in maps))
 
   def _rooms(self) -> list[tuple[str, int, int]]:
     """Returns (name, free bytes, needed bytes) of each memory to check."""
@@ -208,7 +210,7 @@ def decode_split(
   Raises:
     UserError: An image cannot be read.
   """
-  targets = features.targets(source.features)
+  targets = features.targets(source.features) | features.maps(source.features)
   if not isinstance(source, base.ArraySource):
     arrays = _read_all(source, config)
     return base.ArraySource(arrays, arrays['index'], targets)
@@ -231,6 +233,10 @@ def _read_all(
     'image': np.empty(shape, levels_lib.from_config(config).dtype),
     'index': np.empty(size, np.int32),
     **features.empty(source.features, size),
+    **{
+      name: np.empty((size, *source.image_shape), x.dtype)
+      for name, x in features.maps(source.features).items()
+    },
   }
   first = 0
   for batch in data.eval_batches(source, config, batch_size=_READ_SIZE):

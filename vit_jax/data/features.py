@@ -14,6 +14,7 @@ A batch is a dict of arrays [B, ...] by these names, with `index` and `valid`.
 """
 
 import abc
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
 import dataclasses
@@ -220,7 +221,7 @@ class SegmentationMap(Feature):
 
 Features = Mapping[str, Feature]
 
-_KINDS = {
+_KINDS: dict[str, Callable[..., Feature]] = {
   kind.__name__: kind
   for kind in (Image, Label, MultiLabel, Number, SegmentationMap)
 }

@@ -25,12 +25,12 @@ from vit_jax.runs import safe_io
 
 _ENDINGS = tuple('.jpg .jpeg .png .webp .bmp .tif .tiff .gif'.split())
 # Folder name in lower case -> split.
-_SPLITS = {
+SPLITS = {
   **dict.fromkeys(('train', 'training'), 'train'),
   **dict.fromkeys(('val', 'valid', 'validation', 'dev', 'eval'), 'val'),
   **dict.fromkeys(('test', 'testing'), 'test'),
 }
-_SAMPLE = 64  # number of files whose headers are read to find the bits
+SAMPLE = 64  # number of files whose headers are read to find the bits
 _HEADER = 64  # bytes to read of a file: those of a PNG hold the number of bits
 
 
@@ -109,7 +109,7 @@ class FolderSource(base.Source):
 
   def bits(self) -> int:
     """Returns 16 if a header of the first 64 files says so, else 8."""
-    sample = range(min(len(self), _SAMPLE))  # files are ordered by a hash
+    sample = range(min(len(self), SAMPLE))  # files are ordered by a hash
     return max(map(file_bits, map(self.file, sample)))
 
   def column(self, name: str) -> np.ndarray:
@@ -203,7 +203,7 @@ def split_folders(root: str) -> dict[str, str]:
   folders = {name: os.path.join(root, name) for name in _subfolders(root)}
   if not folders:
     raise UserError(f'{root} has no folders: it needs one for each class')
-  named = {name: _SPLITS.get(name.lower()) for name in folders}
+  named = {name: SPLITS.get(name.lower()) for name in folders}
   found = [name for name in folders if named[name]]
   holding = [name for name in found if _holds_classes(folders[name])]
   if not holding:
@@ -390,7 +390,7 @@ def _list_images(folder: str, classes: tuple[str, ...]) -> list[str]:
 
 def split_name(name: str) -> str:
   """Returns the split that a name is an alias of, or the name itself."""
-  return _SPLITS.get(name.lower(), name)
+  return SPLITS.get(name.lower(), name)
 
 
 def file_bits(path: str) -> int:

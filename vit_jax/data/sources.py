@@ -9,6 +9,7 @@ from vit_jax.data import base
 from vit_jax.data import digits
 from vit_jax.data import folder
 from vit_jax.data import hf
+from vit_jax.data import pairs
 from vit_jax.data import skipping
 from vit_jax.data import splits
 from vit_jax.data import table
@@ -40,7 +41,10 @@ def _open(config: ml_collections.ConfigDict, split: str) -> base.Source:
   if data.name == 'digits':
     return digits.open_digits(split, data.channels)
   if data.name.startswith(FOLDER):
-    return folder.FolderSource(folder_path(data.name), split, size)
+    path = folder_path(data.name)
+    if pairs.holds_pairs(path):
+      return pairs.PairsSource(path, split, size)
+    return folder.FolderSource(path, split, size)
   if data.name.startswith(TABLE):
     path = os.path.expanduser(data.name.removeprefix(TABLE))
     return table.TableSource(path, split, data.columns, size)

@@ -119,6 +119,10 @@ def _count(
     ).items()
   }
   batch |= {
+    name: jax.ShapeDtypeStruct((b, *size), jnp.int32)
+    for name, size in batches.map_sizes(None, objective.views, features).items()
+  }
+  batch |= {
     name: jax.ShapeDtypeStruct((b, *x.shape), x.dtype)
     for name, x in features_lib.targets(features).items()
   }

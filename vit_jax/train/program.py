@@ -176,11 +176,8 @@ class Program:
     return train_step_lib.make_train_step(self.config, self.rules, self.update)
 
   def _prepare(self, batch: objectives.Batch) -> objectives.Batch:
-    """Returns a batch with its images prepared for evaluation."""
-    image = self.features['image']
-    assert isinstance(image, features_lib.Image)
-    transform = views.eval_transform(self.config, image.size)
-    return batch | {'image': transform(batch['image'])}
+    """Returns a batch with its images and maps prepared for evaluation."""
+    return views.eval_batch(self.config, self.features)(batch)
 
   def _compiled_step(self, step: Callable[..., Any]) -> Any:
     return jax.jit(
@@ -257,6 +254,12 @@ class Program:
       for name, shape in batches.image_shapes(
         image.size, views, self.config.data.channels
       ).items()
+    }
+    maps = batches.map_sizes(image.size, views, self.features)
+    shapes |= {
+      name: ((b, *maps[name]), x.dtype)
+      for name, x in features_lib.maps(self.features).items()
+      if name in maps
     }
     shapes |= {
       name: ((b, *x.shape), x.dtype)

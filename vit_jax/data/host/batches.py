@@ -39,6 +39,7 @@ from vit_jax.data.base import Source
 from vit_jax.data.host import decode
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
+from vit_jax.data.host import maps as maps_lib
 from vit_jax.data.host import transforms
 from vit_jax.data.host.prefetch import Batch
 from vit_jax.data.host.prefetch import Batches
@@ -80,6 +81,8 @@ def train_batches(
     An iterator of batches with b = B / H rows:
       image: uint8 [b, height, width, C], uint16 if 16 bits are kept. The size
         is the stored one if all images have one size, else `data.image_size`.
+      Maps of classes: uint8 or uint16 [b, height, width], by name, unless
+        several crops are taken of an image of no common size.
       Other features of the source: [b, ...], by name.
       valid: bool [b].
       index: int32 [b].
@@ -221,6 +224,24 @@ def image_shapes(
   }
 
 
+def map_sizes(
+  stored: geometry.Size | None, views: Views, features_there: features.Features
+) -> dict[str, geometry.Size]:
+  """Returns the sizes of an example's maps of classes in a batch, by name.
+
+  Maps follow the one crop of their image; they are left out of several.
+
+  Args:
+    stored: As for `image_shapes`.
+    views: Crops of each image, by name.
+    features_there: Features of the examples.
+  """
+  if stored is None and not geometry.is_single(views):
+    return {}
+  size = stored or views['image'].crop.size
+  return dict.fromkeys(features.maps(features_there), size)
+
+
 def num_cores() -> int:
   """Returns the number of cores that this process may use."""
   if hasattr(os, 'sched_getaffinity'):  # respects limits such as a job's
@@ -257,6 +278,11 @@ class _BatchMaker:
   def image_shapes(self) -> dict[str, tuple[int, ...]]:
     """Shapes of an example's images in a batch, by name."""
     return image_shapes(self.source.image_shape, self.views, self.channels)
+
+  @functools.cached_property
+  def map_sizes(self) -> dict[str, geometry.Size]:
+    """Sizes of an example's maps of classes in a batch, by name."""
+    return map_sizes(self.source.image_shape, self.views, self.source.features)
 
   def draws(self, step: int) -> np.ndarray:
     """Returns the draws of a step, int64 [b]."""
@@ -306,8 +332,14 @@ class _BatchMaker:
       name: np.zeros((n, *shape), self.levels.dtype)
       for name, shape in self.image_shapes.items()
     }
+    kinds = features.maps(self.source.features)
+    maps = {
+      name: np.zeros((n, *size), kinds[name].dtype)
+      for name, size in self.map_sizes.items()
+    }
     return {
       **images,
+      **maps,
       **features.empty(self.source.features, n),
       'valid': valid,
       'index': np.full(n, -1, np.int32),
@@ -323,7 +355,7 @@ class _BatchMaker:
     """Copies decoded examples into rows of a batch."""
     images = source.arrays['image'][positions]
     batch['image'][rows] = self.levels.keep(images, 'the data')
-    for name in features.targets(source.features):
+    for name in (*features.targets(source.features), *self.map_sizes):
       batch[name][rows] = source.arrays[name][positions]
     batch['index'][rows] = source.indices[positions]
 
@@ -334,6 +366,9 @@ class _BatchMaker:
     where = example.where
     if self.source.image_shape is not None:  # the device crops
       batch['image'][rows] = self._whole(example)
+      for name in self.map_sizes:
+        labels = self._map(example, name, self.source.image_shape)
+        batch[name][rows] = labels
     else:
       image = transforms.StoredImage(
         example.image, self.channels, where, self.levels
@@ -341,6 +376,10 @@ class _BatchMaker:
       for i in rows:
         for name, pixels in self._crops(image, int(draws[i])):
           batch[name][i] = pixels
+      for name in self.map_sizes:
+        labels = self._map(example, name, image.size)
+        for i in rows:
+          batch[name][i] = self._cut_map(labels, name, int(draws[i]))
     batch['index'][rows] = example.index
     for name, target in features.targets(self.source.features).items():
       batch[name][rows] = target.encode(example.values[name], where)
@@ -363,12 +402,31 @@ class _BatchMaker:
       several = list(itertools.islice(cut, view.count or 1))
       yield name, several[0] if view.count is None else np.stack(several)
 
+  def _map(
+    self, example: Example, name: str, size: geometry.Size
+  ) -> np.ndarray:
+    """Returns a map of classes [h, w], of the size of its image."""
+    kind = features.maps(self.source.features)[name]
+    where = example.where_is(name)
+    return maps_lib.read(example.values[name], kind, where, size, example.where)
+
+  def _cut_map(self, labels: np.ndarray, name: str, draw: int) -> np.ndarray:
+    """Returns the crop of a map that belongs to the image's crop of a draw."""
+    ignore = features.maps(self.source.features)[name].ignore
+    crop = geometry.for_map(self.views['image'].crop, ignore)
+    rng = np.random.default_rng((self.seed, _CROP, draw))
+    return transforms.transform(labels[..., None], 1, crop, rng)[..., 0]
+
   def _whole(self, example: Example) -> np.ndarray:
     """Returns an image, which must have the one size of all images."""
-    assert isinstance(example.image, bytes)
-    pixels = decode.decode(
-      example.image, self.channels, where=example.where, levels=self.levels
-    )
+    image = example.image
+    if isinstance(image, np.ndarray):
+      pixels = self.levels.keep(image, example.where)
+      pixels = decode.to_channels(pixels, self.channels)
+    else:
+      pixels = decode.decode(
+        image, self.channels, where=example.where, levels=self.levels
+      )
     if pixels.shape[:2] != self.source.image_shape:
       raise UserError(
         f'{example.where} has (height, width) {pixels.shape[:2]}, not the'

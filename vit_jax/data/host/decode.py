@@ -20,7 +20,8 @@ from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host import tiff
 
 MAX_PIXELS = 2**28  # about the most that a WebP file can hold
-_JPEG, _PNG, _BMP = b'\xff\xd8\xff', b'\x89PNG\r\n\x1a\n', b'BM'
+PNG = b'\x89PNG\r\n\x1a\n'  # the first bytes of such a file
+_JPEG, _BMP = b'\xff\xd8\xff', b'BM'
 _GIF = b'GIF87a', b'GIF89a'
 _SEGMENT = struct.Struct('>BBH')  # of a JPEG: 0xFF, kind, size without these 2
 _ORIENTATION = 0x0112  # EXIF's tag
@@ -119,7 +120,7 @@ def stored_bits(data: bytes) -> int:
     data: The file; the first 32 bytes are enough for a PNG.
   """
   bits = 8
-  if data.startswith(_PNG) and len(data) > 24:
+  if data.startswith(PNG) and len(data) > 24:
     bits = data[24]
   elif tiff.is_tiff(data):
     try:
@@ -188,7 +189,7 @@ def _stored(data: bytes) -> tuple[tuple[int, int] | None, str]:
     except ValueError:
       return None, ''
     return (height, width), colors
-  if data.startswith(_PNG) and len(data) >= 24:
+  if data.startswith(PNG) and len(data) >= 24:
     width, height = struct.unpack_from('>II', data, 16)
     return (height, width), ''
   if data.startswith(_BMP) and len(data) >= 26 and data[14] >= 40:
@@ -270,8 +271,8 @@ def _decode_gif(data: bytes, size: tuple[int, int] | None) -> np.ndarray:
 def _decode_other(data: bytes) -> np.ndarray:
   """Returns uint8 or uint16, [h, w] or [h, w, 3 or 4], before rotation."""
   header = None
-  if data.startswith(_PNG):
-    _check_png(data)
+  if data.startswith(PNG):
+    check_png(data)
   elif tiff.is_tiff(data):
     header = tiff.read(data)
     tiff.check(header, data)
@@ -295,9 +296,9 @@ def _decode_other(data: bytes) -> np.ndarray:
   return _with_transparent_grey(pixels, data) if pixels.ndim == 2 else pixels
 
 
-def _check_png(data: bytes) -> None:
+def check_png(data: bytes) -> None:
   """Raises a ValueError if a PNG is damaged; OpenCV would read it silently."""
-  at = len(_PNG)
+  at = len(PNG)
   name = b''
   while name != b'IEND':
     size = int.from_bytes(data[at : at + 4], 'big')
@@ -323,7 +324,7 @@ def _quiet_opencv() -> None:
 
 def _with_transparent_grey(pixels: np.ndarray, data: bytes) -> np.ndarray:
   """Adds alpha if a PNG declares one level of grey transparent."""
-  declared = _chunk(data, b'tRNS') if data.startswith(_PNG) else b''
+  declared = _chunk(data, b'tRNS') if data.startswith(PNG) else b''
   if len(declared) != 2:
     return pixels
   (level,) = struct.unpack('>H', declared)
@@ -370,7 +371,7 @@ def _exif(data: bytes) -> bytes:
   """Returns the EXIF part of a file, itself in TIFF format; b'' if none."""
   if data.startswith(_JPEG):
     exif = _jpeg_exif(data)
-  elif data.startswith(_PNG):
+  elif data.startswith(PNG):
     exif = _chunk(data, b'eXIf')
   elif data.startswith(b'RIFF'):
     exif = _chunk(data, b'EXIF')
@@ -393,7 +394,7 @@ def _jpeg_exif(data: bytes) -> bytes:
 
 def _chunk(data: bytes, kind: bytes) -> bytes:
   """Returns the content of a chunk of a PNG or WebP file; b'' if none."""
-  is_png = data.startswith(_PNG)
+  is_png = data.startswith(PNG)
   at = 8 if is_png else 12
   while at + 8 <= len(data):
     if is_png:

@@ -1,0 +1,139 @@
+"""Maps of classes are cropped and mirrored as their images, on the device."""
+
+import itertools
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+import pytest
+
+from vit_jax import config as config_lib
+from vit_jax.config import UserError
+from vit_jax.data import features
+from vit_jax.data.device import views
+from vit_jax.data.device.rng import Rng
+from vit_jax.data.host import geometry
+
+SIZE = (96, 120)
+COUNT = 8
+CLASSES = 200
+
+
+def features_of(size=SIZE):
+  return {
+    'image': features.Image(size),
+    'map': features.SegmentationMap(tuple(map(str, range(CLASSES)))),
+  }
+
+
+def make_config(**data) -> ml_collections.ConfigDict:
+  config = config_lib.default()
+  # Left as they are: 0 to 255.
+  config.data.update(mean=(0.0,), std=(1 / 255,), channels=1)
+  config.data.update(image_size=(72, 80), antialias=False)
+  config.data.update(data)
+  return config
+
+
+def batch_of() -> dict[str, np.ndarray]:
+  """Returns images whose grey levels are their labels, in blocks."""
+  blocks = np.random.default_rng(0).integers(1, CLASSES, (COUNT, 4, 5))
+  labels = blocks.repeat(24, 1).repeat(24, 2).astype(np.uint8)
+  return {'image': labels[..., None], 'map': labels}
+
+
+def train(config, batch, rows=None, key=1, **how):
+  transform = jax.jit(views.train_transform(config, features_of(), **how))
+  rows = jnp.arange(COUNT) if rows is None else rows
+  return jax.device_get(transform(batch, Rng(jax.random.key(key), rows)))
+
+
+def inside(labels: np.ndarray) -> np.ndarray:
+  """Where all neighbours have one label: interpolation changes nothing."""
+  same = np.ones(labels.shape, bool)
+  for y, x in itertools.product((-1, 0, 1), repeat=2):
+    same &= np.roll(labels, (y, x), (1, 2)) == labels
+  same[:, [0, -1]] = same[:, :, [0, -1]] = False
+  return same
+
+
+@pytest.mark.parametrize('interpolation', ['bilinear', 'bicubic'])
+@pytest.mark.parametrize('crop', geometry.CROPS)
+def test_a_map_follows_its_image(crop, interpolation):
+  config = make_config(
+    crop=crop, pad=3, interpolation=interpolation, crop_scale=(0.3, 0.9)
+  )
+  batch = batch_of()
+  found = train(config, batch)
+  labels = found['map']
+  assert labels.dtype == np.int32 and labels.shape == (COUNT, 72, 80)
+  assert set(np.unique(labels)) <= {*np.unique(batch['map']), 255}
+  pixels = np.round(found['image'][..., 0])
+  is_padding = labels == 255
+  assert is_padding.any() == (crop == 'pad')
+  inner = inside(labels)
+  # Bicubic weights reach two stored pixels, at most four of an enlarged crop.
+  for _ in range(3 if interpolation == 'bicubic' else 0):
+    inner &= inside(inner.astype(int))
+  assert inner.mean() > 0.2
+  wanted = np.where(is_padding, 0, labels)
+  np.testing.assert_array_equal(pixels[inner], wanted[inner])
+
+
+def test_a_map_depends_on_its_row_alone():
+  config, batch = make_config(), batch_of()
+  whole = train(config, batch)['map']
+  turned = {name: np.roll(x, 3, axis=0) for name, x in batch.items()}
+  moved = train(config, turned, jnp.roll(jnp.arange(COUNT), 3))['map']
+  np.testing.assert_array_equal(moved, np.roll(whole, 3, axis=0))
+  assert (train(config, batch, key=2)['map'] != whole).any()
+
+
+def test_evaluation_takes_the_middle():
+  config, batch = (
+    make_config(image_size=(80, 100), eval_resize=SIZE),
+    batch_of(),
+  )
+  prepare = jax.jit(views.eval_batch(config, features_of()))
+  found = prepare(batch | {'index': np.arange(COUNT)})
+  wanted = batch['map'][:, 8:88, 10:110]
+  np.testing.assert_array_equal(found['map'], wanted)
+  np.testing.assert_allclose(found['image'][..., 0], wanted, atol=1e-3)
+  # What the host has cropped already is only converted.
+  config.data.image_size = SIZE
+  kept = views.eval_batch(config, features_of(None))(batch)
+  np.testing.assert_array_equal(kept['map'], batch['map'])
+
+
+def test_several_crops_of_an_image_have_no_map():
+  crop = geometry.Crop('random_resized', (16, 16), None, (0.3, 1.0))
+  made = {'global': geometry.View(crop, 2)}
+  found = train(make_config(), batch_of(), views=made)
+  assert set(found) == {'global'}
+
+
+@pytest.mark.parametrize(
+  'augment, message',
+  [
+    ({'cutmix': 1.0}, 'mix images, but not the map of digits: set both to 0'),
+    (
+      {'policy': 'trivialaugment'},
+      r'moves pixels of images \(.*rotate.*\), but',
+    ),
+  ],
+)
+def test_refuses_what_would_not_move_maps(augment, message):
+  config = make_config()
+  config.augment.update(augment)
+  with pytest.raises(UserError, match=message):
+    train(config, batch_of())
+
+
+def test_colours_may_change():
+  config = make_config()
+  config.augment.update(policy='3augment', jitter=(0.3, 0.3, 0.0, 0.0))
+  plain = train(make_config(), batch_of())
+  found = train(config, batch_of())
+  np.testing.assert_array_equal(found['map'], plain['map'])
+  assert (found['image'] != plain['image']).any()

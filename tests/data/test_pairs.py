@@ -1,0 +1,250 @@
+"""Folders of images with maps of classes beside them."""
+
+import io
+import itertools
+import re
+import struct
+import zlib
+
+import numpy as np
+from PIL import Image
+import pytest
+import stand_in
+
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax.config import UserError
+from vit_jax.data import features
+
+CLASSES = ('sky', 'road', 'tree')
+
+
+def encoded(labels: np.ndarray, palette: bool = False) -> bytes:
+  """Returns a PNG of labels, with a palette or grey."""
+  image = Image.fromarray(labels)
+  if palette:
+    image.putpalette([(7 * i) % 256 for i in range(768)])
+  file = io.BytesIO()
+  image.save(file, 'PNG')
+  return file.getvalue()
+
+
+def labels_of(number: int, size=(20, 24)) -> np.ndarray:
+  y, x = np.mgrid[: size[0], : size[1]]
+  labels = ((y // 7 + x // 5 + number) % 3).astype(np.uint8)
+  labels[0, :3] = 255
+  return labels
+
+
+def write(root, images, maps, names=('a', 'b', 'c'), **how):
+  """Writes pairs of images and maps, and the classes."""
+  (root / 'classes.txt').write_text('\n'.join(CLASSES) + '\n')
+  for i, name in enumerate(names):
+    image, labels = root / images / f'{name}.png', root / maps / f'{name}.png'
+    for path in (image, labels):
+      path.parent.mkdir(parents=True, exist_ok=True)
+    image.write_bytes(stand_in.png(stand_in.pixels(i, 20, 24)))
+    labels.write_bytes(encoded(labels_of(i), **how))
+  return root
+
+
+def make_config(root, **settings):
+  config = config_lib.default()
+  config.data.update(name=f'folder:{root}', image_size=(16, 18), **settings)
+  config.train.batch_size = 3
+  return config
+
+
+def open_pairs(root, split='train', **settings):
+  return data.open_source(make_config(root, **settings), split)
+
+
+@pytest.mark.parametrize(
+  'train, val',
+  [
+    (
+      ('images/training', 'annotations/training'),
+      ('images/validation', 'annotations/validation'),
+    ),
+    (('train/images', 'train/masks'), ('val/images', 'val/masks')),
+  ],
+)
+@pytest.mark.parametrize('palette', [False, True])
+def test_layouts(tmp_path, train, val, palette):
+  write(tmp_path, *train, names=('1', 'deep/2'), palette=palette)
+  write(tmp_path, *val, names=('3',), palette=palette)
+  source = open_pairs(tmp_path)
+  assert source.features == {
+    'image': features.Image(),
+    'map': features.SegmentationMap(CLASSES),
+  }
+  assert len(source) == 2 and source.classes == CLASSES
+  ids = {source.id(i) for i in range(2)}
+  assert {re.split('[/.]', x)[-2] for x in ids} == {'1', '2'}
+  assert [source.read(i).index for i in range(2)] == [0, 1]
+  other = open_pairs(tmp_path, 'val')
+  assert len(other) == 1 and other.fingerprint() != source.fingerprint()
+  assert len(open_pairs(tmp_path, 'all')) == 3
+  (batch,) = data.eval_batches(
+    other, make_config(tmp_path, eval_resize=(20, 24)), batch_size=1
+  )
+  np.testing.assert_array_equal(batch['map'][0], labels_of(0)[2:18, 3:21])
+
+
+def test_one_split_and_its_slices(tmp_path):
+  root = write(tmp_path, 'images', 'masks', names=map(str, range(10)))
+  parts = [open_pairs(root, x) for x in ('train[:60%]', 'train[60%:]')]
+  assert [len(x) for x in parts] == [6, 4]
+  ids = [x.id(i) for x in parts for i in range(len(x))]
+  whole = open_pairs(root)
+  assert ids == [whole.id(i) for i in range(10)]
+
+
+@pytest.mark.parametrize('bits', [1, 2, 4, 8, 16])
+def test_labels_of_all_depths(tmp_path, bits):
+  root = write(tmp_path, 'images', 'masks', names=('a',))
+  labels = labels_of(0) % min(3, 2**bits)
+  if bits == 16:
+    file = encoded(labels.astype(np.uint16))
+  elif bits == 8:
+    file = encoded(labels)
+  else:
+    file = shallow(labels, bits)
+  (root / 'masks/a.png').write_bytes(file)
+  config = make_config(root, source_size=(20, 24))
+  source = data.open_source(config, 'train')
+  (batch,) = data.eval_batches(source, config, batch_size=1)
+  np.testing.assert_array_equal(batch['map'][0], labels)
+
+
+def shallow(labels: np.ndarray, bits: int) -> bytes:
+  """Returns a grey PNG of fewer than 8 bits, which Pillow does not write."""
+
+  def chunk(kind: bytes, content: bytes) -> bytes:
+    checksum = struct.pack('>I', zlib.crc32(kind + content))
+    return struct.pack('>I', len(content)) + kind + content + checksum
+
+  each = (labels[..., None] >> np.arange(bits)[::-1]) & 1
+  rows = np.packbits(each.reshape(len(labels), -1), axis=1)
+  lines = b''.join(b'\0' + row.tobytes() for row in rows)
+  size = struct.pack('>IIBBBBB', *labels.shape[::-1], bits, 0, 0, 0, 0)
+  return (
+    b'\x89PNG\r\n\x1a\n'
+    + chunk(b'IHDR', size)
+    + chunk(b'IDAT', zlib.compress(lines))
+    + chunk(b'IEND', b'')
+  )
+
+
+def read_all(root, **settings):
+  config = make_config(root, **settings)
+  source = data.open_source(config, 'train')
+  return list(data.eval_batches(source, config, batch_size=3))
+
+
+def test_errors_of_files_name_them(tmp_path):
+  root = write(tmp_path, 'images', 'masks')
+  path = root / 'masks/b.png'
+  good = path.read_bytes()
+  wrong = labels_of(1)
+  wrong[4, 6] = 3
+  colours = stand_in.png(stand_in.pixels(0, 20, 24))
+  for content, message in [
+    (encoded(labels_of(1, (20, 23))), r'\(20, 23\), but its image .*b.png has'),
+    (encoded(wrong), 'has label 3 in row 4, column 6, but labels are from 0'),
+    (colours, 'holds colours, and not a label for each pixel'),
+    (good[: len(good) // 2], 'is damaged'),
+    (b'', 'is empty'),
+  ]:
+    path.write_bytes(content)
+    for size in (None, (20, 24)):
+      with pytest.raises(UserError, match=rf'masks/b.png.* {message}') as e:
+        read_all(root, source_size=size)
+      assert '\n' not in str(e.value)
+
+
+def test_missing_counterparts_are_named(tmp_path):
+  root = write(tmp_path, 'images', 'masks')
+  (root / 'masks/b.png').unlink()
+  with pytest.raises(UserError, match=r'images/b.png has no map .*masks/b\.\*'):
+    open_pairs(root)
+  (root / 'images/b.png').unlink()
+  (root / 'images/c.png').unlink()
+  with pytest.raises(UserError, match=r'masks/c.png has no image'):
+    open_pairs(root)
+  (root / 'images/c.jpg').write_bytes(b'')
+  (root / 'images/c.jpeg').write_bytes(b'')
+  with pytest.raises(UserError, match='differ only in their endings'):
+    open_pairs(root)
+
+
+def test_maps_are_laid_out_as_their_images(tmp_path):
+  write(tmp_path, 'images/train', 'masks')
+  with pytest.raises(
+    UserError, match=r'folders of splits \(train\), but .*masks'
+  ):
+    open_pairs(tmp_path)
+
+
+@pytest.mark.parametrize(
+  'text, message',
+  [
+    (None, r'classes.txt cannot be read .*write the name of a class on each'),
+    ('\n', 'classes.txt is empty'),
+    ('sky\nroad\nsky\n', "names 'sky' twice"),
+  ],
+)
+def test_errors_of_the_classes(tmp_path, text, message):
+  root = write(tmp_path, 'images', 'masks')
+  (root / 'classes.txt').unlink()
+  if text is not None:
+    (root / 'classes.txt').write_text(text)
+  with pytest.raises(UserError, match=message):
+    open_pairs(root)
+
+
+def test_many_classes_have_a_wide_ignore(tmp_path):
+  root = write(tmp_path, 'images', 'masks', names=('a',))
+  (root / 'classes.txt').write_text('\n'.join(map(str, range(300))))
+  wide = labels_of(0).astype(np.uint16)
+  wide[5, 5], wide[0, :3] = 299, 65535
+  (root / 'masks/a.png').write_bytes(encoded(wide))
+  (batch,) = read_all(root, source_size=(20, 24))
+  assert batch['map'].dtype == np.uint16
+  np.testing.assert_array_equal(batch['map'][0], wide)
+
+
+@pytest.mark.parametrize('crop', ['random_resized', 'random', 'pad', 'center'])
+def test_crops_of_the_host_are_those_of_the_image(tmp_path, crop):
+  """An image whose grey levels are its labels stays equal to its map."""
+  (tmp_path / 'classes.txt').write_text('\n'.join(map(str, range(9))))
+  for folder in ('images', 'masks'):
+    (tmp_path / folder).mkdir()
+  for i, size in itertools.product(range(3), ((8, 10), (10, 6))):
+    blocks = np.random.default_rng(i).integers(1, 9, (size[0], size[1]))
+    labels = np.repeat(np.repeat(blocks, 24, 0), 24, 1).astype(np.uint8)
+    name = f'{i}-{size[0]}.png'
+    (tmp_path / 'masks' / name).write_bytes(encoded(labels))
+    image = np.repeat(labels[..., None], 3, -1)
+    (tmp_path / 'images' / name).write_bytes(stand_in.png(image))
+  config = make_config(tmp_path, crop=crop, pad=3, antialias=False)
+  config.data.image_size = (96, 80)
+  config.data.crop_scale = (0.2, 0.9)
+  source = data.open_source(config, 'train')
+  batches = data.train_batches(source, config, start_step=0, num_steps=3)
+  for batch in batches:
+    pixels = batch['image'][..., 0].astype(int)
+    labels = np.where(batch['map'] == 255, 0, batch['map']).astype(int)
+    inner = inside(labels)
+    assert inner.mean() > 0.3
+    np.testing.assert_array_equal(pixels[inner], labels[inner])
+    assert (batch['map'] == 255).any() == (crop == 'pad')
+
+
+def inside(labels: np.ndarray) -> np.ndarray:
+  """Where all neighbours have one label: interpolation changes nothing."""
+  same = np.ones(labels.shape, bool)
+  for y, x in itertools.product((-1, 0, 1), repeat=2):
+    same &= np.roll(labels, (y, x), (1, 2)) == labels
+  same[:, [0, -1]] = same[:, :, [0, -1]] = False
+  return same

@@ -1,0 +1,86 @@
+"""Reads maps of classes as labels, and not as the colours that viewers show."""
+
+import io
+
+import numpy as np
+
+from vit_jax.config import one_line
+from vit_jax.config import UserError
+from vit_jax.data import features
+from vit_jax.data.host import decode
+from vit_jax.data.host.geometry import Size
+
+_PNG_BITS, _PNG_COLORS = 24, 25  # bytes of a PNG's header; colours 0: grey
+
+
+def read(
+  value: bytes | np.ndarray,
+  feature: features.SegmentationMap,
+  where: str,
+  size: Size,
+  image: str,
+) -> np.ndarray:
+  """Returns a map [H, W] of the feature's type.
+
+  Args:
+    value: An encoded file, or labels [H, W].
+    feature: The classes.
+    where: Name of the map, for errors.
+    size: (height, width) of its image.
+    image: Name of its image, for errors.
+
+  Raises:
+    UserError: It cannot be decoded, has another size than its image, or labels
+      beyond the classes.
+  """
+  labels = decode_map(value, where) if isinstance(value, bytes) else value
+  if labels.shape != size:
+    raise UserError(
+      f'{where} has (height, width) {labels.shape}, but its image {image} has'
+      f' {size}: both must have one size'
+    )
+  return feature.encode(labels, where)
+
+
+def decode_map(data: bytes, where: str) -> np.ndarray:
+  """Returns the labels of an encoded map, uint8 or uint16 [H, W].
+
+  Those of a PNG with a palette are the positions in it, and those of a grey
+  image the stored numbers, also of 1, 2, 4 or 16 bits.
+
+  Raises:
+    UserError: It is damaged, or holds colours.
+  """
+  if data.startswith(decode.PNG):
+    labels = _decode_png(data, where)
+  else:
+    labels = decode.as_stored(data, where=where)
+  if labels.ndim != 2:
+    raise UserError(
+      f'{where} holds colours, and not a label for each pixel: save it as a PNG'
+      ' with a palette, or as grey'
+    )
+  return labels
+
+
+def _decode_png(data: bytes, where: str) -> np.ndarray:
+  """Returns labels [H, W], or colours [H, W, C].
+
+  Pillow reads it: OpenCV would turn a palette into its colours.
+  """
+  from PIL import Image  # only maps need it
+
+  try:
+    decode.check_png(data)
+    with Image.open(io.BytesIO(data), formats=['PNG']) as image:
+      labels = np.asarray(image)
+  except (ValueError, OSError, SyntaxError) as e:
+    raise UserError(
+      f'{where} is damaged, or no image, and cannot be decoded: {one_line(e)}'
+    ) from None
+  if labels.dtype == bool:  # grey of 1 bit
+    return labels.astype(np.uint8)
+  bits = data[_PNG_BITS]
+  if bits < 8 and data[_PNG_COLORS] == 0:  # Pillow scales them up to 8 bits
+    return labels // np.uint8(255 // (2**bits - 1))
+  return labels.astype(np.uint16) if bits == 16 else labels
