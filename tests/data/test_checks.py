@@ -40,8 +40,11 @@ def test_accepts(settings):
 @pytest.mark.parametrize(
   'settings, message',
   [
-    ({'name': ''}, "config.data.name is '': write 'digits', 'folder:PATH',"),
-    ({'name': '/tmp'}, "write 'digits', 'folder:/tmp',"),
+    (
+      {'name': ''},
+      "config.data.name is '': write 'digits', 'scenes', 'folder:PATH',",
+    ),
+    ({'name': '/tmp'}, "write 'digits', 'scenes', 'folder:/tmp',"),
     ({'name': 'folder:/no/such'}, "data.name: there is no folder '/no/such'"),
     (
       {'split': 'train[:x]'},

@@ -151,8 +151,9 @@ def _model() -> ml_collections.ConfigDict:
 
 def _data() -> ml_collections.ConfigDict:
   data = ml_collections.ConfigDict()
-  # 'digits', 'folder:PATH', 'table:FILE' (CSV, TSV or Parquet), 'hf:DIRECTORY'
-  # or 'hf:OWNER/NAME' (the datasets library), the name of a TFDS dataset, or a
+  # 'digits'; 'scenes' of digits, with maps of classes; 'folder:PATH', also one
+  # with images/ and masks/; 'table:FILE' (CSV, TSV or Parquet); 'hf:DIRECTORY'
+  # or 'hf:OWNER/NAME' (the datasets library); the name of a TFDS dataset; or a
   # class of your own, 'my_module:MySource'.
   data.name = 'digits'
   # Columns of a table or of an hf: dataset: images (paths, or encoded bytes),

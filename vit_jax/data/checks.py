@@ -75,7 +75,7 @@ def _check_name(name: str) -> None:
     prefix = re.match(r'[\w-]+:', name)
     what = f'; {prefix[0]!r} is not known' if prefix else ''
     raise UserError(
-      f"config.data.name is {name!r}: write 'digits', {hint!r},"
+      f"config.data.name is {name!r}: write 'digits', 'scenes', {hint!r},"
       f" 'table:FILE', 'hf:NAME', 'my_module:MySource' or the name of a TFDS"
       f' dataset{what}'
     )

@@ -10,6 +10,7 @@ from vit_jax.data import digits
 from vit_jax.data import folder
 from vit_jax.data import hf
 from vit_jax.data import pairs
+from vit_jax.data import scenes
 from vit_jax.data import skipping
 from vit_jax.data import splits
 from vit_jax.data import table
@@ -40,6 +41,8 @@ def _open(config: ml_collections.ConfigDict, split: str) -> base.Source:
     size = config_lib.pair(size, 'data.source_size')
   if data.name == 'digits':
     return digits.open_digits(split, data.channels)
+  if data.name == 'scenes':
+    return scenes.ScenesSource(split, size or scenes.SIZE)
   if data.name.startswith(FOLDER):
     path = folder_path(data.name)
     if pairs.holds_pairs(path):

@@ -1,0 +1,88 @@
+import ml_collections
+import numpy as np
+import pytest
+
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax.config import UserError
+from vit_jax.data import cache as cache_lib
+from vit_jax.data import scenes
+
+
+def make_config(**settings) -> ml_collections.ConfigDict:
+  config = config_lib.default()
+  config.data.update(name='scenes', image_size=48, flip=False)
+  config.data.update(settings)
+  config.train.batch_size = 4
+  return config
+
+
+def open_scenes(split='train', **settings) -> data.Source:
+  return data.open_source(make_config(**settings), split)
+
+
+def test_scenes_have_digits_on_a_background():
+  source = open_scenes('test[:60]')
+  assert source.image_shape == (64, 64) and len(source) == 60
+  assert source.classes == ('background', *'0123456789')
+  examples = [source.read(i) for i in range(60)]
+  maps = np.stack([e.values['map'] for e in examples])
+  assert examples[0].image.shape == (64, 64, 3)
+  assert maps.shape[1:] == (64, 64) and maps.dtype == np.uint8
+  shares = np.bincount(maps.ravel(), minlength=11) / maps.size
+  assert 0.5 < shares[0] < 0.95 and (shares[1:] > 0.002).all()
+  # Each digit's colour differs from its surroundings.
+  for e, labels in zip(examples, maps, strict=True):
+    image = e.image.astype(float)
+    for label in set(labels.ravel()) - {0}:
+      where = labels == label
+      if where.sum() > 30:
+        inks = image[where].mean(0)
+        assert np.abs(inks - image[labels == 0].mean(0)).max() > 15
+
+
+def test_a_scene_depends_on_seed_split_and_position_alone():
+  one, other = open_scenes(), open_scenes('train[50%:]')
+  for i in (0, 7):
+    a, b = one.read(2000 + i), other.read(i)
+    assert a.index == b.index and one.id(2000 + i) == other.id(i)
+    np.testing.assert_array_equal(a.image, b.image)
+    np.testing.assert_array_equal(a.values['map'], b.values['map'])
+  test, seeded = open_scenes('test'), scenes.ScenesSource('train', seed=1)
+  assert (one.read(0).image != test.read(0).image).any()
+  assert (one.read(0).image != seeded.read(0).image).any()
+  prints = {x.fingerprint() for x in (one, other, test, seeded)}
+  assert len(prints) == 4
+  assert open_scenes('val').fingerprint() == test.fingerprint()
+
+
+def test_no_digit_is_in_both_splits():
+  train, test = open_scenes(), open_scenes('test')
+  images = train._digits['image'].reshape(-1, 64)
+  shown = [
+    {x.tobytes() for x in images[source._rows[split]]}
+    for source, split in ((train, 'train'), (test, 'test'))
+  ]
+  assert not shown[0] & shown[1]
+
+
+@pytest.mark.parametrize('cache', ['none', 'host'])
+@pytest.mark.parametrize('channels', [1, 3])
+def test_batches(cache, channels):
+  config = make_config(cache=cache, channels=channels, source_size=(40, 52))
+  source = data.open_source(config, 'train[:10]')
+  whole = source
+  if cache == 'host':
+    source = cache_lib.decode_split(source, config)
+  batch = next(iter(data.eval_batches(source, config, batch_size=4)))
+  assert batch['image'].shape == (4, 40, 52, channels)
+  for i in range(4):
+    wanted = whole.read(i)
+    np.testing.assert_array_equal(batch['map'][i], wanted.values['map'])
+    if channels == 3:
+      np.testing.assert_array_equal(batch['image'][i], wanted.image)
+
+
+def test_there_are_two_splits():
+  with pytest.raises(UserError, match="scenes has no split 'dev': choose from"):
+    open_scenes('dev')

@@ -1,0 +1,153 @@
+"""Scenes of digits on textured backgrounds, with the class of each pixel.
+
+scikit-learn's digits are enlarged, coloured and pasted over waves and noise. A
+scene is a pure function of (seed, split, position), so nothing is stored. The
+digits of test are none of those of train.
+"""
+
+from typing import NamedTuple
+
+import cv2
+import numpy as np
+
+from vit_jax.data import base
+from vit_jax.data import digits
+from vit_jax.data import features
+from vit_jax.data import splits
+from vit_jax.data.host.geometry import Size
+
+CLASSES = ('background', *map(str, range(10)))
+SIZE: Size = (64, 64)  # unless the config has data.source_size
+_SCENES = {'train': 4_000, 'test': 500}
+_TRAIN_SHARE = 0.8  # of the digits, which scenes of train show
+_PASTED = (2, 4)  # least and most digits in a scene
+_SIDES = (0.25, 0.5)  # of a digit, as fractions of the scene's short side
+_WAVES = 3  # of a background, each with its direction and length
+_NOISE = 10.0  # standard deviation of a pixel's noise, in grey levels
+_INK = 0.4  # least share of ink where a pixel belongs to a digit
+_CONTRAST = 90.0  # least distance of a digit's colour from the background's
+
+
+class Scene(NamedTuple):
+  """A scene.
+
+  Attributes:
+    image: uint8 [H, W, 3].
+    labels: uint8 [H, W], positions in CLASSES.
+  """
+
+  image: np.ndarray
+  labels: np.ndarray
+
+
+class ScenesSource(base.Source):
+  """The scenes of a split, made when they are read."""
+
+  def __init__(self, split: str, size: Size = SIZE, seed: int = 0):
+    """Reads the digits.
+
+    Args:
+      split: A split specification, of 'train' and 'test'.
+      size: (height, width) of a scene.
+      seed: Other seeds give other scenes, not other digits.
+
+    Raises:
+      UserError: There is no such split, or it is empty.
+    """
+    self.features = {
+      'image': features.Image(size),
+      'map': features.SegmentationMap(CLASSES),
+    }
+    self._size, self._seed = size, seed
+    aliases = {'val': 'test'}
+    self._selection = splits.Selection(split, _SCENES, 'scenes', aliases)
+    # In an order by hash, so that both parts have all classes.
+    whole = digits.open_digits('train', channels=1)
+    cut = round(_TRAIN_SHARE * len(whole))
+    self._rows = {'train': slice(cut), 'test': slice(cut, None)}
+    self._digits = whole.arrays
+
+  def __len__(self) -> int:
+    return len(self._selection)
+
+  def read(self, position: int) -> base.Example:
+    """Returns a scene, made here."""
+    split, row, index = self._selection.locate(position)
+    rows = self._rows[split]
+    rng = np.random.default_rng((self._seed, [*_SCENES].index(split), row))
+    scene = make(
+      self._digits['image'][rows, ..., 0],
+      self._digits['label'][rows],
+      self._size,
+      rng,
+    )
+    values = {'image': scene.image, 'map': scene.labels}
+    return base.Example(values, index, f'scene {row} of {split}')
+
+  def id(self, position: int) -> str:
+    """Returns the name of a scene, as 'test/7'."""
+    split, row, _ = self._selection.locate(position)
+    return f'{split}/{row}'
+
+  def fingerprint(self) -> str:
+    """Returns a digest of all that scenes depend on."""
+    ranges = [str(term) for term in self._selection.ranges]
+    return base.digest(['scenes', str(self._size), str(self._seed), *ranges])
+
+
+def make(
+  images: np.ndarray,
+  labels: np.ndarray,
+  size: Size,
+  rng: np.random.Generator,
+) -> Scene:
+  """Returns a scene of some digits.
+
+  Args:
+    images: Digits to choose from, uint8 [N, 8, 8].
+    labels: What they show, [N].
+    size: (height, width) of the scene.
+    rng: Random numbers.
+  """
+  base_color = rng.uniform(0, 255, 3)
+  canvas = _background(base_color, size, rng)
+  classes = np.zeros(size, np.uint8)
+  for _ in range(rng.integers(*_PASTED, endpoint=True)):
+    chosen = rng.integers(len(images))
+    side = max(8, round(rng.uniform(*_SIDES) * min(size)))
+    side = min(side, *size)
+    top, left = (int(rng.integers(n - side + 1)) for n in size)
+    ink = cv2.resize(
+      images[chosen].astype(np.float32) / 255,
+      (side, side),
+      interpolation=cv2.INTER_LINEAR,
+    )
+    place = slice(top, top + side), slice(left, left + side)
+    color = _far_from(base_color, rng)
+    canvas[place] += ink[..., None] * (color - canvas[place])
+    classes[place][ink > _INK] = 1 + labels[chosen]
+  canvas += rng.normal(0, _NOISE, canvas.shape)
+  return Scene(np.clip(np.rint(canvas), 0, 255).astype(np.uint8), classes)
+
+
+def _background(
+  color: np.ndarray, size: Size, rng: np.random.Generator
+) -> np.ndarray:
+  """Returns waves of a colour, float64 [H, W, 3]."""
+  y, x = np.mgrid[: size[0], : size[1]]
+  canvas = np.tile(color, (*size, 1))
+  for _ in range(_WAVES):
+    angle, phase = rng.uniform(0, 2 * np.pi, 2)
+    length = rng.uniform(0.1, 1.0) * min(size)  # pixels
+    along = np.cos(angle) * x + np.sin(angle) * y
+    wave = np.sin(2 * np.pi * along / length + phase)
+    canvas += wave[..., None] * rng.uniform(-20, 20, 3)
+  return canvas
+
+
+def _far_from(color: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+  """Returns a random colour at least _CONTRAST from another."""
+  while True:
+    found = rng.uniform(0, 255, 3)
+    if np.linalg.norm(found - color) >= _CONTRAST:
+      return found
