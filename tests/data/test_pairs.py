@@ -15,6 +15,7 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax.config import UserError
 from vit_jax.data import features
+from vit_jax.data import survey
 
 CLASSES = ('sky', 'road', 'tree')
 
@@ -184,6 +185,20 @@ def test_maps_are_laid_out_as_their_images(tmp_path):
     UserError, match=r'folders of splits \(train\), but .*masks'
   ):
     open_pairs(tmp_path)
+
+
+def test_check_finds_what_is_wrong_with_maps(tmp_path):
+  root = write(tmp_path, 'images/train', 'masks/train')
+  write(root, 'images/val', 'masks/val')
+  (root / 'masks/val/b.png').write_bytes(encoded(labels_of(1, (20, 23))))
+  found = survey.report(survey.list_folder(str(root)))
+  assert {x: y['examples'] for x, y in found['splits'].items()} == {
+    'train': 3,
+    'val': 3,
+  }
+  (damaged,) = found['damaged']
+  assert damaged['id'] == 'images/val/b.png' and damaged['split'] == 'val'
+  assert 'masks/val/b.png has (height, width) (20, 23)' in damaged['problem']
 
 
 @pytest.mark.parametrize(

@@ -85,6 +85,7 @@ def main(argv: list[str]) -> int:
   if out is not None and not out.absolute().parent.is_dir():
     raise UserError(f'--out={out}: there is no folder {out.parent}')
   from vit_jax.data import survey as survey_lib  # after the flags
+  from vit_jax.data import survey_text
 
   survey = _survey(names[0] if names else None, config)
   with data_flags.progress(len(survey.entries)) as progress:
@@ -94,7 +95,7 @@ def main(argv: list[str]) -> int:
   if _FORMAT.value == 'json':
     print(json.dumps(found))
   else:
-    print(survey_lib.as_text(found), end='')
+    print(survey_text.as_text(found), end='')
   _advise(found, out)
   return int(survey_lib.is_bad(found))
 

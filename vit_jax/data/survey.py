@@ -16,14 +16,16 @@ import cv2
 import ml_collections
 import numpy as np
 
-from vit_jax.config import tables
 from vit_jax.config import UserError
 from vit_jax.data import base
+from vit_jax.data import features
 from vit_jax.data import folder as folder_lib
 from vit_jax.data import intensity
+from vit_jax.data import pairs as pairs_lib
 from vit_jax.data import sources
 from vit_jax.data.host import batches
 from vit_jax.data.host import decode
+from vit_jax.data.host import maps as maps_lib
 
 _AT_ONCE = 256  # examples that threads read before the next group starts
 _COMMON = 10  # number of sizes to list
@@ -39,12 +41,16 @@ class Entry:
     split: Name of its split.
     label: Name of its class; None: known once it is read.
     read: Function that reads it.
+    maps: Its maps of classes, by name.
   """
 
   id: str
   split: str
   label: str | None
   read: Callable[[], base.Example]
+  maps: Mapping[str, features.SegmentationMap] = dataclasses.field(
+    default_factory=dict
+  )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -99,6 +105,10 @@ def list_folder(root: str, split_of: Mapping[str, str] | None = None) -> Survey:
   Raises:
     UserError: There is no such folder, or its splits are not clear.
   """
+  if pairs_lib.holds_pairs(root):
+    names = pairs_lib.split_folders(root)
+    opened = {name: pairs_lib.PairsSource(root, name) for name in names}
+    return _of_sources(f'{sources.FOLDER}{root}', opened)
   folders = folder_lib.split_folders(root)
   classes = folder_lib.classes_in(folders['train'])
   entries, ignored, problems = [], [], []
@@ -126,7 +136,7 @@ def _read_file(path: str) -> base.Example:
 
 
 def list_config(config: ml_collections.ConfigDict) -> Survey:
-  """Lists the data of a config: a whole folder, else the splits that it names.
+  """Lists the data of a config: its splits, or all of a folder of classes.
 
   This includes examples that the config leaves out as damaged.
 
@@ -134,20 +144,34 @@ def list_config(config: ml_collections.ConfigDict) -> Survey:
     UserError: The data does not exist.
   """
   opened, problems = _open_splits(config)
-  found: dict[str, Entry] = {}
-  for split, source in opened.items():
-    for i in range(len(source)):
-      id_, read = source.id(i), functools.partial(source.read, i)
-      found.setdefault(id_, Entry(id_, split, None, read))
-  if config.data.name.startswith(sources.FOLDER):
-    root = sources.folder_path(config.data.name)
-    result = list_folder(root, {id_: e.split for id_, e in found.items()})
+  root = sources.folder_path(config.data.name)
+  is_folder = config.data.name.startswith(sources.FOLDER)
+  if is_folder and not pairs_lib.holds_pairs(root):
+    split_of = {
+      source.id(i): split
+      for split, source in reversed(opened.items())
+      for i in range(len(source))
+    }
+    result = list_folder(root, split_of)
     new = [x for x in problems if x not in result.problems]
     return dataclasses.replace(result, problems=[*result.problems, *new])
   if not opened:
     raise UserError(problems[0])
+  return _of_sources(config.data.name, opened, problems)
+
+
+def _of_sources(
+  name: str, opened: Mapping[str, base.Source], problems: Sequence[str] = ()
+) -> Survey:
+  """Returns all examples of some splits, each once."""
+  found: dict[str, Entry] = {}
+  for split, source in opened.items():
+    maps = features.maps(source.features)
+    for i in range(len(source)):
+      id_, read = source.id(i), functools.partial(source.read, i)
+      found.setdefault(id_, Entry(id_, split, None, read, maps))
   classes = next(iter(opened.values())).classes
-  return Survey(config.data.name, classes, [*found.values()], problems=problems)
+  return Survey(name, classes, [*found.values()], problems=problems)
 
 
 def _open_splits(
@@ -238,6 +262,10 @@ def _look_at(entry: Entry, classes: tuple[str, ...]) -> _Seen:
       pixels = decode.as_stored(data, where=example.where)
     else:
       data, pixels = example.image.tobytes(), example.image
+    for name, kind in entry.maps.items():
+      size = pixels.shape[0], pixels.shape[1]
+      where = example.where_is(name)
+      maps_lib.read(example.values[name], kind, where, size, example.where)
   except UserError as e:
     return _Seen(label, str(e))
   colors = pixels if pixels.ndim == 2 else pixels[..., :3]
@@ -346,86 +374,3 @@ def _count(names: Any) -> dict[str, int]:
 def is_bad(found: Mapping[str, Any]) -> bool:
   """Whether a report lists something that would stop a run."""
   return bool(found['damaged'] or found['problems'])
-
-
-def as_text(found: Mapping[str, Any], most: int = 20) -> str:
-  """Returns a report for people.
-
-  Args:
-    found: From `report`.
-    most: Maximum number of lines of one kind.
-  """
-  splits = found['splits']
-  rows = [
-    (name, f'{part["examples"]:,}', _classes(part['classes']))
-    for name, part in splits.items()
-  ]
-  header = 'split', 'examples', 'classes'
-  lines = [found['data'], *tables.aligned([header, *rows], right=(1,))]
-  lines += [*_about_images(found)]
-  for ending, files in found['ignored'].items():
-    lines.append(
-      f'ignored: {files["count"]} files with the ending {ending}, as'
-      f' {files["example"]}'
-    )
-  pairs = [' = '.join(group['ids']) for group in found['duplicates']]
-  damaged = [entry['problem'] for entry in found['damaged']]
-  lines += _listed('problems of splits and classes', found['problems'], most)
-  lines += _listed('damaged', damaged, most)
-  lines += _listed('the same bytes in several splits or classes', pairs, most)
-  if found['copies']:
-    lines.append(f'copies within a class of a split: {found["copies"]}')
-  warns = any(line.startswith('warning:') for line in lines)
-  if not any((damaged, pairs, found['problems'], warns)):
-    lines.append('nothing is wrong')
-  return '\n'.join(lines) + '\n'
-
-
-def _about_images(found: Mapping[str, Any]) -> Iterator[str]:
-  sizes = found['sizes']
-  if sizes is None:
-    return
-  common = sizes['common'][0]
-  yield (
-    f'height x width: {_by(sizes["smallest"])} to {_by(sizes["largest"])},'
-    f' {sizes["different"]} different; most often {_by(common["size"])}'
-    f' ({common["count"]})'
-  )
-  for what in ('channels', 'bits'):
-    counts = ', '.join(f'{n} of {key}' for key, n in found[what].items() if n)
-    yield f'images by {what}: {counts}'
-  if all(found['bits'].values()):
-    yield (
-      'warning: some images have 8 bits and some 16: this works with'
-      ' config.data.intensity=type alone'
-    )
-  if values := found['intensity']:
-    low, high = values['percentiles'].values()
-    yield (
-      f'values of 16 bits: {values["least"]} to {values["greatest"]}, 99% of'
-      f' them {low} to {high}'
-    )
-    if values['warning']:
-      yield f'warning: {values["warning"]}'
-
-
-def _classes(counts: Mapping[str, int]) -> str:
-  """Returns classes with their sizes; if many, the smallest and largest."""
-  if len(counts) <= _COMMON:
-    return ', '.join(f'{name} {n}' for name, n in counts.items())
-  least = min(counts, key=lambda name: counts[name])
-  most = max(counts, key=lambda name: counts[name])
-  return (
-    f'{len(counts)}, of {counts[least]} ({least}) to {counts[most]} ({most})'
-  )
-
-
-def _by(size: Sequence[int]) -> str:
-  return f'{size[0]} x {size[1]}'
-
-
-def _listed(what: str, lines: Sequence[str], most: int) -> list[str]:
-  if not lines:
-    return []
-  more = [f'  ... and {len(lines) - most} more'] if lines[most:] else []
-  return [f'{what}: {len(lines)}', *(f'  {x}' for x in lines[:most]), *more]

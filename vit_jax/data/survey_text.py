@@ -1,0 +1,93 @@
+"""What `python -m vit_jax.data check` found, as text for people."""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
+from typing import Any
+
+from vit_jax.config import tables
+
+_MOST_CLASSES = 10  # with more, only the smallest and largest are shown
+
+
+def as_text(found: Mapping[str, Any], most: int = 20) -> str:
+  """Returns a report for people.
+
+  Args:
+    found: From `report`.
+    most: Maximum number of lines of one kind.
+  """
+  splits = found['splits']
+  rows = [
+    (name, f'{part["examples"]:,}', _classes(part['classes']))
+    for name, part in splits.items()
+  ]
+  header = 'split', 'examples', 'classes'
+  lines = [found['data'], *tables.aligned([header, *rows], right=(1,))]
+  lines += [*_about_images(found)]
+  for ending, files in found['ignored'].items():
+    lines.append(
+      f'ignored: {files["count"]} files with the ending {ending}, as'
+      f' {files["example"]}'
+    )
+  pairs = [' = '.join(group['ids']) for group in found['duplicates']]
+  damaged = [entry['problem'] for entry in found['damaged']]
+  lines += _listed('problems of splits and classes', found['problems'], most)
+  lines += _listed('damaged', damaged, most)
+  lines += _listed('the same bytes in several splits or classes', pairs, most)
+  if found['copies']:
+    lines.append(f'copies within a class of a split: {found["copies"]}')
+  warns = any(line.startswith('warning:') for line in lines)
+  if not any((damaged, pairs, found['problems'], warns)):
+    lines.append('nothing is wrong')
+  return '\n'.join(lines) + '\n'
+
+
+def _about_images(found: Mapping[str, Any]) -> Iterator[str]:
+  sizes = found['sizes']
+  if sizes is None:
+    return
+  common = sizes['common'][0]
+  yield (
+    f'height x width: {_by(sizes["smallest"])} to {_by(sizes["largest"])},'
+    f' {sizes["different"]} different; most often {_by(common["size"])}'
+    f' ({common["count"]})'
+  )
+  for what in ('channels', 'bits'):
+    counts = ', '.join(f'{n} of {key}' for key, n in found[what].items() if n)
+    yield f'images by {what}: {counts}'
+  if all(found['bits'].values()):
+    yield (
+      'warning: some images have 8 bits and some 16: this works with'
+      ' config.data.intensity=type alone'
+    )
+  if values := found['intensity']:
+    low, high = values['percentiles'].values()
+    yield (
+      f'values of 16 bits: {values["least"]} to {values["greatest"]}, 99% of'
+      f' them {low} to {high}'
+    )
+    if values['warning']:
+      yield f'warning: {values["warning"]}'
+
+
+def _classes(counts: Mapping[str, int]) -> str:
+  """Returns classes with their sizes; if many, the smallest and largest."""
+  if len(counts) <= _MOST_CLASSES:
+    return ', '.join(f'{name} {n}' for name, n in counts.items())
+  least = min(counts, key=lambda name: counts[name])
+  most = max(counts, key=lambda name: counts[name])
+  return (
+    f'{len(counts)}, of {counts[least]} ({least}) to {counts[most]} ({most})'
+  )
+
+
+def _by(size: Sequence[int]) -> str:
+  return f'{size[0]} x {size[1]}'
+
+
+def _listed(what: str, lines: Sequence[str], most: int) -> list[str]:
+  if not lines:
+    return []
+  more = [f'  ... and {len(lines) - most} more'] if lines[most:] else []
+  return [f'{what}: {len(lines)}', *(f'  {x}' for x in lines[:most]), *more]
