@@ -1,0 +1,142 @@
+"""Losses of image-text pairs, zero-shot classification, and retrieval."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.evaluation import retrieval
+from vit_jax.evaluation import zero_shot
+from vit_jax.objectives import contrastive_losses as losses
+
+
+def contrastive_losses(case):
+  """Losses and gradients of one process, and of several that gather."""
+  arrays = {k: jnp.asarray(x) for k, x in case.inputs.items()}
+  image, text = arrays['image_features'], arrays['text_features']
+  scale, bias = arrays['logit_scale'], arrays['logit_bias']
+  parts = ('loss', 'grad_image', 'grad_text', 'grad_scale', 'grad_bias')
+  softmax = jax.value_and_grad(losses.softmax_loss, argnums=(0, 1, 2))
+  loss, grads = softmax(image, text, scale)
+  found = {f'clip_{k}': x for k, x in zip(parts, (loss, *grads), strict=False)}
+  sigmoid = jax.value_and_grad(losses.sigmoid_loss, argnums=(0, 1, 2, 3))
+  loss, grads = sigmoid(image, text, scale, bias)
+  found |= {
+    f'siglip_{k}': x for k, x in zip(parts, (loss, *grads), strict=True)
+  }
+  world = case.fields['dims']['world']
+  for name in sorted({k.rpartition('.')[0] for k in case.expected} - {''}):
+    of_ranks = _siglip_rank
+    if '.clip_' in name:
+      of_ranks = _clip_rank('localT' in name, 'gathergradT' in name)
+    each = _of_ranks(of_ranks, world, image, text, scale, bias)
+    found |= {f'{name}.{k}': x for k, x in zip(parts, each, strict=True)}
+  return found
+
+
+def _of_ranks(loss_of, world, image, text, scale, bias):
+  """Losses of all processes, and gradients that each has in the end."""
+
+  def total(image, text, scale, bias):
+    # Each process has a scale and a bias of its own.
+    each = [
+      loss_of(i, len(image) // world, image, text, scale[i], bias[i])
+      for i in range(world)
+    ]
+    return sum(each), jnp.stack(each)
+
+  args = image, text, jnp.full(world, scale), jnp.full(world, bias)
+  (_, each), grads = jax.value_and_grad(total, (0, 1, 2, 3), has_aux=True)(
+    *args
+  )
+  return each, *grads
+
+
+def _siglip_rank(i, count, image, text, scale, bias):
+  mine = slice(i * count, (i + 1) * count)
+  rows = image[mine], text[mine]
+  return losses.sigmoid_rows(rows, (image, text), scale, bias, i * count).mean()
+
+
+def _clip_rank(is_local, has_grad):
+  def loss_of(i, count, image, text, scale, bias):
+    del bias
+    mine = slice(i * count, (i + 1) * count)
+    rows, whole = (image[mine], text[mine]), (image, text)
+    if not has_grad:
+      whole = jax.lax.stop_gradient(whole)
+    if is_local:
+      return losses.softmax_rows(rows, whole, scale, i * count).mean()
+    # What a process puts in by itself keeps its gradient.
+    images, texts = (
+      x.at[mine].set(own) for x, own in zip(whole, rows, strict=True)
+    )
+    return losses.softmax_loss(images, texts, scale)
+
+  return loss_of
+
+
+def zero_shot_prompts(case):
+  """Weights of classes; also those of two wrong orders, for contrast."""
+  x, scale = (
+    case.inputs['prompt_embeddings'],
+    case.fields['dims']['logit_scale'],
+  )
+  classes, prompts, _ = x.shape
+  images = case.inputs['image_features']
+  labels = np.repeat(np.arange(classes), prompts)
+  weights = zero_shot.class_weights(
+    x.reshape(classes * prompts, -1), labels, classes
+  )
+  raw = zero_shot.normalised(x.mean(axis=1))
+  once = zero_shot.normalised(x).mean(axis=1)
+  logits = zero_shot.logits(images, weights, scale)
+  ragged = case.inputs['ragged_labels']
+  return {
+    'class_weights': weights,
+    'logits': logits,
+    'pred': logits.argmax(axis=1),
+    'class_weights_raw_mean': raw,
+    'pred_raw_mean': zero_shot.logits(images, raw, scale).argmax(axis=1),
+    'mean_not_renormalised': once,
+    'pred_mean_not_renormalised': zero_shot.logits(images, once, scale).argmax(
+      axis=1
+    ),
+    'ragged_class_weights': zero_shot.class_weights(
+      case.inputs['ragged_embeddings'], ragged, int(ragged.max()) + 1
+    ),
+  }
+
+
+def retrieval_recall(case):
+  """Recall both ways: of several texts an image, of one, and of ties."""
+  at, inputs = case.fields['dims']['k'], case.inputs
+
+  def recalls(name, image_of_text=None):
+    x = inputs[name]
+    if image_of_text is None:
+      image_of_text = np.arange(len(x))
+    found = retrieval.both_ways(x, image_of_text, at)
+    return [
+      [found[f'{way}@{k}'] for k in at]
+      for way in ('image_to_text', 'text_to_image')
+    ]
+
+  square, own = inputs['square'], np.eye(len(inputs['square']), dtype=bool)
+  several = recalls('similarity', inputs['text_to_image'])
+  single = recalls('square')
+  return {
+    'image_to_text': several[0],
+    'text_to_image_recall': several[1],
+    'square_image_to_text': single[0],
+    'square_text_to_image': single[1],
+    'square_ranks_image': retrieval.ranks(square, own),
+    'square_ranks_text': retrieval.ranks(square.T, own),
+    'tied_image_to_text': recalls('tied')[0],
+  }
+
+
+CHECKS = {
+  'contrastive_losses': contrastive_losses,
+  'zero_shot_prompts': zero_shot_prompts,
+  'retrieval_recall': retrieval_recall,
+}

@@ -1,0 +1,65 @@
+"""Losses of image-text pairs, whole and in chunks.
+
+tests/golden.py compares them with open_clip's.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax.objectives import contrastive_losses as losses
+
+_B, _D = 16, 6
+
+
+def _pairs():
+  x = np.random.default_rng(0).standard_normal((2, _B, _D))
+  return jnp.float32(x / np.linalg.norm(x, axis=-1, keepdims=True))
+
+
+def _both(images, texts, scale, bias, chunk=None):
+  return jnp.stack(
+    [
+      losses.softmax_loss(images, texts, scale, chunk),
+      losses.sigmoid_loss(images, texts, scale, bias, chunk),
+    ]
+  )
+
+
+def test_of_pairs_that_are_told_apart():
+  """Orthogonal pairs: the softmax tells them apart at any large scale."""
+  x = jnp.eye(8)
+  softmax, sigmoid = _both(x, x, 100.0, -50.0)
+  assert float(softmax) < 1e-6
+  assert float(sigmoid) < 1e-6
+  softmax, sigmoid = _both(x, jnp.roll(x, 1, axis=0), 100.0, -50.0)
+  np.testing.assert_allclose(softmax, 100.0, rtol=1e-5)
+  np.testing.assert_allclose(sigmoid, 100.0, rtol=1e-5)
+
+
+def test_chunks_are_the_same_function():
+  x = _pairs()
+  args = (*x, jnp.float32(7.0), jnp.float32(-3.0))
+  grad = jax.jacrev(_both, argnums=(0, 1, 2, 3))
+  whole, chunks = grad(*args), grad(*args, 4)
+  for one, other in zip(whole, chunks, strict=True):
+    np.testing.assert_allclose(one, other, atol=1e-6)
+  np.testing.assert_allclose(_both(*args), _both(*args, 2), rtol=1e-6)
+
+
+def test_chunks_need_less_memory():
+  """No array of [B, B] is left in the compiled gradient."""
+  x = jnp.zeros((512, 8))
+
+  def size(chunk):
+    grad = jax.grad(losses.softmax_loss, argnums=(0, 1))
+    lowered = jax.jit(grad, static_argnums=3).lower(x, x, 1.0, chunk)
+    return lowered.compile().memory_analysis().temp_size_in_bytes
+
+  assert size(16) < size(None) / 8
+
+
+def test_a_chunk_that_does_not_divide_the_batch():
+  with pytest.raises(ValueError, match='3 rows do not divide 16 pairs'):
+    losses.softmax_loss(*_pairs(), 1.0, 3)
