@@ -67,11 +67,13 @@ setuptools.setup(
     'prepare': ['tensorflow-cpu'],
     'tables': ['pyarrow'],  # data in Parquet files
     'hf': ['datasets>=5.2'],  # data in datasets of Hugging Face
+    'text': ['ftfy>=6.3', 'sentencepiece>=0.2', 'tokenizers'],  # captions
     # For the tests that compare with transformers alone.
     'compat': ['torch==2.13.0', 'transformers>=5.23'],
     'test': [
       'datasets>=5.2',
       'flatbuffers',
+      'ftfy>=6.3',
       'hypothesis',
       'ipykernel',
       'jax2onnx>=0.13,<0.14',
@@ -89,9 +91,11 @@ setuptools.setup(
       'pyyaml',
       'ruff',
       'selenium>=4.51',
+      'sentencepiece>=0.2',
       'starlette>=1.10',
       'submitit>=1.5',
       'tensorboard',
+      'tokenizers',
       'uvicorn>=0.54',
     ],
   },

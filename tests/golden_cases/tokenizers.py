@@ -1,0 +1,70 @@
+"""Tokenizers of CLIP and SigLIP."""
+
+import hashlib
+import html
+import json
+
+import ftfy
+import numpy as np
+from tokenizers import normalizers
+
+from vit_jax.data import tokenizers
+from vit_jax.weights import download
+
+
+def _texts(case):
+  path = case.directory / f'{case.name}_texts.json'
+  return json.loads(path.read_text())['texts']
+
+
+def _merges(case):
+  given = case.directory / f'{case.name}_merges.txt.gz'
+  if given.is_file():
+    return given
+  stated = case.fields['dims']['vocabulary']
+  path = download.fetch(stated['url'])
+  if hashlib.sha256(path.read_bytes()).hexdigest() != stated['sha256']:
+    raise ValueError(f'{path} is not the vocabulary of this case')
+  return path
+
+
+def clip(case):
+  """Tokens, and which texts need each part of the cleaning."""
+  length = case.fields['dims']['context_length']
+  tokenizer = tokenizers.Clip(_merges(case), length)
+  texts = _texts(case)
+  each = [tokenizer.encode(text) for text in texts]
+
+  def differs(clean):
+    return np.array(
+      [
+        tokenizer.encode_clean(' '.join(clean(text).split()).lower()) != tokens
+        for text, tokens in zip(texts, each, strict=True)
+      ]
+    )
+
+  theirs = normalizers.Sequence([normalizers.NFC(), normalizers.Lowercase()])
+  return {
+    'ids': tokenizer(texts),
+    'lengths': [len(tokens) for tokens in each],
+    'needs_ftfy': differs(lambda x: html.unescape(html.unescape(x))),
+    'needs_html': differs(ftfy.fix_text),
+    'hf_differs': differs(theirs.normalize_str),
+  }
+
+
+def siglip(case):
+  """Tokens of prompts, and of captions in training."""
+  length = case.fields['dims']['max_len']
+  path, texts = case.directory / f'{case.name}.model', _texts(case)
+  return {
+    'hf_ids': tokenizers.SentencePiece(path, length)(texts),
+    'bv_ids': tokenizers.SentencePiece(path, length, canonical=False)(texts),
+  }
+
+
+CHECKS = {
+  'clip_tokenizer': clip,
+  'clip_tokenizer_tiny': clip,
+  'siglip_tokenizer_tiny': siglip,
+}
