@@ -113,6 +113,9 @@ def _model() -> ml_collections.ConfigDict:
   model.gated_mlp = config_dict.placeholder(bool)  # SwiGLU
   # A norm after the MLP's activation function, as in EVA-02.
   model.mlp_norm = config_dict.placeholder(bool)
+  model.patch_bias = config_dict.placeholder(bool)  # of the patch embedding
+  # A LayerNorm before the layers, as in CLIP.
+  model.pre_norm = config_dict.placeholder(bool)
   # 'exact', or an approximation: 'tanh', 'sigmoid' (iGPT, CLIP).
   model.gelu = config_dict.placeholder(str)
   model.layer_norm_epsilon = config_dict.placeholder(float)  # 1e-6

@@ -20,6 +20,10 @@ from vit_jax.models import initializers
 from vit_jax.models import rotary
 from vit_jax.models import spec as spec_lib
 
+# Added to the scores of tokens that are not attended to: their weights are 0,
+# and it is finite in all types but float16.
+_HIDDEN = -1e9
+
 
 def separate(
   init: initializers.Initializer, count: int
@@ -115,11 +119,13 @@ def _attend_of_jax(
     query: Queries, [B, R, H, K].
     key: Keys.
     value: Values.
-    bias: Added to the scores, [H, R, T], or None.
+    bias: Added to the scores, [H, R, T] or [B, H, R, T], or None.
     causal: Whether a token attends only to itself and those before it.
     implementation: 'xla' or 'cudnn'.
   """
   lengths: dict[str, Any] = {}
+  if bias is not None and bias.ndim < query.ndim:
+    bias = bias[None]
   b, r = query.shape[:2]
   t = key.shape[1]
   if implementation == 'cudnn' and (r % 2 or t % 2):
@@ -138,7 +144,7 @@ def _attend_of_jax(
     query,
     key,
     value,
-    None if bias is None else bias[None].astype(query.dtype),
+    bias if bias is None else bias.astype(query.dtype),
     is_causal=causal,
     implementation=cast(Literal['xla', 'cudnn'], implementation),
     **lengths,
@@ -223,12 +229,21 @@ class Attention(nn.Module):
     return y, weights
 
   def _bias(self, context: spec_lib.Context) -> jax.Array | None:
-    """Returns what is added to the scores, [H, R, T], or None."""
+    """Returns what is added to the scores, or None.
+
+    It is [H, R, T]; where some tokens are not attended to, [B, H or 1, R or 1,
+    T].
+    """
     bias = context.bias
     if self.spec.relative_positions == 'layers':
       assert context.grid is not None
       bias = embedding.relative_bias(self, context.grid, self.spec.num_heads)
-    return None if bias is None else bias[:, : self.num_queries]
+    if bias is not None:
+      bias = bias[:, : self.num_queries]
+    if context.attended is None:
+      return bias
+    hidden = jnp.where(context.attended, 0.0, _HIDDEN)[:, None, None]
+    return hidden if bias is None else hidden + bias
 
   def _implementation(
     self,

@@ -58,6 +58,7 @@ class PatchEmbedding(nn.Module):
   patch_size: tuple[int, ...]
   kernel_init: initializers.Initializer
   dtype: jax.typing.DTypeLike = jnp.float32
+  has_bias: bool = True
 
   @nn.compact
   def __call__(self, images: jax.Array) -> jax.Array:
@@ -73,7 +74,6 @@ class PatchEmbedding(nn.Module):
     kernel = self.param(
       'kernel', self.kernel_init, (*patch, c, self.hidden_size)
     )
-    bias = self.param('bias', nn.initializers.zeros, (self.hidden_size,))
     grid = [n // p for n, p in zip(size, patch, strict=True)]
     inside = math.prod(patch) * c
     # [B, h, p, w, q, C] -> [B, h, w, p, q, C]
@@ -83,7 +83,11 @@ class PatchEmbedding(nn.Module):
     x = x.transpose(0, *axes[::2], *axes[1::2], len(pairs) + 1)
     x = x.reshape(b, *grid, inside)
     kernel = kernel.reshape(inside, self.hidden_size)
-    return x @ kernel.astype(self.dtype) + bias.astype(self.dtype)
+    x = x @ kernel.astype(self.dtype)
+    if not self.has_bias:
+      return x
+    bias = self.param('bias', nn.initializers.zeros, (self.hidden_size,))
+    return x + bias.astype(self.dtype)
 
 
 def _times(size: Sequence[int]) -> str:

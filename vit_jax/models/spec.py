@@ -115,6 +115,7 @@ class Context:
     rotation: Cosines and sines by which queries and keys are rotated, float32
       [T, K] each, or [B, T, K]; or None.
     grid: (h, w) of the patches, or None.
+    attended: bool [B, T], tokens that others attend to; None: all.
   """
 
   bias: jax.Array | None = None
@@ -122,6 +123,7 @@ class Context:
   grid: tuple[int, int] | None = flax.struct.field(
     pytree_node=False, default=None
   )
+  attended: jax.Array | None = None
 
 
 @dataclasses.dataclass(kw_only=True, unsafe_hash=True)

@@ -70,6 +70,9 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
       10,000.
     rotary_grid: Grid (h, w) of patches to which `rotary` scales their indices;
       None: it does not scale them.
+    patch_bias: Whether the patch embedding has a bias.
+    pre_norm: Whether a LayerNorm precedes the layers (CLIP, arXiv:2103.00020,
+      section 2.4).
     norm_after_pool: For 'gap', whether the last LayerNorm is applied to the
       mean, and not to the tokens.
     resnet_stages: Units in each stage of a ResNet before the patch embedding,
@@ -99,6 +102,8 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
   rotary_grid: Annotated[
     tuple[int, ...] | None, Field(Kind.FUNCTION, is_visible=False, least=1)
   ] = None
+  patch_bias: Annotated[bool, fields.FUNCTION] = True
+  pre_norm: Annotated[bool, fields.FUNCTION] = False
   norm_after_pool: Annotated[bool, FITTED] = False
   resnet_stages: Annotated[tuple[int, ...] | None, fields.STAGES] = None
   resnet_width: Annotated[int, fields.SIZE] = 64
@@ -150,6 +155,8 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     # Not len(images), since the batch size may be symbolic.
     key = dropout.key_of(self, images.shape[0], train, rows)
     x, context = self._embed(images, masked, kept)
+    if self.pre_norm:
+      x = self.layer_norm('norm_before')(x)
     # Layers fold their indices 0 to L - 1 into the key; the embedding folds L.
     embedding_key = dropout.fold(
       dropout.fold(key, self.depth), dropout.Purpose.EMBEDDING
@@ -227,7 +234,12 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     # Equation 1 of the paper: project patches, prepend tokens, add position
     # embeddings.
     x = embedding.PatchEmbedding(
-      d, self.patch_size, starts.patch, self.dtype, name='patch_embedding'
+      d,
+      self.patch_size,
+      starts.patch,
+      self.dtype,
+      self.patch_bias,
+      name='patch_embedding',
     )(x)
     b, *grid = x.shape[:-1]
     x = self._mask(x.reshape(b, -1, d), masked)

@@ -395,6 +395,8 @@ def uncommon(model: vit.ViT) -> dict[str, bool]:
     ROTARY: model.rotary != 'none',
     MLP_NORM: model.mlp_norm,
     'causal attention': model.causal,
+    'a LayerNorm before the layers': model.pre_norm,
+    'a patch embedding without a bias': not model.patch_bias,
     RELATIVE: model.relative_positions != 'none',
     'norms that only scale': model.norm != 'layer',
     MASK_TOKEN: model.mask_token,

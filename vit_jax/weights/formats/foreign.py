@@ -133,6 +133,12 @@ def opened(path: pathlib.Path) -> Iterator[containers.Arrays]:
     yield arrays
 
 
+def config_beside(path: pathlib.Path) -> typed.Json:
+  """Returns the config.json of a directory, or beside a file; or nothing."""
+  directory = path if path.is_dir() else path.parent
+  return _json(directory / 'config.json')
+
+
 def read_beside(
   path: pathlib.Path, whole: whole_lib.Whole, abstract: Any
 ) -> dict[str, Any] | None:

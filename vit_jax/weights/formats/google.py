@@ -167,7 +167,7 @@ _SIGNS = (
 
 def recognises(names: Iterable[str]) -> bool:
   """Whether a file with these arrays has this format."""
-  known = {_alias(name) for name in names}
+  known = {published(name) for name in names}
   return any(sign in known for sign in _SIGNS) or any(
     name.startswith(('Transformer/', 'MixerBlock_')) for name in known
   )
@@ -175,18 +175,18 @@ def recognises(names: Iterable[str]) -> bool:
 
 def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
-  unstacked = _Unstacked(arrays)
+  unstacked = Unstacked(arrays)
   names = {name.removeprefix('params/') for name in unstacked.shapes}
   is_prefixed = any(name.startswith('params/') for name in arrays.shapes)
-  is_newer = any(_alias(name) != name for name in names)
+  is_newer = any(published(name) != name for name in names)
 
   def rename(name: str) -> str:
-    name = _alias(name)
+    name = published(name)
     # With a class token, the name tells whether that token has a position.
     return _POSITION if name == _PATCHES and 'cls' not in names else name
 
   def restore(name: str) -> str:
-    name = _newer(name) if is_newer else name
+    name = newer(name) if is_newer else name
     return f'params/{name}' if is_prefixed else name
 
   return base.Renamed(unstacked, rename, restore, unstacked.stored)
@@ -212,10 +212,10 @@ def stored_name(model: nn.Module, name: str) -> str:
     or model.position_embedding == 'sincos2d'
     or (model.position_tokens == 'patches' and model.prefix)
   )
-  return name if is_published else f'params/{_newer(name)}'  # big_vision's
+  return name if is_published else f'params/{newer(name)}'  # big_vision's
 
 
-def _newer(name: str) -> str:
+def newer(name: str) -> str:
   """Returns the name in newer files for a name in the published files."""
   for old, new in (
     ('Transformer/posembed_input/', ''),
@@ -227,7 +227,7 @@ def _newer(name: str) -> str:
   return name
 
 
-def _alias(name: str) -> str:
+def published(name: str) -> str:
   """Returns the name in the published files for a name in newer files."""
   name = name.removeprefix('params/')
   if re.match(r'Transformer/encoderblock(_\d+)?/', name):
@@ -237,7 +237,7 @@ def _alias(name: str) -> str:
   return name
 
 
-class _Unstacked(containers.Arrays):
+class Unstacked(containers.Arrays):
   """Presents stacked layers, `encoderblock/...` [L, ...], as separate ones.
 
   It leaves out the optimizer state of big_vision's training checkpoints.

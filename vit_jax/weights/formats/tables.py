@@ -242,7 +242,7 @@ def read(
 def _to_ours(entry: Entry, theirs: Sequence[np.ndarray]) -> jax.Array:
   ours = entry.layout.to_ours(theirs, entry.shape)
   # Wait for the copy: otherwise several arrays are in memory twice.
-  ours = np.ascontiguousarray(ours, np.float32)
+  ours = np.asarray(ours, np.float32, order='C')
   return jax.device_put(ours).block_until_ready()
 
 

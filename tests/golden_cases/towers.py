@@ -1,0 +1,123 @@
+"""Two towers: CLIP, SigLIP, LiT and big_vision."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.objectives import contrastive_losses as losses
+from vit_jax.weights import two_towers as weights
+from vit_jax.weights.files import containers
+from vit_jax.weights.formats import google_towers
+from vit_jax.weights.formats import huggingface_clip
+
+
+def _load(case):
+  """Loads the towers; written back, they have the file's bits."""
+  names = case.fields['files']
+  file = next(x for x in names if x.endswith(('.safetensors', '.npz')))
+  path = case.directory / file
+  found = weights.load(path.parent if file.endswith('.safetensors') else path)
+  with containers.open_arrays(path) as arrays:
+    stored = {name: arrays.read(name) for name in arrays.shapes}
+  params = jax.device_get(found.params)
+  if google_towers.recognises(stored):
+    written = google_towers.write(
+      found.model,
+      params,
+      google_towers.style(stored),
+      any('encoderblock/' in name for name in stored),
+    )
+  else:
+    written = huggingface_clip.write(found.model, params)
+  written = dict(written)
+  wrong = [name for name in written.keys() ^ stored.keys()]
+  wrong += [
+    name
+    for name in written.keys() & stored.keys()
+    if written[name].shape != stored[name].shape
+    or not np.array_equal(written[name], stored[name])
+  ]
+  if wrong:
+    raise ValueError(f'written back, these differ: {sorted(wrong)}')
+  return found
+
+
+def _apply(found, method, *args, **how):
+  return found.model.apply(
+    {'params': found.params}, *args, method=method, **how
+  )
+
+
+def _loss(found, images, texts):
+  bound = found.model.bind({'params': found.params})
+  if found.model.has_bias:
+    return losses.sigmoid_loss(images, texts, bound.scale(), bound.logit_bias)
+  return losses.softmax_loss(images, texts, bound.scale())
+
+
+def google(case):
+  """Embeddings, norms and logits of LiT and big_vision."""
+  found = _load(case)
+  images = _apply(found, 'embed_images', case.inputs['images'])
+  texts = _apply(found, 'embed_texts', case.inputs['tokens'])
+  bound = found.model.bind({'params': found.params})
+  answers = {
+    'image_embeds': images['embedding'],
+    'text_embeds': texts['embedding'],
+    'image_norm': jnp.linalg.norm(images['features'], axis=1, keepdims=True),
+    'text_norm': jnp.linalg.norm(texts['features'], axis=1, keepdims=True),
+    'temperature': bound.scale()[None],
+    'text_features': texts['features'],
+    'logits': bound.logits(images['embedding'], texts['embedding']),
+  }
+  if 'loss' in case.expected:
+    answers['loss'] = _loss(found, images['embedding'], texts['embedding'])
+  if found.model.has_bias:
+    answers['bias'] = bound.logit_bias[None]
+  return answers
+
+
+def huggingface(case):
+  """Embeddings, hidden states, logits and loss of CLIP and SigLIP."""
+  found = _load(case)
+  tokens = case.inputs['input_ids']
+  masked = case.inputs['attention_mask'].astype(bool)
+  is_clip = huggingface_clip.kind_of(found.model) == huggingface_clip.CLIP
+  pixels = case.inputs['images']
+  images = _apply(found, 'embed_images', pixels)
+  # Without a mask SigLIP's were trained; CLIP's get the one of the padding.
+  plain = _apply(found, 'embed_texts', tokens)
+  under = _apply(found, 'embed_texts', tokens, masked)
+  texts = under if is_clip else plain
+  trunk, state = found.model.image.apply(
+    {'params': found.params['image']},
+    pixels,
+    method='trunk',
+    mutable=['intermediates'],
+  )
+  hidden = trunk['tokens']
+  if is_clip:  # the last norm is not applied
+    hidden = state['intermediates']['tokens'][-1]
+  embedded = images['embedding'], texts['embedding']
+  return {
+    'image_embeds': embedded[0],
+    'text_embeds': embedded[1],
+    'logits_per_image': _apply(found, 'logits', *embedded),
+    'loss': _loss(found, *embedded),
+    'image_pooled': images['features'],
+    'text_pooled': texts['features'],
+    'text_hidden': texts['tokens'],
+    'vision_hidden': hidden,
+    'text_embeds_no_mask': plain['embedding'],
+    'masked_text_embeds': under['embedding'],
+  }
+
+
+CHECKS = {
+  'bv_two_towers_siglip': google,
+  'bv_two_towers_siglip_scan': google,
+  'hf_clip': huggingface,
+  'hf_clip_gelu_legacy_eos': huggingface,
+  'hf_siglip': huggingface,
+  'lit_text_transformer': google,
+}

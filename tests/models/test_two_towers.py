@@ -1,0 +1,96 @@
+"""Text towers, and two towers; tests/golden.py has other programs' answers."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from vit_jax import models
+from vit_jax.models import stack
+from vit_jax.models import text
+from vit_jax.models import two_towers
+
+_SMALL = {'hidden_size': 12, 'mlp_dim': 24, 'num_heads': 3, 'depth': 2}
+_TOKENS = jnp.array([[4, 1, 2, 9, 0, 0], [3, 5, 9, 0, 0, 0]])
+
+
+def _tower(**fields):
+  model = text.TextTower(vocabulary=10, length=6, **(_SMALL | fields))
+  params = model.init(jax.random.key(0), _TOKENS)['params']
+  return model, params
+
+
+def _features(model, params, tokens, attended=None):
+  return model.apply({'params': params}, tokens, attended)['features']
+
+
+@pytest.mark.parametrize(
+  ('pool', 'where'),
+  [('last', (5, 5)), ('first', (0, 0)), ('end', (3, 2)), ('largest', (3, 2))],
+)
+def test_the_position_that_is_read(pool, where):
+  model, params = _tower(pool=pool, end_token=9)
+  found = model.apply({'params': params}, _TOKENS)
+  for i, position in enumerate(where):
+    np.testing.assert_array_equal(
+      found['pooled'][i], found['tokens'][i, position]
+    )
+
+
+def test_a_causal_tower_does_not_look_ahead():
+  other = _TOKENS.at[:, 4:].set(7)
+  for causal in (True, False):
+    model, params = _tower(pool='end', end_token=9, causal=causal)
+    both = [_features(model, params, x) for x in (_TOKENS, other)]
+    is_same = np.allclose(*both, atol=1e-6)
+    assert is_same == causal
+
+
+@pytest.mark.parametrize('how', ['plain', 'einsum', 'xla'])
+def test_tokens_that_are_not_attended_to(how):
+  attended = _TOKENS > 0
+  other = jnp.where(attended, _TOKENS, 7)
+  model, params = _tower(pool='first', attention_implementation=how)
+  one, two = (_features(model, params, x, attended) for x in (_TOKENS, other))
+  np.testing.assert_allclose(one, two, atol=1e-6)
+  plain = model.clone(attention_implementation='plain')
+  expected = _features(plain, params, _TOKENS, attended)
+  np.testing.assert_allclose(one, expected, atol=1e-5)
+  assert not np.allclose(one, _features(model, params, _TOKENS), atol=1e-3)
+
+
+def test_scanned_is_the_same():
+  model, params = _tower(out_dim=5)
+  scanned = model.clone(scan=True)
+  found = _features(scanned, stack.stack_layers(params), _TOKENS)
+  expected = _features(model, params, _TOKENS)
+  np.testing.assert_allclose(found, expected, atol=1e-6)
+  assert expected.shape == (2, 5)
+
+
+def test_a_text_that_is_too_long():
+  model, params = _tower()
+  with pytest.raises(ValueError, match='7 tokens is longer than the tower, 6'):
+    model.apply({'params': params}, jnp.zeros((1, 7), jnp.int32))
+
+
+@pytest.mark.parametrize('has_bias', [False, True])
+def test_logits_compare_embeddings(has_bias):
+  image = models.create_model(
+    'ViT-Ti/8', 0, pre_norm=True, patch_bias=False, **_SMALL
+  )
+  tower, _ = _tower(out_dim=8)
+  model = two_towers.TwoTowers(image, tower, 8, has_bias)
+  images = jax.random.normal(jax.random.key(1), (3, 16, 16, 3))
+  params = model.init(jax.random.key(0), images, _TOKENS)['params']
+  assert 'bias' not in params['image']['patch_embedding']
+  assert ('logit_bias' in params) == has_bias
+  bound = model.bind({'params': params})
+  embedded = bound.embed_images(images)['embedding']
+  texts = bound.embed_texts(_TOKENS)['embedding']
+  for x in (embedded, texts):
+    np.testing.assert_allclose(jnp.linalg.norm(x, axis=1), 1, rtol=1e-5)
+  start = (10, -10) if has_bias else (1 / 0.07, 0)
+  np.testing.assert_allclose(
+    bound(images, _TOKENS), start[0] * embedded @ texts.T + start[1], atol=1e-4
+  )

@@ -1,0 +1,94 @@
+"""Files with two towers, written and read back.
+
+tests/golden.py reads those of other programs, and writes them back to the bit.
+"""
+
+import json
+
+import jax
+import numpy as np
+import pytest
+
+from vit_jax import models
+from vit_jax.config import UserError
+from vit_jax.models import text
+from vit_jax.models import two_towers
+from vit_jax.weights import two_towers as weights
+from vit_jax.weights.files import containers
+from vit_jax.weights.formats import google_towers
+from vit_jax.weights.formats import huggingface_clip
+
+_SMALL = {'hidden_size': 12, 'mlp_dim': 24, 'num_heads': 3, 'depth': 2}
+_SIZE = (16, 16)
+
+
+def _random(projection=0, has_bias=False, words=None, **fields):
+  image = models.create_model('ViT-Ti/8', 0, **(_SMALL | fields))
+  tower = text.TextTower(
+    vocabulary=9, length=5, out_dim=12, **(_SMALL | (words or {}))
+  )
+  model = two_towers.TwoTowers(image, tower, projection, has_bias)
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda x: rng.standard_normal(x.shape, np.float32),
+    weights.abstract_params(model, _SIZE),
+  )
+  return model, params
+
+
+def _assert_same(found, model, params):
+  assert found.model.text == model.text
+  assert found.image_size == _SIZE
+  jax.tree.map(np.testing.assert_array_equal, found.params, params)
+
+
+@pytest.mark.parametrize('stacked', [False, True])
+@pytest.mark.parametrize('kind', [google_towers.LIT, google_towers.BIG_VISION])
+def test_google(kind, stacked, tmp_path):
+  model, params = _random(pool='map', has_bias=True)
+  path = tmp_path / 'towers.npz'
+  containers.write_npz(path, google_towers.write(model, params, kind, stacked))
+  _assert_same(weights.load(path), model, params)
+
+
+def _write_siglip(tmp_path, **changed):
+  model, params = _random(pool='map', has_bias=True, words={'gelu': 'tanh'})
+  arrays = dict(huggingface_clip.write(model, params))
+  arrays = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
+  containers.write_safetensors(tmp_path / 'model.safetensors', arrays, {})
+  config = {'model_type': 'siglip', **changed}
+  for tower in ('text', 'vision'):
+    config[f'{tower}_config'] = {'num_attention_heads': 3}
+  (tmp_path / 'config.json').write_text(json.dumps(config))
+  return model, params
+
+
+def test_siglip(tmp_path):
+  model, params = _write_siglip(tmp_path)
+  _assert_same(weights.load(tmp_path), model, params)
+
+
+def test_a_model_that_is_not_known(tmp_path):
+  _write_siglip(tmp_path, model_type='flava')
+  with pytest.raises(UserError, match="model_type 'flava': two towers of"):
+    weights.load(tmp_path)
+
+
+def test_a_file_without_two_towers(tmp_path):
+  path = tmp_path / 'one.npz'
+  np.savez(path, x=np.zeros(3))
+  with pytest.raises(UserError, match='holds no two towers'):
+    weights.load(path)
+
+
+def test_all_differences_are_named(tmp_path):
+  model, params = _random(has_bias=False)
+  arrays = dict(google_towers.write(model, params, 'lit', False))
+  del arrays['txt/Encoder_0/encoderblock_1/LayerNorm_1/bias']
+  arrays['txt/more'] = np.zeros(3)
+  path = tmp_path / 'towers.npz'
+  containers.write_npz(path, arrays.items())
+  with pytest.raises(UserError) as caught:
+    weights.load(path)
+  assert 'txt/Encoder_0/encoderblock_1/LayerNorm_1/bias' in str(caught.value)
+  assert 'unknown: txt/more' in str(caught.value)

@@ -1,0 +1,127 @@
+"""A text transformer: tokens of a caption to one vector.
+
+It is the encoder of the ViT on embedded tokens. CLIP's attends to earlier
+tokens only and is read at the end of the text (arXiv:2103.00020, section 2.4);
+those of LiT (arXiv:2111.07991) and SigLIP (arXiv:2303.15343) attend to all
+tokens and are read at the last position.
+
+In comments: B texts, T tokens, D hidden size, E the size of the output.
+"""
+
+import dataclasses
+from typing import Annotated
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models import dropout
+from vit_jax.models import encoder
+from vit_jax.models import fields
+from vit_jax.models import spec as spec_lib
+from vit_jax.models import stack
+from vit_jax.models.fields import Field
+from vit_jax.models.fields import Kind
+
+POOLS = ('last', 'first', 'end', 'largest')
+
+
+class TextTower(nn.Module, spec_lib.EncoderSpec):
+  """Tokens to features, as the image's trunk.
+
+  Attributes, beside those of `spec.LayerSpec` and `spec.EncoderSpec`:
+    vocabulary: Number of different tokens.
+    length: T, the largest number of tokens.
+    out_dim: E, size of the last layer's output; 0: no such layer.
+    has_head_bias: Whether the last layer has a bias.
+    pool: Position that is read: 'last'; 'first'; 'end', the first `end_token`;
+      'largest', the first token with the largest number, which the end is in
+      CLIP's vocabulary.
+    end_token: Number of the token that ends a text, for 'end'.
+  """
+
+  _: dataclasses.KW_ONLY
+  vocabulary: Annotated[int, Field(Kind.SIZE, least=1, most=2**24)]
+  length: Annotated[int, fields.SIZE]
+  out_dim: Annotated[int, Field(Kind.FITTED, least=0)] = 0
+  has_head_bias: Annotated[bool, fields.FUNCTION] = True
+  pool: Annotated[
+    str, Field(Kind.FUNCTION, is_visible=False, choices=POOLS)
+  ] = 'last'
+  end_token: Annotated[
+    int, Field(Kind.FUNCTION, is_visible=False, least=0, most=2**24)
+  ] = 0
+
+  @nn.compact
+  def __call__(
+    self,
+    tokens: jax.Array,
+    attended: jax.Array | None = None,
+    *,
+    train: bool = False,
+    rows: jax.Array | None = None,
+  ) -> dict[str, jax.Array]:
+    """Returns tokens and features; captures attention as a ViT's trunk does.
+
+    Args:
+      tokens: int32 [B, T].
+      attended: bool [B, T], tokens that others attend to, as without padding;
+        None: all.
+      train: Whether to apply dropout; needs `rngs={'dropout': key}`.
+      rows: int32 [B], the texts' positions in the global batch, if this is a
+        part of one; by default 0 to B - 1.
+
+    Returns:
+      `tokens` [B, T, D] after the last norm; `pooled`, float32 [B, D], the one
+      that is read; `features`, float32 [B, E], or [B, D] without a last layer.
+
+    Raises:
+      ValueError: There are more tokens than positions.
+    """
+    count = tokens.shape[1]
+    if count > self.length:
+      raise ValueError(
+        f'a text of {count} tokens is longer than the tower, {self.length}'
+      )
+    key = dropout.key_of(self, tokens.shape[0], train, rows)
+    x = nn.Embed(
+      self.vocabulary,
+      self.hidden_size,
+      dtype=self.dtype,
+      embedding_init=self.starts.position,
+      name='token_embedding',
+    )(tokens)
+    shape = (1, self.length, self.hidden_size)
+    position = self.param('position_embedding', self.starts.position, shape)
+    x += position[:, :count].astype(x.dtype)
+    # Layers fold their indices 0 to L - 1 into the key; the embedding folds L.
+    embedding_key = dropout.fold(
+      dropout.fold(key, self.depth), dropout.Purpose.EMBEDDING
+    )
+    x = dropout.dropout(x, self.dropout_rate, embedding_key)
+    spec = spec_lib.EncoderSpec.take(self)
+    context = spec_lib.Context(attended=attended)
+    x = stack.apply_blocks(
+      self, encoder.EncoderBlock, spec, x, key, context=context
+    )
+    x = self.layer_norm('norm')(x)
+    pooled = self._read(x, tokens).astype(jnp.float32)
+    features = pooled
+    if self.out_dim:
+      features = nn.Dense(
+        self.out_dim,
+        use_bias=self.has_head_bias,
+        kernel_init=self.starts.kernel,
+        name='head',
+      )(pooled)
+    return {'tokens': x, 'pooled': pooled, 'features': features}
+
+  def _read(self, x: jax.Array, tokens: jax.Array) -> jax.Array:
+    """Returns the pooled position of [B, T, D], [B, D]."""
+    if self.pool == 'last':
+      return x[:, -1]
+    if self.pool == 'first':
+      return x[:, 0]
+    found = tokens if self.pool == 'largest' else tokens == self.end_token
+    where = found.argmax(axis=1)[:, None, None]
+    return jnp.take_along_axis(x, where, axis=1)[:, 0]

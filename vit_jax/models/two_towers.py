@@ -1,0 +1,124 @@
+"""An image tower and a text tower whose embeddings are compared.
+
+Images and captions that belong together have similar embeddings: CLIP
+(arXiv:2103.00020), LiT (arXiv:2111.07991), SigLIP (arXiv:2303.15343).
+
+In comments: B images, C texts, E the size of an embedding.
+"""
+
+import math
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+from vit_jax.models import text
+from vit_jax.models import vit
+
+_TINY = 1e-8
+# The temperature at the start: CLIP's is 0.07 (section 2.5), SigLIP's 0.1, with
+# a bias of -10 (algorithm 1).
+_SOFTMAX, _SIGMOID = math.log(1 / 0.07), math.log(10)
+_BIAS = -10.0
+
+
+class TwoTowers(nn.Module):
+  """Images and texts to embeddings of unit length.
+
+  Parameters are in `image`, `text`, `log_scale` and, as the fields say,
+  `image_projection` and `logit_bias`.
+
+  Attributes:
+    image: The image tower, without a head or with one that gives E numbers.
+    text: The text tower.
+    projection: E, where a layer without a bias follows the image tower, as in
+      CLIP; 0: none does.
+    has_bias: Whether the logits have a bias, as SigLIP's.
+  """
+
+  image: vit.ViT
+  text: text.TextTower
+  projection: int = 0
+  has_bias: bool = False
+
+  def setup(self) -> None:
+    """Makes what is beside the towers."""
+    start = _SIGMOID if self.has_bias else _SOFTMAX
+    self.log_scale = self.param(
+      'log_scale', nn.initializers.constant(start), ()
+    )
+    if self.has_bias:
+      bias = nn.initializers.constant(_BIAS)
+      self.logit_bias = self.param('logit_bias', bias, ())
+    if self.projection:
+      self.image_projection = nn.Dense(
+        self.projection, use_bias=False, kernel_init=self.image.starts.kernel
+      )
+
+  def embed_images(
+    self,
+    images: jax.Array,
+    *,
+    train: bool = False,
+    rows: jax.Array | None = None,
+  ) -> dict[str, jax.Array]:
+    """Returns `embedding` and, before it is normalised, `features` [B, E].
+
+    Args:
+      images: [B, height, width, channels].
+      train: Whether to apply dropout.
+      rows: As of `vit.ViT`.
+    """
+    x = self.image(images, train=train, rows=rows)
+    if self.projection:
+      x = self.image_projection(x)
+    return {'features': x, 'embedding': normalised(x)}
+
+  def embed_texts(
+    self,
+    tokens: jax.Array,
+    attended: jax.Array | None = None,
+    *,
+    train: bool = False,
+    rows: jax.Array | None = None,
+  ) -> dict[str, jax.Array]:
+    """Returns what `text.TextTower` does, and `embedding` [C, E].
+
+    Args:
+      tokens: int32 [C, T].
+      attended: As of `text.TextTower`.
+      train: Whether to apply dropout.
+      rows: As of `text.TextTower`.
+    """
+    found = self.text(tokens, attended, train=train, rows=rows)
+    return found | {'embedding': normalised(found['features'])}
+
+  def scale(self) -> jax.Array:
+    """Returns the inverse of the temperature."""
+    return jnp.exp(self.log_scale)
+
+  def logits(self, images: jax.Array, texts: jax.Array) -> jax.Array:
+    """Returns the logits [B, C] of embeddings [B, E] and [C, E]."""
+    similarity = jnp.matmul(
+      images, texts.T, precision=jax.lax.Precision.HIGHEST
+    )
+    found = self.scale() * similarity
+    return found + self.logit_bias if self.has_bias else found
+
+  def __call__(
+    self,
+    images: jax.Array,
+    tokens: jax.Array,
+    attended: jax.Array | None = None,
+  ) -> jax.Array:
+    """Returns the logits of all images and texts, float32 [B, C]."""
+    return self.logits(
+      self.embed_images(images)['embedding'],
+      self.embed_texts(tokens, attended)['embedding'],
+    )
+
+
+def normalised(x: jax.Array) -> jax.Array:
+  """Returns float32 vectors [..., E] of unit length."""
+  norm = jnp.linalg.norm(x, axis=-1, keepdims=True)
+  return x / jnp.maximum(norm, _TINY)

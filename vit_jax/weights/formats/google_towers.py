@@ -1,0 +1,199 @@
+"""Two towers of LiT and of big_vision: npz files with `img/`, `txt/` and `t`.
+
+LiT is that of google-research/vision_transformer (models_lit.py) with its own
+text transformer; big_vision puts `params/` before all names, may stack layers,
+and SigLIP's files have a bias, `b`.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+import dataclasses
+import re
+from typing import Any
+
+import numpy as np
+
+from vit_jax.config import UserError
+from vit_jax.models import text
+from vit_jax.models import two_towers
+from vit_jax.models import vit
+from vit_jax.weights.files import containers
+from vit_jax.weights.files import typed
+from vit_jax.weights.formats import base
+from vit_jax.weights.formats import google
+from vit_jax.weights.formats import tables
+from vit_jax.weights.formats.tables import rule
+
+LIT, BIG_VISION = 'lit', 'big_vision'
+IGNORED = r'(opt|extra)/.*'
+_PREFIX = 'params/'
+_POSITION = 'Transformer/posembed_input/pos_embedding'
+_BLOCK = 'txt/Transformer/encoderblock_{}/'
+_TEXT = [
+  rule('text/token_embedding/embedding', 'txt/Embed_0/embedding'),
+  rule('text/position_embedding', 'txt/pos_embedding'),
+]
+_BESIDE = [
+  rule('log_scale', 't', tables.padded(0)),
+  rule('logit_bias', 'b', tables.padded(0)),
+]
+
+
+def recognises(names: Iterable[str]) -> bool:
+  """Whether a file with these arrays has this format."""
+  plain = {name.removeprefix(_PREFIX) for name in names}
+  return {'t', 'img/embedding/kernel'} <= plain
+
+
+def style(names: Iterable[str]) -> str:
+  """Returns which code wrote a file with these arrays."""
+  is_prefixed = any(name.startswith(_PREFIX) for name in names)
+  return BIG_VISION if is_prefixed else LIT
+
+
+def prepare(arrays: containers.Arrays) -> base.Renamed:
+  """Returns the arrays under the names that the rules use."""
+  prefix = _PREFIX if style(arrays.shapes) == BIG_VISION else ''
+  plain = base.Renamed(
+    arrays,
+    lambda name: _plain(name.removeprefix(prefix)),
+    lambda name: prefix + _shown(name),
+  )
+  unstacked = google.Unstacked(plain)
+  has_class = 'img/cls' in unstacked.shapes
+
+  def rename(name: str) -> str:
+    tower, _, rest = name.partition('/')
+    if tower not in ('img', 'txt'):
+      return name
+    rest = google.published(rest)
+    if name == 'img/pos_embedding' and not has_class:
+      rest = _POSITION
+    return f'{tower}/{rest}'
+
+  is_newer = any('/MlpBlock_0/' in name for name in unstacked.shapes)
+
+  def restore(name: str) -> str:
+    keep = name.endswith(_POSITION) or not is_newer
+    return name if keep else google.newer(name)
+
+  def show(name: str) -> str:
+    return prefix + _shown(unstacked.stored(name))
+
+  return base.Renamed(unstacked, rename, restore, show)
+
+
+def _plain(name: str) -> str:
+  return name.replace('txt/Encoder_0/', 'txt/Transformer/')
+
+
+def _shown(name: str) -> str:
+  return name.replace('txt/Transformer/', 'txt/Encoder_0/')
+
+
+class _Tower(containers.Arrays):
+  """The arrays of one tower, without its name before them."""
+
+  def __init__(self, arrays: base.Renamed, prefix: str):
+    self._arrays, self._prefix = arrays, prefix
+    self.metadata = arrays.metadata
+    self.shapes = {
+      name.removeprefix(prefix): shape
+      for name, shape in arrays.shapes.items()
+      if name.startswith(prefix)
+    }
+
+  def read(self, name: str) -> np.ndarray:
+    return self._arrays.read(self._prefix + name)
+
+
+def describe(
+  arrays: base.Renamed, config: typed.Json
+) -> tuple[two_towers.TwoTowers, tuple[int, int]]:
+  """Infers both towers from the arrays' shapes.
+
+  Args:
+    arrays: From `prepare`.
+    config: Not used: the arrays show all.
+
+  Returns:
+    The model; and the size of images (height, width) that its positions are
+    for.
+
+  Raises:
+    UserError: The text tower is none of those that can be computed.
+  """
+  nothing = dataclasses.replace(config, content={})
+  hints = base.Hints({}, nothing, nothing, None)
+  shapes = base.Shapes(arrays)
+  found = google.describe(base.Renamed(_Tower(arrays, 'img/')), hints)
+  if 'txt/Embed_0/embedding' not in shapes:
+    raise UserError(
+      'its text tower has no array txt/Embed_0/embedding: those of LiT'
+      " (text_transformer) and of big_vision can be read, but LiT's BERT cannot"
+    )
+  vocabulary, hidden = shapes.get('txt/Embed_0/embedding', 2)
+  attention = 'MultiHeadDotProductAttention_1/query/kernel'
+  tower = text.TextTower(
+    hidden_size=hidden,
+    mlp_dim=shapes.get(_BLOCK + 'MlpBlock_3/Dense_0/kernel', 2)[1],
+    depth=shapes.count(_BLOCK),
+    num_heads=shapes.get(_BLOCK + attention, 3)[1],
+    vocabulary=vocabulary,
+    length=shapes.get('txt/pos_embedding', 3)[1],
+    out_dim=shapes.size('txt/head/kernel', -1),
+  )
+  assert isinstance(found.model, vit.ViT)
+  model = two_towers.TwoTowers(found.model, tower, has_bias='b' in shapes)
+  return model, found.image_size
+
+
+def rules(model: two_towers.TwoTowers) -> list[tables.Rule]:
+  """Returns the table for a model."""
+  return [
+    *_TEXT,
+    *_BESIDE,
+    *(_within('image', 'img', x) for x in google.rules(model.image)),
+    *(_within('text', 'txt', x) for x in google.VIT),
+  ]
+
+
+def _within(ours: str, theirs: str, line: tables.Rule) -> tables.Rule:
+  return dataclasses.replace(
+    line,
+    ours=f'{ours}/{line.ours}',
+    theirs=tuple(f'{theirs}/{name}' for name in line.theirs),
+  )
+
+
+def write(
+  model: two_towers.TwoTowers, params: Any, kind: str, stacked: bool
+) -> Iterator[tuple[str, np.ndarray]]:
+  """Yields the arrays of a file.
+
+  Args:
+    model: The towers.
+    params: Their parameters, layers unrolled.
+    kind: `LIT` or `BIG_VISION`.
+    stacked: Whether equal layers are one array, as in big_vision with scan.
+
+  Raises:
+    KeyError: The format has no place for a parameter.
+  """
+  stacks: dict[str, list[np.ndarray]] = {}
+  for name, array in tables.write(rules(model), params):
+    name = _stored(name, kind)
+    match = re.fullmatch(r'(.*encoderblock)_\d+(/.*)', name)
+    if match is None or not stacked:
+      yield name, array
+    else:  # layers come in order
+      stacks.setdefault(match[1] + match[2], []).append(array)
+  for name, layers in stacks.items():
+    yield name, np.stack(layers)
+
+
+def _stored(name: str, kind: str) -> str:
+  """Returns the name in a file for a name in the rules."""
+  if not name.endswith(_POSITION):
+    return (_PREFIX if kind == BIG_VISION else '') + _shown(google.newer(name))
+  return name if kind == LIT else _PREFIX + google.newer(name)

@@ -1,0 +1,283 @@
+"""CLIP and SigLIP in the format of Hugging Face transformers.
+
+Both have a `vision_model`, a `text_model` and a `logit_scale`; config.json has
+what arrays do not show of either tower.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax.config import UserError
+from vit_jax.models import text
+from vit_jax.models import two_towers
+from vit_jax.models import vit
+from vit_jax.weights.files import containers
+from vit_jax.weights.files import typed
+from vit_jax.weights.formats import base
+from vit_jax.weights.formats import tables
+from vit_jax.weights.formats.tables import rule
+from vit_jax.weights.formats.tables import torch_dense as _dense
+from vit_jax.weights.formats.tables import torch_norm as _norm
+
+CLIP, SIGLIP = 'clip', 'siglip'
+IGNORED = r'.*\.position_ids'
+_GELUS = {
+  'quick_gelu': 'sigmoid',
+  'gelu': 'exact',
+  'gelu_new': 'tanh',
+  'gelu_pytorch_tanh': 'tanh',
+}
+# What the published configs of CLIP say of the end of a text, before they were
+# corrected; transformers then reads the largest token.
+_LEGACY_END = 2
+_EPSILON = {CLIP: 1e-5, SIGLIP: 1e-6}
+_HEAD, _VISION, _WORDS = 'vision_model.head', 'vision_model', 'text_model'
+_PARTS = ('query', 'key', 'value')
+_PACKED = f'{_HEAD}.attention.in_proj_'
+
+
+def _tower(ours: str, theirs: str) -> list[tables.Rule]:
+  """Returns the rules of the layers of a tower."""
+  block, layer = f'{ours}/blocks_{{}}', f'{theirs}.encoder.layers.{{}}'
+  names = [f'{layer}.self_attn.{x}_proj' for x in 'qkv']
+  return [
+    *_norm(f'{block}/norm1', f'{layer}.layer_norm1'),
+    *_norm(f'{block}/norm2', f'{layer}.layer_norm2'),
+    rule(
+      f'{block}/attention/qkv/kernel',
+      [f'{name}.weight' for name in names],
+      tables.split(3, 1, tables.linear()),
+    ),
+    rule(
+      f'{block}/attention/qkv/bias',
+      [f'{name}.bias' for name in names],
+      tables.split(3, 0, tables.FLAT),
+    ),
+    *_dense(f'{block}/attention/out', f'{layer}.self_attn.out_proj', 2),
+    *_dense(f'{block}/mlp/up', f'{layer}.mlp.fc1'),
+    *_dense(f'{block}/mlp/down', f'{layer}.mlp.fc2'),
+    rule(
+      f'{ours}/position_embedding',
+      f'{theirs}.embeddings.position_embedding.weight',
+      tables.squeezed(0),
+    ),
+  ]
+
+
+_MAP = 'image/map_head'
+RULES = [
+  *_tower('image', _VISION),
+  rule(
+    'image/class_token', f'{_VISION}.embeddings.class_embedding', tables.FLAT
+  ),
+  rule(
+    'image/patch_embedding/kernel',
+    f'{_VISION}.embeddings.patch_embedding.weight',
+    tables.CONV,
+  ),
+  rule(
+    'image/patch_embedding/bias', f'{_VISION}.embeddings.patch_embedding.bias'
+  ),
+  *_norm('image/norm_before', f'{_VISION}.pre_layrnorm'),  # as they spell it
+  *_norm('image/norm', f'{_VISION}.post_layernorm'),
+  rule(f'{_MAP}/probe', f'{_HEAD}.probe'),
+  *_dense(f'{_MAP}/query', f'{_HEAD}.query'),
+  rule(
+    f'{_MAP}/key_value/kernel',
+    [f'{_HEAD}.key.weight', f'{_HEAD}.value.weight'],
+    tables.split(2, 1, tables.linear()),
+  ),
+  rule(
+    f'{_MAP}/key_value/bias',
+    [f'{_HEAD}.key.bias', f'{_HEAD}.value.bias'],
+    tables.split(2, 0, tables.FLAT),
+  ),
+  *_dense(f'{_MAP}/out', f'{_HEAD}.attention.out_proj', 2),
+  *_norm(f'{_MAP}/norm', f'{_HEAD}.layernorm'),
+  *_dense(f'{_MAP}/mlp/up', f'{_HEAD}.mlp.fc1'),
+  *_dense(f'{_MAP}/mlp/down', f'{_HEAD}.mlp.fc2'),
+  *_tower('text', _WORDS),
+  rule(
+    'text/token_embedding/embedding',
+    f'{_WORDS}.embeddings.token_embedding.weight',
+  ),
+  *_norm('text/norm', f'{_WORDS}.final_layer_norm'),
+]
+_OF_KIND = {
+  CLIP: [
+    rule(
+      'image_projection/kernel', 'visual_projection.weight', tables.linear()
+    ),
+    rule('text/head/kernel', 'text_projection.weight', tables.linear()),
+    rule('log_scale', 'logit_scale'),
+  ],
+  SIGLIP: [
+    *_dense('text/head', f'{_WORDS}.head'),
+    rule('log_scale', 'logit_scale', tables.padded(0)),
+    rule('logit_bias', 'logit_bias', tables.padded(0)),
+  ],
+}
+
+
+def recognises(names: Iterable[str]) -> bool:
+  """Whether a file with these arrays has this format."""
+  known = set(names)
+  return {'logit_scale', f'{_WORDS}.final_layer_norm.weight'} <= known
+
+
+class Unpacked(containers.Arrays):
+  """Presents the joint projection of SigLIP's head as three.
+
+  PyTorch's attention has queries, keys and values in one array, [3 D, D].
+  """
+
+  def __init__(self, arrays: containers.Arrays):
+    """Wraps an open file."""
+    self._arrays = arrays
+    self.metadata = arrays.metadata
+    self.shapes = {}
+    for name, shape in arrays.shapes.items():
+      if not name.startswith(_PACKED):
+        self.shapes[name] = shape
+        continue
+      kind = name.removeprefix(_PACKED)
+      for part in _PARTS:
+        self.shapes[f'{_HEAD}.{part}.{kind}'] = (shape[0] // 3, *shape[1:])
+
+  def read(self, name: str) -> np.ndarray:
+    """Reads one array."""
+    if name in self._arrays.shapes:
+      return self._arrays.read(name)
+    *_, part, kind = name.split('.')
+    return np.split(self._arrays.read(_PACKED + kind), 3)[_PARTS.index(part)]
+
+
+def prepare(arrays: containers.Arrays) -> base.Renamed:
+  """Returns the arrays under the names that the rules use."""
+  return base.Renamed(Unpacked(arrays))
+
+
+def describe(
+  arrays: base.Renamed, config: typed.Json
+) -> tuple[two_towers.TwoTowers, tuple[int, int]]:
+  """Infers both towers from the arrays' shapes and config.json.
+
+  Args:
+    arrays: From `prepare`.
+    config: Content of config.json.
+
+  Returns:
+    The model; and the size of images (height, width) that its positions are
+    for.
+
+  Raises:
+    UserError: There is no config.json, or it says what cannot be computed.
+  """
+  kind = config.get('model_type', typed.TEXT)
+  if kind not in (CLIP, SIGLIP):
+    raise UserError(
+      f'its config.json says model_type {kind!r}: two towers of {CLIP!r} and'
+      f' {SIGLIP!r} can be read'
+    )
+  shapes = base.Shapes(arrays)
+  patch = shapes.get(f'{_VISION}.embeddings.patch_embedding.weight', 4)[2:]
+  is_clip = kind == CLIP
+  image = vit.ViT(
+    **_layers(shapes, config, 'vision', kind),
+    num_classes=0,
+    patch_size=(patch[0], patch[1]),
+    pool='token' if is_clip else 'map',
+    patch_bias=f'{_VISION}.embeddings.patch_embedding.bias' in shapes,
+    pre_norm=is_clip,
+  )
+  rows = shapes.get(f'{_VISION}.embeddings.position_embedding.weight', 2)[0]
+  # `base.image_size` reads these from a config of one tower.
+  hints = base.Hints({}, config, config, None)
+  given = config.get('vision_config.image_size', typed.COUNT)
+  default = (given, given) if given else None
+  size = base.image_size(rows - is_clip, patch, hints, default)
+  tower = _text(shapes, config, kind)
+  projection = shapes.size('visual_projection.weight', 0)
+  return two_towers.TwoTowers(image, tower, projection, not is_clip), size
+
+
+def _text(shapes: base.Shapes, config: typed.Json, kind: str) -> text.TextTower:
+  table = f'{_WORDS}.embeddings.token_embedding.weight'
+  fields = _layers(shapes, config, 'text', kind)
+  fields['vocabulary'] = shapes.get(table, 2)[0]
+  fields['length'] = shapes.get(
+    f'{_WORDS}.embeddings.position_embedding.weight', 2
+  )[0]
+  if kind == SIGLIP:
+    out_dim = shapes.get(f'{_WORDS}.head.weight', 2)[0]
+    return text.TextTower(**fields, out_dim=out_dim)
+  end = config.get('text_config.eos_token_id', typed.COUNT, _LEGACY_END)
+  return text.TextTower(
+    **fields,
+    out_dim=shapes.get('text_projection.weight', 2)[0],
+    has_head_bias=False,
+    causal=True,
+    pool='largest' if end == _LEGACY_END else 'end',
+    end_token=end,
+  )
+
+
+def _layers(
+  shapes: base.Shapes, config: typed.Json, tower: str, kind: str
+) -> dict[str, Any]:
+  """Returns the fields of the layers of a tower, 'vision' or 'text'."""
+  layer, where = f'{tower}_model.encoder.layers.{{}}.', f'{tower}_config'
+  up = shapes.get(f'{layer}mlp.fc1.weight', 2)
+  heads = config.get(f'{where}.num_attention_heads', typed.COUNT)
+  if not heads:
+    # Left out where they are the defaults of transformers' class.
+    heads = 8 if (kind, tower) == (CLIP, 'text') else 12
+  default = 'quick_gelu' if kind == CLIP else 'gelu_pytorch_tanh'
+  gelu = config.get(f'{where}.hidden_act', typed.one_of(*_GELUS), default)
+  return {
+    'hidden_size': up[1],
+    'mlp_dim': up[0],
+    'depth': shapes.count(layer),
+    'num_heads': heads,
+    'gelu': _GELUS[gelu],
+    'layer_norm_epsilon': config.get(
+      f'{where}.layer_norm_eps', typed.POSITIVE, _EPSILON[kind]
+    ),
+  }
+
+
+def kind_of(model: two_towers.TwoTowers) -> str:
+  """Returns the model_type of a model."""
+  return CLIP if model.projection else SIGLIP
+
+
+def rules(model: two_towers.TwoTowers) -> list[tables.Rule]:
+  """Returns the table for a model."""
+  return [*_OF_KIND[kind_of(model)], *RULES]
+
+
+def write(
+  model: two_towers.TwoTowers, params: Any
+) -> Iterator[tuple[str, np.ndarray]]:
+  """Yields the arrays of a file; the config.json is not written.
+
+  Args:
+    model: The towers.
+    params: Their parameters, layers unrolled.
+
+  Raises:
+    KeyError: The format has no place for a parameter.
+  """
+  parts: dict[str, np.ndarray] = {}
+  for name, array in tables.write(rules(model), jax.device_get(params)):
+    if name.startswith(tuple(f'{_HEAD}.{part}.' for part in _PARTS)):
+      parts[name] = array
+    else:
+      yield name, array
+  for kind in ('weight', 'bias') if parts else ():
+    joined = [parts[f'{_HEAD}.{part}.{kind}'] for part in _PARTS]
+    yield _PACKED + kind, np.concatenate(joined)
