@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import vit_jax
 from vit_jax.objectives import contrastive_losses as losses
 from vit_jax.weights import two_towers as weights
 from vit_jax.weights.files import containers
@@ -72,6 +73,10 @@ def google(case):
   }
   if 'loss' in case.expected:
     answers['loss'] = _loss(found, images['embedding'], texts['embedding'])
+  trunk = vit_jax.load(case.directory / case.fields['files'][0])
+  alone = trunk.model.apply({'params': trunk.params}, case.inputs['images'])
+  if not np.array_equal(alone, images['features']):
+    raise ValueError('the image tower alone gives other features')
   if found.model.has_bias:
     answers['bias'] = bound.logit_bias[None]
   return answers

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 import pytest
 
+import vit_jax
 from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.models import text
@@ -49,6 +50,14 @@ def test_google(kind, stacked, tmp_path):
   path = tmp_path / 'towers.npz'
   containers.write_npz(path, google_towers.write(model, params, kind, stacked))
   _assert_same(weights.load(path), model, params)
+  trunk = vit_jax.load(path)
+  jax.tree.map(np.testing.assert_array_equal, trunk.params, params['image'])
+  assert trunk.model.num_classes == 0
+  images = np.zeros((1, *_SIZE, 3), np.float32)
+  np.testing.assert_array_equal(
+    trunk.model.apply({'params': trunk.params}, images),
+    model.image.apply({'params': params['image']}, images),
+  )
 
 
 def _write_siglip(tmp_path, **changed):

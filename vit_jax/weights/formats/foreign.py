@@ -20,6 +20,7 @@ from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import google
+from vit_jax.weights.formats import google_towers
 from vit_jax.weights.formats import huggingface
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm
@@ -85,7 +86,8 @@ def read(
 
   Args:
     path: An .npz, .safetensors or .pth file, or a directory in the format of
-      Hugging Face or of timm's Hub.
+      Hugging Face or of timm's Hub. Of LiT's and big_vision's files with two
+      towers, the image tower is read.
     overrides: Fields of the model that its arrays do not show.
     image_size: (height, width) that the caller requests, which can determine a
       grid that is not square; or None.
@@ -102,8 +104,9 @@ def read(
     is_ours = _is_ours(config, file.name)
     if is_ours:
       hints = _completed(hints)
-    form = _format(list(opened_file.shapes))
-    arrays = form.prepare(opened_file)
+    stored = google_towers.image_tower(opened_file)
+    form = _format(list(stored.shapes))
+    arrays = form.prepare(stored)
     description = form.describe(arrays, hints)
     if is_ours:
       description = _restored(description, config)

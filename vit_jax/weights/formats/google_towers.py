@@ -94,7 +94,7 @@ def _shown(name: str) -> str:
 class _Tower(containers.Arrays):
   """The arrays of one tower, without its name before them."""
 
-  def __init__(self, arrays: base.Renamed, prefix: str):
+  def __init__(self, arrays: containers.Arrays, prefix: str):
     self._arrays, self._prefix = arrays, prefix
     self.metadata = arrays.metadata
     self.shapes = {
@@ -105,6 +105,17 @@ class _Tower(containers.Arrays):
 
   def read(self, name: str) -> np.ndarray:
     return self._arrays.read(self._prefix + name)
+
+
+def image_tower(arrays: containers.Arrays) -> containers.Arrays:
+  """Returns the arrays of the image tower, as a file of a ViT has them.
+
+  Arrays of other files are returned as they are.
+  """
+  if not recognises(arrays.shapes):
+    return arrays
+  prefix = _PREFIX if style(arrays.shapes) == BIG_VISION else ''
+  return _Tower(arrays, f'{prefix}img/')
 
 
 def describe(
