@@ -4,9 +4,7 @@ import hashlib
 import html
 import json
 
-import ftfy
 import numpy as np
-from tokenizers import normalizers
 
 from vit_jax.data import tokenizers
 from vit_jax.weights import download
@@ -30,6 +28,10 @@ def _merges(case):
 
 def clip(case):
   """Tokens, and which texts need each part of the cleaning."""
+  # Here, so that other cases need no extra [text].
+  import ftfy
+  from tokenizers import normalizers
+
   length = case.fields['dims']['context_length']
   tokenizer = tokenizers.Clip(_merges(case), length)
   texts = _texts(case)
