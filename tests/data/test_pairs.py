@@ -2,6 +2,7 @@
 
 import io
 import itertools
+import json
 import re
 import struct
 import zlib
@@ -79,6 +80,8 @@ def test_layouts(tmp_path, train, val, palette):
     'image': features.Image(),
     'map': features.SegmentationMap(CLASSES),
   }
+  stored = json.loads(json.dumps(source.features['map'].to_dict()))
+  assert features.from_dict(stored) == source.features['map']
   assert len(source) == 2 and source.classes == CLASSES
   ids = {source.id(i) for i in range(2)}
   assert {re.split('[/.]', x)[-2] for x in ids} == {'1', '2'}
