@@ -6,9 +6,17 @@ classes for which a measure does not exist (nan).
 """
 
 from collections.abc import Sequence
+from typing import Any
 from typing import NamedTuple
+from typing import Self
 
+from clu import metrics as clu_metrics
+import flax
+import jax
+import jax.numpy as jnp
 import numpy as np
+
+from vit_jax.evaluation import metrics
 
 IGNORE = 255
 
@@ -158,3 +166,104 @@ def without_zero(labels: np.ndarray, ignore: int = IGNORE) -> np.ndarray:
   shifted = labels.astype(np.int64) - 1
   outside = (labels == 0) | (labels == ignore)
   return np.where(outside, ignore, shifted).astype(labels.dtype)
+
+
+@flax.struct.dataclass
+class _Places(clu_metrics.Metric):
+  """Counts of places by label and prediction, int [K, K], over all batches."""
+
+  counts: Any
+
+  @classmethod
+  def from_model_output(
+    cls,
+    segments: jax.Array,
+    labels: jax.Array,
+    mask: jax.Array,
+    classes: jax.Array,
+    ignore: jax.Array,
+    **_: jax.Array,
+  ) -> Self:
+    """Counts the places of a batch.
+
+    Args:
+      segments: Predictions, int [B, ...].
+      labels: int [B, ...].
+      mask: bool [B], False on padding.
+      classes: [K], only its length counts.
+      ignore: Label of places that do not count.
+    """
+    k = len(classes)
+    shape = (len(mask), *(1,) * (labels.ndim - 1))
+    counted = (labels != ignore) & mask.reshape(shape)
+    labels = labels.astype(jnp.int32)
+    both = jnp.where(counted, k * labels + segments, k * k)
+    counts = jnp.bincount(both.ravel(), length=k * k + 1)
+    return cls(counts[:-1].reshape(k, k))
+
+  def merge(self, other: Self) -> Self:
+    """Adds both; in int64, since a split may have more than 2^31 places."""
+    both = (np.asarray(x.counts, np.int64) for x in (self, other))
+    return type(self)(sum(both))
+
+  @property
+  def overlaps(self) -> Overlaps:
+    """The measures of these counts."""
+    return overlaps(np.asarray(self.counts))
+
+
+@flax.struct.dataclass
+class MeanIou(_Places):
+  """Mean intersection over union."""
+
+  def compute(self) -> float:
+    """Returns a scalar."""
+    return self.overlaps.mean_iou
+
+
+@flax.struct.dataclass
+class Iou(_Places):
+  """Intersection over union of each class."""
+
+  def compute(self) -> np.ndarray:
+    """Returns float64 [K]."""
+    return self.overlaps.iou
+
+
+@flax.struct.dataclass
+class Accuracy(_Places):
+  """Share of places that are right."""
+
+  def compute(self) -> float:
+    """Returns a scalar."""
+    return self.overlaps.total
+
+
+@flax.struct.dataclass
+class MeanAccuracy(_Places):
+  """Mean over classes of the share of their places that are found."""
+
+  def compute(self) -> float:
+    """Returns a scalar."""
+    return self.overlaps.mean_accuracy
+
+
+@flax.struct.dataclass
+class MeanDice(_Places):
+  """Mean Dice coefficient of the classes."""
+
+  def compute(self) -> float:
+    """Returns a scalar."""
+    return self.overlaps.mean_dice
+
+
+# Takes segments and labels [B, ...], loss [B], mask [B], classes and ignore.
+Segmentation = clu_metrics.Collection.create(
+  miou=MeanIou,
+  iou=Iou,
+  accuracy=Accuracy,
+  mean_accuracy=MeanAccuracy,
+  dice=MeanDice,
+  loss=clu_metrics.Average.from_output('loss'),
+  examples=metrics.Count,
+)

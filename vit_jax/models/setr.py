@@ -157,6 +157,8 @@ class SETR(nn.Module):
     channels: Of the main head's convolutions; of the neck with 'mla', whose
       head then has half as many for each level.
     auxiliary: Whether all levels but the last ('mla': all) have a head, too.
+    convs: Convolutions of the main head of 'naive' and 'pup'; 0: as published,
+      for patches of 16 pixels.
     auxiliary_convs: Convolutions of an auxiliary head of 'naive' and 'pup'.
     align_corners: How maps are resized, see `maps.resize`.
     dtype: Type in which convolutions compute.
@@ -166,6 +168,7 @@ class SETR(nn.Module):
   num_classes: int
   channels: int = 256
   auxiliary: bool = True
+  convs: int = 0
   auxiliary_convs: int = 1
   align_corners: bool = False
   dtype: jax.typing.DTypeLike = jnp.float32
@@ -190,7 +193,8 @@ class SETR(nn.Module):
     if self.kind == 'mla':
       return self._aggregated(levels, train)
     kind = KINDS[self.kind]
-    logits = self._up(**kind, name='decode')(levels[-1], train=train)
+    main = {**kind, 'convs': self.convs or kind['convs']}
+    logits = self._up(**main, name='decode')(levels[-1], train=train)
     kind = {**kind, 'convs': self.auxiliary_convs, 'scale': _AUXILIARY_SCALE}
     others = [
       self._up(**kind, name=f'auxiliary_{i}')(x, train=train)

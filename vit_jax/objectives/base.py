@@ -13,6 +13,7 @@ from typing import ClassVar
 
 from clu import metrics as clu_metrics
 import flax
+from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -97,7 +98,7 @@ class Objective(abc.ABC):
       objective's own.
   """
 
-  target: ClassVar[tuple[str, type[features_lib.Target]] | None] = None
+  target: ClassVar[tuple[str, type[features_lib.Feature]] | None] = None
   metrics: ClassVar[Mapping[str, str]] = {'examples': 'max'}
   options: ClassVar[Mapping[str, Any]] = {}
   couples_examples: ClassVar[bool] = False
@@ -382,3 +383,16 @@ def check_features(
       f' ({kind.__name__}), but the examples of {config.data.name} have {has}:'
       ' choose another objective, or data that have it'
     )
+
+
+def updated(params: Params, statistics: Params) -> Params:
+  """Returns parameters with some replaced.
+
+  Args:
+    params: Nested dicts of arrays.
+    statistics: Nested dicts with a part of the same paths.
+  """
+  flat = traverse_util.flatten_dict(params)
+  return traverse_util.unflatten_dict(
+    flat | traverse_util.flatten_dict(statistics)
+  )

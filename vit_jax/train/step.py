@@ -204,7 +204,7 @@ def make_update(
     )
     frozen = state.params
     if objective.moves_statistics:
-      frozen = frozen | extra.get(base.STATISTICS, {})
+      frozen = base.updated(frozen, extra.get(base.STATISTICS, {}))
     return Update(
       *(loss, means, grads, learning_rate, params, frozen, opt_state, extra)
     )
