@@ -2,9 +2,9 @@
 
 python -m vit_jax.main --config=configs/digits_dinov2.py --workdir=runs/dinov2
 
-A linear probe of the features was right for 93.6% of the held-out fifth, and
-the 20 nearest neighbours for 92.5% (seed 0; the settings were chosen on the
-same digits). It took 111 s of CPU time on 2 cores that others used, too.
+A linear probe of the features was right for 94.4% of the held-out fifth, on
+another machine for 93.6% (seed 0; the settings were chosen on the same digits).
+It took 36 s from start to exit on 2 CPU cores.
 """
 
 import ml_collections

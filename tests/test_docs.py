@@ -94,6 +94,7 @@ MODULES = {
   'test_hf.py::test_a_model_is_trained_and_evaluated',
   'main --config=configs/vit_i1k.py': 'tests/test_configs.py::'
   'test_recipe_is_traced',
+  'main --config=configs/scenes_setr.py': CONFIGS,
   'main --config=my_config.py': 'tests/test_own_classes.py::'
   'test_a_method_of_ones_own',
   'main --reproduce': 'tests/test_main.py::test_reproduce',

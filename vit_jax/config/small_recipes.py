@@ -40,9 +40,9 @@ def epochs(arg: str) -> int:
 def cifar10_unlabelled(arg: str) -> ml_collections.ConfigDict:
   """Returns the common part of pre-training on CIFAR-10 without labels.
 
-  The model is smaller than that of configs/cifar10.py: 1.2M parameters, which
-  two CPU cores can train. Probes are fitted to 10,000 labelled images, and
-  measured on the 5,000 that are held out, four times in a run.
+  The model is smaller than that of configs/cifar10.py: 1.2M parameters. Probes
+  are fitted to 10,000 labelled images, and measured on the 5,000 that are held
+  out, four times in a run.
 
   Args:
     arg: Number of epochs.
