@@ -17,7 +17,9 @@ def _load(case):
   names = case.fields['files']
   file = next(x for x in names if x.endswith(('.safetensors', '.npz')))
   path = case.directory / file
-  found = weights.load(path.parent if file.endswith('.safetensors') else path)
+  heads = case.dims.get('bert', {}).get('num_attention_heads')
+  folder = path.parent if file.endswith('.safetensors') else path
+  found = weights.load(folder, heads)
   with containers.open_arrays(path) as arrays:
     stored = {name: arrays.read(name) for name in arrays.shapes}
   params = jax.device_get(found.params)
@@ -124,5 +126,6 @@ CHECKS = {
   'hf_clip': huggingface,
   'hf_clip_gelu_legacy_eos': huggingface,
   'hf_siglip': huggingface,
+  'lit_bert': google,
   'lit_text_transformer': google,
 }

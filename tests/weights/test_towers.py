@@ -101,3 +101,51 @@ def test_all_differences_are_named(tmp_path):
     weights.load(path)
   assert 'txt/Encoder_0/encoderblock_1/LayerNorm_1/bias' in str(caught.value)
   assert 'unknown: txt/more' in str(caught.value)
+
+
+def _bert(heads=3):
+  image = models.create_model('ViT-Ti/8', 0, **_SMALL)
+  tower = text.Bert(
+    **(_SMALL | {'num_heads': heads}),
+    layer_norm_epsilon=1e-12,
+    vocabulary=9,
+    length=5,
+    out_dim=12,
+  )
+  model = two_towers.TwoTowers(image, tower)
+  rng = np.random.default_rng(0)
+  params = jax.tree.map(
+    lambda x: rng.standard_normal(x.shape, np.float32),
+    weights.abstract_params(model, _SIZE),
+  )
+  return model, params
+
+
+def _write_bert(tmp_path):
+  model, params = _bert()
+  path = tmp_path / 'towers.npz'
+  arrays = google_towers.write(model, params, google_towers.LIT, False)
+  containers.write_npz(path, arrays)
+  return path, model, params
+
+
+def test_lit_with_bert(tmp_path):
+  path, model, params = _write_bert(tmp_path)
+  _assert_same(weights.load(path, text_heads=3), model, params)
+
+
+@pytest.mark.parametrize('heads', [None, 5])
+def test_heads_of_a_bert_are_asked_for(heads, tmp_path):
+  path, _, _ = _write_bert(tmp_path)
+  with pytest.raises(UserError, match=r'BERT of width 12.*text_heads=') as e:
+    weights.load(path, text_heads=heads)
+  assert '\n' not in str(e.value)
+
+
+def test_padding_does_not_change_what_bert_reads():
+  model, params = _bert()
+  tokens = np.array([[3, 4, 0, 0, 0], [5, 6, 7, 8, 1]])
+  apply = jax.jit(lambda x: model.text.apply({'params': params['text']}, x))
+  found, short = apply(tokens)['features'], apply(tokens[:, :2])['features']
+  np.testing.assert_allclose(found[0], short[0], atol=1e-5)
+  assert abs(found[1] - short[1]).max() > 1e-3

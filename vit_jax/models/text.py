@@ -3,7 +3,8 @@
 It is the encoder of the ViT on embedded tokens. CLIP's attends to earlier
 tokens only and is read at the end of the text (arXiv:2103.00020, section 2.4);
 those of LiT (arXiv:2111.07991) and SigLIP (arXiv:2303.15343) attend to all
-tokens and are read at the last position.
+tokens and are read at the last position. LiT's other tower is BERT
+(arXiv:1810.04805), which is read at the first.
 
 In comments: B texts, T tokens, D hidden size, E the size of the output.
 """
@@ -15,9 +16,11 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import attention
 from vit_jax.models import dropout
 from vit_jax.models import encoder
 from vit_jax.models import fields
+from vit_jax.models import mlp
 from vit_jax.models import spec as spec_lib
 from vit_jax.models import stack
 from vit_jax.models.fields import Field
@@ -125,3 +128,112 @@ class TextTower(nn.Module, spec_lib.EncoderSpec):
     found = tokens if self.pool == 'largest' else tokens == self.end_token
     where = found.argmax(axis=1)[:, None, None]
     return jnp.take_along_axis(x, where, axis=1)[:, 0]
+
+
+class PostNormBlock(nn.Module):
+  """One layer of BERT: attention and an MLP, each with a residual, then a norm.
+
+  Attributes:
+    spec: Fields of the layer.
+    capture: Whether intermediates are returned.
+  """
+
+  spec: spec_lib.EncoderSpec
+  capture: bool
+
+  @nn.compact
+  def __call__(
+    self,
+    x: jax.Array,
+    layer: jax.Array,
+    dropout_key: dropout.DropoutKey | None,
+    context: spec_lib.Context | None = None,
+    perturbation: jax.Array | None = None,
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    """Applies the layer; arguments and results as of `encoder.EncoderBlock`."""
+    spec, whole, purpose = self.spec, x.shape[1:], dropout.Purpose
+    key = dropout.fold(dropout_key, layer)
+    attend = attention.Attention(spec, None, self.capture, name='attention')
+    y, weights = attend(x, key, context, perturbation)
+    y = dropout.dropout(
+      y, spec.dropout_rate, dropout.fold(key, purpose.ATTENTION_OUTPUT), whole
+    )
+    x = spec.layer_norm('norm1')(x + y)
+    y = mlp.Mlp(spec, spec.mlp_dim, name='mlp')(x, key)
+    x = spec.layer_norm('norm2')(x + y)
+    if not self.capture:
+      return x, {}
+    assert weights is not None
+    return x, {'attention': weights, 'tokens': x}
+
+
+class Bert(nn.Module, spec_lib.EncoderSpec):
+  """BERT, read at the first token, as LiT's text tower.
+
+  Attributes, beside those of `spec.LayerSpec` and `spec.EncoderSpec`:
+    vocabulary: Number of different tokens; 0 is padding.
+    length: T, the largest number of tokens.
+    segments: Number of kinds of sentences; a caption is of the first.
+    out_dim: E, size of the last layer's output.
+  """
+
+  _: dataclasses.KW_ONLY
+  vocabulary: Annotated[int, Field(Kind.SIZE, least=1, most=2**24)]
+  length: Annotated[int, fields.SIZE]
+  segments: Annotated[int, Field(Kind.FITTED, least=1)] = 2
+  out_dim: Annotated[int, Field(Kind.FITTED, least=1)] = 1
+
+  @nn.compact
+  def __call__(
+    self,
+    tokens: jax.Array,
+    attended: jax.Array | None = None,
+    *,
+    train: bool = False,
+    rows: jax.Array | None = None,
+  ) -> dict[str, jax.Array]:
+    """Returns tokens and features.
+
+    Args:
+      tokens: int32 [B, T].
+      attended: bool [B, T], tokens that others attend to; None: all but
+        padding.
+      train: Whether to apply dropout; needs `rngs={'dropout': key}`.
+      rows: As of `TextTower`.
+
+    Returns:
+      As `TextTower`.
+
+    Raises:
+      ValueError: There are more tokens than positions.
+    """
+    count = tokens.shape[1]
+    if count > self.length:
+      raise ValueError(
+        f'a text of {count} tokens is longer than the tower, {self.length}'
+      )
+    key = dropout.key_of(self, tokens.shape[0], train, rows)
+    x = self._embed(self.vocabulary, 'token_embedding')(tokens)
+    x += self._embed(self.length, 'position_embedding')(jnp.arange(count))
+    x += self._embed(self.segments, 'segment_embedding')(jnp.zeros(1, int))
+    x = self.layer_norm('norm_before')(x)
+    embedding_key = dropout.fold(
+      dropout.fold(key, self.depth), dropout.Purpose.EMBEDDING
+    )
+    x = dropout.dropout(x, self.dropout_rate, embedding_key)
+    attended = tokens != 0 if attended is None else attended
+    spec = spec_lib.EncoderSpec.take(self)
+    context = spec_lib.Context(attended=attended)
+    x = stack.apply_blocks(self, PostNormBlock, spec, x, key, context=context)
+    pooled = x[:, 0].astype(jnp.float32)
+    head = nn.Dense(self.out_dim, kernel_init=self.starts.kernel, name='head')
+    return {'tokens': x, 'pooled': pooled, 'features': head(pooled)}
+
+  def _embed(self, count: int, name: str) -> nn.Embed:
+    return nn.Embed(
+      count,
+      self.hidden_size,
+      dtype=self.dtype,
+      embedding_init=self.starts.position,
+      name=name,
+    )

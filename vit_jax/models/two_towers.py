@@ -37,7 +37,7 @@ class TwoTowers(nn.Module):
   """
 
   image: vit.ViT
-  text: text.TextTower
+  text: text.TextTower | text.Bert
   projection: int = 0
   has_bias: bool = False
 

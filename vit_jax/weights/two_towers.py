@@ -32,12 +32,14 @@ class Towers:
   image_size: tuple[int, int]
 
 
-def load(path: str | pathlib.Path) -> Towers:
+def load(path: str | pathlib.Path, text_heads: int | None = None) -> Towers:
   """Reads two towers; their architecture is read off the file.
 
   Args:
     path: A directory of transformers (CLIP, SigLIP), or an npz file of LiT or
       big_vision.
+    text_heads: Attention heads of the text tower, for a BERT of another width
+      than the published ones; files do not show them.
 
   Raises:
     UserError: It is damaged, of no known format, or does not fit; the message
@@ -60,7 +62,7 @@ def load(path: str | pathlib.Path) -> Towers:
         ' transformers (CLIP, SigLIP), LiT and big_vision are'
       )
     arrays = form.prepare(opened)
-    model, size = form.describe(arrays, config)
+    model, size = form.describe(arrays, config, text_heads)
     params = tables.read(
       arrays,
       form.rules(model),

@@ -33,6 +33,71 @@ _TEXT = [
   rule('text/token_embedding/embedding', 'txt/Embed_0/embedding'),
   rule('text/position_embedding', 'txt/pos_embedding'),
 ]
+# Its attention has kernels of two axes; the columns of a head are together.
+_COLUMNS = tables.Layout(
+  lambda a, shape: a[0].reshape(shape), lambda a: [a.reshape(len(a), -1)]
+)
+_ROWS = tables.Layout(
+  lambda a, shape: a[0].reshape(shape),
+  lambda a: [a.reshape(-1, a.shape[-1])],
+)
+_BERT = 'txt/BertEncoder_0/'
+_BERT_LAYER = f'{_BERT}encoder_block/layer_sequence/layers_{{}}/'
+_BERT_WORDS = f'{_BERT}embedder/embedders_token_ids/embedding'
+# Attention heads by hidden size: the base and large models (arXiv:1810.04805,
+# section 3).
+_BERT_HEADS = {768: 12, 1024: 16}
+_BERT_PARTS = [
+  f'{_BERT_LAYER}attention_block/attention_layer/{x}/'
+  for x in ('query', 'key', 'value')
+]
+
+
+def _bert_dense(ours: str, theirs: str) -> list[tables.Rule]:
+  return [rule(f'text/{ours}/{x}', f'{theirs}/{x}') for x in ('kernel', 'bias')]
+
+
+def _bert_norm(ours: str, theirs: str) -> list[tables.Rule]:
+  return [
+    rule(f'text/{ours}/{x}', f'{theirs}/layer_norm/{x}')
+    for x in ('scale', 'bias')
+  ]
+
+
+_OF_BERT = [
+  *(
+    rule(
+      f'text/{x}_embedding/embedding',
+      f'{_BERT}embedder/embedders_{x}_ids/embedding',
+    )
+    for x in ('token', 'position', 'segment')
+  ),
+  *_bert_norm('norm_before', _BERT.rstrip('/')),
+  rule(
+    'text/blocks_{}/attention/qkv/kernel',
+    [f'{x}kernel' for x in _BERT_PARTS],
+    tables.split(3, 1, _COLUMNS),
+  ),
+  rule(
+    'text/blocks_{}/attention/qkv/bias',
+    [f'{x}bias' for x in _BERT_PARTS],
+    tables.split(3, 0, tables.FLAT),
+  ),
+  rule(
+    'text/blocks_{}/attention/out/kernel',
+    f'{_BERT_LAYER}attention_block/dense_layer/kernel',
+    _ROWS,
+  ),
+  rule(
+    'text/blocks_{}/attention/out/bias',
+    f'{_BERT_LAYER}attention_block/dense_layer/bias',
+  ),
+  *_bert_norm('blocks_{}/norm1', f'{_BERT_LAYER}attention_block'),
+  *_bert_dense('blocks_{}/mlp/up', f'{_BERT_LAYER}mlp_block/mlp/dense_layer'),
+  *_bert_dense('blocks_{}/mlp/down', f'{_BERT_LAYER}mlp_block/dense_layer'),
+  *_bert_norm('blocks_{}/norm2', f'{_BERT_LAYER}mlp_block'),
+  *_bert_dense('head', 'txt/head'),
+]
 _BESIDE = [
   rule('log_scale', 't', tables.padded(0)),
   rule('logit_bias', 'b', tables.padded(0)),
@@ -119,13 +184,15 @@ def image_tower(arrays: containers.Arrays) -> containers.Arrays:
 
 
 def describe(
-  arrays: base.Renamed, config: typed.Json
+  arrays: base.Renamed, config: typed.Json, text_heads: int | None = None
 ) -> tuple[two_towers.TwoTowers, tuple[int, int]]:
   """Infers both towers from the arrays' shapes.
 
   Args:
     arrays: From `prepare`.
-    config: Not used: the arrays show all.
+    config: Not used: the arrays show all but the heads of BERT.
+    text_heads: Attention heads of the text tower, where arrays do not show
+      them.
 
   Returns:
     The model; and the size of images (height, width) that its positions are
@@ -138,14 +205,32 @@ def describe(
   hints = base.Hints({}, nothing, nothing, None)
   shapes = base.Shapes(arrays)
   found = google.describe(base.Renamed(_Tower(arrays, 'img/')), hints)
-  if 'txt/Embed_0/embedding' not in shapes:
+  tower = _text(shapes) if _is_own(shapes) else _bert(shapes, text_heads)
+  assert isinstance(found.model, vit.ViT)
+  model = two_towers.TwoTowers(found.model, tower, has_bias='b' in shapes)
+  return model, found.image_size
+
+
+def _is_own(shapes: base.Shapes) -> bool:
+  """Whether the text tower is a transformer like that of images, or BERT.
+
+  Raises:
+    UserError: It is neither.
+  """
+  own, bert = 'txt/Embed_0/embedding', _BERT_WORDS
+  if own not in shapes and bert not in shapes:
     raise UserError(
-      'its text tower has no array txt/Embed_0/embedding: those of LiT'
-      " (text_transformer) and of big_vision can be read, but LiT's BERT cannot"
+      f'its text tower has no array {own} or {bert}: the transformers and BERT'
+      ' of LiT and big_vision can be read'
     )
+  return own in shapes
+
+
+def _text(shapes: base.Shapes) -> text.TextTower:
+  """Returns the text tower of LiT and big_vision."""
   vocabulary, hidden = shapes.get('txt/Embed_0/embedding', 2)
   attention = 'MultiHeadDotProductAttention_1/query/kernel'
-  tower = text.TextTower(
+  return text.TextTower(
     hidden_size=hidden,
     mlp_dim=shapes.get(_BLOCK + 'MlpBlock_3/Dense_0/kernel', 2)[1],
     depth=shapes.count(_BLOCK),
@@ -154,18 +239,42 @@ def describe(
     length=shapes.get('txt/pos_embedding', 3)[1],
     out_dim=shapes.size('txt/head/kernel', -1),
   )
-  assert isinstance(found.model, vit.ViT)
-  model = two_towers.TwoTowers(found.model, tower, has_bias='b' in shapes)
-  return model, found.image_size
+
+
+def _bert(shapes: base.Shapes, heads: int | None) -> text.Bert:
+  """Returns LiT's BERT.
+
+  Raises:
+    UserError: The number of its heads is not known.
+  """
+  vocabulary, hidden = shapes.get(_BERT_WORDS, 2)
+  known = heads or _BERT_HEADS.get(hidden)
+  if known is None or hidden % known:
+    raise UserError(
+      f'its text tower is a BERT of width {hidden}, and arrays do not show its'
+      f' attention heads: text_heads={heads} must be given and divide the width'
+    )
+  embedders = f'{_BERT}embedder/embedders_'
+  return text.Bert(
+    hidden_size=hidden,
+    mlp_dim=shapes.get(f'{_BERT_LAYER}mlp_block/dense_layer/kernel', 2)[0],
+    depth=shapes.count(_BERT_LAYER),
+    num_heads=known,
+    layer_norm_epsilon=1e-12,
+    vocabulary=vocabulary,
+    length=shapes.get(f'{embedders}position_ids/embedding', 2)[0],
+    segments=shapes.get(f'{embedders}segment_ids/embedding', 2)[0],
+    out_dim=shapes.size('txt/head/kernel', -1),
+  )
 
 
 def rules(model: two_towers.TwoTowers) -> list[tables.Rule]:
   """Returns the table for a model."""
+  words = [*_TEXT, *(_within('text', 'txt', x) for x in google.VIT)]
   return [
-    *_TEXT,
+    *(_OF_BERT if isinstance(model.text, text.Bert) else words),
     *_BESIDE,
     *(_within('image', 'img', x) for x in google.rules(model.image)),
-    *(_within('text', 'txt', x) for x in google.VIT),
   ]
 
 

@@ -162,13 +162,14 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
 
 
 def describe(
-  arrays: base.Renamed, config: typed.Json
+  arrays: base.Renamed, config: typed.Json, text_heads: int | None = None
 ) -> tuple[two_towers.TwoTowers, tuple[int, int]]:
   """Infers both towers from the arrays' shapes and config.json.
 
   Args:
     arrays: From `prepare`.
     config: Content of config.json.
+    text_heads: Not used: config.json has them.
 
   Returns:
     The model; and the size of images (height, width) that its positions are
@@ -177,6 +178,7 @@ def describe(
   Raises:
     UserError: There is no config.json, or it says what cannot be computed.
   """
+  del text_heads
   kind = config.get('model_type', typed.TEXT)
   if kind not in (CLIP, SIGLIP):
     raise UserError(
