@@ -4,7 +4,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import golden_cases
 import vit_jax
+from vit_jax.data import naflex as naflex_lib
+from vit_jax.models import embedding
 from vit_jax.objectives import contrastive_losses as losses
 from vit_jax.weights import two_towers as weights
 from vit_jax.weights.files import containers
@@ -120,12 +123,61 @@ def huggingface(case):
   }
 
 
+def naflex(case):
+  """SigLIP 2 on images of different shapes: patches, positions, embeddings."""
+  found, given = _load(case), case.inputs
+  grids = jnp.asarray(given['spatial_shapes'])
+  patches = jnp.asarray(given['pixel_values'])
+  patch, count = found.model.image.patch_size, patches.shape[1]
+  for i in range(len(grids)):
+    cut, size = naflex_lib.padded(given[f'image_{i}'], patch, count)
+    if size != tuple(given['spatial_shapes'][i]):
+      raise ValueError(f'image {i} has a grid of {size}')
+    np.testing.assert_allclose(cut, given['pixel_values'][i], atol=1e-6)
+  images = _apply(found, 'embed_images', patches, grids=grids)
+  tokens = given['input_ids']
+  texts = _apply(found, 'embed_texts', tokens)
+  under = _apply(found, 'embed_texts', tokens, given['attention_mask'] == 1)
+  own = {'params': found.params['image']}
+  trunk = found.model.image.apply(own, patches, grids=grids, method='trunk')
+  hidden = np.asarray(trunk['tokens'])
+  wanted = case.expected['vision_hidden']
+  inside = given['pixel_attention_mask'] == 1
+  difference = abs(hidden - wanted)[inside].max()
+  embedded = images['embedding'], texts['embedding']
+  return {
+    'image_embeds': embedded[0],
+    'text_embeds': embedded[1],
+    'logits_per_image': _apply(found, 'logits', *embedded),
+    'loss': _loss(found, *embedded),
+    'image_pooled': images['features'],
+    'text_pooled': texts['features'],
+    'text_hidden': texts['tokens'],
+    'vision_hidden': golden_cases.Judged(
+      float(difference), case.fields['tolerance']['atol']
+    ),
+    'masked_text_embeds': under['embedding'],
+    'target_sizes': [
+      naflex_lib.size(
+        tuple(x),
+        case.dims['patch_published'],
+        case.dims['max_patches_published'],
+      )
+      for x in given['sizes'].tolist()
+    ],
+    'position_embeddings': embedding.positions_of_grids(
+      found.params['image']['position_embedding'][0], grids, count
+    ),
+  }
+
+
 CHECKS = {
   'bv_two_towers_siglip': google,
   'bv_two_towers_siglip_scan': google,
   'hf_clip': huggingface,
   'hf_clip_gelu_legacy_eos': huggingface,
   'hf_siglip': huggingface,
+  'hf_siglip2_naflex': naflex,
   'lit_bert': google,
   'lit_text_transformer': google,
 }

@@ -6,7 +6,9 @@ import numpy as np
 import pytest
 
 from vit_jax import models
+from vit_jax.data import naflex
 from vit_jax.models import embedding
+from vit_jax.models import vit
 
 IMAGES = jax.random.normal(jax.random.key(0), (2, 12, 20, 3))
 TINY = {'hidden_size': 16, 'mlp_dim': 32, 'num_heads': 2, 'depth': 2}
@@ -116,3 +118,46 @@ def test_fixed_positions(kind):
   np.testing.assert_allclose(
     table[:, :, 0] ** 2 + table[:, :, 1] ** 2, 1, atol=1e-6
   )
+
+
+NAFLEX = {
+  'patch_size': (2, 2),
+  'hidden_size': 8,
+  'mlp_dim': 16,
+  'num_heads': 2,
+  'depth': 2,
+}
+
+
+@pytest.mark.parametrize('pool', ['map', 'gap', 'token', 'token+gap'])
+def test_images_of_different_shapes(pool):
+  """Padding changes nothing; a square of the own grid is a plain image."""
+  model = vit.ViT(0, pool=pool, **NAFLEX)
+  rng = np.random.default_rng(0)
+  square, wide = (rng.normal(size=(1, *x, 3)) for x in ((6, 6), (4, 10)))
+  params = model.init(jax.random.key(0), square)['params']
+  shape = params['position_embedding'].shape
+  params['position_embedding'] = rng.normal(size=shape).astype(np.float32)
+  apply = jax.jit(
+    lambda x, grids: model.apply({'params': params}, x, grids=grids)
+  )
+  rows = []
+  for count in (10, 14):
+    cut = [naflex.padded(x[0], (2, 2), count) for x in (square, wide)]
+    patches = np.stack([x for x, _ in cut]).astype(np.float32)
+    rows.append(apply(patches, np.array([grid for _, grid in cut])))
+  np.testing.assert_allclose(rows[0], rows[1], atol=1e-5)
+  plain = model.apply({'params': params}, square)
+  np.testing.assert_allclose(rows[0][:1], plain, atol=1e-5)
+  assert abs(rows[0][0] - rows[0][1]).max() > 1e-3
+
+
+def test_only_learned_positions_are_resized_for_each_image():
+  model = vit.ViT(0, position_embedding='none', pool='gap', **NAFLEX)
+  patches, grids = np.zeros((1, 4, 12)), np.array([[2, 2]])
+  params = model.init(jax.random.key(0), np.zeros((1, 4, 4, 3)))['params']
+  assert model.apply({'params': params}, patches, grids=grids).shape == (1, 8)
+  model = model.clone(position_embedding='learned', rotary='dinov3')
+  params = model.init(jax.random.key(0), np.zeros((1, 4, 4, 3)))['params']
+  with pytest.raises(ValueError, match='any grid need learned'):
+    model.apply({'params': params}, patches, grids=grids)

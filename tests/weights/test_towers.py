@@ -60,14 +60,15 @@ def test_google(kind, stacked, tmp_path):
   )
 
 
-def _write_siglip(tmp_path, **changed):
+def _write_siglip(tmp_path, any_grid=False, **changed):
   model, params = _random(pool='map', has_bias=True, words={'gelu': 'tanh'})
+  model = model.clone(any_grid=any_grid)
   arrays = dict(huggingface_clip.write(model, params))
   arrays = {name: np.ascontiguousarray(x) for name, x in arrays.items()}
   containers.write_safetensors(tmp_path / 'model.safetensors', arrays, {})
   config = {'model_type': 'siglip', **changed}
   for tower in ('text', 'vision'):
-    config[f'{tower}_config'] = {'num_attention_heads': 3}
+    config[f'{tower}_config'] = {'num_attention_heads': 3, 'patch_size': 8}
   (tmp_path / 'config.json').write_text(json.dumps(config))
   return model, params
 
@@ -75,6 +76,13 @@ def _write_siglip(tmp_path, **changed):
 def test_siglip(tmp_path):
   model, params = _write_siglip(tmp_path)
   _assert_same(weights.load(tmp_path), model, params)
+
+
+def test_siglip_2(tmp_path):
+  model, params = _write_siglip(tmp_path, any_grid=True, model_type='siglip2')
+  found = weights.load(tmp_path)
+  _assert_same(found, model, params)
+  assert found.model.any_grid
 
 
 def test_a_model_that_is_not_known(tmp_path):

@@ -62,7 +62,15 @@ class PatchEmbedding(nn.Module):
 
   @nn.compact
   def __call__(self, images: jax.Array) -> jax.Array:
-    """Returns one token per patch; patches must divide the image."""
+    """Returns one token per patch; patches must divide the image.
+
+    Patches that are cut already, as by `patches`, are [B, N, p * q * C], and
+    become [B, N, D].
+    """
+    if images.ndim == 3:
+      return self._project(
+        images, images.shape[-1] // math.prod(self.patch_size)
+      )
     (b, *size, c), patch = images.shape, self.patch_size
     if len(size) != len(patch) or any(
       n % p for n, p in zip(size, patch, strict=True)
@@ -71,19 +79,20 @@ class PatchEmbedding(nn.Module):
         f'the image, {_times(size)}, is not a multiple of the patch,'
         f' {_times(patch)}'
       )
-    kernel = self.param(
-      'kernel', self.kernel_init, (*patch, c, self.hidden_size)
-    )
     grid = [n // p for n, p in zip(size, patch, strict=True)]
-    inside = math.prod(patch) * c
     # [B, h, p, w, q, C] -> [B, h, w, p, q, C]
-    pairs = [n for pair in zip(grid, patch, strict=True) for n in pair]
+    pairs = [n for both in zip(grid, patch, strict=True) for n in both]
     axes = range(1, len(pairs) + 1)
     x = images.astype(self.dtype).reshape(b, *pairs, c)
     x = x.transpose(0, *axes[::2], *axes[1::2], len(pairs) + 1)
-    x = x.reshape(b, *grid, inside)
-    kernel = kernel.reshape(inside, self.hidden_size)
-    x = x @ kernel.astype(self.dtype)
+    return self._project(x.reshape(b, *grid, math.prod(patch) * c), c)
+
+  def _project(self, x: jax.Array, channels: int) -> jax.Array:
+    """Maps patches [..., p * q * C] to tokens [..., D]."""
+    shape = (*self.patch_size, channels, self.hidden_size)
+    kernel = self.param('kernel', self.kernel_init, shape)
+    kernel = kernel.reshape(-1, self.hidden_size).astype(self.dtype)
+    x = x.astype(self.dtype) @ kernel
     if not self.has_bias:
       return x
     bias = self.param('bias', nn.initializers.zeros, (self.hidden_size,))
@@ -125,6 +134,82 @@ def sincos2d(
   first, second = (x, y) if columns_first else (y, x)
   table = [np.sin(first), np.cos(first), np.sin(second), np.cos(second)]
   return np.concatenate(table, axis=1)[None].astype(np.float32)
+
+
+def positions_of_grids(
+  table: jax.Array, grids: jax.Array, count: int, prefix: int = 0
+) -> jax.Array:
+  """Resizes learned positions to the grid of each image.
+
+  Linear with antialiasing, as NaFlex resizes them (SigLIP 2, arXiv:2502.14786,
+  section 2.4, in the form of transformers).
+
+  Args:
+    table: Positions of P tokens before the patches and of those of a square
+      grid, [P + S * S, D].
+    grids: int32 [B, 2], rows and columns of each image's patches.
+    count: N, patches of an image with its padding.
+    prefix: P.
+
+  Returns:
+    [B, P + N, D]; padding has the position of the first patch.
+  """
+  first, table = table[:prefix], table[prefix:]
+  side = math.isqrt(len(table))
+  number = jnp.arange(count)
+  inside = number < grids.prod(axis=1)[:, None]
+  columns = grids[:, 1:]
+  place = jnp.where(inside, number, 0)
+  rows = _antialiased(place // columns, grids[:, :1], side)
+  across = _antialiased(place % columns, columns, side)
+  square = table.reshape(side, side, -1)
+  own = jnp.einsum(
+    'bny,bnx,yxd->bnd',
+    *(rows, across, square),
+    precision=jax.lax.Precision.HIGHEST,
+  )
+  first = jnp.broadcast_to(first, (len(grids), *first.shape))
+  return jnp.concatenate([first, own], axis=1)
+
+
+def inside_grids(grids: jax.Array, count: int, prefix: int) -> jax.Array:
+  """Returns which tokens are no padding, bool [B, P + N].
+
+  Args:
+    grids: int32 [B, 2], rows and columns of each image's patches.
+    count: N, patches of an image with its padding.
+    prefix: P, tokens before them.
+  """
+  inside = jnp.arange(count) < grids.prod(axis=1)[:, None]
+  return jnp.pad(inside, ((0, 0), (prefix, 0)), constant_values=True)
+
+
+def mean_inside(x: jax.Array, inside: jax.Array | None) -> jax.Array:
+  """Returns the mean of tokens [B, N, D] that are no padding, [B, D].
+
+  Args:
+    x: The tokens.
+    inside: bool [B, N]; None: none is padding.
+  """
+  if inside is None:
+    return x.mean(axis=1)
+  return x.mean(axis=1, where=inside[..., None])
+
+
+def _antialiased(at: jax.Array, new: jax.Array, old: int) -> jax.Array:
+  """Returns weights of the old places of an axis, float32 [B, N, old].
+
+  Args:
+    at: New places, int [B, N].
+    new: Number of new places, [B, 1].
+    old: Number of old places.
+  """
+  step = old / new
+  centers = (at + 0.5) * step - 0.5
+  support = jnp.maximum(step, 1.0)[..., None]
+  distance = jnp.abs(centers[..., None] - jnp.arange(old)) / support
+  weights = jnp.maximum(0.0, 1.0 - distance)
+  return weights / weights.sum(axis=-1, keepdims=True)
 
 
 def relative_index(grid: tuple[int, int]) -> np.ndarray:

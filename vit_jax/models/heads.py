@@ -111,8 +111,15 @@ class MapHead(nn.Module):
   spec: spec_lib.EncoderSpec
 
   @nn.compact
-  def __call__(self, x: jax.Array) -> jax.Array:
-    """Returns one vector per image."""
+  def __call__(
+    self, x: jax.Array, attended: jax.Array | None = None
+  ) -> jax.Array:
+    """Returns one vector per image.
+
+    Args:
+      x: [B, T, D].
+      attended: bool [B, T], tokens that are no padding; None: all.
+    """
     spec, d = self.spec, x.shape[-1]
     k = d // spec.num_heads
     dense = functools.partial(
@@ -134,6 +141,8 @@ class MapHead(nn.Module):
       key,
       preferred_element_type=jnp.float32,
     )
+    if attended is not None:
+      scores = jnp.where(attended[:, None], scores, -jnp.inf)
     weights = nn.softmax(scores).astype(spec.dtype)
     y = jnp.einsum('bht,bhtk->bhk', weights, value)
     y = dense(d, axis=(-2, -1), name='out')(y)[:, None]  # [B, 1, D]

@@ -34,12 +34,14 @@ class TwoTowers(nn.Module):
     projection: E, where a layer without a bias follows the image tower, as in
       CLIP; 0: none does.
     has_bias: Whether the logits have a bias, as SigLIP's.
+    any_grid: Whether images come as patches of any grid (SigLIP 2's NaFlex).
   """
 
   image: vit.ViT
   text: text.TextTower | text.Bert
   projection: int = 0
   has_bias: bool = False
+  any_grid: bool = False
 
   def setup(self) -> None:
     """Makes what is beside the towers."""
@@ -61,6 +63,7 @@ class TwoTowers(nn.Module):
     *,
     train: bool = False,
     rows: jax.Array | None = None,
+    grids: jax.Array | None = None,
   ) -> dict[str, jax.Array]:
     """Returns `embedding` and, before it is normalised, `features` [B, E].
 
@@ -68,8 +71,9 @@ class TwoTowers(nn.Module):
       images: [B, height, width, channels].
       train: Whether to apply dropout.
       rows: As of `vit.ViT`.
+      grids: As of `vit.ViT`; `images` are then patches.
     """
-    x = self.image(images, train=train, rows=rows)
+    x = self.image(images, train=train, rows=rows, grids=grids)
     if self.projection:
       x = self.image_projection(x)
     return {'features': x, 'embedding': normalised(x)}

@@ -118,6 +118,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     features_only: bool = False,
     masked: jax.Array | None = None,
     kept: jax.Array | None = None,
+    grids: jax.Array | None = None,
   ) -> dict[str, jax.Array]:
     """Returns tokens and features.
 
@@ -141,6 +142,9 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
         positions are kept.
       kept: int32 [B, K], the patches that the layers see, in this order (MAE);
         None: all. `tokens` then has only these patches.
+      grids: int32 [B, 2], rows and columns of patches, if `images` are patches
+        of images of different shapes, [B, N, p * q * C], each with padding
+        behind (NaFlex). Padding changes no other token and no feature.
 
     Returns:
       `tokens` [B, T, D] after the last LayerNorm (before it with
@@ -154,7 +158,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     """
     # Not len(images), since the batch size may be symbolic.
     key = dropout.key_of(self, images.shape[0], train, rows)
-    x, context = self._embed(images, masked, kept)
+    x, context = self._embed(images, masked, kept, grids)
     if self.pre_norm:
       x = self.layer_norm('norm_before')(x)
     # Layers fold their indices 0 to L - 1 into the key; the embedding folds L.
@@ -170,7 +174,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     x = stack.apply_blocks(
       self, encoder.EncoderBlock, self.layer_spec, x, key, reads, context
     )
-    return self._read(x[:, : reads.get('num_read')])
+    return self._read(x[:, : reads.get('num_read')], context.attended)
 
   @property
   def layer_spec(self) -> spec_lib.EncoderSpec:
@@ -223,9 +227,12 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     images: jax.Array,
     masked: jax.Array | None,
     kept: jax.Array | None,
+    grids: jax.Array | None,
   ) -> tuple[jax.Array, spec_lib.Context]:
     """Returns tokens with their positions, [B, T, D], and the context."""
     d, starts = self.hidden_size, self.starts
+    if grids is not None and not self._fits_any_grid:
+      raise ValueError('images of any grid need learned positions alone')
     x = images
     if self.resnet_stages is not None:
       x = resnet.ResNetStem(
@@ -244,6 +251,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     b, *grid = x.shape[:-1]
     x = self._mask(x.reshape(b, -1, d), masked)
     prefix = self._prefix_tokens()
+    prefix = jnp.broadcast_to(prefix, (b, *prefix.shape[1:]))
     if self.position_embedding in embedding.SINCOS:
       table = embedding.sincos2d(
         embedding.pair(grid), d, self.position_embedding
@@ -252,15 +260,21 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     if self.position_embedding == 'learned':
       p = self.positioned_prefix
       shape = (1, p + x.shape[1], d)
-      position = self.param('position_embedding', starts.position, shape)
+      if grids is None:
+        position = self.param('position_embedding', starts.position, shape)
+      else:
+        position = self._positions_of(grids, x.shape[1])
       position = position.astype(x.dtype)
       x += position[:, p:]
       if p:
         prefix = prefix.at[:, :p].add(position[:, :p])
     if kept is not None:
       x = jnp.take_along_axis(x, kept[..., None], axis=1)
-    prefix = jnp.broadcast_to(prefix, (b, *prefix.shape[1:]))
-    context = self._context(tuple(grid), kept)
+    if grids is None:
+      context = self._context(tuple(grid), kept)
+    else:
+      inside = embedding.inside_grids(grids, x.shape[1], self.prefix_length)
+      context = spec_lib.Context(attended=inside)
     return jnp.concatenate([prefix, x], axis=1), context
 
   def _mask(self, x: jax.Array, masked: jax.Array | None) -> jax.Array:
@@ -298,6 +312,21 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     bias = embedding.relative_bias(self, grid, self.num_heads)
     return spec_lib.Context(bias, rotation, grid)
 
+  def _positions_of(self, grids: jax.Array, count: int) -> jax.Array:
+    """Returns the positions of images of different shapes, [B, P + N, D]."""
+    table: jax.Array | None = self.get_variable('params', 'position_embedding')
+    if table is None:
+      raise ValueError('a model is initialised with images of one shape')
+    return embedding.positions_of_grids(
+      table[0], grids, count, self.positioned_prefix
+    )
+
+  @property
+  def _fits_any_grid(self) -> bool:
+    """Whether its positions can be those of images of different shapes."""
+    others = {self.rotary, self.relative_positions}
+    return others == {'none'} and self.position_embedding in ('learned', 'none')
+
   def _prefix_tokens(self) -> jax.Array:
     """Returns the tokens before the patches, [1, P, D]."""
     d, starts = self.hidden_size, self.starts
@@ -312,25 +341,30 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
       tokens.append(token.astype(self.dtype))
     return jnp.concatenate(tokens, axis=1)
 
-  def _read(self, x: jax.Array) -> dict[str, jax.Array]:
-    """Normalises the last layer's tokens [B, T, D], and pools them."""
+  def _read(
+    self, x: jax.Array, attended: jax.Array | None
+  ) -> dict[str, jax.Array]:
+    """Normalises the last layer's tokens [B, T, D]; pools those attended to."""
     # Pre-LN layers do not normalise the residual stream, so a last LayerNorm
     # follows (equation 4 of the paper). MAE fine-tunes with this norm after the
     # mean (arXiv:2111.06377, its code).
     norm = self.layer_norm('norm')
+    inside = None if attended is None else attended[:, self.prefix_length :]
     if self.pool == 'gap' and self.norm_after_pool:
-      features = norm(x[:, self.prefix_length :].mean(axis=1))
+      features = norm(embedding.mean_inside(x[:, self.prefix_length :], inside))
       return {'tokens': x, 'features': features.astype(jnp.float32)}
     x = norm(x)
     patches = x[:, self.prefix_length :]
     if self.pool == 'token':
       features = x[:, :2] if self.has_two_heads else x[:, 0]
     elif self.pool == 'gap':
-      features = patches.mean(axis=1)
+      features = embedding.mean_inside(patches, inside)
     elif self.pool == 'map':
-      features = heads.MapHead(self.layer_spec, name='map_head')(patches)
+      head = heads.MapHead(self.layer_spec, name='map_head')
+      features = head(patches, inside)
     else:
-      features = jnp.concatenate([x[:, 0], patches.mean(axis=1)], axis=-1)
+      both = x[:, 0], embedding.mean_inside(patches, inside)
+      features = jnp.concatenate(both, axis=-1)
     return {'tokens': x, 'features': features.astype(jnp.float32)}
 
 
@@ -377,6 +411,7 @@ class ViT(Trunk):
     train: bool = False,
     rows: jax.Array | None = None,
     merge_heads: bool = True,
+    grids: jax.Array | None = None,
   ) -> jax.Array:
     """Classifies images; captures and perturbs attention as `trunk` does.
 
@@ -386,6 +421,7 @@ class ViT(Trunk):
       rows: int32 [B], the images' positions in the global batch, if this is a
         part of one; by default 0 to B - 1.
       merge_heads: Whether the logits of two heads are averaged.
+      grids: As of `trunk`.
 
     Returns:
       Logits, float32 [B, num_classes]; without `merge_heads` the logits of two
@@ -394,7 +430,9 @@ class ViT(Trunk):
     Raises:
       ValueError: The image's size is not a multiple of the patch's.
     """
-    seen = self.trunk(images, train=train, rows=rows, features_only=True)
+    seen = self.trunk(
+      images, train=train, rows=rows, features_only=True, grids=grids
+    )
     x = self._classify(seen['features'], train)
     return x.mean(axis=1) if self.has_two_heads and merge_heads else x
 

@@ -23,7 +23,7 @@ from vit_jax.weights.formats.tables import rule
 from vit_jax.weights.formats.tables import torch_dense as _dense
 from vit_jax.weights.formats.tables import torch_norm as _norm
 
-CLIP, SIGLIP = 'clip', 'siglip'
+CLIP, SIGLIP, SIGLIP2 = 'clip', 'siglip', 'siglip2'
 IGNORED = r'.*\.position_ids'
 _GELUS = {
   'quick_gelu': 'sigmoid',
@@ -34,7 +34,7 @@ _GELUS = {
 # What the published configs of CLIP say of the end of a text, before they were
 # corrected; transformers then reads the largest token.
 _LEGACY_END = 2
-_EPSILON = {CLIP: 1e-5, SIGLIP: 1e-6}
+_EPSILON = {CLIP: 1e-5, SIGLIP: 1e-6, SIGLIP2: 1e-6}
 _HEAD, _VISION, _WORDS = 'vision_model.head', 'vision_model', 'text_model'
 _PARTS = ('query', 'key', 'value')
 _PACKED = f'{_HEAD}.attention.in_proj_'
@@ -75,11 +75,6 @@ RULES = [
     'image/class_token', f'{_VISION}.embeddings.class_embedding', tables.FLAT
   ),
   rule(
-    'image/patch_embedding/kernel',
-    f'{_VISION}.embeddings.patch_embedding.weight',
-    tables.CONV,
-  ),
-  rule(
     'image/patch_embedding/bias', f'{_VISION}.embeddings.patch_embedding.bias'
   ),
   *_norm('image/norm_before', f'{_VISION}.pre_layrnorm'),  # as they spell it
@@ -107,8 +102,11 @@ RULES = [
   ),
   *_norm('text/norm', f'{_WORDS}.final_layer_norm'),
 ]
+_PATCH = f'{_VISION}.embeddings.patch_embedding.weight'
+_CONVOLVED = rule('image/patch_embedding/kernel', _PATCH, tables.CONV)
 _OF_KIND = {
   CLIP: [
+    _CONVOLVED,
     rule(
       'image_projection/kernel', 'visual_projection.weight', tables.linear()
     ),
@@ -116,11 +114,17 @@ _OF_KIND = {
     rule('log_scale', 'logit_scale'),
   ],
   SIGLIP: [
+    _CONVOLVED,
     *_dense('text/head', f'{_WORDS}.head'),
     rule('log_scale', 'logit_scale', tables.padded(0)),
     rule('logit_bias', 'logit_bias', tables.padded(0)),
   ],
 }
+
+_OF_KIND[SIGLIP2] = [
+  rule('image/patch_embedding/kernel', _PATCH, tables.linear(3)),
+  *_OF_KIND[SIGLIP][1:],
+]
 
 
 def recognises(names: Iterable[str]) -> bool:
@@ -180,13 +184,18 @@ def describe(
   """
   del text_heads
   kind = config.get('model_type', typed.TEXT)
-  if kind not in (CLIP, SIGLIP):
+  if kind not in _OF_KIND:
     raise UserError(
-      f'its config.json says model_type {kind!r}: two towers of {CLIP!r} and'
-      f' {SIGLIP!r} can be read'
+      f'its config.json says model_type {kind!r}: two towers of'
+      f' {", ".join(map(repr, _OF_KIND))} can be read'
     )
   shapes = base.Shapes(arrays)
-  patch = shapes.get(f'{_VISION}.embeddings.patch_embedding.weight', 4)[2:]
+  patch: tuple[int, ...]
+  if kind == SIGLIP2:
+    # Left out where it is the default of transformers' class.
+    patch = (config.get('vision_config.patch_size', typed.COUNT, 16),) * 2
+  else:
+    patch = shapes.get(_PATCH, 4)[2:]
   is_clip = kind == CLIP
   image = vit.ViT(
     **_layers(shapes, config, 'vision', kind),
@@ -204,7 +213,9 @@ def describe(
   size = base.image_size(rows - is_clip, patch, hints, default)
   tower = _text(shapes, config, kind)
   projection = shapes.size('visual_projection.weight', 0)
-  return two_towers.TwoTowers(image, tower, projection, not is_clip), size
+  return two_towers.TwoTowers(
+    image, tower, projection, not is_clip, kind == SIGLIP2
+  ), size
 
 
 def _text(shapes: base.Shapes, config: typed.Json, kind: str) -> text.TextTower:
@@ -214,7 +225,7 @@ def _text(shapes: base.Shapes, config: typed.Json, kind: str) -> text.TextTower:
   fields['length'] = shapes.get(
     f'{_WORDS}.embeddings.position_embedding.weight', 2
   )[0]
-  if kind == SIGLIP:
+  if kind != CLIP:
     out_dim = shapes.get(f'{_WORDS}.head.weight', 2)[0]
     return text.TextTower(**fields, out_dim=out_dim)
   end = config.get('text_config.eos_token_id', typed.COUNT, _LEGACY_END)
@@ -254,7 +265,9 @@ def _layers(
 
 def kind_of(model: two_towers.TwoTowers) -> str:
   """Returns the model_type of a model."""
-  return CLIP if model.projection else SIGLIP
+  if model.projection:
+    return CLIP
+  return SIGLIP2 if model.any_grid else SIGLIP
 
 
 def rules(model: two_towers.TwoTowers) -> list[tables.Rule]:
