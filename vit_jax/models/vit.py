@@ -251,7 +251,6 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     b, *grid = x.shape[:-1]
     x = self._mask(x.reshape(b, -1, d), masked)
     prefix = self._prefix_tokens()
-    prefix = jnp.broadcast_to(prefix, (b, *prefix.shape[1:]))
     if self.position_embedding in embedding.SINCOS:
       table = embedding.sincos2d(
         embedding.pair(grid), d, self.position_embedding
@@ -266,10 +265,11 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
         position = self._positions_of(grids, x.shape[1])
       position = position.astype(x.dtype)
       x += position[:, p:]
-      if p:
-        prefix = prefix.at[:, :p].add(position[:, :p])
+      others = (0, prefix.shape[1] - p)
+      prefix += jnp.pad(position[:, :p], ((0, 0), others, (0, 0)))
     if kept is not None:
       x = jnp.take_along_axis(x, kept[..., None], axis=1)
+    prefix = jnp.broadcast_to(prefix, (b, *prefix.shape[1:]))
     if grids is None:
       context = self._context(tuple(grid), kept)
     else:
