@@ -16,6 +16,11 @@ RESTRICTED = {
   'shared': {'relative_positions': 'shared'},
   'in each layer': {'relative_positions': 'layers', 'key_bias': False},
   'causal': {'causal': True, 'norm': 'rms', 'gelu': 'sigmoid'},
+  'learned rotation': {
+    'rotary': 'rope_vit_mixed',
+    'position_embedding': 'none',
+  },
+  'gated': {'gated_mlp': True, 'gate': 'gelu', 'mlp_norm': True},
 }
 
 

@@ -8,6 +8,7 @@ package checks the values of its own keys.
 import ml_collections
 from ml_collections import config_dict
 
+from vit_jax.config import architecture
 from vit_jax.config import evaluations
 from vit_jax.config.errors import UserError
 
@@ -19,7 +20,7 @@ def default() -> ml_collections.ConfigDict:
   """
   config = ml_collections.ConfigDict()
   config.seed = 0  # for the initial parameters, data order, crops and dropout
-  config.model = _model()
+  config.model = architecture.model()
   config.data = _data()
   config.augment = _augment()
   config.objective = _objective()
@@ -46,110 +47,6 @@ def default() -> ml_collections.ConfigDict:
   config.evals.unlock()  # a config file may add evaluations of its own
   config.objective.options.unlock()  # each objective defines its own options
   return config
-
-
-def _model() -> ml_collections.ConfigDict:
-  model = ml_collections.ConfigDict()
-  # Family, size and patch size; `vit_jax.list_models()` lists them. 'init_from'
-  # is the model of the checkpoint at init_from.path.
-  model.name = 'ViT-S/16'
-  model.num_classes = config_dict.placeholder(int)  # None: the data's classes
-  # Compile one layer and run it `depth` times, which compiles faster.
-  model.scan = False
-  # Which values the backward pass recomputes, to save memory: 'none';
-  # 'activations' of the MLP; 'products', all but the results of dense layers
-  # and of attention; 'full'; or the name of a policy of
-  # jax.checkpoint_policies. 'auto' is one of these by the platform.
-  model.remat = 'auto'
-  # 'plain', 'einsum', 'fused', 'xla' or 'cudnn'; None is what suits the
-  # platform. 'xla' and 'cudnn' have no attention dropout; 'cudnn' needs a GPU
-  # and train.dtype=bfloat16.
-  model.attention_implementation = config_dict.placeholder(str)
-  # The keys below override fields of the named model; None keeps the model's
-  # value. Not every model family has every field. models/spec.py,
-  # models/vit.py, models/mixer.py and models/resnet.py explain them.
-  model.hidden_size = config_dict.placeholder(int)  # width D of a token
-  model.mlp_dim = config_dict.placeholder(int)  # hidden width of an MLP
-  model.num_heads = config_dict.placeholder(int)  # attention heads of a layer
-  model.depth = config_dict.placeholder(int)  # number of layers
-  model.patch_size = config_dict.placeholder(object)  # pixels: int or (h, w)
-  # The head reads: 'token', the class token; 'gap', the mean of the patch
-  # tokens; 'map', attention pooling; 'token+gap', the first two concatenated.
-  model.pool = config_dict.placeholder(str)
-  # 'learned'; 'sincos2d' (fixed, as big_vision's), 'sincos2d_mae',
-  # 'sincos2d_moco'; or 'none'.
-  model.position_embedding = config_dict.placeholder(str)
-  # The tokens with a learned position: 'all'; 'class', the class token and the
-  # patches; or 'patches'.
-  model.position_tokens = config_dict.placeholder(str)
-  model.class_token = config_dict.placeholder(bool)
-  model.distillation_token = config_dict.placeholder(bool)  # as in DeiT
-  # Whether the distillation token has a head of its own.
-  model.distillation_head = config_dict.placeholder(bool)
-  model.registers = config_dict.placeholder(int)  # number of register tokens
-  # Width of a dense layer with tanh before the head; 0: none.
-  model.pre_logits = config_dict.placeholder(int)
-  # With 'gap': apply the last LayerNorm after the mean, not before it.
-  model.norm_after_pool = config_dict.placeholder(bool)
-  # Initial scale of the residual branches (LayerScale). None: no LayerScale.
-  model.layer_scale = config_dict.placeholder(float)
-  model.qk_norm = config_dict.placeholder(bool)  # normalize queries and keys
-  model.qkv_bias = config_dict.placeholder(bool)
-  # With qkv_bias: whether keys have one, too.
-  model.key_bias = config_dict.placeholder(bool)
-  model.causal = config_dict.placeholder(bool)  # attend to earlier tokens only
-  # A learned bias of attention for each distance between patches, as BEiT's:
-  # 'shared' by all layers, one in each of the 'layers', or 'none'.
-  model.relative_positions = config_dict.placeholder(str)
-  model.norm = config_dict.placeholder(str)  # 'layer' or 'rms' (scale only)
-  # Rotary position embeddings: 'dinov3', 'eva02', 'rope_vit' or 'none'; the
-  # base of their frequencies, 100 (EVA-02: 10_000); and the grid (h, w) to
-  # which 'eva02' scales the patches' indices, None: not scaled.
-  model.rotary = config_dict.placeholder(str)
-  model.rotary_base = config_dict.placeholder(float)
-  model.rotary_grid = config_dict.placeholder(tuple)
-  # A learned token for masked patches, for objectives that mask.
-  model.mask_token = config_dict.placeholder(bool)
-  model.gated_mlp = config_dict.placeholder(bool)  # SwiGLU
-  # A norm after the MLP's activation function, as in EVA-02.
-  model.mlp_norm = config_dict.placeholder(bool)
-  model.patch_bias = config_dict.placeholder(bool)  # of the patch embedding
-  # A LayerNorm before the layers, as in CLIP.
-  model.pre_norm = config_dict.placeholder(bool)
-  # 'exact', or an approximation: 'tanh', 'sigmoid' (iGPT, CLIP).
-  model.gelu = config_dict.placeholder(str)
-  model.layer_norm_epsilon = config_dict.placeholder(float)  # 1e-6
-  model.dropout_rate = config_dict.placeholder(float)  # 0
-  model.attention_dropout_rate = config_dict.placeholder(float)  # 0
-  # Probability that the last layer is skipped: 0. The probability grows
-  # linearly with depth from 0 at the first layer; with
-  # stochastic_depth_uniform it is the same in all layers.
-  model.stochastic_depth = config_dict.placeholder(float)
-  model.stochastic_depth_uniform = config_dict.placeholder(bool)
-  # Initial weights: 'vit' (the paper's code), 'mixer', 'lecun', 'deit',
-  # 'igpt' or 'moco'.
-  model.initializers = config_dict.placeholder(str)
-  # 'batch': normalise what the head reads by a BatchNorm, for a linear probe.
-  model.head_norm = config_dict.placeholder(str)
-  model.head_bias = config_dict.placeholder(float)  # its initial value: 0
-  # Hybrids: blocks of each stage of the ResNet.
-  model.resnet_stages = config_dict.placeholder(tuple)
-  model.resnet_width = config_dict.placeholder(int)  # hybrids: channels
-  # Mixer: width of the token MLP.
-  model.tokens_mlp_dim = config_dict.placeholder(int)
-  model.stages = config_dict.placeholder(tuple)  # BiT: blocks of each stage
-  model.width_factor = config_dict.placeholder(int)  # BiT: times channels
-  model.stem_width = config_dict.placeholder(int)  # BiT: channels of the stem
-  model.channels = config_dict.placeholder(tuple)  # BiT: channels of each stage
-  model.num_groups = config_dict.placeholder(int)  # BiT: groups of GroupNorm
-  model.zero_padded_pool = config_dict.placeholder(bool)  # BiT: pad by zeros
-  # iGPT: number of colours of a pixel, 512.
-  model.colours = config_dict.placeholder(int)
-  # iGPT: whether the model has the clusters of colours that map images to ids.
-  model.has_clusters = config_dict.placeholder(bool)
-  # iGPT: layer that gives the features, from 0; None: the middle one.
-  model.feature_layer = config_dict.placeholder(int)
-  return model
 
 
 def _data() -> ml_collections.ConfigDict:

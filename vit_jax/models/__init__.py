@@ -318,6 +318,23 @@ def _check_igpt(model: igpt.IGPT) -> None:
     )
 
 
+def _check_merge(model: vit.ViT) -> None:
+  """Raises a ValueError if tokens are merged that cannot be."""
+  if not model.merge:
+    return
+  rotates, relates = model.rotary, model.relative_positions
+  wrong = {
+    'scan=True: its layers have equal numbers of tokens': model.scan,
+    f'rotary={rotates!r}, the position of one patch': rotates != 'none',
+    f'relative_positions={relates!r}, of one patch': relates != 'none',
+    "pool='map', which counts a token once": model.pool == 'map',
+    'causal=True, since merged tokens have no order': model.causal,
+  }
+  for what, has in wrong.items():
+    if has:
+      raise ValueError(f'merge={model.merge} does not go with {what}')
+
+
 def _check_vit(model: vit.ViT) -> None:
   d = model.hidden_size
   _check_heads(model)
@@ -347,6 +364,7 @@ def _check_vit(model: vit.ViT) -> None:
         f'rotary_grid has no effect with rotary={model.rotary!r}, which scales'
         ' no indices: leave it out'
       )
+  _check_merge(model)
   if 'token' in model.pool and 'class_token' not in model.prefix:
     raise ValueError(
       f'pool={model.pool!r} reads the class token, but class_token is False'

@@ -4,6 +4,7 @@ In comments: B images, T tokens, D hidden size, H heads, K = D / H channels of a
 head, R tokens with a query (all T, or fewer in the last layer).
 """
 
+from collections.abc import Iterator
 import math
 from typing import Any
 from typing import cast
@@ -186,11 +187,13 @@ class Attention(nn.Module):
     num_queries: R, the number of first tokens that attend to all tokens; None:
       all tokens attend.
     capture: Whether the weights are returned.
+    returns_keys: Whether the keys' mean over all heads is returned instead.
   """
 
   spec: spec_lib.EncoderSpec
   num_queries: int | None = None
   capture: bool = False
+  returns_keys: bool = False
 
   @nn.compact
   def __call__(
@@ -200,7 +203,7 @@ class Attention(nn.Module):
     context: spec_lib.Context | None = None,
     perturbation: jax.Array | None = None,
   ) -> tuple[jax.Array, jax.Array | None]:
-    """Returns the output and, if captured, the weights [B, H, R, T].
+    """Returns the output, and the weights [B, H, R, T] or keys [B, T, K].
 
     Args:
       x: [B, T, D].
@@ -225,6 +228,8 @@ class Attention(nn.Module):
         y = _attend_of_jax(
           *qkv, bias, causal=spec.causal, implementation=implementation
         )
+      if self.returns_keys:
+        weights = qkv[1].mean(axis=2)
     y = spec_lib.keep(Output(spec, name='out')(spec_lib.keep(y)))
     return y, weights
 
@@ -240,10 +245,16 @@ class Attention(nn.Module):
       bias = embedding.relative_bias(self, context.grid, self.spec.num_heads)
     if bias is not None:
       bias = bias[:, : self.num_queries]
-    if context.attended is None:
-      return bias
-    hidden = jnp.where(context.attended, 0.0, _HIDDEN)[:, None, None]
-    return hidden if bias is None else hidden + bias
+    for add in self._of_keys(context):
+      bias = add if bias is None else add + bias
+    return bias
+
+  def _of_keys(self, context: spec_lib.Context) -> Iterator[jax.Array]:
+    """Yields what is added to the scores of keys, [B, 1, 1, T] each."""
+    if context.attended is not None:
+      yield jnp.where(context.attended, 0.0, _HIDDEN)[:, None, None]
+    if context.sizes is not None:
+      yield jnp.log(context.sizes)[:, None, None]
 
   def _implementation(
     self,
@@ -260,6 +271,8 @@ class Attention(nn.Module):
     )
     if found not in ('fused', 'cudnn'):
       return found
+    if self.returns_keys:
+      return 'einsum'
     drops = dropout_key is not None and spec.attention_dropout_rate > 0
     if found == 'fused':
       fits = fused_attention.fits(x.shape, spec.num_heads, spec.dtype)

@@ -52,6 +52,7 @@ class Purpose(enum.IntEnum):
   MLP_OUTPUT = 4
   ATTENTION_PATH = 5
   MLP_PATH = 6
+  PATCHES = 7
 
 
 def fold(
@@ -98,6 +99,35 @@ def keep_mask(
     bits = jax.random.bits(key, (len(rows), *shape), jnp.uint16)
   threshold = jnp.round(jnp.float32(rate) * 2**16).astype(jnp.uint32)
   return bits.reshape(len(rows), *shape).astype(jnp.uint32) >= threshold
+
+
+def kept_patches(
+  dropout_key: DropoutKey | None, count: int, rate: float
+) -> jax.Array | None:
+  """Draws the patches that training keeps, int32 [B, K].
+
+  Args:
+    dropout_key: Key and rows; None when not training.
+    count: Number of patches.
+    rate: Share of the patches that are left out.
+
+  Returns:
+    Patches in random order; None when not training.
+  """
+  if dropout_key is None:
+    return None
+  key, rows = dropout_key._replace(
+    key=jax.random.fold_in(dropout_key.key, Purpose.PATCHES)
+  )
+  keys = jax.vmap(jax.random.fold_in, (None, 0))(key, rows)
+  noise = jax.vmap(lambda k: jax.random.uniform(k, (count,)))(keys)
+  return least(noise, rate)
+
+
+def least(noise: jax.Array, rate: float) -> jax.Array:
+  """Returns the max(1, int((1 - rate) N)) least of noise [B, N], in order."""
+  count = max(1, int(noise.shape[1] * (1 - rate)))
+  return jnp.argsort(noise, axis=1)[:, :count]
 
 
 def dropout(

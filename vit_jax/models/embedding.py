@@ -184,16 +184,17 @@ def inside_grids(grids: jax.Array, count: int, prefix: int) -> jax.Array:
   return jnp.pad(inside, ((0, 0), (prefix, 0)), constant_values=True)
 
 
-def mean_inside(x: jax.Array, inside: jax.Array | None) -> jax.Array:
-  """Returns the mean of tokens [B, N, D] that are no padding, [B, D].
+def weighted_mean(x: jax.Array, weights: jax.Array | None) -> jax.Array:
+  """Returns the mean of tokens [B, N, D], [B, D].
 
   Args:
     x: The tokens.
-    inside: bool [B, N]; None: none is padding.
+    weights: [B, N], False or 0 for padding; None: 1.
   """
-  if inside is None:
+  if weights is None:
     return x.mean(axis=1)
-  return x.mean(axis=1, where=inside[..., None])
+  weights = weights[..., None].astype(x.dtype)
+  return (x * weights).sum(axis=1) / weights.sum(axis=1)
 
 
 def _antialiased(at: jax.Array, new: jax.Array, old: int) -> jax.Array:

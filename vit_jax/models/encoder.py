@@ -3,11 +3,15 @@
 In comments: B images, T tokens, D hidden size, H heads.
 """
 
+import dataclasses
+from typing import Any
+
 from flax import linen as nn
 import jax
 
 from vit_jax.models import attention
 from vit_jax.models import dropout
+from vit_jax.models import merging
 from vit_jax.models import mlp
 from vit_jax.models import spec as spec_lib
 
@@ -20,39 +24,50 @@ class EncoderBlock(nn.Module):
     capture: Whether intermediates are returned.
     num_read: Number of first tokens to compute and return; None: all.
     keep_tokens: Whether the tokens alone are returned as an intermediate.
+    merges: Number of tokens that are merged into others (ToMe,
+      arXiv:2210.09461), between attention and MLP.
+    protected: Number of first tokens that are not merged.
   """
 
   spec: spec_lib.EncoderSpec
   capture: bool
   num_read: int | None = None
   keep_tokens: bool = False
+  merges: int = 0
+  protected: int = 0
 
   @nn.compact
   def __call__(
     self,
-    x: jax.Array,
+    tokens: Any,
     layer: jax.Array,
     dropout_key: dropout.DropoutKey | None,
     context: spec_lib.Context | None = None,
     perturbation: jax.Array | None = None,
-  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+  ) -> tuple[Any, dict[str, jax.Array]]:
     """Applies the layer: equations 2 and 3 of the paper.
 
     Args:
-      x: [B, T, D].
+      tokens: [B, T, D]; or, where tokens are merged, `merging.Merged`.
       layer: Index of this layer, from 0, as an int32 scalar.
       dropout_key: Key of the step; None when not training.
       context: What the layers have in common.
       perturbation: Added to the attention weights, [B, H, T, T].
 
     Returns:
-      [B, T, D], or [B, num_read, D]; and the layer's intermediates, if they are
-      captured: attention [B, H, T, T] and tokens [B, T, D].
+      As `tokens`: [B, T, D], or [B, num_read, D]; and the layer's
+      intermediates, if they are captured: attention [B, H, T, T] and tokens
+      [B, T, D].
     """
+    context = (context or spec_lib.Context()).at(layer)
+    merged = tokens if isinstance(tokens, merging.Merged) else None
+    x: jax.Array = tokens if merged is None else merged.tokens
+    if merged is not None and merged.is_proportional:
+      context = dataclasses.replace(context, sizes=merged.sizes)
     spec, whole, purpose = self.spec, x.shape[1:], dropout.Purpose
     key = dropout.fold(dropout_key, layer)
     y, weights = attention.Attention(
-      spec, self.num_read, self.capture, name='attention'
+      spec, self.num_read, self.capture, merged is not None, name='attention'
     )(spec.layer_norm('norm1')(x), key, context, perturbation)
     y = self._scale('layer_scale1', y)
     y = dropout.dropout(
@@ -60,11 +75,19 @@ class EncoderBlock(nn.Module):
     )
     x = x[:, : self.num_read]
     x = x + dropout.drop_path(y, spec, layer, key, purpose.ATTENTION_PATH)
-    y = mlp.Mlp(spec, spec.mlp_dim, spec.gated_mlp, spec.mlp_norm, name='mlp')(
-      spec.layer_norm('norm2')(x), key, whole[0]
-    )
+    if merged is not None and not self.num_read:
+      assert weights is not None
+      merged = dataclasses.replace(merged, tokens=x)
+      merged = merged.merged(weights, self.merges, self.protected)
+      x, whole = merged.tokens, merged.tokens.shape[1:]
+    y = mlp.Mlp(
+      *(spec, spec.mlp_dim, spec.gated_mlp, spec.mlp_norm, spec.gate),
+      name='mlp',
+    )(spec.layer_norm('norm2')(x), key, whole[0])
     y = self._scale('layer_scale2', y)
     x = x + dropout.drop_path(y, spec, layer, key, purpose.MLP_PATH)
+    if merged is not None:
+      return dataclasses.replace(merged, tokens=x), {}
     if not self.capture:
       return x, {'tokens': x} if self.keep_tokens else {}
     assert weights is not None

@@ -6,7 +6,7 @@ A field is declared once, in `spec.py` or in its model, together with its kind:
 
 This is the only list of fields: `of_kind` returns, for example, all fields that
 change the model's function. A new field must also be added to the layer that
-uses it, to `vit_jax/config/defaults.py`, and to each module of
+uses it, to `vit_jax/config/architecture.py`, and to each module of
 `weights/formats/`, which says whether that format can store it.
 """
 

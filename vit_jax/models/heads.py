@@ -119,6 +119,9 @@ class MapHead(nn.Module):
     Args:
       x: [B, T, D].
       attended: bool [B, T], tokens that are no padding; None: all.
+
+    With `mutable=['pooling']`, Linen also returns the `weights` of the tokens,
+    float32 [B, H, T].
     """
     spec, d = self.spec, x.shape[-1]
     k = d // spec.num_heads
@@ -143,7 +146,10 @@ class MapHead(nn.Module):
     )
     if attended is not None:
       scores = jnp.where(attended[:, None], scores, -jnp.inf)
-    weights = nn.softmax(scores).astype(spec.dtype)
+    weights = nn.softmax(scores)
+    # Kept only where this collection is mutable.
+    self.sow('pooling', 'weights', weights, reduce_fn=lambda _, new: new)
+    weights = weights.astype(spec.dtype)
     y = jnp.einsum('bht,bhtk->bhk', weights, value)
     y = dense(d, axis=(-2, -1), name='out')(y)[:, None]  # [B, 1, D]
     z = spec.layer_norm('norm')(y)

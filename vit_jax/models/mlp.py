@@ -21,12 +21,14 @@ class Mlp(nn.Module):
     mlp_dim: M, the size of the hidden layer.
     gated: Whether the MLP is a SwiGLU.
     norm: Whether a norm follows the activation function.
+    gate: Function of the half that is the gate, one of `GATES`.
   """
 
   spec: spec_lib.LayerSpec
   mlp_dim: int
   gated: bool = False
   norm: bool = False
+  gate: str = 'silu'
 
   @nn.compact
   def __call__(
@@ -78,4 +80,4 @@ class Mlp(nn.Module):
       return spec_lib.GELUS[self.spec.gelu](y)
     # The gate is the first half, as in DINOv2's code.
     gate, y = jnp.split(y, 2, axis=-1)
-    return nn.silu(gate) * y
+    return spec_lib.GATES[self.gate](gate) * y

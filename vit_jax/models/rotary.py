@@ -15,7 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-Rotation = tuple[jax.Array, jax.Array]  # cosines and sines, [..., T, K] each
+# Cosines and sines, [..., T, K] each, or [..., T, H, K].
+Rotation = tuple[jax.Array, jax.Array]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,11 +29,14 @@ class Kind:
     halves: Whether channel k makes a pair with channel k + K / 2; else
       neighbouring channels are pairs.
     columns_first: Whether the first half of the angles is that of columns.
+    is_learned: Whether each head of each layer learns how fast each of its
+      angles grows by row and by column.
   """
 
   centred: bool = False
   halves: bool = False
   columns_first: bool = False
+  is_learned: bool = False
 
 
 KINDS: Mapping[str, Kind] = {
@@ -42,12 +46,77 @@ KINDS: Mapping[str, Kind] = {
   'eva02': Kind(),
   # RoPE-ViT, axial (arXiv:2403.13298, its code).
   'rope_vit': Kind(columns_first=True),
+  # RoPE-ViT, mixed (its section 3.3, and its code).
+  'rope_vit_mixed': Kind(columns_first=True, is_learned=True),
 }
 
 
 def is_scaled(kind: str) -> bool:
   """Whether a reference grid has an effect on a kind, or on 'none'."""
-  return kind in KINDS and not KINDS[kind].centred
+  if kind not in KINDS:
+    return False
+  return not (KINDS[kind].centred or KINDS[kind].is_learned)
+
+
+def is_learned(kind: str) -> bool:
+  """Whether a kind, or 'none', has parameters."""
+  return kind in KINDS and KINDS[kind].is_learned
+
+
+def frequencies(
+  key: jax.Array, shape: tuple[int, int, int, int], base: float
+) -> jax.Array:
+  """Returns initial frequencies of `rope_vit_mixed`, float32 [2, L, H, K / 2].
+
+  Each head of each layer gets two perpendicular directions at random; along
+  both, the frequencies are those of `rope_vit`.
+
+  Args:
+    key: Random key.
+    shape: (2, L, H, K / 2): by column and by row; layers; heads; angles.
+    base: As of `angles`.
+  """
+  _, layers, heads, angles_ = shape
+  count = angles_ // 2
+  sizes = base ** (-jnp.arange(count) / count)
+  first = jax.random.uniform(key, (layers, heads, 1), maxval=2 * jnp.pi)
+  directions = jnp.concatenate([first, first + jnp.pi / 2], axis=-1)
+  both = jnp.stack([jnp.cos(directions), jnp.sin(directions)])
+  return (both[..., None] * sizes).reshape(shape)
+
+
+def coordinates(
+  grid: tuple[int, int], prefix: int, kept: jax.Array | None
+) -> jax.Array:
+  """Returns columns and rows of all tokens, float32 [1 or B, T, 2].
+
+  Those of tokens before the patches are 0, which does not rotate them.
+
+  Args:
+    grid: Patches (h, w).
+    prefix: P, the number of tokens before the patches.
+    kept: As of `of_tokens`.
+  """
+  y, x = (c.ravel() for c in np.mgrid[: grid[0], : grid[1]])
+  patches = jnp.asarray(np.stack([x, y], axis=-1), jnp.float32)
+  patches = patches[None] if kept is None else patches[kept]
+  return jnp.pad(patches, ((0, 0), (prefix, 0), (0, 0)))
+
+
+def mixed(of_tokens: jax.Array, of_layer: jax.Array) -> Rotation:
+  """Returns the rotation of a layer by learned frequencies.
+
+  Args:
+    of_tokens: `coordinates`, [1 or B, T, 2].
+    of_layer: Frequencies of the layer, [2, H, K / 2].
+
+  Returns:
+    Cosines and sines, [1 or B, T, H, K].
+  """
+  turned = jnp.einsum(
+    'btc,chk->bthk', of_tokens, of_layer, precision=jax.lax.Precision.HIGHEST
+  ).repeat(2, axis=-1)
+  return jnp.cos(turned), jnp.sin(turned)
 
 
 def angles(
@@ -133,10 +202,12 @@ def rotate(x: jax.Array, rotation: Rotation, kind: str) -> jax.Array:
 
   Args:
     x: [B, T', H, K], the first T' of all T tokens.
-    rotation: Cosines and sines, [T, K] or [B, T, K].
+    rotation: Cosines and sines, [T, K] or [B, T, K]; [1 or B, T, H, K] if
+      heads differ.
     kind: A name in `KINDS`.
   """
-  cos, sin = (part[..., : x.shape[1], None, :] for part in rotation)
+  by_head = [p if p.ndim == x.ndim else p[..., None, :] for p in rotation]
+  cos, sin = (part[..., : x.shape[1], :, :] for part in by_head)
   wide = x.astype(jnp.float32)
   if KINDS[kind].halves:
     first, second = jnp.split(wide, 2, axis=-1)

@@ -36,6 +36,12 @@ GELUS: Mapping[str, Callable[[jax.Array], jax.Array]] = {
   # An approximation (arXiv:1606.08415, section 2), in iGPT and CLIP.
   'sigmoid': lambda x: x * nn.sigmoid(1.702 * x),
 }
+# GLU variants (arXiv:2002.05202): SwiGLU, GLU and GEGLU.
+GATES: Mapping[str, Callable[[jax.Array], jax.Array]] = {
+  'silu': nn.silu,
+  'sigmoid': nn.sigmoid,
+  'gelu': GELUS['exact'],
+}
 NORMS = ('layer', 'rms')
 RELATIVE_POSITIONS = ('none', 'shared', 'layers')
 REMAT_POLICIES = (
@@ -113,17 +119,39 @@ class Context:
   Attributes:
     bias: Added to the scores of attention, float32 [H, T, T], or None.
     rotation: Cosines and sines by which queries and keys are rotated, float32
-      [T, K] each, or [B, T, K]; or None.
+      [T, K] each, [B, T, K] or [B, T, H, K]; or None.
+    frequencies: Those of all layers, if they are learned, float32
+      [2, L, H, K / 2]; or None.
+    coordinates: Columns and rows of the tokens, [1 or B, T, 2], if there are
+      learned frequencies.
     grid: (h, w) of the patches, or None.
     attended: bool [B, T], tokens that others attend to; None: all.
+    sizes: float32 [B, T], how often each token counts in attention; None: once.
   """
 
   bias: jax.Array | None = None
   rotation: rotary_lib.Rotation | None = None
+  frequencies: jax.Array | None = None
+  coordinates: jax.Array | None = None
   grid: tuple[int, int] | None = flax.struct.field(
     pytree_node=False, default=None
   )
   attended: jax.Array | None = None
+  sizes: jax.Array | None = None
+
+  def at(self, layer: jax.Array) -> Self:
+    """Returns what one layer is given, with a rotation of its own.
+
+    Args:
+      layer: Index of the layer, an int32 scalar.
+    """
+    if self.frequencies is None:
+      return self
+    assert self.coordinates is not None
+    own = rotary_lib.mixed(self.coordinates, self.frequencies[:, layer])
+    return dataclasses.replace(
+      self, rotation=own, frequencies=None, coordinates=None
+    )
 
 
 @dataclasses.dataclass(kw_only=True, unsafe_hash=True)
@@ -221,6 +249,7 @@ class EncoderSpec(LayerSpec):
     rotary: Which rotary position embedding rotates the patches' queries and
       keys, a name in `rotary.KINDS`, or 'none'.
     gated_mlp: Whether the MLP is a SwiGLU (arXiv:2002.05202).
+    gate: Function of its gate, one of `GATES`: 'silu', that of SwiGLU.
     mlp_norm: Whether a norm follows the MLP's activation function (sub-LN of
       EVA-02, arXiv:2303.11331, section 2).
     attention_implementation: 'plain', for CPUs: heads before tokens, and a
@@ -249,6 +278,9 @@ class EncoderSpec(LayerSpec):
     Field(Kind.FUNCTION, is_visible=False, choices=('none', *rotary_lib.KINDS)),
   ] = 'none'
   gated_mlp: Annotated[bool, FUNCTION] = False
+  gate: Annotated[
+    str, Field(Kind.FUNCTION, is_visible=False, choices=tuple(GATES))
+  ] = 'silu'
   mlp_norm: Annotated[bool, FUNCTION] = False
   attention_implementation: Annotated[
     str, Field(Kind.EXECUTION, choices=ATTENTION_IMPLEMENTATIONS)

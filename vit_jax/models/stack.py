@@ -15,6 +15,7 @@ In comments: B images, T tokens, D hidden size, H heads, L layers.
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 import re
 from typing import Any
 
@@ -38,7 +39,8 @@ def apply_blocks(
   dropout_key: dropout.DropoutKey | None,
   last: Mapping[str, Any] | None = None,
   context: spec_lib.Context | None = None,
-) -> jax.Array:
+  each: Sequence[Mapping[str, Any]] = (),
+) -> Any:
   """Applies a stack of blocks to x; sows the intermediates that they return.
 
   A block is made from `spec` and `capture`, and maps (x, layer, dropout_key,
@@ -54,11 +56,12 @@ def apply_blocks(
     model: Linen module that gets the parameters; in its compact method.
     block: Linen module class.
     spec: Fields of the layers, including the depth.
-    x: [B, T, D].
+    x: [B, T, D], or what the blocks take instead.
     dropout_key: Key of the step; None when not training.
     last: Additional fields of the last block; used only if the blocks are
       unrolled and capture nothing.
     context: What all blocks are given beside x.
+    each: Additional fields of each block, which are then unrolled.
 
   Returns:
     The output of the last block: [B, T, D], or fewer tokens as `last` says.
@@ -85,7 +88,9 @@ def apply_blocks(
     x, captured = _scan(block, fields, *inputs)
   else:
     last = {} if capture or keep else last
-    x, captured = _unroll(block, fields, last or {}, *inputs)
+    further = [dict(x) for x in each or [{}] * spec.depth]
+    further[-1] |= last or {}
+    x, captured = _unroll(block, fields, further, *inputs)
   for name, value in captured.items():
     collection = 'intermediates' if capture else LEVELS
     model.sow(collection, name, value, reduce_fn=lambda _, new: new)
@@ -117,7 +122,7 @@ def _scan(
 def _unroll(
   block: Any,
   fields: dict[str, Any],
-  last: Mapping[str, Any],
+  further: Sequence[Mapping[str, Any]],
   x: jax.Array,
   dropout_key: dropout.DropoutKey | None,
   context: spec_lib.Context | None,
@@ -127,8 +132,7 @@ def _unroll(
   layers = jnp.arange(depth, dtype=jnp.int32)
   each: list[dict[str, jax.Array]] = []
   for i in range(depth):
-    further = last if i == depth - 1 else {}
-    one = block(name=f'blocks_{i}', **fields, **further)
+    one = block(name=f'blocks_{i}', **fields, **further[i])
     x, intermediates = one(
       x, layers[i], dropout_key, context, *(p[i] for p in perturbations)
     )

@@ -6,6 +6,7 @@ before the patches.
 
 import dataclasses
 from typing import Annotated
+from typing import Any
 
 from flax import linen as nn
 import jax
@@ -17,6 +18,8 @@ from vit_jax.models import embedding
 from vit_jax.models import encoder
 from vit_jax.models import fields
 from vit_jax.models import heads
+from vit_jax.models import merging
+from vit_jax.models import positions
 from vit_jax.models import projection
 from vit_jax.models import resnet
 from vit_jax.models import rotary
@@ -75,6 +78,13 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
       section 2.4).
     norm_after_pool: For 'gap', whether the last LayerNorm is applied to the
       mean, and not to the tokens.
+    patch_dropout: Share of the patches that training leaves out at random
+      (arXiv:2208.07220); the rest is not scaled.
+    merge: r of token merging (`merging`): how many tokens an average layer
+      merges into others; 0: none.
+    merge_decreasing: Whether the first layers merge more than the last.
+    merge_proportional: Whether attention counts a merged token as often as it
+      stands for patches.
     resnet_stages: Units in each stage of a ResNet before the patch embedding,
       () for only its stem; None: no ResNet.
     resnet_width: Channels of that stem.
@@ -105,6 +115,10 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
   patch_bias: Annotated[bool, fields.FUNCTION] = True
   pre_norm: Annotated[bool, fields.FUNCTION] = False
   norm_after_pool: Annotated[bool, FITTED] = False
+  patch_dropout: Annotated[float, fields.RATE] = 0.0
+  merge: Annotated[int, Field(Kind.TRAINING, least=0)] = 0
+  merge_decreasing: Annotated[bool, fields.TRAINING] = False
+  merge_proportional: Annotated[bool, fields.TRAINING] = True
   resnet_stages: Annotated[tuple[int, ...] | None, fields.STAGES] = None
   resnet_width: Annotated[int, fields.SIZE] = 64
 
@@ -150,7 +164,9 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
       `tokens` [B, T, D] after the last LayerNorm (before it with
       `norm_after_pool`), in the dtype of the computation; patches come last,
       row by row. `features`, float32 [B, D]; [B, 2 D] with 'token+gap', and
-      [B, 2, D] if a distillation token has its own head.
+      [B, 2, D] if a distillation token has its own head. With `merge`, also
+      `sizes` [B, T], how many patches each token stands for, and `places`, the
+      token that has each of the N first ones, int32 [B, N].
 
     Raises:
       ValueError: The image's size is not a multiple of the patch's, or the
@@ -158,22 +174,24 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     """
     # Not len(images), since the batch size may be symbolic.
     key = dropout.key_of(self, images.shape[0], train, rows)
-    x, context = self._embed(images, masked, kept, grids)
+    # Layers fold their indices 0 to L - 1 into the key; the embedding folds L.
+    own = dropout.fold(key, self.depth)
+    x, context = self._embed(images, masked, kept, grids, own)
     if self.pre_norm:
       x = self.layer_norm('norm_before')(x)
-    # Layers fold their indices 0 to L - 1 into the key; the embedding folds L.
-    embedding_key = dropout.fold(
-      dropout.fold(key, self.depth), dropout.Purpose.EMBEDDING
+    x = dropout.dropout(
+      x, self.dropout_rate, dropout.fold(own, dropout.Purpose.EMBEDDING)
     )
-    x = dropout.dropout(x, self.dropout_rate, embedding_key)
     # The last layer needs no queries and no MLP for tokens that the pool does
     # not read, since no further layer attends to them.
     reads = {}
     if features_only and self.pool == 'token':
       reads = {'num_read': 1 + self.has_two_heads}
-    x = stack.apply_blocks(
-      self, encoder.EncoderBlock, self.layer_spec, x, key, reads, context
-    )
+    x, each = self._mergeable(x, context)
+    inputs = x, key, reads, context, each
+    x = stack.apply_blocks(self, encoder.EncoderBlock, self.layer_spec, *inputs)
+    if isinstance(x, merging.Merged):
+      return self._read(x.tokens, x.sizes) | x.counts
     return self._read(x[:, : reads.get('num_read')], context.attended)
 
   @property
@@ -228,11 +246,10 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     masked: jax.Array | None,
     kept: jax.Array | None,
     grids: jax.Array | None,
+    key: dropout.DropoutKey | None,
   ) -> tuple[jax.Array, spec_lib.Context]:
     """Returns tokens with their positions, [B, T, D], and the context."""
     d, starts = self.hidden_size, self.starts
-    if grids is not None and not self._fits_any_grid:
-      raise ValueError('images of any grid need learned positions alone')
     x = images
     if self.resnet_stages is not None:
       x = resnet.ResNetStem(
@@ -258,23 +275,16 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
       x += table.astype(x.dtype)
     if self.position_embedding == 'learned':
       p = self.positioned_prefix
-      shape = (1, p + x.shape[1], d)
-      if grids is None:
-        position = self.param('position_embedding', starts.position, shape)
-      else:
-        position = self._positions_of(grids, x.shape[1])
-      position = position.astype(x.dtype)
+      position = positions.learned(self, x.shape[1], grids).astype(x.dtype)
       x += position[:, p:]
       others = (0, prefix.shape[1] - p)
       prefix += jnp.pad(position[:, :p], ((0, 0), others, (0, 0)))
+    if kept is None and self.patch_dropout:
+      kept = dropout.kept_patches(key, x.shape[1], self.patch_dropout)
     if kept is not None:
       x = jnp.take_along_axis(x, kept[..., None], axis=1)
     prefix = jnp.broadcast_to(prefix, (b, *prefix.shape[1:]))
-    if grids is None:
-      context = self._context(tuple(grid), kept)
-    else:
-      inside = embedding.inside_grids(grids, x.shape[1], self.prefix_length)
-      context = spec_lib.Context(attended=inside)
+    context = positions.context(self, tuple(grid), kept, grids)
     return jnp.concatenate([prefix, x], axis=1), context
 
   def _mask(self, x: jax.Array, masked: jax.Array | None) -> jax.Array:
@@ -288,44 +298,6 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     if masked is None:
       return x
     return jnp.where(masked[..., None], token.astype(x.dtype), x)
-
-  def _context(
-    self, cells: tuple[int, ...], kept: jax.Array | None
-  ) -> spec_lib.Context:
-    """Returns what all layers are given for a grid of patches."""
-    rotation = None
-    if self.rotary == 'none' and self.relative_positions == 'none':
-      return spec_lib.Context()
-    grid = embedding.pair(cells)
-    if self.rotary != 'none':
-      cos, sin = self.rotation(grid)
-      rotation = rotary.of_tokens(cos, sin, self.prefix_length, kept)
-    if self.relative_positions == 'none':
-      return spec_lib.Context(rotation=rotation)
-    if kept is not None or self.prefix != ('class_token',):
-      raise ValueError(
-        f'relative_positions={self.relative_positions!r} are those of a class'
-        ' token and all patches: no other tokens, and none left out'
-      )
-    if self.relative_positions == 'layers':
-      return spec_lib.Context(rotation=rotation, grid=grid)
-    bias = embedding.relative_bias(self, grid, self.num_heads)
-    return spec_lib.Context(bias, rotation, grid)
-
-  def _positions_of(self, grids: jax.Array, count: int) -> jax.Array:
-    """Returns the positions of images of different shapes, [B, P + N, D]."""
-    table: jax.Array | None = self.get_variable('params', 'position_embedding')
-    if table is None:
-      raise ValueError('a model is initialised with images of one shape')
-    return embedding.positions_of_grids(
-      table[0], grids, count, self.positioned_prefix
-    )
-
-  @property
-  def _fits_any_grid(self) -> bool:
-    """Whether its positions can be those of images of different shapes."""
-    others = {self.rotary, self.relative_positions}
-    return others == {'none'} and self.position_embedding in ('learned', 'none')
 
   def _prefix_tokens(self) -> jax.Array:
     """Returns the tokens before the patches, [1, P, D]."""
@@ -341,29 +313,57 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
       tokens.append(token.astype(self.dtype))
     return jnp.concatenate(tokens, axis=1)
 
+  def _mergeable(
+    self, x: jax.Array, context: spec_lib.Context
+  ) -> tuple[Any, list[dict[str, int]]]:
+    """Returns what the layers are given, and fields of each layer.
+
+    Raises:
+      ValueError: Merged tokens are captured, or some tokens are padding.
+    """
+    if not self.merge or self.is_initializing():
+      return x, []
+    if any(map(self.is_mutable_collection, ('intermediates', stack.LEVELS))):
+      raise ValueError(
+        'layers that merge tokens have different numbers of them: set merge=0'
+        ' to capture their intermediates'
+      )
+    if context.attended is not None:
+      raise ValueError('padding cannot be merged: set merge=0')
+    counts = merging.schedule(self.depth, self.merge, self.merge_decreasing)
+    each = [{'merges': n, 'protected': self.prefix_length} for n in counts]
+    return merging.Merged.start(x, self.merge_proportional), each
+
   def _read(
-    self, x: jax.Array, attended: jax.Array | None
+    self, x: jax.Array, weights: jax.Array | None
   ) -> dict[str, jax.Array]:
-    """Normalises the last layer's tokens [B, T, D]; pools those attended to."""
+    """Normalises the last layer's tokens [B, T, D], and pools them.
+
+    Args:
+      x: The tokens.
+      weights: [B, T], of the tokens in a mean of patches; None: 1.
+    """
+    if weights is not None:
+      weights = weights[:, self.prefix_length :]
     # Pre-LN layers do not normalise the residual stream, so a last LayerNorm
     # follows (equation 4 of the paper). MAE fine-tunes with this norm after the
     # mean (arXiv:2111.06377, its code).
     norm = self.layer_norm('norm')
-    inside = None if attended is None else attended[:, self.prefix_length :]
     if self.pool == 'gap' and self.norm_after_pool:
-      features = norm(embedding.mean_inside(x[:, self.prefix_length :], inside))
+      mean = embedding.weighted_mean(x[:, self.prefix_length :], weights)
+      features = norm(mean)
       return {'tokens': x, 'features': features.astype(jnp.float32)}
     x = norm(x)
     patches = x[:, self.prefix_length :]
     if self.pool == 'token':
       features = x[:, :2] if self.has_two_heads else x[:, 0]
     elif self.pool == 'gap':
-      features = embedding.mean_inside(patches, inside)
+      features = embedding.weighted_mean(patches, weights)
     elif self.pool == 'map':
       head = heads.MapHead(self.layer_spec, name='map_head')
-      features = head(patches, inside)
+      features = head(patches, weights)
     else:
-      both = x[:, 0], embedding.mean_inside(patches, inside)
+      both = x[:, 0], embedding.weighted_mean(patches, weights)
       features = jnp.concatenate(both, axis=-1)
     return {'tokens': x, 'features': features.astype(jnp.float32)}
 

@@ -13,6 +13,7 @@ Pair = tuple[int, int]
 METHODS = (
   'corner',
   'half_pixel',
+  'linear_antialias',
   'bicubic',
   'bicubic_antialias',
   'dino',
@@ -38,6 +39,9 @@ def resize_matrix(old: int, new: int, method: str) -> np.ndarray:
     - 'half_pixel': linear between pixel centres, without antialias: torch's
       `interpolate(mode='bilinear', align_corners=False)`, and
       `jax.image.resize(antialias=False)`.
+    - 'linear_antialias': the same with antialias: when shrinking, the kernel
+      widens with the new samples. FlexiViT (arXiv:2212.08013, its code) resizes
+      positions so.
     - 'bicubic': torch's `interpolate(mode='bicubic', align_corners=False)`:
       a = -0.75, edges repeated, without antialias. Hugging Face's ViT, DeiT and
       DINOv2 use it.
@@ -78,7 +82,11 @@ def resize_matrix(old: int, new: int, method: str) -> np.ndarray:
     np.add.at(matrix, (rows, np.clip(taps, 0, old - 1)), weights)
     return matrix
   # Antialiased.
-  matrix = _cubic((x[:, None] - np.arange(old)) / max(old / new, 1), -0.5)
+  distance = (x[:, None] - np.arange(old)) / max(old / new, 1)
+  if method == 'linear_antialias':
+    matrix = np.maximum(0, 1 - np.abs(distance))
+  else:
+    matrix = _cubic(distance, -0.5)
   return matrix / matrix.sum(axis=1, keepdims=True)
 
 
@@ -158,18 +166,22 @@ def _distances(old: int, new: int, method: str) -> np.ndarray:
   return interpolate.CubicSpline(x, np.eye(len(x)))(wanted)
 
 
-def patch_kernel(kernel: np.ndarray, size: Pair) -> np.ndarray:
+def patch_kernel(
+  kernel: np.ndarray, size: Pair, method: str = 'half_pixel'
+) -> np.ndarray:
   """Resizes a patch embedding's kernel by the pseudo-inverse of resizing.
 
   This is FlexiViT's PI-resize (arXiv:2212.08013, section 3.4): if B resizes a
   patch, the new kernel is pinv(B^T) times the old one. When enlarging, the
   resized patch gives exactly the same embedding as before. When shrinking, the
-  embedding is as close as possible, in expectation over white-noise patches. As
-  in the paper's code, B is bilinear between pixel centres, without antialias.
+  embedding is as close as possible, in expectation over white-noise patches. By
+  default B is bilinear between pixel centres, without antialias, as in the
+  paper's code; timm's is 'bicubic_antialias'.
 
   Args:
     kernel: [p, q, C, D].
     size: New (p, q).
+    method: How B resizes, one of `METHODS`.
 
   Returns:
     float32 [new p, new q, C, D].
@@ -177,7 +189,7 @@ def patch_kernel(kernel: np.ndarray, size: Pair) -> np.ndarray:
   # The pseudo-inverse of a Kronecker product is the product of those of its
   # factors, so each axis has its own matrix.
   rows, columns = (
-    np.linalg.pinv(resize_matrix(*x, 'half_pixel').T)
+    np.linalg.pinv(resize_matrix(*x, method).T)
     for x in zip(kernel.shape[:2], size, strict=True)
   )
   return _resize(kernel, rows, columns)

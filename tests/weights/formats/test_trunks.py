@@ -272,6 +272,7 @@ def test_dinov3s_own_names(tmp_path):
     EVA02 | {'mlp_norm': True, 'gelu': 'exact'},
     EVA02 | {'gated_mlp': False, 'mlp_norm': True},
     {'rotary': 'rope_vit', 'rotary_base': 10.0, 'gelu': 'exact'},
+    {'rotary': 'rope_vit_mixed', 'rotary_base': 10.0, 'gelu': 'exact'},
     {'rotary': 'dinov3', 'qkv_bias': False, 'layer_scale': 1e-5, **DINO},
     {'key_bias': False, 'gelu': 'exact'},
   ],

@@ -401,5 +401,6 @@ def uncommon(model: vit.ViT) -> dict[str, bool]:
     'norms that only scale': model.norm != 'layer',
     MASK_TOKEN: model.mask_token,
     HEAD_NORM: model.head_norm != 'none',
+    'a gate that is no SiLU': model.gated_mlp and model.gate != 'silu',
     'the GELU x * sigmoid(1.702 x)': model.gelu == 'sigmoid',
   }

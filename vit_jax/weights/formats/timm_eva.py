@@ -27,25 +27,33 @@ _DINOV3 = {
   'layer_norm_epsilon': 1e-5,
 }
 _ROPE_VIT = {'rotary': 'rope_vit', 'rotary_base': 100.0}
+_MIXED = {'rotary': 'rope_vit_mixed', 'rotary_base': 10.0}
 _BY_KIND: Mapping[str, Mapping[str, Any]] = {
   'none': _NONE,
   'eva02': _EVA02,
   'dinov3': _DINOV3,
   'rope_vit': _ROPE_VIT,
+  'rope_vit_mixed': _MIXED,
 }
 # Fields that the names of timm's architectures stand for.
 _BY_NAME: tuple[tuple[str, Mapping[str, Any]], ...] = (
   (r'eva02_|vit_\w+_rope_reg\d_gap_', _EVA02),
   (r'vit_\w+_dinov3', _DINOV3),
   (r'vit_\w+_rope_(ape_)?\d+$', _ROPE_VIT),
+  (r'vit_\w+_rope_mixed_(ape_)?\d+$', _MIXED),
   (r'eva_giant_', _NONE),
 )
 
+_TYPES_OF = {'dinov3': 'dinov3', 'rope_vit_mixed': 'mixed'}
+_TYPES = ('cat', *_TYPES_OF.values())  # values of rope_type
+
 _BLOCK, _THEIRS = 'blocks_{}/attention/qkv', 'blocks.{}.attn'
+_FREQUENCIES_NAME = 'rope.freqs'
 _SCALES = [
   rule('blocks_{}/layer_scale1', 'blocks.{}.gamma_1'),
   rule('blocks_{}/layer_scale2', 'blocks.{}.gamma_2'),
 ]
+_FREQUENCIES = rule('rotary_frequencies', _FREQUENCIES_NAME)
 _NO_KEY_BIAS = rule(
   f'{_BLOCK}/bias',
   [f'{_THEIRS}.q_bias', f'{_THEIRS}.v_bias'],
@@ -88,7 +96,7 @@ def is_kind(model: vit.ViT) -> bool:
 
 def rules(model: vit.ViT) -> list[tables.Rule]:
   """Returns the rules that come before those of timm's ViT."""
-  found = [*_SCALES, *_MLP_NORM]
+  found = [*_SCALES, *_MLP_NORM, _FREQUENCIES]
   if not model.key_bias:
     found.append(_NO_KEY_BIAS)
   return [*found, *_HALVES] if model.mlp_norm and model.gated_mlp else found
@@ -116,7 +124,7 @@ def _rotation(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
   name = config.get('architecture', typed.TEXT, '')
   by_name = (x for pattern, x in _BY_NAME if re.match(pattern, name))
   key = 'model_args.'
-  kind = config.get(f'{key}rope_type', typed.one_of('cat', 'dinov3'))
+  kind = config.get(f'{key}rope_type', typed.one_of(*_TYPES))
   order = config.get(f'{key}rope_grid_indexing', typed.one_of('ij', 'xy'))
   found = dict(next(by_name, _by_arrays(shapes)))
   asked = hints.overrides.get('rotary', '')
@@ -126,6 +134,11 @@ def _rotation(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
     found = dict(_NONE)
   elif kind == 'dinov3':
     found = dict(_DINOV3)
+  elif _FREQUENCIES_NAME in shapes:
+    if order == 'ij':
+      wrong = "learned frequencies are computed with 'xy' alone"
+      raise config.error(f'{key}rope_grid_indexing', order, wrong)
+    found = dict(_MIXED)
   elif kind == 'cat' or order:
     found['rotary'] = 'rope_vit' if order == 'xy' else 'eva02'
   if base_ := config.get(f'{key}rope_temperature', typed.POSITIVE):
@@ -157,6 +170,8 @@ def _by_arrays(shapes: base.Shapes) -> Mapping[str, Any]:
   if not is_gated:
     hidden = shapes.get('blocks.{}.mlp.fc2.weight', 2)[1]
     is_gated = shapes.get('blocks.{}.mlp.fc1.weight', 2)[0] == 2 * hidden
+  if _FREQUENCIES_NAME in shapes:
+    return _MIXED
   if 'pos_embed' in shapes:
     return _EVA02 if is_gated else _NONE
   both = 'cls_token' in shapes and 'reg_token' in shapes
@@ -168,8 +183,8 @@ def arguments(model: vit.ViT) -> dict[str, Any]:
   found: dict[str, Any] = {'use_rot_pos_emb': model.rotary != 'none'}
   if model.rotary != 'none':
     found |= {
-      'rope_type': 'dinov3' if model.rotary == 'dinov3' else 'cat',
-      'rope_grid_indexing': 'xy' if model.rotary == 'rope_vit' else 'ij',
+      'rope_type': _TYPES_OF.get(model.rotary, 'cat'),
+      'rope_grid_indexing': 'xy' if 'rope_vit' in model.rotary else 'ij',
       'rope_rotate_half': model.rotary == 'dinov3',
       'rope_temperature': model.rotary_base,
     }

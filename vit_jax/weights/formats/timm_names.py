@@ -23,7 +23,6 @@ _FOREIGN_ARRAYS = (
   ),
   (r'blocks\.\d+\.attn\.norm\..*', 'scale_attn_norm=True'),
   (r'blocks\.\d+\.attn\.lambda_.*', "attn_layer='diff'"),
-  (r'rope\.freqs', "rope_type='mixed'"),
   (r'blocks\.\d+\.(attns|ffns|in_proj|in_norm)\..*', 'another block_fn'),
   (r'blocks\.\d+\.(linear_tokens|mlp_channels\.gate)\b.*', 'a block_layer'),
   # MoCo v3 and the probes of MAE have others in their heads.

@@ -1,0 +1,319 @@
+"""Rotary, gated and flexible ViTs, and what they are made of."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+import golden_cases
+import vit_jax
+from vit_jax.models import dropout
+from vit_jax.models import heads
+from vit_jax.models import merging
+from vit_jax.models import mlp
+from vit_jax.models import rotary
+from vit_jax.models import spec as spec_lib
+from vit_jax.objectives import mae
+from vit_jax.weights import resize
+from vit_jax.weights.files import containers
+from vit_jax.weights.formats import tables
+from vit_jax.weights.formats.tables import torch_dense as _dense
+from vit_jax.weights.formats.tables import torch_norm as _norm
+
+_POOLS = {'avg': 'gap', 'token': 'token', 'map': 'map'}
+
+
+def _load(case: golden_cases.Case, **fields: Any) -> vit_jax.weights.Loaded:
+  assert case.weights is not None
+  fields = {'num_heads': case.dims['num_heads']} | fields
+  return vit_jax.load(case.weights, as_stored=True, **fields)
+
+
+def like(case: golden_cases.Case) -> Mapping[str, Any]:
+  """A small version of a published ViT of timm."""
+  fields: dict[str, Any] = {}
+  if 'global_pool' in case.dims:
+    fields['pool'] = _POOLS[case.dims['global_pool']]
+  if grid := case.dims.get('ref_feat_shape'):
+    fields |= {'rotary': 'eva02', 'rotary_grid': tuple(grid)}
+  elif 'dinov3' in case.name:
+    fields['rotary'] = 'dinov3'
+  if 'mixed' in case.name:
+    fields['rotary_base'] = case.dims['rope_temperature']
+  size = tuple(case.dims['image_size'])
+  vit = _load(case, **fields).adapted(image_size=size)
+  own, images = {'params': vit.params}, case.inputs['images']
+  seen = vit.model.apply(own, images, method='trunk')
+  return {
+    'features': seen['tokens'],
+    'pooled': seen['features'],
+    'logits': vit.model.apply(own, images),
+  }
+
+
+def pi_resize(case: golden_cases.Case) -> Mapping[str, Any]:
+  """Kernels and positions of other sizes."""
+  given, answers = case.inputs, {}
+  kernel, patch = given['kernel'], given['patch']
+  old = kernel.shape[:2]
+  answers['embed_base'] = np.einsum('hwc,hwcd->d', patch, kernel)
+  methods = {
+    'bilinear': 'half_pixel',
+    'bicubic_aa': 'bicubic_antialias',
+    'bilinear_aa': 'linear_antialias',
+  }
+  for size in map(tuple, case.dims['sizes']):
+    end = f'{size[0]}x{size[1]}'
+    found = {
+      name: resize.patch_kernel(kernel, size, method)
+      for name, method in methods.items()
+    }
+    answers |= {f'{name}_{end}': x for name, x in found.items()}
+    axes = [
+      resize.resize_matrix(*x, 'half_pixel')
+      for x in zip(old, size, strict=True)
+    ]
+    larger = np.einsum('ah,bw,hwc->abc', *axes, patch)
+    answers[f'matrix_{end}'] = np.kron(*axes)
+    answers[f'embed_up_{end}'] = np.einsum(
+      'hwc,hwcd->d', larger, found['bilinear']
+    )
+  grid = tuple(case.dims['grid'])
+  for new in map(tuple, case.dims['new_grids']):
+    for name, method in (
+      ('bv', 'linear_antialias'),
+      ('timm', 'bicubic_antialias'),
+    ):
+      found = resize.positions(given['pos_embed'], grid, new, method)
+      answers[f'pos_{name}_{new[0]}x{new[1]}'] = found
+  return answers
+
+
+def flexivit(case: golden_cases.Case) -> Mapping[str, Any]:
+  """FlexiViT with patches of several sizes."""
+  found, answers = _load(case), {}
+  size = case.dims['image_size']
+  for count in case.dims['seqhw']:
+    vit = found.adapted(
+      image_size=size,
+      patch_size=(size // count,) * 2,
+      resize='linear_antialias',
+    )
+    answers[f'logits_seq{count}'] = vit.model.apply(
+      {'params': vit.params}, case.inputs['images']
+    )
+  return answers
+
+
+_ROTARY = {
+  'timm10000_ref16': ('eva02', 1e4, (16, 16)),
+  'eva02_ref16': ('eva02', 1e4, (16, 16)),
+  'plain10000': ('eva02', 1e4, None),
+  'naver100_xy': ('rope_vit', 100.0, None),
+  'dinov3': ('dinov3', 100.0, None),
+}
+
+
+def rotations(case: golden_cases.Case) -> Mapping[str, Any]:
+  """Tables of all kinds of rotary embeddings, and queries that they rotate."""
+  dims, answers = case.dims, {}
+  grid, prefix = (dims['H'], dims['W']), dims['prefix']
+  query = jnp.asarray(case.inputs['q']).swapaxes(1, 2)  # [B, T, H, K]
+  for name, (kind, base, reference) in _ROTARY.items():
+    cos, sin = rotary.table(kind, grid, dims['head_dim'], base, reference)
+    rotation = rotary.of_tokens(cos, sin, prefix, None)
+    turned = rotary.rotate(query, rotation, kind).swapaxes(1, 2)
+    answers |= {f'cos_{name}': cos, f'sin_{name}': sin, f'q_{name}': turned}
+  places = rotary.coordinates(grid, prefix, None)
+  frequencies = jnp.asarray(case.inputs['mixed_freqs'])
+  layers = [
+    rotary.mixed(places, frequencies[:, i]) for i in range(dims['depth'])
+  ]
+  turned = rotary.rotate(query, layers[0], 'rope_vit_mixed')
+  answers['q_mixed_xy'] = turned.swapaxes(1, 2)
+  for i, name in enumerate(('cos', 'sin')):
+    each = jnp.stack([x[i][0, prefix:] for x in layers])  # [L, N, H, K]
+    answers[f'{name}_mixed_xy'] = each.swapaxes(1, 2)
+  return answers
+
+
+def _params(
+  case: golden_cases.Case, rules: list[tables.Rule], abstract: Any
+) -> Any:
+  assert case.weights is not None
+  with containers.open_arrays(case.weights) as arrays:
+    return tables.read(arrays, rules, abstract, ignored='.*')
+
+
+def gated(case: golden_cases.Case) -> Mapping[str, Any]:
+  """SwiGLU: one kernel or two, and with a norm."""
+  width, hidden = case.dims['D'], case.dims['H']
+  x = jnp.asarray(case.inputs['x'])
+
+  def run(rules: list[tables.Rule], **fields: Any) -> jax.Array:
+    spec = spec_lib.LayerSpec(
+      hidden_size=width, mlp_dim=hidden, depth=1, layer_norm_epsilon=1e-5
+    )
+    layer = mlp.Mlp(spec, hidden, gated=True, **fields)
+    abstract = jax.eval_shape(layer.init, jax.random.key(0), x, None)['params']
+    rules = [*rules, *_dense('down', 'fc2'), *_norm('norm', 'norm')]
+    return layer.apply({'params': _params(case, rules, abstract)}, x, None)
+
+  first = _dense('up', 'fc1')
+  plain = run(first)
+  last = [
+    tables.rule('up/kernel', 'fc1.weight', _SWAPPED),
+    tables.rule('up/bias', 'fc1.bias', _SWAPPED),
+  ]
+  return {
+    'packed': plain,
+    'unpacked': plain,
+    'unpacked_norm': run(first, norm=True),
+    'glu_last': run(last, gate='sigmoid'),
+  }
+
+
+# A gate behind the value, in torch's [out, in].
+_SWAPPED = tables.Layout(
+  lambda a, _: np.concatenate(np.split(a[0], 2)[::-1]).T,
+  lambda a: [np.concatenate(np.split(a.T, 2)[::-1])],
+)
+
+
+def attention_pool(case: golden_cases.Case) -> Mapping[str, Any]:
+  """Attention pooling, with and without padding."""
+  width = case.dims['D']
+  x, valid = jnp.asarray(case.inputs['x']), jnp.asarray(case.inputs['valid'])
+  rules = [
+    tables.rule('probe', 'latent'),
+    *_dense('query', 'q'),
+    *_dense('key_value', 'kv'),
+    *_dense('out', 'proj', inputs=2),
+    *_norm('norm', 'norm'),
+    *_dense('mlp/up', 'mlp.fc1'),
+    *_dense('mlp/down', 'mlp.fc2'),
+  ]
+
+  def run(gelu: str, attended: jax.Array | None) -> tuple[jax.Array, Any]:
+    spec = spec_lib.EncoderSpec(
+      hidden_size=width,
+      mlp_dim=int(width * case.dims['mlp_ratio']),
+      depth=1,
+      num_heads=case.dims['heads'],
+      gelu=gelu,
+    )
+    head = heads.MapHead(spec)
+    abstract = jax.eval_shape(head.init, jax.random.key(0), x)['params']
+    own = {'params': _params(case, rules, abstract)}
+    return head.apply(own, x, attended, mutable=['pooling'])
+
+  pooled, seen = run('exact', None)
+  return {
+    'pooled': pooled,
+    'attention': seen['pooling']['weights'][:, :, None],
+    'pooled_masked': run('exact', valid)[0],
+    'pooled_tanh': run('tanh', None)[0],
+  }
+
+
+_PROTECTED = {'c': 1, 'd': 2, 'n': 0}
+
+
+def matching(case: golden_cases.Case) -> Mapping[str, Any]:
+  """Token merging with none, one and two protected tokens."""
+  given = {k: jnp.asarray(x) for k, x in case.inputs.items()}
+  x, sizes = given['x'], given['size'][..., 0]
+  answers = {}
+  for name, protected in _PROTECTED.items():
+    for count in case.dims['r']:
+      merge = merging.match(given['metric'], count, protected)
+      assert merge is not None
+      end = f'{name}{count}'
+      mean, new = merge.mean(x), merge.sizes(sizes)
+      answers |= {
+        f'mean_{end}': mean,
+        f'sum_{end}': merge.total(x),
+        f'wavg_{end}': merge.mean(x, sizes),
+        f'size_{end}': new[..., None],
+        f'source_{end}': _sources(merge.places, new.shape[1]),
+        f'unmerged_{end}': merge.unmerged(mean),
+      }
+  return answers
+
+
+def _sources(places: jax.Array, count: int) -> jax.Array:
+  """Returns which first tokens each token has, 0 or 1 [B, count, N]."""
+  return jax.nn.one_hot(places, count, axis=1, dtype=jnp.int8)
+
+
+def merged_vit(case: golden_cases.Case) -> Mapping[str, Any]:
+  """A ViT that merges tokens."""
+  found, images = _load(case), case.inputs['images']
+  own = {'params': found.params}
+
+  def logits(**fields: Any) -> jax.Array:
+    return found.adapted(**fields).model.apply(own, images)
+
+  answers = {'logits_plain': logits(), 'schedule': None}
+  for count in case.dims['r']:
+    for proportional in (True, False):
+      fields = {'merge': count, 'merge_proportional': proportional}
+      end = f'r{count}_prop{int(proportional)}'
+      vit = found.adapted(**fields)
+      seen = vit.model.apply(own, images, method='trunk')
+      answers |= {
+        f'logits_{end}': logits(**fields),
+        f'tokens_{end}': seen['tokens'],
+      }
+      if count:
+        sources = _sources(seen['places'], seen['tokens'].shape[1])
+        answers[f'size_{end}'] = seen['sizes'][..., None]
+        answers[f'source_{end}'] = sources
+  # The authors' r = (3, -1): the largest number, falling.
+  largest = max(case.dims['r'])
+  answers['logits_schedule'] = logits(merge=largest, merge_decreasing=True)
+  answers['schedule'] = merging.schedule(case.dims['depth'], largest, True)
+  return answers
+
+
+def dropped(case: golden_cases.Case) -> Mapping[str, Any]:
+  """Patch dropout, and MAE's masks, of given noise."""
+  noise, answers = jnp.asarray(case.inputs['noise']), {}
+  prefix, x = case.dims['prefix'], case.inputs['x']
+  patches = x[:, prefix:]
+
+  def at(kept: jax.Array) -> np.ndarray:
+    return np.take_along_axis(patches, np.asarray(kept)[..., None], axis=1)
+
+  for rate in case.dims['probs']:
+    kept = dropout.least(noise, rate)
+    for name, order in (('shuffled', kept), ('ordered', kept.sort(axis=1))):
+      both = np.concatenate([x[:, :prefix], at(order)], axis=1)
+      answers |= {f'keep_{rate}_{name}': order, f'x_{rate}_{name}': both}
+  masks = mae.masks(noise, case.dims['mask_ratio'])
+  return answers | {
+    'mae_kept': at(masks.kept),
+    'mae_mask': masks.removed,
+    'mae_ids_restore': masks.places,
+    'mae_ids_keep': masks.kept,
+  }
+
+
+CHECKS: dict[str, golden_cases.Check] = {
+  'attention_pool_latent': attention_pool,
+  'dinov3_like': like,
+  'eva02_like': like,
+  'flexivit_model': flexivit,
+  'flexivit_pi_resize': pi_resize,
+  'rope_tables': rotations,
+  'patch_dropout_and_masking': dropped,
+  'so150m2_like': like,
+  'swiglu_packed_qknorm_ls': like,
+  'swiglu_variants': gated,
+  'tome_matching': matching,
+  'tome_vit': merged_vit,
+  'vit_rope_mixed_like': like,
+  'vit_rope_reg_gap_like': like,
+}

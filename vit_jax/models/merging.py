@@ -1,0 +1,200 @@
+"""Token merging (ToMe, arXiv:2210.09461).
+
+Every layer merges the r pairs of tokens whose keys are most alike, so that
+later layers have fewer tokens; nothing is trained. Tokens at even places
+propose, each to the one at an odd place that is most like it.
+
+In comments: B images, T tokens, E and O of them at even and odd places, P
+protected tokens in front, r merged tokens, D channels.
+"""
+
+import dataclasses
+from typing import Self
+
+import flax
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+
+@flax.struct.dataclass
+class Merge:
+  """Which tokens are merged into which.
+
+  Attributes:
+    stay: int32 [B, E - r], tokens at even places that are not merged.
+    moved: int32 [B, r], those that are.
+    into: int32 [B, r], the tokens at odd places that take them.
+    order: int32 [T - r], output tokens in (staying, odd) tokens.
+    places: int32 [B, T], the output token that has each token.
+  """
+
+  stay: jax.Array
+  moved: jax.Array
+  into: jax.Array
+  order: np.ndarray = flax.struct.field(pytree_node=False)
+  places: jax.Array
+
+  def total(self, x: jax.Array) -> jax.Array:
+    """Returns the sums of tokens [B, T, D] that are merged, [B, T - r, D]."""
+    even, odd = x[:, ::2], x[:, 1::2]
+    taken = jax.nn.one_hot(self.into, odd.shape[1], dtype=x.dtype)
+    # A product of [O, r] and [r, D] instead of a scatter, which accelerators do
+    # slowly.
+    odd = odd + jnp.einsum(
+      'bro,brd->bod',
+      taken,
+      _at(even, self.moved),
+      precision=jax.lax.Precision.HIGHEST,
+    )
+    return jnp.concatenate([_at(even, self.stay), odd], axis=1)[:, self.order]
+
+  def mean(self, x: jax.Array, sizes: jax.Array | None = None) -> jax.Array:
+    """Returns the means of tokens [B, T, D] that are merged, [B, T - r, D].
+
+    Args:
+      x: The tokens.
+      sizes: float32 [B, T], how many patches each token stands for; None: one.
+    """
+    if sizes is None:
+      sizes = jnp.ones(x.shape[:2])
+    weights = sizes[..., None].astype(x.dtype)
+    return self.total(x * weights) / self.total(weights)
+
+  def sizes(self, sizes: jax.Array) -> jax.Array:
+    """Returns how many patches merged tokens stand for, [B, T - r]."""
+    return self.total(sizes[..., None])[..., 0]
+
+  def unmerged(self, x: jax.Array) -> jax.Array:
+    """Returns each token's output token, [B, T, D], of [B, T - r, D]."""
+    return _at(x, self.places)
+
+
+@flax.struct.dataclass
+class Merged:
+  """Tokens between two layers of a stack that merges them.
+
+  Attributes:
+    tokens: [B, T, D].
+    sizes: float32 [B, T], how many patches each stands for.
+    places: int32 [B, N], the token that has each of the N first tokens.
+    is_proportional: Whether attention counts a token as often as it stands for
+      patches (section 3 of the paper).
+  """
+
+  tokens: jax.Array
+  sizes: jax.Array
+  places: jax.Array
+  is_proportional: bool = flax.struct.field(pytree_node=False, default=True)
+
+  @classmethod
+  def start(cls, tokens: jax.Array, is_proportional: bool) -> Self:
+    """Returns tokens [B, N, D] of which none is merged."""
+    b, n = tokens.shape[:2]
+    places = jnp.broadcast_to(jnp.arange(n, dtype=jnp.int32), (b, n))
+    return cls(tokens, jnp.ones((b, n)), places, is_proportional)
+
+  @property
+  def counts(self) -> dict[str, jax.Array]:
+    """The sizes and places, by name."""
+    return {'sizes': self.sizes, 'places': self.places}
+
+  def merged(self, keys: jax.Array, count: int, protected: int) -> Self:
+    """Merges the tokens that are most alike.
+
+    Args:
+      keys: As of `match`.
+      count: As of `match`.
+      protected: As of `match`.
+    """
+    found = match(keys, count, protected)
+    if found is None:
+      return self
+    return dataclasses.replace(
+      self,
+      tokens=found.mean(self.tokens, self.sizes),
+      sizes=found.sizes(self.sizes),
+      places=jnp.take_along_axis(found.places, self.places, axis=1),
+    )
+
+
+def match(keys: jax.Array, count: int, protected: int) -> Merge | None:
+  """Chooses the tokens that are merged.
+
+  Args:
+    keys: What is compared, by cosine: keys of the attention, [B, T, K].
+    count: r; at most half of the tokens that are not protected are merged.
+    protected: P, tokens in front that are not merged: class token, registers.
+
+  Returns:
+    The merge; None if no token is merged. Without protected tokens, those that
+    stay come in order of falling similarity, as in the authors' code.
+  """
+  count = min(count, (keys.shape[1] - protected) // 2)
+  if count <= 0:
+    return None
+  keys = keys.astype(jnp.float32)
+  keys /= jnp.linalg.norm(keys, axis=-1, keepdims=True)
+  even, odd = keys[:, ::2], keys[:, 1::2]
+  scores = jnp.einsum(
+    'bek,bok->beo', even, odd, precision=jax.lax.Precision.HIGHEST
+  )
+  first, second = (protected + 1) // 2, protected // 2
+  scores = scores.at[:, :first].set(-jnp.inf)
+  scores = scores.at[:, :, :second].set(-jnp.inf)
+  ranked = jnp.argsort(-scores.max(axis=-1), axis=1)
+  moved, stay = ranked[:, :count], ranked[:, count:]
+  if protected:
+    stay = stay.sort(axis=1)
+  into = jnp.take_along_axis(scores.argmax(axis=-1), moved, axis=1)
+  order = _order(stay.shape[1], odd.shape[1], first, second)
+  return Merge(stay, moved, into, order, _places(stay, moved, into, order))
+
+
+def _order(stay: int, odd: int, first: int, second: int) -> np.ndarray:
+  """Returns the order of outputs: protected tokens, others at even places, odd.
+
+  Args:
+    stay: Number of tokens at even places that stay.
+    odd: Number of tokens at odd places.
+    first: How many of the first ones at even places are protected.
+    second: How many of the first ones at odd places are protected.
+  """
+  evens, odds = np.arange(stay), stay + np.arange(odd)
+  front = [(evens, odds)[i % 2][i // 2] for i in range(first + second)]
+  return np.concatenate(
+    [np.asarray(front, int), evens[first:], odds[second:]]
+  ).astype(int)
+
+
+def _places(
+  stay: jax.Array, moved: jax.Array, into: jax.Array, order: np.ndarray
+) -> jax.Array:
+  """Returns the output token that has each token, int32 [B, T]."""
+  output = jnp.asarray(np.argsort(order), jnp.int32)  # of (staying, odd) tokens
+  b, count = stay.shape
+  rows = jnp.arange(b)[:, None]
+  odd = len(order) - count
+  even = jnp.zeros((b, count + moved.shape[1]), jnp.int32)
+  even = even.at[rows, stay].set(output[:count])
+  even = even.at[rows, moved].set(output[count + into])
+  places = jnp.zeros((b, even.shape[1] + odd), jnp.int32)
+  return places.at[:, ::2].set(even).at[:, 1::2].set(output[count:])
+
+
+def _at(x: jax.Array, places: jax.Array) -> jax.Array:
+  return jnp.take_along_axis(x, places[..., None], axis=1)
+
+
+def schedule(depth: int, count: int, is_decreasing: bool) -> tuple[int, ...]:
+  """Returns r for each layer.
+
+  Args:
+    depth: Number of layers.
+    count: r of an average layer.
+    is_decreasing: Whether it falls from 2 r in the first layer to 0 in the last
+      (section 4.1 of the paper); else it is the same in all.
+  """
+  first = 2 * count if is_decreasing else count
+  step = (2 * count - 2 * first) / max(depth - 1, 1)
+  return tuple(int(first + step * i) for i in range(depth))
