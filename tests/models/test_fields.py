@@ -54,6 +54,7 @@ def test_kinds():
     'gelu',
     'layer_norm_epsilon',
     'causal',
+    'gate',
     'rotary',
     'rotary_base',
     'rotary_grid',

@@ -115,7 +115,8 @@ def test_grids_as_torch_itself_resizes_them(method):
   torch = pytest.importorskip('torch', reason='PyTorch is not installed')
   table = images_of(1, 12, 7)
   mode, _, antialias = method.partition('_anti')
-  others = {'half_pixel': 'bilinear', 'geometric': 'bicubic'}
+  others = {'half_pixel': 'bilinear', 'linear': 'bilinear'}
+  others['geometric'] = 'bicubic'
   mode = others.get(mode, mode)
   x = torch.tensor(table.reshape(1, 3, 4, 7).transpose(0, 3, 1, 2))
   for new in [(5, 3), (6, 8), (2, 11)]:
@@ -151,7 +152,9 @@ def test_rows_and_columns_are_not_confused():
 
 
 def test_an_unknown_method_names_the_known_ones():
-  with pytest.raises(UserError, match=r"'nearest'.*half_pixel, bicubic"):
+  with pytest.raises(
+    UserError, match=r"'nearest'.*half_pixel, linear_antialias, bicubic"
+  ):
     resize.resize_matrix(2, 3, 'nearest')
   with pytest.raises(UserError, match=r"'nearest'"):
     adapt(tiny(), tiny(), resize='nearest')
