@@ -60,6 +60,10 @@ def test_kinds():
     'rotary_grid',
     'num_groups',
     'zero_padded_pool',
+    'experts_per_token',
+    'position_aspect',
+    'position_grid',
+    'position_resize',
     'distillation_head',
   }
 

@@ -134,15 +134,24 @@ NAFLEX = {
 }
 
 
-@pytest.mark.parametrize('pool', ['map', 'gap', 'token', 'token+gap'])
-def test_images_of_different_shapes(pool):
+@pytest.mark.parametrize(
+  'fields',
+  [
+    *({'pool': pool} for pool in ('map', 'gap', 'token', 'token+gap')),
+    {'position_resize': 'bicubic', 'registers': 2},
+    {'position_embedding': 'factorized', 'position_aspect': True},
+  ],
+)
+def test_images_of_different_shapes(fields):
   """Padding changes nothing; a square of the own grid is a plain image."""
-  model = vit.ViT(0, pool=pool, **NAFLEX)
+  model = vit.ViT(0, **NAFLEX | fields)
   rng = np.random.default_rng(0)
   square, wide = (rng.normal(size=(1, *x, 3)) for x in ((6, 6), (4, 10)))
   params = model.init(jax.random.key(0), square)['params']
-  shape = params['position_embedding'].shape
-  params['position_embedding'] = rng.normal(size=shape).astype(np.float32)
+  for name in params:
+    if name.endswith('position_embedding'):
+      shape = params[name].shape
+      params[name] = rng.normal(size=shape).astype(np.float32)
   apply = jax.jit(
     lambda x, grids: model.apply({'params': params}, x, grids=grids)
   )
@@ -166,3 +175,58 @@ def test_only_learned_positions_are_resized_for_each_image():
   params = model.init(jax.random.key(0), np.zeros((1, 4, 4, 3)))['params']
   with pytest.raises(ValueError, match='any grid need learned'):
     model.apply({'params': params}, patches, grids=grids)
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {'pool': 'map', 'position_resize': 'bicubic'},
+    {'pool': 'gap', 'position_embedding': 'factorized'},
+  ],
+)
+def test_packing_changes_no_answer(fields):
+  """Neither other images of a sequence, nor padding, nor their order."""
+  model = vit.ViT(0, **NAFLEX | fields)
+  rng = np.random.default_rng(0)
+  grids = [(2, 3), (3, 3), (1, 4), (4, 1), (2, 2)]
+  images = [rng.normal(size=(2 * h, 2 * w, 3)) for h, w in grids]
+  params = model.init(jax.random.key(0), np.zeros((1, 6, 6, 3)))['params']
+  apply = jax.jit(lambda x, g: model.apply({'params': params}, x, grids=g))
+  cut = [
+    naflex.padded(x, (2, 2), h * w)[0]
+    for x, (h, w) in zip(images, grids, strict=True)
+  ]
+  alone = [
+    apply(x[None], np.array([grid]))[0]
+    for x, grid in zip(cut, grids, strict=True)
+  ]
+  for most in (9, 14, 27):
+    rows = naflex.packed([len(x) for x in cut], most)
+    assert sorted(i for row in rows for i in row) == list(range(5))
+    number = max(map(len, rows)) + 1  # one is missing everywhere
+    patches = np.full((len(rows), most + 2, 12), 7.0, np.float32)
+    where = np.zeros((len(rows), number, 2), np.int32)
+    for i, row in enumerate(rows):
+      together = np.concatenate([cut[j] for j in row])
+      patches[i, : len(together)] = together
+      where[i, : len(row)] = [grids[j] for j in row]
+    found = apply(patches, where)
+    assert found.shape == (len(rows), number, 8)
+    for i, row in enumerate(rows):
+      for j, image in enumerate(row):
+        np.testing.assert_allclose(found[i, j], alone[image], atol=1e-5)
+      np.testing.assert_array_equal(found[i, len(row) :], 0)
+
+
+def test_what_cannot_be_packed():
+  grids = np.array([[[1, 2], [2, 1]]])
+  for fields, said in (
+    ({'pool': 'token'}, 'class_token'),
+    ({'pool': 'gap', 'experts': 2}, 'experts'),
+  ):
+    model = vit.ViT(0, **NAFLEX | fields)
+    params = model.init(jax.random.key(0), np.zeros((1, 4, 4, 3)))['params']
+    with pytest.raises(ValueError, match=said):
+      model.apply({'params': params}, np.zeros((1, 4, 12)), grids=grids)
+  with pytest.raises(ValueError, match='image 1 has 5 patches'):
+    naflex.packed([2, 5], 4)

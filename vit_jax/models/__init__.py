@@ -4,6 +4,7 @@ This package imports nothing else of vit_jax.
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 import difflib
 import fnmatch
 import functools
@@ -14,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import embedding
+from vit_jax.models import experts
 from vit_jax.models import fields as fields_lib
 from vit_jax.models import igpt
 from vit_jax.models import mixer
@@ -220,7 +222,7 @@ def name_of(model: Model) -> str:
 
 
 def check(
-  config: Mapping[str, Any], image_size: tuple[int, int], channels: int
+  config: Mapping[str, Any], image_size: tuple[int, ...], channels: int
 ) -> None:
   """Checks that the model of `config.model` exists and accepts the image size.
 
@@ -229,32 +231,62 @@ def check(
   """
   model = from_config(config, num_classes=1)
   patch = pixels_per_token(model)
+  if patch and len(patch) != len(image_size):
+    raise ValueError(
+      f'patch_size has {len(patch)} sides, but config.data.image_size'
+      f' {len(image_size)}: both need two for images, and three for volumes and'
+      ' videos'
+    )
   if patch and any(n % p for n, p in zip(image_size, patch, strict=True)):
     raise ValueError(
-      f'the patch, {patch[0]} x {patch[1]}, does not divide'
-      f' config.data.image_size, {image_size[0]} x {image_size[1]}: change one'
-      ' of them'
+      f'the patch, {_times(patch)}, does not divide config.data.image_size,'
+      f' {_times(image_size)}: change one of them'
     )
   # This evaluates shapes only, and finds problems that no single field shows.
   # It uses a scan, so that only one layer is traced.
-  if not isinstance(model, resnet.BiT):
+  if has_equal_layers(model):
     model = model.clone(scan=True)
   abstract_params(model, (*image_size, channels))
 
 
-def pixels_per_token(model: Model) -> tuple[int, int] | None:
-  """Returns the pixels of a token, (height, width); None without patches."""
+def has_equal_layers(model: Model) -> bool:
+  """Whether a model has layers, and they differ in parameters' values only."""
+  differ = (getattr(model, name, 0) for name in ('experts', 'merge'))
+  return not isinstance(model, resnet.BiT) and not any(differ)
+
+
+def _times(sides: Sequence[int]) -> str:
+  return ' x '.join(map(str, sides))
+
+
+def pixels_per_token(model: Model) -> tuple[int, ...] | None:
+  """Returns the pixels of a token, (height, width); None without patches.
+
+  Those of volumes are (depth, height, width).
+  """
   if isinstance(model, resnet.BiT):
     return None
   if isinstance(model, igpt.IGPT):
     return 1, 1
   stages = getattr(model, 'resnet_stages', None)
   stride = 1 if stages is None else 4 * 2 ** max(len(stages) - 1, 0)
-  return stride * model.patch_size[0], stride * model.patch_size[1]
+  return tuple(stride * n for n in model.patch_size)
+
+
+def patch_of_images(model: Model) -> tuple[int, int]:
+  """Returns the pixels of a token, (height, width).
+
+  Raises:
+    ValueError: The model has no patches, or those of volumes.
+  """
+  match pixels_per_token(model):
+    case (height, width):
+      return height, width
+  raise ValueError('the model has no patches of images')
 
 
 def abstract_params(
-  model: Model, image_shape: tuple[int, int, int]
+  model: Model, image_shape: tuple[int, ...]
 ) -> dict[str, Any]:
   """Returns the shapes of the parameters for images (height, width, C)."""
   return jax.eval_shape(
@@ -263,21 +295,21 @@ def abstract_params(
 
 
 def init_params(
-  model: Model, key: jax.Array, image_shape: tuple[int, int, int]
+  model: Model, key: jax.Array, image_shape: tuple[int, ...]
 ) -> dict[str, Any]:
   """Returns fresh parameters, the same whether the layers are scanned or not.
 
   Args:
     model: From `create_model`.
     key: Random key.
-    image_shape: (height, width, C).
+    image_shape: (height, width, C); of volumes (depth, height, width, C).
   """
   return _init(model, key, tuple(image_shape))
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2))
 def _init(
-  model: Model, key: jax.Array, image_shape: tuple[int, int, int]
+  model: Model, key: jax.Array, image_shape: tuple[int, ...]
 ) -> dict[str, Any]:
   images = jnp.zeros((1, *image_shape), jnp.float32)
   if isinstance(model, igpt.IGPT) and not model.has_clusters:
@@ -286,10 +318,12 @@ def _init(
     return model.init(key, images)['params']
   # Always as a scan, which compiles one layer and not all of them; and without
   # kernels, which not every device and type has.
-  how: dict[str, Any] = {'scan': True, 'remat': 'none'}
+  is_scanned = has_equal_layers(model)
+  how: dict[str, Any] = {'scan': is_scanned, 'remat': 'none'}
   if isinstance(model, vit.ViT | igpt.IGPT):
     how['attention_implementation'] = 'plain'
   params = model.clone(**how).init(key, images)['params']
+  # Parameters of layers that are not equal are unrolled already.
   return params if model.scan else stack.unstack_layers(params)
 
 
@@ -311,6 +345,10 @@ def _check_igpt(model: igpt.IGPT) -> None:
     )
   if not model.causal:
     raise ValueError('an iGPT predicts the next pixel: leave causal at True')
+  if model.experts:
+    raise ValueError(
+      f'experts={model.experts}: an iGPT has one MLP in each layer'
+    )
   if model.relative_positions != 'none':
     raise ValueError(
       'an iGPT knows no distances between patches: leave relative_positions at'
@@ -333,6 +371,32 @@ def _check_merge(model: vit.ViT) -> None:
   for what, has in wrong.items():
     if has:
       raise ValueError(f'merge={model.merge} does not go with {what}')
+
+
+def _check_experts(model: vit.ViT) -> None:
+  """Raises a ValueError if layers cannot have experts as the fields say."""
+  if not model.experts:
+    return
+  wrong = {
+    'scan=True, since its layers differ': model.scan,
+    'mlp_norm=True': model.mlp_norm,
+    f'merge={model.merge}, which changes the tokens of an image': model.merge,
+    'causal=True, since all tokens are routed together': model.causal,
+  }
+  for what, has in wrong.items():
+    if has:
+      raise ValueError(f'experts={model.experts} do not go with {what}')
+  numbers = model.expert_layers
+  if len(set(numbers)) < len(numbers) or max(numbers, default=0) > model.depth:
+    raise ValueError(
+      f'expert_layers is {numbers}: write different numbers from 1 to the'
+      f' depth, {model.depth}'
+    )
+  if not experts.layers(model):
+    raise ValueError(
+      f'experts={model.experts}: every second layer would have them, and the'
+      f' depth is {model.depth}; choose layers with expert_layers=(1,)'
+    )
 
 
 def _check_vit(model: vit.ViT) -> None:
@@ -365,6 +429,7 @@ def _check_vit(model: vit.ViT) -> None:
         ' no indices: leave it out'
       )
   _check_merge(model)
+  _check_experts(model)
   if 'token' in model.pool and 'class_token' not in model.prefix:
     raise ValueError(
       f'pool={model.pool!r} reads the class token, but class_token is False'

@@ -250,8 +250,12 @@ class Attention(nn.Module):
     return bias
 
   def _of_keys(self, context: spec_lib.Context) -> Iterator[jax.Array]:
-    """Yields what is added to the scores of keys, [B, 1, 1, T] each."""
-    if context.attended is not None:
+    """Yields what is added to the scores of keys, [B, 1, 1 or T, T] each."""
+    segments = context.segments
+    if segments is not None:  # a matrix of blocks; padding attends to itself
+      is_own = segments[:, :, None] == segments[:, None]
+      yield jnp.where(is_own, 0.0, _HIDDEN)[:, None]
+    elif context.attended is not None:
       yield jnp.where(context.attended, 0.0, _HIDDEN)[:, None, None]
     if context.sizes is not None:
       yield jnp.log(context.sizes)[:, None, None]

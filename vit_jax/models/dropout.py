@@ -53,6 +53,7 @@ class Purpose(enum.IntEnum):
   ATTENTION_PATH = 5
   MLP_PATH = 6
   PATCHES = 7
+  ROUTING = 8
 
 
 def fold(
@@ -99,6 +100,22 @@ def keep_mask(
     bits = jax.random.bits(key, (len(rows), *shape), jnp.uint16)
   threshold = jnp.round(jnp.float32(rate) * 2**16).astype(jnp.uint32)
   return bits.reshape(len(rows), *shape).astype(jnp.uint32) >= threshold
+
+
+def noise(
+  dropout_key: DropoutKey | None, shape: tuple[int, ...]
+) -> jax.Array | float:
+  """Draws normal numbers for the routing of tokens, float32 [B, *shape].
+
+  Args:
+    dropout_key: Key of the layer, and rows; None (not training) gives 0.
+    shape: Shape of what one row gets.
+  """
+  if dropout_key is None:
+    return 0.0
+  key = jax.random.fold_in(dropout_key.key, Purpose.ROUTING)
+  keys = jax.vmap(jax.random.fold_in, (None, 0))(key, dropout_key.rows)
+  return jax.vmap(lambda key: jax.random.normal(key, shape))(keys)
 
 
 def kept_patches(

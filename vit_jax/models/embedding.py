@@ -136,40 +136,131 @@ def sincos2d(
   return np.concatenate(table, axis=1)[None].astype(np.float32)
 
 
+# How positions are resized to a grid: linear or cubic (a = -0.5), both with a
+# kernel that widens when shrinking (antialias); 'plain': linear without that.
+RESIZES = ('linear', 'bicubic', 'plain')
+
+
+def owners(grids: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
+  """Returns which image of a sequence each patch is of, and its number there.
+
+  Args:
+    grids: int32 [B, S, 2], rows and columns of the patches of the images of
+      each sequence, one behind the other; (0, 0) where there is none.
+    count: N, patches of a sequence with its padding.
+
+  Returns:
+    int32 [B, N], S for padding, and int32 [B, N].
+  """
+  ends = grids.prod(axis=-1).cumsum(axis=1)
+  number = jnp.arange(count)
+  owner = (number >= ends[..., None]).sum(axis=1)
+  starts = jnp.pad(ends, ((0, 0), (1, 0)))
+  return owner, number - jnp.take_along_axis(starts, owner, axis=1)
+
+
+def places(
+  grids: jax.Array, count: int, is_kept: bool = False
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Returns rows and columns of patches, and the grids to which they belong.
+
+  Args:
+    grids: As of `owners`, or [B, 2] where each sequence is one image.
+    count: N, patches of a sequence with its padding, which is at (0, 0).
+    is_kept: Whether positions keep their aspect: they are resized to a square
+      around the grid.
+
+  Returns:
+    int32 [B, N], [B, N] and [B, N, 2].
+  """
+  if grids.ndim == 2:
+    grids = grids[:, None]
+  owner, place = owners(grids, count)
+  is_padding = owner == grids.shape[1]
+  owner = jnp.where(is_padding, grids.shape[1] - 1, owner)
+  place = jnp.where(is_padding, 0, place)
+  own = jnp.take_along_axis(grids, owner[..., None], axis=1)
+  own = jnp.maximum(own, 1)
+  row, column = place // own[..., 1], place % own[..., 1]
+  if is_kept:
+    own = jnp.broadcast_to(own.max(axis=-1, keepdims=True), own.shape)
+  return row, column, own
+
+
 def positions_of_grids(
-  table: jax.Array, grids: jax.Array, count: int, prefix: int = 0
+  table: jax.Array,
+  grids: jax.Array,
+  count: int,
+  prefix: int = 0,
+  *,
+  grid: tuple[int, ...] | None = None,
+  resize: str = 'linear',
+  is_kept: bool = False,
 ) -> jax.Array:
   """Resizes learned positions to the grid of each image.
 
   Linear with antialiasing, as NaFlex resizes them (SigLIP 2, arXiv:2502.14786,
-  section 2.4, in the form of transformers).
+  section 2.4, in the form of transformers); timm's NaFlexViT is 'bicubic'.
 
   Args:
-    table: Positions of P tokens before the patches and of those of a square
-      grid, [P + S * S, D].
-    grids: int32 [B, 2], rows and columns of each image's patches.
+    table: Positions of P tokens before the patches and of those of a grid,
+      [P + h * w, D].
+    grids: As of `places`.
     count: N, patches of an image with its padding.
     prefix: P.
+    grid: (h, w) of the positions; None: a square.
+    resize: One of `RESIZES`.
+    is_kept: As of `places`.
 
   Returns:
     [B, P + N, D]; padding has the position of the first patch.
   """
   first, table = table[:prefix], table[prefix:]
   side = math.isqrt(len(table))
-  number = jnp.arange(count)
-  inside = number < grids.prod(axis=1)[:, None]
-  columns = grids[:, 1:]
-  place = jnp.where(inside, number, 0)
-  rows = _antialiased(place // columns, grids[:, :1], side)
-  across = _antialiased(place % columns, columns, side)
-  square = table.reshape(side, side, -1)
+  h, w = grid or (side, side)
+  row, column, sizes = places(grids, count, is_kept)
   own = jnp.einsum(
     'bny,bnx,yxd->bnd',
-    *(rows, across, square),
+    _resized(row, sizes[..., 0], h, resize),
+    _resized(column, sizes[..., 1], w, resize),
+    table.reshape(h, w, -1),
     precision=jax.lax.Precision.HIGHEST,
   )
   first = jnp.broadcast_to(first, (len(grids), *first.shape))
   return jnp.concatenate([first, own], axis=1)
+
+
+def factorized_positions(
+  rows: jax.Array,
+  columns: jax.Array,
+  grids: jax.Array,
+  count: int,
+  is_kept: bool = False,
+) -> jax.Array:
+  """Returns sums of positions of rows and of columns (NaViT), [B, N, D].
+
+  NaViT, arXiv:2307.06304, section 2.1; resized without antialiasing, in the
+  form of timm.
+
+  Args:
+    rows: [h, D].
+    columns: [w, D].
+    grids: As of `positions_of_grids`.
+    count: As of `positions_of_grids`.
+    is_kept: As of `places`.
+  """
+  row, column, sizes = places(grids, count, is_kept)
+  each = (row, sizes[..., 0], rows), (column, sizes[..., 1], columns)
+  y, x = (
+    jnp.einsum(
+      'bno,od->bnd',
+      _resized(at, new, len(table), 'plain'),
+      table,
+      precision=jax.lax.Precision.HIGHEST,
+    )
+    for at, new, table in each
+  )
+  return y + x
 
 
 def inside_grids(grids: jax.Array, count: int, prefix: int) -> jax.Array:
@@ -189,28 +280,46 @@ def weighted_mean(x: jax.Array, weights: jax.Array | None) -> jax.Array:
 
   Args:
     x: The tokens.
-    weights: [B, N], False or 0 for padding; None: 1.
+    weights: [B, N], False or 0 for padding; None: 1. [B, S, N] for the means
+      of S images, [B, S, D]; 0 for one without tokens.
   """
   if weights is None:
     return x.mean(axis=1)
+  if weights.ndim == 3:
+    weights = weights.astype(x.dtype)
+    total = jnp.einsum('bsn,bnd->bsd', weights, x)
+    return total / jnp.maximum(weights.sum(axis=-1), 1)[..., None]
   weights = weights[..., None].astype(x.dtype)
   return (x * weights).sum(axis=1) / weights.sum(axis=1)
 
 
-def _antialiased(at: jax.Array, new: jax.Array, old: int) -> jax.Array:
+def _resized(at: jax.Array, new: jax.Array, old: int, method: str) -> jax.Array:
   """Returns weights of the old places of an axis, float32 [B, N, old].
 
   Args:
     at: New places, int [B, N].
-    new: Number of new places, [B, 1].
+    new: Number of new places, [B, N].
     old: Number of old places.
+    method: One of `RESIZES`.
   """
   step = old / new
   centers = (at + 0.5) * step - 0.5
+  if method == 'plain':
+    centers, step = jnp.clip(centers, 0, old - 1), jnp.ones_like(step)
   support = jnp.maximum(step, 1.0)[..., None]
   distance = jnp.abs(centers[..., None] - jnp.arange(old)) / support
-  weights = jnp.maximum(0.0, 1.0 - distance)
+  if method == 'bicubic':
+    weights = _cubic(distance)
+  else:
+    weights = jnp.maximum(0.0, 1.0 - distance)
   return weights / weights.sum(axis=-1, keepdims=True)
+
+
+def _cubic(x: jax.Array) -> jax.Array:
+  """Keys' kernel of cubic convolution with a = -0.5, at distances x >= 0."""
+  near = (1.5 * x - 2.5) * x**2 + 1
+  far = -0.5 * (((x - 5) * x + 8) * x - 4)
+  return jnp.where(x <= 1, near, jnp.where(x < 2, far, 0.0))
 
 
 def relative_index(grid: tuple[int, int]) -> np.ndarray:

@@ -11,6 +11,7 @@ import jax
 
 from vit_jax.models import attention
 from vit_jax.models import dropout
+from vit_jax.models import experts
 from vit_jax.models import merging
 from vit_jax.models import mlp
 from vit_jax.models import spec as spec_lib
@@ -27,6 +28,7 @@ class EncoderBlock(nn.Module):
     merges: Number of tokens that are merged into others (ToMe,
       arXiv:2210.09461), between attention and MLP.
     protected: Number of first tokens that are not merged.
+    has_experts: Whether the MLP is a mixture of experts.
   """
 
   spec: spec_lib.EncoderSpec
@@ -35,6 +37,7 @@ class EncoderBlock(nn.Module):
   keep_tokens: bool = False
   merges: int = 0
   protected: int = 0
+  has_experts: bool = False
 
   @nn.compact
   def __call__(
@@ -80,10 +83,7 @@ class EncoderBlock(nn.Module):
       merged = dataclasses.replace(merged, tokens=x)
       merged = merged.merged(weights, self.merges, self.protected)
       x, whole = merged.tokens, merged.tokens.shape[1:]
-    y = mlp.Mlp(
-      *(spec, spec.mlp_dim, spec.gated_mlp, spec.mlp_norm, spec.gate),
-      name='mlp',
-    )(spec.layer_norm('norm2')(x), key, whole[0])
+    y = self._mlp(spec.layer_norm('norm2')(x), key, whole[0], context)
     y = self._scale('layer_scale2', y)
     x = x + dropout.drop_path(y, spec, layer, key, purpose.MLP_PATH)
     if merged is not None:
@@ -92,6 +92,23 @@ class EncoderBlock(nn.Module):
       return x, {'tokens': x} if self.keep_tokens else {}
     assert weights is not None
     return x, {'attention': weights, 'tokens': x}
+
+  def _mlp(
+    self,
+    x: jax.Array,
+    key: dropout.DropoutKey | None,
+    tokens: int,
+    context: spec_lib.Context,
+  ) -> jax.Array:
+    spec = self.spec
+    if self.has_experts:
+      return experts.MixtureOfExperts(spec, name='moe')(
+        x, key, context.attended
+      )
+    return mlp.Mlp(
+      *(spec, spec.mlp_dim, spec.gated_mlp, spec.mlp_norm, spec.gate),
+      name='mlp',
+    )(x, key, tokens)
 
   def _scale(self, name: str, y: jax.Array) -> jax.Array:
     # LayerScale starts near zero, so that a deep model starts near the identity

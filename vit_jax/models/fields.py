@@ -49,8 +49,8 @@ class Field:
     most: The largest integer. The defaults are far above any real model
       (ViT-22B has 48 layers 6,144 wide), so that a mistaken number is refused
       before arrays of that shape are made.
-    interval: Interval of a real number: '[0, 1)', '(0, 1)', '(0, inf)', or ''
-      for any.
+    interval: Interval of a real number: '[0, 1)', '(0, 1)', '(0, inf)',
+      '[0, inf)', or '' for any.
     choices: The allowed strings; () for any.
   """
 
@@ -120,7 +120,7 @@ def checked(module: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
     for key, value in values.items()
   }
   if 'patch_size' in result:
-    result['patch_size'] = _pair(result['patch_size'])
+    result['patch_size'] = _sides(result['patch_size'])
   hints = typing.get_type_hints(module)
   for key, value in result.items():
     if not _is_of_type(value, hints[key]):
@@ -130,16 +130,16 @@ def checked(module: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
   return result
 
 
-def _pair(patch_size: Any) -> tuple[int, int]:
+def _sides(patch_size: Any) -> tuple[int, ...]:
   is_one = type(patch_size) is int
-  pair = (patch_size, patch_size) if is_one else patch_size
-  good = isinstance(pair, tuple | list) and len(pair) == 2
-  if not good or not all(type(x) is int and x > 0 for x in pair):
+  sides = (patch_size, patch_size) if is_one else patch_size
+  good = isinstance(sides, tuple | list) and len(sides) in (2, 3)
+  if not good or not all(type(x) is int and x > 0 for x in sides):
     raise ValueError(
       f'patch_size is {patch_size!r}: write one positive number, or'
-      ' (height, width)'
+      ' (height, width); of volumes (depth, height, width)'
     )
-  return pair[0], pair[1]
+  return tuple(sides)
 
 
 def _is_of_type(value: Any, hint: Any) -> bool:

@@ -1,21 +1,28 @@
-"""Heads: attention pooling over a trunk's tokens, and the last layer.
+"""Heads: pooling of a trunk's tokens, and the last layer.
 
 In comments: B images, T tokens, D hidden size, H heads, K = D / H.
 """
 
+from __future__ import annotations
+
 import dataclasses
 import functools
 from typing import Annotated
+from typing import TYPE_CHECKING
 
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
 from vit_jax.models import attention
+from vit_jax.models import embedding
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import mlp
 from vit_jax.models import spec as spec_lib
+
+if TYPE_CHECKING:
+  from vit_jax.models import vit
 
 NUM_CLASSES = fields.Field(fields.Kind.FITTED, least=0, most=2**28)
 
@@ -114,14 +121,15 @@ class MapHead(nn.Module):
   def __call__(
     self, x: jax.Array, attended: jax.Array | None = None
   ) -> jax.Array:
-    """Returns one vector per image.
+    """Returns one vector per image, [B, D].
 
     Args:
       x: [B, T, D].
-      attended: bool [B, T], tokens that are no padding; None: all.
+      attended: bool [B, T], tokens that are no padding; None: all. [B, S, T]
+        for S images in a sequence: the result is [B, S, D].
 
     With `mutable=['pooling']`, Linen also returns the `weights` of the tokens,
-    float32 [B, H, T].
+    float32 [B, H, T], or [B, H, S, T].
     """
     spec, d = self.spec, x.shape[-1]
     k = d // spec.num_heads
@@ -144,13 +152,60 @@ class MapHead(nn.Module):
       key,
       preferred_element_type=jnp.float32,
     )
+    is_packed = attended is not None and attended.ndim == 3
+    if is_packed:
+      scores = scores[:, :, None]
     if attended is not None:
-      scores = jnp.where(attended[:, None], scores, -jnp.inf)
+      hidden = jnp.finfo(scores.dtype).min  # a missing image has no tokens
+      scores = jnp.where(attended[:, None], scores, hidden)
     weights = nn.softmax(scores)
     # Kept only where this collection is mutable.
     self.sow('pooling', 'weights', weights, reduce_fn=lambda _, new: new)
     weights = weights.astype(spec.dtype)
-    y = jnp.einsum('bht,bhtk->bhk', weights, value)
-    y = dense(d, axis=(-2, -1), name='out')(y)[:, None]  # [B, 1, D]
+    if not is_packed:
+      weights = weights[:, :, None]
+    y = jnp.einsum('bhst,bhtk->bshk', weights, value)
+    y = dense(d, axis=(-2, -1), name='out')(y)  # [B, S, D]
     z = spec.layer_norm('norm')(y)
-    return (y + mlp.Mlp(spec, spec.mlp_dim, name='mlp')(z, None))[:, 0]
+    y += mlp.Mlp(spec, spec.mlp_dim, name='mlp')(z, None)
+    return y if is_packed else y[:, 0]
+
+
+def read(
+  trunk: vit.Trunk, x: jax.Array, weights: jax.Array | None
+) -> dict[str, jax.Array]:
+  """Normalises the last layer's tokens, and pools them.
+
+  Args:
+    trunk: The trunk, in its compact method.
+    x: The tokens, [B, T, D].
+    weights: [B, T], of the tokens in a mean of patches; None: 1. [B, S, T] for
+      S images in a sequence: features are then [B, S, D], 0 for missing images.
+
+  Returns:
+    `tokens` and `features`, as `vit.Trunk.trunk` does.
+  """
+  front = trunk.prefix_length
+  if weights is not None:
+    weights = weights[..., front:]
+  # Pre-LN layers do not normalise the residual stream, so a last LayerNorm
+  # follows (equation 4 of the ViT paper). MAE fine-tunes with this norm after
+  # the mean (arXiv:2111.06377, its code).
+  norm = trunk.layer_norm('norm')
+  if trunk.pool == 'gap' and trunk.norm_after_pool:
+    features = norm(embedding.weighted_mean(x[:, front:], weights))
+    return {'tokens': x, 'features': features.astype(jnp.float32)}
+  x = norm(x)
+  patches = x[:, front:]
+  if trunk.pool == 'token':
+    features = x[:, :2] if trunk.has_two_heads else x[:, 0]
+  elif trunk.pool == 'gap':
+    features = embedding.weighted_mean(patches, weights)
+  elif trunk.pool == 'map':
+    features = MapHead(trunk.layer_spec, name='map_head')(patches, weights)
+    if weights is not None and weights.ndim == 3:
+      features = jnp.where(weights.any(axis=-1)[..., None], features, 0)
+  else:
+    both = x[:, 0], embedding.weighted_mean(patches, weights)
+    features = jnp.concatenate(both, axis=-1)
+  return {'tokens': x, 'features': features.astype(jnp.float32)}

@@ -60,7 +60,7 @@ class Mlp(nn.Module):
         dropout.fold(dropout_key, purpose)
         for purpose in (dropout.Purpose.MLP_HIDDEN, dropout.Purpose.MLP_OUTPUT)
       )
-      y = self._activate(y)
+      y = activate(spec, y, self.gated, self.gate)
       y = dropout.dropout(y, spec.dropout_rate, hidden, (tokens, y.shape[-1]))
       if self.norm:
         y = spec.layer_norm('norm')(y)
@@ -74,10 +74,20 @@ class Mlp(nn.Module):
     hidden = spec_lib.keep(dense(width, name='up')(x))
     return finish(self, hidden, dropout_key)
 
-  def _activate(self, y: jax.Array) -> jax.Array:
-    """Maps the first layer's output to [B, T, M]."""
-    if not self.gated:
-      return spec_lib.GELUS[self.spec.gelu](y)
-    # The gate is the first half, as in DINOv2's code.
-    gate, y = jnp.split(y, 2, axis=-1)
-    return spec_lib.GATES[self.gate](gate) * y
+
+def activate(
+  spec: spec_lib.LayerSpec, y: jax.Array, gated: bool, gate: str
+) -> jax.Array:
+  """Maps the first layer's output to [..., M].
+
+  Args:
+    spec: Fields of the layer.
+    y: [..., M], or [..., 2 M] where the MLP is gated.
+    gated: As of `Mlp`.
+    gate: As of `Mlp`.
+  """
+  if not gated:
+    return spec_lib.GELUS[spec.gelu](y)
+  # The gate is the first half, as in DINOv2's code.
+  first, y = jnp.split(y, 2, axis=-1)
+  return spec_lib.GATES[gate](first) * y

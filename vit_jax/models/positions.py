@@ -7,9 +7,11 @@ D hidden size.
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import TYPE_CHECKING
 
 import jax
+import jax.numpy as jnp
 
 from vit_jax.models import embedding
 from vit_jax.models import rotary
@@ -19,14 +21,23 @@ if TYPE_CHECKING:
   from vit_jax.models import vit
 
 
-def learned(trunk: vit.Trunk, count: int, grids: jax.Array | None) -> jax.Array:
+# Parameters of factorised positions.
+ROWS, COLUMNS = 'rows_position_embedding', 'columns_position_embedding'
+
+
+def learned(
+  trunk: vit.Trunk,
+  cells: tuple[int, ...],
+  grids: jax.Array | None,
+) -> jax.Array:
   """Returns the learned positions of a trunk, in its compact method.
 
   Args:
-    trunk: A trunk with position_embedding='learned'.
-    count: N, patches of an image, with padding.
-    grids: int32 [B, 2], rows and columns of each image's patches, if they are
-      images of different shapes; None: the grid is that of the positions.
+    trunk: A trunk with learned positions, whole or factorised.
+    cells: Grid of patches; with `grids`, (N,).
+    grids: int32 [B, 2], rows and columns of each image's patches, or [B, S, 2]
+      for several images in a sequence, if they are images of different shapes;
+      None: the grid is that of the positions.
 
   Returns:
     [1, P + N, D], or [B, P + N, D] if there are `grids`. P counts the tokens
@@ -35,14 +46,45 @@ def learned(trunk: vit.Trunk, count: int, grids: jax.Array | None) -> jax.Array:
   Raises:
     ValueError: A model is initialised with images of different shapes.
   """
-  prefix = trunk.positioned_prefix
+  prefix, count = trunk.positioned_prefix, math.prod(cells)
+  is_kept, d = trunk.position_aspect, trunk.hidden_size
+  if trunk.position_embedding == 'factorized':
+    rows, columns = _factors(trunk, cells if grids is None else None)
+    own = jnp.array([cells]) if grids is None else grids
+    return embedding.factorized_positions(rows, columns, own, count, is_kept)
   if grids is None:
-    shape = (1, prefix + count, trunk.hidden_size)
+    shape = (1, prefix + count, d)
     return trunk.param('position_embedding', trunk.starts.position, shape)
   table: jax.Array | None = trunk.get_variable('params', 'position_embedding')
   if table is None:
-    raise ValueError('a model is initialised with images of one shape')
-  return embedding.positions_of_grids(table[0], grids, count, prefix)
+    raise ValueError(_ONE_SHAPE)
+  return embedding.positions_of_grids(
+    table[0],
+    grids,
+    count,
+    prefix,
+    grid=trunk.position_grid,
+    resize=trunk.position_resize,
+    is_kept=is_kept,
+  )
+
+
+def _factors(
+  trunk: vit.Trunk, cells: tuple[int, ...] | None
+) -> list[jax.Array]:
+  """Returns positions of rows and of columns, [h, D] and [w, D]."""
+  size = trunk.position_grid or cells or (1, 1)
+  found = []
+  for name, n in zip((ROWS, COLUMNS), embedding.pair(size), strict=True):
+    stored: jax.Array | None = trunk.get_variable('params', name)
+    if stored is None and cells is None:
+      raise ValueError(_ONE_SHAPE)
+    shape = (1, n, trunk.hidden_size) if stored is None else stored.shape
+    found.append(trunk.param(name, trunk.starts.position, shape)[0])
+  return found
+
+
+_ONE_SHAPE = 'a model is initialised with images of one shape'
 
 
 def context(
@@ -70,6 +112,8 @@ def context(
     fixed = trunk.position_embedding in embedding.SINCOS
     if is_relative or is_rotary or fixed:
       raise ValueError('images of any grid need learned positions alone')
+    if grids.ndim == 3:
+      return _packed(trunk, grids, cells[0])
     inside = embedding.inside_grids(grids, cells[0], trunk.prefix_length)
     return spec_lib.Context(attended=inside)
   if not is_relative and not is_rotary:
@@ -97,6 +141,29 @@ def context(
     return dataclasses.replace(found, grid=grid)
   bias = embedding.relative_bias(trunk, grid, trunk.num_heads)
   return dataclasses.replace(found, grid=grid, bias=bias)
+
+
+def _packed(trunk: vit.Trunk, grids: jax.Array, count: int) -> spec_lib.Context:
+  """Returns the context of sequences of several images.
+
+  Raises:
+    ValueError: The trunk mixes the tokens of a sequence in other ways.
+  """
+  wrong = {
+    f'{", ".join(trunk.prefix)}, of which a sequence has one': trunk.prefix,
+    f"pool={trunk.pool!r}: take 'gap' or 'map'": trunk.pool
+    not in ('gap', 'map'),
+    'experts, which take the tokens of a sequence together': trunk.experts,
+    'causal=True': trunk.causal,
+  }
+  for what, has in wrong.items():
+    if has:
+      raise ValueError(f'several images in a sequence do not go with {what}')
+  owner, _ = embedding.owners(grids, count)
+  number = grids.shape[1]
+  return spec_lib.Context(
+    attended=owner[:, None] == jnp.arange(number)[:, None], segments=owner
+  )
 
 
 def _frequencies(trunk: vit.Trunk) -> jax.Array:

@@ -184,15 +184,21 @@ def _stages(
   features: Sequence[int],
   conv: Callable[..., nn.Module],
   norm: Callable[..., nn.Module],
-) -> jax.Array:
-  """Applies `stage1`, `stage2`, ...; all but the first halve the grid."""
+) -> list[jax.Array]:
+  """Applies `stage1`, `stage2`, ...; all but the first halve the grid.
+
+  Returns:
+    The output of each stage, [B, h, w, F]; that of no stage is `x`.
+  """
+  found = [x] if not depths else []
   for i, (depth, channels) in enumerate(zip(depths, features, strict=True)):
     stride = 1 if i == 0 else 2
     stage = Stage(
       unit, depth, channels, stride, conv, norm, name=f'stage{i + 1}'
     )
     x = stage(x)
-  return x
+    found.append(x)
+  return found
 
 
 class ResNetStem(nn.Module):
@@ -229,7 +235,7 @@ class ResNetStem(nn.Module):
     x = nn.relu(norm(name='norm')(x))
     x = nn.max_pool(x, (3, 3), (2, 2), 'SAME')
     features = [self.width * 4 * 2**i for i in range(len(self.stages))]
-    return _stages(x, PostActivationUnit, self.stages, features, conv, norm)
+    return _stages(x, PostActivationUnit, self.stages, features, conv, norm)[-1]
 
 
 class BiTStem(nn.Module):
@@ -301,7 +307,9 @@ class BiT(heads.Classifier):
 
     Returns:
       `tokens` [B, h * w, F], the last grid row by row, in the dtype of the
-      computation; and `features`, their mean, float32 [B, F].
+      computation; and `features`, their mean, float32 [B, F]. The first stage's
+      output [B, h, w, F] is `tokens` of the collection `levels`, if that is
+      mutable.
     """
     del train, rows
     conv = functools.partial(
@@ -316,8 +324,10 @@ class BiT(heads.Classifier):
     )
     stem_width, channels = self._widths()
     x = BiTStem(stem_width, self.zero_padded_pool, conv, name='stem')(images)
-    x = _stages(x, PreActivationUnit, self.stages, channels, conv, norm)
-    x = nn.relu(norm(name='norm')(x))
+    found = _stages(x, PreActivationUnit, self.stages, channels, conv, norm)
+    if not self.is_initializing():  # else `init` returned it, too
+      self.sow('levels', 'tokens', found[0])
+    x = nn.relu(norm(name='norm')(found[-1]))
     return {
       'tokens': x.reshape(x.shape[0], -1, x.shape[-1]),
       'features': x.mean(axis=(1, 2)).astype(jnp.float32),

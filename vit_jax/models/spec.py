@@ -43,6 +43,7 @@ GATES: Mapping[str, Callable[[jax.Array], jax.Array]] = {
   'gelu': GELUS['exact'],
 }
 NORMS = ('layer', 'rms')
+ROUTINGS = ('top_experts', 'top_tokens', 'soft')
 RELATIVE_POSITIONS = ('none', 'shared', 'layers')
 REMAT_POLICIES = (
   'auto',
@@ -125,7 +126,10 @@ class Context:
     coordinates: Columns and rows of the tokens, [1 or B, T, 2], if there are
       learned frequencies.
     grid: (h, w) of the patches, or None.
-    attended: bool [B, T], tokens that others attend to; None: all.
+    attended: bool [B, T], tokens that others attend to; None: all. With
+      `segments`, [B, S, T], the tokens of each image.
+    segments: int32 [B, T], the image of a token, if a sequence has several;
+      tokens attend to those of their image alone. None: one.
     sizes: float32 [B, T], how often each token counts in attention; None: once.
   """
 
@@ -137,6 +141,7 @@ class Context:
     pytree_node=False, default=None
   )
   attended: jax.Array | None = None
+  segments: jax.Array | None = None
   sizes: jax.Array | None = None
 
   def at(self, layer: jax.Array) -> Self:
@@ -252,6 +257,22 @@ class EncoderSpec(LayerSpec):
     gate: Function of its gate, one of `GATES`: 'silu', that of SwiGLU.
     mlp_norm: Whether a norm follows the MLP's activation function (sub-LN of
       EVA-02, arXiv:2303.11331, section 2).
+    experts: Number of MLPs in a layer that is a mixture of experts (`experts`);
+      0: each layer has one MLP.
+    routing: How tokens come to experts: 'top_experts' (V-MoE), 'top_tokens'
+      (expert choice) or 'soft' (Soft MoE).
+    expert_layers: Layers with experts, counted from 1; (): every second one,
+      or with 'soft' the second half.
+    expert_slots: With 'soft', slots of an expert; 0: of all experts together as
+      many as there are tokens.
+    experts_per_token: With 'top_experts', how many a token goes to.
+    expert_capacity: Places that all experts have, as a share of those that the
+      tokens of an image need; tokens without a place skip the MLP.
+    expert_priority: Whether tokens with larger gates get their places first.
+    expert_noise: Standard deviation of the noise that training adds to the
+      router's logits, times the number of experts.
+    expert_loss: Weight of the loss by which 'top_experts' learns to use all
+      experts.
     attention_implementation: 'plain', for CPUs: heads before tokens, and a
       softmax in float32 that divides after the product with the values;
       'fused', for TPUs: one kernel, see `fused_attention`; 'cudnn', for GPUs,
@@ -282,6 +303,27 @@ class EncoderSpec(LayerSpec):
     str, Field(Kind.FUNCTION, is_visible=False, choices=tuple(GATES))
   ] = 'silu'
   mlp_norm: Annotated[bool, FUNCTION] = False
+  experts: Annotated[int, Field(Kind.FUNCTION, least=0, most=2**16)] = 0
+  routing: Annotated[str, Field(Kind.FUNCTION, choices=ROUTINGS)] = (
+    'top_experts'
+  )
+  expert_layers: Annotated[
+    tuple[int, ...], Field(Kind.FUNCTION, least=1, most=1_000)
+  ] = ()
+  expert_slots: Annotated[int, Field(Kind.FUNCTION, least=0)] = 0
+  experts_per_token: Annotated[
+    int, Field(Kind.FUNCTION, is_visible=False, least=1)
+  ] = 2
+  expert_capacity: Annotated[
+    float, Field(Kind.TRAINING, interval='(0, inf)')
+  ] = 1.05
+  expert_priority: Annotated[bool, TRAINING] = False
+  expert_noise: Annotated[float, Field(Kind.TRAINING, interval='[0, inf)')] = (
+    1.0
+  )
+  expert_loss: Annotated[float, Field(Kind.TRAINING, interval='[0, inf)')] = (
+    0.01
+  )
   attention_implementation: Annotated[
     str, Field(Kind.EXECUTION, choices=ATTENTION_IMPLEMENTATIONS)
   ] = 'auto'

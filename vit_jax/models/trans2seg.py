@@ -18,6 +18,8 @@ from vit_jax.models import mlp
 from vit_jax.models import spec as spec_lib
 from vit_jax.models import stack
 
+MLP_RATIO = 3  # width of an MLP as a multiple of the token's
+
 
 class CrossAttention(nn.Module):
   """Attention of classes to places, which also returns its scores.

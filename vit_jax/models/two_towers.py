@@ -73,10 +73,12 @@ class TwoTowers(nn.Module):
       rows: As of `vit.ViT`.
       grids: As of `vit.ViT`; `images` are then patches.
     """
-    x = self.image(images, train=train, rows=rows, grids=grids)
-    if self.projection:
-      x = self.image_projection(x)
+    x = self.project(self.image(images, train=train, rows=rows, grids=grids))
     return {'features': x, 'embedding': normalised(x)}
+
+  def project(self, x: jax.Array) -> jax.Array:
+    """Returns the image tower's output [B, D] as `features` [B, E]."""
+    return self.image_projection(x) if self.projection else x
 
   def embed_texts(
     self,

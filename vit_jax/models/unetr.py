@@ -20,7 +20,6 @@ PATCH = 16
 # and tenth layer.
 LEVELS = (3, 6, 9)
 _SLOPE = 0.01  # of the leaky ReLU
-_KERNEL = nn.initializers.he_normal()
 
 
 class ResidualUnit(nn.Module):
@@ -37,20 +36,14 @@ class ResidualUnit(nn.Module):
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
     """Maps [B, ..., C] to [B, ..., features]."""
-    axes = x.ndim - 2
     conv = functools.partial(
-      nn.Conv,
-      self.features,
-      use_bias=False,
-      padding=1,
-      kernel_init=_KERNEL,
-      dtype=self.dtype,
+      maps.PlainConvolution, self.features, dtype=self.dtype
     )
-    y = maps.instance_norm(conv((3,) * axes, name='conv1')(x))
+    y = maps.instance_norm(conv(name='conv1')(x))
     y = nn.leaky_relu(y, _SLOPE)
-    y = maps.instance_norm(conv((3,) * axes, name='conv2')(y))
+    y = maps.instance_norm(conv(name='conv2')(y))
     if x.shape[-1] != self.features:
-      x = conv((1,) * axes, padding=0, name='conv_shortcut')(x)
+      x = conv(kernel_size=1, name='conv_shortcut')(x)
       x = maps.instance_norm(x)
     return nn.leaky_relu(y + x, _SLOPE)
 

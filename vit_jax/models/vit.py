@@ -16,6 +16,7 @@ import numpy as np
 from vit_jax.models import dropout
 from vit_jax.models import embedding
 from vit_jax.models import encoder
+from vit_jax.models import experts
 from vit_jax.models import fields
 from vit_jax.models import heads
 from vit_jax.models import merging
@@ -41,7 +42,8 @@ SIZES = {
 }
 
 POOLS = ('token', 'gap', 'map', 'token+gap')
-POSITION_EMBEDDINGS = ('learned', *embedding.SINCOS, 'none')
+LEARNED = ('learned', 'factorized')
+POSITION_EMBEDDINGS = (*LEARNED, *embedding.SINCOS, 'none')
 HEAD_NORMS = ('none', 'batch')
 POSITION_TOKENS = ('all', 'class', 'patches')
 
@@ -65,10 +67,16 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
       is not used.
     registers: Number of register tokens (arXiv:2309.16588).
     mask_token: Whether there is a learned token for masked patches.
-    position_embedding: 'learned'; fixed ones of patches alone, 'sincos2d' (as
-      big_vision), 'sincos2d_mae' or 'sincos2d_moco'; or 'none'.
+    position_embedding: 'learned'; or, of patches alone, 'factorized', sums of
+      learned ones of row and column (NaViT, arXiv:2307.06304), or fixed ones,
+      'sincos2d' (as big_vision), 'sincos2d_mae' or 'sincos2d_moco'; or 'none'.
     position_tokens: Tokens with a learned position: 'all'; 'class', the class
       token and patches; or 'patches'.
+    position_resize: How learned positions are resized to images of their own
+      grids, one of `embedding.RESIZES`.
+    position_aspect: Whether they are resized to a square around a grid.
+    position_grid: Grid (h, w) of the learned positions; None: a square, or for
+      factorised ones that of the first image.
     rotary_base: Base of the frequencies of `rotary`; DINOv3's is 100, EVA-02's
       10,000.
     rotary_grid: Grid (h, w) of patches to which `rotary` scales their indices;
@@ -106,6 +114,15 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
   position_tokens: Annotated[
     str, Field(Kind.FITTED, choices=POSITION_TOKENS)
   ] = 'all'
+  position_resize: Annotated[
+    str, Field(Kind.FUNCTION, is_visible=False, choices=embedding.RESIZES[:2])
+  ] = 'linear'
+  position_aspect: Annotated[bool, Field(Kind.FUNCTION, is_visible=False)] = (
+    False
+  )
+  position_grid: Annotated[
+    tuple[int, ...] | None, Field(Kind.FITTED, is_visible=False, least=1)
+  ] = None
   rotary_base: Annotated[
     float, Field(Kind.FUNCTION, is_visible=False, interval='(0, inf)')
   ] = 100.0
@@ -158,7 +175,9 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
         None: all. `tokens` then has only these patches.
       grids: int32 [B, 2], rows and columns of patches, if `images` are patches
         of images of different shapes, [B, N, p * q * C], each with padding
-        behind (NaFlex). Padding changes no other token and no feature.
+        behind (NaFlex). Padding changes no other token and no feature. Or
+        [B, S, 2], S images in a sequence, one behind the other (NaViT), (0, 0)
+        for missing ones: `features` are then [B, S, D].
 
     Returns:
       `tokens` [B, T, D] after the last LayerNorm (before it with
@@ -184,15 +203,15 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     )
     # The last layer needs no queries and no MLP for tokens that the pool does
     # not read, since no further layer attends to them.
-    reads = {}
-    if features_only and self.pool == 'token':
+    reads, is_routed = {}, self.depth - 1 in experts.layers(self)
+    if features_only and self.pool == 'token' and not is_routed:
       reads = {'num_read': 1 + self.has_two_heads}
     x, each = self._mergeable(x, context)
-    inputs = x, key, reads, context, each
+    inputs = x, key, reads, context, experts.fields(self, each)
     x = stack.apply_blocks(self, encoder.EncoderBlock, self.layer_spec, *inputs)
     if isinstance(x, merging.Merged):
-      return self._read(x.tokens, x.sizes) | x.counts
-    return self._read(x[:, : reads.get('num_read')], context.attended)
+      return heads.read(self, x.tokens, x.sizes) | x.counts
+    return heads.read(self, x[:, : reads.get('num_read')], context.attended)
 
   @property
   def layer_spec(self) -> spec_lib.EncoderSpec:
@@ -221,6 +240,8 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
   def positioned_prefix(self) -> int:
     """Number of tokens before the patches that have a learned position."""
     has_class = int('class_token' in self.prefix)
+    if self.position_embedding == 'factorized':
+      return 0
     return {'all': self.prefix_length, 'class': has_class, 'patches': 0}[
       self.position_tokens
     ]
@@ -273,9 +294,9 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
         embedding.pair(grid), d, self.position_embedding
       )
       x += table.astype(x.dtype)
-    if self.position_embedding == 'learned':
+    if self.position_embedding in LEARNED:
       p = self.positioned_prefix
-      position = positions.learned(self, x.shape[1], grids).astype(x.dtype)
+      position = positions.learned(self, tuple(grid), grids).astype(x.dtype)
       x += position[:, p:]
       others = (0, prefix.shape[1] - p)
       prefix += jnp.pad(position[:, :p], ((0, 0), others, (0, 0)))
@@ -333,39 +354,6 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     counts = merging.schedule(self.depth, self.merge, self.merge_decreasing)
     each = [{'merges': n, 'protected': self.prefix_length} for n in counts]
     return merging.Merged.start(x, self.merge_proportional), each
-
-  def _read(
-    self, x: jax.Array, weights: jax.Array | None
-  ) -> dict[str, jax.Array]:
-    """Normalises the last layer's tokens [B, T, D], and pools them.
-
-    Args:
-      x: The tokens.
-      weights: [B, T], of the tokens in a mean of patches; None: 1.
-    """
-    if weights is not None:
-      weights = weights[:, self.prefix_length :]
-    # Pre-LN layers do not normalise the residual stream, so a last LayerNorm
-    # follows (equation 4 of the paper). MAE fine-tunes with this norm after the
-    # mean (arXiv:2111.06377, its code).
-    norm = self.layer_norm('norm')
-    if self.pool == 'gap' and self.norm_after_pool:
-      mean = embedding.weighted_mean(x[:, self.prefix_length :], weights)
-      features = norm(mean)
-      return {'tokens': x, 'features': features.astype(jnp.float32)}
-    x = norm(x)
-    patches = x[:, self.prefix_length :]
-    if self.pool == 'token':
-      features = x[:, :2] if self.has_two_heads else x[:, 0]
-    elif self.pool == 'gap':
-      features = embedding.weighted_mean(patches, weights)
-    elif self.pool == 'map':
-      head = heads.MapHead(self.layer_spec, name='map_head')
-      features = head(patches, weights)
-    else:
-      both = x[:, 0], embedding.weighted_mean(patches, weights)
-      features = jnp.concatenate(both, axis=-1)
-    return {'tokens': x, 'features': features.astype(jnp.float32)}
 
 
 class ViT(Trunk):

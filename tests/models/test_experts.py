@@ -1,0 +1,137 @@
+"""Mixtures of experts: what they learn, and that nothing else changes it."""
+
+import jax
+import jax.numpy as jnp
+import methods
+import numpy as np
+import pytest
+import tiny
+
+import vit_jax
+from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax.models import experts
+from vit_jax.models import vit
+from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import loop
+
+TINY = {'hidden_size': 16, 'mlp_dim': 32, 'num_heads': 2, 'depth': 2}
+ROUTINGS = {
+  'top_experts': {'expert_loss': 0.01, 'experts_per_token': 2},
+  'top_tokens': {},
+  'soft': {'expert_slots': 3},
+}
+
+
+def test_layers_with_experts():
+  model = models.create_model('ViT-Ti/4', 0, depth=6, experts=4)
+  assert experts.layers(model) == (1, 3, 5)
+  assert experts.layers(model.clone(routing='soft')) == (3, 4, 5)
+  assert experts.layers(model.clone(expert_layers=(1, 6))) == (0, 5)
+  params = models.abstract_params(model, (8, 8, 3))
+  assert 'moe' in params['blocks_1'] and 'mlp' in params['blocks_0']
+
+
+@pytest.mark.parametrize('routing', ROUTINGS)
+def test_images_and_padding_do_not_change_others(routing):
+  """An image's tokens are routed among themselves, and padding nowhere."""
+  fields = TINY | ROUTINGS[routing] | {'routing': routing, 'experts': 3}
+  # Buffers hold as many tokens, whatever the padding.
+  fields['expert_capacity'] = 3.0
+  model = vit.ViT(0, patch_size=(2, 2), pool='gap', **fields)
+  images = jax.random.normal(jax.random.key(0), (3, 6, 6, 3))
+  params = model.init(jax.random.key(1), images)['params']
+  whole = model.apply({'params': params}, images)
+  for i in range(3):
+    alone = model.apply({'params': params}, images[i : i + 1])
+    np.testing.assert_allclose(alone, whole[i : i + 1], atol=1e-5)
+  if routing == 'top_tokens':
+    return  # experts take a share of all places
+  cut = vit.embedding.patches(images, (2, 2))
+  grids = jnp.full((3, 2), 3)
+  for count in (0, 5):
+    padded = jnp.pad(cut, ((0, 0), (0, count), (0, 0)), constant_values=7.0)
+    found = model.apply({'params': params}, padded, grids=grids)
+    np.testing.assert_allclose(found, whole, atol=1e-5)
+
+
+def test_full_buffers_drop_the_tokens_with_the_least_gates():
+  gates = jnp.array([[[0.6, 0.4], [0.7, 0.3], [0.9, 0.1]]])
+  plain = experts.top_experts(gates, 1, 2)
+  first = experts.top_experts(gates, 1, 2, by_gate=True)
+  served = [np.asarray(x.dispatch.any((2, 3))[0]) for x in (plain, first)]
+  assert served[0].tolist() == [True, True, False]
+  assert served[1].tolist() == [False, True, True]
+
+
+@pytest.mark.parametrize(
+  ('fields', 'said'),
+  [
+    ({'scan': True}, 'scan=True'),
+    ({'merge': 2}, 'merge=2'),
+    ({'expert_layers': (3,)}, 'from 1 to the depth, 2'),
+    ({'depth': 1}, 'choose layers'),
+    ({'routing': 'hard'}, 'choose one of top_experts'),
+  ],
+)
+def test_what_cannot_have_experts(fields, said):
+  with pytest.raises(ValueError, match=said):
+    models.create_model('ViT-Ti/4', 0, **TINY | {'experts': 2} | fields)
+
+
+def config(mesh=(1, 1, 1), **overrides):
+  axes = zip(('data', 'fsdp', 'tensor'), mesh, strict=True)
+  fields = {
+    'model__depth': 2,
+    'model__experts': 8,
+    'model__dropout_rate': 0.1,
+    'mesh__min_size': 0,
+    'optim__name': 'sgd',
+    'optim__warmup': '0 steps',
+  } | {f'mesh__{axis}': n for axis, n in axes}
+  return tiny.config(**fields | overrides)
+
+
+def trained(c, steps=4):
+  experiment_lib.check(c)
+  e = experiment_lib.build(c)
+  state, seen = e.init(), []
+  with e.train_batches(0) as batches:
+    for step in range(steps):
+      state, metrics = e.program.train_step(
+        state, next(batches), np.int32(step)
+      )
+      seen.append(float(metrics['loss']))
+  return state, seen, metrics
+
+
+@pytest.mark.parametrize(
+  ('routing', 'mesh'), [('top_experts', (2, 2, 2)), ('soft', (2, 4, 1))]
+)
+def test_eight_devices_equal_one(routing, mesh):
+  fields = {'model__routing': routing}
+  one, losses, metrics = trained(config(**fields))
+  assert ('balance_loss' in metrics) == (routing == 'top_experts')
+  many, others, _ = trained(config(mesh, **fields))
+  kernel = many.params['blocks_1']['moe']['experts']['up']['kernel']
+  assert kernel.sharding.spec[0] == 'fsdp'
+  np.testing.assert_allclose(others, losses, rtol=1e-5)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
+    *jax.device_get((one.params, many.params)),
+  )
+
+
+def test_trains_resumes_and_loads(tmp_path):
+  c = config(train__duration='8 steps', model__expert_loss=1.0)
+  path = tmp_path / 'whole'
+  assert loop.run(c, str(path)).status == 0
+  methods.assert_resumes_to_the_bit(c, path, tmp_path / 'parts')
+  assert vit_jax.load(path).model.experts == 8
+  assert all(x['train/balance_loss'] > 0 for x in tiny.metrics(path)[:1])
+
+
+def test_an_objective_that_cannot_balance_says_so():
+  c = config(objective__name='mae', model__position_embedding='sincos2d_mae')
+  with pytest.raises(config_lib.UserError, match='cannot balance experts'):
+    trained(c, 1)
