@@ -42,9 +42,13 @@ def test_accepts(settings):
   [
     (
       {'name': ''},
-      "config.data.name is '': write 'digits', 'scenes', 'folder:PATH',",
+      "config.data.name is '': write 'digits', 'scenes', 'volumes',"
+      " 'moving_digits', 'tones', 'folder:",
     ),
-    ({'name': '/tmp'}, "write 'digits', 'scenes', 'folder:/tmp',"),
+    (
+      {'name': '/tmp'},
+      "'scenes', 'volumes', 'moving_digits', 'tones', 'folder:/tmp',",
+    ),
     ({'name': 'folder:/no/such'}, "data.name: there is no folder '/no/such'"),
     (
       {'split': 'train[:x]'},
@@ -52,7 +56,7 @@ def test_accepts(settings):
     ),
     ({'channels': 2}, 'config.data.channels is 2: choose 1'),
     ({'image_size': 0}, 'config.data.image_size is 0: write one positive'),
-    ({'image_size': (1, 2, 3)}, 'config.data.image_size is'),
+    ({'image_size': (1, 2, 3, 4)}, 'config.data.image_size is'),
     ({'source_size': (32, 0)}, 'config.data.source_size is'),
     ({'crop': 'centre'}, "config.data.crop is 'centre': choose one of random_"),
     ({'interpolation': 'nearest'}, "interpolation is 'nearest': choose one of"),

@@ -501,8 +501,8 @@ import ml_collections
 from vit_jax.config import UserError
 from vit_jax.data import hf
 
-columns = dict(image='', label='', labels='', split='', numbers=())
-columns = ml_collections.ConfigDict(columns)
+names = 'image', 'label', 'labels', 'map', 'split'
+columns = ml_collections.ConfigDict(dict.fromkeys(names, '') | {'numbers': ()})
 for line in sys.stdin:
   try:
     print(len(hf.HfSource(line.strip(), None, 'train', columns)), flush=True)

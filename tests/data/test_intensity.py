@@ -15,7 +15,6 @@ import vit_jax
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import evaluate
-from vit_jax import predict
 from vit_jax.config import UserError
 from vit_jax.data import features
 from vit_jax.data import intensity
@@ -23,6 +22,7 @@ from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import decode
 from vit_jax.data.host import levels
+from vit_jax.predict import __main__ as predict
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import fed
 from vit_jax.train import loop

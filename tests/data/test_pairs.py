@@ -17,6 +17,7 @@ from vit_jax import data
 from vit_jax.config import UserError
 from vit_jax.data import features
 from vit_jax.data import survey
+from vit_jax.data.device import views
 
 CLASSES = ('sky', 'road', 'tree')
 
@@ -232,7 +233,10 @@ def test_many_classes_have_a_wide_ignore(tmp_path):
   np.testing.assert_array_equal(batch['map'][0], wide)
 
 
-@pytest.mark.parametrize('crop', ['random_resized', 'random', 'pad', 'center'])
+CROPS = ('random_resized', 'random', 'pad', 'scaled', 'center')
+
+
+@pytest.mark.parametrize('crop', CROPS)
 def test_crops_of_the_host_are_those_of_the_image(tmp_path, crop):
   """An image whose grey levels are its labels stays equal to its map."""
   (tmp_path / 'classes.txt').write_text('\n'.join(map(str, range(9))))
@@ -247,7 +251,7 @@ def test_crops_of_the_host_are_those_of_the_image(tmp_path, crop):
     (tmp_path / 'images' / name).write_bytes(stand_in.png(image))
   config = make_config(tmp_path, crop=crop, pad=3, antialias=False)
   config.data.image_size = (96, 80)
-  config.data.crop_scale = (0.2, 0.9)
+  config.data.crop_scale, config.data.crop_zoom = (0.2, 0.9), (0.7, 1.6)
   source = data.open_source(config, 'train')
   batches = data.train_batches(source, config, start_step=0, num_steps=3)
   for batch in batches:
@@ -266,3 +270,173 @@ def inside(labels: np.ndarray) -> np.ndarray:
     same &= np.roll(labels, (y, x), (1, 2)) == labels
   same[:, [0, -1]] = same[:, :, [0, -1]] = False
   return same
+
+
+def cityscapes(root):
+  """Writes folders as Cityscapes has them; a map has stored 7, 11 or 3."""
+  (root / 'classes.txt').write_text('road\nbuilding\n')
+  stored = np.array([7, 11, 3], np.uint8)[labels_of(0) % 3]
+  for name in ('a_0', 'a_1'):
+    image = root / 'leftImg8bit/train/a' / f'{name}_leftImg8bit.png'
+    labels = root / 'gtFine/train/a' / f'{name}_gtFine_labelIds.png'
+    colours = labels.with_name(f'{name}_gtFine_color.png')
+    for path in (image, labels):
+      path.parent.mkdir(parents=True, exist_ok=True)
+    image.write_bytes(stand_in.png(stand_in.pixels(1, 20, 24)))
+    labels.write_bytes(encoded(stored))
+    rgb = np.stack([stored * 9, stored + 1, stored * 0], axis=-1)
+    colours.write_bytes(encoded(rgb))
+  return root, stored
+
+
+@pytest.mark.parametrize('kind', ['labels', 'colours'])
+def test_maps_of_codes(tmp_path, kind):
+  """Stored numbers or colours become classes; others do not count."""
+  root, stored = cityscapes(tmp_path)
+  config = make_config(root)
+  config.data.map.image_suffix = '_leftImg8bit'
+  if kind == 'labels':
+    config.data.map.suffix = '_gtFine_labelIds'
+    config.data.map.labels = (7, 11)
+  else:
+    config.data.map.suffix = '_gtFine_color'
+    config.data.map.colours = ((63, 8, 0), (99, 12, 0))
+  data.check(config)
+  source = data.open_source(config, 'train')
+  assert len(source) == 2
+  found = source.read(0).values['map']
+  wanted = np.full(stored.shape, 255)
+  wanted[stored == 7], wanted[stored == 11] = 0, 1
+  np.testing.assert_array_equal(found, wanted)
+  batch = next(iter(data.eval_batches(source, config, batch_size=2)))
+  assert set(np.unique(batch['map'])) == {0, 1, 255}
+  config.data.map.suffix = '_gtFine_labelIds'
+  config.data.map.labels, config.data.map.colours = (), ((1, 2, 3), (4, 5, 6))
+  with pytest.raises(
+    UserError, match=r'labelIds.png holds numbers, but .*colo'
+  ):
+    data.open_source(config, 'train').read(0)
+
+
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    ({'labels': (1, 1)}, r'map\.labels is \(1, 1\): write different'),
+    ({'colours': ((1, 2),)}, r'map\.colours is .*: write different'),
+    ({'labels': (1,), 'colours': ((1, 2, 3),)}, 'leave one of them out'),
+    ({'labels': (1, 2)}, r'map\.labels has 2 values, .*classes\.txt names 3'),
+  ],
+)
+def test_mistakes_of_codes(settings, message, tmp_path):
+  root = write(tmp_path, 'images', 'masks')
+  config = make_config(root)
+  config.data.map.update(settings)
+  with pytest.raises(UserError, match=f'^[^\n]*{message}'):
+    data.check(config)
+    data.open_source(config, 'train')
+
+
+def test_scaled_crops(tmp_path):
+  """A crop has the image's scale times a factor, and is filled at its end."""
+  root = write(tmp_path, 'images', 'masks', names=('a',))
+  config = make_config(root, crop='scaled', flip=False, antialias=False)
+  for zoom, inside in ((1.0, (16, 18)), (0.5, (10, 12)), (2.0, (16, 18))):
+    config.data.crop_zoom = (zoom, zoom)
+    source = data.open_source(config, 'train')
+    batches = data.train_batches(source, config, start_step=0, num_steps=1)
+    batch = next(iter(batches))
+    assert batch['map'].shape == (3, 16, 18)
+    for image, labels in zip(batch['image'], batch['map'], strict=True):
+      assert image[: inside[0], : inside[1]].any()
+      assert not image[inside[0] :].any() and not image[:, inside[1] :].any()
+      assert (labels[inside[0] :] == 255).all()
+      assert (labels[1 : inside[0], 3 : inside[1]] != 255).all()
+    if zoom == 1.0:
+      whole = labels_of(0)
+      boxes = np.lib.stride_tricks.sliding_window_view(whole, (16, 18))
+      assert (boxes == batch['map'][0]).all(axis=(2, 3)).any()
+  config.data.source_size = (20, 24)
+  source = data.open_source(config, 'train')
+  with pytest.raises(UserError, match='crop=scaled is for images of different'):
+    views.train_transform(config, source.features)
+
+
+def voc(root, classes=None):
+  """Writes three pairs as Pascal VOC does, two of them in lists."""
+  for name in ('JPEGImages', 'SegmentationClass', 'ImageSets/Segmentation'):
+    (root / name).mkdir(parents=True)
+  for i, name in enumerate(('a', 'b', 'c')):
+    image = Image.fromarray(stand_in.pixels(i, 20, 24))
+    image.save(root / 'JPEGImages' / f'{name}.jpg')
+    labels = encoded(labels_of(i), palette=True)
+    (root / 'SegmentationClass' / f'{name}.png').write_bytes(labels)
+  (root / 'JPEGImages' / 'without_a_map.jpg').write_bytes(b'')
+  lists = root / 'ImageSets' / 'Segmentation'
+  (lists / 'train.txt').write_text('b\na\n')
+  (lists / 'val.txt').write_text('c\n')
+  (lists / 'trainval.txt').write_text('a\nb\nc\n')
+  if classes:
+    (root / 'classes.txt').write_text('\n'.join(classes))
+  return root
+
+
+@pytest.mark.parametrize('classes', [None, CLASSES])
+def test_lists_of_pascal_voc(tmp_path, classes):
+  source = open_pairs(voc(tmp_path, classes))
+  assert len(source) == 2 and len(source.classes) == len(classes or range(21))
+  assert source.classes[0] == (classes or ('background',))[0]
+  assert {source.id(i) for i in range(2)} == {
+    'JPEGImages/a.jpg',
+    'JPEGImages/b.jpg',
+  }
+  other = open_pairs(tmp_path, 'val')
+  assert [other.id(i) for i in range(len(other))] == ['JPEGImages/c.jpg']
+  assert len(open_pairs(tmp_path, 'train+val')) == 3
+  config = make_config(tmp_path)
+  batch = next(iter(data.eval_batches(other, config, batch_size=1)))
+  assert set(np.unique(batch['map'])) <= {0, 1, 2, 255}
+
+
+def test_a_list_names_what_is_missing(tmp_path):
+  (voc(tmp_path) / 'SegmentationClass' / 'b.png').unlink()
+  message = r'train.txt names b, but there is no .*SegmentationClass/b.png'
+  with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
+    open_pairs(tmp_path)
+
+
+@pytest.mark.parametrize('kind', ['table', 'hf'])
+def test_columns_of_images_and_maps(tmp_path, kind):
+  """The same examples as those of the folder, by two columns."""
+  write(tmp_path, 'images', 'masks', palette=True)
+  paths = {
+    name: [str(tmp_path / folder / f'{x}.png') for x in 'abc']
+    for name, folder in (('image', 'images'), ('mask', 'masks'))
+  }
+  if kind == 'table':
+    name = f'table:{tmp_path}/all.csv'
+    lines = [','.join(x) for x in zip(*paths.values(), strict=True)]
+    (tmp_path / 'all.csv').write_text('\n'.join(['image,mask', *lines]))
+  else:
+    datasets = pytest.importorskip('datasets')
+    types = datasets.Features(image=datasets.Image(), mask=datasets.Image())
+    made = datasets.Dataset.from_dict(paths, features=types)
+    made.save_to_disk(tmp_path / 'saved')
+    name = f'hf:{tmp_path}/saved'
+  config = make_config(tmp_path)
+  config.data.name, config.data.columns.map = name, 'mask'
+  with pytest.raises(UserError, match='names of the classes: list'):
+    data.check(config)
+  config.data.map.classes = CLASSES
+  data.check(config)
+  source = data.open_source(config, 'train')
+  assert source.features == open_pairs(tmp_path).features
+  batch, wanted = (
+    next(iter(data.eval_batches(x, config, batch_size=3)))
+    for x in (source, open_pairs(tmp_path))
+  )
+  keys = [[m.tobytes() for m in x['map']] for x in (batch, wanted)]
+  assert sorted(keys[0]) == sorted(keys[1])
+  for i, key in enumerate(keys[0]):
+    other = wanted['image'][keys[1].index(key)]
+    np.testing.assert_array_equal(batch['image'][i], other)
+  assert source.fingerprint() == data.open_source(config, 'train').fingerprint()

@@ -185,3 +185,53 @@ def test_datasets_of_other_kinds_are_refused(tmp_path):
   assert source.classes == ('0', '1')
   with pytest.raises(UserError, match='example 0 of train, has no label'):
     source.read(0)
+
+
+def test_captions_of_coco(tmp_path):
+  """A sequence of dicts with a text, as coco_captions has; one is drawn."""
+  import tensorflow_datasets as tfds
+
+  texts = [[f'the {i}th of {n}' for i in range(n)] for n in (5, 1, 3, 2)]
+
+  class Pairs(tfds.core.GeneratorBasedBuilder, skip_registration=True):
+    VERSION = tfds.core.Version('1.0.0')
+
+    def _info(self) -> tfds.core.DatasetInfo:
+      features = {
+        'image': tfds.features.Image(shape=(None, None, 3)),
+        'captions': tfds.features.Sequence(
+          {'id': np.int64, 'text': tfds.features.Text()}
+        ),
+      }
+      return tfds.core.DatasetInfo(
+        builder=self, features=tfds.features.FeaturesDict(features)
+      )
+
+    def _split_generators(self, dl_manager):
+      return {'train': self._generate_examples()}
+
+    def _generate_examples(self):
+      for i, each in enumerate(texts):
+        captions = [{'id': k, 'text': x} for k, x in enumerate(each)]
+        image = stand_in.png(stand_in.pixels(i, 8, 8))
+        yield i, {'image': image, 'captions': captions}
+
+  Pairs(data_dir=tmp_path, file_format='array_record').download_and_prepare()
+  settings = {'tokenizer': 'words', 'text_length': 8, 'image_size': 8}
+  config = config_lib.default()
+  config.data.update(name='pairs', dir=str(tmp_path), **settings)
+  config.train.batch_size = 4
+  source = data.open_source(config, 'train')
+  assert set(source.features) == {'image', 'text'}
+  found = [source.captions(i) for i in range(4)]
+  assert sorted(map(list, found)) == sorted(texts)
+
+  def drawn():
+    batches = data.train_batches(source, config, start_step=0, num_steps=9)
+    return [batch['text'] for batch in batches]
+
+  first, again = drawn(), drawn()
+  np.testing.assert_array_equal(first, again)
+  decode = source.features['text'].decode
+  seen = {decode(row) for batch in first for row in batch}
+  assert seen <= {x for each in texts for x in each} and len(seen) > 4

@@ -3,6 +3,7 @@
 import abc
 from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import hashlib
 from typing import Any
@@ -65,7 +66,7 @@ class Source(abc.ABC):
     """(height, width) where all stored images have one size; else None."""
     image = self.features['image']
     assert isinstance(image, features_lib.Image)
-    return image.size
+    return image.whole(training=True)
 
   @abc.abstractmethod
   def __len__(self) -> int:
@@ -92,6 +93,15 @@ class Source(abc.ABC):
     """Returns the bits of a stored value, 8 or 16."""
     return 8
 
+  def captions(self, position: int) -> Sequence[str]:
+    """Returns the captions of an example; decodes no image.
+
+    Raises:
+      UserError: It cannot be read.
+    """
+    found: Sequence[str] = self.read(position).values['text']
+    return found
+
   def column(self, name: str) -> np.ndarray:
     """Returns a target of all examples, [N, ...]; decodes no image.
 
@@ -117,8 +127,9 @@ class ArraySource(Source):
   """Decoded examples in memory, with images of one size.
 
   Attributes:
-    arrays: Arrays by feature name: `image`, uint8 or uint16 [N, H, W, C]; maps
-      of classes, [N, H, W]; and the encoded targets, [N, ...].
+    arrays: Arrays by feature name: `image`, uint8 or uint16 [N, H, W, C], with
+      one axis more of volumes and videos; maps of classes, [N, H, W]; and the
+      encoded targets, [N, ...].
     indices: int32 [N], positions in the unsliced split.
   """
 
@@ -127,6 +138,7 @@ class ArraySource(Source):
     arrays: Mapping[str, np.ndarray],
     indices: np.ndarray,
     targets: Mapping[str, features_lib.Target | features_lib.SegmentationMap],
+    image: features_lib.Feature | None = None,
   ):
     """Holds the arrays.
 
@@ -134,10 +146,12 @@ class ArraySource(Source):
       arrays: As the attribute.
       indices: Positions in the unsliced split.
       targets: Features of the examples other than the image.
+      image: That of the image, as a Video of one size; None: an Image.
     """
     images = arrays['image']
-    size = images.shape[1], images.shape[2]
-    self.features = {'image': features_lib.Image(size), **targets}
+    if image is None:
+      image = features_lib.Image((images.shape[1], images.shape[2]))
+    self.features = {'image': image, **targets}
     self.arrays = {'image': images} | {
       name: arrays[name].astype(x.dtype) for name, x in targets.items()
     }

@@ -213,13 +213,15 @@ def decode_split(
   targets = features.targets(source.features) | features.maps(source.features)
   if not isinstance(source, base.ArraySource):
     arrays = _read_all(source, config)
-    return base.ArraySource(arrays, arrays['index'], targets)
+    image = source.features['image']
+    return base.ArraySource(arrays, arrays['index'], targets, image)
   levels = levels_lib.from_config(config)
   images = levels.keep(source.arrays['image'], config.data.name)
   if images is source.arrays['image']:
     return source
   arrays = source.arrays | {'image': images}
-  return base.ArraySource(arrays, source.indices, targets)
+  image = source.features['image']
+  return base.ArraySource(arrays, source.indices, targets, image)
 
 
 def _read_all(

@@ -11,9 +11,14 @@ from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.data import balance
 from vit_jax.data import base
+from vit_jax.data import captions
+from vit_jax.data import codes
 from vit_jax.data import hf
+from vit_jax.data import recordings
+from vit_jax.data import scans
 from vit_jax.data import sources
 from vit_jax.data import splits
+from vit_jax.data import tar
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels
 
@@ -42,7 +47,12 @@ def check(config: ml_collections.ConfigDict) -> None:
   config_lib.one_of(config, 'data.cache', ('none', 'host', 'device'))
   _check_crops(config)
   _check_antialias(data)
-  if data.channels not in (1, 3, 4):
+  scans.check(config)
+  codes.check(config)
+  recordings.check(config)
+  config_lib.at_least(config, 'data.channels', 1)
+  is_volume = len(config_lib.sides(data.image_size)) == 3
+  if data.channels not in (1, 3, 4) and not is_volume:
     raise UserError(
       f'config.data.channels is {data.channels}: choose 1 (grey), 3 (RGB) or'
       ' 4 (RGB and alpha)'
@@ -53,19 +63,23 @@ def check(config: ml_collections.ConfigDict) -> None:
   levels.check(config)
   _check_sizes(config)
   _check_balance(data.balance)
+  captions.check(config)
   _check_augment(config)
   _check_pairs(config)
 
 
 def _check_name(name: str) -> None:
-  if name.startswith(sources.FOLDER):
-    path = sources.folder_path(name)
+  folders = sources.FOLDER, sources.VIDEO, sources.AUDIO
+  if name.startswith(folders):
+    path = sources.folder_path(name, name[: name.index(':') + 1])
     if not os.path.isdir(path):
       raise UserError(f'config.data.name: there is no folder {path!r}')
   elif name.startswith(sources.TABLE):
     path = os.path.expanduser(name.removeprefix(sources.TABLE))
     if not os.path.isfile(path):
       raise UserError(f'config.data.name: there is no file {path!r}')
+  elif name.startswith(sources.TAR):
+    tar.expand(name.removeprefix(sources.TAR))
   elif name.startswith(sources.HF):
     hf.parse(name.removeprefix(sources.HF))
   elif config_lib.is_own(name):
@@ -75,9 +89,10 @@ def _check_name(name: str) -> None:
     prefix = re.match(r'[\w-]+:', name)
     what = f'; {prefix[0]!r} is not known' if prefix else ''
     raise UserError(
-      f"config.data.name is {name!r}: write 'digits', 'scenes', {hint!r},"
-      f" 'table:FILE', 'hf:NAME', 'my_module:MySource' or the name of a TFDS"
-      f' dataset{what}'
+      f"config.data.name is {name!r}: write 'digits', 'scenes', 'volumes',"
+      f" 'moving_digits', 'tones', {hint!r}, 'video:PATH', 'audio:PATH',"
+      " 'table:FILE', 'tar:SHARDS', 'hf:NAME', 'my_module:MySource' or the name"
+      f' of a TFDS dataset{what}'
     )
 
 
@@ -97,17 +112,18 @@ def _check_crops(config: ml_collections.ConfigDict) -> None:
     config_lib.one_of(config, 'data.interpolation', geometry.INTERPOLATIONS)
   if data.resize_like:
     config_lib.one_of(config, 'data.resize_like', geometry.LIKE)
-  for key in ('crop_scale', 'crop_ratio'):
+  for key in ('crop_scale', 'crop_ratio', 'crop_zoom'):
     config_lib.check_numbers(config, f'data.{key}')
   _check_range('data.crop_scale', data.crop_scale, most=1)
   _check_range('data.crop_ratio', data.crop_ratio)
+  _check_range('data.crop_zoom', data.crop_zoom)
 
 
 def _check_sizes(config: ml_collections.ConfigDict) -> None:
   """Checks the stored sizes of images and the sizes after resizing."""
   data = config.data
   if data.source_size is not None:
-    config_lib.pair(data.source_size, 'data.source_size')
+    config_lib.sides(data.source_size, 'data.source_size')
   for key in ('resize', 'eval_resize'):
     if isinstance(data[key], float):
       if not 0 < data[key] <= _MOST_RESIZE:
@@ -170,13 +186,14 @@ def _check_balance(value: Any) -> None:
 
 def _check_resize(key: str, crop: geometry.Crop) -> None:
   """Checks that the crop fits into the resized image."""
-  if crop.resize is None or crop.kind == 'random_resized':
+  if crop.resize is None or crop.kind in ('random_resized', 'scaled'):
     return
+  size = geometry.of_frame(crop).size
   height, width = config_lib.pair(crop.resize, key)
   if isinstance(crop.resize, int):  # the short side alone
-    height = width = crop.resize + max(crop.size) - min(crop.size)
+    height = width = crop.resize + max(size) - min(size)
   pad = 2 * crop.pad
-  if height + pad < crop.size[0] or width + pad < crop.size[1]:
+  if height + pad < size[0] or width + pad < size[1]:
     raise UserError(
       f'config.{key} is {crop.resize}: too small to cut'
       f' config.data.image_size={crop.size} from it'
@@ -220,6 +237,11 @@ def _check_augment(config: ml_collections.ConfigDict) -> None:
       )
   _check_range('augment.erase_area', augment.erase_area, most=1)
   _check_range('augment.erase_ratio', augment.erase_ratio)
+  for key, value in augment.volume.items():
+    if not 0 <= value <= 1:
+      raise UserError(
+        f'config.augment.volume.{key} is {value}: it must be in [0, 1]'
+      )
   config_lib.at_least(config, 'augment.mixup', 0)
   config_lib.at_least(config, 'augment.cutmix', 0)
   if not 1 <= augment.repeats <= config.train.batch_size:

@@ -1,14 +1,15 @@
-"""Kinds of features that examples have: images and targets.
+"""Kinds of features that examples have: inputs and targets.
 
 A source declares the features of its examples by name (`Source.features`).
 Batches, crops, objectives, evaluations and predictions dispatch on the kind of
 a feature, so no layer assumes that there is a label. The usual names are
 
-    image     Image, the model's input
+    image     Image, Volume, Video or Audio, the model's input: `inputs.py`
     label     Label, one class
     labels    MultiLabel, several classes at once
     numbers   Number, quantities in their own units
     map       SegmentationMap, the class of each pixel
+    text      Text, captions
 
 A batch is a dict of arrays [B, ...] by these names, with `index` and `valid`.
 """
@@ -17,6 +18,7 @@ import abc
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 from typing import Any
 from typing import ClassVar
@@ -25,41 +27,12 @@ import numpy as np
 
 from vit_jax.config import some
 from vit_jax.config import UserError
-
-
-@dataclasses.dataclass(frozen=True)
-class Feature(abc.ABC):
-  """A kind of value that each example of a source has."""
-
-  @property
-  @abc.abstractmethod
-  def names(self) -> tuple[str, ...]:
-    """Names of the values: classes, or quantities."""
-
-  def to_dict(self) -> dict[str, Any]:
-    """Returns JSON that `from_dict` reads: the kind, and its fields."""
-    fields = {
-      key: list(value) if isinstance(value, tuple) else value
-      for key, value in dataclasses.asdict(self).items()
-    }
-    return {'kind': type(self).__name__, **fields}
-
-
-@dataclasses.dataclass(frozen=True)
-class Image(Feature):
-  """A still image: an encoded file, or uint8 or uint16 [H, W, C].
-
-  Attributes:
-    size: (height, width) if all stored images have one size, in which case the
-      device crops them; else None.
-  """
-
-  size: tuple[int, int] | None = None
-
-  @property
-  def names(self) -> tuple[str, ...]:
-    """An image has no names."""
-    return ()
+from vit_jax.data import tokenizers
+from vit_jax.data.inputs import Audio as Audio
+from vit_jax.data.inputs import Feature as Feature
+from vit_jax.data.inputs import Image as Image
+from vit_jax.data.inputs import Video as Video
+from vit_jax.data.inputs import Volume as Volume
 
 
 class Target(Feature):
@@ -87,6 +60,16 @@ class Target(Feature):
     Raises:
       UserError: The value does not fit the feature.
     """
+
+  def draw(self, value: Any, key: tuple[int, ...] | None) -> Any:
+    """Returns one of several values that an example has.
+
+    Args:
+      value: Value as a source stores it.
+      key: Seeds the draw; None: the first value.
+    """
+    del key
+    return value
 
 
 @dataclasses.dataclass(frozen=True)
@@ -172,8 +155,105 @@ class Number(Target):
 
 
 @dataclasses.dataclass(frozen=True)
+class Text(Target):
+  """A caption as tokens, int32 [T].
+
+  A source has the captions of an example as strings, at least one. Training
+  draws one of them at each step; evaluation takes the first.
+
+  Attributes:
+    length: T; 0: there is no tokenizer yet.
+    vocabulary: Number of different tokens.
+    tokenizer: As `config.data.tokenizer`.
+    digest: Of the vocabulary, from `tokenizers.digest`.
+    words: Words that the tokenizer 'words' knows.
+    cuts: Whether longer captions are cut; False: they are refused.
+  """
+
+  length: int = 0
+  vocabulary: int = 0
+  tokenizer: str = ''
+  digest: str = ''
+  words: tuple[str, ...] = ()
+  cuts: bool = True
+  dtype: ClassVar[np.dtype] = np.dtype(np.int32)
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """A text has no names."""
+    return ()
+
+  @property
+  def shape(self) -> tuple[int, ...]:
+    """One number for each token."""
+    return (self.length,)
+
+  def draw(
+    self, value: Sequence[str], key: tuple[int, ...] | None
+  ) -> Sequence[str]:
+    """Returns one of the captions, as a sequence."""
+    if key is None or len(value) < 2:
+      return value[:1]
+    return [value[int(np.random.default_rng(key).integers(len(value)))]]
+
+  def encode(self, value: Sequence[str], where: str) -> np.ndarray:
+    """Returns the tokens of the first caption.
+
+    Raises:
+      UserError: It is empty, or longer than allowed; or the vocabulary cannot
+        be read.
+    """
+    text = value[0] if len(value) else ''
+    if not text.strip():
+      raise UserError(
+        f'{where}: the caption is empty: write one, or leave the example out'
+      )
+    return self.encode_all([text], where)[0]
+
+  def encode_all(self, texts: Sequence[str], where: str) -> np.ndarray:
+    """Returns the tokens of texts, int32 [B, T].
+
+    Raises:
+      UserError: As `encode`.
+    """
+    made = tokenizers.make(self.tokenizer, self.length, self.words)
+    if not all(text.strip() for text in texts):
+      raise UserError(f'{where}: a text is empty: write it, or leave it out')
+    if not self.cuts:
+      for text in texts:
+        count = len(made.encode(text))
+        if count > self.length:
+          raise UserError(
+            f'{where}: {text[:40]!r} has {count} tokens, and the text tower'
+            f' {self.length}: shorten it, or set config.data.text_length or'
+            " config.data.text_too_long='cut'"
+          )
+    return made(texts)
+
+  def decode(self, tokens: np.ndarray) -> str:
+    """Returns the text of tokens, int32 [T]."""
+    made = tokenizers.make(self.tokenizer, self.length, self.words)
+    return made.decode(tokens.tolist())
+
+  def check_vocabulary(self) -> None:
+    """Checks that the vocabulary is the one that this feature was made with.
+
+    Raises:
+      UserError: It is another one, or cannot be read.
+    """
+    found = tokenizers.digest(self.tokenizer, self.words)
+    if found != self.digest:
+      raise UserError(
+        f'{self.tokenizer} is not the vocabulary of the model: its hash is'
+        f' {found}, and was {self.digest}; bring that file back'
+      )
+
+
+@dataclasses.dataclass(frozen=True)
 class SegmentationMap(Feature):
   """The class of each pixel of the image: an encoded file, or integers [H, W].
+
+  That of a volume is integers [D, H, W].
 
   A map is cropped, resized and mirrored as its image is, so its shape in a
   batch is that of the image. It is no `Target`, whose shape is fixed.
@@ -198,10 +278,10 @@ class SegmentationMap(Feature):
     return np.dtype(np.uint8 if most < 2**8 else np.uint16)
 
   def encode(self, labels: np.ndarray, where: str) -> np.ndarray:
-    """Returns a decoded map [H, W] with the type of a batch.
+    """Returns a decoded map [..., H, W] with the type of a batch.
 
     Args:
-      labels: Integers [H, W], at least 0.
+      labels: Integers [..., H, W], at least 0.
       where: File or record, for error messages.
 
     Raises:
@@ -209,12 +289,13 @@ class SegmentationMap(Feature):
     """
     wrong = (labels >= len(self.classes)) & (labels != self.ignore)
     if wrong.any():
-      row, column = np.argwhere(wrong)[0]
+      place = np.argwhere(wrong)[0]
+      names = ('slice', 'row', 'column')[-labels.ndim :]
+      at = [f'{name} {i}' for name, i in zip(names, place, strict=True)]
       raise UserError(
-        f'{where} has label {labels[row, column]} in row {row}, column'
-        f' {column}, but labels are from 0 to {len(self.classes) - 1}, or'
-        f' {self.ignore} where they do not count: mend the map, or name all'
-        ' classes'
+        f'{where} has label {labels[tuple(place)]} in {", ".join(at)}, but'
+        f' labels are from 0 to {len(self.classes) - 1}, or {self.ignore} where'
+        ' they do not count: mend the map, or name all classes'
       )
     return labels.astype(self.dtype)
 
@@ -223,7 +304,17 @@ Features = Mapping[str, Feature]
 
 _KINDS: dict[str, Callable[..., Feature]] = {
   kind.__name__: kind
-  for kind in (Image, Label, MultiLabel, Number, SegmentationMap)
+  for kind in (
+    Image,
+    Volume,
+    Video,
+    Audio,
+    Label,
+    MultiLabel,
+    Number,
+    SegmentationMap,
+    Text,
+  )
 }
 
 

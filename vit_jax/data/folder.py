@@ -6,10 +6,11 @@ Testing. Without val, test is used in its place.
 
 from collections.abc import Collection
 from collections.abc import Iterator
-from collections.abc import Sequence
 import dataclasses
 import functools
 import os
+from typing import Any
+from typing import ClassVar
 
 from absl import logging
 import numpy as np
@@ -20,10 +21,9 @@ from vit_jax.data import base
 from vit_jax.data import features
 from vit_jax.data import splits
 from vit_jax.data.host import decode
-from vit_jax.data.host import tiff
 from vit_jax.runs import safe_io
 
-_ENDINGS = tuple('.jpg .jpeg .png .webp .bmp .tif .tiff .gif'.split())
+ENDINGS = tuple('.jpg .jpeg .png .webp .bmp .tif .tiff .gif'.split())
 # Folder name in lower case -> split.
 SPLITS = {
   **dict.fromkeys(('train', 'training'), 'train'),
@@ -31,7 +31,24 @@ SPLITS = {
   **dict.fromkeys(('test', 'testing'), 'test'),
 }
 SAMPLE = 64  # number of files whose headers are read to find the bits
-_HEADER = 64  # bytes to read of a file: those of a PNG hold the number of bits
+
+
+@dataclasses.dataclass(frozen=True)
+class Kind:
+  """What the examples of a folder are.
+
+  Attributes:
+    name: What they are called.
+    endings: Of the names of their files.
+    in_folders: Whether a folder that holds images is one example.
+  """
+
+  name: str = 'images'
+  endings: tuple[str, ...] = ENDINGS
+  in_folders: bool = False
+
+
+IMAGES = Kind()
 
 
 class FolderSource(base.Source):
@@ -39,7 +56,12 @@ class FolderSource(base.Source):
 
   Files are ordered by a hash of their path below the split's folder, so a slice
   holds all classes and does not change when the folder is moved.
+
+  Attributes:
+    kind: What the examples are.
   """
+
+  kind: ClassVar[Kind] = IMAGES
 
   def __init__(
     self, root: str, split: str, image_shape: tuple[int, int] | None = None
@@ -77,7 +99,7 @@ class FolderSource(base.Source):
     wanted = {aliases.get(x.name, x.name) for x in splits.parse(split)}
     for name, folder in self._folders.items():
       if name in wanted or split == 'all':
-        self._files[name] = _list_images(folder, classes)
+        self._files[name] = _list(folder, classes, self.kind)
     sizes = {name: len(self._files.get(name, ())) for name in self._folders}
     self._selection = splits.Selection(split, sizes, root, aliases)
 
@@ -94,8 +116,16 @@ class FolderSource(base.Source):
     name = self._files[split][row]
     path = os.path.join(self._folders[split], name)
     label = self._label_of[name.split('/')[0]]
-    values = {'image': read_image(path), 'label': label}
+    values = {'image': self.open(path), 'label': label}
     return base.Example(values, index, path)
+
+  def open(self, path: str) -> Any:
+    """Returns the image of a file as an example has it.
+
+    Raises:
+      UserError: The file cannot be read.
+    """
+    return read_image(path)
 
   def file(self, position: int) -> str:
     """Returns the path of an example's file."""
@@ -110,7 +140,7 @@ class FolderSource(base.Source):
   def bits(self) -> int:
     """Returns 16 if a header of the first 64 files says so, else 8."""
     sample = range(min(len(self), SAMPLE))  # files are ordered by a hash
-    return max(map(file_bits, map(self.file, sample)))
+    return max(map(decode.file_bits, map(self.file, sample)))
 
   def column(self, name: str) -> np.ndarray:
     """Returns the labels of all examples, int32 [N]; reads no file."""
@@ -128,39 +158,6 @@ class FolderSource(base.Source):
     names = [name for files in self._files.values() for name in files]
     ranges = [str(term) for term in self._selection.ranges]
     return base.digest([*self.classes, *ranges, *names])
-
-
-class FilesSource(base.Source):
-  """Image files given by their paths, with no other feature."""
-
-  def __init__(self, paths: Sequence[str]):
-    """Reads nothing yet.
-
-    Args:
-      paths: Paths of the files, in order.
-    """
-    self.features = {'image': features.Image()}
-    self._paths = tuple(paths)
-
-  def __len__(self) -> int:
-    return len(self._paths)
-
-  def read(self, position: int) -> base.Example:
-    """Returns an example, not decoded.
-
-    Raises:
-      UserError: The file cannot be read.
-    """
-    path = self._paths[position]
-    return base.Example({'image': read_image(path)}, position, path)
-
-  def file(self, position: int) -> str:
-    """Returns the path of an example's file."""
-    return self._paths[position]
-
-  def fingerprint(self) -> str:
-    """Returns a digest of the names of the files."""
-    return base.digest(self._paths)
 
 
 def read_image(path: str) -> bytes:
@@ -184,7 +181,7 @@ def classes_in(folder: str) -> tuple[str, ...]:
 def images_below(folder: str) -> list[str]:
   """Returns the paths of all images below a folder, sorted."""
   return sorted(
-    os.path.join(folder, name) for name, is_image in _walk(folder) if is_image
+    os.path.join(folder, name) for name, is_image in walk(folder) if is_image
   )
 
 
@@ -314,7 +311,7 @@ def _holds_classes(folder: str) -> bool:
     return False
   if not _holds_images(folder):
     return True
-  in_folders = ['/' in name for name, is_image in _walk(folder) if is_image]
+  in_folders = ['/' in name for name, is_image in walk(folder) if is_image]
   return 2 * sum(in_folders) > len(in_folders)
 
 
@@ -344,17 +341,30 @@ class Listing:
   problems: list[str]
 
 
-def look_into(folder: str, classes: tuple[str, ...]) -> Listing:
+def look_into(
+  folder: str, classes: tuple[str, ...], kind: Kind = IMAGES
+) -> Listing:
   """Lists the folder of a split.
 
   Args:
     folder: Folder of the split, with a folder for each class.
     classes: Classes of train.
+    kind: What the examples are.
   """
   images: list[str] = []
   others: list[str] = []
-  for name, is_image in _walk(folder):
-    (images if is_image and '/' in name else others).append(name)
+  frames: set[str] = set()  # folders that hold images
+  for name, is_image in walk(folder):
+    is_one = is_image
+    if kind != IMAGES:
+      is_one = name.lower().endswith(kind.endings)
+    if kind.in_folders and is_image and name.count('/') > 1:
+      frames.add(os.path.dirname(name))
+    elif is_one and '/' in name:
+      images.append(name)
+    else:
+      others.append(name)
+  images += frames
   filled = {name.split('/')[0] for name in images}
   problems = []
   for name in _subfolders(folder):
@@ -365,23 +375,23 @@ def look_into(folder: str, classes: tuple[str, ...]) -> Listing:
       )
     elif name not in filled:
       problems.append(
-        f'{path} has no images: add some ({", ".join(_ENDINGS)}), or remove'
-        ' the folder'
+        f'{path} has no {kind.name}: add some ({", ".join(kind.endings)}), or'
+        ' remove the folder'
       )
   return Listing(sorted(images, key=base.hash_order), sorted(others), problems)
 
 
-def _list_images(folder: str, classes: tuple[str, ...]) -> list[str]:
-  """Returns the paths of all images below `folder/<class>`, ordered by hash.
+def _list(folder: str, classes: tuple[str, ...], kind: Kind) -> list[str]:
+  """Returns the paths of all examples below `folder/<class>`, ordered by hash.
 
   Raises:
-    UserError: A class has no images, or is not in `classes`.
+    UserError: A class has no examples, or is not in `classes`.
   """
-  found = look_into(folder, classes)
+  found = look_into(folder, classes, kind)
   if found.others:
     _log_once(
-      f'{folder}: {len(found.others)} files are not images of a class, and are'
-      f' ignored: {found.others[0]}, for example'
+      f'{folder}: {len(found.others)} files are not {kind.name} of a class, and'
+      f' are ignored: {found.others[0]}, for example'
     )
   if found.problems:
     raise UserError(found.problems[0])
@@ -393,19 +403,7 @@ def split_name(name: str) -> str:
   return SPLITS.get(name.lower(), name)
 
 
-def file_bits(path: str) -> int:
-  """Returns the bits of an image, 8 where its header cannot be read."""
-  try:
-    with safe_io.open_regular(path) as file:
-      data = file.read(_HEADER)
-      if tiff.is_tiff(data):  # the header may be at the end of the file
-        data += file.read()
-  except OSError:  # reported when the file is read
-    return 8
-  return decode.stored_bits(data)
-
-
-def _walk(
+def walk(
   folder: str,
   prefix: str = '',
   ancestors: frozenset[tuple[int, int]] = frozenset(),
@@ -423,7 +421,7 @@ def _walk(
       if _is_hidden(entry):
         continue
       if entry.is_dir():
-        yield from _walk(
+        yield from walk(
           entry.path, f'{prefix}{entry.name}/', ancestors | {here}
         )
       else:
@@ -435,7 +433,7 @@ def _is_hidden(entry: os.DirEntry[str]) -> bool:
 
 
 def _is_image(entry: os.DirEntry[str]) -> bool:
-  is_named_so = entry.name.lower().endswith(_ENDINGS)
+  is_named_so = entry.name.lower().endswith(ENDINGS)
   return is_named_so and not _is_hidden(entry) and entry.is_file()
 
 

@@ -25,6 +25,7 @@ import ml_collections
 
 from vit_jax.config import one_line
 from vit_jax.config import UserError
+from vit_jax.data import codes as codes_lib
 from vit_jax.data import rows
 
 if TYPE_CHECKING:
@@ -65,6 +66,7 @@ class HfSource(rows.RowSource):
     split: str,
     columns: ml_collections.ConfigDict,
     image_shape: tuple[int, int] | None = None,
+    codes: codes_lib.Codes | None = None,
   ):
     """Opens the dataset; downloads or converts it first if needed.
 
@@ -74,6 +76,7 @@ class HfSource(rows.RowSource):
       split: A split specification.
       columns: `config.data.columns`.
       image_shape: (height, width) where all images are known to have one size.
+      codes: As for `rows.RowSource`.
 
     Raises:
       UserError: There is no such dataset, column or split, the library is
@@ -90,7 +93,9 @@ class HfSource(rows.RowSource):
     self._columns: dict[tuple[str, str], list[Any]] = {}
     main = self._datasets.get('train', next(iter(self._datasets.values())))
     types = main.features
-    names = rows.choose(self._name, columns, list(types), _candidates(types))
+    names = rows.choose(
+      self._name, columns, list(types), _candidates(types, columns.map)
+    )
     _check_types(self._name, names, types)
     classes = {
       feature: tuple(kind.names)
@@ -105,11 +110,12 @@ class HfSource(rows.RowSource):
       address.path,
       classes,
       image_shape,
+      codes,
     )
 
   def _cell(self, column: str, row: rows.Row) -> Any:
     split, number = row
-    if column == self._names['image']:
+    if column in (self._names['image'], self._names.get('map')):
       return self._stored(split, column)[number].as_py()
     if (split, column) not in self._columns:
       self._columns[split, column] = self._read_column(split, column)
@@ -265,7 +271,10 @@ def _fits(feature: str, kind: Any) -> bool:
   """Whether a column of this type may hold a feature."""
   import datasets
 
-  if feature == 'image':  # encoded bytes, with or without the library's type
+  if feature in (
+    'image',
+    'map',
+  ):  # encoded bytes, with or without the library's type
     is_binary = getattr(kind, 'dtype', '') in ('binary', 'large_binary')
     is_struct = isinstance(kind, dict) and 'bytes' in kind
     return isinstance(kind, datasets.Image) or is_binary or is_struct
@@ -285,12 +294,23 @@ def _check_types(name: str, names: rows.Names, types: Any) -> None:
         )
 
 
-def _candidates(types: Mapping[str, Any]) -> dict[str, Sequence[str]]:
-  """Returns the possible columns of each feature: by type, else by name."""
+def _candidates(
+  types: Mapping[str, Any], taken: str
+) -> dict[str, Sequence[str]]:
+  """Returns the possible columns of each feature: by type, else by name.
+
+  Args:
+    types: Types of the columns.
+    taken: The column of maps, which has no images; '': there is none.
+  """
   import datasets
 
   typed = {
-    'image': [x for x, t in types.items() if isinstance(t, datasets.Image)],
+    'image': [
+      x
+      for x, t in types.items()
+      if isinstance(t, datasets.Image) and x != taken
+    ],
     'label': [x for x, t in types.items() if _class_label(t) is t],
     'labels': [x for x, t in types.items() if _class_label(_element(t))],
   }

@@ -5,6 +5,7 @@ is resized to a multiple of the patch that nearly keeps its shape and has no
 more patches than a given number; its patches are padded to that number.
 """
 
+from collections.abc import Sequence
 import math
 
 import numpy as np
@@ -21,17 +22,53 @@ def size(image: tuple[int, int], patch: int, most: int) -> tuple[int, int]:
     patch: Side of a patch.
     most: Largest number of patches.
   """
+  found = scale(image, patch, most)
+  return _scaled(image[0], found, patch), _scaled(image[1], found, patch)
 
-  def scaled(length: int, scale: float) -> int:
-    return max(patch, math.ceil(length * scale / patch) * patch)
 
+def scale(image: tuple[int, int], patch: int, most: int) -> float:
+  """Returns the factor by which an image is resized; arguments as of `size`."""
   low, high = _PRECISION / 10, _LARGEST
   while high - low >= _PRECISION:
     middle = (low + high) / 2
-    height, width = (scaled(n, middle) for n in image)
+    height, width = (_scaled(n, middle, patch) for n in image)
     fits = (height // patch) * (width // patch) <= most
     low, high = (middle, high) if fits else (low, middle)
-  return scaled(image[0], low), scaled(image[1], low)
+  return low
+
+
+def _scaled(length: int, scale: float, patch: int) -> int:
+  return max(patch, math.ceil(length * scale / patch) * patch)
+
+
+def packed(counts: Sequence[int], most: int) -> list[list[int]]:
+  """Returns the images of each sequence, by first fit of falling size.
+
+  NaViT (arXiv:2307.06304) packs greedily, too.
+
+  Args:
+    counts: Patches of each image.
+    most: Largest number of patches of a sequence.
+
+  Raises:
+    ValueError: An image has more patches.
+  """
+  found: list[list[int]] = []
+  left: list[int] = []
+  for i in sorted(range(len(counts)), key=lambda i: -counts[i]):
+    if counts[i] > most:
+      raise ValueError(
+        f'image {i} has {counts[i]} patches, and a sequence at most {most}:'
+        ' resize it by `size`'
+      )
+    row = next((r for r, n in enumerate(left) if n >= counts[i]), None)
+    if row is None:
+      row = len(found)
+      found.append([])
+      left.append(most)
+    found[row].append(i)
+    left[row] -= counts[i]
+  return found
 
 
 def padded(

@@ -2,14 +2,18 @@
 
     images/[{train,val,...}/]**   masks/ or annotations/, the same below it
     {train,val,...}/images/**     {train,val,...}/masks/ or annotations/
+    leftImg8bit/{train,val}/**    gtFine/{train,val}/**, as Cityscapes
+    JPEGImages/  SegmentationClass/  ImageSets/, as Pascal VOC: see `voc.py`
 
 A map has its image's name with another ending, in the same folder below masks/.
 `classes.txt`, beside these folders, names the classes, one a line; the first is
 that of label 0. Label 255 (65535 of more than 255 classes) does not count.
+`codes.py` knows maps that are stored otherwise, and other names of files.
 ADE20K's scene parsing is laid out like this, as images/training and
 annotations/training.
 """
 
+from collections.abc import Callable
 import os
 
 from absl import logging
@@ -17,15 +21,17 @@ from absl import logging
 from vit_jax.config import one_line
 from vit_jax.config import UserError
 from vit_jax.data import base
+from vit_jax.data import codes as codes_lib
 from vit_jax.data import features
 from vit_jax.data import folder
 from vit_jax.data import splits
+from vit_jax.data import voc
+from vit_jax.data.host import decode
 from vit_jax.runs import safe_io
 
-_IMAGES = 'images'
-_MAPS = ('masks', 'annotations')
+# Names of a folder of images, and of the folder of maps beside it.
+_FOLDERS = {'images': ('masks', 'annotations'), 'leftImg8bit': ('gtFine',)}
 _CLASSES = 'classes.txt'
-_IGNORE, _WIDE_IGNORE = 2**8 - 1, 2**16 - 1  # labels that do not count
 
 Pair = tuple[str, str]  # the paths of an image and its map
 
@@ -37,7 +43,11 @@ class PairsSource(base.Source):
   """
 
   def __init__(
-    self, root: str, split: str, image_shape: tuple[int, int] | None = None
+    self,
+    root: str,
+    split: str,
+    image_shape: tuple[int, int] | None = None,
+    codes: codes_lib.Codes | None = None,
   ):
     """Lists the files.
 
@@ -46,27 +56,42 @@ class PairsSource(base.Source):
       split: A split specification. A folder without folders of splits has one
         split, 'train', with all images.
       image_shape: (height, width) where all images are known to have one size.
+      codes: How maps are stored, and names of files; None: numbers from 0, and
+        the names of the images.
 
     Raises:
       UserError: There is no such split, no list of classes, or an image or a
         map without the other.
     """
-    self._root = root
-    classes = read_classes(root)
-    ignore = _IGNORE if len(classes) <= _IGNORE else _WIDE_IGNORE
-    self.features = {
-      'image': features.Image(image_shape),
-      'map': features.SegmentationMap(classes, ignore),
-    }
-    folders = split_folders(root)
-    aliases = folder.other_names(root, split, folders)
+    self._root, self._codes = root, codes or codes_lib.Codes()
+    lists = voc.lists(root)
+    names = os.path.join(root, _CLASSES)
+    classes = self._codes.classes
+    if not classes:
+      is_voc = lists and not os.path.exists(names)
+      classes = voc.CLASSES if is_voc else read_classes(root)
+    feature = self._codes.feature(classes, names)
+    self.features = {'image': features.Image(image_shape), 'map': feature}
+    self._ignore = feature.ignore
+    folders = {} if lists else split_folders(root)
+    splits_there = lists or folders
+    aliases = folder.other_names(root, split, splits_there)
     wanted = {aliases.get(x.name, x.name) for x in splits.parse(split)}
-    self._pairs = {
-      name: match(*each) if name in wanted or split == 'all' else []
-      for name, each in folders.items()
-    }
+    self._pairs: dict[str, list[Pair]] = {name: [] for name in splits_there}
+    for name in splits_there:
+      if name in wanted or split == 'all':
+        if lists:
+          self._pairs[name] = voc.pairs(root, lists[name])
+        else:
+          self._pairs[name] = self._match(*folders[name])
     sizes = {name: len(found) for name, found in self._pairs.items()}
     self._selection = splits.Selection(split, sizes, root, aliases)
+
+  def _match(self, images: str, maps: str) -> list[Pair]:
+    """Returns the pairs of a split, whose names may end differently."""
+    each = (images, self._codes.image_suffix), (maps, self._codes.suffix)
+    image_of, map_of = (_ending_with(*x) for x in each)
+    return _matched(image_of, map_of, images, maps)
 
   def __len__(self) -> int:
     return len(self._selection)
@@ -81,7 +106,9 @@ class PairsSource(base.Source):
     image, labels = self._pairs[split][row]
     values = {
       'image': folder.read_image(image),
-      'map': folder.read_image(labels),
+      'map': self._codes.decoded(
+        folder.read_image(labels), self._ignore, labels
+      ),
     }
     return base.Example(values, index, image, {'map': labels})
 
@@ -97,7 +124,7 @@ class PairsSource(base.Source):
   def bits(self) -> int:
     """Returns 16 if a header of some images says so, else 8."""
     sample = range(min(len(self), folder.SAMPLE))  # ordered by a hash
-    return max(map(folder.file_bits, map(self.file, sample)))
+    return max(map(decode.file_bits, map(self.file, sample)))
 
   def fingerprint(self) -> str:
     """Returns a digest of the names of files and classes, not of the images."""
@@ -108,12 +135,18 @@ class PairsSource(base.Source):
       for path in pair
     ]
     ranges = [str(term) for term in self._selection.ranges]
-    return base.digest([*self.classes, *ranges, *names])
+    codes = [str(self._codes)] * (self._codes != codes_lib.Codes())
+    return base.digest([*self.classes, *ranges, *names, *codes])
 
 
 def holds_pairs(root: str) -> bool:
   """Whether a folder, or each split in it, has images/ and maps beside it."""
   return bool(_pair_of(root) or _splits_with_pairs(root))
+
+
+def holds_maps(root: str) -> bool:
+  """Whether `PairsSource` reads a folder: pairs, or lists of them."""
+  return holds_pairs(root) or bool(voc.lists(root))
 
 
 def read_classes(root: str) -> tuple[str, ...]:
@@ -171,17 +204,47 @@ def split_folders(root: str) -> dict[str, Pair]:
   return _by_split(root, there)
 
 
-def match(images: str, maps: str) -> list[Pair]:
+def match(
+  images: str,
+  maps: str,
+  below: Callable[[str], list[str]] = folder.images_below,
+  stem: Callable[[str], str] | None = None,
+) -> list[Pair]:
   """Returns the pairs of a split, ordered by a hash.
 
   Args:
     images: Folder of the images.
     maps: Folder of the maps.
+    below: Lists the files below a folder.
+    stem: Removes the ending of a path; None: from its last point on.
 
   Raises:
     UserError: An image or a map has no counterpart, or two have one name.
   """
-  image_of, map_of = _by_name(images), _by_name(maps)
+  image_of, map_of = (
+    _by_name(x, below, stem or _without_ending) for x in (images, maps)
+  )
+  return _matched(image_of, map_of, images, maps)
+
+
+def _without_ending(path: str) -> str:
+  return os.path.splitext(path)[0]
+
+
+def _ending_with(root: str, suffix: str) -> dict[str, str]:
+  """Returns images by name without a suffix; others are left out."""
+  found = _by_name(root, folder.images_below, _without_ending)
+  return {
+    name.removesuffix(suffix): path
+    for name, path in found.items()
+    if name.endswith(suffix)
+  }
+
+
+def _matched(
+  image_of: dict[str, str], map_of: dict[str, str], images: str, maps: str
+) -> list[Pair]:
+  """Returns the pairs of files by name, of two folders."""
   _check_counterparts(image_of, map_of, maps, 'map')
   _check_counterparts(map_of, image_of, images, 'image')
   names = sorted(image_of, key=base.hash_order)
@@ -202,11 +265,13 @@ def _check_counterparts(
     )
 
 
-def _by_name(root: str) -> dict[str, str]:
-  """Returns the paths of the images below a folder by name, without ending."""
+def _by_name(
+  root: str, below: Callable[[str], list[str]], stem: Callable[[str], str]
+) -> dict[str, str]:
+  """Returns the paths of the files below a folder by name, without ending."""
   found: dict[str, str] = {}
-  for path in folder.images_below(root):
-    name = os.path.splitext(os.path.relpath(path, root))[0]
+  for path in below(root):
+    name = stem(os.path.relpath(path, root))
     if name in found:
       raise UserError(
         f'{found[name]} and {path} differ only in their endings: remove one'
@@ -241,8 +306,10 @@ def _splits_with_pairs(root: str) -> dict[str, Pair]:
 
 
 def _pair_of(root: str) -> Pair | None:
-  """Returns images/ and masks/ or annotations/ in a folder, if both exist."""
-  images = os.path.join(root, _IMAGES)
-  maps = (os.path.join(root, name) for name in _MAPS)
-  found = next(filter(os.path.isdir, maps), None)
-  return (images, found) if os.path.isdir(images) and found else None
+  """Returns the folders of images and of maps in a folder, if both exist."""
+  for images, beside in _FOLDERS.items():
+    for maps in beside:
+      both = os.path.join(root, images), os.path.join(root, maps)
+      if all(map(os.path.isdir, both)):
+        return both
+  return None

@@ -1,7 +1,6 @@
 """Preprocessing for prediction, and its file preprocess.json."""
 
 from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Mapping
 import dataclasses
 import math
@@ -16,11 +15,13 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.data import features as features_lib
+from vit_jax.data import given
+from vit_jax.data import scans as scans_lib
+from vit_jax.data.host import clips
 from vit_jax.data.host import decode
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host import transforms
-from vit_jax.runs import safe_io
 
 
 def _are_numbers(value: Any, least: float = -math.inf) -> bool:
@@ -32,6 +33,11 @@ def _are_numbers(value: Any, least: float = -math.inf) -> bool:
 def _is_size(value: Any) -> bool:
   is_pair = isinstance(value, tuple) and len(value) == 2
   return is_pair and all(map(_is_side, value))
+
+
+def _is_input(value: Any) -> bool:
+  is_triple = isinstance(value, tuple) and len(value) == 3
+  return _is_size(value) or (is_triple and all(map(_is_side, value)))
 
 
 def _is_side(value: Any) -> bool:
@@ -64,15 +70,16 @@ def _are_outputs(value: Any) -> bool:
 
 
 _MOST = 1e30
+_IMAGE = features_lib.Image()
 _NUMBERS = 'one finite number, or one for each channel'
 # Field -> (whether a value is valid, text that says which values are).
 _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
-  'channels': (lambda x: type(x) is int and x in (1, 3, 4), '1, 3 or 4'),
+  'channels': (lambda x: type(x) is int and 0 < x < 2**10, 'their number'),
   'classes': (
     lambda x: isinstance(x, tuple) and all(isinstance(y, str) for y in x),
     'a list of names',
   ),
-  'image_size': (_is_size, 'a height and a width in pixels'),
+  'image_size': (_is_input, 'a height and a width in pixels'),
   'mean': (_are_numbers, _NUMBERS),
   'std': (lambda x: _are_numbers(x, 0), f'{_NUMBERS}, above 0'),
   'resize': (
@@ -86,6 +93,8 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     lambda x: x in geometry.INTERPOLATIONS,
     f'one of {", ".join(geometry.INTERPOLATIONS)}',
   ),
+  'spacing': (scans_lib.is_spacing, 'three distances in mm, or empty'),
+  'window': (scans_lib.is_window, "'type', (low, high) or percentiles"),
   'features': (_are_features, 'an object of features'),
   'outputs': (_are_outputs, 'an object of outputs'),
   'trunk': (lambda x: isinstance(x, str), 'a path of parameters'),
@@ -102,8 +111,10 @@ class Preprocess:
 
   Attributes:
     classes: Names of the classes; () if the model predicts something else.
-    image_size: (height, width) of the model's input, in pixels.
-    channels: 1 (grey), 3 (RGB) or 4 (RGB and alpha).
+    image_size: (height, width) of the model's input, in pixels; of volumes
+      (depth, height, width), of videos (frames, height, width), of sounds
+      (frames, mels).
+    channels: 1 (grey), 3 (RGB) or 4 (RGB and alpha); of volumes any number.
     mean: Mean of pixels in [0, 1], one number or one for each channel.
     std: Standard deviation of the pixels, in the same form.
     resize: As `config.data.eval_resize`.
@@ -113,6 +124,8 @@ class Preprocess:
       outside are clipped. None: the range of the type.
     interpolation: 'bilinear' or 'bicubic', as `config.data.interpolation`.
     resize_like: As `config.data.resize_like`.
+    spacing: As `config.data.volume.spacing`.
+    window: As `config.data.volume.window`.
     features: Features of the training examples, by name, from
       `features.Feature.to_dict`; {}: unknown.
     outputs: Outputs of the model, by name, from `Objective.output_facts`; {}:
@@ -122,7 +135,7 @@ class Preprocess:
   """
 
   classes: tuple[str, ...]
-  image_size: tuple[int, int]
+  image_size: tuple[int, int]  # the type of most users; volumes have three
   channels: int
   mean: tuple[float, ...]
   std: tuple[float, ...]
@@ -132,6 +145,8 @@ class Preprocess:
   intensity: tuple[float, float] | None = None
   interpolation: str = 'bilinear'
   resize_like: str = ''
+  spacing: tuple[float, ...] = ()
+  window: Any = 'type'
   features: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   outputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   trunk: str = ''
@@ -157,7 +172,10 @@ class Preprocess:
     predicted = outputs.get('logits', {}).get('feature')
     crop = geometry.eval_crop(config)
     mean, std = config_lib.normalization(config)
-    levels = levels_lib.from_config(config)
+    levels, scans = (
+      levels_lib.from_config(config),
+      scans_lib.from_config(config),
+    )
     return cls(
       classes=features['label'].names if predicted == 'label' else (),
       image_size=crop.size,
@@ -170,6 +188,8 @@ class Preprocess:
       intensity=levels.window,
       interpolation=crop.interpolation,
       resize_like=crop.resize_like,
+      spacing=scans.spacing,
+      window=scans.window,
       features={name: x.to_dict() for name, x in features.items()},
       outputs=dict(outputs),
       trunk=trunk,
@@ -224,6 +244,25 @@ class Preprocess:
     return found
 
   @property
+  def input(self) -> features_lib.Image:
+    """The feature of what the model takes; that of images where unknown."""
+    stored = self.features.get('image')
+    found = features_lib.from_dict(stored) if stored else None
+    return found if isinstance(found, features_lib.Image) else _IMAGE
+
+  @property
+  def _crop(self) -> geometry.Crop:
+    """The crop of evaluation."""
+    return geometry.Crop(
+      'center',
+      self.image_size,
+      self.resize,
+      antialias=self.antialias,
+      interpolation=self.interpolation,
+      resize_like=self.resize_like,
+    )
+
+  @property
   def has_label(self) -> bool:
     """Whether the logits are those of mutually exclusive classes."""
     return isinstance(self.target, features_lib.Label)
@@ -246,6 +285,15 @@ class Preprocess:
       config.data.intensity = self.intensity
     config.data.interpolation = self.interpolation
     config.data.resize_like = self.resize_like
+    config.data.volume.spacing = self.spacing
+    config.data.volume.window = self.window
+    match self.input:
+      case features_lib.Video() as video:
+        for key in config.data.video:
+          config.data.video[key] = getattr(video, key)
+      case features_lib.Audio() as audio:
+        for key in config.data.audio:
+          config.data.audio[key] = getattr(audio, key)
     return config
 
   @property
@@ -259,17 +307,82 @@ class Preprocess:
     Args:
       images: An image or a sequence of images. Each is a path, the bytes of an
         image file, a PIL image, or an array, uint8 or uint16 [h, w] or
-        [h, w, C]. An array [B, h, w, C] is a sequence.
+        [h, w, C]. An array [B, h, w, C] is a sequence. Of a model of videos or
+        sounds, as of `given.recordings`.
 
     Returns:
-      float32 [B, H, W, C].
+      float32 [B, H, W, C]; [B, T, H, W, C] of videos.
 
     Raises:
       UserError: An image is of no known kind, damaged, or cannot be read.
     """
-    scaled = self.levels.scale(self.pixels(images))
+    return self.normalized(self.pixels(images))
+
+  def covering(
+    self, image: Any, where: str = 'the image'
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Decodes an image whole, and resizes it to cover the model's input.
+
+    Its sides keep their ratio; one is as long as the input's, the other at
+    least as long. With a `resize` that is a number, the short side has at least
+    that length, as in evaluation.
+
+    Args:
+      image: One image, as for a call.
+      where: Its name, for errors; a path is its own.
+
+    Returns:
+      The stored pixels, uint8 or uint16 [h, w, C]; and the resized and
+      normalised ones, float32 [H, W, C].
+
+    Raises:
+      UserError: As for a call.
+    """
+    where = os.fspath(image) if given.is_path(image) else where
+    stored = given.load(image, self.channels, where, self.levels)
+    if isinstance(stored, bytes):
+      stored = decode.decode(
+        stored, self.channels, where=where, levels=self.levels
+      )
+    have = stored.shape[:2]
+    scale = max(n / m for n, m in zip(self.image_size, have, strict=True))
+    if isinstance(self.resize, int):
+      scale = max(scale, self.resize / min(have))
+    size = (max(round(have[0] * scale), 1), max(round(have[1] * scale), 1))
+    whole = dataclasses.replace(self, image_size=size, resize=size)
+    return stored, whole(stored)[0]
+
+  def volume(self, path: str) -> tuple[np.ndarray, scans_lib.Header]:
+    """Reads a scan whole, for a model that takes volumes.
+
+    Args:
+      path: A file of `scans.ENDINGS`.
+
+    Returns:
+      The scan with the spacing and bits that the model was trained with, uint8
+      or uint16 [D, H, W, C]; and the header of the file.
+
+    Raises:
+      UserError: It cannot be read, or has another number of channels.
+    """
+    if not scans_lib.is_scan(path):
+      raise UserError(
+        f'{path} is no scan: this model takes volumes, files that end with'
+        f' {", ".join(scans_lib.ENDINGS)}'
+      )
+    values, header = scans_lib.read(path)
+    if header.channels != self.channels:
+      raise UserError(
+        f'{path} has {header.channels} channels, but the model takes'
+        f' {self.channels}'
+      )
+    how = scans_lib.How(self.spacing, self.window)
+    return self.levels.keep(how.volume(values, header, path), path), header
+
+  def normalized(self, stored: np.ndarray) -> np.ndarray:
+    """Returns stored values [..., C] as the model takes them, float32."""
     mean, std = (np.asarray(x, np.float32) for x in (self.mean, self.std))
-    return (scaled - mean) / std
+    return (self.levels.scale(stored) - mean) / std
 
   def pixels(self, images: Any) -> np.ndarray:
     """Returns images before normalisation, uint8 or uint16 [B, H, W, C].
@@ -278,25 +391,26 @@ class Preprocess:
       images: As for a call.
 
     Raises:
-      UserError: As for a call.
+      UserError: As for a call; or the model takes volumes.
     """
-    crop = geometry.Crop(
-      'center',
-      self.image_size,
-      self.resize,
-      antialias=self.antialias,
-      interpolation=self.interpolation,
-      resize_like=self.resize_like,
-    )
+    kind = self.input
+    if isinstance(kind, features_lib.Video | features_lib.Audio):
+      cut = clips.Cutter(kind, self._crop, self.channels, self.levels)
+      return given.recordings(images, cut)
+    if len(self.image_size) != 2:
+      raise UserError(
+        'this model takes volumes, and no images: give it files of scans, by'
+        ' predict, or measure it, by evaluate'
+      )
     rng = np.random.default_rng(0)  # unused: evaluation draws nothing
     pixels = []
-    for i, image in enumerate(_as_sequence(images)):
-      where = os.fspath(image) if _is_path(image) else f'image {i}'
+    for i, image in enumerate(given.as_sequence(images)):
+      where = os.fspath(image) if given.is_path(image) else f'image {i}'
       pixels.append(
         transforms.transform(
-          _load(image, self.channels, where, self.levels),
+          given.load(image, self.channels, where, self.levels),
           self.channels,
-          crop,
+          self._crop,
           rng,
           where,
           self.levels,
@@ -305,57 +419,3 @@ class Preprocess:
     if not pixels:
       raise UserError('there are no images')
     return np.stack(pixels)
-
-
-def _is_path(image: Any) -> bool:
-  return isinstance(image, str | os.PathLike)
-
-
-def _as_sequence(images: Any) -> Iterable[Any]:
-  is_array = isinstance(images, np.ndarray) and images.ndim < 4
-  is_one = is_array or _is_path(images) or isinstance(images, bytes)
-  return [images] if is_one or _is_pil(images) else images
-
-
-def _is_pil(image: Any) -> bool:
-  return hasattr(image, 'getexif')  # without importing Pillow
-
-
-def _load(
-  image: Any, channels: int, where: str, levels: levels_lib.Levels
-) -> bytes | np.ndarray:
-  """Returns an encoded image, or pixels [h, w, channels]."""
-  if _is_path(image):
-    try:
-      with safe_io.open_regular(image) as f:
-        return f.read()
-    except OSError as e:
-      raise UserError(f'{where} cannot be read: {e.strerror}') from None
-  if isinstance(image, bytes):
-    return image
-  if _is_pil(image):
-    image = _from_pil(image)
-  array = np.asarray(image)
-  is_image = array.ndim == 2 or (array.ndim == 3 and array.shape[-1] <= 4)
-  if array.dtype not in (np.uint8, np.uint16) or not is_image:
-    raise UserError(
-      f'{where} is an array of type {array.dtype} and shape {array.shape}:'
-      ' it must be uint8 (0 to 255) or uint16, [h, w] or [h, w, 1 to 4]'
-    )
-  return decode.to_channels(levels.keep(array, where), channels)
-
-
-def _from_pil(image: Any) -> np.ndarray:
-  """Returns the pixels of a PIL image, turned as its EXIF asks."""
-  from PIL import ImageOps  # already imported: it made the image
-
-  image = ImageOps.exif_transpose(image)
-  if image.mode.startswith('I'):  # Pillow's mode of 16-bit grey, too
-    values = np.asarray(image)
-    fits = values.min() >= 0 and values.max() <= 65535
-    return values.astype(np.uint16) if fits else values
-  if image.mode == 'F':
-    return np.asarray(image)
-  if image.mode in ('LA', 'PA', 'RGBA') or 'transparency' in image.info:
-    return np.asarray(image.convert('RGBA'))
-  return np.asarray(image.convert('L' if image.mode in ('1', 'L') else 'RGB'))

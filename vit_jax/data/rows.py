@@ -18,19 +18,22 @@ import numpy as np
 from vit_jax.config import some
 from vit_jax.config import UserError
 from vit_jax.data import base
+from vit_jax.data import codes as codes_lib
 from vit_jax.data import features
 from vit_jax.data import folder
 from vit_jax.data import splits
 from vit_jax.data.host import decode
 
 Row = tuple[str, int]  # split, number of the row
-Names = Mapping[str, Any]  # column by feature name; a tuple for `numbers`
+# Column by feature name; a tuple for `numbers` and `text`.
+Names = Mapping[str, Any]
 
 # The names that columns of a feature usually have, best first.
 USUAL: Mapping[str, Sequence[str]] = {
   'image': 'image image_path img path file file_name filename filepath'.split(),
   'label': 'label class target'.split(),
   'labels': 'labels classes tags'.split(),
+  'text': 'text caption captions title'.split(),
   'split': ['split'],
 }
 
@@ -47,6 +50,7 @@ class RowSource(base.Source):
     directory: str,
     classes: Mapping[str, tuple[str, ...]],
     image_shape: tuple[int, int] | None,
+    codes: codes_lib.Codes | None = None,
   ):
     """Orders the rows of the splits that are asked for.
 
@@ -59,18 +63,24 @@ class RowSource(base.Source):
       classes: Classes by feature, where the data lists them. Otherwise they are
         collected from the rows of train.
       image_shape: (height, width) where all images are known to have one size.
+      codes: How maps are stored, and their classes; None: as labels.
 
     Raises:
       UserError: There is no such split, or a row of train has no class.
     """
     self._names, self._directory = names, directory
+    self._codes = codes or codes_lib.Codes()
     self.features = {
       'image': features.Image(image_shape),
       **self._find_targets(rows, classes),
     }
+    if 'map' in names:
+      self.features['map'] = self._codes.feature(
+        self._codes.classes, 'config.data.map.classes'
+      )
     self._positions = {
       name: {x: i for i, x in enumerate(target.names)}
-      for name, target in self.features.items()
+      for name, target in features.targets(self.features).items()
     }
     sizes = {name: len(each) for name, each in rows.items()}
     aliases = folder.other_names(where, split, rows)
@@ -104,11 +114,27 @@ class RowSource(base.Source):
       UserError: Its image cannot be read, or its class is not one of train.
     """
     row, index = self._locate(position)
-    where = self._where(row)
     values = {
-      name: self._value(name, row) for name in features.targets(self.features)
+      name: self._value(name, row)
+      for name in features.targets(self.features)
+      if name != 'text'
     }
-    cell = self._image(row)
+    if 'text' in self.features:
+      values['text'] = self.captions(position)
+    image, where = self._content('image', row)
+    files = {}
+    feature = self.features.get('map')
+    if isinstance(feature, features.SegmentationMap):
+      labels, name = self._content('map', row)
+      values['map'] = self._codes.decoded(labels, feature.ignore, name)
+      files['map'] = name
+    return base.Example({'image': image, **values}, index, where, files)
+
+  def _content(self, name: str, row: Row) -> tuple[bytes, str]:
+    """Returns the encoded image or map of a row, and its name for errors."""
+    cell, where = self._image(row, name), self._where(row)
+    if name != 'image':
+      where = f'the {name} of {where}'
     if isinstance(cell, str):
       where = f'{cell} ({where})'
       try:
@@ -116,8 +142,8 @@ class RowSource(base.Source):
       except UserError as e:
         raise UserError(f'{self._where(row)}: {e}') from None
     if not isinstance(cell, bytes):
-      raise UserError(f'{where}: there is no image')
-    return base.Example({'image': cell, **values}, index, where)
+      raise UserError(f'{where}: there is no {name}')
+    return cell, where
 
   def file(self, position: int) -> str | None:
     """Returns the path of an example's image, None where it has no file."""
@@ -136,8 +162,32 @@ class RowSource(base.Source):
       if isinstance(cell, bytes):
         found.append(decode.stored_bits(cell))
       elif cell is not None:
-        found.append(folder.file_bits(cell))
+        found.append(decode.file_bits(cell))
     return max(found)
+
+  def captions(self, position: int) -> list[str]:
+    """Returns the captions of an example; reads no image.
+
+    Raises:
+      UserError: It has none.
+    """
+    row, _ = self._locate(position)
+    found: list[str] = []
+    for column in self._names['text']:
+      cell = self._cell(column, row)
+      if cell is not None:
+        found += cell if isinstance(cell, list) else [cell]
+    if not all(isinstance(x, str) for x in found):
+      raise UserError(
+        f'{self._where(row)}: a caption is {found!r:.80}, which is no text'
+      )
+    result = [x for x in found if x.strip()]
+    if not result:
+      raise UserError(
+        f'{self._where(row)}: the caption is empty: write one, or leave the'
+        ' row out'
+      )
+    return result
 
   def column(self, name: str) -> np.ndarray:
     """Returns a target of all examples, [N, ...]; reads no image."""
@@ -149,8 +199,13 @@ class RowSource(base.Source):
 
   def fingerprint(self) -> str:
     """Returns a digest of rows, targets and classes, not of the images."""
-    targets = [x for name, x in self._names.items() if name != 'image']
-    columns = [c for x in targets for c in ([x] if isinstance(x, str) else x)]
+    columns = columns_of(
+      {
+        name: x
+        for name, x in self._names.items()
+        if name not in ('image', 'map')
+      }
+    )
     rows = [(name, row) for name, each in self._rows.items() for row in each]
     return base.digest(
       [
@@ -167,9 +222,9 @@ class RowSource(base.Source):
     split, place, index = self._selection.locate(position)
     return (split, self._rows[split][place]), index
 
-  def _image(self, row: Row) -> str | bytes | None:
-    """Returns the path of an image, or its bytes."""
-    cell = self._cell(self._names['image'], row)
+  def _image(self, row: Row, name: str = 'image') -> str | bytes | None:
+    """Returns the path of an image or a map, or its bytes."""
+    cell = self._cell(self._names[name], row)
     if isinstance(cell, Mapping):  # the datasets library's form
       cell = cell.get('bytes') or cell.get('path')
     if isinstance(cell, str) and cell:
@@ -199,6 +254,8 @@ class RowSource(base.Source):
         found[name] = kind(named)
     if numbers := self._names.get('numbers'):
       found['numbers'] = features.Number(tuple(numbers))
+    if 'text' in self._names:
+      found['text'] = features.Text()
     return found
 
   def _classes_in(self, name: str, row: Row) -> list[str]:
@@ -267,10 +324,14 @@ def choose(
       it is not clear which column is which.
   """
   chosen: dict[str, Any] = {}
-  is_open = not (columns.label or columns.labels or columns.numbers)
+  is_open = not (
+    columns.label or columns.labels or columns.numbers or columns.map
+  )
   for name, found in candidates.items():
     if columns[name]:
       chosen[name] = columns[name]
+    elif name == 'text' and found:
+      chosen[name] = (found[0],)
     elif found and (is_open or name in ('image', 'split')):
       if len(found) > 1 and found[0] not in USUAL[name]:
         raise UserError(
@@ -280,7 +341,11 @@ def choose(
       chosen[name] = found[0]
   if is_open and 'label' in chosen:
     chosen.pop('labels', None)
-  for name in (*chosen.values(), *columns.numbers):
+  if columns.map:
+    chosen['map'] = columns.map
+  if columns.numbers:
+    chosen['numbers'] = tuple(columns.numbers)
+  for name in columns_of(chosen):
     if name not in there:
       raise UserError(
         f'config.data.columns names {name!r}, but the columns of {where} are'
@@ -291,6 +356,13 @@ def choose(
       f'{where} has the columns {some(there, 12)}: say which has the images, as'
       f' in --config.data.columns.image={there[0]}'
     )
-  if columns.numbers:
-    chosen['numbers'] = tuple(columns.numbers)
   return chosen
+
+
+def columns_of(names: Names) -> list[str]:
+  """Returns all columns of the features in `names`."""
+  return [
+    column
+    for found in names.values()
+    for column in ([found] if isinstance(found, str) else found)
+  ]

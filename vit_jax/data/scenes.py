@@ -1,8 +1,8 @@
 """Scenes of digits on textured backgrounds, with the class of each pixel.
 
-scikit-learn's digits are enlarged, coloured and pasted over waves and noise. A
-scene is a pure function of (seed, split, position), so nothing is stored. The
-digits of test are none of those of train.
+scikit-learn's digits are enlarged, coloured and pasted beside each other over
+dark waves and noise. A scene is a pure function of (seed, split, position), so
+nothing is stored. The digits of test are none of those of train.
 """
 
 from typing import NamedTuple
@@ -20,12 +20,14 @@ CLASSES = ('background', *map(str, range(10)))
 SIZE: Size = (64, 64)  # unless the config has data.source_size
 _SCENES = {'train': 4_000, 'test': 500}
 _TRAIN_SHARE = 0.8  # of the digits, which scenes of train show
-_PASTED = (2, 4)  # least and most digits in a scene
-_SIDES = (0.25, 0.5)  # of a digit, as fractions of the scene's short side
+_PASTED = (1, 3)  # least and most digits in a scene
+_SIDES = (0.4, 0.6)  # of a digit, as fractions of the scene's short side
+_TRIES = 10  # to find a place beside the other digits
+_DARK = (0, 100)  # mean grey levels of a background's channels
+_BRIGHT = (170, 255)  # of a digit's
 _WAVES = 3  # of a background, each with its direction and length
 _NOISE = 10.0  # standard deviation of a pixel's noise, in grey levels
 _INK = 0.4  # least share of ink where a pixel belongs to a digit
-_CONTRAST = 90.0  # least distance of a digit's colour from the background's
 
 
 class Scene(NamedTuple):
@@ -109,21 +111,23 @@ def make(
     size: (height, width) of the scene.
     rng: Random numbers.
   """
-  base_color = rng.uniform(0, 255, 3)
-  canvas = _background(base_color, size, rng)
+  canvas = _background(rng.uniform(*_DARK, 3), size, rng)
   classes = np.zeros(size, np.uint8)
+  free = np.ones(size, bool)
   for _ in range(rng.integers(*_PASTED, endpoint=True)):
     chosen = rng.integers(len(images))
     side = max(8, round(rng.uniform(*_SIDES) * min(size)))
     side = min(side, *size)
-    top, left = (int(rng.integers(n - side + 1)) for n in size)
+    place = _place(free, side, rng)
+    if place is None:
+      continue
+    free[place] = False
     ink = cv2.resize(
       images[chosen].astype(np.float32) / 255,
       (side, side),
       interpolation=cv2.INTER_LINEAR,
     )
-    place = slice(top, top + side), slice(left, left + side)
-    color = _far_from(base_color, rng)
+    color = rng.uniform(*_BRIGHT, 3)
     canvas[place] += ink[..., None] * (color - canvas[place])
     classes[place][ink > _INK] = 1 + labels[chosen]
   canvas += rng.normal(0, _NOISE, canvas.shape)
@@ -141,13 +145,23 @@ def _background(
     length = rng.uniform(0.1, 1.0) * min(size)  # pixels
     along = np.cos(angle) * x + np.sin(angle) * y
     wave = np.sin(2 * np.pi * along / length + phase)
-    canvas += wave[..., None] * rng.uniform(-20, 20, 3)
+    canvas += wave[..., None] * rng.uniform(-15, 15, 3)
   return canvas
 
 
-def _far_from(color: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-  """Returns a random colour at least _CONTRAST from another."""
-  while True:
-    found = rng.uniform(0, 255, 3)
-    if np.linalg.norm(found - color) >= _CONTRAST:
-      return found
+def _place(
+  free: np.ndarray, side: int, rng: np.random.Generator
+) -> tuple[slice, slice] | None:
+  """Returns a random square in which all is free, or None if none is found.
+
+  Args:
+    free: bool [H, W].
+    side: Of the square, in pixels.
+    rng: Random numbers.
+  """
+  for _ in range(_TRIES):
+    top, left = (int(rng.integers(n - side + 1)) for n in free.shape)
+    place = slice(top, top + side), slice(left, left + side)
+    if free[place].all():
+      return place
+  return None

@@ -1,6 +1,7 @@
 """Leaves out the examples that a check of the data listed as damaged."""
 
 from collections.abc import Collection
+from collections.abc import Sequence
 import functools
 import os
 import pathlib
@@ -45,6 +46,10 @@ class SkippingSource(base.Source):
   def bits(self) -> int:
     """Returns the bits of a stored value, 8 or 16."""
     return self._source.bits()
+
+  def captions(self, position: int) -> Sequence[str]:
+    """Returns the captions of an example."""
+    return self._source.captions(int(self._kept[position]))
 
   def column(self, name: str) -> np.ndarray:
     """Returns a target of all examples, [N, ...]."""

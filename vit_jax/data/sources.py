@@ -6,15 +6,24 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax.data import base
+from vit_jax.data import captions
+from vit_jax.data import codes as codes_lib
 from vit_jax.data import digits
 from vit_jax.data import folder
 from vit_jax.data import hf
+from vit_jax.data import moving_digits
 from vit_jax.data import pairs
+from vit_jax.data import recordings
+from vit_jax.data import scan_folder
 from vit_jax.data import scenes
 from vit_jax.data import skipping
 from vit_jax.data import splits
 from vit_jax.data import table
+from vit_jax.data import tar
 from vit_jax.data import tfds
+from vit_jax.data import tokenizers
+from vit_jax.data import tones
+from vit_jax.data import volumes
 
 
 def open_source(config: ml_collections.ConfigDict, split: str) -> base.Source:
@@ -27,6 +36,20 @@ def open_source(config: ml_collections.ConfigDict, split: str) -> base.Source:
   Raises:
     UserError: There is no such dataset, folder or split, or it cannot be used.
   """
+  data = config.data
+  source = _without_damaged(config, split)
+  words = tuple(data.words)
+  if data.tokenizer == tokenizers.WORDS and not words:
+    train = source
+    if split != data.split:
+      train = _without_damaged(config, data.split)
+    words = captions.common_words(train, config)
+  return captions.attach(source, config, words)
+
+
+def _without_damaged(
+  config: ml_collections.ConfigDict, split: str
+) -> base.Source:
   source = _open(config, split)
   if not config.data.skip_damaged:
     return source
@@ -38,22 +61,44 @@ def _open(config: ml_collections.ConfigDict, split: str) -> base.Source:
   data = config.data
   size = data.source_size
   if size is not None:
+    size = config_lib.sides(size, 'data.source_size')
+  if data.name == 'volumes':
+    return volumes.VolumesSource(split, size or volumes.SIZE)
+  if data.name == 'moving_digits':
+    size = size or moving_digits.SIZE
+    how = data.video.stride, data.video.short
+    return moving_digits.MovingDigitsSource(split, size, *how)
+  if size is not None:
     size = config_lib.pair(size, 'data.source_size')
   if data.name == 'digits':
     return digits.open_digits(split, data.channels)
   if data.name == 'scenes':
     return scenes.ScenesSource(split, size or scenes.SIZE)
+  if data.name == 'tones':
+    return tones.TonesSource(split, recordings.audio(config))
+  codes = codes_lib.from_config(config)
   if data.name.startswith(FOLDER):
     path = folder_path(data.name)
-    if pairs.holds_pairs(path):
-      return pairs.PairsSource(path, split, size)
+    if scan_folder.holds_scans(path):
+      return scan_folder.ScansSource(path, split, config)
+    if pairs.holds_maps(path):
+      return pairs.PairsSource(path, split, size, codes)
     return folder.FolderSource(path, split, size)
+  if data.name.startswith(VIDEO):
+    path = folder_path(data.name, VIDEO)
+    return recordings.open_videos(path, split, config)
+  if data.name.startswith(AUDIO):
+    path = folder_path(data.name, AUDIO)
+    return recordings.open_sounds(path, split, config)
   if data.name.startswith(TABLE):
     path = os.path.expanduser(data.name.removeprefix(TABLE))
-    return table.TableSource(path, split, data.columns, size)
+    return table.TableSource(path, split, data.columns, size, codes)
+  if data.name.startswith(TAR):
+    pattern = data.name.removeprefix(TAR)
+    return tar.TarSource(pattern, split, data.columns, size)
   if data.name.startswith(HF):
     name = data.name.removeprefix(HF)
-    return hf.HfSource(name, data.dir, split, data.columns, size)
+    return hf.HfSource(name, data.dir, split, data.columns, size, codes)
   if config_lib.is_own(data.name):
     kind = config_lib.load_own(data.name, 'data.name', base.Source)
     return kind(config, split)
@@ -81,10 +126,13 @@ def open_split(
 
 
 FOLDER = 'folder:'
+VIDEO = 'video:'
+AUDIO = 'audio:'
 TABLE = 'table:'
 HF = 'hf:'
+TAR = 'tar:'
 
 
-def folder_path(name: str) -> str:
-  """Returns the path in 'folder:PATH'."""
-  return os.path.expanduser(name.removeprefix(FOLDER))
+def folder_path(name: str, prefix: str = FOLDER) -> str:
+  """Returns the path in 'folder:PATH', or behind another prefix."""
+  return os.path.expanduser(name.removeprefix(prefix))

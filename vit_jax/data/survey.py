@@ -22,8 +22,10 @@ from vit_jax.data import features
 from vit_jax.data import folder as folder_lib
 from vit_jax.data import intensity
 from vit_jax.data import pairs as pairs_lib
+from vit_jax.data import scan_folder
 from vit_jax.data import sources
 from vit_jax.data.host import batches
+from vit_jax.data.host import clips
 from vit_jax.data.host import decode
 from vit_jax.data.host import maps as maps_lib
 
@@ -105,6 +107,7 @@ def list_folder(root: str, split_of: Mapping[str, str] | None = None) -> Survey:
   Raises:
     UserError: There is no such folder, or its splits are not clear.
   """
+  _refuse_scans(root)
   if pairs_lib.holds_pairs(root):
     names = pairs_lib.split_folders(root)
     opened = {name: pairs_lib.PairsSource(root, name) for name in names}
@@ -131,6 +134,15 @@ def list_folder(root: str, split_of: Mapping[str, str] | None = None) -> Survey:
   return Survey(name, classes, entries, folders, ignored, problems)
 
 
+def _refuse_scans(root: str) -> None:
+  """Raises a UserError if a folder holds scans, which are not checked here."""
+  if scan_folder.holds_scans(root):
+    raise UserError(
+      f'{root} holds scans, and check is for images: opening them for training'
+      ' compares the sizes of all scans and maps'
+    )
+
+
 def _read_file(path: str) -> base.Example:
   return base.Example({'image': folder_lib.read_image(path)}, -1, path)
 
@@ -143,9 +155,11 @@ def list_config(config: ml_collections.ConfigDict) -> Survey:
   Raises:
     UserError: The data does not exist.
   """
-  opened, problems = _open_splits(config)
   root = sources.folder_path(config.data.name)
   is_folder = config.data.name.startswith(sources.FOLDER)
+  if is_folder:
+    _refuse_scans(root)
+  opened, problems = _open_splits(config)
   if is_folder and not pairs_lib.holds_pairs(root):
     split_of = {
       source.id(i): split
@@ -261,7 +275,10 @@ def _look_at(entry: Entry, classes: tuple[str, ...]) -> _Seen:
       data = example.image
       pixels = decode.as_stored(data, where=example.where)
     else:
-      data, pixels = example.image.tobytes(), example.image
+      pixels = example.image
+      if isinstance(pixels, clips.Frames):
+        pixels = pixels.whole(example.where)
+      data = pixels.tobytes()
     for name, kind in entry.maps.items():
       size = pixels.shape[0], pixels.shape[1]
       where = example.where_is(name)
@@ -269,11 +286,12 @@ def _look_at(entry: Entry, classes: tuple[str, ...]) -> _Seen:
   except UserError as e:
     return _Seen(label, str(e))
   colors = pixels if pixels.ndim == 2 else pixels[..., :3]
+  first = max(pixels.ndim - 3, 0)  # after the frames of a video
   return _Seen(
     label,
     digest=hashlib.blake2b(data, digest_size=16).digest(),
-    size=(pixels.shape[0], pixels.shape[1]),
-    channels=pixels.shape[2] if pixels.ndim == 3 else 1,
+    size=(pixels.shape[first], pixels.shape[first + 1]),
+    channels=1 if pixels.ndim == 2 else pixels.shape[-1],
     counts=intensity.histogram(colors, 16)
     if pixels.dtype == np.uint16
     else None,

@@ -17,6 +17,7 @@ import ml_collections
 
 from vit_jax.config import one_line
 from vit_jax.config import UserError
+from vit_jax.data import codes as codes_lib
 from vit_jax.data import folder
 from vit_jax.data import rows
 
@@ -32,6 +33,7 @@ class TableSource(rows.RowSource):
     split: str,
     columns: ml_collections.ConfigDict,
     image_shape: tuple[int, int] | None = None,
+    codes: codes_lib.Codes | None = None,
   ):
     """Reads the table, but no image files.
 
@@ -40,6 +42,7 @@ class TableSource(rows.RowSource):
       split: A split specification.
       columns: `config.data.columns`.
       image_shape: (height, width) where all images are known to have one size.
+      codes: As for `rows.RowSource`.
 
     Raises:
       UserError: There is no such file, column or split, or a row does not fit.
@@ -55,7 +58,9 @@ class TableSource(rows.RowSource):
     self._has_paths = len(self._images) > 0 and isinstance(self._images[0], str)
     by_split = self._rows_of_splits(names.get('split'))
     directory = os.path.dirname(path)
-    super().__init__(path, split, names, by_split, directory, {}, image_shape)
+    super().__init__(
+      path, split, names, by_split, directory, {}, image_shape, codes
+    )
 
   def _cell(self, column: str, row: rows.Row) -> Any:
     return self._table[column][row[1]]

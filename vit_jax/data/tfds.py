@@ -67,8 +67,8 @@ class TfdsSource(base.Source):
         though the dataset does not say so.
 
     Raises:
-      UserError: There is no such dataset or split, it is not prepared, or not
-        for image classification.
+      UserError: There is no such dataset or split, it is not prepared, or has
+        neither classes nor captions.
     """
     builder = _prepared_builder(name, data_dir)
     self._read_features(name, builder.info.features, image_shape)
@@ -83,12 +83,12 @@ class TfdsSource(base.Source):
   def _read_features(
     self, name: str, features: Any, image_shape: tuple[int, int] | None
   ) -> None:
-    """Finds the image and the label among the features of a dataset."""
+    """Finds the image, the label and the captions of a dataset."""
     import tensorflow_datasets as tfds
 
     self._image_key = _only_feature(name, features, tfds.features.Image)
-    self._label_key = _only_feature(name, features, tfds.features.ClassLabel)
-    image, label = features[self._image_key], features[self._label_key]
+    self._text_key = _captions_key(features)
+    image = features[self._image_key]
     if image.np_dtype not in (np.uint8, np.uint16):
       raise UserError(
         f'{name} has images of type {image.np_dtype}: only uint8 and uint16'
@@ -96,11 +96,17 @@ class TfdsSource(base.Source):
       )
     self._bits = 8 * np.dtype(image.np_dtype).itemsize
     stored = image.shape[:2]
-    classes = tuple(label.names or map(str, range(label.num_classes)))
-    self.features = {
-      'image': features_lib.Image(image_shape if None in stored else stored),
-      'label': features_lib.Label(classes),
-    }
+    size = image_shape if None in stored else stored
+    self.features = {'image': features_lib.Image(size)}
+    if self._text_key:
+      self.features['text'] = features_lib.Text()
+    self._label_key = ''
+    kinds = [type(x) for x in features.values()]
+    if tfds.features.ClassLabel in kinds or not self._text_key:
+      self._label_key = _only_feature(name, features, tfds.features.ClassLabel)
+      label = features[self._label_key]
+      classes = tuple(label.names or map(str, range(label.num_classes)))
+      self.features['label'] = features_lib.Label(classes)
 
   def __len__(self) -> int:
     return len(self._selection)
@@ -109,7 +115,7 @@ class TfdsSource(base.Source):
     """Returns an example, not decoded.
 
     Raises:
-      UserError: The example has no label.
+      UserError: The example has no label, or no caption.
     """
     from tensorflow_datasets.proto import tf_example_pb2
 
@@ -118,12 +124,29 @@ class TfdsSource(base.Source):
     # reading the record.
     record = tf_example_pb2.Example.FromString(self._records[split][row])
     features = record.features.feature
-    (label,) = features[self._label_key].int64_list.value
     where = f'{self._name}, example {row} of {split}'
-    if not 0 <= label < len(self.classes):
-      raise UserError(f'{where}, has no label: choose another split')
     (image,) = features[self._image_key].bytes_list.value
-    return base.Example({'image': image, 'label': label}, index, where)
+    values: dict[str, Any] = {'image': image}
+    if self._label_key:
+      (label,) = features[self._label_key].int64_list.value
+      if not 0 <= label < len(self.classes):
+        raise UserError(f'{where}, has no label: choose another split')
+      values['label'] = label
+    if self._text_key:
+      stored = features[self._text_key].bytes_list.value
+      values['text'] = [x.decode() for x in stored if x.strip()]
+      if not values['text']:
+        raise UserError(f'{where}, has no caption: choose another split')
+    return base.Example(values, index, where)
+
+  def captions(self, position: int) -> list[str]:
+    """Returns the captions of an example.
+
+    Raises:
+      UserError: It has none.
+    """
+    found: list[str] = self.read(position).values['text']
+    return found
 
   def id(self, position: int) -> str:
     """Returns the split and the row of an example, as 'train/12'."""
@@ -227,6 +250,24 @@ def _unknown_name(name: str) -> UserError:
   return UserError(
     f'config.data.name: there is no TFDS dataset {name!r}: {hint}'
   )
+
+
+def _captions_key(features: Any) -> str:
+  """Returns the key of the captions in a record, '' if there are none.
+
+  They are a text or a sequence of texts, or a sequence of dicts with one, as
+  those of coco_captions are.
+  """
+  import tensorflow_datasets as tfds
+
+  for name in ('captions', 'caption'):
+    found = features[name] if name in features else None
+    inner = getattr(found, 'feature', found)
+    if isinstance(inner, tfds.features.Text):
+      return name
+    if isinstance(inner, tfds.features.FeaturesDict) and 'text' in inner:
+      return f'{name}/text'
+  return ''
 
 
 def _only_feature(name: str, features: Any, kind: type) -> str:

@@ -1,16 +1,22 @@
-"""Texts to tokens: CLIP's BPE, SentencePiece and WordPiece.
+"""Texts to tokens: CLIP's BPE, SentencePiece, WordPiece, and plain words.
 
 The libraries `tokenizers`, `sentencepiece` and `ftfy` do the work; here is what
 each family does around them: cleaning, special tokens, truncation and padding.
+`config.data.tokenizer` names one: 'words', or 'KIND:FILE' of `PUBLISHED`.
 """
 
 import abc
+import collections
+from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
 import gzip
+import hashlib
 import html
 import importlib
 import pathlib
+import re
 import string
 from typing import Any
 
@@ -28,6 +34,17 @@ _PIECES = (
 )
 _WORDS = 2**16  # remembered with their tokens
 _NO_PUNCTUATION = str.maketrans('', '', string.punctuation)
+
+WORDS = 'words'
+# Tokens of a text, and entries of the published vocabulary, by kind of file.
+PUBLISHED: Mapping[str, tuple[int, int]] = {
+  'clip': (77, 49_408),
+  'sentencepiece': (64, 32_000),
+  'wordpiece': (16, 30_522),
+}
+_WORDS_LENGTH = 32
+_MOST_WORDS = 4096
+_BYTES = 256
 
 
 class Tokenizer(abc.ABC):
@@ -50,6 +67,10 @@ class Tokenizer(abc.ABC):
   @abc.abstractmethod
   def encode(self, text: str) -> list[int]:
     """Returns all tokens of a text with the special ones; nothing is cut."""
+
+  @abc.abstractmethod
+  def decode(self, tokens: Sequence[int]) -> str:
+    """Returns the text of tokens, cleaned and without special ones."""
 
   def __call__(self, texts: Sequence[str]) -> np.ndarray:
     """Returns int32 [B, L]: longer texts are cut, shorter ones padded."""
@@ -89,6 +110,8 @@ class Clip(Tokenizer):
     super().__init__(length, len(names))
     self._special = {name: ids[name] for name in (_START, _END)}
     self.end = ids[_END]
+    self._names = names
+    self._bytes = symbols
     try:
       self._model = library.models.BPE(ids, merges, end_of_word_suffix='</w>')
     except Exception as e:  # the library raises no narrower class
@@ -117,6 +140,15 @@ class Clip(Tokenizer):
     for word, _ in self._split.pre_tokenize_str(text):
       tokens += self._of_word(word)
     return [*tokens, self._special[_END]]
+
+  def decode(self, tokens: Sequence[int]) -> str:
+    """Returns the text up to the first end token."""
+    found = list(tokens)
+    found = found[: found.index(self.end)] if self.end in found else found
+    pieces = (self._names[i] for i in found if i != self._special[_START])
+    text = ''.join(pieces).replace('</w>', ' ')
+    stored = bytes(self._bytes.get(x, ord(' ')) for x in text)
+    return stored.decode(errors='replace').strip()
 
   def _tokens(self, word: str) -> list[int]:
     # As in CLIP's code, a special token that is spelled out is one.
@@ -171,6 +203,13 @@ class SentencePiece(Tokenizer):
       text = ' '.join(text.translate(_NO_PUNCTUATION).split())
     return [*self._model.encode(text), self._model.eos_id()]
 
+  def decode(self, tokens: Sequence[int]) -> str:
+    """Returns the pieces without end tokens."""
+    special = (self.end, self.pad)
+    found = [int(i) for i in tokens if i not in special]
+    text: str = self._model.decode(found)
+    return text
+
 
 class WordPiece(Tokenizer):
   """BERT's pieces, as LiT has them (arXiv:2111.07991).
@@ -206,6 +245,146 @@ class WordPiece(Tokenizer):
     found = self._tokenizer.encode(text, add_special_tokens=False)
     return [self._first, *found.ids]
 
+  def decode(self, tokens: Sequence[int]) -> str:
+    """Returns the pieces, those of a word joined."""
+    special = (self.pad, self._first)
+    pieces = [
+      self._tokenizer.id_to_token(i) for i in tokens if i not in special
+    ]
+    return ' '.join(pieces).replace(' ##', '')
+
+
+class Words(Tokenizer):
+  """Whole words, for small sets of captions; unknown words are bytes.
+
+  A text is its words in lower case and an end token. Numbers: 0 is padding, 1
+  to 256 are bytes, then come the words; the last one ends a text, so that a
+  tower which reads the largest token reads the end.
+  """
+
+  def __init__(self, words: Sequence[str] = (), length: int = _WORDS_LENGTH):
+    """Numbers the words.
+
+    Args:
+      words: The words that have a token.
+      length: L.
+    """
+    first = 1 + _BYTES
+    super().__init__(length, first + len(words) + 1)
+    self._ids = {word: first + i for i, word in enumerate(words)}
+    self._names = {i: word for word, i in self._ids.items()}
+    self.end = first + len(words)
+
+  def encode(self, text: str) -> list[int]:
+    """Returns the tokens of the words, and the end token."""
+    found: list[int] = []
+    for word in _words(text):
+      known = self._ids.get(word)
+      if known is None:
+        found += [1 + byte for byte in word.encode()]
+      else:
+        found.append(known)
+    assert self.end is not None
+    return [*found, self.end]
+
+  def decode(self, tokens: Sequence[int]) -> str:
+    """Returns the words, with spaces between them."""
+    parts: list[bytes] = []
+    for i in tokens:
+      if 1 <= i <= _BYTES:
+        parts.append(bytes([i - 1]))
+      elif i in self._names:
+        parts.append(b' ' + self._names[i].encode() + b' ')
+    return ' '.join(b''.join(parts).decode(errors='replace').split())
+
+
+def common_words(texts: Iterable[str]) -> tuple[str, ...]:
+  """Returns the words of texts for `Words`, the most frequent first."""
+  counts = collections.Counter(word for text in texts for word in _words(text))
+  order = sorted(counts, key=lambda word: (-counts[word], word))
+  return tuple(order[:_MOST_WORDS])
+
+
+def _words(text: str) -> list[str]:
+  return re.findall(r'\w+|[^\w\s]', text.lower())
+
+
+def check_name(name: str) -> None:
+  """Checks a value of `config.data.tokenizer`, without opening a file.
+
+  Raises:
+    UserError: It names no tokenizer.
+  """
+  kind, colon, path = name.partition(':')
+  if name != WORDS and not (colon and path and kind in PUBLISHED):
+    files = ', '.join(f"'{kind}:FILE'" for kind in PUBLISHED)
+    raise UserError(
+      f'config.data.tokenizer is {name!r}: write {WORDS!r} (the words of the'
+      f' captions), or a vocabulary, as one of {files}'
+    )
+
+
+def sizes(
+  name: str, length: int | None, words: int = _MOST_WORDS
+) -> tuple[int, int]:
+  """Returns the tokens of a text and of a vocabulary, without opening a file.
+
+  Args:
+    name: Value of `config.data.tokenizer`.
+    length: Tokens of a text; None: as published.
+    words: Number of words that 'words' knows.
+  """
+  if name == WORDS:
+    return length or _WORDS_LENGTH, 1 + _BYTES + words + 1
+  published, vocabulary = PUBLISHED[name.partition(':')[0]]
+  return length or published, vocabulary
+
+
+@functools.lru_cache(maxsize=8)
+def make(
+  name: str, length: int | None = None, words: tuple[str, ...] = ()
+) -> Tokenizer:
+  """Returns the tokenizer of a name.
+
+  Args:
+    name: Value of `config.data.tokenizer`.
+    length: Tokens of a text; None: as published.
+    words: Those that 'words' knows.
+
+  Raises:
+    UserError: There is no such tokenizer, its file cannot be read, or a library
+      is missing.
+  """
+  check_name(name)
+  if name == WORDS:
+    return Words(words, length or _WORDS_LENGTH)
+  kind, _, given = name.partition(':')
+  path, length = pathlib.Path(given).expanduser(), sizes(name, length)[0]
+  if kind == 'clip':
+    return Clip(path, length)
+  if kind == 'sentencepiece':
+    return SentencePiece(path, length)
+  return WordPiece(path, length)
+
+
+@functools.lru_cache(maxsize=8)
+def digest(name: str, words: tuple[str, ...] = ()) -> str:
+  """Returns a digest of a vocabulary, 16 hexadecimal digits.
+
+  Args:
+    name: As for `make`.
+    words: As for `make`.
+
+  Raises:
+    UserError: The file cannot be read.
+  """
+  result = hashlib.blake2b(digest_size=8)
+  if name == WORDS:
+    result.update('\n'.join(words).encode())
+  else:
+    result.update(_bytes(pathlib.Path(name.partition(':')[2]).expanduser()))
+  return result.hexdigest()
+
 
 def _library(name: str) -> Any:
   try:
@@ -229,11 +408,19 @@ def _merges(path: pathlib.Path) -> list[tuple[str, str]]:
 
 
 def _text(path: pathlib.Path) -> str:
+  try:
+    return _bytes(path).decode()
+  except UnicodeDecodeError as e:
+    raise UserError(f'{path} cannot be read: {e}') from None
+
+
+def _bytes(path: pathlib.Path) -> bytes:
+  """Returns the content of a file, unpacked if it is compressed."""
   _check_file(path)
   try:
     read = path.read_bytes()
-    return (gzip.decompress(read) if path.suffix == '.gz' else read).decode()
-  except (OSError, EOFError, UnicodeDecodeError) as e:
+    return gzip.decompress(read) if path.suffix == '.gz' else read
+  except (OSError, EOFError) as e:
     raise UserError(f'{path} cannot be read: {e}') from None
 
 
@@ -242,12 +429,13 @@ def _check_file(path: pathlib.Path) -> None:
     raise UserError(f'there is no vocabulary {path}')
 
 
-def _byte_symbols() -> list[str]:
-  """Returns a printable character for each byte, in CLIP's order.
+def _byte_symbols() -> dict[str, int]:
+  """Returns the byte of each printable character, in CLIP's order.
 
   Bytes that are printable in Latin-1 come first and stand for themselves; the
   others are characters from U+0100 on.
   """
   shown = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-  others = 256 - len(shown)
-  return [chr(x) for x in [*shown, *range(256, 256 + others)]]
+  hidden = sorted(set(range(256)) - set(shown))
+  symbols = [*shown, *range(256, 256 + len(hidden))]
+  return dict(zip(map(chr, symbols), [*shown, *hidden], strict=True))

@@ -2,7 +2,8 @@
 
 If all images have one size, they arrive as stored and are cropped here, by the
 same rules as on the host (`transforms.py`) but with another filter for
-shrinking. Otherwise they arrive cropped. In training, `config.augment` adds:
+shrinking. Otherwise they arrive cropped. Volumes go to `volumes.py`, videos and
+sounds to `clips.py`. In training of images, `config.augment` adds:
 
  1. a policy, colour jitter, grey, blur and solarization. They need whole grey
     levels. Only for them is an interpolated crop rounded, and an image of 16
@@ -24,11 +25,13 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax.data import features as features_lib
+from vit_jax.data.device import clips
 from vit_jax.data.device import crops
 from vit_jax.data.device import erasing
 from vit_jax.data.device import mixing
 from vit_jax.data.device import operations
 from vit_jax.data.device import policies
+from vit_jax.data.device import volumes
 from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
@@ -77,20 +80,30 @@ def train_transform(
     views: Crops of the image, by name; None: one view, as `config.data` says.
 
   Raises:
-    UserError: The config mixes images, and there are several views or maps; or
+    UserError: The config mixes images, and there are several views, maps or
+      captions; or
       it has probabilities for more crops than there are; or a policy would move
       the pixels of images, and not those of their maps.
   """
+  if isinstance(features['image'], features_lib.Volume):
+    return volumes.train_transform(config, features, _normalize(config))
   views = views or geometry.train_views(config)
+  if isinstance(features['image'], clips.KINDS):
+    return clips.train_transform(config, features, _normalize(config), views)
   mixes = mixing.is_on(config.augment)
   _check_probabilities(config, sum(view.count or 1 for view in views.values()))
   if mixes:
     _check_is_single(config, views)
   maps = features_lib.maps(features)
-  _check_maps(config, maps)
+  _check_maps(config, features)
   image = features['image']
   assert isinstance(image, features_lib.Image)
   is_stored_whole = image.size is not None
+  if is_stored_whole and config.data.crop == 'scaled':
+    raise config_lib.UserError(
+      'config.data.crop=scaled is for images of different sizes, which the host'
+      ' crops: leave config.data.source_size out, or choose another crop'
+    )
   augment = _augment(config, views, is_stored_whole)
   dropped = {'image', *views, *maps}
   followed = maps if geometry.is_single(views) else {}
@@ -129,14 +142,16 @@ def _check_is_single(
 
 
 def _check_maps(
-  config: ml_collections.ConfigDict,
-  maps: Mapping[str, features_lib.SegmentationMap],
+  config: ml_collections.ConfigDict, features: features_lib.Features
 ) -> None:
-  """Raises a UserError if images would change in a way that maps do not."""
-  if maps and mixing.is_on(config.augment):
+  """Raises a UserError if images would change in a way that others do not."""
+  maps = features_lib.maps(features)
+  texts = [k for k, x in features.items() if isinstance(x, features_lib.Text)]
+  whole = [*maps, *texts]
+  if whole and mixing.is_on(config.augment):
     raise config_lib.UserError(
       'config.augment.mixup and config.augment.cutmix mix images, but not the'
-      f' {", ".join(maps)} of {config.data.name}: set both to 0'
+      f' {", ".join(whole)} of {config.data.name}: set both to 0'
     )
   policy = config.augment.policy
   moves = policies.make(policy).moves if maps and policy else ()
@@ -248,6 +263,10 @@ def eval_batch(
     features: Features of the examples.
   """
   image = features['image']
+  if isinstance(image, features_lib.Volume):
+    return volumes.eval_batch(config, features, _normalize(config))
+  if isinstance(image, clips.KINDS):
+    return clips.eval_batch(config, features, _normalize(config))
   assert isinstance(image, features_lib.Image)
   images = eval_transform(config, image.size)
   is_stored_whole = image.size is not None

@@ -19,7 +19,6 @@ come (`balance.py`).
 """
 
 from collections.abc import Iterator
-from collections.abc import Mapping
 import dataclasses
 import functools
 import itertools
@@ -36,18 +35,20 @@ from vit_jax.data import features
 from vit_jax.data.base import ArraySource
 from vit_jax.data.base import Example
 from vit_jax.data.base import Source
-from vit_jax.data.host import decode
+from vit_jax.data.host import clips
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host import maps as maps_lib
+from vit_jax.data.host import shapes
 from vit_jax.data.host import transforms
+from vit_jax.data.host import volumes
 from vit_jax.data.host.prefetch import Batch
 from vit_jax.data.host.prefetch import Batches
 
-Views = Mapping[str, geometry.View]
+Views = shapes.Views
 
 # Uses of the host's random numbers; the use follows the seed in their key.
-_ORDER, _CROP, _BALANCE = range(3)
+_ORDER, _CROP, _BALANCE, _VALUE = range(4)
 
 # Maximum memory of finished batches; two batches may wait even if larger.
 _WAITING_BYTES = 2**30
@@ -130,6 +131,7 @@ def _train_maker(
     levels_lib.from_config(config),
     config.augment.repeats,
     balance_lib.make(source, config.data.balance),
+    foreground=config.augment.volume.foreground,
   )
 
 
@@ -201,47 +203,6 @@ def _start(
   return Batches(maker, steps, options, num_workers)
 
 
-def image_shapes(
-  stored: geometry.Size | None, views: Views, channels: int
-) -> dict[str, tuple[int, ...]]:
-  """Returns the shapes of an example's images in a batch, by name.
-
-  Args:
-    stored: (height, width) of all stored images, which are then not cropped;
-      None: sizes differ, and images are cropped.
-    views: Crops of each image, by name.
-    channels: Number of channels of the images.
-  """
-  if stored is not None:
-    return {'image': (*stored, channels)}
-  return {
-    name: (
-      *(() if view.count is None else (view.count,)),
-      *view.crop.size,
-      channels,
-    )
-    for name, view in views.items()
-  }
-
-
-def map_sizes(
-  stored: geometry.Size | None, views: Views, features_there: features.Features
-) -> dict[str, geometry.Size]:
-  """Returns the sizes of an example's maps of classes in a batch, by name.
-
-  Maps follow the one crop of their image; they are left out of several.
-
-  Args:
-    stored: As for `image_shapes`.
-    views: Crops of each image, by name.
-    features_there: Features of the examples.
-  """
-  if stored is None and not geometry.is_single(views):
-    return {}
-  size = stored or views['image'].crop.size
-  return dict.fromkeys(features.maps(features_there), size)
-
-
 def num_cores() -> int:
   """Returns the number of cores that this process may use."""
   if hasattr(os, 'sched_getaffinity'):  # respects limits such as a job's
@@ -273,16 +234,28 @@ class _BatchMaker:
   repeats: int = 1
   balance: balance_lib.Balance | None = None
   in_order: bool = False  # each example once, for evaluation
+  foreground: float = 0.0  # see `config.augment.volume`
+
+  @property
+  def stored(self) -> geometry.Size | None:
+    """Size of all images where the device crops them; else None."""
+    return self._image.whole(training=not self.in_order)
+
+  @property
+  def _image(self) -> features.Image:
+    image = self.source.features['image']
+    assert isinstance(image, features.Image)
+    return image
 
   @functools.cached_property
   def image_shapes(self) -> dict[str, tuple[int, ...]]:
     """Shapes of an example's images in a batch, by name."""
-    return image_shapes(self.source.image_shape, self.views, self.channels)
+    return shapes.image_shapes(self.stored, self.views, self.channels)
 
   @functools.cached_property
   def map_sizes(self) -> dict[str, geometry.Size]:
     """Sizes of an example's maps of classes in a batch, by name."""
-    return map_sizes(self.source.image_shape, self.views, self.source.features)
+    return shapes.map_sizes(self.stored, self.views, self.source.features)
 
   def draws(self, step: int) -> np.ndarray:
     """Returns the draws of a step, int64 [b]."""
@@ -364,11 +337,21 @@ class _BatchMaker:
   ) -> None:
     """Decodes an example into rows of a batch, with a new crop for each row."""
     where = example.where
-    if self.source.image_shape is not None:  # the device crops
-      batch['image'][rows] = self._whole(example)
+    if isinstance(self._image, features.Volume) and not self._image.fixed:
+      self._fill_scan(example, draws, batch, rows)
+    elif self.stored is not None:  # the device crops
+      batch['image'][rows] = transforms.whole(
+        example.image, self.stored, self.channels, where, self.levels
+      )
       for name in self.map_sizes:
-        labels = self._map(example, name, self.source.image_shape)
+        labels = self._map(example, name, self.stored)
         batch[name][rows] = labels
+    elif isinstance(self._image, features.Video | features.Audio):
+      crop = self.views['image'].crop
+      cut = clips.Cutter(self._image, crop, self.channels, self.levels)
+      for i in rows:
+        key = None if self.in_order else (self.seed, _CROP, int(draws[i]))
+        batch['image'][i] = cut(example.values['image'], key, where)
     else:
       image = transforms.StoredImage(
         example.image, self.channels, where, self.levels
@@ -382,7 +365,33 @@ class _BatchMaker:
           batch[name][i] = self._cut_map(labels, name, int(draws[i]))
     batch['index'][rows] = example.index
     for name, target in features.targets(self.source.features).items():
-      batch[name][rows] = target.encode(example.values[name], where)
+      for i in rows:
+        key = None if self.in_order else (self.seed, _VALUE, int(draws[i]))
+        value = target.draw(example.values[name], key)
+        batch[name][i] = target.encode(value, where)
+
+  def _fill_scan(
+    self, example: Example, draws: np.ndarray, batch: Batch, rows: list[int]
+  ) -> None:
+    """Cuts a scan, of a size of its own, and its maps; or pads them."""
+    scan = self.levels.keep(example.values['image'], example.where)
+    there, size = scan.shape[:-1], batch['image'].shape[1:-1]
+    kinds = features.maps(self.source.features)
+    maps = {name: self._map(example, name, there) for name in self.map_sizes}
+    places = None
+    if maps and self.foreground and not self.in_order:
+      name, labels = next(iter(maps.items()))
+      where = example.where_is(name)
+      places = volumes.foreground(labels, kinds[name].ignore, where)
+    for i in rows:
+      rng = np.random.default_rng((self.seed, _CROP, int(draws[i])))
+      at: tuple[int, ...] = (0, 0, 0)
+      if not self.in_order:
+        at = volumes.corner(there, size, rng, self.foreground, places)
+      batch['image'][i] = volumes.cut(scan, at, size, 0)
+      for name, labels in maps.items():
+        ignore = kinds[name].ignore
+        batch[name][i] = volumes.cut(labels, at, size, ignore)
 
   def _crops(
     self, image: transforms.StoredImage, draw: int
@@ -416,23 +425,6 @@ class _BatchMaker:
     crop = geometry.for_map(self.views['image'].crop, ignore)
     rng = np.random.default_rng((self.seed, _CROP, draw))
     return transforms.transform(labels[..., None], 1, crop, rng)[..., 0]
-
-  def _whole(self, example: Example) -> np.ndarray:
-    """Returns an image, which must have the one size of all images."""
-    image = example.image
-    if isinstance(image, np.ndarray):
-      pixels = self.levels.keep(image, example.where)
-      pixels = decode.to_channels(pixels, self.channels)
-    else:
-      pixels = decode.decode(
-        image, self.channels, where=example.where, levels=self.levels
-      )
-    if pixels.shape[:2] != self.source.image_shape:
-      raise UserError(
-        f'{example.where} has (height, width) {pixels.shape[:2]}, not the'
-        f' {self.source.image_shape} of config.data.source_size'
-      )
-    return pixels
 
 
 @functools.lru_cache(maxsize=2)  # a batch may straddle two epochs

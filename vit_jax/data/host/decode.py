@@ -18,6 +18,7 @@ from vit_jax.config import one_line
 from vit_jax.config import UserError
 from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host import tiff
+from vit_jax.runs import safe_io
 
 MAX_PIXELS = 2**28  # about the most that a WebP file can hold
 PNG = b'\x89PNG\r\n\x1a\n'  # the first bytes of such a file
@@ -25,6 +26,8 @@ _JPEG, _BMP = b'\xff\xd8\xff', b'BM'
 _GIF = b'GIF87a', b'GIF89a'
 _SEGMENT = struct.Struct('>BBH')  # of a JPEG: 0xFF, kind, size without these 2
 _ORIENTATION = 0x0112  # EXIF's tag
+# Bytes to read of a file: those of a PNG hold the number of bits.
+_HEADER = 64
 
 # Warnings of libjpeg that leave the pixels intact; many files of the web cause
 # them. All others mean that data is missing or wrong.
@@ -128,6 +131,18 @@ def stored_bits(data: bytes) -> int:
     except ValueError:  # decoding reports the damage
       bits = 8
   return 16 if bits == 16 else 8
+
+
+def file_bits(path: str) -> int:
+  """Returns the bits of an image, 8 where its header cannot be read."""
+  try:
+    with safe_io.open_regular(path) as file:
+      data = file.read(_HEADER)
+      if tiff.is_tiff(data):  # the header may be at the end of the file
+        data += file.read()
+  except OSError:  # reported when the file is read
+    return 8
+  return stored_bits(data)
 
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:

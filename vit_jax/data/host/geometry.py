@@ -5,12 +5,13 @@ import dataclasses
 import itertools
 import math
 from typing import Any
+from typing import cast
 
 import ml_collections
 
 from vit_jax import config as config_lib
 
-CROPS = ('random_resized', 'random', 'pad', 'center')
+CROPS = ('random_resized', 'random', 'pad', 'scaled', 'center')
 INTERPOLATIONS = ('bilinear', 'bicubic')
 LIKE = ('timm', 'transformers')
 TRIES = 10  # random crops to try before the middle of the image is taken
@@ -26,7 +27,8 @@ class Crop:
     kind: One of CROPS.
     size: Size of the result.
     resize: Short side, or size, to which an image is resized before it is
-      cropped; 'random_resized' ignores it. None: the image just fills `size`.
+      cropped; 'random_resized' ignores it. None: the image just fills `size`,
+      or, with 'scaled', has its own.
     scale: Range of the area of a 'random_resized' crop, as a fraction.
     ratio: Range of width / height of a 'random_resized' crop.
     pad: Pixels added to each side by 'pad', after resizing.
@@ -36,6 +38,7 @@ class Crop:
     interpolation: One of INTERPOLATIONS; or 'nearest', of a map of classes.
     resize_like: Library whose filters and rounding are used, one of LIKE; '':
       our own.
+    zoom: Range of the factor by which 'scaled' multiplies the resized image.
   """
 
   kind: str
@@ -49,6 +52,7 @@ class Crop:
   antialias: bool = True
   interpolation: str = 'bilinear'
   resize_like: str = ''
+  zoom: tuple[float, float] = (1.0, 1.0)
 
   @property
   def uses_pillow(self) -> bool:
@@ -127,6 +131,11 @@ def for_map(crop: Crop, ignore: int) -> Crop:
   )
 
 
+def of_frame(crop: Crop) -> Crop:
+  """Returns the crop of each frame, from that of a clip of a video."""
+  return dataclasses.replace(crop, size=crop.size[-2:])
+
+
 def train_views(config: ml_collections.ConfigDict) -> dict[str, View]:
   """Returns the one view of training, unless the objective has its own."""
   return {'image': View(train_crop(config))}
@@ -140,11 +149,12 @@ def eval_views(config: ml_collections.ConfigDict) -> dict[str, View]:
 def train_crop(config: ml_collections.ConfigDict) -> Crop:
   """Returns the crop of training images."""
   data = config.data
-  size = config_lib.pair(data.image_size, 'data.image_size')
+  size = _size(config)
   return Crop(
     kind=data.crop,
     size=size,
     resize=_resize(data.resize, size),
+    zoom=tuple(data.crop_zoom),
     scale=tuple(data.crop_scale),
     ratio=tuple(data.crop_ratio),
     pad=data.pad if data.crop == 'pad' else 0,
@@ -156,13 +166,23 @@ def train_crop(config: ml_collections.ConfigDict) -> Crop:
 def eval_crop(config: ml_collections.ConfigDict) -> Crop:
   """Returns the crop for evaluation and prediction."""
   data = config.data
-  size = config_lib.pair(data.image_size, 'data.image_size')
+  size = _size(config)
   return Crop(
     kind='center',
     size=size,
     resize=_resize(data.eval_resize, size),
     **_how(data),
   )
+
+
+def _size(config: ml_collections.ConfigDict) -> Size:
+  """Returns the size of a crop.
+
+  Crops of volumes and videos have three sides. `device/volumes.py` and
+  `device/clips.py` cut them; here only their size counts, as the shape of a
+  batch. Those of sounds are (frames, mels).
+  """
+  return cast(Size, config_lib.sides(config.data.image_size))
 
 
 def _how(data: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -220,5 +240,5 @@ def fallback(size: Size, ratio: tuple[float, float]) -> Size:
 def _resize(value: int | float | Size | None, size: Size) -> int | Size | None:
   """Returns the side or size to resize to; a float is a multiple of `size`."""
   if isinstance(value, float):
-    return round(value * size[0]), round(value * size[1])
+    return round(value * size[-2]), round(value * size[-1])
   return (value[0], value[1]) if isinstance(value, list | tuple) else value

@@ -92,8 +92,9 @@ class StoredImage:
     """
     size, box = self.size, None
     target: tuple[float, float] = crop.resized(size)
-    if crop.kind == 'random_resized':
-      box = sample_box(size, crop, rng)
+    if crop.kind in ('random_resized', 'scaled'):
+      sample = zoomed_box if crop.kind == 'scaled' else sample_box
+      box = sample(size, crop, rng)
       # Size of the whole image at the scale where the box has the crop's size.
       _, _, height, width = box
       target = crop.size[0] * size[0] / height, crop.size[1] * size[1] / width
@@ -151,7 +152,13 @@ class StoredImage:
       top, left, height, width = box
       rows = slice(round(top * y), round((top + height) * y))
       columns = slice(round(left * x), round((left + width) * x))
-      result = _resize(pixels[rows, columns], crop.size, crop)
+      result = _resize(
+        pixels[rows, columns], _filled(crop, box, self.size), crop
+      )
+      missing = np.subtract(crop.size, result.shape[:2])
+      if missing.any():
+        pad = *((0, int(n)) for n in missing), (0, 0)
+        result = np.pad(result, pad, constant_values=crop.fill)
     if crop.flip and rng.random() < 0.5:
       # Faster than a mirrored view, which NumPy copies pixel by pixel.
       result = cv2.flip(result, 1).reshape(result.shape)
@@ -169,6 +176,37 @@ def transform(
   """Returns one crop of an image; see `StoredImage` for the arguments."""
   (result,) = StoredImage(image, channels, where, levels).crops([(crop, rng)])
   return result
+
+
+def whole(
+  image: bytes | np.ndarray,
+  size: tuple[int, ...],
+  channels: int,
+  where: str,
+  levels: levels_lib.Levels,
+) -> np.ndarray:
+  """Returns an image, which must have the one size of all images.
+
+  Args:
+    image: As of `StoredImage`; or a volume, video or spectrogram.
+    size: Its size without channels.
+    channels: Its channels.
+    where: Name of the image, for errors.
+    levels: Bits that are kept.
+
+  Raises:
+    UserError: It cannot be decoded, or has another size.
+  """
+  if isinstance(image, np.ndarray):
+    pixels = decode.to_channels(levels.keep(image, where), channels)
+  else:
+    pixels = decode.decode(image, channels, where=where, levels=levels)
+  if pixels.shape[:-1] != size:
+    raise UserError(
+      f'{where} has (height, width) {pixels.shape[:-1]}, not the {size} of'
+      ' config.data.source_size'
+    )
+  return pixels
 
 
 def _pad_then_cut(
@@ -211,6 +249,37 @@ def sample_box(size: Size, crop: Crop, rng: np.random.Generator) -> Box:
       return top, int(right * (size[1] - width + 1)), height, width
   height, width = fallback(size, crop.ratio)
   return *middle(size, (height, width)), height, width
+
+
+def zoomed_box(size: Size, crop: Crop, rng: np.random.Generator) -> Box:
+  """Draws a crop of the image at a random size, as mmsegmentation does.
+
+  Args:
+    size: (height, width) of the image.
+    crop: Crop, with its range of factors.
+    rng: Random numbers; always advances by the same number of draws.
+
+  Returns:
+    (top, left, height, width), in whole pixels of the image. Of an image that
+    is smaller than the crop, the box reaches beyond the end.
+  """
+  factor = rng.uniform(*crop.zoom)
+  if isinstance(crop.resize, int):
+    factor *= crop.resize / min(size)
+  down, right = rng.random(2).tolist()
+  height, width = (max(round(n / factor), 1) for n in crop.size)
+  top = int(down * (max(size[0] - height, 0) + 1))
+  return top, int(right * (max(size[1] - width, 0) + 1)), height, width
+
+
+def _filled(crop: Crop, box: Box, size: Size) -> Size:
+  """Returns the part of a crop's size that a box within the image fills."""
+  top, left, height, width = box
+  rows, columns = min(height, size[0] - top), min(width, size[1] - left)
+  return (
+    max(round(crop.size[0] * rows / height), 1),
+    max(round(crop.size[1] * columns / width), 1),
+  )
 
 
 def _resize(pixels: np.ndarray, size: Size, crop: Crop) -> np.ndarray:

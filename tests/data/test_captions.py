@@ -1,0 +1,154 @@
+"""Captions of the data, and captions made of class names."""
+
+import contextlib
+
+import cv2
+import numpy as np
+import pandas as pd
+import pytest
+import tiny
+
+from vit_jax import data
+from vit_jax.config import UserError
+from vit_jax.data import captions
+from vit_jax.data import features
+from vit_jax.data import tokenizers
+
+TEMPLATES = 'templates:a {}.|the number {}.'
+
+
+def config_of(**overrides):
+  return tiny.config(data__tokenizer='words', data__text_length=8, **overrides)
+
+
+def _table(folder, texts, name='text'):
+  """Writes images and a table with their captions."""
+  files = [f'{i}.png' for i in range(len(texts))]
+  for i, file in enumerate(files):
+    cv2.imwrite(str(folder / file), np.full((8, 8), 9 * i, np.uint8))
+  path = folder / 'pairs.parquet'
+  pd.DataFrame({'image': files, name: texts}).to_parquet(path)
+  return f'table:{path}'
+
+
+def _texts(source, **how):
+  config = config_of(**how)
+  with contextlib.closing(
+    data.train_batches(source, config, start_step=0, num_steps=40)
+  ) as batches:
+    text = source.features['text']
+    return [[text.decode(x) for x in batch['text']] for batch in batches]
+
+
+def test_captions_of_templates_are_drawn_by_seed_and_step():
+  """Each template is used, and the class of the image is in the caption."""
+  config = config_of(data__captions=TEMPLATES, data__split='train[:64]')
+  source = data.open_split(config, 'data.split')
+  found = _texts(source)
+  assert found == _texts(source)
+  texts = {text for batch in found for text in batch}
+  assert texts == {f'{x} {i} .' for x in ('a', 'the number') for i in range(10)}
+  with contextlib.closing(
+    data.train_batches(source, config, start_step=0, num_steps=3)
+  ) as batches:
+    text = source.features['text']
+    for batch in batches:
+      for tokens, label in zip(batch['text'], batch['label'], strict=True):
+        assert str(label) in text.decode(tokens).split()
+
+
+def test_evaluation_takes_the_first_template():
+  config = config_of(data__captions=TEMPLATES)
+  source = data.open_split(config, 'evals.val.split')
+  with contextlib.closing(
+    data.eval_batches(source, config, batch_size=16)
+  ) as batches:
+    batch = next(iter(batches))
+  found = {source.features['text'].decode(x) for x in batch['text']}
+  assert found <= {f'a {i} .' for i in range(10)}
+
+
+def test_captions_of_a_table(tmp_path):
+  """One caption or several for an image."""
+  name = _table(tmp_path, [['A cat'], ['a dog', 'Ein Hund'], ['a bird']])
+  config = config_of(
+    data__name=name, data__split='train', data__source_size=None
+  )
+  source = data.open_split(config, 'data.split')
+  found = [source.captions(i) for i in range(3)]
+  assert sorted(found) == [['A cat'], ['a bird'], ['a dog', 'Ein Hund']]
+  encoded = source.features['text'].encode_all(['Ein Hund, a cat'], 'here')
+  assert source.features['text'].decode(encoded[0]) == 'ein hund , a cat'
+
+
+@pytest.mark.parametrize(
+  ('texts', 'message'),
+  [
+    (['a', ' '], 'row 2.*the caption is empty'),
+    ([2, 3], 'which is no text'),
+    ([['a'], []], 'row 2.*the caption is empty'),
+  ],
+)
+def test_bad_captions_name_their_row(texts, message, tmp_path):
+  name = _table(tmp_path, texts)
+  config = config_of(
+    data__name=name, data__split='train', data__source_size=None
+  )
+  with pytest.raises(UserError, match=message):
+    data.open_split(config, 'data.split')
+
+
+def test_a_table_without_captions(tmp_path):
+  name = _table(tmp_path, ['a', 'b'], 'note')
+  config = config_of(
+    data__name=name, data__split='train', data__source_size=None
+  )
+  with pytest.raises(UserError, match='has no captions: name their columns'):
+    data.open_split(config, 'data.split')
+
+
+def test_unknown_words_are_bytes():
+  made = tokenizers.Words(('cat', 'a'), 12)
+  tokens = made(['A cat', 'a Löwe'])
+  assert made.decode(tokens[0].tolist()) == 'a cat'
+  assert made.decode(tokens[1].tolist()) == 'a löwe'
+  assert tokens.max(axis=1).tolist() == [made.end, made.end]
+
+
+def test_another_vocabulary_is_told_by_its_hash():
+  one, other = (
+    features.Text(8, 260, 'words', tokenizers.digest('words', x), ('cat',))
+    for x in (('cat',), ('dog',))
+  )
+  one.check_vocabulary()
+  with pytest.raises(UserError, match='is not the vocabulary of the model'):
+    other.check_vocabulary()
+
+
+@pytest.mark.parametrize('name', captions.lists())
+def test_lists_of_class_names(name):
+  """None is empty; no name is there twice but two of CLIP's for ImageNet."""
+  lengths = {
+    'cifar10': 10,
+    'cifar100': 100,
+    'food101': 101,
+    'imagenet2012': 1000,
+    'oxford_iiit_pet': 37,
+  }
+  found = captions.class_names(name, ['?'] * lengths[name], 'key')
+  twice = {x for x in found if found.count(x) > 1}
+  assert all(found)
+  both = {'missile', 'sunglasses'}
+  assert twice == (both if name == 'imagenet2012' else set())
+
+
+def test_imagenets_names_are_in_the_order_of_its_synsets():
+  found = captions.class_names('imagenet2012', ['?'] * 1000, 'key')
+  assert [found[i] for i in (0, 1, 9, 207, 281, 999)] == [
+    'tench',
+    'goldfish',
+    'ostrich',
+    'Golden Retriever',
+    'tabby cat',
+    'toilet paper',
+  ]

@@ -1,0 +1,303 @@
+"""Scans in files: sizes, spacings, axes, windows, crops and mistakes."""
+
+import json
+
+import commands
+import numpy as np
+import pytest
+import tiny
+
+import vit_jax
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax import evaluate
+from vit_jax.config import UserError
+from vit_jax.data import features
+from vit_jax.data import scans
+from vit_jax.data import survey
+from vit_jax.data.device import views
+from vit_jax.data.device.rng import Rng
+from vit_jax.predict import __main__ as predict
+from vit_jax.train import loop
+
+CLASSES = 'background\norgan\ntumour\n'
+# Axes of the file are superior, left and anterior; distances are 3, 2 and 1 mm.
+AFFINE = np.array(
+  [[0, -2, 0, 7], [0, 0, 1, -4], [3, 0, 0, 5], [0, 0, 0, 1]], float
+)
+
+
+def scan(number, size, dtype=np.uint8):
+  """Returns a scan [D, H, W] that grows along each axis, and its map."""
+  rng = np.random.default_rng(number)
+  axes = np.indices(size)
+  values = (axes * np.array([5, 3, 2]).reshape(3, 1, 1, 1)).sum(axis=0)
+  labels = np.zeros(size, np.uint8)
+  labels[2:6, 3:7, 4:8] = 1 + number % 2
+  return (values + rng.integers(0, 9, size)).astype(dtype), labels
+
+
+def write(root, sizes, part='train', **how):
+  """Writes pairs of .npy files, and the classes."""
+  (root / 'classes.txt').write_text(CLASSES)
+  for i, size in enumerate(sizes):
+    for kind, x in zip(('images', 'masks'), scan(i, size, **how), strict=True):
+      path = root / kind / part / f'{part}{i}.npy'
+      path.parent.mkdir(parents=True, exist_ok=True)
+      np.save(path, x)
+  return root
+
+
+SIZES = ((10, 12, 9), (8, 9, 14), (6, 12, 12))
+
+
+def make_config(root, size=(8, 8, 8), **volume):
+  config = config_lib.default()
+  config.data.update(name=f'folder:{root}', image_size=size, channels=1)
+  config.data.volume.update(volume)
+  config.train.batch_size = 6
+  return config
+
+
+def test_scans_of_different_sizes(tmp_path):
+  """Evaluation pads whole scans; training cuts what there is."""
+  config = make_config(write(tmp_path, SIZES))
+  source = data.open_source(config, 'train')
+  assert source.features['image'] == features.Volume((10, 12, 14), 1, False)
+  assert source.classes == ('background', 'organ', 'tumour')
+  assert source.image_shape is None and source.bits() == 8
+  batch = next(iter(data.eval_batches(source, config, batch_size=2)))
+  assert batch['image'].shape == (2, 10, 12, 14, 1)
+  for i in range(2):
+    path = source.file(i)
+    size = np.load(path).shape
+    inside = tuple(slice(n) for n in size)
+    np.testing.assert_array_equal(
+      batch['image'][i][inside][..., 0], np.load(path)
+    )
+    assert (batch['map'][i] == 255).sum() == 10 * 12 * 14 - np.prod(size)
+  config.augment.volume.foreground = 1.0
+  batch = next(
+    iter(data.train_batches(source, config, start_step=0, num_steps=1))
+  )
+  assert batch['image'].shape == (6, 8, 8, 8, 1)
+  assert (
+    ((batch['map'] > 0) & (batch['map'] < 255)).sum(axis=(1, 2, 3)) > 8
+  ).all()
+  rows = Rng(np.array([0, 1], np.uint32), np.arange(6, dtype=np.int32))
+  made = views.train_transform(config, source.features)(batch, rows)
+  np.testing.assert_array_equal(made['map'], batch['map'])
+
+
+def test_a_crop_depends_on_its_draw_alone(tmp_path):
+  config = make_config(write(tmp_path, SIZES))
+  config.augment.volume.foreground = 0.5
+  source = data.open_source(config, 'train')
+  first, second = (
+    list(data.train_batches(source, config, start_step=s, num_steps=4))
+    for s in (0, 2)
+  )
+  for a, b in zip(first[2:], second, strict=True):
+    for name in ('image', 'map', 'index'):
+      np.testing.assert_array_equal(a[name], b[name])
+  images = np.concatenate([x['image'] for x in first])
+  assert len({x.tobytes() for x in images}) > 6
+
+
+def test_windows_of_intensities(tmp_path):
+  root = write(tmp_path, SIZES[:1], dtype=np.int16)
+  with pytest.raises(UserError, match=r'train0.npy holds int16, which has no'):
+    data.open_source(make_config(root), 'train').read(0)
+  config = make_config(root, window=(-20.0, 80.0))
+  source = data.open_source(config, 'train')
+  stored, found = np.load(source.file(0)), source.read(0).image[..., 0]
+  assert found.dtype == np.uint16 and source.bits() == 16
+  wanted = np.clip((stored + 20) / 100, 0, 1) * 65535
+  np.testing.assert_allclose(found, wanted, atol=0.51)
+  config.data.volume.window = 'percentiles(10,90)'
+  found = data.open_source(config, 'train').read(0).image
+  assert (found == 0).mean() == pytest.approx(0.1, abs=0.04)
+  assert (found == 65535).mean() == pytest.approx(0.1, abs=0.04)
+
+
+def save_nifti(path, values, affine=AFFINE):
+  """Writes values [D, H, W, ...] of the body's axes as a file stores them."""
+  nibabel = pytest.importorskip('nibabel')
+  # Right to left, anterior, superior -> the axes of AFFINE.
+  stored = np.moveaxis(values[::-1], (0, 1, 2), (1, 2, 0))
+  path.parent.mkdir(parents=True, exist_ok=True)
+  nibabel.save(nibabel.Nifti1Image(stored, affine), path)
+
+
+def decathlon(root, count=4, channels=2):
+  """Writes a data set laid out as the Medical Segmentation Decathlon's."""
+  listed = []
+  for i in range(count):
+    values, labels = scan(i, (10, 16, 8))
+    many = np.stack([values + 7 * c for c in range(channels)], axis=-1)
+    name = f'scan_{i}.nii.gz'
+    save_nifti(root / 'imagesTr' / name, many.astype(np.int16))
+    save_nifti(root / 'labelsTr' / name, labels)
+    listed.append(
+      {'image': f'./imagesTr/{name}', 'label': f'./labelsTr/{name}'}
+    )
+  content = {
+    'labels': {'0': 'background', '1': 'organ', '2': 'tumour'},
+    'modality': {'0': 'T2', '1': 'ADC'},
+    'training': listed,
+  }
+  (root / 'dataset.json').write_text(json.dumps(content))
+  return root
+
+
+def test_the_decathlon(tmp_path):
+  """Axes are those of the body, and places those of the wanted spacing."""
+  config = make_config(decathlon(tmp_path), (8, 8, 8), window=(0.0, 120.0))
+  config.data.channels = 2
+  source = data.open_source(config, 'train')
+  assert len(source) == 4 and source.classes[2] == 'tumour'
+  number = int(source.file(0)[-8])
+  values, labels = scan(number, (10, 16, 8))
+  example = source.read(0)
+  assert example.image.shape == (10, 16, 8, 2)
+  np.testing.assert_array_equal(example.values['map'], labels)
+  for c in range(2):
+    wanted = np.clip((values + 7.0 * c) / 120, 0, 1) * 65535
+    np.testing.assert_allclose(example.image[..., c], wanted, atol=0.51)
+  config.data.volume.spacing = (1.0, 2.0, 3.0)  # it was (2, 1, 3)
+  source = data.open_source(config, 'train')
+  assert source.features['image'].size == (20, 8, 8)
+  example = source.read(0)
+  assert example.image.shape == (20, 8, 8, 2)
+  assert example.values['map'].shape == (20, 8, 8)
+  share = (labels > 0).mean()
+  assert (example.values['map'] > 0).mean() == pytest.approx(share, rel=0.3)
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+  """A run on NIfTI files of two modalities, resampled."""
+  root = tmp_path_factory.mktemp('decathlon')
+  decathlon(root / 'data')
+  config = tiny.config(
+    objective__name='segmentation',
+    data__name=f'folder:{root}/data',
+    data__image_size=(8, 8, 8),
+    data__channels=2,
+    data__volume__window=(0.0, 120.0),
+    data__volume__spacing=(2.0, 2.0, 3.0),
+    data__split='train[:3]',
+    model__patch_size=(4, 4, 4),
+    augment__volume__foreground=0.5,
+    evals__val__split='train[3:]',
+    train__duration='4 steps',
+    train__batch_size=4,
+    checkpoint__best='val/dice',
+  )
+  config.objective.options.update(head='linear', channels=4)
+  assert loop.run(config, str(root / 'run')).status == 0
+  return root
+
+
+def test_a_run_on_scans_is_measured_and_predicts(finished, tmp_path, capsys):
+  """The map has the axes, size and affine of its scan."""
+  nibabel = pytest.importorskip('nibabel')
+  run, folder = finished / 'run', finished / 'data'
+  last = [x for x in tiny.metrics(run) if 'val/dice' in x][-1]
+  args = f'--from={run}', f'--data=folder:{folder}', '--split=train[3:]'
+  args += ('--step=newest', '--format=json', '--batch_size=2')
+  assert commands.run(evaluate, *args) == 0
+  found = json.loads(capsys.readouterr().out)
+  assert found['dice'] == pytest.approx(last['val/dice'], abs=1e-6)
+  assert np.array(found['confusion']).sum() == 10 * 8 * 8
+  args = f'--from={run}', folder / 'imagesTr', f'--output={tmp_path}'
+  assert commands.run(predict, *args) == 0
+  original = nibabel.load(folder / 'imagesTr' / 'scan_1.nii.gz')
+  labels = nibabel.load(tmp_path / 'scan_1.map.nii.gz')
+  assert labels.shape == original.shape[:3]
+  np.testing.assert_allclose(labels.affine, original.affine, atol=1e-6)
+  assert labels.get_data_dtype() == np.uint8
+  loaded = vit_jax.load(run)
+  volume, header = loaded.preprocess.volume(
+    str(folder / 'imagesTr' / 'scan_1.nii.gz')
+  )
+  assert header.size == (10, 16, 8) and volume.shape == (10, 8, 8, 2)
+  body, _ = scans.read_labels(str(tmp_path / 'scan_1.map.nii.gz'))
+  assert body.shape == (10, 16, 8)
+  np.testing.assert_array_equal(body[:, ::2], body[:, 1::2])  # 1 mm from 2 mm
+
+
+def broken(root, what):
+  """Writes a folder with one mistake."""
+  write(root, SIZES)
+  image, labels = (
+    root / x / 'train' / 'train1.npy' for x in ('images', 'masks')
+  )
+  if what == 'map':
+    np.save(labels, np.zeros((8, 9, 13), np.uint8))
+  if what == 'label':
+    np.save(labels, np.full((8, 9, 14), 7, np.uint8))
+  if what == 'pair':
+    labels.unlink()
+  if what == 'fractions':
+    np.save(labels, np.full((8, 9, 14), 0.5, np.float32))
+  if what == 'foreground':
+    np.save(labels, np.zeros((8, 9, 14), np.uint8))
+  if what == 'channels':
+    np.save(image, np.zeros((8, 9, 14, 2), np.uint8))
+  if what == 'damaged':
+    image.write_bytes(image.read_bytes()[:90])
+  if what == 'json':
+    (root / 'dataset.json').write_text('{"labels": {"0": "a", "2": "b"}}')
+  return root
+
+
+@pytest.mark.parametrize(
+  ('what', 'message'),
+  [
+    ('map', r'train1.npy has .* \(8, 9, 13\), but its scan .*\(8, 9, 14\)'),
+    (
+      'label',
+      r'masks/train/train1.npy has label 7 in slice 0, row 0, column 0',
+    ),
+    ('pair', r'images/train/train1.npy has no map'),
+    ('fractions', r'masks/train/train1.npy holds numbers that are no labels'),
+    ('foreground', r'masks/train/train1.npy has no place of a class other'),
+    ('channels', r'images/train/train1.npy has 2 channels'),
+    (
+      'thin',
+      r'images/train/train2.npy has \(6, 12, 12\) places, and is thinner',
+    ),
+    ('damaged', r'images/train/train1.npy is damaged'),
+    ('json', r'dataset.json is not that of .*labels are \[0, 2\]'),
+  ],
+)
+def test_mistakes_get_one_line(what, message, tmp_path):
+  config = make_config(broken(tmp_path, what))
+  config.augment.volume.foreground = 0.5
+  if what == 'thin':
+    config.model.patch_size = (8, 8, 8)
+  with pytest.raises(UserError, match=f'^[^\n]*{message}'):
+    source = data.open_source(config, 'train')
+    next(iter(data.train_batches(source, config, start_step=0, num_steps=1)))
+
+
+def test_check_is_for_images(tmp_path):
+  root = write(tmp_path, SIZES)
+  with pytest.raises(UserError, match='holds scans, and check is for images'):
+    survey.list_folder(str(root))
+
+
+@pytest.mark.parametrize(
+  ('key', 'value'),
+  [
+    ('spacing', (1.0, 1.0)),
+    ('window', (5, 2)),
+    ('window', 'percentiles(9,3)'),
+    ('spacing', (0.0, 1.0, 1.0)),
+  ],
+)
+def test_keys_are_checked(key, value, tmp_path):
+  config = make_config(tmp_path, **{key: value})
+  with pytest.raises(UserError, match=rf'config\.data\.volume\.{key} is'):
+    data.check(config)

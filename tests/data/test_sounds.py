@@ -1,0 +1,280 @@
+"""Sounds: tones, spectrograms, files, masks, mistakes."""
+
+import commands
+import jax
+import numpy as np
+import pytest
+import tiny
+
+import vit_jax
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax import evaluate
+from vit_jax import objectives
+from vit_jax.config import UserError
+from vit_jax.data import features
+from vit_jax.data import spectrogram
+from vit_jax.data import tones
+from vit_jax.data.device import clips
+from vit_jax.data.device import views
+from vit_jax.data.device.rng import Rng
+from vit_jax.predict import __main__ as predict
+
+soundfile = pytest.importorskip('soundfile')
+
+RATE = 16_000
+
+
+def make_config(name='tones', size=(64, 32), **settings):
+  config = config_lib.default()
+  config.data.update(name=name, image_size=size, channels=1, bits=16)
+  for key, value in settings.items():
+    config_lib.set_value(config, key.replace('__', '.'), value)
+  config.train.batch_size = 6
+  return config
+
+
+def rows(*numbers, key=0):
+  return Rng(jax.random.key(key), np.array(numbers, np.int32))
+
+
+def tone(pitch, seconds=1.0, rate=RATE):
+  wave = np.sin(2 * np.pi * pitch * np.arange(round(seconds * rate)) / rate)
+  return 0.3 * wave.astype(np.float32)
+
+
+def write_folder(root, seconds=1.0):
+  for part in ('train', 'val'):
+    for name, pitch in (('high', 2500), ('low', 300)):
+      folder = root / part / name
+      folder.mkdir(parents=True)
+      wave = tone(pitch, seconds)
+      soundfile.write(folder / 'a.wav', wave, RATE)
+      soundfile.write(folder / 'b.flac', np.stack([wave, wave], 1), RATE)
+      soundfile.write(folder / 'c.wav', tone(pitch, seconds, 44_100), 44_100)
+  return root
+
+
+def train_batch(config, split='train'):
+  source = data.open_source(config, split)
+  batch = next(data.train_batches(source, config, start_step=0, num_steps=1))
+  transform = views.train_transform(config, source.features)
+  return jax.jit(transform)(batch, rows(*range(6))), batch
+
+
+def test_spectrograms_are_those_of_kaldi():
+  """As transformers' AST computes them, of a sum of tones and noise."""
+  audio_utils = pytest.importorskip('transformers.audio_utils')
+  how = features.Audio(mels=64, window='hann')
+  sound = tones.make('peak', RATE, np.random.default_rng(0))
+  bands = audio_utils.mel_filter_bank(
+    *(257, 64, 20, RATE // 2, RATE),
+    mel_scale='kaldi',
+    triangularize_in_mel_space=True,
+  )
+  expected = audio_utils.spectrogram(
+    sound,
+    audio_utils.window_function(400, 'hann', periodic=False),
+    *(400, 160, 512),
+    power=2.0,
+    center=False,
+    preemphasis=0.97,
+    mel_filters=bands,
+    log_mel='log',
+    mel_floor=1.192092955078125e-07,
+    remove_dc_offset=True,
+  ).T
+  found = spectrogram.log_mel(sound, how)
+  assert found.shape == expected.shape == (98, 64)
+  np.testing.assert_allclose(found, expected, atol=1e-3)
+  low, high = spectrogram.RANGE
+  stored = spectrogram.of_waveform(sound, how)[..., 0] / 65535
+  np.testing.assert_allclose(stored * (high - low) + low, found, atol=3e-4)
+
+
+def test_a_tone_is_in_its_band():
+  how = features.Audio(mels=40, sample_rate=8_000, hop_ms=20.0)
+  assert (how.window_length, how.hop_length, how.fft_length) == (200, 160, 256)
+  low, high = (
+    spectrogram.log_mel(tone(x, 0.5, 8_000), how) for x in (400, 3e3)
+  )
+  assert low.shape == (24, 40) and how.samples(24) <= 4_000
+  assert 8 <= low.mean(axis=0).argmax() < 14 < high.mean(axis=0).argmax() < 38
+  assert spectrogram.log_mel(np.zeros(4_000, np.float32), how).max() < -15
+
+
+def test_tones_depend_on_seed_split_and_position_alone():
+  config = make_config()
+  one, other = (data.open_source(config, x) for x in ('train', 'train[50%:]'))
+  a, b = one.read(3007), other.read(7)
+  assert a.index == b.index and one.id(3007) == other.id(7) == 'train/3007'
+  np.testing.assert_array_equal(a.image, b.image)
+  assert one.image_shape == (98, 32) and one.bits() == 16
+  assert one.classes == tones.CLASSES and len(one) == 6000
+  seeded = tones.TonesSource('train', features.Audio(mels=32), seed=1)
+  assert (seeded.read(7).image != one.read(7).image).any()
+  assert len({x.fingerprint() for x in (one, other, seeded)}) == 3
+
+
+def test_parts_in_time():
+  """Training draws where a part begins; evaluation takes the middle."""
+  config = make_config(data__std=(1.0,), data__mean=(0.0,))
+  prepared, batch = train_batch(config)
+  parts = np.asarray(prepared['image'])
+  assert parts.shape == (6, 64, 32, 1) and batch['image'].shape[1] == 98
+  assert batch['image'].dtype == np.uint16
+  whole = batch['image'] / 65535.0
+  found = [
+    i
+    for part, x in zip(parts, whole, strict=True)
+    for i in range(35)
+    if np.allclose(part, x[i : i + 64], atol=1e-6)
+  ]
+  assert len(found) == 6 and len(set(found)) > 1
+  source = data.open_source(config, 'train')
+  middle = views.eval_batch(config, source.features)(batch)['image']
+  np.testing.assert_allclose(middle, whole[:, 17:81], atol=1e-6)
+
+
+def test_masks_hide_ranges():
+  config = make_config(
+    augment__audio__time_mask=10, augment__audio__frequency_mask=6
+  )
+  keys = jax.random.split(jax.random.key(0), 64)
+  ones = np.ones((64, 50, 20, 1), np.float32)
+  hidden = np.asarray(clips.mask(ones, keys, config.augment.audio))[..., 0] == 0
+  frames, bands = hidden.all(axis=2).sum(axis=1), hidden.all(axis=1).sum(axis=1)
+  assert set(frames) == set(range(11)) and set(bands) == set(range(7))
+  assert (hidden.sum((1, 2)) == 20 * frames + 50 * bands - frames * bands).all()
+  runs = np.abs(np.diff(hidden.all(axis=2).astype(int), axis=1)).sum(axis=1)
+  assert runs.max() <= 2  # one range each
+  config.augment.audio.masks = 0
+  assert (clips.mask(ones, keys, config.augment.audio) == 1).all()
+
+
+def test_a_draw_depends_on_its_row_alone():
+  config = make_config(
+    augment__audio__time_mask=10,
+    augment__mixup=0.4,
+    model__num_classes=6,
+  )
+  source = data.open_source(config, 'train')
+  batch = next(data.eval_batches(source, config, batch_size=6))
+  transform = jax.jit(views.train_transform(config, source.features))
+  whole = transform(batch, rows(*range(6)))
+  part = transform({k: x[2:4] for k, x in batch.items()}, rows(2, 3))
+  for name in ('image', 'label'):
+    np.testing.assert_allclose(whole[name][2:4], part[name], atol=1e-6)
+
+
+def test_files_of_any_rate_and_length(tmp_path):
+  config = make_config(f'audio:{write_folder(tmp_path)}')
+  source = data.open_source(config, 'train')
+  assert len(source) == 6 and source.classes == ('high', 'low')
+  found = {source.id(i): source.read(i).image for i in range(6)}
+  one = found['train/low/a.wav'].astype(int)
+  assert one.shape == (98, 32, 1)
+  for name in ('b.flac', 'c.wav'):  # two channels; resampled
+    other = found[f'train/low/{name}'].astype(int)
+    loud = one > 30_000
+    assert np.abs(one - other)[loud].max() < 2_000, name
+  _, batch = train_batch(config)
+  bands = batch['image'].mean(axis=(1, 3)).argmax(axis=1)
+  assert ((bands > 16) == (batch['label'] == 0)).all()
+
+
+def test_short_sounds_are_padded_or_refused(tmp_path):
+  config = make_config(f'audio:{write_folder(tmp_path, seconds=0.4)}')
+  _, batch = train_batch(config)
+  assert batch['image'].shape == (6, 64, 32, 1)
+  assert (batch['image'][:, 45:] == batch['image'].min()).all()
+  config.data.audio.short = 'refuse'
+  with pytest.raises(UserError, match=r'has 0\.400 s, less than the 0\.655'):
+    train_batch(config)
+  config.data.audio.update(resample=False, short='pad')
+  with pytest.raises(UserError, match='has 44100 samples per second'):
+    for i in range(6):
+      data.open_source(config, 'train').read(i)
+
+
+@pytest.mark.parametrize(
+  ('change', 'message'),
+  [
+    (lambda x: x.write_bytes(b'no sound' * 9), 'cannot be decoded as a sound'),
+    (lambda x: x.write_bytes(b''), 'cannot be decoded as a sound'),
+    (
+      lambda x: soundfile.write(x, np.zeros(9, np.float32), RATE),
+      r'has 0\.001 s, less than the 0\.025 s of one window',
+    ),
+    (
+      lambda x: soundfile.write(
+        x, np.full(9_000, np.nan, np.float32), RATE, subtype='FLOAT'
+      ),
+      'not finite',
+    ),
+  ],
+)
+def test_bad_files_are_named(change, message, tmp_path):
+  root = write_folder(tmp_path)
+  change(root / 'train' / 'low' / 'a.wav')
+  with pytest.raises(UserError, match=message) as found:
+    train_batch(make_config(f'audio:{root}'))
+  assert 'a.wav' in str(found.value) and '\n' not in str(found.value)
+
+
+@pytest.mark.parametrize(
+  ('settings', 'message'),
+  [
+    ({'data__image_size': (8, 64, 64)}, r'sounds: write \(frames, mels\)'),
+    ({'data__image_size': (128, 32)}, 'with at most 98 frames'),
+    ({'data__channels': 3}, 'spectrograms have one channel'),
+    ({'data__audio__sample_rate': 0}, 'sample_rate is 0'),
+    ({'data__audio__hop_ms': 0.0}, 'hop_ms is 0'),
+    ({'data__audio__window': 'box'}, "window is 'box': choose one of"),
+    ({'augment__audio__time_mask': -1}, 'time_mask is -1'),
+    ({'augment__jitter': (0.1, 0.1, 0.1, 0.1)}, 'are sounds: leave it out'),
+    ({'data__name': 'audio:/no/folder'}, 'there is no folder'),
+  ],
+)
+def test_mistakes_get_one_line(settings, message):
+  config = make_config(model__num_classes=6, **settings)
+  with pytest.raises(UserError, match=message):
+    data.check(config)
+    source = data.open_source(config, 'train')
+    objectives.create(config, source.features)
+    views.train_transform(config, source.features)
+
+
+def test_what_a_feature_stores_comes_back():
+  audio = features.Audio((98, 64), mels=64, hop_ms=5.0, resample=False)
+  assert features.from_dict(audio.to_dict()) == audio
+
+
+def test_a_run_names_the_classes_of_files(tmp_path, capsys):
+  root, run = write_folder(tmp_path / 'data'), tmp_path / 'run'
+  config = tiny.config(
+    data__name=f'audio:{root}',
+    data__split='train',
+    data__image_size=(64, 32),
+    data__pad=0,
+    model__patch_size=(16, 8),
+    train__duration='20 steps',
+    train__batch_size=6,
+    train__ema_decay=0.0,
+    optim__learning_rate=1e-2,
+    evals__val__split='val',
+    evals__val__every='',
+  )
+  found = vit_jax.train(config, run)
+  assert found.metrics['val/accuracy'] == 1.0
+  paths = [root / 'val' / 'high', root / 'val' / 'low' / 'b.flac']
+  assert commands.run(predict, f'--from={run}', '--top=1', *paths) == 0
+  lines = capsys.readouterr().out.splitlines()
+  assert [x.split()[-1] for x in lines] == ['high', 'high', 'high', 'low']
+  arguments = f'--from={run}', f'--data=audio:{root}', '--split=val'
+  assert commands.run(evaluate, *arguments) == 0
+  loaded = vit_jax.load(run)
+  answers = loaded.predict([str(root / 'val/low/a.wav'), tone(300)])
+  np.testing.assert_allclose(answers[0], answers[1], atol=0.1)
+  with pytest.raises(UserError, match='is no sound'):
+    loaded.preprocess(np.zeros((8, 8, 3), np.uint8))

@@ -1,0 +1,116 @@
+import jax
+import ml_collections
+import numpy as np
+import pytest
+
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax.config import UserError
+from vit_jax.data import volumes
+from vit_jax.data.device import views
+from vit_jax.data.device.rng import Rng
+
+SIZE = (16, 12, 12)
+
+
+def make_config(size=(8, 8, 8), **augment) -> ml_collections.ConfigDict:
+  config = config_lib.default()
+  config.data.update(name='volumes', source_size=SIZE, image_size=size)
+  config.data.channels = 1
+  config.augment.volume.update(augment)
+  config.train.batch_size = 6
+  return config
+
+
+def open_volumes(split='train', **settings) -> data.Source:
+  config = make_config()
+  config.data.update(settings)
+  return data.open_source(config, split)
+
+
+def test_volumes_have_tubes_and_spheres():
+  source = open_volumes('test', source_size=(32, 32, 32))
+  assert source.image_shape == (32, 32, 32) and len(source) == 40
+  assert source.classes == ('background', 'tube', 'sphere')
+  examples = [source.read(i) for i in range(8)]
+  labels = np.stack([e.values['map'] for e in examples])
+  images = np.stack([e.image for e in examples])
+  assert images.shape == (8, 32, 32, 32, 1) and images.dtype == np.uint8
+  shares = np.bincount(labels.ravel(), minlength=3) / labels.size
+  assert shares[0] > 0.8 and (shares[1:] > 0.005).all()
+  means = [images[..., 0][labels == i].mean() for i in range(3)]
+  assert min(means[1:]) > means[0] + 40
+
+
+def test_a_volume_depends_on_seed_split_and_position_alone():
+  one, other = open_volumes(), open_volumes('train[50%:]')
+  a, b = one.read(207), other.read(7)
+  assert a.index == b.index and one.id(207) == other.id(7) == 'train/207'
+  np.testing.assert_array_equal(a.image, b.image)
+  np.testing.assert_array_equal(a.values['map'], b.values['map'])
+  seeded = volumes.VolumesSource('train', SIZE, seed=1)
+  assert (one.read(0).image != open_volumes('test').read(0).image).any()
+  assert (one.read(0).image != seeded.read(0).image).any()
+  assert len({x.fingerprint() for x in (one, other, seeded)}) == 3
+
+
+def numbered(config):
+  """Returns a transform, and a batch whose maps say where a place was."""
+  source = data.open_source(config, 'train')
+  batch = next(iter(data.eval_batches(source, config, batch_size=6)))
+  assert batch['image'].shape == (6, *SIZE, 1)
+  batch['image'] = np.broadcast_to(batch['map'][..., None], (6, *SIZE, 1))
+  return jax.jit(views.train_transform(config, source.features)), batch
+
+
+def rows(*numbers, key=0):
+  return Rng(jax.random.key(key), np.array(numbers, np.int32))
+
+
+@pytest.mark.parametrize('how', [{}, {'flip': 0.5, 'turn': 0.5}])
+def test_a_map_follows_its_volume(how):
+  transform, batch = numbered(make_config(**how, foreground=0.5))
+  made = transform(batch, rows(*range(6)))
+  image, labels = np.asarray(made['image'][..., 0]), np.asarray(made['map'])
+  assert image.shape == labels.shape == (6, 8, 8, 8)
+  np.testing.assert_allclose((image + 1) / 2 * 255, labels, atol=1e-3)
+  if not how:
+    whole = batch['map'].astype(np.int32)
+    for i in range(6):
+      boxes = np.lib.stride_tricks.sliding_window_view(whole[i], (8, 8, 8))
+      assert (boxes == labels[i]).all(axis=(3, 4, 5)).any()
+
+
+def test_a_draw_depends_on_its_row_alone():
+  config = make_config(flip=0.5, turn=0.5, foreground=0.5, shift=0.2, scale=0.1)
+  transform, batch = numbered(config)
+  whole = transform(batch, rows(*range(6)))
+  part = transform({k: x[2:4] for k, x in batch.items()}, rows(2, 3))
+  for name in ('image', 'map'):
+    np.testing.assert_array_equal(whole[name][2:4], part[name])
+  again = transform(batch, rows(*range(6), key=1))
+  assert (np.asarray(again['image']) != np.asarray(whole['image'])).any()
+
+
+def test_crops_around_foreground():
+  """The place in the middle has a class, unless the border is near."""
+  transform, batch = numbered(make_config(foreground=1.0))
+  batch['map'] = np.zeros_like(batch['map'])
+  batch['map'][:, 7, 6, 5] = 2
+  labels = np.asarray(transform(batch, rows(*range(6)))['map'])
+  assert (labels[:, 4, 4, 4] == 2).all()
+  batch['map'][:] = 0  # then anywhere
+  assert transform(batch, rows(*range(6)))['map'].shape == (6, 8, 8, 8)
+
+
+def test_mistakes_get_one_line():
+  with pytest.raises(UserError, match='write \\(depth, height, width\\)'):
+    open_volumes(source_size=(16, 16))
+  config = make_config()
+  config.augment.mixup = 0.5
+  source = data.open_source(config, 'train')
+  with pytest.raises(UserError, match=r'augment\.mixup changes images'):
+    views.train_transform(config, source.features)
+  config.augment.volume.flip = 2.0
+  with pytest.raises(UserError, match=r'augment\.volume\.flip is 2\.0'):
+    data.check(config)

@@ -1,0 +1,305 @@
+"""Captions of a source's own, and captions made of templates and class names.
+
+A template has {} where the name of the class goes: 'a photo of a {}.'
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import importlib.resources
+import itertools
+import os
+import pathlib
+
+import ml_collections
+import numpy as np
+
+from vit_jax import config as config_lib
+from vit_jax.config import UserError
+from vit_jax.data import base
+from vit_jax.data import features
+from vit_jax.data import tokenizers
+
+TEMPLATES = 'templates:'
+_PLACE = '{}'
+_LISTS = 'class_names'  # the folder of lists in this package
+
+
+class CaptionedSource(base.Source):
+  """A split whose examples have captions, or no longer have them."""
+
+  def __init__(
+    self,
+    source: base.Source,
+    text: features.Text | None,
+    by_class: Sequence[tuple[str, ...]] = (),
+  ):
+    """Wraps a split.
+
+    Args:
+      source: The split.
+      text: How captions become tokens; None: captions are left out.
+      by_class: Captions of each class; (): the split has its own.
+    """
+    self._source, self._by_class = source, tuple(by_class)
+    self.features = {k: x for k, x in source.features.items() if k != 'text'}
+    if text is not None:
+      self.features |= {'text': text}
+
+  def __len__(self) -> int:
+    return len(self._source)
+
+  def read(self, position: int) -> base.Example:
+    """Returns an example, as it is stored, with its captions."""
+    example = self._source.read(position)
+    if not self._by_class or 'text' not in self.features:
+      return example
+    captions = self._by_class[int(example.values['label'])]
+    values = {**example.values, 'text': captions}
+    return base.Example(values, example.index, example.where, example.files)
+
+  def captions(self, position: int) -> Sequence[str]:
+    """Returns the captions of an example."""
+    if not self._by_class:
+      return self._source.captions(position)
+    return self._by_class[int(self._source.read(position).values['label'])]
+
+  def file(self, position: int) -> str | None:
+    """Returns the path of an example's file, None where it has none."""
+    return self._source.file(position)
+
+  def id(self, position: int) -> str:
+    """Returns a name of an example that does not depend on the slice."""
+    return self._source.id(position)
+
+  def bits(self) -> int:
+    """Returns the bits of a stored value, 8 or 16."""
+    return self._source.bits()
+
+  def column(self, name: str) -> np.ndarray:
+    """Returns a target of all examples, [N, ...]."""
+    in_source = name in self._source.features and name != 'text'
+    return self._source.column(name) if in_source else super().column(name)
+
+  def fingerprint(self) -> str:
+    """Returns a digest of the split, its captions and the vocabulary."""
+    text = self.features.get('text')
+    vocabulary = text.digest if isinstance(text, features.Text) else ''
+    captions = itertools.chain.from_iterable(self._by_class)
+    return base.digest([self._source.fingerprint(), vocabulary, *captions])
+
+
+def attach(
+  source: base.Source, config: ml_collections.ConfigDict, words: Sequence[str]
+) -> base.Source:
+  """Returns a split with the captions that `config.data` asks for.
+
+  Args:
+    source: The split.
+    config: The full config.
+    words: The words that the tokenizer 'words' knows.
+
+  Raises:
+    UserError: There are no captions, or the vocabulary cannot be read.
+  """
+  data = config.data
+  if not data.tokenizer:
+    has_text = 'text' in source.features
+    return CaptionedSource(source, None) if has_text else source
+  return CaptionedSource(
+    source, make_feature(config, words), by_class(source, config)
+  )
+
+
+def make_feature(
+  config: ml_collections.ConfigDict, words: Sequence[str]
+) -> features.Text:
+  """Returns the feature of captions; reads the vocabulary.
+
+  Raises:
+    UserError: It cannot be read.
+  """
+  data = config.data
+  known = tuple(words) if data.tokenizer == tokenizers.WORDS else ()
+  made = tokenizers.make(data.tokenizer, data.text_length, known)
+  return features.Text(
+    made.length,
+    made.vocabulary,
+    data.tokenizer,
+    tokenizers.digest(data.tokenizer, known),
+    known,
+    cuts=data.text_too_long == 'cut',
+  )
+
+
+def by_class(
+  source: base.Source, config: ml_collections.ConfigDict
+) -> list[tuple[str, ...]]:
+  """Returns the captions of each class; []: the examples have their own.
+
+  Raises:
+    UserError: The examples have neither captions nor, for templates, classes.
+  """
+  data = config.data
+  if not data.captions:
+    if 'text' not in source.features:
+      raise UserError(
+        f'config.data.tokenizer is {data.tokenizer!r}, but {data.name} has no'
+        ' captions: name their columns in config.data.columns.text, or, where'
+        " images have a class, set config.data.captions='templates:a photo of a"
+        " {}.'"
+      )
+    return []
+  classes = label_classes(source.features, 'config.data.captions', data.name)
+  names = class_names(data.class_names, classes, 'config.data.class_names')
+  templates = _of_captions(data.captions)
+  return [tuple(fill(templates, name)) for name in names]
+
+
+def common_words(
+  source: base.Source, config: ml_collections.ConfigDict
+) -> tuple[str, ...]:
+  """Returns the words of all captions of a split, the most frequent first."""
+  texts = by_class(source, config)
+  each = texts or map(source.captions, range(len(source)))
+  return tokenizers.common_words(itertools.chain.from_iterable(each))
+
+
+def label_classes(
+  found: Mapping[str, features.Feature], key: str, where: str
+) -> tuple[str, ...]:
+  """Returns the classes of images, of which each has one.
+
+  Raises:
+    UserError: They have no classes.
+  """
+  label = found.get('label')
+  if isinstance(label, features.Label):
+    return label.classes
+  raise UserError(
+    f'{key} needs the class of each image, but the examples of {where} have'
+    f' {", ".join(found)}'
+  )
+
+
+def _of_captions(value: str) -> tuple[str, ...]:
+  """Returns the templates of `config.data.captions`."""
+  key = 'config.data.captions'
+  if not value.startswith(TEMPLATES):
+    raise UserError(
+      f"{key} is {value!r}: write 'templates:a photo of a {{}}.|a {{}}.', or"
+      " 'templates:FILE' with one on each line"
+    )
+  return parse(value.removeprefix(TEMPLATES), key)
+
+
+def parse(given: str, key: str) -> tuple[str, ...]:
+  """Returns the templates that a value of the config stands for.
+
+  Args:
+    given: 'A {}.|B {}.', or a file with one on each line.
+    key: Key of the config, for errors.
+
+  Raises:
+    UserError: There are none, or the file cannot be read.
+  """
+  if _PLACE not in given:
+    return check_templates(read_lines(given, key), key)
+  return check_templates([x.strip() for x in given.split('|')], key)
+
+
+def check_templates(templates: Sequence[str], key: str) -> tuple[str, ...]:
+  """Returns templates, if each has one place for the name of a class.
+
+  Raises:
+    UserError: One has not, or there are none.
+  """
+  for template in templates:
+    if template.count(_PLACE) != 1:
+      raise UserError(
+        f'{key}: the template {template!r} must have {{}} once, where the name'
+        ' of the class goes'
+      )
+  if not templates:
+    raise UserError(f"{key}: there is no template: write 'a photo of a {{}}.'")
+  return tuple(templates)
+
+
+def fill(templates: Sequence[str], name: str) -> list[str]:
+  """Returns templates with the name of a class in them."""
+  return [template.replace(_PLACE, name) for template in templates]
+
+
+def class_names(
+  given: str, classes: Sequence[str], key: str
+) -> tuple[str, ...]:
+  """Returns the names of classes as a caption has them.
+
+  Args:
+    given: A list of this package, a file, or '' for the classes themselves.
+    classes: The classes of the data.
+    key: Key of the config, for errors.
+
+  Raises:
+    UserError: The list cannot be read, or is not as long as the classes.
+  """
+  if not given:
+    return tuple(name.replace('_', ' ') for name in classes)
+  if given in lists():
+    folder = importlib.resources.files('vit_jax.data') / _LISTS
+    text = (folder / f'{given}.txt').read_text('utf-8')
+    names = tuple(text.splitlines())
+  else:
+    names = tuple(read_lines(given, key))
+  if len(names) != len(classes):
+    raise UserError(
+      f'{key}={given} has {len(names)} names, but the data have'
+      f' {len(classes)} classes ({config_lib.some(classes)}): give one name for'
+      ' each, in this order'
+    )
+  return names
+
+
+def lists() -> list[str]:
+  """Returns the lists of class names of this package, by name."""
+  folder = importlib.resources.files('vit_jax.data') / _LISTS
+  return sorted(x.name.removesuffix('.txt') for x in folder.iterdir())
+
+
+def read_lines(path: str, key: str) -> list[str]:
+  """Returns the lines of a text file, without empty ones.
+
+  Raises:
+    UserError: It cannot be read.
+  """
+  try:
+    text = pathlib.Path(os.path.expanduser(path)).read_text('utf-8')
+  except (OSError, UnicodeDecodeError) as e:
+    raise UserError(
+      f'{key}: {path} cannot be read: {config_lib.one_line(e)}'
+    ) from None
+  return [line.strip() for line in text.splitlines() if line.strip()]
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Checks the keys for captions, without reading data.
+
+  Raises:
+    UserError: A value cannot work.
+  """
+  data = config.data
+  if data.tokenizer:
+    tokenizers.check_name(data.tokenizer)
+  elif data.captions:
+    raise UserError(
+      f'config.data.captions is {data.captions!r}, but config.data.tokenizer is'
+      f" '': set it to {tokenizers.WORDS!r}, or to a vocabulary"
+    )
+  if data.captions:
+    _of_captions(data.captions)
+  config_lib.at_least(config, 'data.text_length', 2)
+  config_lib.one_of(config, 'data.text_too_long', ('cut', 'refuse'))
+  if data.tokenizer and data.cache != 'none':
+    raise UserError(
+      f'config.data.cache is {data.cache!r}, which keeps one value of each'
+      ' example, but captions are drawn anew at each step: set it to none'
+    )

@@ -1,0 +1,167 @@
+"""How maps of classes are stored: numbers or colours of the classes.
+
+ADE20K stores 1 to 150, and 0 where nothing counts; Cityscapes 19 of 34 numbers,
+or a colour for each class.
+"""
+
+import dataclasses
+from typing import Any
+
+import ml_collections
+import numpy as np
+
+from vit_jax.config import UserError
+from vit_jax.data import features
+from vit_jax.data.host import decode
+from vit_jax.data.host import maps
+
+_MOST = 2**16 - 1  # the largest stored number
+_IGNORE, _WIDE_IGNORE = 2**8 - 1, 2**16 - 1  # labels that do not count
+
+
+@dataclasses.dataclass(frozen=True)
+class Codes:
+  """Stored numbers and colours, and names of files; see `config.data.map`.
+
+  Attributes:
+    labels: Stored number of each class; (): the class itself.
+    colours: (red, green, blue) of each class; (): maps hold numbers.
+    image_suffix: End of an image's name.
+    suffix: End of a map's name.
+    classes: Names of the classes; (): those of the data.
+  """
+
+  labels: tuple[int, ...] = ()
+  colours: tuple[tuple[int, int, int], ...] = ()
+  image_suffix: str = ''
+  suffix: str = ''
+  classes: tuple[str, ...] = ()
+
+  def feature(
+    self, classes: tuple[str, ...], where: str
+  ) -> features.SegmentationMap:
+    """Returns the feature of maps.
+
+    Args:
+      classes: Their names.
+      where: What lists them, for errors.
+
+    Raises:
+      UserError: There is not one code for each class.
+    """
+    self.check_classes(len(classes), where)
+    ignore = _IGNORE if len(classes) <= _IGNORE else _WIDE_IGNORE
+    return features.SegmentationMap(classes, ignore)
+
+  def check_classes(self, count: int, where: str) -> None:
+    """Raises a UserError if there is not one code for each class of a list."""
+    for key, given in (('labels', self.labels), ('colours', self.colours)):
+      if given and len(given) != count:
+        raise UserError(
+          f'config.data.map.{key} has {len(given)} values, but {where} names'
+          f' {count} classes: write one for each'
+        )
+
+  def decoded(self, data: bytes, ignore: int, where: str) -> Any:
+    """Returns a map: the file itself, or labels [H, W] if they have codes.
+
+    Args:
+      data: The encoded map.
+      ignore: Label of places whose code is that of no class.
+      where: Its file, for errors.
+
+    Raises:
+      UserError: It cannot be decoded, or holds no colours though it must.
+    """
+    if not self.labels and not self.colours:
+      return data
+    if self.labels:
+      return self._table(self.labels, _MOST, ignore)[
+        maps.decode_map(data, where)
+      ]
+    pixels = decode.as_stored(data, where=where)
+    if pixels.dtype != np.uint8 or pixels.ndim != 3:
+      raise UserError(
+        f'{where} holds numbers, but config.data.map.colours says that maps are'
+        ' colours: leave that out, or bring the maps in colours'
+      )
+    red, green, blue = np.moveaxis(pixels[..., :3].astype(np.int32), -1, 0)
+    numbers = [(r << 16) | (g << 8) | b for r, g, b in self.colours]
+    table = self._table(numbers, 2**24 - 1, ignore)
+    return table[(red << 16) | (green << 8) | blue]
+
+  @staticmethod
+  def _table(codes: Any, most: int, ignore: int) -> np.ndarray:
+    """Returns the label of each code, uint8 or uint16 [most + 1]."""
+    wide = max(ignore, len(codes)) > 2**8 - 1
+    table = np.full(most + 1, ignore, np.uint16 if wide else np.uint8)
+    table[list(codes)] = np.arange(len(codes))
+    return table
+
+
+def from_config(config: ml_collections.ConfigDict) -> Codes:
+  """Returns the codes of a config."""
+  given = config.data.map
+  colours = tuple(map(tuple, given.colours))
+  return Codes(
+    tuple(given.labels),
+    colours,
+    given.image_suffix,
+    given.suffix,
+    tuple(given.classes),
+  )
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Checks `config.data.map`.
+
+  Raises:
+    UserError: A value cannot be used.
+  """
+  given = config.data.map
+  labels, colours = tuple(given.labels), tuple(given.colours)
+  names = tuple(given.classes)
+  if not all(isinstance(x, str) and x for x in names) or _repeats(names):
+    raise UserError(
+      f'config.data.map.classes is {names}: write different names, the first of'
+      ' label 0'
+    )
+  columns = config.data.columns
+  if columns.map and not config.data.name.startswith(('table:', 'hf:')):
+    raise UserError(
+      f'config.data.columns.map is {columns.map!r}: it is for table: and hf:,'
+      ' leave it out'
+    )
+  if columns.map and not names:
+    raise UserError(
+      'config.data.columns.map needs the names of the classes: list them in'
+      ' config.data.map.classes'
+    )
+  if labels and colours:
+    raise UserError(
+      'config.data.map has labels and colours: leave one of them out'
+    )
+  if not all(_is_number(x, _MOST) for x in labels) or _repeats(labels):
+    raise UserError(
+      f'config.data.map.labels is {labels}: write different numbers from 0 to'
+      f' {_MOST}, one for each class'
+    )
+  good = all(
+    isinstance(x, tuple | list)
+    and len(x) == 3
+    and all(_is_number(y, 255) for y in x)
+    for x in colours
+  )
+  if not good or _repeats(tuple(map(tuple, colours))):
+    raise UserError(
+      f'config.data.map.colours is {colours}: write different (red, green,'
+      ' blue), each from 0 to 255, one for each class'
+    )
+
+
+def _is_number(value: Any, most: int) -> bool:
+  return type(value) is int and 0 <= value <= most
+
+
+def _repeats(values: tuple[Any, ...]) -> bool:
+  return len(set(values)) < len(values)

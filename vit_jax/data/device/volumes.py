@@ -1,0 +1,199 @@
+"""Crops and changes volumes and their maps on the device, under jit.
+
+A crop, mirroring and turns apply to a volume and its maps alike; intensities
+change last. In comments: B volumes, [D, H, W] places of a stored volume, C
+channels.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax.data import features as features_lib
+from vit_jax.data.device import mixing
+from vit_jax.data.device.rng import Rng
+from vit_jax.data.host import levels as levels_lib
+
+# Purposes of random numbers from an example's key.
+_CORNER, _PLACE, _CENTRED, _FLIP, _TURN, _QUARTERS, _INTENSITY = range(7)
+
+Batch = dict[str, jax.Array]
+_Normalize = Callable[[jax.Array], jax.Array]
+
+
+def train_transform(
+  config: ml_collections.ConfigDict,
+  features: features_lib.Features,
+  normalize: _Normalize,
+) -> Callable[[Batch, Rng], Batch]:
+  """Returns a function that prepares a batch of volumes for training.
+
+  It maps a batch from the host and its `Rng` to a batch with float32 volumes
+  [B, d, h, w, C], crops of `data.image_size`, and int32 maps of the same places
+  [B, d, h, w]. What happens to an example depends only on the key and its row.
+
+  Args:
+    config: The full config.
+    features: Features of the examples.
+    normalize: Applies mean and standard deviation.
+
+  Raises:
+    UserError: The config changes images in ways that volumes cannot be.
+  """
+  _check(config)
+  how, levels = config.augment.volume, levels_lib.from_config(config)
+  size = config_lib.sides(config.data.image_size)
+  maps = features_lib.maps(features)
+
+  def one(
+    volume: jax.Array, labels: dict[str, jax.Array], key: jax.Array
+  ) -> tuple[jax.Array, dict[str, jax.Array]]:
+    there = volume.shape[:-1]
+    corner = _random_corner(key, there, size)
+    if how.foreground and labels and there != size:  # else the host has cut it
+      name = next(iter(labels))
+      near = _near_foreground(key, labels[name], maps[name].ignore, size)
+      chosen = _uniform(key, _CENTRED) < how.foreground
+      corner = jnp.where(chosen, near, corner)
+    move = _moves(how, key, corner, size)
+    volume = levels.scale(move(volume))
+    return _intensity(how, key, volume), {k: move(x) for k, x in labels.items()}
+
+  def transform(batch: Batch, rng: Rng) -> Batch:
+    labels = {name: batch[name].astype(jnp.int32) for name in maps}
+    volumes, labels = jax.vmap(one)(batch['image'], labels, rng.per_row())
+    return batch | {'image': normalize(volumes)} | labels
+
+  return transform
+
+
+def eval_batch(
+  config: ml_collections.ConfigDict,
+  features: features_lib.Features,
+  normalize: _Normalize,
+) -> Callable[[Batch], Batch]:
+  """Returns a function that prepares a batch of whole volumes for evaluation.
+
+  Volumes become float32 [B, D, H, W, C], and maps int32 [B, D, H, W].
+
+  Args:
+    config: The full config.
+    features: Features of the examples.
+    normalize: Applies mean and standard deviation.
+  """
+  levels = levels_lib.from_config(config)
+
+  def transform(batch: Batch) -> Batch:
+    labels = {
+      name: batch[name].astype(jnp.int32)
+      for name in features_lib.maps(features)
+    }
+    return batch | {'image': normalize(levels.scale(batch['image']))} | labels
+
+  return transform
+
+
+def _check(config: ml_collections.ConfigDict) -> None:
+  """Raises a UserError if images would be augmented that are volumes."""
+  augment = config.augment
+  keys = ('policy', 'jitter', 'gray', 'blur', 'solarize', 'erase')
+  wrong = [key for key in keys if augment[key]]
+  if mixing.is_on(augment):
+    wrong += [key for key in ('mixup', 'cutmix') if augment[key]]
+  if wrong:
+    raise config_lib.UserError(
+      f'config.augment.{wrong[0]} changes images, but the examples of'
+      f' {config.data.name} are volumes: leave it out, and see'
+      ' config.augment.volume'
+    )
+
+
+def _uniform(
+  key: jax.Array, purpose: int, shape: tuple[int, ...] = ()
+) -> jax.Array:
+  return jax.random.uniform(jax.random.fold_in(key, purpose), shape)
+
+
+def _random_corner(
+  key: jax.Array, there: tuple[int, ...], size: tuple[int, ...]
+) -> jax.Array:
+  """Returns the first place of a crop that is anywhere, int32 [3]."""
+  free = jnp.array(there) - jnp.array(size)
+  offsets = _uniform(key, _CORNER, (3,)) * (free + 1)
+  return jnp.minimum(offsets.astype(jnp.int32), free)
+
+
+def _near_foreground(
+  key: jax.Array, labels: jax.Array, ignore: int, size: tuple[int, ...]
+) -> jax.Array:
+  """Returns the first place of a crop around a foreground place, int32 [3].
+
+  All places that have a class other than 0 are equally likely; without any, all
+  places are.
+
+  Args:
+    key: Random key of the example.
+    labels: int32 [D, H, W].
+    ignore: Label of places that do not count.
+    size: Sides of the crop.
+  """
+  inside = ((labels != 0) & (labels != ignore)).ravel()
+  inside |= ~inside.any()
+  count = jnp.cumsum(inside)
+  wanted = jnp.floor(_uniform(key, _PLACE) * count[-1]) + 1
+  place = jnp.searchsorted(count, jnp.minimum(wanted, count[-1]))
+  middle = jnp.stack(jnp.unravel_index(place, labels.shape))
+  free = jnp.array(labels.shape) - jnp.array(size)
+  return jnp.clip(middle - jnp.array(size) // 2, 0, free).astype(jnp.int32)
+
+
+def _moves(
+  how: Mapping[str, Any],
+  key: jax.Array,
+  corner: jax.Array,
+  size: tuple[int, ...],
+) -> Callable[[jax.Array], jax.Array]:
+  """Returns the crop, mirroring and turns of a volume or map [D, H, W, ...].
+
+  Args:
+    how: `config.augment.volume`.
+    key: Random key of the example.
+    corner: First place of the crop, int32 [3].
+    size: Sides of the crop.
+  """
+  flips = _uniform(key, _FLIP, (3,)) < how['flip']
+  planes = [
+    (i, j) for i, j in itertools.combinations(range(3), 2) if size[i] == size[j]
+  ]
+  turned = _uniform(key, _TURN, (3,)) < how['turn']
+  quarters = jax.random.randint(jax.random.fold_in(key, _QUARTERS), (3,), 1, 4)
+  quarters = jnp.where(turned, quarters, 0)
+
+  def move(x: jax.Array) -> jax.Array:
+    rest = x.shape[3:]
+    start = *corner, *(0,) * len(rest)
+    x = jax.lax.dynamic_slice(x, start, (*size, *rest))
+    if how['flip']:
+      for axis in range(3):
+        x = jnp.where(flips[axis], jnp.flip(x, axis), x)
+    if how['turn']:
+      for i, plane in enumerate(planes):
+        turns = [jnp.rot90(x, k, plane) for k in range(4)]
+        x = jax.lax.select_n(quarters[i], *turns)
+    return x
+
+  return move
+
+
+def _intensity(
+  how: Mapping[str, Any], key: jax.Array, volume: jax.Array
+) -> jax.Array:
+  """Changes the intensities of a volume [d, h, w, C], all channels alike."""
+  factor, offset = 2 * _uniform(key, _INTENSITY, (2,)) - 1
+  return volume * (1 + how['scale'] * factor) + how['shift'] * offset

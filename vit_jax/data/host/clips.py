@@ -1,0 +1,180 @@
+"""Cuts clips of videos and parts of spectrograms on the host.
+
+In comments: T frames of a clip, [h, w] pixels of a stored frame.
+"""
+
+import abc
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+
+import numpy as np
+
+from vit_jax.config import UserError
+from vit_jax.data import features
+from vit_jax.data.host import decode
+from vit_jax.data.host import geometry
+from vit_jax.data.host import levels as levels_lib
+from vit_jax.data.host import transforms
+
+# What follows an example's key in that of the place in time.
+_TIME = 1
+
+Key = tuple[int, ...] | None
+
+
+class Frames(abc.ABC):
+  """The frames of a stored video, which are decoded when they are asked for."""
+
+  @abc.abstractmethod
+  def __len__(self) -> int:
+    """Number of frames.
+
+    Raises:
+      UserError: The video cannot be read.
+    """
+
+  @abc.abstractmethod
+  def read(self, numbers: Sequence[int]) -> list[np.ndarray]:
+    """Returns frames, each uint8 or uint16 [h, w, C].
+
+    Args:
+      numbers: Which ones, from 0, in rising order; some may be equal.
+
+    Raises:
+      UserError: The video cannot be read.
+    """
+
+  def whole(self, where: str) -> np.ndarray:
+    """Returns all frames, uint8 or uint16 [T, h, w, C].
+
+    Args:
+      where: File, for errors.
+
+    Raises:
+      UserError: The video cannot be read, has no frames, or its frames differ
+        in size.
+    """
+    numbers = range(len(self))
+    if not numbers:
+      raise UserError(f'{where} has no frames: leave it out')
+    images = self.read(numbers)
+    _check_sizes(images, numbers, where)
+    return np.stack(images)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cutter:
+  """Cuts the examples of a batch.
+
+  Attributes:
+    kind: Video or Audio.
+    crop: Crop of the model's input, which has the number of frames as its first
+      side.
+    channels: C.
+    levels: Bits that are kept.
+  """
+
+  kind: features.Image
+  crop: geometry.Crop
+  channels: int
+  levels: levels_lib.Levels
+
+  def __call__(self, image: Any, key: Key, where: str) -> np.ndarray:
+    """Returns a clip, [T, H, W, C], or a part of a spectrogram, [T, M, 1].
+
+    Args:
+      image: `Frames`, or an array with frames as its first axis.
+      key: Seeds the draws; None: the middle.
+      where: File, for errors.
+
+    Raises:
+      UserError: It cannot be read, is too short, or its frames differ in size.
+    """
+    if isinstance(self.kind, features.Video):
+      return self._clip(image, self.kind, key, where)
+    frames = self.crop.size[0]
+    kept = self.levels.keep(image, where)
+    first = start(len(kept), frames, key)
+    part = kept[first : first + frames]
+    if part.shape != (*self.crop.size, 1):
+      raise UserError(
+        f'{where} has a spectrogram of {kept.shape}, and config.data.image_size'
+        f' wants {self.crop.size} of it'
+      )
+    return part
+
+  def _clip(
+    self, video: Any, kind: features.Video, key: Key, where: str
+  ) -> np.ndarray:
+    there, frames = len(video), self.crop.size[0]
+    check_length(there, frames, kind, where)
+    first = start(there, kind.span(frames), key)
+    numbers = first + kind.stride * np.arange(frames)
+    numbers = np.minimum(numbers, there - 1).tolist()
+    is_stored = isinstance(video, Frames)
+    images = video.read(numbers) if is_stored else video[numbers]
+    _check_sizes(images, numbers, where)
+    crop = geometry.of_frame(self.crop)
+    cut = []
+    for image in images:
+      pixels = decode.to_channels(self.levels.keep(image, where), self.channels)
+      rng = np.random.default_rng(key or 0)  # the same for all frames
+      cut.append(
+        transforms.transform(
+          pixels, self.channels, crop, rng, where, self.levels
+        )
+      )
+    return np.stack(cut)
+
+
+def start(there: int, wanted: int, key: Key) -> int:
+  """Returns the first frame of a part: anywhere, or that of the middle.
+
+  Args:
+    there: Frames of the whole.
+    wanted: Frames of the part.
+    key: Seeds the draw; None: the middle.
+  """
+  free = max(there - wanted, 0)
+  if key is None:
+    return free // 2
+  return int(np.random.default_rng((*key, _TIME)).integers(free + 1))
+
+
+def check_length(
+  there: int, frames: int, kind: features.Video, where: str
+) -> None:
+  """Checks that a video holds a clip.
+
+  Args:
+    there: Frames of the video.
+    frames: Frames of a clip.
+    kind: The video's feature.
+    where: File, for errors.
+
+  Raises:
+    UserError: It has no frames, or fewer than a clip spans and is refused.
+  """
+  if not there:
+    raise UserError(f'{where} has no frames: leave it out')
+  span = kind.span(frames)
+  if there < span and kind.short == 'refuse':
+    raise UserError(
+      f'{where} has {there} frames, but a clip of {frames} with a stride of'
+      f' {kind.stride} spans {span}: leave it out, or set'
+      " config.data.video.short='pad'"
+    )
+
+
+def _check_sizes(
+  images: Sequence[np.ndarray], numbers: Sequence[int], where: str
+) -> None:
+  first = images[0].shape[:2]
+  for image, number in zip(images, numbers, strict=True):
+    if image.shape[:2] != first:
+      raise UserError(
+        f'{where}: frame {number} has (height, width) {image.shape[:2]}, but'
+        f' frame {numbers[0]} has {first}: all frames of a video must have one'
+        ' size'
+      )

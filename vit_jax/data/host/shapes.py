@@ -1,0 +1,83 @@
+"""Shapes of the images and maps of an example in a batch, by name."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from vit_jax.data import features
+from vit_jax.data.host import geometry
+
+Views = Mapping[str, geometry.View]
+
+
+def of_example(
+  features_there: features.Features,
+  views: Views,
+  channels: int,
+  dtype: np.dtype,
+  is_training: bool,
+) -> dict[str, tuple[tuple[int, ...], Any]]:
+  """Returns the shape and type of each feature of an example in a batch.
+
+  Args:
+    features_there: Features of the examples.
+    views: Crops of each image, by name.
+    channels: Number of channels of the images.
+    dtype: Type of the images.
+    is_training: Whether the batch is for training, and not for evaluation.
+  """
+  image = features_there['image']
+  assert isinstance(image, features.Image)
+  stored = image.whole(is_training)
+  images = image_shapes(stored, views, channels)
+  maps = map_sizes(stored, views, features_there)
+  found: dict[str, tuple[tuple[int, ...], Any]] = {
+    name: (shape, dtype) for name, shape in images.items()
+  }
+  for name, x in features.maps(features_there).items():
+    if name in maps:
+      found[name] = (maps[name], x.dtype)
+  targets = features.targets(features_there).items()
+  return found | {name: (x.shape, x.dtype) for name, x in targets}
+
+
+def image_shapes(
+  stored: geometry.Size | None, views: Views, channels: int
+) -> dict[str, tuple[int, ...]]:
+  """Returns the shapes of an example's images in a batch, by name.
+
+  Args:
+    stored: (height, width) of all stored images, which are then not cropped;
+      None: sizes differ, and images are cropped.
+    views: Crops of each image, by name.
+    channels: Number of channels of the images.
+  """
+  if stored is not None:
+    return {'image': (*stored, channels)}
+  return {
+    name: (
+      *(() if view.count is None else (view.count,)),
+      *view.crop.size,
+      channels,
+    )
+    for name, view in views.items()
+  }
+
+
+def map_sizes(
+  stored: geometry.Size | None, views: Views, features_there: features.Features
+) -> dict[str, geometry.Size]:
+  """Returns the sizes of an example's maps of classes in a batch, by name.
+
+  Maps follow the one crop of their image; they are left out of several.
+
+  Args:
+    stored: As for `image_shapes`.
+    views: Crops of each image, by name.
+    features_there: Features of the examples.
+  """
+  if stored is None and not geometry.is_single(views):
+    return {}
+  size = stored or views['image'].crop.size
+  return dict.fromkeys(features.maps(features_there), size)

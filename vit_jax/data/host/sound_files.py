@@ -1,0 +1,72 @@
+"""Waveforms of sounds in files."""
+
+import functools
+from typing import Any
+
+import numpy as np
+
+from vit_jax.config import one_line
+from vit_jax.config import UserError
+from vit_jax.data import inputs
+from vit_jax.data import spectrogram
+from vit_jax.runs import safe_io
+
+ENDINGS = tuple('.wav .flac .ogg .mp3'.split())
+
+
+def read(path: str, how: inputs.Audio, frames: int) -> np.ndarray:
+  """Returns the spectrogram of a file, uint16 [T, M, 1].
+
+  Several channels are averaged.
+
+  Args:
+    path: A file with one of ENDINGS.
+    how: Settings.
+    frames: Least T; a shorter sound gets silence at its end, or is refused.
+
+  Raises:
+    UserError: It cannot be read or decoded, has another sample rate that is to
+      be refused, or is too short.
+  """
+  soundfile = _soundfile(path)
+  try:
+    with safe_io.open_regular(path) as file:
+      waveform, rate = soundfile.read(file, dtype='float32', always_2d=True)
+  except OSError as e:
+    raise UserError(f'{path} cannot be read: {e.strerror}') from None
+  except (soundfile.SoundFileError, RuntimeError) as e:
+    raise UserError(
+      f'{path} cannot be decoded as a sound ({one_line(e)}): repair it, or'
+      ' leave it out'
+    ) from None
+  if rate != how.sample_rate and not how.resample:
+    raise UserError(
+      f'{path} has {rate} samples per second, but'
+      f' config.data.audio.sample_rate is {how.sample_rate}: convert it, or set'
+      ' config.data.audio.resample=True'
+    )
+  mono = waveform.mean(axis=1)
+  if not np.isfinite(mono).all():
+    raise UserError(f'{path} has samples that are not finite: leave it out')
+  mono = spectrogram.resampled(mono, rate, how)
+  mono = spectrogram.long_enough(mono, frames, how, path)
+  return spectrogram.of_waveform(mono, how)
+
+
+def _soundfile(path: str) -> Any:
+  """Returns the module; raises a UserError where it is not installed."""
+  found = _import_soundfile()
+  if found is None:
+    raise UserError(
+      f"{path}: sounds need soundfile: run pip install -e '.[audio]'"
+    )
+  return found
+
+
+@functools.cache
+def _import_soundfile() -> Any:
+  try:
+    import soundfile
+  except (ImportError, OSError):  # the latter without its C library
+    return None
+  return soundfile

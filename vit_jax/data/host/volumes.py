@@ -1,0 +1,67 @@
+"""Cuts scans of different sizes, and their maps, on the host.
+
+In comments: [D, H, W] places of a scan.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from vit_jax.config import UserError
+
+
+def foreground(labels: np.ndarray, ignore: int, where: str) -> np.ndarray:
+  """Returns the places of a class other than the first, int64 [places, 3].
+
+  Args:
+    labels: [D, H, W].
+    ignore: Label of places that do not count.
+    where: File of the map, for errors.
+
+  Raises:
+    UserError: There are none.
+  """
+  found = np.argwhere((labels != 0) & (labels != ignore))
+  if not len(found):
+    raise UserError(
+      f'{where} has no place of a class other than the first, around which'
+      ' config.augment.volume.foreground cuts crops: mend it, leave it out, or'
+      ' set that to 0'
+    )
+  return found
+
+
+def corner(
+  there: Sequence[int],
+  size: Sequence[int],
+  rng: np.random.Generator,
+  share: float,
+  places: np.ndarray | None,
+) -> tuple[int, ...]:
+  """Returns the first place of a random crop.
+
+  Args:
+    there: (D, H, W).
+    size: Sides of the crop; a longer side than that of the scan begins at 0.
+    rng: Random numbers.
+    share: Probability that a place of `places` is in the middle, or as near to
+      it as the border allows.
+    places: From `foreground`; None: there are no such crops.
+  """
+  free = np.maximum(np.subtract(there, size), 0)
+  anywhere = rng.integers(0, free, endpoint=True)
+  if places is None or rng.uniform() >= share:
+    return tuple(anywhere.tolist())
+  middle = places[rng.integers(len(places))] - np.floor_divide(size, 2)
+  return tuple(np.clip(middle, 0, free).tolist())
+
+
+def cut(
+  values: np.ndarray, first: Sequence[int], size: Sequence[int], fill: int
+) -> np.ndarray:
+  """Returns a crop [*size, ...] of [D, H, W, ...], filled behind its end."""
+  ends = zip(first, size, strict=True)
+  part = values[tuple(slice(i, i + n) for i, n in ends)]
+  missing = [(0, n - m) for n, m in zip(size, part.shape, strict=False)]
+  missing += [(0, 0)] * (values.ndim - len(missing))
+  return np.pad(part, missing, constant_values=fill)

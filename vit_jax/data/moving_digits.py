@@ -1,0 +1,127 @@
+"""Videos of a moving digit, labelled by its direction.
+
+One of scikit-learn's digits moves on noise in one of eight directions, and
+comes back at the other side, so that all places are equally likely in each
+frame: a single frame does not tell the direction. A video is a pure function of
+(seed, split, position), so nothing is stored. The digits of test are none of
+those of train. In comments: T frames, H, W sides of a frame.
+"""
+
+import numpy as np
+
+from vit_jax.config import UserError
+from vit_jax.data import base
+from vit_jax.data import digits
+from vit_jax.data import features
+from vit_jax.data import splits
+
+Size = tuple[int, ...]
+
+# Directions with their steps (down, right).
+_STEPS = {
+  'right': (0, 1),
+  'down_right': (1, 1),
+  'down': (1, 0),
+  'down_left': (1, -1),
+  'left': (0, -1),
+  'up_left': (-1, -1),
+  'up': (-1, 0),
+  'up_right': (-1, 1),
+}
+CLASSES = tuple(_STEPS)
+SIZE: Size = (10, 24, 24)  # unless the config has data.source_size
+_VIDEOS = {'train': 8_000, 'test': 1_000}
+_TRAIN_SHARE = 0.8  # of the digits, which videos of train show
+_SPEEDS = (1, 2)  # least and most pixels from one frame to the next
+_NOISE = 12.0  # standard deviation of a pixel's noise, in grey levels
+_GROUND = 40.0  # grey level of the background
+
+
+class MovingDigitsSource(base.Source):
+  """The videos of a split, made when they are read."""
+
+  def __init__(
+    self,
+    split: str,
+    size: Size = SIZE,
+    stride: int = 1,
+    short: str = 'refuse',
+    seed: int = 0,
+  ):
+    """Reads the digits.
+
+    Args:
+      split: A split specification, of 'train' and 'test'.
+      size: (frames, height, width) of a video.
+      stride: As `config.data.video.stride`.
+      short: As `config.data.video.short`.
+      seed: Other seeds give other videos, not other digits.
+
+    Raises:
+      UserError: There is no such split, or it is empty; or the size is not that
+        of a video that holds a digit.
+    """
+    if len(size) != 3 or min(size[1:]) < 8:
+      raise UserError(
+        f'config.data.source_size is {size}, but moving digits are videos of'
+        ' at least 8 x 8 pixels: write (frames, height, width)'
+      )
+    self._size, self._seed = (size[0], size[1], size[2]), seed
+    self.features = {
+      'image': features.Video(self._size, 1, stride, short),
+      'label': features.Label(CLASSES),
+    }
+    aliases = {'val': 'test'}
+    self._selection = splits.Selection(split, _VIDEOS, 'moving_digits', aliases)
+    # In an order by hash, so that both parts have all digits.
+    whole = digits.open_digits('train', channels=1).arrays['image']
+    cut = round(_TRAIN_SHARE * len(whole))
+    self._digits = {'train': whole[:cut, ..., 0], 'test': whole[cut:, ..., 0]}
+
+  def __len__(self) -> int:
+    return len(self._selection)
+
+  def read(self, position: int) -> base.Example:
+    """Returns a video and the number of its direction, made here."""
+    split, row, index = self._selection.locate(position)
+    rng = np.random.default_rng((self._seed, [*_VIDEOS].index(split), row))
+    label = row % len(CLASSES)
+    video = make(self._digits[split], CLASSES[label], self._size, rng)
+    values = {'image': video, 'label': label}
+    return base.Example(values, index, f'video {row} of {split}')
+
+  def id(self, position: int) -> str:
+    """Returns the name of a video, as 'test/7'."""
+    split, row, _ = self._selection.locate(position)
+    return f'{split}/{row}'
+
+  def fingerprint(self) -> str:
+    """Returns a digest of all that videos depend on."""
+    ranges = [str(term) for term in self._selection.ranges]
+    sizes = [str(self._size), str(self._seed)]
+    return base.digest(['moving_digits', *sizes, *ranges])
+
+
+def make(
+  images: np.ndarray, direction: str, size: Size, rng: np.random.Generator
+) -> np.ndarray:
+  """Returns a video of a digit, uint8 [T, H, W, 1].
+
+  Args:
+    images: Digits to choose from, uint8 [N, 8, 8].
+    direction: One of CLASSES.
+    size: (T, H, W).
+    rng: Random numbers.
+  """
+  frames, height, width = size
+  digit = images[rng.integers(len(images))].astype(np.float64)
+  speed = rng.integers(*_SPEEDS, endpoint=True)
+  top, left = rng.integers(height), rng.integers(width)
+  down, right = _STEPS[direction]
+  canvas = _GROUND + rng.normal(0, _NOISE, size)
+  for t in range(frames):
+    rows = (top + t * speed * down + np.arange(8)) % height
+    columns = (left + t * speed * right + np.arange(8)) % width
+    ink = digit / 255 * (255 - _GROUND)
+    canvas[t][np.ix_(rows, columns)] += ink
+  return np.clip(np.rint(canvas), 0, 255).astype(np.uint8)[..., None]

@@ -1,0 +1,144 @@
+"""Videos and sounds in folders: `{train,val,test}/<class>/**`.
+
+The folders are those of `folder.py`. A video is a file, or a folder that holds
+its frames as images. Shorter and longer ones are together: `features.Video` and
+`features.Audio` say what of them is in a batch.
+"""
+
+import math
+from typing import Any
+
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax.config import UserError
+from vit_jax.data import features
+from vit_jax.data import folder
+from vit_jax.data import inputs
+from vit_jax.data.host import sound_files
+from vit_jax.data.host import video_files
+
+_MOST_RATE = 1_000_000  # samples per second
+
+
+class VideoSource(folder.FolderSource):
+  """The videos of a split of a folder, whose frames are read later."""
+
+  kind = folder.Kind('videos', video_files.ENDINGS, in_folders=True)
+
+  def __init__(self, root: str, split: str, video: features.Video):
+    """Lists the files and folders.
+
+    Args:
+      root: The folder.
+      split: As of `folder.FolderSource`.
+      video: The feature of the videos.
+
+    Raises:
+      UserError: As `folder.FolderSource`.
+    """
+    super().__init__(root, split)
+    self.features = {**self.features, 'image': video}
+
+  def open(self, path: str) -> Any:
+    """Returns the frames of a video, not decoded."""
+    return video_files.open_video(path)
+
+  def bits(self) -> int:
+    """Returns 8, the bits of a decoded frame."""
+    return 8
+
+
+class AudioSource(folder.FolderSource):
+  """The sounds of a split of a folder, as spectrograms."""
+
+  kind = folder.Kind('sounds', sound_files.ENDINGS)
+
+  def __init__(self, root: str, split: str, audio: features.Audio, frames: int):
+    """Lists the files.
+
+    Args:
+      root: The folder.
+      split: As of `folder.FolderSource`.
+      audio: The feature of the sounds.
+      frames: Least frames of a spectrogram.
+
+    Raises:
+      UserError: As `folder.FolderSource`.
+    """
+    super().__init__(root, split)
+    self.features = {**self.features, 'image': audio}
+    self._audio, self._frames = audio, frames
+
+  def open(self, path: str) -> Any:
+    """Returns the whole spectrogram of a sound, uint16 [T, M, 1]."""
+    return sound_files.read(path, self._audio, self._frames)
+
+  def bits(self) -> int:
+    """Returns 16, the bits of a spectrogram's values."""
+    return 16
+
+
+def open_videos(
+  path: str, split: str, config: ml_collections.ConfigDict
+) -> VideoSource:
+  """Opens a split of a folder of videos; raises as `VideoSource`."""
+  return VideoSource(path, split, video(config))
+
+
+def open_sounds(
+  path: str, split: str, config: ml_collections.ConfigDict
+) -> AudioSource:
+  """Opens a split of a folder of sounds; raises as `AudioSource`."""
+  frames = config_lib.sides(config.data.image_size)[0]
+  return AudioSource(path, split, audio(config), frames)
+
+
+def video(config: ml_collections.ConfigDict) -> features.Video:
+  """Returns the feature of videos in files, which may differ in size."""
+  data = config.data
+  return features.Video(
+    None, data.channels, data.video.stride, data.video.short
+  )
+
+
+def audio(config: ml_collections.ConfigDict) -> features.Audio:
+  """Returns the feature of sounds in files, which may differ in length.
+
+  Raises:
+    UserError: The model's input is no spectrogram.
+  """
+  size = config_lib.sides(config.data.image_size)
+  if len(size) != 2:
+    raise UserError(
+      f'config.data.image_size is {size}, but the examples of'
+      f' {config.data.name} are sounds: write (frames, mels) of a spectrogram'
+    )
+  return features.Audio(None, mels=size[1], **config.data.audio.to_dict())
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Checks `config.data.video`, `config.data.audio` and `config.augment.audio`.
+
+  Raises:
+    UserError: A value cannot be used.
+  """
+  config_lib.at_least(config, 'data.video.stride', 1)
+  config_lib.one_of(config, 'data.video.short', inputs.SHORT)
+  config_lib.one_of(config, 'data.audio.short', inputs.SHORT)
+  config_lib.one_of(config, 'data.audio.window', inputs.WINDOWS)
+  for key in ('time_mask', 'frequency_mask', 'masks'):
+    config_lib.at_least(config, f'augment.audio.{key}', 0)
+  how = config.data.audio
+  if not 1 <= how.sample_rate <= _MOST_RATE:
+    raise UserError(
+      f'config.data.audio.sample_rate is {how.sample_rate}: write samples per'
+      f' second, from 1 to {_MOST_RATE}'
+    )
+  for key in ('window_ms', 'hop_ms'):
+    samples = how[key] * how.sample_rate / 1000
+    if not math.isfinite(samples) or not 2 <= samples <= _MOST_RATE:
+      raise UserError(
+        f'config.data.audio.{key} is {how[key]}: write milliseconds, of at'
+        f' least two samples at {how.sample_rate} per second'
+      )

@@ -1,0 +1,220 @@
+"""Scans with maps of classes, in folders.
+
+    dataset.json  imagesTr/*  labelsTr/*      Medical Segmentation Decathlon
+    images/[{train,val,...}/]**  masks/...    as images with maps: `pairs.py`
+
+The Decathlon's dataset.json names the classes and lists the pairs; its imagesTs
+have no maps and are left out, so that its one split is 'train'. All scans have
+the same number of modalities, and may differ in size: `features.Volume` says
+how batches are made of them.
+"""
+
+import json
+import os
+from typing import Any
+from typing import cast
+
+import ml_collections
+import numpy as np
+
+from vit_jax import config as config_lib
+from vit_jax.config import UserError
+from vit_jax.data import base
+from vit_jax.data import features
+from vit_jax.data import folder
+from vit_jax.data import pairs
+from vit_jax.data import scans
+from vit_jax.data import splits
+from vit_jax.runs import safe_io
+
+_LIST = 'dataset.json'
+_TRAIN = 'train'
+
+
+class ScansSource(base.Source):
+  """The scans and maps of a split, ordered by a hash of their paths."""
+
+  def __init__(self, root: str, split: str, config: ml_collections.ConfigDict):
+    """Lists the files, and reads their headers.
+
+    Args:
+      root: The folder.
+      split: A split specification.
+      config: The full config: how scans are prepared, and the crop's size.
+
+    Raises:
+      UserError: There is no such split, a file without the other of its pair,
+        or scans that do not fit each other, their maps or the model's patches.
+    """
+    self._root, self._how = root, scans.from_config(config)
+    classes, by_split = _listed(root)
+    aliases = folder.other_names(root, split, list(by_split))
+    wanted = {aliases.get(x.name, x.name) for x in splits.parse(split)}
+    self._pairs = {
+      name: found if name in wanted or split == 'all' else []
+      for name, found in by_split.items()
+    }
+    sizes = {name: len(found) for name, found in by_split.items()}
+    self._selection = splits.Selection(split, sizes, root, aliases)
+    headers = [self._checked(i, config) for i in range(len(self))]
+    self._dtype = max(x.dtype.itemsize for x in headers)
+    largest = [self._how.size(x) for x in headers]
+    crop = config_lib.sides(config.data.image_size)
+    if len(crop) == 3:  # else checks of the objective say what is wrong
+      largest.append(cast(scans.Size, crop))
+    ignore = 2**8 - 1 if len(classes) < 2**8 else 2**16 - 1
+    self.features = {
+      'image': features.Volume(
+        cast(scans.Size, tuple(map(max, zip(*largest, strict=True)))),
+        headers[0].channels,
+        fixed=False,
+      ),
+      'map': features.SegmentationMap(classes, ignore),
+    }
+
+  def __len__(self) -> int:
+    return len(self._selection)
+
+  def read(self, position: int) -> base.Example:
+    """Returns a scan, resampled and windowed, and its map.
+
+    Raises:
+      UserError: A file cannot be read.
+    """
+    split, row, index = self._selection.locate(position)
+    image, labels = self._pairs[split][row]
+    values, header = scans.read(image)
+    found, _ = scans.read_labels(labels)
+    parts = {
+      'image': self._how.volume(values, header, image),
+      # The spacings of both files may differ by rounding.
+      'map': self._how.labels(found, header),
+    }
+    return base.Example(parts, index, image, {'map': labels})
+
+  def file(self, position: int) -> str:
+    """Returns the path of an example's scan."""
+    return self._pair(position)[0]
+
+  def id(self, position: int) -> str:
+    """Returns the path of an example's scan below the folder."""
+    return os.path.relpath(self.file(position), self._root)
+
+  def bits(self) -> int:
+    """Returns 16 where a window is scaled, or values are stored so, else 8."""
+    return 8 if self._how.window == 'type' and self._dtype == 1 else 16
+
+  def fingerprint(self) -> str:
+    """Returns a digest of names, classes and preparation, not of the scans."""
+    found = [self._pair(i) for i in range(len(self))]
+    names = [os.path.relpath(x, self._root) for pair in found for x in pair]
+    return base.digest([*self.classes, str(self._how), *names])
+
+  def _pair(self, position: int) -> pairs.Pair:
+    split, row, _ = self._selection.locate(position)
+    return self._pairs[split][row]
+
+  def _checked(
+    self, position: int, config: ml_collections.ConfigDict
+  ) -> scans.Header:
+    """Returns the header of a scan that fits its map and the config."""
+    image, labels = self._pair(position)
+    header, of_map = scans.header(image), scans.header(labels)
+    if header.size != of_map.size:
+      raise UserError(
+        f'{labels} has (depth, height, width) {of_map.size}, but its scan'
+        f' {image} has {header.size}: both must have one size'
+      )
+    if (header.spacing is None) != (of_map.spacing is None):
+      raise UserError(
+        f'{labels} and its scan {image} must both be NIfTI or both .npy, whose'
+        ' axes may differ: convert one of them'
+      )
+    if header.channels != config.data.channels:
+      raise UserError(
+        f'{image} has {header.channels} channels, but config.data.channels is'
+        f' {config.data.channels}: write that number, or remove the scan'
+      )
+    size, patch = self._how.size(header), config.model.patch_size
+    is_patch = isinstance(patch, tuple | list) and len(patch) == 3
+    if is_patch and np.any(np.less(size, tuple(patch))):
+      raise UserError(
+        f'{image} has {size} places, and is thinner than a patch of'
+        f' {tuple(patch)}: leave it out, or set config.data.volume.spacing to'
+        ' smaller distances'
+      )
+    return header
+
+
+def holds_scans(root: str) -> bool:
+  """Whether a folder has scans with maps."""
+  if os.path.isfile(os.path.join(root, _LIST)):
+    return True
+  if not pairs.holds_pairs(root):
+    return False
+  images, _ = next(iter(pairs.split_folders(root).values()))
+  return bool(scans.below(images)) and not folder.images_below(images)
+
+
+def _listed(
+  root: str,
+) -> tuple[tuple[str, ...], dict[str, list[pairs.Pair]]]:
+  """Returns the classes, and the pairs of each split.
+
+  Raises:
+    UserError: A list is damaged, or a pair is not whole.
+  """
+  if os.path.isfile(os.path.join(root, _LIST)):
+    return _decathlon(root)
+  found = {
+    name: pairs.match(*each, scans.below, scans.stem)
+    for name, each in pairs.split_folders(root).items()
+  }
+  return pairs.read_classes(root), found
+
+
+def _decathlon(
+  root: str,
+) -> tuple[tuple[str, ...], dict[str, list[pairs.Pair]]]:
+  """Reads dataset.json; returns as `_listed`."""
+  path = os.path.join(root, _LIST)
+  try:
+    with safe_io.open_regular(path) as file:
+      content = json.load(file)
+    classes = _class_names(content['labels'])
+    listed = [(str(x['image']), str(x['label'])) for x in content['training']]
+  except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:
+    raise UserError(
+      f'{path} is not that of the Medical Segmentation Decathlon'
+      f' ({config_lib.one_line(e)}): it needs labels, as {{"0": "background",'
+      ' "1": "organ"}, and training, a list of {"image": ..., "label": ...}'
+    ) from None
+  found = []
+  for pair in sorted(listed, key=lambda x: base.hash_order(x[0])):
+    image, labels = (os.path.join(root, os.path.normpath(x)) for x in pair)
+    for one in (image, labels):
+      if not os.path.isfile(one):
+        raise UserError(
+          f'there is no file {one}, which {path} lists: bring it, or remove the'
+          ' pair from the list'
+        )
+    found.append((image, labels))
+  return classes, {_TRAIN: found}
+
+
+def _class_names(labels: dict[str, Any]) -> tuple[str, ...]:
+  """Returns the classes in the order of their labels.
+
+  Args:
+    labels: Name by number, or number by name as newer files have it.
+
+  Raises:
+    ValueError: The numbers are not 0, 1, 2, and so on.
+  """
+  by_number = {
+    int(a if str(a).isdecimal() else b): str(b if str(a).isdecimal() else a)
+    for a, b in labels.items()
+  }
+  if sorted(by_number) != list(range(len(by_number))):
+    raise ValueError(f'labels are {sorted(by_number)}, and not 0, 1, 2, ...')
+  return tuple(by_number[i] for i in range(len(by_number)))

@@ -1,0 +1,148 @@
+"""Log-mel spectrograms of sounds, as integers of 16 bits.
+
+The settings and steps are those of AST (arXiv:2104.01778, section 2.1), which
+PolyViT (arXiv:2111.12993) shares: frames of 25 ms every 10 ms, each without its
+mean, with a pre-emphasis and a window; energies of triangular mel bands; their
+natural logarithm. These are the steps of Kaldi's `fbank`, without dither.
+
+Stored as integers, logarithms in RANGE become 0 to 65,535, in steps of 0.0004.
+So a spectrogram is an image of 16 bits with one channel, [T, M, 1]. In
+comments: T frames, M bands, S samples.
+"""
+
+import functools
+
+import numpy as np
+from scipy import fft
+from scipy import signal
+from scipy import sparse
+
+from vit_jax.config import UserError
+from vit_jax.data import inputs
+
+# Natural logarithms that become 0 and the largest integer: of the least energy
+# that Kaldi tells from silence, and more than that of a full-scale tone.
+RANGE = (-16.0, 12.0)
+_MOST = 2**16 - 1
+_FLOOR = 1.1920929e-07  # the epsilon of float32
+_LOWEST = 20.0  # Hz, the lower end of the first band
+_EMPHASIS = 0.97
+
+
+def of_waveform(waveform: np.ndarray, how: inputs.Audio) -> np.ndarray:
+  """Returns the spectrogram of a sound, uint16 [T, M, 1].
+
+  Args:
+    waveform: float32 [S], from -1 to 1, at least one window long.
+    how: Settings.
+  """
+  return to_integers(log_mel(waveform, how))[..., None]
+
+
+def log_mel(waveform: np.ndarray, how: inputs.Audio) -> np.ndarray:
+  """Returns the logarithms of a sound's energies, float32 [T, M].
+
+  Args:
+    waveform: As of `of_waveform`.
+    how: Settings.
+  """
+  length = how.window_length
+  frames = np.lib.stride_tricks.sliding_window_view(waveform, length)
+  frames = frames[:: how.hop_length].astype(np.float32)  # [T, length]
+  frames -= frames.mean(axis=1, keepdims=True)
+  frames[:, 1:] -= _EMPHASIS * frames[:, :-1]
+  frames[:, 0] *= 1 - _EMPHASIS
+  frames *= _window(how.window, length)
+  spectrum = fft.rfft(frames, how.fft_length)
+  power = np.square(spectrum.real) + np.square(spectrum.imag)  # [T, F]
+  bands = _bands(how.mels, how.fft_length, how.sample_rate)
+  return np.log(np.maximum((bands @ power.T).T, _FLOOR))
+
+
+def to_integers(logarithms: np.ndarray) -> np.ndarray:
+  """Returns logarithms as integers, uint16; those outside RANGE are clipped."""
+  low, high = RANGE
+  scaled = (logarithms - low) / (high - low) * _MOST
+  return np.clip(np.rint(scaled), 0, _MOST).astype(np.uint16)
+
+
+def resampled(waveform: np.ndarray, rate: int, how: inputs.Audio) -> np.ndarray:
+  """Returns a sound with the sample rate of the settings, float32 [S].
+
+  Args:
+    waveform: float32 [S].
+    rate: Its samples per second.
+    how: Settings.
+  """
+  if rate == how.sample_rate:
+    return waveform
+  common = np.gcd(rate, how.sample_rate)
+  up, down = how.sample_rate // common, rate // common
+  return signal.resample_poly(waveform, up, down).astype(np.float32)
+
+
+def long_enough(
+  waveform: np.ndarray, frames: int, how: inputs.Audio, where: str
+) -> np.ndarray:
+  """Returns a sound of at least some frames, with silence at its end.
+
+  Args:
+    waveform: float32 [S].
+    frames: Frames that are needed.
+    how: Settings.
+    where: File, for errors.
+
+  Raises:
+    UserError: It is shorter, and to be refused, or shorter than a window.
+  """
+  there, needed = len(waveform), how.samples(frames)
+  if there >= needed:
+    return waveform
+  if there < how.window_length or how.short == 'refuse':
+    least = how.window_length if how.short == 'pad' else needed
+    hint = (
+      '' if how.short == 'pad' else ", or set config.data.audio.short='pad'"
+    )
+    raise UserError(
+      f'{where} has {there / how.sample_rate:.3f} s, less than the'
+      f' {least / how.sample_rate:.3f} s of'
+      f' {"one window" if how.short == "pad" else f"{frames} frames"}: leave it'
+      f' out{hint}'
+    )
+  return np.pad(waveform, (0, needed - there))
+
+
+@functools.lru_cache(maxsize=8)
+def _window(kind: str, length: int) -> np.ndarray:
+  """Returns a symmetric window, float32 [length]."""
+  return signal.get_window(kind, length, fftbins=False).astype(np.float32)
+
+
+@functools.lru_cache(maxsize=8)
+def _bands(mels: int, fft_length: int, sample_rate: int) -> sparse.csr_array:
+  """Returns the weights of frequencies in bands, float32 [M, F].
+
+  The bands are triangles over the mel scale, equally wide on it. Most weights
+  are 0; a dense product would wake the threads of BLAS for each sound, which
+  takes twenty times as long.
+
+  Args:
+    mels: M.
+    fft_length: Samples of a transform; F is half of it, and one.
+    sample_rate: Samples per second.
+  """
+  frequencies = np.arange(fft_length // 2 + 1) * (sample_rate / fft_length)
+  edges = np.linspace(_mel(_LOWEST), _mel(sample_rate / 2), mels + 2)
+  left, middle, right = (edges[i : mels + i, None] for i in range(3))
+  at = _mel(frequencies)
+  rising, falling = (
+    (at - left) / (middle - left),
+    (right - at) / (right - middle),
+  )
+  weights = np.maximum(0.0, np.minimum(rising, falling))
+  return sparse.csr_array(weights.astype(np.float32))
+
+
+def _mel(frequency: np.ndarray | float) -> np.ndarray:
+  """Returns the mel of a frequency in Hz, by Kaldi's formula."""
+  return 1127.0 * np.log1p(np.asarray(frequency) / 700.0)

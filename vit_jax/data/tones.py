@@ -1,0 +1,129 @@
+"""Sounds of three tones, labelled by the melody that they make.
+
+The tones have a pitch, a timbre and a length of their own, with noise behind
+them, and begin anywhere, so that no frequency and no moment tells the melody. A
+sound is a pure function of (seed, split, position), so nothing is stored.
+"""
+
+import dataclasses
+
+import numpy as np
+
+from vit_jax.data import base
+from vit_jax.data import features
+from vit_jax.data import spectrogram
+from vit_jax.data import splits
+
+# Heights of the three tones of a melody, in intervals.
+_MELODIES = {
+  'rising': (0, 1, 2),
+  'falling': (2, 1, 0),
+  'peak': (0, 2, 1),
+  'valley': (1, 0, 2),
+  'late_peak': (1, 2, 0),
+  'late_valley': (2, 0, 1),
+}
+CLASSES = tuple(_MELODIES)
+_SOUNDS = {'train': 6_000, 'test': 1_000}
+_SECONDS = 1.0
+_PITCH = (250.0, 500.0)  # Hz, of the lowest tone
+_INTERVAL = (1.3, 1.6)  # from one height to the next, as a ratio
+_LENGTH = (0.14, 0.24)  # seconds of a tone
+_GAP = (0.01, 0.05)  # seconds between tones
+_LOUDNESS = (0.1, 0.4)
+_OVERTONES = 3  # each with a random loudness below that of the one before
+_NOISE = 0.01  # standard deviation
+
+
+class TonesSource(base.Source):
+  """The sounds of a split, made when they are read."""
+
+  def __init__(self, split: str, how: features.Audio, seed: int = 0):
+    """Selects sounds.
+
+    Args:
+      split: A split specification, of 'train' and 'test'.
+      how: Settings of the spectrograms.
+      seed: Other seeds give other sounds.
+
+    Raises:
+      UserError: There is no such split, or it is empty.
+    """
+    self._seed = seed
+    samples = round(_SECONDS * how.sample_rate)
+    frames = 1 + (samples - how.window_length) // how.hop_length
+    self._how = dataclasses.replace(how, size=(frames, how.mels))
+    self.features = {
+      'image': self._how,
+      'label': features.Label(CLASSES),
+    }
+    aliases = {'val': 'test'}
+    self._selection = splits.Selection(split, _SOUNDS, 'tones', aliases)
+
+  def __len__(self) -> int:
+    return len(self._selection)
+
+  def read(self, position: int) -> base.Example:
+    """Returns a spectrogram and the number of its melody, made here."""
+    split, row, index = self._selection.locate(position)
+    rng = np.random.default_rng((self._seed, [*_SOUNDS].index(split), row))
+    label = row % len(CLASSES)
+    waveform = make(CLASSES[label], self._how.sample_rate, rng)
+    image = spectrogram.of_waveform(waveform, self._how)
+    values = {'image': image, 'label': label}
+    return base.Example(values, index, f'sound {row} of {split}')
+
+  def id(self, position: int) -> str:
+    """Returns the name of a sound, as 'test/7'."""
+    split, row, _ = self._selection.locate(position)
+    return f'{split}/{row}'
+
+  def bits(self) -> int:
+    """Returns 16, the bits of a spectrogram's values."""
+    return 16
+
+  def fingerprint(self) -> str:
+    """Returns a digest of all that spectrograms depend on."""
+    ranges = [str(term) for term in self._selection.ranges]
+    return base.digest(['tones', str(self._how), str(self._seed), *ranges])
+
+
+def make(melody: str, rate: int, rng: np.random.Generator) -> np.ndarray:
+  """Returns the waveform of a melody, float32 [S], from -1 to 1.
+
+  Args:
+    melody: One of CLASSES.
+    rate: Samples per second.
+    rng: Random numbers.
+  """
+  lowest, interval = rng.uniform(*_PITCH), rng.uniform(*_INTERVAL)
+  loudness = rng.uniform(*_LOUDNESS)
+  timbre = np.cumprod([loudness, *rng.uniform(0, 0.6, _OVERTONES)])
+  parts = []
+  for height in _MELODIES[melody]:
+    pitch = lowest * interval**height * rng.uniform(0.98, 1.02)
+    parts.append(
+      _tone(pitch, timbre, round(rng.uniform(*_LENGTH) * rate), rate)
+    )
+    parts.append(np.zeros(round(rng.uniform(*_GAP) * rate)))
+  sound = np.concatenate(parts)
+  waveform = rng.normal(0, _NOISE, round(_SECONDS * rate))
+  start = rng.integers(len(waveform) - len(sound), endpoint=True)
+  waveform[start : start + len(sound)] += sound
+  return np.clip(waveform, -1, 1).astype(np.float32)
+
+
+def _tone(
+  pitch: float, timbre: np.ndarray, samples: int, rate: int
+) -> np.ndarray:
+  """Returns a tone that swells and fades, float64 [samples].
+
+  Args:
+    pitch: In Hz.
+    timbre: Loudness of the tone and its overtones.
+    samples: Its length.
+    rate: Samples per second.
+  """
+  phase = 2 * np.pi * pitch * np.arange(samples) / rate
+  waves = [x * np.sin(i * phase) for i, x in enumerate(timbre, 1)]
+  return np.sum(waves, axis=0) * np.hanning(samples)

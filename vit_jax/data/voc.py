@@ -1,0 +1,67 @@
+"""Lists of images and maps, as Pascal VOC's: names of files by split.
+
+    JPEGImages/NAME.jpg    SegmentationClass/NAME.png
+    ImageSets/Segmentation/train.txt    one NAME a line; also val and test
+
+Without ImageSets/Segmentation, the lists are in ImageSets. Without classes.txt,
+the classes are those of Pascal VOC (Everingham et al., 2010).
+"""
+
+import os
+
+from vit_jax.config import one_line
+from vit_jax.config import UserError
+from vit_jax.data import base
+from vit_jax.runs import safe_io
+
+_IMAGES, _MAPS = 'JPEGImages', 'SegmentationClass'
+_LISTS = (os.path.join('ImageSets', 'Segmentation'), 'ImageSets')
+_SPLITS = ('train', 'val', 'test')  # trainval is 'train+val'
+CLASSES = (
+  *('background', 'aeroplane', 'bicycle', 'bird', 'boat', 'bottle', 'bus'),
+  *('car', 'cat', 'chair', 'cow', 'diningtable', 'dog', 'horse', 'motorbike'),
+  *('person', 'pottedplant', 'sheep', 'sofa', 'train', 'tvmonitor'),
+)
+
+
+def lists(root: str) -> dict[str, str]:
+  """Returns the files with the names of each split; {} if there are none."""
+  if not all(os.path.isdir(os.path.join(root, x)) for x in (_IMAGES, _MAPS)):
+    return {}
+  for folder in _LISTS:
+    paths = {x: os.path.join(root, folder, f'{x}.txt') for x in _SPLITS}
+    found = {name: x for name, x in paths.items() if os.path.isfile(x)}
+    if found:
+      return found
+  return {}
+
+
+def pairs(root: str, path: str) -> list[tuple[str, str]]:
+  """Returns the images and maps of a list, ordered by a hash of their names.
+
+  Args:
+    root: The folder.
+    path: The list, of `lists`.
+
+  Raises:
+    UserError: It cannot be read, or a file that it names is missing.
+  """
+  try:
+    with safe_io.open_regular(path) as file:
+      names = sorted(set(file.read().decode('utf-8').split()))
+  except (OSError, UnicodeDecodeError) as e:
+    raise UserError(f'{path} cannot be read: {one_line(e)}') from None
+  found = []
+  for name in sorted(names, key=base.hash_order):
+    both = (
+      os.path.join(root, _IMAGES, f'{name}.jpg'),
+      os.path.join(root, _MAPS, f'{name}.png'),
+    )
+    for each in both:
+      if not os.path.isfile(each):
+        raise UserError(
+          f'{path} names {name}, but there is no {each}: add it, or take the'
+          ' name out'
+        )
+    found.append(both)
+  return found
