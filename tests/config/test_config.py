@@ -331,3 +331,17 @@ def test_load_from_the_package(tmp_path):
     'assert "jax" not in sys.modules'
   )
   subprocess.run([sys.executable, '-c', code], check=True, cwd=tmp_path)
+
+
+def test_a_config_is_found_by_its_name(tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  expected = config_lib.load(tiny.ROOT / 'configs' / 'digits.py')
+  assert config_lib.load('digits') == expected
+  assert config_lib.find('vit_i1k:S/16').endswith('configs/vit_i1k.py:S/16')
+  assert config_lib.find('no_such_name') == 'no_such_name'
+  assert config_lib.find('seeds', 'configs/sweeps/').endswith('seeds.py')
+  argv = ['main', '--config=digits', '--config.seed=3']
+  values = flags.FlagValues()
+  cli.define_config(values)
+  cli.parse_flags(argv, values)
+  assert values['config'].value.seed == 3

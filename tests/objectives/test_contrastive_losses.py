@@ -1,4 +1,4 @@
-"""Losses of image-text pairs, whole and in chunks.
+"""Losses of image-text pairs, whole and in parts.
 
 tests/golden.py compares them with open_clip's.
 """
@@ -18,11 +18,11 @@ def _pairs():
   return jnp.float32(x / np.linalg.norm(x, axis=-1, keepdims=True))
 
 
-def _both(images, texts, scale, bias, chunk=None):
+def _both(images, texts, scale, bias, parts=1):
   return jnp.stack(
     [
-      losses.softmax_loss(images, texts, scale, chunk),
-      losses.sigmoid_loss(images, texts, scale, bias, chunk),
+      losses.softmax_loss(images, texts, scale, parts),
+      losses.sigmoid_loss(images, texts, scale, bias, parts),
     ]
   )
 
@@ -38,28 +38,28 @@ def test_of_pairs_that_are_told_apart():
   np.testing.assert_allclose(sigmoid, 100.0, rtol=1e-5)
 
 
-def test_chunks_are_the_same_function():
+def test_parts_are_the_same_function():
   x = _pairs()
   args = (*x, jnp.float32(7.0), jnp.float32(-3.0))
   grad = jax.jacrev(_both, argnums=(0, 1, 2, 3))
-  whole, chunks = grad(*args), grad(*args, 4)
-  for one, other in zip(whole, chunks, strict=True):
+  whole, parts = grad(*args), grad(*args, 4)
+  for one, other in zip(whole, parts, strict=True):
     np.testing.assert_allclose(one, other, atol=1e-6)
   np.testing.assert_allclose(_both(*args), _both(*args, 2), rtol=1e-6)
 
 
-def test_chunks_need_less_memory():
+def test_parts_need_less_memory():
   """No array of [B, B] is left in the compiled gradient."""
   x = jnp.zeros((512, 8))
 
-  def size(chunk):
+  def size(parts):
     grad = jax.grad(losses.softmax_loss, argnums=(0, 1))
-    lowered = jax.jit(grad, static_argnums=3).lower(x, x, 1.0, chunk)
+    lowered = jax.jit(grad, static_argnums=3).lower(x, x, 1.0, parts)
     return lowered.compile().memory_analysis().temp_size_in_bytes
 
-  assert size(16) < size(None) / 8
+  assert size(32) < size(1) / 8
 
 
-def test_a_chunk_that_does_not_divide_the_batch():
-  with pytest.raises(ValueError, match='3 rows do not divide 16 pairs'):
+def test_parts_that_do_not_divide_the_batch():
+  with pytest.raises(ValueError, match='3 parts do not divide 16 pairs'):
     losses.softmax_loss(*_pairs(), 1.0, 3)

@@ -16,11 +16,11 @@ from vit_jax import config as config_lib
 from vit_jax import convert
 from vit_jax import evaluate
 from vit_jax import models
-from vit_jax import predict
 from vit_jax.config import UserError
 from vit_jax.data import digits
 from vit_jax.models import pixel_cache
 from vit_jax.objectives import igpt
+from vit_jax.predict import __main__ as predict
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import flops
 from vit_jax.train import loop

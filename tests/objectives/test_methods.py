@@ -16,10 +16,10 @@ import vit_jax
 from vit_jax import config as config_lib
 from vit_jax import evaluate
 from vit_jax import objectives
-from vit_jax import predict
 from vit_jax.config import UserError
 from vit_jax.data import features
 from vit_jax.data import sources
+from vit_jax.predict import __main__ as predict
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 

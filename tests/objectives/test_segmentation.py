@@ -1,17 +1,28 @@
 """Segmentation: a class for each pixel, by heads on a ViT's layers."""
 
+import json
+
+import commands
+import cv2
 import jax
 import methods
 import numpy as np
+import pandas as pd
 import pytest
 import tiny
 
 import vit_jax
+from vit_jax import evaluate
 from vit_jax.config import UserError
+from vit_jax.data import scenes
 from vit_jax.data.device.rng import Rng
 from vit_jax.evaluation import segments
+from vit_jax.explore import pictures as explore
 from vit_jax.models import setr
 from vit_jax.objectives import segmentation
+from vit_jax.objectives import segmenter
+from vit_jax.plots import class_maps
+from vit_jax.predict import __main__ as predict
 from vit_jax.runs import checkpoint_format
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
@@ -113,7 +124,10 @@ def test_metrics_of_a_run(finished):
 def test_every_head_and_loss_learns(head, loss):
   """The gradient of one batch lowers its loss."""
   config = config_of({'head': head, 'loss': loss}, model__depth=2)
-  objective = experiment_lib.build(config).program.objective
+  assert_learns(experiment_lib.build(config).program.objective)
+
+
+def assert_learns(objective):
   params = objective.init(jax.random.key(0))
   extra = objective.init_extra(params)
   rng = np.random.default_rng(0)
@@ -130,6 +144,44 @@ def test_every_head_and_loss_learns(head, loss):
   before, grads = jax.jit(jax.value_and_grad(loss_of))(params)
   after = loss_of(jax.tree.map(lambda p, g: p - 0.01 * g, params, grads))
   assert np.isfinite(before) and after < before
+
+
+# A ResNet with two stages, on whose features Trans2Seg draws.
+TRANS2SEG = {
+  'model__name': 'BiT-R50x1',
+  'model__stages': (1, 1),
+  'model__channels': (16, 32),
+  'model__stem_width': 8,
+  'model__num_groups': 4,
+} | dict.fromkeys(
+  (
+    'model__patch_size',
+    'model__hidden_size',
+    'model__mlp_dim',
+    'model__num_heads',
+    'model__depth',
+    'model__pool',
+  )
+)
+SMALL = {'head': 'trans2seg', 'width': 16, 'depth': 2, 'heads': 2}
+
+
+def test_trans2seg_trains_and_predicts(tmp_path, capsys):
+  config = config_of(SMALL, **TRANS2SEG)
+  assert loop.run(config, str(tmp_path / 'run')).status == 0
+  last = [x for x in tiny.metrics(tmp_path / 'run') if 'val/miou' in x][-1]
+  assert np.isfinite(last['val/loss']) and 0 <= last['val/miou'] <= 1
+  image = scenes.ScenesSource('test', (16, 16)).read(0).values['image']
+  cv2.imwrite(str(tmp_path / 'scene.png'), image[..., ::-1])
+  args = f'--from={tmp_path}/run', tmp_path / 'scene.png', '--format=json'
+  assert commands.run(predict, *args, f'--output={tmp_path}/maps') == 0
+  assert len(json.loads(capsys.readouterr().out)[0]['numbers']) == 11
+
+
+def test_trans2seg_learns():
+  config = config_of(SMALL, **TRANS2SEG)
+  objective = experiment_lib.build(config).program.objective
+  assert_learns(objective)
 
 
 def test_a_trunk_of_another_run(finished, tmp_path):
@@ -165,7 +217,9 @@ def test_a_trunk_of_another_run(finished, tmp_path):
     ),
     ({}, {'train__accumulation': 2}, 'accumulation is 2'),
     ({}, {'data__name': 'digits'}, "learns 'map'"),
-    ({}, {'model__name': 'R+ViT-Ti/16'}, 'need a plain ViT'),
+    ({'head': 'trans2seg'}, {}, "needs a BiT, as 'BiT-R50x1'"),
+    (SMALL | {'heads': 3}, TRANS2SEG, 'width=16 does not divide into'),
+    ({}, {'model__name': 'R+ViT-Ti/16'}, 'needs a plain ViT'),
   ],
 )
 def test_mistakes_get_one_line(options, overrides, message):
@@ -180,3 +234,152 @@ def test_mistakes_get_one_line(options, overrides, message):
 def _check_and_build(config):
   experiment_lib.check(config)
   experiment_lib.build(config)
+
+
+def test_the_command_measures_a_run(finished, tmp_path, capsys):
+  """The metrics of training, the confusion, and the worst images."""
+  table = tmp_path / 'images.csv'
+  args = f'--from={finished}', '--data=scenes', '--split=test[:12]'
+  args += ('--source_size=16x16', '--step=8', f'--predictions={table}')
+  assert commands.run(evaluate, *args, '--format=json') == 0
+  found = json.loads(capsys.readouterr().out)
+  last = [x for x in tiny.metrics(finished) if 'val/miou' in x][-1]
+  for name in ('miou', 'dice', 'accuracy', 'iou/background'):
+    assert found[name] == pytest.approx(last[f'val/{name}'], abs=1e-6)
+  matrix = np.array(found['confusion'])
+  assert matrix.sum() == 12 * 16 * 16
+  right = np.trace(matrix) / matrix.sum()
+  assert right == pytest.approx(found['accuracy'], abs=1e-6)
+  rows = pd.read_csv(table)
+  assert rows['accuracy'].mean() == pytest.approx(right, abs=1e-5)
+  worst = found['worst']['miou']
+  assert len(worst) == 10
+  assert worst[0]['miou'] == pytest.approx(rows['miou'].min())
+  low, high = found['miou_interval']
+  assert low <= found['miou'] <= high and 'hausdorff95' not in found
+  assert set(rows) == {'index', 'miou', 'accuracy', 'file'}
+  assert commands.run(evaluate, *args, '--hausdorff', '--format=json') == 0
+  found = json.loads(capsys.readouterr().out)
+  assert 0 <= found['hausdorff95/background'] < 16
+
+
+@pytest.fixture(scope='module')
+def folder_of_pairs(tmp_path_factory):
+  """Scenes of different sizes, with their maps and a place that is ignored."""
+  root = tmp_path_factory.mktemp('pairs')
+  (root / 'classes.txt').write_text('\n'.join(scenes.CLASSES))
+  for name in ('images', 'masks'):
+    (root / name).mkdir()
+  for i, size in enumerate([(16, 16), (21, 40), (9, 5)]):
+    values = scenes.ScenesSource('test', size).read(i).values
+    labels = values['map'].copy()
+    labels[0, 0] = 255
+    cv2.imwrite(str(root / 'images' / f'{i}.png'), values['image'][..., ::-1])
+    cv2.imwrite(str(root / 'masks' / f'{i}.png'), labels)
+  return root
+
+
+@pytest.mark.parametrize(
+  'how', [('--whole',), ('--scales=1,1.5', '--flip', '--gaussian')]
+)
+def test_whole_images_are_measured_at_their_size(
+  how, finished, folder_of_pairs, tmp_path, capsys
+):
+  """Each pixel counts once; the maps are those of predict."""
+  args = f'--from={finished}', f'--data=folder:{folder_of_pairs}'
+  table = tmp_path / 'images.csv'
+  args += ('--split=train', f'--predictions={table}', '--format=json')
+  assert commands.run(evaluate, *args, '--hausdorff', *how) == 0
+  found = json.loads(capsys.readouterr().out)
+  matrix = np.array(found['confusion'])
+  assert matrix.sum() == 16 * 16 + 21 * 40 + 9 * 5 - 3
+  assert found['examples'] == len(pd.read_csv(table)) == 3
+  assert found['hausdorff95/background'] >= 0
+  flags = [flag for flag in how if flag != '--whole']
+  output = f'--output={tmp_path}/maps'
+  images = folder_of_pairs / 'images'
+  assert (
+    commands.run(predict, f'--from={finished}', images, output, *flags) == 0
+  )
+  capsys.readouterr()
+  wanted = np.zeros_like(matrix)
+  for i in range(3):
+    labels, guess = (
+      cv2.imread(str(path), cv2.IMREAD_UNCHANGED)
+      for path in (
+        folder_of_pairs / 'masks' / f'{i}.png',
+        tmp_path / 'maps' / f'{i}.map.png',
+      )
+    )
+    np.add.at(wanted, (labels[labels != 255], guess[labels != 255]), 1)
+  np.testing.assert_array_equal(matrix, wanted)
+  assert found['miou'] == pytest.approx(segments.overlaps(wanted).mean_iou)
+
+
+def test_flags_of_windows_are_for_maps(tmp_path):
+  config = tiny.config(train__duration='4 steps')
+  assert loop.run(config, str(tmp_path / 'run')).status == 0
+  args = f'--from={tmp_path}/run', '--data=digits', '--split=train[:8]'
+  with pytest.raises(UserError, match='--flip is for maps of segmentation'):
+    commands.run(evaluate, *args, '--flip')
+
+
+@pytest.mark.parametrize('how', [(), ('--scales=1,1.5', '--flip')])
+def test_maps_of_images_of_any_size(how, finished, tmp_path, capsys):
+  folder, output = tmp_path / 'images', tmp_path / 'maps'
+  folder.mkdir()
+  for i, size in enumerate([(16, 16), (21, 40), (9, 5)]):
+    image = scenes.ScenesSource('test', size).read(i).values['image']
+    cv2.imwrite(str(folder / f'{i}.png'), image[..., ::-1])
+  (folder / 'bad.png').write_bytes(b'no image')
+  args = f'--from={finished}', folder, f'--output={output}', '--format=json'
+  assert commands.run(predict, *args, *how) == 1
+  captured = capsys.readouterr()
+  assert 'bad.png' in captured.err
+  found = json.loads(captured.out)
+  for i, (height, width) in enumerate([(16, 16), (21, 40), (9, 5)]):
+    labels = cv2.imread(str(output / f'{i}.map.png'), cv2.IMREAD_UNCHANGED)
+    assert labels.shape == (height, width)
+    shares = list(found[i]['numbers'].values())
+    counts = np.bincount(labels.ravel(), minlength=11) / labels.size
+    np.testing.assert_allclose(shares, counts)
+    colours = cv2.imread(str(output / f'{i}.colour.png'))[..., ::-1]
+    wanted = class_maps.palette(11)[labels]
+    np.testing.assert_array_equal(colours, wanted)
+    assert cv2.imread(str(output / f'{i}.overlay.png')).shape == colours.shape
+
+
+def test_pictures_of_maps_and_their_errors(finished, tmp_path, capsys):
+  args = f'--from={finished}', '--data=scenes', '--split=test[:12]'
+  args += ('--source_size=16x16', f'--out={tmp_path}/out', '--max_images=3')
+  names = '--only=overlays,errors,confusion,neighbors'
+  assert commands.run(explore, *args, names) == 0
+  numbers = json.loads((tmp_path / 'out' / 'numbers.json').read_text())
+  assert len(numbers['overlays']['images']) == 3
+  totals = np.sum(numbers['overlays']['shares'], axis=1)
+  np.testing.assert_allclose(totals, 1, rtol=1e-5)
+  found = [x['miou'] for x in numbers['errors']['worst']]
+  assert found == sorted(found) and len(found) == 12
+  for name in ('overlays-1', 'overlays-2', 'errors-1', 'errors-2'):
+    assert (tmp_path / 'out' / f'{name}.png').stat().st_size > 500
+  page = (tmp_path / 'out' / 'report.html').read_text()
+  assert 'id="overlays"' in page and 'and these have maps' in page
+
+
+def test_a_map_is_that_of_the_objective(finished):
+  """For an image of the model's size there is one window."""
+  loaded = vit_jax.load(finished)
+  segment = segmenter.Segmenter(loaded)
+  image = scenes.ScenesSource('test', (16, 16)).read(0).values['image']
+  _, labels = segment(image)
+  outputs = loaded.outputs(image)
+  assert outputs['logits'].shape == (1, 16, 16, 11)
+  np.testing.assert_array_equal(labels, outputs['segments'][0])
+
+
+def test_colours_are_those_of_pascal_voc():
+  found = class_maps.palette(21)
+  assert found[0].tolist() == [0, 0, 0]
+  assert found[1].tolist() == [128, 0, 0]  # aeroplane
+  assert found[15].tolist() == [192, 128, 128]  # person
+  assert found[20].tolist() == [0, 64, 128]  # tvmonitor

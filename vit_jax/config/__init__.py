@@ -12,6 +12,7 @@ from vit_jax.config.checks import MOST_PIXELS as MOST_PIXELS
 from vit_jax.config.checks import normalization as normalization
 from vit_jax.config.checks import one_of as one_of
 from vit_jax.config.checks import pair as pair
+from vit_jax.config.checks import sides as sides
 from vit_jax.config.defaults import default as default
 from vit_jax.config.defaults import no_argument as no_argument
 from vit_jax.config.durations import is_due as is_due
@@ -24,6 +25,7 @@ from vit_jax.config.errors import UserError as UserError
 from vit_jax.config.evaluations import evaluation as evaluation
 from vit_jax.config.files import call_file as call_file
 from vit_jax.config.files import file_name as file_name
+from vit_jax.config.files import find as find
 from vit_jax.config.files import load as load
 from vit_jax.config.keys import differences as differences
 from vit_jax.config.keys import fill as fill
@@ -40,3 +42,9 @@ from vit_jax.config.microbatches import with_accumulation as with_accumulation
 from vit_jax.config.own import find_class as find_class
 from vit_jax.config.own import is_own as is_own
 from vit_jax.config.own import load_own as load_own
+from vit_jax.config.tasks import all_evaluations as all_evaluations
+from vit_jax.config.tasks import each_task as each_task
+from vit_jax.config.tasks import for_task as for_task
+from vit_jax.config.tasks import resumed as resumed
+from vit_jax.config.tasks import task as task
+from vit_jax.config.tasks import with_task_values as with_task_values

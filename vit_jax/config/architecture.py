@@ -36,6 +36,12 @@ def model() -> ml_collections.ConfigDict:
   # 'learned'; 'sincos2d' (fixed, as big_vision's), 'sincos2d_mae',
   # 'sincos2d_moco'; or 'none'.
   keys.position_embedding = config_dict.placeholder(str)
+  # 'factorized': learned positions of rows and of columns, added. How learned
+  # positions are resized to images of their own grids, 'linear' or 'bicubic';
+  # whether to a square around the grid; and their grid, None: a square.
+  keys.position_resize = config_dict.placeholder(str)
+  keys.position_aspect = config_dict.placeholder(bool)
+  keys.position_grid = config_dict.placeholder(tuple)
   # The tokens with a learned position: 'all'; 'class', the class token and the
   # patches; or 'patches'.
   keys.position_tokens = config_dict.placeholder(str)
@@ -73,6 +79,24 @@ def model() -> ml_collections.ConfigDict:
   keys.gate = config_dict.placeholder(str)
   # A norm after the MLP's activation function, as in EVA-02.
   keys.mlp_norm = config_dict.placeholder(bool)
+  # Experts in the place of an MLP, 0: none. Tokens go to their best experts
+  # ('top_experts', V-MoE), experts take their best tokens ('top_tokens'), or
+  # slots mix all tokens ('soft', Soft MoE). Layers with experts, from 1: every
+  # second one, or with 'soft' the second half.
+  keys.experts = config_dict.placeholder(int)
+  keys.routing = config_dict.placeholder(str)
+  keys.expert_layers = config_dict.placeholder(tuple)
+  # 'soft': slots of an expert; 0: of all experts as many as tokens.
+  keys.expert_slots = config_dict.placeholder(int)
+  # 'top_experts': how many a token goes to, 2; places of all experts as a share
+  # of those that tokens need, 1.05; whether tokens with larger gates get theirs
+  # first; noise of the router in training, 1, over the number of experts; and
+  # the weight of the balancing loss, 0.01.
+  keys.experts_per_token = config_dict.placeholder(int)
+  keys.expert_capacity = config_dict.placeholder(float)
+  keys.expert_priority = config_dict.placeholder(bool)
+  keys.expert_noise = config_dict.placeholder(float)
+  keys.expert_loss = config_dict.placeholder(float)
   keys.patch_bias = config_dict.placeholder(bool)  # of the patch embedding
   # A LayerNorm before the layers, as in CLIP.
   keys.pre_norm = config_dict.placeholder(bool)

@@ -6,6 +6,7 @@ import reprlib
 
 import ml_collections
 
+from vit_jax.config import tasks
 from vit_jax.config.defaults import default
 from vit_jax.config.durations import parse_duration
 from vit_jax.config.errors import UserError
@@ -33,9 +34,12 @@ def check(config: ml_collections.ConfigDict) -> None:
         f'config.evals.{name} must be made by config.evaluation(split, every)'
       )
     known |= {f'evals.{name}.{key}': '' for key in evaluation()}
+  tasks.check(config)
   options = config.objective.options  # an objective checks its own
   known |= {f'objective.options.{key}': '' for key in options}
   for key, value in flatten(config):
+    if key.startswith('tasks.'):  # `tasks.for_task` gives configs to check
+      continue
     if key not in known:
       raise unknown_key(default(), key)
     check_set(key, value)
@@ -100,7 +104,8 @@ def _check_best(config: ml_collections.ConfigDict) -> None:
   train = config.train
   at_least(config, 'checkpoint.keep', 2)
   best = config.checkpoint.best
-  names = [name for name, spec in config.evals.items() if spec.split]
+  specs = tasks.all_evaluations(config)
+  names = list(specs)
   if best and best.split('/')[0] not in names:
     raise UserError(
       f'config.checkpoint.best is {best!r}, but no such evaluation runs:'
@@ -113,7 +118,7 @@ def _check_best(config: ml_collections.ConfigDict) -> None:
       ' is empty, so that there is no metric to watch: set it, as in'
       f' --config.checkpoint.best={next(iter(names), "val")}/accuracy'
     )
-  if train.patience and not config.evals[best.split('/')[0]].every:
+  if train.patience and not specs[best.split('/')[0]].every:
     raise UserError(
       f'config.train.patience is {train.patience!r}, but'
       f' config.evals.{best.split("/")[0]}.every is empty, so that {best} is'
@@ -167,7 +172,7 @@ def one_of(
     )
 
 
-def pair(value: int | tuple[int, int], key: str) -> tuple[int, int]:
+def pair(value: int | tuple[int, ...], key: str) -> tuple[int, int]:
   """Converts `32` or `(24, 32)` to (height, width), in pixels.
 
   Raises:
@@ -185,3 +190,17 @@ def pair(value: int | tuple[int, int], key: str) -> tuple[int, int]:
       f'config.{key} is {value}: too large, at most {MOST_PIXELS:,} a side'
     )
   return hw[0], hw[1]
+
+
+def sides(
+  value: int | tuple[int, ...], key: str = 'data.image_size'
+) -> tuple[int, ...]:
+  """Converts a size to (height, width), or (depth, height, width) of a volume.
+
+  Raises:
+    UserError: As `pair`.
+  """
+  if isinstance(value, tuple | list) and len(value) == 3:
+    depth, *others = value
+    return pair((depth, depth), key)[0], *pair((others[0], others[1]), key)
+  return pair(value, key)

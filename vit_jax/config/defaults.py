@@ -10,6 +10,8 @@ from ml_collections import config_dict
 
 from vit_jax.config import architecture
 from vit_jax.config import evaluations
+from vit_jax.config import media
+from vit_jax.config import texts
 from vit_jax.config.errors import UserError
 
 
@@ -43,18 +45,30 @@ def default() -> ml_collections.ConfigDict:
   # parameters of the objective, such as a decoder.
   config.init_from.trunk_only = False
   config.mesh = _mesh()
+  # Where metrics go beside metrics.jsonl: 'tensorboard', 'wandb' and 'mlflow',
+  # with commas between; '': nowhere else.
+  config.reporting = 'tensorboard'
+  # Tasks that share one trunk, by name, each from `config.task`: its data, its
+  # objective, its evaluations. Then `data`, `augment`, `objective` and `evals`
+  # above only serve as their defaults. {}: one task, that of the keys above.
+  config.tasks = ml_collections.ConfigDict()
   config.lock()
   config.evals.unlock()  # a config file may add evaluations of its own
+  config.tasks.unlock()  # and tasks
   config.objective.options.unlock()  # each objective defines its own options
   return config
 
 
 def _data() -> ml_collections.ConfigDict:
   data = ml_collections.ConfigDict()
-  # 'digits'; 'scenes' of digits, with maps of classes; 'folder:PATH', also one
-  # with images/ and masks/; 'table:FILE' (CSV, TSV or Parquet); 'hf:DIRECTORY'
-  # or 'hf:OWNER/NAME' (the datasets library); the name of a TFDS dataset; or a
-  # class of your own, 'my_module:MySource'.
+  # 'digits'; 'scenes' of digits, with maps of classes; 'volumes' of tubes and
+  # spheres, with maps; 'moving_digits', videos; 'tones', sounds; 'folder:PATH',
+  # also one with images/ and masks/ of images or scans, or of the Medical
+  # Segmentation Decathlon; 'video:PATH' and 'audio:PATH', folders of classes;
+  # 'table:FILE' (CSV, TSV or Parquet); 'tar:shards-{000..099}.tar' or
+  # 'tar:FOLDER' (WebDataset); 'hf:DIRECTORY' or 'hf:OWNER/NAME' (the datasets
+  # library); the name of a TFDS dataset; or a class of your own,
+  # 'my_module:MySource'.
   data.name = 'digits'
   # Columns of a table or of an hf: dataset: images (paths, or encoded bytes),
   # one class, several classes, and the split of each row (only tables). '': the
@@ -64,17 +78,22 @@ def _data() -> ml_collections.ConfigDict:
   data.columns.image = ''
   data.columns.label = ''
   data.columns.labels = ''
+  data.columns.map = ''  # maps of classes; data.map.classes names them
   data.columns.split = ''
   data.columns.numbers = ()
+  texts.add_keys(data)
   data.dir = config_dict.placeholder(str)  # TFDS data, or cache of hf: datasets
   data.split = 'train'  # the training split, as a TFDS slice: 'train[:90%]'
-  # Size of the model's input, in pixels: an int or (height, width).
+  # Size of the model's input, in pixels: an int or (height, width); of volumes
+  # (depth, height, width), of videos (frames, height, width), of sounds (frames
+  # of the spectrogram, mels).
   data.image_size = config_dict.FieldReference(224, field_type=object)
   # Balances rare classes by drawing their images more often: 0, off; 1 or
   # 'classes', all classes equally often; 0.5, in proportion to the square roots
   # of the class sizes. The number of images in an epoch stays the same.
   data.balance = config_dict.FieldReference(0.0, field_type=object)
-  data.channels = 3  # 1: grey, 3: RGB, 4: RGB and alpha
+  # 1: grey, 3: RGB, 4: RGB and alpha; of volumes, that of the scans.
+  data.channels = 3
   # Mean and standard deviation of pixels in [0, 1]: one number for all channels
   # or one per channel. (): the checkpoint's at init_from.path; without a
   # checkpoint, (0.5,).
@@ -90,13 +109,17 @@ def _data() -> ml_collections.ConfigDict:
   # The (low, high) of intensity='percentiles(...)'. (): measured at the start.
   data.intensity_window = ()
   # (height, width) of all stored images, if they have one size; then they are
-  # cropped on the device. None: the size that the source declares, if any.
+  # cropped on the device. Of volumes (depth, height, width); of moving_digits
+  # (frames, height, width). None: the size that the source declares, if any.
   data.source_size = config_dict.placeholder(object)
   # How training images are cropped. 'random_resized' resizes a random
   # rectangle, whose share of the area is in crop_scale and whose width / height
   # is in crop_ratio. The other crops come after `resize`: 'random'; 'pad', a
-  # random crop after `pad` black pixels are added on each side; or 'center'.
+  # random crop after `pad` black pixels are added on each side; 'scaled', a
+  # random crop after both sides are multiplied by a random factor in crop_zoom,
+  # filled at its right and bottom where it is larger; or 'center'.
   data.crop = 'random_resized'
+  data.crop_zoom = (0.5, 2.0)
   data.crop_scale = (0.08, 1.0)
   data.crop_ratio = (3 / 4, 4 / 3)
   data.pad = 4
@@ -106,6 +129,26 @@ def _data() -> ml_collections.ConfigDict:
   # as a multiple of image_size. None: the smallest size that covers the crop.
   data.resize = config_dict.placeholder(object)
   data.eval_resize = config_dict.placeholder(object)
+  # How maps of classes in a folder are stored. `labels` lists the stored number
+  # of each class, `colours` the (red, green, blue) of each class; all others do
+  # not count, as 0 in ADE20K. (): numbers from 0. Files have the names of their
+  # images, which end with image_suffix, and maps with suffix, as in Cityscapes.
+  # `classes` names the classes, the first of label 0; (): those of the folder.
+  data.map = ml_collections.ConfigDict()
+  data.map.labels = ()
+  data.map.classes = ()
+  data.map.colours = ()
+  data.map.image_suffix = ''
+  data.map.suffix = ''
+  data.volume = ml_collections.ConfigDict()
+  # Of volumes in files: the distance of neighbours along the axes right,
+  # anterior and superior, in mm, to which scans are resampled. (): as stored.
+  data.volume.spacing = ()
+  # The values that become 0 and 1; others are clipped. 'type': the range of
+  # uint8 or uint16; (low, high) in the unit of the files, as Hounsfield's; or
+  # 'percentiles(0.5,99.5)' of each scan and modality.
+  data.volume.window = config_dict.FieldReference('type', field_type=object)
+  data.video, data.audio = media.video(), media.audio()
   data.antialias = True  # when shrinking; False: plain bilinear, as TensorFlow
   # 'bilinear' or 'bicubic' (Pillow's, with antialias). '': the checkpoint's at
   # init_from.path; without a checkpoint, 'bilinear'.
@@ -160,7 +203,26 @@ def _augment() -> ml_collections.ConfigDict:
   # How often each image occurs in a batch, augmented differently each time. All
   # copies count towards the length of an epoch.
   augment.repeats = 1
+  augment.volume, augment.audio = _volume(), media.masks()
   return augment
+
+
+def _volume() -> ml_collections.ConfigDict:
+  """Returns how training changes volumes, which nothing else augments."""
+  volume = ml_collections.ConfigDict()
+  # Probability that a crop has a place of a class other than the first in its
+  # middle, or as near to it as the volume's border allows. Other crops are
+  # anywhere.
+  volume.foreground = 0.0
+  volume.flip = 0.0  # probability that an axis is mirrored, for each axis
+  # Probability of a turn by 90, 180 or 270 degrees, in each plane of two axes
+  # in which the crop is as long.
+  volume.turn = 0.0
+  # Intensities in [0, 1] are multiplied by 1 plus, and then added to, uniform
+  # numbers between minus these and these.
+  volume.scale = 0.0
+  volume.shift = 0.0
+  return volume
 
 
 def _objective() -> ml_collections.ConfigDict:
@@ -204,6 +266,19 @@ def _train() -> ml_collections.ConfigDict:
   # Updates that are sent to the device in one call. Evaluations and checkpoints
   # still happen at their own steps, between calls.
   train.steps_per_call = 1
+  # Of several tasks, the task of a step is drawn from the seed and the step:
+  # 'epochs', in proportion to the steps of an epoch of the task's data;
+  # 'uniform'; 'weighted', in proportion to config.tasks.NAME.weight; or it
+  # follows their order, 'alternating'. 'accumulated': every step computes a
+  # batch of each task, and uses the weighted mean of their losses.
+  train.task_sampling = 'epochs'
+  # Of several tasks, the number of first layers that each modality has for
+  # itself; the layers after them are shared by all tasks.
+  train.task_layers = 0
+  # Sizes of the patch, each an int or (height, width), of which every step
+  # draws one (FlexiViT): the parameters, those of the model's own patch size,
+  # are resized to it. (): the model's own alone.
+  train.patch_sizes = ()
   train.log_every = '50 steps'
   train.dtype = 'float32'  # type in which layers compute; or 'bfloat16'
   train.rng = 'threefry'  # 'rbg' is faster on TPU, but depends on the mesh

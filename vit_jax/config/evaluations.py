@@ -1,6 +1,7 @@
 """The keys of an entry of `config.evals`."""
 
 import ml_collections
+from ml_collections import config_dict
 
 
 def evaluation(
@@ -10,6 +11,9 @@ def evaluation(
   train_split: str = '',
   k: int = 20,
   shots: tuple[int, ...] = (1, 5, 10, 25),
+  templates: str = 'a photo of a {}.',
+  class_names: str = '',
+  patch_size: int | tuple[int, int] | None = None,
 ) -> ml_collections.ConfigDict:
   """Returns one entry of `config.evals`.
 
@@ -19,13 +23,21 @@ def evaluation(
     kind: 'accuracy' computes the objective's metrics. 'knn' (nearest
       neighbours), 'few_shot' (least squares on a few images of each class) and
       'linear' (logistic regression) fit a classifier on the features of
-      `train_split`. Or an evaluator of your own, 'my_module:MyEvaluator'.
+      `train_split`. 'zero_shot' classifies images by the captions of classes,
+      and 'retrieval' finds images by captions and captions by images. Or an
+      evaluator of your own, 'my_module:MyEvaluator'.
     train_split: The split that the classifier is fitted on, disjoint from
       `split`; only for kinds that fit one.
     k: Number of neighbours that vote, for 'knn'.
     shots: Numbers of images of each class, for 'few_shot'.
+    templates: Captions of a class, with {} for its name, for 'zero_shot':
+      'A {}.|B {}.', or a file with one on each line.
+    class_names: Names of the classes, for 'zero_shot': as
+      `config.data.class_names`.
+    patch_size: Size of the patches, an int or (height, width), to which the
+      model is resized as in `train.patch_sizes`; None: the model's own.
   """
-  return ml_collections.ConfigDict(
+  result = ml_collections.ConfigDict(
     {
       'split': split,
       'every': every,
@@ -33,5 +45,10 @@ def evaluation(
       'train_split': train_split,
       'k': k,
       'shots': shots,
+      'templates': templates,
+      'class_names': class_names,
+      'patch_size': config_dict.placeholder(object),
     }
   )
+  result.patch_size = patch_size
+  return result

@@ -16,8 +16,8 @@ from vit_jax.config.errors import UserError
 from vit_jax.config.keys import set_value
 from vit_jax.config.keys import unknown_key
 
-# The checkout, which has configs/.
-_ROOT = pathlib.Path(__file__).parents[2]
+# What holds configs/: the package of an installed wheel, or a checkout.
+_ROOTS = pathlib.Path(__file__).parents[1:3]
 
 
 def load(
@@ -27,6 +27,7 @@ def load(
 
   Args:
     path: `FILE.py`, or `FILE.py:ARG`, where ARG is passed to its `get_config`.
+      A name, as `digits`, is a file that comes with vit_jax.
     overrides: Values by dotted key, as `{'train.duration': '3 epochs'}`, with
       the types of `default()`; a list stands for a tuple.
 
@@ -48,6 +49,27 @@ def file_name(path: str) -> str:
   return os.path.splitext(os.path.basename(path.split(':', 1)[0]))[0]
 
 
+def find(path: str, folder: str = 'configs/') -> str:
+  """Returns the path of a file, also if it comes with vit_jax.
+
+  Args:
+    path: `FILE.py` or `FILE.py:ARG`; below the folder of those that come with
+      vit_jax, a name is enough: `digits` is `configs/digits.py`.
+    folder: That folder.
+
+  Returns:
+    The path with its ARG; as it was given if there is no such file.
+  """
+  given, colon, arg = path.partition(':')
+  name = f'{folder}{given}.py' if re.fullmatch(r'\w+', given) else given
+  if os.path.isfile(given):
+    return path
+  for found in (name, *(str(root / name) for root in _ROOTS)):
+    if os.path.isfile(found):
+      return f'{found}{colon}{arg}'
+  return path
+
+
 def call_file(path: str, what: str, folder: str) -> Any:
   """Calls `get_<what>()` of a Python file and returns its result.
 
@@ -61,9 +83,7 @@ def call_file(path: str, what: str, folder: str) -> Any:
     UserError: There is no such file, or it raises an exception; the error names
       the line.
   """
-  path, *args = path.split(':', 1)
-  if not os.path.isfile(path) and os.path.isfile(_ROOT / path):
-    path = str(_ROOT / path)  # as configs/digits.py, from any directory
+  path, *args = find(path, folder).split(':', 1)
   if not os.path.isfile(path):
     raise UserError(
       f'--{what}={path}: there is no such file; those that come with vit_jax'

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import contextlib
 import functools
 import json
@@ -27,8 +28,12 @@ RESUMABLE_KEYS = (
   r'|checkpoint\..*|evals\..*|data\.(dir|num_workers|num_threads|cache'
   r'|skip_damaged)'
   r'|mesh\..*|model\.(scan|remat|attention_implementation)'
-  r'|train\.steps_per_call'
+  r'|train\.steps_per_call|reporting'
 )
+
+# Parts of a config that each task of `config.tasks` has for itself.
+TASK_PARTS = ('data', 'augment', 'objective', 'evals')
+_TASK = r'^tasks\.\w+\.'  # the start of a task's keys
 
 # The value of model.name that selects the model of the checkpoint at
 # init_from.path.
@@ -76,9 +81,34 @@ def from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
       for key, value in stored.get('objective', {}).get('options', {}).items()
     }
   )
+  for name, spec in stored.get('tasks', {}).items():
+    config.tasks[name] = task_from_dict(spec)
   for key, value in flatten(stored):
-    set_value(config, key, value)
+    if not key.startswith('tasks.'):
+      set_value(config, key, value)
   return config
+
+
+def task_from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
+  """Returns an entry of `config.tasks`, typed as in `default()`."""
+  whole = from_dict({k: stored.get(k, {}) for k in TASK_PARTS})
+  made = ml_collections.ConfigDict({'model': {}})
+  for part in TASK_PARTS:
+    made[part] = whole[part]
+  own = {k: x for k, x in stored.items() if k not in TASK_PARTS}
+  made.weight = float(own.pop('weight', 1.0))
+  made.modality = own.pop('modality', '')
+  made.batch_size = own.pop('batch_size', 0)
+  made.rate_factor = float(own.pop('rate_factor', 1.0))
+  for key, value in own.pop('model', {}).items():
+    made.model[key] = _tuples(value)
+  if own:
+    raise unknown_key(made, next(iter(own)))
+  made.lock()
+  made.model.unlock()
+  for part in (made.evals, made.objective.options):
+    part.unlock()
+  return made
 
 
 def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
@@ -92,7 +122,7 @@ def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
   try:
     for parent in parents:
       node = node[parent]
-    if parents == ['objective', 'options']:  # the objective checks its own
+    if _is_open(parents):
       node[leaf] = _tuples(value)
       return
     if leaf not in node or isinstance(node[leaf], ml_collections.ConfigDict):
@@ -110,6 +140,12 @@ def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
     ) from None
 
 
+def _is_open(parents: Sequence[str]) -> bool:
+  """Whether keys may be added: others than these functions check them."""
+  is_model = [*parents[:1], *parents[2:]] == ['tasks', 'model']
+  return is_model or list(parents[-2:]) == ['objective', 'options']
+
+
 def _tuples(value: Any) -> Any:
   return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
@@ -121,7 +157,9 @@ def _optional_keys() -> frozenset[str]:
 
 def check_set(key: str, value: Any) -> None:
   """Raises a UserError if a key that must have a value is None."""
-  if value is None and key not in _optional_keys():
+  known = re.sub(_TASK, '', key)
+  known = re.sub(r'^evals\.[^.]+\.', 'evals.val.', known)  # of any name
+  if value is None and known not in _optional_keys():
     raise UserError(f'config.{key} is None: it must have a value')
 
 
@@ -139,8 +177,8 @@ def fill(
 
   These are values that otherwise come from the data and the checkpoint at
   init_from.path: the number of classes and of their images, bits and intensity
-  window, mean, std, interpolation and how positions are resized, and the whole
-  model if its name is 'init_from'.
+  window, mean, std, interpolation, the words of captions and how positions are
+  resized, and the whole model if its name is 'init_from'.
 
   Args:
     config: The config of the resumed run.
@@ -155,7 +193,7 @@ def fill(
     set_value(config, f'model.{key}', stored.model[key])
   if config.data.bits is None:
     set_value(config, 'data.bits', stored.data.bits)
-  for key in ('mean', 'std', 'intensity_window', 'interpolation'):
+  for key in ('mean', 'std', 'intensity_window', 'interpolation', 'words'):
     config.data[key] = config.data[key] or stored.data[key]
   if config.init_from.path:
     resize = config.init_from.resize or stored.init_from.resize
@@ -192,5 +230,5 @@ def differences(
     f'{key}: {before.get(key)!r} -> {after.get(key)!r}'
     for key in sorted(before.keys() | after.keys())
     if before.get(key) != after.get(key)
-    and bool(re.fullmatch(may_change, key)) == resumable
+    and bool(re.fullmatch(may_change, re.sub(_TASK, '', key))) == resumable
   ]

@@ -23,6 +23,86 @@ def cifar10() -> ml_collections.ConfigDict:
   return config
 
 
+def cifar10_trained(arg: str) -> ml_collections.ConfigDict:
+  """Returns the recipe of configs/cifar10.py, for a number of epochs.
+
+  Args:
+    arg: Number of epochs.
+
+  Raises:
+    UserError: It is none.
+  """
+  count = epochs(arg)
+  config = cifar10()
+  config.data.crop = 'pad'
+  config.data.pad = 2
+
+  config.model.name = 'ViT-Ti/4'
+  config.model.hidden_size = 256
+  config.model.mlp_dim = 512
+  config.model.num_heads = 8
+  config.model.depth = 6
+  config.model.pool = 'gap'
+  config.model.position_embedding = 'sincos2d'
+
+  config.train.duration = f'{count} epochs'
+  config.train.batch_size = 128
+  config.optim.name = 'muon'
+  config.optim.learning_rate = 3e-3
+  config.optim.momentum = 0.95
+  config.optim.b2 = 0.95
+  config.optim.schedule = 'linear'
+  config.optim.warmup = '50 steps'
+  config.optim.weight_decay = 0.05
+  config.optim.clip_norm = 1.0
+
+  config.evals.val.every = f'{max(1, count // 10)} epochs'
+  config.checkpoint.every = config.evals.val.every
+  return config
+
+
+def cifar10_captioned(arg: str) -> ml_collections.ConfigDict:
+  """Returns the common part of learning CIFAR-10 with captions.
+
+  Captions are made of the names of the classes. The templates of the
+  evaluations are not among those of training.
+
+  Args:
+    arg: Number of epochs.
+
+  Raises:
+    UserError: It is none.
+  """
+  config = cifar10_trained(arg)
+  config.data.tokenizer = 'words'
+  config.data.text_length = 12
+  config.data.captions = (
+    'templates:a photo of a {}.|a small photo of the {}.|an image of a {}.|'
+    'the picture shows a {}.|a blurry picture of the {}.|this is a {}.|'
+    'one {} in a small image.'
+  )
+  config.objective.name = 'contrastive'
+  config.objective.options = {
+    'text_width': 128,
+    'text_mlp_dim': 256,
+    'text_depth': 2,
+    'text_heads': 4,
+  }
+  every = config.evals.val.every
+  config.evals.val.split = ''
+  config.evals.test.split = ''
+  config.evals.zero_shot = config_lib.evaluation(
+    kind='zero_shot',
+    split='train[45000:]',
+    every=every,
+    templates='a small picture of one {}.|this image shows the {}.',
+  )
+  config.evals.retrieval = config_lib.evaluation(
+    kind='retrieval', split='train[45000:]'
+  )
+  return config
+
+
 def epochs(arg: str) -> int:
   """Returns the number of epochs that is the argument of a config.
 

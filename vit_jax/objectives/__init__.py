@@ -15,6 +15,7 @@ from vit_jax import optim
 from vit_jax import weights
 from vit_jax.data import features as features_lib
 from vit_jax.evaluation import accuracy
+from vit_jax.objectives import flexible
 from vit_jax.objectives.base import Batch
 from vit_jax.objectives.base import Extra
 from vit_jax.objectives.base import Objective
@@ -22,6 +23,7 @@ from vit_jax.objectives.base import Outputs
 from vit_jax.objectives.base import Params
 from vit_jax.objectives.base import Purpose
 from vit_jax.objectives.base import Scalars
+from vit_jax.weights.formats import whole
 from vit_jax.weights.formats.whole import trunk_path
 
 __all__ = [
@@ -38,6 +40,7 @@ __all__ = [
   'fill_options',
   'lower_is_better',
   'of_loaded',
+  'of_run',
   'trunk_path',
 ]
 
@@ -92,28 +95,40 @@ def fill_options(config: ml_collections.ConfigDict) -> None:
 
 
 def check(config: ml_collections.ConfigDict) -> None:
-  """Checks `config.objective` and `config.checkpoint.best`.
+  """Checks `config.objective`.
 
   Raises:
-    UserError: A value cannot work, or there is no such metric.
+    UserError: A value cannot work.
   """
   cls = class_of(config)
   config = config.copy_and_resolve_references()
   fill_options(config)
   _check_keys(config)
   cls.check(config)
-  if cls.couples_examples and config_lib.num_microbatches(config) > 1:
+  parts = config_lib.num_microbatches(config)
+  if cls.caches_gradients and config_lib.accumulation(config) == parts:
+    parts = 1
+  if cls.couples_examples and parts > 1:
     raise config_lib.UserError(
       f'config.train.accumulation is {config.train.accumulation}, but the loss'
       f' of config.objective.name={config.objective.name} needs the whole batch'
       ' at once: set it to 1'
     )
   _check_statistics(config, cls)
+  flexible.check(config)
+
+
+def check_best(config: ml_collections.ConfigDict) -> None:
+  """Checks `config.checkpoint.best`.
+
+  Raises:
+    UserError: There is no such metric.
+  """
   best = config.checkpoint.best
   metrics = [x for x in directions(config) if not x.endswith('/')]
   if best and best not in metrics:
     name = best.partition('/')[0]
-    known = [x for x in metrics if x.startswith(f'{name}/')]
+    known = [x for x in metrics if x.startswith(f'{name}/')] or metrics
     raise config_lib.UserError(
       f'config.checkpoint.best is {best!r}: choose one of {", ".join(known)}'
     )
@@ -189,14 +204,16 @@ def directions(config: ml_collections.ConfigDict) -> dict[str, str]:
     with '/' stands for several metrics.
   """
   found: dict[str, str] = {}
-  for name, spec in config.evals.items():
-    if not spec.split:
-      continue
-    evaluator = evaluation.create(f'evals.{name}', spec)
-    metrics = evaluator.metrics
-    if isinstance(evaluator, accuracy.Accuracy):
-      metrics = class_of(config).metrics
-    found |= {f'{name}/{metric}': x for metric, x in metrics.items()}
+  for task, own in config_lib.each_task(config).items():
+    before = f'{task}_' if task else ''
+    for name, spec in own.evals.items():
+      if not spec.split:
+        continue
+      evaluator = evaluation.create(f'evals.{name}', spec)
+      metrics = evaluator.metrics
+      if isinstance(evaluator, accuracy.Accuracy):
+        metrics = class_of(own).metrics
+      found |= {f'{before}{name}/{metric}': x for metric, x in metrics.items()}
   return found
 
 
@@ -204,44 +221,83 @@ def of_loaded(
   loaded: weights.Loaded,
   config: ml_collections.ConfigDict,
   features: features_lib.Features,
-) -> Objective:
-  """Returns the objective that measures a loaded model.
+) -> tuple[Objective, Params]:
+  """Returns the objective that measures a loaded model, and its parameters.
 
   A classifier is measured by `config.objective`, with softmax cross-entropy
   whatever loss it was trained with; another model by the objective of its run.
 
   Args:
-    loaded: The model; the objective must have no other parameters.
+    loaded: The model.
     config: Says how images are prepared for the model.
     features: Features of the examples on which the model is measured.
 
   Raises:
-    UserError: The objective is not known, it has more parameters than the
-      model, or the examples are of another kind.
+    UserError: The objective is not known, the model was changed after training,
+      or the examples are of another kind.
   """
   stored, trained = loaded.trained_with, loaded.preprocess
   config = config.copy_and_resolve_references()
   if _is_classifier(loaded):
     config.model.num_classes = loaded.model.num_classes
-  elif stored is None or trained.trunk:
+    made = create(config, features)
+    made.model = loaded.model
+    return made, loaded.params
+  if stored is None or (trained.trunk and class_of(stored).target is None):
     raise config_lib.UserError(
       f'{loaded.origin.path} does not say how it is measured: measure its'
       ' features, with --probe'
     )
+  if loaded.beside:
+    made, params = of_run(loaded, features)
   else:
     config.objective = stored.objective.copy_and_resolve_references()
     config.model = stored.model.copy_and_resolve_references()
-  made = create(config, features)
-  made.model = loaded.model
-  if _is_classifier(loaded) or made.target is None:
-    return made
-  names, found = trained.target.names, features[made.target[0]].names
-  if found != names:
+    made, params = create(config, features), loaded.params
+    made.model = loaded.model
+  if made.target is None:
+    return made, params
+  name, _ = made.target
+  wanted = features_lib.from_dict(trained.features[name])
+  if features[name].names != wanted.names:
     raise config_lib.UserError(
-      f'the model predicts {config_lib.some(names)}, but {config.data.name} has'
-      f' {config_lib.some(found)}'
+      f'the model predicts {config_lib.some(wanted.names)}, but'
+      f' {config.data.name} has {config_lib.some(features[name].names)}'
     )
-  return made
+  return made, params
+
+
+def of_run(
+  loaded: weights.Loaded, features: features_lib.Features | None = None
+) -> tuple[Objective, Params]:
+  """Returns the objective of the run that trained a model, and all parameters.
+
+  Args:
+    loaded: The model.
+    features: Features of the examples; None: those of training.
+
+  Raises:
+    UserError: The model is not that of a run, or it was changed.
+  """
+  config, trained = loaded.trained_with, loaded.preprocess
+  if config is None:
+    raise config_lib.UserError(
+      'the model is of a file, which does not say how it was trained: give the'
+      ' work directory of a run with --from'
+    )
+  if loaded.changes:
+    raise config_lib.UserError(
+      'the method of the run needs the model as it was trained: leave'
+      ' --image_size and --model out'
+    )
+  config = config.copy_and_resolve_references()
+  fill_options(config)  # a run of an earlier version lacks some
+  known = {k: features_lib.from_dict(x) for k, x in trained.features.items()}
+  for feature in known.values():
+    if isinstance(feature, features_lib.Text):
+      feature.check_vocabulary()
+  made = create(config, known if features is None else features)
+  return made, whole.joined(loaded.params, trained.trunk, loaded.beside)
 
 
 def _is_classifier(loaded: weights.Loaded) -> bool:
@@ -249,7 +305,8 @@ def _is_classifier(loaded: weights.Loaded) -> bool:
   stored = loaded.trained_with
   if 'logits' in loaded.preprocess.outputs or stored is None:
     return loaded.preprocess.has_label
-  return class_of(stored).target is not None  # None: learns only from images
+  target = class_of(stored).target
+  return target is not None and target[0] == 'label'
 
 
 def lower_is_better(config: ml_collections.ConfigDict) -> bool:

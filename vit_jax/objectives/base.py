@@ -6,6 +6,7 @@ checkpoints use only this interface.
 """
 
 import abc
+from collections.abc import Callable
 from collections.abc import Mapping
 import enum
 from typing import Any
@@ -26,6 +27,8 @@ from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import geometry
 from vit_jax.evaluation import metrics
+from vit_jax.models import experts
+from vit_jax.objectives import feature_checks
 from vit_jax.runs import checkpoint_format
 from vit_jax.weights.formats import whole
 
@@ -34,6 +37,7 @@ Extra = Any
 Batch = dict[str, jax.Array]
 Scalars = dict[str, jax.Array]
 Outputs = dict[str, jax.Array]
+Fitted = Callable[[models.Model, Params], tuple[models.Model, Params]]
 
 
 # Key of an extra: a tree of parameters that do not train, but are measured, as
@@ -86,14 +90,20 @@ class Objective(abc.ABC):
       '/' stands for one metric per class or quantity.
     options: Keys of `config.objective.options` with their defaults.
     couples_examples: Whether its loss needs the whole batch at once. Gradient
-      accumulation is then refused.
+      accumulation is then refused, unless it `caches_gradients`.
+    caches_gradients: Whether `loss` always gets the whole batch, and itself
+      computes the microbatches of an accumulation one by one.
+    reads_layers: Whether it reads the tokens of several layers, so that it can
+      choose them, and not of the last alone.
     moves_statistics: Whether its loss measures the running statistics of the
       model's `head_norm`, and puts them into `extra[STATISTICS]`.
     config: The full config.
     features: Features of the examples, by name.
     views: Crops of the image that `loss` sees, by name.
     model: The Linen module: [B, H, W, C] -> logits [B, outputs].
-    image_shape: (H, W, C) that the model sees.
+    image_shape: (H, W, C) that the model sees; of volumes (D, H, W, C).
+    fitted: Maps the model and its parameters to those that are applied, as to
+      patches of another size (`flexible`).
     lengths: Steps of the run and of parts of its schedule, for schedules of the
       objective's own.
   """
@@ -102,6 +112,8 @@ class Objective(abc.ABC):
   metrics: ClassVar[Mapping[str, str]] = {'examples': 'max'}
   options: ClassVar[Mapping[str, Any]] = {}
   couples_examples: ClassVar[bool] = False
+  caches_gradients: ClassVar[bool] = False
+  reads_layers: ClassVar[bool] = False
   moves_statistics: ClassVar[bool] = False
   lengths: optim.Lengths = optim.Lengths(total=1_000)  # until a run sets it
 
@@ -117,15 +129,17 @@ class Objective(abc.ABC):
     Raises:
       UserError: The examples lack what the objective needs.
     """
-    check_features(type(self), config, features)
-    size = config_lib.pair(config.data.image_size, 'data.image_size')
+    feature_checks.check(self.target, config, features)
+    size = config_lib.sides(config.data.image_size)
     self.config, self.features = config, features
     self.image_shape = (*size, config.data.channels)
     self.model = models.from_config(
       config.model, config.model.num_classes, config.train.dtype
     )
     self.views = geometry.train_views(config)
+    self.fitted: Fitted = _same
     self._rng = config.train.rng
+    self._balance: list[jax.Array] | None = None  # while a step is traced
 
   @property
   def frozen(self) -> str:
@@ -153,9 +167,16 @@ class Objective(abc.ABC):
 
     Args:
       config: The config, with the number of classes.
-      size: (height, width) of all stored images; None: they differ.
+      size: (height, width) of all stored images, or (depth, height, width) of
+        volumes; None: they differ.
     """
-    found: dict[str, features_lib.Feature] = {'image': features_lib.Image(size)}
+    crop = config_lib.sides(config.data.image_size)
+    image = features_lib.Image(size)
+    if len(crop) == 3:
+      channels = config.data.channels
+      there: Any = size or crop
+      image = features_lib.Volume(there, channels, fixed=size is not None)
+    found: dict[str, features_lib.Feature] = {'image': image}
     if cls.target:
       name, kind = cls.target
       names = tuple(map(str, range(config.model.num_classes)))
@@ -232,6 +253,32 @@ class Objective(abc.ABC):
       rng: Random key of this step and these rows.
     """
 
+  def training_loss(
+    self, params: Params, extra: Extra, batch: Batch, rng: Rng
+  ) -> tuple[jax.Array, Scalars, Extra]:
+    """Returns what `loss` does, with the mean of balancing losses of experts.
+
+    Raises:
+      UserError: The objective does not apply its model by `apply_train`, so
+        that these losses are not known.
+    """
+    if not experts.has_loss(self.model):
+      return self.loss(params, extra, batch, rng)
+    self._balance = []
+    try:
+      loss, scalars, extra = self.loss(params, extra, batch, rng)
+      found = self._balance
+    finally:
+      self._balance = None
+    if not found:
+      raise config_lib.UserError(
+        f'config.objective.name={self.config.objective.name} cannot balance'
+        ' experts: set config.model.routing to soft, or'
+        ' config.model.expert_loss to 0'
+      )
+    balance = jnp.stack(found).mean()
+    return loss + balance, scalars | {'balance_loss': balance}, extra
+
   def after_update(
     self, extra: Extra, params: Params, step: jax.Array
   ) -> Extra:
@@ -279,6 +326,18 @@ class Objective(abc.ABC):
     del outputs
     return metrics.Examples.single_from_model_output(mask=batch['valid'])
 
+  def of_each(self, outputs: Outputs, batch: Batch) -> dict[str, jax.Array]:
+    """Returns measures of single examples, [B] each, for reports.
+
+    What has further axes is for intervals, and in no table.
+
+    Args:
+      outputs: From `outputs`.
+      batch: As for `measure`.
+    """
+    del outputs, batch
+    return {}
+
   @property
   def pictures_caption(self) -> str:
     """Sentences that explain `pictures`; '' if there are none."""
@@ -304,7 +363,7 @@ class Objective(abc.ABC):
     Args:
       params: Parameters of the objective.
     """
-    return self.model, params
+    return self.fitted(self.model, params)
 
   def foreign(self, format_name: str) -> whole.Whole | None:
     """Returns how the files of a format store what is beside the trunk.
@@ -332,7 +391,8 @@ class Objective(abc.ABC):
     With `method='trunk'` the result is that of `trunk`, a dict of arrays; with
     `mutable` it is a pair, as Linen returns it.
     """
-    found = self.model.apply({'params': params}, images, **kwargs)
+    model, params = self.fitted(self.model, params)
+    found = model.apply({'params': params}, images, **kwargs)
     assert 'mutable' in kwargs or not isinstance(found, tuple)
     return found
 
@@ -347,8 +407,14 @@ class Objective(abc.ABC):
       rng: Random key of this step and these rows.
       **kwargs: Passed on to the module.
     """
-    how = self.train_arguments(rng)
-    return self.apply(params, images, **how, **kwargs)
+    how = self.train_arguments(rng) | kwargs
+    if self._balance is None or not experts.has_loss(self.model):
+      return self.apply(params, images, **how)
+    asked = how.pop('mutable', [])
+    mutable = [*asked, experts.LOSSES]
+    found, state = self.apply(params, images, **how, mutable=mutable)
+    self._balance += jax.tree.leaves(state.pop(experts.LOSSES))
+    return (found, state) if asked else found
 
   def train_arguments(self, rng: Rng) -> dict[str, Any]:
     """Returns the arguments with which a model is applied for training.
@@ -363,26 +429,8 @@ class Objective(abc.ABC):
     return {'train': True, 'rows': rng.rows, 'rngs': {'dropout': key}}
 
 
-def check_features(
-  cls: type[Objective],
-  config: ml_collections.ConfigDict,
-  features: features_lib.Features,
-) -> None:
-  """Checks that examples have the feature that an objective learns.
-
-  Raises:
-    UserError: They do not.
-  """
-  if cls.target is None:
-    return
-  name, kind = cls.target
-  if not isinstance(features.get(name), kind):
-    has = ', '.join(f'{k} ({type(x).__name__})' for k, x in features.items())
-    raise config_lib.UserError(
-      f'config.objective.name={config.objective.name} learns {name!r}'
-      f' ({kind.__name__}), but the examples of {config.data.name} have {has}:'
-      ' choose another objective, or data that have it'
-    )
+def _same(model: models.Model, params: Params) -> tuple[models.Model, Params]:
+  return model, params
 
 
 def updated(params: Params, statistics: Params) -> Params:

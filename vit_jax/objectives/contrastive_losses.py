@@ -1,11 +1,11 @@
 """Losses of image-text pairs: CLIP's softmax and SigLIP's sigmoid.
 
 Both compare every image with every text of the global batch. Each is a mean
-over pairs of the loss of one row, an image and its text against all others; so
-the rows can be cut into chunks, and the [B, B] similarities never exist at
-once.
+over pairs of the loss of one row, an image and its text against all others. On
+a mesh each device has the similarities of its own rows; it can compute them in
+parts, so that the [B, B] similarities never exist at once.
 
-In comments: B pairs of the global batch, R rows of a chunk, D the width of the
+In comments: B pairs of the global batch, R rows of a part, D the width of the
 embeddings.
 """
 
@@ -15,12 +15,14 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from vit_jax.parallel import mesh as mesh_lib
+
 
 def softmax_rows(
   rows: tuple[jax.Array, jax.Array],
   whole: tuple[jax.Array, jax.Array],
   scale: jax.typing.ArrayLike,
-  start: jax.typing.ArrayLike = 0,
+  own: jax.Array,
 ) -> jax.Array:
   """Returns CLIP's loss of some pairs (arXiv:2103.00020, figure 3).
 
@@ -31,13 +33,12 @@ def softmax_rows(
     rows: Images and texts of the pairs, float32 [R, D] each, of unit length.
     whole: Those of the global batch, [B, D] each.
     scale: The inverse of the temperature.
-    start: Position of the first pair in the global batch.
+    own: Positions of the pairs in the global batch, int32 [R].
 
   Returns:
     float32 [R].
   """
   (image, text), (images, texts) = rows, whole
-  own = start + jnp.arange(len(image))
   cross_entropy = optax.softmax_cross_entropy_with_integer_labels
   of_image = cross_entropy(scale * _similarity(image, texts), own)
   of_text = cross_entropy(scale * _similarity(text, images), own)
@@ -49,7 +50,7 @@ def sigmoid_rows(
   whole: tuple[jax.Array, jax.Array],
   scale: jax.typing.ArrayLike,
   bias: jax.typing.ArrayLike,
-  start: jax.typing.ArrayLike = 0,
+  own: jax.Array,
 ) -> jax.Array:
   """Returns SigLIP's loss of some images (arXiv:2303.15343, algorithm 1).
 
@@ -62,13 +63,12 @@ def sigmoid_rows(
     scale: The inverse of the temperature.
     bias: Added to the logits; most pairs do not belong together, and it starts
       negative.
-    start: Position of the first pair in the global batch.
+    own: Positions of the pairs in the global batch, int32 [R].
 
   Returns:
     float32 [R].
   """
   logits = scale * _similarity(rows[0], whole[1]) + bias
-  own = start + jnp.arange(len(logits))
   target = own[:, None] == jnp.arange(logits.shape[1])
   return optax.sigmoid_binary_cross_entropy(logits, target).sum(axis=1)
 
@@ -77,7 +77,7 @@ def softmax_loss(
   images: jax.Array,
   texts: jax.Array,
   scale: jax.typing.ArrayLike,
-  chunk: int | None = None,
+  parts: int = 1,
 ) -> jax.Array:
   """Returns the mean of `softmax_rows` over a batch.
 
@@ -85,17 +85,16 @@ def softmax_loss(
     images: float32 [B, D], of unit length.
     texts: float32 [B, D], of unit length.
     scale: The inverse of the temperature.
-    chunk: Number of rows that are compared at a time, which divides B; None:
-      all of them.
+    parts: Number of parts of the rows, which divides B.
 
   Raises:
-    ValueError: The chunk does not divide the batch.
+    ValueError: It does not divide B.
   """
 
-  def loss(part: tuple[jax.Array, jax.Array], start: jax.Array) -> jax.Array:
-    return softmax_rows(part, (images, texts), scale, start)
+  def loss(image: jax.Array, text: jax.Array, own: jax.Array) -> jax.Array:
+    return softmax_rows((image, text), (images, texts), scale, own)
 
-  return _mean(loss, images, texts, chunk)
+  return _mean(loss, images, texts, parts)
 
 
 def sigmoid_loss(
@@ -103,7 +102,7 @@ def sigmoid_loss(
   texts: jax.Array,
   scale: jax.typing.ArrayLike,
   bias: jax.typing.ArrayLike,
-  chunk: int | None = None,
+  parts: int = 1,
 ) -> jax.Array:
   """Returns the mean of `sigmoid_rows` over a batch.
 
@@ -112,36 +111,33 @@ def sigmoid_loss(
     texts: float32 [B, D], of unit length.
     scale: The inverse of the temperature.
     bias: Added to the logits.
-    chunk: As `softmax_loss`.
+    parts: As of `softmax_loss`.
 
   Raises:
-    ValueError: The chunk does not divide the batch.
+    ValueError: It does not divide B.
   """
 
-  def loss(part: tuple[jax.Array, jax.Array], start: jax.Array) -> jax.Array:
-    return sigmoid_rows(part, (images, texts), scale, bias, start)
+  def loss(image: jax.Array, text: jax.Array, own: jax.Array) -> jax.Array:
+    return sigmoid_rows((image, text), (images, texts), scale, bias, own)
 
-  return _mean(loss, images, texts, chunk)
+  return _mean(loss, images, texts, parts)
 
 
 def _mean(
-  loss: Callable[[tuple[jax.Array, jax.Array], jax.Array], jax.Array],
+  loss: Callable[[jax.Array, jax.Array, jax.Array], jax.Array],
   images: jax.Array,
   texts: jax.Array,
-  chunk: int | None,
+  parts: int,
 ) -> jax.Array:
   batch = len(images)
-  chunk = chunk or batch
-  if batch % chunk:
-    raise ValueError(f'chunks of {chunk} rows do not divide {batch} pairs')
-  if chunk == batch:
-    return loss((images, texts), jnp.int32(0)).mean()
-  parts = images.reshape(-1, chunk, images.shape[1])
-  others = texts.reshape(-1, chunk, texts.shape[1])
-  starts = jnp.arange(0, batch, chunk, dtype=jnp.int32)
-  # Otherwise the backward pass would keep the similarities of all chunks.
-  again = jax.checkpoint(lambda x: loss((x[0], x[1]), x[2]).mean())
-  return jax.lax.map(again, (parts, others, starts)).mean()
+  if batch % parts:
+    raise ValueError(f'{parts} parts do not divide {batch} pairs')
+  rows = images, texts, jnp.arange(batch)
+  if parts == 1:
+    return loss(*rows).mean()
+  # Otherwise the backward pass would keep the similarities of all parts.
+  again = jax.checkpoint(lambda x: loss(*x).mean(), prevent_cse=False)
+  return jax.lax.map(again, mesh_lib.split_rows(rows, parts)).mean()
 
 
 def _similarity(x: jax.Array, y: jax.Array) -> jax.Array:

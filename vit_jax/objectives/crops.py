@@ -132,9 +132,7 @@ class CropTrunk:
 
   @property
   def _patch(self) -> tuple[int, int]:
-    patch = models.pixels_per_token(self.model)
-    assert patch is not None  # a ViT has patches
-    return patch
+    return models.patch_of_images(self.model)
 
   def _resized(self, params: Any, size: geometry.Size) -> Any:
     """Returns parameters with learned positions for crops of a size."""

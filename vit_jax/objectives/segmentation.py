@@ -1,6 +1,9 @@
 """Segmentation: a class for each pixel, from the tokens of several layers.
 
-The heads are those of SETR (arXiv:2012.15840), and a linear one.
+The heads are those of SETR (arXiv:2012.15840), a linear one, and the decoder of
+UNETR (arXiv:2103.10504). They work on images [B, H, W, C] and on volumes
+[B, D, H, W, C]. The transformer of Trans2Seg (arXiv:2101.08461) reads features
+of a BiT, of images alone.
 """
 
 from collections.abc import Callable
@@ -18,17 +21,23 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.data import features as features_lib
 from vit_jax.evaluation import segments as segments_lib
+from vit_jax.evaluation import windows
 from vit_jax.models import maps
+from vit_jax.models import resnet
 from vit_jax.models import setr
+from vit_jax.models import spec as spec_lib
+from vit_jax.models import trans2seg
+from vit_jax.models import unetr
 from vit_jax.models import vit
 from vit_jax.objectives import base
 from vit_jax.objectives import pixel_losses
 
-_LEVELS = 4  # layers that the heads read
+_UNETR, _TRANS2SEG = 'unetr', 'trans2seg'
+HEADS = (*setr.KINDS, _UNETR, _TRANS2SEG)
 _FEATURE, _OUTPUT = 'map', 'segments'
 _RUNNING = ('mean', 'var')  # names of a BatchNorm's running statistics
 
-# (logits [B, H, W, K], labels [B, H, W], class weights, ignored label) -> loss.
+# (logits [B, ..., K], labels [B, ...], class weights, ignored label) -> loss.
 LOSSES: Mapping[str, Callable[..., jax.Array]] = {
   'cross_entropy': pixel_losses.cross_entropy,
   'dice_cross_entropy': lambda x, y, w, i: pixel_losses.dice_cross_entropy(
@@ -47,11 +56,15 @@ class Segmentation(base.Objective):
 
   The trunk's tokens after some layers go to a head, and those of layers before
   the last to auxiliary heads, which only help training. BatchNorm in the heads
-  sees the whole batch.
+  sees the whole batch. UNETR's decoder also reads the input, and the tokens
+  after the last norm.
+
+  Volumes larger than the model's input are evaluated by windows that overlap.
   """
 
   target: ClassVar = (_FEATURE, features_lib.SegmentationMap)
   couples_examples: ClassVar[bool] = True
+  reads_layers: ClassVar[bool] = True
   moves_statistics: ClassVar[bool] = True
   metrics: ClassVar[Mapping[str, str]] = {
     'miou': 'max',
@@ -59,22 +72,37 @@ class Segmentation(base.Objective):
     'accuracy': 'max',
     'mean_accuracy': 'max',
     'dice': 'max',
+    'class_dice/': 'max',
     'loss': 'min',
     'examples': 'max',
   }
   options: ClassVar[Mapping[str, Any]] = {
-    'head': 'pup',  # one of `models.setr.KINDS`
-    # Layers that the heads read, from 0; (): four at equal distances.
+    'head': 'pup',  # one of HEADS
+    # Layers that the heads read, from 0; (): four at equal distances, without
+    # the last for 'unetr'.
     'layers': (),
-    'channels': 256,
+    # 0: as published, 256; 16 of 'unetr', and 64 of 'trans2seg'.
+    'channels': 0,
     'auxiliary_weight': 0.4,  # of each auxiliary loss; 0: no auxiliary heads
     # Convolutions of the heads of 'naive' and 'pup'. Each of 'pup' doubles the
     # grid: log2 of the patch lead to the image's. 0: as published.
     'convs': 0,
     'auxiliary_convs': 1,
     'align_corners': False,
-    'loss': 'cross_entropy',  # one of LOSSES
+    # One of LOSSES; '': as published, 'cross_entropy', or 'dice_cross_entropy'
+    # of 'unetr'.
+    'loss': '',
     'class_weights': (),  # a number for each class; (): 1
+    # Of the transformer of 'trans2seg': size of a token, layers of its encoder
+    # and of its decoder, and heads.
+    'width': 256,
+    'depth': 4,
+    'heads': 8,
+    # Share of a window that the next one covers, where volumes are larger than
+    # the model's input.
+    'overlap': 0.5,
+    # Whether a window counts less towards its edges, as MONAI's Gaussian.
+    'gaussian': False,
   }
 
   def __init__(
@@ -88,11 +116,9 @@ class Segmentation(base.Objective):
     """
     super().__init__(config, features)
     self._options = options = config.objective.options
-    model = _checked(self.model.clone(num_classes=0), config)
-    self.model = model
-    height, width, _ = self.image_shape
-    p, q = model.patch_size
-    self._grid, self._layers = (height // p, width // q), _layers(model, config)
+    self.model = _checked(self.model.clone(num_classes=0), config)
+    self._window = self.image_shape[:-1]
+    self._layers = _layers(self.model, config)
     feature = features[_FEATURE]
     assert isinstance(feature, features_lib.SegmentationMap)
     self._ignore, self._classes = feature.ignore, len(feature.classes)
@@ -102,16 +128,7 @@ class Segmentation(base.Objective):
         f'config.objective.options.class_weights has {len(self._weights)}'
         f' numbers: write one for each of the {self._classes} classes'
       )
-    self.decoder = setr.SETR(
-      options.head,
-      self._classes,
-      options.channels,
-      auxiliary=options.auxiliary_weight > 0,
-      convs=options.convs,
-      auxiliary_convs=options.auxiliary_convs,
-      align_corners=options.align_corners,
-      dtype=model.dtype,
-    )
+    self.decoder = _decoder(options, self._classes, self.model.dtype)
 
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:
@@ -121,14 +138,25 @@ class Segmentation(base.Objective):
       UserError: A value cannot work.
     """
     key = 'objective.options'
-    config_lib.one_of(config, f'{key}.head', tuple(setr.KINDS))
-    config_lib.one_of(config, f'{key}.loss', tuple(LOSSES))
-    config_lib.at_least(config, f'{key}.channels', 2)
+    config_lib.one_of(config, f'{key}.head', HEADS)
+    config_lib.one_of(config, f'{key}.loss', ('', *LOSSES))
+    config_lib.at_least(config, f'{key}.channels', 0)
     config_lib.at_least(config, f'{key}.convs', 0)
     config_lib.at_least(config, f'{key}.auxiliary_convs', 1)
     config_lib.at_least(config, f'{key}.auxiliary_weight', 0)
+    for name in ('width', 'depth', 'heads'):
+      config_lib.at_least(config, f'{key}.{name}', 1)
     options = config.objective.options
-    if options.class_weights and options.loss not in _WEIGHTED:
+    if options.width % options.heads:
+      raise config_lib.UserError(
+        f'config.{key}.width={options.width} does not divide into'
+        f' config.{key}.heads={options.heads}: change one of them'
+      )
+    if not 0 <= options.overlap < 1:
+      raise config_lib.UserError(
+        f'config.{key}.overlap is {options.overlap}: it must be in [0, 1)'
+      )
+    if options.class_weights and _loss_name(options) not in _WEIGHTED:
       raise config_lib.UserError(
         f'config.{key}.class_weights do not belong to config.{key}.loss='
         f'{options.loss}: choose {" or ".join(_WEIGHTED)}, or leave them out'
@@ -147,10 +175,12 @@ class Segmentation(base.Objective):
   def init(self, key: jax.Array) -> base.Params:
     """Returns fresh parameters of the trunk and the heads."""
     keys = jax.random.split(key)
-    tokens = jnp.zeros((1, *self._grid, self.model.hidden_size))
-    init = jax.jit(self.decoder.init)
-    heads = init(keys[1], [tokens] * len(self._layers))['params']
-    return {'trunk': super().init(keys[0]), 'decoder': heads}
+    trunk = super().init(keys[0])
+    images = jnp.zeros((1, *self.image_shape))
+    shapes = jax.eval_shape(self._inputs, {'trunk': trunk}, images)
+    inputs = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+    heads = jax.jit(self.decoder.init)(keys[1], *inputs)['params']
+    return {'trunk': trunk, 'decoder': heads}
 
   def init_extra(self, params: base.Params) -> base.Extra:
     """Returns the running statistics of all BatchNorms in the heads."""
@@ -165,11 +195,7 @@ class Segmentation(base.Objective):
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the loss of all heads, and the main head's accuracy."""
     labels = batch[_FEATURE].astype(jnp.int32)
-    how = self.train_arguments(rng)
-    levels = self._levels(params, batch['image'], **how)
-    (logits, others), changed = self.decoder.apply(
-      {'params': params['decoder']}, levels, train=True, mutable=['statistics']
-    )
+    logits, others, statistics = self._apply_train(params, batch['image'], rng)
     logits = self._fitted(logits, labels)
     loss = self._loss(logits, labels)
     for x in others:
@@ -178,15 +204,28 @@ class Segmentation(base.Objective):
     counted = labels != self._ignore
     right = (logits.argmax(axis=-1) == labels) & counted
     accuracy = right.sum() / jnp.maximum(counted.sum(), 1)
-    new = {base.STATISTICS: {'decoder': changed['statistics']}}
+    new = {base.STATISTICS: {'decoder': statistics}}
     return loss, {'accuracy': accuracy}, extra | new
 
   def outputs(self, params: base.Params, batch: base.Batch) -> base.Outputs:
-    """Returns logits [B, H, W, K], and segments, int32 [B, H, W]."""
+    """Returns logits [B, ..., K], and segments, int32 [B, ...]."""
     images = batch['image']
-    levels = self._levels(params, images)
-    logits, _ = self.decoder.apply({'params': params['decoder']}, levels)
-    logits = self._fitted(logits, images[..., 0])
+
+    def apply(images: jax.Array) -> jax.Array:
+      inputs = self._inputs(params, images)
+      found = self.decoder.apply({'params': params['decoder']}, *inputs)
+      return self._fitted(_outputs(found)[0], images[..., 0])
+
+    if images.shape[1:-1] == self._window:
+      logits = apply(images)
+    else:
+      stride = windows.strides(self._window, self._options.overlap)
+      weights = None
+      if self._options.gaussian:
+        weights = windows.gaussian(self._window)
+      logits = windows.slide_compiled(
+        apply, images, self._window, stride, weights
+      )
     return {'logits': logits, _OUTPUT: logits.argmax(axis=-1)}
 
   def measure(
@@ -197,31 +236,77 @@ class Segmentation(base.Objective):
     loss = pixel_losses.each_cross_entropy(
       outputs['logits'], labels, self._ignore
     )
-    counted = (labels != self._ignore).sum(axis=(1, 2))
+    places = tuple(range(1, labels.ndim))
+    counted = (labels != self._ignore).sum(axis=places)
     return segments_lib.Segmentation.single_from_model_output(
       segments=outputs[_OUTPUT],
       labels=labels,
-      loss=loss.sum(axis=(1, 2)) / jnp.maximum(counted, 1),
+      loss=loss.sum(axis=places) / jnp.maximum(counted, 1),
       mask=batch['valid'],
       classes=jnp.zeros(self._classes),
       ignore=self._ignore,
     )
 
+  def of_each(
+    self, outputs: base.Outputs, batch: base.Batch
+  ) -> dict[str, jax.Array]:
+    """Returns the mean overlap and the accuracy of each image, [B].
+
+    The mean is over the classes that are in the image or in its prediction; nan
+    for an image without any pixel that counts. `areas` is that of
+    `evaluation.segments`, [B, 3, K].
+    """
+    labels = batch[_FEATURE].astype(jnp.int32)
+    areas = segments_lib.areas(
+      outputs[_OUTPUT], labels, self._classes, self._ignore
+    )
+    right, labelled, predicted = jnp.moveaxis(areas, 1, 0)
+    either = labelled + predicted - right
+    present = either > 0
+    iou = jnp.where(present, right / jnp.maximum(either, 1), 0)
+    return {
+      'miou': iou.sum(axis=1) / present.sum(axis=1),
+      'accuracy': right.sum(axis=1) / labelled.sum(axis=1),
+      'areas': areas,
+    }
+
   def trunk(self, params: base.Params) -> tuple[models.Model, base.Params]:
     """Returns the trunk and its parameters."""
     return self.model, params['trunk']
 
-  def _levels(
+  def _inputs(
     self, params: base.Params, images: jax.Array, **kwargs: Any
-  ) -> list[jax.Array]:
-    """Returns the tokens after the chosen layers, [B, h, w, D] each."""
-    _, state = self.apply(
+  ) -> tuple[Any, ...]:
+    """Returns what the decoder reads of images [B, ..., C]."""
+    found, state = self.apply(
       params['trunk'], images, method='trunk', mutable=['levels'], **kwargs
     )
-    prefix = self.model.prefix_length
-    tokens = state['levels']['tokens'][:, :, prefix:]
-    shape = (len(images), *self._grid, tokens.shape[-1])
-    return [tokens[i].reshape(shape) for i in self._layers]
+    tokens = state['levels']['tokens']
+    if isinstance(self.model, resnet.BiT):
+      (fine,) = tokens
+      step = 2 ** (len(self.model.stages) - 1)
+      h, w = (-(-n // step) for n in fine.shape[1:3])
+      return found['tokens'].reshape(len(images), h, w, -1), fine
+    prefix, sides = self.model.prefix_length, self.model.patch_size
+    grid = [n // p for n, p in zip(self._window, sides, strict=True)]
+    shape = (len(images), *grid, tokens.shape[-1])
+    levels = [tokens[i][:, prefix:].reshape(shape) for i in self._layers]
+    if isinstance(self.decoder, unetr.UNETR):
+      return images, levels, found['tokens'][:, prefix:].reshape(shape)
+    return (levels,)
+
+  def _apply_train(
+    self, params: base.Params, images: jax.Array, rng: base.Rng
+  ) -> tuple[jax.Array, list[jax.Array], Any]:
+    """Returns the logits of all heads, and the new running statistics."""
+    inputs = self._inputs(params, images, **self.train_arguments(rng))
+    variables = {'params': params['decoder']}
+    if isinstance(self.decoder, unetr.UNETR):  # its norms keep no statistics
+      return *_outputs(self.decoder.apply(variables, *inputs)), {}
+    found, changed = self.decoder.apply(
+      variables, *inputs, train=True, mutable=['statistics']
+    )
+    return *_outputs(found), changed['statistics']
 
   def _fitted(self, logits: jax.Array, like: jax.Array) -> jax.Array:
     """Resizes logits [B, h, w, K] to the size of labels [B, H, W]."""
@@ -231,7 +316,13 @@ class Segmentation(base.Objective):
     weights = None
     if self._weights:
       weights = np.asarray(self._weights, np.float32)
-    return LOSSES[self._options.loss](logits, labels, weights, self._ignore)
+    loss = LOSSES[_loss_name(self._options)]
+    return loss(logits, labels, weights, self._ignore)
+
+
+def _loss_name(options: ml_collections.ConfigDict) -> str:
+  default = 'dice_cross_entropy' if options.head == _UNETR else 'cross_entropy'
+  return options.loss or default
 
 
 def _statistics(params: Any) -> Any:
@@ -246,33 +337,102 @@ def _statistics(params: Any) -> Any:
   return found
 
 
-def _checked(model: models.Model, config: ml_collections.ConfigDict) -> vit.ViT:
-  """Returns the model, if its tokens lie on a grid of patches.
-
-  Raises:
-    UserError: They do not.
-  """
-  if isinstance(model, vit.ViT) and model.resnet_stages is None:
-    return model
-  raise config_lib.UserError(
-    f'config.model.name is {config.model.name!r}: the heads of'
-    f' config.objective.name={config.objective.name} need a plain ViT, as'
-    " 'ViT-B/16'"
+def _decoder(
+  options: ml_collections.ConfigDict, classes: int, dtype: Any
+) -> setr.SETR | unetr.UNETR | trans2seg.Trans2Seg:
+  """Returns the heads that the options ask for."""
+  if options.head == _UNETR:
+    channels = options.channels or unetr.UNETR.features
+    return unetr.UNETR(classes, channels, dtype)
+  if options.head == _TRANS2SEG:
+    spec = spec_lib.EncoderSpec(
+      hidden_size=options.width,
+      mlp_dim=trans2seg.MLP_RATIO * options.width,
+      depth=options.depth,
+      num_heads=options.heads,
+      qkv_bias=False,
+      gelu='exact',
+      layer_norm_epsilon=1e-5,
+      dtype=dtype,
+    )
+    channels = options.channels or trans2seg.Trans2Seg.channels
+    return trans2seg.Trans2Seg(spec, classes, channels)
+  return setr.SETR(
+    options.head,
+    classes,
+    options.channels or setr.SETR.channels,
+    auxiliary=options.auxiliary_weight > 0,
+    convs=options.convs,
+    auxiliary_convs=options.auxiliary_convs,
+    align_corners=options.align_corners,
+    dtype=dtype,
   )
 
 
+def _outputs(found: Any) -> tuple[jax.Array, list[jax.Array]]:
+  """Returns the logits of the main head and of auxiliary ones."""
+  if isinstance(found, tuple):
+    return found
+  return (found['logits'] if isinstance(found, dict) else found), []
+
+
+def _checked(model: models.Model, config: ml_collections.ConfigDict) -> Any:
+  """Returns the model, if it has what the heads read.
+
+  Raises:
+    UserError: It does not.
+  """
+  reads_features = config.objective.options.head == _TRANS2SEG
+  if isinstance(model, resnet.BiT) and reads_features:
+    return model
+  is_plain = isinstance(model, vit.ViT) and model.resnet_stages is None
+  if is_plain and not reads_features:
+    assert isinstance(model, vit.ViT)
+    _check_patch(model, config)
+    return model
+  wanted = "a BiT, as 'BiT-R50x1'"
+  if not reads_features:
+    wanted = "a plain ViT, as 'ViT-B/16'"
+  raise config_lib.UserError(
+    f'config.model.name is {config.model.name!r}: the head'
+    f' config.objective.options.head={config.objective.options.head} needs'
+    f' {wanted}'
+  )
+
+
+def _check_patch(model: vit.ViT, config: ml_collections.ConfigDict) -> None:
+  patch, head = model.patch_size, config.objective.options.head
+  if head == _UNETR and set(patch) != {unetr.PATCH}:
+    raise config_lib.UserError(
+      f'config.objective.options.head={head} needs patches of {unetr.PATCH} on'
+      f' each side, not {patch}: set config.model.patch_size'
+    )
+
+
 def _layers(
-  model: vit.ViT, config: ml_collections.ConfigDict
+  model: models.Model, config: ml_collections.ConfigDict
 ) -> tuple[int, ...]:
   """Returns the layers that the heads read, from the first to the last.
 
   Raises:
     UserError: The model does not have them.
   """
-  given, depth = tuple(config.objective.options.layers), model.depth
-  found = given or tuple(
-    max(depth * (i + 1) // _LEVELS - 1, 0) for i in range(_LEVELS)
-  )
+  given = tuple(config.objective.options.layers)
+  if not isinstance(model, vit.ViT):
+    return ()
+  depth = model.depth
+  is_unetr = config.objective.options.head == _UNETR
+  quarters = tuple(depth * i // 4 for i in range(1, 5))
+  found = given
+  if not given and is_unetr:
+    found = quarters[:-1]
+  elif not given:
+    found = tuple(max(i - 1, 0) for i in quarters)
+  if is_unetr and len(found) != len(unetr.LEVELS):
+    raise config_lib.UserError(
+      f'config.objective.options.layers is {given}: head={_UNETR} reads'
+      f' {len(unetr.LEVELS)} layers'
+    )
   if list(found) != sorted(found) or not all(0 <= i < depth for i in found):
     raise config_lib.UserError(
       f'config.objective.options.layers is {given}: it must hold layers of the'

@@ -100,9 +100,7 @@ class Tokenizer(base.Objective):
     assert isinstance(self.model, vit.ViT)
     options, trunk = config.objective.options, self.model
     self._options, self.count = options, options.tokens
-    patch = models.pixels_per_token(trunk)
-    assert patch is not None
-    self._patch = patch
+    self._patch = patch = models.patch_of_images(trunk)
     h, w, channels = self.image_shape
     self.grid = (h // patch[0], w // patch[1])
     self._head = nn.Dense(

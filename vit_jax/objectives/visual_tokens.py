@@ -93,8 +93,7 @@ class Patches(VisualTokens):
 
   def __init__(self, config: ml_collections.ConfigDict, grid: tuple[int, int]):
     """Makes a tokenizer that has no codes yet."""
-    size = models.pixels_per_token(models.from_config(config.model, 0))
-    assert size is not None
+    size = models.patch_of_images(models.from_config(config.model, 0))
     self._config, self._size, self._grid = config, size, grid
     self._codes = self._no_codes
 

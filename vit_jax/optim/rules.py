@@ -33,6 +33,8 @@ _BEFORE = (
   'mask_token',
   'relative_position_bias',
   'position_embedding',
+  'rows_position_embedding',
+  'columns_position_embedding',
   'token_embedding',
 )
 

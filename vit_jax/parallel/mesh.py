@@ -25,6 +25,8 @@ from vit_jax import config as config_lib
 
 AXES = ('data', 'fsdp', 'tensor')
 BATCH_AXES = ('data', 'fsdp')
+# Axes that split a dimension of a module's output that its `split` names.
+_SPLITS = {'experts': 'fsdp', 'others': 'data'}
 
 
 def check(config: ml_collections.ConfigDict) -> None:
@@ -221,13 +223,27 @@ def join_rows(x: jax.Array) -> jax.Array:
   return cut.reshape(-1, *x.shape[2:])
 
 
+def _split(x: jax.Array, names: Sequence[str], mesh: Mesh) -> jax.Array:
+  """Splits the first dimensions of an array over axes that divide them."""
+  axes = [_SPLITS[name] for name in names]
+  spec = [
+    axis if not n % mesh.shape[axis] else PartitionSpec.UNCONSTRAINED
+    for n, axis in zip(x.shape, axes, strict=False)
+  ]
+  rest = [PartitionSpec.UNCONSTRAINED] * (x.ndim - len(spec))
+  return jax.lax.with_sharding_constraint(
+    x, NamedSharding(mesh, PartitionSpec(*spec, *rest))
+  )
+
+
 def keep_batch_split(
   fn: Callable[..., Any], mesh: Mesh, batch_size: int
 ) -> Callable[..., Any]:
   """Wraps a function that applies Linen modules to a batch.
 
   The output of each module is constrained to be split over the batch. Otherwise
-  the compiler might gather activations instead of parameters.
+  the compiler might gather activations instead of parameters. Inputs and output
+  of a module with experts are split by these.
 
   Args:
     fn: The function, which jit traces.
@@ -249,9 +265,14 @@ def keep_batch_split(
   def intercept(
     call: Any, args: Any, kwargs: Any, context: nn.module.InterceptorContext
   ) -> Any:
-    result = call(*args, **kwargs)
-    is_call = context.method_name == '__call__'
-    return jax.tree.map(constrain, result) if is_call else result
+    if context.method_name != '__call__':
+      return call(*args, **kwargs)
+    split = getattr(context.module, 'split', None)
+    if split is None:
+      return jax.tree.map(constrain, call(*args, **kwargs))
+    # The compiler moves tokens to their experts, and the results back.
+    result = call(*(_split(x, split, mesh) for x in args), **kwargs)
+    return _split(result, split, mesh)
 
   def wrapped(*args: Any, **kwargs: Any) -> Any:
     # Kernels, which the compiler cannot split, find the mesh in the context.

@@ -35,6 +35,7 @@ Entry = str | tuple[str, ...] | None
 Spec = tuple[Entry, ...]
 
 _DEFAULT = 'the default rule'
+_CONVOLUTION: Spec = (None, None, None, 'fsdp')
 
 # The first rule that matches wins; parameters without a matching rule are
 # replicated. `tensor` splits the first matrix of an MLP by columns and the
@@ -50,16 +51,18 @@ DEFAULT_RULES: tuple[tuple[str, Spec], ...] = (
   # [T, M] and [M, T]: axes of the mesh need not divide the number of tokens.
   (r'token_mlp/up/kernel$', (None, ('tensor', 'fsdp'))),
   (r'token_mlp/down/kernel$', (('tensor', 'fsdp'), None)),
+  # [E, D, M]: `fsdp` splits the experts, so that tokens move to them.
+  (r'experts/up/kernel$', ('fsdp', None, 'tensor')),
+  (r'experts/up/bias$', ('fsdp', 'tensor')),
+  (r'experts/down/kernel$', ('fsdp', 'tensor', None)),
+  (r'experts/down/bias$', ('fsdp', None)),
   (r'mlp/up/kernel$', ('fsdp', 'tensor')),  # [D, M]
   (r'mlp/up/bias$', ('tensor',)),
   (r'mlp/down/kernel$', ('tensor', 'fsdp')),
   (r'(head|head_distillation|pre_logits|output)/kernel$', ('fsdp', None)),
   (r'(^|/)token_embedding$', (None, 'fsdp')),  # [K + 1, D]
   # [P, P, C, D], and convolutions [h, w, C, D].
-  (
-    r'(patch_embedding|conv\d*|conv_proj)/kernel$',
-    (None, None, None, 'fsdp'),
-  ),
+  (r'(patch_embedding|conv\d*|conv_proj)/kernel$', _CONVOLUTION),
   (r'(^|_)(position_embedding|tokens?)$', (None, None, 'fsdp')),  # [1, T, D]
 )
 
@@ -186,6 +189,8 @@ def _spec(
   layer_shape = shape[1:] if is_stacked else shape
   if math.prod(layer_shape) < config.min_size and rule == _DEFAULT:
     spec = ()
+  if rule == _DEFAULT and spec == _CONVOLUTION and len(layer_shape) == 5:
+    spec = (None, *spec)  # [d, h, w, C, D], of volumes
   _check_fits(layers[0], layer_shape, spec, sizes, rule)
   spec = _only_split(spec, sizes)
   return ((None, *spec) if spec and is_stacked else spec), rule

@@ -22,9 +22,11 @@ from vit_jax.data import features as features_lib
 from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
 from vit_jax.models import stack
+from vit_jax.objectives import flexible
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.plots import contact_sheet
 from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import program as program_lib
 from vit_jax.train import step as train_step_lib
 
 
@@ -126,12 +128,12 @@ def examine(
   mesh = e.program.mesh
   everywhere = mesh_lib.replicated(mesh)
   trace, fed, targets = jax.jit(
-    _forward(e),
+    _forward(e, step),
     out_shardings=(everywhere, mesh_lib.batch_sharding(mesh), everywhere),
   )(state.params, state.extra, batch, np.int32(step))
-  arrays = jax.jit(_backward(e), out_shardings=everywhere)(
-    state, batch, np.int32(step)
-  )
+  arrays = jax.jit(
+    _backward(e.program.at_step(step)), out_shardings=everywhere
+  )(state, batch, np.int32(step))
   bad = np.asarray(trace.bad)
   first = next((i for i, count in enumerate(bad) if count.any()), 0)
   drawn = contact_sheet.choose(len(bad[first]), np.flatnonzero(bad[first]))
@@ -151,9 +153,13 @@ def examine(
 
 
 def _forward(
-  e: experiment_lib.Experiment,
+  e: experiment_lib.Experiment, number: int
 ) -> Callable[..., tuple[_Trace, jax.Array, Any]]:
   """Returns a function that computes a step's loss and examines each module.
+
+  Args:
+    e: The experiment.
+    number: Number of completed updates.
 
   Returns:
     A function (parameters, extra, batch, step) -> trace, input images of the
@@ -164,13 +170,15 @@ def _forward(
   parts = config_lib.num_microbatches(config)
   features = e.source.features
   objective = objectives.create(config, features, e.program.lengths)
+  if (patch := flexible.draw(config, number)) is not None:
+    objective = flexible.at_patch(objective, patch)
   transform = views.train_transform(config, features, objective.views)
 
   def augment(batch: objectives.Batch, rng: Rng) -> objectives.Batch:
     return transform(batch, rng.fold(objectives.Purpose.AUGMENTATION))
 
   loss = mesh_lib.keep_batch_split(
-    objective.loss, e.program.mesh, config.train.batch_size // parts
+    objective.training_loss, e.program.mesh, config.train.batch_size // parts
   )
 
   def run(
@@ -264,7 +272,7 @@ class _Recorder:
 
 
 def _backward(
-  e: experiment_lib.Experiment,
+  program: program_lib.Program,
 ) -> Callable[..., dict[str, _Arrays]]:
   """Returns a function that examines a step's gradients and their effects.
 
@@ -277,7 +285,7 @@ def _backward(
     batch: objectives.Batch,
     step: jax.Array,
   ) -> dict[str, _Arrays]:
-    update = e.program.update(state, batch, step)
+    update = program.update(state, batch, step)
     trees = {
       'parameters': state.params,
       'gradient': update.grads,

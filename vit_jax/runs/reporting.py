@@ -1,13 +1,14 @@
-"""Reports metrics to a file, to TensorBoard and on the terminal.
+"""Reports metrics to a file, to trackers and on the terminal.
 
 metrics.jsonl has one JSON object per line: `step` (completed updates), `epoch`
 (passes over the examples so far), `time` (seconds since 1970), and scalars by
-name. Infinity and NaN, which JSON does not have, are null. The files
-events.out.* have the same scalars for TensorBoard, with NaN but without counts
-of examples, and also the config and a few images.
+name. Infinity and NaN, which JSON does not have, are null. Trackers, such as
+TensorBoard (vit_jax/runs/trackers.py), get the same scalars, with NaN, and also
+the config and a few images.
 
-When a run resumes at a step, entries after that step are removed from both. A
-metric that was already reported at that step is not reported again.
+When a run resumes at a step, entries after that step are removed from the file,
+and TensorBoard drops them, too. A metric that was already reported at that step
+is not reported again.
 """
 
 from collections.abc import Iterator
@@ -28,9 +29,9 @@ from absl import logging
 import tqdm
 
 from vit_jax.config import UserError
-from vit_jax.runs import events
 from vit_jax.runs import records
 from vit_jax.runs import safe_io
+from vit_jax.runs import trackers
 
 # Logs only to the file: the terminal shows these messages in another form.
 _FILE_ONLY = python_logging.getLogger('vit_jax.file_only')
@@ -114,20 +115,22 @@ class Reporter:
     total_steps: int,
     start_step: int = 0,
     *,
+    reports_to: str = 'tensorboard',
     writes: bool = True,
     stream: TextIO | None = None,
   ):
-    """Opens metrics.jsonl and an event file, and cuts off later entries.
+    """Opens metrics.jsonl and the trackers, and cuts off later entries.
 
     Args:
       workdir: The work directory of the run.
       total_steps: Number of steps of the whole run.
       start_step: Number of updates that were completed before.
+      reports_to: Where metrics go as well: `config.reporting`.
       writes: Whether this process reports. If not, all methods do nothing.
       stream: The progress bar is shown here if it is a terminal; None: stderr.
 
     Raises:
-      UserError: A file cannot be written.
+      UserError: A file cannot be written, or a tracker cannot begin.
     """
     self._writes = writes
     self._before: dict[str, tuple[int, float | None]] = {}
@@ -141,7 +144,9 @@ class Reporter:
     with self._explained():
       self._before = cut_back(self._path, start_step)
       self._metrics: IO[str] = self._path.open('a', encoding='utf-8')
-      self._events = events.Events(pathlib.Path(workdir), start_step)
+      self._trackers = trackers.begin(
+        reports_to, pathlib.Path(workdir), start_step
+      )
     self._bar = _progress_bar(stream or sys.stderr, total_steps, start_step)
     if self._bar is not None:
       logging.get_absl_logger().addFilter(self._clear_bar)
@@ -158,7 +163,7 @@ class Reporter:
     self.close()
 
   def describe(self, config: Mapping[str, Any]) -> None:
-    """Writes the config to TensorBoard, as a text and as hyperparameters.
+    """Writes the config to the trackers.
 
     Args:
       config: The value of each leaf by its dotted key.
@@ -168,10 +173,11 @@ class Reporter:
     """
     if self._writes:
       with self._explained():
-        self._events.write_config(self._start_step, config)
+        for tracker in self._trackers:
+          tracker.write_config(self._start_step, config)
 
   def show(self, step: int, name: str, png: bytes) -> None:
-    """Writes an image to TensorBoard.
+    """Writes an image to the trackers.
 
     Args:
       step: Number of completed updates.
@@ -183,7 +189,8 @@ class Reporter:
     """
     if self._writes:
       with self._explained():
-        self._events.write_image(step, name, png)
+        for tracker in self._trackers:
+          tracker.write_image(step, name, png)
 
   def write(
     self, step: int, epoch: float, scalars: Mapping[str, float]
@@ -213,7 +220,8 @@ class Reporter:
     with self._explained():
       self._metrics.write(json.dumps(line, allow_nan=False) + '\n')
       self._metrics.flush()
-      self._events.write(step, now, values)
+      for tracker in self._trackers:
+        tracker.write(step, now, values)
 
   def before(self, name: str) -> float | None:
     """Returns the newest value of a metric when this reporter was opened.
@@ -259,8 +267,9 @@ class Reporter:
     # `write` has already reported write errors.
     with contextlib.suppress(OSError):
       self._metrics.close()
-    with contextlib.suppress(OSError):
-      self._events.close()
+    for tracker in self._trackers:
+      with contextlib.suppress(OSError):
+        tracker.close()
 
   def _left(self, step: int) -> list[str]:
     """Returns the remaining time, once the speed is known."""

@@ -13,6 +13,7 @@ from absl import logging
 from vit_jax.config import UserError
 from vit_jax.parallel import processes
 from vit_jax.runs import checkpoint_format
+from vit_jax.runs import parts
 
 PyTree = Any
 
@@ -109,7 +110,7 @@ def restore_params(
   the run may still be going on.
 
   Args:
-    workdir: The work directory of a run.
+    workdir: The work directory of a run, or its folder tasks/NAME, of one task.
     step: The checkpoint to read: its step, 'best' or 'newest'; None: the best,
       or else the newest good one.
 
@@ -122,6 +123,10 @@ def restore_params(
       needs a newer version, or all are damaged.
   """
   workdir = pathlib.Path(workdir).resolve()
+  part = parts.read(workdir)
+  if part is not None:
+    params, at, path = restore_params(parts.run_of(workdir), step)
+    return part.extract(params), at, path
   checkpoint_format.quiet_orbax()
   paths = checkpoint_format.candidates(workdir, step)
   found = _first_good(paths, checkpoint_format.read_params)

@@ -26,6 +26,7 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.runs import locks
+from vit_jax.runs import parts
 from vit_jax.runs import safe_io
 
 # Packages whose versions can change the results of a run.
@@ -104,6 +105,12 @@ def check_config(
   Raises:
     UserError: The configs differ in a key that a resumed run must not change.
   """
+  part = parts.read(workdir)
+  if part is not None:
+    raise UserError(
+      f'{workdir} is the task {part.task} of a run, which trains all its tasks:'
+      f' give --workdir={parts.run_of(workdir)}'
+    )
   stored = safe_io.read_json(workdir / 'config.json')
   if stored is None:
     return None
@@ -111,7 +118,7 @@ def check_config(
     before = config_lib.from_dict(stored)
   except UserError as e:
     raise UserError(f'{workdir / "config.json"}: {e}') from None
-  config = config_lib.fill(config, before)
+  config = config_lib.resumed(config, before)
   differences = config_lib.differences(before, config)
   if any(x.startswith('train.duration:') for x in differences):
     raise UserError(
@@ -135,6 +142,7 @@ def prepare(
   preprocess: Mapping[str, Any],
   data_fingerprint: str,
   metrics: Mapping[str, str] | None = None,
+  files: Mapping[str, Any] | None = None,
 ) -> None:
   """Writes config.json, preprocess.json and run.json, or compares with them.
 
@@ -145,6 +153,7 @@ def prepare(
     preprocess: The content of preprocess.json, with `classes`.
     data_fingerprint: Fingerprint of the training data.
     metrics: The better direction, 'max' or 'min', of each metric.
+    files: Content of further JSON files, by path in the work directory.
 
   Raises:
     UserError: The run in the work directory had another config or other
@@ -162,6 +171,9 @@ def prepare(
   if metrics:
     run['metrics'] = dict(metrics)
   _append_run(workdir, run)
+  for name, content in (files or {}).items():
+    (workdir / name).parent.mkdir(parents=True, exist_ok=True)
+    safe_io.write_json(workdir / name, content)
   safe_io.write_json(workdir / 'preprocess.json', preprocess)
   safe_io.write_json(workdir / 'config.json', config_lib.to_dict(config))
 

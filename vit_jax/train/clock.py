@@ -35,7 +35,6 @@ class Timekeeper:
 
   def __init__(
     self,
-    batch_size: int,
     age: float = 0.0,
     clock: Clock = time.perf_counter,
     compile_clock: Clock | None = None,
@@ -43,13 +42,11 @@ class Timekeeper:
     """Starts to measure compile time.
 
     Args:
-      batch_size: Images in an update, over all devices and processes.
       age: Seconds since the run was first started; see `age`.
       clock: Returns seconds.
       compile_clock: Returns the seconds that were spent on compiling, which
         `clock` includes; None: as measured by JAX.
     """
-    self._batch_size = batch_size
     self._clock = clock
     self._compile_clock = compile_clock or jax_compile_clock()
     self._born = clock() - age
@@ -65,6 +62,7 @@ class Timekeeper:
     self._useful = useful_seconds
     self._stalled = 0.0  # since the last checkpoint
     self._steps: list[float] = []  # since the last reading
+    self._images = 0
     self._waited = 0.0
     self._begin_step()
 
@@ -73,16 +71,17 @@ class Timekeeper:
     self._step_waited = 0.0
     self._step_paused = 0.0
 
-  def step(self) -> None:
-    """Ends a step, and begins the next."""
-    for _ in self.steps(1):
+  def step(self, images: int) -> None:
+    """Ends a step of so many images, and begins the next."""
+    for _ in self.steps(1, images):
       pass
 
-  def steps(self, count: int) -> Iterator[None]:
+  def steps(self, count: int, images: int) -> Iterator[None]:
     """Ends the steps of one call to the device, and begins the next step.
 
     Args:
       count: Number of steps; each gets an equal part of the time.
+      images: Their number in all these steps, over all devices and processes.
 
     Yields:
       Once for each step, when it is counted.
@@ -92,6 +91,7 @@ class Timekeeper:
     self._begin_step()
     for _ in range(count):
       self._steps.append(seconds)
+      self._images += images // count
       self._waited += waited
       self._useful += seconds - waited
       yield
@@ -134,10 +134,11 @@ class Timekeeper:
     if not self._steps:
       return {}
     steps, waited = np.array(self._steps), self._waited
+    images, self._images = self._images, 0
     self._steps, self._waited = [], 0.0
     measures = {}
     if seconds := float(steps.sum()):
-      measures['images_per_second'] = len(steps) * self._batch_size / seconds
+      measures['images_per_second'] = images / seconds
       measures['data_wait'] = waited / seconds
     for percent in (50, 90, 99):
       value = float(np.percentile(steps, percent))

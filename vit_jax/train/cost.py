@@ -1,5 +1,6 @@
 """The floating-point operations of a training step."""
 
+from collections.abc import Sequence
 import dataclasses
 from typing import Any
 
@@ -12,7 +13,7 @@ from vit_jax import models
 from vit_jax import objectives
 from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
-from vit_jax.data.host import batches
+from vit_jax.data.host import shapes as shapes_lib
 from vit_jax.optim import rules as rules_lib
 from vit_jax.train import flops as flops_lib
 
@@ -51,10 +52,11 @@ def step_flops(
   # A fused attention kernel would hide its matrix products from the count.
   config_lib.set_value(config, 'model.attention_implementation', None)
   config = models.on_platform(config, 'cpu')
-  has_layers = not config.model.name.startswith('BiT')
-  frozen = objectives.create(config, features).frozen
-  rules = rules_lib.make(config.optim, params, frozen)
-  is_twin = has_layers and not config.model.scan and rules.trains_layers_alike
+  objective = objectives.create(config, features)
+  rules = rules_lib.make(config.optim, params, objective.frozen)
+  can_scan = models.has_equal_layers(objective.model)
+  is_twin = can_scan and not config.model.scan and rules.trains_layers_alike
+  is_twin &= not objective.reads_layers  # a model of one layer lacks them
   if is_twin:  # tracing a scanned model takes a tenth of the time
     config.model.scan = True
   flops = _count(config, features, rules)
@@ -69,6 +71,12 @@ def step_flops(
     flops.step - (everything if trains else forward),
     flops.everything - everything,
   )
+
+
+def mean(counts: Sequence[StepFlops]) -> StepFlops:
+  """Returns the mean of the operations of several steps."""
+  each = [dataclasses.astuple(x) for x in counts]
+  return StepFlops(*(sum(x) // len(x) for x in zip(*each, strict=True)))
 
 
 def _unread(
@@ -114,13 +122,15 @@ def _count(
   channels = config.data.channels
   batch = {
     name: jax.ShapeDtypeStruct((b, *shape), jnp.float32)
-    for name, shape in batches.image_shapes(
+    for name, shape in shapes_lib.image_shapes(
       None, objective.views, channels
     ).items()
   }
   batch |= {
     name: jax.ShapeDtypeStruct((b, *size), jnp.int32)
-    for name, size in batches.map_sizes(None, objective.views, features).items()
+    for name, size in shapes_lib.map_sizes(
+      None, objective.views, features
+    ).items()
   }
   batch |= {
     name: jax.ShapeDtypeStruct((b, *x.shape), x.dtype)
@@ -156,7 +166,9 @@ def _count_parts(
   def loss_and_grads(params: Any, batch: Any, rows: Any) -> Any:
     def loss_fn(params: Any) -> Any:
       extra = objective.init_extra(params)
-      loss, *rest = objective.loss(params, extra, batch, Rng(key, rows))
+      loss, *rest = objective.training_loss(
+        params, extra, batch, Rng(key, rows)
+      )
       return loss, rest
 
     (loss, _), grads = jax.value_and_grad(loss_fn, has_aux=True)(params)

@@ -11,27 +11,22 @@ from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
 from vit_jax.train import cost
 from vit_jax.train import program as program_lib
+from vit_jax.train import timetable
 from vit_jax.train.experiment import Experiment
 
 
-def log(experiment: Experiment) -> None:
+def log(experiment: timetable.Trainable) -> None:
   """Logs the model as a table, the data and the devices."""
   e = experiment
   program, state = e.program, e.program.abstract_state()
   logging.info('%s', sharding.table(program.param_shardings))
   logging.info('%s', rules_lib.table(program.rules))
-  logging.info('%s', cost.show(program.flops, e.config.train.batch_size))
-  logging.info(
-    'training on %s: %d examples, %s',
-    *(e.config.data.split, len(e.source), _show_features(e.source)),
-  )
-  for line in program.objective.describe(e.source):
-    logging.info('%s', line)
-  sampling = balance.make(e.source, e.config.data.balance)
-  if sampling is not None:
-    shares = balance.show('shares of draws', e.source.classes, sampling.shares)
-    logging.info('%s', shares)
-  _log_evaluations(e)
+  for name, part in e.parts.items():
+    if name:
+      logging.info(
+        'task %s: %d of %d steps', name, part.total_steps, e.total_steps
+      )
+    _log_part(part)
   logging.info(
     'devices: %d x %s in %d process(es), mesh %s; %.1f MiB of state on each',
     program.mesh.size,
@@ -53,6 +48,23 @@ def log(experiment: Experiment) -> None:
     f' in {parts} microbatches' if parts > 1 else '',
     e.epoch(e.total_steps),
   )
+
+
+def _log_part(e: Experiment) -> None:
+  """Logs the data of a task, what it learns, and how it is evaluated."""
+  program = e.program
+  logging.info('%s', cost.show(program.flops, e.config.train.batch_size))
+  logging.info(
+    'training on %s: %d examples, %s',
+    *(e.config.data.split, len(e.source), _show_features(e.source)),
+  )
+  for line in program.objective.describe(e.source):
+    logging.info('%s', line)
+  sampling = balance.make(e.source, e.config.data.balance)
+  if sampling is not None:
+    shares = balance.show('shares of draws', e.source.classes, sampling.shares)
+    logging.info('%s', shares)
+  _log_evaluations(e)
 
 
 def _log_evaluations(e: Experiment) -> None:
@@ -78,7 +90,7 @@ def _show_features(source: data.Source) -> str:
   return ', '.join(shown) or 'images alone'
 
 
-def dry_run(experiment: Experiment) -> dict[str, float]:
+def dry_run(experiment: timetable.Trainable) -> dict[str, float]:
   """Compiles a step without running it, and returns its sizes.
 
   Returns:
@@ -87,7 +99,7 @@ def dry_run(experiment: Experiment) -> dict[str, float]:
   """
   e = experiment
   program, state = e.program, e.program.abstract_state()
-  temporary = program_lib.temporary_bytes(program.compile())
+  temporary = program_lib.temporary_bytes(program.heaviest.compile())
   state_bytes = sharding.bytes_per_device(state)
   return {
     'parameters': sum(x.size for x in jax.tree.leaves(state.params)),
@@ -98,13 +110,46 @@ def dry_run(experiment: Experiment) -> dict[str, float]:
   }
 
 
-def plan_memory(experiment: Experiment) -> dict[str, float]:
+def plan_memory(experiment: timetable.Trainable) -> dict[str, float]:
   """Compiles a step without running it, and returns what it needs.
 
   Returns:
-    GiB per device, as this backend's compiler plans it: parameters, gradients
-    (of trainable parameters), optimizer, average (of the parameters),
-    activations (and other temporary values), and their sum, total.
+    As `memory`.
   """
   temporary = dry_run(experiment)['temporary_gib']
-  return experiment.program.memory(round(temporary * 2**30))
+  return memory(experiment.program, round(temporary * 2**30))
+
+
+def memory(
+  program: program_lib.Program, temporary_bytes: int
+) -> dict[str, float]:
+  """Returns the memory of a step, in GiB per device; evaluates only shapes.
+
+  Args:
+    program: The program of the step.
+    temporary_bytes: Temporary memory per device, as the compiler plans it.
+
+  Returns:
+    parameters, gradients (of trainable parameters), optimizer, average (of the
+    parameters), extra (of the objective, if it has any), activations (and other
+    temporary values), and their sum, total.
+  """
+  state = program.abstract_state()
+  gib = {
+    name: sharding.bytes_per_device(tree) / 2**30
+    for name, tree in {
+      'parameters': state.params,
+      'gradients': program.rules.trained(state.params),
+      'optimizer': state.opt_state,
+      'average': state.ema_params,
+    }.items()
+  }
+  temporary = temporary_bytes / 2**30
+  if jax.tree.leaves(state.extra):
+    gib['extra'] = sharding.bytes_per_device(state.extra) / 2**30
+  plan = gib | {
+    # The compiler may avoid storing all gradients.
+    'gradients': min(gib['gradients'], temporary),
+    'activations': max(temporary - gib['gradients'], 0.0),
+  }
+  return plan | {'total': sum(plan.values())}

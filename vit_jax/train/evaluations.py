@@ -19,6 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.evaluation import base
+from vit_jax.objectives import flexible
 from vit_jax.parallel import processes
 from vit_jax.parallel import watch as watch_lib
 from vit_jax.plots import confusion_sheet
@@ -26,6 +27,7 @@ from vit_jax.runs import reporting
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed
 from vit_jax.train import monitor as monitor_lib
+from vit_jax.train import timetable
 
 Scalars = dict[str, float]
 
@@ -35,7 +37,7 @@ class _StoppedError(Exception):
 
 
 def evaluate(
-  experiment: experiment_lib.Experiment,
+  experiment: timetable.Trainable,
   state: experiment_lib.TrainState,
   step: int,
   names: Sequence[str],
@@ -61,37 +63,41 @@ def evaluate(
     BrokenBatchError: A process could not make its part of a batch.
     EvaluationError: An evaluator cannot measure the examples.
   """
-  context = TrainContext(experiment, state.eval_params, stop, watch)
   results: Scalars = {}
   confusions: dict[str, Any] = {}
-  for name in names:
-    try:
-      found = experiment.evaluators[name].run(context)
-    except _StoppedError:
-      return None
-    except base.EvaluationError as error:
-      raise base.EvaluationError(f'config.evals.{name}: {error}') from None
-    if 'confusion' in found:
-      confusions[name] = found.pop('confusion')
-    scalars = {f'{name}/{metric}': float(x) for metric, x in found.items()}
-    results |= processes.call_on_first(functools.partial(dict, scalars))
+  for part, params, own in experiment.measured(state, names):
+    contexts: dict[flexible.Patch | None, TrainContext] = {}
+    for name, key in own.items():
+      evaluator = part.evaluators[key]
+      patch = flexible.of_evaluation(evaluator.spec)
+      if patch not in contexts:
+        contexts[patch] = TrainContext(part, params, stop, watch, patch)
+      try:
+        found = evaluator.run(contexts[patch])
+      except _StoppedError:
+        return None
+      except base.EvaluationError as error:
+        raise base.EvaluationError(f'config.evals.{name}: {error}') from None
+      if 'confusion' in found:
+        confusions[name] = found.pop('confusion'), part.source.classes
+      scalars = {f'{name}/{metric}': float(x) for metric, x in found.items()}
+      results |= processes.call_on_first(functools.partial(dict, scalars))
   if results:
     reporter.write(step, experiment.epoch(step), results)
-    for name, counts in confusions.items():
-      _show_confusion(experiment, reporter, step, name, np.asarray(counts))
+    for name, (counts, classes) in confusions.items():
+      _show_confusion(classes, reporter, step, name, np.asarray(counts))
     logging.info('evaluated at step %d: %s', step, show(results))
   return results
 
 
 def _show_confusion(
-  experiment: experiment_lib.Experiment,
+  classes: Sequence[str],
   reporter: reporting.Reporter,
   step: int,
   name: str,
   counts: np.ndarray,
 ) -> None:
   """Reports an evaluation's confusion matrix, int [K, K], as a picture."""
-  classes = experiment.source.classes
   if len(classes) != len(counts):  # the objective has classes of its own
     classes = tuple(map(str, range(len(counts))))
   png = confusion_sheet.encode(counts, classes, f'{name}, step {step}')
@@ -119,9 +125,10 @@ class TrainContext(base.Context):
     params: Any,
     stop: monitor_lib.Stop,
     watch: watch_lib.Watch,
+    patch: flexible.Patch | None = None,
   ):
     super().__init__(experiment.source.features)
-    self._program = experiment.program
+    self._program = experiment.program.at_patch(patch)
     self._params = params
     self._stop = stop
     self._watch = watch
@@ -152,6 +159,12 @@ class TrainContext(base.Context):
         self._watch.alive()
       monitor_lib.hear(self._stop, batches, signal)
     yield jax.device_get(last)
+
+  def compute(self, function: base.Compute, inputs: Any) -> Any:
+    """Applies a function to arrays that are no batch."""
+    self.alive()
+    found = self._program.compute(function)(self._params, inputs)
+    return jax.device_get(found)
 
   def alive(self) -> None:
     """Called between parts of long work; their number may vary by process."""

@@ -1,12 +1,15 @@
 """Experiments: a checked config with its data and its compiled functions."""
 
+from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
-import fractions
 import functools
 import itertools
+from typing import Any
+from typing import Self
 
 from absl import logging
 import jax
@@ -21,13 +24,15 @@ from vit_jax import optim
 from vit_jax.data import cache as cache_lib
 from vit_jax.data import intensity
 from vit_jax.evaluation import base as evaluation_base
-from vit_jax.objectives.base import check_features
+from vit_jax.objectives import feature_checks
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
+from vit_jax.runs import trackers
 from vit_jax.train import feed
 from vit_jax.train import program as program_lib
 from vit_jax.train import step as train_step_lib
+from vit_jax.train import timetable
 from vit_jax.weights import initial
 
 TrainState = train_step_lib.TrainState
@@ -46,6 +51,19 @@ def check(
     UserError: Something cannot work; one line says what to change.
   """
   config_lib.check(config)
+  for name, own in config_lib.each_task(config).items():
+    try:
+      if name:
+        config_lib.check(own)
+      _check_one(own, platform)
+    except config_lib.UserError as e:
+      raise config_lib.UserError(f'task {name}: {e}' if name else e) from None
+  objectives.check_best(config)
+  trackers.check(config)
+
+
+def _check_one(config: ml_collections.ConfigDict, platform: str | None) -> None:
+  """Checks the config of a single task."""
   data.check(config)
   optim.check(config)
   evaluation.check(config)
@@ -68,7 +86,7 @@ def _check_model(
   Raises:
     UserError: There is no such model, or the image size does not fit it.
   """
-  image_size = config_lib.pair(config.data.image_size, 'data.image_size')
+  image_size = config_lib.sides(config.data.image_size)
   platform = platform or jax.default_backend()
   if config.model.attention_implementation == 'cudnn' and (
     config.train.dtype != 'bfloat16' or platform not in ('gpu', 'cuda')
@@ -85,36 +103,25 @@ def _check_model(
 
 
 @dataclasses.dataclass(frozen=True)
-class Experiment:
+class Experiment(timetable.Trainable):
   """The experiment that the loop runs.
 
   Attributes:
-    config: The config, with the values that depend on the data filled in.
     cache: The splits, and their images if `data.cache` keeps them.
     evaluators: By the evaluation's name.
     start: The checkpoint that parameters are loaded from, if there is one.
     program: The compiled functions.
-    lengths: Steps of the run, and of parts of its schedule.
-    total_steps: Steps of the whole run.
-    log_every: In steps, like all the following intervals.
-    checkpoint_every: None: only at the end.
-    checkpoint_keep_every: None: no checkpoint is kept for ever.
-    eval_every: By the evaluation's name; None: only at the end.
-    patience: How long the best metric may not improve; None: without limit.
   """
 
-  config: ml_collections.ConfigDict
   cache: cache_lib.Cache
   evaluators: dict[str, evaluation_base.Evaluator]
   start: initial.Start
   program: program_lib.Program
-  lengths: optim.Lengths
-  total_steps: int
-  log_every: fractions.Fraction
-  checkpoint_every: fractions.Fraction | None
-  checkpoint_keep_every: fractions.Fraction | None
-  eval_every: dict[str, fractions.Fraction | None]
-  patience: fractions.Fraction | None
+
+  @property
+  def parts(self) -> dict[str, 'Experiment']:
+    """The experiment of each task, by name: here it is the only one."""
+    return {'': self}
 
   @property
   def splits(self) -> Mapping[str, data.Source]:
@@ -143,52 +150,7 @@ class Experiment:
     """Returns the state before the first step."""
     return self.program.initialise(self.start.take())
 
-  def epoch(self, step: int) -> float:
-    """Returns the number of epochs after `step` updates."""
-    return step * self.config.train.batch_size / len(self.source)
-
-  def evals_due(self, step: int) -> list[str]:
-    """Returns the names of the evaluations due at a step; at the end, all."""
-    return [
-      name
-      for name, every in self.eval_every.items()
-      if step == self.total_steps or config_lib.is_due(step, every)
-    ]
-
-  def log_due(self, step: int) -> bool:
-    """Whether to log a step; the first and the last are always logged."""
-    due = config_lib.is_due(step, self.log_every)
-    return due or step in (1, self.total_steps)
-
-  def is_due(self, step: int) -> bool:
-    """Whether an evaluation or a checkpoint is due at a step."""
-    return bool(self.evals_due(step)) or self.checkpoint_due(step)
-
-  def checkpoint_due(self, step: int) -> bool:
-    """Whether to save at a step; the last step is always saved."""
-    due = config_lib.is_due(step, self.checkpoint_every)
-    return due or step == self.total_steps
-
-  def calls(self, start: int) -> Iterator[int]:
-    """Yields the number of steps in each call from step `start` to the end.
-
-    Calls of several steps begin only at multiples of `train.steps_per_call`, so
-    that a resumed run makes the same calls. If an evaluation or a checkpoint is
-    due within such a call, its steps are made one by one.
-    """
-    most, step = self.config.train.steps_per_call, start
-    while step < self.total_steps:
-      fits = step % most == 0 and step + most <= self.total_steps
-      within = range(step + 1, step + most)
-      count = most if fits and not any(map(self.is_due, within)) else 1
-      yield count
-      step += count
-
-  def first_call(self, start: int = 0) -> int:
-    """Returns the number of steps in the call that begins at step `start`."""
-    return next(self.calls(start), 1)
-
-  def with_accumulation(self, accumulation: int) -> 'Experiment':
+  def with_accumulation(self, accumulation: int) -> Self:
     """Returns the experiment with another `train.accumulation`."""
     config = config_lib.with_accumulation(self.config, accumulation)
     if config_lib.num_microbatches(config) == config_lib.num_microbatches(
@@ -223,6 +185,48 @@ class Experiment:
     if calls is None:
       calls = itertools.repeat(1, self.total_steps - start)
     return self._feed('train', batches, None, calls)
+
+  def step_function(self, step: int, count: int = 1) -> Callable[..., Any]:
+    """Returns the compiled function of the next call."""
+    program = self.program.at_step(step)
+    return program.train_step if count == 1 else program.train_steps
+
+  def indices(self, batch: Mapping[str, jax.Array]) -> jax.Array:
+    """Returns the indices of the examples, int32 [B] or [steps, B]."""
+    return batch['index']
+
+  def measured(
+    self, state: TrainState, names: Sequence[str]
+  ) -> Iterator[tuple['Experiment', Any, dict[str, str]]]:
+    """Yields what to evaluate: all of it, with one set of parameters."""
+    yield self, state.eval_params, {name: name for name in names}
+
+  def warnings(self, scalars: Mapping[str, float], step: int) -> list[str]:
+    """Returns what is wrong with the run, as `Objective.warnings`."""
+    return self.program.objective.warnings(scalars, step)
+
+  def fingerprint(self) -> str:
+    """Returns a digest of the training data."""
+    return self.source.fingerprint()
+
+  def preprocess(self) -> dict[str, Any]:
+    """Returns the content of preprocess.json."""
+    objective = self.program.objective
+    return data.Preprocess.from_config(
+      self.config,
+      self.source.features,
+      objective.output_facts(),
+      objectives.trunk_path(objective),
+    ).to_dict()
+
+  def files(self) -> dict[str, Any]:
+    """Returns the content of further files of the work directory, by path."""
+    return {}
+
+  def table(self, results: Mapping[str, float | None], step: int) -> str:
+    """Returns a table of results by task; '' where there is one task."""
+    del results, step
+    return ''
 
   def eval_batches(self, name: str) -> feed.Feed:
     """Returns one evaluation's global batches, on the devices."""
@@ -259,24 +263,24 @@ class Experiment:
     batch_size: int | None,
     calls: Iterable[int],
   ) -> feed.Feed:
-    mesh, shapes = self.program.mesh, self.program.abstract_batch(batch_size)
+    mesh, features = self.program.mesh, self.splits[split].features
+    shapes = self.program.abstract_batch(batch_size, features)
     if not self.cache.on_devices:
       return feed.Feed(batches, mesh, shapes, calls)
     shapes = {'position': shapes['index']}
     take = functools.partial(self.cache.take, split)
     return feed.Feed(batches, mesh, shapes, calls, take)
 
-  def cached(self) -> 'Experiment':
-    """Returns the experiment with its images in the cache of `data.cache`.
-
-    Raises:
-      UserError: An image cannot be read, or there is too little memory.
-    """
+  def cached(self) -> Self:
+    """Returns the experiment with its images in the cache of `data.cache`."""
     return dataclasses.replace(self, cache=self.cache.load())
 
 
 def build(
-  config: ml_collections.ConfigDict, resumes: bool = False
+  config: ml_collections.ConfigDict,
+  resumes: bool = False,
+  splits: Mapping[str, data.Source] | None = None,
+  lengths: optim.Lengths | None = None,
 ) -> Experiment:
   """Opens the data and makes the model and the steps; compiles nothing yet.
 
@@ -284,25 +288,28 @@ def build(
     config: Checked; is not changed.
     resumes: Whether the run has already begun. The checkpoint at init_from.path
       is then read only if the run has no checkpoint of its own.
+    splits: From `open_splits`; None: they are opened here.
+    lengths: Steps of the run; None: by the examples of the training split.
 
   Raises:
     UserError: The data are not there or do not fit.
   """
+  if config.tasks:
+    raise config_lib.UserError(
+      f'config.tasks are {", ".join(config.tasks)}, and this command takes one'
+      ' task: give it the config of that alone'
+    )
   config = config.copy_and_resolve_references()
-  splits = _open_splits(config)
+  splits = splits or open_splits(config)
   source = splits['train']
   evaluators = _evaluators(config, splits)
   _fill(config, source, resumes)
-  lengths = find_lengths(config, len(source))
+  lengths = lengths or timetable.find_lengths(config, len(source))
   loaded = None
   if config.init_from.path and not resumes:
     loaded = initial.load(config)
   initial.fill(config, loaded)
   _check_model(config)
-  train, batch_size = config.train, config.train.batch_size
-
-  def steps(text: str) -> fractions.Fraction | None:
-    return config_lib.period(text, len(source), batch_size) if text else None
 
   program = program_lib.Program(config, source.features, lengths)
   program.objective.check_source(source)
@@ -311,22 +318,11 @@ def build(
     program.check_evaluation()
   _warn_of_zero_head(config, program.rules, start)
   return Experiment(
-    config=config,
+    **timetable.make(config, lengths),
     cache=cache_lib.Cache(config, program.mesh, splits),
     evaluators=evaluators,
     start=start,
     program=program,
-    lengths=lengths,
-    total_steps=lengths.total,
-    log_every=config_lib.period(train.log_every, len(source), batch_size),
-    checkpoint_every=steps(config.checkpoint.every),
-    checkpoint_keep_every=steps(config.checkpoint.keep_every),
-    eval_every={
-      name: steps(spec.every)
-      for name, spec in config.evals.items()
-      if spec.split
-    },
-    patience=steps(train.patience),
   )
 
 
@@ -354,13 +350,13 @@ def _fill(
   """Sets unset keys of the config from the training data."""
   objectives.fill_options(config)
   objective = objectives.class_of(config)
-  check_features(objective, config, source.features)
+  feature_checks.check(objective.target, config, source.features)
   _fill_num_classes(config, objective.num_outputs(source.features))
   intensity.fill(config, source, resumes)
   objective.fill(config, source)
 
 
-def _open_splits(config: ml_collections.ConfigDict) -> dict[str, data.Source]:
+def open_splits(config: ml_collections.ConfigDict) -> dict[str, data.Source]:
   """Opens each split once; returns the sources by their use."""
   keys = {'train': 'data.split'}
   for name, spec in config.evals.items():
@@ -385,25 +381,6 @@ def _fill_num_classes(config: ml_collections.ConfigDict, found: int) -> None:
       f'config.model.num_classes is {wanted}, but {config.data.name} has'
       f' {found} classes: leave it out, or make it at least {found}'
     )
-
-
-def find_lengths(
-  config: ml_collections.ConfigDict, examples: int
-) -> optim.Lengths:
-  """Returns the steps of the run and of the parts of its schedule."""
-
-  def steps(text: str) -> int:
-    return config_lib.num_steps(text, examples, config.train.batch_size)
-
-  lengths = optim.Lengths(
-    total=steps(config.train.duration),
-    warmup=steps(config.optim.warmup),
-    cooldown=steps(config.optim.cooldown),
-    timescale=steps(config.optim.timescale),
-    examples=examples,
-  )
-  optim.check_lengths(config, lengths)
-  return lengths
 
 
 def _warn_of_zero_head(

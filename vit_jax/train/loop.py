@@ -25,7 +25,6 @@ import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax import data
 from vit_jax import objectives
 from vit_jax.evaluation.base import EvaluationError
 from vit_jax.parallel import memory
@@ -43,6 +42,8 @@ from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed
 from vit_jax.train import monitor as monitor_lib
 from vit_jax.train import start as start_lib
+from vit_jax.train import tasks
+from vit_jax.train import timetable
 from vit_jax.train.results import Results
 
 Scalars = dict[str, float]
@@ -89,15 +90,18 @@ def _explained() -> Iterator[None]:
 
 
 def _dry_run(config: ml_collections.ConfigDict) -> Results:
-  experiment = experiment_lib.build(config)
-  experiment.cache.check()
+  experiment = tasks.build(config)
+  for part in experiment.parts.values():
+    part.cache.check()
   if config.train.accumulation == config_lib.AUTO:
     experiment = accumulation.choose(experiment)
   describe.log(experiment)
   sizes = describe.dry_run(experiment)
   if processes.first():
     print(json.dumps(sizes))
-  accumulation.check(experiment, experiment.program.compile(), has_state=False)
+  accumulation.check(
+    experiment, experiment.program.heaviest.compile(), has_state=False
+  )
   return Results(sizes)
 
 
@@ -135,7 +139,7 @@ def _run_in(
   if stored is not None:
     config = config_lib.from_dict(stored)
   experiment = processes.call_on_all(
-    lambda: experiment_lib.build(config, resumes=stored is not None)
+    lambda: tasks.build(config, resumes=stored is not None)
   )
   processes.call_on_first(lambda: start_lib.check_longer(path, experiment))
   accumulation.check_state(experiment)
@@ -151,36 +155,32 @@ def _run_in(
   if results is None:
     return Results({}, signal=stop.signal)
   seconds = time.perf_counter() - start
+  if table := experiment.table(results.metrics, experiment.total_steps):
+    logging.info('%s', table)
   logging.info('done in %.0f s: %s; see %s', seconds, results, path)
   done = results.to_dict()
   processes.call_on_first(lambda: safe_io.write_json(path / 'DONE', done))
   return results
 
 
-def _prepare(path: pathlib.Path, experiment: experiment_lib.Experiment) -> None:
+def _prepare(path: pathlib.Path, experiment: timetable.Trainable) -> None:
   """Writes the files that describe the run, or compares them if they exist."""
-  config, source = experiment.config, experiment.source
-  objective = experiment.program.objective
-  preprocess = data.Preprocess.from_config(
-    config,
-    source.features,
-    objective.output_facts(),
-    objectives.trunk_path(objective),
-  )
-  fingerprint = source.fingerprint()
+  config, preprocess = experiment.config, experiment.preprocess()
+  fingerprint, files = experiment.fingerprint(), experiment.files()
   processes.call_on_first(
     lambda: workdir_lib.prepare(
       path,
       config,
-      preprocess.to_dict(),
+      preprocess,
       fingerprint,
       objectives.directions(config),
+      files,
     )
   )
 
 
 def train(
-  experiment: experiment_lib.Experiment,
+  experiment: timetable.Trainable,
   workdir: pathlib.Path,
   stop: monitor_lib.Stop,
   compiling: concurrent.futures.Future[jax.stages.Compiled] | None = None,
@@ -219,16 +219,14 @@ def train(
 
 
 def _begin(
-  experiment: experiment_lib.Experiment,
+  experiment: timetable.Trainable,
   workdir: pathlib.Path,
   stop: monitor_lib.Stop,
   stack: contextlib.ExitStack,
 ) -> '_Loop':
   """Makes the loop, with its state restored from the last checkpoint."""
   e = experiment
-  clock = clock_lib.Timekeeper(
-    e.config.train.batch_size, clock_lib.age(workdir)
-  )
+  clock = clock_lib.Timekeeper(clock_lib.age(workdir))
   log = workdir / 'train.log' if processes.first() else None
   watch = stack.enter_context(
     watch_lib.Watch(e.config.train.stall_timeout, log)
@@ -247,7 +245,13 @@ def _begin(
     state = e.program.adopt(state)
     logging.info('resuming at step %d of %d', step, e.total_steps)
   reporter = stack.enter_context(
-    reporting.Reporter(workdir, e.total_steps, step, writes=processes.first())
+    reporting.Reporter(
+      workdir,
+      e.total_steps,
+      step,
+      reports_to=e.config.reporting,
+      writes=processes.first(),
+    )
   )
   calls, lengths = itertools.tee(e.calls(step))
   batches = stack.enter_context(e.train_batches(step, lengths))
@@ -279,7 +283,7 @@ class _Loop:
     results: Results of the evaluations at `step`; None: still to be done.
   """
 
-  experiment: experiment_lib.Experiment
+  experiment: timetable.Trainable
   stop: monitor_lib.Stop
   clock: clock_lib.Timekeeper
   watch: watch_lib.Watch
@@ -381,19 +385,20 @@ class _Loop:
 
   def _update(self) -> None:
     """Starts one call and, while it runs, reads the metrics of the last one."""
-    program = self.experiment.program
+    mesh = self.experiment.program.mesh
     if not self.batches.is_ready():
       self.monitor.join()  # the wait counts only once the device is idle
     with self.clock.waiting():
       batch = next(self.batches)
-    told = monitor_lib.tell(self.stop, self.batches, program.mesh)
+    told = monitor_lib.tell(self.stop, self.batches, mesh)
     count = next(self.calls)
-    run_steps = program.train_step if count == 1 else program.train_steps
+    run_steps = self.experiment.step_function(self.step, count)
     self.state, metrics = run_steps(
       self.state, batch, np.int32(self.step), told
     )
     self.step, self.results = self.step + count, None
-    self.monitor.follow(self.step, count, metrics, batch['index'])
+    index = self.experiment.indices(batch)
+    self.monitor.follow(self.step, count, metrics, index)
 
   def _save(self) -> None:
     """Saves the state, and reports where the time went."""

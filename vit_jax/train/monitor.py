@@ -22,9 +22,9 @@ from vit_jax.parallel import hardware
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.runs import reporting
 from vit_jax.train import clock as clock_lib
-from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed
 from vit_jax.train import step as train_step_lib
+from vit_jax.train import timetable
 
 Scalars = dict[str, float]
 
@@ -133,7 +133,7 @@ class Monitor:
 
   def __init__(
     self,
-    experiment: experiment_lib.Experiment,
+    experiment: timetable.Trainable,
     reporter: reporting.Reporter,
     clock: clock_lib.Timekeeper,
     hear: Callable[[jax.Array], None],
@@ -221,7 +221,7 @@ class Monitor:
     (last, count, metrics, index), self._last = self._last, None
     self._hear(metrics.pop('signal'))
     oks = np.atleast_1d(metrics.pop('ok'))
-    for i, _ in enumerate(self._clock.steps(count)):
+    for i, _ in enumerate(self._clock.steps(count, index.size)):
       step, ok = last - count + 1 + i, bool(oks[i])
       if self._experiment.config.train.skip_nonfinite:
         self.skipped.add(ok)
@@ -257,7 +257,7 @@ class Monitor:
 
   def _report(self, step: int, scalars: Scalars) -> None:
     e, rates = self._experiment, self._clock.read()
-    self._warn(e.program.objective.warnings(scalars, step))
+    self._warn(e.warnings(scalars, step))
     if rates and self._peak_flops:
       steps_per_second = rates['images_per_second'] / e.config.train.batch_size
       rates['mfu'] = steps_per_second * e.program.flops.step / self._peak_flops

@@ -5,8 +5,8 @@ from collections.abc import Collection
 from collections.abc import Sequence
 import concurrent.futures
 import copy
-import dataclasses
 import functools
+import math
 import re
 from typing import Any
 
@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import ml_collections
 import numpy as np
-import optax
 
 from vit_jax import config as config_lib
 from vit_jax import models
@@ -23,21 +22,25 @@ from vit_jax import objectives
 from vit_jax import optim
 from vit_jax.data import features as features_lib
 from vit_jax.data.device import views
-from vit_jax.data.host import batches
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
+from vit_jax.data.host import shapes as shapes_lib
 from vit_jax.evaluation import base as evaluation_base
 from vit_jax.models import stack
+from vit_jax.objectives import flexible
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
 from vit_jax.parallel import sharding
 from vit_jax.train import cost
+from vit_jax.train import init as init_lib
 from vit_jax.train import step as train_step_lib
 
 TrainState = train_step_lib.TrainState
 # For programs that run once: LLVM takes half the time, and they run as fast.
 _QUICK = {'xla_backend_optimization_level': 1}
+# What is made for one size of patches.
+_OF_PATCHES = ('gradient', 'update', 'one_step', 'train_step', 'train_steps')
 # On CPUs each device would run independent collectives concurrently, in any
 # order, on threads that all devices share. With too few threads that is a
 # deadlock.
@@ -85,7 +88,8 @@ class Program:
     self.param_shardings = sharding.shard_params(
       config.mesh, self.mesh.shape, params
     )
-    self._eval_steps: dict[evaluation_base.Function, Any] = {}
+    self._eval_steps: dict[Any, Any] = {}
+    self._by_patch: dict[flexible.Patch, Program] = {}
     self._is_cpu = self.mesh.devices.flat[0].platform == 'cpu'
     self._options: dict[str, Any] = {}
     if self._is_cpu and self.mesh.size > 1:
@@ -94,6 +98,39 @@ class Program:
   @property
   def _replicated(self) -> jax.sharding.NamedSharding:
     return mesh_lib.replicated(self.mesh)
+
+  def at_patch(self, patch: flexible.Patch | None) -> 'Program':
+    """Returns the program whose patches have another size (FlexiViT).
+
+    The train state is the same: see `objectives.flexible`.
+
+    Args:
+      patch: (height, width); None: that of the model.
+
+    Raises:
+      UserError: The objective or its model has no such patches.
+    """
+    if patch is None or patch == getattr(self.objective.model, 'patch_size', 0):
+      return self
+    if patch not in self._by_patch:
+      _ = self._init  # which both share
+      other = copy.copy(self)
+      for name in _OF_PATCHES:
+        other.__dict__.pop(name, None)  # compiled for the patches of this one
+      other.objective = flexible.at_patch(self.objective, patch)
+      other._eval_steps = {}
+      self._by_patch[patch] = other
+    return self._by_patch[patch]
+
+  def at_step(self, step: int) -> 'Program':
+    """Returns the program of a step, with the patches that it draws."""
+    return self.at_patch(flexible.draw(self.config, step))
+
+  @property
+  def heaviest(self) -> 'Program':
+    """The program of the steps with the most patches."""
+    sizes = flexible.sizes(self.config)
+    return self.at_patch(min(sizes, key=math.prod)) if sizes else self
 
   def with_config(self, config: ml_collections.ConfigDict) -> 'Program':
     """Returns this program with a config that gives the same shapes."""
@@ -104,15 +141,26 @@ class Program:
   @functools.cached_property
   def update(self) -> Callable[..., train_step_lib.Update]:
     """(state, batch, step) -> the step's `Update`; not compiled."""
-    config, objective = self.config, self.objective
     return train_step_lib.make_update(
+      self.gradient,
+      self.objective.after_update,
+      self.rules,
+      optim.make_schedule(self.config.optim, self.lengths),
+      optim.make_decay(self.config.optim, self.lengths),
+      optim.make_optimizer(self.config.optim),
+      self.objective.moves_statistics,
+    )
+
+  @functools.cached_property
+  def gradient(self) -> Callable[..., train_step_lib.Gradient]:
+    """(state, batch, step) -> the step's `Gradient`; not compiled."""
+    config, objective = self.config, self.objective
+    return train_step_lib.make_gradient(
       config,
       objective,
       views.train_transform(config, self.features, objective.views),
       self.rules,
       optim.make_schedule(config.optim, self.lengths),
-      optim.make_decay(config.optim, self.lengths),
-      self._optimizer,
       self.mesh,
       self.param_shardings,
     )
@@ -120,7 +168,7 @@ class Program:
   @functools.cached_property
   def train_step(self) -> Any:
     """(state, batch, step, signals=None) -> (state, metrics); donates state."""
-    return self._compiled_step(self._one_step)
+    return self.compiled_step(self.one_step)
 
   @functools.cached_property
   def train_steps(self) -> Any:
@@ -128,7 +176,7 @@ class Program:
 
     Batches and metrics have a leading dimension of steps.
     """
-    return self._compiled_step(train_step_lib.make_train_steps(self._one_step))
+    return self.compiled_step(train_step_lib.make_train_steps(self.one_step))
 
   def eval_step(self, function: evaluation_base.Function) -> Any:
     """Returns an evaluator's function, compiled when it is first called.
@@ -148,12 +196,35 @@ class Program:
       )
     return self._eval_steps[function]
 
+  def compute(self, function: evaluation_base.Compute) -> Any:
+    """Returns an evaluator's function of arrays that are no batch.
+
+    Args:
+      function: (objective, params, inputs) -> tree.
+
+    Returns:
+      (params, inputs) -> tree, replicated on every device.
+    """
+    key = 'compute', function
+    if key not in self._eval_steps:
+      made = functools.partial(function, self.objective)
+      self._eval_steps[key] = self._compiled_replicated(made)
+    return self._eval_steps[key]
+
   @functools.cached_property
   def flops(self) -> cost.StepFlops:
-    """Operations of the matrix products in one step, on all devices."""
-    return cost.step_flops(
-      self.config, self.features, self.abstract_state().params
-    )
+    """Operations of the matrix products in one step, on all devices.
+
+    The mean over the sizes of the patches, if steps draw them.
+    """
+    params, sizes = self.abstract_state().params, flexible.sizes(self.config)
+    counts = []
+    for patch in sizes or (None,):
+      config = self.config.copy_and_resolve_references()
+      if patch is not None:
+        config_lib.set_value(config, 'model.patch_size', patch)
+      counts.append(cost.step_flops(config, self.features, params))
+    return cost.mean(counts)
 
   def initialise(self, params: Any = None) -> TrainState:
     """Returns the state before the first step, on the mesh.
@@ -164,27 +235,40 @@ class Program:
     return self._init.run(params)
 
   @functools.cached_property
-  def _init(self) -> '_Init':
-    return _Init(self)
+  def _init(self) -> init_lib.Init:
+    quick = _QUICK if self._is_cpu else {}
+    return init_lib.Init(
+      self.config,
+      self.objective,
+      self.rules,
+      optim.make_optimizer(self.config.optim),
+      self.mesh,
+      self.param_shardings,
+      self._options | quick,
+    )
 
   @functools.cached_property
-  def _optimizer(self) -> optax.GradientTransformationExtraArgs:
-    return optim.make_optimizer(self.config.optim)
-
-  @functools.cached_property
-  def _one_step(self) -> Callable[..., Any]:
+  def one_step(self) -> Callable[..., Any]:
+    """`train_step` before it is compiled."""
     return train_step_lib.make_train_step(self.config, self.rules, self.update)
 
   def _prepare(self, batch: objectives.Batch) -> objectives.Batch:
     """Returns a batch with its images and maps prepared for evaluation."""
     return views.eval_batch(self.config, self.features)(batch)
 
-  def _compiled_step(self, step: Callable[..., Any]) -> Any:
+  def compiled_step(
+    self, step: Callable[..., Any], shardings: Any = None
+  ) -> Any:
+    """Compiles (state, ...) -> (state, metrics), which donates the state.
+
+    Args:
+      step: The function.
+      shardings: Those of the state; None: of this program's.
+    """
+    shardings = shardings or self._init.shardings
+    where, how = (shardings, self._replicated), self._options
     return jax.jit(
-      step,
-      donate_argnums=0,
-      out_shardings=(self._init.shardings, self._replicated),
-      compiler_options=self._options,
+      step, donate_argnums=0, out_shardings=where, compiler_options=how
     )
 
   def _compiled_eval(self, fn: Callable[..., Any]) -> Any:
@@ -197,9 +281,11 @@ class Program:
       signal = jnp.int32(0) if signals is None else signals.max()
       return compute(params, batch), signal
 
-    return jax.jit(
-      step, out_shardings=self._replicated, compiler_options=self._options
-    )
+    return self._compiled_replicated(step)
+
+  def _compiled_replicated(self, fn: Callable[..., Any]) -> Any:
+    where, how = self._replicated, self._options
+    return jax.jit(fn, out_shardings=where, compiler_options=how)
 
   def abstract_state(self) -> TrainState:
     """Returns the state's shapes, types and shardings."""
@@ -233,37 +319,31 @@ class Program:
     return jax.jit(relayout, out_shardings=shardings)(state)
 
   def abstract_batch(
-    self, batch_size: int | None = None
+    self,
+    batch_size: int | None = None,
+    features: features_lib.Features | None = None,
   ) -> dict[str, jax.ShapeDtypeStruct]:
     """Returns the shapes, types and shardings of a global batch.
 
     Args:
       batch_size: Examples in a batch for evaluation; None: one for training.
+      features: Features of the examples; None: those of training.
     """
     is_training = batch_size is None
     b = batch_size or self.config.train.batch_size
     where = mesh_lib.batch_sharding(self.mesh)
-    dtype = levels_lib.from_config(self.config).dtype
-    image = self.features['image']
-    assert isinstance(image, features_lib.Image)
     views = (
       self.objective.views if is_training else geometry.eval_views(self.config)
     )
+    each = shapes_lib.of_example(
+      self.features if features is None else features,
+      views,
+      self.config.data.channels,
+      levels_lib.from_config(self.config).dtype,
+      is_training,
+    )
     shapes: dict[str, Any] = {
-      name: ((b, *shape), dtype)
-      for name, shape in batches.image_shapes(
-        image.size, views, self.config.data.channels
-      ).items()
-    }
-    maps = batches.map_sizes(image.size, views, self.features)
-    shapes |= {
-      name: ((b, *maps[name]), x.dtype)
-      for name, x in features_lib.maps(self.features).items()
-      if name in maps
-    }
-    shapes |= {
-      name: ((b, *x.shape), x.dtype)
-      for name, x in features_lib.targets(self.features).items()
+      name: ((b, *shape), dtype) for name, (shape, dtype) in each.items()
     }
     shapes |= {'valid': ((b,), jnp.bool_), 'index': ((b,), jnp.int32)}
     return {
@@ -326,105 +406,6 @@ class Program:
         f' {type(measured).__name__}: it must return a'
         ' clu.metrics.Collection, as vit_jax.evaluation.metrics has them'
       )
-
-  def memory(self, temporary_bytes: int) -> dict[str, float]:
-    """Returns the memory of a step, in GiB per device; evaluates only shapes.
-
-    Args:
-      temporary_bytes: Temporary memory per device, as the compiler plans it.
-
-    Returns:
-      parameters, gradients (of trainable parameters), optimizer, average (of
-      the parameters), extra (of the objective, if it has any), activations (and
-      other temporary values), and their sum, total.
-    """
-    state = self.abstract_state()
-    gib = {
-      name: sharding.bytes_per_device(tree) / 2**30
-      for name, tree in {
-        'parameters': state.params,
-        'gradients': self.rules.trained(state.params),
-        'optimizer': state.opt_state,
-        'average': state.ema_params,
-      }.items()
-    }
-    temporary = temporary_bytes / 2**30
-    if jax.tree.leaves(state.extra):
-      gib['extra'] = sharding.bytes_per_device(state.extra) / 2**30
-    plan = gib | {
-      # The compiler may avoid storing all gradients.
-      'gradients': min(gib['gradients'], temporary),
-      'activations': max(temporary - gib['gradients'], 0.0),
-    }
-    return plan | {'total': sum(plan.values())}
-
-
-class _Init:
-  """Makes the train state.
-
-  NumPy arrays in the objective's extra, such as a teacher's parameters, are
-  copied to the devices directly. Otherwise they would be constants of the
-  compiled program.
-  """
-
-  def __init__(self, program: Program):
-    self._program = program
-    self._on_host: list[np.ndarray | None] = []
-    state = jax.eval_shape(self._make, None)
-    self.shardings = sharding.tree_shardings(
-      program.mesh, program.param_shardings, state
-    )
-    self.abstract = jax.tree.map(
-      lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
-      state,
-      self.shardings,
-    )
-
-  def _make(self, params: Any) -> TrainState:
-    program = self._program
-    config, objective = program.config, program.objective
-    params = train_step_lib.init_params(config, objective, params)
-    leaves, tree = jax.tree.flatten(objective.init_extra(params))
-    self._on_host = [x if isinstance(x, np.ndarray) else None for x in leaves]
-    return train_step_lib.init_state(
-      config,
-      program._optimizer,
-      program.rules,
-      params,
-      jax.tree.unflatten(tree, leaves),
-    )
-
-  @functools.cached_property
-  def _computed(self) -> Any:
-    """Jits `make`, whose state has only the computed leaves of the extra."""
-
-    def make(params: Any) -> TrainState:
-      state = self._make(params)
-      extra = jax.tree.leaves(state.extra)
-      return dataclasses.replace(state, extra=self._only_computed(extra))
-
-    where = self._only_computed(jax.tree.leaves(self.shardings.extra))
-    program = self._program
-    return jax.jit(
-      make,
-      out_shardings=dataclasses.replace(self.shardings, extra=where),
-      compiler_options=program._options | (_QUICK if program._is_cpu else {}),
-    )
-
-  def _only_computed(self, leaves: list[Any]) -> list[Any]:
-    pairs = zip(leaves, self._on_host, strict=True)
-    return [x for x, on_host in pairs if on_host is None]
-
-  def run(self, params: Any) -> TrainState:
-    """Returns the state; `params` None: with random parameters."""
-    made = self._computed(params)
-    computed = iter(made.extra)
-    where, tree = jax.tree.flatten(self.shardings.extra)
-    extra = [
-      next(computed) if x is None else jax.device_put(x, s)
-      for s, x in zip(where, self._on_host, strict=True)
-    ]
-    return dataclasses.replace(made, extra=jax.tree.unflatten(tree, extra))
 
 
 def temporary_bytes(compiled: jax.stages.Compiled) -> int:

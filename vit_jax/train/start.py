@@ -16,14 +16,14 @@ from vit_jax.runs import reporting
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import accumulation
-from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import fed as fed_lib
+from vit_jax.train import timetable
 
-_SHOWN = 16  # images of the first batch in TensorBoard
+_SHOWN = 16  # images of the first batch in the trackers
 
 
 def compile_ahead(
-  experiment: experiment_lib.Experiment,
+  experiment: timetable.Trainable,
 ) -> concurrent.futures.Future[jax.stages.Compiled] | None:
   """Starts to compile the step while data and state are prepared.
 
@@ -31,14 +31,15 @@ def compile_ahead(
   must compile in the same order; or with several steps per call or a cache on
   the devices, since the program is then not known yet.
   """
-  config = experiment.config
-  is_usual = config.train.steps_per_call == 1 and config.data.cache != 'device'
+  is_usual = experiment.config.train.steps_per_call == 1 and all(
+    part.config.data.cache != 'device' for part in experiment.parts.values()
+  )
   if not is_usual or jax.process_count() > 1:
     return None
-  return experiment.program.compile_ahead()
+  return experiment.program.heaviest.compile_ahead()
 
 
-def check_data(experiment: experiment_lib.Experiment) -> None:
+def check_data(experiment: timetable.Trainable) -> None:
   """Raises a UserError if a process sees other data than process 0."""
   if jax.process_count() == 1:
     return
@@ -74,9 +75,7 @@ def look(
   return config_lib.to_dict(resumed), done
 
 
-def check_longer(
-  path: pathlib.Path, experiment: experiment_lib.Experiment
-) -> None:
+def check_longer(path: pathlib.Path, experiment: timetable.Trainable) -> None:
   """Lets a finished run go on if its duration was raised.
 
   Args:
@@ -93,7 +92,7 @@ def check_longer(
   before = config_lib.from_dict(stored)
   if before.train.duration == experiment.config.train.duration:
     return
-  lengths = experiment_lib.find_lengths(before, len(experiment.source))
+  lengths = timetable.find_lengths(before, experiment.lengths.examples)
   steps = [
     int(x.name) for x in checkpoint_format.newest_first(path / 'checkpoints')
   ]
@@ -113,7 +112,7 @@ def check_longer(
 
 
 def check_memory(
-  experiment: experiment_lib.Experiment,
+  experiment: timetable.Trainable,
   step: int,
   compiling: concurrent.futures.Future[jax.stages.Compiled] | None,
 ) -> None:
@@ -127,16 +126,17 @@ def check_memory(
   if compiling is not None:
     compiled = compiling.result()
   else:
-    compiled = experiment.program.compile(experiment.first_call(step))
+    program = experiment.program.heaviest
+    compiled = program.compile(experiment.first_call(step))
   accumulation.check(experiment, compiled, has_state=True)
 
 
 def show(
-  experiment: experiment_lib.Experiment,
+  experiment: timetable.Trainable,
   step: int,
   reporter: reporting.Reporter,
 ) -> None:
-  """Shows the config in TensorBoard and, at step 0, the model's first input.
+  """Shows the config in the trackers and, at step 0, the model's first input.
 
   The step may still be compiling in its thread.
   """
@@ -144,11 +144,12 @@ def show(
   reporter.describe(dict(config_lib.flatten(config_lib.to_dict(config))))
   if step or not processes.first():
     return
-  try:
-    fed = fed_lib.of(config, experiment.source, step, _SHOWN)
-  except config_lib.UserError:
-    return  # the loop reads the same image first, and reports the error
-  png = contact_sheet.encode(
-    list(fed.images), fed.captions, title='of the first batch, as it is fed'
-  )
-  reporter.show(step, 'train/images', png)
+  for name, part in experiment.parts.items():
+    try:
+      fed = fed_lib.of(part.config, part.source, step, _SHOWN)
+    except config_lib.UserError:
+      return  # the loop reads the same image first, and reports the error
+    png = contact_sheet.encode(
+      list(fed.images), fed.captions, title='of the first batch, as it is fed'
+    )
+    reporter.show(step, f'train/{name}/images' if name else 'train/images', png)

@@ -146,33 +146,46 @@ class Update(NamedTuple):
   extra: Any
 
 
-def make_update(
+class Gradient(NamedTuple):
+  """What a step measures on its batch, before the optimizer.
+
+  Attributes:
+    loss: Mean over the batch.
+    means: Means of the objective's other scalars.
+    grads: Gradients of the parameters that train.
+    extra: Extra of the objective, as its loss returns it.
+  """
+
+  loss: jax.Array
+  means: objectives.Scalars
+  grads: Any
+  extra: Any
+
+
+def make_gradient(
   config: ml_collections.ConfigDict,
   objective: objectives.Objective,
   augment: views.TrainTransform,
   rules: rules_lib.Rules,
   schedule: Schedule,
-  decay: Schedule,
-  optimizer: optax.GradientTransformationExtraArgs,
   mesh: Mesh,
   param_shardings: Mapping[str, sharding.ParamSharding],
-) -> Callable[[TrainState, objectives.Batch, Any], Update]:
-  """Returns `(state, batch, step) -> Update`.
+) -> Callable[[TrainState, objectives.Batch, Any], Gradient]:
+  """Returns `(state, batch, step) -> Gradient`.
 
-  Gradient, clipping and optimizer see only the trainable parameters: the loss
-  is not differentiated with respect to frozen ones, so the backward pass stops
-  at the lowest trainable layer.
+  The loss is not differentiated with respect to frozen parameters, so the
+  backward pass stops at the lowest trainable layer.
   """
   in_place = sharding.constrain(mesh, param_shardings)
   parts = config_lib.num_microbatches(config)
   part_size = config.train.batch_size // parts
-  objective_loss = mesh_lib.keep_batch_split(objective.loss, mesh, part_size)
+  objective_loss = mesh_lib.keep_batch_split(
+    objective.training_loss, mesh, part_size
+  )
 
-  def update(
+  def gradient(
     state: TrainState, batch: objectives.Batch, step: jax.Array
-  ) -> Update:
-    trained = rules.trained(state.params)
-
+  ) -> Gradient:
     def loss_fn(trained: Any, batch: objectives.Batch, rng: Rng) -> Any:
       params = rules_lib.merge(trained, state.params)
       batch = augment(batch, rng.fold(objectives.Purpose.AUGMENTATION))
@@ -183,27 +196,58 @@ def make_update(
       result, grads = jax.value_and_grad(loss_fn, has_aux=True)(*args)
       return result, in_place(grads)
 
-    learning_rate = schedule(step)
     if config.optim.sam.rho:
-      rho = sam.rho(config.optim, learning_rate)
+      rho = sam.rho(config.optim, schedule(step))
       grad_fn = sam.value_and_grad(grad_fn, rho, config.optim.sam.alpha)
     (loss, (means, extra)), grads = _accumulate(
-      functools.partial(grad_fn, trained),
+      functools.partial(grad_fn, rules.trained(state.params)),
       batch,
       step_key(config.seed, step),
-      parts,
+      1 if objective.caches_gradients else parts,
     )
+    return Gradient(loss, means, grads, extra)
+
+  return gradient
+
+
+def make_update(
+  gradient: Callable[..., Gradient],
+  after_update: Callable[[Any, Any, jax.Array], Any],
+  rules: rules_lib.Rules,
+  schedule: Schedule,
+  decay: Schedule,
+  optimizer: optax.GradientTransformationExtraArgs,
+  moves_statistics: bool = False,
+) -> Callable[..., Update]:
+  """Returns `(state, batch, step) -> Update`.
+
+  Clipping and optimizer see only the trainable parameters.
+
+  Args:
+    gradient: From `make_gradient`, or of several tasks.
+    after_update: As `Objective.after_update`.
+    rules: Which parameters train, and how.
+    schedule: The learning rate of a step.
+    decay: The factor of the weight decay of a step.
+    optimizer: The optimizer.
+    moves_statistics: As the attribute of the objective.
+  """
+
+  def update(
+    state: TrainState, batch: objectives.Batch, step: jax.Array
+  ) -> Update:
+    trained = rules.trained(state.params)
+    loss, means, grads, extra = gradient(state, batch, step)
+    learning_rate = schedule(step)
     direction, opt_state = optimizer.update(
       grads, state.opt_state, trained, decay=decay(step)
     )
     params = jax.tree.map(
       lambda p, d: p - learning_rate * d, trained, rules.scale(direction)
     )
-    extra = objective.after_update(
-      extra, rules_lib.merge(params, state.params), step
-    )
+    extra = after_update(extra, rules_lib.merge(params, state.params), step)
     frozen = state.params
-    if objective.moves_statistics:
+    if moves_statistics:
       frozen = base.updated(frozen, extra.get(base.STATISTICS, {}))
     return Update(
       *(loss, means, grads, learning_rate, params, frozen, opt_state, extra)

@@ -1,0 +1,66 @@
+"""A template: a method of your own. Copy it, and replace what is marked.
+
+It adds noise to the images, and the features of an image must not change much.
+That alone would collapse: a term keeps the variance of each feature near 1
+(VICReg, arXiv:2105.04906, equations 1 and 6, without its covariance term).
+"""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax import config as config_lib
+from vit_jax.objectives import base
+
+
+class Mine(base.Objective):  # your name: --config.objective.name=my_file:Name
+  """Features that noise does not change."""
+
+  # Your own keys, config.objective.options.*, with their defaults.
+  options: ClassVar = {'noise': 0.1, 'variance_weight': 1.0}
+  # Whether the loss of one image depends on the others of its batch.
+  couples_examples = True
+
+  @staticmethod
+  def check(config):  # before anything slow: values that cannot work
+    noise = config.objective.options.noise
+    if noise < 0:
+      raise config_lib.UserError(
+        f'config.objective.options.noise={noise}: must be 0 or more'
+      )
+
+  def loss(self, params, extra, batch, rng):
+    """Returns the loss, what metrics.jsonl shows, and the state beside."""
+    options = self.config.objective.options
+    images = batch['image']  # [B, H, W, C], augmented and normalised
+    keys = rng.fold(base.Purpose.OBJECTIVE).per_row()  # all draws come from rng
+    noise = jax.vmap(lambda key: jax.random.normal(key, images.shape[1:]))(keys)
+    clean = self.apply_train(params, images, rng)  # [B, D]
+    noisy = self.apply_train(params, images + options.noise * noise, rng)
+    distance = jnp.square(clean - noisy).mean()
+    spread = jnp.sqrt(clean.var(0) + 1e-4)  # [D]
+    loss = distance + options.variance_weight * jax.nn.relu(1 - spread).mean()
+    return loss, {'distance': distance, 'spread': spread.mean()}, extra
+
+  def outputs(self, params, batch):
+    """What probes, `embed` and `explore` read; images are not augmented."""
+    return {'features': self.apply(params, batch['image'])}
+
+
+def get_config(arg=''):
+  """The config of an experiment: --config=my_objective.py."""
+  config_lib.no_argument(arg)
+  config = config_lib.load('digits')  # any config that is near to yours
+  config.objective.name = 'my_objective:Mine'
+  config.objective.label_smoothing = 0.0
+  config.train.duration = '300 steps'
+  config.checkpoint.best = ''
+  config.evals.val.every = ''
+  config.evals.knn = config_lib.evaluation(
+    split='train[80%:]',
+    train_split='train[:80%]',
+    kind='knn',
+    every='100 steps',
+  )
+  return config

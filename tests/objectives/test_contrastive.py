@@ -1,0 +1,452 @@
+"""Images and captions: two towers, on any mesh, accumulated, one locked."""
+
+import json
+import shutil
+
+import commands
+import cv2
+import jax
+import methods
+import numpy as np
+import pytest
+import tiny
+
+import vit_jax
+from vit_jax import convert
+from vit_jax import embed
+from vit_jax import evaluate
+from vit_jax import search
+from vit_jax.config import UserError
+from vit_jax.data import tokenizers
+from vit_jax.data.device.rng import Rng
+from vit_jax.objectives import contrastive
+from vit_jax.predict import __main__ as predict
+from vit_jax.runs import checkpoint_format
+from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import loop
+
+RUN = {
+  'objective__name': 'contrastive',
+  'data__split': 'train[:200]',
+  'data__captions': 'templates:a {}.|the number {}.|{} as an image.',
+  'data__tokenizer': 'words',
+  'data__text_length': 12,
+  'train__duration': '8 steps',
+  'evals__val__split': '',
+  'checkpoint__best': 'zero/accuracy',
+}
+OPTIONS = {
+  'dim': 8,
+  'text_width': 16,
+  'text_depth': 1,
+  'text_heads': 2,
+}
+MIXER = {
+  'model__name': 'Mixer-S/4',
+  'model__num_heads': None,
+  'model__pool': None,
+  'model__position_embedding': None,
+}
+# Neither depends on the rounding of values whose gradient is zero.
+SGD = {'optim__name': 'sgd'}
+
+
+def config_of(options=(), **overrides):
+  result = tiny.config(**RUN | {'checkpoint__best': ''} | overrides)
+  result.objective.options.update(OPTIONS | dict(options))
+  for kind, name in (('zero_shot', 'zero'), ('retrieval', 'found')):
+    result.evals[name] = vit_jax.config.evaluation(
+      kind=kind, split='train[200:230]', every='4 steps'
+    )
+  result.evals.zero.templates = 'a {}.|one {}.'
+  result.checkpoint.best = 'zero/accuracy'
+  return result
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+  path = tmp_path_factory.mktemp('contrastive') / 'run'
+  assert loop.run(config_of(**SGD), str(path)).status == 0
+  return path
+
+
+def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
+  methods.assert_resumes_to_the_bit(
+    config_of(**SGD), finished, tmp_path / 'run'
+  )
+
+
+@pytest.mark.parametrize('how', methods.HOW)
+def test_the_same_on_devices_and_accumulated(how, finished, tmp_path):
+  """Microbatches see the other pairs of the global batch, too."""
+  config = config_of(**SGD, **methods.HOW[how])
+  methods.assert_same_result(config, finished, tmp_path / 'run')
+
+
+def _gradient(options=(), **overrides):
+  config = config_of(options, **overrides)
+  objective = experiment_lib.build(config).program.objective
+  params = objective.init(jax.random.key(0))
+  rng = np.random.default_rng(0)
+  shape = (16, *objective.image_shape)
+  batch = {
+    'image': rng.normal(size=shape).astype(np.float32),
+    'text': rng.integers(1, 20, (16, 12)).astype(np.int32),
+  }
+  rows = Rng(jax.random.key(1), np.arange(16, dtype=np.int32))
+
+  def loss(params):
+    return objective.loss(params, {}, batch, rows)[0]
+
+  return jax.jit(jax.value_and_grad(loss))(params)
+
+
+@pytest.mark.parametrize('loss', contrastive.LOSSES)
+def test_cached_gradients_are_those_of_the_whole_batch(loss):
+  """With dropout, whose masks are those of the global batch."""
+  options, dropout = {'loss': loss}, {'model__dropout_rate': 0.2}
+  whole = _gradient(options, **dropout)
+  cached = _gradient(options | {'parts': 2}, **dropout, train__accumulation=4)
+  assert np.isfinite(whole[0])
+  jax.tree.map(
+    lambda x, y: np.testing.assert_allclose(x, y, atol=1e-5, rtol=1e-4),
+    cached,
+    whole,
+  )
+
+
+def test_a_limited_temperature():
+  """Beyond the limit, the gradient only lowers the temperature."""
+
+  def grad(x, sign):
+    return jax.grad(lambda x: sign * contrastive.limited(x, 100.0))(x)
+
+  assert float(contrastive.limited(np.float32(9.0), 100.0)) == pytest.approx(
+    np.log(100), rel=1e-6
+  )
+  assert [float(grad(9.0, sign)) for sign in (1, -1)] == [1, 0]
+  assert [float(grad(4.0, sign)) for sign in (1, -1)] == [1, -1]
+  assert float(contrastive.limited(np.float32(9.0), 0)) == 9
+
+
+def test_evaluations_of_a_run(finished):
+  last = [x for x in tiny.metrics(finished) if 'zero/accuracy' in x][-1]
+  assert 0 <= last['zero/accuracy'] <= last['zero/top5_accuracy'] <= 1
+  assert last['zero/examples'] == last['found/examples'] == 30
+  recalls = [last[f'found/image_to_text@{k}'] for k in (1, 5, 10)]
+  assert sorted(recalls) == recalls
+  assert recalls[-1] == 1  # there are ten captions
+
+
+def test_the_image_tower_is_a_trunk(finished):
+  """Other methods start from it."""
+  config = tiny.config(
+    init_from__path=str(finished),
+    model__name='init_from',
+    train__duration='4 steps',
+  )
+  experiment = experiment_lib.build(config)
+  np.testing.assert_array_equal(
+    experiment.start.take()['patch_embedding']['kernel'],
+    vit_jax.load(finished).params['patch_embedding']['kernel'],
+  )
+
+
+@pytest.mark.parametrize('locked', ['image', 'text'])
+def test_a_locked_tower(locked, finished, tmp_path):
+  """It keeps its parameters, and the optimizer has no state for it."""
+  config = config_of({'locked': locked}, init_from__path=str(finished))
+  before = experiment_lib.build(config).init()
+  assert locked in before.params
+  names = [
+    jax.tree_util.keystr(path)
+    for path, _ in jax.tree_util.tree_leaves_with_path(before.opt_state)
+  ]
+  assert names and not any(f"['{locked}']" in name for name in names)
+  assert loop.run(config, str(tmp_path / 'run')).status == 0
+  folder = checkpoint_format.newest_first(tmp_path / 'run' / 'checkpoints')[0]
+  params, _ = checkpoint_format.read_params(folder)
+  jax.tree.map(
+    np.testing.assert_array_equal, params[locked], before.params[locked]
+  )
+  assert params['log_scale'] != before.params['log_scale']
+
+
+def test_the_backward_pass_of_a_locked_tower_is_left_out(finished):
+  """As the FLOP of the compiled step say."""
+
+  def flops(locked):
+    config = config_of(
+      {'locked': locked}, init_from__path=str(finished), model__depth=8
+    )
+    program = experiment_lib.build(config, resumes=True).program
+    return program.compile().cost_analysis()['flops']
+
+  assert flops('image') < 0.6 * flops('')
+
+
+@pytest.mark.parametrize(
+  ('options', 'overrides', 'message'),
+  [
+    ({'loss': 'hinge'}, {}, "options.loss is 'hinge'"),
+    ({'locked': 'both'}, {}, "options.locked is 'both'"),
+    ({'locked': 'image'}, {}, 'this tower starts at random'),
+    ({'text_heads': 3}, {}, 'text_heads is 3.*text_width, 16'),
+    ({'parts': 3}, {}, 'parts is 3.*batch_size, 16'),
+    ({}, {'data__tokenizer': ''}, "tokenizer is ''"),
+    ({}, {'data__tokenizer': 'clap:x'}, "tokenizer is 'clap:x'"),
+    ({}, {'data__captions': ''}, 'digits has no captions'),
+    ({}, {'data__captions': 'templates:no place|b {}'}, 'must have {} once'),
+    ({}, {'data__captions': 'a {}'}, "write 'templates:"),
+    ({}, {'data__class_names': '/nowhere'}, '/nowhere cannot be read'),
+    (
+      {},
+      {'data__text_length': 2, 'data__text_too_long': 'refuse'},
+      'tokens, and the text tower 2',
+    ),
+    ({}, MIXER, 'is a ViT'),
+    ({}, {'augment__mixup': 0.2}, 'not the text of digits'),
+    ({}, {'optim__sam__rho': 0.1, 'optim__sam__groups': 2}, 'whole batch'),
+  ],
+)
+def test_mistakes_get_one_line(options, overrides, message, tmp_path):
+  config = config_of(options, **overrides)
+  with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
+    loop.run(config, str(tmp_path / 'run'))
+
+
+def test_the_command_measures_a_run(finished, capsys):
+  """With prompts of its own, and as in training."""
+  args = (f'--from={finished}', '--data=digits', '--split=train[200:230]')
+  args += ('--format=json', '--step=8')
+  found = []
+  for probe in (
+    ('--probe=zero_shot', '--templates=a {}.|one {}.'),
+    ('--probe=retrieval',),
+  ):
+    assert commands.run(evaluate, *args, *probe) == 0
+    found.append(json.loads(capsys.readouterr().out))
+  last = [x for x in tiny.metrics(finished) if 'zero/accuracy' in x][-1]
+  assert found[0]['accuracy'] == last['zero/accuracy']
+  assert found[1]['image_to_text@5'] == last['found/image_to_text@5']
+
+
+def test_prompts_name_classes(finished, tmp_path, capsys):
+  for i in range(3):
+    image = np.full((8, 8), 80 * i, np.uint8)
+    cv2.imwrite(str(tmp_path / f'{i}.png'), image)
+  args = f'--from={finished}', tmp_path, '--format=json'
+  prompts = ['a 0', 'the number 1', 'a 2']
+  assert commands.run(predict, *args, f'--prompts={",".join(prompts)}') == 0
+  found = json.loads(capsys.readouterr().out)
+  assert len(found) == 3
+  for each in found:
+    assert {x['class'] for x in each['predictions']} == set(prompts)
+    total = sum(x['probability'] for x in each['predictions'])
+    assert total == pytest.approx(1, abs=1e-5)
+  with pytest.raises(UserError, match='at least two texts'):
+    commands.run(predict, *args, '--prompts=a 0')
+
+
+def test_prompts_need_a_text_tower(digits_run, tmp_path):
+  cv2.imwrite(str(tmp_path / 'a.png'), np.zeros((8, 8), np.uint8))
+  with pytest.raises(UserError, match='was trained for classification'):
+    commands.run(predict, f'--from={digits_run}', tmp_path, '--prompts=a 0,a 1')
+
+
+def test_a_vocabulary_that_has_changed(finished, tmp_path):
+  """Its hash is in preprocess.json."""
+  copy = tmp_path / 'run'
+  shutil.copytree(finished, copy)
+  path = copy / 'preprocess.json'
+  stored = json.loads(path.read_text())
+  stored['features']['text']['words'][0] = 'other'
+  path.write_text(json.dumps(stored))
+  args = f'--from={copy}', '--data=digits', '--split=train[200:230]'
+  with pytest.raises(UserError, match='is not the vocabulary of the model'):
+    commands.run(evaluate, *args, '--probe=retrieval')
+
+
+def test_images_are_found_by_texts_and_images(finished, tmp_path, capsys):
+  """As the embeddings say; only changed files are read again."""
+  folder = tmp_path / 'photos'
+  folder.mkdir()
+  rng = np.random.default_rng(0)
+  for i in range(5):
+    image = rng.integers(0, 256, (8, 8), np.uint8)
+    cv2.imwrite(str(folder / f'{i}.png'), image)
+
+  def run(*args):
+    status = commands.run(search, f'--from={finished}', folder, *args)
+    return status, capsys.readouterr()
+
+  def embed_all(name, *args):
+    out = tmp_path / f'{name}.npz'
+    assert commands.run(embed, f'--from={finished}', f'--out={out}', *args) == 0
+    return np.load(out)
+
+  args = '--text=a 3', '--text=the number 8', f'--image={folder}/2.png'
+  status, told = run(*args, '--format=json')
+  assert status == 0
+  images = embed_all('images', f'--images={folder}')
+  texts = embed_all('texts', *args[:2])
+  assert texts['text'].tolist() == ['a 3', 'the number 8']
+  queries = [*texts['embedding'], images['embedding'][2]]
+  for query, answer in zip(queries, json.loads(told.out), strict=True):
+    wanted = images['embedding'] @ query
+    found = {x['image']: x['similarity'] for x in answer['found']}
+    expected = dict(zip(images['file'].tolist(), wanted, strict=True))
+    assert found == pytest.approx(expected, abs=1e-5)
+    assert sorted(found.values(), reverse=True) == list(found.values())
+  found = vit_jax.load(finished).outputs(images['file'].tolist())
+  np.testing.assert_allclose(found['features'], images['embedding'], atol=1e-5)
+  (cache,) = tmp_path.glob('photos.embeddings-*.npz')
+  written = cache.stat().st_mtime_ns
+  assert run(*args)[1].out.splitlines()[0] == 'a 3'
+  assert cache.stat().st_mtime_ns == written
+
+  (folder / '0.png').unlink()
+  (folder / '1.png').write_bytes(b'no image')
+  picture = tmp_path / 'found.png'
+  status, told = run(*args, '--format=csv', f'--picture={picture}')
+  assert status == 1 and '1.png' in told.err
+  assert len(told.out.splitlines()) == 1 + 3 * 3
+  assert cv2.imread(str(picture)) is not None
+  cache.write_bytes(b'damaged')
+  assert run(*args, '--format=csv')[1].out == told.out
+
+
+@pytest.mark.parametrize(
+  ('args', 'message'),
+  [
+    (('here',), 'no query'),
+    (('--text=a 3',), 'one folder'),
+    (('here', '--text='), 'empty'),
+    (('here', '--text=a 3'), 'has no images'),
+  ],
+)
+def test_a_search_that_cannot_be(args, message, finished, tmp_path):
+  args = [tmp_path if x == 'here' else x for x in args]
+  with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
+    commands.run(search, f'--from={finished}', *args)
+
+
+def test_any_model_finds_images_like_one(digits_run, tmp_path, capsys):
+  for i in range(3):
+    cv2.imwrite(str(tmp_path / f'{i}.png'), np.full((8, 8), 80 * i, np.uint8))
+  args = f'--from={digits_run}', tmp_path, '--top=1', '--format=json'
+  cache = f'--cache={tmp_path}/cache.npz'
+  assert commands.run(search, *args, cache, f'--image={tmp_path}/1.png') == 0
+  (answer,) = json.loads(capsys.readouterr().out)
+  (found,) = answer['found']
+  assert found['image'] == str(tmp_path / '1.png')
+  assert found['similarity'] == pytest.approx(1, abs=1e-5)
+  with pytest.raises(UserError, match='was trained for classification'):
+    commands.run(search, *args, cache, '--text=a 3')
+
+
+CLIP = {'model__pre_norm': True, 'model__patch_bias': False}
+SIGLIP = {'loss': 'sigmoid', 'dim': 0, 'text_causal': False}
+FILES = {
+  'clip': ({}, CLIP | {'model__pool': 'token', 'model__gelu': 'sigmoid'}),
+  'siglip': (SIGLIP | {'text_pool': 'last'}, {'model__pool': 'map'}),
+}
+
+
+@pytest.mark.parametrize('kind', FILES)
+def test_transformers_embeds_the_same(kind, tmp_path):
+  """Both towers are written as theirs, and a run starts from them."""
+  torch = pytest.importorskip('torch')
+  transformers = pytest.importorskip('transformers')
+  options, fields = FILES[kind]
+  config = config_of(options, **SGD | fields, train__duration='3 steps')
+  config.evals.zero.split = config.evals.found.split = ''
+  config.checkpoint.best = ''
+  run, there = tmp_path / 'run', tmp_path / 'there'
+  assert loop.run(config, str(run)).status == 0
+  args = run, there, '--to=huggingface', '--whole'
+  assert commands.run(convert, *args) == 0
+  theirs, report = transformers.AutoModel.from_pretrained(
+    there, output_loading_info=True
+  )
+  assert theirs.config.model_type == kind and not any(report.values())
+  config.init_from.path = str(there)
+  experiment = experiment_lib.build(config)
+  params, ours = experiment.start.take(), vit_jax.load(run)
+  wanted = {'image': ours.params, **ours.beside}
+  jax.tree.map(np.testing.assert_array_equal, params, wanted)
+  objective, rng = experiment.program.objective, np.random.default_rng(0)
+  images = rng.standard_normal((3, *objective.image_shape), np.float32)
+  length = objective.text.length
+  tokens = rng.integers(1, objective.text.vocabulary, (3, length))
+  found = objective.outputs(params, {'image': images, 'text': tokens})
+  with torch.no_grad():
+    answer = theirs.eval()(
+      pixel_values=torch.tensor(images.transpose(0, 3, 1, 2).copy()),
+      input_ids=torch.tensor(tokens),
+    )
+  for name, wanted in (
+    ('features', answer.image_embeds),
+    ('text_features', answer.text_embeds),
+  ):
+    np.testing.assert_allclose(found[name], wanted.numpy(), atol=1e-5)
+
+
+def test_towers_that_no_file_has(finished, tmp_path):
+  """The pool of the image tower is neither CLIP's nor SigLIP's."""
+  args = finished, tmp_path / 'x', '--to=huggingface', '--whole'
+  with pytest.raises(UserError, match='no file of --to=huggingface has what'):
+    commands.run(convert, *args)
+
+
+def test_a_file_of_both_towers_compares_and_finds(tmp_path, capsys):
+  """CLIP of transformers, with the vocabulary beside it."""
+  torch = pytest.importorskip('torch')
+  transformers = pytest.importorskip('transformers')
+  pytest.importorskip('tokenizers')
+  small = {
+    'hidden_size': 16,
+    'intermediate_size': 32,
+    'num_hidden_layers': 1,
+    'num_attention_heads': 2,
+  }
+  texts = {'vocab_size': 517, 'max_position_embeddings': 9, 'eos_token_id': 516}
+  torch.manual_seed(0)
+  theirs = transformers.CLIPModel(
+    transformers.CLIPConfig(
+      vision_config=small | {'image_size': 16, 'patch_size': 8},
+      text_config=small | texts,
+      projection_dim=8,
+    )
+  ).eval()
+  folder, photos = tmp_path / 'clip', tmp_path / 'photos'
+  theirs.save_pretrained(folder)
+  photos.mkdir()
+  rng = np.random.default_rng(0)
+  for i in range(3):
+    image = rng.integers(0, 256, (16, 16, 3), np.uint8)
+    cv2.imwrite(str(photos / f'{i}.png'), image)
+  args = f'--from={folder}', photos
+  with pytest.raises(UserError, match=f'^{folder} has no vocabulary.*$'):
+    commands.run(predict, *args, '--prompts=a cat,no')
+  (folder / 'vocab.txt').write_text('[PAD]\n[UNK]\n[CLS]\n')
+  with pytest.raises(UserError, match='has 3 tokens, but the text tower'):
+    commands.run(predict, *args, '--prompts=a cat,no')
+  (folder / 'merges.txt').write_text('#version: 0.2\nc a\nca t</w>\no n\n')
+  assert (
+    commands.run(predict, *args, '--prompts=a cat,no', '--format=json') == 0
+  )
+  found = json.loads(capsys.readouterr().out)
+  prepared = vit_jax.load(folder).preprocess([x['image'] for x in found])
+  tokens = tokenizers.make(f'clip:{folder}/merges.txt', 9)(['a cat', 'no'])
+  with torch.no_grad():
+    wanted = theirs(
+      pixel_values=torch.tensor(prepared.transpose(0, 3, 1, 2).copy()),
+      input_ids=torch.tensor(tokens),
+    ).logits_per_image.softmax(dim=-1)
+  for each, row in zip(found, wanted.numpy(), strict=True):
+    given = {x['class']: x['probability'] for x in each['predictions']}
+    assert [given['a cat'], given['no']] == pytest.approx(row, abs=1e-4)
+  assert commands.run(search, *args, '--text=a cat', '--format=json') == 0
+  (answer,) = json.loads(capsys.readouterr().out)
+  assert len(answer['found']) == 3

@@ -1,0 +1,169 @@
+"""One model is trained with patches of several sizes (FlexiViT)."""
+
+import json
+import shutil
+
+import commands
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import tiny
+
+import vit_jax
+from vit_jax import evaluate
+from vit_jax.config import UserError
+from vit_jax.objectives import flexible
+from vit_jax.rerun import replay
+from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import loop
+
+SIZES = (2, (2, 4), 4)
+FLEXIBLE = {
+  'model__num_classes': 10,  # what the data decide, for a replay
+  'data__mean': (0.5,),
+  'data__std': (0.5,),
+  'model__name': 'ViT-Ti/2',
+  'model__dropout_rate': 0.1,
+  'train__patch_sizes': SIZES,
+  'train__duration': '8 steps',
+  'train__ema_decay': 0.9,
+  'evals__val__patch_size': 4,
+  'evals__val__every': '',
+}
+
+
+def losses(workdir):
+  found = [x['train/loss'] for x in tiny.metrics(workdir) if 'train/loss' in x]
+  assert len(found) == 8
+  return found
+
+
+@pytest.fixture(scope='module')
+def finished(tmp_path_factory):
+  """A finished run."""
+  workdir = tmp_path_factory.mktemp('runs') / 'run'
+  loop.run(tiny.config(**FLEXIBLE), str(workdir))
+  return workdir
+
+
+def test_a_step_draws_one_size_from_seed_and_step():
+  config = tiny.config(**FLEXIBLE)
+  drawn = [flexible.draw(config, step) for step in range(300)]
+  assert drawn == [flexible.draw(config, step) for step in range(300)]
+  counts = [drawn.count(size) for size in ((2, 2), (2, 4), (4, 4))]
+  assert sum(counts) == 300 and min(counts) > 75
+  config.seed = 1
+  assert drawn != [flexible.draw(config, step) for step in range(300)]
+  assert flexible.draw(tiny.config(), 0) is None
+
+
+def test_the_parameters_are_resized_as_on_loading(finished):
+  """And as the paper: by the pseudo-inverse, and linearly."""
+  vit = vit_jax.load(finished)
+  assert vit.model.patch_size == (2, 2)
+  images = np.random.default_rng(0).normal(size=(3, 8, 8, 1)).astype('f')
+  for size in ((2, 4), (4, 4)):
+    other = vit.adapted(patch_size=size)
+    made = jax.jit(flexible.resized, static_argnums=(1, 2, 3))(
+      jax.tree.map(jnp.asarray, vit.params), (8, 8), (2, 2), size
+    )
+    jax.tree.map(
+      lambda a, b: np.testing.assert_allclose(a, b, atol=1e-6),
+      other.params,
+      jax.device_get(made),
+    )
+    table = vit.params['position_embedding']
+    first, own = table[:, :-16], table[:, -16:].reshape(1, 4, 4, -1)
+    grid = (8 // size[0], 8 // size[1])
+    own = jax.image.resize(own, (1, *grid, own.shape[-1]), 'linear')
+    expected = np.concatenate([first, own.reshape(1, -1, own.shape[-1])], 1)
+    np.testing.assert_allclose(made['position_embedding'], expected, atol=1e-6)
+    assert np.isfinite(other.model.apply({'params': made}, images)).all()
+
+
+def test_enlarged_patches_embed_as_before(finished):
+  """An image that is enlarged with its patches has the same embedding."""
+  params = vit_jax.load(finished).params
+  kernel = params['patch_embedding']['kernel']
+  made = flexible.resized(params, (8, 8), (2, 2), (4, 4))
+  patch = np.random.default_rng(0).normal(size=(2, 2, 1))
+  large = jax.image.resize(patch, (4, 4, 1), 'linear')
+  np.testing.assert_allclose(
+    np.einsum('hwc,hwcd->d', large, made['patch_embedding']['kernel']),
+    np.einsum('hwc,hwcd->d', patch, kernel),
+    atol=1e-5,
+  )
+
+
+def test_an_interrupted_run_goes_on_to_the_bit(finished, tmp_path):
+  workdir = tmp_path / 'run'
+  shutil.copytree(finished, workdir)
+  (workdir / 'DONE').unlink()
+  shutil.rmtree(workdir / 'checkpoints' / '8')
+  loop.run(tiny.config(**FLEXIBLE), str(workdir))
+  assert losses(workdir) == losses(finished)
+  a, b = (vit_jax.load(x, step=8).params for x in (workdir, finished))
+  jax.tree.map(np.testing.assert_array_equal, a, b)
+
+
+def test_on_a_mesh_and_in_microbatches_it_is_the_same(finished, tmp_path):
+  more = {'mesh__data': 2, 'mesh__fsdp': 2, 'train__accumulation': 2}
+  loop.run(tiny.config(**FLEXIBLE | more), str(tmp_path))
+  assert losses(tmp_path) == pytest.approx(losses(finished), rel=1e-4)
+
+
+def test_an_evaluation_has_its_own_size(finished, capsys):
+  """The numbers of the run are those of the command."""
+  expected = json.loads((finished / 'DONE').read_text())
+  flags = [f'--from={finished}', '--data=digits', '--split=train[80%:]']
+  commands.run(evaluate, '--format=json', *flags, '--model.patch_size=4')
+  found = json.loads(capsys.readouterr().out)
+  assert found['loss'] == pytest.approx(expected['val/loss'], 1e-5)
+  commands.run(evaluate, '--format=json', *flags)
+  assert json.loads(capsys.readouterr().out)['loss'] != found['loss']
+
+
+def test_each_step_can_be_replayed(finished, capsys):
+  config = tiny.config(**FLEXIBLE)
+  drawn = [flexible.draw(config, step) for step in range(4, 8)]
+  step = 5 + next(i for i, size in enumerate(drawn) if size != (2, 2))
+  assert replay.run(config, str(finished), step) == 0
+  assert json.loads(capsys.readouterr().out)['same']
+
+
+def test_costs_are_the_mean_over_sizes():
+  flops = [
+    experiment_lib.build(tiny.config(**FLEXIBLE | more)).program.flops.step
+    for more in (
+      {},
+      {'train__patch_sizes': (), 'model__patch_size': 2},
+      {'train__patch_sizes': (), 'model__patch_size': (2, 4)},
+      {'train__patch_sizes': (), 'model__patch_size': 4},
+    )
+  ]
+  assert flops[0] == pytest.approx(sum(flops[1:]) / 3, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+  ('change', 'error'),
+  [
+    ({'train__patch_sizes': (2, 3)}, '3 x 3 does not divide'),
+    ({'train__patch_sizes': (2, 2)}, 'write each size once'),
+    ({'evals__val__patch_size': 5}, 'evals.val.patch_size: a patch of 5 x 5'),
+    ({'train__steps_per_call': 2}, 'set it to 1'),
+    ({'model__position_embedding': 'factorized'}, 'do not go with'),
+    ({'model__name': 'Mixer-S/2', 'model__pool': None}, 'are for a ViT'),
+  ],
+)
+def test_what_cannot_work_is_refused(change, error, tmp_path):
+  changes = FLEXIBLE | change
+  if 'model__pool' in change:
+    config = tiny.config(train__patch_sizes=SIZES)
+    config.model.update(
+      name='Mixer-S/2', pool=None, num_heads=None, initializers=None
+    )
+  else:
+    config = tiny.config(**changes)
+  with pytest.raises(UserError, match=error):
+    loop.run(config, str(tmp_path / 'run'))

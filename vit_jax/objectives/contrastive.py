@@ -1,0 +1,318 @@
+"""Images and captions: CLIP, SigLIP and LiT.
+
+Two towers give embeddings of unit length; those of an image and of its caption
+shall be closer than those of all other pairs of the global batch. CLIP compares
+by a softmax (arXiv:2103.00020, section 2.3), SigLIP by a sigmoid for each pair
+(arXiv:2303.15343, section 3.2). LiT keeps a trained image tower as it is
+(arXiv:2111.07991).
+
+With `train.accumulation`, the towers embed one microbatch at a time, and the
+loss compares the embeddings of the whole batch. The backward pass computes each
+microbatch once more, which is the gradient caching of arXiv:2101.06983.
+
+In comments: B pairs of the global batch, T tokens, E the size of an embedding.
+"""
+
+from collections.abc import Mapping
+import math
+from typing import Any
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax.data import features as features_lib
+from vit_jax.data import tokenizers
+from vit_jax.models import stack
+from vit_jax.models import text
+from vit_jax.models import two_towers
+from vit_jax.models import vit
+from vit_jax.objectives import base
+from vit_jax.objectives import contrastive_losses
+from vit_jax.objectives import towers as towers_lib
+from vit_jax.parallel import mesh as mesh_lib
+from vit_jax.weights.formats import huggingface_towers
+from vit_jax.weights.formats import whole
+
+_FEATURE = 'text'
+LOSSES = ('softmax', 'sigmoid')
+LOCKS = ('', 'image', 'text')
+# Fields of the image tower that the text tower shares.
+_SHARED = (
+  'dropout_rate',
+  'gelu',
+  'layer_norm_epsilon',
+  'initializers',
+  'scan',
+  'remat',
+  'dtype',
+)
+
+
+class Contrastive(towers_lib.Towers, base.Objective):
+  """Learns which caption belongs to which image."""
+
+  target: ClassVar = (_FEATURE, features_lib.Text)
+  couples_examples: ClassVar[bool] = True
+  caches_gradients: ClassVar[bool] = True
+  options: ClassVar[Mapping[str, Any]] = {
+    'loss': 'softmax',  # or 'sigmoid'
+    # E, the size of a dense layer without a bias after each tower. 0: the image
+    # tower has none, and the text tower's gives as many numbers (SigLIP, LiT).
+    'dim': 512,
+    'text_width': 512,
+    'text_mlp_dim': 0,  # 0: four times the width
+    'text_depth': 12,
+    'text_heads': 8,
+    'text_causal': True,
+    'text_pool': 'largest',  # one of `models.text.POOLS`
+    'locked': '',  # the tower that does not train: 'image' (LiT) or 'text'
+    # The largest inverse temperature; 0: no limit. CLIP's is 100.
+    'largest_scale': 100.0,
+    # Parts in which rows of the [B, B] similarities are computed, one by one.
+    'parts': 1,
+  }
+
+  def __init__(
+    self, config: ml_collections.ConfigDict, features: features_lib.Features
+  ):
+    """Makes both towers.
+
+    Raises:
+      UserError: The image tower is no ViT.
+    """
+    super().__init__(config, features)
+    self._options = options = config.objective.options
+    found = features[_FEATURE]
+    assert isinstance(found, features_lib.Text)
+    self.text = found
+    self.model = model = _checked(self.model.clone(num_classes=0), config)
+    images = jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)
+    made = jax.eval_shape(
+      model.clone(scan=True).init_with_output, jax.random.key(0), images
+    )
+    self._width = made[0].shape[-1]
+    tower = text.TextTower(
+      hidden_size=options.text_width,
+      mlp_dim=options.text_mlp_dim or 4 * options.text_width,
+      depth=options.text_depth,
+      num_heads=options.text_heads,
+      causal=options.text_causal,
+      vocabulary=found.vocabulary,
+      length=found.length,
+      out_dim=options.dim or self._width,
+      has_head_bias=not options.dim,
+      pool=options.text_pool,
+      **{name: getattr(model, name) for name in _SHARED},
+    )
+    self.towers = two_towers.TwoTowers(
+      model,
+      tower,
+      projection=options.dim,
+      has_bias=options.loss == 'sigmoid',
+    )
+
+  @property
+  def frozen(self) -> str:
+    """The parameters of the locked tower."""
+    locked = self._options.locked
+    return f'^{locked}/' if locked else ''
+
+  @staticmethod
+  def check(config: ml_collections.ConfigDict) -> None:
+    """Checks the objective's options.
+
+    Raises:
+      UserError: A value cannot work.
+    """
+    key = 'objective.options'
+    config_lib.one_of(config, f'{key}.loss', LOSSES)
+    config_lib.one_of(config, f'{key}.locked', LOCKS)
+    config_lib.one_of(config, f'{key}.text_pool', text.POOLS)
+    for name in ('text_width', 'text_depth', 'text_heads', 'parts'):
+      config_lib.at_least(config, f'{key}.{name}', 1)
+    for name in ('dim', 'text_mlp_dim', 'largest_scale'):
+      config_lib.at_least(config, f'{key}.{name}', 0)
+    options, size = config.objective.options, config.train.batch_size
+    if options.text_width % options.text_heads:
+      raise config_lib.UserError(
+        f'config.{key}.text_heads is {options.text_heads}, which does not'
+        f' divide text_width, {options.text_width}: change one of them'
+      )
+    if size % options.parts:
+      raise config_lib.UserError(
+        f'config.{key}.parts is {options.parts}, which does not divide'
+        f' config.train.batch_size, {size}: choose a divisor'
+      )
+    if options.locked and not config.init_from.path:
+      raise config_lib.UserError(
+        f'config.{key}.locked is {options.locked!r}, but this tower starts at'
+        ' random: name a trained one in config.init_from.path, or lock none'
+      )
+    if not config.data.tokenizer:
+      raise config_lib.UserError(
+        f'config.objective.name={config.objective.name} learns captions, but'
+        f" config.data.tokenizer is '': set it to {tokenizers.WORDS!r}, or to a"
+        ' vocabulary'
+      )
+    if config.model.name != config_lib.INIT_FROM:
+      try:
+        model = models.from_config(config.model, 0)
+      except ValueError:
+        return  # `models.check` tells what is wrong
+      _checked(model, config)
+
+  @classmethod
+  def num_outputs(cls, features: features_lib.Features) -> int:
+    """Returns 0: the image tower has no logits."""
+    del features
+    return 0
+
+  @classmethod
+  def stand_in(
+    cls, config: ml_collections.ConfigDict, size: tuple[int, int] | None = None
+  ) -> dict[str, features_lib.Feature]:
+    """Returns the features of examples without opening data, as for a plan."""
+    name = config.data.tokenizer
+    length, vocabulary = tokenizers.sizes(name, config.data.text_length)
+    return {
+      'image': features_lib.Image(size),
+      _FEATURE: features_lib.Text(length, vocabulary, name),
+    }
+
+  @classmethod
+  def fill(cls, config: ml_collections.ConfigDict, source: Any) -> None:
+    """Keeps the words of the training captions, so that tokens do not change.
+
+    Args:
+      config: The full config; is changed.
+      source: The training split.
+    """
+    config.data.words = config.data.words or source.features[_FEATURE].words
+
+  def output_facts(self) -> dict[str, Any]:
+    """There are no logits of classes."""
+    return {}
+
+  def init(self, key: jax.Array) -> base.Params:
+    """Returns fresh parameters of both towers, and of what is beside them."""
+    keys = jax.random.split(key, 3)
+    towers = self.towers
+    # As a scan, which compiles one layer; see `models.init_params`.
+    how: dict[str, Any] = {
+      'scan': True,
+      'remat': 'none',
+      'attention_implementation': 'plain',
+    }
+    tokens = jnp.zeros((1, self.text.length), jnp.int32)
+    found = jax.jit(towers.text.clone(**how).init)(keys[1], tokens)['params']
+    params = {
+      'image': super().init(keys[0]),
+      'text': found if self.model.scan else stack.unstack_layers(found),
+    }
+    embedding = jnp.zeros((1, self._width), jnp.float32)
+    beside = towers.init(keys[2], embedding, method='project')['params']
+    return params | dict(beside)
+
+  def trunk(self, params: base.Params) -> tuple[models.Model, base.Params]:
+    """Returns the image tower."""
+    return self.model, params['image']
+
+  def foreign(self, format_name: str) -> whole.Whole | None:
+    """Returns how transformers' CLIP and SigLIP store the text's tower."""
+    if format_name != huggingface_towers.FORMAT:
+      return None
+    return huggingface_towers.beside(self.towers, self.image_shape)
+
+  def loss(
+    self,
+    params: base.Params,
+    extra: base.Extra,
+    batch: base.Batch,
+    rng: base.Rng,
+  ) -> tuple[jax.Array, base.Scalars, base.Extra]:
+    """Returns the mean loss of the pairs, and the inverse temperature."""
+    images, texts = self._embed(params, batch, rng)
+    limit = self._options.largest_scale
+    scale = jnp.exp(limited(params['log_scale'], limit))
+    parts, scalars = self._options.parts, {'scale': scale}
+    if self._options.loss == 'softmax':
+      loss = contrastive_losses.softmax_loss(images, texts, scale, parts)
+    else:
+      bias = params['logit_bias']
+      loss = contrastive_losses.sigmoid_loss(images, texts, scale, bias, parts)
+      scalars['bias'] = bias
+    return loss, scalars, extra
+
+  def _embed(
+    self, params: base.Params, batch: base.Batch, rng: base.Rng
+  ) -> tuple[jax.Array, jax.Array]:
+    """Returns the embeddings of images and texts, float32 [B, E] each."""
+    inputs = batch['image'], batch[_FEATURE], rng.rows
+
+    def one(part: tuple[jax.Array, ...]) -> tuple[jax.Array, jax.Array]:
+      images, tokens, rows = part
+      how = self.train_arguments(base.Rng(rng.key, rows))
+      found = []
+      for name, x in (('image', images), ('text', tokens)):
+        # Dropout would only add noise to a tower that does not learn.
+        arguments = {} if self._options.locked == name else how
+        found.append(self.embed(params, name, x, **arguments))
+      return found[0], found[1]
+
+    parts = config_lib.num_microbatches(self.config)
+    if parts == 1:
+      return one(inputs)
+    stacked = mesh_lib.split_rows(inputs, parts)
+    # The scan itself keeps XLA from reusing the forward pass.
+    again = jax.checkpoint(one, prevent_cse=False)
+    images, texts = jax.lax.map(again, stacked)
+    return mesh_lib.join_rows(images), mesh_lib.join_rows(texts)
+
+
+@jax.custom_vjp
+def _limited(x: jax.Array, most: float) -> jax.Array:
+  return jnp.minimum(x, most)
+
+
+def _forward(x: jax.Array, most: float) -> tuple[jax.Array, jax.Array]:
+  return jnp.minimum(x, most), x >= most
+
+
+def _backward(
+  is_over: jax.Array, gradient: jax.Array
+) -> tuple[jax.Array, None]:
+  return jnp.where(is_over, jnp.maximum(gradient, 0), gradient), None
+
+
+_limited.defvjp(_forward, _backward)
+
+
+def limited(log_scale: jax.Array, largest: float) -> jax.Array:
+  """Returns log_scale, at most log(largest).
+
+  CLIP's code clips the parameter after each step. Here the parameter itself
+  stays just above the limit: at the limit, the gradient moves it down only.
+
+  Args:
+    log_scale: Scalar.
+    largest: Limit of its exponential; 0: none.
+  """
+  return _limited(log_scale, math.log(largest)) if largest else log_scale
+
+
+def _checked(model: models.Model, config: ml_collections.ConfigDict) -> vit.ViT:
+  """Returns the image tower.
+
+  Raises:
+    UserError: It is no ViT.
+  """
+  if isinstance(model, vit.ViT):
+    return model
+  raise config_lib.UserError(
+    f'config.model.name is {config.model.name!r}: the image tower of'
+    f" config.objective.name={config.objective.name} is a ViT, as 'ViT-B/16'"
+  )

@@ -1,0 +1,169 @@
+"""Embeddings of unit length by a loaded model, of images and of texts.
+
+A model of images and texts embeds both in one space. Of another model, the
+embedding of an image is the input of the head.
+
+In comments: B images, M texts, E the size of an embedding.
+"""
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import hashlib
+import json
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from vit_jax import data
+from vit_jax import objectives
+from vit_jax import weights
+from vit_jax.config import UserError
+from vit_jax.data import features as features_lib
+from vit_jax.evaluation import embedded
+from vit_jax.evaluation import loaded as loaded_lib
+from vit_jax.evaluation import zero_shot
+from vit_jax.objectives import contrastive
+from vit_jax.objectives import towers as towers_lib
+
+_DIGEST = 8  # bytes
+
+
+class Embedder:
+  """A model on the devices, to embed images and texts.
+
+  Attributes:
+    towers: Both towers; None: the model has no text tower.
+    params: Parameters of the objective, or of the model.
+    applied: Applies functions of these to batches.
+  """
+
+  def __init__(self, loaded: weights.Loaded, batch_size: int):
+    """Copies the parameters to the devices; compiles nothing yet.
+
+    Args:
+      loaded: The model.
+      batch_size: Images in a batch.
+
+    Raises:
+      UserError: The run of the model cannot be read as it was trained.
+    """
+    self._loaded = loaded
+    config = loaded.preprocess.to_config()
+    config.train.batch_size = batch_size
+    self.towers, self.params = _towers_of(loaded)
+    objective = self.towers or loaded_lib.Trunk(loaded.model)
+    self.applied = loaded_lib.Applied(objective, self.params, config)
+
+  def images(
+    self, batches: Iterable[loaded_lib.Pair]
+  ) -> Iterator[tuple[Any, np.ndarray]]:
+    """Yields the embeddings of batches of images, float32 [B, E].
+
+    Args:
+      batches: Pairs of any value and a batch, image: uint8 [B, H, W, C].
+
+    Yields:
+      The value of each pair, and the embeddings.
+    """
+    function = image_features if self.towers else trunk_features
+    feature = {'image': features_lib.Image(None)}
+    yield from self.applied(function, feature, batches)
+
+  def texts(self, texts: Sequence[str], where: str) -> np.ndarray:
+    """Returns the embeddings of texts, float32 [M, E].
+
+    Args:
+      texts: Texts.
+      where: What names them, for errors, as '--text'.
+
+    Raises:
+      UserError: The model has no text tower, or a text cannot be read.
+    """
+    if self.towers is None:
+      stored = self._loaded.trained_with
+      trained = f' was trained for {stored.objective.name}' if stored else ''
+      raise UserError(
+        f'{where} needs a model of images and texts, but'
+        f' {self._loaded.origin.path}{trained or " has no text tower"}: leave'
+        f' {where} out'
+      )
+    tokens = self.towers.text.encode_all(texts, where)
+    return zero_shot.embed_texts(self.applied.compute, tokens)
+
+  def digest(self) -> str:
+    """Returns a digest of the parameters and of how images are prepared."""
+    found = hashlib.blake2b(digest_size=_DIGEST)
+    how = self._loaded.preprocess.to_config().data
+    found.update(json.dumps(how.to_dict(), default=str).encode())
+    for path, x in jax.tree.leaves_with_path(self.params):
+      found.update(jax.tree_util.keystr(path).encode())
+      found.update(np.ascontiguousarray(x).tobytes())
+    return found.hexdigest()
+
+
+def of_split(
+  loaded: weights.Loaded, config: ml_collections.ConfigDict, source: data.Source
+) -> Iterator[embedded.Embedded]:
+  """Yields the embeddings of a split, batch by batch.
+
+  Those of a model of images and texts have unit length, in the space that both
+  share; of another model, they are the inputs of the head.
+
+  Args:
+    loaded: The model.
+    config: Says how images are read and prepared, and names the split.
+    source: The split.
+
+  Raises:
+    UserError: An image cannot be read, or the device has too little memory.
+  """
+  towers, params = _towers_of(loaded)
+  objective = towers or loaded_lib.Trunk(loaded.model)
+  function = _embed_shared if towers else embedded.embed
+  split = config.data.split
+  context = loaded_lib.LoadedContext(objective, params, config, {split: source})
+  return map(embedded.Embedded.of_batch, context.apply(function, split))
+
+
+def _towers_of(
+  loaded: weights.Loaded,
+) -> tuple[towers_lib.Towers | None, Any]:
+  """Returns both towers of a model, or None, and the parameters."""
+  stored, found = loaded.trained_with, None
+  if stored is None:
+    found = towers_lib.of_file(loaded)
+  elif loaded.beside and issubclass(
+    objectives.class_of(stored), contrastive.Contrastive
+  ):
+    objective, params = objectives.of_run(loaded)
+    assert isinstance(objective, contrastive.Contrastive)
+    found = objective, params
+  return found or (None, loaded.params)
+
+
+def image_features(
+  objective: Any, params: Any, batch: dict[str, jax.Array]
+) -> jax.Array:
+  """Returns the embeddings of images in the shared space, [B, E]."""
+  return _embed_shared(objective, params, batch)['embedding']
+
+
+def _embed_shared(
+  objective: Any, params: Any, batch: dict[str, jax.Array]
+) -> dict[str, jax.Array]:
+  """Returns `embedding`, float32 [B, E], and the batch without its images."""
+  found = zero_shot.image_features(objective, params, batch)
+  return found | {'embedding': found['features']}
+
+
+def trunk_features(
+  objective: Any, params: Any, batch: dict[str, jax.Array]
+) -> jax.Array:
+  """Returns the inputs of the head at unit length, [B, E]."""
+  found = embedded.embed(objective, params, batch)['embedding']
+  norm = jnp.linalg.norm(found, axis=-1, keepdims=True)
+  return found / jnp.maximum(norm, jnp.finfo(found.dtype).tiny)

@@ -1,0 +1,199 @@
+"""One model whose patches have several sizes (FlexiViT, arXiv:2212.08013).
+
+Each step of training draws the size of its patches, as a function of the seed
+and the step. The parameters are those of `config.model.patch_size`. A step with
+other patches resizes two of them, and its gradient goes back through that:
+
+- the kernel of the patch embedding, by the pseudo-inverse of resizing a patch
+  bilinearly (section 3.4);
+- learned positions, linearly with antialiasing, as the paper's code.
+
+Both are linear, so that at any size the model is an ordinary one, and a run is
+loaded as one: `vit_jax.load(run, patch_size=8)` resizes in the same way.
+"""
+
+import copy
+from typing import cast
+
+import jax
+import jax.numpy as jnp
+import ml_collections
+import numpy as np
+
+from vit_jax import config as config_lib
+from vit_jax import models
+from vit_jax.models import vit
+from vit_jax.objectives import base
+from vit_jax.weights import resize
+from vit_jax.weights.formats import whole
+
+Patch = tuple[int, int]
+
+# Use of the host's random numbers; it follows the seed in their key. The uses
+# of `data.host.batches` are lower.
+_PATCH = 16
+
+_POSITIONS = 'position_embedding'
+
+
+def sizes(config: ml_collections.ConfigDict) -> tuple[Patch, ...]:
+  """Returns `config.train.patch_sizes` as (height, width); () for none."""
+  given = config.train.patch_sizes
+  return tuple(config_lib.pair(x, 'train.patch_sizes') for x in given)
+
+
+def draw(config: ml_collections.ConfigDict, step: int) -> Patch | None:
+  """Returns the size of the patches of a step; None: that of the model.
+
+  Args:
+    config: The full config.
+    step: Number of completed updates.
+  """
+  known = sizes(config)
+  if not known:
+    return None
+  rng = np.random.default_rng((config.seed, _PATCH, step))
+  return known[rng.integers(len(known))]
+
+
+def of_evaluation(spec: ml_collections.ConfigDict) -> Patch | None:
+  """Returns the size of the patches of an evaluation; None: the model's.
+
+  Args:
+    spec: An entry of `config.evals`.
+  """
+  if spec.patch_size is None:
+    return None
+  return config_lib.pair(spec.patch_size, 'evals.NAME.patch_size')
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Checks `train.patch_sizes` and `patch_size` of the evaluations.
+
+  Raises:
+    UserError: A value cannot work.
+  """
+  wanted = [('train.patch_sizes', x) for x in config.train.patch_sizes]
+  wanted += [
+    (f'evals.{name}.patch_size', spec.patch_size)
+    for name, spec in config.evals.items()
+    if spec.split and spec.patch_size is not None
+  ]
+  image = config_lib.sides(config.data.image_size)
+  for key, size in wanted:
+    patch = config_lib.pair(size, key)
+    if len(image) != 2 or any(
+      n % p for n, p in zip(image, patch, strict=False)
+    ):
+      raise config_lib.UserError(
+        f'config.{key}: a patch of {_show(patch)} does not divide'
+        f' config.data.image_size, {_show(image)}: leave it out'
+      )
+  known = sizes(config)
+  if len(set(known)) < len(known):
+    raise config_lib.UserError(
+      f'config.train.patch_sizes is {config.train.patch_sizes}: write each size'
+      ' once'
+    )
+  if known and config.train.steps_per_call > 1:
+    raise config_lib.UserError(
+      'config.train.patch_sizes has a program for each size, so that a call'
+      f' has one step, and config.train.steps_per_call is'
+      f' {config.train.steps_per_call}: set it to 1'
+    )
+
+
+def at_patch(objective: base.Objective, patch: Patch) -> base.Objective:
+  """Returns an objective whose model has patches of another size.
+
+  Its parameters are those of `objective`.
+
+  Args:
+    objective: An objective whose only parameters are those of its model.
+    patch: (height, width), which divide the image.
+
+  Raises:
+    UserError: Its model has no patches that can be resized.
+  """
+  model = objective.model
+  if not isinstance(model, vit.ViT) or whole.trunk_path(objective):
+    raise config_lib.UserError(
+      'patches of several sizes are for a ViT that is trained by itself, not'
+      f' for config.objective.name={objective.config.objective.name} with a'
+      f' {type(model).__name__}: leave train.patch_sizes out'
+    )
+  wrong = {
+    'model.resnet_stages, whose output has the patches': model.resnet_stages
+    is not None,
+    "model.position_embedding='factorized'": model.position_embedding
+    == 'factorized',
+    f'model.relative_positions={model.relative_positions!r}, of one grid': (
+      model.relative_positions != 'none'
+    ),
+    'model.rotary_grid, of one grid': model.rotary_grid is not None,
+  }
+  for what, has in wrong.items():
+    if has:
+      raise config_lib.UserError(
+        f'patches of several sizes do not go with config.{what}: leave one out'
+      )
+  image = cast(Patch, objective.image_shape[:2])
+
+  def fitted(
+    model: models.Model, params: base.Params
+  ) -> tuple[models.Model, base.Params]:
+    assert isinstance(model, vit.ViT)
+    old = cast(Patch, model.patch_size)
+    changed = resized(params, image, old, patch)
+    return model.clone(patch_size=patch), changed
+
+  other = copy.copy(objective)
+  other.fitted = fitted
+  return other
+
+
+def resized(
+  params: base.Params, image: Patch, old: Patch, new: Patch
+) -> base.Params:
+  """Returns the parameters of a ViT for patches of another size.
+
+  This is linear in the parameters, and can be differentiated.
+
+  Args:
+    params: Those of the ViT with patches of the size `old`.
+    image: Size of the images.
+    old: Size of its patches.
+    new: New size.
+  """
+  params = dict(params)
+  embedding = params['patch_embedding']
+  rows, columns = resize.patch_matrices(old, new)
+  kernel = _both(embedding['kernel'], rows, columns)
+  params['patch_embedding'] = embedding | {'kernel': kernel}
+  if _POSITIONS in params:
+    (h, w), (new_h, new_w) = (
+      (image[0] // p, image[1] // q) for p, q in (old, new)
+    )
+    table = params[_POSITIONS]
+    first, own = jnp.split(table, [table.shape[1] - h * w], axis=1)
+    rows = resize.resize_matrix(h, new_h, 'linear_antialias')
+    columns = resize.resize_matrix(w, new_w, 'linear_antialias')
+    own = _both(own.reshape(h, w, 1, -1), rows, columns)
+    own = own.reshape(1, new_h * new_w, -1)
+    params[_POSITIONS] = jnp.concatenate([first, own], axis=1)
+  return params
+
+
+def _both(x: jax.Array, rows: np.ndarray, columns: np.ndarray) -> jax.Array:
+  """Applies a matrix to each of the first two axes of x [h, w, C, D]."""
+  return jnp.einsum(
+    'ij,kl,jlcd->ikcd',
+    rows.astype(np.float32),
+    columns.astype(np.float32),
+    x,
+    precision=jax.lax.Precision.HIGHEST,
+  )
+
+
+def _show(size: tuple[int, ...]) -> str:
+  return ' x '.join(map(str, size))

@@ -1,0 +1,71 @@
+"""Loads models with all that they give: `vit_jax.load`."""
+
+import dataclasses
+import functools
+from typing import Any
+from typing import Self
+
+import jax
+import numpy as np
+
+from vit_jax import objectives
+from vit_jax import weights
+from vit_jax.weights import batched
+
+_BATCH = 32  # images at a time
+
+
+class Model(weights.Loaded):
+  """A loaded model, which also gives the outputs of its run's objective."""
+
+  @classmethod
+  def of(cls, loaded: weights.Loaded) -> Self:
+    """Returns a model with the fields of another."""
+    names = [field.name for field in dataclasses.fields(loaded)]
+    return cls(**{name: getattr(loaded, name) for name in names})
+
+  def outputs(self, images: Any) -> dict[str, np.ndarray]:
+    """Returns the model's outputs for images.
+
+    Args:
+      images: One image or a sequence, as `preprocess` takes them.
+
+    Returns:
+      Arrays:
+        features: Input of the head, float32 [B, D]. Of a model of images and
+          texts, embeddings of unit length in the space that both share.
+        logits: float32 [B, outputs], if there is a head; of a model of
+          segmentation [B, H, W, classes].
+        numbers: float32 [B, K] in the units of the data, if the model predicts
+          numbers.
+        segments: int32 [B, H, W], the classes of pixels, if it predicts these.
+
+    Raises:
+      UserError: An image cannot be read.
+    """
+    if not self._has_heads_beside:
+      return super().outputs(images)
+    pixels = self.preprocess(images)
+    found = batched.in_batches(self._measured, [pixels], _BATCH)
+    return super().outputs(images) | found
+
+  @property
+  def _has_heads_beside(self) -> bool:
+    """Whether parameters beside the trunk give outputs of their own."""
+    stored = self.trained_with
+    if not self.beside or stored is None or self.changes:
+      return False
+    return objectives.class_of(stored).target is not None
+
+  @functools.cached_property
+  def _measured(self) -> Any:
+    """Maps images [B, H, W, C] to the outputs of the objective."""
+    objective, params = objectives.of_run(self)
+    apply = jax.jit(objective.outputs)
+    return lambda images: apply(params, {'image': images})
+
+
+@functools.wraps(weights.load)
+def load(*args: Any, **kwargs: Any) -> Model:
+  """Loads a model; see `weights.load`."""
+  return Model.of(weights.load(*args, **kwargs))

@@ -1,0 +1,157 @@
+"""An image tower and a text tower, applied: those of a run, or of a file."""
+
+import os
+import pathlib
+from typing import Any
+from typing import TYPE_CHECKING
+
+import jax
+import jax.numpy as jnp
+
+from vit_jax.config import UserError
+from vit_jax.data import features as features_lib
+from vit_jax.data import tokenizers
+from vit_jax.models import two_towers
+from vit_jax.weights import two_towers as files
+
+if TYPE_CHECKING:
+  from vit_jax import weights
+
+# Names of published vocabularies, and the tokenizers that read them.
+_VOCABULARIES = {
+  'merges.txt': 'clip',
+  'bpe_simple_vocab_16e6.txt.gz': 'clip',
+  'spiece.model': 'sentencepiece',
+  'vocab.txt': 'wordpiece',
+}
+# Parameters of the towers; others say how their embeddings are compared.
+_TOWERS = ('image', 'text')
+
+
+class Towers:
+  """Applies two towers.
+
+  In comments: B images, C texts, T tokens, E the size of an embedding.
+
+  Attributes:
+    towers: The Linen module.
+    text: The feature of texts.
+  """
+
+  towers: two_towers.TwoTowers
+  text: features_lib.Text
+
+  def outputs(
+    self, params: Any, batch: dict[str, jax.Array]
+  ) -> dict[str, jax.Array]:
+    """Returns `features` of images and, of captions, `text_features`, [B, E].
+
+    They have unit length.
+    """
+    found = {'features': self.embed(params, 'image', batch['image'])}
+    if 'text' in batch:
+      found |= self.text_outputs(params, batch['text'])
+    return found
+
+  def text_outputs(
+    self, params: Any, tokens: jax.Array
+  ) -> dict[str, jax.Array]:
+    """Returns `text_features` [C, E] of tokens, int32 [C, T]."""
+    return {'text_features': self.embed(params, 'text', tokens)}
+
+  def embed(
+    self, params: Any, name: str, x: jax.Array, **kwargs: Any
+  ) -> jax.Array:
+    """Returns the embeddings [B, E] of images or tokens.
+
+    Args:
+      params: Parameters.
+      name: 'image' or 'text'.
+      x: What the tower takes.
+      **kwargs: Passed on to the tower.
+    """
+    found: Any = self.towers.apply(
+      {'params': params}, x, method=f'embed_{name}s', **kwargs
+    )
+    embedding: jax.Array = found['embedding']
+    return embedding
+
+  def probabilities(
+    self, params: Any, images: jax.Array, texts: jax.Array
+  ) -> jax.Array:
+    """Returns the probability of each text for each image, float32 [B, C].
+
+    With CLIP's softmax those of an image add up to 1; with SigLIP's sigmoid
+    each pair has its own.
+
+    Args:
+      params: Parameters.
+      images: `features`, [B, E].
+      texts: `text_features`, [C, E].
+    """
+    beside = {k: params[k] for k in params if k not in _TOWERS}
+    logits: Any = self.towers.apply(
+      {'params': beside}, images, texts, method='logits'
+    )
+    of_pairs = self.towers.has_bias
+    found = (jax.nn.sigmoid if of_pairs else jax.nn.softmax)(logits)
+    return jnp.asarray(found)
+
+
+class _OfFile(Towers):
+  """The towers of a file of another program."""
+
+  def __init__(self, read: files.Towers, text: features_lib.Text):
+    self.towers, self.text = read.model, text
+
+
+def of_file(loaded: 'weights.Loaded') -> tuple[Towers, Any] | None:
+  """Returns both towers of the file that a model is from, and its parameters.
+
+  Args:
+    loaded: The image tower, as it was read.
+
+  Returns:
+    None: the file has no text tower.
+
+  Raises:
+    UserError: The towers cannot be applied to images of one size, or there is
+      no vocabulary beside the file that fits the text tower.
+  """
+  path = pathlib.Path(loaded.origin.path)
+  if not path.exists() or not files.holds(path):
+    return None
+  if loaded.changes:
+    raise UserError(
+      f'{path} has two towers, which are used as they were trained: leave'
+      ' --image_size and --model out'
+    )
+  read = files.load(path)
+  if read.model.any_grid:
+    raise UserError(
+      f'{path} takes images as patches of any grid, which this command does'
+      ' not make: choose a model for images of one size'
+    )
+  return _OfFile(read, _text(path, read.model.text)), read.params
+
+
+def _text(path: pathlib.Path, tower: Any) -> features_lib.Text:
+  """Returns the feature of texts, with the vocabulary beside a file."""
+  folder = path if path.is_dir() else path.parent
+  there = [name for name in _VOCABULARIES if (folder / name).is_file()]
+  if not there:
+    raise UserError(
+      f'{folder} has no vocabulary for the texts of {path.name}: bring'
+      f' {" or ".join(_VOCABULARIES)} of this checkpoint'
+    )
+  name = f'{_VOCABULARIES[there[0]]}:{os.path.join(folder, there[0])}'
+  made = tokenizers.make(name, tower.length)
+  if made.vocabulary != tower.vocabulary:
+    raise UserError(
+      f'{folder / there[0]} has {made.vocabulary:,} tokens, but the text tower'
+      f' of {path} {tower.vocabulary:,}: bring the vocabulary of this'
+      ' checkpoint'
+    )
+  return features_lib.Text(
+    made.length, made.vocabulary, name, tokenizers.digest(name)
+  )

@@ -1,0 +1,226 @@
+"""Where metrics go beside metrics.jsonl: `config.reporting` names them.
+
+  tensorboard   event files in the work directory
+  wandb         Weights & Biases; extra [wandb]. Its own variables say where:
+                WANDB_PROJECT, WANDB_ENTITY, WANDB_MODE=offline, ...
+  mlflow        extra [mlflow]: MLFLOW_TRACKING_URI, MLFLOW_EXPERIMENT_NAME, ...
+
+trackers.json in the work directory has the id of the run in each, so that a
+run that resumes goes on in the same record. What it repeats since its last
+checkpoint is reported again there, at the same steps. A server that fails does
+not stop training: a warning says so, and metrics.jsonl has every value.
+"""
+
+from collections.abc import Callable
+from collections.abc import Mapping
+import functools
+import importlib
+import importlib.util
+import io
+import os
+import pathlib
+import secrets
+import time
+from typing import Any
+from typing import Protocol
+
+from absl import logging
+import ml_collections
+from PIL import Image
+
+from vit_jax.config import UserError
+from vit_jax.runs import events
+from vit_jax.runs import safe_io
+
+_PROJECT = 'vit_jax'  # where no variable names another
+
+
+class Tracker(Protocol):
+  """Takes the metrics of a run."""
+
+  def write(self, step: int, now: float, scalars: Mapping[str, float]) -> None:
+    """Takes scalars by name, and the seconds since 1970."""
+
+  def write_config(self, step: int, config: Mapping[str, Any]) -> None:
+    """Takes the value of each leaf by its dotted key."""
+
+  def write_image(self, step: int, name: str, png: bytes) -> None:
+    """Takes the content of a PNG file."""
+
+  def close(self) -> None:
+    """Ends the record; a later run may go on with it."""
+
+
+class _Wandb:
+  """A run of Weights & Biases."""
+
+  def __init__(self, workdir: pathlib.Path, start_step: int):
+    """Begins the run, or goes on with it."""
+    del start_step
+    self._wandb = importlib.import_module('wandb')
+    run_id = _ids(workdir).get('wandb')
+    if run_id is None:
+      run_id = secrets.token_hex(8)
+      _remember(workdir, 'wandb', run_id)
+    try:
+      self._run = self._wandb.init(
+        project=os.environ.get('WANDB_PROJECT', _PROJECT),
+        id=run_id,
+        resume='allow',
+        name=workdir.name,
+        dir=str(workdir),
+        # train.log has the output.
+        settings=self._wandb.Settings(console='off'),
+      )
+    except self._wandb.Error as e:
+      raise UserError(
+        f'config.reporting: wandb cannot begin ({e}): run `wandb login`, or set'
+        ' WANDB_MODE=offline'
+      ) from e
+    # Its own step never goes back, as that of a resumed run does.
+    self._run.define_metric('*', step_metric='step')
+
+  def write(self, step: int, now: float, scalars: Mapping[str, float]) -> None:
+    del now
+    self._run.log({**scalars, 'step': step})
+
+  def write_config(self, step: int, config: Mapping[str, Any]) -> None:
+    del step
+    self._run.config.update(dict(config), allow_val_change=True)
+
+  def write_image(self, step: int, name: str, png: bytes) -> None:
+    image = self._wandb.Image(Image.open(io.BytesIO(png)))
+    self._run.log({name: image, 'step': step})
+
+  def close(self) -> None:
+    self._run.finish()
+
+
+class _Mlflow:
+  """A run of MLflow."""
+
+  def __init__(self, workdir: pathlib.Path, start_step: int):
+    """Begins the run, or goes on with it."""
+    del start_step
+    mlflow = importlib.import_module('mlflow')
+    self._entities = importlib.import_module('mlflow.entities')
+    self._error = mlflow.exceptions.MlflowException
+    self._client = mlflow.MlflowClient()
+    self._warned = False
+    self._id = _ids(workdir).get('mlflow')
+    self._is_new = self._id is None
+    try:
+      if self._id is None:
+        name = os.environ.get('MLFLOW_EXPERIMENT_NAME', _PROJECT)
+        experiment = mlflow.set_experiment(name)
+        run = self._client.create_run(
+          experiment.experiment_id, run_name=workdir.name
+        )
+        self._id = run.info.run_id
+        _remember(workdir, 'mlflow', self._id)
+      else:
+        self._client.update_run(self._id, status='RUNNING')
+    except self._error as e:
+      raise UserError(
+        f'config.reporting: mlflow cannot begin ({str(e).splitlines()[0]}): is'
+        f' {mlflow.get_tracking_uri()} right (MLFLOW_TRACKING_URI), and does it'
+        f' still have the run of {workdir / "trackers.json"}?'
+      ) from e
+
+  def write(self, step: int, now: float, scalars: Mapping[str, float]) -> None:
+    metric = functools.partial(
+      self._entities.Metric, timestamp=int(1000 * now), step=step
+    )
+    values = [metric(name, value) for name, value in scalars.items()]
+    self._try(lambda: self._client.log_batch(self._id, metrics=values))
+
+  def write_config(self, step: int, config: Mapping[str, Any]) -> None:
+    del step
+    if not self._is_new:  # parameters of a run cannot change
+      return
+    params = [
+      self._entities.Param(key, str(value)[:500])
+      for key, value in config.items()
+    ]
+    for i in range(0, len(params), 100):  # at most 100 at once
+      part = params[i : i + 100]
+      self._try(
+        functools.partial(self._client.log_batch, self._id, params=part)
+      )
+
+  def write_image(self, step: int, name: str, png: bytes) -> None:
+    image = Image.open(io.BytesIO(png))
+    self._try(
+      lambda: self._client.log_image(
+        self._id, image, key=name, step=step, timestamp=int(1000 * time.time())
+      )
+    )
+
+  def close(self) -> None:
+    self._try(lambda: self._client.set_terminated(self._id))
+
+  def _try(self, call: Callable[[], Any]) -> None:
+    """Calls; warns of the first failure, which must not stop the run."""
+    try:
+      call()
+    except self._error as e:
+      if not self._warned:
+        logging.warning('mlflow: %s; metrics.jsonl has all', e)
+      self._warned = True
+
+
+_TRACKERS: dict[str, Callable[[pathlib.Path, int], Tracker]] = {
+  'tensorboard': events.Events,
+  'wandb': _Wandb,
+  'mlflow': _Mlflow,
+}
+
+
+def check(config: ml_collections.ConfigDict) -> None:
+  """Checks `config.reporting`.
+
+  Raises:
+    UserError: It names something unknown, or whose package is missing.
+  """
+  for name in _names(config.reporting):
+    if name not in _TRACKERS:
+      raise UserError(
+        f'config.reporting={config.reporting!r}: {name!r} is not known: choose'
+        f' of {", ".join(_TRACKERS)}, with commas between'
+      )
+    if name != 'tensorboard' and importlib.util.find_spec(name) is None:
+      raise UserError(
+        f'config.reporting={config.reporting!r} needs {name}: run pip install'
+        f" 'vit_jax[{name}]'"
+      )
+
+
+def begin(
+  reporting: str, workdir: pathlib.Path, start_step: int
+) -> list[Tracker]:
+  """Begins the records of a run, or goes on with them.
+
+  Args:
+    reporting: `config.reporting`.
+    workdir: The work directory of the run.
+    start_step: Number of updates that were completed before.
+
+  Raises:
+    UserError: One cannot begin.
+  """
+  return [_TRACKERS[x](workdir, start_step) for x in _names(reporting)]
+
+
+def _names(reporting: str) -> list[str]:
+  return [name.strip() for name in reporting.split(',') if name.strip()]
+
+
+def _ids(workdir: pathlib.Path) -> dict[str, str]:
+  """Returns the ids of the run by tracker."""
+  path = workdir / 'trackers.json'
+  return safe_io.read_json(path) if path.exists() else {}
+
+
+def _remember(workdir: pathlib.Path, name: str, run_id: str) -> None:
+  ids = _ids(workdir) | {name: run_id}
+  safe_io.write_json(workdir / 'trackers.json', ids)

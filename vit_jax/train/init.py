@@ -1,0 +1,107 @@
+"""The train state before the first step."""
+
+from collections.abc import Mapping
+import dataclasses
+import functools
+from typing import Any
+
+import jax
+import ml_collections
+import numpy as np
+import optax
+
+from vit_jax import objectives
+from vit_jax.optim import rules as rules_lib
+from vit_jax.parallel import sharding
+from vit_jax.train import step as train_step_lib
+
+TrainState = train_step_lib.TrainState
+
+
+class Init:
+  """Makes the train state.
+
+  NumPy arrays in the objective's extra, such as a teacher's parameters, are
+  copied to the devices directly. Otherwise they would be constants of the
+  compiled program.
+
+  Attributes:
+    shardings: Where each array of the state is on the mesh.
+    abstract: Their shapes, types and shardings.
+  """
+
+  def __init__(
+    self,
+    config: ml_collections.ConfigDict,
+    objective: objectives.Objective,
+    rules: rules_lib.Rules,
+    optimizer: optax.GradientTransformation,
+    mesh: jax.sharding.Mesh,
+    param_shardings: Mapping[str, sharding.ParamSharding],
+    options: dict[str, Any],
+  ):
+    """Evaluates the shapes of the state.
+
+    Args:
+      config: The full config, with all values set.
+      objective: The objective.
+      rules: Rules that say which parameters train.
+      optimizer: The optimizer.
+      mesh: Mesh of devices.
+      param_shardings: Where each parameter is on the mesh, by path.
+      options: Options of the compiler.
+    """
+    self._config, self._objective, self._rules = config, objective, rules
+    self._optimizer, self._options = optimizer, options
+    self._on_host: list[np.ndarray | None] = []
+    state = jax.eval_shape(self._make, None)
+    self.shardings = sharding.tree_shardings(mesh, param_shardings, state)
+    self.abstract = jax.tree.map(
+      lambda x, where: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where),
+      state,
+      self.shardings,
+    )
+
+  def _make(self, params: Any) -> TrainState:
+    config, objective = self._config, self._objective
+    params = train_step_lib.init_params(config, objective, params)
+    leaves, tree = jax.tree.flatten(objective.init_extra(params))
+    self._on_host = [x if isinstance(x, np.ndarray) else None for x in leaves]
+    return train_step_lib.init_state(
+      config,
+      self._optimizer,
+      self._rules,
+      params,
+      jax.tree.unflatten(tree, leaves),
+    )
+
+  @functools.cached_property
+  def _computed(self) -> Any:
+    """Jits `make`, whose state has only the computed leaves of the extra."""
+
+    def make(params: Any) -> TrainState:
+      state = self._make(params)
+      extra = jax.tree.leaves(state.extra)
+      return dataclasses.replace(state, extra=self._only_computed(extra))
+
+    where = self._only_computed(jax.tree.leaves(self.shardings.extra))
+    return jax.jit(
+      make,
+      out_shardings=dataclasses.replace(self.shardings, extra=where),
+      compiler_options=self._options,
+    )
+
+  def _only_computed(self, leaves: list[Any]) -> list[Any]:
+    pairs = zip(leaves, self._on_host, strict=True)
+    return [x for x, on_host in pairs if on_host is None]
+
+  def run(self, params: Any) -> TrainState:
+    """Returns the state; `params` None: with random parameters."""
+    made = self._computed(params)
+    computed = iter(made.extra)
+    where, tree = jax.tree.flatten(self.shardings.extra)
+    extra = [
+      next(computed) if x is None else jax.device_put(x, s)
+      for s, x in zip(where, self._on_host, strict=True)
+    ]
+    return dataclasses.replace(made, extra=jax.tree.unflatten(tree, extra))
