@@ -9,6 +9,7 @@ import os
 import pathlib
 import re
 from typing import Any
+from typing import cast
 from typing import Self
 
 from flax import traverse_util
@@ -31,10 +32,10 @@ from vit_jax.weights import download
 from vit_jax.weights import edit
 from vit_jax.weights import fit
 from vit_jax.weights import origin as origin_lib
+from vit_jax.weights import published
+from vit_jax.weights.fit import grid
 from vit_jax.weights.formats import foreign
 from vit_jax.weights.formats import whole as whole_lib
-
-_MOST_PIXELS = 2**14  # limit of a side: 1024 patches of 16 pixels
 
 
 @dataclasses.dataclass(frozen=True)
@@ -45,7 +46,8 @@ class Loaded:
     model: Linen module: [B, H, W, C] -> logits [B, classes].
     params: Its parameters, float32 arrays in a nested dict.
     preprocess: Images (paths, PIL images, arrays) -> float32 [B, H, W, C].
-    position_size: (height, width) of the images that its positions are for.
+    position_size: (height, width) of the images that its positions are for; of
+      volumes (depth, height, width).
     resize: Method by which the original code resizes positions, one of
       `resize.METHODS`.
     format: Format that was read: 'vit_jax', 'google', 'timm' or 'huggingface'.
@@ -119,7 +121,7 @@ class Loaded:
       if hasattr(self.model, field)
     ]
     if patch := models.pixels_per_token(self.model):
-      facts.append(f'patches of {patch[0]} × {patch[1]} pixels')
+      facts.append(f'patches of {" × ".join(map(str, patch))} pixels')
     return ', '.join(facts)
 
   @functools.cached_property
@@ -145,7 +147,7 @@ class Loaded:
   def adapted(
     self,
     num_classes: int | None = None,
-    image_size: int | tuple[int, int] | None = None,
+    image_size: int | tuple[int, ...] | None = None,
     resize: str | None = None,
     **model_overrides: Any,
   ) -> Self:
@@ -154,7 +156,8 @@ class Loaded:
     Args:
       num_classes: Number of classes; a different number than the model's gives
         a new head of zeros.
-      image_size: In pixels, one number or (height, width).
+      image_size: In pixels, one number or (height, width); of volumes (depth,
+        height, width).
       resize: How positions are resized, one of `resize.METHODS`; None: as in
         the code that the model comes from.
       **model_overrides: Fields of the model.
@@ -169,7 +172,7 @@ class Loaded:
         preprocess, classes=(), features={}, outputs={}
       )
     if image_size is not None:
-      size = _pair(image_size)
+      size = _sides(image_size, self.position_size)
     params, changes = adapt_lib.adapt(
       self.params,
       self.model,
@@ -223,26 +226,19 @@ def _pair(image_size: Any) -> tuple[int, int]:
     raise config_lib.UserError(str(e).removeprefix('config.data.')) from None
 
 
-def grid(model: models.Model, size: tuple[int, int]) -> tuple[int, int]:
-  """Returns the grid of patches, (h, w); (1, 1) if the model has no patches.
-
-  Raises:
-    UserError: The image does not divide into patches, or is too large.
-  """
-  if max(size) > _MOST_PIXELS:
+def _sides(image_size: Any, like: tuple[int, ...]) -> tuple[int, int]:
+  """Returns a size with as many sides as another one."""
+  if len(like) == 2:
+    return _pair(image_size)
+  if isinstance(image_size, int):
+    image_size = (image_size,) * len(like)
+  found = config_lib.sides(image_size)
+  if len(found) != len(like):
     raise config_lib.UserError(
-      f'images of {size[0]} x {size[1]} pixels are too large: at most'
-      f' {_MOST_PIXELS} a side'
+      f'image_size is {image_size}, but the model takes volumes: write (depth,'
+      ' height, width)'
     )
-  patch = models.pixels_per_token(model)
-  if patch is None:
-    return 1, 1
-  if any(n % p for n, p in zip(size, patch, strict=True)):
-    raise config_lib.UserError(
-      f'images of {size[0]} x {size[1]} pixels do not divide into patches of'
-      f' {patch[0]} x {patch[1]}: give another image_size'
-    )
-  return size[0] // patch[0], size[1] // patch[1]
+  return cast(tuple[int, int], found)
 
 
 def _resized(
@@ -268,6 +264,7 @@ def load(
   num_classes: int | None = None,
   image_size: int | tuple[int, int] | None = None,
   *,
+  pretrained: str | None = None,
   step: int | str | None = None,
   resize: str | None = None,
   as_stored: bool = False,
@@ -283,15 +280,19 @@ def load(
 
   Args:
     path: One of:
+
       - an .npz, .safetensors or .pth file;
       - a directory in the format of Hugging Face or of timm's Hub;
       - a work directory; its averaged parameters are read if there are any;
       - an address (https, gs:// or hf:owner/name);
       - a published name such as 'ViT-B/16': the ImageNet-21k checkpoint that
         its authors recommend.
+
     num_classes: Number of classes; a different number than the checkpoint's
       gives a new head of zeros. 0: no head.
     image_size: In pixels; positions are resized to a different size.
+    pretrained: Which checkpoint of a published name: its tag in
+      `vit_jax.list_models(pretrained=True)`.
     step: Checkpoint of a work directory: its step, 'best' or 'newest'; None:
       the best if there is one, else the newest good one.
     resize: How positions are resized, one of `resize.METHODS`; None: as in the
@@ -306,7 +307,11 @@ def load(
   Raises:
     UserError: There is no such model, it is damaged, or it does not fit.
   """
-  local = download.fetch(_address(os.fspath(path)))
+  if pretrained is None:
+    address = _address(os.fspath(path))
+  else:
+    address = published.find(os.fspath(path), pretrained, image_size).address
+  local = download.fetch(address)
   overrides = dict(model_overrides)
   step = origin_lib.parse_step(step)
   if is_workdir(local):
@@ -369,7 +374,9 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
   config, preprocess = _stored(workdir)
   # The implementation used in training may not be available here.
   config_lib.set_value(config, 'model.attention_implementation', None)
-  size = config_lib.pair(config.data.image_size, 'data.image_size')
+  if preprocess.outputs and 'logits' not in preprocess.outputs:
+    config.model.num_classes = 0  # what it predicts is beside the trunk
+  size = cast(tuple[int, int], config_lib.sides(config.data.image_size))
   try:
     model = models.from_config(
       config.model, len(preprocess.target.names), config.train.dtype
@@ -387,6 +394,8 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
   except config_lib.UserError as e:
     raise config_lib.UserError(f'{workdir}, by its config.json: {e}') from None
   resize = config.init_from.resize or 'corner'
+  if config.train.patch_sizes:  # as in its training
+    resize = 'linear_antialias'
   origin = origin_lib.of_checkpoint(workdir, found)
   return Loaded(
     model,
@@ -414,6 +423,9 @@ def _stored(
       raise config_lib.UserError(
         f'{workdir} is no whole work directory: {name} {problem}'
       )
+  if tasks := stored['preprocess.json'].get('tasks'):
+    several = f'{workdir} is a run of several tasks, {", ".join(tasks)}: name'
+    raise config_lib.UserError(f'{several} one, as {workdir}/tasks/{tasks[0]}')
   try:
     config = config_lib.from_dict(stored['config.json'])
     return config, data.Preprocess.from_dict(stored['preprocess.json'])

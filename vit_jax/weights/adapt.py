@@ -153,17 +153,17 @@ def _adapt_embedding(edit: edit_lib.Edit, target: Any, channels: int) -> None:
   first = stem if stem in edit.params else patch
   if first in edit.params:
     kernel = edit.host(first)
-    if kernel.shape[2] != channels:
+    if kernel.shape[-2] != channels:
       changed = resize_lib.channels(
         kernel, channels, is_standardized=first == stem
       )
-      edit.put(first, changed, f'{kernel.shape[2]} -> {channels} channels')
+      edit.put(first, changed, f'{kernel.shape[-2]} -> {channels} channels')
   if patch in edit.params:
     kernel, size = edit.host(patch), target.patch_size
-    if kernel.shape[:2] != size:
-      sizes = f'{fit.show(kernel.shape[:2])} -> {fit.show(size)}'
-      action = f'patch {sizes}, pseudo-inverse'
-      edit.put(patch, resize_lib.patch_kernel(kernel, size), action)
+    if kernel.shape[:-2] != size:
+      how = 'pseudo-inverse' if len(size) == 2 else 'in its middle frame'
+      how = f'patch {fit.show(kernel.shape[:-2])} -> {fit.show(size)}, {how}'
+      edit.put(patch, fit.patch_kernel(target, kernel, size), how)
 
 
 def _adapt_prefix(
@@ -296,7 +296,7 @@ def _patch_positions(
   if kind in embedding.SINCOS:
     table = embedding.sincos2d(new, source.hidden_size, kind)
     return table, 'the same values'
-  shape = (1, new[0] * new[1], source.hidden_size)
+  shape = (1, int(np.prod(new)), source.hidden_size)
   return np.zeros(shape, np.float32), 'zeros'
 
 

@@ -3,29 +3,64 @@
 from collections.abc import Mapping
 import re
 from typing import Any
+from typing import cast
 
 from flax import traverse_util
+import numpy as np
 
 from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.models import fields as fields_lib
+from vit_jax.weights import resize
+
+_MOST_PIXELS = 2**14  # limit of a side: 1024 patches of 16 pixels
 
 
-def image_size(model: models.Model, grid: tuple[int, int]) -> tuple[int, int]:
+def grid(model: models.Model, size: tuple[int, ...]) -> tuple[int, int]:
+  """Returns the grid of patches, (h, w); (1, 1) if the model has no patches.
+
+  That of volumes is (d, h, w).
+
+  Raises:
+    UserError: The image does not divide into patches, or is too large.
+  """
+  if max(size) > _MOST_PIXELS:
+    raise UserError(
+      f'images of {show(size)} pixels are too large: at most'
+      f' {_MOST_PIXELS} a side'
+    )
+  patch = models.pixels_per_token(model)
+  if patch is None:
+    return 1, 1
+  if len(patch) != len(size):
+    raise UserError(
+      f'images of {show(size)} pixels have {len(size)} sides, but patches of'
+      f' {show(patch)} have {len(patch)}: give another image_size'
+    )
+  if any(n % p for n, p in zip(size, patch, strict=True)):
+    raise UserError(
+      f'images of {show(size)} pixels do not divide into patches of'
+      f' {show(patch)}: give another image_size'
+    )
+  found = tuple(n // p for n, p in zip(size, patch, strict=True))
+  return cast(tuple[int, int], found)
+
+
+def image_size(model: models.Model, grid: tuple[int, ...]) -> tuple[int, ...]:
   """Returns the (height, width) in pixels for which a model has this grid.
 
   For a model without patches this counts 32 pixels for each position.
 
   Args:
     model: From `vit_jax.models`.
-    grid: (h, w) of patches after the embedding.
+    grid: (h, w) of patches after the embedding; of volumes (d, h, w).
   """
-  p, q = models.pixels_per_token(model) or (32, 32)
-  return grid[0] * p, grid[1] * q
+  patch = models.pixels_per_token(model) or (32, 32)
+  return tuple(n * p for n, p in zip(grid, patch, strict=True))
 
 
 def expected_shapes(
-  target: models.Model, grid: tuple[int, int], channels: int
+  target: models.Model, grid: tuple[int, ...], channels: int
 ) -> dict[str, tuple[int, ...]]:
   """Returns the shapes that a model needs by path, layers unrolled.
 
@@ -35,10 +70,40 @@ def expected_shapes(
     channels: Channels of the images.
   """
   # Always as a scan, which gets the shapes faster.
-  model = target.clone(scan=True) if hasattr(target, 'scan') else target
+  can_scan = models.has_equal_layers(target)
+  model = target.clone(scan=True) if can_scan else target
   shape = (*image_size(target, grid), channels)
   params = models.abstract_params(model, shape)
   return _unrolled_shapes(traverse_util.flatten_dict(params, sep='/'))
+
+
+def patch_kernel(
+  model: models.Model, kernel: np.ndarray, size: tuple[int, ...]
+) -> np.ndarray:
+  """Resizes a kernel [p, q, C, D] to patches of `size`, as its code does.
+
+  If `size` has three sides, as of a video, the kernel is resized to the last
+  two, and is that of the middle frame; those of other frames are zero, as in
+  ViViT (arXiv:2103.15691, section 3.4).
+
+  Raises:
+    UserError: The kernel is of volumes.
+  """
+  if kernel.ndim == 4 and len(size) == 3:
+    frames, *sides = size
+    middle = patch_kernel(model, kernel, tuple(sides))
+    inflated = np.zeros((frames, *middle.shape), np.float32)
+    inflated[frames // 2] = middle
+    return inflated
+  if kernel.ndim != 4 or len(size) != 2:
+    raise UserError(
+      f'the checkpoint has patches of {show(kernel.shape[:-2])}, and the model'
+      f' of {show(size)}: those of volumes are not resized, so set'
+      " config.model.patch_size to the checkpoint's"
+    )
+  is_timms = getattr(model, 'position_resize', '') == 'bicubic'
+  method = 'bicubic_antialias' if is_timms else 'half_pixel'
+  return resize.patch_kernel(kernel, size, method)
 
 
 def _unrolled_shapes(params: Mapping[str, Any]) -> dict[str, tuple[int, ...]]:

@@ -1,10 +1,10 @@
-"""Downloads model directories of the Hugging Face Hub with `huggingface_hub`.
+"""Model directories of the Hugging Face Hub, with `huggingface_hub`.
 
-They go to a plain directory of our cache (the library's `local_dir`), so that a
-user without a network can put the same files there. The library leaves some
-tasks to this module: to choose files, to give errors of one line, to fail at
-once without a network, and to check the sha256. It removes an incomplete file
-and keeps complete ones.
+Downloads go to a plain directory of our cache (the library's `local_dir`), so
+that a user without a network can put the same files there. The library leaves
+some tasks to this module: to choose files, to give errors of one line, to fail
+at once without a network, and to check the sha256. It removes an incomplete
+file and keeps complete ones.
 """
 
 import dataclasses
@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 
 NAME = r'\w[\w.-]*/\w[\w.-]*'
 _INDEX = 'model.safetensors.index.json'
+# Of the texts of CLIP and SigLIP.
+_VOCABULARIES = ('merges.txt', 'spiece.model')
 _BUSY = (408, 429, 500, 502, 503, 504)  # temporary HTTP statuses
 
 
@@ -35,8 +37,8 @@ def fetch(path: str, cache: pathlib.Path) -> pathlib.Path:
     cache: Directory with a directory for each repository and revision.
 
   Returns:
-    A directory with config.json, the weights, and preprocessor_config.json if
-    there is one.
+    A directory with config.json, the weights and, if there are these files,
+    preprocessor_config.json and the vocabulary of texts.
 
   Raises:
     UserError: There is no such repository, it cannot be reached or stored, or
@@ -51,7 +53,10 @@ def fetch(path: str, cache: pathlib.Path) -> pathlib.Path:
   if _is_whole(directory):
     return directory
   repository = _Repository(name, revision, directory, _endpoint(), _token())
-  repository.get('config.json')
+  config = repository.get('config.json')
+  if _has_texts(config):
+    for vocabulary in _VOCABULARIES:
+      repository.find(vocabulary)
   # The weights come last, so a directory with weights is complete.
   repository.find('preprocessor_config.json')
   if repository.find('model.safetensors'):
@@ -65,6 +70,68 @@ def fetch(path: str, cache: pathlib.Path) -> pathlib.Path:
       ' pass the URL of its weights'
     )
   return directory
+
+
+def _has_texts(config: pathlib.Path) -> bool:
+  """Whether a config.json is that of a model with a text tower."""
+  try:
+    found = safe_io.parse_json(config.read_bytes())
+  except (OSError, ValueError):  # reported when the model is read
+    return False
+  return isinstance(found, dict) and 'text_config' in found
+
+
+def check_name(path: str) -> str:
+  """Returns the repository's name of an address to write to.
+
+  Args:
+    path: hf:OWNER/NAME.
+
+  Raises:
+    UserError: It does not read so.
+  """
+  match = re.fullmatch(rf'hf:({NAME})', path, re.ASCII)
+  if match is None:
+    raise UserError(f'{path!r} must read hf:OWNER/NAME')
+  return match[1]
+
+
+def push(directory: pathlib.Path, path: str) -> str:
+  """Uploads a directory in one commit, to a new or an existing repository.
+
+  Args:
+    directory: The files; others of the repository stay as they are.
+    path: hf:OWNER/NAME. $HF_ENDPOINT names another server. The token is
+      $HF_TOKEN, else that of `hf auth login`.
+
+  Returns:
+    The address of the repository's page.
+
+  Raises:
+    UserError: The server cannot be reached, or refuses.
+  """
+  import huggingface_hub  # imported here, since few runs upload
+  from huggingface_hub import errors
+
+  name = check_name(path)
+  api = huggingface_hub.HfApi(endpoint=_endpoint(), token=_token())
+  try:
+    api.create_repo(name, exist_ok=True)
+    api.upload_folder(
+      repo_id=name,
+      folder_path=directory,
+      commit_message=f'Upload {directory.name}',
+    )
+  except (OSError, errors.HTTPError, errors.LocalTokenNotFoundError) as e:
+    status = getattr(getattr(e, 'response', None), 'status_code', None)
+    hint = 'try again with the same command and another directory'
+    if status in (None, 401, 403):
+      hint = 'set HF_TOKEN to a token that may write there, or hf auth login'
+    raise UserError(
+      f'cannot upload to {path}: {config_lib.one_line(e)}; {hint}; the files'
+      f' are in {directory}'
+    ) from None
+  return f'{_endpoint()}/{name}'
 
 
 def _endpoint() -> str:

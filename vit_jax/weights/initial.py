@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 import pathlib
 from typing import Any
+from typing import cast
 
 from absl import logging
 from flax import traverse_util
@@ -55,7 +56,7 @@ def load(config: ml_collections.ConfigDict) -> weights.Loaded:
     for key in foreign.UNSEEN
     if config.model[key] is not None
   }
-  size = config_lib.pair(config.data.image_size, 'data.image_size')
+  size = cast(tuple[int, int], config_lib.sides(config.data.image_size))
   try:
     return weights.load(config.init_from.path, position_size=size, **known)
   except ValueError as e:
@@ -191,7 +192,7 @@ class Start:
   def _fit_trunk(self, loaded: weights.Loaded, target: models.Model) -> Any:
     """Returns the trunk's parameters, adapted to the model."""
     config = self._config
-    size = config_lib.pair(config.data.image_size, 'data.image_size')
+    size = config_lib.sides(config.data.image_size)
     params, changes = adapt.adapt(
       loaded.params,
       loaded.model,

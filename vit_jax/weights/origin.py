@@ -71,11 +71,15 @@ def of_checkpoint(workdir: pathlib.Path, path: pathlib.Path) -> Origin:
   """Returns the origin of parameters read from a work directory.
 
   Args:
-    workdir: The work directory, as the user wrote it.
+    workdir: The work directory, as the user wrote it; of one task of a run, its
+      folder tasks/NAME.
     path: Path of the checkpoint in it.
   """
   from vit_jax.runs import checkpoint_format
+  from vit_jax.runs import parts
 
+  if parts.read(workdir) is not None:
+    workdir = parts.run_of(workdir)
   kept = checkpoint_format.steps(workdir)['checkpoints']
   step, newest = int(path.name), max(kept, default=None)
   if path.parent.name == 'best':

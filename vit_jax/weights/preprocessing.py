@@ -120,9 +120,15 @@ _CLASSES: Mapping[str, Mapping[str, Any]] = {
   },
   'Bit': {'size': 224, 'crop': True, 'resample': 3, 'mean_std': _CLIP},
   'CLIP': {'size': 224, 'crop': True, 'resample': 3, 'mean_std': _CLIP},
+  'Siglip': {
+    'size': (224, 224),
+    'crop': False,
+    'resample': 3,
+    'mean_std': HALF,
+  },
 }
 _CLASS = (
-  r'(ViT|DeiT|DINOv3ViT|Beit|Bit|CLIP)'
+  r'(ViT|DeiT|DINOv3ViT|Beit|Bit|CLIP|Siglip)'
   r'(?:ImageProcessor(?:Fast|Pil)?|FeatureExtractor)'
 )
 # model_type -> class; else Bit
@@ -132,6 +138,14 @@ _CLASS_OF = {
   'vit_mae': 'ViT',
   'beit': 'Beit',
   'dinov3_vit': 'DINOv3ViT',
+  'clip': 'CLIP',
+  'siglip': 'Siglip',
+  'siglip2': 'Siglip',
+}
+# Mean and standard deviation of published models, unless ImageNet's.
+_USUAL = {
+  **dict.fromkeys(('vit', 'beit', 'siglip', 'siglip2'), HALF),
+  'clip': _CLIP,
 }
 RESAMPLE = {2: 'bilinear', 3: 'bicubic'}  # Pillow's numbers
 
@@ -173,8 +187,9 @@ def of_transformers(
     'resize_like': 'transformers',
   }
   if not given.content:
-    is_half = model_type in ('vit', 'beit') or channels != 3
-    mean, std = HALF if is_half else base.IMAGENET
+    mean, std = _USUAL.get(model_type, base.IMAGENET)
+    if channels != 3:
+      mean, std = HALF
     preprocess |= {'image_size': size, 'resize': size, 'mean': mean, 'std': std}
     preprocess['interpolation'] = RESAMPLE[
       2 if model_type in ('vit', 'dinov3_vit') else 3

@@ -4,6 +4,8 @@ All resizing is separable: one small matrix for each axis.
 In comments: [h, w] grid of patches, [p, q] patch, D hidden size, C channels.
 """
 
+import math
+
 import numpy as np
 
 from vit_jax.config import UserError
@@ -91,19 +93,28 @@ def resize_matrix(old: int, new: int, method: str) -> np.ndarray:
 
 
 def positions(
-  table: np.ndarray, old: Pair, new: Pair, method: str
+  table: np.ndarray, old: tuple[int, ...], new: tuple[int, ...], method: str
 ) -> np.ndarray:
   """Resizes position embeddings from one grid to another.
 
   Args:
     table: Positions of patches, [1, h * w, D].
-    old: Their grid (h, w).
-    new: New grid.
+    old: Their grid (h, w); of volumes (d, h, w).
+    new: New grid; (t, h, w) of a video repeats the positions of (h, w) in each
+      of its t frames, as in ViViT (arXiv:2103.15691, section 3.4).
     method: One of `METHODS`.
 
   Returns:
-    float32 [1, new h * new w, D].
+    float32 [1, patches of the new grid, D].
   """
+  if len(old) == 2 and len(new) == 3:
+    return np.tile(positions(table, old, new[1:], method), (1, new[0], 1))
+  if len(old) == 3:
+    x = table.reshape(*old, -1).astype(np.float32)
+    for axis, sizes in enumerate(zip(old, new, strict=True)):
+      x = np.moveaxis(x, axis, -1) @ resize_matrix(*sizes, method).T
+      x = np.moveaxis(x, -1, axis)
+    return x.reshape(1, math.prod(new), -1).astype(np.float32)
   rows, columns = (
     resize_matrix(*x, method) for x in zip(old, new, strict=True)
   )
@@ -166,6 +177,29 @@ def _distances(old: int, new: int, method: str) -> np.ndarray:
   return interpolate.CubicSpline(x, np.eye(len(x)))(wanted)
 
 
+def patch_matrices(
+  old: Pair, new: Pair, method: str = 'half_pixel'
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the matrices of `patch_kernel` for rows and columns of a patch.
+
+  The pseudo-inverse of a Kronecker product is the product of those of its
+  factors, so each axis has its own matrix.
+
+  Args:
+    old: Size of the patch, (p, q).
+    new: New size.
+    method: As of `patch_kernel`.
+
+  Returns:
+    float64 [new p, p] and [new q, q].
+  """
+  rows, columns = (
+    np.linalg.pinv(resize_matrix(*x, method).T)
+    for x in zip(old, new, strict=True)
+  )
+  return rows, columns
+
+
 def patch_kernel(
   kernel: np.ndarray, size: Pair, method: str = 'half_pixel'
 ) -> np.ndarray:
@@ -186,13 +220,8 @@ def patch_kernel(
   Returns:
     float32 [new p, new q, C, D].
   """
-  # The pseudo-inverse of a Kronecker product is the product of those of its
-  # factors, so each axis has its own matrix.
-  rows, columns = (
-    np.linalg.pinv(resize_matrix(*x, method).T)
-    for x in zip(kernel.shape[:2], size, strict=True)
-  )
-  return _resize(kernel, rows, columns)
+  p, q = kernel.shape[:2]
+  return _resize(kernel, *patch_matrices((p, q), size, method))
 
 
 def channels(
@@ -215,13 +244,16 @@ def channels(
   these.
 
   Args:
-    kernel: [p, q, C, D].
+    kernel: [p, q, C, D]; of volumes [p, q, r, C, D].
     count: New number of channels.
     is_standardized: Whether the model standardises the kernel.
 
   Returns:
     float32 [p, q, count, D].
   """
+  if kernel.ndim > 4:  # of volumes
+    flat = channels(kernel.reshape(-1, 1, *kernel.shape[-2:]), count)
+    return flat.reshape(*kernel.shape[:-2], *flat.shape[-2:])
   wide = kernel.astype(np.float64)
   if is_standardized:
     wide -= wide.mean(axis=(0, 1, 2))

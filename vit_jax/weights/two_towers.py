@@ -1,5 +1,6 @@
 """Reads an image tower and a text tower from a file of another program."""
 
+from collections.abc import Iterable
 import dataclasses
 import pathlib
 from typing import Any
@@ -32,6 +33,25 @@ class Towers:
   image_size: tuple[int, int]
 
 
+def holds(path: pathlib.Path) -> bool:
+  """Whether a file has both towers in a format that is known.
+
+  Args:
+    path: As of `load`.
+
+  Raises:
+    UserError: It is damaged.
+  """
+  with foreign.opened(path) as opened:
+    return _format_of(opened.shapes) is not None
+
+
+def _format_of(names: Iterable[str]) -> Any:
+  """Returns the module of the format of a file with these arrays, or None."""
+  known = (google_towers, huggingface_clip)
+  return next((x for x in known if x.recognises(names)), None)
+
+
 def load(path: str | pathlib.Path, text_heads: int | None = None) -> Towers:
   """Reads two towers; their architecture is read off the file.
 
@@ -48,14 +68,7 @@ def load(path: str | pathlib.Path, text_heads: int | None = None) -> Towers:
   path = pathlib.Path(path)
   config = foreign.config_beside(path)
   with foreign.opened(path) as opened:
-    form: Any = next(
-      (
-        x
-        for x in (google_towers, huggingface_clip)
-        if x.recognises(opened.shapes)
-      ),
-      None,
-    )
+    form = _format_of(opened.shapes)
     if form is None:
       raise UserError(
         f'{path} holds no two towers of a format that is known: those of'

@@ -176,6 +176,33 @@ def test_our_models_there(tmp_path, name):
     assert_same(again, ours)
 
 
+ALIASES = {
+  'ViTMSNModel': VIT,
+  'ViTMSNForImageClassification': VIT,
+  'Data2VecVisionForImageClassification': VIT
+  | {'use_shared_relative_position_bias': True},
+}
+
+
+@pytest.mark.parametrize('name', ALIASES)
+def test_classes_of_other_names(tmp_path, name):
+  """They are ViT's and BEiT's, and are written as these."""
+  THEIRS[name] = ALIASES[name]
+  model = theirs(name)
+  model.save_pretrained(tmp_path / 'theirs')
+  loaded = vit_jax.load(tmp_path / 'theirs')
+  images = images_of(32, 32)
+  with torch.no_grad():
+    output = model(torch.tensor(np.moveaxis(images, -1, 1).copy()))
+  expected = output.get('logits', output.get('pooler_output'))
+  if expected is None:
+    expected = output.last_hidden_state[:, 0]
+  np.testing.assert_allclose(logits(loaded, images), expected, **TOLERANCE)
+  export.write(loaded, tmp_path / 'ours', 'huggingface', 'here')
+  again = vit_jax.load(tmp_path / 'ours')
+  assert_same(again, loaded)
+
+
 PROCESSORS = {
   'ViT': {'size': {'height': 64, 'width': 64}},
   'ViT, bicubic': {'size': {'height': 40, 'width': 64}, 'resample': 3},

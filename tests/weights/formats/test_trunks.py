@@ -283,6 +283,39 @@ def test_timms_eva_and_back(tmp_path, fields):
   assert_same(vit_jax.load(tmp_path / 'x'), ours)
 
 
+NAFLEX = {
+  'gelu': 'exact',
+  'position_resize': 'bicubic',
+  'position_tokens': 'patches',
+}
+
+
+@pytest.mark.parametrize(
+  'fields',
+  [
+    {'pool': 'map', 'position_grid': (2, 8)},
+    {'pool': 'gap', 'norm_after_pool': True, 'class_token': True},
+    {
+      'pool': 'gap',
+      'registers': 2,
+      'position_embedding': 'factorized',
+      'position_aspect': True,
+      'position_grid': (4, 4),
+      'layer_scale': 1e-5,
+    },
+  ],
+)
+def test_timms_naflex_and_back(tmp_path, fields):
+  size = (16, 64) if fields.get('position_grid') == (2, 8) else (32, 32)
+  ours = random_model(size, **NAFLEX | fields)
+  export.write(ours, tmp_path / 'x', 'timm', 'here')
+  loaded = vit_jax.load(tmp_path / 'x')
+  assert_same(loaded, ours)
+  if fields.get('position_embedding'):  # resized for each image
+    other = loaded.adapted(image_size=(24, 40))
+    assert logits(other, images_of(24, 40)).shape == (2, 5)
+
+
 def test_how_a_bare_file_rotates_is_said(tmp_path, caplog):
   path = theirs(tmp_path, random_model(**EVA02))
   with caplog.at_level('WARNING', 'absl'):

@@ -1,6 +1,7 @@
 """Interface of foreign formats, and inference of architectures from shapes."""
 
 from collections.abc import Callable
+from collections.abc import Collection
 from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -167,6 +168,11 @@ class Shapes:
 
   def __contains__(self, name: str) -> bool:
     return name in self._shapes
+
+  @property
+  def names(self) -> Collection[str]:
+    """Names of all arrays."""
+    return self._shapes.keys()
 
   def get(self, name: str, axes: int) -> Shape:
     """Returns the shape of an array; for 'a_{}/b', of the first that exists.
@@ -379,8 +385,23 @@ MLP_NORM = 'a norm inside the MLP'
 MASK_TOKEN = 'a mask token'
 HEAD_NORM = 'a BatchNorm before the head'
 RELATIVE = 'relative positions'
+FLEXIBLE = 'positions that are resized for each image'
+RMS = 'norms that only scale'
+PRE_NORM = 'a LayerNorm before the layers'
+NO_PATCH_BIAS = 'a patch embedding without a bias'
+QUICK_GELU = 'the GELU x * sigmoid(1.702 x)'
+# Those of `uncommon` that CLIP's image tower has.
+CLIPS = (PRE_NORM, NO_PATCH_BIAS, QUICK_GELU)
 # Those of `uncommon` that BEiT has.
 BEITS = (NO_KEY_BIAS, RELATIVE, MASK_TOKEN)
+
+
+def is_flexible(model: vit.ViT) -> bool:
+  """Whether only the names of timm's NaFlexViT have a place for positions."""
+  is_factorized = model.position_embedding == 'factorized'
+  return (
+    is_factorized or model.position_resize == 'bicubic' or model.position_aspect
+  )
 
 
 def uncommon(model: vit.ViT) -> dict[str, bool]:
@@ -389,18 +410,22 @@ def uncommon(model: vit.ViT) -> dict[str, bool]:
   Args:
     model: The model to be stored.
   """
-  # What model.rotary_base and model.rotary_grid say goes with model.rotary.
+  # What model.rotary_base and model.rotary_grid say goes with model.rotary;
+  # model.routing, model.expert_layers, model.expert_slots
+  # and model.experts_per_token with model.experts.
   return {
     NO_KEY_BIAS: model.qkv_bias and not model.key_bias,
     ROTARY: model.rotary != 'none',
     MLP_NORM: model.mlp_norm,
     'causal attention': model.causal,
-    'a LayerNorm before the layers': model.pre_norm,
-    'a patch embedding without a bias': not model.patch_bias,
+    PRE_NORM: model.pre_norm,
+    NO_PATCH_BIAS: not model.patch_bias,
     RELATIVE: model.relative_positions != 'none',
-    'norms that only scale': model.norm != 'layer',
+    RMS: model.norm != 'layer',
     MASK_TOKEN: model.mask_token,
     HEAD_NORM: model.head_norm != 'none',
     'a gate that is no SiLU': model.gated_mlp and model.gate != 'silu',
-    'the GELU x * sigmoid(1.702 x)': model.gelu == 'sigmoid',
+    'experts': model.experts > 0,
+    FLEXIBLE: is_flexible(model),
+    QUICK_GELU: model.gelu == 'sigmoid',
   }

@@ -29,6 +29,7 @@ from vit_jax.weights.formats import card
 from vit_jax.weights.formats import equivalent
 from vit_jax.weights.formats import foreign
 from vit_jax.weights.formats import google
+from vit_jax.weights.formats import huggingface_clip
 from vit_jax.weights.formats import huggingface_config
 from vit_jax.weights.formats import huggingface_kinds
 from vit_jax.weights.formats import imagegpt
@@ -143,6 +144,11 @@ def _supported(loaded: weights.Loaded, name: str, source: str) -> models.Model:
     UserError: There is none; the message names formats that have one.
   """
   model, size = loaded.model, loaded.position_size
+  if len(size) == 3:
+    raise UserError(
+      f'{source} cannot be written with --to={name}, which has no place for'
+      f' volumes: use --to={OURS}, or --to=monai for a UNETR'
+    )
 
   def lacks(form: base.Format) -> equivalent.Lacks:
     return lambda model: form.unsupported(model, size)
@@ -263,6 +269,7 @@ def _write_arrays(
   found = dict(arrays)  # views, which need no memory
   if form.NAME == 'huggingface':
     model = loaded.model
+    found = dict(huggingface_clip.packed(found.items()))
     for name, shape in huggingface_kinds.unused(model).items():
       found[form.stored_name(model, name)] = np.zeros(shape, np.float32)
   containers.write_safetensors(path, found, {'format': 'pt'})

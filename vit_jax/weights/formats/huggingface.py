@@ -4,7 +4,9 @@ config.json has what arrays do not show: heads, activation, epsilon, labels.
 """
 
 from collections.abc import Iterable
+from collections.abc import Mapping
 from collections.abc import Sequence
+import dataclasses
 import re
 from typing import Any
 
@@ -21,6 +23,7 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import huggingface_beit as beit
 from vit_jax.weights.formats import huggingface_dinov3 as dinov3
 from vit_jax.weights.formats import huggingface_kinds as kinds
+from vit_jax.weights.formats import huggingface_towers as towers
 from vit_jax.weights.formats import imagegpt
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.tables import rule
@@ -31,7 +34,7 @@ NAME = 'huggingface'
 # Arrays for pre-training only, and ViTModel's pooler, unused with a classifier.
 IGNORED = (
   r'embeddings\.(mask_token|position_ids)|pooler\..*|decoder\..*'
-  rf'|{beit.IGNORED}|{imagegpt.IGNORED}'
+  rf'|{beit.IGNORED}|{imagegpt.IGNORED}|{towers.IGNORED}'
 )
 
 # model_type in config.json -> class of the classifier.
@@ -44,6 +47,11 @@ ARCHITECTURES = {
   'vit_mae': 'ViTMAEForPreTraining',
   beit.KIND: 'BeitForImageClassification',
   dinov3.KIND: dinov3.ARCHITECTURE,
+}
+# model_type of the same classes under other names, and their other defaults.
+_ALIASES: Mapping[str, tuple[str, dict[str, Any]]] = {
+  'vit_msn': ('vit', {'layer_norm_eps': 1e-6}),
+  'data2vec-vision': (beit.KIND, {}),
 }
 # Layers of MAE's decoder, as transformers 5 writes them; published files have
 # the second name, and transformers reads both.
@@ -152,7 +160,8 @@ _DINO = [
 def recognises(names: Iterable[str]) -> bool:
   """Whether a file with these arrays has this format."""
   names = list(names)
-  return imagegpt.recognises(names) or any(
+  alone = imagegpt.recognises(names) or towers.recognises(names)
+  return alone or any(
     re.search(r'(^|\.)embeddings\.(cls_token|patch_embeddings)', name)
     for name in names
   )
@@ -162,7 +171,9 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
   if imagegpt.recognises(arrays.shapes):
     return imagegpt.prepare(arrays)
-  prefix = rf'^({"|".join(ARCHITECTURES)})\.'
+  if towers.recognises(arrays.shapes):
+    return towers.prepare(arrays)
+  prefix = rf'^({"|".join([*ARCHITECTURES, "data2vec_vision"])})\.'
   found = next(filter(None, (re.match(prefix, x) for x in arrays.shapes)), None)
 
   def restore(name: str) -> str:
@@ -183,6 +194,8 @@ def rules(model: nn.Module) -> Sequence[tables.Rule]:
   assert isinstance(model, vit.ViT)
   if dinov3.is_kind(model):
     return dinov3.rules(model)
+  if towers.kind_of(model):
+    return towers.rules(model)
   if kinds.model_type(model).startswith('dinov2'):
     mlp = ('weights_in', 'weights_out') if model.gated_mlp else ('fc1', 'fc2')
     return [
@@ -211,10 +224,16 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   kind = config.get('model_type', typed.TEXT)
   if kind == imagegpt.MODEL_TYPE:
     return imagegpt.describe(arrays, hints)
+  if towers.recognises(arrays.shapes):
+    return towers.describe(arrays, hints)
+  if alias := _ALIASES.get(kind or ''):
+    kind, defaults = alias
+    config = dataclasses.replace(config, content={**defaults, **config.content})
+    hints = dataclasses.replace(hints, config=config)
   if kind not in ARCHITECTURES:
     raise UserError(
       f'its config.json says model_type {kind!r}: those that can be read are'
-      f' {", ".join([*ARCHITECTURES, imagegpt.MODEL_TYPE])}'
+      f' {", ".join([*ARCHITECTURES, *_ALIASES, imagegpt.MODEL_TYPE])}'
       if kind
       else 'there is no config.json beside it, which a Hugging Face model needs'
     )

@@ -6,6 +6,7 @@ what arrays do not show of either tower.
 
 from collections.abc import Iterable
 from collections.abc import Iterator
+import dataclasses
 from typing import Any
 
 import jax
@@ -30,6 +31,11 @@ _GELUS = {
   'gelu': 'exact',
   'gelu_new': 'tanh',
   'gelu_pytorch_tanh': 'tanh',
+}
+ACTIVATIONS = {
+  'sigmoid': 'quick_gelu',
+  'exact': 'gelu',
+  'tanh': 'gelu_pytorch_tanh',
 }
 # What the published configs of CLIP say of the end of a text, before they were
 # corrected; transformers then reads the largest token.
@@ -196,26 +202,47 @@ def describe(
     patch = (config.get('vision_config.patch_size', typed.COUNT, 16),) * 2
   else:
     patch = shapes.get(_PATCH, 4)[2:]
-  is_clip = kind == CLIP
-  image = vit.ViT(
-    **_layers(shapes, config, 'vision', kind),
-    num_classes=0,
-    patch_size=(patch[0], patch[1]),
-    pool='token' if is_clip else 'map',
-    patch_bias=f'{_VISION}.embeddings.patch_embedding.bias' in shapes,
-    pre_norm=is_clip,
-  )
-  rows = shapes.get(f'{_VISION}.embeddings.position_embedding.weight', 2)[0]
-  # `base.image_size` reads these from a config of one tower.
   hints = base.Hints({}, config, config, None)
-  given = config.get('vision_config.image_size', typed.COUNT)
-  default = (given, given) if given else None
-  size = base.image_size(rows - is_clip, patch, hints, default)
+  fields, size = image_fields(shapes, hints, kind, (patch[0], patch[1]))
   tower = _text(shapes, config, kind)
   projection = shapes.size('visual_projection.weight', 0)
   return two_towers.TwoTowers(
-    image, tower, projection, not is_clip, kind == SIGLIP2
+    vit.ViT(**fields), tower, projection, kind != CLIP, kind == SIGLIP2
   ), size
+
+
+def image_fields(
+  shapes: base.Shapes, hints: base.Hints, kind: str, patch: tuple[int, int]
+) -> tuple[dict[str, Any], tuple[int, int]]:
+  """Returns the fields of the image tower, and the size of its images.
+
+  Args:
+    shapes: Shapes in the file.
+    hints: Its config.json is that of both towers.
+    kind: The model_type of both towers.
+    patch: (height, width) of a patch, in pixels.
+  """
+  is_clip = kind == CLIP
+  fields = _layers(shapes, hints.config, 'vision', kind) | {
+    'num_classes': 0,
+    'patch_size': patch,
+    'pool': 'token' if is_clip else 'map',
+    'patch_bias': f'{_VISION}.embeddings.patch_embedding.bias' in shapes,
+    'pre_norm': is_clip,
+  }
+  rows = shapes.get(f'{_VISION}.embeddings.position_embedding.weight', 2)[0]
+  given = hints.config.get('vision_config.image_size', typed.COUNT)
+  default = (given, given) if given else None
+  return fields, base.image_size(rows - is_clip, patch, hints, default)
+
+
+def image_rules(kind: str) -> list[tables.Rule]:
+  """Returns the table of the image tower alone, with the paths of a ViT."""
+  return [
+    dataclasses.replace(line, ours=line.ours.removeprefix('image/'))
+    for line in (*_OF_KIND[kind], *RULES)
+    if line.ours.startswith('image/')
+  ]
 
 
 def _text(shapes: base.Shapes, config: typed.Json, kind: str) -> text.TextTower:
@@ -278,7 +305,7 @@ def rules(model: two_towers.TwoTowers) -> list[tables.Rule]:
 def write(
   model: two_towers.TwoTowers, params: Any
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Yields the arrays of a file; the config.json is not written.
+  """Returns the arrays of a file; the config.json is not written.
 
   Args:
     model: The towers.
@@ -287,8 +314,15 @@ def write(
   Raises:
     KeyError: The format has no place for a parameter.
   """
+  return packed(tables.write(rules(model), jax.device_get(params)))
+
+
+def packed(
+  arrays: Iterable[tuple[str, np.ndarray]],
+) -> Iterator[tuple[str, np.ndarray]]:
+  """Yields arrays with the projections of SigLIP's head as one, at the end."""
   parts: dict[str, np.ndarray] = {}
-  for name, array in tables.write(rules(model), jax.device_get(params)):
+  for name, array in arrays:
     if name.startswith(tuple(f'{_HEAD}.{part}.' for part in _PARTS)):
       parts[name] = array
     else:

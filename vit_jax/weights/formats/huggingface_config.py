@@ -11,6 +11,7 @@ from vit_jax.weights.formats import huggingface
 from vit_jax.weights.formats import huggingface_beit
 from vit_jax.weights.formats import huggingface_dinov3 as dinov3
 from vit_jax.weights.formats import huggingface_kinds
+from vit_jax.weights.formats import huggingface_towers as towers
 from vit_jax.weights.formats import imagegpt
 
 _RESAMPLE = {name: i for i, name in preprocessing.RESAMPLE.items()}
@@ -32,6 +33,8 @@ def _config(
   kind = huggingface_kinds.model_type(model)
   if kind == dinov3.KIND:
     return dinov3.config(model, preprocess, image_size)
+  if kind in towers.ARCHITECTURES:
+    return towers.config(model, preprocess, image_size)
   architecture = huggingface.ARCHITECTURES[kind]
   if model.distillation_token and model.distillation_head:
     architecture += 'WithTeacher'
@@ -124,8 +127,9 @@ def notes(model: vit.ViT | igpt.IGPT) -> list[str]:
   """Returns notes on where transformers computes something else."""
   if isinstance(model, igpt.IGPT):
     return imagegpt.NOTES
-  is_dino = huggingface_kinds.model_type(model).startswith('dinov')
-  if model.num_classes or model.pre_logits or is_dino:
+  kind = huggingface_kinds.model_type(model)
+  has_pool = kind.startswith('dinov') or kind in towers.ARCHITECTURES
+  if model.num_classes or model.pre_logits or has_pool:
     return []
   if model.pool == 'gap':
     return [

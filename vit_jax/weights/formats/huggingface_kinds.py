@@ -6,6 +6,7 @@ from vit_jax.models import vit
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import huggingface_beit as beit
 from vit_jax.weights.formats import huggingface_dinov3 as dinov3
+from vit_jax.weights.formats import huggingface_towers as towers
 
 
 def model_type(model: nn.Module) -> str:
@@ -13,6 +14,8 @@ def model_type(model: nn.Module) -> str:
   assert isinstance(model, vit.ViT)
   if dinov3.is_kind(model):
     return dinov3.KIND
+  if tower := towers.kind_of(model):
+    return tower
   if beit.is_kind(model):
     return beit.KIND
   if model.pool == 'token+gap' or model.layer_scale is not None:
@@ -63,6 +66,8 @@ def unsupported(model: vit.ViT, image_size: tuple[int, int]) -> str | None:
     return beit.unsupported(model)
   if kind == dinov3.KIND:
     return dinov3.unsupported(model)
+  if kind in towers.ARCHITECTURES:
+    return towers.unsupported(model, image_size)
   is_dino = kind.startswith('dinov2')
   uncommon = base.uncommon(model)
   if is_dino:

@@ -23,14 +23,15 @@ from vit_jax.models import resnet
 from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
-from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import dino_head
 from vit_jax.weights.formats import moco
 from vit_jax.weights.formats import originals
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_beit
+from vit_jax.weights.formats import timm_clip
 from vit_jax.weights.formats import timm_eva
+from vit_jax.weights.formats import timm_naflex
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats.tables import rule
 from vit_jax.weights.formats.tables import torch_dense as _dense
@@ -42,6 +43,7 @@ IGNORED = (
   r'mask_token|decoder_.*|fc_norm\.unused'
   r'|(momentum_encoder|predictor|head\.\d+)\..*'  # MoCo v3
   rf'|{timm_beit.IGNORED}|{originals.IGNORED}|{dino_head.IGNORED}'
+  rf'|{timm_clip.IGNORED}'
 )
 
 # Fields that arrays do not show, with the defaults of timm's classes.
@@ -81,6 +83,7 @@ _VIT = [
   rule('register_tokens', 'reg_token'),
   rule('mask_token', 'mask_token'),
   rule('position_embedding', 'pos_embed'),
+  *timm_clip.RULES,
   *_norm('blocks_{}/norm1', 'blocks.{}.norm1'),
   *_dense('blocks_{}/attention/qkv', 'blocks.{}.attn.qkv'),
   *_norm('blocks_{}/attention/query_norm', 'blocks.{}.attn.q_norm'),
@@ -147,8 +150,11 @@ _SIGNS = (
 def recognises(names: Iterable[str]) -> bool:
   """Whether a file with these arrays has this format."""
   names = {dino_head.as_timms(moco.as_timms(name)) for name in names}
-  return any(sign in names for sign in _SIGNS) or any(
-    re.match(r'blocks\.\d+\.(attn|mlp)', name) for name in names
+  return (
+    timm_naflex.has_signs(names)
+    or timm_clip.recognises(names)
+    or any(sign in names for sign in _SIGNS)
+    or any(re.match(r'blocks\.\d+\.(attn|mlp)', name) for name in names)
   )
 
 
@@ -156,6 +162,8 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
   if any('base_encoder.' in name for name in arrays.shapes):
     return moco.as_timm(arrays)
+  if timm_clip.recognises(arrays.shapes):
+    return timm_clip.as_timm(arrays)
   if any(map(dino_head.is_whole, arrays.shapes)):
     arrays = base.Renamed(arrays, dino_head.as_timms)
   return originals.as_timm(arrays)
@@ -176,6 +184,8 @@ def rules(model: nn.Module) -> Sequence[tables.Rule]:
     special = timm_beit.RULES
   elif timm_eva.is_kind(model):
     special = timm_eva.rules(model)
+  elif timm_naflex.is_kind(model):
+    special = timm_naflex.rules(model)
   if model.head_norm == 'batch':
     norm = [*norm, *HEAD_OF_PROBE]
   return [*norm, *special, *_VIT, *stem]
@@ -195,6 +205,8 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
     family, read = 'mixer', _mixer
   elif 'stem.conv.weight' in shapes:
     family, read = 'bit', _bit
+  elif timm_naflex.has_signs(shapes):
+    family, shapes = 'naflex', timm_naflex.seen(arrays, hints.config)
   elif timm_eva.has_signs(shapes, hints.config):
     family = 'eva'
   timm_names.check(arrays.shapes, hints.config, family)
@@ -228,7 +240,9 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     'qkv_bias': shapes.count('blocks.{}.attn.qkv.bias') > 0,
     'qk_norm': shapes.count('blocks.{}.attn.q_norm.') > 0,
     'layer_scale': 1e-5 if shapes.count(scale) else None,
-    **_pool(shapes, hints),
+    'norm': timm_names.norm('blocks.0.norm1.bias' in shapes, hints.config),
+    **timm_clip.fields(shapes, hints),
+    **timm_names.pool(shapes.names, hints.config),
   }
   if timm_beit.table(shapes):
     fields |= timm_beit.fields(shapes)
@@ -253,6 +267,8 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     fields['gelu'] = timm_names.gelu(hints.config)
   fields['num_heads'] = _num_heads(shapes, hints, fields)
   positions, size = _positions(shapes, [stride * p for p in patch], hints)
+  if timm_naflex.has_signs(shapes):
+    positions, size = timm_naflex.fields(shapes, tuple(patch), hints)
   model = cast(vit.ViT, base.build(vit.ViT, fields | positions, hints))
   # DeiT, MAE and DINO use ImageNet's mean; hybrids, SigLIP and BEiT Google's.
   is_google = model.resnet_stages is not None or model.pool == 'map'
@@ -261,22 +277,6 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
   found = _description(model, size, channels, hints, usual)
   resize = 'geometric' if timm_beit.is_kind(model) else found.resize
   return dataclasses.replace(found, resize=resize)
-
-
-def _pool(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
-  pool = hints.config.get('global_pool', _POOL)
-  if 'attn_pool.latent' in shapes:
-    return {'pool': 'map'}
-  if 'fc_norm.weight' in shapes:
-    if pool == 'token':
-      wrong = 'a norm after the pool (fc_norm) is computed of avg alone'
-      raise hints.config.error('global_pool', pool, wrong)
-    return {'pool': 'gap', 'norm_after_pool': True}
-  has_class = 'cls_token' in shapes and pool != 'avg'
-  return {'pool': 'token' if has_class else 'gap'}
-
-
-_POOL = typed.one_of('token', 'avg', 'map')
 
 
 def _num_heads(
@@ -292,6 +292,7 @@ def _num_heads(
     configured = hidden // norm[0]
   if table := timm_beit.table(shapes):
     configured = table[1]
+  configured = configured or timm_clip.heads(shapes)
   sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
   return base.num_heads(hints, configured, **sizes)
 
@@ -304,7 +305,7 @@ def _positions(
   In timm all tokens have them, or only the patches (`no_embed_class`); in
   DINOv2 with registers, the class token and the patches.
   """
-  default = _input_size(hints.config)
+  default = timm_names.input_size(hints.config)
   if 'pos_embed' not in shapes:
     if table := timm_beit.table(shapes):
       size = base.relative_size(table[0], pixels, hints, default)
@@ -331,17 +332,6 @@ def _positions(
   return {'position_tokens': name}, size
 
 
-_INPUT_SIZE = typed.Kind(
-  'three whole numbers above 0: channels, height, width',
-  lambda x: typed.are_counts(x, 3),
-)
-
-
-def _input_size(config: typed.Json) -> tuple[int, int] | None:
-  size = config.get('pretrained_cfg.input_size', _INPUT_SIZE)
-  return (size[1], size[2]) if size else None
-
-
 def _mixer(shapes: base.Shapes, hints: base.Hints) -> base.Description:
   hidden, channels, *patch = shapes.get('stem.proj.weight', 4)
   tokens_dim, tokens = shapes.get('blocks.{}.mlp_tokens.fc1.weight', 2)
@@ -354,7 +344,9 @@ def _mixer(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     'depth': shapes.count('blocks.{}.'),
     'num_classes': shapes.size('head.weight', 0),
   }
-  size = base.image_size(tokens, patch, hints, _input_size(hints.config))
+  size = base.image_size(
+    tokens, patch, hints, timm_names.input_size(hints.config)
+  )
   model = base.build(mixer.Mixer, fields, hints)
   return _description(model, size, channels, hints)
 
@@ -380,7 +372,7 @@ def _bit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     'zero_padded_pool': '_bit' in timm_names.architecture(hints.config)
     or (stages, width) in published,
   }
-  default = _input_size(hints.config) or (224, 224)
+  default = timm_names.input_size(hints.config) or (224, 224)
   size = base.image_size(None, (32, 32), hints, default)
   model = base.build(resnet.BiT, fields, hints)
   return _description(model, size, channels, hints)
@@ -396,7 +388,9 @@ def _description(
   preprocess, silent = preprocessing.of_timm(
     hints.config, size, channels, usual
   )
-  classes = _labels(hints.config, models.fields_of(model)['num_classes'])
+  classes = timm_names.labels(
+    hints.config, models.fields_of(model)['num_classes']
+  )
   return base.Description(
     model,
     size,
@@ -404,14 +398,6 @@ def _description(
     'bicubic_antialias',
     silent,
   )
-
-
-def _labels(config: typed.Json, classes: int) -> tuple[str, ...]:
-  """Returns the class names in config.json; () if there are none."""
-  names = config.labels('label_names', classes)
-  names = names or config.labels('pretrained_cfg.label_names', classes)
-  descriptions = config.get('label_descriptions', typed.OBJECT, {})
-  return tuple(str(descriptions.get(name, name)) for name in names)
 
 
 def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
@@ -440,10 +426,18 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
     **base.uncommon(model),
     base.HEAD_NORM: False,  # a probe's
   }
+  others = any(x.is_kind(model) for x in (timm_beit, timm_eva, timm_naflex))
+  is_vit = not others and model.resnet_stages is None
+  wrong |= timm_clip.unsupported(model, is_vit)
+  if is_vit and model.pool != 'map' and not model.qk_norm:
+    wrong[base.RMS] = False
   if timm_beit.is_kind(model):
     for part in base.BEITS:
       del wrong[part]
     wrong |= timm_beit.unsupported(model)
+  elif timm_naflex.is_kind(model):
+    del wrong[base.FLEXIBLE]
+    wrong |= timm_naflex.unsupported(model)
   elif timm_eva.is_kind(model):
     del wrong[base.NO_KEY_BIAS], wrong[base.ROTARY], wrong[base.MLP_NORM]
     wrong |= timm_eva.unsupported(model)

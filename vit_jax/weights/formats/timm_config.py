@@ -17,6 +17,7 @@ from vit_jax.models import vit
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import timm_beit
 from vit_jax.weights.formats import timm_eva
+from vit_jax.weights.formats import timm_naflex
 
 # timm's names of the paper's sizes.
 _SIZES = {'Ti': 'tiny', 'S': 'small', 'L': 'large', 'H': 'huge', 'g': 'giant'}
@@ -39,6 +40,8 @@ _HYBRIDS: Mapping[tuple[int, ...], str] = {
   (3, 4, 9): 'vit_base_r50_s16_224',
   (3, 4, 6, 3): 'vit_large_r50_s32_224',
 }
+# timm's names of functions that are not its default.
+_GELUS = {'tanh': 'gelu_tanh', 'sigmoid': 'quick_gelu'}
 
 
 def companions(
@@ -93,7 +96,9 @@ def notes(model: models.Model) -> list[str]:
     )
   if isinstance(model, resnet.BiT):
     return found
-  usual = 1e-5 if getattr(model, 'rotary', '') == 'dinov3' else 1e-6
+  is_clip = getattr(model, 'pre_norm', False)
+  is_dino = getattr(model, 'rotary', '') == 'dinov3'
+  usual = 1e-5 if is_clip or is_dino else 1e-6
   if model.layer_norm_epsilon != usual:
     found.append(
       f'LayerNorm: this model has epsilon {model.layer_norm_epsilon:g}, timm'
@@ -177,8 +182,14 @@ def _parts(model: models.Model, shape: tuple[int, ...]) -> dict[str, Any]:
     stem = 'stem.' if model.resnet_stages else ''
     first_conv = f'patch_embed.backbone.{stem}conv'
   assert isinstance(model, vit.ViT)
+  if timm_naflex.is_kind(model):
+    first_conv = 'embeds.proj'
   is_eva = timm_eva.is_kind(model)
   arguments = (_eva_arguments if is_eva else _vit_arguments)(model, shape)
+  if timm_naflex.is_kind(model):
+    grid = [n // p for n, p in zip(shape[1:], model.patch_size, strict=True)]
+    arguments |= {'pos_embed_grid_size': grid, **timm_naflex.arguments(model)}
+    del arguments['no_embed_class']
   return {
     'architecture': _vit_name(model),
     'num_features': model.hidden_size,
@@ -213,8 +224,12 @@ def _vit_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
   }
   if model.position_embedding == 'none':
     arguments['pos_embed'] = 'none'
-  if model.gelu == 'tanh' and not model.gated_mlp:
-    arguments['act_layer'] = 'gelu_tanh'
+  if model.gelu in _GELUS and not model.gated_mlp:
+    arguments['act_layer'] = _GELUS[model.gelu]
+  if model.pre_norm:
+    arguments['pre_norm'] = True
+  if model.norm == 'rms':
+    arguments['norm_layer'] = 'rmsnorm'
   return arguments
 
 
@@ -260,12 +275,16 @@ def _vit_name(model: vit.ViT) -> str:
     return f'beit_{"large" if _is_size(model, "L") else "base"}_patch16_224'
   if model.resnet_stages is not None:
     return _HYBRIDS.get(model.resnet_stages, _HYBRIDS[3, 4, 9])
+  if timm_naflex.is_kind(model):
+    return f'naflexvit_base_patch16_{"map" if model.pool == "map" else "gap"}'
   if timm_eva.is_kind(model):
     is_dino = model.rotary == 'dinov3'
     return 'vit_base_patch16_dinov3' if is_dino else 'eva02_base_patch14_224'
   if model.gated_mlp:
     registers = '_reg4' if model.registers else ''
     return f'vit_giant_patch14{registers}_dinov2'
+  if model.pre_norm:
+    return 'vit_base_patch16_clip_224'  # of its norm's epsilon
   sizes = [s for s in ('Ti', 'S', 'B') if _is_size(model, s)]
   if model.distillation_token:
     return f'deit_{_SIZES[(*sizes, "B")[0]]}_distilled_patch16_224'

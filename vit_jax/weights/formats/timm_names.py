@@ -2,6 +2,7 @@
 
 from collections.abc import Collection
 import re
+from typing import Any
 
 from vit_jax.config import UserError
 from vit_jax.weights.files import typed
@@ -10,12 +11,13 @@ from vit_jax.weights.files import typed
 # `model_args` and its value.
 _NOT_COMPUTED = (
   (r'vit_base_patch16_rpn_', 'block_fn', 'ResPostBlock'),
+  (r'eva02_enormous_', 'use_post_norm', True),
+  (r'vit_pe_', 'rope_grid_offset', 1.0),
   (r'test_vit3', 'pool_include_prefix', True),
   (r'vit_intern300m_|vit_.*_radio_v', 'final_norm', False),
 )
 # Arrays of unsupported features: a pattern, and the field of timm's classes.
 _FOREIGN_ARRAYS = (
-  (r'norm_pre\..*', 'pre_norm=True'),
   (r'patch_embed\.norm\..*', 'an embed_norm_layer'),
   (
     r'patch_embed\.backbone\.(?!(stem\.)?(conv|norm)\.|stages\.).*',
@@ -40,6 +42,9 @@ _EVAS_ARRAYS = (
 # field of timm's classes that leaves it out.
 _NEEDED_ARRAYS = (
   ('blocks.{}.attn.proj.weight', 'blocks.{}.attn.proj.bias', 'proj_bias=False'),
+)
+# The same of other classes than timm's ViT.
+_OTHERS_NEED = (
   (
     'blocks.{}.norm1.weight',
     'blocks.{}.norm1.bias',
@@ -70,7 +75,7 @@ _ARGUMENTS = {
     act_layer attn_drop_rate class_token depth distilled dynamic_img_pad
     dynamic_img_size embed_dim fc_norm fix_init init_values mlp_ratio
     no_embed_class num_heads patch_drop_rate patch_size pos_drop_rate pos_embed
-    head_init_scale qk_norm qkv_bias qkv_bias_separate reg_tokens
+    head_init_scale pre_norm qk_norm qkv_bias qkv_bias_separate reg_tokens
     use_abs_pos_emb use_fc_norm use_rel_pos_bias use_shared_rel_pos_bias
     weight_init
     """.split()
@@ -79,7 +84,7 @@ _ARGUMENTS = {
     'attn_layer': typed.one_of('attn'),
     'final_norm': typed.one_of(True),
     'global_pool': typed.one_of('token', 'avg', 'map'),
-    'norm_layer': _LAYER_NORM,
+    'norm_layer': typed.one_of('layernorm', 'layernormfp32', 'rmsnorm'),
     'proj_bias': typed.one_of(True),
     'scale_mlp': typed.one_of(False),
     'swiglu_mlp': typed.one_of(False),
@@ -107,6 +112,24 @@ _ARGUMENTS = {
     'use_post_norm': typed.one_of(False),
     'use_pre_transformer_norm': typed.one_of(False),
   },
+  'naflex': _COMMON
+  | dict.fromkeys(
+    """
+    act_layer class_token depth embed_dim enable_patch_interpolator fc_norm
+    fix_init init_values mlp_ratio num_heads patch_size pos_embed_ar_preserving
+    pos_embed_grid_size qk_norm qkv_bias reg_tokens weight_init
+    """.split()
+  )
+  | {
+    'embed_proj_type': typed.one_of('linear'),
+    'global_pool': typed.one_of('token', 'avg', 'map'),
+    'norm_layer': _LAYER_NORM,
+    'patchify_channels_last': typed.one_of(True),
+    'pos_embed': typed.one_of('learned', 'factorized', 'none'),
+    'pos_embed_antialias': typed.one_of(True),
+    'pos_embed_interp_mode': typed.one_of('bicubic'),
+    'pos_embed_use_grid_sample': typed.one_of(False),
+  },
   'mixer': _COMMON
   | dict.fromkeys('embed_dim mlp_ratio nlhb num_blocks patch_size'.split())
   | {
@@ -126,7 +149,7 @@ _ARGUMENTS = {
     'preact': typed.one_of(True),
   },
 }
-_ACTIVATIONS = {'gelu': 'exact', 'gelu_tanh': 'tanh'}
+_ACTIVATIONS = {'gelu': 'exact', 'gelu_tanh': 'tanh', 'quick_gelu': 'sigmoid'}
 # Numbers of heads that differ from `_HEADS`, by name.
 _HEADS_BY_NAME = {
   r'vit_giantopt_patch16_siglip_': 16,
@@ -166,7 +189,7 @@ def check(names: Collection[str], config: typed.Json, family: str) -> None:
   Args:
     names: Names of the arrays.
     config: Their config.json.
-    family: 'vit', 'eva', 'mixer' or 'bit'.
+    family: 'vit', 'eva', 'naflex', 'mixer' or 'bit'.
 
   Raises:
     UserError: It does not; the message names the field of timm's class.
@@ -176,7 +199,8 @@ def check(names: Collection[str], config: typed.Json, family: str) -> None:
     found = next((name for name in names if re.fullmatch(pattern, name)), None)
     if found:
       raise UserError(f'it has {found}, as in timm with {field}: {_SORRY}')
-  for there, missing, field in _NEEDED_ARRAYS:
+  needed = _NEEDED_ARRAYS + (() if family == 'vit' else _OTHERS_NEED)
+  for there, missing, field in needed:
     if _has(names, there) and not _has(names, missing):
       lost = missing.format(0)
       raise UserError(f'it has no {lost}, as in timm with {field}: {_SORRY}')
@@ -196,17 +220,32 @@ def _has(names: Collection[str], name: str) -> bool:
 
 
 def gelu(config: typed.Json) -> str:
-  """Returns the kind of GELU of a ViT: 'exact' or 'tanh'.
+  """Returns the kind of GELU of a ViT: 'exact', 'tanh' or 'sigmoid'.
 
   Raises:
     UserError: config.json names another activation.
   """
-  key, is_tanh = 'model_args.act_layer', re.match(_TANH, architecture(config))
-  name = config.get(key, typed.TEXT, 'gelu_tanh' if is_tanh else 'gelu')
+  key, named = 'model_args.act_layer', architecture(config)
+  usual = 'gelu_tanh' if re.match(_TANH, named) else 'gelu'
+  if '_quickgelu_' in named:
+    usual = 'quick_gelu'
+  name = config.get(key, typed.TEXT, usual)
   if name not in _ACTIVATIONS:
     known = ', '.join(_ACTIVATIONS)
     raise config.error(key, name, f'those that can be computed are {known}')
   return _ACTIVATIONS[name]
+
+
+def norm(has_bias: bool, config: typed.Json) -> str:
+  """Returns the kind of norm of a ViT: 'layer' or 'rms'.
+
+  Args:
+    has_bias: Whether the norms of its layers have biases.
+    config: Its config.json.
+  """
+  usual = 'layernorm' if has_bias else 'rmsnorm'
+  said = config.get('model_args.norm_layer', typed.TEXT, usual)
+  return 'rms' if said == 'rmsnorm' else 'layer'
 
 
 def check_gated(config: typed.Json) -> None:
@@ -220,7 +259,52 @@ def heads(config: typed.Json, hidden_size: int) -> int | None:
   found = [
     n for pattern, n in _HEADS_BY_NAME.items() if re.match(pattern, name)
   ]
-  if not found and re.match('vit_|deit|beit|flexivit_|eva|test_vit', name):
+  if not found and re.match(
+    '(naflex)?vit_|deit|beit|flexivit_|eva|test_vit', name
+  ):
     found = [n for width, n in _HEADS.items() if width == hidden_size]
   default = found[0] if found else None
   return config.get('model_args.num_heads', typed.COUNT, default)
+
+
+def pool(names: Collection[str], config: typed.Json) -> dict[str, Any]:
+  """Returns the fields of a ViT that say how it pools.
+
+  Args:
+    names: Names of the arrays.
+    config: Their config.json.
+
+  Raises:
+    UserError: A norm follows the class token.
+  """
+  said = config.get('global_pool', _POOL)
+  if 'attn_pool.latent' in names:
+    return {'pool': 'map'}
+  if 'fc_norm.weight' in names:
+    if said == 'token':
+      wrong = 'a norm after the pool (fc_norm) is computed of avg alone'
+      raise config.error('global_pool', said, wrong)
+    return {'pool': 'gap', 'norm_after_pool': True}
+  has_class = 'cls_token' in names and said != 'avg'
+  return {'pool': 'token' if has_class else 'gap'}
+
+
+_POOL = typed.one_of('token', 'avg', 'map')
+_INPUT_SIZE = typed.Kind(
+  'three whole numbers above 0: channels, height, width',
+  lambda x: typed.are_counts(x, 3),
+)
+
+
+def input_size(config: typed.Json) -> tuple[int, int] | None:
+  """Returns (height, width) of the images in config.json, or None."""
+  size = config.get('pretrained_cfg.input_size', _INPUT_SIZE)
+  return (size[1], size[2]) if size else None
+
+
+def labels(config: typed.Json, classes: int) -> tuple[str, ...]:
+  """Returns the class names in config.json; () if there are none."""
+  names = config.labels('label_names', classes)
+  names = names or config.labels('pretrained_cfg.label_names', classes)
+  descriptions = config.get('label_descriptions', typed.OBJECT, {})
+  return tuple(str(descriptions.get(name, name)) for name in names)

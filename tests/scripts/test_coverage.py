@@ -1,0 +1,44 @@
+"""The table of models of other libraries that can be read."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+
+import pytest
+import tiny
+
+
+def run(*flags):
+  command = [sys.executable, str(tiny.ROOT / 'scripts' / 'coverage.py')]
+  return subprocess.run(
+    [*command, *flags],
+    check=False,
+    capture_output=True,
+    text=True,
+    env=os.environ | {'PYTHONPATH': str(tiny.ROOT)},
+  )
+
+
+def test_models_of_transformers():
+  pytest.importorskip('torch', reason='needs torch and transformers')
+  pytest.importorskip('transformers', reason='needs torch and transformers')
+  result = run('--transformers', '--only=VisionModel')
+  assert result.returncode == 0, result.stderr
+  rows = [x.split(' | ') for x in result.stdout.splitlines() if '| 2 |' in x]
+  found = {row[0].strip('| '): row[2] for row in rows}
+  assert found['SiglipVisionModel'].startswith('agrees (features)')
+  assert 'no known format' in found['Aimv2VisionModel']
+  agree = sum(x.startswith('agrees') for x in found.values())
+  line = f'transformers: {agree} of {len(found)} models agree.'
+  assert line in result.stdout
+
+
+def test_what_is_missing_is_one_line():
+  result = run()
+  assert result.returncode == 1
+  assert 'give --timm, --transformers or both' in result.stderr
+  if importlib.util.find_spec('timm') is None:
+    result = run('--timm')
+    assert result.returncode == 1 and 'pip install' in result.stderr
+    assert 'Traceback' not in result.stderr

@@ -1,0 +1,193 @@
+"""Segmentation in the names of mmsegmentation and MONAI, by the command."""
+
+import commands
+import jax
+import numpy as np
+import pytest
+import tiny
+
+import vit_jax
+from vit_jax import convert
+from vit_jax import data
+from vit_jax import objectives
+from vit_jax import weights
+from vit_jax.config import UserError
+from vit_jax.data import features
+from vit_jax.weights.files import containers
+
+CLASSES = ('background', 'one', 'two')
+SETR = {
+  'data__image_size': 32,
+  'data__channels': 3,
+  'model__name': 'ViT-Ti/16',
+  'model__pool': 'token',
+  'model__depth': 4,
+}
+UNETR = {
+  'data__image_size': (32, 32, 16),
+  'data__channels': 1,
+  'model__patch_size': (16, 16, 16),
+  'model__pool': 'gap',
+  'model__depth': 12,
+  'model__qkv_bias': False,
+  'model__gelu': 'exact',
+  'model__layer_norm_epsilon': 1e-5,
+}
+
+
+def write_run(path, seed=0, **settings):
+  """Writes a run of random parameters; returns them."""
+  options = {'head': 'unetr' if settings['data__channels'] == 1 else 'pup'}
+  config = tiny.config(
+    objective__name='segmentation',
+    checkpoint__best='',
+    model__position_embedding='learned',
+    **settings,
+  )
+  config.objective.options.update(options | {'channels': 4})
+  objectives.fill_options(config)
+  image = features.Image()
+  if options['head'] == 'unetr':
+    image = features.Volume((32, 32, 16))
+  there = {'image': image, 'map': features.SegmentationMap(CLASSES)}
+  config.model.num_classes = 0
+  made = objectives.create(config, there)
+  rng = np.random.default_rng(seed)
+  params = jax.tree.map(
+    lambda x: rng.normal(0.5, 0.1, x.shape).astype(np.float32),
+    jax.eval_shape(made.init, jax.random.key(0)),
+  )
+  facts = made.output_facts()
+  preprocess = data.Preprocess.from_config(config, there, facts, 'trunk')
+  size = preprocess.image_size
+  loaded = weights.Loaded(
+    made.model,
+    params['trunk'],
+    preprocess,
+    size,
+    'corner',
+    trained_with=config,
+    beside={'decoder': params['decoder']},
+  )
+  convert.write_workdir(loaded, path, 'here', params)
+  return params
+
+
+@pytest.mark.parametrize(
+  ('form', 'settings'), [('mmseg', SETR), ('monai', UNETR)]
+)
+def test_both_ways_to_the_bit(form, settings, tmp_path):
+  params = write_run(tmp_path / 'run', **settings)
+  write_run(tmp_path / 'other', seed=1, **settings)
+  file = tmp_path / 'model.safetensors'
+  assert commands.run(convert, tmp_path / 'run', file, f'--to={form}') == 0
+  again = tmp_path / 'again'
+  args = file, again, '--to=vit_jax', f'--like={tmp_path}/other'
+  assert commands.run(convert, *args) == 0
+  _, found = objectives.of_run(vit_jax.load(again))
+  jax.tree.map(np.testing.assert_array_equal, found, params)
+  second = tmp_path / 'second.safetensors'
+  assert commands.run(convert, again, second, f'--to={form}') == 0
+  assert second.read_bytes() == file.read_bytes()
+
+
+def test_monai_reads_the_file_and_answers_as_the_run(tmp_path):
+  torch = pytest.importorskip('torch')
+  nets = pytest.importorskip('monai.networks.nets')
+  from safetensors.torch import load_file
+
+  write_run(tmp_path / 'run', **UNETR)
+  file = tmp_path / 'model.safetensors'
+  assert commands.run(convert, tmp_path / 'run', file, '--to=monai') == 0
+  made, params = objectives.of_run(vit_jax.load(tmp_path / 'run'))
+  net = nets.UNETR(
+    in_channels=1,
+    out_channels=3,
+    img_size=(32, 32, 16),
+    feature_size=4,
+    hidden_size=16,
+    mlp_dim=32,
+    num_heads=2,
+    proj_type='conv',
+    norm_name='instance',
+  ).eval()
+  net.load_state_dict(load_file(file))
+  x = np.random.default_rng(0).normal(size=(1, 32, 32, 16, 1))
+  x = x.astype(np.float32)
+  wanted = made.outputs(params, {'image': x})['logits']
+  with torch.no_grad():
+    found = net(torch.from_numpy(np.moveaxis(x, -1, 1)))
+  np.testing.assert_allclose(
+    np.moveaxis(found.numpy(), 1, -1), wanted, atol=2e-4, rtol=1e-3
+  )
+
+
+def test_names_of_mmsegmentation(tmp_path):
+  write_run(tmp_path / 'run', **SETR)
+  file = tmp_path / 'model.safetensors'
+  assert commands.run(convert, tmp_path / 'run', file, '--to=mmseg') == 0
+  with containers.open_arrays(file) as arrays:
+    shapes = dict(arrays.shapes)
+  assert shapes['backbone.patch_embed.projection.weight'] == (16, 3, 16, 16)
+  assert shapes['backbone.pos_embed'] == (1, 5, 16)
+  assert shapes['backbone.layers.3.attn.attn.in_proj_weight'] == (48, 16)
+  assert shapes['backbone.layers.0.ffn.layers.0.0.weight'] == (32, 16)
+  assert shapes['decode_head.conv_seg.weight'] == (3, 4, 1, 1)
+  assert shapes['decode_head.up_convs.3.0.bn.running_mean'] == (4,)
+  assert shapes['auxiliary_head.2.norm.weight'] == (16,)
+
+
+def test_a_file_without_the_last_norm(tmp_path):
+  """As mmsegmentation has it by default; SETR does not use that norm."""
+  write_run(tmp_path / 'run', **SETR)
+  file, without = tmp_path / 'a.safetensors', tmp_path / 'b.safetensors'
+  assert commands.run(convert, tmp_path / 'run', file, '--to=mmseg') == 0
+  with containers.open_arrays(file) as arrays:
+    kept = {
+      name: arrays.read(name)
+      for name in arrays.shapes
+      if not name.startswith('backbone.ln1')
+    }
+  containers.write_safetensors(without, kept, {})
+  args = without, tmp_path / 'again', '--to=vit_jax', f'--like={tmp_path}/run'
+  assert commands.run(convert, *args) == 0
+  norm = vit_jax.load(tmp_path / 'again').params['norm']
+  assert (np.asarray(norm['scale']) == 1).all()
+
+
+def test_other_formats_have_no_place_for_volumes(tmp_path):
+  write_run(tmp_path / 'run', **UNETR)
+  with pytest.raises(
+    UserError, match=r'no place for volumes: use .*--to=monai'
+  ):
+    commands.run(convert, tmp_path / 'run', tmp_path / 'out', '--to=timm')
+
+
+@pytest.mark.parametrize(
+  ('args', 'message'),
+  [
+    (
+      ('run', 'x.safetensors', '--to=monai'),
+      'MONAI has no place for decoder/aux',
+    ),
+    (('run', 'x', '--to=mmseg'), 'writes a new .safetensors file'),
+    (
+      ('other.safetensors', 'x', '--to=vit_jax', '--like=run'),
+      'is no segmentation of mmsegmentation or MONAI',
+    ),
+    (('a.safetensors', 'x', '--to=timm', '--like=run'), '--like is for --to='),
+    (
+      ('wrong.safetensors', 'x', '--to=vit_jax', '--like=run'),
+      r'missing: .* backbone.cls_token .*unknown: backbone.other',
+    ),
+  ],
+)
+def test_mistakes_get_one_line(args, message, tmp_path, monkeypatch):
+  monkeypatch.chdir(tmp_path)
+  write_run(tmp_path / 'run', **SETR)
+  for name, array in (('other', 'x'), ('wrong', 'backbone.other')):
+    containers.write_safetensors(
+      tmp_path / f'{name}.safetensors', {array: np.ones(3, np.float32)}, {}
+    )
+  with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
+    commands.run(convert, *args)

@@ -1,0 +1,188 @@
+"""Whole models of segmentation in the names of mmsegmentation and MONAI.
+
+A file has the trunk and its heads. In mmsegmentation the trunk is its
+`VisionTransformer`, with a class token and `final_norm=True`, whose last norm
+SETR does not use; in MONAI it is that of `UNETR`.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import pathlib
+from typing import Any
+
+from flax import traverse_util
+import jax
+import numpy as np
+
+from vit_jax.config import UserError
+from vit_jax.models import stack
+from vit_jax.weights.files import containers
+from vit_jax.weights.formats import mmseg
+from vit_jax.weights.formats import monai
+from vit_jax.weights.formats import tables
+from vit_jax.weights.formats.tables import rule
+from vit_jax.weights.formats.tables import torch_dense
+from vit_jax.weights.formats.tables import torch_norm
+
+_LAYER = 'layers.{}'
+_MMSEG_TRUNK = [
+  rule('patch_embedding/kernel', 'patch_embed.projection.weight', tables.CONV),
+  rule('patch_embedding/bias', 'patch_embed.projection.bias'),
+  rule('class_token', 'cls_token'),
+  rule('position_embedding', 'pos_embed'),
+  *torch_norm('blocks_{}/norm1', f'{_LAYER}.ln1'),
+  rule(
+    'blocks_{}/attention/qkv/kernel',
+    f'{_LAYER}.attn.attn.in_proj_weight',
+    tables.linear(),
+  ),
+  rule(
+    'blocks_{}/attention/qkv/bias',
+    f'{_LAYER}.attn.attn.in_proj_bias',
+    tables.FLAT,
+  ),
+  *torch_dense(
+    'blocks_{}/attention/out', f'{_LAYER}.attn.attn.out_proj', inputs=2
+  ),
+  *torch_norm('blocks_{}/norm2', f'{_LAYER}.ln2'),
+  *torch_dense('blocks_{}/mlp/up', f'{_LAYER}.ffn.layers.0.0'),
+  *torch_dense('blocks_{}/mlp/down', f'{_LAYER}.ffn.layers.1'),
+  *torch_norm('norm', 'ln1'),
+]
+
+
+def _below(
+  rules: list[tables.Rule], ours: str, theirs: str
+) -> list[tables.Rule]:
+  """Returns rules of a part of our tree, and of a part of the file."""
+  return [
+    dataclasses.replace(
+      x,
+      ours=f'{ours}/{x.ours}',
+      theirs=tuple(f'{theirs}{name}' for name in x.theirs),
+    )
+    for x in rules
+  ]
+
+
+@dataclasses.dataclass(frozen=True)
+class _Format:
+  """Names of a program.
+
+  Attributes:
+    program: Its name, for messages.
+    rules: The table of the objective's parameters.
+    ignored: Regular expression for names in files that are not needed.
+    optional: Paths of ours that a file may lack, with their values then.
+  """
+
+  program: str
+  rules: list[tables.Rule]
+  ignored: str
+  optional: Mapping[str, float]
+
+
+FORMATS: Mapping[str, _Format] = {
+  'mmseg': _Format(
+    'mmsegmentation',
+    [
+      *_below(_MMSEG_TRUNK, 'trunk', 'backbone.'),
+      *_below(mmseg.SETR, 'decoder', ''),
+    ],
+    r'.*\.num_batches_tracked',
+    {'trunk/norm/scale': 1.0, 'trunk/norm/bias': 0.0},
+  ),
+  'monai': _Format(
+    'MONAI',
+    [
+      *_below(monai.TRUNK, 'trunk', 'vit.'),
+      *_below(monai.DECODER, 'decoder', ''),
+    ],
+    monai.IGNORED,
+    {},
+  ),
+}
+
+
+def write(params: Any, path: pathlib.Path, name: str) -> None:
+  """Writes a file of all parameters of a segmentation.
+
+  Args:
+    params: Of the objective: `trunk` and `decoder`.
+    path: A new .safetensors file.
+    name: A key of FORMATS.
+
+  Raises:
+    UserError: The program has no place for a parameter, or the file is there
+      already or cannot be written.
+  """
+  form = FORMATS[name]
+  if path.suffix != '.safetensors' or path.exists():
+    raise UserError(
+      f'{path}: --to={name} writes a new .safetensors file; name one'
+    )
+  params = stack.unstack_all(jax.tree.map(np.asarray, params))
+  try:
+    found = dict(tables.write(form.rules, params))
+  except KeyError as e:
+    raise UserError(
+      f'{form.program} has no place for {e.args[0]}: --to={name} is for'
+      f' {"SETR on a ViT with a class token" if name == "mmseg" else "UNETR"}'
+    ) from None
+  found |= _unused(found) if name == 'monai' else {}
+  containers.write_safetensors(path, found, {'format': 'pt'})
+
+
+def read(path: pathlib.Path, like: Any) -> Any:
+  """Returns the parameters of a file, in a tree of the same structure.
+
+  Args:
+    path: A .safetensors or .pth file of mmsegmentation or MONAI.
+    like: The parameters of a model of the same architecture.
+
+  Raises:
+    UserError: It is damaged, of none of these programs, or does not fit; the
+      message lists all differences.
+  """
+  abstract = traverse_util.flatten_dict(
+    jax.eval_shape(stack.unstack_all, like), sep='/'
+  )
+  with containers.open_arrays(path) as arrays:
+    form = _format_of(path, arrays)
+    filled = {}
+    for ours, value in form.optional.items():
+      names = [n for x in form.rules for n in x.names(ours) or ()]
+      if not set(names) <= arrays.shapes.keys():
+        filled[ours] = np.full(abstract.pop(ours).shape, value, np.float32)
+    wanted = traverse_util.unflatten_dict(abstract, sep='/')
+    try:
+      found = tables.read(arrays, form.rules, wanted, form.ignored)
+    except KeyError as e:
+      raise UserError(
+        f'{form.program} has no place for {e.args[0]} of the run that --like'
+        ' names: name a run of the same model'
+      ) from None
+    except UserError as e:
+      raise UserError(f'{path}: {e}') from None
+  flat = traverse_util.flatten_dict(found, sep='/') | filled
+  return stack.relayout(traverse_util.unflatten_dict(flat, sep='/'), like)
+
+
+def _format_of(path: pathlib.Path, arrays: containers.Arrays) -> _Format:
+  for key, start in (('mmseg', 'backbone.'), ('monai', 'vit.')):
+    if any(name.startswith(start) for name in arrays.shapes):
+      return FORMATS[key]
+  raise UserError(
+    f'{path} is no segmentation of mmsegmentation or MONAI: names of its arrays'
+    ' begin neither with backbone. nor with vit.'
+  )
+
+
+def _unused(arrays: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+  """Returns the norms that MONAI's blocks hold without using them."""
+  found = {}
+  for name, x in arrays.items():
+    if '.norm1.' in name and name.startswith('vit.blocks.'):
+      other = name.replace('.norm1.', '.norm_cross_attn.')
+      found[other] = np.full_like(x, name.endswith('weight'))
+  return found

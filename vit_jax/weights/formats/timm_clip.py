@@ -1,0 +1,158 @@
+"""CLIP's image tower under timm's names, and in files of open_clip.
+
+It has a LayerNorm before its layers, and its patch embedding no bias.
+open_clip's files hold both towers; the image tower is in `visual`, under the
+names of OpenAI's code, or in `visual.trunk`, where it is a model of timm.
+"""
+
+from collections.abc import Collection
+import re
+from typing import Any
+
+from absl import logging
+import numpy as np
+
+from vit_jax.config import UserError
+from vit_jax.models import vit
+from vit_jax.weights.files import containers
+from vit_jax.weights.files import typed
+from vit_jax.weights.formats import base
+from vit_jax.weights.formats.tables import torch_norm as _norm
+
+RULES = _norm('norm_before', 'norm_pre')
+# Arrays of open_clip's files outside the image tower.
+_OUTSIDE = 'outside.'
+IGNORED = r'outside\..*'
+_EPSILON = 1e-5
+# Widths of H, g and G, which have 16 heads; others have heads of 64 channels.
+_WIDE = (1280, 1408, 1664)
+
+_VISUAL, _TRUNK = 'visual.', 'visual.trunk.'
+_SIGNS = {'visual.class_embedding', 'visual.ln_post.weight'}
+_NAMES = {
+  'class_embedding': 'cls_token',
+  'positional_embedding': 'pos_embed',
+  'conv1.weight': 'patch_embed.proj.weight',
+}
+# Patterns of open_clip's names, and timm's.
+_RENAMED = (
+  (r'ln_pre\.', 'norm_pre.'),
+  (r'ln_post\.', 'norm.'),
+  (r'transformer\.resblocks\.', 'blocks.'),
+  (r'(blocks\.\d+\.)ln_', r'\1norm'),
+  (r'(blocks\.\d+\.)ls_', r'\1ls'),
+  (r'(blocks\.\d+\.attn\.)in_proj_', r'\1qkv.'),
+  (r'(blocks\.\d+\.attn\.)out_proj\.', r'\1proj.'),
+  (r'(blocks\.\d+\.mlp\.)c_fc\.', r'\1fc1.'),
+  (r'(blocks\.\d+\.mlp\.)c_proj\.', r'\1fc2.'),
+)
+# Parts of open_clip's other towers.
+_NOT_COMPUTED = r'visual\.(attn_pool|layer\d|head)\b.*'
+
+
+def recognises(names: Collection[str]) -> bool:
+  """Whether a file is open_clip's: both towers, or the image tower alone."""
+  return set(names) >= _SIGNS or any(x.startswith(_TRUNK) for x in names)
+
+
+class _Visual(containers.Arrays):
+  """Presents the image tower's arrays of OpenAI's code as timm has them."""
+
+  def __init__(self, arrays: containers.Arrays):
+    self._arrays = arrays
+    self._stored = {_timms(name): name for name in arrays.shapes}
+    self.metadata = arrays.metadata
+    self.shapes = {
+      name: self._batched(name, arrays.shapes[stored])
+      for name, stored in self._stored.items()
+    }
+
+  def read(self, name: str) -> np.ndarray:
+    """Reads one array."""
+    found = self._arrays.read(self._stored[name])
+    return found.reshape(self.shapes[name])
+
+  def stored(self, name: str) -> str:
+    """Returns the name that an array has in the file."""
+    return self._stored.get(name, name)
+
+  def _batched(self, name: str, shape: base.Shape) -> base.Shape:
+    """Returns timm's shape: tokens and positions have three axes."""
+    if name not in ('cls_token', 'pos_embed'):
+      return shape
+    return (*[1] * (3 - len(shape)), *shape)
+
+
+def as_timm(arrays: containers.Arrays) -> base.Renamed:
+  """Returns the arrays of a file of open_clip under timm's names.
+
+  The projection to the embedding and the text tower are outside.
+
+  Raises:
+    UserError: The image tower is a ResNet, or pools by attention.
+  """
+  wrong = next((x for x in arrays.shapes if re.match(_NOT_COMPUTED, x)), None)
+  if wrong:
+    raise UserError(
+      f'it has {wrong}: of open_clip the ViTs that read a class token, and'
+      ' those of timm, can be computed'
+    )
+  visual = _Visual(arrays)
+  return base.Renamed(visual, show=visual.stored)
+
+
+def _timms(name: str) -> str:
+  if name.startswith(_TRUNK):
+    return name.removeprefix(_TRUNK)
+  own = name.removeprefix(_VISUAL)
+  if own == name or own == 'proj':
+    return _OUTSIDE + name
+  for pattern, other in _RENAMED:
+    own = re.sub(f'^{pattern}', other, own)
+  return _NAMES.get(own, own)
+
+
+def fields(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
+  """Returns the fields in which a tower differs from timm's ViT."""
+  is_there = 'norm_pre.weight' in shapes
+  if not hints.config.get('model_args.pre_norm', typed.TRUTH, is_there):
+    return {}
+  said = hints.stored_size or 'gelu' in hints.overrides
+  if not said and not hints.config.get('architecture', typed.TEXT, ''):
+    logging.warning(
+      'warning: no file says which GELU it has; assumed: the exact one; for a'
+      " model of OpenAI give gelu='sigmoid' (on the command line"
+      ' --model.gelu=sigmoid)'
+    )
+  return {
+    'pre_norm': True,
+    'patch_bias': 'patch_embed.proj.bias' in shapes,
+    'layer_norm_epsilon': _EPSILON,
+  }
+
+
+def heads(shapes: base.Shapes) -> int | None:
+  """Returns the heads of open_clip's published towers; None: another file."""
+  if not any(x.startswith(_OUTSIDE) for x in shapes.names):
+    return None
+  width = shapes.get('cls_token', 3)[2]
+  return 16 if width in _WIDE else width // 64 or None
+
+
+def unsupported(model: vit.ViT, is_vit: bool) -> dict[str, bool]:
+  """Returns what a class has no place for, and whether a model has it.
+
+  Args:
+    model: The model to be stored.
+    is_vit: Whether the class is timm's VisionTransformer, with these parts.
+  """
+  if not is_vit:
+    uncommon = base.uncommon(model)
+    return {part: uncommon[part] for part in base.CLIPS}
+  both = model.pre_norm and model.patch_bias
+  return {
+    base.PRE_NORM: False,
+    base.QUICK_GELU: False,
+    base.NO_PATCH_BIAS: not model.patch_bias and not model.pre_norm,
+    f'{base.PRE_NORM}, after a patch embedding with a bias': both,
+  }

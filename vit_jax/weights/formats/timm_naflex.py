@@ -1,0 +1,160 @@
+"""timm's class NaFlexViT: images of their own shapes, in patches that are cut.
+
+Its names differ from those of timm's ViT before the layers; the projection of
+patches is a dense layer, and positions are a grid, or rows and columns.
+"""
+
+import dataclasses
+import math
+import re
+from typing import Any
+
+import numpy as np
+
+from vit_jax.config import UserError
+from vit_jax.models import positions
+from vit_jax.models import vit
+from vit_jax.weights.files import typed
+from vit_jax.weights.formats import base
+from vit_jax.weights.formats import tables
+from vit_jax.weights.formats.tables import rule
+
+_SIGN = 'embeds.proj.weight'
+_POSITIONS = 'embeds.pos_embed'
+_ROWS, _COLUMNS = f'{_POSITIONS}_y', f'{_POSITIONS}_x'
+_COMMON = [
+  rule('patch_embedding/kernel', _SIGN, tables.linear(3)),
+  rule('patch_embedding/bias', 'embeds.proj.bias'),
+  rule('class_token', 'embeds.cls_token'),
+  rule('register_tokens', 'embeds.reg_token'),
+  rule(positions.ROWS, _ROWS),
+  rule(positions.COLUMNS, _COLUMNS),
+]
+# Architectures whose positions keep their aspect.
+_ASPECT = r'naflexvit_\w+_(par|parfac)_'
+
+
+@dataclasses.dataclass(frozen=True)
+class _Seen:
+  """Shapes under the names of timm's ViT, beside the file's own."""
+
+  shapes: dict[str, tuple[int, ...]]
+  arrays: base.Renamed
+
+  def stored(self, name: str) -> str:
+    return self.arrays.stored(name)
+
+
+def has_signs(shapes: Any) -> bool:
+  """Whether names, or `base.Shapes`, are of this class."""
+  return _SIGN in shapes
+
+
+def is_kind(model: vit.ViT) -> bool:
+  """Whether only this class can hold a model."""
+  return base.is_flexible(model)
+
+
+def rules(model: vit.ViT) -> list[tables.Rule]:
+  """Returns the rules that come before those of timm's ViT."""
+  given = model.position_grid
+
+  def grid(a: np.ndarray) -> list[np.ndarray]:
+    side = math.isqrt(a.shape[1])
+    return [a.reshape(1, *(given or (side, side)), a.shape[-1])]
+
+  layout = tables.Layout(lambda a, shape: a[0].reshape(shape), grid)
+  return [*_COMMON, rule('position_embedding', _POSITIONS, layout)]
+
+
+def seen(arrays: base.Renamed, config: typed.Json) -> base.Shapes:
+  """Returns the shapes as a ViT of timm has them, beside those of the file.
+
+  Args:
+    arrays: The file.
+    config: Its config.json.
+
+  Raises:
+    UserError: The size of a patch is not known.
+  """
+  shapes = dict(arrays.shapes)
+  wide, inputs = _axes(shapes[_SIGN])
+  channels = config.get('model_args.in_chans', typed.COUNT, 3)
+  asked = config.get('model_args.patch_size', typed.SIZE)
+  patch = (asked, asked) if isinstance(asked, int) else asked
+  if not patch:
+    side = math.isqrt(inputs // channels)
+    patch = side, side
+  if math.prod(patch) * channels != inputs:
+    raise UserError(
+      f'its architecture cannot be read: {_SIGN} has {inputs} inputs, which are'
+      f' no patch of {patch[0]} x {patch[1]} pixels with {channels} channels'
+    )
+  shapes['patch_embed.proj.weight'] = (wide, channels, *patch)
+  for name in ('cls_token', 'reg_token'):
+    if f'embeds.{name}' in shapes:
+      shapes[name] = shapes[f'embeds.{name}']
+  # `base.Shapes` reads these two alone.
+  return base.Shapes(_Seen(shapes, arrays))  # type: ignore[arg-type]
+
+
+def _axes(shape: tuple[int, ...]) -> tuple[int, int]:
+  if len(shape) != 2:
+    raise UserError(
+      f'its architecture cannot be read: {_SIGN} has the shape {shape}, as in'
+      " timm with embed_proj_type='conv': that is not computed here"
+    )
+  return shape[0], shape[1]
+
+
+def fields(
+  shapes: base.Shapes, patch: tuple[int, ...], hints: base.Hints
+) -> tuple[dict[str, Any], tuple[int, int]]:
+  """Returns the fields of the positions, and the image size of these.
+
+  Args:
+    shapes: From `seen`.
+    patch: Patch size (height, width).
+    hints: What other files say.
+  """
+  name = hints.config.get('architecture', typed.TEXT, '')
+  found: dict[str, Any] = {
+    'position_resize': 'bicubic',
+    'position_tokens': 'patches',
+    'position_aspect': hints.config.get(
+      'model_args.pos_embed_ar_preserving',
+      typed.TRUTH,
+      re.match(_ASPECT, name) is not None,
+    ),
+  }
+  if _ROWS in shapes:
+    h, w = (shapes.get(x, 3)[1] for x in (_ROWS, _COLUMNS))
+    found |= {'position_embedding': 'factorized', 'position_grid': (h, w)}
+  elif _POSITIONS in shapes:
+    _, h, w, _ = shapes.get(_POSITIONS, 4)
+    found['position_grid'] = None if h == w else (h, w)
+  else:
+    size = base.image_size(None, patch, hints)
+    return found | {'position_embedding': 'none'}, size
+  return found, (h * patch[0], w * patch[1])
+
+
+def arguments(model: vit.ViT) -> dict[str, Any]:
+  """Returns `model_args` that timm's ViT does not have."""
+  return {
+    'pos_embed': model.position_embedding,
+    'pos_embed_ar_preserving': model.position_aspect,
+  }
+
+
+def unsupported(model: vit.ViT) -> dict[str, Any]:
+  """Returns what this class has no place for, and whether a model has it."""
+  return {
+    'a distillation token beside flexible positions': model.distillation_token,
+    'a ResNet stem beside flexible positions': model.resnet_stages is not None,
+    'a layer before the head beside flexible positions': model.pre_logits,
+    'a gated MLP beside flexible positions': model.gated_mlp,
+    'flexible positions of tokens before the patches': (
+      model.positioned_prefix > 0
+    ),
+  }

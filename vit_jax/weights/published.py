@@ -1,0 +1,181 @@
+"""Published checkpoints, by the name of a model and a tag.
+
+The tags, sizes and addresses are those of timm 1.0.31, whose copies on the
+Hugging Face Hub need no account. A tag says how a checkpoint was made: `augreg`
+(arXiv:2106.10270), `orig` (arXiv:2010.11929), `goog` (arXiv:2105.01601) or
+`sam` (arXiv:2106.01548); on ImageNet-21k (`in21k`) or ImageNet-1k (`in1k`); and
+fine-tuned (`ft`). `authors_in21k` is the authors' own file.
+"""
+
+from collections.abc import Iterator
+import dataclasses
+import fnmatch
+
+from vit_jax import models
+from vit_jax.config import recipes
+from vit_jax.config import UserError
+
+AUTHORS = 'authors_in21k'
+
+# Name: its name at timm without the size, and the sizes of each tag.
+_TIMM: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
+  'ViT-Ti/16': (
+    'vit_tiny_patch16',
+    {'augreg_in21k': (224,), 'augreg_in21k_ft_in1k': (224, 384)},
+  ),
+  'ViT-S/16': (
+    'vit_small_patch16',
+    {
+      'augreg_in21k': (224,),
+      'augreg_in21k_ft_in1k': (224, 384),
+      'augreg_in1k': (224, 384),
+    },
+  ),
+  'ViT-S/32': (
+    'vit_small_patch32',
+    {'augreg_in21k': (224,), 'augreg_in21k_ft_in1k': (224, 384)},
+  ),
+  'ViT-B/8': (
+    'vit_base_patch8',
+    {'augreg_in21k': (224,), 'augreg_in21k_ft_in1k': (224,)},
+  ),
+  'ViT-B/16': (
+    'vit_base_patch16',
+    {
+      'augreg_in21k': (224,),
+      'augreg_in21k_ft_in1k': (224, 384),
+      'augreg_in1k': (224, 384),
+      'orig_in21k': (224,),
+      'orig_in21k_ft_in1k': (224, 384),
+      'sam_in1k': (224,),
+    },
+  ),
+  'ViT-B/32': (
+    'vit_base_patch32',
+    {
+      'augreg_in21k': (224,),
+      'augreg_in21k_ft_in1k': (224, 384),
+      'augreg_in1k': (224, 384),
+      'orig_in21k': (224,),
+      'sam_in1k': (224,),
+    },
+  ),
+  'ViT-L/16': (
+    'vit_large_patch16',
+    {
+      'augreg_in21k': (224,),
+      'augreg_in21k_ft_in1k': (224, 384),
+      'orig_in21k': (224,),
+    },
+  ),
+  'ViT-L/32': (
+    'vit_large_patch32',
+    {'orig_in21k': (224,), 'orig_in21k_ft_in1k': (384,)},
+  ),
+  'ViT-H/14': ('vit_huge_patch14', {'orig_in21k': (224,)}),
+  'Mixer-B/16': (
+    'mixer_b16',
+    {'goog_in21k': (224,), 'goog_in21k_ft_in1k': (224,)},
+  ),
+  'Mixer-L/16': (
+    'mixer_l16',
+    {'goog_in21k': (224,), 'goog_in21k_ft_in1k': (224,)},
+  ),
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+  """A checkpoint that others have published.
+
+  Attributes:
+    model: Its name here, as 'ViT-B/16'.
+    tag: How it was made; see the module.
+    image_size: Height and width of its images; None: not known before it is
+      read.
+    address: What `vit_jax.load` downloads.
+  """
+
+  model: str
+  tag: str
+  image_size: int | None
+  address: str
+
+
+class Table(list[Published]):
+  """Checkpoints; printed, a table."""
+
+  def __str__(self) -> str:
+    """Returns a line for each."""
+    rows = [('model', 'pretrained', 'image_size', 'address')]
+    rows += [(x.model, x.tag, str(x.image_size or ''), x.address) for x in self]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return '\n'.join(
+      '  '.join(map(str.ljust, row, widths)).rstrip() for row in rows
+    )
+
+
+def list_models(
+  pattern: str = '*',
+  *,
+  pretrained: bool | str = False,
+  image_size: int | None = None,
+) -> list[str] | Table:
+  """Returns the names of models, or their published checkpoints.
+
+  Any other patch size of ViT and Mixer works as a name, too: `ViT-Ti/4`.
+
+  Args:
+    pattern: Shell-style, of names: `ViT-*` or `*S/*`.
+    pretrained: True: checkpoints; a string: those with such a tag, as `*_in1k`.
+    image_size: Only checkpoints for this height and width.
+
+  Returns:
+    Names; checkpoints with `pretrained`.
+  """
+  if not pretrained:
+    return models.list_models(pattern)
+  tags = pretrained if isinstance(pretrained, str) else '*'
+  return Table(
+    x
+    for x in _all()
+    if fnmatch.fnmatchcase(x.model, pattern)
+    and fnmatch.fnmatchcase(x.tag, tags)
+    and image_size in (None, x.image_size)
+  )
+
+
+def find(
+  model: str, tag: str, image_size: int | tuple[int, int] | None = None
+) -> Published:
+  """Returns a checkpoint.
+
+  Args:
+    model: Its name, as 'ViT-B/16'.
+    tag: As in `list_models(pretrained=True)`.
+    image_size: The checkpoint for this size is preferred, where a tag has
+      several; else the first, as a rule for 224 pixels.
+
+  Raises:
+    UserError: There is none; the message has those that there are.
+  """
+  known = [x for x in _all() if x.model == model]
+  found = [x for x in known if x.tag == tag]
+  if not found:
+    tags = ', '.join(dict.fromkeys(x.tag for x in known))
+    raise UserError(
+      f'{model!r} has no published checkpoint pretrained={tag!r} here: '
+      + (f'choose of {tags}' if tags else 'see list_models(pretrained=True)')
+    )
+  wanted = image_size if isinstance(image_size, tuple) else (image_size,) * 2
+  return min(found, key=lambda x: (x.image_size,) * 2 != wanted)
+
+
+def _all() -> Iterator[Published]:
+  """Yields all checkpoints, the authors' files last."""
+  for model, (name, tags) in _TIMM.items():
+    for tag, sizes in tags.items():
+      for size in sizes:
+        yield Published(model, tag, size, f'hf:timm/{name}_{size}.{tag}')
+  for model, address in recipes.CHECKPOINTS.items():
+    yield Published(model, AUTHORS, None, address)
