@@ -16,17 +16,17 @@ if TYPE_CHECKING:
   from vit_jax import explore as explore
   from vit_jax import train as train
   from vit_jax.models import create_model as create_model
-  from vit_jax.models import list_models as list_models
-  from vit_jax.weights import load as load
+  from vit_jax.objectives.loading import load as load
   from vit_jax.weights.features import embeddings as embeddings
   from vit_jax.weights.features import features as features
+  from vit_jax.weights.published import list_models as list_models
 
 _MODULES = {
   'create_model': 'vit_jax.models',
   'embeddings': 'vit_jax.weights.features',
   'features': 'vit_jax.weights.features',
-  'list_models': 'vit_jax.models',
-  'load': 'vit_jax.weights',
+  'list_models': 'vit_jax.weights.published',
+  'load': 'vit_jax.objectives.loading',
 }
 
 _PACKAGES = ('config', 'explore', 'train')
@@ -60,6 +60,7 @@ _COMMANDS = (
   'evaluate',
   'predict',
   'embed',
+  'search',
   'explore',
   'data',
   'convert',

@@ -1,4 +1,4 @@
-"""Converts a model to the format of another program, or to ours.
+r"""Converts a model to the format of another program, or to ours.
 
   python -m vit_jax.convert runs/flowers flowers-hf --to=huggingface
   python -m vit_jax.convert vit.npz vit-timm --to=timm --image_size=384
@@ -15,8 +15,27 @@ config.json and a README.md beside it.
                transformers
   vit_jax      a finished work directory
 
+With --push=hf:owner/name the directory is then uploaded to the Hugging Face
+Hub, with the token of $HF_TOKEN or `hf auth login`; `vit_jax.load` reads it
+from there. --dry_run lists its files instead.
+
+  python -m vit_jax.convert runs/flowers flowers --to=timm \
+      --push=hf:me/flowers --license=apache-2.0 --dry_run
+
+Of a run, its config (run_config.json), its last metrics (metrics.json) and
+their curves (curves.png, if matplotlib is there) are added.
+
 With --whole, the run of a method that has parameters beside the model, such as
 the decoder of MAE, is written with these, in the names of the method's authors.
+
+A run of segmentation is written whole, as one .safetensors file, for
+mmsegmentation (SETR) with --to=mmseg or MONAI (UNETR) with --to=monai. Files of
+these are read with --like, a run of ours of the same model, whose config and
+classes the new work directory has:
+
+  python -m vit_jax.convert runs/setr setr.safetensors --to=mmseg
+  python -m vit_jax.convert setr.safetensors runs/again --to=vit_jax \
+    --like=runs/setr
 
 Class names, normalisation and a model card (README.md) are written, too.
 Nothing is rounded: converted back, the arrays have the same bits. If a format
@@ -26,8 +45,11 @@ with a warning. A warning also says if the other program computes something
 else.
 """
 
+import importlib.util
+import math
 import os
 import pathlib
+from typing import Any
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -40,12 +62,14 @@ if TYPE_CHECKING:
   import ml_collections
 
   from vit_jax import weights
+  from vit_jax.runs import records
   from vit_jax.weights.formats import whole as whole_lib
 
 FLAGS = flags.FlagValues()  # separate, since other commands share flag names
 cli.define_overrides(FLAGS)
 cli.define_compile_cache(FLAGS)
-_FORMATS = ['google', 'timm', 'huggingface', 'vit_jax']
+_DENSE = ['mmseg', 'monai']  # of whole models of segmentation
+_FORMATS = ['google', 'timm', 'huggingface', *_DENSE, 'vit_jax']
 _TO = flags.DEFINE_enum(
   'to', None, _FORMATS, 'Format to write.', flag_values=FLAGS
 )
@@ -54,6 +78,24 @@ _WHOLE = flags.DEFINE_boolean(
   False,
   "Also write the objective's other parameters, such as a decoder.",
   flag_values=FLAGS,
+)
+_LIKE = flags.DEFINE_string(
+  'like',
+  None,
+  'A run of segmentation that a file of mmsegmentation or MONAI is like.',
+  flag_values=FLAGS,
+)
+_PUSH = flags.DEFINE_string(
+  'push', '', 'Upload it to this address, hf:OWNER/NAME.', flag_values=FLAGS
+)
+_LICENSE = flags.DEFINE_string(
+  'license',
+  '',
+  'Licence of the weights, for the card, as the Hub names it: apache-2.0.',
+  flag_values=FLAGS,
+)
+_DRY_RUN = flags.DEFINE_boolean(
+  'dry_run', False, 'With --push: list the files only.', flag_values=FLAGS
 )
 
 
@@ -67,7 +109,17 @@ def main(argv: list[str]) -> None:
   if _TO.value is None:
     raise UserError(f'--to is missing: choose one of {", ".join(_FORMATS)}')
   source, path = argv[1], pathlib.Path(os.path.abspath(argv[2]))
+  _check_push(path)
+  if _LIKE.value is not None:
+    _read_dense(source, path)
+    logging.info('wrote %s', path)
+    return
+  if _TO.value in _DENSE:
+    _write_dense(source, path)
+    logging.info('wrote %s', path)
+    return
   # After the flags, since these import jax.
+  from vit_jax.weights import hub
   from vit_jax.weights.formats import export
 
   export.check_path(path, _TO.value)
@@ -83,6 +135,89 @@ def main(argv: list[str]) -> None:
   for note in notes:
     logging.warning('warning: %s', note)
   logging.info('wrote %s', path)
+  if _PUSH.value:
+    _add_facts(path, pathlib.Path(argv[1]))
+    if _DRY_RUN.value:
+      for file in sorted(path.iterdir()):
+        print(f'{file.stat().st_size:>14,}  {file.name}')
+    else:
+      logging.info('uploaded to %s', hub.push(path, _PUSH.value))
+
+
+def _check_push(path: pathlib.Path) -> None:
+  """Checks the flags of an upload, before anything slow."""
+  from vit_jax.weights import hub  # imports jax
+
+  if _PUSH.value:
+    hub.check_name(_PUSH.value)
+    if _TO.value not in ('timm', 'huggingface') or path.suffix:
+      raise UserError(
+        f'--push uploads a directory of --to=timm or huggingface, not {path} of'
+        f' --to={_TO.value}'
+      )
+  elif _DRY_RUN.value or _LICENSE.value:
+    raise UserError('--dry_run and --license need --push=hf:OWNER/NAME')
+
+
+def _add_facts(path: pathlib.Path, source: pathlib.Path) -> None:
+  """Adds what the Hub shows: facts about the run, and the card's head.
+
+  Args:
+    path: The converted model.
+    source: Where it comes from; a work directory or not.
+  """
+  from vit_jax.runs import records
+  from vit_jax.runs import safe_io
+
+  head = ['library_name: vit_jax', 'tags:', '- vision-transformer', '- jax']
+  if _LICENSE.value:
+    head.insert(0, f'license: {_LICENSE.value}')
+  more: list[str] = []
+  if records.is_run(source):
+    run = records.read(source)
+    found = {name: points[-1].value for name, points in run.curves.items()}
+    metrics = {k: x for k, x in found.items() if records.is_evaluation(k)}
+    finite = {k: x if math.isfinite(x) else None for k, x in metrics.items()}
+    safe_io.write_json(path / 'metrics.json', finite)
+    config = safe_io.read_json(source / 'config.json')
+    safe_io.write_json(path / 'run_config.json', config)
+    more += ['## Results', '', 'At the end of the run.', '']
+    more += ['| metric | value |', '|---|---|']
+    more += [f'| {name} | {x:.4g} |' for name, x in metrics.items()]
+    if _draw_curves(run, path / 'curves.png'):
+      more += ['', '![Curves of the run](curves.png)']
+  card = (path / 'README.md').read_text()
+  with safe_io.replacing(path / 'README.md') as file:
+    file.write('\n'.join(['---', *head, '---', '', card, *more, '']))
+
+
+def _draw_curves(run: 'records.Record', path: pathlib.Path) -> bool:
+  """Draws the loss and the evaluations; returns whether it could."""
+  import numpy as np
+
+  from vit_jax.plots import curves
+  from vit_jax.runs import records
+
+  if importlib.util.find_spec('matplotlib') is None:
+    return False
+  wanted = [
+    name
+    for name in run.curves
+    if name == 'train/loss'
+    or (records.is_evaluation(name) and not name.endswith('/examples'))
+  ]
+  panels = {
+    name: {
+      run.path.name: curves.Line(
+        np.array([p.step for p in run.curves[name]], float),
+        np.array([p.value for p in run.curves[name]]),
+      )
+    }
+    for name in wanted[:6]
+  }
+  if panels:
+    curves.draw(panels, [run.path.name], path, x_label='step')
+  return bool(panels)
 
 
 def _whole(loaded: 'weights.Loaded', name: str) -> 'whole_lib.Whole':
@@ -110,8 +245,47 @@ def _whole(loaded: 'weights.Loaded', name: str) -> 'whole_lib.Whole':
   return found
 
 
+def _write_dense(source: str, path: pathlib.Path) -> None:
+  """Writes a run of segmentation whole, under another program's names."""
+  from vit_jax.weights.formats import dense
+
+  dense.write(_of_segmentation(cli.load(FLAGS, source)), path, str(_TO.value))
+
+
+def _read_dense(source: str, path: pathlib.Path) -> None:
+  """Writes a work directory with the parameters of another program's file."""
+  from vit_jax.weights.formats import dense
+  from vit_jax.weights.formats import export
+
+  if _TO.value != export.OURS:
+    raise UserError(
+      f'--like is for --to=vit_jax, and --to={_TO.value} is given: leave one of'
+      ' them out'
+    )
+  export.check_path(path, export.OURS)
+  loaded = cli.load(FLAGS, str(_LIKE.value))
+  found = dense.read(pathlib.Path(source), _of_segmentation(loaded))
+  write_workdir(loaded, path, source, found)
+
+
+def _of_segmentation(loaded: 'weights.Loaded') -> Any:
+  """Returns all parameters of a run of segmentation.
+
+  Raises:
+    UserError: The model is of no such run.
+  """
+  from vit_jax import objectives
+
+  if 'segments' not in loaded.preprocess.outputs:
+    raise UserError(
+      f'{loaded.origin.path} is no run of segmentation, which mmsegmentation'
+      ' and MONAI could hold: choose another --to'
+    )
+  return objectives.of_run(loaded)[1]
+
+
 def write_workdir(
-  loaded: 'weights.Loaded', path: pathlib.Path, source: str
+  loaded: 'weights.Loaded', path: pathlib.Path, source: str, whole: Any = None
 ) -> None:
   """Writes the work directory of a finished run.
 
@@ -119,6 +293,8 @@ def write_workdir(
     loaded: The model.
     path: Path of the work directory, which is new or empty.
     source: Origin of the model, for its card.
+    whole: All parameters of the objective of the run that `loaded` is of, whose
+      config is written then; None: the model alone.
 
   Raises:
     UserError: The directory is not empty, or cannot be written.
@@ -131,10 +307,12 @@ def write_workdir(
   from vit_jax.train import step
   from vit_jax.weights.formats import export
 
-  config = _config(loaded)
+  config = loaded.trained_with
+  if whole is None or config is None:
+    config = _config(loaded)
   state = step.TrainState(
     jnp.zeros((), jnp.int32),
-    loaded.params,
+    loaded.params if whole is None else whole,
     opt_state=None,
     ema_params=None,
     extra={},

@@ -1,9 +1,15 @@
-r"""Embeds the images of a dataset: writes the inputs of the model's head.
+r"""Embeds images: writes the inputs of the model's head.
 
   python -m vit_jax.embed --from=runs/digits --data=digits \
     --split='train[80%:]' --out=digits.npz
   python -m vit_jax.embed --from=runs/digits --images='photos/*.png' \
     --out=photos.npz
+  python -m vit_jax.embed --from=runs/cifar10_clip --text='a photo of a dog' \
+    --text='a photo of a cat' --out=texts.npz
+
+Of a model of images and texts, it writes embeddings of unit length in the space
+that both share, so that the product of two is their similarity. --text, which
+may be repeated, is a text.
 
 --images is a file, a folder (all images in it and below it) or a pattern, and
 may be repeated. If an image cannot be read, the command stops and writes no
@@ -19,7 +25,7 @@ FILE.npz has these arrays, for N images in the order of the split or the files:
   checkpoint JSON: path, format, step, ... of the checkpoint
 
 With --images there are no labels, so label and classes are left out, and index
-counts the files.
+counts the files. With --text the arrays are embedding, text [N] and checkpoint.
 
 FILE.parquet (needs pyarrow) has a row for each image: embedding, label,
 label_name (both only with --data), index and file (or null). Its metadata has
@@ -51,6 +57,7 @@ if TYPE_CHECKING:
   import numpy as np
 
   from vit_jax import data
+  from vit_jax import weights
   from vit_jax.evaluation.embedded import Embedded
 
 FLAGS = flags.FlagValues()  # separate, since other commands share flag names
@@ -59,6 +66,9 @@ cli.define_compile_cache(FLAGS)
 data_flags.define(FLAGS, 'embed')
 _IMAGES = flags.DEFINE_multi_string(
   'images', [], 'A file, a folder or a pattern.', flag_values=FLAGS
+)
+_TEXT = flags.DEFINE_multi_string(
+  'text', [], 'A text, for a model of images and texts.', flag_values=FLAGS
 )
 _OUT = flags.DEFINE_string(
   'out', None, 'FILE.npz or FILE.parquet.', flag_values=FLAGS
@@ -72,19 +82,23 @@ def main(argv: list[str]) -> None:
   path = _check_flags(argv)
   paths = image_files.find(_IMAGES.value) if _IMAGES.value else []
   loaded = cli.load(FLAGS)
-  from vit_jax.data import folder  # they import jax
-  from vit_jax.evaluation import loaded as loaded_lib
+  if _TEXT.value:
+    _embed_texts(loaded, path)
+    return
+  from vit_jax.data import features  # they import jax
+  from vit_jax.data import files
+  from vit_jax.objectives import embedder
 
   config = data_flags.make_config(FLAGS, loaded)
   source: data.Source
   if paths:
-    source = folder.FilesSource(paths)
+    how = loaded.preprocess
+    is_video = isinstance(how.input, features.Video)
+    paths = image_files.as_examples(paths, is_video)
+    source = files.FilesSource(paths, how.input, how.image_size[0])
   else:
     source = data_flags.open_split(FLAGS, config)
-  context = loaded_lib.LoadedContext(
-    *(loaded_lib.Trunk(loaded.model), loaded.params, config),
-    {config.data.split: source},
-  )
+  parts = embedder.of_split(loaded, config, source)
   count, checkpoint = 0, json.dumps(loaded.origin.to_dict())
   with (
     data_flags.progress(len(source)) as progress,
@@ -92,9 +106,9 @@ def main(argv: list[str]) -> None:
     safe_io.replacing_path(path) as temporary,
     _WRITERS[path.suffix](temporary, source, checkpoint) as writer,
   ):
-    for part in context.embeddings(config.data.split):
-      files = [source.file(count + i) for i in range(len(part))]
-      writer.write(part, files)
+    for part in parts:
+      names = [source.file(count + i) for i in range(len(part))]
+      writer.write(part, names)
       count += len(part)
       progress.update(len(part))
   logging.info(
@@ -102,9 +116,54 @@ def main(argv: list[str]) -> None:
   )
 
 
+def _embed_texts(loaded: 'weights.Loaded', path: pathlib.Path) -> None:
+  """Embeds the texts of --text, and writes the file."""
+  import numpy as np
+
+  from vit_jax.objectives import embedder  # imports jax
+
+  texts = _TEXT.value
+  found = embedder.Embedder(loaded, len(texts)).texts(texts, '--text')
+  checkpoint = json.dumps(loaded.origin.to_dict())
+  with safe_io.replacing_path(path) as temporary:
+    if path.suffix == '.npz':
+      with temporary.open('wb') as file:
+        np.savez(
+          file,
+          embedding=found,
+          text=np.array(texts, np.str_),
+          checkpoint=np.array(checkpoint, np.str_),
+        )
+    else:
+      import pyarrow as pa  # an optional dependency
+      from pyarrow import parquet
+
+      numbers = pa.array(found.ravel())
+      table = pa.table(
+        {
+          'embedding': pa.FixedSizeListArray.from_arrays(
+            numbers, found.shape[1]
+          ),
+          'text': texts,
+        }
+      )
+      metadata = {'checkpoint': checkpoint}
+      parquet.write_table(table.replace_schema_metadata(metadata), temporary)
+  logging.info('%d embeddings of %d numbers are in %s', *found.shape, path)
+
+
 def _check_flags(argv: list[str]) -> pathlib.Path:
   """Checks the flags before a model is loaded; returns the output path."""
-  if _IMAGES.value:
+  if _TEXT.value:
+    if argv[1:]:
+      raise UserError(
+        f'unexpected argument {argv[1]!r}: each of several texts needs a --text'
+        ' of its own'
+      )
+    for name in ('data', 'split', 'source_size', 'images'):
+      if FLAGS[name].value:
+        raise UserError(f'--{name} and --text exclude each other')
+  elif _IMAGES.value:
     if argv[1:]:
       raise UserError(
         f'unexpected argument {argv[1]!r}: each of several images needs an'

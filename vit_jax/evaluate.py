@@ -41,6 +41,31 @@ object has probe, train_examples and examples; accuracy (and k, or the penalty
 that linear chose); or few_shot_1_accuracy and so on (means over 5 draws, with
 Student's intervals over these).
 
+A model of images and texts (objective `contrastive`) is measured by
+--probe=zero_shot, the accuracy of the classes whose captions are closest to an
+image, and by --probe=retrieval, the recalls of captions by images and of images
+by captions. A model of segmentation is measured as in training; the report also
+has the confusion of the classes (rows: true), the worst images, and intervals
+over images: percentiles of 1,000 draws with replacement. --hausdorff adds the
+distance of boundaries that 95% of their places do not exceed, by class and as
+their mean without a class 'background'; over images that have the class in both
+maps. It is in mm where the model's scans are resampled, else in places.
+Training and this command see the middle crop of an image; --whole measures
+whole images, each at the size in which its map is stored, by windows that slide
+over them. --scales and --flip average over views, and --overlap and --gaussian
+change the windows, of volumes, too.
+
+Several sizes are measured one after the other, a row each:
+
+  python -m vit_jax.evaluate --from=runs/digits --data=digits \
+    --split='train[80%:]' --image_size=8,16 --merge=0,2,4 --plot=curve.png
+
+--image_size, --patch_size (resized as FlexiViT) and --merge (tokens that each
+layer merges, ToMe) take lists, of which all combinations are measured. A row
+has images_per_second, where the variants take turns on one device: only ratios
+within one run mean something. With three speeds or more, the knee is the
+variant farthest above the line from the slowest to the fastest.
+
 --probe=my_module:MyEvaluator runs an evaluator of your own (docs/methods.md),
 the same as in training; the JSON object has its metrics.
 """
@@ -57,6 +82,8 @@ from vit_jax import cli
 from vit_jax import config as config_lib
 from vit_jax.cli import columns
 from vit_jax.cli import data_flags
+from vit_jax.cli import variant_flags
+from vit_jax.cli import window_flags
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:
@@ -65,10 +92,13 @@ if TYPE_CHECKING:
 
   from vit_jax import data
   from vit_jax import weights
+  from vit_jax.evaluation import measured_maps
   from vit_jax.evaluation import predictions as predictions_lib
   from vit_jax.evaluation.base import Evaluator
+  from vit_jax.objectives import segmenter
 
 _TOP = 5  # classes of a prediction
+_ZERO_SHOT = 'zero_shot'
 
 FLAGS = flags.FlagValues()  # separate, since other commands share flag names
 cli.define_from(FLAGS)
@@ -88,9 +118,24 @@ _PROBE = flags.DEFINE_string(
   'probe',
   None,
   'knn, few_shot or linear: measure a classifier of what the head reads, not'
-  ' the head. Or an evaluator of your own, as my_module:MyEvaluator.',
+  ' the head. zero_shot or retrieval: compare images and texts. Or an evaluator'
+  ' of your own, as my_module:MyEvaluator.',
   flag_values=FLAGS,
 )
+_HAUSDORFF = flags.DEFINE_bool(
+  'hausdorff',
+  False,
+  'Of a segmentation: the 95% Hausdorff distance, too, which takes time.',
+  flag_values=FLAGS,
+)
+_WHOLE = flags.DEFINE_bool(
+  'whole',
+  False,
+  'Of a segmentation of images: measure whole images at their own size, by'
+  ' windows that slide over them; the next flags imply it.',
+  flag_values=FLAGS,
+)
+window_flags.define(FLAGS)
 _TRAIN_SPLIT = flags.DEFINE_string(
   'train_split',
   None,
@@ -110,11 +155,32 @@ _SHOTS = flags.DEFINE_string(
   'Images of each class, of --probe=few_shot. Default: 1,5,10,25.',
   flag_values=FLAGS,
 )
+_TEMPLATES = flags.DEFINE_string(
+  'templates',
+  None,
+  "Of --probe=zero_shot: 'a photo of a {}.|a {}.', or a file with one on each"
+  ' line.',
+  flag_values=FLAGS,
+)
+_CLASS_NAMES = flags.DEFINE_string(
+  'class_names',
+  None,
+  'Of --probe=zero_shot: cifar10, cifar100, food101, imagenet2012,'
+  ' oxford_iiit_pet, or a file with a name on each line. Default: the names of'
+  ' the data.',
+  flag_values=FLAGS,
+)
+variant_flags.define(FLAGS)
 
 
 def main(argv: list[str]) -> None:
   """Evaluates, and prints the report."""
   data_flags.check(FLAGS, argv)
+  changes = variant_flags.parse(FLAGS)
+  if changes:
+    summary, text = _evaluate_variants(changes)
+    print(json.dumps(summary) if _FORMAT.value == 'json' else text)
+    return
   path = None
   if _PREDICTIONS.value:
     path = columns.check_path(
@@ -130,12 +196,42 @@ def main(argv: list[str]) -> None:
     print(text, end='')
 
 
+def _evaluate_variants(
+  changes: list[dict[str, Any]],
+) -> tuple[dict[str, Any], str]:
+  """Measures a model with each of several changes; returns the report."""
+  from vit_jax.evaluation import variants  # it imports jax
+
+  plot = variant_flags.plot(FLAGS)
+  evaluator = _evaluator()
+  loaded = cli.load(FLAGS, sizes=False)
+  # Merging leaves layers with different numbers of tokens, hence no scan.
+  own: dict[str, Any] = {'scan': False} if 'merge' in changes[0] else {}
+  each = [loaded.adapted(**(change | own)) for change in changes]
+  rows = [
+    variants.describe(x, change)
+    | variants.numbers(_evaluate(x, evaluator, None)[0])
+    for x, change in zip(each, changes, strict=True)
+  ]
+  variants.add_speed(rows, each, int(str(FLAGS['batch_size'].value)))
+  if plot:
+    variants.draw(rows, plot)
+  summary = {'variants': rows, 'checkpoint': loaded.origin.to_dict()}
+  return summary, variants.table(rows)
+
+
 def _evaluator() -> 'Evaluator':
   """Returns the evaluator that the flags ask for; needs no model."""
   from vit_jax import evaluation  # it imports jax
 
   kind = _PROBE.value or 'accuracy'
-  keys = {'train_split': _TRAIN_SPLIT.value, 'k': _K.value, 'shots': _shots()}
+  keys = {
+    'train_split': _TRAIN_SPLIT.value,
+    'k': _K.value,
+    'shots': _shots(),
+    'templates': _TEMPLATES.value,
+    'class_names': _CLASS_NAMES.value,
+  }
   given = {name: x for name, x in keys.items() if x is not None}
   spec = config_lib.evaluation(str(FLAGS['split'].value), kind=kind)
   spec.update(given)
@@ -144,6 +240,7 @@ def _evaluator() -> 'Evaluator':
   for name in given:
     if name not in found.keys:
       probe = {'k': '--probe=knn', 'shots': '--probe=few_shot'}
+      probe |= dict.fromkeys(('templates', 'class_names'), '--probe=zero_shot')
       raise UserError(
         f'--{name} is for {probe.get(name, "--probe")}: leave it out, or add'
         ' that'
@@ -195,9 +292,14 @@ def _evaluate(
   """
   from vit_jax.evaluation import accuracy  # they import jax
   from vit_jax.evaluation import loaded as loaded_lib
+  from vit_jax.evaluation import measured_maps
   from vit_jax.evaluation import report
 
+  loaded, segment = _windows(loaded, evaluator)
   config, spec = data_flags.make_config(FLAGS, loaded), evaluator.spec
+  if spec.kind == _ZERO_SHOT:
+    # It has captions of its own, for any data with classes.
+    config.data.captions, config.data.class_names = 'templates:{}', ''
   source = data_flags.open_split(FLAGS, config)
   sources = {spec.split: source}
   learned_from: data.Source | None = None
@@ -205,14 +307,26 @@ def _evaluate(
     learned_from = data_flags.open_split(FLAGS, config, 'train_split')
     sources[spec.train_split] = learned_from
   evaluator.check_sources(source, learned_from)
-  objective, head, label_of = _outputs(loaded, evaluator, config, source)
+  objective, params, head, label_of = _outputs(
+    loaded, evaluator, config, source
+  )
   total = sum(map(len, sources.values()))
   with data_flags.progress(total) as progress, data_flags.explained():
     context = loaded_lib.LoadedContext(
-      *(objective, loaded.params, config, sources, progress.update, label_of)
+      *(objective, params, config, sources, progress.update, label_of)
     )
     if isinstance(evaluator, accuracy.Accuracy):
-      found, rows = evaluator.run_with_predictions(context, head)
+      on_host = None
+      if _HAUSDORFF.value:
+        on_host = _distances(objective, config)
+      if segment is not None:
+        found, rows = measured_maps.of_whole_images(
+          segment, source, on_host, progress.update
+        )
+      else:
+        found, rows = evaluator.run_with_predictions(context, head, on_host)
+      if 'areas' in rows:
+        measured_maps.add_intervals(found, rows, source.classes)
       return _report(found, rows, head, source, path)
     found = evaluator.run(context)
   found.pop('confusion', None)
@@ -221,16 +335,41 @@ def _evaluate(
   return summary, report.probe_as_text(summary)
 
 
+def _windows(
+  loaded: 'weights.Loaded', evaluator: 'Evaluator'
+) -> 'tuple[weights.Loaded, segmenter.Segmenter | None]':
+  """Returns the model with the windows of the flags.
+
+  Returns:
+    The model, whose objective has these windows; and what predicts the maps of
+    whole images, if the flags ask for it.
+
+  Raises:
+    UserError: The flags do not belong to the model.
+  """
+  from vit_jax.objectives import segmenter  # imports jax
+
+  given = window_flags.given(FLAGS) + ['--whole'] * _WHOLE.value
+  if not given:
+    return loaded, None
+  if not segmenter.is_segmentation(loaded) or not evaluator.uses_outputs:
+    raise UserError(f'{given[0]} is for maps of segmentation: leave it out')
+  how = segmenter.How(**window_flags.read(FLAGS))
+  segment = segmenter.Segmenter(loaded, how)
+  loaded = segmenter.with_windows(loaded, how)
+  return loaded, None if segment.takes_volumes else segment
+
+
 def _outputs(
   loaded: 'weights.Loaded',
   evaluator: 'Evaluator',
   config: 'ml_collections.ConfigDict',
   source: 'data.Source',
-) -> tuple[Any, 'predictions_lib.Head | None', 'np.ndarray | None']:
+) -> tuple[Any, Any, 'predictions_lib.Head | None', 'np.ndarray | None']:
   """Returns what is needed to measure a model's outputs.
 
   Returns:
-    The objective; the head, or None if it predicts no feature of the examples;
+    The objective and its parameters; the head, or None if it has no logits;
     and, if the head predicts the label, the positions of the data's classes in
     the model's, int32 [classes of the data].
   """
@@ -239,18 +378,34 @@ def _outputs(
   from vit_jax.evaluation import predictions as predictions_lib
 
   if not evaluator.uses_outputs:
-    return loaded_lib.Trunk(loaded.model), None, None
-  objective = objectives.of_loaded(loaded, config, source.features)
-  if objective.target is None:
-    return objective, None, None
+    return loaded_lib.Trunk(loaded.model), loaded.params, None, None
+  objective, params = objectives.of_loaded(loaded, config, source.features)
+  if 'logits' not in objective.output_facts():
+    return objective, params, None, None
   head = predictions_lib.Head.of(loaded, _TOP)
   if not head.is_classifier:
-    return objective, head, None
+    return objective, params, head, None
   names = () if _SAME_ORDER.value else loaded.classes
   label_of = predictions_lib.match_classes(
     names, len(head.names), source.classes
   )
-  return objective, head, label_of
+  return objective, params, head, label_of
+
+
+def _distances(
+  objective: Any, config: 'ml_collections.ConfigDict'
+) -> 'measured_maps.OnHost':
+  """Returns what --hausdorff measures of maps.
+
+  Raises:
+    UserError: The model predicts no maps.
+  """
+  from vit_jax.evaluation import measured_maps
+
+  feature = objective.features.get('map')
+  if feature is None or 'segments' not in objective.output_facts():
+    raise UserError('--hausdorff is for models of segmentation: leave it out')
+  return measured_maps.distances(feature, tuple(config.data.volume.spacing))
 
 
 def _report(
@@ -267,12 +422,19 @@ def _report(
   files = [source.file(i) for i in range(len(source))]
   if head and head.is_classifier:
     predictions = predictions_lib.Predictions(**rows)
-    table = _class_columns(predictions, files, head.names)
+    table = report.class_columns(predictions, files, head.names)
     summary = report.summarize(found, predictions, head.names)
     text = report.as_text(summary)
   else:
-    found.pop('confusion', None)
-    table = {'index': rows['index'].tolist()}
+    matrix = found.pop('confusion', None)
+    if head is None:
+      ordered = {'index': rows['index'], **rows}
+      table = {name: x.tolist() for name, x in ordered.items()}
+      found |= {'worst': report.worst(rows, files)}
+      if matrix is not None:
+        found |= {'confusion': matrix.tolist()}
+    else:
+      table = {'index': rows['index'].tolist()}
     for i, name in enumerate(head.names if head else ()):
       table[name] = rows['truth'][:, i].tolist()
       table[f'{name}_predicted'] = rows['predicted'][:, i].tolist()
@@ -281,28 +443,6 @@ def _report(
   if path:
     columns.write(path, table)
   return summary, text
-
-
-def _class_columns(
-  predictions: 'predictions_lib.Predictions',
-  files: list[str | None],
-  names: tuple[str, ...],
-) -> dict[str, list[Any]]:
-  """Returns the columns of `--predictions` for a classifier."""
-  label, top = predictions.label.tolist(), predictions.top.tolist()
-  probability = predictions.probability.tolist()
-  return {
-    'index': predictions.index.tolist(),
-    'file': files,
-    'label': label,
-    'label_name': [names[i] for i in label],
-    'prediction': [row[0] for row in top],
-    'prediction_name': [names[row[0]] for row in top],
-    'probability': [row[0] for row in probability],
-    'loss': predictions.loss.tolist(),
-    'top': top,
-    'top_probability': probability,
-  }
 
 
 if __name__ == '__main__':

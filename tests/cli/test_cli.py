@@ -217,3 +217,31 @@ def test_what_jax_says_of_memory_is_one_line():
   last = result.stderr.splitlines()[-1]
   assert last.startswith('error: there is too little memory (')
   assert 'Out of memory allocating 70368744177664 bytes' in last
+
+
+def vit_jax(*args):
+  """Runs the console script, as its entry point does."""
+  code = (
+    f'import sys; sys.argv = {["vit-jax", *args]}\n'
+    'from vit_jax.cli import verbs\n'
+    'try: verbs.run()\n'
+    'finally: assert "jax" not in sys.modules'
+  )
+  return subprocess.run(
+    [sys.executable, '-c', code],
+    env=ENV,
+    capture_output=True,
+    text=True,
+    check=False,
+  )
+
+
+def test_the_verbs_of_the_console_script():
+  help_text = vit_jax('--help')
+  assert help_text.returncode == 0 and 'vit-jax train' in help_text.stdout
+  listed = re.findall(r'^  ([a-z]+)  ', help_text.stdout, re.M)
+  for verb in listed:
+    one = vit_jax(verb, '--help')
+    assert one.returncode == 0 and 'python -m vit_jax' in one.stdout, one.stderr
+  wrong = vit_jax('tain')
+  assert wrong.returncode == 1 and "error: 'tain' is no verb" in wrong.stderr

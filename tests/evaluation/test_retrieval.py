@@ -1,8 +1,54 @@
 """Recall both ways; tests/golden.py compares with big_vision."""
 
 import numpy as np
+import pytest
 
+from vit_jax import config as config_lib
+from vit_jax.data import base as data_base
+from vit_jax.data import features
+from vit_jax.evaluation import base
 from vit_jax.evaluation import retrieval
+
+WORDS = ('red', 'green', 'blue', 'warm', 'cold')
+OWN = (('red', 'warm'), ('green',), ('blue', 'cold', 'green cold'))
+
+
+class Captioned(data_base.Source):
+  """Three images, with one to three captions each."""
+
+  def __init__(self):
+    self.features = {
+      'image': features.Image((2, 2)),
+      'text': features.Text(4, tokenizer='words', words=WORDS),
+    }
+
+  def __len__(self):
+    return len(OWN)
+
+  def read(self, position):
+    raise NotImplementedError  # the context has the embeddings
+
+  def captions(self, position):
+    return OWN[position]
+
+  def fingerprint(self):
+    return ''
+
+
+class Known(base.Context):
+  """Embeds images and tokens by tables; a batch of two, and a padded one."""
+
+  def __init__(self, source, images, by_tokens):
+    super().__init__(source.features)
+    self._images, self._by_tokens = images, by_tokens
+
+  def apply(self, function, split):
+    for rows, valid in (([0, 1], [True, True]), ([2, 0], [True, False])):
+      yield {'features': self._images[rows], 'valid': np.array(valid)}
+
+  def compute(self, function, inputs):
+    nothing = np.zeros(self._images.shape[1])
+    return np.stack([self._by_tokens.get(x.tobytes(), nothing) for x in inputs])
 
 
 def test_recall_of_known_ranks():
@@ -20,3 +66,21 @@ def test_the_earlier_of_equals_is_nearer():
   own = np.eye(4, dtype=bool)
   found = retrieval.ranks(np.zeros((4, 4)), own)
   np.testing.assert_array_equal(found, [0, 1, 2, 3])
+
+
+def test_all_captions_of_an_image_count():
+  """Random embeddings, against the definition."""
+  source = Captioned()
+  text = source.features['text']
+  captions = [x for each in OWN for x in each]
+  tokens = text.encode_all(captions, 'here')
+  rng = np.random.default_rng(0)
+  images, texts = rng.normal(size=(3, 5)), rng.normal(size=(len(captions), 5))
+  by_tokens = {x.tobytes(): y for x, y in zip(tokens, texts, strict=True)}
+  spec = config_lib.evaluation('test', kind='retrieval')
+  evaluator = retrieval.Retrieval(spec)
+  evaluator.check_sources(source, None)
+  found = evaluator.run(Known(source, images, by_tokens))
+  image_of_text = np.repeat([0, 1, 2], [len(x) for x in OWN])
+  expected = retrieval.both_ways(images @ texts.T, image_of_text)
+  assert found == pytest.approx(expected | {'examples': 3.0})

@@ -1,9 +1,11 @@
 """Windows over images and volumes; equality with MONAI and mmseg is golden."""
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from vit_jax.evaluation import windows
+from vit_jax.models import maps
 
 
 def same(x):
@@ -80,3 +82,32 @@ def test_a_mirror_image_is_mirrored_back():
 
   found = windows.view_logits(columns, image, True, (2, 4))
   assert found[0, :, 0].tolist() == [3, 2, 1, 0]
+
+
+@pytest.mark.parametrize('size', [(150, 9), (5, 200), (7, 11)])
+def test_the_most_likely_classes_are_those_of_resized_scores(size):
+  scores = np.random.default_rng(0).normal(size=(7, 11, 4)).astype(np.float32)
+  whole = maps.resize(jnp.asarray(scores)[None], size)[0]
+  found = windows.most_likely(scores, size)
+  assert found.shape == size and found.dtype == np.int32
+  assert (found == np.asarray(whole).argmax(axis=-1)).mean() > 0.999
+
+
+@pytest.mark.parametrize('size', [(7, 9), (5, 6, 7)])
+def test_weighted_windows_are_the_same_compiled_and_slab_by_slab(size):
+  """A model that errs towards the end of a window: weights change the mean."""
+  rng = np.random.default_rng(0)
+  images = rng.normal(size=(2, *size, 3)).astype(np.float32)
+  window, stride = (4,) * len(size), (2,) * len(size)
+  weights = windows.gaussian(window)
+
+  def apply(x):
+    return x * jnp.arange(1.0, 5.0)[:, None]
+
+  wanted = windows.slide(apply, images, window, stride, weights=weights)
+  plain = windows.slide(apply, images, window, stride)
+  assert np.abs(wanted - plain).max() > 0.1
+  found = windows.slide_compiled(apply, images, window, stride, weights)
+  np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
+  labels = windows.labels(apply, images[0], window, stride, weights)
+  np.testing.assert_array_equal(labels, wanted[0].argmax(axis=-1))

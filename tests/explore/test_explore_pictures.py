@@ -41,7 +41,7 @@ OF_ATTENTION = {
   'query',
   'distance',
 }
-OF_METHODS = {'objective', 'samples', 'completions'}
+OF_METHODS = {'objective', 'samples', 'completions', 'overlays', 'errors'}
 HYBRID = {'resnet_stages': (), 'resnet_width': 32, 'patch_size': (1, 2)}
 
 

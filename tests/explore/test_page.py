@@ -428,6 +428,50 @@ def test_it_fits_any_window(browser, image, size, scheme):
   browser.keep(f'{size[0]}-{scheme}')
 
 
+def test_sentences_are_compared(driver, image, tmp_path):
+  """A click on one shows which places speak for it."""
+  viewer = viewer_lib.Viewer(page_server.pairs_run(tmp_path / 'run'), 'it')
+  with page_server.serving([viewer]) as address:
+    resize(driver, *WIDE)
+    browser = Browser(driver, address)
+    driver.find_element(By.ID, 'compare').click()
+    assert 'choose an image' in browser.text('#error')
+    browser.choose(image)
+    assert not browser.one('.sentences').is_displayed()
+    driver.find_element(By.ID, 'text').send_keys('3, 8, 1')
+    template = driver.find_element(By.ID, 'template')
+    template.clear()
+    template.send_keys('a {}', Keys.ENTER)
+    browser.wait(lambda: browser.all('.sentences li'))
+    content = image.read_bytes()
+    expected = page_server.unpack(viewer.fit(content, '3, 8, 1', 'a {}'))
+    items = browser.all('.sentences li button')
+    for item, each in zip(items, expected['sentences'], strict=True):
+      name, share = item.text.split('\n')
+      assert name == each['text']
+      found = float(share.rstrip(' %')) / 100
+      assert found == pytest.approx(each['probability'], abs=0.0006)
+    for item, each in zip(items, expected['sentences'], strict=True):
+      item.click()
+      assert item.get_attribute('aria-pressed') == 'true'
+      row, column = np.argwhere(
+        (places := expected['places'][each['index']]) == places.max()
+      )[0]
+      where = f'“{each["text"]}” rests most on row {row}, column {column}:'
+      assert browser.one('.readout').text.startswith(where)
+      pixels = browser.pixels('.map')[..., :3].astype(float)
+      brightness = pixels @ [0.21, 0.72, 0.07]
+      assert brightness.argmax() == places.argmax()
+    browser.keep('sentences')
+    browser.one('.leave').click()
+    assert 'looks most at' in browser.one('.readout').text
+    browser.choose(image)  # is compared again
+    assert len(browser.all('.sentences li')) == 3
+    resize(driver, *NARROW)
+    assert browser.width() <= NARROW[0]
+    browser.keep('sentences-narrow')
+
+
 def test_a_mixer_shows_predictions_alone(driver, image):
   mixer = viewer_lib.Viewer(page_server.load('Mixer-S/4'), 'mixer')
   with page_server.serving([mixer]) as address:

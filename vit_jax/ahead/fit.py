@@ -66,8 +66,11 @@ def run(
     UserError: There is no compiler for the devices, or the config cannot be
       trained on them.
   """
+  from vit_jax import models
+
   found = []
-  for scan in (False, True):
+  model = models.from_config(config.model, 0)
+  for scan in (False, True) if models.has_equal_layers(model) else (False,):
     for remat in REMATS:
       found.append(_largest(config, topology, scan, remat))
       logging.info('%s', ', '.join(_cells(found[-1])))

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import time
 from typing import Any
+from typing import cast
 from typing import TYPE_CHECKING
 
 from vit_jax import config as config_lib
@@ -202,6 +203,8 @@ def make(config: 'ml_collections.ConfigDict') -> Plan:
   """
   import numpy as np
 
+  from vit_jax.train import describe
+
   start = time.perf_counter()
   program = make_program(config)
   lowered = program.train_step.lower(
@@ -217,7 +220,9 @@ def make(config: 'ml_collections.ConfigDict') -> Plan:
     mesh=mesh,
     batch_size=config.train.batch_size,
     accumulation=config_lib.num_microbatches(config),
-    memory=program.memory(compiled.memory_analysis().temp_size_in_bytes),
+    memory=describe.memory(
+      program, compiled.memory_analysis().temp_size_in_bytes
+    ),
     hides_remat=(
       config.model.remat not in ('auto', 'none') and not config.model.scan
     ),
@@ -252,7 +257,7 @@ def make_program(
   experiment.check(checked, devices[0].platform if devices else None)
   size = config.data.source_size
   if size is not None:
-    size = config_lib.pair(size, 'data.source_size')
+    size = cast(Any, config_lib.sides(size, 'data.source_size'))
   features = objectives.class_of(config).stand_in(config, size)
   # The length of the run only changes constants of the program.
   lengths = optim.Lengths(total=1000)

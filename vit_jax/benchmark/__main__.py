@@ -25,6 +25,15 @@ parts in other processes (startup, restart, parallel) are not compared.
   checkpoint      steps with a save among them, against steps alone
   end_to_end      the whole loop
 
+  python -m vit_jax.benchmark --parts=modern,packing --model=ViT-Ti/16
+
+times the forward and backward pass with each modern part (RoPE, registers,
+SwiGLU of as many parameters, QK-norm, RMSNorm, layer scale, merged tokens, soft
+experts) against that of the plain ViT, in turns in one run: a ratio above 1 is
+faster. `packing` is images of their own sizes, a quarter to all of the tokens:
+several in a sequence (NaViT), against each padded to the largest; both must
+give the same loss.
+
   python -m vit_jax.benchmark --parts=train --objective=mae
 
 times the training step of a method without labels (mae, beit, igpt, dino,
@@ -60,7 +69,9 @@ PROCESS_PARTS = ('startup', 'restart', 'parallel')
 MODEL_PARTS = ('infer', 'train', 'augment', 'checkpoint', 'end_to_end')
 _TIMED = (*PROCESS_PARTS, 'input', *MODEL_PARTS)
 _COMPILE = 'compile'
-PARTS = (*_TIMED, _COMPILE)
+# Models by themselves, on random images.
+_ALONE = ('modern', 'packing')
+PARTS = (*_TIMED, *_ALONE, _COMPILE)
 
 _PARTS = flags.DEFINE_list('parts', list(_TIMED), 'Parts to measure.')
 _OBJECTIVE = flags.DEFINE_string(
@@ -182,6 +193,7 @@ def _measure(setting: Any) -> dict[str, Any]:
   """Returns the report; `setting` is a `setting.Setting`."""
   from vit_jax.benchmark import input as input_lib
   from vit_jax.benchmark import measures
+  from vit_jax.benchmark import modern
   from vit_jax.benchmark import processes
   from vit_jax.benchmark import setting as setting_lib
   from vit_jax.benchmark import timing
@@ -202,6 +214,8 @@ def _measure(setting: Any) -> dict[str, Any]:
     measure('parallel', processes.parallel, config, blocks)
     measure('input', input_lib.measure, config, blocks)
     matmul_flops = timing.matmul_flops(_DTYPE.value)
+    for part in _ALONE:
+      measure(part, getattr(modern, part), config, blocks)
     if set(_PARTS.value) & set(MODEL_PARTS):
       bench = measures.Bench(
         config, blocks, matmul_flops, _COMPARE.value, _TORCH_COMPILE.value

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from vit_jax import cli
+from vit_jax import config as config_lib
+from vit_jax.config import texts as texts_lib
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:
@@ -108,6 +110,14 @@ def make_config(
   config = loaded.preprocess.to_config()
   if name := flag_values['data'].value:
     config.data.name = name
+  trained = loaded.trained_with
+  if trained is not None and trained.data.tokenizer:
+    for key in (*texts_lib.KEYS, 'captions', 'class_names'):
+      config_lib.set_value(config, f'data.{key}', trained.data[key])
+  if trained is not None:
+    config.data.map.update(trained.data.map)
+    if config.data.name.startswith(('table:', 'hf:')):
+      config.data.columns.map = trained.data.columns.map
   config.data.dir = flag_values['data_dir'].value
   config.data.num_workers = flag_values['num_workers'].value
   config.train.batch_size = flag_values['batch_size'].value

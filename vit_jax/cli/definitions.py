@@ -6,6 +6,7 @@ import difflib
 import re
 import sys
 from typing import Any
+from typing import cast
 from typing import TYPE_CHECKING
 
 from absl import flags
@@ -75,6 +76,7 @@ def load(
   flag_values: flags.FlagValues,
   path: str | None = None,
   as_stored: bool = False,
+  sizes: bool = True,
 ) -> 'weights.Loaded':
   """Loads the model that the flags of `define_from` name.
 
@@ -82,6 +84,7 @@ def load(
     flag_values: Parsed flags.
     path: Replaces `--from`.
     as_stored: Passed to `vit_jax.load`.
+    sizes: Whether `--image_size` is applied; it may have several.
 
   Raises:
     UserError: `--from` is missing, a flag does not fit, or `vit_jax.load`
@@ -93,6 +96,8 @@ def load(
       '--from is missing: name a model, as in --from=runs/digits'
     )
   overrides = _overrides(flag_values)
+  if sizes and (size := flag_values['image_size'].value):
+    overrides['image_size'] = parse_size(size, '--image_size')
   from vit_jax import weights  # after the flags, since they import jax
   from vit_jax.weights import adapt
 
@@ -129,24 +134,24 @@ def _overrides(flag_values: flags.FlagValues) -> dict[str, Any]:
       overrides[key] = ast.literal_eval(value)
     except (SyntaxError, ValueError):  # a plain string
       overrides[key] = value
-  if size := flag_values['image_size'].value:
-    overrides['image_size'] = parse_size(size, '--image_size')
   return overrides
 
 
 def parse_size(text: str, flag: str) -> int | tuple[int, int]:
   """Parses `384` or `224x320` (height x width), in pixels.
 
+  A size of volumes is `64x96x96` (depth x height x width).
+
   Raises:
     UserError: It is neither; names the flag.
   """
-  match = re.fullmatch(r'([1-9]\d{0,5})(?:x([1-9]\d{0,5}))?', text)
-  if match is None:
+  if not re.fullmatch(r'[1-9]\d{0,5}(x[1-9]\d{0,5}){0,2}', text):
     raise config_lib.UserError(
       f'{flag}={text}: write a size in pixels, as 384 or 224x320 (height x'
       ' width)'
     )
-  return (int(match[1]), int(match[2])) if match[2] else int(match[1])
+  sides = tuple(map(int, text.split('x')))
+  return cast(tuple[int, int], sides) if len(sides) > 1 else sides[0]
 
 
 def define_compile_cache(flag_values: flags.FlagValues = flags.FLAGS) -> None:
@@ -173,7 +178,7 @@ def parse_flags(
   Raises:
     UserError: A flag, a config file or a key does not exist or does not parse.
   """
-  argv, options = _without_options(argv)
+  argv, options = _without_options(_with_found_config(argv))
   _check_config(argv)
   if 'model' in flag_values:
     argv = [re.sub(r'^--?model\.', '--model=', arg) for arg in argv]
@@ -192,6 +197,17 @@ def parse_flags(
     config: Any = flag_values['config'].value
     config.objective.options.update(options)
   return rest
+
+
+def _with_found_config(argv: Sequence[str]) -> list[str]:
+  """Replaces the config's name by its path, for ml_collections."""
+  found = list(argv)
+  for i, arg in enumerate(argv):
+    if re.fullmatch('--?config', arg) and i + 1 < len(argv):
+      found[i + 1] = config_lib.find(argv[i + 1])
+    elif match := re.fullmatch('(--?config=)(.+)', arg, re.DOTALL):
+      found[i] = match[1] + config_lib.find(match[2])
+  return found
 
 
 def _without_options(

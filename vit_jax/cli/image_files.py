@@ -1,11 +1,21 @@
-"""The image files that a command line names."""
+"""The image files that a command line names: found, decoded, in batches."""
 
+import collections
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Iterator
 from collections.abc import Sequence
+import concurrent.futures
 import glob
+import itertools
 import os
 import sys
+from typing import TYPE_CHECKING
 
 from vit_jax.config import UserError
+
+if TYPE_CHECKING:
+  import numpy as np
 
 
 def find(arguments: Sequence[str]) -> list[str]:
@@ -38,6 +48,101 @@ def find(arguments: Sequence[str]) -> list[str]:
   return paths
 
 
+def as_examples(paths: Sequence[str], takes_videos: bool) -> list[str]:
+  """Returns the paths of a model's inputs, from those of files.
+
+  Args:
+    paths: From `find`.
+    takes_videos: Whether images are frames of videos, so that the folder of
+      some of them is one input.
+  """
+  from vit_jax.data import folder  # after the flags: slow to import
+
+  if not takes_videos:
+    return [*paths]
+  found = [
+    os.path.dirname(path) or '.'
+    if path.lower().endswith(folder.ENDINGS)
+    else path
+    for path in paths
+  ]
+  return list(dict.fromkeys(found))
+
+
+def decode(
+  paths: Sequence[str],
+  pixels: 'Callable[[str], np.ndarray]',
+  ahead: int,
+  progress: Callable[[int], object],
+) -> 'Iterator[tuple[str, np.ndarray | UserError]]':
+  """Yields images in order; threads decode them in advance.
+
+  Args:
+    paths: Paths of images.
+    pixels: Path -> uint8 [1, H, W, C].
+    ahead: Largest number of decoded images that wait to be used.
+    progress: Called with the number of images that were taken.
+
+  Yields:
+    A path, and uint8 [H, W, C] or why it cannot be read.
+  """
+  from vit_jax.data.host import batches
+
+  def read(path: str) -> 'tuple[str, np.ndarray | UserError]':
+    try:
+      return path, pixels(path)[0]
+    except UserError as e:
+      return path, e
+
+  pool = concurrent.futures.ThreadPoolExecutor(batches.num_cores())
+  rest = iter(paths)
+  try:
+    waiting = collections.deque(
+      pool.submit(read, path) for path in itertools.islice(rest, ahead)
+    )
+    while waiting:
+      image = waiting.popleft().result()
+      waiting.extend(
+        pool.submit(read, path) for path in itertools.islice(rest, 1)
+      )
+      progress(1)
+      yield image
+  finally:
+    pool.shutdown(cancel_futures=True)
+
+
+def in_batches(
+  images: 'Iterable[tuple[str, np.ndarray | UserError]]',
+  size: int,
+  report: Callable[[UserError], None],
+) -> 'Iterator[tuple[list[str], dict[str, np.ndarray]]]':
+  """Yields paths with batches of their images.
+
+  The last batch is padded, so that only one shape is compiled.
+
+  Args:
+    images: From `decode`.
+    size: Number of images in each batch.
+    report: Called with the error of each image that is left out.
+  """
+  import numpy as np
+
+  paths: list[str] = []
+  batch: list[np.ndarray] = []
+  for path, image in images:
+    if isinstance(image, UserError):
+      report(image)
+      continue
+    paths.append(path)
+    batch.append(image)
+    if len(batch) == size:
+      yield paths, {'image': np.stack(batch)}
+      paths, batch = [], []
+  if batch:
+    padding = [np.zeros_like(batch[0])] * (size - len(batch))
+    yield paths, {'image': np.stack(batch + padding)}
+
+
 def _problem(name: str) -> str:
   """Returns why there are no images in a folder or for a pattern."""
   if os.path.isdir(name):
@@ -56,9 +161,17 @@ def _listed_on_stdin() -> list[str]:
 def _expand(name: str) -> list[str]:
   """Returns images in a folder, images that match a pattern, or the file."""
   from vit_jax.data import folder  # after the flags: slow to import
+  from vit_jax.data import scans
+  from vit_jax.data.host import sound_files
+  from vit_jax.data.host import video_files
 
   if os.path.isdir(name):
-    return folder.images_below(name)
+    media = video_files.ENDINGS + sound_files.ENDINGS
+    return (
+      folder.images_below(name)
+      or scans.below(name)
+      or video_files.below(name, media)
+    )
   if os.path.lexists(name) or not glob.has_magic(name):
     return [name]
   found = sorted(glob.glob(name, recursive=True))

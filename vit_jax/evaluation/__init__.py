@@ -50,7 +50,7 @@ def check(config: ml_collections.ConfigDict) -> None:
 
 def _check_keys(key: str, evaluator: 'Evaluator') -> None:
   spec, default = evaluator.spec, config_lib.evaluation()
-  for name in ('train_split', 'k', 'shots'):
+  for name in ('train_split', 'k', 'shots', 'templates', 'class_names'):
     if name not in evaluator.keys and spec[name] != default[name]:
       raise UserError(
         f'{key}.{name} is {spec[name]!r}, but {key}.kind is {spec.kind!r},'

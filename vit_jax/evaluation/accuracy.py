@@ -1,5 +1,6 @@
 """The metrics of the objective, such as accuracy and loss."""
 
+from collections.abc import Callable
 from collections.abc import Iterable
 import functools
 from typing import Any
@@ -28,27 +29,35 @@ class Accuracy(base.Evaluator):
     return _total(context, context.apply(measure, self.spec.split))
 
   def run_with_predictions(
-    self, context: base.Context, head: predictions.Head | None
+    self,
+    context: base.Context,
+    head: predictions.Head | None,
+    on_host: Callable[[np.ndarray, np.ndarray], Any] | None = None,
   ) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Returns the metrics, and the predictions for each example.
 
     Args:
       context: As for `run`.
       head: Interprets the outputs; None: they predict no feature.
+      on_host: Maps labels and predicted classes of places, int [B, ...], to
+        further columns by name.
 
     Returns:
       The metrics, and columns of N rows in the order of the split: `index` and
-      what `Head.read` returns.
+      what the objective's `of_each` and `Head.read` return.
     """
 
     def both(objective: Any, params: Any, batch: dict[str, jax.Array]) -> Any:
       outputs = objective.outputs(params, batch)
-      rows = {'index': batch['index']} | (
-        head.read(outputs, batch) if head else {}
-      )
-      return objective.measure(outputs, batch), rows, batch['valid']
+      rows = {'index': batch['index']} | objective.of_each(outputs, batch)
+      rows |= head.read(outputs, batch) if head else {}
+      maps = (batch['map'], outputs['segments']) if on_host else ()
+      return objective.measure(outputs, batch), rows, batch['valid'], maps
 
-    found = list(context.apply(both, self.spec.split))
+    found = []
+    for total, rows, valid, maps in context.apply(both, self.spec.split):
+      further = on_host(*maps) if on_host else {}
+      found.append((total, rows | further, valid))
     columns = {
       name: np.concatenate([rows[name][valid] for _, rows, valid in found])
       for name in found[0][1]

@@ -27,6 +27,9 @@ Scalars = dict[str, float]
 # [B, H, W, C]), and `index` and `valid` (False on padding).
 Function = Callable[[Any, Any, dict[str, jax.Array]], Any]
 
+# (objective, parameters, inputs) -> a tree of arrays; traced by jit.
+Compute = Callable[[Any, Any, Any], Any]
+
 
 class EvaluationError(config_lib.UserError):
   """An evaluator cannot measure these examples."""
@@ -63,6 +66,22 @@ class Context(abc.ABC):
       UserError: An image cannot be read, or the device has too little memory.
     """
 
+  @abc.abstractmethod
+  def compute(self, function: Compute, inputs: Any) -> Any:
+    """Applies a function to arrays that are no batch of examples, as prompts.
+
+    Args:
+      function: (objective, parameters, inputs) -> a tree of arrays; compiled
+        once for each shape, as by `apply`.
+      inputs: A tree of NumPy arrays.
+
+    Returns:
+      The function's result, as NumPy arrays.
+
+    Raises:
+      UserError: The device has too little memory.
+    """
+
   def alive(self) -> None:
     """Reports progress in long work; a signal may end the evaluation here."""
 
@@ -83,7 +102,8 @@ class Evaluator(abc.ABC):
 
   Attributes:
     keys: Keys of `config.evaluation` that it reads, beside split, every and
-      kind: 'train_split', 'k', 'shots'. Other keys are refused.
+      kind: 'train_split', 'k', 'shots', 'templates', 'class_names'. Other keys
+      are refused.
     uses_outputs: Whether it reads the outputs of the objective. `evaluate` then
       matches the classes of the data with those of the model. If False, as for
       embeddings, it can measure any model on any data.

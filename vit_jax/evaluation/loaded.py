@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
 import dataclasses
+import functools
 import math
 from typing import Any
 
@@ -17,6 +18,7 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import models
+from vit_jax.data import features as features_lib
 from vit_jax.data.device import views
 from vit_jax.evaluation import base
 from vit_jax.parallel import memory
@@ -60,19 +62,20 @@ class Applied:
     self._params = jax.device_put(params, mesh_lib.replicated(self._mesh))
     self._objective, self._config = objective, config
     self._compiled: dict[Any, Callable[..., Any]] = {}
+    self._computed: dict[base.Compute, Callable[..., Any]] = {}
 
   def __call__(
     self,
     function: base.Function,
-    image_shape: tuple[int, int] | None,
+    features: features_lib.Features,
     batches: Iterable[Pair],
   ) -> Iterator[tuple[Any, Any]]:
     """Applies a function to batches in order; the next one is prefetched.
 
     Args:
       function: (objective, parameters, batch) -> a tree of arrays.
-      image_shape: (height, width) of images that are resized on the device;
-        None: they have the model's size.
+      features: Features of the batches; images that all have one size are
+        resized on the device, with their maps, and others have the model's.
       batches: Pairs.
 
     Yields:
@@ -81,7 +84,7 @@ class Applied:
     Raises:
       UserError: The device has too little memory.
     """
-    compiled = self._compile(function, image_shape)
+    compiled = self._compile(function, features)
     waiting: collections.deque[tuple[Any, Any]] = collections.deque()
     for key, batch in batches:
       with memory.explained(memory.BATCHES):
@@ -92,17 +95,25 @@ class Applied:
     while waiting:
       yield _fetch(*waiting.popleft())
 
+  def compute(self, function: base.Compute, inputs: Any) -> Any:
+    """Applies a function to arrays that are no batch; see `base.Context`."""
+    if function not in self._computed:
+      self._computed[function] = jax.jit(
+        functools.partial(function, self._objective)
+      )
+    with memory.explained(memory.BATCHES):
+      return jax.device_get(self._computed[function](self._params, inputs))
+
   def _compile(
-    self, function: base.Function, image_shape: tuple[int, int] | None
+    self, function: base.Function, features: features_lib.Features
   ) -> Callable[..., Any]:
     """Returns (parameters, batch) -> tree, which prepares the images."""
-    key = function, image_shape
+    key = function, frozenset(features.items())
     if key not in self._compiled:
-      prepare = views.eval_transform(self._config, image_shape)
+      prepare = views.eval_batch(self._config, features)
 
       def prepared(params: Any, batch: dict[str, jax.Array]) -> Any:
-        batch = batch | {'image': prepare(batch['image'])}
-        return function(self._objective, params, batch)
+        return function(self._objective, params, prepare(batch))
 
       self._compiled[key] = jax.jit(prepared)
     return self._compiled[key]
@@ -148,9 +159,13 @@ class LoadedContext(base.Context):
       data.eval_batches(source, self._config, batch_size=size)
     ) as batches:
       pairs = map(self._pair, batches)
-      for count, result in self._apply(function, source.image_shape, pairs):
+      for count, result in self._apply(function, source.features, pairs):
         yield result
         self._progress(count)
+
+  def compute(self, function: base.Compute, inputs: Any) -> Any:
+    """Applies a function to arrays that are no batch; see `base.Context`."""
+    return self._apply.compute(function, inputs)
 
   def _pair(self, batch: data.Batch) -> Pair:
     """Returns the number of examples, and the batch with the model's labels."""

@@ -156,12 +156,13 @@ def predict(
   loaded: weights.Loaded,
   head: Head,
   config: ml_collections.ConfigDict,
-  image_shape: tuple[int, int] | None,
   batches: Iterable[loaded_lib.Pair],
+  image_shape: tuple[int, int] | None = None,
 ) -> Iterator[tuple[Any, Arrays]]:
   """Yields the results of `Head.rank` for batches, as `loaded.Applied` does.
 
   A batch has image (uint8 [B, h, w, C]) and, for the loss, label (int32 [B]).
+  Images have the model's size, unless all of them have `image_shape`.
   """
 
   def rank(objective: Any, params: Any, batch: dict[str, jax.Array]) -> Any:
@@ -170,7 +171,7 @@ def predict(
 
   trunk = loaded_lib.Trunk(loaded.model)
   applied = loaded_lib.Applied(trunk, loaded.params, config)
-  return applied(rank, image_shape, batches)
+  return applied(rank, {'image': features_lib.Image(image_shape)}, batches)
 
 
 def match_classes(

@@ -197,9 +197,68 @@ def _show_rate(summary: Mapping[str, Any], name: str) -> str:
   return f'{_show(summary[name])}  (95%: {low:.4f} to {high:.4f})'
 
 
-def metrics_as_text(summary: Mapping[str, float]) -> str:
-  """Returns metrics by name, a line each."""
-  width = max(map(len, summary))
-  return ''.join(
-    f'{name:{width}}  {value:.6g}\n' for name, value in summary.items()
-  )
+def metrics_as_text(summary: Mapping[str, Any]) -> str:
+  """Returns metrics by name, a line each, and the worst examples."""
+  numbers = {k: x for k, x in summary.items() if isinstance(x, float | int)}
+  width = max(map(len, numbers))
+  lines = []
+  for name, x in numbers.items():
+    low, high = summary.get(f'{name}_interval', (None, None))
+    shown = '' if low is None else f'  (95%: {low:.4g} to {high:.4g})'
+    lines.append(f'{name:{width}}  {x:.6g}{shown}')
+  for name, rows in summary.get('worst', {}).items():
+    lines += ['', f'the examples with the lowest {name}']
+    lines += tables.aligned(
+      [(str(x['index']), f'{x[name]:.4f}', x['file'] or '') for x in rows],
+      right=(0, 1),
+    )
+  return ''.join(f'{line}\n' for line in lines)
+
+
+def worst(
+  rows: Mapping[str, np.ndarray], files: Sequence[str | None], count: int = 10
+) -> dict[str, list[dict[str, Any]]]:
+  """Returns the examples with the lowest value of each measure.
+
+  Args:
+    rows: `index` and measures of single examples, [N] each.
+    files: Path of each example, None where it has none.
+    count: Largest number of examples.
+  """
+  found = {}
+  for name, values in rows.items():
+    if name == 'index':
+      continue
+    order = np.argsort(values, kind='stable')[:count]
+    found[name] = [
+      {
+        'index': int(rows['index'][i]),
+        name: float(values[i]),
+        'file': files[i],
+      }
+      for i in order
+      if np.isfinite(values[i])
+    ]
+  return found
+
+
+def class_columns(
+  predictions: Predictions,
+  files: Sequence[str | None],
+  names: Sequence[str],
+) -> dict[str, list[Any]]:
+  """Returns the columns of `--predictions` for a classifier."""
+  label, top = predictions.label.tolist(), predictions.top.tolist()
+  probability = predictions.probability.tolist()
+  return {
+    'index': predictions.index.tolist(),
+    'file': files,
+    'label': label,
+    'label_name': [names[i] for i in label],
+    'prediction': [row[0] for row in top],
+    'prediction_name': [names[row[0]] for row in top],
+    'probability': [row[0] for row in probability],
+    'loss': predictions.loss.tolist(),
+    'top': top,
+    'top_probability': probability,
+  }

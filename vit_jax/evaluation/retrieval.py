@@ -1,15 +1,104 @@
-"""Retrieval: whether the right items are among the k most similar ones.
+"""Retrieval of captions by images, and of images by captions.
 
 Recall at k is the share of the queries with at least one of their own items
 among the k nearest (arXiv:2102.05918, section 4.2). The earlier of two equally
 similar items counts as nearer.
 """
 
+from collections.abc import Mapping
 from collections.abc import Sequence
 
 import numpy as np
 
+from vit_jax import data
+from vit_jax.evaluation import base
+from vit_jax.evaluation import zero_shot
+
 AT = (1, 5, 10)
+_QUERIES = 1024  # that are compared at a time
+_WAYS = ('image_to_text', 'text_to_image')
+
+
+class Retrieval(base.Evaluator):
+  """Recalls of all captions, both ways.
+
+  A caption of any image is a query, and an image's own captions are equally
+  right, as on COCO (arXiv:1504.00325), where each image has five. Images with
+  equal captions own each of them, and equal captions are one.
+  """
+
+  metrics: Mapping[str, str] = {
+    **{f'{way}@{k}': 'max' for way in _WAYS for k in AT},
+    'examples': 'max',
+  }
+
+  def check_sources(
+    self, source: data.Source, train_source: data.Source | None
+  ) -> None:
+    """Checks that images have captions, which are read from the source."""
+    del train_source
+    zero_shot.text_of(source.features, self.spec.kind)
+    self._source = source
+
+  def run(self, context: base.Context) -> base.Scalars:
+    """Embeds images and captions, and compares all of them."""
+    parts = [
+      found['features'][found['valid']]
+      for found in context.apply(zero_shot.image_features, self.spec.split)
+    ]
+    images = np.concatenate(parts)
+    tokens, pairs = self._captions(context)
+    texts = zero_shot.embed_texts(context.compute, tokens)
+    sides = images, texts
+    found = {
+      f'{way}@{k}': x
+      for i, way in enumerate(_WAYS)
+      for k, x in zip(
+        AT,
+        _recalls_of(sides[i], sides[1 - i], pairs[:, i], pairs[:, 1 - i]),
+        strict=True,
+      )
+    }
+    return found | {'examples': float(len(images))}
+
+  def _captions(self, context: base.Context) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the tokens of all captions, and whose they are.
+
+    Returns:
+      int32 [texts, T], different from each other; and int [pairs, 2], an image
+      and a text that belong together.
+    """
+    text = zero_shot.text_of(context.features, self.spec.kind)
+    own = [self._source.captions(i) for i in range(len(self._source))]
+    image = np.repeat(np.arange(len(own)), [len(x) for x in own])
+    tokens = text.encode_all([x for each in own for x in each], 'captions')
+    tokens, caption = np.unique(tokens, axis=0, return_inverse=True)
+    pairs = np.stack([image, caption.reshape(-1)], axis=1)
+    return tokens, np.unique(pairs, axis=0)
+
+
+def _recalls_of(
+  queries: np.ndarray,
+  items: np.ndarray,
+  query: np.ndarray,
+  item: np.ndarray,
+) -> np.ndarray:
+  """Returns the recall at each k of `AT`, in blocks of queries.
+
+  Args:
+    queries: Embeddings, [queries, D].
+    items: Embeddings, [items, D].
+    query: Query of each pair, int [pairs].
+    item: Its item.
+  """
+  found = []
+  for start in range(0, len(queries), _QUERIES):
+    similarity = queries[start : start + _QUERIES] @ items.T
+    here = (start <= query) & (query < start + _QUERIES)
+    is_own = np.zeros(similarity.shape, bool)
+    is_own[query[here] - start, item[here]] = True
+    found.append(ranks(similarity, is_own))
+  return _shares(np.concatenate(found), AT)
 
 
 def ranks(similarity: np.ndarray, is_own: np.ndarray) -> np.ndarray:
@@ -28,7 +117,10 @@ def recalls(
   similarity: np.ndarray, is_own: np.ndarray, at: Sequence[int] = AT
 ) -> np.ndarray:
   """Returns the recall at each k, float64 [len(at)]; arguments as `ranks`."""
-  found = ranks(similarity, is_own)
+  return _shares(ranks(similarity, is_own), at)
+
+
+def _shares(found: np.ndarray, at: Sequence[int]) -> np.ndarray:
   return np.array([(found < k).mean() for k in at])
 
 

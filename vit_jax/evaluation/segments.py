@@ -19,6 +19,7 @@ import numpy as np
 from vit_jax.evaluation import metrics
 
 IGNORE = 255
+_DRAWS = 1_000  # of images, for intervals
 
 
 def confusion(
@@ -150,12 +151,156 @@ def hausdorff(
 
   if not label.any() or not predicted.any():
     return float('nan')
+  box = _around(label | predicted)
+  label, predicted = label[box], predicted[box]
   edges = [x & ~ndimage.binary_erosion(x) for x in (label, predicted)]
   distances = [
     ndimage.distance_transform_edt(~one, sampling=spacing)[other]
     for one, other in (edges, edges[::-1])
   ]
   return float(max(np.percentile(x, percentile) for x in distances))
+
+
+def _around(places: np.ndarray) -> tuple[slice, ...]:
+  """Returns the smallest box with all places, bool [...] with some."""
+  found = []
+  for axis in range(places.ndim):
+    others = tuple(i for i in range(places.ndim) if i != axis)
+    at = np.flatnonzero(places.any(axis=others))
+    found.append(slice(int(at[0]), int(at[-1]) + 1))
+  return tuple(found)
+
+
+def distances(
+  labels: np.ndarray,
+  predicted: np.ndarray,
+  classes: int,
+  ignore: int = IGNORE,
+  spacing: Sequence[float] | None = None,
+) -> np.ndarray:
+  """Returns the 95% Hausdorff distances of images, float64 [B, K].
+
+  Args:
+    labels: int [B, ...]; places whose label is `ignore` are left out of both.
+    predicted: int [B, ...].
+    classes: K.
+    ignore: Label of places that do not count.
+    spacing: As for `hausdorff`.
+
+  Returns:
+    nan for a class that is not in both maps of an image.
+  """
+  found = np.full((len(labels), classes), np.nan)
+  for i, (truth, guess) in enumerate(zip(labels, predicted, strict=True)):
+    counts = truth != ignore
+    both = np.intersect1d(truth[counts], guess[counts])
+    for k in both.tolist():
+      pair = (truth == k) & counts, (guess == k) & counts
+      found[i, k] = hausdorff(*pair, spacing)
+  return found
+
+
+def areas(
+  segments: jax.Array, labels: jax.Array, classes: int, ignore: int
+) -> jax.Array:
+  """Returns the areas of classes in each image, int32 [B, 3, K].
+
+  They are those that are right, labelled and predicted.
+
+  Args:
+    segments: Predictions, int [B, ...].
+    labels: int [B, ...]; places whose label is `ignore` do not count.
+    classes: K.
+    ignore: Label of places that do not count.
+  """
+  both = jnp.where(labels != ignore, classes * labels + segments, classes**2)
+  flat = both.reshape(len(both), -1)
+  counts = jax.vmap(lambda x: jnp.bincount(x, length=classes**2 + 1))(flat)
+  matrix = counts[:, :-1].reshape(-1, classes, classes)
+  right = jnp.diagonal(matrix, axis1=1, axis2=2)
+  return jnp.stack([right, matrix.sum(axis=2), matrix.sum(axis=1)], axis=1)
+
+
+def intervals(
+  each: np.ndarray, names: Sequence[str], seed: int = 0
+) -> dict[str, tuple[float, float]]:
+  """Returns 95% intervals of overlaps, by drawing images with replacement.
+
+  They are percentiles of 1,000 draws of as many images (Efron's bootstrap): how
+  much a measure would differ on other images of the same kind.
+
+  Args:
+    each: `areas` of all images, int [N, 3, K].
+    names: Of the classes.
+    seed: Of the draws.
+
+  Returns:
+    Least and greatest value by the name of the measure; {} for one image.
+  """
+  count = len(each)
+  if count < 2:
+    return {}
+  rng = np.random.default_rng(seed)
+  times = rng.multinomial(count, np.full(count, 1 / count), size=_DRAWS)
+  flat = each.reshape(count, -1).astype(np.float64)
+  sums = (times @ flat).reshape(_DRAWS, *each.shape[1:])
+  right, labelled, predicted = np.moveaxis(sums, 1, 0)
+  with np.errstate(invalid='ignore', divide='ignore'):
+    found = {
+      'miou': right / (labelled + predicted - right),
+      'mean_accuracy': right / labelled,
+      'dice': 2 * right / (labelled + predicted),
+    }
+    means = {'accuracy': right.sum(axis=1) / labelled.sum(axis=1)}
+  means |= {name: _row_means(x) for name, x in found.items()}
+  for name, dice, iou in zip(
+    names, found['dice'].T, found['miou'].T, strict=True
+  ):
+    means |= {f'iou/{name}': iou, f'class_dice/{name}': dice}
+  return {name: _middle(x) for name, x in means.items()}
+
+
+def mean_distances(
+  each: np.ndarray, names: Sequence[str], seed: int = 0
+) -> tuple[dict[str, float], dict[str, tuple[float, float]]]:
+  """Returns mean distances of classes, and intervals as `intervals` does.
+
+  The mean over classes, `hausdorff95`, leaves out a class 'background'.
+
+  Args:
+    each: From `distances`, of all images, [N, K].
+    names: Of the classes.
+    seed: Of the draws.
+  """
+  shown = [i for i, name in enumerate(names) if name != 'background']
+  rng = np.random.default_rng(seed)
+  rows = rng.integers(0, len(each), (_DRAWS, len(each)))
+  drawn = np.stack([_row_means(each[x].T) for x in rows])  # [draws, K]
+  of_class = _row_means(each.T)
+  found = {'hausdorff95': mean(of_class[shown])}
+  bounds = {'hausdorff95': _middle(_row_means(drawn[:, shown]))}
+  for i, name in enumerate(names):
+    found[f'hausdorff95/{name}'] = float(of_class[i])
+    bounds[f'hausdorff95/{name}'] = _middle(drawn[:, i])
+  return found, bounds if len(each) > 1 else {}
+
+
+def _row_means(values: np.ndarray) -> np.ndarray:
+  """Returns means of the values that exist in each row; nan without any."""
+  there = ~np.isnan(values)
+  total = np.where(there, values, 0).sum(axis=1)
+  return np.where(
+    there.any(axis=1), total / np.maximum(there.sum(axis=1), 1), np.nan
+  )
+
+
+def _middle(values: np.ndarray) -> tuple[float, float]:
+  """Returns the 2.5% and 97.5% percentiles of the values that exist."""
+  values = values[~np.isnan(values)]
+  if not len(values):
+    return float('nan'), float('nan')
+  low, high = np.percentile(values, (2.5, 97.5)).tolist()
+  return low, high
 
 
 def without_zero(labels: np.ndarray, ignore: int = IGNORE) -> np.ndarray:
@@ -257,6 +402,24 @@ class MeanDice(_Places):
     return self.overlaps.mean_dice
 
 
+@flax.struct.dataclass
+class Confusion(_Places):
+  """Numbers of places by label and prediction."""
+
+  def compute(self) -> np.ndarray:
+    """Returns int64 [K, K], label first."""
+    return np.asarray(self.counts)
+
+
+@flax.struct.dataclass
+class ClassDice(_Places):
+  """Dice coefficient of each class."""
+
+  def compute(self) -> np.ndarray:
+    """Returns float64 [K]."""
+    return self.overlaps.dice
+
+
 # Takes segments and labels [B, ...], loss [B], mask [B], classes and ignore.
 Segmentation = clu_metrics.Collection.create(
   miou=MeanIou,
@@ -264,6 +427,8 @@ Segmentation = clu_metrics.Collection.create(
   accuracy=Accuracy,
   mean_accuracy=MeanAccuracy,
   dice=MeanDice,
+  confusion=Confusion,
+  class_dice=ClassDice,
   loss=clu_metrics.Average.from_output('loss'),
   examples=metrics.Count,
 )

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import itertools
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -20,6 +21,7 @@ Apply = Callable[[np.ndarray], np.ndarray]
 
 _SIGMA = 0.125  # of a window's length, as MONAI's Gaussian weights
 _LEAST = 1e-3  # least weight of a place in a window
+_ROWS = 64  # of a map that are resized at a time
 
 
 def starts(
@@ -117,6 +119,91 @@ def slide(
   return total[(slice(None), *inner)]
 
 
+def labels(
+  apply: Apply,
+  volume: np.ndarray,
+  window: Sequence[int],
+  stride: Sequence[int],
+  weights: np.ndarray | None = None,
+) -> np.ndarray:
+  """Returns the most likely classes of a large volume, int32 [D, ...].
+
+  They are those of `slide` with padding. The logits of a slab as deep as a
+  window are in memory beside the volume, however deep it is.
+
+  Args:
+    apply: The model.
+    volume: [D, ..., C].
+    window: Lengths of a window's axes.
+    stride: Distances of windows, see `strides`.
+    weights: As for `slide`.
+  """
+  if weights is None:
+    weights = np.ones(tuple(window), np.float32)
+  padded, inner = _padded(volume[None], window)
+  size, slices = padded.shape[1:-1], _slices(window)
+  found = np.zeros(size, np.int32)
+  total: np.ndarray | None = None  # of the places from `at` on
+  at = 0
+  for corner in starts(size, window, stride):
+    logits = np.asarray(apply(padded[(slice(None), *slices(corner))]))[0]
+    if total is None:
+      shape = (window[0], *size[1:], logits.shape[-1])
+      total = np.zeros(shape, np.float32)
+    done = int(corner[0]) - at
+    if done:  # no later window has these places
+      found[at : at + done] = total[:done].argmax(axis=-1)
+      total[:-done] = total[done:].copy()
+      total[-done:] = 0
+      at += done
+    here = (slice(None), *slices(corner)[1:])
+    total[here] += weights[..., None] * logits
+  assert total is not None
+  found[at:] = total.argmax(axis=-1)
+  return found[inner]
+
+
+def slide_compiled(
+  apply: Callable[[jax.Array], jax.Array],
+  images: jax.Array,
+  window: Sequence[int],
+  stride: Sequence[int],
+  weights: np.ndarray | None = None,
+) -> jax.Array:
+  """Returns logits [B, ..., K] as `slide`, under jit.
+
+  Only the sum of the logits and one window of each image are in memory beside
+  the images.
+
+  Args:
+    apply: The model, of images [B, *window, C].
+    images: [B, ..., C], at least as large as a window.
+    window: Lengths of a window's axes.
+    stride: Distances of windows, see `strides`.
+    weights: As for `slide`.
+  """
+  if weights is None:
+    weights = np.ones(tuple(window), np.float32)
+  each = weights[..., None]
+  b, *size, channels = images.shape
+  corners = starts(size, window, stride)
+  count = np.zeros((*size, 1), np.float32)
+  for where in map(_slices(window), corners):
+    count[where] += each
+  shape = (b, *window, channels)
+  found = jax.eval_shape(apply, jax.ShapeDtypeStruct(shape, images.dtype))
+  places = jnp.asarray(corners, jnp.int32)
+
+  def add(i: jax.Array, total: jax.Array) -> jax.Array:
+    corner = (0, *places[i], 0)
+    logits = each * apply(jax.lax.dynamic_slice(images, corner, shape))
+    before = jax.lax.dynamic_slice(total, corner, logits.shape)
+    return jax.lax.dynamic_update_slice(total, before + logits, corner)
+
+  total = jnp.zeros((b, *size, found.shape[-1]), found.dtype)
+  return jax.lax.fori_loop(0, len(corners), add, total) / count
+
+
 def _slices(
   window: Sequence[int],
 ) -> Callable[[np.ndarray], tuple[slice, ...]]:
@@ -176,6 +263,7 @@ def multi_scale(
   """Returns mean probabilities over sizes and mirror images, [H, W, K].
 
   Logits are resized to the image before the softmax, as in mmsegmentation.
+  Those of one view are in memory at a time.
 
   Args:
     apply: The model, or `slide` of it.
@@ -183,11 +271,35 @@ def multi_scale(
     ratios: As `views`.
     flip: As `views`.
   """
-  each = (
-    jax.nn.softmax(view_logits(apply, *view, image.shape[:2]), axis=-1)
-    for view in views(image, ratios, flip)
-  )
-  return np.mean([np.asarray(x) for x in each], axis=0)
+  total: Any = 0
+  count = 0
+  for view in views(image, ratios, flip):
+    logits = view_logits(apply, *view, image.shape[:2])
+    total = total + np.asarray(jax.nn.softmax(logits, axis=-1))
+    count += 1
+  return total / count
+
+
+def most_likely(scores: np.ndarray, size: Sequence[int]) -> np.ndarray:
+  """Returns the classes of the greatest scores in another size, int32 [H, W].
+
+  Some rows of the resized scores are in memory at a time.
+
+  Args:
+    scores: Logits or probabilities, float32 [h, w, K].
+    size: (H, W).
+  """
+  rows = maps.linear_weights(len(scores), size[0])
+  columns = maps.linear_weights(scores.shape[1], size[1])
+  found = np.empty(tuple(size), np.int32)
+  for start in range(0, size[0], _ROWS):
+    part = rows[start : start + _ROWS]
+    used = np.flatnonzero(part.any(axis=0))
+    near = slice(used[0], used[-1] + 1)
+    narrow = np.tensordot(part[:, near], scores[near], axes=1)  # [rows, w, K]
+    wide = np.einsum('Ww,rwk->rWk', columns, narrow, optimize=True)
+    found[start : start + _ROWS] = wide.argmax(axis=-1)
+  return found
 
 
 def view_logits(

@@ -1,15 +1,155 @@
 """Zero-shot classification: a class is the mean of its prompts' embeddings.
 
-Each prompt's embedding is normalised before the mean, and the mean once more,
-as CLIP's notebook "Prompt_Engineering_for_ImageNet" does (arXiv:2103.00020,
+A prompt is a template with the name of the class: 'a photo of a dog.' Each
+prompt's embedding is normalised before the mean, and the mean once more, as
+CLIP's notebook "Prompt_Engineering_for_ImageNet" does (arXiv:2103.00020,
 section 3.1.4).
 
 In comments: M prompts, K classes, N images, D the width of an embedding.
 """
 
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+from typing import ClassVar
+
+import jax
 import numpy as np
 
+from vit_jax import data
+from vit_jax.config import UserError
+from vit_jax.data import captions
+from vit_jax.data import features as features_lib
+from vit_jax.evaluation import base
+from vit_jax.evaluation import report
+
+_PROMPTS = 256  # that are embedded at a time
+_TOP = 5
+
 _TINY = 1e-12
+
+
+class ZeroShot(base.Evaluator):
+  """Accuracy of the classes whose prompts are closest to an image."""
+
+  keys: ClassVar[tuple[str, ...]] = ('templates', 'class_names')
+  metrics: Mapping[str, str] = {
+    'accuracy': 'max',
+    'top5_accuracy': 'max',
+    'examples': 'max',
+  }
+
+  def check(self) -> None:
+    """Checks the templates."""
+    captions.parse(self.spec.templates, 'templates')
+
+  def check_sources(
+    self, source: data.Source, train_source: data.Source | None
+  ) -> None:
+    """Checks that images have classes, and the names of these."""
+    del train_source
+    text_of(source.features, self.spec.kind)
+    try:
+      self._names(source.features)
+    except UserError as e:
+      raise base.EvaluationError(str(e)) from None
+
+  def run(self, context: base.Context) -> base.Scalars:
+    """Embeds the prompts and the images, and compares them."""
+    weights = self._weights(context)
+    right, top, count = 0, 0, 0
+    for found in context.apply(image_features, self.spec.split):
+      real = found['valid']
+      order = np.argsort(-found['features'][real] @ weights.T, kind='stable')
+      is_own = order == found['label'][real][:, None]
+      right += int(is_own[:, 0].sum())
+      top += int(is_own[:, :_TOP].sum())
+      count += int(real.sum())
+    shares = {'accuracy': right / count, 'top5_accuracy': top / count}
+    return shares | {'examples': float(count)}
+
+  def intervals(
+    self, found: Mapping[str, float]
+  ) -> dict[str, tuple[float, float] | None]:
+    """Returns Wilson's intervals of the accuracies, over examples."""
+    total = int(found['examples'])
+    return {
+      name: report.wilson(round(x * total), total)
+      for name, x in found.items()
+      if name.endswith('accuracy')
+    }
+
+  def _names(self, features: features_lib.Features) -> tuple[str, ...]:
+    classes = captions.label_classes(features, self.spec.kind, 'these data')
+    return captions.class_names(
+      self.spec.class_names, classes, 'config.evals.class_names'
+    )
+
+  def _weights(self, context: base.Context) -> np.ndarray:
+    """Returns the embedding of each class, float32 [K, D]."""
+    templates = captions.parse(self.spec.templates, 'templates')
+    names = self._names(context.features)
+    prompts = [x for name in names for x in captions.fill(templates, name)]
+    tokens = text_of(context.features, self.spec.kind).encode_all(
+      prompts, 'templates'
+    )
+    labels = np.repeat(np.arange(len(names)), len(templates))
+    return class_weights(
+      embed_texts(context.compute, tokens), labels, len(names)
+    )
+
+
+def text_of(features: features_lib.Features, kind: str) -> features_lib.Text:
+  """Returns the feature of captions.
+
+  Args:
+    features: Features of the examples.
+    kind: Kind of the evaluation, for the error.
+
+  Raises:
+    EvaluationError: There are no captions.
+  """
+  found = features.get('text')
+  if isinstance(found, features_lib.Text) and found.length:
+    return found
+  raise base.EvaluationError(
+    f'{kind} compares images with texts, but there is no tokenizer: set'
+    ' config.data.tokenizer'
+  )
+
+
+def embed_texts(
+  compute: Callable[[base.Compute, Any], Any], tokens: np.ndarray
+) -> np.ndarray:
+  """Returns the embeddings of tokens, float32 [M, D].
+
+  Args:
+    compute: Applies a function to arrays, as `base.Context.compute`.
+    tokens: int32 [M, T].
+  """
+  parts = []
+  for start in range(0, len(tokens), _PROMPTS):
+    part = tokens[start : start + _PROMPTS]
+    # All parts have one size, so that the function is compiled once.
+    missing = min(len(tokens), _PROMPTS) - len(part)
+    padded = np.pad(part, ((0, missing), (0, 0)))
+    parts.append(compute(text_features, padded)[: len(part)])
+  return np.concatenate(parts)
+
+
+def image_features(
+  objective: Any, params: Any, batch: dict[str, jax.Array]
+) -> dict[str, jax.Array]:
+  """Returns the embeddings of images, and the rest of the batch."""
+  rest = {name: x for name, x in batch.items() if name != 'image'}
+  images = {'image': batch['image']}
+  return rest | {'features': objective.outputs(params, images)['features']}
+
+
+def text_features(objective: Any, params: Any, tokens: jax.Array) -> jax.Array:
+  """Returns the embeddings of tokens, float32 [M, D]."""
+  found: jax.Array = objective.text_outputs(params, tokens)['text_features']
+  return found
 
 
 def normalised(x: np.ndarray) -> np.ndarray:

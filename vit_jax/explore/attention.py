@@ -177,9 +177,7 @@ def patch_size(vit: weights.Loaded) -> tuple[int, int]:
     UserError: The model has no patches.
   """
   features.check_tokens(vit)
-  patch = models.pixels_per_token(vit.model)
-  assert patch is not None
-  return patch
+  return models.patch_of_images(vit.model)
 
 
 def shown_queries(

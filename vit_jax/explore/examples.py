@@ -13,6 +13,8 @@ import numpy as np
 
 from vit_jax import data
 from vit_jax import weights
+from vit_jax.config import UserError
+from vit_jax.data import features as data_features
 from vit_jax.data.device import views
 from vit_jax.evaluation import predictions as evaluation_predictions
 from vit_jax.plots import tiles
@@ -33,7 +35,10 @@ class Examples:
     image: uint8 [N, h, w, C], in the stored size if all images have one size,
       else in the input size of the model.
     names: Names of the files; numbers where there are no files.
-    label: Positions in `classes`, int32 [N].
+    labels: Positions in `classes`, int32 [N]; None: they have no label.
+    maps: The class of each pixel, [N, h, w], of the size of `image`; None: they
+      have none.
+    features: Features of the examples, by name.
     index: Positions in the unsliced split, int32 [N].
     config: Config that the examples are read and prepared with.
     image_shape: (h, w) if the images are resized on the device, else None.
@@ -44,13 +49,26 @@ class Examples:
   classes: tuple[str, ...]
   image: np.ndarray
   names: tuple[str, ...]
-  label: np.ndarray
+  labels: np.ndarray | None
+  maps: np.ndarray | None
+  features: data_features.Features
   index: np.ndarray
   config: ml_collections.ConfigDict
   image_shape: tuple[int, int] | None
 
   def __len__(self) -> int:
-    return len(self.label)
+    return len(self.index)
+
+  @property
+  def label(self) -> np.ndarray:
+    """Positions in `classes`, int32 [N].
+
+    Raises:
+      UserError: The examples have no label.
+    """
+    if self.labels is None:
+      raise UserError('needs a label for each image, and these have maps')
+    return self.labels
 
   @property
   def numbered(self) -> bool:
@@ -98,7 +116,7 @@ class Examples:
     parts = [
       {key: x[real] for key, x in result.items()}
       for real, result in evaluation_predictions.predict(
-        vit, head, self.config, self.image_shape, batches()
+        vit, head, self.config, batches(), self.image_shape
       )
     ]
     found = {key: np.concatenate([x[key] for x in parts]) for key in parts[0]}
@@ -155,7 +173,8 @@ def load(
         break
   found = {
     key: np.concatenate([part[key] for part in parts])[:most]
-    for key in ('image', 'label', 'index')
+    for key in ('image', 'label', 'map', 'index')
+    if key in parts[0]
   }
   return Examples(
     where=f'{config.data.name}, {config.data.split}',
@@ -164,7 +183,11 @@ def load(
     config=config,
     image_shape=source.image_shape,
     names=_names(source, found['index']),
-    **found,
+    image=found['image'],
+    labels=found.get('label'),
+    maps=found.get('map'),
+    features=source.features,
+    index=found['index'],
   )
 
 

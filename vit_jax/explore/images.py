@@ -83,9 +83,11 @@ def from_examples(
     most: Largest number of images to return.
   """
   rows = np.asarray(tiles.spread(len(examples), most))
-  truths = tuple(examples.classes[i] for i in examples.label[rows])
-  naming = 'In names, what is in brackets is the label.'
-  if examples.numbered:
+  truths, naming = ('',) * len(rows), ''
+  if examples.labels is not None:
+    truths = tuple(examples.classes[i] for i in examples.labels[rows])
+    naming = 'In names, what is in brackets is the label.'
+  if examples.numbered and examples.labels is not None:
     naming = (
       "In names, no. is an example's position in the split, from 0 and before"
       ' slicing, and what is in brackets is its label.'
@@ -93,6 +95,8 @@ def from_examples(
   return subject_lib.Images(
     names=tuple(
       f'{printable(examples.names[i])} ({truth})'
+      if truth
+      else printable(examples.names[i])
       for i, truth in zip(rows, truths, strict=True)
     ),
     truths=truths,

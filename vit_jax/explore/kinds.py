@@ -16,6 +16,7 @@ from vit_jax.explore import model_pictures
 from vit_jax.explore import objective_pictures
 from vit_jax.explore import prediction_pictures
 from vit_jax.explore import report
+from vit_jax.explore import segment_pictures
 from vit_jax.explore import subject as subject_lib
 from vit_jax.explore import token_pictures
 from vit_jax.plots import canvas
@@ -69,6 +70,8 @@ KINDS: Mapping[str, Kind] = {
   'completions': Kind(
     'Lower halves that the model draws', objective_pictures.completions
   ),
+  'overlays': Kind('Classes of pixels', segment_pictures.overlays),
+  'errors': Kind('Maps with the lowest overlap', segment_pictures.errors),
   'predictions': Kind('Predictions', prediction_pictures.predictions),
   'mistakes': Kind('Most confident mistakes', prediction_pictures.mistakes),
   'confusion': Kind('Confusion matrix', prediction_pictures.confusion),

@@ -9,7 +9,6 @@ import numpy as np
 
 from vit_jax import objectives
 from vit_jax.config import UserError
-from vit_jax.data import features as features_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.explore import predictions as predictions_lib
 from vit_jax.explore import subject as subject_lib
@@ -21,7 +20,6 @@ from vit_jax.train import step as step_lib
 from vit_jax.weights import batched
 from vit_jax.weights import features
 from vit_jax.weights import sampling
-from vit_jax.weights.formats import whole
 
 Drawn = subject_lib.Drawn
 Subject = subject_lib.Subject
@@ -40,8 +38,8 @@ def objective(subject: Subject) -> Drawn:
   The columns are those of `objectives.Objective.pictures`, with a group of
   tiles for each image.
   """
-  made = _objective_of(subject)
-  columns = _columns(subject, made)
+  made, params = _objective_of(subject)
+  columns = _columns(subject, made, params)
   grid = features.patch_grid(subject.vit)
   size = subject.vit.preprocess.image_size
   beside = max(1, _COLUMNS // len(columns)) * len(columns)
@@ -61,47 +59,33 @@ def objective(subject: Subject) -> Drawn:
   return Drawn(caption, [('', figure)])
 
 
-def _objective_of(subject: Subject) -> objectives.Objective:
-  """Returns the objective of the run.
+def _objective_of(
+  subject: Subject,
+) -> tuple[objectives.Objective, objectives.Params]:
+  """Returns the objective of the run, and its parameters.
 
   Raises:
     UserError: The model is not that of a run, or its method has no pictures.
   """
-  vit = subject.vit
-  config = vit.trained_with
-  if config is None:
-    raise UserError(
-      'the model is of a file, which does not say how it was trained: give the'
-      ' work directory of a run with --from'
-    )
-  known = vit.preprocess.features.items()
-  made = objectives.create(
-    config, {name: features_lib.from_dict(x) for name, x in known}
-  )
+  made, params = objectives.of_run(subject.vit)
   if not made.pictures_caption:
     raise UserError(
-      f'the objective of the run, {config.objective.name}, has no pictures of'
-      ' its own'
+      f'the objective of the run, {made.config.objective.name}, has no pictures'
+      ' of its own'
     )
-  if vit.changes:
-    raise UserError(
-      'the method of the run needs the model as it was trained: leave'
-      ' --image_size and --model out'
-    )
-  return made
+  return made, params
 
 
-def _columns(subject: Subject, made: objectives.Objective) -> list[base.Column]:
+def _columns(
+  subject: Subject, made: objectives.Objective, params: objectives.Params
+) -> list[base.Column]:
   """Returns what the objective shows of all images."""
   vit = subject.vit
   config = vit.trained_with
   assert config is not None
   params, extra = jax.tree.map(
     jnp.asarray,
-    (
-      whole.joined(vit.params, vit.preprocess.trunk, vit.beside),
-      restoring.restore_extra(vit.origin.path),
-    ),
+    (params, restoring.restore_extra(vit.origin.path)),
   )
   key = step_lib.step_key(config.seed, vit.origin.step or 0)
   draw = jax.jit(made.pictures)

@@ -20,6 +20,7 @@ The pictures, by the names that --only takes:
   of a method      objective (masks, reconstructions), samples, completions
   of labelled data decodability, mistakes, confusion, reliability, embedding
   of predictions   predictions
+  of segmentation  overlays, errors (of data with maps of classes)
 
 OUT/report.html has all pictures, with captions that explain how they were
 computed; it needs no other file. OUT also has the pictures one by one, and
@@ -266,6 +267,12 @@ def _options(vit: 'weights.Loaded') -> 'subject_lib.Options':
   from vit_jax.models import resnet
   from vit_jax.weights import features
 
+  if len(vit.preprocess.image_size) == 3:
+    raise UserError(
+      'this model takes volumes or videos, and explore draws images: predict'
+      ' writes'
+      ' slices of their maps'
+    )
   query = _query()
   layers: tuple[int, ...] = ()
   if not isinstance(vit.model, resnet.BiT):  # has neither patches nor layers

@@ -1,10 +1,12 @@
 """Similarity of position embeddings, and filters of the first layer."""
 
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.models import embedding
+from vit_jax.models import positions as positions_lib
 from vit_jax.models import vit as vit_lib
 
 _EPSILON = 1e-5  # as in resnet.ResNetStem
@@ -42,6 +44,15 @@ def position_similarity(
   kind = model.position_embedding
   if kind in embedding.SINCOS:
     table = embedding.sincos2d((h, w), model.hidden_size, kind)[0]
+  elif kind == 'factorized':
+    rows, columns = (
+      jnp.asarray(vit.params[name])[0]
+      for name in (positions_lib.ROWS, positions_lib.COLUMNS)
+    )
+    own = embedding.factorized_positions(
+      rows, columns, jnp.array([[h, w]]), h * w, model.position_aspect
+    )
+    table = _finite(np.asarray(own[0]), 'positions')
   else:
     whole = np.asarray(vit.params['position_embedding'], np.float32)
     table = _finite(whole[0, model.positioned_prefix :], 'positions')

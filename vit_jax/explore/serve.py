@@ -6,7 +6,8 @@
 Prints the address of a page: drop an image on it to see the predictions, and
 move over the image to see the attention of each patch to the others, in any
 layer and head, or attention rollout (arXiv:2005.00928). --from twice shows two
-models side by side.
+models side by side. A model of images and texts also compares the image with
+sentences that are typed, and shows which places speak for each.
 
 Only this machine can open the page, unless --host says otherwise; it needs no
 network. Uploads stay in memory. Ctrl-C ends the server.

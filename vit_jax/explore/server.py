@@ -4,10 +4,12 @@ Needs starlette, which is in the extra [demo].
 """
 
 import asyncio
+from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Sequence
 import ipaddress
 import pathlib
+from typing import Any
 import urllib.parse
 
 from starlette import applications
@@ -46,7 +48,9 @@ def application(
 
   GET / is the page; GET /api/models describes the models and the limits; POST
   /api/look/N takes an image file and returns the result of `Viewer.look` for
-  model N. Errors are JSON, {"error": line}. Uploads stay in memory.
+  model N. POST /api/fit/N takes JSON and an image file as `uploads.parse` reads
+  them, and returns the result of `Viewer.fit`. Errors are JSON,
+  {"error": line}. Uploads stay in memory.
 
   Args:
     viewers: The models.
@@ -58,6 +62,7 @@ def application(
   routes = [
     routing.Route('/models', api.describe),
     routing.Route('/look/{number}', api.look, methods=['POST']),
+    routing.Route('/fit/{number}', api.fit, methods=['POST']),
   ]
   app = applications.Starlette(
     routes=[
@@ -89,33 +94,49 @@ class _Api:
 
   async def look(self, request: requests.Request) -> responses.Response:
     """Applies a model to an uploaded image."""
+    viewer = self._viewer(request)
+    image = await _body(request, uploads.MOST_BYTES)
+    uploads.check(image)
+    return await self._run(request, viewer.look, image)
+
+  async def fit(self, request: requests.Request) -> responses.Response:
+    """Compares sentences with an uploaded image."""
+    viewer = self._viewer(request)
+    body = await _body(request, uploads.MOST_BYTES + uploads.MOST_TEXT)
+    texts, image = uploads.parse(body, ('text', 'template'))
+    uploads.check(image)
+    return await self._run(request, viewer.fit, image, *texts)
+
+  def _viewer(self, request: requests.Request) -> viewer_lib.Viewer:
     name = request.path_params['number']
     if name not in self._viewers:
       raise exceptions.HTTPException(404, f'there is no model {name[:20]!r}')
-    image = await _body(request)
-    uploads.check(image)
+    return self._viewers[name]
+
+  async def _run(
+    self, request: requests.Request, function: Callable[..., bytes], *args: Any
+  ) -> responses.Response:
+    """Applies a model when it is this request's turn."""
     async with self._turn:
       if await request.is_disconnected():
         return responses.Response(status_code=400)
-      found = await concurrency.run_in_threadpool(
-        self._viewers[name].look, image
-      )
+      found = await concurrency.run_in_threadpool(function, *args)
     return responses.Response(found, media_type='application/octet-stream')
 
 
-async def _body(request: requests.Request) -> bytes:
-  """Returns the body of a request; stops reading if it is too long."""
+async def _body(request: requests.Request, most: int) -> bytes:
+  """Returns the body of a request; stops reading beyond `most` bytes."""
   too_much = exceptions.HTTPException(
     413,
     f'it has more than {uploads.MOST_BYTES / 2**20:.0f} MiB: make it smaller',
   )
   announced = request.headers.get('content-length', '0')
-  if announced.isdecimal() and int(announced) > uploads.MOST_BYTES:
+  if announced.isdecimal() and int(announced) > most:
     raise too_much
   body = bytearray()
   async for part in request.stream():
     body += part
-    if len(body) > uploads.MOST_BYTES:
+    if len(body) > most:
       raise too_much
   return bytes(body)
 

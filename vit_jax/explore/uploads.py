@@ -1,20 +1,49 @@
-"""Checks uploaded images by their headers.
+"""Checks uploaded images by their headers, and takes texts off them.
 
-Nothing is decoded here, so that a few bytes cannot allocate much memory.
+No image is decoded here, so that a few bytes cannot allocate much memory.
 """
 
+from collections.abc import Sequence
+import json
 import struct
 
 from vit_jax.config import UserError
 from vit_jax.data.host import decode
 
 MOST_BYTES = 20 * 2**20
+MOST_TEXT = 2**16  # bytes of the JSON before an image
 MOST_PIXELS = 2**26  # 67 million, more than cameras have
 _MOST_RATIO = 64  # maximum ratio of the long side to the short one
 _NO_IMAGE = (
   'it is no image that can be read here, or its start is damaged: send a JPEG,'
   ' PNG, WebP, GIF or BMP file'
 )
+
+
+def parse(data: bytes, names: Sequence[str]) -> tuple[list[str], bytes]:
+  """Returns texts by their names, and the image file behind them.
+
+  Args:
+    data: The length of the JSON, in 4 bytes, little-endian; a JSON object; the
+      image.
+    names: Keys of the object, each of a text.
+
+  Raises:
+    UserError: It does not read so, or the JSON is too long.
+  """
+  length = int.from_bytes(data[:4], 'little')
+  if length > MOST_TEXT:
+    raise UserError(
+      f'the texts have more than {MOST_TEXT // 2**10} KiB: leave some out'
+    )
+  try:
+    found = json.loads(data[4 : 4 + length])
+    texts = [found[name] for name in names]
+  except (ValueError, LookupError, TypeError, RecursionError):
+    texts = [None]
+  if not all(isinstance(x, str) for x in texts):
+    raise UserError(f'it must start with JSON of {" and ".join(names)}')
+  return texts, data[4 + length :]
 
 
 def check(data: bytes) -> None:

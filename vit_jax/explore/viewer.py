@@ -1,4 +1,4 @@
-"""The content of the page for an image: predictions and attention.
+"""The content of the page for an image: predictions, attention, sentences.
 
 In comments: L layers, H heads, N tokens, P patches.
 """
@@ -13,9 +13,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax import weights
 from vit_jax.explore import attention as attention_lib
 from vit_jax.explore import predictions
+from vit_jax.explore import sentences as sentences_lib
 from vit_jax.models import mixer
 from vit_jax.models import resnet
 from vit_jax.plots import tiles
@@ -36,8 +38,10 @@ class Viewer:
   def __init__(self, vit: weights.Loaded, name: str):
     """Copies the parameters to the device; compiles nothing yet."""
     self.name = name
+    self._sentences, why = _sentences_of(vit)
     self._vit = dataclasses.replace(vit, params=jax.device_put(vit.params))
-    self._heads, self._note = _shown_heads(vit)
+    self._heads, note = _shown_heads(vit)
+    self._note = ' '.join(filter(None, (note, why)))
     self._pack = jax.jit(self._packable)
     known, count = vit.classes, vit.model.num_classes
     unnamed = [f'class {i}' for i in range(len(known), count)]
@@ -48,7 +52,9 @@ class Viewer:
 
     If there is attention to show, `heads` is positive, and there are `layers`,
     `grid` (rows and columns of patches) and `start` (the query that is shown
-    while no patch is chosen).
+    while no patch is chosen). If sentences can be compared with images, `texts`
+    is 'together' (probabilities of all sentences add up to 1) or 'each', and
+    there is `grid`.
     """
     height, width = self._vit.preprocess.image_size
     result = {
@@ -57,7 +63,13 @@ class Viewer:
       'note': self._note,
       'checkpoint': self._vit.origin.to_dict(),
       'heads': self._heads,
+      'texts': '',
     }
+    if self._sentences:
+      result |= {
+        'texts': 'each' if self._sentences.each else 'together',
+        'grid': features.patch_grid(self._vit),
+      }
     if self._heads:
       has_class = 'class_token' in getattr(self._vit.model, 'prefix', ())
       result |= {
@@ -68,10 +80,13 @@ class Viewer:
     return result
 
   def warm(self) -> None:
-    """Compiles the functions that `look` runs."""
+    """Compiles the functions that `look` and `fit` run."""
     preprocess = self._vit.preprocess
     shape = (1, *preprocess.image_size, preprocess.channels)
-    self._see(np.zeros(shape, np.float32))
+    image = np.zeros(shape, np.float32)
+    self._see(image)
+    if self._sentences:
+      self._sentences.compare(image, ['a text'])
 
   def look(self, image: bytes) -> bytes:
     """Applies the model to an image; returns the page's content, as `packed`.
@@ -99,6 +114,41 @@ class Viewer:
     probabilities = predictions.softmax(seen.pop('logits')[None])[0]
     seen['pixels'] = tiles.pixels(self._vit.preprocess, x)[0]
     return packed({'top': self._top(probabilities)}, seen)
+
+  def fit(self, image: bytes, text: str, template: str) -> bytes:
+    """Compares sentences with an image; returns the page's content.
+
+    In the JSON, `sentences` has text, index, probability and cosine of each, in
+    descending order of the probabilities. There is one array:
+
+      places: float32 [C, h, w], how much each patch adds to the cosine of each
+        sentence (`sentences.Fit`); `index` is a row of it.
+
+    Args:
+      image: Content of an image file.
+      text: Sentences, as for `sentences.split`.
+      template: A text with {} where each of them goes.
+
+    Raises:
+      UserError: The model reads no texts, there is no sentence, or the image
+        cannot be decoded.
+    """
+    if self._sentences is None:
+      raise config_lib.UserError(f'{self.name} reads no texts')
+    given = sentences_lib.split(text, template)
+    found = self._sentences.compare(self._vit.preprocess(image), given)
+    predictions.check_finite(found.places)
+    order = np.argsort(-found.probability, kind='stable').tolist()
+    listed = [
+      {
+        'text': given[i],
+        'index': i,
+        'probability': float(found.probability[i]),
+        'cosine': float(found.cosine[i]),
+      }
+      for i in order
+    ]
+    return packed({'sentences': listed}, {'places': found.places})
 
   def _see(self, x: np.ndarray) -> dict[str, np.ndarray]:
     """Returns logits [classes], and peaks and weights if they are shown."""
@@ -167,6 +217,19 @@ def packed(head: Mapping[str, Any], arrays: Mapping[str, np.ndarray]) -> bytes:
   return b''.join(
     [struct.pack('<I', len(text)), text, *(x.tobytes() for x in parts)]
   )
+
+
+def _sentences_of(
+  vit: weights.Loaded,
+) -> tuple[sentences_lib.Sentences | None, str]:
+  """Returns what compares sentences, and a note if the vocabulary is missing.
+
+  A model without a text tower has neither.
+  """
+  try:
+    return sentences_lib.Sentences.of(vit), ''
+  except config_lib.UserError as e:
+    return None, f'Sentences cannot be compared: {config_lib.one_line(e)}.'
 
 
 def _shown_heads(vit: weights.Loaded) -> tuple[int, str]:

@@ -151,6 +151,46 @@ def accuracy_by_depth(
   return figure
 
 
+def accuracy_by_speed(
+  speed: np.ndarray,
+  accuracy: np.ndarray,
+  intervals: np.ndarray,
+  names: Sequence[str],
+  knee: int | None,
+) -> 'figure_lib.Figure':
+  """Draws the accuracy of a model at several speeds.
+
+  Args:
+    speed: Images per second, float [N].
+    accuracy: Float [N], 0 to 1.
+    intervals: Confidence intervals, float [N, 2].
+    names: Of the points.
+    knee: Index of a point that is marked; None: none is.
+  """
+  figure = canvas.figure(_PANEL[0] * 1.5, _PANEL[1])
+  cell = figure.subplots()
+  order = np.argsort(speed)
+  sides = np.abs(intervals.T - accuracy)[:, order]
+  line: Any = {
+    'color': canvas.BLUE,
+    'capsize': 3,
+    'label': 'accuracy, 95% interval',
+  }
+  cell.errorbar(speed[order], accuracy[order], sides, fmt='.-', **line)
+  if knee is not None:
+    label = f'the knee: {names[knee]}'
+    at = speed[knee], accuracy[knee]
+    cell.plot(*at, 'o', color=canvas.RED, markersize=8, label=label)
+  for x, y, name in zip(speed, accuracy, names, strict=True):
+    cell.annotate(
+      name, (x, y), textcoords='offset points', xytext=(4, 6), fontsize=8
+    )
+  cell.set_xlabel('images per second, on one device')
+  cell.set_ylabel('accuracy')
+  cell.legend(frameon=False)
+  return figure
+
+
 def matrix(
   values: np.ndarray,
   *,

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import functools
 import math
 import pathlib
+import textwrap
 import unicodedata
 
 import cv2
@@ -19,6 +20,7 @@ from vit_jax.runs import safe_io
 _SMALLEST, _LARGEST = 96, 224  # pixels that images are enlarged or shrunk to
 _MARGIN, _FRAME, _LINE = 4, 3, 16  # pixels
 _COLUMNS = 8
+_LETTERS = 20  # of a line of a caption
 # OpenCV's own font for all scripts, including Chinese, Japanese and Korean.
 _FONT, _FONT_SIZE = 'uni', 12
 # Red, green, blue.
@@ -64,6 +66,8 @@ def captions(
       elif isinstance(feature, features_lib.MultiLabel):
         present = np.flatnonzero(value).tolist()
         line.append(some([feature.names[i] for i in present], 3) or 'none')
+      elif isinstance(feature, features_lib.Text):
+        line += textwrap.wrap(feature.decode(value), _LETTERS)[:2]
       else:
         pairs = zip(feature.names, value.tolist(), strict=True)
         line += [f'{k} {x:.4g}' for k, x in list(pairs)[:2]]
@@ -141,13 +145,15 @@ def encode(
   Args:
     images: Images [h, w, C] with 1 (grey), 3 (RGB) or 4 (RGB and alpha, shown
       on white) channels: uint8, or floats from 0 (black) to 1 (white). Pixels
-      that are not finite are magenta. An array [N, h, w, C] works, too.
+      that are not finite are magenta. An array [N, h, w, C] works, too. Of a
+      volume [d, h, w, C] the slice in the middle is shown.
     captions: A caption of one or more lines for each image; cut if too long.
     marked: Positions of images that get a red frame.
     title: Title above all images.
     columns: Most images in a row.
   """
-  tiles = [_fit(_to_rgb(image)) for image in images]
+  flat = (x[len(x) // 2] if x.ndim == 4 else x for x in images)
+  tiles = [_fit(_to_rgb(image)) for image in flat]
   width = max((tile.shape[1] for tile in tiles), default=_SMALLEST)
   height = max((tile.shape[0] for tile in tiles), default=_SMALLEST)
   texts = [text.split('\n') for text in captions]

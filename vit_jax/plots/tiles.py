@@ -43,8 +43,10 @@ def to_rgb(image: np.ndarray) -> np.ndarray:
 
   Args:
     image: Float [..., C], 0 to 1; C is 1 (grey), 3 (RGB) or 4 (RGB and alpha,
-      which is shown on white).
+      which is shown on white). Of another number the first is shown as grey.
   """
+  if image.shape[-1] not in (3, 4):
+    image = image[..., :1]
   if image.shape[-1] == 4:
     alpha = image[..., 3:]
     image = image[..., :3] * alpha + (1 - alpha)

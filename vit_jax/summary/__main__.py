@@ -168,14 +168,14 @@ class _Subject:
 
   Attributes:
     model: The module.
-    image_shape: (height, width, C).
+    image_shape: (height, width, C); of volumes (depth, height, width, C).
     config: Config of its training; None if there is none.
     experiment: The experiment of the config if it can be trained here.
     checkpoint: Facts on the loaded checkpoint; None for a config.
   """
 
   model: 'models.Model'
-  image_shape: tuple[int, int, int]
+  image_shape: tuple[int, ...]
   config: 'ml_collections.ConfigDict | None'
   experiment: 'experiment_lib.Experiment | None' = None
   checkpoint: dict[str, Any] | None = None
@@ -305,7 +305,7 @@ def _configured(
 
 def _model(
   config: 'ml_collections.ConfigDict',
-) -> 'tuple[models.Model, tuple[int, int, int]]':
+) -> 'tuple[models.Model, tuple[int, ...]]':
   """Returns the model of a config, and the shape of its images."""
   from vit_jax import config as config_lib
   from vit_jax import models
@@ -316,7 +316,7 @@ def _model(
     )
   except ValueError as e:
     raise UserError(f'config.model: {config_lib.one_line(e)}') from None
-  size = config_lib.pair(config.data.image_size, 'data.image_size')
+  size = config_lib.sides(config.data.image_size)
   return model, (*size, config.data.channels)
 
 

@@ -1,8 +1,10 @@
 """A model as a table: its modules, their parameters and their cost."""
 
 import dataclasses
+import re
 from typing import Any
 
+from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -41,7 +43,7 @@ class Row:
 
 def summarize(
   model: models.Model,
-  image_shape: tuple[int, int, int],
+  image_shape: tuple[int, ...],
   optim: ml_collections.ConfigDict,
 ) -> list[Row]:
   """Returns a row for each module, in the order of their calls.
@@ -51,7 +53,7 @@ def summarize(
 
   Args:
     model: The module; scanned layers are shown one by one.
-    image_shape: (height, width, C).
+    image_shape: (height, width, C); of volumes (depth, height, width, C).
     optim: `config.optim`, which says what trains.
 
   Raises:
@@ -62,7 +64,7 @@ def summarize(
   )
   params = models.abstract_params(model, image_shape)
   images = jax.ShapeDtypeStruct((1, *image_shape), jnp.float32)
-  parameters = rules_lib.make(optim, params).parameters
+  parameters = rules_lib.make(_of_trunk(optim, params), params).parameters
   modules = flops.by_module(
     lambda params, x: model.apply({'params': params}, x), params, images
   )
@@ -71,6 +73,18 @@ def summarize(
   own = {name: None for name in parameters if '/' not in name}
   shapes = {'': shapes.pop('')} | own | shapes
   return [_row(name, x, parameters, counts) for name, x in shapes.items()]
+
+
+def _of_trunk(
+  optim: ml_collections.ConfigDict, params: Any
+) -> ml_collections.ConfigDict:
+  """Returns `optim` without rules for what a method has beside its model."""
+  names = traverse_util.flatten_dict(params, sep='/')
+  optim = optim.copy_and_resolve_references()
+  optim.rules = tuple(
+    rule for rule in optim.rules if any(re.search(rule[0], x) for x in names)
+  )
+  return optim
 
 
 def _row(

@@ -44,6 +44,16 @@ export function topOf(values) {
   return Math.max(Math.max(...values), 4 * meanOf(values));
 }
 
+/** Returns the smallest and the largest of numbers. */
+export function rangeOf(values) {
+  let [least, most] = [Infinity, -Infinity];
+  for (const value of values) {
+    least = Math.min(least, value);
+    most = Math.max(most, value);
+  }
+  return [least, most];
+}
+
 /** Returns the mean of numbers. */
 export function meanOf(values) {
   let sum = 0;

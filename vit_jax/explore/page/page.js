@@ -1,13 +1,14 @@
 // The page: takes images, and sends them to each model.
 
 import { Panel } from "./panel.js";
-import { describe, look, Refused } from "./reply.js";
+import { describe, fit, look, Refused } from "./reply.js";
 
 const find = (id) => document.getElementById(id);
 
 let panels = [];
 let mostBytes = Infinity;
 let shown = ""; // name of the image in the panels
+let image = null; // its bytes
 let running = new AbortController();
 
 async function start() {
@@ -16,6 +17,7 @@ async function start() {
     if (panels.length) return; // requested twice
     mostBytes = most_bytes;
     panels = models.map((model) => new Panel(model, pointAt));
+    find("words").hidden = !models.some((model) => model.texts);
   } catch (error) {
     fail(error);
     return;
@@ -41,32 +43,82 @@ function fail(error, name) {
   say(shown && `Still shown: ${shown}`);
 }
 
-/** Sends an image to all models, and cancels earlier requests. */
+/** Compares the sentences with the image in the panels. */
+async function compare() {
+  const text = find("text").value;
+  if (!image || !text.trim()) {
+    const missing = image ? "write a sentence" : "choose an image";
+    fail(new Refused(`there is nothing to compare: ${missing}`));
+    return;
+  }
+  await send(shown, async (signal) => {
+    const replies = await fitAll(image, signal);
+    return () => showFits(replies);
+  });
+}
+
+/** Returns the replies of the models that read texts; null for the others. */
+function fitAll(bytes, signal) {
+  const texts = {
+    text: find("text").value,
+    template: find("template").value,
+  };
+  return Promise.all(
+    panels.map(({ model }, i) =>
+      model.texts && texts.text.trim() ? fit(i, texts, bytes, signal) : null,
+    ),
+  );
+}
+
+function showFits(replies) {
+  panels.forEach((panel, i) => panel.showFit(replies[i]));
+}
+
+/** Sends an image to all models. */
 async function take(file) {
+  await send(file.name, async (signal) => {
+    const bytes = await read(file);
+    const [replies, fits] = await Promise.all([
+      Promise.all(panels.map((_, i) => look(i, bytes, signal))),
+      fitAll(bytes, signal),
+    ]);
+    return () => {
+      panels.forEach((panel, i) => panel.show(replies[i]));
+      showFits(fits);
+      pointAt(null, false);
+      image = bytes;
+      shown = file.name;
+    };
+  });
+}
+
+/**
+ * Asks all models, and cancels earlier requests.
+ *
+ * @param {string} name Name of the image.
+ * @param {(signal: AbortSignal) => Promise<() => void>} ask Returns what shows
+ *   the replies.
+ */
+async function send(name, ask) {
   running.abort();
   running = new AbortController();
   const { signal } = running;
   find("error").hidden = true;
   if (!panels.length) await start(); // the server did not answer before
   if (!panels.length || signal.aborted) return;
-  say(`Looking at ${file.name} …`);
+  say(`Looking at ${name} …`);
   find("panels").setAttribute("aria-busy", "true");
   try {
-    const image = await read(file);
     const begin = performance.now();
-    const replies = await Promise.all(
-      panels.map((_, i) => look(i, image, signal)),
-    );
+    const show = await ask(signal);
     if (signal.aborted) return;
-    panels.forEach((panel, i) => panel.show(replies[i]));
-    pointAt(null, false);
+    show();
     const seconds = (performance.now() - begin) / 1000;
-    shown = file.name;
-    say(`${file.name}: answered in ${seconds.toFixed(2)} s`);
+    say(`${name}: answered in ${seconds.toFixed(2)} s`);
   } catch (error) {
     if (signal.aborted) return;
     running.abort(); // the other model's reply is not needed
-    fail(error, file.name);
+    fail(error, name);
   }
   find("panels").removeAttribute("aria-busy");
 }
@@ -94,6 +146,14 @@ find("file").addEventListener("change", (event) => {
   const { files } = event.target;
   if (files.length) take(files[0]);
   event.target.value = ""; // so that the same file can be chosen again
+});
+
+find("compare").addEventListener("click", compare);
+find("template").addEventListener("keydown", (event) => {
+  if (event.key === "Enter") compare();
+});
+find("text").addEventListener("keydown", (event) => {
+  if (event.key === "Enter" && (event.ctrlKey || event.metaKey)) compare();
 });
 
 addEventListener("paste", (event) => {

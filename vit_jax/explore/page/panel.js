@@ -1,6 +1,6 @@
 // One model: its image, its predictions and its attention.
 
-import { meanOf, paint, paintPixels, topOf } from "./colours.js";
+import { meanOf, paint, paintPixels, rangeOf, topOf } from "./colours.js";
 
 const STEPS = {
   ArrowUp: [-1, 0],
@@ -31,12 +31,17 @@ export class Panel {
     this.find(".note").textContent = model.note;
     this.find(".note").hidden = !model.note;
     this.stage = this.find(".stage");
+    const steps = Array.from({ length: 256 }, (_, i) => i);
+    paint(this.find(".scale"), [1, 256], steps, 255);
+    this.fit = null; // the server's reply on sentences
+    this.sentence = null; // of which the map is shown; null: attention
+    this.find(".controls").hidden = !model.heads;
+    this.find(".looking").hidden = !model.heads;
+    this.find(".leave").addEventListener("click", () => this.choose(null));
+    this.find(".leave").hidden = !model.heads;
     if (model.heads) {
       this.addControls();
       this.addPointing();
-    } else {
-      this.find(".controls").hidden = true;
-      this.find(".looking").hidden = true;
     }
   }
 
@@ -46,8 +51,6 @@ export class Panel {
 
   addControls() {
     const { layers, heads } = this.model;
-    const steps = Array.from({ length: 256 }, (_, i) => i);
-    paint(this.find(".scale"), [1, 256], steps, 255);
     this.layer = this.find(".layer input");
     this.head = this.find(".head input");
     this.strength = this.find(".strength input");
@@ -156,28 +159,99 @@ export class Panel {
     this.element.classList.add("shown");
     this.find(".controls").disabled = false;
     this.showAnswers(reply.top);
+    this.showFit(null);
     if (this.model.heads) this.draw();
   }
 
   showAnswers(top) {
     const items = top.map(({ name, probability }) => {
       const item = document.createElement("li");
-      const parts = ["class", "share", "bar"].map((kind) => {
-        const part = document.createElement("span");
-        part.className = kind;
-        return part;
-      });
-      parts[0].textContent = parts[0].title = name;
-      parts[1].textContent = percent(probability);
-      parts[2].style.width = `${100 * probability}%`;
-      item.append(...parts);
+      item.append(...bar(name, probability));
       return item;
     });
-    this.find(".answers").hidden = false;
+    this.find(".answers").hidden = Boolean(this.model.texts) && !top.length;
     this.find(".answers h3").textContent = top.length
       ? "Most probable"
       : "This model has no head: it names no classes";
     this.find(".answers ol").replaceChildren(...items);
+  }
+
+  /** Shows the sentences and the map of the best; null: none. */
+  showFit(fit) {
+    this.fit = fit;
+    this.find(".sentences").hidden = !fit;
+    if (!fit) {
+      this.choose(null);
+      return;
+    }
+    this.find(".meaning").textContent =
+      (this.model.texts === "each"
+        ? "Each sentence has a probability of its own."
+        : "The probabilities add up to 100\u00a0%.") +
+      " Choose a sentence to see which places speak for it.";
+    const items = fit.sentences.map((sentence) => {
+      const { text, probability, index } = sentence;
+      const item = document.createElement("li");
+      const button = document.createElement("button");
+      button.type = "button";
+      button.dataset.index = index;
+      button.append(...bar(text, probability));
+      button.addEventListener("click", () => this.choose(sentence));
+      item.append(button);
+      return item;
+    });
+    this.find(".sentences ol").replaceChildren(...items);
+    this.choose(fit.sentences[0]);
+  }
+
+  /** Shows the map of a sentence; null: of attention, if there is any. */
+  choose(sentence) {
+    this.sentence = sentence;
+    for (const button of this.element.querySelectorAll(".sentences ol button")) {
+      const isChosen = button.dataset.index === String(sentence?.index);
+      button.setAttribute("aria-pressed", isChosen);
+    }
+    const { heads } = this.model;
+    this.find(".looking").hidden = !heads && !sentence;
+    if (heads) this.draw();
+    else if (sentence) this.drawSentence();
+    else if (this.reply) this.find(".map").style.opacity = 0;
+  }
+
+  /** Draws how much each place adds to the cosine of the chosen sentence. */
+  drawSentence() {
+    const { places } = this.fit;
+    const { index, text, cosine } = this.sentence;
+    const [, rows, columns] = places.shape;
+    const count = rows * columns;
+    const values = places.data.subarray(index * count, (index + 1) * count);
+    const [least, most] = rangeOf(places.data);
+    const above = Array.from(values, (value) => value - least);
+    paint(this.find(".map"), [rows, columns], above, most - least);
+    this.fade(this.strength ? this.strength.value / 100 : 0.65);
+    this.find(".least").textContent = least.toFixed(3);
+    this.find(".most").textContent = most.toFixed(3);
+    this.find(".rule").textContent =
+      `The cosine of the image and this sentence is ${cosine.toFixed(3)}. The` +
+      " colours say how much it falls when a place is hidden; they are the" +
+      " same for all sentences.";
+    const best = values.indexOf(Math.max(...values));
+    const at = this.patch ?? best;
+    const where = `row ${Math.floor(at / columns)}, column ${at % columns}`;
+    this.find(".readout").textContent =
+      this.patch === null
+        ? `“${text}” rests most on ${where}: ${values[at].toFixed(3)}`
+        : `Without ${where}, “${text}” loses ${values[at].toFixed(3)}`;
+  }
+
+  /** Shows the map at a strength, 0 to 1, above the image in grey. */
+  fade(strength) {
+    const map = this.find(".map");
+    map.style.opacity = this.find(".scale").style.opacity = strength;
+    // Colours of the image could be taken for those of the map, and its dark
+    // parts for little attention.
+    this.find(".picture").style.filter =
+      `grayscale(${strength}) contrast(${1 - 0.7 * strength})`;
   }
 
   /** Returns the attention to each patch. */
@@ -203,6 +277,11 @@ export class Panel {
   draw() {
     this.label();
     if (!this.reply) return;
+    if (this.sentence) {
+      this.drawSentence();
+      this.drawPatch();
+      return;
+    }
     const weights = this.weights();
     let best = 0;
     for (let i = 1; i < weights.length; i++) {
@@ -211,12 +290,8 @@ export class Panel {
     const map = this.find(".map");
     const top = topOf(weights);
     paint(map, this.model.grid, weights, top);
-    const strength = this.strength.value / 100;
-    map.style.opacity = this.find(".scale").style.opacity = strength;
-    // Colours of the image could be taken for those of the map, and its dark
-    // parts for little attention.
-    this.find(".picture").style.filter =
-      `grayscale(${strength}) contrast(${1 - 0.7 * strength})`;
+    this.fade(this.strength.value / 100);
+    this.find(".least").textContent = "0";
     this.find(".most").textContent = percent(top);
     this.find(".rule").textContent =
       "The colours go from 0 to the largest value, or to four times the mean" +
@@ -252,6 +327,19 @@ export class Panel {
       height: `${100 / rows}%`,
     });
   }
+}
+
+/** Returns the parts of a line with a name, a share and a bar. */
+function bar(name, share) {
+  const parts = ["class", "share", "bar"].map((kind) => {
+    const part = document.createElement("span");
+    part.className = kind;
+    return part;
+  });
+  parts[0].textContent = parts[0].title = name;
+  parts[1].textContent = percent(share);
+  parts[2].style.width = `${100 * share}%`;
+  return parts;
 }
 
 function percent(share) {

@@ -22,6 +22,28 @@ export async function look(model, image, signal) {
   return unpack(await response.arrayBuffer());
 }
 
+/**
+ * Compares sentences with an image.
+ *
+ * @param {number} model Number of the model.
+ * @param {{text: string, template: string}} texts As they were typed.
+ * @param {ArrayBuffer} image Content of an image file.
+ * @param {AbortSignal} signal Cancels the request.
+ * @return {Promise<object>} `sentences` and `places`: see viewer.py.
+ */
+export async function fit(model, texts, image, signal) {
+  const head = new TextEncoder().encode(JSON.stringify(texts));
+  const length = new DataView(new ArrayBuffer(4));
+  length.setUint32(0, head.byteLength, true);
+  const body = new Blob([length.buffer, head, image]);
+  const response = await ask(`api/fit/${model}`, {
+    method: "POST",
+    body,
+    signal,
+  });
+  return unpack(await response.arrayBuffer());
+}
+
 async function ask(address, options) {
   let response;
   try {

@@ -1,4 +1,4 @@
-"""Names the classes of images, or draws images.
+r"""Names the classes of images, or draws images.
 
   python -m vit_jax.predict --from=runs/digits photo.jpg holidays/
   find . -name '*.png' | python -m vit_jax.predict --from=runs/digits --top=1 -
@@ -27,31 +27,43 @@ with --complete that many lower halves of each of the images that are named:
 
 The path of the picture is printed.
 
+A model of videos names the classes of video files, and of folders of frames; a
+model of sounds those of .wav and .flac files, among others:
+
+  python -m vit_jax.predict --from=runs/moving clip.mp4 frames/
+  python -m vit_jax.predict --from=runs/tones melody.wav
+
+A model of images and texts answers with the texts of --prompts that fit best:
+
+  python -m vit_jax.predict --from=runs/cifar10_clip photo.jpg \
+    --prompts='a photo of a cat,a photo of a dog'
+
+A model of segmentation writes NAME.map.png (the number of each pixel's class),
+NAME.colour.png and NAME.overlay.png into the folder --output, and prints the
+share of each class. The model's window slides over larger images. A model of
+volumes reads scans, .nii, .nii.gz or .npy, and writes NAME.map.nii.gz with the
+affine of the scan, or NAME.map.npy, and slices of it as NAME.overlay.png.
+
 An image that cannot be read is reported on stderr and left out; the exit
 status is then 1.
 """
 
-import collections
 from collections.abc import Callable
-from collections.abc import Iterable
-from collections.abc import Iterator
 from collections.abc import Sequence
-import concurrent.futures
-import csv
-import itertools
-import json
+import functools
 import os
 import pathlib
 import sys
 from typing import Any
-from typing import NamedTuple
 from typing import TYPE_CHECKING
 
 from absl import flags
 
 from vit_jax import cli
 from vit_jax.cli import image_files
+from vit_jax.cli import window_flags
 from vit_jax.config import UserError
+from vit_jax.predict import writers
 
 if TYPE_CHECKING:
   import numpy as np
@@ -90,37 +102,39 @@ _SEED = flags.DEFINE_integer(
   'seed', 0, 'Of --sample.', lower_bound=0, flag_values=FLAGS
 )
 _OUTPUT = flags.DEFINE_string(
-  'output', 'samples.png', 'Picture of --sample.', flag_values=FLAGS
+  'output',
+  None,
+  'Picture of --sample; folder of the maps of a segmentation. Default:'
+  ' samples.png, and maps.',
+  flag_values=FLAGS,
 )
+_PROMPTS = flags.DEFINE_string(
+  'prompts',
+  None,
+  "Texts to compare images with, as 'a photo of a cat,a photo of a dog'.",
+  flag_values=FLAGS,
+)
+window_flags.define(FLAGS)
 
 _AHEAD = 3  # batches that are decoded in advance
-
-
-class Prediction(NamedTuple):
-  """A class, or a quantity, with the value that is predicted for it."""
-
-  name: str
-  number: int  # position in the output
-  probability: float
-
-
-# An image's path with its predictions, the most probable first.
-Predictions = Iterable[tuple[str, Sequence[Prediction]]]
-Checkpoint = dict[str, Any]  # where the model comes from
 
 
 def main(argv: list[str]) -> int:
   """Predicts, or draws, and returns the exit status."""
   if _SAMPLE.value or _COMPLETE.value:
     return _draw(argv[1:])
+  texts = _prompts()
   paths = image_files.find(argv[1:])
   loaded = cli.load(FLAGS)
-  from vit_jax.evaluation import predictions as predictions_lib  # imports jax
+  from vit_jax.data import features
+  from vit_jax.objectives import segmenter  # imports jax
 
+  is_video = isinstance(loaded.preprocess.input, features.Video)
+  paths = image_files.as_examples(paths, is_video)
+  if segmenter.is_segmentation(loaded) and not texts:
+    return _segment(loaded, paths)
   batch_size = min(_BATCH_SIZE.value, len(paths))
-  head = predictions_lib.Head.of(loaded, _TOP.value)
-  config = loaded.preprocess.to_config()
-  config.train.batch_size = batch_size
+  names, predicts_numbers, answer = _answers(loaded, texts, batch_size)
   with _progress(len(paths)) as progress:
     failed = []
 
@@ -128,21 +142,88 @@ def main(argv: list[str]) -> int:
       failed.append(error)
       progress.write(f'error: {error}', file=sys.stderr)
 
-    images = decode(
+    images = image_files.decode(
       paths, loaded.preprocess.pixels, _AHEAD * batch_size, progress.update
     )
-    batches = in_batches(images, batch_size, report)
-    results = predictions_lib.predict(loaded, head, config, None, batches)
+    batches = image_files.in_batches(images, batch_size, report)
     predictions = (
-      (path, _named(path, head.names, *row))
-      for batch, result in results
+      (path, _named(path, names, *row))
+      for batch, result in answer(batches)
       for path, *row in zip(
         batch, result['top'], result['probability'], strict=False
       )
     )
-    writers = _NUMBER_WRITERS if head.predicts_numbers else _WRITERS
+    kinds = writers.NUMBERS if predicts_numbers else writers.CLASSES
     width, origin = max(map(len, paths)), loaded.origin.to_dict()
-    writers[_FORMAT.value](predictions, width, origin)
+    kinds[_FORMAT.value](predictions, width, origin)
+  return 1 if failed else 0
+
+
+def _prompts() -> list[str]:
+  """Returns the texts of --prompts; [] without them."""
+  if _PROMPTS.value is None:
+    return []
+  from vit_jax.predict import prompts  # imports jax
+
+  return prompts.split(_PROMPTS.value)
+
+
+def _answers(
+  loaded: Any, texts: Sequence[str], batch_size: int
+) -> tuple[Sequence[str], bool, Callable[..., Any]]:
+  """Returns what a model answers with.
+
+  Args:
+    loaded: The model.
+    texts: Those of --prompts; []: the model's own outputs.
+    batch_size: Images in a batch.
+
+  Returns:
+    Names of the answers; whether they are numbers; and the function that maps
+    batches of images to the best answers.
+  """
+  from vit_jax.evaluation import predictions as predictions_lib  # imports jax
+  from vit_jax.predict import prompts
+
+  if texts:
+    arguments = loaded, texts, _TOP.value, batch_size
+    return texts, False, functools.partial(prompts.rank, *arguments)
+  head = predictions_lib.Head.of(loaded, _TOP.value)
+  config = loaded.preprocess.to_config()
+  config.train.batch_size = batch_size
+  answer = functools.partial(predictions_lib.predict, loaded, head, config)
+  return head.names, head.predicts_numbers, answer
+
+
+def _segment(loaded: Any, paths: Sequence[str]) -> int:
+  """Writes the maps of images; returns the exit status."""
+  from vit_jax.objectives import segmenter  # imports jax
+  from vit_jax.predict import segments
+
+  how = segmenter.How(**window_flags.read(FLAGS))
+  segment = segmenter.Segmenter(loaded, how)
+  failed = []
+
+  def report(error: UserError) -> None:
+    failed.append(error)
+    print(f'error: {error}', file=sys.stderr)
+
+  folder = pathlib.Path(_OUTPUT.value or 'maps')
+  results = segments.write(segment, paths, folder, report)
+  shares = (
+    (
+      path,
+      [
+        writers.Prediction(name, i, share)
+        for i, (name, share) in enumerate(
+          zip(segment.classes, found.tolist(), strict=True)
+        )
+      ],
+    )
+    for path, found in results
+  )
+  width, origin = max(map(len, paths)), loaded.origin.to_dict()
+  writers.NUMBERS[_FORMAT.value](shares, width, origin)
   return 1 if failed else 0
 
 
@@ -175,7 +256,7 @@ def _draw(arguments: Sequence[str]) -> int:
     cells, columns = [('', image) for image in drawn], 8
   captions, shown = zip(*cells, strict=True)
   pixels = tiles.pixels(loaded.preprocess, np.stack(shown))
-  path = pathlib.Path(_OUTPUT.value)
+  path = pathlib.Path(_OUTPUT.value or 'samples.png')
   contact_sheet.draw(list(pixels), captions, path, columns=columns)
   print(path)
   return 0
@@ -198,86 +279,12 @@ def _completed(
   return [*cells, ('the image', image)]
 
 
-def decode(
-  paths: Sequence[str],
-  pixels: 'Callable[[str], np.ndarray]',
-  ahead: int,
-  progress: Callable[[int], object],
-) -> 'Iterator[tuple[str, np.ndarray | UserError]]':
-  """Yields images in order; threads decode them in advance.
-
-  Args:
-    paths: Paths of images.
-    pixels: Path -> uint8 [1, H, W, C].
-    ahead: Largest number of decoded images that wait to be used.
-    progress: Called with the number of images that were taken.
-
-  Yields:
-    A path, and uint8 [H, W, C] or why it cannot be read.
-  """
-  from vit_jax.data.host import batches
-
-  def read(path: str) -> 'tuple[str, np.ndarray | UserError]':
-    try:
-      return path, pixels(path)[0]
-    except UserError as e:
-      return path, e
-
-  pool = concurrent.futures.ThreadPoolExecutor(batches.num_cores())
-  rest = iter(paths)
-  try:
-    waiting = collections.deque(
-      pool.submit(read, path) for path in itertools.islice(rest, ahead)
-    )
-    while waiting:
-      image = waiting.popleft().result()
-      waiting.extend(
-        pool.submit(read, path) for path in itertools.islice(rest, 1)
-      )
-      progress(1)
-      yield image
-  finally:
-    pool.shutdown(cancel_futures=True)
-
-
-def in_batches(
-  images: 'Iterable[tuple[str, np.ndarray | UserError]]',
-  size: int,
-  report: Callable[[UserError], None],
-) -> 'Iterator[tuple[list[str], dict[str, np.ndarray]]]':
-  """Yields paths with batches of their images.
-
-  The last batch is padded, so that only one shape is compiled.
-
-  Args:
-    images: From `decode`.
-    size: Number of images in each batch.
-    report: Called with the error of each image that is left out.
-  """
-  import numpy as np
-
-  paths: list[str] = []
-  batch: list[np.ndarray] = []
-  for path, image in images:
-    if isinstance(image, UserError):
-      report(image)
-      continue
-    paths.append(path)
-    batch.append(image)
-    if len(batch) == size:
-      yield paths, {'image': np.stack(batch)}
-      paths, batch = [], []
-  if batch:
-    padding = [np.zeros_like(batch[0])] * (size - len(batch))
-    yield paths, {'image': np.stack(batch + padding)}
-
-
 def _named(
   path: str,
   names: Sequence[str],
   classes: 'np.ndarray',
   probabilities: 'np.ndarray',
-) -> list[Prediction]:
+) -> list[writers.Prediction]:
   """Returns an image's predictions.
 
   Raises:
@@ -290,7 +297,7 @@ def _named(
       f'the model has no answer for {path}: its output is not finite'
     )
   pairs = zip(classes.tolist(), probabilities.tolist(), strict=True)
-  return [Prediction(names[number], number, p) for number, p in pairs]
+  return [writers.Prediction(names[number], number, p) for number, p in pairs]
 
 
 def _progress(total: int) -> Any:
@@ -301,89 +308,6 @@ def _progress(total: int) -> Any:
   return tqdm.tqdm(
     total=total, unit='image', file=sys.stderr, disable=hidden, leave=False
   )
-
-
-def _write_table(predictions: Predictions, width: int, _: Checkpoint) -> None:
-  for path, classes in predictions:
-    for i, x in enumerate(classes):
-      image = '' if i else path
-      print(f'{image:{width}}  {x.probability:.4f}  {x.name}')
-
-
-def _write_json(predictions: Predictions, _: int, origin: Checkpoint) -> None:
-  _write_objects(
-    (
-      {
-        'image': path,
-        'predictions': [
-          {'class': x.name, 'index': x.number, 'probability': x.probability}
-          for x in classes
-        ],
-      }
-      for path, classes in predictions
-    ),
-    origin,
-  )
-
-
-def _write_objects(
-  objects: Iterable[dict[str, Any]], origin: Checkpoint
-) -> None:
-  """Prints an array of JSON with one object a line."""
-  separator = '['
-  for each in objects:
-    line = json.dumps({**each, 'checkpoint': origin})
-    print(f'{separator}\n{line}', end='')
-    separator = ','
-  print('\n]' if separator == ',' else '[]')
-
-
-def _write_csv(predictions: Predictions, _: int, __: Checkpoint) -> None:
-  writer = csv.writer(sys.stdout, lineterminator='\n')
-  writer.writerow(['image', 'rank', 'class', 'index', 'probability'])
-  for path, classes in predictions:
-    for rank, x in enumerate(classes, 1):
-      writer.writerow([path, rank, x.name, x.number, x.probability])
-
-
-def _write_number_table(
-  predictions: Predictions, width: int, _: Checkpoint
-) -> None:
-  for path, numbers in predictions:
-    for i, x in enumerate(numbers):
-      print(f'{"" if i else path:{width}}  {x.probability:<12.6g}  {x.name}')
-
-
-def _write_number_json(
-  predictions: Predictions, _: int, origin: Checkpoint
-) -> None:
-  _write_objects(
-    (
-      {'image': path, 'numbers': {x.name: x.probability for x in numbers}}
-      for path, numbers in predictions
-    ),
-    origin,
-  )
-
-
-def _write_number_csv(predictions: Predictions, _: int, __: Checkpoint) -> None:
-  writer = csv.writer(sys.stdout, lineterminator='\n')
-  writer.writerow(['image', 'name', 'value'])
-  for path, numbers in predictions:
-    writer.writerows([path, x.name, x.probability] for x in numbers)
-
-
-_Writer = Callable[[Predictions, int, Checkpoint], None]
-_WRITERS: dict[str, _Writer] = {
-  'table': _write_table,
-  'json': _write_json,
-  'csv': _write_csv,
-}
-_NUMBER_WRITERS: dict[str, _Writer] = {
-  'table': _write_number_table,
-  'json': _write_number_json,
-  'csv': _write_number_csv,
-}
 
 
 if __name__ == '__main__':

@@ -1,0 +1,79 @@
+"""One command measures a model at several sizes."""
+
+import json
+
+import commands
+import pytest
+
+from vit_jax import evaluate
+from vit_jax.config import UserError
+from vit_jax.evaluation import variants
+
+SPLIT = '--split=train[80%:]'
+
+
+def run(capsys, *args):
+  assert commands.run(evaluate, *args, '--data=digits', SPLIT) == 0
+  return capsys.readouterr().out
+
+
+def test_a_row_for_each_size_is_what_one_size_gives(digits_run, capsys):
+  model = f'--from={digits_run}'
+  found = json.loads(run(capsys, model, '--format=json', '--image_size=8,16'))
+  assert [x['image_size'] for x in found['variants']] == ['8x8', '16x16']
+  assert [x['tokens'] for x in found['variants']] == [4, 16]
+  for size, row in zip((8, 16), found['variants'], strict=True):
+    one = json.loads(
+      run(capsys, model, '--format=json', f'--image_size={size}')
+    )
+    assert row['accuracy'] == one['accuracy']
+    assert row['loss'] == pytest.approx(one['loss'], rel=1e-5)
+    assert row['accuracy_interval'] == one['accuracy_interval']
+    assert row['images_per_second'] > 0
+
+
+def test_merging_and_patches_are_a_table_and_a_picture(
+  digits_run, capsys, tmp_path
+):
+  text = run(
+    capsys,
+    f'--from={digits_run}',
+    '--patch_size=4,2x4',
+    '--merge=0,1',
+    f'--plot={tmp_path}/curve.png',
+  )
+  lines = text.strip().splitlines()
+  assert len(lines) == 5 and 'images per second' in lines[0]
+  assert (tmp_path / 'curve.png').read_bytes().startswith(b'\x89PNG')
+
+
+@pytest.mark.parametrize(
+  ('speed', 'quality', 'expected'),
+  [
+    ((1, 2, 3, 4), (0.9, 0.89, 0.5, 0.1), 1),
+    ((4, 3, 2, 1), (0.1, 0.5, 0.89, 0.9), 2),  # in any order
+    ((1, 2, 3), (0.9, 0.6, 0.3), None),  # a straight line
+    ((1, 2, 3), (0.9, 0.2, 0.1), None),  # it falls at once
+    ((1, 2), (0.9, 0.1), None),
+    ((1, 2, 3), (0.5, 0.5, 0.5), None),
+  ],
+)
+def test_the_knee_is_farthest_above_the_line(speed, quality, expected):
+  assert variants.knee(speed, quality) == expected
+
+
+@pytest.mark.parametrize(
+  ('flags', 'error'),
+  [
+    (['--merge=a'], 'write numbers of tokens'),
+    (['--patch_size=4,4'], 'write each value once'),
+    (['--image_size=8,x'], '--image_size=x'),
+    (['--plot=a.png'], 'of several variants'),
+    (['--merge=0,1', '--plot=a.gif'], 'write FILE.png'),
+    (['--merge=0,1', '--predictions=a.csv'], 'is for one size'),
+    (['--patch_size=3'], 'do not divide'),
+  ],
+)
+def test_what_cannot_be_measured_is_refused(digits_run, flags, error, capsys):
+  with pytest.raises(UserError, match=error):
+    run(capsys, f'--from={digits_run}', *flags)

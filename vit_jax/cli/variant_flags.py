@@ -1,0 +1,83 @@
+"""The flags of a command that measures a model at several sizes."""
+
+import itertools
+import pathlib
+from typing import Any
+
+from absl import flags
+
+from vit_jax import cli
+from vit_jax.config import UserError
+
+# `--help` shows the flags that are defined here as the command's own.
+flags.disclaim_key_flags()
+
+_MOST = 100  # variants
+
+
+def define(flag_values: flags.FlagValues) -> None:
+  """Defines --patch_size, --merge and --plot; --image_size is there."""
+  for name, text in {
+    'patch_size': 'Sizes of the patch, as 4,2x4, to which it is resized.',
+    'merge': 'Tokens that a layer merges into others, as 0,2,4.',
+    'plot': 'FILE.png, for the accuracy by images per second.',
+  }.items():
+    flags.DEFINE_string(name, None, text, flag_values=flag_values)
+
+
+def parse(flag_values: flags.FlagValues) -> list[dict[str, Any]]:
+  """Returns the changes of each variant, for `weights.Loaded.adapted`.
+
+  These are all combinations of the values. The list is empty if no flag asks
+  for variants: one image size alone is an ordinary evaluation.
+
+  Raises:
+    UserError: A flag does not parse.
+  """
+  image = flag_values['image_size'].value or ''
+  found: dict[str, list[Any]] = {}
+  for name in ('image_size', 'patch_size'):
+    if text := flag_values[name].value:
+      found[name] = [cli.parse_size(x, f'--{name}') for x in text.split(',')]
+  if text := flag_values['merge'].value:
+    parts = text.split(',')
+    if not all(part.isdecimal() for part in parts):
+      raise UserError(f'--merge={text}: write numbers of tokens, as 0,2,4')
+    found['merge'] = [int(part) for part in parts]
+  for name, values in found.items():
+    if len(set(values)) < len(values):
+      raise UserError(f'--{name}: write each value once')
+  if set(found) <= {'image_size'} and ',' not in image:
+    if flag_values['plot'].value:
+      raise UserError(
+        '--plot is of several variants: add --merge=0,2,4, or several sizes'
+      )
+    return []
+  each = [
+    dict(zip(found, values, strict=True))
+    for values in itertools.product(*found.values())
+  ]
+  if len(each) > _MOST:
+    raise UserError(f'these are {len(each)} variants: at most {_MOST}')
+  for name in ('predictions', 'hausdorff'):
+    if flag_values[name].value:
+      raise UserError(f'--{name} is for one size: leave it out')
+  return each
+
+
+def plot(flag_values: flags.FlagValues) -> pathlib.Path | None:
+  """Returns the path of --plot without its suffix; None: none is asked for.
+
+  Raises:
+    UserError: It is no .png, or in no folder; or matplotlib is missing.
+  """
+  text = flag_values['plot'].value
+  if not text:
+    return None
+  path = pathlib.Path(text)
+  if path.suffix != '.png' or not path.parent.is_dir():
+    raise UserError(f'--plot={text}: write FILE.png, in a folder that exists')
+  from vit_jax.plots import canvas
+
+  canvas.check()
+  return path.with_suffix('')

@@ -1,0 +1,70 @@
+"""The flags of commands that apply a model of segmentation to large inputs."""
+
+from typing import Any
+
+from absl import flags
+
+from vit_jax.config import UserError
+
+# `--help` shows the flags that are defined here as the command's own.
+flags.disclaim_key_flags()
+
+_MOST_SCALE = 100.0
+
+
+def define(flag_values: flags.FlagValues) -> None:
+  """Defines --scales, --flip, --overlap and --gaussian."""
+  flags.DEFINE_list(
+    'scales',
+    ['1'],
+    'Of a segmentation: sizes of the image to average over, as 0.75,1,1.25.',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_bool(
+    'flip',
+    False,
+    'Of a segmentation: average over the mirrored image, too.',
+    flag_values=flag_values,
+  )
+  flags.DEFINE_float(
+    'overlap',
+    None,
+    'Of a segmentation: share of a window that the next one covers. Default: a'
+    ' third for images, and for volumes that of the run.',
+    lower_bound=0.0,
+    upper_bound=0.99,
+    flag_values=flag_values,
+  )
+  flags.DEFINE_bool(
+    'gaussian',
+    None,
+    'Of a segmentation: windows count less towards their edges. Default: not'
+    ' for images, and for volumes as in the run.',
+    flag_values=flag_values,
+  )
+
+
+def read(flag_values: flags.FlagValues) -> dict[str, Any]:
+  """Returns the fields of `objectives.segmenter.How`.
+
+  Raises:
+    UserError: --scales does not parse.
+  """
+  texts = flag_values['scales'].value or []
+  try:
+    scales = [float(x) for x in texts]
+  except ValueError:
+    scales = []
+  if not scales or not all(0 < x < _MOST_SCALE for x in scales):
+    raise UserError(
+      f'--scales={",".join(texts)}: write positive numbers, as 0.75,1,1.25'
+    )
+  others = {name: flag_values[name].value for name in ('overlap', 'gaussian')}
+  flip = flag_values['flip'].value
+  return {'scales': tuple(scales), 'flip': flip, **others}
+
+
+def given(flag_values: flags.FlagValues) -> list[str]:
+  """Returns those of the flags that are set, as '--flip'."""
+  names = ('scales', 'flip', 'overlap', 'gaussian')
+  return [f'--{name}' for name in names if flag_values[name].present]

@@ -1,0 +1,165 @@
+"""The embeddings of the images of a folder, kept in a file beside it.
+
+A search compares a query with all of them by one matrix product, so it is
+exact. Files that were changed, added or removed since the last time are seen by
+their names, sizes and times.
+
+In comments: N images, Q queries, E the size of an embedding.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterable
+from collections.abc import Mapping
+from collections.abc import Sequence
+import dataclasses
+import os
+import pathlib
+from typing import Self
+import zipfile
+
+from absl import logging
+import numpy as np
+
+from vit_jax.config import UserError
+from vit_jax.data import folder as folder_lib
+from vit_jax.runs import safe_io
+
+# Paths -> the paths that could be read, in parts, with embeddings [B, E] each.
+Embed = Callable[[Sequence[str]], Iterable[tuple[Sequence[str], np.ndarray]]]
+# Arrays of the file.
+_NAMES = ('files', 'size', 'modified', 'features')
+
+
+@dataclasses.dataclass(frozen=True)
+class Gallery:
+  """Embedded images.
+
+  Attributes:
+    files: Paths relative to the folder, sorted.
+    size: int64 [N], bytes of the files.
+    modified: int64 [N], when they were written, in nanoseconds.
+    features: float32 [N, E], of unit length.
+  """
+
+  files: tuple[str, ...]
+  size: np.ndarray
+  modified: np.ndarray
+  features: np.ndarray
+
+  def __len__(self) -> int:
+    return len(self.files)
+
+  @classmethod
+  def empty(cls) -> Self:
+    """Returns a gallery without images."""
+    none = np.zeros(0, np.int64)
+    return cls((), none, none, np.zeros((0, 0), np.float32))
+
+  @classmethod
+  def read(cls, path: pathlib.Path) -> Self:
+    """Returns the gallery of a file; an empty one if it cannot be used."""
+    if not path.exists():
+      return cls.empty()
+    try:
+      with safe_io.open_regular(path) as file:
+        stored = np.load(file, allow_pickle=False)
+        files, *arrays = (stored[name] for name in _NAMES)
+        found = cls(tuple(files.tolist()), *arrays)
+      if len({len(found), *map(len, arrays)}) > 1:
+        raise ValueError('its arrays have different lengths')
+      return found
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as e:
+      logging.warning('%s is damaged and made anew: %s', path, e)
+      return cls.empty()
+
+  def write(self, path: pathlib.Path) -> None:
+    """Writes the file.
+
+    Raises:
+      UserError: It cannot be written.
+    """
+    arrays = {name: getattr(self, name) for name in _NAMES}
+    with safe_io.replacing_path(path) as temporary:
+      with temporary.open('wb') as file:
+        np.savez(file, **arrays | {'files': np.array(self.files, np.str_)})
+
+  def nearest(
+    self, queries: np.ndarray, count: int
+  ) -> tuple[np.ndarray, np.ndarray]:
+    """Returns the most similar images of each query, the most similar first.
+
+    Args:
+      queries: float32 [Q, E], of unit length.
+      count: Largest number of images for each.
+
+    Returns:
+      Positions in `files`, int [Q, k], and cosine similarities [Q, k]; k is at
+      most N. Of equally similar images, the first in `files` comes first.
+    """
+    similarity = queries @ self.features.T
+    order = np.argsort(-similarity, axis=1, kind='stable')[:, :count]
+    return order, np.take_along_axis(similarity, order, axis=1)
+
+
+def of_folder(folder: str, cache: pathlib.Path, embed: Embed) -> Gallery:
+  """Returns the gallery of a folder; embeds only what the cache has not.
+
+  Args:
+    folder: The folder.
+    cache: File of the embeddings of this folder by this model; is written if
+      something has changed.
+    embed: Embeds images, and reports those that cannot be read.
+
+  Raises:
+    UserError: The cache cannot be written, or no image can be read.
+  """
+  paths = folder_lib.images_below(folder)
+  if not paths:
+    raise UserError(f'{folder} has no images')
+  known = Gallery.read(cache)
+  rows = {
+    (name, int(size), int(modified)): i
+    for i, (name, size, modified) in enumerate(
+      zip(known.files, known.size, known.modified, strict=True)
+    )
+  }
+  state = {path: _state(folder, path) for path in paths}
+  missing = [path for path in paths if state[path] not in rows]
+  if not missing and len(known) == len(paths):
+    return known
+  new: dict[str, np.ndarray] = {}
+  for done, features in embed(missing):
+    new |= dict(zip(done, features, strict=True))
+  kept = {
+    path: new[path] if path in new else known.features[rows[state[path]]]
+    for path in paths
+    if path in new or state[path] in rows
+  }
+  if not kept:
+    raise UserError(f'{folder} has no image that can be read')
+  found = _joined(kept, state)
+  found.write(cache)
+  return found
+
+
+def _state(folder: str, path: str) -> tuple[str, int, int]:
+  """Returns a file's path in the folder, its size and its time."""
+  name = os.path.relpath(path, folder)
+  try:
+    found = os.stat(path)
+  except OSError:  # removed meanwhile: reading it says so
+    return name, -1, -1
+  return name, found.st_size, found.st_mtime_ns
+
+
+def _joined(
+  kept: Mapping[str, np.ndarray], state: Mapping[str, tuple[str, int, int]]
+) -> Gallery:
+  """Returns the gallery of embeddings by path."""
+  files, size, modified = zip(*(state[path] for path in kept), strict=True)
+  return Gallery(
+    files,
+    np.array(size, np.int64),
+    np.array(modified, np.int64),
+    np.stack(list(kept.values())).astype(np.float32),
+  )

@@ -1,0 +1,150 @@
+"""Measures of maps of classes, by image; whole images of any size.
+
+In comments: K classes.
+"""
+
+from collections.abc import Callable
+import math
+from typing import Any
+
+import numpy as np
+
+from vit_jax import data
+from vit_jax.data import features as features_lib
+from vit_jax.data.host import maps
+from vit_jax.evaluation import metrics
+from vit_jax.evaluation import segments
+
+Rows = dict[str, np.ndarray]
+
+# Labels and predicted classes, int [B, ...] -> further columns by name.
+OnHost = Callable[[np.ndarray, np.ndarray], Rows]
+
+
+def distances(
+  feature: features_lib.SegmentationMap, spacing: tuple[float, ...]
+) -> OnHost:
+  """Returns the function that measures the distances of boundaries.
+
+  Args:
+    feature: The classes.
+    spacing: Distances of neighbouring places along each axis; (): 1.
+  """
+
+  def measure(labels: np.ndarray, predicted: np.ndarray) -> Rows:
+    count, ignore = len(feature.classes), feature.ignore
+    found = segments.distances(
+      labels, predicted, count, ignore, spacing or None
+    )
+    return {'distances': found}
+
+  return measure
+
+
+def add_intervals(
+  found: dict[str, Any], rows: Rows, names: tuple[str, ...]
+) -> None:
+  """Adds intervals over images, and distances, to the metrics of maps.
+
+  Args:
+    found: The metrics; is changed.
+    rows: Columns; `areas` and `distances` are taken out.
+    names: Of the classes.
+  """
+  bounds = segments.intervals(rows.pop('areas'), names)
+  if 'distances' in rows:
+    measured, more = segments.mean_distances(rows.pop('distances'), names)
+    found |= {k: x if math.isfinite(x) else None for k, x in measured.items()}
+    bounds |= more
+  for name, (low, high) in bounds.items():
+    if name in found and math.isfinite(low):
+      found[f'{name}_interval'] = (low, high)
+
+
+def of_whole_images(
+  segment: Callable[[Any, str], tuple[np.ndarray, np.ndarray]],
+  source: data.Source,
+  on_host: OnHost | None,
+  progress: Callable[[int], object],
+) -> tuple[dict[str, Any], Rows]:
+  """Measures the maps of images of any size; one image is in memory at a time.
+
+  Each pixel of each map counts once, at the size in which it is stored.
+
+  Args:
+    segment: Maps an image and its name to pixels and classes [h, w].
+    source: Images with maps.
+    on_host: Measures further columns, such as `distances`.
+    progress: Called with the number of examples that are done.
+
+  Returns:
+    The metrics of `objectives.segmentation` but its loss, and the columns
+    `index`, `miou`, `accuracy` and `areas`, as its `of_each` has them.
+
+  Raises:
+    UserError: An image or its map cannot be read, or they differ in size.
+  """
+  feature = source.features['map']
+  assert isinstance(feature, features_lib.SegmentationMap)
+  count = len(feature.classes)
+  total = np.zeros((count, count), np.int64)
+  rows: list[Rows] = []
+  for position in range(len(source)):
+    example = source.read(position)
+    _, predicted = segment(example.image, example.where)
+    labels = maps.read(
+      example.values['map'],
+      feature,
+      example.where_is('map'),
+      predicted.shape,
+      example.where,
+    )
+    matrix = _confusion(labels, predicted, count, feature.ignore)
+    total += matrix
+    row = {'index': np.array([example.index]), **_of_image(matrix)}
+    if on_host:
+      row |= on_host(labels[None], predicted[None])
+    rows.append(row)
+    progress(1)
+  columns = {name: np.concatenate([x[name] for x in rows]) for name in rows[0]}
+  return _metrics(total, feature, len(rows)), columns
+
+
+def _confusion(
+  labels: np.ndarray, predicted: np.ndarray, count: int, ignore: int
+) -> np.ndarray:
+  """Returns the numbers of places by label and prediction, int64 [K, K]."""
+  counts = labels != ignore
+  both = count * labels[counts].astype(np.int64) + predicted[counts]
+  return np.bincount(both, minlength=count**2).reshape(count, count)
+
+
+def _of_image(matrix: np.ndarray) -> Rows:
+  """Returns the mean overlap, the accuracy and the areas of one image."""
+  right, labelled = np.diag(matrix), matrix.sum(axis=1)
+  areas = np.stack([right, labelled, matrix.sum(axis=0)])
+  of_classes = segments.overlaps(matrix)
+  return {
+    'miou': np.array([of_classes.mean_iou]),
+    'accuracy': np.array([of_classes.total]),
+    'areas': areas[None],
+  }
+
+
+def _metrics(
+  matrix: np.ndarray, feature: features_lib.SegmentationMap, examples: int
+) -> dict[str, Any]:
+  """Returns the metrics of a split from its confusion matrix."""
+  found = segments.overlaps(matrix)
+  result = metrics.scalars(
+    {
+      'miou': found.mean_iou,
+      'iou': found.iou,
+      'accuracy': found.total,
+      'mean_accuracy': found.mean_accuracy,
+      'dice': found.mean_dice,
+      'class_dice': found.dice,
+    },
+    {'map': feature},
+  )
+  return result | {'examples': examples, 'confusion': matrix}

@@ -1,0 +1,202 @@
+"""A model at several sizes: what each costs, and how right it is.
+
+Sizes of the image and of the patch change a model's tokens; merging (ToMe,
+arXiv:2210.09461) leaves out some of them in each layer.
+"""
+
+from collections.abc import Mapping
+from collections.abc import Sequence
+import functools
+import math
+import pathlib
+import statistics
+import time
+from typing import Any
+
+import jax
+import numpy as np
+
+from vit_jax import models
+from vit_jax import weights
+from vit_jax.config import tables
+from vit_jax.plots import canvas
+from vit_jax.plots import charts
+
+CHANGES = ('image_size', 'patch_size', 'merge')  # what may differ
+_ROUNDS = 7  # timed passes of each variant, in turn
+
+
+def rates(
+  loaded: Sequence[weights.Loaded], batch_size: int, rounds: int = _ROUNDS
+) -> list[float]:
+  """Measures the images per second of models, which take turns.
+
+  Args:
+    loaded: The models.
+    batch_size: Images at a time, on one device.
+    rounds: Number of timed passes of each.
+
+  Returns:
+    The median of each; only their ratios are good to compare.
+  """
+  passes = [_forward(x, batch_size) for x in loaded]
+  seconds: list[list[float]] = [[] for _ in passes]
+  for turn in range(-1, rounds):  # the first one compiles
+    for i, run in enumerate(passes):
+      start = time.perf_counter()
+      jax.block_until_ready(run())
+      if turn >= 0:
+        seconds[i].append(time.perf_counter() - start)
+  return [batch_size / statistics.median(x) for x in seconds]
+
+
+def _forward(loaded: weights.Loaded, batch_size: int) -> Any:
+  """Returns a function that applies a model to one batch of random images."""
+  shape = (
+    batch_size,
+    *loaded.preprocess.image_size,
+    loaded.preprocess.channels,
+  )
+  images = np.random.default_rng(0).standard_normal(shape, np.float32)
+  apply = jax.jit(lambda params, x: loaded.model.apply({'params': params}, x))
+  return functools.partial(apply, *jax.device_put((loaded.params, images)))
+
+
+def describe(
+  loaded: weights.Loaded, change: Mapping[str, Any]
+) -> dict[str, Any]:
+  """Returns the sizes of a model, for its row.
+
+  Args:
+    loaded: The model.
+    change: Arguments of `Loaded.adapted`.
+  """
+  found: dict[str, Any] = {'image_size': _times(loaded.preprocess.image_size)}
+  if patch := models.pixels_per_token(loaded.model):
+    found['patch_size'] = _times(patch)
+    found['tokens'] = tokens(loaded)
+  if 'merge' in change:
+    found['merge'] = change['merge']
+  return found
+
+
+def numbers(summary: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the metrics of a report, with their intervals."""
+  return {
+    name: x
+    for name, x in summary.items()
+    if name != 'k'
+    and (x is None or isinstance(x, int | float) or name.endswith('_interval'))
+    and name != 'confusion'
+  }
+
+
+def add_speed(
+  rows: Sequence[dict[str, Any]],
+  loaded: Sequence[weights.Loaded],
+  batch_size: int,
+) -> None:
+  """Adds images_per_second and, if there is an accuracy, which is the knee."""
+  speeds = rates(loaded, batch_size)
+  best = None
+  if all(x.get('accuracy') is not None for x in rows):
+    best = knee(speeds, [x['accuracy'] for x in rows])
+  for i, (row, speed) in enumerate(zip(rows, speeds, strict=True)):
+    row |= {'images_per_second': speed, 'knee': i == best}
+
+
+def _times(size: Sequence[int]) -> str:
+  return 'x'.join(map(str, size))
+
+
+def tokens(loaded: weights.Loaded) -> int | None:
+  """Returns the number of patches of an image; None: it has no patches."""
+  pixels = models.pixels_per_token(loaded.model)
+  if pixels is None:
+    return None
+  size = loaded.preprocess.image_size
+  return math.prod(n // p for n, p in zip(size, pixels, strict=True))
+
+
+def draw(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
+  """Writes the accuracy by images per second, as PNG and SVG.
+
+  Args:
+    rows: As of `table`, with `accuracy` and `images_per_second`.
+    path: Path of both files, without suffix.
+
+  Raises:
+    UserError: matplotlib is missing, or a file cannot be written.
+  """
+  canvas.check()
+  with canvas.style():
+    figure = charts.accuracy_by_speed(
+      np.array([x['images_per_second'] for x in rows]),
+      np.array([x['accuracy'] for x in rows]),
+      np.array([x['accuracy_interval'] for x in rows]),
+      [_name(x, rows) for x in rows],
+      next((i for i, x in enumerate(rows) if x.get('knee')), None),
+    )
+    canvas.save(figure, path)
+
+
+def _name(row: Mapping[str, Any], rows: Sequence[Mapping[str, Any]]) -> str:
+  """Returns what differs between a row and others, in words."""
+  return ', '.join(
+    f'{name.removesuffix("_size")} {row[name]}'
+    for name in CHANGES
+    if name in row and len({x[name] for x in rows}) > 1
+  )
+
+
+def knee(speed: Sequence[float], quality: Sequence[float]) -> int | None:
+  """Returns the point after which more speed costs more quality.
+
+  Both are scaled to [0, 1]; the knee is the point that is farthest above the
+  straight line from the slowest to the fastest one (Satopaa et al., Finding a
+  "Kneedle" in a Haystack, 2011).
+
+  Args:
+    speed: Images per second, [N].
+    quality: As the accuracy, [N]: more is better.
+
+  Returns:
+    Index of the point; None: no point is above the line.
+  """
+  order = np.argsort(speed)
+  x, y = np.asarray(speed, float)[order], np.asarray(quality, float)[order]
+  if len(x) < 3 or not x[-1] > x[0] or not np.ptp(y):
+    return None
+  across = (x - x[0]) / (x[-1] - x[0])
+  above = (y - y[0] - across * (y[-1] - y[0])) / np.ptp(y)
+  best = int(above.argmax())
+  return int(order[best]) if above[best] > 1e-9 else None
+
+
+def table(rows: Sequence[Mapping[str, Any]]) -> str:
+  """Returns rows as text for people, with the intervals of rates.
+
+  Args:
+    rows: What changed and metrics, by name; all have the same names. A row with
+      `knee` True is marked.
+  """
+  names = [
+    name
+    for name, x in rows[0].items()
+    if name != 'knee' and (x is None or isinstance(x, int | float | str))
+  ]
+  shown = [[name.replace('_', ' ') for name in names] + ['']]
+  for row in rows:
+    cells = [_cell(row, name) for name in names]
+    shown.append([*cells, 'the knee' if row.get('knee') else ''])
+  return '\n'.join([*tables.aligned(shown, right=range(len(names))), ''])
+
+
+def _cell(row: Mapping[str, Any], name: str) -> str:
+  value = row[name]
+  low, high = row.get(f'{name}_interval') or (None, None)
+  if low is not None:
+    return f'{value:.4f} ({low:.4f} to {high:.4f})'
+  if isinstance(value, float):
+    return f'{value:.4g}'
+  return 'nan' if value is None else str(value)

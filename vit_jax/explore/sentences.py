@@ -1,0 +1,180 @@
+"""Sentences that are compared with one image, and what its places add to each.
+
+What a place adds is how much the cosine of the image and a sentence falls when
+the place is hidden (Zeiler and Fergus, arXiv:1311.2901, section 4.2). This asks
+the whole model, so it holds for any pool: a class token, a mean of patches, or
+attention pooling. The outputs of patches would say less: in layers before,
+patches take from each other, and what is read at one may be of another place.
+
+In comments: C sentences, S places, E the size of an embedding.
+"""
+
+from collections.abc import Sequence
+import dataclasses
+from typing import Any
+from typing import Self
+
+import jax
+import numpy as np
+
+from vit_jax import weights
+from vit_jax.config import UserError
+from vit_jax.data import captions
+from vit_jax.objectives import embedder as embedder_lib
+from vit_jax.weights import features
+
+MOST = 256  # sentences at a time
+_LEAST = 16  # for which is compiled; then twice as many, and so on
+_PLACES = 64  # that are hidden, one by one
+_AT_ONCE = 8
+
+
+@dataclasses.dataclass(frozen=True)
+class Fit:
+  """How C sentences fit an image.
+
+  Attributes:
+    probability: Of each sentence, float32 [C]; see `Towers.probabilities`.
+    cosine: Of the embeddings of each sentence and the image, float32 [C].
+    places: How much `cosine` falls if a patch is hidden, with its neighbours
+      if there are many patches, float32 [C, h, w].
+  """
+
+  probability: np.ndarray
+  cosine: np.ndarray
+  places: np.ndarray
+
+
+class Sentences:
+  """A model of images and texts, which compares sentences with an image.
+
+  Attributes:
+    each: Whether a probability is one sentence's own, as with SigLIP's loss;
+      else those of all sentences add up to 1.
+  """
+
+  def __init__(
+    self, embedder: embedder_lib.Embedder, towers: Any, grid: tuple[int, int]
+  ):
+    """Holds the model; use `of`."""
+    self._embedder, self._towers, self._grid = embedder, towers, grid
+    self.each: bool = towers.towers.has_bias
+
+  @classmethod
+  def of(cls, loaded: weights.Loaded) -> Self | None:
+    """Copies a model to the device; None: it has no text tower.
+
+    Raises:
+      UserError: Its vocabulary is missing, or is another one.
+    """
+    embedder = embedder_lib.Embedder(loaded, batch_size=1)
+    towers = embedder.towers
+    if towers is None:
+      return None
+    return cls(embedder, towers, features.patch_grid(loaded))
+
+  def compare(self, image: np.ndarray, sentences: Sequence[str]) -> Fit:
+    """Compares sentences with an image.
+
+    Args:
+      image: Input of the model, float32 [1, H, W, channels].
+      sentences: One or more.
+
+    Raises:
+      UserError: A sentence is longer than the model reads, where it refuses to.
+    """
+    tokens = self._towers.text.encode_all(sentences, 'a sentence')
+    count, size = len(tokens), _LEAST
+    while size < count:
+      size *= 2
+    padded = np.pad(tokens, ((0, size - count), (0, 0)))
+    number = windows(self._grid)
+    shown = _shown(number, image.shape[1:3])
+    found = self._embedder.applied.compute(
+      _embed, {'image': image, 'shown': shown, 'tokens': padded}
+    )
+    texts = found['texts'][:count]
+    probability = self._towers.probabilities(
+      self._embedder.params, found['image'], texts
+    )
+    cosine = texts @ found['image'][0]
+    falls = cosine[:, None] - texts @ found['hidden'].T  # [C, S]
+    return Fit(np.asarray(probability[0], np.float32), cosine, falls[:, number])
+
+
+def windows(grid: tuple[int, int]) -> np.ndarray:
+  """Returns the number of the place that each patch is in, int [h, w].
+
+  Places are squares of patches, as small as 64 of them allow.
+
+  Args:
+    grid: Rows and columns of patches, h and w.
+  """
+  h, w = grid
+  side = 1
+  while -(-h // side) * -(-w // side) > _PLACES:
+    side += 1
+  rows, columns = np.arange(h) // side, np.arange(w) // side
+  found: np.ndarray = rows[:, None] * -(-w // side) + columns
+  return found
+
+
+def _shown(number: np.ndarray, size: Sequence[int]) -> np.ndarray:
+  """Returns the pixels that stay if a place is hidden, bool [S, H, W, 1]."""
+  rows, columns = (
+    np.arange(length) * n // length
+    for length, n in zip(size, number.shape, strict=True)
+  )
+  of_pixels = number[rows][:, columns]
+  places = np.arange(number.max() + 1)
+  return (of_pixels != places[:, None, None])[..., None]
+
+
+def split(text: str, template: str = '{}') -> list[str]:
+  """Returns the sentences of a text: its lines, or between commas in one line.
+
+  Args:
+    text: What was typed.
+    template: A text with {} where each of them goes.
+
+  Raises:
+    UserError: There are none, or too many, or the template has no {}.
+  """
+  (template,) = captions.check_templates([template.strip() or '{}'], 'template')
+  lines = [x.strip() for x in text.splitlines() if x.strip()]
+  parts = lines[0].split(',') if len(lines) == 1 else lines
+  found = [x.strip() for x in parts if x.strip()]
+  if not found:
+    raise UserError('there is no sentence: write one, or several classes')
+  if len(found) > MOST:
+    raise UserError(
+      f'there are {len(found)} sentences, and at most {MOST} are compared at a'
+      ' time: leave some out'
+    )
+  return [x for name in found for x in captions.fill([template], name)]
+
+
+def _embed(
+  objective: Any, params: Any, inputs: dict[str, jax.Array]
+) -> dict[str, jax.Array]:
+  """Returns embeddings of `image` [1, E], `hidden` [S, E] and `texts` [C, E].
+
+  Args:
+    objective: Towers.
+    params: Their parameters.
+    inputs: image: float32 [1, H, W, channels]; shown: bool [S, H, W, 1];
+      tokens: int32 [C, T].
+  """
+  image = inputs['image']
+
+  def embed(shown: jax.Array) -> jax.Array:
+    # 0 is the mean colour of the data that the model was trained on.
+    one = image * shown
+    found: jax.Array = objective.embed(params, 'image', one)[0]
+    return found
+
+  return {
+    'image': objective.embed(params, 'image', image),
+    'hidden': jax.lax.map(embed, inputs['shown'], batch_size=_AT_ONCE),
+    'texts': objective.text_outputs(params, inputs['tokens'])['text_features'],
+  }

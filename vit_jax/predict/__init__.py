@@ -1,0 +1,1 @@
+"""Answers of a model for images: `python -m vit_jax.predict`."""

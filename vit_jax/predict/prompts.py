@@ -1,0 +1,62 @@
+"""Classes that are named by texts: images are compared with prompts."""
+
+from collections.abc import Iterable
+from collections.abc import Iterator
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+
+from vit_jax import weights
+from vit_jax.config import UserError
+from vit_jax.data import features as features_lib
+from vit_jax.evaluation import loaded as loaded_lib
+from vit_jax.evaluation import zero_shot
+from vit_jax.objectives import embedder as embedder_lib
+
+
+def split(given: str) -> list[str]:
+  """Returns the prompts of --prompts.
+
+  Raises:
+    UserError: There are fewer than two, or one is empty.
+  """
+  found = [prompt.strip() for prompt in given.split(',')]
+  if len(found) < 2 or not all(found):
+    raise UserError(
+      f'--prompts={given!r}: write at least two texts with commas between them,'
+      " as --prompts='a photo of a cat,a photo of a dog'"
+    )
+  return found
+
+
+def rank(
+  loaded: weights.Loaded,
+  prompts: Sequence[str],
+  top: int,
+  batch_size: int,
+  batches: Iterable[loaded_lib.Pair],
+) -> Iterator[tuple[Any, dict[str, Any]]]:
+  """Yields the best prompts for batches of images, as `predictions.predict`.
+
+  Args:
+    loaded: A model of images and texts.
+    prompts: Texts.
+    top: Largest number of prompts for an image.
+    batch_size: Images in a batch.
+    batches: Pairs of any value and a batch.
+
+  Raises:
+    UserError: The model has no text tower.
+  """
+  embedder = embedder_lib.Embedder(loaded, batch_size)
+  texts = embedder.texts(prompts, '--prompts')
+  count = min(top, len(prompts))
+
+  def compare(objective: Any, params: Any, batch: dict[str, jax.Array]) -> Any:
+    images = zero_shot.image_features(objective, params, batch)['features']
+    found = objective.probabilities(params, images, texts)
+    probability, classes = jax.lax.top_k(found, count)
+    return {'top': classes, 'probability': probability}
+
+  return embedder.applied(compare, {'image': features_lib.Image(None)}, batches)

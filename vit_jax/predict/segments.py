@@ -1,0 +1,70 @@
+"""Maps of classes for whole images, as files."""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import pathlib
+
+import numpy as np
+
+from vit_jax.config import UserError
+from vit_jax.data import scans
+from vit_jax.objectives import segmenter
+from vit_jax.plots import class_maps
+
+
+def write(
+  segment: segmenter.Segmenter,
+  paths: Sequence[str],
+  folder: pathlib.Path,
+  report: Callable[[UserError], None],
+) -> Iterator[tuple[str, np.ndarray]]:
+  """Writes three files for each image; yields its path and shares of classes.
+
+  NAME.map.png has the position of each pixel's class, NAME.colour.png its
+  colour in Pascal VOC's palette, and NAME.overlay.png both the image and these
+  colours. The map of a scan is a file like the scan, NAME.map.nii.gz or so, and
+  its overlay shows the three middle slices; there is no third file.
+
+  Args:
+    segment: The model.
+    paths: Paths of images.
+    folder: Where files are written; it is made if it is not there.
+    report: Called with the error of each image that is left out.
+  """
+  folder.mkdir(parents=True, exist_ok=True)
+  palette = class_maps.palette(len(segment.classes))
+  seen: dict[str, int] = {}
+  for path in paths:
+    try:
+      image, labels = segment(path)
+    except UserError as e:
+      report(e)
+      continue
+    stem = pathlib.Path(scans.stem(path)).name
+    seen[stem] = number = seen.get(stem, 0) + 1
+    name = stem if number == 1 else f'{stem}-{number}'
+    if segment.takes_volumes:
+      _write_scan(folder / name, path, image, labels, palette)
+    else:
+      class_maps.write(folder / name, image, labels, palette)
+    counts = np.bincount(labels.ravel(), minlength=len(segment.classes))
+    yield path, counts / labels.size
+
+
+def _write_scan(
+  stem: pathlib.Path,
+  path: str,
+  volume: np.ndarray,
+  labels: np.ndarray,
+  palette: np.ndarray,
+) -> None:
+  """Writes a scan's map and an overlay of its middle slices."""
+  wide = np.uint8 if len(palette) <= 256 else np.uint16
+  ending = path[len(scans.stem(path)) :].lower()
+  scans.write(
+    stem.with_name(f'{stem.name}.map{ending}'), labels.astype(wide), path
+  )
+  small = scans.fitted(labels, volume.shape[:3])
+  slices = class_maps.middle_slices(volume, small, palette)
+  class_maps.save(stem.with_name(f'{stem.name}.overlay.png'), slices)

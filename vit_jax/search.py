@@ -1,0 +1,247 @@
+r"""Finds the images of a folder that fit a text, or are like an image.
+
+  python -m vit_jax.search --from=runs/cifar10_clip photos/ \
+    --text='a photo of a dog' --text='a photo of a truck' --top=5
+  python -m vit_jax.search --from=runs/images photos/ --image=cat.jpg
+
+--text needs a model of images and texts; --image works with every model. Both
+may be repeated. A similarity is the cosine of two embeddings, from -1 to 1. All
+images are compared, so the answer is exact.
+
+The embeddings are kept beside the folder, as photos.embeddings-DIGEST.npz,
+where DIGEST stands for the model; --cache names another file. Next time, only
+the images that were added or changed are read.
+
+--format=table is for people. --format=json is one array of
+  {"query": text or path, "kind": "text", "found": [{"image": path,
+   "similarity": 0.31}, ...], "checkpoint": {"path": ..., ...}}
+with one query a line; --format=csv has the columns query, rank (from 1), image
+and similarity. --picture=FILE.png draws the images that were found, a row for
+each query.
+
+An image of the folder that cannot be read is reported on stderr and left out;
+the exit status is then 1.
+"""
+
+from collections.abc import Callable
+from collections.abc import Iterator
+from collections.abc import Sequence
+import csv
+import json
+import os
+import pathlib
+import sys
+from typing import Any
+from typing import NamedTuple
+from typing import TYPE_CHECKING
+
+from absl import flags
+
+from vit_jax import cli
+from vit_jax.cli import image_files
+from vit_jax.config import UserError
+
+if TYPE_CHECKING:
+  import numpy as np
+
+  from vit_jax import weights
+  from vit_jax.evaluation import gallery as gallery_lib
+  from vit_jax.objectives.embedder import Embedder
+
+FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
+cli.define_from(FLAGS)
+cli.define_compile_cache(FLAGS)
+_TEXT = flags.DEFINE_multi_string(
+  'text', [], 'A text that the images shall fit.', flag_values=FLAGS
+)
+_IMAGE = flags.DEFINE_multi_string(
+  'image', [], 'An image that the images shall be like.', flag_values=FLAGS
+)
+_TOP = flags.DEFINE_integer(
+  'top', 10, 'Images for each query.', lower_bound=1, flag_values=FLAGS
+)
+_FORMAT = flags.DEFINE_enum(
+  'format', 'table', ['table', 'json', 'csv'], 'Of stdout.', flag_values=FLAGS
+)
+_PICTURE = flags.DEFINE_string(
+  'picture', None, 'FILE.png of the images that were found.', flag_values=FLAGS
+)
+_CACHE = flags.DEFINE_string(
+  'cache', None, 'FILE.npz that keeps the embeddings.', flag_values=FLAGS
+)
+_BATCH_SIZE = flags.DEFINE_integer(
+  'batch_size', 32, 'Images at a time.', lower_bound=1, flag_values=FLAGS
+)
+
+_AHEAD = 3  # batches that are decoded in advance
+
+
+class Answer(NamedTuple):
+  """The images that were found for a query.
+
+  Attributes:
+    query: The text, or the path of the image.
+    kind: 'text' or 'image'.
+    found: Paths with their similarities, the most similar first.
+  """
+
+  query: str
+  kind: str
+  found: list[tuple[str, float]]
+
+
+def main(argv: list[str]) -> int:
+  """Searches; returns the exit status."""
+  folder = _check_flags(argv[1:])
+  loaded = cli.load(FLAGS)
+  from vit_jax.evaluation import gallery as gallery_lib  # these import jax
+  from vit_jax.objectives import embedder as embedder_lib
+
+  failed: list[UserError] = []
+
+  def report(error: UserError) -> None:
+    failed.append(error)
+    print(f'error: {error}', file=sys.stderr)
+
+  embedder = embedder_lib.Embedder(loaded, _BATCH_SIZE.value)
+  queries = _queries(embedder, loaded)
+  gallery = gallery_lib.of_folder(
+    folder,
+    _cache(folder, embedder),
+    lambda paths: _embed(embedder, loaded, paths, report),
+  )
+  answers = _answers(folder, gallery, queries)
+  _FORMATS[_FORMAT.value](answers, loaded.origin.to_dict())
+  if _PICTURE.value:
+    _draw(loaded, answers, pathlib.Path(_PICTURE.value))
+  return 1 if failed else 0
+
+
+def _answers(
+  folder: str, gallery: 'gallery_lib.Gallery', queries: 'np.ndarray'
+) -> list[Answer]:
+  """Returns the images that are found for each query."""
+  kinds = [(x, 'text') for x in _TEXT.value]
+  kinds += [(x, 'image') for x in _IMAGE.value]
+  files = [os.path.join(folder, name) for name in gallery.files]
+  order, similarity = gallery.nearest(queries, _TOP.value)
+  return [
+    Answer(
+      query,
+      kind,
+      [(files[i], x) for i, x in zip(best.tolist(), row.tolist(), strict=True)],
+    )
+    for (query, kind), best, row in zip(kinds, order, similarity, strict=True)
+  ]
+
+
+def _check_flags(arguments: Sequence[str]) -> str:
+  """Checks the flags before a model is loaded; returns the folder."""
+  if len(arguments) != 1 or not os.path.isdir(arguments[0]):
+    given = ' '.join(arguments) or 'nothing'
+    raise UserError(
+      f'name one folder of images, as in photos/: {given} was given'
+    )
+  if not _TEXT.value and not _IMAGE.value:
+    raise UserError(
+      "there is no query: add --text='a photo of a dog', or --image=FILE"
+    )
+  return arguments[0]
+
+
+def _cache(folder: str, embedder: 'Embedder') -> pathlib.Path:
+  """Returns the file that keeps the embeddings."""
+  if _CACHE.value:
+    return pathlib.Path(_CACHE.value)
+  path = pathlib.Path(folder).resolve()
+  return path.with_name(f'{path.name}.embeddings-{embedder.digest()}.npz')
+
+
+def _queries(embedder: 'Embedder', loaded: 'weights.Loaded') -> 'np.ndarray':
+  """Returns the embeddings of the queries, float32 [Q, E]: texts, images.
+
+  Raises:
+    UserError: One of them cannot be read.
+  """
+  import numpy as np
+
+  parts = []
+  if _TEXT.value:
+    parts.append(embedder.texts(_TEXT.value, '--text'))
+  if _IMAGE.value:
+
+    def refuse(error: UserError) -> None:
+      raise error
+
+    found = _embed(embedder, loaded, _IMAGE.value, refuse)
+    parts += [features for _, features in found]
+  return np.concatenate(parts)
+
+
+def _embed(
+  embedder: 'Embedder',
+  loaded: 'weights.Loaded',
+  paths: Sequence[str],
+  report: 'Callable[[UserError], None]',
+) -> 'Iterator[tuple[list[str], np.ndarray]]':
+  """Yields paths of images that can be read, and their embeddings [B, E]."""
+  size = _BATCH_SIZE.value
+  images = image_files.decode(
+    paths, loaded.preprocess.pixels, _AHEAD * size, lambda _: None
+  )
+  batches = image_files.in_batches(images, size, report)
+  for read, features in embedder.images(batches):
+    yield read, features[: len(read)]  # the last batch is padded
+
+
+def _draw(
+  loaded: 'weights.Loaded', answers: Sequence[Answer], path: pathlib.Path
+) -> None:
+  """Draws the images that were found, as the model sees them."""
+  from vit_jax.plots import contact_sheet  # imports OpenCV
+
+  images, captions = [], []
+  for answer in answers:
+    for i, (file, similarity) in enumerate(answer.found):
+      images.append(loaded.preprocess.pixels(file)[0])
+      query = '' if i else answer.query
+      captions.append(f'{query}\n{similarity:.3f} {os.path.basename(file)}')
+  columns = max(len(answer.found) for answer in answers)
+  contact_sheet.draw(images, captions, path, columns=columns)
+
+
+def _write_table(answers: Sequence[Answer], _: dict[str, Any]) -> None:
+  for answer in answers:
+    print(answer.query)
+    for file, similarity in answer.found:
+      print(f'  {similarity:7.4f}  {file}')
+
+
+def _write_json(answers: Sequence[Answer], origin: dict[str, Any]) -> None:
+  lines = [
+    json.dumps(
+      {
+        'query': answer.query,
+        'kind': answer.kind,
+        'found': [{'image': x, 'similarity': s} for x, s in answer.found],
+        'checkpoint': origin,
+      }
+    )
+    for answer in answers
+  ]
+  print('[\n' + ',\n'.join(lines) + '\n]')
+
+
+def _write_csv(answers: Sequence[Answer], _: dict[str, Any]) -> None:
+  writer = csv.writer(sys.stdout, lineterminator='\n')
+  writer.writerow(['query', 'rank', 'image', 'similarity'])
+  for answer in answers:
+    for rank, (file, similarity) in enumerate(answer.found, 1):
+      writer.writerow([answer.query, rank, file, similarity])
+
+
+_FORMATS = {'table': _write_table, 'json': _write_json, 'csv': _write_csv}
+
+
+if __name__ == '__main__':
+  cli.run(main, __doc__, FLAGS)
