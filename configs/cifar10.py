@@ -33,33 +33,9 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
     arg: Number of epochs.
   """
   epochs = small_recipes.epochs(arg)
-  config = small_recipes.cifar10()
-  config.data.crop = 'pad'
-  config.data.pad = 2
-
-  config.model.name = 'ViT-Ti/4'
-  config.model.hidden_size = 256
-  config.model.mlp_dim = 512
-  config.model.num_heads = 8
-  config.model.depth = 6
-  config.model.pool = 'gap'
-  config.model.position_embedding = 'sincos2d'
-
-  config.train.duration = f'{epochs} epochs'
-  config.train.batch_size = 128
-  config.optim.name = 'muon'
-  config.optim.learning_rate = 3e-3
-  config.optim.momentum = 0.95
-  config.optim.b2 = 0.95
-  config.optim.schedule = 'linear'
-  config.optim.warmup = '50 steps'
-  config.optim.weight_decay = 0.05
-  config.optim.clip_norm = 1.0
+  config = small_recipes.cifar10_trained(arg)
   if epochs >= _LONG:
     _hold_back(config)
-
-  config.evals.val.every = f'{max(1, epochs // 10)} epochs'
-  config.checkpoint.every = config.evals.val.every
   return config
 
 

@@ -2,9 +2,12 @@ r"""SETR-PUP on scenes of digits that the code makes, 32 x 32 pixels.
 
   python -m vit_jax.main --config=configs/scenes_setr.py --workdir=runs/scenes
 
-The argument is the head: pup (default), naive, mla or linear. The trunk starts
-from random weights; --config.init_from.path=RUN takes that of another run, such
-as one of configs/cifar10_mae.py.
+The mean overlap of the 11 classes on the 500 scenes of test, whose digits are
+none of those of train, is 83.7% (`val/miou`, one seed, from random weights)
+after 8.5 minutes on 2 CPU cores that other programs used, too.
+
+The argument is the head: pup (default), naive, mla or linear.
+--config.init_from.path=RUN starts from the trunk of another run.
 """
 
 import ml_collections
@@ -30,22 +33,25 @@ def get_config(arg: str = 'pup') -> ml_collections.ConfigDict:
   config.data.flip = False  # a mirrored digit is another sign
 
   config.model.name = 'ViT-Ti/4'
-  config.model.hidden_size = 128
-  config.model.mlp_dim = 256
+  config.model.hidden_size = 64
+  config.model.mlp_dim = 128
   config.model.num_heads = 4
   config.model.depth = 4
   config.model.pool = 'gap'
-  config.model.position_embedding = 'sincos2d'
+  config.model.initializers = 'lecun'
+  config.model.position_embedding = 'none'
+  config.model.rotary = 'rope_vit'  # a digit may be anywhere
 
   config.objective.name = 'segmentation'
   options = config.objective.options
   options.head = arg
-  options.channels = 64
+  options.channels = 32
   options.convs = 2  # from a grid of 8 x 8 patches to 32 x 32 pixels
 
   config.train.duration = '1500 steps'
   config.train.batch_size = 32
-  config.optim.learning_rate = 1e-3
+  config.optim.learning_rate = 3e-3
+  config.optim.b2 = 0.95
   config.optim.warmup = '100 steps'
   config.optim.weight_decay = 0.05
   config.optim.clip_norm = 1.0

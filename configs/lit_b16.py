@@ -1,0 +1,72 @@
+r"""LiT: a text tower learns from a locked ViT-B/16.
+
+  python -m vit_jax.main --config=configs/lit_b16.py:table:pairs.parquet \
+    --config.data.tokenizer=wordpiece:vocab.txt
+
+The argument is the data: a table with a column of images and one of captions.
+The vocabulary is the vocab.txt of google-bert/bert-base-uncased at Hugging
+Face. The image tower is AugReg's ViT-B/16 of ImageNet-21k, which is downloaded.
+
+Source: "LiT: Zero-Shot Transfer with Locked-image text Tuning",
+arXiv:2111.07991, in the form of its authors' public config
+(google-research/big_vision, configs/proj/image_text/lit_coco.py). Their
+LiT-B16B, whose text tower is a BERT-base, has a zero-shot accuracy of 72.07% on
+ImageNet. Not run by us.
+
+Difference: the text tower is a pre-LN transformer of the same size that starts
+at random, theirs a pre-trained BERT; the temperature starts at 0.07, theirs at
+0.1.
+"""
+
+import ml_collections
+
+from vit_jax import config as config_lib
+
+
+def get_config(arg: str = 'table:pairs.parquet') -> ml_collections.ConfigDict:
+  """Returns the config.
+
+  Args:
+    arg: The data, as `config.data.name`.
+  """
+  config = config_lib.default()
+  config.data.name = arg
+  config.data.split = 'train[:99%]'
+  config.data.image_size = 224
+  config.data.crop = 'center'
+  config.data.resize = (224, 224)
+  config.data.eval_resize = (224, 224)
+  config.data.mean = (0.5,)
+  config.data.std = (0.5,)
+  config.augment.policy = 'randaugment(2,10)'
+  config.data.tokenizer = 'wordpiece:vocab.txt'
+  config.data.text_length = 16
+
+  config.model.name = 'ViT-B/16'
+  config.init_from.path = 'ViT-B/16'
+  config.train.dtype = 'bfloat16'
+  config.objective.name = 'contrastive'
+  config.objective.options = {
+    'locked': 'image',
+    'dim': 0,
+    'text_width': 768,
+    'text_depth': 12,
+    'text_heads': 12,
+    'text_causal': False,
+    'text_pool': 'first',
+    'largest_scale': 0.0,
+  }
+
+  config.train.duration = '5_000 steps'
+  config.train.batch_size = 4096
+  config.optim.name = 'adamw'
+  config.optim.learning_rate = 1e-3
+  config.optim.weight_decay = 0.01
+  config.optim.warmup = '150 steps'
+  config.optim.clip_norm = 1.0
+
+  config.evals.retrieval = config_lib.evaluation(
+    'train[99%:]', '500 steps', kind='retrieval'
+  )
+  config.checkpoint.every = '1_000 steps'
+  return config

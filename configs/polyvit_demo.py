@@ -1,0 +1,106 @@
+r"""PolyViT: images, videos and sounds on one trunk.
+
+  python -m vit_jax.main --config=configs/polyvit_demo.py \
+      --workdir=runs/polyvit
+
+Four tasks: handwritten digits, CIFAR-10, the direction of a moving digit in a
+video, and the melody of three tones. The layers are those of all tasks, the
+patches and positions those of a modality, and each task has its own head. A
+step is of one task. CIFAR-10 is TFDS' `cifar10`, or a folder with
+train/<class>/: --config.tasks.cifar10.data.name=folder:/path/to/cifar10.
+
+166,114 parameters, 133,888 of them in the shared layers. Accuracy on what is
+held out, seed 0 (of models trained for a task alone, with as many steps, in
+brackets): digits 98.6% (97.8), CIFAR-10, from a JPEG copy, 50.5% (53.5), moving
+99.9% (99.9), tones 94.8% (98.6). It took 30 min on 2 CPU cores in use.
+
+configs/polyvit_demo.py:TASK trains one of the tasks alone, as often as it comes
+here: digits, cifar10, moving or tones.
+"""
+
+import ml_collections
+
+from vit_jax import config as config_lib
+
+# Steps of each task.
+_STEPS = {'digits': 800, 'cifar10': 1_600, 'moving': 800, 'tones': 600}
+
+
+def get_config(arg: str = '') -> ml_collections.ConfigDict:
+  """Returns the config.
+
+  Args:
+    arg: A task to train alone; '': all.
+  """
+  config = config_lib.default()
+  config.model.name = 'ViT-Ti/4'
+  config.model.hidden_size = 64
+  config.model.mlp_dim = 128
+  config.model.num_heads = 4
+  config.model.depth = 4
+  config.model.pool = 'gap'
+  config.model.initializers = 'lecun'
+  config.model.scan = True  # compiles sooner
+
+  config.train.batch_size = 32
+  config.train.task_sampling = 'weighted'
+  config.train.log_every = '100 steps'
+  config.optim.name = 'muon'
+  config.optim.learning_rate = 3e-3
+  config.optim.momentum = 0.95
+  config.optim.b2 = 0.95
+  config.optim.schedule = 'linear'
+  config.optim.warmup = '100 steps'
+  config.optim.weight_decay = 0.05
+  config.optim.clip_norm = 1.0
+  config.checkpoint.every = '1_000 steps'
+
+  tasks = {name: config_lib.task(config, n) for name, n in _STEPS.items()}
+  _images(tasks['digits'], tasks['cifar10'])
+  _video(tasks['moving'])
+  _sound(tasks['tones'])
+  config.tasks.update(tasks)
+  config.train.duration = f'{sum(_STEPS.values())} steps'
+  if not arg:
+    return config
+  config.train.duration = f'{_STEPS.get(arg, 1)} steps'
+  return config_lib.for_task(config, arg)
+
+
+def _images(*tasks: ml_collections.ConfigDict) -> None:
+  """Sets the data of digits and of CIFAR-10, which share their patches."""
+  digits, cifar10 = tasks
+  for task in tasks:
+    task.data.image_size = 32
+    task.data.crop = 'pad'
+    task.data.pad = 2
+  digits.data.name = 'digits'
+  digits.data.flip = False  # a mirrored digit is another sign
+  digits.data.split = 'train[:80%]'
+  digits.evals.val.split = 'train[80%:]'
+  cifar10.data.name = 'cifar10'
+  cifar10.data.split = 'train[:45000]'
+  cifar10.evals.val.split = 'train[45000:]'
+
+
+def _video(task: ml_collections.ConfigDict) -> None:
+  task.model.patch_size = (4, 6, 6)  # a tubelet: frames, height, width
+  task.data.name = 'moving_digits'
+  task.data.source_size = (10, 24, 24)
+  task.data.image_size = (8, 24, 24)
+  task.data.channels = 1
+  task.data.crop = 'center'
+  task.data.flip = False  # what moves left would move right
+  task.data.split = 'train'
+  task.evals.val.split = 'test'
+
+
+def _sound(task: ml_collections.ConfigDict) -> None:
+  task.model.patch_size = (8, 16)
+  task.data.name = 'tones'
+  task.data.image_size = (96, 64)  # frames, mels
+  task.data.channels = 1
+  task.data.split = 'train'
+  task.evals.val.split = 'test'
+  task.augment.audio.time_mask = 8
+  task.augment.audio.frequency_mask = 8
