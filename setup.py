@@ -3,12 +3,46 @@
 import pathlib
 
 import setuptools
+from setuptools.command import build_py
+
+ROOT = pathlib.Path(__file__).parent
+
+
+class BuildWithConfigs(build_py.build_py):
+  """Copies configs/ into the package, as vit_jax/configs/.
+
+  They stay at the top of a clone, where an editable installation finds them.
+  """
+
+  def run(self) -> None:
+    """Builds the package."""
+    super().run()
+    if not self.editable_mode:
+      for source, copy in self._configs().items():
+        self.mkpath(str(pathlib.Path(copy).parent))
+        self.copy_file(source, copy)
+
+  def get_outputs(self, include_bytecode: bool = True) -> list[str]:
+    """Returns all files that are built."""
+    outputs = super().get_outputs(include_bytecode)
+    if self.editable_mode:
+      return outputs
+    return [*outputs, *self._configs().values()]
+
+  def _configs(self) -> dict[str, str]:
+    """Returns the path of each copy, by the file that is copied."""
+    build = pathlib.Path(self.build_lib) / 'vit_jax'
+    return {
+      str(path.relative_to(ROOT)): str(build / path.relative_to(ROOT))
+      for path in sorted(ROOT.glob('configs/**/*.py'))
+    }
+
 
 setuptools.setup(
   name='vit_jax',
   version='0.1.0',
   description='Vision Transformers in JAX and Flax Linen',
-  long_description=pathlib.Path(__file__).with_name('README.md').read_text(),
+  long_description=(ROOT / 'README.md').read_text(),
   long_description_content_type='text/markdown',
   license='Apache-2.0',
   python_requires='>=3.11,<3.14',
@@ -16,8 +50,15 @@ setuptools.setup(
   # found also where a clone of this repository is a folder beside.
   package_dir={'': '.'},
   packages=setuptools.find_packages(include=['vit_jax', 'vit_jax.*']),
+  cmdclass={'build_py': BuildWithConfigs},
+  entry_points={'console_scripts': ['vit-jax = vit_jax.cli.verbs:run']},
   package_data={
-    'vit_jax': ['py.typed', 'explore/page/*', 'explore/templates/*']
+    'vit_jax': [
+      'py.typed',
+      'data/class_names/*',
+      'explore/page/*',
+      'explore/templates/*',
+    ]
   },
   install_requires=[
     'absl-py',
@@ -47,6 +88,9 @@ setuptools.setup(
     'tpu': ['jax[tpu]'],
     # The compiler of TPUs, for machines without one.
     'compile-tpu': ['libtpu'],
+    # Where metrics go beside TensorBoard.
+    'mlflow': ['mlflow-skinny>=3.0', 'sqlalchemy'],
+    'wandb': ['wandb>=0.20'],
     'slurm': ['submitit>=1.5'],
     'sweep': ['matplotlib>=3.10', 'optuna>=5.0'],
     # Pictures.
@@ -67,7 +111,10 @@ setuptools.setup(
     'prepare': ['tensorflow-cpu'],
     'tables': ['pyarrow'],  # data in Parquet files
     'hf': ['datasets>=5.2'],  # data in datasets of Hugging Face
+    'medical': ['nibabel>=5.3'],  # scans in NIfTI files
+    'audio': ['soundfile>=0.13'],  # sounds in files
     'text': ['ftfy>=6.3', 'sentencepiece>=0.2', 'tokenizers'],  # captions
+    'docs': ['myst-nb>=1.4', 'sphinx>=9.0', 'sphinx-book-theme>=1.4'],
     # For the tests that compare with transformers alone.
     'compat': ['torch==2.13.0', 'transformers>=5.23'],
     'test': [
@@ -82,6 +129,7 @@ setuptools.setup(
       'mypy',
       'nbclient',
       'nbformat',
+      'nibabel>=5.3',
       'onnx>=1.23',
       'onnxruntime>=1.31',
       'optuna>=5.0',
@@ -92,6 +140,7 @@ setuptools.setup(
       'ruff',
       'selenium>=4.51',
       'sentencepiece>=0.2',
+      'soundfile>=0.13',
       'starlette>=1.10',
       'submitit>=1.5',
       'tensorboard',
