@@ -1,4 +1,4 @@
-"""The commands of README.md and docs/, and how their programs parse them."""
+"""The commands of the pages, and how their programs parse them."""
 
 import ast
 from collections.abc import Iterator
@@ -20,6 +20,7 @@ from vit_jax.explore import __main__ as explore
 import vit_jax.main
 
 PAGES = (
+  'CONTRIBUTING.md',
   'README.md',
   *sorted(f'docs/{x.name}' for x in tiny.ROOT.glob('docs/*.md')),
 )
@@ -82,6 +83,17 @@ def commands(page: str) -> list[str]:
       lines += text.replace('\\\n', ' ').splitlines()
   parts = [' '.join(part.split()) for x in lines for part in x.split('&&')]
   return list(dict.fromkeys(x for x in parts if _COMMAND.match(x)))
+
+
+def indented(page: str) -> list[str]:
+  """Returns the lines of code that are set off by four spaces."""
+  text = read(page)
+  found = re.findall(
+    r'^    (\S.*)$',
+    re.sub(r'^```.*?^```$', '', text, flags=re.DOTALL | re.M),
+    re.M,
+  )
+  return [x for x in found if 'vit_jax.' in x]
 
 
 def docstring_commands() -> list[str]:

@@ -8,12 +8,14 @@ import threading
 import cv2
 import jax
 import numpy as np
+import tiny
 
 from vit_jax import data
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.explore import serve
 from vit_jax.explore import server
+from vit_jax.train import loop
 
 SIZE = (16, 24)  # pixels
 CLASSES = ('cat', 'dog', 'a bird with a name that is far too long for one line')
@@ -75,3 +77,22 @@ def serving(viewers, hosts=()):
     finally:
       running.should_exit = True
       thread.join()
+
+
+def pairs_run(path, **options):
+  """Trains two towers on digits for a moment; returns what is loaded."""
+  config = tiny.config(
+    objective__name='contrastive',
+    data__split='train[:64]',
+    data__captions='templates:a {}.|the number {}.',
+    data__tokenizer='words',
+    data__text_length=12,
+    train__duration='2 steps',
+    optim__warmup='0 steps',
+    evals__val__split='',
+    checkpoint__best='',
+  )
+  towers = {'dim': 8, 'text_width': 16, 'text_depth': 1, 'text_heads': 2}
+  config.objective.options.update(towers | options)
+  assert loop.run(config, str(path)).status == 0
+  return weights.load(path)

@@ -3,7 +3,9 @@
 Their pixels are exact: PNG, and JPEG files of fixed bytes in tests/data.
 """
 
+import io
 import pathlib
+import tarfile
 
 import cv2
 import numpy as np
@@ -25,6 +27,18 @@ def png(image: np.ndarray) -> bytes:
     order = [2, 1, 0, 3][: image.shape[-1]]
     image = image[..., order]
   return cv2.imencode('.png', image)[1].tobytes()
+
+
+def write_shard(
+  path: pathlib.Path, samples: dict[str, dict[str, bytes]]
+) -> None:
+  """Writes a shard of WebDataset: files by the endings of their names."""
+  with tarfile.open(path, 'w') as archive:
+    for key, files in samples.items():
+      for ending, content in files.items():
+        info = tarfile.TarInfo(f'{key}.{ending}')
+        info.size = len(content)
+        archive.addfile(info, io.BytesIO(content))
 
 
 def write_folder(root: pathlib.Path, **sizes: int) -> pathlib.Path:

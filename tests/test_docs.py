@@ -32,10 +32,12 @@ LAUNCHERS = 'tests/scripts/test_launchers.py::'
 BENCHMARK = 'tests/benchmark/test_benchmark.py::'
 SWEEP = 'tests/sweep/test_sweep.py::'
 MAE = 'tests/objectives/test_mae.py::'
+VIDEOS = 'tests/data/test_videos.py::test_a_run_names_the_classes_of_files'
 CONFIGS = 'tests/test_configs.py::test_config_trains_and_evaluates'
 OTHERS = {
   'VIT_JAX_TEST_PLATFORM=cuda': 'where they have not been run yet',
   'bash .ci/run': '.ci/run',
+  'bash scripts/build_docs.sh': '.ci/run',
   'bash scripts/tpu_pod.sh': LAUNCHERS
   + 'test_a_tpu_slice_is_asked_for_until_the_run_is_done',
   'bash scripts/transfer.sh': 'tests/test_docs.py::test_the_script_of_transfer',
@@ -65,6 +67,8 @@ MODULES = {
   'evaluate': HERE,
   'evaluate --from=runs/dino': MAE
   + 'test_its_trunk_is_loaded_probed_and_fine_tuned',
+  'evaluate --from=runs/images': 'tests/test_evaluate.py::'
+  'test_predictions_of_a_folder',
   'evaluate --from=runs/rotation': 'tests/test_own_classes.py::'
   'test_a_method_of_ones_own',
   'main --config=configs/digits.py --config.init_from': 'tests/weights/'
@@ -95,8 +99,44 @@ MODULES = {
   'main --config=configs/vit_i1k.py': 'tests/test_configs.py::'
   'test_recipe_is_traced',
   'main --config=configs/scenes_setr.py': CONFIGS,
+  'evaluate --from=runs/cifar10_clip': 'tests/objectives/'
+  'test_contrastive.py::test_the_command_measures_a_run',
+  'evaluate --from=runs/scenes': 'tests/objectives/test_segmentation.py::'
+  'test_the_command_measures_a_run',
+  'embed --from=runs/cifar10_clip': 'tests/objectives/test_contrastive.py::'
+  'test_images_are_found_by_texts_and_images',
+  'search': 'tests/objectives/test_contrastive.py::'
+  'test_images_are_found_by_texts_and_images',
+  'predict --from=runs/cifar10_clip': 'tests/objectives/test_contrastive.py::'
+  'test_prompts_name_classes',
+  'predict --from=runs/scenes': 'tests/objectives/test_segmentation.py::'
+  'test_maps_of_images_of_any_size',
+  'explore --from=runs/scenes': 'tests/objectives/test_segmentation.py::'
+  'test_pictures_of_maps_and_their_errors',
+  'convert runs/setr': 'tests/weights/formats/test_dense_files.py::'
+  'test_both_ways_to_the_bit',
+  'convert setr.safetensors': 'tests/weights/formats/test_dense_files.py::'
+  'test_both_ways_to_the_bit',
+  'evaluate --from=runs/unetr': 'tests/objectives/'
+  'test_segmentation_of_volumes.py::'
+  'test_the_commands_measure_and_describe_a_run',
+  'predict --from=runs/unetr': 'tests/objectives/'
+  'test_segmentation_of_volumes.py::test_a_map_is_that_of_the_windows',
+  'main --config=configs/volumes_unetr.py': CONFIGS,
+  'main --config=configs/moving_digits.py': CONFIGS,
+  'main --config=configs/tones.py': CONFIGS,
+  'evaluate --from=runs/moving': VIDEOS,
+  'predict --from=runs/moving': VIDEOS,
+  'predict --from=runs/tones': 'tests/data/test_sounds.py::'
+  'test_a_run_names_the_classes_of_files',
+  'main --config=my_objective.py': 'tests/test_own_classes.py::'
+  'test_the_template_of_an_objective',
   'main --config=my_config.py': 'tests/test_own_classes.py::'
   'test_a_method_of_ones_own',
+  'main --config=configs/polyvit_demo.py': 'tests/train/test_tasks.py::'
+  'test_the_demo_trains_each_of_its_tasks',
+  'evaluate --from=runs/polyvit': 'tests/train/test_tasks.py::'
+  'test_each_task_is_loaded_as_a_run',
   'main --reproduce': 'tests/test_main.py::test_reproduce',
   'predict': HERE,
   'predict --from=runs/igpt': 'tests/objectives/test_igpt.py::'
@@ -111,6 +151,7 @@ MODULES = {
   'sweep --config=configs/folder.py': SWEEP + 'test_runs_are_jobs_of_submitit',
 }
 SCRIPTS = {
+  'coverage': 'tests/scripts/test_coverage.py::test_models_of_transformers',
   'fuzz': 'tests/test_fuzz.py::test_the_script_runs_the_same_cases',
   'notebooks': 'tests/scripts/test_notebooks.py::test_runs',
   'prepare_tfds': 'needs a network and TensorFlow',
@@ -160,12 +201,23 @@ def folder(digits_run, tmp_path_factory):
   rows = [x.relative_to(root).as_posix() for x in images]
   lines = [f'{x},{x.split("/")[2]},{x.split("/")[1]}' for x in rows]
   (root / 'images.csv').write_text('\n'.join(['path,label,split', *lines]))
+  (root / 'shards').mkdir()
+  for split in ('train', 'val'):
+    stand_in.write_shard(
+      root / 'shards' / f'{split}-000.tar',
+      {
+        f'{i}': {'jpg': x.read_bytes(), 'cls': x.parent.name.encode()}
+        for i, x in enumerate(images)
+        if x.parent.parent.name == split
+      },
+    )
   (root / 'configs').symlink_to(tiny.ROOT / 'configs')
   method, config = documented.blocks('docs/methods.md', 'python')[:2]
   evaluator = documented.blocks('docs/methods.md', 'python')[-2]
   (root / 'my_evaluator.py').write_text(evaluator)
   (root / 'my_method.py').write_text(method)
   (root / 'my_config.py').write_text(config)
+  shutil.copy(tiny.ROOT / 'tests' / 'my_objective.py', root)
   for name in ('digits', 'digits-2', 'images'):
     shutil.copytree(digits_run, root / 'runs' / name)
   return root
@@ -397,17 +449,6 @@ def test_the_sweep_of_the_page(tmp_path, here):
   assert sweep.total() == 40
 
 
-def indented(page):
-  """Returns the lines of code that are set off by four spaces."""
-  text = documented.read(page)
-  found = re.findall(
-    r'^    (\S.*)$',
-    re.sub(r'^```.*?^```$', '', text, flags=re.DOTALL | re.M),
-    re.M,
-  )
-  return [x for x in found if 'vit_jax.' in x]
-
-
 def test_functions_of_the_readme(digits_run, here, monkeypatch):
   """Those that look inside run; training starts with the config as it says."""
   scope = {
@@ -419,7 +460,7 @@ def test_functions_of_the_readme(digits_run, here, monkeypatch):
   monkeypatch.setattr(
     vit_jax, 'train', lambda *args: trained.append(args), raising=False
   )
-  for line in indented('README.md'):
+  for line in documented.indented('README.md'):
     ast.parse(line)
     exec(line, scope)
   ((config, workdir),) = trained

@@ -38,6 +38,7 @@ VERB_PACKAGES = (
   'compare',
   'explore',
   'export',
+  'predict',
   'summary',
   'sweep',
 )

@@ -133,3 +133,23 @@ def test_options_from_the_command_line(twins, monkeypatch):
     options('widht=64')
   with pytest.raises(config_lib.UserError, match=r"'a': it must be of type"):
     options('width=a')
+
+
+def test_the_template_of_an_objective(tmp_path, monkeypatch):
+  """It trains as CONTRIBUTING.md says, copied into a folder of the user."""
+  template = tiny.ROOT / 'tests' / 'my_objective.py'
+  (tmp_path / 'my_objective.py').write_text(template.read_text())
+  monkeypatch.syspath_prepend(tmp_path)
+  settings = {
+    'train.duration': '4 steps',
+    'optim.warmup': '1 steps',
+    'evals.knn.every': '2 steps',
+  }
+  config = config_lib.load(tmp_path / 'my_objective.py', settings)
+  results = vit_jax.train(config, str(tmp_path / 'run'))
+  assert 0 < results.metrics['knn/accuracy'] <= 1
+  vit = vit_jax.load(tmp_path / 'run')
+  assert vit.predict([np.zeros((8, 8), np.uint8)]).shape == (1, 64)
+  config.objective.options.noise = -1.0
+  with pytest.raises(config_lib.UserError, match=r'noise=-1.0: must be'):
+    experiment_lib.check(config)

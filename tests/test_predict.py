@@ -15,9 +15,9 @@ import stand_in
 import tiny
 
 import vit_jax
-from vit_jax import predict
 from vit_jax.cli import image_files
 from vit_jax.config import UserError
+from vit_jax.predict import __main__ as predict
 
 
 @pytest.fixture(scope='module')
@@ -164,8 +164,8 @@ def test_one_shape_for_all_batches_and_few_images_ahead():
 
   errors, counts = [], []
   paths = [str(i) for i in range(30)]
-  images = predict.decode(paths, pixels, 6, counts.append)
-  batches = predict.in_batches(images, 4, errors.append)
+  images = image_files.decode(paths, pixels, 6, counts.append)
+  batches = image_files.in_batches(images, 4, errors.append)
   names, first = next(batches)
   assert names == ['0', '1', '2', '4'] and len(started) <= 5 + 6
   rest = list(batches)

@@ -3,13 +3,16 @@
 from collections.abc import Mapping
 from typing import Any
 
+from flax import linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 import golden_cases
 import vit_jax
+from vit_jax.data import naflex as naflex_lib
 from vit_jax.models import dropout
+from vit_jax.models import experts
 from vit_jax.models import heads
 from vit_jax.models import merging
 from vit_jax.models import mlp
@@ -19,6 +22,7 @@ from vit_jax.objectives import mae
 from vit_jax.weights import resize
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import timm
 from vit_jax.weights.formats.tables import torch_dense as _dense
 from vit_jax.weights.formats.tables import torch_norm as _norm
 
@@ -301,14 +305,169 @@ def dropped(case: golden_cases.Case) -> Mapping[str, Any]:
   }
 
 
+def _tanh_experts(case: golden_cases.Case, x: jax.Array) -> jax.Array:
+  """Applies the cases' experts, a tanh layer each, to [E, G, C, D]."""
+  y = jnp.einsum('egcd,edf->egcf', x, case.inputs['expert_w'])
+  return jnp.tanh(y + case.inputs['expert_b'][:, None, None])
+
+
+def soft_experts(case: golden_cases.Case) -> Mapping[str, Any]:
+  """Soft MoE: what slots see, and what tokens get."""
+  given, dims = case.inputs, case.dims
+  x = jnp.asarray(given['x'])
+  routes = experts.soft(x, jnp.asarray(given['mu']), given['scale'])
+  seen = routes.gather(x)
+  low = _tanh_experts(case, routes.gather(x.astype(jnp.bfloat16)))
+  return {
+    'dispatch': routes.dispatch,
+    'combine': routes.combine,
+    'slots': seen.reshape(len(seen), -1, seen.shape[-1]),
+    'out': routes.scatter(_tanh_experts(case, seen)),
+    'out_bfloat16': routes.scatter(low.astype(jnp.bfloat16)),
+    'slots_per_expert_cf1': experts.soft_slots(dims['tokens'], dims['experts']),
+  }
+
+
+def routed(case: golden_cases.Case) -> Mapping[str, Any]:
+  """V-MoE: gates, losses, buffers and outputs for several capacities."""
+  given, dims = case.inputs, case.dims
+  logits, x = (jnp.asarray(given[k]) for k in ('logits', 'x'))
+  noise = dims['noise_std'] / dims['experts']
+  noisy = logits + noise * given['noise']
+  gates, training = jax.nn.softmax(logits), jax.nn.softmax(noisy)
+  answers: dict[str, Any] = {
+    'gates': gates,
+    'gates_noisy': training,
+    'importance_loss': experts.importance_loss(gates),
+    'gshard_loss': experts.gshard_loss(training),
+  }
+
+  def add(end: str, routes: experts.Routes) -> jax.Array:
+    seen = routes.gather(x)
+    answers[f'dispatch_{end}'] = routes.dispatch
+    answers[f'combine_{end}'] = routes.combine
+    answers[f'out_{end}'] = routes.scatter(_tanh_experts(case, seen))
+    return seen.reshape(len(seen), -1, seen.shape[-1])
+
+  number = dims['items'], dims['experts']
+  for count, factor, multiple in dims['configs']:
+    places = experts.capacity(number[0] * count, number[1], factor, multiple)
+    answers[f'load_loss_k{count}'] = experts.load_loss(
+      logits, noisy, count, noise
+    )
+    for by_gate in (False, True):
+      end = f'k{count}_f{factor}_m{multiple}_bpr{int(by_gate)}'
+      weights, chosen, at = experts.choices(gates, count, by_gate)
+      routes = experts.top_experts(gates, count, places, by_gate)
+      answers |= {
+        f'weights_{end}': weights,
+        f'indices_{end}': jnp.stack([chosen, at], axis=-1),
+        f'capacity_{end}': places,
+        f'buffers_{end}': add(end, routes),
+      }
+  for name in case.expected:
+    if name.startswith('out_items_f'):
+      factor = float(name.removeprefix('out_items_f'))
+      places = experts.capacity(*number, factor, multiple=1)
+      add(f'items_f{factor}', experts.top_tokens(gates, places))
+  return answers
+
+
+def _flexible(case: golden_cases.Case, **fields: Any) -> vit_jax.weights.Loaded:
+  """Loads a NaFlexViT; written back, it has the file's bits."""
+  dims = case.dims
+  found = _load(
+    case,
+    position_aspect=dims.get('pos_embed_ar_preserving', False),
+    **{'pool': _POOLS[dims['global_pool']]} if 'global_pool' in dims else {},
+  )
+  assert case.weights is not None
+  with containers.open_arrays(case.weights) as arrays:
+    stored = {name: arrays.read(name) for name in arrays.shapes}
+  rules, params = timm.rules(found.model), jax.device_get(found.params)
+  written = dict(tables.write(rules, params))
+  assert written.keys() == stored.keys()
+  for name, x in stored.items():
+    np.testing.assert_array_equal(written[name], x, err_msg=name)
+  return found
+
+
+def naflex(case: golden_cases.Case) -> Mapping[str, Any]:
+  """timm's NaFlexViT on images of different shapes, together and alone."""
+  found, given = _flexible(case), case.inputs
+  model, own = found.model, {'params': found.params}
+  patches, valid = given['patches'], given['patch_valid']
+  grids = given['patch_coord'].max(axis=1) + 1
+  embedded = []
+
+  def watch(call: Any, args: Any, kwargs: Any, context: Any) -> Any:
+    if context.module.name == 'blocks_0' and context.method_name == '__call__':
+      embedded.append(args[0])
+    return call(*args, **kwargs)
+
+  with nn.intercept_methods(watch):
+    seen = model.apply(own, patches, grids=grids, method='trunk')
+  front = np.ones((len(valid), model.prefix_length), bool)
+  inside = np.concatenate([front, valid], axis=1)[..., None]
+  answers = {
+    'embeds': embedded[0] * inside,
+    'features': seen['tokens'] * inside,
+    'pooled': seen['features'],
+    'logits': model.apply(own, patches, grids=grids),
+  }
+  for i, grid in enumerate(grids):
+    image = given[f'image_{i}']
+    count = int(grid.prod())
+    cut, size = naflex_lib.padded(image, model.patch_size, count)
+    assert size == tuple(grid)
+    padded, _ = naflex_lib.padded(image, model.patch_size, len(patches[i]))
+    np.testing.assert_allclose(padded, patches[i], atol=1e-6)
+    answers[f'logits_single_{i}'] = model.apply(
+      own, cut[None], grids=grid[None]
+    )
+  if 'sizes' in given:
+    sizes = [
+      naflex_lib.size(tuple(x), 16, 256) for x in given['sizes'].tolist()
+    ]
+    answers['target_sizes'] = sizes
+    answers['target_grids'] = np.array(sizes) // 16
+    answers['ratios'] = [
+      naflex_lib.scale(tuple(x), 16, 256) for x in given['sizes'].tolist()
+    ]
+  return answers
+
+
+def other_patch(case: golden_cases.Case) -> Mapping[str, Any]:
+  """timm's NaFlexViT with patches of another size."""
+  patch = tuple(case.dims['new_patch'])
+  found = _flexible(case)
+  grid = tuple(case.dims['pos_grid'])
+  size = tuple(n * p for n, p in zip(grid, patch, strict=True))
+  found = found.adapted(patch_size=patch, image_size=size)
+  own, given = {'params': found.params}, case.inputs
+  patches = given['patches'].reshape(*given['patches'].shape[:2], -1)
+  grids = given['patch_coord'].max(axis=1) + 1
+  return {
+    'logits': found.model.apply(own, patches, grids=grids),
+    'pooled': found.model.apply(own, patches, grids=grids, method='trunk')[
+      'features'
+    ],
+  }
+
+
 CHECKS: dict[str, golden_cases.Check] = {
   'attention_pool_latent': attention_pool,
   'dinov3_like': like,
   'eva02_like': like,
   'flexivit_model': flexivit,
   'flexivit_pi_resize': pi_resize,
+  'naflex_factorized_ar': naflex,
+  'naflex_gap_reg': naflex,
+  'naflex_map': naflex,
+  'naflex_variable_patch': other_patch,
   'rope_tables': rotations,
   'patch_dropout_and_masking': dropped,
+  'soft_moe': soft_experts,
   'so150m2_like': like,
   'swiglu_packed_qknorm_ls': like,
   'swiglu_variants': gated,
@@ -316,4 +475,5 @@ CHECKS: dict[str, golden_cases.Check] = {
   'tome_vit': merged_vit,
   'vit_rope_mixed_like': like,
   'vit_rope_reg_gap_like': like,
+  'vmoe_routing': routed,
 }

@@ -54,7 +54,8 @@ def _of_ranks(loss_of, world, image, text, scale, bias):
 def _siglip_rank(i, count, image, text, scale, bias):
   mine = slice(i * count, (i + 1) * count)
   rows = image[mine], text[mine]
-  return losses.sigmoid_rows(rows, (image, text), scale, bias, i * count).mean()
+  own = i * count + jnp.arange(count)
+  return losses.sigmoid_rows(rows, (image, text), scale, bias, own).mean()
 
 
 def _clip_rank(is_local, has_grad):
@@ -65,7 +66,8 @@ def _clip_rank(is_local, has_grad):
     if not has_grad:
       whole = jax.lax.stop_gradient(whole)
     if is_local:
-      return losses.softmax_rows(rows, whole, scale, i * count).mean()
+      own = i * count + jnp.arange(count)
+      return losses.softmax_rows(rows, whole, scale, own).mean()
     # What a process puts in by itself keeps its gradient.
     images, texts = (
       x.at[mine].set(own) for x, own in zip(whole, rows, strict=True)
