@@ -30,12 +30,14 @@ def stored(name):
 def shown(notebook):
   """Returns the kinds of outputs, cell by cell, each once.
 
-  What a cell prints may come in one piece or in several.
+  What a cell prints may come in one piece or in several. Standard error is left
+  out: on a busy machine XLA warns there that it compiles slowly.
   """
   return [
     {
       tuple(sorted(x.get('data', [x.get('name')])))
       for x in cell.get('outputs', ())
+      if x.get('name') != 'stderr'
     }
     for cell in notebook.cells
   ]
