@@ -21,6 +21,7 @@ here: digits, cifar10, moving or tones.
 import ml_collections
 
 from vit_jax import config as config_lib
+from vit_jax.config import small_recipes
 
 # Steps of each task.
 _STEPS = {'digits': 800, 'cifar10': 1_600, 'moving': 800, 'tones': 600}
@@ -34,13 +35,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   """
   config = config_lib.default()
   config.model.name = 'ViT-Ti/4'
-  config.model.hidden_size = 64
-  config.model.mlp_dim = 128
-  config.model.num_heads = 4
-  config.model.depth = 4
-  config.model.pool = 'gap'
-  config.model.initializers = 'lecun'
-  config.model.scan = True  # compiles sooner
+  small_recipes.small_vit(config)
 
   config.train.batch_size = 32
   config.train.task_sampling = 'weighted'

@@ -208,11 +208,9 @@ def _evaluate_variants(
   # Merging leaves layers with different numbers of tokens, hence no scan.
   own: dict[str, Any] = {'scan': False} if 'merge' in changes[0] else {}
   each = [loaded.adapted(**(change | own)) for change in changes]
-  rows = [
-    variants.describe(x, change)
-    | variants.numbers(_evaluate(x, evaluator, None)[0])
-    for x, change in zip(each, changes, strict=True)
-  ]
+  rows = variants.measure(
+    each, changes, lambda x: _evaluate(x, evaluator, None)[0], bool(plot)
+  )
   variants.add_speed(rows, each, int(str(FLAGS['batch_size'].value)))
   if plot:
     variants.draw(rows, plot)

@@ -77,3 +77,19 @@ def test_the_knee_is_farthest_above_the_line(speed, quality, expected):
 def test_what_cannot_be_measured_is_refused(digits_run, flags, error, capsys):
   with pytest.raises(UserError, match=error):
     run(capsys, f'--from={digits_run}', *flags)
+
+
+def test_only_an_accuracy_is_drawn(tmp_path, digits_run, capsys):
+  shots = ['--probe=few_shot', '--shots=1', '--train_split=train[:50%]']
+  curve = f'--plot={tmp_path}/curve.png'
+  with pytest.raises(UserError, match='the accuracy, which is not measured'):
+    run(capsys, f'--from={digits_run}', *shots, '--merge=0,1', curve)
+
+
+def test_an_accuracy_may_have_no_interval(tmp_path):
+  rows = [
+    {'merge': i, 'images_per_second': 10.0 + i, 'accuracy': 0.9 - i / 10}
+    for i in range(3)
+  ]
+  variants.draw(rows, tmp_path / 'curve')
+  assert (tmp_path / 'curve.png').read_bytes().startswith(b'\x89PNG')

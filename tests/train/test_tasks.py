@@ -1,6 +1,7 @@
 """Several tasks on one trunk, with tiny models on the digits."""
 
 import functools
+import json
 import shutil
 
 import jax
@@ -117,6 +118,60 @@ def test_a_resumed_run_must_have_the_same_tasks(finished):
     vit_jax.train(config, str(path))
 
 
+def test_a_resumed_run_must_have_the_same_classes(finished, tmp_path):
+  path, _ = finished
+  shutil.copytree(path, tmp_path / 'run')
+  (tmp_path / 'run/DONE').unlink()
+  stored = tmp_path / 'run/tasks/two/preprocess.json'
+  content = json.loads(stored.read_text())
+  content['classes'][3] = 'drei'
+  stored.write_text(json.dumps(content))
+  with pytest.raises(UserError, match=r'tasks/two began: without .drei., with'):
+    vit_jax.train(config_of(), str(tmp_path / 'run'))
+
+
+def test_the_log_has_each_task_in_each_interval(tmp_path):
+  """However rare it is."""
+  config = config_of(
+    train__log_every='6 steps',
+    train__task_sampling='weighted',
+    train__duration='24 steps',
+  )
+  config.tasks.one.weight = 5.0
+  e = tasks.build(config)
+  logged = [step for step in range(1, 25) if e.log_due(step)]
+  for interval in range(4):
+    inside = range(max(1, 6 * interval), 6 * interval + 6)
+    there = {e.task_of(step) for step in inside}
+    assert {e.task_of(step) for step in inside if step in logged} == there
+  assert {e.task_of(step) for step in logged} == {'one', 'two'}
+  assert {1, 6, 12, 18, 24} <= set(logged) and len(logged) <= 10
+
+
+def test_a_step_that_is_not_finite_names_its_task(tmp_path):
+  config = config_of(
+    optim__name='sgd',
+    optim__learning_rate=1e38,
+    optim__warmup='0 steps',
+    train__task_sampling='alternating',
+  )
+  with pytest.raises(UserError, match=r'step \d+, of task (one|two), was') as e:
+    vit_jax.train(config, str(tmp_path))
+  assert 'replay' not in str(e.value)
+
+
+def test_the_state_of_a_tasks_objective_is_read(tmp_path):
+  teacher = {'objective.name': 'mean_teacher:MeanTeacher'}
+  config = config_of(
+    {'one': FIRST, 'two': SECOND | teacher}, train__duration='3 steps'
+  )
+  vit_jax.train(config, str(tmp_path))
+  for name, keys in ('one', set()), ('two', {'teacher', 'centre', 'updates'}):
+    origin = vit_jax.load(tmp_path / 'tasks' / name).origin
+    assert origin.task == origin.to_dict()['task'] == name
+    assert restoring.restore_extra(origin.path, origin.task).keys() == keys
+
+
 def test_what_a_task_has_for_itself_waits_for_its_steps():
   """Neither the head of the other task changes, nor its moments."""
   e = build(train__task_sampling='alternating', optim__warmup='0 steps')
@@ -223,6 +278,7 @@ def test_first_layers_of_a_modality():
     ({'two.model.mlp_dim': 64}, r'share the trunk'),
     ({'two.model.depht': 2}, r'config.tasks.two: config has no key'),
     ({'two.weight': 0.0}, r'config.tasks.two.weight is 0'),
+    ({'two.objective.name': 'mocov3'}, r'patch_embedding.*but one freezes it'),
     ({'two.data.split': 'valid'}, r'task two: config.data.split'),
   ],
 )
@@ -243,6 +299,14 @@ def test_tasks_that_do_not_fit(keys, message):
     ({'train__task_sampling': 'often'}, 'task_sampling'),
     ({'model__scan': True, 'train__task_layers': 1}, 'model.scan=False'),
     ({'checkpoint__best': 'val/accuracy'}, 'no such evaluation'),
+    (
+      {'train__task_sampling': 'accumulated', 'model__head_norm': 'batch'},
+      "statistics of the model of task one: set head_norm='none'",
+    ),
+    (
+      {'train__task_sampling': 'accumulated', 'tasks__two__rate_factor': 2.0},
+      'tasks.two.rate_factor is not 1',
+    ),
   ],
 )
 def test_configs_that_do_not_work_with_tasks(keys, message):

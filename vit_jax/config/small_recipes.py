@@ -103,6 +103,40 @@ def cifar10_captioned(arg: str) -> ml_collections.ConfigDict:
   return config
 
 
+def small_vit(config: ml_collections.ConfigDict) -> None:
+  """Sets a trunk of 134,000 parameters in the layers, for quick runs."""
+  config.model.hidden_size = 64
+  config.model.mlp_dim = 128
+  config.model.num_heads = 4
+  config.model.depth = 4
+  config.model.pool = 'gap'
+  config.model.initializers = 'lecun'
+  config.model.scan = True  # compiles sooner
+
+
+def clips(steps: int, learning_rate: float) -> ml_collections.ConfigDict:
+  """Returns the common part of learning clips that the code makes.
+
+  Args:
+    steps: Number of steps; there are two evaluations.
+    learning_rate: The peak.
+  """
+  config = config_lib.default()
+  config.data.split = 'train'
+  config.data.channels = 1
+  small_vit(config)
+  config.train.duration = f'{steps} steps'
+  config.train.batch_size = 32
+  config.optim.learning_rate = learning_rate
+  config.optim.warmup = '50 steps'
+  config.optim.weight_decay = 0.1
+  config.optim.clip_norm = 1.0
+  config.evals.val.split = 'test'
+  config.evals.val.every = f'{steps // 2} steps'
+  config.checkpoint.every = f'{steps // 2} steps'
+  return config
+
+
 def epochs(arg: str) -> int:
   """Returns the number of epochs that is the argument of a config.
 

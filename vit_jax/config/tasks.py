@@ -181,19 +181,30 @@ def _check_whole(config: ml_collections.ConfigDict) -> None:
       f'config.train.task_layers is {config.train.task_layers}, but scanned'
       ' layers are one array, that of all tasks: set config.model.scan=False'
     )
-  if config.train.task_sampling == 'accumulated' and config.optim.sam.rho:
+  if config.train.task_sampling == 'accumulated':
+    _check_accumulated(config)
+  _check_evaluations(config)
+
+
+def _check_accumulated(config: ml_collections.ConfigDict) -> None:
+  """Checks keys that need an update of each task's own."""
+  if config.optim.sam.rho:
     raise UserError(
       "config.train.task_sampling is 'accumulated', which has no second"
       ' gradient for config.optim.sam.rho: set it to 0'
     )
-  scaled = [k for k, x in config.tasks.items() if x.rate_factor != 1]
-  if scaled and config.train.task_sampling == 'accumulated':
-    raise UserError(
-      f'config.tasks.{scaled[0]}.rate_factor is not 1, but with'
-      " config.train.task_sampling 'accumulated' all tasks have one learning"
-      ' rate: set weights instead'
-    )
-  _check_evaluations(config)
+  for name in config.tasks:
+    if for_task(config, name).model.head_norm == 'batch':
+      raise UserError(
+        "config.train.task_sampling is 'accumulated', which does not measure"
+        f" the statistics of the model of task {name}: set head_norm='none'"
+      )
+    if config.tasks[name].rate_factor != 1:
+      raise UserError(
+        f'config.tasks.{name}.rate_factor is not 1, but with'
+        " config.train.task_sampling 'accumulated' all tasks have one learning"
+        ' rate: set weights instead'
+      )
 
 
 def _check_evaluations(config: ml_collections.ConfigDict) -> None:

@@ -159,7 +159,7 @@ class Text(Target):
   """A caption as tokens, int32 [T].
 
   A source has the captions of an example as strings, at least one. Training
-  draws one of them at each step; evaluation takes the first.
+  draws one of them at each step; evaluation takes the first, and retrieval all.
 
   Attributes:
     length: T; 0: there is no tokenizer yet.

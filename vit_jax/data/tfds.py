@@ -139,15 +139,6 @@ class TfdsSource(base.Source):
         raise UserError(f'{where}, has no caption: choose another split')
     return base.Example(values, index, where)
 
-  def captions(self, position: int) -> list[str]:
-    """Returns the captions of an example.
-
-    Raises:
-      UserError: It has none.
-    """
-    found: list[str] = self.read(position).values['text']
-    return found
-
   def id(self, position: int) -> str:
     """Returns the split and the row of an example, as 'train/12'."""
     split, row, _ = self._selection.locate(position)

@@ -13,6 +13,7 @@ from vit_jax import data
 from vit_jax.data import features as features_lib
 from vit_jax.data.host import maps
 from vit_jax.evaluation import metrics
+from vit_jax.evaluation import report
 from vit_jax.evaluation import segments
 
 Rows = dict[str, np.ndarray]
@@ -99,7 +100,8 @@ def of_whole_images(
       predicted.shape,
       example.where,
     )
-    matrix = _confusion(labels, predicted, count, feature.ignore)
+    counts = labels != feature.ignore
+    matrix = report.confusion(labels[counts], predicted[counts], count)
     total += matrix
     row = {'index': np.array([example.index]), **_of_image(matrix)}
     if on_host:
@@ -108,15 +110,6 @@ def of_whole_images(
     progress(1)
   columns = {name: np.concatenate([x[name] for x in rows]) for name in rows[0]}
   return _metrics(total, feature, len(rows)), columns
-
-
-def _confusion(
-  labels: np.ndarray, predicted: np.ndarray, count: int, ignore: int
-) -> np.ndarray:
-  """Returns the numbers of places by label and prediction, int64 [K, K]."""
-  counts = labels != ignore
-  both = count * labels[counts].astype(np.int64) + predicted[counts]
-  return np.bincount(both, minlength=count**2).reshape(count, count)
 
 
 def _of_image(matrix: np.ndarray) -> Rows:

@@ -4,6 +4,7 @@ Sizes of the image and of the patch change a model's tokens; merging (ToMe,
 arXiv:2210.09461) leaves out some of them in each layer.
 """
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
@@ -19,6 +20,7 @@ import numpy as np
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.config import tables
+from vit_jax.config import UserError
 from vit_jax.plots import canvas
 from vit_jax.plots import charts
 
@@ -60,6 +62,34 @@ def _forward(loaded: weights.Loaded, batch_size: int) -> Any:
   images = np.random.default_rng(0).standard_normal(shape, np.float32)
   apply = jax.jit(lambda params, x: loaded.model.apply({'params': params}, x))
   return functools.partial(apply, *jax.device_put((loaded.params, images)))
+
+
+def measure(
+  loaded: Sequence[weights.Loaded],
+  changes: Sequence[Mapping[str, Any]],
+  evaluate: Callable[[weights.Loaded], Mapping[str, Any]],
+  draws: bool,
+) -> list[dict[str, Any]]:
+  """Returns the sizes and the metrics of each variant, one row each.
+
+  Args:
+    loaded: The variants.
+    changes: Arguments of `Loaded.adapted` that made each.
+    evaluate: Returns the report of a model.
+    draws: Whether the rows are for `draw`.
+
+  Raises:
+    UserError: The rows are to be drawn, but the first has no accuracy.
+  """
+  rows: list[dict[str, Any]] = []
+  for variant, change in zip(loaded, changes, strict=True):
+    metrics = numbers(evaluate(variant))
+    if draws and metrics.get('accuracy') is None:
+      raise UserError(
+        '--plot draws the accuracy, which is not measured here: leave it out'
+      )
+    rows.append(describe(variant, change) | metrics)
+  return rows
 
 
 def describe(
@@ -122,18 +152,20 @@ def draw(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:
   """Writes the accuracy by images per second, as PNG and SVG.
 
   Args:
-    rows: As of `table`, with `accuracy` and `images_per_second`.
+    rows: As of `table`, with `accuracy` and `images_per_second`; intervals
+      are drawn if all rows have them.
     path: Path of both files, without suffix.
 
   Raises:
     UserError: matplotlib is missing, or a file cannot be written.
   """
   canvas.check()
+  intervals = [x.get('accuracy_interval') for x in rows]
   with canvas.style():
     figure = charts.accuracy_by_speed(
       np.array([x['images_per_second'] for x in rows]),
       np.array([x['accuracy'] for x in rows]),
-      np.array([x['accuracy_interval'] for x in rows]),
+      np.array(intervals) if all(intervals) else None,
       [_name(x, rows) for x in rows],
       next((i for i, x in enumerate(rows) if x.get('knee')), None),
     )

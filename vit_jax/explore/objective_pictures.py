@@ -85,7 +85,7 @@ def _columns(
   assert config is not None
   params, extra = jax.tree.map(
     jnp.asarray,
-    (params, restoring.restore_extra(vit.origin.path)),
+    (params, restoring.restore_extra(vit.origin.path, vit.origin.task)),
   )
   key = step_lib.step_key(config.seed, vit.origin.step or 0)
   draw = jax.jit(made.pictures)

@@ -154,7 +154,7 @@ def accuracy_by_depth(
 def accuracy_by_speed(
   speed: np.ndarray,
   accuracy: np.ndarray,
-  intervals: np.ndarray,
+  intervals: np.ndarray | None,
   names: Sequence[str],
   knee: int | None,
 ) -> 'figure_lib.Figure':
@@ -163,19 +163,18 @@ def accuracy_by_speed(
   Args:
     speed: Images per second, float [N].
     accuracy: Float [N], 0 to 1.
-    intervals: Confidence intervals, float [N, 2].
+    intervals: 95% confidence intervals, float [N, 2]; None: not known.
     names: Of the points.
     knee: Index of a point that is marked; None: none is.
   """
   figure = canvas.figure(_PANEL[0] * 1.5, _PANEL[1])
   cell = figure.subplots()
   order = np.argsort(speed)
-  sides = np.abs(intervals.T - accuracy)[:, order]
-  line: Any = {
-    'color': canvas.BLUE,
-    'capsize': 3,
-    'label': 'accuracy, 95% interval',
-  }
+  line: Any = {'color': canvas.BLUE, 'capsize': 3, 'label': 'accuracy'}
+  sides = None
+  if intervals is not None:
+    sides = np.abs(intervals.T - accuracy)[:, order]
+    line['label'] = 'accuracy, 95% interval'
   cell.errorbar(speed[order], accuracy[order], sides, fmt='.-', **line)
   if knee is not None:
     label = f'the knee: {names[knee]}'

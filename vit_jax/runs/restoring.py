@@ -136,11 +136,12 @@ def restore_params(
   return params, at, path
 
 
-def restore_extra(path: pathlib.Path | str) -> PyTree:
+def restore_extra(path: pathlib.Path | str, task: str | None = None) -> PyTree:
   """Reads the objective's state beside the parameters, as a codebook.
 
   Args:
     path: Path of a checkpoint, as `restore_params` returns it.
+    task: The task whose state is read, in a run of several.
 
   Returns:
     Nested dicts of NumPy arrays; {} if there is no such state.
@@ -150,11 +151,12 @@ def restore_extra(path: pathlib.Path | str) -> PyTree:
   """
   checkpoint_format.quiet_orbax()
   try:
-    return checkpoint_format.read_extra(pathlib.Path(path).resolve())
+    extra = checkpoint_format.read_extra(pathlib.Path(path).resolve())
   except checkpoint_format.DamagedError as e:
     raise UserError(
       f'checkpoint {path} is damaged: {e}; choose another with --step'
     ) from None
+  return extra if task is None else extra.get(task, {})
 
 
 def _none_there(workdir: pathlib.Path, step: int | str | None) -> UserError:

@@ -160,22 +160,39 @@ def prepare(
       classes, or the files cannot be read or written.
   """
   check_config(workdir, config)
-  before = safe_io.read_json(workdir / 'preprocess.json')
-  if before is not None and before['classes'] != list(preprocess['classes']):
-    raise UserError(
-      f'the data has other classes than when {workdir} began:'
-      f' {_changes(before["classes"], preprocess["classes"])}; bring the data'
-      ' back, or give another --workdir'
-    )
+  written = {**(files or {}), 'preprocess.json': preprocess}
+  for name, content in written.items():
+    if name.endswith('preprocess.json'):
+      _check_classes(workdir, name, content['classes'])
   run = {**run_info(sys.orig_argv), 'data_fingerprint': data_fingerprint}
   if metrics:
     run['metrics'] = dict(metrics)
   _append_run(workdir, run)
-  for name, content in (files or {}).items():
+  for name, content in written.items():
     (workdir / name).parent.mkdir(parents=True, exist_ok=True)
     safe_io.write_json(workdir / name, content)
-  safe_io.write_json(workdir / 'preprocess.json', preprocess)
   safe_io.write_json(workdir / 'config.json', config_lib.to_dict(config))
+
+
+def _check_classes(
+  workdir: pathlib.Path, name: str, classes: Sequence[str]
+) -> None:
+  """Raises a UserError if a file of the run has other classes.
+
+  Args:
+    workdir: The work directory.
+    name: Path in it of a preprocess.json, of the run or of one of its tasks.
+    classes: The classes of the data.
+  """
+  before = safe_io.read_json(workdir / name)
+  if before is None or before['classes'] == list(classes):
+    return
+  folder = (workdir / name).parent
+  raise UserError(
+    f'the data has other classes than when {folder} began:'
+    f' {_changes(before["classes"], classes)}; bring the data back, or give'
+    ' another --workdir'
+  )
 
 
 def run_info(argv: Sequence[str]) -> dict[str, Any]:

@@ -31,6 +31,9 @@ class Timekeeper:
 
   Evaluations, checkpoints and everything else that is not training must be
   inside `paused()`.
+
+  Attributes:
+    steps_per_second: Between the last two readings.
   """
 
   def __init__(
@@ -50,6 +53,7 @@ class Timekeeper:
     self._clock = clock
     self._compile_clock = compile_clock or jax_compile_clock()
     self._born = clock() - age
+    self.steps_per_second = 0.0
     self._compiled = self._compile_clock()  # at the last reading
     self.resume(0.0)
 
@@ -138,6 +142,7 @@ class Timekeeper:
     self._steps, self._waited = [], 0.0
     measures = {}
     if seconds := float(steps.sum()):
+      self.steps_per_second = len(steps) / seconds
       measures['images_per_second'] = images / seconds
       measures['data_wait'] = waited / seconds
     for percent in (50, 90, 99):

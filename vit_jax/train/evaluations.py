@@ -65,7 +65,7 @@ def evaluate(
   """
   results: Scalars = {}
   confusions: dict[str, Any] = {}
-  for part, params, own in experiment.measured(state, names):
+  for part, params, own, where in experiment.measured(state, names):
     contexts: dict[flexible.Patch | None, TrainContext] = {}
     for name, key in own.items():
       evaluator = part.evaluators[key]
@@ -77,7 +77,7 @@ def evaluate(
       except _StoppedError:
         return None
       except base.EvaluationError as error:
-        raise base.EvaluationError(f'config.evals.{name}: {error}') from None
+        raise base.EvaluationError(f'{where}.{key}: {error}') from None
       if 'confusion' in found:
         confusions[name] = found.pop('confusion'), part.source.classes
       scalars = {f'{name}/{metric}': float(x) for metric, x in found.items()}

@@ -197,9 +197,10 @@ class Experiment(timetable.Trainable):
 
   def measured(
     self, state: TrainState, names: Sequence[str]
-  ) -> Iterator[tuple['Experiment', Any, dict[str, str]]]:
+  ) -> Iterator[timetable.Measured]:
     """Yields what to evaluate: all of it, with one set of parameters."""
-    yield self, state.eval_params, {name: name for name in names}
+    own = {name: name for name in names}
+    yield timetable.Measured(self, state.eval_params, own, 'config.evals')
 
   def warnings(self, scalars: Mapping[str, float], step: int) -> list[str]:
     """Returns what is wrong with the run, as `Objective.warnings`."""

@@ -155,8 +155,6 @@ def _run_in(
   if results is None:
     return Results({}, signal=stop.signal)
   seconds = time.perf_counter() - start
-  if table := experiment.table(results.metrics, experiment.total_steps):
-    logging.info('%s', table)
   logging.info('done in %.0f s: %s; see %s', seconds, results, path)
   done = results.to_dict()
   processes.call_on_first(lambda: safe_io.write_json(path / 'DONE', done))
@@ -371,6 +369,8 @@ class _Loop:
   def _ended(self, reason: str) -> Results:
     """Returns how the run ended."""
     metrics, skipped = dict(self.results or {}), self.monitor.skipped.total
+    if table := self.experiment.table(metrics, self.step):
+      logging.info('%s', table)
     if self.experiment.config.train.skip_nonfinite:
       metrics['train/skipped_steps'] = skipped
     if skipped:

@@ -238,8 +238,10 @@ class Monitor:
 
   def _not_finite(self, step: int, scalars: Scalars, index: jax.Array) -> None:
     examples = multihost_utils.process_allgather(index, tiled=True)
+    task = self._experiment.task_of(step)
+    named = f'step {step}, of task {task},' if task else f'step {step}'
     message = (
-      f'step {step} was not finite: loss {scalars["loss"]}, norm of the'
+      f'{named} was not finite: loss {scalars["loss"]}, norm of the'
       f' gradient {scalars["grad_norm"]}, of the parameters after it'
       f' {scalars["param_norm"]},'
       f' examples {examples.tolist()}'
@@ -247,10 +249,12 @@ class Monitor:
     if self._experiment.config.train.skip_nonfinite:
       logging.warning('%s; it is skipped', message)
       return
+    replay = f', and --replay={step} says which layer it was'
+    if self._experiment.config.tasks:
+      replay = ''  # which repeats steps of a single task
     raise NonFiniteError(
-      f'{message}. The state before it is in checkpoints/{step - 1}, and'
-      f' --replay={step} says which layer it was. Lower'
-      ' config.optim.learning_rate or set config.optim.clip_norm in a new'
+      f'{message}. The state before it is in checkpoints/{step - 1}{replay}.'
+      ' Lower config.optim.learning_rate or set config.optim.clip_norm in a new'
       ' work directory, or go on here without such steps:'
       ' --config.train.skip_nonfinite'
     )
@@ -259,8 +263,8 @@ class Monitor:
     e, rates = self._experiment, self._clock.read()
     self._warn(e.warnings(scalars, step))
     if rates and self._peak_flops:
-      steps_per_second = rates['images_per_second'] / e.config.train.batch_size
-      rates['mfu'] = steps_per_second * e.program.flops.step / self._peak_flops
+      flops_per_second = self._clock.steps_per_second * e.program.flops.step
+      rates['mfu'] = flops_per_second / self._peak_flops
     if e.config.train.skip_nonfinite:
       rates['skipped_steps'] = self.skipped.total
     metrics = of_training(scalars | rates)

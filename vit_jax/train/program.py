@@ -377,12 +377,7 @@ class Program:
     A call of `train_step` waits for the result and uses it.
     """
     _ = self.train_step  # cached here, so that two threads do not make two
-    thread = concurrent.futures.ThreadPoolExecutor(
-      1, initializer=processes.block_signals
-    )
-    compiling = thread.submit(self.compile)
-    thread.shutdown(wait=False)
-    return compiling
+    return in_thread(self.compile)
 
   def check_evaluation(self) -> None:
     """Traces the evaluation of a user's objective, to find mistakes early.
@@ -406,6 +401,18 @@ class Program:
         f' {type(measured).__name__}: it must return a'
         ' clu.metrics.Collection, as vit_jax.evaluation.metrics has them'
       )
+
+
+def in_thread(
+  compile_all: Callable[[], jax.stages.Compiled],
+) -> concurrent.futures.Future[jax.stages.Compiled]:
+  """Begins to compile in a thread that gets no signals."""
+  thread = concurrent.futures.ThreadPoolExecutor(
+    1, initializer=processes.block_signals
+  )
+  compiling = thread.submit(compile_all)
+  thread.shutdown(wait=False)
+  return compiling
 
 
 def temporary_bytes(compiled: jax.stages.Compiled) -> int:

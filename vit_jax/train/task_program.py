@@ -17,11 +17,9 @@ import ml_collections
 import numpy as np
 
 from vit_jax import config as config_lib
-from vit_jax import objectives
 from vit_jax import optim
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import mesh as mesh_lib
-from vit_jax.parallel import processes
 from vit_jax.parallel import sharding
 from vit_jax.runs import parts as parts_lib
 from vit_jax.train import cost
@@ -29,11 +27,6 @@ from vit_jax.train import program as program_lib
 from vit_jax.train import step as train_step_lib
 
 TrainState = train_step_lib.TrainState
-
-
-def trunk_path(program: program_lib.Program) -> str:
-  """Returns the path of the trunk in the parameters of a task."""
-  return objectives.trunk_path(program.objective)
 
 
 class TaskProgram:
@@ -82,13 +75,7 @@ class TaskProgram:
       for name, own in names.items()
       for p, address in own.items()
     }
-    self.rules = rules_lib.Rules(
-      {
-        places[name].address(p): rule
-        for name, program in programs.items()
-        for p, rule in program.rules.parameters.items()
-      }
-    )
+    self.rules = _joined_rules(programs, places)
     self._addresses = {
       name: _state_addresses(name, program.abstract_state(), names[name])
       for name, program in programs.items()
@@ -295,31 +282,54 @@ class TaskProgram:
     """
     assert count == 1
     signals = mesh_lib.on_each_device(0, self.mesh)
-    batches: dict[str, Any] = self.abstract_batch()
-    if self._config.train.task_sampling == 'accumulated':
-      batches = {'': batches}
     found = [
       self.step(name)
       .lower(self._abstract, batch, np.int32(0), signals)
       .compile()
-      for name, batch in batches.items()
+      for name, batch in self._batches().items()
     ]
     return max(found, key=program_lib.temporary_bytes)
 
+  def _batches(self) -> dict[str, Any]:
+    """Returns the abstract batch of each step, by the name of the step."""
+    batches: dict[str, Any] = self.abstract_batch()
+    if self._config.train.task_sampling == 'accumulated':
+      return {'': batches}
+    return batches
+
   def compile_ahead(self) -> concurrent.futures.Future[jax.stages.Compiled]:
     """Begins to compile the steps in a thread."""
-    for name in self._programs:
-      self.step(name)
-    thread = concurrent.futures.ThreadPoolExecutor(
-      1, initializer=processes.block_signals
-    )
-    compiling = thread.submit(self.compile)
-    thread.shutdown(wait=False)
-    return compiling
+    for name in self._batches():
+      self.step(name)  # made here, so that two threads do not make two
+    return program_lib.in_thread(self.compile)
 
 
 # Metrics of a step that are not its objective's.
 _COMMON = ('loss', 'grad_norm', 'param_norm', 'signal', 'learning_rate', 'ok')
+
+
+def _joined_rules(
+  programs: Mapping[str, program_lib.Program],
+  places: Mapping[str, parts_lib.Part],
+) -> rules_lib.Rules:
+  """Returns the rules of all parameters, by their paths in the run.
+
+  Raises:
+    UserError: Two tasks treat a parameter that they share differently.
+  """
+  found: dict[str, tuple[str, rules_lib.Parameter]] = {}
+  for task, program in programs.items():
+    for path, rule in program.rules.parameters.items():
+      address = places[task].address(path)
+      first, known = found.setdefault(address, (task, rule))
+      if rule != known:
+        raise config_lib.UserError(
+          f'tasks {first} and {task} share {path}, but one freezes it, or gives'
+          ' it another learning rate or weight decay, than the other: choose'
+          ' objectives that treat it alike, or set'
+          f' config.tasks.{task}.modality to a name of its own'
+        )
+  return rules_lib.Rules({x: rule for x, (_, rule) in found.items()})
 
 
 def _state(tree: Any, leaves: Sequence[Any]) -> TrainState:

@@ -31,6 +31,7 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import data
+from vit_jax import objectives
 from vit_jax.config import tables
 from vit_jax.data import base as data_base
 from vit_jax.runs import parts as parts_lib
@@ -110,7 +111,7 @@ def _join(
     places[name] = parts_lib.Part(
       name,
       config.tasks[name].modality or kind,
-      task_program.trunk_path(part.program),
+      objectives.trunk_path(part.program.objective),
       config.train.task_layers,
     )
   programs = {name: part.program for name, part in found.items()}
@@ -234,9 +235,27 @@ class Tasks(timetable.Trainable):
   def step_function(self, step: int, count: int = 1) -> Callable[..., Any]:
     """Returns the compiled function of the step after `step` updates."""
     del count  # is 1
+    return self.program.step(self.task_of(step + 1))
+
+  def task_of(self, step: int) -> str:
+    """Returns the task that a step is of; '': all."""
     if self.order is None:
-      return self.program.step('')
-    return self.program.step([*self.parts][self.order[step]])
+      return ''
+    return [*self.parts][self.order[step - 1]]
+
+  def log_due(self, step: int) -> bool:
+    """Whether to log a step: also the first of each task in each interval."""
+    return super().log_due(step) or step in self._first_steps
+
+  @functools.cached_property
+  def _first_steps(self) -> frozenset[int]:
+    """The first step of each task since each multiple of `log_every`."""
+    if self.order is None:
+      return frozenset()
+    steps = np.arange(1, self.total_steps + 1)
+    since = steps * self.log_every.denominator // self.log_every.numerator
+    keys = since * len(self.parts) + self.order
+    return frozenset(steps[np.unique(keys, return_index=True)[1]].tolist())
 
   def indices(self, batch: Mapping[str, Any]) -> jax.Array:
     """Returns the indices of the examples of a batch, int32 [B]."""
@@ -246,13 +265,15 @@ class Tasks(timetable.Trainable):
 
   def measured(
     self, state: TrainState, names: Sequence[str]
-  ) -> Iterator[tuple[Experiment, Any, dict[str, str]]]:
+  ) -> Iterator[timetable.Measured]:
     """Yields what to evaluate, for each task."""
     for task, part in self.parts.items():
       known = self._evaluations(task)
       own = {name: known[name] for name in names if name in known}
       if own:
-        yield part, self.program.part(state, task).eval_params, own
+        params = self.program.part(state, task).eval_params
+        key = f'config.tasks.{task}.evals'
+        yield timetable.Measured(part, params, own, key)
 
   def _evaluations(self, task: str) -> dict[str, str]:
     """Returns the names of a task's evaluations, by those in results."""

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 import dataclasses
 import fractions
 from typing import Any
+from typing import NamedTuple
 from typing import Self
 
 import jax
@@ -89,6 +90,22 @@ class Timetable:
     return next(self.calls(start), 1)
 
 
+class Measured(NamedTuple):
+  """What is evaluated at a step, of one task.
+
+  Attributes:
+    experiment: The `Experiment` of the task.
+    params: Parameters of its objective.
+    names: Names of its evaluations by their names in results.
+    key: The key of the config that has these evaluations.
+  """
+
+  experiment: Any
+  params: Any
+  names: Mapping[str, str]
+  key: str
+
+
 class Trainable(Timetable, abc.ABC):
   """What the loop runs: an experiment of one task, or of several.
 
@@ -132,23 +149,26 @@ class Trainable(Timetable, abc.ABC):
       count: Updates in it.
     """
 
+  def task_of(self, step: int) -> str:
+    """Returns the task that a step is of; '': the only one, or all.
+
+    Args:
+      step: Completed updates after it.
+    """
+    del step
+    return ''
+
   @abc.abstractmethod
   def indices(self, batch: Mapping[str, Any]) -> jax.Array:
     """Returns the indices of the examples, int32 [B] or [steps, B]."""
 
   @abc.abstractmethod
-  def measured(
-    self, state: Any, names: Sequence[str]
-  ) -> Iterator[tuple[Any, Any, dict[str, str]]]:
-    """Yields what to evaluate.
+  def measured(self, state: Any, names: Sequence[str]) -> Iterator['Measured']:
+    """Yields what to evaluate, for each task.
 
     Args:
       state: The state whose parameters are evaluated.
       names: Names of evaluations, as `evals_due` returns them.
-
-    Yields:
-      The experiment of a task, parameters of its objective, and the names of
-      its evaluations by their names in results.
     """
 
   @abc.abstractmethod

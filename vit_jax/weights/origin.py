@@ -21,6 +21,7 @@ class Origin:
     kind: 'best' (by `checkpoint.best`), 'newest' or 'earlier'.
     averaged: Whether these are the moving averages of the parameters.
     newest: Step of the newest checkpoint of the run.
+    task: The task whose parameters these are, in a run of several.
   """
 
   path: str
@@ -29,10 +30,14 @@ class Origin:
   kind: str | None = None
   averaged: bool | None = None
   newest: int | None = None
+  task: str | None = None
 
   def to_dict(self) -> dict[str, Any]:
     """Returns the value of `checkpoint` in the JSON that commands write."""
-    return dataclasses.asdict(self)
+    found = dataclasses.asdict(self)
+    if self.task is None:
+      del found['task']
+    return found
 
   def __str__(self) -> str:
     """Returns one line of text."""
@@ -78,7 +83,8 @@ def of_checkpoint(workdir: pathlib.Path, path: pathlib.Path) -> Origin:
   from vit_jax.runs import checkpoint_format
   from vit_jax.runs import parts
 
-  if parts.read(workdir) is not None:
+  part = parts.read(workdir)
+  if part is not None:
     workdir = parts.run_of(workdir)
   kept = checkpoint_format.steps(workdir)['checkpoints']
   step, newest = int(path.name), max(kept, default=None)
@@ -93,4 +99,5 @@ def of_checkpoint(workdir: pathlib.Path, path: pathlib.Path) -> Origin:
     kind,
     checkpoint_format.is_averaged(path),
     newest,
+    part.task if part else None,
   )

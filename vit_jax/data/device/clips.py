@@ -16,6 +16,7 @@ from vit_jax import config as config_lib
 from vit_jax.data import features as features_lib
 from vit_jax.data.device import crops
 from vit_jax.data.device import mixing
+from vit_jax.data.device.rng import for_purpose
 from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
@@ -65,13 +66,13 @@ def train_transform(
       images = _cut(images, image, crop, keys)
     images = normalize(levels.scale(images))
     if is_audio:
-      images = mask(images, _for(_MASKS, keys), config.augment.audio)
+      images = mask(images, for_purpose(_MASKS, keys), config.augment.audio)
     batch = batch | {'image': images}
     if not mixes:
       return batch
     targets = mixing.shares(batch, features, config.model.num_classes)
     folded, targets = mixing.mix(
-      _fold(images), targets, _for(_MIX, keys), config.augment
+      _fold(images), targets, for_purpose(_MIX, keys), config.augment
     )
     return batch | {'image': _unfold(folded, images.shape)} | targets
 
@@ -162,7 +163,7 @@ def _cut(
   if keys is None:
     images = images[:, free // 2 :]
   elif free:
-    draws = jax.vmap(jax.random.uniform)(_for(_TIME, keys))
+    draws = jax.vmap(jax.random.uniform)(for_purpose(_TIME, keys))
     first = jnp.minimum((draws * (free + 1)).astype(jnp.int32), free)
     images = jax.vmap(
       lambda x, i: jax.lax.dynamic_slice_in_dim(x, i, span, axis=0)
@@ -195,11 +196,6 @@ def _unfold(folded: jax.Array, shape: tuple[int, ...]) -> jax.Array:
   batch, frames, height, width, channels = shape
   images = folded.reshape(batch, height, width, frames, channels)
   return jnp.moveaxis(images, 3, 1)
-
-
-def _for(purpose: int, keys: jax.Array) -> jax.Array:
-  """Returns the keys [B] of examples for one purpose."""
-  return jax.vmap(lambda key: jax.random.fold_in(key, purpose))(keys)
 
 
 def _check(

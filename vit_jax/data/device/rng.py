@@ -26,3 +26,8 @@ class Rng:
   def per_row(self) -> jax.Array:
     """Returns a key for each row, [B]."""
     return jax.vmap(jax.random.fold_in, (None, 0))(self.key, self.rows)
+
+
+def for_purpose(purpose: int, keys: jax.Array) -> jax.Array:
+  """Returns the keys [B] of examples for one purpose, from their keys [B]."""
+  return jax.vmap(lambda key: jax.random.fold_in(key, purpose))(keys)

@@ -32,6 +32,7 @@ from vit_jax.data.device import mixing
 from vit_jax.data.device import operations
 from vit_jax.data.device import policies
 from vit_jax.data.device import volumes
+from vit_jax.data.device.rng import for_purpose
 from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import geometry
 from vit_jax.data.host import levels as levels_lib
@@ -122,7 +123,7 @@ def train_transform(
       return result
     targets = mixing.shares(result, features, config.model.num_classes)
     result['image'], targets = mixing.mix(
-      result['image'], targets, _for(_MIX, keys), config.augment
+      result['image'], targets, for_purpose(_MIX, keys), config.augment
     )
     return result | targets
 
@@ -190,7 +191,7 @@ def _augment(
       for i in range(view.count or 1):
         number = next(numbers)
         # The first crop's keys are the same with and without other crops.
-        own = _for(_CROPS + number, keys) if number else keys
+        own = for_purpose(_CROPS + number, keys) if number else keys
         images = batch['image' if is_stored_whole else name]
         if not is_stored_whole and view.count is not None:
           images = images[:, i]
@@ -218,7 +219,7 @@ def _train_one(
       return images
     return erasing.erase(
       images,
-      _for(_ERASE, keys),
+      for_purpose(_ERASE, keys),
       augment.erase,
       tuple(augment.erase_area),
       tuple(augment.erase_ratio),
@@ -318,7 +319,7 @@ def _recolor(
     elif images.dtype != jnp.uint8:  # interpolated values in [0, 255]
       images = jnp.round(images).astype(jnp.uint8)
     for purpose, change in steps:
-      images = change(images, _for(purpose, keys))
+      images = change(images, for_purpose(purpose, keys))
     return levels_lib.EIGHT_BITS.scale(images)
 
   return recolor
@@ -340,15 +341,12 @@ def _sometimes(probabilities: Mapping[str, float]) -> _Augmentation:
 
   def change(images: jax.Array, keys: jax.Array) -> jax.Array:
     for i, (name, probability) in enumerate(probabilities.items()):
-      images = operations.sometimes(images, _for(i, keys), name, probability)
+      images = operations.sometimes(
+        images, for_purpose(i, keys), name, probability
+      )
     return images
 
   return change
-
-
-def _for(purpose: int, keys: jax.Array) -> jax.Array:
-  """Returns the keys [B] of examples for one purpose."""
-  return jax.vmap(lambda key: jax.random.fold_in(key, purpose))(keys)
 
 
 def _normalize(config: ml_collections.ConfigDict) -> EvalTransform:
