@@ -20,6 +20,7 @@ MOST_LOOSE_MODULES = 6
 LEVELS = (
   ('config',),
   ('parallel', 'runs'),
+  ('downloads',),
   ('data', 'models', 'optim'),
   ('weights',),
   ('plots',),

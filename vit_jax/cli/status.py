@@ -14,6 +14,7 @@ from absl import logging
 
 from vit_jax import config as config_lib
 from vit_jax.cli.definitions import parse_flags
+from vit_jax.downloads import places
 from vit_jax.parallel import memory
 from vit_jax.parallel import processes
 
@@ -108,11 +109,10 @@ def _keep_compiled(where: str | None) -> None:
       where = str(folder)
     os.environ['JAX_COMPILATION_CACHE_DIR'] = where
   elif 'JAX_COMPILATION_CACHE_DIR' not in os.environ:
-    cache = os.environ.get('VIT_JAX_CACHE') or '~/.cache/vit_jax'
     try:
-      folder = pathlib.Path(cache).expanduser().absolute() / 'xla'
+      folder = places.cache() / 'xla'
       folder.mkdir(parents=True, exist_ok=True)
-    except (OSError, RuntimeError):  # not writable, or no known home directory
-      return
+    except (OSError, config_lib.UserError):
+      return  # it is not writable, or the home directory is not known
     if os.access(folder, os.W_OK | os.X_OK):
       os.environ['JAX_COMPILATION_CACHE_DIR'] = str(folder)

@@ -4,10 +4,7 @@
     gs://bucket/key            as https://storage.googleapis.com/bucket/key
     https://..., http://...    any file
 
-The cache is $VIT_JAX_CACHE, else ~/.cache/vit_jax:
-
-    downloads/HOST/PATH              files
-    hub/OWNER--NAME/REVISION/        directories of the Hub
+`vit_jax.downloads.places` says where the cache is.
 """
 
 import dataclasses
@@ -19,8 +16,9 @@ import time
 from urllib import parse
 
 from vit_jax.config import UserError
+from vit_jax.downloads import places
+from vit_jax.downloads import transfer
 from vit_jax.weights import hub
-from vit_jax.weights import transfer
 
 _GCS = 'https://storage.googleapis.com'
 _REMOTE = ('https://', 'http://', 'gs://', 'hf:')
@@ -53,7 +51,7 @@ def fetch(path: str, *, sleep: transfer.Sleep = time.sleep) -> pathlib.Path:
       download differs from what the server announced.
   """
   if path.startswith('hf:'):
-    return hub.fetch(path, _cache() / 'hub')
+    return hub.fetch(path, places.cache() / 'hub')
   if path.startswith('gs://'):
     return transfer.download(_gcs_file(path), sleep)
   if is_remote(path):
@@ -62,7 +60,7 @@ def fetch(path: str, *, sleep: transfer.Sleep = time.sleep) -> pathlib.Path:
 
 
 def _local(path: str) -> pathlib.Path:
-  local = _expand(path)
+  local = places.expand(path)
   if path and os.path.exists(local):
     return local
   if '://' in path:
@@ -72,21 +70,6 @@ def _local(path: str) -> pathlib.Path:
   else:
     hint = ''
   raise UserError(f'{path!r}: there is no such file or directory{hint}')
-
-
-def _cache() -> pathlib.Path:
-  path = os.environ.get('VIT_JAX_CACHE') or '~/.cache/vit_jax'
-  return _expand(path).absolute()
-
-
-def _expand(path: str) -> pathlib.Path:
-  try:
-    return pathlib.Path(path).expanduser()
-  except RuntimeError:  # '~' of an unknown user
-    raise UserError(
-      f'{path}: the home directory is not known; write it out (VIT_JAX_CACHE'
-      ' names the cache)'
-    ) from None
 
 
 def _gcs_file(path: str) -> transfer.File:
@@ -117,7 +100,7 @@ def _web_file(url: str) -> transfer.File:
     digest = hashlib.sha256(parts.query.encode()).hexdigest()[:12]
     file = pathlib.PurePath(name)
     name = f'{file.stem}-{digest}{file.suffix}'
-  target = _cache().joinpath('downloads', server, *folders, name)
+  target = places.cache().joinpath('downloads', server, *folders, name)
   return transfer.File(
     url,
     target,

@@ -16,8 +16,9 @@ from urllib import parse
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
+from vit_jax.downloads import checksums
+from vit_jax.downloads import places
 from vit_jax.runs import safe_io
-from vit_jax.weights import transfer
 
 if TYPE_CHECKING:
   import huggingface_hub
@@ -52,7 +53,7 @@ def fetch(path: str, cache: pathlib.Path) -> pathlib.Path:
   directory = cache / name.replace('/', '--') / folder
   if _is_whole(directory):
     return directory
-  repository = _Repository(name, revision, directory, _endpoint(), _token())
+  repository = _Repository(name, revision, directory, places.hub(), _token())
   config = repository.get('config.json')
   if _has_texts(config):
     for vocabulary in _VOCABULARIES:
@@ -114,7 +115,7 @@ def push(directory: pathlib.Path, path: str) -> str:
   from huggingface_hub import errors
 
   name = check_name(path)
-  api = huggingface_hub.HfApi(endpoint=_endpoint(), token=_token())
+  api = huggingface_hub.HfApi(endpoint=places.hub(), token=_token())
   try:
     api.create_repo(name, exist_ok=True)
     api.upload_folder(
@@ -131,14 +132,7 @@ def push(directory: pathlib.Path, path: str) -> str:
       f'cannot upload to {path}: {config_lib.one_line(e)}; {hint}; the files'
       f' are in {directory}'
     ) from None
-  return f'{_endpoint()}/{name}'
-
-
-def _endpoint() -> str:
-  endpoint = os.environ.get('HF_ENDPOINT') or 'https://huggingface.co'
-  if not endpoint.startswith(('https://', 'http://')):
-    raise UserError(f'HF_ENDPOINT={endpoint!r} must start with https://')
-  return endpoint.rstrip('/')
+  return f'{places.hub()}/{name}'
 
 
 def _token() -> str | None:
@@ -230,7 +224,7 @@ class _Repository:
     """Compares size and sha256, and removes a file that differs."""
     has_digest = re.fullmatch('[0-9a-f]{64}', etag)
     algorithm = 'sha256' if has_digest else ''
-    if problem := transfer.mismatch(file, size, algorithm, etag):
+    if problem := checksums.mismatch(file, size, algorithm, etag):
       file.unlink()
       raise UserError(
         f'cannot download {self._url(file.name)}: {problem}; what came was'

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 import contextlib
 import dataclasses
 import errno
-import hashlib
 import json
 import os
 import pathlib
@@ -26,6 +25,7 @@ import tqdm
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
+from vit_jax.downloads import checksums
 from vit_jax.runs import locks
 from vit_jax.runs import safe_io
 
@@ -50,12 +50,17 @@ class File:
     target: Path to store it at.
     by_hand: Advice if the server cannot be reached.
     refused: Advice if the server refuses access.
+    missing: Advice if the server has no such file.
+    sha256: Digest of the content, hexadecimal, where it is known in advance;
+      '': what the server announces is compared alone.
   """
 
   url: str
   target: pathlib.Path
   by_hand: str
   refused: str
+  missing: str = 'check the name, or pass a local path'
+  sha256: str = ''
 
   def __str__(self) -> str:
     """Returns the URL without parts that may be secret."""
@@ -77,9 +82,10 @@ def download(file: File, sleep: Sleep) -> pathlib.Path:
 
   Raises:
     UserError: There is no such file, it cannot be reached or stored, or it
-      differs from what the server announced.
+      differs from what the server announced or from its known digest.
   """
   if file.target.is_file():
+    _check_kept(file)
     return file.target
   part = _Part(file.target)
   try:
@@ -292,9 +298,7 @@ def _check_status(file: File, response: 'requests.Response') -> None:
   if response.status_code in (401, 403):
     raise UserError(f'cannot download {file}: {status}: {file.refused}')
   if response.status_code == 404:
-    raise UserError(
-      f'cannot download {file}: {status}: check the name, or pass a local path'
-    )
+    raise UserError(f'cannot download {file}: {status}: {file.missing}')
   if response.status_code != 200:
     raise UserError(f'cannot download {file}: {status}; {file.by_hand}')
   if response.headers.get('Content-Type', '').startswith('text/html'):
@@ -352,10 +356,11 @@ def _hub_header(response: 'requests.Response', header: str) -> str:
 
 
 def _verify(file: File, part: _Part, version: _Version) -> None:
-  """Compares size and hash, and removes a file that differs."""
-  if problem := mismatch(
+  """Compares size and hashes, and removes a file that differs."""
+  problem = checksums.mismatch(
     part.path, version.size, version.algorithm, version.digest
-  ):
+  ) or _other_content(file, part.path)
+  if problem:
     part.discard()
     raise UserError(
       f'cannot download {file}: {problem}; what came was removed: try again, or'
@@ -363,28 +368,30 @@ def _verify(file: File, part: _Part, version: _Version) -> None:
     )
 
 
-def mismatch(
-  path: pathlib.Path, size: int | None, algorithm: str, digest: str
-) -> str:
-  """Returns how a file differs from its announced version; '' if it does not.
+def _check_kept(file: File) -> None:
+  """Compares a file that is there, perhaps put there by hand, with its hash.
 
-  Args:
-    path: The file.
-    size: Its size in bytes; None: any.
-    algorithm: Algorithm of the digest, as hashlib names it; '': none.
-    digest: Digest of its content, hexadecimal.
+  Raises:
+    UserError: It differs, or cannot be read.
   """
-  with path.open('rb') as content:
-    found = os.fstat(content.fileno()).st_size
-    if size not in (None, found):
-      return f'wrong size: {found:,} bytes, not {size:,}'
-    if not algorithm:
-      return ''
-    computed = hashlib.file_digest(
-      content, lambda: hashlib.new(algorithm, usedforsecurity=False)
-    ).hexdigest()
-  same = computed == digest
-  return '' if same else f'wrong {algorithm}: {computed}, not {digest}'
+  try:
+    problem = _other_content(file, file.target)
+  except OSError as e:
+    raise UserError(
+      f'{file.target} cannot be read: {config_lib.one_line(e)}'
+    ) from None
+  if problem:
+    raise UserError(
+      f'{file.target} is not {file}: {problem}; remove it and try again, or'
+      f' {file.by_hand}'
+    )
+
+
+def _other_content(file: File, path: pathlib.Path) -> str:
+  """Returns how a file differs from the known digest; '' if it does not."""
+  if not file.sha256:
+    return ''
+  return checksums.mismatch(path, None, 'sha256', file.sha256)
 
 
 def _cannot_write(file: File, part: _Part, error: OSError) -> UserError:

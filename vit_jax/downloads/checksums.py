@@ -1,0 +1,29 @@
+"""Compares a file with what is known of its content."""
+
+import hashlib
+import os
+import pathlib
+
+
+def mismatch(
+  path: pathlib.Path, size: int | None, algorithm: str, digest: str
+) -> str:
+  """Returns how a file differs from its announced version; '' if it does not.
+
+  Args:
+    path: The file.
+    size: Its size in bytes; None: any.
+    algorithm: Algorithm of the digest, as hashlib names it; '': none.
+    digest: Digest of its content, hexadecimal.
+  """
+  with path.open('rb') as content:
+    found = os.fstat(content.fileno()).st_size
+    if size not in (None, found):
+      return f'wrong size: {found:,} bytes, not {size:,}'
+    if not algorithm:
+      return ''
+    computed = hashlib.file_digest(
+      content, lambda: hashlib.new(algorithm, usedforsecurity=False)
+    ).hexdigest()
+  same = computed == digest
+  return '' if same else f'wrong {algorithm}: {computed}, not {digest}'
