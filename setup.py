@@ -56,6 +56,7 @@ setuptools.setup(
     'vit_jax': [
       'py.typed',
       'data/class_names/*',
+      'data/templates/*',
       'explore/page/*',
       'explore/templates/*',
     ]

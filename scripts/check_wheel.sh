@@ -31,7 +31,13 @@ python - "$scratch" <<'PYTHON'
 import pathlib, sys, vit_jax
 package = pathlib.Path(vit_jax.__file__).parent
 assert package.is_relative_to(pathlib.Path(sys.argv[1]).resolve()), package
-for name in ('explore/page', 'explore/templates', 'configs/digits.py'):
+for name in (
+  'configs/digits.py',
+  'data/class_names/cifar10.txt',
+  'data/templates/cifar.txt',
+  'explore/page',
+  'explore/templates',
+):
   assert (package / name).exists(), name
 PYTHON
 vit-jax --help | grep evaluate

@@ -158,8 +158,8 @@ _SHOTS = flags.DEFINE_string(
 _TEMPLATES = flags.DEFINE_string(
   'templates',
   None,
-  "Of --probe=zero_shot: 'a photo of a {}.|a {}.', or a file with one on each"
-  ' line.',
+  "Of --probe=zero_shot: 'a photo of a {}.|a {}.'; imagenet (80 of CLIP) or"
+  ' cifar (18 of CLIP); or a file with one on each line.',
   flag_values=FLAGS,
 )
 _CLASS_NAMES = flags.DEFINE_string(

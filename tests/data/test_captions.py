@@ -125,7 +125,7 @@ def test_another_vocabulary_is_told_by_its_hash():
     other.check_vocabulary()
 
 
-@pytest.mark.parametrize('name', captions.lists())
+@pytest.mark.parametrize('name', sorted(captions.lists(captions.CLASS_NAMES)))
 def test_lists_of_class_names(name):
   """None is empty; no name is there twice but two of CLIP's for ImageNet."""
   lengths = {
@@ -152,3 +152,31 @@ def test_imagenets_names_are_in_the_order_of_its_synsets():
     'tabby cat',
     'toilet paper',
   ]
+
+
+@pytest.mark.parametrize(
+  'name', sorted(captions.lists(captions.TEMPLATE_LISTS))
+)
+def test_lists_of_templates(name):
+  """All templates of CLIP, none of them twice."""
+  found = captions.parse(name, 'templates')
+  assert len(set(found)) == len(found) == {'cifar': 18, 'imagenet': 80}[name]
+  assert all(x.count('{}') == 1 and x == x.strip() for x in found)
+  assert 'a photo of a {}.' in found
+
+
+def test_captions_of_a_list_of_templates():
+  config = config_of(data__captions='templates:cifar')
+  source = data.open_split(config, 'data.split')
+  label = source.read(0).values['label']
+  assert len(source.captions(0)) == 18
+  assert source.captions(0)[-1] == f'a photo of the big {label}.'
+
+
+def test_an_unknown_list_names_those_there_are():
+  with pytest.raises(UserError, match=r'with a name are cifar, imagenet$'):
+    captions.parse('imagenette', 'templates')
+  with pytest.raises(
+    UserError, match='with a name are cifar10, cifar100, food'
+  ):
+    captions.class_names('cifar', ['?'] * 10, 'key')

@@ -31,7 +31,8 @@ def evaluation(
     k: Number of neighbours that vote, for 'knn'.
     shots: Numbers of images of each class, for 'few_shot'.
     templates: Captions of a class, with {} for its name, for 'zero_shot':
-      'A {}.|B {}.', or a file with one on each line.
+      'A {}.|B {}.', a list of vit_jax/data/templates, as 'imagenet', or a file
+      with one on each line.
     class_names: Names of the classes, for 'zero_shot': as
       `config.data.class_names`.
     patch_size: Size of the patches, an int or (height, width), to which the

@@ -6,6 +6,7 @@ A template has {} where the name of the class goes: 'a photo of a {}.'
 from collections.abc import Mapping
 from collections.abc import Sequence
 import importlib.resources
+from importlib.resources.abc import Traversable
 import itertools
 import os
 import pathlib
@@ -21,7 +22,9 @@ from vit_jax.data import tokenizers
 
 TEMPLATES = 'templates:'
 _PLACE = '{}'
-_LISTS = 'class_names'  # the folder of lists in this package
+# Folders of lists in this package.
+CLASS_NAMES = 'class_names'
+TEMPLATE_LISTS = 'templates'
 
 
 class CaptionedSource(base.Source):
@@ -196,14 +199,15 @@ def parse(given: str, key: str) -> tuple[str, ...]:
   """Returns the templates that a value of the config stands for.
 
   Args:
-    given: 'A {}.|B {}.', or a file with one on each line.
+    given: 'A {}.|B {}.', a list of this package, or a file with one on each
+      line.
     key: Key of the config, for errors.
 
   Raises:
     UserError: There are none, or the file cannot be read.
   """
   if _PLACE not in given:
-    return check_templates(read_lines(given, key), key)
+    return check_templates(_lines(given, TEMPLATE_LISTS, key), key)
   return check_templates([x.strip() for x in given.split('|')], key)
 
 
@@ -244,12 +248,7 @@ def class_names(
   """
   if not given:
     return tuple(name.replace('_', ' ') for name in classes)
-  if given in lists():
-    folder = importlib.resources.files('vit_jax.data') / _LISTS
-    text = (folder / f'{given}.txt').read_text('utf-8')
-    names = tuple(text.splitlines())
-  else:
-    names = tuple(read_lines(given, key))
+  names = tuple(_lines(given, CLASS_NAMES, key))
   if len(names) != len(classes):
     raise UserError(
       f'{key}={given} has {len(names)} names, but the data have'
@@ -259,10 +258,31 @@ def class_names(
   return names
 
 
-def lists() -> list[str]:
-  """Returns the lists of class names of this package, by name."""
-  folder = importlib.resources.files('vit_jax.data') / _LISTS
-  return sorted(x.name.removesuffix('.txt') for x in folder.iterdir())
+def lists(folder: str) -> dict[str, Traversable]:
+  """Returns the lists of this package, by name.
+
+  Args:
+    folder: `CLASS_NAMES` or `TEMPLATE_LISTS`.
+  """
+  found = importlib.resources.files('vit_jax.data') / folder
+  return {x.name.removesuffix('.txt'): x for x in found.iterdir()}
+
+
+def _lines(given: str, folder: str, key: str) -> list[str]:
+  """Returns the lines of a list of this package, or of a file.
+
+  Raises:
+    UserError: It is neither, or cannot be read.
+  """
+  known = lists(folder)
+  if given in known:
+    return known[given].read_text('utf-8').splitlines()
+  try:
+    return read_lines(given, key)
+  except UserError as e:
+    raise UserError(
+      f'{e}; lists with a name are {", ".join(sorted(known))}'
+    ) from None
 
 
 def read_lines(path: str, key: str) -> list[str]:
