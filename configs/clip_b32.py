@@ -1,11 +1,9 @@
-r"""CLIP ViT-B/32, from scratch on pairs of images and captions.
+"""CLIP ViT-B/32, from scratch on pairs of images and captions.
 
-  python -m vit_jax.main --config=configs/clip_b32.py:table:pairs.parquet \
-    --config.data.tokenizer=clip:bpe_simple_vocab_16e6.txt.gz
+  python -m vit_jax.main --config=configs/clip_b32.py:table:pairs.parquet
 
 The argument is the data: a table with a column of images and one of captions.
-The vocabulary is
-https://github.com/openai/CLIP/raw/main/clip/bpe_simple_vocab_16e6.txt.gz.
+CLIP's vocabulary is downloaded.
 
 Source: "Learning Transferable Visual Models From Natural Language Supervision",
 arXiv:2103.00020, tables 18 to 20. Its 400 million pairs are not public; with
@@ -37,7 +35,7 @@ def get_config(arg: str = 'table:pairs.parquet') -> ml_collections.ConfigDict:
   config.data.interpolation = 'bicubic'
   config.data.mean = (0.48145466, 0.4578275, 0.40821073)
   config.data.std = (0.26862954, 0.26130258, 0.27577711)
-  config.data.tokenizer = 'clip:bpe_simple_vocab_16e6.txt.gz'
+  config.data.tokenizer = 'clip'
 
   config.model.name = 'ViT-B/32'
   config.model.patch_bias = False

@@ -1,11 +1,10 @@
-r"""LiT: a text tower learns from a locked ViT-B/16.
+"""LiT: a text tower learns from a locked ViT-B/16.
 
-  python -m vit_jax.main --config=configs/lit_b16.py:table:pairs.parquet \
-    --config.data.tokenizer=wordpiece:vocab.txt
+  python -m vit_jax.main --config=configs/lit_b16.py:table:pairs.parquet
 
 The argument is the data: a table with a column of images and one of captions.
-The vocabulary is the vocab.txt of google-bert/bert-base-uncased at Hugging
-Face. The image tower is AugReg's ViT-B/16 of ImageNet-21k, which is downloaded.
+The vocabulary, BERT's uncased one, and the image tower, AugReg's ViT-B/16 of
+ImageNet-21k, are downloaded.
 
 Source: "LiT: Zero-Shot Transfer with Locked-image text Tuning",
 arXiv:2111.07991, in the form of its authors' public config
@@ -39,7 +38,7 @@ def get_config(arg: str = 'table:pairs.parquet') -> ml_collections.ConfigDict:
   config.data.mean = (0.5,)
   config.data.std = (0.5,)
   config.augment.policy = 'randaugment(2,10)'
-  config.data.tokenizer = 'wordpiece:vocab.txt'
+  config.data.tokenizer = 'wordpiece'
   config.data.text_length = 16
 
   config.model.name = 'ViT-B/16'

@@ -1,11 +1,9 @@
-r"""SigLIP ViT-B/16, from scratch on pairs of images and captions.
+"""SigLIP ViT-B/16, from scratch on pairs of images and captions.
 
-  python -m vit_jax.main --config=configs/siglip_b16.py:table:pairs.parquet \
-    --config.data.tokenizer=sentencepiece:spiece.model
+  python -m vit_jax.main --config=configs/siglip_b16.py:table:pairs.parquet
 
 The argument is the data: a table with a column of images and one of captions.
-The vocabulary is the spiece.model of google/siglip-base-patch16-224 at Hugging
-Face.
+SigLIP's vocabulary is downloaded.
 
 Source: "Sigmoid Loss for Language Image Pre-Training", arXiv:2303.15343, and
 its authors' code (google-research/big_vision, trainers/proj/image_text/siglip):
@@ -34,7 +32,7 @@ def get_config(arg: str = 'table:pairs.parquet') -> ml_collections.ConfigDict:
   config.data.flip = False
   config.data.mean = (0.5,)
   config.data.std = (0.5,)
-  config.data.tokenizer = 'sentencepiece:spiece.model'
+  config.data.tokenizer = 'sentencepiece'
   config.data.text_length = 64
 
   config.model.name = 'ViT-B/16'

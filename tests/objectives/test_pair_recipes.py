@@ -13,6 +13,7 @@ RECIPES = {
   # arXiv:2103.00020, tables 18 and 20.
   'clip_b32': {
     'data.image_size': 224,
+    'data.tokenizer': 'clip',
     'train.batch_size': 32_768,
     'train.duration': '32 epochs',
     'optim.name': 'adamw',
@@ -35,6 +36,7 @@ RECIPES = {
     'optim.learning_rate': 1e-3,
     'optim.b2': 0.95,
     'optim.weight_decay': 1e-4,
+    'data.tokenizer': 'sentencepiece',
     'data.text_length': 64,
     'objective.options.loss': 'sigmoid',
     'objective.options.dim': 0,
@@ -50,6 +52,7 @@ RECIPES = {
     'optim.weight_decay': 0.01,
     'optim.warmup': '150 steps',
     'optim.clip_norm': 1.0,
+    'data.tokenizer': 'wordpiece',
     'data.text_length': 16,
     'objective.options.locked': 'image',
   },

@@ -2,16 +2,15 @@
 
 The libraries `tokenizers`, `sentencepiece` and `ftfy` do the work; here is what
 each family does around them: cleaning, special tokens, truncation and padding.
-`config.data.tokenizer` names one: 'words', or 'KIND:FILE' of `PUBLISHED`.
+`config.data.tokenizer` names one: 'words', 'KIND' of a published vocabulary, or
+'KIND:FILE'.
 """
 
 import abc
 import collections
 from collections.abc import Iterable
-from collections.abc import Mapping
 from collections.abc import Sequence
 import functools
-import gzip
 import hashlib
 import html
 import importlib
@@ -23,6 +22,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.config import UserError
+from vit_jax.data import vocabularies
 
 # CLIP's vocabulary has 49,408 entries: 256 bytes, twice, the merges, and two
 # special tokens; its file has more lines than that.
@@ -36,12 +36,6 @@ _WORDS = 2**16  # remembered with their tokens
 _NO_PUNCTUATION = str.maketrans('', '', string.punctuation)
 
 WORDS = 'words'
-# Tokens of a text, and entries of the published vocabulary, by kind of file.
-PUBLISHED: Mapping[str, tuple[int, int]] = {
-  'clip': (77, 49_408),
-  'sentencepiece': (64, 32_000),
-  'wordpiece': (16, 30_522),
-}
 _WORDS_LENGTH = 32
 _MOST_WORDS = 4096
 _BYTES = 256
@@ -185,7 +179,7 @@ class SentencePiece(Tokenizer):
       UserError: The file cannot be read, or the library is missing.
     """
     library = _library('sentencepiece')
-    _check_file(pathlib.Path(path))
+    vocabularies.check_file(pathlib.Path(path))
     try:
       self._model = library.SentencePieceProcessor(model_file=str(path))
     except (OSError, RuntimeError) as e:
@@ -228,7 +222,7 @@ class WordPiece(Tokenizer):
       UserError: The file cannot be read, or the library is missing.
     """
     library = _library('tokenizers')
-    lines = _text(pathlib.Path(path)).splitlines()
+    lines = vocabularies.read_text(pathlib.Path(path)).splitlines()
     ids = {piece: i for i, piece in enumerate(lines)}
     for name in ('[PAD]', '[UNK]', '[CLS]'):
       if name not in ids:
@@ -315,12 +309,12 @@ def check_name(name: str) -> None:
   Raises:
     UserError: It names no tokenizer.
   """
-  kind, colon, path = name.partition(':')
-  if name != WORDS and not (colon and path and kind in PUBLISHED):
-    files = ', '.join(f"'{kind}:FILE'" for kind in PUBLISHED)
+  if name != WORDS and not vocabularies.is_name(name):
+    published = ', '.join(map(repr, vocabularies.PUBLISHED))
     raise UserError(
       f'config.data.tokenizer is {name!r}: write {WORDS!r} (the words of the'
-      f' captions), or a vocabulary, as one of {files}'
+      f' captions), a published vocabulary ({published}), or a file of one of'
+      " these kinds, as in 'clip:FILE'"
     )
 
 
@@ -336,8 +330,8 @@ def sizes(
   """
   if name == WORDS:
     return length or _WORDS_LENGTH, 1 + _BYTES + words + 1
-  published, vocabulary = PUBLISHED[name.partition(':')[0]]
-  return length or published, vocabulary
+  published = vocabularies.PUBLISHED[vocabularies.kind(name)]
+  return length or published.length, published.entries
 
 
 @functools.lru_cache(maxsize=8)
@@ -352,14 +346,14 @@ def make(
     words: Those that 'words' knows.
 
   Raises:
-    UserError: There is no such tokenizer, its file cannot be read, or a library
-      is missing.
+    UserError: There is no such tokenizer, its file cannot be read or
+      downloaded, or a library is missing.
   """
   check_name(name)
   if name == WORDS:
     return Words(words, length or _WORDS_LENGTH)
-  kind, _, given = name.partition(':')
-  path, length = pathlib.Path(given).expanduser(), sizes(name, length)[0]
+  kind, path = vocabularies.kind(name), vocabularies.fetch(name)
+  length = sizes(name, length)[0]
   if kind == 'clip':
     return Clip(path, length)
   if kind == 'sentencepiece':
@@ -376,13 +370,13 @@ def digest(name: str, words: tuple[str, ...] = ()) -> str:
     words: As for `make`.
 
   Raises:
-    UserError: The file cannot be read.
+    UserError: The file cannot be read or downloaded.
   """
   result = hashlib.blake2b(digest_size=8)
   if name == WORDS:
     result.update('\n'.join(words).encode())
   else:
-    result.update(_bytes(pathlib.Path(name.partition(':')[2]).expanduser()))
+    result.update(vocabularies.read(vocabularies.fetch(name)))
   return result.hexdigest()
 
 
@@ -397,7 +391,7 @@ def _library(name: str) -> Any:
 
 def _merges(path: pathlib.Path) -> list[tuple[str, str]]:
   """Returns the pairs of symbols that are merged, in order."""
-  lines = _text(path).splitlines()[1 : _MERGES + 1]
+  lines = vocabularies.read_text(path).splitlines()[1 : _MERGES + 1]
   pairs = [tuple(line.split()) for line in lines if line.strip()]
   if not pairs or any(len(pair) != 2 for pair in pairs):
     raise UserError(
@@ -405,28 +399,6 @@ def _merges(path: pathlib.Path) -> list[tuple[str, str]]:
       ' has two symbols'
     )
   return [(pair[0], pair[1]) for pair in pairs]
-
-
-def _text(path: pathlib.Path) -> str:
-  try:
-    return _bytes(path).decode()
-  except UnicodeDecodeError as e:
-    raise UserError(f'{path} cannot be read: {e}') from None
-
-
-def _bytes(path: pathlib.Path) -> bytes:
-  """Returns the content of a file, unpacked if it is compressed."""
-  _check_file(path)
-  try:
-    read = path.read_bytes()
-    return gzip.decompress(read) if path.suffix == '.gz' else read
-  except (OSError, EOFError) as e:
-    raise UserError(f'{path} cannot be read: {e}') from None
-
-
-def _check_file(path: pathlib.Path) -> None:
-  if not path.is_file():
-    raise UserError(f'there is no vocabulary {path}')
 
 
 def _byte_symbols() -> dict[str, int]:

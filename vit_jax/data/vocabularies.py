@@ -1,0 +1,135 @@
+"""Files of vocabularies: published ones are downloaded once, others are read.
+
+A name is 'KIND', one of `PUBLISHED`, or 'KIND:FILE' with a file of that kind.
+"""
+
+from collections.abc import Mapping
+import dataclasses
+import gzip
+import pathlib
+import time
+
+from vit_jax.config import UserError
+from vit_jax.downloads import places
+from vit_jax.downloads import transfer
+
+
+@dataclasses.dataclass(frozen=True)
+class Published:
+  """A published vocabulary.
+
+  Attributes:
+    length: Tokens of a text, as its model was trained.
+    entries: Number of different tokens.
+    url: Address of the file; a path is one on the Hugging Face Hub.
+    sha256: Digest of the file, hexadecimal.
+  """
+
+  length: int
+  entries: int
+  url: str
+  sha256: str
+
+
+# By kind of tokenizer. The digests let any mirror be used.
+PUBLISHED: Mapping[str, Published] = {
+  # CLIP's byte pairs.
+  'clip': Published(
+    77,
+    49_408,
+    'https://raw.githubusercontent.com/openai/CLIP/main/clip/'
+    'bpe_simple_vocab_16e6.txt.gz',
+    '924691ac288e54409236115652ad4aa250f48203de50a9e4722a6ecd48d6804a',
+  ),
+  # SigLIP's pieces, of English.
+  'sentencepiece': Published(
+    64,
+    32_000,
+    'google/siglip-base-patch16-224/resolve/main/spiece.model',
+    '1e5036bed065526c3c212dfbe288752391797c4bb1a284aa18c9a0b23fcaf8ec',
+  ),
+  # BERT's pieces of lower-case English, which LiT has.
+  'wordpiece': Published(
+    16,
+    30_522,
+    'google-bert/bert-base-uncased/resolve/main/vocab.txt',
+    '07eced375cec144d27c900241f3e339478dec958f92fddbc551f295c992038a3',
+  ),
+}
+
+
+def is_name(name: str) -> bool:
+  """Whether this is 'KIND' or 'KIND:FILE'."""
+  found, colon, path = name.partition(':')
+  return found in PUBLISHED and bool(path) == bool(colon)
+
+
+def kind(name: str) -> str:
+  """Returns the kind of a name, a key of `PUBLISHED`."""
+  return name.partition(':')[0]
+
+
+def fetch(name: str) -> pathlib.Path:
+  """Returns the file of a vocabulary; downloads a published one if needed.
+
+  Args:
+    name: 'KIND' or 'KIND:FILE'.
+
+  Raises:
+    UserError: The file cannot be downloaded, or is another one.
+  """
+  found, _, path = name.partition(':')
+  if path:
+    return places.expand(path)
+  return transfer.download(_published(found), time.sleep)
+
+
+def read(path: pathlib.Path) -> bytes:
+  """Returns the content of a file, unpacked if it is compressed.
+
+  Raises:
+    UserError: It cannot be read.
+  """
+  check_file(path)
+  try:
+    content = path.read_bytes()
+    return gzip.decompress(content) if path.suffix == '.gz' else content
+  except (OSError, EOFError) as e:
+    raise UserError(f'{path} cannot be read: {e}') from None
+
+
+def read_text(path: pathlib.Path) -> str:
+  """Returns the same as text.
+
+  Raises:
+    UserError: It cannot be read.
+  """
+  try:
+    return read(path).decode()
+  except UnicodeDecodeError as e:
+    raise UserError(f'{path} cannot be read: {e}') from None
+
+
+def check_file(path: pathlib.Path) -> None:
+  """Raises a UserError where there is no such file."""
+  if not path.is_file():
+    raise UserError(f'there is no vocabulary {path}')
+
+
+def _published(name: str) -> transfer.File:
+  """Returns the remote file of a kind."""
+  vocabulary = PUBLISHED[name]
+  url = vocabulary.url
+  if '://' not in url:
+    url = f'{places.hub()}/{url}'
+  target = places.cache() / 'vocabularies' / pathlib.PurePosixPath(url).name
+  own = f"name a copy of it, as config.data.tokenizer='{name}:FILE'"
+  return transfer.File(
+    url,
+    target,
+    by_hand=f'download it where there is a network and put it at {target}, or'
+    f' {own}',
+    refused=f'access was refused; {own}',
+    missing=own,
+    sha256=vocabulary.sha256,
+  )
