@@ -1,4 +1,4 @@
-"""Steps of methods without labels, in turns with PyTorch's; tiny models."""
+"""Steps of methods, in turns with PyTorch's; tiny models."""
 
 import os
 import subprocess
@@ -26,6 +26,9 @@ _OPTIONS = {
     'local_size': 32,
   },
   'mocov3': {'width': 32, 'dim': 256},
+  'clip': {'text_width': 32, 'text_depth': 1, 'text_heads': 2},
+  'setr': {'layers': (0, 1), 'channels': 8, 'convs': 2},
+  'unetr': {'channels': 2},
 }
 _OPTIONS['dinov2'] = _OPTIONS['dino']
 
@@ -41,10 +44,17 @@ def config_of(name):
   size = 8 if name == 'igpt' else 64
   batch_size = 16 if name == 'mocov3' else 4
   config = pretraining.config(
-    name, setting_lib.Setting(batch_size=batch_size, image_size=size)
+    name,
+    setting_lib.Setting(
+      batch_size=batch_size,
+      image_size=None if name == 'unetr' else size,
+    ),
   )
+  if name == 'unetr':
+    config.data.image_size = (16, 16, 32)
   config.objective.options.update(_OPTIONS[name])
-  changes = {'hidden_size': 64, 'mlp_dim': 128, 'num_heads': 2, 'depth': 1}
+  depth = {'setr': 2, 'unetr': 12}.get(name, 1)
+  changes = {'hidden_size': 64, 'mlp_dim': 128, 'num_heads': 2, 'depth': depth}
   for key, value in changes.items():
     config_lib.set_value(config, f'model.{key}', value)
   if name == 'igpt':
@@ -52,31 +62,33 @@ def config_of(name):
   return config
 
 
-@pytest.mark.parametrize('name', ['mae', 'beit', 'igpt', 'dino', 'mocov3'])
+@pytest.mark.parametrize('name', sorted(set(_OPTIONS) - {'dinov2'}))
 def test_a_method_in_turns_with_pytorch(name):
   pytest.importorskip('torch', reason='needs torch and transformers')
   pytest.importorskip('transformers', reason='needs transformers')
-  bench = pretraining.Bench(config_of(name), blocks=2)
+  if name == 'unetr':
+    pytest.importorskip('monai', reason='needs monai')
+  bench = pretraining.Bench(name, config_of(name), blocks=2)
   entry = bench.train()
   rates.check_rates(entry)
-  assert entry['against'] in ('torch', 'transformers')
+  assert entry['against'] in ('torch', 'transformers', 'monai')
   assert entry['parameters'] > 0
 
 
 def test_a_method_without_a_peer_has_our_figure_alone(monkeypatch):
-  entry = pretraining.Bench(config_of('dinov2'), blocks=1).train()
+  entry = pretraining.Bench('dinov2', config_of('dinov2'), blocks=1).train()
   assert entry['images_per_second'] > 0 and 'ratio' not in entry
   assert entry['against'] == 'no package has a training step of dinov2'
   assert 'no package has' in report_lib.table({'train': entry})
-  for module in ('torch_masked', 'torch_siamese'):
+  for module in ('torch_library', 'torch_siamese'):
     monkeypatch.setitem(sys.modules, f'vit_jax.benchmark.peers.{module}', None)
-  entry = pretraining.Bench(config_of('mae'), blocks=1).train()
+  entry = pretraining.Bench('mae', config_of('mae'), blocks=1).train()
   assert entry['against'] == 'nothing: pip install torch transformers'
   assert 'ratio' not in entry
 
 
 def test_what_is_not_the_same_is_not_timed():
-  bench = pretraining.Bench(config_of('mocov3'), blocks=1)
+  bench = pretraining.Bench('mocov3', config_of('mocov3'), blocks=1)
 
   class Peer:
     parameters = bench._parameters

@@ -37,9 +37,10 @@ give the same loss.
   python -m vit_jax.benchmark --parts=train --objective=mae
 
 times the training step of a method without labels (mae, beit, igpt, dino,
-dinov2, mocov3) in turns with PyTorch's: the classes of transformers, or, for
-dino and mocov3, a plain formulation; there is none of dinov2. The settings are
-those of the method's config for ImageNet-1k, with ViT-Ti/16 or iGPT-S, or
+dinov2, mocov3), of image-text pairs (clip) or of segmentation (setr, unetr) in
+turns with PyTorch's: the classes of transformers and MONAI, or, for dino,
+mocov3 and setr, a plain formulation; there is none of dinov2. The settings are
+those of the method's recipe in configs/, with ViT-Ti/16, iGPT-S or ViT-B/32, or
 --model. Both must have as many parameters, and about the same first loss.
 
   python -m vit_jax.benchmark --parts=compile --hardware=v5e:2x2 \
@@ -75,7 +76,7 @@ PARTS = (*_TIMED, *_ALONE, _COMPILE)
 
 _PARTS = flags.DEFINE_list('parts', list(_TIMED), 'Parts to measure.')
 _OBJECTIVE = flags.DEFINE_string(
-  'objective', None, 'For --parts=train: a method without labels, as mae.'
+  'objective', None, 'For --parts=train: a method, as mae or clip.'
 )
 _MODEL = flags.DEFINE_string(
   'model', 'tutorial', 'A name, or the ViT of configs/cifar10_tutorial.py.'
@@ -230,10 +231,11 @@ def _measure_method(setting: Any) -> dict[str, Any]:
   """Returns the report on --objective; `setting` is a `setting.Setting`."""
   from vit_jax.benchmark import pretraining
 
-  config = pretraining.config(str(_OBJECTIVE.value), setting)
-  entry = pretraining.Bench(config, _BLOCKS.value).train()
+  name = str(_OBJECTIVE.value)
+  config = pretraining.config(name, setting)
+  entry = pretraining.Bench(name, config, _BLOCKS.value).train()
   facts = _described(config) | {'model': config.model.name}
-  return {'train': entry, 'objective': config.objective.name} | facts
+  return {'train': entry, 'objective': name} | facts
 
 
 def _described(config: Any) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Times the training step of a method, in turns with PyTorch's.
 
-The settings are those of the method's config for ImageNet-1k, with a smaller
-model, and without what PyTorch's programs do in their data loaders (changes of
-colours) or leave to chance (stochastic depth). Images are random numbers: no
-data are read.
+The settings are those of the method's recipe, with a smaller model, and without
+what PyTorch's programs do in their data loaders (changes of colours) or leave
+to chance (dropout, stochastic depth). Images, captions and maps are random
+numbers: no data are read.
 """
 
 import dataclasses
@@ -26,6 +26,7 @@ from vit_jax.benchmark import methods
 from vit_jax.benchmark import setting as setting_lib
 from vit_jax.benchmark import timing
 from vit_jax.benchmark.peers import ours as ours_lib
+from vit_jax.data import features as features_lib
 from vit_jax.data.device import rng as rng_lib
 from vit_jax.data.device import views
 from vit_jax.models import stack
@@ -55,7 +56,7 @@ def config(
   """Returns the config of a method.
 
   Args:
-    name: Name of the objective.
+    name: One of `methods.METHODS`.
     setting: Flags of the benchmark; `data` is not used.
 
   Raises:
@@ -78,9 +79,9 @@ def config(
   changes = _CHANGES | setting_lib.FIXED | {'model.name': method.model}
   for key in ('hidden_size', 'mlp_dim', 'num_heads', 'depth'):
     changes[f'model.{key}'] = getattr(model, key, None)
-  changes |= {'train.dtype': setting.dtype}
+  changes |= {'train.dtype': setting.dtype, **method.changes}
   changes |= {key: x for key, x in given.items() if x is not None}
-  result = config_lib.load(str(setting_lib.CONFIGS / f'{name}_i1k.py'))
+  result = config_lib.load(str(setting_lib.CONFIGS / f'{method.config}.py'))
   for spec in result.evals.values():
     spec.split = ''
   for key, value in changes.items():
@@ -92,18 +93,20 @@ class Bench:
   """Our step of a method, and PyTorch's.
 
   Attributes:
+    name: One of `methods.METHODS`.
     config: The config.
     blocks: Number of timed blocks.
     program: Our compiled functions.
   """
 
-  def __init__(self, config: ml_collections.ConfigDict, blocks: int):
+  def __init__(self, name: str, config: ml_collections.ConfigDict, blocks: int):
     """Makes our state, and one batch of random images."""
-    self.config, self.blocks = config, blocks
+    self.name, self.config, self.blocks = name, config, blocks
     self.program = plan.make_program(config)
     rng = np.random.default_rng(0)
+    features = self.program.features
     self._batch = {
-      name: jax.device_put(_random(rng, x), x.sharding)
+      name: jax.device_put(_random(rng, x, features.get(name)), x.sharding)
       for name, x in self.program.abstract_batch().items()
     }
     state = self.program.initialise()
@@ -157,8 +160,7 @@ class Bench:
       }
     else:
       entry = timing.compare(ours, times['theirs'], images)
-      method = methods.named(self.config.objective.name)
-      entry['against'] = method.packages.split()[-1]
+      entry['against'] = methods.named(self.name).packages.split()[-1]
     seconds, flops = statistics.median(ours) / count, self.program.flops.step
     return entry | {
       'milliseconds_per_step': 1e3 * seconds,
@@ -177,15 +179,14 @@ class Bench:
 
   def _peer(self) -> tuple[Any, str]:
     """Returns PyTorch's step, or None and what is missing."""
-    name = self.config.objective.name
-    method = methods.named(name)
+    method = methods.named(self.name)
     if not method.peer:
-      return None, f'no package has a training step of {name}'
+      return None, f'no package has a training step of {self.name}'
     module, _, cls = method.peer.partition(':')
     try:
       found = importlib.import_module(f'vit_jax.benchmark.peers.{module}')
     except ImportError as e:
-      logging.warning('warning: no peer of %s: %s', name, e)
+      logging.warning('warning: no peer of %s: %s', self.name, e)
       return None, f'nothing: pip install {method.packages}'
     return getattr(found, cls)(self._task(found.torch_step)), ''
 
@@ -201,10 +202,10 @@ class Bench:
     prepare = views.train_transform(
       self.config, program.features, program.objective.views
     )
-    images = jax.jit(prepare)(self._batch, rng)
-    found = {name: np.array(images[name]) for name in program.objective.views}
+    others = jax.tree.map(np.array, jax.jit(prepare)(self._batch, rng))
+    images = {name: others.pop(name) for name in program.objective.views}
     return torch_step.Task(
-      program.objective, self.config, params, self._extra, found
+      program.objective, self.config, params, self._extra, images, others
     )
 
   def _check(self, loss: float, peer: Any) -> None:
@@ -222,12 +223,22 @@ class Bench:
       )
 
 
-def _random(rng: np.random.Generator, x: Any) -> np.ndarray:
-  """Returns an array of a batch: random pixels; all examples are valid."""
+def _random(
+  rng: np.random.Generator, x: Any, feature: features_lib.Feature | None
+) -> np.ndarray:
+  """Returns an array of a batch: random values; all examples are valid."""
+  if isinstance(feature, features_lib.SegmentationMap):
+    return rng.integers(0, len(feature.classes), x.shape).astype(x.dtype)
+  if isinstance(feature, features_lib.Text):
+    tokens = rng.integers(1, feature.vocabulary - 1, x.shape)
+    tokens[:, -1] = feature.vocabulary - 1  # the end, with the largest number
+    return tokens.astype(x.dtype)
   if x.dtype == np.bool_:
     return np.ones(x.shape, bool)
   if x.dtype == np.int32:
     return np.arange(math.prod(x.shape), dtype=np.int32).reshape(x.shape)
+  if x.dtype == np.float32:
+    return rng.random(x.shape, np.float32)
   return rng.integers(0, 256, x.shape).astype(x.dtype)
 
 

@@ -8,6 +8,7 @@ module has as many trained parameters as ours.
 import abc
 from collections.abc import Mapping
 import dataclasses
+import functools
 from typing import Any
 
 import ml_collections
@@ -28,7 +29,9 @@ class Task:
     config: Its full config.
     params: Initial parameters, float32 NumPy arrays.
     extra: Initial state beside the parameters, NumPy arrays.
-    views: Crops as the loss sees them, float32 [B, H, W, C] or [B, n, H, W, C].
+    views: Crops as the loss sees them, float32 [B, H, W, C], [B, n, H, W, C] or
+      of volumes [B, D, H, W, C].
+    others: What else a batch has, as captions and maps.
   """
 
   objective: objectives.Objective
@@ -36,6 +39,7 @@ class Task:
   params: Any
   extra: Any
   views: Mapping[str, np.ndarray]
+  others: Mapping[str, np.ndarray]
 
 
 class TorchStep(abc.ABC):
@@ -43,7 +47,6 @@ class TorchStep(abc.ABC):
 
   Attributes:
     task: The method, its parameters and a batch.
-    views: The batch by view, [B, C, H, W]; of n crops [n, B, C, H, W].
     module: What is trained.
   """
 
@@ -53,10 +56,6 @@ class TorchStep(abc.ABC):
     torch.manual_seed(0)
     self.task = task
     self._device = torch_models.device(torch, '--objective')
-    self.views = {
-      name: self.tensor(np.moveaxis(_crops_first(x), -1, -3))
-      for name, x in task.views.items()
-    }
     self.module = self.make().to(self._device).train()
     optim = task.config.optim
     self._optimizer = torch.optim.AdamW(
@@ -71,6 +70,14 @@ class TorchStep(abc.ABC):
   @abc.abstractmethod
   def make(self) -> Any:
     """Returns the module."""
+
+  @functools.cached_property
+  def views(self) -> dict[str, Any]:
+    """The images by view, [B, C, H, W]; of n crops [n, B, C, H, W]."""
+    return {
+      name: self.tensor(np.moveaxis(_crops_first(x), -1, -3))
+      for name, x in self.task.views.items()
+    }
 
   @abc.abstractmethod
   def loss(self) -> Any:

@@ -3,6 +3,7 @@
 In comments: B images, T tokens, D width, H heads.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -38,11 +39,23 @@ class ViT(nn.Module):
 
   def forward(self, images: Any) -> Any:
     """Returns features [B, D] of images [B, C, height, width]."""
+    return self.norm(self.blocks(self._tokens(images))[:, 0])
+
+  def levels(self, images: Any, layers: Sequence[int]) -> list[Any]:
+    """Returns patches after some layers, [B, D, rows, columns] each."""
+    x, found = self._tokens(images), []
+    for i, block in enumerate(self.blocks):
+      x = block(x)
+      if i in layers:
+        found.append(x[:, 1:].transpose(1, 2).unflatten(2, self._grid))
+    return found
+
+  def _tokens(self, images: Any) -> Any:
+    """Returns the class token and the patches with positions, [B, T, D]."""
     x = self.patches(images)
     positions = self._resized(x.shape[-2:])
     x = x.flatten(2).transpose(1, 2)
-    x = torch.cat([self.token.expand(len(x), -1, -1), x], dim=1) + positions
-    return self.norm(self.blocks(x)[:, 0])
+    return torch.cat([self.token.expand(len(x), -1, -1), x], dim=1) + positions
 
   def _resized(self, grid: Any) -> Any:
     """Returns positions for a grid of patches, [1, T, D]."""

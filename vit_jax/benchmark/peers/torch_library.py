@@ -1,4 +1,4 @@
-"""Methods with a class of their own in transformers: MAE, BEiT and iGPT.
+"""Methods with a class in transformers: MAE, BEiT, iGPT and CLIP.
 
 They start from our parameters, so that the first losses are alike.
 """
@@ -86,6 +86,21 @@ class IGPT(torch_step.TorchStep):
     return functional.cross_entropy(
       logits.float().flatten(0, 1), self._ids.flatten()
     )
+
+
+class CLIP(torch_step.TorchStep):
+  """CLIPModel, whose loss is CLIP's own."""
+
+  def make(self) -> Any:
+    """Returns the module."""
+    tokens = self.task.others['text'].astype(np.int64)
+    self._tokens = self.tensor(tokens)
+    return _converted(self.task, transformers.CLIPModel)
+
+  def loss(self) -> Any:
+    """Returns the loss of the batch."""
+    images = self.views['image']
+    return self.module(self._tokens, images, return_loss=True).loss
 
 
 def _converted(task: torch_step.Task, cls: Any) -> Any:

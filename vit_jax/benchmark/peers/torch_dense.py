@@ -1,0 +1,117 @@
+"""SETR-PUP in plain PyTorch, and MONAI's UNETR."""
+
+import pathlib
+import tempfile
+from typing import Any
+
+import numpy as np
+from safetensors import torch as safetensors_torch
+from torch import nn
+from torch.nn import functional
+
+from vit_jax.benchmark.peers import torch_step
+from vit_jax.benchmark.peers import torch_vit
+from vit_jax.models import setr
+from vit_jax.weights.formats import dense
+
+
+class SETR(torch_step.TorchStep):
+  """SETR-PUP (arXiv:2012.15840, section 3.2), with auxiliary heads."""
+
+  def make(self) -> Any:
+    """Returns the trunk and the heads."""
+    decoder = self.task.objective.decoder
+    assert isinstance(decoder, setr.SETR) and decoder.kind == 'pup'
+    self._layers = self.task.config.objective.options.layers
+    self._labels = self.tensor(self.task.others['map'].astype(np.int64))
+    trunk = torch_vit.ViT(self.task.objective)
+    kind, width = setr.KINDS['pup'], trunk.width
+    heads = [
+      _up_head(decoder, width, decoder.auxiliary_convs, 4)
+      for _ in self._layers[:-1]
+    ]
+    convs = decoder.convs or kind['convs']
+    heads += [_up_head(decoder, width, convs, kind['scale'])]
+    return nn.ModuleList([trunk, *heads])
+
+  def loss(self) -> Any:
+    """Returns the loss of all heads."""
+    trunk, *heads = self.module
+    levels = trunk.levels(self.views['image'], self._layers)
+    weight = self.task.config.objective.options.auxiliary_weight
+    losses = [
+      functional.cross_entropy(self._resized(head(x)), self._labels)
+      for head, x in zip(heads, levels, strict=True)
+    ]
+    return losses[-1] + weight * sum(losses[:-1])
+
+  def _resized(self, logits: Any) -> Any:
+    size = self._labels.shape[1:]
+    if logits.shape[2:] == size:
+      return logits
+    return functional.interpolate(logits.float(), size, mode='bilinear')
+
+
+class UNETR(torch_step.TorchStep):
+  """MONAI's UNETR with our parameters, and its DiceCELoss."""
+
+  def make(self) -> Any:
+    """Returns the module."""
+    from monai import losses
+    from monai.networks import nets
+
+    task, model = self.task, self.task.objective.model
+    (volumes,) = task.views.values()
+    self._volumes = self.tensor(np.moveaxis(volumes, -1, 1))
+    self._labels = self.tensor(task.others['map'].astype(np.int64)[:, None])
+    self._loss = losses.DiceCELoss(to_onehot_y=True, softmax=True)
+    module = nets.UNETR(
+      in_channels=volumes.shape[-1],
+      out_channels=task.objective.decoder.num_classes,
+      img_size=volumes.shape[1:-1],
+      feature_size=task.objective.decoder.features,
+      hidden_size=model.hidden_size,
+      mlp_dim=model.mlp_dim,
+      num_heads=model.num_heads,
+      proj_type='conv',
+    )
+    with tempfile.TemporaryDirectory() as folder:
+      path = pathlib.Path(folder, 'model.safetensors')
+      dense.write(task.params, path, 'monai')
+      module.load_state_dict(safetensors_torch.load_file(path))
+    for name, x in module.named_parameters():
+      # MONAI's blocks have these, and UNETR does not use them.
+      x.requires_grad_('norm_cross_attn' not in name)
+    return module
+
+  def loss(self) -> Any:
+    """Returns the loss of the batch."""
+    return self._loss(self.module(self._volumes).float(), self._labels)
+
+
+def _up_head(decoder: setr.SETR, width: int, convs: int, scale: int) -> Any:
+  """Returns a norm, convolutions, each with upsampling, and a classifier."""
+  layers: list[Any] = [_Norm(width)]
+  for i in range(convs):
+    layers += [
+      nn.Conv2d(
+        decoder.channels if i else width,
+        decoder.channels,
+        3,
+        padding=1,
+        bias=False,
+      ),
+      nn.BatchNorm2d(decoder.channels),
+      nn.ReLU(),
+      nn.Upsample(scale_factor=scale, mode='bilinear'),
+    ]
+  return nn.Sequential(
+    *layers, nn.Conv2d(decoder.channels, decoder.num_classes, 1)
+  )
+
+
+class _Norm(nn.LayerNorm):
+  """LayerNorm over the channels of [B, C, H, W]."""
+
+  def forward(self, x: Any) -> Any:
+    return super().forward(x.movedim(1, -1)).movedim(-1, 1)
