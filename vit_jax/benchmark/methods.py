@@ -57,7 +57,7 @@ METHODS = {
   'unetr': Method(
     'unetr_btcv',
     1,
-    peer='torch_dense:UNETR',
+    peer='torch_monai:UNETR',
     packages='torch monai',
     changes={
       'model.num_classes': 14,

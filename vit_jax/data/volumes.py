@@ -15,10 +15,10 @@ CLASSES = ('background', 'tube', 'sphere')
 SIZE = (32, 32, 32)  # unless the config has data.source_size
 _VOLUMES = {'train': 400, 'test': 40}
 _EACH = (1, 2)  # least and most tubes, and as many spheres
-_TUBE = (0.05, 0.09)  # radii, as fractions of the volume's shortest side
-_SPHERE = (0.14, 0.22)
+_TUBE = (0.05, 0.07)  # radii, as fractions of the volume's shortest side
+_SPHERE = (0.17, 0.25)
 _BRIGHTER = (50.0, 90.0)  # than the background, in grey levels
-_NOISE = 20.0  # standard deviation, in grey levels
+_NOISE = 15.0  # standard deviation, in grey levels
 
 Size = tuple[int, ...]
 

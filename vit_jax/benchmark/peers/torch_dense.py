@@ -1,18 +1,15 @@
-"""SETR-PUP in plain PyTorch, and MONAI's UNETR."""
+"""SETR-PUP in plain PyTorch."""
 
-import pathlib
-import tempfile
 from typing import Any
 
 import numpy as np
-from safetensors import torch as safetensors_torch
 from torch import nn
 from torch.nn import functional
 
 from vit_jax.benchmark.peers import torch_step
 from vit_jax.benchmark.peers import torch_vit
 from vit_jax.models import setr
-from vit_jax.weights.formats import dense
+from vit_jax.objectives import segmentation
 
 
 class SETR(torch_step.TorchStep):
@@ -20,11 +17,13 @@ class SETR(torch_step.TorchStep):
 
   def make(self) -> Any:
     """Returns the trunk and the heads."""
-    decoder = self.task.objective.decoder
+    objective = self.task.objective
+    assert isinstance(objective, segmentation.Segmentation)
+    decoder = objective.decoder
     assert isinstance(decoder, setr.SETR) and decoder.kind == 'pup'
     self._layers = self.task.config.objective.options.layers
     self._labels = self.tensor(self.task.others['map'].astype(np.int64))
-    trunk = torch_vit.ViT(self.task.objective)
+    trunk = torch_vit.ViT(objective)
     kind, width = setr.KINDS['pup'], trunk.width
     heads = [
       _up_head(decoder, width, decoder.auxiliary_convs, 4)
@@ -50,43 +49,6 @@ class SETR(torch_step.TorchStep):
     if logits.shape[2:] == size:
       return logits
     return functional.interpolate(logits.float(), size, mode='bilinear')
-
-
-class UNETR(torch_step.TorchStep):
-  """MONAI's UNETR with our parameters, and its DiceCELoss."""
-
-  def make(self) -> Any:
-    """Returns the module."""
-    from monai import losses
-    from monai.networks import nets
-
-    task, model = self.task, self.task.objective.model
-    (volumes,) = task.views.values()
-    self._volumes = self.tensor(np.moveaxis(volumes, -1, 1))
-    self._labels = self.tensor(task.others['map'].astype(np.int64)[:, None])
-    self._loss = losses.DiceCELoss(to_onehot_y=True, softmax=True)
-    module = nets.UNETR(
-      in_channels=volumes.shape[-1],
-      out_channels=task.objective.decoder.num_classes,
-      img_size=volumes.shape[1:-1],
-      feature_size=task.objective.decoder.features,
-      hidden_size=model.hidden_size,
-      mlp_dim=model.mlp_dim,
-      num_heads=model.num_heads,
-      proj_type='conv',
-    )
-    with tempfile.TemporaryDirectory() as folder:
-      path = pathlib.Path(folder, 'model.safetensors')
-      dense.write(task.params, path, 'monai')
-      module.load_state_dict(safetensors_torch.load_file(path))
-    for name, x in module.named_parameters():
-      # MONAI's blocks have these, and UNETR does not use them.
-      x.requires_grad_('norm_cross_attn' not in name)
-    return module
-
-  def loss(self) -> Any:
-    """Returns the loss of the batch."""
-    return self._loss(self.module(self._volumes).float(), self._labels)
 
 
 def _up_head(decoder: setr.SETR, width: int, convs: int, scale: int) -> Any:
