@@ -106,8 +106,8 @@ def test_what_is_not_the_same_is_not_timed():
 @pytest.mark.parametrize(
   'flags, says',
   [
-    (['--parts=train', '--objective=simclr'], 'choose one of beit, dino'),
-    (['--parts=train', '--objective='], 'choose one of beit, dino'),
+    (['--parts=train', '--objective=simclr'], 'choose one of beit, clip, dino'),
+    (['--parts=train', '--objective='], 'choose one of beit, clip, dino'),
     (['--parts=infer', '--objective=mae'], '--objective needs --parts=train'),
     (
       ['--parts=train', '--objective=mae', '--compare=timm'],
