@@ -60,6 +60,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
     kind='linear',
     split='train[80%:]',
     train_split='train[:80%]',
+    features='tokens',
   )
   config.checkpoint.every = '200 steps'
   return config

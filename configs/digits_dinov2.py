@@ -59,7 +59,10 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
 
   for kind in ('linear', 'knn'):
     config.evals[kind] = config_lib.evaluation(
-      kind=kind, split='train[80%:]', train_split='train[:80%]'
+      kind=kind,
+      split='train[80%:]',
+      train_split='train[:80%]',
+      features='tokens',
     )
   config.checkpoint.every = '200 steps'
   return config

@@ -51,7 +51,10 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   config.optim.b2 = 0.95
 
   config.evals.linear = config_lib.evaluation(
-    kind='linear', split='train[80%:]', train_split='train[:80%]'
+    kind='linear',
+    split='train[80%:]',
+    train_split='train[:80%]',
+    features='tokens',
   )
   config.checkpoint.every = '200 steps'
   return config

@@ -283,16 +283,24 @@ def test_a_damaged_image_is_named(folder, folder_run, tmp_path, capsys):
 TRAIN_SPLIT = '--train_split=train[:80%]'
 
 
-def test_nearest_neighbours_of_a_run(digits_run, capsys):
+def tokens_of(vit, images):
+  """Returns all tokens of images side by side, [B, N D]."""
+  inputs = vit.preprocess(images)
+  found = vit.model.apply({'params': vit.params}, inputs, method='trunk')
+  return np.asarray(found['tokens'], np.float32).reshape(len(images), -1)
+
+
+@pytest.mark.parametrize(
+  'features, embed', [('head', vit_jax.embeddings), ('tokens', tokens_of)]
+)
+def test_nearest_neighbours_of_a_run(digits_run, capsys, features, embed):
   """Against scikit-learn's, on the library's embeddings."""
   args = f'--from={digits_run}', '--data=digits', SPLIT, TRAIN_SPLIT
-  found = run(capsys, *args, '--probe=knn', '--k=3', '--batch_size=50')
+  flags = '--k=3', '--batch_size=50', f'--features={features}'
+  found = run(capsys, *args, '--probe=knn', *flags)
   vit = vit_jax.load(digits_run)
   (x, y), (test, expected) = (
-    (
-      vit_jax.embeddings(vit, list(source.arrays['image'])),
-      source.arrays['label'],
-    )
+    (embed(vit, list(source.arrays['image'])), source.arrays['label'])
     for source in (
       data.open_source(vit.preprocess.to_config(), split)
       for split in ('train[:80%]', 'train[80%:]')
@@ -364,6 +372,7 @@ def test_mistakes_with_probes(digits_run, tmp_path):
   assert '--train_split is missing' in message('--probe=knn')
   assert '--train_split is for --probe' in message(TRAIN_SPLIT)
   assert '--k is for --probe=knn' in message('--k=3')
+  assert '--features is for --probe' in message('--features=tokens')
   knn, few = '--probe=knn', '--probe=few_shot'
   assert '--shots is for --probe=few_shot' in message(
     knn, TRAIN_SPLIT, '--shots=1'

@@ -142,6 +142,13 @@ _TRAIN_SPLIT = flags.DEFINE_string(
   'The split that a probe learns from; has no image of --split.',
   flag_values=FLAGS,
 )
+_FEATURES = flags.DEFINE_enum(
+  'features',
+  None,
+  ['head', 'tokens'],
+  "What a probe reads: the head's input (default), or all tokens side by side.",
+  flag_values=FLAGS,
+)
 _K = flags.DEFINE_integer(
   'k',
   None,
@@ -225,6 +232,7 @@ def _evaluator() -> 'Evaluator':
   kind = _PROBE.value or 'accuracy'
   keys = {
     'train_split': _TRAIN_SPLIT.value,
+    'features': _FEATURES.value,
     'k': _K.value,
     'shots': _shots(),
     'templates': _TEMPLATES.value,

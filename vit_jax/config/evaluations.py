@@ -14,6 +14,7 @@ def evaluation(
   templates: str = 'a photo of a {}.',
   class_names: str = '',
   patch_size: int | tuple[int, int] | None = None,
+  features: str = 'head',
 ) -> ml_collections.ConfigDict:
   """Returns one entry of `config.evals`.
 
@@ -37,6 +38,8 @@ def evaluation(
       `config.data.class_names`.
     patch_size: Size of the patches, an int or (height, width), to which the
       model is resized as in `train.patch_sizes`; None: the model's own.
+    features: What 'knn', 'few_shot' and 'linear' read: the input of the
+      'head', or all 'tokens' after the last norm, side by side.
   """
   result = ml_collections.ConfigDict(
     {
@@ -48,6 +51,7 @@ def evaluation(
       'shots': shots,
       'templates': templates,
       'class_names': class_names,
+      'features': features,
       'patch_size': config_dict.placeholder(object),
     }
   )

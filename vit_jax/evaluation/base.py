@@ -44,7 +44,7 @@ class Context(abc.ABC):
 
   def __init__(self, features: features_lib.Features):
     self.features = features
-    self._embedded: dict[str, embedded.Embedded] = {}
+    self._embedded: dict[tuple[str, str], embedded.Embedded] = {}
 
   @abc.abstractmethod
   def apply(self, function: Function, split: str) -> Iterator[Any]:
@@ -85,16 +85,19 @@ class Context(abc.ABC):
   def alive(self) -> None:
     """Reports progress in long work; a signal may end the evaluation here."""
 
-  def embeddings(self, split: str) -> Iterator[embedded.Embedded]:
-    """Yields the inputs of the model's head, for each batch of the split."""
-    for found in self.apply(embedded.embed, split):
-      yield embedded.Embedded.of_batch(found)
+  def embed(self, split: str, read: str = 'head') -> embedded.Embedded:
+    """Returns all embeddings of a split; they are computed once.
 
-  def embed(self, split: str) -> embedded.Embedded:
-    """Returns all embeddings of a split; they are computed once."""
-    if split not in self._embedded:
-      self._embedded[split] = embedded.join(list(self.embeddings(split)))
-    return self._embedded[split]
+    Args:
+      split: `spec.split` or `spec.train_split` of the evaluator.
+      read: One of `embedded.READS`.
+    """
+    key = split, read
+    if key not in self._embedded:
+      found = self.apply(embedded.READS[read], split)
+      parts = [embedded.Embedded.of_batch(x) for x in found]
+      self._embedded[key] = embedded.join(parts)
+    return self._embedded[key]
 
 
 class Evaluator(abc.ABC):
@@ -102,8 +105,8 @@ class Evaluator(abc.ABC):
 
   Attributes:
     keys: Keys of `config.evaluation` that it reads, beside split, every and
-      kind: 'train_split', 'k', 'shots', 'templates', 'class_names'. Other keys
-      are refused.
+      kind: 'train_split', 'features', 'k', 'shots', 'templates', 'class_names'.
+      Other keys are refused.
     uses_outputs: Whether it reads the outputs of the objective. `evaluate` then
       matches the classes of the data with those of the model. If False, as for
       embeddings, it can measure any model on any data.

@@ -1,5 +1,6 @@
 """Embeddings: inputs of a model's head, with labels and positions."""
 
+from collections.abc import Callable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
@@ -16,7 +17,8 @@ class Embedded:
   """N embedded examples.
 
   Attributes:
-    features: float32 [N, D], the inputs of the head.
+    features: float32 [N, D], the inputs of the head; or all tokens side by
+      side.
     labels: int32 [N], positions in the classes of the data.
     index: int32 [N], positions in the whole split, before slicing.
   """
@@ -49,6 +51,27 @@ def embed(
   found = headless.apply({'params': params}, batch['image'])
   rest = {name: x for name, x in batch.items() if name != 'image'}
   return rest | {'embedding': jnp.asarray(found, jnp.float32)}
+
+
+def embed_tokens(
+  objective: Any, params: Any, batch: dict[str, jax.Array]
+) -> dict[str, jax.Array]:
+  """Returns what `embed` does, but all tokens side by side, [B, N D].
+
+  Unlike the mean that many heads read, they say where in an image something is.
+  """
+  model, params = objective.trunk(params)
+  found = model.apply({'params': params}, batch['image'], method='trunk')
+  tokens = jnp.asarray(found['tokens'], jnp.float32)
+  rest = {name: x for name, x in batch.items() if name != 'image'}
+  return rest | {'embedding': tokens.reshape(len(tokens), -1)}
+
+
+# What a probe reads of the trunk, by the name in `config.evals.NAME.features`.
+READS: Mapping[str, Callable[..., dict[str, jax.Array]]] = {
+  'head': embed,
+  'tokens': embed_tokens,
+}
 
 
 def join(parts: Sequence[Embedded]) -> Embedded:

@@ -40,7 +40,7 @@ class FewShot(probes.Probe):
   over the draws).
   """
 
-  keys: ClassVar[tuple[str, ...]] = ('train_split', 'shots')
+  keys: ClassVar[tuple[str, ...]] = (*probes.Probe.keys, 'shots')
 
   def __init__(self, spec: ml_collections.ConfigDict):
     super().__init__(spec)
@@ -49,7 +49,8 @@ class FewShot(probes.Probe):
     self.metrics = {**dict.fromkeys([*names, 'examples'], 'max'), **margins}
 
   def check(self) -> None:
-    """Checks the numbers of images."""
+    """Also checks the numbers of images."""
+    super().check()
     shots = self.spec.shots
     good = shots and all(type(x) is int and x > 0 for x in shots)
     if not good or len(set(shots)) < len(shots):

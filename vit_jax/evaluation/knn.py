@@ -32,11 +32,12 @@ _TRAIN, _TEST = 2**15, 2**10
 class Knn(probes.Probe):
   """Accuracy of the nearest neighbours' votes."""
 
-  keys: ClassVar[tuple[str, ...]] = ('train_split', 'k')
+  keys: ClassVar[tuple[str, ...]] = (*probes.Probe.keys, 'k')
   metrics: Mapping[str, str] = {'accuracy': 'max', 'examples': 'max'}
 
   def check(self) -> None:
-    """Checks the number of neighbours."""
+    """Also checks the number of neighbours."""
+    super().check()
     if self.spec.k < 1:
       raise UserError(f'k is {self.spec.k}: it must be at least 1')
 

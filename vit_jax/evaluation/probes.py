@@ -13,9 +13,11 @@ from typing import ClassVar
 import numpy as np
 
 from vit_jax import data
+from vit_jax.config import UserError
 from vit_jax.data import base as data_base
 from vit_jax.data import splits
 from vit_jax.evaluation import base
+from vit_jax.evaluation import embedded
 from vit_jax.evaluation import report
 from vit_jax.evaluation.embedded import Embedded
 
@@ -28,8 +30,20 @@ _MANY = 10**15  # images; larger than any bound of a split
 class Probe(base.Evaluator):
   """A classifier of embeddings; each kind fits it in its own way."""
 
-  keys: ClassVar[tuple[str, ...]] = ('train_split',)
+  keys: ClassVar[tuple[str, ...]] = ('train_split', 'features')
   uses_outputs: ClassVar[bool] = False
+
+  def check(self) -> None:
+    """Checks what the probe reads.
+
+    Raises:
+      UserError: There is no such choice.
+    """
+    if self.spec.features not in embedded.READS:
+      raise UserError(
+        f'features is {self.spec.features!r}: choose one of'
+        f' {", ".join(embedded.READS)}'
+      )
 
   @abc.abstractmethod
   def measure(
@@ -52,7 +66,10 @@ class Probe(base.Evaluator):
   def run(self, context: base.Context) -> base.Scalars:
     """Embeds both splits, and measures the probe."""
     spec = self.spec
-    train, test = map(context.embed, (spec.train_split, spec.split))
+    train, test = (
+      context.embed(split, spec.features)
+      for split in (spec.train_split, spec.split)
+    )
     self.check_examples(
       (train.labels, train.index),
       (test.labels, test.index),
