@@ -3,8 +3,9 @@ r"""Kills a run of several processes repeatedly, and checks that it recovers.
   python scripts/soak.py
   python scripts/soak.py --kills=100 --seed=1 --folder=/tmp/soak -- \
       --config.mesh.fsdp=2
+  python scripts/soak.py --processes=1 --configs=digits_mae,digits_dino
 
-First a small run on the digits is made twice without interruption. Then one or
+First a small run of each config is made twice without interruption. Then one or
 all processes of runs with the same config are killed at random times, from the
 first millisecond on, by SIGKILL or SIGTERM. After each kill the same command is
 run again until the run is done; then the next run begins, until there were
@@ -44,7 +45,10 @@ from vit_jax.runs import checkpoint_format
 
 FLAGS = flags.FlagValues()  # separate from the training command's
 _KILLS = flags.DEFINE_integer(
-  'kills', 30, 'Number of kills.', lower_bound=1, flag_values=FLAGS
+  'kills', 30, 'Kills of each config.', lower_bound=1, flag_values=FLAGS
+)
+_CONFIGS = flags.DEFINE_list(
+  'configs', ['digits'], 'Names of files in configs/.', flag_values=FLAGS
 )
 _SEED = flags.DEFINE_integer(
   'seed', 0, 'Seed of moments, signals and victims.', flag_values=FLAGS
@@ -60,18 +64,15 @@ _FOLDER = flags.DEFINE_string(
 )
 
 _ROOT = pathlib.Path(__file__).absolute().parents[1]
-_CONFIG = {
-  'model.name': 'ViT-Ti/4',
+_SMALL = {
   'model.hidden_size': 16,
   'model.mlp_dim': 32,
   'model.num_heads': 2,
   'model.depth': 1,
-  'model.scan': False,
   'train.duration': '120 steps',
   'train.batch_size': 16,
   'optim.warmup': '10 steps',
   'train.log_every': '1 steps',
-  'evals.val.every': '50 steps',
   'checkpoint.every': '3 steps',  # so that most kills interrupt a save
 }
 _LIMIT = 120.0  # seconds for the other processes to end
@@ -139,7 +140,13 @@ def names(folder: pathlib.Path) -> set[str]:
 def start(
   folder: pathlib.Path, name: str, training_flags: Sequence[str]
 ) -> Iterator[Run]:
-  """Starts or resumes the run `folder/name`, which ends with the context."""
+  """Starts or resumes the run `folder/name`, which ends with the context.
+
+  Args:
+    folder: Named as the config.
+    name: Of the run.
+    training_flags: Flags of the training command.
+  """
   workdir = folder / name
   with socket.socket() as s:
     s.bind(('localhost', 0))
@@ -157,8 +164,8 @@ def start(
     for i, log in enumerate(logs):
       command = [
         *(sys.executable, '-m', 'vit_jax.main'),
-        f'--config={_ROOT}/configs/digits.py',
-        *(f'--config.{key}={value}' for key, value in _CONFIG.items()),
+        f'--config={_ROOT}/configs/{folder.name}.py',
+        *(f'--config.{key}={value}' for key, value in _SMALL.items()),
         *training_flags,
         f'--workdir={workdir}',
         f'--coordinator=localhost:{port}',
@@ -274,7 +281,13 @@ def compare(expected: dict[str, Any], workdir: pathlib.Path) -> list[str]:
 
 
 def soak(folder: pathlib.Path, training_flags: Sequence[str]) -> list[str]:
-  """Kills runs, and returns the problems that were found."""
+  """Kills runs of one config, and returns the problems that were found.
+
+  Args:
+    folder: An empty one, named as the config.
+    training_flags: Flags of the training command.
+  """
+  print(f'\n{folder.name}, {_PROCESSES.value} process(es)', flush=True)
   with start(folder, 'alone', training_flags) as run:
     undisturbed(run)
   expected = outcome(folder / 'alone')
@@ -315,10 +328,18 @@ def main(argv: list[str]) -> int:
   folder = folder.absolute()
   if names(folder):
     raise UserError(f'--folder={folder} is not empty: give another')
+  unknown = [
+    x for x in _CONFIGS.value if not (_ROOT / f'configs/{x}.py').exists()
+  ]
+  if unknown:
+    raise UserError(f'--configs={",".join(unknown)}: not in {_ROOT}/configs')
   folder.mkdir(parents=True, exist_ok=True)
   signal.signal(signal.SIGTERM, lambda *_: sys.exit(_STOPPED))  # ends runs, too
   print(f'runs and logs are in {folder}')
-  problems = soak(folder, argv[1:])
+  problems = []
+  for name in _CONFIGS.value:
+    (folder / name).mkdir()
+    problems += soak(folder / name, argv[1:])
   for problem in problems:
     print(f'error: {problem}', file=sys.stderr)
   return int(bool(problems))
