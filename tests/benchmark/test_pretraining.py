@@ -75,6 +75,17 @@ def test_a_method_in_turns_with_pytorch(name):
   assert entry['parameters'] > 0
 
 
+@pytest.mark.parametrize('name', ['setr', 'unetr'])
+def test_sliding_windows_in_turns_with_pytorch(name):
+  pytest.importorskip('torch', reason='needs torch')
+  if name == 'unetr':
+    pytest.importorskip('monai', reason='needs monai')
+  entry = pretraining.Bench(name, config_of(name), blocks=1).infer()
+  rates.check_rates(entry)
+  assert entry['against'] == {'setr': 'torch', 'unetr': 'monai'}[name]
+  assert entry['windows_per_image'] == 2
+
+
 def test_a_method_without_a_peer_has_our_figure_alone(monkeypatch):
   entry = pretraining.Bench('dinov2', config_of('dinov2'), blocks=1).train()
   assert entry['images_per_second'] > 0 and 'ratio' not in entry
@@ -108,7 +119,7 @@ def test_what_is_not_the_same_is_not_timed():
   [
     (['--parts=train', '--objective=simclr'], 'choose one of beit, clip, dino'),
     (['--parts=train', '--objective='], 'choose one of beit, clip, dino'),
-    (['--parts=infer', '--objective=mae'], '--objective needs --parts=train'),
+    (['--parts=infer', '--objective=mae'], 'mae needs --parts=train'),
     (
       ['--parts=train', '--objective=mae', '--compare=timm'],
       '--compare does not go with --objective',

@@ -76,7 +76,9 @@ PARTS = (*_TIMED, *_ALONE, _COMPILE)
 
 _PARTS = flags.DEFINE_list('parts', list(_TIMED), 'Parts to measure.')
 _OBJECTIVE = flags.DEFINE_string(
-  'objective', None, 'For --parts=train: a method, as mae or clip.'
+  'objective',
+  None,
+  'A method, as mae or clip, for --parts=train; setr, unetr: also infer.',
 )
 _MODEL = flags.DEFINE_string(
   'model', 'tutorial', 'A name, or the ViT of configs/cifar10_tutorial.py.'
@@ -124,9 +126,11 @@ def main(argv: list[str]) -> None:
       '--parts=compile and --hardware=v5e:2x2 go together, without other parts'
     )
   if _OBJECTIVE.value is not None:
-    methods.named(_OBJECTIVE.value)
-    if _PARTS.value != ['train']:
-      raise config_lib.UserError('--objective needs --parts=train')
+    known = methods.named(_OBJECTIVE.value).parts
+    if set(_PARTS.value) - set(known):
+      raise config_lib.UserError(
+        f'--objective={_OBJECTIVE.value} needs --parts={",".join(known)}'
+      )
     for fixed in (_COMPARE, _DATA, _TORCH_COMPILE):
       if fixed.value != fixed.default:
         raise config_lib.UserError(
@@ -233,9 +237,10 @@ def _measure_method(setting: Any) -> dict[str, Any]:
 
   name = str(_OBJECTIVE.value)
   config = pretraining.config(name, setting)
-  entry = pretraining.Bench(name, config, _BLOCKS.value).train()
+  bench = pretraining.Bench(name, config, _BLOCKS.value)
+  entries = {part: getattr(bench, part)() for part in _PARTS.value}
   facts = _described(config) | {'model': config.model.name}
-  return {'train': entry, 'objective': name} | facts
+  return entries | {'objective': name} | facts
 
 
 def _described(config: Any) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The methods whose training step is compared with PyTorch's."""
+"""The methods that are compared with PyTorch's."""
 
 from collections.abc import Mapping
 import dataclasses
@@ -19,6 +19,7 @@ class Method:
     model: The model, by default.
     peer: Module of `peers` and class of the formulation in PyTorch; '': none.
     packages: What the peer needs to be installed.
+    parts: What is timed.
     changes: Other values of keys of the config.
   """
 
@@ -27,6 +28,7 @@ class Method:
   model: str = 'ViT-Ti/16'
   peer: str = ''
   packages: str = 'torch'
+  parts: tuple[str, ...] = ('train',)
   changes: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
@@ -44,6 +46,7 @@ METHODS = {
     'setr_pup_ade20k',
     2,
     peer='torch_dense:SETR',
+    parts=('train', 'infer'),
     changes={
       'model.num_classes': 150,
       'model.dropout_rate': 0.0,
@@ -59,6 +62,7 @@ METHODS = {
     1,
     peer='torch_monai:UNETR',
     packages='torch monai',
+    parts=('train', 'infer'),
     changes={
       'model.num_classes': 14,
       'model.patch_size': (16, 16, 16),

@@ -1,9 +1,10 @@
-"""Times the training step of a method, in turns with PyTorch's.
+"""Times a method in turns with PyTorch's.
 
-The settings are those of the method's recipe, with a smaller model, and without
-what PyTorch's programs do in their data loaders (changes of colours) or leave
-to chance (dropout, stochastic depth). Images, captions and maps are random
-numbers: no data are read.
+That is its training step and, for segmentation, windows that slide over a
+larger input. The settings are those of the method's recipe, with a smaller
+model, and without what PyTorch's programs do in their data loaders (changes of
+colours) or leave to chance (dropout, stochastic depth). Images, captions and
+maps are random numbers: no data are read.
 """
 
 import dataclasses
@@ -29,6 +30,7 @@ from vit_jax.benchmark.peers import ours as ours_lib
 from vit_jax.data import features as features_lib
 from vit_jax.data.device import rng as rng_lib
 from vit_jax.data.device import views
+from vit_jax.evaluation import windows
 from vit_jax.models import stack
 
 Entry = dict[str, Any]
@@ -36,7 +38,8 @@ Entry = dict[str, Any]
 # The losses of the first step may differ by so much of their size: masks and
 # some parameters are drawn anew.
 _TOLERANCE = 0.1
-
+# Windows slide along the last axis of an input that is so much longer.
+_LONGER = 1.5
 
 _CHANGES: setting_lib.Changes = {
   'augment.jitter': (),
@@ -145,31 +148,80 @@ class Bench:
     if peer is not None:
       self._check(loss, peer)
       steps['theirs'] = peer.train
+    entry, seconds = self._timed(steps, missing)
+    flops = self.program.flops.step
+    return entry | {
+      'milliseconds_per_step': 1e3 * seconds,
+      'gflop_per_step': flops / 1e9,
+      'gflops': flops / seconds / 1e9,
+      'loss': loss,
+      'parameters': self._parameters,
+    }
+
+  def infer(self) -> Entry:
+    """Returns the part `infer` of the report: sliding windows.
+
+    The overlap is that of the config, without weights of places.
+
+    Raises:
+      UserError: The peer's parameters are ours, and its logits are not.
+    """
+    options = self.config.objective.options
+    *window, channels = self.program.objective.image_shape
+    stride = windows.strides(window, options.overlap)
+    size = [*window[:-1], int(window[-1] * _LONGER)]
+    shape = (self.config.train.batch_size, *size, channels)
+    images = np.random.default_rng(0).random(shape, np.float32)
+    outputs = jax.jit(self.program.objective.outputs)
+    params = self._state.params
+
+    def apply(x: np.ndarray) -> np.ndarray:
+      return np.asarray(outputs(params, {'image': x})['logits'])
+
+    def ours(count: int) -> np.ndarray:
+      for _ in range(count):
+        found = windows.slide(apply, images, window, stride, batch_size=1)
+      return found
+
+    peer, missing = self._peer()
+    steps: dict[str, Any] = {'ours': ours}
+    if peer is not None:
+      steps['theirs'] = functools.partial(peer.infer, images, window, stride)
+      self._check_logits(ours(1), steps['theirs'](1), peer.is_ours)
+    entry, seconds = self._timed(steps, missing)
+    count = len(windows.starts(size, window, stride))
+    return entry | {
+      'milliseconds_per_batch': 1e3 * seconds,
+      'windows_per_image': count,
+      'image_size': size,
+      'parameters': self._parameters,
+    }
+
+  def _timed(self, steps: dict[str, Any], missing: str) -> tuple[Entry, float]:
+    """Returns rates of functions of a count of batches, and seconds of ours.
+
+    Args:
+      steps: 'ours' and, where there is a peer, 'theirs'.
+      missing: Why there is none.
+    """
     count = timing.steps_per_block([*steps.values()])
     times = timing.in_turns(
       {k: functools.partial(step, count) for k, step in steps.items()},
       self.blocks,
     )
     images, ours = count * self.config.train.batch_size, times['ours']
-    if peer is None:
+    if 'theirs' in steps:
+      entry = timing.compare(ours, times['theirs'], images)
+      entry['against'] = methods.named(self.name).packages.split()[-1]
+    else:
       rates = timing.summarize(ours, images)
       entry = {
         'images_per_second': rates['median'],
         'range': [rates['min'], rates['max']],
         'against': missing,
       }
-    else:
-      entry = timing.compare(ours, times['theirs'], images)
-      entry['against'] = methods.named(self.name).packages.split()[-1]
-    seconds, flops = statistics.median(ours) / count, self.program.flops.step
-    return entry | {
-      'milliseconds_per_step': 1e3 * seconds,
-      'steps_per_block': count,
-      'gflop_per_step': flops / 1e9,
-      'gflops': flops / seconds / 1e9,
-      'loss': loss,
-      'parameters': self._parameters,
-    }
+    entry['steps_per_block'] = count
+    return entry, statistics.median(ours) / count
 
   @property
   def _parameters(self) -> int:
@@ -207,6 +259,19 @@ class Bench:
     return torch_step.Task(
       program.objective, self.config, params, self._extra, images, others
     )
+
+  def _check_logits(
+    self, ours: np.ndarray, theirs: np.ndarray, is_ours: bool
+  ) -> None:
+    """Compares logits [B, ..., K]; values only of the same parameters."""
+    error = 0.0
+    if ours.shape == theirs.shape and is_ours:
+      error = float(abs(ours - theirs).max() / abs(ours).max())
+    if ours.shape != theirs.shape or error > _TOLERANCE:
+      raise config_lib.UserError(
+        f'logits are {theirs.shape} in PyTorch, and ours {ours.shape}, and'
+        f' differ by {error:.3g}: what is not the same is not timed'
+      )
 
   def _check(self, loss: float, peer: Any) -> None:
     """Compares the numbers of parameters, and the losses of the first step."""

@@ -1,13 +1,16 @@
 """SETR-PUP in plain PyTorch."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
+import torch
 from torch import nn
 from torch.nn import functional
 
 from vit_jax.benchmark.peers import torch_step
 from vit_jax.benchmark.peers import torch_vit
+from vit_jax.evaluation import windows
 from vit_jax.models import setr
 from vit_jax.objectives import segmentation
 
@@ -43,6 +46,24 @@ class SETR(torch_step.TorchStep):
       for head, x in zip(heads, levels, strict=True)
     ]
     return losses[-1] + weight * sum(losses[:-1])
+
+  def slide(
+    self, images: Any, window: Sequence[int], stride: Sequence[int]
+  ) -> Any:
+    """Returns the mean logits of all windows of images, [B, K, H, W]."""
+    trunk, head = self.module[0], self.module[-1]
+    height, width = window
+    total: Any = 0
+    count = torch.zeros(images.shape[-2:])
+    for top, left in windows.starts(images.shape[-2:], window, stride).tolist():
+      inner = slice(top, top + height), slice(left, left + width)
+      (level,) = trunk.levels(images[:, :, *inner], self._layers[-1:])
+      logits = self._resized(head(level))
+      if count.max() == 0:
+        total = logits.new_zeros((*logits.shape[:2], *images.shape[-2:]))
+      total[:, :, *inner] += logits
+      count[inner] += 1
+    return total / count.to(total.device)
 
   def _resized(self, logits: Any) -> Any:
     size = self._labels.shape[1:]

@@ -1,9 +1,11 @@
 """MONAI's UNETR."""
 
+from collections.abc import Sequence
 import pathlib
 import tempfile
 from typing import Any
 
+from monai import inferers
 from monai import losses
 from monai.networks import nets
 import numpy as np
@@ -16,6 +18,8 @@ from vit_jax.weights.formats import dense
 
 class UNETR(torch_step.TorchStep):
   """MONAI's UNETR with our parameters, and its DiceCELoss."""
+
+  is_ours = True
 
   def make(self) -> Any:
     """Returns the module."""
@@ -48,3 +52,12 @@ class UNETR(torch_step.TorchStep):
   def loss(self) -> Any:
     """Returns the loss of the batch."""
     return self._loss(self.module(self._volumes).float(), self._labels)
+
+  def slide(
+    self, images: Any, window: Sequence[int], stride: Sequence[int]
+  ) -> Any:
+    """Returns the logits [B, K, ...] of volumes, by MONAI's own function."""
+    overlap = [1 - x / n for x, n in zip(stride, window, strict=True)]
+    return inferers.sliding_window_inference(
+      images, window, 1, self.module, overlap
+    )

@@ -7,9 +7,11 @@ module has as many trained parameters as ours.
 
 import abc
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import functools
 from typing import Any
+from typing import ClassVar
 
 import ml_collections
 import numpy as np
@@ -48,7 +50,10 @@ class TorchStep(abc.ABC):
   Attributes:
     task: The method, its parameters and a batch.
     module: What is trained.
+    is_ours: Whether it has our parameters.
   """
+
+  is_ours: ClassVar[bool] = False
 
   def __init__(self, task: Task):
     """Makes the module, and copies the batch to the device."""
@@ -113,6 +118,42 @@ class TorchStep(abc.ABC):
         torch.nn.utils.clip_grad_norm_(self._trained, clip_norm)
       self._optimizer.step()
     return loss.item()  # waits for a GPU
+
+  def slide(
+    self, images: Any, window: Sequence[int], stride: Sequence[int]
+  ) -> Any:
+    """Returns logits [B, K, ...] of images [B, C, ...], from those of windows.
+
+    Only of segmentation.
+
+    Args:
+      images: Images or volumes, at least as large as a window.
+      window: Lengths of a window's axes.
+      stride: Distances of windows along each axis.
+    """
+    raise NotImplementedError(f'{type(self).__name__} predicts no maps')
+
+  def infer(
+    self,
+    images: np.ndarray,
+    window: Sequence[int],
+    stride: Sequence[int],
+    count: int,
+  ) -> np.ndarray:
+    """Returns what `slide` does for images [B, ..., C], as [B, ..., K].
+
+    Args:
+      images: Images or volumes, float32.
+      window: As for `slide`.
+      stride: As for `slide`.
+      count: How often it is computed.
+    """
+    self.module.eval()
+    inputs = self.tensor(np.moveaxis(images, -1, 1))
+    with torch.inference_mode():
+      for _ in range(count):
+        found = self.slide(inputs, window, stride)
+    return np.moveaxis(found.float().cpu().numpy(), 1, -1)
 
 
 def _crops_first(x: np.ndarray) -> np.ndarray:
