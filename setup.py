@@ -62,27 +62,27 @@ setuptools.setup(
     ]
   },
   install_requires=[
-    'absl-py',
+    'absl-py>=2.3',
     'clu>=0.0.12',
     'flax>=0.12',
     'grain>=0.2.18',
     'huggingface_hub>=2.0',
     'jax>=0.10',
     'ml_collections>=1.1',
-    'ml_dtypes',
-    'numpy',
+    'ml_dtypes>=0.5',
+    'numpy>=2.1',
     'opencv-python-headless>=5.0',
     'optax>=0.2.8',
     'orbax-checkpoint>=0.12',
-    'pillow',
-    'psutil',
-    'requests',
+    'pillow>=11.0',
+    'psutil>=6.0',
+    'requests>=2.32',
     'safetensors>=0.8',
-    'scikit-learn',
+    'scikit-learn>=1.6',
     'simplejpeg>=1.8',
     'tensorboardX>=2.6.5',
     'tensorflow-datasets>=4.9.10',
-    'tqdm',
+    'tqdm>=4.67',
   ],
   extras_require={
     'cuda': ['jax[cuda12]'],
@@ -90,62 +90,62 @@ setuptools.setup(
     # The compiler of TPUs, for machines without one.
     'compile-tpu': ['libtpu'],
     # Where metrics go beside TensorBoard.
-    'mlflow': ['mlflow-skinny>=3.0', 'sqlalchemy'],
+    'mlflow': ['mlflow-skinny>=3.0', 'sqlalchemy>=2.0'],
     'wandb': ['wandb>=0.20'],
     'slurm': ['submitit>=1.5'],
     'sweep': ['matplotlib>=3.10', 'optuna>=5.0'],
     # Pictures.
-    'explore': ['jinja2', 'matplotlib>=3.10'],
+    'explore': ['jinja2>=3.1', 'matplotlib>=3.10'],
     # The web page.
     'demo': ['starlette>=1.10', 'uvicorn>=0.54'],
     # StableHLO and ONNX. jax2onnx from 0.14 on, as far as 0.17.1, wants an
     # orbax-checkpoint below 0.11.37, older than ours.
     'export': [
-      'flatbuffers',
+      'flatbuffers>=25.1',
       'jax2onnx>=0.13,<0.14',
       'onnx>=1.23',
       'onnxruntime>=1.31',
     ],
     # Running the notebooks.
-    'notebooks': ['ipykernel', 'matplotlib>=3.10', 'nbclient', 'nbformat'],
+    'notebooks': ['ipykernel>=6.29', 'matplotlib>=3.10', 'nbclient>=0.10', 'nbformat>=5.10'],
     # TensorFlow, only to write TFDS datasets once.
     'prepare': ['tensorflow-cpu'],
-    'tables': ['pyarrow'],  # data in Parquet files
+    'tables': ['pyarrow>=21.0'],  # data in Parquet files
     'hf': ['datasets>=5.2'],  # data in datasets of Hugging Face
     'medical': ['nibabel>=5.3'],  # scans in NIfTI files
     'audio': ['soundfile>=0.13'],  # sounds in files
-    'text': ['ftfy>=6.3', 'sentencepiece>=0.2', 'tokenizers'],  # captions
+    'text': ['ftfy>=6.3', 'sentencepiece>=0.2', 'tokenizers>=0.22'],  # captions
     'docs': ['myst-nb>=1.4', 'sphinx>=9.0', 'sphinx-book-theme>=1.4'],
     # For the tests that compare with transformers alone.
     'compat': ['torch==2.13.0', 'transformers>=5.23'],
     'test': [
       'datasets>=5.2',
-      'flatbuffers',
+      'flatbuffers>=25.1',
       'ftfy>=6.3',
-      'hypothesis',
-      'ipykernel',
+      'hypothesis>=6.120',
+      'ipykernel>=6.29',
       'jax2onnx>=0.13,<0.14',
-      'jinja2',
+      'jinja2>=3.1',
       'matplotlib>=3.10',
-      'mypy',
-      'nbclient',
-      'nbformat',
+      'mypy>=2.0',
+      'nbclient>=0.10',
+      'nbformat>=5.10',
       'nibabel>=5.3',
       'onnx>=1.23',
       'onnxruntime>=1.31',
       'optuna>=5.0',
-      'pyarrow',
-      'pytest',
-      'pytest-xdist',
-      'pyyaml',
-      'ruff',
+      'pyarrow>=21.0',
+      'pytest>=8.3',
+      'pytest-xdist>=3.6',
+      'pyyaml>=6.0.2',
+      'ruff>=0.17',
       'selenium>=4.51',
       'sentencepiece>=0.2',
       'soundfile>=0.13',
       'starlette>=1.10',
       'submitit>=1.5',
-      'tensorboard',
-      'tokenizers',
+      'tensorboard>=2.19',
+      'tokenizers>=0.22',
       'uvicorn>=0.54',
     ],
   },
