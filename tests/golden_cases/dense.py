@@ -29,6 +29,16 @@ from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import trans2seg as trans2seg_names
 
 _AUXILIARY_WEIGHT = 0.4
+# Of a UNETR, by how it embeds patches.
+_TRUNKS = {
+  'conv': monai.TRUNK,
+  'perceptron': [
+    *tables.torch_dense(
+      'patch_embedding', 'patch_embedding.patch_embeddings.1', inputs=4
+    ),
+    *(x for x in monai.TRUNK if not x.ours.startswith('patch_embedding/')),
+  ],
+}
 
 
 def _read(case, rules, module, *args, prefix='', ignored=''):
@@ -149,7 +159,7 @@ def unetr(case):
     rest = [n for n in arrays.shapes if not n.startswith('vit.')]
   params = _read(
     case,
-    monai.TRUNK,
+    _TRUNKS[dims['proj_type']],
     trunk,
     volume,
     prefix='vit.',
@@ -303,8 +313,20 @@ def parameter_counts(case):
 
 
 def dice_cross_entropy(case):
-  """Dice and cross-entropy in all of MONAI's variants."""
-  given = {k: jnp.asarray(x) for k, x in case.inputs.items()}
+  """Dice and cross-entropy in all of MONAI's variants.
+
+  They are computed in float64: what sums round in float32 is as large as the
+  tolerance.
+  """
+  with jax.enable_x64(True):
+    return _dice_cross_entropy(case)
+
+
+def _dice_cross_entropy(case):
+  given = {
+    k: jnp.asarray(x, jnp.float64 if x.dtype.kind == 'f' else x.dtype)
+    for k, x in case.inputs.items()
+  }
   logits, labels = given['logits'], given['labels']
   smooth = case.dims['smooth_nr'], case.dims['smooth_dr']
   dice = functools.partial(pixel_losses.dice, smooth=smooth)
