@@ -16,7 +16,6 @@ from vit_jax.weights import features
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import tables
 
-
 # By whether there is an offset (0.1), and antialiasing.
 _RESIZES = {
   (True, False): 'dino',
