@@ -8,6 +8,7 @@ where a case fails, or where nothing here can compute it.
 """
 
 import argparse
+from collections.abc import Iterator
 import json
 import pathlib
 import re
@@ -25,39 +26,62 @@ def check_of(
   return checks.get(name) or checks.get(re.sub(r'_\d+$', '', name))
 
 
-def run(case: golden_cases.Case, check: golden_cases.Check) -> tuple[bool, str]:
-  """Returns whether a case agrees, and the rest of its line."""
+def cases(directory: pathlib.Path) -> Iterator[golden_cases.Case]:
+  """Yields the cases of a directory.
+
+  Raises:
+    ValueError: Its cases.json is missing or damaged.
+  """
+  file = directory / 'cases.json'
   try:
-    judged = case.judged(check(case))
-  except Exception as e:  # the other cases shall still run
-    traceback.print_exc()
-    return False, f'{type(e).__name__}: {e}'.splitlines()[0]
+    found = json.loads(file.read_text())
+  except (OSError, ValueError) as e:
+    raise ValueError(f'{file} cannot be read: {e}') from None
+  if not isinstance(found, list) or not all(
+    isinstance(x, dict) and isinstance(x.get('name'), str) for x in found
+  ):
+    raise ValueError(f'{file} is no list of cases with names')
+  for fields in found:
+    yield golden_cases.Case(directory, fields)
+
+
+def run(case: golden_cases.Case, check: golden_cases.Check) -> tuple[bool, str]:
+  """Returns whether a case agrees, and the rest of its line.
+
+  Raises:
+    Exception: The case cannot be computed.
+  """
+  judged = case.judged(check(case))
   wrong = [k for k, x in judged.items() if not x.is_good]
   worst = max(judged.values(), key=lambda x: (not x.is_good, x.share))
   text = f'{worst.difference:.3g} of {worst.allowed:.3g}'
   return not wrong, f'{text} ({", ".join(wrong)})' if wrong else text
 
 
-def main(directories: list[str]) -> int:
+def main(directories: list[str], is_verbose: bool = False) -> int:
   """Runs all cases of some directories; returns the exit status."""
   logging.set_verbosity(logging.ERROR)  # files do not say how images are made
-  checks, failed, count = golden_cases.checks(), 0, 0
+  checks, verdicts, is_whole = golden_cases.checks(), [], True
   for directory in map(pathlib.Path, directories):
-    file = directory / 'cases.json'
-    if not file.is_file():
-      print(f'error: there is no {file}', file=sys.stderr)
-      return 1
-    for fields in json.loads(file.read_text()):
-      case = golden_cases.Case(directory, fields)
-      check = check_of(checks, case.name)
+    try:
+      found = list(cases(directory))
+    except ValueError as e:
+      print(f'error: {e}', file=sys.stderr)
+      found, is_whole = [], False
+    for case in found:
       good, text = False, 'no function'
-      if check is not None:
-        good, text = run(case, check)
+      if check := check_of(checks, case.name):
+        try:
+          good, text = run(case, check)
+        except Exception as e:  # the other cases shall still run
+          text = ' '.join(f'{type(e).__name__}: {e}'.split())
+          if is_verbose:
+            traceback.print_exc()
       print(f'{case.name:28} {text:32} {"ok" if good else "FAILED"}')
       sys.stdout.flush()
-      failed, count = failed + (not good), count + 1
-  print(f'{count - failed} of {count} cases agree')
-  return int(failed > 0 or not count)
+      verdicts.append(good)
+  print(f'{sum(verdicts)} of {len(verdicts)} cases agree')
+  return int(not (is_whole and verdicts and all(verdicts)))
 
 
 if __name__ == '__main__':
@@ -65,4 +89,8 @@ if __name__ == '__main__':
     description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
   )
   parser.add_argument('directories', nargs='+', metavar='DIRECTORY')
-  sys.exit(main(parser.parse_args().directories))
+  parser.add_argument(
+    '--verbose', action='store_true', help='also print where errors arise'
+  )
+  args = parser.parse_args()
+  sys.exit(main(args.directories, args.verbose))

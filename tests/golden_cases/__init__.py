@@ -9,15 +9,20 @@ call.
 from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import functools
 import importlib
+import math
 import pathlib
 import pkgutil
 import re
 from typing import Any
 
 import numpy as np
+
+import vit_jax
+from vit_jax import weights
 
 
 @dataclasses.dataclass(frozen=True)
@@ -77,6 +82,21 @@ class Case:
         name = name or file.split('/')[0]
     return self.directory / name if name else None
 
+  def file(self, *endings: str) -> pathlib.Path | None:
+    """Returns the first of its files with one of some endings, if any."""
+    for name in self.fields.get('files', ()):
+      if name.endswith(endings):
+        return self.directory / name
+    return None
+
+  def described(self, name: str) -> str:
+    """Returns what cases.json says of an array; '' if nothing."""
+    if 'arrays' in self.fields:
+      # '[2, 24, 24, 3] float32: input, NHWC'
+      return self.fields['arrays'].get(name, '').partition(': ')[2]
+    of_all = {**self.fields.get('inputs', {}), **self.fields.get('outputs', {})}
+    return of_all.get(name, {}).get('what', '')
+
   @functools.cached_property
   def arrays(self) -> dict[str, np.ndarray]:
     """Inputs and answers, by name."""
@@ -104,20 +124,22 @@ class Case:
   def _is_input(self, name: str) -> bool:
     if 'inputs' in self.fields:
       return name in self.fields['inputs']
-    described = self.fields['arrays'].get(name, '')
-    # '[2, 24, 24, 3] float32: input, NHWC'
-    return described.partition(': ')[2].startswith('input')
+    return self.described(name).startswith('input')
 
   def judged(self, answers: Answers) -> dict[str, Judged]:
     """Compares answers with what is expected.
 
     Raises:
-      KeyError: An expected array has no answer.
-      ValueError: An answer has another shape.
+      ValueError: There is nothing to compare, an expected array has no answer,
+        or an answer has another shape.
     """
+    expected = self.expected
+    if not expected:
+      raise ValueError('there is no expected array')
+    if missing := [name for name in expected if name not in answers]:
+      raise ValueError(f'there is no answer for {", ".join(missing)}')
     return {
-      name: self._judge(name, answers[name], x)
-      for name, x in self.expected.items()
+      name: self._judge(name, answers[name], x) for name, x in expected.items()
     }
 
   def _judge(self, name: str, found: Any, expected: np.ndarray) -> Judged:
@@ -128,24 +150,27 @@ class Case:
       raise ValueError(
         f'{name} has the shape {found.shape} instead of {expected.shape}'
       )
-    if expected.dtype.kind not in 'iubf' or not expected.size:
-      return Judged(float(not np.array_equal(found, expected)), 0.0)
+    if expected.dtype.kind != 'f':  # ids, masks and counts are exact
+      return Judged(float((found != expected).sum()), 0.0)
     wide = expected.astype(np.float64)
-    difference = abs(found.astype(np.float64) - wide)
-    allowed, is_relative = self._tolerance(name, expected.dtype)
+    found = found.astype(np.float64)
+    allowed, is_relative = self._tolerance(name)
     # A number that does not exist must not exist here either.
-    difference = np.where(np.isnan(wide) & np.isnan(found), 0.0, difference)
+    same = (wide == found) | (np.isnan(wide) & np.isnan(found))
+    with np.errstate(invalid='ignore'):
+      difference = np.where(same, 0.0, abs(found - wide))
     if is_relative:
       difference = difference / np.maximum(abs(wide), np.finfo(np.float64).tiny)
     elif not isinstance(self.fields['tolerance'], Mapping):
-      allowed *= max(1.0, np.nanmax(abs(wide), initial=0.0))
-    worst = difference.max()
+      finite = np.abs(wide[np.isfinite(wide)])
+      allowed *= max(1.0, finite.max(initial=0.0))
+    worst = difference.max(initial=0.0)
     return Judged(np.inf if np.isnan(worst) else worst, allowed)
 
-  def _tolerance(self, name: str, dtype: np.dtype) -> tuple[float, bool]:
+  def _tolerance(self, name: str) -> tuple[float, bool]:
     """Returns the tolerance, and whether it is relative to each number."""
     stated = self.fields['tolerance']
-    if dtype.kind in 'iub' or stated == 'exact':
+    if stated == 'exact':
       return 0.0, False
     if isinstance(stated, Mapping):  # the largest absolute difference
       return stated['atol'], False
@@ -165,6 +190,36 @@ def _flat(
       yield from _flat(value, f'{prefix}{key}/')
     else:
       yield f'{prefix}{key}', np.asarray(value)
+
+
+def pair(size: int | Sequence[int]) -> tuple[int, int]:
+  """Returns (height, width) of a size in cases.json: one number, or both."""
+  height, width = (size, size) if isinstance(size, int) else size
+  return height, width
+
+
+def load(
+  case: Case, size: int | Sequence[int], **fields: Any
+) -> weights.Loaded:
+  """Loads a case's model, whose positions are for images of a size.
+
+  Args:
+    case: The case.
+    size: In pixels. Of as many positions as a square grid has, too, a file does
+      not say it.
+    **fields: Fields of the model that its arrays do not show.
+  """
+  assert case.weights is not None
+  size = pair(size)
+  found = vit_jax.load(
+    case.weights, as_stored=True, position_size=size, **fields
+  )
+  cells, stored = (
+    math.prod(weights.grid(found.model, x)) for x in (size, found.position_size)
+  )
+  if cells != stored and found.model.position_embedding != 'none':
+    raise ValueError(f'its {stored} positions are not for images of {size}')
+  return dataclasses.replace(found, position_size=size)
 
 
 Check = Callable[[Case], Answers]

@@ -96,7 +96,9 @@ def _check_export(
 
 
 def _arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
-  return safetensors.load_file(path)
+  """Returns a file's parameters; a table of indices is none."""
+  found = safetensors.load_file(path)
+  return {k: x for k, x in found.items() if not k.endswith('position_index')}
 
 
 def masked_images(case: golden_cases.Case) -> golden_cases.Answers:

@@ -29,6 +29,16 @@ from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import trans2seg as trans2seg_names
 
 _AUXILIARY_WEIGHT = 0.4
+# Of a UNETR, by how it embeds patches.
+_TRUNKS = {
+  'conv': monai.TRUNK,
+  'perceptron': [
+    *tables.torch_dense(
+      'patch_embedding', 'patch_embedding.patch_embeddings.1', inputs=4
+    ),
+    *(x for x in monai.TRUNK if not x.ours.startswith('patch_embedding/')),
+  ],
+}
 
 
 def _read(case, rules, module, *args, prefix='', ignored=''):
@@ -39,6 +49,12 @@ def _read(case, rules, module, *args, prefix='', ignored=''):
     return tables.read(named, rules, abstract, ignored)
 
 
+def _numbers(names, prefix):
+  """Returns how many different numbers are behind a prefix of names."""
+  rest = (n.removeprefix(prefix) for n in names if n.startswith(prefix))
+  return len({n.partition('.')[0] for n in rest})
+
+
 def _theirs(rules, tree):
   """Returns the arrays of our tree under the names of a format."""
   return dict(tables.write(rules, tree))
@@ -47,18 +63,21 @@ def _theirs(rules, tree):
 def setr(kind, case):
   """Logits, losses, gradients and running statistics of a SETR."""
   given, dims = case.inputs, case.dims
-  levels = [jnp.asarray(given[f'feat_{i}']) for i in range(4)]
+  features = sorted(k for k in given if k.startswith('feat_'))
+  levels = [jnp.asarray(given[k]) for k in features]
   labels, size = jnp.asarray(given['labels']), given['labels'].shape[1:]
   with containers.open_arrays(case.weights) as arrays:
-    convs = [
-      n for n in arrays.shapes if n.startswith('auxiliary_head.0.up_convs')
-    ]
-    auxiliary_convs = len({n.split('.')[3] for n in convs}) or 1
+    convs, auxiliary_convs = (
+      _numbers(arrays.shapes, f'{head}.up_convs.')
+      for head in ('decode_head', 'auxiliary_head.0')
+    )
   module, aligned = (
     setr_lib.SETR(
       kind,
       dims['num_classes'],
       dims.get('neck_channels', dims['channels']),
+      dims.get('mla_channels', 0),
+      convs=convs,
       auxiliary_convs=auxiliary_convs,
       align_corners=corners,
     )
@@ -140,7 +159,7 @@ def unetr(case):
     rest = [n for n in arrays.shapes if not n.startswith('vit.')]
   params = _read(
     case,
-    monai.TRUNK,
+    _TRUNKS[dims['proj_type']],
     trunk,
     volume,
     prefix='vit.',
@@ -166,9 +185,10 @@ def unetr(case):
     ignored=r'vit\..*',
   )
   found = decoder.apply({'params': rest}, volume, levels, last, method='stages')
-  found |= {f'tokens_{i}': every[i] for i in unetr_lib.LEVELS}
-  found['enc2'] = found['enc2'][: len(case.expected['enc2'])]
-  return found | {'tokens_final': seen['tokens']}
+  found |= {f'tokens_{i}': x for i, x in enumerate(every)}
+  found['tokens_final'] = seen['tokens']
+  # Of some the file has the first volumes alone.
+  return {name: found[name][: len(x)] for name, x in case.expected.items()}
 
 
 def _exactly(name):
@@ -181,7 +201,7 @@ def patch_perceptron(case):
   trunk = vit.ViT(
     0,
     hidden_size=dims['hidden_size'],
-    mlp_dim=4,
+    mlp_dim=dims['hidden_size'],
     num_heads=dims['num_heads'],
     depth=1,
     patch_size=tuple(dims['patch_size']),
@@ -228,7 +248,7 @@ def _unetr_counts(size, channels, classes, features, hidden, mlp):
     {
       'hidden_size': hidden,
       'mlp_dim': mlp,
-      'num_heads': 12,
+      'num_heads': 1,  # as many parameters as of any number
       'num_layers': 12,
       'patch_size': unetr_lib.PATCH,
       'qkv_bias': False,
@@ -286,14 +306,30 @@ def parameter_counts(case):
     ):
       kind, size, classes, convs = match.groups()
       each = _setr_counts(kind, size.upper(), int(classes), int(convs or 1))
+    else:
+      raise ValueError(f'no model is known by the name {name}')
     found |= {f'{name}/{k}': np.asarray(x) for k, x in each.items()}
   return found
 
 
 def dice_cross_entropy(case):
-  """Dice and cross-entropy in all of MONAI's variants."""
-  given = {k: jnp.asarray(x) for k, x in case.inputs.items()}
+  """Dice and cross-entropy in all of MONAI's variants.
+
+  They are computed in float64: what sums round in float32 is as large as the
+  tolerance.
+  """
+  with jax.enable_x64(True):
+    return _dice_cross_entropy(case)
+
+
+def _dice_cross_entropy(case):
+  given = {
+    k: jnp.asarray(x, jnp.float64 if x.dtype.kind == 'f' else x.dtype)
+    for k, x in case.inputs.items()
+  }
   logits, labels = given['logits'], given['labels']
+  smooth = case.dims['smooth_nr'], case.dims['smooth_dr']
+  dice = functools.partial(pixel_losses.dice, smooth=smooth)
   found = {'ce': pixel_losses.cross_entropy(logits, labels, None, -1)}
   for background, over_batch, squared in itertools.product(
     (True, False), repeat=3
@@ -311,6 +347,7 @@ def dice_cross_entropy(case):
       'over_batch': over_batch,
       'squared': squared,
       'labels': labels,
+      'smooth': smooth,
     }
     total = functools.partial(pixel_losses.dice_cross_entropy, **how)
     found[f'dice{name}'] = pixel_losses.mean_dice(logits, **how)
@@ -322,19 +359,19 @@ def dice_cross_entropy(case):
   sigmoid, several = jax.nn.sigmoid(logits), given['multi_hot']
   first, binary = logits[..., :1], given['binary_target']
   found |= {
-    'per_class_dice': pixel_losses.dice(probabilities, one_hot),
-    'per_class_dice_batch': pixel_losses.dice(
-      probabilities, one_hot, over_batch=True
+    'per_class_dice': dice(probabilities, one_hot),
+    'per_class_dice_batch': dice(probabilities, one_hot, over_batch=True),
+    'jaccard': pixel_losses.mean_dice(
+      logits, labels, jaccard=True, smooth=smooth
     ),
-    'jaccard': pixel_losses.mean_dice(logits, labels, jaccard=True),
     'total_weighted': pixel_losses.dice_cross_entropy(
-      logits, labels, weights=given['class_weight']
+      logits, labels, weights=given['class_weight'], smooth=smooth
     ),
-    'sigmoid_dice': pixel_losses.dice(sigmoid, several).mean(),
-    'sigmoid_dice_sq_batch': pixel_losses.dice(
+    'sigmoid_dice': dice(sigmoid, several).mean(),
+    'sigmoid_dice_sq_batch': dice(
       sigmoid, several, over_batch=True, squared=True
     ).mean(),
-    'binary_total': pixel_losses.dice(jax.nn.sigmoid(first), binary).mean()
+    'binary_total': dice(jax.nn.sigmoid(first), binary).mean()
     + optax.sigmoid_binary_cross_entropy(first, binary).mean(),
   }
   return found
@@ -436,7 +473,7 @@ def sliding_window(case):
     pad=True,
     batch_size=dims['sw_batch'],
   )
-  weights = windows.gaussian(roi)
+  weights = windows.gaussian(roi, dims['sigma_scale'])
   stride = windows.strides(roi, dims['overlap'])
   size = given['volume'].shape[1:-1]
   corners = windows.starts(size, roi, stride)
@@ -449,18 +486,19 @@ def sliding_window(case):
     'starts': corners,
     'importance_gaussian': weights,
     'count_gaussian': count,
-    'out_constant_overlap25': slide(
-      images=given['volume'], stride=windows.strides(roi, 0.25)
-    ),
   }
-  for prefix, images in (
-    ('', given['volume']),
-    ('small_', given['small_volume']),
-  ):
-    found[f'{prefix}out_gaussian'] = slide(
-      images=images, stride=stride, weights=weights
-    )
-    found[f'{prefix}out_constant'] = slide(images=images, stride=stride)
+  kinds = {'gaussian': weights, 'constant': None}
+  for name in case.expected:
+    if match := re.fullmatch(
+      r'(small_)?out_(gaussian|constant)(?:_overlap(\d+))?', name
+    ):
+      small, kind, percent = match.groups()
+      overlap = int(percent) / 100 if percent else dims['overlap']
+      found[name] = slide(
+        images=given['small_volume' if small else 'volume'],
+        stride=windows.strides(roi, overlap),
+        weights=kinds[kind],
+      )
   return found
 
 
@@ -488,13 +526,12 @@ def multi_scale(case):
   image, ratios, found = case.inputs['image'], case.dims['ratios'], {}
   apply, size = _network(case), case.inputs['image'].shape[:2]
   each = []
-  for (one, mirrored), ratio in zip(
-    windows.views(image, ratios), np.repeat(ratios, 2), strict=True
-  ):
-    each.append(windows.view_logits(apply, one, mirrored, size))
-    found[f'logits_{ratio}_{"flip" if mirrored else "plain"}'] = each[-1]
-    if not mirrored:
-      found[f'resized_{ratio}'] = one
+  for ratio in ratios:
+    for one, mirrored in windows.views(image, [ratio]):
+      each.append(windows.view_logits(apply, one, mirrored, size))
+      found[f'logits_{ratio}_{"flip" if mirrored else "plain"}'] = each[-1]
+      if not mirrored:
+        found[f'resized_{ratio}'] = one
   mean = windows.multi_scale(apply, image, ratios)
   shape = case.expected['pred'].shape
   return found | {
@@ -508,13 +545,14 @@ def resize(case):
   """Bilinear resizing with and without aligned corners."""
   x, one = (jnp.asarray(case.inputs[k]) for k in ('x', 'one'))
   found = {}
-  for letter, corners in (('F', False), ('T', True)):
-    for factor in (2, 4):
-      found[f'up{factor}_a{letter}'] = maps.scaled(x, factor, corners)
-    for h, w in case.dims['sizes']:
-      found[f'to_{h}x{w}_a{letter}'] = maps.resize(x, (h, w), corners)
-    found[f'down_3x3_a{letter}'] = maps.resize(x, (3, 3), corners)
-    found[f'one_pixel_4x4_a{letter}'] = maps.resize(one, (4, 4), corners)
+  for name in case.expected:  # such as up2_aT, to_11x13_aF, one_pixel_4x4_aF
+    if match := re.fullmatch(r'up(\d+)_a([FT])', name):
+      factor, aligned = match.groups()
+      found[name] = maps.scaled(x, int(factor), aligned == 'T')
+    elif match := re.fullmatch(r'(\w+)_(\d+)x(\d+)_a([FT])', name):
+      kind, *size, aligned = match.groups()
+      given = one if kind == 'one_pixel' else x
+      found[name] = maps.resize(given, tuple(map(int, size)), aligned == 'T')
   return found
 
 

@@ -286,7 +286,7 @@ def masks(case: Case) -> golden_cases.Answers:
     least=f['min_num_patches'],
     most=int(f['max_num_patches']),
     aspect=(f['min_aspect'], 1 / f['min_aspect']),
-  ).draw(jax.random.split(jax.random.key(0), count))
+  ).draw(jax.random.split(jax.random.key(f['seed']), count))
   mask, blocks, number = map(np.asarray, draws)
   masked = mask.sum(axis=(1, 2))
   _, _, height, width, new = blocks[
@@ -348,7 +348,8 @@ def batches_of(case: Case) -> golden_cases.Answers:
     wanted = shares.counts(key, jnp.arange(f['batch']), draws, patches)
     return blocks.draw(keys, wanted).mask
 
-  made = jax.lax.map(one, jax.random.split(jax.random.key(1), count))
+  key = jax.random.key(f['seed'] + 1)
+  made = jax.lax.map(one, jax.random.split(key, count))
   made = made.reshape(count, f['batch'], -1)
   ours = np.sort(np.asarray(made.sum(axis=2)), axis=1)
   weights = np.asarray(prototypes.patch_weights(made)).sum(axis=(1, 2))

@@ -1,6 +1,8 @@
 """Rotary, gated and flexible ViTs, and what they are made of."""
 
 from collections.abc import Mapping
+from collections.abc import Sequence
+import re
 from typing import Any
 
 from flax import linen as nn
@@ -9,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 import golden_cases
-import vit_jax
+from vit_jax import weights
 from vit_jax.data import naflex as naflex_lib
 from vit_jax.models import dropout
 from vit_jax.models import experts
@@ -29,10 +31,12 @@ from vit_jax.weights.formats.tables import torch_norm as _norm
 _POOLS = {'avg': 'gap', 'token': 'token', 'map': 'map'}
 
 
-def _load(case: golden_cases.Case, **fields: Any) -> vit_jax.weights.Loaded:
-  assert case.weights is not None
-  fields = {'num_heads': case.dims['num_heads']} | fields
-  return vit_jax.load(case.weights, as_stored=True, **fields)
+def _load(
+  case: golden_cases.Case, size: int | Sequence[int], **fields: Any
+) -> weights.Loaded:
+  return golden_cases.load(
+    case, size, num_heads=case.dims['num_heads'], **fields
+  )
 
 
 def like(case: golden_cases.Case) -> Mapping[str, Any]:
@@ -44,10 +48,9 @@ def like(case: golden_cases.Case) -> Mapping[str, Any]:
     fields |= {'rotary': 'eva02', 'rotary_grid': tuple(grid)}
   elif 'dinov3' in case.name:
     fields['rotary'] = 'dinov3'
-  if 'mixed' in case.name:
-    fields['rotary_base'] = case.dims['rope_temperature']
-  size = tuple(case.dims['image_size'])
-  vit = _load(case, **fields).adapted(image_size=size)
+  if base := case.dims.get('rope_temperature'):
+    fields['rotary_base'] = base
+  vit = _load(case, case.dims['image_size'], **fields)
   own, images = {'params': vit.params}, case.inputs['images']
   seen = vit.model.apply(own, images, method='trunk')
   return {
@@ -97,12 +100,17 @@ def pi_resize(case: golden_cases.Case) -> Mapping[str, Any]:
 
 def flexivit(case: golden_cases.Case) -> Mapping[str, Any]:
   """FlexiViT with patches of several sizes."""
-  found, answers = _load(case), {}
-  size = case.dims['image_size']
-  for count in case.dims['seqhw']:
+  dims, answers = case.dims, {}
+  stored, patch = (
+    golden_cases.pair(dims[k]) for k in ('posemb_size', 'patch_size')
+  )
+  found = _load(case, [n * p for n, p in zip(stored, patch, strict=True)])
+  size = golden_cases.pair(dims['image_size'])
+  for count in dims['seqhw']:
+    grid = golden_cases.pair(count)
     vit = found.adapted(
       image_size=size,
-      patch_size=(size // count,) * 2,
+      patch_size=tuple(n // k for n, k in zip(size, grid, strict=True)),
       resize='linear_antialias',
     )
     answers[f'logits_seq{count}'] = vit.model.apply(
@@ -111,13 +119,10 @@ def flexivit(case: golden_cases.Case) -> Mapping[str, Any]:
   return answers
 
 
-_ROTARY = {
-  'timm10000_ref16': ('eva02', 1e4, (16, 16)),
-  'eva02_ref16': ('eva02', 1e4, (16, 16)),
-  'plain10000': ('eva02', 1e4, None),
-  'naver100_xy': ('rope_vit', 100.0, None),
-  'dinov3': ('dinov3', 100.0, None),
-}
+# Names of tables: kind, base of the frequencies, and the reference grid's side.
+# EVA-02's and DINOv3's have no base in their names.
+_ROTARY = re.compile(r'(eva02|dinov3|[a-z]+)(\d+)?(?:_ref(\d+))?(?:_xy)?')
+_KINDS = {'dinov3': ('dinov3', 100.0), 'naver': ('rope_vit', 100.0)}
 
 
 def rotations(case: golden_cases.Case) -> Mapping[str, Any]:
@@ -125,7 +130,13 @@ def rotations(case: golden_cases.Case) -> Mapping[str, Any]:
   dims, answers = case.dims, {}
   grid, prefix = (dims['H'], dims['W']), dims['prefix']
   query = jnp.asarray(case.inputs['q']).swapaxes(1, 2)  # [B, T, H, K]
-  for name, (kind, base, reference) in _ROTARY.items():
+  for name in _tables(case):
+    match = _ROTARY.fullmatch(name)
+    if match is None:
+      raise ValueError(f'no rotary embedding is known by the name {name}')
+    kind, base = _KINDS.get(match[1], ('eva02', 1e4))
+    base = float(match[2] or base)
+    reference = (int(match[3]),) * 2 if match[3] else None
     cos, sin = rotary.table(kind, grid, dims['head_dim'], base, reference)
     rotation = rotary.of_tokens(cos, sin, prefix, None)
     turned = rotary.rotate(query, rotation, kind).swapaxes(1, 2)
@@ -141,6 +152,12 @@ def rotations(case: golden_cases.Case) -> Mapping[str, Any]:
     each = jnp.stack([x[i][0, prefix:] for x in layers])  # [L, N, H, K]
     answers[f'{name}_mixed_xy'] = each.swapaxes(1, 2)
   return answers
+
+
+def _tables(case: golden_cases.Case) -> list[str]:
+  """Returns the names of a case's tables of fixed frequencies."""
+  names = [x.removeprefix('cos_') for x in case.expected if x[:4] == 'cos_']
+  return [x for x in names if not x.startswith('mixed')]
 
 
 def _params(
@@ -232,9 +249,14 @@ def matching(case: golden_cases.Case) -> Mapping[str, Any]:
   answers = {}
   for name, protected in _PROTECTED.items():
     for count in case.dims['r']:
-      merge = merging.match(given['metric'], count, protected)
-      assert merge is not None
       end = f'{name}{count}'
+      merge = merging.match(given['metric'], count, protected)
+      if merge is None:  # all stay
+        stay = np.broadcast_to(np.arange(x.shape[1]), x.shape[:2])
+        same = dict.fromkeys(('mean', 'sum', 'wavg', 'unmerged'), x)
+        same |= {'size': given['size'], 'source': _sources(stay, x.shape[1])}
+        answers |= {f'{k}_{end}': v for k, v in same.items()}
+        continue
       mean, new = merge.mean(x), merge.sizes(sizes)
       answers |= {
         f'mean_{end}': mean,
@@ -254,7 +276,7 @@ def _sources(places: jax.Array, count: int) -> jax.Array:
 
 def merged_vit(case: golden_cases.Case) -> Mapping[str, Any]:
   """A ViT that merges tokens."""
-  found, images = _load(case), case.inputs['images']
+  found, images = _load(case, case.dims['image_size']), case.inputs['images']
   own = {'params': found.params}
 
   def logits(**fields: Any) -> jax.Array:
@@ -275,8 +297,9 @@ def merged_vit(case: golden_cases.Case) -> Mapping[str, Any]:
         sources = _sources(seen['places'], seen['tokens'].shape[1])
         answers[f'size_{end}'] = seen['sizes'][..., None]
         answers[f'source_{end}'] = sources
-  # The authors' r = (3, -1): the largest number, falling.
-  largest = max(case.dims['r'])
+  # The authors' r = (3, -1): a mean number, falling.
+  said = re.search(r'r = \((\d+)', case.described('logits_schedule'))
+  largest = int(said[1]) if said else max(case.dims['r'])
   answers['logits_schedule'] = logits(merge=largest, merge_decreasing=True)
   answers['schedule'] = merging.schedule(case.dims['depth'], largest, True)
   return answers
@@ -373,11 +396,13 @@ def routed(case: golden_cases.Case) -> Mapping[str, Any]:
   return answers
 
 
-def _flexible(case: golden_cases.Case, **fields: Any) -> vit_jax.weights.Loaded:
+def _flexible(case: golden_cases.Case) -> weights.Loaded:
   """Loads a NaFlexViT; written back, it has the file's bits."""
   dims = case.dims
+  patch = golden_cases.pair(dims['patch'])
   found = _load(
     case,
+    [n * p for n, p in zip(dims['pos_grid'], patch, strict=True)],
     position_aspect=dims.get('pos_embed_ar_preserving', False),
     **{'pool': _POOLS[dims['global_pool']]} if 'global_pool' in dims else {},
   )
@@ -426,20 +451,23 @@ def naflex(case: golden_cases.Case) -> Mapping[str, Any]:
       own, cut[None], grids=grid[None]
     )
   if 'sizes' in given:
-    sizes = [
-      naflex_lib.size(tuple(x), 16, 256) for x in given['sizes'].tolist()
-    ]
-    answers['target_sizes'] = sizes
-    answers['target_grids'] = np.array(sizes) // 16
-    answers['ratios'] = [
-      naflex_lib.scale(tuple(x), 16, 256) for x in given['sizes'].tolist()
-    ]
+    # '... get_image_size_for_seq(size, 16, max_seq_len=256): pixels'
+    said = re.search(
+      r'\(size, (\d+), max_seq_len=(\d+)\)', case.described('target_sizes')
+    )
+    if said is None:
+      raise ValueError('its description of target_sizes lacks patch and length')
+    how = int(said[1]), int(said[2])
+    each = [tuple(x) for x in given['sizes'].tolist()]
+    answers['target_sizes'] = np.array([naflex_lib.size(x, *how) for x in each])
+    answers['target_grids'] = answers['target_sizes'] // how[0]
+    answers['ratios'] = [naflex_lib.scale(x, *how) for x in each]
   return answers
 
 
 def other_patch(case: golden_cases.Case) -> Mapping[str, Any]:
   """timm's NaFlexViT with patches of another size."""
-  patch = tuple(case.dims['new_patch'])
+  patch = golden_cases.pair(case.dims['new_patch'])
   found = _flexible(case)
   grid = tuple(case.dims['pos_grid'])
   size = tuple(n * p for n, p in zip(grid, patch, strict=True))

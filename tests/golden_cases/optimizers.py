@@ -1,5 +1,7 @@
 """LARS and LAMB, for steps with different learning rates."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import optax
@@ -15,7 +17,7 @@ def _settings(case: golden_cases.Case) -> dict[str, object]:
   matrices = [name for name, x in fields['shapes'].items() if len(x) > 1]
   found = {
     'weight_decay': fields['weight_decay'],
-    'decay_pattern': f'^({"|".join(matrices)})$',
+    'decay_pattern': f'^({"|".join(map(re.escape, matrices))})$',
   }
   same = ('b1', 'b2', 'eps', 'momentum', 'trust_coefficient')
   found |= {key: fields[key] for key in same if key in fields}

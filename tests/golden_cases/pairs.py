@@ -23,8 +23,8 @@ def contrastive_losses(case):
   found |= {
     f'siglip_{k}': x for k, x in zip(parts, (loss, *grads), strict=True)
   }
-  world = case.fields['dims']['world']
   for name in sorted({k.rpartition('.')[0] for k in case.expected} - {''}):
+    world = int(name.partition('.')[0].removeprefix('ws'))
     of_ranks = _siglip_rank
     if '.clip_' in name:
       of_ranks = _clip_rank('localT' in name, 'gathergradT' in name)
@@ -104,7 +104,7 @@ def zero_shot_prompts(case):
       axis=1
     ),
     'ragged_class_weights': zero_shot.class_weights(
-      case.inputs['ragged_embeddings'], ragged, int(ragged.max()) + 1
+      case.inputs['ragged_embeddings'], ragged, classes
     ),
   }
 

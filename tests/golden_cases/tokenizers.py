@@ -13,14 +13,13 @@ from vit_jax.weights import download
 
 
 def _texts(case):
-  path = case.directory / f'{case.name}_texts.json'
+  path = case.file('.json')
   return json.loads(path.read_text())['texts']
 
 
 def _merges(case):
   """Returns the case's vocabulary: its own, open_clip's, or a download."""
-  given = case.directory / f'{case.name}_merges.txt.gz'
-  if given.is_file():
+  if given := case.file('.gz'):
     return given
   stated = case.fields['dims']['vocabulary']
   found = importlib.util.find_spec('open_clip')  # does not import it
@@ -66,7 +65,7 @@ def clip(case):
 def siglip(case):
   """Tokens of prompts, and of captions in training."""
   length = case.fields['dims']['max_len']
-  path, texts = case.directory / f'{case.name}.model', _texts(case)
+  path, texts = case.file('.model'), _texts(case)
   return {
     'hf_ids': tokenizers.SentencePiece(path, length)(texts),
     'bv_ids': tokenizers.SentencePiece(path, length, canonical=False)(texts),

@@ -15,14 +15,17 @@ from vit_jax.weights.formats import google_towers
 from vit_jax.weights.formats import huggingface_clip
 
 
+def _file(case):
+  """Returns the file of a case's weights."""
+  path = case.weights
+  return path / 'model.safetensors' if path.is_dir() else path
+
+
 def _load(case):
   """Loads the towers; written back, they have the file's bits."""
-  names = case.fields['files']
-  file = next(x for x in names if x.endswith(('.safetensors', '.npz')))
-  path = case.directory / file
+  path = _file(case)
   heads = case.dims.get('bert', {}).get('num_attention_heads')
-  folder = path.parent if file.endswith('.safetensors') else path
-  found = weights.load(folder, heads)
+  found = weights.load(case.weights, heads)
   with containers.open_arrays(path) as arrays:
     stored = {name: arrays.read(name) for name in arrays.shapes}
   params = jax.device_get(found.params)
@@ -78,7 +81,9 @@ def google(case):
   }
   if 'loss' in case.expected:
     answers['loss'] = _loss(found, images['embedding'], texts['embedding'])
-  trunk = vit_jax.load(case.directory / case.fields['files'][0])
+  trunk = vit_jax.load(
+    case.weights, image_size=golden_cases.pair(case.dims['image_size'])
+  )
   alone = trunk.model.apply({'params': trunk.params}, case.inputs['images'])
   if not np.array_equal(alone, images['features']):
     raise ValueError('the image tower alone gives other features')

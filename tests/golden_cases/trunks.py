@@ -8,7 +8,6 @@ import jax.numpy as jnp
 import numpy as np
 
 import golden_cases
-import vit_jax
 from vit_jax import weights
 from vit_jax.models import mlp
 from vit_jax.models import spec as spec_lib
@@ -16,6 +15,13 @@ from vit_jax.models import vit as vit_lib
 from vit_jax.weights import features
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import tables
+
+# By whether there is an offset (0.1), and antialiasing.
+_RESIZES = {
+  (True, False): 'dino',
+  (False, False): 'bicubic',
+  (False, True): 'bicubic_antialias',
+}
 
 
 def _vit(vit: weights.Loaded) -> vit_lib.ViT:
@@ -30,16 +36,30 @@ def _tokens(vit: weights.Loaded, images: Any, **how: Any) -> jax.Array:
 
 
 def _load(case: golden_cases.Case, **fields: Any) -> weights.Loaded:
-  assert case.weights is not None
-  fields['num_heads'] = case.fields['heads']
-  return vit_jax.load(case.weights, as_stored=True, **fields)
+  return golden_cases.load(
+    case,
+    case.fields['image_size'],
+    num_heads=case.fields['heads'],
+    layer_norm_epsilon=case.fields['layer_norm_eps'],
+    **fields,
+  )
 
 
 def _at_sizes(
   case: golden_cases.Case, vit: weights.Loaded
 ) -> list[weights.Loaded]:
-  """Returns the model for each size of images in the case."""
-  return [vit.adapted(image_size=tuple(x)) for x in case.fields['sizes']]
+  """Returns the model for each size of images in the case.
+
+  A file does not show how DINOv2's code resizes positions, which has options.
+  """
+  resize = None
+  if 'offset' in case.fields:
+    how = bool(case.fields['offset']), case.fields['antialias']
+    resize = _RESIZES[how]
+  return [
+    vit.adapted(image_size=tuple(x), resize=resize)
+    for x in case.fields['sizes']
+  ]
 
 
 def _last_class_tokens(
@@ -78,13 +98,13 @@ def dinov2(case: golden_cases.Case) -> Mapping[str, Any]:
 
 def _with_masked(case: golden_cases.Case) -> dict[str, Any]:
   """Returns tokens at all sizes, and with the mask token."""
-  found = _load(case)
-  answers: dict[str, Any] = {}
-  for i, vit in enumerate(_at_sizes(case, found)):
-    answers[f'tokens_{i}'] = _tokens(vit, case.inputs[f'image_{i}'])
-  masked = case.inputs['bool_masked_pos']
-  images = case.inputs['image_0']
-  return answers | {'tokens_masked': _tokens(found, images, masked=masked)}
+  found = _at_sizes(case, _load(case))
+  answers: dict[str, Any] = {
+    f'tokens_{i}': _tokens(vit, case.inputs[f'image_{i}'])
+    for i, vit in enumerate(found)
+  }
+  masked, images = (case.inputs[k] for k in ('bool_masked_pos', 'image_0'))
+  return answers | {'tokens_masked': _tokens(found[0], images, masked=masked)}
 
 
 def dinov2_swiglu(case: golden_cases.Case) -> Mapping[str, Any]:

@@ -19,7 +19,6 @@ from vit_jax.models import maps
 # Logits [B, ..., K] of images or volumes [B, ..., C], of any batch size.
 Apply = Callable[[np.ndarray], np.ndarray]
 
-_SIGMA = 0.125  # of a window's length, as MONAI's Gaussian weights
 _LEAST = 1e-3  # least weight of a place in a window
 _ROWS = 64  # of a map that are resized at a time
 
@@ -49,15 +48,19 @@ def strides(window: Sequence[int], overlap: float) -> tuple[int, ...]:
   return tuple(max(int(n * (1 - overlap)), 1) for n in window)
 
 
-def gaussian(window: Sequence[int]) -> np.ndarray:
+def gaussian(window: Sequence[int], sigma: float = 0.125) -> np.ndarray:
   """Returns weights of a window's places, float32 [window], as MONAI's.
 
   A Gaussian around the window's centre, so that a prediction counts less near
   the edges, where the model sees less of a place's surroundings.
+
+  Args:
+    window: Lengths of a window's axes.
+    sigma: Standard deviation as a share of these.
   """
   weights = np.ones((), np.float64)
   for n in window:
-    distance = (np.arange(n) - (n - 1) / 2) / (_SIGMA * n)
+    distance = (np.arange(n) - (n - 1) / 2) / (sigma * n)
     weights = weights[..., None] * np.exp(-0.5 * distance**2)
   least = max(float(weights.min()), _LEAST)
   return np.maximum(weights, least).astype(np.float32)

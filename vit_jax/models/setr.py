@@ -154,8 +154,9 @@ class SETR(nn.Module):
   Attributes:
     kind: One of `KINDS`.
     num_classes: Size of the output.
-    channels: Of the main head's convolutions; of the neck with 'mla', whose
-      head then has half as many for each level.
+    channels: Of the main head's convolutions; of the neck with 'mla'.
+    level_channels: Of the convolutions of each level of 'mla'; 0: half as many,
+      as published.
     auxiliary: Whether all levels but the last ('mla': all) have a head, too.
     convs: Convolutions of the main head of 'naive' and 'pup'; 0: as published,
       for patches of 16 pixels.
@@ -167,6 +168,7 @@ class SETR(nn.Module):
   kind: str
   num_classes: int
   channels: int = 256
+  level_channels: int = 0
   auxiliary: bool = True
   convs: int = 0
   auxiliary_convs: int = 1
@@ -219,7 +221,7 @@ class SETR(nn.Module):
     necks = Neck(self.channels, self.dtype, name='neck')(levels, train=train)
     logits = MlaHead(
       self.num_classes,
-      self.channels // 2,
+      self.level_channels or self.channels // 2,
       self.align_corners,
       self.dtype,
       name='decode',

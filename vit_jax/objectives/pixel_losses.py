@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import optax
 
 IGNORE = 255
-_SMOOTH = 1e-5  # MONAI's
+SMOOTH = (1e-5, 1e-5)  # MONAI's, added above and below the fraction of Dice
 
 
 def counted(labels: jax.Array, ignore: int = IGNORE) -> jax.Array:
@@ -70,6 +70,7 @@ def dice(
   over_batch: bool = False,
   squared: bool = False,
   jaccard: bool = False,
+  smooth: tuple[float, float] = SMOOTH,
 ) -> jax.Array:
   """Returns one minus the smoothed Dice coefficient of each class.
 
@@ -83,6 +84,7 @@ def dice(
     over_batch: Whether sums are over all images, not over each one.
     squared: Whether k is 2, not 1.
     jaccard: Whether it is one minus the intersection over the union instead.
+    smooth: s, above and below the fraction.
 
   Returns:
     float32 [B, K]; [K] with `over_batch`.
@@ -96,7 +98,7 @@ def dice(
   sizes = (probabilities**power).sum(axes) + (targets**power).sum(axes)
   if jaccard:
     sizes = 2 * (sizes - both)
-  return 1 - (2 * both + _SMOOTH) / (sizes + _SMOOTH)
+  return 1 - (2 * both + smooth[0]) / (sizes + smooth[1])
 
 
 def mean_dice(
@@ -109,6 +111,7 @@ def mean_dice(
   over_batch: bool = False,
   squared: bool = False,
   jaccard: bool = False,
+  smooth: tuple[float, float] = SMOOTH,
 ) -> jax.Array:
   """Returns the mean over images and classes of `dice`, after a softmax.
 
@@ -121,6 +124,7 @@ def mean_dice(
     over_batch: As `dice`.
     squared: As `dice`.
     jaccard: As `dice`.
+    smooth: As `dice`.
   """
   valid = counted(labels, ignore)
   k = logits.shape[-1]
@@ -132,6 +136,7 @@ def mean_dice(
     over_batch=over_batch,
     squared=squared,
     jaccard=jaccard,
+    smooth=smooth,
   )
   if weights is not None:
     loss *= jnp.asarray(weights)
@@ -147,6 +152,7 @@ def dice_cross_entropy(
   ignore: int = IGNORE,
   over_batch: bool = False,
   squared: bool = False,
+  smooth: tuple[float, float] = SMOOTH,
 ) -> jax.Array:
   """Returns the sum of `mean_dice` and `cross_entropy` (MONAI, UNETR)."""
   overlap = mean_dice(
@@ -157,6 +163,7 @@ def dice_cross_entropy(
     ignore=ignore,
     over_batch=over_batch,
     squared=squared,
+    smooth=smooth,
   )
   return overlap + cross_entropy(logits, labels, weights, ignore, 'weights')
 
