@@ -9,9 +9,11 @@ import numpy as np
 import pytest
 
 from vit_jax.ahead import collectives
+from vit_jax.ahead import compiled
 from vit_jax.ahead import device_groups
 from vit_jax.ahead import hlo
 from vit_jax.ahead import products
+from vit_jax.parallel import hardware
 
 AXES = ('data', 'fsdp', 'tensor')
 
@@ -130,6 +132,36 @@ def test_sums_that_are_then_cut():
     ('all-reduce', 1, 32 * 4),
   ]
   assert products.flops(module) == 2 * 32 * 64 * 32 // 8
+
+
+# As TPUs' compiler writes a reduce-scatter, cut down.
+SCATTER = """HloModule jit_train_step, num_partitions=4
+
+%SCATTER (input: bf16[64,32]) -> bf16[16,32] {
+  %input = bf16[64,32]{1,0} parameter(0)
+  %all-reduce.1 = bf16[64,32]{1,0} all-reduce(%input), REST
+  %place = u32[] partition-id()
+  ROOT %slice = bf16[16,32]{1,0} dynamic-slice(%all-reduce.1, %place, %place)
+}
+
+ENTRY %main (gradient: bf16[64,32]) -> bf16[16,32] {
+  %gradient = bf16[64,32]{1,0} parameter(0)
+  ROOT %fusion.1 = bf16[16,32]{1,0} fusion(%gradient), calls=%SCATTER
+}
+"""
+
+
+def test_a_reduce_scatter_of_tpus():
+  text = SCATTER.replace('%SCATTER', '%all-reduce-scatter.2.clone.1')
+  text = text.replace('REST', 'replica_groups={{0,1,2,3}}, to_apply=%add')
+  module = hlo.parse(text)
+  mesh = {'data': 1, 'fsdp': 4, 'tensor': 1}
+  (found,) = collectives.count(module, mesh, as_written=True)
+  assert (found.kind, found.axes, found.group_size, found.bytes) == (
+    *('reduce-scatter', ('fsdp',), 4, 64 * 32 * 2),
+  )
+  v5e = hardware.named('v5e')
+  assert not compiled.operations(module, v5e)  # as of every collective
 
 
 def test_products():

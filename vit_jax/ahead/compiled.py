@@ -101,7 +101,7 @@ def operations(
   ) -> list[Operation]:
     if id(computation) in fused or instruction.opcode in _FREE:
       return []
-    if _is_collective(instruction) or _is_free_call(instruction):
+    if _is_collective(module, instruction) or _is_free_call(instruction):
       return []
     return [_operation(module, instruction, computation, hardware)]
 
@@ -119,9 +119,11 @@ def operations(
   return sorted(all_, key=lambda one: -one.seconds)
 
 
-def _is_collective(instruction: hlo.Instruction) -> bool:
+def _is_collective(module: hlo.Module, instruction: hlo.Instruction) -> bool:
   kind = re.sub('-(start|done|update)$', '', instruction.opcode)
-  return kind in collectives.KINDS
+  return kind in collectives.KINDS or collectives.is_reduce_scatter(
+    module, instruction
+  )
 
 
 def _is_free_call(instruction: hlo.Instruction) -> bool:
