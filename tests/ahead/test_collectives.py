@@ -9,8 +9,11 @@ import numpy as np
 import pytest
 
 from vit_jax.ahead import collectives
+from vit_jax.ahead import compiled
 from vit_jax.ahead import device_groups
 from vit_jax.ahead import hlo
+from vit_jax.ahead import products
+from vit_jax.parallel import hardware
 
 AXES = ('data', 'fsdp', 'tensor')
 
@@ -128,7 +131,37 @@ def test_sums_that_are_then_cut():
     ('all-reduce', 8, 32 * 32 * 4),
     ('all-reduce', 1, 32 * 4),
   ]
-  assert hlo.flops(module) == 2 * 32 * 64 * 32 // 8
+  assert products.flops(module) == 2 * 32 * 64 * 32 // 8
+
+
+# As TPUs' compiler writes a reduce-scatter, cut down.
+SCATTER = """HloModule jit_train_step, num_partitions=4
+
+%SCATTER (input: bf16[64,32]) -> bf16[16,32] {
+  %input = bf16[64,32]{1,0} parameter(0)
+  %all-reduce.1 = bf16[64,32]{1,0} all-reduce(%input), REST
+  %place = u32[] partition-id()
+  ROOT %slice = bf16[16,32]{1,0} dynamic-slice(%all-reduce.1, %place, %place)
+}
+
+ENTRY %main (gradient: bf16[64,32]) -> bf16[16,32] {
+  %gradient = bf16[64,32]{1,0} parameter(0)
+  ROOT %fusion.1 = bf16[16,32]{1,0} fusion(%gradient), calls=%SCATTER
+}
+"""
+
+
+def test_a_reduce_scatter_of_tpus():
+  text = SCATTER.replace('%SCATTER', '%all-reduce-scatter.2.clone.1')
+  text = text.replace('REST', 'replica_groups={{0,1,2,3}}, to_apply=%add')
+  module = hlo.parse(text)
+  mesh = {'data': 1, 'fsdp': 4, 'tensor': 1}
+  (found,) = collectives.count(module, mesh, as_written=True)
+  assert (found.kind, found.axes, found.group_size, found.bytes) == (
+    *('reduce-scatter', ('fsdp',), 4, 64 * 32 * 2),
+  )
+  v5e = hardware.named('v5e')
+  assert not compiled.operations(module, v5e)  # as of every collective
 
 
 def test_products():
@@ -140,9 +173,99 @@ def test_products():
   shapes = (8, 16), (16, 16), (2, 3, 9, 9), (5, 3, 3, 3)
   args = [jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]
   text = jax.jit(fn).lower(*args).compile().as_text()
-  products = 6 * 2 * 8 * 16 * 16
+  matrices = 6 * 2 * 8 * 16 * 16
   convolution = 2 * (2 * 5 * 4 * 4) * (3 * 3 * 3)
-  assert hlo.flops(hlo.parse(text)) == products + convolution
+  assert products.flops(hlo.parse(text)) == matrices + convolution
+
+
+# As TPUs' compiler writes a loop: a counter behind copies, and no trip count.
+LOOP = """HloModule jit_train_step, num_partitions=8
+
+%cond (p: (f32[4], u32[])) -> pred[] {
+  %p = (f32[4]{0}, u32[]) parameter(0)
+  %counter = u32[] get-tuple-element(%p), index=1
+  %limit = u32[] constant(LIMIT)
+  ROOT %less = pred[] compare(SIDES), direction=RELATION
+}
+
+%increment (x: u32[], y: u32[]) -> u32[] {
+  %x = u32[] parameter(0)
+  %y = u32[] parameter(1)
+  ROOT %sum = u32[] add(%y, %x)
+}
+
+%body (q: (f32[4], u32[])) -> (f32[4], u32[]) {
+  %q = (f32[4]{0}, u32[]) parameter(0)
+  %before = u32[] get-tuple-element(%q), index=1
+  %value = f32[4]{0} get-tuple-element(%q), index=0
+  %step = u32[] constant(STEP)
+  %after = u32[] AFTER
+  %copied = u32[] copy(%after)
+  ROOT %next = (f32[4]{0}, u32[]) tuple(%value, %copied)
+}
+
+ENTRY %main (a: f32[4], n: u32[]) -> f32[4] {
+  %a = f32[4]{0} parameter(0)
+  %n = u32[] parameter(1)
+  %first = u32[] constant(START)
+  %start = u32[] copy(%first)
+  %init = (f32[4]{0}, u32[]) tuple(%a, %start)
+  %loop = (f32[4]{0}, u32[]) while(%init), condition=%cond, body=%body
+  ROOT %result = f32[4]{0} get-tuple-element(%loop), index=0
+}
+"""
+ADD = 'add(%before, %step)'
+FUSED = 'fusion(%before, %step), kind=kLoop, calls=%increment'
+
+
+@pytest.mark.parametrize(
+  ('start', 'limit', 'step', 'relation', 'after', 'count'),
+  [
+    (0, 12, 1, 'LT', ADD, 12),
+    (0, 4, 2, 'LT', ADD, 2),  # two parts of a product in each iteration
+    (0, 5, 2, 'LT', ADD, 3),
+    (1, 12, 1, 'LT', ADD, 11),  # the first is before the loop
+    (0, 4, 2, 'LT', FUSED, 2),
+    (0, 4, 1, 'LE', ADD, 5),
+    (11, -1, -1, 'GT', ADD, 12),
+    (11, 0, 1, 'GE', 'subtract(%before, %step)', 12),
+    (0, 6, 3, 'NE', ADD, 2),
+    (7, 3, 1, 'LT', ADD, 0),
+    (0, 4, 1, 'GT swapped', ADD, 4),  # 4 > i
+    (0, 7, 3, 'NE', ADD, None),  # for ever
+    (0, 4, 0, 'LT', ADD, None),
+    (0, 4, -1, 'LT', ADD, None),
+    (0, 4, 2, 'LT', 'multiply(%before, %step)', None),
+    (0, 4, 2, 'LT', 'subtract(%step, %before)', None),
+    (0, 4, 2, 'LT', 'add(%before, %before)', None),
+  ],
+)
+def test_iterations_of_a_loop(start, limit, step, relation, after, count):
+  relation, _, swapped = relation.partition(' ')
+  values = {
+    'SIDES': '%limit, %counter' if swapped else '%counter, %limit',
+    'RELATION': relation,
+    'AFTER': after,
+    'LIMIT': str(limit),
+    'START': str(start),
+    'STEP': str(step),
+  }
+  text = LOOP
+  for name, value in values.items():
+    text = text.replace(name, value)
+  module = hlo.parse(text)
+  loop = module.computations['main']['loop']
+  assert hlo.trip_count(module, loop) == count
+  assert hlo.unknown_loops(module) == (['loop'] if count is None else [])
+
+
+def test_a_loop_that_starts_anywhere_is_unknown():
+  text = LOOP.replace('copy(%first)', 'copy(%n)').replace('AFTER', ADD)
+  for name, value in {'SIDES': '%counter, %limit', 'RELATION': 'LT'}.items():
+    text = text.replace(name, value)
+  for name in ('LIMIT', 'START', 'STEP'):
+    text = text.replace(name, '4')
+  assert hlo.unknown_loops(hlo.parse(text)) == ['loop']
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,10 @@ KINDS = (
   'collective-permute',
 )
 
+# A fusion of an all-reduce and a slice, as TPUs' compiler writes what they
+# execute as a reduce-scatter: what the computation's name starts with.
+_SCATTER = 'all-reduce-scatter'
+
 # Instructions that only rearrange their operand.
 _MOVES = ('bitcast', 'copy', 'reshape', 'transpose')
 
@@ -98,6 +102,15 @@ def count(
   return sorted(totals, key=lambda c: -c.bytes)
 
 
+def is_reduce_scatter(module: hlo.Module, instruction: hlo.Instruction) -> bool:
+  """Returns whether a fusion is a reduce-scatter of TPUs."""
+  return instruction.opcode == 'fusion' and any(
+    name.startswith(_SCATTER)
+    for names in module.callees(instruction)
+    for name in names
+  )
+
+
 class _Finder:
   """Finds the collectives among a program's instructions."""
 
@@ -108,6 +121,11 @@ class _Finder:
     self._as_written = as_written
     self._mesh = mesh
     self._users: dict[int, dict[str, list[_Use]]] = {}
+    self._scattering = {
+      id(computation)
+      for name, computation in module.computations.items()
+      if name.startswith(_SCATTER)
+    }
 
   def find(
     self, instruction: hlo.Instruction, computation: hlo.Computation
@@ -133,6 +151,8 @@ class _Finder:
       sizes[parts] = [before[0] + nbytes, before[1] + narrow]
     most = max(sizes, key=lambda parts: sizes[parts])
     axes = _axes_within(groups, self._mesh)
+    if kind == 'all-reduce' and id(computation) in self._scattering:
+      kind = 'reduce-scatter'
     return [
       Collective(kind, axes, size, parts, int(parts == most), nbytes, narrow)
       for parts, (nbytes, narrow) in sizes.items()

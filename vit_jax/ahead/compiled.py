@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 
 from vit_jax.ahead import collectives
 from vit_jax.ahead import hlo
+from vit_jax.ahead import products
 from vit_jax.parallel import hardware as hardware_lib
 
 if TYPE_CHECKING:
@@ -100,7 +101,7 @@ def operations(
   ) -> list[Operation]:
     if id(computation) in fused or instruction.opcode in _FREE:
       return []
-    if _is_collective(instruction) or _is_free_call(instruction):
+    if _is_collective(module, instruction) or _is_free_call(instruction):
       return []
     return [_operation(module, instruction, computation, hardware)]
 
@@ -118,9 +119,11 @@ def operations(
   return sorted(all_, key=lambda one: -one.seconds)
 
 
-def _is_collective(instruction: hlo.Instruction) -> bool:
+def _is_collective(module: hlo.Module, instruction: hlo.Instruction) -> bool:
   kind = re.sub('-(start|done|update)$', '', instruction.opcode)
-  return kind in collectives.KINDS
+  return kind in collectives.KINDS or collectives.is_reduce_scatter(
+    module, instruction
+  )
 
 
 def _is_free_call(instruction: hlo.Instruction) -> bool:
@@ -136,9 +139,9 @@ def _operation(
   computation: hlo.Computation,
   hardware: hardware_lib.Hardware,
 ) -> Operation:
-  flops = hlo.product_flops(module, instruction)
+  flops = products.product_flops(module, instruction)
   if not flops:
-    flops = sum(hlo.own_flops(instruction, computation))
+    flops = sum(products.own_flops(instruction, computation))
   nbytes = _traffic(module, instruction, computation)
   return Operation(
     name=instruction.name,
@@ -160,7 +163,7 @@ def _traffic(
   computation: hlo.Computation,
 ) -> int:
   """Returns the bytes that an instruction moves to and from device memory."""
-  if (stated := hlo.kernel_cost(instruction)) is not None:
+  if (stated := products.kernel_cost(instruction)) is not None:
     return stated[1]
   if instruction.opcode in ('copy-start', 'slice-start'):
     # One end is on the chip, or both are in memory.
@@ -370,7 +373,7 @@ def cost(
     argument_gib=memory.argument_size_in_bytes / 2**30,
     accessed_gb=accessed / 1e9,
     traffic_gb=traffic / 1e9,
-    tflop=hlo.flops(module) / 1e12,
+    tflop=products.flops(module) / 1e12,
     copies=_number(found, 'copy'),
     transposes=_number(found, 'transpose'),
     moved_gb=sum(x.bytes for x in moves) / 1e9,

@@ -7,12 +7,9 @@ number of iterations, which XLA writes beside it if it is known.
 from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
-import json
 import math
 import re
 from typing import TypeVar
-
-import numpy as np
 
 T = TypeVar('T')
 
@@ -28,6 +25,9 @@ _CALLEES = {
     'false_computation',
   ),
 }
+
+# `5 > i` is `i < 5`.
+_SWAPPED = {'LT': 'GT', 'GT': 'LT', 'LE': 'GE', 'GE': 'LE'}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -190,22 +190,117 @@ def trip_count(module: Module, loop: Instruction) -> int | None:
   """Returns the number of iterations of a `while`; None if unknown.
 
   The compilers of CPUs and GPUs write it beside the loop. That of TPUs does
-  not: there, a condition `i < 12` means 12, since JAX counts its loops from 0.
+  not: there it follows from where the counter starts, from what each iteration
+  adds to it, and from the condition. Loops of JAX count from 0 by 1; those in
+  which the compiler exchanges parts of an array while it multiplies others
+  count by 2, if an iteration takes two parts.
   """
   match = re.search(
     r'"known_trip_count":\{"n":"?(\d+)"?', loop.attributes.replace(' ', '')
   )
   if match:
     return int(match[1])
-  condition = module.computations[module.callees(loop)[0][0]]
-  root = next(x for x in condition.values() if x.is_root)
-  if root.opcode != 'compare' or 'direction=LT' not in root.attributes:
+  condition, body = (module.computations[x] for (x,) in module.callees(loop))
+  compare, sides = _operation(module, condition, _root(condition))
+  direction = re.search(r'direction=(\w+)', compare.attributes)
+  if compare.opcode != 'compare' or direction is None:
     return None
-  counter, limit = (condition[name] for name in root.operands)
-  is_counted = counter.opcode == 'get-tuple-element' and (
-    limit.opcode == 'constant' and limit.arguments.isdecimal()
-  )
-  return int(limit.arguments) if is_counted else None
+  relation = direction[1]
+  if sides[0].opcode == 'constant':
+    sides, relation = sides[::-1], _SWAPPED.get(relation, relation)
+  limit, index = _constant(sides[1], condition), _tuple_index(sides[0])
+  if limit is None or index is None:
+    return None
+  start = _start(module, loop, index)
+  step = _step(module, body, index)
+  if start is None or not step:
+    return None
+  return _iterations(relation, start, limit, step)
+
+
+def _iterations(relation: str, start: int, limit: int, step: int) -> int | None:
+  """Returns how often `counter <relation> limit` holds; None: for ever."""
+  stop = limit + {'LE': 1, 'GE': -1}.get(relation, 0)
+  rises = {'LT': True, 'LE': True, 'GT': False, 'GE': False}
+  if relation == 'NE':
+    ends = (stop - start) % step == 0 and (stop - start) * step >= 0
+  else:
+    ends = rises.get(relation) is (step > 0)
+  return len(range(start, stop, step)) if ends else None
+
+
+def _start(module: Module, loop: Instruction, index: int) -> int | None:
+  """Returns the constant that a loop's counter starts with."""
+  around = next(x for x in module.computations.values() if _holds(x, loop))
+  (name,) = loop.operands
+  if around[name].opcode != 'tuple':
+    return None
+  return _constant(around[around[name].operands[index]], around)
+
+
+def _step(module: Module, body: Computation, index: int) -> int | None:
+  """Returns the constant that an iteration adds to a loop's counter."""
+  result = _root(body)
+  if result.opcode != 'tuple':
+    return None
+  after = _through_copies(body[result.operands[index]], body)
+  added, terms = _operation(module, body, after)
+  before = [x for x in terms if _tuple_index(x) == index]
+  steps = [_constant(x, body) for x in terms if x not in before]
+  if added.opcode not in ('add', 'subtract') or len(before) * len(steps) != 1:
+    return None
+  if steps[0] is None or added.opcode == 'add':
+    return steps[0]
+  return -steps[0] if terms[0] in before else None
+
+
+def _operation(
+  module: Module, computation: Computation, instruction: Instruction
+) -> tuple[Instruction, list[Instruction]]:
+  """Returns an operation and its operands, also if it is alone in a fusion."""
+  if instruction.opcode != 'fusion':
+    return instruction, [computation[x] for x in instruction.operands]
+  ((name,),) = module.callees(instruction)
+  inside = module.computations[name]
+  outside = [computation[x] for x in instruction.operands]
+  operands = [inside[x] for x in _root(inside).operands]
+  return _root(inside), [
+    outside[int(x.arguments)] if x.opcode == 'parameter' else x
+    for x in operands
+  ]
+
+
+def _root(computation: Computation) -> Instruction:
+  return next(x for x in computation.values() if x.is_root)
+
+
+def _holds(computation: Computation, instruction: Instruction) -> bool:
+  return computation.get(instruction.name) is instruction
+
+
+def _through_copies(
+  value: Instruction, computation: Computation
+) -> Instruction:
+  while (
+    value.opcode in ('bitcast', 'copy') and value.operands[0] in computation
+  ):
+    value = computation[value.operands[0]]
+  return value
+
+
+def _constant(value: Instruction, computation: Computation) -> int | None:
+  value = _through_copies(value, computation)
+  is_number = re.fullmatch(r'-?\d+', value.arguments)
+  if value.opcode != 'constant' or not is_number:
+    return None
+  return int(value.arguments)
+
+
+def _tuple_index(value: Instruction) -> int | None:
+  if value.opcode != 'get-tuple-element':
+    return None
+  match = re.search(r'\bindex=(\d+)', value.attributes)
+  return int(match[1]) if match else None
 
 
 def unknown_loops(module: Module) -> list[str]:
@@ -254,144 +349,3 @@ def executed(
     return memory[name]
 
   return of_computation(module.entry)
-
-
-def flops(module: Module) -> int:
-  """Returns the FLOPs of the products and convolutions of one device.
-
-  A multiply-add counts 2. Recomputation to save memory counts, and so does work
-  that several devices repeat.
-  """
-  found = executed(module, own_flops, float)
-  return sum(count * times for count, times in found)
-
-
-def product_flops(module: Module, instruction: Instruction) -> int:
-  """Returns the FLOPs of an instruction and of what it calls, run once."""
-  found = 0
-  for names in module.callees(instruction):
-    for name in names:
-      inside = module.computations[name]
-      found += sum(product_flops(module, x) for x in inside.values())
-      found += sum(sum(own_flops(x, inside)) for x in inside.values())
-  return found
-
-
-def own_flops(instruction: Instruction, computation: Computation) -> list[int]:
-  """Returns the FLOPs of a product or a kernel; [] for other instructions."""
-  if instruction.opcode == 'custom-call':
-    return _call_flops(instruction, computation)
-  if instruction.opcode not in ('dot', 'convolution'):
-    return []
-  ((_, out),) = arrays(instruction.shape)
-  lhs, kernel = (
-    arrays(computation[name].shape)[0][1] for name in instruction.operands[:2]
-  )
-  if instruction.opcode == 'dot':
-    contracted = re.search(
-      r'lhs_contracting_dims=\{([\d,]*)\}', instruction.attributes
-    )
-    axes = contracted[1].split(',') if contracted and contracted[1] else []
-    return [2 * math.prod(out) * math.prod(lhs[int(axis)] for axis in axes)]
-  return [_convolution_flops(instruction.attributes, lhs, kernel, out)]
-
-
-def kernel_cost(instruction: Instruction) -> tuple[int, int] | None:
-  """Returns FLOPs and bytes of a Pallas kernel, as its author states them."""
-  if instruction.opcode != 'custom-call':
-    return None
-  stated = re.search(r'"cost_estimate":(\{[^}]*\})', instruction.attributes)
-  if stated is None:
-    return None
-  cost = json.loads(stated[1])
-  return int(cost['flops']), int(cost['bytes_accessed'])
-
-
-def _call_flops(
-  instruction: Instruction, computation: Computation
-) -> list[int]:
-  """Returns the FLOPs of a kernel, or of a call of cuBLAS or cuDNN."""
-  if (found := kernel_cost(instruction)) is not None:
-    return [found[0]]
-  target = re.search(r'custom_call_target="([^"]*)"', instruction.attributes)
-  name = target[1] if target else ''
-  out = [shape for _, shape in arrays(instruction.shape)]
-  if name.startswith('__cublas$'):
-    axes = re.search(
-      r'"lhs_contracting_dimensions":\[([^]]*)\]', instruction.attributes
-    )
-    assert axes is not None  # every such call has them
-    lhs = arrays(computation[instruction.operands[0]].shape)[0][1]
-    contracted = [lhs[int(axis)] for axis in re.findall(r'\d+', axes[1])]
-    return [2 * math.prod(out[0]) * math.prod(contracted)]
-  if name.startswith(
-    '__cudnn$fmha'
-  ):  # results [B, H, T, K], scores [B, H, T, T]
-    scores = re.search(
-      r'"intermediate_tensor_shape": \{.*?"dimensions": \[([^]]*)\]',
-      instruction.attributes,
-    )
-    assert scores is not None
-    size = math.prod(map(int, re.findall(r'\d+', scores[1])))
-    products = 5 if name.endswith('Backward') else 2
-    return [2 * products * size * out[0][-1]]
-  return []
-
-
-def _convolution_flops(
-  attributes: str,
-  lhs: tuple[int, ...],
-  kernel: tuple[int, ...],
-  out: tuple[int, ...],
-) -> int:
-  """Returns the FLOPs of a convolution, without products with padding.
-
-  TPUs write every matrix product as a convolution. Its dimensions of batch are
-  then spatial ones, with padding or dilation, so that most of the window is
-  outside the input.
-  """
-  labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', attributes)
-  assert labels is not None  # every convolution has labels
-  window = re.search(r'window=\{([^}]*)\}', attributes)
-  fields = dict(re.findall(r'(\w+)=([\d_x-]+)', window[1] if window else ''))
-  pairs = 1
-  for i in range(len(labels[1]) - 2):
-
-    def along(name: str, default: str, i: int = i) -> str:
-      return fields[name].split('x')[i] if name in fields else default
-
-    pairs *= _pairs_within(
-      size=lhs[labels[1].index(str(i))],
-      window=kernel[labels[2].index(str(i))],
-      outputs=out[labels[3].index(str(i))],
-      stride=int(along('stride', '1')),
-      padding=int(along('pad', '0_0').partition('_')[0]),
-      lhs_dilation=int(along('lhs_dilate', '1')),
-      rhs_dilation=int(along('rhs_dilate', '1')),
-    )
-  examples = out[labels[3].index('b')]
-  channels = kernel[labels[2].index('i')] * kernel[labels[2].index('o')]
-  return 2 * pairs * examples * channels // _group_count(attributes)
-
-
-def _group_count(attributes: str) -> int:
-  match = re.search(r'\bbatch_group_count=(\d+)', attributes)
-  return int(match[1]) if match else 1
-
-
-def _pairs_within(
-  *,
-  size: int,
-  window: int,
-  outputs: int,
-  stride: int,
-  padding: int,
-  lhs_dilation: int,
-  rhs_dilation: int,
-) -> int:
-  """Counts pairs of output and window position that meet an input element."""
-  output = np.arange(outputs)[:, None]
-  offset = np.arange(window)[None]
-  place = output * stride + offset * rhs_dilation - padding
-  inside = (place >= 0) & (place < (size - 1) * lhs_dilation + 1)
-  return int((inside & (place % lhs_dilation == 0)).sum())

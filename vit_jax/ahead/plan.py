@@ -26,6 +26,7 @@ from typing import TYPE_CHECKING
 from vit_jax import config as config_lib
 from vit_jax.ahead import collectives
 from vit_jax.ahead import hlo
+from vit_jax.ahead import products
 from vit_jax.config import tables
 from vit_jax.config import UserError
 
@@ -227,7 +228,7 @@ def make(config: 'ml_collections.ConfigDict') -> Plan:
       config.model.remat not in ('auto', 'none') and not config.model.scan
     ),
     collectives=collectives.count(module, mesh),
-    flops=hlo.flops(module),
+    flops=products.flops(module),
     model_flops=program.flops.step // program.mesh.size,
     unknown_loops=hlo.unknown_loops(module),
     seconds={'make': made - start, 'compile': done - made},

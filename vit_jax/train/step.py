@@ -23,6 +23,7 @@ from vit_jax.optim import rules as rules_lib
 from vit_jax.optim import sam
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
+from vit_jax.train import microbatches
 
 # Signal value: this process could not make its part of the batch. Lower values
 # are the operating system's signal numbers, and 0 is no signal.
@@ -134,6 +135,7 @@ class Update(NamedTuple):
       from those before it.
     opt_state: State of the optimizer, after the step.
     extra: Extra of the objective, after the step.
+    stored: `params` and `extra`, computed once more, for the state.
   """
 
   loss: jax.Array
@@ -144,6 +146,7 @@ class Update(NamedTuple):
   frozen: Any
   opt_state: Any
   extra: Any
+  stored: tuple[Any, Any]
 
 
 class Gradient(NamedTuple):
@@ -199,7 +202,7 @@ def make_gradient(
     if config.optim.sam.rho:
       rho = sam.rho(config.optim, schedule(step))
       grad_fn = sam.value_and_grad(grad_fn, rho, config.optim.sam.alpha)
-    (loss, (means, extra)), grads = _accumulate(
+    (loss, (means, extra)), grads = microbatches.mean(
       functools.partial(grad_fn, rules.trained(state.params)),
       batch,
       step_key(config.seed, step),
@@ -242,18 +245,46 @@ def make_update(
     direction, opt_state = optimizer.update(
       grads, state.opt_state, trained, decay=decay(step)
     )
-    params = jax.tree.map(
-      lambda p, d: p - learning_rate * d, trained, rules.scale(direction)
-    )
-    extra = after_update(extra, rules_lib.merge(params, state.params), step)
+    direction = rules.scale(direction)
+
+    def moved(rate: jax.typing.ArrayLike) -> tuple[Any, Any]:
+      params = jax.tree.map(lambda p, d: p - rate * d, trained, direction)
+      merged = rules_lib.merge(params, state.params)
+      return params, after_update(extra, merged, step)
+
+    params, after = moved(learning_rate)
+    stored = moved(_disguised(learning_rate))
     frozen = state.params
     if moves_statistics:
-      frozen = base.updated(frozen, extra.get(base.STATISTICS, {}))
+      frozen = base.updated(frozen, after.get(base.STATISTICS, {}))
     return Update(
-      *(loss, means, grads, learning_rate, params, frozen, opt_state, extra)
+      loss=loss,
+      means=means,
+      grads=grads,
+      learning_rate=learning_rate,
+      params=params,
+      frozen=frozen,
+      opt_state=opt_state,
+      extra=after,
+      stored=stored,
     )
 
   return update
+
+
+def _disguised(rate: jax.typing.ArrayLike) -> jax.Array:
+  """Returns a number that TPUs' compiler cannot know to be `rate`.
+
+  All new parameters are checked before one of them is stored. The compiler
+  would write them to memory for the check, and read them again. From another
+  number it computes them once more as it stores them, in one pass with the
+  optimizer's state. CPUs' compiler does better with one number.
+  """
+  return jax.lax.platform_dependent(
+    jnp.asarray(rate),
+    tpu=jax.lax.optimization_barrier,
+    default=lambda same: same,
+  )
 
 
 def make_train_step(
@@ -319,14 +350,15 @@ def _chosen(
   ok: jax.Array,
 ) -> TrainState:
   """Returns the updated state if the update is `ok`, else the old state."""
+  params, extra = new.stored
   ema_params = state.ema_params
   if config.train.ema_decay:
     ema_params = optax.incremental_update(
-      new.params, ema_params, 1 - ema_decay(config, step)
+      params, ema_params, 1 - ema_decay(config, step)
     )
   chosen = jax.tree.map(
     lambda new, old: jnp.where(ok, new, old),
-    TrainState(step + 1, new.params, new.opt_state, ema_params, new.extra),
+    TrainState(step + 1, params, new.opt_state, ema_params, extra),
     dataclasses.replace(state, params=rules.trained(state.params)),
   )
   frozen = jax.tree.map(
@@ -334,8 +366,8 @@ def _chosen(
     new.frozen,
     state.params,
   )
-  params = rules_lib.merge(chosen.params, frozen)
-  return dataclasses.replace(chosen, params=params)
+  merged = rules_lib.merge(chosen.params, frozen)
+  return dataclasses.replace(chosen, params=merged)
 
 
 def make_train_steps(
@@ -387,45 +419,6 @@ def ema_decay(
   if not config.train.ema_warmup:
     return decay
   return jnp.minimum(decay, (1 + step) / (10 + step))
-
-
-def _accumulate(
-  compute: Callable[..., Any],
-  batch: objectives.Batch,
-  key: jax.Array,
-  parts: int,
-) -> Any:
-  """Returns the mean of `compute` over microbatches, computed one by one.
-
-  Integers in the tree must be equal for all microbatches, and are kept.
-
-  Args:
-    compute: (microbatch, rng) -> a tree of arrays.
-    batch: Global arrays [B, ...].
-    key: Random key of the step.
-    parts: Number of microbatches.
-  """
-  rows = jnp.arange(len(batch['index']), dtype=jnp.int32)
-  if parts == 1:
-    return compute(batch, Rng(key, rows))
-  stacked = mesh_lib.split_rows((batch, rows), parts)
-
-  def compute_part(part: tuple[objectives.Batch, jax.Array]) -> Any:
-    return compute(part[0], Rng(key, part[1]))
-
-  one = jax.tree.map(lambda x: x[0], stacked)
-  zeros = optax.tree.zeros_like(jax.eval_shape(compute_part, one))
-  total, _ = jax.lax.scan(
-    lambda total, part: (optax.tree.add(total, compute_part(part)), None),
-    zeros,
-    stacked,
-  )
-  return jax.tree.map(
-    lambda x: (
-      x * (1 / parts) if jnp.issubdtype(x.dtype, jnp.inexact) else x // parts
-    ),
-    total,
-  )
 
 
 def _is_finite(tree: Any) -> jax.Array:

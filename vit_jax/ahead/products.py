@@ -1,0 +1,153 @@
+"""The FLOPs of the matrix products, convolutions and kernels of a program."""
+
+import json
+import math
+import re
+
+import numpy as np
+
+from vit_jax.ahead import hlo
+
+
+def flops(module: hlo.Module) -> int:
+  """Returns the FLOPs of the products and convolutions of one device.
+
+  A multiply-add counts 2. Recomputation to save memory counts, and so does work
+  that several devices repeat.
+  """
+  found = hlo.executed(module, own_flops, float)
+  return sum(count * times for count, times in found)
+
+
+def product_flops(module: hlo.Module, instruction: hlo.Instruction) -> int:
+  """Returns the FLOPs of an instruction and of what it calls, run once."""
+  found = 0
+  for names in module.callees(instruction):
+    for name in names:
+      inside = module.computations[name]
+      found += sum(product_flops(module, x) for x in inside.values())
+      found += sum(sum(own_flops(x, inside)) for x in inside.values())
+  return found
+
+
+def own_flops(
+  instruction: hlo.Instruction, computation: hlo.Computation
+) -> list[int]:
+  """Returns the FLOPs of a product or a kernel; [] for other instructions."""
+  if instruction.opcode == 'custom-call':
+    return _call_flops(instruction, computation)
+  if instruction.opcode not in ('dot', 'convolution'):
+    return []
+  ((_, out),) = hlo.arrays(instruction.shape)
+  lhs, kernel = (
+    hlo.arrays(computation[name].shape)[0][1]
+    for name in instruction.operands[:2]
+  )
+  if instruction.opcode == 'dot':
+    contracted = re.search(
+      r'lhs_contracting_dims=\{([\d,]*)\}', instruction.attributes
+    )
+    axes = contracted[1].split(',') if contracted and contracted[1] else []
+    return [2 * math.prod(out) * math.prod(lhs[int(axis)] for axis in axes)]
+  return [_convolution_flops(instruction.attributes, lhs, kernel, out)]
+
+
+def kernel_cost(instruction: hlo.Instruction) -> tuple[int, int] | None:
+  """Returns FLOPs and bytes of a Pallas kernel, as its author states them."""
+  if instruction.opcode != 'custom-call':
+    return None
+  stated = re.search(r'"cost_estimate":(\{[^}]*\})', instruction.attributes)
+  if stated is None:
+    return None
+  cost = json.loads(stated[1])
+  return int(cost['flops']), int(cost['bytes_accessed'])
+
+
+def _call_flops(
+  instruction: hlo.Instruction, computation: hlo.Computation
+) -> list[int]:
+  """Returns the FLOPs of a kernel, or of a call of cuBLAS or cuDNN."""
+  if (found := kernel_cost(instruction)) is not None:
+    return [found[0]]
+  target = re.search(r'custom_call_target="([^"]*)"', instruction.attributes)
+  name = target[1] if target else ''
+  out = [shape for _, shape in hlo.arrays(instruction.shape)]
+  if name.startswith('__cublas$'):
+    axes = re.search(
+      r'"lhs_contracting_dimensions":\[([^]]*)\]', instruction.attributes
+    )
+    assert axes is not None  # every such call has them
+    lhs = hlo.arrays(computation[instruction.operands[0]].shape)[0][1]
+    contracted = [lhs[int(axis)] for axis in re.findall(r'\d+', axes[1])]
+    return [2 * math.prod(out[0]) * math.prod(contracted)]
+  if name.startswith(
+    '__cudnn$fmha'
+  ):  # results [B, H, T, K], scores [B, H, T, T]
+    scores = re.search(
+      r'"intermediate_tensor_shape": \{.*?"dimensions": \[([^]]*)\]',
+      instruction.attributes,
+    )
+    assert scores is not None
+    size = math.prod(map(int, re.findall(r'\d+', scores[1])))
+    products = 5 if name.endswith('Backward') else 2
+    return [2 * products * size * out[0][-1]]
+  return []
+
+
+def _convolution_flops(
+  attributes: str,
+  lhs: tuple[int, ...],
+  kernel: tuple[int, ...],
+  out: tuple[int, ...],
+) -> int:
+  """Returns the FLOPs of a convolution, without products with padding.
+
+  TPUs write every matrix product as a convolution. Its dimensions of batch are
+  then spatial ones, with padding or dilation, so that most of the window is
+  outside the input.
+  """
+  labels = re.search(r'dim_labels=(\w+)_(\w+)->(\w+)', attributes)
+  assert labels is not None  # every convolution has labels
+  window = re.search(r'window=\{([^}]*)\}', attributes)
+  fields = dict(re.findall(r'(\w+)=([\d_x-]+)', window[1] if window else ''))
+  pairs = 1
+  for i in range(len(labels[1]) - 2):
+
+    def along(name: str, default: str, i: int = i) -> str:
+      return fields[name].split('x')[i] if name in fields else default
+
+    pairs *= _pairs_within(
+      size=lhs[labels[1].index(str(i))],
+      window=kernel[labels[2].index(str(i))],
+      outputs=out[labels[3].index(str(i))],
+      stride=int(along('stride', '1')),
+      padding=int(along('pad', '0_0').partition('_')[0]),
+      lhs_dilation=int(along('lhs_dilate', '1')),
+      rhs_dilation=int(along('rhs_dilate', '1')),
+    )
+  examples = out[labels[3].index('b')]
+  channels = kernel[labels[2].index('i')] * kernel[labels[2].index('o')]
+  return 2 * pairs * examples * channels // _group_count(attributes)
+
+
+def _group_count(attributes: str) -> int:
+  match = re.search(r'\bbatch_group_count=(\d+)', attributes)
+  return int(match[1]) if match else 1
+
+
+def _pairs_within(
+  *,
+  size: int,
+  window: int,
+  outputs: int,
+  stride: int,
+  padding: int,
+  lhs_dilation: int,
+  rhs_dilation: int,
+) -> int:
+  """Counts pairs of output and window position that meet an input element."""
+  output = np.arange(outputs)[:, None]
+  offset = np.arange(window)[None]
+  place = output * stride + offset * rhs_dilation - padding
+  inside = (place >= 0) & (place < (size - 1) * lhs_dilation + 1)
+  return int((inside & (place % lhs_dilation == 0)).sum())
