@@ -30,6 +30,8 @@ _COMMON = [
   rule(positions.ROWS, _ROWS),
   rule(positions.COLUMNS, _COLUMNS),
 ]
+# Those of `base.uncommon` that this class has.
+HOLDS = (base.FLEXIBLE,)
 # Architectures whose positions keep their aspect.
 _ASPECT = r'naflexvit_\w+_(par|parfac)_'
 
