@@ -128,9 +128,7 @@ def masked_images(case: golden_cases.Case) -> golden_cases.Answers:
     'loss': loss,
     'grad_norm': optax.global_norm(grads),
     'hidden': state['intermediates']['tokens'][-1],
-    'relative_position_index': relative.index(
-      tuple(case.fields['grid'])
-    ),
+    'relative_position_index': relative.index(tuple(case.fields['grid'])),
   }
 
 

@@ -97,9 +97,7 @@ def _check_rotary(model: vit.ViT) -> None:
     )
   grid = model.rotary_grid
   if grid is not None and len(grid) != 2:
-    raise ValueError(
-      f'rotary_grid is {grid}: write (rows, columns) of patches'
-    )
+    raise ValueError(f'rotary_grid is {grid}: write (rows, columns) of patches')
   of_indices = {
     'rotary_grid': grid is not None,
     'rotary_offset': model.rotary_offset > 0,

@@ -245,9 +245,7 @@ def _vit_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
   return arguments
 
 
-def _eva_arguments(
-  model: vit.ViT, arguments: dict[str, Any]
-) -> dict[str, Any]:
+def _eva_arguments(model: vit.ViT, arguments: dict[str, Any]) -> dict[str, Any]:
   """Returns the arguments of timm's class Eva for those of its ViT."""
   others = 'reg_tokens fc_norm pos_embed pre_norm final_norm act_layer'
   for key in (*others.split(), 'pool_include_prefix'):
