@@ -60,7 +60,8 @@ _ARGUMENTS = {
     act_layer attn_drop_rate class_token depth distilled dynamic_img_pad
     dynamic_img_size embed_dim fc_norm fix_init init_values mlp_ratio
     no_embed_class num_heads patch_drop_rate patch_size pos_drop_rate pos_embed
-    final_norm head_init_scale pool_include_prefix pre_norm proj_bias qk_norm qkv_bias qkv_bias_separate reg_tokens scale_attn_norm scale_mlp_norm
+    final_norm head_init_scale pool_include_prefix pre_norm proj_bias qk_norm
+    qkv_bias qkv_bias_separate reg_tokens scale_attn_norm scale_mlp_norm
     use_abs_pos_emb use_fc_norm use_rel_pos_bias use_shared_rel_pos_bias
     weight_init
     """.split()
@@ -75,14 +76,14 @@ _ARGUMENTS = {
   'eva': _COMMON
   | dict.fromkeys(
     """
-    attn_drop_rate attn_pool_mlp_ratio attn_pool_num_heads attn_type class_token depth dynamic_img_pad dynamic_img_size
-    embed_dim head_init_scale init_values mlp_ratio no_embed_class
-    num_heads num_reg_tokens patch_drop_rate patch_size pos_drop_rate qk_norm
-    qkv_bias qkv_fused ref_feat_shape rope_grid_indexing rope_grid_offset rope_jitter_coords
-    rope_rescale_coords rope_rotate_half rope_shift_coords rope_temperature
-    rope_type scale_attn_inner scale_mlp swiglu_align_to swiglu_mlp use_abs_pos_emb use_fc_norm
-    use_post_norm use_post_transformer_norm use_pre_transformer_norm
-    use_rot_pos_emb
+    attn_drop_rate attn_pool_mlp_ratio attn_pool_num_heads attn_type class_token
+    depth dynamic_img_pad dynamic_img_size embed_dim head_init_scale init_values
+    mlp_ratio no_embed_class num_heads num_reg_tokens patch_drop_rate patch_size
+    pos_drop_rate qk_norm qkv_bias qkv_fused ref_feat_shape rope_grid_indexing
+    rope_grid_offset rope_jitter_coords rope_rescale_coords rope_rotate_half
+    rope_shift_coords rope_temperature rope_type scale_attn_inner scale_mlp
+    swiglu_align_to swiglu_mlp use_abs_pos_emb use_fc_norm use_post_norm
+    use_post_transformer_norm use_pre_transformer_norm use_rot_pos_emb
     """.split()
   )
   | {
