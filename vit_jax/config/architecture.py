@@ -56,11 +56,12 @@ def model() -> ml_collections.ConfigDict:
   keys.norm_after_pool = config_dict.placeholder(bool)
   keys.last_norm = config_dict.placeholder(bool)  # a norm after the last layer
   # With 'map': attend to tokens before the patches, too; its heads, None: those
-  # of a layer; whether its query is projected; and the width of its MLP, None:
-  # that of a layer, 0: no MLP.
+  # of a layer; whether its query is projected; whether query, keys and values
+  # have biases; and the width of its MLP, None: that of a layer, 0: no MLP.
   keys.map_prefix = config_dict.placeholder(bool)
   keys.map_heads = config_dict.placeholder(int)
   keys.map_query = config_dict.placeholder(bool)
+  keys.map_bias = config_dict.placeholder(bool)
   keys.map_mlp_dim = config_dict.placeholder(int)
   # Initial scale of the residual branches (LayerScale). None: no LayerScale.
   keys.layer_scale = config_dict.placeholder(float)

@@ -45,6 +45,7 @@ class PoolSpec:
       patches.
     map_heads: For 'map', its number of heads, which divides D; None: num_heads.
     map_query: For 'map', whether its query is a projection of what is learned.
+    map_bias: For 'map', whether its query, keys and values have biases.
     map_mlp_dim: For 'map', size of the hidden layer of its MLP; 0: it has none;
       None: mlp_dim.
   """
@@ -57,6 +58,7 @@ class PoolSpec:
     int | None, Field(Kind.FITTED, is_visible=False, least=1)
   ] = None
   map_query: Annotated[bool, fields.FITTED] = True
+  map_bias: Annotated[bool, fields.FITTED] = True
   map_mlp_dim: Annotated[int | None, Field(Kind.FITTED, least=0)] = None
 
 
@@ -151,12 +153,14 @@ class MapHead(nn.Module):
     spec: Fields of the layers before it.
     num_heads: H; None: as the layers have.
     has_query: Whether the query is a projection of what is learned.
+    has_bias: Whether query, keys and values have biases.
     mlp_dim: Size of the MLP's hidden layer; 0: no MLP; None: as of the layers.
   """
 
   spec: spec_lib.EncoderSpec
   num_heads: int | None = None
   has_query: bool = True
+  has_bias: bool = True
   mlp_dim: int | None = None
 
   @nn.compact
@@ -181,10 +185,11 @@ class MapHead(nn.Module):
     probe = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, d))
     query = probe.astype(spec.dtype)
     if self.has_query:
-      query = dense(heads, name='query')(query)
+      query = dense(heads, use_bias=self.has_bias, name='query')(query)
     query = query.reshape(heads)
     key_value = nn.DenseGeneral(
       (2, *heads),
+      use_bias=self.has_bias,
       kernel_init=attention.separate(spec.starts.kernel, 2),
       dtype=spec.dtype,
       name='key_value',
@@ -219,7 +224,7 @@ class MapHead(nn.Module):
 
 def map_head(trunk: vit.Trunk, name: str | None = None) -> MapHead:
   """Returns the attention pooling of a trunk."""
-  own = trunk.map_heads, trunk.map_query, trunk.map_mlp_dim
+  own = trunk.map_heads, trunk.map_query, trunk.map_bias, trunk.map_mlp_dim
   return MapHead(trunk.layer_spec, *own, name=name)
 
 

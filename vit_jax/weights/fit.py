@@ -16,7 +16,7 @@ from vit_jax.weights import resize
 # Fields that change the function of models that pool alike.
 _OF_POOLS = {
   'gap': ['norm_after_pool'],
-  'map': ['map_prefix', 'map_heads', 'map_query', 'map_mlp_dim'],
+  'map': ['map_prefix', 'map_heads', 'map_query', 'map_bias', 'map_mlp_dim'],
 }
 _MOST_PIXELS = 2**14  # limit of a side: 1024 patches of 16 pixels
 

@@ -397,7 +397,7 @@ NO_DENSE_BIAS = 'an MLP and an attention output without biases'
 ROTARY_OFFSET = 'rotary positions with an offset'
 MAP_PREFIX = 'attention pooling of the tokens before the patches'
 MAP_SIZE = 'attention pooling with other heads or another MLP than the layers'
-MAP_QUERY = 'attention pooling without a projection of its query'
+MAP_QUERY = 'attention pooling without a projection of its query, or biases'
 QUICK_GELU = 'the GELU x * sigmoid(1.702 x)'
 # Those of `uncommon` that CLIP's image tower has.
 CLIPS = (PRE_NORM, NO_PATCH_BIAS, QUICK_GELU)
@@ -444,7 +444,7 @@ def uncommon(model: vit.ViT) -> dict[str, bool]:
     and model.map_prefix
     and model.prefix_length > 0,
     MAP_SIZE: _has_other_map(model),
-    MAP_QUERY: model.pool == 'map' and not model.map_query,
+    MAP_QUERY: model.pool == 'map' and not (model.map_query and model.map_bias),
     PRE_NORM: model.pre_norm,
     NO_PATCH_BIAS: not model.patch_bias,
     RELATIVE: model.relative_positions != 'none',

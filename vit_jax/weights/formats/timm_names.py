@@ -286,6 +286,7 @@ def pool(names: Collection[str], config: typed.Json) -> dict[str, Any]:
       'pool': 'map',
       'map_prefix': config.get(key, typed.TRUTH, includes),
       'map_query': 'attn_pool.q.weight' in names,
+      'map_bias': 'attn_pool.kv.bias' in names,
     }
   if 'fc_norm.weight' in names:
     if said == 'token':
