@@ -37,8 +37,9 @@ def model() -> ml_collections.ConfigDict:
   # 'sincos2d_moco'; or 'none'.
   keys.position_embedding = config_dict.placeholder(str)
   # 'factorized': learned positions of rows and of columns, added. How learned
-  # positions are resized to images of their own grids, 'linear' or 'bicubic';
-  # whether to a square around the grid; and their grid, None: a square.
+  # positions are resized to images of their own grids: 'linear', 'bicubic',
+  # 'plain' or 'corner' (linear without antialias); whether to a square around
+  # the grid; and their grid, None: a square.
   keys.position_resize = config_dict.placeholder(str)
   keys.position_aspect = config_dict.placeholder(bool)
   keys.position_grid = config_dict.placeholder(tuple)

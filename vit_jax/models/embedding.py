@@ -137,8 +137,9 @@ def sincos2d(
 
 
 # How positions are resized to a grid: linear or cubic (a = -0.5), both with a
-# kernel that widens when shrinking (antialias); 'plain': linear without that.
-RESIZES = ('linear', 'bicubic', 'plain')
+# kernel that widens when shrinking (antialias); 'plain': linear without that;
+# 'corner': the same, with the first and last positions kept in place.
+RESIZES = ('linear', 'bicubic', 'plain', 'corner')
 
 
 def owners(grids: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
@@ -304,7 +305,9 @@ def _resized(at: jax.Array, new: jax.Array, old: int, method: str) -> jax.Array:
   """
   step = old / new
   centers = (at + 0.5) * step - 0.5
-  if method == 'plain':
+  if method == 'corner':
+    centers = at * (old - 1) / jnp.maximum(new - 1, 1)
+  if method in ('plain', 'corner'):
     centers, step = jnp.clip(centers, 0, old - 1), jnp.ones_like(step)
   support = jnp.maximum(step, 1.0)[..., None]
   distance = jnp.abs(centers[..., None] - jnp.arange(old)) / support

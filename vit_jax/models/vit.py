@@ -113,7 +113,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
     str, Field(Kind.FITTED, choices=POSITION_TOKENS)
   ] = 'all'
   position_resize: Annotated[
-    str, Field(Kind.FUNCTION, is_visible=False, choices=embedding.RESIZES[:2])
+    str, Field(Kind.FUNCTION, is_visible=False, choices=embedding.RESIZES)
   ] = 'linear'
   position_aspect: Annotated[bool, Field(Kind.FUNCTION, is_visible=False)] = (
     False

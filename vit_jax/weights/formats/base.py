@@ -409,7 +409,7 @@ def is_flexible(model: vit.ViT) -> bool:
   """Whether only the names of timm's NaFlexViT have a place for positions."""
   is_factorized = model.position_embedding == 'factorized'
   return (
-    is_factorized or model.position_resize == 'bicubic' or model.position_aspect
+    is_factorized or model.position_resize != 'linear' or model.position_aspect
   )
 
 

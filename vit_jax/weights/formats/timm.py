@@ -207,6 +207,8 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
   usual = preprocessing.TIMM_OF_GOOGLE if is_google else preprocessing.TIMM
   found = _description(model, size, channels, hints, usual)
   resize = 'geometric' if timm_beit.is_kind(model) else found.resize
+  if timm_naflex.has_signs(shapes):
+    resize = timm_naflex.resize(model)
   return dataclasses.replace(found, resize=resize)
 
 

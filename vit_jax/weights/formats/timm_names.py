@@ -111,8 +111,10 @@ _ARGUMENTS = {
   | dict.fromkeys(
     """
     act_layer class_token depth embed_dim enable_patch_interpolator fc_norm
-    fix_init init_values mlp_ratio num_heads patch_size pos_embed_ar_preserving
-    pos_embed_grid_size qk_norm qkv_bias reg_tokens weight_init
+    final_norm fix_init init_values mlp_ratio num_heads patch_size
+    pool_include_prefix pos_embed_align_corners pos_embed_antialias
+    pos_embed_ar_preserving pos_embed_grid_size pos_embed_interp_mode qk_norm
+    qkv_bias reg_tokens weight_init
     """.split()
   )
   | {
@@ -121,8 +123,6 @@ _ARGUMENTS = {
     'norm_layer': _LAYER_NORM,
     'patchify_channels_last': typed.one_of(True),
     'pos_embed': typed.one_of('learned', 'factorized', 'none'),
-    'pos_embed_antialias': typed.one_of(True),
-    'pos_embed_interp_mode': typed.one_of('bicubic'),
     'pos_embed_use_grid_sample': typed.one_of(False),
   },
   'mixer': _COMMON
