@@ -668,6 +668,7 @@ def test_names_of_other_classes(tmp_path, exported, form, key, caplog):
   'added,field',
   [
     ('patch_embed.backbone.conv1.weight', 'another backbone'),
+    ('blocks.0.attn.rel_pos_h', 'windows of attention'),
     ('blocks.1.attn.lambda_q1', "attn_layer='diff'"),
     ('blocks.0.attns.0.attn.proj.weight', 'block_fn'),
     ('norm.num_batches_tracked', 'BatchNorm'),

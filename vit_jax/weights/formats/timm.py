@@ -16,6 +16,7 @@ from absl import logging
 from flax import linen as nn
 
 from vit_jax import models
+from vit_jax.config import UserError
 from vit_jax.models import embedding
 from vit_jax.models import igpt
 from vit_jax.models import mixer
@@ -269,6 +270,11 @@ def _positions(
 def _mixer(shapes: base.Shapes, hints: base.Hints) -> base.Description:
   hidden, channels, *patch = shapes.get('stem.proj.weight', 4)
   tokens_dim, tokens = shapes.get('blocks.{}.mlp_tokens.fc1.weight', 2)
+  if shapes.get('blocks.{}.mlp_tokens.fc2.weight', 2)[1] != tokens_dim:
+    raise UserError(
+      'it has gated MLPs, as in timm with mlp_layer=GluMlp: those of a Mixer are'
+      ' not computed here'
+    )
   fields: dict[str, Any] = {
     **_FIELDS,
     'patch_size': tuple(patch),

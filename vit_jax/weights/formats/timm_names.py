@@ -19,6 +19,7 @@ _FOREIGN_ARRAYS = (
     'another backbone than ResNetV2',
   ),
   (r'blocks\.\d+\.attn\.lambda_.*', "attn_layer='diff'"),
+  (r'blocks\.\d+\.attn\.rel_pos_[hw]', 'windows of attention, as samvit'),
   (r'blocks\.\d+\.(attns|ffns|in_proj|in_norm)\..*', 'another block_fn'),
   (r'blocks\.\d+\.(linear_tokens|mlp_channels\.gate)\b.*', 'a block_layer'),
   # MoCo v3 and the probes of MAE have others in their heads.
