@@ -152,9 +152,9 @@ def _different_fields(source: models.Model, target: models.Model) -> list[str]:
   """Lists fields that differ; shapes do not show all of them."""
   kinds = fields_lib.Kind.SIZE, fields_lib.Kind.FUNCTION
   fields = fields_lib.of_kind(type(target), *kinds)
-  pools = {getattr(model, 'pool', '') for model in (source, target)}
-  if len(pools) == 1:
-    fields += _OF_POOLS.get(*pools, [])
+  pools = [getattr(model, 'pool', '') for model in (source, target)]
+  if pools[0] == pools[1]:
+    fields += _OF_POOLS.get(pools[0], [])
   return [
     f'{field} is {getattr(source, field)!r} in the checkpoint,'
     f' {getattr(target, field)!r} in the model'

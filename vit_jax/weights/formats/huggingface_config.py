@@ -37,13 +37,13 @@ def _config(
   preprocess: data.Preprocess,
   image_size: tuple[int, int],
 ) -> dict[str, Any]:
+  if isinstance(model, resnet.BiT):
+    return bit.config(model, preprocess) | _labels(model, preprocess)
   kind = huggingface_kinds.model_type(model)
   if kind == dinov3.KIND:
     return dinov3.config(model, preprocess, image_size)
   if kind == aimv2.KIND:
     return aimv2.config(model, preprocess, image_size)
-  if isinstance(model, resnet.BiT):
-    return bit.config(model, preprocess) | _labels(model, preprocess)
   if kind in towers.ARCHITECTURES:
     return towers.config(model, preprocess, image_size)
   architecture = huggingface.ARCHITECTURES[kind]

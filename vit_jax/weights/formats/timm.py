@@ -272,8 +272,8 @@ def _mixer(shapes: base.Shapes, hints: base.Hints) -> base.Description:
   tokens_dim, tokens = shapes.get('blocks.{}.mlp_tokens.fc1.weight', 2)
   if shapes.get('blocks.{}.mlp_tokens.fc2.weight', 2)[1] != tokens_dim:
     raise UserError(
-      'it has gated MLPs, as in timm with mlp_layer=GluMlp: those of a Mixer are'
-      ' not computed here'
+      'it has gated MLPs, as in timm with mlp_layer=GluMlp: those of a Mixer'
+      ' are not computed here'
     )
   fields: dict[str, Any] = {
     **_FIELDS,
