@@ -292,7 +292,7 @@ def test_formats_without_the_family_or_feature(tmp_path):
   text = refused('google/mixer.npz', 'huggingface')
   assert 'no place for a Mixer: use --to=google or --to=timm or' in text
   text = refused('torch/bit_tiny.safetensors', 'huggingface')
-  assert 'no place for a BiT: use --to=google or --to=timm or' in text
+  assert 'a pool that is not padded with zeros: use --to=google or' in text
   text = refused('google/vit_token_prelogits.npz', 'huggingface')
   assert 'a layer before the head: use --to=google or --to=timm' in text
   text = refused('torch/vit_avg_fcnorm.safetensors', 'huggingface', HEADS)

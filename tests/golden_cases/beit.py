@@ -16,7 +16,7 @@ from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax import weights
 from vit_jax.data import features
-from vit_jax.models import embedding
+from vit_jax.models import relative
 from vit_jax.objectives import beit
 from vit_jax.objectives import block_masks
 from vit_jax.weights import initial
@@ -130,9 +130,7 @@ def masked_images(case: golden_cases.Case) -> golden_cases.Answers:
     'loss': loss,
     'grad_norm': optax.global_norm(grads),
     'hidden': state['intermediates']['tokens'][-1],
-    'relative_position_index': embedding.relative_index(
-      tuple(case.fields['grid'])
-    ),
+    'relative_position_index': relative.index(tuple(case.fields['grid'])),
   }
 
 

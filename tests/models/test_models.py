@@ -15,6 +15,7 @@ from vit_jax import models
 from vit_jax.models import attention as attention_lib
 from vit_jax.models import dropout
 from vit_jax.models import embedding
+from vit_jax.models import heads
 from vit_jax.models import spec
 from vit_jax.models import stack
 from vit_jax.models import vit
@@ -288,7 +289,7 @@ def test_patch_embedding_is_a_convolution():
   )
 
 
-@pytest.mark.parametrize('pool', vit.POOLS)
+@pytest.mark.parametrize('pool', heads.POOLS)
 @pytest.mark.parametrize('position', vit.POSITION_EMBEDDINGS)
 def test_positions_and_pools(pool, position):
   model = tiny(pool=pool, position_embedding=position, depth=1)
@@ -527,7 +528,7 @@ def test_image_must_be_a_multiple_of_the_patch():
     apply(tiny(), params, images[:, :7])
 
 
-@pytest.mark.parametrize('pool', vit.POOLS)
+@pytest.mark.parametrize('pool', heads.POOLS)
 def test_trunk_gives_tokens_and_what_the_head_reads(pool):
   model = tiny(pool=pool, depth=1, registers=2)
   images = example()[1]

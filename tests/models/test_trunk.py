@@ -8,6 +8,7 @@ import pytest
 from vit_jax import models
 from vit_jax.data import naflex
 from vit_jax.models import embedding
+from vit_jax.models import relative
 from vit_jax.models import vit
 
 IMAGES = jax.random.normal(jax.random.key(0), (2, 12, 20, 3))
@@ -64,8 +65,8 @@ def test_causal_attention_does_not_look_ahead():
 
 def test_relative_positions_depend_on_distance_alone():
   grid = (3, 5)
-  index = embedding.relative_index(grid)
-  assert index.max() + 1 == embedding.relative_rows(grid) == 5 * 9 + 3
+  index = relative.index(grid)
+  assert index.max() + 1 == relative.rows(grid) == 5 * 9 + 3
   y, x = np.divmod(np.arange(15), 5)
   distance = [(y[:, None] - y).ravel(), (x[:, None] - x).ravel()]
   pairs = {}

@@ -11,7 +11,7 @@ from test_adapt import init
 from test_adapt import tiny
 
 from vit_jax.config import UserError
-from vit_jax.models import embedding
+from vit_jax.models import relative
 from vit_jax.models import stack
 from vit_jax.weights import adapt as adapt_lib
 from vit_jax.weights import resize
@@ -24,7 +24,7 @@ NAME = 'relative_position_bias'
 
 def table_of(grid, heads=2):
   rng = np.random.default_rng(0)
-  return rng.standard_normal((embedding.relative_rows(grid), heads), np.float32)
+  return rng.standard_normal((relative.rows(grid), heads), np.float32)
 
 
 def test_a_shared_table_is_copied_to_each_layer():

@@ -37,8 +37,9 @@ def model() -> ml_collections.ConfigDict:
   # 'sincos2d_moco'; or 'none'.
   keys.position_embedding = config_dict.placeholder(str)
   # 'factorized': learned positions of rows and of columns, added. How learned
-  # positions are resized to images of their own grids, 'linear' or 'bicubic';
-  # whether to a square around the grid; and their grid, None: a square.
+  # positions are resized to images of their own grids: 'linear', 'bicubic',
+  # 'plain' or 'corner' (linear without antialias); whether to a square around
+  # the grid; and their grid, None: a square.
   keys.position_resize = config_dict.placeholder(str)
   keys.position_aspect = config_dict.placeholder(bool)
   keys.position_grid = config_dict.placeholder(tuple)
@@ -54,24 +55,42 @@ def model() -> ml_collections.ConfigDict:
   keys.pre_logits = config_dict.placeholder(int)
   # With 'gap': apply the last LayerNorm after the mean, not before it.
   keys.norm_after_pool = config_dict.placeholder(bool)
+  keys.last_norm = config_dict.placeholder(bool)  # a norm after the last layer
+  # With 'map': attend to tokens before the patches, too; its heads, None: those
+  # of a layer; whether its query is projected; whether query, keys and values
+  # have biases; and the width of its MLP, None: that of a layer, 0: no MLP.
+  keys.map_prefix = config_dict.placeholder(bool)
+  keys.map_heads = config_dict.placeholder(int)
+  keys.map_query = config_dict.placeholder(bool)
+  keys.map_bias = config_dict.placeholder(bool)
+  keys.map_mlp_dim = config_dict.placeholder(int)
   # Initial scale of the residual branches (LayerScale). None: no LayerScale.
   keys.layer_scale = config_dict.placeholder(float)
   keys.qk_norm = config_dict.placeholder(bool)  # normalize queries and keys
   keys.qkv_bias = config_dict.placeholder(bool)
   # With qkv_bias: whether keys have one, too.
   keys.key_bias = config_dict.placeholder(bool)
+  # Of the layer after the heads and of MLPs.
+  keys.dense_bias = config_dict.placeholder(bool)
+  # A norm after the heads, as in EVA-02 and BEiT-3; and norms that follow
+  # attention and MLP, as in Swin V2, instead of preceding them.
+  keys.attention_norm = config_dict.placeholder(bool)
+  keys.post_norm = config_dict.placeholder(bool)
   keys.causal = config_dict.placeholder(bool)  # attend to earlier tokens only
   # A learned bias of attention for each distance between patches, as BEiT's:
-  # 'shared' by all layers, one in each of the 'layers', or 'none'.
+  # 'shared' by all layers, one in each of the 'layers', or 'none'. An MLP that
+  # computes it, as Swin V2's: 'shared_mlp' or 'layers_mlp'; its width, 128.
   keys.relative_positions = config_dict.placeholder(str)
+  keys.relative_mlp_dim = config_dict.placeholder(int)
   keys.norm = config_dict.placeholder(str)  # 'layer' or 'rms' (scale only)
   # Rotary position embeddings: 'dinov3', 'eva02', 'rope_vit', 'rope_vit_mixed'
   # (learned) or 'none'; the base of their frequencies, 100 (EVA-02: 10_000,
-  # mixed: 10); and the grid (h, w) to which 'eva02' scales the patches'
-  # indices, None: not scaled.
+  # mixed: 10); the grid (h, w) to which 'eva02' and 'rope_vit' scale the
+  # patches' indices, None: not scaled; and what is added to these before, 0.
   keys.rotary = config_dict.placeholder(str)
   keys.rotary_base = config_dict.placeholder(float)
   keys.rotary_grid = config_dict.placeholder(tuple)
+  keys.rotary_offset = config_dict.placeholder(float)
   # A learned token for masked patches, for objectives that mask.
   keys.mask_token = config_dict.placeholder(bool)
   keys.gated_mlp = config_dict.placeholder(bool)  # SwiGLU
@@ -98,6 +117,7 @@ def model() -> ml_collections.ConfigDict:
   keys.expert_noise = config_dict.placeholder(float)
   keys.expert_loss = config_dict.placeholder(float)
   keys.patch_bias = config_dict.placeholder(bool)  # of the patch embedding
+  keys.patch_norm = config_dict.placeholder(bool)  # a norm after it
   # A LayerNorm before the layers, as in CLIP.
   keys.pre_norm = config_dict.placeholder(bool)
   # 'exact', or an approximation: 'tanh', 'sigmoid' (iGPT, CLIP).

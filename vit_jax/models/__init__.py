@@ -14,14 +14,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import embedding
-from vit_jax.models import experts
+from vit_jax.models import checks
 from vit_jax.models import fields as fields_lib
 from vit_jax.models import igpt
 from vit_jax.models import mixer
 from vit_jax.models import names
 from vit_jax.models import resnet
-from vit_jax.models import rotary
 from vit_jax.models import spec as spec_lib
 from vit_jax.models import stack
 from vit_jax.models import vit
@@ -147,9 +145,9 @@ def model_of(module: type[Model], fields: Mapping[str, Any]) -> Model:
   model = module(**fields_lib.checked(module, fields))
   fields_lib.check_values(model)
   if isinstance(model, vit.ViT):
-    _check_vit(model)
+    checks.check_vit(model)
   if isinstance(model, igpt.IGPT):
-    _check_igpt(model)
+    checks.check_igpt(model)
   return model
 
 
@@ -325,117 +323,3 @@ def _init(
   params = model.clone(**how).init(key, images)['params']
   # Parameters of layers that are not equal are unrolled already.
   return params if model.scan else stack.unstack_layers(params)
-
-
-def _check_heads(model: vit.ViT | igpt.IGPT) -> None:
-  d = model.hidden_size
-  if d % model.num_heads:
-    raise ValueError(
-      f'num_heads={model.num_heads} does not divide'
-      f' hidden_size={d}: change one of them'
-    )
-
-
-def _check_igpt(model: igpt.IGPT) -> None:
-  _check_heads(model)
-  if model.read > model.depth:
-    raise ValueError(
-      f'feature_layer is {model.feature_layer}: it must be at most the depth,'
-      f' {model.depth}'
-    )
-  if not model.causal:
-    raise ValueError('an iGPT predicts the next pixel: leave causal at True')
-  if model.experts:
-    raise ValueError(
-      f'experts={model.experts}: an iGPT has one MLP in each layer'
-    )
-  if model.relative_positions != 'none':
-    raise ValueError(
-      'an iGPT knows no distances between patches: leave relative_positions at'
-      " 'none'"
-    )
-
-
-def _check_merge(model: vit.ViT) -> None:
-  """Raises a ValueError if tokens are merged that cannot be."""
-  if not model.merge:
-    return
-  rotates, relates = model.rotary, model.relative_positions
-  wrong = {
-    'scan=True: its layers have equal numbers of tokens': model.scan,
-    f'rotary={rotates!r}, the position of one patch': rotates != 'none',
-    f'relative_positions={relates!r}, of one patch': relates != 'none',
-    "pool='map', which counts a token once": model.pool == 'map',
-    'causal=True, since merged tokens have no order': model.causal,
-  }
-  for what, has in wrong.items():
-    if has:
-      raise ValueError(f'merge={model.merge} does not go with {what}')
-
-
-def _check_experts(model: vit.ViT) -> None:
-  """Raises a ValueError if layers cannot have experts as the fields say."""
-  if not model.experts:
-    return
-  wrong = {
-    'scan=True, since its layers differ': model.scan,
-    'mlp_norm=True': model.mlp_norm,
-    f'merge={model.merge}, which changes the tokens of an image': model.merge,
-    'causal=True, since all tokens are routed together': model.causal,
-  }
-  for what, has in wrong.items():
-    if has:
-      raise ValueError(f'experts={model.experts} do not go with {what}')
-  numbers = model.expert_layers
-  if len(set(numbers)) < len(numbers) or max(numbers, default=0) > model.depth:
-    raise ValueError(
-      f'expert_layers is {numbers}: write different numbers from 1 to the'
-      f' depth, {model.depth}'
-    )
-  if not experts.layers(model):
-    raise ValueError(
-      f'experts={model.experts}: every second layer would have them, and the'
-      f' depth is {model.depth}; choose layers with expert_layers=(1,)'
-    )
-
-
-def _check_vit(model: vit.ViT) -> None:
-  d = model.hidden_size
-  _check_heads(model)
-  of_jax = model.attention_implementation in ('xla', 'cudnn')
-  if of_jax and model.attention_dropout_rate:
-    raise ValueError(
-      f'attention_implementation={model.attention_implementation!r} has no'
-      " attention_dropout_rate: set it to 0, or take 'plain'"
-    )
-  if model.position_embedding in embedding.SINCOS and d % 4:
-    raise ValueError(
-      f'position_embedding={model.position_embedding!r} needs a hidden_size'
-      f' that is a multiple of 4, not {d}'
-    )
-  if model.rotary != 'none' and d // model.num_heads % 4:
-    raise ValueError(
-      f'rotary={model.rotary!r} needs heads with a multiple of 4 channels, not'
-      f' {d // model.num_heads}: change num_heads or hidden_size'
-    )
-  if model.rotary_grid is not None:
-    if len(model.rotary_grid) != 2:
-      raise ValueError(
-        f'rotary_grid is {model.rotary_grid}: write (rows, columns) of patches'
-      )
-    if not rotary.is_scaled(model.rotary):
-      raise ValueError(
-        f'rotary_grid has no effect with rotary={model.rotary!r}, which scales'
-        ' no indices: leave it out'
-      )
-  _check_merge(model)
-  _check_experts(model)
-  if 'token' in model.pool and 'class_token' not in model.prefix:
-    raise ValueError(
-      f'pool={model.pool!r} reads the class token, but class_token is False'
-    )
-  if model.distillation_token and model.pool != 'token':
-    raise ValueError(
-      "a distillation_token needs pool='token', as DeiT has it, not"
-      f' {model.pool!r}'
-    )

@@ -15,9 +15,9 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import dropout
-from vit_jax.models import embedding
 from vit_jax.models import fused_attention
 from vit_jax.models import initializers
+from vit_jax.models import relative
 from vit_jax.models import rotary
 from vit_jax.models import spec as spec_lib
 
@@ -172,8 +172,11 @@ class Output(nn.Module):
       return spec.starts.kernel(key, (d, d)).reshape(shape)
 
     kernel = self.param('kernel', init, (*heads, d)).astype(spec.dtype)
-    bias = self.param('bias', nn.initializers.zeros, (d,)).astype(spec.dtype)
-    return y.reshape(*y.shape[:2], d) @ kernel.reshape(d, d) + bias
+    y = y.reshape(*y.shape[:2], d) @ kernel.reshape(d, d)
+    if not spec.dense_bias:
+      return y
+    bias = self.param('bias', nn.initializers.zeros, (d,))
+    return y + bias.astype(spec.dtype)
 
 
 class Attention(nn.Module):
@@ -230,7 +233,10 @@ class Attention(nn.Module):
         )
       if self.returns_keys:
         weights = qkv[1].mean(axis=2)
-    y = spec_lib.keep(Output(spec, name='out')(spec_lib.keep(y)))
+    y = spec_lib.keep(y)
+    if spec.attention_norm:
+      y = spec.layer_norm('norm')(y.reshape(*y.shape[:2], -1)).reshape(y.shape)
+    y = spec_lib.keep(Output(spec, name='out')(y))
     return y, weights
 
   def _bias(self, context: spec_lib.Context) -> jax.Array | None:
@@ -239,10 +245,14 @@ class Attention(nn.Module):
     It is [H, R, T]; where some tokens are not attended to, [B, H or 1, R or 1,
     T].
     """
-    bias = context.bias
-    if self.spec.relative_positions == 'layers':
+    bias, spec = context.bias, self.spec
+    if spec.relative_positions.startswith('layers'):
       assert context.grid is not None
-      bias = embedding.relative_bias(self, context.grid, self.spec.num_heads)
+      bias = relative.bias(
+        *(self, spec.relative_positions, context.grid, spec.num_heads),
+        prefix=context.prefix,
+        hidden=spec.relative_mlp_dim,
+      )
     if bias is not None:
       bias = bias[:, : self.num_queries]
     for add in self._of_keys(context):

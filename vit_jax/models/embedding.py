@@ -137,8 +137,9 @@ def sincos2d(
 
 
 # How positions are resized to a grid: linear or cubic (a = -0.5), both with a
-# kernel that widens when shrinking (antialias); 'plain': linear without that.
-RESIZES = ('linear', 'bicubic', 'plain')
+# kernel that widens when shrinking (antialias); 'plain': linear without that;
+# 'corner': the same, with the first and last positions kept in place.
+RESIZES = ('linear', 'bicubic', 'plain', 'corner')
 
 
 def owners(grids: jax.Array, count: int) -> tuple[jax.Array, jax.Array]:
@@ -304,7 +305,9 @@ def _resized(at: jax.Array, new: jax.Array, old: int, method: str) -> jax.Array:
   """
   step = old / new
   centers = (at + 0.5) * step - 0.5
-  if method == 'plain':
+  if method == 'corner':
+    centers = at * (old - 1) / jnp.maximum(new - 1, 1)
+  if method in ('plain', 'corner'):
     centers, step = jnp.clip(centers, 0, old - 1), jnp.ones_like(step)
   support = jnp.maximum(step, 1.0)[..., None]
   distance = jnp.abs(centers[..., None] - jnp.arange(old)) / support
@@ -320,53 +323,3 @@ def _cubic(x: jax.Array) -> jax.Array:
   near = (1.5 * x - 2.5) * x**2 + 1
   far = -0.5 * (((x - 5) * x + 8) * x - 4)
   return jnp.where(x <= 1, near, jnp.where(x < 2, far, 0.0))
-
-
-def relative_index(grid: tuple[int, int]) -> np.ndarray:
-  """Returns the row of BEiT's table of relative positions for two tokens.
-
-  Tokens are a class token and the patches, row by row. The table has a row for
-  each distance (rows, columns) between patches, then one each for class token
-  to patch, patch to class token, and class token to itself.
-
-  Args:
-    grid: Patches (h, w).
-
-  Returns:
-    int32 [T, T], T = 1 + h * w, by query and key.
-  """
-  h, w = grid
-  y, x = (c.ravel() for c in np.mgrid[:h, :w])
-  rows = y[:, None] - y + h - 1
-  columns = x[:, None] - x + w - 1
-  count = relative_rows(grid)
-  index = np.empty((1 + h * w, 1 + h * w), np.int32)
-  index[1:, 1:] = rows * (2 * w - 1) + columns
-  index[0, 1:], index[1:, 0], index[0, 0] = count - 3, count - 2, count - 1
-  return index
-
-
-def relative_rows(grid: tuple[int, int]) -> int:
-  """Returns the number of rows of a table of relative positions."""
-  return (2 * grid[0] - 1) * (2 * grid[1] - 1) + 3
-
-
-def relative_bias(
-  module: nn.Module, grid: tuple[int, int], num_heads: int
-) -> jax.Array:
-  """Returns the bias of a module's table, float32 [H, T, T].
-
-  The table is the parameter `relative_position_bias`; it starts at zero, as in
-  BEiT's code.
-
-  Args:
-    module: Linen module, in its compact method.
-    grid: Patches (h, w).
-    num_heads: H.
-  """
-  table = module.param(
-    'relative_position_bias',
-    nn.initializers.zeros,
-    (relative_rows(grid), num_heads),
-  )
-  return jnp.moveaxis(table[relative_index(grid)], 2, 0)

@@ -18,7 +18,9 @@ from vit_jax.models import spec as spec_lib
 
 
 class EncoderBlock(nn.Module):
-  """One pre-LN layer: attention and an MLP, each with a residual.
+  """One layer: attention and an MLP, each with a residual.
+
+  A norm precedes both, or follows both with `post_norm`.
 
   Attributes:
     spec: Fields of the layer.
@@ -71,8 +73,8 @@ class EncoderBlock(nn.Module):
     key = dropout.fold(dropout_key, layer)
     y, weights = attention.Attention(
       spec, self.num_read, self.capture, merged is not None, name='attention'
-    )(spec.layer_norm('norm1')(x), key, context, perturbation)
-    y = self._scale('layer_scale1', y)
+    )(self._norm('norm1', x, after=False), key, context, perturbation)
+    y = self._scale('layer_scale1', self._norm('norm1', y, after=True))
     y = dropout.dropout(
       y, spec.dropout_rate, dropout.fold(key, purpose.ATTENTION_OUTPUT), whole
     )
@@ -83,8 +85,9 @@ class EncoderBlock(nn.Module):
       merged = dataclasses.replace(merged, tokens=x)
       merged = merged.merged(weights, self.merges, self.protected)
       x, whole = merged.tokens, merged.tokens.shape[1:]
-    y = self._mlp(spec.layer_norm('norm2')(x), key, whole[0], context)
-    y = self._scale('layer_scale2', y)
+    y = self._norm('norm2', x, after=False)
+    y = self._mlp(y, key, whole[0], context)
+    y = self._scale('layer_scale2', self._norm('norm2', y, after=True))
     x = x + dropout.drop_path(y, spec, layer, key, purpose.MLP_PATH)
     if merged is not None:
       return dataclasses.replace(merged, tokens=x), {}
@@ -107,8 +110,15 @@ class EncoderBlock(nn.Module):
       )
     return mlp.Mlp(
       *(spec, spec.mlp_dim, spec.gated_mlp, spec.mlp_norm, spec.gate),
+      has_bias=spec.dense_bias,
       name='mlp',
     )(x, key, tokens)
+
+  def _norm(self, name: str, x: jax.Array, after: bool) -> jax.Array:
+    """Normalises, if the norm's place is here."""
+    if after != self.spec.post_norm:
+      return x
+    return self.spec.layer_norm(name)(x)
 
   def _scale(self, name: str, y: jax.Array) -> jax.Array:
     # LayerScale starts near zero, so that a deep model starts near the identity

@@ -20,11 +20,46 @@ from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import mlp
 from vit_jax.models import spec as spec_lib
+from vit_jax.models.fields import Field
+from vit_jax.models.fields import Kind
 
 if TYPE_CHECKING:
   from vit_jax.models import vit
 
+POOLS = ('token', 'gap', 'map', 'token+gap')
 NUM_CLASSES = fields.Field(fields.Kind.FITTED, least=0, most=2**28)
+
+
+@dataclasses.dataclass(kw_only=True, unsafe_hash=True)
+class PoolSpec:
+  """Fields of how a trunk's tokens become features.
+
+  Attributes:
+    pool: Pooling of tokens to features: 'token', the class token; 'gap', the
+      mean over patch tokens; 'map', attention over them by a learned query;
+      'token+gap', the first two side by side (DINOv2, arXiv:2304.07193).
+    last_norm: Whether a norm follows the last layer.
+    norm_after_pool: For 'gap', whether the last norm is applied to the mean,
+      and not to the tokens.
+    map_prefix: For 'map', whether it also attends to the tokens before the
+      patches.
+    map_heads: For 'map', its number of heads, which divides D; None: num_heads.
+    map_query: For 'map', whether its query is a projection of what is learned.
+    map_bias: For 'map', whether its query, keys and values have biases.
+    map_mlp_dim: For 'map', size of the hidden layer of its MLP; 0: it has none;
+      None: mlp_dim.
+  """
+
+  pool: Annotated[str, Field(Kind.FITTED, choices=POOLS)] = 'token'
+  last_norm: Annotated[bool, fields.FUNCTION] = True
+  norm_after_pool: Annotated[bool, fields.FITTED] = False
+  map_prefix: Annotated[bool, Field(Kind.FITTED, is_visible=False)] = False
+  map_heads: Annotated[
+    int | None, Field(Kind.FITTED, is_visible=False, least=1)
+  ] = None
+  map_query: Annotated[bool, fields.FITTED] = True
+  map_bias: Annotated[bool, fields.FITTED] = True
+  map_mlp_dim: Annotated[int | None, Field(Kind.FITTED, least=0)] = None
 
 
 def linear(
@@ -113,9 +148,20 @@ class MapHead(nn.Module):
   One learned query attends to the tokens; an MLP with a residual connection
   follows (Scaling Vision Transformers, arXiv:2106.04560, section 3.2, in the
   form of big_vision).
+
+  Attributes:
+    spec: Fields of the layers before it.
+    num_heads: H; None: as the layers have.
+    has_query: Whether the query is a projection of what is learned.
+    has_bias: Whether query, keys and values have biases.
+    mlp_dim: Size of the MLP's hidden layer; 0: no MLP; None: as of the layers.
   """
 
   spec: spec_lib.EncoderSpec
+  num_heads: int | None = None
+  has_query: bool = True
+  has_bias: bool = True
+  mlp_dim: int | None = None
 
   @nn.compact
   def __call__(
@@ -132,15 +178,18 @@ class MapHead(nn.Module):
     float32 [B, H, T], or [B, H, S, T].
     """
     spec, d = self.spec, x.shape[-1]
-    k = d // spec.num_heads
+    heads = (h := self.num_heads or spec.num_heads, k := d // h)
     dense = functools.partial(
       nn.DenseGeneral, kernel_init=spec.starts.kernel, dtype=spec.dtype
     )
     probe = self.param('probe', nn.initializers.xavier_uniform(), (1, 1, d))
-    heads = (spec.num_heads, k)
-    query = dense(heads, name='query')(probe.astype(spec.dtype))[0, 0]  # [H, K]
+    query = probe.astype(spec.dtype)
+    if self.has_query:
+      query = dense(heads, use_bias=self.has_bias, name='query')(query)
+    query = query.reshape(heads)
     key_value = nn.DenseGeneral(
       (2, *heads),
+      use_bias=self.has_bias,
       kernel_init=attention.separate(spec.starts.kernel, 2),
       dtype=spec.dtype,
       name='key_value',
@@ -166,9 +215,17 @@ class MapHead(nn.Module):
       weights = weights[:, :, None]
     y = jnp.einsum('bhst,bhtk->bshk', weights, value)
     y = dense(d, axis=(-2, -1), name='out')(y)  # [B, S, D]
-    z = spec.layer_norm('norm')(y)
-    y += mlp.Mlp(spec, spec.mlp_dim, name='mlp')(z, None)
+    width = spec.mlp_dim if self.mlp_dim is None else self.mlp_dim
+    if width:
+      z = spec.layer_norm('norm')(y)
+      y += mlp.Mlp(spec, width, name='mlp')(z, None)
     return y if is_packed else y[:, 0]
+
+
+def map_head(trunk: vit.Trunk, name: str | None = None) -> MapHead:
+  """Returns the attention pooling of a trunk."""
+  own = trunk.map_heads, trunk.map_query, trunk.map_bias, trunk.map_mlp_dim
+  return MapHead(trunk.layer_spec, *own, name=name)
 
 
 def read(
@@ -191,7 +248,7 @@ def read(
   # Pre-LN layers do not normalise the residual stream, so a last LayerNorm
   # follows (equation 4 of the ViT paper). MAE fine-tunes with this norm after
   # the mean (arXiv:2111.06377, its code).
-  norm = trunk.layer_norm('norm')
+  norm = trunk.layer_norm('norm') if trunk.last_norm else lambda x: x
   if trunk.pool == 'gap' and trunk.norm_after_pool:
     features = norm(embedding.weighted_mean(x[:, front:], weights))
     return {'tokens': x, 'features': features.astype(jnp.float32)}
@@ -202,10 +259,23 @@ def read(
   elif trunk.pool == 'gap':
     features = embedding.weighted_mean(patches, weights)
   elif trunk.pool == 'map':
-    features = MapHead(trunk.layer_spec, name='map_head')(patches, weights)
+    features = _attended(trunk, x, weights)
     if weights is not None and weights.ndim == 3:
       features = jnp.where(weights.any(axis=-1)[..., None], features, 0)
   else:
     both = x[:, 0], embedding.weighted_mean(patches, weights)
     features = jnp.concatenate(both, axis=-1)
   return {'tokens': x, 'features': features.astype(jnp.float32)}
+
+
+def _attended(
+  trunk: vit.Trunk, x: jax.Array, weights: jax.Array | None
+) -> jax.Array:
+  """Pools tokens [B, T, D] by attention; `weights` are those of `read`."""
+  head, front = map_head(trunk, name='map_head'), trunk.prefix_length
+  if not trunk.map_prefix:
+    return head(x[:, front:], weights)
+  if weights is not None:
+    before = (*[(0, 0)] * (weights.ndim - 1), (front, 0))
+    weights = jnp.pad(weights, before, constant_values=1)
+  return head(x, weights)

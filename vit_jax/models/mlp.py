@@ -22,6 +22,7 @@ class Mlp(nn.Module):
     gated: Whether the MLP is a SwiGLU.
     norm: Whether a norm follows the activation function.
     gate: Function of the half that is the gate, one of `GATES`.
+    has_bias: Whether both layers have biases.
   """
 
   spec: spec_lib.LayerSpec
@@ -29,6 +30,7 @@ class Mlp(nn.Module):
   gated: bool = False
   norm: bool = False
   gate: str = 'silu'
+  has_bias: bool = True
 
   @nn.compact
   def __call__(
@@ -48,6 +50,7 @@ class Mlp(nn.Module):
     spec, d, tokens = self.spec, x.shape[-1], tokens or x.shape[1]
     dense = functools.partial(
       nn.Dense,
+      use_bias=self.has_bias,
       kernel_init=spec.starts.kernel,
       bias_init=spec.starts.mlp_bias,
       dtype=spec.dtype,

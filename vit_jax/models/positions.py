@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import embedding
+from vit_jax.models import relative
 from vit_jax.models import rotary
 from vit_jax.models import spec as spec_lib
 
@@ -132,15 +133,22 @@ def context(
     found = dataclasses.replace(found, rotation=rotation)
   if not is_relative:
     return found
-  if kept is not None or trunk.prefix != ('class_token',):
+  kind, prefix = trunk.relative_positions, trunk.prefix_length
+  if kept is not None:
+    raise ValueError(f'relative_positions={kind!r} need all patches')
+  if kind in relative.TABLES and trunk.prefix != ('class_token',):
     raise ValueError(
-      f'relative_positions={trunk.relative_positions!r} are those of a class'
-      ' token and all patches: no other tokens, and none left out'
+      f'relative_positions={kind!r} are those of a class token and patches: no'
+      ' other tokens'
     )
-  if trunk.relative_positions == 'layers':
-    return dataclasses.replace(found, grid=grid)
-  bias = embedding.relative_bias(trunk, grid, trunk.num_heads)
-  return dataclasses.replace(found, grid=grid, bias=bias)
+  if kind.startswith('layers'):
+    return dataclasses.replace(found, grid=grid, prefix=prefix)
+  bias = relative.bias(
+    *(trunk, kind, grid, trunk.num_heads),
+    prefix=prefix,
+    hidden=trunk.relative_mlp_dim,
+  )
+  return dataclasses.replace(found, bias=bias)
 
 
 def _packed(trunk: vit.Trunk, grids: jax.Array, count: int) -> spec_lib.Context:

@@ -125,6 +125,7 @@ def angles(
   channels: int,
   base: float,
   reference: Sequence[int] | None = None,
+  offset: float = 0.0,
 ) -> np.ndarray:
   """Returns the angles of patches, row by row, float64 [N, K / 2].
 
@@ -135,6 +136,7 @@ def angles(
     base: The lowest frequency is base^(4 / K - 1); the highest is 1.
     reference: Grid (h, w) to which indices are scaled; None: they are not
       scaled. Centred coordinates do not need it.
+    offset: Added to indices before they are scaled.
   """
   how, count = KINDS[kind], channels // 4
   frequencies = base ** (-np.arange(count) / count)
@@ -142,7 +144,7 @@ def angles(
   for n, to in zip(grid, reference or grid, strict=True):
     index = np.arange(n)
     centred = 2 * np.pi * (2 * (index + 0.5) / n - 1)
-    axes.append(centred if how.centred else index * (to / n))
+    axes.append(centred if how.centred else (index + offset) * (to / n))
   coordinates = [x.ravel() for x in np.meshgrid(*axes, indexing='ij')]
   if how.columns_first:
     coordinates.reverse()
@@ -156,6 +158,7 @@ def table(
   channels: int,
   base: float,
   reference: Sequence[int] | None = None,
+  offset: float = 0.0,
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns cosines and sines by patch and channel, float32 [N, K] each.
 
@@ -165,8 +168,9 @@ def table(
     channels: K.
     base: The base of the frequencies.
     reference: Grid to which indices are scaled.
+    offset: Added to indices.
   """
-  found = angles(kind, grid, channels, base, reference)
+  found = angles(kind, grid, channels, base, reference, offset)
   spread = np.tile(found, 2) if KINDS[kind].halves else found.repeat(2, axis=1)
   return np.cos(spread).astype(np.float32), np.sin(spread).astype(np.float32)
 

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
+from vit_jax.models import relative
 from vit_jax.models import rotary as rotary_lib
 from vit_jax.models.fields import EXECUTION
 from vit_jax.models.fields import Field
@@ -44,7 +45,7 @@ GATES: Mapping[str, Callable[[jax.Array], jax.Array]] = {
 }
 NORMS = ('layer', 'rms')
 ROUTINGS = ('top_experts', 'top_tokens', 'soft')
-RELATIVE_POSITIONS = ('none', 'shared', 'layers')
+RELATIVE_POSITIONS = ('none', *relative.TABLES, *relative.MLPS)
 REMAT_POLICIES = (
   'auto',
   'none',
@@ -126,6 +127,7 @@ class Context:
     coordinates: Columns and rows of the tokens, [1 or B, T, 2], if there are
       learned frequencies.
     grid: (h, w) of the patches, or None.
+    prefix: P, the number of tokens before the patches, if there is a grid.
     attended: bool [B, T], tokens that others attend to; None: all. With
       `segments`, [B, S, T], the tokens of each image.
     segments: int32 [B, T], the image of a token, if a sequence has several;
@@ -140,6 +142,7 @@ class Context:
   grid: tuple[int, int] | None = flax.struct.field(
     pytree_node=False, default=None
   )
+  prefix: int = flax.struct.field(pytree_node=False, default=0)
   attended: jax.Array | None = None
   segments: jax.Array | None = None
   sizes: jax.Array | None = None
@@ -245,11 +248,19 @@ class EncoderSpec(LayerSpec):
     qkv_bias: Whether queries, keys and values have biases.
     key_bias: Whether keys have one where `qkv_bias` is True. Without rotation
       it does not change the softmax (BEiT, arXiv:2106.08254, its code).
+    dense_bias: Whether the layer after the heads and the MLP have biases.
+    attention_norm: Whether a norm over the channels of all heads precedes the
+      layer after them (sub-LN of Magneto, arXiv:2210.06423, section 2).
+    post_norm: Whether the two norms of a layer follow attention and MLP, before
+      the sum (Swin Transformer V2, arXiv:2111.09883, section 3.1), instead of
+      preceding them.
     causal: Whether a token attends only to itself and those before it.
     relative_positions: 'shared' or 'layers': a learned bias of the scores for
       each distance between two patches (BEiT, its code, after T5,
       arXiv:1910.10683, section 2.1), shared by all layers or one in each;
-      'none'.
+      'shared_mlp' or 'layers_mlp': a small MLP computes it (Swin Transformer
+      V2, section 3.2); 'none'.
+    relative_mlp_dim: Size of that MLP's hidden layer.
     norm: 'layer', LayerNorm; 'rms', which only scales (arXiv:1910.07467).
     rotary: Which rotary position embedding rotates the patches' queries and
       keys, a name in `rotary.KINDS`, or 'none'.
@@ -289,10 +300,14 @@ class EncoderSpec(LayerSpec):
   qk_norm: Annotated[bool, FUNCTION] = False
   qkv_bias: Annotated[bool, FUNCTION] = True
   key_bias: Annotated[bool, FUNCTION] = True
+  dense_bias: Annotated[bool, FUNCTION] = True
+  attention_norm: Annotated[bool, FUNCTION] = False
+  post_norm: Annotated[bool, Field(Kind.FUNCTION, is_visible=False)] = False
   causal: Annotated[bool, Field(Kind.FUNCTION, is_visible=False)] = False
   relative_positions: Annotated[
     str, Field(Kind.FITTED, choices=RELATIVE_POSITIONS)
   ] = 'none'
+  relative_mlp_dim: Annotated[int, Field(Kind.FITTED, least=1)] = 128
   norm: Annotated[str, Field(Kind.FUNCTION, choices=NORMS)] = 'layer'
   rotary: Annotated[
     str,

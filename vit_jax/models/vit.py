@@ -41,25 +41,22 @@ SIZES = {
   'g': {'hidden_size': 1408, 'mlp_dim': 6144, 'num_heads': 16, 'depth': 40},
 }
 
-POOLS = ('token', 'gap', 'map', 'token+gap')
 LEARNED = ('learned', 'factorized')
 POSITION_EMBEDDINGS = (*LEARNED, *embedding.SINCOS, 'none')
 HEAD_NORMS = ('none', 'batch')
 POSITION_TOKENS = ('all', 'class', 'patches')
 
 
-class Trunk(nn.Module, spec_lib.EncoderSpec):
+class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
   """A Vision Transformer without a head: images to tokens and features.
 
   The order of tokens is: class token, distillation token, registers, patches.
   All but the patches are optional.
 
-  Attributes, beside those of `spec.LayerSpec` and `spec.EncoderSpec`:
+  Attributes, beside those of `spec.LayerSpec`, `spec.EncoderSpec` and
+  `heads.PoolSpec`:
     patch_size: (height, width), in pixels of the image, or in cells of the
       ResNet's output grid; or (depth, height, width), for volumes.
-    pool: Pooling of tokens to features: 'token', the class token; 'gap', the
-      mean over patch tokens; 'map', attention over them by a learned query;
-      'token+gap', the first two side by side (DINOv2, arXiv:2304.07193).
     class_token: Whether there is one; None: only if the pool reads it.
     distillation_token: Whether there is one, with a separate head; the logits
       of both heads are averaged (DeiT, arXiv:2012.12877, section 4).
@@ -81,11 +78,13 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
       10,000.
     rotary_grid: Grid (h, w) of patches to which `rotary` scales their indices;
       None: it does not scale them.
+    rotary_offset: Added to the indices before that (Perception Encoder,
+      arXiv:2504.13181, its code).
     patch_bias: Whether the patch embedding has a bias.
+    patch_norm: Whether a norm follows it, before positions are added (AIMv2,
+      arXiv:2411.14402, its code).
     pre_norm: Whether a LayerNorm precedes the layers (CLIP, arXiv:2103.00020,
       section 2.4).
-    norm_after_pool: For 'gap', whether the last LayerNorm is applied to the
-      mean, and not to the tokens.
     patch_dropout: Share of the patches that training leaves out at random
       (arXiv:2208.07220); the rest is not scaled.
     merge: r of token merging (`merging`): how many tokens an average layer
@@ -100,7 +99,6 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
 
   _: dataclasses.KW_ONLY
   patch_size: Annotated[tuple[int, ...], FITTED]
-  pool: Annotated[str, Field(Kind.FITTED, choices=POOLS)] = 'token'
   class_token: Annotated[bool | None, FITTED] = None
   distillation_token: Annotated[bool, FITTED] = False
   distillation_head: Annotated[bool, Field(Kind.FITTED, is_visible=False)] = (
@@ -115,7 +113,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
     str, Field(Kind.FITTED, choices=POSITION_TOKENS)
   ] = 'all'
   position_resize: Annotated[
-    str, Field(Kind.FUNCTION, is_visible=False, choices=embedding.RESIZES[:2])
+    str, Field(Kind.FUNCTION, is_visible=False, choices=embedding.RESIZES)
   ] = 'linear'
   position_aspect: Annotated[bool, Field(Kind.FUNCTION, is_visible=False)] = (
     False
@@ -129,9 +127,12 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
   rotary_grid: Annotated[
     tuple[int, ...] | None, Field(Kind.FUNCTION, is_visible=False, least=1)
   ] = None
+  rotary_offset: Annotated[
+    float, Field(Kind.FUNCTION, is_visible=False, interval='[0, inf)')
+  ] = 0.0
   patch_bias: Annotated[bool, fields.FUNCTION] = True
+  patch_norm: Annotated[bool, fields.FUNCTION] = False
   pre_norm: Annotated[bool, fields.FUNCTION] = False
-  norm_after_pool: Annotated[bool, FITTED] = False
   patch_dropout: Annotated[float, fields.RATE] = 0.0
   merge: Annotated[int, Field(Kind.TRAINING, least=0)] = 0
   merge_decreasing: Annotated[bool, fields.TRAINING] = False
@@ -259,6 +260,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
       self.hidden_size // self.num_heads,
       self.rotary_base,
       self.rotary_grid,
+      self.rotary_offset,
     )
 
   def _embed(
@@ -286,6 +288,8 @@ class Trunk(nn.Module, spec_lib.EncoderSpec):
       self.patch_bias,
       name='patch_embedding',
     )(x)
+    if self.patch_norm:
+      x = self.layer_norm('patch_norm')(x)
     b, *grid = x.shape[:-1]
     x = self._mask(x.reshape(b, -1, d), masked)
     prefix = self._prefix_tokens()

@@ -427,7 +427,7 @@ def _replace(
     return
   module: nn.Module
   if name == 'map_head':
-    module = heads.MapHead(target.layer_spec)
+    module = heads.map_head(target)
   else:
     kernel_init = target.starts.kernel
     module = nn.Dense(target.pre_logits, kernel_init=kernel_init)

@@ -13,6 +13,11 @@ from vit_jax.config import UserError
 from vit_jax.models import fields as fields_lib
 from vit_jax.weights import resize
 
+# Fields that change the function of models that pool alike.
+_OF_POOLS = {
+  'gap': ['norm_after_pool'],
+  'map': ['map_prefix', 'map_heads', 'map_query', 'map_bias', 'map_mlp_dim'],
+}
 _MOST_PIXELS = 2**14  # limit of a side: 1024 patches of 16 pixels
 
 
@@ -147,8 +152,9 @@ def _different_fields(source: models.Model, target: models.Model) -> list[str]:
   """Lists fields that differ; shapes do not show all of them."""
   kinds = fields_lib.Kind.SIZE, fields_lib.Kind.FUNCTION
   fields = fields_lib.of_kind(type(target), *kinds)
-  if getattr(source, 'pool', '') == getattr(target, 'pool', '') == 'gap':
-    fields.append('norm_after_pool')
+  pools = [getattr(model, 'pool', '') for model in (source, target)]
+  if pools[0] == pools[1]:
+    fields += _OF_POOLS.get(pools[0], [])
   return [
     f'{field} is {getattr(source, field)!r} in the checkpoint,'
     f' {getattr(target, field)!r} in the model'

@@ -144,8 +144,8 @@ _CLASS_OF = {
 }
 # Mean and standard deviation of published models, unless ImageNet's.
 _USUAL = {
-  **dict.fromkeys(('vit', 'beit', 'siglip', 'siglip2'), HALF),
-  'clip': _CLIP,
+  **dict.fromkeys(('vit', 'beit', 'siglip', 'siglip2', 'bit'), HALF),
+  **dict.fromkeys(('clip', 'aimv2_vision_model'), _CLIP),
 }
 RESAMPLE = {2: 'bilinear', 3: 'bicubic'}  # Pillow's numbers
 

@@ -1,13 +1,14 @@
-"""Adapts a checkpoint's tables of relative positions to another grid.
+"""Adapts a checkpoint's relative positions to another grid.
 
 A table is [R, H]: a row for each distance between two patches of a grid, and
-three for the class token, by head (`models.embedding.relative_index`).
+three for the class token, by head (`models.relative.index`). An MLP that
+computes them suits any grid.
 """
 
 import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.models import embedding
+from vit_jax.models import relative
 from vit_jax.models import vit
 from vit_jax.weights import edit as edit_lib
 from vit_jax.weights import fit
@@ -38,9 +39,18 @@ def adapt(
     method: One of `resize.METHODS`.
 
   Raises:
-    UserError: The checkpoint has a table in each layer, and the model one.
+    UserError: The checkpoint has a table in each layer, and the model one; or
+      only one of them has an MLP.
   """
   kinds = source.relative_positions, target.relative_positions
+  if {*kinds} & {*relative.MLPS}:
+    if kinds[0] != kinds[1]:
+      raise UserError(
+        f'the checkpoint has relative_positions={kinds[0]!r}, and the model'
+        f' {kinds[1]!r}: MLPs of relative positions are not adapted, so set'
+        f' relative_positions={kinds[0]!r}'
+      )
+    return
   if kinds == ('layers', 'shared'):
     raise UserError(
       "the checkpoint has relative positions in each layer, and the model's are"
@@ -53,7 +63,7 @@ def adapt(
       edit.drop(path, f'{kinds[0]} -> {kinds[1]}')
   for path, layers in wanted.items():
     if kinds[0] == 'none':
-      shape = (*layers, embedding.relative_rows(grids[1]), target.num_heads)
+      shape = (*layers, relative.rows(grids[1]), target.num_heads)
       edit.put(path, np.zeros(shape, np.float32), 'new: zeros', is_fresh=True)
       continue
     table = edit.host(path) if shared is None else shared

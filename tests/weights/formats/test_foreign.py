@@ -496,9 +496,6 @@ def changed(source, path, key, value, file='config.json', base=None):
   'key,value,wanted',
   [
     ('architecture', 7, 'text'),
-    ('architecture', 'vit_base_patch16_rpn_224', 'block_fn'),
-    ('architecture', 'test_vit3', 'pool_include_prefix=True'),
-    ('architecture', 'vit_intern300m_patch14_448', 'final_norm=False'),
     ('global_pool', 'avgmax', "'token', 'avg', 'map'"),
     ('global_pool', '', "'token', 'avg', 'map'"),
     ('label_names', {'a': 'x'}, 'names in a list'),
@@ -507,11 +504,9 @@ def changed(source, path, key, value, file='config.json', base=None):
     ('model_args', [1], 'an object'),
     ('model_args.act_layer', 'relu', 'gelu, gelu_tanh, quick_gelu'),
     ('model_args.num_heads', 3.0, 'a whole number'),
-    ('model_args.pool_include_prefix', True, 'not known here'),
+    ('model_args.num_kv_heads', 1, 'not known here'),
     ('model_args.pre_norm', 1, 'true or false'),
     ('model_args.block_fn', 'ParallelThingsBlock', 'not known here'),
-    ('model_args.final_norm', False, 'one of True'),
-    ('model_args.proj_bias', False, 'one of True'),
     ('model_args.norm_layer', 'batchnorm', "'layernorm'"),
     ('model_args.attn_layer', 'diff', "'attn'"),
     ('model_args.rope_type', 'axial', 'not known here'),
@@ -672,25 +667,18 @@ def test_names_of_other_classes(tmp_path, exported, form, key, caplog):
 @pytest.mark.parametrize(
   'added,field',
   [
-    ('patch_embed.norm.weight', 'embed_norm_layer'),
-    ('blocks.0.attn.norm.weight', 'scale_attn_norm=True'),
-    ('blocks.1.mlp.norm.weight', 'scale_mlp_norm=True'),
+    ('patch_embed.backbone.conv1.weight', 'another backbone'),
+    ('blocks.0.attn.rel_pos_h', 'windows of attention'),
     ('blocks.1.attn.lambda_q1', "attn_layer='diff'"),
     ('blocks.0.attns.0.attn.proj.weight', 'block_fn'),
     ('norm.num_batches_tracked', 'BatchNorm'),
-    (None, 'proj_bias=False'),
   ],
 )
 def test_arrays_that_timms_other_fields_have(tmp_path, added, field):
   """A bare file's, which nothing else explains."""
   export.write(random_model(), tmp_path / 'ours.safetensors', 'timm', 'here')
   arrays = read(tmp_path / 'ours.safetensors')
-  if added:
-    arrays[added] = np.ones(24, np.float32)
-  else:
-    arrays = {
-      k: x for k, x in arrays.items() if not k.endswith('attn.proj.bias')
-    }
+  arrays[added] = np.ones(24, np.float32)
   containers.write_safetensors(tmp_path / 'x.safetensors', arrays, {})
   with pytest.raises(UserError, match=f'in timm with .*{field}.* not computed'):
     vit_jax.load(tmp_path / 'x.safetensors')

@@ -149,7 +149,7 @@ def test_timms_names_both_ways(tmp_path, name):
     ('huggingface', {'num_classes': 3}, 'a classifier after the tower of CLIP'),
     ('huggingface', {'registers': 2}, 'the tokens class_token, register_tok'),
     ('timm', {'patch_bias': True}, 'after a patch embedding with a bias'),
-    ('timm', {'rotary': 'eva02'}, 'a LayerNorm before the layers'),
+    ('timm', {'rotary': 'eva02'}, 'approximations of the GELU beside rotary'),
     ('google', {}, 'a LayerNorm before the layers'),
   ],
 )

@@ -303,6 +303,8 @@ NAFLEX = {
       'position_grid': (4, 4),
       'layer_scale': 1e-5,
     },
+    {'position_resize': 'corner', 'position_aspect': True, 'last_norm': False},
+    {'position_resize': 'plain', 'class_token': True, 'registers': 2},
   ],
 )
 def test_timms_naflex_and_back(tmp_path, fields):

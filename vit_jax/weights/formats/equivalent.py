@@ -5,6 +5,7 @@ A model that the format can store is not changed.
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 import dataclasses
 from typing import Any
 
@@ -20,8 +21,12 @@ from vit_jax.weights import adapt
 # Model -> part of it that a format cannot store; None: no part.
 Lacks = Callable[[models.Model], str | None]
 
-# Parameters with a factor for each channel -> layer whose output they multiply.
-_SCALED = {'layer_scale1': 'attention/out', 'layer_scale2': 'mlp/down'}
+# Parameters with a factor for each channel -> layer whose output they multiply,
+# by whether the norms of a layer follow attention and MLP.
+_SCALED = {
+  False: {'layer_scale1': 'attention/out', 'layer_scale2': 'mlp/down'},
+  True: {'layer_scale1': 'norm1', 'layer_scale2': 'norm2'},
+}
 
 
 def form_of(model: models.Model, lacks: Lacks) -> models.Model | None:
@@ -79,7 +84,7 @@ def rewrite(
   if source.mask_token and not target.mask_token:
     notes.append('the token of masked patches is left out')
   if source.layer_scale is not None and target.layer_scale is None:
-    params = _scaled(params)
+    params = _scaled(params, _SCALED[source.post_norm])
     source = source.clone(layer_scale=None)
     notes.append(
       'LayerScale is multiplied into the layers before it: the same function'
@@ -117,13 +122,14 @@ def _position_notes(source: vit.ViT, target: vit.ViT) -> list[str]:
   return []
 
 
-def _scaled(params: Any) -> dict[str, Any]:
+def _scaled(params: Any, layers: Mapping[str, str]) -> dict[str, Any]:
   """Multiplies LayerScale's factors [D] into the layers before them."""
   flat = traverse_util.flatten_dict(params, sep='/')
-  for path in [x for x in flat if x.rpartition('/')[2] in _SCALED]:
+  for path in [x for x in flat if x.rpartition('/')[2] in layers]:
     block, _, name = path.rpartition('/')
     factor = np.asarray(flat.pop(path))
-    for leaf in ('kernel', 'bias'):  # [..., D] and [D]
-      layer = f'{block}/{_SCALED[name]}/{leaf}'
-      flat[layer] = np.asarray(flat[layer]) * factor
+    for leaf in ('kernel', 'scale', 'bias'):  # [..., D] and [D]
+      layer = f'{block}/{layers[name]}/{leaf}'
+      if layer in flat:
+        flat[layer] = np.asarray(flat[layer]) * factor
   return traverse_util.unflatten_dict(flat, sep='/')

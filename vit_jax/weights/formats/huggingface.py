@@ -15,12 +15,15 @@ from flax import linen as nn
 
 from vit_jax.config import UserError
 from vit_jax.models import igpt
+from vit_jax.models import resnet
 from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import huggingface_aimv2 as aimv2
 from vit_jax.weights.formats import huggingface_beit as beit
+from vit_jax.weights.formats import huggingface_bit as bit
 from vit_jax.weights.formats import huggingface_dinov3 as dinov3
 from vit_jax.weights.formats import huggingface_kinds as kinds
 from vit_jax.weights.formats import huggingface_towers as towers
@@ -34,7 +37,7 @@ NAME = 'huggingface'
 # Arrays for pre-training only, and ViTModel's pooler, unused with a classifier.
 IGNORED = (
   r'embeddings\.(mask_token|position_ids)|pooler\..*|decoder\..*'
-  rf'|{beit.IGNORED}|{imagegpt.IGNORED}|{towers.IGNORED}'
+  rf'|{beit.IGNORED}|{imagegpt.IGNORED}|{towers.IGNORED}|{aimv2.IGNORED}'
 )
 
 # model_type in config.json -> class of the classifier.
@@ -47,11 +50,12 @@ ARCHITECTURES = {
   'vit_mae': 'ViTMAEForPreTraining',
   beit.KIND: 'BeitForImageClassification',
   dinov3.KIND: dinov3.ARCHITECTURE,
+  bit.KIND: bit.ARCHITECTURE,
 }
 # model_type of the same classes under other names, and their other defaults.
 _ALIASES: Mapping[str, tuple[str, dict[str, Any]]] = {
   'vit_msn': ('vit', {'layer_norm_eps': 1e-6}),
-  'data2vec-vision': (beit.KIND, {}),
+  beit.BARE: (beit.KIND, {}),
 }
 # Layers of MAE's decoder, as transformers 5 writes them; published files have
 # the second name, and transformers reads both.
@@ -102,6 +106,7 @@ _KNOWN = (
   """.split()
   )
   | beit.KNOWN
+  | bit.KNOWN
 )
 
 _LAYER = 'encoder.layer.{}'
@@ -160,8 +165,8 @@ _DINO = [
 def recognises(names: Iterable[str]) -> bool:
   """Whether a file with these arrays has this format."""
   names = list(names)
-  alone = imagegpt.recognises(names) or towers.recognises(names)
-  return alone or any(
+  alone = imagegpt, towers, aimv2, bit
+  return any(x.recognises(names) for x in alone) or any(
     re.search(r'(^|\.)embeddings\.(cls_token|patch_embeddings)', name)
     for name in names
   )
@@ -169,10 +174,9 @@ def recognises(names: Iterable[str]) -> bool:
 
 def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
-  if imagegpt.recognises(arrays.shapes):
-    return imagegpt.prepare(arrays)
-  if towers.recognises(arrays.shapes):
-    return towers.prepare(arrays)
+  for kind in (imagegpt, towers, aimv2, bit):
+    if kind.recognises(arrays.shapes):
+      return kind.prepare(arrays)
   prefix = rf'^({"|".join([*ARCHITECTURES, "data2vec_vision"])})\.'
   found = next(filter(None, (re.match(prefix, x) for x in arrays.shapes)), None)
 
@@ -191,7 +195,11 @@ def rules(model: nn.Module) -> Sequence[tables.Rule]:
   """Returns the table for a model."""
   if isinstance(model, igpt.IGPT):
     return imagegpt.rules()
+  if isinstance(model, resnet.BiT):
+    return bit.rules()
   assert isinstance(model, vit.ViT)
+  if aimv2.is_kind(model):
+    return aimv2.rules()
   if dinov3.is_kind(model):
     return dinov3.rules(model)
   if towers.kind_of(model):
@@ -224,8 +232,9 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   kind = config.get('model_type', typed.TEXT)
   if kind == imagegpt.MODEL_TYPE:
     return imagegpt.describe(arrays, hints)
-  if towers.recognises(arrays.shapes):
-    return towers.describe(arrays, hints)
+  for tower in (towers, aimv2):
+    if tower.recognises(arrays.shapes):
+      return tower.describe(arrays, hints)
   if alias := _ALIASES.get(kind or ''):
     kind, defaults = alias
     config = dataclasses.replace(config, content={**defaults, **config.content})
@@ -240,6 +249,8 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   config.check_known(_KNOWN)
   if kind == dinov3.KIND:
     return dinov3.describe(shapes, hints, _gelu(config))
+  if kind == bit.KIND:
+    return bit.describe(shapes, hints)
   projection = 'embeddings.patch_embeddings.projection.weight'
   hidden, channels, *patch = shapes.get(projection, 4)
   fields: dict[str, Any] = {'patch_size': tuple(patch), 'hidden_size': hidden}
@@ -379,6 +390,8 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
   """Returns which part of a model the format cannot store; None: no part."""
   if isinstance(model, igpt.IGPT):
     return imagegpt.unsupported(model)
+  if isinstance(model, resnet.BiT):
+    return bit.unsupported(model)
   if not isinstance(model, vit.ViT):
     return f'a {type(model).__name__}'
   return kinds.unsupported(model, image_size)

@@ -19,6 +19,7 @@ from vit_jax.weights.formats.tables import torch_dense as _dense
 from vit_jax.weights.formats.tables import torch_norm as _norm
 
 FORMAT, KIND = 'huggingface', 'beit'
+BARE = 'data2vec-vision'  # the same layers
 # Fields of config.json that only this kind has.
 KNOWN = dict.fromkeys(
   """
@@ -76,9 +77,11 @@ def fields(shapes: base.Shapes, config: typed.Json) -> dict[str, Any]:
   tables_of_layers = shapes.count(_OF_LAYER) > 0
   has_scale = shapes.count(f'{_LAYER}.lambda_1') > 0
   absolute = 'embeddings.position_embeddings' in shapes
+  has_norm = is_pooled or f'{_TOKENS}.weight' in shapes
   return {
     'pool': 'gap' if is_pooled else 'token',
     'norm_after_pool': is_pooled,
+    'last_norm': has_norm,
     'class_token': True,
     'mask_token': 'embeddings.mask_token' in shapes,
     'qkv_bias': shapes.count(f'{_ATTENTION}.query.bias') > 0,
@@ -119,8 +122,10 @@ def unsupported(model: vit.ViT) -> str | None:
       **{
         what: has
         for what, has in base.uncommon(model).items()
-        if what not in base.BEITS
+        if what not in (*base.BEITS, base.NO_LAST_NORM)
       },
+      'a classifier without a norm before it': not model.last_norm
+      and model.num_classes,
       'biases of keys beside relative positions': model.qkv_bias
       and model.key_bias,
       f'the tokens {", ".join(model.prefix)} beside relative positions': (
@@ -145,10 +150,13 @@ def unsupported(model: vit.ViT) -> str | None:
 
 def config(model: vit.ViT) -> dict[str, Any]:
   """Returns fields of config.json that other kinds do not have."""
+  # BEiT's own class without a last norm has one after its pool.
+  bare = {'model_type': BARE, 'architectures': ['Data2VecVisionModel']}
   return {
+    **({} if model.last_norm else bare),
     'intermediate_size': model.mlp_dim,
     'use_mask_token': model.mask_token,
-    'use_mean_pooling': model.pool == 'gap',
+    'use_mean_pooling': model.pool == 'gap' or not model.last_norm,
     'use_absolute_position_embeddings': model.position_embedding == 'learned',
     'use_relative_position_bias': model.relative_positions == 'layers',
     'use_shared_relative_position_bias': model.relative_positions == 'shared',

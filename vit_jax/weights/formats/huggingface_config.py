@@ -4,11 +4,14 @@ from typing import Any
 
 from vit_jax import data
 from vit_jax.models import igpt
+from vit_jax.models import resnet
 from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import huggingface
+from vit_jax.weights.formats import huggingface_aimv2 as aimv2
 from vit_jax.weights.formats import huggingface_beit
+from vit_jax.weights.formats import huggingface_bit as bit
 from vit_jax.weights.formats import huggingface_dinov3 as dinov3
 from vit_jax.weights.formats import huggingface_kinds
 from vit_jax.weights.formats import huggingface_towers as towers
@@ -18,7 +21,9 @@ _RESAMPLE = {name: i for i, name in preprocessing.RESAMPLE.items()}
 
 
 def companions(
-  model: vit.ViT, preprocess: data.Preprocess, image_size: tuple[int, int]
+  model: vit.ViT | resnet.BiT,
+  preprocess: data.Preprocess,
+  image_size: tuple[int, int],
 ) -> dict[str, dict[str, Any]]:
   """Returns the content of the JSON files, by file name."""
   return {
@@ -28,11 +33,17 @@ def companions(
 
 
 def _config(
-  model: vit.ViT, preprocess: data.Preprocess, image_size: tuple[int, int]
+  model: vit.ViT | resnet.BiT,
+  preprocess: data.Preprocess,
+  image_size: tuple[int, int],
 ) -> dict[str, Any]:
+  if isinstance(model, resnet.BiT):
+    return bit.config(model, preprocess) | _labels(model, preprocess)
   kind = huggingface_kinds.model_type(model)
   if kind == dinov3.KIND:
     return dinov3.config(model, preprocess, image_size)
+  if kind == aimv2.KIND:
+    return aimv2.config(model, preprocess, image_size)
   if kind in towers.ARCHITECTURES:
     return towers.config(model, preprocess, image_size)
   architecture = huggingface.ARCHITECTURES[kind]
@@ -58,13 +69,21 @@ def _config(
     'dtype': 'float32',
     'torch_dtype': 'float32',  # the key in older versions
   }
-  result |= _of_kind(model, kind)
-  if model.num_classes:
-    names = [*preprocess.classes]
-    names += [f'LABEL_{i}' for i in range(len(names), model.num_classes)]
-    result['id2label'] = {str(i): name for i, name in enumerate(names)}
-    result['label2id'] = {name: i for i, name in enumerate(names)}
-  return result
+  return result | _of_kind(model, kind) | _labels(model, preprocess)
+
+
+def _labels(
+  model: vit.ViT | resnet.BiT, preprocess: data.Preprocess
+) -> dict[str, Any]:
+  """Returns the fields with the names of classes, if there are any."""
+  names = [*preprocess.classes]
+  names += [f'LABEL_{i}' for i in range(len(names), model.num_classes)]
+  if not model.num_classes:
+    return {}
+  return {
+    'id2label': {str(i): name for i, name in enumerate(names)},
+    'label2id': {name: i for i, name in enumerate(names)},
+  }
 
 
 def _of_kind(model: vit.ViT, kind: str) -> dict[str, Any]:
@@ -123,12 +142,15 @@ def _preprocessor_config(preprocess: data.Preprocess) -> dict[str, Any]:
   }
 
 
-def notes(model: vit.ViT | igpt.IGPT) -> list[str]:
+def notes(model: vit.ViT | igpt.IGPT | resnet.BiT) -> list[str]:
   """Returns notes on where transformers computes something else."""
   if isinstance(model, igpt.IGPT):
     return imagegpt.NOTES
+  if isinstance(model, resnet.BiT):
+    return []
   kind = huggingface_kinds.model_type(model)
   has_pool = kind.startswith('dinov') or kind in towers.ARCHITECTURES
+  has_pool |= kind == aimv2.KIND and model.pool == 'map'
   if model.num_classes or model.pre_logits or has_pool:
     return []
   if model.pool == 'gap':
@@ -143,7 +165,7 @@ def notes(model: vit.ViT | igpt.IGPT) -> list[str]:
 
 
 def usage(
-  model: vit.ViT | igpt.IGPT, directory: str, file: str
+  model: vit.ViT | igpt.IGPT | resnet.BiT, directory: str, file: str
 ) -> tuple[str, str]:
   """Returns the name of a program, and Python code that loads the model."""
   del file

@@ -2,16 +2,23 @@
 
 from flax import linen as nn
 
+from vit_jax.models import resnet
 from vit_jax.models import vit
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import huggingface_aimv2 as aimv2
 from vit_jax.weights.formats import huggingface_beit as beit
+from vit_jax.weights.formats import huggingface_bit as bit
 from vit_jax.weights.formats import huggingface_dinov3 as dinov3
 from vit_jax.weights.formats import huggingface_towers as towers
 
 
 def model_type(model: nn.Module) -> str:
   """Returns the `model_type` of config.json for a model."""
+  if isinstance(model, resnet.BiT):
+    return bit.KIND
   assert isinstance(model, vit.ViT)
+  if aimv2.is_kind(model):
+    return aimv2.KIND
   if dinov3.is_kind(model):
     return dinov3.KIND
   if tower := towers.kind_of(model):
@@ -64,6 +71,8 @@ def unsupported(model: vit.ViT, image_size: tuple[int, int]) -> str | None:
   kind = model_type(model)
   if kind == beit.KIND:
     return beit.unsupported(model)
+  if kind == aimv2.KIND:
+    return aimv2.unsupported(model, image_size)
   if kind == dinov3.KIND:
     return dinov3.unsupported(model)
   if kind in towers.ARCHITECTURES:

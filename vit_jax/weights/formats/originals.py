@@ -94,7 +94,8 @@ def as_timm(arrays: containers.Arrays) -> base.Renamed:
       parts[f'{start}q_bias'] = (_Part(bias, 0, d),)
       parts[f'{start}v_bias'] = (_Part(bias, 2 * d, 3 * d),)
     elif match := re.fullmatch(r'(.*\.mlp\.)fc1_g\.(weight|bias)', name):
-      if f'{match[1]}norm.weight' not in renamed.shapes:
+      apart = f'{match[1]}norm.weight', 'patch_embed.norm.weight'  # AIMv2
+      if not any(name in renamed.shapes for name in apart):
         each = [f'{match[1]}fc1_{x}.{match[2]}' for x in 'gx']
         parts[f'{match[1]}fc1.{match[2]}'] = tuple(map(_Part, each))
   there = {

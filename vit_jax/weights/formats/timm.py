@@ -16,6 +16,7 @@ from absl import logging
 from flax import linen as nn
 
 from vit_jax import models
+from vit_jax.config import UserError
 from vit_jax.models import embedding
 from vit_jax.models import igpt
 from vit_jax.models import mixer
@@ -33,8 +34,8 @@ from vit_jax.weights.formats import timm_clip
 from vit_jax.weights.formats import timm_eva
 from vit_jax.weights.formats import timm_naflex
 from vit_jax.weights.formats import timm_names
-from vit_jax.weights.formats.tables import rule
-from vit_jax.weights.formats.tables import torch_dense as _dense
+from vit_jax.weights.formats import timm_relpos
+from vit_jax.weights.formats import timm_tables
 from vit_jax.weights.formats.tables import torch_norm as _norm
 
 NAME = 'timm'
@@ -50,95 +51,6 @@ IGNORED = (
 _FIELDS = {'gelu': 'exact', 'layer_norm_epsilon': 1e-6}
 
 
-def _patch(theirs: str) -> list[tables.Rule]:
-  return [
-    rule('patch_embedding/kernel', f'{theirs}.weight', tables.CONV),
-    rule('patch_embedding/bias', f'{theirs}.bias'),
-  ]
-
-
-def _units(ours: str, theirs: str, norm_proj: bool) -> list[tables.Rule]:
-  """Returns rules of bottleneck units; timm counts from 0, we from 1."""
-  ours, theirs = f'{ours}stage{{}}/unit{{}}', f'{theirs}stages.{{}}.blocks.{{}}'
-  table = [
-    rule(f'{ours}/conv{n}/kernel', f'{theirs}.{name}.weight', tables.CONV, -1)
-    for n, name in (
-      ('1', 'conv1'),
-      ('2', 'conv2'),
-      ('3', 'conv3'),
-      ('_proj', 'downsample.conv'),
-    )
-  ]
-  for n in ('1', '2', '3'):
-    table += _norm(f'{ours}/norm{n}', f'{theirs}.norm{n}', -1)
-  if norm_proj:
-    table += _norm(f'{ours}/norm_proj', f'{theirs}.downsample.norm', -1)
-  return table
-
-
-_VIT = [
-  *_patch('patch_embed.proj'),
-  rule('class_token', 'cls_token'),
-  rule('distillation_token', 'dist_token'),
-  rule('register_tokens', 'reg_token'),
-  rule('mask_token', 'mask_token'),
-  rule('position_embedding', 'pos_embed'),
-  *timm_clip.RULES,
-  *_norm('blocks_{}/norm1', 'blocks.{}.norm1'),
-  *_dense('blocks_{}/attention/qkv', 'blocks.{}.attn.qkv'),
-  *_norm('blocks_{}/attention/query_norm', 'blocks.{}.attn.q_norm'),
-  *_norm('blocks_{}/attention/key_norm', 'blocks.{}.attn.k_norm'),
-  *_dense('blocks_{}/attention/out', 'blocks.{}.attn.proj', inputs=2),
-  rule('blocks_{}/layer_scale1', 'blocks.{}.ls1.gamma'),
-  *_norm('blocks_{}/norm2', 'blocks.{}.norm2'),
-  *_dense('blocks_{}/mlp/up', 'blocks.{}.mlp.fc1'),
-  *_dense('blocks_{}/mlp/down', 'blocks.{}.mlp.fc2'),
-  rule('blocks_{}/layer_scale2', 'blocks.{}.ls2.gamma'),
-  rule('map_head/probe', 'attn_pool.latent'),
-  *_dense('map_head/query', 'attn_pool.q'),
-  *_dense('map_head/key_value', 'attn_pool.kv'),
-  *_dense('map_head/out', 'attn_pool.proj', inputs=2),
-  *_norm('map_head/norm', 'attn_pool.norm'),
-  *_dense('map_head/mlp/up', 'attn_pool.mlp.fc1'),
-  *_dense('map_head/mlp/down', 'attn_pool.mlp.fc2'),
-  *_dense('pre_logits', 'pre_logits.fc'),
-  *_dense('head', 'head'),
-  *_dense('head_distillation', 'head_dist'),
-]
-_BACKBONE = 'patch_embed.backbone.'
-# The linear probes of MAE's code: a BatchNorm before the layer.
-HEAD_OF_PROBE = [
-  rule('head_norm/mean', 'head.0.running_mean'),
-  rule('head_norm/var', 'head.0.running_var'),
-  *_dense('head', 'head.1'),
-]
-_HYBRID = [
-  rule('stem/conv/kernel', f'{_BACKBONE}stem.conv.weight', tables.CONV),
-  *_norm('stem/norm', f'{_BACKBONE}stem.norm'),
-  *_units('stem/', _BACKBONE, norm_proj=True),
-]
-_STEM_ALONE = [
-  rule('stem/conv/kernel', f'{_BACKBONE}conv.weight', tables.CONV),
-  *_norm('stem/norm', f'{_BACKBONE}norm'),
-]
-_MIXER = [
-  *_patch('stem.proj'),
-  *_norm('blocks_{}/norm1', 'blocks.{}.norm1'),
-  *_dense('blocks_{}/token_mlp/up', 'blocks.{}.mlp_tokens.fc1'),
-  *_dense('blocks_{}/token_mlp/down', 'blocks.{}.mlp_tokens.fc2'),
-  *_norm('blocks_{}/norm2', 'blocks.{}.norm2'),
-  *_dense('blocks_{}/channel_mlp/up', 'blocks.{}.mlp_channels.fc1'),
-  *_dense('blocks_{}/channel_mlp/down', 'blocks.{}.mlp_channels.fc2'),
-  *_norm('norm', 'norm'),
-  *_dense('head', 'head'),
-]
-_BIT = [
-  rule('stem/conv/kernel', 'stem.conv.weight', tables.CONV),
-  *_units('', '', norm_proj=False),
-  *_norm('norm', 'norm'),
-  rule('head/kernel', 'head.fc.weight', tables.CONV_1X1),
-  rule('head/bias', 'head.fc.bias'),
-]
 _SIGNS = (
   'patch_embed.proj.weight',
   'stem.proj.weight',
@@ -172,23 +84,29 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
 def rules(model: nn.Module) -> Sequence[tables.Rule]:
   """Returns the table for a model."""
   if isinstance(model, mixer.Mixer):
-    return _MIXER
+    return timm_tables.MIXER
   if isinstance(model, resnet.BiT):
-    return _BIT
+    return timm_tables.BIT
   assert isinstance(model, vit.ViT)
   after = model.pool == 'gap' and model.norm_after_pool
   norm = _norm('norm', 'fc_norm' if after else 'norm')
-  stem = _HYBRID if model.resnet_stages else _STEM_ALONE
+  stem = timm_tables.STEM_ALONE
+  if model.resnet_stages:
+    stem = timm_tables.HYBRID
   special: Sequence[tables.Rule] = []
+  if (model.mlp_norm or model.patch_norm) and model.gated_mlp:
+    norm = [*norm, *timm_tables.HALVES]
   if timm_beit.is_kind(model):
     special = timm_beit.RULES
   elif timm_eva.is_kind(model):
     special = timm_eva.rules(model)
   elif timm_naflex.is_kind(model):
     special = timm_naflex.rules(model)
+  elif timm_relpos.is_kind(model):
+    special = timm_relpos.RULES
   if model.head_norm == 'batch':
-    norm = [*norm, *HEAD_OF_PROBE]
-  return [*norm, *special, *_VIT, *stem]
+    norm = [*norm, *timm_tables.HEAD_OF_PROBE]
+  return [*norm, *special, *timm_tables.VIT, *stem]
 
 
 def stored_name(model: nn.Module, name: str) -> str:
@@ -207,6 +125,8 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
     family, read = 'bit', _bit
   elif timm_naflex.has_signs(shapes):
     family, shapes = 'naflex', timm_naflex.seen(arrays, hints.config)
+  elif timm_relpos.has_signs(shapes):
+    family = 'relpos'
   elif timm_eva.has_signs(shapes, hints.config):
     family = 'eva'
   timm_names.check(arrays.shapes, hints.config, family)
@@ -218,14 +138,16 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
 def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
   hidden, channels, *patch = shapes.get('patch_embed.proj.weight', 4)
   mlp_dim = shapes.get('blocks.{}.mlp.fc2.weight', 2)[1]
-  up, scale = 'blocks.{}.mlp.fc1.weight', 'blocks.{}.ls1.gamma'
+  up, half = 'blocks.{}.mlp.fc1.weight', 'blocks.{}.mlp.fc1_g.weight'
+  is_wide = shapes.count(up) > 0 and shapes.get(up, 2)[0] == 2 * mlp_dim
   is_probe = 'head.0.running_mean' in shapes
   fields: dict[str, Any] = {
     **_FIELDS,
     'patch_size': tuple(patch),
     'hidden_size': hidden,
     'mlp_dim': mlp_dim,
-    'gated_mlp': shapes.count(up) > 0 and shapes.get(up, 2)[0] == 2 * mlp_dim,
+    'gated_mlp': is_wide or shapes.count(half) > 0,
+    'mlp_norm': shapes.count('blocks.{}.mlp.norm.') > 0,
     'depth': shapes.count('blocks.{}.'),
     'num_classes': shapes.size(f'head{".1" * is_probe}.weight', 0),
     'head_norm': 'batch' if is_probe else 'none',
@@ -239,18 +161,28 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     and 'decoder_embed.weight' not in shapes,
     'qkv_bias': shapes.count('blocks.{}.attn.qkv.bias') > 0,
     'qk_norm': shapes.count('blocks.{}.attn.q_norm.') > 0,
-    'layer_scale': 1e-5 if shapes.count(scale) else None,
+    'layer_scale': 1e-5 if shapes.count('blocks.{}.ls1.gamma') else None,
+    'attention_norm': shapes.count('blocks.{}.attn.norm.') > 0,
+    'patch_norm': 'patch_embed.norm.weight' in shapes,
+    'dense_bias': shapes.count('blocks.{}.attn.proj.bias') > 0,
+    **timm_names.fields(hints.config),
     'norm': timm_names.norm('blocks.0.norm1.bias' in shapes, hints.config),
     **timm_clip.fields(shapes, hints),
     **timm_names.pool(shapes.names, hints.config),
+    'last_norm': 'norm.weight' in shapes or 'fc_norm.weight' in shapes,
   }
-  if timm_beit.table(shapes):
+  pooling = shapes.size('attn_pool.mlp.fc1.weight', 0)
+  if fields['pool'] == 'map' and pooling != mlp_dim:
+    fields['map_mlp_dim'] = pooling
+  if timm_relpos.has_signs(shapes):
+    fields |= timm_relpos.fields(shapes)
+  elif timm_beit.table(shapes):
     fields |= timm_beit.fields(shapes)
   elif timm_eva.has_signs(shapes, hints.config):
     fields |= timm_eva.fields(shapes, hints)
   stride = 1
-  stages = shapes.stages(_BACKBONE + 'stages.{}.blocks.{}.', first=0)
-  stem = f'{_BACKBONE}{"stem." if stages else ""}conv.weight'
+  stages = shapes.stages(timm_tables.BACKBONE + 'stages.{}.blocks.{}.', first=0)
+  stem = f'{timm_tables.BACKBONE}{"stem." if stages else ""}conv.weight'
   if stem in shapes:
     width, channels, *_ = shapes.get(stem, 4)
     fields |= {'resnet_stages': stages, 'resnet_width': width}
@@ -276,6 +208,8 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
   usual = preprocessing.TIMM_OF_GOOGLE if is_google else preprocessing.TIMM
   found = _description(model, size, channels, hints, usual)
   resize = 'geometric' if timm_beit.is_kind(model) else found.resize
+  if timm_naflex.has_signs(shapes):
+    resize = timm_naflex.resize(model)
   return dataclasses.replace(found, resize=resize)
 
 
@@ -292,6 +226,7 @@ def _num_heads(
     configured = hidden // norm[0]
   if table := timm_beit.table(shapes):
     configured = table[1]
+  configured = timm_relpos.heads(shapes) or configured
   configured = configured or timm_clip.heads(shapes)
   sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
   return base.num_heads(hints, configured, **sizes)
@@ -335,6 +270,11 @@ def _positions(
 def _mixer(shapes: base.Shapes, hints: base.Hints) -> base.Description:
   hidden, channels, *patch = shapes.get('stem.proj.weight', 4)
   tokens_dim, tokens = shapes.get('blocks.{}.mlp_tokens.fc1.weight', 2)
+  if shapes.get('blocks.{}.mlp_tokens.fc2.weight', 2)[1] != tokens_dim:
+    raise UserError(
+      'it has gated MLPs, as in timm with mlp_layer=GluMlp: those of a Mixer'
+      ' are not computed here'
+    )
   fields: dict[str, Any] = {
     **_FIELDS,
     'patch_size': tuple(patch),
@@ -400,6 +340,19 @@ def _description(
   )
 
 
+def _unsupported_of_vit(model: vit.ViT) -> dict[str, bool]:
+  """Returns what timm's ViT has, unless other parts are beside it."""
+  is_rms = model.norm == 'rms'
+  return {
+    base.NO_LAST_NORM: False,
+    base.MAP_PREFIX: False,
+    base.NO_DENSE_BIAS: False,
+    base.RMS: is_rms and (model.pool == 'map' or model.qk_norm),
+    # As AIMv2 has it.
+    base.PATCH_NORM: model.patch_norm and not (is_rms and model.gated_mlp),
+  }
+
+
 def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
   """Returns which part of a model the format cannot store; None: no part."""
   del image_size
@@ -426,19 +379,12 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
     **base.uncommon(model),
     base.HEAD_NORM: False,  # a probe's
   }
-  others = any(x.is_kind(model) for x in (timm_beit, timm_eva, timm_naflex))
-  is_vit = not others and model.resnet_stages is None
+  kinds = timm_beit, timm_relpos, timm_naflex, timm_eva
+  kind = next((x for x in kinds if x.is_kind(model)), None)
+  is_vit = kind is None and model.resnet_stages is None
   wrong |= timm_clip.unsupported(model, is_vit)
-  if is_vit and model.pool != 'map' and not model.qk_norm:
-    wrong[base.RMS] = False
-  if timm_beit.is_kind(model):
-    for part in base.BEITS:
-      del wrong[part]
-    wrong |= timm_beit.unsupported(model)
-  elif timm_naflex.is_kind(model):
-    del wrong[base.FLEXIBLE]
-    wrong |= timm_naflex.unsupported(model)
-  elif timm_eva.is_kind(model):
-    del wrong[base.NO_KEY_BIAS], wrong[base.ROTARY], wrong[base.MLP_NORM]
-    wrong |= timm_eva.unsupported(model)
+  if is_vit:
+    wrong |= _unsupported_of_vit(model)
+  elif kind is not None:
+    wrong |= dict.fromkeys(kind.HOLDS, False) | kind.unsupported(model)
   return base.first_of(wrong)

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from vit_jax.models import relative
 from vit_jax.models import vit
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
@@ -25,13 +26,15 @@ RULES = [
 ]
 # What an objective that predicts tokens has beside the trunk, as 'head'.
 HEAD = _dense('head', 'lm_head')
+# Those of `base.uncommon` that this class has.
+HOLDS = base.BEITS
 # Arrays outside the model.
 IGNORED = r'lm_head\..*|.*relative_position_index'
 
 
 def is_kind(model: vit.ViT) -> bool:
   """Whether a model has parts that only BEiT's names have a place for."""
-  return model.relative_positions != 'none'
+  return model.relative_positions in relative.TABLES
 
 
 def table(shapes: base.Shapes) -> tuple[int, int] | None:

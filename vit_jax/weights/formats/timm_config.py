@@ -18,6 +18,7 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import timm_beit
 from vit_jax.weights.formats import timm_eva
 from vit_jax.weights.formats import timm_naflex
+from vit_jax.weights.formats import timm_relpos
 
 # timm's names of the paper's sizes.
 _SIZES = {'Ti': 'tiny', 'S': 'small', 'L': 'large', 'H': 'huge', 'g': 'giant'}
@@ -98,7 +99,8 @@ def notes(model: models.Model) -> list[str]:
     return found
   is_clip = getattr(model, 'pre_norm', False)
   is_dino = getattr(model, 'rotary', '') == 'dinov3'
-  usual = 1e-5 if is_clip or is_dino else 1e-6
+  is_aim = getattr(model, 'patch_norm', False)
+  usual = 1e-5 if is_clip or is_dino or is_aim else 1e-6
   if model.layer_norm_epsilon != usual:
     found.append(
       f'LayerNorm: this model has epsilon {model.layer_norm_epsilon:g}, timm'
@@ -184,8 +186,11 @@ def _parts(model: models.Model, shape: tuple[int, ...]) -> dict[str, Any]:
   assert isinstance(model, vit.ViT)
   if timm_naflex.is_kind(model):
     first_conv = 'embeds.proj'
-  is_eva = timm_eva.is_kind(model)
-  arguments = (_eva_arguments if is_eva else _vit_arguments)(model, shape)
+  arguments = _vit_arguments(model, shape)
+  if timm_eva.is_kind(model):
+    arguments = _eva_arguments(model, arguments)
+  elif timm_relpos.is_kind(model):
+    arguments = _relpos_arguments(model, arguments)
   if timm_naflex.is_kind(model):
     grid = [n // p for n, p in zip(shape[1:], model.patch_size, strict=True)]
     arguments |= {'pos_embed_grid_size': grid, **timm_naflex.arguments(model)}
@@ -204,7 +209,8 @@ def _vit_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
   if timm_beit.is_kind(model):
     return _beit_arguments(model, shape)
   patch = model.patch_size
-  d, wide = model.hidden_size, model.mlp_dim * (1 + model.gated_mlp)
+  is_packed = model.gated_mlp and not model.patch_norm
+  d, wide = model.hidden_size, model.mlp_dim * (1 + is_packed)
   arguments: dict[str, Any] = {
     'img_size': list(shape[1:]),
     'in_chans': shape[0],
@@ -228,14 +234,21 @@ def _vit_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
     arguments['act_layer'] = _GELUS[model.gelu]
   if model.pre_norm:
     arguments['pre_norm'] = True
-  if model.norm == 'rms':
+  if model.norm == 'rms' and not model.patch_norm:
     arguments['norm_layer'] = 'rmsnorm'
+  if not model.dense_bias:
+    arguments['proj_bias'] = False
+  if not model.last_norm:
+    arguments['final_norm'] = False
+  if model.pool == 'map' and model.map_prefix:
+    arguments['pool_include_prefix'] = True
   return arguments
 
 
-def _eva_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
-  arguments = _vit_arguments(model, shape)
-  for key in ('reg_tokens', 'fc_norm', 'pos_embed'):  # other names, below
+def _eva_arguments(model: vit.ViT, arguments: dict[str, Any]) -> dict[str, Any]:
+  """Returns the arguments of timm's class Eva for those of its ViT."""
+  others = 'reg_tokens fc_norm pos_embed pre_norm final_norm act_layer'
+  for key in (*others.split(), 'pool_include_prefix'):
     arguments.pop(key, None)
   arguments['mlp_ratio'] = ratio(model.mlp_dim, model.hidden_size)
   return arguments | timm_eva.arguments(model)
@@ -262,6 +275,17 @@ def _beit_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
   }
 
 
+def _relpos_arguments(
+  model: vit.ViT, arguments: dict[str, Any]
+) -> dict[str, Any]:
+  """Returns the arguments of timm's class with MLPs of relative positions."""
+  for key in ('reg_tokens', 'no_embed_class', 'pos_embed'):
+    arguments.pop(key, None)
+  # timm's default is a factor, and None stands for the default.
+  arguments['init_values'] = model.layer_scale or 0.0
+  return arguments | timm_relpos.arguments(model)
+
+
 def ratio(number: int, base: int) -> float:
   """Returns r with int(base * r) == number, as an int if possible."""
   result = number / base
@@ -277,6 +301,13 @@ def _vit_name(model: vit.ViT) -> str:
     return _HYBRIDS.get(model.resnet_stages, _HYBRIDS[3, 4, 9])
   if timm_naflex.is_kind(model):
     return f'naflexvit_base_patch16_{"map" if model.pool == "map" else "gap"}'
+  if timm_relpos.is_kind(model):
+    after = 'rpn_' if model.post_norm else ''
+    return f'vit_relpos_base_patch16_{after}224'
+  if model.patch_norm:
+    return 'aimv2_large_patch14_224'
+  if timm_eva.is_kind(model) and model.pre_norm and model.rotary_grid:
+    return 'vit_pe_core_base_patch16_224'
   if timm_eva.is_kind(model):
     is_dino = model.rotary == 'dinov3'
     return 'vit_base_patch16_dinov3' if is_dino else 'eva02_base_patch14_224'

@@ -16,10 +16,12 @@ from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_beit
+from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats.tables import rule
-from vit_jax.weights.formats.tables import torch_norm as _norm
 
 _NONE: Mapping[str, Any] = {'rotary': 'none'}
+_POST_NORM = {**_NONE, 'post_norm': True}
+_PE = {'rotary': 'rope_vit', 'rotary_base': 1e4, 'rotary_offset': 1.0}
 _EVA02 = {'rotary': 'eva02', 'rotary_base': 1e4, 'rotary_grid': (16, 16)}
 _DINOV3 = {
   'rotary': 'dinov3',
@@ -37,6 +39,9 @@ _BY_KIND: Mapping[str, Mapping[str, Any]] = {
 }
 # Fields that the names of timm's architectures stand for.
 _BY_NAME: tuple[tuple[str, Mapping[str, Any]], ...] = (
+  (r'eva02_enormous_', _POST_NORM),
+  (r'vit_pe_\w+_gigantic_', {**_PE, 'rotary_offset': 0.0}),
+  (r'vit_pe_', _PE),
   (r'eva02_|vit_\w+_rope_reg\d_gap_', _EVA02),
   (r'vit_\w+_dinov3', _DINOV3),
   (r'vit_\w+_rope_(ape_)?\d+$', _ROPE_VIT),
@@ -44,6 +49,9 @@ _BY_NAME: tuple[tuple[str, Mapping[str, Any]], ...] = (
   (r'eva_giant_', _NONE),
 )
 
+_OFFSET = typed.Kind(
+  'a finite number of at least 0', lambda x: typed.is_number(x) and x >= 0
+)
 _TYPES_OF = {'dinov3': 'dinov3', 'rope_vit_mixed': 'mixed'}
 _TYPES = ('cat', *_TYPES_OF.values())  # values of rope_type
 
@@ -59,28 +67,25 @@ _NO_KEY_BIAS = rule(
   [f'{_THEIRS}.q_bias', f'{_THEIRS}.v_bias'],
   tables.split(2, 0, tables.FLAT),
 )
-_MLP_NORM = [
-  *_norm('blocks_{}/mlp/norm', 'blocks.{}.mlp.norm'),
-]
-# timm's gated MLP with a norm has its two halves apart.
-_HALVES = [
-  rule(
-    f'blocks_{{}}/mlp/up/{ours}',
-    [f'blocks.{{}}.mlp.fc1_{half}.{theirs}' for half in 'gx'],
-    tables.joined(2, layout),
-  )
-  for ours, theirs, layout in (
-    ('kernel', 'weight', tables.linear()),
-    ('bias', 'bias', tables.SAME),
-  )
-]
+# Those of `base.uncommon` that this class has.
+HOLDS = (
+  base.NO_KEY_BIAS,
+  base.ROTARY,
+  base.ROTARY_OFFSET,
+  base.MLP_NORM,
+  base.ATTENTION_NORM,
+  base.POST_NORM,
+  base.NO_LAST_NORM,
+  base.MAP_PREFIX,
+  base.MAP_SIZE,
+)
 
 
 def has_signs(shapes: base.Shapes, config: typed.Json) -> bool:
   """Whether a file is of this class: its names differ from those of a ViT."""
   signs = ('attn.q_bias', 'gamma_1', 'mlp.fc1_g.weight')
-  if timm_beit.table(shapes):
-    return False  # it has some of these names, too
+  if timm_beit.table(shapes) or 'patch_embed.norm.weight' in shapes:
+    return False  # BEiT and AIMv2 have some of these names, too
   name = config.get('architecture', typed.TEXT, '')
   return any(re.match(pattern, name) for pattern, _ in _BY_NAME) or any(
     shapes.count(f'blocks.{{}}.{sign}') for sign in signs
@@ -90,31 +95,33 @@ def has_signs(shapes: base.Shapes, config: typed.Json) -> bool:
 def is_kind(model: vit.ViT) -> bool:
   """Whether only this class can hold a model, and not BEiT's."""
   lacks_key_bias = model.qkv_bias and not model.key_bias
-  others = model.rotary != 'none' or lacks_key_bias or model.mlp_norm
+  norms = model.mlp_norm, model.attention_norm, model.post_norm
+  others = model.rotary != 'none' or lacks_key_bias or any(norms)
   return others and model.relative_positions == 'none'
 
 
 def rules(model: vit.ViT) -> list[tables.Rule]:
   """Returns the rules that come before those of timm's ViT."""
-  found = [*_SCALES, *_MLP_NORM, _FREQUENCIES]
+  found = [*_SCALES, _FREQUENCIES]
   if not model.key_bias:
     found.append(_NO_KEY_BIAS)
-  return [*found, *_HALVES] if model.mlp_norm and model.gated_mlp else found
+  return found
 
 
 def fields(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
   """Returns the fields in which a model differs from timm's ViT."""
   block = 'blocks.{}.'
   no_key_bias = shapes.count(f'{block}attn.q_bias') > 0
-  norm, wide = f'{block}mlp.norm.weight', f'{block}mlp.fc1_g.weight'
   found: dict[str, Any] = {
     'qkv_bias': no_key_bias or shapes.count(f'{block}attn.qkv.bias') > 0,
     'key_bias': not no_key_bias,
     'layer_scale': 1e-5 if shapes.count(f'{block}gamma_1') else None,
-    'mlp_norm': shapes.count(norm) > 0,
   }
-  if shapes.count(wide):
-    found['gated_mlp'] = True
+  if 'attn_pool.latent' in shapes:
+    found['map_prefix'] = True
+  heads = hints.config.get('model_args.attn_pool_num_heads', typed.COUNT)
+  if heads or re.match('vit_pe_core_', timm_names.architecture(hints.config)):
+    found['map_heads'] = heads or 8
   return found | _rotation(shapes, hints)
 
 
@@ -143,7 +150,14 @@ def _rotation(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
     found['rotary'] = 'rope_vit' if order == 'xy' else 'eva02'
   if base_ := config.get(f'{key}rope_temperature', typed.POSITIVE):
     found['rotary_base'] = float(base_)
+  if config.get(f'{key}use_post_norm', typed.TRUTH, False):
+    found['post_norm'] = True
   if rotary.is_scaled(found['rotary']):
+    offset = config.get(f'{key}rope_grid_offset', _OFFSET)
+    if offset is not None:
+      found['rotary_offset'] = float(offset)
+    if size := re.match(r'vit_pe_\w+_patch(\d+)_(\d+)', name):
+      found['rotary_grid'] = (int(size[2]) // int(size[1]),) * 2
     given = config.get('model_args', typed.OBJECT, {})
     grid = config.get(f'{key}ref_feat_shape', typed.SIZE)
     if isinstance(grid, int):
@@ -190,11 +204,20 @@ def arguments(model: vit.ViT) -> dict[str, Any]:
     }
     grid = model.rotary_grid
     found['ref_feat_shape'] = list(grid) if grid else None
+    found['rope_grid_offset'] = model.rotary_offset
+  if model.pool == 'map':
+    width = model.mlp_dim if model.map_mlp_dim is None else model.map_mlp_dim
+    found['attn_pool_num_heads'] = model.map_heads or model.num_heads
+    found['attn_pool_mlp_ratio'] = width / model.hidden_size
   return {
     'attn_type': 'rope' if model.qkv_bias and model.key_bias else 'eva',
     'qkv_fused': True,
     'swiglu_mlp': model.gated_mlp,
     'scale_mlp': model.mlp_norm,
+    'scale_attn_inner': model.attention_norm,
+    'use_post_norm': model.post_norm,
+    'use_pre_transformer_norm': model.pre_norm,
+    'use_post_transformer_norm': model.last_norm and not model.norm_after_pool,
     'num_reg_tokens': model.registers,
     'use_abs_pos_emb': model.position_embedding != 'none',
     'use_fc_norm': model.pool == 'gap' and model.norm_after_pool,
@@ -207,7 +230,14 @@ def unsupported(model: vit.ViT) -> dict[str, Any]:
   return {
     'a distillation token beside rotary embeddings': model.distillation_token,
     'a ResNet stem beside rotary embeddings': model.resnet_stages is not None,
-    'attention pooling beside rotary embeddings': model.pool == 'map',
+    'attention pooling of patches alone beside rotary embeddings': (
+      model.pool == 'map' and model.prefix_length > 0 and not model.map_prefix
+    ),
+    'norms after attention and MLP with LayerScale or normalised queries': (
+      model.post_norm and (model.layer_scale is not None or model.qk_norm)
+    ),
+    base.PRE_NORM: model.pre_norm and model.patch_bias,
+    base.NO_PATCH_BIAS: not model.patch_bias and not model.pre_norm,
     'a layer before the head beside rotary embeddings': model.pre_logits,
     'approximations of the GELU beside rotary embeddings': model.gelu != 'exact'
     and not model.gated_mlp,

@@ -30,8 +30,20 @@ _COMMON = [
   rule(positions.ROWS, _ROWS),
   rule(positions.COLUMNS, _COLUMNS),
 ]
+# Those of `base.uncommon` that this class has.
+HOLDS = (base.FLEXIBLE, base.NO_LAST_NORM, base.MAP_PREFIX)
 # Architectures whose positions keep their aspect.
-_ASPECT = r'naflexvit_\w+_(par|parfac)_'
+_ASPECT = r'naflexvit_\w+_(par|parfac|radio)_'
+# Names of C-RADIO v3 and v4: how they resize positions.
+_RESIZE_BY_NAME = {r'.*_radio_v3': 'corner', r'.*_radio_v4': 'plain'}
+# position_resize -> pos_embed_interp_mode, whether with antialias, whether the
+# corners are kept in place; and the method of `weights.resize`.
+_RESIZES = {
+  'bicubic': ('bicubic', True, False, 'bicubic_antialias'),
+  'linear': ('bilinear', True, False, 'linear_antialias'),
+  'plain': ('bilinear', False, False, 'half_pixel'),
+  'corner': ('bilinear', False, True, 'corner'),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -119,7 +131,7 @@ def fields(
   """
   name = hints.config.get('architecture', typed.TEXT, '')
   found: dict[str, Any] = {
-    'position_resize': 'bicubic',
+    'position_resize': _resize(hints.config),
     'position_tokens': 'patches',
     'position_aspect': hints.config.get(
       'model_args.pos_embed_ar_preserving',
@@ -139,9 +151,44 @@ def fields(
   return found, (h * patch[0], w * patch[1])
 
 
+def _resize(config: typed.Json) -> str:
+  """Returns how a model resizes its positions.
+
+  Raises:
+    UserError: That combination is not computed.
+  """
+  name, key = config.get('architecture', typed.TEXT, ''), 'model_args.pos_embed'
+  named = (x for part, x in _RESIZE_BY_NAME.items() if re.match(part, name))
+  usual = _RESIZES[next(named, 'bicubic')]
+  mode = config.get(f'{key}_interp_mode', typed.TEXT, usual[0])
+  asked = (
+    mode,
+    config.get(f'{key}_antialias', typed.TRUTH, usual[1]),
+    config.get(f'{key}_align_corners', typed.TRUTH, usual[2]),
+  )
+  for found, (*how, _) in _RESIZES.items():
+    if tuple(how) == asked:
+      return found
+  known = '; '.join(f'{x[0]}, {x[1]}, {x[2]}' for x in _RESIZES.values())
+  wrong = f'with antialias and align_corners, those computed are {known}'
+  raise config.error(f'{key}_interp_mode', mode, wrong)
+
+
+def resize(model: vit.ViT) -> str:
+  """Returns the method by which positions are resized to another grid."""
+  return _RESIZES[model.position_resize][3]
+
+
 def arguments(model: vit.ViT) -> dict[str, Any]:
   """Returns `model_args` that timm's ViT does not have."""
+  mode, antialias, corners, _ = _RESIZES[model.position_resize]
+  changed = {
+    'pos_embed_interp_mode': mode,
+    'pos_embed_antialias': antialias,
+    'pos_embed_align_corners': corners,
+  }
   return {
+    **({} if model.position_resize == 'bicubic' else changed),
     'pos_embed': model.position_embedding,
     'pos_embed_ar_preserving': model.position_aspect,
   }

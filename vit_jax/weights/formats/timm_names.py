@@ -7,24 +7,19 @@ from typing import Any
 from vit_jax.config import UserError
 from vit_jax.weights.files import typed
 
-# Unsupported features that only names show: a pattern of names, the field of
-# `model_args` and its value.
-_NOT_COMPUTED = (
-  (r'vit_base_patch16_rpn_', 'block_fn', 'ResPostBlock'),
-  (r'eva02_enormous_', 'use_post_norm', True),
-  (r'vit_pe_', 'rope_grid_offset', 1.0),
-  (r'test_vit3', 'pool_include_prefix', True),
-  (r'vit_intern300m_|vit_.*_radio_v', 'final_norm', False),
+# Fields that no array shows, by patterns of names.
+_FIELDS_BY_NAME: tuple[tuple[str, dict[str, Any]], ...] = (
+  (r'aimv2_|beit3_', {'layer_norm_epsilon': 1e-5}),
+  (r'vit_\w+_rpn_', {'post_norm': True}),
 )
 # Arrays of unsupported features: a pattern, and the field of timm's classes.
 _FOREIGN_ARRAYS = (
-  (r'patch_embed\.norm\..*', 'an embed_norm_layer'),
   (
     r'patch_embed\.backbone\.(?!(stem\.)?(conv|norm)\.|stages\.).*',
     'another backbone than ResNetV2',
   ),
-  (r'blocks\.\d+\.attn\.norm\..*', 'scale_attn_norm=True'),
   (r'blocks\.\d+\.attn\.lambda_.*', "attn_layer='diff'"),
+  (r'blocks\.\d+\.attn\.rel_pos_[hw]', 'windows of attention, as samvit'),
   (r'blocks\.\d+\.(attns|ffns|in_proj|in_norm)\..*', 'another block_fn'),
   (r'blocks\.\d+\.(linear_tokens|mlp_channels\.gate)\b.*', 'a block_layer'),
   # MoCo v3 and the probes of MAE have others in their heads.
@@ -33,18 +28,9 @@ _FOREIGN_ARRAYS = (
     'a BatchNorm as norm_layer',
   ),
 )
-# The same of timm's ViT, which its class Eva has.
-_EVAS_ARRAYS = (
-  (r'blocks\.\d+\.mlp\.norm\..*', 'scale_mlp_norm=True'),
-  (r'blocks\.\d+\.mlp\.fc1_[gx]\..*', 'mlp_layer=SwiGLU'),
-)
 # An array that exists, one that must then exist as well, and the unsupported
-# field of timm's classes that leaves it out.
+# field that leaves it out, of other classes than timm's ViT.
 _NEEDED_ARRAYS = (
-  ('blocks.{}.attn.proj.weight', 'blocks.{}.attn.proj.bias', 'proj_bias=False'),
-)
-# The same of other classes than timm's ViT.
-_OTHERS_NEED = (
   (
     'blocks.{}.norm1.weight',
     'blocks.{}.norm1.bias',
@@ -75,49 +61,61 @@ _ARGUMENTS = {
     act_layer attn_drop_rate class_token depth distilled dynamic_img_pad
     dynamic_img_size embed_dim fc_norm fix_init init_values mlp_ratio
     no_embed_class num_heads patch_drop_rate patch_size pos_drop_rate pos_embed
-    head_init_scale pre_norm qk_norm qkv_bias qkv_bias_separate reg_tokens
+    final_norm head_init_scale pool_include_prefix pre_norm proj_bias qk_norm
+    qkv_bias qkv_bias_separate reg_tokens scale_attn_norm scale_mlp_norm
     use_abs_pos_emb use_fc_norm use_rel_pos_bias use_shared_rel_pos_bias
     weight_init
     """.split()
   )
   | {
     'attn_layer': typed.one_of('attn'),
-    'final_norm': typed.one_of(True),
     'global_pool': typed.one_of('token', 'avg', 'map'),
     'norm_layer': typed.one_of('layernorm', 'layernormfp32', 'rmsnorm'),
-    'proj_bias': typed.one_of(True),
     'scale_mlp': typed.one_of(False),
     'swiglu_mlp': typed.one_of(False),
   },
   'eva': _COMMON
   | dict.fromkeys(
     """
-    attn_drop_rate attn_type class_token depth dynamic_img_pad dynamic_img_size
-    embed_dim head_init_scale init_values mlp_ratio no_embed_class
-    num_heads num_reg_tokens patch_drop_rate patch_size pos_drop_rate qk_norm
-    qkv_bias qkv_fused ref_feat_shape rope_grid_indexing rope_jitter_coords
-    rope_rescale_coords rope_rotate_half rope_shift_coords rope_temperature
-    rope_type scale_mlp swiglu_align_to swiglu_mlp use_abs_pos_emb use_fc_norm
-    use_post_transformer_norm use_rot_pos_emb
+    attn_drop_rate attn_pool_mlp_ratio attn_pool_num_heads attn_type class_token
+    depth dynamic_img_pad dynamic_img_size embed_dim head_init_scale init_values
+    mlp_ratio no_embed_class num_heads num_reg_tokens patch_drop_rate patch_size
+    pos_drop_rate qk_norm qkv_bias qkv_fused ref_feat_shape rope_grid_indexing
+    rope_grid_offset rope_jitter_coords rope_rescale_coords rope_rotate_half
+    rope_shift_coords rope_temperature rope_type scale_attn_inner scale_mlp
+    swiglu_align_to swiglu_mlp use_abs_pos_emb use_fc_norm use_post_norm
+    use_post_transformer_norm use_pre_transformer_norm use_rot_pos_emb
     """.split()
   )
   | {
     'attn_head_dim': typed.one_of(None),
     'attn_only_layer_scale': typed.one_of(False),
-    'global_pool': typed.one_of('token', 'avg'),
+    'global_pool': typed.one_of('token', 'avg', 'map'),
     'norm_layer': _LAYER_NORM,
     'num_kv_heads': typed.one_of(None),
-    'rope_grid_offset': typed.one_of(0.0),
-    'scale_attn_inner': typed.one_of(False),
-    'use_post_norm': typed.one_of(False),
-    'use_pre_transformer_norm': typed.one_of(False),
+  },
+  'relpos': _COMMON
+  | dict.fromkeys(
+    """
+    attn_drop_rate class_token depth embed_dim fc_norm fix_init init_values
+    mlp_ratio num_heads patch_size qk_norm qkv_bias rel_pos_dim shared_rel_pos
+    weight_init
+    """.split()
+  )
+  | {
+    'act_layer': typed.one_of('gelu'),
+    'global_pool': typed.one_of('token', 'avg'),
+    'norm_layer': _LAYER_NORM,
+    'rel_pos_type': typed.one_of('mlp'),
   },
   'naflex': _COMMON
   | dict.fromkeys(
     """
     act_layer class_token depth embed_dim enable_patch_interpolator fc_norm
-    fix_init init_values mlp_ratio num_heads patch_size pos_embed_ar_preserving
-    pos_embed_grid_size qk_norm qkv_bias reg_tokens weight_init
+    final_norm fix_init init_values mlp_ratio num_heads patch_size
+    pool_include_prefix pos_embed_align_corners pos_embed_antialias
+    pos_embed_ar_preserving pos_embed_grid_size pos_embed_interp_mode qk_norm
+    qkv_bias reg_tokens weight_init
     """.split()
   )
   | {
@@ -126,8 +124,6 @@ _ARGUMENTS = {
     'norm_layer': _LAYER_NORM,
     'patchify_channels_last': typed.one_of(True),
     'pos_embed': typed.one_of('learned', 'factorized', 'none'),
-    'pos_embed_antialias': typed.one_of(True),
-    'pos_embed_interp_mode': typed.one_of('bicubic'),
     'pos_embed_use_grid_sample': typed.one_of(False),
   },
   'mixer': _COMMON
@@ -154,6 +150,8 @@ _ACTIVATIONS = {'gelu': 'exact', 'gelu_tanh': 'tanh', 'quick_gelu': 'sigmoid'}
 _HEADS_BY_NAME = {
   r'vit_giantopt_patch16_siglip_': 16,
   r'vit_base_patch16_gap_': 16,
+  r'vit_huge_plus_patch16_dinov3': 20,
+  r'vit_pe_\w+_gigantic_': 16,
 }
 # Numbers of heads by width: test_vit, vit_wee, little, medium, betwixt, so150m,
 # so400m, ...
@@ -175,6 +173,8 @@ _HEADS = {
   1408: 16,
   1536: 24,
   1664: 16,
+  1792: 16,
+  4096: 32,
 }
 
 
@@ -189,29 +189,20 @@ def check(names: Collection[str], config: typed.Json, family: str) -> None:
   Args:
     names: Names of the arrays.
     config: Their config.json.
-    family: 'vit', 'eva', 'naflex', 'mixer' or 'bit'.
+    family: 'vit', 'eva', 'relpos', 'naflex', 'mixer' or 'bit'.
 
   Raises:
     UserError: It does not; the message names the field of timm's class.
   """
-  foreign = _FOREIGN_ARRAYS + (() if family == 'eva' else _EVAS_ARRAYS)
-  for pattern, field in foreign:
+  for pattern, field in _FOREIGN_ARRAYS:
     found = next((name for name in names if re.fullmatch(pattern, name)), None)
     if found:
       raise UserError(f'it has {found}, as in timm with {field}: {_SORRY}')
-  needed = _NEEDED_ARRAYS + (() if family == 'vit' else _OTHERS_NEED)
-  for there, missing, field in needed:
+  for there, missing, field in () if family == 'vit' else _NEEDED_ARRAYS:
     if _has(names, there) and not _has(names, missing):
       lost = missing.format(0)
       raise UserError(f'it has no {lost}, as in timm with {field}: {_SORRY}')
   config.check_known(_ARGUMENTS[family], 'model_args')
-  name = architecture(config)
-  for pattern, field, value in _NOT_COMPUTED:
-    given = config.get(f'model_args.{field}', typed.ANY, value)
-    if re.match(pattern, name) and given == value:
-      raise config.error(
-        'architecture', name, f'its {field}={given!r} is not computed here'
-      )
 
 
 def _has(names: Collection[str], name: str) -> bool:
@@ -248,6 +239,15 @@ def norm(has_bias: bool, config: typed.Json) -> str:
   return 'rms' if said == 'rmsnorm' else 'layer'
 
 
+def fields(config: typed.Json) -> dict[str, Any]:
+  """Returns the fields of a ViT that its architecture's name stands for."""
+  found: dict[str, Any] = {}
+  for pattern, implied in _FIELDS_BY_NAME:
+    if re.match(pattern, architecture(config)):
+      found |= implied
+  return found
+
+
 def check_gated(config: typed.Json) -> None:
   """Raises a UserError if a gated MLP has another gate than SiLU."""
   config.get('model_args.act_layer', typed.one_of('silu'))
@@ -259,6 +259,8 @@ def heads(config: typed.Json, hidden_size: int) -> int | None:
   found = [
     n for pattern, n in _HEADS_BY_NAME.items() if re.match(pattern, name)
   ]
+  if name.startswith('aimv2_'):
+    found = [hidden_size // 128]
   if not found and re.match(
     '(naflex)?vit_|deit|beit|flexivit_|eva|test_vit', name
   ):
@@ -279,7 +281,14 @@ def pool(names: Collection[str], config: typed.Json) -> dict[str, Any]:
   """
   said = config.get('global_pool', _POOL)
   if 'attn_pool.latent' in names:
-    return {'pool': 'map'}
+    includes = architecture(config) == 'test_vit3'
+    key = 'model_args.pool_include_prefix'
+    return {
+      'pool': 'map',
+      'map_prefix': config.get(key, typed.TRUTH, includes),
+      'map_query': 'attn_pool.q.weight' in names,
+      'map_bias': 'attn_pool.kv.bias' in names,
+    }
   if 'fc_norm.weight' in names:
     if said == 'token':
       wrong = 'a norm after the pool (fc_norm) is computed of avg alone'

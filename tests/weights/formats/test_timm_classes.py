@@ -1,0 +1,201 @@
+"""timm's other classes and blocks: there, back, and the same outputs."""
+
+import json
+
+from foreign import assert_same
+from foreign import logits
+from foreign import random_model
+import numpy as np
+import pytest
+
+import vit_jax
+from vit_jax.config import UserError
+from vit_jax.weights.formats import export
+
+EXACT = {'gelu': 'exact'}
+ROPE = {
+  'rotary': 'rope_vit',
+  'rotary_base': 1e4,
+  'rotary_grid': (3, 3),
+  'rotary_offset': 1.0,
+}
+# Perception Encoder.
+PE = {
+  **ROPE,
+  **EXACT,
+  'pre_norm': True,
+  'patch_bias': False,
+  'class_token': True,
+  'layer_norm_epsilon': 1e-5,
+}
+AIM = {
+  **EXACT,
+  'pool': 'gap',
+  'norm': 'rms',
+  'patch_norm': True,
+  'gated_mlp': True,
+  'dense_bias': False,
+  'qkv_bias': False,
+  'layer_norm_epsilon': 1e-5,
+}
+RELATIVE = {
+  **EXACT,
+  'pool': 'gap',
+  'position_embedding': 'none',
+  'relative_positions': 'layers_mlp',
+  'relative_mlp_dim': 8,
+}
+# Fields of a model, and name and arguments of timm's that is like it.
+SIZES = {'embed_dim': 24, 'depth': 2, 'num_heads': 3, 'mlp_ratio': 2}
+KINDS = {
+  'EVA-02 CLIP': (
+    {'rotary': 'eva02', 'attention_norm': True, 'key_bias': False, **EXACT},
+    ('eva02_base_patch16_clip_224', {'ref_feat_shape': (3, 3)}),
+  ),
+  'EVA-02 with norms after layers': (
+    {'post_norm': True, 'key_bias': False, **EXACT},
+    ('eva02_enormous_patch14_clip_224', {}),
+  ),
+  'BEiT-3': (
+    {'attention_norm': True, 'mlp_norm': True, 'layer_norm_epsilon': 1e-5}
+    | EXACT,
+    ('beit3_base_patch16_224', {'global_pool': 'token'}),
+  ),
+  'PE of features': (
+    PE | {'pool': 'gap', 'last_norm': False, 'layer_scale': 1e-5},
+    ('vit_pe_lang_large_patch14_448', {'ref_feat_shape': (3, 3)}),
+  ),
+  'PE with attention pooling': (
+    PE | {'pool': 'map', 'map_prefix': True, 'map_heads': 2, 'map_mlp_dim': 96},
+    (
+      'vit_pe_core_base_patch16_224',
+      {'ref_feat_shape': (3, 3), 'attn_pool_num_heads': 2},
+    ),
+  ),
+  'AIMv2': (AIM, ('aimv2_large_patch14_224', {})),
+  'an MLP in each layer': (
+    RELATIVE | {'norm_after_pool': True, 'layer_scale': 1e-5},
+    ('vit_relpos_base_patch16_224', {'rel_pos_dim': 8}),
+  ),
+  'a shared MLP': (
+    RELATIVE
+    | {
+      'relative_positions': 'shared_mlp',
+      'class_token': True,
+      'pool': 'token',
+    },
+    (
+      'vit_srelpos_small_patch16_224',
+      {'rel_pos_dim': 8, 'class_token': True, 'global_pool': 'token'},
+    ),
+  ),
+  'an MLP, and norms after layers': (
+    RELATIVE | {'post_norm': True},
+    ('vit_relpos_base_patch16_rpn_224', {'rel_pos_dim': 8}),
+  ),
+  'ViT without a last norm': (
+    {'last_norm': False, **EXACT},
+    ('vit_intern300m_patch14_448', {}),
+  ),
+  'ViT that pools all tokens': (
+    {'pool': 'map', 'map_prefix': True, 'registers': 1, **EXACT},
+    ('test_vit3', {}),
+  ),
+  'ViT without biases': (
+    {'dense_bias': False, **EXACT},
+    ('vit_base_patch16_224', {'proj_bias': False}),
+  ),
+}
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_there_and_back(tmp_path, kind):
+  ours = random_model(**KINDS[kind][0])
+  export.write(ours, tmp_path / 'x', 'timm', 'here')
+  assert_same(vit_jax.load(tmp_path / 'x'), ours)
+
+
+@pytest.fixture
+def libraries():
+  """PyTorch and timm, whose outputs are the reference."""
+  torch = pytest.importorskip('torch', reason='needs torch and timm')
+  timm = pytest.importorskip(
+    'timm', reason='needs torch and timm', exc_type=(ImportError, RuntimeError)
+  )
+  return torch, timm
+
+
+def answers(torch, model, images):
+  """Returns the logits of a model of timm."""
+  pixels = torch.tensor(np.moveaxis(images, -1, 1).copy())
+  with torch.no_grad():
+    return model.eval()(pixels).numpy()
+
+
+@pytest.mark.parametrize('kind', KINDS)
+def test_outputs_are_those_of_timm(tmp_path, kind, libraries):
+  """Of its model that we read, and of ours that it reads."""
+  import safetensors.torch
+
+  torch, timm = libraries
+  name, further = KINDS[kind][1]
+  arguments = SIZES | {'patch_size': 8, 'img_size': 32} | further
+  torch.manual_seed(0)
+  model = timm.create_model(name, num_classes=5, **arguments)
+  with torch.no_grad():
+    for parameter in model.parameters():
+      parameter.normal_(std=0.2)
+  folder = tmp_path / 'theirs'
+  folder.mkdir()
+  weights = {k: x.contiguous() for k, x in model.state_dict().items()}
+  safetensors.torch.save_file(weights, folder / 'model.safetensors')
+  config = {
+    'architecture': name,
+    'num_classes': 5,
+    'global_pool': model.global_pool,
+    'model_args': arguments,
+    'pretrained_cfg': {'input_size': [3, 32, 32]},
+  }
+  (folder / 'config.json').write_text(json.dumps(config))
+  loaded = vit_jax.load(folder)
+  images = np.random.default_rng(0).standard_normal((2, 32, 32, 3), np.float32)
+  wanted = answers(torch, model, images)
+  np.testing.assert_allclose(
+    logits(loaded, images), wanted, atol=1e-4 * abs(wanted).max()
+  )
+  export.write(loaded, tmp_path / 'ours', 'timm', 'here')
+  again = timm.create_model(f'local-dir:{tmp_path / "ours"}', pretrained=True)
+  np.testing.assert_allclose(
+    answers(torch, again, images), wanted, atol=1e-4 * abs(wanted).max()
+  )
+  assert_same(vit_jax.load(tmp_path / 'ours'), loaded)
+
+
+def test_layer_scale_after_norms_becomes_theirs(tmp_path):
+  ours = random_model(post_norm=True, layer_scale=1.0, **EXACT)
+  notes = export.write(ours, tmp_path / 'x', 'timm', 'here')
+  assert any('LayerScale is multiplied' in x for x in notes)
+  images = np.random.default_rng(0).standard_normal((2, 32, 32, 3), np.float32)
+  np.testing.assert_allclose(
+    logits(vit_jax.load(tmp_path / 'x'), images),
+    logits(ours, images),
+    atol=1e-4,
+  )
+
+
+@pytest.mark.parametrize(
+  'fields,message',
+  [
+    ({'patch_norm': True}, 'a norm after the patch embedding'),
+    (PE | {'pool': 'map'}, 'attention pooling of patches alone'),
+    (PE | {'patch_bias': True}, 'a LayerNorm before the layers'),
+    ({'post_norm': True, 'qk_norm': True}, 'norms after attention and MLP'),
+    (RELATIVE | {'registers': 2}, 'tokens other than a class token'),
+    ({'pool': 'map', 'map_query': False}, 'a projection of its query'),
+    ({'rotary': 'eva02', 'dense_bias': False}, 'without biases'),
+  ],
+)
+def test_what_timm_has_no_place_for(tmp_path, fields, message):
+  with pytest.raises(UserError, match=message) as e:
+    export.write(random_model(**EXACT | fields), tmp_path / 'x', 'timm', 'here')
+  assert '\n' not in str(e.value)

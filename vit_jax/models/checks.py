@@ -1,0 +1,153 @@
+"""Checks of whether the fields of a model fit together."""
+
+from vit_jax.models import embedding
+from vit_jax.models import experts
+from vit_jax.models import igpt
+from vit_jax.models import rotary
+from vit_jax.models import vit
+
+
+def _check_heads(model: vit.ViT | igpt.IGPT) -> None:
+  d = model.hidden_size
+  if d % model.num_heads:
+    raise ValueError(
+      f'num_heads={model.num_heads} does not divide'
+      f' hidden_size={d}: change one of them'
+    )
+
+
+def check_igpt(model: igpt.IGPT) -> None:
+  """Raises a ValueError if the fields of an iGPT do not fit together."""
+  _check_heads(model)
+  if model.read > model.depth:
+    raise ValueError(
+      f'feature_layer is {model.feature_layer}: it must be at most the depth,'
+      f' {model.depth}'
+    )
+  if not model.causal:
+    raise ValueError('an iGPT predicts the next pixel: leave causal at True')
+  wrong = {
+    f'experts={model.experts}: an iGPT has one MLP in each layer': (
+      model.experts
+    ),
+    'attention_norm=True: an iGPT has no such norm': model.attention_norm,
+    'post_norm=True: the norms of an iGPT precede its layers': model.post_norm,
+  }
+  for what, has in wrong.items():
+    if has:
+      raise ValueError(what)
+  if model.relative_positions != 'none':
+    raise ValueError(
+      'an iGPT knows no distances between patches: leave relative_positions at'
+      " 'none'"
+    )
+
+
+def _check_merge(model: vit.ViT) -> None:
+  """Raises a ValueError if tokens are merged that cannot be."""
+  if not model.merge:
+    return
+  rotates, relates = model.rotary, model.relative_positions
+  wrong = {
+    'scan=True: its layers have equal numbers of tokens': model.scan,
+    f'rotary={rotates!r}, the position of one patch': rotates != 'none',
+    f'relative_positions={relates!r}, of one patch': relates != 'none',
+    "pool='map', which counts a token once": model.pool == 'map',
+    'causal=True, since merged tokens have no order': model.causal,
+  }
+  for what, has in wrong.items():
+    if has:
+      raise ValueError(f'merge={model.merge} does not go with {what}')
+
+
+def _check_experts(model: vit.ViT) -> None:
+  """Raises a ValueError if layers cannot have experts as the fields say."""
+  if not model.experts:
+    return
+  wrong = {
+    'scan=True, since its layers differ': model.scan,
+    'mlp_norm=True': model.mlp_norm,
+    'dense_bias=False': not model.dense_bias,
+    f'merge={model.merge}, which changes the tokens of an image': model.merge,
+    'causal=True, since all tokens are routed together': model.causal,
+  }
+  for what, has in wrong.items():
+    if has:
+      raise ValueError(f'experts={model.experts} do not go with {what}')
+  numbers = model.expert_layers
+  if len(set(numbers)) < len(numbers) or max(numbers, default=0) > model.depth:
+    raise ValueError(
+      f'expert_layers is {numbers}: write different numbers from 1 to the'
+      f' depth, {model.depth}'
+    )
+  if not experts.layers(model):
+    raise ValueError(
+      f'experts={model.experts}: every second layer would have them, and the'
+      f' depth is {model.depth}; choose layers with expert_layers=(1,)'
+    )
+
+
+def _check_rotary(model: vit.ViT) -> None:
+  """Raises a ValueError if fields of rotary positions do not fit."""
+  width = model.hidden_size // model.num_heads
+  if model.rotary != 'none' and width % 4:
+    raise ValueError(
+      f'rotary={model.rotary!r} needs heads with a multiple of 4 channels, not'
+      f' {width}: change num_heads or hidden_size'
+    )
+  grid = model.rotary_grid
+  if grid is not None and len(grid) != 2:
+    raise ValueError(f'rotary_grid is {grid}: write (rows, columns) of patches')
+  of_indices = {
+    'rotary_grid': grid is not None,
+    'rotary_offset': model.rotary_offset > 0,
+  }
+  for name, is_given in of_indices.items():
+    if is_given and not rotary.is_scaled(model.rotary):
+      raise ValueError(
+        f'{name} has no effect with rotary={model.rotary!r}, which scales'
+        ' no indices: leave it out'
+      )
+
+
+def _check_pool(model: vit.ViT) -> None:
+  """Raises a ValueError if fields of the pooling do not fit."""
+  if 'token' in model.pool and 'class_token' not in model.prefix:
+    raise ValueError(
+      f'pool={model.pool!r} reads the class token, but class_token is False'
+    )
+  if model.map_heads and model.hidden_size % model.map_heads:
+    raise ValueError(
+      f'map_heads={model.map_heads} does not divide'
+      f' hidden_size={model.hidden_size}: change one of them'
+    )
+  if model.norm_after_pool and not model.last_norm:
+    raise ValueError(
+      'norm_after_pool has no effect with last_norm=False: leave it out'
+    )
+
+
+def check_vit(model: vit.ViT) -> None:
+  """Raises a ValueError if the fields of a ViT do not fit together."""
+  d = model.hidden_size
+  _check_heads(model)
+  of_jax = model.attention_implementation in ('xla', 'cudnn')
+  if of_jax and model.attention_dropout_rate:
+    raise ValueError(
+      f'attention_implementation={model.attention_implementation!r} has no'
+      " attention_dropout_rate: set it to 0, or take 'plain'"
+    )
+  if model.position_embedding in embedding.SINCOS and d % 4:
+    raise ValueError(
+      f'position_embedding={model.position_embedding!r} needs a hidden_size'
+      f' that is a multiple of 4, not {d}'
+    )
+  _check_rotary(model)
+  _check_pool(model)
+  _check_merge(model)
+  _check_experts(model)
+  if model.distillation_token and model.pool != 'token':
+    raise ValueError(
+      "a distillation_token needs pool='token', as DeiT has it, not"
+      f' {model.pool!r}'
+    )
