@@ -107,7 +107,12 @@ setuptools.setup(
       'onnxruntime>=1.31',
     ],
     # Running the notebooks.
-    'notebooks': ['ipykernel>=6.29', 'matplotlib>=3.10', 'nbclient>=0.10', 'nbformat>=5.10'],
+    'notebooks': [
+      'ipykernel>=6.29',
+      'matplotlib>=3.10',
+      'nbclient>=0.10',
+      'nbformat>=5.10',
+    ],
     # TensorFlow, only to write TFDS datasets once.
     'prepare': ['tensorflow-cpu'],
     'tables': ['pyarrow>=21.0'],  # data in Parquet files
