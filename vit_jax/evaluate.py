@@ -92,7 +92,6 @@ if TYPE_CHECKING:
 
   from vit_jax import data
   from vit_jax import weights
-  from vit_jax.evaluation import measured_maps
   from vit_jax.evaluation import predictions as predictions_lib
   from vit_jax.evaluation.base import Evaluator
   from vit_jax.objectives import segmenter
@@ -324,7 +323,9 @@ def _evaluate(
     if isinstance(evaluator, accuracy.Accuracy):
       on_host = None
       if _HAUSDORFF.value:
-        on_host = _distances(objective, config)
+        on_host = measured_maps.distances(
+          objective, tuple(config.data.volume.spacing)
+        )
       if segment is not None:
         found, rows = measured_maps.of_whole_images(
           segment, source, on_host, progress.update
@@ -396,22 +397,6 @@ def _outputs(
     names, len(head.names), source.classes
   )
   return objective, params, head, label_of
-
-
-def _distances(
-  objective: Any, config: 'ml_collections.ConfigDict'
-) -> 'measured_maps.OnHost':
-  """Returns what --hausdorff measures of maps.
-
-  Raises:
-    UserError: The model predicts no maps.
-  """
-  from vit_jax.evaluation import measured_maps
-
-  feature = objective.features.get('map')
-  if feature is None or 'segments' not in objective.output_facts():
-    raise UserError('--hausdorff is for models of segmentation: leave it out')
-  return measured_maps.distances(feature, tuple(config.data.volume.spacing))
 
 
 def _report(

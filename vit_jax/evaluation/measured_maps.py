@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax import data
+from vit_jax.config import UserError
 from vit_jax.data import features as features_lib
 from vit_jax.data.host import maps
 from vit_jax.evaluation import metrics
@@ -22,15 +23,19 @@ Rows = dict[str, np.ndarray]
 OnHost = Callable[[np.ndarray, np.ndarray], Rows]
 
 
-def distances(
-  feature: features_lib.SegmentationMap, spacing: tuple[float, ...]
-) -> OnHost:
+def distances(objective: Any, spacing: tuple[float, ...]) -> OnHost:
   """Returns the function that measures the distances of boundaries.
 
   Args:
-    feature: The classes.
+    objective: What predicts the maps.
     spacing: Distances of neighbouring places along each axis; (): 1.
+
+  Raises:
+    UserError: The objective predicts no maps.
   """
+  feature = objective.features.get('map')
+  if feature is None or 'segments' not in objective.output_facts():
+    raise UserError('--hausdorff is for models of segmentation: leave it out')
 
   def measure(labels: np.ndarray, predicted: np.ndarray) -> Rows:
     count, ignore = len(feature.classes), feature.ignore
