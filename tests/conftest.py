@@ -5,28 +5,20 @@ devices than there are is skipped.
 """
 
 import gc
-import importlib.metadata
 import os
 import pathlib
 import tempfile
+
+import quick_compiler
 
 # Before jax starts: the tests run on the CPU, whatever else there is.
 os.environ['JAX_PLATFORMS'] = os.environ.get('VIT_JAX_TEST_PLATFORM', 'cpu')
 if os.environ['JAX_PLATFORMS'] != 'cpu':  # there products may be less exact
   os.environ.setdefault('JAX_DEFAULT_MATMUL_PRECISION', 'highest')
 os.environ['JAX_NUM_CPU_DEVICES'] = '8'
-# Compiling takes most of the time, and most functions run once.
-os.environ.setdefault('XLA_FLAGS', '--xla_backend_optimization_level=0')
-if (
-  os.environ['JAX_PLATFORMS'] == 'cpu'
-  and importlib.metadata.version('jaxlib').startswith('0.10.')
-  and '--xla_cpu_use_fusion_emitters' not in os.environ['XLA_FLAGS']
-):
-  # Halves the rest. Later versions, and TPUs, end the process at these flags.
-  os.environ['XLA_FLAGS'] += (
-    ' --xla_cpu_use_fusion_emitters=false'
-    ' --xla_cpu_parallel_codegen_split_count=1'
-  )
+os.environ['XLA_FLAGS'] = quick_compiler.flags(
+  os.environ['JAX_PLATFORMS'], os.environ.get('XLA_FLAGS')
+)
 
 from absl import flags
 import pytest

@@ -10,13 +10,23 @@ where a case fails, or where nothing here can compute it.
 import argparse
 from collections.abc import Iterator
 import json
+import os
 import pathlib
 import re
 import sys
 import traceback
 
 from absl import logging
+import quick_compiler
+
+# Before jax starts: what is expected was computed on the CPU.
+os.environ.setdefault('JAX_PLATFORMS', 'cpu')
+os.environ['XLA_FLAGS'] = quick_compiler.flags(
+  os.environ['JAX_PLATFORMS'], os.environ.get('XLA_FLAGS')
+)
+
 import golden_cases
+import jax
 
 
 def check_of(
@@ -80,6 +90,7 @@ def main(directories: list[str], is_verbose: bool = False) -> int:
       print(f'{case.name:28} {text:32} {"ok" if good else "FAILED"}')
       sys.stdout.flush()
       verdicts.append(good)
+      jax.clear_caches()  # other cases have other shapes
   print(f'{sum(verdicts)} of {len(verdicts)} cases agree')
   return int(not (is_whole and verdicts and all(verdicts)))
 

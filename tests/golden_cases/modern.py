@@ -63,7 +63,7 @@ def like(case: golden_cases.Case) -> Mapping[str, Any]:
 def pi_resize(case: golden_cases.Case) -> Mapping[str, Any]:
   """Kernels and positions of other sizes."""
   given, answers = case.inputs, {}
-  kernel, patch = given['kernel'], given['patch']
+  kernel, patch = (given[k].astype(np.float64) for k in ('kernel', 'patch'))
   old = kernel.shape[:2]
   answers['embed_base'] = np.einsum('hwc,hwcd->d', patch, kernel)
   methods = {
