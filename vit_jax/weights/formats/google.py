@@ -25,6 +25,7 @@ from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import uncommon
 from vit_jax.weights.formats.tables import rule
 
 NAME = 'google'
@@ -401,7 +402,7 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
     f'positions of the kind {model.position_embedding}': (
       model.position_embedding in ('sincos2d_mae', 'sincos2d_moco')
     ),
-    **base.uncommon(model),
+    **uncommon.parts(model),
   }
   return base.first_of(wrong)
 

@@ -19,6 +19,7 @@ from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import uncommon
 from vit_jax.weights.formats.tables import rule
 from vit_jax.weights.formats.tables import torch_dense as _dense
 from vit_jax.weights.formats.tables import torch_norm as _norm
@@ -177,12 +178,17 @@ def _pooling(shapes: base.Shapes) -> dict[str, Any]:
 
 def unsupported(model: vit.ViT, image_size: tuple[int, int]) -> str | None:
   """Returns which part of a model the format cannot store; None: no part."""
-  uncommon: dict[str, Any] = base.uncommon(model)
-  for part in (base.RMS, base.PATCH_NORM, base.NO_DENSE_BIAS, base.MAP_QUERY):
-    del uncommon[part]
+  rare: dict[str, Any] = uncommon.parts(model)
+  for part in (
+    uncommon.RMS,
+    uncommon.PATCH_NORM,
+    uncommon.NO_DENSE_BIAS,
+    uncommon.MAP_QUERY,
+  ):
+    del rare[part]
   if model.map_mlp_dim == 0:
-    del uncommon[base.MAP_SIZE]
-  beside = f'beside {base.PATCH_NORM}'
+    del rare[uncommon.MAP_SIZE]
+  beside = f'beside {uncommon.PATCH_NORM}'
   is_map = model.pool == 'map'
   native = model.position_embedding == 'sincos2d_mae'
   return base.first_of(
@@ -213,7 +219,7 @@ def unsupported(model: vit.ViT, image_size: tuple[int, int]) -> str | None:
         model.patch_size[0] != model.patch_size[1]
         or image_size[0] != image_size[1]
       ),
-      **uncommon,
+      **rare,
     }
   )
 

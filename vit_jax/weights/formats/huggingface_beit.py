@@ -13,6 +13,7 @@ from vit_jax.models import vit
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import uncommon
 from vit_jax.weights.formats import whole
 from vit_jax.weights.formats.tables import rule
 from vit_jax.weights.formats.tables import torch_dense as _dense
@@ -121,8 +122,8 @@ def unsupported(model: vit.ViT) -> str | None:
     {
       **{
         what: has
-        for what, has in base.uncommon(model).items()
-        if what not in (*base.BEITS, base.NO_LAST_NORM)
+        for what, has in uncommon.parts(model).items()
+        if what not in (*uncommon.BEITS, uncommon.NO_LAST_NORM)
       },
       'a classifier without a norm before it': not model.last_norm
       and model.num_classes,

@@ -12,6 +12,7 @@ from vit_jax.weights import preprocessing
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import uncommon
 from vit_jax.weights.formats.tables import rule
 from vit_jax.weights.formats.tables import torch_dense as _dense
 from vit_jax.weights.formats.tables import torch_norm as _norm
@@ -154,8 +155,8 @@ def is_kind(model: vit.ViT) -> bool:
 
 def unsupported(model: vit.ViT) -> str | None:
   """Returns which part of a model the format cannot store; None: no part."""
-  wrong: dict[str, Any] = base.uncommon(model)
-  for part in (base.NO_KEY_BIAS, base.ROTARY, base.MASK_TOKEN):
+  wrong: dict[str, Any] = uncommon.parts(model)
+  for part in (uncommon.NO_KEY_BIAS, uncommon.ROTARY, uncommon.MASK_TOKEN):
     del wrong[part]
   beside = 'beside rotary embeddings'
   wrong |= {

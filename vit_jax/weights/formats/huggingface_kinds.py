@@ -10,6 +10,7 @@ from vit_jax.weights.formats import huggingface_beit as beit
 from vit_jax.weights.formats import huggingface_bit as bit
 from vit_jax.weights.formats import huggingface_dinov3 as dinov3
 from vit_jax.weights.formats import huggingface_towers as towers
+from vit_jax.weights.formats import uncommon
 
 
 def model_type(model: nn.Module) -> str:
@@ -78,9 +79,9 @@ def unsupported(model: vit.ViT, image_size: tuple[int, int]) -> str | None:
   if kind in towers.ARCHITECTURES:
     return towers.unsupported(model, image_size)
   is_dino = kind.startswith('dinov2')
-  uncommon = base.uncommon(model)
+  rare = uncommon.parts(model)
   if is_dino:
-    del uncommon[base.MASK_TOKEN]
+    del rare[uncommon.MASK_TOKEN]
   wrong = {
     'a ResNet stem': model.resnet_stages is not None,
     'normalised queries and keys': model.qk_norm,
@@ -107,7 +108,7 @@ def unsupported(model: vit.ViT, image_size: tuple[int, int]) -> str | None:
     f'positions of {model.positioned_prefix} of the tokens before patches': (
       model.positioned_prefix != (1 if is_dino else model.prefix_length)
     ),
-    **uncommon,
+    **rare,
   }
   return base.first_of(wrong)
 

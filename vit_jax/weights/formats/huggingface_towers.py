@@ -25,6 +25,7 @@ from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import huggingface_clip as clip
 from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import uncommon
 from vit_jax.weights.formats import whole
 
 FORMAT = 'huggingface'
@@ -156,12 +157,12 @@ def unsupported(model: vit.ViT, image_size: tuple[int, int]) -> str | None:
   """Returns which part of a model the format cannot store; None: no part."""
   is_clip = kind_of(model) == clip.CLIP
   kind = 'CLIP' if is_clip else 'SigLIP'
-  uncommon = base.uncommon(model)
-  for part in base.CLIPS:
-    del uncommon[part]
+  rare = uncommon.parts(model)
+  for part in uncommon.CLIPS:
+    del rare[part]
   wrong: dict[str, Any] = {
     f'a classifier after the tower of {kind}': model.num_classes,
-    f'the pool {model.pool!r} after {base.PRE_NORM}': is_clip
+    f'the pool {model.pool!r} after {uncommon.PRE_NORM}': is_clip
     and model.pool != 'token',
     f'the tokens {", ".join(model.prefix)} in the tower of {kind}': (
       model.prefix != ('class_token',) * is_clip
@@ -183,7 +184,7 @@ def unsupported(model: vit.ViT, image_size: tuple[int, int]) -> str | None:
       model.patch_size[0] != model.patch_size[1]
       or image_size[0] != image_size[1]
     ),
-    **uncommon,
+    **rare,
   }
   return base.first_of(wrong)
 

@@ -36,6 +36,7 @@ from vit_jax.weights.formats import timm_naflex
 from vit_jax.weights.formats import timm_names
 from vit_jax.weights.formats import timm_relpos
 from vit_jax.weights.formats import timm_tables
+from vit_jax.weights.formats import uncommon
 from vit_jax.weights.formats.tables import torch_norm as _norm
 
 NAME = 'timm'
@@ -344,12 +345,12 @@ def _unsupported_of_vit(model: vit.ViT) -> dict[str, bool]:
   """Returns what timm's ViT has, unless other parts are beside it."""
   is_rms = model.norm == 'rms'
   return {
-    base.NO_LAST_NORM: False,
-    base.MAP_PREFIX: False,
-    base.NO_DENSE_BIAS: False,
-    base.RMS: is_rms and (model.pool == 'map' or model.qk_norm),
+    uncommon.NO_LAST_NORM: False,
+    uncommon.MAP_PREFIX: False,
+    uncommon.NO_DENSE_BIAS: False,
+    uncommon.RMS: is_rms and (model.pool == 'map' or model.qk_norm),
     # As AIMv2 has it.
-    base.PATCH_NORM: model.patch_norm and not (is_rms and model.gated_mlp),
+    uncommon.PATCH_NORM: model.patch_norm and not (is_rms and model.gated_mlp),
   }
 
 
@@ -376,8 +377,8 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
     'a layer before two heads': model.pre_logits and model.has_two_heads,
     'attention pooling with a gated MLP in its layers': model.pool == 'map'
     and model.gated_mlp,
-    **base.uncommon(model),
-    base.HEAD_NORM: False,  # a probe's
+    **uncommon.parts(model),
+    uncommon.HEAD_NORM: False,  # a probe's
   }
   kinds = timm_beit, timm_relpos, timm_naflex, timm_eva
   kind = next((x for x in kinds if x.is_kind(model)), None)

@@ -6,6 +6,7 @@ from vit_jax.models import relative
 from vit_jax.models import vit
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import uncommon
 from vit_jax.weights.formats.tables import rule
 from vit_jax.weights.formats.tables import torch_dense as _dense
 
@@ -26,8 +27,8 @@ RULES = [
 ]
 # What an objective that predicts tokens has beside the trunk, as 'head'.
 HEAD = _dense('head', 'lm_head')
-# Those of `base.uncommon` that this class has.
-HOLDS = base.BEITS
+# Those of `uncommon.parts` that this class has.
+HOLDS = uncommon.BEITS
 # Arrays outside the model.
 IGNORED = r'lm_head\..*|.*relative_position_index'
 

@@ -17,6 +17,7 @@ from vit_jax.models import vit
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import uncommon
 from vit_jax.weights.formats.tables import torch_norm as _norm
 
 RULES = _norm('norm_before', 'norm_pre')
@@ -147,12 +148,12 @@ def unsupported(model: vit.ViT, is_vit: bool) -> dict[str, bool]:
     is_vit: Whether the class is timm's VisionTransformer, with these parts.
   """
   if not is_vit:
-    uncommon = base.uncommon(model)
-    return {part: uncommon[part] for part in base.CLIPS}
+    rare = uncommon.parts(model)
+    return {part: rare[part] for part in uncommon.CLIPS}
   both = model.pre_norm and model.patch_bias
   return {
-    base.PRE_NORM: False,
-    base.QUICK_GELU: False,
-    base.NO_PATCH_BIAS: not model.patch_bias and not model.pre_norm,
-    f'{base.PRE_NORM}, after a patch embedding with a bias': both,
+    uncommon.PRE_NORM: False,
+    uncommon.QUICK_GELU: False,
+    uncommon.NO_PATCH_BIAS: not model.patch_bias and not model.pre_norm,
+    f'{uncommon.PRE_NORM}, after a patch embedding with a bias': both,
   }

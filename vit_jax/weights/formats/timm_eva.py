@@ -17,6 +17,7 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_beit
 from vit_jax.weights.formats import timm_names
+from vit_jax.weights.formats import uncommon
 from vit_jax.weights.formats.tables import rule
 
 _NONE: Mapping[str, Any] = {'rotary': 'none'}
@@ -67,17 +68,17 @@ _NO_KEY_BIAS = rule(
   [f'{_THEIRS}.q_bias', f'{_THEIRS}.v_bias'],
   tables.split(2, 0, tables.FLAT),
 )
-# Those of `base.uncommon` that this class has.
+# Those of `uncommon.parts` that this class has.
 HOLDS = (
-  base.NO_KEY_BIAS,
-  base.ROTARY,
-  base.ROTARY_OFFSET,
-  base.MLP_NORM,
-  base.ATTENTION_NORM,
-  base.POST_NORM,
-  base.NO_LAST_NORM,
-  base.MAP_PREFIX,
-  base.MAP_SIZE,
+  uncommon.NO_KEY_BIAS,
+  uncommon.ROTARY,
+  uncommon.ROTARY_OFFSET,
+  uncommon.MLP_NORM,
+  uncommon.ATTENTION_NORM,
+  uncommon.POST_NORM,
+  uncommon.NO_LAST_NORM,
+  uncommon.MAP_PREFIX,
+  uncommon.MAP_SIZE,
 )
 
 
@@ -236,8 +237,8 @@ def unsupported(model: vit.ViT) -> dict[str, Any]:
     'norms after attention and MLP with LayerScale or normalised queries': (
       model.post_norm and (model.layer_scale is not None or model.qk_norm)
     ),
-    base.PRE_NORM: model.pre_norm and model.patch_bias,
-    base.NO_PATCH_BIAS: not model.patch_bias and not model.pre_norm,
+    uncommon.PRE_NORM: model.pre_norm and model.patch_bias,
+    uncommon.NO_PATCH_BIAS: not model.patch_bias and not model.pre_norm,
     'a layer before the head beside rotary embeddings': model.pre_logits,
     'approximations of the GELU beside rotary embeddings': model.gelu != 'exact'
     and not model.gated_mlp,

@@ -17,6 +17,7 @@ from vit_jax.models import vit
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
+from vit_jax.weights.formats import uncommon
 from vit_jax.weights.formats.tables import rule
 
 _SIGN = 'embeds.proj.weight'
@@ -30,8 +31,8 @@ _COMMON = [
   rule(positions.ROWS, _ROWS),
   rule(positions.COLUMNS, _COLUMNS),
 ]
-# Those of `base.uncommon` that this class has.
-HOLDS = (base.FLEXIBLE, base.NO_LAST_NORM, base.MAP_PREFIX)
+# Those of `uncommon.parts` that this class has.
+HOLDS = (uncommon.FLEXIBLE, uncommon.NO_LAST_NORM, uncommon.MAP_PREFIX)
 # Architectures whose positions keep their aspect.
 _ASPECT = r'naflexvit_\w+_(par|parfac|radio)_'
 # Names of C-RADIO v3 and v4: how they resize positions.
@@ -64,7 +65,7 @@ def has_signs(shapes: Any) -> bool:
 
 def is_kind(model: vit.ViT) -> bool:
   """Whether only this class can hold a model."""
-  return base.is_flexible(model)
+  return uncommon.is_flexible(model)
 
 
 def rules(model: vit.ViT) -> list[tables.Rule]:

@@ -10,6 +10,7 @@ from typing import Any
 from vit_jax.models import relative
 from vit_jax.models import vit
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import uncommon
 from vit_jax.weights.formats.tables import torch_dense as _dense
 
 _SHARED, _OF_LAYERS = 'shared_rel_pos.mlp', 'blocks.{}.attn.rel_pos.mlp'
@@ -20,8 +21,8 @@ RULES = [
   *_dense(f'{_OURS}/up', f'{_OF_LAYERS}.fc1'),
   *_dense(f'{_OURS}/down', f'{_OF_LAYERS}.fc2'),
 ]
-# Those of `base.uncommon` that this class has.
-HOLDS = (base.RELATIVE, base.POST_NORM)
+# Those of `uncommon.parts` that this class has.
+HOLDS = (uncommon.RELATIVE, uncommon.POST_NORM)
 
 
 def is_kind(model: vit.ViT) -> bool:
