@@ -21,6 +21,7 @@ from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import head_counts
 from vit_jax.weights.formats import huggingface_aimv2 as aimv2
 from vit_jax.weights.formats import huggingface_beit as beit
 from vit_jax.weights.formats import huggingface_bit as bit
@@ -258,7 +259,7 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   fields['num_heads'] = config.get('num_attention_heads', typed.COUNT)
   if not fields['num_heads']:
     sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
-    fields['num_heads'] = base.num_heads(hints, None, **sizes)
+    fields['num_heads'] = head_counts.num_heads(hints, None, **sizes)
   model = base.build(vit.ViT, fields, hints)
   assert isinstance(model, vit.ViT)
   size = _image_size(shapes, patch, hints, model)

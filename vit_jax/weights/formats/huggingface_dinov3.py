@@ -11,6 +11,7 @@ from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import head_counts
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import uncommon
 from vit_jax.weights.formats.tables import rule
@@ -112,7 +113,7 @@ def describe(
   }
   sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
   heads = config.get('num_attention_heads', typed.COUNT)
-  fields['num_heads'] = heads or base.num_heads(hints, None, **sizes)
+  fields['num_heads'] = heads or head_counts.num_heads(hints, None, **sizes)
   if gated:
     config.get('hidden_act', typed.one_of('silu'))
   model = base.build(vit.ViT, fields, hints)

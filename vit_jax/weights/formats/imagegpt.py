@@ -21,6 +21,7 @@ from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import head_counts
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.tables import rule
 
@@ -138,7 +139,7 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   sizes = {'hidden_size': hidden, 'mlp_dim': mlp_dim[1], 'depth': depth}
   fields = {
     **sizes,
-    'num_heads': base.num_heads(
+    'num_heads': head_counts.num_heads(
       hints, config.get('n_head', typed.COUNT), **sizes
     ),
     'num_classes': 0,

@@ -26,6 +26,7 @@ from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import dino_head
+from vit_jax.weights.formats import head_counts
 from vit_jax.weights.formats import moco
 from vit_jax.weights.formats import originals
 from vit_jax.weights.formats import tables
@@ -230,7 +231,7 @@ def _num_heads(
   configured = timm_relpos.heads(shapes) or configured
   configured = configured or timm_clip.heads(shapes)
   sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
-  return base.num_heads(hints, configured, **sizes)
+  return head_counts.num_heads(hints, configured, **sizes)
 
 
 def _positions(
