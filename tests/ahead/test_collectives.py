@@ -198,6 +198,7 @@ LOOP = """HloModule jit_train_step, num_partitions=8
   %q = (f32[4]{0}, u32[]) parameter(0)
   %before = u32[] get-tuple-element(%q), index=1
   %value = f32[4]{0} get-tuple-element(%q), index=0
+  %held = u32[] copy(%before)
   %step = u32[] constant(STEP)
   %after = u32[] AFTER
   %copied = u32[] copy(%after)
@@ -226,6 +227,7 @@ FUSED = 'fusion(%before, %step), kind=kLoop, calls=%increment'
     (0, 5, 2, 'LT', ADD, 3),
     (1, 12, 1, 'LT', ADD, 11),  # the first is before the loop
     (0, 4, 2, 'LT', FUSED, 2),
+    (0, 6, 1, 'LT', 'add(%held, %step)', 6),
     (0, 4, 1, 'LE', ADD, 5),
     (11, -1, -1, 'GT', ADD, 12),
     (11, 0, 1, 'GE', 'subtract(%before, %step)', 12),
