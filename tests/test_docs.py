@@ -38,6 +38,7 @@ OTHERS = {
   'VIT_JAX_TEST_PLATFORM=cuda': 'where they have not been run yet',
   'bash .ci/run': '.ci/run',
   'bash scripts/build_docs.sh': '.ci/run',
+  'bash scripts/check_versions.sh': 'takes as long as all tests',
   'bash scripts/tpu_pod.sh': LAUNCHERS
   + 'test_a_tpu_slice_is_asked_for_until_the_run_is_done',
   'bash scripts/transfer.sh': 'tests/test_docs.py::test_the_script_of_transfer',
