@@ -111,3 +111,13 @@ def test_weighted_windows_are_the_same_compiled_and_slab_by_slab(size):
   np.testing.assert_allclose(found, wanted, rtol=1e-4, atol=1e-5)
   labels = windows.labels(apply, images[0], window, stride, weights)
   np.testing.assert_array_equal(labels, wanted[0].argmax(axis=-1))
+
+
+def test_a_wide_gaussian_is_flatter():
+  narrow, wide = (windows.gaussian((5, 7), x) for x in (0.125, 0.5))
+  np.testing.assert_array_equal(narrow, windows.gaussian((5, 7)))
+  assert wide[2, 3] == narrow[2, 3] == 1
+  np.testing.assert_allclose(
+    wide[2, 0], np.exp(-0.5 * (3 / 3.5) ** 2), rtol=1e-6
+  )
+  assert wide.min() > 10 * narrow.min()

@@ -205,8 +205,8 @@ def load(
 
   Args:
     case: The case.
-    size: In pixels. Of as many positions as a square grid has, too, a file does
-      not say it.
+    size: In pixels. Where a square grid would have as many positions, with or
+      without those of other tokens, a file does not say it.
     **fields: Fields of the model that its arrays do not show.
   """
   assert case.weights is not None
@@ -214,12 +214,14 @@ def load(
   found = vit_jax.load(
     case.weights, as_stored=True, position_size=size, **fields
   )
-  cells, stored = (
-    math.prod(weights.grid(found.model, x)) for x in (size, found.position_size)
-  )
-  if cells != stored and found.model.position_embedding != 'none':
-    raise ValueError(f'its {stored} positions are not for images of {size}')
-  return dataclasses.replace(found, position_size=size)
+  model, positions = found.model, found.params.get('position_embedding')
+  if size != found.position_size and positions is not None:
+    rows, cells = positions.shape[1], math.prod(weights.grid(model, size))
+    tokens = {0: 'patches', 1: 'class', model.prefix_length: 'all'}
+    if rows - cells not in tokens:
+      raise ValueError(f'its {rows} positions are not for images of {size}')
+    model = model.clone(position_tokens=tokens[rows - cells])
+  return dataclasses.replace(found, model=model, position_size=size)
 
 
 Check = Callable[[Case], Answers]

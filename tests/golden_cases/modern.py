@@ -396,6 +396,9 @@ def routed(case: golden_cases.Case) -> Mapping[str, Any]:
   return answers
 
 
+_SEQUENCE = 16, 256  # patch and length, where a case does not say them
+
+
 def _flexible(case: golden_cases.Case) -> weights.Loaded:
   """Loads a NaFlexViT; written back, it has the file's bits."""
   dims = case.dims
@@ -455,9 +458,7 @@ def naflex(case: golden_cases.Case) -> Mapping[str, Any]:
     said = re.search(
       r'\(size, (\d+), max_seq_len=(\d+)\)', case.described('target_sizes')
     )
-    if said is None:
-      raise ValueError('its description of target_sizes lacks patch and length')
-    how = int(said[1]), int(said[2])
+    how = (int(said[1]), int(said[2])) if said else _SEQUENCE
     each = [tuple(x) for x in given['sizes'].tolist()]
     answers['target_sizes'] = np.array([naflex_lib.size(x, *how) for x in each])
     answers['target_grids'] = answers['target_sizes'] // how[0]

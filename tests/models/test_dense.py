@@ -90,6 +90,19 @@ def test_a_head_draws_a_finer_grid(kind, factor, others):
     check_there_and_back(mmseg.SETR, params)
 
 
+def test_levels_of_mla_have_their_own_number_of_channels():
+  levels = [jnp.ones((1, 2, 3, 8))] * 4
+  for given, wanted in ((0, 4), (3, 3)):
+    module = setr.SETR('mla', 5, channels=8, level_channels=given)
+    params = jax.eval_shape(module.init, jax.random.key(0), levels)['params']
+    kernel = params['decode']['levels_2_1']['conv']['kernel']
+    assert kernel.shape == (3, 3, wanted, wanted)
+    assert params['decode']['classifier']['dense']['kernel'].shape == (
+      4 * wanted,
+      5,
+    )
+
+
 def test_unetr_there_and_back():
   """A volume of unequal sides; all places get logits."""
   volume = jax.random.normal(jax.random.key(0), (1, 32, 16, 16, 2))

@@ -94,3 +94,20 @@ def test_dice_of_a_perfect_and_of_a_wrong_map():
   right = 50.0 * jax.nn.one_hot(labels, 2)
   assert pixel_losses.mean_dice(right, labels) < 1e-4
   assert pixel_losses.mean_dice(-right, labels) > 0.999
+
+
+def test_smoothing_is_added_above_and_below_the_fraction_of_dice():
+  p, t = jnp.array([[[0.5], [1.0]]]), jnp.array([[[0.0], [1.0]]])
+  np.testing.assert_allclose(
+    pixel_losses.dice(p, t, smooth=(1.0, 3.0)), [[1 - 3 / 5.5]], rtol=1e-6
+  )
+  logits = jnp.zeros((1, 4, 2))
+  labels = jnp.zeros((1, 4), jnp.int32)
+  # Of the first class 1 - (4 + 2) / (6 + 2), of the other one 1 - 2 / (2 + 2).
+  for loss, rest in (
+    (pixel_losses.mean_dice, 0.0),
+    (pixel_losses.dice_cross_entropy, np.log(2)),
+  ):
+    np.testing.assert_allclose(
+      loss(logits, labels, smooth=(2.0, 2.0)), 0.375 + rest, rtol=1e-6
+    )

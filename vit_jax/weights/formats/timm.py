@@ -264,7 +264,7 @@ def _positions(
   known = [n for n in which if are_of(which[n], hints.stored_size, default)]
   square = [n for n in which if base.square_side(which[n])]
   asked = [n for n in which if are_of(which[n], hints.image_size)]
-  name = [*known, *asked, *square, 'all'][0]
+  name = [*known, *square, *asked, 'all'][0]
   size = base.image_size(which[name], pixels, hints, default)
   return {'position_tokens': name}, size
 
