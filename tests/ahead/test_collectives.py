@@ -164,6 +164,50 @@ def test_a_reduce_scatter_of_tpus():
   assert not compiled.operations(module, v5e)  # as of every collective
 
 
+# As TPUs' compiler writes a gather that goes on while a product is computed.
+OVERLAPPED = """HloModule jit_train_step, num_partitions=4
+
+%first (part: bf16[8,32]) -> (bf16[8,32], bf16[32,32]) {
+  %part = bf16[8,32]{1,0} parameter(0)
+  %all-gather.1 = bf16[32,32]{1,0} all-gather(%part), replica_groups={}
+  ROOT %s = (bf16[8,32], bf16[32,32]) custom-call(%all-gather.1), START
+}
+
+%async_collective_fusion.7 (part: bf16[8,32], x: bf16[8,8]) -> bf16[32,32] {
+  %part = bf16[8,32]{1,0} parameter(0)
+  %x = bf16[8,8]{1,0} parameter(1)
+  ROOT %all-gather.2 = bf16[32,32]{1,0} all-gather(%part), replica_groups={}
+}
+
+%last (part: bf16[8,32], whole: bf16[32,32]) -> bf16[32,32] {
+  %part = bf16[8,32]{1,0} parameter(0)
+  %whole = bf16[32,32]{1,0} parameter(1)
+  %all-gather.3 = bf16[32,32]{1,0} all-gather(%part), replica_groups={}
+  ROOT %d = bf16[32,32] custom-call(%whole, %all-gather.3), DONE
+}
+
+ENTRY %main (a: bf16[8,32], x: bf16[8,8]) -> bf16[32,32] {
+  %a = bf16[8,32]{1,0} parameter(0)
+  %x = bf16[8,8]{1,0} parameter(1)
+  %start = (bf16[8,32], bf16[32,32]) fusion(%a), calls=%first
+  %p = bf16[8,32]{1,0} get-tuple-element(%start), index=0
+  %w = bf16[32,32]{1,0} fusion(%p, %x), calls=%async_collective_fusion.7
+  ROOT %done = bf16[32,32]{1,0} fusion(%p, %w), calls=%last
+}
+"""
+
+
+def test_a_gather_beside_products_counts_once():
+  text = OVERLAPPED
+  for name in ('START', 'DONE'):
+    target = f'custom_call_target="AsyncCollective{name.title()}"'
+    text = text.replace(name, target)
+  mesh = {'data': 1, 'fsdp': 4, 'tensor': 1}
+  (found,) = collectives.count(hlo.parse(text), mesh, as_written=True)
+  assert (found.kind, found.executions) == ('all-gather', 1)
+  assert found.bytes == 32 * 32 * 2
+
+
 def test_products():
   def fn(x, w, images, kernel):
     y = lax.scan(lambda x, _: (x @ w, None), x, length=6)[0]
