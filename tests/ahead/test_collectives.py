@@ -164,6 +164,50 @@ def test_a_reduce_scatter_of_tpus():
   assert not compiled.operations(module, v5e)  # as of every collective
 
 
+# As TPUs' compiler writes a gather that goes on while a product is computed.
+OVERLAPPED = """HloModule jit_train_step, num_partitions=4
+
+%first (part: bf16[8,32]) -> (bf16[8,32], bf16[32,32]) {
+  %part = bf16[8,32]{1,0} parameter(0)
+  %all-gather.1 = bf16[32,32]{1,0} all-gather(%part), replica_groups={}
+  ROOT %s = (bf16[8,32], bf16[32,32]) custom-call(%all-gather.1), START
+}
+
+%async_collective_fusion.7 (part: bf16[8,32], x: bf16[8,8]) -> bf16[32,32] {
+  %part = bf16[8,32]{1,0} parameter(0)
+  %x = bf16[8,8]{1,0} parameter(1)
+  ROOT %all-gather.2 = bf16[32,32]{1,0} all-gather(%part), replica_groups={}
+}
+
+%last (part: bf16[8,32], whole: bf16[32,32]) -> bf16[32,32] {
+  %part = bf16[8,32]{1,0} parameter(0)
+  %whole = bf16[32,32]{1,0} parameter(1)
+  %all-gather.3 = bf16[32,32]{1,0} all-gather(%part), replica_groups={}
+  ROOT %d = bf16[32,32] custom-call(%whole, %all-gather.3), DONE
+}
+
+ENTRY %main (a: bf16[8,32], x: bf16[8,8]) -> bf16[32,32] {
+  %a = bf16[8,32]{1,0} parameter(0)
+  %x = bf16[8,8]{1,0} parameter(1)
+  %start = (bf16[8,32], bf16[32,32]) fusion(%a), calls=%first
+  %p = bf16[8,32]{1,0} get-tuple-element(%start), index=0
+  %w = bf16[32,32]{1,0} fusion(%p, %x), calls=%async_collective_fusion.7
+  ROOT %done = bf16[32,32]{1,0} fusion(%p, %w), calls=%last
+}
+"""
+
+
+def test_a_gather_beside_products_counts_once():
+  text = OVERLAPPED
+  for name in ('START', 'DONE'):
+    target = f'custom_call_target="AsyncCollective{name.title()}"'
+    text = text.replace(name, target)
+  mesh = {'data': 1, 'fsdp': 4, 'tensor': 1}
+  (found,) = collectives.count(hlo.parse(text), mesh, as_written=True)
+  assert (found.kind, found.executions) == ('all-gather', 1)
+  assert found.bytes == 32 * 32 * 2
+
+
 def test_products():
   def fn(x, w, images, kernel):
     y = lax.scan(lambda x, _: (x @ w, None), x, length=6)[0]
@@ -198,6 +242,7 @@ LOOP = """HloModule jit_train_step, num_partitions=8
   %q = (f32[4]{0}, u32[]) parameter(0)
   %before = u32[] get-tuple-element(%q), index=1
   %value = f32[4]{0} get-tuple-element(%q), index=0
+  %held = u32[] copy(%before)
   %step = u32[] constant(STEP)
   %after = u32[] AFTER
   %copied = u32[] copy(%after)
@@ -226,6 +271,7 @@ FUSED = 'fusion(%before, %step), kind=kLoop, calls=%increment'
     (0, 5, 2, 'LT', ADD, 3),
     (1, 12, 1, 'LT', ADD, 11),  # the first is before the loop
     (0, 4, 2, 'LT', FUSED, 2),
+    (0, 6, 1, 'LT', 'add(%held, %step)', 6),
     (0, 4, 1, 'LE', ADD, 5),
     (11, -1, -1, 'GT', ADD, 12),
     (11, 0, 1, 'GE', 'subtract(%before, %step)', 12),

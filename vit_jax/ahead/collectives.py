@@ -33,6 +33,10 @@ KINDS = (
 # A fusion of an all-reduce and a slice, as TPUs' compiler writes what they
 # execute as a reduce-scatter: what the computation's name starts with.
 _SCATTER = 'all-reduce-scatter'
+# One collective is in several computations if TPUs' compiler has it go on while
+# others compute: where it starts, in these others, and where it is done.
+_OTHERS = 'async_collective_fusion'
+_DONE = '"AsyncCollectiveDone"'
 
 # Instructions that only rearrange their operand.
 _MOVES = ('bitcast', 'copy', 'reshape', 'transpose')
@@ -126,6 +130,12 @@ class _Finder:
       for name, computation in module.computations.items()
       if name.startswith(_SCATTER)
     }
+    self._going_on = {
+      id(computation)
+      for name, computation in module.computations.items()
+      if name.startswith(_OTHERS)
+      or any(_DONE in x.attributes for x in computation.values())
+    }
 
   def find(
     self, instruction: hlo.Instruction, computation: hlo.Computation
@@ -133,6 +143,8 @@ class _Finder:
     """Returns the collectives of an instruction, one for each `parts`."""
     kind = instruction.opcode.removesuffix('-start')  # -done belongs to it
     if kind not in KINDS or 'calls=' in instruction.attributes:
+      return []
+    if id(computation) in self._going_on:
       return []
     groups = device_groups.parse(instruction.attributes, self._module.devices)
     size = groups.shape[1]

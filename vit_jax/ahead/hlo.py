@@ -208,7 +208,8 @@ def trip_count(module: Module, loop: Instruction) -> int | None:
   relation = direction[1]
   if sides[0].opcode == 'constant':
     sides, relation = sides[::-1], _SWAPPED.get(relation, relation)
-  limit, index = _constant(sides[1], condition), _tuple_index(sides[0])
+  limit = _constant(sides[1], condition)
+  index = _tuple_index(_through_copies(sides[0], condition))
   if limit is None or index is None:
     return None
   start = _start(module, loop, index)
@@ -244,7 +245,8 @@ def _step(module: Module, body: Computation, index: int) -> int | None:
   if result.opcode != 'tuple':
     return None
   after = _through_copies(body[result.operands[index]], body)
-  added, terms = _operation(module, body, after)
+  added, operands = _operation(module, body, after)
+  terms = [_through_copies(x, body) for x in operands]
   before = [x for x in terms if _tuple_index(x) == index]
   steps = [_constant(x, body) for x in terms if x not in before]
   if added.opcode not in ('add', 'subtract') or len(before) * len(steps) != 1:
