@@ -45,6 +45,10 @@ _OF_PATCHES = ('gradient', 'update', 'one_step', 'train_step', 'train_steps')
 # order, on threads that all devices share. With too few threads that is a
 # deadlock.
 _IN_ORDER = {'xla_cpu_enable_concurrency_optimized_scheduler': False}
+# TPUs' compiler would multiply by each part of a kernel as it arrives, to hide
+# the exchange: with FSDP among 8, the activations are read and written 8 times.
+# Here is the size in MiB from which on it does.
+_WHOLE_KERNELS = {'xla_jf_spmd_threshold_for_windowed_einsum_mib': 1_000_000}
 
 
 class Program:
@@ -90,10 +94,12 @@ class Program:
     )
     self._eval_steps: dict[Any, Any] = {}
     self._by_patch: dict[flexible.Patch, Program] = {}
-    self._is_cpu = self.mesh.devices.flat[0].platform == 'cpu'
+    platform = self.mesh.devices.flat[0].platform
+    self._is_cpu = platform == 'cpu'
     self._options: dict[str, Any] = {}
-    if self._is_cpu and self.mesh.size > 1:
-      self._options = dict(_IN_ORDER)
+    if self.mesh.size > 1:
+      by_platform = {'cpu': _IN_ORDER, 'tpu': _WHOLE_KERNELS}
+      self._options = dict(by_platform.get(platform, {}))
 
   @property
   def _replicated(self) -> jax.sharding.NamedSharding:
