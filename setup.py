@@ -55,6 +55,7 @@ setuptools.setup(
   package_data={
     'vit_jax': [
       'py.typed',
+      'benchmark/compiled_figures.json',
       'data/class_names/*',
       'data/templates/*',
       'explore/page/*',

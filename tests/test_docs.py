@@ -56,6 +56,8 @@ MODULES = {
   'benchmark --parts=train --objective': 'tests/benchmark/'
   'test_pretraining.py::test_a_method_in_turns_with_pytorch',
   'benchmark --parts=train,infer': BENCHMARK + 'test_transformers_in_turns',
+  'benchmark.compiled': 'tests/benchmark/test_compiled.py::'
+  'test_the_usual_ones_have_every_chip',
   'benchmark.growth': 'tests/benchmark/test_growth.py::'
   'test_more_layers_take_more',
   'compare': HERE,
