@@ -1,7 +1,7 @@
 """The recorded figures of compiled steps; a stand-in compiles them."""
 
-import dataclasses
 import contextlib
+import dataclasses
 import json
 
 import pytest

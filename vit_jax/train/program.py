@@ -98,7 +98,10 @@ class Program:
     self._is_cpu = platform == 'cpu'
     self._options: dict[str, Any] = {}
     if self.mesh.size > 1:
-      by_platform = {'cpu': _IN_ORDER, 'tpu': _WHOLE_KERNELS}
+      by_platform: dict[str, Any] = {
+        'cpu': _IN_ORDER,
+        'tpu': _WHOLE_KERNELS,
+      }
       self._options = dict(by_platform.get(platform, {}))
 
   @property
