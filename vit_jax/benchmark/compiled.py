@@ -39,9 +39,10 @@ TOLERANCE = 0.1
 _PACKAGES = ('jax', 'libtpu')
 _PROCESSES = 2  # a compiler takes a core, and 2 to 6 GB
 
-_ALL = flags.DEFINE_bool('all', False, 'Whether to compile all programs.')
-_ONLY = flags.DEFINE_list('only', [], 'Names of the programs to compile.')
-_WRITE = flags.DEFINE_bool('write', False, 'Whether to record the figures.')
+FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
+_ALL = flags.DEFINE_bool('all', False, 'Whether to compile all.', FLAGS)
+_ONLY = flags.DEFINE_list('only', [], 'Names of programs to compile.', FLAGS)
+_WRITE = flags.DEFINE_bool('write', False, 'Whether to record it.', FLAGS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -227,4 +228,4 @@ def _show(values: Mapping[str, Any]) -> str:
 
 
 if __name__ == '__main__':
-  cli.run(main, __doc__)
+  cli.run(main, __doc__, FLAGS)
