@@ -1,6 +1,5 @@
 """The recorded figures of compiled steps; a stand-in compiles them."""
 
-import contextlib
 import dataclasses
 import json
 
@@ -16,21 +15,9 @@ from vit_jax.parallel import topologies
 FIGURES = {'temporary_gib': 4.0, 'traffic_gb': 30.0, 'all-gather_gb': 0.5}
 
 
-@contextlib.contextmanager
-def flags(**values):
-  """Sets flags of the program."""
-  before = compiled.FLAGS.flag_values_dict()
-  for name, value in values.items():
-    compiled.FLAGS[name].value = value
-  yield
-  for name, value in before.items():
-    compiled.FLAGS[name].value = value
-
-
 @pytest.fixture
 def stand_in(monkeypatch, tmp_path):
   """Replaces the compiler, and the file; returns what is found."""
-  compiled.FLAGS.mark_as_parsed()
   found = {name: dict(FIGURES) for name in compiled.PROGRAMS}
   names = {id(program): name for name, program in compiled.PROGRAMS.items()}
   monkeypatch.setattr(compiled, 'PATH', tmp_path / 'figures.json')
@@ -41,10 +28,14 @@ def stand_in(monkeypatch, tmp_path):
   return found
 
 
+def run(*args):
+  compiled.FLAGS.unparse_flags()
+  return compiled.main(compiled.FLAGS(['compiled', *args]))
+
+
 @pytest.fixture
 def recorded(stand_in):
-  with flags(all=True, write=True):
-    assert compiled.main([]) == 0
+  assert run('--all', '--write') == 0
   return stand_in
 
 
@@ -52,13 +43,12 @@ def test_all_are_recorded(recorded):
   written = json.loads(compiled.PATH.read_text())
   assert written['versions'] == {'jax': '0.10.2', 'libtpu': '0.0.52'}
   assert written['figures'] == recorded and len(recorded) == 12
-  with flags(all=True):
-    assert compiled.main([]) == 0
+  assert run('--all') == 0
 
 
 def test_the_usual_ones_have_every_chip(recorded, capsys):
   capsys.readouterr()
-  assert compiled.main([]) == 0
+  assert run() == 0
   lines = capsys.readouterr().out.splitlines()
   assert len(lines) == 3 and all(line.startswith('ok') for line in lines)
   assert {line.split(':')[0][-3:] for line in lines} == {'v5e', 'v5p', 'v6e'}
@@ -78,8 +68,7 @@ def test_the_usual_ones_have_every_chip(recorded, capsys):
 def test_what_is_off(recorded, capsys, caplog, change, said):
   capsys.readouterr()
   recorded['l16_fsdp_v5p'].update(change)
-  with flags(only=['l16_fsdp_v5p', 'b16_v5e']):
-    assert compiled.main([]) == (1 if said else 0)
+  assert run('--only=l16_fsdp_v5p,b16_v5e') == (1 if said else 0)
   first, second = capsys.readouterr().out.splitlines()
   assert first.startswith('off l16_fsdp_v5p: ' if said else 'ok  l16_fsdp_v5p')
   assert said in first and second.startswith('ok  b16_v5e')
@@ -87,8 +76,7 @@ def test_what_is_off(recorded, capsys, caplog, change, said):
 
 
 def test_one_that_is_new(stand_in, capsys):
-  with flags(only=['b16_v5e']):
-    assert compiled.main([]) == 1
+  assert run('--only=b16_v5e') == 1
   assert 'not recorded yet: temporary_gib 4.0' in capsys.readouterr().out
 
 
@@ -96,23 +84,21 @@ def test_other_versions_are_named(recorded, monkeypatch, capsys):
   newer = {'jax': '0.10.2', 'libtpu': '0.0.99'}
   monkeypatch.setattr(compiled.importlib.metadata, 'version', newer.get)
   capsys.readouterr()
-  assert compiled.main([]) == 0
+  assert run() == 0
   line = capsys.readouterr().out.splitlines()[0]
   assert 'libtpu 0.0.52' in line and 'libtpu 0.0.99' in line
-  with flags(only=['b16_v5e'], write=True):
-    with pytest.raises(UserError, match='record all of them, with --all'):
-      compiled.main([])
+  with pytest.raises(UserError, match='record all of them, with --all'):
+    run('--only=b16_v5e', '--write')
 
 
 def test_mistakes(stand_in, monkeypatch):
-  with flags(only=['b16']):
-    with pytest.raises(UserError, match='--only=b16: choose from b16_v5e'):
-      compiled.main([])
+  with pytest.raises(UserError, match='--only=b16: choose from b16_v5e'):
+    run('--only=b16')
   with pytest.raises(UserError, match='unexpected'):
-    compiled.main(['compiled', 'x'])
+    run('x')
   monkeypatch.setattr(topologies, 'missing_extra', lambda _: 'compile-tpu')
   with pytest.raises(UserError, match=r"install -e '\.\[compile-tpu\]'"):
-    compiled.main([])
+    run()
 
 
 def test_figures_of_a_step():

@@ -39,16 +39,10 @@ TOLERANCE = 0.1
 _PACKAGES = ('jax', 'libtpu')
 _PROCESSES = 2  # a compiler takes a core, and 2 to 6 GB
 
-FLAGS = flags.FlagValues()  # separate from those of other programs
-_ALL = flags.DEFINE_bool(
-  'all', False, 'Whether to compile all programs.', flag_values=FLAGS
-)
-_ONLY = flags.DEFINE_list(
-  'only', [], 'Names of the programs to compile.', flag_values=FLAGS
-)
-_WRITE = flags.DEFINE_bool(
-  'write', False, 'Whether to record the figures.', flag_values=FLAGS
-)
+FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
+_ALL = flags.DEFINE_bool('all', False, 'Whether to compile all.', FLAGS)
+_ONLY = flags.DEFINE_list('only', [], 'Names of programs to compile.', FLAGS)
+_WRITE = flags.DEFINE_bool('write', False, 'Whether to record it.', FLAGS)
 
 
 @dataclasses.dataclass(frozen=True)
