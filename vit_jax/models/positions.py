@@ -135,7 +135,9 @@ def context(
     return found
   kind, prefix = trunk.relative_positions, trunk.prefix_length
   if kept is not None:
-    raise ValueError(f'relative_positions={kind!r} need all patches')
+    raise ValueError(
+      f'relative_positions={kind!r} need all patches: none left out'
+    )
   if kind in relative.TABLES and trunk.prefix != ('class_token',):
     raise ValueError(
       f'relative_positions={kind!r} are those of a class token and patches: no'
