@@ -31,7 +31,7 @@ PROGRAM = (tiny.TESTS / 'ahead' / 'step_v5e.hlo').read_text()
 def test_traffic_products_and_sources():
   found = compiled.operations(hlo.parse(PROGRAM), V5E)
   by_name = {x.name: x for x in found}
-  assert set(by_name) == {'up', 'copy.1', 'layer_fusion', 'go'}
+  assert set(by_name) == {'up', 'copy.1', 'layer_fusion', 'next', 'go'}
   up = by_name['up']
   assert up.flops == 2 * 128 * 64 * 32
   # The kernel is on the chip: it is not read from memory.
