@@ -96,7 +96,7 @@ def test_formats_know_all_fields_that_change_the_function(name):
   """One that they did not know would be lost without a word."""
   folder = pathlib.Path(foreign.__file__).parent
   code = ''.join(path.read_text() for path in folder.glob(f'{name}*.py'))
-  if 'base.uncommon(model)' in code:
-    code += (folder / 'base.py').read_text()
+  if 'uncommon.parts(model)' in code:
+    code += (folder / 'uncommon.py').read_text()
   for field in fields.of_kind(vit.ViT, fields.Kind.FUNCTION):
     assert f'model.{field}' in code, field
