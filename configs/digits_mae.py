@@ -4,7 +4,7 @@ python -m vit_jax.main --config=configs/digits_mae.py --workdir=runs/digits_mae
 
 Two of four patches are removed. A linear probe of all tokens is right for 96.7%
 of the held-out fifth (seeds 0 and 1: 96.7, 95.8; the settings were chosen on
-the same digits), after about 30 s from start to exit on 2 CPU cores. A probe of
+the same digits), after 19 s from start to exit on 2 CPU cores. A probe of
 the head's input alone: 95.3%; one of the pixels themselves: 95.5%.
 """
 

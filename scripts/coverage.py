@@ -249,8 +249,10 @@ def _of_timm() -> Iterator[tuple[str, Callable[[pathlib.Path], Any]]]:
   smallest = _smallest(names) if _SMALL.value else {}
   for name in sorted(names, key=lambda x: smallest.get(x, x) != x):
     first = smallest.get(name, name)
-    write = _write_timm if first == name else _write_zeros
-    yield name, functools.partial(write, name, first)
+    if first == name:
+      yield name, functools.partial(_write_timm, name)
+    else:
+      yield name, functools.partial(_write_zeros, name, first)
 
 
 def _smallest(names: Iterable[str]) -> dict[str, str]:
@@ -306,12 +308,11 @@ def _write_zeros(
   return _Like(first, heads, epsilon), min(len(arguments), 1)
 
 
-def _write_timm(name: str, first: str, folder: pathlib.Path) -> tuple[Any, int]:
+def _write_timm(name: str, folder: pathlib.Path) -> tuple[Any, int]:
   """Writes a model of timm; returns its answer and its number of layers."""
   import safetensors.torch
   import torch
 
-  del first
   model, arguments = _made_timm(name)
   _draw(model)
   weights = {k: x.contiguous() for k, x in model.state_dict().items()}

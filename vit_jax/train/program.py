@@ -49,6 +49,11 @@ _IN_ORDER = {'xla_cpu_enable_concurrency_optimized_scheduler': False}
 # the exchange: with FSDP among 8, the activations are read and written 8 times.
 # Here is the size in MiB from which on it does.
 _WHOLE_KERNELS = {'xla_jf_spmd_threshold_for_windowed_einsum_mib': 1_000_000}
+# Options of the compiler for several devices, by platform.
+_OPTIONS: dict[str, dict[str, Any]] = {
+  'cpu': _IN_ORDER,
+  'tpu': _WHOLE_KERNELS,
+}
 
 
 class Program:
@@ -98,11 +103,7 @@ class Program:
     self._is_cpu = platform == 'cpu'
     self._options: dict[str, Any] = {}
     if self.mesh.size > 1:
-      by_platform: dict[str, Any] = {
-        'cpu': _IN_ORDER,
-        'tpu': _WHOLE_KERNELS,
-      }
-      self._options = dict(by_platform.get(platform, {}))
+      self._options = dict(_OPTIONS.get(platform, {}))
 
   @property
   def _replicated(self) -> jax.sharding.NamedSharding:

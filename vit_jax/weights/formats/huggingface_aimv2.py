@@ -74,16 +74,8 @@ _RULES = [
   ),
   *_dense('blocks_{}/attention/out', f'{_LAYER}.attention.out_proj', 2),
   *_norm('blocks_{}/norm2', f'{_LAYER}.rms_norm2'),
-  *(
-    rule(
-      f'blocks_{{}}/mlp/up/{ours}',
-      [f'{_LAYER}.ffn.{half}_proj.{theirs}' for half in ('gate', 'up')],
-      tables.joined(2, layout),
-    )
-    for ours, theirs, layout in (
-      ('kernel', 'weight', tables.linear()),
-      ('bias', 'bias', tables.SAME),
-    )
+  *tables.torch_halves(
+    'blocks_{}/mlp/up', [f'{_LAYER}.ffn.gate_proj', f'{_LAYER}.ffn.up_proj']
   ),
   *_dense('blocks_{}/mlp/down', f'{_LAYER}.ffn.down_proj'),
   *_norm('norm', 'rms_norm'),

@@ -51,17 +51,9 @@ _COMMON = [
   rule('blocks_{}/layer_scale2', f'{_LAYER}.layer_scale2.lambda1'),
   *_norm('norm', 'norm'),
 ]
-_GATED = [
-  rule(
-    f'blocks_{{}}/mlp/up/{ours}',
-    [f'{_LAYER}.mlp.{half}_proj.{theirs}' for half in ('gate', 'up')],
-    tables.joined(2, layout),
-  )
-  for ours, theirs, layout in (
-    ('kernel', 'weight', tables.linear()),
-    ('bias', 'bias', tables.SAME),
-  )
-]
+_GATED = tables.torch_halves(
+  'blocks_{}/mlp/up', [f'{_LAYER}.mlp.gate_proj', f'{_LAYER}.mlp.up_proj']
+)
 
 
 def rules(model: vit.ViT) -> list[tables.Rule]:

@@ -159,6 +159,22 @@ def torch_dense(ours: str, theirs: str, inputs: int = 1) -> list[Rule]:
   ]
 
 
+def torch_halves(ours: str, halves: Sequence[str]) -> list[Rule]:
+  """Returns the rules of a gated MLP's first layer, whose halves are apart.
+
+  Args:
+    ours: Path of the layer.
+    halves: Names of the gate and of what it multiplies.
+  """
+  return [
+    rule(f'{ours}/{leaf}', [f'{x}.{theirs}' for x in halves], joined(2, layout))
+    for leaf, theirs, layout in (
+      ('kernel', 'weight', linear()),
+      ('bias', 'bias', SAME),
+    )
+  ]
+
+
 @dataclasses.dataclass(frozen=True)
 class Entry:
   """One parameter: its path and shape, and its arrays in the file."""

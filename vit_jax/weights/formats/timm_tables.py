@@ -66,17 +66,9 @@ VIT = [
   *_dense('head_distillation', 'head_dist'),
 ]
 # timm's gated MLP with a norm, and that of AIMv2, have their halves apart.
-HALVES = [
-  rule(
-    f'blocks_{{}}/mlp/up/{ours}',
-    [f'blocks.{{}}.mlp.fc1_{half}.{theirs}' for half in 'gx'],
-    tables.joined(2, layout),
-  )
-  for ours, theirs, layout in (
-    ('kernel', 'weight', tables.linear()),
-    ('bias', 'bias', tables.SAME),
-  )
-]
+HALVES = tables.torch_halves(
+  'blocks_{}/mlp/up', ['blocks.{}.mlp.fc1_g', 'blocks.{}.mlp.fc1_x']
+)
 BACKBONE = 'patch_embed.backbone.'
 # The linear probes of MAE's code: a BatchNorm before the layer.
 HEAD_OF_PROBE = [

@@ -22,9 +22,9 @@ MAP_PREFIX = 'attention pooling of the tokens before the patches'
 MAP_SIZE = 'attention pooling with other heads or another MLP than the layers'
 MAP_QUERY = 'attention pooling without a projection of its query, or biases'
 QUICK_GELU = 'the GELU x * sigmoid(1.702 x)'
-# Those of `uncommon` that CLIP's image tower has.
+# Those of `parts` that CLIP's image tower has.
 CLIPS = (PRE_NORM, NO_PATCH_BIAS, QUICK_GELU)
-# Those of `uncommon` that BEiT has.
+# Those of `parts` that BEiT has.
 BEITS = (NO_KEY_BIAS, RELATIVE, MASK_TOKEN)
 
 
