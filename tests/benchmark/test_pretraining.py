@@ -9,6 +9,8 @@ import rates
 import tiny
 
 from vit_jax import config as config_lib
+from vit_jax.ahead import plan
+from vit_jax.benchmark import methods
 from vit_jax.benchmark import pretraining
 from vit_jax.benchmark import report as report_lib
 from vit_jax.benchmark import setting as setting_lib
@@ -84,6 +86,12 @@ def test_sliding_windows_in_turns_with_pytorch(name):
   rates.check_rates(entry)
   assert entry['against'] == {'setr': 'torch', 'unetr': 'monai'}[name]
   assert entry['windows_per_image'] == 2
+
+
+@pytest.mark.parametrize('name', sorted(methods.METHODS))
+def test_the_settings_of_each_method_fit_its_default_model(name):
+  config = pretraining.config(name, setting_lib.Setting())
+  assert plan.make_program(config).objective.image_shape
 
 
 def test_a_method_without_a_peer_has_our_figure_alone(monkeypatch):

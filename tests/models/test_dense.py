@@ -188,3 +188,42 @@ def test_resizing_keeps_a_plane():
   inside = maps.scaled(plane, 2)[0, 1:-1, 1:-1, 0]
   y, x = (np.mgrid[1:9, 1:13] + 0.5) / 2 - 0.5
   np.testing.assert_allclose(inside, 2 * y - 3 * x, atol=1e-5)
+
+
+@pytest.mark.parametrize('factor', [2, 3, 4])
+def test_a_multiple_of_the_size_has_the_weights_of_any_other(factor):
+  x = jax.random.normal(jax.random.key(0), (2, 5, 1, 3))
+  expected = x
+  for axis in (1, 2):
+    weights = maps.linear_weights(x.shape[axis], factor * x.shape[axis])
+    moved = np.tensordot(expected, weights, axes=((axis,), (1,)))
+    expected = np.moveaxis(moved, -1, axis)
+  np.testing.assert_allclose(maps.scaled(x, factor), expected, atol=1e-6)
+
+
+@pytest.mark.parametrize('size', [1, 3, 5])
+@pytest.mark.parametrize('shape', [(2, 5, 7), (2, 4, 5, 3)], ids=['2D', '3D'])
+def test_a_convolution_and_its_gradients_are_the_plain_ones(shape, size):
+  axes = len(shape) - 1
+  keys = jax.random.split(jax.random.key(0), 3)
+  x = jax.random.normal(keys[0], (*shape, 3))
+  kernel = jax.random.normal(keys[1], (*[size] * axes, 3, 4))
+  gradient = jax.random.normal(keys[2], (*shape, 4))
+  sides = 'DHW'[-axes:]
+  numbers = (f'N{sides}C', f'{sides}IO', f'N{sides}C')
+
+  def plain(x, kernel):
+    return jax.lax.conv_general_dilated(
+      x, kernel, (1,) * axes, 'SAME', dimension_numbers=numbers
+    )
+
+  def result_and_gradients(convolve):
+    result, pull = jax.vjp(convolve, x, kernel)
+    return result, *pull(gradient)
+
+  for found, expected in zip(
+    result_and_gradients(maps.convolve),
+    result_and_gradients(plain),
+    strict=True,
+  ):
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)

@@ -52,6 +52,7 @@ METHODS = {
       'model.dropout_rate': 0.0,
       'init_from.path': '',
       'init_from.resize': '',
+      'objective.options.layers': (2, 5, 8, 11),  # of 12; ViT-L has 24
       'optim.name': 'adamw',
       'optim.learning_rate': 1e-3,
       'optim.rules': (),

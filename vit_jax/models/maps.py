@@ -32,18 +32,47 @@ def resize(
   """
   for axis, length in enumerate(size, start=1):
     if x.shape[axis] != length:
-      weights = linear_weights(x.shape[axis], length, align_corners).astype(
-        x.dtype
-      )
-      # Weights in bfloat16 would move the places by up to 0.4%.
-      x = jnp.moveaxis(
-        jnp.tensordot(
-          x, weights, axes=((axis,), (1,)), precision=jax.lax.Precision.HIGHEST
-        ),
-        -1,
-        axis,
-      )
+      factor, rest = divmod(length, x.shape[axis])
+      if rest or align_corners:
+        x = _weighted(x, axis, length, align_corners)
+      else:
+        x = _multiplied(x, axis, factor)
   return x
+
+
+def _multiplied(x: jax.Array, axis: int, factor: int) -> jax.Array:
+  """Makes an axis `factor` times as long: each new place has two neighbours."""
+  wide = x.astype(jnp.float32)
+  n = x.shape[axis]
+  first, front, back, last = (
+    jax.lax.slice_in_dim(wide, *ends, axis=axis)
+    for ends in ((0, 1), (0, n - 1), (1, n), (n - 1, n))
+  )
+  before = jnp.concatenate([first, front], axis)
+  after = jnp.concatenate([back, last], axis)
+  places = []
+  for i in range(factor):
+    offset = (i + 0.5) / factor - 0.5  # from the old place, in its unit
+    near = before if offset < 0 else after
+    places.append(wide * (1 - abs(offset)) + near * abs(offset))
+  shape = list(x.shape)
+  shape[axis] *= factor
+  return jnp.stack(places, axis + 1).reshape(shape).astype(x.dtype)
+
+
+def _weighted(
+  x: jax.Array, axis: int, length: int, align_corners: bool
+) -> jax.Array:
+  """Resizes an axis by a product with weights, for any length."""
+  weights = linear_weights(x.shape[axis], length, align_corners)
+  # Weights in bfloat16 would move the places by up to 0.4%.
+  resized = jnp.tensordot(
+    x,
+    weights.astype(x.dtype),
+    axes=((axis,), (1,)),
+    precision=jax.lax.Precision.HIGHEST,
+  )
+  return jnp.moveaxis(resized, -1, axis)
 
 
 def linear_weights(
@@ -91,46 +120,144 @@ class Convolution(nn.Module):
       train: Whether BatchNorm measures this batch; see
         `projection.StoredBatchNorm`.
     """
-    axes, half = x.ndim - 2, self.kernel_size // 2
-    x = nn.Conv(
-      self.features,
-      (self.kernel_size,) * axes,
-      padding=[(half, half)] * axes,
-      feature_group_count=self.groups,
-      use_bias=False,
-      kernel_init=_KERNEL,
-      dtype=self.dtype,
-      name='conv',
-    )(x)
+    if self.groups == 1:
+      conv: nn.Module = PlainConvolution(
+        self.features, self.kernel_size, self.dtype, name='conv'
+      )
+    else:
+      conv = nn.Conv(
+        self.features,
+        (self.kernel_size,) * (x.ndim - 2),
+        feature_group_count=self.groups,
+        use_bias=False,
+        kernel_init=_KERNEL,
+        dtype=self.dtype,
+        name='conv',
+      )
+    x = conv(x)
     x = projection.StoredBatchNorm(name='norm')(x, train=train)
     return nn.relu(x).astype(self.dtype)
 
 
+@jax.custom_vjp
 def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
   """Convolves maps [B, ..., C]; the grid stays, with zeros around it.
 
-  Of volumes this is a sum of convolutions of their slices, one for each slice
-  of the kernel: on CPUs, XLA computes these several times as fast.
+  On CPUs, volumes are convolved one slice after the other, and the gradient of
+  the kernel is a sum of products of matrices. With 16 to 32 channels at
+  96 x 96 x 96 places, XLA's convolution of volumes computes 28 GFLOP/s there,
+  that of slices 110 to 130, since they stay in the cache; and its gradient of a
+  kernel 20 to 40 GFLOP/s, products 80 to 230 (2 cores, JAX 0.10.2).
 
   Args:
     x: Images [B, h, w, C] or volumes [B, d, h, w, C].
     kernel: [k, k, C, features] or [k, k, k, C, features], k odd.
   """
   if x.ndim == 4:
-    layout = jax.lax.conv_dimension_numbers(
-      x.shape, kernel.shape, ('NHWC', 'HWIO', 'NHWC')
-    )
-    return jax.lax.conv_general_dilated(
-      x, kernel, (1, 1), 'SAME', dimension_numbers=layout
-    )
-  b, d, *slice_shape = x.shape
-  half = len(kernel) // 2
-  padded = jnp.pad(x, ((0, 0), (half, half), (0, 0), (0, 0), (0, 0)))
-  total = sum(
-    convolve(padded[:, i : i + d].reshape(b * d, *slice_shape), part)
-    for i, part in enumerate(kernel)
+    return _convolve(x, kernel)
+  return jax.lax.platform_dependent(
+    x, kernel, cpu=_convolve_slices, default=_convolve
   )
-  return jnp.reshape(total, (b, d, *slice_shape[:2], kernel.shape[-1]))
+
+
+def _forward(
+  x: jax.Array, kernel: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+  return convolve(x, kernel), (x, kernel)
+
+
+def _backward(
+  inputs: tuple[jax.Array, jax.Array], gradient: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+  """Returns the gradients of the maps and of the kernel."""
+  x, kernel = inputs
+  axes = x.ndim - 2
+  turned = jnp.flip(kernel, range(axes)).swapaxes(-1, -2)
+  return convolve(gradient, turned), jax.lax.platform_dependent(
+    x, kernel, gradient, cpu=_products_gradient, default=_plain_gradient
+  )
+
+
+convolve.defvjp(_forward, _backward)
+
+
+def _convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
+  """Convolves in one operation."""
+  sides = 'DHW'[-(x.ndim - 2) :]
+  layout = f'N{sides}C', f'{sides}IO', f'N{sides}C'
+  return jax.lax.conv_general_dilated(
+    x, kernel, (1,) * len(sides), 'SAME', dimension_numbers=layout
+  )
+
+
+def _convolve_slices(x: jax.Array, kernel: jax.Array) -> jax.Array:
+  """Convolves images whose channels are those of a slice's neighbours, too."""
+  k, *_, c, features = kernel.shape
+  kernel = jnp.moveaxis(kernel, 0, 2).reshape(k, k, k * c, features)
+
+  def one(_: None, i: jax.Array) -> tuple[None, jax.Array]:
+    near = jnp.moveaxis(_neighbours(padded, i, k), 1, 3)
+    return None, _convolve(near.reshape(*near.shape[:3], k * c), kernel)
+
+  padded = _padded(x, k, 1)
+  slices = jax.lax.scan(one, None, jnp.arange(x.shape[1]))[1]
+  return jnp.moveaxis(slices, 0, 1)
+
+
+def _products_gradient(
+  x: jax.Array, kernel: jax.Array, gradient: jax.Array
+) -> jax.Array:
+  """Returns the kernel's gradient, as products for each slice of volumes.
+
+  Rows of the gradient, moved up and down, are so many times as many channels.
+  Each is multiplied with the input, moved along the other two axes.
+  """
+  if x.ndim == 4:
+    return _products_gradient(x[:, None], kernel[None], gradient[:, None])[0]
+  depths, heights, columns, c, features = kernel.shape
+  b, d, h, w, _ = x.shape
+  x = _padded(_padded(x, depths, 1), columns, 3)
+  gradient = _padded(gradient, heights, 2)
+
+  def add(total: jax.Array, i: jax.Array) -> tuple[jax.Array, None]:
+    near = _neighbours(x, i, depths)
+    own = jax.lax.dynamic_index_in_dim(gradient, i, axis=1, keepdims=False)
+    rows = [own[:, j : j + h] for j in reversed(range(heights))]
+    moved = jnp.concatenate(rows, axis=-1).reshape(b * h * w, -1)
+    products = [
+      jnp.einsum(
+        'nf,nc->fc',
+        moved,
+        near[:, depth, :, column : column + w].reshape(b * h * w, c),
+        preferred_element_type=jnp.float32,
+      )
+      for depth in range(depths)
+      for column in range(columns)
+    ]
+    return total + jnp.stack(products), None
+
+  zero = jnp.zeros((depths * columns, heights * features, c), jnp.float32)
+  total = jax.lax.scan(add, zero, jnp.arange(d))[0]
+  # [depth, column, row, features, C] -> [depth, row, column, C, features]
+  total = total.reshape(depths, columns, heights, features, c)
+  return total.transpose(0, 2, 1, 4, 3).astype(kernel.dtype)
+
+
+def _plain_gradient(
+  x: jax.Array, kernel: jax.Array, gradient: jax.Array
+) -> jax.Array:
+  """Returns the kernel's gradient, as the compiler computes it."""
+  return jax.vjp(lambda kernel: _convolve(x, kernel), kernel)[1](gradient)[0]
+
+
+def _padded(x: jax.Array, k: int, axis: int) -> jax.Array:
+  """Returns maps with k // 2 zeros at both ends of an axis."""
+  return jnp.pad(x, [(k // 2 * (i == axis),) * 2 for i in range(x.ndim)])
+
+
+def _neighbours(padded: jax.Array, i: jax.Array, k: int) -> jax.Array:
+  """Returns the k slices around slice i, [B, k, h, w, C]."""
+  return jax.lax.dynamic_slice_in_dim(padded, i, k, axis=1)
 
 
 class PlainConvolution(nn.Module):

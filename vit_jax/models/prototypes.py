@@ -85,7 +85,7 @@ class PrototypeHead(nn.Module):
 
   def prototype_kernel(self) -> jax.Array:
     """Returns the weights of the last layer, [R, K]."""
-    return self.last_layer.kernel_of(self.bottleneck)
+    return self.last_layer(jnp.eye(self.bottleneck))
 
 
 class _LastLayer(nn.Module):
@@ -98,19 +98,25 @@ class _LastLayer(nn.Module):
   trains_scale: bool
 
   @nn.compact
-  def kernel_of(self, width: int) -> jax.Array:
-    """Returns the weights, [R, K]."""
-    kernel = self.param('kernel', _DIRECTIONS, (width, self.prototypes))
+  def __call__(self, x: jax.Array) -> jax.Array:
+    """Returns the products with the normalised kernel, [B, R] -> [B, K].
+
+    The products are scaled, not the kernel: they are fewer, and the compiler
+    for CPUs would compute the scaled kernel anew for each row of the product.
+    """
+    kernel = self.param('kernel', _DIRECTIONS, (x.shape[-1], self.prototypes))
     scale = self.param('scale', nn.initializers.ones, (self.prototypes,))
     if not self.trains_scale:
       scale = jax.lax.stop_gradient(scale)
-    return scale * _unit(kernel, axis=0)
+    return x @ kernel * (scale * _inverse_norm(kernel, axis=0))
 
-  def __call__(self, x: jax.Array) -> jax.Array:
-    return x @ self.kernel_of(x.shape[-1])
+
+def _inverse_norm(x: jax.Array, axis: int) -> jax.Array:
+  """Returns 1 / the norm of vectors, or 1 / `_NORM` of short ones."""
+  squared = jnp.sum(x**2, axis=axis, keepdims=True)
+  return jax.lax.rsqrt(jnp.maximum(squared, _NORM**2))
 
 
 def _unit(x: jax.Array, axis: int) -> jax.Array:
   """Scales vectors to length 1; short ones are divided by `_NORM`."""
-  squared = jnp.sum(x**2, axis=axis, keepdims=True)
-  return x * jax.lax.rsqrt(jnp.maximum(squared, _NORM**2))
+  return x * _inverse_norm(x, axis)

@@ -66,8 +66,11 @@ class UpHead(nn.Module):
         dtype=self.dtype,
         name=f'convolutions_{i}',
       )(x, train=train)
-      x = maps.scaled(x, self.scale, self.align_corners)
-    return maps.Classifier(self.num_classes, name='classifier')(x)
+      if i < self.convs - 1:
+        x = maps.scaled(x, self.scale, self.align_corners)
+    # Resized logits are logits of resized features, as weights sum to 1.
+    logits = maps.Classifier(self.num_classes, name='classifier')(x)
+    return maps.scaled(logits, self.scale, self.align_corners)
 
 
 class LinearHead(nn.Module):
@@ -118,7 +121,7 @@ class Neck(nn.Module):
 
 
 class MlaHead(nn.Module):
-  """Two convolutions and upsampling for each level; a classifier of them all.
+  """Two convolutions for each level; a classifier of them all; upsampling.
 
   Attributes:
     num_classes: Size of the output.
@@ -137,15 +140,17 @@ class MlaHead(nn.Module):
     self, levels: Sequence[jax.Array], *, train: bool = False
   ) -> jax.Array:
     """Maps levels [B, h, w, C] to logits, float32 [B, 4 h, 4 w, classes]."""
-    upsampled = []
+    convolved = []
     for i, x in enumerate(levels):
       for j in range(2):
         x = maps.Convolution(
           self.channels, dtype=self.dtype, name=f'levels_{i}_{j}'
         )(x, train=train)
-      upsampled.append(maps.scaled(x, 4, self.align_corners))
-    x = jnp.concatenate(upsampled, axis=-1)
-    return maps.Classifier(self.num_classes, name='classifier')(x)
+      convolved.append(x)
+    x = jnp.concatenate(convolved, axis=-1)
+    # Resized logits are logits of resized features, as weights sum to 1.
+    logits = maps.Classifier(self.num_classes, name='classifier')(x)
+    return maps.scaled(logits, 4, self.align_corners)
 
 
 class SETR(nn.Module):
