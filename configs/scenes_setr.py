@@ -7,8 +7,8 @@ none of those of train, is 83.5% (`val/miou`, one seed, from random weights)
 after 2.6 minutes on one CPU core.
 
 The argument is the head: pup (default), naive, mla or linear.
---config.init_from.path=RUN starts from the trunk of another run: 84.7% from one
-that learned CIFAR-10 for 2 epochs (docs/segmentation.md has the command).
+--config.init_from.path=RUN starts from the trunk of another run, as
+docs/segmentation.md shows for one that learned CIFAR-10.
 """
 
 import ml_collections
