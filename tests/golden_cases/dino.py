@@ -38,7 +38,9 @@ def head(case: Case) -> golden_cases.Answers:
   def loss(params):
     return jnp.mean(module.apply({**variables, 'params': params}, x) ** 2)
 
-  kernel = module.apply(variables, method='prototype_kernel')
+  kernel = module.apply(
+    variables, method=lambda head: head.last_layer(jnp.eye(head.bottleneck))
+  )
   answers = {
     'bottleneck': module.apply(variables, x, method='narrow'),
     'output': module.apply(variables, x),

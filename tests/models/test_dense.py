@@ -227,3 +227,15 @@ def test_a_convolution_and_its_gradients_are_the_plain_ones(shape, size):
     strict=True,
   ):
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-4)
+
+
+def test_accelerators_convolve_volumes_in_one_operation():
+  def gradients(x, kernel):
+    return jax.grad(lambda *x: maps.convolve(*x).sum(), (0, 1))(x, kernel)
+
+  traced = jax.jit(gradients).trace(
+    jnp.ones((1, 4, 4, 4, 2)), jnp.ones((3, 3, 3, 2, 2))
+  )
+  for platform, loops in {'cpu': True, 'tpu': False, 'cuda': False}.items():
+    text = traced.lower(lowering_platforms=(platform,)).as_text()
+    assert ('stablehlo.while' in text) == loops, platform

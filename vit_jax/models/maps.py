@@ -5,6 +5,7 @@ counterpart in PyTorch, it computes the same.
 """
 
 from collections.abc import Sequence
+import functools
 
 from flax import linen as nn
 import jax
@@ -32,16 +33,23 @@ def resize(
   """
   for axis, length in enumerate(size, start=1):
     if x.shape[axis] != length:
+      weighted = functools.partial(
+        _weighted, axis=axis, length=length, align_corners=align_corners
+      )
       factor, rest = divmod(length, x.shape[axis])
       if rest or align_corners:
-        x = _weighted(x, axis, length, align_corners)
+        x = weighted(x)
       else:
-        x = _multiplied(x, axis, factor)
+        multiplied = functools.partial(_multiplied, axis=axis, factor=factor)
+        x = jax.lax.platform_dependent(x, cpu=multiplied, default=weighted)
   return x
 
 
 def _multiplied(x: jax.Array, axis: int, factor: int) -> jax.Array:
-  """Makes an axis `factor` times as long: each new place has two neighbours."""
+  """Makes an axis `factor` times as long: each new place has two neighbours.
+
+  On a v5e, a step of SETR-PUP has 2% less memory traffic with `_weighted`.
+  """
   wide = x.astype(jnp.float32)
   n = x.shape[axis]
   first, front, back, last = (
@@ -146,8 +154,8 @@ def convolve(x: jax.Array, kernel: jax.Array) -> jax.Array:
   On CPUs, volumes are convolved one slice after the other, and the gradient of
   the kernel is a sum of products of matrices. With 16 to 32 channels at
   96 x 96 x 96 places, XLA's convolution of volumes computes 28 GFLOP/s there,
-  that of slices 110 to 130, since they stay in the cache; and its gradient of a
-  kernel 20 to 40 GFLOP/s, products 80 to 230 (2 cores, JAX 0.10.2).
+  that of slices 107 to 140, since they stay in the cache; and its gradient of a
+  kernel 19 GFLOP/s, products 75 to 113 (2 cores, JAX 0.10.2).
 
   Args:
     x: Images [B, h, w, C] or volumes [B, d, h, w, C].

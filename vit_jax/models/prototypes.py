@@ -83,10 +83,6 @@ class PrototypeHead(nn.Module):
       f'norm_{i}': {'mean': jnp.zeros(m), 'var': jnp.ones(m)} for i in norms
     }
 
-  def prototype_kernel(self) -> jax.Array:
-    """Returns the weights of the last layer, [R, K]."""
-    return self.last_layer(jnp.eye(self.bottleneck))
-
 
 class _LastLayer(nn.Module):
   """A layer without bias; `scale` is the norm of each unit's weights.
