@@ -2,11 +2,11 @@
 
 python -m vit_jax.main --config=configs/digits_dino.py --workdir=runs/dino
 
-A linear probe of the features is right for 95.3% of the held-out fifth (seeds 0
-to 2: 95.3, 95.5, 95.8), and the 20 nearest neighbours for 92.2% (seed 0). The
+A linear probe of the features is right for 96.1% of the held-out fifth (seeds 0
+to 2: 96.1, 96.1, 95.3), and the 20 nearest neighbours for 91.9% (seed 0). The
 settings were chosen on the same digits; a run that collapsed still reached 92%
 with a linear probe, and a probe of the pixels themselves reaches 95.5%. It
-takes 29 s from start to exit on 2 CPU cores.
+takes 21 s from start to exit on 2 CPU cores.
 """
 
 import ml_collections
@@ -48,7 +48,7 @@ def get_config(arg: str = '') -> ml_collections.ConfigDict:
   options.momentum = 0.99
   options.freeze_last_layer = '0 epochs'
 
-  config.train.duration = '300 steps'
+  config.train.duration = '600 steps'
   config.train.batch_size = 64
   config.optim.learning_rate = 2e-3
   config.optim.warmup = '50 steps'
