@@ -116,6 +116,7 @@ setuptools.setup(
     ],
     # TensorFlow, only to write TFDS datasets once.
     'prepare': ['tensorflow-cpu'],
+    'quantize': ['qwix>=0.1.8'],  # int8 kernels, to predict
     'tables': ['pyarrow>=21.0'],  # data in Parquet files
     'hf': ['datasets>=5.2'],  # data in datasets of Hugging Face
     'medical': ['nibabel>=5.3'],  # scans in NIfTI files
@@ -144,6 +145,7 @@ setuptools.setup(
       'pytest>=8.3',
       'pytest-xdist>=3.6',
       'pyyaml>=6.0.2',
+      'qwix>=0.1.8',
       'ruff>=0.17',
       'selenium>=4.51',
       'sentencepiece>=0.2',

@@ -61,7 +61,8 @@ Several sizes are measured one after the other, a row each:
     --split='train[80%:]' --image_size=8,16 --merge=0,2,4 --plot=curve.png
 
 --image_size, --patch_size (resized as FlexiViT) and --merge (tokens that each
-layer merges, ToMe) take lists, of which all combinations are measured. A row
+layer merges, ToMe) take lists, of which all combinations are measured, and so
+does --quantize=none,int8, whose rows have the bytes of the parameters. A row
 has images_per_second, where the variants take turns on one device: only ratios
 within one run mean something. With three speeds or more, the knee is the
 variant farthest above the line from the slowest to the fastest.
@@ -211,9 +212,7 @@ def _evaluate_variants(
   plot = variant_flags.plot(FLAGS)
   evaluator = _evaluator()
   loaded = cli.load(FLAGS, sizes=False)
-  # Merging leaves layers with different numbers of tokens, hence no scan.
-  own: dict[str, Any] = {'scan': False} if 'merge' in changes[0] else {}
-  each = [loaded.adapted(**(change | own)) for change in changes]
+  each = variants.adapted(loaded, changes)
   rows = variants.measure(
     each, changes, lambda x: _evaluate(x, evaluator, None)[0], bool(plot)
   )

@@ -47,6 +47,23 @@ def test_merging_and_patches_are_a_table_and_a_picture(
   assert (tmp_path / 'curve.png').read_bytes().startswith(b'\x89PNG')
 
 
+def test_kernels_in_int8_are_one_more_row(digits_run, capsys):
+  pytest.importorskip('qwix', reason='needs qwix: vit_jax[quantize]')
+  how = [f'--from={digits_run}', '--format=json']
+  found = json.loads(run(capsys, *how, '--quantize=none,int8', '--merge=0,1'))
+  rows = found['variants']
+  assert [(x['merge'], x['quantize']) for x in rows] == [
+    (merge, quantize) for merge in (0, 1) for quantize in ('none', 'int8')
+  ]
+  for plain, small in zip(rows[::2], rows[1::2], strict=True):
+    assert small['parameter_bytes'] < 0.5 * plain['parameter_bytes']
+    assert small['loss'] == pytest.approx(plain['loss'], rel=0.01)
+  one = json.loads(run(capsys, *how, '--quantize=int8'))
+  assert one['loss'] == pytest.approx(rows[1]['loss'], rel=1e-5)
+  text = run(capsys, f'--from={digits_run}', '--quantize=none,int8')
+  assert 'parameter bytes' in text and len(text.strip().splitlines()) == 3
+
+
 @pytest.mark.parametrize(
   ('speed', 'quality', 'expected'),
   [
@@ -66,6 +83,9 @@ def test_the_knee_is_farthest_above_the_line(speed, quality, expected):
   ('flags', 'error'),
   [
     (['--merge=a'], 'write numbers of tokens'),
+    (['--quantize=none,int4'], 'choose none or int8'),
+    (['--quantize=int8,int8'], 'write each value once'),
+    (['--model.quantize=int8'], 'evaluate and predict have --quantize'),
     (['--patch_size=4,4'], 'write each value once'),
     (['--image_size=8,x'], '--image_size=x'),
     (['--plot=a.png'], 'of several variants'),

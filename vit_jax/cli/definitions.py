@@ -72,6 +72,16 @@ def define_overrides(flag_values: flags.FlagValues) -> None:
   )
 
 
+def define_quantize(flag_values: flags.FlagValues) -> None:
+  """Defines `--quantize`, for `load`."""
+  flags.DEFINE_string(
+    'quantize',
+    None,
+    'int8: the kernels of the model in int8, a quarter of the bytes.',
+    flag_values=flag_values,
+  )
+
+
 def load(
   flag_values: flags.FlagValues,
   path: str | None = None,
@@ -84,7 +94,8 @@ def load(
     flag_values: Parsed flags.
     path: Replaces `--from`.
     as_stored: Passed to `vit_jax.load`.
-    sizes: Whether `--image_size` is applied; it may have several.
+    sizes: Whether `--image_size` and `--quantize` are applied; they may have
+      several.
 
   Raises:
     UserError: `--from` is missing, a flag does not fit, or `vit_jax.load`
@@ -98,6 +109,8 @@ def load(
   overrides = _overrides(flag_values)
   if sizes and (size := flag_values['image_size'].value):
     overrides['image_size'] = parse_size(size, '--image_size')
+  if sizes and 'quantize' in flag_values and flag_values['quantize'].value:
+    overrides['quantize'] = flag_values['quantize'].value
   from vit_jax import weights  # after the flags, since they import jax
   from vit_jax.weights import adapt
 
@@ -129,6 +142,11 @@ def _overrides(flag_values: flags.FlagValues) -> dict[str, Any]:
     if not key or not has_value:
       raise config_lib.UserError(
         f'--model.{key}: write --model.KEY=VALUE, as in --model.num_heads=3'
+      )
+    if key == 'quantize':  # not every command can do with such a model
+      raise config_lib.UserError(
+        '--model.quantize is no field of a model: evaluate and predict have'
+        ' --quantize'
       )
     try:
       overrides[key] = ast.literal_eval(value)

@@ -16,10 +16,11 @@ _MOST = 100  # variants
 
 
 def define(flag_values: flags.FlagValues) -> None:
-  """Defines --patch_size, --merge and --plot; --image_size is there."""
+  """Defines the flags of variants but --image_size, which is there."""
   for name, text in {
     'patch_size': 'Sizes of the patch, as 4,2x4, to which it is resized.',
     'merge': 'Tokens that a layer merges into others, as 0,2,4.',
+    'quantize': 'none, int8: kernels in floats, or in a quarter of the bytes.',
     'plot': 'FILE.png, for the accuracy by images per second.',
   }.items():
     flags.DEFINE_string(name, None, text, flag_values=flag_values)
@@ -29,12 +30,11 @@ def parse(flag_values: flags.FlagValues) -> list[dict[str, Any]]:
   """Returns the changes of each variant, for `weights.Loaded.adapted`.
 
   These are all combinations of the values. The list is empty if no flag asks
-  for variants: one image size alone is an ordinary evaluation.
+  for variants: one image size or one --quantize is an ordinary evaluation.
 
   Raises:
     UserError: A flag does not parse.
   """
-  image = flag_values['image_size'].value or ''
   found: dict[str, list[Any]] = {}
   for name in ('image_size', 'patch_size'):
     if text := flag_values[name].value:
@@ -44,10 +44,13 @@ def parse(flag_values: flags.FlagValues) -> list[dict[str, Any]]:
     if not all(part.isdecimal() for part in parts):
       raise UserError(f'--merge={text}: write numbers of tokens, as 0,2,4')
     found['merge'] = [int(part) for part in parts]
+  if text := flag_values['quantize'].value:
+    found['quantize'] = text.split(',')
   for name, values in found.items():
     if len(set(values)) < len(values):
       raise UserError(f'--{name}: write each value once')
-  if set(found) <= {'image_size'} and ',' not in image:
+  of_one = {name for name, values in found.items() if len(values) == 1}
+  if set(found) <= of_one & {'image_size', 'quantize'}:
     if flag_values['plot'].value:
       raise UserError(
         '--plot is of several variants: add --merge=0,2,4, or several sizes'

@@ -1,7 +1,8 @@
 """A model at several sizes: what each costs, and how right it is.
 
 Sizes of the image and of the patch change a model's tokens; merging (ToMe,
-arXiv:2210.09461) leaves out some of them in each layer.
+arXiv:2210.09461) leaves out some of them in each layer. Quantization changes
+the bytes of its kernels.
 """
 
 from collections.abc import Callable
@@ -23,9 +24,29 @@ from vit_jax.config import tables
 from vit_jax.config import UserError
 from vit_jax.plots import canvas
 from vit_jax.plots import charts
+from vit_jax.weights import quantized
 
-CHANGES = ('image_size', 'patch_size', 'merge')  # what may differ
+CHANGES = ('image_size', 'patch_size', 'merge', 'quantize')  # what may differ
 _ROUNDS = 7  # timed passes of each variant, in turn
+
+
+def adapted(
+  loaded: weights.Loaded, changes: Sequence[Mapping[str, Any]]
+) -> list[weights.Loaded]:
+  """Returns a model with each of several changes, its layers run in one way.
+
+  Args:
+    loaded: The model.
+    changes: Arguments of `Loaded.adapted`; all have the same names.
+  """
+  own: dict[str, Any] = {}
+  if 'merge' in changes[0]:  # leaves layers with different numbers of tokens
+    own = {'scan': False}
+  elif 'quantize' in changes[0] and quantized.can_scan(
+    loaded.model, loaded.beside
+  ):
+    own = {'scan': True}  # as int8 would be by itself
+  return [loaded.adapted(**change, **own) for change in changes]
 
 
 def rates(
@@ -107,6 +128,10 @@ def describe(
     found['tokens'] = tokens(loaded)
   if 'merge' in change:
     found['merge'] = change['merge']
+  if 'quantize' in change:
+    found['quantize'] = change['quantize']
+    everything = loaded.params, loaded.beside
+    found['parameter_bytes'] = quantized.num_bytes(everything)
   return found
 
 

@@ -90,7 +90,7 @@ class PatchEmbedding(nn.Module):
   def _project(self, x: jax.Array, channels: int) -> jax.Array:
     """Maps patches [..., p * q * C] to tokens [..., D]."""
     shape = (*self.patch_size, channels, self.hidden_size)
-    kernel = self.param('kernel', self.kernel_init, shape)
+    kernel = jnp.asarray(self.param('kernel', self.kernel_init, shape))
     kernel = kernel.reshape(-1, self.hidden_size).astype(self.dtype)
     x = x.astype(self.dtype) @ kernel
     if not self.has_bias:

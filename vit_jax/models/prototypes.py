@@ -100,7 +100,8 @@ class _LastLayer(nn.Module):
     The products are scaled, not the kernel: they are fewer, and the compiler
     for CPUs would compute the scaled kernel anew for each row of the product.
     """
-    kernel = self.param('kernel', _DIRECTIONS, (x.shape[-1], self.prototypes))
+    shape = (x.shape[-1], self.prototypes)
+    kernel = jnp.asarray(self.param('kernel', _DIRECTIONS, shape))
     scale = self.param('scale', nn.initializers.ones, (self.prototypes,))
     if not self.trains_scale:
       scale = jax.lax.stop_gradient(scale)

@@ -66,7 +66,7 @@ class StdConv(nn.Module):
   def __call__(self, x: jax.Array) -> jax.Array:
     """Maps [B, H, W, C] to [B, h, w, features]."""
     shape = (*self.kernel_size, x.shape[-1], self.features)
-    kernel = self.param('kernel', self.kernel_init, shape)
+    kernel = jnp.asarray(self.param('kernel', self.kernel_init, shape))
     variance = kernel.var(axis=(0, 1, 2)) + self.variance_epsilon
     # With large batches, GroupNorm networks train as well as BatchNorm networks
     # only with weight standardisation (BiT, section 4.3).

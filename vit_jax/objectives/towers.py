@@ -12,6 +12,7 @@ from vit_jax.config import UserError
 from vit_jax.data import features as features_lib
 from vit_jax.data import tokenizers
 from vit_jax.models import two_towers
+from vit_jax.weights import quantized
 from vit_jax.weights import two_towers as files
 
 if TYPE_CHECKING:
@@ -132,7 +133,10 @@ def of_file(loaded: 'weights.Loaded') -> tuple[Towers, Any] | None:
       f'{path} takes images as patches of any grid, which this command does'
       ' not make: choose a model for images of one size'
     )
-  return _OfFile(read, _text(path, read.model.text)), read.params
+  params = read.params
+  if quantized.is_quantized(loaded.params):
+    params = quantized.quantize(params)
+  return _OfFile(read, _text(path, read.model.text)), params
 
 
 def _text(path: pathlib.Path, tower: Any) -> features_lib.Text:

@@ -71,6 +71,7 @@ if TYPE_CHECKING:
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 cli.define_from(FLAGS)
 cli.define_compile_cache(FLAGS)
+cli.define_quantize(FLAGS)
 _TOP = flags.DEFINE_integer(
   'top', 5, 'Classes to name.', lower_bound=1, flag_values=FLAGS
 )

@@ -4,7 +4,6 @@ from collections.abc import Mapping
 import contextlib
 import dataclasses
 import functools
-import math
 import os
 import pathlib
 import re
@@ -22,7 +21,6 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import models
 from vit_jax.config import recipes
-from vit_jax.data.host import geometry
 from vit_jax.models import names
 from vit_jax.models import stack
 from vit_jax.runs import safe_io
@@ -32,7 +30,9 @@ from vit_jax.weights import download
 from vit_jax.weights import edit
 from vit_jax.weights import fit
 from vit_jax.weights import origin as origin_lib
+from vit_jax.weights import preprocessing
 from vit_jax.weights import published
+from vit_jax.weights import quantized
 from vit_jax.weights.fit import grid
 from vit_jax.weights.formats import foreign
 from vit_jax.weights.formats import whole as whole_lib
@@ -44,7 +44,8 @@ class Loaded:
 
   Attributes:
     model: Linen module: [B, H, W, C] -> logits [B, classes].
-    params: Its parameters, float32 arrays in a nested dict.
+    params: Its parameters, float32 arrays in a nested dict; of a quantized
+      model also instances of `quantized.Kernel`.
     preprocess: Images (paths, PIL images, arrays) -> float32 [B, H, W, C].
     position_size: (height, width) of the images that its positions are for; of
       volumes (depth, height, width).
@@ -112,7 +113,7 @@ class Loaded:
 
   def describe(self) -> str:
     """Returns the model's kind and sizes in words."""
-    count = sum(x.size for x in jax.tree.leaves(self.params))
+    count = sum(x.size for x in quantized.leaves(self.params))
     shown = f'{count / 1e6:.1f} million' if count >= 1e6 else f'{count:,}'
     facts = [f'{type(self.model).__name__} of {shown} parameters']
     facts += [
@@ -149,6 +150,7 @@ class Loaded:
     num_classes: int | None = None,
     image_size: int | tuple[int, ...] | None = None,
     resize: str | None = None,
+    quantize: str | None = None,
     **model_overrides: Any,
   ) -> Self:
     """Returns the model for another task, image size or architecture.
@@ -160,12 +162,18 @@ class Loaded:
         height, width).
       resize: How positions are resized, one of `resize.METHODS`; None: as in
         the code that the model comes from.
+      quantize: 'int8', only to predict; see `weights.quantized`.
       **model_overrides: Fields of the model.
 
     Raises:
       UserError: The parameters do not fit, or a field does not exist.
     """
+    quantized.check(quantize, self.params)
     target = self._with_fields(num_classes, model_overrides)
+    is_int8 = quantize == 'int8'
+    if is_int8 and 'scan' not in model_overrides:
+      if quantized.can_scan(target, self.beside):
+        target = target.clone(scan=True)
     preprocess, size = self.preprocess, self.preprocess.image_size
     if num_classes is not None and num_classes != self.model.num_classes:
       preprocess = dataclasses.replace(
@@ -182,13 +190,17 @@ class Loaded:
       channels=self.preprocess.channels,
       resize=resize or self.resize,
     )
+    beside = self.beside
+    if is_int8:
+      params, beside = quantized.quantize((params, beside))
     return dataclasses.replace(
       self,
       model=target,
       params=params,
-      preprocess=_resized(preprocess, size),
+      preprocess=preprocessing.resized(preprocess, size),
       position_size=size,
       changes=(*self.changes, *changes),
+      beside=beside,
     )
 
   def _with_fields(
@@ -241,24 +253,6 @@ def _sides(image_size: Any, like: tuple[int, ...]) -> tuple[int, int]:
   return cast(tuple[int, int], found)
 
 
-def _resized(
-  preprocess: data.Preprocess, size: tuple[int, int]
-) -> data.Preprocess:
-  """Returns the preprocessing for another size, with the same crop fraction."""
-  old, resize = preprocess.image_size, preprocess.resize
-  if isinstance(resize, int) and preprocess.resize_like == 'timm':
-    fraction = geometry.crop_fraction(min(old), resize)
-    resize = math.floor(min(size) / fraction)
-  elif isinstance(resize, int):
-    resize = round(resize * min(size) / min(old))
-  elif resize is not None:
-    resize = (
-      round(resize[0] * size[0] / old[0]),
-      round(resize[1] * size[1] / old[1]),
-    )
-  return dataclasses.replace(preprocess, image_size=size, resize=resize)
-
-
 def load(
   path: str | os.PathLike[str],
   num_classes: int | None = None,
@@ -267,6 +261,7 @@ def load(
   pretrained: str | None = None,
   step: int | str | None = None,
   resize: str | None = None,
+  quantize: str | None = None,
   as_stored: bool = False,
   position_size: tuple[int, int] | None = None,
   **model_overrides: Any,
@@ -297,6 +292,8 @@ def load(
       the best if there is one, else the newest good one.
     resize: How positions are resized, one of `resize.METHODS`; None: as in the
       code that the checkpoint comes from.
+    quantize: 'int8': kernels are int8, a quarter of the bytes, only to predict
+      (`pip install 'vit_jax[quantize]'`).
     as_stored: Whether to keep the size of the positions if the preprocessing in
       the same directory has another image size, and `image_size` is None.
     position_size: (height, width) of the images that a file's positions are
@@ -307,6 +304,7 @@ def load(
   Raises:
     UserError: There is no such model, it is damaged, or it does not fit.
   """
+  quantized.check(quantize)
   if pretrained is None:
     address = _address(os.fspath(path))
   else:
@@ -325,7 +323,7 @@ def load(
     unseen = {k: overrides.pop(k) for k in foreign.UNSEEN if k in overrides}
     size = None if image_size is None else _pair(image_size)
     loaded = _from_file(local, unseen, position_size or size)
-  wanted = num_classes, image_size, resize
+  wanted = num_classes, image_size, resize, quantize
   fits = as_stored or loaded.position_size == loaded.preprocess.image_size
   if fits and not overrides and all(x is None for x in wanted):
     return loaded

@@ -11,6 +11,8 @@ import math
 import re
 from typing import Any
 
+from vit_jax import data
+from vit_jax.data.host import geometry
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 
@@ -269,6 +271,24 @@ def _mean_std(
     factor = 1.0
   white = 1.0 if math.isclose(factor, 1 / 255) else 255 * factor
   return tuple(x / white for x in mean), tuple(x / white for x in std)
+
+
+def resized(
+  preprocess: data.Preprocess, size: tuple[int, int]
+) -> data.Preprocess:
+  """Returns the preprocessing for another size, with the same crop fraction."""
+  old, resize = preprocess.image_size, preprocess.resize
+  if isinstance(resize, int) and preprocess.resize_like == 'timm':
+    fraction = geometry.crop_fraction(min(old), resize)
+    resize = math.floor(min(size) / fraction)
+  elif isinstance(resize, int):
+    resize = round(resize * min(size) / min(old))
+  elif resize is not None:
+    resize = (
+      round(resize[0] * size[0] / old[0]),
+      round(resize[1] * size[1] / old[1]),
+    )
+  return dataclasses.replace(preprocess, image_size=size, resize=resize)
 
 
 def pair(size: Any) -> Pair:
