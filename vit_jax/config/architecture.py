@@ -76,6 +76,10 @@ def model() -> ml_collections.ConfigDict:
   # attention and MLP, as in Swin V2, instead of preceding them.
   keys.attention_norm = config_dict.placeholder(bool)
   keys.post_norm = config_dict.placeholder(bool)
+  # The MLP beside attention, as in ViT-22B, instead of after it; and how many
+  # attentions are beside each other, and then MLPs: 1.
+  keys.parallel_mlp = config_dict.placeholder(bool)
+  keys.branches = config_dict.placeholder(int)
   keys.causal = config_dict.placeholder(bool)  # attend to earlier tokens only
   # A learned bias of attention for each distance between patches, as BEiT's:
   # 'shared' by all layers, one in each of the 'layers', or 'none'. An MLP that

@@ -101,6 +101,54 @@ KINDS = {
     {'pool': 'map', 'map_prefix': True, 'registers': 1, **EXACT},
     ('test_vit3', {}),
   ),
+  'an MLP beside attention': (
+    {
+      **EXACT,
+      'parallel_mlp': True,
+      'pool': 'gap',
+      'norm_after_pool': True,
+      'registers': 1,
+      'position_tokens': 'patches',
+      'layer_scale': 1e-5,
+    },
+    ('vit_pwee_patch16_reg1_gap_256', {}),
+  ),
+  'an MLP beside attention, without biases of both': (
+    {
+      **EXACT,
+      'parallel_mlp': True,
+      'norm': 'rms',
+      'pre_norm': True,
+      'patch_bias': False,
+      'qkv_bias': False,
+      'qk_norm': True,
+      'position_tokens': 'patches',
+    },
+    ('vit_base_patch16_xp_224', {}),
+  ),
+  'two attentions beside each other': (
+    {**EXACT, 'branches': 2, 'layer_scale': 1e-5},
+    ('vit_small_patch16_18x2_224', {}),
+  ),
+  'two attentions after a norm': (
+    {
+      **EXACT,
+      'branches': 2,
+      'norm': 'rms',
+      'qk_norm': True,
+      'pre_norm': True,
+      'patch_bias': False,
+    },
+    (
+      'vit_base_patch16_18x2_224',
+      {
+        'pre_norm': True,
+        'qk_norm': True,
+        'norm_layer': 'rmsnorm',
+        'init_values': 0.0,
+      },
+    ),
+  ),
   'ViT without biases': (
     {'dense_bias': False, **EXACT},
     ('vit_base_patch16_224', {'proj_bias': False}),
@@ -193,6 +241,9 @@ def test_layer_scale_after_norms_becomes_theirs(tmp_path):
     (RELATIVE | {'registers': 2}, 'tokens other than a class token'),
     ({'pool': 'map', 'map_query': False}, 'a projection of its query'),
     ({'rotary': 'eva02', 'dense_bias': False}, 'without biases'),
+    ({'rotary': 'eva02', 'branches': 2}, 'several attentions'),
+    ({'parallel_mlp': True, 'dense_bias': False}, 'outputs without biases'),
+    ({'branches': 2, 'gated_mlp': True}, 'a gated MLP in layers'),
   ],
 )
 def test_what_timm_has_no_place_for(tmp_path, fields, message):

@@ -22,6 +22,8 @@ MAP_PREFIX = 'attention pooling of the tokens before the patches'
 MAP_SIZE = 'attention pooling with other heads or another MLP than the layers'
 MAP_QUERY = 'attention pooling without a projection of its query, or biases'
 QUICK_GELU = 'the GELU x * sigmoid(1.702 x)'
+PARALLEL_MLP = 'an MLP beside attention'
+BRANCHES = 'several attentions beside each other'
 # Those of `parts` that CLIP's image tower has.
 CLIPS = (PRE_NORM, NO_PATCH_BIAS, QUICK_GELU)
 # Those of `parts` that BEiT has.
@@ -56,6 +58,8 @@ def parts(model: vit.ViT) -> dict[str, bool]:
     NO_KEY_BIAS: model.qkv_bias and not model.key_bias,
     ROTARY: model.rotary != 'none',
     MLP_NORM: model.mlp_norm,
+    PARALLEL_MLP: model.parallel_mlp,
+    BRANCHES: model.branches > 1,
     'causal attention': model.causal,
     ATTENTION_NORM: model.attention_norm,
     POST_NORM: model.post_norm,
