@@ -121,6 +121,9 @@ def model() -> ml_collections.ConfigDict:
   keys.expert_noise = config_dict.placeholder(float)
   keys.expert_loss = config_dict.placeholder(float)
   keys.patch_bias = config_dict.placeholder(bool)  # of the patch embedding
+  # Images lose what is behind their last whole patch; else a patch must divide
+  # them.
+  keys.crop_to_patches = config_dict.placeholder(bool)
   keys.patch_norm = config_dict.placeholder(bool)  # a norm after it
   # A LayerNorm before the layers, as in CLIP.
   keys.pre_norm = config_dict.placeholder(bool)

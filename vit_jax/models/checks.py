@@ -175,6 +175,11 @@ def check_vit(model: vit.ViT) -> None:
   _check_merge(model)
   _check_experts(model)
   _check_parallel(model)
+  if model.crop_to_patches and model.resnet_stages is not None:
+    raise ValueError(
+      'crop_to_patches=True is of patches of pixels, and the convolutions of'
+      ' resnet_stages pad: leave it out'
+    )
   if model.distillation_token and model.pool != 'token':
     raise ValueError(
       "a distillation_token needs pool='token', as DeiT has it, not"

@@ -149,6 +149,13 @@ KINDS = {
       },
     ),
   ),
+  'images that are no whole patches': (
+    {**EXACT, 'size': (36, 39), 'crop_to_patches': True, 'pool': 'map'},
+    (
+      'vit_so400m_patch14_siglip_384',
+      {'img_size': (36, 39)},
+    ),
+  ),
   'ViT without biases': (
     {'dense_bias': False, **EXACT},
     ('vit_base_patch16_224', {'proj_bias': False}),
@@ -189,6 +196,8 @@ def test_outputs_are_those_of_timm(tmp_path, kind, libraries):
   name, further = KINDS[kind][1]
   arguments = SIZES | {'patch_size': 8, 'img_size': 32} | further
   torch.manual_seed(0)
+  size = arguments['img_size']
+  size = (size, size) if isinstance(size, int) else size
   model = timm.create_model(name, num_classes=5, **arguments)
   with torch.no_grad():
     for parameter in model.parameters():
@@ -202,11 +211,12 @@ def test_outputs_are_those_of_timm(tmp_path, kind, libraries):
     'num_classes': 5,
     'global_pool': model.global_pool,
     'model_args': arguments,
-    'pretrained_cfg': {'input_size': [3, 32, 32]},
+    'pretrained_cfg': {'input_size': [3, *size]},
   }
   (folder / 'config.json').write_text(json.dumps(config))
   loaded = vit_jax.load(folder)
-  images = np.random.default_rng(0).standard_normal((2, 32, 32, 3), np.float32)
+  assert loaded.preprocess.image_size == size
+  images = np.random.default_rng(0).standard_normal((2, *size, 3), np.float32)
   wanted = answers(torch, model, images)
   np.testing.assert_allclose(
     logits(loaded, images), wanted, atol=1e-4 * abs(wanted).max()

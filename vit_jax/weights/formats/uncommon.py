@@ -52,6 +52,7 @@ def parts(model: vit.ViT) -> dict[str, bool]:
     model: The model to be stored.
   """
   # What model.rotary_base and model.rotary_grid say goes with model.rotary;
+  # model.crop_to_patches with the size of images;
   # model.routing, model.expert_layers, model.expert_slots
   # and model.experts_per_token with model.experts.
   return {
