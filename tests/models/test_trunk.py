@@ -21,6 +21,7 @@ RESTRICTED = {
     'rotary': 'rope_vit_mixed',
     'position_embedding': 'none',
   },
+  'differential': {'differential': True, 'branches': 2, 'qk_norm': True},
   'gated': {'gated_mlp': True, 'gate': 'gelu', 'mlp_norm': True},
 }
 

@@ -80,6 +80,8 @@ def model() -> ml_collections.ConfigDict:
   # attentions are beside each other, and then MLPs: 1.
   keys.parallel_mlp = config_dict.placeholder(bool)
   keys.branches = config_dict.placeholder(int)
+  # Each head's weights are the difference of two softmaxes.
+  keys.differential = config_dict.placeholder(bool)
   keys.causal = config_dict.placeholder(bool)  # attend to earlier tokens only
   # A learned bias of attention for each distance between patches, as BEiT's:
   # 'shared' by all layers, one in each of the 'layers', or 'none'. An MLP that

@@ -36,6 +36,7 @@ def check_igpt(model: igpt.IGPT) -> None:
       model.parallel_mlp
     ),
     f'branches={model.branches}: an iGPT has one': model.branches > 1,
+    'differential=True: an iGPT has one softmax': model.differential,
   }
   for what, has in wrong.items():
     if has:
@@ -115,6 +116,23 @@ def _check_parallel(model: vit.ViT) -> None:
         raise ValueError(f'{name} does not go with {what}')
 
 
+def _check_differential(model: vit.ViT) -> None:
+  """Raises a ValueError if differential attention does not fit the others."""
+  if not model.differential:
+    return
+  positions, width = model.relative_positions, model.hidden_size
+  wrong = {
+    f'rotary={model.rotary!r}': model.rotary != 'none',
+    f'relative_positions={positions!r}': positions != 'none',
+    f'heads of {width // model.num_heads} channels, which have no halves': (
+      width // model.num_heads % 2
+    ),
+  }
+  for what, has in wrong.items():
+    if has:
+      raise ValueError(f'differential=True does not go with {what}')
+
+
 def _check_rotary(model: vit.ViT) -> None:
   """Raises a ValueError if fields of rotary positions do not fit."""
   width = model.hidden_size // model.num_heads
@@ -175,6 +193,7 @@ def check_vit(model: vit.ViT) -> None:
   _check_merge(model)
   _check_experts(model)
   _check_parallel(model)
+  _check_differential(model)
   if model.crop_to_patches and model.resnet_stages is not None:
     raise ValueError(
       'crop_to_patches=True is of patches of pixels, and the convolutions of'

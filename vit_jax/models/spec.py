@@ -133,6 +133,7 @@ class Context:
     segments: int32 [B, T], the image of a token, if a sequence has several;
       tokens attend to those of their image alone. None: one.
     sizes: float32 [B, T], how often each token counts in attention; None: once.
+    layer: Index of the layer, an int32 scalar; None outside of the layers.
   """
 
   bias: jax.Array | None = None
@@ -146,6 +147,7 @@ class Context:
   attended: jax.Array | None = None
   segments: jax.Array | None = None
   sizes: jax.Array | None = None
+  layer: jax.Array | None = None
 
   def at(self, layer: jax.Array) -> Self:
     """Returns what one layer is given, with a rotation of its own.
@@ -154,11 +156,11 @@ class Context:
       layer: Index of the layer, an int32 scalar.
     """
     if self.frequencies is None:
-      return self
+      return dataclasses.replace(self, layer=layer)
     assert self.coordinates is not None
     own = rotary_lib.mixed(self.coordinates, self.frequencies[:, layer])
     return dataclasses.replace(
-      self, rotation=own, frequencies=None, coordinates=None
+      self, rotation=own, frequencies=None, coordinates=None, layer=layer
     )
 
 
@@ -259,6 +261,8 @@ class EncoderSpec(LayerSpec):
     branches: Number of attentions beside each other, each with its norm, whose
       outputs are added, and then of MLPs (Three things everyone should know
       about Vision Transformers, arXiv:2203.09795, section 3).
+    differential: Whether the weights of a head are the difference of two
+      softmaxes (`differential`).
     causal: Whether a token attends only to itself and those before it.
     relative_positions: 'shared' or 'layers': a learned bias of the scores for
       each distance between two patches (BEiT, its code, after T5,
@@ -310,6 +314,7 @@ class EncoderSpec(LayerSpec):
   post_norm: Annotated[bool, Field(Kind.FUNCTION, is_visible=False)] = False
   parallel_mlp: Annotated[bool, FUNCTION] = False
   branches: Annotated[int, Field(Kind.FUNCTION, least=1, most=100)] = 1
+  differential: Annotated[bool, FUNCTION] = False
   causal: Annotated[bool, Field(Kind.FUNCTION, is_visible=False)] = False
   relative_positions: Annotated[
     str, Field(Kind.FITTED, choices=RELATIVE_POSITIONS)

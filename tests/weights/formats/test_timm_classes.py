@@ -156,6 +156,19 @@ KINDS = {
       {'img_size': (36, 39)},
     ),
   ),
+  'differential attention': (
+    {
+      **EXACT,
+      'differential': True,
+      'qk_norm': True,
+      'pool': 'gap',
+      'norm_after_pool': True,
+      'registers': 1,
+      'position_tokens': 'patches',
+      'layer_scale': 1e-5,
+    },
+    ('vit_dwee_patch16_reg1_gap_256', {'qk_norm': True}),
+  ),
   'ViT without biases': (
     {'dense_bias': False, **EXACT},
     ('vit_base_patch16_224', {'proj_bias': False}),
@@ -254,6 +267,7 @@ def test_layer_scale_after_norms_becomes_theirs(tmp_path):
     ({'rotary': 'eva02', 'branches': 2}, 'several attentions'),
     ({'parallel_mlp': True, 'dense_bias': False}, 'outputs without biases'),
     ({'branches': 2, 'gated_mlp': True}, 'a gated MLP in layers'),
+    ({'parallel_mlp': True, 'differential': True}, 'differential attention'),
   ],
 )
 def test_what_timm_has_no_place_for(tmp_path, fields, message):

@@ -170,6 +170,7 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     'qk_norm': shapes.count('blocks.{}.attn.q_norm.') > 0,
     'layer_scale': 1e-5 if shapes.count('blocks.{}.ls1.gamma') else None,
     'attention_norm': shapes.count('blocks.{}.attn.norm.') > 0,
+    'differential': shapes.count(f'{timm_tables.LAMBDA}q1') > 0,
     'patch_norm': 'patch_embed.norm.weight' in shapes,
     'dense_bias': shapes.count('blocks.{}.attn.proj.bias') > 0,
     **timm_names.fields(hints.config),
@@ -355,6 +356,8 @@ def _unsupported_of_vit(model: vit.ViT) -> dict[str, bool]:
     uncommon.NO_LAST_NORM: False,
     uncommon.MAP_PREFIX: False,
     uncommon.NO_DENSE_BIAS: False,
+    uncommon.DIFFERENTIAL: model.differential
+    and (model.parallel_mlp or model.attention_norm),
     uncommon.RMS: is_rms
     and (
       model.pool == 'map'

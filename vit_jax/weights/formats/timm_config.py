@@ -242,6 +242,8 @@ def _vit_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
     arguments['proj_bias'] = False
   if not model.last_norm:
     arguments['final_norm'] = False
+  if model.differential:
+    arguments['attn_layer'] = 'diff'
   if model.pool == 'map' and model.map_prefix:
     arguments['pool_include_prefix'] = True
   if timm_parallel.is_kind(model):

@@ -18,7 +18,7 @@ _FOREIGN_ARRAYS = (
     r'patch_embed\.backbone\.(?!(stem\.)?(conv|norm)\.|stages\.).*',
     'another backbone than ResNetV2',
   ),
-  (r'blocks\.\d+\.(attn\.)?lambda_.*', "attn_layer='diff'"),
+  (r'blocks\.\d+\.(attn\.lambda_[ab]|lambda_.*)', 'another attn_layer'),
   (r'blocks\.\d+\.attn\.rel_pos_[hw]', 'windows of attention, as samvit'),
   (r'blocks\.\d+\.(attns|ffns|in_proj|out_proj)\..*', 'another block_fn'),
   (r'blocks\.\d+\.(linear_tokens|mlp_channels\.gate)\b.*', 'a block_layer'),
@@ -68,7 +68,7 @@ _ARGUMENTS = {
     """.split()
   )
   | {
-    'attn_layer': typed.one_of('attn'),
+    'attn_layer': typed.one_of('attn', 'diff'),
     'global_pool': typed.one_of('token', 'avg', 'map'),
     'norm_layer': typed.one_of('layernorm', 'layernormfp32', 'rmsnorm'),
     'scale_mlp': typed.one_of(False),

@@ -24,6 +24,7 @@ MAP_QUERY = 'attention pooling without a projection of its query, or biases'
 QUICK_GELU = 'the GELU x * sigmoid(1.702 x)'
 PARALLEL_MLP = 'an MLP beside attention'
 BRANCHES = 'several attentions beside each other'
+DIFFERENTIAL = 'differential attention'
 # Those of `parts` that CLIP's image tower has.
 CLIPS = (PRE_NORM, NO_PATCH_BIAS, QUICK_GELU)
 # Those of `parts` that BEiT has.
@@ -59,6 +60,7 @@ def parts(model: vit.ViT) -> dict[str, bool]:
     NO_KEY_BIAS: model.qkv_bias and not model.key_bias,
     ROTARY: model.rotary != 'none',
     MLP_NORM: model.mlp_norm,
+    DIFFERENTIAL: model.differential,
     PARALLEL_MLP: model.parallel_mlp,
     BRANCHES: model.branches > 1,
     'causal attention': model.causal,
