@@ -40,7 +40,7 @@ _RENAMED: Sequence[tuple[str, str, str]] = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Part:
+class _Part:
   """Rows of an array in the file; `stop` 0: all."""
 
   name: str
@@ -48,11 +48,11 @@ class Part:
   stop: int = 0
 
 
-class Assembled(containers.Arrays):
+class _Assembled(containers.Arrays):
   """Presents arrays, or rows of them, one below the other as one array."""
 
   def __init__(
-    self, arrays: containers.Arrays, parts: dict[str, tuple[Part, ...]]
+    self, arrays: containers.Arrays, parts: dict[str, tuple[_Part, ...]]
   ):
     self._arrays = arrays
     self._parts = parts
@@ -81,23 +81,23 @@ def as_timm(arrays: containers.Arrays) -> base.Renamed:
   MLP without a norm.
   """
   renamed = base.Renamed(arrays, lambda name: _renamed(name, arrays.shapes))
-  parts: dict[str, tuple[Part, ...]] = {}
+  parts: dict[str, tuple[_Part, ...]] = {}
   for name, shape in renamed.shapes.items():
     if name.endswith('.attn.q_proj.weight'):
       start = name.removesuffix('q_proj.weight')
       each = [f'{start}{x}_proj.weight' for x in 'qkv']
-      parts[f'{start}qkv.weight'] = tuple(map(Part, each))
+      parts[f'{start}qkv.weight'] = tuple(map(_Part, each))
     elif name.endswith('.attn.qkv.bias_mask') and len(shape) == 1:
       # DINOv3 keeps keys' biases, and masks them.
       start, d = name.removesuffix('qkv.bias_mask'), shape[0] // 3
       bias = f'{start}qkv.bias'
-      parts[f'{start}q_bias'] = (Part(bias, 0, d),)
-      parts[f'{start}v_bias'] = (Part(bias, 2 * d, 3 * d),)
+      parts[f'{start}q_bias'] = (_Part(bias, 0, d),)
+      parts[f'{start}v_bias'] = (_Part(bias, 2 * d, 3 * d),)
     elif match := re.fullmatch(r'(.*\.mlp\.)fc1_g\.(weight|bias)', name):
       apart = f'{match[1]}norm.weight', 'patch_embed.norm.weight'  # AIMv2
       if not any(name in renamed.shapes for name in apart):
         each = [f'{match[1]}fc1_{x}.{match[2]}' for x in 'gx']
-        parts[f'{match[1]}fc1.{match[2]}'] = tuple(map(Part, each))
+        parts[f'{match[1]}fc1.{match[2]}'] = tuple(map(_Part, each))
   there = {
     name: each
     for name, each in parts.items()
@@ -105,7 +105,7 @@ def as_timm(arrays: containers.Arrays) -> base.Renamed:
   }
   if not there:
     return renamed
-  return base.Renamed(Assembled(renamed, there), show=renamed.stored)
+  return base.Renamed(_Assembled(renamed, there), show=renamed.stored)
 
 
 def _renamed(name: str, names: Collection[str]) -> str:

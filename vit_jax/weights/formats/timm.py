@@ -356,8 +356,7 @@ def _unsupported_of_vit(model: vit.ViT) -> dict[str, bool]:
     uncommon.NO_LAST_NORM: False,
     uncommon.MAP_PREFIX: False,
     uncommon.NO_DENSE_BIAS: False,
-    uncommon.DIFFERENTIAL: model.differential
-    and (model.parallel_mlp or model.attention_norm),
+    uncommon.DIFFERENTIAL: False,
     uncommon.RMS: is_rms
     and (
       model.pool == 'map'

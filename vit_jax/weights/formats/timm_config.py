@@ -98,6 +98,11 @@ def notes(model: models.Model) -> list[str]:
     )
   if isinstance(model, resnet.BiT):
     return found
+  if timm_parallel.has_one_output(model):
+    found.append(
+      'the biases of the layers after attention and after the MLP are added:'
+      ' timm has one layer for both'
+    )
   has_pre_norm = getattr(model, 'pre_norm', False)
   is_clip = has_pre_norm and not timm_parallel.is_kind(model)
   is_dino = getattr(model, 'rotary', '') == 'dinov3'
@@ -242,7 +247,7 @@ def _vit_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
     arguments['proj_bias'] = False
   if not model.last_norm:
     arguments['final_norm'] = False
-  if model.differential:
+  if model.differential and not model.parallel_mlp:
     arguments['attn_layer'] = 'diff'
   if model.pool == 'map' and model.map_prefix:
     arguments['pool_include_prefix'] = True
@@ -325,6 +330,8 @@ def _vit_name(model: vit.ViT) -> str:
   if timm_eva.is_kind(model):
     is_dino = model.rotary == 'dinov3'
     return 'vit_base_patch16_dinov3' if is_dino else 'eva02_base_patch14_224'
+  if timm_parallel.has_one_output(model):
+    return 'vit_dpwee_patch16_reg1_gap_256'
   if model.parallel_mlp:
     return 'vit_base_patch16_xp_224'
   if model.branches > 1:
@@ -387,6 +394,8 @@ def _obstacle(model: models.Model) -> str | None:
     return _PRE_LOGITS
   if model.branches not in (1, _BRANCHES):
     return f'{model.branches} attentions beside each other'
+  if timm_parallel.has_one_output(model) and model.layer_scale is None:
+    return 'differential attention beside an MLP, without LayerScale'
   if model.resnet_stages is None:
     both = model.gated_mlp and model.distillation_token
     return 'a gated MLP with a distillation token' if both else None

@@ -18,7 +18,7 @@ _FOREIGN_ARRAYS = (
     r'patch_embed\.backbone\.(?!(stem\.)?(conv|norm)\.|stages\.).*',
     'another backbone than ResNetV2',
   ),
-  (r'blocks\.\d+\.(attn\.lambda_[ab]|lambda_.*)', 'another attn_layer'),
+  (r'blocks\.\d+\.attn\.lambda_[ab]', 'another attn_layer'),
   (r'blocks\.\d+\.attn\.rel_pos_[hw]', 'windows of attention, as samvit'),
   (r'blocks\.\d+\.(attns|ffns|in_proj|out_proj)\..*', 'another block_fn'),
   (r'blocks\.\d+\.(linear_tokens|mlp_channels\.gate)\b.*', 'a block_layer'),

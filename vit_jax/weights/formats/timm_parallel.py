@@ -1,11 +1,13 @@
 """timm's blocks with parts beside each other, under the names of its ViT.
 
 ParallelScalingBlock (ViT-22B, arXiv:2302.05442) has the MLP beside attention,
-and one projection for both; ParallelThingsBlock (arXiv:2203.09795) has lists of
-attentions and of MLPs. Here the first of a list has the names that a ViT's
-block has, and the others have `branch_1.`, `branch_2.`, ... before them.
+and one projection for both; DiffParallelScalingBlock also has differential
+attention, and one output layer; ParallelThingsBlock (arXiv:2203.09795) has
+lists of attentions and of MLPs. Here the first of a list has the names that a
+ViT's block has, and the others have `branch_1.`, `branch_2.`, ... before them.
 """
 
+from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -18,7 +20,6 @@ from vit_jax import models
 from vit_jax.models import vit
 from vit_jax.weights.files import containers
 from vit_jax.weights.formats import base
-from vit_jax.weights.formats import originals
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import uncommon
 
@@ -30,6 +31,8 @@ _SCALING = (
   ('attn_out_proj.', 'attn.proj.'),
   ('mlp_out_proj.', 'mlp.fc2.'),
   ('mlp_bias', 'mlp.fc1.bias'),
+  ('lambda_', 'attn.lambda_'),
+  ('sub_norm.', 'attn.sub_norm.'),
   ('ls.', 'ls1.'),
 )
 _THINGS = (
@@ -40,9 +43,13 @@ _THINGS = (
   ('ffns.{}.mlp.', 'mlp.'),
   ('ffns.{}.ls.', 'ls2.'),
 )
-_IN_NORM, _PROJECTION = 'in_norm', 'in_proj'
+_IN_NORM = 'in_norm'
 _BLOCK = r'(blocks\.\d+\.)'
-_JOINT = ('mlp.fc1.', 'attn.qkv.')
+# What is joined, in this order.
+_INPUTS = ('mlp.fc1.', 'attn.qkv.')
+_OUTPUTS = ('attn.proj.', 'mlp.fc2.')
+_Make = Callable[[np.ndarray], np.ndarray]
+_Part = tuple[str, _Make]  # name of a joint array, and what cuts it
 # Those of `uncommon.parts` that these blocks have.
 HOLDS = (uncommon.PARALLEL_MLP, uncommon.BRANCHES)
 
@@ -54,27 +61,69 @@ def is_kind(model: models.Model) -> bool:
   return model.parallel_mlp or model.branches > 1
 
 
+def has_one_output(model: models.Model) -> bool:
+  """Whether timm's block has one layer after attention and MLP."""
+  return is_kind(model) and model.parallel_mlp and model.differential
+
+
 def has_signs(names: Collection[str]) -> bool:
   """Whether a file has such blocks, under timm's names."""
-  pattern = rf'{_BLOCK}({_PROJECTION}\.weight|attns\.1\..*)'
+  pattern = rf'{_BLOCK}(in_proj\.weight|attns\.1\..*)'
   return any(re.fullmatch(pattern, name) for name in names)
+
+
+class _Cut(containers.Arrays):
+  """Presents parts of joint arrays as arrays of their own."""
+
+  def __init__(self, arrays: containers.Arrays, parts: Mapping[str, _Part]):
+    self._arrays, self._parts = arrays, parts
+    self.metadata = arrays.metadata
+    joint = {source for source, _ in parts.values()}
+    self.shapes = {k: x for k, x in arrays.shapes.items() if k not in joint}
+    for name, (source, cut) in parts.items():
+      probe = np.broadcast_to(np.float32(0), arrays.shapes[source])
+      self.shapes[name] = cut(probe).shape
+
+  def read(self, name: str) -> np.ndarray:
+    """Reads one array."""
+    if name not in self._parts:
+      return self._arrays.read(name)
+    source, cut = self._parts[name]
+    return cut(self._arrays.read(source))
 
 
 def as_vit(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays of a file under the names of timm's ViT."""
   renamed = base.Renamed(arrays, _vits)
-  parts: dict[str, tuple[originals.Part, ...]] = {}
+  parts: dict[str, _Part] = {}
   for name, shape in renamed.shapes.items():
-    match = re.fullmatch(rf'{_BLOCK}{_PROJECTION}\.(weight|bias)', name)
-    kernel = (
-      renamed.shapes.get(f'{match[1]}{_PROJECTION}.weight') if match else ()
-    )
-    if match and kernel and len(kernel) == 2 and shape[0] > 3 * kernel[1]:
-      end = shape[0] - 3 * kernel[1]  # of the MLP's rows
-      rows = originals.Part(name, 0, end), originals.Part(name, end)
-      for start, part in zip(_JOINT, rows, strict=True):
-        parts[f'{match[1]}{start}{match[2]}'] = (part,)
-  return base.Renamed(originals.Assembled(renamed, parts), show=renamed.stored)
+    match = re.fullmatch(rf'{_BLOCK}(in_proj|out_proj)\.(weight|bias)', name)
+    kernel = renamed.shapes.get(f'{match[1]}in_proj.weight') if match else None
+    if match and shape and kernel and len(kernel) == 2:
+      block, which, leaf = match.groups()
+      first, second = _cuts(which, kernel, len(shape))
+      starts = _INPUTS if which == 'in_proj' else _OUTPUTS
+      parts[f'{block}{starts[0]}{leaf}'] = (name, first)
+      parts[f'{block}{starts[1]}{leaf}'] = (name, second)
+  return base.Renamed(_Cut(renamed, parts), show=renamed.stored)
+
+
+def _cuts(which: str, kernel: base.Shape, axes: int) -> tuple[_Make, _Make]:
+  """Returns functions that cut both parts out of a joint array.
+
+  Args:
+    which: 'in_proj', rows of the MLP and of attention; or 'out_proj', columns
+      of attention and of the MLP.
+    kernel: Shape of the first one's kernel, [M + 3 D, D].
+    axes: 2 for a kernel, 1 for a bias.
+  """
+  rows, width = kernel
+  end = max(rows - 3 * width, 0)
+  if which == 'in_proj':
+    return lambda x: x[:end], lambda x: x[end:]
+  if axes == 2:
+    return lambda x: x[:, :width], lambda x: x[:, width:]
+  return lambda x: x, np.zeros_like  # one bias for the sum
 
 
 def _vits(name: str) -> str:
@@ -99,12 +148,21 @@ def as_timm(
 ) -> dict[str, np.ndarray]:
   """Returns the arrays under timm's names: the inverse of `as_vit`."""
   found = {_timms(model, name): x for name, x in arrays.items()}
-  if not model.parallel_mlp:
-    return found
-  for i in range(model.depth):
+
+  def pop(block: str, starts: Sequence[str], leaf: str) -> list[np.ndarray]:
+    return [found.pop(f'{block}{start}{leaf}') for start in starts]
+
+  for i in range(model.depth if model.parallel_mlp else 0):
+    block = f'blocks.{i}.'
     for leaf in ('weight', 'bias') if model.qkv_bias else ('weight',):
-      both = [found.pop(f'blocks.{i}.{start}{leaf}') for start in _JOINT]
-      found[f'blocks.{i}.{_PROJECTION}.{leaf}'] = np.concatenate(both)
+      both = np.concatenate(pop(block, _INPUTS, leaf))
+      found[f'{block}in_proj.{leaf}'] = both
+    if has_one_output(model):
+      apart = ('attn_out_proj.', 'mlp_out_proj.')
+      kernel = np.concatenate(pop(block, apart, 'weight'), axis=1)
+      found[f'{block}out_proj.weight'] = kernel
+      one, other = pop(block, apart, 'bias')
+      found[f'{block}out_proj.bias'] = one + other
   return found
 
 
