@@ -59,6 +59,7 @@ def test_kinds():
     'rotary_base',
     'rotary_grid',
     'rotary_offset',
+    'crop_to_patches',
     'post_norm',
     'map_heads',
     'map_prefix',

@@ -21,6 +21,7 @@ RESTRICTED = {
     'rotary': 'rope_vit_mixed',
     'position_embedding': 'none',
   },
+  'differential': {'differential': True, 'branches': 2, 'qk_norm': True},
   'gated': {'gated_mlp': True, 'gate': 'gelu', 'mlp_norm': True},
 }
 
@@ -110,6 +111,20 @@ def test_what_cannot_be_masked_or_left_out():
     tokens(model, params, kept=jnp.zeros((2, 3), jnp.int32))
   with pytest.raises(ValueError, match='no other tokens'):
     make(relative_positions='shared', registers=1)
+
+
+def test_what_is_behind_the_last_patch_is_left_out():
+  model, params = make(crop_to_patches=True)
+  whole = tokens(model, params)
+  wider = jnp.pad(IMAGES, ((0, 0), (0, 3), (0, 1), (0, 0)), constant_values=9.0)
+  out = model.apply({'params': params}, wider, method='trunk')
+  np.testing.assert_array_equal(out['tokens'], whole)
+  with pytest.raises(ValueError, match='15 x 21, is not a multiple'):
+    make()[0].apply({'params': params}, wider)
+  with pytest.raises(ValueError, match='3 x 20, is not a multiple'):
+    model.apply({'params': params}, IMAGES[:, :3])
+  with pytest.raises(ValueError, match='resnet_stages pad'):
+    models.create_model('R+ViT-Ti/16', 0, crop_to_patches=True)
 
 
 @pytest.mark.parametrize('kind', embedding.SINCOS)

@@ -76,6 +76,12 @@ def model() -> ml_collections.ConfigDict:
   # attention and MLP, as in Swin V2, instead of preceding them.
   keys.attention_norm = config_dict.placeholder(bool)
   keys.post_norm = config_dict.placeholder(bool)
+  # The MLP beside attention, as in ViT-22B, instead of after it; and how many
+  # attentions are beside each other, and then MLPs: 1.
+  keys.parallel_mlp = config_dict.placeholder(bool)
+  keys.branches = config_dict.placeholder(int)
+  # Each head's weights are the difference of two softmaxes.
+  keys.differential = config_dict.placeholder(bool)
   keys.causal = config_dict.placeholder(bool)  # attend to earlier tokens only
   # A learned bias of attention for each distance between patches, as BEiT's:
   # 'shared' by all layers, one in each of the 'layers', or 'none'. An MLP that
@@ -117,6 +123,9 @@ def model() -> ml_collections.ConfigDict:
   keys.expert_noise = config_dict.placeholder(float)
   keys.expert_loss = config_dict.placeholder(float)
   keys.patch_bias = config_dict.placeholder(bool)  # of the patch embedding
+  # Images lose what is behind their last whole patch; else a patch must divide
+  # them.
+  keys.crop_to_patches = config_dict.placeholder(bool)
   keys.patch_norm = config_dict.placeholder(bool)  # a norm after it
   # A LayerNorm before the layers, as in CLIP.
   keys.pre_norm = config_dict.placeholder(bool)

@@ -150,7 +150,7 @@ def _checked_classes(
 def _attention_shape(vit: weights.Loaded) -> tuple[int, int, int, int]:
   """Returns the shape of the attention for one image, (L, H, N, N)."""
   model, tokens = attention_lib.attentive(vit), features.num_tokens(vit)
-  return model.depth, model.num_heads, tokens, tokens
+  return model.depth, model.captured_heads, tokens, tokens
 
 
 @functools.partial(jax.jit, static_argnums=(0, 1))

@@ -240,7 +240,7 @@ def _shown_heads(vit: weights.Loaded) -> tuple[int, str]:
     return 0, 'A Mixer has no attention: an MLP mixes its patches.'
   h, w = features.patch_grid(vit)
   each = (features.depth(vit) + 1) * (1 + h * w) * h * w
-  heads = getattr(vit.model, 'num_heads', 1)
+  heads = getattr(vit.model, 'captured_heads', 1)
   if each * heads <= _MOST_NUMBERS:
     return heads, ''
   what = f'The attention between {h * w} patches is too much to show'

@@ -235,7 +235,9 @@ def check(
       f' {len(image_size)}: both need two for images, and three for volumes and'
       ' videos'
     )
-  if patch and any(n % p for n, p in zip(image_size, patch, strict=True)):
+  if patch and any(
+    is_not_filled(model, n, p) for n, p in zip(image_size, patch, strict=True)
+  ):
     raise ValueError(
       f'the patch, {_times(patch)}, does not divide config.data.image_size,'
       f' {_times(image_size)}: change one of them'
@@ -245,6 +247,12 @@ def check(
   if has_equal_layers(model):
     model = model.clone(scan=True)
   abstract_params(model, (*image_size, channels))
+
+
+def is_not_filled(model: Model, side: int, patch: int) -> bool:
+  """Whether a model refuses images with a side that is no whole patches."""
+  crops = getattr(model, 'crop_to_patches', False)
+  return side < patch or (side % patch > 0 and not crops)
 
 
 def has_equal_layers(model: Model) -> bool:

@@ -14,6 +14,7 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import differential
 from vit_jax.models import dropout
 from vit_jax.models import fused_attention
 from vit_jax.models import initializers
@@ -24,6 +25,7 @@ from vit_jax.models import spec as spec_lib
 # Added to the scores of tokens that are not attended to: their weights are 0,
 # and it is finite in all types but float16.
 _HIDDEN = -1e9
+_KERNELS = ('fused', 'cudnn')
 
 
 def separate(
@@ -222,6 +224,10 @@ class Attention(nn.Module):
       y = self._attend_fused(x, rotation)
     else:
       query, key, value = QKV(spec, name='qkv')(x, self.num_queries)
+      if spec.differential:
+        query, key, value = differential.halves(query, key, value)
+        if perturbation is not None:
+          perturbation = differential.of_first(perturbation)
       qkv = self._prepared(query, key, value, rotation)
       if implementation == 'plain':
         y, weights = self._attend(*qkv, bias, dropout_key, perturbation)
@@ -234,6 +240,11 @@ class Attention(nn.Module):
       if self.returns_keys:
         weights = qkv[1].mean(axis=2)
     y = spec_lib.keep(y)
+    if spec.differential:
+      assert context.layer is not None
+      join = differential.Difference(spec.dtype, name='difference')
+      y, seen = join(y, weights if self.capture else None, context.layer)
+      weights = seen if self.capture else weights
     if spec.attention_norm:
       y = spec.layer_norm('norm')(y.reshape(*y.shape[:2], -1)).reshape(y.shape)
     y = spec_lib.keep(Output(spec, name='out')(y))
@@ -283,9 +294,9 @@ class Attention(nn.Module):
     found = spec_lib.attention_on(
       jax.default_backend(), spec.attention_implementation
     )
-    if found not in ('fused', 'cudnn'):
+    if found == 'plain' or not (spec.differential or found in _KERNELS):
       return found
-    if self.returns_keys:
+    if self.returns_keys or spec.differential:
       return 'einsum'
     drops = dropout_key is not None and spec.attention_dropout_rate > 0
     if found == 'fused':
@@ -366,7 +377,7 @@ class Attention(nn.Module):
       scores.astype(self.spec.dtype),
       self.spec.attention_dropout_rate,
       dropout.fold(dropout_key, dropout.Purpose.ATTENTION_WEIGHTS),
-      (self.spec.num_heads, tokens, tokens),
+      (query.shape[1], tokens, tokens),
     )
     # Softmax's division follows the product with the values, which has fewer
     # elements than the weights.
@@ -394,7 +405,7 @@ class Attention(nn.Module):
       nn.softmax(scores),
       self.spec.attention_dropout_rate,
       dropout.fold(dropout_key, dropout.Purpose.ATTENTION_WEIGHTS),
-      (self.spec.num_heads, tokens, tokens),
+      (query.shape[2], tokens, tokens),
     )
     return jnp.einsum('bhqt,bthk->bqhk', weights, value)
 

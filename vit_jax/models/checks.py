@@ -32,6 +32,11 @@ def check_igpt(model: igpt.IGPT) -> None:
     ),
     'attention_norm=True: an iGPT has no such norm': model.attention_norm,
     'post_norm=True: the norms of an iGPT precede its layers': model.post_norm,
+    'parallel_mlp=True: the MLP of an iGPT follows attention': (
+      model.parallel_mlp
+    ),
+    f'branches={model.branches}: an iGPT has one': model.branches > 1,
+    'differential=True: an iGPT has one softmax': model.differential,
   }
   for what, has in wrong.items():
     if has:
@@ -85,6 +90,47 @@ def _check_experts(model: vit.ViT) -> None:
       f'experts={model.experts}: every second layer would have them, and the'
       f' depth is {model.depth}; choose layers with expert_layers=(1,)'
     )
+
+
+def _check_parallel(model: vit.ViT) -> None:
+  """Raises a ValueError if parts beside each other do not fit the others."""
+  wrong = {
+    'merge, between attention and MLP': model.merge > 0,
+    'experts': model.experts > 0,
+  }
+  of_fields = {
+    'parallel_mlp=True': {
+      f'branches={model.branches}': model.branches > 1,
+      'post_norm=True': model.post_norm,
+    },
+    f'branches={model.branches}': {
+      f'relative_positions={model.relative_positions!r}, of one attention': (
+        model.relative_positions.startswith('layers')
+      )
+    },
+  }
+  is_set = model.parallel_mlp, model.branches > 1
+  for (name, others), here in zip(of_fields.items(), is_set, strict=True):
+    for what, has in (wrong | others).items():
+      if here and has:
+        raise ValueError(f'{name} does not go with {what}')
+
+
+def _check_differential(model: vit.ViT) -> None:
+  """Raises a ValueError if differential attention does not fit the others."""
+  if not model.differential:
+    return
+  positions, width = model.relative_positions, model.hidden_size
+  wrong = {
+    f'rotary={model.rotary!r}': model.rotary != 'none',
+    f'relative_positions={positions!r}': positions != 'none',
+    f'heads of {width // model.num_heads} channels, which have no halves': (
+      width // model.num_heads % 2
+    ),
+  }
+  for what, has in wrong.items():
+    if has:
+      raise ValueError(f'differential=True does not go with {what}')
 
 
 def _check_rotary(model: vit.ViT) -> None:
@@ -146,6 +192,13 @@ def check_vit(model: vit.ViT) -> None:
   _check_pool(model)
   _check_merge(model)
   _check_experts(model)
+  _check_parallel(model)
+  _check_differential(model)
+  if model.crop_to_patches and model.resnet_stages is not None:
+    raise ValueError(
+      'crop_to_patches=True is of patches of pixels, and the convolutions of'
+      ' resnet_stages pad: leave it out'
+    )
   if model.distillation_token and model.pool != 'token':
     raise ValueError(
       "a distillation_token needs pool='token', as DeiT has it, not"

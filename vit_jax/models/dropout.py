@@ -54,6 +54,7 @@ class Purpose(enum.IntEnum):
   MLP_PATH = 6
   PATCHES = 7
   ROUTING = 8
+  BRANCHES = 9
 
 
 def fold(

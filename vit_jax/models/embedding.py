@@ -15,10 +15,14 @@ _Array = TypeVar('_Array', jax.Array, np.ndarray)
 
 
 def patches(images: _Array, patch_size: tuple[int, int]) -> _Array:
-  """Returns patches [B, N, p * q * C] of images [B, H, W, C], row by row."""
+  """Returns patches [B, N, p * q * C] of images [B, H, W, C], row by row.
+
+  Rows and columns behind the last whole patch are left out.
+  """
   b, height, width, c = images.shape
   p, q = patch_size
-  x = images.reshape(b, height // p, p, width // q, q, c)
+  h, w = height // p, width // q
+  x = images[:, : h * p, : w * q].reshape(b, h, p, w, q, c)
   return x.transpose(0, 1, 3, 2, 4, 5).reshape(b, -1, p * q * c)
 
 
@@ -59,10 +63,11 @@ class PatchEmbedding(nn.Module):
   kernel_init: initializers.Initializer
   dtype: jax.typing.DTypeLike = jnp.float32
   has_bias: bool = True
+  crops: bool = False
 
   @nn.compact
   def __call__(self, images: jax.Array) -> jax.Array:
-    """Returns one token per patch; patches must divide the image.
+    """Returns one token per patch; patches must divide the image, or `crops`.
 
     Patches that are cut already, as by `patches`, are [B, N, p * q * C], and
     become [B, N, D].
@@ -73,13 +78,17 @@ class PatchEmbedding(nn.Module):
       )
     (b, *size, c), patch = images.shape, self.patch_size
     if len(size) != len(patch) or any(
-      n % p for n, p in zip(size, patch, strict=True)
+      n < p or (n % p and not self.crops)
+      for n, p in zip(size, patch, strict=True)
     ):
       raise ValueError(
         f'the image, {_times(size)}, is not a multiple of the patch,'
         f' {_times(patch)}'
       )
     grid = [n // p for n, p in zip(size, patch, strict=True)]
+    if self.crops:
+      whole = (slice(n * p) for n, p in zip(grid, patch, strict=True))
+      images = images[:, *whole]
     # [B, h, p, w, q, C] -> [B, h, w, p, q, C]
     pairs = [n for both in zip(grid, patch, strict=True) for n in both]
     axes = range(1, len(pairs) + 1)

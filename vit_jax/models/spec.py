@@ -133,6 +133,7 @@ class Context:
     segments: int32 [B, T], the image of a token, if a sequence has several;
       tokens attend to those of their image alone. None: one.
     sizes: float32 [B, T], how often each token counts in attention; None: once.
+    layer: Index of the layer, an int32 scalar; None outside of the layers.
   """
 
   bias: jax.Array | None = None
@@ -146,6 +147,7 @@ class Context:
   attended: jax.Array | None = None
   segments: jax.Array | None = None
   sizes: jax.Array | None = None
+  layer: jax.Array | None = None
 
   def at(self, layer: jax.Array) -> Self:
     """Returns what one layer is given, with a rotation of its own.
@@ -154,11 +156,11 @@ class Context:
       layer: Index of the layer, an int32 scalar.
     """
     if self.frequencies is None:
-      return self
+      return dataclasses.replace(self, layer=layer)
     assert self.coordinates is not None
     own = rotary_lib.mixed(self.coordinates, self.frequencies[:, layer])
     return dataclasses.replace(
-      self, rotation=own, frequencies=None, coordinates=None
+      self, rotation=own, frequencies=None, coordinates=None, layer=layer
     )
 
 
@@ -254,6 +256,13 @@ class EncoderSpec(LayerSpec):
     post_norm: Whether the two norms of a layer follow attention and MLP, before
       the sum (Swin Transformer V2, arXiv:2111.09883, section 3.1), instead of
       preceding them.
+    parallel_mlp: Whether the MLP reads what attention reads, after one norm,
+      and both have one residual (arXiv:2302.05442, section 2).
+    branches: Number of attentions beside each other, each with its norm, whose
+      outputs are added, and then of MLPs (Three things everyone should know
+      about Vision Transformers, arXiv:2203.09795, section 3).
+    differential: Whether the weights of a head are the difference of two
+      softmaxes (`differential`).
     causal: Whether a token attends only to itself and those before it.
     relative_positions: 'shared' or 'layers': a learned bias of the scores for
       each distance between two patches (BEiT, its code, after T5,
@@ -303,6 +312,9 @@ class EncoderSpec(LayerSpec):
   dense_bias: Annotated[bool, FUNCTION] = True
   attention_norm: Annotated[bool, FUNCTION] = False
   post_norm: Annotated[bool, Field(Kind.FUNCTION, is_visible=False)] = False
+  parallel_mlp: Annotated[bool, FUNCTION] = False
+  branches: Annotated[int, Field(Kind.FUNCTION, least=1, most=100)] = 1
+  differential: Annotated[bool, FUNCTION] = False
   causal: Annotated[bool, Field(Kind.FUNCTION, is_visible=False)] = False
   relative_positions: Annotated[
     str, Field(Kind.FITTED, choices=RELATIVE_POSITIONS)
@@ -342,6 +354,11 @@ class EncoderSpec(LayerSpec):
   attention_implementation: Annotated[
     str, Field(Kind.EXECUTION, choices=ATTENTION_IMPLEMENTATIONS)
   ] = 'auto'
+
+  @property
+  def captured_heads(self) -> int:
+    """Number of heads in the attention of a layer that is captured."""
+    return self.num_heads * self.branches
 
   def layer_norm(self, name: str) -> nn.Module:
     """Returns a normalisation, to be called in a module's compact method."""

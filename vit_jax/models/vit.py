@@ -81,6 +81,9 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
     rotary_offset: Added to the indices before that (Perception Encoder,
       arXiv:2504.13181, its code).
     patch_bias: Whether the patch embedding has a bias.
+    crop_to_patches: Whether images lose the rows and columns behind their last
+      whole patch, as in a convolution without padding; otherwise a patch must
+      divide them.
     patch_norm: Whether a norm follows it, before positions are added (AIMv2,
       arXiv:2411.14402, its code).
     pre_norm: Whether a LayerNorm precedes the layers (CLIP, arXiv:2103.00020,
@@ -131,6 +134,9 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
     float, Field(Kind.FUNCTION, is_visible=False, interval='[0, inf)')
   ] = 0.0
   patch_bias: Annotated[bool, fields.FUNCTION] = True
+  crop_to_patches: Annotated[bool, Field(Kind.FUNCTION, is_visible=False)] = (
+    False
+  )
   patch_norm: Annotated[bool, fields.FUNCTION] = False
   pre_norm: Annotated[bool, fields.FUNCTION] = False
   patch_dropout: Annotated[float, fields.RATE] = 0.0
@@ -163,8 +169,9 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
     the gradient of the attention weights.
 
     Args:
-      images: [B, height, width, C], height and width multiples of the patch; or
-        volumes [B, depth, height, width, C] with a patch of three numbers.
+      images: [B, height, width, C], height and width multiples of the patch
+        unless `crop_to_patches`; or volumes [B, depth, height, width, C] with a
+        patch of three numbers.
       train: Whether to apply dropout; needs `rngs={'dropout': key}`.
       rows: int32 [B], the images' positions in the global batch, if this is a
         part of one; by default 0 to B - 1.
@@ -286,6 +293,7 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
       starts.patch,
       self.dtype,
       self.patch_bias,
+      self.crop_to_patches,
       name='patch_embedding',
     )(x)
     if self.patch_norm:

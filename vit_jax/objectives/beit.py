@@ -311,7 +311,8 @@ def _rescaled(trunk: Any) -> Any:
 
   def rescale(path: Any, x: jax.Array) -> jax.Array:
     keys = [str(part.key) for part in path]
-    if '/'.join(keys[1:]) not in ('attention/out/kernel', 'mlp/down/kernel'):
+    is_last = '/'.join(keys[-3:]) in ('attention/out/kernel', 'mlp/down/kernel')
+    if not is_last or not keys[0].startswith('blocks'):
       return x
     if keys[0] == 'blocks':  # stacked
       layers = jnp.arange(1, len(x) + 1, dtype=x.dtype)

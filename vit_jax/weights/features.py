@@ -265,7 +265,7 @@ def reduced(
 def attention_batch(vit: weights.Loaded) -> int:
   """Returns the number of images whose attention fits in memory at a time."""
   check_attention(vit)
-  heads = getattr(vit.model, 'num_heads', 1)
+  heads = getattr(vit.model, 'captured_heads', 1)
   each = 4 * depth(vit) * heads * num_tokens(vit) ** 2
   return int(np.clip(_MOST_ATTENTION // each, 1, _BATCH))
 

@@ -42,7 +42,9 @@ def grid(model: models.Model, size: tuple[int, ...]) -> tuple[int, int]:
       f'images of {show(size)} pixels have {len(size)} sides, but patches of'
       f' {show(patch)} have {len(patch)}: give another image_size'
     )
-  if any(n % p for n, p in zip(size, patch, strict=True)):
+  if any(
+    models.is_not_filled(model, n, p) for n, p in zip(size, patch, strict=True)
+  ):
     raise UserError(
       f'images of {show(size)} pixels do not divide into patches of'
       f' {show(patch)}: give another image_size'

@@ -508,7 +508,7 @@ def changed(source, path, key, value, file='config.json', base=None):
     ('model_args.pre_norm', 1, 'true or false'),
     ('model_args.block_fn', 'ParallelThingsBlock', 'not known here'),
     ('model_args.norm_layer', 'batchnorm', "'layernorm'"),
-    ('model_args.attn_layer', 'diff', "'attn'"),
+    ('model_args.attn_layer', 'linear', "'attn'"),
     ('model_args.rope_type', 'axial', 'not known here'),
     ('pretrained_cfg', [], 'an object'),
     ('pretrained_cfg.crop_pct', 0, 'a finite number above 0'),
@@ -669,7 +669,7 @@ def test_names_of_other_classes(tmp_path, exported, form, key, caplog):
   [
     ('patch_embed.backbone.conv1.weight', 'another backbone'),
     ('blocks.0.attn.rel_pos_h', 'windows of attention'),
-    ('blocks.1.attn.lambda_q1', "attn_layer='diff'"),
+    ('blocks.1.attn.lambda_a', 'another attn_layer'),
     ('blocks.0.attns.0.attn.proj.weight', 'block_fn'),
     ('norm.num_batches_tracked', 'BatchNorm'),
   ],

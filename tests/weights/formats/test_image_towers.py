@@ -44,11 +44,11 @@ def images_of(height, width):
   return rng.standard_normal((2, height, width, 3), np.float32)
 
 
-def theirs(transformers, torch, name):
+def theirs(transformers, torch, name, **changed):
   """Returns one of their models with random weights."""
   torch.manual_seed(0)
   module = getattr(transformers, name)
-  model = module(module.config_class(**THEIRS[name])).eval()
+  model = module(module.config_class(**THEIRS[name] | changed)).eval()
   with torch.no_grad():
     for parameter in model.parameters():
       parameter.normal_(std=0.2)
@@ -101,6 +101,22 @@ def test_their_towers_here(tmp_path, name):
   np.testing.assert_allclose(
     pooled(torch, again.eval(), images), expected, **TOLERANCE
   )
+
+
+def test_images_that_are_no_whole_patches(tmp_path):
+  """As SigLIP's 384 pixels in patches of 14."""
+  torch = pytest.importorskip('torch', reason=_REASON)
+  transformers = pytest.importorskip('transformers', reason=_REASON)
+  model = theirs(transformers, torch, 'SiglipVisionModel', image_size=36)
+  model.save_pretrained(tmp_path / 'theirs')
+  loaded = vit_jax.load(tmp_path / 'theirs')
+  images = images_of(36, 36)
+  with torch.no_grad():
+    pixels = torch.tensor(np.moveaxis(images, -1, 1).copy())
+    expected = model(pixels).pooler_output.numpy()
+  np.testing.assert_allclose(logits(loaded, images), expected, **TOLERANCE)
+  export.write(loaded, tmp_path / 'ours', 'huggingface', 'here')
+  assert_same(vit_jax.load(tmp_path / 'ours'), loaded)
 
 
 def test_a_classifier_of_the_mean_is_refused(tmp_path):

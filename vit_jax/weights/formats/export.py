@@ -35,6 +35,7 @@ from vit_jax.weights.formats import huggingface_kinds
 from vit_jax.weights.formats import imagegpt
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import timm_config
+from vit_jax.weights.formats import timm_parallel
 from vit_jax.weights.formats import whole as whole_lib
 
 OURS = 'vit_jax'
@@ -78,6 +79,11 @@ def write(
   form = {form.NAME: form for form in foreign.FORMATS}[name]
   loaded = _unrolled(loaded)
   target = _supported(loaded, name, source)
+  if whole is not None and timm_parallel.is_kind(loaded.model):
+    raise UserError(
+      f'{source}: files of --whole have no place for layers with parts beside'
+      ' each other: leave --whole out'
+    )
   is_file = check_path(path, name)
   loaded, changed = equivalent.rewrite(loaded, target)
   suffix = _SUFFIXES.get(name, '.safetensors')
@@ -267,11 +273,13 @@ def _write_arrays(
     containers.write_npz(path, arrays)
     return
   found = dict(arrays)  # views, which need no memory
+  model: Any = loaded.model
   if form.NAME == 'huggingface':
-    model = loaded.model
     found = dict(huggingface_clip.packed(found.items()))
     for name, shape in huggingface_kinds.unused(model).items():
       found[form.stored_name(model, name)] = np.zeros(shape, np.float32)
+  elif timm_parallel.is_kind(model):
+    found = timm_parallel.as_timm(model, found)
   containers.write_safetensors(path, found, {'format': 'pt'})
 
 

@@ -13,6 +13,7 @@ from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.data.host import geometry
 from vit_jax.models import fields
+from vit_jax.models import vit
 from vit_jax.runs import safe_io
 from vit_jax.weights import preprocessing
 from vit_jax.weights import resize as resize_lib
@@ -107,7 +108,7 @@ def read(
     stored = google_towers.image_tower(opened_file)
     form = _format(list(stored.shapes))
     arrays = form.prepare(stored)
-    description = form.describe(arrays, hints)
+    description = _cropped(form.describe(arrays, hints), hints)
     if is_ours:
       description = _restored(description, config)
     channels = description.preprocess['channels']
@@ -165,6 +166,27 @@ def read_beside(
     if not any(name in arrays.shapes for x in wanted for name in x.names):
       return None
     return tables.read(arrays, whole.rules, abstract, '.*', arrays.stored)
+
+
+def _cropped(
+  description: base.Description, hints: base.Hints
+) -> base.Description:
+  """Returns the model of a file whose images are no whole patches.
+
+  The patch embeddings of all formats are convolutions, which leave the rest
+  out; timm's can be told to pad it.
+  """
+  model = description.model
+  if not isinstance(model, vit.ViT) or 'crop_to_patches' in hints.overrides:
+    return description
+  patch = models.pixels_per_token(model) or ()
+  rest = any(n % p for n, p in zip(description.image_size, patch, strict=False))
+  pads = hints.config.get('model_args.dynamic_img_pad', typed.TRUTH, False)
+  if not rest or pads or model.resnet_stages is not None:
+    return description
+  return dataclasses.replace(
+    description, model=model.clone(crop_to_patches=True)
+  )
 
 
 def _say_assumed(path: pathlib.Path, description: base.Description) -> None:

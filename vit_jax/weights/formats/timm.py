@@ -35,6 +35,7 @@ from vit_jax.weights.formats import timm_clip
 from vit_jax.weights.formats import timm_eva
 from vit_jax.weights.formats import timm_naflex
 from vit_jax.weights.formats import timm_names
+from vit_jax.weights.formats import timm_parallel
 from vit_jax.weights.formats import timm_relpos
 from vit_jax.weights.formats import timm_tables
 from vit_jax.weights.formats import uncommon
@@ -76,6 +77,8 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
   if any('base_encoder.' in name for name in arrays.shapes):
     return moco.as_timm(arrays)
+  if timm_parallel.has_signs(arrays.shapes):
+    return timm_parallel.as_vit(arrays)
   if timm_clip.recognises(arrays.shapes):
     return timm_clip.as_timm(arrays)
   if any(map(dino_head.is_whole, arrays.shapes)):
@@ -106,6 +109,8 @@ def rules(model: nn.Module) -> Sequence[tables.Rule]:
     special = timm_naflex.rules(model)
   elif timm_relpos.is_kind(model):
     special = timm_relpos.RULES
+  elif timm_parallel.is_kind(model):
+    special = timm_parallel.rules(model, timm_tables.VIT)
   if model.head_norm == 'batch':
     norm = [*norm, *timm_tables.HEAD_OF_PROBE]
   return [*norm, *special, *timm_tables.VIT, *stem]
@@ -165,11 +170,13 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
     'qk_norm': shapes.count('blocks.{}.attn.q_norm.') > 0,
     'layer_scale': 1e-5 if shapes.count('blocks.{}.ls1.gamma') else None,
     'attention_norm': shapes.count('blocks.{}.attn.norm.') > 0,
+    'differential': shapes.count(f'{timm_tables.LAMBDA}q1') > 0,
     'patch_norm': 'patch_embed.norm.weight' in shapes,
     'dense_bias': shapes.count('blocks.{}.attn.proj.bias') > 0,
     **timm_names.fields(hints.config),
-    'norm': timm_names.norm('blocks.0.norm1.bias' in shapes, hints.config),
+    'norm': timm_names.norm(shapes.names, hints.config),
     **timm_clip.fields(shapes, hints),
+    **timm_parallel.fields(shapes),
     **timm_names.pool(shapes.names, hints.config),
     'last_norm': 'norm.weight' in shapes or 'fc_norm.weight' in shapes,
   }
@@ -349,7 +356,12 @@ def _unsupported_of_vit(model: vit.ViT) -> dict[str, bool]:
     uncommon.NO_LAST_NORM: False,
     uncommon.MAP_PREFIX: False,
     uncommon.NO_DENSE_BIAS: False,
-    uncommon.RMS: is_rms and (model.pool == 'map' or model.qk_norm),
+    uncommon.DIFFERENTIAL: False,
+    uncommon.RMS: is_rms
+    and (
+      model.pool == 'map'
+      or (model.qk_norm and not timm_parallel.is_kind(model))
+    ),
     # As AIMv2 has it.
     uncommon.PATCH_NORM: model.patch_norm and not (is_rms and model.gated_mlp),
   }
@@ -381,12 +393,15 @@ def unsupported(model: nn.Module, image_size: tuple[int, int]) -> str | None:
     **uncommon.parts(model),
     uncommon.HEAD_NORM: False,  # a probe's
   }
+  is_parallel = timm_parallel.is_kind(model)
   kinds = timm_beit, timm_relpos, timm_naflex, timm_eva
   kind = next((x for x in kinds if x.is_kind(model)), None)
   is_vit = kind is None and model.resnet_stages is None
   wrong |= timm_clip.unsupported(model, is_vit)
   if is_vit:
     wrong |= _unsupported_of_vit(model)
+    wrong |= dict.fromkeys(timm_parallel.HOLDS, False)
+    wrong |= timm_parallel.unsupported(model) if is_parallel else {}
   elif kind is not None:
     wrong |= dict.fromkeys(kind.HOLDS, False) | kind.unsupported(model)
   return base.first_of(wrong)

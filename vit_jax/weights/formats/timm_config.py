@@ -18,6 +18,7 @@ from vit_jax.weights.formats import base
 from vit_jax.weights.formats import timm_beit
 from vit_jax.weights.formats import timm_eva
 from vit_jax.weights.formats import timm_naflex
+from vit_jax.weights.formats import timm_parallel
 from vit_jax.weights.formats import timm_relpos
 
 # timm's names of the paper's sizes.
@@ -97,7 +98,13 @@ def notes(model: models.Model) -> list[str]:
     )
   if isinstance(model, resnet.BiT):
     return found
-  is_clip = getattr(model, 'pre_norm', False)
+  if timm_parallel.has_one_output(model):
+    found.append(
+      'the biases of the layers after attention and after the MLP are added:'
+      ' timm has one layer for both'
+    )
+  has_pre_norm = getattr(model, 'pre_norm', False)
+  is_clip = has_pre_norm and not timm_parallel.is_kind(model)
   is_dino = getattr(model, 'rotary', '') == 'dinov3'
   is_aim = getattr(model, 'patch_norm', False)
   usual = 1e-5 if is_clip or is_dino or is_aim else 1e-6
@@ -240,9 +247,21 @@ def _vit_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
     arguments['proj_bias'] = False
   if not model.last_norm:
     arguments['final_norm'] = False
+  if model.differential and not model.parallel_mlp:
+    arguments['attn_layer'] = 'diff'
   if model.pool == 'map' and model.map_prefix:
     arguments['pool_include_prefix'] = True
+  if timm_parallel.is_kind(model):
+    arguments |= _parallel_arguments(model)
   return arguments
+
+
+def _parallel_arguments(model: vit.ViT) -> dict[str, Any]:
+  """Returns arguments that the names of parallel layers change."""
+  if not model.parallel_mlp:  # timm drops None
+    return {'init_values': model.layer_scale or 0.0}
+  norm = 'rmsnorm' if model.norm == 'rms' else 'layernorm'
+  return {'pre_norm': model.pre_norm, 'norm_layer': norm}
 
 
 def _eva_arguments(model: vit.ViT, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -311,6 +330,12 @@ def _vit_name(model: vit.ViT) -> str:
   if timm_eva.is_kind(model):
     is_dino = model.rotary == 'dinov3'
     return 'vit_base_patch16_dinov3' if is_dino else 'eva02_base_patch14_224'
+  if timm_parallel.has_one_output(model):
+    return 'vit_dpwee_patch16_reg1_gap_256'
+  if model.parallel_mlp:
+    return 'vit_base_patch16_xp_224'
+  if model.branches > 1:
+    return 'vit_base_patch16_18x2_224'
   if model.gated_mlp:
     registers = '_reg4' if model.registers else ''
     return f'vit_giant_patch14{registers}_dinov2'
@@ -354,6 +379,7 @@ def _bit_name(model: resnet.BiT) -> str | None:
   return None
 
 
+_BRANCHES = 2  # of timm's names
 # Older versions of timm had such a layer; its arrays get the same names.
 _PRE_LOGITS = 'a layer before the head'
 
@@ -366,6 +392,10 @@ def _obstacle(model: models.Model) -> str | None:
     return None if _bit_name(model) else 'a BiT of this size'
   if model.pre_logits:
     return _PRE_LOGITS
+  if model.branches not in (1, _BRANCHES):
+    return f'{model.branches} attentions beside each other'
+  if timm_parallel.has_one_output(model) and model.layer_scale is None:
+    return 'differential attention beside an MLP, without LayerScale'
   if model.resnet_stages is None:
     both = model.gated_mlp and model.distillation_token
     return 'a gated MLP with a distillation token' if both else None

@@ -18,9 +18,9 @@ _FOREIGN_ARRAYS = (
     r'patch_embed\.backbone\.(?!(stem\.)?(conv|norm)\.|stages\.).*',
     'another backbone than ResNetV2',
   ),
-  (r'blocks\.\d+\.attn\.lambda_.*', "attn_layer='diff'"),
+  (r'blocks\.\d+\.attn\.lambda_[ab]', 'another attn_layer'),
   (r'blocks\.\d+\.attn\.rel_pos_[hw]', 'windows of attention, as samvit'),
-  (r'blocks\.\d+\.(attns|ffns|in_proj|in_norm)\..*', 'another block_fn'),
+  (r'blocks\.\d+\.(attns|ffns|in_proj|out_proj)\..*', 'another block_fn'),
   (r'blocks\.\d+\.(linear_tokens|mlp_channels\.gate)\b.*', 'a block_layer'),
   # MoCo v3 and the probes of MAE have others in their heads.
   (
@@ -68,7 +68,7 @@ _ARGUMENTS = {
     """.split()
   )
   | {
-    'attn_layer': typed.one_of('attn'),
+    'attn_layer': typed.one_of('attn', 'diff'),
     'global_pool': typed.one_of('token', 'avg', 'map'),
     'norm_layer': typed.one_of('layernorm', 'layernormfp32', 'rmsnorm'),
     'scale_mlp': typed.one_of(False),
@@ -227,14 +227,15 @@ def gelu(config: typed.Json) -> str:
   return _ACTIVATIONS[name]
 
 
-def norm(has_bias: bool, config: typed.Json) -> str:
+def norm(names: Collection[str], config: typed.Json) -> str:
   """Returns the kind of norm of a ViT: 'layer' or 'rms'.
 
   Args:
-    has_bias: Whether the norms of its layers have biases.
+    names: Names of the arrays, which show whether norms have biases.
     config: Its config.json.
   """
-  usual = 'layernorm' if has_bias else 'rmsnorm'
+  firsts = (f'blocks.0.{x}.bias' for x in ('norm1', 'in_norm'))
+  usual = 'layernorm' if any(x in names for x in firsts) else 'rmsnorm'
   said = config.get('model_args.norm_layer', typed.TEXT, usual)
   return 'rms' if said == 'rmsnorm' else 'layer'
 

@@ -33,6 +33,8 @@ def _units(ours: str, theirs: str, norm_proj: bool) -> list[tables.Rule]:
   return table
 
 
+# Of differential attention.
+LAMBDA = 'blocks.{}.attn.lambda_'
 VIT = [
   *_patch('patch_embed.proj'),
   rule('class_token', 'cls_token'),
@@ -47,6 +49,16 @@ VIT = [
   *_norm('blocks_{}/attention/query_norm', 'blocks.{}.attn.q_norm'),
   *_norm('blocks_{}/attention/key_norm', 'blocks.{}.attn.k_norm'),
   *_norm('blocks_{}/attention/norm', 'blocks.{}.attn.norm'),
+  *_norm('blocks_{}/attention/difference/norm', 'blocks.{}.attn.sub_norm'),
+  *(
+    rule(f'blocks_{{}}/attention/difference/{ours}', f'{LAMBDA}{theirs}')
+    for ours, theirs in (
+      ('query1', 'q1'),
+      ('key1', 'k1'),
+      ('query2', 'q2'),
+      ('key2', 'k2'),
+    )
+  ),
   *_dense('blocks_{}/attention/out', 'blocks.{}.attn.proj', inputs=2),
   rule('blocks_{}/layer_scale1', 'blocks.{}.ls1.gamma'),
   *_norm('blocks_{}/norm2', 'blocks.{}.norm2'),

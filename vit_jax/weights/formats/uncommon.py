@@ -22,6 +22,9 @@ MAP_PREFIX = 'attention pooling of the tokens before the patches'
 MAP_SIZE = 'attention pooling with other heads or another MLP than the layers'
 MAP_QUERY = 'attention pooling without a projection of its query, or biases'
 QUICK_GELU = 'the GELU x * sigmoid(1.702 x)'
+PARALLEL_MLP = 'an MLP beside attention'
+BRANCHES = 'several attentions beside each other'
+DIFFERENTIAL = 'differential attention'
 # Those of `parts` that CLIP's image tower has.
 CLIPS = (PRE_NORM, NO_PATCH_BIAS, QUICK_GELU)
 # Those of `parts` that BEiT has.
@@ -50,12 +53,16 @@ def parts(model: vit.ViT) -> dict[str, bool]:
     model: The model to be stored.
   """
   # What model.rotary_base and model.rotary_grid say goes with model.rotary;
+  # model.crop_to_patches with the size of images;
   # model.routing, model.expert_layers, model.expert_slots
   # and model.experts_per_token with model.experts.
   return {
     NO_KEY_BIAS: model.qkv_bias and not model.key_bias,
     ROTARY: model.rotary != 'none',
     MLP_NORM: model.mlp_norm,
+    DIFFERENTIAL: model.differential,
+    PARALLEL_MLP: model.parallel_mlp,
+    BRANCHES: model.branches > 1,
     'causal attention': model.causal,
     ATTENTION_NORM: model.attention_norm,
     POST_NORM: model.post_norm,

@@ -1,0 +1,78 @@
+"""Differential attention (Differential Transformer, arXiv:2410.05258).
+
+The weights of a head are those of one softmax less a factor times those of a
+second one, each with half of the head's queries and keys.
+
+In comments: B images, T tokens, R tokens with a query, H heads, K channels of a
+head.
+"""
+
+from flax import linen as nn
+import jax
+import jax.numpy as jnp
+
+_EPSILON = 1e-5  # of the norm, as in the authors' code and in timm
+
+
+def halves(
+  query: jax.Array, key: jax.Array, value: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+  """Returns both halves of each head as two heads, and its values twice.
+
+  Args:
+    query: [B, R, H, K].
+    key: [B, T, H, K].
+    value: [B, T, H, K].
+
+  Returns:
+    [B, R, 2 H, K / 2], [B, T, 2 H, K / 2] and [B, T, 2 H, K].
+  """
+  b, _, heads, size = key.shape
+  shape = b, -1, 2 * heads, size // 2
+  return query.reshape(shape), key.reshape(shape), jnp.repeat(value, 2, axis=2)
+
+
+def of_first(perturbation: jax.Array) -> jax.Array:
+  """Returns what is added to both halves' weights, [B, 2 H, R, T]."""
+  both = jnp.stack([perturbation, jnp.zeros_like(perturbation)], axis=2)
+  return both.reshape(len(both), -1, *both.shape[3:])
+
+
+class Difference(nn.Module):
+  """Maps what both halves attend to into the head's values, normalised."""
+
+  dtype: jax.typing.DTypeLike
+
+  @nn.compact
+  def __call__(
+    self, y: jax.Array, weights: jax.Array | None, layer: jax.Array
+  ) -> tuple[jax.Array, jax.Array | None]:
+    """Equations 1 to 3 of the paper.
+
+    Args:
+      y: [B, R, 2 H, K].
+      weights: float32 [B, 2 H, R, T], or None.
+      layer: Index of the layer, from 0, an int32 scalar.
+
+    Returns:
+      [B, R, H, K]; and the weights' difference, [B, H, R, T], or None.
+    """
+    b, r, heads, size = y.shape
+    vectors = {
+      name: self.param(name, nn.initializers.normal(0.1), (size // 2,))
+      for name in ('query1', 'key1', 'query2', 'key2')
+    }
+    start = 0.8 - 0.6 * jnp.exp(-0.3 * layer)
+    factor = (
+      jnp.exp(vectors['query1'] @ vectors['key1'])
+      - jnp.exp(vectors['query2'] @ vectors['key2'])
+      + start
+    )
+    y = y.reshape(b, r, heads // 2, 2, size)
+    y = y[..., 0, :] - factor.astype(y.dtype) * y[..., 1, :]
+    # Each head's own norm, as the sizes of their differences differ.
+    y = nn.RMSNorm(_EPSILON, self.dtype, name='norm')(y)
+    if weights is not None:
+      weights = weights.reshape(b, heads // 2, 2, *weights.shape[2:])
+      weights = weights[:, :, 0] - factor * weights[:, :, 1]
+    return y * (1 - start).astype(y.dtype), weights
