@@ -33,12 +33,20 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
   config.augment.gray = (0.2,)
   config.augment.solarize = (0.0, 0.2)
 
+  # The sizes and the optimizer of the run above.
   config.model.name = 'ViT-Ti/8'
+  config.model.hidden_size = 192
+  config.model.mlp_dim = 384
+  config.model.num_heads = 3
+  config.model.scan = False
   config.model.position_embedding = 'sincos2d_moco'
   config.model.initializers = 'moco'
   config.objective.name = 'mocov3'
   config.objective.options = {'width': 1024, 'dim': 128}
 
+  config.optim.name = 'adamw'
   config.optim.learning_rate = 1e-3
+  config.optim.b2 = 0.999
+  config.optim.clip_norm = None
   config.optim.weight_decay = 0.1
   return config

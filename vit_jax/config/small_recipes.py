@@ -47,18 +47,23 @@ def cifar10_trained(arg: str) -> ml_collections.ConfigDict:
 
   config.train.duration = f'{count} epochs'
   config.train.batch_size = 128
-  config.optim.name = 'muon'
-  config.optim.learning_rate = 3e-3
-  config.optim.momentum = 0.95
-  config.optim.b2 = 0.95
+  muon(config)
   config.optim.schedule = 'linear'
   config.optim.warmup = '50 steps'
-  config.optim.weight_decay = 0.05
-  config.optim.clip_norm = 1.0
 
   config.evals.val.every = f'{max(1, count // 10)} epochs'
   config.checkpoint.every = config.evals.val.every
   return config
+
+
+def muon(config: ml_collections.ConfigDict) -> None:
+  """Sets Muon, which learns more in few epochs than AdamW (docs/cifar10.md)."""
+  config.optim.name = 'muon'
+  config.optim.learning_rate = 3e-3
+  config.optim.momentum = 0.95
+  config.optim.b2 = 0.95
+  config.optim.weight_decay = 0.05
+  config.optim.clip_norm = 1.0
 
 
 def cifar10_captioned(arg: str) -> ml_collections.ConfigDict:
@@ -154,9 +159,9 @@ def epochs(arg: str) -> int:
 def cifar10_unlabelled(arg: str) -> ml_collections.ConfigDict:
   """Returns the common part of pre-training on CIFAR-10 without labels.
 
-  The model is smaller than that of configs/cifar10.py: 1.2M parameters. Probes
-  are fitted to 10,000 labelled images, and measured on the 5,000 that are held
-  out, four times in a run.
+  The model is much smaller than that of configs/cifar10.py: 134,000 parameters
+  in the layers. Probes are fitted to 10,000 labelled images, and measured on
+  the 5,000 that are held out, twice in a run.
 
   Args:
     arg: Number of epochs.
@@ -167,13 +172,10 @@ def cifar10_unlabelled(arg: str) -> ml_collections.ConfigDict:
   count = epochs(arg)
   config = cifar10()
   config.model.name = 'ViT-Ti/4'
-  config.model.hidden_size = 192
-  config.model.mlp_dim = 384
-  config.model.num_heads = 3
-  config.model.depth = 4
-  config.model.pool = 'gap'
+  small_vit(config)
   config.train.duration = f'{count} epochs'
   config.train.batch_size = 128
+  muon(config)
   config.optim.warmup = f'{count / 10} epochs'
   config.evals.val.split = ''
   config.evals.test.split = ''
@@ -182,9 +184,9 @@ def cifar10_unlabelled(arg: str) -> ml_collections.ConfigDict:
       kind=kind,
       split='train[45000:]',
       train_split='train[:10000]',
-      every=f'{count / 4} epochs',
+      every=f'{count / 2} epochs',
     )
-  config.checkpoint.every = f'{count / 4} epochs'
+  config.checkpoint.every = f'{count / 2} epochs'
   return config
 
 
