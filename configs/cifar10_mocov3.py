@@ -47,6 +47,6 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
   config.optim.name = 'adamw'
   config.optim.learning_rate = 1e-3
   config.optim.b2 = 0.999
-  config.optim.clip_norm = None
+  config.optim.clip_norm = 0.0
   config.optim.weight_decay = 0.1
   return config
