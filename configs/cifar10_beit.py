@@ -7,7 +7,8 @@ on TFDS' `cifar10`, or on a folder with train/<class>/ and test/<class>/:
 
 Measured on a JPEG copy of CIFAR-10 (quality 75), seed 0, 5 epochs: a linear
 probe of the features is right for 48.6% of the 5,000 held-out images, and the
-20 nearest neighbours for 38.6%.
+20 nearest neighbours for 38.6%. Features of an untrained trunk reach 40.8% and
+26.0%.
 """
 
 import ml_collections
