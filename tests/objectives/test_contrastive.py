@@ -447,6 +447,14 @@ def test_a_file_of_both_towers_compares_and_finds(tmp_path, capsys):
   for each, row in zip(found, wanted.numpy(), strict=True):
     given = {x['class']: x['probability'] for x in each['predictions']}
     assert [given['a cat'], given['no']] == pytest.approx(row, abs=1e-4)
+  small = ('--quantize=int8', '--format=json')  # both towers
+  assert commands.run(predict, *args, '--prompts=a cat,no', *small) == 0
+  for each, row in zip(
+    json.loads(capsys.readouterr().out), wanted.numpy(), strict=True
+  ):
+    given = {x['class']: x['probability'] for x in each['predictions']}
+    assert [given['a cat'], given['no']] == pytest.approx(row, abs=0.02)
+    assert [given['a cat'], given['no']] != pytest.approx(row, abs=1e-6)
   assert commands.run(search, *args, '--text=a cat', '--format=json') == 0
   (answer,) = json.loads(capsys.readouterr().out)
   assert len(answer['found']) == 3

@@ -147,7 +147,10 @@ class Preprocess:
   resize_like: str = ''
   spacing: tuple[float, ...] = ()
   window: Any = 'type'
-  features: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+  # They have the classes once more.
+  features: Mapping[str, Any] = dataclasses.field(
+    default_factory=dict, repr=False
+  )
   outputs: Mapping[str, Any] = dataclasses.field(default_factory=dict)
   trunk: str = ''
 

@@ -25,7 +25,6 @@ from vit_jax.models import spec as spec_lib
 # Added to the scores of tokens that are not attended to: their weights are 0,
 # and it is finite in all types but float16.
 _HIDDEN = -1e9
-_KERNELS = ('fused', 'cudnn')
 
 
 def separate(
@@ -294,9 +293,11 @@ class Attention(nn.Module):
     found = spec_lib.attention_on(
       jax.default_backend(), spec.attention_implementation
     )
-    if found == 'plain' or not (spec.differential or found in _KERNELS):
+    if spec.differential and found != 'plain':
+      return 'einsum'
+    if found not in ('fused', 'cudnn'):
       return found
-    if self.returns_keys or spec.differential:
+    if self.returns_keys:
       return 'einsum'
     drops = dropout_key is not None and spec.attention_dropout_rate > 0
     if found == 'fused':
