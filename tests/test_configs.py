@@ -198,6 +198,7 @@ def shrunk(monkeypatch, tmp_path):
   return build
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', sorted(set(CONFIGS) - TRACED - TASKS))
 def test_config_trains_and_evaluates(name, shrunk):
   e = shrunk(name)
@@ -219,6 +220,7 @@ def test_config_trains_and_evaluates(name, shrunk):
     assert np.isfinite(found['loss'])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', sorted(TRACED))
 def test_recipe_is_traced(name, shrunk):
   """All of the step but its compilation, which takes six times as long."""
@@ -255,6 +257,7 @@ def least_formats(model):
   return 1 if model.norm_after_pool or model.head_norm != 'none' else 2
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', [*sorted(set(CONFIGS) - TASKS), *VARIANTS])
 def test_what_a_config_trains_converts(name, tmp_path):
   """To formats of others, two at least of most, which answer as the run."""

@@ -253,6 +253,7 @@ def test_each_command_is_run_or_its_page_says_why_not():
           assert place in ' '.join(documented.read(page).split()), page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('command', OURS)
 def test_flags_and_keys_are_there(command, here):
   with documented.parsed(documented.words(command)) as program:
@@ -298,6 +299,7 @@ def check(program):
   assert set(values.get('parts') or ()) <= set(program.names.get('PARTS', ()))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'command', [x for x in OURS if RUN_BY.get(beginning(x)) == HERE]
 )

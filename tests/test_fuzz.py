@@ -25,6 +25,7 @@ def folder(tmp_path_factory):
   return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('target', hostile.TARGETS, ids=lambda x: x.__name__)
 def test_damage(target, folder):
   seeds = range(SEEDS.get(target.__name__, _OTHERS))
@@ -32,6 +33,7 @@ def test_damage(target, folder):
   assert not all(accepted)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('key', hostile.keys())
 def test_each_key_takes_or_refuses_any_value(key):
   """The check of a config, of values that have the key's type and others."""
@@ -45,6 +47,7 @@ def test_each_key_takes_or_refuses_any_value(key):
       assert str(e) and '\n' not in str(e), (key, value)
 
 
+@pytest.mark.slow
 def test_the_script_runs_the_same_cases():
   command = [sys.executable, str(tiny.ROOT / 'scripts' / 'fuzz.py')]
   result = subprocess.run(

@@ -54,6 +54,7 @@ def interrupt(process, step, number, kill=os.kill):
   return process.returncode, ''.join(said) + err
 
 
+@pytest.mark.slow
 def test_killed_runs_end_in_the_same_bits(tmp_path):
   """SIGKILL at random moments, SIGTERM once; checkpoints fall in between."""
   flags = tiny.flags(
@@ -104,6 +105,7 @@ def test_killed_runs_end_in_the_same_bits(tmp_path):
   assert lines[0] == lines[1], f'interrupted at {steps}'
 
 
+@pytest.mark.slow
 def test_a_signal_that_is_sent_twice_at_once(tmp_path):
   """As `timeout` does: to the process, and to the group that it is in."""
 
@@ -237,6 +239,7 @@ MISTAKES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('mistake', MISTAKES)
 def test_mistakes_get_one_line(mistake, folder, tmp_path):
   args, begins, contains = MISTAKES[mistake]
@@ -282,6 +285,7 @@ def test_an_unwritable_work_directory(tmp_path):
   assert status == 1 and 'error: cannot use work directory' in err
 
 
+@pytest.mark.slow
 def test_tensorflow_is_never_imported(tmp_path):
   code = (
     'import sys\n'

@@ -81,6 +81,7 @@ def twins(tmp_path_factory):
   return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'scan, optim',
   [(True, {'layer_decay': 0.8}), (False, {'name': 'muon'})],

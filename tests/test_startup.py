@@ -31,6 +31,7 @@ def processes_of_their_own(monkeypatch):
   monkeypatch.setenv('JAX_NUM_CPU_DEVICES', '1')
 
 
+@pytest.mark.slow
 def test_startup_has_its_ratio(tmp_path):
   setting.write_images(tmp_path, 8)
   file = str(tiny.ROOT / 'configs' / 'cifar10_tutorial.py')

@@ -97,6 +97,7 @@ def test_transformers_in_turns(config):
     assert entry['against'] == 'transformers'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('dtype', ['float32', 'bfloat16'])
 def test_scanned_layers_and_other_types(config, dtype):
   config = config.copy_and_resolve_references()
@@ -236,6 +237,7 @@ def test_the_guard(monkeypatch, capsys, factor):
   assert json.loads(capsys.readouterr().out).keys() == guard.EXPECTED.keys()
 
 
+@pytest.mark.slow
 def test_processes_of_their_own(monkeypatch):
   monkeypatch.setenv('PYTHONPATH', str(tiny.ROOT))
   monkeypatch.setenv('JAX_NUM_CPU_DEVICES', '1')
@@ -267,6 +269,7 @@ def test_functions_take_turns():
   assert summary == {'median': 4.0, 'min': 2.0, 'max': 8.0}
 
 
+@pytest.mark.slow
 def test_the_command_prints_one_json_object():
   command = [sys.executable, '-m', 'vit_jax.benchmark', '--parts=infer']
   command += ['--batch_size=4', '--blocks=1']

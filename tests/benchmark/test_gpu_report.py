@@ -54,6 +54,7 @@ def written(short, tmp_path_factory):
   return out, report
 
 
+@pytest.mark.slow
 def test_rows(written):
   out, report = written
   stored = json.loads((out / 'report.json').read_text())
@@ -273,6 +274,7 @@ def test_no_time_is_left(short, tmp_path):
   assert 'not reached' in (tmp_path / 'report.md').read_text()
 
 
+@pytest.mark.slow
 def test_small_images_stay_on_the_device(short, tmp_path):
   """Several steps in a call log less often; the loop is still timed."""
   with gpu_rows.Report(tmp_path, budget=10_000) as report:

@@ -94,6 +94,7 @@ def test_the_settings_of_each_method_fit_its_default_model(name):
   assert plan.make_program(config).objective.image_shape
 
 
+@pytest.mark.slow
 def test_a_method_without_a_peer_has_our_figure_alone(monkeypatch):
   entry = pretraining.Bench('dinov2', config_of('dinov2'), blocks=1).train()
   assert entry['images_per_second'] > 0 and 'ratio' not in entry

@@ -150,6 +150,7 @@ def _kept(folder: pathlib.Path):
   return folder.exists() and any(folder.iterdir())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', ['default', 'there', 'nowhere'])
 def test_what_is_compiled_is_kept(kind, tmp_path):
   """By default, where it is said, or nowhere."""

@@ -41,6 +41,7 @@ def expected(spec: str) -> list[tuple[str, int]]:
   ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('spec', GOOD)
 def test_selects_what_tfds_selects(spec):
   selection = splits.Selection(spec, SIZES, 'data')

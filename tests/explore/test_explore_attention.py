@@ -163,6 +163,7 @@ def test_rollout_of_uniform_attention():
   np.testing.assert_allclose(joint[0], np.eye(n) / 4 + 0.75 / n, rtol=1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('overrides', FINDERS)
 @pytest.mark.parametrize('scan', [False, True])
 def test_a_planted_patch_is_found(overrides, scan):

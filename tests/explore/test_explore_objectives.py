@@ -149,6 +149,7 @@ CHECKS = {
 }
 
 
+@pytest.mark.slow
 def test_what_a_method_shows(finished):
   method, path = finished
   made, params, extra, images, found = columns_of(path)

@@ -70,6 +70,7 @@ def draw(subject, folder, names=tuple(kinds.KINDS)):
   return sections, reasons, shown.numbers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'model, missing',
   [

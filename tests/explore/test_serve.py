@@ -358,6 +358,7 @@ def test_uploads_stay_in_memory(page):
 # The command.
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name, status', [('SIGINT', 0), ('SIGTERM', 128 + signal.SIGTERM)]
 )

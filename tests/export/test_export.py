@@ -131,6 +131,7 @@ CASES = [(name, False) for name in MODELS]
 CASES += [('token', True), ('Mixer', True)]
 
 
+@pytest.mark.slow
 @needs_flatbuffers
 @pytest.mark.parametrize('name,scan', CASES)
 def test_stablehlo(name, scan):
@@ -145,6 +146,7 @@ def test_stablehlo(name, scan):
     assert_close(np.asarray(exported.call(images)), logits(model, images))
 
 
+@pytest.mark.slow
 @needs_onnx
 @pytest.mark.parametrize('name,scan', CASES)
 def test_onnx(name, scan):

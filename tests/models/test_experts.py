@@ -32,6 +32,7 @@ def test_layers_with_experts():
   assert 'moe' in params['blocks_1'] and 'mlp' in params['blocks_0']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('routing', ROUTINGS)
 def test_images_and_padding_do_not_change_others(routing):
   """An image's tokens are routed among themselves, and padding nowhere."""
@@ -105,6 +106,7 @@ def trained(c, steps=4):
   return state, seen, metrics
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('routing', 'mesh'), [('top_experts', (2, 2, 2)), ('soft', (2, 4, 1))]
 )

@@ -37,6 +37,7 @@ def test_nothing_is_merged_where_all_are_protected():
   assert merging.match(jnp.ones((1, 3, 4)), 2, 3) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('pool', 'registers', 'falls'),
   [('token', 0, False), ('gap', 2, True), ('token+gap', 1, False)],
@@ -62,6 +63,7 @@ def test_equal_patches_can_be_merged(pool, registers, falls):
   assert abs(seen['features'] - wanted).max() > 1e-6
 
 
+@pytest.mark.slow
 def test_training_with_merged_tokens_and_without_some_patches():
   model = _model(merge=2, patch_dropout=0.5, dropout_rate=0.1)
   params = model.init(jax.random.key(0), IMAGES)['params']

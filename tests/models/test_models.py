@@ -88,6 +88,7 @@ def apply(model, params, images, *, seed=None, mutable=False, rows=None):
   return model.apply({'params': params}, images, **kwargs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', PUBLISHED)
 def test_published_sizes(name):
   model = vit_jax.create_model(name)
@@ -115,6 +116,7 @@ def test_all_published_names_are_listed():
   assert vit_jax.list_models('*S/*') == small
 
 
+@pytest.mark.slow
 def test_scanned_remat_and_unrolled_are_one_function():
   """Outputs, gradients, dropout and stochastic depth."""
   params, images = example()
@@ -145,6 +147,7 @@ def test_scanned_remat_and_unrolled_are_one_function():
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('implementation', 'qk_norm'),
   [('xla', False), ('xla', True), ('einsum', False)],
@@ -289,6 +292,7 @@ def test_patch_embedding_is_a_convolution():
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('pool', heads.POOLS)
 @pytest.mark.parametrize('position', vit.POSITION_EMBEDDINGS)
 def test_positions_and_pools(pool, position):
@@ -528,6 +532,7 @@ def test_image_must_be_a_multiple_of_the_patch():
     apply(tiny(), params, images[:, :7])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('pool', heads.POOLS)
 def test_trunk_gives_tokens_and_what_the_head_reads(pool):
   model = tiny(pool=pool, depth=1, registers=2)

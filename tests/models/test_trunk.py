@@ -43,6 +43,7 @@ def tokens(model, params, **kwargs):
   return np.asarray(out['tokens'])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('fields', RESTRICTED.values(), ids=RESTRICTED)
 def test_one_function_however_it_is_computed(fields):
   model, params = make(**fields)
@@ -150,6 +151,7 @@ NAFLEX = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'fields',
   [

@@ -139,6 +139,7 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
   assert 'extra/tokenizer/codes' in methods.final_state(finished)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('how', methods.HOW.values(), ids=methods.HOW)
 def test_one_result_however_it_is_computed(finished, tmp_path, how):
   """Accumulated: masks of images differ in size, and weigh as in one batch."""
@@ -146,6 +147,7 @@ def test_one_result_however_it_is_computed(finished, tmp_path, how):
   methods.assert_same_result(config, finished, tmp_path / 'run')
 
 
+@pytest.mark.slow
 def test_the_loss_falls(tmp_path):
   config = config_of(
     BEIT, train__duration='120 steps', optim__learning_rate=1e-2
@@ -203,6 +205,7 @@ def test_written_whole_and_continued(finished, tmp_path, to):
 # A trained tokenizer.
 
 
+@pytest.mark.slow
 def test_a_tokenizer_resumes_and_does_not_depend_on_devices(
   tokenizer_run, tmp_path
 ):
@@ -213,6 +216,7 @@ def test_a_tokenizer_resumes_and_does_not_depend_on_devices(
     methods.assert_same_result(config, tokenizer_run, tmp_path / name)
 
 
+@pytest.mark.slow
 def test_a_tokenizer_learns_to_draw(tmp_path):
   config = config_of(
     TOKENIZER,
@@ -247,6 +251,7 @@ def test_beit_predicts_the_tokens_of_a_run(tokenizer_run, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, arrays['trunk'], params)
 
 
+@pytest.mark.slow
 def test_beit_predicts_the_tokens_of_dalles_encoder(tmp_path):
   file = tmp_path / 'encoder.safetensors'
   dvae_file.write(file)

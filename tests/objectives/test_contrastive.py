@@ -70,12 +70,14 @@ def finished(tmp_path_factory):
   return path
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
   methods.assert_resumes_to_the_bit(
     config_of(**SGD), finished, tmp_path / 'run'
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('how', methods.HOW)
 def test_the_same_on_devices_and_accumulated(how, finished, tmp_path):
   """Microbatches see the other pairs of the global batch, too."""
@@ -101,6 +103,7 @@ def _gradient(options=(), **overrides):
   return jax.jit(jax.value_and_grad(loss))(params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('loss', contrastive.LOSSES)
 def test_cached_gradients_are_those_of_the_whole_batch(loss):
   """With dropout, whose masks are those of the global batch."""
@@ -152,6 +155,7 @@ def test_the_image_tower_is_a_trunk(finished):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('locked', ['image', 'text'])
 def test_a_locked_tower(locked, finished, tmp_path):
   """It keeps its parameters, and the optimizer has no state for it."""

@@ -98,6 +98,7 @@ def finished(request, tmp_path_factory):
 RANDOM = {'model__depth': 2, 'model__stochastic_depth': 0.3}
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
   method, path = finished
   copy = tmp_path / 'run'
@@ -114,6 +115,7 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
 EIGHT = {'mesh__data': 2, 'mesh__fsdp': 4, 'mesh__min_size': 0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('how', ['8 devices', 'accumulated', 'scanned'])
 def test_one_result_however_it_is_computed(finished, tmp_path, how):
   method, path = finished
@@ -184,6 +186,7 @@ def test_the_heads_travel_in_the_authors_names(finished, tmp_path):
     experiment_lib.build(config)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('method', OPTIONS)
 def test_the_student_learns(method):
   e = build(

@@ -93,6 +93,7 @@ def test_settings_are_those_of_the_papers(name):
     assert found[key] == wanted, key
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['digits_dino.py', 'digits_dinov2.py'])
 def test_a_digits_config_trains(name):
   config = config_lib.load(str(tiny.ROOT / 'configs' / name))

@@ -58,6 +58,7 @@ def test_a_step_draws_one_size_from_seed_and_step():
   assert flexible.draw(tiny.config(), 0) is None
 
 
+@pytest.mark.slow
 def test_the_parameters_are_resized_as_on_loading(finished):
   """And as the paper: by the pseudo-inverse, and linearly."""
   vit = vit_jax.load(finished)
@@ -107,6 +108,7 @@ def test_an_interrupted_run_goes_on_to_the_bit(finished, tmp_path):
   jax.tree.map(np.testing.assert_array_equal, a, b)
 
 
+@pytest.mark.slow
 def test_on_a_mesh_and_in_microbatches_it_is_the_same(finished, tmp_path):
   more = {'mesh__data': 2, 'mesh__fsdp': 2, 'train__accumulation': 2}
   loop.run(tiny.config(**FLEXIBLE | more), str(tmp_path))

@@ -63,15 +63,18 @@ def finished(tmp_path_factory):
   return path
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
   methods.assert_resumes_to_the_bit(config_of(), finished, tmp_path / 'run')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('how', methods.HOW.values(), ids=methods.HOW)
 def test_one_result_however_it_is_computed(finished, tmp_path, how):
   methods.assert_same_result(config_of(**how), finished, tmp_path / 'run')
 
 
+@pytest.mark.slow
 def test_the_loss_falls(tmp_path):
   config = config_of(train__duration='60 steps', optim__learning_rate=1e-2)
   assert loop.run(config, str(tmp_path / 'run')).status == 0
@@ -198,6 +201,7 @@ def test_masks_keep_the_patches_with_the_least_noise():
   assert sorted(drawn.places[0].tolist()) == list(range(8))
 
 
+@pytest.mark.slow
 def test_an_image_s_mask_depends_on_its_row_alone():
   objective = objective_of(config_of())
   image = jnp.ones((4, 8, 8, 1))
@@ -227,6 +231,7 @@ def test_patches_of_rectangles_are_put_together_again(patch):
   np.testing.assert_allclose(scaled.std(axis=-1, ddof=1), 1, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_scanned_and_recomputed_layers_are_the_same_function():
   image = jax.random.normal(jax.random.key(0), (2, 8, 8, 1))
   rng = Rng(jax.random.key(1), jnp.arange(2))

@@ -52,6 +52,7 @@ def finished(request, tmp_path_factory):
   return request.param, path
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
   method, path = finished
   methods.assert_resumes_to_the_bit(config_of(method), path, tmp_path / 'run')
@@ -60,6 +61,7 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
     assert any(name.startswith('extra/teacher/') for name in names)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('how', methods.HOW.values(), ids=methods.HOW)
 def test_one_result_however_it_is_computed(finished, tmp_path, how):
   method, path = finished

@@ -55,6 +55,7 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
   methods.assert_resumes_to_the_bit(config(), finished, tmp_path / 'run')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('model', [{}, {'model__scan': True}])
 def test_the_same_on_eight_devices(finished, tmp_path, model):
   """The batch that BatchNorm and the loss see is the whole one."""
@@ -81,6 +82,7 @@ def test_the_patch_embedding_stays_and_the_momentum_encoder_moves():
   assert 0.5 < float(metrics['momentum']) < 1
 
 
+@pytest.mark.slow
 def test_the_loss_falls(tmp_path):
   long = config(train__duration='150 steps', train__log_every='10 steps')
   assert loop.run(long, str(tmp_path / 'run')).status == 0

@@ -216,6 +216,7 @@ def kinds(token):
   return student if token else {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('token', [True, False], ids=['token', 'no token'])
 @pytest.mark.parametrize('kind', ['hard', 'soft'])
 def test_distillation(teacher, kind, token):

@@ -60,10 +60,12 @@ def finished(tmp_path_factory):
   return path
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
   methods.assert_resumes_to_the_bit(config_of(), finished, tmp_path / 'run')
 
 
+@pytest.mark.slow
 def test_eight_devices_give_the_same(finished, tmp_path):
   config = config_of(**methods.HOW['8 devices'])
   methods.assert_same_result(config, finished, tmp_path / 'run')
@@ -76,6 +78,7 @@ def test_running_statistics_follow_the_batches(finished):
   assert abs(norm['mean']).max() > 1e-4 and abs(norm['var'] - 1).max() > 1e-2
 
 
+@pytest.mark.slow
 def test_measures_are_those_of_all_pixels(finished):
   """Each pixel of the split counts once, whatever the batches."""
   experiment = experiment_lib.build(config_of())
@@ -114,6 +117,7 @@ def test_metrics_of_a_run(finished):
   assert last['val/examples'] == 12
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('head', 'loss'),
   [
@@ -166,6 +170,7 @@ TRANS2SEG = {
 SMALL = {'head': 'trans2seg', 'width': 16, 'depth': 2, 'heads': 2}
 
 
+@pytest.mark.slow
 def test_trans2seg_trains_and_predicts(tmp_path, capsys):
   config = config_of(SMALL, **TRANS2SEG)
   assert loop.run(config, str(tmp_path / 'run')).status == 0
@@ -178,12 +183,14 @@ def test_trans2seg_trains_and_predicts(tmp_path, capsys):
   assert len(json.loads(capsys.readouterr().out)[0]['numbers']) == 11
 
 
+@pytest.mark.slow
 def test_trans2seg_learns():
   config = config_of(SMALL, **TRANS2SEG)
   objective = experiment_lib.build(config).program.objective
   assert_learns(objective)
 
 
+@pytest.mark.slow
 def test_a_trunk_of_another_run(finished, tmp_path):
   """The trunk starts from a run's; the heads are new."""
   shape = {k: x for k, x in RUN.items() if k.startswith(('data', 'model'))}

@@ -57,6 +57,7 @@ def finished(tmp_path_factory):
   return path
 
 
+@pytest.mark.slow
 def test_metrics_of_a_run(finished):
   last = [x for x in tiny.metrics(finished) if 'val/dice' in x][-1]
   names = ('miou', 'class_dice/background', 'class_dice/sphere', 'iou/tube')
@@ -69,6 +70,7 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
   methods.assert_resumes_to_the_bit(config_of(), finished, tmp_path / 'run')
 
 
+@pytest.mark.slow
 def test_eight_devices_give_the_same(finished, tmp_path):
   config = config_of(**methods.HOW['8 devices'])
   methods.assert_same_result(config, finished, tmp_path / 'run')

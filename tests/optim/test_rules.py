@@ -136,6 +136,7 @@ def masked_by_hand(name):
   return unrolled(state[0]), unrolled(state[1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'scan'),
   [

@@ -120,6 +120,7 @@ GSAM = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'how',
   [

@@ -145,6 +145,7 @@ def test_an_error_of_one_is_one_of_all(do, errors):
   assert [(status, err) for status, _, err in ends] == [(1, x) for x in errors]
 
 
+@pytest.mark.slow
 def test_a_lost_process_ends_the_other():
   losses = [(0, signal.SIGKILL), (1, signal.SIGKILL), (0, signal.SIGSTOP)]
   with contextlib.ExitStack() as stack:

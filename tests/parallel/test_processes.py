@@ -44,6 +44,7 @@ def command(workdir, **overrides):
   return [*MAIN, *tiny.flags(**RUN | overrides), f'--workdir={workdir}']
 
 
+@pytest.mark.slow
 def test_killed_and_resumed_on_any_number(reference, tmp_path):
   """Two processes, then four, then one; each stopped in another way.
 

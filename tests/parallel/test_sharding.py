@@ -76,6 +76,7 @@ def assert_as_reference(params, losses, start=0):
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('accumulation', [1, 2])
 @pytest.mark.parametrize('scan', [False, True])
 @pytest.mark.parametrize('mesh', MESHES)
@@ -86,6 +87,7 @@ def test_same_numbers_on_every_mesh(mesh, scan, accumulation):
   assert_as_reference(state.params, losses)
 
 
+@pytest.mark.slow
 def test_a_kernel_is_split_as_the_compiler_splits_the_rest():
   """The kernel of TPUs, interpreted; it computes other bits than the plain."""
   model = {
@@ -108,6 +110,7 @@ def test_a_kernel_is_split_as_the_compiler_splits_the_rest():
   )
 
 
+@pytest.mark.slow
 def test_resumes_on_any_mesh(tmp_path):
   """Each of four runs goes on where another one, laid out otherwise, was."""
   section, half = tiny.config().checkpoint, STEPS // 2

@@ -103,6 +103,7 @@ def finished(tmp_path_factory):
   return workdir, config
 
 
+@pytest.mark.slow
 def test_a_finite_step_is_the_same_to_the_bit(finished, repeat):
   workdir, config = finished
   found = repeat(config, workdir, 7)

@@ -57,6 +57,7 @@ def until(log, line):
     process.kill()
 
 
+@pytest.mark.slow
 @needs_submitit
 def test_two_local_tasks_are_one_run_that_is_requeued(tmp_path):
   workdir = tmp_path / 'run'

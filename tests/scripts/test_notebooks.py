@@ -52,6 +52,7 @@ def test_stored(name):
   assert notebooks.problems(stored(name)) == []
 
 
+@pytest.mark.slow
 @pytest.mark.notebooks
 @pytest.mark.parametrize('name', NAMES)
 def test_runs(name):

@@ -4,9 +4,11 @@ import os
 import subprocess
 import sys
 
+import pytest
 import tiny
 
 
+@pytest.mark.slow
 def test_the_line_of_a_model():
   command = [sys.executable, str(tiny.ROOT / 'scripts' / 'scaling.py')]
   flags = ['--models=ViT-B/16', '--devices=1', '--batch_size=8']

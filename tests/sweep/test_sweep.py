@@ -156,6 +156,7 @@ def test_two_processes_share_a_grid(files):
   assert png.std() > 20
 
 
+@pytest.mark.slow
 def test_a_killed_sweep_goes_on_with_the_run_that_it_left(files):
   flags = files(GRID)
   let_go = hold(flags)
@@ -174,6 +175,7 @@ def test_a_killed_sweep_goes_on_with_the_run_that_it_left(files):
     assert len(starts(flags, trial)) == 1
 
 
+@pytest.mark.slow
 def test_a_run_that_was_killed_with_its_sweep_is_resumed(files):
   flags = files(GRID)
   let_go = hold(flags)
@@ -408,6 +410,7 @@ def test_intervals_are_students(files):
     assert row['seeds'] == '3'
 
 
+@pytest.mark.slow
 def test_runs_are_jobs_of_submitit(files):
   """They are told to stop, resumed, and fail, like others."""
   if importlib.util.find_spec('submitit') is None:  # it changes our logging
@@ -430,6 +433,7 @@ def test_runs_are_jobs_of_submitit(files):
   assert rows['fails']['state'] == 'failed'
 
 
+@pytest.mark.slow
 def test_a_real_run_is_stopped_and_resumed(files):
   flags = files("""
     space={'optim.learning_rate': sweep.choice(3e-3)}, sampler='grid',

@@ -164,6 +164,7 @@ def test_a_signal_in_the_midst_of_a_probe(finished, tmp_path, monkeypatch):
   assert results(tmp_path) == results(finished)
 
 
+@pytest.mark.slow
 def test_several_processes_come_to_the_same(tmp_path):
   """A probe that is on the command line alone."""
   key = 'evals__test__'

@@ -58,6 +58,7 @@ def assert_equal(found, expected):
   jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
+@pytest.mark.slow
 def test_one_task_alone_is_the_run_of_its_config(tmp_path):
   """To the bit: data, random numbers, optimizer and average."""
   keys = tiny.RANDOM | {'train__ema_decay': 0.9, 'train__duration': '4 steps'}
@@ -80,6 +81,7 @@ def finished(tmp_path_factory):
   return path, results
 
 
+@pytest.mark.slow
 def test_a_stopped_run_resumes_to_the_bit(finished, tmp_path):
   path, _ = finished
   shutil.copytree(path, tmp_path / 'run')
@@ -219,6 +221,7 @@ def test_accumulated_steps_follow_the_mean_of_the_losses():
   np.testing.assert_allclose(found['loss'], mean, rtol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('sampling', ['epochs', 'accumulated'])
 def test_one_result_on_any_mesh(sampling):
   keys = {
@@ -322,6 +325,7 @@ def test_commands_of_one_task_say_so():
     experiment_lib.build(config_of())
 
 
+@pytest.mark.slow
 def test_the_demo_trains_each_of_its_tasks():
   """With digits in place of CIFAR-10, which is not here."""
   config = config_lib.load(tiny.ROOT / 'configs/polyvit_demo.py')

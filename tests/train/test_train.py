@@ -71,6 +71,7 @@ def reference():
   return *run_steps(build(**overrides), 3), overrides
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'how',
   [
@@ -371,6 +372,7 @@ def test_a_signal_after_the_last_evaluation_finds_the_run_finished(
   assert '12' in os.listdir(tmp_path / 'checkpoints')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('number', [signal.SIGTERM, signal.SIGINT])
 @pytest.mark.parametrize('when', ['step', 'evaluation'])
 def test_signals_save_within_a_step(tmp_path, monkeypatch, number, when):
@@ -659,6 +661,7 @@ def lengthened(duration, **overrides):
   return tiny.config(train__duration=duration, **(settings | overrides))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'overrides',
   [{}, {'optim__schedule': 'rsqrt'}],

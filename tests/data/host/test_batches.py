@@ -269,6 +269,7 @@ def test_source_size_hands_over_whole_images(configs, tmp_path):
     np.testing.assert_array_equal(image, stored[number])
 
 
+@pytest.mark.slow
 def test_workers_make_the_same_batches_and_leave_nothing(configs):
   config = configs['folder'].copy_and_resolve_references()
   config.data.image_size = (200, 200)  # large enough for shared memory

@@ -40,6 +40,7 @@ CASES = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', CASES)
 def test_golden(name):
   """The logits of the programs that made the files, also for other sizes."""
