@@ -144,6 +144,7 @@ def shrink(config):
     config.data.image_size = 4
     config.model.colours = 3
     config.model.depth, config.model.num_heads = 2, 2
+    config.model.feature_layer = None
     config.model.hidden_size, config.model.mlp_dim = 16, 32
     return
   patch = int(re.search(r'/(\d+)$', config.model.name)[1])
