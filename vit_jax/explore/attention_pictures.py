@@ -190,9 +190,9 @@ def query(subject: Subject) -> Drawn:
   found = _attention(subject).query
   layers, patch = subject.options.layers, subject.options.query
   caption = (
-    f'The attention of the patch in row {patch[0]}, column {patch[1]} (framed;'
-    ' another with --query=ROW,COLUMN) to all patches in each layer, mean over'
-    ' the heads.' + _OVERLAID
+    f'The attention of the patch in row {patch[0]}, column {patch[1]}, counted'
+    ' from 0 (framed; another with --query=ROW,COLUMN), to all patches in each'
+    ' layer, mean over the heads.' + _OVERLAID
   )
   grid = features.patch_grid(subject.vit)
   size = subject.vit.preprocess.image_size

@@ -131,7 +131,8 @@ def similarity(subject: Subject) -> Drawn:
   )
   caption = (
     f'How alike the token of each patch is to that in row {patch[0]}, column'
-    f' {patch[1]} (framed; another with --query=ROW,COLUMN) after each layer:'
+    f' {patch[1]}, counted from 0 (framed; another with --query=ROW,COLUMN),'
+    ' after each layer:'
     ' the cosine of the two, as DINOv3 shows it (arXiv:2508.10104).'
   )
   return Drawn(caption, [('', figure)], {'patch': patch})

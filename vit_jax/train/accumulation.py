@@ -251,7 +251,8 @@ def _too_small(
   if found is None:
     return config_lib.UserError(
       f'{problem}; nor do smaller ones fit: set config.model.remat=full, split'
-      ' the state with config.mesh.fsdp, or take a smaller model or image'
+      ' the state with config.mesh.fsdp, or take a smaller batch, model or'
+      ' image'
     )
   size = train.batch_size // config_lib.num_microbatches(found.config) * parts
   return config_lib.UserError(

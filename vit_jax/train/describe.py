@@ -58,6 +58,12 @@ def _log_part(e: Experiment) -> None:
     'training on %s: %d examples, %s',
     *(e.config.data.split, len(e.source), _show_features(e.source)),
   )
+  if e.config.train.batch_size > len(e.source):
+    logging.warning(
+      'warning: config.train.batch_size=%d is more than the %d examples: each'
+      ' batch has some of them several times',
+      *(e.config.train.batch_size, len(e.source)),
+    )
   for line in program.objective.describe(e.source):
     logging.info('%s', line)
   sampling = balance.make(e.source, e.config.data.balance)
