@@ -45,6 +45,7 @@ with a warning. A warning also says if the other program computes something
 else.
 """
 
+import dataclasses
 import importlib.util
 import math
 import os
@@ -315,11 +316,14 @@ def write_workdir(
   from vit_jax.runs import safe_io
   from vit_jax.runs import workdir
   from vit_jax.train import step
+  from vit_jax.weights import preprocessing
   from vit_jax.weights.formats import export
 
-  config = loaded.trained_with
+  config, preprocess = loaded.trained_with, loaded.preprocess
   if whole is None or config is None:
     config = _config(loaded)
+    outputs = preprocessing.of_head(preprocess.outputs)
+    preprocess = dataclasses.replace(preprocess, outputs=outputs, trunk='')
   state = step.TrainState(
     jnp.zeros((), jnp.int32),
     loaded.params if whole is None else whole,
@@ -328,7 +332,7 @@ def write_workdir(
     extra={},
   )
   with export.new_directory(path) as directory:
-    workdir.prepare(directory, config, loaded.preprocess.to_dict(), '')
+    workdir.prepare(directory, config, preprocess.to_dict(), '')
     with checkpoint.Checkpointer(directory, config.checkpoint) as checkpoints:
       checkpoints.save(0, state, {})
     name = path.name
@@ -351,6 +355,9 @@ def _config(loaded: 'weights.Loaded') -> 'ml_collections.ConfigDict':
   config.init_from.resize = loaded.resize
   config.train.dtype = jnp.dtype(loaded.model.dtype).name
   config.model.name = models.name_of(loaded.model)
+  trained = loaded.trained_with
+  if trained is not None and not loaded.beside:  # it is of the model alone
+    config.objective = trained.objective.copy_and_resolve_references()
   for key, value in models.fields_of(loaded.model).items():
     if value is not None:
       config_lib.set_value(config, f'model.{key}', value)
