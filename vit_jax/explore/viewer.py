@@ -193,7 +193,7 @@ class Viewer:
     if not self._names:  # the output is features
       return []
     head = evaluation_predictions.Head.of(self._vit, _TOP)
-    found = head.rank(logits[None])
+    found = head.rank(jnp.asarray(logits[None]))
     what = 'number' if head.predicts_numbers else 'probability'
     return [
       {'name': self._names[i], 'index': i, what: x}
