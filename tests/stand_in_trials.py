@@ -5,7 +5,7 @@
 
 A run has 12 steps and a value at every second; it saves each step, and resumes.
 How it fares is said by keys of the config that are of no use here. `starts` in
-its work directory has a line for each start.
+its work directory has a line for each start, `config` the value of --config.
 """
 
 import fcntl
@@ -33,6 +33,7 @@ def train(argv):
   fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)  # or fail
   with (workdir / 'starts').open('a') as file:
     file.write(f'{os.getpid()}\n')
+  (workdir / 'config').write_text(flags['config'])
   stopped = []
   signal.signal(signal.SIGTERM, lambda number, _: stopped.append(number))
   sys.exit(steps(flags, workdir, stopped))

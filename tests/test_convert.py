@@ -18,6 +18,7 @@ import vit_jax
 from vit_jax import convert
 from vit_jax import models
 from vit_jax.config import UserError
+from vit_jax.data import features
 from vit_jax.models import stack
 from vit_jax.weights.formats import export
 from vit_jax.weights.formats import timm_config
@@ -104,10 +105,36 @@ def test_a_run_there_and_back(digits_run, tmp_path, form):
   back = run(there, tmp_path / 'back', 'vit_jax')
   one, other = vit_jax.load(digits_run), vit_jax.load(back)
   assert_same(one, other)
-  # Others' formats say nothing of the features of the training data.
-  kept = dataclasses.replace(one.preprocess, features={}, outputs={})
-  assert kept == other.preprocess
+  assert one.preprocess == other.preprocess
   assert json.loads((back / 'DONE').read_text()) == {}
+
+
+@pytest.mark.parametrize('form', ['google', 'timm', 'vit_jax'])
+def test_what_the_outputs_mean(tmp_path, form, caplog):
+  """Numbers stay numbers, in the units of the data."""
+  random = random_model(size=(8, 8), patch_size=4, gelu='tanh', num_classes=2)
+  preprocess = dataclasses.replace(
+    random.preprocess,
+    classes=(),
+    features={'y': features.Number(('width', 'height')).to_dict()},
+    outputs={
+      'logits': {'feature': 'y', 'mean': [5.0, 6.0], 'std': [2.0, 3.0]},
+      'segments': {'feature': 'y'},  # of an objective, which is left behind
+    },
+    trunk='backbone',
+  )
+  random = dataclasses.replace(random, preprocess=preprocess)
+  if form == 'vit_jax':
+    convert.write_workdir(random, tmp_path / form, 'here')
+  else:
+    (note,) = export.write(random, tmp_path / form, form, 'here')
+    assert 'predicts numbers, width, height' in note
+  back = vit_jax.load(tmp_path / form)
+  assert back.preprocess.target.names == ('width', 'height')
+  assert set(back.preprocess.outputs) == {'logits'}
+  images = [np.zeros((8, 8, 3), np.uint8)]
+  wanted = random.outputs(images)['numbers']
+  np.testing.assert_allclose(back.outputs(images)['numbers'], wanted, rtol=1e-4)
 
 
 def test_a_work_directory_of_a_hybrid(tmp_path):

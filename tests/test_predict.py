@@ -199,6 +199,10 @@ def test_mistakes_get_one_line(digits_run, images, tmp_path):
   wrong = message(source, image, '--model.num_heads=three')
   assert "num_heads is 'three'" in wrong
   assert str(tmp_path) in message(f'--from={tmp_path}', image)
+  for flag in ('--overlap=0.5', '--flip', '--output=maps'):
+    assert 'is for maps of segmentation' in message(source, image, flag)
+  for flag in ('--temperature=0.5', '--seed=1'):
+    assert 'is for --sample' in message(source, image, flag)
 
 
 def test_the_command_itself(digits_run, images, tmp_path):

@@ -7,10 +7,12 @@ from foreign import assert_same
 import hub_server
 import numpy as np
 import pytest
+import tiny
 
 import vit_jax
 from vit_jax import convert
 from vit_jax.config import UserError
+from vit_jax.train import loop
 
 
 @pytest.fixture
@@ -45,13 +47,28 @@ def test_what_was_pushed_is_loaded_to_the_bit(digits_run, hub, tmp_path):
 
 def test_a_dry_run_lists_the_files(digits_run, hub, tmp_path, capsys):
   to = '--to=timm', '--push=hf:me/digits', '--dry_run'
-  assert commands.run(convert, digits_run, tmp_path / 'digits', *to) == 0
+  assert commands.run(convert, digits_run, tmp_path / 'digits.v1', *to) == 0
   listed = [line.split()[-1] for line in capsys.readouterr().out.splitlines()]
-  assert listed == sorted(x.name for x in (tmp_path / 'digits').iterdir())
+  assert listed == sorted(x.name for x in (tmp_path / 'digits.v1').iterdir())
   assert {'README.md', 'config.json', 'metrics.json'} <= set(listed)
-  accuracy = json.loads((tmp_path / 'digits/metrics.json').read_text())
+  accuracy = json.loads((tmp_path / 'digits.v1/metrics.json').read_text())
   assert 0 <= accuracy['val/accuracy'] <= 1
   assert not hub.tokens
+
+
+def test_metrics_are_those_of_the_weights(tmp_path, hub):
+  """Also where the run went on, and became another model."""
+  run = tmp_path / 'run'
+  config = tiny.config(train__duration='6 steps', checkpoint__every='2 steps')
+  config.evals.val.every = '2 steps'
+  assert loop.run(config, str(run)).status == 0
+  lines = [x for x in tiny.metrics(run) if 'val/loss' in x]
+  assert [x['step'] for x in lines] == [2, 4, 6]
+  to = '--step=4', '--to=timm', '--push=hf:me/digits', '--dry_run'
+  assert commands.run(convert, run, tmp_path / 'there', *to) == 0
+  found = json.loads((tmp_path / 'there' / 'metrics.json').read_text())
+  assert found['val/loss'] == lines[1]['val/loss'] != lines[2]['val/loss']
+  assert 'step 4' in (tmp_path / 'there' / 'README.md').read_text()
 
 
 def test_refused(digits_run, hub, tmp_path):

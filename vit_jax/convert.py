@@ -22,8 +22,8 @@ from there. --dry_run lists its files instead.
   python -m vit_jax.convert runs/flowers flowers --to=timm \
       --push=hf:me/flowers --license=apache-2.0 --dry_run
 
-Of a run, its config (run_config.json), its last metrics (metrics.json) and
-their curves (curves.png, if matplotlib is there) are added.
+Of a run, its config (run_config.json), the metrics of the checkpoint
+(metrics.json) and their curves (curves.png, if matplotlib is there) are added.
 
 With --whole, the run of a method that has parameters beside the model, such as
 the decoder of MAE, is written with these, in the names of the method's authors.
@@ -45,6 +45,7 @@ with a warning. A warning also says if the other program computes something
 else.
 """
 
+import dataclasses
 import importlib.util
 import math
 import os
@@ -136,7 +137,7 @@ def main(argv: list[str]) -> None:
     logging.warning('warning: %s', note)
   logging.info('wrote %s', path)
   if _PUSH.value:
-    _add_facts(path, pathlib.Path(argv[1]))
+    _add_facts(path, pathlib.Path(argv[1]), loaded.origin.step)
     if _DRY_RUN.value:
       for file in sorted(path.iterdir()):
         print(f'{file.stat().st_size:>14,}  {file.name}')
@@ -146,11 +147,13 @@ def main(argv: list[str]) -> None:
 
 def _check_push(path: pathlib.Path) -> None:
   """Checks the flags of an upload, before anything slow."""
-  from vit_jax.weights import hub  # imports jax
+  from vit_jax.weights import hub  # they import jax
+  from vit_jax.weights.formats import foreign
 
   if _PUSH.value:
     hub.check_name(_PUSH.value)
-    if _TO.value not in ('timm', 'huggingface') or path.suffix:
+    is_file = path.suffix in foreign.SUFFIXES
+    if _TO.value not in ('timm', 'huggingface') or is_file:
       raise UserError(
         f'--push uploads a directory of --to=timm or huggingface, not {path} of'
         f' --to={_TO.value}'
@@ -159,12 +162,15 @@ def _check_push(path: pathlib.Path) -> None:
     raise UserError('--dry_run and --license need --push=hf:OWNER/NAME')
 
 
-def _add_facts(path: pathlib.Path, source: pathlib.Path) -> None:
+def _add_facts(
+  path: pathlib.Path, source: pathlib.Path, step: int | None
+) -> None:
   """Adds what the Hub shows: facts about the run, and the card's head.
 
   Args:
     path: The converted model.
     source: Where it comes from; a work directory or not.
+    step: Of a work directory, the step of the checkpoint.
   """
   from vit_jax.runs import records
   from vit_jax.runs import safe_io
@@ -175,13 +181,18 @@ def _add_facts(path: pathlib.Path, source: pathlib.Path) -> None:
   more: list[str] = []
   if records.is_run(source):
     run = records.read(source)
-    found = {name: points[-1].value for name, points in run.curves.items()}
-    metrics = {k: x for k, x in found.items() if records.is_evaluation(k)}
+    metrics = {
+      name: point.value
+      for name, points in run.curves.items()
+      for point in points  # the last one counts
+      if records.is_evaluation(name) and point.step <= (step or 0)
+    }
     finite = {k: x if math.isfinite(x) else None for k, x in metrics.items()}
     safe_io.write_json(path / 'metrics.json', finite)
     config = safe_io.read_json(source / 'config.json')
     safe_io.write_json(path / 'run_config.json', config)
-    more += ['## Results', '', 'At the end of the run.', '']
+    more += ['## Results', '', f'Up to step {step}, whose weights these are.']
+    more += ['']
     more += ['| metric | value |', '|---|---|']
     more += [f'| {name} | {x:.4g} |' for name, x in metrics.items()]
     if _draw_curves(run, path / 'curves.png'):
@@ -305,11 +316,14 @@ def write_workdir(
   from vit_jax.runs import safe_io
   from vit_jax.runs import workdir
   from vit_jax.train import step
+  from vit_jax.weights import preprocessing
   from vit_jax.weights.formats import export
 
-  config = loaded.trained_with
+  config, preprocess = loaded.trained_with, loaded.preprocess
   if whole is None or config is None:
     config = _config(loaded)
+    outputs = preprocessing.of_head(preprocess.outputs)
+    preprocess = dataclasses.replace(preprocess, outputs=outputs, trunk='')
   state = step.TrainState(
     jnp.zeros((), jnp.int32),
     loaded.params if whole is None else whole,
@@ -318,7 +332,7 @@ def write_workdir(
     extra={},
   )
   with export.new_directory(path) as directory:
-    workdir.prepare(directory, config, loaded.preprocess.to_dict(), '')
+    workdir.prepare(directory, config, preprocess.to_dict(), '')
     with checkpoint.Checkpointer(directory, config.checkpoint) as checkpoints:
       checkpoints.save(0, state, {})
     name = path.name
@@ -341,6 +355,9 @@ def _config(loaded: 'weights.Loaded') -> 'ml_collections.ConfigDict':
   config.init_from.resize = loaded.resize
   config.train.dtype = jnp.dtype(loaded.model.dtype).name
   config.model.name = models.name_of(loaded.model)
+  trained = loaded.trained_with
+  if trained is not None and not loaded.beside:  # it is of the model alone
+    config.objective = trained.objective.copy_and_resolve_references()
   for key, value in models.fields_of(loaded.model).items():
     if value is not None:
       config_lib.set_value(config, f'model.{key}', value)

@@ -38,6 +38,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from vit_jax import cli
+from vit_jax.cli import columns
 from vit_jax.cli import image_files
 from vit_jax.config import UserError
 
@@ -104,10 +105,11 @@ def main(argv: list[str]) -> int:
     print(f'error: {error}', file=sys.stderr)
 
   embedder = embedder_lib.Embedder(loaded, _BATCH_SIZE.value)
-  queries = _queries(embedder, loaded)
+  queries, digest = _queries(embedder, loaded), embedder.digest()
   gallery = gallery_lib.of_folder(
     folder,
-    _cache(folder, embedder),
+    _cache(folder, digest),
+    digest,
     lambda paths: _embed(embedder, loaded, paths, report),
   )
   answers = _answers(folder, gallery, queries)
@@ -146,15 +148,17 @@ def _check_flags(arguments: Sequence[str]) -> str:
     raise UserError(
       "there is no query: add --text='a photo of a dog', or --image=FILE"
     )
+  if _CACHE.value:
+    columns.check_path('--cache', _CACHE.value, ['.npz'])
   return arguments[0]
 
 
-def _cache(folder: str, embedder: 'Embedder') -> pathlib.Path:
+def _cache(folder: str, digest: str) -> pathlib.Path:
   """Returns the file that keeps the embeddings."""
   if _CACHE.value:
     return pathlib.Path(_CACHE.value)
   path = pathlib.Path(folder).resolve()
-  return path.with_name(f'{path.name}.embeddings-{embedder.digest()}.npz')
+  return path.with_name(f'{path.name}.embeddings-{digest}.npz')
 
 
 def _queries(embedder: 'Embedder', loaded: 'weights.Loaded') -> 'np.ndarray':
@@ -206,8 +210,8 @@ def _draw(
       images.append(loaded.preprocess.pixels(file)[0])
       query = '' if i else answer.query
       captions.append(f'{query}\n{similarity:.3f} {os.path.basename(file)}')
-  columns = max(len(answer.found) for answer in answers)
-  contact_sheet.draw(images, captions, path, columns=columns)
+  most = max(len(answer.found) for answer in answers)
+  contact_sheet.draw(images, captions, path, columns=most)
 
 
 def _write_table(answers: Sequence[Answer], _: dict[str, Any]) -> None:

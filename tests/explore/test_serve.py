@@ -23,6 +23,7 @@ pytest.importorskip('uvicorn', reason='uvicorn is not installed')
 
 import page_server
 
+from vit_jax import convert
 from vit_jax.config import UserError
 from vit_jax.explore import serve
 from vit_jax.explore import uploads
@@ -403,6 +404,13 @@ def test_the_command_serves_until_it_is_stopped(digits_run, name, status):
 def test_wrong_flags_are_refused(args, line):
   with pytest.raises(UserError, match=line):
     commands.run(serve, *args)
+
+
+def test_volumes_are_refused(tmp_path):
+  vit = page_server.load(size=(8, 8, 8), patch_size=(4, 4, 4), channels=1)
+  convert.write_workdir(vit, tmp_path / 'run', 'here')
+  with pytest.raises(UserError, match='takes volumes or videos'):
+    commands.run(serve, f'--from={tmp_path}/run', '--port=0')
 
 
 def test_a_port_in_use_is_refused():

@@ -1,5 +1,7 @@
 """What the web page is sent of an image is what the library says."""
 
+import dataclasses
+
 import numpy as np
 import pytest
 
@@ -9,6 +11,9 @@ pytest.importorskip('uvicorn', reason='uvicorn is not installed')
 import page_server
 
 from vit_jax import explore
+from vit_jax.config import UserError
+from vit_jax.data import features as data_features
+from vit_jax.explore import predictions
 from vit_jax.explore import viewer as viewer_lib
 from vit_jax.weights import features
 
@@ -68,6 +73,43 @@ def test_the_most_probable_classes_are_named():
   assert [x['name'] for x in top] == [names[i] for i in order]
   found = [x['probability'] for x in top]
   np.testing.assert_allclose(found, probabilities[order], rtol=1e-3)
+
+
+def predicting(feature, **facts):
+  """Returns a model whose outputs are a feature of the data."""
+  vit = page_server.load()
+  preprocess = dataclasses.replace(
+    vit.preprocess,
+    classes=(),
+    features={'y': feature.to_dict()},
+    outputs={'logits': {'feature': 'y', **facts}},
+  )
+  return dataclasses.replace(vit, preprocess=preprocess)
+
+
+def test_labels_that_go_together_have_probabilities_of_their_own():
+  vit = predicting(data_features.MultiLabel(tuple('abcdefg')))
+  logits = vit.predict(PICTURE)[0]
+  order = np.argsort(-logits)[:5].tolist()
+  top = seen_by(vit)['top']
+  assert [x['name'] for x in top] == ['abcdefg'[i] for i in order]
+  found = [x['probability'] for x in top]
+  wanted = 1 / (1 + np.exp(-logits[order]))
+  np.testing.assert_allclose(found, wanted, rtol=1e-3)
+  drawn = predictions.probabilities(vit, logits[None])[0, order]
+  np.testing.assert_allclose(drawn, wanted, rtol=1e-3)
+
+
+def test_numbers_have_no_probabilities():
+  feature = data_features.Number(tuple('abcdefg'))
+  vit = predicting(feature, mean=[5.0] * 7, std=[2.0] * 7)
+  numbers = vit.outputs(PICTURE)['numbers'][0]
+  top = seen_by(vit)['top']
+  assert [x['name'] for x in top] == list('abcdefg')
+  found = [x['number'] for x in top]
+  np.testing.assert_allclose(found, numbers, rtol=1e-3)
+  with pytest.raises(UserError, match='predicts numbers'):
+    predictions.probabilities(vit, vit.predict(PICTURE))
 
 
 def test_a_model_without_a_head_names_nothing():

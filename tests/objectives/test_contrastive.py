@@ -349,6 +349,37 @@ def test_any_model_finds_images_like_one(digits_run, tmp_path, capsys):
     commands.run(search, *args, cache, '--text=a 3')
 
 
+def test_a_search_keeps_the_embeddings_of_one_model(
+  digits_run, tmp_path, capsys
+):
+  """One that merges tokens has the same parameters, and embeds otherwise."""
+  folder = tmp_path / 'photos'
+  folder.mkdir()
+  rng = np.random.default_rng(0)
+  for i in range(3):
+    image = rng.integers(0, 256, (8, 8), np.uint8)
+    cv2.imwrite(str(folder / f'{i}.png'), image)
+  args = f'--from={digits_run}', folder, f'--image={folder}/1.png'
+
+  def run(*more):
+    assert commands.run(search, *args, '--format=csv', *more) == 0
+    return capsys.readouterr().out
+
+  merging, cache = '--model.merge=1', f'--cache={tmp_path}/cache.npz'
+  plain, merged = run(), run(merging)
+  assert merged != plain
+  assert len([*tmp_path.glob('photos.embeddings-*.npz')]) == 2
+  assert run(cache) == plain
+  assert run(cache, merging) == merged
+  other = tmp_path / 'mine.npz'
+  np.savez(other, embedding=np.ones((3, 16)))
+  with pytest.raises(UserError, match=r'other arrays .* not overwritten'):
+    run(f'--cache={other}')
+  assert np.load(other).files == ['embedding']
+  with pytest.raises(UserError, match=r'must end in \.npz'):
+    run(f'--cache={folder}/1.png')
+
+
 CLIP = {'model__pre_norm': True, 'model__patch_bias': False}
 SIGLIP = {'loss': 'sigmoid', 'dim': 0, 'text_causal': False}
 FILES = {

@@ -14,6 +14,7 @@ import tiny
 
 import vit_jax
 from vit_jax import config as config_lib
+from vit_jax import convert
 from vit_jax import evaluate
 from vit_jax import objectives
 from vit_jax.config import UserError
@@ -90,6 +91,20 @@ def test_evaluation_is_that_of_training(finished, capsys, tmp_path):
     ]
     wanted = pytest.approx(found['mean_absolute_error'], rel=1e-4)
     assert np.abs(errors).mean() == wanted
+
+
+def test_a_converted_run_is_measured_as_before(finished, capsys, tmp_path):
+  method, path = finished
+  there = tmp_path / 'there'
+  assert commands.run(convert, path, there, '--to=vit_jax') == 0
+  data = METHODS[method].get('data__name', 'digits')
+  args = f'--data={data}', '--split=train[80%:]', '--format=json'
+  reports = []
+  for run in (path, there):
+    assert commands.run(evaluate, f'--from={run}', *args) == 0
+    reports.append(json.loads(capsys.readouterr().out))
+    del reports[-1]['checkpoint']
+  assert reports[0] == reports[1]
 
 
 def test_loaded_and_looked_into(finished, capsys, tmp_path):

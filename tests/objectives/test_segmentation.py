@@ -356,6 +356,20 @@ def test_maps_of_images_of_any_size(how, finished, tmp_path, capsys):
     assert cv2.imread(str(output / f'{i}.overlay.png')).shape == colours.shape
 
 
+def test_each_image_has_maps_of_its_own(finished, tmp_path, capsys):
+  """Also where names are equal, and one is what another would get."""
+  output, paths = tmp_path / 'maps', ['x/a.png', 'y/a.png', 'x/a-2.png']
+  for i, path in enumerate(paths):
+    image = scenes.ScenesSource('test', (16, 16 + i)).read(i).values['image']
+    (tmp_path / path).parent.mkdir(exist_ok=True)
+    cv2.imwrite(str(tmp_path / path), image[..., ::-1])
+  images = [tmp_path / path for path in paths]
+  args = f'--from={finished}', *images, f'--output={output}'
+  assert commands.run(predict, *args) == 0
+  found = [cv2.imread(str(x)).shape[1] for x in output.glob('*.map.png')]
+  assert sorted(found) == [16, 17, 18]
+
+
 def test_pictures_of_maps_and_their_errors(finished, tmp_path, capsys):
   args = f'--from={finished}', '--data=scenes', '--split=test[:12]'
   args += ('--source_size=16x16', f'--out={tmp_path}/out', '--max_images=3')

@@ -77,6 +77,10 @@ def test_memory_of_a_work_directory(run, tmp_path):
   assert memory['parameters'] == by_from['parameters'] * gib
   assert memory['gradients'] == memory['average'] == head * gib
   assert memory['optimizer'] == (2 * head + 1) * gib
+  changes = '--image_size=16', '--model.scan=False'
+  changed = json.loads(run(f'--from={tmp_path}/run', '--format=json', *changes))
+  assert changed['parameters'] > by_from['parameters']
+  assert changed['memory']['parameters'] == changed['parameters'] * gib
 
 
 def test_without_its_data(run, tmp_path, caplog):

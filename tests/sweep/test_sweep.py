@@ -233,6 +233,20 @@ def test_failures_are_recorded_and_do_not_end_the_sweep(files, run):
   assert [len(starts(flags, trial)) for trial in range(3)] == counts
 
 
+def test_runs_get_the_argument_of_the_config(files, run, tmp_path):
+  """As it is: it may be an address, which is no path of this machine."""
+  (tmp_path / 'config.py').write_text(
+    'from vit_jax import config\n\n\n'
+    "def get_config(arg=''):\n"
+    f"  return config.load('{tiny.ROOT}/configs/digits.py')\n"
+  )
+  wanted = f'{tmp_path}/config.py:gs://bucket/a/../b,digits'
+  _, *flags = files("space={}, sampler='grid'")
+  assert len(run(f'--config={wanted}', *flags)) == 1
+  there = tmp_path / 'sweep' / 'trials' / '0000' / 'seed0' / 'config'
+  assert there.read_text() == wanted
+
+
 def test_a_sweep_without_a_result_says_why(files, run):
   flags = files("""
     space={'optim.decay_pattern': sweep.choice('fails')}, sampler='grid'""")

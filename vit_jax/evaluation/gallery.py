@@ -27,7 +27,7 @@ from vit_jax.runs import safe_io
 # Paths -> the paths that could be read, in parts, with embeddings [B, E] each.
 Embed = Callable[[Sequence[str]], Iterable[tuple[Sequence[str], np.ndarray]]]
 # Arrays of the file.
-_NAMES = ('files', 'size', 'modified', 'features')
+_NAMES = ('model', 'files', 'size', 'modified', 'features')
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,12 +35,14 @@ class Gallery:
   """Embedded images.
 
   Attributes:
+    model: Digest of the model.
     files: Paths relative to the folder, sorted.
     size: int64 [N], bytes of the files.
     modified: int64 [N], when they were written, in nanoseconds.
     features: float32 [N, E], of unit length.
   """
 
+  model: str
   files: tuple[str, ...]
   size: np.ndarray
   modified: np.ndarray
@@ -53,22 +55,31 @@ class Gallery:
   def empty(cls) -> Self:
     """Returns a gallery without images."""
     none = np.zeros(0, np.int64)
-    return cls((), none, none, np.zeros((0, 0), np.float32))
+    return cls('', (), none, none, np.zeros((0, 0), np.float32))
 
   @classmethod
   def read(cls, path: pathlib.Path) -> Self:
-    """Returns the gallery of a file; an empty one if it cannot be used."""
+    """Returns the gallery of a file; an empty one if it cannot be used.
+
+    Raises:
+      UserError: It is an archive of other arrays.
+    """
     if not path.exists():
       return cls.empty()
     try:
       with safe_io.open_regular(path) as file:
         stored = np.load(file, allow_pickle=False)
-        files, *arrays = (stored[name] for name in _NAMES)
-        found = cls(tuple(files.tolist()), *arrays)
+        model, files, *arrays = (stored[name] for name in _NAMES)
+        found = cls(str(model), tuple(files.tolist()), *arrays)
       if len({len(found), *map(len, arrays)}) > 1:
         raise ValueError('its arrays have different lengths')
       return found
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as e:
+    except KeyError:
+      raise UserError(
+        f'{path} holds other arrays than the embeddings of a folder, and is not'
+        ' overwritten: name another --cache'
+      ) from None
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as e:
       logging.warning('%s is damaged and made anew: %s', path, e)
       return cls.empty()
 
@@ -101,22 +112,30 @@ class Gallery:
     return order, np.take_along_axis(similarity, order, axis=1)
 
 
-def of_folder(folder: str, cache: pathlib.Path, embed: Embed) -> Gallery:
+def of_folder(
+  folder: str, cache: pathlib.Path, model: str, embed: Embed
+) -> Gallery:
   """Returns the gallery of a folder; embeds only what the cache has not.
 
   Args:
     folder: The folder.
-    cache: File of the embeddings of this folder by this model; is written if
-      something has changed.
+    cache: File of the embeddings of this folder; is written if something has
+      changed, also the model.
+    model: Digest of the model.
     embed: Embeds images, and reports those that cannot be read.
 
   Raises:
-    UserError: The cache cannot be written, or no image can be read.
+    UserError: The cache is another file, or cannot be written; or no image can
+      be read.
   """
   paths = folder_lib.images_below(folder)
   if not paths:
     raise UserError(f'{folder} has no images')
   known = Gallery.read(cache)
+  if known.model != model:
+    if len(known):
+      logging.warning('%s is of another model and made anew', cache)
+    known = Gallery.empty()
   rows = {
     (name, int(size), int(modified)): i
     for i, (name, size, modified) in enumerate(
@@ -137,7 +156,7 @@ def of_folder(folder: str, cache: pathlib.Path, embed: Embed) -> Gallery:
   }
   if not kept:
     raise UserError(f'{folder} has no image that can be read')
-  found = _joined(kept, state)
+  found = _joined(kept, state, model)
   found.write(cache)
   return found
 
@@ -153,11 +172,14 @@ def _state(folder: str, path: str) -> tuple[str, int, int]:
 
 
 def _joined(
-  kept: Mapping[str, np.ndarray], state: Mapping[str, tuple[str, int, int]]
+  kept: Mapping[str, np.ndarray],
+  state: Mapping[str, tuple[str, int, int]],
+  model: str,
 ) -> Gallery:
   """Returns the gallery of embeddings by path."""
   files, size, modified = zip(*(state[path] for path in kept), strict=True)
   return Gallery(
+    model,
     files,
     np.array(size, np.int64),
     np.array(modified, np.int64),

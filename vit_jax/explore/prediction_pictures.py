@@ -27,7 +27,7 @@ def predictions(subject: Subject) -> Drawn:
   """Draws the most probable classes of each image."""
   names, probabilities = subject.names, subject.probabilities
   order = np.argsort(-probabilities, axis=1, kind='stable')[:, :_TOP]
-  # A model that does not predict the label has no names of classes.
+  # A model that does not predict the label has no classes of labels.
   known = subject.vit.classes
   truths = [x if x in known else None for x in subject.images.truths]
   bars = [
@@ -37,10 +37,10 @@ def predictions(subject: Subject) -> Drawn:
     ]
     for row, best, truth in zip(probabilities, order, truths, strict=True)
   ]
-  caption = (
-    'The most probable classes of each image: the softmax of the logits,'
-    ' whatever loss the model was trained with.'
-  )
+  how = 'the softmax of the logits, whatever loss the model was trained with'
+  if not subject.vit.preprocess.has_label:
+    how = 'each has a probability of its own, the sigmoid of its logit'
+  caption = f'The most probable classes of each image: {how}.'
   captions = list(subject.images.names)
   if any(truths):
     caption += ' The class of the label is green.'

@@ -14,6 +14,7 @@ import numpy as np
 
 from vit_jax import weights
 from vit_jax.config import UserError
+from vit_jax.data import features
 from vit_jax.evaluation import report
 
 BINS = 15  # ranges of confidence
@@ -55,6 +56,30 @@ def class_probabilities(vit: weights.Loaded, images: Any) -> np.ndarray:
   if not vit.model.num_classes:
     raise UserError('the model has no head, so it names no classes')
   return softmax(np.asarray(vit.predict(images)))
+
+
+def probabilities(vit: weights.Loaded, logits: np.ndarray) -> np.ndarray:
+  """Returns probabilities by what a model predicts, float64 [N, K].
+
+  Those of a multi-label model are independent: rows do not sum to one.
+
+  Args:
+    vit: A model with a head.
+    logits: Its output, [N, K].
+
+  Raises:
+    UserError: It predicts numbers, or they are not finite.
+  """
+  target = vit.preprocess.target
+  if isinstance(target, features.Number):
+    raise UserError(
+      'the model predicts numbers, which have no probabilities: see those that'
+      ' vit_jax.predict prints'
+    )
+  if isinstance(target, features.MultiLabel):
+    check_finite(logits)
+    return (1 + np.tanh(logits.astype(np.float64) / 2)) / 2  # the sigmoid
+  return softmax(logits)
 
 
 def softmax(logits: np.ndarray) -> np.ndarray:

@@ -78,6 +78,12 @@ def main(argv: list[str]) -> int:
       )
   with listen(_HOST.value, _PORT.value) as listener:
     models = [cli.load(FLAGS, path) for path in paths]
+    for model, path in zip(models, paths, strict=True):
+      if len(model.preprocess.image_size) != 2:
+        raise UserError(
+          f'--from={path} takes volumes or videos, and the page shows images:'
+          ' see what predict writes'
+        )
     from vit_jax.explore import server
     from vit_jax.explore import viewer
 

@@ -174,15 +174,15 @@ class Subject:
     count = self.vit.model.num_classes
     if not count:
       raise UserError('the model has no head, so it names no classes')
-    known = self.vit.classes
+    known = self.vit.classes or self.vit.preprocess.target.names
     return (*known, *map(str, range(len(known), count)))
 
   @functools.cached_property
   def probabilities(self) -> np.ndarray:
-    """Softmax of the logits, float64 [B, classes].
+    """Probabilities of the classes, float64 [B, classes].
 
     Raises:
-      UserError: They are not finite.
+      UserError: They are not finite, or the model predicts numbers.
     """
     if isinstance(self.vit.model, resnet.BiT):  # has no tokens to capture
       logits = batched.apply(
@@ -190,7 +190,7 @@ class Subject:
       )
     else:
       logits = self.captured.logits
-    return predictions_lib.softmax(logits)
+    return predictions_lib.probabilities(self.vit, logits)
 
   @functools.cached_property
   def predictions(

@@ -15,6 +15,7 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import weights
+from vit_jax.evaluation import predictions as evaluation_predictions
 from vit_jax.explore import attention as attention_lib
 from vit_jax.explore import predictions
 from vit_jax.explore import sentences as sentences_lib
@@ -43,7 +44,8 @@ class Viewer:
     self._heads, note = _shown_heads(vit)
     self._note = ' '.join(filter(None, (note, why)))
     self._pack = jax.jit(self._packable)
-    known, count = vit.classes, vit.model.num_classes
+    known = vit.classes or vit.preprocess.target.names
+    count = vit.model.num_classes
     unnamed = [f'class {i}' for i in range(len(known), count)]
     self._names = (*known[:count], *unnamed)
 
@@ -92,7 +94,8 @@ class Viewer:
     """Applies the model to an image; returns the page's content, as `packed`.
 
     In the JSON, `top` has name, index and probability of the most probable
-    classes, in descending order; it is empty if the model has no head. Arrays:
+    classes, in descending order; it is empty if the model has no head. Of a
+    model that predicts numbers, it has name, index and number of each. Arrays:
 
       peaks: float32 [M, 1 + P], the largest value of each row of `weights`. M
         counts heads within layers; attention rollout comes last. Missing if no
@@ -111,9 +114,9 @@ class Viewer:
     """
     x = self._vit.preprocess(image)
     seen = self._see(x)
-    probabilities = predictions.softmax(seen.pop('logits')[None])[0]
+    top = self._top(seen.pop('logits'))
     seen['pixels'] = tiles.pixels(self._vit.preprocess, x)[0]
-    return packed({'top': self._top(probabilities)}, seen)
+    return packed({'top': top}, seen)
 
   def fit(self, image: bytes, text: str, template: str) -> bytes:
     """Compares sentences with an image; returns the page's content.
@@ -185,17 +188,18 @@ class Viewer:
       'weights': jnp.rint(shares * 255).astype(jnp.uint8),
     }
 
-  def _top(self, probabilities: np.ndarray) -> list[dict[str, Any]]:
+  def _top(self, logits: np.ndarray) -> list[dict[str, Any]]:
+    predictions.check_finite(logits)
     if not self._names:  # the output is features
       return []
-    order = np.argsort(-probabilities, kind='stable')[:_TOP].tolist()
+    head = evaluation_predictions.Head.of(self._vit, _TOP)
+    found = head.rank(jnp.asarray(logits[None]))
+    what = 'number' if head.predicts_numbers else 'probability'
     return [
-      {
-        'name': self._names[i],
-        'index': i,
-        'probability': float(probabilities[i]),
-      }
-      for i in order
+      {'name': self._names[i], 'index': i, what: x}
+      for i, x in zip(
+        found['top'][0].tolist(), found['probability'][0].tolist(), strict=True
+      )
     ]
 
 

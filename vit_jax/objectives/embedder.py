@@ -19,6 +19,7 @@ import ml_collections
 import numpy as np
 
 from vit_jax import data
+from vit_jax import models
 from vit_jax import objectives
 from vit_jax import weights
 from vit_jax.config import UserError
@@ -95,10 +96,15 @@ class Embedder:
     return zero_shot.embed_texts(self.applied.compute, tokens)
 
   def digest(self) -> str:
-    """Returns a digest of the parameters and of how images are prepared."""
+    """Returns a digest of the model and of how images are prepared."""
     found = hashlib.blake2b(digest_size=_DIGEST)
-    how = self._loaded.preprocess.to_config().data
-    found.update(json.dumps(how.to_dict(), default=str).encode())
+    model = self._loaded.model
+    how = [
+      self._loaded.preprocess.to_config().data.to_dict(),
+      models.fields_of(model),
+      jnp.dtype(model.dtype).name,
+    ]
+    found.update(json.dumps(how, default=str).encode())
     for path, x in jax.tree.leaves_with_path(self.params):
       found.update(jax.tree_util.keystr(path).encode())
       found.update(np.ascontiguousarray(x).tobytes())

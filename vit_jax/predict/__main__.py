@@ -124,6 +124,9 @@ def main(argv: list[str]) -> int:
   """Predicts, or draws, and returns the exit status."""
   if _SAMPLE.value or _COMPLETE.value:
     return _draw(argv[1:])
+  for name in ('temperature', 'seed'):
+    if FLAGS[name].present:
+      raise UserError(f'--{name} is for --sample: leave it out, or add that')
   texts = _prompts()
   paths = image_files.find(argv[1:])
   loaded = cli.load(FLAGS)
@@ -134,6 +137,9 @@ def main(argv: list[str]) -> int:
   paths = image_files.as_examples(paths, is_video)
   if segmenter.is_segmentation(loaded) and not texts:
     return _segment(loaded, paths)
+  given = window_flags.given(FLAGS) + ['--output'] * bool(_OUTPUT.value)
+  if given:
+    raise UserError(f'{given[0]} is for maps of segmentation: leave it out')
   batch_size = min(_BATCH_SIZE.value, len(paths))
   names, predicts_numbers, answer = _answers(loaded, texts, batch_size)
   with _progress(len(paths)) as progress:

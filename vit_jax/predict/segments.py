@@ -35,6 +35,7 @@ def write(
   folder.mkdir(parents=True, exist_ok=True)
   palette = class_maps.palette(len(segment.classes))
   seen: dict[str, int] = {}
+  names: set[str] = set()
   for path in paths:
     try:
       image, labels = segment(path)
@@ -42,14 +43,21 @@ def write(
       report(e)
       continue
     stem = pathlib.Path(scans.stem(path)).name
-    seen[stem] = number = seen.get(stem, 0) + 1
-    name = stem if number == 1 else f'{stem}-{number}'
+    while (name := _numbered(stem, seen)) in names:
+      pass  # another image has this name by itself
+    names.add(name)
     if segment.takes_volumes:
       _write_scan(folder / name, path, image, labels, palette)
     else:
       class_maps.write(folder / name, image, labels, palette)
     counts = np.bincount(labels.ravel(), minlength=len(segment.classes))
     yield path, counts / labels.size
+
+
+def _numbered(stem: str, seen: dict[str, int]) -> str:
+  """Returns the next name for a stem: `a`, then `a-2` and so on."""
+  seen[stem] = number = seen.get(stem, 0) + 1
+  return stem if number == 1 else f'{stem}-{number}'
 
 
 def _write_scan(

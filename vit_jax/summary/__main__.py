@@ -68,6 +68,7 @@ if TYPE_CHECKING:
   import ml_collections
 
   from vit_jax import models
+  from vit_jax import weights
   from vit_jax.ahead import fit as fit_lib
   from vit_jax.ahead import plan as plan_lib
   from vit_jax.ahead import roofline
@@ -196,12 +197,27 @@ def _load(plans: bool) -> _Subject:
   """Returns the model of --from."""
   loaded, experiment = cli.load(FLAGS), None
   config = _stored_config(str(FLAGS['from'].value))
+  if config is not None:
+    _change(config, loaded)
   if config is not None and _MEMORY.value and not plans:
     experiment, config = _configured(config)
   preprocess = loaded.preprocess
   image_shape = (*preprocess.image_size, preprocess.channels)
   checkpoint = loaded.origin.to_dict()
   return _Subject(loaded.model, image_shape, config, experiment, checkpoint)
+
+
+def _change(
+  config: 'ml_collections.ConfigDict', loaded: 'weights.Loaded'
+) -> None:
+  """Changes a config as --image_size and --model.KEY changed the model."""
+  from vit_jax import config as config_lib
+
+  if FLAGS['image_size'].value:
+    config.data.image_size = loaded.preprocess.image_size
+  for text in FLAGS['model'].value or ():
+    key = text.partition('=')[0]
+    config_lib.set_value(config, f'model.{key}', getattr(loaded.model, key))
 
 
 def _check_plan_flags() -> None:

@@ -181,9 +181,10 @@ def _check_flags(argv: list[str]) -> tuple[space_lib.Sweep, list[str]]:
   if _TRIALS.value is not None:
     sweep = dataclasses.replace(sweep, trials=_TRIALS.value)
   path = config_flags.get_config_filename(FLAGS['config'])
+  file, colon, argument = path.partition(':')  # it may be an address
   given = config_flags.get_override_values(FLAGS['config'])
   return sweep, [
-    f'--config={os.path.abspath(path)}',
+    f'--config={os.path.abspath(file)}{colon}{argument}',
     *space_lib.point_flags(given),
   ]
 

@@ -273,6 +273,11 @@ def _mean_std(
   return tuple(x / white for x in mean), tuple(x / white for x in std)
 
 
+def of_head(outputs: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns `data.Preprocess.outputs` of a model without its objective."""
+  return {name: x for name, x in outputs.items() if name == 'logits'}
+
+
 def resized(
   preprocess: data.Preprocess, size: tuple[int, int]
 ) -> data.Preprocess:

@@ -164,14 +164,15 @@ export class Panel {
   }
 
   showAnswers(top) {
-    const items = top.map(({ name, probability }) => {
+    const items = top.map(({ name, probability, number }) => {
       const item = document.createElement("li");
-      item.append(...bar(name, probability));
+      item.append(...bar(name, probability ?? 0, number));
       return item;
     });
     this.find(".answers").hidden = Boolean(this.model.texts) && !top.length;
+    const kind = top[0]?.number === undefined ? "Most probable" : "Numbers";
     this.find(".answers h3").textContent = top.length
-      ? "Most probable"
+      ? kind
       : "This model has no head: it names no classes";
     this.find(".answers ol").replaceChildren(...items);
   }
@@ -329,15 +330,15 @@ export class Panel {
   }
 }
 
-/** Returns the parts of a line with a name, a share and a bar. */
-function bar(name, share) {
+/** Returns the parts of a line with a name, a share or number, and a bar. */
+function bar(name, share, number) {
   const parts = ["class", "share", "bar"].map((kind) => {
     const part = document.createElement("span");
     part.className = kind;
     return part;
   });
   parts[0].textContent = parts[0].title = name;
-  parts[1].textContent = percent(share);
+  parts[1].textContent = number?.toPrecision(4) ?? percent(share);
   parts[2].style.width = `${100 * share}%`;
   return parts;
 }

@@ -19,6 +19,7 @@ import numpy as np
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.config import UserError
+from vit_jax.data import features
 from vit_jax.models import igpt
 from vit_jax.models import resnet
 from vit_jax.models import stack
@@ -90,7 +91,8 @@ def write(
   weights_file = path.name if is_file else f'model{suffix}'
   folder = path.absolute().parent.name if is_file else path.name
   writer = _WRITERS[name]
-  notes = changed + writer.notes(loaded.model) + _level_notes(loaded)
+  notes = changed + writer.notes(loaded.model)
+  notes += _level_notes(loaded) + _output_notes(loaded)
   with new_directory(path, is_file) as directory:
     companions = _companions(loaded, writer, weights_file)
     if whole is not None:
@@ -260,6 +262,24 @@ def _level_notes(loaded: weights.Loaded) -> list[str]:
     f' values from {low:g} to {high:g} become 0 to 1, others are cut; that'
     " program's own preprocessing does not know it"
   ]
+
+
+def _output_notes(loaded: weights.Loaded) -> list[str]:
+  """Returns a note on what the outputs mean, unless they are of classes."""
+  unknown = "that program's own code does not know it"
+  target = loaded.preprocess.target
+  if isinstance(target, features.Number):
+    facts = loaded.preprocess.outputs['logits']
+    return [
+      f'this model predicts numbers, {", ".join(target.names)}: its outputs'
+      f' times {facts["std"]}, plus {facts["mean"]}; {unknown}'
+    ]
+  if isinstance(target, features.MultiLabel):
+    return [
+      f'each of its outputs, {", ".join(target.names)}, has a probability of'
+      f' its own, the sigmoid; {unknown}'
+    ]
+  return []
 
 
 def _write_arrays(

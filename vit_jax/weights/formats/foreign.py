@@ -275,6 +275,10 @@ def _restored(
       f'{key}.interpolation', base.INTERPOLATION, 'bilinear'
     ),
     'resize_like': config.get(f'{key}.resize_like', _LIKE, ''),
+    'features': config.get(f'{key}.features', typed.OBJECT, {}),
+    'outputs': preprocessing.of_head(
+      config.get(f'{key}.outputs', typed.OBJECT, {})
+    ),
   }
   return dataclasses.replace(
     description,
