@@ -302,6 +302,11 @@ def _evaluate(
   loaded, segment = _windows(loaded, evaluator)
   config, spec = data_flags.make_config(FLAGS, loaded), evaluator.spec
   if spec.kind == _ZERO_SHOT:
+    if not config.data.tokenizer:
+      raise UserError(
+        '--probe=zero_shot needs a model with a text tower, and'
+        f' {loaded.origin.path} has none: take knn, few_shot or linear'
+      )
     # It has captions of its own, for any data with classes.
     config.data.captions, config.data.class_names = 'templates:{}', ''
   source = data_flags.open_split(FLAGS, config)

@@ -277,7 +277,7 @@ def test_a_step_takes_three_fifths_of_a_supervised_one():
 @pytest.mark.parametrize(
   ('options', 'overrides', 'message'),
   [
-    ({'mask_ratio': 1.0}, {}, 'mask_ratio is 1.0: it must be between 0 and 1'),
+    ({'mask_ratio': 1.0}, {}, 'mask_ratio is 1.0: it must be above 0 and b'),
     ({'mask_ratio': 0.99}, {}, 'of the 16 patches of 8 x 8 pixels it keeps 0'),
     ({'decoder_depth': 0}, {}, 'decoder_depth is 0: it must be at least 1'),
     ({'decoder_mlp_dim': -1}, {}, 'decoder_mlp_dim is -1'),

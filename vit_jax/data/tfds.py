@@ -190,7 +190,8 @@ def _prepared_builder(
   command = f"pip install -e '.[prepare]' && {prepare_command(name, data_dir)}"
   if not os.path.exists(builder.data_path) or not builder.info.splits:
     raise UserError(
-      f'{name} is not prepared in {builder.data_path}: run {command}'
+      f'{name} is not prepared in {builder.data_path}: run {command}, or read'
+      ' it from a folder with train/CLASS/ and test/CLASS/, as folder:PATH'
     )
   formats = {f.value for f in builder.info.available_file_formats()}
   if _FORMAT not in formats:

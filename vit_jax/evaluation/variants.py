@@ -255,5 +255,5 @@ def _cell(row: Mapping[str, Any], name: str) -> str:
   if low is not None:
     return f'{value:.4f} ({low:.4f} to {high:.4f})'
   if isinstance(value, float):
-    return f'{value:.4g}'
+    return f'{value:,.0f}' if value >= 1000 else f'{value:.4g}'
   return 'nan' if value is None else str(value)

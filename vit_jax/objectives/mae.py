@@ -156,7 +156,7 @@ class MAE(base.Objective):
     """
     options = config.objective.options
     if not 0 < options.mask_ratio < 1:
-      raise _error('mask_ratio', options, 'it must be between 0 and 1')
+      raise _error('mask_ratio', options, 'it must be above 0 and below 1')
     for key in ('decoder_width', 'decoder_depth', 'decoder_heads'):
       if options[key] < 1:
         raise _error(key, options, 'it must be at least 1')

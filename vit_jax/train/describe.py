@@ -6,6 +6,7 @@ import jax
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax.data import balance
+from vit_jax.data import features as features_lib
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
@@ -13,6 +14,9 @@ from vit_jax.train import cost
 from vit_jax.train import program as program_lib
 from vit_jax.train import timetable
 from vit_jax.train.experiment import Experiment
+
+# What the names of a feature are of, by the name of the feature.
+_WITH_NAMES = {'label': 'classes', 'map': 'classes in maps'}
 
 
 def log(experiment: timetable.Trainable) -> None:
@@ -90,8 +94,10 @@ def _show_features(source: data.Source) -> str:
   """Returns the features of a source's examples as text for people."""
   shown = []
   for name, feature in source.features.items():
-    if names := feature.names:
-      what = 'classes' if name == 'label' else name
+    if isinstance(feature, features_lib.Text):
+      shown.append('captions')
+    elif names := feature.names:
+      what = _WITH_NAMES.get(name, name)
       shown.append(f'{len(names)} {what} ({config_lib.some(names, 10)})')
   return ', '.join(shown) or 'images alone'
 
