@@ -369,6 +369,8 @@ MIXER = {
       'KoLeo compares each image with another',
     ),
     ('dinov2', {}, {'model__mask_token': False}, 'mask_token is False'),
+    ('dinov2', {}, {'model__merge': 1}, 'merge is 1.*each patch'),
+    ('dinov2', {}, {'model__patch_dropout': 0.5}, 'patch_dropout is 0.5'),
     ('dinov2', {'mask_ratio': (0.1, 2.0)}, {}, 'mask_ratio is .*patches'),
     ('dinov2', {'mask_probability': 2.0}, {}, 'mask_probability is 2.0'),
     ('dinov2', {'patch_head': False}, {}, 'patches share the head'),

@@ -111,6 +111,7 @@ class DinoV2(dino.Dino):
   """
 
   couples_examples: ClassVar[bool] = True
+  reads_patches: ClassVar[bool] = True
   options: ClassVar[Mapping[str, Any]] = dict(dino.Dino.options) | {
     'assignment': 'sinkhorn',
     'trains_scale': True,
