@@ -249,6 +249,21 @@ def test_local_crops_have_resized_positions():
     np.testing.assert_allclose(found[:, i], wanted, atol=1e-5)
 
 
+def test_crops_of_one_size_have_masks_of_their_own():
+  """Local ones are as large as global ones here."""
+  overrides = {'model__dropout_rate': 0.5}
+  objective = build('dino', {'local_size': 8}, **overrides).program.objective
+  params = objective.init(jax.random.key(0))
+  image = jax.random.normal(jax.random.key(1), (8, 8, 1))
+  images = jnp.broadcast_to(image, (1, 2, 8, 8, 1))
+  rng = Rng(jax.random.key(2, impl='threefry2x32'), jnp.arange(1))
+  found = [
+    objective.see(params, images, rng, is_local=is_local)['features'][0]
+    for is_local in (False, True)
+  ]
+  assert len(np.unique(np.concatenate(found), axis=0)) == 4
+
+
 def test_masks_depend_on_the_row_alone():
   objective = build('dinov2').program.objective
   key, rows = jax.random.key(3), jnp.arange(16)
