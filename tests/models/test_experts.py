@@ -56,6 +56,20 @@ def test_images_and_padding_do_not_change_others(routing):
     np.testing.assert_allclose(found, whole, atol=1e-5)
 
 
+def test_some_patches_share_the_slots_of_an_image():
+  """As in MAE's encoder, and in DINO's local crops."""
+  fields = TINY | {'routing': 'soft', 'experts': 2}
+  model = vit.ViT(
+    0, patch_size=(2, 2), pool='gap', position_embedding='none', **fields
+  )
+  images = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))
+  variables = model.init(jax.random.key(1), images)
+  kept = jnp.broadcast_to(jnp.arange(8), (2, 8))
+  some = model.apply(variables, images, kept=kept, method='trunk')
+  upper = model.apply(variables, images[:, :4])
+  np.testing.assert_allclose(some['features'], upper, atol=1e-5)
+
+
 def test_full_buffers_drop_the_tokens_with_the_least_gates():
   gates = jnp.array([[[0.6, 0.4], [0.7, 0.3], [0.9, 0.1]]])
   plain = experts.top_experts(gates, 1, 2)

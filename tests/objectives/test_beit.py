@@ -295,6 +295,8 @@ def test_beit_predicts_the_tokens_of_dalles_encoder(tmp_path):
       },
       'norm_after_pool is True',
     ),
+    ({'model__merge': 1, 'model__relative_positions': 'none'}, 'merge is 1'),
+    ({'model__patch_dropout': 0.5}, 'patch_dropout is 0.5.*each patch'),
     ({'objective__options__tokenizer': '/nowhere'}, '/nowhere is no work dir'),
     ({'objective__options__tokens': 100_000}, 'have .* different patches'),
   ],
@@ -338,6 +340,12 @@ def test_a_tokenizer_must_fit(tokenizer_run, finished):
 def test_options_of_a_tokenizer_are_checked(option, value):
   config = config_of(TOKENIZER, **{f'objective__options__{option}': value})
   with pytest.raises(UserError, match=f'options.{option} is {value}'):
+    experiment_lib.check(config)
+
+
+def test_a_tokenizer_sees_all_patches():
+  config = config_of(TOKENIZER, model__patch_dropout=0.5)
+  with pytest.raises(UserError, match='patch_dropout is 0.5.*each patch'):
     experiment_lib.check(config)
 
 

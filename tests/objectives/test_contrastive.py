@@ -189,6 +189,19 @@ def test_the_backward_pass_of_a_locked_tower_is_left_out(finished):
   assert flops('image') < 0.6 * flops('')
 
 
+def test_the_end_of_a_text_is_read_also_where_it_is_cut():
+  found = []
+  for pool in ('end', 'largest'):
+    e = experiment_lib.build(
+      config_of({'text_pool': pool}, data__text_length=4)
+    )
+    objective, params = e.program.objective, e.init().params
+    tokens = objective.text.encode_all(['a 1', 'the number 1.'], 'texts')
+    assert (tokens[:, -1] > 0).tolist() == [False, True]
+    found.append(objective.text_outputs(params, tokens)['text_features'])
+  np.testing.assert_array_equal(*found)
+
+
 @pytest.mark.parametrize(
   ('options', 'overrides', 'message'),
   [
@@ -198,6 +211,12 @@ def test_the_backward_pass_of_a_locked_tower_is_left_out(finished):
     ({'text_heads': 3}, {}, 'text_heads is 3.*text_width, 16'),
     ({'parts': 3}, {}, 'parts is 3.*batch_size, 16'),
     ({}, {'data__tokenizer': ''}, "tokenizer is ''"),
+    ({}, {'data__tokenizer': 'sentencepiece'}, "text_pool is 'largest'"),
+    (
+      {'text_pool': 'end'},
+      {'data__tokenizer': 'wordpiece'},
+      'none ends a text',
+    ),
     ({}, {'data__tokenizer': 'clap:x'}, "tokenizer is 'clap:x'"),
     ({}, {'data__captions': ''}, 'digits has no captions'),
     ({}, {'data__captions': 'templates:no place|b {}'}, 'must have {} once'),

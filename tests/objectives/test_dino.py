@@ -252,6 +252,21 @@ def test_local_crops_have_resized_positions():
     np.testing.assert_allclose(found[:, i], wanted, atol=1e-5)
 
 
+def test_crops_of_one_size_have_masks_of_their_own():
+  """Local ones are as large as global ones here."""
+  overrides = {'model__dropout_rate': 0.5}
+  objective = build('dino', {'local_size': 8}, **overrides).program.objective
+  params = objective.init(jax.random.key(0))
+  image = jax.random.normal(jax.random.key(1), (8, 8, 1))
+  images = jnp.broadcast_to(image, (1, 2, 8, 8, 1))
+  rng = Rng(jax.random.key(2, impl='threefry2x32'), jnp.arange(1))
+  found = [
+    objective.see(params, images, rng, is_local=is_local)['features'][0]
+    for is_local in (False, True)
+  ]
+  assert len(np.unique(np.concatenate(found), axis=0)) == 4
+
+
 def test_masks_depend_on_the_row_alone():
   objective = build('dinov2').program.objective
   key, rows = jax.random.key(3), jnp.arange(16)
@@ -372,6 +387,8 @@ MIXER = {
       'KoLeo compares each image with another',
     ),
     ('dinov2', {}, {'model__mask_token': False}, 'mask_token is False'),
+    ('dinov2', {}, {'model__merge': 1}, 'merge is 1.*each patch'),
+    ('dinov2', {}, {'model__patch_dropout': 0.5}, 'patch_dropout is 0.5'),
     ('dinov2', {'mask_ratio': (0.1, 2.0)}, {}, 'mask_ratio is .*patches'),
     ('dinov2', {'mask_probability': 2.0}, {}, 'mask_probability is 2.0'),
     ('dinov2', {'patch_head': False}, {}, 'patches share the head'),

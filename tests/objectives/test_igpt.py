@@ -149,8 +149,9 @@ def test_a_pixel_depends_on_those_before_it():
     {},
     {'scan': True, 'remat': 'full'},
     {'qk_norm': True, 'layer_scale': 0.5, 'gated_mlp': True, 'norm': 'layer'},
+    {'gated_mlp': True, 'gate': 'gelu', 'dense_bias': False},
   ],
-  ids=['plain', 'scanned', 'other layers'],
+  ids=['plain', 'scanned', 'other layers', 'another gate'],
 )
 def test_the_cache_gives_the_same_logits(fields):
   model, params = model_of(**fields)
@@ -260,6 +261,7 @@ def test_files_of_transformers_are_the_same_model(finished, images, tmp_path):
     ({'model__feature_layer': 3}, 'it must be at most the depth, 2'),
     ({'model__causal': False}, 'leave causal at True'),
     ({'model__relative_positions': 'shared'}, 'knows no distances'),
+    ({'model__rotary': 'eva02'}, 'has learned positions alone'),
     ({'objective__options__palette': '00 7f'}, 'has 2 colours, but'),
     ({'objective__options__palette': '00 7f zz ff'}, 'write each colour as'),
   ],

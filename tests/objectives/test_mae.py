@@ -286,6 +286,8 @@ def test_a_step_takes_three_fifths_of_a_supervised_one():
     ({'decoder_widht': 6}, {}, 'no key .decoder_widht'),
     ({}, {'model__pool': 'map'}, "pool='map'.*change config.model"),
     ({}, {'model__name': 'Mixer-S/4'}, 'which a Mixer cannot: choose a ViT'),
+    ({}, {'model__merge': 1}, 'merge is 1.*token of each patch'),
+    ({}, {'model__patch_dropout': 0.5}, 'patch_dropout is 0.5.*set it to 0'),
     (
       {'normalize_targets': True},
       {'model__name': 'ViT-Ti/1'},

@@ -12,6 +12,7 @@ import pytest
 from sklearn import metrics as sklearn_metrics
 import tiny
 
+from configs import digits_multilabel
 import vit_jax
 from vit_jax import config as config_lib
 from vit_jax import convert
@@ -213,6 +214,32 @@ def test_a_coupled_loss_refuses_accumulation(monkeypatch):
   config = config_of('mean_teacher:MeanTeacher', train__accumulation=2)
   with pytest.raises(UserError, match='needs the whole batch at once'):
     objectives.check(config)
+
+
+def test_metrics_have_the_names_of_what_is_learned(
+  tmp_path, monkeypatch, capsys
+):
+  """Also where the examples have as many numbers as labels."""
+  init = digits_multilabel.Pairs.__init__
+
+  def with_numbers(self, config, split):
+    init(self, config, split)
+    self.features['numbers'] = features.Number(tuple('abcdefghij'))
+    self.arrays['numbers'] = np.zeros((len(self), 10), np.float32)
+
+  monkeypatch.setattr(digits_multilabel.Pairs, '__init__', with_numbers)
+  config = config_of(
+    'multilabel', train__duration='2 steps', optim__warmup='0 steps'
+  )
+  path = tmp_path / 'run'
+  assert loop.run(config, str(path)).status == 0
+  (trained,) = (x for x in tiny.metrics(path) if 'val/map' in x)
+  args = f'--from={path}', f'--data={config.data.name}', '--split=train[80%:]'
+  assert commands.run(evaluate, *args, '--format=json') == 0
+  evaluated = json.loads(capsys.readouterr().out)
+  for digit in range(10):
+    name = f'average_precision/{digit}'
+    assert name in evaluated and f'val/{name}' in trained
 
 
 def test_features_of_json():

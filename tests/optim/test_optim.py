@@ -480,6 +480,23 @@ def test_muon_needs_a_hidden_matrix():
     optim.make_optimizer(config_of('muon').optim).init(head)
 
 
+def test_adaptive_clipping_of_patches_of_volumes():
+  config = config_of(
+    'sgd', clip_adaptive=0.5, momentum=0.0, weight_decay=0.0
+  ).optim
+  rng = np.random.default_rng(0)
+  p, g = rng.standard_normal((2, 4, 2, 2, 1, 3)).astype(np.float32)
+  g[0] *= 10  # the first slice of the patches
+  params, grads = ({'patch_embedding': {'kernel': x}} for x in (p, g))
+  optimizer = optim.make_optimizer(config)
+  found = optimizer.update(grads, optimizer.init(params), params)[0]
+  norm, size = (np.sqrt((x**2).sum((0, 1, 2, 3))) for x in (g, p))
+  expected = g * np.minimum(1, 0.5 * size / norm)
+  np.testing.assert_allclose(
+    found['patch_embedding']['kernel'], expected, rtol=1e-5
+  )
+
+
 UNITS = {
   'blocks_1/attention/qkv/kernel': 0,  # [D, 3, H, K]
   'blocks_1/attention/out/kernel': (0, 1),  # [H, K, D]

@@ -70,4 +70,4 @@ def _total(context: base.Context, parts: Iterable[Any]) -> dict[str, Any]:
   merged = functools.reduce(lambda total, x: total.merge(x), parts)
   found = dict(merged.compute())
   shown = {k: np.asarray(found.pop(k)) for k in ('confusion',) if k in found}
-  return metrics.scalars(found, context.features) | shown
+  return metrics.scalars(found, context.features, context.target) | shown

@@ -40,10 +40,13 @@ class Context(abc.ABC):
 
   Attributes:
     features: Features of the examples, by name.
+    target: Name of the feature that the objective learns; None: it learns none.
   """
 
-  def __init__(self, features: features_lib.Features):
-    self.features = features
+  def __init__(
+    self, features: features_lib.Features, target: str | None = None
+  ):
+    self.features, self.target = features, target
     self._embedded: dict[tuple[str, str], embedded.Embedded] = {}
 
   @abc.abstractmethod

@@ -147,7 +147,9 @@ class LoadedContext(base.Context):
       label_of: int32 [classes of the data], their positions in the model's;
         None: labels stay as they are.
     """
-    super().__init__(next(iter(sources.values())).features)
+    target = getattr(objective, 'target', None)  # a `Trunk` has none
+    features = next(iter(sources.values())).features
+    super().__init__(features, target[0] if target else None)
     self._apply, self._config = Applied(objective, params, config), config
     self._sources, self._progress = sources, progress
     self._label_of = label_of

@@ -106,7 +106,9 @@ def classification(
 
 
 def scalars(
-  found: Mapping[str, Any], features: features_lib.Features
+  found: Mapping[str, Any],
+  features: features_lib.Features,
+  target: str | None = None,
 ) -> dict[str, float]:
   """Returns computed metrics as scalars by name.
 
@@ -115,8 +117,12 @@ def scalars(
   Args:
     found: From `clu.metrics.Collection.compute`.
     features: Features of the examples, which have the names.
+    target: Name of the feature that is measured, whose names come first where
+      another has as many; None: not known.
   """
   names = {len(x.names): x.names for x in features.values()}
+  if target is not None:
+    names[len(features[target].names)] = features[target].names
   result: dict[str, float] = {}
   for metric, value in found.items():
     array = np.asarray(value)

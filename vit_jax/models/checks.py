@@ -37,6 +37,9 @@ def check_igpt(model: igpt.IGPT) -> None:
     ),
     f'branches={model.branches}: an iGPT has one': model.branches > 1,
     'differential=True: an iGPT has one softmax': model.differential,
+    f'rotary={model.rotary!r}: an iGPT has learned positions alone': (
+      model.rotary != 'none'
+    ),
   }
   for what, has in wrong.items():
     if has:

@@ -357,6 +357,10 @@ class MixtureOfExperts(nn.Module):
     del dropout_key
     spec, (tokens, d) = self.spec, x.shape[1:]
     slots = spec.expert_slots or soft_slots(tokens, spec.experts)
+    # Smaller crops, or some patches of an image, share the slots of the image.
+    stored: jax.Array | None = self.get_variable('params', 'slots')
+    if stored is not None:
+      slots = stored.shape[-1]
     scale = self.param('scale', nn.initializers.ones, ())
     init = nn.initializers.lecun_normal()
     directions = self.param('slots', init, (d, spec.experts, slots))

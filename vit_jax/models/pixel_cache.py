@@ -18,7 +18,6 @@ import jax.numpy as jnp
 from vit_jax.models import attention
 from vit_jax.models import encoder
 from vit_jax.models import igpt
-from vit_jax.models import mlp
 from vit_jax.models import spec as spec_lib
 from vit_jax.models import stack
 
@@ -72,9 +71,7 @@ class CachedLayer(encoder.EncoderBlock):
       spec.layer_norm('norm1')(x), cache, position
     )
     x = x + self._scale('layer_scale1', y)
-    y = mlp.Mlp(spec, spec.mlp_dim, spec.gated_mlp, spec.mlp_norm, name='mlp')(
-      spec.layer_norm('norm2')(x), None
-    )
+    y = self._mlp(spec.layer_norm('norm2')(x), None, 1, spec_lib.Context())
     return x + self._scale('layer_scale2', y), cache
 
 

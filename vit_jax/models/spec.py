@@ -284,7 +284,7 @@ class EncoderSpec(LayerSpec):
     expert_layers: Layers with experts, counted from 1; (): every second one,
       or with 'soft' the second half.
     expert_slots: With 'soft', slots of an expert; 0: of all experts together as
-      many as there are tokens.
+      many as the image has tokens with which the model is initialised.
     experts_per_token: With 'top_experts', how many a token goes to.
     expert_capacity: Places that all experts have, as a share of those that the
       tokens of an image need; tokens without a place skip the MLP.

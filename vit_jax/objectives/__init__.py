@@ -115,6 +115,7 @@ def check(config: ml_collections.ConfigDict) -> None:
       ' at once: set it to 1'
     )
   _check_statistics(config, cls)
+  _check_patches(config, cls)
   flexible.check(config)
 
 
@@ -161,6 +162,19 @@ def _check_statistics(
       where.format('train.batch_size is 1')
       + ', which has no variance: make it at least 2'
     )
+
+
+def _check_patches(
+  config: ml_collections.ConfigDict, cls: type[Objective]
+) -> None:
+  """Checks that the model has a token in the place of each patch."""
+  for key in ('patch_dropout', 'merge'):
+    if cls.reads_patches and config.model[key]:
+      raise config_lib.UserError(
+        f'config.model.{key} is {config.model[key]}, but'
+        f' config.objective.name={config.objective.name} reads the token of'
+        ' each patch in its place: set it to 0'
+      )
 
 
 def _check_keys(config: ml_collections.ConfigDict) -> None:

@@ -95,6 +95,7 @@ class Objective(abc.ABC):
       computes the microbatches of an accumulation one by one.
     reads_layers: Whether it reads the tokens of several layers, so that it can
       choose them, and not of the last alone.
+    reads_patches: Whether it reads the token of each patch in its place.
     moves_statistics: Whether its loss measures the running statistics of the
       model's `head_norm`, and puts them into `extra[STATISTICS]`.
     config: The full config.
@@ -114,6 +115,7 @@ class Objective(abc.ABC):
   couples_examples: ClassVar[bool] = False
   caches_gradients: ClassVar[bool] = False
   reads_layers: ClassVar[bool] = False
+  reads_patches: ClassVar[bool] = False
   moves_statistics: ClassVar[bool] = False
   lengths: optim.Lengths = optim.Lengths(total=1_000)  # until a run sets it
 

@@ -39,6 +39,7 @@ class BEiT(base.Objective):
   tokenizer is a part of the train state and does not change.
   """
 
+  reads_patches: ClassVar[bool] = True
   options: ClassVar = {
     # The tokenizer: work directory of a run of the objective 'tokenizer', or
     # weights of DALL-E's encoder. '': k-means of the training patches.

@@ -106,6 +106,7 @@ class Contrastive(towers_lib.Towers, base.Objective):
       out_dim=options.dim or self._width,
       has_head_bias=not options.dim,
       pool=options.text_pool,
+      end_token=_end_token(found) if options.text_pool == 'end' else 0,
       **{name: getattr(model, name) for name in _SHARED},
     )
     self.towers = two_towers.TwoTowers(
@@ -158,6 +159,7 @@ class Contrastive(towers_lib.Towers, base.Objective):
         f" config.data.tokenizer is '': set it to {tokenizers.WORDS!r}, or to a"
         ' vocabulary'
       )
+    _check_pool(options.text_pool, config.data.tokenizer)
     if config.model.name != config_lib.INIT_FROM:
       try:
         model = models.from_config(config.model, 0)
@@ -302,6 +304,30 @@ def limited(log_scale: jax.Array, largest: float) -> jax.Array:
     largest: Limit of its exponential; 0: none.
   """
   return _limited(log_scale, math.log(largest)) if largest else log_scale
+
+
+def _end_token(feature: features_lib.Text) -> int:
+  """Returns the number of the token that ends a text."""
+  if not feature.digest:  # a plan, which opens no vocabulary
+    return 0
+  made = tokenizers.make(feature.tokenizer, feature.length, feature.words)
+  return made.end or 0
+
+
+def _check_pool(pool: str, tokenizer: str) -> None:
+  """Raises a UserError if no token has what the text tower reads."""
+  kind = tokenizer.partition(':')[0]
+  unlike = {
+    'largest': (('sentencepiece', 'wordpiece'), 'whose largest one is any'),
+    'end': (('wordpiece',), 'of which none ends a text'),
+  }
+  kinds, why = unlike.get(pool, ((), ''))
+  if kind in kinds:
+    raise config_lib.UserError(
+      f'config.objective.options.text_pool is {pool!r}, but'
+      f' config.data.tokenizer={tokenizer} has tokens {why}: read the'
+      " 'last' one, or of 'wordpiece' the 'first'"
+    )
 
 
 def _checked(model: models.Model, config: ml_collections.ConfigDict) -> vit.ViT:

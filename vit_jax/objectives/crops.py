@@ -91,6 +91,8 @@ class CropTrunk:
     params: Any,
     images: jax.Array,
     rows: jax.Array | None = None,
+    *,
+    is_local: bool = False,
     **kwargs: Any,
   ) -> dict[str, jax.Array]:
     """Applies the trunk.
@@ -100,6 +102,7 @@ class CropTrunk:
       images: float32 [B, n, H, W, C].
       rows: int32 [B], positions of the images in the global batch, for dropout;
         None: there is none.
+      is_local: Whether the crops are local ones.
       **kwargs: Further arguments of the trunk; arrays are [B, n, ...].
 
     Returns:
@@ -112,7 +115,7 @@ class CropTrunk:
       for k, x in kwargs.items()
     }
     if rows is not None:
-      flat['rows'] = self._rows(rows, n, is_local=self.size != (*shape[:2],))
+      flat['rows'] = self._rows(rows, n, is_local=is_local)
     found: Any = self.model.apply(
       {'params': self._resized(params, (shape[0], shape[1]))},
       images.reshape(b * n, *shape),

@@ -215,7 +215,11 @@ class Dino(base.Objective):
   ) -> tuple[jax.Array, base.Scalars, base.Extra]:
     """Returns the cross-entropy of the student's crops with the teacher's."""
     seen = [
-      self.see(params, batch[name], rng, features_only=True)
+      self.see(
+        *(params, batch[name], rng),
+        features_only=True,
+        is_local=name == 'local',
+      )
       for name in self.views
     ]
     taught = self.teach(extra, batch['global'], features_only=True)

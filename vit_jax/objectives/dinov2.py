@@ -111,6 +111,7 @@ class DinoV2(dino.Dino):
   """
 
   couples_examples: ClassVar[bool] = True
+  reads_patches: ClassVar[bool] = True
   options: ClassVar[Mapping[str, Any]] = dict(dino.Dino.options) | {
     'assignment': 'sinkhorn',
     'trains_scale': True,
@@ -221,7 +222,9 @@ class DinoV2(dino.Dino):
     seen = self.see(params, batch['global'], rng, masked=masks)
     features = [seen['features']]
     if 'local' in self.views:
-      local = self.see(params, batch['local'], rng, features_only=True)
+      local = self.see(
+        params, batch['local'], rng, features_only=True, is_local=True
+      )
       features.append(local['features'])
     taught = self.teach(extra, batch['global'])
     loss, scalars, new = self.class_loss(

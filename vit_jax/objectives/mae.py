@@ -114,6 +114,7 @@ class MAE(base.Objective):
   not, and the patch embedding starts as a dense layer.
   """
 
+  reads_patches: ClassVar[bool] = True
   metrics: ClassVar = {'loss': 'min', 'examples': 'max'}
   options: ClassVar = {
     'mask_ratio': 0.75,

@@ -65,6 +65,7 @@ class Segmentation(base.Objective):
   target: ClassVar = (_FEATURE, features_lib.SegmentationMap)
   couples_examples: ClassVar[bool] = True
   reads_layers: ClassVar[bool] = True
+  reads_patches: ClassVar[bool] = True
   moves_statistics: ClassVar[bool] = True
   metrics: ClassVar[Mapping[str, str]] = {
     'miou': 'max',

@@ -70,6 +70,7 @@ class Decoder(nn.Module):
 class Tokenizer(base.Objective):
   """Learns the tokens of patches by drawing the image from them."""
 
+  reads_patches: ClassVar[bool] = True
   metrics: ClassVar = {'loss': 'min', 'examples': 'max'}
   options: ClassVar = {
     'tokens': 8192,  # K

@@ -14,6 +14,7 @@ from vit_jax.models import stack
 
 Axes = tuple[int, ...]
 
+_CONVOLUTIONS = r'(patch_embedding|conv\d*|conv_proj)/kernel$'
 # The input axes and the output axes of kernels, counted from the end, for
 # optimizers that see kernels as matrices. Other axes are batch axes. The first
 # match wins.
@@ -23,7 +24,7 @@ _MATRICES: tuple[tuple[str, tuple[Axes, Axes]], ...] = (
   (r'query/kernel$', ((-3,), (-2, -1))),  # [D, H, K]
   (r'(attention|map_head)/out/kernel$', ((-3, -2), (-1,))),  # [H, K, D]
   # [h, w, C, F]
-  (r'(patch_embedding|conv\d*|conv_proj)/kernel$', ((-4, -3, -2), (-1,))),
+  (_CONVOLUTIONS, ((-4, -3, -2), (-1,))),
   (r'kernel$', ((-2,), (-1,))),  # [D, M]
 )
 
@@ -52,14 +53,17 @@ def matrix_axes(name: str) -> tuple[Axes, Axes]:
   return next(axes for pattern, axes in _MATRICES if re.search(pattern, name))
 
 
-def unit_axes(name: str) -> Axes | None:
+def unit_axes(name: str, ndim: int) -> Axes | None:
   """Returns the axes of the weights of one unit; None: all axes of a layer.
 
   A unit of a kernel is one of its outputs, with all its input weights.
 
   Args:
     name: Path of a parameter.
+    ndim: Number of its axes, without that of stacked layers.
   """
+  if re.search(_CONVOLUTIONS, name):  # of images, or of volumes
+    return tuple(range(-ndim, -1))
   if name.endswith('kernel'):
     return matrix_axes(name)[0]
   found = (axes for pattern, axes in _UNITS if re.search(pattern, name))

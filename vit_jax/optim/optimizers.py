@@ -331,7 +331,7 @@ def _clip_adaptive(limit: float) -> Transformation:
     name = arrays.name(path)
     if re.match('head(_distillation)?/', name):
       return g
-    axes = arrays.unit_axes(name)
+    axes = arrays.unit_axes(name, g.ndim)
 
     def norm(x: jax.Array) -> jax.Array:
       return jnp.sqrt(jnp.sum(x**2, axes, keepdims=True))

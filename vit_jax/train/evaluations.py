@@ -127,8 +127,10 @@ class TrainContext(base.Context):
     watch: watch_lib.Watch,
     patch: flexible.Patch | None = None,
   ):
-    super().__init__(experiment.source.features)
     self._program = experiment.program.at_patch(patch)
+    target = self._program.objective.target
+    features = experiment.source.features
+    super().__init__(features, target[0] if target else None)
     self._params = params
     self._stop = stop
     self._watch = watch
