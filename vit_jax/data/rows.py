@@ -229,7 +229,7 @@ class RowSource(base.Source):
       cell = cell.get('bytes') or cell.get('path')
     if isinstance(cell, str) and cell:
       return os.path.join(self._directory, os.path.expanduser(cell))
-    return cell or None
+    return cell if isinstance(cell, bytes) and cell else None
 
   def _find_targets(
     self,
@@ -262,8 +262,11 @@ class RowSource(base.Source):
     """Returns the one class of `label`, or any number of those of `labels`."""
     cell = self._cell(self._names[name], row)
     if name == 'labels':
-      parts = re.split('[;|]', cell) if isinstance(cell, str) else cell
-      return [str(x).strip() for x in parts or () if str(x).strip()]
+      parts = cell if isinstance(cell, list) else [cell]
+      if isinstance(cell, str):
+        parts = re.split('[;|]', cell)
+      found = [str(x).strip() for x in parts if x is not None]
+      return [x for x in found if x]
     if cell is None or cell == '':
       raise UserError(
         f'{self._where(row)}: column {self._names[name]!r} is empty: it must'
@@ -299,7 +302,7 @@ class RowSource(base.Source):
 def _in_order(names: set[str]) -> tuple[str, ...]:
   """Sorts classes: whole numbers by their size, others as text."""
   if all(re.fullmatch(r'-?\d+', name) for name in names):
-    return tuple(sorted(names, key=int))
+    return tuple(sorted(names, key=lambda name: (int(name), name)))
   return tuple(sorted(names))
 
 

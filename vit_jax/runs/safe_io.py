@@ -92,7 +92,10 @@ def open_regular(path: pathlib.Path | str) -> BinaryIO:
     OSError: It cannot be opened, or is not a regular file.
   """
   # O_NONBLOCK: opening a FIFO does not wait for its writer.
-  file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+  try:
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+  except ValueError as e:  # it has a zero byte, or no file can be called so
+    raise OSError(errno.EINVAL, config_lib.one_line(e), str(path)) from None
   try:
     if not stat.S_ISREG(os.fstat(file).st_mode):
       raise OSError(errno.EINVAL, 'it is no regular file', str(path))
