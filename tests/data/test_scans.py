@@ -247,6 +247,9 @@ def broken(root, what):
     np.save(image, np.zeros((8, 9, 14, 2), np.uint8))
   if what == 'damaged':
     image.write_bytes(image.read_bytes()[:90])
+  if what == 'archive':
+    with image.open('wb') as file:
+      np.savez(file, scan=np.zeros((8, 9, 14), np.uint8))
   if what == 'json':
     (root / 'dataset.json').write_text('{"labels": {"0": "a", "2": "b"}}')
   return root
@@ -269,6 +272,7 @@ def broken(root, what):
       r'images/train/train2.npy has \(6, 12, 12\) places, and is thinner',
     ),
     ('damaged', r'images/train/train1.npy is damaged'),
+    ('archive', r'images/train/train1.npy is damaged'),
     ('json', r'dataset.json is not that of .*labels are \[0, 2\]'),
   ],
 )
@@ -280,6 +284,19 @@ def test_mistakes_get_one_line(what, message, tmp_path):
   with pytest.raises(UserError, match=f'^[^\n]*{message}'):
     source = data.open_source(config, 'train')
     next(iter(data.train_batches(source, config, start_step=0, num_steps=1)))
+
+
+def test_a_changed_byte_of_a_compressed_scan_is_found(tmp_path):
+  path = tmp_path / 'a.nii.gz'
+  rng = np.random.default_rng(0)
+  save_nifti(path, rng.integers(0, 9, (20, 20, 20)).astype(np.int16), np.eye(4))
+  good, (values, _) = path.read_bytes(), scans.read(str(path))
+  for at in range(20, len(good), len(good) // 40):
+    path.write_bytes(good[:at] + bytes([good[at] ^ 255]) + good[at + 1 :])
+    with pytest.raises(UserError, match=r'^.*a\.nii\.gz is damaged[^\n]*$'):
+      scans.read(str(path))
+  path.write_bytes(good)
+  np.testing.assert_array_equal(scans.read(str(path))[0], values)
 
 
 def test_check_is_for_images(tmp_path):
