@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import pathlib
+import secrets
 import stat
 from typing import Any
 from typing import BinaryIO
@@ -34,7 +35,8 @@ def replacing_path(path: pathlib.Path) -> Iterator[pathlib.Path]:
   Raises:
     UserError: It cannot be written; the old file is intact.
   """
-  temporary = path.with_name(f'.{path.name}.tmp')
+  # Another process may replace the same file, such as the index of a shard.
+  temporary = path.with_name(f'.{path.name}.{secrets.token_hex(4)}.tmp')
   try:
     try:
       yield temporary
