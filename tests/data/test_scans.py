@@ -13,6 +13,7 @@ from vit_jax import data
 from vit_jax import evaluate
 from vit_jax.config import UserError
 from vit_jax.data import features
+from vit_jax.data import intensity
 from vit_jax.data import scans
 from vit_jax.data import survey
 from vit_jax.data.device import views
@@ -118,6 +119,28 @@ def test_windows_of_intensities(tmp_path):
   found = data.open_source(config, 'train').read(0).image
   assert (found == 0).mean() == pytest.approx(0.1, abs=0.04)
   assert (found == 65535).mean() == pytest.approx(0.1, abs=0.04)
+
+
+def test_a_window_holds_for_all_modalities(tmp_path):
+  root = write(tmp_path, SIZES[:1])
+  scan_path = root / 'images' / 'train' / 'train0.npy'
+  modality = np.load(scan_path).astype(np.uint16)
+  many = np.stack([modality] * 3 + [4 * modality], axis=-1)
+  np.save(scan_path, many)
+  config = make_config(root)
+  config.data.update(channels=4, intensity='percentiles(0,100)')
+  source = data.open_source(config, 'train')
+  intensity.fill(config, source)
+  high = int(many[..., 3].max())  # fourth, but no alpha
+  assert config.data.intensity_window == (int(many.min()), high)
+  config.data.intensity, config.data.intensity_window = (0, high), ()
+  config.data.update(mean=(0.0,), std=(1.0,))
+  batch = next(data.eval_batches(source, config, batch_size=1))
+  found = views.eval_batch(config, source.features)(batch)['image'][0]
+  inside = found[tuple(slice(n) for n in many.shape[:3])]
+  np.testing.assert_allclose(inside, many / high, rtol=1e-5)
+  kept = data.Preprocess.from_config(config, source.features)
+  np.testing.assert_allclose(kept.normalized(many), many / high, rtol=1e-5)
 
 
 def save_nifti(path, values, affine=AFFINE):
