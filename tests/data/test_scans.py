@@ -322,6 +322,16 @@ def test_a_changed_byte_of_a_compressed_scan_is_found(tmp_path):
   np.testing.assert_array_equal(scans.read(str(path))[0], values)
 
 
+def test_values_that_lie_nowhere_are_damage(tmp_path):
+  path = tmp_path / 'a.nii'
+  save_nifti(path, np.zeros((4, 5, 6), np.int16), np.eye(4))
+  header = bytearray(path.read_bytes())
+  header[108:112] = np.float32(1e19).tobytes()  # where the values begin
+  path.write_bytes(header)
+  with pytest.raises(UserError, match=r'^[^\n]*a\.nii is damaged'):
+    scans.read(str(path))
+
+
 def test_check_is_for_images(tmp_path):
   root = write(tmp_path, SIZES)
   with pytest.raises(UserError, match='holds scans, and check is for images'):

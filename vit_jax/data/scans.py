@@ -216,7 +216,7 @@ def read(path: str) -> tuple[np.ndarray, Header]:
       values = np.array(stored)
     else:
       values = np.asanyarray(stored.dataobj)
-  except (OSError, ValueError, EOFError) as e:
+  except (OSError, ValueError, EOFError, OverflowError) as e:
     raise _damaged(path, e) from None
   values = values.reshape(*found.size, found.channels)
   return values.astype(found.dtype.newbyteorder('='), copy=False), found
