@@ -169,6 +169,9 @@ def test_a_sample_that_cannot_be_used_is_named(tmp_path):
   write_shard(tmp_path / 'a.tar', range(2), txt=b' ')
   with pytest.raises(UserError, match=r'a\.tar, sample some/000.*empty'):
     open_shards(tmp_path / 'a.tar')
+  write_shard(tmp_path / 'c.tar', range(2), json=rb'{"alt": "a \ud83d"}')
+  with pytest.raises(UserError, match=r'c\.tar, sample some/000.*half a char'):
+    open_shards(tmp_path / 'c.tar', text=('alt',))
   write_shard(tmp_path / 'b.tar', range(2), json=b'{"alt": ')
   with pytest.raises(UserError, match=r'b\.tar, sample some/000.*json'):
     open_shards(tmp_path / 'b.tar')

@@ -181,6 +181,13 @@ class RowSource(base.Source):
       raise UserError(
         f'{self._where(row)}: a caption is {found!r:.80}, which is no text'
       )
+    try:
+      ''.join(found).encode()
+    except UnicodeEncodeError:  # JSON may hold half of a pair of surrogates
+      raise UserError(
+        f'{self._where(row)}: a caption is {found!r:.80}, which has half a'
+        ' character: mend it'
+      ) from None
     result = [x for x in found if x.strip()]
     if not result:
       raise UserError(
