@@ -4,12 +4,14 @@ import csv
 import importlib.util
 import re
 
+import commands
 import numpy as np
 import pytest
 import stand_in
 import tiny
 
 from vit_jax import data
+from vit_jax import evaluate
 from vit_jax.config import UserError
 from vit_jax.data import features
 from vit_jax.train import experiment as experiment_lib
@@ -130,6 +132,11 @@ def test_numbers_are_learned_from_a_table(folder, tmp_path):
   results = loop.run(config, str(tmp_path / 'run'))
   assert results.status == 0 and 'val/r2' in results.metrics
   assert results.metrics['val/examples'] == 2
+  name = f'--data=table:{folder}/all.csv'  # its columns are those of the run
+  assert (
+    commands.run(evaluate, f'--from={tmp_path / "run"}', name, '--split=val')
+    == 0
+  )
 
 
 def test_whole_numbers_are_ordered_by_size(tmp_path):
