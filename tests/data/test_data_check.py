@@ -216,6 +216,7 @@ def test_what_is_left_keeps_its_index_and_its_order(folder, tmp_path):
     (None, 'there is no file .*write it by'),
     ('{', 'cannot read'),
     ('{"damaged": [3]}', 'is not what a check writes'),
+    ('{"damaged": [{"id": 1}], "data": 3}', 'is not what a check writes'),
     ('[]', 'is not what a check writes'),
   ],
 )

@@ -275,6 +275,8 @@ def broken(root, what):
       np.savez(file, scan=np.zeros((8, 9, 14), np.uint8))
   if what == 'json':
     (root / 'dataset.json').write_text('{"labels": {"0": "a", "2": "b"}}')
+  if what == 'deep':
+    (root / 'dataset.json').write_text('[' * 100_000)
   return root
 
 
@@ -296,6 +298,7 @@ def broken(root, what):
     ),
     ('damaged', r'images/train/train1.npy is damaged'),
     ('archive', r'images/train/train1.npy is damaged'),
+    ('deep', r'dataset.json is not that of .*more than 64 lists'),
     ('json', r'dataset.json is not that of .*labels are \[0, 2\]'),
   ],
 )

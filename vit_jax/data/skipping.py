@@ -83,7 +83,7 @@ def read(path: str, data: str) -> frozenset[str]:
         f' config.data.name is {data}: their names may differ; check that'
       )
     return ids
-  except (KeyError, TypeError):
+  except (AttributeError, KeyError, TypeError):
     problem = f'{path} is not what a check writes; {advice}'
   except UserError as e:
     problem = str(e)
