@@ -53,7 +53,10 @@ class SkippingSource(base.Source):
 
   def column(self, name: str) -> np.ndarray:
     """Returns a target of all examples, [N, ...]."""
-    return self._source.column(name)[self._kept]
+    try:
+      return self._source.column(name)[self._kept]
+    except UserError:  # perhaps of an example that is left out
+      return super().column(name)
 
   def fingerprint(self) -> str:
     """Returns a digest of the split's fingerprint and the skipped ids."""
