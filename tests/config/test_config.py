@@ -271,6 +271,25 @@ def test_a_run_of_before_there_were_kinds_is_read():
   assert config_lib.differences(config, back) == []
 
 
+@pytest.mark.parametrize(
+  'change',
+  [
+    {'evals': []},
+    {'objective': []},
+    {'objective': {'options': 3}},
+    {'tasks': []},
+    {'tasks': {'a': 3}},
+    {'tasks': {'a': {'weight': 'much'}}},
+    {'tasks': {'a': {'model': []}}},
+  ],
+)
+def test_what_is_no_stored_config(change):
+  stored = config_lib.to_dict(config_lib.default()) | change
+  for value in (stored, [stored]):
+    with pytest.raises(UserError, match='does not hold a config'):
+      config_lib.from_dict(value)
+
+
 def test_load_with_overrides():
   """Values are typed as in defaults.py; lists stand for tuples."""
   config = config_lib.load(

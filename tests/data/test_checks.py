@@ -100,6 +100,15 @@ def test_refuses(settings, message):
   assert '\n' not in str(e.value)
 
 
+def test_refuses_columns_where_there_are_none():
+  config = config_lib.default()
+  config.data.columns.label = 'species'
+  with pytest.raises(UserError, match=r'label is .species., but digits has no'):
+    data.check(config)
+  config.data.name = 'hf:owner/name'
+  data.check(config)
+
+
 def test_refuses_the_split_of_an_evaluation():
   config = config_lib.default()
   config.evals.test.split = 'test[0:'

@@ -17,6 +17,7 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax.config import UserError
 from vit_jax.data import __main__ as command
+from vit_jax.data import survey
 from vit_jax.train import loop
 
 
@@ -216,6 +217,7 @@ def test_what_is_left_keeps_its_index_and_its_order(folder, tmp_path):
     (None, 'there is no file .*write it by'),
     ('{', 'cannot read'),
     ('{"damaged": [3]}', 'is not what a check writes'),
+    ('{"damaged": [{"id": 1}], "data": 3}', 'is not what a check writes'),
     ('[]', 'is not what a check writes'),
   ],
 )
@@ -227,6 +229,24 @@ def test_list_that_cannot_be_used(folder, tmp_path, content, message):
   made.data.update(name=f'folder:{folder}', skip_damaged=str(path))
   with pytest.raises(UserError, match=f'config.data.skip_damaged: .*{message}'):
     data.open_source(made, 'train')
+
+
+def test_a_row_with_a_bad_number_is_left_out(tmp_path):
+  path = tmp_path / 'a.csv'
+  ages = ['1', '2', 'old', '3']
+  lines = [f'{i}.png,{age}\n' for i, age in enumerate(ages)]
+  path.write_text('image,age\n' + ''.join(lines))
+  for i in range(len(ages)):
+    image = stand_in.png(stand_in.pixels(i, 8, 8))
+    (tmp_path / f'{i}.png').write_bytes(image)
+  made = config_lib.default()
+  made.data.name = f'table:{path}'
+  made.data.columns.numbers = ('age',)
+  found = survey.report(survey.list_config(made))
+  (tmp_path / 'list.json').write_text(json.dumps(found))
+  made.data.skip_damaged = str(tmp_path / 'list.json')
+  numbers = data.open_source(made, 'train').column('numbers')
+  assert sorted(numbers.tolist()) == [[1.0], [2.0], [3.0]]
 
 
 def test_nothing_left_is_an_error(folder, tmp_path):

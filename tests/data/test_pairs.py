@@ -168,6 +168,13 @@ def test_errors_of_files_name_them(tmp_path):
       assert '\n' not in str(e.value)
 
 
+def test_a_map_that_pillow_refuses_is_named(tmp_path, monkeypatch):
+  root = write(tmp_path, 'images', 'masks')
+  monkeypatch.setattr(Image, 'MAX_IMAGE_PIXELS', 100)  # in place of 89 million
+  with pytest.raises(UserError, match=r'^[^\n]*masks/\w.png.* exceeds limit'):
+    read_all(root)
+
+
 def test_missing_counterparts_are_named(tmp_path):
   root = write(tmp_path, 'images', 'masks')
   (root / 'masks/b.png').unlink()

@@ -13,6 +13,7 @@ from vit_jax import data
 from vit_jax import evaluate
 from vit_jax.config import UserError
 from vit_jax.data import features
+from vit_jax.data import intensity
 from vit_jax.data import scans
 from vit_jax.data import survey
 from vit_jax.data.device import views
@@ -118,6 +119,28 @@ def test_windows_of_intensities(tmp_path):
   found = data.open_source(config, 'train').read(0).image
   assert (found == 0).mean() == pytest.approx(0.1, abs=0.04)
   assert (found == 65535).mean() == pytest.approx(0.1, abs=0.04)
+
+
+def test_a_window_holds_for_all_modalities(tmp_path):
+  root = write(tmp_path, SIZES[:1])
+  scan_path = root / 'images' / 'train' / 'train0.npy'
+  modality = np.load(scan_path).astype(np.uint16)
+  many = np.stack([modality] * 3 + [4 * modality], axis=-1)
+  np.save(scan_path, many)
+  config = make_config(root)
+  config.data.update(channels=4, intensity='percentiles(0,100)')
+  source = data.open_source(config, 'train')
+  intensity.fill(config, source)
+  high = int(many[..., 3].max())  # fourth, but no alpha
+  assert config.data.intensity_window == (int(many.min()), high)
+  config.data.intensity, config.data.intensity_window = (0, high), ()
+  config.data.update(mean=(0.0,), std=(1.0,))
+  batch = next(data.eval_batches(source, config, batch_size=1))
+  found = views.eval_batch(config, source.features)(batch)['image'][0]
+  inside = found[tuple(slice(n) for n in many.shape[:3])]
+  np.testing.assert_allclose(inside, many / high, rtol=1e-5)
+  kept = data.Preprocess.from_config(config, source.features)
+  np.testing.assert_allclose(kept.normalized(many), many / high, rtol=1e-5)
 
 
 def save_nifti(path, values, affine=AFFINE):
@@ -247,8 +270,13 @@ def broken(root, what):
     np.save(image, np.zeros((8, 9, 14, 2), np.uint8))
   if what == 'damaged':
     image.write_bytes(image.read_bytes()[:90])
+  if what == 'archive':
+    with image.open('wb') as file:
+      np.savez(file, scan=np.zeros((8, 9, 14), np.uint8))
   if what == 'json':
     (root / 'dataset.json').write_text('{"labels": {"0": "a", "2": "b"}}')
+  if what == 'deep':
+    (root / 'dataset.json').write_text('[' * 100_000)
   return root
 
 
@@ -269,6 +297,8 @@ def broken(root, what):
       r'images/train/train2.npy has \(6, 12, 12\) places, and is thinner',
     ),
     ('damaged', r'images/train/train1.npy is damaged'),
+    ('archive', r'images/train/train1.npy is damaged'),
+    ('deep', r'dataset.json is not that of .*more than 64 lists'),
     ('json', r'dataset.json is not that of .*labels are \[0, 2\]'),
   ],
 )
@@ -280,6 +310,29 @@ def test_mistakes_get_one_line(what, message, tmp_path):
   with pytest.raises(UserError, match=f'^[^\n]*{message}'):
     source = data.open_source(config, 'train')
     next(iter(data.train_batches(source, config, start_step=0, num_steps=1)))
+
+
+def test_a_changed_byte_of_a_compressed_scan_is_found(tmp_path):
+  path = tmp_path / 'a.nii.gz'
+  rng = np.random.default_rng(0)
+  save_nifti(path, rng.integers(0, 9, (20, 20, 20)).astype(np.int16), np.eye(4))
+  good, (values, _) = path.read_bytes(), scans.read(str(path))
+  for at in range(20, len(good), len(good) // 40):
+    path.write_bytes(good[:at] + bytes([good[at] ^ 255]) + good[at + 1 :])
+    with pytest.raises(UserError, match=r'^.*a\.nii\.gz is damaged[^\n]*$'):
+      scans.read(str(path))
+  path.write_bytes(good)
+  np.testing.assert_array_equal(scans.read(str(path))[0], values)
+
+
+def test_values_that_lie_nowhere_are_damage(tmp_path):
+  path = tmp_path / 'a.nii'
+  save_nifti(path, np.zeros((4, 5, 6), np.int16), np.eye(4))
+  header = bytearray(path.read_bytes())
+  header[108:112] = np.float32(1e19).tobytes()  # where the values begin
+  path.write_bytes(header)
+  with pytest.raises(UserError, match=r'^[^\n]*a\.nii is damaged'):
+    scans.read(str(path))
 
 
 def test_check_is_for_images(tmp_path):

@@ -197,10 +197,20 @@ def test_short_sounds_are_padded_or_refused(tmp_path):
       data.open_source(config, 'train').read(i)
 
 
+def claim_samples(path):
+  """Writes an MP3 whose header says that it has 2^32 - 1 frames."""
+  soundfile.write(path, np.zeros(4_000, np.float32), RATE, format='MP3')
+  content = bytearray(path.read_bytes())
+  at = content.index(b'Xing') + 8
+  content[at : at + 4] = b'\xff' * 4
+  path.write_bytes(content)
+
+
 @pytest.mark.parametrize(
   ('change', 'message'),
   [
     (lambda x: x.write_bytes(b'no sound' * 9), 'cannot be decoded as a sound'),
+    (claim_samples, 'cannot be decoded as a sound .*Unable to allocate'),
     (lambda x: x.write_bytes(b''), 'cannot be decoded as a sound'),
     (
       lambda x: soundfile.write(x, np.zeros(9, np.float32), RATE),

@@ -4,12 +4,14 @@ import csv
 import importlib.util
 import re
 
+import commands
 import numpy as np
 import pytest
 import stand_in
 import tiny
 
 from vit_jax import data
+from vit_jax import evaluate
 from vit_jax.config import UserError
 from vit_jax.data import features
 from vit_jax.train import experiment as experiment_lib
@@ -130,12 +132,62 @@ def test_numbers_are_learned_from_a_table(folder, tmp_path):
   results = loop.run(config, str(tmp_path / 'run'))
   assert results.status == 0 and 'val/r2' in results.metrics
   assert results.metrics['val/examples'] == 2
+  name = f'--data=table:{folder}/all.csv'  # its columns are those of the run
+  assert (
+    commands.run(evaluate, f'--from={tmp_path / "run"}', name, '--split=val')
+    == 0
+  )
 
 
 def test_whole_numbers_are_ordered_by_size(tmp_path):
   lines = [f'{i}.png,{i}\n' for i in (2, 10, 1)]
   (tmp_path / 'a.csv').write_text('file,class\n' + ''.join(lines))
   assert open_table(tmp_path / 'a.csv').classes == ('1', '2', '10')
+
+
+def test_classes_have_one_order(tmp_path):
+  names = [f'{i:0{width}}' for i in range(1, 9) for width in (1, 2, 3)]
+  lines = ''.join(f'{name}.png,{name}\n' for name in names)
+  (tmp_path / 'a.csv').write_text('file,class\n' + lines)
+  wanted = [f'{i:0{width}}' for i in range(1, 9) for width in (3, 2, 1)]
+  assert open_table(tmp_path / 'a.csv').classes == (*wanted,)
+
+
+def write_parquet(path, **columns):
+  pa = pytest.importorskip('pyarrow')
+  parquet = pytest.importorskip('pyarrow.parquet')
+  parquet.write_table(pa.table(columns), path)
+  return path
+
+
+def test_rows_without_a_split_are_in_train(tmp_path):
+  images, splits = (
+    [stand_in.png(stand_in.pixels(0, 8, 8))] * 3,
+    ['val', None, ''],
+  )
+  path = write_parquet(
+    tmp_path / 'a.parquet', image=images, label=['x'] * 3, split=splits
+  )
+  assert len(open_table(path)) == 2 and len(open_table(path, 'val')) == 1
+
+
+def test_a_number_is_one_of_several_classes(tmp_path):
+  images = [stand_in.png(stand_in.pixels(0, 8, 8))] * 3
+  path = write_parquet(
+    tmp_path / 'a.parquet', image=images, labels=[2, 10, None]
+  )
+  source = open_table(path)
+  assert source.features['labels'] == features.MultiLabel(('2', '10'))
+  assert sorted(source.column('labels').tolist()) == [[0, 0], [0, 1], [1, 0]]
+
+
+@pytest.mark.parametrize('images', [[1, 2], [[1, 2], [3]]])
+def test_images_that_are_none_name_the_row(tmp_path, images):
+  path = write_parquet(tmp_path / 'a.parquet', image=images, label=['x', 'y'])
+  source = open_table(path)
+  assert source.bits() == 8 and source.file(0) is None
+  with pytest.raises(UserError, match=r'row \d: there is no image'):
+    source.read(0)
 
 
 @pytest.mark.parametrize(
@@ -165,6 +217,8 @@ def test_whole_numbers_are_ordered_by_size(tmp_path):
       "row 2: 'z' is not a class of train",
     ),
     ('path,label\n"x.png,y\n', {}, 'is damaged'),
+    ('path,label,label\nx.png,y,z\n', {}, "two columns 'label'"),
+    ('path,label\nx\0.png,y\n', {}, 'row 1: .*cannot be read'),
     ('path,label\n\udcff,y\n', {}, 'is not UTF-8'),
   ],
 )

@@ -68,6 +68,41 @@ def test_keys_of_json_are_columns(shards):
   assert found['text'] == [f'a {width}', f'b {width}']
 
 
+def test_files_of_text_are_columns(tmp_path):
+  png = stand_in.png(stand_in.pixels(0, 8, 8))
+  files = {
+    'png': png,
+    'class': b'cat\n',
+    'tags': b'a;b',
+    'age': b'3',
+    'caption': b'x',
+  }
+  stand_in.write_shard(tmp_path / 'a.tar', {'1': files})
+  found = open_shards(tmp_path / 'a.tar', label='class', text=('caption',))
+  assert found.classes == ('cat',)
+  assert found.read(0).values['text'] == ['x']
+  found = open_shards(tmp_path / 'a.tar', labels='tags', numbers=('age',))
+  assert found.features['labels'] == features.MultiLabel(('a', 'b'))
+  assert found.read(0).values['numbers'] == [3.0]
+
+
+def test_files_that_are_of_no_sample_are_left_out(tmp_path):
+  png = stand_in.png(stand_in.pixels(0, 8, 8))
+  files = {'png': png, 'cls': b'1', 'txt': b'x'}
+  samples = {'d/._1': files, 'd/1': files, 'd/2': files}
+  stand_in.write_shard(tmp_path / 'a.tar', samples)
+  with tarfile.open(tmp_path / 'a.tar', 'a') as archive:
+    archive.addfile(tarfile.TarInfo('README'))
+  found = open_shards(tmp_path / 'a.tar')
+  assert {found.id(i) for i in range(len(found))} == {'a.tar/d/1', 'a.tar/d/2'}
+
+
+def test_a_split_is_no_column(shards):
+  config = tiny.config(data__name=f'tar:{shards}', data__columns__split='alt')
+  with pytest.raises(UserError, match=r'columns\.split is for tables'):
+    data.open_source(config, 'train')
+
+
 def test_a_shard_is_read_once(shards, monkeypatch):
   pattern = f'{shards}/train-{{000..001}}.tar'
   first = open_shards(pattern)
@@ -108,6 +143,9 @@ def test_a_run_resumes_to_the_bit(shards, tmp_path):
     ('none-{000..002}.tar', 'there is no shard .*none-000.tar'),
     ('train-{3..1}.tar', 'is no range'),
     ('cut.tar', 'damaged'),
+    ('ends_at_a_header.tar', 'damaged'),
+    ('ends_in_a_header.tar', 'damaged'),
+    ('wrong_header.tar', 'damaged'),
     ('text.tar', 'damaged'),
     ('empty.tar', 'are empty'),
   ],
@@ -115,6 +153,12 @@ def test_a_run_resumes_to_the_bit(shards, tmp_path):
 def test_bad_shards_get_one_line(name, message, shards, tmp_path):
   whole = (shards / 'val-000.tar').read_bytes()
   (tmp_path / 'cut.tar').write_bytes(whole[:700])
+  with tarfile.open(shards / 'val-000.tar') as archive:
+    at = [member.offset for member in archive][-4]  # of the last sample
+  (tmp_path / 'ends_at_a_header.tar').write_bytes(whole[:at])
+  (tmp_path / 'ends_in_a_header.tar').write_bytes(whole[: at + 100])
+  wrong = whole[:at] + b'x' + whole[at + 1 :]
+  (tmp_path / 'wrong_header.tar').write_bytes(wrong)
   (tmp_path / 'text.tar').write_bytes(b'no shard' * 200)
   tarfile.open(tmp_path / 'empty.tar', 'w').close()
   with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
@@ -125,6 +169,9 @@ def test_a_sample_that_cannot_be_used_is_named(tmp_path):
   write_shard(tmp_path / 'a.tar', range(2), txt=b' ')
   with pytest.raises(UserError, match=r'a\.tar, sample some/000.*empty'):
     open_shards(tmp_path / 'a.tar')
+  write_shard(tmp_path / 'c.tar', range(2), json=rb'{"alt": "a \ud83d"}')
+  with pytest.raises(UserError, match=r'c\.tar, sample some/000.*half a char'):
+    open_shards(tmp_path / 'c.tar', text=('alt',))
   write_shard(tmp_path / 'b.tar', range(2), json=b'{"alt": ')
   with pytest.raises(UserError, match=r'b\.tar, sample some/000.*json'):
     open_shards(tmp_path / 'b.tar')

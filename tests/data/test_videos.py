@@ -15,6 +15,7 @@ from vit_jax import objectives
 from vit_jax.config import UserError
 from vit_jax.data import cache
 from vit_jax.data import features
+from vit_jax.data import intensity
 from vit_jax.data import moving_digits
 from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
@@ -173,6 +174,15 @@ def test_files_and_folders_of_frames(tmp_path):
   clips = next(data.eval_batches(val, config, batch_size=6))['image']
   clips = clips.mean(axis=(2, 3, 4))
   np.testing.assert_allclose(np.sort(clips[:, 0]), [40] * 3 + [70] * 3, atol=4)
+
+
+def test_percentiles_of_videos_in_files(tmp_path):
+  root = write_folder(tmp_path)
+  config = make_config(f'video:{root}', (4, 16, 16), data__channels=3)
+  config.data.intensity = 'percentiles(0,100)'
+  intensity.fill(config, data.open_source(config, 'train'))
+  low, high = config.data.intensity_window
+  assert low <= 2 and 105 <= high <= 115  # 0 and 110, but for the codec
 
 
 def test_short_videos_are_padded_or_refused(tmp_path):

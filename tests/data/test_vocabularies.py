@@ -125,6 +125,25 @@ def test_a_file_put_there_by_hand(server, cache):
   assert not server.paths
 
 
+def test_a_piece_may_be_a_line_separator(tmp_path):
+  path = tmp_path / 'vocab.txt'
+  pieces = ['[PAD]', '[UNK]', '[CLS]', '\u2028', '\x85', 'cat']
+  path.write_bytes('\r\n'.join(pieces).encode() + b'\r\n')
+  made = tokenizers.make(f'wordpiece:{path}')
+  assert made.encode('cat') == [2, 5] and made.vocabulary == 6
+
+
+def test_a_damaged_file_is_named(tmp_path):
+  path = tmp_path / 'merges.gz'
+  content = bytearray(gzip.compress(PIECES, mtime=0))
+  for at in range(100, 120):
+    content[at] ^= 255
+  path.write_bytes(content)
+  assert 'merges.gz cannot be read' in error(
+    lambda: tokenizers.make(f'clip:{path}')
+  )
+
+
 def test_without_a_network_the_error_says_where_the_file_goes(
   server, cache, monkeypatch
 ):

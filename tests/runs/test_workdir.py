@@ -89,6 +89,18 @@ def test_a_file_that_cannot_be_replaced_is_intact(
   assert [p.name for p in tmp_path.iterdir()] == ['a.json']
 
 
+def test_two_that_replace_a_file_at_once(tmp_path: pathlib.Path) -> None:
+  path = tmp_path / 'a.txt'
+  with safe_io.replacing(path) as first:
+    first.write('first')
+    first.flush()
+    with safe_io.replacing(path) as second:
+      second.write('2')
+    assert path.read_text() == '2'
+  assert path.read_text() == 'first'
+  assert [p.name for p in tmp_path.iterdir()] == ['a.txt']
+
+
 def test_the_trouble_of_another_file_stays_its_own(
   tmp_path: pathlib.Path,
 ) -> None:

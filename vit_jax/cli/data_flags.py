@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from collections.abc import Mapping
 import contextlib
+import re
 import sys
 from typing import Any
 from typing import TYPE_CHECKING
@@ -118,6 +119,9 @@ def make_config(
     config.data.map.update(trained.data.map)
     if config.data.name.startswith(('table:', 'hf:')):
       config.data.columns.map = trained.data.columns.map
+    kind = re.match('table:|hf:|tar:', config.data.name)
+    if kind and trained.data.name.startswith(kind[0]):
+      config.data.columns.update(trained.data.columns)
   config.data.dir = flag_values['data_dir'].value
   config.data.num_workers = flag_values['num_workers'].value
   config.train.batch_size = flag_values['batch_size'].value

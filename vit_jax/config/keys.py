@@ -67,11 +67,19 @@ def from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
   Raises:
     UserError: This version does not know a key, or a value has another type.
   """
+  try:
+    return _typed(stored)
+  except UserError:
+    raise
+  except (AttributeError, TypeError, ValueError):  # lists in place of objects
+    raise UserError('config.json does not hold a config') from None
+
+
+def _typed(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
+  """Returns the same; raises other errors where `stored` is no config."""
   config = default()
-  if not all(
-    isinstance(value, Mapping) for value in (stored, stored.get('evals', {}))
-  ):
-    raise UserError('config.json does not hold a config')
+  if not isinstance(stored.get('evals', {}), Mapping):
+    raise TypeError
   for name in stored.get('evals', {}):
     if name not in config.evals:
       config.evals[name] = evaluation()

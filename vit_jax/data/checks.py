@@ -49,6 +49,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   _check_antialias(data)
   scans.check(config)
   codes.check(config)
+  _check_columns(data)
   recordings.check(config)
   config_lib.at_least(config, 'data.channels', 1)
   is_volume = len(config_lib.sides(data.image_size)) == 3
@@ -94,6 +95,19 @@ def _check_name(name: str) -> None:
       " 'table:FILE', 'tar:SHARDS', 'hf:NAME', 'my_module:MySource' or the name"
       f' of a TFDS dataset{what}'
     )
+
+
+def _check_columns(data: ml_collections.ConfigDict) -> None:
+  """Checks that columns are only named where there are any."""
+  with_columns = sources.TABLE, sources.HF, sources.TAR
+  if data.name.startswith(with_columns) or config_lib.is_own(data.name):
+    return
+  for key, value in data.columns.items():
+    if value:
+      raise UserError(
+        f'config.data.columns.{key} is {value!r}, but {data.name} has no'
+        ' columns: leave it out'
+      )
 
 
 def _check_split(key: str, spec: str) -> None:

@@ -3,14 +3,17 @@
 from collections.abc import Sequence
 import concurrent.futures
 import dataclasses
+from typing import Any
 
 from absl import logging
 import ml_collections
 import numpy as np
 
 from vit_jax.config import UserError
+from vit_jax.data import features
 from vit_jax.data.base import Source
 from vit_jax.data.host import batches
+from vit_jax.data.host import clips
 from vit_jax.data.host import decode
 from vit_jax.data.host import levels as levels_lib
 
@@ -144,13 +147,17 @@ def count_values(
 
   def count(position: int) -> np.ndarray:
     example = source.read(position)
-    if isinstance(example.image, bytes):
+    image: Any = example.image
+    if isinstance(image, bytes):
       pixels = decode.decode(
-        example.image, channels, where=example.where, levels=levels
+        image, channels, where=example.where, levels=levels
       )
     else:
-      pixels = levels.keep(example.image, example.where)
-    return histogram(pixels[..., :3], bits)
+      if isinstance(image, clips.Frames):
+        image = image.whole(example.where)
+      pixels = levels.keep(image, example.where)
+    is_volume = isinstance(source.features['image'], features.Volume)
+    return histogram(pixels if is_volume else pixels[..., :3], bits)
 
   total = np.zeros(2**bits, np.int64)
   with concurrent.futures.ThreadPoolExecutor(batches.num_cores()) as pool:

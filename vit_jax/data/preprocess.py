@@ -302,7 +302,8 @@ class Preprocess:
   @property
   def levels(self) -> levels_lib.Levels:
     """Stored values that become 0 and 1."""
-    return levels_lib.Levels(self.bits, self.intensity)
+    has_alpha = len(self.image_size) == 2
+    return levels_lib.Levels(self.bits, self.intensity, has_alpha)
 
   def __call__(self, images: Any) -> np.ndarray:
     """Decodes, resizes, crops and normalises images.

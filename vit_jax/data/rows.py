@@ -181,6 +181,13 @@ class RowSource(base.Source):
       raise UserError(
         f'{self._where(row)}: a caption is {found!r:.80}, which is no text'
       )
+    try:
+      ''.join(found).encode()
+    except UnicodeEncodeError:  # JSON may hold half of a pair of surrogates
+      raise UserError(
+        f'{self._where(row)}: a caption is {found!r:.80}, which has half a'
+        ' character: mend it'
+      ) from None
     result = [x for x in found if x.strip()]
     if not result:
       raise UserError(
@@ -229,7 +236,7 @@ class RowSource(base.Source):
       cell = cell.get('bytes') or cell.get('path')
     if isinstance(cell, str) and cell:
       return os.path.join(self._directory, os.path.expanduser(cell))
-    return cell or None
+    return cell if isinstance(cell, bytes) and cell else None
 
   def _find_targets(
     self,
@@ -262,8 +269,11 @@ class RowSource(base.Source):
     """Returns the one class of `label`, or any number of those of `labels`."""
     cell = self._cell(self._names[name], row)
     if name == 'labels':
-      parts = re.split('[;|]', cell) if isinstance(cell, str) else cell
-      return [str(x).strip() for x in parts or () if str(x).strip()]
+      parts = cell if isinstance(cell, list) else [cell]
+      if isinstance(cell, str):
+        parts = re.split('[;|]', cell)
+      found = [str(x).strip() for x in parts if x is not None]
+      return [x for x in found if x]
     if cell is None or cell == '':
       raise UserError(
         f'{self._where(row)}: column {self._names[name]!r} is empty: it must'
@@ -299,7 +309,7 @@ class RowSource(base.Source):
 def _in_order(names: set[str]) -> tuple[str, ...]:
   """Sorts classes: whole numbers by their size, others as text."""
   if all(re.fullmatch(r'-?\d+', name) for name in names):
-    return tuple(sorted(names, key=int))
+    return tuple(sorted(names, key=lambda name: (int(name), name)))
   return tuple(sorted(names))
 
 

@@ -9,7 +9,6 @@ the same number of modalities, and may differ in size: `features.Volume` says
 how batches are made of them.
 """
 
-import json
 import os
 from typing import Any
 from typing import cast
@@ -180,7 +179,7 @@ def _decathlon(
   path = os.path.join(root, _LIST)
   try:
     with safe_io.open_regular(path) as file:
-      content = json.load(file)
+      content = safe_io.parse_json(file.read())
     classes = _class_names(content['labels'])
     listed = [(str(x['image']), str(x['label'])) for x in content['training']]
   except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:

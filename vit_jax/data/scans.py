@@ -210,13 +210,13 @@ def read(path: str) -> tuple[np.ndarray, Header]:
   Raises:
     UserError: It cannot be read, or holds no scan.
   """
-  found, stored = header(path), _open(path)
+  found, stored = header(path), _open(path, whole=True)
   try:
     if isinstance(stored, np.ndarray):
       values = np.array(stored)
     else:
       values = np.asanyarray(stored.dataobj)
-  except (OSError, ValueError, EOFError) as e:
+  except (OSError, ValueError, EOFError, OverflowError) as e:
     raise _damaged(path, e) from None
   values = values.reshape(*found.size, found.channels)
   return values.astype(found.dtype.newbyteorder('='), copy=False), found
@@ -282,13 +282,23 @@ def fitted(labels: np.ndarray, size: Sequence[int]) -> np.ndarray:
   return _resampled(labels[..., None], size, order=0)[..., 0]
 
 
-def _open(path: str) -> Any:
-  """Returns an array in a file, [D, H, W] or [D, H, W, C], or NIfTI's image."""
+def _open(path: str, whole: bool = False) -> Any:
+  """Returns an array in a file, [D, H, W] or [D, H, W, C], or NIfTI's image.
+
+  Args:
+    path: The file.
+    whole: Whether its values are read, so that their checksum is checked.
+  """
   try:
     if path.lower().endswith(NIFTI):
       nibabel = _nibabel(path)
-      return nibabel.as_closest_canonical(nibabel.load(path))
-    return np.load(path, mmap_mode='r', allow_pickle=False)
+      image = nibabel.load(path)
+      if whole and path.lower().endswith('.gz'):
+        # nibabel stops before the checksum, at the end of a compressed file.
+        with gzip.open(path) as file:
+          image = type(image).from_bytes(file.read())
+      return nibabel.as_closest_canonical(image)
+    return np.lib.format.open_memmap(path, mode='r')
   except UserError:
     raise
   except Exception as e:  # nibabel raises errors of its own kinds

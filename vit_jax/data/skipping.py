@@ -53,7 +53,10 @@ class SkippingSource(base.Source):
 
   def column(self, name: str) -> np.ndarray:
     """Returns a target of all examples, [N, ...]."""
-    return self._source.column(name)[self._kept]
+    try:
+      return self._source.column(name)[self._kept]
+    except UserError:  # perhaps of an example that is left out
+      return super().column(name)
 
   def fingerprint(self) -> str:
     """Returns a digest of the split's fingerprint and the skipped ids."""
@@ -83,7 +86,7 @@ def read(path: str, data: str) -> frozenset[str]:
         f' config.data.name is {data}: their names may differ; check that'
       )
     return ids
-  except (KeyError, TypeError):
+  except (AttributeError, KeyError, TypeError):
     problem = f'{path} is not what a check writes; {advice}'
   except UserError as e:
     problem = str(e)

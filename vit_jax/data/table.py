@@ -78,8 +78,9 @@ class TableSource(rows.RowSource):
       raise UserError(f'{self._path} has no rows')
     found: dict[str, list[int]] = {}
     for row in range(len(self._images)):
-      name = str(self._table[column][row]) if column else ''
-      found.setdefault(folder.split_name(name) or 'train', []).append(row)
+      cell = self._table[column][row] if column else None
+      name = folder.split_name('' if cell is None else str(cell))
+      found.setdefault(name or 'train', []).append(row)
     return {
       name: found[name]
       for name in sorted(found, key=lambda x: (x != 'train', x))
@@ -121,6 +122,9 @@ def _read_text(
   if not lines:
     raise UserError(f'{path} is empty')
   head, *rows = lines
+  twice = [name for name in head if name and head.count(name) > 1]
+  if twice:
+    raise UserError(f'{path} has two columns {twice[0]!r}: rename one')
   for number, row in enumerate(rows, 1):
     if len(row) != len(head):
       raise UserError(

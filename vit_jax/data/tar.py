@@ -65,6 +65,11 @@ class TarSource(rows.RowSource):
     Raises:
       UserError: There is no such shard, column or split, or a shard is damaged.
     """
+    if columns.split:
+      raise UserError(
+        'config.data.columns.split is for tables: the split of a shard is in'
+        ' its name'
+      )
     shards = expand(pattern)
     self._samples: list[tuple[str, str, Places]] = []  # shard, key, places
     by_split: dict[str, list[int]] = {}
@@ -93,8 +98,8 @@ class TarSource(rows.RowSource):
     _, _, places = self._samples[row[1]]
     if column in places:
       data = self._bytes(column, row)
-      is_text = column in ('label', 'text')
-      return self._text(data, column, row) if is_text else data
+      is_image = column == self._names['image']
+      return data if is_image else self._text(data, column, row)
     return self._fields(row[1]).get(column) if 'json' in places else None
 
   def _where(self, row: rows.Row) -> str:
@@ -247,12 +252,26 @@ def _scanned(shard: str, size: int) -> Mapping[str, Places]:
           raise tarfile.ReadError('it ends within a file')
         directory, name = os.path.split(member.name)
         key, _, ending = name.partition('.')
+        if not key or not ending:  # such as macOS's ._0001.jpg, or README
+          continue
         column = _KINDS.get(ending.lower(), ending)
         places = samples.setdefault(os.path.join(directory, key), {})
         places[column] = (member.offset_data, member.size)
+    _check_end(shard, archive.offset)
   except (tarfile.TarError, EOFError, OSError) as e:
     raise UserError(
       f'{shard} is damaged, or is compressed, and cannot be read'
       f' ({one_line(e)}): bring it whole, as a plain .tar'
     ) from None
   return samples
+
+
+def _check_end(shard: str, at: int) -> None:
+  """Raises a ReadError unless the block that ends a shard is at an offset.
+
+  Without it `tarfile` ends quietly, also at a header that is damaged.
+  """
+  with open(shard, 'rb') as file:
+    file.seek(at)
+    if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
+      raise tarfile.ReadError('its end is missing, or a header in it is wrong')

@@ -222,8 +222,11 @@ class WordPiece(Tokenizer):
       UserError: The file cannot be read, or the library is missing.
     """
     library = _library('tokenizers')
-    lines = vocabularies.read_text(pathlib.Path(path)).splitlines()
-    ids = {piece: i for i, piece in enumerate(lines)}
+    # A piece may be a character at which `splitlines` cuts, as U+2028.
+    lines = vocabularies.read_text(pathlib.Path(path)).split('\n')
+    if not lines[-1]:
+      lines.pop()
+    ids = {piece.removesuffix('\r'): i for i, piece in enumerate(lines)}
     for name in ('[PAD]', '[UNK]', '[CLS]'):
       if name not in ids:
         raise UserError(f'{path} is no vocabulary of BERT: it has no {name}')

@@ -8,6 +8,7 @@ import dataclasses
 import gzip
 import pathlib
 import time
+import zlib
 
 from vit_jax.config import UserError
 from vit_jax.downloads import places
@@ -94,7 +95,7 @@ def read(path: pathlib.Path) -> bytes:
   try:
     content = path.read_bytes()
     return gzip.decompress(content) if path.suffix == '.gz' else content
-  except (OSError, EOFError) as e:
+  except (OSError, EOFError, zlib.error) as e:
     raise UserError(f'{path} cannot be read: {e}') from None
 
 

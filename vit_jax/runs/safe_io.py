@@ -12,6 +12,7 @@ import errno
 import json
 import os
 import pathlib
+import secrets
 import stat
 from typing import Any
 from typing import BinaryIO
@@ -34,7 +35,8 @@ def replacing_path(path: pathlib.Path) -> Iterator[pathlib.Path]:
   Raises:
     UserError: It cannot be written; the old file is intact.
   """
-  temporary = path.with_name(f'.{path.name}.tmp')
+  # Another process may replace the same file, such as the index of a shard.
+  temporary = path.with_name(f'.{path.name}.{secrets.token_hex(4)}.tmp')
   try:
     try:
       yield temporary
@@ -92,7 +94,10 @@ def open_regular(path: pathlib.Path | str) -> BinaryIO:
     OSError: It cannot be opened, or is not a regular file.
   """
   # O_NONBLOCK: opening a FIFO does not wait for its writer.
-  file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+  try:
+    file = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+  except ValueError as e:  # it has a zero byte, or no file can be called so
+    raise OSError(errno.EINVAL, config_lib.one_line(e), str(path)) from None
   try:
     if not stat.S_ISREG(os.fstat(file).st_mode):
       raise OSError(errno.EINVAL, 'it is no regular file', str(path))

@@ -17,6 +17,7 @@ from absl import logging
 import ml_collections
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax.config import UserError
 
 # Rounded division by 257: 65,535 becomes 255.
@@ -34,10 +35,12 @@ class Levels:
     bits: Bits of a value in the batches sent to the device, 8 or 16.
     window: Stored values that become 0 and 1; values outside are clipped. None:
       the range of the type, 0 to 255 or 0 to 65,535, which alpha always has.
+    has_alpha: Whether a fourth channel is alpha; that of a volume is not.
   """
 
   bits: int = 8
   window: tuple[float, float] | None = None
+  has_alpha: bool = True
 
   @property
   def dtype(self) -> np.dtype:
@@ -84,7 +87,7 @@ class Levels:
     if self.window is None:
       return images / most
     low, high = (np.full(images.shape[-1], x, np.float32) for x in self.window)
-    if len(low) == 4:  # alpha
+    if len(low) == 4 and self.has_alpha:
       low[3], high[3] = 0, most
     return ((images - low) / (high - low)).clip(0, 1)
 
@@ -107,7 +110,11 @@ def from_config(config: ml_collections.ConfigDict) -> Levels:
   window = data.intensity
   if percentiles(window):
     window = tuple(data.intensity_window) or 'type'
-  return Levels(data.bits or 8, None if window == 'type' else tuple(window))
+  return Levels(
+    data.bits or 8,
+    None if window == 'type' else tuple(window),
+    has_alpha=len(config_lib.sides(data.image_size)) == 2,
+  )
 
 
 def percentiles(intensity: Any) -> tuple[float, float] | None:

@@ -74,7 +74,12 @@ def _decode_png(data: bytes, where: str) -> np.ndarray:
     decode.check_png(data)
     with Image.open(io.BytesIO(data), formats=['PNG']) as image:
       labels = np.asarray(image)
-  except (ValueError, OSError, SyntaxError) as e:
+  except (
+    Image.DecompressionBombError,
+    ValueError,
+    OSError,
+    SyntaxError,
+  ) as e:
     raise UserError(
       f'{where} is damaged, or no image, and cannot be decoded: {one_line(e)}'
     ) from None

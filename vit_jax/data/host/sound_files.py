@@ -34,7 +34,8 @@ def read(path: str, how: inputs.Audio, frames: int) -> np.ndarray:
       waveform, rate = soundfile.read(file, dtype='float32', always_2d=True)
   except OSError as e:
     raise UserError(f'{path} cannot be read: {e.strerror}') from None
-  except (soundfile.SoundFileError, RuntimeError) as e:
+  # A damaged header may name more samples than memory holds.
+  except (soundfile.SoundFileError, RuntimeError, MemoryError) as e:
     raise UserError(
       f'{path} cannot be decoded as a sound ({one_line(e)}): repair it, or'
       ' leave it out'
