@@ -345,7 +345,7 @@ def test_options_of_a_tokenizer_are_checked(option, value):
 
 def test_a_tokenizer_sees_all_patches():
   config = config_of(TOKENIZER, model__patch_dropout=0.5)
-  with pytest.raises(UserError, match='patch_dropout is 0.5.*each patch'):
+  with pytest.raises(UserError, match=r'patch_dropout is 0.5.*each patch'):
     experiment_lib.check(config)
 
 
