@@ -50,6 +50,7 @@ def run(source, path, form, *flags):
   return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'name,form', [(name, form) for name in FILES for form in FILES[name]]
 )

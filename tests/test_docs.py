@@ -269,6 +269,7 @@ def test_flags_and_keys_are_there(command, here):
 UNPARSED = re.compile(r'augreg|plain_start|data check configs')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'command',
   [x for x in documented.docstring_commands() if not UNPARSED.search(x)],

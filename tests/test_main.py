@@ -119,6 +119,7 @@ def test_a_signal_that_is_sent_twice_at_once(tmp_path):
   assert status == 143 and 'saved' in said
 
 
+@pytest.mark.slow
 def test_ctrl_c_reaches_workers_too(tmp_path):
   """A terminal sends it to all processes; the run saves all the same."""
   root = stand_in.write_folder(tmp_path / 'images', train=8)

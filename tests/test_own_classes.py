@@ -19,6 +19,7 @@ from vit_jax.rerun import replay
 from vit_jax.train import experiment as experiment_lib
 
 
+@pytest.mark.slow
 def test_a_method_of_ones_own(tmp_path, monkeypatch, capsys):
   method, config, *_ = documented.blocks('docs/methods.md', 'python')
   assert len(method.splitlines()) < 60
@@ -136,6 +137,7 @@ def test_options_from_the_command_line(twins, monkeypatch):
     options('width=a')
 
 
+@pytest.mark.slow
 def test_the_template_of_an_objective(tmp_path, monkeypatch):
   """It trains as CONTRIBUTING.md says, copied into a folder of the user."""
   template = tiny.ROOT / 'tests' / 'my_objective.py'

@@ -57,6 +57,7 @@ def bytes_of(plan, kind):
   return sum(c.bytes for c in plan.collectives if c.kind == kind)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('overrides', 'gathers'),
   [
@@ -126,6 +127,7 @@ def test_huge_state_is_split():
   assert part == pytest.approx(whole / 8, rel=0.01)
 
 
+@pytest.mark.slow
 def test_more_devices_than_here():
   config = config_of(mesh__data=-1, train__batch_size=64)
   plan = plan_lib.run(config, 16)

@@ -59,6 +59,7 @@ def bench(config):
   return bench
 
 
+@pytest.mark.slow
 def test_every_entry_has_its_ratio(bench):
   for part in ('infer', 'train', 'end_to_end'):
     entry = getattr(bench, part)()

@@ -251,6 +251,7 @@ def test_without_a_gpu(tmp_path):
   assert not (tmp_path / 'report').exists()
 
 
+@pytest.mark.slow
 def test_the_table(written):
   out, _ = written
   lines = (out / 'report.md').read_text().splitlines()

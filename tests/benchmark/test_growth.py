@@ -54,6 +54,7 @@ def test_table_and_plot(tmp_path):
   assert (tmp_path / 'growth.png').read_bytes().startswith(b'\x89PNG')
 
 
+@pytest.mark.slow
 def test_more_layers_take_more(monkeypatch):
   monkeypatch.setattr(growth_points, '_WIDTH', 64)
   monkeypatch.setitem(growth_points.AXES, 'depth', (1, 3))

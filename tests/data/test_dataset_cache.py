@@ -124,6 +124,7 @@ def called_run(tmp_path_factory):
   return run(tmp_path_factory.mktemp('calls'), tiny.config(**settings))
 
 
+@pytest.mark.slow
 def test_several_steps_in_a_call_are_the_same_steps(plain_run, called_run):
   """What is compiled differs: so may the last bit, as documented."""
   scalars, state = called_run
@@ -137,6 +138,7 @@ def test_several_steps_in_a_call_are_the_same_steps(plain_run, called_run):
   )
 
 
+@pytest.mark.slow
 def test_a_run_that_was_stopped_between_calls_resumes_to_the_bit(
   tmp_path, called_run, monkeypatch
 ):

@@ -199,6 +199,7 @@ def test_columns_without_types_of_their_own_are_named_or_usual(tmp_path):
   assert several.column('labels').sum() == 3
 
 
+@pytest.mark.slow
 def test_threads_and_processes_read_the_same(root):
   source = open_hf(root / 'saved')
   alone = [source.read(i) for i in range(TRAIN)]

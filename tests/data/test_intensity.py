@@ -101,6 +101,7 @@ def learned(request, folder, tmp_path_factory):
   return made, path
 
 
+@pytest.mark.slow
 def test_what_a_window_shows_is_learned(folder, learned):
   """And a model that is loaded sees the very same window."""
   made, path = learned

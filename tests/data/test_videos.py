@@ -273,6 +273,7 @@ def test_what_a_feature_stores_comes_back():
   assert video.span(4) == 7
 
 
+@pytest.mark.slow
 def test_a_run_names_the_classes_of_files(tmp_path, capsys):
   """Trained on a cache, measured on files, and asked about files."""
   root, run = write_folder(tmp_path / 'data'), tmp_path / 'run'

@@ -192,7 +192,7 @@ def test_a_run_goes_on_with_the_vocabulary_that_it_had(
     checkpoint__best='',
   )
   config.objective.options.update(
-    dim=8, text_width=16, text_depth=1, text_heads=2
+    dim=8, text_width=16, text_depth=1, text_heads=2, text_pool='first'
   )
   run = tmp_path / 'run'
   assert loop.run(config, str(run)).status == 0

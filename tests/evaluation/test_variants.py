@@ -47,6 +47,7 @@ def test_merging_and_patches_are_a_table_and_a_picture(
   assert (tmp_path / 'curve.png').read_bytes().startswith(b'\x89PNG')
 
 
+@pytest.mark.slow
 def test_kernels_in_int8_are_one_more_row(digits_run, capsys):
   pytest.importorskip('qwix', reason='needs qwix: vit_jax[quantize]')
   how = [f'--from={digits_run}', '--format=json']

@@ -190,6 +190,7 @@ def test_what_is_shown_of_a_sequence(style):
   assert {'class', 'reg 0', '0', '…', '149'} <= set(texts)
 
 
+@pytest.mark.slow
 def test_white_patches_have_frames(style):
   white = np.full((96, 96, 3), 255, np.uint8)
   pixels = drawn(patch_sequence.draw(white, (2, 2), []))

@@ -170,6 +170,7 @@ def explored(capsys, *args):
 DATA = '--data=digits', '--split=train[80%:]', '--max_examples=20'
 
 
+@pytest.mark.slow
 def test_the_report_of_a_run(finished, tmp_path, capsys):
   """More images than a batch has are drawn, too."""
   method, path = finished
@@ -193,6 +194,7 @@ def test_the_report_of_a_run(finished, tmp_path, capsys):
   assert np.shape(numbers['segments']['patches']) == (18, 2)
 
 
+@pytest.mark.slow
 def test_beit_of_a_trained_tokenizer(tmp_path):
   tokenizer = run(tmp_path / 't', 'tokenizer', *METHODS['tokenizer'])
   overrides, options = METHODS['beit']
@@ -231,6 +233,7 @@ def test_why_there_is_no_picture_of_a_method(digits_run, tmp_path, capsys):
   assert 'leave --image_size' in reason(larger)
 
 
+@pytest.mark.slow
 def test_an_igpt_draws_and_completes(tmp_path, capsys):
   path = run(tmp_path / 'run', 'igpt', IGPT, {})
   names = 'attention,segments,relevance,neighbors,objective,samples,completions'

@@ -242,6 +242,7 @@ def run(capsys, *args, status=0):
 DIGITS = '--data=digits', '--split=train[80%:]'
 
 
+@pytest.mark.slow
 def test_a_run_on_its_data(digits_run, tmp_path, capsys):
   """The images are those of the data; two models are compared."""
   out = run(

@@ -128,6 +128,7 @@ def test_a_foreground_that_fills_the_image():
   assert (tokens_lib.foreground(tokens, (2, 2)).score > 0).sum() in (1, 3)
 
 
+@pytest.mark.slow
 def test_features_are_those_after_the_last_norm():
   for vit in every_kind():
     found = tokens_lib.patch_features(vit, planted.images(20))

@@ -413,6 +413,7 @@ def test_a_large_file_is_not_even_sent(browser, tmp_path):
   assert 'more than 20 MiB' in browser.text('#error')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('size', [WIDE, (700, 900), NARROW], ids=str)
 @pytest.mark.parametrize('scheme', ['light', 'dark'])
 def test_it_fits_any_window(browser, image, size, scheme):
@@ -428,6 +429,7 @@ def test_it_fits_any_window(browser, image, size, scheme):
   browser.keep(f'{size[0]}-{scheme}')
 
 
+@pytest.mark.slow
 def test_sentences_are_compared(driver, image, tmp_path):
   """A click on one shows which places speak for it."""
   viewer = viewer_lib.Viewer(page_server.pairs_run(tmp_path / 'run'), 'it')

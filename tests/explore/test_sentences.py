@@ -50,6 +50,7 @@ def embeddings(loaded, images, texts):
   return np.asarray(image), found.texts(texts, 'texts')
 
 
+@pytest.mark.slow
 def test_models_say_whether_they_read_texts(page):
   first, second = requests.get(f'{page}api/models').json()['models']
   assert first['texts'] == 'together' and first['grid'] == [2, 2]
@@ -84,6 +85,7 @@ def test_a_place_adds_what_is_lost_without_it(page, loaded):
   np.testing.assert_allclose(found.reshape(3, 4), wanted, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_each_sentence_of_siglip_has_its_own_probability(tmp_path):
   options = {'loss': 'sigmoid', 'dim': 0}
   loaded = page_server.pairs_run(tmp_path / 'run', **options)

@@ -27,6 +27,7 @@ def primitives(function, x):
   return [e.primitive.name for e in jax.make_jaxpr(function)(x).jaxpr.eqns]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', FUNCTIONS)
 def test_the_same_for_any_batch(name):
   (batch,) = jax_export.symbolic_shape('batch')

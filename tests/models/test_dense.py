@@ -62,6 +62,7 @@ def check_there_and_back(rules, params):
   jax.tree.map(np.testing.assert_array_equal, params, back)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('kind', 'factor', 'others'),
   [
@@ -103,6 +104,7 @@ def test_levels_of_mla_have_their_own_number_of_channels():
     )
 
 
+@pytest.mark.slow
 def test_unetr_there_and_back():
   """A volume of unequal sides; all places get logits."""
   volume = jax.random.normal(jax.random.key(0), (1, 32, 16, 16, 2))
@@ -117,6 +119,7 @@ def test_unetr_there_and_back():
   check_there_and_back(monai.TRUNK, fresh(trunk, volume))
 
 
+@pytest.mark.slow
 def test_trans2seg_there_and_back():
   deep, fine = jnp.ones((2, 2, 3, 6)), jnp.ones((2, 4, 6, 5))
   module = trans2seg.Trans2Seg(SPEC, 3, channels=4)

@@ -138,6 +138,7 @@ def test_eight_devices_equal_one(routing, mesh):
   )
 
 
+@pytest.mark.slow
 def test_trains_resumes_and_loads(tmp_path):
   c = config(train__duration='8 steps', model__expert_loss=1.0)
   path = tmp_path / 'whole'

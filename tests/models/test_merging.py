@@ -16,6 +16,7 @@ def _model(**fields):
   return models.create_model('ViT-Ti/2', 5, **SIZES, **fields)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('protected', [0, 1, 2, 5])
 @pytest.mark.parametrize('count', [1, 3, 50])
 def test_a_merge_loses_nothing(protected, count):

@@ -82,6 +82,7 @@ def test_equal_branches_are_one_that_counts_twice():
   )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('fields', KINDS.values(), ids=KINDS)
 def test_scan_and_remat_change_nothing_in_training(fields):
   rates = {'dropout_rate': 0.2, 'stochastic_depth': 0.3}

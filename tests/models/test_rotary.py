@@ -92,6 +92,7 @@ def test_tokens_before_the_patches_are_not_rotated():
   assert abs(turned[:, 3] - 1).max() > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('kind', rotary.KINDS)
 def test_scanned_unrolled_and_each_implementation(kind):
   model, params = trunk(kind, qk_norm=True)

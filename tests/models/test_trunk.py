@@ -195,6 +195,7 @@ def test_only_learned_positions_are_resized_for_each_image():
     model.apply({'params': params}, patches, grids=grids)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'fields',
   [

@@ -133,6 +133,7 @@ def test_patches_are_cut_row_by_row():
 # Runs.
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
   config = config_of(BEIT)
   methods.assert_resumes_to_the_bit(config, finished, tmp_path / 'run')
@@ -233,6 +234,7 @@ def test_a_tokenizer_learns_to_draw(tmp_path):
   assert outputs['features'].shape == (1, 16)
 
 
+@pytest.mark.slow
 def test_beit_predicts_the_tokens_of_a_run(tokenizer_run, tmp_path):
   config = config_of(
     BEIT,

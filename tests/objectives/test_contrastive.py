@@ -132,6 +132,7 @@ def test_a_limited_temperature():
   assert float(contrastive.limited(np.float32(9.0), 0)) == 9
 
 
+@pytest.mark.slow
 def test_evaluations_of_a_run(finished):
   last = [x for x in tiny.metrics(finished) if 'zero/accuracy' in x][-1]
   assert 0 <= last['zero/accuracy'] <= last['zero/top5_accuracy'] <= 1
@@ -176,6 +177,7 @@ def test_a_locked_tower(locked, finished, tmp_path):
   assert params['log_scale'] != before.params['log_scale']
 
 
+@pytest.mark.slow
 def test_the_backward_pass_of_a_locked_tower_is_left_out(finished):
   """As the FLOP of the compiled step say."""
 
@@ -202,6 +204,7 @@ def test_the_end_of_a_text_is_read_also_where_it_is_cut():
   np.testing.assert_array_equal(*found)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('options', 'overrides', 'message'),
   [

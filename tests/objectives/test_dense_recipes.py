@@ -151,6 +151,7 @@ def test_unetr_has_the_published_size():
   assert sum(found.values()) == 92_784_046
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', ['setr_pup_ade20k', 'setr_mla_cityscapes'])
 def test_the_cost_of_a_step_with_chosen_layers(name):
   """Layers of 24 are read; a model of fewer would not have them."""

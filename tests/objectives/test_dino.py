@@ -135,6 +135,7 @@ def test_one_result_however_it_is_computed(finished, tmp_path, how):
       assert found[name] == pytest.approx(value, rel=2e-3, abs=1e-4), name
 
 
+@pytest.mark.slow
 def test_the_trunk_is_loaded(finished):
   method, path = finished
   vit = vit_jax.load(path)
@@ -287,6 +288,7 @@ def test_sinkhorn_uses_all_prototypes_alike():
   assert jnp.isfinite(large).all()
 
 
+@pytest.mark.slow
 def test_no_masked_patch_is_no_error():
   """As before `mask_start`, and without a centre to move."""
   weights = jnp.zeros((2, 5))

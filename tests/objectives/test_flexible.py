@@ -83,6 +83,7 @@ def test_the_parameters_are_resized_as_on_loading(finished):
     assert np.isfinite(other.model.apply({'params': made}, images)).all()
 
 
+@pytest.mark.slow
 def test_enlarged_patches_embed_as_before(finished):
   """An image that is enlarged with its patches has the same embedding."""
   params = vit_jax.load(finished).params
@@ -147,6 +148,7 @@ def test_costs_are_the_mean_over_sizes():
   assert flops[0] == pytest.approx(sum(flops[1:]) / 3, rel=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('change', 'error'),
   [

@@ -26,11 +26,13 @@ def finished(tmp_path_factory):
   return path
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
   config = tiny.config(**RUN)
   methods.assert_resumes_to_the_bit(config, finished, tmp_path / 'run')
 
 
+@pytest.mark.slow
 def test_statistics_are_the_whole_batchs(finished, tmp_path):
   config = tiny.config(**RUN, **methods.HOW['8 devices'])
   assert loop.run(config, str(tmp_path / 'run')).status == 0

@@ -69,10 +69,12 @@ def model_of(size=(4, 4), **fields):
   return model, models.init_params(model, jax.random.key(0), (*size, 3))
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
   methods.assert_resumes_to_the_bit(config_of(), finished, tmp_path / 'run')
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('how', methods.HOW.values(), ids=methods.HOW)
 def test_one_result_however_it_is_computed(finished, tmp_path, how):
   config = config_of(**how)
@@ -143,6 +145,7 @@ def test_a_pixel_depends_on_those_before_it():
   assert (abs(logits[0] - logits[1])[10:].max(axis=1) > 1e-4).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'fields',
   [

@@ -86,6 +86,7 @@ def test_the_loss_falls(tmp_path):
   assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:2])
 
 
+@pytest.mark.slow
 def test_its_trunk_is_loaded_probed_and_fine_tuned(finished, capsys):
   vit = vit_jax.load(finished)
   assert vit.model.num_classes == 0
@@ -111,6 +112,7 @@ def start(config):
   return jax.device_get(experiment_lib.build(config).init().params)
 
 
+@pytest.mark.slow
 def test_a_run_continues_with_its_decoder(finished):
   before = vit_jax.load(finished)
   scanned = start(config_of(init_from__path=str(finished), model__scan=True))
@@ -132,6 +134,7 @@ def test_a_run_continues_with_its_decoder(finished):
     experiment_lib.build(config)
 
 
+@pytest.mark.slow
 def test_a_classifier_gives_the_trunk_alone(tmp_path):
   config = tiny.config(**MODEL, train__duration='3 steps')
   assert loop.run(config, str(tmp_path)).status == 0

@@ -71,6 +71,7 @@ def test_one_result_however_it_is_computed(finished, tmp_path, how):
   methods.assert_same_result(config, path, tmp_path / 'run')
 
 
+@pytest.mark.slow
 def test_evaluation_is_that_of_training(finished, capsys, tmp_path):
   method, path = finished
   data = METHODS[method].get('data__name', 'digits')

@@ -44,6 +44,7 @@ def finished(tmp_path_factory):
   return path
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
   state = methods.final_state(finished)
   for name in (

@@ -84,6 +84,7 @@ def test_resolved_weights():
   assert losses.class_weights((), None, 3) is None
 
 
+@pytest.mark.slow
 def test_weights_count_in_a_run(tmp_path, caplog):
   """Logged, stored with the counts, and resumed with them."""
   caplog.set_level('INFO', logger='absl')
@@ -254,6 +255,7 @@ def test_distillation(teacher, kind, token):
   assert found['loss'] == pytest.approx(both, rel=1e-4)
 
 
+@pytest.mark.slow
 def test_a_student_runs_and_is_loaded_without_its_teacher(teacher, tmp_path):
   config = tiny.config(
     objective__teacher=teacher, **STUDENT, **kinds(True), mesh__data=2

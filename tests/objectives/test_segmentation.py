@@ -71,6 +71,7 @@ def test_eight_devices_give_the_same(finished, tmp_path):
   methods.assert_same_result(config, finished, tmp_path / 'run')
 
 
+@pytest.mark.slow
 def test_running_statistics_follow_the_batches(finished):
   folder = checkpoint_format.newest_first(finished / 'checkpoints')[0]
   params, _ = checkpoint_format.read_params(folder)

@@ -66,6 +66,7 @@ def test_metrics_of_a_run(finished):
   assert last['val/examples'] == 6
 
 
+@pytest.mark.slow
 def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
   methods.assert_resumes_to_the_bit(config_of(), finished, tmp_path / 'run')
 
@@ -76,6 +77,7 @@ def test_eight_devices_give_the_same(finished, tmp_path):
   methods.assert_same_result(config, finished, tmp_path / 'run')
 
 
+@pytest.mark.slow
 def test_windows_are_those_of_the_host():
   """A larger volume is predicted by windows that overlap by a half."""
   objective = experiment_lib.build(config_of()).program.objective
@@ -171,6 +173,7 @@ def test_scans_that_do_not_fit(
       commands.run(predict, *args, *flags)
 
 
+@pytest.mark.slow
 def test_a_run_starts_from_another_with_larger_crops(finished, tmp_path):
   """Positions are resized along all three axes."""
   config = config_of(
@@ -182,6 +185,7 @@ def test_a_run_starts_from_another_with_larger_crops(finished, tmp_path):
   assert loop.run(config, str(tmp_path / 'run')).status == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('head', ['unetr', 'naive', 'linear'])
 def test_every_head_learns(head):
   """The gradient of one batch lowers its loss."""

@@ -201,6 +201,7 @@ def test_products_of_the_head_and_of_one_layer():
   assert layer.step == expected
 
 
+@pytest.mark.slow
 def test_resumes_to_the_bit_and_loads_whole(tmp_path):
   config = tiny.config(
     model__depth=4,

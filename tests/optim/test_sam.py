@@ -136,6 +136,7 @@ def test_groups_do_not_depend_on_the_mesh(how):
   assert distance(found, expected) < 1e-5
 
 
+@pytest.mark.slow
 def test_groups_and_sharpness_matter():
   plain, whole = parameters(), parameters(**GSAM)
   groups = parameters(optim__sam__groups=4, **GSAM)

@@ -97,6 +97,7 @@ def test_killed_and_resumed_on_any_number(reference, tmp_path):
   )
 
 
+@pytest.mark.slow
 def test_each_process_reads_its_own_part(tmp_path):
   """And all batches are those of one process, whatever step they begin at."""
   root = stand_in.write_folder(tmp_path / 'images', train=24)
@@ -129,6 +130,7 @@ def test_each_process_reads_its_own_part(tmp_path):
     assert set(found[k]['read']) == own
 
 
+@pytest.mark.slow
 def test_a_damaged_image_stops_all(tmp_path):
   """The process that reads it names it; nothing done before is lost."""
   root = stand_in.write_folder(tmp_path / 'images', train=16)

@@ -176,6 +176,7 @@ def place(params, mesh, **changes):
   return sharding.shard_params(config, sizes(mesh), params)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('name', models.NAMES)
 def test_default_rules_know_every_model(name):
   """What is large is split by fsdp, and heads and MLPs by tensor."""

@@ -304,6 +304,7 @@ def poison(e, path, value):
   return jax.device_put(state, where)
 
 
+@pytest.mark.slow
 def test_a_poisoned_parameter_is_found_in_its_layer():
   """Scanned or not, whole or in parts, on any mesh: the same is found."""
   spread = {

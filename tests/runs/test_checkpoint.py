@@ -325,6 +325,7 @@ def info(path: pathlib.Path) -> pathlib.Path:
   return path / 'info/metadata'
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('harm', [delete, truncate, blank, flip])
 @pytest.mark.parametrize('file', [largest, manifest, info])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(

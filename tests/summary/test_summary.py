@@ -57,6 +57,7 @@ def test_modules_of_a_config(run, scan):
   assert report['output_shape'] == [1, 10]
 
 
+@pytest.mark.slow
 def test_memory_of_a_work_directory(run, tmp_path):
   """Of a config as of the work directory that it made."""
   settings = {'optim__trainable': '^head/', 'train__ema_decay': 0.9}

@@ -133,6 +133,7 @@ def points(rows):
   return [(r['optim.learning_rate'], r['optim.weight_decay']) for r in rows]
 
 
+@pytest.mark.slow
 def test_two_processes_share_a_grid(files):
   flags = files(GRID)
   processes = [start(*flags, '--jobs=2') for _ in range(2)]
@@ -198,6 +199,7 @@ def test_a_run_that_was_killed_with_its_sweep_is_resumed(files):
   assert steps == [2, 4, 6, 8, 10, 12]
 
 
+@pytest.mark.slow
 def test_what_one_process_leaves_another_takes(files):
   flags = files(RANDOM)
   let_go = hold(flags)

@@ -51,6 +51,7 @@ def losses(workdir):
   return [x['train/loss'] for x in tiny.metrics(workdir) if 'train/loss' in x]
 
 
+@pytest.mark.slow
 def test_too_little_memory_names_what_fits(tmp_path, give, capsys):
   """Before the first step; and what it names does fit, as the plan has it."""
   give(needed() / 3)
@@ -71,6 +72,7 @@ def test_too_little_memory_names_what_fits(tmp_path, give, capsys):
   assert loop.run(small, str(tmp_path / 'small')).status == 0
 
 
+@pytest.mark.slow
 def test_auto_takes_what_fits_and_keeps_it(tmp_path, give, caplog):
   """Resumed with more memory, a run goes on with as many microbatches."""
   caplog.set_level('INFO', logger='absl')
@@ -103,6 +105,7 @@ def test_auto_leaves_a_batch_whole_where_there_is_room(tmp_path, capsys):
   assert results.metrics['temporary_gib'] == needed() / 2**30
 
 
+@pytest.mark.slow
 def test_microbatches_respect_mesh_and_pairs(tmp_path, give):
   """Four devices, and mixed pairs: at most 16 microbatches of 64 images."""
   config = tiny.config(

@@ -109,6 +109,7 @@ def test_the_command_measures_the_same(finished, capsys):
         assert value == pytest.approx(last[f'{name}/{metric}'], abs=3 / 359)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'how',
   [
@@ -147,6 +148,7 @@ def test_a_resumed_run_ends_in_the_same_results(finished, tmp_path):
   assert results(workdir) == results(finished)
 
 
+@pytest.mark.slow
 def test_a_signal_in_the_midst_of_a_probe(finished, tmp_path, monkeypatch):
   """Saves at once; the evaluations of the step are made on resuming."""
 

@@ -95,6 +95,7 @@ def test_a_stopped_run_resumes_to_the_bit(finished, tmp_path):
   assert_equal(found, expected)
 
 
+@pytest.mark.slow
 def test_each_task_is_loaded_as_a_run(finished):
   path, results = finished
   for name in ('one', 'two'):
@@ -162,6 +163,7 @@ def test_a_step_that_is_not_finite_names_its_task(tmp_path):
   assert 'replay' not in str(e.value)
 
 
+@pytest.mark.slow
 def test_the_state_of_a_tasks_objective_is_read(tmp_path):
   teacher = {'objective.name': 'mean_teacher:MeanTeacher'}
   config = config_of(
@@ -193,6 +195,7 @@ def test_what_a_task_has_for_itself_waits_for_its_steps():
   assert 'params/blocks_0/mlp/up/kernel' in changed
 
 
+@pytest.mark.slow
 def test_accumulated_steps_follow_the_mean_of_the_losses():
   keys = {
     'optim__name': 'sgd',
@@ -273,6 +276,7 @@ def test_first_layers_of_a_modality():
   assert 'blocks_0' in params['modalities']['image']
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('keys', 'message'),
   [

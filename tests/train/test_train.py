@@ -92,6 +92,7 @@ def test_one_result_however_it_is_computed(reference, how):
   assert_close(params, expected.params, 1e-5)
 
 
+@pytest.mark.slow
 def test_a_step_can_be_replayed_alone(reference):
   _, losses, overrides = reference
   experiment = build(**overrides)
@@ -332,6 +333,7 @@ def test_a_damaged_checkpoint_gives_way(finished, tmp_path, caplog):
   )
 
 
+@pytest.mark.slow
 def test_resumes_in_another_way(finished, tmp_path, caplog):
   """On more devices, scanned and accumulated; the log says what changed."""
   workdir = copy_unfinished(finished[0], tmp_path)
@@ -456,6 +458,7 @@ def skipped_steps(workdir):
   return {line['step']: line[name] for line in lines if name in line}
 
 
+@pytest.mark.slow
 def test_skipped_steps_are_counted(tmp_path, caplog, monkeypatch):
   """In metrics, in DONE, and the same where the run was killed between."""
   results = loop.run(tiny.config(**WILD), str(tmp_path / 'whole'))
@@ -509,6 +512,7 @@ STAGNANT = {
 }
 
 
+@pytest.mark.slow
 def test_patience_ends_the_run(tmp_path, caplog, monkeypatch):
   """At the same step, to the bit, where it was killed between."""
   caplog.set_level('INFO', logger='absl')
@@ -546,6 +550,7 @@ def test_patience_ends_the_run(tmp_path, caplog, monkeypatch):
   )
 
 
+@pytest.mark.slow
 def test_a_run_from_python_shows_its_progress(tmp_path):
   """In a process of its own, which has not set up any logging."""
   code = (

@@ -21,6 +21,7 @@ from vit_jax.summary import __main__ as summary
 from vit_jax.train import loop
 
 
+@pytest.mark.slow
 def test_the_python_of_the_readme(tmp_path, monkeypatch):
   """Runs as it stands, on a run of configs/digits.py, shortened."""
   (tmp_path / 'runs').mkdir()

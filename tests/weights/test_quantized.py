@@ -17,6 +17,7 @@ SIZE = (32, 32, 3)
 SMALL = {'hidden_size': 128, 'mlp_dim': 256, 'num_heads': 4, 'depth': 2}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('name', 'fields'),
   [

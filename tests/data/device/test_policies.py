@@ -48,6 +48,7 @@ def signed(value):
   return sorted({-value, value})
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize('text', ALL)
 def test_result_is_that_of_pillow_operation_by_operation(text):
   made, _ = policy(text)

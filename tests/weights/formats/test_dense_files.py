@@ -73,6 +73,7 @@ def write_run(path, seed=0, **settings):
   return params
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   ('form', 'settings'), [('mmseg', SETR), ('monai', UNETR)]
 )
