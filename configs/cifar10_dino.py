@@ -24,22 +24,4 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
   Args:
     arg: Number of epochs.
   """
-  config = small_recipes.cifar10_unlabelled(arg)
-  config.data.crop = 'random_resized'
-  config.data.crop_scale = (0.4, 1.0)
-  config.augment.jitter = (0.4, 0.4, 0.2, 0.1)
-  config.augment.jitter_probability = 0.8
-  config.augment.gray = (0.2,)
-  config.augment.solarize = (0.0, 0.2, 0.0)
-
-  config.model.position_embedding = 'sincos2d'
-  config.objective.name = 'dino'
-  options = config.objective.options
-  options.local_crops = 2
-  options.local_size = 16
-  options.prototypes = 1_024
-  options.head_hidden = 512
-  options.bottleneck = 128
-  options.batch_norm = True
-  options.momentum = 0.99
-  return config
+  return small_recipes.cifar10_crops(arg, 'dino')

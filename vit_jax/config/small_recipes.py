@@ -190,6 +190,36 @@ def cifar10_unlabelled(arg: str) -> ml_collections.ConfigDict:
   return config
 
 
+def cifar10_crops(arg: str, method: str) -> ml_collections.ConfigDict:
+  """Returns the common part of DINO and DINOv2 on CIFAR-10.
+
+  Args:
+    arg: Number of epochs.
+    method: 'dino' or 'dinov2'.
+
+  Raises:
+    UserError: The number of epochs is none.
+  """
+  config = cifar10_unlabelled(arg)
+  config.data.crop = 'random_resized'
+  config.data.crop_scale = (0.4, 1.0)
+  config.augment.jitter = (0.4, 0.4, 0.2, 0.1)
+  config.augment.jitter_probability = 0.8
+  config.augment.gray = (0.2,)
+  config.augment.solarize = (0.0, 0.2, 0.0)
+  config.model.position_embedding = 'sincos2d'
+  config.objective.name = method
+  options = config.objective.options
+  options.local_crops = 2
+  options.local_size = 16
+  options.prototypes = 1_024
+  options.head_hidden = 512
+  options.bottleneck = 128
+  options.batch_norm = True
+  options.momentum = 0.99
+  return config
+
+
 def grey_28(name: str, patch: str) -> ml_collections.ConfigDict:
   """Returns a small ViT for 28 x 28 grey images, as used in teaching.
 
