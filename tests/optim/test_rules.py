@@ -252,6 +252,11 @@ def test_layer_decay_is_that_of_beit():
   assert found == ids.keys()
   for name, parameter in parameters.items():
     assert parameter.factor == 0.75 ** (4 - ids[name.split('/')[0]])
+  # One that all layers share is L + 1, too.
+  model = models.create_model('ViT-Ti/4', 0, relative_positions='shared')
+  params = models.abstract_params(model, (8, 8, 3))
+  parameters = make(params, layer_decay=0.75).parameters
+  assert parameters['relative_position_bias'].factor == 1
 
 
 @pytest.mark.parametrize('scan', [False, True])

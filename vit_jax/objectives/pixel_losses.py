@@ -195,19 +195,20 @@ def hard_examples(
 
   Online hard example mining as in mmsegmentation's OHEMPixelSampler: a place is
   hard if the probability of its label is at most `threshold`, or at most that
-  of the place which is number `least` from the lowest.
+  of the place which is number `least` B from the lowest.
 
   Args:
     logits: [B, ..., K].
     labels: int32 [B, ...].
     threshold: Probability.
-    least: Number of places that are hard in any case.
+    least: Number of places for each image of the batch that are hard in any
+      case.
     ignore: Label of places that do not count.
   """
   valid = counted(labels, ignore).ravel()
   loss = each_cross_entropy(logits, labels, ignore).ravel()
   probability = jnp.where(valid, jnp.exp(-loss), jnp.inf)
-  last = jnp.minimum(least, jnp.maximum(valid.sum(), 1)) - 1
+  last = jnp.minimum(least * len(labels), jnp.maximum(valid.sum(), 1)) - 1
   lowest = jnp.sort(jax.lax.stop_gradient(probability))[last]
   hard = valid & (probability <= jnp.maximum(lowest, threshold))
   return jnp.where(hard, loss, 0).sum() / jnp.maximum(hard.sum(), 1)

@@ -31,7 +31,6 @@ _BEFORE = (
   'distillation_token',
   'register_tokens',
   'mask_token',
-  'relative_position_bias',
   'position_embedding',
   'rows_position_embedding',
   'columns_position_embedding',
