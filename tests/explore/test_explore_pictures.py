@@ -13,13 +13,16 @@ import numpy as np
 import planted
 import pytest
 import stand_in
+import tiny
 
 import vit_jax
 from vit_jax import cli
+from vit_jax import data
 from vit_jax import explore
 from vit_jax.config import UserError
 from vit_jax.explore import __main__ as explore_main
 from vit_jax.explore import captured
+from vit_jax.explore import examples as examples_lib
 from vit_jax.explore import images as images_lib
 from vit_jax.explore import kinds
 from vit_jax.explore import pictures
@@ -188,6 +191,21 @@ def test_labelled_examples_of_a_model_that_diverged(
   out = run(capsys, *args, f'--only=patches,{only}', f'--out={tmp_path}')
   page = (tmp_path / 'report.html').read_text()
   assert page.count('not finite') == len(names) and out == str(tmp_path)
+
+
+def test_names_of_examples_are_paths_below_their_folder(tmp_path):
+  config = tiny.config(
+    data__name=f'folder:{stand_in.write_folder(tmp_path, train=1)}',
+    data__split='train',
+    data__channels=3,
+  )
+  source = data.open_source(config, 'train')
+
+  def names(most):
+    return examples_lib.load(source, config, most).names
+
+  assert set(names(9)) == {f'{name}/0.png' for name in stand_in.CLASSES}
+  assert names(1) == ('0.png',)
 
 
 def test_chosen_classes_layers_and_size(tmp_path):

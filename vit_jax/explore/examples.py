@@ -4,7 +4,7 @@ from collections.abc import Callable
 import contextlib
 import dataclasses
 import functools
-import pathlib
+import os
 from typing import Any
 
 import jax
@@ -18,7 +18,6 @@ from vit_jax.data import features as data_features
 from vit_jax.data.device import views
 from vit_jax.evaluation import predictions as evaluation_predictions
 from vit_jax.plots import tiles
-from vit_jax.runs import records
 from vit_jax.weights import features as features_lib
 
 _TOP = 5  # most probable classes of each example
@@ -35,8 +34,8 @@ class Examples:
     classes: Names of the classes in the data.
     image: uint8 [N, h, w, C], in the stored size if all images have one size,
       else in the input size of the model.
-    names: Shortest unique ends of the files' paths; numbers where there are no
-      files.
+    names: Paths of the files below the folder that has them all; numbers where
+      there are no files.
     labels: Positions in `classes`, int32 [N]; None: they have no label.
     maps: The class of each pixel, [N, h, w], of the size of `image`; None: they
       have none.
@@ -196,9 +195,11 @@ def load(
 def _names(source: data.Source, index: np.ndarray) -> tuple[str, ...]:
   """Returns names of the first examples of a source."""
   files = [source.file(i) for i in range(len(index))]
-  if not all(files):
+  found = [x for x in files if x]
+  if len(found) < len(files):
     return _numbers(index)
-  return tuple(records.short_names([pathlib.Path(str(x)) for x in files]))
+  folder = os.path.commonpath([os.path.dirname(x) for x in found])
+  return tuple(os.path.relpath(x, folder) for x in found)
 
 
 def _numbers(index: np.ndarray) -> tuple[str, ...]:

@@ -10,11 +10,13 @@ from collections.abc import Sequence
 from typing import Any
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import weights
 from vit_jax.config import UserError
 from vit_jax.data import features
+from vit_jax.evaluation import predictions as evaluation_predictions
 from vit_jax.evaluation import report
 
 BINS = 15  # ranges of confidence
@@ -78,7 +80,8 @@ def probabilities(vit: weights.Loaded, logits: np.ndarray) -> np.ndarray:
     )
   if isinstance(target, features.MultiLabel):
     check_finite(logits)
-    return (1 + np.tanh(logits.astype(np.float64) / 2)) / 2  # the sigmoid
+    head = evaluation_predictions.Head.of(vit, top=1)
+    return np.asarray(head.values(jnp.asarray(logits)), np.float64)
   return softmax(logits)
 
 

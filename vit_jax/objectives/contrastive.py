@@ -26,6 +26,7 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.data import features as features_lib
 from vit_jax.data import tokenizers
+from vit_jax.data import vocabularies
 from vit_jax.models import stack
 from vit_jax.models import text
 from vit_jax.models import two_towers
@@ -316,7 +317,7 @@ def _end_token(feature: features_lib.Text) -> int:
 
 def _check_pool(pool: str, tokenizer: str) -> None:
   """Raises a UserError if no token has what the text tower reads."""
-  kind = tokenizer.partition(':')[0]
+  kind = vocabularies.kind(tokenizer)
   unlike = {
     'largest': (('sentencepiece', 'wordpiece'), 'whose largest one is any'),
     'end': (('wordpiece',), 'of which none ends a text'),
