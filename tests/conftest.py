@@ -21,6 +21,7 @@ os.environ['XLA_FLAGS'] = quick_compiler.flags(
 )
 
 from absl import flags
+from absl import logging
 import pytest
 import tiny
 
@@ -50,6 +51,15 @@ def room_for_programs():
 
     jax.clear_caches()
   yield
+
+
+@pytest.fixture(autouse=True)
+def messages_as_before():
+  """Restores what a command that was run as a program sets for its log."""
+  verbosity, threshold = logging.get_verbosity(), flags.FLAGS.stderrthreshold
+  yield
+  logging.set_verbosity(verbosity)
+  logging.set_stderrthreshold(threshold)
 
 
 @pytest.fixture(scope='session')
