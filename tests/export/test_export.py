@@ -300,6 +300,20 @@ def test_wrong_logits_are_never_written(form, tmp_path, monkeypatch):
 
 
 @needs_flatbuffers
+@pytest.mark.parametrize(
+  ('model', 'name'),
+  [('ViT-B/16', 'ViT-B-16'), ('runs/digits.v2', 'digits.v2'), ('.', 'here')],
+)
+def test_files_are_named_after_the_model(model, name, tmp_path, monkeypatch):
+  folder = tmp_path / 'here'
+  (folder / 'runs/digits.v2').mkdir(parents=True)
+  (folder / f'{name}.stablehlo').mkdir()  # refused before anything is loaded
+  monkeypatch.chdir(folder)
+  with pytest.raises(UserError, match=f'^{name}.stablehlo is a folder'):
+    commands.run(export, f'--from={model}', '--to=stablehlo')
+
+
+@needs_flatbuffers
 def test_a_model_that_has_no_answer_is_not_written(tmp_path):
   model = loaded('token')
   params = jax.tree.map(lambda x: x * np.nan, model.params)

@@ -8,6 +8,7 @@ from flax import traverse_util
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from safetensors.numpy import load_file
 import tiny
@@ -206,7 +207,7 @@ def test_the_student_learns(method):
 
 
 def test_the_last_layer_is_held_and_the_teacher_follows():
-  e = build('dino', optim__weight_decay=0.0, optim__final_weight_decay=None)
+  e = build('dino')
   state, before = e.init(), []
   with e.train_batches(0) as batches:
     for step in range(3):
@@ -216,6 +217,9 @@ def test_the_last_layer_is_held_and_the_teacher_follows():
   kernels = [x.params['head']['last_layer']['kernel'] for x in before]
   np.testing.assert_array_equal(kernels[0], kernels[2])
   assert np.abs(kernels[3] - kernels[2]).max() > 1e-5
+  # As if it had trained before: steps are no larger than later ones.
+  moments = optax.tree.get(before[2].opt_state, 'nu')['head']['last_layer']
+  assert np.all(moments['kernel'] > 0)
   for state in before:
     np.testing.assert_array_equal(
       state.params['head']['last_layer']['scale'], 1

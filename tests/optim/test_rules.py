@@ -270,7 +270,7 @@ def test_factors_and_decay_of_each_array(scan):
   }
   params = abstract(scan)
   params = jax.tree.map(lambda x: jnp.ones(x.shape), params)
-  found = make(params, **settings).scale(params)
+  found = make(params, **settings).scale(params, 0)
   found = {
     '/'.join(path): float(x.max()) for path, x in unrolled(found).items()
   }
@@ -293,6 +293,17 @@ def test_factors_and_decay_of_each_array(scan):
   }
   for path, decay in expected.items():
     np.testing.assert_allclose(decayed[path], decay, rtol=1e-6)
+
+
+@pytest.mark.parametrize('scan', [False, True])
+def test_held_parameters_begin_late(scan):
+  params = jax.tree.map(lambda x: jnp.ones(x.shape), abstract(scan))
+  config = tiny.config()
+  rules = rules_lib.make(config.optim, params, held=('blocks_1/mlp', 5))
+  for step, factor in ((0, 0.0), (4, 0.0), (5, 1.0)):
+    for path, x in unrolled(rules.scale(params, step)).items():
+      is_held = path[:2] == ('blocks_1', 'mlp')
+      np.testing.assert_array_equal(x, factor if is_held else 1.0)
 
 
 def test_ten_times_the_rate_of_the_head():

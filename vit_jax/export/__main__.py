@@ -41,6 +41,7 @@ import json
 import logging as python_logging
 import os
 import pathlib
+import re
 from typing import Any
 from typing import TYPE_CHECKING
 
@@ -101,8 +102,11 @@ def _check_flags(argv: list[str]) -> tuple[pathlib.Path, str]:
     raise UserError(f'unexpected argument {argv[1]!r}')
   if not _TO.value:
     raise UserError(f'--to is missing: choose one of {", ".join(FORMATS)}')
-  source = pathlib.Path(os.path.abspath(FLAGS['from'].value or ''))
+  given = FLAGS['from'].value or ''
+  source = pathlib.Path(os.path.abspath(given))
   name = source.stem if source.is_file() else source.name
+  if not source.exists():  # the name of a model
+    name = re.sub('[/:]+', '-', given)
   return pathlib.Path(_OUT.value or f'{name}.{_TO.value}'), _TO.value
 
 

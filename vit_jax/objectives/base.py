@@ -148,6 +148,15 @@ class Objective(abc.ABC):
     """Regular expression for parameters that the method never trains."""
     return ''
 
+  @property
+  def held(self) -> tuple[str, int]:
+    """Regular expression for parameters that do not change in the first steps.
+
+    And the number of these steps. The optimizer's moments follow their
+    gradients meanwhile.
+    """
+    return '', 0
+
   @staticmethod
   def check(config: ml_collections.ConfigDict) -> None:
     """Checks the objective's own keys, before anything slow.

@@ -169,6 +169,11 @@ class Dino(base.Objective):
       params[name] = head.init(own, self._example(params['trunk']))['params']
     return params
 
+  @property
+  def held(self) -> tuple[str, int]:
+    """The last layer of a head (DINO, appendix C)."""
+    return '(^|/)last_layer/', self.num_steps(self._options.freeze_last_layer)
+
   def _example(self, trunk: base.Params) -> jax.Array:
     """Returns zeros in the shape of a feature, [1, D]."""
     images = jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)
@@ -290,14 +295,7 @@ class Dino(base.Objective):
       Logits, float32 [..., K]; and the head's new running statistics, to be
       merged into `extra`.
     """
-    own = params[name]
-    # The last layer does not learn at first (DINO, appendix C).
-    is_held = extra['updates'] < self.num_steps(self._options.freeze_last_layer)
-    last = jax.tree.map(
-      lambda x: jnp.where(is_held, jax.lax.stop_gradient(x), x),
-      own['last_layer'],
-    )
-    variables = {'params': own | {'last_layer': last}}
+    variables = {'params': params[name]}
     flat = x.reshape(-1, x.shape[-1])  # BatchNorm is over all crops
     logits: Any
     if not self._options.batch_norm:

@@ -14,6 +14,7 @@ import re
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import ml_collections
 import numpy as np
 
@@ -51,12 +52,14 @@ class Parameter:
     trains: Whether it is trained or frozen.
     factor: Factor of the learning rate.
     decay: Weight decay.
+    begins: Step from which on it changes; its optimizer runs before, too.
   """
 
   size: int
   trains: bool
   factor: float
   decay: float
+  begins: int = 0
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,13 +88,22 @@ class Rules:
       lambda path, x: x if self._of(path, x)[0].trains else None, params
     )
 
-  def scale(self, updates: Any) -> Any:
-    """Multiplies the updates by the factors of the learning rate."""
-    if all(p.factor == 1 for p in self.parameters.values()):
+  def scale(self, updates: Any, step: jax.typing.ArrayLike) -> Any:
+    """Multiplies the updates by the factors of the learning rate.
+
+    Args:
+      updates: Directions of the trained parameters.
+      step: Number of completed updates.
+    """
+    if all(p.factor == 1 and not p.begins for p in self.parameters.values()):
       return updates
 
     def scaled(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
-      return x * _per_layer([p.factor for p in self._of(path, x)], x)
+      own = self._of(path, x)
+      x = x * _per_layer([p.factor for p in own], x)
+      if not any(p.begins for p in own):
+        return x
+      return jnp.where(step < _per_layer([p.begins for p in own], x), 0.0, x)
 
     return jax.tree_util.tree_map_with_path(scaled, updates)
 
@@ -158,7 +170,10 @@ def _patterns(config: ml_collections.ConfigDict) -> dict[str, str]:
 
 
 def make(
-  config: ml_collections.ConfigDict, params: Any, frozen: str = ''
+  config: ml_collections.ConfigDict,
+  params: Any,
+  frozen: str = '',
+  held: tuple[str, int] = ('', 0),
 ) -> Rules:
   """Applies the rules to a model.
 
@@ -167,6 +182,8 @@ def make(
     params: The model's arrays or their shapes.
     frozen: Regular expression for parameters that the objective freezes,
       beside `config.freeze`.
+    held: Regular expression for parameters that the objective holds for so many
+      first steps, and these steps.
 
   Raises:
     UserError: A pattern matches nothing, nothing is left to train, or some
@@ -180,6 +197,7 @@ def make(
       _trains(config, name) and not (frozen and re.search(frozen, name)),
       _factor(config, name, depth),
       weight_decay(config, name),
+      held[1] if held[0] and re.search(held[0], name) else 0,
     )
     for name, size in sizes.items()
   }

@@ -93,7 +93,9 @@ class Program:
     config = models.on_platform(config, self.mesh.devices.flat[0].platform)
     self.objective = objectives.create(config, features, lengths)
     params = jax.eval_shape(self.objective.init, jax.random.key(0))
-    self.rules = rules_lib.make(config.optim, params, self.objective.frozen)
+    self.rules = rules_lib.make(
+      config.optim, params, self.objective.frozen, self.objective.held
+    )
     self.param_shardings = sharding.shard_params(
       config.mesh, self.mesh.shape, params
     )

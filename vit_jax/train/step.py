@@ -245,7 +245,7 @@ def make_update(
     direction, opt_state = optimizer.update(
       grads, state.opt_state, trained, decay=decay(step)
     )
-    direction = rules.scale(direction)
+    direction = rules.scale(direction, step)
 
     def moved(rate: jax.typing.ArrayLike) -> tuple[Any, Any]:
       params = jax.tree.map(lambda p, d: p - rate * d, trained, direction)
