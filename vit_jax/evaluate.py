@@ -145,8 +145,9 @@ _TRAIN_SPLIT = flags.DEFINE_string(
 _FEATURES = flags.DEFINE_enum(
   'features',
   None,
-  ['head', 'tokens'],
-  "What a probe reads: the head's input (default), or all tokens side by side.",
+  ['head', 'tokens', 'layers'],
+  "What a probe reads: the head's input (default), or side by side all tokens,"
+  ' or the means of all layers.',
   flag_values=FLAGS,
 )
 _K = flags.DEFINE_integer(

@@ -39,7 +39,8 @@ def evaluation(
     patch_size: Size of the patches, an int or (height, width), to which the
       model is resized as in `train.patch_sizes`; None: the model's own.
     features: What 'knn', 'few_shot' and 'linear' read: the input of the
-      'head', or all 'tokens' after the last norm, side by side.
+      'head', or all 'tokens' after the last norm, side by side, or the means
+      of the patches after each of the 'layers', side by side.
   """
   result = ml_collections.ConfigDict(
     {

@@ -11,14 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.config import UserError
+from vit_jax.models import stack
+from vit_jax.models import vit
+
 
 @dataclasses.dataclass(frozen=True)
 class Embedded:
   """N embedded examples.
 
   Attributes:
-    features: float32 [N, D], the inputs of the head; or all tokens side by
-      side.
+    features: float32 [N, D], the inputs of the head; or all tokens, or the
+      means of all layers, side by side.
     labels: int32 [N], positions in the classes of the data.
     index: int32 [N], positions in the whole split, before slicing.
   """
@@ -67,10 +71,41 @@ def embed_tokens(
   return rest | {'embedding': tokens.reshape(len(tokens), -1)}
 
 
+def embed_layers(
+  objective: Any, params: Any, batch: dict[str, jax.Array]
+) -> dict[str, jax.Array]:
+  """Returns what `embed` does, but of all L layers, side by side, [B, L D].
+
+  Of each: the mean of its patches, each brought to mean 0 and variance 1. The
+  best features of a method that predicts patches or pixels are those of a layer
+  in the middle (iGPT, section 4.1; BEiT's code probes each layer), and DINO's
+  probe of ViT-S reads the last four.
+
+  Raises:
+    UserError: The model's layers cannot be read.
+  """
+  model, params = objective.trunk(params)
+  if not isinstance(model, vit.Trunk) or model.merge:
+    raise UserError(
+      "features='layers' is for a ViT whose layers all have the patches of an"
+      f' image, and this is a {type(model).__name__}'
+      + (' with merge' if isinstance(model, vit.Trunk) else '')
+      + ": choose 'head'"
+    )
+  _, state = model.apply(
+    {'params': params}, batch['image'], method='trunk', mutable=[stack.LEVELS]
+  )
+  tokens = state[stack.LEVELS]['tokens'][:, :, model.prefix_length :]
+  means = jax.nn.standardize(tokens.astype(jnp.float32)).mean(axis=2)
+  rest = {name: x for name, x in batch.items() if name != 'image'}
+  return rest | {'embedding': jnp.concatenate(list(means), axis=-1)}
+
+
 # What a probe reads of the trunk, by the name in `config.evals.NAME.features`.
 READS: Mapping[str, Callable[..., dict[str, jax.Array]]] = {
   'head': embed,
   'tokens': embed_tokens,
+  'layers': embed_layers,
 }
 
 
