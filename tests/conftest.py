@@ -57,8 +57,11 @@ def room_for_programs():
 def messages_as_before():
   """Restores what a command that was run as a program sets for its log."""
   verbosity, threshold = logging.get_verbosity(), flags.FLAGS.stderrthreshold
+  logger = logging.get_absl_logger()
+  level = logger.level
   yield
   logging.set_verbosity(verbosity)
+  logger.setLevel(level)  # set_verbosity changes it, too
   logging.set_stderrthreshold(threshold)
 
 

@@ -39,7 +39,6 @@ Scalars = dict[str, jax.Array]
 Outputs = dict[str, jax.Array]
 Fitted = Callable[[models.Model, Params], tuple[models.Model, Params]]
 
-
 # Key of an extra: a tree of parameters that do not train, but are measured, as
 # running statistics. After each step the parameters take these values.
 STATISTICS = 'statistics'
@@ -105,8 +104,7 @@ class Objective(abc.ABC):
     image_shape: (H, W, C) that the model sees; of volumes (D, H, W, C).
     fitted: Maps the model and its parameters to those that are applied, as to
       patches of another size (`flexible`).
-    lengths: Steps of the run and of parts of its schedule, for schedules of the
-      objective's own.
+    lengths: Steps of the run and of the parts of its schedule.
   """
 
   target: ClassVar[tuple[str, type[features_lib.Feature]] | None] = None
@@ -150,11 +148,7 @@ class Objective(abc.ABC):
 
   @property
   def held(self) -> tuple[str, int]:
-    """Regular expression for parameters that do not change in the first steps.
-
-    And the number of these steps. The optimizer's moments follow their
-    gradients meanwhile.
-    """
+    """Pattern of parameters that do not change in so many first steps."""
     return '', 0
 
   @staticmethod
@@ -235,9 +229,8 @@ class Objective(abc.ABC):
   def init_extra(self, params: Params) -> Extra:
     """Returns the state beside the parameters, a dict of trees of arrays.
 
-    It is a part of the train state: checkpoints contain it, and its values must
-    be finite. A leaf with the same path and shape as a parameter is sharded
-    like it.
+    It is a part of the train state and of checkpoints, and must be finite. A
+    leaf with the path and shape of a parameter is sharded like it.
 
     Args:
       params: The initial parameters of training.
