@@ -10,6 +10,7 @@ import pytest
 import vit_jax
 from vit_jax import models
 from vit_jax.models import fused_attention
+from vit_jax.models import rotary
 
 # Tokens, hidden size, heads: of 64 channels as in most ViTs; of 80, which are
 # no divisor of a register's lanes, as in ViT-H; and of 256.
@@ -74,8 +75,13 @@ def test_bfloat16_is_as_exact_as_the_plain_formulation(
 
 def test_a_model_of_kernels_is_the_same_function():
   """With LayerNorms of queries and keys; the last layer reads one token."""
+  assert_same_function({'qk_norm': True})
+
+
+def assert_same_function(fields):
+  """Compares the loss and its gradient with those of a plain formulation."""
   model = vit_jax.create_model(
-    'ViT-Ti/4', 5, hidden_size=128, num_heads=2, depth=2, qk_norm=True
+    'ViT-Ti/4', 5, hidden_size=128, num_heads=2, depth=2, **fields
   )
   images = jax.random.normal(jax.random.key(0), (2, 8, 12, 3))
   params = models.init_params(model, jax.random.key(1), images.shape[1:])
@@ -89,6 +95,39 @@ def test_a_model_of_kernels_is_the_same_function():
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * abs(b).max()),
     grads(params, model.clone(attention_implementation='fused')),
     grads(params, model),
+  )
+
+
+@pytest.mark.parametrize('kind', ['dinov3', 'eva02'])
+@pytest.mark.parametrize(('tokens', 'hidden_size', 'num_heads'), SHAPES)
+def test_rotates_queries_and_keys(tokens, hidden_size, num_heads, kind):
+  """As outside the kernel; the first token stays as it is."""
+  qkv, grad = example(tokens, hidden_size, jnp.float32)
+  size = hidden_size // num_heads
+  tables = rotary.table(kind, (tokens - 1, 1), size, 100.0)
+  rotation = rotary.of_tokens(*tables, prefix=1, kept=None)
+  shape = (2, tokens, hidden_size)
+  turn = fused_attention.turn(rotation, kind, shape, jnp.float32)
+  assert turn is not None
+
+  def inside(qkv, num_heads):
+    return fused_attention.fused_attention(qkv, num_heads, turn)
+
+  def outside(qkv, num_heads):
+    parts = [qkv[:, :, i].reshape(2, tokens, num_heads, -1) for i in range(3)]
+    parts[:2] = (rotary.rotate(x, rotation, kind) for x in parts[:2])
+    return plain(jnp.stack([x.reshape(shape) for x in parts], 2), num_heads)
+
+  found = both(inside, qkv, num_heads, grad)
+  expected = both(outside, qkv, num_heads, grad)
+  for x, y in zip(found, expected, strict=True):
+    np.testing.assert_allclose(x, y, atol=1e-5 * abs(y).max())
+
+
+@pytest.mark.parametrize('rotary', ['dinov3', 'eva02', 'rope_vit', 'rope_vit_mixed'])
+def test_a_rotated_model_of_kernels_is_the_same_function(rotary):
+  assert_same_function(
+    {'rotary': rotary, 'position_embedding': 'none', 'registers': 2}
   )
 
 

@@ -340,11 +340,15 @@ class Attention(nn.Module):
     spec = self.spec
     (qkv,) = QKV(spec, packed=True, name='qkv')(x)
     heads = *x.shape[:2], spec.num_heads, x.shape[-1] // spec.num_heads
-    if spec.qk_norm or rotation is not None:
+    turn = None
+    if rotation is not None and not spec.qk_norm:
+      turn = fused_attention.turn(rotation, spec.rotary, x.shape, spec.dtype)
+    if turn is None and (spec.qk_norm or rotation is not None):
       query, key, value = (qkv[:, :, i].reshape(heads) for i in range(3))
       parts = self._prepared(query, key, value, rotation)
       qkv = jnp.stack([y.reshape(x.shape) for y in parts], axis=2)
-    return fused_attention.fused_attention(qkv, spec.num_heads).reshape(heads)
+    y = fused_attention.fused_attention(qkv, spec.num_heads, turn)
+    return y.reshape(heads)
 
   def _attend(
     self,

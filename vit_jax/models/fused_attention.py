@@ -4,7 +4,9 @@ The scores of an image, [T, T] for each head, stay in the memory of the chip;
 only queries, keys, values and outputs are read and written. A ViT's sequences
 are short enough that a whole row of scores fits, so the softmax needs no second
 pass as in FlashAttention (arXiv:2205.14135). The backward pass computes the
-scores again: equations of its appendix B.2, with whole rows.
+scores again: equations of its appendix B.2, with whole rows. Rotary embeddings
+are applied on the chip, too: outside, [B, T, H, K] of 64 channels takes twice
+the memory of [B, T, D], and is copied.
 
 In comments: B images, T tokens, D hidden size, H heads, K = D / H channels of a
 head.
@@ -12,6 +14,7 @@ head.
 
 from collections.abc import Callable
 from collections.abc import Iterator
+import dataclasses
 import functools
 from typing import Any
 
@@ -20,6 +23,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
+
+from vit_jax.models import rotary
 
 # The axis of the mesh that splits heads; all others split the batch.
 _HEADS = 'tensor'
@@ -31,8 +36,49 @@ _CHIP_BYTES = 12 * 2**20
 _MOST_BYTES = 14 * 2**20
 
 
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass(frozen=True)
+class Turn:
+  """How queries and keys are rotated.
+
+  Attributes:
+    cos: Cosines by token and channel of a head, [T, K].
+    sin: Sines.
+    distance: Between the two channels of a pair.
+  """
+
+  cos: jax.Array
+  sin: jax.Array
+  distance: int = dataclasses.field(metadata={'static': True})
+
+
+def turn(
+  rotation: rotary.Rotation,
+  kind: str,
+  shape: tuple[int, ...],
+  dtype: jax.typing.DTypeLike,
+) -> Turn | None:
+  """Returns how the kernel rotates, or None if it cannot.
+
+  Args:
+    rotation: Cosines and sines; the kernel takes those of all heads and images,
+      [T, K].
+    kind: A name in `rotary.KINDS`.
+    shape: Shape of the tokens, (B, T, D).
+    dtype: Type of queries, keys and values.
+  """
+  cos, sin = rotation
+  size = cos.shape[-1]
+  if cos.ndim > 2 or not fits(shape, shape[-1] // size, dtype, rotates=True):
+    return None
+  return Turn(cos, sin, size // 2 if rotary.KINDS[kind].halves else 1)
+
+
 def fits(
-  shape: tuple[int, ...], num_heads: int, dtype: jax.typing.DTypeLike
+  shape: tuple[int, ...],
+  num_heads: int,
+  dtype: jax.typing.DTypeLike,
+  rotates: bool = False,
 ) -> bool:
   """Returns whether the kernel can compute a layer's attention.
 
@@ -40,6 +86,7 @@ def fits(
     shape: Shape of the tokens, (B, T, D).
     num_heads: H, which divides D.
     dtype: Type of queries, keys and values.
+    rotates: Whether it also rotates queries and keys.
   """
   b, t, d = shape
   batch, ways = _split()
@@ -51,6 +98,8 @@ def fits(
   # The backward program reads and writes seven arrays [T, D], while those of
   # the next and the last image move; and has five of float32 [T, T].
   moved = 7 * 2 * jnp.dtype(dtype).itemsize * rows * d
+  if rotates:
+    moved += 2 * 2 * 4 * rows * _table_width(d, shape[-1] // num_heads)
   return moved + 5 * 4 * rows * columns <= _CHIP_BYTES
 
 
@@ -66,7 +115,14 @@ def splits_heads() -> bool:
   return _split()[1] > 1
 
 
-def fused_attention(qkv: jax.Array, num_heads: int) -> jax.Array:
+def _table_width(width: int, size: int) -> int:
+  """Returns the lanes of a table that repeats for each head of `size`."""
+  return width if _LANES % size else _LANES
+
+
+def fused_attention(
+  qkv: jax.Array, num_heads: int, turn: Turn | None = None
+) -> jax.Array:
   """Multi-head self-attention: [B, T, 3, D] -> [B, T, D].
 
   The softmax is computed in float32; products have operands of the argument's
@@ -76,6 +132,8 @@ def fused_attention(qkv: jax.Array, num_heads: int) -> jax.Array:
   Args:
     qkv: Queries, keys and values, the heads side by side in the last axis.
     num_heads: H, which divides D. The kernel must fit, see `fits`.
+    turn: How queries and keys are rotated first; None: they are not. Its arrays
+      are constants, and get no gradient.
   """
   batch, ways = _split()
   compute = functools.partial(_attend, num_heads // ways)
@@ -84,33 +142,40 @@ def fused_attention(qkv: jax.Array, num_heads: int) -> jax.Array:
     rows = tuple(axis for axis in axes if axis != _HEADS)
     compute = jax.shard_map(
       compute,
-      in_specs=PartitionSpec(rows, None, None, _HEADS),
+      in_specs=(PartitionSpec(rows, None, None, _HEADS), PartitionSpec()),
       out_specs=PartitionSpec(rows, None, _HEADS),
       check_vma=False,
     )
-  return compute(qkv)
+  return compute(qkv, turn)
 
 
-def _attend(num_heads: int, qkv: jax.Array) -> jax.Array:
-  return _attention(qkv.reshape(*qkv.shape[:2], -1), num_heads)
+def _attend(num_heads: int, qkv: jax.Array, turn: Turn | None) -> jax.Array:
+  if turn is not None:
+    size = qkv.shape[-1] // num_heads
+    times = _table_width(qkv.shape[-1], size) // size
+    wide = (jnp.tile(x, (1, times)) for x in (turn.cos, turn.sin))
+    turn = Turn(*wide, turn.distance)
+  return _attention(qkv.reshape(*qkv.shape[:2], -1), turn, num_heads)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _attention(qkv: jax.Array, num_heads: int) -> jax.Array:
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
+def _attention(qkv: jax.Array, turn: Turn | None, num_heads: int) -> jax.Array:
   """Maps [B, T, 3 D] to [B, T, D]."""
-  kernel = functools.partial(_forward_kernel, num_heads=num_heads)
-  return _call(kernel, [qkv] * 3, 1, num_heads)
+  return _call(_forward_kernel, [qkv] * 3, turn, 1, num_heads)
 
 
-def _save(qkv: jax.Array, num_heads: int) -> tuple[jax.Array, jax.Array]:
-  return _attention(qkv, num_heads), qkv
+def _save(
+  qkv: jax.Array, turn: Turn | None, num_heads: int
+) -> tuple[jax.Array, tuple[jax.Array, Turn | None]]:
+  return _attention(qkv, turn, num_heads), (qkv, turn)
 
 
 def _backward(
-  num_heads: int, qkv: jax.Array, grad: jax.Array
-) -> tuple[jax.Array]:
-  kernel = functools.partial(_backward_kernel, num_heads=num_heads)
-  return (_call(kernel, [qkv, qkv, qkv, grad], 3, num_heads),)
+  num_heads: int, saved: tuple[jax.Array, Turn | None], grad: jax.Array
+) -> tuple[jax.Array, Turn | None]:
+  qkv, turn = saved
+  found = _call(_backward_kernel, [qkv, qkv, qkv, grad], turn, 3, num_heads)
+  return found, jax.tree.map(jnp.zeros_like, turn)
 
 
 _attention.defvjp(_save, _backward)
@@ -119,6 +184,7 @@ _attention.defvjp(_save, _backward)
 def _call(
   kernel: Callable[..., None],
   arrays: list[jax.Array],
+  turn: Turn | None,
   width: int,
   num_heads: int,
 ) -> jax.Array:
@@ -126,8 +192,9 @@ def _call(
 
   Args:
     kernel: Gets [1, T, D] of queries, keys, values and, if there is a fourth
-      array, of that; and writes [1, T, width * D].
+      array, of that, and the tables of `turn`; and writes [1, T, width * D].
     arrays: [B, T, 3 D], three times, and maybe [B, T, D].
+    turn: Its tables are those of whole registers; see `_table_width`.
     width: Arrays [T, D] in the result.
     num_heads: H.
   """
@@ -138,12 +205,16 @@ def _call(
     return pl.BlockSpec((1, t, d), lambda i: (i, 0, index))
 
   products = 2 if width == 1 else 5
+  specs = [part(0), part(1), part(2), part(0)][: len(arrays)]
+  tables = () if turn is None else (turn.cos, turn.sin)
+  specs += [pl.BlockSpec(x.shape, lambda i: (0, 0)) for x in tables]
+  distance = 0 if turn is None else turn.distance
   call = functools.partial(
     pl.pallas_call,
-    kernel,
+    functools.partial(kernel, num_heads=num_heads, distance=distance),
     out_shape=jax.ShapeDtypeStruct((b, t, width * d), arrays[0].dtype),
     grid=(b,),
-    in_specs=[part(0), part(1), part(2), part(0)][: len(arrays)],
+    in_specs=specs,
     out_specs=pl.BlockSpec((1, t, width * d), lambda i: (i, 0, 0)),
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=('parallel',), vmem_limit_bytes=_MOST_BYTES
@@ -156,17 +227,27 @@ def _call(
     name='attention' if width == 1 else 'attention_backward',
   )
   return jax.lax.platform_dependent(
-    *arrays, tpu=call(interpret=False), default=call(interpret=True)
+    *arrays, *tables, tpu=call(interpret=False), default=call(interpret=True)
   )
 
 
 def _forward_kernel(
-  query_ref: Any, key_ref: Any, value_ref: Any, out_ref: Any, *, num_heads: int
+  query_ref: Any,
+  key_ref: Any,
+  value_ref: Any,
+  *refs: Any,
+  num_heads: int,
+  distance: int,
 ) -> None:
+  *tables, out_ref = refs
   size = query_ref.shape[-1] // num_heads
   for lanes, mine in _heads(query_ref.shape[-1], size):
-    query = _only(mine, query_ref[0, :, lanes])
-    weights, total = _softmax(query, key_ref[0, :, lanes], size)
+    query, key = (
+      _turned(x[0, :, lanes], lanes, tables, distance)
+      for x in (query_ref, key_ref)
+    )
+    query = _only(mine, query)
+    weights, total = _softmax(query, key, size)
     y = _dot(weights.astype(query.dtype), value_ref[0, :, lanes], (1, 0))
     _write(out_ref, lanes, mine, y / total)
 
@@ -176,14 +257,19 @@ def _backward_kernel(
   key_ref: Any,
   value_ref: Any,
   grad_ref: Any,
-  qkv_grad_ref: Any,
-  *,
+  *refs: Any,
   num_heads: int,
+  distance: int,
 ) -> None:
+  *tables, qkv_grad_ref = refs
   width = query_ref.shape[-1]
   size = width // num_heads
   for lanes, mine in _heads(width, size):
-    query, key = _only(mine, query_ref[0, :, lanes]), key_ref[0, :, lanes]
+    query, key = (
+      _turned(x[0, :, lanes], lanes, tables, distance)
+      for x in (query_ref, key_ref)
+    )
+    query = _only(mine, query)
     grad = _only(mine, grad_ref[0, :, lanes])
     weights, total = _softmax(query, key, size)
     weights /= total
@@ -193,8 +279,8 @@ def _backward_kernel(
     by_scores = size**-0.5 * weights * (by_weights - mean)
     by_scores = by_scores.astype(query.dtype)
     grads = (
-      _dot(by_scores, key, (1, 0)),
-      _dot(by_scores, query, (0, 0)),
+      _turned(_dot(by_scores, key, (1, 0)), lanes, tables, distance, -1),
+      _turned(_dot(by_scores, query, (0, 0)), lanes, tables, distance, -1),
       value_grad,
     )
     for i, x in enumerate(grads):
@@ -213,6 +299,38 @@ def _heads(width: int, size: int) -> Iterator[tuple[slice, jax.Array]]:
     high = min(-(-(start + size) // _LANES) * _LANES, width)
     lane = low + jax.lax.broadcasted_iota(jnp.int32, (1, high - low), 1)
     yield slice(low, high), (lane >= start) & (lane < start + size)
+
+
+def _turned(
+  x: jax.Array,
+  lanes: slice,
+  tables: list[Any],
+  distance: int,
+  direction: int = 1,
+) -> jax.Array:
+  """Rotates the pairs of channels of all heads in some lanes.
+
+  Args:
+    x: Queries, keys or their gradients, [T, lanes].
+    lanes: Where they are in [T, D].
+    tables: References to cosines and sines, or nothing: x stays as it is.
+    distance: Between the channels of a pair; it divides half a head's.
+    direction: -1: backwards, as gradients are.
+  """
+  if not tables:
+    return x
+  is_whole = tables[0].shape[-1] > _LANES
+  cos, sin = (ref[:, lanes] if is_whole else ref[...] for ref in tables)
+  wide, width = x.astype(jnp.float32), x.shape[-1]
+  lane = lanes.start + jax.lax.broadcasted_iota(jnp.int32, (1, width), 1)
+  is_first = lane % (2 * distance) < distance
+  partner = jnp.where(
+    is_first,
+    pltpu.roll(wide, width - distance, 1),
+    pltpu.roll(wide, distance, 1),
+  )
+  sin = jnp.where(is_first, -direction, direction) * sin
+  return (wide * cos + partner * sin).astype(x.dtype)
 
 
 def _only(mine: jax.Array, x: jax.Array) -> jax.Array:
