@@ -124,10 +124,12 @@ def test_rotates_queries_and_keys(tokens, hidden_size, num_heads, kind):
     np.testing.assert_allclose(x, y, atol=1e-5 * abs(y).max())
 
 
-@pytest.mark.parametrize('rotary', ['dinov3', 'eva02', 'rope_vit', 'rope_vit_mixed'])
-def test_a_rotated_model_of_kernels_is_the_same_function(rotary):
+@pytest.mark.parametrize(
+  'kind', ['dinov3', 'eva02', 'rope_vit', 'rope_vit_mixed']
+)
+def test_a_rotated_model_of_kernels_is_the_same_function(kind):
   assert_same_function(
-    {'rotary': rotary, 'position_embedding': 'none', 'registers': 2}
+    {'rotary': kind, 'position_embedding': 'none', 'registers': 2}
   )
 
 
