@@ -14,10 +14,10 @@ head.
 
 from collections.abc import Callable
 from collections.abc import Iterator
-import dataclasses
 import functools
 from typing import Any
 
+import flax
 import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -36,8 +36,7 @@ _CHIP_BYTES = 12 * 2**20
 _MOST_BYTES = 14 * 2**20
 
 
-@jax.tree_util.register_dataclass
-@dataclasses.dataclass(frozen=True)
+@flax.struct.dataclass
 class Turn:
   """How queries and keys are rotated.
 
@@ -49,7 +48,7 @@ class Turn:
 
   cos: jax.Array
   sin: jax.Array
-  distance: int = dataclasses.field(metadata={'static': True})
+  distance: int = flax.struct.field(pytree_node=False)
 
 
 def turn(
@@ -153,8 +152,8 @@ def _attend(num_heads: int, qkv: jax.Array, turn: Turn | None) -> jax.Array:
   if turn is not None:
     size = qkv.shape[-1] // num_heads
     times = _table_width(qkv.shape[-1], size) // size
-    wide = (jnp.tile(x, (1, times)) for x in (turn.cos, turn.sin))
-    turn = Turn(*wide, turn.distance)
+    cos, sin = (jnp.tile(x, (1, times)) for x in (turn.cos, turn.sin))
+    turn = Turn(cos, sin, turn.distance)
   return _attention(qkv.reshape(*qkv.shape[:2], -1), turn, num_heads)
 
 
