@@ -70,6 +70,7 @@ def flags(**overrides: Any) -> list[str]:
 
 
 def metrics(workdir: pathlib.Path) -> list[dict[str, Any]]:
-  """Returns the lines of metrics.jsonl."""
+  """Returns the lines of metrics.jsonl, but one that is being written."""
   text = (workdir / 'metrics.jsonl').read_text()
-  return [json.loads(line) for line in text.splitlines()]
+  whole = text[: text.rfind('\n') + 1]
+  return [json.loads(line) for line in whole.splitlines()]
