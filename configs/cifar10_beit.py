@@ -27,7 +27,7 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
   config.data.crop = 'pad'
   config.data.pad = 4
 
-  # The middle of the trunk says most of what is in an image.
+  # All layers together say more of an image than the last one.
   config.evals.linear.features = 'layers'
 
   config.objective.name = 'beit'

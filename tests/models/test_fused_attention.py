@@ -107,7 +107,7 @@ def test_rotates_queries_and_keys(tokens, hidden_size, num_heads, kind):
   tables = rotary.table(kind, (tokens - 1, 1), size, 100.0)
   rotation = rotary.of_tokens(*tables, prefix=1, kept=None)
   shape = (2, tokens, hidden_size)
-  turn = fused_attention.turn(rotation, kind, shape, jnp.float32)
+  turn = fused_attention.turn_of(rotation, kind, shape, jnp.float32)
   assert turn is not None
 
   def inside(qkv, num_heads):

@@ -78,8 +78,8 @@ def embed_layers(
 
   Of each: the mean of its patches, each brought to mean 0 and variance 1. The
   best features of a method that predicts patches or pixels are those of a layer
-  in the middle (iGPT, section 4.1; BEiT's code probes each layer), and DINO's
-  probe of ViT-S reads the last four.
+  in the middle (iGPT, Chen et al., 2020; BEiT's code, microsoft/unilm, probes
+  each layer).
 
   Raises:
     UserError: The model's layers cannot be read.

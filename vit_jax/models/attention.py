@@ -342,7 +342,7 @@ class Attention(nn.Module):
     heads = *x.shape[:2], spec.num_heads, x.shape[-1] // spec.num_heads
     turn = None
     if rotation is not None and not spec.qk_norm:
-      turn = fused_attention.turn(rotation, spec.rotary, x.shape, spec.dtype)
+      turn = fused_attention.turn_of(rotation, spec.rotary, x.shape, spec.dtype)
     if turn is None and (spec.qk_norm or rotation is not None):
       query, key, value = (qkv[:, :, i].reshape(heads) for i in range(3))
       parts = self._prepared(query, key, value, rotation)

@@ -51,7 +51,7 @@ class Turn:
   distance: int = flax.struct.field(pytree_node=False)
 
 
-def turn(
+def turn_of(
   rotation: rotary.Rotation,
   kind: str,
   shape: tuple[int, ...],
