@@ -93,6 +93,8 @@ def test_a_kernel_is_split_as_the_compiler_splits_the_rest(kind):
   """The kernel of TPUs, interpreted; it computes other bits than the plain."""
   model = {
     'model__rotary': kind,
+    'model__norm': 'rms',
+    'model__qk_norm': True,
     'model__hidden_size': 256,  # 128 lanes for each of two parts
     'model__num_heads': 2,
     'model__attention_dropout_rate': 0.0,

@@ -21,10 +21,13 @@ from vit_jax.models import initializers
 from vit_jax.models import relative
 from vit_jax.models import rotary
 from vit_jax.models import spec as spec_lib
+from vit_jax.models import vector_lanes
 
 # Added to the scores of tokens that are not attended to: their weights are 0,
 # and it is finite in all types but float16.
 _HIDDEN = -1e9
+# Names of the norms of queries and keys.
+_NORMS = ('query_norm', 'key_norm')
 
 
 def separate(
@@ -326,8 +329,10 @@ class Attention(nn.Module):
     """Normalises and rotates [B, T, H, K], as `qk_norm` and `rotary` say."""
     if self.spec.qk_norm:
       # This keeps logits from growing until training diverges.
-      query = self.spec.layer_norm('query_norm')(query)
-      key = self.spec.layer_norm('key_norm')(key)
+      query, key = (
+        self.spec.layer_norm(name)(x)
+        for name, x in zip(_NORMS, (query, key), strict=True)
+      )
     if rotation is not None:
       query = rotary.rotate(query, rotation, self.spec.rotary)
       key = rotary.rotate(key, rotation, self.spec.rotary)
@@ -340,14 +345,19 @@ class Attention(nn.Module):
     spec = self.spec
     (qkv,) = QKV(spec, packed=True, name='qkv')(x)
     heads = *x.shape[:2], spec.num_heads, x.shape[-1] // spec.num_heads
-    turn = None
-    if rotation is not None and not spec.qk_norm:
+    turn = norms = None
+    if rotation is not None:
       turn = fused_attention.turn_of(rotation, spec.rotary, x.shape, spec.dtype)
-    if turn is None and (spec.qk_norm or rotation is not None):
+    if rotation is not None and turn is None:  # the kernel cannot rotate
       query, key, value = (qkv[:, :, i].reshape(heads) for i in range(3))
       parts = self._prepared(query, key, value, rotation)
       qkv = jnp.stack([y.reshape(x.shape) for y in parts], axis=2)
-    y = fused_attention.fused_attention(qkv, spec.num_heads, turn)
+    elif spec.qk_norm:
+      both = [spec.norm_parameters(x, heads[-1]) for x in _NORMS]
+      norms = vector_lanes.Norms(
+        *(jnp.stack(both), spec.layer_norm_epsilon, spec.norm == 'layer')
+      )
+    y = fused_attention.fused_attention(qkv, spec.num_heads, turn, norms)
     return y.reshape(heads)
 
   def _attend(

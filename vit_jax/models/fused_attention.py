@@ -5,19 +5,18 @@ only queries, keys, values and outputs are read and written. A ViT's sequences
 are short enough that a whole row of scores fits, so the softmax needs no second
 pass as in FlashAttention (arXiv:2205.14135). The backward pass computes the
 scores again: equations of its appendix B.2, with whole rows. Rotary embeddings
-are applied on the chip, too: outside, [B, T, H, K] of 64 channels takes twice
-the memory of [B, T, D], and is copied.
+and QK-norm are applied on the chip, too: outside, [B, T, H, K] of 64 channels
+takes twice the memory of [B, T, D], and is copied.
 
 In comments: B images, T tokens, D hidden size, H heads, K = D / H channels of a
 head.
 """
 
 from collections.abc import Callable
-from collections.abc import Iterator
+import dataclasses
 import functools
 from typing import Any
 
-import flax
 import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
@@ -25,30 +24,17 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from vit_jax.models import rotary
+from vit_jax.models import vector_lanes
 
 # The axis of the mesh that splits heads; all others split the batch.
 _HEADS = 'tensor'
-# A vector register of a TPU has 128 lanes.
-_LANES = 128
 # TPU v4 has the least memory on the chip, 16 MiB a core, of which some is the
 # compiler's. Newer ones have 64 MiB and more.
 _CHIP_BYTES = 12 * 2**20
 _MOST_BYTES = 14 * 2**20
 
-
-@flax.struct.dataclass
-class Turn:
-  """How queries and keys are rotated.
-
-  Attributes:
-    cos: Cosines by token and channel of a head, [T, K].
-    sin: Sines.
-    distance: Between the two channels of a pair.
-  """
-
-  cos: jax.Array
-  sin: jax.Array
-  distance: int = flax.struct.field(pytree_node=False)
+# What precedes the scores.
+_Before = tuple[vector_lanes.Turn | None, vector_lanes.Norms | None]
 
 
 def turn_of(
@@ -56,7 +42,7 @@ def turn_of(
   kind: str,
   shape: tuple[int, ...],
   dtype: jax.typing.DTypeLike,
-) -> Turn | None:
+) -> vector_lanes.Turn | None:
   """Returns how the kernel rotates, or None if it cannot.
 
   Args:
@@ -70,7 +56,9 @@ def turn_of(
   size = cos.shape[-1]
   if cos.ndim > 2 or not fits(shape, shape[-1] // size, dtype, rotates=True):
     return None
-  return Turn(cos, sin, size // 2 if rotary.KINDS[kind].halves else 1)
+  return vector_lanes.Turn(
+    cos, sin, size // 2 if rotary.KINDS[kind].halves else 1
+  )
 
 
 def fits(
@@ -89,16 +77,18 @@ def fits(
   """
   b, t, d = shape
   batch, ways = _split()
-  if num_heads % ways or b % batch or (d // ways) % _LANES:
+  if num_heads % ways or b % batch or (d // ways) % vector_lanes.LANES:
     return False
   d //= ways
   rows = -(-t // 16) * 16
-  columns = -(-t // _LANES) * _LANES
+  columns = -(-t // vector_lanes.LANES) * vector_lanes.LANES
   # The backward program reads and writes seven arrays [T, D], while those of
   # the next and the last image move; and has five of float32 [T, T].
   moved = 7 * 2 * jnp.dtype(dtype).itemsize * rows * d
   if rotates:
-    moved += 2 * 2 * 4 * rows * _table_width(d, shape[-1] // num_heads)
+    moved += (
+      2 * 2 * 4 * rows * vector_lanes.table_width(d, shape[-1] // num_heads)
+    )
   return moved + 5 * 4 * rows * columns <= _CHIP_BYTES
 
 
@@ -114,13 +104,11 @@ def splits_heads() -> bool:
   return _split()[1] > 1
 
 
-def _table_width(width: int, size: int) -> int:
-  """Returns the lanes of a table that repeats for each head of `size`."""
-  return width if _LANES % size else _LANES
-
-
 def fused_attention(
-  qkv: jax.Array, num_heads: int, turn: Turn | None = None
+  qkv: jax.Array,
+  num_heads: int,
+  turn: vector_lanes.Turn | None = None,
+  norms: vector_lanes.Norms | None = None,
 ) -> jax.Array:
   """Multi-head self-attention: [B, T, 3, D] -> [B, T, D].
 
@@ -133,6 +121,7 @@ def fused_attention(
     num_heads: H, which divides D. The kernel must fit, see `fits`.
     turn: How queries and keys are rotated first; None: they are not. Its arrays
       are constants, and get no gradient.
+    norms: How they are normalised before that; None: they are not.
   """
   batch, ways = _split()
   compute = functools.partial(_attend, num_heads // ways)
@@ -145,36 +134,50 @@ def fused_attention(
       out_specs=PartitionSpec(rows, None, _HEADS),
       check_vma=False,
     )
-  return compute(qkv, turn)
+  return compute(qkv, (turn, norms))
 
 
-def _attend(num_heads: int, qkv: jax.Array, turn: Turn | None) -> jax.Array:
-  if turn is not None:
-    size = qkv.shape[-1] // num_heads
-    times = _table_width(qkv.shape[-1], size) // size
-    cos, sin = (jnp.tile(x, (1, times)) for x in (turn.cos, turn.sin))
-    turn = Turn(cos, sin, turn.distance)
-  return _attention(qkv.reshape(*qkv.shape[:2], -1), turn, num_heads)
+def _attend(num_heads: int, qkv: jax.Array, before: _Before) -> jax.Array:
+  size = qkv.shape[-1] // num_heads
+  times = vector_lanes.table_width(qkv.shape[-1], size) // size
+  before = jax.tree.map(lambda x: jnp.concat([x] * times, axis=-1), before)
+  return _attention(qkv.reshape(*qkv.shape[:2], -1), before, num_heads)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _attention(qkv: jax.Array, turn: Turn | None, num_heads: int) -> jax.Array:
-  """Maps [B, T, 3 D] to [B, T, D]."""
-  return _call(_forward_kernel, [qkv] * 3, turn, 1, num_heads)
+def _attention(qkv: jax.Array, before: _Before, num_heads: int) -> jax.Array:
+  """Maps [B, T, 3 D] to [B, T, D].
+
+  Args:
+    qkv: Queries, keys and values.
+    before: Arrays as wide as whole registers; see `vector_lanes.table_width`.
+    num_heads: H.
+  """
+  shape = jax.ShapeDtypeStruct((*qkv.shape[:2], qkv.shape[2] // 3), qkv.dtype)
+  (y,) = _call(_forward_kernel, [qkv] * 3, before, [shape], num_heads)
+  return y
 
 
 def _save(
-  qkv: jax.Array, turn: Turn | None, num_heads: int
-) -> tuple[jax.Array, tuple[jax.Array, Turn | None]]:
-  return _attention(qkv, turn, num_heads), (qkv, turn)
+  qkv: jax.Array, before: _Before, num_heads: int
+) -> tuple[jax.Array, tuple[jax.Array, _Before]]:
+  return _attention(qkv, before, num_heads), (qkv, before)
 
 
 def _backward(
-  num_heads: int, saved: tuple[jax.Array, Turn | None], grad: jax.Array
-) -> tuple[jax.Array, Turn | None]:
-  qkv, turn = saved
-  found = _call(_backward_kernel, [qkv, qkv, qkv, grad], turn, 3, num_heads)
-  return found, jax.tree.map(jnp.zeros_like, turn)
+  num_heads: int, saved: tuple[jax.Array, _Before], grad: jax.Array
+) -> tuple[jax.Array, _Before]:
+  qkv, (turn, norms) = saved
+  shapes = [jax.ShapeDtypeStruct(qkv.shape, qkv.dtype)]
+  if norms is not None:  # a gradient from each image
+    scales = norms.scales
+    shapes.append(jax.ShapeDtypeStruct((len(qkv), *scales.shape), scales.dtype))
+  found, *of_scales = _call(
+    _backward_kernel, [qkv, qkv, qkv, grad], saved[1], shapes, num_heads
+  )
+  if norms is not None:
+    norms = dataclasses.replace(norms, scales=of_scales[0].sum(axis=0))
+  return found, (jax.tree.map(jnp.zeros_like, turn), norms)
 
 
 _attention.defvjp(_save, _backward)
@@ -183,18 +186,19 @@ _attention.defvjp(_save, _backward)
 def _call(
   kernel: Callable[..., None],
   arrays: list[jax.Array],
-  turn: Turn | None,
-  width: int,
+  before: _Before,
+  shapes: list[jax.ShapeDtypeStruct],
   num_heads: int,
-) -> jax.Array:
+) -> list[jax.Array]:
   """Runs a kernel for each image; interpreted where there is no TPU.
 
   Args:
     kernel: Gets [1, T, D] of queries, keys, values and, if there is a fourth
-      array, of that, and the tables of `turn`; and writes [1, T, width * D].
+      array, of that, and the arrays of `before`; and writes an image's part of
+      the results.
     arrays: [B, T, 3 D], three times, and maybe [B, T, D].
-    turn: Its tables are those of whole registers; see `_table_width`.
-    width: Arrays [T, D] in the result.
+    before: Arrays as wide as whole vector_lanes.
+    shapes: Of the results; the first is [B, T, D] or [B, T, 3 D].
     num_heads: H.
   """
   b, t, d = arrays[0].shape
@@ -203,18 +207,22 @@ def _call(
   def part(index: int) -> pl.BlockSpec:
     return pl.BlockSpec((1, t, d), lambda i: (i, 0, index))
 
-  products = 2 if width == 1 else 5
+  def image(x: jax.ShapeDtypeStruct) -> pl.BlockSpec:
+    rest = (0,) * (x.ndim - 1)
+    return pl.BlockSpec((1, *x.shape[1:]), lambda i: (i, *rest))
+
+  tables, form = jax.tree.flatten(before)
   specs = [part(0), part(1), part(2), part(0)][: len(arrays)]
-  tables = () if turn is None else (turn.cos, turn.sin)
-  specs += [pl.BlockSpec(x.shape, lambda i: (0, 0)) for x in tables]
-  distance = 0 if turn is None else turn.distance
+  specs += [pl.BlockSpec(x.shape, lambda i, n=x.ndim: (0,) * n) for x in tables]
+  width = shapes[0].shape[-1] // d
+  products = 2 if width == 1 else 5
   call = functools.partial(
     pl.pallas_call,
-    functools.partial(kernel, num_heads=num_heads, distance=distance),
-    out_shape=jax.ShapeDtypeStruct((b, t, width * d), arrays[0].dtype),
+    functools.partial(kernel, num_heads=num_heads, form=form),
+    out_shape=shapes,
     grid=(b,),
     in_specs=specs,
-    out_specs=pl.BlockSpec((1, t, width * d), lambda i: (i, 0, 0)),
+    out_specs=[image(x) for x in shapes],
     compiler_params=pltpu.CompilerParams(
       dimension_semantics=('parallel',), vmem_limit_bytes=_MOST_BYTES
     ),
@@ -236,19 +244,26 @@ def _forward_kernel(
   value_ref: Any,
   *refs: Any,
   num_heads: int,
-  distance: int,
+  form: Any,
 ) -> None:
   *tables, out_ref = refs
+  turn, norms = jax.tree.unflatten(form, tables)
   size = query_ref.shape[-1] // num_heads
-  for lanes, mine in _heads(query_ref.shape[-1], size):
+  for lanes, mine in vector_lanes.heads(query_ref.shape[-1], size):
     query, key = (
-      _turned(x[0, :, lanes], lanes, tables, distance)
-      for x in (query_ref, key_ref)
+      vector_lanes.normed(
+        x[0, :, lanes], vector_lanes.scales(norms, i, lanes), norms, mine, size
+      )
+      for i, x in enumerate((query_ref, key_ref))
     )
-    query = _only(mine, query)
+    query, key = (
+      vector_lanes.turned(x, lanes, turn).astype(query_ref.dtype)
+      for x in (query, key)
+    )
+    query = vector_lanes.only(mine, query)
     weights, total = _softmax(query, key, size)
     y = _dot(weights.astype(query.dtype), value_ref[0, :, lanes], (1, 0))
-    _write(out_ref, lanes, mine, y / total)
+    vector_lanes.write(out_ref, lanes, mine, y / total)
 
 
 def _backward_kernel(
@@ -258,83 +273,67 @@ def _backward_kernel(
   grad_ref: Any,
   *refs: Any,
   num_heads: int,
-  distance: int,
+  form: Any,
 ) -> None:
-  *tables, qkv_grad_ref = refs
-  width = query_ref.shape[-1]
+  turn, norms = jax.tree.unflatten(form, refs[: form.num_leaves])
+  qkv_grad_ref, *scales_grad_ref = refs[form.num_leaves :]
+  for ref in scales_grad_ref:
+    ref[...] = jnp.zeros_like(ref)
+  width, dtype = query_ref.shape[-1], query_ref.dtype
   size = width // num_heads
-  for lanes, mine in _heads(width, size):
+  for lanes, mine in vector_lanes.heads(width, size):
+    normed, pull_back = zip(
+      *(
+        jax.vjp(
+          lambda x, scales, mine=mine: vector_lanes.normed(
+            x, scales, norms, mine, size
+          ),
+          *(x[0, :, lanes], vector_lanes.scales(norms, i, lanes)),
+        )
+        for i, x in enumerate((query_ref, key_ref))
+      ),
+      strict=True,
+    )
     query, key = (
-      _turned(x[0, :, lanes], lanes, tables, distance)
-      for x in (query_ref, key_ref)
+      vector_lanes.turned(x, lanes, turn).astype(dtype) for x in normed
     )
-    query = _only(mine, query)
-    grad = _only(mine, grad_ref[0, :, lanes])
-    weights, total = _softmax(query, key, size)
-    weights /= total
-    value_grad = _dot(weights.astype(grad.dtype), grad, (0, 0))
-    by_weights = _dot(grad, value_ref[0, :, lanes], (1, 1))
-    mean = (weights * by_weights).sum(axis=-1, keepdims=True)
-    by_scores = size**-0.5 * weights * (by_weights - mean)
-    by_scores = by_scores.astype(query.dtype)
-    grads = (
-      _turned(_dot(by_scores, key, (1, 0)), lanes, tables, distance, -1),
-      _turned(_dot(by_scores, query, (0, 0)), lanes, tables, distance, -1),
-      value_grad,
-    )
+    query = vector_lanes.only(mine, query)
+    grad = vector_lanes.only(mine, grad_ref[0, :, lanes])
+    grads = _grads(query, key, value_ref[0, :, lanes], grad, size)
+    for i in range(2):
+      grads[i] = vector_lanes.turned(grads[i], lanes, turn, -1)
+      if norms is not None:
+        grads[i], change = pull_back[i](vector_lanes.only(mine, grads[i]))
+        to = vector_lanes.columns(norms.scales, lanes)
+        scales_grad_ref[0][0, i, :, to] += change
     for i, x in enumerate(grads):
       to = slice(i * width + lanes.start, i * width + lanes.stop)
-      _write(qkv_grad_ref, to, mine, x)
+      vector_lanes.write(qkv_grad_ref, to, mine, x)
 
 
-def _heads(width: int, size: int) -> Iterator[tuple[slice, jax.Array]]:
-  """Yields the lanes to read for each head, and which of them are its own.
-
-  The lanes are whole registers, since to move lanes costs more than to multiply
-  by zeros: a product takes as long for 64 channels as for 128.
-  """
-  for start in range(0, width, size):
-    low = start // _LANES * _LANES
-    high = min(-(-(start + size) // _LANES) * _LANES, width)
-    lane = low + jax.lax.broadcasted_iota(jnp.int32, (1, high - low), 1)
-    yield slice(low, high), (lane >= start) & (lane < start + size)
-
-
-def _turned(
-  x: jax.Array,
-  lanes: slice,
-  tables: list[Any],
-  distance: int,
-  direction: int = 1,
-) -> jax.Array:
-  """Rotates the pairs of channels of all heads in some lanes.
+def _grads(
+  query: jax.Array, key: jax.Array, value: jax.Array, grad: jax.Array, size: int
+) -> list[jax.Array]:
+  """Returns the gradients of a head's queries, keys and values, in float32.
 
   Args:
-    x: Queries, keys or their gradients, [T, lanes].
-    lanes: Where they are in [T, D].
-    tables: References to cosines and sines, or nothing: x stays as it is.
-    distance: Between the channels of a pair; it divides half a head's.
-    direction: -1: backwards, as gradients are.
+    query: [T, lanes], 0 in those of other heads.
+    key: [T, lanes].
+    value: [T, lanes].
+    grad: Of the output, [T, lanes], 0 in the lanes of other heads.
+    size: K.
   """
-  if not tables:
-    return x
-  is_whole = tables[0].shape[-1] > _LANES
-  cos, sin = (ref[:, lanes] if is_whole else ref[...] for ref in tables)
-  wide, width = x.astype(jnp.float32), x.shape[-1]
-  lane = lanes.start + jax.lax.broadcasted_iota(jnp.int32, (1, width), 1)
-  is_first = lane % (2 * distance) < distance
-  partner = jnp.where(
-    is_first,
-    pltpu.roll(wide, width - distance, 1),
-    pltpu.roll(wide, distance, 1),
-  )
-  sin = jnp.where(is_first, -direction, direction) * sin
-  return (wide * cos + partner * sin).astype(x.dtype)
-
-
-def _only(mine: jax.Array, x: jax.Array) -> jax.Array:
-  """Returns x with zeros in the lanes of other heads."""
-  return jnp.where(mine, x, jnp.zeros_like(x))
+  weights, total = _softmax(query, key, size)
+  weights /= total
+  by_weights = _dot(grad, value, (1, 1))
+  mean = (weights * by_weights).sum(axis=-1, keepdims=True)
+  by_scores = size**-0.5 * weights * (by_weights - mean)
+  by_scores = by_scores.astype(query.dtype)
+  return [
+    _dot(by_scores, key, (1, 0)),
+    _dot(by_scores, query, (0, 0)),
+    _dot(weights.astype(grad.dtype), grad, (0, 0)),
+  ]
 
 
 def _softmax(
@@ -352,8 +351,3 @@ def _dot(x: jax.Array, y: jax.Array, axes: tuple[int, int]) -> jax.Array:
   return jax.lax.dot_general(
     x, y, contracted, preferred_element_type=jnp.float32
   )
-
-
-def _write(ref: Any, lanes: slice, mine: jax.Array, x: jax.Array) -> None:
-  """Writes a head's lanes of x, and keeps those of other heads."""
-  ref[0, :, lanes] = jnp.where(mine, x.astype(ref.dtype), ref[0, :, lanes])

@@ -365,3 +365,28 @@ class EncoderSpec(LayerSpec):
     if self.norm == 'layer':
       return super().layer_norm(name)
     return nn.RMSNorm(self.layer_norm_epsilon, self.dtype, name=name)
+
+  def norm_parameters(self, name: str, size: int) -> jax.Array:
+    """Returns scale and bias of a norm that other code applies, [2, size]."""
+    return _NormParameters(size, self.norm == 'layer', name=name)()
+
+
+class _NormParameters(nn.Module):
+  """The parameters of a `LayerNorm` or `RMSNorm`, by their names.
+
+  Attributes:
+    size: Number of channels.
+    has_bias: Whether there is a bias; else it is 0.
+  """
+
+  size: int
+  has_bias: bool
+
+  @nn.compact
+  def __call__(self) -> jax.Array:
+    """Returns scale and bias, [2, size]."""
+    shape = (self.size,)
+    scale = self.param('scale', nn.initializers.ones, shape)
+    if not self.has_bias:
+      return jnp.stack([scale, jnp.zeros_like(scale)])
+    return jnp.stack([scale, self.param('bias', nn.initializers.zeros, shape)])
