@@ -20,7 +20,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from types import TracebackType
 from typing import Any
 from typing import Self
 
@@ -393,12 +392,7 @@ class TaskFeed(Iterator[dict[str, Any]]):
   def __enter__(self) -> Self:
     return self
 
-  def __exit__(
-    self,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    traceback: TracebackType | None,
-  ) -> None:
+  def __exit__(self, *_: object) -> None:
     self._stack.close()
 
   def __next__(self) -> dict[str, Any]:
