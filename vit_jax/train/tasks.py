@@ -282,13 +282,7 @@ class Tasks(timetable.Trainable):
     """Returns what is wrong with the run, as objectives see it."""
     found = []
     for task, part in self.parts.items():
-      before = f'{task}/'
-      own = {
-        name.removeprefix(before): x
-        for name, x in scalars.items()
-        if name.startswith(before)
-      }
-      if own:
+      if own := task_program.below(scalars, task):
         found += part.program.objective.warnings(own, step)
     return found
 
