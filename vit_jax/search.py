@@ -99,11 +99,7 @@ def main(argv: list[str]) -> int:
   from vit_jax.objectives import embedder as embedder_lib
 
   failed: list[UserError] = []
-
-  def report(error: UserError) -> None:
-    failed.append(error)
-    print(f'error: {error}', file=sys.stderr)
-
+  report = image_files.reporter(failed)
   embedder = embedder_lib.Embedder(loaded, _BATCH_SIZE.value)
   queries, digest = _queries(embedder, loaded), embedder.digest()
   gallery = gallery_lib.of_folder(

@@ -249,11 +249,7 @@ class _Finder:
         result += self._readers_of(user.name, computation, through)
       elif user.opcode == 'fusion':
         inside = self._called(user)
-        parameter = next(
-          x.name
-          for x in inside.values()
-          if x.opcode == 'parameter' and x.arguments == str(index)
-        )
+        parameter = hlo.parameter(inside, index)
         readers = self._readers_of(parameter, inside, through)
         result += [found for found in readers if found[0] is not None]
         if any(reader is None for reader, _ in readers):

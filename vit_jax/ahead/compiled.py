@@ -239,11 +239,7 @@ def _read_inside(
   module: hlo.Module, index: int, body: hlo.Computation
 ) -> int | None:
   """Returns the bytes that a fusion reads of a parameter; None: all of it."""
-  parameter = next(
-    x.name
-    for x in body.values()
-    if x.opcode == 'parameter' and x.arguments == str(index)
-  )
+  parameter = hlo.parameter(body, index)
   total = 0
   for user in body.values():
     if parameter not in user.operands:

@@ -129,10 +129,7 @@ def search(
   while high - low > 1:
     fits, memory = probe(sizes[index])
     count += 1
-    if fits:
-      low = index
-    else:
-      high = index
+    low, high = (index, high) if fits else (low, index)
     if memory is not None:
       points.append((sizes[index], memory))
     guess = _guess(points, limit)

@@ -276,6 +276,15 @@ def _root(computation: Computation) -> Instruction:
   return next(x for x in computation.values() if x.is_root)
 
 
+def parameter(computation: Computation, index: int | str) -> str:
+  """Returns the name of a computation's parameter."""
+  return next(
+    x.name
+    for x in computation.values()
+    if x.opcode == 'parameter' and x.arguments == str(index)
+  )
+
+
 def _holds(computation: Computation, instruction: Instruction) -> bool:
   return computation.get(instruction.name) is instruction
 

@@ -104,15 +104,9 @@ def compare(ours: list[float], theirs: list[float], images: int) -> Any:
   }
 
 
-def matmul_flops(dtype: str = 'float32', size: int | None = None) -> float:
-  """Returns the best measured rate of matrix products here, in FLOP/s.
-
-  Args:
-    dtype: Type of the factors and the product.
-    size: Size of the square matrices; None: 2,048 on a CPU, else 8,192.
-  """
-  if size is None:
-    size = 2048 if jax.default_backend() == 'cpu' else 8192
+def matmul_flops(dtype: str) -> float:
+  """Returns the best measured rate of products of a type here, in FLOP/s."""
+  size = 2048 if jax.default_backend() == 'cpu' else 8192
   x = jax.random.normal(jax.random.key(0), (size, size), dtype)
   product = jax.jit(jnp.dot)
 

@@ -69,6 +69,16 @@ def as_examples(paths: Sequence[str], takes_videos: bool) -> list[str]:
   return list(dict.fromkeys(found))
 
 
+def reporter(failed: list[UserError]) -> Callable[[UserError], None]:
+  """Returns a function that prints an error, and adds it to `failed`."""
+
+  def report(error: UserError) -> None:
+    failed.append(error)
+    print(f'error: {error}', file=sys.stderr)
+
+  return report
+
+
 def decode(
   paths: Sequence[str],
   pixels: 'Callable[[str], np.ndarray]',

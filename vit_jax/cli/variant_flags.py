@@ -35,20 +35,7 @@ def parse(flag_values: flags.FlagValues) -> list[dict[str, Any]]:
   Raises:
     UserError: A flag does not parse.
   """
-  found: dict[str, list[Any]] = {}
-  for name in ('image_size', 'patch_size'):
-    if text := flag_values[name].value:
-      found[name] = [cli.parse_size(x, f'--{name}') for x in text.split(',')]
-  if text := flag_values['merge'].value:
-    parts = text.split(',')
-    if not all(part.isdecimal() for part in parts):
-      raise UserError(f'--merge={text}: write numbers of tokens, as 0,2,4')
-    found['merge'] = [int(part) for part in parts]
-  if text := flag_values['quantize'].value:
-    found['quantize'] = text.split(',')
-  for name, values in found.items():
-    if len(set(values)) < len(values):
-      raise UserError(f'--{name}: write each value once')
+  found = _values(flag_values)
   of_one = {name for name, values in found.items() if len(values) == 1}
   if set(found) <= of_one & {'image_size', 'quantize'}:
     if flag_values['plot'].value:
@@ -66,6 +53,25 @@ def parse(flag_values: flags.FlagValues) -> list[dict[str, Any]]:
     if flag_values[name].value:
       raise UserError(f'--{name} is for one size: leave it out')
   return each
+
+
+def _values(flag_values: flags.FlagValues) -> dict[str, list[Any]]:
+  """Returns the values of each flag that is given."""
+  found: dict[str, list[Any]] = {}
+  for name in ('image_size', 'patch_size'):
+    if text := flag_values[name].value:
+      found[name] = [cli.parse_size(x, f'--{name}') for x in text.split(',')]
+  if text := flag_values['merge'].value:
+    parts = text.split(',')
+    if not all(part.isdecimal() for part in parts):
+      raise UserError(f'--merge={text}: write numbers of tokens, as 0,2,4')
+    found['merge'] = [int(part) for part in parts]
+  if text := flag_values['quantize'].value:
+    found['quantize'] = text.split(',')
+  for name, values in found.items():
+    if len(set(values)) < len(values):
+      raise UserError(f'--{name}: write each value once')
+  return found
 
 
 def plot(flag_values: flags.FlagValues) -> pathlib.Path | None:

@@ -285,23 +285,11 @@ def deit() -> ml_collections.ConfigDict:
   in float16 (mixed precision), ours bilinearly and in bfloat16. It fills the
   corners that shears leave empty with the mean colour, ours with grey.
   """
-  config = config_lib.default()
-  config.data.name = 'imagenet2012'
-  config.data.split = 'train'
-  config.data.image_size = 224
-  config.data.crop = 'random_resized'
-  config.data.crop_scale = (0.08, 1.0)
-  config.data.mean = IMAGENET_MEAN
-  config.data.std = IMAGENET_STD
+  config = _from_pytorch((0.08, 1.0))
   config.augment.mixup = 0.8
   config.augment.cutmix = 1.0
   config.augment.cutmix_share = 0.5
   config.augment.repeats = 3
-
-  config.model.gelu = 'exact'
-  config.model.initializers = 'deit'
-  config.train.dtype = 'bfloat16'
-  config.optim.schedule = 'cosine'
   config.optim.warmup = '5 epochs'
 
   config.evals.test.split = 'validation'
@@ -343,15 +331,8 @@ def dino() -> ml_collections.ConfigDict:
   Differences to the authors' code: it resizes bicubically with Pillow and
   computes in float16 (mixed precision), ours in bfloat16.
   """
-  config = config_lib.default()
-  config.data.name = 'imagenet2012'
-  config.data.split = 'train'
-  config.data.image_size = 224
-  config.data.crop = 'random_resized'
-  config.data.crop_scale = (0.4, 1.0)
+  config = _from_pytorch((0.4, 1.0))
   config.data.interpolation = 'bicubic'
-  config.data.mean = IMAGENET_MEAN
-  config.data.std = IMAGENET_STD
   config.augment.jitter = (0.4, 0.4, 0.2, 0.1)
   config.augment.jitter_probability = 0.8
   config.augment.gray = (0.2,)
@@ -359,10 +340,6 @@ def dino() -> ml_collections.ConfigDict:
   config.augment.solarize = (0.0, 0.2, 0.0)
 
   config.objective.options.resize = 'dino'  # of the positions of local crops
-  config.model.gelu = 'exact'
-  config.model.initializers = 'deit'
-  config.train.dtype = 'bfloat16'
-  config.optim.schedule = 'cosine'
   config.optim.warmup = '10 epochs'
   config.optim.warmup_inclusive = True
   config.optim.weight_decay = 0.04
@@ -371,6 +348,25 @@ def dino() -> ml_collections.ConfigDict:
     r'(kernel|tokens?|position_embedding|last_layer/scale)$'
   )
   config.checkpoint.every = '5 epochs'
+  return config
+
+
+def _from_pytorch(
+  crop_scale: tuple[float, float],
+) -> ml_collections.ConfigDict:
+  """Returns what recipes of PyTorch's libraries share on ImageNet-1k."""
+  config = config_lib.default()
+  config.data.name = 'imagenet2012'
+  config.data.split = 'train'
+  config.data.image_size = 224
+  config.data.crop = 'random_resized'
+  config.data.crop_scale = crop_scale
+  config.data.mean = IMAGENET_MEAN
+  config.data.std = IMAGENET_STD
+  config.model.gelu = 'exact'
+  config.model.initializers = 'deit'
+  config.train.dtype = 'bfloat16'
+  config.optim.schedule = 'cosine'
   return config
 
 

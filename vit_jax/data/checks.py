@@ -51,13 +51,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   codes.check(config)
   _check_columns(data)
   recordings.check(config)
-  config_lib.at_least(config, 'data.channels', 1)
-  is_volume = len(config_lib.sides(data.image_size)) == 3
-  if data.channels not in (1, 3, 4) and not is_volume:
-    raise UserError(
-      f'config.data.channels is {data.channels}: choose 1 (grey), 3 (RGB) or'
-      ' 4 (RGB and alpha)'
-    )
+  _check_channels(config)
   for key in ('mean', 'std'):
     config_lib.check_numbers(config, f'data.{key}')
   _check_normalization(data)
@@ -67,6 +61,17 @@ def check(config: ml_collections.ConfigDict) -> None:
   captions.check(config)
   _check_augment(config)
   _check_pairs(config)
+
+
+def _check_channels(config: ml_collections.ConfigDict) -> None:
+  config_lib.at_least(config, 'data.channels', 1)
+  data = config.data
+  is_volume = len(config_lib.sides(data.image_size)) == 3
+  if data.channels not in (1, 3, 4) and not is_volume:
+    raise UserError(
+      f'config.data.channels is {data.channels}: choose 1 (grey), 3 (RGB) or'
+      ' 4 (RGB and alpha)'
+    )
 
 
 def _check_name(name: str) -> None:

@@ -44,6 +44,20 @@ def open_digits(split: str, channels: int) -> base.ArraySource:
   )
 
 
+def of_parts() -> dict[str, tuple[np.ndarray, np.ndarray]]:
+  """Returns images [N, 8, 8] and labels [N] of 'train' and of 'test'.
+
+  They are in an order by hash, so that both parts have all classes.
+  """
+  whole = open_digits('train', channels=1).arrays
+  images, labels = whole['image'][..., 0], whole['label']
+  cut = round(0.8 * len(labels))
+  return {
+    'train': (images[:cut], labels[:cut]),
+    'test': (images[cut:], labels[cut:]),
+  }
+
+
 def _read() -> tuple[np.ndarray, np.ndarray]:
   """Returns the pixels [1797, 8, 8], 0 to 16, and the digits [1797].
 

@@ -96,9 +96,9 @@ class FolderSource(base.Source):
       if path != root
     }
     aliases |= other_names(root, split, self._folders)
-    wanted = {aliases.get(x.name, x.name) for x in splits.parse(split)}
+    wanted = splits.chosen(split, self._folders, aliases)
     for name, folder in self._folders.items():
-      if name in wanted or split == 'all':
+      if name in wanted:
         self._files[name] = _list(folder, classes, self.kind)
     sizes = {name: len(self._files.get(name, ())) for name in self._folders}
     self._selection = splits.Selection(split, sizes, root, aliases)

@@ -2,18 +2,19 @@
 
 One of scikit-learn's digits moves on noise in one of eight directions, and
 comes back at the other side, so that all places are equally likely in each
-frame: a single frame does not tell the direction. A video is a pure function of
-(seed, split, position), so nothing is stored. The digits of test are none of
-those of train. In comments: T frames, H, W sides of a frame.
+frame: a single frame does not tell the direction. The digits of test are none
+of those of train. In comments: T frames, H, W sides of a frame.
 """
+
+from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.data import base
 from vit_jax.data import digits
 from vit_jax.data import features
-from vit_jax.data import splits
+from vit_jax.data import made
 
 Size = tuple[int, ...]
 
@@ -30,15 +31,16 @@ _STEPS = {
 }
 CLASSES = tuple(_STEPS)
 SIZE: Size = (10, 24, 24)  # unless the config has data.source_size
-_VIDEOS = {'train': 8_000, 'test': 1_000}
-_TRAIN_SHARE = 0.8  # of the digits, which videos of train show
 _SPEEDS = (1, 2)  # least and most pixels from one frame to the next
 _NOISE = 12.0  # standard deviation of a pixel's noise, in grey levels
 _GROUND = 40.0  # grey level of the background
 
 
-class MovingDigitsSource(base.Source):
-  """The videos of a split, made when they are read."""
+class MovingDigitsSource(made.MadeSource):
+  """The videos of a split."""
+
+  kind = 'video'
+  sizes: ClassVar = {'train': 8_000, 'test': 1_000}
 
   def __init__(
     self,
@@ -66,40 +68,21 @@ class MovingDigitsSource(base.Source):
         f'config.data.source_size is {size}, but moving digits are videos of'
         ' at least 8 x 8 pixels: write (frames, height, width)'
       )
-    self._size, self._seed = (size[0], size[1], size[2]), seed
+    self._size = (size[0], size[1], size[2])
+    super().__init__(split, 'moving_digits', self._size, seed)
     self.features = {
       'image': features.Video(self._size, 1, stride, short),
       'label': features.Label(CLASSES),
     }
-    aliases = {'val': 'test'}
-    self._selection = splits.Selection(split, _VIDEOS, 'moving_digits', aliases)
-    # In an order by hash, so that both parts have all digits.
-    whole = digits.open_digits('train', channels=1).arrays['image']
-    cut = round(_TRAIN_SHARE * len(whole))
-    self._digits = {'train': whole[:cut, ..., 0], 'test': whole[cut:, ..., 0]}
+    self._digits = digits.of_parts()
 
-  def __len__(self) -> int:
-    return len(self._selection)
-
-  def read(self, position: int) -> base.Example:
-    """Returns a video and the number of its direction, made here."""
-    split, row, index = self._selection.locate(position)
-    rng = np.random.default_rng((self._seed, [*_VIDEOS].index(split), row))
-    label = row % len(CLASSES)
-    video = make(self._digits[split], CLASSES[label], self._size, rng)
-    values = {'image': video, 'label': label}
-    return base.Example(values, index, f'video {row} of {split}')
-
-  def id(self, position: int) -> str:
-    """Returns the name of a video, as 'test/7'."""
-    split, row, _ = self._selection.locate(position)
-    return f'{split}/{row}'
-
-  def fingerprint(self) -> str:
-    """Returns a digest of all that videos depend on."""
-    ranges = [str(term) for term in self._selection.ranges]
-    sizes = [str(self._size), str(self._seed)]
-    return base.digest(['moving_digits', *sizes, *ranges])
+  def values(
+    self, split: str, row: int, rng: np.random.Generator
+  ) -> dict[str, Any]:
+    """Returns a video and the number of its direction."""
+    label, (images, _) = row % len(CLASSES), self._digits[split]
+    video = make(images, CLASSES[label], self._size, rng)
+    return {'image': video, 'label': label}
 
 
 def make(

@@ -76,10 +76,10 @@ class PairsSource(base.Source):
     folders = {} if lists else split_folders(root)
     splits_there = lists or folders
     aliases = folder.other_names(root, split, splits_there)
-    wanted = {aliases.get(x.name, x.name) for x in splits.parse(split)}
+    wanted = splits.chosen(split, splits_there, aliases)
     self._pairs: dict[str, list[Pair]] = {name: [] for name in splits_there}
     for name in splits_there:
-      if name in wanted or split == 'all':
+      if name in wanted:
         if lists:
           self._pairs[name] = voc.pairs(root, lists[name])
         else:

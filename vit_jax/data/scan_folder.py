@@ -48,10 +48,9 @@ class ScansSource(base.Source):
     self._root, self._how = root, scans.from_config(config)
     classes, by_split = _listed(root)
     aliases = folder.other_names(root, split, list(by_split))
-    wanted = {aliases.get(x.name, x.name) for x in splits.parse(split)}
+    wanted = splits.chosen(split, by_split, aliases)
     self._pairs = {
-      name: found if name in wanted or split == 'all' else []
-      for name, found in by_split.items()
+      name: found if name in wanted else [] for name, found in by_split.items()
     }
     sizes = {name: len(found) for name, found in by_split.items()}
     self._selection = splits.Selection(split, sizes, root, aliases)

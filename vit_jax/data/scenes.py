@@ -1,25 +1,23 @@
 """Scenes of digits on textured backgrounds, with the class of each pixel.
 
 scikit-learn's digits are enlarged, coloured and pasted beside each other over
-dark waves and noise. A scene is a pure function of (seed, split, position), so
-nothing is stored. The digits of test are none of those of train.
+dark waves and noise. The digits of test are none of those of train.
 """
 
+from typing import Any
+from typing import ClassVar
 from typing import NamedTuple
 
 import cv2
 import numpy as np
 
-from vit_jax.data import base
 from vit_jax.data import digits
 from vit_jax.data import features
-from vit_jax.data import splits
+from vit_jax.data import made
 from vit_jax.data.host.geometry import Size
 
 CLASSES = ('background', *map(str, range(10)))
 SIZE: Size = (64, 64)  # unless the config has data.source_size
-_SCENES = {'train': 4_000, 'test': 500}
-_TRAIN_SHARE = 0.8  # of the digits, which scenes of train show
 _PASTED = (1, 3)  # least and most digits in a scene
 _SIDES = (0.4, 0.6)  # of a digit, as fractions of the scene's short side
 _TRIES = 10  # to find a place beside the other digits
@@ -42,8 +40,11 @@ class Scene(NamedTuple):
   labels: np.ndarray
 
 
-class ScenesSource(base.Source):
-  """The scenes of a split, made when they are read."""
+class ScenesSource(made.MadeSource):
+  """The scenes of a split."""
+
+  kind = 'scene'
+  sizes: ClassVar = {'train': 4_000, 'test': 500}
 
   def __init__(self, split: str, size: Size = SIZE, seed: int = 0):
     """Reads the digits.
@@ -60,41 +61,16 @@ class ScenesSource(base.Source):
       'image': features.Image(size),
       'map': features.SegmentationMap(CLASSES),
     }
-    self._size, self._seed = size, seed
-    aliases = {'val': 'test'}
-    self._selection = splits.Selection(split, _SCENES, 'scenes', aliases)
-    # In an order by hash, so that both parts have all classes.
-    whole = digits.open_digits('train', channels=1)
-    cut = round(_TRAIN_SHARE * len(whole))
-    self._rows = {'train': slice(cut), 'test': slice(cut, None)}
-    self._digits = whole.arrays
+    super().__init__(split, 'scenes', size, seed)
+    self._size, self._digits = size, digits.of_parts()
 
-  def __len__(self) -> int:
-    return len(self._selection)
-
-  def read(self, position: int) -> base.Example:
-    """Returns a scene, made here."""
-    split, row, index = self._selection.locate(position)
-    rows = self._rows[split]
-    rng = np.random.default_rng((self._seed, [*_SCENES].index(split), row))
-    scene = make(
-      self._digits['image'][rows, ..., 0],
-      self._digits['label'][rows],
-      self._size,
-      rng,
-    )
-    values = {'image': scene.image, 'map': scene.labels}
-    return base.Example(values, index, f'scene {row} of {split}')
-
-  def id(self, position: int) -> str:
-    """Returns the name of a scene, as 'test/7'."""
-    split, row, _ = self._selection.locate(position)
-    return f'{split}/{row}'
-
-  def fingerprint(self) -> str:
-    """Returns a digest of all that scenes depend on."""
-    ranges = [str(term) for term in self._selection.ranges]
-    return base.digest(['scenes', str(self._size), str(self._seed), *ranges])
+  def values(
+    self, split: str, row: int, rng: np.random.Generator
+  ) -> dict[str, Any]:
+    """Returns a scene and its map."""
+    del row
+    scene = make(*self._digits[split], self._size, rng)
+    return {'image': scene.image, 'map': scene.labels}
 
 
 def make(

@@ -6,6 +6,7 @@ five percent before the end.
 """
 
 import bisect
+from collections.abc import Iterable
 from collections.abc import Mapping
 import dataclasses
 import itertools
@@ -72,6 +73,15 @@ def parse(spec: str) -> tuple[Part, ...]:
     UserError: It does not follow the grammar.
   """
   return tuple(_parse_part(part, spec) for part in re.split(r'\s*\+\s*', spec))
+
+
+def chosen(
+  spec: str, there: Iterable[str], aliases: Mapping[str, str]
+) -> set[str]:
+  """Returns the names of the splits that a specification, or 'all', reads."""
+  if spec == 'all':
+    return set(there)
+  return {aliases.get(part.name, part.name) for part in parse(spec)}
 
 
 def _parse_part(text: str, spec: str) -> Part:

@@ -7,16 +7,12 @@ from typing import Any
 
 from vit_jax.config import tables
 
+_MOST_LINES = 20  # of one kind
 _MOST_CLASSES = 10  # with more, only the smallest and largest are shown
 
 
-def as_text(found: Mapping[str, Any], most: int = 20) -> str:
-  """Returns a report for people.
-
-  Args:
-    found: From `report`.
-    most: Maximum number of lines of one kind.
-  """
+def as_text(found: Mapping[str, Any]) -> str:
+  """Returns what `survey.report` found as a report for people."""
   splits = found['splits']
   rows = [
     (name, f'{part["examples"]:,}', _classes(part['classes']))
@@ -32,9 +28,9 @@ def as_text(found: Mapping[str, Any], most: int = 20) -> str:
     )
   pairs = [' = '.join(group['ids']) for group in found['duplicates']]
   damaged = [entry['problem'] for entry in found['damaged']]
-  lines += _listed('problems of splits and classes', found['problems'], most)
-  lines += _listed('damaged', damaged, most)
-  lines += _listed('the same bytes in several splits or classes', pairs, most)
+  lines += _listed('problems of splits and classes', found['problems'])
+  lines += _listed('damaged', damaged)
+  lines += _listed('the same bytes in several splits or classes', pairs)
   if found['copies']:
     lines.append(f'copies within a class of a split: {found["copies"]}')
   warns = any(line.startswith('warning:') for line in lines)
@@ -86,8 +82,10 @@ def _by(size: Sequence[int]) -> str:
   return f'{size[0]} x {size[1]}'
 
 
-def _listed(what: str, lines: Sequence[str], most: int) -> list[str]:
+def _listed(what: str, lines: Sequence[str]) -> list[str]:
   if not lines:
     return []
-  more = [f'  ... and {len(lines) - most} more'] if lines[most:] else []
-  return [f'{what}: {len(lines)}', *(f'  {x}' for x in lines[:most]), *more]
+  shown = [f'  {x}' for x in lines[:_MOST_LINES]]
+  left = len(lines) - len(shown)
+  more = [f'  ... and {left} more'] if left else []
+  return [f'{what}: {len(lines)}', *shown, *more]

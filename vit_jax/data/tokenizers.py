@@ -321,18 +321,15 @@ def check_name(name: str) -> None:
     )
 
 
-def sizes(
-  name: str, length: int | None, words: int = _MOST_WORDS
-) -> tuple[int, int]:
+def sizes(name: str, length: int | None) -> tuple[int, int]:
   """Returns the tokens of a text and of a vocabulary, without opening a file.
 
   Args:
     name: Value of `config.data.tokenizer`.
     length: Tokens of a text; None: as published.
-    words: Number of words that 'words' knows.
   """
   if name == WORDS:
-    return length or _WORDS_LENGTH, 1 + _BYTES + words + 1
+    return length or _WORDS_LENGTH, 1 + _BYTES + _MOST_WORDS + 1
   published = vocabularies.PUBLISHED[vocabularies.kind(name)]
   return length or published.length, published.entries
 

@@ -1,18 +1,18 @@
 """Sounds of three tones, labelled by the melody that they make.
 
 The tones have a pitch, a timbre and a length of their own, with noise behind
-them, and begin anywhere, so that no frequency and no moment tells the melody. A
-sound is a pure function of (seed, split, position), so nothing is stored.
+them, and begin anywhere, so that no frequency and no moment tells the melody.
 """
 
 import dataclasses
+from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
-from vit_jax.data import base
 from vit_jax.data import features
+from vit_jax.data import made
 from vit_jax.data import spectrogram
-from vit_jax.data import splits
 
 # Heights of the three tones of a melody, in intervals.
 _MELODIES = {
@@ -24,7 +24,6 @@ _MELODIES = {
   'late_valley': (2, 0, 1),
 }
 CLASSES = tuple(_MELODIES)
-_SOUNDS = {'train': 6_000, 'test': 1_000}
 _SECONDS = 1.0
 _PITCH = (250.0, 500.0)  # Hz, of the lowest tone
 _INTERVAL = (1.3, 1.6)  # from one height to the next, as a ratio
@@ -35,8 +34,11 @@ _OVERTONES = 3  # each with a random loudness below that of the one before
 _NOISE = 0.01  # standard deviation
 
 
-class TonesSource(base.Source):
-  """The sounds of a split, made when they are read."""
+class TonesSource(made.MadeSource):
+  """The sounds of a split."""
+
+  kind = 'sound'
+  sizes: ClassVar = {'train': 6_000, 'test': 1_000}
 
   def __init__(self, split: str, how: features.Audio, seed: int = 0):
     """Selects sounds.
@@ -49,7 +51,6 @@ class TonesSource(base.Source):
     Raises:
       UserError: There is no such split, or it is empty.
     """
-    self._seed = seed
     samples = round(_SECONDS * how.sample_rate)
     frames = 1 + (samples - how.window_length) // how.hop_length
     self._how = dataclasses.replace(how, size=(frames, how.mels))
@@ -57,35 +58,21 @@ class TonesSource(base.Source):
       'image': self._how,
       'label': features.Label(CLASSES),
     }
-    aliases = {'val': 'test'}
-    self._selection = splits.Selection(split, _SOUNDS, 'tones', aliases)
+    super().__init__(split, 'tones', self._how, seed)
 
-  def __len__(self) -> int:
-    return len(self._selection)
-
-  def read(self, position: int) -> base.Example:
-    """Returns a spectrogram and the number of its melody, made here."""
-    split, row, index = self._selection.locate(position)
-    rng = np.random.default_rng((self._seed, [*_SOUNDS].index(split), row))
+  def values(
+    self, split: str, row: int, rng: np.random.Generator
+  ) -> dict[str, Any]:
+    """Returns a spectrogram and the number of its melody."""
+    del split
     label = row % len(CLASSES)
     waveform = make(CLASSES[label], self._how.sample_rate, rng)
     image = spectrogram.of_waveform(waveform, self._how)
-    values = {'image': image, 'label': label}
-    return base.Example(values, index, f'sound {row} of {split}')
-
-  def id(self, position: int) -> str:
-    """Returns the name of a sound, as 'test/7'."""
-    split, row, _ = self._selection.locate(position)
-    return f'{split}/{row}'
+    return {'image': image, 'label': label}
 
   def bits(self) -> int:
     """Returns 16, the bits of a spectrogram's values."""
     return 16
-
-  def fingerprint(self) -> str:
-    """Returns a digest of all that spectrograms depend on."""
-    ranges = [str(term) for term in self._selection.ranges]
-    return base.digest(['tones', str(self._how), str(self._seed), *ranges])
 
 
 def make(melody: str, rate: int, rng: np.random.Generator) -> np.ndarray:

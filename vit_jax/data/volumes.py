@@ -1,19 +1,19 @@
 """Volumes of noisy tubes and spheres, with the class of each place.
 
-A volume is a pure function of (seed, split, position), so nothing is stored.
 In comments: D, H, W sides of a volume.
 """
+
+from typing import Any
+from typing import ClassVar
 
 import numpy as np
 
 from vit_jax.config import UserError
-from vit_jax.data import base
 from vit_jax.data import features
-from vit_jax.data import splits
+from vit_jax.data import made
 
 CLASSES = ('background', 'tube', 'sphere')
 SIZE = (32, 32, 32)  # unless the config has data.source_size
-_VOLUMES = {'train': 400, 'test': 40}
 _EACH = (1, 2)  # least and most tubes, and as many spheres
 _TUBE = (0.05, 0.07)  # radii, as fractions of the volume's shortest side
 _SPHERE = (0.17, 0.25)
@@ -23,8 +23,11 @@ _NOISE = 15.0  # standard deviation, in grey levels
 Size = tuple[int, ...]
 
 
-class VolumesSource(base.Source):
-  """The volumes of a split, made when they are read."""
+class VolumesSource(made.MadeSource):
+  """The volumes of a split."""
+
+  kind = 'volume'
+  sizes: ClassVar = {'train': 400, 'test': 40}
 
   def __init__(self, split: str, size: Size = SIZE, seed: int = 0):
     """Selects volumes.
@@ -43,35 +46,20 @@ class VolumesSource(base.Source):
         f'config.data.source_size is {size}, but volumes have three sides:'
         ' write (depth, height, width)'
       )
-    self._size, self._seed = (size[0], size[1], size[2]), seed
+    self._size = (size[0], size[1], size[2])
+    super().__init__(split, 'volumes', self._size, seed)
     self.features = {
       'image': features.Volume(self._size),
       'map': features.SegmentationMap(CLASSES),
     }
-    self._selection = splits.Selection(
-      split, _VOLUMES, 'volumes', {'val': 'test'}
-    )
 
-  def __len__(self) -> int:
-    return len(self._selection)
-
-  def read(self, position: int) -> base.Example:
-    """Returns a volume and its map, made here."""
-    split, row, index = self._selection.locate(position)
-    key = self._seed, [*_VOLUMES].index(split), row
-    volume, labels = make(self._size, np.random.default_rng(key))
-    values = {'image': volume, 'map': labels}
-    return base.Example(values, index, f'volume {row} of {split}')
-
-  def id(self, position: int) -> str:
-    """Returns the name of a volume, as 'test/7'."""
-    split, row, _ = self._selection.locate(position)
-    return f'{split}/{row}'
-
-  def fingerprint(self) -> str:
-    """Returns a digest of all that volumes depend on."""
-    ranges = [str(term) for term in self._selection.ranges]
-    return base.digest(['volumes', str(self._size), str(self._seed), *ranges])
+  def values(
+    self, split: str, row: int, rng: np.random.Generator
+  ) -> dict[str, Any]:
+    """Returns a volume and its map."""
+    del split, row
+    volume, labels = make(self._size, rng)
+    return {'image': volume, 'map': labels}
 
 
 def make(size: Size, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

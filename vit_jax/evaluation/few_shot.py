@@ -217,13 +217,12 @@ def accuracies(
     classified correctly.
   """
   num_classes = int(train_labels.max()) + 1
-  found: dict[int, list[float]] = {}
-  for number in shots:
-    found[number] = []
+  found: dict[int, list[float]] = {number: [] for number in shots}
+  for number, values in found.items():
     for seed in seeds:
       rows = draws.draw(train_labels, np.full(num_classes, number), seed)
       model = fit(train[rows], train_labels[rows], num_classes)
       right = model.predict(test) == test_labels
-      found[number].append(float(right.mean()))
+      values.append(float(right.mean()))
       between()
   return found

@@ -14,6 +14,7 @@ from vit_jax.evaluation.predictions import Predictions
 _Z = 1.959963984540054  # 95% of a normal distribution lie within +-z
 _BINS = 15  # bins of the confidence, as in arXiv:1706.04599
 _MOST_CONFUSED = 2000  # classes; the matrix grows with the square
+_WORST = 10  # examples that are listed
 _MOST_SHOWN = 20  # classes in a table
 
 
@@ -216,20 +217,19 @@ def metrics_as_text(summary: Mapping[str, Any]) -> str:
 
 
 def worst(
-  rows: Mapping[str, np.ndarray], files: Sequence[str | None], count: int = 10
+  rows: Mapping[str, np.ndarray], files: Sequence[str | None]
 ) -> dict[str, list[dict[str, Any]]]:
   """Returns the examples with the lowest value of each measure.
 
   Args:
     rows: `index` and measures of single examples, [N] each.
     files: Path of each example, None where it has none.
-    count: Largest number of examples.
   """
   found = {}
   for name, values in rows.items():
     if name == 'index':
       continue
-    order = np.argsort(values, kind='stable')[:count]
+    order = np.argsort(values, kind='stable')[:_WORST]
     found[name] = [
       {
         'index': int(rows['index'][i]),

@@ -171,7 +171,7 @@ def slide_compiled(
   images: jax.Array,
   window: Sequence[int],
   stride: Sequence[int],
-  weights: np.ndarray | None = None,
+  weights: np.ndarray | None,
 ) -> jax.Array:
   """Returns logits [B, ..., K] as `slide`, under jit.
 

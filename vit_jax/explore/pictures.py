@@ -36,7 +36,6 @@ from collections.abc import Sequence
 import os
 import pathlib
 import re
-import sys
 from typing import Any
 from typing import TYPE_CHECKING
 
@@ -363,10 +362,7 @@ def _read_images(
   """Returns the images; adds the errors of unreadable ones to `failed`."""
   from vit_jax.explore import images
 
-  def report(error: UserError) -> None:
-    failed.append(error)
-    print(f'error: {error}', file=sys.stderr)
-
+  report = image_files.reporter(failed)
   if paths:
     return images.read(vit, paths, _MAX_IMAGES.value, report)
   if examples is not None:

@@ -96,10 +96,11 @@ def main(argv: list[str]) -> int:
       each.warm()
       seconds = time.monotonic() - start
       logging.info('%s: compiled in %.1f s', each.name, seconds)
-    host = _public_name(_HOST.value)
-    app = server.application(viewers, [host])
-    if _HOST.value in _EVERYWHERE:
+    host = _HOST.value
+    if host in _EVERYWHERE:
+      host = socket.gethostname()  # for the address that a browser opens
       logging.warning('everyone who reaches this machine can use the page')
+    app = server.application(viewers, [host])
     logging.info('open this address in a browser; Ctrl-C ends the server')
     print(_address(host, listener.getsockname()[1]), flush=True)
     return run(make_server(app), listener)
@@ -132,11 +133,6 @@ def listen(host: str, port: int) -> socket.socket:
       f'--host={host} --port={port} cannot be listened at: {why}; give another,'
       ' or --port=0 for any that is free'
     ) from None
-
-
-def _public_name(host: str) -> str:
-  """Returns the host name for the address that a browser opens."""
-  return socket.gethostname() if host in _EVERYWHERE else host
 
 
 def _address(host: str, port: int) -> str:

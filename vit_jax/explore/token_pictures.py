@@ -220,13 +220,8 @@ def neighbors(subject: Subject) -> Drawn:
   captions: list[str] = []
   for i, image in enumerate(tiles.fit_all(subject.pixels, shape)):
     rows.append([image, *tiles.fit_all(found.pixels[i], shape)])
-    captions += [
-      '',
-      *(
-        f'{x:.3f}\n{name}'
-        for x, name in zip(found.similarity[i], found.names[i], strict=True)
-      ),
-    ]
+    near = zip(found.similarity[i], found.names[i], strict=True)
+    captions += ['', *(f'{x:.3f}\n{name}' for x, name in near)]
   figure = canvas.sheet(
     rows,
     columns=['image', *(str(i + 1) for i in range(count))],

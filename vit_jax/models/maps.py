@@ -335,8 +335,8 @@ class Doubled(nn.Module):
     return y.reshape(b, *(2 * m for m in grid), self.features)
 
 
-def instance_norm(x: jax.Array, epsilon: float = 1e-5) -> jax.Array:
+def instance_norm(x: jax.Array) -> jax.Array:
   """Normalises each channel of each map [B, ..., C] over its places."""
   axes, wide = tuple(range(1, x.ndim - 1)), x.astype(jnp.float32)
   mean, var = (f(wide, axes, keepdims=True) for f in (jnp.mean, jnp.var))
-  return projection.normalize(wide, mean, var, epsilon).astype(x.dtype)
+  return projection.normalize(wide, mean, var, 1e-5).astype(x.dtype)

@@ -117,22 +117,39 @@ def context(
       return _packed(trunk, grids, cells[0])
     inside = embedding.inside_grids(grids, cells[0], trunk.prefix_length)
     return spec_lib.Context(attended=inside)
-  if not is_relative and not is_rotary:
-    return spec_lib.Context()
-  grid = embedding.pair(cells)
   found = spec_lib.Context()
+  if is_rotary:
+    found = _turned(trunk, embedding.pair(cells), kept)
+  if is_relative:
+    found = _related(trunk, embedding.pair(cells), kept, found)
+  return found
+
+
+def _turned(
+  trunk: vit.Trunk, grid: tuple[int, int], kept: jax.Array | None
+) -> spec_lib.Context:
+  """Returns the context of rotary positions."""
+  prefix = trunk.prefix_length
   if rotary.is_learned(trunk.rotary):
-    found = dataclasses.replace(
-      found,
+    return spec_lib.Context(
       frequencies=_frequencies(trunk),
-      coordinates=rotary.coordinates(grid, trunk.prefix_length, kept),
+      coordinates=rotary.coordinates(grid, prefix, kept),
     )
-  elif is_rotary:
-    cos, sin = trunk.rotation(grid)
-    rotation = rotary.of_tokens(cos, sin, trunk.prefix_length, kept)
-    found = dataclasses.replace(found, rotation=rotation)
-  if not is_relative:
-    return found
+  cos, sin = trunk.rotation(grid)
+  return spec_lib.Context(rotation=rotary.of_tokens(cos, sin, prefix, kept))
+
+
+def _related(
+  trunk: vit.Trunk,
+  grid: tuple[int, int],
+  kept: jax.Array | None,
+  found: spec_lib.Context,
+) -> spec_lib.Context:
+  """Returns the context with relative positions, too.
+
+  Raises:
+    ValueError: They are not possible for these tokens.
+  """
   kind, prefix = trunk.relative_positions, trunk.prefix_length
   if kept is not None:
     raise ValueError(

@@ -33,11 +33,11 @@ def moments(x: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
   return x.mean(axis=axes), spread, spread * (count / max(count - 1, 1))
 
 
-class BatchNorm(nn.Module):
-  """BatchNorm of features [B, D] over the whole batch, on all devices.
+class _BatchNorm(nn.Module):
+  """What both BatchNorms have.
 
   Attributes:
-    affine: Whether there are parameters: `scale` and `bias`, [D].
+    affine: Whether there are parameters to train: `scale` and `bias`, [D].
     epsilon: Added to the variance.
     momentum: Weight of a batch in the running statistics.
   """
@@ -45,6 +45,20 @@ class BatchNorm(nn.Module):
   affine: bool = True
   epsilon: float = 1e-5
   momentum: float = 0.1
+
+  def _normalized(
+    self, x: jax.Array, mean: jax.Array, var: jax.Array
+  ) -> jax.Array:
+    """Returns x with these statistics, scaled and shifted if affine."""
+    y = normalize(x, mean, var, self.epsilon)
+    if self.affine:
+      y *= self.param('scale', nn.initializers.ones, x.shape[-1:])
+      y += self.param('bias', nn.initializers.zeros, x.shape[-1:])
+    return y
+
+
+class BatchNorm(_BatchNorm):
+  """BatchNorm of features [B, D] over the whole batch, on all devices."""
 
   @nn.compact
   def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
@@ -59,37 +73,23 @@ class BatchNorm(nn.Module):
     x, shape = x.astype(jnp.float32), x.shape[-1:]
     mean = self.variable('statistics', 'mean', jnp.zeros, shape)
     var = self.variable('statistics', 'var', jnp.ones, shape)
-    if train:
-      now, spread, unbiased = moments(x)
-      y = normalize(x, now, spread, self.epsilon)
-      if self.is_mutable_collection('statistics'):
-        for running, new in ((mean, now), (var, unbiased)):
-          old = (1 - self.momentum) * running.value
-          running.value = old + self.momentum * jax.lax.stop_gradient(new)
-    else:
-      y = normalize(x, mean.value, var.value, self.epsilon)
-    if self.affine:
-      y *= self.param('scale', nn.initializers.ones, shape)
-      y += self.param('bias', nn.initializers.zeros, shape)
-    return y
+    if not train:
+      return self._normalized(x, mean.value, var.value)
+    now, spread, unbiased = moments(x)
+    if self.is_mutable_collection('statistics'):
+      for running, new in ((mean, now), (var, unbiased)):
+        old = (1 - self.momentum) * running.value
+        running.value = old + self.momentum * jax.lax.stop_gradient(new)
+    return self._normalized(x, now, spread)
 
 
-class StoredBatchNorm(nn.Module):
+class StoredBatchNorm(_BatchNorm):
   """BatchNorm whose running statistics are the parameters `mean` and `var`.
 
   So a model has them wherever it goes. They do not train: in training the new
   ones are in the collection `statistics`, if that is mutable, and the caller
   takes them.
-
-  Attributes:
-    affine: Whether there are parameters to train: `scale` and `bias`, [D].
-    epsilon: Added to the variance.
-    momentum: Weight of a batch in the running statistics.
   """
-
-  affine: bool = True
-  epsilon: float = 1e-5
-  momentum: float = 0.1
 
   @nn.compact
   def __call__(self, x: jax.Array, *, train: bool = False) -> jax.Array:
@@ -97,19 +97,14 @@ class StoredBatchNorm(nn.Module):
     x, shape = x.astype(jnp.float32), x.shape[-1:]
     mean = self.param('mean', nn.initializers.zeros, shape)
     var = self.param('var', nn.initializers.ones, shape)
-    if train:
-      now, spread, unbiased = moments(x)
-      for name, old, new in (('mean', mean, now), ('var', var, unbiased)):
-        moved = old + self.momentum * (new - old)
-        moved = jax.lax.stop_gradient(moved)
-        self.sow('statistics', name, moved, reduce_fn=lambda _, new: new)
-      y = normalize(x, now, spread, self.epsilon)
-    else:
-      y = normalize(x, mean, var, self.epsilon)
-    if self.affine:
-      y *= self.param('scale', nn.initializers.ones, shape)
-      y += self.param('bias', nn.initializers.zeros, shape)
-    return y
+    if not train:
+      return self._normalized(x, mean, var)
+    now, spread, unbiased = moments(x)
+    for name, old, new in (('mean', mean, now), ('var', var, unbiased)):
+      moved = old + self.momentum * (new - old)
+      moved = jax.lax.stop_gradient(moved)
+      self.sow('statistics', name, moved, reduce_fn=lambda _, new: new)
+    return self._normalized(x, now, spread)
 
 
 class BatchNormMlp(nn.Module):

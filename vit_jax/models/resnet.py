@@ -33,8 +33,6 @@ BIT_SIZES: dict[str, dict[str, Any]] = {
   'R152x4': {'stages': (3, 8, 36, 3), 'width_factor': 4},
 }
 
-PADDINGS = ('SAME', 'FIXED')
-
 
 class StdConv(nn.Module):
   """A convolution without bias whose kernel is standardised.

@@ -71,19 +71,12 @@ def apply_blocks(
     for name in ('intermediates', LEVELS)
   )
   added = model.get_variable('perturbations', 'attention') if capture else None
-  remat = spec_lib.remat_on(jax.default_backend(), spec.scan, spec.remat)
-  if remat not in ('none', 'activations'):  # `Mlp` does the latter
-    policy = getattr(jax.checkpoint_policies, remat, None)
-    if remat == 'products':
-      policy = spec_lib.products_policy()
-    # Inside a scan, XLA cannot merge the recomputation with the forward pass
-    # anyway (CSE), so nothing has to prevent that.
-    block = nn.remat(block, policy=policy, prevent_cse=not spec.scan)
   perturbations: tuple[jax.Array, ...] = () if added is None else (added,)
   inputs = x, dropout_key, context, perturbations
   fields = {'spec': spec, 'capture': capture}
   if keep:
     fields['keep_tokens'] = True
+  block = _recomputed(block, spec)
   if spec.scan:
     x, captured = _scan(block, fields, *inputs)
   else:
@@ -95,6 +88,19 @@ def apply_blocks(
     collection = 'intermediates' if capture else LEVELS
     model.sow(collection, name, value, reduce_fn=lambda _, new: new)
   return x
+
+
+def _recomputed(block: Any, spec: spec_lib.LayerSpec) -> Any:
+  """Returns a block that recomputes in the backward pass what it shall."""
+  remat = spec_lib.remat_on(jax.default_backend(), spec.scan, spec.remat)
+  if remat in ('none', 'activations'):  # `Mlp` does the latter
+    return block
+  policy = getattr(jax.checkpoint_policies, remat, None)
+  if remat == 'products':
+    policy = spec_lib.products_policy()
+  # Inside a scan, XLA cannot merge the recomputation with the forward pass
+  # anyway (CSE), so nothing has to prevent that.
+  return nn.remat(block, policy=policy, prevent_cse=not spec.scan)
 
 
 def _scan(

@@ -81,27 +81,13 @@ class TextTower(nn.Module, spec_lib.EncoderSpec):
     Raises:
       ValueError: There are more tokens than positions.
     """
-    count = tokens.shape[1]
-    if count > self.length:
-      raise ValueError(
-        f'a text of {count} tokens is longer than the tower, {self.length}'
-      )
+    count = _length(self, tokens)
     key = dropout.key_of(self, tokens.shape[0], train, rows)
-    x = nn.Embed(
-      self.vocabulary,
-      self.hidden_size,
-      dtype=self.dtype,
-      embedding_init=self.starts.position,
-      name='token_embedding',
-    )(tokens)
+    x = _table(self, self.vocabulary, 'token_embedding')(tokens)
     shape = (1, self.length, self.hidden_size)
     position = self.param('position_embedding', self.starts.position, shape)
     x += position[:, :count].astype(x.dtype)
-    # Layers fold their indices 0 to L - 1 into the key; the embedding folds L.
-    embedding_key = dropout.fold(
-      dropout.fold(key, self.depth), dropout.Purpose.EMBEDDING
-    )
-    x = dropout.dropout(x, self.dropout_rate, embedding_key)
+    x = _dropped(self, x, key)
     spec = spec_lib.EncoderSpec.take(self)
     context = spec_lib.Context(attended=attended)
     x = stack.apply_blocks(
@@ -207,20 +193,13 @@ class Bert(nn.Module, spec_lib.EncoderSpec):
     Raises:
       ValueError: There are more tokens than positions.
     """
-    count = tokens.shape[1]
-    if count > self.length:
-      raise ValueError(
-        f'a text of {count} tokens is longer than the tower, {self.length}'
-      )
+    count = _length(self, tokens)
     key = dropout.key_of(self, tokens.shape[0], train, rows)
-    x = self._embed(self.vocabulary, 'token_embedding')(tokens)
-    x += self._embed(self.length, 'position_embedding')(jnp.arange(count))
-    x += self._embed(self.segments, 'segment_embedding')(jnp.zeros(1, int))
+    x = _table(self, self.vocabulary, 'token_embedding')(tokens)
+    x += _table(self, self.length, 'position_embedding')(jnp.arange(count))
+    x += _table(self, self.segments, 'segment_embedding')(jnp.zeros(1, int))
     x = self.layer_norm('norm_before')(x)
-    embedding_key = dropout.fold(
-      dropout.fold(key, self.depth), dropout.Purpose.EMBEDDING
-    )
-    x = dropout.dropout(x, self.dropout_rate, embedding_key)
+    x = _dropped(self, x, key)
     attended = tokens != 0 if attended is None else attended
     spec = spec_lib.EncoderSpec.take(self)
     context = spec_lib.Context(attended=attended)
@@ -229,11 +208,35 @@ class Bert(nn.Module, spec_lib.EncoderSpec):
     head = nn.Dense(self.out_dim, kernel_init=self.starts.kernel, name='head')
     return {'tokens': x, 'pooled': pooled, 'features': head(pooled)}
 
-  def _embed(self, count: int, name: str) -> nn.Embed:
-    return nn.Embed(
-      count,
-      self.hidden_size,
-      dtype=self.dtype,
-      embedding_init=self.starts.position,
-      name=name,
+
+# What both towers do, in their compact methods.
+
+
+def _length(tower: TextTower | Bert, tokens: jax.Array) -> int:
+  """Returns the length of the texts, which the positions must reach."""
+  count = tokens.shape[1]
+  if count > tower.length:
+    raise ValueError(
+      f'a text of {count} tokens is longer than the tower, {tower.length}'
     )
+  return count
+
+
+def _table(tower: TextTower | Bert, count: int, name: str) -> nn.Embed:
+  """Returns a layer that maps numbers below `count` to vectors."""
+  return nn.Embed(
+    count,
+    tower.hidden_size,
+    dtype=tower.dtype,
+    embedding_init=tower.starts.position,
+    name=name,
+  )
+
+
+def _dropped(
+  tower: TextTower | Bert, x: jax.Array, key: dropout.DropoutKey | None
+) -> jax.Array:
+  """Applies dropout to the embedded tokens."""
+  # Layers fold their indices 0 to L - 1 into the key; the embedding folds L.
+  own = dropout.fold(dropout.fold(key, tower.depth), dropout.Purpose.EMBEDDING)
+  return dropout.dropout(x, tower.dropout_rate, own)

@@ -33,6 +33,7 @@ from vit_jax.models import two_towers
 from vit_jax.models import vit
 from vit_jax.objectives import base
 from vit_jax.objectives import contrastive_losses
+from vit_jax.objectives import feature_checks
 from vit_jax.objectives import towers as towers_lib
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.weights.formats import huggingface_towers
@@ -96,25 +97,29 @@ class Contrastive(towers_lib.Towers, base.Objective):
       model.clone(scan=True).init_with_output, jax.random.key(0), images
     )
     self._width = made[0].shape[-1]
-    tower = text.TextTower(
+    self.towers = two_towers.TwoTowers(
+      model,
+      self._text_tower(),
+      projection=options.dim,
+      has_bias=options.loss == 'sigmoid',
+    )
+
+  def _text_tower(self) -> text.TextTower:
+    """Returns the text tower of the options, which computes as the image's."""
+    options, feature = self._options, self.text
+    return text.TextTower(
       hidden_size=options.text_width,
       mlp_dim=options.text_mlp_dim or 4 * options.text_width,
       depth=options.text_depth,
       num_heads=options.text_heads,
       causal=options.text_causal,
-      vocabulary=found.vocabulary,
-      length=found.length,
+      vocabulary=feature.vocabulary,
+      length=feature.length,
       out_dim=options.dim or self._width,
       has_head_bias=not options.dim,
       pool=options.text_pool,
-      end_token=_end_token(found) if options.text_pool == 'end' else 0,
-      **{name: getattr(model, name) for name in _SHARED},
-    )
-    self.towers = two_towers.TwoTowers(
-      model,
-      tower,
-      projection=options.dim,
-      has_bias=options.loss == 'sigmoid',
+      end_token=_end_token(feature) if options.text_pool == 'end' else 0,
+      **{name: getattr(self.model, name) for name in _SHARED},
     )
 
   @property
@@ -161,11 +166,7 @@ class Contrastive(towers_lib.Towers, base.Objective):
         ' vocabulary'
       )
     _check_pool(options.text_pool, config.data.tokenizer)
-    if config.model.name != config_lib.INIT_FROM:
-      try:
-        model = models.from_config(config.model, 0)
-      except ValueError:
-        return  # `models.check` tells what is wrong
+    if model := feature_checks.described_model(config):
       _checked(model, config)
 
   @classmethod

@@ -55,18 +55,8 @@ def sigmoid_rows(
   """Returns SigLIP's loss of some images (arXiv:2303.15343, algorithm 1).
 
   It is the sum over all texts of a binary cross-entropy: whether the text is
-  the image's own.
-
-  Args:
-    rows: Images and texts of the pairs, float32 [R, D] each, of unit length.
-    whole: Those of the global batch, [B, D] each.
-    scale: The inverse of the temperature.
-    bias: Added to the logits; most pairs do not belong together, and it starts
-      negative.
-    own: Positions of the pairs in the global batch, int32 [R].
-
-  Returns:
-    float32 [R].
+  the image's own. `bias` is added to the logits; most pairs do not belong
+  together, and it starts negative. All else is as in `softmax_rows`.
   """
   logits = scale * _similarity(rows[0], whole[1]) + bias
   target = own[:, None] == jnp.arange(logits.shape[1])
@@ -104,18 +94,7 @@ def sigmoid_loss(
   bias: jax.typing.ArrayLike,
   parts: int = 1,
 ) -> jax.Array:
-  """Returns the mean of `sigmoid_rows` over a batch.
-
-  Args:
-    images: float32 [B, D], of unit length.
-    texts: float32 [B, D], of unit length.
-    scale: The inverse of the temperature.
-    bias: Added to the logits.
-    parts: As of `softmax_loss`.
-
-  Raises:
-    ValueError: It does not divide B.
-  """
+  """Returns the mean of `sigmoid_rows`, as `softmax_loss` of `softmax_rows`."""
 
   def loss(image: jax.Array, text: jax.Array, own: jax.Array) -> jax.Array:
     return sigmoid_rows((image, text), (images, texts), scale, bias, own)

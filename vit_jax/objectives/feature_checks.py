@@ -3,6 +3,7 @@
 import ml_collections
 
 from vit_jax import config as config_lib
+from vit_jax import models
 from vit_jax.data import features as features_lib
 
 
@@ -32,6 +33,16 @@ def check(
       f' ({kind.__name__}), but the examples of {config.data.name} have {has}:'
       ' choose another objective, or data that have it'
     )
+
+
+def described_model(config: ml_collections.ConfigDict) -> models.Model | None:
+  """Returns the trunk of a config; None where only a checkpoint knows it."""
+  if config.model.name == config_lib.INIT_FROM:
+    return None
+  try:
+    return models.from_config(config.model, 0)
+  except ValueError:
+    return None  # `models.check` tells what is wrong
 
 
 def _check_sides(

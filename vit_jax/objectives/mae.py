@@ -25,6 +25,7 @@ from vit_jax.models import spec as spec_lib
 from vit_jax.models import stack
 from vit_jax.models import vit
 from vit_jax.objectives import base
+from vit_jax.objectives import feature_checks
 from vit_jax.weights.formats import mae as mae_files
 from vit_jax.weights.formats import whole
 
@@ -169,11 +170,7 @@ class MAE(base.Objective):
     if options.decoder_width % 4:
       problem = 'its fixed positions need a multiple of 4'
       raise _error('decoder_width', options, problem)
-    if config.model.name != config_lib.INIT_FROM:
-      try:
-        model = models.from_config(config.model, 0)
-      except ValueError:
-        return  # `models.check` tells what is wrong
+    if model := feature_checks.described_model(config):
       _check_model(model, config)
 
   def init(self, key: jax.Array) -> base.Params:

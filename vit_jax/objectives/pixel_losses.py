@@ -6,6 +6,7 @@ of all images of a batch.
 """
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -108,10 +109,7 @@ def mean_dice(
   weights: Sequence[float] | jax.Array | None = None,
   background: bool = True,
   ignore: int = IGNORE,
-  over_batch: bool = False,
-  squared: bool = False,
-  jaccard: bool = False,
-  smooth: tuple[float, float] = SMOOTH,
+  **how: Any,
 ) -> jax.Array:
   """Returns the mean over images and classes of `dice`, after a softmax.
 
@@ -121,23 +119,12 @@ def mean_dice(
     weights: Factor of each class's term, [K]; None: 1.
     background: Whether class 0 counts.
     ignore: Label of places that do not count.
-    over_batch: As `dice`.
-    squared: As `dice`.
-    jaccard: As `dice`.
-    smooth: As `dice`.
+    **how: Other arguments of `dice`.
   """
   valid = counted(labels, ignore)
   k = logits.shape[-1]
   targets = jax.nn.one_hot(jnp.where(valid, labels, 0), k)
-  loss = dice(
-    jax.nn.softmax(logits, axis=-1),
-    targets,
-    valid=valid,
-    over_batch=over_batch,
-    squared=squared,
-    jaccard=jaccard,
-    smooth=smooth,
-  )
+  loss = dice(jax.nn.softmax(logits, axis=-1), targets, valid=valid, **how)
   if weights is not None:
     loss *= jnp.asarray(weights)
   return loss[..., 0 if background else 1 :].mean()
@@ -148,23 +135,11 @@ def dice_cross_entropy(
   labels: jax.Array,
   *,
   weights: Sequence[float] | jax.Array | None = None,
-  background: bool = True,
   ignore: int = IGNORE,
-  over_batch: bool = False,
-  squared: bool = False,
-  smooth: tuple[float, float] = SMOOTH,
+  **how: Any,
 ) -> jax.Array:
   """Returns the sum of `mean_dice` and `cross_entropy` (MONAI, UNETR)."""
-  overlap = mean_dice(
-    logits,
-    labels,
-    weights=weights,
-    background=background,
-    ignore=ignore,
-    over_batch=over_batch,
-    squared=squared,
-    smooth=smooth,
-  )
+  overlap = mean_dice(logits, labels, weights=weights, ignore=ignore, **how)
   return overlap + cross_entropy(logits, labels, weights, ignore, 'weights')
 
 

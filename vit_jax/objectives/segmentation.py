@@ -30,6 +30,7 @@ from vit_jax.models import trans2seg
 from vit_jax.models import unetr
 from vit_jax.models import vit
 from vit_jax.objectives import base
+from vit_jax.objectives import feature_checks
 from vit_jax.objectives import pixel_losses
 
 _UNETR, _TRANS2SEG = 'unetr', 'trans2seg'
@@ -162,11 +163,7 @@ class Segmentation(base.Objective):
         f'config.{key}.class_weights do not belong to config.{key}.loss='
         f'{options.loss}: choose {" or ".join(_WEIGHTED)}, or leave them out'
       )
-    if config.model.name != config_lib.INIT_FROM:
-      try:
-        model = models.from_config(config.model, 0)
-      except ValueError:
-        return  # `models.check` tells what is wrong
+    if model := feature_checks.described_model(config):
       _layers(_checked(model, config), config)
 
   def output_facts(self) -> dict[str, Any]:

@@ -4,7 +4,6 @@ import faulthandler
 import os
 import pathlib
 import threading
-from types import TracebackType
 from typing import NoReturn
 
 from vit_jax.parallel import processes
@@ -37,12 +36,7 @@ class Watch:
       self._thread.start()
     return self
 
-  def __exit__(
-    self,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    traceback: TracebackType | None,
-  ) -> None:
+  def __exit__(self, *_: object) -> None:
     self._done.set()
 
   def alive(self, step: int | None = None) -> None:

@@ -209,12 +209,8 @@ def _segment(loaded: Any, paths: Sequence[str]) -> int:
 
   how = segmenter.How(**window_flags.read(FLAGS))
   segment = segmenter.Segmenter(loaded, how)
-  failed = []
-
-  def report(error: UserError) -> None:
-    failed.append(error)
-    print(f'error: {error}', file=sys.stderr)
-
+  failed: list[UserError] = []
+  report = image_files.reporter(failed)
   folder = pathlib.Path(_OUTPUT.value or 'maps')
   results = segments.write(segment, paths, folder, report)
   shares = (

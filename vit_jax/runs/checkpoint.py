@@ -18,7 +18,6 @@ import itertools
 import math
 import pathlib
 import sys
-from types import TracebackType
 from typing import Any
 
 from absl import logging
@@ -84,10 +83,7 @@ class Checkpointer:
     return self
 
   def __exit__(
-    self,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    traceback: TracebackType | None,
+    self, kind: object, error: BaseException | None, traceback: object
   ) -> None:
     try:
       self.close()

@@ -20,7 +20,6 @@ import math
 import pathlib
 import sys
 import time
-from types import TracebackType
 from typing import Any
 from typing import IO
 from typing import TextIO
@@ -154,12 +153,7 @@ class Reporter:
   def __enter__(self) -> 'Reporter':
     return self
 
-  def __exit__(
-    self,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    traceback: TracebackType | None,
-  ) -> None:
+  def __exit__(self, *_: object) -> None:
     self.close()
 
   def describe(self, config: Mapping[str, Any]) -> None:

@@ -253,6 +253,7 @@ def _samples(dimension: Dimension) -> tuple[Any, ...]:
 
 
 def _check_fields(sweep: Sweep) -> None:
+  """Raises a UserError if a field of the sweep cannot be used."""
   for name, allowed in (
     ('sampler', SAMPLERS),
     ('pruner', PRUNERS),
@@ -280,12 +281,16 @@ def _check_fields(sweep: Sweep) -> None:
       f'trials is missing: say how many points {sweep.sampler} is to try, as in'
       ' trials=20 or --trials=20'
     )
-  minima = {'trials': 1, 'prune_after_trials': 1, 'prune_after_steps': 0}
-  minima['sampler_seed'] = 0
+  _check_least(sweep)
+
+
+def _check_least(sweep: Sweep) -> None:
+  """Raises a UserError if a number is too small, or is no whole number."""
+  minima = {'prune_after_trials': 1, 'prune_after_steps': 0, 'sampler_seed': 0}
+  if sweep.trials is not None:
+    minima = {'trials': 1} | minima
   for name, least in minima.items():
     value = getattr(sweep, name)
-    if value is None and name == 'trials':
-      continue
     if type(value) is not int or value < least:
       raise UserError(f'{name} is {value!r}: it must be at least {least}')
 

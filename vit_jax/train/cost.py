@@ -118,30 +118,33 @@ def _count(
   """
   objective = objectives.create(config, features)
   parts = config_lib.num_microbatches(config)
-  b = config.train.batch_size // parts
-  channels = config.data.channels
-  batch = {
-    name: jax.ShapeDtypeStruct((b, *shape), jnp.float32)
-    for name, shape in shapes_lib.image_shapes(
-      None, objective.views, channels
-    ).items()
-  }
-  batch |= {
-    name: jax.ShapeDtypeStruct((b, *size), jnp.int32)
-    for name, size in shapes_lib.map_sizes(
-      None, objective.views, features
-    ).items()
-  }
-  batch |= {
-    name: jax.ShapeDtypeStruct((b, *x.shape), x.dtype)
-    for name, x in features_lib.targets(features).items()
-  }
-  batch['index'] = jax.ShapeDtypeStruct((b,), jnp.int32)
+  batch = _abstract_batch(objective, config.train.batch_size // parts)
   params = jax.eval_shape(objective.init, jax.random.key(0))
   if rules is None:
     rules = rules_lib.make(config.optim, params, objective.frozen)
   passes = 2 if config.optim.sam.rho else 1
   return _count_parts(objective, rules, params, batch, parts * passes)
+
+
+def _abstract_batch(
+  objective: objectives.Objective, size: int
+) -> dict[str, jax.ShapeDtypeStruct]:
+  """Returns shapes and types of a batch as the objective's loss sees it."""
+  views, features = objective.views, objective.features
+  channels = objective.config.data.channels
+  images = shapes_lib.image_shapes(None, views, channels)
+  maps = shapes_lib.map_sizes(None, views, features)
+  targets = features_lib.targets(features)
+  each: dict[str, tuple[tuple[int, ...], Any]] = {
+    **{name: (shape, jnp.float32) for name, shape in images.items()},
+    **{name: (shape, jnp.int32) for name, shape in maps.items()},
+    **{name: (x.shape, x.dtype) for name, x in targets.items()},
+    'index': ((), jnp.int32),
+  }
+  return {
+    name: jax.ShapeDtypeStruct((size, *shape), dtype)
+    for name, (shape, dtype) in each.items()
+  }
 
 
 def _count_parts(

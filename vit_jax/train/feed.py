@@ -7,7 +7,6 @@ from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
 import concurrent.futures
-from types import TracebackType
 
 import jax
 import numpy as np
@@ -72,12 +71,7 @@ class Feed(Iterator[Batch]):
   def __enter__(self) -> 'Feed':
     return self
 
-  def __exit__(
-    self,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    traceback: TracebackType | None,
-  ) -> None:
+  def __exit__(self, *_: object) -> None:
     self.close()
 
   def __next__(self) -> Batch:

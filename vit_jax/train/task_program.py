@@ -89,7 +89,7 @@ class TaskProgram:
     for name, program in self._programs.items():
       leaves = jax.tree.leaves(program.abstract_state())
       found |= zip(self._addresses[name], leaves, strict=True)
-    params = _nested(found, 'params')
+    params = traverse_util.unflatten_dict(below(found, 'params'), sep='/')
     trained = self.rules.trained(params)
     optimizer = optim.make_optimizer(self._config.optim)
     opt_state = jax.eval_shape(optimizer.init, trained)
@@ -337,15 +337,14 @@ def _state(tree: Any, leaves: Sequence[Any]) -> TrainState:
   return cast(TrainState, jax.tree.unflatten(tree, leaves))
 
 
-def _nested(found: Mapping[str, Any], start: str) -> Any:
-  """Returns the nested dict of the leaves below a path."""
+def below(found: Mapping[str, Any], start: str) -> dict[str, Any]:
+  """Returns the values below a path, by their paths from there."""
   before = f'{start}/'
-  flat = {
+  return {
     path.removeprefix(before): x
     for path, x in found.items()
     if path.startswith(before)
   }
-  return traverse_util.unflatten_dict(flat, sep='/')
 
 
 def _state_addresses(

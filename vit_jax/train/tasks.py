@@ -20,7 +20,6 @@ import contextlib
 import dataclasses
 import functools
 import itertools
-from types import TracebackType
 from typing import Any
 from typing import Self
 
@@ -283,13 +282,7 @@ class Tasks(timetable.Trainable):
     """Returns what is wrong with the run, as objectives see it."""
     found = []
     for task, part in self.parts.items():
-      before = f'{task}/'
-      own = {
-        name.removeprefix(before): x
-        for name, x in scalars.items()
-        if name.startswith(before)
-      }
-      if own:
+      if own := task_program.below(scalars, task):
         found += part.program.objective.warnings(own, step)
     return found
 
@@ -393,12 +386,7 @@ class TaskFeed(Iterator[dict[str, Any]]):
   def __enter__(self) -> Self:
     return self
 
-  def __exit__(
-    self,
-    kind: type[BaseException] | None,
-    error: BaseException | None,
-    traceback: TracebackType | None,
-  ) -> None:
+  def __exit__(self, *_: object) -> None:
     self._stack.close()
 
   def __next__(self) -> dict[str, Any]:

@@ -63,13 +63,8 @@ def in_batches(
       return found
     if results is None:
       results = jax.tree.map(lambda x: _empty(x, count, axis), found)
-    jax.tree.map(
-      lambda whole, x, start=start, filled=filled: _put(
-        whole, x, start, filled, axis
-      ),
-      results,
-      found,
-    )
+    put = functools.partial(_put, start=start, filled=filled, axis=axis)
+    jax.tree.map(put, results, found)
   return results
 
 

@@ -159,16 +159,7 @@ def _cut(
   frames = crop.size[0]
   stride = kind.stride if isinstance(kind, features_lib.Video) else 1
   span = (frames - 1) * stride + 1
-  free = images.shape[1] - span
-  if keys is None:
-    images = images[:, free // 2 :]
-  elif free:
-    draws = jax.vmap(jax.random.uniform)(for_purpose(_TIME, keys))
-    first = jnp.minimum((draws * (free + 1)).astype(jnp.int32), free)
-    images = jax.vmap(
-      lambda x, i: jax.lax.dynamic_slice_in_dim(x, i, span, axis=0)
-    )(images, first)
-  images = images[:, :span:stride]
+  images = _cut_time(images, span, keys)[:, :span:stride]
   if not isinstance(kind, features_lib.Video):
     return images
   folded, crop = _fold(images), geometry.of_frame(crop)
@@ -178,6 +169,22 @@ def _cut(
     folded = crops.random(folded, crop, keys)
   batch, _, _, _, channels = images.shape
   return _unfold(folded, (batch, frames, *crop.size, channels))
+
+
+def _cut_time(
+  images: jax.Array, span: int, keys: jax.Array | None
+) -> jax.Array:
+  """Returns [B, T, ...] from the first of `span` frames on."""
+  free = images.shape[1] - span
+  if keys is None:
+    return images[:, free // 2 :]
+  if not free:
+    return images
+  draws = jax.vmap(jax.random.uniform)(for_purpose(_TIME, keys))
+  first = jnp.minimum((draws * (free + 1)).astype(jnp.int32), free)
+  return jax.vmap(
+    lambda x, i: jax.lax.dynamic_slice_in_dim(x, i, span, axis=0)
+  )(images, first)
 
 
 def _fold(images: jax.Array) -> jax.Array:

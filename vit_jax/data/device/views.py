@@ -82,29 +82,26 @@ def train_transform(
 
   Raises:
     UserError: The config mixes images, and there are several views, maps or
-      captions; or
-      it has probabilities for more crops than there are; or a policy would move
-      the pixels of images, and not those of their maps.
+      captions; or it has probabilities for more crops than there are; or a
+      policy would move the pixels of images, and not those of their maps.
   """
   if isinstance(features['image'], features_lib.Volume):
     return volumes.train_transform(config, features, _normalize(config))
   views = views or geometry.train_views(config)
   if isinstance(features['image'], clips.KINDS):
     return clips.train_transform(config, features, _normalize(config), views)
-  mixes = mixing.is_on(config.augment)
-  _check_probabilities(config, sum(view.count or 1 for view in views.values()))
-  if mixes:
-    _check_is_single(config, views)
-  maps = features_lib.maps(features)
-  _check_maps(config, features)
-  image = features['image']
-  assert isinstance(image, features_lib.Image)
-  is_stored_whole = image.size is not None
-  if is_stored_whole and config.data.crop == 'scaled':
-    raise config_lib.UserError(
-      'config.data.crop=scaled is for images of different sizes, which the host'
-      ' crops: leave config.data.source_size out, or choose another crop'
-    )
+  _check(config, features, views)
+  return _train_images(config, features, views)
+
+
+def _train_images(
+  config: ml_collections.ConfigDict,
+  features: features_lib.Features,
+  views: Mapping[str, geometry.View],
+) -> TrainTransform:
+  """Returns the function of `train_transform` for images."""
+  mixes, maps = mixing.is_on(config.augment), features_lib.maps(features)
+  is_stored_whole = _is_stored_whole(features)
   augment = _augment(config, views, is_stored_whole)
   dropped = {'image', *views, *maps}
   followed = maps if geometry.is_single(views) else {}
@@ -128,6 +125,30 @@ def train_transform(
     return result | targets
 
   return transform
+
+
+def _is_stored_whole(features: features_lib.Features) -> bool:
+  """Whether images arrive as stored, and are cropped here."""
+  image = features['image']
+  assert isinstance(image, features_lib.Image)
+  return image.size is not None
+
+
+def _check(
+  config: ml_collections.ConfigDict,
+  features: features_lib.Features,
+  views: Mapping[str, geometry.View],
+) -> None:
+  """Raises a UserError if images cannot be changed as the config says."""
+  _check_probabilities(config, sum(view.count or 1 for view in views.values()))
+  if mixing.is_on(config.augment):
+    _check_is_single(config, views)
+  _check_maps(config, features)
+  if _is_stored_whole(features) and config.data.crop == 'scaled':
+    raise config_lib.UserError(
+      'config.data.crop=scaled is for images of different sizes, which the host'
+      ' crops: leave config.data.source_size out, or choose another crop'
+    )
 
 
 def _check_is_single(
@@ -297,19 +318,7 @@ def _recolor(
     levels: How values are stored.
     number: Number of the crop among all views, from 0.
   """
-  steps: list[tuple[int, _Augmentation]] = []
-  if augment.policy:
-    steps.append((_POLICY, policies.make(augment.policy)))
-  if augment.jitter:
-    strengths = tuple(augment.jitter)
-    jitter = functools.partial(
-      operations.jitter,
-      strengths=strengths,
-      probability=augment.jitter_probability,
-    )
-    steps.append((_JITTER, jitter))
-  if any(_probabilities(augment, number).values()):
-    steps.append((_SOMETIMES, _sometimes(_probabilities(augment, number))))
+  steps = _colour_steps(augment, number)
 
   def recolor(images: jax.Array, keys: jax.Array) -> jax.Array:
     if not steps:
@@ -323,6 +332,26 @@ def _recolor(
     return levels_lib.EIGHT_BITS.scale(images)
 
   return recolor
+
+
+def _colour_steps(
+  augment: ml_collections.ConfigDict, number: int
+) -> list[tuple[int, _Augmentation]]:
+  """Returns what changes a crop's grey levels, with the purpose of its keys."""
+  steps: list[tuple[int, _Augmentation]] = []
+  if augment.policy:
+    steps.append((_POLICY, policies.make(augment.policy)))
+  if augment.jitter:
+    jitter = functools.partial(
+      operations.jitter,
+      strengths=tuple(augment.jitter),
+      probability=augment.jitter_probability,
+    )
+    steps.append((_JITTER, jitter))
+  probabilities = _probabilities(augment, number)
+  if any(probabilities.values()):
+    steps.append((_SOMETIMES, _sometimes(probabilities)))
+  return steps
 
 
 def _probabilities(

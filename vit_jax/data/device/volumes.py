@@ -168,9 +168,8 @@ def _moves(
     size: Sides of the crop.
   """
   flips = _uniform(key, _FLIP, (3,)) < how['flip']
-  planes = [
-    (i, j) for i, j in itertools.combinations(range(3), 2) if size[i] == size[j]
-  ]
+  pairs = itertools.combinations(range(3), 2)
+  planes = [(i, j) for i, j in pairs if size[i] == size[j]]
   turned = _uniform(key, _TURN, (3,)) < how['turn']
   quarters = jax.random.randint(jax.random.fold_in(key, _QUARTERS), (3,), 1, 4)
   quarters = jnp.where(turned, quarters, 0)

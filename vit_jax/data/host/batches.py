@@ -105,14 +105,13 @@ def train_rows(
   config: ml_collections.ConfigDict,
   step: int,
   rows: range,
-  views: Views | None = None,
 ) -> Batch:
   """Returns some rows of one global batch of a run, as `train_batches` would.
 
   Raises:
     UserError: An image cannot be read.
   """
-  return _train_maker(source, config, rows, views)(step)
+  return _train_maker(source, config, rows, None)(step)
 
 
 def _train_maker(
@@ -353,22 +352,28 @@ class _BatchMaker:
         key = None if self.in_order else (self.seed, _CROP, int(draws[i]))
         batch['image'][i] = cut(example.values['image'], key, where)
     else:
-      image = transforms.StoredImage(
-        example.image, self.channels, where, self.levels
-      )
-      for i in rows:
-        for name, pixels in self._crops(image, int(draws[i])):
-          batch[name][i] = pixels
-      for name in self.map_sizes:
-        labels = self._map(example, name, image.size)
-        for i in rows:
-          batch[name][i] = self._cut_map(labels, name, int(draws[i]))
+      self._fill_crops(example, draws, batch, rows)
     batch['index'][rows] = example.index
     for name, target in features.targets(self.source.features).items():
       for i in rows:
         key = None if self.in_order else (self.seed, _VALUE, int(draws[i]))
         value = target.draw(example.values[name], key)
         batch[name][i] = target.encode(value, where)
+
+  def _fill_crops(
+    self, example: Example, draws: np.ndarray, batch: Batch, rows: list[int]
+  ) -> None:
+    """Crops an image, of a size of its own, and its maps."""
+    image = transforms.StoredImage(
+      example.image, self.channels, example.where, self.levels
+    )
+    for i in rows:
+      for name, pixels in self._crops(image, int(draws[i])):
+        batch[name][i] = pixels
+    for name in self.map_sizes:
+      labels = self._map(example, name, image.size)
+      for i in rows:
+        batch[name][i] = self._cut_map(labels, name, int(draws[i]))
 
   def _fill_scan(
     self, example: Example, draws: np.ndarray, batch: Batch, rows: list[int]

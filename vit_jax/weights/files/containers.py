@@ -336,6 +336,25 @@ def write_npz(
         )
 
 
+def _header(
+  found: Mapping[str, tuple[np.dtype, tuple[int, ...]]],
+  metadata: Mapping[str, str],
+) -> bytes:
+  """Returns the header of arrays that follow it in this order."""
+  types = {dtype: name for name, dtype in _SAFETENSORS.items()}
+  header: dict[str, Any] = {'__metadata__': dict(metadata)} if metadata else {}
+  end = 0
+  for name, (dtype, shape) in found.items():
+    begin, end = end, end + math.prod(shape) * dtype.itemsize
+    header[name] = {
+      'dtype': types[dtype.newbyteorder('=')],
+      'shape': list(shape),
+      'data_offsets': [begin, end],
+    }
+  text = json.dumps(header, separators=(',', ':')).encode()
+  return text + b' ' * (-len(text) % 8)
+
+
 def write_safetensors(
   path: pathlib.Path,
   arrays: Mapping[str, np.ndarray],
@@ -354,22 +373,10 @@ def write_safetensors(
   Raises:
     UserError: It cannot be written; an existing file is intact.
   """
-  types = {dtype: name for name, dtype in _SAFETENSORS.items()}
-  header: dict[str, Any] = {'__metadata__': dict(metadata)} if metadata else {}
   found = {name: (x.dtype, x.shape) for name, x in arrays.items()}
   # Wide types first, so that each array is aligned to its element size.
   names = sorted(found, key=lambda name: -found[name][0].itemsize)
-  end = 0
-  for name in names:
-    dtype, shape = found[name]
-    begin, end = end, end + math.prod(shape) * dtype.itemsize
-    header[name] = {
-      'dtype': types[dtype.newbyteorder('=')],
-      'shape': list(shape),
-      'data_offsets': [begin, end],
-    }
-  text = json.dumps(header, separators=(',', ':')).encode()
-  text += b' ' * (-len(text) % 8)
+  text = _header({name: found[name] for name in names}, metadata)
   with _replacing(path) as file:
     file.write(len(text).to_bytes(8, 'little') + text)
     for name in names:

@@ -59,7 +59,6 @@ def _are_labels(value: Any) -> bool:
   )
 
 
-ANY = Kind('anything', lambda x: True)
 TEXT = Kind('text', lambda x: isinstance(x, str))
 TRUTH = Kind('true or false', lambda x: isinstance(x, bool))
 OBJECT = Kind('an object', lambda x: isinstance(x, Mapping))

@@ -6,6 +6,7 @@ and so several rows for each pre-trained model.
 
 import csv
 import io
+import pathlib
 import re
 
 from vit_jax.config import UserError
@@ -32,8 +33,18 @@ def find(model: str) -> tuple[str, str]:
     filename = model.removesuffix('.npz')
     return _name(filename.split('-')[0]), f'{ROOT}/{filename}.npz'
   wanted = _name(model)
-  best: tuple[float, str] | None = None
   path = download.fetch(INDEX)
+  best = _best(path, wanted)
+  if best is None:
+    raise UserError(
+      f'{path} has no model {model!r} pre-trained on ImageNet-21k'
+    )
+  return wanted, f'{ROOT}/{best}.npz'
+
+
+def _best(path: pathlib.Path, wanted: str) -> str | None:
+  """Returns the file name of a model's best checkpoint; None: it has none."""
+  best: tuple[float, str] | None = None
   try:
     with io.StringIO(safe_io.read_text(path), newline='') as file:
       table = csv.DictReader(file)
@@ -48,11 +59,7 @@ def find(model: str) -> tuple[str, str]:
       f'{path} is not the table of AugReg ({e}): remove it, and it is'
       ' downloaded again'
     ) from None
-  if best is None:
-    raise UserError(
-      f'{path} has no model {model!r} pre-trained on ImageNet-21k'
-    )
-  return wanted, f'{ROOT}/{best[1]}.npz'
+  return best[1] if best else None
 
 
 def _name(model: str) -> str:

@@ -271,10 +271,8 @@ def image_size(
     UserError: The grid is not square, and nothing defines it.
   """
   if tokens is None:
-    whole = (
-      max(224 // patch[0], 1) * patch[0],
-      max(224 // patch[1], 1) * patch[1],
-    )
+    height, width = (max(224 // p, 1) * p for p in patch[:2])
+    whole = height, width
     return hints.stored_size or hints.image_size or default or whole
   for size in (hints.stored_size, default):
     if size and tokens_of(size, patch) == tokens:

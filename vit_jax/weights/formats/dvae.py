@@ -49,7 +49,7 @@ def read(path: pathlib.Path) -> tuple[dvae.DalleEncoder, dict[str, Any]]:
     module = _describe(arrays)
     image = jnp.zeros((1, dvae.STRIDE, dvae.STRIDE, _CHANNELS))
     abstract = jax.eval_shape(module.init, jax.random.key(0), image)['params']
-    params = tables.read(arrays, _rules(module), abstract, r'(?!blocks\.).*')
+    params = tables.read(arrays, _rules(), abstract, r'(?!blocks\.).*')
   return module, params
 
 
@@ -75,16 +75,15 @@ def _describe(arrays: containers.Arrays) -> dvae.DalleEncoder:
   return dvae.DalleEncoder(last[0], first[0], max(blocks, 1))
 
 
-def _rules(module: dvae.DalleEncoder) -> list[tables.Rule]:
-  """Returns the table of an encoder; our numbers begin with 0."""
+def _rules() -> list[tables.Rule]:
+  """Returns the table of encoders; our numbers begin with 0."""
   block = 'blocks.group_{}.block_{}'
-  table = [
+  return [
     *_conv('input', 'blocks.input'),
     *_conv('output', 'blocks.output.conv'),
     *_conv('group_{}_{}/shortcut', f'{block}.id_path', 1),
     *_conv('group_{}_{}/conv_{}', f'{block}.res_path.conv_{{}}', 1),
   ]
-  return table
 
 
 def _conv(ours: str, theirs: str, offset: int = 0) -> list[tables.Rule]:

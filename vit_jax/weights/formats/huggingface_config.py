@@ -17,6 +17,12 @@ from vit_jax.weights.formats import huggingface_kinds
 from vit_jax.weights.formats import huggingface_towers as towers
 from vit_jax.weights.formats import imagegpt
 
+# Kinds whose config.json has other keys.
+_OF_ITS_OWN = {
+  dinov3.KIND: dinov3.config,
+  aimv2.KIND: aimv2.config,
+  **dict.fromkeys(towers.ARCHITECTURES, towers.config),
+}
 _RESAMPLE = {name: i for i, name in preprocessing.RESAMPLE.items()}
 
 
@@ -40,12 +46,8 @@ def _config(
   if isinstance(model, resnet.BiT):
     return bit.config(model, preprocess) | _labels(model, preprocess)
   kind = huggingface_kinds.model_type(model)
-  if kind == dinov3.KIND:
-    return dinov3.config(model, preprocess, image_size)
-  if kind == aimv2.KIND:
-    return aimv2.config(model, preprocess, image_size)
-  if kind in towers.ARCHITECTURES:
-    return towers.config(model, preprocess, image_size)
+  if kind in _OF_ITS_OWN:
+    return _OF_ITS_OWN[kind](model, preprocess, image_size)
   architecture = huggingface.ARCHITECTURES[kind]
   if model.distillation_token and model.distillation_head:
     architecture += 'WithTeacher'

@@ -5,12 +5,12 @@ from vit_jax.weights.formats.tables import rule
 from vit_jax.weights.formats.tables import torch_norm
 
 
-def batch_norm(ours: str, theirs: str, offset: int = 0) -> list[tables.Rule]:
+def batch_norm(ours: str, theirs: str) -> list[tables.Rule]:
   """Returns the rules of a BatchNorm with its running statistics."""
   return [
-    *torch_norm(ours, theirs, offset),
-    rule(f'{ours}/mean', f'{theirs}.running_mean', offset=offset),
-    rule(f'{ours}/var', f'{theirs}.running_var', offset=offset),
+    *torch_norm(ours, theirs),
+    rule(f'{ours}/mean', f'{theirs}.running_mean'),
+    rule(f'{ours}/var', f'{theirs}.running_var'),
   ]
 
 
