@@ -256,6 +256,12 @@ def test_data_that_cannot_work_are_refused_at_once(fields, message):
   assert '\n' not in str(error.value)
 
 
+def test_a_model_whose_layers_no_probe_reads_is_refused_at_once():
+  near = {'kind': 'knn', 'features': 'layers'}
+  with pytest.raises(UserError, match=r'near: features=.* with merge: choose'):
+    experiment_lib.build(config({'near': near}, model__merge=1))
+
+
 def folder_config(root, shots):
   result = tiny.config(
     data__name=f'folder:{root}',

@@ -13,6 +13,7 @@ from typing import ClassVar
 import numpy as np
 
 from vit_jax import data
+from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.data import base as data_base
 from vit_jax.data import splits
@@ -44,6 +45,10 @@ class Probe(base.Evaluator):
         f'features is {self.spec.features!r}: choose one of'
         f' {", ".join(embedded.READS)}'
       )
+
+  def check_model(self, model: models.Model) -> None:
+    """Checks that the model has what the probe reads."""
+    embedded.check(model, self.spec.features)
 
   @abc.abstractmethod
   def measure(
