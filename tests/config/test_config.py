@@ -289,6 +289,7 @@ def test_a_run_of_before_there_were_kinds_is_read():
     {'tasks': {'a': 3}},
     {'tasks': {'a': {'weight': 'much'}}},
     {'tasks': {'a': {'model': []}}},
+    {'objective': {'options': {'a.b': 1}}},
   ],
 )
 def test_what_is_no_stored_config(change):
@@ -296,6 +297,9 @@ def test_what_is_no_stored_config(change):
   for value in (stored, [stored]):
     with pytest.raises(UserError, match='does not hold a config'):
       config_lib.from_dict(value)
+  stored['augment'] = {'mixup': {'a': 1}}
+  with pytest.raises(UserError):
+    config_lib.from_dict(stored)
 
 
 def test_load_with_overrides():
