@@ -385,7 +385,7 @@ def test_mistakes_with_probes(digits_run, tmp_path):
   assert "--train_split: digits has no split 'test'" in message(
     knn, '--train_split=test'
   )
-  assert "7 images of 'train[80%:]' are in 'train[:1445]'" in message(
+  assert "'train[80%:]' shares 7 images with 'train[:1445]'" in message(
     knn, '--train_split=train[:1445]'
   )
   assert 'fewer than the 20 neighbours' in message(

@@ -196,6 +196,7 @@ def main(argv: list[str]) -> None:
     )
   evaluator = _evaluator()
   loaded = cli.load(FLAGS)
+  evaluator.check_model(loaded.model)
   summary, text = _evaluate(loaded, evaluator, path)
   summary['checkpoint'] = loaded.origin.to_dict()
   if _FORMAT.value == 'json':
@@ -214,6 +215,8 @@ def _evaluate_variants(
   evaluator = _evaluator()
   loaded = cli.load(FLAGS, sizes=False)
   each = variants.adapted(loaded, changes)
+  for one in each:
+    evaluator.check_model(one.model)
   rows = variants.measure(
     each, changes, lambda x: _evaluate(x, evaluator, None)[0], bool(plot)
   )

@@ -33,6 +33,14 @@ def test_every_leaf_is_typed_and_serialises():
   assert config_lib.differences(config, config_lib.from_dict(stored)) == []
 
 
+def test_a_number_has_its_noun():
+  found = [
+    config_lib.counted(i, x) for i in (0, 1, 2) for x in ('step', 'class')
+  ]
+  assert found[:4] == ['0 steps', '0 classes', '1 step', '1 class']
+  assert found[4:] == ['2 steps', '2 classes']
+
+
 def test_only_cadence_may_change_on_resuming():
   old, new = config_lib.default(), config_lib.default()
   new.train.log_every = '1 steps'
@@ -281,6 +289,7 @@ def test_a_run_of_before_there_were_kinds_is_read():
     {'tasks': {'a': 3}},
     {'tasks': {'a': {'weight': 'much'}}},
     {'tasks': {'a': {'model': []}}},
+    {'objective': {'options': {'a.b': 1}}},
   ],
 )
 def test_what_is_no_stored_config(change):
@@ -288,6 +297,9 @@ def test_what_is_no_stored_config(change):
   for value in (stored, [stored]):
     with pytest.raises(UserError, match='does not hold a config'):
       config_lib.from_dict(value)
+  stored['augment'] = {'mixup': {'a': 1}}
+  with pytest.raises(UserError):
+    config_lib.from_dict(stored)
 
 
 def test_load_with_overrides():

@@ -13,11 +13,13 @@ from vit_jax import evaluate
 from vit_jax import objectives
 from vit_jax.config import UserError
 from vit_jax.data import features
+from vit_jax.data import inputs
 from vit_jax.data import spectrogram
 from vit_jax.data import tones
 from vit_jax.data.device import clips
 from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
+from vit_jax.data.host import sound_files
 from vit_jax.predict import __main__ as predict
 
 soundfile = pytest.importorskip('soundfile')
@@ -213,6 +215,10 @@ def claim_samples(path):
     (claim_samples, 'cannot be decoded as a sound .*Unable to allocate'),
     (lambda x: x.write_bytes(b''), 'cannot be decoded as a sound'),
     (
+      lambda x: x.write_bytes(x.read_bytes()[:-2]),
+      r'ends after \d+ of \d+ bytes of its sound',
+    ),
+    (
       lambda x: soundfile.write(x, np.zeros(9, np.float32), RATE),
       r'has 0\.001 s, less than the 0\.025 s of one window',
     ),
@@ -230,6 +236,17 @@ def test_bad_files_are_named(change, message, tmp_path):
   with pytest.raises(UserError, match=message) as found:
     train_batch(make_config(f'audio:{root}'))
   assert 'a.wav' in str(found.value) and '\n' not in str(found.value)
+
+
+def test_a_stream_of_unknown_length_is_read(tmp_path):
+  path, how = tmp_path / 'a.wav', inputs.Audio(sample_rate=RATE)
+  soundfile.write(path, tone(300), RATE)
+  whole = sound_files.read(str(path), how, 1)
+  content = bytearray(path.read_bytes())
+  at = content.index(b'data') + 4
+  content[at : at + 4] = b'\xff' * 4
+  path.write_bytes(content)
+  np.testing.assert_array_equal(sound_files.read(str(path), how, 1), whole)
 
 
 @pytest.mark.parametrize(

@@ -58,7 +58,11 @@ def test_tokens_are_side_by_side():
 
 @pytest.mark.parametrize(
   ('name', 'fields', 'what'),
-  [('ViT-Ti/4', SIZES | {'merge': 1}, 'ViT with merge'), ('BiT-R50x1', {}, '')],
+  [
+    ('ViT-Ti/4', SIZES | {'merge': 1}, 'ViT with merge'),
+    ('Mixer-S/4', {}, 'Mixer'),
+    ('BiT-R50x1', {}, 'BiT'),
+  ],
 )
 def test_layers_that_cannot_be_read(name, fields, what):
   model = models.create_model(name, 5, **fields)

@@ -107,6 +107,12 @@ def test_only_an_accuracy_is_drawn(tmp_path, digits_run, capsys):
     run(capsys, f'--from={digits_run}', *shots, '--merge=0,1', curve)
 
 
+def test_probes_of_layers_see_no_merged_tokens(digits_run, capsys):
+  knn = ['--probe=knn', '--features=layers', '--train_split=train[:50%]']
+  with pytest.raises(UserError, match='a ViT with merge: choose'):
+    run(capsys, f'--from={digits_run}', *knn, '--merge=0,1')
+
+
 def test_an_accuracy_may_have_no_interval(tmp_path):
   rows = [
     {'merge': i, 'images_per_second': 10.0 + i, 'accuracy': 0.9 - i / 10}

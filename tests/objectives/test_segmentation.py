@@ -357,6 +357,11 @@ def test_maps_of_images_of_any_size(how, finished, tmp_path, capsys):
     wanted = class_maps.palette(11)[labels]
     np.testing.assert_array_equal(colours, wanted)
     assert cv2.imread(str(output / f'{i}.overlay.png')).shape == colours.shape
+  args = f'--from={finished}', folder / '0.png', f'--output={output}', '--top=2'
+  assert commands.run(predict, *args, *how) == 0
+  lines = capsys.readouterr().out.splitlines()
+  largest = sorted(filter(None, found[0]['numbers'].values()), reverse=True)[:2]
+  assert [x.split()[-2] for x in lines] == [f'{x:.6g}' for x in largest]
 
 
 def test_each_image_has_maps_of_its_own(finished, tmp_path, capsys):

@@ -279,7 +279,7 @@ def test_advice_helps():
 @pytest.mark.parametrize(
   ('overrides', 'message'),
   [
-    ({'mesh__data': 16}, 'there are 8 devices, and 16'),
+    ({'mesh__data': 16}, 'the platform has 8 devices, and 16'),
     (
       {'mesh__fsdp': 3, 'mesh__data': -1},
       '8 devices, and 3 must divide',

@@ -67,6 +67,17 @@ def test_lock_is_held_until_the_process_is_killed(
     pass
 
 
+def test_what_a_killed_run_left_is_removed(tmp_path: pathlib.Path) -> None:
+  for name in ('.run.json.0123abcd.tmp', '.DONE.01234567.tmp'):
+    (tmp_path / name).write_text('{')
+  others = {'.run.json.tmp', '.mine.0123abcd.tmp', 'run.json.0123abcd.tmp'}
+  for name in others:
+    (tmp_path / name).write_text('')
+  with workdir.lock(tmp_path):
+    pass
+  assert set(os.listdir(tmp_path)) == others | {'.lock'}
+
+
 def test_lock_of_what_is_no_directory(tmp_path: pathlib.Path) -> None:
   (tmp_path / 'file').write_text('')
   with pytest.raises(UserError, match='cannot use work directory'):

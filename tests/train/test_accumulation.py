@@ -117,7 +117,7 @@ def test_microbatches_respect_mesh_and_pairs(tmp_path, give):
   give(4 * 60_000)  # of which the state takes 44,000
   with pytest.raises(UserError, match=r'nor do smaller ones fit') as error:
     loop.run(config, str(tmp_path / 'run'))
-  assert 'in 16 microbatch(es)' in str(error.value)
+  assert 'in 16 microbatches' in str(error.value)
   assert 'for each device' in str(error.value)
   give(2**30)
   assert loop.run(config, str(tmp_path / 'run')).status == 0

@@ -234,7 +234,7 @@ def test_what_cannot_work_is_refused_at_once(fields, message):
     ),
     (
       {'kind': 'knn', 'train_split': 'train'},
-      r"evals\.near: 359 images of 'train\[80%:\]' are in 'train' as well",
+      r"evals\.near: 'train\[80%:\]' shares 359 images with 'train': a probe",
     ),
     (
       {'kind': 'knn', 'train_split': 'train[:9]'},
@@ -254,6 +254,12 @@ def test_data_that_cannot_work_are_refused_at_once(fields, message):
   with pytest.raises(UserError, match=message) as error:
     experiment_lib.build(config({'near': fields}))
   assert '\n' not in str(error.value)
+
+
+def test_a_model_whose_layers_no_probe_reads_is_refused_at_once():
+  near = {'kind': 'knn', 'features': 'layers'}
+  with pytest.raises(UserError, match=r'near: features=.* with merge: choose'):
+    experiment_lib.build(config({'near': near}, model__merge=1))
 
 
 def folder_config(root, shots):
@@ -278,7 +284,7 @@ def test_a_folder_with_too_few_of_a_class_loses_nothing(tmp_path):
   for i in range(1, 8):
     (root / 'train' / 'cow' / f'{i}.png').unlink()
   workdir = tmp_path / 'run'
-  with pytest.raises(UserError, match="class 'cow' has 1 images in 'train'"):
+  with pytest.raises(UserError, match="class 'cow' has 1 image in 'train'"):
     loop.run(folder_config(root, (2,)), str(workdir))
   assert os.listdir(workdir / 'checkpoints') == ['2']
   assert loop.run(folder_config(root, (1,)), str(workdir)).status == 0
@@ -300,7 +306,7 @@ def test_the_same_image_may_not_be_on_both_sides():
     ('all', 'all'),
   ):
     spec.split, spec.train_split = split, train_split
-    with pytest.raises(UserError, match=r'1 images of .* are in .* as well'):
+    with pytest.raises(UserError, match='shares 1 image with'):
       probe.check_examples(*args)
 
 
@@ -335,7 +341,7 @@ def test_what_names_say_of_both_sides_is_seen_at_once(
   ('train_part', 'message'),
   [
     ([0, 0, 1, 1], r"class 'c' has 0 images in 'train\[:80%\]'"),
-    ([0, 0, 1, 2, 2], r"class 'b' has 1 images in 'train\[:80%\]'"),
+    ([0, 0, 1, 2, 2], r"class 'b' has 1 image in 'train\[:80%\]'"),
     ([0, 0, 1, 1, 2, 2], None),  # and of 'd' there are none at all
   ],
 )

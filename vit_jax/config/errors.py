@@ -12,6 +12,12 @@ def some(names: Sequence[str], most: int = 5) -> str:
   return ', '.join([*names[:most], *(['...'] if names[most:] else [])])
 
 
+def counted(count: int, noun: str) -> str:
+  """Returns a number with its noun, as '1 image' or '2 images'."""
+  ending = '' if count == 1 else 'es' if noun.endswith(('s', 'ch')) else 's'
+  return f'{count} {noun}{ending}'
+
+
 def one_line(error: BaseException) -> str:
   """Returns an exception's message in one line."""
   return ' '.join(str(error).split()) or type(error).__name__

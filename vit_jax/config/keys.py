@@ -14,6 +14,7 @@ import ml_collections
 
 from vit_jax.config import synonyms
 from vit_jax.config.defaults import default
+from vit_jax.config.errors import one_line
 from vit_jax.config.errors import UserError
 from vit_jax.config.evaluations import evaluation
 from vit_jax.config.microbatches import AUTO
@@ -67,34 +68,49 @@ def from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
   Raises:
     UserError: This version does not know a key, or a value has another type.
   """
-  try:
-    return _typed(stored)
-  except UserError:
-    raise
-  except (AttributeError, TypeError, ValueError):  # lists in place of objects
-    raise UserError('config.json does not hold a config') from None
-
-
-def _typed(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
-  """Returns the same; raises other errors where `stored` is no config."""
   config = default()
-  if not isinstance(stored.get('evals', {}), Mapping):
-    raise TypeError
-  for name in stored.get('evals', {}):
+  stored = _object({'config': stored}, 'config')
+  for name in _object(stored, 'evals'):
     if name not in config.evals:
-      config.evals[name] = evaluation()
-  config.objective.options.update(
-    {
-      key: _tuples(value)
-      for key, value in stored.get('objective', {}).get('options', {}).items()
-    }
-  )
-  for name, spec in stored.get('tasks', {}).items():
-    config.tasks[name] = task_from_dict(spec)
+      _add(config.evals, name, evaluation())
+  for name, value in _object(_object(stored, 'objective'), 'options').items():
+    _add(config.objective.options, name, _tuples(value))
+  tasks = _object(stored, 'tasks')
+  for name in tasks:
+    _add(config.tasks, name, task_from_dict(_object(tasks, name)))
   for key, value in flatten(stored):
     if not key.startswith('tasks.'):
       set_value(config, key, value)
   return config
+
+
+def _object(holder: Mapping[str, Any], key: str) -> Mapping[str, Any]:
+  """Returns an object of JSON in another; {} if it is not there.
+
+  Raises:
+    UserError: It is a list, a number or a string.
+  """
+  found = holder.get(key, {})
+  if not isinstance(found, Mapping):
+    raise UserError(
+      f'config.json does not hold a config: {key} is {reprlib.repr(found)}, and'
+      ' must be an object'
+    )
+  return found
+
+
+def _add(config: ml_collections.ConfigDict, name: str, value: Any) -> None:
+  """Adds a key to a config.
+
+  Raises:
+    UserError: It cannot be one.
+  """
+  try:
+    config[name] = value
+  except (KeyError, ValueError) as e:  # a method's name; one with dots
+    raise UserError(
+      f'config.json does not hold a config: {one_line(e)}'
+    ) from None
 
 
 def task_from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
@@ -104,12 +120,13 @@ def task_from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
   for part in TASK_PARTS:
     made[part] = whole[part]
   own = {k: x for k, x in stored.items() if k not in TASK_PARTS}
-  made.weight = float(own.pop('weight', 1.0))
+  made.weight = _number(own, 'weight')
   made.modality = own.pop('modality', '')
   made.batch_size = own.pop('batch_size', 0)
-  made.rate_factor = float(own.pop('rate_factor', 1.0))
-  for key, value in own.pop('model', {}).items():
-    made.model[key] = _tuples(value)
+  made.rate_factor = _number(own, 'rate_factor')
+  for key, value in _object(own, 'model').items():
+    _add(made.model, key, _tuples(value))
+  own.pop('model', None)
   if own:
     raise unknown_key(made, next(iter(own)))
   made.lock()
@@ -117,6 +134,17 @@ def task_from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:
   for part in (made.evals, made.objective.options):
     part.unlock()
   return made
+
+
+def _number(own: dict[str, Any], key: str) -> float:
+  """Takes a number out of a task's keys; 1.0 if it is not there."""
+  found = own.pop(key, 1.0)
+  if not isinstance(found, int | float):
+    raise UserError(
+      f'config.json does not hold a config: {key} is {reprlib.repr(found)}, and'
+      ' must be a number'
+    )
+  return float(found)
 
 
 def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
@@ -130,6 +158,8 @@ def set_value(config: ml_collections.ConfigDict, key: str, value: Any) -> None:
   try:
     for parent in parents:
       node = node[parent]
+      if not isinstance(node, ml_collections.ConfigDict):
+        raise KeyError(parent)
     if _is_open(parents):
       node[leaf] = _tuples(value)
       return

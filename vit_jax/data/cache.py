@@ -247,8 +247,8 @@ def _read_all(
     for name, array in arrays.items():
       array[rows] = batch[name][:count]
   logging.info(
-    'decoded %d images of %s in %.1f s: %.1f MiB',
-    size,
+    'decoded %s of %s in %.1f s: %.1f MiB',
+    config_lib.counted(size, 'image'),
     config.data.name,
     time.perf_counter() - start,
     arrays['image'].nbytes / 2**20,

@@ -12,6 +12,7 @@ import dataclasses
 import itertools
 import re
 
+from vit_jax.config import counted
 from vit_jax.config import UserError
 
 _PART = re.compile(r'([\w-]+)(?:\[([^\[\]:]*):([^\[\]:]*)\])?')
@@ -58,7 +59,8 @@ class Part:
     )
     if max(abs(start), abs(stop)) > size:
       raise UserError(
-        f"split '{self}' reaches beyond the {size} examples of '{self.name}'"
+        f"split '{self}' reaches beyond the {counted(size, 'example')} of"
+        f" '{self.name}'"
       )
     return start + size * (start < 0), stop + size * (stop < 0)
 

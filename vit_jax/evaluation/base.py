@@ -18,6 +18,7 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import data
+from vit_jax import models
 from vit_jax.data import features as features_lib
 from vit_jax.evaluation import embedded
 
@@ -132,6 +133,16 @@ class Evaluator(abc.ABC):
     Raises:
       UserError: A value cannot work. The message starts with the last part of
         its key, as in 'k is 0: ...'.
+    """
+
+  def check_model(self, model: models.Model) -> None:
+    """Checks the model before anything is measured.
+
+    Args:
+      model: The trunk.
+
+    Raises:
+      UserError: The evaluator cannot measure it.
     """
 
   def check_sources(

@@ -85,13 +85,7 @@ def embed_layers(
     UserError: The model's layers cannot be read.
   """
   model, params = objective.trunk(params)
-  if not isinstance(model, vit.Trunk) or model.merge:
-    raise UserError(
-      "features='layers' is for a ViT whose layers all have the patches of an"
-      f' image, and this is a {type(model).__name__}'
-      + (' with merge' if isinstance(model, vit.Trunk) else '')
-      + ": choose 'head'"
-    )
+  check(model, 'layers')
   _, state = model.apply(
     {'params': params}, batch['image'], method='trunk', mutable=[stack.LEVELS]
   )
@@ -107,6 +101,25 @@ READS: Mapping[str, Callable[..., dict[str, jax.Array]]] = {
   'tokens': embed_tokens,
   'layers': embed_layers,
 }
+
+
+def check(model: Any, read: str) -> None:
+  """Checks that a probe can read a model so.
+
+  Args:
+    model: The trunk.
+    read: One of `READS`.
+
+  Raises:
+    UserError: It cannot.
+  """
+  is_vit = isinstance(model, vit.Trunk)
+  if read == 'layers' and not (is_vit and not model.merge):
+    raise UserError(
+      "features='layers' is for a ViT whose layers all have the patches of an"
+      f' image, and this is a {type(model).__name__}'
+      f"{' with merge' if is_vit else ''}: choose 'head'"
+    )
 
 
 def join(parts: Sequence[Embedded]) -> Embedded:

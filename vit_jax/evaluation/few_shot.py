@@ -18,6 +18,7 @@ from typing import NamedTuple
 import ml_collections
 import numpy as np
 
+from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.evaluation import base
 from vit_jax.evaluation import draws
@@ -64,9 +65,9 @@ class FewShot(probes.Probe):
     most = max(self.spec.shots)
     if images < most * classes:
       raise base.EvaluationError(
-        f'{self.spec.train_split!r} has {images} images of {classes} classes,'
-        f' fewer than {most} of each: give a larger train_split, or smaller'
-        ' shots'
+        f'{self.spec.train_split!r} has {counted(images, "image")} of'
+        f' {counted(classes, "class")}, fewer than {most} of each: give a'
+        ' larger train_split, or smaller shots'
       )
 
   def check_examples(
@@ -85,7 +86,7 @@ class FewShot(probes.Probe):
     if len(few):
       label = int(few[0])
       raise base.EvaluationError(
-        f'class {classes[label]!r} has {counts[label]} images in'
+        f'class {classes[label]!r} has {counted(counts[label], "image")} in'
         f' {self.spec.train_split!r}, but few_shot draws {most} of each: give a'
         ' larger train_split, or smaller shots'
       )

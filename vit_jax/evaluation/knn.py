@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.evaluation import base
 from vit_jax.evaluation import probes
@@ -46,9 +47,9 @@ class Knn(probes.Probe):
     del classes
     if images < self.spec.k:
       raise base.EvaluationError(
-        f'{self.spec.train_split!r} has {images} images, fewer than the'
-        f' {self.spec.k} neighbours that vote: give a larger train_split, or a'
-        ' smaller k'
+        f'{self.spec.train_split!r} has {counted(images, "image")}, fewer'
+        f' than the {self.spec.k} neighbours that vote: give a larger'
+        ' train_split, or a smaller k'
       )
 
   def measure(

@@ -13,6 +13,8 @@ from typing import ClassVar
 import numpy as np
 
 from vit_jax import data
+from vit_jax import models
+from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.data import base as data_base
 from vit_jax.data import splits
@@ -44,6 +46,10 @@ class Probe(base.Evaluator):
         f'features is {self.spec.features!r}: choose one of'
         f' {", ".join(embedded.READS)}'
       )
+
+  def check_model(self, model: models.Model) -> None:
+    """Checks that the model has what the probe reads."""
+    embedded.check(model, self.spec.features)
 
   @abc.abstractmethod
   def measure(
@@ -124,9 +130,9 @@ class Probe(base.Evaluator):
     shared = int(np.isin(test[1], train[1]).sum())
     if shared and _numbers_of(spec.split) == _numbers_of(spec.train_split):
       raise base.EvaluationError(
-        f'{shared} images of {spec.split!r} are in {spec.train_split!r} as'
-        ' well: a probe is to be measured on others than it learns from; change'
-        ' its split or its train_split'
+        f'{spec.split!r} shares {counted(shared, "image")} with'
+        f' {spec.train_split!r}: a probe is to be measured on others than it'
+        ' learns from; change its split or its train_split'
       )
     self.check_count(len(train[0]))
 

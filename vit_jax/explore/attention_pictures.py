@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import weights
+from vit_jax.config import counted
 from vit_jax.explore import attention as attention_lib
 from vit_jax.explore import captured as captured_lib
 from vit_jax.explore import gradients
@@ -226,7 +227,8 @@ def distance(subject: Subject) -> Drawn:
     )
   ]
   caption = (
-    f'A point for each head of each layer, over {len(subject.pixels)} images.'
+    'A point for each head of each layer, over'
+    f' {counted(len(subject.pixels), "image")}.'
     ' Left, the attention distance: the distance between the centres of two'
     ' patches, weighted by attention, mean over all queries'
     ' (arXiv:2010.11929, figure 7 right and appendix D.7); other tokens are'

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax import objectives
+from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.data.device.rng import Rng
 from vit_jax.explore import predictions as predictions_lib
@@ -151,10 +152,10 @@ def completions(subject: Subject) -> Drawn:
     rows=[subject.images.names[i] for i in chosen],
   )
   caption = (
-    f'Lower halves of {len(chosen)} images that the model draws below the given'
-    ' upper ones (Chen et al., 2020, Generative Pretraining from Pixels, figure'
-    ' 1), with temperature 1 and seed 0. Originals are in the colours of the'
-    ' model.'
+    f'Lower halves of {counted(len(chosen), "image")} that the model draws'
+    ' below the given upper ones (Chen et al., 2020, Generative Pretraining'
+    ' from Pixels, figure 1), with temperature 1 and seed 0. Originals are in'
+    ' the colours of the model.'
   )
   return Drawn(caption, [('', figure)])
 

@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.evaluation import report
 from vit_jax.explore import examples as examples_lib
@@ -216,7 +217,7 @@ def describe(examples: examples_lib.Examples) -> str:
   """Returns words for examples, as 'the 359 examples of digits, test'."""
   count, total = len(examples), examples.total
   if count == total:
-    return f'the {count} examples of {examples.where}'
+    return f'the {counted(count, "example")} of {examples.where}'
   return f'the first {count} of {total} examples of {examples.where}'
 
 

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 
 from vit_jax import weights
+from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.weights import features
 
@@ -52,8 +53,10 @@ def layer_cka(
   inputs = [features.prepared(each, images) for each in both]
   count = len(inputs[0])
   if count < LEAST:
-    some = f'{count} image' if count == 1 else f'{count} images'
-    raise UserError(f'CKA of {some} cannot be estimated: give at least {LEAST}')
+    raise UserError(
+      f'CKA of {counted(count, "image")} cannot be estimated: give at least'
+      f' {LEAST}'
+    )
   terms = []
   for part in np.array_split(np.arange(count), -(-count // _BATCH)):
     grams = [

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.evaluation import report
 from vit_jax.explore import model_pictures
@@ -193,13 +194,14 @@ def foreground(subject: Subject) -> Drawn:
     scale=canvas.Scale(-limit, limit, 'first component', _SIGNED),
   )
   caption = (
-    f'Two PCAs of the patch features of {len(images)} images together, after'
-    ' the last norm (arXiv:2304.07193, figure 1). Patches whose first component'
-    ' is positive are the foreground, the others are covered; its sign is'
-    ' chosen so that the foreground has fewer of its patches at the borders of'
-    ' images. The second PCA is over the foreground of all images: its first'
-    ' three components are red, green and blue, from the 1st to the 99th'
-    ' percentile of each. The same colour in two images is a similar feature.'
+    f'Two PCAs of the patch features of {counted(len(images), "image")}'
+    ' together, after the last norm (arXiv:2304.07193, figure 1). Patches whose'
+    ' first component is positive are the foreground, the others are covered;'
+    ' its sign is chosen so that the foreground has fewer of its patches at the'
+    ' borders of images. The second PCA is over the foreground of all images:'
+    ' its first three components are red, green and blue, from the 1st to the'
+    ' 99th percentile of each. The same colour in two images is a similar'
+    ' feature.'
   )
   share = (found.score > 0).mean(axis=(1, 2))
   return Drawn(caption, [('', figure)], {'foreground_share': share})
@@ -266,7 +268,7 @@ def _neighbors_of(subject: Subject) -> _Neighbors:
     own = np.arange(len(x))
     similarity, found = neighbors_lib.nearest(x, x, own, count)
     names = [[images.names[i] for i in row] for row in found]
-    where = f'the other {len(x) - 1} images'
+    where = f'the other {counted(len(x) - 1, "image")}'
     return _Neighbors(similarity, names, subject.pixels[found], where)
   examples = subject.examples
   rows = np.asarray(images.rows) if images.rows else None

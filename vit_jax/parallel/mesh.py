@@ -49,8 +49,9 @@ def check(config: ml_collections.ConfigDict) -> None:
   microbatches = config_lib.num_microbatches(config)
   if batch_size // microbatches % ways:
     raise config_lib.UserError(
-      f'config.train.batch_size={batch_size} in {microbatches} microbatch(es)'
-      f' does not divide over {ways} devices (mesh: {show_shape(shape)}):'
+      f'config.train.batch_size={batch_size} in'
+      f' {config_lib.counted(microbatches, "microbatch")} does not'
+      f' divide over {ways} devices (mesh: {show_shape(shape)}):'
       f' choose a multiple of {ways * microbatches}, or fewer devices with'
       ' config.mesh.data'
     )
@@ -82,7 +83,8 @@ def mesh_shape(
   elif open_axes or fixed > device_count:
     axes = ', '.join(f'{k}={v}' for k, v in shape.items() if v != -1)
     raise config_lib.UserError(
-      f'config.mesh has {axes}: there are {device_count} devices, and'
+      f'config.mesh has {axes}: the platform has'
+      f' {config_lib.counted(device_count, "device")}, and'
       f' {fixed} must {"divide them" if open_axes else "be at most that"}; -1'
       ' for one axis takes all that are left'
     )

@@ -40,9 +40,10 @@ A model of images and texts answers with the texts of --prompts that fit best:
 
 A model of segmentation writes NAME.map.png (the number of each pixel's class),
 NAME.colour.png and NAME.overlay.png into the folder --output, and prints the
-share of each class. The model's window slides over larger images. A model of
-volumes reads scans, .nii, .nii.gz or .npy, and writes NAME.map.nii.gz with the
-affine of the scan, or NAME.map.npy, and slices of it as NAME.overlay.png.
+largest shares of classes, at most --top; JSON and CSV have all. The model's
+window slides over larger images. A model of volumes reads scans, .nii, .nii.gz
+or .npy, and writes NAME.map.nii.gz with the affine of the scan, or
+NAME.map.npy, and slices of it as NAME.overlay.png.
 
 An image that cannot be read is reported on stderr and left out; the exit
 status is then 1.
@@ -213,21 +214,22 @@ def _segment(loaded: Any, paths: Sequence[str]) -> int:
   report = image_files.reporter(failed)
   folder = pathlib.Path(_OUTPUT.value or 'maps')
   results = segments.write(segment, paths, folder, report)
-  shares = (
-    (
-      path,
-      [
-        writers.Prediction(name, i, share)
-        for i, (name, share) in enumerate(
-          zip(segment.classes, found.tolist(), strict=True)
-        )
-      ],
-    )
-    for path, found in results
-  )
+  shares = ((path, _shares(segment.classes, x)) for path, x in results)
   width, origin = max(map(len, paths)), loaded.origin.to_dict()
   writers.NUMBERS[_FORMAT.value](shares, width, origin)
   return 1 if failed else 0
+
+
+def _shares(
+  classes: Sequence[str], found: 'np.ndarray'
+) -> list[writers.Prediction]:
+  """Returns the shares of all classes; for people those that matter."""
+  pairs = enumerate(zip(classes, found.tolist(), strict=True))
+  shares = [writers.Prediction(name, i, share) for i, (name, share) in pairs]
+  if _FORMAT.value != 'table':
+    return shares
+  shares.sort(key=lambda x: -x.probability)
+  return [x for x in shares[: _TOP.value] if x.probability]
 
 
 def _draw(arguments: Sequence[str]) -> int:

@@ -9,6 +9,7 @@ nested so deeply that recursive code overflows the stack.
 from collections.abc import Iterator
 import contextlib
 import errno
+import glob
 import json
 import os
 import pathlib
@@ -47,6 +48,16 @@ def replacing_path(path: pathlib.Path) -> Iterator[pathlib.Path]:
     if e.filename not in (None, str(temporary)):  # the error of another file
       raise
     raise cannot_write(path, e) from e
+
+
+def remove_strays(path: pathlib.Path) -> None:
+  """Removes what killed processes left of files that were to replace `path`.
+
+  No other process may be about to replace it.
+  """
+  name = glob.escape(path.name)
+  for stray in path.parent.glob(f'.{name}.{"[0-9a-f]" * 8}.tmp'):
+    stray.unlink(missing_ok=True)
 
 
 @contextlib.contextmanager

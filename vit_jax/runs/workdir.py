@@ -51,6 +51,13 @@ _PACKAGES = (
 )
 
 
+# Files that only the process with the lock replaces.
+_OWN = (
+  *('config.json', 'preprocess.json', 'run.json'),
+  *('metrics.jsonl', 'trackers.json', 'DONE'),
+)
+
+
 @contextlib.contextmanager
 def lock(workdir: pathlib.Path | str) -> Iterator[None]:
   """Locks a work directory, which is created if it does not exist.
@@ -84,6 +91,8 @@ def lock(workdir: pathlib.Path | str) -> Iterator[None]:
     )
   try:
     held.write(f'process {os.getpid()} on {socket.gethostname()}')
+    for name in _OWN:
+      safe_io.remove_strays(workdir / name)
     yield
   finally:
     held.release()

@@ -61,6 +61,7 @@ from absl import flags
 from absl import logging
 
 from vit_jax import cli
+from vit_jax.config import counted
 from vit_jax.config import tables
 from vit_jax.config import UserError
 
@@ -411,8 +412,8 @@ def _memory_lines(memory: dict[str, Any]) -> list[str]:
   device, batch_size = sizes.pop('device'), sizes.pop('batch_size')
   unit, scale = ('GiB', 1) if sizes['total'] >= 1 else ('MiB', 1024)
   title = (
-    f'{unit} a device for training with {batch_size} images, as the compiler'
-    f' for {device} plans it:'
+    f'{unit} a device for training with {counted(batch_size, "image")},'
+    f' as the compiler for {device} plans it:'
   )
   lines = [(name, f'{scale * gib:.3f}') for name, gib in sizes.items()]
   return [

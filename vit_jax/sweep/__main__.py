@@ -39,6 +39,7 @@ from absl import logging
 from ml_collections import config_flags
 
 from vit_jax import cli
+from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.parallel import slurm
 from vit_jax.sweep import space as space_lib
@@ -120,7 +121,9 @@ def main(
   else:
     launcher = runs.Here(program, _shares(_GPUS.value, _JOBS.value))
   study = study_lib.Study(_workdir(), sweep, config)
-  logging.info('sweep of %d trials in %s', study.total, study.workdir)
+  logging.info(
+    'sweep of %s in %s', counted(study.total, 'trial'), study.workdir
+  )
   publish = _publisher(study)
   status = loop.run(study, launcher, all_runs, _JOBS.value, poll_s, publish)
   with study.lock:

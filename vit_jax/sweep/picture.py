@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vit_jax.config import counted
 from vit_jax.plots import canvas
 from vit_jax.runs import safe_io
 from vit_jax.sweep import board as board_lib
@@ -93,7 +94,7 @@ def _title(rows: Sequence[study_lib.Row], sweep: space_lib.Sweep) -> list[str]:
     for state in ('complete', 'pruned', 'failed')
   }
   found = ', '.join(f'{n} {state}' for state, n in counts.items() if n)
-  title = [f'{len(rows)} trials: {found}']
+  title = [f'{counted(len(rows), "trial")}: {found}']
   best = _best(rows, sweep)
   if best is not None and best.value is not None:
     half = board_lib.spread(best)

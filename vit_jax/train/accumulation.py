@@ -245,8 +245,9 @@ def _too_small(
   """Returns the error for a step that does not fit."""
   train = experiment.config.train
   problem = (
-    f'a step of {train.batch_size} images in {parts} microbatch(es) needs'
-    f' {_gib(needed)} of memory{_each(experiment)}, and {_gib(room)} is free'
+    f'a step of {config_lib.counted(train.batch_size, "image")} in'
+    f' {config_lib.counted(parts, "microbatch")} needs {_gib(needed)}'
+    f' of memory{_each(experiment)}, and {_gib(room)} is free'
   )
   if found is None:
     return config_lib.UserError(

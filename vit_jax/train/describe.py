@@ -5,6 +5,7 @@ import jax
 
 from vit_jax import config as config_lib
 from vit_jax import data
+from vit_jax.config import counted
 from vit_jax.data import balance
 from vit_jax.data import features as features_lib
 from vit_jax.optim import rules as rules_lib
@@ -32,10 +33,10 @@ def log(experiment: timetable.Trainable) -> None:
       )
     _log_part(part)
   logging.info(
-    'devices: %d x %s in %d process(es), mesh %s; %.1f MiB of state on each',
+    'devices: %d x %s in %s, mesh %s; %.1f MiB of state on each',
     program.mesh.size,
     program.mesh.devices.flat[0].device_kind,
-    jax.process_count(),
+    counted(jax.process_count(), 'process'),
     mesh_lib.show_shape(program.mesh.shape),
     sharding.bytes_per_device(state) / 2**20,
   )
@@ -46,9 +47,9 @@ def log(experiment: timetable.Trainable) -> None:
     )
   parts = config_lib.accumulation(e.config)
   logging.info(
-    '%d steps of %d images%s: %.1f epochs',
-    e.total_steps,
-    e.config.train.batch_size,
+    '%s of %s%s: %.1f epochs',
+    counted(e.total_steps, 'step'),
+    counted(e.config.train.batch_size, 'image'),
     f' in {parts} microbatches' if parts > 1 else '',
     e.epoch(e.total_steps),
   )
@@ -59,14 +60,16 @@ def _log_part(e: Experiment) -> None:
   program = e.program
   logging.info('%s', cost.show(program.flops, e.config.train.batch_size))
   logging.info(
-    'training on %s: %d examples, %s',
-    *(e.config.data.split, len(e.source), _show_features(e.source)),
+    'training on %s: %s, %s',
+    e.config.data.split,
+    counted(len(e.source), 'example'),
+    _show_features(e.source),
   )
   if e.config.train.batch_size > len(e.source):
     logging.warning(
-      'warning: config.train.batch_size=%d is more than the %d examples: each'
-      ' batch has some of them several times',
-      *(e.config.train.batch_size, len(e.source)),
+      'warning: config.train.batch_size=%d is more than the %s: each batch'
+      ' has some of them several times',
+      *(e.config.train.batch_size, counted(len(e.source), 'example')),
     )
   for line in program.objective.describe(e.source):
     logging.info('%s', line)
@@ -81,12 +84,14 @@ def _log_evaluations(e: Experiment) -> None:
   for name, source in e.eval_sources.items():
     spec = e.config.evals[name]
     logging.info(
-      'evaluating %s on %s: %d examples', name, spec.split, len(source)
+      'evaluating %s on %s: %s',
+      *(name, spec.split, counted(len(source), 'example')),
     )
     if name in e.probe_sources:
       logging.info(
-        '  %s, which learns from %s: %d examples',
-        *(spec.kind, spec.train_split, len(e.probe_sources[name])),
+        '  %s, which learns from %s: %s',
+        *(spec.kind, spec.train_split),
+        counted(len(e.probe_sources[name]), 'example'),
       )
 
 

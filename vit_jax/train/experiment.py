@@ -314,6 +314,11 @@ def build(
 
   program = program_lib.Program(config, source.features, lengths)
   program.objective.check_source(source)
+  for name, evaluator in evaluators.items():
+    try:
+      evaluator.check_model(program.objective.model)
+    except config_lib.UserError as e:
+      raise config_lib.UserError(f'config.evals.{name}: {e}') from None
   start = initial.Start(config, source.classes, loaded, program.objective)
   if 'accuracy' in (x.kind for x in config.evals.values() if x.split):
     program.check_evaluation()

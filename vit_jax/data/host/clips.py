@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.data import features
 from vit_jax.data.host import decode
@@ -161,8 +162,8 @@ def check_length(
   span = kind.span(frames)
   if there < span and kind.short == 'refuse':
     raise UserError(
-      f'{where} has {there} frames, but a clip of {frames} with a stride of'
-      f' {kind.stride} spans {span}: leave it out, or set'
+      f'{where} has {counted(there, "frame")}, but a clip of {frames} with a'
+      f' stride of {kind.stride} spans {span}: leave it out, or set'
       " config.data.video.short='pad'"
     )
 

@@ -1,6 +1,7 @@
 """Waveforms of sounds in files."""
 
 import functools
+import re
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,12 @@ from vit_jax.config import UserError
 from vit_jax.data import inputs
 from vit_jax.data import spectrogram
 from vit_jax.runs import safe_io
+
+# What libsndfile logs of a WAV that is shorter than its header says; it refuses
+# others by itself.
+_CUT = re.compile(r'^data : (\d+) \(should be (\d+)\)', re.MULTILINE)
+# Programs that write into pipes, and cannot know the size, name one from here.
+_STREAM = 0x7FFF0000
 
 ENDINGS = tuple('.wav .flac .ogg .mp3'.split())
 
@@ -31,7 +38,9 @@ def read(path: str, how: inputs.Audio, frames: int) -> np.ndarray:
   soundfile = _soundfile(path)
   try:
     with safe_io.open_regular(path) as file:
-      waveform, rate = soundfile.read(file, dtype='float32', always_2d=True)
+      with soundfile.SoundFile(file) as sound:
+        waveform = sound.read(dtype='float32', always_2d=True)
+        rate, log = sound.samplerate, sound.extra_info
   except OSError as e:
     raise UserError(f'{path} cannot be read: {e.strerror}') from None
   # A damaged header may name more samples than memory holds.
@@ -40,6 +49,12 @@ def read(path: str, how: inputs.Audio, frames: int) -> np.ndarray:
       f'{path} cannot be decoded as a sound ({one_line(e)}): repair it, or'
       ' leave it out'
     ) from None
+  cut = _CUT.search(log)
+  if cut and int(cut[2]) < int(cut[1]) < _STREAM:
+    raise UserError(
+      f'{path} ends after {cut[2]} of {cut[1]} bytes of its sound: repair it,'
+      ' or leave it out'
+    )
   if rate != how.sample_rate and not how.resample:
     raise UserError(
       f'{path} has {rate} samples per second, but'
