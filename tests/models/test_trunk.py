@@ -22,6 +22,12 @@ RESTRICTED = {
     'position_embedding': 'none',
   },
   'differential': {'differential': True, 'branches': 2, 'qk_norm': True},
+  'fewer keys': {
+    'key_heads': 1,
+    'qk_norm': True,
+    'layer_scale': 0.5,
+    'layer_scale_mlp': False,
+  },
   'gated': {'gated_mlp': True, 'gate': 'gelu', 'mlp_norm': True},
 }
 

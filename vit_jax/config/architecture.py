@@ -28,6 +28,10 @@ def model() -> ml_collections.ConfigDict:
   keys.hidden_size = config_dict.placeholder(int)  # width D of a token
   keys.mlp_dim = config_dict.placeholder(int)  # hidden width of an MLP
   keys.num_heads = config_dict.placeholder(int)  # attention heads of a layer
+  # Heads of keys and values, fewer than those of queries; and the number of
+  # first layers, and of last ones, that have as many all the same, 0.
+  keys.key_heads = config_dict.placeholder(int)
+  keys.full_key_layers = config_dict.placeholder(int)
   keys.depth = config_dict.placeholder(int)  # number of layers
   keys.patch_size = config_dict.placeholder(object)  # pixels: int or (h, w)
   # The head reads: 'token', the class token; 'gap', the mean of the patch
@@ -66,6 +70,7 @@ def model() -> ml_collections.ConfigDict:
   keys.map_mlp_dim = config_dict.placeholder(int)
   # Initial scale of the residual branches (LayerScale). None: no LayerScale.
   keys.layer_scale = config_dict.placeholder(float)
+  keys.layer_scale_mlp = config_dict.placeholder(bool)  # False: attention alone
   keys.qk_norm = config_dict.placeholder(bool)  # normalize queries and keys
   keys.qkv_bias = config_dict.placeholder(bool)
   # With qkv_bias: whether keys have one, too.

@@ -257,7 +257,9 @@ def is_not_filled(model: Model, side: int, patch: int) -> bool:
 
 def has_equal_layers(model: Model) -> bool:
   """Whether a model has layers, and they differ in parameters' values only."""
-  differ = (getattr(model, name, 0) for name in ('experts', 'merge'))
+  differ = (
+    getattr(model, name, 0) for name in ('experts', 'merge', 'full_key_layers')
+  )
   return not isinstance(model, resnet.BiT) and not any(differ)
 
 

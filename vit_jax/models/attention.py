@@ -5,6 +5,7 @@ head, R tokens with a query (all T, or fewer in the last layer).
 """
 
 from collections.abc import Iterator
+import functools
 import math
 from typing import Any
 from typing import cast
@@ -60,7 +61,8 @@ class QKV(nn.Module):
   """Queries, keys and values: [B, T, D] -> [B, R, H, K] and twice [B, T, H, K].
 
   They share one kernel, [D, 3, H, K], but are three matrix products: on CPUs
-  the backward pass of a single product would copy its gradients in memory.
+  the backward pass of a single product would copy its gradients in memory. With
+  fewer heads of keys, queries have a kernel of their own.
 
   Attributes:
     spec: Fields of the layer.
@@ -76,6 +78,8 @@ class QKV(nn.Module):
   ) -> tuple[jax.Array, ...]:
     """Returns queries (of the first R = `num_queries` tokens), keys, values."""
     spec, d = self.spec, x.shape[-1]
+    if spec.key_heads:
+      return self._grouped(x, num_queries)
     shape = (3, spec.num_heads, d // spec.num_heads)
 
     def init(key: jax.Array, shape: tuple[int, ...]) -> jax.Array:
@@ -95,6 +99,24 @@ class QKV(nn.Module):
       spec_lib.keep(jnp.einsum('btd,dhk->bthk', tokens, kernel[:, i]) + bias[i])
       for i, tokens in enumerate((x[:, :num_queries], x, x))
     )
+
+  def _grouped(
+    self, x: jax.Array, num_queries: int | None
+  ) -> tuple[jax.Array, ...]:
+    """Returns the same, with each head of keys and values repeated."""
+    spec, init = self.spec, self.spec.starts.kernel
+    assert spec.key_heads
+    size = x.shape[-1] // spec.num_heads
+    dense = functools.partial(
+      nn.DenseGeneral, use_bias=spec.qkv_bias, dtype=spec.dtype
+    )
+    of_query = dense((spec.num_heads, size), kernel_init=init, name='query')
+    shape = 2, spec.key_heads, size
+    of_both = dense(shape, kernel_init=separate(init, 2), name='key_value')
+    query = spec_lib.keep(of_query(x[:, :num_queries]))
+    both = spec_lib.keep(of_both(x))
+    both = jnp.repeat(both, spec.num_heads // spec.key_heads, axis=3)
+    return query, both[:, :, 0], both[:, :, 1]
 
   def _bias(self, shape: tuple[int, int, int]) -> jax.Array:
     """Returns the biases of queries, keys and values, [3, H, K]."""
@@ -300,7 +322,7 @@ class Attention(nn.Module):
       return 'einsum'
     if found not in ('fused', 'cudnn'):
       return found
-    if self.returns_keys:
+    if self.returns_keys or (found == 'fused' and spec.key_heads):
       return 'einsum'
     drops = dropout_key is not None and spec.attention_dropout_rate > 0
     if found == 'fused':

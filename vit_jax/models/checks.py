@@ -37,6 +37,9 @@ def check_igpt(model: igpt.IGPT) -> None:
     ),
     f'branches={model.branches}: an iGPT has one': model.branches > 1,
     'differential=True: an iGPT has one softmax': model.differential,
+    f'key_heads={model.key_heads}: its keys have as many as its queries': (
+      model.key_heads is not None
+    ),
     f'rotary={model.rotary!r}: an iGPT has learned positions alone': (
       model.rotary != 'none'
     ),
@@ -105,6 +108,7 @@ def _check_parallel(model: vit.ViT) -> None:
     'parallel_mlp=True': {
       f'branches={model.branches}': model.branches > 1,
       'post_norm=True': model.post_norm,
+      'layer_scale_mlp=False: they have one scale': not model.layer_scale_mlp,
     },
     f'branches={model.branches}': {
       f'relative_positions={model.relative_positions!r}, of one attention': (
@@ -134,6 +138,36 @@ def _check_differential(model: vit.ViT) -> None:
   for what, has in wrong.items():
     if has:
       raise ValueError(f'differential=True does not go with {what}')
+
+
+def _check_keys(model: vit.ViT) -> None:
+  """Raises a ValueError if heads of keys do not fit those of queries."""
+  heads, keys, full = model.num_heads, model.key_heads, model.full_key_layers
+  if keys is None:
+    if full:
+      raise ValueError(
+        f'full_key_layers={full} has no effect without key_heads: leave it out'
+      )
+    return
+  if keys == heads or heads % keys:
+    raise ValueError(
+      f'key_heads is {keys}: it must divide num_heads={heads} and be smaller;'
+      ' None stands for as many'
+    )
+  if 2 * full >= model.depth:
+    raise ValueError(
+      f'full_key_layers={full}, first and last, are all layers of'
+      f' depth={model.depth}: choose fewer, or leave key_heads out'
+    )
+  wrong = {
+    'key_bias=False': not model.key_bias,
+    f'scan=True and full_key_layers={full}, since its layers differ': (
+      model.scan and full
+    ),
+  }
+  for what, has in wrong.items():
+    if has:
+      raise ValueError(f'key_heads={keys} does not go with {what}')
 
 
 def _check_rotary(model: vit.ViT) -> None:
@@ -197,6 +231,11 @@ def check_vit(model: vit.ViT) -> None:
   _check_experts(model)
   _check_parallel(model)
   _check_differential(model)
+  _check_keys(model)
+  if not model.layer_scale_mlp and model.layer_scale is None:
+    raise ValueError(
+      'layer_scale_mlp=False has no effect without layer_scale: leave it out'
+    )
   if model.crop_to_patches and model.resnet_stages is not None:
     raise ValueError(
       'crop_to_patches=True is of patches of pixels, and the convolutions of'

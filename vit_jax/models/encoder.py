@@ -124,7 +124,8 @@ class Branch(nn.Module):
   def _scale(self, name: str, y: jax.Array) -> jax.Array:
     # LayerScale starts near zero, so that a deep model starts near the identity
     # (CaiT, arXiv:2103.17239, section 2).
-    if self.spec.layer_scale is None:
+    is_left_out = name == 'layer_scale2' and not self.spec.layer_scale_mlp
+    if self.spec.layer_scale is None or is_left_out:
       return y
     init = nn.initializers.constant(self.spec.layer_scale)
     return y * self.param(name, init, (y.shape[-1],)).astype(y.dtype)

@@ -222,6 +222,11 @@ class LayerSpec:
       raise dataclasses.FrozenInstanceError(f'cannot assign to {name!r}')
     super().__setattr__(name, value)
 
+  def of_layer(self, layer: int) -> Self:
+    """Returns the fields of one layer, counted from 0."""
+    del layer
+    return self
+
   @property
   def starts(self) -> initializers_lib.Initializers:
     """Initializers of each kind of parameter."""
@@ -241,9 +246,14 @@ class EncoderSpec(LayerSpec):
 
   Attributes:
     num_heads: H, which divides D.
+    key_heads: Heads of keys and of values, each of which several heads of
+      queries share (grouped queries, arXiv:2305.13245); None: H.
+    full_key_layers: Number of first layers, and of last ones, whose keys have H
+      heads all the same (Sapiens2, arXiv:2604.21681).
     attention_dropout_rate: Dropout rate of the attention weights.
     layer_scale: Initial value of a learned factor per channel after attention
       and MLP (CaiT, arXiv:2103.17239); None: no such factor.
+    layer_scale_mlp: Whether it follows the MLP, too; False: attention alone.
     qk_norm: Whether a LayerNorm over each head's channels follows queries and
       keys (Scaling Vision Transformers to 22 Billion Parameters,
       arXiv:2302.05442).
@@ -304,8 +314,11 @@ class EncoderSpec(LayerSpec):
   """
 
   num_heads: Annotated[int, Field(Kind.SIZE, is_visible=False, least=1)]
+  key_heads: Annotated[int | None, Field(Kind.FUNCTION, least=1)] = None
+  full_key_layers: Annotated[int, Field(Kind.FUNCTION, least=0, most=1_000)] = 0
   attention_dropout_rate: Annotated[float, RATE] = 0.0
   layer_scale: Annotated[float | None, fields.FITTED] = None
+  layer_scale_mlp: Annotated[bool, FUNCTION] = True
   qk_norm: Annotated[bool, FUNCTION] = False
   qkv_bias: Annotated[bool, FUNCTION] = True
   key_bias: Annotated[bool, FUNCTION] = True
@@ -354,6 +367,12 @@ class EncoderSpec(LayerSpec):
   attention_implementation: Annotated[
     str, Field(Kind.EXECUTION, choices=ATTENTION_IMPLEMENTATIONS)
   ] = 'auto'
+
+  def of_layer(self, layer: int) -> Self:
+    """Returns the fields of one layer, whose keys may have all heads."""
+    if self.full_key_layers <= layer < self.depth - self.full_key_layers:
+      return self
+    return dataclasses.replace(self, key_heads=None)
 
   @property
   def captured_heads(self) -> int:

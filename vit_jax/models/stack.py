@@ -134,11 +134,12 @@ def _unroll(
   context: spec_lib.Context | None,
   perturbations: tuple[jax.Array, ...],
 ) -> tuple[jax.Array, dict[str, jax.Array]]:
-  depth = fields['spec'].depth
-  layers = jnp.arange(depth, dtype=jnp.int32)
+  spec: spec_lib.LayerSpec = fields['spec']
+  layers = jnp.arange(spec.depth, dtype=jnp.int32)
   each: list[dict[str, jax.Array]] = []
-  for i in range(depth):
-    one = block(name=f'blocks_{i}', **fields, **further[i])
+  for i in range(spec.depth):
+    own = fields | {'spec': spec.of_layer(i)}
+    one = block(name=f'blocks_{i}', **own, **further[i])
     x, intermediates = one(
       x, layers[i], dropout_key, context, *(p[i] for p in perturbations)
     )

@@ -46,8 +46,8 @@ DEFAULT_RULES: tuple[tuple[str, Spec], ...] = (
   (r'attention/qkv/kernel$', ('fsdp', None, 'tensor', None)),  # [D, 3, H, K]
   (r'attention/qkv/bias$', (None, 'tensor', None)),
   (r'(attention|map_head)/out/kernel$', ('tensor', None, 'fsdp')),  # [H, K, D]
-  (r'map_head/query/kernel$', ('fsdp', 'tensor', None)),  # [D, H, K]
-  (r'map_head/key_value/kernel$', ('fsdp', None, 'tensor', None)),
+  (r'(map_head|qkv)/query/kernel$', ('fsdp', 'tensor', None)),  # [D, H, K]
+  (r'(map_head|qkv)/key_value/kernel$', ('fsdp', None, 'tensor', None)),
   # [T, M] and [M, T]: axes of the mesh need not divide the number of tokens.
   (r'token_mlp/up/kernel$', (None, ('tensor', 'fsdp'))),
   (r'token_mlp/down/kernel$', (('tensor', 'fsdp'), None)),

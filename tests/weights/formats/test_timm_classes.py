@@ -8,6 +8,7 @@ from foreign import random_model
 from foreign import read
 import numpy as np
 import pytest
+from safetensors import numpy as safetensors
 
 import vit_jax
 from vit_jax.config import UserError
@@ -38,6 +39,16 @@ AIM = {
   'dense_bias': False,
   'qkv_bias': False,
   'layer_norm_epsilon': 1e-5,
+}
+SAPIENS = {
+  'norm': 'rms',
+  'qk_norm': True,
+  'gated_mlp': True,
+  'rotary': 'dinov3',
+  'position_embedding': 'none',
+  'registers': 2,
+  'layer_scale': 1e-5,
+  'layer_scale_mlp': False,
 }
 RELATIVE = {
   **EXACT,
@@ -71,6 +82,38 @@ KINDS = {
     (
       'vit_pe_core_base_patch16_224',
       {'ref_feat_shape': (3, 3), 'attn_pool_num_heads': 2},
+    ),
+  ),
+  'Sapiens2': (
+    SAPIENS
+    | {'hidden_size': 48, 'num_heads': 4, 'depth': 4}
+    | {'key_heads': 2, 'full_key_layers': 1, 'size': (32, 24)},
+    (
+      'vit_large_patch16_sapiens2',
+      {'embed_dim': 48, 'num_heads': 4, 'depth': 4}
+      | {'num_kv_heads': (4, 2, 2, 4), 'num_reg_tokens': 2}
+      | {'img_size': (32, 24)},
+    ),
+  ),
+  'Sapiens2, its small one': (
+    SAPIENS,
+    (
+      'vit_base_patch16_sapiens2',
+      {'num_kv_heads': (3, 3), 'num_reg_tokens': 2},
+    ),
+  ),
+  'fewer heads of keys in all layers': (
+    {
+      **EXACT,
+      'key_heads': 1,
+      'qkv_bias': False,
+      'rotary': 'eva02',
+      'attention_norm': True,
+    },
+    (
+      'eva02_base_patch16_clip_224',
+      {'attn_type': 'rope', 'num_kv_heads': 1, 'qkv_fused': False}
+      | {'qkv_bias': False, 'ref_feat_shape': (3, 3)},
     ),
   ),
   'AIMv2': (AIM, ('aimv2_large_patch14_224', {})),
@@ -265,6 +308,34 @@ def test_outputs_are_those_of_timm(tmp_path, kind, libraries):
   assert_same(vit_jax.load(tmp_path / 'ours'), loaded)
 
 
+def test_layers_whose_keys_have_other_heads(tmp_path):
+  ours = random_model(**SAPIENS | {'depth': 4, 'key_heads': 1})
+  export.write(ours, tmp_path / 'x', 'timm', 'here')
+  arrays = read(tmp_path / 'x' / 'model.safetensors')
+  for x in 'kv':
+    name = f'blocks.0.attn.{x}_proj'
+    arrays[f'{name}.weight'] = np.tile(arrays[f'{name}.weight'], (3, 1))
+    arrays[f'{name}.bias'] = np.tile(arrays[f'{name}.bias'], 3)
+  safetensors.save_file(arrays, tmp_path / 'x' / 'model.safetensors')
+  with pytest.raises(
+    UserError, match='keys of its layers have 3, 1, 1, 1'
+  ) as e:
+    vit_jax.load(tmp_path / 'x')
+  assert '\n' not in str(e.value)
+
+
+def test_layer_scale_of_attention_alone_is_multiplied_in(tmp_path):
+  fields = {'layer_scale': 1.0, 'layer_scale_mlp': False, **EXACT}
+  ours = random_model(**fields)
+  notes = export.write(ours, tmp_path / 'x', 'google', 'here')
+  assert any('LayerScale is multiplied' in x for x in notes)
+  loaded = vit_jax.load(tmp_path / 'x', gelu='exact')
+  images = np.random.default_rng(0).standard_normal((2, 32, 32, 3), np.float32)
+  np.testing.assert_allclose(
+    logits(loaded, images), logits(ours, images), atol=1e-4
+  )
+
+
 def test_layer_scale_after_norms_becomes_theirs(tmp_path):
   ours = random_model(post_norm=True, layer_scale=1.0, **EXACT)
   notes = export.write(ours, tmp_path / 'x', 'timm', 'here')
@@ -303,6 +374,12 @@ def test_two_biases_become_one(tmp_path):
     ({'rotary': 'eva02', 'branches': 2}, 'several attentions'),
     ({'parallel_mlp': True, 'dense_bias': False}, 'outputs without biases'),
     ({'branches': 2, 'gated_mlp': True}, 'a gated MLP in layers'),
+    ({'post_norm': True, 'key_heads': 1}, 'fewer heads of keys'),
+    ({'relative_positions': 'shared', 'key_heads': 1}, 'fewer heads of keys'),
+    (
+      SAPIENS | {'gated_mlp': False, 'pool': 'map', 'map_prefix': True},
+      'attention pooling with norms',
+    ),
   ],
 )
 def test_what_timm_has_no_place_for(tmp_path, fields, message):

@@ -58,7 +58,7 @@ def _forms(model: models.Model) -> Iterator[models.Model]:
     yield model
   scales: list[dict[str, Any]] = [{}]
   if model.layer_scale is not None:
-    scales.append({'layer_scale': None})
+    scales.append({'layer_scale': None, 'layer_scale_mlp': True})
   for scale in scales:
     if scale:
       yield model.clone(**scale)
@@ -85,7 +85,7 @@ def rewrite(
     notes.append('the token of masked patches is left out')
   if source.layer_scale is not None and target.layer_scale is None:
     params = _scaled(params, _SCALED[source.post_norm])
-    source = source.clone(layer_scale=None)
+    source = source.clone(layer_scale=None, layer_scale_mlp=True)
     notes.append(
       'LayerScale is multiplied into the layers before it: the same function'
       ' but for rounding'

@@ -77,16 +77,27 @@ class _Assembled(containers.Arrays):
 def as_timm(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays of a file under timm's names.
 
-  Queries, keys and values are one array, and so are the two halves of a gated
-  MLP without a norm.
+  Queries, keys and values are one array, unless keys have fewer heads, and so
+  are the two halves of a gated MLP without a norm.
   """
-  renamed = base.Renamed(arrays, lambda name: _renamed(name, arrays.shapes))
+  has_key_bias = any(x.endswith('.attn.k_proj.bias') for x in arrays.shapes)
+
+  def rename(name: str) -> str:
+    is_own = has_key_bias and name.endswith('_proj.bias')
+    return name if is_own else _renamed(name, arrays.shapes)
+
+  renamed = base.Renamed(arrays, rename)
+  has_fewer_keys = any(
+    shape != renamed.shapes.get(name.replace('k_proj', 'q_proj'), shape)
+    for name, shape in renamed.shapes.items()
+    if name.endswith('.attn.k_proj.weight')
+  )
   parts: dict[str, tuple[_Part, ...]] = {}
   for name, shape in renamed.shapes.items():
-    if name.endswith('.attn.q_proj.weight'):
-      start = name.removesuffix('q_proj.weight')
-      each = [f'{start}{x}_proj.weight' for x in 'qkv']
-      parts[f'{start}qkv.weight'] = tuple(map(_Part, each))
+    if match := re.fullmatch(r'(.*\.attn\.)q_proj\.(weight|bias)', name):
+      each = [f'{match[1]}{x}_proj.{match[2]}' for x in 'qkv']
+      if not has_fewer_keys:
+        parts[f'{match[1]}qkv.{match[2]}'] = tuple(map(_Part, each))
     elif name.endswith('.attn.qkv.bias_mask') and len(shape) == 1:
       # DINOv3 keeps keys' biases, and masks them.
       start, d = name.removesuffix('qkv.bias_mask'), shape[0] // 3

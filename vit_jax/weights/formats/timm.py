@@ -207,6 +207,7 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
   else:
     fields['gelu'] = timm_names.gelu(hints.config)
   fields['num_heads'] = _num_heads(shapes, hints, fields)
+  fields |= timm_eva.key_heads(shapes, fields)
   positions, size = _positions(shapes, [stride * p for p in patch], hints)
   if timm_naflex.has_signs(shapes):
     positions, size = timm_naflex.fields(shapes, tuple(patch), hints)

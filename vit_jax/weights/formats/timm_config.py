@@ -105,9 +105,12 @@ def notes(model: models.Model) -> list[str]:
     )
   has_pre_norm = getattr(model, 'pre_norm', False)
   is_clip = has_pre_norm and not timm_parallel.is_kind(model)
+  is_eva = isinstance(model, vit.ViT) and timm_eva.is_kind(model)
+  only_scales = is_eva and model.norm == 'rms'
   is_dino = getattr(model, 'rotary', '') == 'dinov3'
   is_aim = getattr(model, 'patch_norm', False)
-  usual = 1e-5 if is_clip or is_dino or is_aim else 1e-6
+  is_other = (is_clip or is_dino) and not only_scales
+  usual = 1e-5 if is_aim or is_other else 1e-6
   if model.layer_norm_epsilon != usual:
     found.append(
       f'LayerNorm: this model has epsilon {model.layer_norm_epsilon:g}, timm'
@@ -267,7 +270,7 @@ def _parallel_arguments(model: vit.ViT) -> dict[str, Any]:
 def _eva_arguments(model: vit.ViT, arguments: dict[str, Any]) -> dict[str, Any]:
   """Returns the arguments of timm's class Eva for those of its ViT."""
   others = 'reg_tokens fc_norm pos_embed pre_norm final_norm act_layer'
-  for key in (*others.split(), 'pool_include_prefix'):
+  for key in (*others.split(), 'norm_layer', 'pool_include_prefix'):
     arguments.pop(key, None)
   arguments['mlp_ratio'] = ratio(model.mlp_dim, model.hidden_size)
   return arguments | timm_eva.arguments(model)
@@ -325,6 +328,8 @@ def _vit_name(model: vit.ViT) -> str:
     return f'vit_relpos_base_patch16_{after}224'
   if model.patch_norm:
     return 'aimv2_large_patch14_224'
+  if timm_eva.is_kind(model) and model.norm == 'rms':
+    return 'vit_base_patch16_sapiens2'
   if timm_eva.is_kind(model) and model.pre_norm and model.rotary_grid:
     return 'vit_pe_core_base_patch16_224'
   if timm_eva.is_kind(model):

@@ -10,6 +10,7 @@ from typing import Any
 
 from absl import logging
 
+from vit_jax.config import UserError
 from vit_jax.models import rotary
 from vit_jax.models import vit
 from vit_jax.weights.files import typed
@@ -44,7 +45,7 @@ _BY_NAME: tuple[tuple[str, Mapping[str, Any]], ...] = (
   (r'vit_pe_\w+_gigantic_', {**_PE, 'rotary_offset': 0.0}),
   (r'vit_pe_', _PE),
   (r'eva02_|vit_\w+_rope_reg\d_gap_', _EVA02),
-  (r'vit_\w+_dinov3', _DINOV3),
+  (r'vit_\w+_(dinov3|sapiens2)', _DINOV3),
   (r'vit_\w+_rope_(ape_)?\d+$', _ROPE_VIT),
   (r'vit_\w+_rope_mixed_(ape_)?\d+$', _MIXED),
   (r'eva_giant_', _NONE),
@@ -68,12 +69,31 @@ _NO_KEY_BIAS = rule(
   [f'{_THEIRS}.q_bias', f'{_THEIRS}.v_bias'],
   tables.split(2, 0, tables.FLAT),
 )
+# Of a model in some of whose layers keys have fewer heads.
+_APART = [
+  *tables.torch_dense(f'{_BLOCK}/query', f'{_THEIRS}.q_proj'),
+  *(
+    rule(
+      f'{_BLOCK}{ours}/{leaf}',
+      [f'{_THEIRS}.{x}_proj.{theirs}' for x in which],
+      tables.split(len(which), axis, layout),
+    )
+    for ours, which in (('', 'qkv'), ('/key_value', 'kv'))
+    for leaf, theirs, axis, layout in (
+      ('kernel', 'weight', 1, tables.linear()),
+      ('bias', 'bias', 0, tables.FLAT),
+    )
+  ),
+]
 # Those of `uncommon.parts` that this class has.
 HOLDS = (
+  uncommon.FEWER_KEYS,
+  uncommon.ATTENTION_SCALE,
   uncommon.NO_KEY_BIAS,
   uncommon.ROTARY,
   uncommon.ROTARY_OFFSET,
   uncommon.MLP_NORM,
+  uncommon.RMS,
   uncommon.ATTENTION_NORM,
   uncommon.POST_NORM,
   uncommon.NO_LAST_NORM,
@@ -84,7 +104,7 @@ HOLDS = (
 
 def has_signs(shapes: base.Shapes, config: typed.Json) -> bool:
   """Whether a file is of this class: its names differ from those of a ViT."""
-  signs = ('attn.q_bias', 'gamma_1', 'mlp.fc1_g.weight')
+  signs = 'attn.q_bias', 'attn.k_proj.weight', 'gamma_1', 'mlp.fc1_g.weight'
   if timm_beit.table(shapes) or 'patch_embed.norm.weight' in shapes:
     return False  # BEiT and AIMv2 have some of these names, too
   name = config.get('architecture', typed.TEXT, '')
@@ -97,7 +117,8 @@ def is_kind(model: vit.ViT) -> bool:
   """Whether only this class can hold a model, and not BEiT's."""
   lacks_key_bias = model.qkv_bias and not model.key_bias
   norms = model.mlp_norm, model.attention_norm, model.post_norm
-  others = model.rotary != 'none' or lacks_key_bias or any(norms)
+  sapiens = model.key_heads is not None, not model.layer_scale_mlp
+  others = model.rotary != 'none' or lacks_key_bias or any(norms + sapiens)
   return others and model.relative_positions == 'none'
 
 
@@ -106,24 +127,58 @@ def rules(model: vit.ViT) -> list[tables.Rule]:
   found = [*_SCALES, _FREQUENCIES]
   if not model.key_bias:
     found.append(_NO_KEY_BIAS)
-  return found
+  return [*found, *_APART] if model.key_heads else found
 
 
 def fields(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
   """Returns the fields in which a model differs from timm's ViT."""
   block = 'blocks.{}.'
   no_key_bias = shapes.count(f'{block}attn.q_bias') > 0
+  biases = 'q_bias', 'qkv.bias', 'k_proj.bias'
+  has_scale = shapes.count(f'{block}gamma_1') > 0
   found: dict[str, Any] = {
-    'qkv_bias': no_key_bias or shapes.count(f'{block}attn.qkv.bias') > 0,
+    'qkv_bias': any(shapes.count(f'{block}attn.{x}') for x in biases),
     'key_bias': not no_key_bias,
-    'layer_scale': 1e-5 if shapes.count(f'{block}gamma_1') else None,
+    'layer_scale': 1e-5 if has_scale else None,
+    'layer_scale_mlp': not has_scale or shapes.count(f'{block}gamma_2') > 0,
   }
   if 'attn_pool.latent' in shapes:
     found['map_prefix'] = True
   heads = hints.config.get('model_args.attn_pool_num_heads', typed.COUNT)
   if heads or re.match('vit_pe_core_', timm_names.architecture(hints.config)):
     found['map_heads'] = heads or 8
-  return found | _rotation(shapes, hints)
+  found |= _rotation(shapes, hints)
+  if timm_names.norm(shapes.names, hints.config) == 'rms':
+    found['layer_norm_epsilon'] = 1e-6
+  return found
+
+
+def key_heads(shapes: base.Shapes, fields: Mapping[str, Any]) -> dict[str, Any]:
+  """Returns the fields of a model in whose layers keys have fewer heads.
+
+  Args:
+    shapes: Shapes of the file, whose queries and keys are then apart.
+    fields: The model's depth, hidden_size and num_heads.
+
+  Raises:
+    UserError: Other layers than the first and last have keys of all heads.
+  """
+  depth, heads = fields['depth'], fields['num_heads']
+  rows = (
+    shapes.size(f'blocks.{i}.attn.k_proj.weight', 0) for i in range(depth)
+  )
+  found = [n * heads // fields['hidden_size'] for n in rows]
+  if not any(found):
+    return {}
+  least, full = min(found), found.index(min(found))
+  ends = [heads] * full
+  if found != [*ends, *[least] * (depth - 2 * full), *ends]:
+    raise UserError(
+      f'the keys of its layers have {", ".join(map(str, found))} heads: those'
+      ' between some first and as many last layers must have equal numbers, and'
+      f' these {heads}'
+    )
+  return {'key_heads': least, 'full_key_layers': full}
 
 
 def _rotation(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
@@ -210,9 +265,16 @@ def arguments(model: vit.ViT) -> dict[str, Any]:
     width = model.mlp_dim if model.map_mlp_dim is None else model.map_mlp_dim
     found['attn_pool_num_heads'] = model.map_heads or model.num_heads
     found['attn_pool_mlp_ratio'] = width / model.hidden_size
+  is_rms, keys = model.norm == 'rms', model.key_heads is not None
+  if keys or is_rms:  # else the values that go with the name stay
+    each = map(model.layer_spec.of_layer, range(model.depth))
+    found['num_kv_heads'] = [x.key_heads or model.num_heads for x in each]
+  if is_rms or not model.layer_scale_mlp:
+    found['attn_only_layer_scale'] = not model.layer_scale_mlp
+  is_rope = keys or (model.qkv_bias and model.key_bias)
   return {
-    'attn_type': 'rope' if model.qkv_bias and model.key_bias else 'eva',
-    'qkv_fused': True,
+    'attn_type': 'rope' if is_rope else 'eva',
+    'qkv_fused': not keys,
     'swiglu_mlp': model.gated_mlp,
     'scale_mlp': model.mlp_norm,
     'scale_attn_inner': model.attention_norm,
@@ -236,6 +298,12 @@ def unsupported(model: vit.ViT) -> dict[str, Any]:
     ),
     'norms after attention and MLP with LayerScale or normalised queries': (
       model.post_norm and (model.layer_scale is not None or model.qk_norm)
+    ),
+    'norms after attention and MLP that only scale, or fewer heads of keys': (
+      model.post_norm and (model.norm == 'rms' or model.key_heads)
+    ),
+    'attention pooling with norms that only scale beside rotary embeddings': (
+      model.norm == 'rms' and model.pool == 'map'
     ),
     uncommon.PRE_NORM: model.pre_norm and model.patch_bias,
     uncommon.NO_PATCH_BIAS: not model.patch_bias and not model.pre_norm,

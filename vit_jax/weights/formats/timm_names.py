@@ -29,7 +29,7 @@ _FOREIGN_ARRAYS = (
   ),
 )
 # An array that exists, one that must then exist as well, and the unsupported
-# field that leaves it out, of other classes than timm's ViT.
+# field that leaves it out, of other classes than timm's ViT and Eva.
 _NEEDED_ARRAYS = (
   (
     'blocks.{}.norm1.weight',
@@ -77,22 +77,21 @@ _ARGUMENTS = {
   'eva': _COMMON
   | dict.fromkeys(
     """
-    attn_drop_rate attn_pool_mlp_ratio attn_pool_num_heads attn_type class_token
-    depth dynamic_img_pad dynamic_img_size embed_dim head_init_scale init_values
-    mlp_ratio no_embed_class num_heads num_reg_tokens patch_drop_rate patch_size
-    pos_drop_rate qk_norm qkv_bias qkv_fused ref_feat_shape rope_grid_indexing
-    rope_grid_offset rope_jitter_coords rope_rescale_coords rope_rotate_half
-    rope_shift_coords rope_temperature rope_type scale_attn_inner scale_mlp
-    swiglu_align_to swiglu_mlp use_abs_pos_emb use_fc_norm use_post_norm
+    attn_drop_rate attn_only_layer_scale attn_pool_mlp_ratio attn_pool_num_heads
+    attn_type class_token depth dynamic_img_pad dynamic_img_size embed_dim
+    head_init_scale init_values mlp_ratio no_embed_class num_heads num_kv_heads
+    num_reg_tokens patch_drop_rate patch_size pos_drop_rate qk_norm qkv_bias
+    qkv_fused ref_feat_shape rope_grid_indexing rope_grid_offset
+    rope_jitter_coords rope_rescale_coords rope_rotate_half rope_shift_coords
+    rope_temperature rope_type scale_attn_inner scale_mlp swiglu_align_to
+    swiglu_mlp use_abs_pos_emb use_fc_norm use_post_norm
     use_post_transformer_norm use_pre_transformer_norm use_rot_pos_emb
     """.split()
   )
   | {
     'attn_head_dim': typed.one_of(None),
-    'attn_only_layer_scale': typed.one_of(False),
     'global_pool': typed.one_of('token', 'avg', 'map'),
     'norm_layer': _LAYER_NORM,
-    'num_kv_heads': typed.one_of(None),
   },
   'relpos': _COMMON
   | dict.fromkeys(
@@ -198,7 +197,8 @@ def check(names: Collection[str], config: typed.Json, family: str) -> None:
     found = next((name for name in names if re.fullmatch(pattern, name)), None)
     if found:
       raise UserError(f'it has {found}, as in timm with {field}: {_SORRY}')
-  for there, missing, field in () if family == 'vit' else _NEEDED_ARRAYS:
+  has_any_norm = family in ('vit', 'eva')
+  for there, missing, field in () if has_any_norm else _NEEDED_ARRAYS:
     if _has(names, there) and not _has(names, missing):
       lost = missing.format(0)
       raise UserError(f'it has no {lost}, as in timm with {field}: {_SORRY}')

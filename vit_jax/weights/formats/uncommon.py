@@ -25,6 +25,8 @@ QUICK_GELU = 'the GELU x * sigmoid(1.702 x)'
 PARALLEL_MLP = 'an MLP beside attention'
 BRANCHES = 'several attentions beside each other'
 DIFFERENTIAL = 'differential attention'
+FEWER_KEYS = 'fewer heads of keys than of queries'
+ATTENTION_SCALE = 'LayerScale of attention alone'
 # Those of `parts` that CLIP's image tower has.
 CLIPS = (PRE_NORM, NO_PATCH_BIAS, QUICK_GELU)
 # Those of `parts` that BEiT has.
@@ -54,6 +56,7 @@ def parts(model: vit.ViT) -> dict[str, bool]:
   """
   # What model.rotary_base and model.rotary_grid say goes with model.rotary;
   # model.crop_to_patches with the size of images;
+  # model.full_key_layers with model.key_heads;
   # model.routing, model.expert_layers, model.expert_slots
   # and model.experts_per_token with model.experts.
   return {
@@ -61,6 +64,9 @@ def parts(model: vit.ViT) -> dict[str, bool]:
     ROTARY: model.rotary != 'none',
     MLP_NORM: model.mlp_norm,
     DIFFERENTIAL: model.differential,
+    FEWER_KEYS: model.key_heads is not None,
+    ATTENTION_SCALE: model.layer_scale is not None
+    and not model.layer_scale_mlp,
     PARALLEL_MLP: model.parallel_mlp,
     BRANCHES: model.branches > 1,
     'causal attention': model.causal,
