@@ -14,11 +14,11 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
-from vit_jax.models import attention
 from vit_jax.models import embedding
 from vit_jax.models import fields
 from vit_jax.models import initializers as initializers_lib
 from vit_jax.models import mlp
+from vit_jax.models import qkv as qkv_lib
 from vit_jax.models import spec as spec_lib
 from vit_jax.models.fields import Field
 from vit_jax.models.fields import Kind
@@ -190,7 +190,7 @@ class MapHead(nn.Module):
     key_value = nn.DenseGeneral(
       (2, *heads),
       use_bias=self.has_bias,
-      kernel_init=attention.separate(spec.starts.kernel, 2),
+      kernel_init=qkv_lib.separate(spec.starts.kernel, 2),
       dtype=spec.dtype,
       name='key_value',
     )(x)  # [B, T, 2, H, K]

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from vit_jax.models import attention
 from vit_jax.models import encoder
 from vit_jax.models import igpt
+from vit_jax.models import qkv as qkv_lib
 from vit_jax.models import spec as spec_lib
 from vit_jax.models import stack
 
@@ -40,7 +41,7 @@ class CachedAttention(attention.Attention):
       cache: Keys and values of the tokens before it.
       position: Position of the token, an int32 scalar.
     """
-    query, key, value = attention.QKV(self.spec, name='qkv')(x)
+    query, key, value = qkv_lib.QKV(self.spec, name='qkv')(x)
     query, *new = self._prepared(query, key, value, None)
     keys, values = (
       jax.lax.dynamic_update_slice_in_dim(old, one, position, axis=1)
