@@ -202,12 +202,12 @@ def _draw(
 
   images, captions = [], []
   for answer in answers:
-    for i, (file, similarity) in enumerate(answer.found):
+    for file, similarity in answer.found:
       images.append(loaded.preprocess.pixels(file)[0])
-      query = '' if i else answer.query
-      captions.append(f'{query}\n{similarity:.3f} {os.path.basename(file)}')
-  most = max(len(answer.found) for answer in answers)
-  contact_sheet.draw(images, captions, path, columns=most)
+      captions.append(f'{similarity:.3f} {os.path.basename(file)}')
+  queries = [answer.query for answer in answers]
+  count = len(answers[0].found)  # all queries find as many
+  contact_sheet.draw(images, captions, path, rows=queries, columns=count)
 
 
 def _write_table(answers: Sequence[Answer], _: dict[str, Any]) -> None:

@@ -57,6 +57,20 @@ def test_marked_images_have_a_red_frame(tmp_path):
   assert columns.max() < sheet.shape[1] // 8 + 8
 
 
+def test_rows_have_titles(tmp_path):
+  """Each above its row, and as wide as the sheet."""
+  images = np.full((4, 96, 96, 3), 255, np.uint8)
+  titles = ['i' * 50, 'l' * 50]  # both are wider than an image
+  plain, titled = (
+    draw(tmp_path, images, columns=2, rows=x) for x in ([], titles)
+  )
+  line = (titled.shape[0] - plain.shape[0]) // 2
+  gap = plain.shape[0] // 2
+  for top in (0, line + gap):
+    inked = (titled[top : top + line] < 255).any(axis=(0, 2))
+    assert np.flatnonzero(inked).max() > 96 + 8
+
+
 def test_names_in_any_script(tmp_path):
   """Each is its own picture; what the font lacks is an escape, and numbered."""
   image = np.full((1, 96, 96, 1), 255, np.uint8)

@@ -106,6 +106,7 @@ def draw(
   *,
   marked: Collection[int] = (),
   title: str = '',
+  rows: Sequence[str] = (),
   columns: int = _COLUMNS,
 ) -> None:
   """Writes the PNG of `encode`.
@@ -116,12 +117,15 @@ def draw(
     path: Path of the PNG; its directory is created.
     marked: As for `encode`.
     title: As for `encode`.
+    rows: As for `encode`.
     columns: As for `encode`.
 
   Raises:
     UserError: The file cannot be written.
   """
-  png = encode(images, captions, marked=marked, title=title, columns=columns)
+  png = encode(
+    *(images, captions), marked=marked, title=title, rows=rows, columns=columns
+  )
   try:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(png)
@@ -135,6 +139,7 @@ def encode(
   *,
   marked: Collection[int] = (),
   title: str = '',
+  rows: Sequence[str] = (),
   columns: int = _COLUMNS,
 ) -> bytes:
   """Returns a PNG with images in rows, from left to right.
@@ -150,6 +155,7 @@ def encode(
     captions: A caption of one or more lines for each image; cut if too long.
     marked: Positions of images that get a red frame.
     title: Title above all images.
+    rows: Title above each row; none by default.
     columns: Most images in a row.
   """
   flat = (x[len(x) // 2] if x.ndim == 4 else x for x in images)
@@ -164,8 +170,15 @@ def encode(
     lines += [''] * (most - len(lines))
     cells.append(_cell(tile, lines, (height, width), frame))
   sheet = _grid(cells, columns)
+  wide, parts = sheet.shape[1], [sheet]
+  if rows:
+    parts = []
+    for i, text in enumerate(rows):
+      row = _grid(cells[i * columns : (i + 1) * columns], columns)
+      parts += [write_line(text, wide), row]
   if title:
-    sheet = np.concatenate([write_line(title, sheet.shape[1]), sheet])
+    parts.insert(0, write_line(title, wide))
+  sheet = np.concatenate(parts)
   return cv2.imencode('.png', sheet[..., ::-1])[1].tobytes()
 
 
