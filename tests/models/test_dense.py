@@ -147,7 +147,7 @@ def test_levels_are_the_tokens_of_all_layers():
   assert found['levels'].keys() == {'tokens'}
   for name in ('levels', 'scanned'):
     np.testing.assert_allclose(
-      found[name]['tokens'], found['all']['tokens'], atol=1e-5
+      found[name]['tokens'], found['all']['tokens'], rtol=1e-5
     )
 
 

@@ -169,7 +169,7 @@ def test_at_no_rho_it_is_the_optimizer(name):
     ({'rho': 0.5, 'groups': 3}, 'optim.sam.groups'),
     ({'rho': 0.5, 'groups': 0}, 'optim.sam.groups'),
     ({'alpha': 0.5}, 'optim.sam.alpha'),
-    ({'rho': 0.5, 'groups': 4, 'mesh__data': 8}, r'16 in 4 microbatch\(es\)'),
+    ({'rho': 0.5, 'groups': 4, 'mesh__data': 8}, r'16 in 4 microbatches'),
   ],
   ids=str,
 )

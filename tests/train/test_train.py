@@ -628,7 +628,7 @@ def test_too_few_classes():
 def test_batch_must_divide_over_the_devices():
   with pytest.raises(UserError, match='does not divide over 8 devices'):
     build(mesh__data=-1, train__batch_size=12)
-  with pytest.raises(UserError, match='there are 8 devices'):
+  with pytest.raises(UserError, match='the platform has 8 devices'):
     build(mesh__data=9)
 
 

@@ -164,6 +164,8 @@ def key_heads(shapes: base.Shapes, fields: Mapping[str, Any]) -> dict[str, Any]:
     UserError: Other layers than the first and last have keys of all heads.
   """
   depth, heads = fields['depth'], fields['num_heads']
+  if not isinstance(heads, int):  # refused with the other fields of the file
+    return {}
   rows = (
     shapes.size(f'blocks.{i}.attn.k_proj.weight', 0) for i in range(depth)
   )
