@@ -40,6 +40,7 @@ from typing import Any
 from absl import flags
 
 from vit_jax import cli
+from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.runs import checkpoint_format
 
@@ -287,7 +288,7 @@ def soak(folder: pathlib.Path, training_flags: Sequence[str]) -> list[str]:
     folder: An empty one, named as the config.
     training_flags: Flags of the training command.
   """
-  print(f'\n{folder.name}, {_PROCESSES.value} process(es)', flush=True)
+  print(f'\n{folder.name}, {counted(_PROCESSES.value, "process")}', flush=True)
   with start(folder, 'alone', training_flags) as run:
     undisturbed(run)
   expected = outcome(folder / 'alone')

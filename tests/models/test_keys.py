@@ -100,15 +100,15 @@ def test_a_training_step():
     assert all(jax.tree.leaves(changed['attention']['qkv']))
 
 
-def test_tensor_parallelism_splits_heads():
+def test_tensor_parallelism_may_have_more_parts_than_keys_have_heads():
   _, params = make(key_heads=2)
   mesh = config_lib.default().mesh
   mesh.min_size = 0
-  sizes = {'data': 1, 'fsdp': 1, 'tensor': 2}
+  sizes = {'data': 1, 'fsdp': 1, 'tensor': 4}
   found = sharding.shard_params(mesh, sizes, params)
-  kernels = [x.spec for k, x in found.items() if '/qkv/' in k and 'kernel' in k]
-  assert len(kernels) == 6
-  assert all('tensor' in spec for spec in kernels)
+  for name, each in found.items():
+    if '/qkv/' in name and 'kernel' in name:
+      assert ('tensor' in each.spec) == ('/query/' in name)
 
 
 @pytest.mark.parametrize(
@@ -135,3 +135,9 @@ def test_what_does_not_go_together(fields, message):
 def test_an_igpt_has_equal_heads():
   with pytest.raises(ValueError, match='key_heads=2'):
     models.create_model('iGPT-S', 0, key_heads=2)
+
+
+def test_an_igpt_has_all_heads():
+  for fields in ({'full_key_layers': 1}, {'layer_scale_mlp': False}):
+    with pytest.raises(ValueError, match=next(iter(fields))):
+      models.create_model('iGPT-S', 0, **fields)

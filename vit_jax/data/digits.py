@@ -45,9 +45,10 @@ def open_digits(split: str, channels: int) -> base.ArraySource:
 
 
 def of_parts() -> dict[str, tuple[np.ndarray, np.ndarray]]:
-  """Returns images [N, 8, 8] and labels [N] of 'train' and of 'test'.
+  """Returns images [N, 8, 8] and labels [N] in two parts.
 
-  They are in an order by hash, so that both parts have all classes.
+  The first 80% are 'train', the others 'test', for data that are made of
+  digits. The order is by hash, so that both parts have all classes.
   """
   whole = open_digits('train', channels=1).arrays
   images, labels = whole['image'][..., 0], whole['label']

@@ -225,7 +225,9 @@ class Attention(nn.Module):
       return 'einsum'
     drops = dropout_key is not None and spec.attention_dropout_rate > 0
     if found == 'fused':
-      fits = fused_attention.fits(x.shape, spec.num_heads, spec.dtype)
+      fits = fused_attention.fits(
+        *(x.shape, spec.num_heads, spec.dtype), normalizes=spec.qk_norm
+      )
     else:
       fits = self._fits_cudnn(x.shape[-1] // spec.num_heads)
     is_plain = bias is None and not (found == 'fused' and spec.causal)
@@ -268,7 +270,9 @@ class Attention(nn.Module):
     heads = *x.shape[:2], spec.num_heads, x.shape[-1] // spec.num_heads
     turn = norms = None
     if rotation is not None:
-      turn = fused_attention.turn_of(rotation, spec.rotary, x.shape, spec.dtype)
+      turn = fused_attention.turn_of(
+        *(rotation, spec.rotary, x.shape, spec.dtype, spec.qk_norm)
+      )
     if rotation is not None and turn is None:  # the kernel cannot rotate
       query, key, value = (qkv[:, :, i].reshape(heads) for i in range(3))
       parts = self._prepared(query, key, value, rotation)

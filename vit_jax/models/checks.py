@@ -40,6 +40,9 @@ def check_igpt(model: igpt.IGPT) -> None:
     f'key_heads={model.key_heads}: its keys have as many as its queries': (
       model.key_heads is not None
     ),
+    f'full_key_layers={model.full_key_layers}: all of its layers have them': (
+      model.full_key_layers
+    ),
     f'rotary={model.rotary!r}: an iGPT has learned positions alone': (
       model.rotary != 'none'
     ),
@@ -47,6 +50,7 @@ def check_igpt(model: igpt.IGPT) -> None:
   for what, has in wrong.items():
     if has:
       raise ValueError(what)
+  _check_scales(model)
   if model.relative_positions != 'none':
     raise ValueError(
       'an iGPT knows no distances between patches: leave relative_positions at'
@@ -170,6 +174,14 @@ def _check_keys(model: vit.ViT) -> None:
       raise ValueError(f'key_heads={keys} does not go with {what}')
 
 
+def _check_scales(model: vit.ViT | igpt.IGPT) -> None:
+  """Raises a ValueError if a LayerScale is described that is not there."""
+  if not model.layer_scale_mlp and model.layer_scale is None:
+    raise ValueError(
+      'layer_scale_mlp=False has no effect without layer_scale: leave it out'
+    )
+
+
 def _check_rotary(model: vit.ViT) -> None:
   """Raises a ValueError if fields of rotary positions do not fit."""
   width = model.hidden_size // model.num_heads
@@ -232,10 +244,7 @@ def check_vit(model: vit.ViT) -> None:
   _check_parallel(model)
   _check_differential(model)
   _check_keys(model)
-  if not model.layer_scale_mlp and model.layer_scale is None:
-    raise ValueError(
-      'layer_scale_mlp=False has no effect without layer_scale: leave it out'
-    )
+  _check_scales(model)
   if model.crop_to_patches and model.resnet_stages is not None:
     raise ValueError(
       'crop_to_patches=True is of patches of pixels, and the convolutions of'

@@ -42,6 +42,7 @@ def turn_of(
   kind: str,
   shape: tuple[int, ...],
   dtype: jax.typing.DTypeLike,
+  normalizes: bool = False,
 ) -> vector_lanes.Turn | None:
   """Returns how the kernel rotates, or None if it cannot.
 
@@ -51,10 +52,12 @@ def turn_of(
     kind: A name in `rotary.KINDS`.
     shape: Shape of the tokens, (B, T, D).
     dtype: Type of queries, keys and values.
+    normalizes: Whether the kernel normalises them, too.
   """
   cos, sin = rotation
   size = cos.shape[-1]
-  if cos.ndim > 2 or not fits(shape, shape[-1] // size, dtype, rotates=True):
+  heads = shape[-1] // size
+  if cos.ndim > 2 or not fits(shape, heads, dtype, True, normalizes):
     return None
   return vector_lanes.Turn(
     cos, sin, size // 2 if rotary.KINDS[kind].halves else 1
@@ -66,6 +69,7 @@ def fits(
   num_heads: int,
   dtype: jax.typing.DTypeLike,
   rotates: bool = False,
+  normalizes: bool = False,
 ) -> bool:
   """Returns whether the kernel can compute a layer's attention.
 
@@ -74,21 +78,24 @@ def fits(
     num_heads: H, which divides D.
     dtype: Type of queries, keys and values.
     rotates: Whether it also rotates queries and keys.
+    normalizes: Whether it also normalises them.
   """
   b, t, d = shape
   batch, ways = _split()
   if num_heads % ways or b % batch or (d // ways) % vector_lanes.LANES:
     return False
-  d //= ways
+  size, d = d // num_heads, d // ways
   rows = -(-t // 16) * 16
   columns = -(-t // vector_lanes.LANES) * vector_lanes.LANES
   # The backward program reads and writes seven arrays [T, D], while those of
   # the next and the last image move; and has five of float32 [T, T].
   moved = 7 * 2 * jnp.dtype(dtype).itemsize * rows * d
   if rotates:
-    moved += (
-      2 * 2 * 4 * rows * vector_lanes.table_width(d, shape[-1] // num_heads)
-    )
+    moved += 2 * 2 * 4 * rows * vector_lanes.table_width(d, size)
+  if normalizes:
+    # Queries and keys of a head in float32: centred, squares and gradients.
+    width = vector_lanes.LANES * (1 if vector_lanes.LANES % size == 0 else 2)
+    moved += 2 * 3 * 4 * rows * width
   return moved + 5 * 4 * rows * columns <= _CHIP_BYTES
 
 
@@ -197,7 +204,7 @@ def _call(
       array, of that, and the arrays of `before`; and writes an image's part of
       the results.
     arrays: [B, T, 3 D], three times, and maybe [B, T, D].
-    before: Arrays as wide as whole vector_lanes.
+    before: Arrays as wide as whole registers.
     shapes: Of the results; the first is [B, T, D] or [B, T, 3 D].
     num_heads: H.
   """

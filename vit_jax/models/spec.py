@@ -380,7 +380,10 @@ class EncoderSpec(LayerSpec):
     return self.num_heads * self.branches
 
   def layer_norm(self, name: str) -> nn.Module:
-    """Returns a normalisation, to be called in a module's compact method."""
+    """Returns a normalisation, to be called in a module's compact method.
+
+    `_NormParameters` has the same parameters.
+    """
     if self.norm == 'layer':
       return super().layer_norm(name)
     return nn.RMSNorm(self.layer_norm_epsilon, self.dtype, name=name)

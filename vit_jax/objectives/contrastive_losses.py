@@ -94,7 +94,7 @@ def sigmoid_loss(
   bias: jax.typing.ArrayLike,
   parts: int = 1,
 ) -> jax.Array:
-  """Returns the mean of `sigmoid_rows`, as `softmax_loss` of `softmax_rows`."""
+  """Returns the mean of `sigmoid_rows`; arguments as of `softmax_loss`."""
 
   def loss(image: jax.Array, text: jax.Array, own: jax.Array) -> jax.Array:
     return sigmoid_rows((image, text), (images, texts), scale, bias, own)

@@ -138,7 +138,15 @@ def dice_cross_entropy(
   ignore: int = IGNORE,
   **how: Any,
 ) -> jax.Array:
-  """Returns the sum of `mean_dice` and `cross_entropy` (MONAI, UNETR)."""
+  """Returns the sum of `mean_dice` and `cross_entropy` (MONAI, UNETR).
+
+  Args:
+    logits: [B, ..., K].
+    labels: int32 [B, ...].
+    weights: Factor of each class in both, [K]; None: 1.
+    ignore: Label of places that do not count.
+    **how: Other arguments of `mean_dice`.
+  """
   overlap = mean_dice(logits, labels, weights=weights, ignore=ignore, **how)
   return overlap + cross_entropy(logits, labels, weights, ignore, 'weights')
 

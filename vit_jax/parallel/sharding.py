@@ -47,7 +47,9 @@ DEFAULT_RULES: tuple[tuple[str, Spec], ...] = (
   (r'attention/qkv/bias$', (None, 'tensor', None)),
   (r'(attention|map_head)/out/kernel$', ('tensor', None, 'fsdp')),  # [H, K, D]
   (r'(map_head|qkv)/query/kernel$', ('fsdp', 'tensor', None)),  # [D, H, K]
-  (r'(map_head|qkv)/key_value/kernel$', ('fsdp', None, 'tensor', None)),
+  (r'map_head/key_value/kernel$', ('fsdp', None, 'tensor', None)),
+  # Shared heads may be fewer than the parts of `tensor`.
+  (r'qkv/key_value/kernel$', ('fsdp', None, None, None)),
   # [T, M] and [M, T]: axes of the mesh need not divide the number of tokens.
   (r'token_mlp/up/kernel$', (None, ('tensor', 'fsdp'))),
   (r'token_mlp/down/kernel$', (('tensor', 'fsdp'), None)),

@@ -12,8 +12,8 @@ from vit_jax.data import inputs
 from vit_jax.data import spectrogram
 from vit_jax.runs import safe_io
 
-# What libsndfile logs of a WAV that is shorter than its header says; it refuses
-# others by itself.
+# What libsndfile logs of a WAV that is shorter than its header says. It says
+# nothing of an RF64 or W64, and refuses a FLAC or OGG by itself.
 _CUT = re.compile(r'^data : (\d+) \(should be (\d+)\)', re.MULTILINE)
 # Programs that write into pipes, and cannot know the size, name one from here.
 _STREAM = 0x7FFF0000

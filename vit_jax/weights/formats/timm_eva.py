@@ -174,11 +174,11 @@ def key_heads(shapes: base.Shapes, fields: Mapping[str, Any]) -> dict[str, Any]:
     return {}
   least, full = min(found), found.index(min(found))
   ends = [heads] * full
-  if found != [*ends, *[least] * (depth - 2 * full), *ends]:
+  if not least or found != [*ends, *[least] * (depth - 2 * full), *ends]:
     raise UserError(
-      f'the keys of its layers have {", ".join(map(str, found))} heads: those'
-      ' between some first and as many last layers must have equal numbers, and'
-      f' these {heads}'
+      f'the keys of its layers have {", ".join(map(str, found))} heads: the'
+      f' first layers and as many last ones must have {heads}, and all between'
+      ' them the same smaller number'
     )
   return {'key_heads': least, 'full_key_layers': full}
 
