@@ -23,6 +23,7 @@ _CALLS = {
   'pjit',
   'closed_call',
   'core_call',
+  'eval_jaxpr',  # JAX 0.12
   'remat',
   'remat2',
   'checkpoint',
