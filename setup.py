@@ -65,7 +65,7 @@ setuptools.setup(
   install_requires=[
     'absl-py>=2.3',
     'clu>=0.0.12',
-    'flax>=0.12',
+    'flax>=0.12.8',
     'grain>=0.2.18',
     'huggingface_hub>=2.0',
     'jax>=0.10',
