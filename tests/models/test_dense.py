@@ -133,7 +133,8 @@ def test_trans2seg_there_and_back():
 def test_levels_are_the_tokens_of_all_layers():
   images = jax.random.normal(jax.random.key(0), (2, 4, 6, 3))
   unrolled, scanned = trunk_of(), trunk_of(scan=True)
-  params = fresh(unrolled, images)
+  # Small ones, so that tokens do not grow from layer to layer.
+  params = jax.tree.map(lambda x: x / 8, fresh(unrolled, images))
   found = {}
   for name, model, p, collection in (
     ('all', unrolled, params, 'intermediates'),
@@ -147,7 +148,7 @@ def test_levels_are_the_tokens_of_all_layers():
   assert found['levels'].keys() == {'tokens'}
   for name in ('levels', 'scanned'):
     np.testing.assert_allclose(
-      found[name]['tokens'], found['all']['tokens'], rtol=1e-5
+      found[name]['tokens'], found['all']['tokens'], atol=1e-5
     )
 
 

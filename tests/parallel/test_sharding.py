@@ -88,13 +88,14 @@ def test_same_numbers_on_every_mesh(mesh, scan, accumulation):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('kind', ['none', 'dinov3'])
-def test_a_kernel_is_split_as_the_compiler_splits_the_rest(kind):
+@pytest.mark.parametrize(
+  'fields',
+  [{}, {'rotary': 'dinov3', 'qk_norm': True, 'norm': 'rms'}],
+)
+def test_a_kernel_is_split_as_the_compiler_splits_the_rest(fields):
   """The kernel of TPUs, interpreted; it computes other bits than the plain."""
   model = {
-    'model__rotary': kind,
-    'model__norm': 'rms',
-    'model__qk_norm': True,
+    **{f'model__{name}': value for name, value in fields.items()},
     'model__hidden_size': 256,  # 128 lanes for each of two parts
     'model__num_heads': 2,
     'model__attention_dropout_rate': 0.0,

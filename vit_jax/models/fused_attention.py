@@ -257,11 +257,12 @@ def _forward_kernel(
   turn, norms = jax.tree.unflatten(form, tables)
   size = query_ref.shape[-1] // num_heads
   for lanes, mine in vector_lanes.heads(query_ref.shape[-1], size):
+    normed = functools.partial(
+      vector_lanes.normed, norms=norms, mine=mine, size=size
+    )
     query, key = (
-      vector_lanes.normed(
-        x[0, :, lanes], vector_lanes.scales(norms, i, lanes), norms, mine, size
-      )
-      for i, x in enumerate((query_ref, key_ref))
+      normed(ref[0, :, lanes], vector_lanes.scales_of(norms, i, lanes))
+      for i, ref in enumerate((query_ref, key_ref))
     )
     query, key = (
       vector_lanes.turned(x, lanes, turn).astype(query_ref.dtype)
@@ -289,28 +290,23 @@ def _backward_kernel(
   width, dtype = query_ref.shape[-1], query_ref.dtype
   size = width // num_heads
   for lanes, mine in vector_lanes.heads(width, size):
-    normed, pull_back = zip(
-      *(
-        jax.vjp(
-          lambda x, scales, mine=mine: vector_lanes.normed(
-            x, scales, norms, mine, size
-          ),
-          *(x[0, :, lanes], vector_lanes.scales(norms, i, lanes)),
-        )
-        for i, x in enumerate((query_ref, key_ref))
-      ),
-      strict=True,
+    normed = functools.partial(
+      vector_lanes.normed, norms=norms, mine=mine, size=size
     )
+    sides = [
+      jax.vjp(normed, ref[0, :, lanes], vector_lanes.scales_of(norms, i, lanes))
+      for i, ref in enumerate((query_ref, key_ref))
+    ]
     query, key = (
-      vector_lanes.turned(x, lanes, turn).astype(dtype) for x in normed
+      vector_lanes.turned(x, lanes, turn).astype(dtype) for x, _ in sides
     )
     query = vector_lanes.only(mine, query)
     grad = vector_lanes.only(mine, grad_ref[0, :, lanes])
     grads = _grads(query, key, value_ref[0, :, lanes], grad, size)
-    for i in range(2):
+    for i, (_, pull_back) in enumerate(sides):
       grads[i] = vector_lanes.turned(grads[i], lanes, turn, -1)
       if norms is not None:
-        grads[i], change = pull_back[i](vector_lanes.only(mine, grads[i]))
+        grads[i], change = pull_back(vector_lanes.only(mine, grads[i]))
         to = vector_lanes.columns(norms.scales, lanes)
         scales_grad_ref[0][0, i, :, to] += change
     for i, x in enumerate(grads):

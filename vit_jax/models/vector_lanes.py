@@ -2,7 +2,8 @@
 
 A register has 128 lanes, so it may hold the channels of several heads, and a
 head may have some of two registers. To move lanes costs more than to multiply
-by zeros: so these functions read whole registers, and mask the lanes of others.
+by zeros, and a product takes as long for 64 channels as for 128: so these
+functions read whole registers, and mask the lanes of other heads.
 
 In comments: T tokens, D hidden size, H heads, K = D / H channels of a head.
 """
@@ -50,11 +51,7 @@ class Norms:
 
 
 def heads(width: int, size: int) -> Iterator[tuple[slice, jax.Array]]:
-  """Yields the lanes to read for each head, and which of them are its own.
-
-  The lanes are whole registers, since to move lanes costs more than to multiply
-  by zeros: a product takes as long for 64 channels as for 128.
-  """
+  """Yields the lanes to read for each head, and which of them are its own."""
   for start in range(0, width, size):
     low = start // LANES * LANES
     high = min(-(-(start + size) // LANES) * LANES, width)
@@ -72,7 +69,7 @@ def columns(table: Any, lanes: slice) -> slice:
   return lanes if table.shape[-1] > LANES else slice(None)
 
 
-def scales(norms: Norms | None, row: int, lanes: slice) -> jax.Array | None:
+def scales_of(norms: Norms | None, row: int, lanes: slice) -> jax.Array | None:
   """Returns scale and bias of queries (row 0) or keys (1), [2, lanes]."""
   if norms is None:
     return None
