@@ -67,7 +67,7 @@ setuptools.setup(
     'clu>=0.0.12',
     'flax>=0.12.8',
     'grain>=0.2.18',
-    'huggingface_hub>=2.0',
+    'huggingface_hub>=2.4',
     'jax>=0.10',
     'ml_collections>=1.1',
     'ml_dtypes>=0.5',
@@ -94,9 +94,9 @@ setuptools.setup(
     'mlflow': ['mlflow-skinny>=3.0', 'sqlalchemy>=2.0'],
     'wandb': ['wandb>=0.20'],
     'slurm': ['submitit>=1.5'],
-    'sweep': ['matplotlib>=3.10', 'optuna>=5.0'],
+    'sweep': ['matplotlib>=3.11.1', 'optuna>=5.0'],
     # Pictures.
-    'explore': ['jinja2>=3.1', 'matplotlib>=3.10'],
+    'explore': ['jinja2>=3.1', 'matplotlib>=3.11.1'],
     # The web page.
     'demo': ['starlette>=1.10', 'uvicorn>=0.54'],
     # StableHLO and ONNX. jax2onnx from 0.14 on, as far as 0.17.1, wants an
@@ -110,7 +110,7 @@ setuptools.setup(
     # Running the notebooks.
     'notebooks': [
       'ipykernel>=6.29',
-      'matplotlib>=3.10',
+      'matplotlib>=3.11.1',
       'nbclient>=0.10',
       'nbformat>=5.10',
     ],
@@ -121,7 +121,11 @@ setuptools.setup(
     'hf': ['datasets>=5.2'],  # data in datasets of Hugging Face
     'medical': ['nibabel>=5.3'],  # scans in NIfTI files
     'audio': ['soundfile>=0.13'],  # sounds in files
-    'text': ['ftfy>=6.3', 'sentencepiece>=0.2', 'tokenizers>=0.22'],  # captions
+    'text': [
+      'ftfy>=6.3',
+      'sentencepiece>=0.2.2',
+      'tokenizers>=0.22',
+    ],  # captions
     'docs': ['myst-nb>=1.4', 'sphinx>=9.0', 'sphinx-book-theme>=1.4'],
     # For the tests that compare with transformers alone.
     'compat': ['torch==2.13.0', 'transformers>=5.23'],
@@ -133,7 +137,7 @@ setuptools.setup(
       'ipykernel>=6.29',
       'jax2onnx>=0.13,<0.14',
       'jinja2>=3.1',
-      'matplotlib>=3.10',
+      'matplotlib>=3.11.1',
       'mypy>=2.0',
       'nbclient>=0.10',
       'nbformat>=5.10',
@@ -148,7 +152,7 @@ setuptools.setup(
       'qwix>=0.1.8',
       'ruff>=0.17',
       'selenium>=4.51',
-      'sentencepiece>=0.2',
+      'sentencepiece>=0.2.2',
       'soundfile>=0.13',
       'starlette>=1.10',
       'submitit>=1.5',
