@@ -34,6 +34,9 @@ def get_config(arg: str = '10') -> ml_collections.ConfigDict:
   """
   epochs = small_recipes.epochs(arg)
   config = small_recipes.cifar10_trained(arg)
+  config.model.initializers = 'mimetic'
+  config.model.rotary = 'rope_vit'
+  config.objective.label_smoothing = 0.1
   if epochs >= _LONG:
     _hold_back(config)
   return config
@@ -48,4 +51,3 @@ def _hold_back(config: ml_collections.ConfigDict) -> None:
   config.augment.cutmix = 1.0
   config.augment.mix_probability = 0.5
   config.model.stochastic_depth = 0.1
-  config.objective.label_smoothing = 0.1

@@ -15,9 +15,17 @@ cd "$(dirname "$0")/.."
 start=$SECONDS
 scratch=$(mktemp -d)
 trap 'rm -rf "$scratch"' EXIT
-python3 -m venv --system-site-packages "$scratch/venv"
+python3 -m venv "$scratch/venv"
+# The packages of this Python, which may be a virtual environment itself: with
+# --system-site-packages the new one would have those of the Python below.
+packages=$(python3 -c '
+import sys
+folders = [path for path in sys.path if path.endswith("-packages")]
+print(f"import site; [site.addsitedir(path) for path in {folders}]")')
 # shellcheck disable=SC1091
 source "$scratch/venv/bin/activate"
+echo "$packages" > \
+  "$(python3 -c 'import site; print(site.getsitepackages()[0])')/below.pth"
 pip install -q -e .
 export VIT_JAX_CACHE="$scratch/cache"
 # The time of the installation is part of the nine minutes.

@@ -198,7 +198,7 @@ def test_what_pays_is_what_all_others_get(scan, remat):
   report = Calls(
     {
       ('attention', 'cudnn'): 5,
-      ('attention', 'xla'): 4,
+      ('attention', 'plain'): 4,
       ('scan', True): scan,
       ('remat', 'full'): remat,
       512: 1,
@@ -210,21 +210,21 @@ def test_what_pays_is_what_all_others_get(scan, remat):
     chosen |= {'remat': 'full'}
   elif scan > 0:
     chosen |= {'scan': True}
-  tried, others = report.calls[:5], report.calls[5:]
+  tried, others = report.calls[:4], report.calls[4:]
   assert [x[3] for x in tried] == [
-    {'attention': 'plain'},
-    {'attention': 'xla'},
     {'attention': 'cudnn'},
+    {'attention': 'plain'},
     {'attention': 'cudnn', 'scan': True},
     {'attention': 'cudnn', 'remat': 'full'},
   ]
   assert all(x[3] == chosen for x in others)
   for asked in (
     ('infer', 'ViT-B/16', 512, chosen),
-    ('timm', 'ViT-B/16', 512, chosen),
+    ('timm', 'ViT-B/16', 256, chosen),
     ('loop', 'ViT-B/16', 512, chosen),
     ('loop', 'tutorial', 128, chosen),
     ('infer', 'ViT-S/16', 512, chosen),
+    ('train', 'ViT-S/16', 1024, chosen, None, None),
   ):
     assert asked in others
   assert {x[1] for x in others} >= {'ViT-L/16', 'ViT-H/14'}

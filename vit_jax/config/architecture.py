@@ -153,7 +153,7 @@ def model() -> ml_collections.ConfigDict:
   keys.stochastic_depth = config_dict.placeholder(float)
   keys.stochastic_depth_uniform = config_dict.placeholder(bool)
   # Initial weights: 'vit' (the paper's code), 'mixer', 'lecun', 'deit',
-  # 'igpt' or 'moco'.
+  # 'igpt', 'moco' or 'mimetic' (attention as in pre-trained models).
   keys.initializers = config_dict.placeholder(str)
   # 'batch': normalise what the head reads by a BatchNorm, for a linear probe.
   keys.head_norm = config_dict.placeholder(str)

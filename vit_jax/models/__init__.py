@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from vit_jax.models import checks
 from vit_jax.models import fields as fields_lib
 from vit_jax.models import igpt
+from vit_jax.models import initializers
 from vit_jax.models import mixer
 from vit_jax.models import names
 from vit_jax.models import resnet
@@ -148,6 +149,7 @@ def model_of(module: type[Model], fields: Mapping[str, Any]) -> Model:
     checks.check_vit(model)
   if isinstance(model, igpt.IGPT):
     checks.check_igpt(model)
+  checks.check_initializers(model)
   return model
 
 
@@ -331,5 +333,7 @@ def _init(
   if isinstance(model, vit.ViT | igpt.IGPT):
     how['attention_implementation'] = 'plain'
   params = model.clone(**how).init(key, images)['params']
+  if model.initializers == initializers.MIMETIC:
+    params = initializers.mimetic(params, jax.random.fold_in(key, 1))
   # Parameters of layers that are not equal are unrolled already.
   return params if model.scan else stack.unstack_layers(params)

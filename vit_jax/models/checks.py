@@ -2,7 +2,9 @@
 
 from vit_jax.models import embedding
 from vit_jax.models import experts
+from vit_jax.models import heads
 from vit_jax.models import igpt
+from vit_jax.models import initializers
 from vit_jax.models import rotary
 from vit_jax.models import vit
 
@@ -172,6 +174,22 @@ def _check_keys(model: vit.ViT) -> None:
   for what, has in wrong.items():
     if has:
       raise ValueError(f'key_heads={keys} does not go with {what}')
+
+
+def check_initializers(
+  model: vit.ViT | igpt.IGPT | heads.Classifier,
+) -> None:
+  """Raises a ValueError if the initial values are those of other layers."""
+  if model.initializers != initializers.MIMETIC:
+    return
+  wrong = {
+    'layers without attention': not isinstance(model, vit.ViT | igpt.IGPT),
+    'key_heads': getattr(model, 'key_heads', None) is not None,
+    'differential=True': getattr(model, 'differential', False),
+  }
+  for what, has in wrong.items():
+    if has:
+      raise ValueError(f"initializers='mimetic' does not go with {what}")
 
 
 def _check_scales(model: vit.ViT | igpt.IGPT) -> None:

@@ -194,7 +194,7 @@ class EncoderBlock(Branch):
       y += one
       if weights is not None:
         weights = jnp.concatenate([weights, of_branch], axis=1)
-    x = x[:, : self.num_read] + y
+    x = spec.row_major(x[:, : self.num_read] + y)
     if merged is not None and not self.num_read:
       assert weights is not None
       merged = dataclasses.replace(merged, tokens=x)
@@ -204,7 +204,7 @@ class EncoderBlock(Branch):
       y = self.transform(keys[0], layer, x, context, whole)
       for branch, key in zip(further, keys[1:], strict=True):
         y += branch('transform', key, layer, x, context, whole)
-      x = x + y
+      x = spec.row_major(x + y)
     if merged is not None:
       return dataclasses.replace(merged, tokens=x), {}
     if not self.capture:

@@ -63,7 +63,7 @@ class Mlp(nn.Module):
         dropout.fold(dropout_key, purpose)
         for purpose in (dropout.Purpose.MLP_HIDDEN, dropout.Purpose.MLP_OUTPUT)
       )
-      y = activate(spec, y, self.gated, self.gate)
+      y = spec_lib.activated(activate(spec, y, self.gated, self.gate))
       y = dropout.dropout(y, spec.dropout_rate, hidden, (tokens, y.shape[-1]))
       if self.norm:
         y = spec.layer_norm('norm')(y)
@@ -72,7 +72,7 @@ class Mlp(nn.Module):
 
     remat = spec_lib.remat_on(jax.default_backend(), spec.scan, spec.remat)
     if remat == 'activations':
-      finish = nn.remat(finish)
+      finish = nn.remat(finish, policy=spec_lib.activations_policy())
     width = 2 * self.mlp_dim if self.gated else self.mlp_dim
     hidden = spec_lib.keep(dense(width, name='up')(x))
     return finish(self, hidden, dropout_key)

@@ -17,6 +17,7 @@ import flax
 from flax import linen as nn
 import jax
 from jax.ad_checkpoint import checkpoint_name
+from jax.experimental import layout
 import jax.numpy as jnp
 
 from vit_jax.models import fields
@@ -56,6 +57,8 @@ REMAT_POLICIES = (
   'dots_with_no_batch_dims_saveable',
 )
 _KEPT = 'kept'
+# Name of results of activation functions, for remat='activations'.
+_ACTIVATED = 'activated'
 ATTENTION_IMPLEMENTATIONS = (
   'auto',
   'plain',
@@ -69,6 +72,22 @@ ATTENTION_IMPLEMENTATIONS = (
 def keep(x: jax.Array) -> jax.Array:
   """Marks a result that is not recomputed with remat='products'."""
   return checkpoint_name(x, _KEPT)
+
+
+def activated(x: jax.Array) -> jax.Array:
+  """Marks a result of an activation function, for remat='activations'."""
+  return checkpoint_name(x, _ACTIVATED)
+
+
+def activations_policy() -> Callable[..., bool]:
+  """Returns the policy of `jax.checkpoint` for remat='activations'.
+
+  The argument and the result of the activation function are kept, since one
+  product of the forward pass writes both. What its derivative needs is
+  recomputed. To recompute the result as well would read and write [B, T, M]
+  four more times.
+  """
+  return jax.checkpoint_policies.save_only_these_names(_ACTIVATED)
 
 
 def products_policy() -> Callable[..., bool]:
@@ -97,8 +116,9 @@ def remat_on(platform: str, scan: bool, remat: str) -> str:
 
   A compiler keeps every value that the backward pass takes out of a scan. Where
   layers are unrolled, TPUs' compiler recomputes elementwise functions by
-  itself; that of GPUs does not, and would keep several values of [B, T, M] for
-  the activation function. On CPUs memory is plentiful, and to compute is slow.
+  itself; that of GPUs does not, and would keep several values of [B, T, M]
+  within the activation function. On CPUs memory is plentiful, and to compute
+  is slow.
 
   Args:
     platform: 'cpu', 'tpu' or 'gpu'.
@@ -186,11 +206,11 @@ class LayerSpec:
       `initializers.INITIALIZERS`.
     scan: Whether one layer is compiled and run L times by `nn.scan`, with
       parameters stacked on a leading axis; the function is the same.
-    remat: Values that the backward pass recomputes: 'none'; 'activations', of
-      the MLP's activation function and dropout; 'products', all but the results
-      of dense layers and of attention; 'full', all of them; or a name of
-      `jax.checkpoint_policies`. 'auto' is one of these by the platform, see
-      `remat_on`.
+    remat: Values that the backward pass recomputes: 'none'; 'activations',
+      those within the MLP's activation function, and its dropout; 'products',
+      all but the results of dense layers and of attention; 'full', all of them;
+      or a name of `jax.checkpoint_policies`. 'auto' is one of these by the
+      platform, see `remat_on`.
     dtype: Type in which layers compute. Parameters, softmax, LayerNorm's
       statistics and logits are float32.
   """
@@ -373,6 +393,19 @@ class EncoderSpec(LayerSpec):
     if self.full_key_layers <= layer < self.depth - self.full_key_layers:
       return self
     return dataclasses.replace(self, key_heads=None)
+
+  def row_major(self, x: jax.Array) -> jax.Array:
+    """Keeps the order of tokens [B, T, D] in memory on GPUs.
+
+    Their compiler would store the sums of the residuals as [T, D, B], and so
+    transpose them before and after each product.
+    """
+    # A step that is compiled for a GPU which is not here has cuDNN's attention.
+    is_ahead = self.attention_implementation == 'cudnn'
+    if jax.default_backend() != 'gpu' and not is_ahead:
+      return x
+    order = layout.Layout(tuple(range(x.ndim)))
+    return layout.with_layout_constraint(x, order)
 
   @property
   def captured_heads(self) -> int:
