@@ -24,7 +24,7 @@ def cifar10() -> ml_collections.ConfigDict:
 
 
 def cifar10_trained(arg: str) -> ml_collections.ConfigDict:
-  """Returns the recipe of configs/cifar10.py, for a number of epochs.
+  """Returns what several configs of CIFAR-10 share, for a number of epochs.
 
   Args:
     arg: Number of epochs.
