@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# Measures the speed of ViTs on the GPU of this machine, in under 9 minutes;
+# Measures the speed of ViTs on the GPU of this machine, in about 9 minutes;
 # writes report.json and report.md to a directory.
 #
 #   scripts/gpu_report.sh [DIRECTORY]

@@ -90,7 +90,8 @@ INITIALIZERS = {
     head=nn.initializers.normal(0.01),
   ),
 }
-# That of the paper's code; `mimetic` then replaces the kernels of attention.
+# As 'vit'; `mimetic` then replaces the kernels of attention in a trunk.
+# Decoders and text towers keep these.
 INITIALIZERS[MIMETIC] = INITIALIZERS['vit']
 
 FIELD = fields.Field(fields.Kind.TRAINING, choices=tuple(INITIALIZERS))
@@ -113,7 +114,7 @@ def mimetic(params: dict[str, Any], key: jax.Array) -> dict[str, Any]:
     kernels = [params[name]['kernel'] for name in ('qkv', 'out')]
     one = functools.partial(_mimetic_kernels, shape=kernels[0].shape[-4:])
     if kernels[0].ndim == 5:
-      qkv, out = jax.vmap(one)(jax.random.split(key, len(kernels[0])))
+      qkv, out = jax.lax.map(one, jax.random.split(key, len(kernels[0])))
     else:
       qkv, out = one(key)
     return params | {
@@ -133,27 +134,27 @@ def _mimetic_kernels(
 ) -> tuple[jax.Array, jax.Array]:
   """Returns the kernels of one layer, [D, 3, H, K] and [H, K, D]."""
   d, _, heads, size = shape
-  of_scores, of_values = jax.random.split(key)
-  query, key_kernel = jax.vmap(lambda k: _factors(k, d, *_SCORES))(
-    jax.random.split(of_scores, heads)
-  )
-  value, out = _factors(of_values, d, *_VALUES)
+  noise, identity = jnp.array([_SCORES] * heads + [_VALUES]).T[..., None, None]
+  matrices = noise * jax.random.normal(key, (heads + 1, d, d)) / jnp.sqrt(d)
+  left, right = _factors(matrices + identity * jnp.eye(d))
   qkv = [
-    jnp.moveaxis(query[..., :size], 0, 1),
-    jnp.moveaxis(key_kernel[:, :size], 2, 0),
-    value.reshape(d, heads, size),
+    jnp.moveaxis(left[:-1, :, :size], 0, 1),
+    jnp.moveaxis(right[:-1, :size], 2, 0),
+    left[-1].reshape(d, heads, size),
   ]
-  return jnp.stack(qkv, 1), out.reshape(heads, size, d)
+  return jnp.stack(qkv, 1), right[-1].reshape(heads, size, d)
 
 
-def _factors(
-  key: jax.Array, d: int, noise: float, identity: float
-) -> tuple[jax.Array, jax.Array]:
-  """Returns two matrices, [D, D]; the first columns and rows matter most.
+def _factors(matrices: jax.Array) -> tuple[jax.Array, jax.Array]:
+  """Returns two factors of each matrix, [N, D, D].
 
-  Their product is that share of the identity, and of random values with a
-  variance of 1 / D.
+  Their first columns and rows are those of the largest singular values, by
+  whose roots both are scaled.
   """
-  random = jax.random.normal(key, (d, d)) / jnp.sqrt(d)
-  left, scale, right = jnp.linalg.svd(noise * random + identity * jnp.eye(d))
-  return left * jnp.sqrt(scale), jnp.sqrt(scale)[:, None] * right
+  product = functools.partial(jnp.matmul, precision=jax.lax.Precision.HIGHEST)
+  # One at a time: on CPUs, calls for several matrices at once wait forever for
+  # each other's threads if there are several devices.
+  squares, left = jax.lax.map(jnp.linalg.eigh, product(matrices, matrices.mT))
+  left = left[..., ::-1]
+  scale = jnp.maximum(squares[..., ::-1], 1e-12) ** 0.25
+  return left * scale[:, None], product(left.mT, matrices) / scale[..., None]
