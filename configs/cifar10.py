@@ -13,10 +13,11 @@ in pre-trained models, label smoothing, and the mean of the patches instead of a
 class token; docs/cifar10.md shows their effects.
 
 Measured on a JPEG copy of CIFAR-10 (quality 75), in float32 on an H100: 84.2%
-of the 5,000 held-out images after the schedule of 10 epochs (seed 0). The
+of the 5,000 held-out images after the schedule of 10 epochs (seed 0; other
+random numbers for attention's kernels, of the same distribution). The
 tutorial's author reports 65.4% after 10 epochs of a longer schedule. On 2 CPU
-cores 10 epochs take about 90 minutes at 85 images/s. Schedules of 100 and 200
-epochs, which need a GPU, have not been run.
+cores 10 epochs take 50 to 90 minutes. Schedules of 100 and 200 epochs, which
+need a GPU, have not been run.
 """
 
 import ml_collections

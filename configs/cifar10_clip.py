@@ -4,7 +4,8 @@ r"""CLIP on CIFAR-10, with captions made of the names of the classes.
 
 on TFDS' `cifar10`, or on a folder with train/<class>/ and test/<class>/:
 --config.data.name=folder:/path/to/cifar10. EPOCHS is 2 by default. The image
-tower and its schedule are those of configs/cifar10.py, without its RoPE.
+tower and its schedule are those of configs/cifar10.py, without its RoPE and
+mimetic initialization.
 """
 
 import ml_collections

@@ -20,8 +20,9 @@ python3 -m venv "$scratch/venv"
 # --system-site-packages the new one would have those of the Python below.
 packages=$(python3 -c '
 import sys
-folders = [path for path in sys.path if path.endswith("-packages")]
-print(f"import site; [site.addsitedir(path) for path in {folders}]")')
+for path in sys.path:
+  if path.endswith("-packages"):
+    print(f"import site; site.addsitedir({path!r})")')
 # shellcheck disable=SC1091
 source "$scratch/venv/bin/activate"
 echo "$packages" > \

@@ -63,9 +63,8 @@ def test_mimetic_initialisation(scan):
     query, keys, value = (qkv[:, j].reshape(d, -1) for j in range(3))
     for head in np.split(np.arange(d), 4):
       scores = query[:, head] @ keys[:, head].T
-      # The largest quarter of the scales, and more of the identity than noise.
-      assert np.linalg.matrix_rank(scores, tol=1e-4) == d / 4
-      assert 0.2 < np.trace(scores) / d < 0.7
+      # Of the largest quarter of the scales; of the smallest it is 0.04.
+      assert 0.28 < np.trace(scores) / d < 0.36
     values = value @ out.reshape(d, d)
     products.append(values)
     assert np.trace(values) / d == pytest.approx(-0.4, abs=0.03)

@@ -2,8 +2,10 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 
+from vit_jax import models
 from vit_jax.models import dropout
 from vit_jax.models import mlp as mlp_lib
 from vit_jax.models import spec as spec_lib
@@ -11,18 +13,69 @@ from vit_jax.models import spec as spec_lib
 FIELDS = {'hidden_size': 32, 'mlp_dim': 48, 'num_heads': 4, 'depth': 1}
 
 
-@pytest.mark.parametrize('implementation', ['cudnn', 'plain'])
-def test_gpus_keep_the_order_of_tokens(implementation):
+@pytest.fixture
+def any_version(monkeypatch):
+  """The order is kept with the JAX of before 0.11, too."""
+  monkeypatch.setattr(spec_lib, '_KEEPS_ORDER', True)
+
+
+@pytest.mark.parametrize(
+  ('platform', 'implementation', 'is_kept'),
+  [
+    ('gpu', 'auto', True),
+    ('gpu', 'plain', False),  # as in exported programs
+    ('cpu', 'auto', False),
+    ('tpu', 'auto', False),
+    ('cpu', 'cudnn', True),  # ahead of time, for a GPU
+  ],
+)
+def test_gpus_keep_the_order_of_tokens(
+  platform, implementation, is_kept, any_version, monkeypatch
+):
   """The constraint is in the program, and in that of the gradient."""
   spec = spec_lib.EncoderSpec(**FIELDS, attention_implementation=implementation)
 
   def loss(x):
     return (spec.row_major(x) ** 2).sum()
 
-  text = jax.jit(jax.grad(loss)).lower(jnp.ones((2, 3, 4))).as_text()
+  with monkeypatch.context() as patch:
+    patch.setattr(jax, 'default_backend', lambda: platform)
+    traced = jax.jit(jax.grad(loss)).trace(jnp.ones((2, 3, 4)))
+  text = traced.lower().as_text()
   count = text.count('@LayoutConstraint')
-  assert (count >= 2) == (implementation == 'cudnn')
+  assert (count >= 2) == is_kept
   assert 'dense<[2, 1, 0]>' in text or not count
+
+
+@pytest.mark.parametrize('version', ['any', 'installed'])
+def test_each_layer_keeps_the_order(version, monkeypatch):
+  """Both sums, forward and backward; devices do not gather each other's."""
+  attend = jax.nn.dot_product_attention
+
+  def attend_here(*args, implementation, **how):
+    assert implementation == 'cudnn'
+    return attend(*args, **how)
+
+  monkeypatch.setattr(jax.nn, 'dot_product_attention', attend_here)
+  if version == 'any':
+    monkeypatch.setattr(spec_lib, '_KEEPS_ORDER', True)
+  model = models.create_model(
+    *('ViT-Ti/4', 5), **FIELDS | {'depth': 2}, attention_implementation='cudnn'
+  )
+  images = jnp.ones((4, 8, 8, 3))
+  params = models.init_params(model, jax.random.key(0), images.shape[1:])
+
+  def loss(params, images):
+    return (model.apply({'params': params}, images) ** 2).sum()
+
+  mesh = jax.sharding.Mesh(np.array(jax.devices()[:2]), ('data',))
+  rows = jax.sharding.NamedSharding(mesh, jax.P('data'))
+  lowered = jax.jit(jax.grad(loss)).lower(params, jax.device_put(images, rows))
+  if version == 'any':
+    # Two sums in each of two layers, and their gradients.
+    assert lowered.as_text().count('@LayoutConstraint') >= 2 * 2 * 2
+  else:
+    assert 'all-gather' not in lowered.compile().as_text()
 
 
 def test_remat_of_activations_keeps_their_arguments_and_results(capsys):

@@ -14,9 +14,10 @@ def model() -> ml_collections.ConfigDict:
   # Compile one layer and run it `depth` times, which compiles faster.
   keys.scan = False
   # Which values the backward pass recomputes, to save memory: 'none';
-  # 'activations' of the MLP; 'products', all but the results of dense layers
-  # and of attention; 'full'; or the name of a policy of
-  # jax.checkpoint_policies. 'auto' is one of these by the platform.
+  # 'activations', those within the MLP's activation function, and its dropout;
+  # 'products', all but the results of dense layers and of attention; 'full'; or
+  # the name of a policy of jax.checkpoint_policies. 'auto' is one of these by
+  # the platform.
   keys.remat = 'auto'
   # 'plain', 'einsum', 'fused', 'xla' or 'cudnn'; None is what suits the
   # platform. 'xla' and 'cudnn' have no attention dropout; 'cudnn' needs a GPU

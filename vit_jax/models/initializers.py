@@ -14,9 +14,8 @@ from vit_jax.models import fields
 Initializer = Callable[..., jax.Array]
 
 MIMETIC = 'mimetic'
-# Of the products of queries' and keys' kernels, and of those of values and the
-# layer after the heads: the scale of a random matrix, and of the identity (the
-# paper's section 4).
+# Scales of a random matrix and of the identity in the product of queries' and
+# keys' kernels, and in that of values' kernel and the layer after the heads.
 _SCORES, _VALUES = (0.7, 0.7), (0.4, -0.4)
 
 

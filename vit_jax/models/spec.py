@@ -57,6 +57,8 @@ REMAT_POLICIES = (
   'dots_with_no_batch_dims_saveable',
 )
 _KEPT = 'kept'
+# Before JAX 0.11, a constraint of the layout gathers what devices share.
+_KEEPS_ORDER = jax.__version_info__ >= (0, 11)
 # Name of results of activation functions, for remat='activations'.
 _ACTIVATED = 'activated'
 ATTENTION_IMPLEMENTATIONS = (
@@ -398,11 +400,12 @@ class EncoderSpec(LayerSpec):
     """Keeps the order of tokens [B, T, D] in memory on GPUs.
 
     Their compiler would store the sums of the residuals as [T, D, B], and so
-    transpose them before and after each product.
+    transpose them before and after each product. Only layers with cuDNN's
+    attention, the default on GPUs, are constrained: exported programs have
+    another attention, and cannot hold the constraint.
     """
-    # A step that is compiled for a GPU which is not here has cuDNN's attention.
-    is_ahead = self.attention_implementation == 'cudnn'
-    if jax.default_backend() != 'gpu' and not is_ahead:
+    platform, attention = jax.default_backend(), self.attention_implementation
+    if not _KEEPS_ORDER or attention_on(platform, attention) != 'cudnn':
       return x
     order = layout.Layout(tuple(range(x.ndim)))
     return layout.with_layout_constraint(x, order)
