@@ -16,7 +16,6 @@ import os
 import pathlib
 import struct
 from typing import BinaryIO
-from typing import Protocol
 import zipfile
 import zlib
 
@@ -35,43 +34,19 @@ _MOST_DEFLATED = 1032  # maximum compression ratio of deflate
 _MOST_DIMENSIONS = 32
 
 
-class Arrays(Protocol):
+@dataclasses.dataclass
+class Arrays:
   """The arrays of an open file.
 
   Attributes:
     shapes: Shapes by name, in the order of the file.
-    metadata: Metadata of a safetensors file; else empty.
+    read: Returns the array of a name, C-contiguous and in the byte order of the
+      machine, or raises a UserError if it is damaged; several threads may call
+      it at once.
   """
 
   shapes: dict[str, tuple[int, ...]]
-  metadata: dict[str, str]
-
-  def read(self, name: str) -> np.ndarray:
-    """Reads one array; several threads may call this at once.
-
-    Args:
-      name: One of `shapes`.
-
-    Returns:
-      The array, C-contiguous, in the byte order of the machine.
-
-    Raises:
-      UserError: The array is damaged.
-    """
-    ...
-
-
-@dataclasses.dataclass
-class Opened(Arrays):
-  """Arrays that a function reads."""
-
-  shapes: dict[str, tuple[int, ...]]
-  metadata: dict[str, str]
-  reader: Callable[[str], np.ndarray]
-
-  def read(self, name: str) -> np.ndarray:
-    """Reads one array."""
-    return self.reader(name)
+  read: Callable[[str], np.ndarray]
 
 
 @dataclasses.dataclass(frozen=True)

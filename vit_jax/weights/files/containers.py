@@ -186,9 +186,7 @@ def _npz(archive: archives.Archive) -> Arrays:
     result[...] = array.T
     return result
 
-  return archives.Opened(
-    {name: x.shape for name, x in entries.items()}, {}, read
-  )
+  return Arrays({name: x.shape for name, x in entries.items()}, read)
 
 
 def _entry(archive: archives.Archive, member: archives.Member) -> _Entry:
@@ -261,7 +259,7 @@ def _safetensors(path: pathlib.Path, stack: contextlib.ExitStack) -> Arrays:
         f'cannot read {archives.array_named(name)} of {path}: {one_line(e)}'
       ) from None
 
-  return archives.Opened(shapes, dict(file.metadata() or {}), read)
+  return Arrays(shapes, read)
 
 
 def _shards(
@@ -286,10 +284,7 @@ def _shards(
     for name, shape in arrays.shapes.items()
     if where.get(name) == shard
   }
-  metadata = {k: v for x in shards.values() for k, v in x.metadata.items()}
-  return archives.Opened(
-    shapes, metadata, lambda name: shards[where[name]].read(name)
-  )
+  return Arrays(shapes, lambda name: shards[where[name]].read(name))
 
 
 def _weight_map(path: pathlib.Path, file: BinaryIO) -> dict[str, str]:

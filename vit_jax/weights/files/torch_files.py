@@ -51,8 +51,8 @@ def read(archive: archives.Archive) -> archives.Arrays:
   def read_one(name: str) -> np.ndarray:
     return _read_tensor(archive, root, name, tensors[name])
 
-  return archives.Opened(
-    {name: x.shape for name, x in tensors.items()}, {}, read_one
+  return archives.Arrays(
+    {name: x.shape for name, x in tensors.items()}, read_one
   )
 
 

@@ -11,7 +11,6 @@ from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
-from vit_jax.weights.formats import head_counts
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import uncommon
 from vit_jax.weights.formats.tables import rule
@@ -103,15 +102,13 @@ def describe(
     'gelu': gelu,
     **_biases(config),
   }
-  sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
   heads = config.get('num_attention_heads', typed.COUNT)
-  fields['num_heads'] = heads or head_counts.num_heads(hints, None, **sizes)
+  fields['num_heads'] = base.num_heads(hints, heads, fields)
   if gated:
     config.get('hidden_act', typed.one_of('silu'))
   model = base.build(vit.ViT, fields, hints)
   stated = config.get('image_size', typed.SIZE)
-  pair = (stated, stated) if isinstance(stated, int) else stated
-  default = (pair[0], pair[1]) if pair else None
+  default = preprocessing.pair(stated) if stated else None
   size = base.image_size(None, patch, hints, default)
   preprocess, silent = preprocessing.of_transformers(
     hints.preprocessor, KIND, size, channels

@@ -6,7 +6,6 @@ clusters of colours. Without the latter, the model takes ids of colours alone.
 
 from collections.abc import Iterable
 from collections.abc import Mapping
-from collections.abc import Sequence
 import re
 from typing import Any
 
@@ -21,7 +20,6 @@ from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
-from vit_jax.weights.formats import head_counts
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.tables import rule
 
@@ -67,27 +65,26 @@ _KNOWN |= {
   'tie_word_embeddings': _OFF,
 }
 
-# An array without its first axis, of length 1.
-_ROWS = tables.Layout(lambda a, shape: a[0].reshape(shape), lambda a: [a[0]])
-# Weights are [in, out]; the heads of queries, keys and values are flattened.
-_FROM = tables.Layout(
-  lambda a, shape: a[0].reshape(shape), lambda a: [a.reshape(len(a), -1)]
-)
-_TO = tables.Layout(
-  lambda a, shape: a[0].reshape(shape),
-  lambda a: [a.reshape(-1, a.shape[-1])],
-)
 _ELSEWHERE = tables.Layout(lambda a, _: a[0], lambda _: [])
 _LAYER = 'h.{}'
-_RULES = [
+# Weights are [in, out].
+RULES = [
   rule('token_embedding', 'wte.weight'),
-  rule('position_embedding', 'wpe.weight', _ROWS),
+  rule('position_embedding', 'wpe.weight', tables.squeezed(0)),
   rule('blocks_{}/norm1/scale', f'{_LAYER}.ln_1.weight'),
-  rule('blocks_{}/attention/qkv/kernel', f'{_LAYER}.attn.c_attn.weight', _FROM),
+  rule(
+    'blocks_{}/attention/qkv/kernel',
+    f'{_LAYER}.attn.c_attn.weight',
+    tables.FLAT_OUTPUTS,
+  ),
   rule(
     'blocks_{}/attention/qkv/bias', f'{_LAYER}.attn.c_attn.bias', tables.FLAT
   ),
-  rule('blocks_{}/attention/out/kernel', f'{_LAYER}.attn.c_proj.weight', _TO),
+  rule(
+    'blocks_{}/attention/out/kernel',
+    f'{_LAYER}.attn.c_proj.weight',
+    tables.FLAT_INPUTS,
+  ),
   rule('blocks_{}/attention/out/bias', f'{_LAYER}.attn.c_proj.bias'),
   rule('blocks_{}/norm2/scale', f'{_LAYER}.ln_2.weight'),
   rule('blocks_{}/mlp/up/kernel', f'{_LAYER}.mlp.c_fc.weight'),
@@ -118,11 +115,6 @@ def stored_name(name: str) -> str:
   return name if name == _OUTPUT else _PREFIX + name
 
 
-def rules() -> Sequence[tables.Rule]:
-  """Returns the table."""
-  return _RULES
-
-
 def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   """Infers the architecture from the arrays' shapes and config.json."""
   shapes, config = base.Shapes(arrays), hints.config
@@ -139,8 +131,8 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   sizes = {'hidden_size': hidden, 'mlp_dim': mlp_dim[1], 'depth': depth}
   fields = {
     **sizes,
-    'num_heads': head_counts.num_heads(
-      hints, config.get('n_head', typed.COUNT), **sizes
+    'num_heads': base.num_heads(
+      hints, config.get('n_head', typed.COUNT), sizes
     ),
     'num_classes': 0,
     'colours': rows - 1,
