@@ -30,6 +30,18 @@ def wilson(correct: int, total: int) -> tuple[float, float]:
   return low, middle + spread if correct < total else 1.0
 
 
+def accuracy_intervals(
+  found: Mapping[str, float],
+) -> dict[str, tuple[float, float] | None]:
+  """Returns Wilson's intervals of accuracies over `examples`; None for nan."""
+  total = int(found['examples'])
+  return {
+    name: wilson(round(x * total), total) if math.isfinite(x) else None
+    for name, x in found.items()
+    if name.endswith('accuracy')
+  }
+
+
 def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
   """Returns the expected calibration error over 15 bins of equal width.
 
