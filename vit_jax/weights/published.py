@@ -13,6 +13,7 @@ import fnmatch
 
 from vit_jax import models
 from vit_jax.config import recipes
+from vit_jax.config import tables
 from vit_jax.config import UserError
 
 AUTHORS = 'authors_in21k'
@@ -109,10 +110,7 @@ class Table(list[Published]):
     """Returns a line for each."""
     rows = [('model', 'pretrained', 'image_size', 'address')]
     rows += [(x.model, x.tag, str(x.image_size or ''), x.address) for x in self]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return '\n'.join(
-      '  '.join(map(str.ljust, row, widths)).rstrip() for row in rows
-    )
+    return '\n'.join(tables.aligned(rows))
 
 
 def list_models(
