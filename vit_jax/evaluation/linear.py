@@ -96,10 +96,7 @@ def fit(
 
 
 def check(labels: np.ndarray) -> None:
-  """Checks that a probe can be fitted.
-
-  Args:
-    labels: int [N].
+  """Checks that a probe can be fitted to labels, int [N].
 
   Raises:
     EvaluationError: There is nothing to hold out, or a single class.
@@ -115,11 +112,8 @@ def check(labels: np.ndarray) -> None:
 def held_out(labels: np.ndarray) -> np.ndarray:
   """Returns which examples are held out to choose the penalty, bool [N].
 
-  They are a random fifth of each class: at least one of two examples, and none
-  of a single example.
-
-  Args:
-    labels: int [N].
+  They are a random fifth of each class of labels, int [N]: at least one of two
+  examples, and none of a single example.
   """
   sizes = np.bincount(labels)
   fifth = np.maximum(np.round(_HELD_OUT * sizes), 1)

@@ -95,11 +95,7 @@ class ZeroShot(base.Evaluator):
 
 
 def text_of(features: features_lib.Features, kind: str) -> features_lib.Text:
-  """Returns the feature of captions.
-
-  Args:
-    features: Features of the examples.
-    kind: Kind of the evaluation, for the error.
+  """Returns the feature of captions; the error names the kind of evaluation.
 
   Raises:
     EvaluationError: There are no captions.

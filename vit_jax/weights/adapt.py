@@ -280,11 +280,7 @@ def _patch_positions(
 ) -> tuple[np.ndarray, str]:
   """Returns positions of the new grid's patches [1, N, D], and what was done.
 
-  Args:
-    source: The model that the checkpoint comes from.
-    grids: Its grid and the new one.
-    stored: The checkpoint's positions of patches, or None.
-    method: One of `resize.METHODS`.
+  `stored` are the checkpoint's positions of patches, if it has any.
   """
   old, new = grids
   if stored is not None:

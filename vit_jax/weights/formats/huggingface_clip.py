@@ -27,7 +27,7 @@ from vit_jax.weights.formats.tables import torch_norm as _norm
 
 CLIP, SIGLIP, SIGLIP2 = 'clip', 'siglip', 'siglip2'
 IGNORED = r'.*\.position_ids'
-_GELUS = {
+GELUS = {
   'quick_gelu': 'sigmoid',
   'gelu': 'exact',
   'gelu_new': 'tanh',
@@ -145,16 +145,7 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
 def describe(
   arrays: base.Renamed, config: typed.Json, text_heads: int | None = None
 ) -> tuple[two_towers.TwoTowers, tuple[int, int]]:
-  """Infers both towers from the arrays' shapes and config.json.
-
-  Args:
-    arrays: From `prepare`.
-    config: Content of config.json.
-    text_heads: Not used: config.json has them.
-
-  Returns:
-    The model; and the size of images (height, width) that its positions are
-    for.
+  """Infers both towers, as `google_towers.describe`; config.json has all heads.
 
   Raises:
     UserError: There is no config.json, or it says what cannot be computed.
@@ -187,11 +178,7 @@ def image_fields(
 ) -> tuple[dict[str, Any], tuple[int, int]]:
   """Returns the fields of the image tower, and the size of its images.
 
-  Args:
-    shapes: Shapes in the file.
-    hints: Its config.json is that of both towers.
-    kind: The model_type of both towers.
-    patch: (height, width) of a patch, in pixels.
+  The config.json of `hints`, and `kind`, are those of both towers.
   """
   is_clip = kind == CLIP
   fields = _layers(shapes, hints.config, 'vision', kind) | {
@@ -248,13 +235,13 @@ def _layers(
     # Left out where they are the defaults of transformers' class.
     heads = 8 if (kind, tower) == (CLIP, 'text') else 12
   default = 'quick_gelu' if kind == CLIP else 'gelu_pytorch_tanh'
-  gelu = config.get(f'{where}.hidden_act', typed.one_of(*_GELUS), default)
+  gelu = config.get(f'{where}.hidden_act', typed.one_of(*GELUS), default)
   return {
     'hidden_size': up[1],
     'mlp_dim': up[0],
     'depth': shapes.count(layer),
     'num_heads': heads,
-    'gelu': _GELUS[gelu],
+    'gelu': GELUS[gelu],
     'layer_norm_epsilon': config.get(
       f'{where}.layer_norm_eps', typed.POSITIVE, _EPSILON[kind]
     ),
@@ -276,11 +263,7 @@ def rules(model: two_towers.TwoTowers) -> list[tables.Rule]:
 def write(
   model: two_towers.TwoTowers, params: Any
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Returns the arrays of a file; the config.json is not written.
-
-  Args:
-    model: The towers.
-    params: Their parameters, layers unrolled.
+  """Returns the arrays of a file of parameters whose layers are unrolled.
 
   Raises:
     KeyError: The format has no place for a parameter.

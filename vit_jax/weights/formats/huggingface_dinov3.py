@@ -11,6 +11,7 @@ from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import huggingface_clip as clip
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import uncommon
 from vit_jax.weights.formats.tables import rule
@@ -71,11 +72,6 @@ def describe(
   shapes: base.Shapes, hints: base.Hints, gelu: str
 ) -> base.Description:
   """Infers the architecture from the arrays' shapes and config.json.
-
-  Args:
-    shapes: Shapes in the file.
-    hints: The caller's fields, and config.json.
-    gelu: That of config.json.
 
   Raises:
     UserError: The file has a part that is not computed.
@@ -179,7 +175,6 @@ def config(
   """Returns the content of config.json."""
   height, width = image_size
   patch = model.patch_size
-  act = 'gelu' if model.gelu == 'exact' else 'gelu_pytorch_tanh'
   return {
     'model_type': KIND,
     'architectures': [ARCHITECTURE],
@@ -191,7 +186,7 @@ def config(
     'num_channels': preprocess.channels,
     'image_size': height if height == width else [height, width],
     'patch_size': patch[0] if patch[0] == patch[1] else list(patch),
-    'hidden_act': 'silu' if model.gated_mlp else act,
+    'hidden_act': 'silu' if model.gated_mlp else clip.ACTIVATIONS[model.gelu],
     'use_gated_mlp': model.gated_mlp,
     'layer_norm_eps': model.layer_norm_epsilon,
     'layerscale_value': model.layer_scale,

@@ -20,6 +20,7 @@ from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
+from vit_jax.weights.formats import huggingface_clip as clip
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.tables import rule
 
@@ -27,12 +28,6 @@ MODEL_TYPE = 'imagegpt'
 # Masks that older versions of transformers stored.
 IGNORED = r'h\.\d+\.attn\.(bias|masked_bias)'
 
-_GELUS = {
-  'quick_gelu': 'sigmoid',
-  'gelu': 'exact',
-  'gelu_new': 'tanh',
-  'gelu_pytorch_tanh': 'tanh',
-}
 _PREFIX = 'transformer.'
 _OUTPUT = 'lm_head.weight'  # named without the prefix
 _OFF = typed.one_of(False)
@@ -120,10 +115,10 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   shapes, config = base.Shapes(arrays), hints.config
   config.check_known(_KNOWN)
   activation = config.get('activation_function', typed.TEXT, 'quick_gelu')
-  if activation not in _GELUS:
+  if activation not in clip.GELUS:
     raise UserError(
       f'its config.json says activation_function {activation!r}: those that can'
-      f' be computed are {", ".join(_GELUS)}'
+      f' be computed are {", ".join(clip.GELUS)}'
     )
   rows, hidden = shapes.get('wte.weight', 2)
   depth, mlp_dim = shapes.count('h.{}.'), shapes.get('h.{}.mlp.c_fc.weight', 2)
@@ -137,7 +132,7 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
     'num_classes': 0,
     'colours': rows - 1,
     'has_clusters': clusters is not None,
-    'gelu': _GELUS[activation],
+    'gelu': clip.GELUS[activation],
     'layer_norm_epsilon': config.get(
       'layer_norm_epsilon', typed.POSITIVE, 1e-5
     ),
@@ -217,7 +212,7 @@ def companions(
   image_size: tuple[int, int],
 ) -> dict[str, dict[str, Any]]:
   """Returns the content of the JSON files, by file name."""
-  names = {ours: theirs for theirs, ours in reversed(_GELUS.items())}
+  names = {ours: theirs for theirs, ours in reversed(clip.GELUS.items())}
   height, width = image_size
   config = {
     'model_type': MODEL_TYPE,

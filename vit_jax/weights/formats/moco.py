@@ -28,13 +28,7 @@ def whole_of(projector: int, predictor: int) -> whole.Whole:
 
 
 def mlp_rules(ours: str, theirs: str, layers: int) -> list[tables.Rule]:
-  """Returns the rules of a head; after each dense layer comes its norm.
-
-  Args:
-    ours: Its name in our tree.
-    theirs: Its name in a file.
-    layers: Number of its dense layers.
-  """
+  """Returns the rules of a head; after each dense layer comes its norm."""
   table: list[tables.Rule] = []
   for i in range(layers):
     kernel = f'{theirs}.{3 * i}.weight'

@@ -216,8 +216,6 @@ def _parts(model: models.Model, shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _vit_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
-  if timm_beit.is_kind(model):
-    return _beit_arguments(model, shape)
   patch = model.patch_size
   is_packed = model.gated_mlp and not model.patch_norm
   d, wide = model.hidden_size, model.mlp_dim * (1 + is_packed)
@@ -230,6 +228,10 @@ def _vit_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
     'num_heads': model.num_heads,
     'mlp_ratio': ratio(wide, d),
     'qkv_bias': model.qkv_bias,
+  }
+  if timm_beit.is_kind(model):
+    return arguments | _beit_arguments(model)
+  arguments |= {
     'qk_norm': model.qk_norm,
     'init_values': model.layer_scale,
     'class_token': 'class_token' in model.prefix,
@@ -276,18 +278,9 @@ def _eva_arguments(model: vit.ViT, arguments: dict[str, Any]) -> dict[str, Any]:
   return arguments | timm_eva.arguments(model)
 
 
-def _beit_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
-  """Returns the arguments of timm's class of BEiT."""
-  patch = model.patch_size
+def _beit_arguments(model: vit.ViT) -> dict[str, Any]:
+  """Returns arguments of timm's class of BEiT that its ViT does not share."""
   return {
-    'img_size': list(shape[1:]),
-    'in_chans': shape[0],
-    'patch_size': patch[0] if patch[0] == patch[1] else list(patch),
-    'embed_dim': model.hidden_size,
-    'depth': model.depth,
-    'num_heads': model.num_heads,
-    'mlp_ratio': ratio(model.mlp_dim, model.hidden_size),
-    'qkv_bias': model.qkv_bias,
     'init_values': model.layer_scale or 0.0,  # timm drops None
     'global_pool': {'gap': 'avg'}.get(model.pool, model.pool),
     'use_fc_norm': model.norm_after_pool,

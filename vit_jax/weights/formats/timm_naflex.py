@@ -73,10 +73,6 @@ def rules(model: vit.ViT) -> list[tables.Rule]:
 def seen(arrays: base.Renamed, config: typed.Json) -> base.Shapes:
   """Returns the shapes as a ViT of timm has them, beside those of the file.
 
-  Args:
-    arrays: The file.
-    config: Its config.json.
-
   Raises:
     UserError: The size of a patch is not known.
   """
@@ -113,10 +109,7 @@ def fields(
 ) -> tuple[dict[str, Any], tuple[int, int]]:
   """Returns the fields of the positions, and the image size of these.
 
-  Args:
-    shapes: From `seen`.
-    patch: Patch size (height, width).
-    hints: What other files say.
+  `shapes` are from `seen`, and `patch` is (height, width) in pixels.
   """
   name = hints.config.get('architecture', typed.TEXT, '')
   found: dict[str, Any] = {

@@ -145,25 +145,12 @@ _HEADS_BY_NAME = {
 }
 # Numbers of heads by width: test_vit, vit_wee, little, medium, betwixt, so150m,
 # so400m, ...
+_OF_64_CHANNELS = (192, 256, 320, 384, 512, 640, 768, 832, 896, 1024, 1536)
 _HEADS = {
+  **{width: width // 64 for width in _OF_64_CHANNELS},
+  **dict.fromkeys((1152, 1280, 1408, 1664, 1792), 16),
   64: 2,
   96: 3,
-  192: 3,
-  256: 4,
-  320: 5,
-  384: 6,
-  512: 8,
-  640: 10,
-  768: 12,
-  832: 13,
-  896: 14,
-  1024: 16,
-  1152: 16,
-  1280: 16,
-  1408: 16,
-  1536: 24,
-  1664: 16,
-  1792: 16,
   4096: 32,
 }
 
@@ -215,12 +202,7 @@ def gelu(config: typed.Json) -> str:
 
 
 def norm(names: Collection[str], config: typed.Json) -> str:
-  """Returns the kind of norm of a ViT: 'layer' or 'rms'.
-
-  Args:
-    names: Names of the arrays, which show whether norms have biases.
-    config: Its config.json.
-  """
+  """Returns the kind of norm of a ViT with these arrays: 'layer' or 'rms'."""
   firsts = (f'blocks.0.{x}.bias' for x in ('norm1', 'in_norm'))
   usual = 'layernorm' if any(x in names for x in firsts) else 'rmsnorm'
   said = config.get('model_args.norm_layer', typed.TEXT, usual)
@@ -253,11 +235,7 @@ def heads(config: typed.Json, hidden_size: int) -> int | None:
 
 
 def pool(names: Collection[str], config: typed.Json) -> dict[str, Any]:
-  """Returns the fields of a ViT that say how it pools.
-
-  Args:
-    names: Names of the arrays.
-    config: Their config.json.
+  """Returns the fields of a ViT with these arrays that say how it pools.
 
   Raises:
     UserError: A norm follows the class token.

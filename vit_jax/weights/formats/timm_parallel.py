@@ -159,12 +159,7 @@ def _timms(model: vit.ViT, name: str) -> str:
 
 
 def rules(model: vit.ViT, plain: Sequence[tables.Rule]) -> list[tables.Rule]:
-  """Returns the rules that come before those of timm's ViT.
-
-  Args:
-    model: The model.
-    plain: The rules of timm's ViT.
-  """
+  """Returns the rules that come before `plain`, those of timm's ViT."""
   if model.parallel_mlp:
     return tables.torch_norm('blocks_{}/norm1', f'blocks.{{}}.{_IN_NORM}')
   return [
