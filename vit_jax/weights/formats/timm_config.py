@@ -50,13 +50,6 @@ def companions(
   model: models.Model, preprocess: data.Preprocess, image_size: tuple[int, int]
 ) -> dict[str, dict[str, Any]]:
   """Returns the content of the JSON files, by file name."""
-  return {'config.json': config(model, preprocess, image_size)}
-
-
-def config(
-  model: models.Model, preprocess: data.Preprocess, image_size: tuple[int, int]
-) -> dict[str, Any]:
-  """Returns the content of config.json."""
   parts = _parts(model, (preprocess.channels, *image_size))
   resize, channels = preprocess.resize, preprocess.channels
   is_squashed = isinstance(resize, tuple)
@@ -77,7 +70,7 @@ def config(
   }
   if preprocess.classes:
     pretrained['label_names'] = list(preprocess.classes)
-  return {
+  config = {
     'architecture': parts['architecture'],
     'num_classes': model.num_classes,
     'num_features': parts['num_features'],
@@ -85,6 +78,7 @@ def config(
     'model_args': parts['model_args'],
     'pretrained_cfg': pretrained,
   }
+  return {'config.json': config}
 
 
 def notes(model: models.Model) -> list[str]:
