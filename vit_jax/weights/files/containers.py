@@ -141,14 +141,14 @@ class _Entry:
   """An array in an npz file.
 
   Attributes:
-    member: Member of the archive that holds it.
+    member: Entry of the archive that holds it.
     start: Offset of the numbers in the member, in bytes.
     shape: Shape of the array.
     dtype: Type of its elements, in the byte order of the file.
     fortran: Whether the first axis varies fastest.
   """
 
-  member: archives.Member
+  member: zipfile.ZipInfo
   start: int
   shape: tuple[int, ...]
   dtype: np.dtype
@@ -189,8 +189,8 @@ def _npz(archive: archives.Archive) -> Arrays:
   return Arrays({name: x.shape for name, x in entries.items()}, read)
 
 
-def _entry(archive: archives.Archive, member: archives.Member) -> _Entry:
-  what = archives.array_named(member.name.removesuffix('.npy'))
+def _entry(archive: archives.Archive, member: zipfile.ZipInfo) -> _Entry:
+  what = archives.array_named(member.filename.removesuffix('.npy'))
   path = archive.path
   header = archive.head(member, _LONGEST_NPY_HEADER)
   match = _NPY.match(header)
@@ -214,7 +214,7 @@ def _entry(archive: archives.Archive, member: archives.Member) -> _Entry:
     )
   if (
     not archives.is_shape(shape, dtype.itemsize)
-    or start + math.prod(shape) * dtype.itemsize != member.size
+    or start + math.prod(shape) * dtype.itemsize != member.file_size
   ):
     raise archives.damaged(
       path, f'{what} has another length than its shape says'
