@@ -83,6 +83,7 @@ def as_timm(arrays: containers.Arrays) -> base.Renamed:
     name: (each, make)
     for name, (each, make) in made.items()
     if all(renamed.shapes.get(x) for x in each)
+    and len({renamed.shapes[x][1:] for x in each}) == 1
   }
   if not there:
     return renamed
