@@ -221,9 +221,9 @@ def test_timms_names():
 
   def name(ours, **fields):
     random = random_model()  # for what goes before it
-    return timm_config.config(
-      models.create_model(ours, **fields), random.preprocess, (224, 224)
-    )['architecture']
+    model = models.create_model(ours, **fields)
+    found = timm_config.companions(model, random.preprocess, (224, 224))
+    return found['config.json']['architecture']
 
   assert name('ViT-Ti/16') == 'vit_tiny_patch16_224'
   assert name('ViT-S/32') == 'vit_small_patch32_224'
@@ -249,7 +249,8 @@ def test_timms_arguments():
     qk_norm=True,
     position_tokens='patches',
   )
-  found = timm_config.config(random.model, random.preprocess, (32, 48))
+  files = timm_config.companions(random.model, random.preprocess, (32, 48))
+  found = files['config.json']
   assert found['pretrained_cfg']['input_size'] == [3, 32, 48]
   assert found['pretrained_cfg']['crop_pct'] == pytest.approx(0.8)
   arguments = found['model_args']

@@ -111,12 +111,8 @@ def main(argv: list[str]) -> None:
     raise UserError(f'--to is missing: choose one of {", ".join(_FORMATS)}')
   source, path = argv[1], pathlib.Path(os.path.abspath(argv[2]))
   _check_push(path)
-  if _LIKE.value is not None:
-    _read_dense(source, path)
-    logging.info('wrote %s', path)
-    return
-  if _TO.value in _DENSE:
-    _write_dense(source, path)
+  if _LIKE.value is not None or _TO.value in _DENSE:
+    (_write_dense if _LIKE.value is None else _read_dense)(source, path)
     logging.info('wrote %s', path)
     return
   # After the flags, since these import jax.

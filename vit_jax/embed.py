@@ -33,13 +33,11 @@ classes and checkpoint, as JSON. Both formats are written batch by batch, so a
 split may be larger than memory.
 """
 
-from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
 import json
 import pathlib
 from typing import Any
-from typing import Protocol
 from typing import TYPE_CHECKING
 import zipfile
 
@@ -104,13 +102,16 @@ def main(argv: list[str]) -> None:
     data_flags.progress(len(source)) as progress,
     data_flags.explained(),
     safe_io.replacing_path(path) as temporary,
-    _WRITERS[path.suffix](temporary, source, checkpoint) as writer,
+    contextlib.closing(
+      _WRITERS[path.suffix](temporary, source, checkpoint)
+    ) as writer,
   ):
     for part in parts:
       names = [source.file(count + i) for i in range(len(part))]
       writer.write(part, names)
       count += len(part)
       progress.update(len(part))
+    writer.finish()
   logging.info(
     '%d embeddings of %d numbers are in %s', count, writer.width, path
   )
@@ -138,15 +139,7 @@ def _embed_texts(loaded: 'weights.Loaded', path: pathlib.Path) -> None:
       import pyarrow as pa  # an optional dependency
       from pyarrow import parquet
 
-      numbers = pa.array(found.ravel())
-      table = pa.table(
-        {
-          'embedding': pa.FixedSizeListArray.from_arrays(
-            numbers, found.shape[1]
-          ),
-          'text': texts,
-        }
-      )
+      table = pa.table({'embedding': _column(found), 'text': texts})
       metadata = {'checkpoint': checkpoint}
       parquet.write_table(table.replace_schema_metadata(metadata), temporary)
   logging.info('%d embeddings of %d numbers are in %s', *found.shape, path)
@@ -179,31 +172,34 @@ def _check_flags(argv: list[str]) -> pathlib.Path:
   return columns.check_path('--out', _OUT.value, ('.npz', '.parquet'))
 
 
-class _Writer(Protocol):
-  """Writes embeddings batch by batch.
+def _column(embeddings: 'np.ndarray') -> Any:
+  """Returns embeddings [N, D] as a column of Arrow, of lists of D numbers."""
+  import pyarrow as pa  # an optional dependency
+
+  numbers = pa.array(embeddings.ravel())
+  return pa.FixedSizeListArray.from_arrays(numbers, embeddings.shape[1])
+
+
+class _Npz:
+  """Writes embeddings batch by batch, and the small arrays at the end.
 
   Attributes:
     width: D, the size of an embedding.
   """
 
-  width: int
-
-  def write(self, part: 'Embedded', files: Sequence[str | None]) -> None:
-    """Appends some examples, and the paths of their files."""
-
-
-class _Npz:
-  """Writes embeddings batch by batch, and the small arrays at the end."""
-
-  def __init__(self, archive: zipfile.ZipFile, total: int):
+  def __init__(
+    self, path: pathlib.Path, source: 'data.Source', checkpoint: str
+  ):
     self.width = 0
-    self._archive, self._total = archive, total
+    self._archive = zipfile.ZipFile(path, 'w')
+    self._source, self._checkpoint = source, checkpoint
     self._embedding: Any = None
     self._labels: list[np.ndarray] = []
     self._index: list[np.ndarray] = []
     self._files: list[str] = []
 
   def write(self, part: 'Embedded', files: Sequence[str | None]) -> None:
+    """Appends some examples, and the paths of their files."""
     if self._embedding is None:
       self._begin(part.features.shape[1])
     self._embedding.write(part.features.tobytes())
@@ -219,20 +215,21 @@ class _Npz:
     header = {
       'descr': np.lib.format.dtype_to_descr(np.dtype(np.float32)),
       'fortran_order': False,
-      'shape': (self._total, width),
+      'shape': (len(self._source), width),
     }
     self._embedding = self._archive.open('embedding.npy', 'w', force_zip64=True)
     np.lib.format.write_array_header_1_0(self._embedding, header)
 
-  def finish(self, classes: Sequence[str], checkpoint: str) -> None:
+  def finish(self) -> None:
     """Writes the other arrays; without classes there are no labels."""
     import numpy as np
 
-    self.close()
+    self._end()
+    classes = self._source.classes
     rest = {
       'index': np.concatenate(self._index),
       'file': np.array(self._files, np.str_),
-      'checkpoint': np.array(checkpoint, np.str_),
+      'checkpoint': np.array(self._checkpoint, np.str_),
     }
     if classes:
       rest['label'] = np.concatenate(self._labels)
@@ -242,42 +239,36 @@ class _Npz:
         np.lib.format.write_array(file, array, allow_pickle=False)
 
   def close(self) -> None:
-    """Ends the embeddings."""
+    """Ends the file."""
+    self._end()
+    self._archive.close()
+
+  def _end(self) -> None:
+    """Ends the embeddings, before which no other array can be written."""
     if self._embedding is not None:
       self._embedding.close()
 
 
-@contextlib.contextmanager
-def _npz(
-  path: pathlib.Path, source: 'data.Source', checkpoint: str
-) -> Iterator[_Writer]:
-  with (
-    zipfile.ZipFile(path, 'w') as archive,
-    contextlib.closing(_Npz(archive, len(source))) as writer,
-  ):
-    yield writer
-    writer.finish(source.classes, checkpoint)
-
-
 class _Parquet:
-  """Writes a Parquet file in groups of rows."""
+  """Writes a Parquet file in groups of rows; as `_Npz`."""
 
   def __init__(
-    self, path: pathlib.Path, classes: Sequence[str], checkpoint: str
+    self, path: pathlib.Path, source: 'data.Source', checkpoint: str
   ):
     self.width = 0
-    self._path, self._classes = path, classes
+    self._path, self._classes = path, source.classes
     self._checkpoint = checkpoint
     self._file: Any = None
     self._parts: list[tuple[Embedded, Sequence[str | None]]] = []
 
   def write(self, part: 'Embedded', files: Sequence[str | None]) -> None:
+    """Appends some examples, and the paths of their files."""
     self.width = part.features.shape[1]
     self._parts.append((part, files))
     if sum(len(waiting) for waiting, _ in self._parts) >= _ROWS:
-      self.flush()
+      self.finish()
 
-  def flush(self) -> None:
+  def finish(self) -> None:
     """Writes the buffered rows as one group."""
     import pyarrow as pa  # an optional dependency
     from pyarrow import parquet
@@ -295,10 +286,7 @@ class _Parquet:
 
     part = embedded.join([part for part, _ in self._parts])
     files = [file for _, each in self._parts for file in each]
-    numbers = pa.array(part.features.ravel())
-    columns_of: dict[str, Any] = {
-      'embedding': pa.FixedSizeListArray.from_arrays(numbers, self.width)
-    }
+    columns_of: dict[str, Any] = {'embedding': _column(part.features)}
     if self._classes:
       columns_of['label'] = part.labels
       columns_of['label_name'] = [
@@ -320,17 +308,10 @@ class _Parquet:
       self._file.close()
 
 
-@contextlib.contextmanager
-def _parquet(
-  path: pathlib.Path, source: 'data.Source', checkpoint: str
-) -> Iterator[_Writer]:
-  writer = _Parquet(path, source.classes, checkpoint)
-  with contextlib.closing(writer):
-    yield writer
-    writer.flush()
-
-
-_WRITERS = {'.npz': _npz, '.parquet': _parquet}
+_WRITERS: dict[str, type[_Npz] | type[_Parquet]] = {
+  '.npz': _Npz,
+  '.parquet': _Parquet,
+}
 
 
 if __name__ == '__main__':

@@ -106,13 +106,6 @@ def test_what_cannot_be_fetched(path, hint):
   assert hint in error(path)
 
 
-def test_is_remote():
-  for path in ('hf:a/b', 'gs://a/b', 'http://a/b', 'https://a/b'):
-    assert download.is_remote(path)
-  for path in ('a/b', '/a', '~/a', './hf:a/b', 's3://a/b', ''):
-    assert not download.is_remote(path)
-
-
 @pytest.mark.parametrize(
   'url, place',
   [

@@ -13,6 +13,7 @@ import tiny
 
 import vit_jax
 from vit_jax.config import UserError
+from vit_jax.models import mixer
 from vit_jax.train import flops
 from vit_jax.weights import batched
 from vit_jax.weights import features
@@ -34,6 +35,19 @@ def apply(model, params, images, mutable=False):
   return model.apply({'params': params}, images, mutable=mutable)
 
 
+def looked(vit, images):
+  """Returns logits, tokens and, unless of a Mixer, attention, in one pass."""
+  names = ['logits', 'tokens']
+  if not isinstance(vit.model, mixer.Mixer):
+    names.append('attention')
+
+  def keep(seen):
+    return seen | {'logits': seen['logits'][None]}
+
+  seen = features.reduced(vit, images, names, keep, axis=1)
+  return seen | {'logits': seen['logits'][0]}
+
+
 @pytest.mark.parametrize(
   'model',
   [
@@ -47,7 +61,7 @@ def apply(model, params, images, mutable=False):
 def test_one_pass_has_all_that_the_model_says(model):
   vit, images = planted.loaded(model), planted.images()
   logits, state = captured(vit, images)
-  seen = features.looked(vit, images)
+  seen = looked(vit, images)
   assert set(seen) == {'logits', *state['intermediates']}
   atol = 0.1 if model.dtype == jnp.bfloat16 else 1e-5
   for name, expected in {'logits': logits, **state['intermediates']}.items():
@@ -66,8 +80,8 @@ def test_scanned_layers_are_seen_the_same():
     twin = planted.scanned(vit)
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4),
-      features.looked(twin, images),
-      features.looked(vit, images),
+      looked(twin, images),
+      looked(vit, images),
     )
     np.testing.assert_allclose(
       features.embeddings(twin, images),
@@ -115,13 +129,13 @@ def test_batches_change_nothing():
 
 def test_large_attention_is_held_for_few_images_at_a_time(monkeypatch):
   vit, images = planted.loaded(planted.tiny()), planted.images()
-  whole = features.looked(vit, images)
+  whole = looked(vit, images)
   each = whole['attention'][:, 0].nbytes
   monkeypatch.setattr(features, '_MOST_ATTENTION', 2 * each + 1)
   assert features.attention_batch(vit) == 2
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
-    features.looked(vit, images),
+    looked(vit, images),
     whole,
   )
 
@@ -180,8 +194,7 @@ def test_a_run_can_be_looked_at(digits_run):
 @pytest.mark.parametrize(
   ('model', 'call', 'message'),
   [
-    (planted.tiny_bit(), vit_jax.features, 'a BiT'),
-    (planted.tiny_bit(), features.looked, 'a BiT, a ResNet, which has no tok'),
+    (planted.tiny_bit(), vit_jax.features, 'a BiT, a ResNet, which has no tok'),
     (
       planted.tiny_mixer(),
       vit_jax.explore.attention_maps,
@@ -197,7 +210,11 @@ def test_a_run_can_be_looked_at(digits_run):
       lambda vit, x: vit_jax.features(vit, x[:, :4]),
       r'shape \(5, 4, 16, 3\): what this model takes is \[B, 8, 16, 3\]',
     ),
-    (planted.tiny(), lambda vit, x: features.looked(vit, x[:0]), 'float32'),
+    (
+      planted.tiny(),
+      lambda vit, x: vit_jax.features(vit, x[:0]),
+      'float32',
+    ),
     (
       planted.tiny(),
       lambda vit, x: features.patch_index(vit, (2, 0)),

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 _TIMEOUT = (10.0, 60.0)  # seconds to connect, and between two packets
 _PAUSES = (1.0, 2.0, 4.0, 8.0)  # seconds before each retry
-_BUSY = (408, 429, 500, 502, 503, 504)  # temporary HTTP statuses
+BUSY = (408, 429, 500, 502, 503, 504)  # temporary HTTP statuses
 # Maximum loss when a connection breaks: urllib3 drops an unfinished chunk.
 _CHUNK_BYTES = 1 << 16
 
@@ -71,14 +71,9 @@ class File:
 
 
 def download(file: File, sleep: Sleep) -> pathlib.Path:
-  """Downloads a file, unless it exists.
+  """Downloads a file, unless it exists; returns its target.
 
-  Args:
-    file: The file.
-    sleep: Called with the seconds to wait before a retry.
-
-  Returns:
-    Its target.
+  `sleep` is called with the seconds to wait before a retry.
 
   Raises:
     UserError: There is no such file, it cannot be reached or stored, or it
@@ -293,7 +288,7 @@ def _continues(
 
 def _check_status(file: File, response: 'requests.Response') -> None:
   status = f'status {response.status_code} {response.reason or ""}'.strip()
-  if response.status_code in _BUSY:
+  if response.status_code in BUSY:
     raise _InterruptedError(status)
   if response.status_code in (401, 403):
     raise UserError(f'cannot download {file}: {status}: {file.refused}')

@@ -142,24 +142,18 @@ class Linear(NamedTuple):
     return np.concatenate([(x + self.bias).argmax(axis=1) for x in parts])
 
 
-def fit(
-  features: np.ndarray,
-  labels: np.ndarray,
-  num_classes: int,
-  penalty: float = PENALTY,
-) -> Linear:
+def fit(features: np.ndarray, labels: np.ndarray, num_classes: int) -> Linear:
   """Fits a classifier to a few examples.
 
   Args:
     features: float [N, D].
     labels: int [N].
     num_classes: K.
-    penalty: Strength of the L2 penalty, as in `ridge`.
   """
   x = features.astype(np.float64)
   mean, std = x.mean(axis=0), x.std(axis=0) + _LEAST_STD
   targets = np.where(labels[:, None] == np.arange(num_classes), 1.0, -1.0)
-  kernel, bias = ridge((x - mean) / std, targets, penalty)
+  kernel, bias = ridge((x - mean) / std, targets, PENALTY)
   return Linear(mean, std, kernel, bias)
 
 

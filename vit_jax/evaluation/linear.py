@@ -9,7 +9,6 @@ range of penalties suits all models.
 
 from collections.abc import Callable
 from collections.abc import Mapping
-import dataclasses
 import math
 from typing import Any
 import warnings
@@ -54,39 +53,25 @@ class Linear(probes.Probe):
     self, train: Embedded, test: Embedded, between: Callable[[], object]
   ) -> base.Scalars:
     """Fits the probe, which may take minutes."""
-    probe = fit(train.features, train.labels, between)
-    accuracy = probes.accuracy(probe.predict(test.features), test)
-    return {'accuracy': accuracy, 'penalty': probe.penalty}
-
-
-@dataclasses.dataclass(frozen=True)
-class LinearProbe:
-  """A fitted probe.
-
-  Attributes:
-    model: The model of scikit-learn.
-    penalty: The penalty that was chosen.
-  """
-
-  model: Any
-  penalty: float
-
-  def predict(self, features: np.ndarray) -> np.ndarray:
-    """Returns the classes of features [M, D], int [M]."""
-    return self.model.predict(features)
+    model, penalty = fit(train.features, train.labels, between)
+    accuracy = probes.accuracy(model.predict(test.features), test)
+    return {'accuracy': accuracy, 'penalty': penalty}
 
 
 def fit(
   features: np.ndarray,
   labels: np.ndarray,
   between: Callable[[], object] = lambda: None,
-) -> LinearProbe:
+) -> tuple[Any, float]:
   """Fits a probe, and chooses its penalty.
 
   Args:
     features: float [N, D].
     labels: int [N], of at least two classes.
     between: Called between the parts of the work.
+
+  Returns:
+    The model of scikit-learn, and the penalty.
 
   Raises:
     EvaluationError: There is nothing to hold out, or a single class.
@@ -107,14 +92,11 @@ def fit(
     for penalty in (best * factor, best / factor):
       try_penalty(penalty)
   best = _best(found)
-  return LinearProbe(_fit(features, labels, best, between), best)
+  return _fit(features, labels, best, between), best
 
 
 def check(labels: np.ndarray) -> None:
-  """Checks that a probe can be fitted.
-
-  Args:
-    labels: int [N].
+  """Checks that a probe can be fitted to labels, int [N].
 
   Raises:
     EvaluationError: There is nothing to hold out, or a single class.
@@ -130,11 +112,8 @@ def check(labels: np.ndarray) -> None:
 def held_out(labels: np.ndarray) -> np.ndarray:
   """Returns which examples are held out to choose the penalty, bool [N].
 
-  They are a random fifth of each class: at least one of two examples, and none
-  of a single example.
-
-  Args:
-    labels: int [N].
+  They are a random fifth of each class of labels, int [N]: at least one of two
+  examples, and none of a single example.
   """
   sizes = np.bincount(labels)
   fifth = np.maximum(np.round(_HELD_OUT * sizes), 1)

@@ -14,7 +14,6 @@ from vit_jax.config import UserError
 from vit_jax.data import features as features_lib
 from vit_jax.data.host import maps
 from vit_jax.evaluation import metrics
-from vit_jax.evaluation import report
 from vit_jax.evaluation import segments
 
 Rows = dict[str, np.ndarray]
@@ -105,8 +104,7 @@ def of_whole_images(
       predicted.shape,
       example.where,
     )
-    counts = labels != feature.ignore
-    matrix = report.confusion(labels[counts], predicted[counts], count)
+    matrix = segments.confusion(labels, predicted, count, feature.ignore)
     total += matrix
     row = {'index': np.array([example.index]), **_of_image(matrix)}
     if on_host:
@@ -114,7 +112,9 @@ def of_whole_images(
     rows.append(row)
     progress(1)
   columns = {name: np.concatenate([x[name] for x in rows]) for name in rows[0]}
-  return _metrics(total, feature, len(rows)), columns
+  found = segments.measures(segments.overlaps(total))
+  found = metrics.scalars(found, {'map': feature})
+  return found | {'examples': len(rows), 'confusion': total}, columns
 
 
 def _of_image(matrix: np.ndarray) -> Rows:
@@ -127,22 +127,3 @@ def _of_image(matrix: np.ndarray) -> Rows:
     'accuracy': np.array([of_classes.total]),
     'areas': areas[None],
   }
-
-
-def _metrics(
-  matrix: np.ndarray, feature: features_lib.SegmentationMap, examples: int
-) -> dict[str, Any]:
-  """Returns the metrics of a split from its confusion matrix."""
-  found = segments.overlaps(matrix)
-  result = metrics.scalars(
-    {
-      'miou': found.mean_iou,
-      'iou': found.iou,
-      'accuracy': found.total,
-      'mean_accuracy': found.mean_accuracy,
-      'dice': found.mean_dice,
-      'class_dice': found.dice,
-    },
-    {'map': feature},
-  )
-  return result | {'examples': examples, 'confusion': matrix}

@@ -162,12 +162,7 @@ class Probe(base.Evaluator):
     self, found: Mapping[str, float]
   ) -> dict[str, tuple[float, float] | None]:
     """Returns Wilson's intervals of the accuracies, over examples."""
-    total = int(found['examples'])
-    return {
-      name: report.wilson(round(x * total), total) if math.isfinite(x) else None
-      for name, x in found.items()
-      if name.endswith('accuracy')
-    }
+    return report.accuracy_intervals(found)
 
 
 def accuracy(predicted: np.ndarray, test: Embedded) -> float:

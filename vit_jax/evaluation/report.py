@@ -30,6 +30,18 @@ def wilson(correct: int, total: int) -> tuple[float, float]:
   return low, middle + spread if correct < total else 1.0
 
 
+def accuracy_intervals(
+  found: Mapping[str, float],
+) -> dict[str, tuple[float, float] | None]:
+  """Returns Wilson's intervals of accuracies over `examples`; None for nan."""
+  total = int(found['examples'])
+  return {
+    name: wilson(round(x * total), total) if math.isfinite(x) else None
+    for name, x in found.items()
+    if name.endswith('accuracy')
+  }
+
+
 def calibration_error(confidence: np.ndarray, correct: np.ndarray) -> float:
   """Returns the expected calibration error over 15 bins of equal width.
 
@@ -201,12 +213,12 @@ def _show_rate(summary: Mapping[str, Any], name: str) -> str:
 def metrics_as_text(summary: Mapping[str, Any]) -> str:
   """Returns metrics by name, a line each, and the worst examples."""
   numbers = {k: x for k, x in summary.items() if isinstance(x, float | int)}
-  width = max(map(len, numbers))
-  lines = []
+  cells = []
   for name, x in numbers.items():
     low, high = summary.get(f'{name}_interval', (None, None))
     shown = '' if low is None else f'  (95%: {low:.4g} to {high:.4g})'
-    lines.append(f'{name:{width}}  {x:.6g}{shown}')
+    cells.append((name, f'{x:.6g}{shown}'))
+  lines = tables.aligned(cells)
   for name, rows in summary.get('worst', {}).items():
     lines += ['', f'the examples with the lowest {name}']
     lines += tables.aligned(

@@ -51,15 +51,10 @@ class Retrieval(base.Evaluator):
     texts = zero_shot.embed_texts(context.compute, tokens)
     sides = images, texts
     found = {
-      f'{way}@{k}': x
+      way: _all_ranks(sides[i], sides[1 - i], pairs[:, i], pairs[:, 1 - i])
       for i, way in enumerate(_WAYS)
-      for k, x in zip(
-        AT,
-        _recalls_of(sides[i], sides[1 - i], pairs[:, i], pairs[:, 1 - i]),
-        strict=True,
-      )
     }
-    return found | {'examples': float(len(images))}
+    return _recalls(found, AT) | {'examples': float(len(images))}
 
   def _captions(self, context: base.Context) -> tuple[np.ndarray, np.ndarray]:
     """Returns the tokens of all captions, and whose they are.
@@ -77,13 +72,13 @@ class Retrieval(base.Evaluator):
     return tokens, np.unique(pairs, axis=0)
 
 
-def _recalls_of(
+def _all_ranks(
   queries: np.ndarray,
   items: np.ndarray,
   query: np.ndarray,
   item: np.ndarray,
 ) -> np.ndarray:
-  """Returns the recall at each k of `AT`, in blocks of queries.
+  """Returns the `ranks` of all queries, which are compared in blocks.
 
   Args:
     queries: Embeddings, [queries, D].
@@ -98,7 +93,7 @@ def _recalls_of(
     is_own = np.zeros(similarity.shape, bool)
     is_own[query[here] - start, item[here]] = True
     found.append(ranks(similarity, is_own))
-  return _shares(np.concatenate(found), AT)
+  return np.concatenate(found)
 
 
 def ranks(similarity: np.ndarray, is_own: np.ndarray) -> np.ndarray:
@@ -113,15 +108,13 @@ def ranks(similarity: np.ndarray, is_own: np.ndarray) -> np.ndarray:
   return np.take_along_axis(is_own, order, axis=1).argmax(axis=1)
 
 
-def recalls(
-  similarity: np.ndarray, is_own: np.ndarray, at: Sequence[int] = AT
-) -> np.ndarray:
-  """Returns the recall at each k, float64 [len(at)]; arguments as `ranks`."""
-  return _shares(ranks(similarity, is_own), at)
-
-
-def _shares(found: np.ndarray, at: Sequence[int]) -> np.ndarray:
-  return np.array([(found < k).mean() for k in at])
+def _recalls(
+  found: Mapping[str, np.ndarray], at: Sequence[int]
+) -> dict[str, float]:
+  """Returns the recall at each k of `at` for the ranks of each way."""
+  return {
+    f'{way}@{k}': float((x < k).mean()) for way, x in found.items() for k in at
+  }
 
 
 def both_ways(
@@ -139,12 +132,5 @@ def both_ways(
     'image_to_text@1', ..., 'text_to_image@10'.
   """
   is_own = np.arange(len(similarity))[:, None] == image_of_text
-  ways = {
-    'image_to_text': recalls(similarity, is_own, at),
-    'text_to_image': recalls(similarity.T, is_own.T, at),
-  }
-  return {
-    f'{way}@{k}': float(x)
-    for way, found in ways.items()
-    for k, x in zip(at, found, strict=True)
-  }
+  sides = ranks(similarity, is_own), ranks(similarity.T, is_own.T)
+  return _recalls(dict(zip(_WAYS, sides, strict=True)), at)

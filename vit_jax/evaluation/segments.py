@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.evaluation import metrics
+from vit_jax.evaluation import report
 
 IGNORE = 255
 _DRAWS = 1_000  # of images, for intervals
@@ -34,8 +35,7 @@ def confusion(
     ignore: Label of places that do not count.
   """
   counts = labels != ignore
-  both = classes * labels[counts].astype(np.int64) + predicted[counts]
-  return np.bincount(both, minlength=classes**2).reshape(classes, classes)
+  return report.confusion(labels[counts], predicted[counts], classes)
 
 
 class Overlaps(NamedTuple):
@@ -348,55 +348,32 @@ class _Places(clu_metrics.Metric):
     both = (np.asarray(x.counts, np.int64) for x in (self, other))
     return type(self)(sum(both))
 
-  @property
-  def overlaps(self) -> Overlaps:
-    """The measures of these counts."""
-    return overlaps(np.asarray(self.counts))
+
+# Metrics, and the measures in `Overlaps` that they are.
+_MEASURES = {
+  'miou': 'mean_iou',
+  'iou': 'iou',
+  'accuracy': 'total',
+  'mean_accuracy': 'mean_accuracy',
+  'dice': 'mean_dice',
+  'class_dice': 'dice',
+}
 
 
-@flax.struct.dataclass
-class MeanIou(_Places):
-  """Mean intersection over union."""
-
-  def compute(self) -> float:
-    """Returns a scalar."""
-    return self.overlaps.mean_iou
+def measures(found: Overlaps) -> dict[str, Any]:
+  """Returns scalars, and float64 [K] of classes, by the name of the metric."""
+  return {name: getattr(found, x) for name, x in _MEASURES.items()}
 
 
-@flax.struct.dataclass
-class Iou(_Places):
-  """Intersection over union of each class."""
+def _metric(measure: str) -> type[_Places]:
+  """Returns the metric that is a measure in `Overlaps`."""
 
-  def compute(self) -> np.ndarray:
-    """Returns float64 [K]."""
-    return self.overlaps.iou
+  @flax.struct.dataclass
+  class Measure(_Places):
+    def compute(self) -> Any:
+      return getattr(overlaps(np.asarray(self.counts)), measure)
 
-
-@flax.struct.dataclass
-class Accuracy(_Places):
-  """Share of places that are right."""
-
-  def compute(self) -> float:
-    """Returns a scalar."""
-    return self.overlaps.total
-
-
-@flax.struct.dataclass
-class MeanAccuracy(_Places):
-  """Mean over classes of the share of their places that are found."""
-
-  def compute(self) -> float:
-    """Returns a scalar."""
-    return self.overlaps.mean_accuracy
-
-
-@flax.struct.dataclass
-class MeanDice(_Places):
-  """Mean Dice coefficient of the classes."""
-
-  def compute(self) -> float:
-    """Returns a scalar."""
-    return self.overlaps.mean_dice
+  return Measure
 
 
 @flax.struct.dataclass
@@ -408,24 +385,10 @@ class Confusion(_Places):
     return np.asarray(self.counts)
 
 
-@flax.struct.dataclass
-class ClassDice(_Places):
-  """Dice coefficient of each class."""
-
-  def compute(self) -> np.ndarray:
-    """Returns float64 [K]."""
-    return self.overlaps.dice
-
-
 # Takes segments and labels [B, ...], loss [B], mask [B], classes and ignore.
 Segmentation = clu_metrics.Collection.create(
-  miou=MeanIou,
-  iou=Iou,
-  accuracy=Accuracy,
-  mean_accuracy=MeanAccuracy,
-  dice=MeanDice,
+  **{name: _metric(x) for name, x in _MEASURES.items()},
   confusion=Confusion,
-  class_dice=ClassDice,
   loss=clu_metrics.Average.from_output('loss'),
   examples=metrics.Count,
 )

@@ -116,16 +116,12 @@ def measure(
 def describe(
   loaded: weights.Loaded, change: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Returns the sizes of a model, for its row.
-
-  Args:
-    loaded: The model.
-    change: Arguments of `Loaded.adapted`.
-  """
-  found: dict[str, Any] = {'image_size': _times(loaded.preprocess.image_size)}
+  """Returns the sizes of a model that `change` has made, for its row."""
+  size = loaded.preprocess.image_size
+  found: dict[str, Any] = {'image_size': _times(size)}
   if patch := models.pixels_per_token(loaded.model):
     found['patch_size'] = _times(patch)
-    found['tokens'] = tokens(loaded)
+    found['tokens'] = math.prod(weights.grid(loaded.model, size))
   if 'merge' in change:
     found['merge'] = change['merge']
   if 'quantize' in change:
@@ -162,15 +158,6 @@ def add_speed(
 
 def _times(size: Sequence[int]) -> str:
   return 'x'.join(map(str, size))
-
-
-def tokens(loaded: weights.Loaded) -> int | None:
-  """Returns the number of patches of an image; None: it has no patches."""
-  pixels = models.pixels_per_token(loaded.model)
-  if pixels is None:
-    return None
-  size = loaded.preprocess.image_size
-  return math.prod(n // p for n, p in zip(size, pixels, strict=True))
 
 
 def draw(rows: Sequence[Mapping[str, Any]], path: pathlib.Path) -> None:

@@ -110,7 +110,8 @@ def slide(
     for i in range(len(images))
     for where in map(_slices(window), corners)
   ]
-  for part in _parts(tasks, batch_size):
+  for first in range(0, len(tasks), batch_size):
+    part = tasks[first : first + batch_size]
     found = np.asarray(apply(np.stack([images[i][at] for i, at in part])))
     if total is None:
       shape = (len(images), *size, found.shape[-1])
@@ -229,11 +230,6 @@ def _padded(
     sides.append((missing // 2, missing - missing // 2))
     inner.append(slice(missing // 2, missing // 2 + n))
   return np.pad(images, [*sides, (0, 0)]), tuple(inner)
-
-
-def _parts(tasks: list, size: int) -> Iterator[list]:
-  for i in range(0, len(tasks), size):
-    yield tasks[i : i + size]
 
 
 def views(

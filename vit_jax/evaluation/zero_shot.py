@@ -72,12 +72,7 @@ class ZeroShot(base.Evaluator):
     self, found: Mapping[str, float]
   ) -> dict[str, tuple[float, float] | None]:
     """Returns Wilson's intervals of the accuracies, over examples."""
-    total = int(found['examples'])
-    return {
-      name: report.wilson(round(x * total), total)
-      for name, x in found.items()
-      if name.endswith('accuracy')
-    }
+    return report.accuracy_intervals(found)
 
   def _names(self, features: features_lib.Features) -> tuple[str, ...]:
     classes = captions.label_classes(features, self.spec.kind, 'these data')
@@ -100,11 +95,7 @@ class ZeroShot(base.Evaluator):
 
 
 def text_of(features: features_lib.Features, kind: str) -> features_lib.Text:
-  """Returns the feature of captions.
-
-  Args:
-    features: Features of the examples.
-    kind: Kind of the evaluation, for the error.
+  """Returns the feature of captions; the error names the kind of evaluation.
 
   Raises:
     EvaluationError: There are no captions.

@@ -280,11 +280,7 @@ def _patch_positions(
 ) -> tuple[np.ndarray, str]:
   """Returns positions of the new grid's patches [1, N, D], and what was done.
 
-  Args:
-    source: The model that the checkpoint comes from.
-    grids: Its grid and the new one.
-    stored: The checkpoint's positions of patches, or None.
-    method: One of `resize.METHODS`.
+  `stored` are the checkpoint's positions of patches, if it has any.
   """
   old, new = grids
   if stored is not None:
@@ -364,11 +360,7 @@ def _adapt_heads(
     _replace(edit, 'pre_logits', target, expected, reason)
   _adapt_head_norm(edit, expected)
   for name in ('head', 'head_distillation'):
-    wanted = [path for path in expected if path.startswith(name + '/')]
-    for path in edit.below(name):
-      if path not in wanted:
-        edit.drop(path, 'dropped')
-    for path in wanted:
+    for path in _kept(edit, name, expected, 'dropped'):
       if reason or path not in edit.params:
         action = f'zeros: {reason or "the checkpoint has none"}'
         edit.put(path, np.zeros(expected[path]), action, is_fresh=True)
@@ -382,13 +374,23 @@ def _adapt_head_norm(
   edit: edit_lib.Edit, expected: Mapping[str, tuple[int, ...]]
 ) -> None:
   """Drops running statistics, or starts them as before the first batch."""
-  for path in edit.below('head_norm'):
-    if path not in expected:
-      edit.drop(path, 'dropped')
-  for path in [x for x in expected if x.startswith('head_norm/')]:
+  for path in _kept(edit, 'head_norm', expected, 'dropped'):
     if path not in edit.params:
       start = np.ones if path.endswith('var') else np.zeros
       edit.put(path, start(expected[path], np.float32), 'a new BatchNorm')
+
+
+def _kept(
+  edit: edit_lib.Edit,
+  name: str,
+  expected: Mapping[str, tuple[int, ...]],
+  action: str,
+) -> list[str]:
+  """Drops what the model lacks of a module; returns the paths that it has."""
+  for path in edit.below(name):
+    if path not in expected:
+      edit.drop(path, action)
+  return [path for path in expected if path.startswith(name + '/')]
 
 
 def _reads_other(source: Any, target: Any) -> str:
@@ -419,11 +421,7 @@ def _replace(
 
   New parameters are initialised as in a new model, from fixed seeds.
   """
-  wanted = [path for path in expected if path.startswith(name + '/')]
-  for path in edit.below(name):
-    if path not in wanted:
-      edit.drop(path, 'dropped with the head')
-  if not wanted:
+  if not _kept(edit, name, expected, 'dropped with the head'):
     return
   module: nn.Module
   if name == 'map_head':

@@ -21,12 +21,6 @@ from vit_jax.downloads import transfer
 from vit_jax.weights import hub
 
 _GCS = 'https://storage.googleapis.com'
-_REMOTE = ('https://', 'http://', 'gs://', 'hf:')
-
-
-def is_remote(path: str) -> bool:
-  """Returns whether `fetch` treats this as an address, not as a local path."""
-  return path.startswith(_REMOTE)
 
 
 def fetch(path: str, *, sleep: transfer.Sleep = time.sleep) -> pathlib.Path:
@@ -54,7 +48,7 @@ def fetch(path: str, *, sleep: transfer.Sleep = time.sleep) -> pathlib.Path:
     return hub.fetch(path, places.cache() / 'hub')
   if path.startswith('gs://'):
     return transfer.download(_gcs_file(path), sleep)
-  if is_remote(path):
+  if path.startswith(('https://', 'http://')):
     return transfer.download(_web_file(path), sleep)
   return _local(path)
 

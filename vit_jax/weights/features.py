@@ -78,36 +78,6 @@ def embeddings(
   return batched.apply(model, vit.params, prepared(vit, images), batch_size)
 
 
-def looked(vit: weights.Loaded, images: Any) -> dict[str, np.ndarray]:
-  """Returns logits, attention and tokens of some images, in one pass.
-
-  All of it is held in memory: 30 MB an image for ViT-B/16 at 224 pixels.
-
-  Args:
-    vit: A ViT, hybrid or Mixer.
-    images: Input of `vit.preprocess`, or its result.
-
-  Returns:
-    Arrays in float32:
-      logits: [B, classes].
-      attention: [L, B, H, N, N], whose rows sum to one; not for a Mixer.
-      tokens: [L, B, N, D], as from `features`.
-
-  Raises:
-    UserError: The model has no tokens, or an image cannot be read.
-  """
-  check_tokens(vit)
-  names = ['logits', 'tokens']
-  if not isinstance(vit.model, mixer.Mixer):
-    names.append('attention')
-
-  def keep(seen: dict[str, jax.Array]) -> dict[str, jax.Array]:
-    return seen | {'logits': seen['logits'][None]}
-
-  seen = reduced(vit, images, names, keep, axis=1)
-  return seen | {'logits': seen['logits'][0]}
-
-
 def check_tokens(vit: weights.Loaded) -> None:
   """Raises a UserError if the model has no tokens."""
   if isinstance(vit.model, resnet.BiT):
@@ -243,8 +213,9 @@ def reduced(
     vit: A ViT, hybrid or Mixer.
     images: Input of `vit.preprocess`, or its result.
     names: Some of 'logits', 'tokens' and 'attention'.
-    reduce: Maps these arrays of a batch, on the device and shaped as from
-      `looked`, to an array or a tree of arrays.
+    reduce: Maps these arrays of a batch to an array or a tree of arrays. They
+      are float32, on the device: logits [B, classes], tokens [L, B, N, D] as
+      from `features`, and attention [L, B, H, N, N], whose rows sum to one.
     axis: Axis of the images in the results of `reduce`.
     batch_size: Maximum number of images at a time; large attention reduces it.
 

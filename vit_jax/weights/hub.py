@@ -8,6 +8,7 @@ file and keeps complete ones.
 """
 
 import dataclasses
+import functools
 import os
 import pathlib
 import re
@@ -18,6 +19,7 @@ from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.downloads import checksums
 from vit_jax.downloads import places
+from vit_jax.downloads import transfer
 from vit_jax.runs import safe_io
 
 if TYPE_CHECKING:
@@ -27,7 +29,6 @@ NAME = r'\w[\w.-]*/\w[\w.-]*'
 _INDEX = 'model.safetensors.index.json'
 # Of the texts of CLIP and SigLIP.
 _VOCABULARIES = ('merges.txt', 'spiece.model')
-_BUSY = (408, 429, 500, 502, 503, 504)  # temporary HTTP statuses
 
 
 def fetch(path: str, cache: pathlib.Path) -> pathlib.Path:
@@ -205,20 +206,18 @@ class _Repository:
     import huggingface_hub
     from huggingface_hub import errors
 
-    def ask(retry: bool) -> huggingface_hub.HfFileMetadata:
-      return huggingface_hub.get_hf_file_metadata(
-        self._url(name),
-        token=self.token,
-        endpoint=self.endpoint,
-        retry_on_errors=retry,
-      )
-
+    ask = functools.partial(
+      huggingface_hub.get_hf_file_metadata,
+      self._url(name),
+      token=self.token,
+      endpoint=self.endpoint,
+    )
     try:
-      return ask(retry=False)
+      return ask(retry_on_errors=False)
     except errors.HfHubHTTPError as e:
-      if e.response.status_code not in _BUSY:
+      if e.response.status_code not in transfer.BUSY:
         raise
-    return ask(retry=True)
+    return ask(retry_on_errors=True)
 
   def _verify(self, file: pathlib.Path, size: int | None, etag: str) -> None:
     """Compares size and sha256, and removes a file that differs."""

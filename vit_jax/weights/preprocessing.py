@@ -10,6 +10,7 @@ import dataclasses
 import math
 import re
 from typing import Any
+from typing import NamedTuple
 
 from vit_jax import data
 from vit_jax.data.host import geometry
@@ -104,30 +105,29 @@ def of_timm(
   return preprocess, silent
 
 
-# Defaults of transformers' classes: `size`, `crop_size`, `resample` (Pillow's
-# number), mean and standard deviation.
 _CLIP = (
   (0.48145466, 0.4578275, 0.40821073),
   (0.26862954, 0.26130258, 0.27577711),
 )
-_CLASSES: Mapping[str, Mapping[str, Any]] = {
-  'ViT': {'size': (224, 224), 'crop': False, 'resample': 2, 'mean_std': HALF},
-  'DeiT': {'size': (256, 256), 'crop': True, 'resample': 3, 'mean_std': HALF},
-  'Beit': {'size': (256, 256), 'crop': True, 'resample': 3, 'mean_std': HALF},
-  'DINOv3ViT': {
-    'size': (224, 224),
-    'crop': False,
-    'resample': 2,
-    'mean_std': base.IMAGENET,
-  },
-  'Bit': {'size': 224, 'crop': True, 'resample': 3, 'mean_std': _CLIP},
-  'CLIP': {'size': 224, 'crop': True, 'resample': 3, 'mean_std': _CLIP},
-  'Siglip': {
-    'size': (224, 224),
-    'crop': False,
-    'resample': 3,
-    'mean_std': HALF,
-  },
+
+
+class _Processor(NamedTuple):
+  """Defaults of a class of transformers; `resample` is Pillow's number."""
+
+  size: int | Pair
+  crop: bool
+  resample: int
+  mean_std: MeanStd
+
+
+_CLASSES = {
+  'ViT': _Processor((224, 224), False, 2, HALF),
+  'DeiT': _Processor((256, 256), True, 3, HALF),
+  'Beit': _Processor((256, 256), True, 3, HALF),
+  'DINOv3ViT': _Processor((224, 224), False, 2, base.IMAGENET),
+  'Bit': _Processor(224, True, 3, _CLIP),
+  'CLIP': _Processor(224, True, 3, _CLIP),
+  'Siglip': _Processor((224, 224), False, 3, HALF),
 }
 _CLASS = (
   r'(ViT|DeiT|DINOv3ViT|Beit|Bit|CLIP|Siglip)'
@@ -201,7 +201,7 @@ def of_transformers(
   usual = _CLASSES[_class(given, model_type)]
   resize, image_size = _sizes(given, usual)
   mean, std = _mean_std(given, channels, usual)
-  resample = given.get('resample', typed.one_of(*RESAMPLE), usual['resample'])
+  resample = given.get('resample', typed.one_of(*RESAMPLE), usual.resample)
   return {
     **preprocess,
     'image_size': image_size,
@@ -224,20 +224,18 @@ def _class(given: typed.Json, model_type: str) -> str:
   return _CLASS_OF.get(model_type, 'Bit')
 
 
-def _sizes(
-  given: typed.Json, usual: Mapping[str, Any]
-) -> tuple[int | Pair, Pair]:
+def _sizes(given: typed.Json, usual: _Processor) -> tuple[int | Pair, Pair]:
   """Returns the size to resize to, and the size of the centre crop."""
   if not given.get('do_resize', typed.TRUTH, True):
     raise given.error('do_resize', False, 'images are always resized here')
   by_short = given.get(
-    'default_to_square', typed.TRUTH, isinstance(usual['size'], tuple)
+    'default_to_square', typed.TRUTH, isinstance(usual.size, tuple)
   )
-  size = given.get('size', IMAGE_SIZE, usual['size'])
+  size = given.get('size', IMAGE_SIZE, usual.size)
   resize = pair(size) if by_short or not typed.is_count(size) else size
   if isinstance(size, Mapping) and size.get('shortest_edge'):
     resize = size['shortest_edge']
-  if not given.get('do_center_crop', typed.TRUTH, usual['crop']):
+  if not given.get('do_center_crop', typed.TRUTH, usual.crop):
     if not isinstance(resize, tuple):
       raise given.error(
         'size',
@@ -257,11 +255,9 @@ def _sizes(
   return resize, crop
 
 
-def _mean_std(
-  given: typed.Json, channels: int, usual: Mapping[str, Any]
-) -> MeanStd:
+def _mean_std(given: typed.Json, channels: int, usual: _Processor) -> MeanStd:
   """Returns mean and standard deviation for pixels in [0, 1]."""
-  mean, std = usual['mean_std'] if channels == 3 else HALF
+  mean, std = usual.mean_std if channels == 3 else HALF
   mean = given.channel_values('image_mean', channels, mean)
   std = given.channel_values('image_std', channels, std, typed.is_positive)
   if not given.get('do_normalize', typed.TRUTH, True):

@@ -13,28 +13,20 @@ import fnmatch
 
 from vit_jax import models
 from vit_jax.config import recipes
+from vit_jax.config import tables
 from vit_jax.config import UserError
 
 AUTHORS = 'authors_in21k'
 
+_Sizes = dict[str, tuple[int, ...]]
+_AUGREG: _Sizes = {'augreg_in21k': (224,), 'augreg_in21k_ft_in1k': (224, 384)}
+_AUGREG_1K: _Sizes = {'augreg_in1k': (224, 384)}
+_GOOG: _Sizes = {'goog_in21k': (224,), 'goog_in21k_ft_in1k': (224,)}
 # Name: its name at timm without the size, and the sizes of each tag.
-_TIMM: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
-  'ViT-Ti/16': (
-    'vit_tiny_patch16',
-    {'augreg_in21k': (224,), 'augreg_in21k_ft_in1k': (224, 384)},
-  ),
-  'ViT-S/16': (
-    'vit_small_patch16',
-    {
-      'augreg_in21k': (224,),
-      'augreg_in21k_ft_in1k': (224, 384),
-      'augreg_in1k': (224, 384),
-    },
-  ),
-  'ViT-S/32': (
-    'vit_small_patch32',
-    {'augreg_in21k': (224,), 'augreg_in21k_ft_in1k': (224, 384)},
-  ),
+_TIMM: dict[str, tuple[str, _Sizes]] = {
+  'ViT-Ti/16': ('vit_tiny_patch16', _AUGREG),
+  'ViT-S/16': ('vit_small_patch16', _AUGREG | _AUGREG_1K),
+  'ViT-S/32': ('vit_small_patch32', _AUGREG),
   'ViT-B/8': (
     'vit_base_patch8',
     {'augreg_in21k': (224,), 'augreg_in21k_ft_in1k': (224,)},
@@ -42,9 +34,8 @@ _TIMM: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
   'ViT-B/16': (
     'vit_base_patch16',
     {
-      'augreg_in21k': (224,),
-      'augreg_in21k_ft_in1k': (224, 384),
-      'augreg_in1k': (224, 384),
+      **_AUGREG,
+      **_AUGREG_1K,
       'orig_in21k': (224,),
       'orig_in21k_ft_in1k': (224, 384),
       'sam_in1k': (224,),
@@ -52,35 +43,16 @@ _TIMM: dict[str, tuple[str, dict[str, tuple[int, ...]]]] = {
   ),
   'ViT-B/32': (
     'vit_base_patch32',
-    {
-      'augreg_in21k': (224,),
-      'augreg_in21k_ft_in1k': (224, 384),
-      'augreg_in1k': (224, 384),
-      'orig_in21k': (224,),
-      'sam_in1k': (224,),
-    },
+    {**_AUGREG, **_AUGREG_1K, 'orig_in21k': (224,), 'sam_in1k': (224,)},
   ),
-  'ViT-L/16': (
-    'vit_large_patch16',
-    {
-      'augreg_in21k': (224,),
-      'augreg_in21k_ft_in1k': (224, 384),
-      'orig_in21k': (224,),
-    },
-  ),
+  'ViT-L/16': ('vit_large_patch16', _AUGREG | {'orig_in21k': (224,)}),
   'ViT-L/32': (
     'vit_large_patch32',
     {'orig_in21k': (224,), 'orig_in21k_ft_in1k': (384,)},
   ),
   'ViT-H/14': ('vit_huge_patch14', {'orig_in21k': (224,)}),
-  'Mixer-B/16': (
-    'mixer_b16',
-    {'goog_in21k': (224,), 'goog_in21k_ft_in1k': (224,)},
-  ),
-  'Mixer-L/16': (
-    'mixer_l16',
-    {'goog_in21k': (224,), 'goog_in21k_ft_in1k': (224,)},
-  ),
+  'Mixer-B/16': ('mixer_b16', _GOOG),
+  'Mixer-L/16': ('mixer_l16', _GOOG),
 }
 
 
@@ -109,10 +81,7 @@ class Table(list[Published]):
     """Returns a line for each."""
     rows = [('model', 'pretrained', 'image_size', 'address')]
     rows += [(x.model, x.tag, str(x.image_size or ''), x.address) for x in self]
-    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    return '\n'.join(
-      '  '.join(map(str.ljust, row, widths)).rstrip() for row in rows
-    )
+    return '\n'.join(tables.aligned(rows))
 
 
 def list_models(

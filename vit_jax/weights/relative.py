@@ -31,13 +31,6 @@ def adapt(
   A table that all layers share is copied to each layer where the model has one
   in each, as in BEiT's fine-tuning. New tables are zeros.
 
-  Args:
-    edit: The checkpoint's parameters, which are changed.
-    source: The model that the checkpoint comes from.
-    target: The model that takes them.
-    grids: Grid of the checkpoint, and of the model.
-    method: One of `resize.METHODS`.
-
   Raises:
     UserError: The checkpoint has a table in each layer, and the model one; or
       only one of them has an MLP.

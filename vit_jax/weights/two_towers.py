@@ -36,9 +36,6 @@ class Towers:
 def holds(path: pathlib.Path) -> bool:
   """Whether a file has both towers in a format that is known.
 
-  Args:
-    path: As of `load`.
-
   Raises:
     UserError: It is damaged.
   """

@@ -16,7 +16,6 @@ import os
 import pathlib
 import struct
 from typing import BinaryIO
-from typing import Protocol
 import zipfile
 import zlib
 
@@ -35,67 +34,19 @@ _MOST_DEFLATED = 1032  # maximum compression ratio of deflate
 _MOST_DIMENSIONS = 32
 
 
-class Arrays(Protocol):
+@dataclasses.dataclass
+class Arrays:
   """The arrays of an open file.
 
   Attributes:
     shapes: Shapes by name, in the order of the file.
-    metadata: Metadata of a safetensors file; else empty.
+    read: Returns the array of a name, C-contiguous and in the byte order of the
+      machine, or raises a UserError if it is damaged; several threads may call
+      it at once.
   """
 
   shapes: dict[str, tuple[int, ...]]
-  metadata: dict[str, str]
-
-  def read(self, name: str) -> np.ndarray:
-    """Reads one array; several threads may call this at once.
-
-    Args:
-      name: One of `shapes`.
-
-    Returns:
-      The array, C-contiguous, in the byte order of the machine.
-
-    Raises:
-      UserError: The array is damaged.
-    """
-    ...
-
-
-@dataclasses.dataclass
-class Opened(Arrays):
-  """Arrays that a function reads."""
-
-  shapes: dict[str, tuple[int, ...]]
-  metadata: dict[str, str]
-  reader: Callable[[str], np.ndarray]
-
-  def read(self, name: str) -> np.ndarray:
-    """Reads one array."""
-    return self.reader(name)
-
-
-@dataclasses.dataclass(frozen=True)
-class Member:
-  """One file in an archive.
-
-  Attributes:
-    name: Name in the archive.
-    begin: Offset of its header in the archive, in bytes.
-    start: Offset of its contents, in bytes.
-    packed: Size of the contents in the archive, in bytes.
-    size: Size of the contents after decompression, in bytes.
-    deflated: Whether the contents are compressed.
-    crc32: Checksum of the decompressed contents; None if the writer left it
-      out.
-  """
-
-  name: str
-  begin: int
-  start: int
-  packed: int
-  size: int
-  deflated: bool
-  crc32: int | None
+  read: Callable[[str], np.ndarray]
 
 
 class Archive:
@@ -104,7 +55,7 @@ class Archive:
   Attributes:
     path: Path of the archive.
     size: Size of the archive, in bytes.
-    members: Members by name, in the order of the table of contents.
+    members: Entries of the table of contents by name, in its order.
   """
 
   def __init__(self, path: pathlib.Path, file: BinaryIO):
@@ -140,34 +91,35 @@ class Archive:
     infos = [x for x in table.infolist() if not x.filename.endswith('/')]
     check_total(path, sum(x.file_size for x in infos), self.size)
     # torch can leave out checksums, but only of all members.
-    summed = any(x.CRC for x in infos)
-    members = [self._member(x, summed) for x in infos]
-    self.members = {x.name: x for x in members}
-    self._check_apart(members)
+    self._has_checksums = any(x.CRC for x in infos)
+    self.members = {x.filename: x for x in infos}
+    self._start = {x.filename: self._contents(x) for x in infos}  # offsets
+    self._check_apart(infos)
 
-  def head(self, member: Member, count: int) -> bytes:
+  def head(self, member: zipfile.ZipInfo, count: int) -> bytes:
     """Returns up to `count` bytes of a member's start, without verification."""
-    data = bytearray(min(count, member.packed))
-    self._read_at(member.start, memoryview(data), quoted(member.name))
-    if not member.deflated:
+    data = bytearray(min(count, member.compress_size))
+    name = member.filename
+    self._read_at(self._start[name], memoryview(data), quoted(name))
+    if not is_deflated(member):
       return bytes(data)
     try:
       return zlib.decompressobj(-zlib.MAX_WBITS).decompress(data, count)
     except zlib.error:
       return b''
 
-  def read(self, member: Member) -> bytes:
+  def read(self, member: zipfile.ZipInfo) -> bytes:
     """Returns the contents of a small member.
 
     Raises:
       UserError: The member is damaged.
     """
-    data = bytearray(member.size)
-    self.read_into(member, memoryview(data), 0, quoted(member.name))
+    data = bytearray(member.file_size)
+    self.read_into(member, memoryview(data), 0, quoted(member.filename))
     return bytes(data)
 
   def read_into(
-    self, member: Member, target: memoryview, begin: int, what: str
+    self, member: zipfile.ZipInfo, target: memoryview, begin: int, what: str
   ) -> None:
     """Reads a part of a member; the first call verifies the whole member.
 
@@ -180,8 +132,8 @@ class Archive:
     Raises:
       UserError: The member is damaged.
     """
-    if member.name in self._verified and not member.deflated:
-      self._read_at(member.start + begin, target, what)
+    if member.filename in self._verified and not is_deflated(member):
+      self._read_at(self._start[member.filename] + begin, target, what)
       return
     done = crc32 = 0
     for chunk in self._chunks(member, what):
@@ -192,30 +144,33 @@ class Archive:
         target[to + low : to + high] = chunk[low:high]
       crc32 = zlib.crc32(chunk, crc32)
       done += len(chunk)
-    if member.crc32 not in (None, crc32):
+    if self._has_checksums and member.CRC != crc32:
       raise damaged(self.path, f'the checksum of {what} does not match')
-    self._verified.add(member.name)
+    self._verified.add(member.filename)
 
-  def _chunks(self, member: Member, what: str) -> Iterator[memoryview]:
+  def _chunks(self, member: zipfile.ZipInfo, what: str) -> Iterator[memoryview]:
     """Yields the decompressed contents in chunks; the buffer is reused."""
-    if member.deflated:
+    if is_deflated(member):
       yield from self._inflated(member, what)
       return
-    buffer = memoryview(bytearray(min(_CHUNK, member.size)))
-    for at in range(0, member.size, _CHUNK):
-      chunk = buffer[: member.size - at]
-      self._read_at(member.start + at, chunk, what)
+    size, start = member.file_size, self._start[member.filename]
+    buffer = memoryview(bytearray(min(_CHUNK, size)))
+    for at in range(0, size, _CHUNK):
+      chunk = buffer[: size - at]
+      self._read_at(start + at, chunk, what)
       yield chunk
 
-  def _inflated(self, member: Member, what: str) -> Iterator[memoryview]:
+  def _inflated(
+    self, member: zipfile.ZipInfo, what: str
+  ) -> Iterator[memoryview]:
     inflate = zlib.decompressobj(-zlib.MAX_WBITS)
-    left = member.size
+    left, start = member.file_size, self._start[member.filename]
     at = 0
     while not inflate.eof:
       data: bytes | bytearray = inflate.unconsumed_tail
       if not data:
-        data = bytearray(min(_CHUNK, member.packed - at))
-        self._read_at(member.start + at, memoryview(data), what)
+        data = bytearray(min(_CHUNK, member.compress_size - at))
+        self._read_at(start + at, memoryview(data), what)
         at += len(data)
       try:
         chunk = inflate.decompress(data, _CHUNK)
@@ -241,35 +196,25 @@ class Archive:
         raise damaged(self.path, f'it ends in the midst of {what}')
       done += count
 
-  def _member(self, info: zipfile.ZipInfo, summed: bool) -> Member:
+  def _contents(self, info: zipfile.ZipInfo) -> int:
+    """Returns the offset of a member's contents, after checks of its entry."""
     what = quoted(info.filename)
-    stored, deflated = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
-    if info.flag_bits & _ENCRYPTED or info.compress_type not in (
-      stored,
-      deflated,
-    ):
+    methods = zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED
+    if info.flag_bits & _ENCRYPTED or info.compress_type not in methods:
       raise UserError(
         f'{self.path}: {what} is encrypted, or packed by another method than'
         ' deflate; unpack the file, and zip it again'
       )
-    if info.compress_type == stored:
-      possible = info.file_size == info.compress_size
-    else:
+    if is_deflated(info):
       possible = info.file_size <= _MOST_DEFLATED * (info.compress_size + 1)
-    start = self._contents(info)
+    else:
+      possible = info.file_size == info.compress_size
+    start = self._after_header(info)
     if not possible or start is None or start + info.compress_size > self.size:
       raise damaged(self.path, f'{what} is not where it should be')
-    return Member(
-      info.filename,
-      info.header_offset,
-      start,
-      info.compress_size,
-      info.file_size,
-      info.compress_type == deflated,
-      info.CRC if summed else None,
-    )
+    return start
 
-  def _contents(self, info: zipfile.ZipInfo) -> int | None:
+  def _after_header(self, info: zipfile.ZipInfo) -> int | None:
     """Returns the contents' offset; None if the header is another member's."""
     encoding = 'utf-8' if info.flag_bits & _UTF8_NAME else 'cp437'
     name = info.orig_filename.encode(encoding)
@@ -297,18 +242,23 @@ class Archive:
         self.path, f'{found} of the {count} files that it holds can be found'
       )
 
-  def _check_apart(self, members: list[Member]) -> None:
+  def _check_apart(self, members: list[zipfile.ZipInfo]) -> None:
     if len(self.members) < len(members):
-      counts = collections.Counter(x.name for x in members)
+      counts = collections.Counter(x.filename for x in members)
       twice = quoted(counts.most_common(1)[0][0])
       raise damaged(self.path, f'it holds {twice} twice')
     end = 0
-    for member in sorted(members, key=lambda x: x.begin):
-      if member.begin < end:
+    for member in sorted(members, key=lambda x: x.header_offset):
+      if member.header_offset < end:
         raise damaged(
-          self.path, f'{quoted(member.name)} overlaps what is before it'
+          self.path, f'{quoted(member.filename)} overlaps what is before it'
         )
-      end = member.start + member.packed
+      end = self._start[member.filename] + member.compress_size
+
+
+def is_deflated(member: zipfile.ZipInfo) -> bool:
+  """Whether the contents of a member are compressed."""
+  return member.compress_type == zipfile.ZIP_DEFLATED
 
 
 def empty(shape: Sequence[int], dtype: np.dtype) -> np.ndarray:

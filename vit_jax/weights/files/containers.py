@@ -141,14 +141,14 @@ class _Entry:
   """An array in an npz file.
 
   Attributes:
-    member: Member of the archive that holds it.
+    member: Entry of the archive that holds it.
     start: Offset of the numbers in the member, in bytes.
     shape: Shape of the array.
     dtype: Type of its elements, in the byte order of the file.
     fortran: Whether the first axis varies fastest.
   """
 
-  member: archives.Member
+  member: zipfile.ZipInfo
   start: int
   shape: tuple[int, ...]
   dtype: np.dtype
@@ -186,13 +186,11 @@ def _npz(archive: archives.Archive) -> Arrays:
     result[...] = array.T
     return result
 
-  return archives.Opened(
-    {name: x.shape for name, x in entries.items()}, {}, read
-  )
+  return Arrays({name: x.shape for name, x in entries.items()}, read)
 
 
-def _entry(archive: archives.Archive, member: archives.Member) -> _Entry:
-  what = archives.array_named(member.name.removesuffix('.npy'))
+def _entry(archive: archives.Archive, member: zipfile.ZipInfo) -> _Entry:
+  what = archives.array_named(member.filename.removesuffix('.npy'))
   path = archive.path
   header = archive.head(member, _LONGEST_NPY_HEADER)
   match = _NPY.match(header)
@@ -216,7 +214,7 @@ def _entry(archive: archives.Archive, member: archives.Member) -> _Entry:
     )
   if (
     not archives.is_shape(shape, dtype.itemsize)
-    or start + math.prod(shape) * dtype.itemsize != member.size
+    or start + math.prod(shape) * dtype.itemsize != member.file_size
   ):
     raise archives.damaged(
       path, f'{what} has another length than its shape says'
@@ -261,7 +259,7 @@ def _safetensors(path: pathlib.Path, stack: contextlib.ExitStack) -> Arrays:
         f'cannot read {archives.array_named(name)} of {path}: {one_line(e)}'
       ) from None
 
-  return archives.Opened(shapes, dict(file.metadata() or {}), read)
+  return Arrays(shapes, read)
 
 
 def _shards(
@@ -286,10 +284,7 @@ def _shards(
     for name, shape in arrays.shapes.items()
     if where.get(name) == shard
   }
-  metadata = {k: v for x in shards.values() for k, v in x.metadata.items()}
-  return archives.Opened(
-    shapes, metadata, lambda name: shards[where[name]].read(name)
-  )
+  return Arrays(shapes, lambda name: shards[where[name]].read(name))
 
 
 def _weight_map(path: pathlib.Path, file: BinaryIO) -> dict[str, str]:

@@ -7,6 +7,7 @@ storages; each storage is a member, which is read together with a tensor.
 import math
 import pathlib
 import shlex
+import zipfile
 
 import numpy as np
 
@@ -33,10 +34,10 @@ def read(archive: archives.Archive) -> archives.Arrays:
   """
   root = _root(archive)
   pickle = archive.members[f'{root}data.pkl']
-  if pickle.size > _LONGEST_PICKLE:
+  if pickle.file_size > _LONGEST_PICKLE:
     raise UserError(
-      f'{archive.path} holds a pickle of {pickle.size:,} bytes, more than a'
-      ' state dict needs: save the state dict alone, by torch.save'
+      f'{archive.path} holds a pickle of {pickle.file_size:,} bytes, more than'
+      ' a state dict needs: save the state dict alone, by torch.save'
     )
   try:
     tensors = pickles.state_dict(pickles.load(archive.read(pickle)))
@@ -51,8 +52,8 @@ def read(archive: archives.Archive) -> archives.Arrays:
   def read_one(name: str) -> np.ndarray:
     return _read_tensor(archive, root, name, tensors[name])
 
-  return archives.Opened(
-    {name: x.shape for name, x in tensors.items()}, {}, read_one
+  return archives.Arrays(
+    {name: x.shape for name, x in tensors.items()}, read_one
   )
 
 
@@ -70,7 +71,7 @@ def _root(archive: archives.Archive) -> str:
       ' state dict of the model by torch.save'
     )
   (root,) = roots
-  if any(x.deflated for x in members.values()):
+  if any(map(archives.is_deflated, members.values())):
     raise UserError(
       f'{path} is packed, which torch.save does not do: zip it again with -0'
     )
@@ -89,11 +90,11 @@ def _is_pickle(name: str) -> bool:
 
 def _storage(
   archive: archives.Archive, root: str, name: str, tensor: pickles.Tensor
-) -> archives.Member:
+) -> zipfile.ZipInfo:
   """Returns the member of a tensor's storage, after a check of its length."""
   storage = tensor.storage
   member = archive.members.get(f'{root}data/{storage.key}')
-  if not member or member.size != storage.size * storage.dtype.itemsize:
+  if not member or member.file_size != storage.size * storage.dtype.itemsize:
     raise archives.damaged(
       archive.path,
       f'the numbers of {archives.array_named(name)} are missing or cut short',

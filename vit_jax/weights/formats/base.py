@@ -12,12 +12,14 @@ from typing import Any
 from typing import Protocol
 
 from flax import linen as nn
+import numpy as np
 
 from vit_jax import data
 from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.data.host import geometry
 from vit_jax.models import fields as fields_lib
+from vit_jax.models import vit
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import tables
@@ -139,22 +141,44 @@ class Renamed(containers.Arrays):
       restore: Name here -> name in the file, also for missing arrays.
       show: Name in the file -> name in messages.
     """
-    self._arrays = arrays
     self._restore = restore
     self._show = show
     self._stored = {rename(name): name for name in arrays.shapes}
-    self.metadata = arrays.metadata
-    self.shapes = {
-      name: arrays.shapes[stored] for name, stored in self._stored.items()
-    }
-
-  def read(self, name: str) -> Any:
-    """Reads one array."""
-    return self._arrays.read(self._stored[name])
+    super().__init__(
+      {name: arrays.shapes[stored] for name, stored in self._stored.items()},
+      lambda name: arrays.read(self._stored[name]),
+    )
 
   def stored(self, name: str) -> str:
     """Returns the name that an array has in the file, or would have."""
     return self._show(self._stored.get(name) or self._restore(name))
+
+
+def derived(
+  arrays: containers.Arrays,
+  made: Mapping[str, tuple[Sequence[str], Callable[..., np.ndarray]]],
+) -> containers.Arrays:
+  """Returns arrays of a file, and others in place of those they are made of.
+
+  Args:
+    arrays: Arrays of the file.
+    made: Name -> names of arrays in the file, and the function of these arrays
+      that returns the one of that name.
+  """
+  used = {each for names, _ in made.values() for each in names}
+  shapes = {k: x for k, x in arrays.shapes.items() if k not in used}
+  for name, (names, make) in made.items():
+    # Broadcast bytes: the functions then give the shapes.
+    probes = (np.broadcast_to(np.uint8(0), arrays.shapes[x]) for x in names)
+    shapes[name] = make(*probes).shape
+
+  def read(name: str) -> np.ndarray:
+    if name not in made:
+      return arrays.read(name)
+    names, make = made[name]
+    return make(*map(arrays.read, names))
+
+  return containers.Arrays(shapes, read)
 
 
 class Shapes:
@@ -321,6 +345,35 @@ def relative_size(
     f'its {rows} relative positions are of no square grid: say for which images'
     ' they are, with image_size= (on the command line --image_size=HxW)'
   )
+
+
+def num_heads(
+  hints: Hints, configured: int | None, fields: Mapping[str, Any]
+) -> int:
+  """Returns the number of heads; the shape of a fused qkv does not show it.
+
+  Args:
+    hints: The caller's number takes precedence.
+    configured: Number from a config file, or None.
+    fields: hidden_size, mlp_dim and depth, by which published ViTs are known.
+
+  Raises:
+    UserError: Nothing determines the number.
+  """
+  sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
+  published = (
+    x['num_heads'] for x in vit.SIZES.values() if sizes.items() <= x.items()
+  )
+  found = hints.overrides.get('num_heads')
+  if found is None:
+    found = configured or next(published, None)
+  if found is None:
+    raise UserError(
+      f'its arrays do not say how many heads {sizes["hidden_size"]} channels'
+      ' are divided into: give num_heads= (on the command line'
+      ' --model.num_heads=; in a run --config.model.num_heads=)'
+    )
+  return found
 
 
 def tokens_of(size: tuple[int, int], patch: Sequence[int]) -> int:

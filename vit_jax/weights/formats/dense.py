@@ -51,20 +51,6 @@ _MMSEG_TRUNK = [
 ]
 
 
-def _below(
-  rules: list[tables.Rule], ours: str, theirs: str
-) -> list[tables.Rule]:
-  """Returns rules of a part of our tree, and of a part of the file."""
-  return [
-    dataclasses.replace(
-      x,
-      ours=f'{ours}/{x.ours}',
-      theirs=tuple(f'{theirs}{name}' for name in x.theirs),
-    )
-    for x in rules
-  ]
-
-
 @dataclasses.dataclass(frozen=True)
 class _Format:
   """Names of a program.
@@ -86,8 +72,8 @@ FORMATS: Mapping[str, _Format] = {
   'mmseg': _Format(
     'mmsegmentation',
     [
-      *_below(_MMSEG_TRUNK, 'trunk', 'backbone.'),
-      *_below(mmseg.SETR, 'decoder', ''),
+      *tables.below(_MMSEG_TRUNK, 'trunk/', 'backbone.'),
+      *tables.below(mmseg.SETR, 'decoder/', ''),
     ],
     r'.*\.num_batches_tracked',
     {'trunk/norm/scale': 1.0, 'trunk/norm/bias': 0.0},
@@ -95,8 +81,8 @@ FORMATS: Mapping[str, _Format] = {
   'monai': _Format(
     'MONAI',
     [
-      *_below(monai.TRUNK, 'trunk', 'vit.'),
-      *_below(monai.DECODER, 'decoder', ''),
+      *tables.below(monai.TRUNK, 'trunk/', 'vit.'),
+      *tables.below(monai.DECODER, 'decoder/', ''),
     ],
     monai.IGNORED,
     {},

@@ -61,13 +61,7 @@ def rules(
 
 
 def statistics_rules(ours: str, theirs: str, layers: int) -> list[tables.Rule]:
-  """Returns the table of the running statistics of a head with BatchNorm.
-
-  Args:
-    ours: Path of the statistics, as for `rules`.
-    theirs: As for `rules`.
-    layers: Number of layers of the MLP.
-  """
+  """Returns the table of a head's running statistics; see `rules`."""
   return [
     tables.rule(f'{ours}norm_{i}/{our}', f'{theirs}{name}.{their}')
     for i, name in enumerate(_norms(layers, batch_norm=True))

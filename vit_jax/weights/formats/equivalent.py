@@ -30,14 +30,9 @@ _SCALED = {
 
 
 def form_of(model: models.Model, lacks: Lacks) -> models.Model | None:
-  """Returns a model with the same function that a format can store.
+  """Returns a model with the same function that a format can store, or None.
 
-  Args:
-    model: Model of any family.
-    lacks: Returns which part of a model the format cannot store.
-
-  Returns:
-    The model itself if the format can store it; None if no form fits.
+  It is the model itself if the format can store that.
   """
   return next((x for x in _forms(model) if not lacks(x)), None)
 
@@ -70,11 +65,9 @@ def _forms(model: models.Model) -> Iterator[models.Model]:
 def rewrite(
   loaded: weights.Loaded, target: models.Model
 ) -> tuple[weights.Loaded, list[str]]:
-  """Returns a model in another form, and notes on what differs.
+  """Returns a model in the form of `form_of`, and notes on what differs.
 
-  Args:
-    loaded: The model, unrolled and with NumPy arrays.
-    target: From `form_of`.
+  Its layers are unrolled, and its arrays those of NumPy.
   """
   source, params = loaded.model, loaded.params
   if target is source:

@@ -1,6 +1,7 @@
 """Opens a foreign checkpoint: finds its files, its format and its model."""
 
 from collections.abc import Iterator
+from collections.abc import Mapping
 import contextlib
 import dataclasses
 import pathlib
@@ -53,13 +54,23 @@ _NAMES = typed.Kind(
   lambda x: isinstance(x, list) and all(isinstance(name, str) for name in x),
 )
 _RESIZE = typed.one_of(*resize_lib.METHODS)
-_LIKE = typed.one_of('', *geometry.LIKE)
 # Fields that `export` writes to config.json, besides the name of the file.
 _OURS = {
   'model': typed.OBJECT,
   'image_size': typed.PAIR,
   'resize': _RESIZE,
   'preprocess': typed.OBJECT,
+}
+
+# Fields of its `preprocess`, each with its kind and its default.
+_STORED: Mapping[str, tuple[typed.Kind, Any]] = {
+  'resize': (typed.SIZE, None),
+  'antialias': (typed.TRUTH, True),
+  'bits': (typed.BITS, 8),
+  'intensity': (typed.WINDOW, None),
+  'interpolation': (base.INTERPOLATION, 'bilinear'),
+  'resize_like': (typed.one_of('', *geometry.LIKE), ''),
+  'features': (typed.OBJECT, {}),
 }
 
 
@@ -267,15 +278,7 @@ def _restored(
     'std': config.channel_values(
       f'{key}.std', channels, found['std'], typed.is_positive
     ),
-    'resize': config.get(f'{key}.resize', typed.SIZE),
-    'antialias': config.get(f'{key}.antialias', typed.TRUTH, True),
-    'bits': config.get(f'{key}.bits', typed.BITS, 8),
-    'intensity': config.get(f'{key}.intensity', typed.WINDOW),
-    'interpolation': config.get(
-      f'{key}.interpolation', base.INTERPOLATION, 'bilinear'
-    ),
-    'resize_like': config.get(f'{key}.resize_like', _LIKE, ''),
-    'features': config.get(f'{key}.features', typed.OBJECT, {}),
+    **{x: config.get(f'{key}.{x}', *_STORED[x]) for x in _STORED},
     'outputs': preprocessing.of_head(
       config.get(f'{key}.outputs', typed.OBJECT, {})
     ),

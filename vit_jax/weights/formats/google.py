@@ -54,16 +54,16 @@ _bit_norm = functools.partial(_norm, names=('gamma', 'beta'))
 _dense = functools.partial(_pair, leaves=('kernel', 'bias'))
 
 
-def _attention(ours: str, theirs: str, joined: str, axis: int) -> list:
+def _attention(ours: str, theirs: str, joined: str) -> list[tables.Rule]:
   names = {'qkv': ('query', 'key', 'value'), 'key_value': ('key', 'value')}
   parts = names[joined]
   return [
     rule(
       f'{ours}/{joined}/{leaf}',
       [f'{theirs}/{part}/{leaf}' for part in parts],
-      tables.split(len(parts), axis if leaf == 'kernel' else axis - 1),
+      tables.split(len(parts), axis),
     )
-    for leaf in ('kernel', 'bias')
+    for leaf, axis in (('kernel', 1), ('bias', 0))
   ] + _dense(f'{ours}/out', f'{theirs}/out')
 
 
@@ -77,10 +77,7 @@ VIT = [
   rule('position_embedding', 'Transformer/posembed_input/pos_embedding'),
   *_norm('blocks_{}/norm1', f'{_LAYER}/LayerNorm_0'),
   *_attention(
-    'blocks_{}/attention',
-    f'{_LAYER}/MultiHeadDotProductAttention_1',
-    'qkv',
-    1,
+    'blocks_{}/attention', f'{_LAYER}/MultiHeadDotProductAttention_1', 'qkv'
   ),
   *_norm('blocks_{}/norm2', f'{_LAYER}/LayerNorm_2'),
   *_dense('blocks_{}/mlp/up', f'{_LAYER}/MlpBlock_3/Dense_0'),
@@ -89,7 +86,7 @@ VIT = [
   rule('map_head/probe', f'{_MAP}/probe'),
   *_dense('map_head/query', f'{_MAP}/MultiHeadDotProductAttention_0/query'),
   *_attention(
-    'map_head', f'{_MAP}/MultiHeadDotProductAttention_0', 'key_value', 1
+    'map_head', f'{_MAP}/MultiHeadDotProductAttention_0', 'key_value'
   ),
   *_norm('map_head/norm', f'{_MAP}/LayerNorm_0'),
   *_dense('map_head/mlp/up', f'{_MAP}/MlpBlock_0/Dense_0'),
@@ -245,11 +242,10 @@ class Unstacked(containers.Arrays):
   """
 
   def __init__(self, arrays: containers.Arrays):
+    super().__init__({}, self._read)
     self._arrays = arrays
     self._where: dict[str, tuple[str, int]] = {}
     self._last: dict[str, np.ndarray] = {}
-    self.metadata = arrays.metadata
-    self.shapes = {}
     is_training = any(name.startswith('params/') for name in arrays.shapes)
     for name, shape in arrays.shapes.items():
       if is_training and name.startswith(('opt/', 'extra/')):
@@ -270,7 +266,7 @@ class Unstacked(containers.Arrays):
       return name
     return f'{match[1]}{match[3]}[{match[2]}]'
 
-  def read(self, name: str) -> np.ndarray:
+  def _read(self, name: str) -> np.ndarray:
     """Reads one array; keeps a stack in memory until its last layer is read."""
     if name not in self._where:
       return self._arrays.read(name)

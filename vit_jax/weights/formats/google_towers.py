@@ -33,14 +33,6 @@ _TEXT = [
   rule('text/token_embedding/embedding', 'txt/Embed_0/embedding'),
   rule('text/position_embedding', 'txt/pos_embedding'),
 ]
-# Its attention has kernels of two axes; the columns of a head are together.
-_COLUMNS = tables.Layout(
-  lambda a, shape: a[0].reshape(shape), lambda a: [a.reshape(len(a), -1)]
-)
-_ROWS = tables.Layout(
-  lambda a, shape: a[0].reshape(shape),
-  lambda a: [a.reshape(-1, a.shape[-1])],
-)
 _BERT = 'txt/BertEncoder_0/'
 _BERT_LAYER = f'{_BERT}encoder_block/layer_sequence/layers_{{}}/'
 _BERT_WORDS = f'{_BERT}embedder/embedders_token_ids/embedding'
@@ -76,7 +68,7 @@ _OF_BERT = [
   rule(
     'text/blocks_{}/attention/qkv/kernel',
     [f'{x}kernel' for x in _BERT_PARTS],
-    tables.split(3, 1, _COLUMNS),
+    tables.split(3, 1, tables.FLAT_OUTPUTS),
   ),
   rule(
     'text/blocks_{}/attention/qkv/bias',
@@ -86,7 +78,7 @@ _OF_BERT = [
   rule(
     'text/blocks_{}/attention/out/kernel',
     f'{_BERT_LAYER}attention_block/dense_layer/kernel',
-    _ROWS,
+    tables.FLAT_INPUTS,
   ),
   rule(
     'text/blocks_{}/attention/out/bias',
@@ -156,20 +148,14 @@ def _shown(name: str) -> str:
   return name.replace('txt/Transformer/', 'txt/Encoder_0/')
 
 
-class _Tower(containers.Arrays):
-  """The arrays of one tower, without its name before them."""
-
-  def __init__(self, arrays: containers.Arrays, prefix: str):
-    self._arrays, self._prefix = arrays, prefix
-    self.metadata = arrays.metadata
-    self.shapes = {
-      name.removeprefix(prefix): shape
-      for name, shape in arrays.shapes.items()
-      if name.startswith(prefix)
-    }
-
-  def read(self, name: str) -> np.ndarray:
-    return self._arrays.read(self._prefix + name)
+def _tower(arrays: containers.Arrays, prefix: str) -> containers.Arrays:
+  """Returns the arrays of one tower, without its name before them."""
+  shapes = {
+    name.removeprefix(prefix): shape
+    for name, shape in arrays.shapes.items()
+    if name.startswith(prefix)
+  }
+  return containers.Arrays(shapes, lambda name: arrays.read(prefix + name))
 
 
 def image_tower(arrays: containers.Arrays) -> containers.Arrays:
@@ -180,7 +166,7 @@ def image_tower(arrays: containers.Arrays) -> containers.Arrays:
   if not recognises(arrays.shapes):
     return arrays
   prefix = _PREFIX if style(arrays.shapes) == BIG_VISION else ''
-  return _Tower(arrays, f'{prefix}img/')
+  return _tower(arrays, f'{prefix}img/')
 
 
 def describe(
@@ -204,7 +190,7 @@ def describe(
   nothing = dataclasses.replace(config, content={})
   hints = base.Hints({}, nothing, nothing, None)
   shapes = base.Shapes(arrays)
-  found = google.describe(base.Renamed(_Tower(arrays, 'img/')), hints)
+  found = google.describe(base.Renamed(_tower(arrays, 'img/')), hints)
   tower = _text(shapes) if _is_own(shapes) else _bert(shapes, text_heads)
   assert isinstance(found.model, vit.ViT)
   model = two_towers.TwoTowers(found.model, tower, has_bias='b' in shapes)
@@ -270,20 +256,12 @@ def _bert(shapes: base.Shapes, heads: int | None) -> text.Bert:
 
 def rules(model: two_towers.TwoTowers) -> list[tables.Rule]:
   """Returns the table for a model."""
-  words = [*_TEXT, *(_within('text', 'txt', x) for x in google.VIT)]
+  words = [*_TEXT, *tables.below(google.VIT, 'text/', 'txt/')]
   return [
     *(_OF_BERT if isinstance(model.text, text.Bert) else words),
     *_BESIDE,
-    *(_within('image', 'img', x) for x in google.rules(model.image)),
+    *tables.below(google.rules(model.image), 'image/', 'img/'),
   ]
-
-
-def _within(ours: str, theirs: str, line: tables.Rule) -> tables.Rule:
-  return dataclasses.replace(
-    line,
-    ours=f'{ours}/{line.ours}',
-    theirs=tuple(f'{theirs}/{name}' for name in line.theirs),
-  )
 
 
 def write(

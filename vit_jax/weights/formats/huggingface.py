@@ -21,7 +21,6 @@ from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
-from vit_jax.weights.formats import head_counts
 from vit_jax.weights.formats import huggingface_aimv2 as aimv2
 from vit_jax.weights.formats import huggingface_beit as beit
 from vit_jax.weights.formats import huggingface_bit as bit
@@ -125,20 +124,11 @@ _COMMON = [
   rule('distillation_token', 'embeddings.distillation_token'),
   rule('register_tokens', 'embeddings.register_tokens'),
   rule('position_embedding', 'embeddings.position_embeddings'),
-  rule(
-    'blocks_{}/attention/qkv/kernel',
-    [f'{name}.weight' for name in _QKV],
-    tables.split(3, 1, tables.linear()),
-  ),
-  rule(
-    'blocks_{}/attention/qkv/bias',
-    [f'{name}.bias' for name in _QKV],
-    tables.split(3, 0, tables.FLAT),
-  ),
+  *tables.torch_parts('blocks_{}/attention/qkv', _QKV),
   *_dense('blocks_{}/attention/out', f'{_LAYER}.attention.output.dense', 2),
 ]
 _NORM = _norm('norm', 'layernorm')
-_VIT = [
+VIT = [
   *_COMMON,
   *_norm('blocks_{}/norm1', f'{_LAYER}.layernorm_before'),
   *_norm('blocks_{}/norm2', f'{_LAYER}.layernorm_after'),
@@ -195,12 +185,12 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
 def rules(model: nn.Module) -> Sequence[tables.Rule]:
   """Returns the table for a model."""
   if isinstance(model, igpt.IGPT):
-    return imagegpt.rules()
+    return imagegpt.RULES
   if isinstance(model, resnet.BiT):
-    return bit.rules()
+    return bit.RULES
   assert isinstance(model, vit.ViT)
   if aimv2.is_kind(model):
-    return aimv2.rules()
+    return aimv2.RULES
   if dinov3.is_kind(model):
     return dinov3.rules(model)
   if towers.kind_of(model):
@@ -213,9 +203,9 @@ def rules(model: nn.Module) -> Sequence[tables.Rule]:
       *_DINO,
     ]
   if beit.is_kind(model):
-    return [*beit.norm(model), *beit.RULES, *_VIT, *_HEAD]
+    return [*beit.norm(model), *beit.RULES, *VIT, *_HEAD]
   heads = model.distillation_token and model.distillation_head
-  return [*_NORM, *_VIT, *(_TWO_HEADS if heads else _HEAD)]
+  return [*_NORM, *VIT, *(_TWO_HEADS if heads else _HEAD)]
 
 
 def stored_name(model: nn.Module, name: str) -> str:
@@ -256,10 +246,8 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   hidden, channels, *patch = shapes.get(projection, 4)
   fields: dict[str, Any] = {'patch_size': tuple(patch), 'hidden_size': hidden}
   fields |= _fields(shapes, config, kind)
-  fields['num_heads'] = config.get('num_attention_heads', typed.COUNT)
-  if not fields['num_heads']:
-    sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
-    fields['num_heads'] = head_counts.num_heads(hints, None, **sizes)
+  heads = config.get('num_attention_heads', typed.COUNT)
+  fields['num_heads'] = base.num_heads(hints, heads, fields)
   model = base.build(vit.ViT, fields, hints)
   assert isinstance(model, vit.ViT)
   size = _image_size(shapes, patch, hints, model)
@@ -364,9 +352,7 @@ def _image_size(
   model: vit.ViT,
 ) -> tuple[int, int]:
   size = hints.config.get('image_size', typed.SIZE)
-  default = None
-  if size:
-    default = (size, size) if isinstance(size, int) else (size[0], size[1])
+  default = preprocessing.pair(size) if size else None
   if model.position_embedding == 'learned':
     rows = shapes.get('embeddings.position_embeddings', 3)[1]
     tokens = rows - model.positioned_prefix

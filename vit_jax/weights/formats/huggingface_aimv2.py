@@ -50,27 +50,14 @@ _KNOWN: dict[str, typed.Kind | None] = {
 }
 
 
-def _parts(ours: str, theirs: Iterable[str], axis: int) -> list[tables.Rule]:
-  """Returns the rules of matrices that are one kernel here."""
-  names = tuple(theirs)
-  kernel = tables.split(len(names), axis, tables.linear())
-  bias = tables.split(len(names), axis - 1, tables.FLAT)
-  return [
-    rule(f'{ours}/kernel', [f'{x}.weight' for x in names], kernel),
-    rule(f'{ours}/bias', [f'{x}.bias' for x in names], bias),
-  ]
-
-
-_RULES = [
+RULES = [
   rule('patch_embedding/kernel', _SIGN, tables.CONV),
   rule('patch_embedding/bias', f'{_PATCH}.bias'),
   *_norm('patch_norm', 'embeddings.rms_norm'),
   rule('position_embedding', f'{_POSITIONS}.weight', tables.squeezed(0)),
   *_norm('blocks_{}/norm1', f'{_LAYER}.rms_norm1'),
-  *_parts(
-    'blocks_{}/attention/qkv',
-    (f'{_LAYER}.attention.{x}_proj' for x in 'qkv'),
-    axis=1,
+  *tables.torch_parts(
+    'blocks_{}/attention/qkv', [f'{_LAYER}.attention.{x}_proj' for x in 'qkv']
   ),
   *_dense('blocks_{}/attention/out', f'{_LAYER}.attention.out_proj', 2),
   *_norm('blocks_{}/norm2', f'{_LAYER}.rms_norm2'),
@@ -80,7 +67,7 @@ _RULES = [
   *_dense('blocks_{}/mlp/down', f'{_LAYER}.ffn.down_proj'),
   *_norm('norm', 'rms_norm'),
   rule('map_head/probe', 'head.cls_token'),
-  *_parts('map_head/key_value', (f'head.{x}_proj' for x in 'kv'), axis=1),
+  *tables.torch_parts('map_head/key_value', [f'head.{x}_proj' for x in 'kv']),
   *_dense('map_head/out', 'head.output_proj', 2),
 ]
 
@@ -103,11 +90,6 @@ def is_kind(model: vit.ViT) -> bool:
   return model.patch_norm
 
 
-def rules() -> list[tables.Rule]:
-  """Returns the table."""
-  return _RULES
-
-
 def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   """Infers the architecture from the arrays' shapes and config.json.
 
@@ -126,8 +108,7 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
     )
   config.check_known(_KNOWN)
   hidden, channels, *patch = shapes.get(_SIGN, 4)
-  stated = config.get('image_size', typed.SIZE, 224)
-  default = (stated, stated) if isinstance(stated, int) else tuple(stated)
+  default = preprocessing.pair(config.get('image_size', typed.SIZE, 224))
   learned = f'{_POSITIONS}.weight' in shapes
   count = shapes.get(f'{_POSITIONS}.weight', 2)[0] if learned else None
   fields: dict[str, Any] = {
@@ -148,7 +129,7 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
     **_pooling(shapes),
   }
   model = base.build(vit.ViT, fields, hints)
-  size = base.image_size(count, patch, hints, (default[0], default[1]))
+  size = base.image_size(count, patch, hints, default)
   preprocess, silent = preprocessing.of_transformers(
     hints.preprocessor, KIND, size, channels
   )

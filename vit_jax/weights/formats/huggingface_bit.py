@@ -22,7 +22,7 @@ _STAGE = 'encoder.stages.{}.'
 _UNIT = f'{_STAGE}layers.{{}}.'
 _LAYERS = {'1': 'conv1', '2': 'conv2', '3': 'conv3', '_proj': 'downsample.conv'}
 # transformers counts from 0, we from 1.
-_RULES = [
+RULES = [
   rule('stem/conv/kernel', _STEM, tables.CONV),
   *(
     rule(f'{_OURS}/conv{n}/kernel', f'{_UNIT}{name}.weight', tables.CONV, -1)
@@ -61,11 +61,6 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
     return name if name.startswith('classifier') else prefix + name
 
   return base.Renamed(arrays, lambda x: re.sub(f'^{prefix}', '', x), restore)
-
-
-def rules() -> list[tables.Rule]:
-  """Returns the table."""
-  return _RULES
 
 
 def describe(shapes: base.Shapes, hints: base.Hints) -> base.Description:

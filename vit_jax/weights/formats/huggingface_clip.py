@@ -7,6 +7,7 @@ what arrays do not show of either tower.
 from collections.abc import Iterable
 from collections.abc import Iterator
 import dataclasses
+import operator
 from typing import Any
 
 import jax
@@ -26,7 +27,7 @@ from vit_jax.weights.formats.tables import torch_norm as _norm
 
 CLIP, SIGLIP, SIGLIP2 = 'clip', 'siglip', 'siglip2'
 IGNORED = r'.*\.position_ids'
-_GELUS = {
+GELUS = {
   'quick_gelu': 'sigmoid',
   'gelu': 'exact',
   'gelu_new': 'tanh',
@@ -53,16 +54,7 @@ def _tower(ours: str, theirs: str) -> list[tables.Rule]:
   return [
     *_norm(f'{block}/norm1', f'{layer}.layer_norm1'),
     *_norm(f'{block}/norm2', f'{layer}.layer_norm2'),
-    rule(
-      f'{block}/attention/qkv/kernel',
-      [f'{name}.weight' for name in names],
-      tables.split(3, 1, tables.linear()),
-    ),
-    rule(
-      f'{block}/attention/qkv/bias',
-      [f'{name}.bias' for name in names],
-      tables.split(3, 0, tables.FLAT),
-    ),
+    *tables.torch_parts(f'{block}/attention/qkv', names),
     *_dense(f'{block}/attention/out', f'{layer}.self_attn.out_proj', 2),
     *_dense(f'{block}/mlp/up', f'{layer}.mlp.fc1'),
     *_dense(f'{block}/mlp/down', f'{layer}.mlp.fc2'),
@@ -87,16 +79,7 @@ RULES = [
   *_norm('image/norm', f'{_VISION}.post_layernorm'),
   rule(f'{_MAP}/probe', f'{_HEAD}.probe'),
   *_dense(f'{_MAP}/query', f'{_HEAD}.query'),
-  rule(
-    f'{_MAP}/key_value/kernel',
-    [f'{_HEAD}.key.weight', f'{_HEAD}.value.weight'],
-    tables.split(2, 1, tables.linear()),
-  ),
-  rule(
-    f'{_MAP}/key_value/bias',
-    [f'{_HEAD}.key.bias', f'{_HEAD}.value.bias'],
-    tables.split(2, 0, tables.FLAT),
-  ),
+  *tables.torch_parts(f'{_MAP}/key_value', [f'{_HEAD}.key', f'{_HEAD}.value']),
   *_dense(f'{_MAP}/out', f'{_HEAD}.attention.out_proj', 2),
   *_norm(f'{_MAP}/norm', f'{_HEAD}.layernorm'),
   *_dense(f'{_MAP}/mlp/up', f'{_HEAD}.mlp.fc1'),
@@ -139,51 +122,30 @@ def recognises(names: Iterable[str]) -> bool:
   return {'logit_scale', f'{_WORDS}.final_layer_norm.weight'} <= known
 
 
-class Unpacked(containers.Arrays):
-  """Presents the joint projection of SigLIP's head as three.
+def unpacked(arrays: containers.Arrays) -> containers.Arrays:
+  """Returns arrays with the joint projection of SigLIP's head as three.
 
   PyTorch's attention has queries, keys and values in one array, [3 D, D].
   """
-
-  def __init__(self, arrays: containers.Arrays):
-    """Wraps an open file."""
-    self._arrays = arrays
-    self.metadata = arrays.metadata
-    self.shapes = {}
-    for name, shape in arrays.shapes.items():
-      if not name.startswith(_PACKED):
-        self.shapes[name] = shape
-        continue
-      kind = name.removeprefix(_PACKED)
-      for part in _PARTS:
-        self.shapes[f'{_HEAD}.{part}.{kind}'] = (shape[0] // 3, *shape[1:])
-
-  def read(self, name: str) -> np.ndarray:
-    """Reads one array."""
-    if name in self._arrays.shapes:
-      return self._arrays.read(name)
-    *_, part, kind = name.split('.')
-    return np.split(self._arrays.read(_PACKED + kind), 3)[_PARTS.index(part)]
+  made = {}
+  for name, shape in arrays.shapes.items():
+    if name.startswith(_PACKED):
+      d, kind = shape[0] // 3, name.removeprefix(_PACKED)
+      for i, part in enumerate(_PARTS):
+        rows = operator.itemgetter(slice(i * d, (i + 1) * d))
+        made[f'{_HEAD}.{part}.{kind}'] = ([name], rows)
+  return base.derived(arrays, made)
 
 
 def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
-  return base.Renamed(Unpacked(arrays))
+  return base.Renamed(unpacked(arrays))
 
 
 def describe(
   arrays: base.Renamed, config: typed.Json, text_heads: int | None = None
 ) -> tuple[two_towers.TwoTowers, tuple[int, int]]:
-  """Infers both towers from the arrays' shapes and config.json.
-
-  Args:
-    arrays: From `prepare`.
-    config: Content of config.json.
-    text_heads: Not used: config.json has them.
-
-  Returns:
-    The model; and the size of images (height, width) that its positions are
-    for.
+  """Infers both towers, as `google_towers.describe`; config.json has all heads.
 
   Raises:
     UserError: There is no config.json, or it says what cannot be computed.
@@ -216,11 +178,7 @@ def image_fields(
 ) -> tuple[dict[str, Any], tuple[int, int]]:
   """Returns the fields of the image tower, and the size of its images.
 
-  Args:
-    shapes: Shapes in the file.
-    hints: Its config.json is that of both towers.
-    kind: The model_type of both towers.
-    patch: (height, width) of a patch, in pixels.
+  The config.json of `hints`, and `kind`, are those of both towers.
   """
   is_clip = kind == CLIP
   fields = _layers(shapes, hints.config, 'vision', kind) | {
@@ -277,13 +235,13 @@ def _layers(
     # Left out where they are the defaults of transformers' class.
     heads = 8 if (kind, tower) == (CLIP, 'text') else 12
   default = 'quick_gelu' if kind == CLIP else 'gelu_pytorch_tanh'
-  gelu = config.get(f'{where}.hidden_act', typed.one_of(*_GELUS), default)
+  gelu = config.get(f'{where}.hidden_act', typed.one_of(*GELUS), default)
   return {
     'hidden_size': up[1],
     'mlp_dim': up[0],
     'depth': shapes.count(layer),
     'num_heads': heads,
-    'gelu': _GELUS[gelu],
+    'gelu': GELUS[gelu],
     'layer_norm_epsilon': config.get(
       f'{where}.layer_norm_eps', typed.POSITIVE, _EPSILON[kind]
     ),
@@ -305,11 +263,7 @@ def rules(model: two_towers.TwoTowers) -> list[tables.Rule]:
 def write(
   model: two_towers.TwoTowers, params: Any
 ) -> Iterator[tuple[str, np.ndarray]]:
-  """Returns the arrays of a file; the config.json is not written.
-
-  Args:
-    model: The towers.
-    params: Their parameters, layers unrolled.
+  """Returns the arrays of a file of parameters whose layers are unrolled.
 
   Raises:
     KeyError: The format has no place for a parameter.

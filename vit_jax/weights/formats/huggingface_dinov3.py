@@ -11,7 +11,7 @@ from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
-from vit_jax.weights.formats import head_counts
+from vit_jax.weights.formats import huggingface_clip as clip
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import uncommon
 from vit_jax.weights.formats.tables import rule
@@ -73,11 +73,6 @@ def describe(
 ) -> base.Description:
   """Infers the architecture from the arrays' shapes and config.json.
 
-  Args:
-    shapes: Shapes in the file.
-    hints: The caller's fields, and config.json.
-    gelu: That of config.json.
-
   Raises:
     UserError: The file has a part that is not computed.
   """
@@ -103,15 +98,13 @@ def describe(
     'gelu': gelu,
     **_biases(config),
   }
-  sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
   heads = config.get('num_attention_heads', typed.COUNT)
-  fields['num_heads'] = heads or head_counts.num_heads(hints, None, **sizes)
+  fields['num_heads'] = base.num_heads(hints, heads, fields)
   if gated:
     config.get('hidden_act', typed.one_of('silu'))
   model = base.build(vit.ViT, fields, hints)
   stated = config.get('image_size', typed.SIZE)
-  pair = (stated, stated) if isinstance(stated, int) else stated
-  default = (pair[0], pair[1]) if pair else None
+  default = preprocessing.pair(stated) if stated else None
   size = base.image_size(None, patch, hints, default)
   preprocess, silent = preprocessing.of_transformers(
     hints.preprocessor, KIND, size, channels
@@ -182,7 +175,6 @@ def config(
   """Returns the content of config.json."""
   height, width = image_size
   patch = model.patch_size
-  act = 'gelu' if model.gelu == 'exact' else 'gelu_pytorch_tanh'
   return {
     'model_type': KIND,
     'architectures': [ARCHITECTURE],
@@ -194,7 +186,7 @@ def config(
     'num_channels': preprocess.channels,
     'image_size': height if height == width else [height, width],
     'patch_size': patch[0] if patch[0] == patch[1] else list(patch),
-    'hidden_act': 'silu' if model.gated_mlp else act,
+    'hidden_act': 'silu' if model.gated_mlp else clip.ACTIVATIONS[model.gelu],
     'use_gated_mlp': model.gated_mlp,
     'layer_norm_eps': model.layer_norm_epsilon,
     'layerscale_value': model.layer_scale,

@@ -51,35 +51,27 @@ def recognises(names: Iterable[str]) -> bool:
   return any(re.fullmatch(sign, name) for name in names)
 
 
-class _Convolved(containers.Arrays):
-  """Presents SigLIP 2's projection of cut patches as a convolution's kernel.
+def _convolved(arrays: containers.Arrays) -> containers.Arrays:
+  """Returns SigLIP 2's projection of cut patches as a convolution's kernel.
 
   Patches of RGB images are assumed, of which its array is [D, p * p * 3].
   """
+  d, *rest = arrays.shapes.get(_PATCH, (0,))
+  side = math.isqrt(rest[0] // _RGB) if len(rest) == 1 else 0
+  if not side or [_RGB * side**2] != rest:
+    return arrays
 
-  def __init__(self, arrays: containers.Arrays):
-    self._arrays = arrays
-    self.metadata = arrays.metadata
-    self.shapes = dict(arrays.shapes)
-    d, *rest = arrays.shapes.get(_PATCH, (0,))
-    self._side = math.isqrt(rest[0] // _RGB) if len(rest) == 1 else 0
-    if self._side and [_RGB * self._side**2] == rest:
-      self.shapes[_PATCH] = (d, _RGB, self._side, self._side)
+  def convolve(kernel: np.ndarray) -> np.ndarray:
+    return kernel.reshape(d, side, side, _RGB).transpose(0, 3, 1, 2)
 
-  def read(self, name: str) -> np.ndarray:
-    """Reads one array."""
-    found = self._arrays.read(name)
-    if name != _PATCH or found.ndim > 2:
-      return found
-    found = found.reshape(len(found), self._side, self._side, _RGB)
-    return found.transpose(0, 3, 1, 2)
+  return base.derived(arrays, {_PATCH: ([_PATCH], convolve)})
 
 
 def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
   if not any(name.startswith(_TOWER) for name in arrays.shapes):
     arrays = base.Renamed(arrays, lambda name: _TOWER + name)
-  return base.Renamed(_Convolved(clip.Unpacked(arrays)))
+  return base.Renamed(_convolved(clip.unpacked(arrays)))
 
 
 def kind_of(model: vit.ViT) -> str | None:

@@ -6,7 +6,6 @@ clusters of colours. Without the latter, the model takes ids of colours alone.
 
 from collections.abc import Iterable
 from collections.abc import Mapping
-from collections.abc import Sequence
 import re
 from typing import Any
 
@@ -21,7 +20,7 @@ from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
-from vit_jax.weights.formats import head_counts
+from vit_jax.weights.formats import huggingface_clip as clip
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats.tables import rule
 
@@ -29,12 +28,6 @@ MODEL_TYPE = 'imagegpt'
 # Masks that older versions of transformers stored.
 IGNORED = r'h\.\d+\.attn\.(bias|masked_bias)'
 
-_GELUS = {
-  'quick_gelu': 'sigmoid',
-  'gelu': 'exact',
-  'gelu_new': 'tanh',
-  'gelu_pytorch_tanh': 'tanh',
-}
 _PREFIX = 'transformer.'
 _OUTPUT = 'lm_head.weight'  # named without the prefix
 _OFF = typed.one_of(False)
@@ -67,27 +60,26 @@ _KNOWN |= {
   'tie_word_embeddings': _OFF,
 }
 
-# An array without its first axis, of length 1.
-_ROWS = tables.Layout(lambda a, shape: a[0].reshape(shape), lambda a: [a[0]])
-# Weights are [in, out]; the heads of queries, keys and values are flattened.
-_FROM = tables.Layout(
-  lambda a, shape: a[0].reshape(shape), lambda a: [a.reshape(len(a), -1)]
-)
-_TO = tables.Layout(
-  lambda a, shape: a[0].reshape(shape),
-  lambda a: [a.reshape(-1, a.shape[-1])],
-)
 _ELSEWHERE = tables.Layout(lambda a, _: a[0], lambda _: [])
 _LAYER = 'h.{}'
-_RULES = [
+# Weights are [in, out].
+RULES = [
   rule('token_embedding', 'wte.weight'),
-  rule('position_embedding', 'wpe.weight', _ROWS),
+  rule('position_embedding', 'wpe.weight', tables.squeezed(0)),
   rule('blocks_{}/norm1/scale', f'{_LAYER}.ln_1.weight'),
-  rule('blocks_{}/attention/qkv/kernel', f'{_LAYER}.attn.c_attn.weight', _FROM),
+  rule(
+    'blocks_{}/attention/qkv/kernel',
+    f'{_LAYER}.attn.c_attn.weight',
+    tables.FLAT_OUTPUTS,
+  ),
   rule(
     'blocks_{}/attention/qkv/bias', f'{_LAYER}.attn.c_attn.bias', tables.FLAT
   ),
-  rule('blocks_{}/attention/out/kernel', f'{_LAYER}.attn.c_proj.weight', _TO),
+  rule(
+    'blocks_{}/attention/out/kernel',
+    f'{_LAYER}.attn.c_proj.weight',
+    tables.FLAT_INPUTS,
+  ),
   rule('blocks_{}/attention/out/bias', f'{_LAYER}.attn.c_proj.bias'),
   rule('blocks_{}/norm2/scale', f'{_LAYER}.ln_2.weight'),
   rule('blocks_{}/mlp/up/kernel', f'{_LAYER}.mlp.c_fc.weight'),
@@ -118,20 +110,15 @@ def stored_name(name: str) -> str:
   return name if name == _OUTPUT else _PREFIX + name
 
 
-def rules() -> Sequence[tables.Rule]:
-  """Returns the table."""
-  return _RULES
-
-
 def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   """Infers the architecture from the arrays' shapes and config.json."""
   shapes, config = base.Shapes(arrays), hints.config
   config.check_known(_KNOWN)
   activation = config.get('activation_function', typed.TEXT, 'quick_gelu')
-  if activation not in _GELUS:
+  if activation not in clip.GELUS:
     raise UserError(
       f'its config.json says activation_function {activation!r}: those that can'
-      f' be computed are {", ".join(_GELUS)}'
+      f' be computed are {", ".join(clip.GELUS)}'
     )
   rows, hidden = shapes.get('wte.weight', 2)
   depth, mlp_dim = shapes.count('h.{}.'), shapes.get('h.{}.mlp.c_fc.weight', 2)
@@ -139,13 +126,13 @@ def describe(arrays: base.Renamed, hints: base.Hints) -> base.Description:
   sizes = {'hidden_size': hidden, 'mlp_dim': mlp_dim[1], 'depth': depth}
   fields = {
     **sizes,
-    'num_heads': head_counts.num_heads(
-      hints, config.get('n_head', typed.COUNT), **sizes
+    'num_heads': base.num_heads(
+      hints, config.get('n_head', typed.COUNT), sizes
     ),
     'num_classes': 0,
     'colours': rows - 1,
     'has_clusters': clusters is not None,
-    'gelu': _GELUS[activation],
+    'gelu': clip.GELUS[activation],
     'layer_norm_epsilon': config.get(
       'layer_norm_epsilon', typed.POSITIVE, 1e-5
     ),
@@ -225,7 +212,7 @@ def companions(
   image_size: tuple[int, int],
 ) -> dict[str, dict[str, Any]]:
   """Returns the content of the JSON files, by file name."""
-  names = {ours: theirs for theirs, ours in reversed(_GELUS.items())}
+  names = {ours: theirs for theirs, ours in reversed(clip.GELUS.items())}
   height, width = image_size
   config = {
     'model_type': MODEL_TYPE,

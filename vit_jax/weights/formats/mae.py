@@ -32,30 +32,14 @@ _TIMM = [
   *_dense('decoder/prediction', 'decoder_pred'),
 ]
 
-_LAYER = f'{huggingface.MAE_LAYERS}{{}}'
-_QKV = [
-  f'{_LAYER}.attention.attention.{name}' for name in ('query', 'key', 'value')
-]
 _HUGGINGFACE = [
   *_dense('decoder/embedding', 'decoder.decoder_embed'),
   rule('decoder/mask_token', 'decoder.mask_token'),
-  *_norm(f'{_BLOCK}/norm1', f'{_LAYER}.layernorm_before'),
-  rule(
-    f'{_BLOCK}/attention/qkv/kernel',
-    [f'{name}.weight' for name in _QKV],
-    tables.split(3, 1, tables.linear()),
+  *tables.below(
+    [x for x in huggingface.VIT if x.ours.startswith('blocks_{}/')],
+    'decoder/',
+    'decoder.decoder_',
   ),
-  rule(
-    f'{_BLOCK}/attention/qkv/bias',
-    [f'{name}.bias' for name in _QKV],
-    tables.split(3, 0, tables.FLAT),
-  ),
-  *_dense(
-    f'{_BLOCK}/attention/out', f'{_LAYER}.attention.output.dense', inputs=2
-  ),
-  *_norm(f'{_BLOCK}/norm2', f'{_LAYER}.layernorm_after'),
-  *_dense(f'{_BLOCK}/mlp/up', f'{_LAYER}.intermediate.dense'),
-  *_dense(f'{_BLOCK}/mlp/down', f'{_LAYER}.output.dense'),
   *_norm('decoder/norm', 'decoder.decoder_norm'),
   *_dense('decoder/prediction', 'decoder.decoder_pred'),
 ]

@@ -6,8 +6,6 @@ Layers of a head are numbered with their norms and activations.
 
 import re
 
-from vit_jax.weights.files import containers
-from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
 from vit_jax.weights.formats import whole
 from vit_jax.weights.formats.tables import rule
@@ -30,13 +28,7 @@ def whole_of(projector: int, predictor: int) -> whole.Whole:
 
 
 def mlp_rules(ours: str, theirs: str, layers: int) -> list[tables.Rule]:
-  """Returns the rules of a head; after each dense layer comes its norm.
-
-  Args:
-    ours: Its name in our tree.
-    theirs: Its name in a file.
-    layers: Number of its dense layers.
-  """
+  """Returns the rules of a head; after each dense layer comes its norm."""
   table: list[tables.Rule] = []
   for i in range(layers):
     kernel = f'{theirs}.{3 * i}.weight'
@@ -49,11 +41,6 @@ def stored(name: str) -> str:
   """Returns the name in a file of a name of timm, or of a head."""
   is_outside = name.startswith(('predictor.', 'momentum_encoder.'))
   return f'module.{"" if is_outside else "base_encoder."}{name}'
-
-
-def as_timm(arrays: containers.Arrays) -> base.Renamed:
-  """Returns the arrays of a file of MoCo v3 under timm's names."""
-  return base.Renamed(arrays, as_timms, stored)
 
 
 def as_timms(name: str) -> str:

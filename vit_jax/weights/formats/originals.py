@@ -4,9 +4,10 @@ Their arrays are those of timm's models, but some have other names, and some are
 cut or joined in another way.
 """
 
+from collections.abc import Callable
 from collections.abc import Collection
 from collections.abc import Sequence
-import dataclasses
+import operator
 import re
 
 import numpy as np
@@ -39,39 +40,8 @@ _RENAMED: Sequence[tuple[str, str, str]] = (
 )
 
 
-@dataclasses.dataclass(frozen=True)
-class _Part:
-  """Rows of an array in the file; `stop` 0: all."""
-
-  name: str
-  start: int = 0
-  stop: int = 0
-
-
-class _Assembled(containers.Arrays):
-  """Presents arrays, or rows of them, one below the other as one array."""
-
-  def __init__(
-    self, arrays: containers.Arrays, parts: dict[str, tuple[_Part, ...]]
-  ):
-    self._arrays = arrays
-    self._parts = parts
-    self.metadata = arrays.metadata
-    used = {part.name for each in parts.values() for part in each}
-    self.shapes = {k: x for k, x in arrays.shapes.items() if k not in used}
-    for name, each in parts.items():
-      rows = sum((p.stop or arrays.shapes[p.name][0]) - p.start for p in each)
-      self.shapes[name] = (rows, *arrays.shapes[each[0].name][1:])
-
-  def read(self, name: str) -> np.ndarray:
-    """Reads one array."""
-    if name not in self._parts:
-      return self._arrays.read(name)
-    found = [
-      self._arrays.read(p.name)[p.start : p.stop or None]
-      for p in self._parts[name]
-    ]
-    return np.concatenate(found)
+def _joined(*parts: np.ndarray) -> np.ndarray:
+  return np.concatenate(parts)
 
 
 def as_timm(arrays: containers.Arrays) -> base.Renamed:
@@ -92,31 +62,32 @@ def as_timm(arrays: containers.Arrays) -> base.Renamed:
     for name, shape in renamed.shapes.items()
     if name.endswith('.attn.k_proj.weight')
   )
-  parts: dict[str, tuple[_Part, ...]] = {}
+  made: dict[str, tuple[list[str], Callable[..., np.ndarray]]] = {}
   for name, shape in renamed.shapes.items():
     if match := re.fullmatch(r'(.*\.attn\.)q_proj\.(weight|bias)', name):
       each = [f'{match[1]}{x}_proj.{match[2]}' for x in 'qkv']
       if not has_fewer_keys:
-        parts[f'{match[1]}qkv.{match[2]}'] = tuple(map(_Part, each))
+        made[f'{match[1]}qkv.{match[2]}'] = (each, _joined)
     elif name.endswith('.attn.qkv.bias_mask') and len(shape) == 1:
       # DINOv3 keeps keys' biases, and masks them.
       start, d = name.removesuffix('qkv.bias_mask'), shape[0] // 3
-      bias = f'{start}qkv.bias'
-      parts[f'{start}q_bias'] = (_Part(bias, 0, d),)
-      parts[f'{start}v_bias'] = (_Part(bias, 2 * d, 3 * d),)
+      for x, first in (('q', 0), ('v', 2 * d)):
+        rows = operator.itemgetter(slice(first, first + d))
+        made[f'{start}{x}_bias'] = ([f'{start}qkv.bias'], rows)
     elif match := re.fullmatch(r'(.*\.mlp\.)fc1_g\.(weight|bias)', name):
       apart = f'{match[1]}norm.weight', 'patch_embed.norm.weight'  # AIMv2
       if not any(name in renamed.shapes for name in apart):
         each = [f'{match[1]}fc1_{x}.{match[2]}' for x in 'gx']
-        parts[f'{match[1]}fc1.{match[2]}'] = tuple(map(_Part, each))
+        made[f'{match[1]}fc1.{match[2]}'] = (each, _joined)
   there = {
-    name: each
-    for name, each in parts.items()
-    if all(renamed.shapes.get(p.name) for p in each)
+    name: (each, make)
+    for name, (each, make) in made.items()
+    if all(renamed.shapes.get(x) for x in each)
+    and len({renamed.shapes[x][1:] for x in each}) == 1
   }
   if not there:
     return renamed
-  return base.Renamed(_Assembled(renamed, there), show=renamed.stored)
+  return base.Renamed(base.derived(renamed, there), show=renamed.stored)
 
 
 def _renamed(name: str, names: Collection[str]) -> str:

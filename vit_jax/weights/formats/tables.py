@@ -41,8 +41,13 @@ class Layout:
   to_theirs: Callable[[np.ndarray], list[np.ndarray]]
 
 
+def reshaped(to_theirs: Callable[[np.ndarray], np.ndarray]) -> Layout:
+  """Returns a layout whose foreign array has another shape, and our order."""
+  return Layout(lambda a, shape: a[0].reshape(shape), lambda a: [to_theirs(a)])
+
+
 # The same array, except for axes of length 1.
-SAME = Layout(lambda a, shape: a[0].reshape(shape), lambda a: [a])
+SAME = reshaped(lambda a: a)
 # Torch's convolutions are [out, in, height, width].
 CONV = Layout(
   lambda a, _: a[0].transpose(2, 3, 1, 0), lambda a: [a.transpose(3, 2, 0, 1)]
@@ -51,23 +56,20 @@ CONV = Layout(
 CONV_1X1 = Layout(
   lambda a, _: a[0][:, :, 0, 0].T, lambda a: [a.T[:, :, None, None]]
 )
-FLAT = Layout(lambda a, shape: a[0].reshape(shape), lambda a: [a.reshape(-1)])
+FLAT = reshaped(lambda a: a.reshape(-1))
+# Kernels of attention with one axis for all outputs, or for all inputs.
+FLAT_OUTPUTS = reshaped(lambda a: a.reshape(len(a), -1))
+FLAT_INPUTS = reshaped(lambda a: a.reshape(-1, a.shape[-1]))
 
 
 def padded(*axes: int) -> Layout:
   """Returns a layout whose foreign array has additional axes of length 1."""
-  return Layout(
-    lambda a, shape: a[0].reshape(shape),
-    lambda a: [np.expand_dims(a, axes)],
-  )
+  return reshaped(lambda a: np.expand_dims(a, axes))
 
 
 def squeezed(*axes: int) -> Layout:
   """Returns a layout whose foreign array lacks axes of length 1."""
-  return Layout(
-    lambda a, shape: a[0].reshape(shape),
-    lambda a: [np.squeeze(a, axes)],
-  )
+  return reshaped(lambda a: np.squeeze(a, axes))
 
 
 def linear(inputs: int = 1) -> Layout:
@@ -159,6 +161,21 @@ def torch_dense(ours: str, theirs: str, inputs: int = 1) -> list[Rule]:
   ]
 
 
+def torch_parts(ours: str, parts: Sequence[str]) -> list[Rule]:
+  """Returns the rules of dense layers that are one here, such as q, k and v.
+
+  Args:
+    ours: Path of the layer, whose kernel's second axis is that of the parts.
+    parts: Names of the layers in the file.
+  """
+  kernel = split(len(parts), 1, linear())
+  bias = split(len(parts), 0, FLAT)
+  return [
+    rule(f'{ours}/kernel', [f'{x}.weight' for x in parts], kernel),
+    rule(f'{ours}/bias', [f'{x}.bias' for x in parts], bias),
+  ]
+
+
 def torch_halves(ours: str, halves: Sequence[str]) -> list[Rule]:
   """Returns the rules of a gated MLP's first layer, whose halves are apart.
 
@@ -172,6 +189,22 @@ def torch_halves(ours: str, halves: Sequence[str]) -> list[Rule]:
       ('kernel', 'weight', linear()),
       ('bias', 'bias', SAME),
     )
+  ]
+
+
+def below(rules: Iterable[Rule], ours: str, theirs: str) -> list[Rule]:
+  """Returns rules of a part of our tree, and of a part of the file.
+
+  Args:
+    rules: Those of the part alone.
+    ours: What comes before its paths, such as 'trunk/'.
+    theirs: What comes before its names in the file, such as 'backbone.'.
+  """
+  return [
+    dataclasses.replace(
+      x, ours=ours + x.ours, theirs=tuple(theirs + name for name in x.theirs)
+    )
+    for x in rules
   ]
 
 

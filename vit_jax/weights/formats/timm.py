@@ -24,9 +24,9 @@ from vit_jax.models import resnet
 from vit_jax.models import vit
 from vit_jax.weights import preprocessing
 from vit_jax.weights.files import containers
+from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import dino_head
-from vit_jax.weights.formats import head_counts
 from vit_jax.weights.formats import moco
 from vit_jax.weights.formats import originals
 from vit_jax.weights.formats import tables
@@ -76,7 +76,7 @@ def recognises(names: Iterable[str]) -> bool:
 def prepare(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays under the names that the rules use."""
   if any('base_encoder.' in name for name in arrays.shapes):
-    return moco.as_timm(arrays)
+    return base.Renamed(arrays, moco.as_timms, moco.stored)
   if timm_parallel.has_signs(arrays.shapes):
     return timm_parallel.as_vit(arrays)
   if timm_clip.recognises(arrays.shapes):
@@ -203,7 +203,7 @@ def _vit(shapes: base.Shapes, hints: base.Hints) -> base.Description:
         ' (1e-8, 1e-5): logits differ from those of timm by some 1e-4'
       )
   if fields['gated_mlp']:
-    timm_names.check_gated(hints.config)
+    hints.config.get('model_args.act_layer', typed.one_of('silu'))
   else:
     fields['gelu'] = timm_names.gelu(hints.config)
   fields['num_heads'] = _num_heads(shapes, hints, fields)
@@ -238,8 +238,7 @@ def _num_heads(
     configured = table[1]
   configured = timm_relpos.heads(shapes) or configured
   configured = configured or timm_clip.heads(shapes)
-  sizes = {k: fields[k] for k in ('hidden_size', 'mlp_dim', 'depth')}
-  return head_counts.num_heads(hints, configured, **sizes)
+  return base.num_heads(hints, configured, fields)
 
 
 def _positions(

@@ -56,34 +56,6 @@ def recognises(names: Collection[str]) -> bool:
   return set(names) >= _SIGNS or any(x.startswith(_TRUNK) for x in names)
 
 
-class _Visual(containers.Arrays):
-  """Presents the image tower's arrays of OpenAI's code as timm has them."""
-
-  def __init__(self, arrays: containers.Arrays):
-    self._arrays = arrays
-    self._stored = {_timms(name): name for name in arrays.shapes}
-    self.metadata = arrays.metadata
-    self.shapes = {
-      name: self._batched(name, arrays.shapes[stored])
-      for name, stored in self._stored.items()
-    }
-
-  def read(self, name: str) -> np.ndarray:
-    """Reads one array."""
-    found = self._arrays.read(self._stored[name])
-    return found.reshape(self.shapes[name])
-
-  def stored(self, name: str) -> str:
-    """Returns the name that an array has in the file."""
-    return self._stored.get(name, name)
-
-  def _batched(self, name: str, shape: base.Shape) -> base.Shape:
-    """Returns timm's shape: tokens and positions have three axes."""
-    if name not in ('cls_token', 'pos_embed'):
-      return shape
-    return (*[1] * (3 - len(shape)), *shape)
-
-
 def as_timm(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays of a file of open_clip under timm's names.
 
@@ -98,8 +70,15 @@ def as_timm(arrays: containers.Arrays) -> base.Renamed:
       f'it has {wrong}: of open_clip the ViTs that read a class token, and'
       ' those of timm, can be computed'
     )
-  visual = _Visual(arrays)
-  return base.Renamed(visual, show=visual.stored)
+  visual = base.Renamed(arrays, _timms)
+  tokens = [x for x in ('cls_token', 'pos_embed') if x in visual.shapes]
+  made = {name: ([name], _batched) for name in tokens}
+  return base.Renamed(base.derived(visual, made), show=visual.stored)
+
+
+def _batched(x: np.ndarray) -> np.ndarray:
+  """Returns tokens or positions with three axes, as timm has them."""
+  return x.reshape(*[1] * (3 - x.ndim), *x.shape)
 
 
 def _timms(name: str) -> str:

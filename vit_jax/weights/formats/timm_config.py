@@ -50,13 +50,6 @@ def companions(
   model: models.Model, preprocess: data.Preprocess, image_size: tuple[int, int]
 ) -> dict[str, dict[str, Any]]:
   """Returns the content of the JSON files, by file name."""
-  return {'config.json': config(model, preprocess, image_size)}
-
-
-def config(
-  model: models.Model, preprocess: data.Preprocess, image_size: tuple[int, int]
-) -> dict[str, Any]:
-  """Returns the content of config.json."""
   parts = _parts(model, (preprocess.channels, *image_size))
   resize, channels = preprocess.resize, preprocess.channels
   is_squashed = isinstance(resize, tuple)
@@ -77,7 +70,7 @@ def config(
   }
   if preprocess.classes:
     pretrained['label_names'] = list(preprocess.classes)
-  return {
+  config = {
     'architecture': parts['architecture'],
     'num_classes': model.num_classes,
     'num_features': parts['num_features'],
@@ -85,6 +78,7 @@ def config(
     'model_args': parts['model_args'],
     'pretrained_cfg': pretrained,
   }
+  return {'config.json': config}
 
 
 def notes(model: models.Model) -> list[str]:
@@ -216,8 +210,6 @@ def _parts(model: models.Model, shape: tuple[int, ...]) -> dict[str, Any]:
 
 
 def _vit_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
-  if timm_beit.is_kind(model):
-    return _beit_arguments(model, shape)
   patch = model.patch_size
   is_packed = model.gated_mlp and not model.patch_norm
   d, wide = model.hidden_size, model.mlp_dim * (1 + is_packed)
@@ -230,6 +222,10 @@ def _vit_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
     'num_heads': model.num_heads,
     'mlp_ratio': ratio(wide, d),
     'qkv_bias': model.qkv_bias,
+  }
+  if timm_beit.is_kind(model):
+    return arguments | _beit_arguments(model)
+  arguments |= {
     'qk_norm': model.qk_norm,
     'init_values': model.layer_scale,
     'class_token': 'class_token' in model.prefix,
@@ -276,18 +272,9 @@ def _eva_arguments(model: vit.ViT, arguments: dict[str, Any]) -> dict[str, Any]:
   return arguments | timm_eva.arguments(model)
 
 
-def _beit_arguments(model: vit.ViT, shape: tuple[int, ...]) -> dict[str, Any]:
-  """Returns the arguments of timm's class of BEiT."""
-  patch = model.patch_size
+def _beit_arguments(model: vit.ViT) -> dict[str, Any]:
+  """Returns arguments of timm's class of BEiT that its ViT does not share."""
   return {
-    'img_size': list(shape[1:]),
-    'in_chans': shape[0],
-    'patch_size': patch[0] if patch[0] == patch[1] else list(patch),
-    'embed_dim': model.hidden_size,
-    'depth': model.depth,
-    'num_heads': model.num_heads,
-    'mlp_ratio': ratio(model.mlp_dim, model.hidden_size),
-    'qkv_bias': model.qkv_bias,
     'init_values': model.layer_scale or 0.0,  # timm drops None
     'global_pool': {'gap': 'avg'}.get(model.pool, model.pool),
     'use_fc_norm': model.norm_after_pool,

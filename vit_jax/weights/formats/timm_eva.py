@@ -13,6 +13,7 @@ from absl import logging
 from vit_jax.config import UserError
 from vit_jax.models import rotary
 from vit_jax.models import vit
+from vit_jax.weights import preprocessing
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
@@ -72,17 +73,9 @@ _NO_KEY_BIAS = rule(
 # Of a model in some of whose layers keys have fewer heads.
 _APART = [
   *tables.torch_dense(f'{_BLOCK}/query', f'{_THEIRS}.q_proj'),
-  *(
-    rule(
-      f'{_BLOCK}{ours}/{leaf}',
-      [f'{_THEIRS}.{x}_proj.{theirs}' for x in which],
-      tables.split(len(which), axis, layout),
-    )
-    for ours, which in (('', 'qkv'), ('/key_value', 'kv'))
-    for leaf, theirs, axis, layout in (
-      ('kernel', 'weight', 1, tables.linear()),
-      ('bias', 'bias', 0, tables.FLAT),
-    )
+  *tables.torch_parts(_BLOCK, [f'{_THEIRS}.{x}_proj' for x in 'qkv']),
+  *tables.torch_parts(
+    f'{_BLOCK}/key_value', [f'{_THEIRS}.{x}_proj' for x in 'kv']
   ),
 ]
 # Those of `uncommon.parts` that this class has.
@@ -218,10 +211,8 @@ def _rotation(shapes: base.Shapes, hints: base.Hints) -> dict[str, Any]:
       found['rotary_grid'] = (int(size[2]) // int(size[1]),) * 2
     given = config.get('model_args', typed.OBJECT, {})
     grid = config.get(f'{key}ref_feat_shape', typed.SIZE)
-    if isinstance(grid, int):
-      grid = (grid, grid)
     if 'ref_feat_shape' in given:  # null: not scaled
-      found['rotary_grid'] = tuple(grid) if grid else None
+      found['rotary_grid'] = preprocessing.pair(grid) if grid else None
   said = name or kind or asked or hints.stored_size
   if not said and found['rotary'] != 'none':
     logging.warning(

@@ -4,7 +4,6 @@ Its names differ from those of timm's ViT before the layers; the projection of
 patches is a dense layer, and positions are a grid, or rows and columns.
 """
 
-import dataclasses
 import math
 import re
 from typing import Any
@@ -14,6 +13,8 @@ import numpy as np
 from vit_jax.config import UserError
 from vit_jax.models import positions
 from vit_jax.models import vit
+from vit_jax.weights import preprocessing
+from vit_jax.weights.files import containers
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
 from vit_jax.weights.formats import tables
@@ -47,17 +48,6 @@ _RESIZES = {
 }
 
 
-@dataclasses.dataclass(frozen=True)
-class _Seen:
-  """Shapes under the names of timm's ViT, beside the file's own."""
-
-  shapes: dict[str, tuple[int, ...]]
-  arrays: base.Renamed
-
-  def stored(self, name: str) -> str:
-    return self.arrays.stored(name)
-
-
 def has_signs(shapes: Any) -> bool:
   """Whether names, or `base.Shapes`, are of this class."""
   return _SIGN in shapes
@@ -72,20 +62,16 @@ def rules(model: vit.ViT) -> list[tables.Rule]:
   """Returns the rules that come before those of timm's ViT."""
   given = model.position_grid
 
-  def grid(a: np.ndarray) -> list[np.ndarray]:
+  def grid(a: np.ndarray) -> np.ndarray:
     side = math.isqrt(a.shape[1])
-    return [a.reshape(1, *(given or (side, side)), a.shape[-1])]
+    return a.reshape(1, *(given or (side, side)), a.shape[-1])
 
-  layout = tables.Layout(lambda a, shape: a[0].reshape(shape), grid)
+  layout = tables.reshaped(grid)
   return [*_COMMON, rule('position_embedding', _POSITIONS, layout)]
 
 
 def seen(arrays: base.Renamed, config: typed.Json) -> base.Shapes:
   """Returns the shapes as a ViT of timm has them, beside those of the file.
-
-  Args:
-    arrays: The file.
-    config: Its config.json.
 
   Raises:
     UserError: The size of a patch is not known.
@@ -93,11 +79,9 @@ def seen(arrays: base.Renamed, config: typed.Json) -> base.Shapes:
   shapes = dict(arrays.shapes)
   wide, inputs = _axes(shapes[_SIGN])
   channels = config.get('model_args.in_chans', typed.COUNT, 3)
-  asked = config.get('model_args.patch_size', typed.SIZE)
-  patch = (asked, asked) if isinstance(asked, int) else asked
-  if not patch:
-    side = math.isqrt(inputs // channels)
-    patch = side, side
+  side = math.isqrt(inputs // channels)
+  asked = config.get('model_args.patch_size', typed.SIZE, side)
+  patch = preprocessing.pair(asked)
   if math.prod(patch) * channels != inputs:
     raise UserError(
       f'its architecture cannot be read: {_SIGN} has {inputs} inputs, which are'
@@ -107,8 +91,8 @@ def seen(arrays: base.Renamed, config: typed.Json) -> base.Shapes:
   for name in ('cls_token', 'reg_token'):
     if f'embeds.{name}' in shapes:
       shapes[name] = shapes[f'embeds.{name}']
-  # `base.Shapes` reads these two alone.
-  return base.Shapes(_Seen(shapes, arrays))  # type: ignore[arg-type]
+  both = containers.Arrays(shapes, arrays.read)
+  return base.Shapes(base.Renamed(both, show=arrays.stored))
 
 
 def _axes(shape: tuple[int, ...]) -> tuple[int, int]:
@@ -125,10 +109,7 @@ def fields(
 ) -> tuple[dict[str, Any], tuple[int, int]]:
   """Returns the fields of the positions, and the image size of these.
 
-  Args:
-    shapes: From `seen`.
-    patch: Patch size (height, width).
-    hints: What other files say.
+  `shapes` are from `seen`, and `patch` is (height, width) in pixels.
   """
   name = hints.config.get('architecture', typed.TEXT, '')
   found: dict[str, Any] = {

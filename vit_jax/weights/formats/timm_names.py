@@ -28,15 +28,6 @@ _FOREIGN_ARRAYS = (
     'a BatchNorm as norm_layer',
   ),
 )
-# An array that exists, one that must then exist as well, and the unsupported
-# field that leaves it out, of other classes than timm's ViT and Eva.
-_NEEDED_ARRAYS = (
-  (
-    'blocks.{}.norm1.weight',
-    'blocks.{}.norm1.bias',
-    'an RmsNorm as norm_layer',
-  ),
-)
 # Names with act_layer='gelu_tanh'.
 _TANH = (
   r'vit_base_patch32_siglip_'
@@ -154,25 +145,12 @@ _HEADS_BY_NAME = {
 }
 # Numbers of heads by width: test_vit, vit_wee, little, medium, betwixt, so150m,
 # so400m, ...
+_OF_64_CHANNELS = (192, 256, 320, 384, 512, 640, 768, 832, 896, 1024, 1536)
 _HEADS = {
+  **{width: width // 64 for width in _OF_64_CHANNELS},
+  **dict.fromkeys((1152, 1280, 1408, 1664, 1792), 16),
   64: 2,
   96: 3,
-  192: 3,
-  256: 4,
-  320: 5,
-  384: 6,
-  512: 8,
-  640: 10,
-  768: 12,
-  832: 13,
-  896: 14,
-  1024: 16,
-  1152: 16,
-  1280: 16,
-  1408: 16,
-  1536: 24,
-  1664: 16,
-  1792: 16,
   4096: 32,
 }
 
@@ -197,18 +175,13 @@ def check(names: Collection[str], config: typed.Json, family: str) -> None:
     found = next((name for name in names if re.fullmatch(pattern, name)), None)
     if found:
       raise UserError(f'it has {found}, as in timm with {field}: {_SORRY}')
-  for there, missing, field in _NEEDED_ARRAYS:
-    if family in ('vit', 'eva'):  # they may have an RmsNorm
-      break
-    if _has(names, there) and not _has(names, missing):
-      lost = missing.format(0)
-      raise UserError(f'it has no {lost}, as in timm with {field}: {_SORRY}')
+  norms = (re.fullmatch(r'blocks\.\d+\.norm1\.(weight|bias)', x) for x in names)
+  if family not in ('vit', 'eva') and {m[1] for m in norms if m} == {'weight'}:
+    raise UserError(
+      'it has no blocks.0.norm1.bias, as in timm with an RmsNorm as norm_layer:'
+      f' {_SORRY}'
+    )
   config.check_known(_ARGUMENTS[family], 'model_args')
-
-
-def _has(names: Collection[str], name: str) -> bool:
-  pattern = re.escape(name).replace(r'\{\}', r'\d+')
-  return any(re.fullmatch(pattern, x) for x in names)
 
 
 def gelu(config: typed.Json) -> str:
@@ -229,12 +202,7 @@ def gelu(config: typed.Json) -> str:
 
 
 def norm(names: Collection[str], config: typed.Json) -> str:
-  """Returns the kind of norm of a ViT: 'layer' or 'rms'.
-
-  Args:
-    names: Names of the arrays, which show whether norms have biases.
-    config: Its config.json.
-  """
+  """Returns the kind of norm of a ViT with these arrays: 'layer' or 'rms'."""
   firsts = (f'blocks.0.{x}.bias' for x in ('norm1', 'in_norm'))
   usual = 'layernorm' if any(x in names for x in firsts) else 'rmsnorm'
   said = config.get('model_args.norm_layer', typed.TEXT, usual)
@@ -248,11 +216,6 @@ def fields(config: typed.Json) -> dict[str, Any]:
     if re.match(pattern, architecture(config)):
       found |= implied
   return found
-
-
-def check_gated(config: typed.Json) -> None:
-  """Raises a UserError if a gated MLP has another gate than SiLU."""
-  config.get('model_args.act_layer', typed.one_of('silu'))
 
 
 def heads(config: typed.Json, hidden_size: int) -> int | None:
@@ -272,11 +235,7 @@ def heads(config: typed.Json, hidden_size: int) -> int | None:
 
 
 def pool(names: Collection[str], config: typed.Json) -> dict[str, Any]:
-  """Returns the fields of a ViT that say how it pools.
-
-  Args:
-    names: Names of the arrays.
-    config: Their config.json.
+  """Returns the fields of a ViT with these arrays that say how it pools.
 
   Raises:
     UserError: A norm follows the class token.

@@ -49,7 +49,6 @@ _BLOCK = r'(blocks\.\d+\.)'
 _INPUTS = ('mlp.fc1.', 'attn.qkv.')
 _OUTPUTS = ('attn.proj.', 'mlp.fc2.')
 _Make = Callable[[np.ndarray], np.ndarray]
-_Part = tuple[str, _Make]  # name of a joint array, and what cuts it
 # Those of `uncommon.parts` that these blocks have.
 HOLDS = (uncommon.PARALLEL_MLP, uncommon.BRANCHES)
 
@@ -72,30 +71,10 @@ def has_signs(names: Collection[str]) -> bool:
   return any(re.fullmatch(pattern, name) for name in names)
 
 
-class _Cut(containers.Arrays):
-  """Presents parts of joint arrays as arrays of their own."""
-
-  def __init__(self, arrays: containers.Arrays, parts: Mapping[str, _Part]):
-    self._arrays, self._parts = arrays, parts
-    self.metadata = arrays.metadata
-    joint = {source for source, _ in parts.values()}
-    self.shapes = {k: x for k, x in arrays.shapes.items() if k not in joint}
-    for name, (source, cut) in parts.items():
-      probe = np.broadcast_to(np.float32(0), arrays.shapes[source])
-      self.shapes[name] = cut(probe).shape
-
-  def read(self, name: str) -> np.ndarray:
-    """Reads one array."""
-    if name not in self._parts:
-      return self._arrays.read(name)
-    source, cut = self._parts[name]
-    return cut(self._arrays.read(source))
-
-
 def as_vit(arrays: containers.Arrays) -> base.Renamed:
   """Returns the arrays of a file under the names of timm's ViT."""
   renamed = base.Renamed(arrays, _vits)
-  parts: dict[str, _Part] = {}
+  parts: dict[str, tuple[list[str], _Make]] = {}
   for name, shape in renamed.shapes.items():
     match = re.fullmatch(rf'{_BLOCK}(in_proj|out_proj)\.(weight|bias)', name)
     kernel = renamed.shapes.get(f'{match[1]}in_proj.weight') if match else None
@@ -103,9 +82,9 @@ def as_vit(arrays: containers.Arrays) -> base.Renamed:
       block, which, leaf = match.groups()
       first, second = _cuts(which, kernel, len(shape))
       starts = _INPUTS if which == 'in_proj' else _OUTPUTS
-      parts[f'{block}{starts[0]}{leaf}'] = (name, first)
-      parts[f'{block}{starts[1]}{leaf}'] = (name, second)
-  return base.Renamed(_Cut(renamed, parts), show=renamed.stored)
+      parts[f'{block}{starts[0]}{leaf}'] = ([name], first)
+      parts[f'{block}{starts[1]}{leaf}'] = ([name], second)
+  return base.Renamed(base.derived(renamed, parts), show=renamed.stored)
 
 
 def _cuts(which: str, kernel: base.Shape, axes: int) -> tuple[_Make, _Make]:
@@ -180,12 +159,7 @@ def _timms(model: vit.ViT, name: str) -> str:
 
 
 def rules(model: vit.ViT, plain: Sequence[tables.Rule]) -> list[tables.Rule]:
-  """Returns the rules that come before those of timm's ViT.
-
-  Args:
-    model: The model.
-    plain: The rules of timm's ViT.
-  """
+  """Returns the rules that come before `plain`, those of timm's ViT."""
   if model.parallel_mlp:
     return tables.torch_norm('blocks_{}/norm1', f'blocks.{{}}.{_IN_NORM}')
   return [

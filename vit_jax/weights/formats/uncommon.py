@@ -49,11 +49,7 @@ def _has_other_map(model: vit.ViT) -> bool:
 
 
 def parts(model: vit.ViT) -> dict[str, bool]:
-  """Returns parts of ViTs that few formats have, and whether a model has them.
-
-  Args:
-    model: The model to be stored.
-  """
+  """Returns what few formats have a place for, and whether a model has it."""
   # What model.rotary_base and model.rotary_grid say goes with model.rotary;
   # model.crop_to_patches with the size of images;
   # model.full_key_layers with model.key_heads;
