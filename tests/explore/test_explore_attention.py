@@ -67,24 +67,20 @@ def test_distance_of_uniform_attention_in_a_row_in_closed_form():
   """Of n points in a row it is (n^2 - 1) / 3n; patches need not be square."""
   for n, prefix in ((5, 1), (7, 0)):
     weights = jnp.full((2, 3, 4, n + prefix, n + prefix), 1 / (n + prefix))
-    found = attention.distances(weights, (1, n), (16, 8), prefix)
-    np.testing.assert_allclose(
-      found, np.full((2, 3, 4), 8 * (n**2 - 1) / 3 / n)
-    )
-    found = attention.distances(weights, (n, 1), (16, 8), prefix)
-    np.testing.assert_allclose(
-      found, np.full((2, 3, 4), 16 * (n**2 - 1) / 3 / n)
-    )
+    found = explore.mean_distance(weights, (1, n), (16, 8), prefix)
+    np.testing.assert_allclose(found, np.full((2, 4), 8 * (n**2 - 1) / 3 / n))
+    found = explore.mean_distance(weights, (n, 1), (16, 8), prefix)
+    np.testing.assert_allclose(found, np.full((2, 4), 16 * (n**2 - 1) / 3 / n))
 
 
 def test_attention_to_one_token_has_no_entropy_and_its_distance():
   one = np.zeros((1, 1, 2, 5, 5), np.float32)
   one[:, :, 0, :, 3] = 1  # patch (1, 0) of 2 x 2
   one[:, :, 1, :, 0] = 1  # the class token alone
-  np.testing.assert_array_equal(attention.entropies(one), 0)
-  found = attention.distances(one, (2, 2), (4, 8), 1)
+  np.testing.assert_array_equal(explore.entropy(one), 0)
+  found = explore.mean_distance(one, (2, 2), (4, 8), 1)
   np.testing.assert_allclose(
-    found, [[[(4 + (4**2 + 8**2) ** 0.5 + 8) / 4, 0]]], rtol=1e-6
+    found, [[(4 + (4**2 + 8**2) ** 0.5 + 8) / 4, 0]], rtol=1e-6
   )
 
 
@@ -95,12 +91,12 @@ def test_sets_of_images_are_averaged_over_batches(monkeypatch):
   assert features.attention_batch(vit) < 7
   np.testing.assert_allclose(
     explore.attention_entropy(vit, images),
-    attention.entropies(seen['attention']).mean(axis=1),
+    explore.entropy(seen['attention']),
     rtol=1e-5,
   )
   np.testing.assert_allclose(
     explore.attention_distance(vit, images),
-    attention.distances(seen['attention'], (2, 4), (4, 4), 1).mean(axis=1),
+    explore.mean_distance(seen['attention'], (2, 4), (4, 4), 1),
     rtol=1e-5,
   )
 
@@ -134,16 +130,16 @@ def test_segments_in_closed_form():
 
 
 def test_segments_of_a_model():
-  vit = planted.finder(registers=1)
-  maps = explore.attention_maps(vit, planted.with_bright_patches())
-  found = attention.segments(maps[-1], 0.6)
+  found = explore.attention_segments(
+    planted.finder(registers=1), planted.with_bright_patches()
+  )
   bright = np.zeros((2, 4), bool)
   bright[planted.BRIGHT] = True
   assert found.shape == (1, 2, 2, 4)
   np.testing.assert_array_equal(found, np.broadcast_to(bright, found.shape))
   gap = planted.loaded(planted.tiny(pool='gap'))
   with pytest.raises(UserError, match='has no class token'):
-    attention.check_class_token(gap)
+    explore.attention_segments(gap, planted.images())
 
 
 @pytest.mark.parametrize('prefix', PREFIXES)
@@ -365,6 +361,7 @@ def test_scanned_layers_give_the_same_pictures():
     explore.attention_gradients,
     explore.attention_distance,
     explore.attention_entropy,
+    explore.attention_segments,
   ],
 )
 def test_only_transformers_have_attention(function):

@@ -1,8 +1,11 @@
 """Nearest neighbours of planted clusters."""
 
 import numpy as np
+import planted
 
-from vit_jax.explore import token_pictures
+from vit_jax import explore
+from vit_jax.explore import neighbors
+from vit_jax.weights import features
 
 
 def clusters(each=4, count=3, noise=0.01):
@@ -16,7 +19,7 @@ def clusters(each=4, count=3, noise=0.01):
 
 def test_neighbours_are_of_the_same_cluster():
   x, number = clusters()
-  similarity, found = token_pictures.nearest(x, x, np.arange(len(x)), 5)
+  similarity, found = neighbors.nearest(x, x, np.arange(len(x)), 5)
   assert similarity.shape == found.shape == (12, 5)
   assert (found != np.arange(12)[:, None]).all()
   same = number[found] == number[:, None]
@@ -28,7 +31,7 @@ def test_neighbours_are_of_the_same_cluster():
 def test_twins_do_not_hide_each_other():
   """The image itself is left out by its place, and not as the nearest."""
   x = np.ones((4, 2), np.float32)
-  _, found = token_pictures.nearest(x, x, np.arange(4), 2)
+  _, found = neighbors.nearest(x, x, np.arange(4), 2)
   for own, row in enumerate(found.tolist()):
     assert own not in row and len(set(row)) == 2
 
@@ -36,11 +39,32 @@ def test_twins_do_not_hide_each_other():
 def test_queries_among_others_and_elsewhere():
   x, number = clusters()
   rows = np.array([7, 2])
-  _, found = token_pictures.nearest(x[rows], x, rows, 20)
+  _, found = neighbors.nearest(x[rows], x, rows, 20)
   assert [sorted(row) for row in found.tolist()] == [
     [i for i in range(12) if i != row] for row in rows
   ]
-  _, found = token_pictures.nearest(x[:3], x[3:], None, 1)
+  _, found = neighbors.nearest(x[:3], x[3:], None, 1)
   np.testing.assert_array_equal(number[3:][found[:, 0]], number[:3])
-  _, found = token_pictures.nearest(x[:1], x[:1], np.zeros(1, int), 5)
+  _, found = neighbors.nearest(x[:1], x[:1], np.zeros(1, int), 5)
   assert found.shape == (1, 0)
+
+
+def test_neighbours_of_images():
+  """Cosines of what the head reads; of any model."""
+  for vit in (
+    planted.loaded(planted.tiny()),
+    planted.loaded(planted.tiny_bit()),
+  ):
+    images = planted.images(6)
+    x = features.embeddings(vit, images)
+    unit = x / np.linalg.norm(x, axis=1, keepdims=True)
+    cosine = unit @ unit.T
+    similarity, found = explore.nearest_images(vit, images, count=2)
+    expected = np.take_along_axis(cosine, found, axis=1)
+    np.testing.assert_allclose(similarity, expected, atol=1e-5)
+    np.fill_diagonal(cosine, -np.inf)
+    best = np.sort(cosine, axis=1)[:, ::-1][:, :2]
+    np.testing.assert_allclose(similarity, best, atol=1e-5)
+    similarity, found = explore.nearest_images(vit, images[:1], images, 1)
+    assert found.tolist() == [[0]]
+    np.testing.assert_allclose(similarity, 1, atol=1e-5)

@@ -27,7 +27,6 @@ from vit_jax.explore import images as images_lib
 from vit_jax.explore import kinds
 from vit_jax.explore import pictures
 from vit_jax.explore import subject as subject_lib
-from vit_jax.explore import tokens
 from vit_jax.weights import features
 
 LABELLED = {
@@ -136,7 +135,7 @@ def test_one_pass_shows_what_the_functions_say(tmp_path, monkeypatch):
       numbers['distance']['entropy_nats'],
       explore.attention_entropy(vit, images),
     ),
-    (seen.norms, tokens.norms(features.features(vit, images))),
+    (seen.norms, explore.token_norms(vit, images)),
     (seen.similarity[1], explore.patch_similarity(vit, images, (1, 1), 1)),
     (seen.tokens, vit_jax.features(vit, images)),
     (numbers['cka']['layers'], explore.layer_cka(vit, images)),

@@ -6,7 +6,6 @@ import pytest
 
 from vit_jax import explore
 from vit_jax.config import UserError
-from vit_jax.explore import predictions
 
 
 def test_probabilities_are_the_softmax():
@@ -15,13 +14,16 @@ def test_probabilities_are_the_softmax():
     x[:] = 0
   vit.params['head']['bias'][:] = np.log([1, 2, 3, 4, 10])
   pixels = np.zeros((3, *planted.SIZE, 3), np.uint8)
-  found = predictions.probabilities(vit, np.asarray(vit.predict(pixels)))
+  found = explore.class_probabilities(vit, pixels)
   np.testing.assert_allclose(
     found, np.tile([0.05, 0.1, 0.15, 0.2, 0.5], (3, 1)), rtol=1e-5
   )
   vit.params['head']['bias'][2] = np.inf
   with pytest.raises(UserError, match='not finite'):
-    predictions.probabilities(vit, np.asarray(vit.predict(pixels)))
+    explore.class_probabilities(vit, pixels)
+  headless = planted.loaded(planted.tiny(num_classes=0))
+  with pytest.raises(UserError, match='no head'):
+    explore.class_probabilities(headless, pixels)
 
 
 def test_mistakes_are_in_the_order_of_confidence():
@@ -57,8 +59,8 @@ def test_a_planted_plane_is_found():
   plane = random.uniform(-1, 1, (40, 2)) * (5, 2)
   axes, _ = np.linalg.qr(random.normal(size=(60, 2)))
   x = plane @ axes.T + 7 + random.normal(0, 1e-4, (40, 60))
-  components, _ = predictions.principal_components(x)
-  found = components[:, :2]
+  found = explore.embedding_map(x)
+  assert found.shape == (40, 2)
 
   def apart(points):
     return np.linalg.norm(points[:, None] - points, axis=-1)
@@ -73,8 +75,8 @@ def test_groups_stay_together():
   random = np.random.default_rng(0)
   group = np.arange(count) % 3
   x = 20 * random.normal(size=(3, 16))[group] + random.normal(size=(count, 16))
-  components, _ = predictions.principal_components(x)
-  for found in (components[:, :2], predictions.tsne(components)):
+  for method in ('pca', 'tsne'):
+    found = explore.embedding_map(x, method)
     apart = np.linalg.norm(found[:, None] - found, axis=-1)
     np.fill_diagonal(apart, np.inf)
     assert (group[apart.argmin(axis=1)] == group).all()
@@ -82,22 +84,35 @@ def test_groups_stay_together():
 
 def test_embeddings_of_one_number_have_a_map():
   x = np.arange(8.0)[:, None]
-  found, parts = predictions.principal_components(x)
-  assert found.shape == (8, 2) and parts.tolist() == [1, 0]
+  found = explore.embedding_map(x)
   np.testing.assert_allclose(abs(found[:, 0]), abs(x[:, 0] - 3.5))
   assert not found[:, 1].any()
 
 
 @pytest.mark.parametrize(
-  ('embeddings', 'message'),
+  ('embeddings', 'method', 'message'),
   [
-    (np.ones((8, 4)), 'all embeddings are equal'),
-    (np.full((8, 4), np.nan), 'not finite'),
-    (np.eye(4), 'at least 5'),
-    (np.ones(9), r'the shape \(9,\)'),
+    (np.ones((8, 4)), 'pca', 'all embeddings are equal'),
+    (np.full((8, 4), np.nan), 'pca', 'not finite'),
+    (np.eye(4), 'tsne', 'at least 5'),
+    (np.ones(9), 'pca', r'the shape \(9,\)'),
+    (np.eye(8), 'umap', "choose 'pca' or 'tsne'"),
   ],
 )
-def test_mistakes_are_one_line(embeddings, message):
+def test_mistakes_are_one_line(embeddings, method, message):
   with pytest.raises(UserError, match=message) as error:
-    predictions.principal_components(embeddings)
+    explore.embedding_map(embeddings, method)
   assert '\n' not in str(error.value)
+
+
+def test_patches_are_in_the_order_of_reading():
+  vit = planted.loaded(planted.tiny())
+  found = explore.image_patches(vit, planted.with_bright_patches((0, 3)))
+  assert found.shape == (1, 8, 4, 4, 3)
+  assert found[0, 3].min() == 4 and not found[0, [0, 1, 2, 4, 5, 6, 7]].any()
+  images = planted.images(2)
+  found = explore.image_patches(vit, images)
+  np.testing.assert_array_equal(found[1, 6], images[1, 4:8, 8:12])
+  hybrid = planted.tiny(resnet_stages=(), resnet_width=32, patch_size=(1, 2))
+  found = explore.image_patches(planted.loaded(hybrid), images)
+  assert found.shape == (2, 4, 4, 8, 3)

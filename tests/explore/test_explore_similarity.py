@@ -9,10 +9,6 @@ from vit_jax.config import UserError
 from vit_jax.explore import similarity
 
 
-def cka(x, y):
-  return float(similarity.layers_cka(x[None], y[None])[0, 0])
-
-
 def noise(seed, *shape):
   return np.random.default_rng(seed).normal(size=shape)
 
@@ -20,15 +16,15 @@ def noise(seed, *shape):
 def test_a_rotation_is_the_same_representation():
   x = noise(0, 20, 30)
   rotation, _ = np.linalg.qr(noise(1, 30, 30))
-  assert cka(x, x) == pytest.approx(1, abs=1e-5)
+  assert explore.cka(x, x) == pytest.approx(1, abs=1e-5)
   moved = 3 * x @ rotation + noise(2, 30)
-  assert cka(x, moved) == pytest.approx(1, abs=1e-5)
+  assert explore.cka(x, moved) == pytest.approx(1, abs=1e-5)
 
 
 def test_independent_noise_is_not_alike():
   """Few images in many dimensions, where the biased estimate is near 1."""
   x = noise(0, 20, 2000)
-  found = [cka(x, noise(seed, 20, 2000)) for seed in range(1, 21)]
+  found = [explore.cka(x, noise(seed, 20, 2000)) for seed in range(1, 21)]
   assert abs(np.mean(found)) < 0.05 and np.abs(found).max() < 0.3
 
   def biased(y):
@@ -44,7 +40,7 @@ def test_independent_noise_is_not_alike():
 
 def test_half_shared_is_in_between():
   x, own = noise(0, 400, 10), noise(1, 400, 10)
-  found = cka(x, np.concatenate([x, own], axis=1))
+  found = explore.cka(x, np.concatenate([x, own], axis=1))
   # HSIC of x with itself is h, with both parts h, of both with both 2 h.
   assert found == pytest.approx(2**-0.5, abs=0.05)
 
@@ -63,7 +59,7 @@ def test_equals_the_published_estimate():
   y[:, :5] += x
   a, b = x @ x.T, y @ y.T
   expected = hsic(a, b) / (hsic(a, a) * hsic(b, b)) ** 0.5
-  assert cka(x, y) == pytest.approx(expected, abs=1e-5)
+  assert explore.cka(x, y) == pytest.approx(expected, abs=1e-5)
 
 
 def test_layers_of_one_model():

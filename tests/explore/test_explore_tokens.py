@@ -20,11 +20,20 @@ def every_kind():
   ]
 
 
+def test_norms_are_those_of_the_tokens():
+  for vit in every_kind():
+    tokens = features.features(vit, planted.images())
+    found = explore.token_norms(vit, planted.images())
+    assert found.shape == tokens.shape[:3]
+    expected = (tokens.astype(np.float64) ** 2).sum(axis=-1) ** 0.5
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+
+
 def test_an_outlier_has_a_large_norm():
   vit = planted.finder()
-  tokens = features.features(vit, planted.with_bright_patches())
+  norms = explore.token_norms(vit, planted.with_bright_patches())
   patch = 1 + planted.BRIGHT[0] * 4 + planted.BRIGHT[1]
-  assert (tokens_lib.norms(tokens).argmax(axis=-1) == patch).all()
+  assert (norms.argmax(axis=-1) == patch).all()
 
 
 def test_a_planted_twin_is_found():
@@ -130,8 +139,7 @@ def test_features_are_those_after_the_last_norm():
     np.testing.assert_allclose(found, out['tokens'][:, -8:], atol=1e-4)
   vit = planted.finder()
   image = planted.with_bright_patches((0, 0), planted.BRIGHT)
-  patches = tokens_lib.patch_features(vit, image)
-  score = tokens_lib.foreground(patches, (2, 4)).score[0]
+  score = explore.patch_foreground(vit, image).score[0]
   bright = np.zeros((2, 4), bool)
   bright[planted.BRIGHT] = bright[0, 0] = True
   assert len({*np.sign(score[bright]), *-np.sign(score[~bright])}) == 1
@@ -164,6 +172,7 @@ def test_scanned_layers_give_the_same_pictures():
   ):
     twin, images = planted.scanned(vit), planted.images()
     for call in (
+      explore.token_norms,
       explore.token_pca,
       lambda vit, x: explore.patch_similarity(vit, x, (0, 3)),
     ):
@@ -175,8 +184,9 @@ def test_scanned_layers_give_the_same_pictures():
 @pytest.mark.parametrize(
   ('model', 'call', 'message'),
   [
+    (planted.tiny_bit(), explore.token_norms, 'no tokens'),
     (planted.tiny_bit(), explore.token_pca, 'no tokens'),
-    (planted.tiny_bit(), tokens_lib.patch_features, 'no tokens'),
+    (planted.tiny_bit(), explore.patch_foreground, 'no tokens'),
     (
       planted.tiny_bit(),
       lambda vit, x: explore.patch_similarity(vit, x, (0, 0)),

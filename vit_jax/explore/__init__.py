@@ -21,38 +21,55 @@ if TYPE_CHECKING:
   from vit_jax.explore.attention import attention_entropy as attention_entropy
   from vit_jax.explore.attention import attention_maps as attention_maps
   from vit_jax.explore.attention import attention_rollout as attention_rollout
+  from vit_jax.explore.attention import attention_segments as attention_segments
+  from vit_jax.explore.attention import entropy as entropy
+  from vit_jax.explore.attention import mean_distance as mean_distance
   from vit_jax.explore.attention import rollout as rollout
   from vit_jax.explore.gradients import (
     attention_gradients as attention_gradients,
   )
   from vit_jax.explore.gradients import class_relevance as class_relevance
   from vit_jax.explore.gradients import relevance as relevance
+  from vit_jax.explore.neighbors import nearest_images as nearest_images
+  from vit_jax.explore.patch_sequence import image_patches as image_patches
   from vit_jax.explore.positions import embedding_filters as embedding_filters
   from vit_jax.explore.positions import (
     position_similarity as position_similarity,
   )
   from vit_jax.explore.positions import stem_filters as stem_filters
   from vit_jax.explore.predictions import (
+    class_probabilities as class_probabilities,
+  )
+  from vit_jax.explore.predictions import (
     confident_mistakes as confident_mistakes,
   )
+  from vit_jax.explore.predictions import embedding_map as embedding_map
   from vit_jax.explore.predictions import reliability_bins as reliability_bins
+  from vit_jax.explore.similarity import cka as cka
   from vit_jax.explore.similarity import layer_cka as layer_cka
   from vit_jax.explore.similarity import (
     layer_decodability as layer_decodability,
   )
+  from vit_jax.explore.tokens import patch_foreground as patch_foreground
   from vit_jax.explore.tokens import patch_similarity as patch_similarity
+  from vit_jax.explore.tokens import token_norms as token_norms
   from vit_jax.explore.tokens import token_pca as token_pca
 
 _NAMES = {
   'vit_jax.evaluation.report': 'calibration_error confusion',
   'vit_jax.explore.attention': 'attention_distance attention_entropy'
-  ' attention_maps attention_rollout rollout',
+  ' attention_maps attention_rollout attention_segments entropy mean_distance'
+  ' rollout',
   'vit_jax.explore.gradients': 'attention_gradients class_relevance relevance',
+  'vit_jax.explore.neighbors': 'nearest_images',
+  'vit_jax.explore.patch_sequence': 'image_patches',
   'vit_jax.explore.positions': 'embedding_filters position_similarity'
   ' stem_filters',
-  'vit_jax.explore.predictions': 'confident_mistakes reliability_bins',
-  'vit_jax.explore.similarity': 'layer_cka layer_decodability',
-  'vit_jax.explore.tokens': 'patch_similarity token_pca',
+  'vit_jax.explore.predictions': 'class_probabilities confident_mistakes'
+  ' embedding_map reliability_bins',
+  'vit_jax.explore.similarity': 'cka layer_cka layer_decodability',
+  'vit_jax.explore.tokens': 'patch_foreground patch_similarity token_norms'
+  ' token_pca',
 }
 _MODULES = {
   name: module for module, names in _NAMES.items() for name in names.split()

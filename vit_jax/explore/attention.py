@@ -53,6 +53,31 @@ def attention_maps(
   )
 
 
+def attention_segments(
+  vit: weights.Loaded, images: Any, mass: float = 0.6
+) -> np.ndarray:
+  """Returns the patches that hold most of the class token's attention.
+
+  Of each head of the last layer, as DINO shows them (arXiv:2104.14294, section
+  4.2.2 and figure 4): the smallest set of patches with the share `mass` of the
+  attention to all patches.
+
+  Args:
+    vit: A ViT or hybrid with a class token.
+    images: Images that `vit.preprocess` accepts, or its output.
+    mass: The share, above 0 and at most 1.
+
+  Returns:
+    bool [B, H, h, w].
+
+  Raises:
+    UserError: The model has no attention or no class token, or an image cannot
+      be read.
+  """
+  check_class_token(vit)
+  return segments(attention_maps(vit, images)[-1], mass)
+
+
 def check_class_token(vit: weights.Loaded) -> None:
   """Raises a UserError if the model has no attention or no class token."""
   if 'class_token' not in attentive(vit).prefix:
@@ -229,9 +254,6 @@ def maps(
 def segments(maps: np.ndarray, mass: float) -> np.ndarray:
   """Returns the smallest sets of patches with a share of the attention.
 
-  DINO shows those of each head of the last layer (arXiv:2104.14294, section
-  4.2.2 and figure 4).
-
   Args:
     maps: Attention to patches, float [..., h, w].
     mass: The share of each map's sum, above 0 and at most 1.
@@ -271,14 +293,13 @@ def rollout(attention: jax.Array) -> jax.Array:
   return jax.lax.scan(step, mixed[0], mixed[1:])[0]
 
 
-@functools.partial(jax.jit, static_argnums=(1, 2, 3))
-def distances(
+def mean_distance(
   attention: jax.Array,
   grid: tuple[int, int],
   patch: tuple[int, int],
   prefix: int,
 ) -> jax.Array:
-  """Returns the attention distance for each image; see `attention_distance`.
+  """Returns the mean attention distance of each head; see `attention_distance`.
 
   Args:
     attention: [L, B, H, N, N].
@@ -287,7 +308,33 @@ def distances(
     prefix: P.
 
   Returns:
-    Pixels, [L, B, H].
+    Pixels, [L, H].
+  """
+  return distances(attention, grid, patch, prefix).mean(axis=1)
+
+
+def entropy(attention: jax.Array) -> jax.Array:
+  """Returns the attention entropy of each head; see `attention_entropy`.
+
+  Args:
+    attention: [L, B, H, N, N].
+
+  Returns:
+    Nats, [L, H].
+  """
+  return entropies(attention).mean(axis=1)
+
+
+@functools.partial(jax.jit, static_argnums=(1, 2, 3))
+def distances(
+  attention: jax.Array,
+  grid: tuple[int, int],
+  patch: tuple[int, int],
+  prefix: int,
+) -> jax.Array:
+  """Returns the attention distance for each image, in pixels, [L, B, H].
+
+  The arguments are those of `mean_distance`, its mean over images.
   """
   centres = np.indices(grid).reshape(2, -1).T * patch  # [h * w, 2], in pixels
   apart = np.linalg.norm(centres[:, None] - centres, axis=-1)
@@ -300,7 +347,10 @@ def distances(
 
 @jax.jit
 def entropies(attention: jax.Array) -> jax.Array:
-  """Returns the entropy, in nats, [L, B, H], of attention [L, B, H, N, N]."""
+  """Returns the attention entropy for each image, in nats, [L, B, H].
+
+  The argument is that of `entropy`, its mean over images.
+  """
   return jax.scipy.special.entr(attention).sum(axis=-1).mean(axis=-1)
 
 

@@ -246,13 +246,13 @@ def _uniform_levels(vit: weights.Loaded) -> tuple[float, float]:
   """Returns distance and entropy of uniform attention, in pixels and nats."""
   tokens = features.num_tokens(vit)
   uniform = jnp.full((1, 1, 1, tokens, tokens), 1 / tokens)
-  distances = attention_lib.distances(
+  distance_of = attention_lib.mean_distance(
     uniform,
     features.patch_grid(vit),
     attention_lib.patch_size(vit),
     features.prefix_length(vit),
   )
-  return distances.item(), attention_lib.entropies(uniform).item()
+  return float(distance_of[0, 0]), float(attention_lib.entropy(uniform)[0, 0])
 
 
 def _attention(subject: Subject) -> captured_lib.Attention:

@@ -13,7 +13,6 @@ import numpy as np
 
 from vit_jax import data
 from vit_jax import weights
-from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.data import features as data_features
 from vit_jax.data.device import views
@@ -71,14 +70,6 @@ class Examples:
     if self.labels is None:
       raise UserError('needs a label for each image, and these have maps')
     return self.labels
-
-  @property
-  def described(self) -> str:
-    """Words for the examples, as 'the 359 examples of digits, test'."""
-    count = len(self)
-    if count == self.total:
-      return f'the {counted(count, "example")} of {self.where}'
-    return f'the first {count} of {self.total} examples of {self.where}'
 
   @property
   def numbered(self) -> bool:

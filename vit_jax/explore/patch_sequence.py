@@ -6,8 +6,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from vit_jax import weights
 from vit_jax.plots import canvas
 from vit_jax.plots import tiles as tiles_lib
+from vit_jax.weights import features
 
 if TYPE_CHECKING:
   from matplotlib import axes as axes_lib
@@ -17,6 +19,27 @@ _SIDE, _PITCH = 34, 40  # pixels of a token, and from one token to the next
 _MOST = 20  # maximum number of tokens to show of a sequence
 _LAST = 3  # number of these that are from its end
 _BETWEEN = 40  # pixels between the image and its patches
+
+
+def image_patches(vit: weights.Loaded, images: Any) -> np.ndarray:
+  """Cuts images into the sequence of patches that a model reads.
+
+  Args:
+    vit: A ViT, hybrid or Mixer.
+    images: Images that `vit.preprocess` accepts, or its output.
+
+  Returns:
+    Patches of p x q pixels, row by row, in the units of `vit.preprocess`:
+    float32 [B, h * w, p, q, C].
+
+  Raises:
+    UserError: The model has no patches, or an image cannot be read.
+  """
+  h, w = features.patch_grid(vit)
+  x = features.prepared(vit, images)
+  b, height, width, channels = x.shape
+  x = x.reshape(b, h, height // h, w, width // w, channels)
+  return x.swapaxes(2, 3).reshape(b, h * w, height // h, width // w, channels)
 
 
 def draw(

@@ -4,8 +4,10 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.evaluation import report
+from vit_jax.explore import examples as examples_lib
 from vit_jax.explore import prediction_charts
 from vit_jax.explore import predictions as predictions_lib
 from vit_jax.explore import subject as subject_lib
@@ -62,7 +64,7 @@ def mistakes(subject: Subject) -> Drawn:
     predicted.top[:, 0], predicted.probability[:, 0], predicted.label
   )
   if not len(wrong):
-    raise UserError(f'there is no mistake in {subject.examples.described}')
+    raise UserError(f'there is no mistake in {_examples(subject)}')
   chosen = wrong[:_MISTAKES]
   numbers = [
     {
@@ -75,9 +77,8 @@ def mistakes(subject: Subject) -> Drawn:
   ]
   caption = (
     f'The {len(chosen)} of {len(wrong)} mistakes with the highest confidence in'
-    f' {subject.examples.described}: the prediction, the label, and the'
-    ' probability of the prediction. Some of them may be mistakes of the'
-    ' labels.'
+    f' {_examples(subject)}: the prediction, the label, and the probability of'
+    ' the prediction. Some of them may be mistakes of the labels.'
   )
   figure = _mistake_sheet(subject, chosen, numbers)
   return Drawn(caption, [('', figure)], {'mistakes': numbers})
@@ -122,8 +123,8 @@ def confusion(subject: Subject) -> Drawn:
   )
   correct = int((predicted.top[:, 0] == predicted.label).sum())
   caption = (
-    f'How {subject.examples.described} were classified. Rows are true classes,'
-    ' columns predicted ones; colours are fractions of a row.'
+    f'How {_examples(subject)} were classified. Rows are true classes, columns'
+    ' predicted ones; colours are fractions of a row.'
     f' {correct} of {len(predicted.label)} are right'
     f' ({correct / len(predicted.label):.1%}).'
   )
@@ -150,10 +151,9 @@ def reliability(subject: Subject) -> Drawn:
   right = predicted.top[:, 0] == predicted.label
   bins = predictions_lib.reliability_bins(confidence, right)
   error = report.calibration_error(confidence, right)
-  described = subject.examples.described
   figure = prediction_charts.reliability(bins)
   caption = (
-    f'{described[0].upper()}{described[1:]} in {predictions_lib.BINS} ranges of'
+    f'{_capital(_examples(subject))} in {predictions_lib.BINS} ranges of'
     ' confidence (the probability of the predicted class): the accuracy in each'
     ' range, with 95% intervals (Wilson), and the number of examples. Below'
     ' the diagonal the model is overconfident. The expected calibration error,'
@@ -172,7 +172,7 @@ def embedding(subject: Subject) -> Drawn:
   least = predictions_lib.LEAST_POINTS
   if len(examples) < least:
     raise UserError(
-      f'{subject.examples.described} are too few: --split must have {least}'
+      f'{_examples(subject)} are too few: --split must have {least}'
     )
   components, parts = predictions_lib.principal_components(subject.embeddings)
   points = {'PCA': components[:, :2], 't-SNE': predictions_lib.tsne(components)}
@@ -197,12 +197,29 @@ def embedding(subject: Subject) -> Drawn:
 
 def _embedding_caption(subject: Subject) -> str:
   return (
-    f'The input of the head for {subject.examples.described}. Left, a point for'
-    ' each in the colour of its label; points whose neighbours have other'
-    ' labels are on top. Right, thumbnails where there is room, over the same'
-    ' points in grey. First the plane of the two principal components, with the'
-    ' fraction of the variance that each explains. Then t-SNE of the first'
+    f'The input of the head for {_examples(subject)}. Left, a point for each in'
+    ' the colour of its label; points whose neighbours have other labels are on'
+    ' top. Right, thumbnails where there is room, over the same points in grey.'
+    ' First the plane of the two principal components, with the fraction of the'
+    ' variance that each explains. Then t-SNE of the first'
     f' {predictions_lib.PCA_FIRST} components (scikit-learn with its defaults,'
     ' started from the principal components): neighbours stay together, while'
     ' distances between groups and the sizes of groups mean little.'
   )
+
+
+def _examples(subject: Subject) -> str:
+  """Returns words for the labelled examples."""
+  return describe(subject.examples)
+
+
+def describe(examples: examples_lib.Examples) -> str:
+  """Returns words for examples, as 'the 359 examples of digits, test'."""
+  count, total = len(examples), examples.total
+  if count == total:
+    return f'the {counted(count, "example")} of {examples.where}'
+  return f'the first {count} of {total} examples of {examples.where}'
+
+
+def _capital(text: str) -> str:
+  return text[0].upper() + text[1:]

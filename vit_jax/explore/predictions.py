@@ -7,11 +7,11 @@ In comments: N images, K classes, D' the width of the head's input.
 """
 
 from collections.abc import Sequence
+from typing import Any
 from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from scipy import special
 
 from vit_jax import weights
 from vit_jax.config import UserError
@@ -41,6 +41,25 @@ class Bin(NamedTuple):
   examples: int
 
 
+def class_probabilities(vit: weights.Loaded, images: Any) -> np.ndarray:
+  """Returns the probability of each class: the softmax of the logits.
+
+  Args:
+    vit: A model with a head.
+    images: Images that `vit.preprocess` accepts.
+
+  Returns:
+    float64 [N, K], whose rows sum to one.
+
+  Raises:
+    UserError: The model has no head, its output is not finite, or an image
+      cannot be read.
+  """
+  if not vit.model.num_classes:
+    raise UserError('the model has no head, so it names no classes')
+  return softmax(np.asarray(vit.predict(images)))
+
+
 def probabilities(vit: weights.Loaded, logits: np.ndarray) -> np.ndarray:
   """Returns probabilities by what a model predicts, float64 [N, K].
 
@@ -59,11 +78,23 @@ def probabilities(vit: weights.Loaded, logits: np.ndarray) -> np.ndarray:
       'the model predicts numbers, which have no probabilities: see those that'
       ' vit_jax.predict prints'
     )
-  check_finite(logits)
   if isinstance(target, features.MultiLabel):
+    check_finite(logits)
     head = evaluation_predictions.Head.of(vit, top=1)
     return np.asarray(head.values(jnp.asarray(logits)), np.float64)
-  return special.softmax(logits.astype(np.float64), axis=1)
+  return softmax(logits)
+
+
+def softmax(logits: np.ndarray) -> np.ndarray:
+  """Returns probabilities, float64 [N, K], of logits [N, K].
+
+  Raises:
+    UserError: They are not finite.
+  """
+  check_finite(logits)
+  logits = logits.astype(np.float64)
+  shares = np.exp(logits - logits.max(axis=1, keepdims=True))
+  return shares / shares.sum(axis=1, keepdims=True)
 
 
 def check_finite(output: np.ndarray) -> None:
@@ -125,20 +156,42 @@ def bin_numbers(confidence: np.ndarray) -> np.ndarray:
   return np.clip(np.ceil(confidence * BINS).astype(int) - 1, 0, BINS - 1)
 
 
+def embedding_map(embeddings: np.ndarray, method: str = 'pca') -> np.ndarray:
+  """Projects embeddings onto a plane.
+
+  Args:
+    embeddings: Embeddings from `vit_jax.embeddings`, [N, D'], N at least 5.
+    method: 'pca', the two components with the largest variance, in the units of
+      the embeddings; or 'tsne' (van der Maaten and Hinton, 2008) of the first
+      50 components, whose distances have no unit.
+
+  Returns:
+    float64 [N, 2].
+
+  Raises:
+    UserError: The method is unknown, or the embeddings are too few, not finite,
+      or all equal.
+  """
+  if method not in ('pca', 'tsne'):
+    raise UserError(f"method is {method!r}: choose 'pca' or 'tsne'")
+  components, _ = principal_components(embeddings)
+  return components[:, :2] if method == 'pca' else tsne(components)
+
+
 def principal_components(
   embeddings: np.ndarray,
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns the principal components of embeddings.
 
   Args:
-    embeddings: [N, D'], N at least 5.
+    embeddings: [N, D'].
 
   Returns:
     Components, float64 [N, C], by descending variance, where C is between 2
     and 50; and the fraction of the variance that each explains, float64 [C].
 
   Raises:
-    UserError: The embeddings are too few, not finite, or all equal.
+    UserError: As `embedding_map`.
   """
   from sklearn import decomposition  # here: it takes a second to import
 
@@ -161,8 +214,6 @@ def principal_components(
 
 def tsne(components: np.ndarray) -> np.ndarray:
   """Returns points in the plane, float64 [N, 2], by t-SNE.
-
-  See van der Maaten and Hinton, 2008. Distances have no unit.
 
   Args:
     components: Principal components, [N, C].

@@ -94,17 +94,42 @@ def layer_decodability(
     UserError: The model has no tokens or none that are finite, labels are
       missing or all equal, or an image cannot be read.
   """
+  x, test_x = (mean_patches(vit, each) for each in (images, test_images))
+  return decodability(x, labels, test_x, test_labels)
+
+
+def mean_patches(vit: weights.Loaded, images: Any) -> np.ndarray:
+  """Returns the mean over the patch tokens after each layer.
+
+  Args:
+    vit: A ViT, hybrid or Mixer.
+    images: Images that `vit.preprocess` accepts, or its output.
+
+  Returns:
+    float32 [L, n, D].
+
+  Raises:
+    UserError: The model has no tokens, or an image cannot be read.
+  """
   features.check_tokens(vit)
   prefix = features.prefix_length(vit)
-
-  def mean_patches(seen: dict[str, jax.Array]) -> jax.Array:
-    return seen['tokens'][:, :, prefix:].mean(axis=2)  # [L, n, D]
-
-  x, test_x = (
-    features.reduced(vit, each, ('tokens',), mean_patches, axis=1)
-    for each in (images, test_images)
+  return features.reduced(
+    vit,
+    images,
+    ('tokens',),
+    lambda seen: seen['tokens'][:, :, prefix:].mean(axis=2),
+    axis=1,
   )
-  return decodability(x, labels, test_x, test_labels)
+
+
+def cka(x: np.ndarray, y: np.ndarray) -> float:
+  """Returns unbiased linear CKA of two representations; see `layers_cka`.
+
+  Args:
+    x: [n, D], n at least 4.
+    y: [n, D'], for the same images.
+  """
+  return float(layers_cka(np.asarray(x)[None], np.asarray(y)[None])[0, 0])
 
 
 def layers_cka(first: np.ndarray, second: np.ndarray) -> np.ndarray:
@@ -132,8 +157,17 @@ def decodability(
   The classifier is a ridge regression of standardised features to the classes
   (-1 or 1), whose penalty is chosen by leave-one-out cross-validation.
 
-  Arguments, result and errors are those of `layer_decodability`, with features
-  [L, n, D] in place of images.
+  Args:
+    x: Training features, [L, n, D].
+    labels: Classes of the training features, n numbers or names.
+    test_x: Test features, [L, n', D].
+    test_labels: Classes of the test features.
+
+  Returns:
+    Accuracy on the test images, float32 [L].
+
+  Raises:
+    UserError: Labels are missing or all equal, or features are not finite.
   """
   from sklearn import linear_model  # here: it takes a second to import
   from sklearn import pipeline

@@ -9,9 +9,10 @@ import numpy as np
 
 from vit_jax.config import counted
 from vit_jax.config import UserError
-from vit_jax.evaluation import knn
 from vit_jax.evaluation import report
 from vit_jax.explore import model_pictures
+from vit_jax.explore import neighbors as neighbors_lib
+from vit_jax.explore import prediction_pictures
 from vit_jax.explore import predictions as predictions_lib
 from vit_jax.explore import similarity as similarity_lib
 from vit_jax.explore import subject as subject_lib
@@ -265,13 +266,13 @@ def _neighbors_of(subject: Subject) -> _Neighbors:
   predictions_lib.check_finite(x)
   if subject.labelled is None:
     own = np.arange(len(x))
-    similarity, found = nearest(x, x, own, count)
+    similarity, found = neighbors_lib.nearest(x, x, own, count)
     names = [[images.names[i] for i in row] for row in found]
     where = f'the other {counted(len(x) - 1, "image")}'
     return _Neighbors(similarity, names, subject.pixels[found], where)
   examples = subject.examples
   rows = np.asarray(images.rows) if images.rows else None
-  similarity, found = nearest(x, subject.embeddings, rows, count)
+  similarity, found = neighbors_lib.nearest(x, subject.embeddings, rows, count)
   names = [
     [
       f'{examples.names[i]} ({examples.classes[examples.label[i]]})'
@@ -281,37 +282,10 @@ def _neighbors_of(subject: Subject) -> _Neighbors:
   ]
   shown = examples.inputs(found.reshape(-1))
   pixels = tiles.pixels(subject.vit.preprocess, shown)
-  where = examples.described
+  where = prediction_pictures.describe(examples)
   return _Neighbors(
     similarity, names, pixels.reshape(*found.shape, *pixels.shape[1:]), where
   )
-
-
-def nearest(
-  x: np.ndarray, others: np.ndarray, own: np.ndarray | None, count: int
-) -> tuple[np.ndarray, np.ndarray]:
-  """Finds the nearest neighbours of vectors.
-
-  Args:
-    x: float32 [B, D].
-    others: float32 [N, D].
-    own: Positions of `x` in `others`, [B], which are left out; None: it has
-      none there.
-    count: Neighbours of each; fewer if there are not so many others.
-
-  Returns:
-    Cosine similarity, float32 [B, count], in descending order; and positions in
-    `others`, int32 [B, count].
-  """
-  if own is None:
-    return knn.nearest(others, x, min(count, len(others)))
-  count = min(count, len(others) - 1)
-  similarity, found = knn.nearest(others, x, count + 1)
-  # Others may be as near as the vector itself, and come before it.
-  is_own = found == own[:, None]
-  is_own[~is_own.any(axis=1), -1] = True
-  shape = len(x), count
-  return similarity[~is_own].reshape(shape), found[~is_own].reshape(shape)
 
 
 def cka(subject: Subject) -> Drawn:
@@ -373,7 +347,7 @@ def decodability(subject: Subject) -> Drawn:
   """Draws the accuracy of a linear classifier on each layer."""
   examples = subject.examples
   count = min(len(examples), _MOST_DECODED)
-  described = examples.described
+  described = prediction_pictures.describe(examples)
   if count < _LEAST_DECODED:
     raise UserError(
       f'{described} are too few: --split must have at least {_LEAST_DECODED}'

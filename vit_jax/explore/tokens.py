@@ -29,6 +29,28 @@ _LEAST_RANGE = 1e-4
 _BATCH = 16  # maximum number of images at a time
 
 
+def token_norms(vit: weights.Loaded, images: Any) -> np.ndarray:
+  """Returns the norms of the tokens after each layer.
+
+  Patches with large norms are outliers that hold global information instead of
+  the patch (Vision Transformers Need Registers, arXiv:2309.16588, section 2).
+
+  Args:
+    vit: A ViT, hybrid or Mixer.
+    images: Images that `vit.preprocess` accepts, or its output.
+
+  Returns:
+    L2 norms, float32 [L, B, N].
+
+  Raises:
+    UserError: The model has no tokens, or an image cannot be read.
+  """
+  features.check_tokens(vit)
+  return features.reduced(
+    vit, images, ('tokens',), lambda seen: norms(seen['tokens']), axis=1
+  )
+
+
 def patch_similarity(
   vit: weights.Loaded, images: Any, patch: tuple[int, int], layer: int = -1
 ) -> np.ndarray:
@@ -95,8 +117,37 @@ class Foreground(NamedTuple):
   colors: np.ndarray
 
 
+def patch_foreground(vit: weights.Loaded, images: Any) -> Foreground:
+  """Returns the principal components of the foreground's patch features.
+
+  This follows DINOv2 (arXiv:2304.07193, figure 1): of a first
+  PCA, over the patches of all images, the patches with a positive component are
+  the foreground, and a second PCA is over these. The sign of a component means
+  nothing; here the foreground is the side with fewer patches at the borders of
+  images.
+
+  Args:
+    vit: A ViT, hybrid or Mixer.
+    images: Images that `vit.preprocess` accepts, or its output.
+
+  Returns:
+    The components of the trunk's output, after its last norm.
+
+  Raises:
+    UserError: The model has no tokens, or an image cannot be read.
+  """
+  return foreground(patch_features(vit, images), features.patch_grid(vit))
+
+
 def patch_features(vit: weights.Loaded, images: Any) -> np.ndarray:
-  """Returns the trunk's output for patches after its last norm, [B, h * w, D].
+  """Returns the trunk's output for patches, after its last norm.
+
+  Args:
+    vit: A ViT, hybrid or Mixer.
+    images: Images that `vit.preprocess` accepts, or its output.
+
+  Returns:
+    float32 [B, h * w, D].
 
   Raises:
     UserError: The model has no tokens, or an image cannot be read.
@@ -162,16 +213,10 @@ def pca(tokens: np.ndarray, grid: tuple[int, int]) -> np.ndarray:
 
 
 def foreground(tokens: np.ndarray, grid: tuple[int, int]) -> Foreground:
-  """Returns the principal components of the foreground's patch features.
-
-  This follows DINOv2 (arXiv:2304.07193, figure 1): of a first PCA, over the
-  patches of all images, the patches with a positive component are the
-  foreground, and a second PCA is over these. The sign of a component means
-  nothing; here the foreground is the side with fewer patches at the borders of
-  images.
+  """Returns the components of the foreground; see `patch_foreground`.
 
   Args:
-    tokens: From `patch_features`, [B, N, D]; the last h * w are the patches.
+    tokens: [B, N, D]; the last h * w are the patches.
     grid: (h, w).
   """
   h, w = grid

@@ -1,0 +1,60 @@
+"""Nearest neighbours of images in the space of a model's features.
+
+In comments: B images, N other images, D' the width of the head's input.
+"""
+
+from typing import Any
+
+import numpy as np
+
+from vit_jax import weights
+from vit_jax.evaluation import knn
+from vit_jax.weights import features
+
+
+def nearest_images(
+  vit: weights.Loaded, images: Any, others: Any = None, count: int = 5
+) -> tuple[np.ndarray, np.ndarray]:
+  """Finds the nearest neighbours of images, by the input of the head.
+
+  Args:
+    vit: Any model.
+    images: Images that `vit.preprocess` accepts, or its output.
+    others: The images to search, in the same form; None: `images`, where none
+      is its own neighbour.
+    count: Neighbours of each image; fewer if there are not so many images.
+
+  Returns:
+    Cosine similarity, float32 [B, count], in descending order; and positions in
+    `others`, int32 [B, count].
+
+  Raises:
+    UserError: An image cannot be read.
+  """
+  x = features.embeddings(vit, images)
+  if others is None:
+    return nearest(x, x, np.arange(len(x)), count)
+  return nearest(x, features.embeddings(vit, others), None, count)
+
+
+def nearest(
+  x: np.ndarray, others: np.ndarray, own: np.ndarray | None, count: int
+) -> tuple[np.ndarray, np.ndarray]:
+  """Finds the nearest neighbours of vectors; see `nearest_images`.
+
+  Args:
+    x: float32 [B, D'].
+    others: float32 [N, D'].
+    own: Positions of `x` in `others`, [B], which are left out; None: it has
+      none there.
+    count: Neighbours of each.
+  """
+  if own is None:
+    return knn.nearest(others, x, min(count, len(others)))
+  count = min(count, len(others) - 1)
+  similarity, found = knn.nearest(others, x, count + 1)
+  # Others may be as near as the vector itself, and come before it.
+  is_own = found == own[:, None]
+  is_own[~is_own.any(axis=1), -1] = True
+  shape = len(x), count
+  return similarity[~is_own].reshape(shape), found[~is_own].reshape(shape)
