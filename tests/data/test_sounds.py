@@ -105,7 +105,7 @@ def test_a_tone_is_in_its_band():
   assert spectrogram.log_mel(np.zeros(4_000, np.float32), how).max() < -15
 
 
-def test_tones_depend_on_seed_split_and_position_alone():
+def test_tones_depend_on_split_and_position_alone():
   config = make_config()
   one, other = (data.open_source(config, x) for x in ('train', 'train[50%:]'))
   a, b = one.read(3007), other.read(7)
@@ -113,9 +113,7 @@ def test_tones_depend_on_seed_split_and_position_alone():
   np.testing.assert_array_equal(a.image, b.image)
   assert one.image_shape == (98, 32) and one.bits() == 16
   assert one.classes == tones.CLASSES and len(one) == 6000
-  seeded = tones.TonesSource('train', features.Audio(mels=32), seed=1)
-  assert (seeded.read(7).image != one.read(7).image).any()
-  assert len({x.fingerprint() for x in (one, other, seeded)}) == 3
+  assert len({x.fingerprint() for x in (one, other)}) == 2
 
 
 def test_parts_in_time():

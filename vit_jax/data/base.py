@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from vit_jax.data import features as features_lib
+from vit_jax.data import splits
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
@@ -53,12 +54,8 @@ class Source(abc.ABC):
   @property
   def classes(self) -> tuple[str, ...]:
     """Names of the classes; () where the examples have none."""
-    kinds = (
-      features_lib.Label,
-      features_lib.MultiLabel,
-      features_lib.SegmentationMap,
-    )
-    found = [x.names for x in self.features.values() if isinstance(x, kinds)]
+    kinds = self.features.values()
+    found = [x.names for x in kinds if isinstance(x, features_lib.OfClasses)]
     return found[0] if found else ()
 
   @property
@@ -123,6 +120,20 @@ class Source(abc.ABC):
     """Returns a short digest that identifies the examples and features."""
 
 
+class SelectedSource(Source):
+  """Examples of splits, of which a specification selects some."""
+
+  _selection: splits.Selection
+
+  def __len__(self) -> int:
+    return len(self._selection)
+
+  def id(self, position: int) -> str:
+    """Returns the split and the row of an example, as 'train/12'."""
+    split, row, _ = self._selection.locate(position)
+    return f'{split}/{row}'
+
+
 class ArraySource(Source):
   """Decoded examples in memory, with images of one size.
 
@@ -142,11 +153,8 @@ class ArraySource(Source):
   ):
     """Holds the arrays.
 
-    Args:
-      arrays: As the attribute.
-      indices: Positions in the unsliced split.
-      targets: Features of the examples other than the image.
-      image: That of the image, as a Video of one size; None: an Image.
+    `targets` are the features other than the image, and `image` is that of the
+    image, as a Video of one size; None: an Image.
     """
     images = arrays['image']
     if image is None:

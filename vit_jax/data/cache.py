@@ -23,6 +23,7 @@ from vit_jax import data
 from vit_jax.data import base
 from vit_jax.data import features
 from vit_jax.data.host import levels as levels_lib
+from vit_jax.data.host import shapes
 from vit_jax.parallel import memory
 from vit_jax.parallel import mesh as mesh_lib
 
@@ -228,18 +229,17 @@ def _read_all(
   source: base.Source, config: ml_collections.ConfigDict
 ) -> dict[str, np.ndarray]:
   """Returns the features and `index` of all examples, arrays [N, ...]."""
-  assert source.image_shape is not None
+  assert source.image_shape is not None  # so views do not matter
   start, size = time.perf_counter(), len(source)
-  shape = (size, *source.image_shape, config.data.channels)
+  dtype = levels_lib.from_config(config).dtype
+  each = shapes.of_example(
+    source.features, {}, config.data.channels, dtype, is_training=True
+  )
   arrays = {
-    'image': np.empty(shape, levels_lib.from_config(config).dtype),
-    'index': np.empty(size, np.int32),
-    **features.empty(source.features, size),
-    **{
-      name: np.empty((size, *source.image_shape), x.dtype)
-      for name, x in features.maps(source.features).items()
-    },
+    name: np.empty((size, *shape), dtype)
+    for name, (shape, dtype) in each.items()
   }
+  arrays['index'] = np.empty(size, np.int32)
   first = 0
   for batch in data.eval_batches(source, config, batch_size=_READ_SIZE):
     rows = slice(first, min(first + _READ_SIZE, size))

@@ -108,23 +108,9 @@ def attach(
   if not data.tokenizer:
     has_text = 'text' in source.features
     return CaptionedSource(source, None) if has_text else source
-  return CaptionedSource(
-    source, make_feature(config, words), by_class(source, config)
-  )
-
-
-def make_feature(
-  config: ml_collections.ConfigDict, words: Sequence[str]
-) -> features.Text:
-  """Returns the feature of captions; reads the vocabulary.
-
-  Raises:
-    UserError: It cannot be read.
-  """
-  data = config.data
   known = tuple(words) if data.tokenizer == tokenizers.WORDS else ()
   made = tokenizers.make(data.tokenizer, data.text_length, known)
-  return features.Text(
+  text = features.Text(
     made.length,
     made.vocabulary,
     data.tokenizer,
@@ -132,6 +118,7 @@ def make_feature(
     known,
     cuts=data.text_too_long == 'cut',
   )
+  return CaptionedSource(source, text, by_class(source, config))
 
 
 def by_class(
@@ -269,7 +256,7 @@ def lists(folder: str) -> dict[str, Traversable]:
 
 
 def _lines(given: str, folder: str, key: str) -> list[str]:
-  """Returns the lines of a list of this package, or of a file.
+  """Returns the lines of a list of this package, or the filled ones of a file.
 
   Raises:
     UserError: It is neither, or cannot be read.
@@ -278,24 +265,11 @@ def _lines(given: str, folder: str, key: str) -> list[str]:
   if given in known:
     return known[given].read_text('utf-8').splitlines()
   try:
-    return read_lines(given, key)
-  except UserError as e:
-    raise UserError(
-      f'{e}; lists with a name are {", ".join(sorted(known))}'
-    ) from None
-
-
-def read_lines(path: str, key: str) -> list[str]:
-  """Returns the lines of a text file, without empty ones.
-
-  Raises:
-    UserError: It cannot be read.
-  """
-  try:
-    text = pathlib.Path(os.path.expanduser(path)).read_text('utf-8')
+    text = pathlib.Path(os.path.expanduser(given)).read_text('utf-8')
   except (OSError, UnicodeDecodeError) as e:
     raise UserError(
-      f'{key}: {path} cannot be read: {config_lib.one_line(e)}'
+      f'{key}: {given} cannot be read: {config_lib.one_line(e)}; lists with a'
+      f' name are {", ".join(sorted(known))}'
     ) from None
   return [line.strip() for line in text.splitlines() if line.strip()]
 

@@ -225,7 +225,7 @@ def _check_augment(config: ml_collections.ConfigDict) -> None:
     from vit_jax.data.device import policies  # it imports jax
 
     try:
-      policies.check(augment.policy)
+      policies.make(augment.policy)
     except UserError as e:
       raise UserError(f'config.augment.policy: {e}') from None
   for key in ('jitter', 'erase_area', 'erase_ratio'):
@@ -249,18 +249,14 @@ def _check_augment(config: ml_collections.ConfigDict) -> None:
         f'config.augment.{key} is {tuple(augment[key])}: write probabilities,'
         ' from 0 to 1: one for each crop of an image, or one for all'
       )
-  for key in ('jitter_probability', 'erase', 'mix_probability', 'cutmix_share'):
-    if not 0 <= augment[key] <= 1:
-      raise UserError(
-        f'config.augment.{key} is {augment[key]}: it must be in [0, 1]'
-      )
+  single = ('jitter_probability', 'erase', 'mix_probability', 'cutmix_share')
+  shares = {key: augment[key] for key in single}
+  shares |= {f'volume.{key}': value for key, value in augment.volume.items()}
+  for key, value in shares.items():
+    if not 0 <= value <= 1:
+      raise UserError(f'config.augment.{key} is {value}: it must be in [0, 1]')
   _check_range('augment.erase_area', augment.erase_area, most=1)
   _check_range('augment.erase_ratio', augment.erase_ratio)
-  for key, value in augment.volume.items():
-    if not 0 <= value <= 1:
-      raise UserError(
-        f'config.augment.volume.{key} is {value}: it must be in [0, 1]'
-      )
   config_lib.at_least(config, 'augment.mixup', 0)
   config_lib.at_least(config, 'augment.cutmix', 0)
   if not 1 <= augment.repeats <= config.train.batch_size:

@@ -49,18 +49,14 @@ class Codes:
     Raises:
       UserError: There is not one code for each class.
     """
-    self.check_classes(len(classes), where)
-    ignore = _IGNORE if len(classes) <= _IGNORE else _WIDE_IGNORE
-    return features.SegmentationMap(classes, ignore)
-
-  def check_classes(self, count: int, where: str) -> None:
-    """Raises a UserError if there is not one code for each class of a list."""
     for key, given in (('labels', self.labels), ('colours', self.colours)):
-      if given and len(given) != count:
+      if given and len(given) != len(classes):
         raise UserError(
           f'config.data.map.{key} has {len(given)} values, but {where} names'
-          f' {count} classes: write one for each'
+          f' {len(classes)} classes: write one for each'
         )
+    ignore = _IGNORE if len(classes) <= _IGNORE else _WIDE_IGNORE
+    return features.SegmentationMap(classes, ignore)
 
   def decoded(self, data: bytes, ignore: int, where: str) -> Any:
     """Returns a map: the file itself, or labels [H, W] if they have codes.

@@ -35,7 +35,23 @@ from vit_jax.data.inputs import Video as Video
 from vit_jax.data.inputs import Volume as Volume
 
 
-class Target(Feature):
+@dataclasses.dataclass(frozen=True)
+class OfClasses(Feature):
+  """Values that are classes, each a position in `classes`.
+
+  Attributes:
+    classes: Their names.
+  """
+
+  classes: tuple[str, ...]
+
+  @property
+  def names(self) -> tuple[str, ...]:
+    """The classes."""
+    return self.classes
+
+
+class Target(Feature, abc.ABC):
   """A kind of value that a model learns to predict, of a fixed shape.
 
   Attributes:
@@ -73,20 +89,10 @@ class Target(Feature):
 
 
 @dataclasses.dataclass(frozen=True)
-class Label(Target):
-  """One class, as its position in `classes`, int32.
+class Label(OfClasses, Target):
+  """One class, int32."""
 
-  Attributes:
-    classes: Their names.
-  """
-
-  classes: tuple[str, ...]
   dtype: ClassVar[np.dtype] = np.dtype(np.int32)
-
-  @property
-  def names(self) -> tuple[str, ...]:
-    """The classes."""
-    return self.classes
 
   @property
   def shape(self) -> tuple[int, ...]:
@@ -100,20 +106,10 @@ class Label(Target):
 
 
 @dataclasses.dataclass(frozen=True)
-class MultiLabel(Target):
-  """Several classes at once: 1 where a class is present, uint8 [K].
+class MultiLabel(OfClasses, Target):
+  """Several classes at once: 1 where a class is present, uint8 [K]."""
 
-  Attributes:
-    classes: Their names.
-  """
-
-  classes: tuple[str, ...]
   dtype: ClassVar[np.dtype] = np.dtype(np.uint8)
-
-  @property
-  def names(self) -> tuple[str, ...]:
-    """The classes."""
-    return self.classes
 
   def encode(self, value: Iterable[int], where: str) -> np.ndarray:
     """Returns 0 or 1 for each class, from the positions of those present."""
@@ -177,11 +173,6 @@ class Text(Target):
   words: tuple[str, ...] = ()
   cuts: bool = True
   dtype: ClassVar[np.dtype] = np.dtype(np.int32)
-
-  @property
-  def names(self) -> tuple[str, ...]:
-    """A text has no names."""
-    return ()
 
   @property
   def shape(self) -> tuple[int, ...]:
@@ -250,7 +241,7 @@ class Text(Target):
 
 
 @dataclasses.dataclass(frozen=True)
-class SegmentationMap(Feature):
+class SegmentationMap(OfClasses):
   """The class of each pixel of the image: an encoded file, or integers [H, W].
 
   That of a volume is integers [D, H, W].
@@ -259,17 +250,10 @@ class SegmentationMap(Feature):
   batch is that of the image. It is no `Target`, whose shape is fixed.
 
   Attributes:
-    classes: Their names; a label is a position among them.
     ignore: Label of pixels that do not count, and of those that padding adds.
   """
 
-  classes: tuple[str, ...]
   ignore: int = 255
-
-  @property
-  def names(self) -> tuple[str, ...]:
-    """The classes."""
-    return self.classes
 
   @property
   def dtype(self) -> np.dtype:
@@ -346,11 +330,3 @@ def targets(features: Features) -> dict[str, Target]:
 def maps(features: Features) -> dict[str, SegmentationMap]:
   """Returns the features that have a class for each pixel, by name."""
   return {k: x for k, x in features.items() if isinstance(x, SegmentationMap)}
-
-
-def empty(features: Features, size: int) -> dict[str, np.ndarray]:
-  """Returns zeros for the targets of a batch, arrays [size, ...] by name."""
-  return {
-    name: np.zeros((size, *x.shape), x.dtype)
-    for name, x in targets(features).items()
-  }

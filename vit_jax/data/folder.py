@@ -51,7 +51,7 @@ class Kind:
 IMAGES = Kind()
 
 
-class FolderSource(base.Source):
+class FolderSource(base.SelectedSource):
   """The images of a split of a folder.
 
   Files are ordered by a hash of their path below the split's folder, so a slice
@@ -83,7 +83,7 @@ class FolderSource(base.Source):
       name: '' if path == root else f'{os.path.basename(path)}/'
       for name, path in self._folders.items()
     }
-    classes = classes_in(self._folders['train'])
+    classes = subfolders(self._folders['train'])
     self.features = {
       'image': features.Image(image_shape),
       'label': features.Label(classes),
@@ -102,9 +102,6 @@ class FolderSource(base.Source):
         self._files[name] = _list(folder, classes, self.kind)
     sizes = {name: len(self._files.get(name, ())) for name in self._folders}
     self._selection = splits.Selection(split, sizes, root, aliases)
-
-  def __len__(self) -> int:
-    return len(self._selection)
 
   def read(self, position: int) -> base.Example:
     """Returns an example, not decoded.
@@ -173,11 +170,6 @@ def read_image(path: str) -> bytes:
     raise UserError(f'{path} cannot be read: {e.strerror}') from None
 
 
-def classes_in(folder: str) -> tuple[str, ...]:
-  """Returns the names of the classes of a split's folder."""
-  return tuple(_subfolders(folder))
-
-
 def images_below(folder: str) -> list[str]:
   """Returns the paths of all images below a folder, sorted."""
   return sorted(
@@ -197,7 +189,7 @@ def split_folders(root: str) -> dict[str, str]:
   """
   if not os.path.isdir(root):
     raise UserError(f'there is no folder {root}: change config.data.name')
-  folders = {name: os.path.join(root, name) for name in _subfolders(root)}
+  folders = {name: os.path.join(root, name) for name in subfolders(root)}
   if not folders:
     raise UserError(f'{root} has no folders: it needs one for each class')
   named = {name: SPLITS.get(name.lower()) for name in folders}
@@ -265,7 +257,7 @@ def _check_beside(
       f' with images of its own: if it is a class, move it into'
       f' {root}/{splits_there[0]}, or else out of {root}'
     )
-  _log_once(f'{folder} has images and no classes: it is left out')
+  warn_once(f'{folder} has images and no classes: it is left out')
 
 
 def _tell_splits(root: str, folders: dict[str, str]) -> None:
@@ -273,7 +265,7 @@ def _tell_splits(root: str, folders: dict[str, str]) -> None:
   names = {name: os.path.basename(path) for name, path in folders.items()}
   taken = [f'{folder} as {name}' for name, folder in names.items()]
   if any(name != folder for name, folder in names.items()):
-    _inform_once(f'{root}: taking {", ".join(taken)}')
+    inform_once(f'{root}: taking {", ".join(taken)}')
 
 
 def other_names(
@@ -298,7 +290,7 @@ def other_names(
   if 'val' not in usual and 'test' in usual:
     found['val'] = found.get('test', 'test')
     if any(part.name == 'val' for part in splits.parse(spec)):
-      _inform_once(f'{where} has no val: test is taken for it')
+      inform_once(f'{where} has no val: test is taken for it')
   return found
 
 
@@ -307,7 +299,7 @@ def _holds_classes(folder: str) -> bool:
 
   The few images directly in it are taken for strays, and ignored.
   """
-  if not _subfolders(folder):
+  if not subfolders(folder):
     return False
   if not _holds_images(folder):
     return True
@@ -320,10 +312,11 @@ def _holds_images(folder: str) -> bool:
     return any(map(_is_image, entries))
 
 
-def _subfolders(folder: str) -> list[str]:
+def subfolders(folder: str) -> tuple[str, ...]:
   """Returns the sorted names of the folders in a folder that are not hidden."""
   with os.scandir(folder) as entries:
-    return sorted(e.name for e in entries if not _is_hidden(e) and e.is_dir())
+    found = (e.name for e in entries if not _is_hidden(e) and e.is_dir())
+    return tuple(sorted(found))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -367,7 +360,7 @@ def look_into(
   images += frames
   filled = {name.split('/')[0] for name in images}
   problems = []
-  for name in _subfolders(folder):
+  for name in subfolders(folder):
     path = os.path.join(folder, name)
     if name not in classes:
       problems.append(
@@ -389,7 +382,7 @@ def _list(folder: str, classes: tuple[str, ...], kind: Kind) -> list[str]:
   """
   found = look_into(folder, classes, kind)
   if found.others:
-    _log_once(
+    warn_once(
       f'{folder}: {len(found.others)} files are not {kind.name} of a class, and'
       f' are ignored: {found.others[0]}, for example'
     )
@@ -437,11 +430,13 @@ def _is_image(entry: os.DirEntry[str]) -> bool:
   return is_named_so and not _is_hidden(entry) and entry.is_file()
 
 
-@functools.cache  # a folder is often listed for several slices
-def _log_once(message: str) -> None:
+@functools.cache  # data is often opened for several slices
+def warn_once(message: str) -> None:
+  """Logs a warning the first time that it is given."""
   logging.warning('%s', message)
 
 
 @functools.cache
-def _inform_once(message: str) -> None:
+def inform_once(message: str) -> None:
+  """Logs a line the first time that it is given."""
   logging.info('%s', message)

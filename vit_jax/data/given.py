@@ -8,13 +8,13 @@ import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.data import features
+from vit_jax.data import folder
 from vit_jax.data import spectrogram
 from vit_jax.data.host import clips
 from vit_jax.data.host import decode
 from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host import sound_files
 from vit_jax.data.host import video_files
-from vit_jax.runs import safe_io
 
 
 def recordings(images: Any, cut: clips.Cutter) -> np.ndarray:
@@ -94,18 +94,14 @@ def load(
   Args:
     image: A path, the bytes of a file, a PIL image or an array.
     channels: Channels of the pixels.
-    where: Name of the image, for errors.
+    where: Name of an image that is no path, for errors.
     levels: Bits that are kept.
 
   Raises:
     UserError: It is of no known kind, or cannot be read.
   """
   if is_path(image):
-    try:
-      with safe_io.open_regular(image) as f:
-        return f.read()
-    except OSError as e:
-      raise UserError(f'{where} cannot be read: {e.strerror}') from None
+    return folder.read_image(os.fspath(image))
   if isinstance(image, bytes):
     return image
   if _is_pil(image):

@@ -70,13 +70,9 @@ class HfSource(rows.RowSource):
   ):
     """Opens the dataset; downloads or converts it first if needed.
 
-    Args:
-      name: `config.data.name` without 'hf:'.
-      data_dir: Cache folder of the library; None: its default.
-      split: A split specification.
-      columns: `config.data.columns`.
-      image_shape: (height, width) where all images are known to have one size.
-      codes: As for `rows.RowSource`.
+    `name` is `config.data.name` without 'hf:', `columns` `config.data.columns`,
+    and `data_dir` the library's cache (None: its default); see
+    `rows.RowSource` for the rest.
 
     Raises:
       UserError: There is no such dataset, column or split, the library is

@@ -5,7 +5,6 @@ in a batch: the whole of it, if all have one size, which the device crops; or a
 crop that the host has cut.
 """
 
-import abc
 import dataclasses
 import math
 from typing import Any
@@ -15,13 +14,13 @@ WINDOWS = ('hamming', 'hann')
 
 
 @dataclasses.dataclass(frozen=True)
-class Feature(abc.ABC):
+class Feature:
   """A kind of value that each example of a source has."""
 
   @property
-  @abc.abstractmethod
   def names(self) -> tuple[str, ...]:
-    """Names of the values: classes, or quantities."""
+    """Names of the values: classes, or quantities; by default none."""
+    return ()
 
   def to_dict(self) -> dict[str, Any]:
     """Returns JSON that `from_dict` reads: the kind, and its fields."""
@@ -42,11 +41,6 @@ class Image(Feature):
   """
 
   size: tuple[int, int] | None = None
-
-  @property
-  def names(self) -> tuple[str, ...]:
-    """An image has no names."""
-    return ()
 
   def whole(self, training: bool) -> tuple[int, int] | None:
     """Returns the size of images that the host leaves whole; None: it crops.

@@ -110,17 +110,13 @@ class Histogram:
     range_ = len(self.counts)
     if high - low >= range_ / 4:
       return ''
+    same_bits = 2 ** max(high.bit_length(), 1) - 1  # as many as of `high`
     return (
       f'99% of the values of {self.images} images of 16 bits are from {low} to'
       f' {high}, of 0 to {range_ - 1}, so that the model sees little contrast:'
       " try --config.data.intensity='percentiles(0.5,99.5)', or the range of"
-      f" the camera, as --config.data.intensity='(0, {_bits_for(high)})'"
+      f" the camera, as --config.data.intensity='(0, {same_bits})'"
     )
-
-
-def _bits_for(value: int) -> int:
-  """Returns the greatest number with as many bits as a value."""
-  return 2 ** max(int(value).bit_length(), 1) - 1
 
 
 def count_values(

@@ -1,6 +1,6 @@
 """Sources whose examples are made when they are read.
 
-An example is a pure function of (seed, split, position), so nothing is stored.
+An example is a pure function of (split, position), so nothing is stored.
 """
 
 import abc
@@ -13,8 +13,10 @@ import numpy as np
 from vit_jax.data import base
 from vit_jax.data import splits
 
+_SEED = 0  # of all examples
 
-class MadeSource(base.Source):
+
+class MadeSource(base.SelectedSource):
   """The examples of a split, 'train' or 'test'.
 
   Attributes:
@@ -25,13 +27,18 @@ class MadeSource(base.Source):
   kind: ClassVar[str]
   sizes: ClassVar[Mapping[str, int]]
 
-  def __init__(self, split: str, name: str, how: object, seed: int):
-    """Selects examples of the data `name`; `how` and `seed` define them.
+  def __init__(self, split: str, name: str, how: object):
+    """Selects examples of the data `name`, which `how` defines.
+
+    Args:
+      split: A split specification, of 'train' and 'test'.
+      name: Name of the data, for errors.
+      how: Facts that the examples depend on.
 
     Raises:
       UserError: There is no such split, or it is empty.
     """
-    self._seed, self._facts = seed, [name, str(how), str(seed)]
+    self._facts = [name, str(how), str(_SEED)]
     aliases = {'val': 'test'}
     self._selection = splits.Selection(split, self.sizes, name, aliases)
 
@@ -41,20 +48,12 @@ class MadeSource(base.Source):
   ) -> dict[str, Any]:
     """Makes the values of the example in a row of a whole split."""
 
-  def __len__(self) -> int:
-    return len(self._selection)
-
   def read(self, position: int) -> base.Example:
     """Returns an example, made here."""
     split, row, index = self._selection.locate(position)
-    key = self._seed, [*self.sizes].index(split), row
+    key = _SEED, [*self.sizes].index(split), row
     values = self.values(split, row, np.random.default_rng(key))
     return base.Example(values, index, f'{self.kind} {row} of {split}')
-
-  def id(self, position: int) -> str:
-    """Returns the name of an example, as 'test/7'."""
-    split, row, _ = self._selection.locate(position)
-    return f'{split}/{row}'
 
   def fingerprint(self) -> str:
     """Returns a digest of all that the examples depend on."""

@@ -48,20 +48,13 @@ class MovingDigitsSource(made.MadeSource):
     size: Size = SIZE,
     stride: int = 1,
     short: str = 'refuse',
-    seed: int = 0,
   ):
-    """Reads the digits.
+    """Reads the digits, for videos of a size (frames, height, width).
 
-    Args:
-      split: A split specification, of 'train' and 'test'.
-      size: (frames, height, width) of a video.
-      stride: As `config.data.video.stride`.
-      short: As `config.data.video.short`.
-      seed: Other seeds give other videos, not other digits.
+    `stride` and `short` are those of `features.Video`.
 
     Raises:
-      UserError: There is no such split, or it is empty; or the size is not that
-        of a video that holds a digit.
+      UserError: The size is not that of a video that holds a digit.
     """
     if len(size) != 3 or min(size[1:]) < 8:
       raise UserError(
@@ -69,7 +62,7 @@ class MovingDigitsSource(made.MadeSource):
         ' at least 8 x 8 pixels: write (frames, height, width)'
       )
     self._size = (size[0], size[1], size[2])
-    super().__init__(split, 'moving_digits', self._size, seed)
+    super().__init__(split, 'moving_digits', self._size)
     self.features = {
       'image': features.Video(self._size, 1, stride, short),
       'label': features.Label(CLASSES),

@@ -36,7 +36,7 @@ _CLASSES = 'classes.txt'
 Pair = tuple[str, str]  # the paths of an image and its map
 
 
-class PairsSource(base.Source):
+class PairsSource(base.SelectedSource):
   """The images and maps of a split of a folder.
 
   They are ordered by a hash of the image's path below the split's folder.
@@ -49,15 +49,10 @@ class PairsSource(base.Source):
     image_shape: tuple[int, int] | None = None,
     codes: codes_lib.Codes | None = None,
   ):
-    """Lists the files.
+    """Lists the files; arguments are those of `folder.FolderSource`.
 
-    Args:
-      root: The folder.
-      split: A split specification. A folder without folders of splits has one
-        split, 'train', with all images.
-      image_shape: (height, width) where all images are known to have one size.
-      codes: How maps are stored, and names of files; None: numbers from 0, and
-        the names of the images.
+    `codes` says how maps are stored, and names of files; None: numbers from 0,
+    and the names of the images.
 
     Raises:
       UserError: There is no such split, no list of classes, or an image or a
@@ -83,18 +78,10 @@ class PairsSource(base.Source):
         if lists:
           self._pairs[name] = voc.pairs(root, lists[name])
         else:
-          self._pairs[name] = self._match(*folders[name])
+          endings = self._codes.image_suffix, self._codes.suffix
+          self._pairs[name] = match(*folders[name], suffixes=endings)
     sizes = {name: len(found) for name, found in self._pairs.items()}
     self._selection = splits.Selection(split, sizes, root, aliases)
-
-  def _match(self, images: str, maps: str) -> list[Pair]:
-    """Returns the pairs of a split, whose names may end differently."""
-    each = (images, self._codes.image_suffix), (maps, self._codes.suffix)
-    image_of, map_of = (_ending_with(*x) for x in each)
-    return _matched(image_of, map_of, images, maps)
-
-  def __len__(self) -> int:
-    return len(self._selection)
 
   def read(self, position: int) -> base.Example:
     """Returns an example, not decoded.
@@ -188,7 +175,7 @@ def split_folders(root: str) -> dict[str, Pair]:
   assert both is not None  # the caller asked `holds_pairs`
   images, maps = both
   inner = {}
-  for name in folder.classes_in(images):
+  for name in folder.subfolders(images):
     if name.lower() in folder.SPLITS:
       inner[name] = os.path.join(images, name), os.path.join(maps, name)
   if not inner:
@@ -209,6 +196,7 @@ def match(
   maps: str,
   below: Callable[[str], list[str]] = folder.images_below,
   stem: Callable[[str], str] | None = None,
+  suffixes: tuple[str, str] = ('', ''),
 ) -> list[Pair]:
   """Returns the pairs of a split, ordered by a hash.
 
@@ -217,38 +205,24 @@ def match(
     maps: Folder of the maps.
     below: Lists the files below a folder.
     stem: Removes the ending of a path; None: from its last point on.
+    suffixes: Ends of the stems of images and of maps, which are no part of
+      their common name; other files are left out.
 
   Raises:
     UserError: An image or a map has no counterpart, or two have one name.
   """
   image_of, map_of = (
-    _by_name(x, below, stem or _without_ending) for x in (images, maps)
+    _by_name(root, below, stem or _without_ending, suffix)
+    for root, suffix in zip((images, maps), suffixes, strict=True)
   )
-  return _matched(image_of, map_of, images, maps)
-
-
-def _without_ending(path: str) -> str:
-  return os.path.splitext(path)[0]
-
-
-def _ending_with(root: str, suffix: str) -> dict[str, str]:
-  """Returns images by name without a suffix; others are left out."""
-  found = _by_name(root, folder.images_below, _without_ending)
-  return {
-    name.removesuffix(suffix): path
-    for name, path in found.items()
-    if name.endswith(suffix)
-  }
-
-
-def _matched(
-  image_of: dict[str, str], map_of: dict[str, str], images: str, maps: str
-) -> list[Pair]:
-  """Returns the pairs of files by name, of two folders."""
   _check_counterparts(image_of, map_of, maps, 'map')
   _check_counterparts(map_of, image_of, images, 'image')
   names = sorted(image_of, key=base.hash_order)
   return [(image_of[name], map_of[name]) for name in names]
+
+
+def _without_ending(path: str) -> str:
+  return os.path.splitext(path)[0]
 
 
 def _check_counterparts(
@@ -266,9 +240,12 @@ def _check_counterparts(
 
 
 def _by_name(
-  root: str, below: Callable[[str], list[str]], stem: Callable[[str], str]
+  root: str,
+  below: Callable[[str], list[str]],
+  stem: Callable[[str], str],
+  suffix: str,
 ) -> dict[str, str]:
-  """Returns the paths of the files below a folder by name, without ending."""
+  """Returns the files whose stems end in a suffix, by the rest of the stem."""
   found: dict[str, str] = {}
   for path in below(root):
     name = stem(os.path.relpath(path, root))
@@ -277,7 +254,11 @@ def _by_name(
         f'{found[name]} and {path} differ only in their endings: remove one'
       )
     found[name] = path
-  return found
+  return {
+    name.removesuffix(suffix): path
+    for name, path in found.items()
+    if name.endswith(suffix)
+  }
 
 
 def _by_split(root: str, folders: dict[str, Pair]) -> dict[str, Pair]:
@@ -296,7 +277,7 @@ def _by_split(root: str, folders: dict[str, Pair]) -> dict[str, Pair]:
 
 def _splits_with_pairs(root: str) -> dict[str, Pair]:
   """Returns the folders of images and maps in folders of splits, by name."""
-  names = folder.classes_in(root) if os.path.isdir(root) else ()
+  names = folder.subfolders(root) if os.path.isdir(root) else ()
   found = {
     name: _pair_of(os.path.join(root, name))
     for name in names

@@ -391,11 +391,7 @@ class Preprocess:
   def pixels(self, images: Any) -> np.ndarray:
     """Returns images before normalisation, uint8 or uint16 [B, H, W, C].
 
-    Args:
-      images: As for a call.
-
-    Raises:
-      UserError: As for a call; or the model takes volumes.
+    Arguments and errors are those of a call; a model of volumes is refused.
     """
     kind = self.input
     if isinstance(kind, features_lib.Video | features_lib.Audio):

@@ -27,16 +27,7 @@ class VideoSource(folder.FolderSource):
   kind = folder.Kind('videos', video_files.ENDINGS, in_folders=True)
 
   def __init__(self, root: str, split: str, video: features.Video):
-    """Lists the files and folders.
-
-    Args:
-      root: The folder.
-      split: As of `folder.FolderSource`.
-      video: The feature of the videos.
-
-    Raises:
-      UserError: As `folder.FolderSource`.
-    """
+    """Lists the files and folders, as `folder.FolderSource`."""
     super().__init__(root, split)
     self.features = {**self.features, 'image': video}
 
@@ -55,16 +46,9 @@ class AudioSource(folder.FolderSource):
   kind = folder.Kind('sounds', sound_files.ENDINGS)
 
   def __init__(self, root: str, split: str, audio: features.Audio, frames: int):
-    """Lists the files.
+    """Lists the files, as `folder.FolderSource`.
 
-    Args:
-      root: The folder.
-      split: As of `folder.FolderSource`.
-      audio: The feature of the sounds.
-      frames: Least frames of a spectrogram.
-
-    Raises:
-      UserError: As `folder.FolderSource`.
+    Spectrograms have at least `frames` frames.
     """
     super().__init__(root, split)
     self.features = {**self.features, 'image': audio}
@@ -77,21 +61,6 @@ class AudioSource(folder.FolderSource):
   def bits(self) -> int:
     """Returns 16, the bits of a spectrogram's values."""
     return 16
-
-
-def open_videos(
-  path: str, split: str, config: ml_collections.ConfigDict
-) -> VideoSource:
-  """Opens a split of a folder of videos; raises as `VideoSource`."""
-  return VideoSource(path, split, video(config))
-
-
-def open_sounds(
-  path: str, split: str, config: ml_collections.ConfigDict
-) -> AudioSource:
-  """Opens a split of a folder of sounds; raises as `AudioSource`."""
-  frames = config_lib.sides(config.data.image_size)[0]
-  return AudioSource(path, split, audio(config), frames)
 
 
 def video(config: ml_collections.ConfigDict) -> features.Video:

@@ -38,7 +38,7 @@ USUAL: Mapping[str, Sequence[str]] = {
 }
 
 
-class RowSource(base.Source):
+class RowSource(base.SelectedSource):
   """The rows of a split; a subclass says what is in their cells."""
 
   def __init__(
@@ -103,9 +103,6 @@ class RowSource(base.Source):
   @abc.abstractmethod
   def _key(self, row: Row) -> str:
     """Returns a name of a row that does not depend on the slice."""
-
-  def __len__(self) -> int:
-    return len(self._selection)
 
   def read(self, position: int) -> base.Example:
     """Returns an example, not decoded.

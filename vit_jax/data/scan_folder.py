@@ -30,16 +30,13 @@ _LIST = 'dataset.json'
 _TRAIN = 'train'
 
 
-class ScansSource(base.Source):
+class ScansSource(base.SelectedSource):
   """The scans and maps of a split, ordered by a hash of their paths."""
 
   def __init__(self, root: str, split: str, config: ml_collections.ConfigDict):
     """Lists the files, and reads their headers.
 
-    Args:
-      root: The folder.
-      split: A split specification.
-      config: The full config: how scans are prepared, and the crop's size.
+    The full config has how scans are prepared, and the crop's size.
 
     Raises:
       UserError: There is no such split, a file without the other of its pair,
@@ -69,9 +66,6 @@ class ScansSource(base.Source):
       ),
       'map': features.SegmentationMap(classes, ignore),
     }
-
-  def __len__(self) -> int:
-    return len(self._selection)
 
   def read(self, position: int) -> base.Example:
     """Returns a scan, resampled and windowed, and its map.

@@ -8,12 +8,10 @@ holds [D, H, W] or [D, H, W, C], and has no spacing.
 
 from collections.abc import Sequence
 import dataclasses
-import functools
 import gzip
 import io
 import os
 import pathlib
-import re
 from typing import Any
 from typing import cast
 
@@ -22,12 +20,12 @@ import numpy as np
 
 from vit_jax.config import one_line
 from vit_jax.config import UserError
+from vit_jax.data.host import levels
 from vit_jax.runs import safe_io
 
 NIFTI = ('.nii', '.nii.gz')
 ENDINGS = (*NIFTI, '.npy')
 _MOST = 2**31  # limit of places and modalities of a scan
-_PERCENTILES = re.compile(r'percentiles\(([\d.]+),\s*([\d.]+)\)')
 
 Size = tuple[int, int, int]
 
@@ -98,11 +96,11 @@ class How:
 
   def labels(self, values: np.ndarray, header: Header) -> np.ndarray:
     """Returns a map [D, H, W] with the size of its volume."""
-    return _resampled(values[..., None], self.size(header), order=0)[..., 0]
+    return fitted(values, self.size(header))
 
   def _bounds(self, values: np.ndarray) -> tuple[Any, Any]:
     """Returns the values that become 0 and 1, numbers or float32 [C]."""
-    part = percentiles(self.window)
+    part = levels.percentiles(self.window)
     if part is None:
       return tuple(self.window)
     flat = values.reshape(-1, values.shape[-1])
@@ -116,12 +114,6 @@ def from_config(config: ml_collections.ConfigDict) -> How:
   window = given.window
   is_pair = isinstance(window, tuple | list)
   return How(tuple(given.spacing), tuple(window) if is_pair else window)
-
-
-def percentiles(window: Any) -> tuple[float, float] | None:
-  """Returns the numbers in 'percentiles(0.5,99.5)', None for anything else."""
-  found = _PERCENTILES.fullmatch(window) if isinstance(window, str) else None
-  return (float(found[1]), float(found[2])) if found else None
 
 
 def check(config: ml_collections.ConfigDict) -> None:
@@ -155,7 +147,7 @@ def is_window(value: Any) -> bool:
   if value == 'type':
     return True
   if isinstance(value, str):
-    part = percentiles(value)
+    part = levels.percentiles(value)
     return part is not None and 0 <= part[0] < part[1] <= 100
   pair = isinstance(value, tuple) and len(value) == 2
   numbers = pair and all(type(x) in (int, float) for x in value)
@@ -347,22 +339,14 @@ def _resampled(
   return np.stack(channels, axis=-1)
 
 
-@functools.cache
-def _import_nibabel() -> Any:
+def _nibabel(path: str) -> Any:
+  """Returns the module; raises a UserError where it is not installed."""
   try:
     import nibabel
   except ImportError:
-    return None
+    raise UserError(
+      f"{path}: NIfTI needs nibabel: run pip install -e '.[medical]'"
+    ) from None
   # It would log that it mends small mistakes of headers.
   nibabel.imageglobals.logger.setLevel('ERROR')
   return nibabel
-
-
-def _nibabel(path: str) -> Any:
-  """Returns the module; raises a UserError where it is not installed."""
-  found = _import_nibabel()
-  if found is None:
-    raise UserError(
-      f"{path}: NIfTI needs nibabel: run pip install -e '.[medical]'"
-    )
-  return found

@@ -46,22 +46,13 @@ class ScenesSource(made.MadeSource):
   kind = 'scene'
   sizes: ClassVar = {'train': 4_000, 'test': 500}
 
-  def __init__(self, split: str, size: Size = SIZE, seed: int = 0):
-    """Reads the digits.
-
-    Args:
-      split: A split specification, of 'train' and 'test'.
-      size: (height, width) of a scene.
-      seed: Other seeds give other scenes, not other digits.
-
-    Raises:
-      UserError: There is no such split, or it is empty.
-    """
+  def __init__(self, split: str, size: Size = SIZE):
+    """Reads the digits, for scenes of a size (height, width)."""
     self.features = {
       'image': features.Image(size),
       'map': features.SegmentationMap(CLASSES),
     }
-    super().__init__(split, 'scenes', size, seed)
+    super().__init__(split, 'scenes', size)
     self._size, self._digits = size, digits.of_parts()
 
   def values(

@@ -2,15 +2,14 @@
 
 from collections.abc import Collection
 from collections.abc import Sequence
-import functools
 import os
 import pathlib
 
-from absl import logging
 import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.data import base
+from vit_jax.data import folder
 from vit_jax.runs import safe_io
 
 
@@ -81,7 +80,7 @@ def read(path: str, data: str) -> frozenset[str]:
       raise UserError(f'there is no file {path}; {advice}')
     ids = frozenset(str(entry['id']) for entry in content['damaged'])
     if ids and _whole_name(content['data']) != _whole_name(data):
-      _warn_once(
+      folder.warn_once(
         f'warning: {path} lists damaged files of {content["data"]}, but'
         f' config.data.name is {data}: their names may differ; check that'
       )
@@ -124,18 +123,8 @@ def without(
     raise UserError(
       f'{name}: config.data.skip_damaged leaves out all {len(found)} examples'
     )
-  _say_once(
+  folder.inform_once(
     f'{name}: {len(found) - len(kept)} of {len(found)} examples are left out,'
     f' which config.data.skip_damaged lists: {skipped[0]}, for example'
   )
   return SkippingSource(source, kept, skipped)
-
-
-@functools.cache  # a split is often opened for several slices
-def _say_once(message: str) -> None:
-  logging.info('%s', message)
-
-
-@functools.cache
-def _warn_once(message: str) -> None:
-  logging.warning('%s', message)

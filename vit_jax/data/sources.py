@@ -86,10 +86,12 @@ def _open(config: ml_collections.ConfigDict, split: str) -> base.Source:
     return folder.FolderSource(path, split, size)
   if data.name.startswith(VIDEO):
     path = folder_path(data.name, VIDEO)
-    return recordings.open_videos(path, split, config)
+    return recordings.VideoSource(path, split, recordings.video(config))
   if data.name.startswith(AUDIO):
     path = folder_path(data.name, AUDIO)
-    return recordings.open_sounds(path, split, config)
+    frames = config_lib.sides(data.image_size)[0]
+    audio = recordings.audio(config)
+    return recordings.AudioSource(path, split, audio, frames)
   if data.name.startswith(TABLE):
     path = os.path.expanduser(data.name.removeprefix(TABLE))
     return table.TableSource(path, split, data.columns, size, codes)

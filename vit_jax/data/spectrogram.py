@@ -32,11 +32,15 @@ _EMPHASIS = 0.97
 def of_waveform(waveform: np.ndarray, how: inputs.Audio) -> np.ndarray:
   """Returns the spectrogram of a sound, uint16 [T, M, 1].
 
+  Logarithms outside RANGE are clipped.
+
   Args:
     waveform: float32 [S], from -1 to 1, at least one window long.
     how: Settings.
   """
-  return to_integers(log_mel(waveform, how))[..., None]
+  low, high = RANGE
+  scaled = (log_mel(waveform, how) - low) / (high - low) * _MOST
+  return np.clip(np.rint(scaled), 0, _MOST).astype(np.uint16)[..., None]
 
 
 def log_mel(waveform: np.ndarray, how: inputs.Audio) -> np.ndarray:
@@ -57,13 +61,6 @@ def log_mel(waveform: np.ndarray, how: inputs.Audio) -> np.ndarray:
   power = np.square(spectrum.real) + np.square(spectrum.imag)  # [T, F]
   bands = _bands(how.mels, how.fft_length, how.sample_rate)
   return np.log(np.maximum((bands @ power.T).T, _FLOOR))
-
-
-def to_integers(logarithms: np.ndarray) -> np.ndarray:
-  """Returns logarithms as integers, uint16; those outside RANGE are clipped."""
-  low, high = RANGE
-  scaled = (logarithms - low) / (high - low) * _MOST
-  return np.clip(np.rint(scaled), 0, _MOST).astype(np.uint16)
 
 
 def resampled(waveform: np.ndarray, rate: int, how: inputs.Audio) -> np.ndarray:

@@ -37,12 +37,7 @@ class TableSource(rows.RowSource):
   ):
     """Reads the table, but no image files.
 
-    Args:
-      path: Path of the file.
-      split: A split specification.
-      columns: `config.data.columns`.
-      image_shape: (height, width) where all images are known to have one size.
-      codes: As for `rows.RowSource`.
+    `columns` is `config.data.columns`; see `rows.RowSource` for the rest.
 
     Raises:
       UserError: There is no such file, column or split, or a row does not fit.

@@ -56,11 +56,7 @@ class TarSource(rows.RowSource):
   ):
     """Finds the samples; reads shards that have no index.
 
-    Args:
-      pattern: Of the shards.
-      split: A split specification.
-      columns: `config.data.columns`.
-      image_shape: (height, width) where all images are known to have one size.
+    `columns` is `config.data.columns`; see `rows.RowSource` for the rest.
 
     Raises:
       UserError: There is no such shard, column or split, or a shard is damaged.

@@ -44,7 +44,7 @@ if TYPE_CHECKING:
   import tensorflow_datasets as tfds
 
 
-class TfdsSource(base.Source):
+class TfdsSource(base.SelectedSource):
   """Examples of a split of a TFDS dataset, not decoded by TFDS.
 
   The classes are in the order of the dataset, which its labels follow.
@@ -108,9 +108,6 @@ class TfdsSource(base.Source):
       classes = tuple(label.names or map(str, range(label.num_classes)))
       self.features['label'] = features_lib.Label(classes)
 
-  def __len__(self) -> int:
-    return len(self._selection)
-
   def read(self, position: int) -> base.Example:
     """Returns an example, not decoded.
 
@@ -138,11 +135,6 @@ class TfdsSource(base.Source):
       if not values['text']:
         raise UserError(f'{where}, has no caption: choose another split')
     return base.Example(values, index, where)
-
-  def id(self, position: int) -> str:
-    """Returns the split and the row of an example, as 'train/12'."""
-    split, row, _ = self._selection.locate(position)
-    return f'{split}/{row}'
 
   def bits(self) -> int:
     """Returns the bits of a stored value, as the dataset says."""
@@ -187,7 +179,11 @@ def _prepared_builder(
   except (ValueError, AssertionError) as e:  # no such config or version
     reason = re.sub(r'^Failed to construct .*?": ', '', str(e).splitlines()[0])
     raise UserError(f'config.data.name: {name!r}: {reason}') from None
-  command = f"pip install -e '.[prepare]' && {prepare_command(name, data_dir)}"
+  where = f' --data_dir={shlex.quote(data_dir)}' if data_dir else ''
+  command = (
+    "pip install -e '.[prepare]' && python scripts/prepare_tfds.py"
+    f' {shlex.quote(name)}{where}'
+  )
   if not os.path.exists(builder.data_path) or not builder.info.splits:
     raise UserError(
       f'{name} is not prepared in {builder.data_path}: run {command}, or read'
@@ -200,12 +196,6 @@ def _prepared_builder(
       f' has no random access: run {command}'
     )
   return builder
-
-
-def prepare_command(name: str, data_dir: str | None) -> str:
-  """Returns the command that prepares a dataset."""
-  where = f' --data_dir={shlex.quote(data_dir)}' if data_dir else ''
-  return f'python scripts/prepare_tfds.py {shlex.quote(name)}{where}'
 
 
 def _is_known(name: str, data_dir: str | None) -> bool:

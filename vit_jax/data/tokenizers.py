@@ -164,7 +164,6 @@ class SentencePiece(Tokenizer):
     length: int = 64,
     *,
     canonical: bool = True,
-    pad: int | None = None,
   ):
     """Reads a vocabulary.
 
@@ -173,7 +172,6 @@ class SentencePiece(Tokenizer):
       length: L.
       canonical: Whether punctuation is removed, as in transformers and in
         prompts; captions in training are only lower-cased.
-      pad: What follows the end token; None: the end token.
 
     Raises:
       UserError: The file cannot be read, or the library is missing.
@@ -187,8 +185,7 @@ class SentencePiece(Tokenizer):
     super().__init__(length, self._model.get_piece_size())
     self._canonical = canonical
     end: int = self._model.eos_id()
-    self.end = end
-    self.pad = end if pad is None else pad
+    self.end = self.pad = end
 
   def encode(self, text: str) -> list[int]:
     """Returns the pieces and the end token."""
@@ -199,8 +196,7 @@ class SentencePiece(Tokenizer):
 
   def decode(self, tokens: Sequence[int]) -> str:
     """Returns the pieces without end tokens."""
-    special = (self.end, self.pad)
-    found = [int(i) for i in tokens if i not in special]
+    found = [int(i) for i in tokens if i != self.end]
     text: str = self._model.decode(found)
     return text
 

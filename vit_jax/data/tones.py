@@ -40,17 +40,8 @@ class TonesSource(made.MadeSource):
   kind = 'sound'
   sizes: ClassVar = {'train': 6_000, 'test': 1_000}
 
-  def __init__(self, split: str, how: features.Audio, seed: int = 0):
-    """Selects sounds.
-
-    Args:
-      split: A split specification, of 'train' and 'test'.
-      how: Settings of the spectrograms.
-      seed: Other seeds give other sounds.
-
-    Raises:
-      UserError: There is no such split, or it is empty.
-    """
+  def __init__(self, split: str, how: features.Audio):
+    """Selects sounds, for spectrograms with some settings."""
     samples = round(_SECONDS * how.sample_rate)
     frames = 1 + (samples - how.window_length) // how.hop_length
     self._how = dataclasses.replace(how, size=(frames, how.mels))
@@ -58,7 +49,7 @@ class TonesSource(made.MadeSource):
       'image': self._how,
       'label': features.Label(CLASSES),
     }
-    super().__init__(split, 'tones', self._how, seed)
+    super().__init__(split, 'tones', self._how)
 
   def values(
     self, split: str, row: int, rng: np.random.Generator

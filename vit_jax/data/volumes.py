@@ -29,17 +29,11 @@ class VolumesSource(made.MadeSource):
   kind = 'volume'
   sizes: ClassVar = {'train': 400, 'test': 40}
 
-  def __init__(self, split: str, size: Size = SIZE, seed: int = 0):
-    """Selects volumes.
-
-    Args:
-      split: A split specification, of 'train' and 'test'.
-      size: (depth, height, width) of a volume.
-      seed: Other seeds give other volumes.
+  def __init__(self, split: str, size: Size = SIZE):
+    """Selects volumes of a size (depth, height, width).
 
     Raises:
-      UserError: There is no such split, or it is empty; or the size is not that
-        of a volume.
+      UserError: The size is not that of a volume.
     """
     if len(size) != 3:
       raise UserError(
@@ -47,7 +41,7 @@ class VolumesSource(made.MadeSource):
         ' write (depth, height, width)'
       )
     self._size = (size[0], size[1], size[2])
-    super().__init__(split, 'volumes', self._size, seed)
+    super().__init__(split, 'volumes', self._size)
     self.features = {
       'image': features.Volume(self._size),
       'map': features.SegmentationMap(CLASSES),

@@ -63,16 +63,10 @@ def attention_gradients(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns attention, and the gradients of a class's logit to it.
 
-  Args:
-    vit: A ViT or hybrid with a head.
-    images: Images that `vit.preprocess` accepts, or its output.
-    classes: As for `class_relevance`.
+  Arguments and errors are those of `class_relevance`.
 
   Returns:
     Attention and gradients, each float32 [L, B, H, N, N].
-
-  Raises:
-    UserError: As `class_relevance`.
   """
   return _with_gradients(vit, images, classes, lambda *both: both, axis=1)
 

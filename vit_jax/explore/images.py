@@ -76,12 +76,7 @@ def printable(name: str) -> str:
 def from_examples(
   examples: examples_lib.Examples, most: int
 ) -> subject_lib.Images:
-  """Returns evenly spread labelled examples.
-
-  Args:
-    examples: Examples to choose from.
-    most: Largest number of images to return.
-  """
+  """Returns at most `most` of the examples, evenly spread."""
   rows = np.asarray(tiles.spread(len(examples), most))
   truths, naming = ('',) * len(rows), ''
   if examples.labels is not None:

@@ -96,12 +96,7 @@ def write(
 ) -> None:
   """Writes the page, which needs no other file and no network.
 
-  Args:
-    path: Path of the .html file.
-    title: Title of the page.
-    facts: Table at the top.
-    sections: Sections in order.
-    missing: Kinds without pictures.
+  The facts are a table at the top.
 
   Raises:
     UserError: The file cannot be written.

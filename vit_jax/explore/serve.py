@@ -162,12 +162,7 @@ def make_server(app: 'types.ASGIApp') -> 'uvicorn.Server':
 
 
 def run(server: 'uvicorn.Server', listener: socket.socket) -> int:
-  """Serves until SIGINT or SIGTERM; returns the exit status.
-
-  Args:
-    server: Server from `make_server`.
-    listener: Listening socket.
-  """
+  """Serves until SIGINT or SIGTERM; returns the exit status."""
   stops: list[int] = []
 
   def stop(number: int, _: object) -> None:

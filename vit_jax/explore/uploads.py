@@ -9,6 +9,7 @@ import struct
 
 from vit_jax.config import UserError
 from vit_jax.data.host import decode
+from vit_jax.data.host import tiff
 
 MOST_BYTES = 20 * 2**20
 MOST_TEXT = 2**16  # bytes of the JSON before an image
@@ -77,22 +78,13 @@ def image_size(data: bytes) -> tuple[int, int] | None:
   """Returns the stored (height, width); None if the format is unknown.
 
   Raises:
-    struct.error: The header is cut off.
+    struct.error: The header of a WebP file is cut off.
   """
-  if data.startswith(b'\xff\xd8\xff'):
-    return decode.jpeg_size(data)
-  if data.startswith(b'\x89PNG\r\n\x1a\n'):
-    width, height = struct.unpack_from('>II', data, 16)
-    return height, width
-  if data.startswith(b'BM') and struct.unpack_from('<I', data, 14)[0] >= 40:
-    width, height = struct.unpack_from('<ii', data, 18)
-    return abs(height), width  # negative if rows start at the top
-  if data.startswith((b'GIF87a', b'GIF89a')):
-    width, height = struct.unpack_from('<HH', data, 6)
-    return height, width
   if data.startswith(b'RIFF') and data[8:12] == b'WEBP':
     return _webp_size(data)
-  return None
+  if tiff.is_tiff(data):
+    return None
+  return decode.jpeg_size(data) or decode.stored_size(data)
 
 
 def _webp_size(data: bytes) -> tuple[int, int] | None:

@@ -127,9 +127,7 @@ def fonts() -> Mapping[str, Any]:
 def figure(width: float, height: float) -> 'figure_lib.Figure':
   """Returns an empty figure for charts, with constrained layout.
 
-  Args:
-    width: Width in pixels of the page.
-    height: Height in pixels of the page.
+  Its sides are in pixels of the page.
   """
   from matplotlib import figure as figure_lib
 
@@ -250,10 +248,7 @@ def _paste(
 ) -> np.ndarray:
   """Joins tiles into one image, since matplotlib draws hundreds slowly.
 
-  Args:
-    tiles: Rows of tiles, of equal length.
-    down: Pixels from one row to the next.
-    along: Pixels from one column to the next.
+  From one row to the next are `down` pixels, and `along` between columns.
   """
   shape = 1 + len(tiles) * down, 1 + len(tiles[0]) * along, 3
   paper = np.full(shape, 255, np.uint8)

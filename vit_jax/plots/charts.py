@@ -42,7 +42,7 @@ class Panel(NamedTuple):
 
   values: np.ndarray
   label: str
-  level: Level | None = None
+  level: Level
 
 
 def heads_by_depth(panels: Sequence[Panel]) -> 'figure_lib.Figure':
@@ -55,12 +55,10 @@ def heads_by_depth(panels: Sequence[Panel]) -> 'figure_lib.Figure':
       cell.plot(layers, values, 'o', color=canvas.BLUE, alpha=0.5, markersize=4)
     mean = panel.values.mean(axis=1)
     cell.plot(layers, mean, color=canvas.RED, label='mean of the heads')
-    if panel.level is not None:
-      _draw_level(cell, panel.level)
+    _draw_level(cell, panel.level)
     cell.set_ylabel(panel.label)
     _count_layers(cell, len(layers))
-    level = panel.level.value if panel.level else 0.0
-    cell.set_ylim(0, 1.08 * max(float(panel.values.max()), level))
+    cell.set_ylim(0, 1.08 * max(float(panel.values.max()), panel.level.value))
     cell.legend(frameon=False)
   return figure
 

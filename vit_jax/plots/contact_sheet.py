@@ -35,12 +35,9 @@ _PAPER, _INK, _RED, _NO_NUMBER = (
 def choose(
   count: int, marked: Collection[int] = (), most: int = 64
 ) -> list[int]:
-  """Returns the images of a batch to draw: marked ones first if not all fit.
+  """Returns which of `count` images to draw: marked ones first if not all fit.
 
-  Args:
-    count: Number of all images.
-    marked: Positions of the marked images.
-    most: Largest number of images to draw.
+  Images are given by their positions; `most` fit.
   """
   if count <= most:
     return list(range(count))
@@ -109,16 +106,7 @@ def draw(
   rows: Sequence[str] = (),
   columns: int = _COLUMNS,
 ) -> None:
-  """Writes the PNG of `encode`.
-
-  Args:
-    images: As for `encode`.
-    captions: As for `encode`.
-    path: Path of the PNG; its directory is created.
-    marked: As for `encode`.
-    title: As for `encode`.
-    rows: As for `encode`.
-    columns: As for `encode`.
+  """Writes the PNG of `encode` to a path, whose directory is created.
 
   Raises:
     UserError: The file cannot be written.

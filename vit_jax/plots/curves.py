@@ -188,10 +188,7 @@ def _draw_line(
 def _smoothed(x: np.ndarray, y: np.ndarray, width: float) -> np.ndarray:
   """Returns means over `width` of x around each point; nan stays nan.
 
-  Args:
-    x: Float [N], ascending.
-    y: Float [N].
-    width: Width of the window, in units of x.
+  x is ascending.
   """
   known = np.isfinite(y)
   sums, counts = (

@@ -272,10 +272,7 @@ def _completed(
 ) -> 'list[tuple[str, np.ndarray]]':
   """Returns an image's given half, its completions, and itself, with captions.
 
-  Args:
-    path: Path of the image.
-    image: [H, W, C].
-    drawn: [count, H, W, C].
+  The image is [H, W, C], and the completions are [count, H, W, C].
   """
   half = image.copy()
   half[len(half) // 2 :] = 0

@@ -88,19 +88,10 @@ class Findings:
 
 
 @flax.struct.dataclass
-class _Trace:
-  """`events`, `bad` and `largest` of Findings, under jit."""
+class _Seen:
+  """Values of arrays, by their names or by events, under jit."""
 
-  events: tuple[Event, ...] = flax.struct.field(pytree_node=False)
-  bad: jax.Array
-  largest: jax.Array
-
-
-@flax.struct.dataclass
-class _Arrays:
-  """Values of arrays by their names, under jit."""
-
-  names: tuple[str, ...] = flax.struct.field(pytree_node=False)
+  names: tuple[Any, ...] = flax.struct.field(pytree_node=False)
   bad: jax.Array
   largest: jax.Array
 
@@ -141,7 +132,7 @@ def examine(
     lambda fed, rows, *others: (fed[rows], *others), out_shardings=everywhere
   )(fed, np.array(drawn), batch['index'], targets)
   return Findings(
-    events=trace.events,
+    events=trace.names,
     bad=bad,
     largest=np.asarray(trace.largest),
     arrays={stage: values.to_dict() for stage, values in arrays.items()},
@@ -154,7 +145,7 @@ def examine(
 
 def _forward(
   e: experiment_lib.Experiment, number: int
-) -> Callable[..., tuple[_Trace, jax.Array, Any]]:
+) -> Callable[..., tuple[_Seen, jax.Array, Any]]:
   """Returns a function that computes a step's loss and examines each module.
 
   Args:
@@ -183,7 +174,7 @@ def _forward(
 
   def run(
     params: Any, extra: Any, batch: objectives.Batch, step: jax.Array
-  ) -> tuple[_Trace, jax.Array, Any]:
+  ) -> tuple[_Seen, jax.Array, Any]:
     like = jax.eval_shape(objective.init, jax.random.key(0))
     params = stack.relayout(params, like)
     extra = stack.relayout(extra, jax.eval_shape(objective.init_extra, like))
@@ -198,11 +189,13 @@ def _forward(
       targets = {name: fed[name] for name in features_lib.targets(features)}
       return None, (recorder.trace(), recorder.images, targets)
 
-    _, (trace, *fed) = jax.lax.scan(one_part, None, _parts(batch, parts))
+    rows = jnp.arange(len(batch['index']), dtype=jnp.int32)
+    split = mesh_lib.split_rows((batch, rows), parts)
+    _, (trace, *fed) = jax.lax.scan(one_part, None, split)
     bad = mesh_lib.join_rows(trace.bad.swapaxes(1, 2)).T  # of [parts, E, ...]
     largest = trace.largest.max(axis=0)
     images, targets = jax.tree.map(mesh_lib.join_rows, fed)
-    return _Trace(trace.events, bad, largest), images, targets
+    return _Seen(trace.names, bad, largest), images, targets
 
   return run
 
@@ -245,12 +238,12 @@ class _Recorder:
     self._note(path, 'output', result)
     return result
 
-  def trace(self) -> _Trace:
+  def trace(self) -> _Seen:
     """Returns the recorded statistics."""
     shape = (self._batch_size,)
     bad = [jnp.broadcast_to(values.bad, shape) for values in self._values]
     largest = [values.largest.max() for values in self._values]
-    return _Trace(tuple(self._events), jnp.stack(bad), jnp.stack(largest))
+    return _Seen(tuple(self._events), jnp.stack(bad), jnp.stack(largest))
 
   def _note(self, path: str, when: str, tree: Any) -> None:
     arrays = [
@@ -273,7 +266,7 @@ class _Recorder:
 
 def _backward(
   program: program_lib.Program,
-) -> Callable[..., dict[str, _Arrays]]:
+) -> Callable[..., dict[str, _Seen]]:
   """Returns a function that examines a step's gradients and their effects.
 
   Returns:
@@ -284,7 +277,7 @@ def _backward(
     state: train_step_lib.TrainState,
     batch: objectives.Batch,
     step: jax.Array,
-  ) -> dict[str, _Arrays]:
+  ) -> dict[str, _Seen]:
     update = program.update(state, batch, step)
     trees = {
       'parameters': state.params,
@@ -297,12 +290,7 @@ def _backward(
   return run
 
 
-def _parts(batch: objectives.Batch, parts: int) -> Any:
-  rows = jnp.arange(len(batch['index']), dtype=jnp.int32)
-  return mesh_lib.split_rows((batch, rows), parts)
-
-
-def _by_path(tree: Any) -> _Arrays:
+def _by_path(tree: Any) -> _Seen:
   names: list[str] = []
   each = []
   for path, x in jax.tree_util.tree_leaves_with_path(tree):
@@ -313,7 +301,7 @@ def _by_path(tree: Any) -> _Arrays:
     jnp.concatenate([jnp.atleast_1d(x) for x in xs])
     for xs in zip(*each, strict=True)
   )
-  return _Arrays(tuple(names), bad, largest)
+  return _Seen(tuple(names), bad, largest)
 
 
 def _look(x: jax.Array, axes: range) -> Values:

@@ -99,11 +99,7 @@ def _tell_changes(
 ) -> None:
   """Logs the original's setting and what has changed since; opens the data.
 
-  Args:
-    path: The work directory of the original.
-    stored: The content of its config.json.
-    info: `workdir.run_info` of this process.
-    config: The config of both runs.
+  `stored` is the original's config.json, and `info` is of this process.
 
   Raises:
     UserError: The config cannot work here, or the data cannot be opened.
@@ -160,13 +156,7 @@ def _changed_setting(
 
 
 def _change(record: records.Record, name: str, now: str | None) -> str:
-  """Describes how a part of the setting has changed; '' if it has not.
-
-  Args:
-    record: The record of the original.
-    name: Name of the part.
-    now: Its value now.
-  """
+  """Describes how a part of the setting has changed; '' if it has not."""
   starts = [records.setting(start).get(name) for start in record.starts]
   then = list(dict.fromkeys(starts))
   if then != [now]:

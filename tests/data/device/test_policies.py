@@ -224,10 +224,10 @@ def test_3augment_draws_one_of_three():
 )
 def test_errors(text, words):
   with pytest.raises(UserError) as error:
-    policies.check(text)
+    policies.make(text)
   assert words in str(error.value) and '\n' not in str(error.value)
 
 
 @pytest.mark.parametrize('text', ALL)
 def test_check_takes_what_there_is(text):
-  policies.check(text)
+  policies.make(text)

@@ -35,18 +35,10 @@ def train_transform(
   normalize: _Normalize,
   views: Mapping[str, geometry.View],
 ) -> Callable[[Batch, Rng], Batch]:
-  """Returns a function that prepares a batch for training.
+  """Returns a function that prepares a batch, as `views.train_transform`.
 
-  It maps a batch from the host and its `Rng` to a batch with float32 clips
-  [B, T, H, W, C], or spectrograms [B, T, M, 1], of the size `data.image_size`.
-  What happens to an example depends only on the key and its row. Mixed examples
-  have mixed targets, as images do (`views.py`).
-
-  Args:
-    config: The full config.
-    features: Features of the examples.
-    normalize: Applies mean and standard deviation.
-    views: Crops of the objective.
+  It gives float32 clips [B, T, H, W, C], or spectrograms [B, T, M, 1], of the
+  size `data.image_size`, which `normalize` brings to mean and deviation.
 
   Raises:
     UserError: The objective takes several crops, or the config changes images
@@ -84,15 +76,10 @@ def eval_batch(
   features: features_lib.Features,
   normalize: _Normalize,
 ) -> Callable[[Batch], Batch]:
-  """Returns a function that prepares a batch for evaluation.
+  """Returns a function that prepares a batch, as `views.eval_batch`.
 
   Clips become float32 [B, T, H, W, C], and spectrograms [B, T, M, 1]: the
   middle of each.
-
-  Args:
-    config: The full config.
-    features: Features of the examples.
-    normalize: Applies mean and standard deviation.
   """
   image, levels = features['image'], levels_lib.from_config(config)
   assert isinstance(image, features_lib.Image)

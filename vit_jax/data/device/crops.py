@@ -96,11 +96,6 @@ def cut(images: jax.Array, crop: Crop, keys: jax.Array | None) -> jax.Array:
 def sample_box(size: Size, crop: Crop, key: jax.Array) -> jax.Array:
   """Draws a crop of random area and ratio, as `transforms.sample_box` does.
 
-  Args:
-    size: (height, width) of the image.
-    crop: Crop, with its ranges of area and ratio.
-    key: Random key of the example.
-
   Returns:
     float32 [4]: top, left, height, width, in whole pixels.
   """

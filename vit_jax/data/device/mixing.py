@@ -67,19 +67,8 @@ def mix(
   keys: jax.Array,
   config: ml_collections.ConfigDict,
 ) -> tuple[jax.Array, Targets]:
-  """Mixes images and targets with their neighbours'.
-
-  Args:
-    images: float32 [B, H, W, C], B even.
-    targets: float32 [B, K] each, from `shares`.
-    keys: [B], of the images.
-    config: `config.augment`.
-
-  Returns:
-    Images, float32 [B, H, W, C], and the mixed targets.
-  """
-  how = draw(keys, images.shape[1:3], config)
-  return apply(images, targets, how)
+  """Mixes images and targets as `draw` and `apply` say."""
+  return apply(images, targets, draw(keys, images.shape[1:3], config))
 
 
 def draw(
@@ -140,12 +129,12 @@ def apply(
 
   Args:
     images: float32 [B, H, W, C], B even.
-    targets: float32 [B, K] each.
+    targets: float32 [B, K] each, from `shares`.
     how: Result of `draw`.
 
   Returns:
-    As `mix`. The weight of a target is exactly the share of its image's pixels,
-    after the box is clipped.
+    Images, float32 [B, H, W, C], and the mixed targets. The weight of a target
+    is exactly the share of its image's pixels, after the box is clipped.
   """
   _, height, width, _ = images.shape
   top, left, bottom, right = (x[:, None] for x in how.box.T)

@@ -115,15 +115,7 @@ def apply_all(
 ) -> jax.Array:
   """Applies several operations to each image, one after the other.
 
-  Args:
-    images: uint8 [B, H, W, C].
-    draws: Operations; arrays [operations, B, ...].
-    among: As for `apply`.
-    interpolation: As for `apply`.
-    fill: As for `apply`.
-
-  Returns:
-    uint8 [B, H, W, C].
+  This is `apply` of each of `draws`, whose arrays are [operations, B, ...].
   """
 
   def step(images: jax.Array, draw: Draw) -> tuple[jax.Array, None]:

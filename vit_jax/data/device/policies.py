@@ -121,11 +121,6 @@ def _chance(key: jax.Array, layer: jax.Array) -> _Chance:
   )
 
 
-def check(text: str) -> None:
-  """Raises a UserError unless `make` accepts `text`."""
-  make(text)
-
-
 def make(text: str) -> Policy:
   """Returns a policy.
 

@@ -27,30 +27,6 @@ def rotate(amount: jax.Array, size: Size) -> jax.Array:
   )
 
 
-def shear_x(amount: jax.Array, size: Size) -> jax.Array:
-  """Shifts each row to the left, by `amount` more than the row above it."""
-  del size
-  return _map(b=amount)
-
-
-def shear_y(amount: jax.Array, size: Size) -> jax.Array:
-  """Shifts each column up, by `amount` more than the column left of it."""
-  del size
-  return _map(d=amount)
-
-
-def translate_x(amount: jax.Array, size: Size) -> jax.Array:
-  """Shifts to the left, by pixels."""
-  del size
-  return _map(c=amount)
-
-
-def translate_y(amount: jax.Array, size: Size) -> jax.Array:
-  """Shifts up, by pixels."""
-  del size
-  return _map(f=amount)
-
-
 def _map(
   b: jax.Array | float = 0.0,
   c: jax.Array | float = 0.0,
@@ -160,8 +136,11 @@ def cutout(
 # (amount, size) -> map.
 MAPS: dict[str, Callable[[jax.Array, Size], jax.Array]] = {
   'rotate': rotate,
-  'shear_x': shear_x,
-  'shear_y': shear_y,
-  'translate_x': translate_x,
-  'translate_y': translate_y,
+  # Shifts each row to the left, by `amount` more than the row above it.
+  'shear_x': lambda amount, size: _map(b=amount),
+  # Shifts each column up, by `amount` more than the column left of it.
+  'shear_y': lambda amount, size: _map(d=amount),
+  # Shift to the left, and up, by pixels.
+  'translate_x': lambda amount, size: _map(c=amount),
+  'translate_y': lambda amount, size: _map(f=amount),
 }

@@ -311,12 +311,8 @@ def _recolor(
 ) -> _Augmentation:
   """Returns the changes of colours of a crop.
 
-  They map stored values to float32 in [0, 1].
-
-  Args:
-    augment: `config.augment`.
-    levels: How values are stored.
-    number: Number of the crop among all views, from 0.
+  They map stored values to float32 in [0, 1]. `number` is that of the crop
+  among all views, from 0.
   """
   steps = _colour_steps(augment, number)
 

@@ -32,16 +32,11 @@ def train_transform(
   features: features_lib.Features,
   normalize: _Normalize,
 ) -> Callable[[Batch, Rng], Batch]:
-  """Returns a function that prepares a batch of volumes for training.
+  """Returns a function that prepares a batch, as `views.train_transform`.
 
-  It maps a batch from the host and its `Rng` to a batch with float32 volumes
-  [B, d, h, w, C], crops of `data.image_size`, and int32 maps of the same places
-  [B, d, h, w]. What happens to an example depends only on the key and its row.
-
-  Args:
-    config: The full config.
-    features: Features of the examples.
-    normalize: Applies mean and standard deviation.
+  It gives float32 volumes [B, d, h, w, C], crops of `data.image_size`, which
+  `normalize` brings to mean and deviation; and int32 maps of the same places
+  [B, d, h, w].
 
   Raises:
     UserError: The config changes images in ways that volumes cannot be.
@@ -78,14 +73,9 @@ def eval_batch(
   features: features_lib.Features,
   normalize: _Normalize,
 ) -> Callable[[Batch], Batch]:
-  """Returns a function that prepares a batch of whole volumes for evaluation.
+  """Returns a function that prepares a batch, as `views.eval_batch`.
 
-  Volumes become float32 [B, D, H, W, C], and maps int32 [B, D, H, W].
-
-  Args:
-    config: The full config.
-    features: Features of the examples.
-    normalize: Applies mean and standard deviation.
+  Whole volumes become float32 [B, D, H, W, C], and maps int32 [B, D, H, W].
   """
   levels = levels_lib.from_config(config)
 

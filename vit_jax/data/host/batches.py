@@ -148,19 +148,8 @@ def eval_batches(
   The last batch is padded with rows whose `valid` is False, `index` is -1, and
   other values are zero. All hosts have the same number of batches.
 
-  Args:
-    source: Examples to evaluate on.
-    config: The full config.
-    batch_size: Global batch size, B.
-    host_index: As for `train_batches`.
-    host_count: As for `train_batches`.
-    positions_only: As for `train_batches`.
-
-  Returns:
-    An iterator of batches, as from `train_batches`.
-
-  Raises:
-    UserError: As for `train_batches`.
+  Arguments, batches and errors are those of `train_batches`; `batch_size` is
+  the global B.
   """
   rows = _host_rows(batch_size, host_index, host_count)
   maker = _BatchMaker(
@@ -300,19 +289,15 @@ class _BatchMaker:
   def _blank(self, valid: np.ndarray) -> Batch:
     """Returns a batch of zeros, to be filled where `valid` is True."""
     n = len(valid)
-    images = {
-      name: np.zeros((n, *shape), self.levels.dtype)
-      for name, shape in self.image_shapes.items()
-    }
-    kinds = features.maps(self.source.features)
-    maps = {
-      name: np.zeros((n, *size), kinds[name].dtype)
-      for name, size in self.map_sizes.items()
-    }
+    each = shapes.of_example(
+      self.source.features,
+      self.views,
+      self.channels,
+      self.levels.dtype,
+      is_training=not self.in_order,
+    )
     return {
-      **images,
-      **maps,
-      **features.empty(self.source.features, n),
+      **{name: np.zeros((n, *x), dtype) for name, (x, dtype) in each.items()},
       'valid': valid,
       'index': np.full(n, -1, np.int32),
     }

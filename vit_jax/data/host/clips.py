@@ -109,8 +109,16 @@ class Cutter:
     self, video: Any, kind: features.Video, key: Key, where: str
   ) -> np.ndarray:
     there, frames = len(video), self.crop.size[0]
-    check_length(there, frames, kind, where)
-    first = start(there, kind.span(frames), key)
+    if not there:
+      raise UserError(f'{where} has no frames: leave it out')
+    span = kind.span(frames)
+    if there < span and kind.short == 'refuse':
+      raise UserError(
+        f'{where} has {counted(there, "frame")}, but a clip of {frames} with a'
+        f' stride of {kind.stride} spans {span}: leave it out, or set'
+        " config.data.video.short='pad'"
+      )
+    first = start(there, span, key)
     numbers = first + kind.stride * np.arange(frames)
     numbers = np.minimum(numbers, there - 1).tolist()
     is_stored = isinstance(video, Frames)
@@ -141,31 +149,6 @@ def start(there: int, wanted: int, key: Key) -> int:
   if key is None:
     return free // 2
   return int(np.random.default_rng((*key, _TIME)).integers(free + 1))
-
-
-def check_length(
-  there: int, frames: int, kind: features.Video, where: str
-) -> None:
-  """Checks that a video holds a clip.
-
-  Args:
-    there: Frames of the video.
-    frames: Frames of a clip.
-    kind: The video's feature.
-    where: File, for errors.
-
-  Raises:
-    UserError: It has no frames, or fewer than a clip spans and is refused.
-  """
-  if not there:
-    raise UserError(f'{where} has no frames: leave it out')
-  span = kind.span(frames)
-  if there < span and kind.short == 'refuse':
-    raise UserError(
-      f'{where} has {counted(there, "frame")}, but a clip of {frames} with a'
-      f' stride of {kind.stride} spans {span}: leave it out, or set'
-      " config.data.video.short='pad'"
-    )
 
 
 def _check_sizes(

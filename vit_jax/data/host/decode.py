@@ -147,8 +147,13 @@ def file_bits(path: str) -> int:
 
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
   """Returns (height, width) of a JPEG after rotation, from its header."""
-  size = _stored(data)[0] if data.startswith(_JPEG) else None
+  size = stored_size(data) if data.startswith(_JPEG) else None
   return size[::-1] if size and _orientation(data) >= 5 else size
+
+
+def stored_size(data: bytes) -> tuple[int, int] | None:
+  """Returns (height, width) before rotation, if the header tells it."""
+  return _stored(data)[0]
 
 
 def to_channels(pixels: np.ndarray, channels: int) -> np.ndarray:

@@ -47,11 +47,8 @@ def image_shapes(
 ) -> dict[str, tuple[int, ...]]:
   """Returns the shapes of an example's images in a batch, by name.
 
-  Args:
-    stored: (height, width) of all stored images, which are then not cropped;
-      None: sizes differ, and images are cropped.
-    views: Crops of each image, by name.
-    channels: Number of channels of the images.
+  `stored` is the (height, width) of all stored images, which are then not
+  cropped; None: sizes differ, and images are cropped.
   """
   if stored is not None:
     return {'image': (*stored, channels)}
@@ -71,11 +68,7 @@ def map_sizes(
   """Returns the sizes of an example's maps of classes in a batch, by name.
 
   Maps follow the one crop of their image; they are left out of several.
-
-  Args:
-    stored: As for `image_shapes`.
-    views: Crops of each image, by name.
-    features_there: Features of the examples.
+  `stored` is that of `image_shapes`.
   """
   if stored is None and not geometry.is_single(views):
     return {}

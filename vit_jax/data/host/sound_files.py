@@ -1,8 +1,6 @@
 """Waveforms of sounds in files."""
 
-import functools
 import re
-from typing import Any
 
 import numpy as np
 
@@ -35,7 +33,12 @@ def read(path: str, how: inputs.Audio, frames: int) -> np.ndarray:
     UserError: It cannot be read or decoded, has another sample rate that is to
       be refused, or is too short.
   """
-  soundfile = _soundfile(path)
+  try:
+    import soundfile
+  except (ImportError, OSError):  # the latter without its C library
+    raise UserError(
+      f"{path}: sounds need soundfile: run pip install -e '.[audio]'"
+    ) from None
   try:
     with safe_io.open_regular(path) as file:
       with soundfile.SoundFile(file) as sound:
@@ -67,22 +70,3 @@ def read(path: str, how: inputs.Audio, frames: int) -> np.ndarray:
   mono = spectrogram.resampled(mono, rate, how)
   mono = spectrogram.long_enough(mono, frames, how, path)
   return spectrogram.of_waveform(mono, how)
-
-
-def _soundfile(path: str) -> Any:
-  """Returns the module; raises a UserError where it is not installed."""
-  found = _import_soundfile()
-  if found is None:
-    raise UserError(
-      f"{path}: sounds need soundfile: run pip install -e '.[audio]'"
-    )
-  return found
-
-
-@functools.cache
-def _import_soundfile() -> Any:
-  try:
-    import soundfile
-  except (ImportError, OSError):  # the latter without its C library
-    return None
-  return soundfile

@@ -187,12 +187,8 @@ def whole(
 ) -> np.ndarray:
   """Returns an image, which must have the one size of all images.
 
-  Args:
-    image: As of `StoredImage`; or a volume, video or spectrogram.
-    size: Its size without channels.
-    channels: Its channels.
-    where: Name of the image, for errors.
-    levels: Bits that are kept.
+  Arguments are those of `StoredImage`; the image may also be a volume, video or
+  spectrogram. The size is without channels.
 
   Raises:
     UserError: It cannot be decoded, or has another size.
@@ -254,14 +250,8 @@ def sample_box(size: Size, crop: Crop, rng: np.random.Generator) -> Box:
 def zoomed_box(size: Size, crop: Crop, rng: np.random.Generator) -> Box:
   """Draws a crop of the image at a random size, as mmsegmentation does.
 
-  Args:
-    size: (height, width) of the image.
-    crop: Crop, with its range of factors.
-    rng: Random numbers; always advances by the same number of draws.
-
-  Returns:
-    (top, left, height, width), in whole pixels of the image. Of an image that
-    is smaller than the crop, the box reaches beyond the end.
+  Arguments and result are those of `sample_box`, but of an image that is
+  smaller than the crop, the box reaches beyond the end.
   """
   factor = rng.uniform(*crop.zoom)
   if isinstance(crop.resize, int):
