@@ -214,12 +214,7 @@ class Bench:
       entry = timing.compare(ours, times['theirs'], images)
       entry['against'] = methods.named(self.name).packages.split()[-1]
     else:
-      rates = timing.summarize(ours, images)
-      entry = {
-        'images_per_second': rates['median'],
-        'range': [rates['min'], rates['max']],
-        'against': missing,
-      }
+      entry = timing.summarize(ours, images) | {'against': missing}
     entry['steps_per_block'] = count
     return entry, statistics.median(ours) / count
 

@@ -90,12 +90,12 @@ class Setting:
       yield changes
       return
     with tempfile.TemporaryDirectory() as folder:
-      write_images(
+      name = write_images(
         pathlib.Path(folder),
         _BATCHES_OF_IMAGES * changes['train.batch_size'],
         SMALL if self.model == TUTORIAL else PHOTOGRAPH,
       )
-      yield changes | {'data.name': f'folder:{folder}'}
+      yield changes | {'data.name': name}
 
 
 def config(changes: Changes) -> ml_collections.ConfigDict:
@@ -150,9 +150,9 @@ def _model_changes(name: str) -> Changes:
 
 
 def write_images(
-  folder: pathlib.Path, count: int, size: tuple[int, int] = SMALL
-) -> None:
-  """Writes a folder of JPEG files of 10 classes.
+  folder: pathlib.Path, count: int, size: tuple[int, int]
+) -> str:
+  """Writes JPEG files of 10 classes; returns the value for `data.name`.
 
   Args:
     folder: Folder for train/<class>/<number>.jpg.
@@ -160,13 +160,5 @@ def write_images(
     size: (height, width).
   """
   jpegs = photographs.make(min(count, _DIFFERENT_IMAGES), *size)
-  paths = [
-    folder / 'train' / f'class{i % NUM_CLASSES}' / f'{i}.jpg'
-    for i in range(count)
-  ]
-  for i, path in enumerate(paths):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if i < len(jpegs):
-      path.write_bytes(jpegs[i])
-    else:
-      path.hardlink_to(paths[i % len(jpegs)])
+  classes = [f'class{i}' for i in range(NUM_CLASSES)]
+  return photographs.write_folder(folder, jpegs, count, classes)
