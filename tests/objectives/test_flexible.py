@@ -6,6 +6,7 @@ import shutil
 import commands
 import jax
 import jax.numpy as jnp
+import methods
 import numpy as np
 import pytest
 import tiny
@@ -34,7 +35,7 @@ FLEXIBLE = {
 
 
 def losses(workdir):
-  found = [x['train/loss'] for x in tiny.metrics(workdir) if 'train/loss' in x]
+  found = methods.losses(workdir)
   assert len(found) == 8
   return found
 

@@ -78,11 +78,7 @@ def test_one_result_however_it_is_computed(finished, tmp_path, how):
 def test_the_loss_falls(tmp_path):
   config = config_of(train__duration='60 steps', optim__learning_rate=1e-2)
   assert loop.run(config, str(tmp_path / 'run')).status == 0
-  losses = [
-    x['train/loss']
-    for x in methods.scalars(tmp_path / 'run')
-    if 'train/loss' in x
-  ]
+  losses = methods.losses(tmp_path / 'run')
   assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:2])
 
 
