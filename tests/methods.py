@@ -20,6 +20,18 @@ HOW = {
 }
 
 
+def finished(make_config):
+  """Returns a fixture: the work directory of a finished run of a config."""
+
+  @pytest.fixture(scope='module')
+  def run(tmp_path_factory):
+    path = tmp_path_factory.mktemp('runs') / 'run'
+    assert loop.run(make_config(), str(path)).status == 0
+    return path
+
+  return run
+
+
 def scalars(path):
   """Returns what was measured, but for times."""
   return [

@@ -60,20 +60,8 @@ def config_of(settings, **overrides):
   return config
 
 
-def trained(tmp_path_factory, settings):
-  path = tmp_path_factory.mktemp('beit') / 'run'
-  assert loop.run(config_of(settings), str(path)).status == 0
-  return path
-
-
-@pytest.fixture(scope='module')
-def finished(tmp_path_factory):
-  return trained(tmp_path_factory, BEIT)
-
-
-@pytest.fixture(scope='module')
-def tokenizer_run(tmp_path_factory):
-  return trained(tmp_path_factory, TOKENIZER)
+finished = methods.finished(lambda: config_of(BEIT))
+tokenizer_run = methods.finished(lambda: config_of(TOKENIZER))
 
 
 # Masks.

@@ -40,12 +40,7 @@ def losses(workdir):
   return found
 
 
-@pytest.fixture(scope='module')
-def finished(tmp_path_factory):
-  """A finished run."""
-  workdir = tmp_path_factory.mktemp('runs') / 'run'
-  loop.run(tiny.config(**FLEXIBLE), str(workdir))
-  return workdir
+finished = methods.finished(lambda: tiny.config(**FLEXIBLE))
 
 
 def test_a_step_draws_one_size_from_seed_and_step():

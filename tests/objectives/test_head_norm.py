@@ -19,11 +19,7 @@ RUN = {
 }
 
 
-@pytest.fixture(scope='module')
-def finished(tmp_path_factory):
-  path = tmp_path_factory.mktemp('head_norm') / 'run'
-  assert loop.run(tiny.config(**RUN), str(path)).status == 0
-  return path
+finished = methods.finished(lambda: tiny.config(**RUN))
 
 
 @pytest.mark.slow

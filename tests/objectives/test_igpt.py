@@ -51,12 +51,7 @@ def config_of(**overrides):
   return tiny.config(**RUN | overrides)
 
 
-@pytest.fixture(scope='module')
-def finished(tmp_path_factory):
-  """The work directory of a run."""
-  path = tmp_path_factory.mktemp('igpt') / 'run'
-  assert loop.run(config_of(), str(path)).status == 0
-  return path
+finished = methods.finished(config_of)
 
 
 @pytest.fixture(scope='module')

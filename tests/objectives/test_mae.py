@@ -56,11 +56,7 @@ def objective_of(config):
   return objectives.create(config, {'image': features.Image()})
 
 
-@pytest.fixture(scope='module')
-def finished(tmp_path_factory):
-  path = tmp_path_factory.mktemp('mae') / 'run'
-  assert loop.run(config_of(), str(path)).status == 0
-  return path
+finished = methods.finished(config_of)
 
 
 @pytest.mark.slow

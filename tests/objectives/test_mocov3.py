@@ -36,12 +36,7 @@ def config(**overrides):
   return result
 
 
-@pytest.fixture(scope='module')
-def finished(tmp_path_factory):
-  """The work directory of a run."""
-  path = tmp_path_factory.mktemp('mocov3') / 'run'
-  assert loop.run(config(), str(path)).status == 0
-  return path
+finished = methods.finished(config)
 
 
 @pytest.mark.slow

@@ -52,11 +52,7 @@ def config_of(options=(), **overrides):
   return config
 
 
-@pytest.fixture(scope='module')
-def finished(tmp_path_factory):
-  path = tmp_path_factory.mktemp('segmentation') / 'run'
-  assert loop.run(config_of(), str(path)).status == 0
-  return path
+finished = methods.finished(config_of)
 
 
 @pytest.mark.slow
@@ -227,12 +223,8 @@ def test_mistakes_get_one_line(options, overrides, message):
     config.data.source_size, config.data.split = None, 'train[:64]'
     config.evals.val.split = 'train[64:80]'
   with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
-    _check_and_build(config)
-
-
-def _check_and_build(config):
-  experiment_lib.check(config)
-  experiment_lib.build(config)
+    experiment_lib.check(config)
+    experiment_lib.build(config)
 
 
 def test_the_command_measures_a_run(finished, tmp_path, capsys):

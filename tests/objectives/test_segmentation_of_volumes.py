@@ -49,11 +49,7 @@ def config_of(options=(), **overrides):
   return config
 
 
-@pytest.fixture(scope='module')
-def finished(tmp_path_factory):
-  path = tmp_path_factory.mktemp('volumes') / 'run'
-  assert loop.run(config_of(), str(path)).status == 0
-  return path
+finished = methods.finished(config_of)
 
 
 @pytest.mark.slow

@@ -298,10 +298,6 @@ def test_params_of_nothing(tmp_path: pathlib.Path) -> None:
     restoring.restore_params(tmp_path)
 
 
-def delete(path: pathlib.Path) -> None:
-  path.unlink()
-
-
 def truncate(path: pathlib.Path) -> None:
   os.truncate(path, path.stat().st_size // 2)
 
@@ -329,7 +325,7 @@ def info(path: pathlib.Path) -> pathlib.Path:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('harm', [delete, truncate, blank, flip])
+@pytest.mark.parametrize('harm', [pathlib.Path.unlink, truncate, blank, flip])
 @pytest.mark.parametrize('file', [largest, manifest, info])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(
   tmp_path: pathlib.Path,

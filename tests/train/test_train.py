@@ -571,10 +571,8 @@ def test_a_run_from_python_shows_its_progress(tmp_path):
 def test_a_damaged_image_loses_no_step(tmp_path, skips):
   """It is named; what was done before it is saved."""
   root = stand_in.write_folder(tmp_path / 'images', train=8)
-  config = tiny.config(
-    data__name=f'folder:{root}',
-    data__split='train',
-    data__channels=3,
+  config = stand_in.config(
+    root,
     evals__val__split='',
     train__batch_size=8,
     train__skip_nonfinite=skips,
