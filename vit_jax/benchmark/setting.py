@@ -67,6 +67,18 @@ class Setting:
   remat: str | None = None
   data: str | None = None
 
+  def given(self) -> Changes:
+    """Returns the keys that are given, but `model.name` and `data.name`."""
+    values = {
+      'train.batch_size': self.batch_size,
+      'train.dtype': self.dtype,
+      'data.image_size': self.image_size,
+      'model.attention_implementation': self.attention,
+      'model.scan': self.scan,
+      'model.remat': self.remat,
+    }
+    return {key: x for key, x in values.items() if x is not None}
+
   @contextlib.contextmanager
   def changes(self) -> Iterator[Changes]:
     """Yields changes of the tutorial's config, by key.
@@ -76,18 +88,9 @@ class Setting:
     Raises:
       UserError: The benchmark does not support the model.
     """
-    given = {
-      'train.batch_size': self.batch_size,
-      'data.image_size': self.image_size,
-      'model.attention_implementation': self.attention,
-      'model.scan': self.scan,
-      'model.remat': self.remat,
-      'data.name': self.data,
-    }
-    changes = _model_changes(self.model) | FIXED | {'train.dtype': self.dtype}
-    changes |= {key: x for key, x in given.items() if x is not None}
+    changes = _model_changes(self.model) | FIXED | self.given()
     if self.data:
-      yield changes
+      yield changes | {'data.name': self.data}
       return
     with tempfile.TemporaryDirectory() as folder:
       name = write_images(
