@@ -211,9 +211,6 @@ def _check_is_current(path: pathlib.Path, info: Mapping[str, Any]) -> None:
 def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
   """Reads only the parameters, or their moving averages where there are any.
 
-  Args:
-    path: Path of the checkpoint.
-
   Returns:
     Nested dicts of NumPy arrays, and the step.
 
@@ -237,9 +234,6 @@ def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
 
 def read_extra(path: pathlib.Path) -> PyTree:
   """Reads only the state of the objective beside the parameters.
-
-  Args:
-    path: Path of the checkpoint.
 
   Returns:
     Nested dicts of NumPy arrays; {} if there is no such state.
