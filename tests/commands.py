@@ -1,9 +1,36 @@
-"""Runs commands in this process, as `python -m vit_jax.COMMAND` would."""
+"""Runs commands: in this process, or as `python -m vit_jax.COMMAND`."""
 
+from collections.abc import Mapping
+import os
+import subprocess
+import sys
 from types import ModuleType
 from typing import Any
 
+import tiny
+
 from vit_jax import cli
+
+# Of processes that find this package, and compute on one CPU device.
+ENV = os.environ | {
+  'PYTHONPATH': str(tiny.ROOT),
+  'JAX_PLATFORMS': 'cpu',
+  'JAX_NUM_CPU_DEVICES': '1',
+}
+
+
+def python(
+  *args: Any, env: Mapping[str, str] = ENV, **kwargs: Any
+) -> subprocess.CompletedProcess[str]:
+  """Runs `python ARGS` to its end, as a process of its own."""
+  return subprocess.run(
+    [sys.executable, *map(str, args)],
+    env=env,
+    capture_output=True,
+    text=True,
+    check=False,
+    **kwargs,
+  )
 
 
 def run(command: ModuleType, *args: Any) -> int:

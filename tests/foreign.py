@@ -5,6 +5,7 @@ import functools
 import flax
 import jax
 import numpy as np
+import pytest
 import tiny
 
 from vit_jax import data
@@ -36,6 +37,30 @@ def read(path):
   """Returns the arrays of a file."""
   with containers.open_arrays(path) as arrays:
     return {name: arrays.read(name) for name in arrays.shapes}
+
+
+def images_of(height, width, channels=3):
+  rng = np.random.default_rng(0)
+  return rng.standard_normal((2, height, width, channels), np.float32)
+
+
+def of_transformers(name, fields):
+  """Returns torch, transformers and a model of theirs with random weights.
+
+  Args:
+    name: Its class; what follows a comma is left out.
+    fields: Of its config.
+  """
+  reason = "needs torch and transformers: pip install -e '.[compat]'"
+  torch = pytest.importorskip('torch', reason=reason)
+  transformers = pytest.importorskip('transformers', reason=reason)
+  torch.manual_seed(0)
+  module = getattr(transformers, name.split(',')[0])
+  model = module(module.config_class(**fields)).eval()
+  with torch.no_grad():
+    for parameter in model.parameters():
+      parameter.normal_(std=0.2)
+  return torch, transformers, model
 
 
 def flat(loaded):

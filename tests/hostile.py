@@ -22,6 +22,7 @@ from typing import Any
 import zipfile
 
 import cv2
+import foreign
 import numpy as np
 import page_server
 import tiny
@@ -37,9 +38,7 @@ from vit_jax.explore import viewer
 from vit_jax.runs import records
 from vit_jax.train import experiment
 from vit_jax.train import loop
-from vit_jax.weights.files import containers
 
-GOLDEN = tiny.ROOT / 'tests' / 'data' / 'golden'
 _HANGS_S = 100  # nothing here takes a tenth of it
 
 INTS = (-1, 0, 1, 2, 3, 5, 17, 1000, 2**31 - 1, 2**31, 2**32, 2**63, 10**30)
@@ -315,15 +314,10 @@ def reheaded(rng: np.random.Generator, content: bytes) -> bytes:
   return len(header).to_bytes(8, 'little') + header + content[8 + size :]
 
 
-def _arrays(path: pathlib.Path) -> dict[str, np.ndarray]:
-  with containers.open_arrays(path) as arrays:
-    return {name: arrays.read(name) for name in arrays.shapes}
-
-
 def npz(rng: np.random.Generator, folder: pathlib.Path) -> None:
   """A file of Google's."""
   name = pick(rng, ('vit_gap', 'mixer', 'vit_token_prelogits'))
-  content = (GOLDEN / 'google' / f'{name}.npz').read_bytes()
+  content = (foreign.GOOGLE / f'{name}.npz').read_bytes()
   change = pick(rng, (damaged, rezipped))
   _load(folder / 'x.npz', change(rng, content))
 
@@ -331,7 +325,7 @@ def npz(rng: np.random.Generator, folder: pathlib.Path) -> None:
 def packed_npz(rng: np.random.Generator, folder: pathlib.Path) -> None:
   """The same, compressed."""
   result = io.BytesIO()
-  np.savez_compressed(result, **_arrays(GOLDEN / 'google' / 'vit_gap.npz'))
+  np.savez_compressed(result, **foreign.read(foreign.GOOGLE / 'vit_gap.npz'))
   change = pick(rng, (damaged, rezipped))
   _load(folder / 'x.npz', change(rng, result.getvalue()))
 
@@ -339,7 +333,7 @@ def packed_npz(rng: np.random.Generator, folder: pathlib.Path) -> None:
 def safetensors(rng: np.random.Generator, folder: pathlib.Path) -> None:
   """A file of timm's, or of ours."""
   names = ('vit_registers_layerscale', 'mixer', 'deit_distilled', 'bit_tiny')
-  path = GOLDEN / 'torch' / f'{pick(rng, names)}.safetensors'
+  path = foreign.TORCH / f'{pick(rng, names)}.safetensors'
   change = pick(rng, (damaged, reheaded))
   _load(folder / 'x.safetensors', change(rng, path.read_bytes()))
 
@@ -347,7 +341,7 @@ def safetensors(rng: np.random.Generator, folder: pathlib.Path) -> None:
 def pth(rng: np.random.Generator, folder: pathlib.Path) -> None:
   """A file of torch.save."""
   path = folder / 'x.pth'
-  found = _arrays(GOLDEN / 'torch' / 'vit_registers_layerscale.safetensors')
+  found = foreign.read(foreign.TORCH / 'vit_registers_layerscale.safetensors')
   torch_format.save(path, torch_format.state_dict(found))
   change = pick(rng, (damaged, rezipped))
   _load(path, change(rng, path.read_bytes()))
@@ -385,7 +379,7 @@ def spoil(rng: np.random.Generator, path: pathlib.Path) -> None:
 def hf_directory(rng: np.random.Generator, folder: pathlib.Path) -> None:
   """A directory of Hugging Face, of which one file is spoiled."""
   there = folder / 'model'
-  shutil.copytree(GOLDEN / 'torch' / 'hf_vit', there)
+  shutil.copytree(foreign.TORCH / 'hf_vit', there)
   preprocessor = {
     'do_normalize': True,
     'image_mean': [0.5, 0.5, 0.5],
@@ -405,7 +399,7 @@ def timm_directory(rng: np.random.Generator, folder: pathlib.Path) -> None:
   there = folder / 'model'
   there.mkdir()
   name = 'vit_registers_layerscale.safetensors'
-  shutil.copy(GOLDEN / 'torch' / name, there / 'model.safetensors')
+  shutil.copy(foreign.TORCH / name, there / 'model.safetensors')
   config = {
     'architecture': 'vit_small_patch16_224',
     'num_classes': 5,
@@ -431,7 +425,7 @@ def timm_directory(rng: np.random.Generator, folder: pathlib.Path) -> None:
 def our_directory(rng: np.random.Generator, folder: pathlib.Path) -> None:
   """What `convert` writes, with all of our fields in its config.json."""
   there = folder / 'model'
-  shutil.copytree(converted(), there)
+  shutil.copytree(_MADE['converted'], there)
   spoil(rng, pick(rng, (there / 'config.json', *sorted(there.glob('*.*')))))
   vit_jax.load(there)
 
@@ -439,7 +433,7 @@ def our_directory(rng: np.random.Generator, folder: pathlib.Path) -> None:
 def work_directory(rng: np.random.Generator, folder: pathlib.Path) -> None:
   """A run of which one file is spoiled; it is loaded, and shown."""
   there = folder / 'run'
-  shutil.copytree(finished_run(), there)
+  shutil.copytree(_MADE['run'], there)
   described = ('config.json', 'preprocess.json', 'run.json', 'metrics.jsonl')
   stored = [x for x in sorted(there.rglob('*')) if x.is_file()]
   if rng.random() < 0.7:
@@ -455,11 +449,11 @@ def work_directory(rng: np.random.Generator, folder: pathlib.Path) -> None:
     raise refused
 
 
-_MADE: dict[str, pathlib.Path] = {}
+_MADE: dict[str, pathlib.Path] = {}  # by `make`
 
 
 def make(folder: pathlib.Path) -> None:
-  """Makes what the targets start from, once: a run, and what is made of it."""
+  """Makes what the targets start from: a run, and the same for timm."""
   run = folder / 'finished'
   config = tiny.config(train__duration='2 steps', optim__warmup='0 steps')
   assert loop.run(config, str(run)).status == 0
@@ -468,16 +462,6 @@ def make(folder: pathlib.Path) -> None:
   loaded = vit_jax.load(run)
   export.write(loaded, folder / 'converted', 'timm', 'a run')
   _MADE.update(run=run, converted=folder / 'converted')
-
-
-def finished_run() -> pathlib.Path:
-  """Returns the work directory of a finished run."""
-  return _MADE['run']
-
-
-def converted() -> pathlib.Path:
-  """Returns what that was converted to, for timm."""
-  return _MADE['converted']
 
 
 # Images, and requests of the page.

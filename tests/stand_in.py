@@ -6,9 +6,12 @@ Their pixels are exact: PNG, and JPEG files of fixed bytes in tests/data.
 import io
 import pathlib
 import tarfile
+from typing import Any
 
 import cv2
+import ml_collections
 import numpy as np
+import tiny
 
 CLASSES = ('ant', 'bee', 'cow')
 JPEGS = sorted((pathlib.Path(__file__).parent / 'data').glob('*.jpg'))
@@ -53,6 +56,18 @@ def write_folder(root: pathlib.Path, **sizes: int) -> pathlib.Path:
         (folder / f'{i}.png').write_bytes(png(image))
         number += 1
   return root
+
+
+def config(folder: pathlib.Path, **overrides: Any) -> ml_collections.ConfigDict:
+  """Returns the tiny config for a folder with train/ and val/."""
+  wanted = {
+    'data__name': f'folder:{folder}',
+    'data__split': 'train',
+    'data__channels': 3,
+    'evals__val__split': 'val',
+    'evals__test__split': '',
+  }
+  return tiny.config(**(wanted | overrides))
 
 
 def write_tfds(data_dir: pathlib.Path, train: int = 9, test: int = 4) -> str:

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 from sklearn import neighbors
 import stand_in
-import tiny
 
 import vit_jax
 from vit_jax import data
@@ -33,12 +32,9 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope='module')
 def folder_run(folder, tmp_path_factory):
   """A run on images of differing size, of three classes."""
-  config = tiny.config(
-    data__name=f'folder:{folder}',
-    data__split='train',
-    data__channels=3,
+  config = stand_in.config(
+    folder,
     data__image_size=16,
-    evals__val__split='val',
     train__batch_size=4,
     train__duration='1 steps',
     optim__warmup='0 steps',

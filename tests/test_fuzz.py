@@ -3,10 +3,7 @@
 `scripts/fuzz.py` runs more of the same cases.
 """
 
-import os
-import subprocess
-import sys
-
+import commands
 import hostile
 import numpy as np
 import pytest
@@ -49,13 +46,9 @@ def test_each_key_takes_or_refuses_any_value(key):
 
 @pytest.mark.slow
 def test_the_script_runs_the_same_cases():
-  command = [sys.executable, str(tiny.ROOT / 'scripts' / 'fuzz.py')]
-  result = subprocess.run(
-    [*command, '--count=2', '--seed=5', '--target=npz', '--target=images'],
-    check=False,
-    capture_output=True,
-    text=True,
-    env=os.environ | {'PYTHONPATH': str(tiny.ROOT)},
+  result = commands.python(
+    *(tiny.ROOT / 'scripts' / 'fuzz.py', '--count=2', '--seed=5'),
+    *('--target=npz', '--target=images'),
   )
   assert result.returncode == 0, result.stderr
   lines = result.stdout.splitlines()[-2:]

@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 
+from commands import ENV
 import jax
 import numpy as np
 import pytest
@@ -16,12 +17,6 @@ import stand_in
 import tiny
 
 from vit_jax.runs import restoring
-
-ENV = os.environ | {
-  'PYTHONPATH': str(tiny.ROOT),
-  'JAX_PLATFORMS': 'cpu',
-  'JAX_NUM_CPU_DEVICES': '1',
-}
 
 # Metrics of a run's speed.
 TIMED = r'^time$|_second|data_wait|goodput'

@@ -5,14 +5,12 @@ import io
 import json
 import os
 import re
-import subprocess
 import sys
 
 import commands
 import numpy as np
 import pytest
 import stand_in
-import tiny
 
 import vit_jax
 from vit_jax.cli import image_files
@@ -207,21 +205,13 @@ def test_mistakes_get_one_line(digits_run, images, tmp_path):
 
 def test_the_command_itself(digits_run, images, tmp_path):
   """Also that what was compiled is kept, and that `head` may end it."""
-  env = os.environ | {
-    'PYTHONPATH': str(tiny.ROOT),
-    'JAX_NUM_CPU_DEVICES': '1',
-    'VIT_JAX_CACHE': str(tmp_path / 'cache'),
-  }
+  env = commands.ENV | {'VIT_JAX_CACHE': str(tmp_path / 'cache')}
   # Those that conftest.py sets.
   env = {k: x for k, x in env.items() if not re.match('JAX.*_CACHE_', k)}
-  command = [sys.executable, '-m', 'vit_jax.predict', f'--from={digits_run}']
-  result = subprocess.run(
-    [*command, '-', '--top=1'],
-    check=False,
+  result = commands.python(
+    *('-m', 'vit_jax.predict', f'--from={digits_run}', '-', '--top=1'),
     env=env,
     input=f'{images}/b.png\n',
-    capture_output=True,
-    text=True,
   )
   assert result.returncode == 0, result.stderr
   assert result.stdout.startswith(f'{images}/b.png  0.')
@@ -234,12 +224,6 @@ def test_the_command_itself(digits_run, images, tmp_path):
     'finally: assert "jax" not in sys.modules'
   )
   env['VIT_JAX_CACHE'] = f'{images}/b.png'  # no folder: nothing is kept
-  result = subprocess.run(
-    [sys.executable, '-c', code],
-    check=False,
-    env=env,
-    capture_output=True,
-    text=True,
-  )
+  result = commands.python('-c', code, env=env)
   assert result.returncode == 0, result.stderr
   assert '--from=runs/digits' in result.stdout and '--top' in result.stdout

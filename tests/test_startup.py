@@ -33,7 +33,7 @@ def processes_of_their_own(monkeypatch):
 
 @pytest.mark.slow
 def test_startup_has_its_ratio(tmp_path):
-  setting.write_images(tmp_path, 8)
+  setting.write_images(tmp_path, 8, setting.SMALL)
   file = str(tiny.ROOT / 'configs' / 'cifar10_tutorial.py')
   config, flags = config_lib.load(file), [f'--config={file}']
   for key, value in (CHANGES | {'data.name': f'folder:{tmp_path}'}).items():

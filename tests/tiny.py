@@ -1,5 +1,6 @@
 """A small experiment that the tests share."""
 
+import io
 import json
 import math
 import pathlib
@@ -40,6 +41,13 @@ RANDOM = {
   'model__dropout_rate': 0.1,
   'model__stochastic_depth': 0.1,
 }
+
+
+class Terminal(io.StringIO):
+  """What stderr is in a terminal."""
+
+  def isatty(self) -> bool:
+    return True
 
 
 def config(**overrides: Any) -> ml_collections.ConfigDict:

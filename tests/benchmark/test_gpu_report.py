@@ -1,14 +1,11 @@
 """The report for GPUs, on the CPU with a small image; no time is asserted."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 import types
 
+import commands
 import pytest
-import tiny
 
 from vit_jax.benchmark import gpu_report
 from vit_jax.benchmark import gpu_rows
@@ -21,7 +18,7 @@ MODEL = 'ViT-Ti/16'
 
 @pytest.fixture(scope='module')
 def short():
-  """Blocks of one step, a small model, few images, a rough rate of products."""
+  """A small model, few images, a rough rate of products."""
   in_full = gpu_rows.Report._config
 
   def small(*args):
@@ -31,7 +28,6 @@ def short():
     return config
 
   with pytest.MonkeyPatch.context() as patch:
-    patch.setattr(timing, 'steps_per_block', lambda functions, *_: 1)
     patch.setattr(timing, 'matmul_flops', lambda *_: 1e11)
     patch.setattr(gpu_rows.Report, '_config', small)
     patch.setattr(gpu_rows, '_IMAGES', 64)
@@ -119,7 +115,7 @@ def test_what_a_row_raises_is_its_problem(made_up, monkeypatch):
   bench = types.SimpleNamespace(ours=types.SimpleNamespace(forward=None))
   with monkeypatch.context() as patch:
     patch.setattr(made_up, '_bench', fail)
-    made_up.against('timm', MODEL, 4)
+    made_up.against_timm(MODEL, 4)
   monkeypatch.setattr(made_up, '_bench', lambda *_, **__: bench)
   made_up.infer(MODEL, 2)
   *failed, infer = made_up.rows
@@ -186,8 +182,8 @@ class Calls:
   def infer(self, model, batch_size):
     self.calls.append(('infer', model, batch_size, dict(self.choices)))
 
-  def against(self, library, model, batch_size):
-    self.calls.append((library, model, batch_size, dict(self.choices)))
+  def against_timm(self, model, batch_size):
+    self.calls.append(('timm', model, batch_size, dict(self.choices)))
 
   def loop(self, model, batch_size, changes=None):
     self.calls.append(('loop', model, batch_size, dict(self.choices)))
@@ -235,15 +231,9 @@ def test_what_pays_is_what_all_others_get(scan, remat):
 
 def test_without_a_gpu(tmp_path):
   """One line, before anything is made or measured."""
-  command = [sys.executable, '-m', 'vit_jax.benchmark.gpu_report']
-  command += [f'--out={tmp_path / "report"}', '--compile_cache=']
-  result = subprocess.run(
-    command,
-    check=False,
-    cwd=tiny.ROOT,
-    env=os.environ | {'JAX_PLATFORMS': 'cpu'},
-    capture_output=True,
-    text=True,
+  result = commands.python(
+    *('-m', 'vit_jax.benchmark.gpu_report'),
+    *(f'--out={tmp_path / "report"}', '--compile_cache='),
   )
   assert result.returncode == 1
   assert result.stderr.startswith('error: JAX finds no GPU: install')

@@ -1,11 +1,9 @@
 """How a step grows: laws that are known, and one small curve measured."""
 
 import json
-import subprocess
-import sys
 
+import commands
 import pytest
-import tiny
 
 from vit_jax.benchmark import growth_points
 
@@ -76,9 +74,6 @@ def test_more_layers_take_more(monkeypatch):
   ],
 )
 def test_what_cannot_be_measured(flag, error):
-  command = [sys.executable, '-m', 'vit_jax.benchmark.growth', flag]
-  result = subprocess.run(
-    command, check=False, cwd=tiny.ROOT, capture_output=True, text=True
-  )
+  result = commands.python('-m', 'vit_jax.benchmark.growth', flag)
   assert result.returncode == 1
   assert error in result.stderr

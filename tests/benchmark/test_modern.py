@@ -6,14 +6,7 @@ import tiny
 from vit_jax import models
 from vit_jax.benchmark import modern
 from vit_jax.benchmark import report as report_lib
-from vit_jax.benchmark import timing
 from vit_jax.config import UserError
-
-
-@pytest.fixture(autouse=True)
-def short_blocks(monkeypatch):
-  """Of one step each: no time is asserted."""
-  monkeypatch.setattr(timing, 'steps_per_block', lambda functions, *_: 1)
 
 
 def config(**overrides):

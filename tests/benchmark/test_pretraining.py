@@ -1,12 +1,10 @@
 """Steps of methods, in turns with PyTorch's; tiny models."""
 
-import os
-import subprocess
 import sys
 
+import commands
 import pytest
 import rates
-import tiny
 
 from vit_jax import config as config_lib
 from vit_jax.ahead import plan
@@ -14,7 +12,6 @@ from vit_jax.benchmark import methods
 from vit_jax.benchmark import pretraining
 from vit_jax.benchmark import report as report_lib
 from vit_jax.benchmark import setting as setting_lib
-from vit_jax.benchmark import timing
 
 _OPTIONS = {
   'mae': {'decoder_width': 32, 'decoder_depth': 1, 'decoder_heads': 2},
@@ -33,12 +30,6 @@ _OPTIONS = {
   'unetr': {'channels': 2},
 }
 _OPTIONS['dinov2'] = _OPTIONS['dino']
-
-
-@pytest.fixture(autouse=True)
-def short_blocks(monkeypatch):
-  """Of one step each: no time is asserted."""
-  monkeypatch.setattr(timing, 'steps_per_block', lambda functions, *_: 1)
 
 
 def config_of(name):
@@ -136,11 +127,7 @@ def test_what_is_not_the_same_is_not_timed():
   ],
 )
 def test_flags_that_cannot_work(flags, says):
-  env = os.environ | {'PYTHONPATH': str(tiny.ROOT)}
-  command = [sys.executable, '-m', 'vit_jax.benchmark', *flags]
-  result = subprocess.run(
-    command, env=env, capture_output=True, text=True, check=False
-  )
+  result = commands.python('-m', 'vit_jax.benchmark', *flags)
   assert result.returncode == 1 and not result.stdout
   (line,) = result.stderr.splitlines()
   assert says in line and line.startswith('error:')

@@ -1,19 +1,12 @@
 """What all commands share, each in a process of its own."""
 
-import os
 import pathlib
 import re
-import subprocess
-import sys
 
+from commands import ENV
+from commands import python
 import pytest
 import tiny
-
-ENV = os.environ | {
-  'PYTHONPATH': str(tiny.ROOT),
-  'JAX_PLATFORMS': 'cpu',
-  'JAX_NUM_CPU_DEVICES': '1',
-}
 
 
 def _commands():
@@ -56,13 +49,7 @@ def test_help_is_quick_and_has_an_example(command):
     '  heavy = {"jax", "flax", "optax", "cv2", "grain", "orbax", "numpy"}\n'
     '  assert not heavy & set(sys.modules), heavy & set(sys.modules)'
   )
-  result = subprocess.run(
-    [sys.executable, '-c', code],
-    check=False,
-    env=ENV,
-    capture_output=True,
-    text=True,
-  )
+  result = python('-c', code)
   assert result.returncode == 0, result.stderr
   assert f'python -m {name}' in result.stdout
 
@@ -83,13 +70,7 @@ def test_help_is_quick_and_has_an_example(command):
 def test_a_module_that_is_no_command_says_so(module, command):
   """It would do nothing, with status 0."""
   for flag in (['-m', module], [f'-m{module}', '--config=x.py']):
-    result = subprocess.run(
-      [sys.executable, *flag],
-      check=False,
-      env=ENV,
-      capture_output=True,
-      text=True,
-    )
+    result = python(*flag)
     assert result.returncode == 1
     assert result.stderr.startswith(f'error: {module} is no command: ')
     assert f'run python -m vit_jax.{command}.' in result.stderr
@@ -101,15 +82,8 @@ def test_other_packages_may_import_ours(tmp_path):
   (tmp_path / 'package').mkdir()
   (tmp_path / 'package' / '__init__.py').write_text('import vit_jax')
   (tmp_path / 'package' / 'train.py').write_text('print("ran")')
-  result = subprocess.run(
-    [sys.executable, '-m', 'package.train', 'vit_jax.train'],
-    check=True,
-    env=ENV,
-    cwd=tmp_path,
-    capture_output=True,
-    text=True,
-  )
-  assert result.stdout == 'ran\n'
+  result = python('-m', 'package.train', 'vit_jax.train', cwd=tmp_path)
+  assert result.stdout == 'ran\n', result.stderr
 
 
 def test_lazy_names_are_listed():
@@ -122,28 +96,19 @@ def test_lazy_names_are_listed():
     'assert {"load", "create_model", "explore"} <= set(dir(vit_jax))\n'
     'assert "attention_rollout" in dir(vit_jax.explore)'
   )
-  subprocess.run([sys.executable, '-c', code], check=True, env=ENV)
+  python('-c', code).check_returncode()
 
 
 def _look(folder, *flags):
   """Draws a batch of digits, for which something is compiled."""
-  command = [
-    'vit_jax.explore',
-    'data',
-    f'--config={tiny.ROOT}/configs/digits.py',
-  ]
+  command = ['vit_jax.explore', 'data']
+  command += [f'--config={tiny.ROOT}/configs/digits.py']
   command += [f'--out={folder}/batch.png', '--count=1', *flags]
   env = ENV | {'VIT_JAX_CACHE': str(folder / 'default')}
   # Those that conftest.py sets, too.
   env = {k: x for k, x in env.items() if not re.match('JAX.*_CACHE_', k)}
   env.pop('JAX_ENABLE_COMPILATION_CACHE', None)
-  return subprocess.run(
-    [sys.executable, '-m', *command],
-    check=False,
-    env=env,
-    capture_output=True,
-    text=True,
-  )
+  return python('-m', *command, env=env)
 
 
 def _kept(folder: pathlib.Path):
@@ -176,18 +141,9 @@ def test_a_compile_cache_that_cannot_be_written(tmp_path):
 
 def test_too_little_memory_is_one_line(digits_run):
   """On the host: no machine has room for a batch of so many images."""
-  command = [sys.executable, '-m', 'vit_jax.evaluate', f'--from={digits_run}']
-  result = subprocess.run(
-    [
-      *command,
-      '--data=digits',
-      '--split=train[80%:]',
-      '--batch_size=1000000000000',
-    ],
-    check=False,
-    capture_output=True,
-    text=True,
-    env=ENV,
+  result = python(
+    *('-m', 'vit_jax.evaluate', f'--from={digits_run}', '--data=digits'),
+    *('--split=train[80%:]', '--batch_size=1000000000000'),
   )
   assert result.returncode == 1 and not result.stdout
   assert 'Traceback' not in result.stderr
@@ -206,13 +162,7 @@ def test_what_jax_says_of_memory_is_one_line():
     '  jax.jit(lambda x: jnp.zeros(2**44) + x)(1.0).block_until_ready()\n'
     'cli.run(main, "")\n'
   )
-  result = subprocess.run(
-    [sys.executable, '-c', code],
-    check=False,
-    capture_output=True,
-    text=True,
-    env=ENV,
-  )
+  result = python('-c', code)
   assert result.returncode == 1
   assert 'Traceback' not in result.stderr
   last = result.stderr.splitlines()[-1]
@@ -228,13 +178,7 @@ def vit_jax(*args):
     'try: verbs.run()\n'
     'finally: assert "jax" not in sys.modules'
   )
-  return subprocess.run(
-    [sys.executable, '-c', code],
-    env=ENV,
-    capture_output=True,
-    text=True,
-    check=False,
-  )
+  return python('-c', code)
 
 
 def test_the_verbs_of_the_console_script():

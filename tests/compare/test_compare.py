@@ -4,14 +4,11 @@ import json
 import logging
 import math
 import pathlib
-import subprocess
-import sys
 
 import commands
 import cv2
 import numpy as np
 import pytest
-import tiny
 
 from vit_jax import config as config_lib
 from vit_jax.compare import __main__ as compare
@@ -343,12 +340,6 @@ def test_jax_is_not_imported(two):
     'try: runpy.run_module("vit_jax.compare", run_name="__main__")\n'
     'finally: assert "jax" not in sys.modules'
   )
-  result = subprocess.run(
-    [sys.executable, '-c', code],
-    check=False,
-    cwd=tiny.ROOT,
-    capture_output=True,
-    text=True,
-  )
+  result = commands.python('-c', code)
   assert result.returncode == 0, result.stderr
   assert 'optim.learning_rate' in result.stdout

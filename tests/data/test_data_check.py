@@ -1,9 +1,8 @@
 """`python -m vit_jax.data check`, and data.skip_damaged."""
 
 import contextlib
+import functools
 import json
-import os
-import subprocess
 import sys
 
 from absl import logging
@@ -130,14 +129,7 @@ def test_a_config_names_the_data_and_its_splits(folder, check):
 
 def test_only_json_is_on_standard_output(folder):
   spoil(folder)
-  env = os.environ | {'PYTHONPATH': str(tiny.ROOT)}
-  done = subprocess.run(
-    [sys.executable, '-m', 'vit_jax.data', 'check', folder, '--format=json'],
-    check=False,
-    env=env,
-    capture_output=True,
-    text=True,
-  )
+  done = commands.python('-m', 'vit_jax.data', 'check', folder, '--format=json')
   assert done.returncode == 1, done.stderr
   assert len(json.loads(done.stdout)['damaged']) == 5
   assert 'skip_damaged' in done.stderr and 'Traceback' not in done.stderr
@@ -158,16 +150,7 @@ def test_mistakes(args, message):
     commands.run(command, *args)
 
 
-def config(folder, **overrides):
-  wanted = {
-    'data__name': f'folder:{folder}',
-    'data__split': 'train',
-    'data__image_size': 8,
-    'data__channels': 3,
-    'evals__val__split': 'val',
-    'evals__test__split': '',
-  }
-  return tiny.config(**(wanted | overrides))
+config = functools.partial(stand_in.config, data__image_size=8)
 
 
 def test_a_run_that_stopped_goes_on_without_what_is_damaged(folder, tmp_path):

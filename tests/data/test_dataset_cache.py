@@ -1,5 +1,6 @@
 """Images that stay in memory, and several steps in one call."""
 
+import functools
 import itertools
 import os
 import signal
@@ -48,16 +49,7 @@ def folder(tmp_path_factory):
   return root
 
 
-def config(folder, **overrides):
-  wanted = {
-    'data__name': f'folder:{folder}',
-    'data__split': 'train',
-    'data__channels': 3,
-    'data__source_size': (12, 16),
-    'evals__val__split': 'val',
-    'evals__test__split': '',
-  }
-  return tiny.config(**(wanted | overrides))
+config = functools.partial(stand_in.config, data__source_size=(12, 16))
 
 
 def build(folder, **overrides):

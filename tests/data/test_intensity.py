@@ -1,11 +1,13 @@
 """Images of 16 bits, from their files to what is learned of them."""
 
+import functools
 import json
 import shutil
 
 from absl import logging
 import commands
 import jax
+import methods
 import numpy as np
 import pytest
 import stand_in
@@ -50,17 +52,12 @@ def folder(tmp_path_factory):
   return root
 
 
-def config(folder, **overrides):
-  wanted = {
-    'data__name': f'folder:{folder}',
-    'data__split': 'train',
-    'data__image_size': 8,
-    'data__channels': 1,
-    'evals__val__split': 'val',
-    'evals__test__split': '',
-    'optim__learning_rate': 3e-3,
-  }
-  return tiny.config(**(wanted | overrides))
+config = functools.partial(
+  stand_in.config,
+  data__image_size=8,
+  data__channels=1,
+  optim__learning_rate=3e-3,
+)
 
 
 @pytest.fixture
@@ -161,10 +158,7 @@ def test_a_run_goes_on_with_its_window(folder, learned, tmp_path):
   assert not config_lib.differences(before, built)
   if made.data.intensity == WINDOWS[1]:
     assert loop.run(made, str(part)).status == 0
-    losses = [
-      [x['train/loss'] for x in tiny.metrics(p) if 'train/loss' in x]
-      for p in (path, part)
-    ]
+    losses = [methods.losses(p) for p in (path, part)]
     assert losses[0] == losses[1] and len(losses[0]) == 60
   other = config(
     folder,

@@ -1,9 +1,8 @@
 import json
 import os
-import subprocess
-import sys
 
 import cloudpickle
+import commands
 import numpy as np
 import pytest
 import stand_in
@@ -83,8 +82,7 @@ assert 'tensorflow' not in sys.modules
 
 
 def test_tensorflow_is_not_imported(data_dir):
-  command = [sys.executable, '-c', SCRIPT, str(data_dir)]
-  result = subprocess.run(command, capture_output=True, text=True, check=False)
+  result = commands.python('-c', SCRIPT, data_dir)
   assert result.stdout == '18\n', result.stderr
 
 

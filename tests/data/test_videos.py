@@ -195,41 +195,35 @@ def test_short_videos_are_padded_or_refused(tmp_path):
   np.testing.assert_array_equal(clips[:, 2], clips[:, 3])
 
 
-def break_file(root):
-  (root / 'train' / 'darker' / 'a.mp4').write_bytes(b'no video' * 100)
-
-
-def empty_file(root):
-  (root / 'train' / 'darker' / 'a.mp4').write_bytes(b'')
-
-
-def cut_file(root):
-  path = root / 'train' / 'darker' / 'deep' / 'b.avi'
-  path.write_bytes(path.read_bytes()[:3000])
-
-
-def change_a_size(root):
-  path = root / 'train' / 'darker' / 'c' / 'frame5.png'
-  cv2.imwrite(str(path), np.zeros((8, 8, 3), np.uint8))
-
-
-def break_a_frame(root):
-  (root / 'train' / 'darker' / 'c' / 'frame5.png').write_bytes(b'bad')
-
-
 @pytest.mark.parametrize(
-  ('change', 'message'),
+  ('name', 'change', 'message'),
   [
-    (break_file, r'a\.mp4 cannot be decoded as a video'),
-    (empty_file, r'a\.mp4 cannot be decoded as a video'),
-    (cut_file, r'b\.avi'),
-    (change_a_size, r'c: frame 5 has \(height, width\) \(8, 8\)'),
-    (break_a_frame, r'frame5\.png'),
+    (
+      'a.mp4',
+      lambda x: x.write_bytes(b'no video' * 100),
+      r'a\.mp4 cannot be decoded as a video',
+    ),
+    (
+      'a.mp4',
+      lambda x: x.write_bytes(b''),
+      r'a\.mp4 cannot be decoded as a video',
+    ),
+    (
+      'deep/b.avi',
+      lambda x: x.write_bytes(x.read_bytes()[:3000]),
+      r'b\.avi',
+    ),
+    (
+      'c/frame5.png',
+      lambda x: cv2.imwrite(str(x), np.zeros((8, 8, 3), np.uint8)),
+      r'c: frame 5 has \(height, width\) \(8, 8\)',
+    ),
+    ('c/frame5.png', lambda x: x.write_bytes(b'bad'), r'frame5\.png'),
   ],
 )
-def test_bad_files_are_named(change, message, tmp_path):
+def test_bad_files_are_named(name, change, message, tmp_path):
   root = write_folder(tmp_path)
-  change(root)
+  change(root / 'train' / 'darker' / name)
   config = make_config(f'video:{root}', size=(12, 16, 16))
   with pytest.raises(UserError, match=message) as found:
     train_batch(config)

@@ -13,7 +13,6 @@ import numpy as np
 import planted
 import pytest
 import stand_in
-import tiny
 
 import vit_jax
 from vit_jax import cli
@@ -194,11 +193,7 @@ def test_labelled_examples_of_a_model_that_diverged(
 
 
 def test_names_of_examples_are_paths_below_their_folder(tmp_path):
-  config = tiny.config(
-    data__name=f'folder:{stand_in.write_folder(tmp_path, train=1)}',
-    data__split='train',
-    data__channels=3,
-  )
+  config = stand_in.config(stand_in.write_folder(tmp_path, train=1))
   source = data.open_source(config, 'train')
 
   def names(most):

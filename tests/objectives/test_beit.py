@@ -60,20 +60,8 @@ def config_of(settings, **overrides):
   return config
 
 
-def trained(tmp_path_factory, settings):
-  path = tmp_path_factory.mktemp('beit') / 'run'
-  assert loop.run(config_of(settings), str(path)).status == 0
-  return path
-
-
-@pytest.fixture(scope='module')
-def finished(tmp_path_factory):
-  return trained(tmp_path_factory, BEIT)
-
-
-@pytest.fixture(scope='module')
-def tokenizer_run(tmp_path_factory):
-  return trained(tmp_path_factory, TOKENIZER)
+finished = methods.finished(lambda: config_of(BEIT))
+tokenizer_run = methods.finished(lambda: config_of(TOKENIZER))
 
 
 # Masks.
@@ -155,7 +143,7 @@ def test_the_loss_falls(tmp_path):
   )
   config.train.log_every = '10 steps'
   assert loop.run(config, str(tmp_path)).status == 0
-  found = [x['train/loss'] for x in tiny.metrics(tmp_path) if 'train/loss' in x]
+  found = methods.losses(tmp_path)
   assert found[0] == pytest.approx(np.log(24), rel=0.3)
   assert np.mean(found[-3:]) < found[0] - 0.4
 

@@ -63,11 +63,7 @@ def config_of(options=(), **overrides):
   return result
 
 
-@pytest.fixture(scope='module')
-def finished(tmp_path_factory):
-  path = tmp_path_factory.mktemp('contrastive') / 'run'
-  assert loop.run(config_of(**SGD), str(path)).status == 0
-  return path
+finished = methods.finished(lambda: config_of(**SGD))
 
 
 @pytest.mark.slow

@@ -1,12 +1,10 @@
 """DINO and DINOv2: runs, losses, masks and mistakes."""
 
-import re
-import shutil
-
 import commands
 from flax import traverse_util
 import jax
 import jax.numpy as jnp
+import methods
 import numpy as np
 import optax
 import pytest
@@ -56,7 +54,6 @@ RUN |= {
   'model__num_heads': 2,
   'train__ema_decay': 0.0,
 }
-TIMES = re.compile('time|second|data_wait|goodput|mfu|stall')
 
 
 def config_of(method, options=(), **overrides):
@@ -71,20 +68,6 @@ def build(method, options=(), **overrides):
   config = config_of(method, options, **overrides)
   experiment_lib.check(config)
   return experiment_lib.build(config)
-
-
-def scalars(path):
-  """Returns what was logged, but for times."""
-  return [
-    {k: v for k, v in line.items() if not TIMES.search(k)}
-    for line in tiny.metrics(path)
-    if 'train/loss' in line
-  ]
-
-
-def checksums(path):
-  info = checkpoint_format.read_info(path / 'checkpoints' / '8')
-  return {name: x['checksum'] for name, x in info['arrays'].items()}
 
 
 @pytest.fixture(scope='module', params=OPTIONS)
@@ -102,38 +85,25 @@ RANDOM = {'model__depth': 2, 'model__stochastic_depth': 0.3}
 @pytest.mark.slow
 def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
   method, path = finished
-  copy = tmp_path / 'run'
-  shutil.copytree(path, copy)
-  expected, state = scalars(copy), checksums(copy)
+  state = methods.final_state(path)
   assert any(name.startswith('extra/average/trunk/') for name in state)
-  (copy / 'DONE').unlink()
-  shutil.rmtree(copy / 'checkpoints' / '8')
-  assert loop.run(config_of(method, **RANDOM), str(copy)).status == 0
-  assert scalars(copy) == expected
-  assert checksums(copy) == state
+  config = config_of(method, **RANDOM)
+  methods.assert_resumes_to_the_bit(config, path, tmp_path / 'run')
 
 
-EIGHT = {'mesh__data': 2, 'mesh__fsdp': 4, 'mesh__min_size': 0}
+HOW = methods.HOW | {
+  'scanned': {'model__scan': True, 'train__steps_per_call': 4}
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize('how', ['8 devices', 'accumulated', 'scanned'])
+@pytest.mark.parametrize('how', HOW)
 def test_one_result_however_it_is_computed(finished, tmp_path, how):
   method, path = finished
   if (method, how) == ('dinov2', 'accumulated'):
     pytest.skip('refused')
-  overrides = {
-    '8 devices': EIGHT,
-    'accumulated': {'train__accumulation': 2},
-    'scanned': {'model__scan': True, 'train__steps_per_call': 4},
-  }[how]
-  config = config_of(method, **RANDOM, **overrides)
-  assert loop.run(config, str(tmp_path / 'run')).status == 0
-  for found, wanted in zip(
-    scalars(tmp_path / 'run'), scalars(path), strict=True
-  ):
-    for name, value in wanted.items():
-      assert found[name] == pytest.approx(value, rel=2e-3, abs=1e-4), name
+  config = config_of(method, **RANDOM, **HOW[how])
+  methods.assert_same_result(config, path, tmp_path / 'run')
 
 
 @pytest.mark.slow
@@ -149,7 +119,8 @@ def test_the_teacher_is_evaluated_and_loaded(finished):
   _, path = finished
   vit = vit_jax.load(path)
   assert vit.origin.averaged
-  found, stored = checkpoint_format.checksums(vit.params), checksums(path)
+  found = checkpoint_format.checksums(vit.params)
+  stored = methods.final_state(path)
   for name, value in found.items():
     assert value == stored[f'extra/average/trunk/{name}'], name
   assert any(x != stored[f'params/trunk/{name}'] for name, x in found.items())

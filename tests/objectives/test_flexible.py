@@ -6,6 +6,7 @@ import shutil
 import commands
 import jax
 import jax.numpy as jnp
+import methods
 import numpy as np
 import pytest
 import tiny
@@ -34,17 +35,12 @@ FLEXIBLE = {
 
 
 def losses(workdir):
-  found = [x['train/loss'] for x in tiny.metrics(workdir) if 'train/loss' in x]
+  found = methods.losses(workdir)
   assert len(found) == 8
   return found
 
 
-@pytest.fixture(scope='module')
-def finished(tmp_path_factory):
-  """A finished run."""
-  workdir = tmp_path_factory.mktemp('runs') / 'run'
-  loop.run(tiny.config(**FLEXIBLE), str(workdir))
-  return workdir
+finished = methods.finished(lambda: tiny.config(**FLEXIBLE))
 
 
 def test_a_step_draws_one_size_from_seed_and_step():

@@ -19,11 +19,7 @@ RUN = {
 }
 
 
-@pytest.fixture(scope='module')
-def finished(tmp_path_factory):
-  path = tmp_path_factory.mktemp('head_norm') / 'run'
-  assert loop.run(tiny.config(**RUN), str(path)).status == 0
-  return path
+finished = methods.finished(lambda: tiny.config(**RUN))
 
 
 @pytest.mark.slow
@@ -36,10 +32,7 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
 def test_statistics_are_the_whole_batchs(finished, tmp_path):
   config = tiny.config(**RUN, **methods.HOW['8 devices'])
   assert loop.run(config, str(tmp_path / 'run')).status == 0
-  losses = [
-    [x['train/loss'] for x in methods.scalars(path) if 'train/loss' in x]
-    for path in (finished, tmp_path / 'run')
-  ]
+  losses = [methods.losses(path) for path in (finished, tmp_path / 'run')]
   np.testing.assert_allclose(*losses, rtol=1e-5)
   one, eight = (
     vit_jax.load(path).params['head_norm']

@@ -51,12 +51,7 @@ def config_of(**overrides):
   return tiny.config(**RUN | overrides)
 
 
-@pytest.fixture(scope='module')
-def finished(tmp_path_factory):
-  """The work directory of a run."""
-  path = tmp_path_factory.mktemp('igpt') / 'run'
-  assert loop.run(config_of(), str(path)).status == 0
-  return path
+finished = methods.finished(config_of)
 
 
 @pytest.fixture(scope='module')
@@ -82,8 +77,7 @@ def test_one_result_however_it_is_computed(finished, tmp_path, how):
 
 
 def test_the_loss_falls_and_colours_stay(finished):
-  lines = methods.scalars(finished)
-  losses = [x['train/loss'] for x in lines if 'train/loss' in x]
+  losses = methods.losses(finished)
   assert losses[-1] < 0.9 * losses[0]
   palette = vit_jax.load(finished).trained_with.objective.options.palette
   words = palette.split()

@@ -56,11 +56,7 @@ def objective_of(config):
   return objectives.create(config, {'image': features.Image()})
 
 
-@pytest.fixture(scope='module')
-def finished(tmp_path_factory):
-  path = tmp_path_factory.mktemp('mae') / 'run'
-  assert loop.run(config_of(), str(path)).status == 0
-  return path
+finished = methods.finished(config_of)
 
 
 @pytest.mark.slow
@@ -78,11 +74,7 @@ def test_one_result_however_it_is_computed(finished, tmp_path, how):
 def test_the_loss_falls(tmp_path):
   config = config_of(train__duration='60 steps', optim__learning_rate=1e-2)
   assert loop.run(config, str(tmp_path / 'run')).status == 0
-  losses = [
-    x['train/loss']
-    for x in methods.scalars(tmp_path / 'run')
-    if 'train/loss' in x
-  ]
+  losses = methods.losses(tmp_path / 'run')
   assert np.mean(losses[-5:]) < 0.8 * np.mean(losses[:2])
 
 

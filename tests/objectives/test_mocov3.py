@@ -36,12 +36,7 @@ def config(**overrides):
   return result
 
 
-@pytest.fixture(scope='module')
-def finished(tmp_path_factory):
-  """The work directory of a run."""
-  path = tmp_path_factory.mktemp('mocov3') / 'run'
-  assert loop.run(config(), str(path)).status == 0
-  return path
+finished = methods.finished(config)
 
 
 @pytest.mark.slow
@@ -87,9 +82,7 @@ def test_the_patch_embedding_stays_and_the_momentum_encoder_moves():
 def test_the_loss_falls(tmp_path):
   long = config(train__duration='150 steps', train__log_every='10 steps')
   assert loop.run(long, str(tmp_path / 'run')).status == 0
-  losses = [
-    x['train/loss'] for x in tiny.metrics(tmp_path / 'run') if 'train/loss' in x
-  ]
+  losses = methods.losses(tmp_path / 'run')
   assert np.mean(losses[-4:]) < np.mean(losses[:4]) - 0.1
 
 

@@ -15,7 +15,6 @@ import vit_jax
 from vit_jax import evaluate
 from vit_jax.config import UserError
 from vit_jax.data import scenes
-from vit_jax.data.device.rng import Rng
 from vit_jax.evaluation import segments
 from vit_jax.explore import pictures as explore
 from vit_jax.models import setr
@@ -53,11 +52,7 @@ def config_of(options=(), **overrides):
   return config
 
 
-@pytest.fixture(scope='module')
-def finished(tmp_path_factory):
-  path = tmp_path_factory.mktemp('segmentation') / 'run'
-  assert loop.run(config_of(), str(path)).status == 0
-  return path
+finished = methods.finished(config_of)
 
 
 @pytest.mark.slow
@@ -133,22 +128,12 @@ def test_every_head_and_loss_learns(head, loss):
 
 
 def assert_learns(objective):
-  params = objective.init(jax.random.key(0))
-  extra = objective.init_extra(params)
   rng = np.random.default_rng(0)
   batch = {
     'image': rng.normal(size=(4, 16, 16, 3)).astype(np.float32),
     'map': rng.integers(0, 11, (4, 16, 16)).astype(np.int32),
   }
-  rows = Rng(jax.random.key(1), np.arange(4, dtype=np.int32))
-
-  @jax.jit
-  def loss_of(params):
-    return objective.loss(params, extra, batch, rows)[0]
-
-  before, grads = jax.jit(jax.value_and_grad(loss_of))(params)
-  after = loss_of(jax.tree.map(lambda p, g: p - 0.01 * g, params, grads))
-  assert np.isfinite(before) and after < before
+  methods.assert_learns(objective, batch)
 
 
 # A ResNet with two stages, on whose features Trans2Seg draws.
@@ -238,12 +223,8 @@ def test_mistakes_get_one_line(options, overrides, message):
     config.data.source_size, config.data.split = None, 'train[:64]'
     config.evals.val.split = 'train[64:80]'
   with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
-    _check_and_build(config)
-
-
-def _check_and_build(config):
-  experiment_lib.check(config)
-  experiment_lib.build(config)
+    experiment_lib.check(config)
+    experiment_lib.build(config)
 
 
 def test_the_command_measures_a_run(finished, tmp_path, capsys):

@@ -16,7 +16,6 @@ from vit_jax import evaluate
 from vit_jax import objectives
 from vit_jax.config import UserError
 from vit_jax.data import volumes as volumes_lib
-from vit_jax.data.device.rng import Rng
 from vit_jax.evaluation import windows
 from vit_jax.predict import __main__ as predict
 from vit_jax.summary import __main__ as summary
@@ -50,11 +49,7 @@ def config_of(options=(), **overrides):
   return config
 
 
-@pytest.fixture(scope='module')
-def finished(tmp_path_factory):
-  path = tmp_path_factory.mktemp('volumes') / 'run'
-  assert loop.run(config_of(), str(path)).status == 0
-  return path
+finished = methods.finished(config_of)
 
 
 @pytest.mark.slow
@@ -192,22 +187,12 @@ def test_every_head_learns(head):
   layers = (0, 0, 0) if head == 'unetr' else (0,)
   config = config_of({'head': head, 'layers': layers})
   objective = experiment_lib.build(config).program.objective
-  params = objective.init(jax.random.key(0))
-  extra = objective.init_extra(params)
   rng = np.random.default_rng(0)
   batch = {
     'image': rng.normal(size=(2, 16, 16, 16, 1)).astype(np.float32),
     'map': rng.integers(0, 3, (2, 16, 16, 16)).astype(np.int32),
   }
-  rows = Rng(jax.random.key(1), np.arange(2, dtype=np.int32))
-
-  @jax.jit
-  def loss_of(params):
-    return objective.loss(params, extra, batch, rows)[0]
-
-  before, grads = jax.jit(jax.value_and_grad(loss_of))(params)
-  after = loss_of(jax.tree.map(lambda p, g: p - 0.01 * g, params, grads))
-  assert np.isfinite(before) and after < before
+  methods.assert_learns(objective, batch)
 
 
 @pytest.mark.parametrize(

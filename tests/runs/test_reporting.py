@@ -19,11 +19,6 @@ from vit_jax.config import UserError
 from vit_jax.runs import reporting
 
 
-class Terminal(io.StringIO):
-  def isatty(self) -> bool:
-    return True
-
-
 def lines(workdir: pathlib.Path) -> list[dict[str, Any]]:
   text = (workdir / 'metrics.jsonl').read_text()
 
@@ -182,11 +177,14 @@ def test_other_processes_write_nothing(tmp_path: pathlib.Path) -> None:
 
 
 def test_lines_where_there_is_no_terminal(
-  tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+  tmp_path: pathlib.Path,
+  caplog: pytest.LogCaptureFixture,
+  monkeypatch: pytest.MonkeyPatch,
 ) -> None:
   caplog.set_level('INFO', 'absl')
   stream = io.StringIO()
-  with reporting.Reporter(tmp_path, 100, 20, stream=stream) as reporter:
+  monkeypatch.setattr(sys, 'stderr', stream)
+  with reporting.Reporter(tmp_path, 100, 20) as reporter:
     reporter.progress(30, {'loss': 0.123456, 'images/s': 12345.6})
     reporter.progress(40, {'loss': 0.1})
   first, second = (record.getMessage() for record in caplog.records)
@@ -197,14 +195,17 @@ def test_lines_where_there_is_no_terminal(
 
 
 def test_a_bar_on_a_terminal(
-  tmp_path: pathlib.Path, caplog: pytest.LogCaptureFixture
+  tmp_path: pathlib.Path,
+  caplog: pytest.LogCaptureFixture,
+  monkeypatch: pytest.MonkeyPatch,
 ) -> None:
   caplog.set_level('INFO', 'absl')
-  stream = Terminal()
+  stream = tiny.Terminal()
+  monkeypatch.setattr(sys, 'stderr', stream)
   log = tmp_path / 'train.log'
   with (
     reporting.log_to(log),
-    reporting.Reporter(tmp_path, 100, stream=stream) as reporter,
+    reporting.Reporter(tmp_path, 100) as reporter,
   ):
     reporter.progress(50, {'loss': 0.5})
     logging.info('hello')

@@ -1,23 +1,14 @@
 """The table of models of other libraries that can be read."""
 
 import importlib.util
-import os
-import subprocess
-import sys
 
+import commands
 import pytest
 import tiny
 
 
 def run(*flags):
-  command = [sys.executable, str(tiny.ROOT / 'scripts' / 'coverage.py')]
-  return subprocess.run(
-    [*command, *flags],
-    check=False,
-    capture_output=True,
-    text=True,
-    env=os.environ | {'PYTHONPATH': str(tiny.ROOT)},
-  )
+  return commands.python(tiny.ROOT / 'scripts' / 'coverage.py', *flags)
 
 
 def test_models_of_transformers():

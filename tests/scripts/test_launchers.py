@@ -10,17 +10,13 @@ import subprocess
 import sys
 import threading
 
+from commands import ENV
 import pytest
 import stand_in_clusters
 import tiny
 import yaml
 
 SCRIPTS = tiny.ROOT / 'scripts'
-ENV = os.environ | {
-  'PYTHONPATH': str(tiny.ROOT),
-  'JAX_PLATFORMS': 'cpu',
-  'JAX_NUM_CPU_DEVICES': '1',
-}
 needs_submitit = pytest.mark.skipif(
   importlib.util.find_spec('submitit') is None, reason='needs submitit'
 )

@@ -1,23 +1,15 @@
 """The tables of docs/scaling.md, for a plan that takes seconds."""
 
-import os
-import subprocess
-import sys
-
+import commands
 import pytest
 import tiny
 
 
 @pytest.mark.slow
 def test_the_line_of_a_model():
-  command = [sys.executable, str(tiny.ROOT / 'scripts' / 'scaling.py')]
-  flags = ['--models=ViT-B/16', '--devices=1', '--batch_size=8']
-  result = subprocess.run(
-    [*command, *flags, '--hardware=H100,v5e'],
-    check=False,
-    capture_output=True,
-    text=True,
-    env=os.environ | {'PYTHONPATH': str(tiny.ROOT)},
+  result = commands.python(
+    *(tiny.ROOT / 'scripts' / 'scaling.py', '--models=ViT-B/16'),
+    *('--devices=1', '--batch_size=8', '--hardware=H100,v5e'),
   )
   assert result.returncode == 0, result.stderr
   titles = [x for x in result.stdout.splitlines() if x.endswith('a step:')]

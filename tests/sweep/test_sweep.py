@@ -728,16 +728,12 @@ def test_a_picture_has_a_panel_for_each_key(tmp_path):
   assert os.listdir(tmp_path) == ['sweep.png']
 
 
-class Terminal(io.StringIO):
-  def isatty(self):
-    return True
-
-
 def test_the_live_table_fits_the_terminal(monkeypatch):
   monkeypatch.setenv('LINES', '10')
   monkeypatch.setenv('COLUMNS', '60')
-  terminal = Terminal()
-  with board.Board(SWEEP, terminal) as shown:
+  terminal = tiny.Terminal()
+  monkeypatch.setattr(sys, 'stderr', terminal)
+  with board.Board(SWEEP) as shown:
     shown.show(rows_of_all_kinds())
     lines = terminal.getvalue().splitlines()
     assert len(lines) <= 9 and max(map(len, lines)) < 60
@@ -747,7 +743,8 @@ def test_the_live_table_fits_the_terminal(monkeypatch):
     shown.show(rows_of_all_kinds())
   assert terminal.getvalue().count(f'\x1b[{len(lines)}A\x1b[J') == 2
   silent = io.StringIO()
-  with board.Board(SWEEP, silent) as shown:
+  monkeypatch.setattr(sys, 'stderr', silent)
+  with board.Board(SWEEP) as shown:
     shown.show(rows_of_all_kinds())
   assert silent.getvalue() == ''
 

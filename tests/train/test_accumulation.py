@@ -8,6 +8,7 @@ import sys
 import types
 
 import jax
+import methods
 import psutil
 import pytest
 import tiny
@@ -47,17 +48,13 @@ def give(monkeypatch):
   return give
 
 
-def losses(workdir):
-  return [x['train/loss'] for x in tiny.metrics(workdir) if 'train/loss' in x]
-
-
 @pytest.mark.slow
 def test_too_little_memory_names_what_fits(tmp_path, give, capsys):
   """Before the first step; and what it names does fit, as the plan has it."""
   give(needed() / 3)
   with pytest.raises(UserError, match=r'^a step of 512 [^\n]*$') as error:
     loop.run(tiny.config(**LARGE), str(tmp_path / 'all'))
-  assert losses(tmp_path / 'all') == []
+  assert methods.losses(tmp_path / 'all') == []
   text = str(error.value)
   parts = int(text.split('train.accumulation=')[1].split()[0])
   size = int(text.split('train.batch_size=')[1].split()[0])
@@ -89,7 +86,7 @@ def test_auto_takes_what_fits_and_keeps_it(tmp_path, give, caplog):
   shutil.rmtree(cut / 'checkpoints' / '4')
   give(needed() * 9)
   assert loop.run(config, str(cut)).status == 0
-  assert losses(cut) == losses(tmp_path / 'run')
+  assert methods.losses(cut) == methods.losses(tmp_path / 'run')
   # With less, it says what to do.
   (cut / 'DONE').unlink()
   shutil.rmtree(cut / 'checkpoints' / '4')

@@ -263,10 +263,8 @@ def test_a_model_whose_layers_no_probe_reads_is_refused_at_once():
 
 
 def folder_config(root, shots):
-  result = tiny.config(
-    data__name=f'folder:{root}',
-    data__split='train',
-    data__channels=3,
+  result = stand_in.config(
+    root,
     evals__val__split='',
     train__batch_size=8,
     train__duration='3 steps',

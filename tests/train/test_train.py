@@ -7,9 +7,8 @@ import os
 import re
 import shutil
 import signal
-import subprocess
-import sys
 
+import commands
 import cv2
 import jax
 import numpy as np
@@ -559,14 +558,8 @@ def test_a_run_from_python_shows_its_progress(tmp_path):
     f'results = train(config, {str(tmp_path)!r})\n'
     'print(results.metrics["val/accuracy"], results.status)\n'
   )
-  path = f'{tiny.ROOT}:{tiny.ROOT / "tests"}'
-  found = subprocess.run(
-    [sys.executable, '-c', code],
-    env=os.environ | {'PYTHONPATH': path},
-    capture_output=True,
-    text=True,
-    check=True,
-  )
+  path = f'{tiny.ROOT}:{tiny.TESTS}'
+  found = commands.python('-c', code, env=commands.ENV | {'PYTHONPATH': path})
   done = json.loads((tmp_path / 'DONE').read_text())
   assert found.stdout == f'{done["val/accuracy"]} 0\n'
   assert found.stderr.count('step 2/2: loss') == 1
@@ -578,10 +571,8 @@ def test_a_run_from_python_shows_its_progress(tmp_path):
 def test_a_damaged_image_loses_no_step(tmp_path, skips):
   """It is named; what was done before it is saved."""
   root = stand_in.write_folder(tmp_path / 'images', train=8)
-  config = tiny.config(
-    data__name=f'folder:{root}',
-    data__split='train',
-    data__channels=3,
+  config = stand_in.config(
+    root,
     evals__val__split='',
     train__batch_size=8,
     train__skip_nonfinite=skips,

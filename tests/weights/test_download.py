@@ -16,6 +16,7 @@ from file_server import BODY
 from file_server import Reply
 from file_server import Server
 import pytest
+import tiny
 
 from vit_jax.config import UserError
 from vit_jax.weights import download
@@ -267,11 +268,7 @@ def test_two_fetches_at_once_download_once(server, cache):
 
 
 def test_a_bar_on_a_terminal(server, monkeypatch):
-  class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-      return True
-
-  terminal = Terminal()
+  terminal = tiny.Terminal()
   monkeypatch.setattr(sys, 'stderr', terminal)
   server.replies['/a.npz'] = Reply()
   download.fetch(f'{server.url}/a.npz')

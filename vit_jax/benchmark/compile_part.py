@@ -18,6 +18,7 @@ from vit_jax import models
 from vit_jax.ahead import compiled as compiled_lib
 from vit_jax.ahead import plan as plan_lib
 from vit_jax.ahead import step as ahead
+from vit_jax.benchmark import plain as plain_lib
 from vit_jax.benchmark.peers import baseline
 from vit_jax.models import vit
 from vit_jax.parallel import mesh as mesh_lib
@@ -91,7 +92,7 @@ def _lower_plain(
 
   def init(images: jax.Array) -> Any:
     params = plain.init(jax.random.key(0), images)['params']
-    return baseline.make_train_step(plain, params, config.optim)[0]
+    return plain_lib.make_train_step(plain, params, config.optim)[0]
 
   one = jax.ShapeDtypeStruct((1, *shape[1:]), jnp.float32)
   state = jax.tree.map(
@@ -102,7 +103,7 @@ def _lower_plain(
   )
   split = mesh_lib.batch_sharding(mesh)
   nothing: Mapping[str, Any] = {}  # only the state has parameters
-  step: Any = baseline.make_train_step(plain, nothing, config.optim)[1]
+  step: Any = plain_lib.make_train_step(plain, nothing, config.optim)[1]
   return step.lower(
     state,
     jax.ShapeDtypeStruct(shape, jnp.float32, sharding=split),

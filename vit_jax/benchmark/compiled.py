@@ -64,7 +64,6 @@ class Program:
   usual: bool = False
 
 
-_SCANNED: Mapping[str, Any] = {'model.scan': True}
 _FULL: Mapping[str, Any] = {'model.scan': True, 'model.remat': 'full'}
 _FSDP: Mapping[str, Any] = {'model.scan': True, 'mesh.data': 1, 'mesh.fsdp': 8}
 _HUGE: Mapping[str, Any] = {'model.name': 'ViT-H/14', 'model.pre_logits': 0}

@@ -84,7 +84,7 @@ def measure(report: 'gpu_rows.Report') -> None:
   _base(report)
   batch_size = report.best(_BASE).get('batch_size', _BATCH)
   report.infer(_BASE, batch_size)
-  report.against('timm', _BASE, _BATCH)  # compiled by PyTorch
+  report.against_timm(_BASE, _BATCH)  # compiled by PyTorch
   _sizes(report)
   _loops(report, batch_size)
   _trials(report)

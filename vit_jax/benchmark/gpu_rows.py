@@ -120,12 +120,12 @@ class Report(contextlib.AbstractContextManager['Report']):
 
     self._row('infer', model, batch_size, {}, measure)
 
-  def against(self, library: str, model: str, batch_size: int) -> None:
-    """Measures training and inference in turns with a library's model."""
+  def against_timm(self, model: str, batch_size: int) -> None:
+    """Measures inference and training in turns with timm's model."""
 
     @functools.cache
     def bench() -> Any:
-      result = self._bench(model, batch_size, compare=library)
+      result = self._bench(model, batch_size, compare='timm')
       result.check()
       return result
 
@@ -134,7 +134,7 @@ class Report(contextlib.AbstractContextManager['Report']):
       def measure(part: str = part) -> Row:
         return getattr(bench(), part)()
 
-      self._row(part, model, batch_size, {'against': library}, measure)
+      self._row(part, model, batch_size, {'against': 'timm'}, measure)
 
   def loop(
     self, model: str, batch_size: int, changes: dict[str, Any] | None = None
@@ -219,9 +219,8 @@ class Report(contextlib.AbstractContextManager['Report']):
   ) -> ml_collections.ConfigDict:
     small = model == setting_lib.TUTORIAL
     size = setting_lib.SMALL if small else setting_lib.PHOTOGRAPH
-    data = f'folder:{self._folder(size)}'
     setting = setting_lib.Setting(
-      model=model, batch_size=batch_size, data=data, **fields
+      model=model, batch_size=batch_size, data=self._data(size), **fields
     )
     with setting.changes() as all_changes:
       config = setting_lib.config(all_changes)
@@ -229,12 +228,13 @@ class Report(contextlib.AbstractContextManager['Report']):
       config_lib.set_value(config, key, value)
     return config
 
-  def _folder(self, size: tuple[int, int]) -> str:
-    """Returns a folder of photographs of one size, shared by all rows."""
+  def _data(self, size: tuple[int, int]) -> str:
+    """Returns `data.name` of photographs of one size, shared by all rows."""
     if size not in self._folders:
       folder = self._stack.enter_context(tempfile.TemporaryDirectory())
-      setting_lib.write_images(pathlib.Path(folder), _IMAGES, size)
-      self._folders[size] = folder
+      self._folders[size] = setting_lib.write_images(
+        pathlib.Path(folder), _IMAGES, size
+      )
     return self._folders[size]
 
   def _rate(
@@ -243,13 +243,10 @@ class Report(contextlib.AbstractContextManager['Report']):
     steps = timing.steps_per_block([function], _BLOCK_SECONDS)
     times = timing.in_turns({'': lambda: function(steps)}, _BLOCKS)['']
     images = steps * bench.experiment.config.train.batch_size
-    rate = timing.summarize(times, images)
     flops = getattr(bench.experiment.program.flops, pass_) * steps
     achieved = flops / statistics.median(times)
     peak = hardware.peak_flops(jax.devices()[0])
-    return {
-      'images_per_second': rate['median'],
-      'range': [rate['min'], rate['max']],
+    return timing.summarize(times, images) | {
       'tflops': achieved / 1e12,
       'mfu': achieved / (peak or bench.matmul_flops),
     }

@@ -3,7 +3,6 @@
 TensorFlow is only imported by its own peer.
 """
 
-import abc
 from collections.abc import Callable
 from collections.abc import Iterable
 from collections.abc import Sequence
@@ -65,16 +64,27 @@ def draw(
   return Cut(jpeg, box, bool(rng.random() < 0.5))
 
 
-class Peer(abc.ABC):
-  """A library.
+def create(name: str) -> 'Peer | None':
+  """Returns one of `NAMES`; None if it is not installed."""
+  if importlib.util.find_spec(_PACKAGES[name]) is None:
+    return None
+  if name == 'tensorflow':
+    return TensorFlow()
+  return Loop(_with_cv2 if name == 'cv2' else _with_pillow)
+
+
+class Loop:
+  """A loop over the images in Python.
 
   Attributes:
-    threads: Numbers of threads that it supports.
+    threads: Numbers of threads that the library supports.
   """
 
   threads: tuple[int, ...] = (1,)
 
-  @abc.abstractmethod
+  def __init__(self, make: Callable[[Cut, Size, bool], np.ndarray]):
+    self._make = make
+
   def work(
     self,
     cuts: Sequence[Cut],
@@ -90,31 +100,6 @@ class Peer(abc.ABC):
       batch_size: Size of the batches; None: single images.
       threads: Number of threads.
     """
-
-
-def create(name: str) -> Peer | None:
-  """Returns one of `NAMES`; None if it is not installed."""
-  if importlib.util.find_spec(_PACKAGES[name]) is None:
-    return None
-  if name == 'tensorflow':
-    return TensorFlow()
-  return Loop(_with_cv2 if name == 'cv2' else _with_pillow)
-
-
-class Loop(Peer):
-  """A loop over the images in Python."""
-
-  def __init__(self, make: Callable[[Cut, Size, bool], np.ndarray]):
-    self._make = make
-
-  def work(
-    self,
-    cuts: Sequence[Cut],
-    crop: Crop,
-    batch_size: int | None = None,
-    threads: int = 1,
-  ) -> tuple[Work, Callable[[int], Iterable[np.ndarray]]]:
-    """As `Peer.work`."""
     assert threads in self.threads
 
     def images(cuts: Sequence[Cut]) -> Iterable[np.ndarray]:
@@ -165,13 +150,13 @@ def _with_pillow(cut: Cut, size: Size, antialias: bool) -> np.ndarray:
   return np.asarray(result)
 
 
-class TensorFlow(Peer):
+class TensorFlow:
   """tf.data with `decode_and_crop_jpeg`, as in its guides.
 
   Its images stay float32, which is less work than in our pipeline.
   """
 
-  threads = (1, 2)
+  threads: tuple[int, ...] = (1, 2)
 
   def __init__(self) -> None:
     import tensorflow as tf
@@ -187,7 +172,7 @@ class TensorFlow(Peer):
     batch_size: int | None = None,
     threads: int = 1,
   ) -> tuple[Work, Callable[[int], Iterable[np.ndarray]]]:
-    """As `Peer.work`."""
+    """As `Loop.work`."""
     tf = self._tf
     images = self._images(cuts, crop, threads)
     if batch_size is not None:
@@ -234,3 +219,6 @@ class TensorFlow(Peer):
       .map(make, num_parallel_calls=threads)
       .with_options(options)
     )
+
+
+Peer = Loop | TensorFlow

@@ -48,13 +48,30 @@ def _encode(picture: np.ndarray) -> bytes:
   return jpeg.tobytes()
 
 
-def write_folder(root: pathlib.Path, jpegs: Sequence[bytes]) -> str:
-  """Writes `train/<class>/<number>.jpg`; returns the value for `data.name`."""
-  for name in CLASSES:
-    (root / 'train' / name).mkdir(parents=True)
-  for i, jpeg in enumerate(jpegs):
-    name = CLASSES[i % len(CLASSES)]
-    (root / 'train' / name / f'{i}.jpg').write_bytes(jpeg)
+def write_folder(
+  root: pathlib.Path,
+  jpegs: Sequence[bytes],
+  count: int | None = None,
+  classes: Sequence[str] = CLASSES,
+) -> str:
+  """Writes `train/<class>/<number>.jpg`; returns the value for `data.name`.
+
+  Args:
+    root: The folder.
+    jpegs: Content of the first files; the others are links to them.
+    count: Number of files; None: as many as `jpegs`.
+    classes: Names of the classes, which follow each other.
+  """
+  paths = [
+    root / 'train' / classes[i % len(classes)] / f'{i}.jpg'
+    for i in range(len(jpegs) if count is None else count)
+  ]
+  for i, path in enumerate(paths):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if i < len(jpegs):
+      path.write_bytes(jpegs[i])
+    else:
+      path.hardlink_to(paths[i % len(jpegs)])
   return f'folder:{root}'
 
 

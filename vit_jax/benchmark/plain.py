@@ -1,14 +1,20 @@
-"""The model of the plain formulation: the ViT of a tutorial in Linen.
+"""The plain formulation: the ViT of a tutorial in Linen, and its train step.
 
-It follows P. Lippe's UvA Deep Learning Tutorial 15, as a reader would write it:
-Dense on flattened patches, `nn.MultiHeadDotProductAttention`, `nn.Dropout`,
-LayerNorm and Dense on the class token. It imports nothing else of vit_jax,
-since `plain_start` times its start-up.
+The model follows P. Lippe's UvA Deep Learning Tutorial 15, as a reader would
+write it: Dense on flattened patches, `nn.MultiHeadDotProductAttention`,
+`nn.Dropout`, LayerNorm and Dense on the class token. It imports nothing else of
+vit_jax, since `plain_start` times its start-up.
 """
 
+from collections.abc import Callable
+from collections.abc import Mapping
+from typing import Any
+
 from flax import linen as nn
+from flax.training import train_state
 import jax
 import jax.numpy as jnp
+import optax
 
 
 class Block(nn.Module):
@@ -65,3 +71,45 @@ class BaselineViT(nn.Module):
       )
     x = nn.LayerNorm(dtype=self.dtype)(x[:, 0]).astype(jnp.float32)
     return nn.Dense(self.num_classes)(x)
+
+
+def make_train_step(
+  model: BaselineViT, params: Mapping[str, Any], optim: Any
+) -> tuple[train_state.TrainState, Callable[..., Any]]:
+  """Returns a state and `(state, images, labels, key) -> (state, loss)`.
+
+  Args:
+    model: The model.
+    params: Its initial parameters.
+    optim: `config.optim` or a dict; only the settings of AdamW and clipping are
+      used.
+  """
+  adamw = optax.adamw(
+    optim['learning_rate'],
+    optim['b1'],
+    optim['b2'],
+    optim['eps'],
+    weight_decay=optim['weight_decay'],
+  )
+  clip = optax.clip_by_global_norm(optim['clip_norm'] or float('inf'))
+  state = train_state.TrainState.create(
+    apply_fn=model.apply, params=params, tx=optax.chain(clip, adamw)
+  )
+
+  def train_step(
+    state: train_state.TrainState,
+    images: jax.Array,
+    labels: jax.Array,
+    key: jax.Array,
+  ) -> tuple[train_state.TrainState, jax.Array]:
+    def loss_fn(params: Any) -> jax.Array:
+      logits = model.apply(
+        {'params': params}, images, train=True, rngs={'dropout': key}
+      )
+      loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
+      return loss.mean()
+
+    loss, grads = jax.value_and_grad(loss_fn)(state.params)
+    return state.apply_gradients(grads=grads), loss
+
+  return state, jax.jit(train_step, donate_argnums=0)

@@ -72,18 +72,11 @@ def config(
     model = models.create_model(method.model)
   except ValueError as e:
     raise config_lib.UserError(f'--model: {config_lib.one_line(e)}') from None
-  given = {
-    'train.batch_size': setting.batch_size or method.batch_size,
-    'data.image_size': setting.image_size,
-    'model.attention_implementation': setting.attention,
-    'model.scan': setting.scan,
-    'model.remat': setting.remat,
-  }
   changes = _CHANGES | setting_lib.FIXED | {'model.name': method.model}
   for key in ('hidden_size', 'mlp_dim', 'num_heads', 'depth'):
     changes[f'model.{key}'] = getattr(model, key, None)
-  changes |= {'train.dtype': setting.dtype, **method.changes}
-  changes |= {key: x for key, x in given.items() if x is not None}
+  changes |= {'train.batch_size': method.batch_size, **method.changes}
+  changes |= setting.given()
   result = config_lib.load(str(setting_lib.CONFIGS / f'{method.config}.py'))
   for spec in result.evals.values():
     spec.split = ''
@@ -214,12 +207,7 @@ class Bench:
       entry = timing.compare(ours, times['theirs'], images)
       entry['against'] = methods.named(self.name).packages.split()[-1]
     else:
-      rates = timing.summarize(ours, images)
-      entry = {
-        'images_per_second': rates['median'],
-        'range': [rates['min'], rates['max']],
-        'against': missing,
-      }
+      entry = timing.summarize(ours, images) | {'against': missing}
     entry['steps_per_block'] = count
     return entry, statistics.median(ours) / count
 

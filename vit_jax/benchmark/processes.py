@@ -26,7 +26,6 @@ from vit_jax.benchmark import timing
 from vit_jax.models import vit
 
 Entry = dict[str, Any]
-Env = dict[str, str]
 
 _STEPS_PER_BLOCK = 2
 _CACHE_VARIABLE = 'JAX_COMPILATION_CACHE_DIR'
@@ -133,13 +132,11 @@ def parallel(config: ml_collections.ConfigDict, blocks: int) -> Entry:
   with _worker(config, 1) as one, _worker(config, 2) as two:
     times = timing.in_turns({'one': one, 'two': two}, blocks)
   images = _STEPS_PER_BLOCK * config.train.batch_size
-  rates = {k: timing.summarize(v, images) for k, v in times.items()}
-  return {
-    'images_per_second': rates['two']['median'],
-    'baseline': rates['one']['median'],
-    'ratio': rates['two']['median'] / rates['one']['median'],
-    'range': [rates['two']['min'], rates['two']['max']],
-    'baseline_range': [rates['one']['min'], rates['one']['max']],
+  ours, baseline = (timing.summarize(times[k], images) for k in ('two', 'one'))
+  return ours | {
+    'baseline': baseline['images_per_second'],
+    'baseline_range': baseline['range'],
+    'ratio': ours['images_per_second'] / baseline['images_per_second'],
   }
 
 
@@ -153,7 +150,7 @@ def _plain_arguments(config: ml_collections.ConfigDict) -> dict[str, Any]:
   sizes = {name: getattr(model, name) for name in names}
   sizes |= {'patch_size': model.patch_size[0], 'dtype': config.train.dtype}
   size = config_lib.pair(config.data.image_size, 'data.image_size')
-  optim = ('learning_rate', 'weight_decay', 'clip_norm')
+  optim = ('learning_rate', 'b1', 'b2', 'eps', 'weight_decay', 'clip_norm')
   return {
     'model': sizes,
     'image_shape': [*size, config.data.channels],
@@ -193,7 +190,7 @@ def _main(flags: Sequence[str], folder: str) -> list[str]:
   return [*command, f'--workdir={folder}/run']
 
 
-def _own_cache(folder: str) -> Env:
+def _own_cache(folder: str) -> dict[str, str]:
   """Returns an environment with the compile cache in a folder."""
   env = {**os.environ, 'VIT_JAX_CACHE': os.path.join(folder, 'cache')}
   env.pop(_CACHE_VARIABLE, None)  # would take precedence

@@ -67,6 +67,18 @@ class Setting:
   remat: str | None = None
   data: str | None = None
 
+  def given(self) -> Changes:
+    """Returns the keys that are given, but `model.name` and `data.name`."""
+    values = {
+      'train.batch_size': self.batch_size,
+      'train.dtype': self.dtype,
+      'data.image_size': self.image_size,
+      'model.attention_implementation': self.attention,
+      'model.scan': self.scan,
+      'model.remat': self.remat,
+    }
+    return {key: x for key, x in values.items() if x is not None}
+
   @contextlib.contextmanager
   def changes(self) -> Iterator[Changes]:
     """Yields changes of the tutorial's config, by key.
@@ -76,26 +88,17 @@ class Setting:
     Raises:
       UserError: The benchmark does not support the model.
     """
-    given = {
-      'train.batch_size': self.batch_size,
-      'data.image_size': self.image_size,
-      'model.attention_implementation': self.attention,
-      'model.scan': self.scan,
-      'model.remat': self.remat,
-      'data.name': self.data,
-    }
-    changes = _model_changes(self.model) | FIXED | {'train.dtype': self.dtype}
-    changes |= {key: x for key, x in given.items() if x is not None}
+    changes = _model_changes(self.model) | FIXED | self.given()
     if self.data:
-      yield changes
+      yield changes | {'data.name': self.data}
       return
     with tempfile.TemporaryDirectory() as folder:
-      write_images(
+      name = write_images(
         pathlib.Path(folder),
         _BATCHES_OF_IMAGES * changes['train.batch_size'],
         SMALL if self.model == TUTORIAL else PHOTOGRAPH,
       )
-      yield changes | {'data.name': f'folder:{folder}'}
+      yield changes | {'data.name': name}
 
 
 def config(changes: Changes) -> ml_collections.ConfigDict:
@@ -150,9 +153,9 @@ def _model_changes(name: str) -> Changes:
 
 
 def write_images(
-  folder: pathlib.Path, count: int, size: tuple[int, int] = SMALL
-) -> None:
-  """Writes a folder of JPEG files of 10 classes.
+  folder: pathlib.Path, count: int, size: tuple[int, int]
+) -> str:
+  """Writes JPEG files of 10 classes; returns the value for `data.name`.
 
   Args:
     folder: Folder for train/<class>/<number>.jpg.
@@ -160,13 +163,5 @@ def write_images(
     size: (height, width).
   """
   jpegs = photographs.make(min(count, _DIFFERENT_IMAGES), *size)
-  paths = [
-    folder / 'train' / f'class{i % NUM_CLASSES}' / f'{i}.jpg'
-    for i in range(count)
-  ]
-  for i, path in enumerate(paths):
-    path.parent.mkdir(parents=True, exist_ok=True)
-    if i < len(jpegs):
-      path.write_bytes(jpegs[i])
-    else:
-      path.hardlink_to(paths[i % len(jpegs)])
+  classes = [f'class{i}' for i in range(NUM_CLASSES)]
+  return photographs.write_folder(folder, jpegs, count, classes)

@@ -70,13 +70,12 @@ def _seconds(function: Callable[[], Any]) -> float:
   return time.perf_counter() - start
 
 
-def summarize(seconds: list[float], work: float) -> dict[str, float]:
-  """Returns the median, minimum and maximum rate of blocks of `work` units."""
-  rates = [work / s for s in seconds]
+def summarize(seconds: list[float], images: float) -> dict[str, Any]:
+  """Returns the median rate of blocks of images, and its (minimum, maximum)."""
+  rates = [images / s for s in seconds]
   return {
-    'median': statistics.median(rates),
-    'min': min(rates),
-    'max': max(rates),
+    'images_per_second': statistics.median(rates),
+    'range': [min(rates), max(rates)],
   }
 
 
@@ -92,13 +91,11 @@ def compare(ours: list[float], theirs: list[float], images: int) -> Any:
     The medians images_per_second and baseline, with range and baseline_range
     (minimum, maximum); ratio, the median over the turns, and ratio_range.
   """
-  rates, baseline = summarize(ours, images), summarize(theirs, images)
+  baseline = summarize(theirs, images)
   ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
-  return {
-    'images_per_second': rates['median'],
-    'range': [rates['min'], rates['max']],
-    'baseline': baseline['median'],
-    'baseline_range': [baseline['min'], baseline['max']],
+  return summarize(ours, images) | {
+    'baseline': baseline['images_per_second'],
+    'baseline_range': baseline['range'],
     'ratio': statistics.median(ratios),
     'ratio_range': [min(ratios), max(ratios)],
   }

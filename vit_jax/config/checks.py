@@ -86,6 +86,7 @@ def _check_train(config: ml_collections.ConfigDict) -> None:
       f' config.train.accumulation={train.accumulation} equal parts: change'
       ' one of them'
     )
+  one_of(config, 'train.task_sampling', tasks.SAMPLINGS)
   one_of(config, 'train.dtype', ('float32', 'bfloat16'))
   one_of(config, 'train.rng', ('threefry', 'rbg'))
   if not 0 <= train.ema_decay < 1:

@@ -126,11 +126,6 @@ def check(config: ml_collections.ConfigDict) -> None:
   Raises:
     UserError: A value cannot work.
   """
-  if config.train.task_sampling not in SAMPLINGS:
-    raise UserError(
-      f'config.train.task_sampling is {config.train.task_sampling!r}: choose'
-      f' one of {", ".join(SAMPLINGS)}'
-    )
   if not config.tasks:
     return
   for name, spec in config.tasks.items():

@@ -129,7 +129,7 @@ class Checkpointer:
 
   def save_best(
     self, step: int, state: PyTree, metrics: dict[str, float] | None
-  ) -> bool:
+  ) -> None:
     """Writes best/STEP in the background if the metric is the best so far.
 
     The metric is `config.checkpoint.best`. The old best is removed once the new
@@ -140,23 +140,18 @@ class Checkpointer:
       state: The train state; all but `opt_state` is written.
       metrics: Metrics of the evaluations at this step.
 
-    Returns:
-      Whether it was the best.
-
     Raises:
       UserError: This best, or the one before, could not be written.
     """
     value = (metrics or {}).get(self._metric)
     if self._best_store is None or value is None:
-      return False
-    if not self._is_better(value) or self._best_store.has(step):
-      return False
-    self._best = (step, float(value))
-    self._best_store.save(step, state.replace(opt_state=None), metrics)
-    return True
+      return
+    if self._is_better(value) and not self._best_store.has(step):
+      self._best = (step, float(value))
+      self._best_store.save(step, state.replace(opt_state=None), metrics)
 
   def restore(
-    self, abstract_state: PyTree | checkpoint_format.StateFor
+    self, state_for: checkpoint_format.StateFor
   ) -> tuple[PyTree, int, dict[str, float] | None] | None:
     """Reads the newest good checkpoint.
 
@@ -165,20 +160,19 @@ class Checkpointer:
     checkpoint, this writes it.
 
     Args:
-      abstract_state: The train state to fill, of `jax.ShapeDtypeStruct` leaves
-        with shardings; or a function that returns it for the paths of the
-        stored arrays.
+      state_for: Returns the train state to fill, of `jax.ShapeDtypeStruct`
+        leaves with shardings, for the paths of the stored arrays.
 
     Returns:
       The train state, its step, and its metrics as given to `save`; None if
       there is no checkpoint.
 
     Raises:
-      UserError: The newest one does not fit `abstract_state` (all differences
+      UserError: The newest one does not fit the train state (all differences
         are listed), needs a newer version, or all are damaged.
     """
     self.wait()
-    found = restoring.newest_good(self._store.directory, abstract_state)
+    found = restoring.newest_good(self._store.directory, state_for)
     if found is None:
       return None
     state, info, path, damaged = found
@@ -307,7 +301,8 @@ class _Store:
       with self._explained():
         for path in paths:
           path.rename(_unused(path.with_name(path.name + '.damaged')))
-    _barrier('checkpoint: set aside')
+    if jax.process_count() > 1:
+      multihost_utils.sync_global_devices('checkpoint: set aside')
     self._manager.reload()
 
   @contextlib.contextmanager
@@ -384,8 +379,3 @@ def steps_to_keep(
 def _unused(path: pathlib.Path) -> pathlib.Path:
   names = (path.with_name(f'{path.name}{n or ""}') for n in itertools.count())
   return next(name for name in names if not name.exists())
-
-
-def _barrier(name: str) -> None:
-  if jax.process_count() > 1:
-    multihost_utils.sync_global_devices(name)

@@ -159,15 +159,14 @@ def read_info(path: pathlib.Path) -> dict[str, Any]:
 
 
 def restore(
-  path: pathlib.Path, abstract_state: PyTree | StateFor
+  path: pathlib.Path, state_for: StateFor
 ) -> tuple[PyTree, dict[str, Any]]:
   """Reads a whole checkpoint; all processes agree on the outcome.
 
   Args:
     path: Path of the checkpoint.
-    abstract_state: The train state to fill, of `jax.ShapeDtypeStruct` leaves
-      with shardings; or a function that returns it for the paths of the stored
-      arrays.
+    state_for: Returns the train state to fill, of `jax.ShapeDtypeStruct` leaves
+      with shardings, for the paths of the stored arrays.
 
   Returns:
     The train state, and `info`.
@@ -182,8 +181,7 @@ def restore(
   try:
     info = read_info(path)
     _check_is_current(path, info)
-    if callable(abstract_state):
-      abstract_state = abstract_state(info['arrays'].keys())
+    abstract_state = state_for(info['arrays'].keys())
     _check_fits(path, info, abstract_state)
     restore_args = ocp.checkpoint_utils.construct_restore_args(abstract_state)
     state = _read_arrays(path, abstract_state, restore_args)
@@ -213,9 +211,6 @@ def _check_is_current(path: pathlib.Path, info: Mapping[str, Any]) -> None:
 def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
   """Reads only the parameters, or their moving averages where there are any.
 
-  Args:
-    path: Path of the checkpoint.
-
   Returns:
     Nested dicts of NumPy arrays, and the step.
 
@@ -239,9 +234,6 @@ def read_params(path: pathlib.Path) -> tuple[PyTree, int]:
 
 def read_extra(path: pathlib.Path) -> PyTree:
   """Reads only the state of the objective beside the parameters.
-
-  Args:
-    path: Path of the checkpoint.
 
   Returns:
     Nested dicts of NumPy arrays; {} if there is no such state.

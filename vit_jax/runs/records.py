@@ -27,10 +27,6 @@ _TIMED = re.compile(
 )
 
 
-# The end of `show_git` if the checkout had uncommitted changes.
-CHANGED = ' with changes'
-
-
 class Point(NamedTuple):
   """One value of a metric."""
 
@@ -245,17 +241,13 @@ def setting(start: Mapping[str, Any]) -> dict[str, str]:
   found = {
     'python': start.get('python'),
     **(start.get('packages') or {}),
-    'git': git and show_git(git),
+    'git': git
+    and git['commit'][:10] + (' with changes' if git['dirty'] else ''),
     'devices': devices and f'{devices.get("count")} x {devices.get("kind")}',
     'processes': devices.get('processes'),
     'data': start.get('data_fingerprint'),
   }
   return {name: str(value) for name, value in found.items() if value}
-
-
-def show_git(git: Mapping[str, Any]) -> str:
-  """Formats a commit for people."""
-  return git['commit'][:10] + (CHANGED if git['dirty'] else '')
 
 
 def short_names(paths: Sequence[pathlib.Path]) -> list[str]:

@@ -22,7 +22,6 @@ import sys
 import time
 from typing import Any
 from typing import IO
-from typing import TextIO
 
 from absl import logging
 import tqdm
@@ -116,7 +115,6 @@ class Reporter:
     *,
     reports_to: str = 'tensorboard',
     writes: bool = True,
-    stream: TextIO | None = None,
   ):
     """Opens metrics.jsonl and the trackers, and cuts off later entries.
 
@@ -126,7 +124,6 @@ class Reporter:
       start_step: Number of updates that were completed before.
       reports_to: Where metrics go as well: `config.reporting`.
       writes: Whether this process reports. If not, all methods do nothing.
-      stream: The progress bar is shown here if it is a terminal; None: stderr.
 
     Raises:
       UserError: A file cannot be written, or a tracker cannot begin.
@@ -146,7 +143,7 @@ class Reporter:
       self._trackers = trackers.begin(
         reports_to, pathlib.Path(workdir), start_step
       )
-    self._bar = _progress_bar(stream or sys.stderr, total_steps, start_step)
+    self._bar = _progress_bar(total_steps, start_step)
     if self._bar is not None:
       logging.get_absl_logger().addFilter(self._clear_bar)
 
@@ -319,15 +316,13 @@ def cut_back(
   return kept
 
 
-def _progress_bar(
-  stream: TextIO, total_steps: int, start_step: int
-) -> tqdm.tqdm | None:
-  if not stream.isatty():
+def _progress_bar(total_steps: int, start_step: int) -> tqdm.tqdm | None:
+  if not sys.stderr.isatty():
     return None
   return tqdm.tqdm(
     total=total_steps,
     initial=start_step,
-    file=stream,
+    file=sys.stderr,
     unit='step',
     dynamic_ncols=True,
   )

@@ -21,7 +21,7 @@ PyTree = Any
 def restore_at_most(
   workdir: pathlib.Path | str,
   step: int,
-  abstract_state: PyTree | checkpoint_format.StateFor,
+  state_for: checkpoint_format.StateFor,
 ) -> tuple[PyTree, int] | None:
   """Reads the newest good checkpoint of at most `step` updates.
 
@@ -30,7 +30,7 @@ def restore_at_most(
   Args:
     workdir: The work directory of a run.
     step: The largest number of completed updates.
-    abstract_state: As for `checkpoint.Checkpointer.restore`.
+    state_for: As for `checkpoint.Checkpointer.restore`.
 
   Returns:
     The train state and its step; None if there is no such checkpoint.
@@ -40,13 +40,13 @@ def restore_at_most(
   """
   checkpoint_format.quiet_orbax()
   directory = pathlib.Path(workdir).resolve() / 'checkpoints'
-  found = newest_good(directory, abstract_state, step)
+  found = newest_good(directory, state_for, step)
   return None if found is None else (found[0], found[1]['step'])
 
 
 def newest_good(
   directory: pathlib.Path,
-  abstract_state: PyTree | checkpoint_format.StateFor,
+  state_for: checkpoint_format.StateFor,
   at_most: int | None = None,
 ) -> tuple[PyTree, dict[str, Any], pathlib.Path, list[pathlib.Path]] | None:
   """Reads the newest good checkpoint, of at most a given step.
@@ -62,7 +62,7 @@ def newest_good(
   if at_most is not None:
     paths = [path for path in paths if int(path.name) <= at_most]
   found = _first_good(
-    paths, lambda path: checkpoint_format.restore(path, abstract_state)
+    paths, lambda path: checkpoint_format.restore(path, state_for)
   )
   if found is None:
     return None

@@ -217,8 +217,7 @@ def _names(reporting: str) -> list[str]:
 
 def _ids(workdir: pathlib.Path) -> dict[str, str]:
   """Returns the ids of the run by tracker."""
-  path = workdir / 'trackers.json'
-  return safe_io.read_json(path) if path.exists() else {}
+  return safe_io.read_json(workdir / 'trackers.json') or {}
 
 
 def _remember(workdir: pathlib.Path, name: str, run_id: str) -> None:

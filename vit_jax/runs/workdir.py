@@ -207,9 +207,6 @@ def _check_classes(
 def run_info(argv: Sequence[str]) -> dict[str, Any]:
   """Describes this process for run.json: versions, code, devices.
 
-  Args:
-    argv: The command line.
-
   Returns:
     command, directory (where it was given), started (with the time zone), host,
     python, packages (versions), devices (platform, kind, count, processes),

@@ -9,7 +9,6 @@ import shutil
 import statistics
 import sys
 from typing import Any
-from typing import TextIO
 
 from absl import logging
 
@@ -143,16 +142,10 @@ class Board:
   Messages appear above it. If stderr is not a terminal, only these are shown.
   """
 
-  def __init__(self, sweep: space_lib.Sweep, stream: TextIO | None = None):
-    """Shows nothing yet.
-
-    Args:
-      sweep: Sweep of the trials.
-      stream: The table is shown here if it is a terminal; None: stderr.
-    """
+  def __init__(self, sweep: space_lib.Sweep):
+    """Shows nothing yet."""
     self._sweep = sweep
-    self._stream = stream or sys.stderr
-    self._live = self._stream.isatty()
+    self._stream = sys.stderr
     self._lines = 0
 
   def __enter__(self) -> 'Board':
@@ -165,7 +158,7 @@ class Board:
 
   def show(self, rows: Sequence[study_lib.Row]) -> None:
     """Redraws the table."""
-    if not self._live:
+    if not self._stream.isatty():
       return
     size = shutil.get_terminal_size()
     rows = ranked(rows, self._sweep)

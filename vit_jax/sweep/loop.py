@@ -7,14 +7,18 @@ leave unfinished, and ends when all trials have ended.
 from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
+import os
+import select
+import signal
 
 from absl import logging
 
 from vit_jax.sweep import board as board_lib
 from vit_jax.sweep import runs
-from vit_jax.sweep import signals as signals_lib
 from vit_jax.sweep import study as study_lib
 from vit_jax.sweep import trials as trials_lib
+
+_STOPS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 def run(
@@ -40,7 +44,7 @@ def run(
     The exit status: 0, or 128 plus the number of the signal.
   """
   loop = _Loop(study, launcher, config_flags, jobs, publish)
-  with signals_lib.Signals() as signals, board_lib.Board(study.sweep) as board:
+  with _Signals() as signals, board_lib.Board(study.sweep) as board:
     try:
       while not signals.stop:
         loop.watch()
@@ -95,7 +99,7 @@ class _Loop:
       with self._study.lock:  # one process writes at a time
         self._publish(self._study.rows())
 
-  def start(self, signals: signals_lib.Signals) -> None:
+  def start(self, signals: '_Signals') -> None:
     """Starts runs up to the number of concurrent jobs."""
     while self.running() < self._jobs and not signals.stop:
       found = self._next()
@@ -139,3 +143,47 @@ class _Loop:
         row = dataclasses.replace(row, state='elsewhere')
       rows.append(row)
     return rows
+
+
+class _Signals:
+  """Records signals to stop, and ends `wait` when one arrives.
+
+  Attributes:
+    stop: Number of the first signal, or 0. A second one ends the process.
+  """
+
+  def __init__(self) -> None:
+    self.stop = 0
+
+  def __enter__(self) -> '_Signals':
+    self._read, self._write = os.pipe()
+    os.set_blocking(self._read, False)
+    os.set_blocking(self._write, False)
+    self._wakeup = signal.set_wakeup_fd(self._write, warn_on_full_buffer=False)
+    self._previous = {x: signal.signal(x, self._note) for x in _STOPS}
+    # A handler is needed to be woken when a child ends; SIGCHLD is ignored by
+    # default.
+    self._previous[signal.SIGCHLD] = signal.signal(
+      signal.SIGCHLD, lambda *_: None
+    )
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    for number, handler in self._previous.items():
+      signal.signal(number, handler)
+    signal.set_wakeup_fd(self._wakeup)
+    os.close(self._read)
+    os.close(self._write)
+
+  def wait(self, seconds: float) -> None:
+    """Returns after `seconds`, or when a signal arrives or a child ends."""
+    select.select([self._read], [], [], seconds)
+    try:
+      os.read(self._read, 4096)
+    except BlockingIOError:  # no signal
+      pass
+
+  def _note(self, number: int, _: object) -> None:
+    self.stop = self.stop or number
+    for each in _STOPS:
+      signal.signal(each, signal.SIG_DFL)

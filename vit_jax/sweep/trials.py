@@ -157,15 +157,6 @@ class Trial:
     """Returns the step of the current runs, or of all if none is running."""
     return max(seed.metrics.step for seed in self.running() or self.seeds)
 
-  def results(self) -> dict[int, float]:
-    """Returns the value of each seed that is done.
-
-    Raises:
-      UserError: A run has no value.
-    """
-    sweep = self._study.sweep
-    return {s.number: s.metrics.result(sweep) for s in self.seeds if s.done}
-
   def running(self) -> list[Seed]:
     """Returns the current runs."""
     return [seed for seed in self.seeds if seed.run is not None]
@@ -233,9 +224,11 @@ class Trial:
         return
 
   def _finish(self, state: str) -> None:
-    results = {}
+    results, sweep = {}, self._study.sweep
     try:
-      results = self.results()
+      results = {
+        s.number: s.metrics.result(sweep) for s in self.seeds if s.done
+      }
     except config_lib.UserError as e:
       state, self.error = 'failed', str(e)
     value = None
@@ -243,7 +236,7 @@ class Trial:
       value, _ = intervals.mean_interval(list(results.values()))
       if not math.isfinite(value):
         state = 'failed'
-        self.error = f'{self._study.sweep.metric} is not finite'
+        self.error = f'{sweep.metric} is not finite'
         value = None
     self._study.finish(self.claim, state, results, value, self.error)
     logging.info('%s', _told(self, state, results))

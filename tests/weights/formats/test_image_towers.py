@@ -4,7 +4,9 @@ import json
 
 from foreign import assert_same
 from foreign import flat
+from foreign import images_of
 from foreign import logits
+from foreign import of_transformers
 from foreign import random_model
 from foreign import read
 import numpy as np
@@ -39,22 +41,6 @@ THEIRS = {
 CLIP = {'pre_norm': True, 'patch_bias': False, 'layer_norm_epsilon': 1e-5}
 
 
-def images_of(height, width):
-  rng = np.random.default_rng(0)
-  return rng.standard_normal((2, height, width, 3), np.float32)
-
-
-def theirs(transformers, torch, name, **changed):
-  """Returns one of their models with random weights."""
-  torch.manual_seed(0)
-  module = getattr(transformers, name)
-  model = module(module.config_class(**THEIRS[name] | changed)).eval()
-  with torch.no_grad():
-    for parameter in model.parameters():
-      parameter.normal_(std=0.2)
-  return model
-
-
 def pooled(torch, model, images):
   """Returns what their image tower gives, before a projection."""
   tower = getattr(model, 'vision_model', model)
@@ -76,9 +62,7 @@ def pooled(torch, model, images):
 @pytest.mark.parametrize('name', THEIRS)
 def test_their_towers_here(tmp_path, name):
   """Also for oblong images; and back, to the bit."""
-  torch = pytest.importorskip('torch', reason=_REASON)
-  transformers = pytest.importorskip('transformers', reason=_REASON)
-  model = theirs(transformers, torch, name)
+  torch, transformers, model = of_transformers(name, THEIRS[name])
   model.save_pretrained(tmp_path / 'theirs')
   loaded = vit_jax.load(tmp_path / 'theirs')
   assert loaded.model.num_classes == 0
@@ -105,9 +89,8 @@ def test_their_towers_here(tmp_path, name):
 
 def test_images_that_are_no_whole_patches(tmp_path):
   """As SigLIP's 384 pixels in patches of 14."""
-  torch = pytest.importorskip('torch', reason=_REASON)
-  transformers = pytest.importorskip('transformers', reason=_REASON)
-  model = theirs(transformers, torch, 'SiglipVisionModel', image_size=36)
+  fields = VISION | {'image_size': 36}
+  torch, _, model = of_transformers('SiglipVisionModel', fields)
   model.save_pretrained(tmp_path / 'theirs')
   loaded = vit_jax.load(tmp_path / 'theirs')
   images = images_of(36, 36)
@@ -120,10 +103,7 @@ def test_images_that_are_no_whole_patches(tmp_path):
 
 
 def test_a_classifier_of_the_mean_is_refused(tmp_path):
-  torch = pytest.importorskip('torch', reason=_REASON)
-  transformers = pytest.importorskip('transformers', reason=_REASON)
-  THEIRS['SiglipForImageClassification'] = BOTH
-  model = theirs(transformers, torch, 'SiglipForImageClassification')
+  *_, model = of_transformers('SiglipForImageClassification', BOTH)
   model.save_pretrained(tmp_path)
   with pytest.raises(UserError, match='it has a classifier of the mean'):
     vit_jax.load(tmp_path)

@@ -1,7 +1,9 @@
 """AIMv2, BiT and data2vec of transformers, read and written, against itself."""
 
 from foreign import assert_same
+from foreign import images_of
 from foreign import logits
+from foreign import of_transformers
 from foreign import random_model
 import numpy as np
 import pytest
@@ -46,20 +48,6 @@ AIM = {
 }
 
 
-def made(name):
-  """Returns transformers and one of its models, with random weights."""
-  reason = "needs torch and transformers: pip install -e '.[compat]'"
-  torch = pytest.importorskip('torch', reason=reason)
-  transformers = pytest.importorskip('transformers', reason=reason)
-  torch.manual_seed(0)
-  module = getattr(transformers, name.split(',')[0])
-  model = module(module.config_class(**THEIRS[name])).eval()
-  with torch.no_grad():
-    for parameter in model.parameters():
-      parameter.normal_(std=0.2)
-  return torch, model
-
-
 def answer(torch, model, images):
   """Returns what is like our features or logits."""
   with torch.no_grad():
@@ -75,10 +63,10 @@ def answer(torch, model, images):
 
 @pytest.mark.parametrize('name', THEIRS)
 def test_outputs_are_theirs_and_back(tmp_path, name):
-  torch, model = made(name)
+  torch, _, model = of_transformers(name, THEIRS[name])
   model.save_pretrained(tmp_path / 'theirs')
   loaded = vit_jax.load(tmp_path / 'theirs')
-  images = np.random.default_rng(0).standard_normal((2, 32, 32, 3), np.float32)
+  images = images_of(32, 32)
   if 'Bit' in name:
     loaded = vit_jax.load(tmp_path / 'theirs', image_size=32)
   wanted = answer(torch, model, images)

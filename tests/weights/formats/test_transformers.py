@@ -3,7 +3,9 @@
 import dataclasses
 
 from foreign import assert_same
+from foreign import images_of
 from foreign import logits
+from foreign import of_transformers
 from foreign import random_model
 import numpy as np
 from photographs import differences
@@ -60,13 +62,7 @@ def quiet():
 
 def theirs(name):
   """Returns one of their models with random weights."""
-  torch.manual_seed(0)
-  module = getattr(transformers, name.split(',')[0])
-  model = module(module.config_class(**THEIRS[name])).eval()
-  with torch.no_grad():
-    for parameter in model.parameters():
-      parameter.normal_(std=0.2)
-  return model
+  return of_transformers(name, THEIRS[name])[-1]
 
 
 def answer(model, images, **kwargs):
@@ -76,11 +72,6 @@ def answer(model, images, **kwargs):
     output = model(pixels, **kwargs)
   found = output.logits if 'logits' in output else output.pooler_output
   return found.numpy()
-
-
-def images_of(height, width, channels=3):
-  rng = np.random.default_rng(0)
-  return rng.standard_normal((2, height, width, channels), np.float32)
 
 
 @pytest.mark.parametrize('name', THEIRS)

@@ -5,7 +5,9 @@ import re
 
 from foreign import assert_same
 from foreign import flat
+from foreign import images_of
 from foreign import logits
+from foreign import of_transformers
 from foreign import random_model
 from foreign import read
 import jax
@@ -45,11 +47,6 @@ EVA02 = {
 DINO = {'gelu': 'exact', 'num_classes': 0}
 
 
-def images_of(height, width):
-  rng = np.random.default_rng(0)
-  return rng.standard_normal((2, height, width, 3), np.float32)
-
-
 @functools.partial(
   jax.jit,
   static_argnums=0,
@@ -67,15 +64,9 @@ def tokens(loaded, images, masked=None):
 @pytest.mark.parametrize('name', THEIRS)
 def test_transformers_dinov3(tmp_path, name):
   """Also for oblong images and masked patches; and back, to the bit."""
-  reason = "needs torch and transformers: pip install -e '.[compat]'"
-  torch = pytest.importorskip('torch', reason=reason)
-  transformers = pytest.importorskip('transformers', reason=reason)
-  config = transformers.DINOv3ViTConfig(**SMALL | THEIRS[name])
-  torch.manual_seed(0)
-  model = transformers.DINOv3ViTModel(config).eval()
-  with torch.no_grad():
-    for parameter in model.parameters():
-      parameter.normal_(std=0.2)
+  torch, transformers, model = of_transformers(
+    'DINOv3ViTModel', SMALL | THEIRS[name]
+  )
   model.save_pretrained(tmp_path / 'theirs')
   loaded = vit_jax.load(tmp_path / 'theirs')
 

@@ -1,15 +1,11 @@
 """The plain formulation: the ViT of a tutorial in Linen, with one jit."""
 
-from collections.abc import Callable
 from collections.abc import Mapping
 from typing import Any
 
-from flax.training import train_state
 import jax
 import jax.numpy as jnp
-import ml_collections
 import numpy as np
-import optax
 
 from vit_jax.benchmark import plain
 from vit_jax.benchmark.peers import base
@@ -61,56 +57,6 @@ def convert_params(params: Mapping[str, Any]) -> dict[str, Any]:
   return converted
 
 
-def _optimizer(
-  optim: ml_collections.ConfigDict,
-) -> optax.GradientTransformation:
-  """Returns AdamW with clipping."""
-  adamw = optax.adamw(
-    optim.learning_rate,
-    optim.b1,
-    optim.b2,
-    optim.eps,
-    weight_decay=optim.weight_decay,
-  )
-  clip = optax.clip_by_global_norm(optim.clip_norm or float('inf'))
-  return optax.chain(clip, adamw)
-
-
-def make_train_step(
-  model: plain.BaselineViT,
-  params: Mapping[str, Any],
-  optim: ml_collections.ConfigDict,
-) -> tuple[train_state.TrainState, Callable[..., Any]]:
-  """Returns a state and `(state, images, labels, key) -> (state, loss)`.
-
-  Args:
-    model: Model from `make_model`.
-    params: Parameters from `convert_params`.
-    optim: `config.optim`; only the settings of AdamW and clipping are used.
-  """
-  state = train_state.TrainState.create(
-    apply_fn=model.apply, params=params, tx=_optimizer(optim)
-  )
-
-  def train_step(
-    state: train_state.TrainState,
-    images: jax.Array,
-    labels: jax.Array,
-    key: jax.Array,
-  ) -> tuple[train_state.TrainState, jax.Array]:
-    def loss_fn(params: Any) -> jax.Array:
-      logits = model.apply(
-        {'params': params}, images, train=True, rngs={'dropout': key}
-      )
-      loss = optax.softmax_cross_entropy_with_integer_labels(logits, labels)
-      return loss.mean()
-
-    loss, grads = jax.value_and_grad(loss_fn)(state.params)
-    return state.apply_gradients(grads=grads), loss
-
-  return state, jax.jit(train_step, donate_argnums=0)
-
-
 class Baseline(base.Peer):
   """The plain twin of a ViT."""
 
@@ -142,7 +88,7 @@ class Baseline(base.Peer):
     if self._steps is None:
       # A copy, since steps donate their state.
       params = jax.tree.map(jnp.copy, self._params)
-      self._steps = make_train_step(self._model, params, self._task.optim)
+      self._steps = plain.make_train_step(self._model, params, self._task.optim)
     state, step = self._steps
 
     def one_step() -> jax.Array:
