@@ -4,7 +4,6 @@ This package imports nothing else of vit_jax.
 """
 
 from collections.abc import Mapping
-from collections.abc import Sequence
 import difflib
 import fnmatch
 import functools
@@ -15,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import checks
+from vit_jax.models import embedding
 from vit_jax.models import fields as fields_lib
 from vit_jax.models import igpt
 from vit_jax.models import initializers
@@ -241,8 +241,9 @@ def check(
     is_not_filled(model, n, p) for n, p in zip(image_size, patch, strict=True)
   ):
     raise ValueError(
-      f'the patch, {_times(patch)}, does not divide config.data.image_size,'
-      f' {_times(image_size)}: change one of them'
+      f'the patch, {embedding.times(patch)}, does not divide'
+      f' config.data.image_size, {embedding.times(image_size)}: change one of'
+      ' them'
     )
   # This evaluates shapes only, and finds problems that no single field shows.
   # It uses a scan, so that only one layer is traced.
@@ -263,10 +264,6 @@ def has_equal_layers(model: Model) -> bool:
     getattr(model, name, 0) for name in ('experts', 'merge', 'full_key_layers')
   )
   return not isinstance(model, resnet.BiT) and not any(differ)
-
-
-def _times(sides: Sequence[int]) -> str:
-  return ' x '.join(map(str, sides))
 
 
 def pixels_per_token(model: Model) -> tuple[int, ...] | None:
