@@ -137,7 +137,7 @@ class Objective(abc.ABC):
       config.model, config.model.num_classes, config.train.dtype
     )
     self.views = geometry.train_views(config)
-    self.fitted: Fitted = _same
+    self.fitted: Fitted = lambda model, params: (model, params)
     self._rng = config.train.rng
     self._balance: list[jax.Array] | None = None  # while a step is traced
 
@@ -364,10 +364,9 @@ class Objective(abc.ABC):
   def trunk(self, params: Params) -> tuple[models.Model, Params]:
     """Returns the model for use after training, and its parameters.
 
-    Args:
-      params: Parameters of the objective.
+    These are all, or those under 'trunk' where an objective has others, too.
     """
-    return self.fitted(self.model, params)
+    return self.fitted(self.model, params.get('trunk', params))
 
   def foreign(self, format_name: str) -> whole.Whole | None:
     """Returns how the files of a format store what is beside the trunk.
@@ -421,20 +420,12 @@ class Objective(abc.ABC):
     return (found, state) if asked else found
 
   def train_arguments(self, rng: Rng) -> dict[str, Any]:
-    """Returns the arguments with which a model is applied for training.
-
-    Args:
-      rng: Random key of this step and these rows.
-    """
+    """Returns the arguments with which a model is applied for training."""
     key = rng.fold(Purpose.DROPOUT).key
     if self._rng == 'rbg':
       words = jax.random.bits(key, (4,), jnp.uint32)
       key = jax.random.wrap_key_data(words, impl='rbg')
     return {'train': True, 'rows': rng.rows, 'rngs': {'dropout': key}}
-
-
-def _same(model: models.Model, params: Params) -> tuple[models.Model, Params]:
-  return model, params
 
 
 def updated(params: Params, statistics: Params) -> Params:

@@ -139,15 +139,9 @@ class Dino(base.Objective):
     for name, minimum in least.items():
       config_lib.at_least(config, f'{key}.{name}', minimum)
     for name in _POSITIVE:
-      if not options[name] > 0:
-        raise config_lib.UserError(
-          f'config.{key}.{name} is {options[name]}: it must be more than 0'
-        )
+      config_lib.positive(config, f'{key}.{name}')
     for name in ('momentum', 'centre_momentum'):
-      if not 0 <= options[name] <= 1:
-        raise config_lib.UserError(
-          f'config.{key}.{name} is {options[name]}: it must be in [0, 1]'
-        )
+      config_lib.share(config, f'{key}.{name}')
     for name in _DURATIONS:
       config_lib.duration(config, f'{key}.{name}')
     check_scale(options.local_scale, f'{key}.local_scale', 'area')
@@ -196,10 +190,6 @@ class Dino(base.Objective):
         name: head.fresh_statistics() for name, head in self.heads.items()
       }
     return extra
-
-  def trunk(self, params: base.Params) -> tuple[models.Model, base.Params]:
-    """Returns the trunk: the teacher's, of the parameters to evaluate."""
-    return self.model, params['trunk']
 
   def foreign(self, format_name: str) -> whole.Whole | None:
     """Returns the names of the heads in the authors' files."""

@@ -63,10 +63,6 @@ class IGPT(base.Objective):
   ):
     """Makes the model.
 
-    Args:
-      config: The full config, with the palette.
-      features: Features of the examples, by name.
-
     Raises:
       UserError: The checkpoint's model has no clusters.
     """

@@ -160,10 +160,8 @@ class MAE(base.Objective):
     if not 0 < options.mask_ratio < 1:
       raise _error('mask_ratio', options, 'it must be above 0 and below 1')
     for key in ('decoder_width', 'decoder_depth', 'decoder_heads'):
-      if options[key] < 1:
-        raise _error(key, options, 'it must be at least 1')
-    if options.decoder_mlp_dim < 0:
-      raise _error('decoder_mlp_dim', options, 'it must be at least 0')
+      config_lib.at_least(config, f'objective.options.{key}', 1)
+    config_lib.at_least(config, 'objective.options.decoder_mlp_dim', 0)
     if options.decoder_width % options.decoder_heads:
       problem = f'decoder_heads={options.decoder_heads} does not divide it'
       raise _error('decoder_width', options, problem)
@@ -195,10 +193,6 @@ class MAE(base.Objective):
     init = jax.jit(model.init, static_argnums=3)
     params = init(key, tokens, places, self._grid)['params']
     return params if self.model.scan else stack.unstack_layers(params)
-
-  def trunk(self, params: base.Params) -> tuple[models.Model, base.Params]:
-    """Returns the encoder and its parameters."""
-    return self.model, params['trunk']
 
   def loss(
     self,

@@ -91,12 +91,6 @@ class Tokenizer(base.Objective):
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features
   ):
-    """Makes the encoder and the decoder.
-
-    Args:
-      config: The full config, with all values set.
-      features: Features of the examples, by name.
-    """
     super().__init__(config, features)
     assert isinstance(self.model, vit.ViT)
     options, trunk = config.objective.options, self.model
@@ -121,20 +115,14 @@ class Tokenizer(base.Objective):
     Raises:
       UserError: A value cannot work.
     """
-    options, key = config.objective.options, 'config.objective.options'
-    check_count(config)
+    key = 'objective.options'
+    config_lib.at_least(config, f'{key}.tokens', 2)
     for name in ('temperature', 'final_temperature'):
-      if not options[name] > 0:
-        raise config_lib.UserError(
-          f'{key}.{name} is {options[name]}: it must be more than 0'
-        )
+      config_lib.positive(config, f'{key}.{name}')
     for name in ('anneal', 'divergence_warmup'):
-      config_lib.duration(config, f'objective.options.{name}')
-    for name, lowest in (('divergence', 0), ('decoder_depth', 1)):
-      if not options[name] >= lowest:
-        raise config_lib.UserError(
-          f'{key}.{name} is {options[name]}: it must be at least {lowest}'
-        )
+      config_lib.duration(config, f'{key}.{name}')
+    config_lib.at_least(config, f'{key}.divergence', 0)
+    config_lib.at_least(config, f'{key}.decoder_depth', 1)
     check_is_vit(config)
 
   def init(self, key: jax.Array) -> base.Params:
@@ -193,9 +181,7 @@ class Tokenizer(base.Objective):
     self, outputs: base.Outputs, batch: base.Batch
   ) -> clu_metrics.Collection:
     """Returns the mean squared error of the most likely tokens' pixels."""
-    return _Measured.single_from_model_output(
-      loss=outputs['loss'], mask=batch['valid']
-    )
+    return metrics_lib.mean_loss(outputs['loss'], batch['valid'])
 
   @property
   def pictures_caption(self) -> str:
@@ -215,10 +201,6 @@ class Tokenizer(base.Objective):
     """Returns what is drawn from the tokens of images, and the originals."""
     drawn = self.decode(params, self.tokens(params, images))
     return [base.Column('from tokens', drawn), base.Column('original', images)]
-
-  def trunk(self, params: base.Params) -> tuple[models.Model, base.Params]:
-    """Returns the encoder without its head."""
-    return self.model, params['trunk']
 
   def tokens(self, params: base.Params, images: jax.Array) -> jax.Array:
     """Returns the most likely token of each patch, int32 [B, N]."""
@@ -272,20 +254,6 @@ class Tokenizer(base.Objective):
     """Returns patches, float32 [B, N, F], of tokens' weights [B, N, K]."""
     drawn: Any = self._decoder.apply({'params': params['decoder']}, weights)
     return drawn.astype(jnp.float32)
-
-
-_Measured = clu_metrics.Collection.create(
-  loss=clu_metrics.Average.from_output('loss'), examples=metrics_lib.Count
-)
-
-
-def check_count(config: ml_collections.ConfigDict) -> None:
-  """Raises a UserError where there are too few tokens to tell patches apart."""
-  count = config.objective.options.tokens
-  if count < 2:
-    raise config_lib.UserError(
-      f'config.objective.options.tokens is {count}: it must be at least 2'
-    )
 
 
 def check_is_vit(config: ml_collections.ConfigDict) -> None:
