@@ -14,7 +14,6 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import optim
 from vit_jax.models import stack
-from vit_jax.optim import arrays
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
@@ -360,7 +359,7 @@ def test_a_checkpoint_changes_its_layout(name, tmp_path):
   path, moments = 'blocks/mlp/up/kernel', 0
   sharded = scanned.param_shardings[path]
   for keys, x in jax.tree_util.tree_leaves_with_path(state.opt_state):
-    if arrays.name(keys).endswith(path):
+    if sharding.path_name(keys).endswith(path):
       is_moment = x.shape == sharded.shape
       spec = sharded.spec if is_moment else ()
       assert x.sharding.spec == jax.sharding.PartitionSpec(*spec)
