@@ -53,6 +53,14 @@ NAMES = (
   *(f'iGPT-{size}' for size in igpt.SIZES),
 )
 
+# How layers are initialised: as a scan, which compiles one layer and not all of
+# them; and without kernels, which not every device and type has.
+FOR_INIT: dict[str, Any] = {
+  'scan': True,
+  'remat': 'none',
+  'attention_implementation': 'plain',
+}
+
 # A hybrid's ResNet, by its name and the patch size after the slash: the units
 # in each stage, and the patch size in the ResNet's output grid. R+ViT-Ti/16 has
 # patches of 32 pixels; it is named after the ViT of the same cost.
@@ -323,12 +331,9 @@ def _init(
     images = jnp.zeros((1, *image_shape[:2]), jnp.int32)  # of colours
   if isinstance(model, resnet.BiT):
     return model.init(key, images)['params']
-  # Always as a scan, which compiles one layer and not all of them; and without
-  # kernels, which not every device and type has.
-  is_scanned = has_equal_layers(model)
-  how: dict[str, Any] = {'scan': is_scanned, 'remat': 'none'}
-  if isinstance(model, vit.ViT | igpt.IGPT):
-    how['attention_implementation'] = 'plain'
+  how = FOR_INIT | {'scan': has_equal_layers(model)}
+  if isinstance(model, mixer.Mixer):
+    del how['attention_implementation']
   params = model.clone(**how).init(key, images)['params']
   if model.initializers == initializers.MIMETIC:
     params = initializers.mimetic(params, jax.random.fold_in(key, 1))

@@ -19,7 +19,6 @@ from vit_jax.objectives import flexible
 from vit_jax.objectives.base import Batch
 from vit_jax.objectives.base import Extra
 from vit_jax.objectives.base import Objective
-from vit_jax.objectives.base import Outputs
 from vit_jax.objectives.base import Params
 from vit_jax.objectives.base import Purpose
 from vit_jax.objectives.base import Scalars
@@ -30,7 +29,6 @@ __all__ = [
   'Batch',
   'Extra',
   'Objective',
-  'Outputs',
   'Params',
   'Purpose',
   'Scalars',

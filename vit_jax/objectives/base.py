@@ -320,14 +320,16 @@ class Objective(abc.ABC):
   def measure(self, outputs: Outputs, batch: Batch) -> clu_metrics.Collection:
     """Returns the metrics of a batch over the examples that are `valid`.
 
-    The metrics of several batches are merged on the host. A matrix, as
+    By default the mean of `loss` [B], if that is an output, and the count. The
+    metrics of several batches are merged on the host. A matrix, as
     `confusion`, is shown as a picture and not logged.
 
     Args:
       outputs: From `outputs`.
       batch: The features of the source [B, ...], and valid, bool [B].
     """
-    del outputs
+    if 'loss' in outputs:
+      return metrics.mean_loss(outputs['loss'], batch['valid'])
     return metrics.Examples.single_from_model_output(mask=batch['valid'])
 
   def of_each(self, outputs: Outputs, batch: Batch) -> dict[str, jax.Array]:

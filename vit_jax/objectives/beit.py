@@ -185,8 +185,8 @@ class BEiT(base.Objective):
       masked: bool [B, N], the patches that the mask token replaces.
       **how: Passed on to the module.
     """
-    seen: Any = self.model.apply(
-      {'params': params['trunk']}, images, method='trunk', masked=masked, **how
+    seen = self.apply(
+      params['trunk'], images, method='trunk', masked=masked, **how
     )
     return seen['tokens'][:, self.model.prefix_length :]
 

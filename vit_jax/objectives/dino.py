@@ -5,6 +5,7 @@ K prototypes.
 """
 
 from collections.abc import Mapping
+import functools
 import math
 from typing import Any
 from typing import ClassVar
@@ -171,11 +172,8 @@ class Dino(base.Objective):
   def _example(self, trunk: base.Params) -> jax.Array:
     """Returns zeros in the shape of a feature, [1, D]."""
     images = jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)
-    found = jax.eval_shape(
-      lambda params, x: self.model.apply({'params': params}, x, method='trunk'),
-      trunk,
-      images,
-    )
+    apply = functools.partial(self.apply, method='trunk')
+    found = jax.eval_shape(apply, trunk, images)
     return jnp.zeros(found['features'].shape)
 
   def init_extra(self, params: base.Params) -> base.Extra:

@@ -28,6 +28,7 @@ from vit_jax.objectives import block_masks
 from vit_jax.objectives import dino
 from vit_jax.objectives import prototypes
 
+# Of masks, as the code of DINOv2 draws them.
 _LEAST_BLOCK = 4  # patches
 _MOST_OF_GRID = 0.5  # share of the patches that one block may mask
 
@@ -276,9 +277,9 @@ class DinoV2(dino.Dino):
       draws,
       math.prod(self._grid),
     )
-    masks = block_masks_of(self._grid, self._most).draw(
-      keys.reshape(-1), counts.reshape(-1)
-    )
+    most = max(int(_MOST_OF_GRID * math.prod(self._grid)), 1)
+    blocks = block_masks.BlockMasks(self._grid, self._most, _LEAST_BLOCK, most)
+    masks = blocks.draw(keys.reshape(-1), counts.reshape(-1))
     return masks.mask.reshape(*numbers.shape, -1)
 
   def _patch_loss(
@@ -326,18 +327,3 @@ class DinoV2(dino.Dino):
       logits, probabilities, chosen.weights, o.student_temperature
     )
     return loss, new | new_statistics | {'patch_centre': centre}
-
-
-def block_masks_of(grid: tuple[int, int], most: int) -> block_masks.BlockMasks:
-  """Returns what draws blocks as the code of DINOv2 does.
-
-  Args:
-    grid: Patches (h, w).
-    most: Largest number of patches that are masked.
-  """
-  return block_masks.BlockMasks(
-    grid,
-    most,
-    least=_LEAST_BLOCK,
-    most=max(int(_MOST_OF_GRID * math.prod(grid)), 1),
-  )

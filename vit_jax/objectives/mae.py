@@ -10,7 +10,6 @@ from typing import Any
 from typing import ClassVar
 from typing import NamedTuple
 
-from clu import metrics as clu_metrics
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -18,7 +17,6 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.data import features as features_lib
-from vit_jax.evaluation import metrics
 from vit_jax.models import decoder
 from vit_jax.models import embedding
 from vit_jax.models import spec as spec_lib
@@ -180,13 +178,7 @@ class MAE(base.Objective):
     }
 
   def _init_decoder(self, key: jax.Array) -> base.Params:
-    # As a scan, as `models.init_params` has it.
-    spec = dataclasses.replace(
-      self.decoder.spec,
-      scan=True,
-      remat='none',
-      attention_implementation='plain',
-    )
+    spec = dataclasses.replace(self.decoder.spec, **models.FOR_INIT)
     model, (h, w) = self.decoder.clone(spec=spec), self._grid
     tokens = jnp.zeros((1, model.prefix_length + 1, self.model.hidden_size))
     places = jnp.zeros((1, h * w), jnp.int32)
@@ -266,12 +258,6 @@ class MAE(base.Objective):
       base.Column('original', images),
     ]
 
-  def measure(
-    self, outputs: base.Outputs, batch: base.Batch
-  ) -> clu_metrics.Collection:
-    """Returns the mean loss and the number of examples."""
-    return metrics.mean_loss(outputs['loss'], batch['valid'])
-
   def predict(
     self,
     params: base.Params,
@@ -297,12 +283,8 @@ class MAE(base.Objective):
     self, params: base.Params, images: jax.Array, drawn: Masks, **how: Any
   ) -> jax.Array:
     """Returns the trunk's tokens [B, P + K, D]; arguments as of `predict`."""
-    seen: Any = self.model.apply(
-      {'params': params['trunk']},
-      images,
-      kept=drawn.kept,
-      method='trunk',
-      **how,
+    seen = self.apply(
+      params['trunk'], images, kept=drawn.kept, method='trunk', **how
     )
     return seen['tokens']
 

@@ -19,7 +19,6 @@ import math
 from typing import Any
 from typing import ClassVar
 
-from clu import metrics as clu_metrics
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -28,7 +27,6 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.data import features as features_lib
-from vit_jax.evaluation import metrics as metrics_lib
 from vit_jax.models import embedding
 from vit_jax.models import encoder
 from vit_jax.models import spec as spec_lib
@@ -177,12 +175,6 @@ class Tokenizer(base.Objective):
     error = self._error(params, images, weights)
     return {'tokens': tokens, 'loss': error.mean(axis=(1, 2))}
 
-  def measure(
-    self, outputs: base.Outputs, batch: base.Batch
-  ) -> clu_metrics.Collection:
-    """Returns the mean squared error of the most likely tokens' pixels."""
-    return metrics_lib.mean_loss(outputs['loss'], batch['valid'])
-
   @property
   def pictures_caption(self) -> str:
     """Sentences that explain `pictures`."""
@@ -226,9 +218,7 @@ class Tokenizer(base.Objective):
       rng: Random key of dropout, in training; None: there is none.
     """
     how = {} if rng is None else self.train_arguments(rng)
-    seen: Any = self.model.apply(
-      {'params': params['trunk']}, images, method='trunk', **how
-    )
+    seen = self.apply(params['trunk'], images, method='trunk', **how)
     patches = seen['tokens'][:, -math.prod(self.grid) :]
     logits: Any = self._head.apply({'params': params['head']}, patches)
     return logits.astype(jnp.float32)
