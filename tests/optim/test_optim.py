@@ -14,7 +14,7 @@ from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax import optim
 from vit_jax.models import stack
-from vit_jax.optim import arrays
+from vit_jax.optim import optimizers
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
@@ -172,7 +172,7 @@ BY_ARRAY = ('adafactor', 'lamb', 'lars', 'muon')
 
 
 def test_there_is_a_formula_for_each():
-  assert set(FORMULAS) == set(optim.NAMES)
+  assert set(FORMULAS) == set(optimizers.NAMES)
 
 
 @functools.cache
@@ -260,7 +260,7 @@ def trained(name, layout):
   return history
 
 
-@pytest.mark.parametrize('name', optim.NAMES)
+@pytest.mark.parametrize('name', optimizers.NAMES)
 def test_equals_the_formula(name):
   params, gradients = draws()
   gradients = [by_name(g) for g in gradients]
@@ -276,7 +276,7 @@ def test_equals_the_formula(name):
 
 @pytest.mark.parametrize(
   ('name', 'layout'),
-  [*((name, 'scanned') for name in optim.NAMES)]
+  [*((name, 'scanned') for name in optimizers.NAMES)]
   + [(name, 'frozen') for name in BY_ARRAY],
 )
 def test_the_same_in_every_layout(name, layout):
@@ -293,7 +293,7 @@ def test_the_same_in_every_layout(name, layout):
     )
 
 
-@pytest.mark.parametrize('name', optim.NAMES)
+@pytest.mark.parametrize('name', optimizers.NAMES)
 def test_a_state_changes_its_layout(name):
   """Two steps scanned, the third unrolled, and the other way round."""
   for first, then in (('scanned', 'unrolled'), ('unrolled', 'scanned')):
@@ -360,7 +360,7 @@ def test_a_checkpoint_changes_its_layout(name, tmp_path):
   path, moments = 'blocks/mlp/up/kernel', 0
   sharded = scanned.param_shardings[path]
   for keys, x in jax.tree_util.tree_leaves_with_path(state.opt_state):
-    if arrays.name(keys).endswith(path):
+    if sharding.path_name(keys).endswith(path):
       is_moment = x.shape == sharded.shape
       spec = sharded.spec if is_moment else ()
       assert x.sharding.spec == jax.sharding.PartitionSpec(*spec)
@@ -383,7 +383,7 @@ def test_adamw_equals_that_of_optax():
   np.testing.assert_allclose(-RATE * direction, update, rtol=1e-5)
 
 
-@pytest.mark.parametrize('name', optim.NAMES)
+@pytest.mark.parametrize('name', optimizers.NAMES)
 def test_momentum_in_half_the_memory(name):
   """The first moment alone; what it loses is bfloat16's rounding."""
   size, rng = 100, np.random.default_rng(0)

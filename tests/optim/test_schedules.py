@@ -6,6 +6,7 @@ import pytest
 
 from vit_jax import config as config_lib
 from vit_jax import optim
+from vit_jax.optim import schedules
 
 UserError = config_lib.UserError
 
@@ -87,7 +88,7 @@ def test_rsqrt_is_that_of_big_vision():
   np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-9)
 
 
-@pytest.mark.parametrize('schedule', optim.SCHEDULES)
+@pytest.mark.parametrize('schedule', schedules.NAMES)
 def test_rises_then_falls_and_ends_right(schedule):
   """Runs and parts of many lengths, short ones as well."""
   for total, warmup, cooldown in (

@@ -34,7 +34,7 @@ def test_rates() -> None:
     with keeper.waiting():
       clock.now += 0.5
     clock.now += 1.5
-    keeper.step(32)
+    list(keeper.steps(1, 32))
   with keeper.paused():
     clock.now += 90
   measures = keeper.read()
@@ -44,7 +44,7 @@ def test_rates() -> None:
   assert 'compile_seconds' not in measures
   assert keeper.read() == {}
   clock.now += 4
-  keeper.step(32)
+  list(keeper.steps(1, 32))
   measures = keeper.read()
   assert (measures['images_per_second'], measures['data_wait']) == (8, 0)
 
@@ -55,11 +55,11 @@ def test_percentiles_of_the_steps_since_the_last_reading() -> None:
   names = [f'step_seconds_{name}' for name in ('p50', 'p90', 'p99', 'max')]
   for seconds in range(100, -1, -1):
     clock.now += seconds
-    keeper.step(32)
+    list(keeper.steps(1, 32))
   measures = keeper.read()
   assert [measures[name] for name in names] == [50, 90, 99, 100]
   clock.now += 3
-  keeper.step(32)
+  list(keeper.steps(1, 32))
   measures = keeper.read()
   assert [measures[name] for name in names] == [3, 3, 3, 3]
 
@@ -74,7 +74,7 @@ def test_pauses_and_compiling_are_no_part_of_a_step() -> None:
     clock.now += 1
   clock.compile(40)
   clock.now += 2
-  keeper.step(32)
+  list(keeper.steps(1, 32))
   measures = keeper.read()
   assert measures['step_seconds_max'] == 3
   assert measures['compile_seconds'] == 60
@@ -85,7 +85,7 @@ def test_pauses_and_compiling_are_no_part_of_a_step() -> None:
     with keeper.saving():
       clock.now += 0.5
   clock.now += 2
-  keeper.step(32)
+  list(keeper.steps(1, 32))
   measures = keeper.read()
   assert measures['step_seconds_max'] == 2
   assert measures['compile_seconds'] == 10
@@ -100,7 +100,7 @@ def test_a_save_in_the_midst_of_a_step() -> None:
     with keeper.saving():
       clock.now += 0.5
   clock.now += 1
-  keeper.step(32)
+  list(keeper.steps(1, 32))
   assert keeper.saved() == {
     'checkpoint_stall': 1,
     'useful_seconds': 2,
@@ -129,7 +129,7 @@ def run(
     keeper.resume(reporter.before('useful_seconds') or 0.0)
     for step in range(start + 1, stop + 1):
       clock.now += seconds
-      keeper.step(32)
+      list(keeper.steps(1, 32))
       measures = keeper.read() if step % 4 == 0 else {}
       if step % 5 == 0:
         with keeper.saving():

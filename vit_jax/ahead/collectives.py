@@ -174,18 +174,14 @@ class _Finder:
     """Whether 32-bit values were just converted from 16 bits."""
     inside: hlo.Computation = {}
     while value.opcode == 'fusion':
-      inside = self._called(value)
-      value = next(x for x in inside.values() if x.is_root)
+      inside = self._module.inside(value)
+      value = hlo.root(inside)
     while inside and value.opcode in _MOVES:
       value = inside[value.operands[0]]
     if not inside or value.opcode != 'convert':
       return False
     before = hlo.arrays(inside[value.operands[0]].shape)
     return [bits for bits, _ in before] == [16]
-
-  def _called(self, fusion: hlo.Instruction) -> hlo.Computation:
-    ((name,),) = self._module.callees(fusion)
-    return self._module.computations[name]
 
   def _is_narrowed(
     self, reduce: hlo.Instruction, index: int, computation: hlo.Computation
@@ -248,7 +244,7 @@ class _Finder:
       if user.opcode in through and not index:
         result += self._readers_of(user.name, computation, through)
       elif user.opcode == 'fusion':
-        inside = self._called(user)
+        inside = self._module.inside(user)
         parameter = hlo.parameter(inside, index)
         readers = self._readers_of(parameter, inside, through)
         result += [found for found in readers if found[0] is not None]

@@ -81,10 +81,6 @@ def operations(
   """Returns the operations of a program, by descending time.
 
   Collectives are not among them; see `collectives`.
-
-  Args:
-    module: The compiled program.
-    hardware: The device, for its peaks.
   """
   # Instructions inside a fusion exchange their values on the chip.
   fused = {
@@ -175,8 +171,7 @@ def _traffic(
     return ends * hlo.nbytes(result)
   body = None
   if instruction.opcode == 'fusion':
-    ((name,),) = module.callees(instruction)
-    body = module.computations[name]
+    body = module.inside(instruction)
   moved = _written(instruction, body)
   for i, name in enumerate(instruction.operands):
     if name in computation:
@@ -197,7 +192,7 @@ def _written(instruction: hlo.Instruction, body: hlo.Computation | None) -> int:
   """Returns the bytes that an instruction writes."""
   if body is None:
     return _in_memory(instruction.shape)
-  root = next(x for x in body.values() if x.is_root)
+  root = hlo.root(body)
   parts = [root]
   if root.opcode == 'tuple':
     parts = [body[name] for name in root.operands]
@@ -248,8 +243,7 @@ def _read_inside(
     if user.opcode == 'dynamic-slice' and places == [0]:
       total += hlo.nbytes(user.shape)
     elif user.opcode == 'fusion':
-      ((name,),) = module.callees(user)
-      inside = module.computations[name]
+      inside = module.inside(user)
       for found in (_read_inside(module, i, inside) for i in places):
         if found is None:
           return None

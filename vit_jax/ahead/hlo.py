@@ -92,6 +92,11 @@ class Module:
       return [names]
     return [[name] for name in names]
 
+  def inside(self, fusion: Instruction) -> Computation:
+    """Returns the computation of a fusion."""
+    ((name,),) = self.callees(fusion)
+    return self.computations[name]
+
 
 def parse(text: str) -> Module:
   """Parses the text of a program.
@@ -201,7 +206,7 @@ def trip_count(module: Module, loop: Instruction) -> int | None:
   if match:
     return int(match[1])
   condition, body = (module.computations[x] for (x,) in module.callees(loop))
-  compare, sides = _operation(module, condition, _root(condition))
+  compare, sides = _operation(module, condition, root(condition))
   direction = re.search(r'direction=(\w+)', compare.attributes)
   if compare.opcode != 'compare' or direction is None:
     return None
@@ -232,7 +237,9 @@ def _iterations(relation: str, start: int, limit: int, step: int) -> int | None:
 
 def _start(module: Module, loop: Instruction, index: int) -> int | None:
   """Returns the constant that a loop's counter starts with."""
-  around = next(x for x in module.computations.values() if _holds(x, loop))
+  around = next(
+    x for x in module.computations.values() if x.get(loop.name) is loop
+  )
   (name,) = loop.operands
   if around[name].opcode != 'tuple':
     return None
@@ -241,7 +248,7 @@ def _start(module: Module, loop: Instruction, index: int) -> int | None:
 
 def _step(module: Module, body: Computation, index: int) -> int | None:
   """Returns the constant that an iteration adds to a loop's counter."""
-  result = _root(body)
+  result = root(body)
   if result.opcode != 'tuple':
     return None
   after = _through_copies(body[result.operands[index]], body)
@@ -262,17 +269,17 @@ def _operation(
   """Returns an operation and its operands, also if it is alone in a fusion."""
   if instruction.opcode != 'fusion':
     return instruction, [computation[x] for x in instruction.operands]
-  ((name,),) = module.callees(instruction)
-  inside = module.computations[name]
+  inside = module.inside(instruction)
   outside = [computation[x] for x in instruction.operands]
-  operands = [inside[x] for x in _root(inside).operands]
-  return _root(inside), [
+  operands = [inside[x] for x in root(inside).operands]
+  return root(inside), [
     outside[int(x.arguments)] if x.opcode == 'parameter' else x
     for x in operands
   ]
 
 
-def _root(computation: Computation) -> Instruction:
+def root(computation: Computation) -> Instruction:
+  """Returns the instruction whose result is that of a computation."""
   return next(x for x in computation.values() if x.is_root)
 
 
@@ -283,10 +290,6 @@ def parameter(computation: Computation, index: int | str) -> str:
     for x in computation.values()
     if x.opcode == 'parameter' and x.arguments == str(index)
   )
-
-
-def _holds(computation: Computation, instruction: Instruction) -> bool:
-  return computation.get(instruction.name) is instruction
 
 
 def _through_copies(

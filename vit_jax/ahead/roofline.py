@@ -143,29 +143,12 @@ def _communication(
   return result
 
 
-@dataclasses.dataclass(frozen=True)
-class Transfer:
-  """Collectives as an accelerator executes them.
-
-  Attributes:
-    kind: One of `collectives.KINDS`.
-    axes: Axes of the mesh.
-    group_size: Number of devices in a group.
-    executions: Number of executions in a step.
-    bytes: Bytes of all executions, as `collectives` defines them.
-  """
-
-  kind: str
-  axes: tuple[str, ...]
-  group_size: int
-  executions: int
-  bytes: float
-
-
 def transfers(
   found: 'Sequence[collectives.Collective]', mesh: dict[str, int]
-) -> Iterator[Transfer]:
+) -> 'Iterator[collectives.Collective]':
   """Yields the collectives that an accelerator executes for those of a CPU.
+
+  Their `bytes` are the narrow ones.
 
   Args:
     found: Collectives from `collectives.count`.
@@ -173,19 +156,19 @@ def transfers(
   """
   for c in found:
     inner = _innermost(c.axes, mesh, c.parts)
+    narrow = dataclasses.replace(c, bytes=c.narrow_bytes)
     if not inner:
-      yield Transfer(c.kind, c.axes, c.group_size, c.executions, c.narrow_bytes)
+      yield narrow
       continue
-    yield Transfer(
-      'reduce-scatter', inner, c.parts, c.executions, c.narrow_bytes
+    yield dataclasses.replace(
+      narrow, kind='reduce-scatter', axes=inner, group_size=c.parts
     )
     if outer := tuple(axis for axis in c.axes if axis not in inner):
-      yield Transfer(
-        c.kind,
-        outer,
-        c.group_size // c.parts,
-        c.executions,
-        c.narrow_bytes / c.parts,
+      yield dataclasses.replace(
+        narrow,
+        axes=outer,
+        group_size=c.group_size // c.parts,
+        bytes=c.narrow_bytes // c.parts,
       )
 
 
@@ -200,7 +183,9 @@ def _innermost(
 
 
 def transfer_seconds(
-  transfer: Transfer, mesh: dict[str, int], hardware: hardware_lib.Hardware
+  transfer: 'collectives.Collective',
+  mesh: dict[str, int],
+  hardware: hardware_lib.Hardware,
 ) -> float | None:
   """Returns the seconds of all executions; None if a network is not known."""
   n = transfer.group_size

@@ -203,37 +203,31 @@ def make(
   import numpy as np
 
   program = plan_lib.make_program(config, topologies.devices(topology))
-  mesh = dict(program.mesh.shape)
   lowered = program.train_step.lower(
     program.abstract_state(), program.abstract_batch(), np.int32(0)
   )
   start = time.perf_counter()
-  result = Ahead(
-    topology=str(topology),
-    devices=program.mesh.size,
-    mesh=mesh,
-    batch_size=config.train.batch_size,
-    accumulation=config_lib.num_microbatches(config),
-    limit_gib=topology.hardware.memory / 2**30,
-    problem='',
-    total_gib=0.0,
-    model_flops=program.flops.step // program.mesh.size,
-    compile_seconds=0.0,
-  )
+  compiled: jax.stages.Compiled | None = None
+  problem, needed = '', 0.0
   try:
     compiled = lowered.compile()
   except jax.errors.JaxRuntimeError as e:
     if 'RESOURCE_EXHAUSTED' not in str(e):
       raise
     problem, needed = _exhausted(e)
-    seconds = time.perf_counter() - start
-    return dataclasses.replace(
-      result, problem=problem, total_gib=needed, compile_seconds=seconds
-    )
-  result = dataclasses.replace(
-    result, compile_seconds=time.perf_counter() - start
+  result = Ahead(
+    topology=str(topology),
+    devices=program.mesh.size,
+    mesh=dict(program.mesh.shape),
+    batch_size=config.train.batch_size,
+    accumulation=config_lib.num_microbatches(config),
+    limit_gib=topology.hardware.memory / 2**30,
+    problem=problem,
+    total_gib=needed,
+    compile_seconds=time.perf_counter() - start,
+    model_flops=program.flops.step // program.mesh.size,
   )
-  return _read(result, compiled, topology, folder)
+  return _read(result, compiled, topology, folder) if compiled else result
 
 
 def _exhausted(error: Exception) -> tuple[str, float]:
@@ -265,10 +259,7 @@ def _read(
   found = collectives_lib.count(module, result.mesh, as_written=True)
   exchange: float | None = 0.0
   for c in found:
-    transfer = roofline.Transfer(
-      c.kind, c.axes, c.group_size, c.executions, c.bytes
-    )
-    seconds = roofline.transfer_seconds(transfer, result.mesh, hardware)
+    seconds = roofline.transfer_seconds(c, result.mesh, hardware)
     if exchange is not None:
       exchange = None if seconds is None else exchange + seconds
   step = None if exchange is None else cost.seconds + exchange

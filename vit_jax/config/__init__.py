@@ -12,6 +12,8 @@ from vit_jax.config.checks import MOST_PIXELS as MOST_PIXELS
 from vit_jax.config.checks import normalization as normalization
 from vit_jax.config.checks import one_of as one_of
 from vit_jax.config.checks import pair as pair
+from vit_jax.config.checks import positive as positive
+from vit_jax.config.checks import share as share
 from vit_jax.config.checks import sides as sides
 from vit_jax.config.defaults import default as default
 from vit_jax.config.defaults import no_argument as no_argument

@@ -143,6 +143,20 @@ def at_least(
     raise UserError(f'config.{key} is {value}: it must be at least {minimum}')
 
 
+def positive(config: ml_collections.ConfigDict, key: str) -> None:
+  """Raises a UserError unless `config.<key>` is more than 0."""
+  value = dict(flatten(config))[key]
+  if not value > 0:
+    raise UserError(f'config.{key} is {value}: it must be more than 0')
+
+
+def share(config: ml_collections.ConfigDict, key: str) -> None:
+  """Raises a UserError unless `config.<key>` is from 0 to 1."""
+  value = dict(flatten(config))[key]
+  if not 0 <= value <= 1:
+    raise UserError(f'config.{key} is {value}: it must be in [0, 1]')
+
+
 def duration(config: ml_collections.ConfigDict, key: str) -> fractions.Fraction:
   """Returns the number of steps, epochs or examples in `config.<key>`.
 

@@ -4,7 +4,6 @@ This package imports nothing else of vit_jax.
 """
 
 from collections.abc import Mapping
-from collections.abc import Sequence
 import difflib
 import fnmatch
 import functools
@@ -15,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import checks
+from vit_jax.models import embedding
 from vit_jax.models import fields as fields_lib
 from vit_jax.models import igpt
 from vit_jax.models import initializers
@@ -52,6 +52,14 @@ NAMES = (
   *(f'BiT-{size}' for size in resnet.BIT_SIZES),
   *(f'iGPT-{size}' for size in igpt.SIZES),
 )
+
+# How layers are initialised: as a scan, which compiles one layer and not all of
+# them; and without kernels, which not every device and type has.
+FOR_INIT: dict[str, Any] = {
+  'scan': True,
+  'remat': 'none',
+  'attention_implementation': 'plain',
+}
 
 # A hybrid's ResNet, by its name and the patch size after the slash: the units
 # in each stage, and the patch size in the ResNet's output grid. R+ViT-Ti/16 has
@@ -241,8 +249,9 @@ def check(
     is_not_filled(model, n, p) for n, p in zip(image_size, patch, strict=True)
   ):
     raise ValueError(
-      f'the patch, {_times(patch)}, does not divide config.data.image_size,'
-      f' {_times(image_size)}: change one of them'
+      f'the patch, {embedding.times(patch)}, does not divide'
+      f' config.data.image_size, {embedding.times(image_size)}: change one of'
+      ' them'
     )
   # This evaluates shapes only, and finds problems that no single field shows.
   # It uses a scan, so that only one layer is traced.
@@ -263,10 +272,6 @@ def has_equal_layers(model: Model) -> bool:
     getattr(model, name, 0) for name in ('experts', 'merge', 'full_key_layers')
   )
   return not isinstance(model, resnet.BiT) and not any(differ)
-
-
-def _times(sides: Sequence[int]) -> str:
-  return ' x '.join(map(str, sides))
 
 
 def pixels_per_token(model: Model) -> tuple[int, ...] | None:
@@ -326,12 +331,9 @@ def _init(
     images = jnp.zeros((1, *image_shape[:2]), jnp.int32)  # of colours
   if isinstance(model, resnet.BiT):
     return model.init(key, images)['params']
-  # Always as a scan, which compiles one layer and not all of them; and without
-  # kernels, which not every device and type has.
-  is_scanned = has_equal_layers(model)
-  how: dict[str, Any] = {'scan': is_scanned, 'remat': 'none'}
-  if isinstance(model, vit.ViT | igpt.IGPT):
-    how['attention_implementation'] = 'plain'
+  how = FOR_INIT | {'scan': has_equal_layers(model)}
+  if isinstance(model, mixer.Mixer):
+    del how['attention_implementation']
   params = model.clone(**how).init(key, images)['params']
   if model.initializers == initializers.MIMETIC:
     params = initializers.mimetic(params, jax.random.fold_in(key, 1))

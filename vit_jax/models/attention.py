@@ -312,13 +312,7 @@ class Attention(nn.Module):
     total = scores.sum(axis=-1, keepdims=True)
     if perturbation is not None:
       scores += perturbation * total  # scores are divided by `total` below
-    tokens = key.shape[2]
-    dropped = dropout.dropout(
-      scores.astype(self.spec.dtype),
-      self.spec.attention_dropout_rate,
-      dropout.fold(dropout_key, dropout.Purpose.ATTENTION_WEIGHTS),
-      (query.shape[1], tokens, tokens),
-    )
+    dropped = self._dropped(scores.astype(self.spec.dtype), dropout_key)
     # Softmax's division follows the product with the values, which has fewer
     # elements than the weights.
     y = jnp.einsum('bhqt,bhtk->bhqk', dropped, value)
@@ -340,14 +334,20 @@ class Attention(nn.Module):
     """
     scores = jnp.einsum('bqhk,bthk->bhqt', query * query.shape[-1] ** -0.5, key)
     scores = self._masked(scores, bias)
-    tokens = key.shape[1]
-    weights = dropout.dropout(
-      nn.softmax(scores),
+    weights = self._dropped(nn.softmax(scores), dropout_key)
+    return jnp.einsum('bhqt,bthk->bqhk', weights, value)
+
+  def _dropped(
+    self, weights: jax.Array, dropout_key: dropout.DropoutKey | None
+  ) -> jax.Array:
+    """Applies dropout to weights [B, H, R, T]; masks are drawn for R = T."""
+    _, heads, _, tokens = weights.shape
+    return dropout.dropout(
+      weights,
       self.spec.attention_dropout_rate,
       dropout.fold(dropout_key, dropout.Purpose.ATTENTION_WEIGHTS),
-      (query.shape[2], tokens, tokens),
+      (heads, tokens, tokens),
     )
-    return jnp.einsum('bhqt,bthk->bqhk', weights, value)
 
   def _masked(self, scores: jax.Array, bias: jax.Array | None) -> jax.Array:
     """Adds the bias to scores [B, H, R, T], and masks later tokens."""

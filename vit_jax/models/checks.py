@@ -2,6 +2,7 @@
 
 from vit_jax.models import embedding
 from vit_jax.models import experts
+from vit_jax.models import fields
 from vit_jax.models import heads
 from vit_jax.models import igpt
 from vit_jax.models import initializers
@@ -49,9 +50,7 @@ def check_igpt(model: igpt.IGPT) -> None:
       model.rotary != 'none'
     ),
   }
-  for what, has in wrong.items():
-    if has:
-      raise ValueError(what)
+  fields.refuse(wrong)
   _check_scales(model)
   if model.relative_positions != 'none':
     raise ValueError(
@@ -72,9 +71,7 @@ def _check_merge(model: vit.ViT) -> None:
     "pool='map', which counts a token once": model.pool == 'map',
     'causal=True, since merged tokens have no order': model.causal,
   }
-  for what, has in wrong.items():
-    if has:
-      raise ValueError(f'merge={model.merge} does not go with {what}')
+  fields.refuse(wrong, f'merge={model.merge} does not go with {{}}')
 
 
 def _check_experts(model: vit.ViT) -> None:
@@ -88,9 +85,7 @@ def _check_experts(model: vit.ViT) -> None:
     f'merge={model.merge}, which changes the tokens of an image': model.merge,
     'causal=True, since all tokens are routed together': model.causal,
   }
-  for what, has in wrong.items():
-    if has:
-      raise ValueError(f'experts={model.experts} do not go with {what}')
+  fields.refuse(wrong, f'experts={model.experts} do not go with {{}}')
   numbers = model.expert_layers
   if len(set(numbers)) < len(numbers) or max(numbers, default=0) > model.depth:
     raise ValueError(
@@ -110,23 +105,18 @@ def _check_parallel(model: vit.ViT) -> None:
     'merge, between attention and MLP': model.merge > 0,
     'experts': model.experts > 0,
   }
-  of_fields = {
-    'parallel_mlp=True': {
-      f'branches={model.branches}': model.branches > 1,
+  branches, positions = f'branches={model.branches}', model.relative_positions
+  if model.parallel_mlp:
+    wrong_beside = wrong | {
+      branches: model.branches > 1,
       'post_norm=True': model.post_norm,
       'layer_scale_mlp=False: they have one scale': not model.layer_scale_mlp,
-    },
-    f'branches={model.branches}': {
-      f'relative_positions={model.relative_positions!r}, of one attention': (
-        model.relative_positions.startswith('layers')
-      )
-    },
-  }
-  is_set = model.parallel_mlp, model.branches > 1
-  for (name, others), here in zip(of_fields.items(), is_set, strict=True):
-    for what, has in (wrong | others).items():
-      if here and has:
-        raise ValueError(f'{name} does not go with {what}')
+    }
+    fields.refuse(wrong_beside, 'parallel_mlp=True does not go with {}')
+  if model.branches > 1:
+    of_one = positions.startswith('layers')
+    wrong[f'relative_positions={positions!r}, of one attention'] = of_one
+    fields.refuse(wrong, f'{branches} does not go with {{}}')
 
 
 def _check_differential(model: vit.ViT) -> None:
@@ -141,9 +131,7 @@ def _check_differential(model: vit.ViT) -> None:
       width // model.num_heads % 2
     ),
   }
-  for what, has in wrong.items():
-    if has:
-      raise ValueError(f'differential=True does not go with {what}')
+  fields.refuse(wrong, 'differential=True does not go with {}')
 
 
 def _check_keys(model: vit.ViT) -> None:
@@ -171,9 +159,7 @@ def _check_keys(model: vit.ViT) -> None:
       model.scan and full
     ),
   }
-  for what, has in wrong.items():
-    if has:
-      raise ValueError(f'key_heads={keys} does not go with {what}')
+  fields.refuse(wrong, f'key_heads={keys} does not go with {{}}')
 
 
 def check_initializers(
@@ -187,9 +173,7 @@ def check_initializers(
     'key_heads': getattr(model, 'key_heads', None) is not None,
     'differential=True': getattr(model, 'differential', False),
   }
-  for what, has in wrong.items():
-    if has:
-      raise ValueError(f"initializers='mimetic' does not go with {what}")
+  fields.refuse(wrong, "initializers='mimetic' does not go with {}")
 
 
 def _check_scales(model: vit.ViT | igpt.IGPT) -> None:

@@ -9,6 +9,7 @@ on scan, gradient accumulation or the number of devices.
 import enum
 import functools
 from typing import NamedTuple
+from typing import Self
 
 from flax import linen as nn
 import jax
@@ -29,6 +30,14 @@ class DropoutKey(NamedTuple):
 
   key: jax.Array
   rows: jax.Array
+
+  def fold(self, data: int | jax.Array) -> Self:
+    """Folds a layer or a purpose into the key."""
+    return self._replace(key=jax.random.fold_in(self.key, data))
+
+  def per_row(self) -> jax.Array:
+    """Returns a key for each example, [B]."""
+    return jax.vmap(jax.random.fold_in, (None, 0))(self.key, self.rows)
 
 
 def key_of(
@@ -61,10 +70,7 @@ def fold(
   dropout_key: DropoutKey | None, data: int | jax.Array
 ) -> DropoutKey | None:
   """Folds a layer or a purpose into the key; None (not training) stays None."""
-  if dropout_key is None:
-    return None
-  key, rows = dropout_key
-  return DropoutKey(jax.random.fold_in(key, data), rows)
+  return None if dropout_key is None else dropout_key.fold(data)
 
 
 def keep_mask(
@@ -87,11 +93,10 @@ def keep_mask(
   count = int(np.prod(shape))
   if 'threefry' in str(jax.random.key_impl(key)):
     words = -(-count // 2)
-    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, rows)
     draw = functools.partial(
       jex_random.threefry_2x32, count=jnp.arange(words, dtype=jnp.uint32)
     )
-    bits32 = jax.vmap(draw)(jax.random.key_data(keys))
+    bits32 = jax.vmap(draw)(jax.random.key_data(dropout_key.per_row()))
     bits = jax.lax.bitcast_convert_type(bits32, jnp.uint16)
     bits = bits.reshape(len(rows), 2 * words)[:, :count]
   else:
@@ -114,8 +119,7 @@ def noise(
   """
   if dropout_key is None:
     return 0.0
-  key = jax.random.fold_in(dropout_key.key, Purpose.ROUTING)
-  keys = jax.vmap(jax.random.fold_in, (None, 0))(key, dropout_key.rows)
+  keys = dropout_key.fold(Purpose.ROUTING).per_row()
   return jax.vmap(lambda key: jax.random.normal(key, shape))(keys)
 
 
@@ -134,10 +138,7 @@ def kept_patches(
   """
   if dropout_key is None:
     return None
-  key, rows = dropout_key._replace(
-    key=jax.random.fold_in(dropout_key.key, Purpose.PATCHES)
-  )
-  keys = jax.vmap(jax.random.fold_in, (None, 0))(key, rows)
+  keys = dropout_key.fold(Purpose.PATCHES).per_row()
   noise = jax.vmap(lambda k: jax.random.uniform(k, (count,)))(keys)
   return least(noise, rate)
 
@@ -172,6 +173,15 @@ def dropout(
   keep = keep_mask(dropout_key, rate, whole or x.shape[1:])
   keep = keep[tuple(map(slice, x.shape))]
   return jnp.where(keep, x / jnp.asarray(1 - rate, x.dtype), 0)
+
+
+def embedded(
+  x: jax.Array, spec: spec_lib.LayerSpec, dropout_key: DropoutKey | None
+) -> jax.Array:
+  """Applies dropout to embedded tokens [B, T, D], with the key of a step."""
+  # Layers fold their indices 0 to L - 1 into the key; the embedding folds L.
+  own = fold(fold(dropout_key, spec.depth), Purpose.EMBEDDING)
+  return dropout(x, spec.dropout_rate, own)
 
 
 def drop_path(

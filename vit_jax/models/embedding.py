@@ -36,6 +36,11 @@ def unpatchify(
   return x.reshape(len(patches), h * p, w * q, -1)
 
 
+def times(size: Sequence[int]) -> str:
+  """Returns a size for people, as '16 x 16'."""
+  return ' x '.join(map(str, size))
+
+
 def pair(size: Sequence[int]) -> tuple[int, int]:
   """Returns the size of a patch or a grid as (h, w).
 
@@ -44,7 +49,7 @@ def pair(size: Sequence[int]) -> tuple[int, int]:
   """
   if len(size) != 2:
     raise ValueError(
-      f'{_times(size)} is of volumes: they have learned positions or none, and'
+      f'{times(size)} is of volumes: they have learned positions or none, and'
       ' no masked patches'
     )
   return size[0], size[1]
@@ -82,8 +87,8 @@ class PatchEmbedding(nn.Module):
       for n, p in zip(size, patch, strict=True)
     ):
       raise ValueError(
-        f'the image, {_times(size)}, is not a multiple of the patch,'
-        f' {_times(patch)}'
+        f'the image, {times(size)}, is not a multiple of the patch,'
+        f' {times(patch)}'
       )
     grid = [n // p for n, p in zip(size, patch, strict=True)]
     if self.crops:
@@ -106,10 +111,6 @@ class PatchEmbedding(nn.Module):
       return x
     bias = self.param('bias', nn.initializers.zeros, (self.hidden_size,))
     return x + bias.astype(self.dtype)
-
-
-def _times(size: Sequence[int]) -> str:
-  return ' x '.join(map(str, size))
 
 
 # position_embedding -> whether columns come before rows, and whether the

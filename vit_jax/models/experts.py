@@ -124,12 +124,7 @@ def top_experts(
 ) -> Routes:
   """Sends each token to its best experts (V-MoE); full buffers drop tokens.
 
-  Args:
-    gates: As of `choices`.
-    count: As of `choices`.
-    places: C.
-    by_gate: As of `choices`.
-    attended: As of `choices`.
+  `places` are C; the other arguments are those of `choices`.
   """
   weights, experts, found = choices(gates, count, by_gate, attended)
   chosen = jax.nn.one_hot(experts, gates.shape[-1])  # [G, S, K, E]

@@ -179,6 +179,13 @@ def check_values(model: Any) -> None:
     _check_value(name, field, found[name])
 
 
+def refuse(reasons: Mapping[str, object], message: str = '{}') -> None:
+  """Raises a ValueError with the first reason that holds, in place of `{}`."""
+  for reason, holds in reasons.items():
+    if holds:
+      raise ValueError(message.format(reason))
+
+
 def _check_size(name: str, field: Field, value: Any) -> None:
   """Raises a ValueError if an integer is out of bounds."""
   numbers = value if isinstance(value, tuple) else (value,)

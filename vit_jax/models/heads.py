@@ -67,13 +67,7 @@ def linear(
   kernel_init: initializers_lib.Initializer,
   bias: float,
 ) -> nn.Dense:
-  """Returns the last layer, [..., D] -> [..., num_classes].
-
-  Args:
-    num_classes: Size of its output.
-    kernel_init: Initializer of its kernel.
-    bias: Initial value of its bias.
-  """
+  """Returns the last layer, [..., D] -> [..., num_classes]."""
   return nn.Dense(
     num_classes,
     kernel_init=kernel_init,

@@ -82,12 +82,7 @@ class PixelSpec(spec_lib.EncoderSpec):
 
 
 class Layer(nn.Module):
-  """A layer that also hands on the features of the layer that is read.
-
-  Attributes:
-    spec: Fields of the layer.
-    capture: Whether intermediates are returned.
-  """
+  """A layer that also hands on the features of the layer that is read."""
 
   spec: PixelSpec
   capture: bool
@@ -156,9 +151,8 @@ class IGPT(heads.Classifier, PixelSpec):
     Args:
       images: float [B, height, width, C], normalised; or ids of colours, of an
         integer type, [B, height, width] or [B, N].
-      train: Whether to apply dropout; needs `rngs={'dropout': key}`.
-      rows: int32 [B], the images' positions in the global batch, if this is a
-        part of one; by default 0 to B - 1.
+      train: As of `heads.Classifier`.
+      rows: As of `heads.Classifier`.
 
     Returns:
       `embedded` [B, N, D], the input of the first layer; `tokens` [B, N, D],
@@ -178,11 +172,7 @@ class IGPT(heads.Classifier, PixelSpec):
     x = table.astype(self.dtype)[before] + position.astype(self.dtype)
     embedded = x
     key = dropout.key_of(self, ids.shape[0], train, rows)
-    # Layers fold their indices 0 to L - 1 into the key; the embedding folds L.
-    embedding_key = dropout.fold(
-      dropout.fold(key, self.depth), dropout.Purpose.EMBEDDING
-    )
-    x = dropout.dropout(x, self.dropout_rate, embedding_key)
+    x = dropout.embedded(x, self, key)
     both: Any = (x, jnp.zeros((x.shape[0], d), jnp.float32))
     x, features = stack.apply_blocks(
       self, Layer, PixelSpec.take(self), both, key

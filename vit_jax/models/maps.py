@@ -291,11 +291,7 @@ class PlainConvolution(nn.Module):
 
 
 class Classifier(nn.Module):
-  """A dense layer for each place: [B, ..., C] -> float32 [B, ..., classes].
-
-  Attributes:
-    num_classes: Size of the output.
-  """
+  """A dense layer for each place: [B, ..., C] -> float32 [B, ..., classes]."""
 
   num_classes: int
 
@@ -312,10 +308,6 @@ class Doubled(nn.Module):
 
   Its windows do not overlap, so it is a dense layer whose outputs are the 2, 4
   or 8 new places of each old one. The kernel is [2, ..., 2, C, features].
-
-  Attributes:
-    features: Channels of the output.
-    dtype: Type in which it computes.
   """
 
   features: int

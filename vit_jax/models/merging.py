@@ -100,13 +100,7 @@ class Merged:
     return {'sizes': self.sizes, 'places': self.places}
 
   def merged(self, keys: jax.Array, count: int, protected: int) -> Self:
-    """Merges the tokens that are most alike.
-
-    Args:
-      keys: As of `match`.
-      count: As of `match`.
-      protected: As of `match`.
-    """
+    """Merges the tokens that are most alike; arguments as of `match`."""
     found = match(keys, count, protected)
     if found is None:
       return self

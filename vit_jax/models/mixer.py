@@ -49,12 +49,7 @@ class MixerSpec(spec_lib.LayerSpec):
 
 
 class MixerBlock(nn.Module):
-  """One pre-LN layer: an MLP over tokens and one over channels.
-
-  Attributes:
-    spec: Fields of the layer.
-    capture: Whether intermediates are returned.
-  """
+  """One pre-LN layer: an MLP over tokens and one over channels."""
 
   spec: MixerSpec
   capture: bool
@@ -125,9 +120,8 @@ class Mixer(heads.Classifier, MixerSpec):
 
     Args:
       images: [B, height, width, C], height and width multiples of the patch.
-      train: Whether to apply dropout; needs `rngs={'dropout': key}`.
-      rows: int32 [B], the images' positions in the global batch, if this is a
-        part of one; by default 0 to B - 1.
+      train: As of `heads.Classifier`.
+      rows: As of `heads.Classifier`.
 
     Returns:
       `tokens` [B, T, D] after the last LayerNorm, in the dtype of the

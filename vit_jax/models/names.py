@@ -203,8 +203,7 @@ def _huggingface_deit(found: re.Match[str]) -> Named:
 
 
 def _dino(found: re.Match[str]) -> Named:
-  size = {'s': 'S', 'b': 'B'}[found['size']]
-  return f'ViT-{size}/{found["patch"]}', dict(_HUGGINGFACE)
+  return f'ViT-{found["size"].upper()}/{found["patch"]}', dict(_HUGGINGFACE)
 
 
 def _dinov2(found: re.Match[str]) -> Named:

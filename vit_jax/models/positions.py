@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax.models import embedding
+from vit_jax.models import fields
 from vit_jax.models import relative
 from vit_jax.models import rotary
 from vit_jax.models import spec as spec_lib
@@ -183,9 +184,7 @@ def _packed(trunk: vit.Trunk, grids: jax.Array, count: int) -> spec_lib.Context:
     'experts, which take the tokens of a sequence together': trunk.experts,
     'causal=True': trunk.causal,
   }
-  for what, has in wrong.items():
-    if has:
-      raise ValueError(f'several images in a sequence do not go with {what}')
+  fields.refuse(wrong, 'several images in a sequence do not go with {}')
   owner, _ = embedding.owners(grids, count)
   number = grids.shape[1]
   return spec_lib.Context(

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 
 # PyTorch's initialization of a linear layer: uniform in +-1 / sqrt(inputs).
-_KERNEL = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
+TORCH_LINEAR = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
 
 
 def normalize(
@@ -128,7 +128,7 @@ class BatchNormMlp(nn.Module):
       x = nn.Dense(
         width,
         use_bias=False,
-        kernel_init=_KERNEL,
+        kernel_init=TORCH_LINEAR,
         dtype=self.dtype,
         name=f'dense_{i}',
       )(x)

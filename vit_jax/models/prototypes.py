@@ -12,8 +12,6 @@ from vit_jax.models import projection
 
 _NORM = 1e-12  # least norm, as torch's `normalize` has it
 _KERNEL = nn.initializers.truncated_normal(0.02)
-# As torch initialises a linear layer; only the directions matter.
-_DIRECTIONS = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
 
 
 class PrototypeHead(nn.Module):
@@ -73,7 +71,8 @@ class PrototypeHead(nn.Module):
       if self.batch_norm:
         x = self.norm[i](x, train=train).astype(self.dtype)
       x = nn.gelu(x, approximate=False)
-    return _unit(x.astype(jnp.float32), axis=-1)
+    x = x.astype(jnp.float32)
+    return x * _inverse_norm(x, axis=-1)
 
   def fresh_statistics(self) -> dict[str, dict[str, jax.Array]]:
     """Returns the running statistics of BatchNorm before the first batch."""
@@ -101,7 +100,8 @@ class _LastLayer(nn.Module):
     for CPUs would compute the scaled kernel anew for each row of the product.
     """
     shape = (x.shape[-1], self.prototypes)
-    kernel = jnp.asarray(self.param('kernel', _DIRECTIONS, shape))
+    # Only the directions matter.
+    kernel = jnp.asarray(self.param('kernel', projection.TORCH_LINEAR, shape))
     scale = self.param('scale', nn.initializers.ones, (self.prototypes,))
     if not self.trains_scale:
       scale = jax.lax.stop_gradient(scale)
@@ -112,8 +112,3 @@ def _inverse_norm(x: jax.Array, axis: int) -> jax.Array:
   """Returns 1 / the norm of vectors, or 1 / `_NORM` of short ones."""
   squared = jnp.sum(x**2, axis=axis, keepdims=True)
   return jax.lax.rsqrt(jnp.maximum(squared, _NORM**2))
-
-
-def _unit(x: jax.Array, axis: int) -> jax.Array:
-  """Scales vectors to length 1; short ones are divided by `_NORM`."""
-  return x * _inverse_norm(x, axis)

@@ -80,8 +80,8 @@ class StdConv(nn.Module):
     )
 
 
-class PostActivationUnit(nn.Module):
-  """A bottleneck with norms after its convolutions, a ReLU after the sum.
+class _Unit(nn.Module):
+  """A bottleneck of three convolutions, with a shortcut.
 
   Attributes:
     features: F, channels of the output; the bottleneck has a quarter.
@@ -96,6 +96,10 @@ class PostActivationUnit(nn.Module):
   project: bool
   conv: Callable[..., nn.Module]
   norm: Callable[..., nn.Module]
+
+
+class PostActivationUnit(_Unit):
+  """A unit with norms after its convolutions, and a ReLU after the sum."""
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -115,17 +119,8 @@ class PostActivationUnit(nn.Module):
     return nn.relu(shortcut + y)
 
 
-class PreActivationUnit(nn.Module):
-  """A bottleneck with norms and ReLUs before its convolutions.
-
-  Attributes: as `PostActivationUnit`.
-  """
-
-  features: int
-  stride: int
-  project: bool
-  conv: Callable[..., nn.Module]
-  norm: Callable[..., nn.Module]
+class PreActivationUnit(_Unit):
+  """A unit with norms and ReLUs before its convolutions."""
 
   @nn.compact
   def __call__(self, x: jax.Array) -> jax.Array:
@@ -320,8 +315,11 @@ class BiT(heads.Classifier):
     norm = functools.partial(
       nn.GroupNorm, self.num_groups, epsilon=1e-5, dtype=self.dtype
     )
-    stem_width, channels = self._widths()
-    x = BiTStem(stem_width, self.zero_padded_pool, conv, name='stem')(images)
+    factor = self.width_factor
+    channels = [factor * n for n in self.channels]
+    x = BiTStem(
+      factor * self.stem_width, self.zero_padded_pool, conv, name='stem'
+    )(images)
     found = _stages(x, PreActivationUnit, self.stages, channels, conv, norm)
     if not self.is_initializing():  # else `init` returned it, too
       self.sow('levels', 'tokens', found[0])
@@ -330,8 +328,3 @@ class BiT(heads.Classifier):
       'tokens': x.reshape(x.shape[0], -1, x.shape[-1]),
       'features': x.mean(axis=(1, 2)).astype(jnp.float32),
     }
-
-  def _widths(self) -> tuple[int, tuple[int, ...]]:
-    """Returns the channels of the stem and of each stage."""
-    factor = self.width_factor
-    return self.stem_width * factor, tuple(c * factor for c in self.channels)

@@ -162,13 +162,7 @@ def table(
 ) -> tuple[np.ndarray, np.ndarray]:
   """Returns cosines and sines by patch and channel, float32 [N, K] each.
 
-  Args:
-    kind: As the other arguments, that of `angles`.
-    grid: Patches (h, w).
-    channels: K.
-    base: The base of the frequencies.
-    reference: Grid to which indices are scaled.
-    offset: Added to indices.
+  Arguments are those of `angles`.
   """
   found = angles(kind, grid, channels, base, reference, offset)
   spread = np.tile(found, 2) if KINDS[kind].halves else found.repeat(2, axis=1)

@@ -86,12 +86,7 @@ class LinearHead(nn.Module):
 
 
 class Neck(nn.Module):
-  """Adds the levels up from the deepest (multi-level feature aggregation).
-
-  Attributes:
-    channels: Of the output.
-    dtype: Type in which convolutions compute.
-  """
+  """Adds the levels up from the deepest (multi-level feature aggregation)."""
 
   channels: int = 256
   dtype: jax.typing.DTypeLike = jnp.float32

@@ -87,7 +87,7 @@ class TextTower(nn.Module, spec_lib.EncoderSpec):
     shape = (1, self.length, self.hidden_size)
     position = self.param('position_embedding', self.starts.position, shape)
     x += position[:, :count].astype(x.dtype)
-    x = _dropped(self, x, key)
+    x = dropout.embedded(x, self, key)
     spec = spec_lib.EncoderSpec.take(self)
     context = spec_lib.Context(attended=attended)
     x = stack.apply_blocks(
@@ -117,12 +117,7 @@ class TextTower(nn.Module, spec_lib.EncoderSpec):
 
 
 class PostNormBlock(nn.Module):
-  """One layer of BERT: attention and an MLP, each with a residual, then a norm.
-
-  Attributes:
-    spec: Fields of the layer.
-    capture: Whether intermediates are returned.
-  """
+  """One layer of BERT: attention, then an MLP; a norm follows each residual."""
 
   spec: spec_lib.EncoderSpec
   capture: bool
@@ -199,7 +194,7 @@ class Bert(nn.Module, spec_lib.EncoderSpec):
     x += _table(self, self.length, 'position_embedding')(jnp.arange(count))
     x += _table(self, self.segments, 'segment_embedding')(jnp.zeros(1, int))
     x = self.layer_norm('norm_before')(x)
-    x = _dropped(self, x, key)
+    x = dropout.embedded(x, self, key)
     attended = tokens != 0 if attended is None else attended
     spec = spec_lib.EncoderSpec.take(self)
     context = spec_lib.Context(attended=attended)
@@ -231,12 +226,3 @@ def _table(tower: TextTower | Bert, count: int, name: str) -> nn.Embed:
     embedding_init=tower.starts.position,
     name=name,
   )
-
-
-def _dropped(
-  tower: TextTower | Bert, x: jax.Array, key: dropout.DropoutKey | None
-) -> jax.Array:
-  """Applies dropout to the embedded tokens."""
-  # Layers fold their indices 0 to L - 1 into the key; the embedding folds L.
-  own = dropout.fold(dropout.fold(key, tower.depth), dropout.Purpose.EMBEDDING)
-  return dropout.dropout(x, tower.dropout_rate, own)

@@ -22,11 +22,7 @@ MLP_RATIO = 3  # width of an MLP as a multiple of the token's
 
 
 class CrossAttention(nn.Module):
-  """Attention of classes to places, which also returns its scores.
-
-  Attributes:
-    spec: Fields of the layer.
-  """
+  """Attention of classes to places, which also returns its scores."""
 
   spec: spec_lib.EncoderSpec
 
@@ -61,11 +57,7 @@ class CrossAttention(nn.Module):
 
 
 class ClassDecoder(nn.Module):
-  """One layer of the decoder: classes attend to places; all are refined.
-
-  Attributes:
-    spec: Fields of the layer.
-  """
+  """One layer of the decoder: classes attend to places; all are refined."""
 
   spec: spec_lib.EncoderSpec
 

@@ -23,12 +23,7 @@ _SLOPE = 0.01  # of the leaky ReLU
 
 
 class ResidualUnit(nn.Module):
-  """Two convolutions with InstanceNorm and a shortcut, without biases.
-
-  Attributes:
-    features: Channels of the output.
-    dtype: Type in which convolutions compute.
-  """
+  """Two convolutions with InstanceNorm and a shortcut, without biases."""
 
   features: int
   dtype: jax.typing.DTypeLike = jnp.float32
@@ -72,12 +67,7 @@ class Skip(nn.Module):
 
 
 class Up(nn.Module):
-  """Doubles a grid, adds the channels of a skip, and convolves both.
-
-  Attributes:
-    features: Channels of the output.
-    dtype: Type in which convolutions compute.
-  """
+  """Doubles a grid, adds the channels of a skip, and convolves both."""
 
   features: int
   dtype: jax.typing.DTypeLike = jnp.float32

@@ -201,14 +201,11 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
     """
     # Not len(images), since the batch size may be symbolic.
     key = dropout.key_of(self, images.shape[0], train, rows)
-    # Layers fold their indices 0 to L - 1 into the key; the embedding folds L.
-    own = dropout.fold(key, self.depth)
+    own = dropout.fold(key, self.depth)  # as for the dropout of embeddings
     x, context = self._embed(images, masked, kept, grids, own)
     if self.pre_norm:
       x = self.layer_norm('norm_before')(x)
-    x = dropout.dropout(
-      x, self.dropout_rate, dropout.fold(own, dropout.Purpose.EMBEDDING)
-    )
+    x = dropout.embedded(x, self, key)
     # The last layer needs no queries and no MLP for tokens that the pool does
     # not read, since no further layer attends to them.
     reads, is_routed = {}, self.depth - 1 in experts.layers(self)
@@ -416,10 +413,9 @@ class ViT(Trunk):
     """Classifies images; captures and perturbs attention as `trunk` does.
 
     Args:
-      images: [B, height, width, C], height and width multiples of the patch.
-      train: Whether to apply dropout; needs `rngs={'dropout': key}`.
-      rows: int32 [B], the images' positions in the global batch, if this is a
-        part of one; by default 0 to B - 1.
+      images: As of `trunk`.
+      train: As of `trunk`.
+      rows: As of `trunk`.
       merge_heads: Whether the logits of two heads are averaged.
       grids: As of `trunk`.
 

@@ -19,7 +19,6 @@ from vit_jax.objectives import flexible
 from vit_jax.objectives.base import Batch
 from vit_jax.objectives.base import Extra
 from vit_jax.objectives.base import Objective
-from vit_jax.objectives.base import Outputs
 from vit_jax.objectives.base import Params
 from vit_jax.objectives.base import Purpose
 from vit_jax.objectives.base import Scalars
@@ -30,7 +29,6 @@ __all__ = [
   'Batch',
   'Extra',
   'Objective',
-  'Outputs',
   'Params',
   'Purpose',
   'Scalars',
@@ -181,15 +179,8 @@ def _check_keys(config: ml_collections.ConfigDict) -> None:
   """Checks keys of `config.objective` that several objectives share."""
   objective = config.objective
   for key in ('label_smoothing', 'teacher_weight'):
-    if not 0 <= objective[key] <= 1:
-      raise config_lib.UserError(
-        f'config.objective.{key} is {objective[key]}: it must be in [0, 1]'
-      )
-  if not objective.temperature > 0:
-    raise config_lib.UserError(
-      f'config.objective.temperature is {objective.temperature}: it must be'
-      ' more than 0'
-    )
+    config_lib.share(config, f'objective.{key}')
+  config_lib.positive(config, 'objective.temperature')
   if objective.name != 'distillation' and objective.teacher:
     raise config_lib.UserError(
       f'config.objective.teacher is {objective.teacher!r}, which'
@@ -209,9 +200,6 @@ def _check_keys(config: ml_collections.ConfigDict) -> None:
 
 def directions(config: ml_collections.ConfigDict) -> dict[str, str]:
   """Returns the metrics of a config's evaluations and their better directions.
-
-  Args:
-    config: The full config.
 
   Returns:
     'max' or 'min' for each metric, as {'val/accuracy': 'max'}; a name that ends

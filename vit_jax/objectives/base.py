@@ -137,7 +137,7 @@ class Objective(abc.ABC):
       config.model, config.model.num_classes, config.train.dtype
     )
     self.views = geometry.train_views(config)
-    self.fitted: Fitted = _same
+    self.fitted: Fitted = lambda model, params: (model, params)
     self._rng = config.train.rng
     self._balance: list[jax.Array] | None = None  # while a step is traced
 
@@ -320,14 +320,16 @@ class Objective(abc.ABC):
   def measure(self, outputs: Outputs, batch: Batch) -> clu_metrics.Collection:
     """Returns the metrics of a batch over the examples that are `valid`.
 
-    The metrics of several batches are merged on the host. A matrix, as
+    By default the mean of `loss` [B], if that is an output, and the count. The
+    metrics of several batches are merged on the host. A matrix, as
     `confusion`, is shown as a picture and not logged.
 
     Args:
       outputs: From `outputs`.
       batch: The features of the source [B, ...], and valid, bool [B].
     """
-    del outputs
+    if 'loss' in outputs:
+      return metrics.mean_loss(outputs['loss'], batch['valid'])
     return metrics.Examples.single_from_model_output(mask=batch['valid'])
 
   def of_each(self, outputs: Outputs, batch: Batch) -> dict[str, jax.Array]:
@@ -364,10 +366,9 @@ class Objective(abc.ABC):
   def trunk(self, params: Params) -> tuple[models.Model, Params]:
     """Returns the model for use after training, and its parameters.
 
-    Args:
-      params: Parameters of the objective.
+    These are all, or those under 'trunk' where an objective has others, too.
     """
-    return self.fitted(self.model, params)
+    return self.fitted(self.model, params.get('trunk', params))
 
   def foreign(self, format_name: str) -> whole.Whole | None:
     """Returns how the files of a format store what is beside the trunk.
@@ -421,20 +422,12 @@ class Objective(abc.ABC):
     return (found, state) if asked else found
 
   def train_arguments(self, rng: Rng) -> dict[str, Any]:
-    """Returns the arguments with which a model is applied for training.
-
-    Args:
-      rng: Random key of this step and these rows.
-    """
+    """Returns the arguments with which a model is applied for training."""
     key = rng.fold(Purpose.DROPOUT).key
     if self._rng == 'rbg':
       words = jax.random.bits(key, (4,), jnp.uint32)
       key = jax.random.wrap_key_data(words, impl='rbg')
     return {'train': True, 'rows': rng.rows, 'rngs': {'dropout': key}}
-
-
-def _same(model: models.Model, params: Params) -> tuple[models.Model, Params]:
-  return model, params
 
 
 def updated(params: Params, statistics: Params) -> Params:

@@ -58,10 +58,6 @@ class BEiT(base.Objective):
   ):
     """Makes the model, and loads the tokenizer.
 
-    Args:
-      config: The full config, with all values set.
-      features: Features of the examples, by name.
-
     Raises:
       UserError: The tokenizer cannot be loaded, or does not fit the images.
     """
@@ -83,7 +79,7 @@ class BEiT(base.Objective):
       UserError: A value cannot work.
     """
     options, key = config.objective.options, 'config.objective.options'
-    tokenizer.check_count(config)
+    config_lib.at_least(config, 'objective.options.tokens', 2)
     tokenizer.check_is_vit(config)
     if config.model.name == config_lib.INIT_FROM:
       return
@@ -143,7 +139,7 @@ class BEiT(base.Objective):
   def init_extra(self, params: base.Params) -> base.Extra:
     """Returns the tokenizer's arrays, which stay constant."""
     del params
-    return {'tokenizer': self._tokenizer.arrays()}
+    return {'tokenizer': self._tokenizer.arrays}
 
   def loss(
     self,
@@ -189,8 +185,8 @@ class BEiT(base.Objective):
       masked: bool [B, N], the patches that the mask token replaces.
       **how: Passed on to the module.
     """
-    seen: Any = self.model.apply(
-      {'params': params['trunk']}, images, method='trunk', masked=masked, **how
+    seen = self.apply(
+      params['trunk'], images, method='trunk', masked=masked, **how
     )
     return seen['tokens'][:, self.model.prefix_length :]
 
@@ -254,10 +250,6 @@ class BEiT(base.Objective):
         columns.append(base.Column(name, drawn))
     return [*columns, base.Column('original', images)]
 
-  def trunk(self, params: base.Params) -> tuple[models.Model, base.Params]:
-    """Returns the model without the layer that predicts tokens."""
-    return self.model, params['trunk']
-
   def outputs(self, params: base.Params, batch: base.Batch) -> base.Outputs:
     """Returns the trunk's features, [B, D]."""
     return {'features': self.apply(params['trunk'], batch['image'])}
@@ -280,8 +272,7 @@ def masks_of(config: ml_collections.ConfigDict) -> block_masks.BlockMasks:
   """Returns the masks that a config's options describe."""
   options = config.objective.options
   size = config_lib.pair(config.data.image_size, 'data.image_size')
-  patch = models.pixels_per_token(models.from_config(config.model, 0))
-  assert patch is not None
+  patch = models.patch_of_images(models.from_config(config.model, 0))
   grid = size[0] // patch[0], size[1] // patch[1]
   return block_masks.BlockMasks(
     grid,

@@ -38,7 +38,6 @@ class Classification(base.Objective):
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features
   ):
-    """Makes the model; as `base.Objective`."""
     super().__init__(config, features)
     self._loss = config.objective.loss
     self._smoothing = config.objective.label_smoothing

@@ -205,14 +205,9 @@ class Contrastive(towers_lib.Towers, base.Objective):
     """Returns fresh parameters of both towers, and of what is beside them."""
     keys = jax.random.split(key, 3)
     towers = self.towers
-    # As a scan, which compiles one layer; see `models.init_params`.
-    how: dict[str, Any] = {
-      'scan': True,
-      'remat': 'none',
-      'attention_implementation': 'plain',
-    }
     tokens = jnp.zeros((1, self.text.length), jnp.int32)
-    found = jax.jit(towers.text.clone(**how).init)(keys[1], tokens)['params']
+    init = jax.jit(towers.text.clone(**models.FOR_INIT).init)
+    found = init(keys[1], tokens)['params']
     params = {
       'image': super().init(keys[0]),
       'text': found if self.model.scan else stack.unstack_layers(found),

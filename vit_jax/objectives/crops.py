@@ -4,7 +4,6 @@ In comments: B images, n crops of one size, [h, w] patches, D hidden size.
 """
 
 import dataclasses
-import math
 from typing import Any
 
 import jax
@@ -14,8 +13,9 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.data.host import geometry
+from vit_jax.models import embedding
 from vit_jax.models import vit
-from vit_jax.weights import resize
+from vit_jax.objectives import flexible
 
 GLOBAL = 2  # number of global crops
 
@@ -82,8 +82,9 @@ class CropTrunk:
         if name == 'local':
           where = 'objective.options.local_size'
         raise config_lib.UserError(
-          f'config.{where} gives crops of {_by(size)} pixels, which patches of'
-          f' {_by(patch)} do not fill: choose a multiple of these'
+          f'config.{where} gives crops of {embedding.times(size)} pixels, which'
+          f' patches of {embedding.times(patch)} do not fill: choose a multiple'
+          ' of these'
         )
 
   def apply(
@@ -142,22 +143,7 @@ class CropTrunk:
     table = params.get('position_embedding')
     if table is None or size == self.size:
       return params
-    (h, w), new = (
-      [x // p for x, p in zip(each, self._patch, strict=True)]
-      for each in (self.size, size)
-    )
-    rows, columns = (
-      jnp.asarray(resize.resize_matrix(*x, self.resize), jnp.float32)
-      for x in zip((h, w), new, strict=True)
-    )
-    prefix = table.shape[1] - h * w
-    patches = table[0, prefix:].reshape(h, w, -1)
-    patches = jnp.einsum(
-      'ai,bj,ijd->abd', rows, columns, patches, precision='highest'
-    ).reshape(1, math.prod(new), -1)
-    resized = jnp.concatenate([table[:, :prefix], patches], axis=1)
+    p, q = self._patch
+    grids = ((h // p, w // q) for h, w in (self.size, size))
+    resized = flexible.positions(table, *grids, method=self.resize)
     return params | {'position_embedding': resized}
-
-
-def _by(size: tuple[int, int]) -> str:
-  return f'{size[0]} x {size[1]}'

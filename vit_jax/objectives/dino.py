@@ -5,6 +5,7 @@ K prototypes.
 """
 
 from collections.abc import Mapping
+import functools
 import math
 from typing import Any
 from typing import ClassVar
@@ -139,15 +140,9 @@ class Dino(base.Objective):
     for name, minimum in least.items():
       config_lib.at_least(config, f'{key}.{name}', minimum)
     for name in _POSITIVE:
-      if not options[name] > 0:
-        raise config_lib.UserError(
-          f'config.{key}.{name} is {options[name]}: it must be more than 0'
-        )
+      config_lib.positive(config, f'{key}.{name}')
     for name in ('momentum', 'centre_momentum'):
-      if not 0 <= options[name] <= 1:
-        raise config_lib.UserError(
-          f'config.{key}.{name} is {options[name]}: it must be in [0, 1]'
-        )
+      config_lib.share(config, f'{key}.{name}')
     for name in _DURATIONS:
       config_lib.duration(config, f'{key}.{name}')
     check_scale(options.local_scale, f'{key}.local_scale', 'area')
@@ -177,11 +172,8 @@ class Dino(base.Objective):
   def _example(self, trunk: base.Params) -> jax.Array:
     """Returns zeros in the shape of a feature, [1, D]."""
     images = jax.ShapeDtypeStruct((1, *self.image_shape), jnp.float32)
-    found = jax.eval_shape(
-      lambda params, x: self.model.apply({'params': params}, x, method='trunk'),
-      trunk,
-      images,
-    )
+    apply = functools.partial(self.apply, method='trunk')
+    found = jax.eval_shape(apply, trunk, images)
     return jnp.zeros(found['features'].shape)
 
   def init_extra(self, params: base.Params) -> base.Extra:
@@ -196,10 +188,6 @@ class Dino(base.Objective):
         name: head.fresh_statistics() for name, head in self.heads.items()
       }
     return extra
-
-  def trunk(self, params: base.Params) -> tuple[models.Model, base.Params]:
-    """Returns the trunk: the teacher's, of the parameters to evaluate."""
-    return self.model, params['trunk']
 
   def foreign(self, format_name: str) -> whole.Whole | None:
     """Returns the names of the heads in the authors' files."""

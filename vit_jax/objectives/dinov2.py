@@ -28,6 +28,7 @@ from vit_jax.objectives import block_masks
 from vit_jax.objectives import dino
 from vit_jax.objectives import prototypes
 
+# Of masks, as the code of DINOv2 draws them.
 _LEAST_BLOCK = 4  # patches
 _MOST_OF_GRID = 0.5  # share of the patches that one block may mask
 
@@ -146,8 +147,7 @@ class DinoV2(dino.Dino):
         f' config.objective.name={config.objective.name} masks patches: set it'
         ' to True'
       )
-    patch = models.pixels_per_token(self.model)
-    assert patch is not None
+    patch = models.patch_of_images(self.model)
     self._grid = height // patch[0], width // patch[1]
     self._most = int(math.prod(self._grid) * o.mask_ratio[1])
     self._shares = MaskShares(
@@ -182,11 +182,7 @@ class DinoV2(dino.Dino):
       config_lib.at_least(config, f'{key}.{name}', 0)
     config_lib.duration(config, f'{key}.mask_start')
     dino.check_scale(o.mask_ratio, f'{key}.mask_ratio', 'patches')
-    if not 0 <= o.mask_probability <= 1:
-      raise config_lib.UserError(
-        f'config.{key}.mask_probability is {o.mask_probability}: it must be in'
-        ' [0, 1]'
-      )
+    config_lib.share(config, f'{key}.mask_probability')
     if o.patch_prototypes and not o.patch_head:
       raise config_lib.UserError(
         f'config.{key}.patch_prototypes is {o.patch_prototypes}, but patches'
@@ -281,9 +277,9 @@ class DinoV2(dino.Dino):
       draws,
       math.prod(self._grid),
     )
-    masks = block_masks_of(self._grid, self._most).draw(
-      keys.reshape(-1), counts.reshape(-1)
-    )
+    most = max(int(_MOST_OF_GRID * math.prod(self._grid)), 1)
+    blocks = block_masks.BlockMasks(self._grid, self._most, _LEAST_BLOCK, most)
+    masks = blocks.draw(keys.reshape(-1), counts.reshape(-1))
     return masks.mask.reshape(*numbers.shape, -1)
 
   def _patch_loss(
@@ -305,21 +301,18 @@ class DinoV2(dino.Dino):
       taught: Outputs of the teacher's trunk.
       masks: bool [B, 2, N].
     """
-    o, name, chosen = (
-      self._options,
-      self._patch_head,
-      Patches.of(masks, self._most),
-    )
+    o, name = self._options, self._patch_head
+    chosen = Patches.of(masks, self._most)
     student, teacher = (
       x['tokens'][..., self.model.prefix_length :, :] for x in (seen, taught)
     )
     logits, new_statistics = self.project(
       name, params, extra, chosen.take(student)
     )
+    is_masked = (chosen.weights > 0).astype(jnp.float32)
     weights = None
     if o.patch_centre == 'masked':
-      teacher = chosen.take(teacher)
-      weights = (chosen.weights > 0).astype(jnp.float32)
+      teacher, weights = chosen.take(teacher), is_masked
     targets, _ = self.project(name, extra[base.AVERAGE], extra, teacher)
     targets = jax.lax.stop_gradient(targets)
     centre = prototypes.update_centre(
@@ -328,27 +321,9 @@ class DinoV2(dino.Dino):
     if o.patch_centre == 'all':
       targets = chosen.take(targets)
     probabilities = self.assign(
-      targets,
-      extra,
-      extra['patch_centre'],
-      (chosen.weights > 0).astype(jnp.float32),
+      targets, extra, extra['patch_centre'], is_masked
     )
     loss = prototypes.of_patches(
       logits, probabilities, chosen.weights, o.student_temperature
     )
     return loss, new | new_statistics | {'patch_centre': centre}
-
-
-def block_masks_of(grid: tuple[int, int], most: int) -> block_masks.BlockMasks:
-  """Returns what draws blocks as the code of DINOv2 does.
-
-  Args:
-    grid: Patches (h, w).
-    most: Largest number of patches that are masked.
-  """
-  return block_masks.BlockMasks(
-    grid,
-    most,
-    least=_LEAST_BLOCK,
-    most=max(int(_MOST_OF_GRID * math.prod(grid)), 1),
-  )

@@ -38,10 +38,6 @@ class Distillation(classification.Classification):
   ):
     """Makes the model and loads the teacher.
 
-    Args:
-      config: The full config, with the number of classes.
-      features: Features of the examples, by name.
-
     Raises:
       UserError: The teacher cannot be loaded, or it has another number of
         classes or channels.

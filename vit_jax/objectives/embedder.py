@@ -45,10 +45,6 @@ class Embedder:
   def __init__(self, loaded: weights.Loaded, batch_size: int):
     """Copies the parameters to the devices; compiles nothing yet.
 
-    Args:
-      loaded: The model.
-      batch_size: Images in a batch.
-
     Raises:
       UserError: The run of the model cannot be read as it was trained.
     """

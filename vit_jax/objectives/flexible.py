@@ -13,6 +13,7 @@ loaded as one: `vit_jax.load(run, patch_size=8)` resizes in the same way.
 """
 
 import copy
+import math
 from typing import cast
 
 import jax
@@ -22,6 +23,7 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import models
+from vit_jax.models import embedding
 from vit_jax.models import vit
 from vit_jax.objectives import base
 from vit_jax.weights import resize
@@ -86,8 +88,8 @@ def check(config: ml_collections.ConfigDict) -> None:
       n % p for n, p in zip(image, patch, strict=False)
     ):
       raise config_lib.UserError(
-        f'config.{key}: a patch of {_show(patch)} does not divide'
-        f' config.data.image_size, {_show(image)}: leave it out'
+        f'config.{key}: a patch of {embedding.times(patch)} does not divide'
+        f' config.data.image_size, {embedding.times(image)}: leave it out'
       )
   known = sizes(config)
   if len(set(known)) < len(known):
@@ -166,22 +168,36 @@ def resized(
     new: New size.
   """
   params = dict(params)
-  embedding = params['patch_embedding']
+  projection = params['patch_embedding']
   rows, columns = resize.patch_matrices(old, new)
-  kernel = _both(embedding['kernel'], rows, columns)
-  params['patch_embedding'] = embedding | {'kernel': kernel}
+  kernel = _both(projection['kernel'], rows, columns)
+  params['patch_embedding'] = projection | {'kernel': kernel}
   if _POSITIONS in params:
-    (h, w), (new_h, new_w) = (
-      (image[0] // p, image[1] // q) for p, q in (old, new)
+    grids = ((image[0] // p, image[1] // q) for p, q in (old, new))
+    params[_POSITIONS] = positions(
+      params[_POSITIONS], *grids, method='linear_antialias'
     )
-    table = params[_POSITIONS]
-    first, own = jnp.split(table, [table.shape[1] - h * w], axis=1)
-    rows = resize.resize_matrix(h, new_h, 'linear_antialias')
-    columns = resize.resize_matrix(w, new_w, 'linear_antialias')
-    own = _both(own.reshape(h, w, 1, -1), rows, columns)
-    own = own.reshape(1, new_h * new_w, -1)
-    params[_POSITIONS] = jnp.concatenate([first, own], axis=1)
   return params
+
+
+def positions(
+  table: jax.Array, old: Patch, new: Patch, method: str
+) -> jax.Array:
+  """Resizes learned positions [1, P + h w, D] from one grid (h, w) to another.
+
+  Args:
+    table: Those of P tokens before the patches, which stay, and of patches.
+    old: Their grid.
+    new: New grid.
+    method: One of `resize.METHODS`.
+  """
+  first, own = jnp.split(table, [table.shape[1] - math.prod(old)], axis=1)
+  rows, columns = (
+    resize.resize_matrix(*x, method) for x in zip(old, new, strict=True)
+  )
+  own = _both(own.reshape(*old, 1, -1), rows, columns)
+  own = own.reshape(1, math.prod(new), -1)
+  return jnp.concatenate([first, own], axis=1)
 
 
 def _both(x: jax.Array, rows: np.ndarray, columns: np.ndarray) -> jax.Array:
@@ -193,7 +209,3 @@ def _both(x: jax.Array, rows: np.ndarray, columns: np.ndarray) -> jax.Array:
     x,
     precision=jax.lax.Precision.HIGHEST,
   )
-
-
-def _show(size: tuple[int, ...]) -> str:
-  return ' x '.join(map(str, size))

@@ -13,7 +13,6 @@ import re
 from typing import Any
 from typing import ClassVar
 
-from clu import metrics as clu_metrics
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -26,7 +25,6 @@ from vit_jax import models
 from vit_jax.data import base as data_base
 from vit_jax.data import features as features_lib
 from vit_jax.data.host import batches
-from vit_jax.evaluation import metrics
 from vit_jax.models import igpt as model_lib
 from vit_jax.objectives import base
 
@@ -62,10 +60,6 @@ class IGPT(base.Objective):
     self, config: ml_collections.ConfigDict, features: features_lib.Features
   ):
     """Makes the model.
-
-    Args:
-      config: The full config, with the palette.
-      features: Features of the examples, by name.
 
     Raises:
       UserError: The checkpoint's model has no clusters.
@@ -147,12 +141,6 @@ class IGPT(base.Objective):
     """Returns `loss`, float32 [B], and `features` [B, D]."""
     out = self.apply(params, batch['image'], method='trunk')
     return {'loss': gen_loss(out), 'features': out['features']}
-
-  def measure(
-    self, outputs: base.Outputs, batch: base.Batch
-  ) -> clu_metrics.Collection:
-    """Returns the mean loss in nats per pixel, and the number of examples."""
-    return metrics.mean_loss(outputs['loss'], batch['valid'])
 
 
 def _check_model(model: models.Model) -> None:

@@ -10,7 +10,6 @@ from typing import Any
 from typing import ClassVar
 from typing import NamedTuple
 
-from clu import metrics as clu_metrics
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -18,7 +17,6 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.data import features as features_lib
-from vit_jax.evaluation import metrics
 from vit_jax.models import decoder
 from vit_jax.models import embedding
 from vit_jax.models import spec as spec_lib
@@ -160,10 +158,8 @@ class MAE(base.Objective):
     if not 0 < options.mask_ratio < 1:
       raise _error('mask_ratio', options, 'it must be above 0 and below 1')
     for key in ('decoder_width', 'decoder_depth', 'decoder_heads'):
-      if options[key] < 1:
-        raise _error(key, options, 'it must be at least 1')
-    if options.decoder_mlp_dim < 0:
-      raise _error('decoder_mlp_dim', options, 'it must be at least 0')
+      config_lib.at_least(config, f'objective.options.{key}', 1)
+    config_lib.at_least(config, 'objective.options.decoder_mlp_dim', 0)
     if options.decoder_width % options.decoder_heads:
       problem = f'decoder_heads={options.decoder_heads} does not divide it'
       raise _error('decoder_width', options, problem)
@@ -182,23 +178,13 @@ class MAE(base.Objective):
     }
 
   def _init_decoder(self, key: jax.Array) -> base.Params:
-    # As a scan, as `models.init_params` has it.
-    spec = dataclasses.replace(
-      self.decoder.spec,
-      scan=True,
-      remat='none',
-      attention_implementation='plain',
-    )
+    spec = dataclasses.replace(self.decoder.spec, **models.FOR_INIT)
     model, (h, w) = self.decoder.clone(spec=spec), self._grid
     tokens = jnp.zeros((1, model.prefix_length + 1, self.model.hidden_size))
     places = jnp.zeros((1, h * w), jnp.int32)
     init = jax.jit(model.init, static_argnums=3)
     params = init(key, tokens, places, self._grid)['params']
     return params if self.model.scan else stack.unstack_layers(params)
-
-  def trunk(self, params: base.Params) -> tuple[models.Model, base.Params]:
-    """Returns the encoder and its parameters."""
-    return self.model, params['trunk']
 
   def loss(
     self,
@@ -272,12 +258,6 @@ class MAE(base.Objective):
       base.Column('original', images),
     ]
 
-  def measure(
-    self, outputs: base.Outputs, batch: base.Batch
-  ) -> clu_metrics.Collection:
-    """Returns the mean loss and the number of examples."""
-    return metrics.mean_loss(outputs['loss'], batch['valid'])
-
   def predict(
     self,
     params: base.Params,
@@ -303,12 +283,8 @@ class MAE(base.Objective):
     self, params: base.Params, images: jax.Array, drawn: Masks, **how: Any
   ) -> jax.Array:
     """Returns the trunk's tokens [B, P + K, D]; arguments as of `predict`."""
-    seen: Any = self.model.apply(
-      {'params': params['trunk']},
-      images,
-      kept=drawn.kept,
-      method='trunk',
-      **how,
+    seen = self.apply(
+      params['trunk'], images, kept=drawn.kept, method='trunk', **how
     )
     return seen['tokens']
 

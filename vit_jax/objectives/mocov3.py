@@ -59,7 +59,6 @@ class MoCoV3(base.Objective):
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features
   ):
-    """Makes the trunk, the projector and the predictor."""
     super().__init__(config, features)
     self.views = {'pair': geometry.View(geometry.train_crop(config), 2)}
     self._options = options = config.objective.options
@@ -77,17 +76,8 @@ class MoCoV3(base.Objective):
     Raises:
       UserError: A value cannot work.
     """
-    options = config.objective.options
-    if not options.temperature > 0:
-      raise config_lib.UserError(
-        f'config.objective.options.temperature is {options.temperature}: it'
-        ' must be more than 0'
-      )
-    if not 0 <= options.momentum <= 1:
-      raise config_lib.UserError(
-        f'config.objective.options.momentum is {options.momentum}: it must be'
-        ' in [0, 1]'
-      )
+    config_lib.positive(config, 'objective.options.temperature')
+    config_lib.share(config, 'objective.options.momentum')
     for key in ('width', 'dim', 'projector_layers', 'predictor_layers'):
       config_lib.at_least(config, f'objective.options.{key}', 1)
     if config.train.batch_size < 2:
@@ -125,10 +115,6 @@ class MoCoV3(base.Objective):
       },
       'step': jnp.zeros((), jnp.int32),
     }
-
-  def trunk(self, params: base.Params) -> tuple[Any, base.Params]:
-    """Returns the base encoder."""
-    return self.model, params['trunk']
 
   def loss(
     self,

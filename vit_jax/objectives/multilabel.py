@@ -36,7 +36,6 @@ class Multilabel(base.Objective):
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features
   ):
-    """Makes the model; as `base.Objective`."""
     super().__init__(config, features)
     self._weight = config.objective.options.positive_weight
     self._smoothing = config.objective.label_smoothing
@@ -48,12 +47,7 @@ class Multilabel(base.Objective):
     Raises:
       UserError: A value cannot work.
     """
-    weight = config.objective.options.positive_weight
-    if not weight > 0:
-      raise config_lib.UserError(
-        f'config.objective.options.positive_weight is {weight}: it must be more'
-        ' than 0'
-      )
+    config_lib.positive(config, 'objective.options.positive_weight')
 
   def loss(
     self,

@@ -47,8 +47,8 @@ def cross_entropy(
     weights: Weight of each class, [K]; None: 1.
     ignore: Label of places that do not count.
     over: What the sum is divided by: 'all' places, also those that are ignored
-      (mmsegmentation); the 'counted' ones; or 'weights', the sum of the weights
-      of their classes (PyTorch and MONAI).
+      (mmsegmentation); or 'weights', the sum of the weights of the classes of
+      those that count (PyTorch and MONAI).
   """
   valid = counted(labels, ignore)
   loss = each_cross_entropy(logits, labels, ignore)
@@ -57,7 +57,6 @@ def cross_entropy(
     share *= jnp.asarray(weights)[jnp.where(valid, labels, 0)]
   total: dict[str, jax.typing.ArrayLike] = {
     'all': labels.size,
-    'counted': valid.sum(),
     'weights': share.sum(),
   }
   return (share * loss).sum() / jnp.maximum(total[over], 1e-12)

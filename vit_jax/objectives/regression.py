@@ -50,7 +50,6 @@ class Regression(base.Objective):
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features
   ):
-    """Makes the model; as `base.Objective`."""
     super().__init__(config, features)
     options = config.objective.options
     count = config.model.num_classes

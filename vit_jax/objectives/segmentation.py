@@ -268,10 +268,6 @@ class Segmentation(base.Objective):
       'areas': areas,
     }
 
-  def trunk(self, params: base.Params) -> tuple[models.Model, base.Params]:
-    """Returns the trunk and its parameters."""
-    return self.model, params['trunk']
-
   def _inputs(
     self, params: base.Params, images: jax.Array, **kwargs: Any
   ) -> tuple[Any, ...]:

@@ -19,7 +19,6 @@ import math
 from typing import Any
 from typing import ClassVar
 
-from clu import metrics as clu_metrics
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -28,7 +27,6 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.data import features as features_lib
-from vit_jax.evaluation import metrics as metrics_lib
 from vit_jax.models import embedding
 from vit_jax.models import encoder
 from vit_jax.models import spec as spec_lib
@@ -91,12 +89,6 @@ class Tokenizer(base.Objective):
   def __init__(
     self, config: ml_collections.ConfigDict, features: features_lib.Features
   ):
-    """Makes the encoder and the decoder.
-
-    Args:
-      config: The full config, with all values set.
-      features: Features of the examples, by name.
-    """
     super().__init__(config, features)
     assert isinstance(self.model, vit.ViT)
     options, trunk = config.objective.options, self.model
@@ -121,20 +113,14 @@ class Tokenizer(base.Objective):
     Raises:
       UserError: A value cannot work.
     """
-    options, key = config.objective.options, 'config.objective.options'
-    check_count(config)
+    key = 'objective.options'
+    config_lib.at_least(config, f'{key}.tokens', 2)
     for name in ('temperature', 'final_temperature'):
-      if not options[name] > 0:
-        raise config_lib.UserError(
-          f'{key}.{name} is {options[name]}: it must be more than 0'
-        )
+      config_lib.positive(config, f'{key}.{name}')
     for name in ('anneal', 'divergence_warmup'):
-      config_lib.duration(config, f'objective.options.{name}')
-    for name, lowest in (('divergence', 0), ('decoder_depth', 1)):
-      if not options[name] >= lowest:
-        raise config_lib.UserError(
-          f'{key}.{name} is {options[name]}: it must be at least {lowest}'
-        )
+      config_lib.duration(config, f'{key}.{name}')
+    config_lib.at_least(config, f'{key}.divergence', 0)
+    config_lib.at_least(config, f'{key}.decoder_depth', 1)
     check_is_vit(config)
 
   def init(self, key: jax.Array) -> base.Params:
@@ -189,14 +175,6 @@ class Tokenizer(base.Objective):
     error = self._error(params, images, weights)
     return {'tokens': tokens, 'loss': error.mean(axis=(1, 2))}
 
-  def measure(
-    self, outputs: base.Outputs, batch: base.Batch
-  ) -> clu_metrics.Collection:
-    """Returns the mean squared error of the most likely tokens' pixels."""
-    return _Measured.single_from_model_output(
-      loss=outputs['loss'], mask=batch['valid']
-    )
-
   @property
   def pictures_caption(self) -> str:
     """Sentences that explain `pictures`."""
@@ -215,10 +193,6 @@ class Tokenizer(base.Objective):
     """Returns what is drawn from the tokens of images, and the originals."""
     drawn = self.decode(params, self.tokens(params, images))
     return [base.Column('from tokens', drawn), base.Column('original', images)]
-
-  def trunk(self, params: base.Params) -> tuple[models.Model, base.Params]:
-    """Returns the encoder without its head."""
-    return self.model, params['trunk']
 
   def tokens(self, params: base.Params, images: jax.Array) -> jax.Array:
     """Returns the most likely token of each patch, int32 [B, N]."""
@@ -244,9 +218,7 @@ class Tokenizer(base.Objective):
       rng: Random key of dropout, in training; None: there is none.
     """
     how = {} if rng is None else self.train_arguments(rng)
-    seen: Any = self.model.apply(
-      {'params': params['trunk']}, images, method='trunk', **how
-    )
+    seen = self.apply(params['trunk'], images, method='trunk', **how)
     patches = seen['tokens'][:, -math.prod(self.grid) :]
     logits: Any = self._head.apply({'params': params['head']}, patches)
     return logits.astype(jnp.float32)
@@ -272,20 +244,6 @@ class Tokenizer(base.Objective):
     """Returns patches, float32 [B, N, F], of tokens' weights [B, N, K]."""
     drawn: Any = self._decoder.apply({'params': params['decoder']}, weights)
     return drawn.astype(jnp.float32)
-
-
-_Measured = clu_metrics.Collection.create(
-  loss=clu_metrics.Average.from_output('loss'), examples=metrics_lib.Count
-)
-
-
-def check_count(config: ml_collections.ConfigDict) -> None:
-  """Raises a UserError where there are too few tokens to tell patches apart."""
-  count = config.objective.options.tokens
-  if count < 2:
-    raise config_lib.UserError(
-      f'config.objective.options.tokens is {count}: it must be at least 2'
-    )
 
 
 def check_is_vit(config: ml_collections.ConfigDict) -> None:

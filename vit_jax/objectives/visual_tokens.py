@@ -34,18 +34,20 @@ _NAME = 'tokenizer'
 
 
 class VisualTokens(abc.ABC):
-  """A frozen tokenizer."""
+  """A frozen tokenizer.
 
-  @abc.abstractmethod
-  def arrays(self) -> Any:
-    """Returns its arrays, a tree of NumPy arrays."""
+  Attributes:
+    arrays: Its arrays, a tree of NumPy arrays.
+  """
+
+  arrays: Any
 
   @abc.abstractmethod
   def tokens(self, arrays: Any, images: jax.Array) -> jax.Array:
     """Returns the token of each patch, int32 [B, N].
 
     Args:
-      arrays: From `arrays`.
+      arrays: Those of the attribute.
       images: As the trunk sees them, float32 [B, H, W, C].
     """
 
@@ -53,7 +55,7 @@ class VisualTokens(abc.ABC):
     """Returns images of tokens, float32 [B, H, W, C], as the trunk sees them.
 
     Args:
-      arrays: From `arrays`.
+      arrays: Those of the attribute.
       tokens: int32 [B, N].
 
     Returns:
@@ -63,7 +65,7 @@ class VisualTokens(abc.ABC):
     return None
 
   def read_from(self, source: data_base.Source) -> None:
-    """Gives it the training split, before `arrays` is called."""
+    """Gives it the training split, before `arrays` is read."""
     del source
 
 
@@ -92,20 +94,22 @@ class Patches(VisualTokens):
   """The nearest code of a codebook, which is made of the training patches."""
 
   def __init__(self, config: ml_collections.ConfigDict, grid: tuple[int, int]):
-    """Makes a tokenizer that has no codes yet."""
+    """Makes a tokenizer whose codes, float32 [K, F], are NaN yet.
+
+    So a program can be planned; a step with them is refused.
+    """
     size = models.patch_of_images(models.from_config(config.model, 0))
     self._config, self._size, self._grid = config, size, grid
-    self._codes = self._no_codes
+    values = size[0] * size[1] * config.data.channels
+    shape = config.objective.options.tokens, values
+    self.arrays = {'codes': np.full(shape, np.nan, np.float32)}
 
   def read_from(self, source: data_base.Source) -> None:
     """Makes the codes of the training split."""
     count = self._config.objective.options.tokens
     logging.info('making a codebook of %d tokens of the patches', count)
-    self._codes = codebook.of_source(self._config, source, self._size, count)
-
-  def arrays(self) -> Any:
-    """Returns the codes, float32 [K, F]; NaN where there are no data yet."""
-    return {'codes': self._codes}
+    codes = codebook.of_source(self._config, source, self._size, count)
+    self.arrays = {'codes': codes}
 
   def tokens(self, arrays: Any, images: jax.Array) -> jax.Array:
     """Returns the nearest code of each patch, int32 [B, N]."""
@@ -118,13 +122,6 @@ class Patches(VisualTokens):
     codes = jnp.asarray(arrays['codes'])
     return embedding.unpatchify(codes[tokens], self._grid, self._size)
 
-  @property
-  def _no_codes(self) -> np.ndarray:
-    """Codes of a program that is only planned; a step with them is refused."""
-    values = self._size[0] * self._size[1] * self._config.data.channels
-    shape = self._config.objective.options.tokens, values
-    return np.full(shape, np.nan, np.float32)
-
 
 class Trained(VisualTokens):
   """The tokens of a run of the objective 'tokenizer'."""
@@ -135,27 +132,18 @@ class Trained(VisualTokens):
     path: str,
     grid: tuple[int, int],
   ):
-    """Loads the run.
-
-    Args:
-      config: The full config.
-      path: Its work directory.
-      grid: Patches (h, w) of the trunk.
+    """Loads the run in a work directory.
 
     Raises:
       UserError: It is no such run, or does not fit.
     """
-    self._objective, self._params, stored = _load(path)
+    self._objective, self.arrays, stored = _load(path)
     self._own = _Input(stored.image_size, (stored.mean, stored.std))
     size = config_lib.pair(config.data.image_size, 'data.image_size')
     self._trunk = _Input(size, config_lib.normalization(config))
     own = self._objective
     _check_same(config, 'patches', own.grid, grid, 'data.image_size')
     _check_fits(config, own.image_shape[-1], own.count)
-
-  def arrays(self) -> Any:
-    """Returns the tokenizer's parameters."""
-    return self._params
 
   def tokens(self, arrays: Any, images: jax.Array) -> jax.Array:
     """Returns the most likely token of each patch, int32 [B, N].
@@ -183,25 +171,18 @@ class Published(VisualTokens):
   ):
     """Loads the encoder.
 
-    Args:
-      config: The full config.
-      path: A file of its weights, a directory of transformers, or an address.
-      grid: Patches (h, w) of the trunk.
+    `path` is a file of its weights, a directory of transformers, or an address.
 
     Raises:
       UserError: It is no such file, or does not fit.
     """
-    self._module, self._params = _read(path)
+    self._module, self.arrays = _read(path)
     size = config_lib.pair(config.data.image_size, 'data.image_size')
     self._trunk = _Input(size, config_lib.normalization(config))
     h, w = grid  # it sees pixels in [0, 1], in the size that gives this grid
     own = (h * dvae.STRIDE, w * dvae.STRIDE)
     self._own = _Input(own, ((0.0,), (1.0,)))
     _check_fits(config, 3, self._module.tokens)
-
-  def arrays(self) -> Any:
-    """Returns the encoder's parameters."""
-    return self._params
 
   def tokens(self, arrays: Any, images: jax.Array) -> jax.Array:
     """Returns the most likely token of each patch, int32 [B, N]."""
@@ -270,13 +251,7 @@ def _read(path: str) -> tuple[dvae.DalleEncoder, Any]:
 def _check_fits(
   config: ml_collections.ConfigDict, channels: int, count: int
 ) -> None:
-  """Raises a UserError where a tokenizer's images or tokens are not the run's.
-
-  Args:
-    config: The full config.
-    channels: Channels of the tokenizer's images.
-    count: Number of the tokenizer's tokens.
-  """
+  """Raises a UserError if a tokenizer's images or tokens are not the run's."""
   wanted = config.data.channels, config.objective.options.tokens
   _check_same(config, 'channels', channels, wanted[0], 'data.channels')
   _check_same(config, 'tokens', count, wanted[1], 'objective.options.tokens')

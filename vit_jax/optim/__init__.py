@@ -7,17 +7,13 @@ from vit_jax.optim import optimizers
 from vit_jax.optim import rules
 from vit_jax.optim import schedules
 from vit_jax.optim.optimizers import make_optimizer
-from vit_jax.optim.optimizers import NAMES
 from vit_jax.optim.schedules import check_lengths
 from vit_jax.optim.schedules import half_cosine
 from vit_jax.optim.schedules import Lengths
 from vit_jax.optim.schedules import make_decay
 from vit_jax.optim.schedules import make_schedule
-from vit_jax.optim.schedules import NAMES as SCHEDULES
 
 __all__ = [
-  'NAMES',
-  'SCHEDULES',
   'Lengths',
   'check',
   'check_lengths',

@@ -35,11 +35,6 @@ _UNITS: tuple[tuple[str, Axes], ...] = (
 )
 
 
-def name(path: tuple[Any, ...]) -> str:
-  """Returns a path as a string, such as `blocks_3/norm1/scale`."""
-  return jax.tree_util.keystr(path, simple=True, separator='/')
-
-
 def matrix_axes(name: str) -> tuple[Axes, Axes]:
   """Returns the axes of a kernel as a matrix.
 

@@ -25,6 +25,7 @@ from vit_jax import config as config_lib
 from vit_jax.models import stack
 from vit_jax.optim import arrays
 from vit_jax.optim import rules
+from vit_jax.parallel import sharding
 
 Transformation: TypeAlias = optax.GradientTransformationExtraArgs
 
@@ -165,7 +166,7 @@ def _muon(config: ml_collections.ConfigDict) -> list[Transformation]:
   def dimensions(updates: Any) -> Any:
     return jax.tree_util.tree_map_with_path(
       lambda path, _: contrib.MuonDimensionNumbers(
-        *arrays.matrix_axes(arrays.name(path))
+        *arrays.matrix_axes(sharding.path_name(path))
       ),
       updates,
     )
@@ -297,7 +298,7 @@ def _consistent_rms(updates: Any, params: Any) -> Any:
   def scaled(path: tuple[Any, ...], x: jax.Array) -> jax.Array:
     sizes = [
       math.prod(x.shape[axis] for axis in axes)
-      for axes in arrays.matrix_axes(arrays.name(path))
+      for axes in arrays.matrix_axes(sharding.path_name(path))
     ]
     return x * (_MUON_RMS * math.sqrt(max(sizes)))
 
@@ -328,7 +329,7 @@ def _clip_adaptive(limit: float) -> Transformation:
   """
 
   def clip(path: tuple[Any, ...], g: jax.Array, p: jax.Array) -> jax.Array:
-    name = arrays.name(path)
+    name = sharding.path_name(path)
     if re.match('head(_distillation)?/', name):
       return g
     axes = arrays.unit_axes(name, g.ndim)

@@ -155,8 +155,8 @@ def shard_params(
   """
   shardings: dict[str, ParamSharding] = {}
   used: set[str] = set()  # the rules that matched
-  for path, x in jax.tree_util.tree_leaves_with_path(params):
-    name, shape = _name(path), tuple(x.shape)
+  for name, x in leaves(params).items():
+    shape = tuple(x.shape)
     spec, rule = _spec(config, sizes, name, shape)
     used.add(rule)
     ways = math.prod(_ways(entry, sizes) for entry in spec)
@@ -254,13 +254,16 @@ def _unrolled(name: str, shape: tuple[int, ...]) -> list[str]:
   return [f'{match[1]}blocks_{i}/{rest}' for i in range(shape[0])]
 
 
-def _name(path: tuple[Any, ...]) -> str:
+def path_name(path: tuple[Any, ...]) -> str:
+  """Returns a path as a string, such as `blocks_3/norm1/scale`."""
   return jax.tree_util.keystr(path, simple=True, separator='/')
 
 
-def paths(tree: Any) -> list[str]:
-  """Returns the path of each array of a tree, as `blocks_0/mlp/up/kernel`."""
-  return [_name(path) for path, _ in jax.tree_util.tree_leaves_with_path(tree)]
+def leaves(tree: Any) -> dict[str, Any]:
+  """Returns the arrays of a tree by their paths."""
+  return {
+    path_name(path): x for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  }
 
 
 def constrain(
@@ -290,7 +293,7 @@ def tree_shardings(
   """
 
   def of_array(path: tuple[Any, ...], x: Any) -> NamedSharding:
-    parts = _name(path).split('/')
+    parts = path_name(path).split('/')
     for start in range(len(parts)):
       found = shardings.get('/'.join(parts[start:]))
       if found is not None:
@@ -330,7 +333,8 @@ def table(shardings: Mapping[str, ParamSharding]) -> str:
       (
         f'{label}/{rest}'.rstrip('/'),
         str(list(p.shape)),
-        ' '.join(map(_show_entry, p.spec)) or 'on every device',
+        ' '.join('+'.join(entry_axes(x)) or '.' for x in p.spec)
+        or 'on every device',
         f'{len(names):,}',
         f'{len(names) * p.bytes_per_device:,}',
       )
@@ -349,7 +353,3 @@ def split_layer(name: str) -> tuple[str, str]:
 def _by_layer(top: str) -> tuple[str, int]:
   stem, _, number = top.rpartition('_')
   return (stem, int(number)) if number.isdecimal() else (top, -1)
-
-
-def _show_entry(entry: Entry) -> str:
-  return '+'.join(entry_axes(entry)) or '.'

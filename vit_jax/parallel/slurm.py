@@ -76,12 +76,6 @@ class Training:
   def __init__(
     self, training_flags: Sequence[str], program: Sequence[str] = TRAIN
   ):
-    """Stores the command.
-
-    Args:
-      training_flags: Flags of `vit_jax.main`.
-      program: The program that takes them.
-    """
     self._command = [*program, *training_flags]
 
   def __call__(self) -> None:
@@ -108,7 +102,19 @@ class Training:
     self, env: 'submitit.JobEnvironment', received: Sequence[int]
   ) -> bool:
     """Whether to requeue the job, which these signals stopped."""
-    return requeues(env, received)
+    if signal.SIGINT in received:
+      return False
+    if env.cluster != 'slurm' or env._usr_sig() in received:
+      return True
+    # SLURM also sends SIGTERM to a job that is cancelled, and this job must not
+    # be requeued. A job that SLURM is cancelling or requeuing is not RUNNING.
+    state = subprocess.run(
+      ['squeue', '--noheader', '--format=%T', f'--jobs={env.job_id}'],
+      capture_output=True,
+      check=False,
+      text=True,
+    )
+    return state.stdout.strip() == 'RUNNING'
 
   def checkpoint(self) -> 'submitit.helpers.DelayedSubmission':
     """Returns the task of the requeued job: submitit asks for it."""
@@ -164,28 +170,6 @@ def run(
   finally:
     for number, handler in previous.items():
       signal.signal(number, handler)
-
-
-def requeues(env: 'submitit.JobEnvironment', received: Sequence[int]) -> bool:
-  """Whether to requeue a job that was stopped.
-
-  Args:
-    env: The job's environment.
-    received: The signals that arrived.
-  """
-  if signal.SIGINT in received:
-    return False
-  if env.cluster != 'slurm' or env._usr_sig() in received:
-    return True
-  # SLURM also sends SIGTERM to a job that is cancelled, and this job must not
-  # be requeued. A job that SLURM is cancelling or requeuing is not RUNNING.
-  state = subprocess.run(
-    ['squeue', '--noheader', '--format=%T', f'--jobs={env.job_id}'],
-    capture_output=True,
-    check=False,
-    text=True,
-  )
-  return state.stdout.strip() == 'RUNNING'
 
 
 def make_executor(

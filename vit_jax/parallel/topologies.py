@@ -31,7 +31,7 @@ _GPU_FLAGS = '--xla_gpu_autotune_level=0 --xla_gpu_enable_triton_gemm=false'
 
 # Facts that XLA's GPU compiler plans with, as a text protocol buffer. These are
 # the fields in which the cards differ.
-_GPUS = {
+_GPUS: dict[str, dict[str, Any]] = {
   'a100': {
     'cores': 108,
     'fpus': 64,
@@ -56,18 +56,6 @@ _GPUS = {
     'capability': 9,
     'name': 'NVIDIA H100 80GB HBM3',
   },
-  'h200': {
-    'cores': 132,
-    'fpus': 128,
-    'shared': 233472,
-    'shared_optin': 232448,
-    'bandwidth': 4_800_000_000_000,
-    'l2': 52428800,
-    'clock': 1.98,
-    'memory': 150_000_000_000,
-    'capability': 9,
-    'name': 'NVIDIA H200',
-  },
   'b200': {
     'cores': 148,
     'fpus': 128,
@@ -80,6 +68,11 @@ _GPUS = {
     'capability': 10,
     'name': 'NVIDIA B200',
   },
+}
+_GPUS['h200'] = _GPUS['h100'] | {
+  'bandwidth': 4_800_000_000_000,
+  'memory': 150_000_000_000,
+  'name': 'NVIDIA H200',
 }
 _GPU_TARGET = """
 gpu_device_info {{

@@ -20,14 +20,14 @@ from vit_jax.parallel import memory
 from vit_jax.parallel import processes
 from vit_jax.parallel import sharding
 from vit_jax.train import program as program_lib
-from vit_jax.train import timetable
+from vit_jax.train import tasks
 
 _MOST_COMPILATIONS = 5
 _BATCHES = 3  # on a device: one in use, two prefetched
 _SHARE = 0.9  # largest share of the free memory that 'auto' uses
 
 
-def choose(experiment: timetable.Trainable) -> timetable.Trainable:
+def choose(experiment: tasks.Trainable) -> tasks.Trainable:
   """Returns the experiment with the fewest microbatches that fit.
 
   This also compiles its step.
@@ -55,7 +55,7 @@ def choose(experiment: timetable.Trainable) -> timetable.Trainable:
 
 
 def check(
-  experiment: timetable.Trainable,
+  experiment: tasks.Trainable,
   compiled: jax.stages.Compiled,
   has_state: bool,
 ) -> None:
@@ -83,7 +83,7 @@ def check(
   raise _too_small(experiment, parts, needed, room, found)
 
 
-def check_state(experiment: timetable.Trainable) -> None:
+def check_state(experiment: tasks.Trainable) -> None:
   """Checks that the train state fits in memory, before anything is compiled.
 
   Raises:
@@ -98,7 +98,7 @@ def check_state(experiment: timetable.Trainable) -> None:
     )
 
 
-def _room(experiment: timetable.Trainable) -> int:
+def _room(experiment: tasks.Trainable) -> int:
   """Returns the free memory of the device with the least, in bytes."""
   free = memory.free_per_device(experiment.program.mesh.local_devices)
   everywhere = processes.gather((socket.gethostname(), free))
@@ -109,12 +109,12 @@ def _room(experiment: timetable.Trainable) -> int:
   return min(free // sharing[host] for host, free in everywhere)
 
 
-def _is_on_host(experiment: timetable.Trainable) -> bool:
+def _is_on_host(experiment: tasks.Trainable) -> bool:
   return experiment.program.mesh.devices.flat[0].platform == 'cpu'
 
 
 def _needed(
-  experiment: timetable.Trainable, temporary: int, has_state: bool
+  experiment: tasks.Trainable, temporary: int, has_state: bool
 ) -> int:
   """Returns the least memory that a step needs per device, in bytes."""
   program = experiment.program
@@ -124,7 +124,7 @@ def _needed(
   return needed + sharding.bytes_per_device(program.abstract_state())
 
 
-def _times(experiment: timetable.Trainable) -> int:
+def _times(experiment: tasks.Trainable) -> int:
   """Returns how many steps' temporary memory is held at once.
 
   The next step is dispatched before the current one has ended. On a CPU its
@@ -133,7 +133,7 @@ def _times(experiment: timetable.Trainable) -> int:
   return 2 if _is_on_host(experiment) and memory.has_address_limit() else 1
 
 
-def _beside(experiment: timetable.Trainable) -> int:
+def _beside(experiment: tasks.Trainable) -> int:
   """Returns the memory of a run outside its steps, in bytes per device."""
   e = experiment
   beside = _BATCHES * sharding.bytes_per_device(e.program.abstract_batch())
@@ -144,8 +144,8 @@ def _beside(experiment: timetable.Trainable) -> int:
 
 
 def _search(
-  experiment: timetable.Trainable, measured: Mapping[int, int], room: int
-) -> tuple[timetable.Trainable | None, dict[int, int]]:
+  experiment: tasks.Trainable, measured: Mapping[int, int], room: int
+) -> tuple[tasks.Trainable | None, dict[int, int]]:
   """Finds the fewest microbatches with which a step fits.
 
   Args:
@@ -201,7 +201,7 @@ def _choices(config: ml_collections.ConfigDict) -> dict[int, int]:
 
 
 def _guess(
-  experiment: timetable.Trainable,
+  experiment: tasks.Trainable,
   choices: Mapping[int, int],
   known: Mapping[int, int],
   limit: float,
@@ -236,11 +236,11 @@ def _guess(
 
 
 def _too_small(
-  experiment: timetable.Trainable,
+  experiment: tasks.Trainable,
   parts: int,
   needed: int,
   room: int,
-  found: timetable.Trainable | None,
+  found: tasks.Trainable | None,
 ) -> config_lib.UserError:
   """Returns the error for a step that does not fit."""
   train = experiment.config.train
@@ -264,7 +264,7 @@ def _too_small(
   )
 
 
-def _each(experiment: timetable.Trainable) -> str:
+def _each(experiment: tasks.Trainable) -> str:
   return ' for each device' if experiment.program.mesh.size > 1 else ''
 
 

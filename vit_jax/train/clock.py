@@ -75,11 +75,6 @@ class Timekeeper:
     self._step_waited = 0.0
     self._step_paused = 0.0
 
-  def step(self, images: int) -> None:
-    """Ends a step of so many images, and begins the next."""
-    for _ in self.steps(1, images):
-      pass
-
   def steps(self, count: int, images: int) -> Iterator[None]:
     """Ends the steps of one call to the device, and begins the next step.
 

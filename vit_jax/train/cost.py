@@ -84,11 +84,8 @@ def _unread(
 ) -> tuple[int, int]:
   """Counts the operations that an unrolled model saves in its last layer.
 
-  There it does not compute tokens that the head does not read.
-
-  Args:
-    config: Config of the scanned model; is changed.
-    features: Features of the examples, by name.
+  There it does not compute tokens that the head does not read. The config is
+  that of the scanned model, and is changed.
 
   Returns:
     Saved operations of the forward pass, and of a step that trains everything.
@@ -111,10 +108,7 @@ def _count(
 ) -> StepFlops:
   """Counts the operations of a step; evaluates only shapes.
 
-  Args:
-    config: The config, with the values that depend on the data filled in.
-    features: Features of the examples, by name.
-    rules: Rules of its parameters; None: those of the config.
+  Without `rules`, they are those of the config.
   """
   objective = objectives.create(config, features)
   parts = config_lib.num_microbatches(config)
@@ -154,15 +148,7 @@ def _count_parts(
   batch: dict[str, jax.ShapeDtypeStruct],
   parts: int,
 ) -> StepFlops:
-  """Counts the operations of a step; evaluates only shapes.
-
-  Args:
-    objective: The objective.
-    rules: Rules that say which of its parameters train.
-    params: Shapes, as the objective initialises them.
-    batch: Shapes [B, ...] of one microbatch.
-    parts: How often a microbatch is computed in a step.
-  """
+  """Counts the operations of a step that computes `parts` microbatches."""
   rows = batch['index']
   key = jax.random.key(0, impl='threefry2x32')
 

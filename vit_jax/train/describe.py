@@ -13,14 +13,14 @@ from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
 from vit_jax.train import cost
 from vit_jax.train import program as program_lib
-from vit_jax.train import timetable
+from vit_jax.train import tasks
 from vit_jax.train.experiment import Experiment
 
 # What the names of a feature are of, by the name of the feature.
 _WITH_NAMES = {'label': 'classes', 'map': 'classes in maps'}
 
 
-def log(experiment: timetable.Trainable) -> None:
+def log(experiment: tasks.Trainable) -> None:
   """Logs the model as a table, the data and the devices."""
   e = experiment
   program, state = e.program, e.program.abstract_state()
@@ -107,7 +107,7 @@ def _show_features(source: data.Source) -> str:
   return ', '.join(shown) or 'images alone'
 
 
-def dry_run(experiment: timetable.Trainable) -> dict[str, float]:
+def dry_run(experiment: tasks.Trainable) -> dict[str, float]:
   """Compiles a step without running it, and returns its sizes.
 
   Returns:
@@ -127,7 +127,7 @@ def dry_run(experiment: timetable.Trainable) -> dict[str, float]:
   }
 
 
-def plan_memory(experiment: timetable.Trainable) -> dict[str, float]:
+def plan_memory(experiment: Experiment) -> dict[str, float]:
   """Compiles a step without running it, and returns what it needs.
 
   Returns:

@@ -27,7 +27,7 @@ from vit_jax.runs import reporting
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import feed
 from vit_jax.train import monitor as monitor_lib
-from vit_jax.train import timetable
+from vit_jax.train import tasks
 
 Scalars = dict[str, float]
 
@@ -37,7 +37,7 @@ class _StoppedError(Exception):
 
 
 def evaluate(
-  experiment: timetable.Trainable,
+  experiment: tasks.Trainable,
   state: experiment_lib.TrainState,
   step: int,
   names: Sequence[str],

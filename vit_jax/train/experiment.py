@@ -77,11 +77,7 @@ def _check_one(config: ml_collections.ConfigDict, platform: str | None) -> None:
 def _check_model(
   config: ml_collections.ConfigDict, platform: str | None = None
 ) -> None:
-  """Checks `config.model`.
-
-  Args:
-    config: The full config.
-    platform: Platform of the devices; None: that of JAX.
+  """Checks `config.model`; arguments as of `check`.
 
   Raises:
     UserError: There is no such model, or the image size does not fit it.
@@ -103,7 +99,7 @@ def _check_model(
 
 
 @dataclasses.dataclass(frozen=True)
-class Experiment(timetable.Trainable):
+class Experiment(timetable.Timetable):
   """The experiment that the loop runs.
 
   Attributes:
@@ -187,9 +183,19 @@ class Experiment(timetable.Trainable):
     return self._feed('train', batches, None, calls)
 
   def step_function(self, step: int, count: int = 1) -> Callable[..., Any]:
-    """Returns the compiled function of the next call."""
+    """Returns the compiled function of the next call.
+
+    Args:
+      step: Completed updates before it.
+      count: Updates in it.
+    """
     program = self.program.at_step(step)
     return program.train_step if count == 1 else program.train_steps
+
+  def task_of(self, step: int) -> str:
+    """Returns the task that a step is of; '': the only one."""
+    del step
+    return ''
 
   def indices(self, batch: Mapping[str, jax.Array]) -> jax.Array:
     """Returns the indices of the examples, int32 [B] or [steps, B]."""
@@ -273,7 +279,11 @@ class Experiment(timetable.Trainable):
     return feed.Feed(batches, mesh, shapes, calls, take)
 
   def cached(self) -> Self:
-    """Returns the experiment with its images in the cache of `data.cache`."""
+    """Returns the experiment with its images in the cache of `data.cache`.
+
+    Raises:
+      UserError: An image cannot be read, or there is too little memory.
+    """
     return dataclasses.replace(self, cache=self.cache.load())
 
 

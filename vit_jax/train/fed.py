@@ -59,11 +59,7 @@ def of(
 ) -> Fed:
   """Returns the input of the model at a step, from an open source.
 
-  Args:
-    config: Config of an experiment, with the number of classes.
-    source: Training examples.
-    step: Completed updates.
-    count: Examples to return, at most.
+  As `load`, but with a config that has the number of classes.
 
   Raises:
     UserError: An image cannot be read.

@@ -40,17 +40,7 @@ class Init:
     param_shardings: Mapping[str, sharding.ParamSharding],
     options: dict[str, Any],
   ):
-    """Evaluates the shapes of the state.
-
-    Args:
-      config: The full config, with all values set.
-      objective: The objective.
-      rules: Rules that say which parameters train.
-      optimizer: The optimizer.
-      mesh: Mesh of devices.
-      param_shardings: Where each parameter is on the mesh, by path.
-      options: Options of the compiler.
-    """
+    """Evaluates the shapes of the state; `options` are the compiler's."""
     self._config, self._objective, self._rules = config, objective, rules
     self._optimizer, self._options = optimizer, options
     self._on_host: list[np.ndarray | None] = []

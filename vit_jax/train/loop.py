@@ -39,11 +39,9 @@ from vit_jax.train import clock as clock_lib
 from vit_jax.train import describe
 from vit_jax.train import evaluations
 from vit_jax.train import experiment as experiment_lib
-from vit_jax.train import feed
 from vit_jax.train import monitor as monitor_lib
 from vit_jax.train import start as start_lib
 from vit_jax.train import tasks
-from vit_jax.train import timetable
 from vit_jax.train.results import Results
 
 Scalars = dict[str, float]
@@ -161,7 +159,7 @@ def _run_in(
   return results
 
 
-def _prepare(path: pathlib.Path, experiment: timetable.Trainable) -> None:
+def _prepare(path: pathlib.Path, experiment: tasks.Trainable) -> None:
   """Writes the files that describe the run, or compares them if they exist."""
   config, preprocess = experiment.config, experiment.preprocess()
   fingerprint, files = experiment.fingerprint(), experiment.files()
@@ -178,7 +176,7 @@ def _prepare(path: pathlib.Path, experiment: timetable.Trainable) -> None:
 
 
 def train(
-  experiment: timetable.Trainable,
+  experiment: tasks.Trainable,
   workdir: pathlib.Path,
   stop: monitor_lib.Stop,
   compiling: concurrent.futures.Future[jax.stages.Compiled] | None = None,
@@ -217,7 +215,7 @@ def train(
 
 
 def _begin(
-  experiment: timetable.Trainable,
+  experiment: tasks.Trainable,
   workdir: pathlib.Path,
   stop: monitor_lib.Stop,
   stack: contextlib.ExitStack,
@@ -252,7 +250,7 @@ def _begin(
     )
   )
   calls, lengths = itertools.tee(e.calls(step))
-  batches = stack.enter_context(e.train_batches(step, lengths))
+  batches: tasks.AnyFeed = stack.enter_context(e.train_batches(step, lengths))
   hear = functools.partial(monitor_lib.hear, stop, batches)
   skipped = monitor_lib.Skipped(**checkpoints.counts)
   monitor = monitor_lib.Monitor(e, reporter, clock, hear, skipped)
@@ -281,14 +279,14 @@ class _Loop:
     results: Results of the evaluations at `step`; None: still to be done.
   """
 
-  experiment: timetable.Trainable
+  experiment: tasks.Trainable
   stop: monitor_lib.Stop
   clock: clock_lib.Timekeeper
   watch: watch_lib.Watch
   checkpoints: checkpoint.Checkpointer
   reporter: reporting.Reporter
   calls: Iterator[int]
-  batches: feed.Feed
+  batches: tasks.AnyFeed
   monitor: monitor_lib.Monitor
   state: experiment_lib.TrainState
   step: int

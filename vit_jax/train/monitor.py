@@ -7,7 +7,6 @@ read the step's result.
 """
 
 from collections.abc import Callable
-from collections.abc import Sequence
 import dataclasses
 import signal
 import threading
@@ -22,9 +21,8 @@ from vit_jax.parallel import hardware
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.runs import reporting
 from vit_jax.train import clock as clock_lib
-from vit_jax.train import feed
 from vit_jax.train import step as train_step_lib
-from vit_jax.train import timetable
+from vit_jax.train import tasks
 
 Scalars = dict[str, float]
 
@@ -78,13 +76,15 @@ class Stop:
     signal.signal(number, signal.SIG_DFL)
 
 
-def tell(stop: Stop, batches: feed.Feed, mesh: jax.sharding.Mesh) -> jax.Array:
+def tell(
+  stop: Stop, batches: tasks.AnyFeed, mesh: jax.sharding.Mesh
+) -> jax.Array:
   """Returns the signal that this process sends, as int32 [devices]."""
   number = stop.own if batches.error is None else train_step_lib.BROKEN
   return mesh_lib.on_each_device(number, mesh)
 
 
-def hear(stop: Stop, batches: feed.Feed, heard: jax.Array) -> None:
+def hear(stop: Stop, batches: tasks.AnyFeed, heard: jax.Array) -> None:
   """Notes the largest signal that any process has sent.
 
   Raises:
@@ -133,7 +133,7 @@ class Monitor:
 
   def __init__(
     self,
-    experiment: timetable.Trainable,
+    experiment: tasks.Trainable,
     reporter: reporting.Reporter,
     clock: clock_lib.Timekeeper,
     hear: Callable[[jax.Array], None],
@@ -261,7 +261,11 @@ class Monitor:
 
   def _report(self, step: int, scalars: Scalars) -> None:
     e, rates = self._experiment, self._clock.read()
-    self._warn(e.warnings(scalars, step))
+    lines = e.warnings(scalars, step)
+    if not self._has_warned:  # once in a run
+      self._has_warned = bool(lines)
+      for line in lines:
+        logging.warning('warning: %s', line)
     if rates and self._peak_flops:
       flops_per_second = self._clock.steps_per_second * e.program.flops.step
       rates['mfu'] = flops_per_second / self._peak_flops
@@ -273,13 +277,6 @@ class Monitor:
     if rates:
       shown['images/s'] = rates['images_per_second']
     self._reporter.progress(step, shown)
-
-  def _warn(self, lines: Sequence[str]) -> None:
-    """Logs an objective's warnings, once in a run."""
-    if lines and not self._has_warned:
-      self._has_warned = True
-      for line in lines:
-        logging.warning('warning: %s', line)
 
 
 def of_training(scalars: Scalars) -> Scalars:

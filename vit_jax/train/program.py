@@ -324,7 +324,8 @@ class Program:
   def adopt(self, state: TrainState) -> TrainState:
     """Returns a restored state with layers scanned or unrolled as here."""
     own = self.abstract_state()
-    if set(sharding.paths(state.params)) == set(sharding.paths(own.params)):
+    stored = sharding.leaves(state.params)
+    if stored.keys() == sharding.leaves(own.params).keys():
       return state
     shardings = jax.tree.map(lambda x: x.sharding, own)
     relayout = functools.partial(stack.relayout, target=own)

@@ -17,13 +17,14 @@ from vit_jax.runs import safe_io
 from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import accumulation
 from vit_jax.train import fed as fed_lib
+from vit_jax.train import tasks
 from vit_jax.train import timetable
 
 _SHOWN = 16  # images of the first batch in the trackers
 
 
 def compile_ahead(
-  experiment: timetable.Trainable,
+  experiment: tasks.Trainable,
 ) -> concurrent.futures.Future[jax.stages.Compiled] | None:
   """Starts to compile the step while data and state are prepared.
 
@@ -39,7 +40,7 @@ def compile_ahead(
   return experiment.program.heaviest.compile_ahead()
 
 
-def check_data(experiment: timetable.Trainable) -> None:
+def check_data(experiment: tasks.Trainable) -> None:
   """Raises a UserError if a process sees other data than process 0."""
   if jax.process_count() == 1:
     return
@@ -75,7 +76,7 @@ def look(
   return config_lib.to_dict(resumed), done
 
 
-def check_longer(path: pathlib.Path, experiment: timetable.Trainable) -> None:
+def check_longer(path: pathlib.Path, experiment: tasks.Trainable) -> None:
   """Lets a finished run go on if its duration was raised.
 
   Args:
@@ -112,7 +113,7 @@ def check_longer(path: pathlib.Path, experiment: timetable.Trainable) -> None:
 
 
 def check_memory(
-  experiment: timetable.Trainable,
+  experiment: tasks.Trainable,
   step: int,
   compiling: concurrent.futures.Future[jax.stages.Compiled] | None,
 ) -> None:
@@ -132,7 +133,7 @@ def check_memory(
 
 
 def show(
-  experiment: timetable.Trainable,
+  experiment: tasks.Trainable,
   step: int,
   reporter: reporting.Reporter,
 ) -> None:

@@ -38,6 +38,7 @@ class TaskProgram:
 
   Attributes:
     places: Where the parameters of each task lie.
+    shares: Share of the steps in which each task takes part, 0 to 1.
     mesh: Mesh of devices.
     rules: Rules that say which parameters train, and how.
     param_shardings: Where each parameter is on the mesh.
@@ -55,15 +56,15 @@ class TaskProgram:
     Args:
       config: The full config.
       programs: The program of each task alone, by name.
-      places: Where the parameters of each task lie.
-      shares: Share of the steps in which each task takes part, 0 to 1.
+      places: As the attribute.
+      shares: As the attribute.
 
     Raises:
       UserError: Parameters that tasks share have different shapes, or a task
         lacks some.
     """
-    self._config, self._programs, self._shares = config, programs, shares
-    self.places = places
+    self._config, self._programs = config, programs
+    self.places, self.shares = places, shares
     self.mesh = next(iter(programs.values())).mesh
     names = {
       name: {p: places[name].address(p) for p in program.param_shardings}
@@ -103,7 +104,7 @@ class TaskProgram:
         for name, program in self._programs.items()
       },
     )
-    names = sharding.paths(state)
+    names = list(sharding.leaves(state))
     missing = found.keys() - set(names)
     if missing or len(names) != len(found):
       raise config_lib.UserError(
@@ -127,18 +128,9 @@ class TaskProgram:
     """Returns a restored state, which is as the run needs it."""
     return state
 
-  def with_programs(
-    self,
-    config: ml_collections.ConfigDict,
-    programs: Mapping[str, program_lib.Program],
-  ) -> Self:
-    """Returns the functions of other programs with the same parameters."""
-    return type(self)(config, programs, self.places, self._shares)
-
   def part(self, state: TrainState, name: str) -> TrainState:
     """Returns the train state of one task, as a run of it alone has it."""
-    names, leaves = sharding.paths(state), jax.tree.leaves(state)
-    found = dict(zip(names, leaves, strict=True))
+    found = sharding.leaves(state)
     tree = jax.tree.structure(self._programs[name].abstract_state())
     own = [found[x] for x in self._addresses[name]]
     return _state(tree, own)
@@ -147,8 +139,8 @@ class TaskProgram:
     self, state: TrainState, part: TrainState, name: str
   ) -> TrainState:
     """Returns the state with the train state of one task put back."""
-    names = sharding.paths(state)
-    found = dict(zip(names, jax.tree.leaves(state), strict=True))
+    found = sharding.leaves(state)
+    names = list(found)
     found |= zip(self._addresses[name], jax.tree.leaves(part), strict=True)
     tree = jax.tree.structure(state)
     return _state(tree, [found[x] for x in names])
@@ -168,9 +160,8 @@ class TaskProgram:
       leaves = jax.tree.leaves(make())
       own = dict(zip(self._addresses[name], leaves, strict=True))
       found = own | found
-    names = sharding.paths(self._abstract)
     tree = jax.tree.structure(self._abstract)
-    return _state(tree, [found[x] for x in names])
+    return _state(tree, [found[x] for x in sharding.leaves(self._abstract)])
 
   def step(self, name: str) -> Any:
     """Returns (state, batch, step, signals) -> (state, metrics), compiled.
@@ -234,15 +225,13 @@ class TaskProgram:
       means |= {f'{name}/{k}': x for k, x in found.means.items()}
       means[f'{name}/loss'] = found.loss
       extra[name] = found.extra
-      for path, x in zip(
-        sharding.paths(found.grads), jax.tree.leaves(found.grads), strict=True
-      ):
+      for path, x in sharding.leaves(found.grads).items():
         address = self.places[name].address(path)
         sums[address] = sums.get(address, 0.0) + share * x
     trained = self.rules.trained(state.params)
-    grads = [sums[x] for x in sharding.paths(trained)]
-    tree = jax.tree.structure(trained)
-    grads = jax.tree.unflatten(tree, grads)
+    grads = jax.tree.unflatten(
+      jax.tree.structure(trained), [sums[x] for x in sharding.leaves(trained)]
+    )
     return train_step_lib.Gradient(loss, means, grads, extra)
 
   def _after_update(self, extra: Any, params: Any, step: jax.Array) -> Any:
@@ -257,7 +246,7 @@ class TaskProgram:
   def flops(self) -> cost.StepFlops:
     """Operations of the matrix products in one step, on average."""
     found = [
-      np.multiply(dataclasses.astuple(program.flops), self._shares[name])
+      np.multiply(dataclasses.astuple(program.flops), self.shares[name])
       for name, program in self._programs.items()
     ]
     return cost.StepFlops(*np.rint(np.sum(found, axis=0)).astype(int).tolist())
@@ -352,10 +341,7 @@ def _state_addresses(
 ) -> list[str]:
   """Returns the path in the whole state of each leaf of a task's state.
 
-  Args:
-    task: Name of the task.
-    state: The state of the task.
-    names: The path in the run of each parameter of the task.
+  `names` has the path in the run of each parameter of the task.
   """
 
   def address(path: str) -> str:
@@ -369,7 +355,7 @@ def _state_addresses(
         return '/'.join([*keys[:start], names[name]])
     return path
 
-  return [address(path) for path in sharding.paths(state)]
+  return [address(path) for path in sharding.leaves(state)]
 
 
 def _check_shared(

@@ -47,7 +47,7 @@ _DRAWS = 0x7A5C  # tells the draws of tasks from others of the same seed
 
 def build(
   config: ml_collections.ConfigDict, resumes: bool = False
-) -> timetable.Trainable:
+) -> 'Trainable':
   """Returns the experiment of a config, of one task or of several.
 
   Args:
@@ -94,13 +94,7 @@ def _join(
   found: dict[str, Experiment],
   order: np.ndarray | None,
 ) -> 'Tasks':
-  """Returns the experiment of several tasks.
-
-  Args:
-    config: The full config.
-    found: The experiment of each task alone.
-    order: From `draw`.
-  """
+  """Returns the experiment of several tasks; `order` is from `draw`."""
   config = config_lib.with_task_values(
     config, {name: part.config for name, part in found.items()}
   )
@@ -119,7 +113,7 @@ def _join(
   program = task_program.TaskProgram(config, programs, places, shares)
   return Tasks(
     **timetable.make(config, lengths),
-    experiments=found,
+    parts=found,
     program=program,
     order=order,
   )
@@ -175,23 +169,18 @@ def draw(
 
 
 @dataclasses.dataclass(frozen=True)
-class Tasks(timetable.Trainable):
+class Tasks(timetable.Timetable):
   """The experiment of several tasks; the loop uses it as an `Experiment`.
 
   Attributes:
-    experiments: That of each task, by name. Its steps are those of the task.
+    parts: That of each task, by name. Its steps are those of the task.
     program: The compiled functions.
     order: The task of each step, int32 [steps]; None: each step is of all.
   """
 
-  experiments: Mapping[str, Experiment]
+  parts: Mapping[str, Experiment]
   program: task_program.TaskProgram
   order: np.ndarray | None
-
-  @property
-  def parts(self) -> Mapping[str, Experiment]:
-    """The experiment of each task, by name."""
-    return self.experiments
 
   def init(self) -> TrainState:
     """Returns the state before the first step."""
@@ -350,15 +339,17 @@ class Tasks(timetable.Trainable):
     }
     config = config_lib.with_accumulation(self.config, accumulation)
     programs = {name: part.program for name, part in found.items()}
-    program = self.program.with_programs(config, programs)
+    program = task_program.TaskProgram(
+      config, programs, self.program.places, self.program.shares
+    )
     return dataclasses.replace(
-      self, config=config, experiments=found, program=program
+      self, config=config, parts=found, program=program
     )
 
   def cached(self) -> Self:
     """Returns the experiment with its images in the caches of its tasks."""
     found = {name: part.cached() for name, part in self.parts.items()}
-    return dataclasses.replace(self, experiments=found)
+    return dataclasses.replace(self, parts=found)
 
 
 class TaskFeed(Iterator[dict[str, Any]]):
@@ -405,3 +396,8 @@ class TaskFeed(Iterator[dict[str, Any]]):
     """Whether the next batch can be taken without waiting."""
     wanted = [self._coming] if self._coming else list(self._feeds)
     return all(self._feeds[x].is_ready() for x in wanted if x in self._feeds)
+
+
+# What the loop runs, and its batches; `Experiment` and `Feed` say more.
+Trainable = Experiment | Tasks
+AnyFeed = feed.Feed | TaskFeed

@@ -1,22 +1,15 @@
 """When a run logs, evaluates, saves and ends, in steps."""
 
-import abc
-from collections.abc import Callable
-from collections.abc import Iterable
 from collections.abc import Iterator
 from collections.abc import Mapping
-from collections.abc import Sequence
 import dataclasses
 import fractions
 from typing import Any
 from typing import NamedTuple
-from typing import Self
 
-import jax
 import ml_collections
 
 from vit_jax import config as config_lib
-from vit_jax import data
 from vit_jax import optim
 
 
@@ -104,109 +97,6 @@ class Measured(NamedTuple):
   params: Any
   names: Mapping[str, str]
   key: str
-
-
-class Trainable(Timetable, abc.ABC):
-  """What the loop runs: an experiment of one task, or of several.
-
-  Attributes:
-    program: The compiled functions: a `Program`, or a `TaskProgram`.
-  """
-
-  program: Any
-
-  @property
-  @abc.abstractmethod
-  def parts(self) -> Mapping[str, Any]:
-    """The `Experiment` of each task, by name; '' where there is one."""
-
-  @property
-  @abc.abstractmethod
-  def splits(self) -> Mapping[str, data.Source]:
-    """All sources, by their use."""
-
-  @abc.abstractmethod
-  def init(self) -> Any:
-    """Returns the state before the first step."""
-
-  @abc.abstractmethod
-  def train_batches(
-    self, start: int, calls: Iterable[int] | None = None
-  ) -> Any:
-    """Returns the global batches of steps `start` to the end, as a `Feed`.
-
-    Args:
-      start: Number of completed updates.
-      calls: Numbers of steps, as from `calls`; None: one step per call.
-    """
-
-  @abc.abstractmethod
-  def step_function(self, step: int, count: int = 1) -> Callable[..., Any]:
-    """Returns the compiled function of the next call.
-
-    Args:
-      step: Completed updates before it.
-      count: Updates in it.
-    """
-
-  def task_of(self, step: int) -> str:
-    """Returns the task that a step is of; '': the only one, or all.
-
-    Args:
-      step: Completed updates after it.
-    """
-    del step
-    return ''
-
-  @abc.abstractmethod
-  def indices(self, batch: Mapping[str, Any]) -> jax.Array:
-    """Returns the indices of the examples, int32 [B] or [steps, B]."""
-
-  @abc.abstractmethod
-  def measured(self, state: Any, names: Sequence[str]) -> Iterator['Measured']:
-    """Yields what to evaluate, for each task.
-
-    Args:
-      state: The state whose parameters are evaluated.
-      names: Names of evaluations, as `evals_due` returns them.
-    """
-
-  @abc.abstractmethod
-  def warnings(self, scalars: Mapping[str, float], step: int) -> list[str]:
-    """Returns what is wrong with the run, as `Objective.warnings`."""
-
-  @abc.abstractmethod
-  def fingerprint(self) -> str:
-    """Returns a digest of the training data."""
-
-  @abc.abstractmethod
-  def preprocess(self) -> dict[str, Any]:
-    """Returns the content of preprocess.json."""
-
-  @abc.abstractmethod
-  def files(self) -> dict[str, Any]:
-    """Returns the content of further files of the work directory, by path."""
-
-  @abc.abstractmethod
-  def table(self, results: Mapping[str, float | None], step: int) -> str:
-    """Returns results by task, as a table; '' where there is one task.
-
-    Args:
-      results: Results of the evaluations, by name.
-      step: Completed updates.
-    """
-
-  @abc.abstractmethod
-  def with_accumulation(self, accumulation: int) -> Self:
-    """Returns the experiment with another `train.accumulation`."""
-
-  @abc.abstractmethod
-  def cached(self) -> Self:
-    """Returns the experiment with its images in the cache of `data.cache`.
-
-    Raises:
-      UserError: An image cannot be read, or there is too little memory.
-    """
 
 
 def find_lengths(
