@@ -117,9 +117,15 @@ def operations(
 
 def _is_collective(module: hlo.Module, instruction: hlo.Instruction) -> bool:
   kind = re.sub('-(start|done|update)$', '', instruction.opcode)
-  return kind in collectives.KINDS or collectives.is_reduce_scatter(
-    module, instruction
-  )
+  if kind in collectives.KINDS:
+    return True
+  if kind in ('async', 'call', 'custom-call') and kind != instruction.opcode:
+    called = list(module.all_callees(instruction))
+    # Only the start names what is computed.
+    return not called or any(
+      x.opcode in collectives.KINDS for each in called for x in each.values()
+    )
+  return collectives.is_reduce_scatter(module, instruction)
 
 
 def _is_free_call(instruction: hlo.Instruction) -> bool:
