@@ -273,6 +273,28 @@ def test_gathers_by_sparse_cores(call, called):
   assert {x.name for x in operations} == {'p0', 'p1', 'p2', 'r'}
 
 
+@pytest.mark.parametrize(
+  'start', ['slice-start(%a)', 'async-start(%a), calls=%c']
+)
+def test_slices_that_are_started_read_what_they_take(start):
+  """As jaxlib writes it, and as the compiler does."""
+  module = hlo.parse(f"""HloModule jit_train_step, is_scheduled=true
+
+%c (p: s8[64]) -> s8[16] {{
+  %p = s8[64]{{0}} parameter(0)
+  ROOT %part = s8[16]{{0:S(1)}} slice(%p), slice={{[0:16]}}
+}}
+
+ENTRY %main (a: s8[64]) -> s8[16] {{
+  %a = s8[64]{{0}} parameter(0)
+  %s = ((s8[64]{{0}}), s8[16]{{0:S(1)}}, s32[]{{:S(2)}}) {start}
+  ROOT %d = s8[16]{{0:S(1)}} {start.split('-')[0]}-done(%s)
+}}
+""")
+  (found,) = compiled.operations(module, hardware.named('v6e'))
+  assert (found.name, found.bytes) == ('s', 16)
+
+
 def test_products():
   def fn(x, w, images, kernel):
     y = lax.scan(lambda x, _: (x @ w, None), x, length=6)[0]
