@@ -43,6 +43,7 @@ from vit_jax import cli
 from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.runs import checkpoint_format
+from vit_jax.runs import records
 
 FLAGS = flags.FlagValues()  # separate from the training command's
 _KILLS = flags.DEFINE_integer(
@@ -251,18 +252,18 @@ def outcome(workdir: pathlib.Path) -> dict[str, Any]:
   info = checkpoint_format.read_info(newest)
   with (workdir / 'metrics.jsonl').open() as file:
     lines = [json.loads(line) for line in file]
-  # Other lines only have times, which depend on the interruptions.
-  lines = [x for x in lines if 'train/loss' in x or 'val/loss' in x]
-  exact = ('step', 'epoch', 'train/loss', 'train/grad_norm', 'val/')
+  lines = [
+    {k: x for k, x in line.items() if k != 'time' and not records.is_timed(k)}
+    for line in lines
+  ]
+  # Others only had times, which depend on the interruptions.
+  lines = [x for x in lines if x.keys() - {'step', 'epoch'}]
   return {
     'DONE': json.loads((workdir / 'DONE').read_text()),
     'the step of the newest checkpoint': info['step'],
     **{f'the bits of {path}': x for path, x in info['arrays'].items()},
     'the steps of metrics.jsonl': [x['step'] for x in lines],
-    'metrics.jsonl': [
-      {key: x for key, x in line.items() if key.startswith(exact)}
-      for line in lines
-    ],
+    'metrics.jsonl': lines,
   }
 
 

@@ -204,8 +204,95 @@ def test_a_gather_beside_products_counts_once():
     text = text.replace(name, target)
   mesh = {'data': 1, 'fsdp': 4, 'tensor': 1}
   (found,) = collectives.count(hlo.parse(text), mesh, as_written=True)
-  assert (found.kind, found.executions) == ('all-gather', 1)
+  assert (found.kind, found.executions, found.overlapped) == (
+    'all-gather',
+    1,
+    1,
+  )
   assert found.bytes == 32 * 32 * 2
+
+
+# As TPUs' compiler writes gathers by the SparseCores: CALL is how they are run.
+# The first is done after a product has been computed, the second at once.
+OFFLOADED = """HloModule jit_train_step, is_scheduled=true, num_partitions=4
+GATHERS
+
+ENTRY %main (a: bf16[8,32], x: bf16[8,8]) -> bf16[8,32] {
+  %a = bf16[8,32]{1,0} parameter(0)
+  %x = bf16[8,8]{1,0} parameter(1)
+  %p0 = bf16[8,32]{1,0} dot(%x, %a), lhs_contracting_dims={1}
+  %s0 = ((), (), (s32[8]{0})) CALL-start(), CALLED0
+  %u0 = ((bf16[8,32]{1,0}), bf16[32,32]{1,0}) CALL-update(%s0, %a)
+  %p1 = bf16[8,32]{1,0} dot(%x, %p0), lhs_contracting_dims={1}
+  %d0 = bf16[32,32]{1,0} CALL-done(%u0)
+  %s1 = ((), (), (s32[8]{0})) CALL-start(), CALLED1
+  %p2 = bf16[8,32]{1,0} dot(%x, %p1), lhs_contracting_dims={1}
+  %u1 = ((bf16[8,32]{1,0}), bf16[32,32]{1,0}) CALL-update(%s1, %p2)
+  %d1 = bf16[32,32]{1,0} CALL-done(%u1)
+  ROOT %r = bf16[8,32]{1,0} dot(%p2, %d1), lhs_contracting_dims={1}
+}
+"""
+GATHER = """
+%gatherN (part: bf16[8,32]) -> bf16[32,32] {
+  %part = bf16[8,32]{1,0} parameter(0)
+  ROOT %g = bf16[32,32]{1,0} all-gather(%part), replica_groups={}
+}
+
+%nestedN (part: bf16[8,32]) -> bf16[32,32] {
+  %part = bf16[8,32]{1,0} parameter(0)
+  ROOT %c = bf16[32,32]{1,0} custom-call(%part), called_computations={%gatherN}
+}
+"""
+
+
+@pytest.mark.parametrize(
+  ('call', 'called'),
+  [
+    ('call', 'to_apply=%gatherN'),
+    ('custom-call', 'called_computations={%gatherN}'),
+    ('async', 'calls=%nestedN'),
+  ],
+)
+def test_gathers_by_sparse_cores(call, called):
+  text = OFFLOADED
+  for i in '01':
+    text = text.replace(f'CALLED{i}', called.replace('N', i))
+    text = text.replace(
+      'GATHERS', GATHER.replace('N', i) + 'GATHERS' * (i < '1')
+    )
+  module = hlo.parse(text.replace('CALL', call))
+  mesh = {'data': 1, 'fsdp': 4, 'tensor': 1}
+  (found,) = collectives.count(module, mesh, as_written=True)
+  assert (found.kind, found.executions, found.overlapped) == (
+    'all-gather',
+    2,
+    1,
+  )
+  assert found.bytes == 2 * 32 * 32 * 2
+  operations = compiled.operations(module, hardware.named('v5p'))
+  assert {x.name for x in operations} == {'p0', 'p1', 'p2', 'r'}
+
+
+@pytest.mark.parametrize(
+  'start', ['slice-start(%a)', 'async-start(%a), calls=%c']
+)
+def test_slices_that_are_started_read_what_they_take(start):
+  """As jaxlib writes it, and as the compiler does."""
+  module = hlo.parse(f"""HloModule jit_train_step, is_scheduled=true
+
+%c (p: s8[64]) -> s8[16] {{
+  %p = s8[64]{{0}} parameter(0)
+  ROOT %part = s8[16]{{0:S(1)}} slice(%p), slice={{[0:16]}}
+}}
+
+ENTRY %main (a: s8[64]) -> s8[16] {{
+  %a = s8[64]{{0}} parameter(0)
+  %s = ((s8[64]{{0}}), s8[16]{{0:S(1)}}, s32[]{{:S(2)}}) {start}
+  ROOT %d = s8[16]{{0:S(1)}} {start.split('-')[0]}-done(%s)
+}}
+""")
+  (found,) = compiled.operations(module, hardware.named('v6e'))
+  assert (found.name, found.bytes) == ('s', 16)
 
 
 def test_products():

@@ -4,6 +4,7 @@ import types
 from typing import Any
 
 import jax
+import numpy as np
 import pytest
 
 from vit_jax.config import UserError
@@ -34,6 +35,33 @@ def test_peak_flops(kind: str, teraflops: float | None) -> None:
 
 def test_the_peak_of_a_cpu_is_unknown() -> None:
   assert hardware.peak_flops(jax.devices('cpu')[0]) is None
+
+
+@pytest.mark.parametrize(
+  ('platform', 'kind', 'devices', 'parts'),
+  [
+    ('cpu', 'cpu', 2, ['xla_cpu_enable_concurrency_optimized_scheduler']),
+    ('gpu', 'NVIDIA H200', 2, []),
+    ('tpu', 'TPU v5', 1, []),
+    ('tpu', 'TPU v5 lite', 2, ['windowed_einsum']),
+    ('tpu', 'TPU v5', 2, ['windowed_einsum', 'offload_nd_reduce_scatter']),
+    ('tpu', 'TPU v6 lite', 2, ['windowed_einsum', 'offload_3d_all_gather']),
+    ('tpu', 'TPU of tomorrow', 2, ['windowed_einsum']),
+  ],
+)
+def test_compiler_options(
+  platform: str, kind: str, devices: int, parts: list[str]
+) -> None:
+  """SparseCores exchange arrays where there are some, and several devices."""
+  device = types.SimpleNamespace(platform=platform, device_kind=kind)
+  mesh: Any = types.SimpleNamespace(
+    devices=np.array([device] * devices), size=devices
+  )
+  found = hardware.compiler_options(mesh)
+  assert all(any(part in name for name in found) for part in parts)
+  offloads = any('sparse_core' in name for name in found)
+  assert offloads == any('offload' in part for part in parts)
+  assert bool(found) == bool(parts)
 
 
 def test_names() -> None:

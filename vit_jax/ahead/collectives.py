@@ -21,6 +21,7 @@ import numpy as np
 
 from vit_jax.ahead import device_groups
 from vit_jax.ahead import hlo
+from vit_jax.ahead import products
 
 KINDS = (
   'all-gather',
@@ -36,7 +37,11 @@ _SCATTER = 'all-reduce-scatter'
 # One collective is in several computations if TPUs' compiler has it go on while
 # others compute: where it starts, in these others, and where it is done.
 _OTHERS = 'async_collective_fusion'
+_START = '"AsyncCollectiveStart"'
 _DONE = '"AsyncCollectiveDone"'
+
+# The later parts of an instruction that is run beside others.
+_CONTINUES = re.compile('-(update|done)$')
 
 # Instructions that only rearrange their operand.
 _MOVES = ('bitcast', 'copy', 'reshape', 'transpose')
@@ -64,6 +69,8 @@ class Collective:
     narrow_bytes: The same, but 32-bit values that were just converted from 16
       bits, or are next converted to 16 bits, count 2 bytes: GPUs and TPUs have
       16-bit arithmetic, the CPU does not.
+    overlapped: Number of executions that go on while products are computed, as
+      the program is scheduled.
   """
 
   kind: str
@@ -73,6 +80,7 @@ class Collective:
   executions: int
   bytes: int
   narrow_bytes: int
+  overlapped: int = 0
 
 
 def count(
@@ -100,6 +108,7 @@ def count(
       executions=sum(times * c.executions for c, times in group),
       bytes=sum(times * c.bytes for c, times in group),
       narrow_bytes=sum(times * c.narrow_bytes for c, times in group),
+      overlapped=sum(times * c.overlapped for c, times in group),
     )
     for group in by_key.values()
   ]
@@ -136,6 +145,18 @@ class _Finder:
       if name.startswith(_OTHERS)
       or any(_DONE in x.attributes for x in computation.values())
     }
+    # Computations that are run beside others, which compute products.
+    self._overlapped = {
+      id(called)
+      for computation in module.computations.values()
+      for instruction in computation.values()
+      if self._is_overlapped(instruction, computation)
+      for called in module.all_callees(instruction)
+    } | {
+      id(computation)
+      for computation in module.computations.values()
+      if any(_START in x.attributes for x in computation.values())
+    }
 
   def find(
     self, instruction: hlo.Instruction, computation: hlo.Computation
@@ -165,10 +186,44 @@ class _Finder:
     axes = _axes_within(groups, self._mesh)
     if kind == 'all-reduce' and id(computation) in self._scattering:
       kind = 'reduce-scatter'
+    overlaps = id(computation) in self._overlapped or self._is_overlapped(
+      instruction, computation
+    )
     return [
-      Collective(kind, axes, size, parts, int(parts == most), nbytes, narrow)
+      Collective(
+        *(kind, axes, size, parts),
+        executions=int(parts == most),
+        bytes=nbytes,
+        narrow_bytes=narrow,
+        overlapped=int(overlaps and parts == most),
+      )
       for parts, (nbytes, narrow) in sizes.items()
     ]
+
+  def _is_overlapped(
+    self, instruction: hlo.Instruction, computation: hlo.Computation
+  ) -> bool:
+    """Whether products are computed between the start and the end of it.
+
+    A SparseCore is made ready by `start`, gets the operands by `update`, and
+    the result is there at `done`.
+    """
+    if not instruction.opcode.endswith('-start'):
+      return False
+    chain = [instruction.name]
+    while not computation[chain[-1]].opcode.endswith('-done'):
+      uses = self._uses(chain[-1], computation)
+      after = [x.name for x, _ in uses if _CONTINUES.search(x.opcode)]
+      if not after:
+        return False
+      chain += after[:1]
+    names = list(computation)
+    between = names[names.index(chain[-2]) + 1 : names.index(chain[-1])]
+    return any(
+      products.product_flops(self._module, computation[name])
+      or any(products.own_flops(computation[name], computation))
+      for name in between
+    )
 
   def _is_widened(self, value: hlo.Instruction) -> bool:
     """Whether 32-bit values were just converted from 16 bits."""

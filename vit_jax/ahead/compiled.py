@@ -117,9 +117,15 @@ def operations(
 
 def _is_collective(module: hlo.Module, instruction: hlo.Instruction) -> bool:
   kind = re.sub('-(start|done|update)$', '', instruction.opcode)
-  return kind in collectives.KINDS or collectives.is_reduce_scatter(
-    module, instruction
-  )
+  if kind in collectives.KINDS:
+    return True
+  if kind in ('async', 'call', 'custom-call') and kind != instruction.opcode:
+    called = list(module.all_callees(instruction))
+    # Only the start names what is computed.
+    return not called or any(
+      x.opcode in collectives.KINDS for each in called for x in each.values()
+    )
+  return collectives.is_reduce_scatter(module, instruction)
 
 
 def _is_free_call(instruction: hlo.Instruction) -> bool:
@@ -161,12 +167,11 @@ def _traffic(
   """Returns the bytes that an instruction moves to and from device memory."""
   if (stated := products.kernel_cost(instruction)) is not None:
     return stated[1]
-  if instruction.opcode in ('copy-start', 'slice-start'):
+  started = _started(module, instruction)
+  if started in ('copy', 'slice'):
     # One end is on the chip, or both are in memory.
     shapes = _ARRAY.findall(instruction.shape)
-    source, result = (
-      shapes[:2] if instruction.opcode == 'slice-start' else (shapes[1::-1])
-    )
+    source, result = shapes[:2] if started == 'slice' else shapes[1::-1]
     ends = sum(bool(_in_memory(x)) for x in (source, result))
     return ends * hlo.nbytes(result)
   body = None
@@ -177,6 +182,14 @@ def _traffic(
     if name in computation:
       moved += _read(module, computation[name], i, body)
   return moved
+
+
+def _started(module: hlo.Module, instruction: hlo.Instruction) -> str:
+  """Returns the opcode of what an instruction starts; '' if it does not."""
+  if instruction.opcode == 'async-start':  # as programs from `dump_flags` have
+    return hlo.root(module.inside(instruction)).opcode
+  kind, _, start = instruction.opcode.rpartition('-')
+  return kind if start == 'start' else ''
 
 
 def _in_memory(shape: str) -> int:

@@ -5,6 +5,7 @@ number of iterations, which XLA writes beside it if it is known.
 """
 
 from collections.abc import Callable
+from collections.abc import Iterator
 from collections.abc import Sequence
 import dataclasses
 import math
@@ -18,6 +19,10 @@ _CALLEES = {
   'fusion': ('calls',),
   'call': ('to_apply',),
   'async-start': ('calls',),
+  # What SparseCores of TPUs compute: as older and newer versions write it.
+  'call-start': ('to_apply',),
+  'custom-call': ('called_computations',),
+  'custom-call-start': ('called_computations',),
   'while': ('condition', 'body'),
   'conditional': (
     'branch_computations',
@@ -91,6 +96,14 @@ class Module:
     if instruction.opcode == 'conditional':
       return [names]
     return [[name] for name in names]
+
+  def all_callees(self, instruction: Instruction) -> Iterator[Computation]:
+    """Yields the computations that an instruction runs, and theirs."""
+    for names in self.callees(instruction):
+      for name in names:
+        yield self.computations[name]
+        for called in self.computations[name].values():
+          yield from self.all_callees(called)
 
   def inside(self, fusion: Instruction) -> Computation:
     """Returns the computation of a fusion."""

@@ -341,12 +341,16 @@ def collective_lines(found: list[collectives.Collective]) -> list[str]:
       str(c.group_size),
       str(c.executions),
       f'{c.bytes / 2**20:.3f}',
-      f'each keeps 1/{c.parts}' if c.parts > 1 else '',
+      f'each keeps 1/{c.parts}' if c.parts > 1 else _beside(c),
     )
     for c in found
   ]
   header = 'kind', 'along', 'among', 'times', 'MiB', ''
   return tables.aligned([header, *rows], right=(2, 3, 4)) if rows else ['none']
+
+
+def _beside(c: collectives.Collective) -> str:
+  return f'{c.overlapped} of them beside products' if c.overlapped else ''
 
 
 def main() -> int:

@@ -21,13 +21,11 @@ def flops(module: hlo.Module) -> int:
 
 def product_flops(module: hlo.Module, instruction: hlo.Instruction) -> int:
   """Returns the FLOPs of an instruction and of what it calls, run once."""
-  found = 0
-  for names in module.callees(instruction):
-    for name in names:
-      inside = module.computations[name]
-      found += sum(product_flops(module, x) for x in inside.values())
-      found += sum(sum(own_flops(x, inside)) for x in inside.values())
-  return found
+  return sum(
+    sum(own_flops(x, inside))
+    for inside in module.all_callees(instruction)
+    for x in inside.values()
+  )
 
 
 def own_flops(

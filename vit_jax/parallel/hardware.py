@@ -17,12 +17,42 @@ pages do not state it.
 
 import dataclasses
 import re
+from typing import Any
 from typing import TYPE_CHECKING
 
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:
   import jax
+
+# On CPUs each device would run independent collectives concurrently, in any
+# order, on threads that all devices share. With too few threads that is a
+# deadlock.
+_IN_ORDER = {'xla_cpu_enable_concurrency_optimized_scheduler': False}
+# TPUs' compiler would multiply by each part of a kernel as it arrives, to hide
+# the exchange: with FSDP among 8, the activations are read and written 8 times.
+# Here is the size in MiB from which on it does.
+_WHOLE_KERNELS = {'xla_jf_spmd_threshold_for_windowed_einsum_mib': 1_000_000}
+# SparseCores gather and reduce-scatter while the rest of the chip computes.
+# Without these options the chip waits, and along all three dimensions of a
+# torus all-reduces take their place, with twice the bytes. Options for one
+# dimension and the last two are in MaxText's benchmarks/xla_flags_library.py.
+_OFFLOADED = (
+  'all_gather',
+  '2d_all_gather',
+  '3d_all_gather',
+  'reduce_scatter',
+  'nd_reduce_scatter',
+)
+_SPARSE_CORES = {
+  **{
+    f'xla_tpu_enable_sparse_core_collective_offload_{x}': True
+    for x in _OFFLOADED
+  },
+  'xla_tpu_prefer_async_allgather_to_allreduce': True,
+  'xla_tpu_use_tc_device_shape_on_sc': True,
+  'xla_sc_disable_megacore_partitioning': True,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,6 +71,9 @@ class Hardware:
       in bytes/s.
     network_bandwidth: Bandwidth of one device to other nodes or pods in one
       direction, in bytes/s; None if it is not published.
+    sides: Dimensions of a TPU's torus; 0 for GPUs.
+    cores: Devices of one chip.
+    sparse_cores: Whether a TPU can exchange arrays by SparseCores.
   """
 
   name: str
@@ -53,6 +86,7 @@ class Hardware:
   network_bandwidth: float | None
   sides: int = 0
   cores: int = 1
+  sparse_cores: bool = False
 
 
 # The first entry with a matching pattern wins. JAX calls v5e and v6e "lite".
@@ -86,6 +120,7 @@ TABLE = (
     600e9,
     6.25e9,
     3,
+    sparse_cores=True,
   ),
   Hardware(
     'TPU v6e',
@@ -97,6 +132,7 @@ TABLE = (
     400e9,
     12.5e9,
     2,
+    sparse_cores=True,
   ),
   Hardware(
     'TPU v7x',
@@ -129,6 +165,13 @@ def named(name: str) -> Hardware:
   raise UserError(f'--hardware={name}: choose one of {known}')
 
 
+def of_device(device: 'jax.Device') -> Hardware | None:
+  """Returns what the table has of a device; None if it is not there."""
+  return next(
+    (x for x in TABLE if re.search(x.pattern, device.device_kind)), None
+  )
+
+
 def peak_flops(device: 'jax.Device') -> float | None:
   """Returns the peak of a device's bfloat16 matrix products, in FLOP/s.
 
@@ -138,7 +181,19 @@ def peak_flops(device: 'jax.Device') -> float | None:
   Returns:
     The peak that its maker states; None if it is not known, as for a CPU.
   """
-  for hardware in TABLE:
-    if re.search(hardware.pattern, device.device_kind):
-      return hardware.peak_flops
-  return None
+  hardware = of_device(device)
+  return hardware and hardware.peak_flops
+
+
+def compiler_options(mesh: 'jax.sharding.Mesh') -> dict[str, Any]:
+  """Returns XLA's options for programs on a mesh; {} for one device."""
+  device = mesh.devices.flat[0]
+  if mesh.size == 1:
+    return {}
+  if device.platform == 'cpu':
+    return dict(_IN_ORDER)
+  if device.platform != 'tpu':
+    return {}
+  hardware = of_device(device)
+  offload = hardware is not None and hardware.sparse_cores
+  return _WHOLE_KERNELS | (_SPARSE_CORES if offload else {})

@@ -29,6 +29,7 @@ from vit_jax.evaluation import base as evaluation_base
 from vit_jax.models import stack
 from vit_jax.objectives import flexible
 from vit_jax.optim import rules as rules_lib
+from vit_jax.parallel import hardware
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
 from vit_jax.parallel import sharding
@@ -41,19 +42,6 @@ TrainState = train_step_lib.TrainState
 _QUICK = {'xla_backend_optimization_level': 1}
 # What is made for one size of patches.
 _OF_PATCHES = ('gradient', 'update', 'one_step', 'train_step', 'train_steps')
-# On CPUs each device would run independent collectives concurrently, in any
-# order, on threads that all devices share. With too few threads that is a
-# deadlock.
-_IN_ORDER = {'xla_cpu_enable_concurrency_optimized_scheduler': False}
-# TPUs' compiler would multiply by each part of a kernel as it arrives, to hide
-# the exchange: with FSDP among 8, the activations are read and written 8 times.
-# Here is the size in MiB from which on it does.
-_WHOLE_KERNELS = {'xla_jf_spmd_threshold_for_windowed_einsum_mib': 1_000_000}
-# Options of the compiler for several devices, by platform.
-_OPTIONS: dict[str, dict[str, Any]] = {
-  'cpu': _IN_ORDER,
-  'tpu': _WHOLE_KERNELS,
-}
 
 
 class Program:
@@ -103,9 +91,7 @@ class Program:
     self._by_patch: dict[flexible.Patch, Program] = {}
     platform = self.mesh.devices.flat[0].platform
     self._is_cpu = platform == 'cpu'
-    self._options: dict[str, Any] = {}
-    if self.mesh.size > 1:
-      self._options = dict(_OPTIONS.get(platform, {}))
+    self._options = hardware.compiler_options(self.mesh)
 
   @property
   def _replicated(self) -> jax.sharding.NamedSharding:
