@@ -144,6 +144,6 @@ class CropTrunk:
     if table is None or size == self.size:
       return params
     p, q = self._patch
-    grids = ((h // p, w // q) for h, w in (self.size, size))
-    resized = flexible.positions(table, *grids, method=self.resize)
+    old, new = ((h // p, w // q) for h, w in (self.size, size))
+    resized = flexible.positions(table, old, new, self.resize)
     return params | {'position_embedding': resized}

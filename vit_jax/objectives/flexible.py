@@ -173,9 +173,9 @@ def resized(
   kernel = _both(projection['kernel'], rows, columns)
   params['patch_embedding'] = projection | {'kernel': kernel}
   if _POSITIONS in params:
-    grids = ((image[0] // p, image[1] // q) for p, q in (old, new))
+    before, after = ((image[0] // p, image[1] // q) for p, q in (old, new))
     params[_POSITIONS] = positions(
-      params[_POSITIONS], *grids, method='linear_antialias'
+      params[_POSITIONS], before, after, 'linear_antialias'
     )
   return params
 

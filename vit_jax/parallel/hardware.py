@@ -182,7 +182,7 @@ def peak_flops(device: 'jax.Device') -> float | None:
     The peak that its maker states; None if it is not known, as for a CPU.
   """
   hardware = of_device(device)
-  return hardware and hardware.peak_flops
+  return None if hardware is None else hardware.peak_flops
 
 
 def compiler_options(mesh: 'jax.sharding.Mesh') -> dict[str, Any]:

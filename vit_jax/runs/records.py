@@ -26,6 +26,9 @@ _TIMED = re.compile(
   r'|mfu)'
 )
 
+# The end of a commit's name if the checkout had uncommitted changes.
+CHANGED = ' with changes'
+
 
 class Point(NamedTuple):
   """One value of a metric."""
@@ -242,7 +245,7 @@ def setting(start: Mapping[str, Any]) -> dict[str, str]:
     'python': start.get('python'),
     **(start.get('packages') or {}),
     'git': git
-    and git['commit'][:10] + (' with changes' if git['dirty'] else ''),
+    and git['commit'][:10] + (CHANGED if git['dirty'] else ''),
     'devices': devices and f'{devices.get("count")} x {devices.get("kind")}',
     'processes': devices.get('processes'),
     'data': start.get('data_fingerprint'),

@@ -5,6 +5,7 @@ updates. The evaluations of a step come before its checkpoint, which stores
 their results. If a checkpoint has no results, its evaluations are still due.
 """
 
+from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Mapping
 from collections.abc import Sequence
@@ -147,7 +148,8 @@ def _run_in(
   start_lib.check_data(experiment)
   _prepare(path, experiment)
   describe.log(experiment)
-  experiment = processes.call_on_all(experiment.cached)
+  cached: Callable[[], tasks.Trainable] = experiment.cached
+  experiment = processes.call_on_all(cached)
   start = time.perf_counter()
   results = None if stop.signal else train(experiment, path, stop, compiling)
   if results is None:
@@ -250,7 +252,8 @@ def _begin(
     )
   )
   calls, lengths = itertools.tee(e.calls(step))
-  batches: tasks.AnyFeed = stack.enter_context(e.train_batches(step, lengths))
+  batches = e.train_batches(step, lengths)
+  stack.enter_context(batches)
   hear = functools.partial(monitor_lib.hear, stop, batches)
   skipped = monitor_lib.Skipped(**checkpoints.counts)
   monitor = monitor_lib.Monitor(e, reporter, clock, hear, skipped)
