@@ -89,7 +89,7 @@ setuptools.setup(
     'cuda': ['jax[cuda12]'],
     'tpu': ['jax[tpu]'],
     # The compiler of TPUs, for machines without one.
-    'compile-tpu': ['libtpu'],
+    'compile-tpu': ['libtpu>=0.0.40'],
     # Where metrics go beside TensorBoard.
     'mlflow': ['mlflow-skinny>=3.0', 'sqlalchemy>=2.0'],
     'wandb': ['wandb>=0.20'],

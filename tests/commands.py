@@ -11,12 +11,12 @@ import tiny
 
 from vit_jax import cli
 
-# Of processes that find this package, and compute on one CPU device.
+# Of processes that find this package, and have one device if that is a CPU.
 ENV = os.environ | {
   'PYTHONPATH': str(tiny.ROOT),
-  'JAX_PLATFORMS': 'cpu',
   'JAX_NUM_CPU_DEVICES': '1',
 }
+CPU_ENV = ENV | {'JAX_PLATFORMS': 'cpu'}
 
 
 def python(

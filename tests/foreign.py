@@ -5,7 +5,6 @@ import functools
 import flax
 import jax
 import numpy as np
-import pytest
 import tiny
 
 from vit_jax import data
@@ -51,6 +50,8 @@ def of_transformers(name, fields):
     name: Its class; what follows a comma is left out.
     fields: Of its config.
   """
+  import pytest  # which scripts/fuzz.py does without
+
   reason = "needs torch and transformers: pip install -e '.[compat]'"
   torch = pytest.importorskip('torch', reason=reason)
   transformers = pytest.importorskip('transformers', reason=reason)

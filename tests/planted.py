@@ -13,6 +13,7 @@ from vit_jax.models import mixer
 from vit_jax.models import resnet
 from vit_jax.models import stack
 from vit_jax.models import vit
+from vit_jax.weights import features
 
 SIZE = (8, 16)  # of images; in patches, 2 x 4
 BRIGHT = (1, 2)  # row and column of the bright patch
@@ -118,3 +119,16 @@ def finder(**overrides: Any) -> weights.Loaded:
     block['attention']['qkv']['kernel'][0, 2, :, 1] = 1
     block['attention']['out']['kernel'][:, 1, 1] = 1
   return loaded(model, params)
+
+
+def looked(vit, images):
+  """Returns logits, tokens and, unless of a Mixer, attention, in one pass."""
+  names = ['logits', 'tokens']
+  if not isinstance(vit.model, mixer.Mixer):
+    names.append('attention')
+
+  def keep(seen):
+    return seen | {'logits': seen['logits'][None]}
+
+  seen = features.reduced(vit, images, names, keep, axis=1)
+  return seen | {'logits': seen['logits'][0]}

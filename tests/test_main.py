@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 
-from commands import ENV
+from commands import CPU_ENV
 import jax
 import numpy as np
 import pytest
@@ -24,7 +24,7 @@ TIMED = r'^time$|_second|data_wait|goodput'
 
 def start(*args, **kwargs):
   command = [sys.executable, '-m', 'vit_jax.main', *args]
-  options = {'cwd': tiny.ROOT, 'env': ENV} | kwargs
+  options = {'cwd': tiny.ROOT, 'env': CPU_ENV} | kwargs
   pipe = subprocess.PIPE
   return subprocess.Popen(
     command, stdout=pipe, stderr=pipe, text=True, **options
@@ -257,7 +257,7 @@ def test_devices_must_divide_the_batch(tmp_path):
     '--config=configs/digits.py',
     f'--workdir={tmp_path}',
     '--config.train.batch_size=36',
-    env=ENV | {'JAX_NUM_CPU_DEVICES': '8'},
+    env=CPU_ENV | {'JAX_NUM_CPU_DEVICES': '8'},
   )
   assert status == 1 and 'does not divide over 8 devices' in err
 
@@ -290,5 +290,5 @@ def test_tensorflow_is_never_imported(tmp_path):
     'config = tiny.config(train__duration="2 steps", optim__warmup="0 steps")\n'
     f'assert train(config, {str(tmp_path)!r}).status == 0\n'
   )
-  env = ENV | {'PYTHONPATH': f'{tiny.ROOT}:{pathlib.Path(__file__).parent}'}
+  env = CPU_ENV | {'PYTHONPATH': f'{tiny.ROOT}:{pathlib.Path(__file__).parent}'}
   subprocess.run([sys.executable, '-c', code], env=env, check=True)

@@ -234,6 +234,7 @@ def test_without_a_gpu(tmp_path):
   result = commands.python(
     *('-m', 'vit_jax.benchmark.gpu_report'),
     *(f'--out={tmp_path / "report"}', '--compile_cache='),
+    env=commands.CPU_ENV,
   )
   assert result.returncode == 1
   assert result.stderr.startswith('error: JAX finds no GPU: install')

@@ -3,7 +3,7 @@
 import pathlib
 import re
 
-from commands import ENV
+from commands import CPU_ENV
 from commands import python
 import pytest
 import tiny
@@ -104,7 +104,7 @@ def _look(folder, *flags):
   command = ['vit_jax.explore', 'data']
   command += [f'--config={tiny.ROOT}/configs/digits.py']
   command += [f'--out={folder}/batch.png', '--count=1', *flags]
-  env = ENV | {'VIT_JAX_CACHE': str(folder / 'default')}
+  env = CPU_ENV | {'VIT_JAX_CACHE': str(folder / 'default')}
   # Those that conftest.py sets, too.
   env = {k: x for k, x in env.items() if not re.match('JAX.*_CACHE_', k)}
   env.pop('JAX_ENABLE_COMPILATION_CACHE', None)

@@ -86,7 +86,7 @@ def test_attention_to_one_token_has_no_entropy_and_its_distance():
 
 def test_sets_of_images_are_averaged_over_batches(monkeypatch):
   vit, images = planted.loaded(planted.tiny()), planted.images(7)
-  seen = features.looked(vit, images)
+  seen = planted.looked(vit, images)
   monkeypatch.setattr(features, '_MOST_ATTENTION', 10_000)
   assert features.attention_batch(vit) < 7
   np.testing.assert_allclose(
@@ -145,7 +145,7 @@ def test_segments_of_a_model():
 @pytest.mark.parametrize('prefix', PREFIXES)
 def test_rollouts_rows_sum_to_one(prefix):
   vit = planted.loaded(planted.tiny(**prefix))
-  weights = features.looked(vit, planted.images())['attention']
+  weights = planted.looked(vit, planted.images())['attention']
   joint = explore.rollout(weights)
   np.testing.assert_allclose(joint.sum(axis=-1), 1, rtol=1e-5)
   expected = np.eye(weights.shape[-1])
@@ -187,7 +187,7 @@ def test_a_planted_patch_is_found(overrides, scan):
 
 def test_the_query_is_a_chosen_patch():
   vit = planted.loaded(planted.tiny(registers=2))
-  weights = features.looked(vit, planted.images())['attention']
+  weights = planted.looked(vit, planted.images())['attention']
   found = explore.attention_maps(vit, planted.images(), query=(1, 3))
   expected = weights[..., 3 + 1 * 4 + 3, 3:].reshape(3, 5, 2, 2, 4)
   np.testing.assert_allclose(found, expected, atol=1e-6)
@@ -198,7 +198,7 @@ def test_the_query_is_a_chosen_patch():
 
 def test_the_mean_query_stands_in_for_a_class_token():
   vit = planted.loaded(planted.tiny(pool='gap', registers=1))
-  weights = features.looked(vit, planted.images())['attention']
+  weights = planted.looked(vit, planted.images())['attention']
   found = explore.attention_maps(vit, planted.images())
   expected = weights[..., 1:, 1:].mean(axis=-2).reshape(3, 5, 2, 2, 4)
   np.testing.assert_allclose(found, expected, atol=1e-6)
@@ -226,7 +226,7 @@ def test_hybrids_have_maps_in_pixels_of_the_image():
 def test_perturbing_attention_replaces_it():
   """To make it uniform is the same as to have no queries."""
   vit, images = planted.loaded(planted.tiny()), planted.images()
-  plain = features.looked(vit, images)['logits']
+  plain = planted.looked(vit, images)['logits']
   added = jnp.zeros((3, 5, 2, 9, 9))
   for layer in range(3):  # later layers change with the ones before
     _, seen = perturbed(vit, images, added)
@@ -234,7 +234,7 @@ def test_perturbing_attention_replaces_it():
   logits, seen = perturbed(vit, images, added)
   np.testing.assert_allclose(seen['attention'], 1 / 9, rtol=1e-4)
   assert not np.allclose(logits, plain, atol=1e-2)
-  expected = features.looked(uniform(), images)['logits']
+  expected = planted.looked(uniform(), images)['logits']
   np.testing.assert_allclose(logits, expected, atol=1e-4)
 
 
@@ -279,7 +279,7 @@ def test_gradients_are_finite_differences(overrides):
   classes = [2, 0, 4]
   weights, gradients = explore.attention_gradients(vit, images, classes)
   np.testing.assert_allclose(
-    weights, features.looked(vit, images)['attention'], atol=1e-5
+    weights, planted.looked(vit, images)['attention'], atol=1e-5
   )
   random = np.random.default_rng(3)
   for _ in range(4):
@@ -313,7 +313,7 @@ def test_relevance_by_hand():
 
 def test_relevance_is_of_the_predicted_class_by_default():
   vit, images = planted.loaded(planted.tiny()), planted.images(11)
-  predicted = features.looked(vit, images)['logits'].argmax(axis=-1)
+  predicted = planted.looked(vit, images)['logits'].argmax(axis=-1)
   assert len(set(predicted)) > 1
   found = explore.class_relevance(vit, images)  # in two batches
   np.testing.assert_allclose(

@@ -255,7 +255,10 @@ def test_nothing_is_captured_unasked():
 def test_rbg_masks_differ_between_the_parts_of_a_batch():
   key = jax.random.key(0, impl='rbg')
   parts = [jnp.array([0, 2, 4]), jnp.array([1, 3, 5])]
-  masks = [dropout.keep_mask((key, rows), 0.5, (64,)) for rows in parts]
+  masks = [
+    dropout.keep_mask(dropout.DropoutKey(key, rows), 0.5, (64,))
+    for rows in parts
+  ]
   assert (masks[0] != masks[1]).any()
 
 
@@ -332,8 +335,8 @@ def test_bfloat16_computes_with_float32_parameters(gelu):
 @pytest.mark.parametrize('impl', ['threefry2x32', 'rbg'])
 @pytest.mark.parametrize('rate', [0.1, 0.5, 0.9])
 def test_masks_keep_the_right_share(impl, rate):
-  mask = (jax.random.key(0, impl=impl), jnp.arange(64))
-  keep = dropout.keep_mask(mask, rate, (65, 33))
+  key = dropout.DropoutKey(jax.random.key(0, impl=impl), jnp.arange(64))
+  keep = dropout.keep_mask(key, rate, (65, 33))
   assert keep.shape == (64, 65, 33)
   sigma = (rate * (1 - rate) / keep.size) ** 0.5
   assert abs(float(keep.mean()) - (1 - rate)) < 4 * sigma + 2**-16
@@ -345,15 +348,15 @@ def test_masks_keep_the_right_share(impl, rate):
 
 
 def test_dropout_keeps_the_mean_and_the_dtype():
-  mask = (jax.random.key(0), jnp.arange(8))
+  key = dropout.DropoutKey(jax.random.key(0), jnp.arange(8))
   x = jnp.ones((8, 100, 100), jnp.bfloat16)
-  y = dropout.dropout(x, 0.25, mask)
+  y = dropout.dropout(x, 0.25, key)
   assert y.dtype == x.dtype and set(np.unique(y.astype(float))) == {
     0,
     1.3359375,
   }
   assert (
-    dropout.dropout(x, 0.0, mask) is x and dropout.dropout(x, 0.5, None) is x
+    dropout.dropout(x, 0.0, key) is x and dropout.dropout(x, 0.5, None) is x
   )
 
 

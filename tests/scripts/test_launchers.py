@@ -10,7 +10,7 @@ import subprocess
 import sys
 import threading
 
-from commands import ENV
+from commands import CPU_ENV
 import pytest
 import stand_in_clusters
 import tiny
@@ -22,7 +22,7 @@ needs_submitit = pytest.mark.skipif(
 )
 
 
-def start(*command, env=ENV):
+def start(*command, env=CPU_ENV):
   return subprocess.Popen(
     list(map(str, command)),
     cwd=tiny.ROOT,
@@ -33,13 +33,13 @@ def start(*command, env=ENV):
   )
 
 
-def run(*command, env=ENV):
+def run(*command, env=CPU_ENV):
   process = start(*command, env=env)
   out, err = process.communicate(timeout=300)
   return process.returncode, out, err
 
 
-def slurm(*args, env=ENV):
+def slurm(*args, env=CPU_ENV):
   return run(sys.executable, SCRIPTS / 'slurm.py', *args, env=env)
 
 

@@ -560,6 +560,7 @@ def test_a_run_from_python_shows_its_progress(tmp_path):
   )
   path = f'{tiny.ROOT}:{tiny.TESTS}'
   found = commands.python('-c', code, env=commands.ENV | {'PYTHONPATH': path})
+  assert found.returncode == 0, found.stderr
   done = json.loads((tmp_path / 'DONE').read_text())
   assert found.stdout == f'{done["val/accuracy"]} 0\n'
   assert found.stderr.count('step 2/2: loss') == 1

@@ -13,7 +13,6 @@ import tiny
 
 import vit_jax
 from vit_jax.config import UserError
-from vit_jax.models import mixer
 from vit_jax.train import flops
 from vit_jax.weights import batched
 from vit_jax.weights import features
@@ -35,19 +34,6 @@ def apply(model, params, images, mutable=False):
   return model.apply({'params': params}, images, mutable=mutable)
 
 
-def looked(vit, images):
-  """Returns logits, tokens and, unless of a Mixer, attention, in one pass."""
-  names = ['logits', 'tokens']
-  if not isinstance(vit.model, mixer.Mixer):
-    names.append('attention')
-
-  def keep(seen):
-    return seen | {'logits': seen['logits'][None]}
-
-  seen = features.reduced(vit, images, names, keep, axis=1)
-  return seen | {'logits': seen['logits'][0]}
-
-
 @pytest.mark.parametrize(
   'model',
   [
@@ -61,7 +47,7 @@ def looked(vit, images):
 def test_one_pass_has_all_that_the_model_says(model):
   vit, images = planted.loaded(model), planted.images()
   logits, state = captured(vit, images)
-  seen = looked(vit, images)
+  seen = planted.looked(vit, images)
   assert set(seen) == {'logits', *state['intermediates']}
   atol = 0.1 if model.dtype == jnp.bfloat16 else 1e-5
   for name, expected in {'logits': logits, **state['intermediates']}.items():
@@ -80,8 +66,8 @@ def test_scanned_layers_are_seen_the_same():
     twin = planted.scanned(vit)
     jax.tree.map(
       lambda a, b: np.testing.assert_allclose(a, b, atol=1e-4),
-      looked(twin, images),
-      looked(vit, images),
+      planted.looked(twin, images),
+      planted.looked(vit, images),
     )
     np.testing.assert_allclose(
       features.embeddings(twin, images),
@@ -129,13 +115,13 @@ def test_batches_change_nothing():
 
 def test_large_attention_is_held_for_few_images_at_a_time(monkeypatch):
   vit, images = planted.loaded(planted.tiny()), planted.images()
-  whole = looked(vit, images)
+  whole = planted.looked(vit, images)
   each = whole['attention'][:, 0].nbytes
   monkeypatch.setattr(features, '_MOST_ATTENTION', 2 * each + 1)
   assert features.attention_batch(vit) == 2
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5),
-    looked(vit, images),
+    planted.looked(vit, images),
     whole,
   )
 

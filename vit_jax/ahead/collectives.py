@@ -70,7 +70,7 @@ class Collective:
       bits, or are next converted to 16 bits, count 2 bytes: GPUs and TPUs have
       16-bit arithmetic, the CPU does not.
     overlapped: Number of executions that go on while products are computed, as
-      the program is scheduled.
+      the program is scheduled, or that the compiler cut to run beside others.
   """
 
   kind: str
@@ -208,8 +208,11 @@ class _Finder:
     A SparseCore is made ready by `start`, gets the operands by `update`, and
     the result is there at `done`.
     """
-    if not instruction.opcode.endswith('-start'):
+    kind = instruction.opcode.removesuffix('-start')
+    if kind == instruction.opcode:
       return False
+    if kind not in KINDS and not self._module.callees(instruction):
+      return False  # a copy
     chain = [instruction.name]
     while not computation[chain[-1]].opcode.endswith('-done'):
       uses = self._uses(chain[-1], computation)

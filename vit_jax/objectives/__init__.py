@@ -19,6 +19,7 @@ from vit_jax.objectives import flexible
 from vit_jax.objectives.base import Batch
 from vit_jax.objectives.base import Extra
 from vit_jax.objectives.base import Objective
+from vit_jax.objectives.base import Outputs
 from vit_jax.objectives.base import Params
 from vit_jax.objectives.base import Purpose
 from vit_jax.objectives.base import Scalars
@@ -29,6 +30,7 @@ __all__ = [
   'Batch',
   'Extra',
   'Objective',
+  'Outputs',
   'Params',
   'Purpose',
   'Scalars',

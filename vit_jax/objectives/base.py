@@ -368,7 +368,8 @@ class Objective(abc.ABC):
 
     These are all, or those under 'trunk' where an objective has others, too.
     """
-    return self.fitted(self.model, params.get('trunk', params))
+    has_others = isinstance(params, Mapping) and 'trunk' in params
+    return self.fitted(self.model, params['trunk'] if has_others else params)
 
   def foreign(self, format_name: str) -> whole.Whole | None:
     """Returns how the files of a format store what is beside the trunk.

@@ -16,6 +16,7 @@ pages do not state it.
 """
 
 import dataclasses
+import os
 import re
 from typing import Any
 from typing import TYPE_CHECKING
@@ -73,7 +74,8 @@ class Hardware:
       direction, in bytes/s; None if it is not published.
     sides: Dimensions of a TPU's torus; 0 for GPUs.
     cores: Devices of one chip.
-    sparse_cores: Whether a TPU can exchange arrays by SparseCores.
+    sparse_cores: Whether programs let a TPU's SparseCores exchange arrays; the
+      compiler of the v7x does so by itself.
   """
 
   name: str
@@ -186,7 +188,10 @@ def peak_flops(device: 'jax.Device') -> float | None:
 
 
 def compiler_options(mesh: 'jax.sharding.Mesh') -> dict[str, Any]:
-  """Returns XLA's options for programs on a mesh; {} for one device."""
+  """Returns XLA's options for programs on a mesh; {} for one device.
+
+  With VIT_JAX_SPARSE_CORES=0 in the environment, TPUs do not use SparseCores.
+  """
   device = mesh.devices.flat[0]
   if mesh.size == 1:
     return {}
@@ -196,4 +201,5 @@ def compiler_options(mesh: 'jax.sharding.Mesh') -> dict[str, Any]:
     return {}
   hardware = of_device(device)
   offload = hardware is not None and hardware.sparse_cores
+  offload = offload and os.environ.get('VIT_JAX_SPARSE_CORES') != '0'
   return _WHOLE_KERNELS | (_SPARSE_CORES if offload else {})

@@ -244,8 +244,7 @@ def setting(start: Mapping[str, Any]) -> dict[str, str]:
   found = {
     'python': start.get('python'),
     **(start.get('packages') or {}),
-    'git': git
-    and git['commit'][:10] + (CHANGED if git['dirty'] else ''),
+    'git': git and git['commit'][:10] + (CHANGED if git['dirty'] else ''),
     'devices': devices and f'{devices.get("count")} x {devices.get("kind")}',
     'processes': devices.get('processes'),
     'data': start.get('data_fingerprint'),
