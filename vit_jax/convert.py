@@ -112,7 +112,8 @@ def main(argv: list[str]) -> None:
   source, path = argv[1], pathlib.Path(os.path.abspath(argv[2]))
   _check_push(path)
   if _LIKE.value is not None or _TO.value in _DENSE:
-    (_write_dense if _LIKE.value is None else _read_dense)(source, path)
+    convert = _write_dense if _LIKE.value is None else _read_dense
+    convert(source, path)
     logging.info('wrote %s', path)
     return
   # After the flags, since these import jax.

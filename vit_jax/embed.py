@@ -240,8 +240,10 @@ class _Npz:
 
   def close(self) -> None:
     """Ends the file."""
-    self._end()
-    self._archive.close()
+    try:
+      self._end()
+    finally:
+      self._archive.close()
 
   def _end(self) -> None:
     """Ends the embeddings, before which no other array can be written."""
@@ -266,9 +268,13 @@ class _Parquet:
     self.width = part.features.shape[1]
     self._parts.append((part, files))
     if sum(len(waiting) for waiting, _ in self._parts) >= _ROWS:
-      self.finish()
+      self._flush()
 
   def finish(self) -> None:
+    """Writes the rows that are left."""
+    self._flush()
+
+  def _flush(self) -> None:
     """Writes the buffered rows as one group."""
     import pyarrow as pa  # an optional dependency
     from pyarrow import parquet

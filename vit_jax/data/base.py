@@ -54,8 +54,11 @@ class Source(abc.ABC):
   @property
   def classes(self) -> tuple[str, ...]:
     """Names of the classes; () where the examples have none."""
-    kinds = self.features.values()
-    found = [x.names for x in kinds if isinstance(x, features_lib.OfClasses)]
+    found = [
+      x.names
+      for x in self.features.values()
+      if isinstance(x, features_lib.OfClasses)
+    ]
     return found[0] if found else ()
 
   @property
@@ -153,8 +156,8 @@ class ArraySource(Source):
   ):
     """Holds the arrays.
 
-    `targets` are the features other than the image, and `image` is that of the
-    image, as a Video of one size; None: an Image.
+    `targets` are the features other than the image. `image` is the image's
+    feature, as a Video of one size; None: an Image.
     """
     images = arrays['image']
     if image is None:

@@ -37,7 +37,7 @@ from vit_jax.data.inputs import Volume as Volume
 
 @dataclasses.dataclass(frozen=True)
 class OfClasses(Feature):
-  """Values that are classes, each a position in `classes`.
+  """Values that name classes.
 
   Attributes:
     classes: Their names.
@@ -90,7 +90,7 @@ class Target(Feature, abc.ABC):
 
 @dataclasses.dataclass(frozen=True)
 class Label(OfClasses, Target):
-  """One class, int32."""
+  """One class: its position in `classes`, int32."""
 
   dtype: ClassVar[np.dtype] = np.dtype(np.int32)
 

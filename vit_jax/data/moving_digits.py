@@ -54,7 +54,8 @@ class MovingDigitsSource(made.MadeSource):
     `stride` and `short` are those of `features.Video`.
 
     Raises:
-      UserError: The size is not that of a video that holds a digit.
+      UserError: There is no such split, or it is empty; or the size is not that
+        of a video that holds a digit.
     """
     if len(size) != 3 or min(size[1:]) < 8:
       raise UserError(

@@ -36,7 +36,7 @@ class ScansSource(base.SelectedSource):
   def __init__(self, root: str, split: str, config: ml_collections.ConfigDict):
     """Lists the files, and reads their headers.
 
-    The full config has how scans are prepared, and the crop's size.
+    The full config says how scans are prepared, and has the crop's size.
 
     Raises:
       UserError: There is no such split, a file without the other of its pair,

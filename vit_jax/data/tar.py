@@ -56,7 +56,8 @@ class TarSource(rows.RowSource):
   ):
     """Finds the samples; reads shards that have no index.
 
-    `columns` is `config.data.columns`; see `rows.RowSource` for the rest.
+    `pattern` names the shards, `columns` is `config.data.columns`; see
+    `rows.RowSource` for the rest.
 
     Raises:
       UserError: There is no such shard, column or split, or a shard is damaged.

@@ -33,7 +33,8 @@ class VolumesSource(made.MadeSource):
     """Selects volumes of a size (depth, height, width).
 
     Raises:
-      UserError: The size is not that of a volume.
+      UserError: There is no such split, or it is empty; or the size is not that
+        of a volume.
     """
     if len(size) != 3:
       raise UserError(

@@ -373,6 +373,7 @@ def _metric(measure: str) -> type[_Places]:
     def compute(self) -> Any:
       return getattr(overlaps(np.asarray(self.counts)), measure)
 
+  Measure.__name__ = measure  # of errors
   return Measure
 
 

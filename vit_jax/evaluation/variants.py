@@ -116,7 +116,7 @@ def measure(
 def describe(
   loaded: weights.Loaded, change: Mapping[str, Any]
 ) -> dict[str, Any]:
-  """Returns the sizes of a model that `change` has made, for its row."""
+  """Returns the sizes of a model that `Loaded.adapted(**change)` has given."""
   size = loaded.preprocess.image_size
   found: dict[str, Any] = {'image_size': _times(size)}
   if patch := models.pixels_per_token(loaded.model):

@@ -37,7 +37,7 @@ def choose(
 ) -> list[int]:
   """Returns which of `count` images to draw: marked ones first if not all fit.
 
-  Images are given by their positions; `most` fit.
+  Images are given by their positions, at most `most` of them.
   """
   if count <= most:
     return list(range(count))

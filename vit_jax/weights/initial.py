@@ -72,7 +72,7 @@ def fill(
   These are the model's fields if its name is 'init_from', mean and std if they
   are (), and the interpolation and the method that resizes positions if they
   are ''. The method is kept, since this run's checkpoints are resized so, too.
-  Without a checkpoint there is none, or no key is open.
+  `loaded` is None if there is no checkpoint, or no key is open.
   """
   if loaded is not None and config.model.name == config_lib.INIT_FROM:
     _fill_model(config, loaded.model)

@@ -38,7 +38,7 @@ def train_transform(
   """Returns a function that prepares a batch, as `views.train_transform`.
 
   It gives float32 clips [B, T, H, W, C], or spectrograms [B, T, M, 1], of the
-  size `data.image_size`, which `normalize` brings to mean and deviation.
+  size `data.image_size`; `normalize` applies mean and standard deviation.
 
   Raises:
     UserError: The objective takes several crops, or the config changes images

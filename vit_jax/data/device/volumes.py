@@ -34,9 +34,9 @@ def train_transform(
 ) -> Callable[[Batch, Rng], Batch]:
   """Returns a function that prepares a batch, as `views.train_transform`.
 
-  It gives float32 volumes [B, d, h, w, C], crops of `data.image_size`, which
-  `normalize` brings to mean and deviation; and int32 maps of the same places
-  [B, d, h, w].
+  It gives float32 volumes [B, d, h, w, C], crops of `data.image_size`, and
+  int32 maps of the same places [B, d, h, w]. `normalize` applies mean and
+  standard deviation.
 
   Raises:
     UserError: The config changes images in ways that volumes cannot be.

@@ -34,12 +34,12 @@ _MOST_DEFLATED = 1032  # maximum compression ratio of deflate
 _MOST_DIMENSIONS = 32
 
 
-@dataclasses.dataclass
+@dataclasses.dataclass(eq=False)
 class Arrays:
   """The arrays of an open file.
 
   Attributes:
-    shapes: Shapes by name, in the order of the file.
+    shapes: Shapes by name.
     read: Returns the array of a name, C-contiguous and in the byte order of the
       machine, or raises a UserError if it is damaged; several threads may call
       it at once.

@@ -70,7 +70,6 @@ _STORED: Mapping[str, tuple[typed.Kind, Any]] = {
   'intensity': (typed.WINDOW, None),
   'interpolation': (base.INTERPOLATION, 'bilinear'),
   'resize_like': (typed.one_of('', *geometry.LIKE), ''),
-  'features': (typed.OBJECT, {}),
 }
 
 
@@ -279,6 +278,7 @@ def _restored(
       f'{key}.std', channels, found['std'], typed.is_positive
     ),
     **{x: config.get(f'{key}.{x}', *_STORED[x]) for x in _STORED},
+    'features': config.get(f'{key}.features', typed.OBJECT, {}),
     'outputs': preprocessing.of_head(
       config.get(f'{key}.outputs', typed.OBJECT, {})
     ),

@@ -132,7 +132,9 @@ def unpacked(arrays: containers.Arrays) -> containers.Arrays:
     if name.startswith(_PACKED):
       d, kind = shape[0] // 3, name.removeprefix(_PACKED)
       for i, part in enumerate(_PARTS):
-        rows = operator.itemgetter(slice(i * d, (i + 1) * d))
+        # Rows that are too many do not fit then.
+        end = (i + 1) * d if part != _PARTS[-1] else None
+        rows = operator.itemgetter(slice(i * d, end))
         made[f'{_HEAD}.{part}.{kind}'] = ([name], rows)
   return base.derived(arrays, made)
 
@@ -145,7 +147,9 @@ def prepare(arrays: containers.Arrays) -> base.Renamed:
 def describe(
   arrays: base.Renamed, config: typed.Json, text_heads: int | None = None
 ) -> tuple[two_towers.TwoTowers, tuple[int, int]]:
-  """Infers both towers, as `google_towers.describe`; config.json has all heads.
+  """Infers both towers, as `google_towers.describe`.
+
+  config.json has the numbers of heads: `text_heads` is not used.
 
   Raises:
     UserError: There is no config.json, or it says what cannot be computed.

@@ -71,7 +71,7 @@ def as_timm(arrays: containers.Arrays) -> base.Renamed:
       ' those of timm, can be computed'
     )
   visual = base.Renamed(arrays, _timms)
-  tokens = {'cls_token', 'pos_embed'} & visual.shapes.keys()
+  tokens = filter(visual.shapes.__contains__, ('cls_token', 'pos_embed'))
   made = {name: ([name], _batched) for name in tokens}
   return base.Renamed(base.derived(visual, made), show=visual.stored)
 
