@@ -3,10 +3,13 @@
 import pathlib
 import re
 
+from absl import flags
 from commands import CPU_ENV
 from commands import python
 import pytest
 import tiny
+
+from vit_jax import cli
 
 
 def _commands():
@@ -190,3 +193,10 @@ def test_the_verbs_of_the_console_script():
     assert one.returncode == 0 and 'python -m vit_jax' in one.stdout, one.stderr
   wrong = vit_jax('tain')
   assert wrong.returncode == 1 and "error: 'tain' is no verb" in wrong.stderr
+
+
+def test_what_follows_two_dashes_is_for_another_command():
+  """As scripts/soak.py passes it on."""
+  values = flags.FlagValues()
+  argv = ['soak', '--', '--config.mesh.fsdp=2']
+  assert cli.parse_flags(argv, values) == ['soak', '--config.mesh.fsdp=2']

@@ -267,6 +267,8 @@ def config_path(argv: Sequence[str]) -> str | None:
 
 def _check_config(argv: Sequence[str]) -> None:
   """Checks for mistakes that would give a traceback in ml_collections."""
+  if '--' in argv:  # flags of another command follow
+    argv = argv[: argv.index('--')]
   overrides = [
     match[1]
     for arg in argv
