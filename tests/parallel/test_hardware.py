@@ -50,7 +50,11 @@ def test_the_peak_of_a_cpu_is_unknown() -> None:
   ],
 )
 def test_compiler_options(
-  platform: str, kind: str, devices: int, parts: list[str]
+  platform: str,
+  kind: str,
+  devices: int,
+  parts: list[str],
+  monkeypatch: pytest.MonkeyPatch,
 ) -> None:
   """SparseCores exchange arrays where there are some, and several devices."""
   device = types.SimpleNamespace(platform=platform, device_kind=kind)
@@ -62,6 +66,10 @@ def test_compiler_options(
   offloads = any('sparse_core' in name for name in found)
   assert offloads == any('offload' in part for part in parts)
   assert bool(found) == bool(parts)
+  monkeypatch.setenv('VIT_JAX_SPARSE_CORES', '0')
+  without = hardware.compiler_options(mesh)
+  assert not any('sparse_core' in name for name in without)
+  assert (without == found) != offloads
 
 
 def test_names() -> None:

@@ -223,8 +223,7 @@ class _Finder:
     names = list(computation)
     between = names[names.index(chain[-2]) + 1 : names.index(chain[-1])]
     return any(
-      products.product_flops(self._module, computation[name])
-      or any(products.own_flops(computation[name], computation))
+      products.product_flops(self._module, computation[name], computation)
       for name in between
     )
 

@@ -141,9 +141,7 @@ def _operation(
   computation: hlo.Computation,
   hardware: hardware_lib.Hardware,
 ) -> Operation:
-  flops = products.product_flops(module, instruction)
-  if not flops:
-    flops = sum(products.own_flops(instruction, computation))
+  flops = products.product_flops(module, instruction, computation)
   nbytes = _traffic(module, instruction, computation)
   return Operation(
     name=instruction.name,

@@ -19,9 +19,13 @@ def flops(module: hlo.Module) -> int:
   return sum(count * times for count, times in found)
 
 
-def product_flops(module: hlo.Module, instruction: hlo.Instruction) -> int:
+def product_flops(
+  module: hlo.Module,
+  instruction: hlo.Instruction,
+  computation: hlo.Computation,
+) -> int:
   """Returns the FLOPs of an instruction and of what it calls, run once."""
-  return sum(
+  return sum(own_flops(instruction, computation)) + sum(
     sum(own_flops(x, inside))
     for inside in module.all_callees(instruction)
     for x in inside.values()
