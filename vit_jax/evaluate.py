@@ -105,9 +105,7 @@ cli.define_from(FLAGS)
 cli.define_compile_cache(FLAGS)
 data_flags.define(FLAGS, 'evaluate on')
 _SAME_ORDER = data_flags.define_same_order(FLAGS)
-_FORMAT = flags.DEFINE_enum(
-  'format', 'table', ['table', 'json'], 'Of stdout.', flag_values=FLAGS
-)
+_FORMAT = cli.define_format(FLAGS)
 _PREDICTIONS = flags.DEFINE_string(
   'predictions',
   None,

@@ -61,9 +61,7 @@ _IMAGE = flags.DEFINE_multi_string(
 _TOP = flags.DEFINE_integer(
   'top', 10, 'Images for each query.', lower_bound=1, flag_values=FLAGS
 )
-_FORMAT = flags.DEFINE_enum(
-  'format', 'table', ['table', 'json', 'csv'], 'Of stdout.', flag_values=FLAGS
-)
+_FORMAT = cli.define_format(FLAGS, 'csv')
 _PICTURE = flags.DEFINE_string(
   'picture', None, 'FILE.png of the images that were found.', flag_values=FLAGS
 )

@@ -90,8 +90,7 @@ def main(argv: list[str]) -> int:
   from vit_jax.config import UserError
   from vit_jax.parallel import topologies
 
-  if argv[1:]:
-    raise UserError(f'unexpected argument {argv[1]!r}')
+  cli.refuse_arguments(argv)
   for name in _ONLY.value:
     if name not in PROGRAMS:
       raise UserError(f'--only={name}: choose from {", ".join(PROGRAMS)}')

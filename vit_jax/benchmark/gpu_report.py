@@ -59,8 +59,7 @@ def main(argv: list[str]) -> None:
   """Measures, and writes report.json and report.md."""
   from vit_jax import config as config_lib
 
-  if argv[1:]:
-    raise config_lib.UserError(f'unexpected argument {argv[1]!r}')
+  cli.refuse_arguments(argv)
   # Otherwise JAX would reserve the memory of the GPU, and PyTorch have none.
   os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')
   import jax  # after the flags

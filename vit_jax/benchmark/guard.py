@@ -24,12 +24,10 @@ _BATCH_SIZE, _BLOCKS = 32, 7
 
 def main(argv: list[str]) -> int:
   """Prints the ratios; returns the exit status, 1 if one is too low."""
-  from vit_jax import config as config_lib
   from vit_jax.benchmark import measures  # after the flags: it imports jax
   from vit_jax.benchmark import setting as setting_lib
 
-  if argv[1:]:
-    raise config_lib.UserError(f'unexpected argument {argv[1]!r}')
+  cli.refuse_arguments(argv)
   setting = setting_lib.Setting(batch_size=_BATCH_SIZE)
   with setting.changes() as changes:
     config = setting_lib.config(changes)

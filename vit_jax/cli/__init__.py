@@ -3,10 +3,12 @@
 from vit_jax.cli.definitions import config_path as config_path
 from vit_jax.cli.definitions import define_compile_cache as define_compile_cache
 from vit_jax.cli.definitions import define_config as define_config
+from vit_jax.cli.definitions import define_format as define_format
 from vit_jax.cli.definitions import define_from as define_from
 from vit_jax.cli.definitions import define_overrides as define_overrides
 from vit_jax.cli.definitions import define_quantize as define_quantize
 from vit_jax.cli.definitions import load as load
 from vit_jax.cli.definitions import parse_flags as parse_flags
 from vit_jax.cli.definitions import parse_size as parse_size
+from vit_jax.cli.definitions import refuse_arguments as refuse_arguments
 from vit_jax.cli.status import run as run

@@ -88,8 +88,7 @@ def check(flag_values: flags.FlagValues, argv: list[str]) -> None:
   Raises:
     UserError: There is such an argument, or --data or --split is missing.
   """
-  if argv[1:]:
-    raise UserError(f'unexpected argument {argv[1]!r}')
+  cli.refuse_arguments(argv)
   if not flag_values['data'].value:
     raise UserError('--data is missing: name a dataset, as in --data=digits')
   if not flag_values['split'].value:
@@ -172,11 +171,16 @@ def explained(flag_of: Mapping[str, str] | None = None) -> Iterator[None]:
     raise UserError(text) from None
 
 
-def progress(total: int) -> Any:
-  """Returns a progress bar over images, shown if stderr is a terminal."""
+def progress(total: int, hidden: bool = False) -> Any:
+  """Returns a progress bar over images, shown if stderr is a terminal.
+
+  Args:
+    total: Number of images.
+    hidden: Whether it is not shown there, either.
+  """
   import tqdm
 
-  hidden = not sys.stderr.isatty()
+  hidden = hidden or not sys.stderr.isatty()
   return tqdm.tqdm(
     total=total, unit='image', file=sys.stderr, disable=hidden, leave=False
   )

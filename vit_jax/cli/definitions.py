@@ -82,6 +82,19 @@ def define_quantize(flag_values: flags.FlagValues) -> None:
   )
 
 
+def define_format(
+  flag_values: flags.FlagValues, *others: str
+) -> flags.FlagHolder[str]:
+  """Defines `--format`: 'table', 'json', or one of the others."""
+  return flags.DEFINE_enum(
+    'format',
+    'table',
+    ['table', 'json', *others],
+    'Of stdout.',
+    flag_values=flag_values,
+  )
+
+
 def load(
   flag_values: flags.FlagValues,
   path: str | None = None,
@@ -215,6 +228,12 @@ def parse_flags(
     config: Any = flag_values['config'].value
     config.objective.options.update(options)
   return rest
+
+
+def refuse_arguments(argv: Sequence[str]) -> None:
+  """Raises a UserError if a command line has more than flags."""
+  if argv[1:]:
+    raise config_lib.UserError(f'unexpected argument {argv[1]!r}')
 
 
 def _with_found_config(argv: Sequence[str]) -> list[str]:

@@ -60,9 +60,7 @@ _X = flags.DEFINE_enum(
 _GROUP = flags.DEFINE_bool(
   'group', False, 'Take runs with several seeds together.', flag_values=FLAGS
 )
-_FORMAT = flags.DEFINE_enum(
-  'format', 'table', ['table', 'json'], 'Of stdout.', flag_values=FLAGS
-)
+_FORMAT = cli.define_format(FLAGS)
 
 _LONGEST = 40  # maximum letters of a value to show
 _ABSENT = '-'

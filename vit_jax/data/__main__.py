@@ -43,9 +43,7 @@ from vit_jax.runs import safe_io
 
 FLAGS = flags.FlagValues()  # other commands have flags of the same names
 _CONFIG = cli.define_config(FLAGS)
-_FORMAT = flags.DEFINE_enum(
-  'format', 'table', ['table', 'json'], 'Of stdout.', flag_values=FLAGS
-)
+_FORMAT = cli.define_format(FLAGS)
 _OUT = flags.DEFINE_string(
   'out', None, 'FILE for the JSON, too.', flag_values=FLAGS
 )

@@ -48,8 +48,7 @@ _COUNT = flags.DEFINE_integer(
 
 def main(argv: list[str]) -> None:
   """Draws the images, and prints the path of the picture."""
-  if argv[1:]:
-    raise UserError(f'unexpected argument {argv[1]!r}')
+  cli.refuse_arguments(argv)
   config, step = _CONFIG.value, _STEP.value
   if config is None:
     raise UserError(

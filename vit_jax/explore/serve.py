@@ -64,8 +64,7 @@ _SHUTDOWN_S = 5  # for requests that are being processed
 
 def main(argv: list[str]) -> int:
   """Serves the page until a signal; returns the exit status."""
-  if argv[1:]:
-    raise UserError(f'unexpected argument {argv[1]!r}')
+  cli.refuse_arguments(argv)
   paths = _FROM.value or ['']
   if not all(paths):
     raise UserError('--from is missing: name a model, as in --from=runs/digits')

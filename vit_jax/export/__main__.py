@@ -98,8 +98,7 @@ def main(argv: list[str]) -> None:
 
 def _check_flags(argv: list[str]) -> tuple[pathlib.Path, str]:
   """Checks the flags; returns FILE and its format."""
-  if argv[1:]:
-    raise UserError(f'unexpected argument {argv[1]!r}')
+  cli.refuse_arguments(argv)
   if not _TO.value:
     raise UserError(f'--to is missing: choose one of {", ".join(FORMATS)}')
   given = FLAGS['from'].value or ''

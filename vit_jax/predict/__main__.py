@@ -61,6 +61,7 @@ from typing import TYPE_CHECKING
 from absl import flags
 
 from vit_jax import cli
+from vit_jax.cli import data_flags
 from vit_jax.cli import image_files
 from vit_jax.cli import window_flags
 from vit_jax.config import UserError
@@ -76,9 +77,7 @@ cli.define_quantize(FLAGS)
 _TOP = flags.DEFINE_integer(
   'top', 5, 'Classes to name.', lower_bound=1, flag_values=FLAGS
 )
-_FORMAT = flags.DEFINE_enum(
-  'format', 'table', ['table', 'json', 'csv'], 'Of stdout.', flag_values=FLAGS
-)
+_FORMAT = cli.define_format(FLAGS, 'csv')
 _BATCH_SIZE = flags.DEFINE_integer(
   'batch_size', 32, 'Images at a time.', lower_bound=1, flag_values=FLAGS
 )
@@ -143,7 +142,9 @@ def main(argv: list[str]) -> int:
     raise UserError(f'{given[0]} is for maps of segmentation: leave it out')
   batch_size = min(_BATCH_SIZE.value, len(paths))
   names, predicts_numbers, answer = _answers(loaded, texts, batch_size)
-  with _progress(len(paths)) as progress:
+  # The bar would be among the predictions if these go to the terminal, too.
+  hidden = sys.stdout.isatty()
+  with data_flags.progress(len(paths), hidden) as progress:
     failed = []
 
     def report(error: UserError) -> None:
@@ -300,16 +301,6 @@ def _named(
     )
   pairs = zip(classes.tolist(), probabilities.tolist(), strict=True)
   return [writers.Prediction(names[number], number, p) for number, p in pairs]
-
-
-def _progress(total: int) -> Any:
-  """Returns a bar on the terminal, unless the predictions go there."""
-  import tqdm
-
-  hidden = not sys.stderr.isatty() or sys.stdout.isatty()
-  return tqdm.tqdm(
-    total=total, unit='image', file=sys.stderr, disable=hidden, leave=False
-  )
 
 
 if __name__ == '__main__':

@@ -125,15 +125,12 @@ _FIT = flags.DEFINE_bool(
 _JSON = flags.DEFINE_bool(
   'json', False, 'Same as --format=json.', flag_values=FLAGS
 )
-_FORMAT = flags.DEFINE_enum(
-  'format', 'table', ['table', 'json'], 'Of stdout.', flag_values=FLAGS
-)
+_FORMAT = cli.define_format(FLAGS)
 
 
 def main(argv: list[str]) -> int:
   """Shows the summary, and returns the exit status."""
-  if argv[1:]:
-    raise UserError(f'unexpected argument {argv[1]!r}')
+  cli.refuse_arguments(argv)
   if (_CONFIG.value is None) == (FLAGS['from'].value is None):
     raise UserError(
       'name one model: --config=configs/digits.py, or --from=runs/digits'

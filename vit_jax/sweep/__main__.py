@@ -81,9 +81,7 @@ _GPUS = flags.DEFINE_string(
 _SLURM = flags.DEFINE_bool(
   'slurm', False, 'Run as jobs of SLURM.', flag_values=FLAGS
 )
-_FORMAT = flags.DEFINE_enum(
-  'format', 'table', ['table', 'json'], 'Of stdout.', flag_values=FLAGS
-)
+_FORMAT = cli.define_format(FLAGS)
 _HERE = frozenset(FLAGS)
 slurm.define_flags(FLAGS)
 
@@ -163,8 +161,7 @@ def _publisher(study: 'study_lib.Study') -> Callable[..., None]:
 
 def _check_flags(argv: list[str]) -> tuple[space_lib.Sweep, list[str]]:
   """Returns the sweep, and the flags of the config for all its runs."""
-  if len(argv) > 1:
-    raise UserError(f'unexpected argument {argv[1]!r}')
+  cli.refuse_arguments(argv)
   if not FLAGS['config'].present:
     raise UserError(
       '--config is missing: name a config file, as in'
