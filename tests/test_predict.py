@@ -15,6 +15,8 @@ import stand_in
 import vit_jax
 from vit_jax.cli import image_files
 from vit_jax.config import UserError
+from vit_jax.evaluation import predictions
+from vit_jax.explore import predictions as explored
 from vit_jax.predict import __main__ as predict
 
 
@@ -107,6 +109,17 @@ def test_only_damaged_images(digits_run, images, capsys):
   out, err = capsys.readouterr()
   assert status == 1 and json.loads(out) == []
   assert 'notes.txt is damaged, or no image' in err
+
+
+def test_a_single_logit_of_unknown_meaning_is_a_number(digits_run):
+  """The softmax of one logit would be 1, whatever the image."""
+  vit = vit_jax.load(digits_run, num_classes=1)
+  head = predictions.Head.of(vit, 5)
+  found = head.rank(np.array([[2.5]]))
+  assert head.names == ('output',)
+  np.testing.assert_array_equal(found['probability'], [[2.5]])
+  with pytest.raises(UserError, match='predicts numbers'):
+    explored.probabilities(vit, np.array([[2.5]]))
 
 
 def test_where_images_are_found(images, monkeypatch, capsys):

@@ -79,7 +79,7 @@ class Head:
         ' trained to, or fine-tune it'
       )
     facts = loaded.preprocess.outputs.get('logits', {})
-    target = loaded.preprocess.target
+    target = loaded.target
     known = loaded.classes or target.names
     return cls(
       feature=facts.get('feature', 'label'),

@@ -72,7 +72,7 @@ def probabilities(vit: weights.Loaded, logits: np.ndarray) -> np.ndarray:
   Raises:
     UserError: It predicts numbers, or they are not finite.
   """
-  target = vit.preprocess.target
+  target = vit.target
   if isinstance(target, features.Number):
     raise UserError(
       'the model predicts numbers, which have no probabilities: see those that'

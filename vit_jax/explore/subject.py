@@ -174,7 +174,7 @@ class Subject:
     count = self.vit.model.num_classes
     if not count:
       raise UserError('the model has no head, so it names no classes')
-    known = self.vit.classes or self.vit.preprocess.target.names
+    known = self.vit.classes or self.vit.target.names
     return (*known, *map(str, range(len(known), count)))
 
   @functools.cached_property

@@ -44,7 +44,7 @@ class Viewer:
     self._heads, note = _shown_heads(vit)
     self._note = ' '.join(filter(None, (note, why)))
     self._pack = jax.jit(self._packable)
-    known = vit.classes or vit.preprocess.target.names
+    known = vit.classes or vit.target.names
     count = vit.model.num_classes
     unnamed = [f'class {i}' for i in range(len(known), count)]
     self._names = (*known[:count], *unnamed)

@@ -21,6 +21,7 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import models
 from vit_jax.config import recipes
+from vit_jax.data import features as features_lib
 from vit_jax.models import names
 from vit_jax.models import stack
 from vit_jax.runs import safe_io
@@ -78,6 +79,18 @@ class Loaded:
   def classes(self) -> tuple[str, ...]:
     """Names of the classes, in the order of the logits; () if unknown."""
     return self.preprocess.classes
+
+  @property
+  def target(self) -> features_lib.Target:
+    """The feature that the logits predict.
+
+    A single logit without a known meaning, as that of a user's own objective,
+    is a number: as the only class it would always have the probability 1.
+    """
+    is_known = self.classes or 'logits' in self.preprocess.outputs
+    if self.model.num_classes == 1 and not is_known:
+      return features_lib.Number(('output',))
+    return self.preprocess.target
 
   def outputs(self, images: Any) -> dict[str, np.ndarray]:
     """Returns the model's outputs for images.
@@ -180,7 +193,7 @@ class Loaded:
         preprocess, classes=(), features={}, outputs={}
       )
     if image_size is not None:
-      size = _sides(image_size, self.position_size)
+      size = fit.sides(image_size, self.position_size)
     params, changes = adapt_lib.adapt(
       self.params,
       self.model,
@@ -229,28 +242,6 @@ def _dtype(name: Any) -> Any:
   raise config_lib.UserError(
     f'dtype is {name!r}: choose float32, bfloat16 or float16'
   )
-
-
-def _pair(image_size: Any) -> tuple[int, int]:
-  try:
-    return config_lib.pair(image_size, 'data.image_size')
-  except config_lib.UserError as e:
-    raise config_lib.UserError(str(e).removeprefix('config.data.')) from None
-
-
-def _sides(image_size: Any, like: tuple[int, ...]) -> tuple[int, int]:
-  """Returns a size with as many sides as another one."""
-  if len(like) == 2:
-    return _pair(image_size)
-  if isinstance(image_size, int):
-    image_size = (image_size,) * len(like)
-  found = config_lib.sides(image_size)
-  if len(found) != len(like):
-    raise config_lib.UserError(
-      f'image_size is {image_size}, but the model takes volumes: write (depth,'
-      ' height, width)'
-    )
-  return cast(tuple[int, int], found)
 
 
 def load(
@@ -321,7 +312,7 @@ def load(
         ' step out'
       )
     unseen = {k: overrides.pop(k) for k in foreign.UNSEEN if k in overrides}
-    size = None if image_size is None else _pair(image_size)
+    size = None if image_size is None else fit.pair(image_size)
     loaded = _from_file(local, unseen, position_size or size)
   wanted = num_classes, image_size, resize, quantize
   fits = as_stored or loaded.position_size == loaded.preprocess.image_size

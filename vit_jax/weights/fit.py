@@ -8,6 +8,7 @@ from typing import cast
 from flax import traverse_util
 import numpy as np
 
+from vit_jax import config as config_lib
 from vit_jax import models
 from vit_jax.config import UserError
 from vit_jax.models import fields as fields_lib
@@ -64,6 +65,37 @@ def image_size(model: models.Model, grid: tuple[int, ...]) -> tuple[int, ...]:
   """
   patch = models.pixels_per_token(model) or (32, 32)
   return tuple(n * p for n, p in zip(grid, patch, strict=True))
+
+
+def pair(image_size: Any) -> tuple[int, int]:
+  """Returns (height, width) of a size that a user gave.
+
+  Raises:
+    UserError: It is no size of an image.
+  """
+  try:
+    return config_lib.pair(image_size, 'data.image_size')
+  except UserError as e:
+    raise UserError(str(e).removeprefix('config.data.')) from None
+
+
+def sides(image_size: Any, like: tuple[int, ...]) -> tuple[int, int]:
+  """Returns a size that a user gave, with as many sides as another one.
+
+  Raises:
+    UserError: It has another number of sides.
+  """
+  if len(like) == 2:
+    return pair(image_size)
+  if isinstance(image_size, int):
+    image_size = (image_size,) * len(like)
+  found = config_lib.sides(image_size)
+  if len(found) != len(like):
+    raise UserError(
+      f'image_size is {image_size}, but the model takes volumes: write (depth,'
+      ' height, width)'
+    )
+  return cast(tuple[int, int], found)
 
 
 def expected_shapes(
