@@ -1,10 +1,9 @@
-"""Sizes and the function that a Mixer computes."""
+"""The function that a Mixer computes; see test_models, too."""
 
 import functools
 import math
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -38,12 +37,9 @@ def example():
   return params, images
 
 
-@functools.partial(jax.jit, static_argnums=0, static_argnames='mutable')
-def apply(model, params, images, *, seed=None, mutable=False, rows=None):
-  kwargs = {'mutable': list(mutable) if mutable else False, 'rows': rows}
-  if seed is not None:
-    kwargs |= {'train': True, 'rngs': {'dropout': jax.random.key(seed)}}
-  return model.apply({'params': params}, images, **kwargs)
+@functools.partial(jax.jit, static_argnums=0)
+def apply(model, params, images):
+  return model.apply({'params': params}, images)
 
 
 def normalise(x, params):
@@ -82,35 +78,14 @@ def test_equals_a_formulation_in_numpy():
   np.testing.assert_allclose(features, pooled, rtol=1e-4, atol=1e-5)
 
 
-def test_scanned_remat_and_unrolled_are_one_function():
-  """Outputs, gradients, dropout and stochastic depth."""
-  params, images = example()
-  params = {k: v for k, v in params.items() if k != 'blocks_2'}
-
-  @functools.partial(jax.jit, static_argnums=1)
-  @functools.partial(jax.value_and_grad, has_aux=True)
-  def grads(params, model):
-    logits = apply(model, params, images, seed=2)
-    return (logits**2).sum(), logits
-
-  model = tiny(depth=2, dropout_rate=0.3, stochastic_depth=0.4)
-  (_, expected), expected_grads = grads(params, model)
-  assert all(abs(x).max() > 0 for x in jax.tree.leaves(expected_grads))
-  twin = model.clone(scan=True, remat='full')
-  (_, found), found_grads = grads(stack.stack_layers(params), twin)
-  jax.tree.map(
-    lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * abs(b).max()),
-    (found, stack.unstack_layers(found_grads)),
-    (expected, expected_grads),
-  )
-
-
 @pytest.mark.parametrize('scan', [False, True])
 def test_intermediates(scan):
   params, images = example()
   params = stack.stack_layers(params) if scan else params
   model = tiny(scan=scan)
-  logits, state = apply(model, params, images, mutable=('intermediates',))
+  logits, state = model.apply(
+    {'params': params}, images, mutable=['intermediates']
+  )
   assert set(state['intermediates']) == {'tokens'}
   tokens = state['intermediates']['tokens']
   assert tokens.shape == (3, 6, 8, 24)  # [L, B, T, D]
@@ -120,41 +95,6 @@ def test_intermediates(scan):
   np.testing.assert_allclose(head, logits, rtol=1e-4, atol=1e-5)
 
 
-def test_masks_belong_to_rows_of_the_global_batch():
-  params, images = example()
-  model = tiny(dropout_rate=0.3, stochastic_depth=0.4)
-  whole = apply(model, params, images, seed=2)
-  part = apply(model, params, images[1::2], seed=2, rows=jnp.array([1, 3, 5]))
-  np.testing.assert_allclose(part, whole[1::2], rtol=1e-4, atol=1e-5)
-  other = apply(model, params, images, seed=3)
-  assert not np.allclose(whole, other, atol=1e-3)
-
-
-def test_stochastic_depth_grows_linearly():
-  """With a rate of nearly one the last layer is skipped, the first never."""
-  params, images = example()
-  model = tiny(stochastic_depth=0.9999)
-  _, state = apply(model, params, images, seed=0, mutable=('intermediates',))
-  tokens = state['intermediates']['tokens']
-  np.testing.assert_array_equal(tokens[2], tokens[1])
-  _, plain = apply(tiny(), params, images, mutable=('intermediates',))
-  np.testing.assert_allclose(
-    tokens[0], plain['intermediates']['tokens'][0], rtol=1e-5, atol=1e-6
-  )
-
-
-def test_bfloat16_computes_with_float32_parameters():
-  params, images = example()
-  model = tiny(dtype=jnp.bfloat16)
-  fresh = jax.eval_shape(model.init, jax.random.key(0), images)
-  assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(fresh))
-  logits, state = apply(model, params, images, mutable=('intermediates',))
-  assert logits.dtype == jnp.float32
-  assert state['intermediates']['tokens'].dtype == jnp.bfloat16
-  exact = apply(tiny(), params, images)
-  assert abs(logits - exact).max() < 0.05 * abs(exact).max()
-
-
 def test_paper_initialisation():
   model = tiny(initializers='mixer', hidden_size=256, depth=1)
   params = jax.jit(model.init)(jax.random.key(0), example()[1])['params']
@@ -162,12 +102,6 @@ def test_paper_initialisation():
   up = params['blocks_0']['channel_mlp']['up']
   assert up['kernel'].std() == pytest.approx(256**-0.5, rel=0.1)
   assert not up['bias'].any()
-
-
-def test_image_must_be_a_multiple_of_the_patch():
-  params, images = example()
-  with pytest.raises(ValueError, match='not a multiple of the patch'):
-    apply(tiny(), params, images[:, :7])
 
 
 def test_trunk_gives_tokens_and_what_the_head_reads():

@@ -58,13 +58,23 @@ RATES = {
   'attention_dropout_rate': 0.2,
   'stochastic_depth': 0.4,
 }
+VIT, MIXER = 'ViT-Ti/4', 'Mixer-S/4'
+SIZES = {
+  VIT: {'hidden_size': 32, 'mlp_dim': 48, 'num_heads': 4},
+  MIXER: {'hidden_size': 24, 'mlp_dim': 32, 'tokens_mlp_dim': 10},
+}
 
 
-def tiny(**overrides):
-  fields = {'hidden_size': 32, 'mlp_dim': 48, 'num_heads': 4, 'depth': 3}
+def tiny(name=VIT, **overrides):
   # A head of zeros would make all models equal.
-  fields |= {'initializers': 'lecun'} | overrides
-  return models.create_model('ViT-Ti/4', 5, **fields)
+  fields = {'depth': 3, 'initializers': 'lecun'} | SIZES[name] | overrides
+  return models.create_model(name, 5, **fields)
+
+
+def random_tiny(name=VIT):
+  """All that is random in a training step; a Mixer has no attention."""
+  has = [key for key in RATES if name == VIT or key != 'attention_dropout_rate']
+  return tiny(name, **{key: RATES[key] for key in has})
 
 
 def count(tree):
@@ -72,10 +82,10 @@ def count(tree):
 
 
 @functools.cache
-def example():
+def example(name=VIT):
   """A tiny model's parameters, and images that are not square."""
   images = jax.random.normal(jax.random.key(1), (6, 8, 16, 3))
-  params = models.init_params(tiny(), jax.random.key(0), (8, 16, 3))
+  params = models.init_params(tiny(name), jax.random.key(0), (8, 16, 3))
   return params, images
 
 
@@ -115,10 +125,25 @@ def test_all_published_names_are_listed():
   assert vit_jax.list_models('*S/*') == small
 
 
-@pytest.mark.slow
-def test_scanned_remat_and_unrolled_are_one_function():
+@pytest.mark.parametrize(
+  ('name', 'twins'),
+  [
+    pytest.param(
+      VIT,
+      [
+        (True, 'none'),
+        (True, 'products'),
+        (False, 'activations'),
+        (False, 'dots_saveable'),
+      ],
+      marks=pytest.mark.slow,
+    ),
+    (MIXER, [(True, 'full')]),
+  ],
+)
+def test_scanned_remat_and_unrolled_are_one_function(name, twins):
   """Outputs, gradients, dropout and stochastic depth."""
-  params, images = example()
+  params, images = example(name)
   stacked = stack.stack_layers(params)
 
   @functools.partial(jax.jit, static_argnums=1)
@@ -127,14 +152,9 @@ def test_scanned_remat_and_unrolled_are_one_function():
     logits = apply(model, params, images, seed=2)
     return (logits**2).sum(), logits
 
-  model = tiny(**RATES)
+  model = random_tiny(name)
   (_, expected), expected_grads = grads(params, model)
-  twins = [
-    (True, 'none'),
-    (True, 'products'),
-    (False, 'activations'),
-    (False, 'dots_saveable'),
-  ]
+  assert all(abs(x).max() > 0 for x in jax.tree.leaves(expected_grads))
   for scan, remat in twins:
     twin = model.clone(scan=scan, remat=remat)
     (_, found), found_grads = grads(stacked if scan else params, twin)
@@ -320,15 +340,17 @@ def test_sincos2d_is_separable_and_unit_circles():
   np.testing.assert_allclose(sin_x[0, :, 0], np.sin(np.arange(5)), atol=1e-6)
 
 
-@pytest.mark.parametrize('gelu', spec.GELUS)
-def test_bfloat16_computes_with_float32_parameters(gelu):
-  params, images = example()
-  model = tiny(dtype=jnp.bfloat16, gelu=gelu)
+@pytest.mark.parametrize(
+  ('name', 'gelu'), [*((VIT, x) for x in spec.GELUS), (MIXER, 'tanh')]
+)
+def test_bfloat16_computes_with_float32_parameters(name, gelu):
+  params, images = example(name)
+  model = tiny(name, dtype=jnp.bfloat16, gelu=gelu)
   assert all(x.dtype == jnp.float32 for x in jax.tree.leaves(params))
   logits, state = apply(model, params, images, mutable=('intermediates',))
   assert logits.dtype == jnp.float32
   assert state['intermediates']['tokens'].dtype == jnp.bfloat16
-  exact = apply(tiny(gelu=gelu), params, images)
+  exact = apply(tiny(name, gelu=gelu), params, images)
   assert abs(logits - exact).max() < 0.05 * abs(exact).max()
 
 
@@ -360,9 +382,10 @@ def test_dropout_keeps_the_mean_and_the_dtype():
   )
 
 
-def test_masks_belong_to_rows_of_the_global_batch():
-  params, images = example()
-  model = tiny(**RATES)
+@pytest.mark.parametrize('name', SIZES)
+def test_masks_belong_to_rows_of_the_global_batch(name):
+  params, images = example(name)
+  model = random_tiny(name)
   whole = apply(model, params, images, seed=2)
   part = apply(model, params, images[1::2], seed=2, rows=jnp.array([1, 3, 5]))
   np.testing.assert_allclose(part, whole[1::2], rtol=1e-4, atol=1e-5)
@@ -370,15 +393,18 @@ def test_masks_belong_to_rows_of_the_global_batch():
   assert not np.allclose(whole, other, atol=1e-3)
 
 
-def test_stochastic_depth_grows_linearly():
+@pytest.mark.parametrize('name', SIZES)
+def test_stochastic_depth_grows_linearly(name):
   """With a rate of nearly one the last layer is skipped, the first never."""
-  params, images = example()
-  model = tiny(stochastic_depth=0.9999)
+  params, images = example(name)
+  model = tiny(name, stochastic_depth=0.9999)
   _, state = apply(model, params, images, seed=0, mutable=('intermediates',))
   tokens = state['intermediates']['tokens']
   np.testing.assert_array_equal(tokens[2], tokens[1])
   assert not np.allclose(tokens[0], tokens[1])
-  plain, plain_state = apply(tiny(), params, images, mutable=('intermediates',))
+  plain, plain_state = apply(
+    tiny(name), params, images, mutable=('intermediates',)
+  )
   np.testing.assert_allclose(
     tokens[0], plain_state['intermediates']['tokens'][0], rtol=1e-5, atol=1e-6
   )
@@ -506,10 +532,11 @@ def test_mistakes_are_named(name, overrides, message):
   assert message in str(error.value)
 
 
-def test_image_must_be_a_multiple_of_the_patch():
-  params, images = example()
+@pytest.mark.parametrize('name', SIZES)
+def test_image_must_be_a_multiple_of_the_patch(name):
+  params, images = example(name)
   with pytest.raises(ValueError, match='not a multiple of the patch'):
-    apply(tiny(), params, images[:, :7])
+    apply(tiny(name), params, images[:, :7])
 
 
 @pytest.mark.slow
