@@ -35,10 +35,10 @@ def processes_of_their_own(monkeypatch):
 def test_startup_has_its_ratio(tmp_path):
   setting.write_images(tmp_path, 8, setting.SMALL)
   file = str(tiny.ROOT / 'configs' / 'cifar10_tutorial.py')
-  config, flags = config_lib.load(file), [f'--config={file}']
-  for key, value in (CHANGES | {'data.name': f'folder:{tmp_path}'}).items():
-    config_lib.set_value(config, key, value)
-    flags.append(f'--config.{key}={value}')
+  changes = CHANGES | {'data.name': f'folder:{tmp_path}'}
+  config = config_lib.load(file, changes)
+  flags = [f'--config={file}']
+  flags += [f'--config.{key}={value}' for key, value in changes.items()]
   entry = json.loads(json.dumps(processes.startup(config, flags, runs=1)))
   assert entry['ratio'] == pytest.approx(
     entry['seconds_to_first_step'] / entry['baseline']

@@ -223,10 +223,7 @@ class Report(contextlib.AbstractContextManager['Report']):
       model=model, batch_size=batch_size, data=self._data(size), **fields
     )
     with setting.changes() as all_changes:
-      config = setting_lib.config(all_changes)
-    for key, value in (changes or {}).items():
-      config_lib.set_value(config, key, value)
-    return config
+      return setting_lib.config(all_changes | (changes or {}))
 
   def _data(self, size: tuple[int, int]) -> str:
     """Returns `data.name` of photographs of one size, shared by all rows."""

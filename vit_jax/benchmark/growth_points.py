@@ -77,22 +77,11 @@ def _step(axis: str, value: int, blocks: int) -> Point:
     objectives.class_of(config).stand_in(config),
     optim.Lengths(total=10**6),
   )
-  batch, state = _batch(program), program.initialise(None)
-  compiled = program.train_step.lower(state, batch, np.int32(0)).compile()
-  plan, done = compiled.memory_analysis(), 0
-
-  def one_step() -> Any:
-    nonlocal state, done
-    state, metrics = compiled(state, batch, np.int32(done))
-    done += 1
-    return metrics
-
-  def steps(count: int) -> None:
-    ours.waiting(one_step, count)
-
-  count = timing.steps_per_block([steps], seconds=0.3)
-  times = timing.in_turns({'': lambda: steps(count)}, blocks)['']
-  loss = float(ours.waiting(one_step, 1)['loss'])
+  training = ours.Training(program, program.initialise(None), _batch(program))
+  plan = training.compiled_step.memory_analysis()
+  count = timing.steps_per_block([training.train], seconds=0.3)
+  times = timing.in_turns({'': lambda: training.train(count)}, blocks)['']
+  loss = training.train(1)
   if not math.isfinite(loss):
     raise config_lib.UserError(f'{axis} {value}: the loss is {loss}')
   return {

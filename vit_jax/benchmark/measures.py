@@ -212,9 +212,7 @@ class Bench:
     milliseconds = {
       name: 1e3 * statistics.median(x) / steps for name, x in times.items()
     }
-    return {
-      'extra': statistics.median(extra),
-      'range': [min(extra), max(extra)],
+    return timing.spread(extra, 'extra') | {
       'milliseconds_per_step': milliseconds['augmented'],
       'baseline': milliseconds['plain'],
     }
@@ -250,8 +248,7 @@ class Bench:
     return {
       'steps_per_save': (saving - alone) / seconds_per_step,
       'steps_blocked': statistics.median(blocked) / seconds_per_step,
-      'seconds_blocked': statistics.median(blocked),
-      'range': [min(blocked), max(blocked)],
+      **timing.spread(blocked, 'seconds_blocked'),
       'milliseconds_per_step': 1e3 * seconds_per_step,
     }
 

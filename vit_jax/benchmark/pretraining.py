@@ -77,11 +77,10 @@ def config(
     changes[f'model.{key}'] = getattr(model, key, None)
   changes |= {'train.batch_size': method.batch_size, **method.changes}
   changes |= setting.given()
-  result = config_lib.load(str(setting_lib.CONFIGS / f'{method.config}.py'))
+  file = setting_lib.CONFIGS / f'{method.config}.py'
+  result = config_lib.load(file, changes)
   for spec in result.evals.values():
     spec.split = ''
-  for key, value in changes.items():
-    config_lib.set_value(result, key, value)
   return plan.complete(result)
 
 
@@ -101,33 +100,17 @@ class Bench:
     self.program = plan.make_program(config)
     rng = np.random.default_rng(0)
     features = self.program.features
-    self._batch = {
+    batch = {
       name: jax.device_put(_random(rng, x, features.get(name)), x.sharding)
       for name, x in self.program.abstract_batch().items()
     }
     state = self.program.initialise()
     # What would come from the data, as the codes of BEiT, is NaN.
     extra = jax.tree.map(functools.partial(_known, rng), state.extra)
-    self._state, self._step = dataclasses.replace(state, extra=extra), 0
+    state = dataclasses.replace(state, extra=extra)
+    self._ours = ours_lib.Training(self.program, state, batch)
     self._params = jax.tree.map(np.array, state.params)
     self._extra = jax.tree.map(np.array, extra)
-
-  @functools.cached_property
-  def _compiled(self) -> Any:
-    step = self.program.train_step
-    return step.lower(self._state, self._batch, np.int32(0)).compile()
-
-  def _train(self, count: int) -> float:
-    """Takes steps; returns the loss of the last one, before its update."""
-
-    def one_step() -> Any:
-      self._state, metrics = self._compiled(
-        self._state, self._batch, np.int32(self._step)
-      )
-      self._step += 1
-      return metrics
-
-    return float(ours_lib.waiting(one_step, count)['loss'])
 
   def train(self) -> Entry:
     """Returns the part `train` of the report.
@@ -136,8 +119,8 @@ class Bench:
       UserError: The peer has another number of parameters, or another loss.
     """
     peer, missing = self._peer()
-    loss = self._train(1)
-    steps: dict[str, Any] = {'ours': self._train}
+    loss = self._ours.train(1)
+    steps: dict[str, Any] = {'ours': self._ours.train}
     if peer is not None:
       self._check(loss, peer)
       steps['theirs'] = peer.train
@@ -166,7 +149,7 @@ class Bench:
     shape = (self.config.train.batch_size, *size, channels)
     images = np.random.default_rng(0).random(shape, np.float32)
     outputs = jax.jit(self.program.objective.outputs)
-    params = self._state.params
+    params = self._ours.state.params
 
     def apply(x: np.ndarray) -> np.ndarray:
       return np.asarray(outputs(params, {'image': x})['logits'])
@@ -242,7 +225,7 @@ class Bench:
     prepare = views.train_transform(
       self.config, program.features, program.objective.views
     )
-    others = jax.tree.map(np.array, jax.jit(prepare)(self._batch, rng))
+    others = jax.tree.map(np.array, jax.jit(prepare)(self._ours.batch, rng))
     images = {name: others.pop(name) for name in program.objective.views}
     return torch_step.Task(
       program.objective, self.config, params, self._extra, images, others

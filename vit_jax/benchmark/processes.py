@@ -4,7 +4,6 @@ from collections.abc import Callable
 from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
-import dataclasses
 import json
 import os
 import pathlib
@@ -20,9 +19,9 @@ import ml_collections
 
 from vit_jax import config as config_lib
 from vit_jax import models
-from vit_jax.benchmark import plain as plain_lib
 from vit_jax.benchmark import setting
 from vit_jax.benchmark import timing
+from vit_jax.benchmark.peers import baseline
 from vit_jax.models import vit
 
 Entry = dict[str, Any]
@@ -55,14 +54,8 @@ def startup(
     out, _ = _run(plain)
     theirs.append(json.loads(out)['time'] - start)
   seconds = [x.seconds_to_first_step for x in ours]
-  ratios = [x / y for x, y in zip(seconds, theirs, strict=True)]
   return {
-    'seconds_to_first_step': statistics.median(seconds),
-    'range': [min(seconds), max(seconds)],
-    'baseline': statistics.median(theirs),
-    'baseline_range': [min(theirs), max(theirs)],
-    'ratio': statistics.median(ratios),
-    'ratio_range': [min(ratios), max(ratios)],
+    **timing.against(seconds, theirs, 'seconds_to_first_step'),
     'seconds_to_exit': statistics.median(x.seconds_to_exit for x in ours),
     'peak_memory_mb': max(x.peak_memory_mb for x in ours),
   }
@@ -116,8 +109,7 @@ def restart(flags: Sequence[str], runs: int = 3) -> Entry:
   for kind, lines in reports.items():
     seconds = [line['seconds'] for line in lines]
     compiling = [line.get('train/compile_seconds', 0.0) for line in lines]
-    entry[f'{kind}_seconds'] = statistics.median(seconds)
-    entry[f'{kind}_range'] = [min(seconds), max(seconds)]
+    entry |= timing.spread(seconds, f'{kind}_seconds', f'{kind}_range')
     entry[f'{kind}_compile_seconds'] = statistics.median(compiling)
   return entry | {'ratio': entry['warm_seconds'] / entry['cold_seconds']}
 
@@ -132,12 +124,7 @@ def parallel(config: ml_collections.ConfigDict, blocks: int) -> Entry:
   with _worker(config, 1) as one, _worker(config, 2) as two:
     times = timing.in_turns({'one': one, 'two': two}, blocks)
   images = _STEPS_PER_BLOCK * config.train.batch_size
-  ours, baseline = (timing.summarize(times[k], images) for k in ('two', 'one'))
-  return ours | {
-    'baseline': baseline['images_per_second'],
-    'baseline_range': baseline['range'],
-    'ratio': ours['images_per_second'] / baseline['images_per_second'],
-  }
+  return timing.compare(times['two'], times['one'], images)
 
 
 def _plain_arguments(config: ml_collections.ConfigDict) -> dict[str, Any]:
@@ -145,10 +132,7 @@ def _plain_arguments(config: ml_collections.ConfigDict) -> dict[str, Any]:
   classes = config.model.num_classes or setting.NUM_CLASSES
   model = models.from_config(config.model, classes, config.train.dtype)
   assert isinstance(model, vit.ViT)
-  fields = dataclasses.fields(plain_lib.BaselineViT)
-  names = {field.name for field in fields} - {'parent', 'name'}
-  sizes = {name: getattr(model, name) for name in names}
-  sizes |= {'patch_size': model.patch_size[0], 'dtype': config.train.dtype}
+  sizes = baseline.fields(model) | {'dtype': config.train.dtype}
   size = config_lib.pair(config.data.image_size, 'data.image_size')
   optim = ('learning_rate', 'b1', 'b2', 'eps', 'weight_decay', 'clip_norm')
   return {

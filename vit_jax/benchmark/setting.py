@@ -110,10 +110,7 @@ def config(changes: Changes) -> ml_collections.ConfigDict:
   Raises:
     UserError: A value has a wrong type.
   """
-  result = config_lib.load(CONFIG)
-  for key, value in changes.items():
-    config_lib.set_value(result, key, value)
-  return result
+  return config_lib.load(CONFIG, changes)
 
 
 def flags(changes: Changes) -> list[str]:

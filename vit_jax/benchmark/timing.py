@@ -14,6 +14,8 @@ import jax.numpy as jnp
 
 Times = dict[str, list[float]]
 
+_RATE = 'images_per_second'
+
 # Minimum seconds of a block; noise dominates shorter ones.
 _BLOCK_SECONDS = 1.0
 
@@ -70,35 +72,47 @@ def _seconds(function: Callable[[], Any]) -> float:
   return time.perf_counter() - start
 
 
-def summarize(seconds: list[float], images: float) -> dict[str, Any]:
-  """Returns the median rate of blocks of images, and its (minimum, maximum)."""
-  rates = [images / s for s in seconds]
-  return {
-    'images_per_second': statistics.median(rates),
-    'range': [min(rates), max(rates)],
-  }
+def spread(
+  values: Sequence[float], name: str, ends: str = 'range'
+) -> dict[str, Any]:
+  """Returns the median of values by its name, and (minimum, maximum)."""
+  return {name: statistics.median(values), ends: [min(values), max(values)]}
 
 
-def compare(ours: list[float], theirs: list[float], images: int) -> Any:
-  """Returns two rates and their ratio for an entry of the report.
+def against(
+  ours: Sequence[float], theirs: Sequence[float], name: str
+) -> dict[str, Any]:
+  """Returns two measurements and their ratio for an entry of the report.
 
   Args:
-    ours: Seconds of our blocks.
-    theirs: Seconds of the rival's blocks, each in turn with one of ours.
-    images: Number of images in a block.
+    ours: Our values.
+    theirs: Those of the rival, each in turn with one of ours.
+    name: Name of ours.
 
   Returns:
-    The medians images_per_second and baseline, with range and baseline_range
-    (minimum, maximum); ratio, the median over the turns, and ratio_range.
+    The medians of ours, by its name, and of the baseline, with range and
+    baseline_range (minimum, maximum); ratio, the median over the turns, and
+    ratio_range.
   """
-  baseline = summarize(theirs, images)
-  ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
-  return summarize(ours, images) | {
-    'baseline': baseline['images_per_second'],
-    'baseline_range': baseline['range'],
-    'ratio': statistics.median(ratios),
-    'ratio_range': [min(ratios), max(ratios)],
+  ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+  return {
+    **spread(ours, name),
+    **spread(theirs, 'baseline', 'baseline_range'),
+    **spread(ratios, 'ratio', 'ratio_range'),
   }
+
+
+def summarize(seconds: Sequence[float], images: float) -> dict[str, Any]:
+  """Returns the median rate of blocks of images, and its (minimum, maximum)."""
+  return spread([images / s for s in seconds], _RATE)
+
+
+def compare(
+  ours: Sequence[float], theirs: Sequence[float], images: int
+) -> dict[str, Any]:
+  """Returns `against` for the rates of blocks of images, from their seconds."""
+  rates = [images / s for s in ours]
+  return against(rates, [images / s for s in theirs], _RATE)
 
 
 def matmul_flops(dtype: str) -> float:

@@ -1,6 +1,7 @@
 """The plain formulation: the ViT of a tutorial in Linen, with one jit."""
 
 from collections.abc import Mapping
+import dataclasses
 from typing import Any
 
 import jax
@@ -13,18 +14,17 @@ from vit_jax.benchmark.peers import ours
 from vit_jax.models import vit
 
 
+def fields(model: vit.ViT) -> dict[str, Any]:
+  """Returns the fields of the plain twin of a ViT, as `make_model` has them."""
+  names = {field.name for field in dataclasses.fields(plain.BaselineViT)}
+  same = names - {'parent', 'name', 'patch_size'}
+  found = {name: getattr(model, name) for name in same}
+  return found | {'patch_size': model.patch_size[0]}
+
+
 def make_model(model: vit.ViT) -> plain.BaselineViT:
   """Returns the plain twin of a ViT with a class token and square patches."""
-  return plain.BaselineViT(
-    num_classes=model.num_classes,
-    patch_size=model.patch_size[0],
-    hidden_size=model.hidden_size,
-    mlp_dim=model.mlp_dim,
-    num_heads=model.num_heads,
-    depth=model.depth,
-    dropout_rate=model.dropout_rate,
-    dtype=model.dtype,
-  )
+  return plain.BaselineViT(**fields(model))
 
 
 def convert_params(params: Mapping[str, Any]) -> dict[str, Any]:
