@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.evaluation import embedded
 from vit_jax.evaluation import retrieval
 from vit_jax.evaluation import zero_shot
 from vit_jax.objectives import contrastive_losses as losses
@@ -89,8 +90,8 @@ def zero_shot_prompts(case):
   weights = zero_shot.class_weights(
     x.reshape(classes * prompts, -1), labels, classes
   )
-  raw = zero_shot.normalised(x.mean(axis=1))
-  once = zero_shot.normalised(x).mean(axis=1)
+  raw = embedded.normalised(x.mean(axis=1))
+  once = embedded.normalised(x).mean(axis=1)
   logits = zero_shot.logits(images, weights, scale)
   ragged = case.inputs['ragged_labels']
   return {

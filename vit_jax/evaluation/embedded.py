@@ -15,6 +15,8 @@ from vit_jax.config import UserError
 from vit_jax.models import stack
 from vit_jax.models import vit
 
+_TINY = 1e-12  # avoids a division by 0
+
 
 @dataclasses.dataclass(frozen=True)
 class Embedded:
@@ -44,6 +46,12 @@ class Embedded:
     real = found['valid']
     label = found.get('label', np.full(len(real), -1, np.int32))
     return cls(found['embedding'][real], label[real], found['index'][real])
+
+
+def normalised(x: np.ndarray) -> np.ndarray:
+  """Returns vectors [..., D] of length 1; those of zeros stay."""
+  norm = np.linalg.norm(x, axis=-1, keepdims=True)
+  return x / np.maximum(norm, _TINY)
 
 
 def embed(

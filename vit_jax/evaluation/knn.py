@@ -21,8 +21,8 @@ import numpy as np
 from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.evaluation import base
+from vit_jax.evaluation import embedded
 from vit_jax.evaluation import probes
-from vit_jax.evaluation.embedded import Embedded
 
 TEMPERATURE = 0.07
 
@@ -53,7 +53,10 @@ class Knn(probes.Probe):
       )
 
   def measure(
-    self, train: Embedded, test: Embedded, between: Callable[[], object]
+    self,
+    train: embedded.Embedded,
+    test: embedded.Embedded,
+    between: Callable[[], object],
   ) -> base.Scalars:
     """Classifies the test examples by their nearest training examples."""
     found = predict(
@@ -133,7 +136,9 @@ def nearest(
     float32 [M, k], the largest similarities in descending order; and int32
     [M, k], their positions in `train`. Ties are in the order of `train`.
   """
-  train, test = _unit(train), _unit(test)
+  train, test = (
+    embedded.normalised(x).astype(np.float32) for x in (train, test)
+  )
   similarity = np.full((len(test), k), -np.inf, np.float32)
   neighbors = np.zeros((len(test), k), np.int32)
   for first in range(0, len(train), _TRAIN):
@@ -145,12 +150,6 @@ def nearest(
       )
       between()
   return similarity, neighbors
-
-
-def _unit(x: np.ndarray) -> np.ndarray:
-  """Scales the rows of x [B, D] to length 1; rows of zeros stay 0."""
-  norm = np.linalg.norm(x, axis=1, keepdims=True)
-  return (x / np.where(norm == 0, 1, norm)).astype(np.float32)
 
 
 @jax.jit

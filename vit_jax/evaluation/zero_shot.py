@@ -21,12 +21,11 @@ from vit_jax.config import UserError
 from vit_jax.data import captions
 from vit_jax.data import features as features_lib
 from vit_jax.evaluation import base
+from vit_jax.evaluation import embedded
 from vit_jax.evaluation import report
 
 _PROMPTS = 256  # that are embedded at a time
 _TOP = 5
-
-_TINY = 1e-12
 
 
 class ZeroShot(base.Evaluator):
@@ -143,12 +142,6 @@ def text_features(objective: Any, params: Any, tokens: jax.Array) -> jax.Array:
   return found
 
 
-def normalised(x: np.ndarray) -> np.ndarray:
-  """Returns vectors [..., D] at unit length; zero stays zero."""
-  norm = np.linalg.norm(x, axis=-1, keepdims=True)
-  return x / np.maximum(norm, _TINY)
-
-
 def class_weights(
   embeddings: np.ndarray, labels: np.ndarray, num_classes: int
 ) -> np.ndarray:
@@ -166,8 +159,8 @@ def class_weights(
   if not counts.all():
     raise ValueError(f'class {int(counts.argmin())} has no prompt')
   total = np.zeros((num_classes, embeddings.shape[1]))
-  np.add.at(total, labels, normalised(embeddings.astype(np.float64)))
-  return normalised(total / counts[:, None]).astype(np.float32)
+  np.add.at(total, labels, embedded.normalised(embeddings.astype(np.float64)))
+  return embedded.normalised(total / counts[:, None]).astype(np.float32)
 
 
 def logits(images: np.ndarray, weights: np.ndarray, scale: float) -> np.ndarray:
@@ -178,4 +171,4 @@ def logits(images: np.ndarray, weights: np.ndarray, scale: float) -> np.ndarray:
     weights: From `class_weights`.
     scale: The inverse of the temperature, which does not change the ranking.
   """
-  return scale * normalised(images) @ weights.T
+  return scale * embedded.normalised(images) @ weights.T

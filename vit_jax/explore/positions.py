@@ -5,6 +5,7 @@ import numpy as np
 
 from vit_jax import weights
 from vit_jax.config import UserError
+from vit_jax.evaluation import embedded
 from vit_jax.models import embedding
 from vit_jax.models import positions as positions_lib
 from vit_jax.models import vit as vit_lib
@@ -56,8 +57,7 @@ def position_similarity(
   else:
     whole = np.asarray(vit.params['position_embedding'], np.float32)
     table = _finite(whole[0, model.positioned_prefix :], 'positions')
-  norms = np.linalg.norm(table, axis=-1, keepdims=True)
-  table = table / np.maximum(norms, np.finfo(np.float32).tiny)
+  table = embedded.normalised(table)
   return (table @ table.T).reshape(h, w, h, w)
 
 

@@ -16,6 +16,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.models import projection
+
 
 @flax.struct.dataclass
 class Merge:
@@ -127,8 +129,7 @@ def match(keys: jax.Array, count: int, protected: int) -> Merge | None:
   count = min(count, (keys.shape[1] - protected) // 2)
   if count <= 0:
     return None
-  keys = keys.astype(jnp.float32)
-  keys /= jnp.linalg.norm(keys, axis=-1, keepdims=True)
+  keys = projection.unit(keys.astype(jnp.float32))
   even, odd = keys[:, ::2], keys[:, 1::2]
   scores = jnp.einsum(
     'bek,bok->beo', even, odd, precision=jax.lax.Precision.HIGHEST

@@ -14,6 +14,17 @@ import jax.numpy as jnp
 # PyTorch's initialization of a linear layer: uniform in +-1 / sqrt(inputs).
 TORCH_LINEAR = nn.initializers.variance_scaling(1 / 3, 'fan_in', 'uniform')
 
+_TINY = 1e-12  # avoids a division by 0
+
+
+def unit(x: jax.Array) -> jax.Array:
+  """Returns vectors [..., D] of length 1; those of zeros stay, and have grads.
+
+  The squares are bounded, not the length: its gradient at 0 is not finite.
+  """
+  squared = jnp.sum(x**2, axis=-1, keepdims=True)
+  return x / jnp.sqrt(jnp.maximum(squared, _TINY**2))
+
 
 def normalize(
   x: jax.Array, mean: jax.Array, var: jax.Array, epsilon: float

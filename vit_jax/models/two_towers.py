@@ -12,10 +12,10 @@ from flax import linen as nn
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import projection
 from vit_jax.models import text
 from vit_jax.models import vit
 
-_TINY = 1e-8
 # The temperature at the start: CLIP's is 0.07 (section 2.5), SigLIP's 0.1, with
 # a bias of -10 (algorithm 1).
 _SOFTMAX, _SIGMOID = math.log(1 / 0.07), math.log(10)
@@ -74,7 +74,7 @@ class TwoTowers(nn.Module):
       grids: As of `vit.ViT`; `images` are then patches.
     """
     x = self.project(self.image(images, train=train, rows=rows, grids=grids))
-    return {'features': x, 'embedding': normalised(x)}
+    return {'features': x, 'embedding': projection.unit(x)}
 
   def project(self, x: jax.Array) -> jax.Array:
     """Returns the image tower's output [B, D] as `features` [B, E]."""
@@ -97,7 +97,7 @@ class TwoTowers(nn.Module):
       rows: As of `text.TextTower`.
     """
     found = self.text(tokens, attended, train=train, rows=rows)
-    return found | {'embedding': normalised(found['features'])}
+    return found | {'embedding': projection.unit(found['features'])}
 
   def scale(self) -> jax.Array:
     """Returns the inverse of the temperature."""
@@ -122,9 +122,3 @@ class TwoTowers(nn.Module):
       self.embed_images(images)['embedding'],
       self.embed_texts(tokens, attended)['embedding'],
     )
-
-
-def normalised(x: jax.Array) -> jax.Array:
-  """Returns float32 vectors [..., E] of unit length."""
-  norm = jnp.linalg.norm(x, axis=-1, keepdims=True)
-  return x / jnp.maximum(norm, _TINY)

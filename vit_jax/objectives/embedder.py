@@ -27,6 +27,7 @@ from vit_jax.data import features as features_lib
 from vit_jax.evaluation import embedded
 from vit_jax.evaluation import loaded as loaded_lib
 from vit_jax.evaluation import zero_shot
+from vit_jax.models import projection
 from vit_jax.objectives import contrastive
 from vit_jax.objectives import towers as towers_lib
 
@@ -167,5 +168,4 @@ def trunk_features(
 ) -> jax.Array:
   """Returns the inputs of the head at unit length, [B, E]."""
   found = embedded.embed(objective, params, batch)['embedding']
-  norm = jnp.linalg.norm(found, axis=-1, keepdims=True)
-  return found / jnp.maximum(norm, jnp.finfo(found.dtype).tiny)
+  return projection.unit(found)

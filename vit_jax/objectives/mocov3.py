@@ -27,8 +27,6 @@ from vit_jax.objectives import base
 from vit_jax.weights.formats import moco
 from vit_jax.weights.formats import whole
 
-_TINY = 1e-12  # avoids a division by 0
-
 
 class MoCoV3(base.Objective):
   """Learns features that tell the views of an image from other images.
@@ -240,10 +238,7 @@ def apply_head(
 
 def similarity(queries: jax.Array, keys: jax.Array) -> jax.Array:
   """Returns the cosine similarity of each query and each key, [B, B]."""
-  q, k = (
-    x / jnp.maximum(jnp.linalg.norm(x, axis=-1, keepdims=True), _TINY)
-    for x in (queries, keys)
-  )
+  q, k = projection.unit(queries), projection.unit(keys)
   return jnp.matmul(q, k.T, precision=jax.lax.Precision.HIGHEST)
 
 

@@ -15,6 +15,8 @@ import math
 import jax
 import jax.numpy as jnp
 
+from vit_jax.models import projection
+
 _TINY = 1e-8  # of the distances between features, as in DINOv2's code
 # Of log(K): so near 0, or log(K), is the entropy of a collapsed teacher.
 _COLLAPSED = 0.01
@@ -189,8 +191,7 @@ def koleo(features: jax.Array) -> jax.Array:
   Args:
     features: Of one crop of each image, [B, D]; B is at least 2.
   """
-  norm = jnp.sqrt(jnp.maximum((features**2).sum(-1, keepdims=True), _TINY**2))
-  x = features / norm
+  x = projection.unit(features)
   similarity = jnp.einsum('id,jd->ij', x, x, precision=_EXACT)
   similarity = jnp.where(jnp.eye(len(x), dtype=bool), -1.0, similarity)
   nearest = x[jax.lax.stop_gradient(similarity).argmax(axis=1)]
