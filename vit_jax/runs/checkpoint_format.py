@@ -41,6 +41,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from vit_jax.config import UserError
+from vit_jax.parallel import sharding
 
 FORMAT = 2
 _PART_BYTES = 2**25  # parameters are read in parts of this size
@@ -81,7 +82,7 @@ def make_info(
         'dtype': jnp.dtype(x.dtype).name,
         'checksum': sums[path],
       }
-      for path, x in _leaves(state).items()
+      for path, x in sharding.leaves(state).items()
     },
   }
   return {**info, 'crc32': _crc32(info)}
@@ -93,12 +94,11 @@ def checksums(tree: PyTree) -> dict[str, int]:
   A change to a single element always changes it; any other change goes
   unnoticed with probability 2^-32.
   """
-  leaves = _leaves(tree)
   # This compiles a small function for each shape; one for the whole tree would
   # be as fast, but take ten times as long to compile. The functions run one
   # after the other, since concurrent sums over several CPU devices can
   # deadlock: each holds threads that another one needs.
-  return {path: int(_checksum(x)) for path, x in leaves.items()}
+  return {path: int(_checksum(x)) for path, x in sharding.leaves(tree).items()}
 
 
 @jax.jit
@@ -121,13 +121,6 @@ def _mix(h: jax.Array) -> jax.Array:
   h = (h ^ (h >> 16)) * jnp.uint32(0x85EBCA6B)
   h = (h ^ (h >> 13)) * jnp.uint32(0xC2B2AE35)
   return h ^ (h >> 16)
-
-
-def _leaves(tree: PyTree) -> dict[str, Any]:
-  return {
-    jax.tree_util.keystr(path, simple=True, separator='/'): leaf
-    for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-  }
 
 
 def _crc32(info: dict[str, Any]) -> int:
@@ -321,7 +314,7 @@ def _check_fits(
   }
   expected = {
     key: f'{jnp.dtype(x.dtype).name}{list(x.shape)}'
-    for key, x in _leaves(abstract_state).items()
+    for key, x in sharding.leaves(abstract_state).items()
   }
   differences = [
     f'{key}: stored {stored.get(key, "nothing")},'
