@@ -68,10 +68,8 @@ def config(
   method = methods.named(name)
   if setting.model != setting_lib.TUTORIAL:
     method = dataclasses.replace(method, model=setting.model)
-  try:
+  with config_lib.explained('--model', ValueError):
     model = models.create_model(method.model)
-  except ValueError as e:
-    raise config_lib.UserError(f'--model: {config_lib.one_line(e)}') from None
   changes = _CHANGES | setting_lib.FIXED | {'model.name': method.model}
   for key in ('hidden_size', 'mlp_dim', 'num_heads', 'depth'):
     changes[f'model.{key}'] = getattr(model, key, None)

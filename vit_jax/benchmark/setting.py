@@ -124,10 +124,8 @@ def _model_changes(name: str) -> Changes:
   """Returns the changes of model, data and batch size for a model."""
   if name == TUTORIAL:
     return {'train.batch_size': _TUTORIAL_BATCH}
-  try:
+  with config_lib.explained('--model', ValueError):
     model = models.create_model(name)
-  except ValueError as e:
-    raise config_lib.UserError(f'--model: {config_lib.one_line(e)}') from None
   if not isinstance(model, vit.ViT) or model.resnet_stages is not None:
     raise config_lib.UserError(
       f'--model={name}: there is no plain formulation of it to compare with;'

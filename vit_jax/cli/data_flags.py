@@ -149,10 +149,8 @@ def open_split(
   config.data.split = flag_values[flag].value
   with explained({'config.data.split': f'--{flag}'}):
     data.check(config)
-    try:
+    with config_lib.explained(f'--{flag}', data.SplitError):
       return data.open_source(config, config.data.split)
-    except data.SplitError as e:
-      raise UserError(f'--{flag}: {e}') from None
 
 
 @contextlib.contextmanager
@@ -180,7 +178,10 @@ def progress(total: int, hidden: bool = False) -> Any:
   """
   import tqdm
 
-  hidden = hidden or not sys.stderr.isatty()
   return tqdm.tqdm(
-    total=total, unit='image', file=sys.stderr, disable=hidden, leave=False
+    total=total,
+    unit='image',
+    file=sys.stderr,
+    disable=hidden or None,  # None: where stderr is no terminal
+    leave=False,
   )

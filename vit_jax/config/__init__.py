@@ -21,7 +21,9 @@ from vit_jax.config.durations import is_due as is_due
 from vit_jax.config.durations import num_steps as num_steps
 from vit_jax.config.durations import parse_duration as parse_duration
 from vit_jax.config.durations import period as period
+from vit_jax.config.errors import check_package as check_package
 from vit_jax.config.errors import counted as counted
+from vit_jax.config.errors import explained as explained
 from vit_jax.config.errors import one_line as one_line
 from vit_jax.config.errors import some as some
 from vit_jax.config.errors import UserError as UserError

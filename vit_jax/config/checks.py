@@ -9,6 +9,7 @@ import ml_collections
 from vit_jax.config import tasks
 from vit_jax.config.defaults import default
 from vit_jax.config.durations import parse_duration
+from vit_jax.config.errors import explained
 from vit_jax.config.errors import UserError
 from vit_jax.config.evaluations import evaluation
 from vit_jax.config.keys import check_set
@@ -89,10 +90,7 @@ def _check_train(config: ml_collections.ConfigDict) -> None:
   one_of(config, 'train.task_sampling', tasks.SAMPLINGS)
   one_of(config, 'train.dtype', ('float32', 'bfloat16'))
   one_of(config, 'train.rng', ('threefry', 'rbg'))
-  if not 0 <= train.ema_decay < 1:
-    raise UserError(
-      f'config.train.ema_decay is {train.ema_decay}: it must be in [0, 1)'
-    )
+  share(config, 'train.ema_decay', below_1=True)
   if train.ema_warmup and not train.ema_decay:
     raise UserError(
       'config.train.ema_warmup is True, but config.train.ema_decay is 0, so'
@@ -150,11 +148,14 @@ def positive(config: ml_collections.ConfigDict, key: str) -> None:
     raise UserError(f'config.{key} is {value}: it must be more than 0')
 
 
-def share(config: ml_collections.ConfigDict, key: str) -> None:
-  """Raises a UserError unless `config.<key>` is from 0 to 1."""
+def share(
+  config: ml_collections.ConfigDict, key: str, below_1: bool = False
+) -> None:
+  """Raises a UserError unless `config.<key>` is from 0 to 1, or below 1."""
   value = dict(flatten(config))[key]
-  if not 0 <= value <= 1:
-    raise UserError(f'config.{key} is {value}: it must be in [0, 1]')
+  if not 0 <= value <= 1 or (below_1 and value == 1):
+    end = ')' if below_1 else ']'
+    raise UserError(f'config.{key} is {value}: it must be in [0, 1{end}')
 
 
 def duration(config: ml_collections.ConfigDict, key: str) -> fractions.Fraction:
@@ -163,10 +164,8 @@ def duration(config: ml_collections.ConfigDict, key: str) -> fractions.Fraction:
   Raises:
     UserError: It is no length of time.
   """
-  try:
+  with explained(f'config.{key}'):
     return parse_duration(dict(flatten(config))[key])[0]
-  except UserError as e:
-    raise UserError(f'config.{key}: {e}') from None
 
 
 def check_numbers(config: ml_collections.ConfigDict, key: str) -> None:

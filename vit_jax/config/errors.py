@@ -1,6 +1,9 @@
 """`UserError`, for mistakes that a user can correct."""
 
+from collections.abc import Iterator
 from collections.abc import Sequence
+import contextlib
+import importlib.util
 
 
 class UserError(ValueError):
@@ -21,3 +24,33 @@ def counted(count: int, noun: str) -> str:
 def one_line(error: BaseException) -> str:
   """Returns an exception's message in one line."""
   return ' '.join(str(error).split()) or type(error).__name__
+
+
+def check_package(what: str, package: str, extra: str) -> None:
+  """Raises a UserError if an optional package is missing.
+
+  Args:
+    what: What needs it, as 'the report'.
+    package: The name that is imported.
+    extra: The extra that installs it.
+  """
+  if importlib.util.find_spec(package) is None:
+    raise UserError(
+      f"{what} needs {package}: run pip install 'vit_jax[{extra}]'"
+    )
+
+
+@contextlib.contextmanager
+def explained(what: str, *kinds: type[Exception]) -> Iterator[None]:
+  """Turns errors into a UserError whose message begins with `what`.
+
+  Args:
+    what: As 'config.data.split', or the path of a file.
+    *kinds: The errors; by default only a UserError.
+  """
+  expected = kinds or (UserError,)
+  try:
+    yield
+  except expected as e:
+    text = str(e) if isinstance(e, UserError) else one_line(e)
+    raise UserError(f'{what}: {text}') from None

@@ -14,7 +14,7 @@ import ml_collections
 
 from vit_jax.config import synonyms
 from vit_jax.config.defaults import default
-from vit_jax.config.errors import one_line
+from vit_jax.config.errors import explained
 from vit_jax.config.errors import UserError
 from vit_jax.config.evaluations import evaluation
 from vit_jax.config.microbatches import AUTO
@@ -105,12 +105,9 @@ def _add(config: ml_collections.ConfigDict, name: str, value: Any) -> None:
   Raises:
     UserError: It cannot be one.
   """
-  try:
+  # The errors: it is the name of a method; it has dots.
+  with explained('config.json does not hold a config', KeyError, ValueError):
     config[name] = value
-  except (KeyError, ValueError) as e:  # a method's name; one with dots
-    raise UserError(
-      f'config.json does not hold a config: {one_line(e)}'
-    ) from None
 
 
 def task_from_dict(stored: Mapping[str, Any]) -> ml_collections.ConfigDict:

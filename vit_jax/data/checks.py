@@ -116,10 +116,8 @@ def _check_columns(data: ml_collections.ConfigDict) -> None:
 
 
 def _check_split(key: str, spec: str) -> None:
-  try:
+  with config_lib.explained(f'config.{key}'):
     splits.parse(spec)
-  except UserError as e:
-    raise UserError(f'config.{key}: {e}') from None
 
 
 def _check_crops(config: ml_collections.ConfigDict) -> None:
@@ -224,10 +222,8 @@ def _check_augment(config: ml_collections.ConfigDict) -> None:
   if augment.policy:
     from vit_jax.data.device import policies  # it imports jax
 
-    try:
+    with config_lib.explained('config.augment.policy'):
       policies.make(augment.policy)
-    except UserError as e:
-      raise UserError(f'config.augment.policy: {e}') from None
   for key in ('jitter', 'erase_area', 'erase_ratio'):
     config_lib.check_numbers(config, f'augment.{key}')
   jitter = augment.jitter
@@ -250,11 +246,8 @@ def _check_augment(config: ml_collections.ConfigDict) -> None:
         ' from 0 to 1: one for each crop of an image, or one for all'
       )
   single = ('jitter_probability', 'erase', 'mix_probability', 'cutmix_share')
-  shares = {key: augment[key] for key in single}
-  shares |= {f'volume.{key}': value for key, value in augment.volume.items()}
-  for key, value in shares.items():
-    if not 0 <= value <= 1:
-      raise UserError(f'config.augment.{key} is {value}: it must be in [0, 1]')
+  for key in (*single, *(f'volume.{key}' for key in augment.volume)):
+    config_lib.share(config, f'augment.{key}')
   _check_range('augment.erase_area', augment.erase_area, most=1)
   _check_range('augment.erase_ratio', augment.erase_ratio)
   config_lib.at_least(config, 'augment.mixup', 0)

@@ -209,12 +209,10 @@ class Preprocess:
       key: tuple(value) if isinstance(value, list) else value
       for key, value in stored.items()
     }
-    try:
+    with config_lib.explained(
+      'what prediction needs (preprocess.json)', TypeError
+    ):
       result = cls(**fields)
-    except TypeError as e:
-      raise UserError(
-        f'what prediction needs (preprocess.json): {config_lib.one_line(e)}'
-      ) from None
     result._check()
     return result
 

@@ -15,6 +15,7 @@ from typing import Any
 import ml_collections
 import numpy as np
 
+from vit_jax.config import explained
 from vit_jax.config import some
 from vit_jax.config import UserError
 from vit_jax.data import base
@@ -134,10 +135,8 @@ class RowSource(base.SelectedSource):
       where = f'the {name} of {where}'
     if isinstance(cell, str):
       where = f'{cell} ({where})'
-      try:
+      with explained(self._where(row)):
         cell = folder.read_image(cell)
-      except UserError as e:
-        raise UserError(f'{self._where(row)}: {e}') from None
     if not isinstance(cell, bytes):
       raise UserError(f'{where}: there is no {name}')
     return cell, where

@@ -15,6 +15,8 @@ from typing import Any
 
 import ml_collections
 
+from vit_jax.config import check_package
+from vit_jax.config import explained
 from vit_jax.config import one_line
 from vit_jax.config import UserError
 from vit_jax.data import codes as codes_lib
@@ -109,10 +111,8 @@ def _read(path: str) -> dict[str, Sequence[Any]]:
 def _read_text(
   path: str, file: Iterator[str], delimiter: str
 ) -> dict[str, Sequence[Any]]:
-  try:
+  with explained(f'{path} is damaged', csv.Error):
     lines = list(csv.reader(file, delimiter=delimiter, strict=True))
-  except csv.Error as e:
-    raise UserError(f'{path} is damaged: {one_line(e)}') from None
   lines = [line for line in lines if line]
   if not lines:
     raise UserError(f'{path} is empty')
@@ -143,13 +143,10 @@ class _Cells(Sequence[Any]):
 
 
 def _read_parquet(path: str) -> dict[str, Sequence[Any]]:
-  try:
-    import pyarrow as pa
-    from pyarrow import parquet
-  except ImportError:
-    raise UserError(
-      f"{path}: Parquet needs pyarrow: pip install -e '.[tables]'"
-    ) from None
+  check_package(f'{path}: Parquet', 'pyarrow', 'tables')
+  import pyarrow as pa
+  from pyarrow import parquet
+
   try:
     table = parquet.read_table(path, memory_map=True)
   except pa.ArrowException as e:

@@ -26,6 +26,7 @@ from typing import Any
 from absl import logging
 import ml_collections
 
+from vit_jax.config import explained
 from vit_jax.config import one_line
 from vit_jax.config import UserError
 from vit_jax.data import base
@@ -148,12 +149,8 @@ class TarSource(rows.RowSource):
   def _fields(self, number: int) -> dict[str, Any]:
     """Returns what a sample's .json holds."""
     row = ('', number)
-    try:
+    with explained(f'{self._where(row)}: its .json is damaged', ValueError):
       found = safe_io.parse_json(self._bytes('json', row))
-    except ValueError as e:
-      raise UserError(
-        f'{self._where(row)}: its .json is damaged: {one_line(e)}'
-      ) from None
     return found if isinstance(found, dict) else {}
 
 

@@ -21,6 +21,8 @@ from typing import Any
 
 import numpy as np
 
+from vit_jax.config import check_package
+from vit_jax.config import explained
 from vit_jax.config import UserError
 from vit_jax.data import vocabularies
 
@@ -106,10 +108,9 @@ class Clip(Tokenizer):
     self.end = ids[_END]
     self._names = names
     self._bytes = symbols
-    try:
+    # The library raises no narrower class.
+    with explained(f'{path} is no file of merges of CLIP', Exception):
       self._model = library.models.BPE(ids, merges, end_of_word_suffix='</w>')
-    except Exception as e:  # the library raises no narrower class
-      raise UserError(f'{path} is no file of merges of CLIP: {e}') from None
     cut = library.pre_tokenizers
     self._split = cut.Sequence(
       [
@@ -178,10 +179,8 @@ class SentencePiece(Tokenizer):
     """
     library = _library('sentencepiece')
     vocabularies.check_file(pathlib.Path(path))
-    try:
+    with explained(f'{path} is no SentencePiece model', OSError, RuntimeError):
       self._model = library.SentencePieceProcessor(model_file=str(path))
-    except (OSError, RuntimeError) as e:
-      raise UserError(f'{path} is no SentencePiece model: {e}') from None
     super().__init__(length, self._model.get_piece_size())
     self._canonical = canonical
     end: int = self._model.eos_id()
@@ -377,12 +376,8 @@ def digest(name: str, words: tuple[str, ...] = ()) -> str:
 
 
 def _library(name: str) -> Any:
-  try:
-    return importlib.import_module(name)
-  except ImportError:
-    raise UserError(
-      f"texts need {name}: run pip install -e '.[text]'"
-    ) from None
+  check_package('a text', name, 'text')
+  return importlib.import_module(name)
 
 
 def _merges(path: pathlib.Path) -> list[tuple[str, str]]:

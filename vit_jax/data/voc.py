@@ -9,7 +9,7 @@ the classes are those of Pascal VOC (Everingham et al., 2010).
 
 import os
 
-from vit_jax.config import one_line
+from vit_jax.config import explained
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.runs import safe_io
@@ -46,11 +46,9 @@ def pairs(root: str, path: str) -> list[tuple[str, str]]:
   Raises:
     UserError: It cannot be read, or a file that it names is missing.
   """
-  try:
+  with explained(f'{path} cannot be read', OSError, UnicodeDecodeError):
     with safe_io.open_regular(path) as file:
       names = sorted(set(file.read().decode('utf-8').split()))
-  except (OSError, UnicodeDecodeError) as e:
-    raise UserError(f'{path} cannot be read: {one_line(e)}') from None
   found = []
   for name in sorted(names, key=base.hash_order):
     both = (

@@ -10,6 +10,7 @@ import pathlib
 import time
 import zlib
 
+from vit_jax.config import explained
 from vit_jax.config import UserError
 from vit_jax.downloads import places
 from vit_jax.downloads import transfer
@@ -92,11 +93,9 @@ def read(path: pathlib.Path) -> bytes:
     UserError: It cannot be read.
   """
   check_file(path)
-  try:
+  with explained(f'{path} cannot be read', OSError, EOFError, zlib.error):
     content = path.read_bytes()
     return gzip.decompress(content) if path.suffix == '.gz' else content
-  except (OSError, EOFError, zlib.error) as e:
-    raise UserError(f'{path} cannot be read: {e}') from None
 
 
 def read_text(path: pathlib.Path) -> str:
@@ -105,10 +104,8 @@ def read_text(path: pathlib.Path) -> str:
   Raises:
     UserError: It cannot be read.
   """
-  try:
+  with explained(f'{path} cannot be read', UnicodeDecodeError):
     return read(path).decode()
-  except UnicodeDecodeError as e:
-    raise UserError(f'{path} cannot be read: {e}') from None
 
 
 def check_file(path: pathlib.Path) -> None:

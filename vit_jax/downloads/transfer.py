@@ -369,12 +369,8 @@ def _check_kept(file: File) -> None:
   Raises:
     UserError: It differs, or cannot be read.
   """
-  try:
+  with config_lib.explained(f'{file.target} cannot be read', OSError):
     problem = _other_content(file, file.target)
-  except OSError as e:
-    raise UserError(
-      f'{file.target} cannot be read: {config_lib.one_line(e)}'
-    ) from None
   if problem:
     raise UserError(
       f'{file.target} is not {file}: {problem}; remove it and try again, or'

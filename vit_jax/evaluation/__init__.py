@@ -62,10 +62,8 @@ def _check_keys(key: str, evaluator: 'Evaluator') -> None:
         f"{key}.train_split is '', but {key}.kind is {spec.kind!r}, which"
         " learns from one: name it, as 'train[:80%]'"
       )
-    try:
+    with config_lib.explained(f'{key}.train_split'):
       splits.parse(spec.train_split)
-    except UserError as e:
-      raise UserError(f'{key}.train_split: {e}') from None
   try:
     evaluator.check()
   except UserError as e:

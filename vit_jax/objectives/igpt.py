@@ -76,10 +76,8 @@ class IGPT(base.Objective):
     """
     if config.model.name == config_lib.INIT_FROM:  # it is not known yet
       return
-    try:
+    with config_lib.explained('config.model', ValueError):
       model = models.from_config(config.model, 0)
-    except ValueError as e:
-      raise config_lib.UserError(f'config.model: {e}') from None
     _check_model(model)
     if config.objective.options.palette:
       read_palette(

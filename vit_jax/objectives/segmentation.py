@@ -154,10 +154,7 @@ class Segmentation(base.Objective):
         f'config.{key}.width={options.width} does not divide into'
         f' config.{key}.heads={options.heads}: change one of them'
       )
-    if not 0 <= options.overlap < 1:
-      raise config_lib.UserError(
-        f'config.{key}.overlap is {options.overlap}: it must be in [0, 1)'
-      )
+    config_lib.share(config, f'{key}.overlap', below_1=True)
     if options.class_weights and _loss_name(options) not in _WEIGHTED:
       raise config_lib.UserError(
         f'config.{key}.class_weights do not belong to config.{key}.loss='

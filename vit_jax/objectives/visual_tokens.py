@@ -237,13 +237,11 @@ def _load(path: str) -> tuple[tokenizer.Tokenizer, Any, Any]:
 @functools.lru_cache(maxsize=1)  # as `_load`
 def _read(path: str) -> tuple[dvae.DalleEncoder, Any]:
   """Returns DALL-E's encoder, and its parameters."""
-  try:
+  with config_lib.explained(
+    f'{_KEY}={path} is no work directory of config.objective.name={_NAME}, nor'
+    " a file of DALL-E's encoder"
+  ):
     module, params = dvae_format.read(download.fetch(path))
-  except config_lib.UserError as e:
-    raise config_lib.UserError(
-      f'{_KEY}={path} is no work directory of config.objective.name={_NAME},'
-      f" nor a file of DALL-E's encoder: {e}"
-    ) from None
   logging.info('the tokenizer is %s, with %d tokens', path, module.tokens)
   return module, jax.tree.map(np.asarray, params)
 

@@ -57,11 +57,7 @@ def check(config: ml_collections.ConfigDict) -> None:
   for key in _NOT_NEGATIVE:
     config_lib.at_least(config, f'optim.{key}', 0)
   for key in ('b1', 'b2', 'momentum'):
-    value = config.optim[key]
-    if not 0 <= value < 1:
-      raise config_lib.UserError(
-        f'config.optim.{key} is {value}: it must be in [0, 1)'
-      )
+    config_lib.share(config, f'optim.{key}', below_1=True)
   final = config.optim.final_weight_decay
   if final is not None and not config.optim.weight_decay:
     raise config_lib.UserError(

@@ -142,12 +142,10 @@ def check(config: ml_collections.ConfigDict) -> None:
         ' parameters set config.optim.freeze'
       )
   for key, pattern in _patterns(optim).items():
-    try:
+    with config_lib.explained(
+      f'config.optim.{key} {pattern!r} is no regular expression', re.error
+    ):
       re.compile(pattern)
-    except re.error as e:
-      raise config_lib.UserError(
-        f'config.optim.{key} {pattern!r} is no regular expression: {e}'
-      ) from None
 
 
 def _is_rule(rule: Any) -> bool:

@@ -90,12 +90,10 @@ def _check_rule(rule: Any, key: str) -> None:
       f'{key} is {rule!r}: it must be a pattern and, for each dimension, None'
       f' or an axis of the mesh, {example}'
     )
-  try:
+  with config_lib.explained(
+    f'{key}: {rule[0]!r} is no regular expression', re.error, TypeError
+  ):
     re.compile(rule[0])
-  except (re.error, TypeError) as e:
-    raise config_lib.UserError(
-      f'{key}: {rule[0]!r} is no regular expression: {e}'
-    ) from None
   axes = [axis for entry in rule[1] for axis in entry_axes(entry)]
   for axis in axes:
     if axis not in mesh_lib.AXES:

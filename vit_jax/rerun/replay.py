@@ -100,8 +100,7 @@ def _open(
     raise UserError(
       f'--replay={step}: the run has the steps 1 to {e.total_steps}'
     )
-  runs = (safe_io.read_json(path / 'run.json') or {'runs': []})['runs']
-  if runs and runs[-1].get('data_fingerprint') != e.source.fingerprint():
+  if workdir_lib.has_other_data(path, e.source.fingerprint()):
     logging.warning(
       'warning: the data is not what it was during the run, so the batches may'
       ' be others'

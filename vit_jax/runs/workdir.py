@@ -123,10 +123,8 @@ def check_config(
   stored = safe_io.read_json(workdir / 'config.json')
   if stored is None:
     return None
-  try:
+  with config_lib.explained(f'{workdir / "config.json"}'):
     before = config_lib.from_dict(stored)
-  except UserError as e:
-    raise UserError(f'{workdir / "config.json"}: {e}') from None
   config = config_lib.resumed(config, before)
   differences = config_lib.differences(before, config)
   if any(x.startswith('train.duration:') for x in differences):
@@ -244,15 +242,24 @@ def _changes(old: Sequence[str], new: Sequence[str]) -> str:
   return ', '.join(parts) or 'their order changed'
 
 
+def has_other_data(workdir: pathlib.Path, fingerprint: str) -> bool:
+  """Whether a run that began had other data when it was last started."""
+  runs = _runs(workdir)
+  return bool(runs) and runs[-1].get('data_fingerprint') != fingerprint
+
+
+def _runs(workdir: pathlib.Path) -> list[dict[str, Any]]:
+  stored = safe_io.read_json(workdir / 'run.json')
+  return stored['runs'] if stored else []
+
+
 def _append_run(workdir: pathlib.Path, run: Mapping[str, Any]) -> None:
-  path = workdir / 'run.json'
-  runs = (safe_io.read_json(path) or {'runs': []})['runs']
-  if runs and runs[-1].get('data_fingerprint') != run['data_fingerprint']:
+  if has_other_data(workdir, run['data_fingerprint']):
     logging.warning(
       'warning: the data is not what it was when this run stopped, so it will'
       ' not go on exactly as it would have'
     )
-  safe_io.write_json(path, {'runs': [*runs, run]})
+  safe_io.write_json(workdir / 'run.json', {'runs': [*_runs(workdir), run]})
 
 
 def _versions() -> dict[str, str]:

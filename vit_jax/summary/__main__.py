@@ -62,6 +62,7 @@ from absl import logging
 
 from vit_jax import cli
 from vit_jax.config import counted
+from vit_jax.config import explained
 from vit_jax.config import tables
 from vit_jax.config import UserError
 
@@ -324,12 +325,10 @@ def _model(
   from vit_jax import config as config_lib
   from vit_jax import models
 
-  try:
+  with explained('config.model', ValueError):
     model = models.from_config(
       config.model, config.model.num_classes, config.train.dtype
     )
-  except ValueError as e:
-    raise UserError(f'config.model: {config_lib.one_line(e)}') from None
   size = config_lib.sides(config.data.image_size)
   return model, (*size, config.data.channels)
 

@@ -332,11 +332,9 @@ def _check_dimension(key: str, dimension: Any, sampler: str) -> None:
 
 def _check_value(config_flags: Sequence[str], key: str, value: Any) -> None:
   """Raises a UserError if a key cannot have a value."""
-  try:
+  with config_lib.explained(f'in the space: {key}={text(value)}'):
     config = parse(config_flags, {key: value})
     _check_config(config)
-  except UserError as e:
-    raise UserError(f'in the space: {key}={text(value)}: {e}') from None
   found = dict(config_lib.flatten(config))[key]
   if found != value:
     raise UserError(

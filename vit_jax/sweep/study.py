@@ -283,10 +283,8 @@ def _config_differences(
   config: ml_collections.ConfigDict,
 ) -> list[str]:
   """Lists different keys, except those that may differ between hosts."""
-  try:
+  with config_lib.explained(str(path)):
     before = config_lib.from_dict(stored)
-  except UserError as e:
-    raise UserError(f'{path}: {e}') from None
   free = config_lib.differences(before, config, resumable=True)
   return config_lib.differences(before, config) + [
     text for text in free if text.startswith('evals.')

@@ -92,10 +92,8 @@ def _check_model(
       f' config.train.dtype=bfloat16, which is {config.train.dtype}, and a GPU,'
       f" where there is a {platform}: take 'plain' or 'xla'"
     )
-  try:
+  with config_lib.explained('config.model', ValueError):
     models.check(config.model, image_size, config.data.channels)
-  except ValueError as e:
-    raise config_lib.UserError(f'config.model: {e}') from None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -325,10 +323,8 @@ def build(
   program = program_lib.Program(config, source.features, lengths)
   program.objective.check_source(source)
   for name, evaluator in evaluators.items():
-    try:
+    with config_lib.explained(f'config.evals.{name}'):
       evaluator.check_model(program.objective.model)
-    except config_lib.UserError as e:
-      raise config_lib.UserError(f'config.evals.{name}: {e}') from None
   start = initial.Start(config, source.classes, loaded, program.objective)
   if 'accuracy' in (x.kind for x in config.evals.values() if x.split):
     program.check_evaluation()
@@ -351,12 +347,12 @@ def _evaluators(
     if not spec.split:
       continue
     evaluators[name] = evaluation.create(f'evals.{name}', spec)
-    try:
+    with config_lib.explained(
+      f'config.evals.{name}', evaluation_base.EvaluationError
+    ):
       evaluators[name].check_sources(
         splits[f'evals.{name}'], splits.get(f'evals.{name}.train')
       )
-    except evaluation_base.EvaluationError as e:
-      raise config_lib.UserError(f'config.evals.{name}: {e}') from None
   return evaluators
 
 

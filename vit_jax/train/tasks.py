@@ -83,10 +83,8 @@ def build(
 
 def _of(name: str, make: Callable[[], Any]) -> Any:
   """Returns `make()`; its errors name the task."""
-  try:
+  with config_lib.explained(f'task {name}'):
     return make()
-  except config_lib.UserError as e:
-    raise config_lib.UserError(f'task {name}: {e}') from None
 
 
 def _join(

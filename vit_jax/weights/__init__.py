@@ -318,10 +318,8 @@ def load(
   fits = as_stored or loaded.position_size == loaded.preprocess.image_size
   if fits and not overrides and all(x is None for x in wanted):
     return loaded
-  try:
+  with config_lib.explained(str(path)):
     return loaded.adapted(*wanted, **overrides)
-  except config_lib.UserError as e:
-    raise config_lib.UserError(f'{path}: {e}') from None
 
 
 def _address(path: str) -> str:
@@ -366,22 +364,18 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
   if preprocess.outputs and 'logits' not in preprocess.outputs:
     config.model.num_classes = 0  # what it predicts is beside the trunk
   size = cast(tuple[int, int], config_lib.sides(config.data.image_size))
-  try:
+  with config_lib.explained(str(workdir), ValueError):
     model = models.from_config(
       config.model, len(preprocess.target.names), config.train.dtype
     )
     expected = fit.expected_shapes(
       model, grid(model, size), preprocess.channels
     )
-  except ValueError as e:
-    raise config_lib.UserError(f'{workdir}: {config_lib.one_line(e)}') from None
   everything, _, found = restoring.restore_params(workdir, step)
   params = stack.join_runs(whole_lib.at(everything, preprocess.trunk))
   flat = traverse_util.flatten_dict(params, sep='/')
-  try:
+  with config_lib.explained(f'{workdir}, by its config.json'):
     fit.check(flat, expected, model, model)
-  except config_lib.UserError as e:
-    raise config_lib.UserError(f'{workdir}, by its config.json: {e}') from None
   resize = config.init_from.resize or 'corner'
   if config.train.patch_sizes:  # as in its training
     resize = 'linear_antialias'
@@ -415,11 +409,9 @@ def _stored(
   if tasks := stored['preprocess.json'].get('tasks'):
     several = f'{workdir} is a run of several tasks, {", ".join(tasks)}: name'
     raise config_lib.UserError(f'{several} one, as {workdir}/tasks/{tasks[0]}')
-  try:
+  with config_lib.explained(str(workdir)):
     config = config_lib.from_dict(stored['config.json'])
     return config, data.Preprocess.from_dict(stored['preprocess.json'])
-  except config_lib.UserError as e:
-    raise config_lib.UserError(f'{workdir}: {e}') from None
 
 
 def _from_file(

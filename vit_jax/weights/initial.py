@@ -179,11 +179,9 @@ class Start:
     path, objective = self._config.init_from.path, self._objective
     abstract = jax.eval_shape(objective.init, jax.random.key(0))
     where = whole_lib.trunk_path(objective)
-    try:
+    with config_lib.explained(f'config.init_from.path={path}'):
       trunk = self._fit_trunk(loaded, objective.trunk(abstract)[0])
       rest = self._fit_beside(loaded, whole_lib.beside(abstract, where))
-    except config_lib.UserError as e:
-      raise config_lib.UserError(f'config.init_from.path={path}: {e}') from None
     return whole_lib.joined(trunk, where, rest)
 
   def _fit_trunk(self, loaded: weights.Loaded, target: models.Model) -> Any:

@@ -11,6 +11,7 @@ import zipfile
 
 import numpy as np
 
+from vit_jax.config import explained
 from vit_jax.config import UserError
 from vit_jax.weights.files import archives
 from vit_jax.weights.files import pickles
@@ -39,10 +40,8 @@ def read(archive: archives.Archive) -> archives.Arrays:
       f'{archive.path} holds a pickle of {pickle.file_size:,} bytes, more than'
       ' a state dict needs: save the state dict alone, by torch.save'
     )
-  try:
+  with explained(f'{archive.path} is refused', pickles.PickleError):
     tensors = pickles.state_dict(pickles.load(archive.read(pickle)))
-  except pickles.PickleError as e:
-    raise UserError(f'{archive.path} is refused: {e}') from None
   total = 0
   for name, tensor in tensors.items():
     total += math.prod(tensor.shape) * tensor.storage.dtype.itemsize
