@@ -427,7 +427,7 @@ def test_a_damaged_dataset_is_one_line(root, tmp_path):
 
 def test_without_the_library_the_extra_is_named(root, monkeypatch):
   monkeypatch.setitem(sys.modules, 'datasets', None)
-  with pytest.raises(UserError, match=r"pip install -e '\.\[hf\]'$"):
+  with pytest.raises(UserError, match=r"pip install 'vit_jax\[hf\]'$"):
     open_hf(root / 'saved')
 
 

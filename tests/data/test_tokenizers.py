@@ -122,5 +122,5 @@ def test_files_that_are_no_vocabulary(make, content, message, tmp_path):
 
 def test_a_library_that_is_missing(merges, monkeypatch):
   monkeypatch.setitem(sys.modules, 'ftfy', None)
-  with pytest.raises(UserError, match=r'need ftfy: run pip install .*\[text\]'):
+  with pytest.raises(UserError, match=r'needs ftfy: run pip install .*\[text'):
     tokenizers.Clip(merges)

@@ -635,7 +635,9 @@ def test_what_is_missing_is_named(files, run, monkeypatch):
   )
   with pytest.raises(config_lib.UserError) as e:
     run(*flags)
-  assert str(e.value) == ("optuna is missing: run pip install 'vit_jax[sweep]'")
+  assert str(e.value) == (
+    "a sweep needs optuna: run pip install 'vit_jax[sweep]'"
+  )
 
 
 def test_the_work_directory_of_a_run_is_refused(files, run):

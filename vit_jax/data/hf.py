@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 
 import ml_collections
 
+from vit_jax.config import check_package
 from vit_jax.config import one_line
 from vit_jax.config import UserError
 from vit_jax.data import codes as codes_lib
@@ -168,13 +169,10 @@ def _load(
   address: Address, cache: str | None
 ) -> Mapping[str, 'datasets.Dataset']:
   """Returns the splits of a dataset, by name."""
-  try:
-    import datasets  # slow to import
-    from huggingface_hub import errors
-  except ImportError:
-    raise UserError(
-      "config.data.name=hf:... needs datasets: pip install -e '.[hf]'"
-    ) from None
+  check_package('config.data.name=hf:...', 'datasets', 'hf')
+  import datasets  # slow to import
+  from huggingface_hub import errors
+
   if not sys.stderr.isatty():
     datasets.disable_progress_bars()
   try:

@@ -18,6 +18,7 @@ from typing import cast
 import ml_collections
 import numpy as np
 
+from vit_jax.config import check_package
 from vit_jax.config import one_line
 from vit_jax.config import UserError
 from vit_jax.data.host import levels
@@ -341,12 +342,9 @@ def _resampled(
 
 def _nibabel(path: str) -> Any:
   """Returns the module; raises a UserError where it is not installed."""
-  try:
-    import nibabel
-  except ImportError:
-    raise UserError(
-      f"{path}: NIfTI needs nibabel: run pip install -e '.[medical]'"
-    ) from None
+  check_package(f'{path}: NIfTI', 'nibabel', 'medical')
+  import nibabel
+
   # It would log that it mends small mistakes of headers.
   nibabel.imageglobals.logger.setLevel('ERROR')
   return nibabel

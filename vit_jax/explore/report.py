@@ -4,12 +4,11 @@ import base64
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
-import importlib.util
 import pathlib
 import re
 from typing import TYPE_CHECKING
 
-from vit_jax.config import UserError
+from vit_jax.config import check_package
 from vit_jax.runs import safe_io
 
 if TYPE_CHECKING:
@@ -81,10 +80,7 @@ class Missing:
 
 def check() -> None:
   """Raises a UserError if jinja2 is missing."""
-  if importlib.util.find_spec('jinja2') is None:
-    raise UserError(
-      "the report needs jinja2: run pip install 'vit_jax[explore]'"
-    )
+  check_package('the report', 'jinja2', 'explore')
 
 
 def write(

@@ -15,7 +15,6 @@ network. Uploads stay in memory. Ctrl-C ends the server.
 Needs the extra [demo]: pip install 'vit_jax[demo]'.
 """
 
-import importlib.util
 import os
 import signal
 import socket
@@ -26,6 +25,7 @@ from absl import flags
 from absl import logging
 
 from vit_jax import cli
+from vit_jax.config import check_package
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:
@@ -71,10 +71,7 @@ def main(argv: list[str]) -> int:
   if len(paths) > 2:
     raise UserError(f'--from={paths[2]}: at most two models fit side by side')
   for package in ('starlette', 'uvicorn'):
-    if importlib.util.find_spec(package) is None:
-      raise UserError(
-        f"the page needs {package}: run pip install 'vit_jax[demo]'"
-      )
+    check_package('the page', package, 'demo')
   with listen(_HOST.value, _PORT.value) as listener:
     models = [cli.load(FLAGS, path) for path in paths]
     for model, path in zip(models, paths, strict=True):

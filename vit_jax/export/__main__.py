@@ -36,7 +36,6 @@ from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
 import dataclasses
-import importlib.util
 import json
 import logging as python_logging
 import os
@@ -49,6 +48,7 @@ from absl import flags
 from absl import logging
 
 from vit_jax import cli
+from vit_jax.config import check_package
 from vit_jax.config import one_line
 from vit_jax.config import UserError
 from vit_jax.runs import safe_io
@@ -120,10 +120,7 @@ def check(path: pathlib.Path, form: str) -> None:
     UserError: A package is missing, or nothing can be written there.
   """
   for package in _PACKAGES[form]:
-    if importlib.util.find_spec(package) is None:
-      raise UserError(
-        f"{form} needs {package}: run pip install 'vit_jax[export]'"
-      )
+    check_package(form, package, 'export')
   folder = path.absolute().parent
   if path.exists() and not path.is_file():  # it would be replaced
     raise UserError(f'{path} is a folder or a device: name a file')

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
+from vit_jax.config import check_package
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:
@@ -204,12 +205,9 @@ def make_executor(
 def _new_executor(
   folder: pathlib.Path, flag_values: flags.FlagValues
 ) -> 'submitit.AutoExecutor':
-  try:
-    import submitit
-  except ImportError:
-    raise UserError(
-      "submitit is missing: run pip install -e '.[slurm]'"
-    ) from None
+  check_package('SLURM', 'submitit', 'slurm')
+  import submitit
+
   try:
     return submitit.AutoExecutor(
       folder,

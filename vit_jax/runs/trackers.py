@@ -28,6 +28,7 @@ from absl import logging
 import ml_collections
 from PIL import Image
 
+from vit_jax.config import check_package
 from vit_jax.config import UserError
 from vit_jax.runs import events
 from vit_jax.runs import safe_io
@@ -188,11 +189,8 @@ def check(config: ml_collections.ConfigDict) -> None:
         f'config.reporting={config.reporting!r}: {name!r} is not known: choose'
         f' of {", ".join(_TRACKERS)}, with commas between'
       )
-    if name != 'tensorboard' and importlib.util.find_spec(name) is None:
-      raise UserError(
-        f'config.reporting={config.reporting!r} needs {name}: run pip install'
-        f" 'vit_jax[{name}]'"
-      )
+    if name != 'tensorboard':
+      check_package(f'config.reporting={config.reporting!r}', name, name)
 
 
 def begin(

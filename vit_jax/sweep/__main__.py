@@ -26,7 +26,6 @@ out); --jobs is then the number of jobs that are queued or running at once.
 from collections.abc import Callable
 from collections.abc import Sequence
 import dataclasses
-import importlib.util
 import json
 import math
 import os
@@ -39,6 +38,7 @@ from absl import logging
 from ml_collections import config_flags
 
 from vit_jax import cli
+from vit_jax.config import check_package
 from vit_jax.config import counted
 from vit_jax.config import UserError
 from vit_jax.parallel import slurm
@@ -106,7 +106,8 @@ def main(
   """
   sweep, all_runs = _check_flags(argv)
   config = space_lib.check(sweep, all_runs)
-  _check_packages()
+  for package in ('optuna', 'matplotlib'):
+    check_package('a sweep', package, 'sweep')
   from vit_jax.sweep import board  # after the flags, since they import Optuna
   from vit_jax.sweep import jobs
   from vit_jax.sweep import loop
@@ -187,12 +188,6 @@ def _check_flags(argv: list[str]) -> tuple[space_lib.Sweep, list[str]]:
     f'--config={os.path.abspath(file)}{colon}{argument}',
     *space_lib.point_flags(given),
   ]
-
-
-def _check_packages() -> None:
-  for package in ('optuna', 'matplotlib'):
-    if importlib.util.find_spec(package) is None:
-      raise UserError(f"{package} is missing: run pip install 'vit_jax[sweep]'")
 
 
 def _shares(gpus: str | None, jobs: int) -> list[str]:

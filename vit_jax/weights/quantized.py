@@ -9,7 +9,6 @@ queries, keys and values are three products with parts of one kernel, of which
 it would store the last one alone, and it does not see the operator `@`.
 """
 
-import importlib.util
 from typing import Any
 
 from flax import struct
@@ -17,6 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from vit_jax import models
+from vit_jax.config import check_package
 from vit_jax.config import UserError
 
 KINDS = ('none', 'int8')
@@ -77,8 +77,8 @@ def check(kind: str | None, params: Any = ()) -> None:
     )
   if kind not in (None, *KINDS):
     raise UserError(f'quantize is {kind!r}: choose {" or ".join(KINDS)}')
-  if kind == 'int8' and importlib.util.find_spec('qwix') is None:
-    raise UserError("int8 needs qwix: run pip install 'vit_jax[quantize]'")
+  if kind == 'int8':
+    check_package('int8', 'qwix', 'quantize')
 
 
 def quantize(params: Any) -> Any:
