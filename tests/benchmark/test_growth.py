@@ -70,7 +70,7 @@ def test_more_layers_take_more(monkeypatch):
   'flag, error',
   [
     ('--only=height', 'choose --only from depth,width,tokens'),
-    ('--blocks=0', '--blocks must be at least 1'),
+    ('--blocks=0', '--blocks=0: 0 is not a positive integer'),
   ],
 )
 def test_what_cannot_be_measured(flag, error):

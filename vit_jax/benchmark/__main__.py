@@ -84,10 +84,16 @@ _MODEL = flags.DEFINE_string(
   'model', 'tutorial', 'A name, or the ViT of configs/cifar10_tutorial.py.'
 )
 _IMAGE_SIZE = flags.DEFINE_integer(
-  'image_size', None, 'Pixels; by default 32 for the tutorial, else 224.'
+  'image_size',
+  None,
+  'Pixels; by default 32 for the tutorial, else 224.',
+  lower_bound=1,
 )
 _BATCH_SIZE = flags.DEFINE_integer(
-  'batch_size', None, 'Images in a step; the default suits a CPU.'
+  'batch_size',
+  None,
+  'Images in a step; the default suits a CPU.',
+  lower_bound=1,
 )
 _DTYPE = flags.DEFINE_enum(
   'dtype', 'float32', ['float32', 'bfloat16'], 'Type of the computation.'
@@ -100,7 +106,9 @@ _REMAT = flags.DEFINE_string('remat', None, 'Value of config.model.remat.')
 _HARDWARE = flags.DEFINE_string(
   'hardware', None, 'For --parts=compile: a topology, as v5e:2x2 or h100:8.'
 )
-_BLOCKS = flags.DEFINE_integer('blocks', 10, 'Number of timed blocks.')
+_BLOCKS = flags.DEFINE_integer(
+  'blocks', 10, 'Number of timed blocks.', lower_bound=1
+)
 _COMPARE = flags.DEFINE_enum(
   'compare',
   'baseline',
@@ -137,9 +145,6 @@ def main(argv: list[str]) -> None:
           f'--{fixed.name} does not go with --objective, which has images and a'
           ' rival of its own: leave it out'
         )
-  for flag in (_BLOCKS, _BATCH_SIZE, _IMAGE_SIZE):
-    if flag.value is not None and flag.value < 1:
-      raise config_lib.UserError(f'--{flag.name} must be at least 1')
   is_torch = _COMPARE.value != 'baseline' or _OBJECTIVE.value is not None
   if is_torch:  # JAX would reserve the GPU's memory
     os.environ.setdefault('XLA_PYTHON_CLIENT_PREALLOCATE', 'false')

@@ -19,7 +19,9 @@ from vit_jax import cli
 
 _OUT = flags.DEFINE_string('out', 'growth', 'Directory of the report.')
 _ONLY = flags.DEFINE_list('only', [], 'Quantities to measure. Default: all.')
-_BLOCKS = flags.DEFINE_integer('blocks', 5, 'Number of timed blocks.')
+_BLOCKS = flags.DEFINE_integer(
+  'blocks', 5, 'Number of timed blocks.', lower_bound=1
+)
 
 
 def main(argv: list[str]) -> None:
@@ -31,8 +33,6 @@ def main(argv: list[str]) -> None:
     raise config_lib.UserError(
       f'choose --only from {",".join(growth_points.AXES)}'
     )
-  if _BLOCKS.value < 1:
-    raise config_lib.UserError('--blocks must be at least 1')
   out = pathlib.Path(_OUT.value)
   out.mkdir(parents=True, exist_ok=True)
   curves = {
