@@ -198,5 +198,6 @@ def test_the_verbs_of_the_console_script():
 def test_what_follows_two_dashes_is_for_another_command():
   """As scripts/soak.py passes it on."""
   values = flags.FlagValues()
-  argv = ['soak', '--', '--config.mesh.fsdp=2']
-  assert cli.parse_flags(argv, values) == ['soak', '--config.mesh.fsdp=2']
+  others = ['--config.mesh.fsdp=2', '--config.objective.options.width=64']
+  found = cli.parse_flags(['soak', '--', *others], values)
+  assert found == ['soak', *others]

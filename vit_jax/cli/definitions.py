@@ -209,6 +209,8 @@ def parse_flags(
   Raises:
     UserError: A flag, a config file or a key does not exist or does not parse.
   """
+  end = argv.index('--') if '--' in argv else len(argv)
+  argv, others = argv[:end], argv[end:]  # those of another command
   argv, options = _without_options(_with_found_config(argv))
   _check_config(argv)
   if 'model' in flag_values:
@@ -217,7 +219,7 @@ def parse_flags(
     flags.FLAGS.mark_as_parsed()
   seen, sys.argv = sys.argv, list(argv)  # ml_collections looks for keys there
   try:
-    rest = flag_values(argv)
+    rest = flag_values([*argv, *others])
   except flags.UnrecognizedFlagError as e:
     raise _unknown_flag(e, flag_values) from None
   except (flags.Error, TypeError, ValueError) as e:
@@ -286,8 +288,6 @@ def config_path(argv: Sequence[str]) -> str | None:
 
 def _check_config(argv: Sequence[str]) -> None:
   """Checks for mistakes that would give a traceback in ml_collections."""
-  if '--' in argv:  # flags of another command follow
-    argv = argv[: argv.index('--')]
   overrides = [
     match[1]
     for arg in argv
