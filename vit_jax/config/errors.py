@@ -26,6 +26,13 @@ def one_line(error: BaseException) -> str:
   return ' '.join(str(error).split()) or type(error).__name__
 
 
+def reason(error: BaseException) -> str:
+  """Returns an exception's message in one line; an OSError's without paths."""
+  if isinstance(error, UserError):
+    return str(error)
+  return getattr(error, 'strerror', None) or one_line(error)
+
+
 def check_package(what: str, package: str, extra: str) -> None:
   """Raises a UserError if an optional package is missing.
 
@@ -52,5 +59,4 @@ def explained(what: str, *kinds: type[Exception]) -> Iterator[None]:
   try:
     yield
   except expected as e:
-    text = str(e) if isinstance(e, UserError) else one_line(e)
-    raise UserError(f'{what}: {text}') from None
+    raise UserError(f'{what}: {reason(e)}') from None

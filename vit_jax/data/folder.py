@@ -15,6 +15,7 @@ from typing import ClassVar
 from absl import logging
 import numpy as np
 
+from vit_jax.config import explained
 from vit_jax.config import some
 from vit_jax.config import UserError
 from vit_jax.data import base
@@ -163,11 +164,9 @@ def read_image(path: str) -> bytes:
   Raises:
     UserError: The file cannot be read.
   """
-  try:
+  with explained(f'{path} cannot be read', OSError):
     with safe_io.open_regular(path) as file:
       return file.read()
-  except OSError as e:
-    raise UserError(f'{path} cannot be read: {e.strerror}') from None
 
 
 def images_below(folder: str) -> list[str]:

@@ -18,6 +18,7 @@ import ml_collections
 from vit_jax.config import check_package
 from vit_jax.config import explained
 from vit_jax.config import one_line
+from vit_jax.config import reason
 from vit_jax.config import UserError
 from vit_jax.data import codes as codes_lib
 from vit_jax.data import folder
@@ -101,9 +102,7 @@ def _read(path: str) -> dict[str, Sequence[Any]]:
     with open(path, encoding='utf-8-sig', newline='') as file:
       return _read_text(path, file, '\t' if ending == '.tsv' else ',')
   except OSError as e:
-    raise UserError(
-      f'cannot read {path}: {e.strerror or one_line(e)}'
-    ) from None
+    raise UserError(f'cannot read {path}: {reason(e)}') from None
   except UnicodeDecodeError:
     raise UserError(f'{path} is not UTF-8 text: store it as such') from None
 

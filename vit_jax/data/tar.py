@@ -126,12 +126,10 @@ class TarSource(rows.RowSource):
     """
     shard, _, places = self._samples[row[1]]
     offset, size = places[column]
-    try:
+    with explained(f'{shard} cannot be read', OSError):
       with open(shard, 'rb') as file:
         file.seek(offset)
         data = file.read(size)
-    except OSError as e:
-      raise UserError(f'{shard} cannot be read: {e.strerror}') from None
     if len(data) < size:
       raise UserError(
         f'{self._where(row)}: the shard ends within it: bring it whole'

@@ -420,5 +420,5 @@ def _reason(error: BaseException) -> str:
     causes = (error.__cause__, getattr(error, 'reason', None), *error.args)
     cause = next((c for c in causes if isinstance(c, BaseException)), None)
     if cause is None:
-      return getattr(error, 'strerror', None) or config_lib.one_line(error)
+      return config_lib.reason(error)
     error = cause

@@ -114,11 +114,9 @@ def draw(
   png = encode(
     *(images, captions), marked=marked, title=title, rows=rows, columns=columns
   )
-  try:
+  with safe_io.writing(path):
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(png)
-  except OSError as e:
-    raise safe_io.cannot_write(path, e) from e
 
 
 def encode(

@@ -68,10 +68,8 @@ def log_to(path: pathlib.Path) -> Iterator[None]:
   Raises:
     UserError: The file cannot be written.
   """
-  try:
+  with safe_io.writing(path):
     handler = _LogFile(path, encoding='utf-8')
-  except OSError as e:
-    raise safe_io.cannot_write(path, e) from e
   handler.setFormatter(logging.PythonFormatter())
   _FILE_ONLY.setLevel(python_logging.INFO)
   _FILE_ONLY.propagate = False
@@ -137,7 +135,7 @@ class Reporter:
     self._path = pathlib.Path(workdir) / 'metrics.jsonl'
     # Time and step from which the remaining time is estimated.
     self._since: tuple[float, int] | None = None
-    with self._explained():
+    with safe_io.writing(self._path):
       self._before = cut_back(self._path, start_step)
       self._metrics: IO[str] = self._path.open('a', encoding='utf-8')
       self._trackers = trackers.begin(
@@ -163,7 +161,7 @@ class Reporter:
       UserError: It cannot be written.
     """
     if self._writes:
-      with self._explained():
+      with safe_io.writing(self._path):
         for tracker in self._trackers:
           tracker.write_config(self._start_step, config)
 
@@ -179,7 +177,7 @@ class Reporter:
       UserError: It cannot be written.
     """
     if self._writes:
-      with self._explained():
+      with safe_io.writing(self._path):
         for tracker in self._trackers:
           tracker.write_image(step, name, png)
 
@@ -208,7 +206,7 @@ class Reporter:
     line: dict[str, float | None] = {'step': step, 'epoch': epoch, 'time': now}
     for name, value in values.items():
       line[name] = value if math.isfinite(value) else None
-    with self._explained():
+    with safe_io.writing(self._path):
       self._metrics.write(json.dumps(line, allow_nan=False) + '\n')
       self._metrics.flush()
       for tracker in self._trackers:
@@ -279,13 +277,6 @@ class Reporter:
     if self._bar is not None:
       self._bar.clear()
     return True
-
-  @contextlib.contextmanager
-  def _explained(self) -> Iterator[None]:
-    try:
-      yield
-    except OSError as e:
-      raise safe_io.cannot_write(self._path, e) from e
 
 
 def cut_back(

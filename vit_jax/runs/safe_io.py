@@ -76,6 +76,19 @@ def replacing(path: pathlib.Path) -> Iterator[TextIO]:
     os.fsync(file.fileno())
 
 
+@contextlib.contextmanager
+def writing(path: pathlib.Path) -> Iterator[None]:
+  """Explains errors of writing a file.
+
+  Raises:
+    UserError: It cannot be written.
+  """
+  try:
+    yield
+  except OSError as e:
+    raise cannot_write(path, e) from e
+
+
 def cannot_write(path: pathlib.Path, error: OSError) -> UserError:
   """Returns the error for a file that cannot be written."""
   return UserError(

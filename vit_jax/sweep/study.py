@@ -103,10 +103,8 @@ class Study:
     self.workdir = workdir
     self.sweep = sweep
     self.total = sweep.total()
-    try:
+    with safe_io.writing(workdir):
       (workdir / 'trials').mkdir(parents=True, exist_ok=True)
-    except OSError as e:
-      raise safe_io.cannot_write(workdir, e) from e
     self.lock = locks.Lock(workdir / '.sweep.lock')
     with self.lock:
       _compare(workdir, sweep, config)

@@ -242,7 +242,7 @@ class _Repository:
         )
         return UserError(f'cannot download {self._url(name)}: {problem}')
     elif getattr(error, 'errno', None) is not None:
-      problem = getattr(error, 'strerror', None) or config_lib.one_line(error)
+      problem = config_lib.reason(error)
       return UserError(
         f'cannot write {self.directory / name}: {problem}; make room for it, or'
         ' set VIT_JAX_CACHE to another directory'

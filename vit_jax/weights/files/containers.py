@@ -24,7 +24,9 @@ import ml_dtypes
 import numpy as np
 import safetensors
 
+from vit_jax.config import explained
 from vit_jax.config import one_line
+from vit_jax.config import reason
 from vit_jax.config import some
 from vit_jax.config import UserError
 from vit_jax.runs import safe_io
@@ -95,7 +97,7 @@ def _open(path: pathlib.Path, stack: contextlib.ExitStack) -> BinaryIO:
   except FileNotFoundError:
     raise UserError(f'there is no file {path}') from None
   except OSError as e:
-    raise UserError(f'cannot read {path}: {e.strerror or e}') from None
+    raise UserError(f'cannot read {path}: {reason(e)}') from None
 
 
 def _one_file(
@@ -103,10 +105,8 @@ def _one_file(
 ) -> Arrays:
   """Opens one file with the reader that its first bytes call for."""
   file = _open(path, stack)
-  try:
+  with explained(f'cannot read {path}', OSError):
     head = file.read(1024)
-  except OSError as e:
-    raise UserError(f'cannot read {path}: {e.strerror or e}') from None
   # Safetensors first: its header's length can begin with any other magic bytes.
   header = int.from_bytes(head[:8], 'little')
   if head[8:9] == b'{' and header <= _LONGEST_HEADER:
