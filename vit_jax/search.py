@@ -72,8 +72,6 @@ _BATCH_SIZE = flags.DEFINE_integer(
   'batch_size', 32, 'Images at a time.', lower_bound=1, flag_values=FLAGS
 )
 
-_AHEAD = 3  # batches that are decoded in advance
-
 
 class Answer(NamedTuple):
   """The images that were found for a query.
@@ -183,11 +181,9 @@ def _embed(
   report: 'Callable[[UserError], None]',
 ) -> 'Iterator[tuple[list[str], np.ndarray]]':
   """Yields paths of images that can be read, and their embeddings [B, E]."""
-  size = _BATCH_SIZE.value
-  images = image_files.decode(
-    paths, loaded.preprocess.pixels, _AHEAD * size, lambda _: None
+  batches = image_files.decoded_batches(
+    paths, loaded.preprocess.pixels, _BATCH_SIZE.value, report
   )
-  batches = image_files.in_batches(images, size, report)
   for read, features in embedder.images(batches):
     yield read, features[: len(read)]  # the last batch is padded
 

@@ -17,6 +17,8 @@ from vit_jax.config import UserError
 if TYPE_CHECKING:
   import numpy as np
 
+_AHEAD = 3  # batches that are decoded in advance
+
 
 def find(arguments: Sequence[str]) -> list[str]:
   """Returns the paths of images named on the command line.
@@ -69,14 +71,36 @@ def as_examples(paths: Sequence[str], takes_videos: bool) -> list[str]:
   return list(dict.fromkeys(found))
 
 
-def reporter(failed: list[UserError]) -> Callable[[UserError], None]:
-  """Returns a function that prints an error, and adds it to `failed`."""
+def reporter(
+  failed: list[UserError], write: Callable[..., object] = print
+) -> Callable[[UserError], None]:
+  """Returns a function that prints an error, and adds it to `failed`.
+
+  Args:
+    failed: The errors so far.
+    write: Prints a line, as `print` or the `write` of a progress bar.
+  """
 
   def report(error: UserError) -> None:
     failed.append(error)
-    print(f'error: {error}', file=sys.stderr)
+    write(f'error: {error}', file=sys.stderr)
 
   return report
+
+
+def decoded_batches(
+  paths: Sequence[str],
+  pixels: 'Callable[[str], np.ndarray]',
+  size: int,
+  report: Callable[[UserError], None],
+  progress: Callable[[int], object] = lambda _: None,
+) -> 'Iterator[tuple[list[str], dict[str, np.ndarray]]]':
+  """Yields paths with batches of their images, decoded in advance.
+
+  Arguments are those of `decode` and of `in_batches`.
+  """
+  images = decode(paths, pixels, _AHEAD * size, progress)
+  return in_batches(images, size, report)
 
 
 def decode(

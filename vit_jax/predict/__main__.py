@@ -117,8 +117,6 @@ _PROMPTS = flags.DEFINE_string(
 )
 window_flags.define(FLAGS)
 
-_AHEAD = 3  # batches that are decoded in advance
-
 
 def main(argv: list[str]) -> int:
   """Predicts, or draws, and returns the exit status."""
@@ -145,16 +143,12 @@ def main(argv: list[str]) -> int:
   # The bar would be among the predictions if these go to the terminal, too.
   hidden = sys.stdout.isatty()
   with data_flags.progress(len(paths), hidden) as progress:
-    failed = []
-
-    def report(error: UserError) -> None:
-      failed.append(error)
-      progress.write(f'error: {error}', file=sys.stderr)
-
-    images = image_files.decode(
-      paths, loaded.preprocess.pixels, _AHEAD * batch_size, progress.update
+    failed: list[UserError] = []
+    report = image_files.reporter(failed, progress.write)
+    pixels = loaded.preprocess.pixels
+    batches = image_files.decoded_batches(
+      paths, pixels, batch_size, report, progress.update
     )
-    batches = image_files.in_batches(images, batch_size, report)
     predictions = (
       (path, _named(path, names, *row))
       for batch, result in answer(batches)
