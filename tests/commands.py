@@ -7,9 +7,11 @@ import sys
 from types import ModuleType
 from typing import Any
 
+import pytest
 import tiny
 
 from vit_jax import cli
+from vit_jax.config import UserError
 
 # Of processes that find this package, and have one device if that is a CPU.
 ENV = os.environ | {
@@ -47,3 +49,19 @@ def run(command: ModuleType, *args: Any) -> int:
       command.FLAGS[name].unparse()
   argv = cli.parse_flags(['command', *map(str, args)], command.FLAGS)
   return command.main(argv) or 0
+
+
+def mistake(command: ModuleType, *args: Any, has_config: bool = True) -> str:
+  """Returns the error of a command, which is one line.
+
+  Args:
+    command: As for `run`.
+    *args: Of the command line.
+    has_config: Whether it may name a key of a config; False: there is none to
+      change.
+  """
+  with pytest.raises(UserError) as e:
+    run(command, *args)
+  text = str(e.value)
+  assert '\n' not in text and (has_config or 'config.' not in text)
+  return text

@@ -210,8 +210,7 @@ def keys() -> list[str]:
 def set_and_check(changes: Mapping[str, Any]) -> None:
   """Checks the tiny config with changes, as a command does before it runs."""
   config = tiny.config()
-  for key, value in changes.items():
-    config_lib.set_value(config, key, value)
+  tiny.change(config, changes)
   experiment.check(config)
   again = config_lib.from_dict(json.loads(json.dumps(config.to_dict())))
   assert not config_lib.differences(config, again) or 'nan' in str(changes)

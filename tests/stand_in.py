@@ -9,9 +9,14 @@ import tarfile
 from typing import Any
 
 import cv2
+import jax
 import ml_collections
 import numpy as np
 import tiny
+
+from vit_jax import data
+from vit_jax.data.device import views
+from vit_jax.data.device.rng import Rng
 
 CLASSES = ('ant', 'bee', 'cow')
 JPEGS = sorted((pathlib.Path(__file__).parent / 'data').glob('*.jpg'))
@@ -68,6 +73,22 @@ def config(folder: pathlib.Path, **overrides: Any) -> ml_collections.ConfigDict:
     'evals__test__split': '',
   }
   return tiny.config(**(wanted | overrides))
+
+
+def rows(*numbers: int, key: int = 0) -> Rng:
+  """Returns the random numbers of rows of the global batch."""
+  return Rng(jax.random.key(key), np.array(numbers, np.int32))
+
+
+def train_batch(
+  config: ml_collections.ConfigDict, split: str = 'train'
+) -> tuple[Any, Any]:
+  """Returns the first training batch as the device prepares it, and as is."""
+  source = data.open_source(config, split)
+  batch = next(data.train_batches(source, config, start_step=0, num_steps=1))
+  transform = views.train_transform(config, source.features)
+  numbers = range(config.train.batch_size)
+  return jax.jit(transform)(batch, rows(*numbers)), batch
 
 
 def write_tfds(data_dir: pathlib.Path, train: int = 9, test: int = 4) -> str:

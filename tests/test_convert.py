@@ -2,6 +2,7 @@
 
 import dataclasses
 import errno
+import functools
 import json
 import os
 
@@ -17,7 +18,6 @@ import pytest
 import vit_jax
 from vit_jax import convert
 from vit_jax import models
-from vit_jax.config import UserError
 from vit_jax.data import features
 from vit_jax.models import stack
 from vit_jax.weights.formats import export
@@ -305,11 +305,7 @@ def test_the_model_card(tmp_path):
 # What is refused.
 
 
-def message(*args):
-  with pytest.raises(UserError) as e:
-    commands.run(convert, *args)
-  assert '\n' not in str(e.value)
-  return str(e.value)
+message = functools.partial(commands.mistake, convert)
 
 
 def test_formats_without_the_family_or_feature(tmp_path):

@@ -1,6 +1,7 @@
 """`vit_jax.predict`: which images it finds, its answers, what is damaged."""
 
 import csv
+import functools
 import io
 import json
 import os
@@ -188,12 +189,7 @@ def test_one_shape_for_all_batches_and_few_images_ahead():
 
 
 def test_mistakes_get_one_line(digits_run, images, tmp_path):
-  def message(*args):
-    with pytest.raises(UserError) as e:
-      commands.run(predict, *args)
-    assert '\n' not in str(e.value)
-    return str(e.value)
-
+  message = functools.partial(commands.mistake, predict)
   source, image = f'--from={digits_run}', images / 'b.png'
   assert '--from is missing' in message(image)
   assert 'there are no images' in message(source)

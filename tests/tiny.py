@@ -1,5 +1,6 @@
 """A small experiment that the tests share."""
 
+from collections.abc import Mapping
 import io
 import json
 import math
@@ -50,14 +51,28 @@ class Terminal(io.StringIO):
     return True
 
 
-def config(**overrides: Any) -> ml_collections.ConfigDict:
-  """Returns the tiny config; `optim__name='sgd'` sets `optim.name`."""
-  result = config_lib.load(str(ROOT / 'configs' / 'digits.py'))
-  overrides = {k.replace('__', '.'): v for k, v in overrides.items()}
-  for key, value in (TINY | overrides).items():
-    config_lib.set_value(result, key, value)
+def config(
+  options: Mapping[str, Any] | None = None, **overrides: Any
+) -> ml_collections.ConfigDict:
+  """Returns the tiny config; `optim__name='sgd'` sets `optim.name`.
+
+  Args:
+    options: Sets keys of `objective.options`.
+    **overrides: Set other keys.
+  """
+  result = config_lib.load(str(ROOT / 'configs' / 'digits.py'), TINY)
+  change(result, overrides)
+  result.objective.options.update(options or {})
   _skip_without_devices(result)
   return result
+
+
+def change(
+  config: ml_collections.ConfigDict, values: Mapping[str, Any], start: str = ''
+) -> None:
+  """Sets keys of a config: `optim__name`, or `name` with the start 'optim.'."""
+  for key, value in values.items():
+    config_lib.set_value(config, start + key.replace('__', '.'), value)
 
 
 def _skip_without_devices(config: ml_collections.ConfigDict) -> None:

@@ -5,6 +5,7 @@ import sys
 import commands
 import pytest
 import rates
+import tiny
 
 from vit_jax import config as config_lib
 from vit_jax.ahead import plan
@@ -48,8 +49,7 @@ def config_of(name):
   config.objective.options.update(_OPTIONS[name])
   depth = {'setr': 2, 'unetr': 12}.get(name, 1)
   changes = {'hidden_size': 64, 'mlp_dim': 128, 'num_heads': 2, 'depth': depth}
-  for key, value in changes.items():
-    config_lib.set_value(config, f'model.{key}', value)
+  tiny.change(config, changes, 'model.')
   if name == 'igpt':
     config.model.colours = 32
   return config

@@ -1,5 +1,6 @@
 """Runs beside each other: tables, JSON and the picture."""
 
+import importlib.util
 import json
 import logging
 import math
@@ -9,6 +10,7 @@ import commands
 import cv2
 import numpy as np
 import pytest
+import tiny
 
 from vit_jax import config as config_lib
 from vit_jax.compare import __main__ as compare
@@ -24,8 +26,7 @@ def write(path, lines, starts=(0.0,), done=True, **overrides):
   """Writes a work directory; lines have a step and metrics."""
   path.mkdir(parents=True)
   config = config_lib.default()
-  for key, value in overrides.items():
-    config_lib.set_value(config, key.replace('__', '.'), value)
+  tiny.change(config, overrides)
   safe_io.write_json(path / 'config.json', config_lib.to_dict(config))
   runs = [
     {'started': f'1970-01-01T00:{x // 60:02.0f}:{x % 60:02.0f}+00:00'}
@@ -319,7 +320,7 @@ def test_mistakes(two, tmp_path, monkeypatch):
     with pytest.raises(UserError, match=message) as error:
       commands.run(compare, *args)
     assert '\n' not in str(error.value)
-  monkeypatch.setattr(curves.importlib.util, 'find_spec', lambda name: None)
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda name: None)
   with pytest.raises(UserError, match=r"pip install 'vit_jax\[explore\]'"):
     commands.run(compare, a, b)
 

@@ -1,4 +1,5 @@
 import pytest
+import tiny
 
 from vit_jax import config as config_lib
 from vit_jax import data
@@ -14,8 +15,7 @@ def check(**settings) -> None:
 def check_augment(augment, **settings) -> None:
   config = config_lib.default()
   config.augment.update(augment)
-  for key, value in settings.items():
-    config_lib.set_value(config, key.replace('__', '.'), value)
+  tiny.change(config, settings)
   data.check(config)
 
 

@@ -268,7 +268,6 @@ def test_sample_does_not_depend_on_the_seed(folder):
 )
 def test_values_are_checked(settings, message):
   made = config_lib.default()
-  for key, value in settings.items():
-    config_lib.set_value(made, f'data.{key}', value)
+  tiny.change(made, settings, 'data.')
   with pytest.raises(UserError, match=message):
     data.check(made)

@@ -4,6 +4,7 @@ import commands
 import jax
 import numpy as np
 import pytest
+import stand_in
 import tiny
 
 import vit_jax
@@ -18,7 +19,6 @@ from vit_jax.data import spectrogram
 from vit_jax.data import tones
 from vit_jax.data.device import clips
 from vit_jax.data.device import views
-from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import sound_files
 from vit_jax.predict import __main__ as predict
 
@@ -30,14 +30,9 @@ RATE = 16_000
 def make_config(name='tones', size=(64, 32), **settings):
   config = config_lib.default()
   config.data.update(name=name, image_size=size, channels=1, bits=16)
-  for key, value in settings.items():
-    config_lib.set_value(config, key.replace('__', '.'), value)
+  tiny.change(config, settings)
   config.train.batch_size = 6
   return config
-
-
-def rows(*numbers, key=0):
-  return Rng(jax.random.key(key), np.array(numbers, np.int32))
 
 
 def tone(pitch, seconds=1.0, rate=RATE):
@@ -55,13 +50,6 @@ def write_folder(root, seconds=1.0):
       soundfile.write(folder / 'b.flac', np.stack([wave, wave], 1), RATE)
       soundfile.write(folder / 'c.wav', tone(pitch, seconds, 44_100), 44_100)
   return root
-
-
-def train_batch(config, split='train'):
-  source = data.open_source(config, split)
-  batch = next(data.train_batches(source, config, start_step=0, num_steps=1))
-  transform = views.train_transform(config, source.features)
-  return jax.jit(transform)(batch, rows(*range(6))), batch
 
 
 def test_spectrograms_are_those_of_kaldi():
@@ -119,7 +107,7 @@ def test_tones_depend_on_split_and_position_alone():
 def test_parts_in_time():
   """Training draws where a part begins; evaluation takes the middle."""
   config = make_config(data__std=(1.0,), data__mean=(0.0,))
-  prepared, batch = train_batch(config)
+  prepared, batch = stand_in.train_batch(config)
   parts = np.asarray(prepared['image'])
   assert parts.shape == (6, 64, 32, 1) and batch['image'].shape[1] == 98
   assert batch['image'].dtype == np.uint16
@@ -161,8 +149,8 @@ def test_a_draw_depends_on_its_row_alone():
   source = data.open_source(config, 'train')
   batch = next(data.eval_batches(source, config, batch_size=6))
   transform = jax.jit(views.train_transform(config, source.features))
-  whole = transform(batch, rows(*range(6)))
-  part = transform({k: x[2:4] for k, x in batch.items()}, rows(2, 3))
+  whole = transform(batch, stand_in.rows(*range(6)))
+  part = transform({k: x[2:4] for k, x in batch.items()}, stand_in.rows(2, 3))
   for name in ('image', 'label'):
     np.testing.assert_allclose(whole[name][2:4], part[name], atol=1e-6)
 
@@ -178,19 +166,19 @@ def test_files_of_any_rate_and_length(tmp_path):
     other = found[f'train/low/{name}'].astype(int)
     loud = one > 30_000
     assert np.abs(one - other)[loud].max() < 2_000, name
-  _, batch = train_batch(config)
+  _, batch = stand_in.train_batch(config)
   bands = batch['image'].mean(axis=(1, 3)).argmax(axis=1)
   assert ((bands > 16) == (batch['label'] == 0)).all()
 
 
 def test_short_sounds_are_padded_or_refused(tmp_path):
   config = make_config(f'audio:{write_folder(tmp_path, seconds=0.4)}')
-  _, batch = train_batch(config)
+  _, batch = stand_in.train_batch(config)
   assert batch['image'].shape == (6, 64, 32, 1)
   assert (batch['image'][:, 45:] == batch['image'].min()).all()
   config.data.audio.short = 'refuse'
   with pytest.raises(UserError, match=r'has 0\.400 s, less than the 0\.655'):
-    train_batch(config)
+    stand_in.train_batch(config)
   config.data.audio.update(resample=False, short='pad')
   with pytest.raises(UserError, match='has 44100 samples per second'):
     for i in range(6):
@@ -232,7 +220,7 @@ def test_bad_files_are_named(change, message, tmp_path):
   root = write_folder(tmp_path)
   change(root / 'train' / 'low' / 'a.wav')
   with pytest.raises(UserError, match=message) as found:
-    train_batch(make_config(f'audio:{root}'))
+    stand_in.train_batch(make_config(f'audio:{root}'))
   assert 'a.wav' in str(found.value) and '\n' not in str(found.value)
 
 

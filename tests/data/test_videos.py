@@ -5,6 +5,7 @@ import cv2
 import jax
 import numpy as np
 import pytest
+import stand_in
 import tiny
 
 import vit_jax
@@ -18,7 +19,6 @@ from vit_jax.data import features
 from vit_jax.data import intensity
 from vit_jax.data import moving_digits
 from vit_jax.data.device import views
-from vit_jax.data.device.rng import Rng
 from vit_jax.predict import __main__ as predict
 
 
@@ -26,14 +26,9 @@ def make_config(name='moving_digits', size=(4, 24, 24), **settings):
   config = config_lib.default()
   config.data.update(name=name, image_size=size, channels=1, crop='center')
   config.data.update(flip=False, mean=(0.0,), std=(1.0,))
-  for key, value in settings.items():
-    config_lib.set_value(config, key.replace('__', '.'), value)
+  tiny.change(config, settings)
   config.train.batch_size = 6
   return config
-
-
-def rows(*numbers, key=0):
-  return Rng(jax.random.key(key), np.array(numbers, np.int32))
 
 
 def numbered(frames, size=(16, 20)):
@@ -68,14 +63,6 @@ def write_folder(root, frames=12):
   return root
 
 
-def train_batch(config, split='train'):
-  """Returns a training batch, prepared, and its source."""
-  source = data.open_source(config, split)
-  batch = next(data.train_batches(source, config, start_step=0, num_steps=1))
-  transform = views.train_transform(config, source.features)
-  return jax.jit(transform)(batch, rows(*range(6))), batch
-
-
 def test_a_frame_does_not_tell_the_direction():
   source = data.open_source(make_config(), 'test')
   assert len(source) == 1000 and source.image_shape == moving_digits.SIZE
@@ -104,7 +91,7 @@ def test_a_video_depends_on_split_and_position_alone():
 def test_clips_on_the_device():
   """The device draws where a clip begins; evaluation takes the middle."""
   config = make_config(size=(3, 24, 24), data__video__stride=2)
-  prepared, batch = train_batch(config)
+  prepared, batch = stand_in.train_batch(config)
   assert batch['image'].shape == (6, 10, 24, 24, 1)
   clips = np.asarray(prepared['image'])
   assert clips.shape == (6, 3, 24, 24, 1)
@@ -131,13 +118,13 @@ def test_frames_are_cropped_and_mirrored_alike(where, tmp_path):
     config.data.update(settings)
     batch = {'image': np.stack([still] * 6), 'label': np.zeros(6, np.int32)}
     transform = views.train_transform(config, source.features)
-    clips = np.asarray(transform(batch, rows(*range(6)))['image'])
+    clips = np.asarray(transform(batch, stand_in.rows(*range(6)))['image'])
   else:
     write_frames(tmp_path / 'one' / 'a', still.repeat(3, axis=-1))
     write_frames(tmp_path / 'two' / 'b', still.repeat(3, axis=-1))
     config = make_config(f'video:{tmp_path}')
     config.data.update(settings)
-    clips = np.asarray(train_batch(config)[0]['image'])
+    clips = np.asarray(stand_in.train_batch(config)[0]['image'])
   assert clips.shape == (6, 4, 24, 24, 1)
   np.testing.assert_array_equal(clips, clips[:, :1].repeat(4, axis=1))
   assert len(np.unique(clips[:, 0].sum(axis=(1, 2, 3)))) == 6
@@ -149,8 +136,8 @@ def test_a_draw_depends_on_its_row_alone():
   source = data.open_source(config, 'train')
   made = next(data.eval_batches(source, config, batch_size=6))
   transform = jax.jit(views.train_transform(config, source.features))
-  whole = transform(made, rows(*range(6)))
-  part = transform({k: x[2:4] for k, x in made.items()}, rows(2, 3))
+  whole = transform(made, stand_in.rows(*range(6)))
+  part = transform({k: x[2:4] for k, x in made.items()}, stand_in.rows(2, 3))
   assert len(source) == 8000 and whole['label'].shape == (6, 8)
   for name in ('image', 'label'):
     np.testing.assert_allclose(whole[name][2:4], part[name], atol=1e-6)
@@ -163,7 +150,7 @@ def test_files_and_folders_of_frames(tmp_path):
   assert {'train/darker/a.mp4', 'train/brighter/deep/b.avi'} <= names
   assert len(names) == 6 and 'train/darker/c' in names
   assert source.classes == ('brighter', 'darker') and source.bits() == 8
-  prepared, batch = train_batch(config)
+  prepared, batch = stand_in.train_batch(config)
   assert batch['image'].shape == (6, 4, 16, 16, 1)
   clips = np.asarray(prepared['image']).mean(axis=(2, 3, 4)) * 255
   steps = np.diff(clips, axis=1) * np.where(batch['label'], -1, 1)[:, None]
@@ -188,9 +175,9 @@ def test_short_videos_are_padded_or_refused(tmp_path):
   config = make_config(f'video:{root}', size=(4, 16, 16))
   config.data.video.stride = 2
   with pytest.raises(UserError, match=r'has 5 frames, but a clip of 4 with a'):
-    train_batch(config)
+    stand_in.train_batch(config)
   config.data.video.short = 'pad'
-  clips = np.asarray(train_batch(config)[0]['image'])
+  clips = np.asarray(stand_in.train_batch(config)[0]['image'])
   assert clips.shape == (6, 4, 16, 16, 1)
   np.testing.assert_array_equal(clips[:, 2], clips[:, 3])
 
@@ -226,7 +213,7 @@ def test_bad_files_are_named(name, change, message, tmp_path):
   change(root / 'train' / 'darker' / name)
   config = make_config(f'video:{root}', size=(12, 16, 16))
   with pytest.raises(UserError, match=message) as found:
-    train_batch(config)
+    stand_in.train_batch(config)
   assert '\n' not in str(found.value)
 
 

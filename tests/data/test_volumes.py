@@ -2,12 +2,12 @@ import jax
 import ml_collections
 import numpy as np
 import pytest
+import stand_in
 
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax.config import UserError
 from vit_jax.data.device import views
-from vit_jax.data.device.rng import Rng
 
 SIZE = (16, 12, 12)
 
@@ -60,14 +60,10 @@ def numbered(config):
   return jax.jit(views.train_transform(config, source.features)), batch
 
 
-def rows(*numbers, key=0):
-  return Rng(jax.random.key(key), np.array(numbers, np.int32))
-
-
 @pytest.mark.parametrize('how', [{}, {'flip': 0.5, 'turn': 0.5}])
 def test_a_map_follows_its_volume(how):
   transform, batch = numbered(make_config(**how, foreground=0.5))
-  made = transform(batch, rows(*range(6)))
+  made = transform(batch, stand_in.rows(*range(6)))
   image, labels = np.asarray(made['image'][..., 0]), np.asarray(made['map'])
   assert image.shape == labels.shape == (6, 8, 8, 8)
   np.testing.assert_allclose((image + 1) / 2 * 255, labels, atol=1e-3)
@@ -81,11 +77,11 @@ def test_a_map_follows_its_volume(how):
 def test_a_draw_depends_on_its_row_alone():
   config = make_config(flip=0.5, turn=0.5, foreground=0.5, shift=0.2, scale=0.1)
   transform, batch = numbered(config)
-  whole = transform(batch, rows(*range(6)))
-  part = transform({k: x[2:4] for k, x in batch.items()}, rows(2, 3))
+  whole = transform(batch, stand_in.rows(*range(6)))
+  part = transform({k: x[2:4] for k, x in batch.items()}, stand_in.rows(2, 3))
   for name in ('image', 'map'):
     np.testing.assert_array_equal(whole[name][2:4], part[name])
-  again = transform(batch, rows(*range(6), key=1))
+  again = transform(batch, stand_in.rows(*range(6), key=1))
   assert (np.asarray(again['image']) != np.asarray(whole['image'])).any()
 
 
@@ -94,10 +90,10 @@ def test_crops_around_foreground():
   transform, batch = numbered(make_config(foreground=1.0))
   batch['map'] = np.zeros_like(batch['map'])
   batch['map'][:, 7, 6, 5] = 2
-  labels = np.asarray(transform(batch, rows(*range(6)))['map'])
+  labels = np.asarray(transform(batch, stand_in.rows(*range(6)))['map'])
   assert (labels[:, 4, 4, 4] == 2).all()
   batch['map'][:] = 0  # then anywhere
-  assert transform(batch, rows(*range(6)))['map'].shape == (6, 8, 8, 8)
+  assert transform(batch, stand_in.rows(*range(6)))['map'].shape == (6, 8, 8, 8)
 
 
 def test_mistakes_get_one_line():

@@ -55,9 +55,8 @@ def config_of(settings, **overrides):
   options = {
     k.removeprefix(option): settings[k] for k in settings if option in k
   }
-  config = tiny.config(**{k: x for k, x in settings.items() if option not in k})
-  config.objective.options.update(options)
-  return config
+  others = {k: x for k, x in settings.items() if option not in k}
+  return tiny.config(options, **others)
 
 
 finished = methods.finished(lambda: config_of(BEIT))

@@ -52,8 +52,8 @@ SGD = {'optim__name': 'sgd'}
 
 
 def config_of(options=(), **overrides):
-  result = tiny.config(**RUN | {'checkpoint__best': ''} | overrides)
-  result.objective.options.update(OPTIONS | dict(options))
+  given = RUN | {'checkpoint__best': ''} | overrides
+  result = tiny.config(OPTIONS | dict(options), **given)
   for kind, name in (('zero_shot', 'zero'), ('retrieval', 'found')):
     result.evals[name] = vit_jax.config.evaluation(
       kind=kind, split='train[200:230]', every='4 steps'

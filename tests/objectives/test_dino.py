@@ -58,10 +58,8 @@ RUN |= {
 
 def config_of(method, options=(), **overrides):
   settings = RUN | {'model__mask_token': method == 'dinov2'} | overrides
-  result = tiny.config(objective__name=method, **settings)
-  for key, value in (OPTIONS[method] | dict(options)).items():
-    result.objective.options[key] = value
-  return result
+  options = OPTIONS[method] | dict(options)
+  return tiny.config(options, objective__name=method, **settings)
 
 
 def build(method, options=(), **overrides):

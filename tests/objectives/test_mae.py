@@ -44,9 +44,7 @@ RUN = {
 
 
 def config_of(options=(), **overrides):
-  config = tiny.config(**(MODEL | RUN | overrides))
-  config.objective.options.update({**OPTIONS, **dict(options)})
-  return config
+  return tiny.config(OPTIONS | dict(options), **MODEL | RUN | overrides)
 
 
 def objective_of(config):
@@ -298,8 +296,8 @@ def test_a_step_takes_three_fifths_of_a_supervised_one():
 def test_mistakes_get_one_line(options, overrides, message):
   config = config_of(**overrides)
   if overrides.get('model__name', '').startswith('Mixer'):
-    for key in ('num_heads', 'pool', 'position_embedding'):
-      config_lib.set_value(config, f'model.{key}', None)
+    left = ('num_heads', 'pool', 'position_embedding')
+    tiny.change(config, dict.fromkeys(left), 'model.')
   config.objective.options.update(options)
   with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
     experiment_lib.check(config)

@@ -47,9 +47,7 @@ OPTIONS = {'head': 'pup', 'channels': 4, 'convs': 2}
 
 
 def config_of(options=(), **overrides):
-  config = tiny.config(**RUN | overrides)
-  config.objective.options.update(OPTIONS | dict(options))
-  return config
+  return tiny.config(OPTIONS | dict(options), **RUN | overrides)
 
 
 finished = methods.finished(config_of)

@@ -43,10 +43,8 @@ OPTIONS = {'head': 'unetr', 'channels': 4}
 
 
 def config_of(options=(), **overrides):
-  config = tiny.config(**RUN | overrides)
-  config.objective.options.update(OPTIONS | {'layers': (0, 0, 0)})
-  config.objective.options.update(dict(options))
-  return config
+  options = OPTIONS | {'layers': (0, 0, 0)} | dict(options)
+  return tiny.config(options, **RUN | overrides)
 
 
 finished = methods.finished(config_of)

@@ -40,8 +40,7 @@ SETTINGS = {
 
 def config_of(name, **settings):
   config = config_lib.default()
-  for key, value in (SETTINGS | {'name': name} | settings).items():
-    config_lib.set_value(config, f'optim.{key}', value)
+  tiny.change(config, SETTINGS | {'name': name} | settings, 'optim.')
   optim.check(config)
   return config
 

@@ -3,6 +3,7 @@
 import jax
 import numpy as np
 import pytest
+import tiny
 
 from vit_jax import config as config_lib
 from vit_jax import optim
@@ -14,8 +15,7 @@ UserError = config_lib.UserError
 def config_of(schedule, **settings):
   config = config_lib.default()
   settings = {'learning_rate': 1.0, 'schedule': schedule} | settings
-  for key, value in settings.items():
-    config_lib.set_value(config, f'optim.{key}', value)
+  tiny.change(config, settings, 'optim.')
   return config
 
 

@@ -43,8 +43,7 @@ def change_run(path, **changes):
 
 def change_config(path, **changes):
   config = config_lib.from_dict(safe_io.read_json(path / 'config.json'))
-  for key, value in changes.items():
-    config_lib.set_value(config, key.replace('__', '.'), value)
+  tiny.change(config, changes)
   safe_io.write_json(path / 'config.json', config_lib.to_dict(config))
 
 

@@ -29,8 +29,7 @@ def config_of(others=None, **overrides):
   given = {'one': FIRST, 'two': SECOND} if others is None else others
   for name, keys in given.items():
     config.tasks[name] = config_lib.task(config)
-    for key, value in keys.items():
-      config_lib.set_value(config, f'tasks.{name}.{key}', value)
+    tiny.change(config, keys, f'tasks.{name}.')
   config.evals.val.split = ''
   return config
 
@@ -291,8 +290,7 @@ def test_first_layers_of_a_modality():
 )
 def test_tasks_that_do_not_fit(keys, message):
   config = config_of()
-  for key, value in keys.items():
-    config_lib.set_value(config, f'tasks.{key}', value)
+  tiny.change(config, keys, 'tasks.')
   with pytest.raises(UserError, match=message):
     experiment_lib.check(config)
     tasks.build(config)
@@ -318,8 +316,7 @@ def test_tasks_that_do_not_fit(keys, message):
 )
 def test_configs_that_do_not_work_with_tasks(keys, message):
   config = config_of()
-  for key, value in keys.items():
-    config_lib.set_value(config, key.replace('__', '.'), value)
+  tiny.change(config, keys)
   with pytest.raises(UserError, match=message):
     experiment_lib.check(config)
 
@@ -332,11 +329,10 @@ def test_commands_of_one_task_say_so():
 @pytest.mark.slow
 def test_the_demo_trains_each_of_its_tasks():
   """With digits in place of CIFAR-10, which is not here."""
-  config = config_lib.load(tiny.ROOT / 'configs/polyvit_demo.py')
-  config.tasks.cifar10.data.name = 'digits'
-  config.tasks.cifar10.data.split = 'train'
-  config.tasks.cifar10.evals.val.split = ''
-  for key, value in {
+  changes = {
+    'tasks.cifar10.data.name': 'digits',
+    'tasks.cifar10.data.split': 'train',
+    'tasks.cifar10.evals.val.split': '',
     'model.hidden_size': 16,
     'model.mlp_dim': 32,
     'model.num_heads': 2,
@@ -346,8 +342,8 @@ def test_the_demo_trains_each_of_its_tasks():
     'train.task_sampling': 'alternating',
     'train.duration': '4 steps',
     'optim.warmup': '1 steps',
-  }.items():
-    config_lib.set_value(config, key, value)
+  }
+  config = config_lib.load(tiny.ROOT / 'configs/polyvit_demo.py', changes)
   experiment_lib.check(config)
   _, found = run_steps(tasks.build(config), 4)
   for name, metrics in zip(config.tasks, found, strict=True):

@@ -8,7 +8,6 @@ import pytest
 import tiny
 
 import vit_jax
-from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import models
 from vit_jax.config import UserError
@@ -59,9 +58,8 @@ def checkpoint(tmp_path_factory):
 def tuned(checkpoint, **overrides):
   """A config that leaves the model, mean and std to the checkpoint."""
   config = tiny.config(init_from__path=str(checkpoint), **overrides)
-  for key in config.model:
-    if key not in ('name', 'scan', 'remat'):
-      config_lib.set_value(config, f'model.{key}', None)
+  left = [key for key in config.model if key not in ('name', 'scan', 'remat')]
+  tiny.change(config, dict.fromkeys(left), 'model.')
   config.model.name = 'init_from'
   return config
 
@@ -145,8 +143,7 @@ def test_another_head_starts_anew(checkpoint, caplog, fields):
   """In a run, and where it is loaded; a table says what is new."""
   caplog.set_level('INFO')
   config = tuned(checkpoint)
-  for key, value in fields.items():
-    config_lib.set_value(config, f'model.{key}', value)
+  tiny.change(config, fields, 'model.')
   params = experiment_lib.build(config).init().params
   assert not np.any(params['head']['kernel']) and 'zeros: ' in caplog.text
   loaded = vit_jax.load(checkpoint, num_classes=3, **fields)
