@@ -90,7 +90,7 @@ def test_the_knee_is_farthest_above_the_line(speed, quality, expected):
     (['--patch_size=4,4'], 'write each value once'),
     (['--image_size=8,x'], '--image_size=x'),
     (['--plot=a.png'], 'of several variants'),
-    (['--merge=0,1', '--plot=a.gif'], 'write FILE.png'),
+    (['--merge=0,1', '--plot=a.gif'], 'its name must end in .png'),
     (['--merge=0,1', '--predictions=a.csv'], 'is for one size'),
     (['--patch_size=3'], 'do not divide'),
   ],

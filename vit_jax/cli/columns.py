@@ -12,20 +12,22 @@ from vit_jax.config import UserError
 from vit_jax.runs import safe_io
 
 
-def check_path(flag: str, value: str, endings: Sequence[str]) -> pathlib.Path:
-  """Returns the path of a table to write.
+def check_path(
+  flag: str, value: str, endings: Sequence[str] = ()
+) -> pathlib.Path:
+  """Returns the path of a file to write.
 
   Args:
     flag: The flag that names it, as '--out'.
     value: The value of the flag.
-    endings: The endings that the name may have, as '.csv'.
+    endings: The endings that the name may have, as '.csv'; (): any.
 
   Raises:
     UserError: It has another ending, it is a folder, its folder does not exist
       or is not writable, or pyarrow is missing.
   """
   path = pathlib.Path(value)
-  if path.suffix not in endings:
+  if endings and path.suffix not in endings:
     raise UserError(
       f'{flag}={path}: its name must end in {" or ".join(endings)}'
     )

@@ -7,6 +7,7 @@ from typing import Any
 from absl import flags
 
 from vit_jax import cli
+from vit_jax.cli import columns
 from vit_jax.config import UserError
 
 # `--help` shows the flags that are defined here as the command's own.
@@ -78,14 +79,12 @@ def plot(flag_values: flags.FlagValues) -> pathlib.Path | None:
   """Returns the path of --plot without its suffix; None: none is asked for.
 
   Raises:
-    UserError: It is no .png, or in no folder; or matplotlib is missing.
+    UserError: It is no .png, or cannot be written; or matplotlib is missing.
   """
   text = flag_values['plot'].value
   if not text:
     return None
-  path = pathlib.Path(text)
-  if path.suffix != '.png' or not path.parent.is_dir():
-    raise UserError(f'--plot={text}: write FILE.png, in a folder that exists')
+  path = columns.check_path('--plot', text, ('.png',))
   from vit_jax.plots import canvas
 
   canvas.check()

@@ -37,6 +37,7 @@ from typing import Any
 from absl import flags
 
 from vit_jax import cli
+from vit_jax.cli import columns
 from vit_jax.cli import data_flags
 from vit_jax.config import UserError
 from vit_jax.runs import safe_io
@@ -79,9 +80,7 @@ def main(argv: list[str]) -> int:
       f' {"a" if config else "no"} config: write python -m vit_jax.data check'
       ' images'
     )
-  out = pathlib.Path(_OUT.value) if _OUT.value else None
-  if out is not None and not out.absolute().parent.is_dir():
-    raise UserError(f'--out={out}: there is no folder {out.parent}')
+  out = columns.check_path('--out', _OUT.value) if _OUT.value else None
   from vit_jax.data import survey as survey_lib  # after the flags
   from vit_jax.data import survey_text
 
