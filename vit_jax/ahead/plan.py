@@ -193,6 +193,15 @@ def virtual_devices(count: int) -> dict[str, str]:
   }
 
 
+def lower(program: 'program_lib.Program') -> Any:
+  """Lowers the training step of a program, for the shapes that it takes."""
+  import numpy as np
+
+  return program.train_step.lower(
+    program.abstract_state(), program.abstract_batch(), np.int32(0)
+  )
+
+
 def make(config: 'ml_collections.ConfigDict') -> Plan:
   """Plans the training step of a config for the devices of this process.
 
@@ -202,15 +211,11 @@ def make(config: 'ml_collections.ConfigDict') -> Plan:
   Raises:
     UserError: The config cannot be trained on these devices.
   """
-  import numpy as np
-
   from vit_jax.train import describe
 
   start = time.perf_counter()
   program = make_program(config)
-  lowered = program.train_step.lower(
-    program.abstract_state(), program.abstract_batch(), np.int32(0)
-  )
+  lowered = lower(program)
   made = time.perf_counter()
   compiled = lowered.compile(compiler_options=_QUICK)
   done = time.perf_counter()

@@ -200,12 +200,9 @@ def make(
       does not know them.
   """
   import jax
-  import numpy as np
 
   program = plan_lib.make_program(config, topologies.devices(topology))
-  lowered = program.train_step.lower(
-    program.abstract_state(), program.abstract_batch(), np.int32(0)
-  )
+  lowered = plan_lib.lower(program)
   start = time.perf_counter()
   compiled: jax.stages.Compiled | None = None
   problem, needed = '', 0.0

@@ -11,7 +11,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import ml_collections
-import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import models
@@ -63,9 +62,7 @@ def compare(
   """
   program = plan_lib.make_program(config, topologies.devices(topology))
   steps = {
-    'ours': program.train_step.lower(
-      program.abstract_state(), program.abstract_batch(), np.int32(0)
-    ),
+    'ours': plan_lib.lower(program),
     'plain': _lower_plain(config, program.mesh),
   }
   entry: Entry = {'hardware': str(topology), 'devices': topology.size}
