@@ -168,7 +168,7 @@ def _check_flags(argv: list[str]) -> pathlib.Path:
   else:
     data_flags.check(FLAGS, argv)
   if not _OUT.value:
-    raise UserError('--out is missing: name a file, as in --out=digits.npz')
+    raise cli.missing('out', 'a file', 'digits.npz')
   return columns.check_path('--out', _OUT.value, ('.npz', '.parquet'))
 
 

@@ -113,10 +113,7 @@ def _name(path: str | None) -> str:
     )
   if original is None:
     if path is None:
-      raise config_lib.UserError(
-        '--config is missing: name a config file, as in'
-        ' --config=configs/digits.py'
-      )
+      raise cli.missing('config', 'a config file', 'configs/digits.py')
     return config_lib.file_name(path)
   if path is not None or _REPLAY.value is not None:
     other = '--replay' if path is None else '--config'

@@ -8,6 +8,7 @@ from vit_jax.cli.definitions import define_from as define_from
 from vit_jax.cli.definitions import define_overrides as define_overrides
 from vit_jax.cli.definitions import define_quantize as define_quantize
 from vit_jax.cli.definitions import load as load
+from vit_jax.cli.definitions import missing as missing
 from vit_jax.cli.definitions import parse_flags as parse_flags
 from vit_jax.cli.definitions import parse_size as parse_size
 from vit_jax.cli.definitions import refuse_arguments as refuse_arguments

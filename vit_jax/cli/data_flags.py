@@ -90,9 +90,9 @@ def check(flag_values: flags.FlagValues, argv: list[str]) -> None:
   """
   cli.refuse_arguments(argv)
   if not flag_values['data'].value:
-    raise UserError('--data is missing: name a dataset, as in --data=digits')
+    raise cli.missing('data', 'a dataset', 'digits')
   if not flag_values['split'].value:
-    raise UserError('--split is missing: name one, as in --split=test')
+    raise cli.missing('split', 'one', 'test')
 
 
 def make_config(

@@ -116,9 +116,7 @@ def load(
   """
   path = path or flag_values['from'].value
   if not path:
-    raise config_lib.UserError(
-      '--from is missing: name a model, as in --from=runs/digits'
-    )
+    raise missing('from', 'a model', 'runs/digits')
   overrides = _overrides(flag_values)
   if sizes and (size := flag_values['image_size'].value):
     overrides['image_size'] = parse_size(size, '--image_size')
@@ -230,6 +228,13 @@ def parse_flags(
     config: Any = flag_values['config'].value
     config.objective.options.update(options)
   return rest
+
+
+def missing(flag: str, what: str, example: str) -> config_lib.UserError:
+  """Returns the error for a flag without which a command cannot work."""
+  return config_lib.UserError(
+    f'--{flag} is missing: name {what}, as in --{flag}={example}'
+  )
 
 
 def refuse_arguments(argv: Sequence[str]) -> None:

@@ -51,10 +51,7 @@ def main(argv: list[str]) -> None:
   cli.refuse_arguments(argv)
   config, step = _CONFIG.value, _STEP.value
   if config is None:
-    raise UserError(
-      '--config is missing: name a config file, as in'
-      ' --config=configs/digits.py'
-    )
+    raise cli.missing('config', 'a config file', 'configs/digits.py')
   name = config_lib.file_name(cli.config_path(sys.argv) or '')
   path = pathlib.Path(_OUT.value or f'runs/data-{name}-{step}.png')
   if path.suffix != '.png':

@@ -164,15 +164,9 @@ def _check_flags(argv: list[str]) -> tuple[space_lib.Sweep, list[str]]:
   """Returns the sweep, and the flags of the config for all its runs."""
   cli.refuse_arguments(argv)
   if not FLAGS['config'].present:
-    raise UserError(
-      '--config is missing: name a config file, as in'
-      ' --config=configs/digits.py'
-    )
+    raise cli.missing('config', 'a config file', 'configs/digits.py')
   if not _SWEEP.value:
-    raise UserError(
-      '--sweep is missing: name a sweep file, as in'
-      ' --sweep=configs/sweeps/lr_wd.py'
-    )
+    raise cli.missing('sweep', 'a sweep file', 'configs/sweeps/lr_wd.py')
   for name in FLAGS if not _SLURM.value else ():
     if name not in _HERE and FLAGS[name].present and '.' not in name:
       raise UserError(f'--{name} is for jobs: add --slurm')
