@@ -284,8 +284,9 @@ def test_a_run_on_its_data(digits_run, tmp_path, capsys):
   vit = vit_jax.load(digits_run)
   shown = numbers['predictions']
   names = shown['images']
-  assert len(names) == 4 and all(name.endswith(')') for name in names)
-  assert page.count('in brackets is its label') == 3
+  assert len(names) == 4 and all(name.startswith('no. ') for name in names)
+  assert set(shown['labels']) <= set(vit.classes)
+  assert page.count('position in the split') == 3
   for row in shown['probabilities']:
     assert len(row) == 5 and sum(row) <= 1 + 1e-5
   assert all(set(row) <= set(vit.classes) for row in shown['classes'])

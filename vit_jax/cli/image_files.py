@@ -204,7 +204,7 @@ def _expand(name: str) -> list[str]:
     return (
       folder.images_below(name)
       or scans.below(name)
-      or video_files.below(name, media)
+      or folder.below(name, media)
     )
   if os.path.lexists(name) or not glob.has_magic(name):
     return [name]

@@ -169,6 +169,15 @@ def read_image(path: str) -> bytes:
       return file.read()
 
 
+def below(folder: str, endings: tuple[str, ...]) -> list[str]:
+  """Returns the paths of the files below a folder with some endings, sorted."""
+  return sorted(
+    os.path.join(folder, name)
+    for name, _ in walk(folder)
+    if name.lower().endswith(endings)
+  )
+
+
 def images_below(folder: str) -> list[str]:
   """Returns the paths of all images below a folder, sorted."""
   return sorted(

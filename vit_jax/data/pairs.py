@@ -145,8 +145,7 @@ def read_classes(root: str) -> tuple[str, ...]:
   path = os.path.join(root, _CLASSES)
   advice = 'write the name of a class on each line, the first of label 0'
   try:
-    with safe_io.open_regular(path) as file:
-      text = file.read().decode('utf-8')
+    text = safe_io.read_text(path)
   except (OSError, UnicodeDecodeError) as e:
     raise UserError(
       f'{path} cannot be read ({one_line(e)}): {advice}'

@@ -19,6 +19,7 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
 from vit_jax.data import base
+from vit_jax.data import codes
 from vit_jax.data import features
 from vit_jax.data import folder
 from vit_jax.data import pairs
@@ -57,14 +58,13 @@ class ScansSource(base.SelectedSource):
     crop = config_lib.sides(config.data.image_size)
     if len(crop) == 3:  # else checks of the objective say what is wrong
       largest.append(cast(scans.Size, crop))
-    ignore = 2**8 - 1 if len(classes) < 2**8 else 2**16 - 1
     self.features = {
       'image': features.Volume(
         cast(scans.Size, tuple(map(max, zip(*largest, strict=True)))),
         headers[0].channels,
         fixed=False,
       ),
-      'map': features.SegmentationMap(classes, ignore),
+      'map': codes.Codes().feature(classes, root),
     }
 
   def read(self, position: int) -> base.Example:
@@ -171,8 +171,7 @@ def _decathlon(
   """Reads dataset.json; returns as `_listed`."""
   path = os.path.join(root, _LIST)
   try:
-    with safe_io.open_regular(path) as file:
-      content = safe_io.parse_json(file.read())
+    content = safe_io.parse_json(safe_io.read_text(path))
     classes = _class_names(content['labels'])
     listed = [(str(x['image']), str(x['label'])) for x in content['training']]
   except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:

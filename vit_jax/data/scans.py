@@ -21,6 +21,7 @@ import numpy as np
 from vit_jax.config import check_package
 from vit_jax.config import one_line
 from vit_jax.config import UserError
+from vit_jax.data import folder as folder_lib
 from vit_jax.data.host import levels
 from vit_jax.runs import safe_io
 
@@ -169,12 +170,7 @@ def stem(path: str) -> str:
 
 def below(folder: str) -> list[str]:
   """Returns the paths of all scans below a folder, sorted; no hidden ones."""
-  return sorted(
-    os.path.join(root, name)
-    for root, _, names in os.walk(folder)
-    for name in names
-    if is_scan(name) and not name.startswith('.')
-  )
+  return folder_lib.below(folder, ENDINGS)
 
 
 def header(path: str) -> Header:

@@ -47,8 +47,7 @@ def pairs(root: str, path: str) -> list[tuple[str, str]]:
     UserError: It cannot be read, or a file that it names is missing.
   """
   with explained(f'{path} cannot be read', OSError, UnicodeDecodeError):
-    with safe_io.open_regular(path) as file:
-      names = sorted(set(file.read().decode('utf-8').split()))
+    names = sorted(set(safe_io.read_text(path).split()))
   found = []
   for name in sorted(names, key=base.hash_order):
     both = (

@@ -34,14 +34,6 @@ def open_video(path: str) -> clips.Frames:
   return VideoFile(path)
 
 
-def below(path: str, endings: tuple[str, ...] = ENDINGS) -> list[str]:
-  """Returns the paths of the files below a folder with some endings, sorted."""
-  found = (name for name, _ in folder.walk(path))
-  return sorted(
-    os.path.join(path, x) for x in found if x.lower().endswith(endings)
-  )
-
-
 class VideoFile(clips.Frames):
   """The frames of a video file, in RGB, as OpenCV decodes them.
 
