@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from vit_jax.data.device import rng
 from vit_jax.data.host import geometry
 from vit_jax.data.host.geometry import Crop
 from vit_jax.data.host.geometry import Size
@@ -32,7 +33,7 @@ def random(images: jax.Array, crop: Crop, keys: jax.Array) -> jax.Array:
   """
   flips = None
   if crop.flip:
-    flips = jax.vmap(lambda key: _uniform(key, _FLIP, ()) < 0.5)(keys)
+    flips = jax.vmap(lambda key: rng.uniform(key, _FLIP) < 0.5)(keys)
   if crop.kind == 'random_resized':
     size = images.shape[1], images.shape[2]
     sample = functools.partial(sample_box, size, crop)
@@ -41,10 +42,6 @@ def random(images: jax.Array, crop: Crop, keys: jax.Array) -> jax.Array:
   if flips is not None:
     images = jnp.where(flips[:, None, None, None], images[:, :, ::-1], images)
   return images
-
-
-def _uniform(key: jax.Array, purpose: int, shape: tuple[int, ...]) -> jax.Array:
-  return jax.random.uniform(jax.random.fold_in(key, purpose), shape)
 
 
 def resize(images: jax.Array, crop: Crop) -> jax.Array:
@@ -85,9 +82,7 @@ def cut(images: jax.Array, crop: Crop, keys: jax.Array | None) -> jax.Array:
     return images[:, top : top + shape[0], left : left + shape[1]]
 
   def cut_one(image: jax.Array, key: jax.Array) -> jax.Array:
-    free = jnp.array(size) - jnp.array(crop.size)
-    offsets = _uniform(key, _BOX, (2,)) * (free + 1)
-    top, left = jnp.minimum(offsets.astype(jnp.int32), free)
+    top, left = rng.corner(key, _BOX, size, crop.size)
     return jax.lax.dynamic_slice(image, (top, left, 0), shape)
 
   return jax.vmap(cut_one)(images, keys)
@@ -99,7 +94,7 @@ def sample_box(size: Size, crop: Crop, key: jax.Array) -> jax.Array:
   Returns:
     float32 [4]: top, left, height, width, in whole pixels.
   """
-  draws = _uniform(key, _BOX, (2 * geometry.TRIES + 2,))
+  draws = rng.uniform(key, _BOX, (2 * geometry.TRIES + 2,))
   areas, ratios = draws[: geometry.TRIES], draws[geometry.TRIES : -2]
   low, high = crop.scale
   areas = (low + (high - low) * areas) * (size[0] * size[1])

@@ -2,6 +2,7 @@
 
 import flax
 import jax
+import jax.numpy as jnp
 
 
 @flax.struct.dataclass
@@ -31,3 +32,26 @@ class Rng:
 def for_purpose(purpose: int, keys: jax.Array) -> jax.Array:
   """Returns the keys [B] of examples for one purpose, from their keys [B]."""
   return jax.vmap(lambda key: jax.random.fold_in(key, purpose))(keys)
+
+
+def uniform(
+  key: jax.Array, purpose: int, shape: tuple[int, ...] = ()
+) -> jax.Array:
+  """Draws numbers in [0, 1) for one purpose, from an example's key."""
+  return jax.random.uniform(jax.random.fold_in(key, purpose), shape)
+
+
+def corner(
+  key: jax.Array, purpose: int, there: tuple[int, ...], size: tuple[int, ...]
+) -> jax.Array:
+  """Draws the first place of a crop, int32 [axes]; all are equally likely.
+
+  Args:
+    key: Random key of the example.
+    purpose: Of the random numbers.
+    there: Sides of what is cropped.
+    size: Sides of the crop.
+  """
+  free = jnp.array(there) - jnp.array(size)
+  offsets = uniform(key, purpose, free.shape) * (free + 1)
+  return jnp.minimum(offsets.astype(jnp.int32), free)

@@ -17,6 +17,7 @@ import ml_collections
 from vit_jax import config as config_lib
 from vit_jax.data import features as features_lib
 from vit_jax.data.device import mixing
+from vit_jax.data.device import rng as rng_lib
 from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import levels as levels_lib
 
@@ -50,11 +51,11 @@ def train_transform(
     volume: jax.Array, labels: dict[str, jax.Array], key: jax.Array
   ) -> tuple[jax.Array, dict[str, jax.Array]]:
     there = volume.shape[:-1]
-    corner = _random_corner(key, there, size)
+    corner = rng_lib.corner(key, _CORNER, there, size)
     if how.foreground and labels and there != size:  # else the host has cut it
       name = next(iter(labels))
       near = _near_foreground(key, labels[name], maps[name].ignore, size)
-      chosen = _uniform(key, _CENTRED) < how.foreground
+      chosen = rng_lib.uniform(key, _CENTRED) < how.foreground
       corner = jnp.where(chosen, near, corner)
     move = _moves(how, key, corner, size)
     volume = levels.scale(move(volume))
@@ -104,21 +105,6 @@ def _check(config: ml_collections.ConfigDict) -> None:
     )
 
 
-def _uniform(
-  key: jax.Array, purpose: int, shape: tuple[int, ...] = ()
-) -> jax.Array:
-  return jax.random.uniform(jax.random.fold_in(key, purpose), shape)
-
-
-def _random_corner(
-  key: jax.Array, there: tuple[int, ...], size: tuple[int, ...]
-) -> jax.Array:
-  """Returns the first place of a crop that is anywhere, int32 [3]."""
-  free = jnp.array(there) - jnp.array(size)
-  offsets = _uniform(key, _CORNER, (3,)) * (free + 1)
-  return jnp.minimum(offsets.astype(jnp.int32), free)
-
-
 def _near_foreground(
   key: jax.Array, labels: jax.Array, ignore: int, size: tuple[int, ...]
 ) -> jax.Array:
@@ -136,7 +122,7 @@ def _near_foreground(
   inside = ((labels != 0) & (labels != ignore)).ravel()
   inside |= ~inside.any()
   count = jnp.cumsum(inside)
-  wanted = jnp.floor(_uniform(key, _PLACE) * count[-1]) + 1
+  wanted = jnp.floor(rng_lib.uniform(key, _PLACE) * count[-1]) + 1
   place = jnp.searchsorted(count, jnp.minimum(wanted, count[-1]))
   middle = jnp.stack(jnp.unravel_index(place, labels.shape))
   free = jnp.array(labels.shape) - jnp.array(size)
@@ -157,10 +143,10 @@ def _moves(
     corner: First place of the crop, int32 [3].
     size: Sides of the crop.
   """
-  flips = _uniform(key, _FLIP, (3,)) < how['flip']
+  flips = rng_lib.uniform(key, _FLIP, (3,)) < how['flip']
   pairs = itertools.combinations(range(3), 2)
   planes = [(i, j) for i, j in pairs if size[i] == size[j]]
-  turned = _uniform(key, _TURN, (3,)) < how['turn']
+  turned = rng_lib.uniform(key, _TURN, (3,)) < how['turn']
   quarters = jax.random.randint(jax.random.fold_in(key, _QUARTERS), (3,), 1, 4)
   quarters = jnp.where(turned, quarters, 0)
 
@@ -184,5 +170,5 @@ def _intensity(
   how: Mapping[str, Any], key: jax.Array, volume: jax.Array
 ) -> jax.Array:
   """Changes the intensities of a volume [d, h, w, C], all channels alike."""
-  factor, offset = 2 * _uniform(key, _INTENSITY, (2,)) - 1
+  factor, offset = 2 * rng_lib.uniform(key, _INTENSITY, (2,)) - 1
   return volume * (1 + how['scale'] * factor) + how['shift'] * offset
