@@ -46,7 +46,6 @@ else.
 """
 
 import dataclasses
-import importlib.util
 import math
 import os
 import pathlib
@@ -203,10 +202,13 @@ def _draw_curves(run: 'records.Record', path: pathlib.Path) -> bool:
   """Draws the loss and the evaluations; returns whether it could."""
   import numpy as np
 
+  from vit_jax.plots import canvas
   from vit_jax.plots import curves
   from vit_jax.runs import records
 
-  if importlib.util.find_spec('matplotlib') is None:
+  try:
+    canvas.check()
+  except UserError:
     return False
   wanted = [
     name

@@ -151,6 +151,100 @@ def test_a_sheet_has_its_tiles_pixel_for_pixel(style):
     assert match.min() == 0
 
 
+def extents(figure):
+  """Returns the texts of a figure with their places, in pixels."""
+  from matplotlib import text as text_lib
+  from matplotlib.backends import backend_agg
+
+  renderer = backend_agg.FigureCanvasAgg(figure).get_renderer()
+  figure.draw(renderer)
+  return [
+    (x.get_text(), x.get_window_extent(renderer))
+    for x in figure.findobj(text_lib.Text)
+    if x.get_text() and x.get_visible()
+  ]
+
+
+NAMES = [f'photo_of_a_handwritten_digit_{i:02d}.png' for i in range(4)]
+CAPTIONS = [
+  f'{name}\na class of some length, {i}%' for i, name in enumerate(NAMES)
+]
+
+
+@pytest.mark.parametrize('labels', [{}, {'rows': CAPTIONS, 'corner': 'layer'}])
+@pytest.mark.parametrize(
+  'scale',
+  [
+    canvas.Scale(0.0, 1.0, 'of all', ticks=('0', '50%', '100%')),
+    canvas.Scale(-0.3127, 1.0, 'cosine similarity'),
+    canvas.Scale(1.0, 1.0, 'nothing differs'),
+  ],
+)
+def test_all_texts_are_whole_and_apart(style, labels, scale):
+  """The colours' labels are at the very left, and the names are too long."""
+  tile = np.full((40, 96, 3), 90, np.uint8)
+  figure = canvas.sheet(
+    [[tile, tile]] * 4,
+    title=NAMES[0],
+    columns=['image', '0'],
+    captions=[text for caption in CAPTIONS for text in (caption, '0.1')],
+    group=1,
+    scale=scale,
+    **labels,
+  )
+  found = extents(figure)
+  width, height = figure.bbox.size
+  for text, box in found:
+    assert box.x0 >= 0 and box.y0 >= 0, text
+    assert box.x1 <= width and box.y1 <= height, text
+  for i, (text, box) in enumerate(found):
+    for other, there in found[:i]:
+      apart = box.x0 > there.x1 or there.x0 > box.x1
+      # Lines may share the pixels of their descenders.
+      apart |= box.y0 > there.y1 - 3 or there.y0 > box.y1 - 3
+      assert apart, (text, other)
+  written = [text for text, _ in found]
+  shown = {x for x in written if x.startswith('photo') and x not in NAMES}
+  assert len(shown) == (8 if labels else 4)
+
+
+def test_a_colour_scale_has_numbers_at_its_ends(style):
+  def ticks(low, high):
+    return canvas._ticks(canvas.Scale(low, high, ''))[1]
+
+  assert ticks(0.577, 1.0) == ['0.577', '0.75', '0.9', '1']
+  assert ticks(-7.4321, 7.4321) == ['−7.43', '−4', '0', '4', '7.43']
+  assert ticks(1.0, 1.0) == ['1']
+
+
+def test_the_norms_of_any_range_have_numbers(style):
+  for low, high in ((7, 42), (2, 3), (21, 29), (9, 44), (0.4, 900)):
+    norms = np.linspace(low, high, 6)[:, None] * np.ones(3)
+    figure = charts.norms_by_depth(norms, {'class token': norms[:, 0]})
+    found = extents(figure)
+    box = figure.axes[0].get_window_extent()
+    numbers = [
+      text
+      for text, there in found
+      if there.x1 <= box.x0 and text[0].isdigit() and box.y0 < there.y1 < box.y1
+    ]
+    assert 3 <= len(numbers) <= 12, (low, high, numbers)
+
+
+def test_no_legend_is_over_data(style):
+  level = charts.Level(0.1, 'by chance')
+  panels = [charts.Panel(np.ones((3, 2)), 'pixels', level)] * 2
+  intervals = np.array([[0.0, 1.0]] * 3)
+  for figure in (
+    charts.heads_by_depth(panels),
+    charts.accuracy_by_depth(np.ones(3), intervals, level),
+  ):
+    extents(figure)  # lays it out
+    (legend,) = figure.legends
+    bottom = legend.get_window_extent().y0
+    assert all(x.get_window_extent().y1 <= bottom for x in figure.axes)
+
+
 def test_files_are_the_same_each_time(style, tmp_path):
   contents = []
   for name in ('a', 'b'):

@@ -50,8 +50,9 @@ def maps(subject: Subject) -> Drawn:
   images = tiles.fit_all(subject.pixels, shape)
 
   def figures() -> Iterator[tuple[str, Any]]:
-    for i, name in enumerate(subject.images.names):
-      yield name, _map_sheet(images[i], attention.maps[:, i], layers)
+    for i, caption in enumerate(subject.captions):
+      title = subject_lib.one_line(caption)
+      yield title, _map_sheet(images[i], attention.maps[:, i], layers, title)
 
   caption = (
     f'The attention of {_who(vit)} to each patch: a column for each layer, from'
@@ -63,7 +64,7 @@ def maps(subject: Subject) -> Drawn:
 
 
 def _map_sheet(
-  image: np.ndarray, found: np.ndarray, layers: tuple[int, ...]
+  image: np.ndarray, found: np.ndarray, layers: tuple[int, ...], title: str
 ) -> Any:
   """Returns a sheet of maps [L, H, h, w] of one image."""
   heads = found.shape[1]
@@ -75,7 +76,9 @@ def _map_sheet(
       [before, *(tiles.overlay(image, one) for one in row)]
       for before, row in zip(first, rows, strict=True)
     ],
-    columns=['layer', *map(str, layers)],
+    title=title,
+    columns=['image', *map(str, layers)],
+    corner='layer',
     rows=['mean', *(f'head {head}' for head in range(heads))],
     captions=_tops(rows),
     scale=_SCALE,
@@ -110,8 +113,8 @@ def segments(subject: Subject) -> Drawn:
       [image, *(tiles.cover(image, ~one, _VEIL) for one in of_heads)]
       for image, of_heads in zip(images, found, strict=True)
     ],
-    columns=['', *(f'head {head}' for head in range(heads))],
-    rows=subject.images.names,
+    columns=['image', *(f'head {head}' for head in range(heads))],
+    rows=subject.captions,
     captions=[
       text
       for of_heads in found
@@ -178,10 +181,7 @@ def _class_relevance(
     classes = [names[i] for i in chosen]
     return np.stack(found, axis=1), classes, classes * len(inputs)
   best = subject.probabilities.argmax(axis=1)
-  captions = [
-    f'{names[i]}, {row[i]:.0%}'
-    for i, row in zip(best, subject.probabilities, strict=True)
-  ]
+  captions = [names[i] for i in best]
   maps_of = gradients.class_relevance(vit, inputs, best.tolist())
   return maps_of[:, None], captions, captions
 
@@ -207,8 +207,9 @@ def query(subject: Subject) -> Drawn:
     rows.append([tiles.mark(x, patch, grid) for x in (image, *overlaid)])
   figure = canvas.sheet(
     rows,
-    columns=['layer', *map(str, layers)],
-    rows=subject.images.names,
+    columns=['image', *map(str, layers)],
+    corner='layer',
+    rows=subject.captions,
     captions=_tops(maps_of),
     scale=_SCALE,
   )
@@ -307,8 +308,8 @@ def _overlays(
     for image, maps_of in zip(images, found, strict=True)
   ]
   texts: list[str] = []
-  for i, name in enumerate(subject.images.names):
-    texts += [name, *captions[i * (size - 1) : (i + 1) * (size - 1)]]
+  for i, caption in enumerate(subject.captions):
+    texts += [caption, *captions[i * (size - 1) : (i + 1) * (size - 1)]]
   return canvas.sheet(
-    tiles.grouped(groups, beside), captions=texts, scale=_SCALE
+    tiles.grouped(groups, beside), captions=texts, group=size, scale=_SCALE
   )

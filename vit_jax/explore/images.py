@@ -81,19 +81,13 @@ def from_examples(
   truths, naming = ('',) * len(rows), ''
   if examples.labels is not None:
     truths = tuple(examples.classes[i] for i in examples.labels[rows])
-    naming = 'In names, what is in brackets is the label.'
-  if examples.numbered and examples.labels is not None:
+  if examples.numbered:
     naming = (
       "In names, no. is an example's position in the split, from 0 and before"
-      ' slicing, and what is in brackets is its label.'
+      ' slicing.'
     )
   return subject_lib.Images(
-    names=tuple(
-      f'{printable(examples.names[i])} ({truth})'
-      if truth
-      else printable(examples.names[i])
-      for i, truth in zip(rows, truths, strict=True)
-    ),
+    names=tuple(printable(examples.names[i]) for i in rows),
     truths=truths,
     inputs=examples.inputs(rows),
     sources=list(examples.image[rows]),

@@ -27,7 +27,7 @@ Subject = subject_lib.Subject
 
 _BATCH = 16  # maximum number of images at a time
 _COLUMNS = 9  # of a sheet with a group of tiles for each image
-_LIMITS = (112, 144)  # pixels of a tile's longer side: its name needs them
+_LIMITS = (112, 144)  # pixels of a tile's longer side: its caption needs them
 _SAMPLES = 36  # images that are drawn
 _COMPLETED = 8  # most images that are completed
 _COMPLETIONS = 4  # of each of these
@@ -47,10 +47,12 @@ def objective(subject: Subject) -> Drawn:
   shape = tiles.tile_shape(size, grid, beside, limits=_LIMITS)
   shown = [_tiles(subject, column, grid, shape) for column in columns]
   captions: list[str] = []
-  for name in subject.images.names:
-    captions += [*(column.name for column in columns[:-1]), name]
+  for text in subject.captions:
+    captions += [*(column.name for column in columns[:-1]), text]
   groups = list(zip(*shown, strict=True))
-  figure = canvas.sheet(tiles.grouped(groups, beside), captions=captions)
+  figure = canvas.sheet(
+    tiles.grouped(groups, beside), captions=captions, group=len(columns)
+  )
   caption = f'{made.pictures_caption} The last of each group is the original.'
   if any(column.hidden is not None for column in columns):
     caption += (
@@ -149,7 +151,7 @@ def completions(subject: Subject) -> Drawn:
   figure = canvas.sheet(
     rows,
     columns=['given', *['drawn'] * _COMPLETIONS, 'original'],
-    rows=[subject.images.names[i] for i in chosen],
+    rows=[subject.captions[i] for i in chosen],
   )
   caption = (
     f'Lower halves of {counted(len(chosen), "image")} that the model draws'

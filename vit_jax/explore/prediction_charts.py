@@ -13,6 +13,7 @@ import numpy as np
 
 from vit_jax.explore import predictions
 from vit_jax.plots import canvas
+from vit_jax.plots import texts
 from vit_jax.plots import tiles as tiles_lib
 
 if TYPE_CHECKING:
@@ -52,19 +53,19 @@ def bars(
   scale = _THUMBNAIL / max(images.shape[1:3])
   shape = tuple(max(1, round(n * scale)) for n in images.shape[1:3])
   lines = max(map(len, classes))
-  letters = max(len(bar.name) for row in classes for bar in row)
-  name = min(_NAME, math.ceil(letters * canvas.LETTER))
+  widest = max(texts.width(bar.name) for row in classes for bar in row)
+  name = min(_NAME, math.ceil(widest))
   high = canvas.LINE + max(shape[0], lines * _ROW) + 4 * canvas.GAP
   wide = _THUMBNAIL + name + _LONGEST + _NUMBER + 8 * canvas.GAP
   columns = min(_COLUMNS, len(images))
   rows = -(-len(images) // columns)
   figure, axes = canvas.pixel_figure(columns * wide, canvas.GAP + rows * high)
-  for i, (image, caption, row) in enumerate(
-    zip(images, captions, classes, strict=True)
+  short = texts.shorten(captions, wide - 4 * canvas.GAP, 'bold')
+  for i, (image, text, row) in enumerate(
+    zip(images, short, classes, strict=True)
   ):
     left = canvas.GAP + i % columns * wide
     top = canvas.GAP + i // columns * high
-    text = canvas.shorten(caption, wide - 4 * canvas.GAP)
     axes.text(left, top + canvas.LINE / 2, text, va='center', weight='bold')
     tile = tiles_lib.fit(image, (shape[0], shape[1]))
     canvas.place(axes, tile, left, top + canvas.LINE)
@@ -76,10 +77,10 @@ def bars(
 def _draw_bars(
   axes: 'axes_lib.Axes', start: float, top: float, classes: Sequence[Bar]
 ) -> None:
-  for i, (name, probability, right) in enumerate(classes):
+  names = texts.shorten([bar.name for bar in classes], _NAME)
+  for i, (_, probability, right) in enumerate(classes):
     y = top + canvas.LINE + (i + 0.5) * _ROW
-    text = canvas.shorten(name, _NAME)
-    axes.text(start - canvas.GAP, y, text, ha='right', va='center')
+    axes.text(start - canvas.GAP, y, names[i], ha='right', va='center')
     color = canvas.GREEN if right else canvas.BLUE
     width = max(probability * _LONGEST, 1)
     axes.barh(y, width, _ROW - 6, left=start, color=color)

@@ -42,17 +42,22 @@ def predictions(subject: Subject) -> Drawn:
   if not subject.vit.preprocess.has_label:
     how = 'each has a probability of its own, the sigmoid of its logit'
   caption = f'The most probable classes of each image: {how}.'
-  captions = list(subject.images.names)
+  images = subject.images
   if any(truths):
     caption += ' The class of the label is green.'
-  if subject.images.naming:
-    caption += f' {subject.images.naming}'
+  if images.naming:
+    caption += f' {images.naming}'
   # Lists, since two images or classes may have the same name.
   numbers = {
-    'images': captions,
+    'images': images.names,
+    'labels': images.truths,
     'classes': [[bar.name for bar in row] for row in bars],
     'probabilities': [[bar.probability for bar in row] for row in bars],
   }
+  captions = [
+    subject_lib.one_line(subject_lib.caption(name, label=truth))
+    for name, truth in zip(images.names, images.truths, strict=True)
+  ]
   figure = prediction_charts.bars(subject.pixels, captions, bars)
   return Drawn(caption, [('', figure)], numbers)
 
@@ -69,6 +74,7 @@ def mistakes(subject: Subject) -> Drawn:
   numbers = [
     {
       'index': int(predicted.index[i]),
+      'name': subject.examples.names[i],
       'label': names[predicted.label[i]],
       'prediction': names[predicted.top[i, 0]],
       'probability': float(predicted.probability[i, 0]),
@@ -77,8 +83,8 @@ def mistakes(subject: Subject) -> Drawn:
   ]
   caption = (
     f'The {len(chosen)} of {len(wrong)} mistakes with the highest confidence in'
-    f' {_examples(subject)}: the prediction, the label, and the probability of'
-    ' the prediction. Some of them may be mistakes of the labels.'
+    f' {_examples(subject)}: the prediction with its probability, and the'
+    ' label. Some of them may be mistakes of the labels.'
   )
   figure = _mistake_sheet(subject, chosen, numbers)
   return Drawn(caption, [('', figure)], {'mistakes': numbers})
@@ -95,7 +101,9 @@ def _mistake_sheet(
   pixels = tiles.pixels(preprocess, subject.examples.inputs(chosen))
   groups = [[tile] for tile in tiles.fit_all(pixels, shape)]
   captions = [
-    f'says {x["prediction"]}\nis {x["label"]}\n{x["probability"]:.1%}'
+    subject_lib.caption(
+      x['name'], x['prediction'], x['probability'], x['label']
+    )
     for x in numbers
   ]
   return canvas.sheet(
@@ -119,7 +127,7 @@ def confusion(subject: Subject) -> Drawn:
     label='fraction of the true class',
     names=(some, some),
     limits=(0.0, 1.0),
-    written=shown,
+    written=np.where(shown, shown.astype(str), ''),
   )
   correct = int((predicted.top[:, 0] == predicted.label).sum())
   caption = (
@@ -178,7 +186,7 @@ def embedding(subject: Subject) -> Drawn:
   points = {'PCA': components[:, :2], 't-SNE': predictions_lib.tsne(components)}
   axes = {
     'PCA': (f'component 1 ({parts[0]:.0%})', f'component 2 ({parts[1]:.0%})'),
-    't-SNE': ('', ''),
+    't-SNE': ('dimension 1 of t-SNE', 'dimension 2 of t-SNE'),
   }
   thumbnails = examples.thumbnails(subject.vit.preprocess)
   figures = (

@@ -24,7 +24,7 @@ Subject = subject_lib.Subject
 _BATCH = 16  # maximum number of images at a time
 _COLUMNS = 8  # of a sheet with a group of tiles for each image
 _WORST = 12  # examples with the lowest overlap that are shown
-_LIMITS = (112, 224)  # pixels of a tile's longer side: its name needs them
+_LIMITS = (112, 224)  # pixels of a tile's longer side: its caption needs them
 _SWATCH = 48  # side of a colour in the legend
 _WRONG = np.array([220, 40, 40], np.uint8)
 _DARK = 0.35  # brightness of places that are right, in the picture of errors
@@ -43,8 +43,8 @@ def overlays(subject: Subject) -> Drawn:
     for image, labels in zip(subject.pixels, found, strict=True)
   ]
   captions: list[str] = []
-  for name in subject.images.names:
-    captions += [name, '']
+  for text in subject.captions:
+    captions += [text, '']
   figures = [
     ('', _sheet(subject, groups, captions)),
     ('Colours', _legend(made, np.unique(found), colours)),
@@ -100,8 +100,8 @@ def errors(subject: Subject) -> Drawn:
   ]
   captions: list[str] = []
   for i in worst:
-    name = f'{examples.names[i]}: {overlap[i]:.3f}'
-    captions += [name, 'label', 'prediction', 'wrong']
+    text = f'{examples.names[i]}\n{overlap[i]:.3f}'
+    captions += [text, 'label', 'prediction', 'wrong']
   shown = np.unique([found['map'][worst], found['segments'][worst]])
   figures = [
     ('', _sheet(subject, groups, captions)),
@@ -109,7 +109,7 @@ def errors(subject: Subject) -> Drawn:
   ]
   caption = (
     f'The {len(worst)} of {len(examples)} examples with the lowest mean overlap'
-    ' of their classes (the number beside the name): the image, its map, the'
+    ' of their classes (the number below the name): the image, its map, the'
     ' prediction, and the wrong pixels in red. Pixels that do not count have no'
     ' colour.'
   )
@@ -170,7 +170,9 @@ def _sheet(
   beside = max(1, _COLUMNS // len(groups[0])) * len(groups[0])
   shape = tiles.tile_shape(size, size, beside, limits=_LIMITS)
   fitted = [tiles.fit_all(np.stack(group), shape) for group in groups]
-  return canvas.sheet(tiles.grouped(fitted, beside), captions=captions)
+  return canvas.sheet(
+    tiles.grouped(fitted, beside), captions=captions, group=len(groups[0])
+  )
 
 
 def _legend(

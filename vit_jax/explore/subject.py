@@ -42,6 +42,30 @@ class Drawn:
   numbers: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
 
+def caption(
+  name: str, predicted: str = '', probability: float = 0.0, label: str = ''
+) -> str:
+  """Returns the caption of an image, one line for each thing that is known.
+
+  Args:
+    name: Name of the image.
+    predicted: The class that the model predicts; '' if it does not classify.
+    probability: Probability of that class.
+    label: Name of the label; '' if it is unknown.
+  """
+  lines = [name]
+  if predicted:
+    lines.append(f'{predicted}, {probability:.0%}')
+  if label:
+    lines.append(f'label {label}')
+  return '\n'.join(lines)
+
+
+def one_line(text: str) -> str:
+  """Returns a caption as one line."""
+  return text.replace('\n', ' – ')
+
+
 @dataclasses.dataclass(frozen=True)
 class Images:
   """Images of a report.
@@ -191,6 +215,20 @@ class Subject:
     else:
       logits = self.captured.logits
     return predictions_lib.probabilities(self.vit, logits)
+
+  @functools.cached_property
+  def captions(self) -> tuple[str, ...]:
+    """Captions of the images, each with all that is known of it."""
+    try:
+      names, probabilities = self.names, self.probabilities
+    except UserError:  # the model does not classify
+      names, probabilities = ('',), np.zeros((len(self.images.names), 1))
+    return tuple(
+      caption(name, names[row.argmax()], float(row.max()), truth)
+      for name, row, truth in zip(
+        self.images.names, probabilities, self.images.truths, strict=True
+      )
+    )
 
   @functools.cached_property
   def predictions(

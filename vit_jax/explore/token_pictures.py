@@ -27,6 +27,7 @@ Subject = subject_lib.Subject
 
 _SIGNED = 'coolwarm'  # colours of values below and above 0
 _COLUMNS = 10  # columns of a sheet with a group of tiles for each image
+_LIMITS = (112, 144)  # pixels of a tile's longer side: its caption needs them
 _MOST_DECODED = (
   1000  # examples that a linear classifier is trained and tested on
 )
@@ -73,8 +74,9 @@ def _norm_maps(subject: Subject, patches: np.ndarray) -> Any:
   scale = canvas.Scale(
     0.0, 1.0, "of the layer's norms", ticks=('least', 'largest')
   )
-  columns = ['layer\nleast\nlargest', *columns]
-  return _map_rows(subject, maps, limits, columns, scale)
+  columns = ['image\n\n', *columns]
+  corner = 'layer\nleast\nlargest'
+  return _map_rows(subject, maps, limits, columns, corner, scale)
 
 
 def _map_rows(
@@ -82,6 +84,7 @@ def _map_rows(
   maps: np.ndarray,
   limits: list[tuple[float, float]],
   columns: Sequence[str],
+  corner: str,
   scale: canvas.Scale,
   marked: tuple[int, int] | None = None,
 ) -> Any:
@@ -92,6 +95,7 @@ def _map_rows(
     maps: [L, B, h, w].
     limits: Values of the first and the last colour, for each layer shown.
     columns: Labels above the columns.
+    corner: What their lines are.
     scale: Colour scale of the maps.
     marked: (row, column) of a patch to frame in the image.
   """
@@ -113,7 +117,7 @@ def _map_rows(
     for i, image in enumerate(images)
   ]
   return canvas.sheet(
-    rows, columns=columns, rows=subject.images.names, scale=scale
+    rows, columns=columns, corner=corner, rows=subject.captions, scale=scale
   )
 
 
@@ -126,7 +130,8 @@ def similarity(subject: Subject) -> Drawn:
     subject,
     found,
     [limits] * len(layers),
-    ['layer', *map(str, layers)],
+    ['image', *map(str, layers)],
+    'layer',
     canvas.Scale(*limits, 'cosine similarity'),
     patch,
   )
@@ -148,15 +153,19 @@ def pca(subject: Subject) -> Drawn:
   }
   size = len(found) + 1
   beside = max(1, _COLUMNS // size) * size
-  shape = tiles.tile_shape(subject.vit.preprocess.image_size, grid, beside)
+  shape = tiles.tile_shape(
+    subject.vit.preprocess.image_size, grid, beside, limits=_LIMITS
+  )
   groups = [
     [image, *(tiles.fit(tiles.to_rgb(x[i]), shape) for x in found.values())]
     for i, image in enumerate(tiles.fit_all(subject.pixels, shape))
   ]
   captions: list[str] = []
-  for name in subject.images.names:
-    captions += [name, *(f'layer {layer}' for layer in found)]
-  figure = canvas.sheet(tiles.grouped(groups, beside), captions=captions)
+  for caption in subject.captions:
+    captions += [caption, *(f'layer {layer}' for layer in found)]
+  figure = canvas.sheet(
+    tiles.grouped(groups, beside), captions=captions, group=size
+  )
   caption = (
     'The first three principal components of the tokens of all patches of all'
     ' images together, as red, green and blue, from the 1st to the 99th'
@@ -174,7 +183,9 @@ def foreground(subject: Subject) -> Drawn:
   predictions_lib.check_finite(patches)
   found = tokens_lib.foreground(patches, grid)
   beside = max(1, _COLUMNS // 3) * 3
-  shape = tiles.tile_shape(vit.preprocess.image_size, grid, beside)
+  shape = tiles.tile_shape(
+    vit.preprocess.image_size, grid, beside, limits=_LIMITS
+  )
   limit = float(np.abs(found.score).max()) or 1.0
   images = tiles.fit_all(subject.pixels, shape)
   groups = [
@@ -186,11 +197,12 @@ def foreground(subject: Subject) -> Drawn:
     for image, score, colors in zip(images, *found, strict=True)
   ]
   captions: list[str] = []
-  for name in subject.images.names:
-    captions += [name, 'first PCA', 'second PCA']
+  for caption in subject.captions:
+    captions += [caption, 'first PCA', 'second PCA']
   figure = canvas.sheet(
     tiles.grouped(groups, beside),
     captions=captions,
+    group=3,
     scale=canvas.Scale(-limit, limit, 'first component', _SIGNED),
   )
   caption = (
@@ -222,12 +234,11 @@ def neighbors(subject: Subject) -> Drawn:
   captions: list[str] = []
   for i, image in enumerate(tiles.fit_all(subject.pixels, shape)):
     rows.append([image, *tiles.fit_all(found.pixels[i], shape)])
-    near = zip(found.similarity[i], found.names[i], strict=True)
-    captions += ['', *(f'{x:.3f}\n{name}' for x, name in near)]
+    captions += ['', *found.captions[i]]
   figure = canvas.sheet(
     rows,
     columns=['image', *(str(i + 1) for i in range(count))],
-    rows=subject.images.names,
+    rows=subject.captions,
     captions=captions,
   )
   caption = (
@@ -238,6 +249,7 @@ def neighbors(subject: Subject) -> Drawn:
   numbers = {
     'images': subject.images.names,
     'neighbors': found.names,
+    'labels': found.labels,
     'similarity': found.similarity,
   }
   return Drawn(caption, [('', figure)], numbers)
@@ -249,14 +261,31 @@ class _Neighbors(NamedTuple):
   Attributes:
     similarity: float32 [B, k].
     names: Names of the neighbours, B times k.
+    labels: Names of their labels, B times k; '' where unknown.
     pixels: uint8 [B, k, H, W, 3].
     where: What was searched.
   """
 
   similarity: np.ndarray
   names: list[list[str]]
+  labels: list[list[str]]
   pixels: np.ndarray
   where: str
+
+  @property
+  def captions(self) -> list[list[str]]:
+    """Captions: the name, the similarity, and the label if it is known."""
+    shown = [
+      zip(*each, strict=True)
+      for each in zip(self.names, self.similarity, self.labels, strict=True)
+    ]
+    return [
+      [
+        subject_lib.caption(f'{name}\n{x:.3f}', label=label)
+        for name, x, label in row
+      ]
+      for row in shown
+    ]
 
 
 def _neighbors_of(subject: Subject) -> _Neighbors:
@@ -269,23 +298,18 @@ def _neighbors_of(subject: Subject) -> _Neighbors:
     similarity, found = neighbors_lib.nearest(x, x, own, count)
     names = [[images.names[i] for i in row] for row in found]
     where = f'the other {counted(len(x) - 1, "image")}'
-    return _Neighbors(similarity, names, subject.pixels[found], where)
+    labels = [['' for _ in row] for row in found]
+    return _Neighbors(similarity, names, labels, subject.pixels[found], where)
   examples = subject.examples
   rows = np.asarray(images.rows) if images.rows else None
   similarity, found = neighbors_lib.nearest(x, subject.embeddings, rows, count)
-  names = [
-    [
-      f'{examples.names[i]} ({examples.classes[examples.label[i]]})'
-      for i in row
-    ]
-    for row in found
-  ]
+  names = [[examples.names[i] for i in row] for row in found]
+  labels = [[examples.classes[examples.label[i]] for i in row] for row in found]
   shown = examples.inputs(found.reshape(-1))
   pixels = tiles.pixels(subject.vit.preprocess, shown)
   where = prediction_pictures.describe(examples)
-  return _Neighbors(
-    similarity, names, pixels.reshape(*found.shape, *pixels.shape[1:]), where
-  )
+  pixels = pixels.reshape(*found.shape, *pixels.shape[1:])
+  return _Neighbors(similarity, names, labels, pixels, where)
 
 
 def cka(subject: Subject) -> Drawn:
@@ -340,6 +364,7 @@ def _cka_matrix(values: np.ndarray, mine: str, others: str) -> Any:
     label='CKA',
     names=(rows, columns),
     limits=(float(np.min(np.nan_to_num(values), initial=0.0)), 1.0),
+    written=np.vectorize('{:.2f}'.format)(values),
   )
 
 

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
 import functools
-import importlib.util
+import itertools
 import math
 import pathlib
 from typing import Any
@@ -19,7 +19,8 @@ import warnings
 
 import numpy as np
 
-from vit_jax.config import UserError
+from vit_jax.config import check_package
+from vit_jax.plots import texts as texts_lib
 from vit_jax.plots import tiles as tiles_lib
 from vit_jax.runs import safe_io
 
@@ -28,8 +29,8 @@ if TYPE_CHECKING:
   from matplotlib import axis as axis_lib
   from matplotlib import figure as figure_lib
 
-DPI = 100  # resolution of sheets; charts have twice as much
-LETTER, LINE = 7.6, 17  # pixels of a wide letter, and of a line of text
+DPI = texts_lib.DPI  # resolution of sheets; charts have twice as much
+LINE = 17  # pixels of a line of text
 GAP = 4  # pixels between tiles
 INK, PALE, FAINT = '#303030', '#808080', '#C8C8C8'
 # Okabe and Ito's colours, which are distinguishable for the colour-blind.
@@ -37,8 +38,11 @@ BLUE, RED, GREEN, PURPLE = '#0072B2', '#D55E00', '#009E73', '#CC79A7'
 ORANGE, SKY, GREY = '#E69F00', '#56B4E9', '#8C8C8C'
 _FRAME = 0xC8  # the grey level of FAINT
 _TICKS = 4  # approximate number of ticks of a colour scale
-_MOST_LETTERS = 24  # maximum letters in the label of a row
-_BAR = 60  # pixels of the colour scale above a sheet
+_BETWEEN = 0.18  # least part of a colour scale from a tick to its ends
+_BEFORE = 182  # largest width in pixels of the labels of rows
+_APART = 16  # more pixels between groups of tiles
+_BAR = 60  # pixels of the colour scale above a sheet, with its labels
+_BAR_WIDTH, _BAR_HEIGHT = 240, 10  # pixels of its colours
 # For scripts that DejaVu Sans does not have.
 _MORE_FONTS = (
   'Noto Sans CJK JP',
@@ -97,10 +101,7 @@ class Scale(NamedTuple):
 
 def check() -> None:
   """Raises a UserError if matplotlib is missing."""
-  if importlib.util.find_spec('matplotlib') is None:
-    raise UserError(
-      "pictures need matplotlib: run pip install 'vit_jax[explore]'"
-    )
+  check_package('a picture', 'matplotlib', 'explore')
 
 
 @contextlib.contextmanager
@@ -181,82 +182,149 @@ def framed(tile: np.ndarray) -> np.ndarray:
   return np.pad(tile, sides, constant_values=_FRAME)
 
 
-def shorten(text: str, width: float) -> str:
-  """Cuts a text that is wider than `width` pixels."""
-  letters = max(1, int(width / LETTER + 1e-6))
-  return text if len(text) <= letters else f'{text[: letters - 1]}…'
-
-
 def sheet(
   tiles: Sequence[Sequence[np.ndarray | None]],
   *,
+  title: str = '',
   columns: Sequence[str] = (),
+  corner: str = '',
   rows: Sequence[str] = (),
   captions: Sequence[str] = (),
+  group: int = 0,
   scale: Scale | None = None,
 ) -> 'figure_lib.Figure':
   """Returns tiles in rows, with labels.
 
+  Labels and captions have one or more lines. What is too wide is shortened as
+  `texts.shorten` does, so that different lines stay different.
+
   Args:
     tiles: uint8 [h, w, 3], all of one size; None leaves a place empty.
-    columns: Labels above the columns, in one line or more.
+    title: A line above all.
+    columns: Labels above the columns.
+    corner: Says before the lines of `columns` what they are; needs `rows`.
     rows: Labels before the rows.
-    captions: Texts below the tiles, row by row, of one or more lines; cut if
-      they are wider than a tile.
+    captions: Texts below the tiles, row by row.
+    group: Number of tiles of a row that belong together; 0: all of them.
     scale: Colour scale of the tiles.
   """
   high, wide = next(x for row in tiles for x in row if x is not None).shape[:2]
-  lines = max((text.count('\n') + 1 for text in captions), default=0)
-  down, along = high + GAP + lines * LINE, wide + GAP
-  letters = min(max(map(len, rows), default=0), _MOST_LETTERS)
-  left = GAP + (math.ceil(letters * LETTER) + GAP if rows else 0)
-  heads = [label.split('\n') for label in columns]
-  start = GAP + (_BAR if scale else 0)
-  top = start + LINE * max(map(len, heads), default=0)
-  paper = _paste(tiles, down, along)
-  width = max(left + paper.shape[1], 300 if scale else 0)
-  height = top + paper.shape[0]
-  result, axes = pixel_figure(width, height)
+  labels = _Labels(
+    heads=[label.split('\n') for label in columns],
+    corner=corner.split('\n'),
+    before=_lines(rows, _BEFORE),
+    below=_lines(captions, wide - GAP),
+  )
+  start = GAP + (LINE if title else 0)
+  top = start + (_BAR if scale else 0) + LINE * _most(labels.heads)
+  left = GAP + labels.width
+  down = (
+    max(high, LINE * _most(labels.before)) + GAP + LINE * _most(labels.below)
+  )
+  xs = [j * (wide + GAP) for j in range(len(tiles[0]))]
+  if group:
+    xs = [x + j // group * _APART for j, x in enumerate(xs)]
+  paper = _paste(tiles, down, xs)
+  bar = _Bar(scale, left) if scale else None
+  width = max(left + paper.shape[1], bar.right if bar else 0)
+  figure, axes = pixel_figure(width, top + paper.shape[0])
   place(axes, paper, left - 1, top - 1)
-  middle = left + wide / 2
-  for j, labels in enumerate(zip(*heads, strict=True)):
-    _label(axes, labels, middle, along, start + (j + 0.5) * LINE)
-  for i, label in enumerate(rows):
-    label = shorten(label, letters * LETTER)
-    where = left - GAP, top + i * down + high / 2
-    axes.text(*where, label, ha='right', va='center')
-  for i, text in enumerate(captions):
-    row, column = divmod(i, len(tiles[0]))
-    where = middle + column * along, top + row * down + high
-    _caption(axes, text, where, wide)
-  if scale:
-    _color_bar(result, scale, left, height)
-  return result
+  if title:
+    _write(axes, texts_lib.shorten([title], width - 2 * GAP), GAP, GAP, 'left')
+  labels.write(axes, (left, top), (high, wide), down, xs)
+  if bar:
+    bar.draw(figure, start)
+  return figure
 
 
-def _caption(
-  axes: 'axes_lib.Axes', text: str, where: tuple[float, float], width: float
+class _Labels(NamedTuple):
+  """Lines of the labels of a sheet; see `sheet`."""
+
+  heads: list[list[str]]
+  corner: list[str]
+  before: list[list[str]]
+  below: list[list[str]]
+
+  @property
+  def width(self) -> int:
+    """Pixels before the tiles."""
+    if not self.before:
+      return 0
+    lines = itertools.chain(self.corner, *self.before)
+    return math.ceil(max(map(texts_lib.width, lines))) + GAP
+
+  def write(
+    self,
+    axes: 'axes_lib.Axes',
+    corner: tuple[int, int],
+    size: tuple[int, int],
+    down: int,
+    xs: Sequence[int],
+  ) -> None:
+    """Writes the labels around tiles.
+
+    Args:
+      axes: Axes in pixels.
+      corner: (left, top) of the first tile.
+      size: (height, width) of a tile.
+      down: Pixels from one row to the next.
+      xs: Pixels from the first column to each.
+    """
+    (left, top), (high, wide) = corner, size
+    above = top - LINE * _most(self.heads)
+    middles = [left + x + wide / 2 for x in xs]
+    if self.before:
+      _write(axes, self.corner, left - GAP, above, 'right')
+    for j, labels in enumerate(zip(*self.heads, strict=True)):
+      _label(axes, labels, middles, wide + GAP, above + (j + 0.5) * LINE)
+    tall = max(high, LINE * _most(self.before))
+    for i, lines in enumerate(self.before):
+      y = top + i * down + (tall - LINE * len(lines)) / 2
+      _write(axes, lines, left - GAP, y, 'right')
+    for i, lines in enumerate(self.below):
+      row, column = divmod(i, len(xs))
+      _write(axes, lines, middles[column], top + row * down + high, 'center')
+
+
+def _most(lines: Sequence[Sequence[str]]) -> int:
+  """Returns the largest number of lines of a label."""
+  return max(map(len, lines), default=0)
+
+
+def _lines(texts: Sequence[str], width: float) -> list[list[str]]:
+  """Returns the lines of texts, each shortened to a width in pixels."""
+  found = [text.split('\n') for text in texts]
+  for i in range(_most(found)):
+    lines = [lines for lines in found if len(lines) > i]
+    short = texts_lib.shorten([x[i] for x in lines], width)
+    for each, line in zip(lines, short, strict=True):
+      each[i] = line
+  return found
+
+
+def _write(
+  axes: 'axes_lib.Axes', lines: Sequence[str], x: float, y: float, side: str
 ) -> None:
-  """Writes the lines of a text, centred below a point."""
-  for i, line in enumerate(text.split('\n')):
-    y = where[1] + (i + 0.5) * LINE
-    axes.text(where[0], y, shorten(line, width), ha='center', va='center')
+  """Writes lines of text below the height y, with a side or the center at x."""
+  for i, line in enumerate(lines):
+    axes.text(x, y + (i + 0.5) * LINE, line, ha=side, va='center')
 
 
 def _paste(
-  tiles: Sequence[Sequence[np.ndarray | None]], down: int, along: int
+  tiles: Sequence[Sequence[np.ndarray | None]], down: int, xs: Sequence[int]
 ) -> np.ndarray:
   """Joins tiles into one image, since matplotlib draws hundreds slowly.
 
-  From one row to the next are `down` pixels, and `along` between columns.
+  From one row to the next are `down` pixels; the columns begin at `xs`.
   """
-  shape = 1 + len(tiles) * down, 1 + len(tiles[0]) * along, 3
+  wide = next(x for row in tiles for x in row if x is not None).shape[1]
+  shape = 1 + len(tiles) * down, 1 + xs[-1] + wide + GAP, 3
   paper = np.full(shape, 255, np.uint8)
   for i, row in enumerate(tiles):
-    for j, tile in enumerate(row):
+    for x, tile in zip(xs, row, strict=True):
       if tile is not None:
         h, w = tile.shape[:2]
-        place = paper[i * down :, j * along :]
+        place = paper[i * down :, x:]
         place[: h + 2, : w + 2] = framed(tile)
   return paper
 
@@ -264,45 +332,67 @@ def _paste(
 def _label(
   axes: 'axes_lib.Axes',
   labels: Sequence[str],
-  start: float,
+  middles: Sequence[float],
   pitch: float,
   y: float,
 ) -> None:
   """Writes labels in a row; leaves some out if they are too wide."""
-  widest = max(map(len, labels), default=0) * LETTER
+  widest = max(map(texts_lib.width, labels))
   step = math.ceil(widest / pitch) if len(labels) > 10 else 1
-  for i in range(0, len(labels), max(step, 1)):
-    text = shorten(labels[i], max(step, 1) * pitch)
-    axes.text(start + i * pitch, y, text, ha='center', va='center')
+  step = max(step, 1)
+  shown = texts_lib.shorten(labels[::step], step * pitch)
+  for x, text in zip(middles[::step], shown, strict=True):
+    axes.text(x, y, text, ha='center', va='center')
 
 
-def _color_bar(
-  figure: 'figure_lib.Figure',
-  scale: Scale,
-  left: float,
-  height: float,
-) -> None:
-  from matplotlib import cm
-  from matplotlib import colors
+class _Bar:
+  """The colour scale of a sheet, whose labels have room on both sides.
+
+  Attributes:
+    right: Where it ends, in pixels.
+  """
+
+  def __init__(self, scale: Scale, left: float) -> None:
+    self._scale = scale
+    self._places, self._labels = _ticks(scale)
+    sides = [texts_lib.width(self._labels[i]) / 2 + GAP for i in (0, -1)]
+    self._left = max(left, sides[0])
+    self.right = self._left + _BAR_WIDTH + sides[1]
+
+  def draw(self, figure: 'figure_lib.Figure', top: float) -> None:
+    """Draws it below a height in pixels."""
+    from matplotlib import cm
+    from matplotlib import colors
+
+    scale = self._scale
+    width, height = (float(n * DPI) for n in figure.get_size_inches())
+    bottom = 1 - (top + GAP + _BAR_HEIGHT) / height
+    size = _BAR_WIDTH / width, _BAR_HEIGHT / height
+    norm = colors.Normalize(scale.low, scale.high)
+    bar = figure.colorbar(
+      cm.ScalarMappable(norm, scale.colors),
+      cax=figure.add_axes((self._left / width, bottom, *size)),
+      orientation='horizontal',
+    )
+    bar.outline.set_visible(False)  # type: ignore[operator]
+    bar.set_label(scale.label, labelpad=1)
+    bar.set_ticks(self._places, labels=self._labels)
+
+
+def _ticks(scale: Scale) -> tuple[list[float], list[str]]:
+  """Returns places and labels along a scale, among them both of its ends."""
   from matplotlib import ticker
 
-  width, total = 240, figure.get_figwidth() * DPI
-  thick = 10
-  bottom = 1 - (2 * GAP + thick) / height
-  where = left / total, bottom, width / total, thick / height
-  norm = colors.Normalize(scale.low, scale.high)
-  colorable = cm.ScalarMappable(norm, scale.colors)
-  bar = figure.colorbar(
-    colorable, cax=figure.add_axes(where), orientation='horizontal'
-  )
-  bar.outline.set_visible(False)  # type: ignore[operator]
-  bar.set_label(scale.label, labelpad=1)
+  low, high = scale.low, scale.high
   if scale.ticks:
-    places = np.linspace(scale.low, scale.high, len(scale.ticks))
-    bar.set_ticks(places.tolist(), labels=scale.ticks)
-  else:
-    bar.locator = ticker.MaxNLocator(_TICKS)
-    bar.update_ticks()
+    return [*np.linspace(low, high, len(scale.ticks))], [*scale.ticks]
+  least = _BETWEEN * (high - low)
+  even = ticker.MaxNLocator(_TICKS).tick_values(low, high)
+  inner = [float(x) for x in even if low + least < x < high - least]
+  places = list(dict.fromkeys([low, *inner, high]))
+  return places, [
+    f'{x + 0.0:.3g}'.replace('-', '\N{MINUS SIGN}') for x in places
+  ]
 
 
 def save(figure: 'figure_lib.Figure', path: pathlib.Path) -> tuple[int, int]:

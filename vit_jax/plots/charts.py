@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 _PANEL = 460, 330  # pixels
 _WRITTEN = 20  # maximum rows and columns of a matrix with numbers in it
+_NARROW = 5  # a logarithmic axis below this ratio has few powers of ten
 _NAMED = 40  # maximum rows and columns that all have names
 
 
@@ -51,16 +52,24 @@ def heads_by_depth(panels: Sequence[Panel]) -> 'figure_lib.Figure':
   cells = figure.subplots(1, len(panels), squeeze=False)[0]
   for cell, panel in zip(cells, panels, strict=True):
     layers = np.arange(len(panel.values))
-    for values in panel.values.T:
-      cell.plot(layers, values, 'o', color=canvas.BLUE, alpha=0.5, markersize=4)
+    marks: Any = {'color': canvas.BLUE, 'alpha': 0.5, 'markersize': 4}
+    for i, values in enumerate(panel.values.T):
+      label = '' if i else 'a head'  # one entry of the legend
+      cell.plot(layers, values, 'o', label=label, **marks)
     mean = panel.values.mean(axis=1)
     cell.plot(layers, mean, color=canvas.RED, label='mean of the heads')
     _draw_level(cell, panel.level)
     cell.set_ylabel(panel.label)
     _count_layers(cell, len(layers))
     cell.set_ylim(0, 1.08 * max(float(panel.values.max()), panel.level.value))
-    cell.legend(frameon=False)
+  _add_legend(figure, cells[0])
   return figure
+
+
+def _add_legend(figure: 'figure_lib.Figure', cell: 'axes_lib.Axes') -> None:
+  """Puts the legend of a panel above all panels, where no data are."""
+  place: Any = {'loc': 'outside upper left', 'ncols': 3, 'frameon': False}
+  figure.legend(*cell.get_legend_handles_labels(), **place)
 
 
 def _draw_level(cell: 'axes_lib.Axes', level: Level) -> None:
@@ -105,15 +114,19 @@ def norms_by_depth(
   colors = (canvas.RED, canvas.PURPLE, canvas.GREEN)
   for i, (name, norms) in enumerate(others.items()):
     cell.plot(layers, norms, '.-', color=colors[i % len(colors)], label=name)
-  cell.set_yscale('log')
   # Plain numbers as labels, also for some values between powers of ten.
-  shown = '25' if top.max() > 5 * low.min() else '23456789'
-  cell.yaxis.set_major_formatter(ticker.StrMethodFormatter('{x:g}'))
-  cell.yaxis.set_minor_formatter(
-    ticker.FuncFormatter(
-      lambda x, _: f'{x:g}' if f'{x:e}'.startswith((*shown,)) else ''
+  canvas.make_log(cell.yaxis)
+  span = top.max() / low.min()
+  if span < _NARROW:
+    cell.yaxis.set_major_locator(ticker.MaxNLocator(6))
+    cell.yaxis.set_minor_locator(ticker.NullLocator())
+  else:
+    shown = '235' if span < 4 * _NARROW else '25'
+    cell.yaxis.set_minor_formatter(
+      ticker.FuncFormatter(
+        lambda x, _: f'{x:g}' if f'{x:e}'.startswith((*shown,)) else ''
+      )
     )
-  )
   cell.set_ylabel('norm of the token')
   _count_layers(cell, len(layers))
   figure.legend(loc='outside right center', frameon=False)
@@ -145,7 +158,7 @@ def accuracy_by_depth(
   cell.set_ylabel('accuracy')
   cell.set_ylim(0, 1.02)
   _count_layers(cell, len(layers))
-  cell.legend(frameon=False)
+  _add_legend(figure, cell)
   return figure
 
 
@@ -207,7 +220,7 @@ def matrix(
     label: Label of the colours.
     names: Names of the rows and of the columns.
     limits: Values of the first and the last colour.
-    written: Numbers to write into the fields if they are few, [R, C].
+    written: Texts to write into the fields if they are few, [R, C].
   """
   rows, columns = values.shape
   side = float(np.clip(34 * max(rows, columns), 280, 680))
@@ -224,22 +237,19 @@ def matrix(
   crowded = max(map(len, labels)) > 3
   cell.set_xticks(column_ticks, labels, rotation=90 if crowded else 0)
   if written is not None and max(rows, columns) <= _WRITTEN:
-    _write_numbers(cell, values, written, limits)
+    _write_texts(cell, values, written, limits)
   bar = figure.colorbar(image, label=label, shrink=0.8)
   bar.outline.set_visible(False)  # type: ignore[operator]
   return figure
 
 
-def _write_numbers(
+def _write_texts(
   cell: 'axes_lib.Axes',
   values: np.ndarray,
   written: np.ndarray,
   limits: tuple[float, float],
 ) -> None:
   middle = 0.6 * limits[1] + 0.4 * limits[0]
-  for (i, j), number in np.ndenumerate(written):
-    if number:
-      color = 'black' if values[i, j] > middle else 'white'
-      cell.text(
-        j, i, str(number), ha='center', va='center', color=color, fontsize=8
-      )
+  for (i, j), text in np.ndenumerate(written):
+    color = 'black' if values[i, j] > middle else 'white'
+    cell.text(j, i, text, ha='center', va='center', color=color, fontsize=8)

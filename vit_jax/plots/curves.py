@@ -7,7 +7,6 @@ from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import dataclasses
-import importlib.util
 import itertools
 import math
 import pathlib
@@ -18,6 +17,7 @@ import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.plots import canvas
+from vit_jax.plots import texts
 from vit_jax.runs import safe_io
 
 if TYPE_CHECKING:
@@ -40,6 +40,7 @@ _COLORS = (
 _DASHES = ('-', '--', ':')  # in turn, once all colours are used
 _COLUMNS = 3
 _WIDTH, _HEIGHT, _LEGEND = 460, 330, 50  # pixels of a panel and the legend
+_SAMPLE = 60  # pixels before a name in the legend, for the sample of its line
 _SMOOTHING = 0.05  # window of the mean, as a fraction of a panel's width
 _LOG_RANGE = 100.0  # the axis of losses is logarithmic above this ratio
 _MARKED = 25  # maximum number of points that are marked
@@ -74,11 +75,10 @@ def check(path: pathlib.Path) -> None:
     )
   if not path.parent.is_dir():
     raise UserError(f'--out={path}: there is no folder {path.parent}')
-  if importlib.util.find_spec('matplotlib') is None:
-    raise UserError(
-      "the picture needs matplotlib: run pip install 'vit_jax[explore]', or"
-      " give --out='' for the tables alone"
-    )
+  try:
+    canvas.check()
+  except UserError as e:
+    raise UserError(f"{e}, or give --out='' for the tables alone") from None
 
 
 def draw(
@@ -221,8 +221,8 @@ def _add_legend(
 ) -> None:
   from matplotlib import lines
 
-  letters = max(map(len, styles)) + 8  # includes the sample of the line
-  per_row = math.floor(columns * _WIDTH / (letters * canvas.LETTER))
+  wide = max(map(texts.width, styles)) + _SAMPLE
+  per_row = math.floor(columns * _WIDTH / wide)
   handles = [lines.Line2D([], [], **style) for style in styles.values()]
   figure.legend(
     handles,
