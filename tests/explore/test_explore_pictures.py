@@ -340,10 +340,7 @@ def test_a_new_report_takes_the_place_of_another(
 
   run(capsys, *args, '--only=confusion,positions')
   is_there('confusion', 'positions-1', 'positions-2')
-  assert caplog.messages[-2:] == [
-    'drawing 1 of 2: positions',
-    'drawing 2 of 2: confusion',
-  ]
+  assert caplog.messages[-2:] == ['drawing positions', 'drawing confusion']
   # Nothing is lost where there is nothing new.
   page = (tmp_path / 'report.html').read_bytes()
   with pytest.raises(UserError) as e:
@@ -355,8 +352,17 @@ def test_a_new_report_takes_the_place_of_another(
   )
   is_there('confusion', 'positions-1', 'positions-2')
   assert (tmp_path / 'report.html').read_bytes() == page
-  run(capsys, *args, '--only=patches,confusion')
+  caplog.clear()
+  run(capsys, *args, '--only=stem,patches,confusion,overlays,errors')
   is_there('confusion', 'patches')
+  assert caplog.messages[-4:] == [
+    'drawing patches',
+    'drawing confusion',
+    'left out stem: this ViT has no stem of convolutions: see the filters of'
+    ' its patch embedding',
+    'left out overlays, errors: the model does not predict the class of each'
+    ' pixel',
+  ]
 
 
 def test_a_model_alone(digits_run, tmp_path, capsys, monkeypatch):

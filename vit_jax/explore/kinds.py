@@ -106,7 +106,7 @@ def draw(
     subject: The model and the images.
     names: Names of the kinds.
     folder: Where the files go: `KIND.png`, or `KIND-1.png` and so on.
-    progress: Called with the name of each kind before it is drawn.
+    progress: Called with the name of each kind that can be drawn, before it is.
 
   Raises:
     UserError: A file cannot be written.
@@ -114,13 +114,13 @@ def draw(
   contents = Contents([], [], {})
   with canvas.style():
     for name in names:
-      progress(name)
       kind = KINDS[name]
       try:
         drawn = kind.draw(subject)
       except UserError as e:
         contents.missing.append(report.Missing(name, kind.title, str(e)))
         continue
+      progress(name)
       pictures = _save_all(list(drawn.figures), folder, name)
       contents.sections.append(
         report.Section(name, kind.title, drawn.caption, pictures)

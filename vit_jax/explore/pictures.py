@@ -145,14 +145,13 @@ def main(argv: list[str]) -> int:
   names = _chosen_kinds(list(kinds.KINDS))
   failed: list[UserError] = []
   subject = _subject(vit, paths, failed)
-
-  def begin(name: str) -> None:
-    number = names.index(name) + 1
-    logging.info('drawing %d of %d: %s', number, len(names), name)
-
   with report_folder.replacing(out) as new:
-    contents = kinds.draw(subject, names, new, begin)
+    contents = kinds.draw(
+      subject, names, new, lambda name: logging.info('drawing %s', name)
+    )
     _write(subject, contents, new, failed)
+  for reason, left_out in _by_reason(contents.missing).items():
+    logging.info('left out %s: %s', ', '.join(left_out), reason)
   print(out / 'report.html')
   return 1 if failed else 0
 
@@ -370,11 +369,19 @@ def _read_images(
   return None
 
 
-def _nothing_shown(missing: 'Sequence[report_lib.Missing]') -> UserError:
-  """Returns the error that says why there is no picture at all."""
+def _by_reason(
+  missing: 'Sequence[report_lib.Missing]',
+) -> dict[str, list[str]]:
+  """Returns the names of the kinds without pictures, by the reason."""
   names: dict[str, list[str]] = {}
   for each in missing:
     names.setdefault(each.reason, []).append(each.name)
+  return names
+
+
+def _nothing_shown(missing: 'Sequence[report_lib.Missing]') -> UserError:
+  """Returns the error that says why there is no picture at all."""
+  names = _by_reason(missing)
   reasons = [f'{why} ({", ".join(which)})' for why, which in names.items()]
   return UserError(f'nothing can be shown: {"; ".join(reasons)}')
 
@@ -393,9 +400,11 @@ def _facts(
     count, found = len(subject.given.names), subject.given.found
     chosen = f'{count}' if count == found else f'{count} of {found}'
     size = subject.vit.preprocess.image_size
-    facts['Images'] = f'{chosen}, as {size[0]} × {size[1]} pixels'
-    if subject.given.naming:
-      facts['Images'] += f'. {subject.given.naming}'
+    facts['Images'] = (
+      f'{chosen}, as {size[0]} × {size[1]} pixels. Captions have the name, the'
+      ' most probable class with its probability, and the label, as far as they'
+      f' are known. {subject.given.naming}'
+    ).rstrip()
   if failed:
     facts['Left out'] = '; '.join(map(str, failed))
   if subject.labelled is not None:
