@@ -350,12 +350,15 @@ def test_a_model_that_is_too_large(tmp_path, monkeypatch):
     export.write(loaded('token'), tmp_path / 'x', 'stablehlo')
 
 
-def test_missing_packages(tmp_path, monkeypatch):
-  monkeypatch.setitem(export._PACKAGES, 'onnx', ('not_installed_here',))
+@pytest.mark.parametrize('missing', ['jax2onnx', 'onnx', 'onnxruntime'])
+def test_missing_packages(tmp_path, monkeypatch, missing):
+  monkeypatch.setattr(
+    importlib.util, 'find_spec', lambda x: x != missing or None
+  )
   with pytest.raises(UserError) as e:
     export.write(loaded('token'), tmp_path / 'x', 'onnx')
   assert str(e.value) == (
-    "onnx needs not_installed_here: run pip install 'vit_jax[export]'"
+    f"--to=onnx needs {missing}: run pip install 'vit_jax[export]'"
   )
 
 

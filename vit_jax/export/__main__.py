@@ -82,7 +82,10 @@ _BATCH_SIZE = flags.DEFINE_integer(
   flag_values=FLAGS,
 )
 
-_PACKAGES = {'stablehlo': ('flatbuffers',), 'onnx': ('jax2onnx', 'onnxruntime')}
+_PACKAGES = {
+  'stablehlo': ('flatbuffers',),
+  'onnx': ('jax2onnx', 'onnx', 'onnxruntime'),
+}
 _MOST_BYTES = 2**31 - 2**26  # the limit of flatbuffers and protobuf is 2 GiB
 _OPSET = 21  # of ONNX
 
@@ -120,7 +123,7 @@ def check(path: pathlib.Path, form: str) -> None:
     UserError: A package is missing, or nothing can be written there.
   """
   for package in _PACKAGES[form]:
-    check_package(form, package, 'export')
+    check_package(f'--to={form}', package, 'export')
   folder = path.absolute().parent
   if path.exists() and not path.is_file():  # it would be replaced
     raise UserError(f'{path} is a folder or a device: name a file')
