@@ -1,5 +1,6 @@
 """`vit_jax.export`: what is written answers as the model does, elsewhere."""
 
+import ast
 import dataclasses
 import functools
 import importlib.util
@@ -8,6 +9,7 @@ import logging
 import pathlib
 
 import commands
+import documented
 import jax
 from jax import export as jax_export
 import jax.numpy as jnp
@@ -215,6 +217,23 @@ def test_the_command(form, digits_run, tmp_path, caplog, monkeypatch):
     exported = jax_export.deserialize(path.read_bytes())
     answers = np.asarray(exported.call(images))
   assert_close(answers, run.predict(pixels))
+
+
+@pytest.mark.slow
+@needs_flatbuffers
+@needs_onnx
+def test_the_example_of_the_page(digits_run, tmp_path, monkeypatch, capsys):
+  monkeypatch.chdir(tmp_path)
+  (tmp_path / 'runs').mkdir()
+  for form in export.FORMATS:
+    out = f'--out=runs/digits.{form}'
+    assert (
+      commands.run(export, f'--from={digits_run}', f'--to={form}', out) == 0
+    )
+  (code,) = documented.blocks('docs/look_inside.md', 'python')
+  exec(code, {})  # compares both
+  names = ast.literal_eval(capsys.readouterr().out)
+  assert len(names) == 5 and set(names) <= set('0123456789')
 
 
 @pytest.mark.parametrize('form', FORMATS)
