@@ -149,7 +149,7 @@ MISTAKES = {
   'no such file': (
     ['--config=configs/digit.py'],
     '--config=configs/',
-    'no such',
+    "no such file: did you mean 'configs/digits.py'?",
   ),
   'wrong flag': (
     ['--workdri=x'],

@@ -101,6 +101,7 @@ def test_a_damaged_image_is_reported_and_the_rest_goes_on(
   cut, none = [line for line in err.splitlines() if str(tmp_path) in line]
   assert 'cut.png is damaged' in cut
   assert 'none.jpg cannot be read: No such file' in none
+  assert all(line.endswith('; it is left out') for line in (cut, none))
 
 
 def test_only_damaged_images(digits_run, images, capsys):
@@ -110,6 +111,7 @@ def test_only_damaged_images(digits_run, images, capsys):
   out, err = capsys.readouterr()
   assert status == 1 and json.loads(out) == []
   assert 'notes.txt is damaged, or no image' in err
+  assert 'no JPEG, PNG, WebP, TIFF, BMP or GIF' in err and 'convert it' in err
 
 
 def test_a_single_logit_of_unknown_meaning_is_a_number(digits_run):
@@ -151,6 +153,15 @@ def test_where_images_are_found(images, monkeypatch, capsys):
   os.rmdir('empty')
 
 
+def test_a_name_that_is_not_there_has_a_similar_one(images, monkeypatch):
+  """It is told before the model is loaded."""
+  monkeypatch.chdir(images)
+  for name, wanted in {'b.pgn': 'b.png', 'c  d': 'c d'}.items():
+    text = commands.mistake(predict, '--from=none', name)
+    assert f'there is no {name}: did you mean {wanted!r}?' in text
+  assert 'no photos in /' in commands.mistake(predict, '--from=none', 'photos')
+
+
 def test_a_pattern_may_be_a_name(images, monkeypatch):
   monkeypatch.chdir(images)
   (images / '[ab].png').write_bytes((images / 'b.png').read_bytes())
@@ -160,8 +171,9 @@ def test_a_pattern_may_be_a_name(images, monkeypatch):
 
 
 def test_names_that_are_no_utf_8(images, monkeypatch):
-  on_stdin(monkeypatch, b'caf\xe9.png\n')
-  (path,) = image_files.find(['-'])
+  on_stdin(monkeypatch, b'b.png\ncaf\xe9.png\n')
+  monkeypatch.chdir(images)
+  _, path = image_files.find(['-'])
   assert os.fsencode(path) == b'caf\xe9.png'
 
 

@@ -79,8 +79,12 @@ def test_accepts(settings):
     ({'pad': -1}, 'data.pad is -1'),
     ({'num_workers': -1}, 'data.num_workers is -1: it must be at least 0'),
     ({'num_threads': 0}, 'data.num_threads is 0: it must be at least 1'),
-    ({'eval_resize': 200}, 'data.eval_resize is 200: too small to cut config'),
-    ({'eval_resize': (300, 200)}, 'data.eval_resize'),
+    (
+      {'eval_resize': 200},
+      r'data.eval_resize is 200: too small to cut config.data.image_size='
+      r'\(224, 224\) from it: set config.data.eval_resize to 224 or more, or',
+    ),
+    ({'eval_resize': (300, 200)}, r'eval_resize to \(224, 224\) or more'),
     ({'eval_resize': '200'}, "data.eval_resize is '200': write one positive"),
     ({'crop': 'random', 'resize': 200}, 'data.resize is 200'),
     ({'crop': 'random', 'resize': 0.9}, 'data.resize is .*too small'),

@@ -144,7 +144,17 @@ def test_links_are_followed_but_not_for_ever(tmp_path):
     (
       ['train/a/1.png', 'train/b/1.png', 'val/c/1.png'],
       'val',
-      r'val/c is not a class of train: the classes are a, b$',
+      r'val/c is not a class of train: the classes are a, b; add such a',
+    ),
+    (
+      ['train/a/1.png', *(f'val/{x}/1.png' for x in 'abc')],
+      'val',
+      r'val/b, .*val/c are not classes of train: .* a; add such folders to',
+    ),
+    (
+      ['train/cat/1.png', 'val/Cat/1.png'],
+      'val',
+      r'val/Cat is not a class of train: .* cat; rename Cat to cat$',
     ),
     (
       ['train/a/1.png', 'train/b/x.txt'],
@@ -163,8 +173,19 @@ def test_errors_say_what_is_wrong(tmp_path, names, split, message):
 
 
 def test_no_such_folder(tmp_path):
-  with pytest.raises(UserError, match=r'there is no folder .*/nothing'):
+  with pytest.raises(UserError, match=r"no folder '.*/nothing'$"):
     open_folder(tmp_path / 'nothing')
+  (tmp_path / 'thing').mkdir()
+  with pytest.raises(UserError, match=r"did you mean '.*/thing'\?$"):
+    open_folder(tmp_path / 'thingy')
+
+
+def test_classes_that_val_lacks_are_told(tmp_path, monkeypatch):
+  lines = said(monkeypatch)
+  root = write(tmp_path, *(f'train/{x}/1.png' for x in 'abc'), 'val/b/1.png')
+  assert len(open_folder(root, 'val')) == 1
+  (line,) = lines
+  assert line.startswith(f'warning: {root}/val has no images of a, c, which')
 
 
 def test_file_that_went_away_is_named(tmp_path):
@@ -214,7 +235,7 @@ def test_usual_names_of_splits(tmp_path, monkeypatch, train, val):
   assert read(open_folder(root, 'val')) == [('a', '3.png', 0)]
   assert read(open_folder(root, val)) == [('a', '3.png', 0)]  # as it is called
   assert read(open_folder(root, 'test')) == [('b', '4.png', 0)]
-  (line,) = lines
+  (line,) = (x for x in lines if not x.startswith('warning: '))
   assert f'{val} as val' in line and f'{train} as train' in line
   assert 'Testing as test' in line
 

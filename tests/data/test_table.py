@@ -214,7 +214,7 @@ def test_images_that_are_none_name_the_row(tmp_path, images):
     (
       'path,label,split\nx.png,y,train\nx.png,z,test\n',
       {},
-      "row 2: 'z' is not a class of train",
+      "row 2: 'z' is not a class of train: .* y; give train rows of it, or",
     ),
     ('path,label\n"x.png,y\n', {}, 'is damaged'),
     ('path,label,label\nx.png,y,z\n', {}, "two columns 'label'"),

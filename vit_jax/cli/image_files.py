@@ -12,6 +12,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
+from vit_jax.config import nearby
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:
@@ -27,7 +28,7 @@ def find(arguments: Sequence[str]) -> list[str]:
     arguments: Files, folders and patterns; '-' reads more of them from stdin.
 
   Raises:
-    UserError: There are no images.
+    UserError: There are no images, or none of the files exists.
   """
   paths: list[str] = []
   empty: list[str] = []
@@ -39,7 +40,8 @@ def find(arguments: Sequence[str]) -> list[str]:
       if not found:
         empty.append(name)
   problems = [_problem(name) for name in empty]
-  if not paths:
+  if not any(map(os.path.lexists, paths)):
+    problems += [f'there is no {name}{nearby(name)}' for name in paths[:1]]
     where = f' ({"; ".join(problems)})' if problems else ''
     raise UserError(
       f'there are no images{where}: name files, folders or patterns, or - for'
@@ -83,7 +85,7 @@ def reporter(
 
   def report(error: UserError) -> None:
     failed.append(error)
-    write(f'error: {error}', file=sys.stderr)
+    write(f'error: {error}; it is left out', file=sys.stderr)
 
   return report
 

@@ -45,6 +45,7 @@ from vit_jax.config.microbatches import accumulation as accumulation
 from vit_jax.config.microbatches import AUTO as AUTO
 from vit_jax.config.microbatches import num_microbatches as num_microbatches
 from vit_jax.config.microbatches import with_accumulation as with_accumulation
+from vit_jax.config.near_paths import nearby as nearby
 from vit_jax.config.own import find_class as find_class
 from vit_jax.config.own import is_own as is_own
 from vit_jax.config.own import load_own as load_own

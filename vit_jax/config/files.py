@@ -15,6 +15,7 @@ from vit_jax.config.errors import one_line
 from vit_jax.config.errors import UserError
 from vit_jax.config.keys import set_value
 from vit_jax.config.keys import unknown_key
+from vit_jax.config.near_paths import find as find_near
 
 # What holds configs/: the package of an installed wheel, or a checkout.
 _ROOTS = pathlib.Path(__file__).parents[1:3]
@@ -85,10 +86,11 @@ def call_file(path: str, what: str, folder: str) -> Any:
   """
   path, *args = find(path, folder).split(':', 1)
   if not os.path.isfile(path):
-    raise UserError(
-      f'--{what}={path}: there is no such file; those that come with vit_jax'
-      f' are in {folder}'
-    )
+    near = _near(path, folder)
+    hint = f'; those that come with vit_jax are in {folder}'
+    if near:
+      hint = f': did you mean {near!r}?'
+    raise UserError(f'--{what}={path}: there is no such file{hint}')
   spec = importlib.util.spec_from_file_location(f'vit_jax_{what}_file', path)
   if spec is None or spec.loader is None:
     raise UserError(f'--{what}={path}: it must be a Python file')
@@ -102,6 +104,17 @@ def call_file(path: str, what: str, folder: str) -> Any:
     raise UserError(f'{path}: {e}') from None
   except Exception as e:  # the user's file may raise any
     raise UserError(_where(path, e)) from None
+
+
+def _near(path: str, folder: str) -> str:
+  """Returns the name of a similar file, as `find` takes it; '' without one."""
+  is_name = re.fullmatch(r'\w+', path)
+  name = f'{folder}{path}.py' if is_name else path
+  roots = [] if os.path.isabs(name) else [f'{root}/' for root in _ROOTS]
+  for root in ('', *roots):
+    if near := find_near(root + name, os.path.isfile):
+      return file_name(near) if is_name else near.removeprefix(root)
+  return ''
 
 
 def _where(path: str, error: Exception) -> str:

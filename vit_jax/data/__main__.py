@@ -39,6 +39,7 @@ from absl import flags
 from vit_jax import cli
 from vit_jax.cli import columns
 from vit_jax.cli import data_flags
+from vit_jax.config import nearby
 from vit_jax.config import UserError
 from vit_jax.runs import safe_io
 
@@ -108,10 +109,9 @@ def _survey(name: str | None, config: Any) -> Any:
     return survey.list_config(config)
   path = sources.folder_path(name)
   if not os.path.isdir(path):
-    raise UserError(
-      f'there is no folder {path}: name one, or a config file, as'
-      ' configs/folder.py'
-    )
+    known = ': name one, or a config file, as configs/folder.py'
+    near = nearby(path, os.path.isdir, known)
+    raise UserError(f'there is no folder {path}{near}')
   return survey.list_folder(path)
 
 

@@ -79,11 +79,13 @@ def _check_name(name: str) -> None:
   if name.startswith(folders):
     path = sources.folder_path(name, name[: name.index(':') + 1])
     if not os.path.isdir(path):
-      raise UserError(f'config.data.name: there is no folder {path!r}')
+      near = config_lib.nearby(path, os.path.isdir)
+      raise UserError(f'config.data.name: there is no folder {path!r}{near}')
   elif name.startswith(sources.TABLE):
     path = os.path.expanduser(name.removeprefix(sources.TABLE))
     if not os.path.isfile(path):
-      raise UserError(f'config.data.name: there is no file {path!r}')
+      near = config_lib.nearby(path, os.path.isfile)
+      raise UserError(f'config.data.name: there is no file {path!r}{near}')
   elif name.startswith(sources.TAR):
     tar.expand(name.removeprefix(sources.TAR))
   elif name.startswith(sources.HF):
@@ -211,9 +213,13 @@ def _check_resize(key: str, crop: geometry.Crop) -> None:
     height = width = crop.resize + max(size) - min(size)
   pad = 2 * crop.pad
   if height + pad < size[0] or width + pad < size[1]:
+    least: Any = tuple(side - pad for side in size)
+    if isinstance(crop.resize, int):
+      least = min(least)
     raise UserError(
       f'config.{key} is {crop.resize}: too small to cut'
-      f' config.data.image_size={crop.size} from it'
+      f' config.data.image_size={crop.size} from it: set config.{key} to'
+      f' {least} or more, or config.data.image_size to less'
     )
 
 

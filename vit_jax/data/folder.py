@@ -16,9 +16,10 @@ from absl import logging
 import numpy as np
 
 from vit_jax.config import explained
-from vit_jax.config import some
+from vit_jax.config import nearby
 from vit_jax.config import UserError
 from vit_jax.data import base
+from vit_jax.data import class_folders
 from vit_jax.data import features
 from vit_jax.data import splits
 from vit_jax.data.host import decode
@@ -196,7 +197,8 @@ def split_folders(root: str) -> dict[str, str]:
     UserError: There is no such folder, or its folders may be splits or classes.
   """
   if not os.path.isdir(root):
-    raise UserError(f'there is no folder {root}: change config.data.name')
+    near = nearby(root, os.path.isdir)
+    raise UserError(f'config.data.name: there is no folder {root!r}{near}')
   folders = {name: os.path.join(root, name) for name in subfolders(root)}
   if not folders:
     raise UserError(f'{root} has no folders: it needs one for each class')
@@ -367,18 +369,9 @@ def look_into(
       others.append(name)
   images += frames
   filled = {name.split('/')[0] for name in images}
-  problems = []
-  for name in subfolders(folder):
-    path = os.path.join(folder, name)
-    if name not in classes:
-      problems.append(
-        f'{path} is not a class of train: the classes are {some(classes)}'
-      )
-    elif name not in filled:
-      problems.append(
-        f'{path} has no {kind.name}: add some ({", ".join(kind.endings)}), or'
-        ' remove the folder'
-      )
+  problems = class_folders.problems(
+    folder, subfolders(folder), filled, classes, kind.name, kind.endings
+  )
   return Listing(sorted(images, key=base.hash_order), sorted(others), problems)
 
 
@@ -396,6 +389,9 @@ def _list(folder: str, classes: tuple[str, ...], kind: Kind) -> list[str]:
     )
   if found.problems:
     raise UserError(found.problems[0])
+  filled = {name.split('/')[0] for name in found.images}
+  if warning := class_folders.lacking(folder, filled, classes, kind.name):
+    warn_once(warning)
   return found.images
 
 

@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING
 import ml_collections
 
 from vit_jax.config import check_package
+from vit_jax.config import nearby
 from vit_jax.config import one_line
 from vit_jax.config import UserError
 from vit_jax.data import codes as codes_lib
@@ -158,9 +159,13 @@ def parse(name: str) -> Address:
     return Address(head, True, config=config)
   match = _ON_HUB.fullmatch(name)
   if match is None or name.startswith('.'):
+    hub = (
+      '; of the Hub write hf:OWNER/NAME, hf:OWNER/NAME@REVISION, or either with'
+      ' :CONFIG'
+    )
+    near = nearby(path, os.path.isdir, hub)
     raise UserError(
-      f'config.data.name=hf:{name}: there is no directory {path!r}; of the Hub'
-      ' write hf:OWNER/NAME, hf:OWNER/NAME@REVISION, or either with :CONFIG'
+      f'config.data.name=hf:{name}: there is no directory {path!r}{near}'
     )
   return Address(match[1], False, match[2], match[3])
 

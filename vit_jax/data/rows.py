@@ -287,7 +287,7 @@ class RowSource(base.SelectedSource):
       if cell not in known:
         raise UserError(
           f'{self._where(row)}: {cell!r} is not a class of train: they are'
-          f' {some(tuple(known))}'
+          f' {some(tuple(known))}; give train rows of it, or take this one out'
         )
       found.append(known[cell])
     return found[0] if name == 'label' else found

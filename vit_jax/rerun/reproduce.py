@@ -67,10 +67,11 @@ def _stored_config(path: pathlib.Path) -> dict[str, Any]:
   advice = 'name another run'
   stored = safe_io.read_json(path / 'config.json', advice)
   if not isinstance(stored, dict):
-    why = 'there is no such directory'
-    if path.is_dir():
-      why = 'it has no config.json, so no run began there'
-    raise UserError(f'--reproduce={path}: {why}; {advice}')
+    why = f'it has no config.json, so no run began there; {advice}'
+    if not path.is_dir():
+      near = config_lib.nearby(str(path), os.path.isdir, f'; {advice}')
+      why = f'there is no such directory{near}'
+    raise UserError(f'--reproduce={path}: {why}')
   return stored
 
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import dataclasses
 import datetime
 import math
+import os
 import pathlib
 import re
 from typing import Any
@@ -114,7 +115,8 @@ def read(path: pathlib.Path) -> Record:
   """
   path = path.absolute()
   if not path.is_dir():
-    raise UserError(f'there is no work directory {path}')
+    near = config_lib.nearby(str(path), os.path.isdir)
+    raise UserError(f'there is no work directory {path}{near}')
   config = _read_json(path / 'config.json')
   if config is None:
     raise UserError(

@@ -15,6 +15,7 @@ import re
 import time
 from urllib import parse
 
+from vit_jax.config import nearby
 from vit_jax.config import UserError
 from vit_jax.downloads import places
 from vit_jax.downloads import transfer
@@ -63,6 +64,7 @@ def _local(path: str) -> pathlib.Path:
     hint = f"; for a repository of the Hugging Face Hub write 'hf:{path}'"
   else:
     hint = ''
+  hint = nearby(str(local) if path else '', otherwise=hint)
   raise UserError(f'{path!r}: there is no such file or directory{hint}')
 
 

@@ -303,7 +303,10 @@ def _decode_other(data: bytes) -> np.ndarray:
   # Unchanged: otherwise OpenCV drops alpha, and rotates only some formats.
   pixels = cv2.imdecode(buffer, cv2.IMREAD_UNCHANGED)
   if pixels is None:
-    raise ValueError('OpenCV reads no image from it')
+    raise ValueError(
+      'no JPEG, PNG, WebP, TIFF, BMP or GIF can be read from it: convert it to'
+      ' one of these'
+    )
   if pixels.dtype not in (np.uint8, np.uint16):
     raise ValueError(f'it holds numbers of type {pixels.dtype}')
   if pixels.ndim == 3:
