@@ -141,7 +141,7 @@ def test_only_json_is_on_standard_output(folder):
     ([], 'is no verb: write check'),
     (['look', 'x'], "'look' is no verb"),
     (['check'], 'check takes one folder or config file'),
-    (['check', '/no/such'], 'there is no folder /no/such'),
+    (['check', '/no/such'], 'there is no folder /no/such: name one, or a co'),
     (['check', '.', '--out=/no/such/x.json'], 'there is no folder /no/such'),
   ],
 )
@@ -156,8 +156,10 @@ config = functools.partial(stand_in.config, data__image_size=8)
 def test_a_run_that_stopped_goes_on_without_what_is_damaged(folder, tmp_path):
   spoil(folder)
   run = tmp_path / 'run'
-  with pytest.raises(UserError, match=r'damaged|empty'):
+  with pytest.raises(UserError, match=r'damaged|empty') as e:
     loop.run(config(folder), str(run))
+  assert f'run python -m vit_jax.data check {folder} --out=' in str(e.value)
+  assert '--config.data.skip_damaged=damaged.json' in str(e.value)
   path = tmp_path / 'damaged.json'
   commands.run(command, 'check', folder, f'--out={path}')
   assert (

@@ -22,6 +22,7 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax.data import base
 from vit_jax.data import features
+from vit_jax.data import sources
 from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host import shapes
 from vit_jax.parallel import memory
@@ -241,11 +242,15 @@ def _read_all(
   }
   arrays['index'] = np.empty(size, np.int32)
   first = 0
-  for batch in data.eval_batches(source, config, batch_size=_READ_SIZE):
-    rows = slice(first, min(first + _READ_SIZE, size))
-    first, count = rows.stop, rows.stop - rows.start
-    for name, array in arrays.items():
-      array[rows] = batch[name][:count]
+  try:
+    for batch in data.eval_batches(source, config, batch_size=_READ_SIZE):
+      rows = slice(first, min(first + _READ_SIZE, size))
+      first, count = rows.stop, rows.stop - rows.start
+      for name, array in arrays.items():
+        array[rows] = batch[name][:count]
+  except config_lib.UserError as e:
+    advice = sources.damage_advice(config, source.features)
+    raise config_lib.UserError(f'{e}{advice}') from None
   logging.info(
     'decoded %s of %s in %.1f s: %.1f MiB',
     config_lib.counted(size, 'image'),

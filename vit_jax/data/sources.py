@@ -1,6 +1,7 @@
 """Opens the source that `config.data.name` names."""
 
 import os
+import shlex
 
 import ml_collections
 
@@ -9,6 +10,7 @@ from vit_jax.data import base
 from vit_jax.data import captions
 from vit_jax.data import codes as codes_lib
 from vit_jax.data import digits
+from vit_jax.data import features as features_lib
 from vit_jax.data import folder
 from vit_jax.data import hf
 from vit_jax.data import moving_digits
@@ -125,6 +127,27 @@ def open_split(
         f" --config.data.split='{e.only}[:90%]' --config.{key}='{e.only}[90%:]'"
       )
     raise config_lib.UserError(f'config.{key}: {e}{hint}') from None
+
+
+def damage_advice(
+  config: ml_collections.ConfigDict, features: features_lib.Features
+) -> str:
+  """Returns the end of an error of training about an image that is damaged.
+
+  Args:
+    config: The full config.
+    features: Features of its examples.
+  """
+  if isinstance(features['image'], features_lib.Volume):
+    return ''
+  name = config.data.name
+  what = f'CONFIG.py --config.data.name={shlex.quote(name)}'
+  if name.startswith(FOLDER):
+    what = shlex.quote(folder_path(name))
+  return (
+    f'; to train without such files, run python -m vit_jax.data check {what}'
+    ' --out=damaged.json, and add --config.data.skip_damaged=damaged.json'
+  )
 
 
 FOLDER = 'folder:'

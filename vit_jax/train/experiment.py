@@ -23,6 +23,7 @@ from vit_jax import objectives
 from vit_jax import optim
 from vit_jax.data import cache as cache_lib
 from vit_jax.data import intensity
+from vit_jax.data import sources
 from vit_jax.evaluation import base as evaluation_base
 from vit_jax.objectives import feature_checks
 from vit_jax.optim import rules as rules_lib
@@ -271,7 +272,8 @@ class Experiment(timetable.Timetable):
     mesh, features = self.program.mesh, self.splits[split].features
     shapes = self.program.abstract_batch(batch_size, features)
     if not self.cache.on_devices:
-      return feed.Feed(batches, mesh, shapes, calls)
+      advice = sources.damage_advice(self.config, features)
+      return feed.Feed(batches, mesh, shapes, calls, advice=advice)
     shapes = {'position': shapes['index']}
     take = functools.partial(self.cache.take, split)
     return feed.Feed(batches, mesh, shapes, calls, take)

@@ -39,6 +39,7 @@ class Feed(Iterator[Batch]):
     shapes: Mapping[str, jax.ShapeDtypeStruct],
     lengths: Iterable[int],
     finish: Callable[[Batch], Batch] | None = None,
+    advice: str = '',
   ):
     """Starts to prefetch.
 
@@ -48,12 +49,14 @@ class Feed(Iterator[Batch]):
       shapes: Shapes of a global batch.
       lengths: Number of steps in each call.
       finish: Maps the global arrays to the final batch; None: no change.
+      advice: Ends the error of an example that cannot be read; '': nothing.
     """
     self.error: UserError | None = None
     self._batches = batches
     self._mesh = mesh
     self._lengths = iter(lengths)
     self._finish = finish
+    self._advice = advice
     _, parts = mesh_lib.host_part(mesh)
     self._blank = {
       name: np.zeros((x.shape[0] // parts, *x.shape[1:]), x.dtype)
@@ -83,7 +86,7 @@ class Feed(Iterator[Batch]):
       try:
         return coming.result()
       except UserError as e:
-        self.error = e
+        self.error = UserError(f'{e}{self._advice}')
     return self._place([self._blank] * length)
 
   def is_ready(self) -> bool:
