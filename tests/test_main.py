@@ -163,7 +163,17 @@ MISTAKES = {
   ),
   'wrong type': (
     ['--config.train.batch_size=many'],
-    'flag --config.train.batch_size=many',
+    'flag --config.train.batch_size=many: write a whole number',
+    '',
+  ),
+  'a word for a rate': (
+    ['--config.optim.learning_rate=fast'],
+    'flag --config.optim.learning_rate=fast: write a number, as 0.001',
+    '',
+  ),
+  'neither true nor false': (
+    ['--config.data.flip=maybe'],
+    'flag --config.data.flip=maybe: write true or false',
     '',
   ),
   'no number': (['--config.data.std=abc'], 'config.data.std', 'numbers'),
@@ -226,6 +236,11 @@ MISTAKES = {
     ['configs/x.py'],
     'unexpected argument',
     '--config=configs/x.py',
+  ),
+  'no quotes': (
+    ['--config.train.duration=10', 'epochs'],
+    "unexpected argument 'epochs': a value with spaces needs quotes",
+    '',
   ),
   'colon': (
     ['--config=configs/digits.py:x'],

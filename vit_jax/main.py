@@ -64,8 +64,10 @@ def main(argv: list[str]) -> int:
 
   path = cli.config_path(sys.argv)
   if len(argv) > 1:
-    hint = f': did you mean --config={argv[1]}?' if '.py' in argv[1] else ''
-    raise config_lib.UserError(f'unexpected argument {argv[1]!r}{hint}')
+    hint = "a value with spaces needs quotes, as --KEY='10 epochs'"
+    if '.py' in argv[1]:
+      hint = f'did you mean --config={argv[1]}?'
+    raise config_lib.UserError(f'unexpected argument {argv[1]!r}: {hint}')
   name = _name(path)
   if processes := processes_lib.initialize():
     logging.info('%s', processes)

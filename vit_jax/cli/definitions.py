@@ -221,7 +221,7 @@ def parse_flags(
   except flags.UnrecognizedFlagError as e:
     raise _unknown_flag(e, flag_values) from None
   except (flags.Error, TypeError, ValueError) as e:
-    raise config_lib.UserError(config_lib.one_line(e)) from None
+    raise config_lib.UserError(_of_another_type(e)) from None
   finally:
     sys.argv = seen
   if options:
@@ -309,6 +309,22 @@ def _check_config(argv: Sequence[str]) -> None:
     for key in overrides:
       if key not in known:
         raise config_lib.unknown_key(config, key)
+
+
+# What the messages of absl say of a value -> what a flag takes.
+_WANTED = {
+  r'invalid literal for int\(\) .*': 'write a whole number, as 64',
+  r'could not convert string to float: .*': 'write a number, as 0.001',
+  r"\('Non-boolean argument to boolean flag', .*": 'write true or false',
+}
+
+
+def _of_another_type(error: Exception) -> str:
+  """Returns the message of absl about a value that does not parse."""
+  text = config_lib.one_line(error)
+  for said, wanted in _WANTED.items():
+    text = re.sub(f'^(flag --.*): {said}$', rf'\1: {wanted}', text)
+  return text
 
 
 def _unknown_flag(

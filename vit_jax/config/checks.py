@@ -172,7 +172,9 @@ def check_numbers(config: ml_collections.ConfigDict, key: str) -> None:
   """Raises a UserError if not all elements of a tuple are finite numbers."""
   value = dict(flatten(config))[key]
   if not all(isinstance(x, int | float) and math.isfinite(x) for x in value):
-    raise UserError(f'config.{key} is {value}: it must hold finite numbers')
+    raise UserError(
+      f'config.{key} is {value}: it must hold finite numbers, as in (0.5, 1.0)'
+    )
 
 
 def one_of(
