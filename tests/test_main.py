@@ -222,6 +222,11 @@ MISTAKES = {
     'config.checkpoint.best',
     'val/accuracy',
   ),
+  'best of nothing': (
+    ['--config.checkpoint.best=accuracy'],
+    "config.checkpoint.best is 'accuracy'",
+    'there are val. Write val/accuracy, or so',
+  ),
   'warm-up': (
     ['--config.optim.warmup=99 epochs'],
     'config.optim.warmup=',

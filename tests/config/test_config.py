@@ -126,7 +126,7 @@ def test_cadence_never_drifts(examples, text):
     ('train.dtype', 'float64', 'float32, bfloat16'),
     ('train.ema_decay', 1.0, 'ema_decay'),
     ('checkpoint.keep', 1, 'at least 2'),
-    ('checkpoint.best', 'val/accuracy', 'no such evaluation runs'),
+    ('checkpoint.best', 'val/accuracy', 'no such evaluation runs: all splits'),
     ('train.log_every', '0 steps', 'more than 0'),
     ('train.duration', '1e13 steps', 'too long: at most 1,000,000,000,000'),
     ('train.batch_size', None, 'config.train.batch_size is None'),
