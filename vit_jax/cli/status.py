@@ -7,6 +7,7 @@ import os
 import pathlib
 import signal
 import sys
+import sysconfig
 import traceback
 
 from absl import flags
@@ -72,9 +73,30 @@ def _status(
     return 1
   except KeyboardInterrupt:  # before there is anything to save
     return 128 + signal.SIGINT
-  except Exception:  # a bug
+  except Exception as e:  # a bug, here or in a class of the user's
     traceback.print_exc()
+    print(_last_line_of_users(e), end='', file=sys.stderr)
     return 1
+
+
+def _last_line_of_users(error: Exception) -> str:
+  """Returns where an error left code of the user's; '' if there is none.
+
+  In a long traceback, such as JAX gives, that line is hard to find.
+  """
+  places = sysconfig.get_paths()
+  others = [places[x] for x in ('stdlib', 'platstdlib', 'purelib', 'platlib')]
+  others.append(str(pathlib.Path(__file__).parents[1]))
+  not_own = ('<', *(f'{x}{os.sep}' for x in others))
+  own = [
+    at
+    for at in traceback.extract_tb(error.__traceback__)
+    if not at.filename.startswith(not_own)
+  ]
+  if not own:
+    return ''
+  at = own[-1]
+  return f'in your file {at.filename}, line {at.lineno}: {at.line}\n'
 
 
 def _log_plainly() -> None:

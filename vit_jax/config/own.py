@@ -7,11 +7,15 @@ A package has one file for each class; a user's class is named as
 import functools
 import importlib
 import inspect
+import os
 import pkgutil
 import re
+import traceback
 from typing import Any
 
+from vit_jax.config import near_paths
 from vit_jax.config.errors import one_line
+from vit_jax.config.errors import some
 from vit_jax.config.errors import UserError
 
 # The part after the colon must be a class, not the version of a dataset as in
@@ -82,19 +86,47 @@ def load_own(name: str, key: str, kind: type) -> Any:
     if e.name is None or not module_name.startswith(e.name):
       raise UserError(f'{where}: {one_line(e)}') from e
     raise UserError(
-      f'{where}: Python finds no module {module_name!r}: run the command in the'
-      ' directory that it is in, or set PYTHONPATH to that'
+      f'{where}: Python finds no module {module_name!r}{_advice(module_name)}'
     ) from None
   except Exception as e:
     raise UserError(
       f'{where}: importing {module_name} failed:'
-      f' {type(e).__name__}: {one_line(e)}'
+      f' {type(e).__name__}: {one_line(e)}{_line_of(e)}'
     ) from e
   found = getattr(module, class_name, None)
   if not isinstance(found, type) or not issubclass(found, kind):
     problem = 'has no' if found is None else 'has another'
+    there = [
+      name
+      for name, x in vars(module).items()
+      if isinstance(x, type) and issubclass(x, kind) and x is not kind
+    ]
+    has = f'; it has {some(there)}' if there else ''
     raise UserError(
       f'{where}: {module_name} {problem} class {class_name!r}, which must be a'
-      f' {kind.__module__}.{kind.__name__}'
+      f' {kind.__module__}.{kind.__name__}{has}'
     )
   return found
+
+
+def _advice(module: str) -> str:
+  """Returns what to do about a module that Python does not find."""
+  path = f'{module.replace(".", "/")}.py'
+  if near := near_paths.find(path, os.path.isfile):
+    return f': did you mean {near.removesuffix(".py").replace("/", ".")!r}?'
+  return (
+    ': run the command in the directory that it is in, or set PYTHONPATH to'
+    ' that'
+  )
+
+
+def _line_of(error: Exception) -> str:
+  """Returns the line of the module whose import failed; '' if not known."""
+  frames = [
+    frame
+    for frame in traceback.extract_tb(error.__traceback__)
+    if frame.filename not in (__file__, importlib.__file__)
+    and not frame.filename.startswith('<')  # the importing itself
+  ]
+  lines = [x.lineno for x in frames if x.filename == frames[0].filename]
+  return f' ({frames[0].filename}, line {lines[-1]})' if lines else ''

@@ -28,6 +28,7 @@ from vit_jax.data.device.rng import Rng
 from vit_jax.data.host import geometry
 from vit_jax.evaluation import metrics
 from vit_jax.models import experts
+from vit_jax.objectives import contract
 from vit_jax.objectives import feature_checks
 from vit_jax.runs import checkpoint_format
 from vit_jax.weights.formats import whole
@@ -263,14 +264,14 @@ class Objective(abc.ABC):
     """Returns what `loss` does, with the mean of balancing losses of experts.
 
     Raises:
-      UserError: The objective does not apply its model by `apply_train`, so
-        that these losses are not known.
+      UserError: `loss` returns something else than it should, or does not apply
+        the model by `apply_train`, so that losses of experts are not known.
     """
     if not experts.has_loss(self.model):
-      return self.loss(params, extra, batch, rng)
+      return contract.loss(self, params, extra, batch, rng)
     self._balance = []
     try:
-      loss, scalars, extra = self.loss(params, extra, batch, rng)
+      loss, scalars, extra = contract.loss(self, params, extra, batch, rng)
       found = self._balance
     finally:
       self._balance = None

@@ -11,6 +11,7 @@ import numpy as np
 import optax
 
 from vit_jax import objectives
+from vit_jax.objectives import contract
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import sharding
 from vit_jax.train import step as train_step_lib
@@ -55,7 +56,7 @@ class Init:
   def _make(self, params: Any) -> TrainState:
     config, objective = self._config, self._objective
     params = train_step_lib.init_params(config, objective, params)
-    leaves, tree = jax.tree.flatten(objective.init_extra(params))
+    leaves, tree = jax.tree.flatten(contract.init_extra(objective, params))
     self._on_host = [x if isinstance(x, np.ndarray) else None for x in leaves]
     return train_step_lib.init_state(
       config,

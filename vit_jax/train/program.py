@@ -10,7 +10,6 @@ import math
 import re
 from typing import Any
 
-from clu import metrics as clu_metrics
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -27,6 +26,7 @@ from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host import shapes as shapes_lib
 from vit_jax.evaluation import base as evaluation_base
 from vit_jax.models import stack
+from vit_jax.objectives import contract
 from vit_jax.objectives import flexible
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import hardware
@@ -141,7 +141,7 @@ class Program:
     """(state, batch, step) -> the step's `Update`; not compiled."""
     return train_step_lib.make_update(
       self.gradient,
-      self.objective.after_update,
+      functools.partial(contract.after_update, self.objective),
       self.rules,
       optim.make_schedule(self.config.optim, self.lengths),
       optim.make_decay(self.config.optim, self.lengths),
@@ -382,7 +382,7 @@ class Program:
     """Traces the evaluation of a user's objective, to find mistakes early.
 
     Raises:
-      UserError: `measure` returns something else than metrics.
+      UserError: `outputs` or `measure` returns something else than it should.
     """
     if type(self.objective).__module__.startswith('vit_jax.'):
       return
@@ -392,14 +392,11 @@ class Program:
       self.abstract_batch(batch_size),
     )
     batch = jax.eval_shape(self._prepare, batch)
-    outputs = jax.eval_shape(self.objective.outputs, params, batch)
-    measured = jax.eval_shape(self.objective.measure, outputs, batch)
-    if not isinstance(measured, clu_metrics.Collection):
-      raise config_lib.UserError(
-        f'{type(self.objective).__name__}.measure returns a'
-        f' {type(measured).__name__}: it must return a'
-        ' clu.metrics.Collection, as vit_jax.evaluation.metrics has them'
-      )
+    of = functools.partial
+    outputs = jax.eval_shape(
+      of(contract.outputs, self.objective), params, batch
+    )
+    jax.eval_shape(of(contract.measure, self.objective), outputs, batch)
 
 
 def in_thread(

@@ -215,7 +215,7 @@ def make_gradient(
 
 def make_update(
   gradient: Callable[..., Gradient],
-  after_update: Callable[[Any, Any, jax.Array], Any],
+  after_update: Callable[[Any, Any, jax.Array, Any], Any],
   rules: rules_lib.Rules,
   schedule: Schedule,
   decay: Schedule,
@@ -228,7 +228,7 @@ def make_update(
 
   Args:
     gradient: From `make_gradient`, or of several tasks.
-    after_update: As `Objective.after_update`.
+    after_update: As `contract.after_update`, of an objective or of several.
     rules: Which parameters train, and how.
     schedule: The learning rate of a step.
     decay: The factor of the weight decay of a step.
@@ -250,7 +250,7 @@ def make_update(
     def moved(rate: jax.typing.ArrayLike) -> tuple[Any, Any]:
       params = jax.tree.map(lambda p, d: p - rate * d, trained, direction)
       merged = rules_lib.merge(params, state.params)
-      return params, after_update(extra, merged, step)
+      return params, after_update(extra, merged, step, state.extra)
 
     params, after = moved(learning_rate)
     stored = moved(_disguised(learning_rate))

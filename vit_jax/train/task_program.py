@@ -18,6 +18,7 @@ import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import optim
+from vit_jax.objectives import contract
 from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
@@ -234,10 +235,16 @@ class TaskProgram:
     )
     return train_step_lib.Gradient(loss, means, grads, extra)
 
-  def _after_update(self, extra: Any, params: Any, step: jax.Array) -> Any:
+  def _after_update(
+    self, extra: Any, params: Any, step: jax.Array, before: Any
+  ) -> Any:
     return {
-      name: program.objective.after_update(
-        extra[name], self.places[name].extract(params), step
+      name: contract.after_update(
+        program.objective,
+        extra[name],
+        self.places[name].extract(params),
+        step,
+        before[name],
       )
       for name, program in self._programs.items()
     }

@@ -1,0 +1,221 @@
+"""Mistakes in a user's own objective, which is the example of docs/methods.md.
+
+What breaks the contract is one line that names the objective; any other error
+keeps its traceback, which ends at the user's line.
+"""
+
+import itertools
+import re
+
+import commands
+import documented
+import pytest
+import tiny
+
+from vit_jax import config as config_lib
+from vit_jax.config import UserError
+from vit_jax.train import experiment as experiment_lib
+from vit_jax.train import loop
+
+RETURN = (
+  "    return loss, {'accuracy': (logits.argmax(-1) == turns).mean()}, extra\n"
+)
+MORE = '  def outputs(self, params, batch):\n'
+TURNS = "    turns = batch['index'] % 4  # the same at each evaluation\n"
+MEASURED = (
+  "    return metrics.classification(logits, turns, loss, batch['valid'])\n"
+)
+_count = itertools.count()  # a module is imported once
+
+
+@pytest.fixture
+def write(tmp_path, monkeypatch):
+  """Writes the objective with other lines; returns its config."""
+  monkeypatch.syspath_prepend(tmp_path)
+
+  def write(old, new):
+    method = documented.blocks('docs/methods.md', 'python')[0]
+    assert method.count(old) == 1
+    name = f'my_method_{next(_count)}'
+    (tmp_path / f'{name}.py').write_text(method.replace(old, new))
+    return tiny.config(objective__name=f'{name}:Rotation')
+
+  return write
+
+
+@pytest.mark.parametrize(
+  'old, new, message',
+  [
+    (
+      'targets).mean()',
+      'targets)',
+      r'loss returns a loss of the shape \(16,\): it must be one number',
+    ),
+    (
+      RETURN,
+      '    return loss, extra\n',
+      'loss returns 2 values: it must return three, the mean loss, a dict of',
+    ),
+    (
+      RETURN,
+      '    return loss\n',
+      r'loss returns an array of the shape \(\): it must return three',
+    ),
+    (
+      RETURN,
+      '    return None, {}, extra\n',
+      'loss returns a loss that is None: it must be one number',
+    ),
+    (
+      RETURN,
+      '    return 1.0, {}, extra\n',
+      'loss returns the number 1.0 as the loss, which has no gradient',
+    ),
+    (
+      RETURN,
+      '    return turns.sum(), {}, extra\n',
+      'loss returns a loss of type int32, which has no gradient',
+    ),
+    (
+      RETURN,
+      '    return loss, loss, extra\n',
+      r'loss returns an array .* as the second value: it must be a dict of',
+    ),
+    (
+      RETURN,
+      "    return loss, {'right': logits.argmax(-1) == turns}, extra\n",
+      r"loss returns 'right' of the shape \(16,\): it must be one number",
+    ),
+    (
+      'def loss(self, params, extra, batch, rng)',
+      'def loss(self, params, batch, rng)',
+      r'loss takes \(params, batch, rng\): it must take \(params, extra, batch',
+    ),
+    (
+      "rotated(batch['image'], turns), rng",
+      "rotated(batch['images'], turns), rng",
+      r"loss reads 'images' \(.*\.py, line \d+\), but the batch has only image,"
+      ' index, label',
+    ),
+    (
+      TURNS,
+      TURNS.replace('index', 'indx'),
+      r"outputs reads 'indx' \(.*, line \d+\), but the batch has only image, i",
+    ),
+    (
+      "outputs['turns']",
+      "outputs['turn']",
+      r"measure reads 'turn' \(.*, line \d+\), but the outputs has only logits",
+    ),
+    (
+      "    return {'logits': self.apply(params, images), 'turns': turns}\n",
+      '    return self.apply(params, images)\n',
+      r'outputs returns an array of the shape \(16, 4\): it must return a dict',
+    ),
+    (
+      MEASURED,
+      "    return {'accuracy': loss.mean()}\n",
+      'measure returns a dict: it must return a clu.metrics.Collection',
+    ),
+    (
+      MORE,
+      f'  def init_extra(self, params):\n    return None\n\n{MORE}',
+      'init_extra returns None: it must return a dict of trees of arrays',
+    ),
+  ],
+)
+def test_what_breaks_the_contract(write, old, new, message):
+  """It is told before anything is compiled."""
+  config = write(old, new)
+  name = config.objective.name
+  with pytest.raises(UserError) as e:  # it also has JAX's notes
+    assert experiment_lib.build(config).program.flops
+  whole = rf'config\.objective\.name={name}: {message}.*'
+  assert re.fullmatch(whole, str(e.value)), e.value
+
+
+@pytest.mark.parametrize(
+  'old, new, message',
+  [
+    (RETURN, RETURN.replace(', extra', ", {'a': loss}"), "has a new 'a'"),
+    (RETURN, RETURN.replace(', extra', ', None'), 'is None'),
+    (
+      MORE,
+      '  def init_extra(self, params):\n'
+      "    return {'count': jnp.zeros(()), 'sum': jnp.zeros(3)}\n\n"
+      '  def after_update(self, extra, params, step):\n'
+      f"    return {{'count': step}}\n\n{MORE}",
+      "lacks 'sum', has 'count' as int32[], which was float32[]",
+    ),
+  ],
+)
+def test_an_extra_that_changes(write, old, new, message, tmp_path):
+  config = write(old, new)
+  name = config.objective.name
+  with pytest.raises(UserError) as e:
+    loop.run(config, str(tmp_path / 'run'))
+  assert str(e.value).startswith(
+    f'config.objective.name={name}: extra {message} after a step: what loss'
+  )
+
+
+def test_an_extra_that_changes_in_a_task(write, tmp_path):
+  config = write(RETURN, RETURN.replace(', extra', ", {'a': loss}"))
+  for name in ('one', 'two'):
+    config.tasks[name] = config_lib.task(config)
+  config.train.task_sampling = 'accumulated'
+  config.evals.val.split = config.checkpoint.best = ''
+  with pytest.raises(UserError, match=r"Rotation: extra has a new 'a' after"):
+    loop.run(config, str(tmp_path / 'run'))
+
+
+@pytest.mark.parametrize(
+  'line',
+  ['x = logits @ logits', "x = self.config['none']", 'if loss > 1: x = 1'],
+)
+def test_other_errors_end_at_the_line_of_the_user(write, tmp_path, line):
+  config = write(RETURN, f'    {line}\n{RETURN}')
+  name = config.objective.name
+  result = commands.python(
+    *('-m', 'vit_jax.main', *tiny.flags(objective__name=name)),
+    f'--workdir={tmp_path}/run',
+    env=commands.CPU_ENV | {'PYTHONPATH': f'{tiny.ROOT}:{tmp_path}'},
+  )
+  assert result.returncode == 1 and 'Traceback' in result.stderr
+  last = result.stderr.splitlines()[-1]
+  file = tmp_path / f'{name.partition(":")[0]}.py'
+  assert last.startswith(f'in your file {file}, line ')
+  assert last.endswith(f': {line}')
+
+
+@pytest.mark.parametrize(
+  'name, message',
+  [
+    (
+      ':Rotatoin',
+      r"has no class 'Rotatoin', which must be .*; it has Rotation",
+    ),
+    ('s:Rotation', r"finds no module '\w+s': did you mean 'my_method_\d+'\?$"),
+  ],
+)
+def test_a_name_that_is_not_there(write, monkeypatch, tmp_path, name, message):
+  config = write(RETURN, RETURN)
+  module = config.objective.name.partition(':')[0]
+  monkeypatch.chdir(tmp_path)
+  config.objective.name = f'{module}{name}'
+  with pytest.raises(UserError, match=message):
+    experiment_lib.check(config)
+
+
+@pytest.mark.parametrize(
+  'new, message',
+  [
+    ('x = none\n\n\nclass R', r"NameError: name 'none' .* \(.*\.py, line 9\)$"),
+    ('class R(R', r'SyntaxError: .*, line \d+\)$'),
+  ],
+)
+def test_a_module_that_cannot_be_imported(write, new, message):
+  config = write('class R', new)
+  with pytest.raises(UserError, match=message) as e:
+    experiment_lib.check(config)
+  assert '\n' not in str(e.value)

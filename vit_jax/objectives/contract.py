@@ -1,0 +1,241 @@
+"""Calls the functions of an objective, and checks that they keep its contract.
+
+A user's own method is traced by JAX, whose errors about a wrong result name
+neither the method nor what it should return. These checks only look at shapes
+and keys while a function is traced: the compiled program stays the same.
+"""
+
+from collections.abc import Iterator
+from collections.abc import Mapping
+import contextlib
+import inspect
+import linecache
+import re
+import traceback
+from typing import Any
+from typing import TYPE_CHECKING
+
+from clu import metrics as clu_metrics
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from vit_jax.config import some
+from vit_jax.config import UserError
+
+if TYPE_CHECKING:
+  from vit_jax.objectives import base
+
+
+def loss(
+  objective: 'base.Objective', params: Any, extra: Any, batch: Any, rng: Any
+) -> tuple[jax.Array, dict[str, jax.Array], Any]:
+  """Returns what `objective.loss` does.
+
+  Raises:
+    UserError: It takes or returns something else than `Objective.loss` says, or
+      reads a feature that the batch does not have.
+  """
+  name = _name(objective, 'loss')
+  try:
+    inspect.signature(objective.loss).bind(params, extra, batch, rng)
+  except TypeError:
+    given = ', '.join(inspect.signature(objective.loss).parameters)
+    raise UserError(
+      f'{name} takes ({given}): it must take (params, extra, batch, rng)'
+    ) from None
+  with _keys_explained(name, batch):
+    found: Any = objective.loss(params, extra, batch, rng)
+  if not isinstance(found, tuple | list) or len(found) != 3:
+    what = _kind(found)
+    if isinstance(found, tuple | list):
+      what = f'{len(found)} values'
+    raise UserError(
+      f'{name} returns {what}: it must return three, the mean loss, a dict of'
+      ' other means ({} if there are none), and the extra'
+    )
+  value, scalars, extra = found
+  if isinstance(value, float | int):
+    raise UserError(
+      f'{name} returns the number {value} as the loss, which has no gradient:'
+      ' compute it from params'
+    )
+  _check_mean(f'{name} returns a loss', value)
+  if not jnp.issubdtype(jnp.result_type(value), jnp.floating):
+    raise UserError(
+      f'{name} returns a loss of type {jnp.result_type(value)}, which has no'
+      ' gradient: it must be a float'
+    )
+  if not isinstance(scalars, Mapping):
+    raise UserError(
+      f'{name} returns {_kind(scalars)} as the second value: it must be a dict'
+      " of means to report, as {'accuracy': accuracy}, or {}"
+    )
+  for key, scalar in scalars.items():
+    _check_mean(f'{name} returns {key!r}', scalar)
+  return value, {**scalars}, extra
+
+
+def init_extra(objective: 'base.Objective', params: Any) -> Any:
+  """Returns what `objective.init_extra` does.
+
+  Raises:
+    UserError: It is no dict.
+  """
+  found = objective.init_extra(params)
+  if not isinstance(found, Mapping):
+    raise UserError(
+      f'{_name(objective, "init_extra")} returns {_kind(found)}: it must return'
+      ' a dict of trees of arrays, {} if there is no extra'
+    )
+  return found
+
+
+def after_update(
+  objective: 'base.Objective',
+  extra: Any,
+  params: Any,
+  step: Any,
+  before: Any,
+) -> Any:
+  """Returns what `objective.after_update` does.
+
+  Args:
+    objective: The objective.
+    extra: As its loss returned it.
+    params: After the update.
+    step: Number of completed updates before this one.
+    before: The extra before the step.
+
+  Raises:
+    UserError: The new extra differs in its keys, shapes or types.
+  """
+  found = objective.after_update(extra, params, step)
+  old, new = _leaves(before), _leaves(found)
+  problems = [f'has a new {path!r}' for path in new if path not in old]
+  problems += [f'lacks {path!r}' for path in old if path not in new]
+  problems += [
+    f'has {path!r} as {new[path]}, which was {kind}'
+    for path, kind in old.items()
+    if path in new and new[path] != kind
+  ]
+  trees: list[Any] = [jax.tree.structure(x) for x in (before, found)]
+  if problems or trees[0] != trees[1]:
+    what = some(problems) or f'is {_kind(found)}'
+    raise UserError(
+      f'{_name(objective, "extra")} {what} after a step: what loss returns, or'
+      ' after_update makes of it, must have the keys, shapes and types of'
+      ' init_extra'
+    )
+  return found
+
+
+def outputs(
+  objective: 'base.Objective', params: Any, batch: Any
+) -> dict[str, jax.Array]:
+  """Returns what `objective.outputs` does.
+
+  Raises:
+    UserError: It is no dict, or a feature is read that the batch does not have.
+  """
+  name = _name(objective, 'outputs')
+  with _keys_explained(name, batch):
+    found: Any = objective.outputs(params, batch)
+  if not isinstance(found, Mapping):
+    raise UserError(
+      f'{name} returns {_kind(found)}: it must return a dict of arrays, as'
+      " {'logits': logits}"
+    )
+  return {**found}
+
+
+def measure(objective: 'base.Objective', found: Any, batch: Any) -> Any:
+  """Returns what `objective.measure` does.
+
+  Args:
+    objective: The objective.
+    found: From `outputs`.
+    batch: As for `outputs`.
+
+  Raises:
+    UserError: It returns something else than metrics, or reads a feature that
+      the batch, or an output that `found` does not have.
+  """
+  name = _name(objective, 'measure')
+  with _keys_explained(name, batch), _keys_explained(name, found, 'outputs'):
+    measured = objective.measure(found, batch)
+  if not isinstance(measured, clu_metrics.Collection):
+    raise UserError(
+      f'{name} returns {_kind(measured)}: it must return a'
+      ' clu.metrics.Collection, as vit_jax.evaluation.metrics has them'
+    )
+  return measured
+
+
+def _name(objective: 'base.Objective', what: str) -> str:
+  return f'config.objective.name={objective.config.objective.name}: {what}'
+
+
+def _kind(value: Any) -> str:
+  """Returns the kind of a value in words."""
+  if isinstance(value, jax.Array):
+    return f'an array of the shape {value.shape}'
+  return 'None' if value is None else f'a {type(value).__name__}'
+
+
+def _check_mean(what: str, value: Any) -> None:
+  """Raises a UserError if a value is not one number."""
+  if not isinstance(value, (jax.Array, np.ndarray, np.generic, float, int)):
+    raise UserError(f'{what} that is {_kind(value)}: it must be one number')
+  if shape := jnp.shape(value):
+    raise UserError(
+      f'{what} of the shape {shape}: it must be one number, so take the mean'
+    )
+
+
+def _leaves(tree: Any) -> dict[str, str]:
+  """Returns the type and shape of each leaf, by path."""
+  return {
+    jax.tree_util.keystr(path, simple=True, separator='/'): (
+      f'{jnp.result_type(x)}{list(jnp.shape(x))}'
+    )
+    for path, x in jax.tree_util.tree_leaves_with_path(tree)
+  }
+
+
+@contextlib.contextmanager
+def _keys_explained(
+  name: str, values: Mapping[str, Any], what: str = 'batch'
+) -> Iterator[None]:
+  """Explains the KeyError of a key that a dict does not have.
+
+  Other errors stay as they are, with their traceback.
+
+  Args:
+    name: Names the function that reads it.
+    values: The dict.
+    what: What it is called.
+  """
+  try:
+    yield
+  except KeyError as e:
+    place = _place_of(e, values)
+    if not place:
+      raise
+    raise UserError(
+      f'{name} reads {e} ({place}), but the {what} has only'
+      f' {", ".join(sorted(values))}'
+    ) from None
+
+
+def _place_of(error: KeyError, values: Any) -> str:
+  """Returns the line that reads a dict, as `batch['x']`; '' for another one."""
+  *_, (frame, _) = traceback.walk_tb(error.__traceback__)
+  (*_, at) = traceback.extract_tb(error.__traceback__)
+  if at.lineno is None or at.colno is None:  # Python does not keep columns
+    return ''
+  line = linecache.getline(at.filename, at.lineno).encode()
+  end = at.end_colno if at.end_lineno == at.lineno else None
+  read = re.match(r'(\w+)\[', line[at.colno : end].decode(errors='replace'))
+  is_it = read and frame.f_locals.get(read[1]) is values
+  return f'{at.filename}, line {at.lineno}' if is_it else ''
