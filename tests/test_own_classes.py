@@ -1,6 +1,7 @@
 """The classes of docs/methods.md: objectives, and an evaluator."""
 
 import json
+import sys
 
 from absl import flags
 import commands
@@ -156,3 +157,14 @@ def test_the_template_of_an_objective(tmp_path, monkeypatch):
   config.objective.options.noise = -1.0
   with pytest.raises(config_lib.UserError, match=r'noise=-1.0: must be'):
     experiment_lib.check(config)
+
+
+def test_a_module_that_is_here_but_not_searched(tmp_path, monkeypatch):
+  """The program `vit-jax` does not search the current directory."""
+  for name in ('my_rotation', 'my_rotations'):
+    (tmp_path / f'{name}.py').write_text('')
+  monkeypatch.chdir(tmp_path)
+  monkeypatch.setattr(sys, 'path', [x for x in sys.path if x])
+  message = r'my_rotation\.py is here: set PYTHONPATH to this directory, '
+  with pytest.raises(config_lib.UserError, match=message):
+    experiment_lib.check(tiny.config(objective__name='my_rotation:X'))

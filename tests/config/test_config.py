@@ -210,6 +210,14 @@ def test_a_flag_that_was_meant_as_a_key():
     assert told in str(error.value)
 
 
+@pytest.mark.parametrize('path', ['defaults', 'tasks', 'configs/defaults.py'])
+def test_no_other_modules_are_suggested(path, tmp_path, monkeypatch):
+  """As those of vit_jax/config/, where a wheel has configs/ beside it."""
+  monkeypatch.chdir(tmp_path)
+  with pytest.raises(UserError, match=r'those that come .* are in configs/$'):
+    config_lib.load(path)
+
+
 @pytest.mark.parametrize(
   ('body', 'message'),
   [

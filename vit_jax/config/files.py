@@ -1,6 +1,7 @@
 """Config files: `configs/x.py` defines `get_config(arg='')`."""
 
 from collections.abc import Mapping
+import functools
 import importlib.util
 import os
 import pathlib
@@ -112,9 +113,15 @@ def _near(path: str, folder: str) -> str:
   name = f'{folder}{path}.py' if is_name else path
   roots = [] if os.path.isabs(name) else [f'{root}/' for root in _ROOTS]
   for root in ('', *roots):
-    if near := find_near(root + name, os.path.isfile):
+    # `find` takes names, and paths of vit_jax, of the folder's files alone.
+    within = root + folder if root or is_name else ''
+    if near := find_near(root + name, functools.partial(_is_file_in, within)):
       return file_name(near) if is_name else near.removeprefix(root)
   return ''
+
+
+def _is_file_in(folder: str, path: str) -> bool:
+  return os.path.normpath(path).startswith(folder) and os.path.isfile(path)
 
 
 def _where(path: str, error: Exception) -> str:

@@ -112,6 +112,8 @@ def load_own(name: str, key: str, kind: type) -> Any:
 def _advice(module: str) -> str:
   """Returns what to do about a module that Python does not find."""
   path = f'{module.replace(".", "/")}.py'
+  if os.path.isfile(path):  # a console script does not look where it runs
+    return f': {path} is here: set PYTHONPATH to this directory, {os.getcwd()}'
   if near := near_paths.find(path, os.path.isfile):
     return f': did you mean {near.removesuffix(".py").replace("/", ".")!r}?'
   return (
