@@ -1,6 +1,8 @@
 """Scans in files: sizes, spacings, axes, windows, crops and mistakes."""
 
+import errno
 import json
+import os
 
 import commands
 import numpy as np
@@ -197,6 +199,17 @@ def test_the_decathlon(tmp_path):
   assert (example.values['map'] > 0).mean() == pytest.approx(share, rel=0.3)
 
 
+@pytest.mark.parametrize('encoding', ['utf-8-sig', 'utf-16'])
+def test_a_list_in_another_encoding(encoding, tmp_path):
+  root = decathlon(tmp_path)
+  path = root / 'dataset.json'
+  path.write_text(path.read_text(), encoding=encoding)
+  config = make_config(root, (8, 8, 8))
+  config.data.channels = 2
+  source = data.open_source(config, 'train')
+  assert len(source) == 4 and source.classes[2] == 'tumour'
+
+
 @pytest.fixture(scope='module')
 def finished(tmp_path_factory):
   """A run on NIfTI files of two modalities, resampled."""
@@ -333,6 +346,22 @@ def test_values_that_lie_nowhere_are_damage(tmp_path):
   path.write_bytes(header)
   with pytest.raises(UserError, match=r'^[^\n]*a\.nii is damaged'):
     scans.read(str(path))
+
+
+def test_a_folder_that_cannot_be_read(tmp_path, monkeypatch):
+  closed = write(tmp_path, SIZES) / 'images' / 'train' / 'lost+found'
+  closed.mkdir()
+  scandir = os.scandir
+
+  def scan_folder(path):  # root may read any
+    if os.fspath(path) == str(closed):
+      raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+    return scandir(path)
+
+  monkeypatch.setattr(os, 'scandir', scan_folder)
+  message = r'lost\+found must be readable, or be moved away: Permission'
+  with pytest.raises(UserError, match=message):
+    data.open_source(make_config(tmp_path), 'train')
 
 
 def test_check_is_for_images(tmp_path):

@@ -124,3 +124,14 @@ def test_a_library_that_is_missing(merges, monkeypatch):
   monkeypatch.setitem(sys.modules, 'ftfy', None)
   with pytest.raises(UserError, match=r'needs ftfy: run pip install .*\[text'):
     tokenizers.Clip(merges)
+
+
+def test_a_library_that_is_broken(merges, monkeypatch, tmp_path):
+  (tmp_path / 'ftfy.py').write_text('import no_such_module')
+  monkeypatch.syspath_prepend(tmp_path)
+  monkeypatch.delitem(sys.modules, 'ftfy', raising=False)
+  with pytest.raises(
+    UserError,
+    match=r"ftfy, .* imported \(No module named 'no_such_module'\): run pip",
+  ):
+    tokenizers.Clip(merges)

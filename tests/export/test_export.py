@@ -371,8 +371,9 @@ def test_a_model_that_is_too_large(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize('missing', ['jax2onnx', 'onnx', 'onnxruntime'])
 def test_missing_packages(tmp_path, monkeypatch, missing):
+  there = importlib.util.find_spec('vit_jax')
   monkeypatch.setattr(
-    importlib.util, 'find_spec', lambda x: x != missing or None
+    importlib.util, 'find_spec', lambda x: None if x == missing else there
   )
   with pytest.raises(UserError) as e:
     export.write(loaded('token'), tmp_path / 'x', 'onnx')

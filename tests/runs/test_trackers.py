@@ -32,6 +32,17 @@ def test_a_name_is_unknown_or_its_package_missing(monkeypatch):
     experiment.check(tiny.config(reporting='mlflow'))
 
 
+def test_a_folder_is_no_package(tmp_path, monkeypatch):
+  """As ./wandb, which W&B makes."""
+  if importlib.util.find_spec('wandb'):
+    pytest.skip('W&B is installed')
+  (tmp_path / 'wandb').mkdir()
+  monkeypatch.syspath_prepend(tmp_path)
+  assert importlib.util.find_spec('wandb') is not None
+  with pytest.raises(UserError, match=r"pip install 'vit_jax\[wandb\]'"):
+    experiment.check(tiny.config(reporting='wandb'))
+
+
 def test_no_tracker(tmp_path):
   report(tmp_path, '', 0, 2)
   assert [x.name for x in tmp_path.iterdir()] == ['metrics.jsonl']

@@ -3,7 +3,9 @@
 from collections.abc import Iterator
 from collections.abc import Sequence
 import contextlib
+import importlib
 import importlib.util
+from typing import Any
 
 
 class UserError(ValueError):
@@ -41,10 +43,33 @@ def check_package(what: str, package: str, extra: str) -> None:
     package: The name that is imported.
     extra: The extra that installs it.
   """
-  if importlib.util.find_spec(package) is None:
+  spec = importlib.util.find_spec(package)
+  # Any folder is found as a package without a file, as the ./wandb of W&B.
+  if spec is None or spec.origin is None:
     raise UserError(
       f"{what} needs {package}: run pip install 'vit_jax[{extra}]'"
     )
+
+
+def import_package(what: str, package: str, extra: str) -> Any:
+  """Returns an optional package.
+
+  Args:
+    what: As for `check_package`.
+    package: As for `check_package`, or a module in it.
+    extra: As for `check_package`.
+
+  Raises:
+    UserError: It is missing, or cannot be imported.
+  """
+  check_package(what, package, extra)
+  try:
+    return importlib.import_module(package)
+  except ImportError as e:
+    raise UserError(
+      f'{what} needs {package}, which cannot be imported ({one_line(e)}): run'
+      f' pip install --force-reinstall {package.split(".")[0]}'
+    ) from None
 
 
 @contextlib.contextmanager

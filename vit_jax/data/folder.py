@@ -408,12 +408,16 @@ def walk(
   """Yields the files below a folder as ('class/a.png', whether an image).
 
   Links are followed, but not to a folder that holds the link.
+
+  Raises:
+    UserError: A folder cannot be read.
   """
   status = os.stat(folder)
   here = (status.st_dev, status.st_ino)
   if here in ancestors:
     return
-  with os.scandir(folder) as entries:
+  what = f'{folder} must be readable, or be moved away'
+  with explained(what, OSError), os.scandir(folder) as entries:
     for entry in entries:
       if _is_hidden(entry):
         continue

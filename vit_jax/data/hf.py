@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 import ml_collections
 
-from vit_jax.config import check_package
+from vit_jax.config import import_package
 from vit_jax.config import nearby
 from vit_jax.config import one_line
 from vit_jax.config import UserError
@@ -174,8 +174,8 @@ def _load(
   address: Address, cache: str | None
 ) -> Mapping[str, 'datasets.Dataset']:
   """Returns the splits of a dataset, by name."""
-  check_package('config.data.name=hf:...', 'datasets', 'hf')
-  import datasets  # slow to import
+  import_package('config.data.name=hf:...', 'datasets', 'hf')
+  import datasets
   from huggingface_hub import errors
 
   if not sys.stderr.isatty():

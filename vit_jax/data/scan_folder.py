@@ -171,7 +171,8 @@ def _decathlon(
   """Reads dataset.json; returns as `_listed`."""
   path = os.path.join(root, _LIST)
   try:
-    content = safe_io.parse_json(safe_io.read_text(path))
+    text = safe_io.read_bytes(path, safe_io.MOST_TEXT)  # any UTF, any BOM
+    content = safe_io.parse_json(text)
     classes = _class_names(content['labels'])
     listed = [(str(x['image']), str(x['label'])) for x in content['training']]
   except (OSError, ValueError, KeyError, TypeError, AttributeError) as e:

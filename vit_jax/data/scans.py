@@ -18,7 +18,7 @@ from typing import cast
 import ml_collections
 import numpy as np
 
-from vit_jax.config import check_package
+from vit_jax.config import import_package
 from vit_jax.config import one_line
 from vit_jax.config import UserError
 from vit_jax.data import folder as folder_lib
@@ -169,7 +169,13 @@ def stem(path: str) -> str:
 
 
 def below(folder: str) -> list[str]:
-  """Returns the paths of all scans below a folder, sorted; no hidden ones."""
+  """Returns the paths of all scans below a folder, sorted.
+
+  Hidden files and folders are left out, and links are followed.
+
+  Raises:
+    UserError: A folder cannot be read.
+  """
   return folder_lib.below(folder, ENDINGS)
 
 
@@ -337,10 +343,8 @@ def _resampled(
 
 
 def _nibabel(path: str) -> Any:
-  """Returns the module; raises a UserError where it is not installed."""
-  check_package(f'{path}: NIfTI', 'nibabel', 'medical')
-  import nibabel
-
+  """Returns the module; raises a UserError where it cannot be imported."""
+  nibabel = import_package(f'{path}: NIfTI', 'nibabel', 'medical')
   # It would log that it mends small mistakes of headers.
   nibabel.imageglobals.logger.setLevel('ERROR')
   return nibabel

@@ -15,8 +15,8 @@ from typing import Any
 
 import ml_collections
 
-from vit_jax.config import check_package
 from vit_jax.config import explained
+from vit_jax.config import import_package
 from vit_jax.config import one_line
 from vit_jax.config import reason
 from vit_jax.config import UserError
@@ -142,10 +142,9 @@ class _Cells(Sequence[Any]):
 
 
 def _read_parquet(path: str) -> dict[str, Sequence[Any]]:
-  check_package(f'{path}: Parquet', 'pyarrow', 'tables')
-  import pyarrow as pa
-  from pyarrow import parquet
-
+  what = f'{path}: Parquet'
+  pa = import_package(what, 'pyarrow', 'tables')
+  parquet = import_package(what, 'pyarrow.parquet', 'tables')
   try:
     table = parquet.read_table(path, memory_map=True)
   except pa.ArrowException as e:

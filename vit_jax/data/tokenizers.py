@@ -13,7 +13,6 @@ from collections.abc import Sequence
 import functools
 import hashlib
 import html
-import importlib
 import pathlib
 import re
 import string
@@ -21,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from vit_jax.config import check_package
 from vit_jax.config import explained
+from vit_jax.config import import_package
 from vit_jax.config import UserError
 from vit_jax.data import vocabularies
 
@@ -376,8 +375,7 @@ def digest(name: str, words: tuple[str, ...] = ()) -> str:
 
 
 def _library(name: str) -> Any:
-  check_package('a text', name, 'text')
-  return importlib.import_module(name)
+  return import_package('a text', name, 'text')
 
 
 def _merges(path: pathlib.Path) -> list[tuple[str, str]]:

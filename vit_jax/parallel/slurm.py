@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from absl import flags
 
-from vit_jax.config import check_package
+from vit_jax.config import import_package
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:
@@ -205,9 +205,7 @@ def make_executor(
 def _new_executor(
   folder: pathlib.Path, flag_values: flags.FlagValues
 ) -> 'submitit.AutoExecutor':
-  check_package('SLURM', 'submitit', 'slurm')
-  import submitit
-
+  submitit = import_package('SLURM', 'submitit', 'slurm')
   try:
     return submitit.AutoExecutor(
       folder,
