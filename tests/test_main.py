@@ -225,7 +225,7 @@ MISTAKES = {
   'best of nothing': (
     ['--config.checkpoint.best=accuracy'],
     "config.checkpoint.best is 'accuracy'",
-    'there are val. Write val/accuracy, or so',
+    'the evaluations are: val; write val/accuracy, for example, or --',
   ),
   'warm-up': (
     ['--config.optim.warmup=99 epochs'],

@@ -1,5 +1,6 @@
 """What all commands share, each in a process of its own."""
 
+import importlib.util
 import pathlib
 import re
 
@@ -10,6 +11,8 @@ import pytest
 import tiny
 
 from vit_jax import cli
+from vit_jax.cli import columns
+from vit_jax.config import UserError
 
 
 def _commands():
@@ -201,3 +204,29 @@ def test_what_follows_two_dashes_is_for_another_command():
   others = ['--config.mesh.fsdp=2', '--config.objective.options.width=64']
   found = cli.parse_flags(['soak', '--', *others], values)
   assert found == ['soak', *others]
+
+
+def test_an_error_in_a_package_names_the_line_of_the_user(tmp_path):
+  packages = tmp_path / 'dist-packages'
+  packages.mkdir()
+  (packages / 'theirs.py').write_text('def fail(argv):\n  raise KeyError(1)\n')
+  mine = tmp_path / 'mine.py'
+  mine.write_text(
+    'import sys\n'
+    'from vit_jax import cli\n'
+    f'sys.path.append({str(packages)!r})\n'
+    'import theirs\n'
+    'cli.run(lambda argv: theirs.fail(argv), "")\n'
+  )
+  result = python(str(mine))
+  assert result.returncode == 1
+  last = result.stderr.splitlines()[-1]
+  assert last.startswith(f'in your file {mine}, line 5: cli.run(')
+
+
+def test_only_a_table_needs_pyarrow(tmp_path, monkeypatch):
+  monkeypatch.setattr(importlib.util, 'find_spec', lambda _: None)
+  path = f'{tmp_path}/x.parquet'
+  assert str(columns.check_path('--out', path)) == path
+  with pytest.raises(UserError, match=r'pyarrow, or name a \.csv file$'):
+    columns.check_path('--out', path, ['.csv', '.parquet'])

@@ -87,7 +87,10 @@ def test_accepts(settings):
     ({'eval_resize': (300, 200)}, r'eval_resize to \(224, 224\) or more'),
     ({'eval_resize': '200'}, "data.eval_resize is '200': write one positive"),
     ({'crop': 'random', 'resize': 200}, 'data.resize is 200'),
-    ({'crop': 'random', 'resize': 0.9}, 'data.resize is .*too small'),
+    (
+      {'crop': 'random', 'resize': 0.9},
+      'data.resize is 0.9: too small .* set config.data.resize to 1.0 or more$',
+    ),
     ({'eval_resize': -1.5}, 'data.eval_resize is -1.5: as a multiple'),
     ({'eval_resize': float('nan')}, 'data.eval_resize is nan'),
     ({'crop': 'pad', 'resize': 215, 'pad': 4}, 'data.resize is 215'),

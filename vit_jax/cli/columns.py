@@ -24,7 +24,7 @@ def check_path(
 
   Raises:
     UserError: It has another ending, it is a folder, its folder does not exist
-      or is not writable, or pyarrow is missing.
+      or is not writable, or pyarrow is missing, which one of `endings` needs.
   """
   path = pathlib.Path(value)
   if endings and path.suffix not in endings:
@@ -37,7 +37,8 @@ def check_path(
     raise UserError(f'{flag}={path} is a folder: name a file')
   if not os.access(path.parent, os.W_OK | os.X_OK):
     raise UserError(f'{flag}={path}: nothing can be written in {path.parent}')
-  if path.suffix == '.parquet' and not importlib.util.find_spec('pyarrow'):
+  needs_pyarrow = endings and path.suffix == '.parquet'
+  if needs_pyarrow and not importlib.util.find_spec('pyarrow'):
     raise UserError(
       f'{flag}={path} needs pyarrow: run pip install pyarrow, or name a'
       f' {endings[0]} file'

@@ -88,10 +88,13 @@ def _last_line_of_users(error: Exception) -> str:
   others = [places[x] for x in ('stdlib', 'platstdlib', 'purelib', 'platlib')]
   others.append(str(pathlib.Path(__file__).parents[1]))
   not_own = ('<', *(f'{x}{os.sep}' for x in others))
+  # Also below ~/.local, and where Debian puts its packages.
+  installed = {'site-packages', 'dist-packages'}
   own = [
     at
     for at in traceback.extract_tb(error.__traceback__)
     if not at.filename.startswith(not_own)
+    and not installed & {*pathlib.Path(at.filename).parts}
   ]
   if not own:
     return ''

@@ -106,10 +106,13 @@ def _check_best(config: ml_collections.ConfigDict) -> None:
   specs = tasks.all_evaluations(config)
   names = list(specs)
   if best and best.split('/')[0] not in names:
-    what = 'all splits in config.evals are empty. Set one'
+    what = 'all splits in config.evals are empty: set one'
     if names:
       metric = best.rpartition('/')[2]
-      what = f'there are {", ".join(names)}. Write {names[0]}/{metric}, or so'
+      what = (
+        f'the evaluations are: {", ".join(names)}; write {names[0]}/{metric},'
+        ' for example'
+      )
     raise UserError(
       f'config.checkpoint.best is {best!r}, but no such evaluation runs:'
       f" {what}, or --config.checkpoint.best=''"

@@ -152,8 +152,10 @@ def _check_sizes(config: ml_collections.ConfigDict) -> None:
         )
     elif data[key] is not None:
       config_lib.pair(data[key], f'data.{key}')
-  _check_resize('data.resize', geometry.train_crop(config))
-  _check_resize('data.eval_resize', geometry.eval_crop(config))
+  _check_resize('data.resize', geometry.train_crop(config), data.resize)
+  _check_resize(
+    'data.eval_resize', geometry.eval_crop(config), data.eval_resize
+  )
 
 
 def _check_range(
@@ -203,8 +205,8 @@ def _check_balance(value: Any) -> None:
     )
 
 
-def _check_resize(key: str, crop: geometry.Crop) -> None:
-  """Checks that the crop fits into the resized image."""
+def _check_resize(key: str, crop: geometry.Crop, given: Any) -> None:
+  """Checks that the crop fits into the image, resized as the key says."""
   if crop.resize is None or crop.kind in ('random_resized', 'scaled'):
     return
   size = geometry.of_frame(crop).size
@@ -216,10 +218,13 @@ def _check_resize(key: str, crop: geometry.Crop) -> None:
     least: Any = tuple(side - pad for side in size)
     if isinstance(crop.resize, int):
       least = min(least)
+    remedy = f'{least} or more, or config.data.image_size to less'
+    if isinstance(given, float):  # a multiple of image_size
+      remedy = '1.0 or more'
     raise UserError(
-      f'config.{key} is {crop.resize}: too small to cut'
+      f'config.{key} is {given}: too small to cut'
       f' config.data.image_size={crop.size} from it: set config.{key} to'
-      f' {least} or more, or config.data.image_size to less'
+      f' {remedy}'
     )
 
 
