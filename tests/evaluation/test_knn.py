@@ -64,8 +64,9 @@ def test_the_temperature_weighs_near_against_many():
     assert scores[0, 1] / scores[0, 0] == pytest.approx(share / 2)
 
 
-def test_length_does_not_matter_and_zeros_are_no_numbers_by_mistake():
-  train = np.array([[10, 0], [0, 0.1], [0, 0]], np.float32)
+@pytest.mark.parametrize('dtype', [np.float16, np.float32])
+def test_length_does_not_matter_and_zeros_are_no_numbers_by_mistake(dtype):
+  train = np.array([[10, 0], [0, 0.1], [0, 0]], dtype)
   similarity, places = knn.nearest(train, 5 * train, k=1)
   np.testing.assert_allclose(similarity, [[1], [1], [0]], atol=1e-6)
   assert places.tolist() == [[0], [1], [0]]

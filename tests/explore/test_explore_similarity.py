@@ -7,6 +7,8 @@ import pytest
 from vit_jax import explore
 from vit_jax.config import UserError
 from vit_jax.explore import similarity
+from vit_jax.explore import subject as subject_lib
+from vit_jax.explore import token_pictures
 
 
 def noise(seed, *shape):
@@ -89,6 +91,22 @@ def test_equal_images_have_no_likeness():
   same = np.broadcast_to(planted.images(1), (6, *planted.SIZE, 3))
   assert np.isnan(similarity.layers_cka(same[None], same[None])).all()
   assert np.isnan(explore.layer_cka(vit, same)).all()
+  assert written(vit, same) == {''}
+  texts = written(vit, planted.images(6))
+  assert '1.00' in texts and '' not in texts
+
+
+def written(vit, inputs):
+  """Returns the texts in the fields of the picture."""
+  pytest.importorskip('matplotlib')
+  names = tuple(f'{i}.png' for i in range(len(inputs)))
+  images = subject_lib.Images(
+    names, ('',) * len(names), inputs, list(inputs), len(names)
+  )
+  options = subject_lib.Options((1, 1), (0,), (), None, False)
+  subject = subject_lib.Subject(vit, 'it', images, None, options)
+  ((_, figure),) = token_pictures.cka(subject).figures
+  return {x.get_text() for x in figure.axes[0].texts}
 
 
 def coloured(count, seed):

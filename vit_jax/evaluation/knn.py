@@ -136,8 +136,9 @@ def nearest(
     float32 [M, k], the largest similarities in descending order; and int32
     [M, k], their positions in `train`. Ties are in the order of `train`.
   """
+  # The least norm of `normalised` is 0 in float16.
   train, test = (
-    embedded.normalised(x).astype(np.float32) for x in (train, test)
+    embedded.normalised(x.astype(np.float32)) for x in (train, test)
   )
   similarity = np.full((len(test), k), -np.inf, np.float32)
   neighbors = np.zeros((len(test), k), np.int32)

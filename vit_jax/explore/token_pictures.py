@@ -364,7 +364,7 @@ def _cka_matrix(values: np.ndarray, mine: str, others: str) -> Any:
     label='CKA',
     names=(rows, columns),
     limits=(float(np.min(np.nan_to_num(values), initial=0.0)), 1.0),
-    written=np.vectorize('{:.2f}'.format)(values),
+    written=np.vectorize(lambda x: '' if np.isnan(x) else f'{x:.2f}')(values),
   )
 
 
