@@ -36,7 +36,7 @@ def write(tmp_path, monkeypatch):
   def write(old, new):
     method = documented.blocks('docs/methods.md', 'python')[0]
     assert method.count(old) == 1
-    name = f'my_method_{next(_count)}'
+    name = f'my_{next(_count)}_method'
     (tmp_path / f'{name}.py').write_text(method.replace(old, new))
     return tiny.config(objective__name=f'{name}:Rotation')
 
@@ -105,7 +105,7 @@ def write(tmp_path, monkeypatch):
     (
       "outputs['turns']",
       "outputs['turn']",
-      r"measure reads 'turn' \(.*, line \d+\), but the outputs has only logits",
+      r"measure reads 'turn' \(.*, line \d+\), but the outputs have only l",
     ),
     (
       "    return {'logits': self.apply(params, images), 'turns': turns}\n",
@@ -138,14 +138,18 @@ def test_what_breaks_the_contract(write, old, new, message):
   'old, new, message',
   [
     (RETURN, RETURN.replace(', extra', ", {'a': loss}"), "has a new 'a'"),
-    (RETURN, RETURN.replace(', extra', ', None'), 'is None'),
+    (
+      RETURN,
+      RETURN.replace(', extra', ', None'),
+      'has the structure PyTreeDef(None), which was PyTreeDef({}),',
+    ),
     (
       MORE,
       '  def init_extra(self, params):\n'
       "    return {'count': jnp.zeros(()), 'sum': jnp.zeros(3)}\n\n"
       '  def after_update(self, extra, params, step):\n'
-      f"    return {{'count': step}}\n\n{MORE}",
-      "lacks 'sum', has 'count' as int32[], which was float32[]",
+      f"    return {{'count': jnp.ones(2)}}\n\n{MORE}",
+      "lacks 'sum', has 'count' as float32[2], which was float32[]",
     ),
   ],
 )
@@ -165,7 +169,9 @@ def test_an_extra_that_changes_in_a_task(write, tmp_path):
     config.tasks[name] = config_lib.task(config)
   config.train.task_sampling = 'accumulated'
   config.evals.val.split = config.checkpoint.best = ''
-  with pytest.raises(UserError, match=r"Rotation: extra has a new 'a' after"):
+  with pytest.raises(
+    UserError, match=r"^task one: .*Rotation: extra has a new 'a' after"
+  ):
     loop.run(config, str(tmp_path / 'run'))
 
 
@@ -195,7 +201,7 @@ def test_other_errors_end_at_the_line_of_the_user(write, tmp_path, line):
       ':Rotatoin',
       r"has no class 'Rotatoin', which must be .*; it has Rotation",
     ),
-    ('s:Rotation', r"finds no module '\w+s': did you mean 'my_method_\d+'\?$"),
+    ('s:Rotation', r"finds no module '\w+s': did you mean 'my_\d+_method'\?$"),
   ],
 )
 def test_a_name_that_is_not_there(write, monkeypatch, tmp_path, name, message):

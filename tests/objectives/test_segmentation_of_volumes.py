@@ -155,7 +155,8 @@ def test_scans_that_do_not_fit(
   np.save(tmp_path / 'colours.npy', np.zeros((16, 16, 16, 2), np.uint8))
   np.save(tmp_path / 'float.npy', np.zeros((16, 16, 16), np.float32))
   np.save(tmp_path / 'scan.npy', np.zeros((16, 16, 16), np.uint8))
-  (tmp_path / 'text.npy').write_text('no array')
+  for no_scan in ('text.npy', 'scan.png'):
+    (tmp_path / no_scan).write_text('no array')
   args = f'--from={finished}', tmp_path / name, f'--output={tmp_path}/maps'
   if not flags:
     assert commands.run(predict, *args) == 1

@@ -2,13 +2,14 @@
 
 from collections.abc import Callable
 import difflib
+import itertools
 import os
 import re
 
-# Least similarity by difflib: 'imagess' has 0.92 with 'images', and
-# 'val' 0.25 with 'train'.
-_NEAR = 0.75
-_MOST = 10_000  # names in a folder that are compared: more take seconds
+# Least similarity by difflib: 'imagess' has 0.92 with 'images', 'trian' 0.8
+# with 'train', and 'best' 0.75 with 'test'.
+_NEAR = 0.8
+_MOST = 1_000  # names in a folder that are compared: more take long
 
 
 def nearby(
@@ -48,7 +49,8 @@ def find(path: str, exists: Callable[[str], bool] = os.path.exists) -> str:
     while parent and not os.path.isdir(parent):
       parent, name = os.path.split(parent)
       if os.path.isdir(parent or '.'):
-        others = [x for x in os.listdir(parent or '.') if x[:1] != '.']
+        with os.scandir(parent or '.') as entries:
+          others = [x.name for x in itertools.islice(entries, _MOST + 1)]
         near = _similar(name, others) if len(others) <= _MOST else []
         found = [os.path.join(parent, x, *rest) for x in near]
         return next(filter(exists, found), '')
@@ -61,16 +63,17 @@ def find(path: str, exists: Callable[[str], bool] = os.path.exists) -> str:
 def _similar(name: str, others: list[str]) -> list[str]:
   """Returns the names that are like a name, the nearest first.
 
-  Those that have only other numbers are left out: 'step_20' for 'step_10' is
-  another thing, and no misspelling.
+  Those that have other numbers or initials are left out: 'step_20' for
+  'step_10', or 'fold_b' for 'fold_a', is another thing, and no misspelling.
   """
-  by_lower = {x.lower(): x for x in sorted(others)}
+  by_lower = {x.lower(): x for x in sorted(others) if x[:1] != '.'}
   near = difflib.get_close_matches(
     name.lower(), list(by_lower), n=5, cutoff=_NEAR
   )
-  found = [by_lower[x] for x in near]
-  return [x for x in found if _letters(x) != _letters(name)]
+  return [by_lower[x] for x in near if _signs(x) == _signs(name.lower())]
 
 
-def _letters(name: str) -> str:
-  return re.sub(r'\d+', '0', name)
+def _signs(name: str) -> list[str]:
+  """Returns the numbers and the letters that stand alone, in their order."""
+  parts = re.findall(r'\d+|[^\W\d_]+', name)
+  return [x for x in parts if x.isdigit() or len(x) == 1]

@@ -23,6 +23,7 @@ from vit_jax import data
 from vit_jax.data import base
 from vit_jax.data import features
 from vit_jax.data import sources
+from vit_jax.data.host import decode
 from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host import shapes
 from vit_jax.parallel import memory
@@ -248,7 +249,7 @@ def _read_all(
       first, count = rows.stop, rows.stop - rows.start
       for name, array in arrays.items():
         array[rows] = batch[name][:count]
-  except config_lib.UserError as e:
+  except decode.DamagedError as e:
     advice = sources.damage_advice(config, source.features)
     raise config_lib.UserError(f'{e}{advice}') from None
   logging.info(

@@ -142,11 +142,11 @@ def damage_advice(
     return ''
   name = config.data.name
   what = f'CONFIG.py --config.data.name={shlex.quote(name)}'
-  if name.startswith(FOLDER):
+  if name.startswith(FOLDER) and not features_lib.maps(features):
     what = shlex.quote(folder_path(name))
   return (
     f'; to train without such files, run python -m vit_jax.data check {what}'
-    ' --out=damaged.json, and add --config.data.skip_damaged=damaged.json'
+    ' --out=damaged.json, and set data.skip_damaged=damaged.json'
   )
 
 

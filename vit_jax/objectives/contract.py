@@ -55,7 +55,7 @@ def loss(
       ' other means ({} if there are none), and the extra'
     )
   value, scalars, extra = found
-  if isinstance(value, float | int):
+  if isinstance(value, float | int | np.generic):
     raise UserError(
       f'{name} returns the number {value} as the loss, which has no gradient:'
       ' compute it from params'
@@ -115,17 +115,18 @@ def after_update(
   problems = [f'has a new {path!r}' for path in new if path not in old]
   problems += [f'lacks {path!r}' for path in old if path not in new]
   problems += [
-    f'has {path!r} as {new[path]}, which was {kind}'
-    for path, kind in old.items()
-    if path in new and new[path] != kind
+    f'has {path!r} as {_shown(new[path])}, which was {_shown(x)}'
+    for path, x in old.items()
+    if path in new and not _fits(new[path], x)
   ]
   trees: list[Any] = [jax.tree.structure(x) for x in (before, found)]
-  if problems or trees[0] != trees[1]:
-    what = some(problems) or f'is {_kind(found)}'
+  if not problems and trees[0] != trees[1]:
+    problems = [f'has the structure {trees[1]}, which was {trees[0]},']
+  if problems:
     raise UserError(
-      f'{_name(objective, "extra")} {what} after a step: what loss returns, or'
-      ' after_update makes of it, must have the keys, shapes and types of'
-      ' init_extra'
+      f'{_name(objective, "extra")} {some(problems)} after a step: what loss'
+      ' returns, or after_update makes of it, must have the keys, shapes and'
+      ' types of init_extra'
     )
   return found
 
@@ -162,7 +163,10 @@ def measure(objective: 'base.Objective', found: Any, batch: Any) -> Any:
       the batch, or an output that `found` does not have.
   """
   name = _name(objective, 'measure')
-  with _keys_explained(name, batch), _keys_explained(name, found, 'outputs'):
+  with (
+    _keys_explained(name, batch),
+    _keys_explained(name, found, 'the outputs have'),
+  ):
     measured = objective.measure(found, batch)
   if not isinstance(measured, clu_metrics.Collection):
     raise UserError(
@@ -193,19 +197,27 @@ def _check_mean(what: str, value: Any) -> None:
     )
 
 
-def _leaves(tree: Any) -> dict[str, str]:
-  """Returns the type and shape of each leaf, by path."""
+def _leaves(tree: Any) -> dict[str, Any]:
+  """Returns the leaves of a tree, by path."""
   return {
-    jax.tree_util.keystr(path, simple=True, separator='/'): (
-      f'{jnp.result_type(x)}{list(jnp.shape(x))}'
-    )
+    jax.tree_util.keystr(path, simple=True, separator='/'): x
     for path, x in jax.tree_util.tree_leaves_with_path(tree)
   }
 
 
+def _shown(leaf: Any) -> str:
+  return f'{jnp.result_type(leaf)}{list(jnp.shape(leaf))}'
+
+
+def _fits(new: Any, old: Any) -> bool:
+  """Whether a leaf can take the place of another, whose type it then gets."""
+  same_shape = jnp.shape(new) == jnp.shape(old)
+  return same_shape and jnp.result_type(new, old) == jnp.result_type(old)
+
+
 @contextlib.contextmanager
 def _keys_explained(
-  name: str, values: Mapping[str, Any], what: str = 'batch'
+  name: str, values: Mapping[str, Any], what: str = 'the batch has'
 ) -> Iterator[None]:
   """Explains the KeyError of a key that a dict does not have.
 
@@ -214,7 +226,7 @@ def _keys_explained(
   Args:
     name: Names the function that reads it.
     values: The dict.
-    what: What it is called.
+    what: What it is called, and the verb.
   """
   try:
     yield
@@ -223,8 +235,7 @@ def _keys_explained(
     if not place:
       raise
     raise UserError(
-      f'{name} reads {e} ({place}), but the {what} has only'
-      f' {", ".join(sorted(values))}'
+      f'{name} reads {e} ({place}), but {what} only {", ".join(sorted(values))}'
     ) from None
 
 

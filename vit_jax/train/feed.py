@@ -13,6 +13,7 @@ import numpy as np
 
 from vit_jax import data
 from vit_jax.config import UserError
+from vit_jax.data.host import decode
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
 
@@ -49,7 +50,7 @@ class Feed(Iterator[Batch]):
       shapes: Shapes of a global batch.
       lengths: Number of steps in each call.
       finish: Maps the global arrays to the final batch; None: no change.
-      advice: Ends the error of an example that cannot be read; '': nothing.
+      advice: Ends the error of an image that is damaged.
     """
     self.error: UserError | None = None
     self._batches = batches
@@ -86,7 +87,8 @@ class Feed(Iterator[Batch]):
       try:
         return coming.result()
       except UserError as e:
-        self.error = UserError(f'{e}{self._advice}')
+        advice = self._advice if isinstance(e, decode.DamagedError) else ''
+        self.error = UserError(f'{e}{advice}')
     return self._place([self._blank] * length)
 
   def is_ready(self) -> bool:

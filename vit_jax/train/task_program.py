@@ -186,9 +186,10 @@ class TaskProgram:
     def step(
       state: TrainState, batch: Any, step: Any, signals: Any = None
     ) -> tuple[TrainState, dict[str, jax.Array]]:
-      part, metrics = program.one_step(
-        self.part(state, name), batch, step, signals
-      )
+      with config_lib.explained(f'task {name}'):
+        part, metrics = program.one_step(
+          self.part(state, name), batch, step, signals
+        )
       common = {k: x for k, x in metrics.items() if k in _COMMON}
       own = {f'{name}/{k}': metrics[k] for k in metrics if k not in common}
       own[f'{name}/loss'] = metrics['loss']
@@ -221,7 +222,8 @@ class TaskProgram:
     sums: dict[str, Any] = {}
     for name, program in self._programs.items():
       share = self._config.tasks[name].weight / total
-      found = program.gradient(self.part(state, name), batches[name], step)
+      with config_lib.explained(f'task {name}'):
+        found = program.gradient(self.part(state, name), batches[name], step)
       loss += share * found.loss
       means |= {f'{name}/{k}': x for k, x in found.means.items()}
       means[f'{name}/loss'] = found.loss
@@ -238,16 +240,14 @@ class TaskProgram:
   def _after_update(
     self, extra: Any, params: Any, step: jax.Array, before: Any
   ) -> Any:
-    return {
-      name: contract.after_update(
-        program.objective,
-        extra[name],
-        self.places[name].extract(params),
-        step,
-        before[name],
-      )
-      for name, program in self._programs.items()
-    }
+    found = {}
+    for name, program in self._programs.items():
+      own = self.places[name].extract(params)
+      with config_lib.explained(f'task {name}'):
+        found[name] = contract.after_update(
+          program.objective, extra[name], own, step, before[name]
+        )
+    return found
 
   @functools.cached_property
   def flops(self) -> cost.StepFlops:

@@ -39,6 +39,10 @@ _HARMLESS = (
 )
 
 
+class DamagedError(UserError):
+  """A file of an image that cannot be decoded: training can leave it out."""
+
+
 def decode(
   data: bytes,
   channels: int,
@@ -85,16 +89,16 @@ def as_stored(
     uint8 or uint16, [h, w] or [h, w, 1 to 4].
 
   Raises:
-    UserError: The image is empty, damaged, truncated, too large or of no known
-      kind.
+    DamagedError: The image is empty, damaged, truncated, too large or of no
+      known kind.
   """
   if not data:
-    raise UserError(
+    raise DamagedError(
       f'{where} is empty: a file of no bytes is no image, and cannot be decoded'
     )
   size, colors = _stored(data)
   if size is not None and size[0] * size[1] > MAX_PIXELS:
-    raise UserError(
+    raise DamagedError(
       f'{where} has {size[0]} x {size[1]} pixels: at most {MAX_PIXELS} are'
       ' read, make it smaller'
     )
@@ -110,7 +114,7 @@ def as_stored(
     else:
       pixels = _decode_other(data)
   except (ValueError, cv2.error) as e:
-    raise UserError(
+    raise DamagedError(
       f'{where} is damaged, or no image, and cannot be decoded: {one_line(e)}'
     ) from None
   return _turn(pixels, orientation)

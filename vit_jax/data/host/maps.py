@@ -80,7 +80,7 @@ def _decode_png(data: bytes, where: str) -> np.ndarray:
     OSError,
     SyntaxError,
   ) as e:
-    raise UserError(
+    raise decode.DamagedError(
       f'{where} is damaged, or no image, and cannot be decoded: {one_line(e)}'
     ) from None
   if labels.dtype == bool:  # grey of 1 bit
