@@ -32,7 +32,7 @@ def get_config(arg: str = 'ViT-B/16,cifar10') -> ml_collections.ConfigDict:
   model, comma, dataset = arg.partition(',')
   if not (model and comma and dataset):
     raise config_lib.UserError(
-      f'{arg!r} after the colon: write MODEL,DATASET, as in'
+      f'{arg!r} after the colon: write MODEL,DATASET without a space, as in'
       ' configs/finetune.py:ViT-B/16,cifar10'
     )
   size = 224 if model.startswith('Mixer-') else 384

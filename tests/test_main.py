@@ -301,6 +301,16 @@ def test_an_unwritable_work_directory(tmp_path):
   assert status == 1 and 'error: cannot use work directory' in err
 
 
+def test_a_run_that_is_refused_leaves_no_folder(tmp_path):
+  there, new = tmp_path / 'there', tmp_path / 'new'
+  there.mkdir()
+  for path in (there, new):
+    flags = tiny.flags(data__split='train[:2000]')
+    status, _, err = run(*flags, f'--workdir={path}')
+    assert status == 1 and 'error: config.data.split' in err
+  assert there.is_dir() and not new.exists()
+
+
 @pytest.mark.slow
 def test_tensorflow_is_never_imported(tmp_path):
   code = (

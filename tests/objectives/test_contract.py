@@ -114,6 +114,11 @@ def write(tmp_path, monkeypatch):
     ),
     (
       MEASURED,
+      "    return super().measure({'loss': loss.mean()}, batch)\n",
+      r"outputs returns 'loss' of the shape \(\): it must be \[B\], one number",
+    ),
+    (
+      MEASURED,
       "    return {'accuracy': loss.mean()}\n",
       'measure returns a dict: it must return a clu.metrics.Collection',
     ),

@@ -214,9 +214,14 @@ def _check_flags() -> pathlib.Path:
 
   if not FLAGS['from'].value:
     raise UserError('--from is missing: name a model, as in --from=runs/digits')
-  for given, wanted in (('data', 'split'), ('split', 'data')):
+  for given, wanted, example in (
+    ('data', 'split', 'val'),
+    ('split', 'data', 'folder:images'),
+  ):
     if FLAGS[given].value and not FLAGS[wanted].value:
-      raise UserError(f'--{given} needs --{wanted} beside it')
+      raise UserError(
+        f'--{given} needs --{wanted} beside it, as --{wanted}={example}'
+      )
   canvas.check()
   report.check()
   _query()

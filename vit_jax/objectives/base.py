@@ -330,6 +330,7 @@ class Objective(abc.ABC):
       batch: The features of the source [B, ...], and valid, bool [B].
     """
     if 'loss' in outputs:
+      contract.check_rows(self, 'loss', outputs['loss'], batch['valid'])
       return metrics.mean_loss(outputs['loss'], batch['valid'])
     return metrics.Examples.single_from_model_output(mask=batch['valid'])
 

@@ -176,6 +176,17 @@ def measure(objective: 'base.Objective', found: Any, batch: Any) -> Any:
   return measured
 
 
+def check_rows(
+  objective: 'base.Objective', key: str, value: jax.Array, valid: jax.Array
+) -> None:
+  """Raises a UserError if an output is not one number for each example."""
+  if value.shape != valid.shape:
+    raise UserError(
+      f'{_name(objective, "outputs")} returns {key!r} of the shape'
+      f' {value.shape}: it must be [B], one number for each example'
+    )
+
+
 def _name(objective: 'base.Objective', what: str) -> str:
   return f'config.objective.name={objective.config.objective.name}: {what}'
 

@@ -196,7 +196,7 @@ def _check_paths(
 
 def _tell_outcome(old: pathlib.Path, new: pathlib.Path) -> None:
   """Logs a comparison of the results of two runs."""
-  with reporting.log_to(new / 'train.log'):
+  with reporting.log_to(new / workdir_lib.LOG):
     for line in outcome(records.read(old), records.read(new)):
       logging.info('%s', line)
 

@@ -51,6 +51,8 @@ _PACKAGES = (
 )
 
 
+LOG = 'train.log'
+_MOST_SHOWN = 5  # differences of configs in an error
 # Files that only the process with the lock replaces.
 _OWN = (
   *('config.json', 'preprocess.json', 'run.json'),
@@ -65,6 +67,9 @@ def lock(workdir: pathlib.Path | str) -> Iterator[None]:
   The kernel releases the lock when the process ends, even after a crash. With
   several processes, only the first calls this.
 
+  If a UserError leaves the context, a new directory without files of a run is
+  removed again: the run was refused.
+
   Raises:
     UserError: Another process has locked it, or it cannot be created.
   """
@@ -75,6 +80,7 @@ def lock(workdir: pathlib.Path | str) -> Iterator[None]:
       ' --workdir'
     )
   held = locks.Lock(workdir / '.lock', 'run')
+  is_new = not workdir.exists()
   try:
     workdir.mkdir(parents=True, exist_ok=True)
     taken = held.acquire(wait=False)
@@ -94,8 +100,21 @@ def lock(workdir: pathlib.Path | str) -> Iterator[None]:
     for name in _OWN:
       safe_io.remove_strays(workdir / name)
     yield
+  except UserError:
+    if is_new:
+      _remove_refused(workdir)
+    raise
   finally:
     held.release()
+
+
+def _remove_refused(workdir: pathlib.Path) -> None:
+  """Removes the folder of a run that was refused before it wrote anything."""
+  files = [workdir / name for name in (LOG, '.lock')]
+  if set(workdir.iterdir()) <= set(files):
+    for file in files:
+      file.unlink(missing_ok=True)
+    workdir.rmdir()
 
 
 def check_config(
@@ -127,7 +146,7 @@ def check_config(
     before = config_lib.from_dict(stored)
   config = config_lib.resumed(config, before)
   differences = config_lib.differences(before, config)
-  if any(x.startswith('train.duration:') for x in differences):
+  if [x.partition(':')[0] for x in differences] == ['train.duration']:
     raise UserError(
       f'{workdir} cannot be made longer or shorter'
       f' ({"; ".join(differences)}): its learning rate follows the'
@@ -136,9 +155,12 @@ def check_config(
       f' --config.init_from.path={workdir}'
     )
   if differences:
+    rest = len(differences) - _MOST_SHOWN
+    more = f'; and {config_lib.counted(rest, "other key")}' if rest > 0 else ''
+    shown = '; '.join(differences[:_MOST_SHOWN])
     raise UserError(
-      f'{workdir} was begun with another config: {"; ".join(differences)}; run'
-      ' with the old values to resume it, or give another --workdir'
+      f'{workdir} was begun with another config: {shown}{more}; run with the'
+      ' old values to resume it, or give another --workdir'
     )
   return config
 

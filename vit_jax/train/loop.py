@@ -69,14 +69,14 @@ def run(
       not finite, or memory or disk are too small.
   """
   path = pathlib.Path(workdir).absolute()
-  if processes.first() and not dry_run:
-    print(f'work directory: {path}', file=sys.stderr)
   with reporting.shown(), monitor_lib.Stop() as stop:
     with _explained():
       same = processes.call_on_first(lambda: config_lib.to_dict(config))
       processes.call_on_all(lambda: _check(config, same))
       if dry_run:
         return _dry_run(config)
+    if processes.first():
+      print(f'work directory: {path}', file=sys.stderr)
     with _owning(path), _explained():
       return _run_in(path, config, stop)
 
@@ -120,7 +120,7 @@ def _owning(path: pathlib.Path) -> Iterator[None]:
 
     def own() -> None:
       stack.enter_context(workdir_lib.lock(path))
-      stack.enter_context(reporting.log_to(path / 'train.log'))
+      stack.enter_context(reporting.log_to(path / workdir_lib.LOG))
 
     processes.call_on_first(own)
     yield
@@ -225,7 +225,7 @@ def _begin(
   """Makes the loop, with its state restored from the last checkpoint."""
   e = experiment
   clock = clock_lib.Timekeeper(clock_lib.age(workdir))
-  log = workdir / 'train.log' if processes.first() else None
+  log = workdir / workdir_lib.LOG if processes.first() else None
   watch = stack.enter_context(
     watch_lib.Watch(e.config.train.stall_timeout, log)
   )
