@@ -213,7 +213,7 @@ def _check_flags() -> pathlib.Path:
   from vit_jax.plots import canvas
 
   if not FLAGS['from'].value:
-    raise UserError('--from is missing: name a model, as in --from=runs/digits')
+    raise cli.missing('from', 'a model', 'runs/digits')
   for given, wanted, example in (
     ('data', 'split', 'val'),
     ('split', 'data', 'folder:images'),

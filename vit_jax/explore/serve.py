@@ -67,7 +67,7 @@ def main(argv: list[str]) -> int:
   cli.refuse_arguments(argv)
   paths = _FROM.value or ['']
   if not all(paths):
-    raise UserError('--from is missing: name a model, as in --from=runs/digits')
+    raise cli.missing('from', 'a model', 'runs/digits')
   if len(paths) > 2:
     raise UserError(f'--from={paths[2]}: at most two models fit side by side')
   for package in ('starlette', 'uvicorn'):

@@ -9,6 +9,8 @@ import functools
 import itertools
 from typing import Any
 
+from vit_jax.runs import records
+
 DPI = 100  # widths are in pixels at this resolution
 _ELLIPSIS = '…'
 # How much of what is kept of a text is its beginning; the first is preferred.
@@ -36,7 +38,7 @@ def shorten(
     return list(texts)
   room = most - width(_ELLIPSIS, weight)
   measure = functools.partial(_advance, weight=weight)
-  start = _same(min(wide), max(wide))
+  start = len(records.common_start([*wide]))
   ways: list[Callable[[str], str]] = [
     functools.partial(_ends, room=room, beginning=part, measure=measure)
     for part in _BEGINNINGS
@@ -48,12 +50,6 @@ def shorten(
 
   found = max(map(apply, ways), key=lambda short: len({*short.values()}))
   return [found[text] for text in texts]
-
-
-def _same(first: str, last: str) -> int:
-  """Returns the number of letters with which two texts begin alike."""
-  pairs = zip(first, last, strict=False)
-  return len(list(itertools.takewhile(lambda pair: pair[0] == pair[1], pairs)))
 
 
 def _ends(

@@ -111,10 +111,12 @@ def lock(workdir: pathlib.Path | str) -> Iterator[None]:
 def _remove_refused(workdir: pathlib.Path) -> None:
   """Removes the folder of a run that was refused before it wrote anything."""
   files = [workdir / name for name in (LOG, '.lock')]
-  if set(workdir.iterdir()) <= set(files):
-    for file in files:
-      file.unlink(missing_ok=True)
-    workdir.rmdir()
+  # NFS keeps a file that is open under another name; then the folder stays.
+  with contextlib.suppress(OSError):
+    if set(workdir.iterdir()) <= set(files):
+      for file in files:
+        file.unlink(missing_ok=True)
+      workdir.rmdir()
 
 
 def check_config(
@@ -266,7 +268,10 @@ def _changes(old: Sequence[str], new: Sequence[str]) -> str:
 
 def has_other_data(workdir: pathlib.Path, fingerprint: str) -> bool:
   """Whether a run that began had other data when it was last started."""
-  runs = _runs(workdir)
+  return _had_other_data(_runs(workdir), fingerprint)
+
+
+def _had_other_data(runs: list[dict[str, Any]], fingerprint: str) -> bool:
   return bool(runs) and runs[-1].get('data_fingerprint') != fingerprint
 
 
@@ -276,12 +281,13 @@ def _runs(workdir: pathlib.Path) -> list[dict[str, Any]]:
 
 
 def _append_run(workdir: pathlib.Path, run: Mapping[str, Any]) -> None:
-  if has_other_data(workdir, run['data_fingerprint']):
+  runs = _runs(workdir)
+  if _had_other_data(runs, run['data_fingerprint']):
     logging.warning(
       'warning: the data is not what it was when this run stopped, so it will'
       ' not go on exactly as it would have'
     )
-  safe_io.write_json(workdir / 'run.json', {'runs': [*_runs(workdir), run]})
+  safe_io.write_json(workdir / 'run.json', {'runs': [*runs, run]})
 
 
 def _versions() -> dict[str, str]:

@@ -392,11 +392,12 @@ class Program:
       self.abstract_batch(batch_size),
     )
     batch = jax.eval_shape(self._prepare, batch)
-    of = functools.partial
-    outputs = jax.eval_shape(
-      of(contract.outputs, self.objective), params, batch
-    )
-    jax.eval_shape(of(contract.measure, self.objective), outputs, batch)
+
+    def evaluate(params: Any, batch: Any) -> Any:
+      outputs = contract.outputs(self.objective, params, batch)
+      return contract.measure(self.objective, outputs, batch)
+
+    jax.eval_shape(evaluate, params, batch)
 
 
 def in_thread(
