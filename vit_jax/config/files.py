@@ -93,11 +93,13 @@ def call_file(path: str, what: str, folder: str) -> Any:
       hint = f': did you mean {near!r}?'
     raise UserError(f'--{what}={path}: there is no such file{hint}')
   spec = importlib.util.spec_from_file_location(f'vit_jax_{what}_file', path)
-  if spec is None or spec.loader is None:
+  if spec is None:
     raise UserError(f'--{what}={path}: it must be a Python file')
   module = importlib.util.module_from_spec(spec)
   try:
-    spec.loader.exec_module(module)
+    # Not `exec_module`: it takes the bytecode of what the file was before, if
+    # that had the same size and was written in the same second.
+    exec(compile(pathlib.Path(path).read_bytes(), path, 'exec'), vars(module))
     if not hasattr(module, f'get_{what}'):
       raise UserError(f'it has no get_{what}()')
     return getattr(module, f'get_{what}')(*args)
