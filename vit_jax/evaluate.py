@@ -341,7 +341,7 @@ def _evaluate(
       if 'areas' in rows:
         measured_maps.add_intervals(found, rows, source.classes)
       return _report(found, rows, head, source, path)
-    found = evaluator.run(context)
+    found = evaluator.results(context)
   found.pop('confusion', None)
   examples = len(learned_from) if learned_from else None
   summary = report.summarize_probe(evaluator, examples, found)

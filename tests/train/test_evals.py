@@ -2,10 +2,12 @@
 
 import json
 import os
+import re
 import shutil
 import signal
 
 import commands
+import mean_rank
 import numpy as np
 import processes
 import pytest
@@ -440,6 +442,26 @@ def test_an_evaluator_of_ones_own(tmp_path, capsys):
   assert found['mean_rank'] == pytest.approx(ranks[12], abs=1e-3)
   assert commands.run(evaluate, *args) == 0
   assert 'mean rank' in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+  ('found', 'message'),
+  [
+    (3.5, 'returns a float: it must return a dict of metrics'),
+    (
+      {'ranks': np.ones(3)},
+      r"'ranks' as array of the shape \(3,\): it",
+    ),
+    ({'ranks': None}, "'ranks' as NoneType: it must be one number"),
+  ],
+)
+def test_an_own_evaluator_returns_numbers(
+  found, message, digits_run, monkeypatch
+):
+  monkeypatch.setattr(mean_rank.MeanRank, 'run', lambda *_: found)
+  args = '--data=digits', '--split=train[80%:]', f'--probe={OWN}', '--k=8'
+  told = commands.mistake(evaluate, f'--from={digits_run}', *args)
+  assert re.search(message, told)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import ClassVar
 
 import jax
 import ml_collections
+import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import data
@@ -172,6 +173,29 @@ class Evaluator(abc.ABC):
     Raises:
       EvaluationError: It cannot measure these examples.
     """
+
+  def results(self, context: Context) -> dict[str, Any]:
+    """Returns what `run` does, after a check that it is metrics.
+
+    Raises:
+      EvaluationError: It is no dict of numbers, or `run` raises it.
+    """
+    found: Any = self.run(context)
+    if not isinstance(found, Mapping):
+      raise EvaluationError(
+        f'run() of {self.spec.kind} returns a {type(found).__name__}: it must'
+        " return a dict of metrics, as {'accuracy': 0.9}"
+      )
+    for name, value in found.items():
+      is_number = np.ndim(value) == 0 and hasattr(value, '__float__')
+      if name != 'confusion' and not is_number:
+        what = f'array of the shape {np.shape(value)}'
+        raise EvaluationError(
+          f'run() of {self.spec.kind} returns {name!r} as'
+          f' {what if np.ndim(value) else type(value).__name__}: it must be one'
+          ' number'
+        )
+    return {**found}
 
   def intervals(
     self, found: Mapping[str, float]

@@ -73,7 +73,7 @@ def evaluate(
       if patch not in contexts:
         contexts[patch] = TrainContext(part, params, stop, watch, patch)
       try:
-        found = evaluator.run(contexts[patch])
+        found = evaluator.results(contexts[patch])
       except _StoppedError:
         return None
       except base.EvaluationError as error:
