@@ -7,6 +7,7 @@ import concurrent.futures
 import copy
 import functools
 import math
+import os
 import re
 from typing import Any
 
@@ -38,8 +39,9 @@ from vit_jax.train import init as init_lib
 from vit_jax.train import step as train_step_lib
 
 TrainState = train_step_lib.TrainState
-# For programs that run once: LLVM takes half the time, and they run as fast.
-_QUICK = {'xla_backend_optimization_level': 1}
+# For programs that run once: with level 1 LLVM takes half the time, and they
+# run as fast. A level in XLA_FLAGS comes first.
+_LEVEL = 'xla_backend_optimization_level'
 # What is made for one size of patches.
 _OF_PATCHES = ('gradient', 'update', 'one_step', 'train_step', 'train_steps')
 
@@ -234,7 +236,8 @@ class Program:
 
   @functools.cached_property
   def _init(self) -> init_lib.Init:
-    quick = _QUICK if self._is_cpu else {}
+    is_given = _LEVEL in os.environ.get('XLA_FLAGS', '')
+    quick = {_LEVEL: 1} if self._is_cpu and not is_given else {}
     return init_lib.Init(
       self.config,
       self.objective,
