@@ -30,10 +30,13 @@ flags.FLAGS.mark_as_parsed()  # Grain reads flags
 gc.set_threshold(100_000, 50, 50)
 # What commands keep does not outlive the tests, nor come from before them. All
 # processes share it: many tests compile the same step of the same tiny model.
+# VIT_JAX_TEST_CACHE is a directory that further calls of pytest share, too.
 if 'PYTEST_XDIST_WORKER' not in os.environ:
   _CACHE = tempfile.TemporaryDirectory(prefix='vit_jax_cache')
   os.environ['VIT_JAX_CACHE'] = _CACHE.name
-  os.environ['JAX_COMPILATION_CACHE_DIR'] = os.path.join(_CACHE.name, 'xla')
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = os.environ.get(
+    'VIT_JAX_TEST_CACHE', os.path.join(_CACHE.name, 'xla')
+  )
   os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.1'
   os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
 

@@ -86,7 +86,7 @@ def assert_same_result(config, path, other):
 
 def assert_learns(objective, batch):
   """Checks that the gradient of a batch lowers its loss."""
-  params = objective.init(jax.random.key(0))
+  params = jax.jit(objective.init)(jax.random.key(0))
   extra = objective.init_extra(params)
   rows = np.arange(len(batch['image']), dtype=np.int32)
   rng = Rng(jax.random.key(1), rows)

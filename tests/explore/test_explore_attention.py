@@ -2,6 +2,7 @@
 
 import functools
 
+import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -245,7 +246,9 @@ def perturbed(vit, images, added):
 @functools.partial(jax.jit, static_argnums=0)
 def _perturbed(model, params, images, added):
   variables = {'params': params, 'perturbations': {'attention': added}}
-  logits, state = model.apply(variables, images, mutable=['intermediates'])
+  logits, state = compiled.apply(
+    model, variables, images, mutable=('intermediates',)
+  )
   assert set(state) == {'intermediates'}
   return logits, state['intermediates']
 

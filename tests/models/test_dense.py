@@ -3,6 +3,7 @@
 Equality with other implementations is in golden_cases/dense.py.
 """
 
+import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -31,7 +32,7 @@ def trunk_of(**fields):
 
 
 def fresh(module, *args, **kwargs):
-  params = jax.jit(lambda key: module.init(key, *args, **kwargs))(
+  params = jax.jit(lambda key: compiled.init(module, key, *args, **kwargs))(
     jax.random.key(0)
   )['params']
   leaves, structure = jax.tree.flatten(params)
@@ -141,8 +142,8 @@ def test_levels_are_the_tokens_of_all_layers():
     ('levels', unrolled, params, 'levels'),
     ('scanned', scanned, stack.stack_layers(params), 'levels'),
   ):
-    _, state = model.apply(
-      {'params': p}, images, method='trunk', mutable=[collection]
+    _, state = compiled.apply(
+      model, {'params': p}, images, method='trunk', mutable=(collection,)
     )
     found[name] = state[collection]
   assert found['levels'].keys() == {'tokens'}
@@ -162,8 +163,8 @@ def test_a_volume_is_like_an_image_of_depth_one():
     'patch_embedding': params['patch_embedding'] | {'kernel': kernel}
   }
   np.testing.assert_allclose(
-    flat.apply({'params': params}, images),
-    deep.apply({'params': other}, images[:, None]),
+    compiled.apply(flat, {'params': params}, images),
+    compiled.apply(deep, {'params': other}, images[:, None]),
     atol=1e-5,
   )
 

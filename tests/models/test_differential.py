@@ -1,5 +1,6 @@
 """Differential attention, as the paper writes it."""
 
+import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -20,7 +21,7 @@ def layer():
   model = models.create_model('ViT-Ti/4', 3, **TINY, differential=True)
   module = attention.Attention(model.layer_spec, capture=True)
   x = jax.random.normal(jax.random.key(0), (2, 5, 16))
-  params = module.init(jax.random.key(1), x, None, CONTEXT)['params']
+  params = compiled.init(module, jax.random.key(1), x, None, CONTEXT)['params']
   keys = iter(jax.random.split(jax.random.key(2), 100))
 
   def shift(x):
@@ -39,7 +40,7 @@ def factor(params):
 
 def test_a_head_is_a_difference_of_two_softmaxes(layer):
   module, params, x = layer
-  y, weights = module.apply({'params': params}, x, None, CONTEXT)
+  y, weights = compiled.apply(module, {'params': params}, x, None, CONTEXT)
   by, start = factor(params)
   qkv = jnp.einsum('btd,dihk->ibthk', x, params['qkv']['kernel'])
   query, key, value = qkv + params['qkv']['bias'][:, None, None]
@@ -63,8 +64,8 @@ def test_a_head_is_a_difference_of_two_softmaxes(layer):
 def test_what_is_added_to_the_weights_is_added_to_the_difference(layer):
   module, params, x = layer
   added = jax.random.normal(jax.random.key(3), (2, 2, 5, 5))
-  plain = module.apply({'params': params}, x, None, CONTEXT)
-  other = module.apply({'params': params}, x, None, CONTEXT, added)
+  plain = compiled.apply(module, {'params': params}, x, None, CONTEXT)
+  other = compiled.apply(module, {'params': params}, x, None, CONTEXT, added)
   np.testing.assert_allclose(other[1], plain[1] + added, atol=1e-5)
   assert abs(other[0] - plain[0]).max() > 1e-2
 

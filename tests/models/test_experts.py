@@ -1,5 +1,6 @@
 """Mixtures of experts: what they learn, and that nothing else changes it."""
 
+import compiled
 import jax
 import jax.numpy as jnp
 import methods
@@ -41,10 +42,10 @@ def test_images_and_padding_do_not_change_others(routing):
   fields['expert_capacity'] = 3.0
   model = vit.ViT(0, patch_size=(2, 2), pool='gap', **fields)
   images = jax.random.normal(jax.random.key(0), (3, 6, 6, 3))
-  params = model.init(jax.random.key(1), images)['params']
-  whole = model.apply({'params': params}, images)
+  params = compiled.init(model, jax.random.key(1), images)['params']
+  whole = compiled.apply(model, {'params': params}, images)
   for i in range(3):
-    alone = model.apply({'params': params}, images[i : i + 1])
+    alone = compiled.apply(model, {'params': params}, images[i : i + 1])
     np.testing.assert_allclose(alone, whole[i : i + 1], atol=1e-5)
   if routing == 'top_tokens':
     return  # experts take a share of all places
@@ -52,7 +53,7 @@ def test_images_and_padding_do_not_change_others(routing):
   grids = jnp.full((3, 2), 3)
   for count in (0, 5):
     padded = jnp.pad(cut, ((0, 0), (0, count), (0, 0)), constant_values=7.0)
-    found = model.apply({'params': params}, padded, grids=grids)
+    found = compiled.apply(model, {'params': params}, padded, grids=grids)
     np.testing.assert_allclose(found, whole, atol=1e-5)
 
 
@@ -63,10 +64,10 @@ def test_some_patches_share_the_slots_of_an_image():
     0, patch_size=(2, 2), pool='gap', position_embedding='none', **fields
   )
   images = jax.random.normal(jax.random.key(0), (2, 8, 8, 3))
-  variables = model.init(jax.random.key(1), images)
+  variables = compiled.init(model, jax.random.key(1), images)
   kept = jnp.broadcast_to(jnp.arange(8), (2, 8))
-  some = model.apply(variables, images, kept=kept, method='trunk')
-  upper = model.apply(variables, images[:, :4])
+  some = compiled.apply(model, variables, images, kept=kept, method='trunk')
+  upper = compiled.apply(model, variables, images[:, :4])
   np.testing.assert_allclose(some['features'], upper, atol=1e-5)
 
 

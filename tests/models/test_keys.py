@@ -2,6 +2,7 @@
 
 import re
 
+import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -64,7 +65,7 @@ def test_heads_of_queries_share_heads_of_keys(fields, implementation):
   found = model.clone(attention_implementation=implementation).apply(
     {'params': params}, IMAGES
   )
-  expected = whole.apply({'params': params | layers}, IMAGES)
+  expected = compiled.apply(whole, {'params': params | layers}, IMAGES)
   np.testing.assert_allclose(found, expected, atol=1e-5)
 
 
@@ -79,8 +80,8 @@ def test_layer_scale_of_attention_alone():
   assert len(layers) == 3
   assert not any('layer_scale2' in params[name] for name in layers)
   np.testing.assert_array_equal(
-    model.apply({'params': params}, IMAGES),
-    whole.apply({'params': params | layers}, IMAGES),
+    compiled.apply(model, {'params': params}, IMAGES),
+    compiled.apply(whole, {'params': params | layers}, IMAGES),
   )
 
 

@@ -1,5 +1,6 @@
 """Token merging and patch dropout."""
 
+import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,37 +53,40 @@ def test_equal_patches_can_be_merged(pool, registers, falls):
   model = _model(**fields)
   patch = jax.random.normal(jax.random.key(2), (1, 2, 2, 3))
   image = jnp.tile(patch, (1, 4, 4, 1))
-  params = {'params': model.init(jax.random.key(0), image)['params']}
+  params = {'params': compiled.init(model, jax.random.key(0), image)['params']}
   merged = model.clone(merge=4, merge_decreasing=falls)
-  wanted = model.apply(params, image, method='trunk')['features']
-  seen = merged.apply(params, image, method='trunk')
+  wanted = compiled.apply(model, params, image, method='trunk')['features']
+  seen = compiled.apply(merged, params, image, method='trunk')
   np.testing.assert_allclose(seen['features'], wanted, atol=1e-5)
   assert seen['sizes'].sum() == 16 + merged.prefix_length
   assert seen['tokens'].shape[1] == 16 + merged.prefix_length - 12
   unweighted = merged.clone(merge_proportional=False)
-  seen = unweighted.apply(params, image, method='trunk')
+  seen = compiled.apply(unweighted, params, image, method='trunk')
   assert abs(seen['features'] - wanted).max() > 1e-6
 
 
 @pytest.mark.slow
 def test_training_with_merged_tokens_and_without_some_patches():
   model = _model(merge=2, patch_dropout=0.5, dropout_rate=0.1)
-  params = model.init(jax.random.key(0), IMAGES)['params']
+  params = compiled.init(model, jax.random.key(0), IMAGES)['params']
 
-  def loss(params, rows):
+  @jax.jit
+  @jax.grad
+  def gradient(params, rows):
     rngs = {'dropout': jax.random.key(3)}
-    logits = model.apply(
-      {'params': params}, IMAGES[rows], train=True, rows=rows, rngs=rngs
+    logits = compiled.apply(
+      model, {'params': params}, IMAGES[rows], train=True, rows=rows, rngs=rngs
     )
     return (logits**2).sum()
 
-  whole = jax.grad(loss)(params, jnp.arange(2))
-  parts = [jax.grad(loss)(params, jnp.array([i])) for i in range(2)]
+  whole = gradient(params, jnp.arange(2))
+  parts = [gradient(params, jnp.array([i])) for i in range(2)]
   both = jax.tree.map(jnp.add, *parts)
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5), whole, both
   )
-  seen = model.apply(
+  seen = compiled.apply(
+    model,
     {'params': params},
     *(IMAGES,),
     train=True,
@@ -90,7 +94,7 @@ def test_training_with_merged_tokens_and_without_some_patches():
     method='trunk',
   )
   assert seen['places'].shape == (2, 1 + 8)  # half of 16 patches
-  plain = model.apply({'params': params}, IMAGES, method='trunk')
+  plain = compiled.apply(model, {'params': params}, IMAGES, method='trunk')
   assert plain['places'].shape == (2, 1 + 16)
 
 
@@ -109,6 +113,6 @@ def test_what_cannot_be_merged(fields, message):
 
 def test_merged_tokens_are_not_captured():
   model = _model(merge=1)
-  params = {'params': model.init(jax.random.key(0), IMAGES)['params']}
+  params = {'params': compiled.init(model, jax.random.key(0), IMAGES)['params']}
   with pytest.raises(ValueError, match='set merge=0 to capture'):
-    model.apply(params, IMAGES, mutable=['intermediates'])
+    compiled.apply(model, params, IMAGES, mutable=('intermediates',))

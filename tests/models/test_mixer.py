@@ -3,6 +3,7 @@
 import functools
 import math
 
+import compiled
 import jax
 import numpy as np
 import pytest
@@ -39,7 +40,7 @@ def example():
 
 @functools.partial(jax.jit, static_argnums=0)
 def apply(model, params, images):
-  return model.apply({'params': params}, images)
+  return compiled.apply(model, {'params': params}, images)
 
 
 def normalise(x, params):
@@ -83,8 +84,8 @@ def test_intermediates(scan):
   params, images = example()
   params = stack.stack_layers(params) if scan else params
   model = tiny(scan=scan)
-  logits, state = model.apply(
-    {'params': params}, images, mutable=['intermediates']
+  logits, state = compiled.apply(
+    model, {'params': params}, images, mutable=('intermediates',)
   )
   assert set(state['intermediates']) == {'tokens'}
   tokens = state['intermediates']['tokens']

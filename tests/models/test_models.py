@@ -2,6 +2,7 @@
 
 import functools
 
+import compiled
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -192,7 +193,7 @@ def test_implementations_of_attention_are_one_function(implementation, qk_norm):
     grads(params, model),
   )
   captured = [
-    m.apply({'params': params}, images, mutable=['intermediates'])[1]
+    compiled.apply(m, {'params': params}, images, mutable=('intermediates',))[1]
     for m in (twin, model)
   ]
   jax.tree.map(np.testing.assert_array_equal, *captured)
@@ -290,25 +291,27 @@ def test_equals_linens_own_attention():
   attention = attention_lib.Attention(
     spec.EncoderSpec(hidden_size=32, mlp_dim=48, depth=1, num_heads=4)
   )
-  found, _ = attention.apply({'params': block}, x, None)
+  found, _ = compiled.apply(attention, {'params': block}, x, None)
   qkv, names = block['qkv'], ('query', 'key', 'value')
   theirs = {
     name: {'kernel': qkv['kernel'][:, i], 'bias': qkv['bias'][i]}
     for i, name in enumerate(names)
   }
   reference = nn.MultiHeadDotProductAttention(num_heads=4)
-  expected = reference.apply({'params': theirs | {'out': block['out']}}, x)
+  expected = compiled.apply(
+    reference, {'params': theirs | {'out': block['out']}}, x
+  )
   np.testing.assert_allclose(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def test_patch_embedding_is_a_convolution():
   images = jax.random.normal(jax.random.key(0), (2, 12, 20, 3))
   embed = embedding.PatchEmbedding(7, (3, 5), nn.initializers.lecun_normal())
-  params = embed.init(jax.random.key(1), images)['params']
+  params = compiled.init(embed, jax.random.key(1), images)['params']
   conv = nn.Conv(7, (3, 5), strides=(3, 5), padding='VALID')
   np.testing.assert_allclose(
-    embed.apply({'params': params}, images),
-    conv.apply({'params': params}, images),
+    compiled.apply(embed, {'params': params}, images),
+    compiled.apply(conv, {'params': params}, images),
     rtol=1e-4,
     atol=1e-5,
   )
@@ -545,7 +548,7 @@ def test_trunk_gives_tokens_and_what_the_head_reads(pool):
   model = tiny(pool=pool, depth=1, registers=2)
   images = example()[1]
   params = models.init_params(model, jax.random.key(0), images.shape[1:])
-  seen = model.apply({'params': params}, images, method='trunk')
+  seen = compiled.apply(model, {'params': params}, images, method='trunk')
   prefix = model.prefix_length
   assert seen['tokens'].shape == (6, prefix + 8, 32)
   reads = {'token': seen['tokens'][:, 0]}
@@ -563,8 +566,12 @@ def test_a_trunk_stands_without_its_head():
   params, images = example()
   model = tiny()
   trunk = vit.Trunk.take(model)
-  own = trunk.init(jax.random.key(0), images, method='trunk')['params']
+  own = compiled.init(trunk, jax.random.key(0), images, method='trunk')[
+    'params'
+  ]
   assert own.keys() == params.keys() - {'head'}
-  found = trunk.apply({'params': own}, images, method='trunk')
-  whole = model.apply({'params': params | own}, images, method='trunk')
+  found = compiled.apply(trunk, {'params': own}, images, method='trunk')
+  whole = compiled.apply(
+    model, {'params': params | own}, images, method='trunk'
+  )
   jax.tree.map(np.testing.assert_array_equal, found, whole)

@@ -2,6 +2,7 @@
 
 import functools
 
+import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,7 +36,9 @@ def make(**fields):
 
 def seen(model, params):
   """Returns what enters the layers, and what leaves the first one."""
-  _, state = model.apply({'params': params}, IMAGES, mutable=['intermediates'])
+  _, state = compiled.apply(
+    model, {'params': params}, IMAGES, mutable=('intermediates',)
+  )
   return np.asarray(state['intermediates']['tokens'][0])
 
 
@@ -52,8 +55,8 @@ def test_an_mlp_beside_attention_is_one_sum():
     attention.Attention(spec),
     mlp.Mlp(spec, spec.mlp_dim),
   )
-  added, _ = attend.apply({'params': layer['attention']}, y, None)
-  added += transform.apply({'params': layer['mlp']}, y, None)
+  added, _ = compiled.apply(attend, {'params': layer['attention']}, y, None)
+  added += compiled.apply(transform, {'params': layer['mlp']}, y, None)
   expected = x + added * layer['layer_scale1']
   np.testing.assert_allclose(seen(model, params), expected, atol=1e-5)
 
@@ -74,9 +77,9 @@ def test_equal_branches_are_one_that_counts_twice():
 
   same = {k: x | {'branch_1': x} for k, x in halves.items()}
   np.testing.assert_allclose(
-    model.apply({'params': params | same}, IMAGES),
-    one.apply(
-      {'params': params | jax.tree.map_with_path(doubled, halves)}, IMAGES
+    compiled.apply(model, {'params': params | same}, IMAGES),
+    compiled.apply(
+      one, {'params': params | jax.tree.map_with_path(doubled, halves)}, IMAGES
     ),
     atol=1e-5,
   )
@@ -93,10 +96,12 @@ def test_scan_and_remat_change_nothing_in_training(fields):
     key = {'dropout': jax.random.key(1)}
 
     def loss(params):
-      y = model.apply({'params': params}, IMAGES, train=True, rngs=key)
+      y = compiled.apply(
+        model, {'params': params}, IMAGES, train=True, rngs=key
+      )
       return (y**2).sum()
 
-    return jax.grad(loss)(params)
+    return jax.jit(jax.grad(loss))(params)
 
   expected = stack.stack_layers(grads(model, params))
   scanned = model.clone(scan=True, remat='full')
@@ -115,8 +120,8 @@ def test_branches_drop_different_tokens():
   same = layer | {'branch_1': {k: layer[k] for k in layer if k != 'branch_1'}}
   key = {'dropout': jax.random.key(0)}
   images = jnp.repeat(IMAGES[:1], 64, axis=0)
-  y = model.apply(
-    {'params': params | {'blocks_0': same}}, images, train=True, rngs=key
+  y = compiled.apply(
+    model, {'params': params | {'blocks_0': same}}, images, train=True, rngs=key
   )
   # Both attentions and MLPs kept, one, or none: more than the two kinds of
   # answers of two equal masks.
@@ -129,8 +134,8 @@ def test_the_attention_of_all_branches_is_captured():
 
   def answer(added):
     variables = {'params': params, 'perturbations': {'attention': added}}
-    logits, state = model.apply(
-      variables, IMAGES[:1], mutable=['intermediates']
+    logits, state = compiled.apply(
+      model, variables, IMAGES[:1], mutable=('intermediates',)
     )
     return logits, state['intermediates']['attention']
 

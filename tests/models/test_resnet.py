@@ -2,6 +2,7 @@
 
 import functools
 
+import compiled
 from flax import linen as nn
 import jax
 import jax.numpy as jnp
@@ -42,12 +43,12 @@ def example(model):
 
 @functools.partial(jax.jit, static_argnums=0)
 def init(model, images):
-  return model.init(jax.random.key(0), images)['params']
+  return compiled.init(model, jax.random.key(0), images)['params']
 
 
 @functools.partial(jax.jit, static_argnums=0)
 def apply(model, params, images):
-  return model.apply({'params': params}, images)
+  return compiled.apply(model, {'params': params}, images)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -247,7 +248,7 @@ def test_a_fresh_head_is_zero():
 def test_trunk_gives_a_grid_and_what_the_head_reads():
   model = tiny_bit()
   params, images = example(model)
-  seen = model.apply({'params': params}, images, method='trunk')
+  seen = compiled.apply(model, {'params': params}, images, method='trunk')
   assert seen['tokens'].shape == (2, 5 * 3, 48)
   headless = {name: x for name, x in params.items() if name != 'head'}
   features = apply(tiny_bit(num_classes=0), headless, images)

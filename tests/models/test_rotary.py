@@ -2,6 +2,7 @@
 
 import functools
 
+import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -47,7 +48,7 @@ def images(count=2, height=16, width=12):
   compiler_options={'xla_backend_optimization_level': 0},
 )
 def tokens(model, params, x, kept=None):
-  seen = model.apply({'params': params}, x, method='trunk', kept=kept)
+  seen = compiled.apply(model, {'params': params}, x, method='trunk', kept=kept)
   return seen['tokens']
 
 
@@ -105,7 +106,7 @@ def test_scanned_unrolled_and_each_implementation(kind):
     np.testing.assert_allclose(
       tokens(other, params, images()), expected, atol=2e-5
     )
-  first = model.apply({'params': params}, images())
+  first = compiled.apply(model, {'params': params}, images())
   np.testing.assert_allclose(first, expected[:, 0], atol=2e-5)
   unrotated = model.clone(rotary='none')
   assert abs(tokens(unrotated, params, images()) - expected).max() > 1e-2
@@ -146,13 +147,17 @@ def test_kept_patches_are_rotated_by_their_own_positions(kind):
 
 def test_captured_attention_is_the_rotated_one():
   model, params = trunk('eva02', rotary_grid=(4, 3))
-  _, seen = model.apply(
-    {'params': params}, images(), method='trunk', mutable=['intermediates']
+  _, seen = compiled.apply(
+    model,
+    {'params': params},
+    images(),
+    method='trunk',
+    mutable=('intermediates',),
   )
   attention = seen['intermediates']['attention']
   np.testing.assert_allclose(attention.sum(-1), 1, atol=1e-5)
   _, other = model.clone(rotary='none', rotary_grid=None).apply(
-    {'params': params}, images(), method='trunk', mutable=['intermediates']
+    {'params': params}, images(), method='trunk', mutable=('intermediates',)
   )
   assert abs(attention - other['intermediates']['attention']).max() > 1e-3
 

@@ -1,5 +1,6 @@
 """Trunks that leave patches out, mask them, or restrict their attention."""
 
+import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -45,7 +46,9 @@ def make(**fields):
 
 
 def tokens(model, params, **kwargs):
-  out = model.apply({'params': params}, IMAGES, method='trunk', **kwargs)
+  out = compiled.apply(
+    model, {'params': params}, IMAGES, method='trunk', **kwargs
+  )
   return np.asarray(out['tokens'])
 
 
@@ -66,7 +69,9 @@ def test_causal_attention_does_not_look_ahead():
   model, params = make(causal=True)
   changed = IMAGES.at[:, -4:].add(1.0)  # the last row of patches
   before = tokens(model, params)
-  out = model.apply({'params': params}, changed, method='trunk')['tokens']
+  out = compiled.apply(model, {'params': params}, changed, method='trunk')[
+    'tokens'
+  ]
   np.testing.assert_array_equal(before[:, :-5], out[:, :-5])
   assert abs(before[:, -5:] - out[:, -5:]).min(axis=-1).all()
 
@@ -95,7 +100,9 @@ def test_kept_patches_are_all_that_layers_see():
   assert few.shape == (2, 3, 16)
   # Others may change as they like.
   others = IMAGES.at[0, 4:].add(1.0)
-  out = model.apply({'params': params}, others, method='trunk', kept=kept)
+  out = compiled.apply(
+    model, {'params': params}, others, method='trunk', kept=kept
+  )
   np.testing.assert_array_equal(out['tokens'][0], few[0])
 
 
@@ -104,7 +111,9 @@ def test_masked_patches_are_not_seen():
   masked = jnp.zeros((2, 15), bool).at[0, 5:].set(True)
   before = tokens(model, params, masked=masked)
   others = IMAGES.at[0, 4:].add(1.0)
-  out = model.apply({'params': params}, others, method='trunk', masked=masked)
+  out = compiled.apply(
+    model, {'params': params}, others, method='trunk', masked=masked
+  )
   np.testing.assert_array_equal(out['tokens'], before)
   assert abs(before[0] - tokens(model, params)[0]).max() > 1e-3
 
@@ -124,12 +133,12 @@ def test_what_is_behind_the_last_patch_is_left_out():
   model, params = make(crop_to_patches=True)
   whole = tokens(model, params)
   wider = jnp.pad(IMAGES, ((0, 0), (0, 3), (0, 1), (0, 0)), constant_values=9.0)
-  out = model.apply({'params': params}, wider, method='trunk')
+  out = compiled.apply(model, {'params': params}, wider, method='trunk')
   np.testing.assert_array_equal(out['tokens'], whole)
   with pytest.raises(ValueError, match='15 x 21, is not a multiple'):
     make()[0].apply({'params': params}, wider)
   with pytest.raises(ValueError, match='3 x 20, is not a multiple'):
-    model.apply({'params': params}, IMAGES[:, :3])
+    compiled.apply(model, {'params': params}, IMAGES[:, :3])
   with pytest.raises(ValueError, match='resnet_stages pad'):
     models.create_model('R+ViT-Ti/16', 0, crop_to_patches=True)
 
@@ -171,13 +180,13 @@ def test_images_of_different_shapes(fields):
   model = vit.ViT(0, **NAFLEX | fields)
   rng = np.random.default_rng(0)
   square, wide = (rng.normal(size=(1, *x, 3)) for x in ((6, 6), (4, 10)))
-  params = model.init(jax.random.key(0), square)['params']
+  params = compiled.init(model, jax.random.key(0), square)['params']
   for name in params:
     if name.endswith('position_embedding'):
       shape = params[name].shape
       params[name] = rng.normal(size=shape).astype(np.float32)
   apply = jax.jit(
-    lambda x, grids: model.apply({'params': params}, x, grids=grids)
+    lambda x, grids: compiled.apply(model, {'params': params}, x, grids=grids)
   )
   rows = []
   for count in (10, 14):
@@ -185,7 +194,7 @@ def test_images_of_different_shapes(fields):
     patches = np.stack([x for x, _ in cut]).astype(np.float32)
     rows.append(apply(patches, np.array([grid for _, grid in cut])))
   np.testing.assert_allclose(rows[0], rows[1], atol=1e-5)
-  plain = model.apply({'params': params}, square)
+  plain = compiled.apply(model, {'params': params}, square)
   np.testing.assert_allclose(rows[0][:1], plain, atol=1e-5)
   assert abs(rows[0][0] - rows[0][1]).max() > 1e-3
 
@@ -193,12 +202,18 @@ def test_images_of_different_shapes(fields):
 def test_only_learned_positions_are_resized_for_each_image():
   model = vit.ViT(0, position_embedding='none', pool='gap', **NAFLEX)
   patches, grids = np.zeros((1, 4, 12)), np.array([[2, 2]])
-  params = model.init(jax.random.key(0), np.zeros((1, 4, 4, 3)))['params']
-  assert model.apply({'params': params}, patches, grids=grids).shape == (1, 8)
+  params = compiled.init(model, jax.random.key(0), np.zeros((1, 4, 4, 3)))[
+    'params'
+  ]
+  assert compiled.apply(
+    model, {'params': params}, patches, grids=grids
+  ).shape == (1, 8)
   model = model.clone(position_embedding='learned', rotary='dinov3')
-  params = model.init(jax.random.key(0), np.zeros((1, 4, 4, 3)))['params']
+  params = compiled.init(model, jax.random.key(0), np.zeros((1, 4, 4, 3)))[
+    'params'
+  ]
   with pytest.raises(ValueError, match='any grid need learned'):
-    model.apply({'params': params}, patches, grids=grids)
+    compiled.apply(model, {'params': params}, patches, grids=grids)
 
 
 @pytest.mark.slow
@@ -215,8 +230,12 @@ def test_packing_changes_no_answer(fields):
   rng = np.random.default_rng(0)
   grids = [(2, 3), (3, 3), (1, 4), (4, 1), (2, 2)]
   images = [rng.normal(size=(2 * h, 2 * w, 3)) for h, w in grids]
-  params = model.init(jax.random.key(0), np.zeros((1, 6, 6, 3)))['params']
-  apply = jax.jit(lambda x, g: model.apply({'params': params}, x, grids=g))
+  params = compiled.init(model, jax.random.key(0), np.zeros((1, 6, 6, 3)))[
+    'params'
+  ]
+  apply = jax.jit(
+    lambda x, g: compiled.apply(model, {'params': params}, x, grids=g)
+  )
   cut = [
     naflex.padded(x, (2, 2), h * w)[0]
     for x, (h, w) in zip(images, grids, strict=True)
@@ -250,8 +269,12 @@ def test_what_cannot_be_packed():
     ({'pool': 'gap', 'experts': 2}, 'experts'),
   ):
     model = vit.ViT(0, **NAFLEX | fields)
-    params = model.init(jax.random.key(0), np.zeros((1, 4, 4, 3)))['params']
+    params = compiled.init(model, jax.random.key(0), np.zeros((1, 4, 4, 3)))[
+      'params'
+    ]
     with pytest.raises(ValueError, match=said):
-      model.apply({'params': params}, np.zeros((1, 4, 12)), grids=grids)
+      compiled.apply(
+        model, {'params': params}, np.zeros((1, 4, 12)), grids=grids
+      )
   with pytest.raises(ValueError, match='image 1 has 5 patches'):
     naflex.packed([2, 5], 4)

@@ -1,5 +1,6 @@
 """Tubelets: patches of videos, of some frames each."""
 
+import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,7 +17,7 @@ def test_a_tubelet_is_a_convolution_whose_stride_is_its_size():
   layer = embedding.PatchEmbedding(
     5, (2, 3, 3), jax.nn.initializers.normal(1.0)
   )
-  params = layer.init(jax.random.key(0), clips)
+  params = compiled.init(layer, jax.random.key(0), clips)
   kernel = params['params']['kernel']
   assert kernel.shape == (2, 3, 3, 3, 5)
   expected = jax.lax.conv_general_dilated(
@@ -27,7 +28,7 @@ def test_a_tubelet_is_a_convolution_whose_stride_is_its_size():
     dimension_numbers=('NDHWC', 'DHWIO', 'NDHWC'),
     precision=jax.lax.Precision.HIGHEST,
   )
-  found = layer.apply(params, clips)
+  found = compiled.apply(layer, params, clips)
   assert found.shape == (2, 2, 2, 3, 5)
   np.testing.assert_allclose(found, expected, atol=1e-4)
 
@@ -58,7 +59,7 @@ def test_the_order_of_frames_counts():
       params['position_embedding'] *= 50
     params['head']['kernel'] = jax.random.normal(jax.random.key(2), (16, 3))
     found, other = (
-      model.apply({'params': params}, x) for x in (clips, swapped)
+      compiled.apply(model, {'params': params}, x) for x in (clips, swapped)
     )
     assert found.shape == (2, 3)
     assert (np.abs(found - other).max() > 1e-3) == is_told

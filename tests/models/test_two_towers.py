@@ -1,5 +1,6 @@
 """Text towers, and two towers; tests/golden.py has other programs' answers."""
 
+import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,12 +17,12 @@ _TOKENS = jnp.array([[4, 1, 2, 9, 0, 0], [3, 5, 9, 0, 0, 0]])
 
 def _tower(**fields):
   model = text.TextTower(vocabulary=10, length=6, **(_SMALL | fields))
-  params = model.init(jax.random.key(0), _TOKENS)['params']
+  params = compiled.init(model, jax.random.key(0), _TOKENS)['params']
   return model, params
 
 
 def _features(model, params, tokens, attended=None):
-  return model.apply({'params': params}, tokens, attended)['features']
+  return compiled.apply(model, {'params': params}, tokens, attended)['features']
 
 
 @pytest.mark.parametrize(
@@ -30,7 +31,7 @@ def _features(model, params, tokens, attended=None):
 )
 def test_the_position_that_is_read(pool, where):
   model, params = _tower(pool=pool, end_token=9)
-  found = model.apply({'params': params}, _TOKENS)
+  found = compiled.apply(model, {'params': params}, _TOKENS)
   for i, position in enumerate(where):
     np.testing.assert_array_equal(
       found['pooled'][i], found['tokens'][i, position]
@@ -71,7 +72,7 @@ def test_scanned_is_the_same():
 def test_a_text_that_is_too_long():
   model, params = _tower()
   with pytest.raises(ValueError, match='7 tokens is longer than the tower, 6'):
-    model.apply({'params': params}, jnp.zeros((1, 7), jnp.int32))
+    compiled.apply(model, {'params': params}, jnp.zeros((1, 7), jnp.int32))
 
 
 @pytest.mark.parametrize('has_bias', [False, True])
@@ -82,7 +83,7 @@ def test_logits_compare_embeddings(has_bias):
   tower, _ = _tower(out_dim=8)
   model = two_towers.TwoTowers(image, tower, 8, has_bias)
   images = jax.random.normal(jax.random.key(1), (3, 16, 16, 3))
-  params = model.init(jax.random.key(0), images, _TOKENS)['params']
+  params = compiled.init(model, jax.random.key(0), images, _TOKENS)['params']
   assert 'bias' not in params['image']['patch_embedding']
   assert ('logit_bias' in params) == has_bias
   bound = model.bind({'params': params})

@@ -349,7 +349,7 @@ def test_the_first_layers_start_larger():
   for scan in (False, True):
     config = config_of(BEIT, model__depth=2, model__scan=scan)
     objective = experiment_lib.build(config).program.objective
-    trunk = objective.init(jax.random.key(0))['trunk']
+    trunk = jax.jit(objective.init)(jax.random.key(0))['trunk']
     plain = vit_jax.models.init_params(
       objective.model,
       jax.random.split(jax.random.key(0))[0],

@@ -84,7 +84,7 @@ def test_the_same_on_devices_and_accumulated(how, finished, tmp_path):
 def _gradient(options=(), **overrides):
   config = config_of(options, **overrides)
   objective = experiment_lib.build(config).program.objective
-  params = objective.init(jax.random.key(0))
+  params = jax.jit(objective.init)(jax.random.key(0))
   rng = np.random.default_rng(0)
   shape = (16, *objective.image_shape)
   batch = {
@@ -432,7 +432,8 @@ def test_transformers_embeds_the_same(kind, tmp_path):
   images = rng.standard_normal((3, *objective.image_shape), np.float32)
   length = objective.text.length
   tokens = rng.integers(1, objective.text.vocabulary, (3, length))
-  found = objective.outputs(params, {'image': images, 'text': tokens})
+  batch = {'image': images, 'text': tokens}
+  found = jax.jit(objective.outputs)(params, batch)
   with torch.no_grad():
     answer = theirs.eval()(
       pixel_values=torch.tensor(images.transpose(0, 3, 1, 2).copy()),

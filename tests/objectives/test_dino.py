@@ -213,7 +213,7 @@ def test_local_crops_have_resized_positions():
   e = build('dino')
   objective, params = e.program.objective, e.init().params['trunk']
   images = jax.random.normal(jax.random.key(0), (2, 3, 4, 4, 1))
-  found = objective.crops.apply(params, images)['features']
+  found = jax.jit(objective.crops.apply)(params, images)['features']
   table = np.asarray(params['position_embedding'])
   prefix = objective.model.positioned_prefix
   assert prefix == 2  # registers
@@ -221,8 +221,9 @@ def test_local_crops_have_resized_positions():
   own = params | {
     'position_embedding': np.concatenate([table[:, :prefix], small], axis=1)
   }
+  apply = jax.jit(objective.apply)
   for i in range(3):
-    wanted = objective.apply(own, images[:, i])
+    wanted = apply(own, images[:, i])
     np.testing.assert_allclose(found[:, i], wanted, atol=1e-5)
 
 
@@ -230,12 +231,13 @@ def test_crops_of_one_size_have_masks_of_their_own():
   """Local ones are as large as global ones here."""
   overrides = {'model__dropout_rate': 0.5}
   objective = build('dino', {'local_size': 8}, **overrides).program.objective
-  params = objective.init(jax.random.key(0))
+  params = jax.jit(objective.init)(jax.random.key(0))
   image = jax.random.normal(jax.random.key(1), (8, 8, 1))
   images = jnp.broadcast_to(image, (1, 2, 8, 8, 1))
   rng = Rng(jax.random.key(2, impl='threefry2x32'), jnp.arange(1))
+  see = jax.jit(objective.see, static_argnames='is_local')
   found = [
-    objective.see(params, images, rng, is_local=is_local)['features'][0]
+    see(params, images, rng, is_local=is_local)['features'][0]
     for is_local in (False, True)
   ]
   assert len(np.unique(np.concatenate(found), axis=0)) == 4

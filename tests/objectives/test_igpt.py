@@ -3,6 +3,7 @@
 import json
 
 import commands
+import compiled
 import cv2
 import jax
 import jax.numpy as jnp
@@ -132,7 +133,9 @@ def test_a_pixel_depends_on_those_before_it():
   ids = jnp.arange(16)[None] % 8
   changed = ids.at[0, 9].add(1)
   logits = [
-    model.apply({'params': params}, x, method='trunk')['colour_logits'][0]
+    compiled.apply(model, {'params': params}, x, method='trunk')[
+      'colour_logits'
+    ][0]
     for x in (ids, changed)
   ]
   np.testing.assert_allclose(logits[0][:10], logits[1][:10], atol=1e-6)
@@ -158,7 +161,7 @@ def test_the_cache_gives_the_same_logits(fields):
   )
   np.testing.assert_array_equal(ids[1, :8], np.arange(8))
   assert len(np.unique(ids)) > 3
-  full = model.apply({'params': params}, ids, method='trunk')
+  full = compiled.apply(model, {'params': params}, ids, method='trunk')
   np.testing.assert_allclose(logits, full['colour_logits'], atol=2e-5)
 
 

@@ -77,12 +77,12 @@ def test_measures_are_those_of_all_pixels(finished):
   """Each pixel of the split counts once, whatever the batches."""
   experiment = experiment_lib.build(config_of())
   objective = experiment.program.objective
-  params = objective.init(jax.random.key(0))
+  params = jax.jit(objective.init)(jax.random.key(0))
   rng = np.random.default_rng(0)
   images = rng.normal(size=(5, 16, 16, 3)).astype(np.float32)
   labels = rng.integers(0, 11, (5, 16, 16)).astype(np.int32)
   labels[:, :3] = 255
-  outputs = objective.outputs(params, {'image': images})
+  outputs = jax.jit(objective.outputs)(params, {'image': images})
   assert outputs['logits'].shape == (5, 16, 16, 11)
   collections = [
     objective.measure(

@@ -74,7 +74,7 @@ def test_eight_devices_give_the_same(finished, tmp_path):
 def test_windows_are_those_of_the_host():
   """A larger volume is predicted by windows that overlap by a half."""
   objective = experiment_lib.build(config_of()).program.objective
-  params = objective.init(jax.random.key(0))
+  params = jax.jit(objective.init)(jax.random.key(0))
   rng = np.random.default_rng(0)
   volumes = rng.normal(size=(2, 24, 16, 16, 1)).astype(np.float32)
 

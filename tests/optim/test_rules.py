@@ -111,7 +111,7 @@ def masked_step():
     def loss_fn(params):
       return objective.loss(params, {}, batch, rng)[0]
 
-    grads = jax.grad(loss_fn)(params)
+    grads = jax.jit(jax.grad(loss_fn))(params)
     grads = jax.tree.map(jnp.multiply, grads, mask)
     updates, opt_state = optimizer.update(grads, opt_state)
     params = optax.apply_updates(params, updates)

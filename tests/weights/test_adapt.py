@@ -2,6 +2,7 @@
 
 import functools
 
+import compiled
 import jax
 import numpy as np
 import pytest
@@ -38,7 +39,7 @@ def init(model, grid=GRID, channels=3):
 
 @functools.partial(jax.jit, static_argnums=0)
 def apply(model, params, images):
-  return model.apply({'params': params}, images)
+  return compiled.apply(model, {'params': params}, images)
 
 
 def images_of(*shape):
