@@ -73,6 +73,10 @@ class StandIn(base.Source):
       values['map'] = np.full((36, 48, 44), index % 3)
     return base.Example(values, index, f'example {index}')
 
+  def captions(self, position):
+    del position  # no image is made for it
+    return ['a caption']
+
   def fingerprint(self):
     return ''
 

@@ -2,6 +2,7 @@
 
 import csv
 import importlib.util
+import json
 import re
 
 import commands
@@ -230,6 +231,31 @@ def test_mistakes_name_the_row(tmp_path, text, columns, message):
     for name in features.targets(source.features):
       source.column(name)
     source.read(0)
+
+
+@pytest.mark.parametrize(
+  ('cells', 'named', 'message'),
+  [
+    ('cat,1', {'label': 'label'}, "'cat' is not a class of train"),
+    ('ant,inf', {'numbers': ('w',)}, 'are not 1 finite numbers'),
+  ],
+)
+def test_a_run_finds_wrong_targets_before_it_trains(
+  tmp_path, cells, named, message
+):
+  """Unless the row is left out."""
+  path = tmp_path / 'a.csv'
+  rows = 'path,split,label,w', 'x,train,ant,1', f'y,val,{cells}', 'z,val,ant,2'
+  path.write_text('\n'.join(rows))
+  config = tiny.config(data__name=f'table:{path}', data__split='train')
+  config.evals.val.split = 'val'
+  config.data.columns.update(named)
+  with pytest.raises(UserError, match=f'row 2: .*{message}'):
+    experiment_lib.open_splits(config)
+  listed = {'data': config.data.name, 'damaged': [{'id': 'y'}]}
+  (tmp_path / 'damaged.json').write_text(json.dumps(listed))
+  config.data.skip_damaged = str(tmp_path / 'damaged.json')
+  assert len(experiment_lib.open_splits(config)['evals.val']) == 1
 
 
 @pytest.mark.parametrize('name', ['a.txt', 'missing.csv'])

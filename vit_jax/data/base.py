@@ -102,6 +102,13 @@ class Source(abc.ABC):
     found: Sequence[str] = self.read(position).values['text']
     return found
 
+  def check_targets(self, position: int) -> None:
+    """Checks the targets of an example, if that takes no reading of its file.
+
+    Raises:
+      UserError: One does not fit its feature.
+    """
+
   def column(self, name: str) -> np.ndarray:
     """Returns a target of all examples, [N, ...]; decodes no image.
 

@@ -78,6 +78,10 @@ class CaptionedSource(base.Source):
     """Returns the bits of a stored value, 8 or 16."""
     return self._source.bits()
 
+  def check_targets(self, position: int) -> None:
+    """Checks the targets of an example, but for its captions."""
+    self._source.check_targets(position)
+
   def column(self, name: str) -> np.ndarray:
     """Returns a target of all examples, [N, ...]."""
     in_source = name in self._source.features and name != 'text'

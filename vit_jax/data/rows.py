@@ -192,6 +192,13 @@ class RowSource(base.SelectedSource):
       )
     return result
 
+  def check_targets(self, position: int) -> None:
+    """Checks the classes and numbers of an example; reads no image."""
+    row, _ = self._locate(position)
+    for name, target in features.targets(self.features).items():
+      if name != 'text':
+        target.encode(self._value(name, row), self._where(row))
+
   def column(self, name: str) -> np.ndarray:
     """Returns a target of all examples, [N, ...]; reads no image."""
     target = features.targets(self.features)[name]

@@ -50,6 +50,10 @@ class SkippingSource(base.Source):
     """Returns the captions of an example."""
     return self._source.captions(int(self._kept[position]))
 
+  def check_targets(self, position: int) -> None:
+    """Checks the targets of an example that is kept."""
+    self._source.check_targets(int(self._kept[position]))
+
   def column(self, name: str) -> np.ndarray:
     """Returns a target of all examples, [N, ...]."""
     try:

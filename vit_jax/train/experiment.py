@@ -371,7 +371,11 @@ def _fill(
 
 
 def open_splits(config: ml_collections.ConfigDict) -> dict[str, data.Source]:
-  """Opens each split once; returns the sources by their use."""
+  """Opens each split once; returns the sources by their use.
+
+  Raises:
+    UserError: There is no such split, or a target of an example does not fit.
+  """
   keys = {'train': 'data.split'}
   for name, spec in config.evals.items():
     if spec.split:
@@ -382,7 +386,10 @@ def open_splits(config: ml_collections.ConfigDict) -> dict[str, data.Source]:
   opened: dict[str, data.Source] = {}
   for key in keys.values():
     if values[key] not in opened:
-      opened[values[key]] = data.open_split(config, key)
+      opened[values[key]] = source = data.open_split(config, key)
+      # An evaluation would find it after an epoch.
+      for position in range(len(source)):
+        source.check_targets(position)
   return {use: opened[values[key]] for use, key in keys.items()}
 
 
