@@ -88,7 +88,7 @@ def test_training_with_merged_tokens_and_without_some_patches():
   seen = compiled.apply(
     model,
     {'params': params},
-    *(IMAGES,),
+    IMAGES,
     train=True,
     rngs={'dropout': jax.random.key(3)},
     method='trunk',
