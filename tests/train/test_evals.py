@@ -450,9 +450,10 @@ def test_an_evaluator_of_ones_own(tmp_path, capsys):
     (3.5, 'returns a float: it must return a dict of metrics'),
     (
       {'ranks': np.ones(3)},
-      r"'ranks' as array of the shape \(3,\): it",
+      r"'ranks', a ndarray of the shape \(3,\): it",
     ),
-    ({'ranks': None}, "'ranks' as NoneType: it must be one number"),
+    ({'ranks': [[1], [1, 2]]}, "'ranks', a list: it must be one number"),
+    ({'ranks': None}, "'ranks', a NoneType: it must be one number"),
   ],
 )
 def test_an_own_evaluator_returns_numbers(

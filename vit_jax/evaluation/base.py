@@ -15,7 +15,6 @@ from typing import ClassVar
 
 import jax
 import ml_collections
-import numpy as np
 
 from vit_jax import config as config_lib
 from vit_jax import data
@@ -187,13 +186,13 @@ class Evaluator(abc.ABC):
         " return a dict of metrics, as {'accuracy': 0.9}"
       )
     for name, value in found.items():
-      is_number = np.ndim(value) == 0 and hasattr(value, '__float__')
+      shape = getattr(value, 'shape', ())
+      is_number = hasattr(value, '__float__') and not shape
       if name != 'confusion' and not is_number:
-        what = f'array of the shape {np.shape(value)}'
+        what = f'{type(value).__name__} of the shape {shape}'
         raise EvaluationError(
-          f'run() of {self.spec.kind} returns {name!r} as'
-          f' {what if np.ndim(value) else type(value).__name__}: it must be one'
-          ' number'
+          f'run() of {self.spec.kind} returns {name!r}, a'
+          f' {what if shape else type(value).__name__}: it must be one number'
         )
     return {**found}
 
