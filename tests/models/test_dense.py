@@ -32,7 +32,7 @@ def trunk_of(**fields):
 
 
 def fresh(module, *args, **kwargs):
-  params = jax.jit(lambda key: compiled.init(module, key, *args, **kwargs))(
+  params = jax.jit(lambda key: module.init(key, *args, **kwargs))(
     jax.random.key(0)
   )['params']
   leaves, structure = jax.tree.flatten(params)

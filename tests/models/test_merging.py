@@ -74,8 +74,8 @@ def test_training_with_merged_tokens_and_without_some_patches():
   @jax.grad
   def gradient(params, rows):
     rngs = {'dropout': jax.random.key(3)}
-    logits = compiled.apply(
-      model, {'params': params}, IMAGES[rows], train=True, rows=rows, rngs=rngs
+    logits = model.apply(
+      {'params': params}, IMAGES[rows], train=True, rows=rows, rngs=rngs
     )
     return (logits**2).sum()
 

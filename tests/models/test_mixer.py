@@ -98,7 +98,7 @@ def test_intermediates(scan):
 
 def test_paper_initialisation():
   model = tiny(initializers='mixer', hidden_size=256, depth=1)
-  params = jax.jit(model.init)(jax.random.key(0), example()[1])['params']
+  params = compiled.init(model, jax.random.key(0), example()[1])['params']
   assert not params['head']['kernel'].any()
   up = params['blocks_0']['channel_mlp']['up']
   assert up['kernel'].std() == pytest.approx(256**-0.5, rel=0.1)

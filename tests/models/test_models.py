@@ -90,12 +90,11 @@ def example(name=VIT):
   return params, images
 
 
-@functools.partial(jax.jit, static_argnums=0, static_argnames='mutable')
 def apply(model, params, images, *, seed=None, mutable=False, rows=None):
-  kwargs = {'mutable': list(mutable) if mutable else False, 'rows': rows}
+  kwargs = {'mutable': mutable, 'rows': rows}
   if seed is not None:
     kwargs |= {'train': True, 'rngs': {'dropout': jax.random.key(seed)}}
-  return model.apply({'params': params}, images, **kwargs)
+  return compiled.apply(model, {'params': params}, images, **kwargs)
 
 
 @pytest.mark.slow

@@ -186,7 +186,7 @@ def test_images_of_different_shapes(fields):
       shape = params[name].shape
       params[name] = rng.normal(size=shape).astype(np.float32)
   apply = jax.jit(
-    lambda x, grids: compiled.apply(model, {'params': params}, x, grids=grids)
+    lambda x, grids: model.apply({'params': params}, x, grids=grids)
   )
   rows = []
   for count in (10, 14):
@@ -233,9 +233,7 @@ def test_packing_changes_no_answer(fields):
   params = compiled.init(model, jax.random.key(0), np.zeros((1, 6, 6, 3)))[
     'params'
   ]
-  apply = jax.jit(
-    lambda x, g: compiled.apply(model, {'params': params}, x, grids=g)
-  )
+  apply = jax.jit(lambda x, g: model.apply({'params': params}, x, grids=g))
   cut = [
     naflex.padded(x, (2, 2), h * w)[0]
     for x, (h, w) in zip(images, grids, strict=True)

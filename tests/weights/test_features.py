@@ -1,9 +1,9 @@
 """Features, embeddings, and the one pass that looks inside."""
 
-import functools
 import subprocess
 import sys
 
+import compiled
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -28,10 +28,8 @@ def captured(vit, images):
   return apply(vit.model, vit.params, images, mutable=('intermediates',))
 
 
-@functools.partial(jax.jit, static_argnums=0, static_argnames='mutable')
 def apply(model, params, images, mutable=False):
-  mutable = list(mutable) if mutable else False
-  return model.apply({'params': params}, images, mutable=mutable)
+  return compiled.apply(model, {'params': params}, images, mutable=mutable)
 
 
 @pytest.mark.parametrize(

@@ -102,8 +102,8 @@ class Source(abc.ABC):
     found: Sequence[str] = self.read(position).values['text']
     return found
 
-  def check_targets(self, position: int) -> None:
-    """Checks the targets of an example, if that takes no reading of its file.
+  def check_targets(self, positions: Iterable[int]) -> None:
+    """Checks the targets of examples, if that takes no reading of their files.
 
     Raises:
       UserError: One does not fit its feature.

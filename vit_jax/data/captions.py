@@ -3,6 +3,7 @@
 A template has {} where the name of the class goes: 'a photo of a {}.'
 """
 
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import importlib.resources
@@ -78,9 +79,9 @@ class CaptionedSource(base.Source):
     """Returns the bits of a stored value, 8 or 16."""
     return self._source.bits()
 
-  def check_targets(self, position: int) -> None:
-    """Checks the targets of an example, but for its captions."""
-    self._source.check_targets(position)
+  def check_targets(self, positions: Iterable[int]) -> None:
+    """Checks the targets of examples, but for their captions."""
+    self._source.check_targets(positions)
 
   def column(self, name: str) -> np.ndarray:
     """Returns a target of all examples, [N, ...]."""

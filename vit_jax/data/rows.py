@@ -6,6 +6,7 @@ that a slice holds all classes.
 """
 
 import abc
+from collections.abc import Iterable
 from collections.abc import Mapping
 from collections.abc import Sequence
 import os
@@ -192,20 +193,24 @@ class RowSource(base.SelectedSource):
       )
     return result
 
-  def check_targets(self, position: int) -> None:
-    """Checks the classes and numbers of an example; reads no image."""
-    row, _ = self._locate(position)
-    for name, target in features.targets(self.features).items():
-      if name != 'text':
-        target.encode(self._value(name, row), self._where(row))
+  def check_targets(self, positions: Iterable[int]) -> None:
+    """Checks classes and numbers of examples; reads no image."""
+    targets = features.targets(self.features)
+    names = [name for name in targets if name != 'text']
+    for position in positions:
+      for name in names:
+        self._encoded(name, targets[name], position)
 
   def column(self, name: str) -> np.ndarray:
     """Returns a target of all examples, [N, ...]; reads no image."""
     target = features.targets(self.features)[name]
-    rows = [self._locate(i)[0] for i in range(len(self))]
-    return np.stack(
-      [target.encode(self._value(name, row), self._where(row)) for row in rows]
-    )
+    return np.stack([self._encoded(name, target, i) for i in range(len(self))])
+
+  def _encoded(
+    self, name: str, target: features.Target, position: int
+  ) -> np.ndarray:
+    row, _ = self._locate(position)
+    return target.encode(self._value(name, row), self._where(row))
 
   def fingerprint(self) -> str:
     """Returns a digest of rows, targets and classes, not of the images."""

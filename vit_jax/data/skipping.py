@@ -1,6 +1,7 @@
 """Leaves out the examples that a check of the data listed as damaged."""
 
 from collections.abc import Collection
+from collections.abc import Iterable
 from collections.abc import Sequence
 import os
 import pathlib
@@ -50,9 +51,9 @@ class SkippingSource(base.Source):
     """Returns the captions of an example."""
     return self._source.captions(int(self._kept[position]))
 
-  def check_targets(self, position: int) -> None:
-    """Checks the targets of an example that is kept."""
-    self._source.check_targets(int(self._kept[position]))
+  def check_targets(self, positions: Iterable[int]) -> None:
+    """Checks the targets of examples that are kept."""
+    self._source.check_targets(int(self._kept[i]) for i in positions)
 
   def column(self, name: str) -> np.ndarray:
     """Returns a target of all examples, [N, ...]."""

@@ -189,10 +189,10 @@ class Evaluator(abc.ABC):
       shape = getattr(value, 'shape', ())
       is_number = hasattr(value, '__float__') and not shape
       if name != 'confusion' and not is_number:
-        what = f'{type(value).__name__} of the shape {shape}'
+        of = f' of the shape {shape}' if shape else ''
         raise EvaluationError(
           f'run() of {self.spec.kind} returns {name!r}, a'
-          f' {what if shape else type(value).__name__}: it must be one number'
+          f' {type(value).__name__}{of}: it must be one number'
         )
     return {**found}
 

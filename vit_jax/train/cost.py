@@ -56,9 +56,13 @@ def step_flops(
   rules = rules_lib.make(config.optim, params, objective.frozen)
   # Tracing a scanned model takes a tenth of the time of a deep one; `_unread`
   # then traces two of one layer, which those that read several layers lack.
-  is_twin = models.has_equal_layers(objective.model)
-  is_twin = is_twin and not config.model.scan and objective.model.depth > 2
-  is_twin &= rules.trains_layers_alike and not objective.reads_layers
+  is_twin = (
+    models.has_equal_layers(objective.model)
+    and objective.model.depth > 2
+    and not config.model.scan
+    and rules.trains_layers_alike
+    and not objective.reads_layers
+  )
   if is_twin:
     config.model.scan = True
   flops = _count(config, features, rules)

@@ -388,8 +388,7 @@ def open_splits(config: ml_collections.ConfigDict) -> dict[str, data.Source]:
     if values[key] not in opened:
       opened[values[key]] = source = data.open_split(config, key)
       # An evaluation would find it after an epoch.
-      for position in range(len(source)):
-        source.check_targets(position)
+      source.check_targets(range(len(source)))
   return {use: opened[values[key]] for use, key in keys.items()}
 
 
