@@ -1,6 +1,8 @@
 """Scans in files: sizes, spacings, axes, windows, crops and mistakes."""
 
 import errno
+import gzip
+import itertools
 import json
 import os
 
@@ -261,6 +263,159 @@ def test_a_run_on_scans_is_measured_and_predicts(finished, tmp_path, capsys):
   body, _ = scans.read_labels(str(tmp_path / 'scan_1.map.nii.gz'))
   assert body.shape == (10, 16, 8)
   np.testing.assert_array_equal(body[:, ::2], body[:, 1::2])  # 1 mm from 2 mm
+
+
+@pytest.mark.parametrize('ending', ['.nii', '.nii.gz'])
+@pytest.mark.parametrize('affine', [np.eye(4), AFFINE], ids=['ras', 'turned'])
+@pytest.mark.parametrize(
+  ('dtype', 'slope', 'inter'),
+  [
+    (np.uint8, 1, 0),
+    (np.uint8, 0.1, -1.0),
+    (np.uint16, 1, -1024),
+    (np.int16, 2.5, 7),
+    (np.int16, 1, 0),
+    (np.int32, 1e-3, 0),
+    (np.float32, 1, 0),
+    (np.float32, -2.0, 0.5),
+    (np.float64, 1, 0),
+    (np.float64, 3.0, -1.0),
+  ],
+)
+def test_a_slope_scales_the_stored_values(
+  dtype, slope, inter, affine, ending, tmp_path
+):
+  nibabel = pytest.importorskip('nibabel')
+  rng = np.random.default_rng(0)
+  stored = rng.integers(0, 200, (4, 5, 6)).astype(dtype)
+  image = nibabel.Nifti1Image(stored, affine)
+  path = tmp_path / f'a{ending}'
+  # Written as it is, since nibabel would choose a slope of its own.
+  raw = image.header.copy()
+  raw['scl_slope'], raw['scl_inter'], raw['vox_offset'] = slope, inter, 352
+  content = raw.binaryblock + bytes(4) + stored.tobytes(order='F')
+  is_gz = ending == '.nii.gz'
+  path.write_bytes(gzip.compress(content) if is_gz else content)
+  expected = nibabel.as_closest_canonical(nibabel.load(path)).get_fdata()
+  values, header = scans.read(str(path))
+  np.testing.assert_allclose(values[..., 0], expected, rtol=1e-6, atol=1e-6)
+  assert values.dtype == header.dtype == scans.header(str(path)).dtype
+  is_scaled = (slope, inter) != (1, 0)
+  assert values.dtype.kind == ('f' if is_scaled else np.dtype(dtype).kind)
+  config = make_config(tmp_path, window=(-100.0, 300.0))
+  volume = scans.from_config(config).volume(values, header, str(path))
+  share = np.clip((expected + 100) / 400, 0, 1)
+  np.testing.assert_allclose(volume[..., 0], share * 65535, atol=0.51)
+
+
+def test_labels_of_a_slope_are_whole(tmp_path):
+  """A slope is rounded to float32."""
+  nibabel = pytest.importorskip('nibabel')
+  image = nibabel.Nifti1Image(np.array([[[0, 127, 254]]], np.uint8), np.eye(4))
+  raw = image.header.copy()
+  raw['scl_slope'], raw['scl_inter'], raw['vox_offset'] = 2 / 254, 0, 352
+  (tmp_path / 'a.nii').write_bytes(
+    raw.binaryblock + bytes(4) + bytes([0, 127, 254])
+  )
+  labels, _ = scans.read_labels(str(tmp_path / 'a.nii'))
+  np.testing.assert_array_equal(labels, [[[0, 1, 2]]])
+
+
+def test_the_header_of_a_scan_is_read_without_its_values(tmp_path):
+  """Of a file that ends after a part of its values, too."""
+  rng = np.random.default_rng(0)
+  path = tmp_path / 'a.nii.gz'
+  save_nifti(path, rng.integers(0, 999, (9, 8, 20)).astype(np.int16))
+  whole = scans.header(str(path))
+  assert whole.size == (9, 8, 20) and whole.spacing == (2, 1, 3)
+  path.write_bytes(path.read_bytes()[:1000])
+  assert scans.header(str(path)) == whole
+  with pytest.raises(UserError, match='is damaged'):
+    scans.read(str(path))
+
+
+def rotation(degrees):
+  """Returns an affine that turns the first two axes of the body."""
+  cosine, sine = np.cos(np.radians(degrees)), np.sin(np.radians(degrees))
+  turn = np.eye(4)
+  turn[:2, :2] = [[cosine, -sine], [sine, cosine]]
+  return turn
+
+
+def save_pair(root, turn, moved, affine=AFFINE):
+  """Writes a scan and its map, stored along other axes.
+
+  Args:
+    root: The folder.
+    turn: Axes and directions of the stored map, as `nibabel.orientations`.
+    moved: float [4, 4], of the map's places in the body.
+    affine: That of the scan.
+
+  Returns:
+    The values and labels of the stored scan's axes.
+  """
+  nibabel = pytest.importorskip('nibabel')
+  values, labels = scan(0, (10, 12, 9))
+  turned = nibabel.orientations.apply_orientation(labels, np.array(turn))
+  change = nibabel.orientations.inv_ornt_aff(np.array(turn), labels.shape)
+  (root / 'classes.txt').write_text(CLASSES)
+  for kind, x, places in (
+    ('images', values, affine),
+    ('masks', turned, moved @ affine @ change),
+  ):
+    (root / kind).mkdir()
+    nibabel.save(nibabel.Nifti1Image(x, places), root / kind / 'a.nii.gz')
+  return values, labels
+
+
+TURNS = [
+  [[axis, sign] for axis, sign in zip(axes, signs, strict=True)]
+  for axes in itertools.permutations(range(3))
+  for signs in ((1, 1, 1), (-1, 1, -1), (1, -1, 1))
+]
+
+
+@pytest.mark.parametrize('turn', TURNS, ids=str)
+@pytest.mark.parametrize('degrees', [0, 20, 45])
+def test_a_map_is_turned_to_the_axes_of_its_scan(turn, degrees, tmp_path):
+  affine = rotation(degrees) @ AFFINE
+  values, labels = save_pair(tmp_path, turn, np.eye(4), affine)
+  example = data.open_source(make_config(tmp_path), 'train').read(0)
+  image = example.image[..., 0]
+  assert (example.values['map'] > 0).sum() == (labels > 0).sum()
+  # As in the file, whose axes both have left together.
+  inside = np.sort(image[example.values['map'] > 0])
+  np.testing.assert_array_equal(inside, np.sort(values[labels > 0]))
+
+
+def shift(*distances):
+  moved = np.eye(4)
+  moved[:3, 3] = distances
+  return moved
+
+
+@pytest.mark.parametrize('turn', TURNS[:5:2], ids=str)
+@pytest.mark.parametrize(
+  ('moved', 'message'),
+  [
+    (shift(0, 0, 0.5), r'they lie up to 0\.5 mm apart, origins \('),
+    (shift(-40, 0, 0), 'up to 40 mm apart, origins'),
+    (np.diag([1.0, 1.1, 1.0, 1.0]), r'spacings \(2, 1, 3\) and \(2, 1\.1, 3'),
+    (rotation(2), 'axes turned by 2 degrees'),
+    (np.diag([-1.0, 1.0, 1.0, 1.0]), 'origins'),
+  ],
+  ids=['shifted', 'far', 'scaled', 'rotated', 'mirrored'],
+)
+def test_a_map_of_other_places_is_refused(moved, message, turn, tmp_path):
+  save_pair(tmp_path, turn, moved)
+  files = r'masks/a\.nii\.gz and its scan .*images/a\.nii\.gz'
+  with pytest.raises(UserError, match=f'^[^\n]*{files} [^\n]*{message}[^\n]*$'):
+    data.open_source(make_config(tmp_path), 'train')
+
+
+def test_rounded_affines_are_the_same(tmp_path):
+  save_pair(tmp_path, TURNS[7], shift(0.02, -0.02, 0.02) @ rotation(0.02))
+  assert len(data.open_source(make_config(tmp_path), 'train')) == 1
 
 
 def broken(root, what):

@@ -4,9 +4,10 @@
     images/[{train,val,...}/]**  masks/...    as images with maps: `pairs.py`
 
 The Decathlon's dataset.json names the classes and lists the pairs; its imagesTs
-have no maps and are left out, so that its one split is 'train'. All scans have
-the same number of modalities, and may differ in size: `features.Volume` says
-how batches are made of them.
+have no maps and are left out, so that its one split is 'train'. A map is
+turned to the axes of its scan, and must then have the same places of the body.
+All scans have the same number of modalities, and may differ in size:
+`features.Volume` says how batches are made of them.
 """
 
 import os
@@ -41,7 +42,8 @@ class ScansSource(base.SelectedSource):
 
     Raises:
       UserError: There is no such split, a file without the other of its pair,
-        or scans that do not fit each other, their maps or the model's patches.
+        a map whose places are not those of its scan, or scans that do not fit
+        each other or the model's patches.
     """
     self._root, self._how = root, scans.from_config(config)
     classes, by_split = _listed(root)
@@ -76,11 +78,11 @@ class ScansSource(base.SelectedSource):
     split, row, index = self._selection.locate(position)
     image, labels = self._pairs[split][row]
     values, header = scans.read(image)
-    found, _ = scans.read_labels(labels)
+    classes, _ = scans.read_labels(labels, header)
     parts = {
       'image': self._how.volume(values, header, image),
       # The spacings of both files may differ by rounding.
-      'map': self._how.labels(found, header),
+      'map': self._how.labels(classes, header),
     }
     return base.Example(parts, index, image, {'map': labels})
 
@@ -111,7 +113,8 @@ class ScansSource(base.SelectedSource):
   ) -> scans.Header:
     """Returns the header of a scan that fits its map and the config."""
     image, labels = self._pair(position)
-    header, of_map = scans.header(image), scans.header(labels)
+    header = scans.header(image)
+    of_map = scans.header(labels, header)
     if header.size != of_map.size:
       raise UserError(
         f'{labels} has (depth, height, width) {of_map.size}, but its scan'
@@ -121,6 +124,11 @@ class ScansSource(base.SelectedSource):
       raise UserError(
         f'{labels} and its scan {image} must both be NIfTI or both .npy, whose'
         ' axes may differ: convert one of them'
+      )
+    if apart := scans.distance(header, of_map):
+      raise UserError(
+        f'{labels} and its scan {image} have different affines: {apart};'
+        ' resample the map to the places of the scan, or remove both'
       )
     if header.channels != config.data.channels:
       raise UserError(

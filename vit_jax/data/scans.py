@@ -2,8 +2,9 @@
 
 A scan is [D, H, W, C]. That of a NIfTI file is turned to the closest axes of
 the body (right, anterior, superior), in this order, as nibabel's
-`as_closest_canonical` does, and a fourth axis has its modalities. An .npy file
-holds [D, H, W] or [D, H, W, C], and has no spacing.
+`as_closest_canonical` does, and a fourth axis has its modalities. Its values
+are the stored ones times the file's slope, plus its intercept. An .npy file
+holds [D, H, W] or [D, H, W, C], and has neither spacing nor affine.
 """
 
 from collections.abc import Sequence
@@ -28,6 +29,11 @@ from vit_jax.runs import safe_io
 NIFTI = ('.nii', '.nii.gz')
 ENDINGS = (*NIFTI, '.npy')
 _MOST = 2**31  # limit of places and modalities of a scan
+# Largest distance of places that are the same, as a share of the spacing: files
+# round their affines.
+_SAME_PLACE = 0.05
+_WHOLE = 1e-3  # distance of a label from a whole number, after a slope
+_MOST_LABEL = 2**24  # beyond any label, and exact in float32
 
 Size = tuple[int, int, int]
 
@@ -40,13 +46,16 @@ class Header:
     size: (D, H, W).
     channels: C.
     spacing: Distance of neighbours along each axis, in mm; None: not known.
-    dtype: Type of its values.
+    dtype: Type of its values; floating-point where the file scales them.
+    affine: Place in mm (right, anterior, superior) of a position in the scan,
+      float64 [4, 4]; None: not known.
   """
 
   size: Size
   channels: int
   spacing: tuple[float, float, float] | None
   dtype: np.dtype
+  affine: np.ndarray | None = dataclasses.field(default=None, compare=False)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -179,61 +188,113 @@ def below(folder: str) -> list[str]:
   return folder_lib.below(folder, ENDINGS)
 
 
-def header(path: str) -> Header:
+def header(path: str, frame: Header | None = None) -> Header:
   """Reads what a file says of a scan, and not its values.
+
+  Args:
+    path: The file.
+    frame: Header of the scan to whose axes this one is turned; None: it is
+      turned to those of the body.
+
+  Raises:
+    UserError: It cannot be read, or holds no scan.
+  """
+  return _described(path, _open(path), frame)[0]
+
+
+def read(path: str, frame: Header | None = None) -> tuple[np.ndarray, Header]:
+  """Returns the values of a scan [D, H, W, C] and its header.
+
+  Arguments are those of `header`.
 
   Raises:
     UserError: It cannot be read, or holds no scan.
   """
   stored = _open(path)
-  if isinstance(stored, np.ndarray):
-    return _header(path, stored.shape, stored.dtype, None)
-  kept = stored.header
-  spacing = tuple(float(x) for x in kept.get_zooms()[:3])
-  if len(spacing) < 3 or not all(0 < x < 1e6 for x in spacing):
-    raise UserError(
-      f'{path} has the spacing {spacing}: three are needed, in mm'
-    )
-  scaled = kept.get_slope_inter() not in ((None, None), (1.0, 0.0))
-  dtype = np.dtype(np.float32) if scaled else kept.get_data_dtype()
-  return _header(path, stored.shape, dtype, cast(Any, spacing))
-
-
-def read(path: str) -> tuple[np.ndarray, Header]:
-  """Returns the values of a scan [D, H, W, C] and its header.
-
-  Raises:
-    UserError: It cannot be read, or holds no scan.
-  """
-  found, stored = header(path), _open(path, whole=True)
+  described, axes = _described(path, stored, frame)
   try:
     if isinstance(stored, np.ndarray):
       values = np.array(stored)
     else:
-      values = np.asanyarray(stored.dataobj)
-  except (OSError, ValueError, EOFError, OverflowError) as e:
+      values = _nibabel(path).orientations.apply_orientation(
+        _scaled(path, stored), axes
+      )
+  except Exception as e:  # nibabel and zlib raise errors of their own kinds
     raise _damaged(path, e) from None
-  values = values.reshape(*found.size, found.channels)
-  return values.astype(found.dtype.newbyteorder('='), copy=False), found
+  values = values.reshape(*described.size, described.channels)
+  return values.astype(described.dtype, copy=False), described
 
 
-def read_labels(path: str) -> tuple[np.ndarray, Header]:
+def read_labels(
+  path: str, frame: Header | None = None
+) -> tuple[np.ndarray, Header]:
   """Returns the labels of a map, int32 [D, H, W], and its header.
+
+  Arguments are those of `header`.
 
   Raises:
     UserError: It cannot be read, or its values are no labels.
   """
-  values, found = read(path)
-  if found.channels != 1:
+  values, described = read(path, frame)
+  if described.channels != 1:
     raise UserError(
-      f'{path} has {found.channels} values at each place: a map has one label'
+      f'{path} has {described.channels} values at each place: a map has one'
+      ' label'
     )
-  labels = np.rint(values[..., 0]).astype(np.int32)
-  if (labels != values[..., 0]).any() or labels.min() < 0:
+  numbers = values[..., 0]
+  if numbers.dtype.kind == 'f':
+    with np.errstate(invalid='ignore'):  # of infinite ones
+      whole = np.rint(numbers)
+      is_whole = np.abs(whole - numbers) <= _WHOLE
+    numbers = np.where(is_whole, whole, -1)
+  if numbers.min() < 0 or numbers.max() > _MOST_LABEL:
     raise UserError(
       f'{path} holds numbers that are no labels: write whole ones, from 0'
     )
-  return labels, found
+  return numbers.astype(np.int32), described
+
+
+def distance(scan: Header, labels: Header) -> str:
+  """Returns how a map's places lie apart from those of its scan.
+
+  Args:
+    scan: Header of the scan.
+    labels: Header of the map of the same size, read with the scan's axes.
+
+  Returns:
+    A phrase with the differences of the affines; '' if they are the same but
+    for rounding, or not known.
+  """
+  if scan.affine is None or labels.affine is None:
+    return ''
+  corners = np.ones((4, 8))  # of the grid, whose places are boxes
+  corners[:3] = np.indices((2, 2, 2)).reshape(3, 8)
+  corners[:3] = corners[:3] * np.array(scan.size)[:, None] - 0.5
+  apart = ((scan.affine - labels.affine) @ corners)[:3]
+  furthest = float(np.linalg.norm(apart, axis=0).max())
+  steps = [
+    np.linalg.norm(affine[:3, :3], axis=0)
+    for affine in (scan.affine, labels.affine)
+  ]
+  if furthest <= _SAME_PLACE * steps[0].min():
+    return ''
+  differences = [f'they lie up to {furthest:.3g} mm apart']
+  for name, first, second in (
+    ('spacings', *steps),
+    ('origins', scan.affine[:3, 3], labels.affine[:3, 3]),
+  ):
+    if not np.allclose(first, second, rtol=1e-3, atol=1e-3):
+      differences.append(f'{name} {_numbers(first)} and {_numbers(second)} mm')
+  products = (scan.affine[:3, :3] * labels.affine[:3, :3]).sum(axis=0)
+  cosines = (products / steps[0] / steps[1]).clip(-1, 1)
+  angle = np.degrees(np.arccos(cosines)).max()
+  if angle > 0.05:
+    differences.append(f'axes turned by {angle:.3g} degrees')
+  return ', '.join(differences)
+
+
+def _numbers(values: np.ndarray) -> str:
+  return f'({", ".join(f"{x:.5g}" for x in values)})'
 
 
 def write(path: pathlib.Path, labels: np.ndarray, like: str) -> None:
@@ -269,7 +330,8 @@ def _as_nifti(labels: np.ndarray, like: str) -> bytes:
   image.header.set_xyzt_units(*original.header.get_xyzt_units())
   content: bytes = image.to_bytes()
   # Without the time, so that equal maps are equal files.
-  return gzip.compress(content, mtime=0) if like.endswith('z') else content
+  is_compressed = like.lower().endswith('.gz')
+  return gzip.compress(content, mtime=0) if is_compressed else content
 
 
 def fitted(labels: np.ndarray, size: Sequence[int]) -> np.ndarray:
@@ -277,27 +339,28 @@ def fitted(labels: np.ndarray, size: Sequence[int]) -> np.ndarray:
   return _resampled(labels[..., None], size, order=0)[..., 0]
 
 
-def _open(path: str, whole: bool = False) -> Any:
-  """Returns an array in a file, [D, H, W] or [D, H, W, C], or NIfTI's image.
+def _open(path: str) -> Any:
+  """Returns a mapped array, [D, H, W] or [D, H, W, C], or a NIfTI image.
 
-  Args:
-    path: The file.
-    whole: Whether its values are read, so that their checksum is checked.
+  Neither has its values in memory.
   """
   try:
     if path.lower().endswith(NIFTI):
-      nibabel = _nibabel(path)
-      image = nibabel.load(path)
-      if whole and path.lower().endswith('.gz'):
-        # nibabel stops before the checksum, at the end of a compressed file.
-        with gzip.open(path) as file:
-          image = type(image).from_bytes(file.read())
-      return nibabel.as_closest_canonical(image)
+      return _nibabel(path).load(path)
     return np.lib.format.open_memmap(path, mode='r')
   except UserError:
     raise
   except Exception as e:  # nibabel raises errors of its own kinds
     raise _damaged(path, e) from None
+
+
+def _scaled(path: str, image: Any) -> np.ndarray:
+  """Returns the values of a NIfTI image, float64 where the file scales them."""
+  if path.lower().endswith('.gz'):
+    # nibabel stops before the checksum, at the end of a compressed file.
+    with gzip.open(path) as file:
+      image = type(image).from_bytes(file.read())
+  return np.asanyarray(image.dataobj)
 
 
 def _damaged(path: str, error: Exception) -> UserError:
@@ -306,19 +369,65 @@ def _damaged(path: str, error: Exception) -> UserError:
   )
 
 
-def _header(
-  path: str, shape: tuple[int, ...], dtype: np.dtype, spacing: Any
-) -> Header:
+def _described(
+  path: str, stored: Any, frame: Header | None
+) -> tuple[Header, Any]:
+  """Returns the header of what `_open` returns, and how its axes are turned.
+
+  The second is as `nibabel.orientations` has it; None for an array.
+  """
+  shape = stored.shape
   if len(shape) == 5 and shape[3] == 1:  # NIfTI's axes of vectors
     shape = (*shape[:3], shape[4])
   if len(shape) not in (3, 4) or not all(shape) or np.prod(shape) > _MOST:
     raise UserError(
       f'{path} has the shape {shape}: a scan is [D, H, W] or [D, H, W, C]'
     )
+  size, channels = cast(Size, shape[:3]), shape[3] if len(shape) == 4 else 1
+  if isinstance(stored, np.ndarray):
+    return Header(size, channels, None, _dtype(path, stored.dtype)), None
+  dtype = _dtype(path, stored.get_data_dtype())
+  # The header has neither after it was read: the values' proxy keeps them.
+  if (stored.dataobj.slope, stored.dataobj.inter) != (1, 0):
+    dtype = np.result_type(dtype, np.float32)
+  affine, axes = _turned(path, stored.affine, size, frame)
+  size = cast(Size, tuple(size[i] for i in np.argsort(axes[:, 0])))
+  spacing = cast(Any, tuple(np.linalg.norm(affine[:3, :3], axis=0).tolist()))
+  return Header(size, channels, spacing, dtype, affine), axes
+
+
+def _dtype(path: str, dtype: np.dtype) -> np.dtype:
+  """Returns a stored type in this machine's order of bytes."""
   if dtype.kind not in 'buif':
     raise UserError(f'{path} holds {dtype}: values must be single numbers')
-  channels = shape[3] if len(shape) == 4 else 1
-  return Header(cast(Size, tuple(shape[:3])), channels, spacing, dtype)
+  return dtype.newbyteorder('=')
+
+
+def _turned(
+  path: str, affine: np.ndarray, size: Size, frame: Header | None
+) -> tuple[np.ndarray, np.ndarray]:
+  """Returns the affine after its axes are turned, and how they are.
+
+  Raises:
+    UserError: The affine does not have three axes.
+  """
+  orientations = _nibabel(path).orientations
+  spacing = tuple(np.linalg.norm(affine[:3, :3], axis=0).tolist())
+  if not np.isfinite(affine).all() or not all(0 < x < 1e6 for x in spacing):
+    raise UserError(
+      f'{path} has the spacing {spacing}: three are needed, in mm'
+    )
+  relative = affine
+  if frame is not None and frame.affine is not None:
+    relative = np.linalg.inv(frame.affine) @ affine
+  axes = orientations.io_orientation(relative)
+  if np.isnan(axes).any():
+    raise UserError(
+      f'{path} has an affine whose three axes lie in one plane: mend its sform'
+      ' or qform'
+    )
+  turn = orientations.inv_ornt_aff(axes, size)
+  return affine @ turn, axes.astype(int)
 
 
 def _resampled(
