@@ -48,8 +48,11 @@ by captions. A model of segmentation is measured as in training; the report also
 has the confusion of the classes (rows: true), the worst images, and intervals
 over images: percentiles of 1,000 draws with replacement. --hausdorff adds the
 distance of boundaries that 95% of their places do not exceed, by class and as
-their mean without a class 'background'; over images that have the class in both
-maps. It is in mm where the model's scans are resampled, else in places.
+their mean without a class 'background', over images that have the class in
+either map: where only one has it, the distance is the image's diagonal. It is
+in mm where the model's scans are resampled, else in places. It also adds
+objects (connected parts of a class), missed_objects that no prediction touches,
+and false_objects that touch no label.
 Training and this command see the middle crop of an image; --whole measures
 whole images, each at the size in which its map is stored, by windows that slide
 over them. --scales and --flip average over views, and --overlap and --gaussian

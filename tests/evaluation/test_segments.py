@@ -64,22 +64,86 @@ def test_maps_without_class_zero(dtype):
 
 
 def test_distances_of_classes_and_images():
-  """Where both maps have a class; a box around it changes nothing."""
+  """Of classes that a map has; a box around both changes nothing."""
   labels, predicted = np.zeros((2, 2, 9, 12), int)
   labels[0, 2:5, 3:6], predicted[0, 2:5, 4:7] = 1, 1
   labels[1, 0:2, 0:2], predicted[1, 0, 11] = 2, 1
   labels[1, 8] = 255
   found = segments.distances(labels, predicted, 4)
-  assert np.isnan(found[:, 3]).all() and np.isnan(found[1, 1:]).all()
+  assert np.isnan(found[:, 3]).all() and np.isnan(found[0, 2])
   assert found[0, 1] == 1.0
+  diagonal = np.hypot(8, 12)  # without the last row, which does not count
+  assert found[1, 1] == found[1, 2] == pytest.approx(diagonal)
   whole = segments.hausdorff(labels[0] == 1, predicted[0] == 1)
   assert whole == found[0, 1]
   spaced = segments.distances(labels, predicted, 4, spacing=(1.0, 2.5))
   assert spaced[0, 1] == 2.5
   means, bounds = segments.mean_distances(found, ('background', 'a', 'b', 'c'))
-  assert means['hausdorff95'] == means['hausdorff95/a'] == 1.0
-  assert np.isnan(means['hausdorff95/b'])
-  assert bounds['hausdorff95/a'] == (1.0, 1.0)
+  assert means['hausdorff95/a'] == pytest.approx((1 + diagonal) / 2)
+  assert means['hausdorff95'] == pytest.approx((1 + 3 * diagonal) / 4)
+  assert np.isnan(means['hausdorff95/c'])
+  assert bounds['hausdorff95/a'] == pytest.approx((1.0, diagonal))
+
+
+@pytest.mark.parametrize('share', [0.0, 0.3, 0.9, 1.0])
+@pytest.mark.parametrize('is_found', [True, False], ids=['missed', 'false'])
+@pytest.mark.parametrize('size', [(12, 20), (6, 8, 10)])
+def test_images_with_missed_objects_make_a_distance_worse(
+  size, is_found, share
+):
+  """And not better, however many there are; padding changes nothing."""
+  rng = np.random.default_rng(0)
+  labels, count = np.zeros((10, *size), np.uint8), 10
+  box = tuple(slice(2, 5) for _ in size)
+  labels[(slice(None), *box)] = 1
+  predicted = labels.copy()
+  missed = rng.permutation(count)[: round(share * count)]
+  predicted[missed] = 0
+  maps = (labels, predicted) if is_found else (predicted, labels)
+  names = 'background', 'organ'
+  found, _ = segments.mean_distances(segments.distances(*maps, 2), names)
+  diagonal = np.linalg.norm(size)
+  assert found['hausdorff95'] == pytest.approx(share * diagonal)
+  padding = [(0, 0)] + [(0, 3)] * len(size)
+  padded = [
+    np.pad(x, padding, constant_values=y)
+    for x, y in zip(maps, (255, 1), strict=True)
+  ]
+  np.testing.assert_allclose(
+    segments.distances(*padded, 2), segments.distances(*maps, 2)
+  )
+  totals = segments.total_objects(segments.objects(*padded, 2), names)
+  expected = (count, len(missed), 0)
+  if not is_found:
+    expected = (count - len(missed), 0, len(missed))
+  assert tuple(totals[k] for k in segments.OBJECTS) == expected
+  assert totals['objects/organ'] == totals['objects']
+
+
+def test_small_objects_are_counted_though_a_percentile_misses_them():
+  labels = np.zeros((1, 60, 60), int)
+  labels[0, 5:40, 5:40] = 1
+  predicted = labels.copy()
+  labels[0, 50, [44, 50, 56]] = 1  # one of them is found
+  predicted[0, 50, 44] = predicted[0, 58, 2] = predicted[0, 59, 3] = 1
+  assert segments.distances(labels, predicted, 2)[0, 1] == 0
+  found = segments.objects(labels, predicted, 2)
+  np.testing.assert_array_equal(found[0, :, 1], [4, 2, 1])
+
+
+def test_means_say_how_many_classes_they_average():
+  """A class that is only predicted counts against the overlap."""
+  labels = np.array([0, 0, 1, 1, 255])
+  for predicted, iou, measured in (
+    ([0, 0, 1, 1, 3], 1.0, 2),
+    ([0, 0, 1, 2, 3], 0.5, 3),
+    ([0, 0, 2, 2, 3], 1 / 3, 3),
+  ):
+    matrix = segments.confusion(labels, np.array(predicted), 4)
+    found = segments.measures(segments.overlaps(matrix))
+    assert found['miou'] == pytest.approx(iou)
+    assert found['miou_classes'] == measured
+    assert found['labelled_classes'] == 2
 
 
 def test_intervals_by_drawing_images():

@@ -5,6 +5,7 @@ import json
 import commands
 import cv2
 import jax
+import jax.numpy as jnp
 import methods
 import numpy as np
 import pandas as pd
@@ -15,6 +16,7 @@ import vit_jax
 from vit_jax import evaluate
 from vit_jax.config import UserError
 from vit_jax.data import scenes
+from vit_jax.data.device.rng import Rng
 from vit_jax.evaluation import segments
 from vit_jax.explore import pictures as explore
 from vit_jax.models import setr
@@ -109,6 +111,7 @@ def test_metrics_of_a_run(finished):
   for name in ('accuracy', 'mean_accuracy', 'dice', 'iou/background', 'iou/9'):
     assert 0 <= last[f'val/{name}'] <= 1, name
   assert last['val/examples'] == 12
+  assert 1 <= last['val/labelled_classes'] <= last['val/miou_classes'] <= 11
 
 
 @pytest.mark.slow
@@ -123,6 +126,40 @@ def test_every_head_and_loss_learns(head, loss):
   """The gradient of one batch lowers its loss."""
   config = config_of({'head': head, 'loss': loss}, model__depth=2)
   assert_learns(experiment_lib.build(config).program.objective)
+
+
+@pytest.mark.parametrize('weights', [(), (1.0, 3.0) + (2.0,) * 9])
+def test_what_the_loss_is_averaged_over(weights):
+  """All pixels by default; ignored ones lower no mean over valid ones."""
+  rng = np.random.default_rng(0)
+  images = rng.normal(size=(2, 16, 16, 3)).astype(np.float32)
+  labels = np.full((2, 16, 16), 1, np.int32)
+
+  def loss_of(**options):
+    options |= {'head': 'linear', 'auxiliary_weight': 0, 'layers': (1,)}
+    options['class_weights'] = weights
+    config = config_of(options, model__depth=2)
+    objective = experiment_lib.build(config).program.objective
+    params = objective.init(jax.random.key(0))
+    extra = objective.init_extra(params)
+    keys = Rng(jax.random.key(1), jnp.arange(2))
+
+    @jax.jit
+    def loss(share):
+      ignored = jnp.arange(16)[:, None] < 16 * share
+      batch = {'image': images, 'map': jnp.where(ignored, 255, labels)}
+      return objective.loss(params, extra, batch, keys)[0]
+
+    return loss
+
+  over_all, over_valid = loss_of(), loss_of(loss_mean='valid')
+  weight = weights[1] if weights else 1.0
+  np.testing.assert_allclose(over_all(0.0), weight * over_valid(0.0), rtol=1e-5)
+  for share in (0.25, 0.5, 0.75):
+    np.testing.assert_allclose(
+      over_all(share), weight * (1 - share) * over_valid(share), rtol=1e-5
+    )
+  assert over_valid(0.5) > 0.7 * over_valid(0.0)
 
 
 def assert_learns(objective):
@@ -250,6 +287,8 @@ def test_the_command_measures_a_run(finished, tmp_path, capsys):
   assert commands.run(evaluate, *args, '--hausdorff', '--format=json') == 0
   found = json.loads(capsys.readouterr().out)
   assert 0 <= found['hausdorff95/background'] < 16
+  assert 0 < found['missed_objects'] <= found['objects']
+  assert found['miou_classes'] <= 11
 
 
 @pytest.fixture(scope='module')

@@ -7,9 +7,11 @@ from collections.abc import Callable
 import math
 from typing import Any
 
+from absl import logging
 import numpy as np
 
 from vit_jax import data
+from vit_jax.config import some
 from vit_jax.config import UserError
 from vit_jax.data import features as features_lib
 from vit_jax.data.host import maps
@@ -23,7 +25,7 @@ OnHost = Callable[[np.ndarray, np.ndarray], Rows]
 
 
 def distances(objective: Any, spacing: tuple[float, ...]) -> OnHost:
-  """Returns the function that measures the distances of boundaries.
+  """Returns the function that measures distances of boundaries and objects.
 
   Args:
     objective: What predicts the maps.
@@ -37,11 +39,11 @@ def distances(objective: Any, spacing: tuple[float, ...]) -> OnHost:
     raise UserError('--hausdorff is for models of segmentation: leave it out')
 
   def measure(labels: np.ndarray, predicted: np.ndarray) -> Rows:
-    count, ignore = len(feature.classes), feature.ignore
-    found = segments.distances(
-      labels, predicted, count, ignore, spacing or None
-    )
-    return {'distances': found}
+    maps_ = labels, predicted, len(feature.classes), feature.ignore
+    return {
+      'distances': segments.distances(*maps_, spacing or None),
+      'objects': segments.objects(*maps_),
+    }
 
   return measure
 
@@ -49,18 +51,30 @@ def distances(objective: Any, spacing: tuple[float, ...]) -> OnHost:
 def add_intervals(
   found: dict[str, Any], rows: Rows, names: tuple[str, ...]
 ) -> None:
-  """Adds intervals over images, and distances, to the metrics of maps.
+  """Adds intervals over images, distances and objects to the metrics of maps.
+
+  Logs which classes are in no map and no prediction, as means leave them out.
 
   Args:
     found: The metrics; is changed.
-    rows: Columns; `areas` and `distances` are taken out.
+    rows: Columns; `areas`, `distances` and `objects` are taken out.
     names: Of the classes.
   """
-  bounds = segments.intervals(rows.pop('areas'), names)
+  areas = rows.pop('areas')
+  bounds = segments.intervals(areas, names)
+  present = set(np.flatnonzero(areas[:, 1:].sum(axis=(0, 1))).tolist())
+  absent = [name for i, name in enumerate(names) if i not in present]
+  if absent:
+    logging.warning(
+      'warning: miou and dice average %d of %d classes: neither a map nor a'
+      ' prediction has %s',
+      *(len(names) - len(absent), len(names), some(absent)),
+    )
   if 'distances' in rows:
     measured, more = segments.mean_distances(rows.pop('distances'), names)
     found |= {k: x if math.isfinite(x) else None for k, x in measured.items()}
     bounds |= more
+    found |= segments.total_objects(rows.pop('objects'), names)
   for name, (low, high) in bounds.items():
     if name in found and math.isfinite(low):
       found[f'{name}_interval'] = (low, high)

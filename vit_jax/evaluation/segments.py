@@ -2,7 +2,9 @@
 
 Maps are integers [...], of an image or a volume. Areas are summed over all
 images before they are divided, so that each place counts once; means leave out
-classes for which a measure does not exist (nan).
+classes for which a measure does not exist (nan), and say how many they average.
+A class that is only labelled or only predicted has an overlap of 0, and the
+largest distance.
 """
 
 from collections.abc import Sequence
@@ -78,6 +80,19 @@ class Overlaps(NamedTuple):
   def mean_dice(self) -> float:
     """Mean Dice coefficient."""
     return mean(self.dice)
+
+  @property
+  def num_measured(self) -> int:
+    """Number of classes with a label or a prediction.
+
+    `mean_iou` and `mean_dice` average these.
+    """
+    return int((~np.isnan(self.iou)).sum())
+
+  @property
+  def num_labelled(self) -> int:
+    """Number of classes with labels, which `mean_accuracy` averages."""
+    return int((~np.isnan(self.accuracy)).sum())
 
 
 def mean(values: np.ndarray) -> float:
@@ -180,6 +195,11 @@ def distances(
 ) -> np.ndarray:
   """Returns the 95% Hausdorff distances of images, float64 [B, K].
 
+  A class that only one of both maps has gets the diagonal of the box around all
+  places that count, which no distance exceeds. BraTS has such a penalty, too:
+  374 mm, the diagonal of its volumes of 240 x 240 x 155 mm
+  (github.com/rachitsaluja/BraTS-2023-Metrics). MONAI leaves it out.
+
   Args:
     labels: int [B, ...]; places whose label is `ignore` are left out of both.
     predicted: int [B, ...].
@@ -188,16 +208,59 @@ def distances(
     spacing: As for `hausdorff`.
 
   Returns:
-    nan for a class that is not in both maps of an image.
+    nan for a class that is in neither map of an image.
   """
-  found = np.full((len(labels), classes), np.nan)
+  result = np.full((len(labels), classes), np.nan)
   for i, (truth, guess) in enumerate(zip(labels, predicted, strict=True)):
     counts = truth != ignore
-    both = np.intersect1d(truth[counts], guess[counts])
-    for k in both.tolist():
+    present = np.union1d(truth[counts], guess[counts])
+    for k in present.tolist():
       pair = (truth == k) & counts, (guess == k) & counts
-      found[i, k] = hausdorff(*pair, spacing)
-  return found
+      result[i, k] = hausdorff(*pair, spacing)
+    if len(present):
+      sides = [x.stop - x.start for x in _around(counts)]
+      steps = 1.0 if spacing is None else spacing
+      diagonal = float(np.linalg.norm(np.multiply(sides, steps)))
+      result[i, present] = np.nan_to_num(result[i, present], nan=diagonal)
+  return result
+
+
+def objects(
+  labels: np.ndarray,
+  predicted: np.ndarray,
+  classes: int,
+  ignore: int = IGNORE,
+) -> np.ndarray:
+  """Counts the objects of each image and class, int64 [B, 3, K].
+
+  An object is a connected part of a class, also across corners. The counts are
+  of labelled objects; of those without any place that is predicted so; and of
+  predicted objects without any place that is labelled so. A percentile of
+  distances can miss a small object, and these counts cannot.
+
+  Args:
+    labels: int [B, ...]; places whose label is `ignore` are left out of both.
+    predicted: int [B, ...].
+    classes: K.
+    ignore: Label of places that do not count.
+  """
+  result = np.zeros((len(labels), 3, classes), np.int64)
+  for i, (truth, guess) in enumerate(zip(labels, predicted, strict=True)):
+    counts = truth != ignore
+    for k in np.union1d(truth[counts], guess[counts]).tolist():
+      label, prediction = (truth == k) & counts, (guess == k) & counts
+      total, missed = _parts(label, prediction)
+      result[i, :, k] = total, missed, _parts(prediction, label)[1]
+  return result
+
+
+def _parts(places: np.ndarray, others: np.ndarray) -> tuple[int, int]:
+  """Returns the number of connected parts, and of those that miss `others`."""
+  from scipy import ndimage
+
+  numbers, total = ndimage.label(places, np.ones((3,) * places.ndim))
+  touched = np.unique(numbers[places & others])
+  return total, total - len(touched)
 
 
 def areas(
@@ -282,6 +345,26 @@ def mean_distances(
   return found, bounds if len(each) > 1 else {}
 
 
+OBJECTS = ('objects', 'missed_objects', 'false_objects')
+
+
+def total_objects(counts: np.ndarray, names: Sequence[str]) -> dict[str, int]:
+  """Returns sums over images, of all classes and by class.
+
+  The sums over classes leave out a class 'background'.
+
+  Args:
+    counts: From `objects`, of all images, [N, 3, K].
+    names: Of the classes.
+  """
+  totals: dict[str, int] = {}
+  for kind, of_class in zip(OBJECTS, counts.sum(axis=0).tolist(), strict=True):
+    by_name = dict(zip(names, of_class, strict=True))
+    totals[kind] = sum(x for k, x in by_name.items() if k != 'background')
+    totals |= {f'{kind}/{name}': x for name, x in by_name.items()}
+  return totals
+
+
 def _row_means(values: np.ndarray) -> np.ndarray:
   """Returns means of the values that exist in each row; nan without any."""
   there = ~np.isnan(values)
@@ -357,11 +440,13 @@ _MEASURES = {
   'mean_accuracy': 'mean_accuracy',
   'dice': 'mean_dice',
   'class_dice': 'dice',
+  'miou_classes': 'num_measured',
+  'labelled_classes': 'num_labelled',
 }
 
 
 def measures(found: Overlaps) -> dict[str, Any]:
-  """Returns scalars, and float64 [K] of classes, by the name of the metric."""
+  """Returns numbers, and float64 [K] of classes, by the name of the metric."""
   return {name: getattr(found, x) for name, x in _MEASURES.items()}
 
 

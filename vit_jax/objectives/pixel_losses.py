@@ -47,8 +47,9 @@ def cross_entropy(
     weights: Weight of each class, [K]; None: 1.
     ignore: Label of places that do not count.
     over: What the sum is divided by: 'all' places, also those that are ignored
-      (mmsegmentation); or 'weights', the sum of the weights of the classes of
-      those that count (PyTorch and MONAI).
+      (mmsegmentation's default); or 'weights', the sum of the weights of the
+      classes of those that count (PyTorch and MONAI, and mmsegmentation with
+      avg_non_ignore).
   """
   valid = counted(labels, ignore)
   loss = each_cross_entropy(logits, labels, ignore)

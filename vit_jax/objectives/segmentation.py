@@ -38,18 +38,21 @@ HEADS = (*setr.KINDS, _UNETR, _TRANS2SEG)
 _FEATURE, _OUTPUT = 'map', 'segments'
 _RUNNING = ('mean', 'var')  # names of a BatchNorm's running statistics
 
-# (logits [B, ..., K], labels [B, ...], class weights, ignored label) -> loss.
+# (logits [B, ..., K], labels [B, ...], class weights, ignored label, what a sum
+# of cross-entropies is divided by) -> loss.
 LOSSES: Mapping[str, Callable[..., jax.Array]] = {
   'cross_entropy': pixel_losses.cross_entropy,
-  'dice_cross_entropy': lambda x, y, w, i: pixel_losses.dice_cross_entropy(
+  'dice_cross_entropy': lambda x, y, w, i, _: pixel_losses.dice_cross_entropy(
     x, y, weights=w, ignore=i
   ),
-  'focal': lambda x, y, _, i: pixel_losses.focal(x, y, ignore=i),
-  'hard_examples': lambda x, y, _, i: pixel_losses.hard_examples(
+  'focal': lambda x, y, _, i, __: pixel_losses.focal(x, y, ignore=i),
+  'hard_examples': lambda x, y, _, i, __: pixel_losses.hard_examples(
     x, y, ignore=i
   ),
 }
 _WEIGHTED = ('cross_entropy', 'dice_cross_entropy')
+# Values of `loss_mean`, and as `pixel_losses.cross_entropy` has them.
+_MEANS = {'all': 'all', 'valid': 'weights'}
 
 
 class Segmentation(base.Objective):
@@ -75,6 +78,8 @@ class Segmentation(base.Objective):
     'mean_accuracy': 'max',
     'dice': 'max',
     'class_dice/': 'max',
+    'miou_classes': 'max',
+    'labelled_classes': 'max',
     'loss': 'min',
     'examples': 'max',
   }
@@ -94,6 +99,10 @@ class Segmentation(base.Objective):
     # One of LOSSES; '': as published, 'cross_entropy', or 'dice_cross_entropy'
     # of 'unetr'.
     'loss': '',
+    # Pixels over which 'cross_entropy' is averaged: 'all', also those that do
+    # not count, as mmsegmentation does by default; or the 'valid' ones, as
+    # evaluations and the other losses do.
+    'loss_mean': 'all',
     'class_weights': (),  # a number for each class; (): 1
     # Of the transformer of 'trans2seg': size of a token, layers of its encoder
     # and of its decoder, and heads.
@@ -142,6 +151,7 @@ class Segmentation(base.Objective):
     key = 'objective.options'
     config_lib.one_of(config, f'{key}.head', HEADS)
     config_lib.one_of(config, f'{key}.loss', ('', *LOSSES))
+    config_lib.one_of(config, f'{key}.loss_mean', tuple(_MEANS))
     config_lib.at_least(config, f'{key}.channels', 0)
     config_lib.at_least(config, f'{key}.convs', 0)
     config_lib.at_least(config, f'{key}.auxiliary_convs', 1)
@@ -307,8 +317,8 @@ class Segmentation(base.Objective):
     weights = None
     if self._weights:
       weights = np.asarray(self._weights, np.float32)
-    loss = LOSSES[_loss_name(self._options)]
-    return loss(logits, labels, weights, self._ignore)
+    loss, over = LOSSES[_loss_name(self._options)], self._options.loss_mean
+    return loss(logits, labels, weights, self._ignore, _MEANS[over])
 
 
 def _loss_name(options: ml_collections.ConfigDict) -> str:
