@@ -7,17 +7,22 @@ import re
 import struct
 import zlib
 
+from absl import logging
 import numpy as np
 from PIL import Image
 import pytest
 import stand_in
+import tiny
 
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax.config import UserError
+from vit_jax.data import class_areas
 from vit_jax.data import features
 from vit_jax.data import survey
+from vit_jax.data import survey_text
 from vit_jax.data.device import views
+from vit_jax.train import experiment as experiment_lib
 
 CLASSES = ('sky', 'road', 'tree')
 
@@ -447,3 +452,86 @@ def test_columns_of_images_and_maps(tmp_path, kind):
     other = wanted['image'][keys[1].index(key)]
     np.testing.assert_array_equal(batch['image'][i], other)
   assert source.fingerprint() == data.open_source(config, 'train').fingerprint()
+
+
+def write_stored(root, *stored, count=5):
+  """Writes maps that hold some numbers, and as many classes as CLASSES."""
+  names = [str(i) for i in range(count)]
+  root.mkdir(exist_ok=True)
+  write(root, 'images', 'masks', names=names)
+  rng = np.random.default_rng(0)
+  for name in names:
+    labels = rng.choice(np.array(stored, np.uint8), (20, 24))
+    (root / 'masks' / f'{name}.png').write_bytes(encoded(labels))
+  return root
+
+
+NOWHERE = 'none of the 5 maps has'
+
+
+@pytest.mark.parametrize(
+  ('classes', 'stored', 'codes', 'message', 'stops'),
+  [
+    (2, (0, 255), {}, rf'{NOWHERE} road, and \d\d\.\d% of their places', True),
+    (3, (0, 255), {}, f'{NOWHERE} road, tree, and .*labels, as', True),
+    (2, (1, 255), {}, f'{NOWHERE} sky, and', True),
+    (2, (255,), {}, f'{NOWHERE} sky, road, and 100.0% of', True),
+    (2, (0,), {}, f'{NOWHERE} road: mend', True),
+    (3, (0, 1), {}, f'{NOWHERE} tree: mend', False),
+    (3, (0, 2, 255), {}, f'{NOWHERE} road, and', False),
+    (2, (0, 255), {'labels': (1, 2)}, f'{NOWHERE} sky, road, and 100.0%', True),
+    (3, (7, 8), {'labels': (7, 8, 9)}, f'{NOWHERE} tree: mend', False),
+    (2, (0, 255), {'labels': (0, 255)}, '', False),
+    (2, (0, 1, 255), {}, '', False),
+    (2, (0, 1, 128), {}, r'masks/\d\.png has label 128', True),
+  ],
+)
+def test_classes_that_no_training_map_has(
+  classes, stored, codes, message, stops, tmp_path, monkeypatch
+):
+  """A check and the start of a run say it, and a run of one class stops."""
+  root = write_stored(tmp_path / 'data', *stored)
+  (root / 'classes.txt').write_text('\n'.join(CLASSES[:classes]))
+  config = tiny.config(
+    objective__name='segmentation',
+    data__name=f'folder:{root}',
+    data__split='train',
+    data__image_size=(16, 16),
+    data__channels=3,
+    evals__val__split='',
+    checkpoint__best='',
+    train__batch_size=4,
+  )
+  config.objective.options.update(head='linear', auxiliary_weight=0)
+  config.data.map.update(codes)
+  lines = []
+  monkeypatch.setattr(logging, 'warning', lambda f, *x: lines.append(f % x))
+  if stops:
+    with pytest.raises(UserError, match=f'^[^\n]*{message}[^\n]*$'):
+      experiment_lib.build(config)
+  else:
+    experiment_lib.build(config)
+    said = [x for x in lines if re.search(f'train: {message}', x)]
+    assert len(said) == bool(message) == any('none of the' in x for x in lines)
+  found = survey.report(survey.list_config(config))
+  assert survey.is_bad(found) == stops
+  lines = [*found['problems'], *found['warnings']]
+  lines += [x['problem'] for x in found['damaged']]
+  assert bool(lines) == bool(message)
+  assert all(re.search(message, x) for x in lines)
+  if not found['damaged']:
+    areas = found['maps']['map']['train']
+    assert sum(areas['classes'].values()) + areas['ignored'] == 5 * 20 * 24
+    text = survey_text.as_text(found)
+    assert ('nothing is wrong' in text) != bool(message)
+
+
+def test_a_run_reads_few_of_many_maps(tmp_path, monkeypatch):
+  """They may miss a class, so that it is no error."""
+  root = write_stored(tmp_path, 0, 255, count=70)
+  (root / 'classes.txt').write_text('sky\nroad\n')
+  lines = []
+  monkeypatch.setattr(logging, 'warning', lambda f, *x: lines.append(f % x))
+  class_areas.check('train', open_pairs(root), 'map')
+  (line,) = lines
+  assert 'none of the 64 maps of 70 that were read has road, and' in line

@@ -16,6 +16,7 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax import evaluate
 from vit_jax.config import UserError
+from vit_jax.data import class_areas
 from vit_jax.data import features
 from vit_jax.data import intensity
 from vit_jax.data import scans
@@ -523,6 +524,35 @@ def test_check_is_for_images(tmp_path):
   root = write(tmp_path, SIZES)
   with pytest.raises(UserError, match='holds scans, and check is for images'):
     survey.list_folder(str(root))
+
+
+@pytest.mark.parametrize('layout', ['pairs', 'decathlon'])
+def test_check_reads_scans_by_a_config(layout, tmp_path):
+  config, count = make_config(tmp_path, window=(0.0, 120.0)), 3
+  if layout == 'pairs':
+    write(tmp_path, SIZES)
+  else:
+    decathlon(tmp_path, count)
+    config.data.channels = 2
+  found = survey.report(survey.list_config(config))
+  assert not survey.is_bad(found)
+  areas = found['maps']['map']['train']
+  assert areas['maps'] == found['examples'] == count
+  assert areas['classes']['organ'] > 0 and areas['ignored'] == 0
+  assert not found['warnings'] and found['bits'] == {'8': 0, '16': count}
+
+
+def test_a_map_of_a_scan_with_one_class_stops_a_run(tmp_path):
+  root = write(tmp_path, SIZES)
+  for path in (root / 'masks' / 'train').glob('*.npy'):
+    np.save(path, np.where(np.load(path) > 0, 255, 0).astype(np.uint8))
+  config = make_config(root)
+  source = data.open_source(config, 'train')
+  message = 'none of the 3 maps has organ, tumour, and .* do not count'
+  with pytest.raises(UserError, match=message):
+    class_areas.check('train', source, 'map')
+  found = survey.report(survey.list_config(config))
+  assert survey.is_bad(found) and 'organ' in found['problems'][0]
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,11 @@ config file, of which the folder or the splits of its dataset are checked.
 
 The report lists damaged and empty images; images with the same bytes in several
 splits or classes; ignored files, by file suffix; the sizes of images and
-classes; and the range of values of 16-bit images. The exit status is 1 if
-something would stop a run: a damaged image, or a class without images.
+classes; the range of values of 16-bit images; and how many places of the maps
+each class has. It warns of classes that no training map has. The exit status is
+1 if something would stop a run: a damaged image, a class without images, or
+training maps without two classes. Scans need a config file, which says how they
+are read.
 
 --out=FILE writes what --format=json prints. Training leaves out the damaged
 images that such a file lists:
@@ -24,8 +27,10 @@ with their sizes), problems (of splits and classes), damaged (id, split, class
 and problem of each), duplicates (ids, splits and classes of each group with the
 same bytes), copies (number of duplicates within a class of a split), ignored
 (file suffix -> count, example), sizes (smallest, largest, different, common; as
-height and width), channels and bits (number of images of each), and intensity
-(least, greatest and percentiles of 16-bit values, or null).
+height and width), channels and bits (number of images of each), intensity
+(least, greatest and percentiles of 16-bit values, or null), maps (name of the
+feature -> split -> number of maps, places of each class, and those that do not
+count) and warnings (classes that no training map has).
 """
 
 import json

@@ -18,12 +18,14 @@ import numpy as np
 
 from vit_jax.config import UserError
 from vit_jax.data import base
+from vit_jax.data import class_areas
 from vit_jax.data import features
 from vit_jax.data import folder as folder_lib
 from vit_jax.data import intensity
 from vit_jax.data import pairs as pairs_lib
 from vit_jax.data import scan_folder
 from vit_jax.data import sources
+from vit_jax.data import voc
 from vit_jax.data.host import batches
 from vit_jax.data.host import clips
 from vit_jax.data.host import decode
@@ -66,6 +68,7 @@ class Survey:
     folders: Folders of the splits, by name.
     ignored: Files that are not images of a class.
     problems: Problems of classes, and of splits that cannot be opened.
+    train: The split of training.
   """
 
   data: str
@@ -74,6 +77,7 @@ class Survey:
   folders: Mapping[str, str] = dataclasses.field(default_factory=dict)
   ignored: Sequence[str] = ()
   problems: Sequence[str] = ()
+  train: str = 'train'
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,6 +91,7 @@ class _Seen:
     size: (height, width).
     channels: Number of stored channels.
     counts: Histogram of its 16-bit values; None: it has 8 bits.
+    places: Of each class, from `class_areas.count`, by the name of the map.
   """
 
   label: str
@@ -95,6 +100,7 @@ class _Seen:
   size: tuple[int, int] = (0, 0)
   channels: int = 0
   counts: np.ndarray | None = None
+  places: Mapping[str, np.ndarray] = dataclasses.field(default_factory=dict)
 
 
 def list_folder(root: str, split_of: Mapping[str, str] | None = None) -> Survey:
@@ -108,8 +114,8 @@ def list_folder(root: str, split_of: Mapping[str, str] | None = None) -> Survey:
     UserError: There is no such folder, or its splits are not clear.
   """
   _refuse_scans(root)
-  if pairs_lib.holds_pairs(root):
-    names = pairs_lib.split_folders(root)
+  if pairs_lib.holds_maps(root):
+    names = voc.lists(root) or pairs_lib.split_folders(root)
     opened = {name: pairs_lib.PairsSource(root, name) for name in names}
     return _of_sources(f'{sources.FOLDER}{root}', opened)
   folders = folder_lib.split_folders(root)
@@ -135,11 +141,12 @@ def list_folder(root: str, split_of: Mapping[str, str] | None = None) -> Survey:
 
 
 def _refuse_scans(root: str) -> None:
-  """Raises a UserError if a folder holds scans, which are not checked here."""
+  """Raises a UserError if a folder holds scans, which need a config."""
   if scan_folder.holds_scans(root):
     raise UserError(
-      f'{root} holds scans, and check is for images: opening them for training'
-      ' compares the sizes of all scans and maps'
+      f'{root} holds scans, and check is for images, unless a config says how'
+      ' scans are read: write python -m vit_jax.data check CONFIG.py'
+      f' --config.data.name=folder:{root}'
     )
 
 
@@ -157,10 +164,9 @@ def list_config(config: ml_collections.ConfigDict) -> Survey:
   """
   root = sources.folder_path(config.data.name)
   is_folder = config.data.name.startswith(sources.FOLDER)
-  if is_folder:
-    _refuse_scans(root)
   opened, problems = _open_splits(config)
-  if is_folder and not pairs_lib.holds_pairs(root):
+  has_maps = pairs_lib.holds_maps(root) or scan_folder.holds_scans(root)
+  if is_folder and not has_maps:
     split_of = {
       source.id(i): split
       for split, source in reversed(opened.items())
@@ -171,11 +177,14 @@ def list_config(config: ml_collections.ConfigDict) -> Survey:
     return dataclasses.replace(result, problems=[*result.problems, *new])
   if not opened:
     raise UserError(problems[0])
-  return _of_sources(config.data.name, opened, problems)
+  return _of_sources(config.data.name, opened, problems, config.data.split)
 
 
 def _of_sources(
-  name: str, opened: Mapping[str, base.Source], problems: Sequence[str] = ()
+  name: str,
+  opened: Mapping[str, base.Source],
+  problems: Sequence[str] = (),
+  train: str = 'train',
 ) -> Survey:
   """Returns all examples of some splits, each once."""
   found: dict[str, Entry] = {}
@@ -185,7 +194,8 @@ def _of_sources(
       id_, read = source.id(i), functools.partial(source.read, i)
       found.setdefault(id_, Entry(id_, split, None, read, maps))
   classes = next(iter(opened.values())).classes
-  return Survey(name, classes, [*found.values()], problems=problems)
+  entries = [*found.values()]
+  return Survey(name, classes, entries, problems=problems, train=train)
 
 
 def _open_splits(
@@ -232,11 +242,14 @@ def report(
   good = [found for found in seen if not found.problem]
   duplicates, copies = _duplicates(pairs)
   deep = sum(found.counts is not None for found in good)
+  areas = _class_areas(pairs)
+  useless, warnings = _absent_classes(areas, survey.train)
   return {
     'data': survey.data,
     'examples': len(pairs),
     'splits': _splits(survey, pairs),
-    'problems': [*survey.problems],
+    'problems': [*survey.problems, *useless],
+    'warnings': warnings,
     'damaged': [_damage(*pair) for pair in pairs if pair[1].problem],
     'duplicates': duplicates,
     'copies': copies,
@@ -245,7 +258,42 @@ def report(
     'channels': _count(str(found.channels) for found in good),
     'bits': {'8': len(good) - deep, '16': deep},
     'intensity': _intensity(intensity.Histogram(counts, deep)),
+    'maps': {
+      name: {split: _map_areas(x) for split, x in by_split.items()}
+      for name, by_split in areas.items()
+    },
   }
+
+
+def _class_areas(pairs: '_Pairs') -> '_Areas':
+  """Returns the areas of all maps."""
+  areas: _Areas = {}
+  for entry, seen in pairs:
+    for name, places in seen.places.items():
+      by_split = areas.setdefault(name, {})
+      zero = class_areas.ClassAreas.zero(entry.maps[name])
+      by_split[entry.split] = by_split.get(entry.split, zero).with_map(places)
+  return areas
+
+
+def _absent_classes(areas: '_Areas', train: str) -> tuple[list[str], list[str]]:
+  """Returns problems and warnings of classes that no training map has."""
+  problems, warnings = [], []
+  for by_split in areas.values():
+    if found := by_split.get(train):
+      sentence = found.problem(train, found.maps)
+      if found.is_useless():
+        problems.append(sentence)
+      elif sentence:
+        warnings.append(sentence)
+  return problems, warnings
+
+
+def _map_areas(areas: class_areas.ClassAreas) -> dict[str, Any]:
+  """Returns the places of each class, and of those that do not count."""
+  *places, ignored = areas.places.tolist()
+  classes = dict(zip(areas.feature.classes, places, strict=True))
+  return {'maps': areas.maps, 'classes': classes, 'ignored': ignored}
 
 
 def _look_at_all(
@@ -279,10 +327,14 @@ def _look_at(entry: Entry, classes: tuple[str, ...]) -> _Seen:
       if isinstance(pixels, clips.Frames):
         pixels = pixels.whole(example.where)
       data = pixels.tobytes()
+    places = {}
     for name, kind in entry.maps.items():
-      size = pixels.shape[0], pixels.shape[1]
+      size = pixels.shape[: max(pixels.ndim - 1, 2)]  # without channels
       where = example.where_is(name)
-      maps_lib.read(example.values[name], kind, where, size, example.where)
+      labels = maps_lib.read(
+        example.values[name], kind, where, size, example.where
+      )
+      places[name] = class_areas.count(labels, kind)
   except UserError as e:
     return _Seen(label, str(e))
   colors = pixels if pixels.ndim == 2 else pixels[..., :3]
@@ -295,6 +347,7 @@ def _look_at(entry: Entry, classes: tuple[str, ...]) -> _Seen:
     counts=intensity.histogram(colors, 16)
     if pixels.dtype == np.uint16
     else None,
+    places=places,
   )
 
 
@@ -309,6 +362,8 @@ def _damage(entry: Entry, seen: _Seen) -> dict[str, str]:
 
 
 _Pairs = Sequence[tuple[Entry, _Seen]]
+# Areas by the name of the maps, and by split.
+_Areas = dict[str, dict[str, class_areas.ClassAreas]]
 
 
 def _splits(survey: Survey, pairs: _Pairs) -> dict[str, Any]:

@@ -26,6 +26,8 @@ def as_text(found: Mapping[str, Any]) -> str:
       f'ignored: {files["count"]} files with the ending {ending}, as'
       f' {files["example"]}'
     )
+  lines += [*_about_maps(found['maps'])]
+  lines += [f'warning: {x}' for x in found['warnings']]
   pairs = [' = '.join(group['ids']) for group in found['duplicates']]
   damaged = [entry['problem'] for entry in found['damaged']]
   lines += _listed('problems of splits and classes', found['problems'])
@@ -65,6 +67,20 @@ def _about_images(found: Mapping[str, Any]) -> Iterator[str]:
     )
     if values['warning']:
       yield f'warning: {values["warning"]}'
+
+
+def _about_maps(maps: Mapping[str, Any]) -> Iterator[str]:
+  for name, by_split in maps.items():
+    for split, areas in by_split.items():
+      total = sum(areas['classes'].values()) + areas['ignored']
+      shares = {k: n / total for k, n in areas['classes'].items()}
+      least = sorted(shares, key=lambda k: shares[k])[:_MOST_CLASSES]
+      kind = 'classes' if len(shares) <= _MOST_CLASSES else 'rarest classes'
+      text = ', '.join(f'{k} {shares[k]:.1%}' for k in shares if k in least)
+      yield (
+        f'{kind} of the places of {areas["maps"]} maps ({name} of {split}):'
+        f' {text}; {areas["ignored"] / total:.1%} do not count'
+      )
 
 
 def _classes(counts: Mapping[str, int]) -> str:

@@ -22,6 +22,8 @@ from vit_jax import models
 from vit_jax import objectives
 from vit_jax import optim
 from vit_jax.data import cache as cache_lib
+from vit_jax.data import class_areas
+from vit_jax.data import features as features_lib
 from vit_jax.data import intensity
 from vit_jax.data import sources
 from vit_jax.evaluation import base as evaluation_base
@@ -367,6 +369,10 @@ def _fill(
   feature_checks.check(objective.target, config, source.features)
   _fill_num_classes(config, objective.num_outputs(source.features))
   intensity.fill(config, source, resumes)
+  if not resumes and objective.target:
+    name, kind = objective.target
+    if issubclass(kind, features_lib.SegmentationMap):
+      class_areas.check(config.data.split, source, name)
   objective.fill(config, source)
 
 

@@ -1,0 +1,133 @@
+"""How many places of a split's maps each class has."""
+
+from collections.abc import Sequence
+import concurrent.futures
+import dataclasses
+
+from absl import logging
+import numpy as np
+
+from vit_jax.config import some
+from vit_jax.config import UserError
+from vit_jax.data import features
+from vit_jax.data.base import Source
+from vit_jax.data.host import batches
+from vit_jax.data.host import maps
+
+_FEW, _FEW_SCANS = 64, 8  # maximum number of maps that a run reads as it starts
+_GROUP = 16  # maps that threads read before it is known whether more are needed
+
+
+@dataclasses.dataclass(frozen=True)
+class ClassAreas:
+  """Counted maps.
+
+  Attributes:
+    feature: Their classes.
+    places: Of each class, and last those that do not count; int64 [K + 1].
+    maps: Number of maps.
+  """
+
+  feature: features.SegmentationMap
+  places: np.ndarray
+  maps: int
+
+  @classmethod
+  def zero(cls, feature: features.SegmentationMap) -> 'ClassAreas':
+    """Returns the areas of no map."""
+    return cls(feature, np.zeros(len(feature.classes) + 1, np.int64), 0)
+
+  def with_map(self, places: np.ndarray) -> 'ClassAreas':
+    """Returns the areas with one more map, whose places `count` returned."""
+    return ClassAreas(self.feature, self.places + places, self.maps + 1)
+
+  def absent(self) -> list[str]:
+    """Returns the classes that no map has."""
+    return [
+      name
+      for i, name in enumerate(self.feature.classes)
+      if not self.places[i] and i != self.feature.ignore
+    ]
+
+  def is_useless(self) -> bool:
+    """Whether there is nothing to tell apart, though several are named."""
+    present = len(self.feature.classes) - len(self.absent())
+    return self.maps > 0 and present < 2 <= len(self.feature.classes)
+
+  def problem(self, split: str, total: int) -> str:
+    """Returns a sentence on the classes that no map has; '' if there are none.
+
+    Args:
+      split: Name of the split.
+      total: Number of all its maps.
+    """
+    absent = self.absent()
+    if not absent or not self.maps:
+      return ''
+    some_of = f' of {total:,} that were read' if self.maps < total else ''
+    sentence = (
+      f'{split}: none of the {self.maps:,} maps{some_of} has {some(absent)}'
+    )
+    ignored = self.places[-1] / self.places.sum()
+    if not ignored:
+      return f'{sentence}: mend the maps, or leave out the name of the class'
+    return (
+      f'{sentence}, and {ignored:.1%} of their places do not count, as they'
+      f' hold {self.feature.ignore} or the code of no class: if they belong to'
+      ' a class, store its number, or (of images) list the stored numbers in'
+      ' config.data.map.labels, as (0, 255)'
+    )
+
+
+def count(labels: np.ndarray, feature: features.SegmentationMap) -> np.ndarray:
+  """Returns the places of each class, and of none, int64 [K + 1]."""
+  size, ignore = len(feature.classes), feature.ignore
+  counts = np.bincount(labels.ravel(), minlength=max(size, ignore + 1))
+  places = np.append(counts[:size], counts[ignore])
+  if ignore < size:
+    places[ignore] = 0
+  return places
+
+
+def check(split: str, source: Source, name: str) -> None:
+  """Checks that the training maps have the classes that are named.
+
+  It reads maps until each class occurred, at most 64 images or 8 volumes, drawn
+  with a fixed seed. Logs which classes do not occur in them.
+
+  Args:
+    split: Name of the training split.
+    source: The split.
+    name: Name of the maps among its features.
+
+  Raises:
+    UserError: A map cannot be read, or has a label that is no class; or all
+      were read, and there are not two classes in them.
+  """
+  feature = features.maps(source.features)[name]
+  is_volume = isinstance(source.features['image'], features.Volume)
+  most = _FEW_SCANS if is_volume else _FEW
+  positions: Sequence[int] = range(len(source))
+  if len(positions) > most:
+    rng = np.random.default_rng(0)  # fixed: the same warning for all seeds
+    positions = rng.choice(len(source), most, replace=False).tolist()
+
+  def read(position: int) -> np.ndarray:
+    example = source.read(position)
+    labels, where = example.values[name], example.where_is(name)
+    if isinstance(labels, bytes):
+      labels = maps.decode_map(labels, where)
+    return count(feature.encode(labels, where), feature)
+
+  areas = ClassAreas.zero(feature)
+  with concurrent.futures.ThreadPoolExecutor(batches.num_cores()) as pool:
+    for start in range(0, len(positions), _GROUP):
+      for places in pool.map(read, positions[start : start + _GROUP]):
+        areas = areas.with_map(places)
+      if not areas.absent():
+        return
+  problem = areas.problem(split, len(source))
+  if areas.is_useless() and areas.maps == len(source):
+    raise UserError(problem)
+  if problem:
+    logging.warning('warning: %s', problem)
