@@ -1,5 +1,6 @@
 import io
 import struct
+import warnings
 import zlib
 
 from absl import logging
@@ -7,6 +8,7 @@ import cv2
 import numpy as np
 from PIL import Image
 from PIL import ImageOps
+from PIL import PngImagePlugin
 import pytest
 import stand_in
 
@@ -380,6 +382,105 @@ def test_alpha_of_a_tiff(bits, alpha):
   found = decode.decode(tiff(image.astype(image.dtype), 2, alpha=alpha), 3)
   wanted = decode.decode(FILES['png with alpha'], 3)
   assert np.abs(found.astype(int) - wanted).max() <= 2
+
+
+def exif_of(value, kind='H', order='<', count=1, tags=(0x010F, 0x0132)):
+  """EXIF with an orientation of some type, between other tags."""
+  number = {'B': 1, 'H': 3, 'I': 4, 'b': 6, 'h': 8, 'i': 9, 'f': 11, 'd': 12}
+  head = (b'II' if order == '<' else b'MM') + struct.pack(f'{order}HI', 42, 8)
+  first = struct.pack(f'{order}HHI4s', tags[0], 2, 4, b'abc\0')
+  last = struct.pack(f'{order}HHI4s', tags[1], 2, 4, b'abc\0')
+  raw, after = struct.pack(f'{order}{kind}', value) * count, b''
+  entry = struct.pack(f'{order}HHI', 0x0112, number[kind], count)
+  if len(raw) > 4:
+    raw, after = struct.pack(f'{order}I', 8 + 2 + 36 + 4), raw
+  entries = first + entry + raw.ljust(4, b'\0') + last
+  return head + struct.pack(f'{order}H', 3) + entries + bytes(4) + after
+
+
+def xmp_of(value, form='attribute'):
+  text = f'tiff:Orientation="{value}"'
+  if form == 'element':
+    text = f'><tiff:Orientation>{value}</tiff:Orientation'
+  return f'<x:xmpmeta xmlns:tiff="a"><a {text}/></x:xmpmeta>'.encode()
+
+
+def segment(content, kind=0xE1, fill=0):
+  size = struct.pack('>H', len(content) + 2)
+  return b'\xff' * (fill + 1) + bytes([kind]) + size + content
+
+
+UPRIGHT = encoded(COLOUR, 'JPEG', subsampling=0)
+EXIF, XMP = b'Exif\0\0', b'http://ns.adobe.com/xap/1.0/\0'
+
+
+def with_segments(*parts):
+  return UPRIGHT[:2] + b''.join(parts) + UPRIGHT[2:]
+
+
+@pytest.mark.parametrize('order', ['<', '>'])
+@pytest.mark.parametrize('kind', 'BHIbhifd')
+def test_orientations_of_all_types_are_as_pillow_has_them(kind, order):
+  for value in (0, 1, 2, 3, 4, 5, 6, 7, 8, 9):
+    for count in (1, 3) if kind in 'HI' else (1,):
+      exif = exif_of(value, kind, order, count)
+      data = with_segments(segment(EXIF + exif))
+      with warnings.catch_warnings(action='ignore'):  # of counts of 3
+        wanted = seen(data, 3)
+      found = decode.decode(data, 3)
+      assert found.shape == wanted.shape, (value, count)
+      assert np.abs(found - wanted).max() <= 2, (value, count)
+
+
+APP0, COMMENT = UPRIGHT[2:20], segment(b'a comment', 0xFE)
+PARTS = {
+  'filled': [segment(EXIF + exif_of(6), fill=3)],
+  'filled, after the first': [APP0, segment(EXIF + exif_of(6, 'I'), fill=1)],
+  'filled comment first': [segment(b'a', 0xFE, 5), segment(EXIF + exif_of(8))],
+  'big-endian': [APP0, segment(EXIF + exif_of(6, order='>'))],
+  'xmp first': [segment(XMP + xmp_of(3)), segment(EXIF + exif_of(6))],
+  'xmp last': [segment(EXIF + exif_of(6)), segment(XMP + xmp_of(3))],
+  'xmp alone': [segment(XMP + xmp_of(6))],
+  'xmp element': [COMMENT, segment(XMP + xmp_of(5, 'element'), fill=2)],
+  'two of xmp': [segment(XMP + xmp_of(6)), segment(XMP + xmp_of(3))],
+  'exif without it': [
+    segment(EXIF + exif_of(6)[:8] + bytes(6)),
+    segment(XMP + xmp_of(8)),
+  ],
+  'exif in two': [
+    segment(EXIF + exif_of(6)[:20]),
+    segment(XMP + xmp_of(3)),
+    segment(EXIF + exif_of(6)[20:]),
+  ],
+  'exif with its name twice': [segment(EXIF + EXIF + exif_of(7))],
+  'other of the kind first': [segment(b'other\0'), segment(EXIF + exif_of(2))],
+  'in a comment': [segment(EXIF + exif_of(6), 0xFE)],
+  'nonsense, with xmp': [
+    segment(EXIF + exif_of(77)),
+    segment(XMP + xmp_of(6)),
+  ],
+}
+
+
+@pytest.mark.parametrize('name', PARTS)
+def test_segments_before_the_orientation(name):
+  data = with_segments(*PARTS[name])
+  found, wanted = decode.decode(data, 3), seen(data, 3)
+  assert found.shape == wanted.shape
+  assert np.abs(found - wanted).max() <= 2
+  assert decode.jpeg_size(data) == wanted.shape[:2]
+
+
+@pytest.mark.parametrize('kind', ['PNG', 'WEBP'])
+def test_orientation_in_the_xmp_of_other_formats(kind):
+  options = {'xmp': xmp_of(6), 'lossless': True}
+  if kind == 'PNG':
+    info = PngImagePlugin.PngInfo()
+    info.add_itxt('Comment', 'none')
+    info.add_itxt('XML:com.adobe.xmp', xmp_of(6).decode())
+    options = {'pnginfo': info}
+  data = encoded(COLOUR, kind, **options)
+  np.testing.assert_array_equal(decode.decode(data, 3), seen(data, 3))
 
 
 @pytest.mark.parametrize('orientation', [1, 3, 6, 8])

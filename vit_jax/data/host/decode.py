@@ -7,6 +7,7 @@ Transparent pixels are composited on white unless alpha is requested.
 
 import functools
 import io
+import re
 import struct
 import zlib
 
@@ -24,8 +25,16 @@ MAX_PIXELS = 2**28  # about the most that a WebP file can hold
 PNG = b'\x89PNG\r\n\x1a\n'  # the first bytes of such a file
 _JPEG, _BMP = b'\xff\xd8\xff', b'BM'
 _GIF = b'GIF87a', b'GIF89a'
-_SEGMENT = struct.Struct('>BBH')  # of a JPEG: 0xFF, kind, size without these 2
+# Kinds of a JPEG's segments. After the start, or the end, no others follow.
+_EXIF_OR_XMP, _PIXELS, _END = 0xE1, 0xDA, 0xD9
+_NO_SIZE = (0x00, 0x01, 0xC8, *range(0xD0, 0xD9), *range(0xF0, 0xFE))
+_EXIF = b'Exif\0\0'
+_XMP, _XMP_OF_PNG = b'http://ns.adobe.com/xap/1.0/\0', b'XML:com.adobe.xmp\0'
 _ORIENTATION = 0x0112  # EXIF's tag
+_XMP_ORIENTATION = re.compile(rb'tiff:Orientation(?:="|>)([0-9])')
+# Formats of `struct` for EXIF's types of numbers. Those of BYTE are no numbers
+# to Pillow.
+_NUMBERS = {3: 'H', 4: 'I', 6: 'b', 8: 'h', 9: 'i', 11: 'f', 12: 'd'}
 # Bytes to read of a file: those of a PNG hold the number of bits.
 _HEADER = 64
 
@@ -102,8 +111,9 @@ def as_stored(
       f'{where} has {size[0]} x {size[1]} pixels: at most {MAX_PIXELS} are'
       ' read, make it smaller'
     )
-  orientation = _orientation(data)
-  if orientation >= 5:
+  # OpenCV turns what a TIFF holds.
+  turn = 1 if tiff.is_tiff(data) else orientation(data)
+  if turn >= 5:
     at_least = at_least[::-1]
   try:
     if data.startswith(_JPEG):
@@ -117,7 +127,7 @@ def as_stored(
     raise DamagedError(
       f'{where} is damaged, or no image, and cannot be decoded: {one_line(e)}'
     ) from None
-  return _turn(pixels, orientation)
+  return turned(pixels, turn)
 
 
 def stored_bits(data: bytes) -> int:
@@ -152,7 +162,7 @@ def file_bits(path: str) -> int:
 def jpeg_size(data: bytes) -> tuple[int, int] | None:
   """Returns (height, width) of a JPEG after rotation, from its header."""
   size = stored_size(data) if data.startswith(_JPEG) else None
-  return size[::-1] if size and _orientation(data) >= 5 else size
+  return size[::-1] if size and orientation(data) >= 5 else size
 
 
 def stored_size(data: bytes) -> tuple[int, int] | None:
@@ -363,8 +373,8 @@ def _with_transparent_grey(pixels: np.ndarray, data: bytes) -> np.ndarray:
   return np.stack([pixels, alpha], axis=-1)
 
 
-def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
-  """Rotates and mirrors stored pixels by EXIF's orientation."""
+def turned(pixels: np.ndarray, orientation: int) -> np.ndarray:
+  """Rotates and mirrors stored pixels [h, w, ...] by EXIF's orientation."""
   if orientation >= 5:
     pixels = pixels.swapaxes(0, 1)
   if orientation in (3, 4, 7, 8):
@@ -374,53 +384,88 @@ def _turn(pixels: np.ndarray, orientation: int) -> np.ndarray:
   return pixels
 
 
-def _orientation(data: bytes) -> int:
-  """Returns EXIF's orientation, 1 (upright) to 8."""
-  tiff = _exif(data)
-  order = {b'II': '<', b'MM': '>'}.get(tiff[:2])
+def orientation(data: bytes) -> int:
+  """Returns the orientation that a file says, 1 (upright) to 8.
+
+  EXIF has it, and XMP where EXIF has none, as for Pillow.
+  """
+  value = _exif_orientation(data if tiff.is_tiff(data) else _exif(data))
+  if value is None and (match := _XMP_ORIENTATION.search(_xmp(data))):
+    value = int(match[1])
+  return int(value) if value is not None and value in range(1, 9) else 1
+
+
+def _exif_orientation(exif: bytes) -> float | None:
+  """Returns the number that EXIF has; None where it has none."""
+  order = {b'II': '<', b'MM': '>'}.get(exif[:2])
   if order is None:
-    return 1
+    return None
   try:
-    (start,) = struct.unpack_from(f'{order}I', tiff, 4)
-    (count,) = struct.unpack_from(f'{order}H', tiff, start)
-    for i in range(count):
-      tag, _, _, value = struct.unpack_from(
-        f'{order}HHIH', tiff, start + 2 + 12 * i
-      )
-      if tag == _ORIENTATION:
-        return value if 1 <= value <= 8 else 1
+    (start,) = struct.unpack_from(f'{order}I', exif, 4)
+    (count,) = struct.unpack_from(f'{order}H', exif, start)
+    for at in range(start + 2, start + 2 + 12 * count, 12):
+      tag, kind, length = struct.unpack_from(f'{order}HHI', exif, at)
+      if tag == _ORIENTATION and kind in _NUMBERS and length:
+        numbers = f'{order}{_NUMBERS[kind]}'
+        place = at + 8
+        if struct.calcsize(numbers) * length > 4:
+          (place,) = struct.unpack_from(f'{order}I', exif, place)
+        return struct.unpack_from(numbers, exif, place)[0]
   except struct.error:  # EXIF is cut off, which does not affect the pixels
     pass
-  return 1
+  return None
 
 
 def _exif(data: bytes) -> bytes:
   """Returns the EXIF part of a file, itself in TIFF format; b'' if none."""
   if data.startswith(_JPEG):
-    exif = _jpeg_exif(data)
+    exif = b''.join(_jpeg_parts(data, _EXIF))
   elif data.startswith(PNG):
     exif = _chunk(data, b'eXIf')
   elif data.startswith(b'RIFF'):
     exif = _chunk(data, b'EXIF')
   else:
     exif = b''
-  return exif.removeprefix(b'Exif\0\0')
+  return exif.removeprefix(_EXIF).removeprefix(_EXIF)
 
 
-def _jpeg_exif(data: bytes) -> bytes:
-  at = 2
-  while at + 4 <= len(data):
-    start, kind, size = _SEGMENT.unpack_from(data, at)
-    if start != 0xFF or kind == 0xDA:  # the pixels
+def _xmp(data: bytes) -> bytes:
+  """Returns the XMP part of a file, XML; b'' if there is none."""
+  if data.startswith(_JPEG):
+    return next(reversed(_jpeg_parts(data, _XMP)), b'')
+  if data.startswith(PNG):
+    return _chunk(data, b'iTXt', _XMP_OF_PNG)
+  return _chunk(data, b'XMP ') if data.startswith(b'RIFF') else b''
+
+
+def _jpeg_parts(data: bytes, name: bytes) -> list[bytes]:
+  """Returns the contents of all APP1 segments of a name, without it."""
+  parts = []
+  at = data.find(b'\xff', 2)
+  while 0 <= at < len(data) - 3:
+    kind = data[at + 1]
+    if kind in (_PIXELS, _END):
       break
-    if kind == 0xE1 and data.startswith(b'Exif\0\0', at + 4):
-      return data[at + 4 : at + 2 + size]
-    at += 2 + size
-  return b''
+    after = at + 1  # of a byte that only fills
+    if kind in _NO_SIZE:
+      after = at + 2
+    elif kind != 0xFF:
+      size = int.from_bytes(data[at + 2 : at + 4], 'big')
+      after = at + 2 + size
+      if kind == _EXIF_OR_XMP and data.startswith(name, at + 4):
+        parts.append(data[at + 4 + len(name) : after])
+    at = data.find(b'\xff', after)  # decoders skip what lies between
+  return parts
 
 
-def _chunk(data: bytes, kind: bytes) -> bytes:
-  """Returns the content of a chunk of a PNG or WebP file; b'' if none."""
+def _chunk(data: bytes, kind: bytes, start: bytes = b'') -> bytes:
+  """Returns the content of a chunk of a PNG or WebP file; b'' if none.
+
+  Args:
+    data: The file.
+    kind: Name of the chunk.
+    start: What its content starts with.
+  """
   is_png = data.startswith(PNG)
   at = 8 if is_png else 12
   while at + 8 <= len(data):
@@ -430,7 +475,7 @@ def _chunk(data: bytes, kind: bytes) -> bytes:
     else:
       size = int.from_bytes(data[at + 4 : at + 8], 'little')
       name, step = data[at : at + 4], 8 + size + size % 2
-    if name == kind:
+    if name == kind and data.startswith(start, at + 8):
       return data[at + 8 : at + 8 + size]
     at += step
   return b''
