@@ -10,6 +10,7 @@ import zlib
 from absl import logging
 import numpy as np
 from PIL import Image
+from PIL import ImageOps
 import pytest
 import stand_in
 import tiny
@@ -535,3 +536,46 @@ def test_a_run_reads_few_of_many_maps(tmp_path, monkeypatch):
   class_areas.check('train', open_pairs(root), 'map')
   (line,) = lines
   assert 'none of the 64 maps of 70 that were read has road, and' in line
+
+
+@pytest.mark.parametrize('orientation', range(1, 9))
+@pytest.mark.parametrize('size', [(20, 24), (24, 24)])
+@pytest.mark.parametrize('how', ['stored', 'shown', 'both say'])
+def test_a_map_of_a_turned_photo(how, size, orientation, tmp_path):
+  """It is turned where it has the stored pixels, or refused if unclear."""
+  labels = labels_of(1, size)
+  grey = np.where(labels == 255, 0, labels * 100)  # the photo shows its map
+  photo = Image.fromarray(np.stack([grey] * 3, axis=-1).astype(np.uint8))
+  exif = Image.Exif()
+  exif[0x0112] = orientation
+  exif_of_map = exif if how == 'both say' else None
+  upright = Image.fromarray(labels)
+  if how == 'shown':
+    upright.info['exif'] = exif.tobytes()
+    upright = ImageOps.exif_transpose(upright)
+  for name in ('images', 'masks'):
+    (tmp_path / name).mkdir()
+  (tmp_path / 'classes.txt').write_text('\n'.join(CLASSES))
+  photo.save(tmp_path / 'images' / 'a.png', exif=exif)
+  upright.save(tmp_path / 'masks' / 'a.png', exif=exif_of_map)
+  is_long = orientation >= 5 and size[0] != size[1]
+  shape = size[::-1] if orientation >= 5 else size
+  config = make_config(tmp_path, source_size=shape)
+  config.data.image_size = shape
+  source = data.open_source(config, 'train')
+  batches = data.eval_batches(source, config, batch_size=1)
+  if orientation > 1 and how != 'both say' and not is_long:
+    message = f'a.png is turned by its EXIF orientation {orientation}, and'
+    with pytest.raises(UserError, match=message):
+      next(iter(batches))
+    (found,) = survey.report(survey.list_config(config))['damaged']
+    assert message in found['problem'] and '\n' not in found['problem']
+    return
+  (batch,) = batches
+  shown = ImageOps.exif_transpose(Image.open(tmp_path / 'images' / 'a.png'))
+  np.testing.assert_array_equal(batch['image'][0], np.asarray(shown))
+  counted = batch['map'][0] != 255
+  image = batch['image'][0, ..., 0]
+  np.testing.assert_array_equal(
+    image[counted], batch['map'][0][counted].astype(int) * 100
+  )

@@ -330,10 +330,7 @@ def _look_at(entry: Entry, classes: tuple[str, ...]) -> _Seen:
     places = {}
     for name, kind in entry.maps.items():
       size = pixels.shape[: max(pixels.ndim - 1, 2)]  # without channels
-      where = example.where_is(name)
-      labels = maps_lib.read(
-        example.values[name], kind, where, size, example.where
-      )
+      labels = maps_lib.read(example, name, kind, size)
       places[name] = class_areas.count(labels, kind)
   except UserError as e:
     return _Seen(label, str(e))

@@ -111,13 +111,7 @@ def of_whole_images(
   for position in range(len(source)):
     example = source.read(position)
     _, predicted = segment(example.image, example.where)
-    labels = maps.read(
-      example.values['map'],
-      feature,
-      example.where_is('map'),
-      predicted.shape,
-      example.where,
-    )
+    labels = maps.read(example, 'map', feature, predicted.shape)
     matrix = segments.confusion(labels, predicted, count, feature.ignore)
     total += matrix
     row = {'index': np.array([example.index]), **_of_image(matrix)}

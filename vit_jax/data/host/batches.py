@@ -406,8 +406,7 @@ class _BatchMaker:
   ) -> np.ndarray:
     """Returns a map of classes [h, w], of the size of its image."""
     kind = features.maps(self.source.features)[name]
-    where = example.where_is(name)
-    return maps_lib.read(example.values[name], kind, where, size, example.where)
+    return maps_lib.read(example, name, kind, size)
 
   def _cut_map(self, labels: np.ndarray, name: str, draw: int) -> np.ndarray:
     """Returns the crop of a map that belongs to the image's crop of a draw."""

@@ -7,6 +7,7 @@ import numpy as np
 from vit_jax.config import one_line
 from vit_jax.config import UserError
 from vit_jax.data import features
+from vit_jax.data.base import Example
 from vit_jax.data.host import decode
 from vit_jax.data.host.geometry import Size
 
@@ -14,36 +15,51 @@ _PNG_BITS, _PNG_COLORS = 24, 25  # bytes of a PNG's header; colours 0: grey
 
 
 def read(
-  value: bytes | np.ndarray,
-  feature: features.SegmentationMap,
-  where: str,
-  size: Size,
-  image: str,
+  example: Example, name: str, feature: features.SegmentationMap, size: Size
 ) -> np.ndarray:
-  """Returns a map [H, W] of the feature's type.
+  """Returns a map [H, W] of the feature's type, upright as its image is.
+
+  A map that says no orientation of its own is turned as its image, if it has
+  the size of the image's stored pixels.
 
   Args:
-    value: An encoded file, or labels [H, W].
+    example: An image and its map, an encoded file or labels [H, W].
+    name: Name of the map in the example.
     feature: The classes.
-    where: Name of the map, for errors.
-    size: (height, width) of its image.
-    image: Name of its image, for errors.
+    size: (height, width) of the image, upright.
 
   Raises:
     UserError: It cannot be decoded, has another size than its image, or labels
-      beyond the classes.
+      beyond the classes; or its image is turned, and the map may or may not be.
   """
-  labels = decode_map(value, where) if isinstance(value, bytes) else value
+  value, where = example.values[name], example.where_is(name)
+  image = example.values['image']
+  turn = decode.orientation(image) if isinstance(image, bytes) else 1
+  if isinstance(value, bytes):
+    labels = decode_map(value, where)
+    if decode.orientation(value) != 1:
+      turn = 1
+  else:
+    labels = value
+  if turn >= 5 and size[0] != size[1]:
+    if labels.shape == size[::-1]:
+      labels = np.ascontiguousarray(decode.turned(labels, turn))
+  elif turn != 1 and labels.shape == size:
+    raise UserError(
+      f'{example.where} is turned by its EXIF orientation {turn}, and {where}'
+      ' has none, so that both may differ: save the image upright if the map is,'
+      ' else give the map the same orientation'
+    )
   if labels.shape != size:
     raise UserError(
-      f'{where} has (height, width) {labels.shape}, but its image {image} has'
-      f' {size}: both must have one size'
+      f'{where} has (height, width) {labels.shape}, but its image'
+      f' {example.where} has {size}: both must have one size'
     )
   return feature.encode(labels, where)
 
 
 def decode_map(data: bytes, where: str) -> np.ndarray:
-  """Returns the labels of an encoded map, uint8 or uint16 [H, W].
+  """Returns the labels of an encoded map, upright, uint8 or uint16 [H, W].
 
   Those of a PNG with a palette are the positions in it, and those of a grey
   image the stored numbers, also of 1, 2, 4 or 16 bits.
@@ -52,7 +68,9 @@ def decode_map(data: bytes, where: str) -> np.ndarray:
     UserError: It is damaged, or holds colours.
   """
   if data.startswith(decode.PNG):
-    labels = _decode_png(data, where)
+    labels = np.ascontiguousarray(
+      decode.turned(_decode_png(data, where), decode.orientation(data))
+    )
   else:
     labels = decode.as_stored(data, where=where)
   if labels.ndim != 2:
