@@ -47,8 +47,8 @@ def read(
   elif turn != 1 and labels.shape == size:
     raise UserError(
       f'{example.where} is turned by its EXIF orientation {turn}, and {where}'
-      ' has none, so that both may differ: save the image upright if the map is,'
-      ' else give the map the same orientation'
+      ' has none, so that both may differ: save the image upright if the map'
+      ' is, else give the map the same orientation'
     )
   if labels.shape != size:
     raise UserError(
