@@ -1,8 +1,10 @@
 """Measures of maps of classes; equality with mmsegmentation is golden."""
 
+from absl import logging
 import numpy as np
 import pytest
 
+from vit_jax.evaluation import measured_maps
 from vit_jax.evaluation import segments
 
 
@@ -164,3 +166,19 @@ def test_intervals_by_drawing_images():
   assert found['iou/b'][0] < wanted.iou[1] < found['iou/b'][1]
   assert found['dice'][0] < wanted.mean_dice < found['dice'][1]
   assert segments.intervals(each[:1], ('a', 'b', 'c')) == {}
+
+
+@pytest.mark.parametrize('absent', [(), ('c',), ('b', 'c')])
+def test_classes_that_means_leave_out_are_named(absent, monkeypatch):
+  """As in masks of 0 and 255, whose mean overlap is 1."""
+  names, lines = ('a', 'b', 'c'), []
+  count = len(names) - len(absent)
+  labels = np.random.default_rng(0).integers(0, count, (4, 8, 8))
+  labels[:, 0] = 255
+  areas = np.asarray(segments.areas(labels % 255, labels, 3, 255))
+  monkeypatch.setattr(logging, 'warning', lambda f, *x: lines.append(f % x))
+  measured_maps.add_intervals({}, {'areas': areas}, names)
+  assert len(lines) == bool(absent)
+  if absent:
+    assert f'average {count} of 3 classes' in lines[0]
+    assert lines[0].endswith(f'has {", ".join(absent)}')
