@@ -37,6 +37,7 @@ from absl import logging
 import numpy as np
 
 from vit_jax import cli
+from vit_jax.benchmark.peers import torchvision_operators
 from vit_jax.config import UserError
 
 _TIMM = flags.DEFINE_boolean('timm', False, "Try timm's models.")
@@ -129,6 +130,8 @@ def _print_table(library: str, models: Callable[[], Iterator[Any]]) -> None:
   """Tries the models of a library, and prints how each one ended."""
   for name in ('torch', library):
     try:
+      if name == 'timm':
+        torchvision_operators.import_torchvision()
       importlib.import_module(name)
     except (ImportError, RuntimeError) as e:
       reason = str(e).partition('\n')[0]

@@ -75,10 +75,10 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('how', methods.HOW)
-def test_the_same_on_devices_and_accumulated(how, finished, tmp_path):
+def test_the_same_on_devices_and_accumulated(how, finished):
   """Microbatches see the other pairs of the global batch, too."""
   config = config_of(**SGD, **methods.HOW[how])
-  methods.assert_same_result(config, finished, tmp_path / 'run')
+  methods.assert_same_result(config, finished)
 
 
 def _gradient(options=(), **overrides):

@@ -86,7 +86,7 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
   state = methods.final_state(path)
   assert any(name.startswith('extra/average/trunk/') for name in state)
   config = config_of(method, **RANDOM)
-  methods.assert_resumes_to_the_bit(config, path, tmp_path / 'run')
+  methods.assert_a_run_resumes_to_the_bit(config, path, tmp_path / 'run')
 
 
 HOW = methods.HOW | {
@@ -96,12 +96,12 @@ HOW = methods.HOW | {
 
 @pytest.mark.slow
 @pytest.mark.parametrize('how', HOW)
-def test_one_result_however_it_is_computed(finished, tmp_path, how):
+def test_one_result_however_it_is_computed(finished, how):
   method, path = finished
   if (method, how) == ('dinov2', 'accumulated'):
     pytest.skip('refused')
   config = config_of(method, **RANDOM, **HOW[how])
-  methods.assert_same_result(config, path, tmp_path / 'run')
+  methods.assert_same_result(config, path)
 
 
 @pytest.mark.slow

@@ -72,9 +72,9 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('how', methods.HOW.values(), ids=methods.HOW)
-def test_one_result_however_it_is_computed(finished, tmp_path, how):
+def test_one_result_however_it_is_computed(finished, how):
   config = config_of(**how)
-  methods.assert_same_result(config, finished, tmp_path / 'run')
+  methods.assert_same_result(config, finished)
 
 
 def test_the_loss_falls_and_colours_stay(finished):

@@ -64,8 +64,8 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('how', methods.HOW.values(), ids=methods.HOW)
-def test_one_result_however_it_is_computed(finished, tmp_path, how):
-  methods.assert_same_result(config_of(**how), finished, tmp_path / 'run')
+def test_one_result_however_it_is_computed(finished, how):
+  methods.assert_same_result(config_of(**how), finished)
 
 
 @pytest.mark.slow

@@ -65,10 +65,10 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('how', methods.HOW.values(), ids=methods.HOW)
-def test_one_result_however_it_is_computed(finished, tmp_path, how):
+def test_one_result_however_it_is_computed(finished, how):
   method, path = finished
   config = config_of(method, **how)
-  methods.assert_same_result(config, path, tmp_path / 'run')
+  methods.assert_same_result(config, path)
 
 
 @pytest.mark.slow

@@ -53,10 +53,10 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize('model', [{}, {'model__scan': True}])
-def test_the_same_on_eight_devices(finished, tmp_path, model):
+def test_the_same_on_eight_devices(finished, model):
   """The batch that BatchNorm and the loss see is the whole one."""
   how = config(**methods.HOW['8 devices'] | model)
-  methods.assert_same_result(how, finished, tmp_path / 'run')
+  methods.assert_same_result(how, finished)
 
 
 def test_the_patch_embedding_stays_and_the_momentum_encoder_moves():

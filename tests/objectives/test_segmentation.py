@@ -61,9 +61,9 @@ def test_a_killed_run_resumes_to_the_bit(finished, tmp_path):
 
 
 @pytest.mark.slow
-def test_eight_devices_give_the_same(finished, tmp_path):
+def test_eight_devices_give_the_same(finished):
   config = config_of(**methods.HOW['8 devices'])
-  methods.assert_same_result(config, finished, tmp_path / 'run')
+  methods.assert_same_result(config, finished)
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from foreign import logits
 from foreign import random_model
 from foreign import read
 import numpy as np
+import other_libraries
 import pytest
 from safetensors import numpy as safetensors
 
@@ -244,11 +245,7 @@ def test_there_and_back(tmp_path, kind):
 @pytest.fixture
 def libraries():
   """PyTorch and timm, whose outputs are the reference."""
-  torch = pytest.importorskip('torch', reason='needs torch and timm')
-  timm = pytest.importorskip(
-    'timm', reason='needs torch and timm', exc_type=(ImportError, RuntimeError)
-  )
-  return torch, timm
+  return other_libraries.modules('torch', 'timm')
 
 
 def answers(torch, model, images):

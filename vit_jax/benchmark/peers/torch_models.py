@@ -12,6 +12,7 @@ import numpy as np
 
 from vit_jax import weights
 from vit_jax.benchmark.peers import base
+from vit_jax.benchmark.peers import torchvision_operators
 from vit_jax.config import UserError
 from vit_jax.data.host import batches
 from vit_jax.weights.formats import export
@@ -146,6 +147,8 @@ def _import(module: str, name: str) -> Any:
     UserError: The library or a dependency is missing; says what to install.
   """
   try:
+    if module == 'timm':
+      torchvision_operators.import_torchvision()
     return importlib.import_module(module)
   except ImportError as e:
     raise UserError(
