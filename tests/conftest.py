@@ -20,6 +20,10 @@ os.environ['XLA_FLAGS'] = quick_compiler.flags(
   os.environ['JAX_PLATFORMS'], os.environ.get('XLA_FLAGS')
 )
 
+# All processes share the programs: many tests compile the same step of the same
+# tiny model. Nothing that imports jax may come before.
+quick_compiler.keep_programs(os.environ['JAX_PLATFORMS'])
+
 from absl import flags
 from absl import logging
 import pytest
@@ -28,17 +32,10 @@ import tiny
 flags.FLAGS.mark_as_parsed()  # Grain reads flags
 # Tracing makes millions of objects, and few of them are in cycles.
 gc.set_threshold(100_000, 50, 50)
-# What commands keep does not outlive the tests, nor come from before them. All
-# processes share it: many tests compile the same step of the same tiny model.
-# VIT_JAX_TEST_CACHE is a directory that further calls of pytest share, too.
+# What commands keep does not outlive the tests, nor come from before them.
 if 'PYTEST_XDIST_WORKER' not in os.environ:
   _CACHE = tempfile.TemporaryDirectory(prefix='vit_jax_cache')
   os.environ['VIT_JAX_CACHE'] = _CACHE.name
-  os.environ['JAX_COMPILATION_CACHE_DIR'] = os.environ.get(
-    'VIT_JAX_TEST_CACHE', os.path.join(_CACHE.name, 'xla')
-  )
-  os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.1'
-  os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
 
 
 @pytest.fixture(scope='module', autouse=True)

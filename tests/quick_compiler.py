@@ -1,6 +1,18 @@
-"""Flags with which XLA compiles fast: most functions of a test run once."""
+"""How tests compile: with flags for which XLA is fast, and each program once.
 
+Most functions of a test run once, so that compiling takes longest.
+"""
+
+import contextlib
+import hashlib
 import importlib.metadata
+import os
+import pathlib
+import platform as platform_lib
+import sys
+import time
+
+_DAYS = 14  # that a program is kept after a test compiled it
 
 
 def flags(platform: str, given: str | None = None) -> str:
@@ -22,3 +34,59 @@ def flags(platform: str, given: str | None = None) -> str:
       ' --xla_cpu_parallel_codegen_split_count=1'
     )
   return found
+
+
+def keep_programs(platform: str) -> None:
+  """Lets JAX keep compiled programs for the next tests; set before jax starts.
+
+  They are in a folder of `VIT_JAX_TEST_CACHE`, by default of the user's cache.
+  Its name holds what a program depends on and JAX's own keys do not: versions,
+  flags and the processor. An empty value keeps nothing. The variables are
+  inherited by the processes that tests start.
+
+  Args:
+    platform: Where jax will run, such as 'cpu'.
+  """
+  cache = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
+  root = os.environ.get('VIT_JAX_TEST_CACHE', f'{cache}/vit_jax/tests')
+  if not root:
+    return
+  try:
+    pathlib.Path(root).mkdir(parents=True, exist_ok=True)
+    _remove_old(pathlib.Path(root))
+  except OSError:  # tests run without it, only longer
+    return
+  versions = [importlib.metadata.version(x) for x in ('jax', 'jaxlib')]
+  facts = (
+    sys.version,
+    *versions,
+    platform,
+    os.environ['XLA_FLAGS'],
+    _processor(),
+  )
+  name = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
+  os.environ['JAX_COMPILATION_CACHE_DIR'] = os.path.join(root, name)
+  os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.1'
+  os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
+
+
+def _processor() -> str:
+  """Returns what code is compiled for: the model and its instructions."""
+  facts = pathlib.Path('/proc/cpuinfo')
+  if not facts.exists():
+    return platform_lib.processor()
+  lines = facts.read_text().splitlines()
+  return '\n'.join(
+    sorted(
+      {x for x in lines if x.startswith(('model name', 'flags', 'Features'))}
+    )
+  )
+
+
+def _remove_old(root: pathlib.Path) -> None:
+  """Removes programs that were compiled long ago."""
+  oldest = time.time() - _DAYS * 24 * 3600
+  for path in root.glob('*/*'):
+    with contextlib.suppress(FileNotFoundError):  # another process was sooner
+      if path.stat().st_mtime < oldest:
+        path.unlink()

@@ -1,5 +1,6 @@
 """Every file in configs/ trains one step and evaluates once."""
 
+import functools
 import re
 
 import commands
@@ -262,9 +263,44 @@ def least_formats(model):
   return 1 if model.norm_after_pool or model.head_norm != 'none' else 2
 
 
+@pytest.fixture(scope='module')
+def formats_written(tmp_path_factory):
+  """Returns a function: the formats of others that a model goes to.
+
+  Each must answer as the run. Configs share models: each is written once.
+  """
+
+  @functools.cache
+  def write(model, size, channels):
+    folder = tmp_path_factory.mktemp('converted')
+    rng = np.random.default_rng(0)
+    params = jax.tree.map(
+      lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32),
+      models.abstract_params(model, (*size, channels)),
+    )
+    preprocess = data.Preprocess((), size, channels, (0.5,), (0.5,))
+    loaded = weights.Loaded(model, params, preprocess, size, 'corner')
+    convert.write_workdir(loaded, folder / 'run', 'here')
+    images = rng.normal(size=(2, *size, channels)).astype(np.float32)
+    expected, written = logits(vit_jax.load(folder / 'run'), images), []
+    for form in ('google', 'timm', 'huggingface'):
+      flags = folder / 'run', folder / form, f'--to={form}'
+      try:
+        assert commands.run(convert, *flags) == 0
+      except UserError as e:
+        assert 'has no place for' in str(e)
+        continue
+      answer = logits(vit_jax.load(folder / form), images)
+      np.testing.assert_allclose(answer, expected, atol=2e-5, rtol=2e-5)
+      written.append(form)
+    return written
+
+  return write
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize('name', [*sorted(set(CONFIGS) - TASKS), *VARIANTS])
-def test_what_a_config_trains_converts(name, tmp_path):
+def test_what_a_config_trains_converts(name, formats_written):
   """To formats of others, two at least of most, which answer as the run."""
   if 'igpt' in name:
     pytest.skip('test_igpt converts it, to the one format that has a place')
@@ -279,28 +315,8 @@ def test_what_a_config_trains_converts(name, tmp_path):
   if '+' in config.model.name:
     config.model.resnet_stages, config.model.resnet_width = (1,), 32
   model = models.from_config(config.model, 4, 'float32')
-  size, channels = config.data.image_size, config.data.channels
-  size = config_lib.pair(size, 'data.image_size')
-  rng = np.random.default_rng(0)
-  params = jax.tree.map(
-    lambda x: rng.normal(0, 0.3, x.shape).astype(np.float32),
-    models.abstract_params(model, (*size, channels)),
-  )
-  preprocess = data.Preprocess((), size, channels, (0.5,), (0.5,))
-  loaded = weights.Loaded(model, params, preprocess, size, 'corner')
-  run = tmp_path / 'run'
-  convert.write_workdir(loaded, run, 'here')
-  images = rng.normal(size=(2, *size, channels)).astype(np.float32)
-  expected, written = logits(vit_jax.load(run), images), []
-  for form in ('google', 'timm', 'huggingface'):
-    try:
-      assert commands.run(convert, run, tmp_path / form, f'--to={form}') == 0
-    except UserError as e:
-      assert 'has no place for' in str(e)
-      continue
-    found = logits(vit_jax.load(tmp_path / form), images)
-    np.testing.assert_allclose(found, expected, atol=2e-5, rtol=2e-5)
-    written.append(form)
+  size = config_lib.pair(config.data.image_size, 'data.image_size')
+  written = formats_written(model, size, config.data.channels)
   assert len(written) >= least_formats(model)
   if isinstance(model, vit.ViT) and not (
     model.pre_logits

@@ -10,6 +10,7 @@ from foreign import of_transformers
 from foreign import random_model
 from foreign import read
 import numpy as np
+import other_libraries
 import pytest
 
 import vit_jax
@@ -158,8 +159,7 @@ def test_parts_without_a_place(tmp_path, to, changed, message):
 @pytest.mark.parametrize('act', ['gelu', 'quick_gelu'])
 def test_open_clip(tmp_path, act):
   """The image tower of its state dict, whose GELU the caller names."""
-  torch = pytest.importorskip('torch', reason=_REASON)
-  open_clip = pytest.importorskip('open_clip', reason='needs open_clip_torch')
+  torch, open_clip = other_libraries.modules('torch', 'open_clip')
   torch.manual_seed(0)
   model = open_clip.model.CLIP(
     embed_dim=16,
