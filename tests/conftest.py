@@ -22,7 +22,7 @@ os.environ['XLA_FLAGS'] = quick_compiler.flags(
 
 # All processes share the programs: many tests compile the same step of the same
 # tiny model. Nothing that imports jax may come before.
-quick_compiler.keep_programs(os.environ['JAX_PLATFORMS'])
+os.environ.update(quick_compiler.cache_variables(os.environ['JAX_PLATFORMS']))
 
 from absl import flags
 from absl import logging

@@ -24,7 +24,7 @@ os.environ.setdefault('JAX_PLATFORMS', 'cpu')
 os.environ['XLA_FLAGS'] = quick_compiler.flags(
   os.environ['JAX_PLATFORMS'], os.environ.get('XLA_FLAGS')
 )
-quick_compiler.keep_programs(os.environ['JAX_PLATFORMS'])
+os.environ.update(quick_compiler.cache_variables(os.environ['JAX_PLATFORMS']))
 
 import golden_cases
 import jax

@@ -36,13 +36,13 @@ def flags(platform: str, given: str | None = None) -> str:
   return found
 
 
-def keep_programs(platform: str) -> None:
-  """Lets JAX keep compiled programs for the next tests; set before jax starts.
+def cache_variables(platform: str) -> dict[str, str]:
+  """Returns variables with which JAX keeps compiled programs for later tests.
 
   They are in a folder of `VIT_JAX_TEST_CACHE`, by default of the user's cache.
   Its name holds what a program depends on and JAX's own keys do not: versions,
-  flags and the processor. An empty value keeps nothing. The variables are
-  inherited by the processes that tests start.
+  flags and the processor. An empty value keeps nothing. They must be set before
+  jax starts, after XLA_FLAGS; the processes that tests start inherit them.
 
   Args:
     platform: Where jax will run, such as 'cpu'.
@@ -50,12 +50,12 @@ def keep_programs(platform: str) -> None:
   cache = os.environ.get('XDG_CACHE_HOME') or pathlib.Path.home() / '.cache'
   root = os.environ.get('VIT_JAX_TEST_CACHE', f'{cache}/vit_jax/tests')
   if not root:
-    return
+    return {}
   try:
     pathlib.Path(root).mkdir(parents=True, exist_ok=True)
     _remove_old(pathlib.Path(root))
   except OSError:  # tests run without it, only longer
-    return
+    return {}
   versions = [importlib.metadata.version(x) for x in ('jax', 'jaxlib')]
   facts = (
     sys.version,
@@ -65,9 +65,11 @@ def keep_programs(platform: str) -> None:
     _processor(),
   )
   name = hashlib.sha256(repr(facts).encode()).hexdigest()[:16]
-  os.environ['JAX_COMPILATION_CACHE_DIR'] = os.path.join(root, name)
-  os.environ['JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS'] = '0.1'
-  os.environ['JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES'] = '-1'
+  return {
+    'JAX_COMPILATION_CACHE_DIR': os.path.join(root, name),
+    'JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS': '0.1',
+    'JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES': '-1',
+  }
 
 
 def _processor() -> str:
