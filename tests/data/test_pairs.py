@@ -417,7 +417,7 @@ def test_a_list_names_what_is_missing(tmp_path):
     open_pairs(tmp_path)
 
 
-@pytest.mark.parametrize('kind', ['table', 'hf'])
+@pytest.mark.parametrize('kind', ['table', 'hf', 'tar'])
 def test_columns_of_images_and_maps(tmp_path, kind):
   """The same examples as those of the folder, by two columns."""
   write(tmp_path, 'images', 'masks', palette=True)
@@ -426,17 +426,27 @@ def test_columns_of_images_and_maps(tmp_path, kind):
     for name, folder in (('image', 'images'), ('mask', 'masks'))
   }
   if kind == 'table':
-    name = f'table:{tmp_path}/all.csv'
+    name, column = f'table:{tmp_path}/all.csv', 'mask'
     lines = [','.join(x) for x in zip(*paths.values(), strict=True)]
     (tmp_path / 'all.csv').write_text('\n'.join(['image,mask', *lines]))
+  elif kind == 'tar':
+    name, column = f'tar:{tmp_path}/all.tar', 'seg.png'
+    samples = {
+      x: {
+        'seg.png': (tmp_path / 'masks' / f'{x}.png').read_bytes(),
+        'PNG': (tmp_path / 'images' / f'{x}.png').read_bytes(),
+      }
+      for x in 'abc'
+    }
+    stand_in.write_shard(tmp_path / 'all.tar', samples)
   else:
     datasets = pytest.importorskip('datasets')
     types = datasets.Features(image=datasets.Image(), mask=datasets.Image())
     made = datasets.Dataset.from_dict(paths, features=types)
     made.save_to_disk(tmp_path / 'saved')
-    name = f'hf:{tmp_path}/saved'
+    name, column = f'hf:{tmp_path}/saved', 'mask'
   config = make_config(tmp_path)
-  config.data.name, config.data.columns.map = name, 'mask'
+  config.data.name, config.data.columns.map = name, column
   with pytest.raises(UserError, match='names of the classes: list'):
     data.check(config)
   config.data.map.classes = CLASSES

@@ -1,5 +1,6 @@
 """WebDataset's shards as a source."""
 
+import io
 import json
 import tarfile
 
@@ -39,12 +40,16 @@ def shards(tmp_path_factory):
   return root
 
 
-def open_shards(name, split='train', **columns):
+def open_shards(name, split='train', tokenizer='words', **columns):
   config = tiny.config(data__name=f'tar:{name}', data__split=split)
   config.data.columns.update(columns)
-  config.data.tokenizer = 'words'
+  config.data.tokenizer = tokenizer
   data.check(config)
   return data.open_source(config, split)
+
+
+def open_images(name, **columns):
+  return open_shards(name, tokenizer='', **columns)
 
 
 def test_samples_of_the_shards(shards):
@@ -84,6 +89,143 @@ def test_files_of_text_are_columns(tmp_path):
   found = open_shards(tmp_path / 'a.tar', labels='tags', numbers=('age',))
   assert found.features['labels'] == features.MultiLabel(('a', 'b'))
   assert found.read(0).values['numbers'] == [3.0]
+
+
+PHOTO, MASK = (stand_in.png(stand_in.pixels(i, 8, 8)) for i in range(2))
+
+
+@pytest.mark.parametrize(
+  ('photo', 'mask'),
+  [('jpg', 'png'), ('png', 'jpg'), ('JPG', 'Png'), ('jpg', 'jpeg')],
+)
+def test_of_two_images_the_config_names_one(tmp_path, photo, mask):
+  samples = {
+    str(i): {photo: PHOTO, mask: MASK, 'cls': b'%d' % i} for i in range(2)
+  }
+  stand_in.write_shard(tmp_path / 'a.tar', samples)
+  names = f'{photo.lower()}, {mask.lower()}|{mask.lower()}, {photo.lower()}'
+  with pytest.raises(UserError, match=f'a.tar, sample 0 has 2.*({names})'):
+    open_images(tmp_path)
+  for column, image in ((photo, PHOTO), (mask, MASK)):
+    source = open_images(tmp_path, image=column.lower())
+    assert [source.read(i).image for i in range(2)] == [image] * 2
+    assert source.classes == ('0', '1')
+  config = tiny.config(
+    data__name=f'tar:{tmp_path}',
+    data__columns__map=mask.lower(),
+    data__map__classes=('road', 'sky'),
+  )
+  data.check(config)
+  source = data.open_source(config, 'train')
+  assert source.read(0).image == PHOTO
+  assert source.read(0).values['map'] == MASK
+
+
+def test_of_two_labels_the_config_names_one(tmp_path):
+  files = {'jpg': PHOTO, 'label': b'cat', 'cls': b'3'}
+  stand_in.write_shard(tmp_path / 'a.tar', {'1': files})
+  with pytest.raises(UserError, match=r'2 files for the label.*label, cls'):
+    open_images(tmp_path)
+  for name, label in (('label', 'cat'), ('cls', '3')):
+    assert open_images(tmp_path, label=name).classes == (label,)
+
+
+@pytest.mark.parametrize('mask', ['seg.png', 'mask.png', 'depth.PNG'])
+def test_an_ending_with_a_dot_is_a_column_of_its_own(tmp_path, mask):
+  samples = {f'd.1/{i}': {mask: MASK, 'JPG': PHOTO, 'CLS': b'1'} for i in '12'}
+  stand_in.write_shard(tmp_path / 'A.TAR', samples)
+  assert open_images(tmp_path).read(0).image == PHOTO
+  source = open_images(tmp_path, image=mask.lower())
+  assert source.read(0).image == MASK
+
+
+@pytest.mark.parametrize(
+  'names',
+  [
+    ['a.png', 'a.cls', 'b.png', 'b.cls', 'a.png', 'a.cls'],
+    ['a.PNG', 'a.cls', 'b.png', 'b.cls', 'a.png', 'a.CLS'],
+    ['a.png', 'a.cls', 'a.png', 'a.cls', 'b.png', 'b.cls'],
+    ['a.png', 'a.cls', 'a.png', 'a.cls', 'a.png', 'a.cls'],
+    ['a.png', 'b.png', 'a.cls', 'b.cls', 'a.png', 'a.cls'],
+  ],
+)
+def test_samples_of_one_name_are_all_kept(tmp_path, names):
+  contents: dict[str, list[bytes]] = {'png': [], 'cls': []}
+  with tarfile.open(tmp_path / 'a.tar', 'w') as archive:
+    for name in names:
+      ending = name[2:].lower()
+      number = len(contents[ending])
+      image = stand_in.png(stand_in.pixels(number, 8, 8))
+      content = image if ending == 'png' else b'%d' % number
+      contents[ending].append(content)
+      info = tarfile.TarInfo(name)
+      info.size = len(content)
+      archive.addfile(info, io.BytesIO(content))
+  for _ in range(2):  # from the shard, and from its index
+    source = open_images(tmp_path)
+    assert len({source.id(i) for i in range(3)}) == len(source) == 3
+    for example in map(source.read, range(3)):
+      label = int(source.classes[example.values['label']])
+      assert example.image == contents['png'][label]
+
+
+def test_files_whose_sample_is_not_clear_are_told(tmp_path):
+  with tarfile.open(tmp_path / 'a.tar', 'w') as archive:
+    for name in ('a.png', 'a.png', 'a.cls', 'a.cls'):
+      archive.addfile(tarfile.TarInfo(name))
+  with pytest.raises(UserError, match=r'sample a\S* has no (image|label)'):
+    open_images(tmp_path)
+
+
+@pytest.mark.parametrize(
+  ('lost', 'message'),
+  [
+    ('jpg', 'sample 1 has no image.*1 of 3'),
+    ('cls', 'sample 1 has no label.*1 of 3'),
+    ('age', 'sample 1 has no age.*1 of 3'),
+  ],
+)
+@pytest.mark.parametrize('position', range(3))
+def test_a_sample_with_other_files_is_named(tmp_path, lost, message, position):
+  samples = {str(i): {'jpg': PHOTO, 'cls': b'3', 'age': b'2'} for i in range(3)}
+  del samples[str(position)][lost]
+  stand_in.write_shard(tmp_path / 'a.tar', samples)
+  columns = {'numbers': ('age',)} if lost == 'age' else {}
+  message = message.replace('sample 1', f'sample {position}')
+  with pytest.raises(UserError, match=f'^[^\n]*a.tar, {message}[^\n]*$'):
+    open_images(tmp_path, **columns)
+
+
+@pytest.mark.parametrize(
+  ('keys', 'message'),
+  [
+    (('cat.1', 'cat.2', 'dog.1'), r'images end with 1\.jpg, 2\.jpg.*first dot'),
+    (('1', '2.5', '3'), r'sample 2 has no image.*5\.cls, 5\.jpg.*first dot'),
+  ],
+)
+def test_dots_in_names_are_told(tmp_path, keys, message):
+  samples = {key: {'jpg': PHOTO, 'cls': b'3'} for key in keys}
+  stand_in.write_shard(tmp_path / 'a.tar', samples)
+  with pytest.raises(UserError, match=message):
+    open_images(tmp_path)
+
+
+def test_one_ending_with_a_dot_serves(tmp_path):
+  samples = {i: {'v2.jpg': PHOTO, 'v2.cls': b'%d' % int(i)} for i in '12'}
+  stand_in.write_shard(tmp_path / 'a.tar', samples)
+  source = open_images(tmp_path)
+  assert source.classes == ('1', '2') and source.read(0).image == PHOTO
+
+
+def test_an_index_of_an_older_form_is_made_anew(tmp_path):
+  stand_in.write_shard(tmp_path / 'a.tar', {'1': {'jpg': PHOTO, 'cls': b'3'}})
+  state = (tmp_path / 'a.tar').stat()
+  old = {
+    'shard': [state.st_size, state.st_mtime_ns],
+    'samples': {'1': {'image': [0, 10], 'label': [10, 1]}},
+  }
+  (tmp_path / 'a.tar.index.json').write_text(json.dumps(old))
+  assert open_images(tmp_path).read(0).image == PHOTO
 
 
 def test_files_that_are_of_no_sample_are_left_out(tmp_path):

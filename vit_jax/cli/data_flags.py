@@ -116,7 +116,7 @@ def make_config(
       config_lib.set_value(config, f'data.{key}', trained.data[key])
   if trained is not None:
     config.data.map.update(trained.data.map)
-    if config.data.name.startswith(('table:', 'hf:')):
+    if config.data.name.startswith(('table:', 'tar:', 'hf:')):
       config.data.columns.map = trained.data.columns.map
     kind = re.match('table:|hf:|tar:', config.data.name)
     if kind and trained.data.name.startswith(kind[0]):

@@ -99,7 +99,7 @@ def _open(config: ml_collections.ConfigDict, split: str) -> base.Source:
     return table.TableSource(path, split, data.columns, size, codes)
   if data.name.startswith(TAR):
     pattern = data.name.removeprefix(TAR)
-    return tar.TarSource(pattern, split, data.columns, size)
+    return tar.TarSource(pattern, split, data.columns, size, codes)
   if data.name.startswith(HF):
     name = data.name.removeprefix(HF)
     return hf.HfSource(name, data.dir, split, data.columns, size, codes)

@@ -1,10 +1,13 @@
 """Shards of WebDataset: `tar:shards-{000..099}.tar`, with random access.
 
 A sample is all files of one name in a shard, as 0001.jpg, 0001.txt and
-0001.json; what follows the first dot says what a file is. Images are the
-column `image`, .cls is `label` (a class number) and .txt is `text`; the keys
-of .json are columns of their names, and other files of theirs, as `seg.png`.
-`config.data.columns` may name others than these.
+0001.json. The name ends at its first dot, and the ending says what a file is;
+capitals do not matter. Images are the column `image`, .cls is `label` (a class)
+and .txt is `text`; the keys of .json are columns of their names, and other
+files of their endings, as `seg.png`. A file goes before a key of .json.
+`config.data.columns` may name other columns, also by their endings: of two
+images in a sample, `config.data.columns.image=jpg` says which is meant. A
+sample whose name occurs again in a shard is another sample.
 
 A pattern has {000..099}, or * and ? as in a shell; a folder stands for all
 shards in it. A shard whose name has the word train, val or test belongs to
@@ -16,7 +19,9 @@ shards-000.tar.index.json; after that, a sample is read by itself.
 
 from collections.abc import Iterator
 from collections.abc import Mapping
+from collections.abc import Sequence
 import glob
+import itertools
 import os
 import pathlib
 import re
@@ -28,20 +33,31 @@ import ml_collections
 
 from vit_jax.config import explained
 from vit_jax.config import one_line
+from vit_jax.config import some
 from vit_jax.config import UserError
 from vit_jax.data import base
+from vit_jax.data import codes as codes_lib
 from vit_jax.data import folder
+from vit_jax.data import leftovers
 from vit_jax.data import rows
 from vit_jax.runs import safe_io
 
 _RANGE = re.compile(r'\{(\d+)\.\.(\d+)\}')
 _MOST_SHARDS = 10**6
-# Columns of files, by the end of their names.
-_KINDS = {'cls': 'label', 'txt': 'text'} | dict.fromkeys(
-  (x.removeprefix('.') for x in folder.ENDINGS), 'image'
+_FORMAT = 2  # of an index
+# Endings of the files that serve a column with another name.
+_ENDINGS: Mapping[str, tuple[str, ...]] = {
+  'image': tuple(x.removeprefix('.') for x in folder.ENDINGS),
+  'label': ('cls',),
+  'text': ('txt',),
+}
+_COLUMNS = {x: name for name, each in _ENDINGS.items() for x in each}
+_DOTS = (
+  "a sample's name ends at its first dot, so rename files with more dots, or"
+  ' name the ending'
 )
 
-# Offset and number of bytes of each column of a sample.
+# Offset and number of bytes of each file of a sample, by its ending.
 Places = Mapping[str, tuple[int, int]]
 
 
@@ -54,6 +70,7 @@ class TarSource(rows.RowSource):
     split: str,
     columns: ml_collections.ConfigDict,
     image_shape: tuple[int, int] | None = None,
+    codes: codes_lib.Codes | None = None,
   ):
     """Finds the samples; reads shards that have no index.
 
@@ -61,7 +78,8 @@ class TarSource(rows.RowSource):
     `rows.RowSource` for the rest.
 
     Raises:
-      UserError: There is no such shard, column or split, or a shard is damaged.
+      UserError: There is no such shard, column or split, a shard is damaged, or
+        a sample lacks a file, or has two for one column.
     """
     if columns.split:
       raise UserError(
@@ -72,31 +90,121 @@ class TarSource(rows.RowSource):
     self._samples: list[tuple[str, str, Places]] = []  # shard, key, places
     by_split: dict[str, list[int]] = {}
     for shard in shards:
-      found = index(shard)
+      samples = index(shard)
       first = len(self._samples)
-      self._samples += [(shard, key, places) for key, places in found.items()]
-      places_of = by_split.setdefault(_split_of(shard), [])
-      places_of += range(first, len(self._samples))
+      self._samples += [(shard, key, places) for key, places in samples.items()]
+      numbers = by_split.setdefault(_split_of(shard), [])
+      numbers += range(first, len(self._samples))
     if not self._samples:
       raise UserError(f'tar:{pattern}: the shards are empty')
-    there = sorted(self._samples[0][2])
-    if 'json' in there:
-      there += sorted(self._fields(0))
-    candidates = {
-      name: [x for x in (name, *usual) if x in there]
-      for name, usual in rows.USUAL.items()
-      if name != 'split'
-    }
-    names = rows.choose(f'tar:{pattern}', columns, there, candidates)
+    self._named = {*rows.columns_of(columns.to_dict())}
+    self._names = self._chosen(f'tar:{pattern}', columns)
+    self._check_samples()
     super().__init__(
-      f'tar:{pattern}', split, names, by_split, '', {}, image_shape
+      *(f'tar:{pattern}', split, self._names, by_split, '', {}),
+      *(image_shape, codes),
     )
+
+  def _chosen(
+    self, where: str, columns: ml_collections.ConfigDict
+  ) -> rows.Names:
+    """Returns the column of each feature, as `rows.choose`."""
+    endings = sorted({x for *_, places in self._samples for x in places})
+    there = {*endings, *(_COLUMNS[x] for x in endings if x in _COLUMNS)}
+    if 'json' in there:
+      with_json = (i for i, x in enumerate(self._samples) if 'json' in x[2])
+      for number in itertools.islice(with_json, folder.SAMPLE):
+        there |= self._fields(number).keys()
+    candidates = {}
+    for name, usual in rows.USUAL.items():
+      dotted = [
+        x
+        for x in endings
+        if x.rpartition('.')[2] in _ENDINGS.get(name, ())
+        and x != columns.map
+        and x not in _COLUMNS
+      ]
+      if name == 'image' and name not in there and not columns.image:
+        self._check_dots(dotted)
+      if name != 'split':
+        first = [name] if name in there else dotted
+        others = [x for x in usual if x in there and x != name]
+        candidates[name] = [*first, *others]
+    return rows.choose(where, columns, sorted(there), candidates)
+
+  def _check_dots(self, endings: Sequence[str]) -> None:
+    """Raises a UserError if images have several endings with a dot."""
+    if len(endings) > 1:
+      number = next(
+        i for i, x in enumerate(self._samples) if endings[0] in x[2]
+      )
+      raise UserError(
+        f'{self._where(("", number))}: images end with'
+        f' {some(endings)}: {_DOTS}, as in'
+        f' --config.data.columns.image={endings[0]}'
+      )
+
+  def _check_samples(self) -> None:
+    """Checks that each sample has one file for each column of files.
+
+    Raises:
+      UserError: One has none, or several.
+    """
+    present = {x: () for *_, places in self._samples for x in places}
+    for name, columns in self._names.items():
+      for column in [columns] if isinstance(columns, str) else columns:
+        if not self._serving(column, present):
+          continue  # a key of .json: whoever reads it checks it
+        lacking = []
+        for number, (*_, places) in enumerate(self._samples):
+          endings = self._serving(column, places)
+          if len(endings) > 1:
+            raise UserError(
+              f'{self._where(("", number))} has {len(endings)} files for the'
+              f' {name}, with the endings {", ".join(endings)}: say which it'
+              f' is, as in --config.data.columns.{name}={endings[0]}'
+            )
+          is_in_json = 'json' in places and not endings
+          if is_in_json and self._fields(number).get(column) is not None:
+            continue
+          if not endings:
+            lacking.append(number)
+        if lacking:
+          self._tell_lacking(name, column, lacking)
+
+  def _tell_lacking(
+    self, name: str, column: str, numbers: Sequence[int]
+  ) -> None:
+    """Tells of samples without a column that others have.
+
+    Raises:
+      UserError: Each sample must have it.
+    """
+    first = numbers[0]
+    endings = sorted(self._samples[first][2])
+    dots = f' ({_DOTS})' if any('.' in x for x in endings) else ''
+    line = (
+      f'{self._where(("", first))} has no {column}, which other samples have'
+      f' ({len(numbers)} of {len(self._samples)} have none); its files end with'
+      f' {some(endings)}{dots}: add the file, or leave the sample out'
+    )
+    if name not in ('text', 'labels'):
+      raise UserError(line)
+    folder.warn_once(f'warning: {line}')
+
+  def _serving(self, column: str, places: Mapping[str, Any]) -> list[str]:
+    """Returns the endings of a sample's files that may be a column."""
+    if column in places and column in self._named:
+      return [column]
+    taken = {*rows.columns_of(self._names)} - {column}
+    endings = column, *_ENDINGS.get(column, ())
+    return [x for x in endings if x in places and x not in taken]
 
   def _cell(self, column: str, row: rows.Row) -> Any:
     _, _, places = self._samples[row[1]]
-    if column in places:
-      data = self._bytes(column, row)
-      is_image = column == self._names['image']
+    if endings := self._serving(column, places):
+      data = self._bytes(endings[0], row)
+      is_image = column in (self._names['image'], self._names.get('map'))
       return data if is_image else self._text(data, column, row)
     return self._fields(row[1]).get(column) if 'json' in places else None
 
@@ -111,21 +219,23 @@ class TarSource(rows.RowSource):
   def fingerprint(self) -> str:
     """Returns a digest of names and sizes, not of what the files hold."""
     parts = [
-      f'{self._key((name, row))} {self._samples[row][2]}'
+      f'{self._key((name, row))} {_by_column(self._samples[row][2])}'
       for name, each in self._rows.items()
       for row in each
     ]
+    if 'map' in self._names:
+      parts += [*self.classes, str(self._codes)]
     terms = map(str, self._selection.ranges)
     return base.digest([*terms, *rows.columns_of(self._names), *parts])
 
-  def _bytes(self, column: str, row: rows.Row) -> bytes:
-    """Returns the content of a file.
+  def _bytes(self, ending: str, row: rows.Row) -> bytes:
+    """Returns the content of a sample's file.
 
     Raises:
       UserError: It cannot be read.
     """
     shard, _, places = self._samples[row[1]]
-    offset, size = places[column]
+    offset, size = places[ending]
     with explained(f'{shard} cannot be read', OSError):
       with open(shard, 'rb') as file:
         file.seek(offset)
@@ -138,7 +248,7 @@ class TarSource(rows.RowSource):
 
   def _text(self, data: bytes, column: str, row: rows.Row) -> str:
     try:
-      return data.decode('utf-8').strip()
+      return safe_io.decoded(data).strip()
     except UnicodeDecodeError:
       raise UserError(
         f'{self._where(row)}: its {column} is not UTF-8 text'
@@ -160,7 +270,7 @@ def expand(pattern: str) -> list[str]:
   """
   pattern = os.path.expanduser(pattern)
   if os.path.isdir(pattern):
-    pattern = os.path.join(glob.escape(pattern), '*.tar')
+    pattern = os.path.join(glob.escape(pattern), '*.[tT][aA][rR]')
   paths = list(_expand_ranges(pattern))
   found = [x for path in paths for x in sorted(glob.glob(path)) or [path]]
   missing = [path for path in found if not os.path.isfile(path)]
@@ -211,7 +321,8 @@ def index(shard: str) -> Mapping[str, Places]:
     return stored
   samples = _scanned(shard, state.st_size)
   try:
-    safe_io.write_json(path, {'shard': stamp, 'samples': samples})
+    content = {'format': _FORMAT, 'shard': stamp, 'samples': samples}
+    safe_io.write_json(path, content)
   except UserError as e:  # as on a disk that is only read
     logging.warning('the shard will be read again the next time: %s', e)
   return samples
@@ -222,6 +333,8 @@ def _stored(path: pathlib.Path, stamp: list[int]) -> dict[str, Places] | None:
   try:
     found = safe_io.read_json(path)
     if found is None or found['shard'] != stamp:
+      return None
+    if found.get('format') != _FORMAT:
       return None
     return {
       key: {name: (int(at), int(size)) for name, (at, size) in places.items()}
@@ -235,6 +348,7 @@ def _stored(path: pathlib.Path, stamp: list[int]) -> dict[str, Places] | None:
 def _scanned(shard: str, size: int) -> Mapping[str, Places]:
   """Returns the samples of a shard, from the headers in it."""
   samples: dict[str, dict[str, tuple[int, int]]] = {}
+  keys: dict[str, str] = {}  # of the last sample of each name
   try:
     with tarfile.open(shard, 'r:') as archive:
       for member in archive:
@@ -243,12 +357,26 @@ def _scanned(shard: str, size: int) -> Mapping[str, Places]:
         if member.offset_data + member.size > size:
           raise tarfile.ReadError('it ends within a file')
         directory, name = os.path.split(member.name)
-        key, _, ending = name.partition('.')
-        if not key or not ending:  # such as macOS's ._0001.jpg, or README
+        stem, _, ending = name.partition('.')
+        if not stem or not ending:  # such as macOS's ._0001.jpg, or README
           continue
-        column = _KINDS.get(ending.lower(), ending)
-        places = samples.setdefault(os.path.join(directory, key), {})
-        places[column] = (member.offset_data, member.size)
+        folders = [x for x in directory.split('/') if x not in ('.', '..')]
+        if any(map(leftovers.is_hidden, folders)):
+          continue
+        name, ending = os.path.join(directory, stem), ending.lower()
+        key = keys.get(name, name)
+        if ending in samples.get(key, ()):  # another sample of this name
+          count = itertools.count(2)
+          key = next(x for i in count if (x := f'{name}#{i}') not in samples)
+          logging.warning(
+            'warning: %s has several samples %s: this one is %s',
+            shard,
+            name,
+            key,
+          )
+        keys[name] = key
+        place = (member.offset_data, member.size)
+        samples.setdefault(key, {})[ending] = place
     _check_end(shard, archive.offset)
   except (tarfile.TarError, EOFError, OSError) as e:
     raise UserError(
@@ -256,6 +384,15 @@ def _scanned(shard: str, size: int) -> Mapping[str, Places]:
       f' ({one_line(e)}): bring it whole, as a plain .tar'
     ) from None
   return samples
+
+
+def _by_column(places: Places) -> dict[str, tuple[int, int]]:
+  """Returns the places by column; of two for one, the others by ending."""
+  result: dict[str, tuple[int, int]] = {}
+  for ending, place in places.items():
+    column = _COLUMNS.get(ending, ending)
+    result[ending if column in result else column] = place
+  return result
 
 
 def _check_end(shard: str, at: int) -> None:

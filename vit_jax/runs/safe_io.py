@@ -6,6 +6,7 @@ from others: they must be regular files of bounded size, and JSON must not be
 nested so deeply that recursive code overflows the stack.
 """
 
+import codecs
 from collections.abc import Iterator
 import contextlib
 import errno
@@ -145,13 +146,26 @@ def read_bytes(path: pathlib.Path | str, most: int) -> bytes:
 
 
 def read_text(path: pathlib.Path | str, most: int = MOST_TEXT) -> str:
-  """Reads a regular file of UTF-8 text.
+  """Reads a regular file of text, as `decoded`.
 
   Raises:
     OSError: It cannot be read, is not a regular file, or is larger.
     ValueError: It is not UTF-8.
   """
-  return read_bytes(path, most).decode('utf-8')
+  return decoded(read_bytes(path, most))
+
+
+def decoded(content: bytes) -> str:
+  """Returns text without the byte order mark that editors put before it.
+
+  It is UTF-8, or UTF-16 where the mark says so.
+
+  Raises:
+    UnicodeDecodeError: It is neither.
+  """
+  if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+    return content.decode('utf-16')
+  return content.decode('utf-8-sig')
 
 
 def read_lines(path: pathlib.Path) -> Iterator[str]:

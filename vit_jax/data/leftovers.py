@@ -1,0 +1,48 @@
+"""What systems and runs leave in folders of data, and is no data itself."""
+
+import os
+
+# In lower case, besides names that begin with a dot.
+_OF_SYSTEMS = frozenset(
+  (
+    *('@eadir', '@tmp', '#recycle', '#snapshot'),  # Synology
+    *('@__thumb', '@recycle', '@recently-snapshot'),  # QNAP
+    *('__macosx', 'icon\r', 'network trash folder'),  # macOS
+    *('thumbs.db', 'ehthumbs.db', 'desktop.ini', '$recycle.bin'),  # Windows
+    *('system volume information', 'recycler'),
+    *('lost+found', '__pycache__'),
+  )
+)
+# A run or a sweep keeps such a file from its start to its end.
+_LOCKS = ('.lock', '.sweep.lock')
+_OF_A_RUN = ('config.json', 'preprocess.json')
+_DEFAULT = 'runs'  # holds the work directories that have no name of their own
+
+
+def is_hidden(name: str) -> bool:
+  """Whether a file or a folder is hidden, or has a name that systems use."""
+  return name.startswith('.') or name.lower() in _OF_SYSTEMS
+
+
+def is_workdir(folder: str) -> bool:
+  """Whether a folder is the work directory of a run or of a sweep."""
+
+  def has(name: str) -> bool:
+    return os.path.exists(os.path.join(folder, name))
+
+  return any(map(has, _LOCKS)) or all(map(has, _OF_A_RUN))
+
+
+def holds_runs(folder: str) -> bool:
+  """Whether a folder is a work directory, or has work directories alone."""
+  if is_workdir(folder):
+    return True
+  try:
+    with os.scandir(folder) as entries:
+      names = [(x.path, x.is_dir()) for x in entries if not is_hidden(x.name)]
+  except OSError:  # whoever reads it says so
+    return False
+  if not names:
+    return os.path.basename(folder) == _DEFAULT
+  folders = [path for path, is_dir in names if is_dir]
+  return bool(folders) and all(map(holds_runs, folders))
