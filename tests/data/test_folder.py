@@ -6,10 +6,12 @@ from absl import logging
 import numpy as np
 import pytest
 import stand_in
+import tiny
 
 from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax.config import UserError
+from vit_jax.train import loop
 
 PNG = stand_in.png(stand_in.pixels(0, 5, 6))
 
@@ -140,7 +142,7 @@ def test_links_are_followed_but_not_for_ever(tmp_path):
   [
     (['1.png'], 'train', 'has no folders: it needs one for each class'),
     (['train/a/1.png'], 'val', "has no split 'val': choose from train"),
-    (['val/a/1.png'], 'val', r'has no folder train/<class>: the classes are'),
+    (['val/a/1.png'], 'train', r'has no folder train/<class>: the classes are'),
     (
       ['train/a/1.png', 'train/b/1.png', 'val/c/1.png'],
       'val',
@@ -170,6 +172,64 @@ def test_errors_say_what_is_wrong(tmp_path, names, split, message):
   root = write(tmp_path, *names)
   with pytest.raises(UserError, match=message):
     open_folder(root, split)
+
+
+@pytest.mark.parametrize('names', [('test',), ('val', 'Testing')])
+def test_without_train_the_classes_are_those_of_the_split(tmp_path, names):
+  folders = [f'{names[-1]}/b/1.png', f'{names[-1]}/a/2.png']
+  root = write(tmp_path, *folders, *(f'{x}/c/3.png' for x in names[:-1]))
+  source = open_folder(root, 'test')
+  assert source.classes == ('a', 'b')
+  assert {x[:2] for x in read(source)} == {('a', '2.png'), ('b', '1.png')}
+
+
+LEFTOVERS = [
+  *('@eaDir/1.png', '.thumbnails/1.png', '__MACOSX/1.png', '@eadir/2.png'),
+  *('lost+found/1.png', '.ipynb_checkpoints/1.png', '$RECYCLE.BIN/1.png'),
+  *('System Volume Information/1.png', '._1.png', 'Thumbs.db', '.DS_Store'),
+]
+RUN = ['runs/a/.lock', 'runs/a/pictures/1.png', 'runs/b/.sweep.lock']
+
+
+@pytest.mark.parametrize('names', [[x] for x in LEFTOVERS] + [RUN])
+@pytest.mark.parametrize('places', [[''], ['train/', 'train/a/', '']])
+def test_what_systems_and_runs_leave_is_no_data(
+  tmp_path, monkeypatch, names, places
+):
+  clean = [f'{places[0]}{x}/{i}.png' for x in 'ab' for i in range(3)]
+  before = read(open_folder(write(tmp_path, *clean)))
+  lines = said(monkeypatch)
+  for place in places:
+    write(tmp_path, *(f'{place}{name}' for name in names))
+  source = open_folder(tmp_path)
+  assert source.classes == ('a', 'b') and read(source) == before
+  top = names[0].partition('/')[0]
+  for place in places:
+    told = f'{tmp_path}/{place.partition("/")[0]}'.rstrip('/')
+    (line,) = (x for x in lines if x.startswith(f'{told}: '))
+    assert 'left out' in line and top in line
+
+
+def test_a_run_within_its_data(tmp_path, monkeypatch):
+  for name in 'ab':
+    (tmp_path / name).mkdir()
+    for i in range(4):
+      image = stand_in.png(stand_in.pixels(i, 16, 16))
+      (tmp_path / name / f'{i}.png').write_bytes(image)
+  monkeypatch.chdir(tmp_path)
+  config = tiny.config(
+    data__name='folder:.',
+    data__split='train',
+    data__image_size=8,
+    data__channels=3,
+    train__batch_size=4,
+    train__duration='2 steps',
+    optim__warmup='0 steps',
+    evals__val__split='',
+  )
+  for name in 'xy':
+    assert loop.run(config, str(tmp_path / 'runs' / name)).status == 0
+  assert open_folder(tmp_path).classes == ('a', 'b')
 
 
 def test_no_such_folder(tmp_path):

@@ -505,7 +505,7 @@ def test_values_that_lie_nowhere_are_damage(tmp_path):
 
 
 def test_a_folder_that_cannot_be_read(tmp_path, monkeypatch):
-  closed = write(tmp_path, SIZES) / 'images' / 'train' / 'lost+found'
+  closed = write(tmp_path, SIZES) / 'images' / 'train' / 'closed'
   closed.mkdir()
   scandir = os.scandir
 
@@ -515,7 +515,7 @@ def test_a_folder_that_cannot_be_read(tmp_path, monkeypatch):
     return scandir(path)
 
   monkeypatch.setattr(os, 'scandir', scan_folder)
-  message = r'lost\+found must be readable, or be moved away: Permission'
+  message = r'closed must be readable, or be moved away: Permission'
   with pytest.raises(UserError, match=message):
     data.open_source(make_config(tmp_path), 'train')
 

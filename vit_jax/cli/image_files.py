@@ -1,5 +1,6 @@
 """The image files that a command line names: found, decoded, in batches."""
 
+import codecs
 import collections
 from collections.abc import Callable
 from collections.abc import Iterable
@@ -187,7 +188,7 @@ def _problem(name: str) -> str:
 
 
 def _listed_on_stdin() -> list[str]:
-  text = os.fsdecode(sys.stdin.buffer.read())
+  text = os.fsdecode(sys.stdin.buffer.read().removeprefix(codecs.BOM_UTF8))
   if '\0' in text:  # from find -print0
     return [name for name in text.split('\0') if name]
   names = [line.removesuffix('\r') for line in text.split('\n')]
@@ -197,6 +198,7 @@ def _listed_on_stdin() -> list[str]:
 def _expand(name: str) -> list[str]:
   """Returns images in a folder, images that match a pattern, or the file."""
   from vit_jax.data import folder  # after the flags: slow to import
+  from vit_jax.data import leftovers
   from vit_jax.data import scans
   from vit_jax.data.host import sound_files
   from vit_jax.data.host import video_files
@@ -210,7 +212,12 @@ def _expand(name: str) -> list[str]:
     )
   if os.path.lexists(name) or not glob.has_magic(name):
     return [name]
-  found = sorted(glob.glob(name, recursive=True))
+  # Names with a dot are matched only where the pattern has it, too.
+  found = sorted(
+    path
+    for path in glob.glob(name, recursive=True)
+    if not any(leftovers.is_hidden(x.lstrip('.')) for x in path.split('/'))
+  )
   if '**' in name:  # also matches the files in the folders
     return [path for path in found if not os.path.isdir(path)]
   return [image for path in found for image in _matched(path)]

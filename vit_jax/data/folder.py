@@ -1,11 +1,15 @@
 """Images in folders: `{train,val,test}/<class>/**`, or only `<class>/**`.
 
 The folders of splits may have other usual names, such as training, valid or
-Testing. Without val, test is used in its place.
+Testing. Without val, test is used in its place. What `leftovers.py` knows is no
+data.
 """
 
 from collections.abc import Collection
+from collections.abc import Iterable
 from collections.abc import Iterator
+from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import functools
 import os
@@ -17,10 +21,12 @@ import numpy as np
 
 from vit_jax.config import explained
 from vit_jax.config import nearby
+from vit_jax.config import some
 from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import class_folders
 from vit_jax.data import features
+from vit_jax.data import leftovers
 from vit_jax.data import splits
 from vit_jax.data.host import decode
 from vit_jax.runs import safe_io
@@ -85,13 +91,6 @@ class FolderSource(base.SelectedSource):
       name: '' if path == root else f'{os.path.basename(path)}/'
       for name, path in self._folders.items()
     }
-    classes = subfolders(self._folders['train'])
-    self.features = {
-      'image': features.Image(image_shape),
-      'label': features.Label(classes),
-    }
-    self._label_of = {name: i for i, name in enumerate(classes)}
-    self._files: dict[str, list[str]] = {}
     aliases = {
       os.path.basename(path): name
       for name, path in self._folders.items()
@@ -99,9 +98,20 @@ class FolderSource(base.SelectedSource):
     }
     aliases |= other_names(root, split, self._folders)
     wanted = splits.chosen(split, self._folders, aliases)
+    if 'train' in wanted and 'train' not in self._folders:
+      names = map(os.path.basename, self._folders.values())
+      raise splits.SplitError(_without_train(root, names))
+    classes = class_names(self._folders, wanted)
+    self.features = {
+      'image': features.Image(image_shape),
+      'label': features.Label(classes),
+    }
+    self._label_of = {name: i for i, name in enumerate(classes)}
+    self._files: dict[str, list[str]] = {}
+    has_train = 'train' in self._folders
     for name, folder in self._folders.items():
       if name in wanted:
-        self._files[name] = _list(folder, classes, self.kind)
+        self._files[name] = _list(folder, classes, self.kind, has_train)
     sizes = {name: len(self._files.get(name, ())) for name in self._folders}
     self._selection = splits.Selection(split, sizes, root, aliases)
 
@@ -159,6 +169,26 @@ class FolderSource(base.SelectedSource):
     return base.digest([*self.classes, *ranges, *names])
 
 
+def class_names(
+  folders: Mapping[str, str], chosen: Collection[str]
+) -> tuple[str, ...]:
+  """Returns the names of the classes: those of train, sorted.
+
+  Without train, as where a model is only measured, they are those of the chosen
+  splits.
+
+  Args:
+    folders: Folder of each split.
+    chosen: Names of splits.
+  """
+  if 'train' in folders:
+    return subfolders(folders['train'])
+  names = {
+    x for name in chosen if name in folders for x in subfolders(folders[name])
+  }
+  return tuple(sorted(names))
+
+
 def read_image(path: str) -> bytes:
   """Returns an encoded image.
 
@@ -214,13 +244,19 @@ def split_folders(root: str) -> dict[str, str]:
       )
     return {'train': root}
   result = _named_splits(root, named, holding)
-  if 'train' not in result:
-    raise UserError(
-      f'{root} has no folder train/<class>: the classes are those of train. If'
-      f' {", ".join(holding)} are classes, put all classes into {root}/train'
-    )
+  if 'train' not in result and len(result) > len(holding):
+    raise UserError(_without_train(root, holding))
+  _tell_left_out(root, _left_out(root))
   _tell_splits(root, result)
   return result
+
+
+def _without_train(root: str, names: Iterable[str]) -> str:
+  """Returns a line about folders that have names of splits, but not train."""
+  return (
+    f'{root} has no folder train/<class>: the classes are those of train. If'
+    f' {", ".join(names)} are classes, put all classes into {root}/train'
+  )
 
 
 def _named_splits(
@@ -323,10 +359,38 @@ def _holds_images(folder: str) -> bool:
 
 
 def subfolders(folder: str) -> tuple[str, ...]:
-  """Returns the sorted names of the folders in a folder that are not hidden."""
+  """Returns the sorted names of the folders in a folder that may hold data."""
   with os.scandir(folder) as entries:
-    found = (e.name for e in entries if not _is_hidden(e) and e.is_dir())
-    return tuple(sorted(found))
+    return tuple(
+      sorted(
+        x.name
+        for x in entries
+        if not leftovers.is_hidden(x.name)
+        and x.is_dir()
+        and not leftovers.holds_runs(x.path)
+      )
+    )
+
+
+def _left_out(folder: str) -> list[str]:
+  """Returns the paths in a folder that cannot hold data."""
+  with os.scandir(folder) as entries:
+    return [
+      x.path
+      for x in entries
+      if leftovers.is_hidden(x.name)
+      or (x.is_dir() and leftovers.holds_runs(x.path))
+    ]
+
+
+def _tell_left_out(folder: str, paths: Sequence[str]) -> None:
+  """Logs which files and folders are no data, if there are any."""
+  if paths:
+    names = sorted(os.path.relpath(x, folder) for x in paths)
+    inform_once(
+      f'{folder}: {len(names)} files and folders are left out, as systems and'
+      f' runs make them: {some(names)}'
+    )
 
 
 @dataclasses.dataclass(frozen=True)
@@ -375,8 +439,16 @@ def look_into(
   return Listing(sorted(images, key=base.hash_order), sorted(others), problems)
 
 
-def _list(folder: str, classes: tuple[str, ...], kind: Kind) -> list[str]:
+def _list(
+  folder: str, classes: tuple[str, ...], kind: Kind, tells_lacking: bool
+) -> list[str]:
   """Returns the paths of all examples below `folder/<class>`, ordered by hash.
+
+  Args:
+    folder: Folder of the split.
+    classes: The classes.
+    kind: What the examples are.
+    tells_lacking: Whether to warn of classes without examples.
 
   Raises:
     UserError: A class has no examples, or is not in `classes`.
@@ -390,7 +462,8 @@ def _list(folder: str, classes: tuple[str, ...], kind: Kind) -> list[str]:
   if found.problems:
     raise UserError(found.problems[0])
   filled = {name.split('/')[0] for name in found.images}
-  if warning := class_folders.lacking(folder, filled, classes, kind.name):
+  warning = class_folders.lacking(folder, filled, classes, kind.name)
+  if warning and tells_lacking:
     warn_once(warning)
   return found.images
 
@@ -400,18 +473,27 @@ def split_name(name: str) -> str:
   return SPLITS.get(name.lower(), name)
 
 
-def walk(
-  folder: str,
-  prefix: str = '',
-  ancestors: frozenset[tuple[int, int]] = frozenset(),
-) -> Iterator[tuple[str, bool]]:
+def walk(folder: str) -> Iterator[tuple[str, bool]]:
   """Yields the files below a folder as ('class/a.png', whether an image).
 
-  Links are followed, but not to a folder that holds the link.
+  Links are followed, but not to a folder that holds the link. What is left out,
+  as hidden files and work directories of runs, is logged at the end.
 
   Raises:
     UserError: A folder cannot be read.
   """
+  left_out: list[str] = []
+  yield from _walk(folder, '', frozenset(), left_out)
+  _tell_left_out(folder, left_out)
+
+
+def _walk(
+  folder: str,
+  prefix: str,
+  ancestors: frozenset[tuple[int, int]],
+  left_out: list[str],
+) -> Iterator[tuple[str, bool]]:
+  """Yields files as `walk`, and adds the paths that it leaves out to a list."""
   status = os.stat(folder)
   here = (status.st_dev, status.st_ino)
   if here in ancestors:
@@ -419,23 +501,22 @@ def walk(
   what = f'{folder} must be readable, or be moved away'
   with explained(what, OSError), os.scandir(folder) as entries:
     for entry in entries:
-      if _is_hidden(entry):
-        continue
-      if entry.is_dir():
-        yield from walk(
-          entry.path, f'{prefix}{entry.name}/', ancestors | {here}
-        )
+      is_folder = entry.is_dir()
+      if leftovers.is_hidden(entry.name) or (
+        is_folder and leftovers.is_workdir(entry.path)
+      ):
+        left_out.append(entry.path)
+      elif is_folder:
+        inner, outer = f'{prefix}{entry.name}/', ancestors | {here}
+        yield from _walk(entry.path, inner, outer, left_out)
       else:
         yield prefix + entry.name, _is_image(entry)
 
 
-def _is_hidden(entry: os.DirEntry[str]) -> bool:
-  return entry.name.startswith('.')
-
-
 def _is_image(entry: os.DirEntry[str]) -> bool:
   is_named_so = entry.name.lower().endswith(ENDINGS)
-  return is_named_so and not _is_hidden(entry) and entry.is_file()
+  is_hidden = leftovers.is_hidden(entry.name)
+  return is_named_so and not is_hidden and entry.is_file()
 
 
 @functools.cache  # data is often opened for several slices

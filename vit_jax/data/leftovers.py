@@ -34,7 +34,11 @@ def is_workdir(folder: str) -> bool:
 
 
 def holds_runs(folder: str) -> bool:
-  """Whether a folder is a work directory, or has work directories alone."""
+  """Whether a folder is a work directory, or is there for work directories.
+
+  Such a folder has nothing else in it, but for files in one that is called as
+  the default.
+  """
   if is_workdir(folder):
     return True
   try:
@@ -42,7 +46,10 @@ def holds_runs(folder: str) -> bool:
       names = [(x.path, x.is_dir()) for x in entries if not is_hidden(x.name)]
   except OSError:  # whoever reads it says so
     return False
+  is_default = os.path.basename(folder) == _DEFAULT
   if not names:
-    return os.path.basename(folder) == _DEFAULT
-  folders = [path for path, is_dir in names if is_dir]
-  return bool(folders) and all(map(holds_runs, folders))
+    return is_default
+  folders = [path for path, is_folder in names if is_folder]
+  if not folders or (len(folders) < len(names) and not is_default):
+    return False
+  return all(map(holds_runs, folders))

@@ -119,7 +119,7 @@ def list_folder(root: str, split_of: Mapping[str, str] | None = None) -> Survey:
     opened = {name: pairs_lib.PairsSource(root, name) for name in names}
     return _of_sources(f'{sources.FOLDER}{root}', opened)
   folders = folder_lib.split_folders(root)
-  classes = folder_lib.subfolders(folders['train'])
+  classes = folder_lib.class_names(folders, folders)
   entries, ignored, problems = [], [], []
   for split, folder in folders.items():
     listing = folder_lib.look_into(folder, classes)
