@@ -116,6 +116,53 @@ def test_predictions_of_a_folder(folder, folder_run, tmp_path, capsys):
   assert found['k'] == 3 and found['top_k_accuracy'] == 1
 
 
+@pytest.mark.parametrize(
+  ('split', 'names'),
+  [('', ('bee',)), ('test', ('cow', 'ant')), ('val', ('cow',))],
+)
+def test_some_of_the_classes(
+  folder, folder_run, tmp_path, capsys, split, names
+):
+  """As of these rows of all classes; the only split needs no flag."""
+  for name in names:
+    target = tmp_path / 'some' / split / name
+    shutil.copytree(folder / 'val' / name, target)
+  paths = tmp_path / 'all.csv', tmp_path / 'some.csv'
+  data_of = f'folder:{folder}', f'folder:{tmp_path}/some'
+  flags_of = ['--split=val'], [f'--split={split}'] * bool(split)
+  rows = []
+  for path, name, split_flags in zip(paths, data_of, flags_of, strict=True):
+    args = f'--from={folder_run}', f'--data={name}', f'--predictions={path}'
+    summary = run(capsys, *args, *split_flags)
+    with open(path) as file:
+      rows.append(
+        sorted(
+          (x['label_name'], x['label'], x['prediction'], x['loss'][:6])
+          for x in csv.DictReader(file)
+          if x['label_name'] in names
+        )
+      )
+  assert rows[0] == rows[1] and len(rows[1]) == 5 * len(names)
+  assert summary['examples'] == 5 * len(names)
+  correct = sum(x[1] == x[2] for x in rows[1])
+  assert summary['accuracy'] == pytest.approx(correct / summary['examples'])
+
+
+def test_classes_that_the_model_lacks_are_named(folder, folder_run, tmp_path):
+  shutil.copytree(folder / 'val' / 'ant', tmp_path / 'test' / 'ant')
+  for name in ('elk', 'fox'):
+    shutil.copytree(folder / 'val' / 'bee', tmp_path / 'test' / name)
+  args = f'--from={folder_run}', f'--data=folder:{tmp_path}'
+  text = commands.mistake(evaluate, *args, has_config=False)
+  assert 'of the data alone are elk, fox; the 3 of the model are ant' in text
+
+
+def test_names_that_unicode_composes_otherwise():
+  composed, apart = 'caf\u00e9', 'cafe\u0301'
+  found = predictions_lib.match_classes(['a', composed, 'z'], 3, ['z', apart])
+  np.testing.assert_array_equal(found, [2, 1])
+
+
 def test_the_same_classes_in_another_order(
   folder, folder_run, tmp_path, capsys
 ):

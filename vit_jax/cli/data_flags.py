@@ -9,6 +9,7 @@ from typing import Any
 from typing import TYPE_CHECKING
 
 from absl import flags
+from absl import logging
 
 from vit_jax import cli
 from vit_jax import config as config_lib
@@ -42,7 +43,8 @@ def define(flag_values: flags.FlagValues, what: str) -> None:
   texts = {
     'data': f"Data to {what}: 'digits', 'folder:PATH', 'table:FILE',"
     " 'hf:NAME' or a TFDS name.",
-    'split': "The split, as 'test' or 'train[90%:]'.",
+    'split': "The split, as 'test' or 'train[90%:]'. Default: the only split of"
+    ' a folder.',
     'data_dir': 'Folder of TFDS datasets, or cache of hf: ones.',
     'source_size': 'Size of all stored images, as 32x32, so that the device'
     ' crops them. For a run that was trained with config.data.source_size.',
@@ -92,7 +94,14 @@ def check(flag_values: flags.FlagValues, argv: list[str]) -> None:
   if not flag_values['data'].value:
     raise cli.missing('data', 'a dataset', 'digits')
   if not flag_values['split'].value:
-    raise cli.missing('split', 'one', 'test')
+    from vit_jax.data import sources  # after the flags: its import is slow
+
+    with explained():
+      names = sources.folder_splits(flag_values['data'].value)
+    if len(names) != 1:
+      raise cli.missing('split', 'one', names[-1] if names else 'test')
+    flag_values['split'].value = names[0]
+    logging.info('taking --split=%s: there is no other', names[0])
 
 
 def make_config(

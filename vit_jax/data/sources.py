@@ -25,6 +25,7 @@ from vit_jax.data import tar
 from vit_jax.data import tfds
 from vit_jax.data import tokenizers
 from vit_jax.data import tones
+from vit_jax.data import voc
 from vit_jax.data import volumes
 
 
@@ -161,3 +162,23 @@ TAR = 'tar:'
 def folder_path(name: str, prefix: str = FOLDER) -> str:
   """Returns the path in 'folder:PATH', or behind another prefix."""
   return os.path.expanduser(name.removeprefix(prefix))
+
+
+def folder_splits(name: str) -> list[str]:
+  """Returns the splits of a folder, in order; [] for data of other kinds.
+
+  Args:
+    name: As `config.data.name`.
+
+  Raises:
+    UserError: There is no such folder, or its splits are not clear.
+  """
+  prefix = name[: name.find(':') + 1]
+  if prefix not in (FOLDER, VIDEO, AUDIO):
+    return []
+  path = folder_path(name, prefix)
+  if scan_folder.holds_scans(path) and not pairs.holds_pairs(path):
+    return ['train']  # of the Decathlon
+  if pairs.holds_maps(path):
+    return list(voc.lists(path) or pairs.split_folders(path))
+  return list(folder.split_folders(path))

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 import dataclasses
 from typing import Any
 from typing import Self
+import unicodedata
 
+from absl import logging
 import jax
 import jax.numpy as jnp
 import ml_collections
@@ -179,6 +181,9 @@ def match_classes(
 ) -> np.ndarray:
   """Matches the classes of the data with those of a model, by name.
 
+  The data may have only some of the model's. Names that differ only in how
+  Unicode composes their letters are the same, as of folders of macOS.
+
   Args:
     model_names: Names of the model's classes; (): both have the same order.
     num_classes: Number of the model's classes.
@@ -188,7 +193,7 @@ def match_classes(
     int32 [classes of the data], positions in the model's.
 
   Raises:
-    UserError: They are not the same classes.
+    UserError: The model lacks a class of the data, or has its name twice.
   """
   in_order = np.arange(len(data_names), dtype=np.int32)
   if not model_names:
@@ -200,20 +205,31 @@ def match_classes(
     return in_order
   if tuple(model_names) == tuple(data_names):
     return in_order
-  position = {name: i for i, name in enumerate(model_names)}
-  if sorted(model_names) == sorted(data_names):
-    if len(position) < len(model_names):
-      raise config_lib.UserError(
-        'the classes of the data are in another order than those of the model,'
-        ' and cannot be told by their names, as some occur twice'
-      )
-    return np.array([position[name] for name in data_names], np.int32)
-  missing = [name for name in data_names if name not in position]
-  unknown = sorted(set(model_names) - set(data_names))
-  raise config_lib.UserError(
-    f'the data have not the {len(model_names)} classes of the model, but'
-    f' {len(data_names)}: of the data alone are'
-    f' {config_lib.some(missing) or "none"}; of the model alone'
-    f' {config_lib.some(unknown) or "none"}. Where only the names differ, add'
-    ' --same_order'
-  )
+  model_keys = [unicodedata.normalize('NFC', x) for x in model_names]
+  keys = [unicodedata.normalize('NFC', x) for x in data_names]
+  position = {key: i for i, key in enumerate(model_keys)}
+  missing = [
+    name
+    for key, name in zip(keys, data_names, strict=True)
+    if key not in position
+  ]
+  if missing:
+    raise config_lib.UserError(
+      f'the model has not all {config_lib.counted(len(data_names), "class")} of'
+      f' the data: of the data alone are {config_lib.some(missing)}; the'
+      f' {len(model_names)} of the model are {config_lib.some(model_names)}.'
+      ' Leave examples of other classes out, or, where only the names differ,'
+      ' add --same_order'
+    )
+  twice = [x for x in keys if model_keys.count(x) > 1 or keys.count(x) > 1]
+  if twice:
+    raise config_lib.UserError(
+      'the classes of the data are in another order than those of the model,'
+      f' and cannot be told by their names, as {twice[0]!r} occurs twice'
+    )
+  if len(keys) < len(model_keys):
+    logging.info(
+      'the data have %d of the %d classes of the model',
+      *(len(keys), len(model_keys)),
+    )
+  return np.array([position[key] for key in keys], np.int32)
