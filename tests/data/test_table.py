@@ -2,7 +2,9 @@
 
 import csv
 import importlib.util
+import io
 import json
+import os
 import re
 
 import commands
@@ -256,6 +258,89 @@ def test_a_run_finds_wrong_targets_before_it_trains(
   (tmp_path / 'damaged.json').write_text(json.dumps(listed))
   config.data.skip_damaged = str(tmp_path / 'damaged.json')
   assert len(experiment_lib.open_splits(config)['evals.val']) == 1
+
+
+CELLS = [
+  ('path', 'split', 'label', 'text', 'weight'),
+  ('x.png', 'train', 'cat', ' of, a|b; cat ', '1.5'),
+  ('y.png', 'train', 'dog', 'of a dog', '2'),
+  ('z.png', 'valid', 'cat', '"so"', '3'),
+]
+
+
+@pytest.mark.parametrize('ending', ['csv', 'tsv'])
+@pytest.mark.parametrize('delimiter', [',', ';', '\t', '|'])
+@pytest.mark.parametrize(
+  'encoding', ['utf-8', 'utf-8-sig', 'utf-16', 'utf-16-le', 'utf-16-be']
+)
+@pytest.mark.parametrize('space', ['', ' ', '\t ', '\xa0'])
+def test_tables_as_spreadsheets_write_them(
+  tmp_path, ending, delimiter, encoding, space
+):
+  if delimiter in space:
+    pytest.skip('the space separates cells')
+  file = io.StringIO(newline='')
+  writer = csv.writer(file, delimiter=delimiter)
+  for row in CELLS:
+    padded = [space + cell + space for cell in row]
+    writer.writerow([*padded[:3], row[3], padded[4]])
+  text = file.getvalue() + space + '\r\n'
+  mark = '\ufeff' if encoding in ('utf-16-le', 'utf-16-be') else ''
+  path = tmp_path / f'a.{ending}'
+  path.write_bytes((mark + text).encode(encoding))
+  for name in 'xyz':
+    image = stand_in.png(stand_in.pixels(ord(name), 8, 8))
+    (tmp_path / f'{name}.png').write_bytes(image)
+  config = tiny.config(data__name=f'table:{path}', data__tokenizer='words')
+  found = {}
+  for split in ('train', 'val'):
+    source = data.open_source(config, split)
+    assert source.classes == ('cat', 'dog')
+    for example in map(source.read, range(len(source))):
+      name = os.path.basename(example.where.partition(' (')[0])
+      label = source.classes[example.values['label']]
+      found[name] = (split, label, example.values['text'][0])
+  assert found == {
+    row[0]: ('val' if row[1] == 'valid' else row[1], *row[2:4])
+    for row in CELLS[1:]
+  }
+  numbers = open_table(path, 'all', numbers=('weight',)).column('numbers')
+  assert sorted(numbers[:, 0].tolist()) == [1.5, 2, 3]
+
+
+@pytest.mark.parametrize(
+  ('text', 'columns'),
+  [
+    ('foto;art\nx.png;a, b\n', {'image': 'foto', 'label': 'art'}),
+    ('foto;art, lang\nx.png;a, b\n', {'image': 'foto', 'label': 'art, lang'}),
+    ('path;label;a,b\nx.png;a, b;1,2\n', {}),
+    ('sep=|\npath|label\nx.png|a, b\n', {}),
+    ('path,label,a;b\nx.png,"a, b",1;2\n', {}),
+  ],
+)
+def test_what_separates_cells(tmp_path, text, columns):
+  (tmp_path / 'a.csv').write_text(text)
+  source = open_table(tmp_path / 'a.csv', **columns)
+  assert source.classes == ('a, b',)
+  assert source.file(0) == f'{tmp_path}/x.png'
+
+
+def test_spaces_in_parquet(tmp_path):
+  pa = pytest.importorskip('pyarrow')
+  from pyarrow import parquet
+
+  columns = {
+    ' path': ['x.png ', ' y.png'],
+    'label ': ['cat', 'cat '],
+    'split': [' train', 'Train '],
+  }
+  parquet.write_table(pa.table(columns), tmp_path / 'a.parquet')
+  source = open_table(tmp_path / 'a.parquet')
+  assert source.classes == ('cat',) and len(source) == 2
+  assert {source.file(i) for i in range(2)} == {
+    f'{tmp_path}/x.png',
+    f'{tmp_path}/y.png',
+  }
 
 
 @pytest.mark.parametrize('name', ['a.txt', 'missing.csv'])

@@ -72,6 +72,7 @@ class RowSource(base.SelectedSource):
     """
     self._names, self._directory = names, directory
     self._codes = codes or codes_lib.Codes()
+    self._listed = classes
     self.features = {
       'image': features.Image(image_shape),
       **self._find_targets(rows, classes),
@@ -242,7 +243,8 @@ class RowSource(base.SelectedSource):
     cell = self._cell(self._names[name], row)
     if isinstance(cell, Mapping):  # the datasets library's form
       cell = cell.get('bytes') or cell.get('path')
-    if isinstance(cell, str) and cell:
+    if isinstance(cell, str) and cell.strip():
+      cell = cell.strip()
       return os.path.join(self._directory, os.path.expanduser(cell))
     return cell if isinstance(cell, bytes) and cell else None
 
@@ -282,12 +284,15 @@ class RowSource(base.SelectedSource):
         parts = re.split('[;|]', cell)
       found = [str(x).strip() for x in parts if x is not None]
       return [x for x in found if x]
-    if cell is None or cell == '':
+    text = '' if cell is None else str(cell)
+    if name not in self._listed:
+      text = text.strip()
+    if not text:
       raise UserError(
         f'{self._where(row)}: column {self._names[name]!r} is empty: it must'
         ' have a class'
       )
-    return [str(cell)]
+    return [text]
 
   def _value(self, name: str, row: Row) -> Any:
     """Returns a target as its feature encodes it."""

@@ -5,17 +5,21 @@ Parquet, as encoded bytes. Others hold a class, several classes (a list; in
 text, separated by semicolons or bars) or numbers. Without
 `config.data.columns`, columns are found by their usual names (`rows.USUAL`). A
 column `split` names the split of each row; without it, all rows are in train.
+Cells of text may also be separated by semicolons, tabs or bars, as the first
+line shows. Spaces around names and cells do not count, but in captions.
 """
 
+from collections.abc import Collection
 from collections.abc import Iterator
 from collections.abc import Sequence
 import csv
+import io
 import os
+import re
 from typing import Any
 
 import ml_collections
 
-from vit_jax.config import explained
 from vit_jax.config import import_package
 from vit_jax.config import one_line
 from vit_jax.config import reason
@@ -23,8 +27,11 @@ from vit_jax.config import UserError
 from vit_jax.data import codes as codes_lib
 from vit_jax.data import folder
 from vit_jax.data import rows
+from vit_jax.runs import safe_io
 
 ENDINGS = ('.csv', '.tsv', '.parquet')
+_DELIMITERS = {',': 'commas', '\t': 'tabs', ';': 'semicolons', '|': 'bars'}
+_FIRST_LINE = re.compile(r'sep=([,\t;|])\r?\n')  # spreadsheets may write it
 
 
 class TableSource(rows.RowSource):
@@ -46,7 +53,7 @@ class TableSource(rows.RowSource):
       UserError: There is no such file, column or split, or a row does not fit.
     """
     self._path = path
-    self._table = _read(path)
+    self._table = _read(path, rows.columns_of(columns.to_dict()))
     candidates = {
       name: [x for x in usual if x in self._table]
       for name, usual in rows.USUAL.items()
@@ -68,7 +75,7 @@ class TableSource(rows.RowSource):
 
   def _key(self, row: rows.Row) -> str:
     path = self._images[row[1]] if self._has_paths else None
-    return path or f'row {row[1] + 1}'
+    return (path or '').strip() or f'row {row[1] + 1}'
 
   def _rows_of_splits(self, column: str | None) -> dict[str, list[int]]:
     """Returns the rows of each split; without a column, all are in train."""
@@ -77,7 +84,7 @@ class TableSource(rows.RowSource):
     found: dict[str, list[int]] = {}
     for row in range(len(self._images)):
       cell = self._table[column][row] if column else None
-      name = folder.split_name('' if cell is None else str(cell))
+      name = folder.split_name('' if cell is None else str(cell).strip())
       found.setdefault(name or 'train', []).append(row)
     return {
       name: found[name]
@@ -85,8 +92,12 @@ class TableSource(rows.RowSource):
     }
 
 
-def _read(path: str) -> dict[str, Sequence[Any]]:
+def _read(path: str, named: Collection[str]) -> dict[str, Sequence[Any]]:
   """Returns the columns of a table by name.
+
+  Args:
+    path: Path of the file.
+    named: Columns that the config names.
 
   Raises:
     UserError: The file cannot be read, or is no table.
@@ -99,33 +110,106 @@ def _read(path: str) -> dict[str, Sequence[Any]]:
   try:
     if ending == '.parquet':
       return _read_parquet(path)
-    with open(path, encoding='utf-8-sig', newline='') as file:
-      return _read_text(path, file, '\t' if ending == '.tsv' else ',')
+    with open(path, 'rb') as file:
+      text = safe_io.decoded(file.read())
   except OSError as e:
     raise UserError(f'cannot read {path}: {reason(e)}') from None
   except UnicodeDecodeError:
     raise UserError(f'{path} is not UTF-8 text: store it as such') from None
+  usual = {*named, *(x for each in rows.USUAL.values() for x in each)}
+  return _read_text(path, text, '\t' if ending == '.tsv' else ',', usual)
 
 
 def _read_text(
-  path: str, file: Iterator[str], delimiter: str
+  path: str, text: str, default: str, usual: Collection[str]
 ) -> dict[str, Sequence[Any]]:
-  with explained(f'{path} is damaged', csv.Error):
-    lines = list(csv.reader(file, delimiter=delimiter, strict=True))
-  lines = [line for line in lines if line]
+  """Returns the columns of a text by name.
+
+  Args:
+    path: Path of the file, for errors.
+    text: Its content.
+    default: What separates cells in such files.
+    usual: Names that columns are likely to have.
+
+  Raises:
+    UserError: It is no table.
+  """
+  if match := _FIRST_LINE.match(text):
+    text, default = text[match.end() :], match[1]
+  problems = []
+  for delimiter in _delimiters(text, default, usual):
+    try:
+      columns = _columns(path, text, delimiter)
+    except UserError as e:
+      problems.append(e)
+      continue
+    if delimiter != default:
+      folder.inform_once(f'{path}: {_DELIMITERS[delimiter]} separate its cells')
+    return columns
+  raise problems[0]
+
+
+def _delimiters(
+  text: str, default: str, usual: Collection[str]
+) -> Sequence[str]:
+  """Returns what may separate cells, by the first line; the likeliest first."""
+  scores = {}
+  for delimiter in _DELIMITERS:
+    try:
+      head = next(_lines(text, delimiter), [])
+    except csv.Error:
+      head = []
+    is_default = delimiter == default
+    if len(head) > 1 or is_default:
+      names = sum(name.strip() in usual for name in head)
+      scores[delimiter] = names, len(head) > 1, is_default, len(head)
+  return sorted(scores, key=lambda x: scores[x], reverse=True)
+
+
+def _lines(text: str, delimiter: str) -> Iterator[list[str]]:
+  """Yields the cells of each line that is not blank."""
+  file = io.StringIO(text, newline='')
+  for line in csv.reader(file, delimiter=delimiter, strict=True):
+    if len(line) > 1 or any(x.strip() for x in line):
+      yield line
+
+
+def _columns(path: str, text: str, delimiter: str) -> dict[str, Sequence[Any]]:
+  """Returns the columns of a text by name.
+
+  Raises:
+    UserError: It is no table.
+  """
+  try:
+    lines = list(_lines(text, delimiter))
+  except csv.Error as e:
+    raise UserError(f'{path} is damaged: {one_line(e)}') from None
   if not lines:
     raise UserError(f'{path} is empty')
-  head, *rows = lines
-  twice = [name for name in head if name and head.count(name) > 1]
-  if twice:
-    raise UserError(f'{path} has two columns {twice[0]!r}: rename one')
-  for number, row in enumerate(rows, 1):
-    if len(row) != len(head):
+  head, *rows_of_cells = lines
+  names = _names(path, head)
+  for number, row in enumerate(rows_of_cells, 1):
+    if len(row) != len(names):
       raise UserError(
         f'{path}, row {number}: it has {len(row)} cells, and the first line'
-        f' names {len(head)} columns'
+        f' names {len(names)} columns'
       )
-  return {name: [row[i] for row in rows] for i, name in enumerate(head)}
+  return {
+    name: [row[i] for row in rows_of_cells] for i, name in enumerate(names)
+  }
+
+
+def _names(path: str, head: Sequence[str]) -> list[str]:
+  """Returns the names of columns, without spaces around them.
+
+  Raises:
+    UserError: Two are the same.
+  """
+  names = [name.strip() for name in head]
+  for name in names:
+    if name and names.count(name) > 1:
+      raise UserError(f'{path} has two columns {name!r}: rename one')
+  return names
 
 
 class _Cells(Sequence[Any]):
@@ -149,7 +233,5 @@ def _read_parquet(path: str) -> dict[str, Sequence[Any]]:
     table = parquet.read_table(path, memory_map=True)
   except pa.ArrowException as e:
     raise UserError(f'{path} is damaged: {one_line(e)[:200]}') from None
-  return {
-    name: _Cells(column)
-    for name, column in zip(table.column_names, table.columns, strict=True)
-  }
+  names = _names(path, table.column_names)
+  return dict(zip(names, map(_Cells, table.columns), strict=True))
