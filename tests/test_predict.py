@@ -6,6 +6,7 @@ import io
 import json
 import os
 import re
+import shutil
 import sys
 
 import commands
@@ -145,8 +146,12 @@ def test_where_images_are_found(images, monkeypatch, capsys):
   assert capsys.readouterr().err == 'no file matches the pattern *.gif\n'
   on_stdin(monkeypatch, b'c d/2.png\r\n\na/deep\nb.png')
   assert find('-') == ['c d/2.png', 'a/deep/3.png', 'b.png']
-  on_stdin(monkeypatch, b'b.png\0a/2.png\0')
+  on_stdin(monkeypatch, b'\xef\xbb\xbfb.png\0a/2.png\0')
   assert find('-') == ['b.png', 'a/2.png']
+  for folder in ('c d/@eaDir', 'c d/.thumbnails', 'a/__MACOSX', 'a/._x'):
+    shutil.copytree('a/deep', folder)
+  assert find('**/3.png') == ['a/deep/3.png', 'c d/3.png']
+  assert find('a') == ['a/1.PNG', 'a/2.png', 'a/deep/3.png']
   os.mkdir('empty')
   assert find('empty', 'b.png') == ['b.png']
   assert capsys.readouterr().err == 'empty has no images\n'

@@ -193,7 +193,7 @@ def _add_facts(
     more += [f'| {name} | {x:.4g} |' for name, x in metrics.items()]
     if _draw_curves(run, path / 'curves.png'):
       more += ['', '![Curves of the run](curves.png)']
-  card = (path / 'README.md').read_text()
+  card = (path / 'README.md').read_text('utf-8')
   with safe_io.replacing(path / 'README.md') as file:
     file.write('\n'.join(['---', *head, '---', '', card, *more, '']))
 

@@ -180,3 +180,12 @@ def test_an_unknown_list_names_those_there_are():
     UserError, match='with a name are cifar10, cifar100, food'
   ):
     captions.class_names('cifar', ['?'] * 10, 'key')
+
+
+@pytest.mark.parametrize('encoding', ['utf-8', 'utf-8-sig', 'utf-16'])
+def test_lists_in_files(tmp_path, encoding):
+  path = tmp_path / 'list.txt'
+  path.write_bytes('a {}\r\nb {}\n\n'.encode(encoding))
+  assert captions.parse(str(path), 'key') == ('a {}', 'b {}')
+  path.write_bytes('élan\ncat'.encode(encoding))
+  assert captions.class_names(str(path), 'xy', 'key') == ('élan', 'cat')

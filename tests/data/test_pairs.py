@@ -393,6 +393,19 @@ def voc(root, classes=None):
   return root
 
 
+@pytest.mark.parametrize('encoding', ['utf-8-sig', 'utf-16'])
+def test_lists_with_a_byte_order_mark(tmp_path, encoding):
+  root = voc(tmp_path, CLASSES)
+  for path in (root / 'classes.txt', *root.glob('ImageSets/*/*.txt')):
+    path.write_bytes(path.read_text('utf-8').encode(encoding))
+  source = open_pairs(root)
+  assert source.classes == CLASSES
+  assert {source.id(i) for i in range(len(source))} == {
+    'JPEGImages/a.jpg',
+    'JPEGImages/b.jpg',
+  }
+
+
 @pytest.mark.parametrize('classes', [None, CLASSES])
 def test_lists_of_pascal_voc(tmp_path, classes):
   source = open_pairs(voc(tmp_path, classes))

@@ -89,9 +89,10 @@ def test_pieces_of_siglip(pieces):
   assert captions.vocabulary == 24
 
 
-def test_pieces_of_bert(tmp_path):
+@pytest.mark.parametrize('encoding', ['utf-8', 'utf-8-sig'])
+def test_pieces_of_bert(tmp_path, encoding):
   path = tmp_path / 'vocab.txt'
-  path.write_text('[PAD]\n[UNK]\n[CLS]\na\ncat\n##s\n')
+  path.write_text('[PAD]\n[UNK]\n[CLS]\na\ncat\n##s\n', encoding)
   tokenizer = tokenizers.WordPiece(path, 5)
   np.testing.assert_array_equal(
     tokenizer(['A Cáts', 'a dog a a a a']), [[2, 3, 4, 5, 0], [2, 3, 1, 3, 3]]

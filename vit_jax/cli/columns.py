@@ -73,7 +73,9 @@ def _write_parquet(path: pathlib.Path, columns: dict[str, list[Any]]) -> None:
 
 
 def _write_csv(path: pathlib.Path, columns: dict[str, list[Any]]) -> None:
-  with open(path, 'w', newline='', errors='surrogateescape') as f:
+  with open(
+    path, 'w', encoding='utf-8', newline='', errors='surrogateescape'
+  ) as f:
     writer = csv.writer(f, lineterminator='\n')
     writer.writerow(columns)
     for row in zip(*columns.values(), strict=True):

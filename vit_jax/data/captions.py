@@ -10,7 +10,6 @@ import importlib.resources
 from importlib.resources.abc import Traversable
 import itertools
 import os
-import pathlib
 
 import ml_collections
 import numpy as np
@@ -20,6 +19,7 @@ from vit_jax.config import UserError
 from vit_jax.data import base
 from vit_jax.data import features
 from vit_jax.data import tokenizers
+from vit_jax.runs import safe_io
 
 TEMPLATES = 'templates:'
 _PLACE = '{}'
@@ -270,7 +270,7 @@ def _lines(given: str, folder: str, key: str) -> list[str]:
   if given in known:
     return known[given].read_text('utf-8').splitlines()
   try:
-    text = pathlib.Path(os.path.expanduser(given)).read_text('utf-8')
+    text = safe_io.read_text(os.path.expanduser(given))
   except (OSError, UnicodeDecodeError) as e:
     raise UserError(
       f'{key}: {given} cannot be read: {config_lib.one_line(e)}; lists with a'

@@ -14,6 +14,7 @@ from vit_jax.config import explained
 from vit_jax.config import UserError
 from vit_jax.downloads import places
 from vit_jax.downloads import transfer
+from vit_jax.runs import safe_io
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,7 +106,7 @@ def read_text(path: pathlib.Path) -> str:
     UserError: It cannot be read.
   """
   with explained(f'{path} cannot be read', UnicodeDecodeError):
-    return read(path).decode()
+    return safe_io.decoded(read(path))
 
 
 def check_file(path: pathlib.Path) -> None:

@@ -163,7 +163,8 @@ def decoded(content: bytes) -> str:
   Raises:
     UnicodeDecodeError: It is neither.
   """
-  if content.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+  marks = codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE
+  if content.startswith(marks) and content not in marks:
     return content.decode('utf-16')
   return content.decode('utf-8-sig')
 
