@@ -29,6 +29,7 @@ flags.disclaim_key_flags()
 _FLAG_OF = {
   'config.data.name': '--data',
   'config.data.dir': '--data_dir',
+  'config.data.num_workers': '--num_workers',
   'config.data.source_size': '--source_size',
 }
 

@@ -1,13 +1,19 @@
 """Batches depend on the seed and the step alone."""
 
+import contextlib
 import gc
 import hashlib
 import itertools
+import os
 import pathlib
+import signal
 import subprocess
 import sys
 import threading
+import types
 
+from absl import logging
+import grain
 import numpy as np
 import pytest
 import stand_in
@@ -16,6 +22,7 @@ from vit_jax import config as config_lib
 from vit_jax import data
 from vit_jax.config import UserError
 from vit_jax.data.host import batches as batches_lib
+from vit_jax.data.host import prefetch
 
 # Of the first batches of each source. A change means that runs with the new
 # packages differ from those before: say so where versions are described.
@@ -281,6 +288,46 @@ def test_workers_make_the_same_batches_and_leave_nothing(configs):
   for threads in (1, 3):
     config.data.num_threads = threads
     assert_same(train(config, stop=5), wanted)
+
+
+def test_workers_need_no_shared_memory(configs, monkeypatch):
+  """As in a container, whose /dev/shm has 64 MB."""
+  config = configs['folder'].copy_and_resolve_references()
+  config.data.image_size = (400, 400)  # large enough for shared memory
+  wanted = train(config, stop=2)
+  lines = []
+  monkeypatch.setattr(logging, 'warning', lambda x, *y: lines.append(x % y))
+  status = os.statvfs('/dev/shm')
+
+  def full(path):
+    free = {'f_bavail': 64, 'f_frsize': 2**10}
+    return types.SimpleNamespace(**free) if path == '/dev/shm' else status
+
+  monkeypatch.setattr(os, 'statvfs', full)
+  config.data.num_workers = 1
+  names = set(os.listdir('/dev/shm'))
+  source = data.open_source(config, 'train')
+  with contextlib.closing(
+    data.train_batches(source, config, start_step=0, num_steps=2)
+  ) as batches:
+    found = [next(batches)]
+    assert not {
+      x for x in set(os.listdir('/dev/shm')) - names if x.startswith('psm_')
+    }
+    found += batches
+  assert_same(found, wanted)
+  (line,) = lines
+  assert '/dev/shm has 0 MB free' in line and '--shm-size' in line
+
+
+def test_a_worker_that_a_signal_ends_is_told():
+  batches = prefetch.Batches(
+    lambda _: os.kill(os.getpid(), signal.SIGBUS),
+    *(range(2), grain.ReadOptions(0, 0), 1),
+  )
+  message = r'^SIGBUS .*/dev/shm is full: .*--shm-size.*num_workers=0'
+  with pytest.raises(UserError, match=message):
+    next(batches)
 
 
 @pytest.mark.parametrize('workers', [0, 2])

@@ -188,7 +188,7 @@ def _start(
   batch_bytes = len(maker.rows) * pixels * maker.levels.dtype.itemsize
   waiting = max(2, min(2 * threads, _WAITING_BYTES // batch_bytes))
   options = grain.ReadOptions(min(threads, waiting), waiting)
-  return Batches(maker, steps, options, num_workers)
+  return Batches(maker, steps, options, num_workers, batch_bytes)
 
 
 def num_cores() -> int:
