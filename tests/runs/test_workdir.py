@@ -9,6 +9,7 @@ import sys
 from typing import Any
 
 import pytest
+import stand_in
 import tiny
 
 from vit_jax import config as config_lib
@@ -16,6 +17,7 @@ from vit_jax.config import UserError
 from vit_jax.runs import records
 from vit_jax.runs import safe_io
 from vit_jax.runs import workdir
+from vit_jax.train import loop
 
 _HOLD = """
 import sys
@@ -228,6 +230,44 @@ def test_prepare_refuses_other_classes(
   prepare(tmp_path, config)
   with pytest.raises(UserError, match=message):
     prepare(tmp_path, config, classes)
+
+
+@pytest.mark.parametrize('objective', ['classification', 'multilabel'])
+def test_classes_that_changed_before_a_run_resumes_are_named(
+  tmp_path, objective
+):
+  def write(names):
+    lines = [f'{i}.png,{name}' for i, name in enumerate(2 * names)]
+    for i in range(len(lines)):
+      image = stand_in.png(stand_in.pixels(i, 16, 16))
+      (tmp_path / f'{i}.png').write_bytes(image)
+    column = 'labels' if objective == 'multilabel' else 'label'
+    (tmp_path / 'all.csv').write_text('\n'.join([f'path,{column}', *lines]))
+
+  config = tiny.config(
+    objective__name=objective,
+    data__name=f'table:{tmp_path}/all.csv',
+    data__split='train',
+    data__image_size=8,
+    data__channels=3,
+    train__batch_size=4,
+    train__duration='1 steps',
+    optim__warmup='0 steps',
+    evals__val__split='',
+    checkpoint__best='',
+  )
+  write(['ant', 'bee', 'cow'])
+  run = tmp_path / 'run'
+  assert loop.run(config, str(run)).status == 0
+  (run / 'DONE').unlink()
+  for names, message in (
+    (['ant', 'bee', 'elk'], "without 'cow', with 'elk'"),
+    (['ant', 'bee', 'cow', 'elk'], "with 'elk'"),
+    (['ant', 'bee'], "without 'cow'"),
+  ):
+    write(names)
+    with pytest.raises(UserError, match=f'other classes .*: {message}; bring'):
+      loop.run(config, str(run))
 
 
 @pytest.mark.skipif(shutil.which('git') is None, reason='there is no git')

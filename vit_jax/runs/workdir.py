@@ -215,15 +215,40 @@ def _check_classes(
     name: Path in it of a preprocess.json, of the run or of one of its tasks.
     classes: The classes of the data.
   """
-  before = safe_io.read_json(workdir / name)
-  if before is None or before['classes'] == list(classes):
-    return
-  folder = (workdir / name).parent
-  raise UserError(
-    f'the data has other classes than when {folder} began:'
-    f' {_changes(before["classes"], classes)}; bring the data back, or give'
-    ' another --workdir'
-  )
+  stored = safe_io.read_json(workdir / name)
+  if stored is not None:
+    _compare((workdir / name).parent, stored['classes'], classes)
+
+
+def check_names(
+  workdir: pathlib.Path, names: Mapping[str, Sequence[str]]
+) -> None:
+  """Compares the classes of the data with those of the run, before it is built.
+
+  Args:
+    workdir: The work directory, or the folder in it of a task.
+    names: Names of the classes or quantities of each feature.
+
+  Raises:
+    UserError: A feature had others when the run began.
+  """
+  stored = safe_io.read_json(workdir / 'preprocess.json') or {}
+  for feature, kind in stored.get('features', {}).items():
+    before = kind.get('classes', kind.get('quantities'))
+    if before is not None and feature in names:
+      _compare(workdir, before, names[feature])
+
+
+def _compare(
+  folder: pathlib.Path, before: Sequence[str], names: Sequence[str]
+) -> None:
+  """Raises a UserError if the data has other classes than before."""
+  if list(before) != list(names):
+    raise UserError(
+      f'the data has other classes than when {folder} began:'
+      f' {_changes(before, names)}; bring the data back, or give another'
+      ' --workdir'
+    )
 
 
 def run_info(argv: Sequence[str]) -> dict[str, Any]:

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 import dataclasses
 import functools
 import itertools
+import pathlib
 from typing import Any
 from typing import Self
 
@@ -32,6 +33,7 @@ from vit_jax.optim import rules as rules_lib
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
 from vit_jax.runs import trackers
+from vit_jax.runs import workdir as workdir_lib
 from vit_jax.train import feed
 from vit_jax.train import program as program_lib
 from vit_jax.train import step as train_step_lib
@@ -294,6 +296,7 @@ def build(
   resumes: bool = False,
   splits: Mapping[str, data.Source] | None = None,
   lengths: optim.Lengths | None = None,
+  workdir: pathlib.Path | None = None,
 ) -> Experiment:
   """Opens the data and makes the model and the steps; compiles nothing yet.
 
@@ -303,6 +306,7 @@ def build(
       is then read only if the run has no checkpoint of its own.
     splits: From `open_splits`; None: they are opened here.
     lengths: Steps of the run; None: by the examples of the training split.
+    workdir: Work directory of a run that resumes, whose classes are compared.
 
   Raises:
     UserError: The data are not there or do not fit.
@@ -315,6 +319,9 @@ def build(
   config = config.copy_and_resolve_references()
   splits = splits or open_splits(config)
   source = splits['train']
+  if workdir is not None:
+    names = {name: x.names for name, x in source.features.items()}
+    workdir_lib.check_names(workdir, names)
   evaluators = _evaluators(config, splits)
   _fill(config, source, resumes)
   lengths = lengths or timetable.find_lengths(config, len(source))

@@ -138,7 +138,7 @@ def _run_in(
   if stored is not None:
     config = config_lib.from_dict(stored)
   experiment = processes.call_on_all(
-    lambda: tasks.build(config, resumes=stored is not None)
+    lambda: tasks.build(config, None if stored is None else path)
   )
   processes.call_on_first(lambda: start_lib.check_longer(path, experiment))
   accumulation.check_state(experiment)
