@@ -255,3 +255,31 @@ def test_a_list_of_other_data_is_warned_of(folder, tmp_path, monkeypatch):
   assert len(data.open_source(made, 'train'))
   (line,) = [x for x in lines if 'lists damaged files of' in x]
   assert f'{folder}/training' in line and f'folder:{folder}' in line
+
+
+ASCII = {'LC_ALL': 'C', 'PYTHONUTF8': '0'}  # names of files are not UTF-8
+
+
+@pytest.mark.parametrize(
+  'locale', [ASCII, ASCII | {'PYTHONIOENCODING': 'ascii'}]
+)
+def test_names_are_the_same_in_all_locales(tmp_path, locale):
+  root, out = tmp_path / 'é', tmp_path / 'found.json'
+  names = {'café': 'ü1', 'cafe\u0301': '1', '日本': '"é"'}
+  for i, (name, file) in enumerate(names.items()):
+    image = stand_in.png(stand_in.pixels(i, 8, 8))
+    (root / name).mkdir(parents=True)
+    (root / name / f'{file}.png').write_bytes(image)
+  (root / 'café' / 'ü2.png').write_bytes(b'')
+  done = commands.python(
+    *('-m', 'vit_jax.data', 'check', str(root), f'--out={out}'),
+    env=commands.ENV | locale,
+    encoding='utf-8',
+  )
+  assert done.returncode == 1 and 'Traceback' not in done.stderr
+  shown = 'caf\\xe9' if 'PYTHONIOENCODING' in locale else 'café'
+  assert f'{shown} 2' in done.stdout
+  found = json.loads(out.read_text())
+  wanted = survey.report(survey.list_folder(str(root)))
+  assert found == json.loads(json.dumps(wanted))
+  assert list(found['splits']['train']['classes']) == sorted(names)

@@ -1,5 +1,6 @@
 """Runs a command: one-line errors and exit statuses."""
 
+import codecs
 from collections.abc import Callable
 import io
 import logging as python_logging
@@ -22,6 +23,8 @@ from vit_jax.parallel import processes
 # `--help` shows the flags that are defined here as the command's own.
 flags.disclaim_key_flags()
 
+_ESCAPED = 'vit_jax.escaped'  # name of `_escaped`
+
 
 def run(
   main: Callable[[list[str]], int | None],
@@ -41,14 +44,37 @@ def run(
     doc: Its documentation, for `--help`.
     flag_values: Its flags, if they are separate from other commands'.
   """
+  _use_utf_8()
   argv = sys.argv
   if {'--help', '-h', '-help', '--helpfull'} & set(argv[1:]):
     print(doc.strip(), flag_values.main_module_help(), sep='\n')
     sys.exit(0)
   _log_plainly()
-  if isinstance(sys.stdout, io.TextIOWrapper):  # file names may have any bytes
-    sys.stdout.reconfigure(errors='surrogateescape')
   processes.exit_process(_status(main, argv, flag_values))
+
+
+def _use_utf_8() -> None:
+  """Makes names the same in all locales, and lets any name be printed.
+
+  Where Python reads the names of files in another encoding, as of LC_ALL=en_US,
+  it starts anew: names would differ from those that other files have, and with
+  them the order of the data.
+  """
+  if sys.getfilesystemencoding() != 'utf-8':
+    os.environ['PYTHONUTF8'] = '1'  # also of processes that this one starts
+    sys.stderr.flush()
+    os.execv(sys.executable, [sys.executable, '-X', 'utf8', *sys.orig_argv[1:]])
+  codecs.register_error(_ESCAPED, _escaped)
+  if isinstance(sys.stdout, io.TextIOWrapper):
+    sys.stdout.reconfigure(errors=_ESCAPED)
+
+
+def _escaped(error: UnicodeError) -> tuple[str | bytes, int]:
+  """Encodes what an output cannot: bytes of names as they are, else escaped."""
+  try:
+    return codecs.lookup_error('surrogateescape')(error)
+  except UnicodeError:
+    return codecs.lookup_error('backslashreplace')(error)
 
 
 def _status(

@@ -69,7 +69,7 @@ def log_to(path: pathlib.Path) -> Iterator[None]:
     UserError: The file cannot be written.
   """
   with safe_io.writing(path):
-    handler = _LogFile(path, encoding='utf-8')
+    handler = _LogFile(path, encoding='utf-8', errors='backslashreplace')
   handler.setFormatter(logging.PythonFormatter())
   _FILE_ONLY.setLevel(python_logging.INFO)
   _FILE_ONLY.propagate = False
