@@ -315,6 +315,8 @@ def _evaluate(
     # It has captions of its own, for any data with classes.
     config.data.captions, config.data.class_names = 'templates:{}', ''
   source = data_flags.open_split(FLAGS, config)
+  if evaluator.uses_outputs:
+    source = _with_classes_of(loaded, source)
   sources = {spec.split: source}
   learned_from: data.Source | None = None
   if spec.train_split:
@@ -349,6 +351,26 @@ def _evaluate(
   examples = len(learned_from) if learned_from else None
   summary = report.summarize_probe(evaluator, examples, found)
   return summary, report.probe_as_text(summary)
+
+
+def _with_classes_of(
+  loaded: 'weights.Loaded', source: 'data.Source'
+) -> 'data.Source':
+  """Returns a split whose examples may have some of the model's classes.
+
+  Raises:
+    UserError: The model has several classes at once, but not all of the data's.
+  """
+  from vit_jax.data import features
+  from vit_jax.data import relabelled
+
+  name = loaded.preprocess.outputs.get('logits', {}).get('feature')
+  kinds = source.features.get(name), loaded.target
+  if not all(isinstance(x, features.MultiLabel) for x in kinds):
+    return source
+  if source.features[name].names == loaded.target.names:
+    return source
+  return relabelled.RelabelledSource(source, name, loaded.target.names)
 
 
 def _windows(

@@ -260,6 +260,59 @@ def test_a_run_finds_wrong_targets_before_it_trains(
   assert len(experiment_lib.open_splits(config)['evals.val']) == 1
 
 
+@pytest.mark.slow
+def test_a_multilabel_model_is_measured_on_some_of_its_classes(
+  folder, tmp_path, capsys
+):
+  def write(path, rows):
+    lines = [f'{folder}/images/{i}.png,{x}' for i, x in rows]
+    path.write_text('\n'.join(['path,labels', *lines]))
+    return f'table:{path}'
+
+  labels = enumerate(['ant', 'bee;cow', 'cow', 'ant;bee', 'cow', 'bee'])
+  rows = list(labels)
+  config = tiny.config(
+    data__name=write(tmp_path / 'all.csv', rows),
+    data__split='train',
+    data__image_size=16,
+    data__channels=3,
+    evals__val__split='',
+    objective__name='multilabel',
+    train__batch_size=4,
+    train__duration='1 steps',
+    optim__warmup='0 steps',
+    checkpoint__best='',
+  )
+  assert loop.run(config, str(tmp_path / 'run')).status == 0
+  some = [rows[1], rows[2], rows[4], rows[5]]
+  for path, name in (
+    (tmp_path / 'all_rows.csv', config.data.name),
+    (tmp_path / 'some_rows.csv', write(tmp_path / 'some.csv', some)),
+  ):
+    args = f'--from={tmp_path}/run', f'--data={name}', '--split=train'
+    flags = f'--predictions={path}', '--format=json'
+    assert commands.run(evaluate, *args, *flags) == 0
+  summary = json.loads(capsys.readouterr().out.splitlines()[-1])
+  assert summary['examples'] == 4 and 0 < summary['map'] <= 1
+
+  def read(name):
+    with open(tmp_path / f'{name}_rows.csv') as file:
+      found = {x['file']: x for x in csv.DictReader(file)}
+    return {
+      (file, key): round(float(x[key]), 4)
+      for file, x in found.items()
+      for name in ('ant', 'bee', 'cow')
+      for key in (name, f'{name}_predicted')
+    }
+
+  assert read('some').items() <= read('all').items()
+  rows = write(tmp_path / 'other.csv', [(0, 'elk;bee')])
+  text = commands.mistake(
+    evaluate, args[0], f'--data={rows}', '--split=train', has_config=False
+  )
+  assert 'of the data alone are elk; the model has ant, bee, cow' in text
+
+
 CELLS = [
   ('path', 'split', 'label', 'text', 'weight'),
   ('x.png', 'train', 'cat', ' of, a|b; cat ', '1.5'),

@@ -266,7 +266,8 @@ def of_loaded(
   if features[name].names != wanted.names:
     raise config_lib.UserError(
       f'the model predicts {config_lib.some(wanted.names)}, but'
-      f' {config.data.name} has {config_lib.some(features[name].names)}'
+      f' {config.data.name} has {config_lib.some(features[name].names)}: name'
+      ' all of the model, in its order, where the data lists them'
     )
   return made, params
 
