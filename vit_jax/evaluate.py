@@ -3,8 +3,9 @@ r"""Evaluates a model on a dataset.
   python -m vit_jax.evaluate --from=runs/digits --data=digits \
     --split='train[80%:]' --format=json --predictions=digits.csv
 
-The classes of the data are matched with those of the model by name. Every
-example counts once. Accuracies have 95% intervals (Wilson's). The calibration
+The classes of the data are matched with those of the model by name; the data
+may have only some of them. A folder may have test/<class> alone. Every example
+counts once. Accuracies have 95% intervals (Wilson's). The calibration
 error is the mean difference of confidence and accuracy over 15 bins
 (arXiv:1706.04599). The loss is the mean softmax cross-entropy in nats, even if
 the model was trained with another loss.

@@ -115,16 +115,18 @@ class TarSource(rows.RowSource):
       with_json = (i for i, x in enumerate(self._samples) if 'json' in x[2])
       for number in itertools.islice(with_json, folder.SAMPLE):
         there |= self._fields(number).keys()
+    has_dots = 'image' not in there  # then labels may have them, too
     candidates = {}
     for name, usual in rows.USUAL.items():
       dotted = [
         x
         for x in endings
-        if x.rpartition('.')[2] in _ENDINGS.get(name, ())
+        if has_dots
+        and x.rpartition('.')[2] in _ENDINGS.get(name, ())
         and x != columns.map
         and x not in _COLUMNS
       ]
-      if name == 'image' and name not in there and not columns.image:
+      if name == 'image' and not columns.image:
         self._check_dots(dotted)
       if name != 'split':
         first = [name] if name in there else dotted

@@ -95,7 +95,7 @@ def _open(
       f'there is no run in {path}: give the --workdir of the run whose step is'
       ' to be repeated'
     )
-  e = experiment_lib.build(resumed, resumes=True, workdir=path)
+  e = experiment_lib.build(resumed, resumes=path)
   if not 1 <= step <= e.total_steps:
     raise UserError(
       f'--replay={step}: the run has the steps 1 to {e.total_steps}'

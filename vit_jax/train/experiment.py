@@ -293,20 +293,19 @@ class Experiment(timetable.Timetable):
 
 def build(
   config: ml_collections.ConfigDict,
-  resumes: bool = False,
+  resumes: bool | pathlib.Path = False,
   splits: Mapping[str, data.Source] | None = None,
   lengths: optim.Lengths | None = None,
-  workdir: pathlib.Path | None = None,
 ) -> Experiment:
   """Opens the data and makes the model and the steps; compiles nothing yet.
 
   Args:
     config: Checked; is not changed.
-    resumes: Whether the run has already begun. The checkpoint at init_from.path
-      is then read only if the run has no checkpoint of its own.
+    resumes: Whether the run has already begun, or the work directory where it
+      has, whose classes are compared with those of the data. The checkpoint at
+      init_from.path is then read only if the run has no checkpoint of its own.
     splits: From `open_splits`; None: they are opened here.
     lengths: Steps of the run; None: by the examples of the training split.
-    workdir: Work directory of a run that resumes, whose classes are compared.
 
   Raises:
     UserError: The data are not there or do not fit.
@@ -319,11 +318,11 @@ def build(
   config = config.copy_and_resolve_references()
   splits = splits or open_splits(config)
   source = splits['train']
-  if workdir is not None:
+  if isinstance(resumes, pathlib.Path):
     names = {name: x.names for name, x in source.features.items()}
-    workdir_lib.check_names(workdir, names)
+    workdir_lib.check_names(resumes, names)
   evaluators = _evaluators(config, splits)
-  _fill(config, source, resumes)
+  _fill(config, source, bool(resumes))
   lengths = lengths or timetable.find_lengths(config, len(source))
   loaded = None
   if config.init_from.path and not resumes:

@@ -47,20 +47,20 @@ _DRAWS = 0x7A5C  # tells the draws of tasks from others of the same seed
 
 
 def build(
-  config: ml_collections.ConfigDict, workdir: pathlib.Path | None = None
+  config: ml_collections.ConfigDict, resumes: pathlib.Path | None = None
 ) -> 'Trainable':
   """Returns the experiment of a config, of one task or of several.
 
   Args:
     config: Checked; is not changed.
-    workdir: Work directory of the run, if it has begun.
+    resumes: Work directory of the run, if it has begun.
 
   Raises:
     UserError: The data are not there or do not fit, or tasks do not fit on one
       trunk.
   """
   if not config.tasks:
-    return experiment_lib.build(config, workdir is not None, workdir=workdir)
+    return experiment_lib.build(config, resumes or False)
   own = config_lib.each_task(config)
   splits = {
     name: _of(name, functools.partial(experiment_lib.open_splits, its))
@@ -75,8 +75,10 @@ def build(
       name,
       functools.partial(
         experiment_lib.build,
-        *(its, workdir is not None, splits[name], lengths),
-        workdir and workdir / 'tasks' / name,
+        its,
+        resumes / 'tasks' / name if resumes else False,
+        splits[name],
+        lengths,
       ),
     )
     steps = lengths.total if order is None else int((order == i).sum())
