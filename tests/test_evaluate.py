@@ -154,7 +154,7 @@ def test_classes_that_the_model_lacks_are_named(folder, folder_run, tmp_path):
     shutil.copytree(folder / 'val' / 'bee', tmp_path / 'test' / name)
   args = f'--from={folder_run}', f'--data=folder:{tmp_path}'
   text = commands.mistake(evaluate, *args, has_config=False)
-  assert 'of the data alone are elk, fox; the 3 of the model are ant' in text
+  assert 'of the data alone are elk, fox; of the model are ant, bee' in text
 
 
 def test_names_that_unicode_composes_otherwise():

@@ -310,7 +310,7 @@ def test_a_multilabel_model_is_measured_on_some_of_its_classes(
   text = commands.mistake(
     evaluate, args[0], f'--data={rows}', '--split=train', has_config=False
   )
-  assert 'of the data alone are elk; the model has ant, bee, cow' in text
+  assert 'of the data alone are elk; of the model are ant, bee, cow' in text
 
 
 CELLS = [

@@ -29,8 +29,9 @@ class RelabelledSource(base.Source):
     there = source.features[name].names
     if missing := [x for x in there if x not in classes]:
       raise UserError(
-        f'of the data alone are {some(missing)}; the model has'
-        f' {some(classes)}: leave out the others'
+        f'the model has not all classes of the data: of the data alone are'
+        f' {some(missing)}; of the model are {some(classes)}. Leave examples of'
+        ' other classes out'
       )
     self._source, self._name = source, name
     self._positions = [list(classes).index(x) for x in there]
