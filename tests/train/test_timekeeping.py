@@ -92,6 +92,40 @@ def test_pauses_and_compiling_are_no_part_of_a_step() -> None:
   assert measures['goodput'] == 4 / 87.5
 
 
+def test_a_call_ends_when_the_devices_end_it() -> None:
+  """Not when the host reads it, which has given them the next one before."""
+  clock = Clock()
+  keeper = clock.keeper()
+  marks, ends = [], []
+  for _ in range(3):  # a step takes 2 s; the host reads it up to 1.5 s later
+    clock.now += 0.5
+    marks.append(keeper.mark())
+    ends.append(len(ends) * 2 + 2.5)
+  clock.now = 10
+  for mark, end in zip(marks, ends, strict=True):
+    list(keeper.steps(1, 32, mark, end))
+  measures = keeper.read()
+  assert measures['images_per_second'] == 96 / 6.5
+  assert measures['step_seconds_p50'] == 2
+  assert measures['step_seconds_max'] == 2.5
+
+
+def test_compiling_while_the_devices_work() -> None:
+  """The next program is compiled for longer than the first step runs."""
+  clock = Clock()
+  keeper = clock.keeper()
+  first = keeper.mark()
+  clock.compile(30)
+  with keeper.waiting():
+    clock.now += 0.25  # while the devices are idle
+  second = keeper.mark()
+  clock.now = 31.25
+  list(keeper.steps(1, 32, first, 4.0))
+  list(keeper.steps(2, 64, second, 31.25))
+  assert keeper.read()['step_seconds_max'] == 4
+  assert keeper.saved()['useful_seconds'] == 5
+
+
 def test_a_save_in_the_midst_of_a_step() -> None:
   clock = Clock()
   keeper = clock.keeper()

@@ -1,12 +1,13 @@
 """Measures how the time of a run is spent, over all its starts.
 
 The time of a step is the time between the end of the previous step and its own
-end. Pauses (evaluations, checkpoints) do not count, nor does the time in which
-JAX traces, compiles or reads its compile cache. The step time without the wait
-for the batch is useful time. Goodput is the useful time of all steps so far,
-divided by the time since the run was first started, including the time when it
-was stopped. If a step had to be repeated after a kill, only its last repetition
-is useful.
+end, as the devices reach them: the host asks for a step before it reads the
+metrics of the previous one. Pauses (evaluations, checkpoints) do not count, nor
+does the time for which the devices are idle while JAX traces, compiles or reads
+its compile cache. The step time without the wait for the batch is useful time.
+Goodput is the useful time of all steps so far, divided by the time since the
+run was first started, including the time when it was stopped. If a step had to
+be repeated after a kill, only its last repetition is useful.
 """
 
 from collections.abc import Callable
@@ -17,6 +18,7 @@ import functools
 import pathlib
 import threading
 import time
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -24,6 +26,20 @@ import numpy as np
 from vit_jax.runs import safe_io
 
 Clock = Callable[[], float]
+
+
+class Mark(NamedTuple):
+  """The time at which a call was given to the devices.
+
+  Attributes:
+    time: Seconds, on the clock of the `Timekeeper`.
+    stopped: Seconds of pauses and of compiling so far.
+    waited: Seconds of waits for batches so far.
+  """
+
+  time: float
+  stopped: float
+  waited: float
 
 
 class Timekeeper:
@@ -68,26 +84,47 @@ class Timekeeper:
     self._steps: list[float] = []  # since the last reading
     self._images = 0
     self._waited = 0.0
-    self._begin_step()
+    self._paused = 0.0  # in all, as the next
+    self._batch_waits = 0.0
+    self._last = self.mark()  # of the previous call
+    self._end = self._last.time  # of the previous call, on the devices
 
-  def _begin_step(self) -> None:
-    self._start = self._now()
-    self._step_waited = 0.0
-    self._step_paused = 0.0
+  def now(self) -> float:
+    """Returns the time, from any thread."""
+    return self._clock()
 
-  def steps(self, count: int, images: int) -> Iterator[None]:
-    """Ends the steps of one call to the device, and begins the next step.
+  def mark(self) -> Mark:
+    """Returns the time at which a call has just been given to the devices."""
+    stopped = self._paused + self._compile_clock()
+    return Mark(self._clock(), stopped, self._batch_waits)
+
+  def steps(
+    self,
+    count: int,
+    images: int,
+    mark: Mark | None = None,
+    end: float | None = None,
+  ) -> Iterator[None]:
+    """Counts the steps of one call to the devices.
 
     Args:
       count: Number of steps; each gets an equal part of the time.
       images: Their number in all these steps, over all devices and processes.
+      mark: When the call was given to the devices; None: now.
+      end: When the devices had computed it, as `now` showed it; None: now.
 
     Yields:
       Once for each step, when it is counted.
     """
-    seconds = (self._now() - self._start - self._step_paused) / count
-    waited = self._step_waited / count
-    self._begin_step()
+    mark = mark or self.mark()
+    end = self.now() if end is None else end
+    busy = max(0.0, end - max(self._end, mark.time))
+    stopped = mark.stopped - self._last.stopped
+    # What the host did while the devices had the previous call delayed nothing.
+    idle = max(0.0, end - self._end - busy - stopped)
+    seconds = (idle + busy) / count
+    waited = min(idle, mark.waited - self._last.waited) / count
+    self._last, self._end = mark, end
     for _ in range(count):
       self._steps.append(seconds)
       self._images += images // count
@@ -102,16 +139,16 @@ class Timekeeper:
     try:
       yield
     finally:
-      self._step_waited += self._now() - start
+      self._batch_waits += self._now() - start
 
   @contextlib.contextmanager
   def paused(self) -> Iterator[None]:
     """Encloses everything that is not training; pauses may be nested."""
-    start = self._now() - self._step_paused
+    start = self._now() - self._paused
     try:
       yield
     finally:
-      self._step_paused = self._now() - start
+      self._paused = self._now() - start
 
   @contextlib.contextmanager
   def saving(self) -> Iterator[None]:

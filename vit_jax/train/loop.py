@@ -256,7 +256,9 @@ def _begin(
   stack.enter_context(batches)
   hear = functools.partial(monitor_lib.hear, stop, batches)
   skipped = monitor_lib.Skipped(**checkpoints.counts)
-  monitor = monitor_lib.Monitor(e, reporter, clock, hear, skipped)
+  monitor = stack.enter_context(
+    monitor_lib.Monitor(e, reporter, clock, hear, skipped)
+  )
   return _Loop(
     e,
     stop,

@@ -7,10 +7,13 @@ read the step's result.
 """
 
 from collections.abc import Callable
+import concurrent.futures
 import dataclasses
 import signal
 import threading
 import time
+from typing import NamedTuple
+from typing import Self
 
 from absl import logging
 import jax
@@ -19,6 +22,7 @@ import numpy as np
 
 from vit_jax.parallel import hardware
 from vit_jax.parallel import mesh as mesh_lib
+from vit_jax.parallel import processes
 from vit_jax.runs import reporting
 from vit_jax.train import clock as clock_lib
 from vit_jax.train import step as train_step_lib
@@ -90,7 +94,8 @@ def hear(stop: Stop, batches: tasks.AnyFeed, heard: jax.Array) -> None:
   Raises:
     BrokenBatchError: A process could not make its part of a batch.
   """
-  number = int(np.max(heard))
+  # By NumPy: a maximum by JAX would wait for the call that runs already.
+  number = int(np.asarray(heard).max())
   if number >= train_step_lib.BROKEN:
     raise BrokenBatchError(
       batches.error
@@ -121,11 +126,32 @@ class Skipped:
     self.in_a_row = 0 if ok else self.in_a_row + 1
 
 
+class _Call(NamedTuple):
+  """A call of the compiled step that was given to the devices.
+
+  Attributes:
+    step: Completed updates, including those of the call.
+    count: Number of updates in the call.
+    metrics: Scalars of the update; for several updates, arrays [count].
+    index: int32 [B] or [count, B], ids of their examples.
+    mark: When it was given to the devices.
+    end: When the devices had computed it.
+  """
+
+  step: int
+  count: int
+  metrics: dict[str, jax.Array]
+  index: jax.Array
+  mark: clock_lib.Mark
+  end: concurrent.futures.Future[float]
+
+
 class Monitor:
   """Reads the metrics of each call after the next call has started.
 
   Until then the metrics stay on the device, so the device never waits for the
-  host.
+  host. A thread notes when a call ends, at which the host may do something
+  else.
 
   Attributes:
     skipped: Skipped steps, up to the last call whose metrics were read.
@@ -154,10 +180,19 @@ class Monitor:
     self._clock = clock
     self._hear = hear
     self._has_warned = False
-    self._last: tuple[int, int, dict[str, jax.Array], jax.Array] | None = None
+    self._last: _Call | None = None
+    self._thread = concurrent.futures.ThreadPoolExecutor(
+      1, initializer=processes.block_signals
+    )
     devices = list(experiment.program.mesh.devices.flat)
     peak = hardware.peak_flops(devices[0])
     self._peak_flops = peak and peak * len(devices)
+
+  def __enter__(self) -> Self:
+    return self
+
+  def __exit__(self, *_: object) -> None:
+    self._thread.shutdown()
 
   def follow(
     self,
@@ -178,8 +213,15 @@ class Monitor:
       NonFiniteError: A step of the previous call was not finite.
       BrokenBatchError: The previous call had no batch.
     """
+    mark = self._clock.mark()
+    end = self._thread.submit(self._end_of, dict(metrics))
     self.settle()
-    self._last = (step, count, metrics, index)
+    self._last = _Call(step, count, metrics, index, mark, end)
+
+  def _end_of(self, metrics: dict[str, jax.Array]) -> float:
+    """Returns the time when a call has been computed."""
+    jax.block_until_ready(metrics)
+    return self._clock.now()
 
   def check_skipped(self) -> None:
     """Ends a run that skips too many steps one after another.
@@ -207,7 +249,7 @@ class Monitor:
     The signals in the metrics must be read at the same step in all processes.
     """
     if self._last is not None:
-      jax.block_until_ready(self._last[2])
+      jax.block_until_ready(self._last.metrics)
 
   def settle(self) -> None:
     """Waits for the last call, and reports its steps that are due.
@@ -218,11 +260,15 @@ class Monitor:
     """
     if self._last is None:
       return
-    (last, count, metrics, index), self._last = self._last, None
+    call, self._last = self._last, None
+    metrics, index = call.metrics, call.index
     self._hear(metrics.pop('signal'))
+    # Where the host is busy, the thread may note it later than this one.
+    end = min(self._clock.now(), call.end.result())
     oks = np.atleast_1d(metrics.pop('ok'))
-    for i, _ in enumerate(self._clock.steps(count, index.size)):
-      step, ok = last - count + 1 + i, bool(oks[i])
+    steps = self._clock.steps(call.count, index.size, call.mark, end)
+    for i, _ in enumerate(steps):
+      step, ok = call.step - call.count + 1 + i, bool(oks[i])
       if self._experiment.config.train.skip_nonfinite:
         self.skipped.add(ok)
       due = self._experiment.log_due(step)
