@@ -6,6 +6,7 @@ keeps its traceback, which ends at the user's line.
 
 import itertools
 import re
+import sys
 
 import commands
 import documented
@@ -14,6 +15,7 @@ import tiny
 
 from vit_jax import config as config_lib
 from vit_jax.config import UserError
+from vit_jax.parallel import hardware
 from vit_jax.train import experiment as experiment_lib
 from vit_jax.train import loop
 
@@ -137,6 +139,100 @@ def test_what_breaks_the_contract(write, old, new, message):
     assert experiment_lib.build(config).program.flops
   whole = rf'config\.objective\.name={name}: {message}.*'
   assert re.fullmatch(whole, str(e.value)), e.value
+
+
+def test_means_that_the_run_reports_itself(write, tmp_path, monkeypatch):
+  """No name that a run writes beside the means of the objective is free."""
+  monkeypatch.setattr(hardware, 'peak_flops', lambda device: 1e12)
+  config = write(RETURN, RETURN.replace("'accuracy'", 'NAME'))
+  module = config.objective.name.partition(':')[0]
+  with (tmp_path / f'{module}.py').open('a') as file:
+    file.write("\nNAME = 'right'\n")
+  config.train.update(duration='3 steps', skip_nonfinite=True)
+  config.evals.val.split = config.checkpoint.best = ''
+  loop.run(config, str(tmp_path / 'run'))
+  rows = tiny.metrics(tmp_path / 'run')
+  names = {name for row in rows for name in row if name.startswith('train/')}
+  names = {name.removeprefix('train/') for name in names} - {'right'}
+  assert {'loss', 'mfu', 'skipped_steps', 'useful_seconds'} < names
+  program = experiment_lib.build(config).program
+  for name in sorted(names | {'ok', 'signal', 'compile_seconds'}):
+    monkeypatch.setattr(sys.modules[module], 'NAME', name)
+    with pytest.raises(UserError) as e:
+      assert program.flops
+    assert re.fullmatch(
+      rf'config\.objective\.name={module}:Rotation: loss \(Rotation\.loss,'
+      rf" .*{module}\.py, line \d+\) returns '{name}', which the run reports"
+      rf" itself: rename it, as to 'my_{name}'.*",
+      str(e.value),
+    ), e.value
+
+
+def test_a_reserved_mean_of_a_task(write, tmp_path):
+  config = write(RETURN, RETURN.replace("'accuracy'", "'ok'"))
+  for name in ('one', 'two'):
+    config.tasks[name] = config_lib.task(config)
+  config.evals.val.split = config.checkpoint.best = ''
+  with pytest.raises(UserError, match=r" returns 'ok', which the run reports"):
+    loop.run(config, str(tmp_path / 'run'))
+
+
+def test_an_evaluation_named_as_the_metrics_of_training():
+  config = tiny.config(checkpoint__best='')
+  config.evals.train = config_lib.evaluation('train[80%:]')
+  with pytest.raises(UserError, match=r'config\.evals\.train is an evaluation'):
+    experiment_lib.check(config)
+
+
+@pytest.mark.parametrize(
+  'metric, message',
+  [
+    ('confusion', r"'confusion' of the shape \(\): a metric of that name is a"),
+    (
+      'ranks',
+      r"'ranks' of the shape \(3,\): a metric is one number, or one for",
+    ),
+  ],
+)
+def test_metrics_that_cannot_be_shown(write, tmp_path, metric, message):
+  value = {'confusion': '0.0', 'ranks': '[1.0, 2.0, 3.0]'}[metric]
+  config = write(
+    MEASURED,
+    '    import clu.metrics, flax\n\n'
+    '    @flax.struct.dataclass\n'
+    '    class Value(metrics.Count):\n'
+    '      def compute(self):\n'
+    f'        return jnp.array({value})\n\n'
+    f'    made = clu.metrics.Collection.create({metric}=Value)\n'
+    "    return made.single_from_model_output(mask=batch['valid'])\n",
+  )
+  config.train.duration = '3 steps'
+  config.checkpoint.best = ''
+  with pytest.raises(
+    UserError, match=f'^config.evals.val: measure .*{message}'
+  ):
+    loop.run(config, str(tmp_path / 'run'))
+
+
+@pytest.mark.parametrize('head_norm', ['none', 'batch'])
+def test_an_extra_with_the_key_of_running_statistics(
+  tmp_path, monkeypatch, head_norm
+):
+  """It is not taken for the statistics of a classifier's `head_norm`."""
+  monkeypatch.syspath_prepend(tmp_path)
+  name = f'my_{next(_count)}_method'
+  (tmp_path / f'{name}.py').write_text(
+    'import jax.numpy as jnp\n'
+    'from vit_jax.objectives import classification\n\n'
+    'class Mine(classification.Classification):\n'
+    '  def init_extra(self, params):\n'
+    "    return {'statistics': {'means': jnp.zeros(3)}}\n"
+  )
+  config = tiny.config(
+    objective__name=f'{name}:Mine', model__head_norm=head_norm
+  )
+  with pytest.raises(UserError, match=r"returns 'means' under 'statistics', "):
+    loop.run(config, str(tmp_path / 'run'))
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,73 @@ EVALS = {
 }
 
 
+EVALUATOR = """
+from vit_jax.evaluation import base
+
+class Own(base.Evaluator):
+  metrics = {}
+
+  def run(self, context):
+    return {}
+"""
+
+
+@pytest.mark.parametrize(
+  'declared, returned, message',
+  [
+    (
+      "{'rank': 'min'}",
+      "{'ranks': 1.0}",
+      r"returns 'ranks', which `metrics` d"
+      r"oes not declare, and does not return 'rank', which `metrics` declares",
+    ),
+    ("{'a': 'min', 'b': 'max'}", "{'a': 1.0}", "does not return 'b', which"),
+    ('{}', "{'a': 1.0, 'b': 2}", "returns 'a', 'b', which `metrics` does not"),
+    ("{'of/': 'min'}", "{'of/x': 1.0, 'o': 1}", "returns 'o', which"),
+  ],
+)
+@pytest.mark.parametrize('command', ['train', 'evaluate'])
+def test_metrics_that_are_not_those_declared(
+  digits_run,
+  tmp_path,
+  monkeypatch,
+  capsys,
+  declared,
+  returned,
+  message,
+  command,
+):
+  name = f'own_{abs(hash((declared, command)))}'
+  text = EVALUATOR.replace('metrics = {}', f'metrics = {declared}')
+  (tmp_path / f'{name}.py').write_text(
+    text.replace('return {}', f'return {returned}')
+  )
+  monkeypatch.syspath_prepend(tmp_path)
+  with pytest.raises(UserError) as e:
+    if command == 'evaluate':
+      args = '--data=digits', '--split=train[:5]', f'--probe={name}:Own'
+      commands.run(evaluate, f'--from={digits_run}', *args)
+    evals = {'own': {'kind': f'{name}:Own', 'train_split': ''}}
+    evals['own']['every'] = '1 steps'
+    loop.run(config(evals, train__duration='3 steps'), str(tmp_path / 'run'))
+  error = str(e.value)
+  assert error.startswith('config.evals.own: ') == (command == 'train')
+  assert re.search(rf'run\(\) of {name}:Own {message}', error), error
+
+
+@pytest.mark.parametrize(
+  'declared', ["{'rank': 'low'}", "['rank']", "{1: 'min'}"]
+)
+def test_metrics_that_are_declared_wrongly(tmp_path, monkeypatch, declared):
+  name = f'wrong_{abs(hash(declared))}'
+  text = EVALUATOR.replace('metrics = {}', f'metrics = {declared}')
+  (tmp_path / f'{name}.py').write_text(text)
+  monkeypatch.syspath_prepend(tmp_path)
+  evals = {'own': {'kind': f'{name}:Own', 'train_split': ''}}
+  with pytest.raises(UserError, match=r'its `metrics` are .* must be a dict'):
+    experiment_lib.check(config(evals))
+
+
 def config(evaluations=EVALS, **overrides):
   """Returns the tiny config with further evaluations."""
   result = tiny.config(**overrides)

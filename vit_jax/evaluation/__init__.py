@@ -4,6 +4,7 @@ jax is imported only when a function needs it, since commands that only read
 intervals do not.
 """
 
+from collections.abc import Mapping
 from typing import Any
 from typing import TYPE_CHECKING
 
@@ -44,8 +45,32 @@ def check(config: ml_collections.ConfigDict) -> None:
   """
   for name, spec in config.evals.items():
     evaluator = create(f'evals.{name}', spec)
+    check_directions(f'config.evals.{name}.kind={spec.kind}', evaluator.metrics)
     if spec.split:
       _check_keys(f'config.evals.{name}', evaluator)
+
+
+def check_directions(name: str, metrics: Any) -> None:
+  """Checks the `metrics` that a class declares.
+
+  Args:
+    name: Names the class, for errors.
+    metrics: Its attribute; None: there are none of its own.
+
+  Raises:
+    UserError: They are no dict of names with the better directions.
+  """
+  fits = metrics is None or (
+    isinstance(metrics, Mapping)
+    and all(isinstance(x, str) for x in metrics)
+    and all(x in ('max', 'min') for x in metrics.values())
+  )
+  if not fits:
+    raise UserError(
+      f'{name}: its `metrics` are {metrics!r}, and must be a dict of names,'
+      " each with 'max' or 'min' for the better direction, as"
+      " {'accuracy': 'max'}"
+    )
 
 
 def _check_keys(key: str, evaluator: 'Evaluator') -> None:

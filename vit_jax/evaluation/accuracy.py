@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Iterable
+from collections.abc import Mapping
 import functools
 from typing import Any
 
@@ -23,6 +24,8 @@ class Accuracy(base.Evaluator):
 
   `metrics` are those of the objective: see `objectives.directions`.
   """
+
+  metrics = None
 
   def run(self, context: base.Context) -> dict[str, Any]:
     """Returns the objective's metrics."""
@@ -70,4 +73,26 @@ def _total(context: base.Context, parts: Iterable[Any]) -> dict[str, Any]:
   merged = functools.reduce(lambda total, x: total.merge(x), parts)
   found = dict(merged.compute())
   shown = {k: np.asarray(found.pop(k)) for k in ('confusion',) if k in found}
+  _check_shapes(context, found, shown)
   return metrics.scalars(found, context.features, context.target) | shown
+
+
+def _check_shapes(
+  context: base.Context,
+  numbers: Mapping[str, Any],
+  matrices: Mapping[str, np.ndarray],
+) -> None:
+  """Raises an EvaluationError if a metric of the objective cannot be shown."""
+  lengths = {len(x.names) for x in context.features.values() if x.names}
+  for name, x in numbers.items():
+    if len(shape := np.shape(x)) > 1 or (shape and shape[0] not in lengths):
+      raise base.EvaluationError(
+        f'measure returns {name!r} of the shape {shape}: a metric is one'
+        ' number, or one for each name of a feature'
+      )
+  for name, x in matrices.items():
+    if x.ndim != 2 or x.shape[0] != x.shape[1]:
+      raise base.EvaluationError(
+        f'measure returns {name!r} of the shape {x.shape}: a metric of that'
+        ' name is a matrix [classes, classes], so give this another name'
+      )

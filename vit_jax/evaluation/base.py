@@ -114,15 +114,16 @@ class Evaluator(abc.ABC):
     uses_outputs: Whether it reads the outputs of the objective. `evaluate` then
       matches the classes of the data with those of the model. If False, as for
       embeddings, it can measure any model on any data.
-    metrics: The better direction, 'max' or 'min', of each metric.
-      `config.checkpoint.best` may name one. A name that ends with '/' stands
-      for several metrics, such as one per class.
+    metrics: The better direction, 'max' or 'min', of each metric that `run`
+      returns. `config.checkpoint.best` may name one. A name that ends with '/'
+      stands for several metrics, such as one per class. None: the metrics are
+      those of the objective.
     spec: Its entry of `config.evals`.
   """
 
   keys: ClassVar[tuple[str, ...]] = ()
   uses_outputs: ClassVar[bool] = True
-  metrics: Mapping[str, str] = {}
+  metrics: Mapping[str, str] | None = {}
 
   def __init__(self, spec: ml_collections.ConfigDict):
     self.spec = spec
@@ -174,10 +175,11 @@ class Evaluator(abc.ABC):
     """
 
   def results(self, context: Context) -> dict[str, Any]:
-    """Returns what `run` does, after a check that it is metrics.
+    """Returns what `run` does, after a check that it is what `metrics` says.
 
     Raises:
-      EvaluationError: It is no dict of numbers, or `run` raises it.
+      EvaluationError: It is no dict of numbers, it lacks a metric or has one
+        that is not declared, or `run` raises it.
     """
     found: Any = self.run(context)
     if not isinstance(found, Mapping):
@@ -194,7 +196,37 @@ class Evaluator(abc.ABC):
           f'run() of {self.spec.kind} returns {name!r}, a'
           f' {type(value).__name__}{of}: it must be one number'
         )
+    if self.metrics is not None:
+      self._check_names(self.metrics, found)
     return {**found}
+
+  def _check_names(
+    self, declared: Mapping[str, str], results: Mapping[str, Any]
+  ) -> None:
+    """Raises an EvaluationError if results have other names than declared."""
+    groups = tuple(name for name in declared if name.endswith('/'))
+    undeclared = [
+      name
+      for name in results
+      if name not in declared
+      and name != 'confusion'
+      and not str(name).startswith(groups)
+    ]
+    missing = [x for x in declared if x not in results and x not in groups]
+    problems = []
+    if undeclared:
+      names = ', '.join(map(repr, undeclared))
+      problems.append(f'returns {names}, which `metrics` does not declare')
+    if missing:
+      names = ', '.join(map(repr, missing))
+      problems.append(f'does not return {names}, which `metrics` declares')
+    if problems:
+      declares = ', '.join(declared) or 'nothing'
+      raise EvaluationError(
+        f'run() of {self.spec.kind} {", and ".join(problems)}: `metrics` has'
+        f' {declares}; give each metric that run() returns, with the better'
+        f" direction, as metrics = {{'accuracy': 'max'}}"
+      )
 
   def intervals(
     self, found: Mapping[str, float]

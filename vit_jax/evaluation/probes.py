@@ -90,7 +90,7 @@ class Probe(base.Evaluator):
     between: Callable[[], object] = lambda: None,
   ) -> base.Scalars:
     """Returns the metrics of embeddings; nan if some are not finite."""
-    found = dict.fromkeys(self.metrics, math.nan)
+    found = dict.fromkeys(self.metrics or (), math.nan)
     if all(np.isfinite(x.features).all() for x in (train, test)):
       found |= self.measure(train, test, between)
     return found | {'examples': float(len(test))}

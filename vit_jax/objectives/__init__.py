@@ -14,7 +14,6 @@ from vit_jax import evaluation
 from vit_jax import optim
 from vit_jax import weights
 from vit_jax.data import features as features_lib
-from vit_jax.evaluation import accuracy
 from vit_jax.objectives import flexible
 from vit_jax.objectives.base import Batch
 from vit_jax.objectives.base import Extra
@@ -104,6 +103,9 @@ def check(config: ml_collections.ConfigDict) -> None:
   config = config.copy_and_resolve_references()
   fill_options(config)
   _check_keys(config)
+  evaluation.check_directions(
+    f'config.objective.name={config.objective.name}', cls.metrics
+  )
   cls.check(config)
   parts = config_lib.num_microbatches(config)
   if cls.caches_gradients and config_lib.accumulation(config) == parts:
@@ -215,7 +217,7 @@ def directions(config: ml_collections.ConfigDict) -> dict[str, str]:
         continue
       evaluator = evaluation.create(f'evals.{name}', spec)
       metrics = evaluator.metrics
-      if isinstance(evaluator, accuracy.Accuracy):
+      if metrics is None:
         metrics = class_of(own).metrics
       found |= {f'{before}{name}/{metric}': x for metric, x in metrics.items()}
   return found

@@ -42,7 +42,7 @@ Fitted = Callable[[models.Model, Params], tuple[models.Model, Params]]
 
 # Key of an extra: a tree of parameters that do not train, but are measured, as
 # running statistics. After each step the parameters take these values.
-STATISTICS = 'statistics'
+STATISTICS = contract.STATISTICS
 # Key of an extra: a moving average of all parameters that the objective keeps
 # itself, as for a teacher. It is evaluated and loaded in place of them, as the
 # average of `config.train.ema_decay` is.
@@ -245,6 +245,9 @@ class Objective(abc.ABC):
   ) -> tuple[jax.Array, Scalars, Extra]:
     """Returns the mean loss, other means to report, and the new extra.
 
+    The names of the means are not those that the loop reports itself, as 'loss'
+    and 'learning_rate': see `contract.STEP_METRICS` and `LOOP_METRICS`.
+
     With accumulation, all microbatches of a step get the same `extra`, and the
     new extra is the mean of what they return. So a running mean over batches
     does not depend on the number of microbatches.
@@ -282,7 +285,7 @@ class Objective(abc.ABC):
         ' config.model.expert_loss to 0'
       )
     balance = jnp.stack(found).mean()
-    return loss + balance, scalars | {'balance_loss': balance}, extra
+    return loss + balance, scalars | {contract.BALANCE: balance}, extra
 
   def after_update(
     self, extra: Extra, params: Params, step: jax.Array

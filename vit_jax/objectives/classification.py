@@ -122,7 +122,7 @@ class Classification(base.Objective):
     rng: base.Rng,
   ) -> tuple[jax.Array, base.Extra]:
     """Returns logits [B, classes], and the extra with new statistics."""
-    if base.STATISTICS not in extra:
+    if 'head_norm' not in params or base.STATISTICS not in extra:
       return self.apply_train(params, images, rng), extra
     params = params | extra[base.STATISTICS]
     logits, changed = self.apply_train(

@@ -26,6 +26,32 @@ from vit_jax.config import UserError
 if TYPE_CHECKING:
   from vit_jax.objectives import base
 
+# Names of what a step measures, beside the means of the objective.
+STEP_METRICS = (
+  'loss',
+  'grad_norm',
+  'param_norm',
+  'learning_rate',
+  'ok',
+  'signal',
+)
+# Names that the loop reports beside those, all below 'train/'.
+LOOP_METRICS = (
+  'images_per_second',
+  'data_wait',
+  *(f'step_seconds_{name}' for name in ('p50', 'p90', 'p99', 'max')),
+  'compile_seconds',
+  'goodput',
+  'mfu',
+  'skipped_steps',
+  'checkpoint_stall',
+  'useful_seconds',
+)
+# Key of an extra: see `base.STATISTICS`.
+STATISTICS = 'statistics'
+BALANCE = 'balance_loss'  # of experts, which `Objective.training_loss` adds
+_RESERVED = frozenset({*STEP_METRICS, *LOOP_METRICS, BALANCE})
+
 
 def loss(
   objective: 'base.Objective', params: Any, extra: Any, batch: Any, rng: Any
@@ -33,8 +59,9 @@ def loss(
   """Returns what `objective.loss` does.
 
   Raises:
-    UserError: It takes or returns something else than `Objective.loss` says, or
-      reads a feature that the batch does not have.
+    UserError: It takes or returns something else than `Objective.loss` says, a
+      mean of a name that the loop reports itself, or reads a feature that the
+      batch does not have.
   """
   name = _name(objective, 'loss')
   try:
@@ -72,6 +99,7 @@ def loss(
       " of means to report, as {'accuracy': accuracy}, or {}"
     )
   for key, scalar in scalars.items():
+    _check_mean_name(objective, key)
     _check_mean(f'{name} returns {key!r}', scalar)
   return value, {**scalars}, extra
 
@@ -80,14 +108,24 @@ def init_extra(objective: 'base.Objective', params: Any) -> Any:
   """Returns what `objective.init_extra` does.
 
   Raises:
-    UserError: It is no dict.
+    UserError: It is no dict, or its running statistics are no parameters.
   """
+  name = _name(objective, 'init_extra')
   found = objective.init_extra(params)
   if not isinstance(found, Mapping):
     raise UserError(
-      f'{_name(objective, "init_extra")} returns {_kind(found)}: it must return'
-      ' a dict of trees of arrays, {} if there is no extra'
+      f'{name} returns {_kind(found)}: it must return a dict of trees of'
+      ' arrays, {} if there is no extra'
     )
+  if objective.moves_statistics and STATISTICS in found:
+    parameters = _leaves(params)
+    for path in _leaves(found[STATISTICS]):
+      if path not in parameters:
+        raise UserError(
+          f'{name} returns {path!r} under {STATISTICS!r}, which has the running'
+          ' statistics of parameters, by their paths, and no parameter is'
+          ' there: put it under another key'
+        )
   return found
 
 
@@ -206,6 +244,28 @@ def _check_mean(what: str, value: Any) -> None:
     raise UserError(
       f'{what} of the shape {shape}: it must be one number, so take the mean'
     )
+
+
+def _check_mean_name(objective: 'base.Objective', key: Any) -> None:
+  """Raises a UserError if a mean to report cannot have a name."""
+  if isinstance(key, str) and key not in _RESERVED:
+    return
+  problem = "as the name of a mean: it must be a text, as 'accuracy'"
+  if isinstance(key, str):
+    problem = f'which the run reports itself: rename it, as to {f"my_{key}"!r}'
+  raise UserError(
+    f'{_name(objective, "loss")} ({_code_place(objective.loss)}) returns'
+    f' {key!r}, {problem}'
+  )
+
+
+def _code_place(function: Any) -> str:
+  """Returns a function's class or name, its file and its line."""
+  code = getattr(inspect.unwrap(function), '__code__', None)
+  name = getattr(function, '__qualname__', type(function).__name__)
+  if code is None:
+    return str(name)
+  return f'{name}, {code.co_filename}, line {code.co_firstlineno}'
 
 
 def _leaves(tree: Any) -> dict[str, Any]:

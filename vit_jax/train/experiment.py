@@ -64,6 +64,12 @@ def check(
     except config_lib.UserError as e:
       raise config_lib.UserError(f'task {name}: {e}' if name else e) from None
   objectives.check_best(config)
+  if any(x.startswith('train/') for x in objectives.directions(config)):
+    raise config_lib.UserError(
+      'config.evals.train is an evaluation whose results would have the names'
+      " of the training's own, as train/loss: give it another name, as"
+      ' config.evals.train_split'
+    )
   trackers.check(config)
 
 

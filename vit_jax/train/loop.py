@@ -413,7 +413,7 @@ class _Loop:
       self.reporter.write(
         self.step,
         self.experiment.epoch(self.step),
-        monitor_lib.of_training(self.clock.saved()),
+        monitor_lib.loop_metrics(self.clock.saved()),
       )
 
   def rescue(self) -> None:

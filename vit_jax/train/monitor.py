@@ -12,7 +12,6 @@ import dataclasses
 import signal
 import threading
 import time
-from typing import NamedTuple
 from typing import Self
 
 from absl import logging
@@ -20,6 +19,7 @@ import jax
 from jax.experimental import multihost_utils
 import numpy as np
 
+from vit_jax.objectives import contract
 from vit_jax.parallel import hardware
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import processes
@@ -126,7 +126,8 @@ class Skipped:
     self.in_a_row = 0 if ok else self.in_a_row + 1
 
 
-class _Call(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Call:
   """A call of the compiled step that was given to the devices.
 
   Attributes:
@@ -214,11 +215,11 @@ class Monitor:
       BrokenBatchError: The previous call had no batch.
     """
     mark = self._clock.mark()
-    end = self._thread.submit(self._end_of, dict(metrics))
+    end = self._thread.submit(self._await, dict(metrics))
     self.settle()
     self._last = _Call(step, count, metrics, index, mark, end)
 
-  def _end_of(self, metrics: dict[str, jax.Array]) -> float:
+  def _await(self, metrics: dict[str, jax.Array]) -> float:
     """Returns the time when a call has been computed."""
     jax.block_until_ready(metrics)
     return self._clock.now()
@@ -317,7 +318,7 @@ class Monitor:
       rates['mfu'] = flops_per_second / self._peak_flops
     if e.config.train.skip_nonfinite:
       rates['skipped_steps'] = self.skipped.total
-    metrics = of_training(scalars | rates)
+    metrics = _train_metrics(scalars) | loop_metrics(rates)
     self._reporter.write(step, e.epoch(step), metrics)
     shown = {'loss': scalars['loss']}
     if rates:
@@ -325,6 +326,15 @@ class Monitor:
     self._reporter.progress(step, shown)
 
 
-def of_training(scalars: Scalars) -> Scalars:
+def loop_metrics(measures: Scalars) -> Scalars:
+  """Returns measures of the loop by the names that they have in metrics.jsonl.
+
+  No mean of an objective has such a name (`contract.LOOP_METRICS`).
+  """
+  assert measures.keys() <= {*contract.LOOP_METRICS}, measures.keys()
+  return _train_metrics(measures)
+
+
+def _train_metrics(scalars: Scalars) -> Scalars:
   """Returns scalars with 'train/' before their names."""
   return {f'train/{name}': x for name, x in scalars.items()}

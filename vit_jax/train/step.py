@@ -19,6 +19,7 @@ from vit_jax import objectives
 from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
 from vit_jax.objectives import base
+from vit_jax.objectives import contract
 from vit_jax.optim import rules as rules_lib
 from vit_jax.optim import sam
 from vit_jax.parallel import mesh as mesh_lib
@@ -336,6 +337,9 @@ def make_train_step(
       after = jnp.where(has_batch, step + 1, state.step)
       state = dataclasses.replace(state, step=after)
     metrics |= {'learning_rate': new.learning_rate, 'ok': ok}
+    assert metrics.keys() <= {
+      *contract.STEP_METRICS
+    }  # an objective has no such
     return state, metrics | new.means
 
   return train_step

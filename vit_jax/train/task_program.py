@@ -190,7 +190,7 @@ class TaskProgram:
         part, metrics = program.one_step(
           self.part(state, name), batch, step, signals
         )
-      common = {k: x for k, x in metrics.items() if k in _COMMON}
+      common = {k: x for k, x in metrics.items() if k in contract.STEP_METRICS}
       own = {f'{name}/{k}': metrics[k] for k in metrics if k not in common}
       own[f'{name}/loss'] = metrics['loss']
       return self._with_part(state, part, name), common | own
@@ -298,10 +298,6 @@ class TaskProgram:
     for name in self._batches():
       self.step(name)  # made here, so that two threads do not make two
     return program_lib.in_thread(self.compile)
-
-
-# Metrics of a step that are not its objective's.
-_COMMON = ('loss', 'grad_norm', 'param_norm', 'signal', 'learning_rate', 'ok')
 
 
 def _joined_rules(
