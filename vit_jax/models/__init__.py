@@ -136,6 +136,13 @@ def _unknown_name(name: str) -> ValueError:
       ' architecture off its checkpoint; or give the fields of one of ours, as'
       " create_model('ViT-B/16', pool='gap', registers=4)"
     )
+  if re.fullmatch(r'[A-Za-z_][\w.]*:[A-Za-z_]\w*', name):
+    return ValueError(
+      f'{name!r} is a class of your own, which cannot be named as a model yet:'
+      " name one of ours, as 'ViT-Ti/4', with an objective of your own, which"
+      ' may apply further layers to its tokens (docs/methods.md); or add the'
+      ' class to vit_jax/models, in a clone'
+    )
   near = difflib.get_close_matches(name, NAMES, n=1, cutoff=0.7)
   hint = f'did you mean {near[0]!r}? ' if near else ''
   return ValueError(

@@ -37,6 +37,7 @@ from vit_jax.parallel import sharding
 from vit_jax.train import cost
 from vit_jax.train import init as init_lib
 from vit_jax.train import step as train_step_lib
+from vit_jax.train import trunk
 
 TrainState = train_step_lib.TrainState
 # For programs that run once: with level 1 LLVM takes half the time, and they
@@ -76,12 +77,14 @@ class Program:
       devices: Devices to compile for; None: those of JAX.
 
     Raises:
-      UserError: A pattern or a rule does not fit the parameters.
+      UserError: A pattern or a rule does not fit the parameters, or the model
+        is not that of the config.
     """
     self.config, self.features, self.lengths = config, features, lengths
     self.mesh = mesh_lib.make_mesh(config.mesh, devices)
     config = models.on_platform(config, self.mesh.devices.flat[0].platform)
     self.objective = objectives.create(config, features, lengths)
+    trunk.check(self.objective, self.config)
     params = jax.eval_shape(self.objective.init, jax.random.key(0))
     self.rules = rules_lib.make(
       config.optim, params, self.objective.frozen, self.objective.held

@@ -359,23 +359,19 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
   from vit_jax.runs import restoring
 
   config, preprocess = _stored(workdir)
-  # The implementation used in training may not be available here.
-  config_lib.set_value(config, 'model.attention_implementation', None)
-  if preprocess.outputs and 'logits' not in preprocess.outputs:
-    config.model.num_classes = 0  # what it predicts is beside the trunk
   size = cast(tuple[int, int], config_lib.sides(config.data.image_size))
   with config_lib.explained(str(workdir), ValueError):
-    model = models.from_config(
-      config.model, len(preprocess.target.names), config.train.dtype
-    )
-    expected = fit.expected_shapes(
-      model, grid(model, size), preprocess.channels
-    )
+    model, expected = model_of_run(config, preprocess)
   everything, _, found = restoring.restore_params(workdir, step)
   params = stack.join_runs(whole_lib.at(everything, preprocess.trunk))
   flat = traverse_util.flatten_dict(params, sep='/')
-  with config_lib.explained(f'{workdir}, by its config.json'):
-    fit.check(flat, expected, model, model)
+  if problems := fit.different_arrays(flat, expected):
+    raise config_lib.UserError(
+      f'{workdir} does not hold the model that its config.json describes:'
+      f' {config_lib.some(problems)}. Restore config.json if it was changed; a'
+      ' model that an objective made otherwise cannot be loaded: train one that'
+      ' config.model describes'
+    )
   resize = config.init_from.resize or 'corner'
   if config.train.patch_sizes:  # as in its training
     resize = 'linear_antialias'
@@ -389,6 +385,35 @@ def _from_workdir(workdir: pathlib.Path, step: int | str | None) -> Loaded:
     origin=origin,
     trained_with=config,
     beside=whole_lib.beside(everything, preprocess.trunk),
+  )
+
+
+def model_of_run(
+  config: ml_collections.ConfigDict, preprocess: data.Preprocess
+) -> tuple[models.Model, dict[str, tuple[int, ...]]]:
+  """Returns the model that a run's work directory describes.
+
+  Args:
+    config: That of the run, with all values set; is changed.
+    preprocess: Its preprocessing.
+
+  Returns:
+    The model, and the shapes of its parameters by path, layers unrolled.
+
+  Raises:
+    ValueError: `config.model` describes none.
+    UserError: It does not fit the images.
+  """
+  # The implementation used in training may not be available here.
+  config_lib.set_value(config, 'model.attention_implementation', None)
+  if preprocess.outputs and 'logits' not in preprocess.outputs:
+    config.model.num_classes = 0  # what it predicts is beside the trunk
+  size = cast(tuple[int, int], config_lib.sides(config.data.image_size))
+  model = models.from_config(
+    config.model, len(preprocess.target.names), config.train.dtype
+  )
+  return model, fit.expected_shapes(
+    model, grid(model, size), preprocess.channels
   )
 
 

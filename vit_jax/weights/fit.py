@@ -182,6 +182,20 @@ def check(
     )
 
 
+def different_arrays(
+  params: Mapping[str, Any], expected: Mapping[str, tuple[int, ...]]
+) -> list[str]:
+  """Lists how the parameters of a run differ from those that a model needs.
+
+  Args:
+    params: Arrays or their shapes by path, layers unrolled or stacked.
+    expected: From `expected_shapes`.
+  """
+  return different_shapes(
+    _unrolled_shapes(params), expected, ('the run', 'config.model')
+  )
+
+
 def _different_fields(source: models.Model, target: models.Model) -> list[str]:
   """Lists fields that differ; shapes do not show all of them."""
   kinds = fields_lib.Kind.SIZE, fields_lib.Kind.FUNCTION
@@ -198,22 +212,24 @@ def _different_fields(source: models.Model, target: models.Model) -> list[str]:
 
 
 def different_shapes(
-  found: Mapping[str, tuple[int, ...]], expected: Mapping[str, tuple[int, ...]]
+  found: Mapping[str, tuple[int, ...]],
+  expected: Mapping[str, tuple[int, ...]],
+  places: tuple[str, str] = ('the checkpoint', 'the model'),
 ) -> list[str]:
   """Lists missing, unexpected and misshapen arrays; groups those of layers.
 
   Args:
     found: Shapes in the checkpoint by path, layers unrolled.
     expected: Shapes in the model.
+    places: Names of the two.
   """
   differences: dict[str, list[str]] = {}
   for path in found.keys() | expected.keys():
     old, new = found.get(path), expected.get(path)
     if old != new:
-      text = f'{show(old)} in the checkpoint, {show(new)} in the model'
+      text = f'{show(old)} in {places[0]}, {show(new)} in {places[1]}'
       if old is None or new is None:
-        where = 'checkpoint' if old is None else 'model'
-        text = f'not in the {where}'
+        text = f'not in {places[old is not None]}'
       template = re.sub(r'\bblocks_\d+/', 'blocks_*/', path)
       differences.setdefault(f'{template}: {text}', []).append(path)
   problems = []

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 
 from vit_jax import models
+from vit_jax.config import UserError
 from vit_jax.weights.formats import tables
 
 
@@ -58,19 +59,30 @@ def trunk_path(objective: Objective) -> str:
   """Returns the path of the trunk's parameters in the objective's parameters.
 
   '' if the objective has no others, else keys such as 'student/backbone'.
+
+  Raises:
+    UserError: Its method `trunk` returns no subtree of its parameters.
   """
-  params = jax.eval_shape(objective.init, jax.random.key(0))
-  _, trunk = objective.trunk(params)
-  waiting: list[tuple[tuple[str, ...], Any]] = [((), params)]
-  while waiting:
-    keys, tree = waiting.pop()
-    if tree is trunk:
-      return '/'.join(keys)
-    if isinstance(tree, Mapping):
-      waiting += [((*keys, key), x) for key, x in tree.items()]
-  raise ValueError(
-    f'{type(objective).__name__}.trunk must return one of the subtrees of the'
-    ' parameters that it is given'
+  paths: list[str] = []
+
+  def search(key: jax.Array) -> None:
+    params = objective.init(key)
+    _, trunk = objective.trunk(params)
+    waiting: list[tuple[tuple[str, ...], Any]] = [((), params)]
+    while waiting:
+      keys, tree = waiting.pop()
+      if tree is trunk:
+        paths.append('/'.join(keys))
+      elif isinstance(tree, Mapping):
+        waiting += [((*keys, key), x) for key, x in tree.items()]
+
+  jax.eval_shape(search, jax.random.key(0))  # `trunk` may compute with arrays
+  if paths:
+    return paths[0]
+  raise UserError(
+    f'{type(objective).__name__}.trunk returns other parameters than it is'
+    ' given: it must return the model, and one of the subtrees of params as it'
+    " is, as params['trunk']"
   )
 
 

@@ -1,0 +1,96 @@
+"""Checks that the model of a user's objective is that of the config.
+
+After training, `load` builds the model from the config, and so do all commands.
+An objective may make another one in Python, which trains as well; they would
+then measure and export a function that was never trained.
+"""
+
+import inspect
+from typing import Any
+
+from flax import traverse_util
+import jax
+import ml_collections
+
+from vit_jax import config as config_lib
+from vit_jax import data
+from vit_jax import models
+from vit_jax import objectives
+from vit_jax import weights
+from vit_jax.models import fields as fields_lib
+from vit_jax.objectives import base
+from vit_jax.weights import fit
+from vit_jax.weights.formats import whole
+
+
+def check(
+  objective: objectives.Objective, config: ml_collections.ConfigDict
+) -> None:
+  """Checks that `load` will give the model that an objective trains.
+
+  Args:
+    objective: The objective; one of this package is not checked.
+    config: The full config, with all values set.
+
+  Raises:
+    UserError: The model is another one, or its parameters are.
+  """
+  if type(objective).__module__.startswith('vit_jax.'):
+    return
+  config, outputs = (
+    config.copy_and_resolve_references(),
+    objective.output_facts(),
+  )
+  built, shapes = weights.model_of_run(
+    config, data.Preprocess.from_config(config, objective.features, outputs)
+  )
+  has_init = type(objective).init is not base.Objective.init
+  if 'logits' in outputs or not has_init:  # what `apply` computes is kept
+    _check_model(objective, 'self.model', objective.model, built)
+  path = objectives.trunk_path(objective)
+  params = jax.eval_shape(objective.init, jax.random.key(0))
+  model, _ = objective.trunk(params)
+  _check_model(objective, 'trunk(params)', model, built)
+  flat = traverse_util.flatten_dict(whole.at(params, path), sep='/')
+  if problems := fit.different_arrays(flat, shapes):
+    raise config_lib.UserError(
+      f'{_name(objective)}: the parameters of trunk(params) are not those of'
+      f' the model of config.model, {config.model.name}, which load, evaluate'
+      f' and export build: {config_lib.some(problems)}. Let init return what'
+      " super().init returns, or that under the key 'trunk' and others beside"
+      ' it'
+    )
+
+
+def _check_model(
+  objective: objectives.Objective,
+  place: str,
+  model: Any,
+  built: models.Model,
+) -> None:
+  """Raises a UserError unless a model computes what that of the config does."""
+  start = f'{_name(objective)}: {place} is a {type(model).__name__}'
+  if type(model) is not type(built):
+    raise config_lib.UserError(
+      f'{start}, but config.model builds a {type(built).__name__}, which load,'
+      ' evaluate and export would take in its place. A config cannot name a'
+      ' model of your own yet: keep the model that super().__init__ makes, and'
+      ' apply your layers beside it, with parameters beside those of the'
+      " 'trunk' (docs/methods.md)"
+    )
+  kinds = [x for x in fields_lib.Kind if x != fields_lib.Kind.EXECUTION]
+  for name in fields_lib.of_kind(type(built), *kinds):
+    value, configured = getattr(model, name), getattr(built, name)
+    if value != configured:
+      raise config_lib.UserError(
+        f'{start} with {name}={value!r}, but config.model builds one with'
+        f' {name}={configured!r}, which load, evaluate and export would take'
+        f' in its place: set config.model.{name}={value!r}, not the model'
+      )
+
+
+def _name(objective: objectives.Objective) -> str:
+  """Returns the config's key, the class and its file."""
+  cls = type(objective)
+  name = objective.config.objective.name
+  return f'config.objective.name={name} ({inspect.getsourcefile(cls)})'
