@@ -412,12 +412,22 @@ class Objective(abc.ABC):
   ) -> Any:
     """Applies the model for training, with dropout drawn from the step's key.
 
+    Several views of the rows may be put together, as by `jnp.concatenate` of
+    views [B, H, W, C]: the images of a row then drop independently. Views that
+    lie side by side, as [B, n, H, W, C] reshaped, need `rng.repeat(n)`. Two
+    calls with the same `rng` drop the same: `rng.fold` makes them differ.
+
     Args:
       params: Parameters of the model.
-      images: float32 [B, H, W, C].
-      rng: Random key of this step and these rows.
+      images: float32 [n B, H, W, C], one view of all rows after the other.
+      rng: Random key of this step and these rows, [B] or [n B].
       **kwargs: Passed on to the module.
     """
+    count, num_rows = len(images), len(rng.rows)
+    if count != num_rows:
+      views = jnp.arange(count, dtype=jnp.int32) // num_rows
+      rows = jnp.resize(rng.rows, count) + views * self.config.train.batch_size
+      rng = Rng(rng.key, rows)
     how = self.train_arguments(rng) | kwargs
     if self._balance is None or not experts.has_loss(self.model):
       return self.apply(params, images, **how)

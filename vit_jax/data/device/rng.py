@@ -24,6 +24,16 @@ class Rng:
     """Returns the randomness for one purpose."""
     return Rng(jax.random.fold_in(self.key, purpose), self.rows)
 
+  def repeat(self, count: int) -> 'Rng':
+    """Returns the randomness of several images of each row, side by side.
+
+    Args:
+      count: Images of a row; those of B rows are [B count, H, W, C].
+    """
+    images = jnp.arange(count, dtype=jnp.int32)
+    rows = self.rows[:, None] * count + images
+    return Rng(self.key, rows.reshape(-1))
+
   def per_row(self) -> jax.Array:
     """Returns a key for each row, [B]."""
     return jax.vmap(jax.random.fold_in, (None, 0))(self.key, self.rows)
