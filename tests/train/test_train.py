@@ -357,6 +357,58 @@ def test_resumes_in_another_way(finished, tmp_path, caplog):
   assert losses[0] == pytest.approx(losses[1], rel=1e-4)
 
 
+def began_with_rbg(finished, tmp_path, **changes):
+  """Returns the directory of a run with rbg that is not finished."""
+  workdir = copy_unfinished(finished[0], tmp_path)
+  stored = json.loads((workdir / 'config.json').read_text())
+  stored['train']['rng'] = 'rbg'
+  for key, value in changes.items():
+    stored['mesh'][key] = value
+  (workdir / 'config.json').write_text(json.dumps(stored))
+  return workdir
+
+
+@pytest.mark.parametrize(
+  'changes, line',
+  [
+    ({'mesh__data': 4}, 'mesh.data: 1 -> 4'),
+    ({'mesh__fsdp': 2}, 'mesh.fsdp: 1 -> 2'),
+    ({'train__accumulation': 2}, 'train.accumulation: 1 -> 2'),
+  ],
+)
+def test_a_run_whose_masks_would_differ_is_not_resumed(
+  finished, tmp_path, changes, line
+):
+  workdir = began_with_rbg(finished, tmp_path)
+  config = tiny.config(checkpoint__best='val/loss', train__rng='rbg', **changes)
+  reason = " (on which the masks of dropout depend with train.rng='rbg')"
+  with pytest.raises(UserError, match=re.escape(f'config: {line}{reason};')):
+    loop.run(config, str(workdir))
+
+
+@pytest.mark.parametrize('count', [1, 4])
+def test_masks_that_depend_on_the_number_of_devices(finished, tmp_path, count):
+  workdir = began_with_rbg(finished, tmp_path, data=-1)
+  record = json.loads((workdir / 'run.json').read_text())
+  record['runs'][-1]['devices']['count'] = count
+  (workdir / 'run.json').write_text(json.dumps(record))
+  config = tiny.config(
+    checkpoint__best='val/loss', train__rng='rbg', mesh__data=-1
+  )
+  with pytest.raises(
+    UserError, match=f'was trained on {count} device.*, not on'
+  ):
+    loop.run(config, str(workdir))
+
+
+def test_a_run_with_rbg_is_resumed_as_it_began(finished, tmp_path):
+  workdir = began_with_rbg(finished, tmp_path)
+  config = tiny.config(
+    checkpoint__best='val/loss', train__rng='rbg', train__log_every='9 steps'
+  )
+  assert loop.run(config, str(workdir)).status == 0
+
+
 def test_a_signal_after_the_last_evaluation_finds_the_run_finished(
   tmp_path, monkeypatch
 ):

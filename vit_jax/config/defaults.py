@@ -281,7 +281,9 @@ def _train() -> ml_collections.ConfigDict:
   train.patch_sizes = ()
   train.log_every = '50 steps'
   train.dtype = 'float32'  # type in which layers compute; or 'bfloat16'
-  train.rng = 'threefry'  # 'rbg' is faster on TPU, but depends on the mesh
+  # 'rbg' is faster on TPU, but its masks of dropout depend on the mesh and on
+  # train.accumulation, which a resumed run then cannot change.
+  train.rng = 'threefry'
   # Decay of a moving average of the parameters (EMA). Evaluation and prediction
   # then use the average. 0: no average.
   train.ema_decay = 0.0

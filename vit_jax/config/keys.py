@@ -21,7 +21,8 @@ from vit_jax.config.microbatches import AUTO
 from vit_jax.config.microbatches import with_accumulation
 
 # Keys that may change when a run is resumed: how often it logs, evaluates and
-# saves; how a step is computed, if only the order of sums changes; what happens
+# saves; how a step is computed, if only the order of sums changes (but see
+# _KEYS_OF_MASKS); what happens
 # after a step that is not finite; and which damaged images are skipped.
 RESUMABLE_KEYS = (
   r'train\.(log_every|skip_nonfinite|max_skipped_in_a_row|stall_timeout)'
@@ -31,6 +32,9 @@ RESUMABLE_KEYS = (
   r'|mesh\..*|model\.(scan|remat|attention_implementation)'
   r'|train\.steps_per_call|reporting'
 )
+
+# Of these, the keys on which the masks of dropout depend if train.rng='rbg'.
+_KEYS_OF_MASKS = r'train\.accumulation|mesh\..*'
 
 # Parts of a config that each task of `config.tasks` has for itself.
 TASK_PARTS = ('data', 'augment', 'objective', 'evals')
@@ -261,9 +265,16 @@ def differences(
   may_change = RESUMABLE_KEYS
   if old.optim.schedule in OPEN_ENDED:
     may_change += r'|train\.duration'
-  return [
-    f'{key}: {before.get(key)!r} -> {after.get(key)!r}'
-    for key in sorted(before.keys() | after.keys())
-    if before.get(key) != after.get(key)
-    and bool(re.fullmatch(may_change, re.sub(_TASK, '', key))) == resumable
-  ]
+  changes = []
+  for key in sorted(before.keys() | after.keys()):
+    if before.get(key) == after.get(key):
+      continue
+    is_resumable = bool(re.fullmatch(may_change, re.sub(_TASK, '', key)))
+    reason = ''
+    if old.train.rng == 'rbg' and re.fullmatch(_KEYS_OF_MASKS, key):
+      is_resumable = False
+      reason = " (on which the masks of dropout depend with train.rng='rbg')"
+    if is_resumable == resumable:
+      change = f'{key}: {before.get(key)!r} -> {after.get(key)!r}'
+      changes.append(change + reason)
+  return changes

@@ -137,6 +137,7 @@ def _run_in(
     return before
   if stored is not None:
     config = config_lib.from_dict(stored)
+    processes.call_on_first(lambda: start_lib.check_devices(path, config))
   experiment = processes.call_on_all(
     lambda: tasks.build(config, None if stored is None else path)
   )

@@ -112,6 +112,33 @@ def check_longer(path: pathlib.Path, experiment: tasks.Trainable) -> None:
   raise config_lib.UserError(f'{path} {problem}')
 
 
+def check_devices(
+  path: pathlib.Path, config: ml_collections.ConfigDict
+) -> None:
+  """Checks that a resumed run draws the masks of dropout as it did before.
+
+  Args:
+    path: The work directory.
+    config: The full config.
+
+  Raises:
+    UserError: With train.rng='rbg' the masks depend on the mesh, which follows
+      the number of devices, and that is another one.
+  """
+  record = safe_io.read_json(path / 'run.json')
+  mesh = config.mesh.data, config.mesh.fsdp, config.mesh.tensor
+  if record is None or config.train.rng != 'rbg' or -1 not in mesh:
+    return
+  before, count = record['runs'][-1]['devices']['count'], jax.device_count()
+  if before != count:
+    raise config_lib.UserError(
+      f'{path} was trained on {config_lib.counted(before, "device")}, not on'
+      f" {count}: with config.train.rng='rbg' the masks of dropout depend on"
+      ' this, so that the run would not go on as it began; resume it on as'
+      ' many, or give another --workdir'
+    )
+
+
 def check_memory(
   experiment: tasks.Trainable,
   step: int,
