@@ -37,6 +37,7 @@ def fastest_step(config):
   return min(seconds)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
   'settings',
   [

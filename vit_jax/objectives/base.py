@@ -426,7 +426,9 @@ class Objective(abc.ABC):
     count, num_rows = len(images), len(rng.rows)
     if count != num_rows:
       views = jnp.arange(count, dtype=jnp.int32) // num_rows
-      rows = jnp.resize(rng.rows, count) + views * self.config.train.batch_size
+      rows = (
+        jnp.resize(rng.rows, (count,)) + views * self.config.train.batch_size
+      )
       rng = Rng(rng.key, rows)
     how = self.train_arguments(rng) | kwargs
     if self._balance is None or not experts.has_loss(self.model):
