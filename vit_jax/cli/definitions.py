@@ -27,13 +27,33 @@ def define_config(
   flag_values: flags.FlagValues = flags.FLAGS,
 ) -> flags.FlagHolder:
   """Defines `--config=FILE.py[:ARG]` and `--config.KEY=VALUE`."""
-  return config_flags.DEFINE_config_file(
+  holder = config_flags.DEFINE_config_file(
     'config',
     None,
     'Config file; text after a colon is the argument of its get_config().'
     ' --config.KEY=VALUE sets a key.',
     flag_values,
   )
+  flag_values['config'].parser = _ConfigParser()
+  return holder
+
+
+class _ConfigParser(flags.ArgumentParser):
+  """Loads the config file, in the place of ml_collections."""
+
+  def parse(self, argument: str) -> Any:
+    """Returns the config, locked.
+
+    Raises:
+      UserError: It cannot be loaded, or the command line sets a key that it
+        has not.
+    """
+    config = config_lib.load(argument)
+    known = dict(config_lib.flatten(config))
+    for key in _keys_set(sys.argv):
+      if key not in known:
+        raise config_lib.unknown_key(config, key)
+    return config.lock()
 
 
 def define_from(flag_values: flags.FlagValues) -> None:
@@ -210,7 +230,11 @@ def parse_flags(
   end = argv.index('--') if '--' in argv else len(argv)
   argv, others = argv[:end], argv[end:]  # those of another command
   argv, options = _without_options(_with_found_config(argv))
-  _check_config(argv)
+  keys = _keys_set(argv)
+  if keys and config_path(argv) is None:
+    raise config_lib.UserError(
+      f'--config.{keys[0]} needs --config=FILE before it'
+    )
   if 'model' in flag_values:
     argv = [re.sub(r'^--?model\.', '--model=', arg) for arg in argv]
   if not flags.FLAGS.is_parsed():  # absl's logging and Grain read theirs
@@ -221,6 +245,8 @@ def parse_flags(
   except flags.UnrecognizedFlagError as e:
     raise _unknown_flag(e, flag_values) from None
   except (flags.Error, TypeError, ValueError) as e:
+    if isinstance(e.__context__, config_lib.UserError):  # of the config file
+      raise e.__context__ from None
     raise config_lib.UserError(_of_another_type(e)) from None
   finally:
     sys.argv = seen
@@ -291,24 +317,10 @@ def config_path(argv: Sequence[str]) -> str | None:
   return path
 
 
-def _check_config(argv: Sequence[str]) -> None:
-  """Checks for mistakes that would give a traceback in ml_collections."""
-  overrides = [
-    match[1]
-    for arg in argv
-    if (match := re.match(r'--?(?:no)?config\.([^=]+)', arg))
-  ]
-  path = config_path(argv)
-  if path is None and overrides:
-    raise config_lib.UserError(
-      f'--config.{overrides[0]} needs --config=FILE before it'
-    )
-  if path is not None:
-    config = config_lib.load(path)
-    known = dict(config_lib.flatten(config))
-    for key in overrides:
-      if key not in known:
-        raise config_lib.unknown_key(config, key)
+def _keys_set(argv: Sequence[str]) -> list[str]:
+  """Returns the keys of `--config.KEY=VALUE` in a command line."""
+  found = (re.match(r'--?(?:no)?config\.([^=]+)', arg) for arg in argv)
+  return [match[1] for match in found if match]
 
 
 # What the messages of absl say of a value -> what a flag takes.

@@ -1,8 +1,8 @@
 """Config files: `configs/x.py` defines `get_config(arg='')`."""
 
 from collections.abc import Mapping
+import copy
 import functools
-import importlib.util
 import os
 import pathlib
 import re
@@ -11,6 +11,7 @@ from typing import Any
 
 import ml_collections
 
+from vit_jax.config import modules
 from vit_jax.config.defaults import default
 from vit_jax.config.errors import one_line
 from vit_jax.config.errors import UserError
@@ -41,6 +42,7 @@ def load(
   if not isinstance(config, ml_collections.ConfigDict):
     file = str(path).split(':', 1)[0]
     raise UserError(f'{file}: get_config() must return a ConfigDict')
+  config = copy.deepcopy(config)  # the file may keep and return it once more
   for key, value in (overrides or {}).items():
     set_value(config, key, value)
   return config
@@ -92,14 +94,8 @@ def call_file(path: str, what: str, folder: str) -> Any:
     if near:
       hint = f': did you mean {near!r}?'
     raise UserError(f'--{what}={path}: there is no such file{hint}')
-  spec = importlib.util.spec_from_file_location(f'vit_jax_{what}_file', path)
-  if spec is None:
-    raise UserError(f'--{what}={path}: it must be a Python file')
-  module = importlib.util.module_from_spec(spec)
   try:
-    # Not `exec_module`: it takes the bytecode of what the file was before, if
-    # that had the same size and was written in the same second.
-    exec(compile(pathlib.Path(path).read_bytes(), path, 'exec'), vars(module))
+    module = modules.run_file(path)
     if not hasattr(module, f'get_{what}'):
       raise UserError(f'it has no get_{what}()')
     return getattr(module, f'get_{what}')(*args)

@@ -4,7 +4,6 @@ A package has one file for each class; a user's class is named as
 'my_module:MyClass'. Classes need no registration.
 """
 
-import functools
 import importlib
 import inspect
 import os
@@ -13,6 +12,7 @@ import re
 import traceback
 from typing import Any
 
+from vit_jax.config import modules
 from vit_jax.config import near_paths
 from vit_jax.config.errors import one_line
 from vit_jax.config.errors import some
@@ -64,7 +64,6 @@ def _class_in(module: str, kind: type) -> type | None:
   return None
 
 
-@functools.cache
 def load_own(name: str, key: str, kind: type) -> Any:
   """Imports a class of the user's.
 
@@ -81,7 +80,7 @@ def load_own(name: str, key: str, kind: type) -> Any:
   module_name, _, class_name = name.partition(':')
   where = f'config.{key}={name}'
   try:
-    module = importlib.import_module(module_name)
+    module = modules.import_module(module_name)
   except ModuleNotFoundError as e:
     if e.name is None or not module_name.startswith(e.name):
       raise UserError(f'{where}: {one_line(e)}') from e
@@ -127,7 +126,7 @@ def _line_of(error: Exception) -> str:
   frames = [
     frame
     for frame in traceback.extract_tb(error.__traceback__)
-    if frame.filename not in (__file__, importlib.__file__)
+    if frame.filename not in (__file__, modules.__file__, importlib.__file__)
     and not frame.filename.startswith('<')  # the importing itself
   ]
   lines = [x.lineno for x in frames if x.filename == frames[0].filename]
