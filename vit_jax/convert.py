@@ -56,6 +56,7 @@ from absl import flags
 from absl import logging
 
 from vit_jax import cli
+from vit_jax.config import check_local
 from vit_jax.config import UserError
 
 if TYPE_CHECKING:
@@ -108,6 +109,7 @@ def main(argv: list[str]) -> None:
     )
   if _TO.value is None:
     raise UserError(f'--to is missing: choose one of {", ".join(_FORMATS)}')
+  check_local(argv[2], 'the path to write to')
   source, path = argv[1], pathlib.Path(os.path.abspath(argv[2]))
   _check_push(path)
   if _LIKE.value is not None or _TO.value in _DENSE:

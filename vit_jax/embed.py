@@ -68,7 +68,7 @@ _IMAGES = flags.DEFINE_multi_string(
 _TEXT = flags.DEFINE_multi_string(
   'text', [], 'A text, for a model of images and texts.', flag_values=FLAGS
 )
-_OUT = flags.DEFINE_string(
+_OUT = cli.define_path(
   'out', None, 'FILE.npz or FILE.parquet.', flag_values=FLAGS
 )
 

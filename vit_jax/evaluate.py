@@ -110,7 +110,7 @@ cli.define_compile_cache(FLAGS)
 data_flags.define(FLAGS, 'evaluate on')
 _SAME_ORDER = data_flags.define_same_order(FLAGS)
 _FORMAT = cli.define_format(FLAGS)
-_PREDICTIONS = flags.DEFINE_string(
+_PREDICTIONS = cli.define_path(
   'predictions',
   None,
   'FILE.csv or FILE.parquet, for the prediction of each example.',

@@ -35,7 +35,7 @@ from vit_jax.parallel import clusters
 from vit_jax.parallel import processes as processes_lib
 
 _CONFIG = cli.define_config()
-_WORKDIR = flags.DEFINE_string(
+_WORKDIR = cli.define_path(
   'workdir', None, 'Directory of the run. Default: runs/<config>-<time>.'
 )
 _DRY_RUN = flags.DEFINE_bool(
@@ -48,7 +48,7 @@ _REPLAY = flags.DEFINE_integer(
   ' being finite. Changes nothing of the run.',
   lower_bound=1,
 )
-_REPRODUCE = flags.DEFINE_string(
+_REPRODUCE = cli.define_path(
   'reproduce',
   None,
   'Train once more, in --workdir, with the config of the run in this work'

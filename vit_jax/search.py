@@ -62,10 +62,10 @@ _TOP = flags.DEFINE_integer(
   'top', 10, 'Images for each query.', lower_bound=1, flag_values=FLAGS
 )
 _FORMAT = cli.define_format(FLAGS, 'csv')
-_PICTURE = flags.DEFINE_string(
+_PICTURE = cli.define_path(
   'picture', None, 'FILE.png of the images that were found.', flag_values=FLAGS
 )
-_CACHE = flags.DEFINE_string(
+_CACHE = cli.define_path(
   'cache', None, 'FILE.npz that keeps the embeddings.', flag_values=FLAGS
 )
 _BATCH_SIZE = flags.DEFINE_integer(

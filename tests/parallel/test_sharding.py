@@ -15,6 +15,7 @@ from vit_jax.models import stack
 from vit_jax.parallel import mesh as mesh_lib
 from vit_jax.parallel import sharding
 from vit_jax.runs import checkpoint
+from vit_jax.train import describe
 from vit_jax.train import experiment as experiment_lib
 
 UserError = config_lib.UserError
@@ -108,7 +109,7 @@ def test_a_kernel_is_split_as_the_compiler_splits_the_rest(fields):
       program.abstract_state(), program.abstract_batch(), np.int32(0)
     )
     assert ('pallas_call' in str(traced.jaxpr)) == (how == 'fused')
-    parameters.append(run_steps(e, e.init(), 0, 3)[0].params)
+    parameters.append(run_steps(e, e.init(), 0, 2)[0].params)
   jax.tree.map(
     lambda a, b: np.testing.assert_allclose(a, b, atol=1e-5 * abs(b).max()),
     *jax.device_get(parameters),
@@ -249,7 +250,11 @@ def test_own_rules_come_first():
   ('mesh', 'rules', 'message'),
   [
     ((1, 1, 2), (), r'tensor=2 does not divide 3 of blocks_0/attention/out/k'),
-    ((1, 5, 1), (), r'fsdp=5 does not divide 192 of blocks_0/attention/out/k'),
+    (
+      (1, 5, 1),
+      (('head/kernel', ('fsdp', None)),),
+      r'fsdp=5 does not divide 192 of head/kernel',
+    ),
     ((1, 8, 1), (('nothing', ('fsdp',)),), "rules.0. 'nothing' matches no"),
     ((1, 8, 1), (('a', ()), ('head', ())), "rules.1. 'head' matches no"),
     ((1, 8, 1), (('head/bias', ('fsdp', None)),), 'head/bias has 2 entries'),
@@ -260,6 +265,63 @@ def test_rules_that_do_not_fit(mesh, rules, message):
   with pytest.raises(UserError, match=message) as error:
     place(params_of('ViT-Ti/16', False), mesh, rules=rules)
   assert '\n' not in str(error.value)
+
+
+@pytest.mark.parametrize('scan', [False, True])
+@pytest.mark.parametrize('tensor', [1, 3])
+@pytest.mark.parametrize('fsdp', [2, 3, 5, 7, 8, 12, 64, 125])
+def test_fsdp_splits_what_it_divides(fsdp, tensor, scan):
+  """The dimension of the rule, or the largest other one, or none."""
+  shardings = place(params_of('ViT-Ti/16', scan), (1, fsdp, tensor), min_size=0)
+  line = sharding.unsplit(shardings, sizes((1, fsdp, tensor)))
+  whole = []
+  for name, x in shardings.items():
+    if not re.search('kernel$|class_token|position', name):
+      continue
+    shape = x.shape[name.startswith('blocks/') :]
+    spec = x.spec[name.startswith('blocks/') :] or (None,) * len(shape)
+    entries = [sharding.entry_axes(entry) for entry in spec]
+    free = [
+      n for n, axes in zip(shape, entries, strict=True) if 'tensor' not in axes
+    ]
+    split = [
+      n for n, axes in zip(shape, entries, strict=True) if 'fsdp' in axes
+    ]
+    assert len(split) <= 1 and all(n % fsdp == 0 for n in split)
+    if not split:
+      assert all(n % fsdp for n in free)
+      whole.append(name)
+  assert bool(line) == bool(whole)
+  if whole:
+    size = sum(shardings[name].bytes_per_device for name in whole)
+    assert f'{len(whole)} array' in line and f'{size:,} bytes' in line
+    assert whole[0] in line and '\n' not in line
+
+
+@pytest.mark.slow
+def test_the_same_numbers_where_fsdp_divides_little(caplog):
+  """Kernels of [12, 40] and of [12, 10]."""
+  odd = {
+    'model__num_heads': 2,
+    'model__hidden_size': 12,
+    'model__mlp_dim': 40,
+  }
+  results = []
+  for mesh in ((1, 1, 1), (1, 8, 1)):
+    e = build(mesh, **odd)
+    state, losses = run_steps(e, e.init(), 0, 3)
+    results.append((jax.device_get(state.params), losses))
+  (expected, expected_losses), (params, losses) = results
+  np.testing.assert_allclose(losses, expected_losses, rtol=1e-5)
+  jax.tree.map(
+    lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-6),
+    params,
+    expected,
+  )
+  places = e.program.param_shardings
+  assert places['blocks_0/mlp/up/kernel'].spec != ()
+  describe.log(e)
+  assert 'warning: config.mesh.fsdp=8 divides no dimension of' in caplog.text
 
 
 def test_advice_helps():

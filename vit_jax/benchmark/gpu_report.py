@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 cli.define_compile_cache(FLAGS)
-_OUT = flags.DEFINE_string(
+_OUT = cli.define_path(
   'out', 'gpu_report', 'Directory of the report.', flag_values=FLAGS
 )
 _BUDGET = flags.DEFINE_integer(

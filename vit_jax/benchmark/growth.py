@@ -17,7 +17,7 @@ from absl import flags
 
 from vit_jax import cli
 
-_OUT = flags.DEFINE_string('out', 'growth', 'Directory of the report.')
+_OUT = cli.define_path('out', 'growth', 'Directory of the report.')
 _ONLY = flags.DEFINE_list('only', [], 'Quantities to measure. Default: all.')
 _BLOCKS = flags.DEFINE_integer(
   'blocks', 5, 'Number of timed blocks.', lower_bound=1

@@ -6,6 +6,7 @@ from vit_jax.cli.definitions import define_config as define_config
 from vit_jax.cli.definitions import define_format as define_format
 from vit_jax.cli.definitions import define_from as define_from
 from vit_jax.cli.definitions import define_overrides as define_overrides
+from vit_jax.cli.definitions import define_path as define_path
 from vit_jax.cli.definitions import define_quantize as define_quantize
 from vit_jax.cli.definitions import load as load
 from vit_jax.cli.definitions import missing as missing

@@ -102,6 +102,44 @@ def define_quantize(flag_values: flags.FlagValues) -> None:
   )
 
 
+def define_path(
+  name: str,
+  default: str | None,
+  meaning: str,
+  flag_values: flags.FlagValues = flags.FLAGS,
+) -> flags.FlagHolder[str | None]:
+  """Defines a flag for a local path that is written to; addresses are refused.
+
+  Args:
+    name: Name of the flag.
+    default: Its default.
+    meaning: For `--help`.
+    flag_values: The flags of the command.
+  """
+  return flags.DEFINE(
+    _PathParser(name), name, default, meaning, flag_values=flag_values
+  )
+
+
+class _PathParser(flags.ArgumentParser[str]):
+  """Refuses what is no local path."""
+
+  def __init__(self, name: str):
+    self._name = name
+
+  def parse(self, argument: str) -> str:
+    """Returns the path.
+
+    Raises:
+      UserError: It is an address.
+    """
+    config_lib.check_local(argument, f'--{self._name}')
+    return argument
+
+  def flag_type(self) -> str:
+    return 'path'
+
+
 def define_format(
   flag_values: flags.FlagValues, *others: str
 ) -> flags.FlagHolder[str]:
@@ -245,7 +283,7 @@ def parse_flags(
   except flags.UnrecognizedFlagError as e:
     raise _unknown_flag(e, flag_values) from None
   except (flags.Error, TypeError, ValueError) as e:
-    if isinstance(e.__context__, config_lib.UserError):  # of the config file
+    if isinstance(e.__context__, config_lib.UserError):
       raise e.__context__ from None
     raise config_lib.UserError(_of_another_type(e)) from None
   finally:

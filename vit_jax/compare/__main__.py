@@ -47,7 +47,7 @@ from vit_jax.config import tables
 from vit_jax.runs import records
 
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
-_OUT = flags.DEFINE_string(
+_OUT = cli.define_path(
   'out', 'compare.png', "The picture; '': none.", flag_values=FLAGS
 )
 _X = flags.DEFINE_enum(

@@ -63,6 +63,8 @@ def read(paths: Sequence[str], group: bool = False) -> list[Column]:
   Raises:
     UserError: There are too few runs, or one cannot be read.
   """
+  for path in paths:
+    config_lib.check_local(path, 'work directory')
   resolved = [pathlib.Path(path).resolve() for path in paths]
   twice = [path for path in resolved if resolved.count(path) > 1]
   if twice:

@@ -51,7 +51,7 @@ from vit_jax.runs import safe_io
 FLAGS = flags.FlagValues()  # other commands have flags of the same names
 _CONFIG = cli.define_config(FLAGS)
 _FORMAT = cli.define_format(FLAGS)
-_OUT = flags.DEFINE_string(
+_OUT = cli.define_path(
   'out', None, 'FILE for the JSON, too.', flag_values=FLAGS
 )
 

@@ -11,6 +11,7 @@ The cache is $VIT_JAX_CACHE, else ~/.cache/vit_jax:
 import os
 import pathlib
 
+from vit_jax.config import check_local
 from vit_jax.config import UserError
 
 
@@ -18,9 +19,10 @@ def cache() -> pathlib.Path:
   """Returns the directory of the cache, which may not exist yet.
 
   Raises:
-    UserError: The home directory is not known.
+    UserError: It is an address, or the home directory is not known.
   """
   path = os.environ.get('VIT_JAX_CACHE') or '~/.cache/vit_jax'
+  check_local(path, 'VIT_JAX_CACHE')
   return expand(path).absolute()
 
 

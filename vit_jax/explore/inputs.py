@@ -24,7 +24,7 @@ from vit_jax.config import UserError
 FLAGS = flags.FlagValues()  # its own: other commands have flags of these names
 _CONFIG = cli.define_config(FLAGS)
 cli.define_compile_cache(FLAGS)
-_OUT = flags.DEFINE_string(
+_OUT = cli.define_path(
   'out',
   None,
   'The PNG. Default: runs/data-<config>-<step>.png.',

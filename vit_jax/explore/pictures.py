@@ -67,7 +67,7 @@ _OTHER = flags.DEFINE_string(
 _IMAGES = flags.DEFINE_multi_string(
   'images', [], 'File, folder or pattern of images.', flag_values=FLAGS
 )
-_OUT = flags.DEFINE_string(
+_OUT = cli.define_path(
   'out',
   None,
   'Folder of the report and the pictures. Default: runs/explore-<model>.',

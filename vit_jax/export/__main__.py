@@ -68,7 +68,7 @@ cli.define_compile_cache(FLAGS)
 _TO = flags.DEFINE_enum(
   'to', None, FORMATS, 'What to write.', flag_values=FLAGS
 )
-_OUT = flags.DEFINE_string(
+_OUT = cli.define_path(
   'out',
   None,
   'FILE. Default: named after the model, here, as digits.onnx.',

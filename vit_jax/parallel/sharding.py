@@ -10,6 +10,10 @@ path of a parameter of the unrolled model, as in `blocks_3/mlp/up/kernel`. The
 spec has one entry for each dimension: None, the name of an axis, or several
 names. Where layers are scanned, the stacked dimension is not split. The
 optimizer's state and the moving average are sharded like their parameters.
+
+Where `fsdp` does not divide the dimension that a default rule names, it splits
+the largest other one that it divides, as in big_vision's rule for FSDP
+(`big_vision/sharding.py`); if there is none, the parameter is replicated.
 """
 
 from collections.abc import Callable
@@ -127,11 +131,14 @@ class ParamSharding:
     shape: The shape of the whole parameter.
     spec: One entry for each dimension; () if it is replicated.
     bytes_per_device: The size of one device's shard.
+    lacks_fsdp: Whether a default rule splits it by `fsdp`, which divides none
+      of its dimensions.
   """
 
   shape: tuple[int, ...]
   spec: Spec
   bytes_per_device: int
+  lacks_fsdp: bool = False
 
 
 def shard_params(
@@ -148,18 +155,18 @@ def shard_params(
     The sharding of each parameter by its path.
 
   Raises:
-    UserError: A rule of the config matches nothing or does not fit, or an axis
-      of the mesh does not divide a dimension of a parameter.
+    UserError: A rule of the config matches nothing or does not fit, or another
+      axis than `fsdp` does not divide a dimension of a parameter.
   """
   shardings: dict[str, ParamSharding] = {}
   used: set[str] = set()  # the rules that matched
   for name, x in leaves(params).items():
     shape = tuple(x.shape)
-    spec, rule = _spec(config, sizes, name, shape)
+    spec, rule, lacks_fsdp = _spec(config, sizes, name, shape)
     used.add(rule)
     ways = math.prod(_ways(entry, sizes) for entry in spec)
     size = math.prod(shape) * np.dtype(x.dtype).itemsize
-    shardings[name] = ParamSharding(shape, spec, size // ways)
+    shardings[name] = ParamSharding(shape, spec, size // ways, lacks_fsdp)
   for i, (pattern, _) in enumerate(config.rules):
     if f'config.mesh.rules[{i}]' not in used:
       raise config_lib.UserError(
@@ -174,8 +181,8 @@ def _spec(
   sizes: Mapping[str, int],
   name: str,
   shape: tuple[int, ...],
-) -> tuple[Spec, str]:
-  """Returns the spec of a parameter, and the rule that gives it."""
+) -> tuple[Spec, str, bool]:
+  """Returns a parameter's spec, its rule, and whether it lacks `fsdp`."""
   layers = _unrolled(name, shape)
   found = {_rule(config, layer) for layer in layers}
   if len(found) > 1:
@@ -191,9 +198,47 @@ def _spec(
     spec = ()
   if rule == _DEFAULT and spec == _CONVOLUTION and len(layer_shape) == 5:
     spec = (None, *spec)  # [d, h, w, C, D], of volumes
+  lacks_fsdp = False
+  if rule == _DEFAULT and len(spec) == len(layer_shape):
+    fitted = _with_fsdp(layer_shape, spec, sizes)
+    lacks_fsdp = _has_fsdp(spec) and not _has_fsdp(fitted)
+    spec = fitted
   _check_fits(layers[0], layer_shape, spec, sizes, rule)
   spec = _only_split(spec, sizes)
-  return ((None, *spec) if spec and is_stacked else spec), rule
+  return (None, *spec) if spec and is_stacked else spec, rule, lacks_fsdp
+
+
+def _has_fsdp(spec: Spec) -> bool:
+  return any('fsdp' in entry_axes(entry) for entry in spec)
+
+
+def _with_fsdp(
+  shape: tuple[int, ...], spec: Spec, sizes: Mapping[str, int]
+) -> Spec:
+  """Moves `fsdp` to a dimension that it divides, or leaves it out.
+
+  It stays where it divides the dimension. Otherwise the largest dimension that
+  no other axis splits comes first.
+  """
+  others = [
+    tuple(axis for axis in entry_axes(entry) if axis != 'fsdp')
+    for entry in spec
+  ]
+
+  def is_divided(i: int) -> bool:
+    return shape[i] % (_ways(others[i], sizes) * sizes['fsdp']) == 0
+
+  named = [i for i, entry in enumerate(spec) if 'fsdp' in entry_axes(entry)]
+  if not named or is_divided(named[0]):
+    return spec
+  order = sorted(
+    range(len(shape)), key=lambda i: (_ways(others[i], sizes), -shape[i])
+  )
+  chosen = next((i for i in order if is_divided(i)), None)
+  return tuple(
+    _entry((*axes, 'fsdp') if i == chosen else axes)
+    for i, axes in enumerate(others)
+  )
 
 
 def _rule(config: ml_collections.ConfigDict, name: str) -> tuple[Spec, str]:
@@ -211,10 +256,12 @@ def _only_split(spec: Spec, sizes: Mapping[str, int]) -> Spec:
     tuple(axis for axis in entry_axes(entry) if sizes[axis] > 1)
     for entry in spec
   ]
-  return tuple(
-    None if not axes else axes[0] if len(axes) == 1 else axes
-    for axes in (entries if any(entries) else ())
-  )
+  return tuple(map(_entry, entries)) if any(entries) else ()
+
+
+def _entry(axes: tuple[str, ...]) -> Entry:
+  """Returns the entry that names some axes."""
+  return axes if len(axes) > 1 else axes[0] if axes else None
 
 
 def _check_fits(
@@ -339,6 +386,26 @@ def table(shardings: Mapping[str, ParamSharding]) -> str:
       for rest, p in group.items()
     ]
   return '\n'.join(tables.aligned(rows, right=(3, 4)))
+
+
+def unsplit(
+  shardings: Mapping[str, ParamSharding], sizes: Mapping[str, int]
+) -> str:
+  """Returns a line on the parameters that `fsdp` does not split; '': it does.
+
+  Args:
+    shardings: From `shard_params`.
+    sizes: The size of each axis of the mesh.
+  """
+  names = [name for name, x in shardings.items() if x.lacks_fsdp]
+  if not names:
+    return ''
+  size = sum(shardings[name].bytes_per_device for name in names)
+  return (
+    f'config.mesh.fsdp={sizes["fsdp"]} divides no dimension of'
+    f' {config_lib.counted(len(names), "array")}, {size:,} bytes of which are'
+    f' on every device: {config_lib.some(names)}'
+  )
 
 
 def split_layer(name: str) -> tuple[str, str]:

@@ -102,7 +102,7 @@ _TEMPERATURE = flags.DEFINE_float(
 _SEED = flags.DEFINE_integer(
   'seed', 0, 'Of --sample.', lower_bound=0, flag_values=FLAGS
 )
-_OUTPUT = flags.DEFINE_string(
+_OUTPUT = cli.define_path(
   'output',
   None,
   'Picture of --sample; folder of the maps of a segmentation. Default:'

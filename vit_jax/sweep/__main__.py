@@ -55,7 +55,7 @@ _SWEEP = flags.DEFINE_string(
   'Sweep file; what follows a colon is the argument of its get_sweep().',
   flag_values=FLAGS,
 )
-_WORKDIR = flags.DEFINE_string(
+_WORKDIR = cli.define_path(
   'workdir',
   None,
   'Where the sweep is kept. Default: runs/<sweep>-<time>.',

@@ -25,6 +25,8 @@ def log(experiment: tasks.Trainable) -> None:
   e = experiment
   program, state = e.program, e.program.abstract_state()
   logging.info('%s', sharding.table(program.param_shardings))
+  if line := sharding.unsplit(program.param_shardings, program.mesh.shape):
+    logging.warning('warning: %s', line)
   logging.info('%s', rules_lib.table(program.rules))
   for name, part in e.parts.items():
     if name:

@@ -68,6 +68,7 @@ def run(
     UserError: The config, the data or the directory cannot be used, a step was
       not finite, or memory or disk are too small.
   """
+  config_lib.check_local(workdir, 'workdir')
   path = pathlib.Path(workdir).absolute()
   with reporting.shown(), monitor_lib.Stop() as stop:
     with _explained():
