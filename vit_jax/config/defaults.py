@@ -308,7 +308,8 @@ def _optim() -> ml_collections.ConfigDict:
   optim = ml_collections.ConfigDict()
   # 'adamw', 'sgd', 'lamb', 'lars', 'lion', 'adafactor', 'muon' or
   # 'adam_big_vision'. The last is Adam whose weight decay is multiplied by the
-  # schedule, scaled to a maximum of 1, and not by the learning rate.
+  # schedule, scaled to a maximum of 1, and not by the learning rate. Or a
+  # function with its options: 'optax:adan(b1=0.98)', 'my_module:my_optimizer'.
   optim.name = 'adamw'
   optim.learning_rate = 1e-3  # the maximum, which is reached after the warm-up
   # 'cosine', 'linear' and 'poly', from learning_rate to final_factor of it;

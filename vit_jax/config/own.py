@@ -1,19 +1,23 @@
-"""Finds the classes that a config names, in a package or in a user's module.
+"""Finds the classes and functions that a config names.
 
 A package has one file for each class; a user's class is named as
 'my_module:MyClass'. Classes need no registration.
 """
 
+from collections.abc import Callable
 import importlib
 import inspect
 import os
 import pkgutil
 import re
 import traceback
+import types
 from typing import Any
+from typing import cast
 
 from vit_jax.config import modules
 from vit_jax.config import near_paths
+from vit_jax.config import parts
 from vit_jax.config.errors import one_line
 from vit_jax.config.errors import some
 from vit_jax.config.errors import UserError
@@ -77,7 +81,64 @@ def load_own(name: str, key: str, kind: type) -> Any:
     UserError: There is no such module or class, its import fails, or it is of
       another kind.
   """
-  module_name, _, class_name = name.partition(':')
+  module, found = _imported(name, key)
+  if not isinstance(found, type) or not issubclass(found, kind):
+    problem = 'has no' if found is None else 'has another'
+    there = [
+      name
+      for name, x in vars(module).items()
+      if isinstance(x, type) and issubclass(x, kind) and x is not kind
+    ]
+    has = f'; it has {some(there)}' if there else ''
+    module_name, _, class_name = name.partition(':')
+    raise UserError(
+      f'config.{key}={name}: {module_name} {problem} class {class_name!r},'
+      f' which must be a {kind.__module__}.{kind.__name__}{has}'
+    )
+  return found
+
+
+def load_function(name: str, key: str, argument: str) -> Callable[..., Any]:
+  """Imports a function of the user's, or of a library.
+
+  Args:
+    name: 'my_module:my_function', as for `load_own`.
+    key: Key of the config that holds the name, for errors.
+    argument: Name of an argument that it must take.
+
+  Raises:
+    UserError: There is no such module or function, its import fails, or it does
+      not take the argument.
+  """
+  module, found = _imported(name, key)
+  if not _takes(found, argument):
+    problem = 'has no' if found is None else 'has another'
+    module_name, _, function = name.partition(':')
+    there = [x for x, value in vars(module).items() if _takes(value, argument)]
+    raise UserError(
+      f'config.{key}={name}: {module_name} {problem} function {function!r},'
+      f' which must take {argument}: {parts.nearest(function, there)}'
+    )
+  return cast(Callable[..., Any], found)
+
+
+def _takes(function: Any, argument: str) -> bool:
+  """Whether something is a function that takes an argument of that name."""
+  try:
+    return callable(function) and argument in (
+      inspect.signature(function).parameters
+    )
+  except ValueError:  # a builtin one, without a signature
+    return False
+
+
+def _imported(name: str, key: str) -> tuple[types.ModuleType, Any]:
+  """Returns the module of 'my_module:name', and its object, None if none.
+
+  Raises:
+    UserError: There is no such module, or its import fails.
+  """
+  module_name, _, attribute = name.partition(':')
   where = f'config.{key}={name}'
   try:
     module = modules.import_module(module_name)
@@ -92,20 +153,10 @@ def load_own(name: str, key: str, kind: type) -> Any:
       f'{where}: importing {module_name} failed:'
       f' {type(e).__name__}: {one_line(e)}{_line_of(e)}'
     ) from e
-  found = getattr(module, class_name, None)
-  if not isinstance(found, type) or not issubclass(found, kind):
-    problem = 'has no' if found is None else 'has another'
-    there = [
-      name
-      for name, x in vars(module).items()
-      if isinstance(x, type) and issubclass(x, kind) and x is not kind
-    ]
-    has = f'; it has {some(there)}' if there else ''
-    raise UserError(
-      f'{where}: {module_name} {problem} class {class_name!r}, which must be a'
-      f' {kind.__module__}.{kind.__name__}{has}'
-    )
-  return found
+  found: Any = module
+  for part in attribute.split('.'):
+    found = getattr(found, part, None)
+  return module, found
 
 
 def _advice(module: str) -> str:

@@ -7,6 +7,7 @@ from vit_jax.optim import optimizers
 from vit_jax.optim import rules
 from vit_jax.optim import schedules
 from vit_jax.optim.optimizers import make_optimizer
+from vit_jax.optim.optimizers import Optimizer
 from vit_jax.optim.schedules import check_lengths
 from vit_jax.optim.schedules import half_cosine
 from vit_jax.optim.schedules import Lengths
@@ -15,6 +16,7 @@ from vit_jax.optim.schedules import make_schedule
 
 __all__ = [
   'Lengths',
+  'Optimizer',
   'check',
   'check_lengths',
   'half_cosine',

@@ -1,8 +1,9 @@
 """Makes optax optimizers from `config.optim`.
 
-An optimizer maps gradients to the direction of the update. The train step
+A listed optimizer maps gradients to the direction of the update. The train step
 multiplies it by the learning rate, the factors of `rules` and -1, so that the
-learning rate depends only on the step and is not in the optimizer's state.
+learning rate depends only on the step and is not in the optimizer's state. The
+function of `optim.named` gets the rate of the step itself.
 
 A scanned model gets the same updates as the unrolled one: statistics of a whole
 array, such as norms, are computed separately for each layer.
@@ -12,6 +13,7 @@ from collections.abc import Callable
 import math
 import re
 from typing import Any
+from typing import NamedTuple
 from typing import TypeAlias
 
 import jax
@@ -24,6 +26,7 @@ from optax import contrib
 from vit_jax import config as config_lib
 from vit_jax.models import stack
 from vit_jax.optim import arrays
+from vit_jax.optim import named
 from vit_jax.optim import rules
 from vit_jax.parallel import sharding
 
@@ -52,7 +55,14 @@ def check(config: ml_collections.ConfigDict) -> None:
   Raises:
     UserError: One of them cannot work.
   """
-  config_lib.one_of(config, 'optim.name', NAMES)
+  if named.is_named(config.optim.name):
+    named.check(config.optim)
+  elif config.optim.name not in NAMES:
+    raise config_lib.UserError(
+      f'config.optim.name is {config.optim.name!r}: choose one of'
+      f' {", ".join(NAMES)}, or a function of optax or of your own, as'
+      " 'optax:adan(b1=0.98)'"
+    )
   config_lib.one_of(config, 'optim.momentum_dtype', ('float32', 'bfloat16'))
   for key in _NOT_NEGATIVE:
     config_lib.at_least(config, f'optim.{key}', 0)
@@ -66,11 +76,25 @@ def check(config: ml_collections.ConfigDict) -> None:
     )
 
 
-def make_optimizer(config: ml_collections.ConfigDict) -> Transformation:
-  """Returns the transformation that maps gradients to update directions.
+class Optimizer(NamedTuple):
+  """A transformation of gradients.
 
-  Its `update` takes one more argument, `decay`: a factor of all weight decays,
-  as from `schedules.make_decay`; 1 by default.
+  Attributes:
+    init: Maps parameters to the state.
+    update: Maps gradients, state and parameters to directions and the new
+      state. It also takes `decay`, a factor of all weight decays, as from
+      `schedules.make_decay`, 1 by default; and `learning_rate`, that of the
+      step, by default the maximum.
+    has_rate: Whether directions are multiplied by the learning rate already.
+  """
+
+  init: Callable[..., Any]
+  update: Callable[..., tuple[Any, Any]]
+  has_rate: bool
+
+
+def make_optimizer(config: ml_collections.ConfigDict) -> Optimizer:
+  """Returns the optimizer of a config.
 
   Args:
     config: `config.optim`, checked.
@@ -82,7 +106,12 @@ def make_optimizer(config: ml_collections.ConfigDict) -> Transformation:
     parts.append(arrays.per_layer(_clip_adaptive(config.clip_adaptive)))
   if config.clip_norm:
     parts.append(optax.clip_by_global_norm(config.clip_norm))
-  return optax.chain(*parts, *_OPTIMIZERS[config.name](config))
+  if named.is_named(config.name):
+    parts += [named.negative_change(config), _decay_by_rate(config)]
+  else:
+    parts += _OPTIMIZERS[config.name](config)
+  chain = optax.chain(*parts)
+  return Optimizer(chain.init, chain.update, named.is_named(config.name))
 
 
 def _adamw(config: ml_collections.ConfigDict) -> list[Transformation]:
@@ -235,6 +264,24 @@ def _decay(
   return optax.GradientTransformationExtraArgs(
     lambda _: optax.EmptyState(), update
   )
+
+
+def _decay_by_rate(config: ml_collections.ConfigDict) -> Transformation:
+  """Adds the weight decay of each parameter, times the learning rate."""
+  plain = _decay(config)
+
+  def update(
+    updates: optax.Updates,
+    state: Any,
+    params: optax.Params | None = None,
+    *,
+    decay: jax.typing.ArrayLike = 1.0,
+    learning_rate: jax.typing.ArrayLike = config.learning_rate,
+    **_: Any,
+  ) -> tuple[optax.Updates, Any]:
+    return plain.update(updates, state, params, decay=decay * learning_rate)
+
+  return optax.GradientTransformationExtraArgs(plain.init, update)
 
 
 def _trust_ratio(

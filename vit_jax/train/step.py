@@ -16,6 +16,7 @@ import optax
 
 from vit_jax import config as config_lib
 from vit_jax import objectives
+from vit_jax import optim
 from vit_jax.data.device import views
 from vit_jax.data.device.rng import Rng
 from vit_jax.objectives import base
@@ -104,7 +105,7 @@ def init_params(
 
 def init_state(
   config: ml_collections.ConfigDict,
-  optimizer: optax.GradientTransformation,
+  optimizer: optim.Optimizer,
   rules: rules_lib.Rules,
   params: objectives.Params,
   extra: objectives.Extra,
@@ -220,7 +221,7 @@ def make_update(
   rules: rules_lib.Rules,
   schedule: Schedule,
   decay: Schedule,
-  optimizer: optax.GradientTransformationExtraArgs,
+  optimizer: optim.Optimizer,
   moves_statistics: bool = False,
 ) -> Callable[..., Update]:
   """Returns `(state, batch, step) -> Update`.
@@ -244,7 +245,11 @@ def make_update(
     loss, means, grads, extra = gradient(state, batch, step)
     learning_rate = schedule(step)
     direction, opt_state = optimizer.update(
-      grads, state.opt_state, trained, decay=decay(step)
+      grads,
+      state.opt_state,
+      trained,
+      decay=decay(step),
+      learning_rate=learning_rate,
     )
     direction = rules.scale(direction, step)
 
@@ -253,8 +258,9 @@ def make_update(
       merged = rules_lib.merge(params, state.params)
       return params, after_update(extra, merged, step, state.extra)
 
-    params, after = moved(learning_rate)
-    stored = moved(_disguised(learning_rate))
+    rate = 1.0 if optimizer.has_rate else learning_rate
+    params, after = moved(rate)
+    stored = moved(_disguised(rate))
     frozen = state.params
     if moves_statistics:
       frozen = base.updated(frozen, after.get(base.STATISTICS, {}))
