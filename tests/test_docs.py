@@ -88,6 +88,9 @@ MODULES = {
   'export': 'tests/export/test_export.py::test_the_command',
   'main --config=configs/cifar10': CONFIGS,
   'main --config=configs/digits.py --config.seed=1': HERE,
+  'main --config=configs/digits.py --config.optim.name': (
+    'tests/optim/test_named.py::test_is_the_function_of_optax'
+  ),
   'main --config=configs/digits.py --workdir=/shared': 'tests/parallel/'
   'test_processes.py::test_killed_and_resumed_on_any_number',
   'main --config=configs/digits.py --workdir=runs': '.ci/run',

@@ -3,6 +3,7 @@
 import functools
 import inspect
 
+import documented
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -192,10 +193,13 @@ def test_mistakes_are_one_line(settings, message, own):
 
 
 @pytest.mark.slow
-def test_a_run_is_reproduced(own, tmp_path, caplog):
-  """With layer decay, frozen parameters and accumulation, on scanned layers."""
+def test_a_run_is_reproduced(tmp_path, caplog, monkeypatch):
+  """That of docs/configs.md, with all that may be around it."""
+  (code,) = documented.blocks('docs/configs.md', 'python')
+  (tmp_path / 'my_optimizer.py').write_text(code)
+  monkeypatch.syspath_prepend(str(tmp_path))
   config = tiny.config(
-    optim__name='own_optimizers:signed(scale=0.1)',
+    optim__name='my_optimizer:signed(momentum=0.95)',
     optim__weight_decay=0.1,
     optim__layer_decay=0.5,
     optim__freeze='^patch_embedding/',
