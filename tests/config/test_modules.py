@@ -105,9 +105,8 @@ def test_a_file_that_is_a_config_and_a_module_runs_once(file, name, first):
 
 def test_a_command_runs_it_once(capsys):
   path = write(pathlib.Path('of_command.py'), 'of_command')
-  depth = '--config.model.depth=1'
-  assert commands.run(summary, f'--config={path}', depth, '--nomemory') == 0
-  assert 'blocks_0 ' in capsys.readouterr().out
+  assert commands.run(summary, f'--config={path}', '--keys=depth') == 0
+  assert 'model.depth ' in capsys.readouterr().out
   assert runs(path) == 1
 
 

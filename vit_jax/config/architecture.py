@@ -51,6 +51,7 @@ def model() -> ml_collections.ConfigDict:
   # The tokens with a learned position: 'all'; 'class', the class token and the
   # patches; or 'patches'.
   keys.position_tokens = config_dict.placeholder(str)
+  # A learned token before the patches, which the head may read.
   keys.class_token = config_dict.placeholder(bool)
   keys.distillation_token = config_dict.placeholder(bool)  # as in DeiT
   # Whether the distillation token has a head of its own.
@@ -73,6 +74,7 @@ def model() -> ml_collections.ConfigDict:
   keys.layer_scale = config_dict.placeholder(float)
   keys.layer_scale_mlp = config_dict.placeholder(bool)  # False: attention alone
   keys.qk_norm = config_dict.placeholder(bool)  # normalize queries and keys
+  # Biases of queries, keys and values.
   keys.qkv_bias = config_dict.placeholder(bool)
   # With qkv_bias: whether keys have one, too.
   keys.key_bias = config_dict.placeholder(bool)

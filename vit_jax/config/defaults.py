@@ -231,6 +231,7 @@ def _objective() -> ml_collections.ConfigDict:
   # 'softmax'; 'sigmoid', a binary loss for each class; or 'sigmoid_any', where
   # the target of both classes of a mixed image is 1, whatever their shares.
   objective.loss = 'softmax'
+  # Share of the target that all classes get alike.
   objective.label_smoothing = 0.0
   # Weights of the classes in the training loss. If n_c of N images are in class
   # c of K, 'balanced' is N / (K n_c), and 'inverse' is proportional to 1 / n_c
@@ -279,7 +280,7 @@ def _train() -> ml_collections.ConfigDict:
   # draws one (FlexiViT): the parameters, those of the model's own patch size,
   # are resized to it. (): the model's own alone.
   train.patch_sizes = ()
-  train.log_every = '50 steps'
+  train.log_every = '50 steps'  # time between rows of metrics.jsonl
   train.dtype = 'float32'  # type in which layers compute; or 'bfloat16'
   # 'rbg' is faster on TPU, but its masks of dropout depend on the mesh and on
   # train.accumulation, which a resumed run then cannot change.
@@ -317,7 +318,7 @@ def _optim() -> ml_collections.ConfigDict:
   # which falls as 1 / sqrt(t) until a linear cooldown.
   optim.schedule = 'cosine'
   optim.warmup = '0 steps'  # linear, from warmup_factor of the maximum
-  optim.warmup_factor = 0.0
+  optim.warmup_factor = 0.0  # learning rate at the start / learning_rate
   # Whether the last step of the warm-up has the maximum already, as in DINO's
   # code, and not only the step after it.
   optim.warmup_inclusive = False
@@ -353,9 +354,10 @@ def _optim() -> ml_collections.ConfigDict:
   # For 'lars': the norm of an update before momentum, at learning rate 1, as a
   # multiple of the parameter's norm.
   optim.trust_coefficient = 1e-3
-  optim.b1 = 0.9
-  optim.b2 = 0.999  # Lion: usually 0.99; Adafactor: the largest decay
-  optim.eps = 1e-8
+  optim.b1 = 0.9  # decay of the first moment, as of Adam and Lion
+  # Decay of the second moment. Lion: usually 0.99; Adafactor: the largest.
+  optim.b2 = 0.999
+  optim.eps = 1e-8  # Adam and LAMB: added to the root of the second moment
   optim.momentum = 0.9  # for 'sgd', 'lars' and 'muon'
   # Type of the first moment or the momentum; 'bfloat16' halves its memory.
   optim.momentum_dtype = 'float32'
@@ -393,7 +395,7 @@ def _sam() -> ml_collections.ConfigDict:
 
 def _checkpoint() -> ml_collections.ConfigDict:
   checkpoint = ml_collections.ConfigDict()
-  checkpoint.every = '1 epochs'
+  checkpoint.every = '1 epochs'  # time between checkpoints
   checkpoint.keep = 2  # number of newest checkpoints kept; at least 2
   checkpoint.keep_every = ''  # also keep one per period: '50 epochs'
   checkpoint.best = ''  # also keep the best by this metric: 'val/accuracy'

@@ -184,6 +184,12 @@ def meant(key: str, known: Collection[str], prefix: str = '') -> str:
   return f'it is a group of keys, as {prefix}{group[0]}' if group else ''
 
 
+def keys_called(name: str) -> list[str]:
+  """Returns the keys that other libraries call by a name, as 'lr'."""
+  found = _KEYS_OF.get(name.lower().replace('-', '_').replace(' ', '_'), ())
+  return [x.partition(' ')[0] for x in found]
+
+
 def is_checkpoint(name: str) -> bool:
   """Whether a flag of this name, in other libraries, names a checkpoint."""
   meant = [*_KEYS_OF.get(name, ()), _FLAG_OF.get(name, '')]

@@ -7,6 +7,14 @@ The columns are the shape of the output (for B images), the number of
 parameters, whether they are trainable (yes, no or part), and the GFLOP of
 matrix products and convolutions in a forward pass of one image.
 
+  python -m vit_jax.summary --config=configs/digits.py --keys
+  python -m vit_jax.summary --config=configs/digits.py --keys='learning rate'
+
+lists the keys of the config instead, each with its value in force (defaults and
+those of the named model included) and its meaning: all of them, or those with
+these words in their name or meaning, or which other libraries call so. None is
+what the data or the checkpoint decide, or what is off. Nothing is opened.
+
 For a config or a work directory, the memory for training at its batch size
 follows, as planned by the compiler of this machine's backend; --nomemory leaves
 it out, and compiles nothing.
@@ -46,8 +54,9 @@ optimizer, average, activations, total; null where it is not known), and plan
 collectives (bytes a step), flops and model_flops (a step, of a device),
 unknown_loops, seconds, estimates (times in seconds) and the assumptions behind
 them; ahead, the compiled step (null without a topology): see
-`ahead.step.Ahead`; and fit (null without --fit): see `ahead.fit.Fit`. --json is
-short for --format=json.
+`ahead.step.Ahead`; and fit (null without --fit): see `ahead.fit.Fit`. With
+--keys it is {key: {"value": ..., "meaning": ...}}. --json is short for
+--format=json.
 """
 
 import dataclasses
@@ -123,6 +132,17 @@ _FIT = flags.DEFINE_bool(
   'Find the largest batch that fits on --hardware=v5e:4x4.',
   flag_values=FLAGS,
 )
+_KEYS: flags.FlagHolder[str | None] = flags.DEFINE_flag(
+  flags.Flag(
+    flags.ArgumentParser(),
+    flags.ArgumentSerializer(),
+    'keys',
+    None,
+    'List the keys of the config; --keys=WORD: those that have the word.',
+    boolean=True,  # so that it may stand without a value, which is 'true'
+  ),
+  FLAGS,
+)
 _JSON = flags.DEFINE_bool(
   'json', False, 'Same as --format=json.', flag_values=FLAGS
 )
@@ -131,11 +151,16 @@ _FORMAT = cli.define_format(FLAGS)
 
 def main(argv: list[str]) -> int:
   """Shows the summary, and returns the exit status."""
+  if _KEYS.value is not None and argv[1:]:
+    raise UserError(f"write the words after =, as in --keys='{argv[1]}'")
   cli.refuse_arguments(argv)
   if (_CONFIG.value is None) == (FLAGS['from'].value is None):
     raise UserError(
       'name one model: --config=configs/digits.py, or --from=runs/digits'
     )
+  if _KEYS.value not in (None, 'false'):
+    _print_keys('' if _KEYS.value == 'true' else _KEYS.value)
+    return 0
   plans = any(x.value is not None for x in (_DEVICES, _MESH, _HARDWARE))
   plans = plans or _FIT.value
   if plans:
@@ -160,6 +185,22 @@ def main(argv: list[str]) -> int:
   else:
     print('\n'.join(_as_text(rows, memory, planned)))
   return 0
+
+
+def _print_keys(word: str) -> None:
+  """Prints the keys of a config, or of that of a work directory."""
+  from vit_jax.summary import keys
+
+  config, path = _CONFIG.value, str(FLAGS['from'].value)
+  if config is None:
+    config = _stored_config(path)
+  if config is None:
+    raise UserError(f'--from={path} is no work directory, which has a config')
+  found = keys.find(config, word)
+  if _JSON.value or _FORMAT.value == 'json':
+    print(json.dumps(keys.as_json(found)))
+  else:
+    print(keys.table(found))
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,0 +1,102 @@
+"""The keys of a config, with the values in force and their meanings."""
+
+import dataclasses
+import re
+from typing import Any
+from typing import TYPE_CHECKING
+
+from vit_jax import config as config_lib
+from vit_jax.config import explained
+from vit_jax.config import synonyms
+from vit_jax.config import tables
+from vit_jax.config import UserError
+
+if TYPE_CHECKING:
+  import ml_collections
+
+
+@dataclasses.dataclass(frozen=True)
+class Key:
+  """A key of a config.
+
+  Attributes:
+    key: As 'optim.learning_rate'.
+    value: The value in force; None: it comes from the data or the checkpoint,
+      or is off.
+    meaning: What it is for; '' for an option of an objective.
+  """
+
+  key: str
+  value: Any
+  meaning: str
+
+
+def find(config: 'ml_collections.ConfigDict', word: str = '') -> list[Key]:
+  """Returns the keys of a config in the order of their names.
+
+  Args:
+    config: The config; neither its data nor a checkpoint is opened.
+    word: Words that must be in the key or its meaning, or another library's
+      name of it, as 'lr'; '': all keys.
+
+  Raises:
+    UserError: The config cannot work, or no key has the words.
+  """
+  keys = [
+    Key(key, value, config_lib.meaning(key))
+    for key, value in config_lib.flatten(_in_force(config))
+  ]
+  called = synonyms.keys_called(word)
+  found = [x for x in keys if _has(x, word) or x.key in called]
+  if not found:
+    hint = synonyms.meant(word, [x.key for x in keys], '--config.')
+    raise UserError(
+      f'--keys={word}: no key has this in its name or meaning'
+      + (f'; {hint}' if hint else '')
+    )
+  return found
+
+
+def _has(key: Key, word: str) -> bool:
+  text = _plain(f'{key.key} {key.meaning}')
+  return all(part in text for part in _plain(word).split())
+
+
+def _plain(text: str) -> str:
+  return re.sub(r'[\W_]+', ' ', text).lower()
+
+
+def _in_force(
+  config: 'ml_collections.ConfigDict',
+) -> 'ml_collections.ConfigDict':
+  """Returns a config with what its data need not say: options and model."""
+  from vit_jax import models  # after the flags, since these import jax
+  from vit_jax import objectives
+  from vit_jax.weights import initial
+
+  config_lib.check(config)
+  config = config.copy_and_resolve_references()
+  if not config.tasks:
+    objectives.fill_options(config)
+  if not config.init_from.path:
+    initial.fill(config, None)
+  if config.model.name != config_lib.INIT_FROM:
+    with explained('config.model', ValueError):
+      fields = models.fields_of(models.from_config(config.model, 0))
+    for key, value in fields.items():
+      if key != 'num_classes' and key in config.model:
+        with config.model.ignore_type():
+          config.model[key] = value
+  return config
+
+
+def as_json(keys: list[Key]) -> dict[str, Any]:
+  """Returns keys as for JSON: `{key: {'value': ..., 'meaning': ...}}`."""
+  return {x.key: {'value': x.value, 'meaning': x.meaning} for x in keys}
+
+
+def table(keys: list[Key]) -> str:
+  """Returns a line for each key."""
+  return '\n'.join(
+    tables.aligned([(x.key, repr(x.value), x.meaning) for x in keys])
+  )
