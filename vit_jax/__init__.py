@@ -15,14 +15,14 @@ if TYPE_CHECKING:
   from vit_jax import config as config
   from vit_jax import explore as explore
   from vit_jax import train as train
-  from vit_jax.models import create_model as create_model
   from vit_jax.objectives.loading import load as load
   from vit_jax.weights.features import embeddings as embeddings
   from vit_jax.weights.features import features as features
+  from vit_jax.weights.model_fields import create_model as create_model
   from vit_jax.weights.published import list_models as list_models
 
 _MODULES = {
-  'create_model': 'vit_jax.models',
+  'create_model': 'vit_jax.weights.model_fields',
   'embeddings': 'vit_jax.weights.features',
   'features': 'vit_jax.weights.features',
   'list_models': 'vit_jax.weights.published',

@@ -32,6 +32,7 @@ _CALLED = {
     ' ckpt_every ckpt_steps checkpoint_interval'
   ),
   'checkpoint.keep': 'max_to_keep keep_checkpoints save_total_limit',
+  'data.channels': 'in_chans in_channels num_channels',
   'data.crop_ratio': 'ratio aspect_ratio',
   'data.crop_scale': 'scale rrc_scale',
   'data.dir': 'data_dir tfds_data_dir',
@@ -188,6 +189,25 @@ def keys_called(name: str) -> list[str]:
   """Returns the keys that other libraries call by a name, as 'lr'."""
   found = _KEYS_OF.get(name.lower().replace('-', '_').replace(' ', '_'), ())
   return [x.partition(' ')[0] for x in found]
+
+
+def field_meant(name: str, known: Collection[str]) -> str:
+  """Returns a suggestion for an unknown field of a model; '' if there is none.
+
+  Args:
+    name: The unknown field, as 'drop_path'.
+    known: The fields of the model.
+  """
+  if is_checkpoint(name):
+    return 'a model with its weights is vit_jax.load(PATH or name)'
+  keys = keys_called(name)
+  fields = [x.removeprefix('model.') for x in keys]
+  fields = [x for x in fields if x in known]
+  if fields:
+    return _ask(fields, '')
+  if keys:
+    return f'it is no part of the model, but config.{keys[0]}'
+  return ''
 
 
 def is_checkpoint(name: str) -> bool:

@@ -112,8 +112,25 @@ def load(
     raise UserError(
       f'{where} is an array of type {array.dtype} and shape {array.shape}:'
       ' it must be uint8 (0 to 255) or uint16, [h, w] or [h, w, 1 to 4]'
+      f'{_advice(array)}'
     )
   return decode.to_channels(levels.keep(array, where), channels)
+
+
+def _advice(array: np.ndarray) -> str:
+  """Returns what to do about an array that is no image of stored values."""
+  if array.ndim == 4:
+    return '; of several images give the array itself, not a list of it'
+  if array.ndim == 3 and array.shape[0] <= 4:
+    return '; channels come last, as in image.transpose(1, 2, 0)'
+  if not np.issubdtype(array.dtype, np.floating):
+    return ''
+  scaled = '(255 * image).round().astype(np.uint8)'
+  return (
+    f'. If its values are from 0 to 1, give {scaled}; if it is cropped and'
+    " normalised already, give batches to vit.model.apply({'params':"
+    ' vit.params}, images)'
+  )
 
 
 def _from_pil(image: Any) -> np.ndarray:

@@ -147,7 +147,7 @@ def damage_advice(
     what = shlex.quote(folder_path(name))
   return (
     f'; to train without such files, run python -m vit_jax.data check {what}'
-    ' --out=damaged.json, and set data.skip_damaged=damaged.json'
+    ' --out=damaged.json, and add --config.data.skip_damaged=damaged.json'
   )
 
 

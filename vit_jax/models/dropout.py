@@ -43,9 +43,18 @@ class DropoutKey(NamedTuple):
 def key_of(
   model: nn.Module, batch_size: int, train: bool, rows: jax.Array | None
 ) -> DropoutKey | None:
-  """Returns a model's key for a step; None when not training."""
+  """Returns a model's key for a step; None when not training.
+
+  Raises:
+    ValueError: It is given none in training.
+  """
   if not train:
     return None
+  if not model.has_rng('dropout'):
+    raise ValueError(
+      'train=True needs a key for dropout: model.apply(..., train=True,'
+      " rngs={'dropout': jax.random.key(0)})"
+    )
   if rows is None:
     rows = jnp.arange(batch_size, dtype=jnp.int32)
   return DropoutKey(model.make_rng('dropout'), rows)

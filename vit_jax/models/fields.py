@@ -11,6 +11,7 @@ uses it, to `vit_jax/config/architecture.py`, and to each module of
 """
 
 from collections.abc import Mapping
+from collections.abc import Sequence
 import dataclasses
 import difflib
 import enum
@@ -19,6 +20,25 @@ import reprlib
 import types
 import typing
 from typing import Any
+
+
+class UnknownFieldError(ValueError):
+  """A model has no field of a name.
+
+  Attributes:
+    what: The error without advice.
+    name: The name.
+    known: The fields that there are.
+  """
+
+  def __init__(self, module: type[Any], name: str, known: Sequence[str]):
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.7)
+    hint = (
+      f'did you mean {near[0]!r}?' if near else f'it has {", ".join(known)}'
+    )
+    self.what = f'a {module.__name__} has no field {name!r}'
+    self.name, self.known = name, tuple(known)
+    super().__init__(f'{self.what}: {hint}')
 
 
 class Kind(enum.Enum):
@@ -105,16 +125,13 @@ def checked(module: type[Any], values: Mapping[str, Any]) -> dict[str, Any]:
   Lists (from JSON) become tuples, and a single patch size becomes a pair.
 
   Raises:
-    ValueError: There is no such field, or a value has another type.
+    UnknownFieldError: There is no such field.
+    ValueError: A value has another type.
   """
   known = list(of(module))
   for key in values:
     if key not in known:
-      near = difflib.get_close_matches(key, known, n=1, cutoff=0.7)
-      hint = (
-        f'did you mean {near[0]!r}?' if near else f'it has {", ".join(known)}'
-      )
-      raise ValueError(f'a {module.__name__} has no field {key!r}: {hint}')
+      raise UnknownFieldError(module, key, known)
   result = {
     key: tuple(value) if isinstance(value, list) else value
     for key, value in values.items()

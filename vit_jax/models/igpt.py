@@ -20,6 +20,7 @@ from vit_jax.models import encoder
 from vit_jax.models import fields
 from vit_jax.models import heads
 from vit_jax.models import initializers as initializers_lib
+from vit_jax.models import inputs
 from vit_jax.models import spec as spec_lib
 from vit_jax.models import stack
 from vit_jax.models.fields import Kind
@@ -165,6 +166,8 @@ class IGPT(heads.Classifier, PixelSpec):
     """
     ids = self._ids(images)
     starts, d, n = self.starts, self.hidden_size, ids.shape[1]
+    path = ('position_embedding',)
+    inputs.check_tokens(self, images.shape[1:-1], (1, 1), n, path, axis=1)
     # The last row is the start token.
     table = self.param('token_embedding', starts.patch, (self.colours + 1, d))
     position = self.param('position_embedding', starts.position, (1, n, d))
@@ -199,6 +202,7 @@ class IGPT(heads.Classifier, PixelSpec):
         ' image: give the ids of colours, or load it with a'
         ' preprocessor_config.json that has clusters'
       )
+    inputs.check_images(self, images, ('clusters',))
     shape = (self.colours, images.shape[-1])
     clusters = self.param('clusters', nn.initializers.normal(1.0), shape)
     clusters = jax.lax.stop_gradient(clusters)

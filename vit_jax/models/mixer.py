@@ -15,6 +15,7 @@ from vit_jax.models import embedding
 from vit_jax.models import fields
 from vit_jax.models import heads
 from vit_jax.models import initializers as initializers_lib
+from vit_jax.models import inputs
 from vit_jax.models import mlp
 from vit_jax.models import spec as spec_lib
 from vit_jax.models import stack
@@ -130,6 +131,8 @@ class Mixer(heads.Classifier, MixerSpec):
     Raises:
       ValueError: The image's size is not a multiple of the patch's.
     """
+    kernel = 'patch_embedding', 'kernel'
+    inputs.check_images(self, images, kernel, self.patch_size)
     key = dropout.key_of(self, images.shape[0], train, rows)
     x = embedding.PatchEmbedding(
       self.hidden_size,
@@ -141,6 +144,10 @@ class Mixer(heads.Classifier, MixerSpec):
     # No position embeddings: the MLP over tokens depends on their order anyway
     # (section 2 of the paper).
     x = x.reshape(x.shape[0], -1, self.hidden_size)  # [B, T, D]
+    size = images.shape[1:-1]
+    for layers, axis in (('blocks_0', 0), ('blocks', 1)):
+      path = layers, 'token_mlp', 'up', 'kernel'
+      inputs.check_tokens(self, size, self.patch_size, x.shape[1], path, axis)
     x = stack.apply_blocks(self, MixerBlock, MixerSpec.take(self), x, key)
     x = self.layer_norm('norm')(x)
     return {'tokens': x, 'features': x.mean(axis=1).astype(jnp.float32)}

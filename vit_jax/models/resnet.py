@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from vit_jax.models import fields
 from vit_jax.models import heads
 from vit_jax.models import initializers as initializers_lib
+from vit_jax.models import inputs
 
 # Units in each stage, and the width factor: Section 3 and Table 1 of the BiT
 # paper.
@@ -305,6 +306,7 @@ class BiT(heads.Classifier):
       mutable.
     """
     del train, rows
+    inputs.check_images(self, images, ('stem', 'conv', 'kernel'))
     conv = functools.partial(
       StdConv,
       padding='FIXED',

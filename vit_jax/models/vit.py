@@ -19,6 +19,7 @@ from vit_jax.models import encoder
 from vit_jax.models import experts
 from vit_jax.models import fields
 from vit_jax.models import heads
+from vit_jax.models import inputs
 from vit_jax.models import merging
 from vit_jax.models import positions
 from vit_jax.models import projection
@@ -277,6 +278,10 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
   ) -> tuple[jax.Array, spec_lib.Context]:
     """Returns tokens with their positions, [B, T, D], and the context."""
     d, starts = self.hidden_size, self.starts
+    if grids is None:
+      is_plain = self.resnet_stages is None
+      first = ('patch_embedding',) if is_plain else ('stem', 'conv')
+      inputs.check_images(self, images, (*first, 'kernel'), self.patch_size)
     x = images
     if self.resnet_stages is not None:
       x = resnet.ResNetStem(
@@ -305,6 +310,16 @@ class Trunk(nn.Module, spec_lib.EncoderSpec, heads.PoolSpec):
       x += table.astype(x.dtype)
     if self.position_embedding in LEARNED:
       p = self.positioned_prefix
+      if grids is None:
+        inputs.check_tokens(
+          self,
+          images.shape[1:-1],
+          self.patch_size if self.resnet_stages is None else (),
+          p + x.shape[1],
+          ('position_embedding',),
+          axis=1,
+          others=p,
+        )
       position = positions.learned(self, tuple(grid), grids).astype(x.dtype)
       x += position[:, p:]
       others = (0, prefix.shape[1] - p)

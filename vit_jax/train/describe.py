@@ -73,6 +73,14 @@ def _log_part(e: Experiment) -> None:
       ' has some of them several times',
       *(e.config.train.batch_size, counted(len(e.source), 'example')),
     )
+  target = program.objective.target
+  names = e.source.features[target[0]].names if target else ()
+  if target and target[0] in _WITH_NAMES and len(names) == 1:
+    logging.warning(
+      'warning: %s has one class alone, %r: any model is right, and none learns'
+      ' anything; a second class needs a folder or rows of its own',
+      *(e.config.data.name, names[0]),
+    )
   for line in program.objective.describe(e.source):
     logging.info('%s', line)
   sampling = balance.make(e.source, e.config.data.balance)

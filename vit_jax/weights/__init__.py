@@ -30,6 +30,7 @@ from vit_jax.weights import batched
 from vit_jax.weights import download
 from vit_jax.weights import edit
 from vit_jax.weights import fit
+from vit_jax.weights import model_fields
 from vit_jax.weights import origin as origin_lib
 from vit_jax.weights import preprocessing
 from vit_jax.weights import published
@@ -229,7 +230,8 @@ class Loaded:
     if 'dtype' in overrides:
       fields['dtype'] = _dtype(fields['dtype'])
     try:
-      return models.model_of(type(self.model), fields)
+      with model_fields.explained():
+        return models.model_of(type(self.model), fields)
     except ValueError as e:
       raise config_lib.UserError(config_lib.one_line(e)) from None
 

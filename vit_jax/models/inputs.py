@@ -1,0 +1,109 @@
+"""Checks that images fit a model's parameters, before Flax compares shapes."""
+
+from collections.abc import Sequence
+import math
+from typing import Any
+
+from flax import linen as nn
+import jax
+
+from vit_jax.models import embedding
+
+
+def check_images(
+  model: nn.Module,
+  images: jax.Array,
+  path: Sequence[str],
+  patch_size: Sequence[int] = (1, 1),
+) -> None:
+  """Checks the axes and the channels of images.
+
+  Args:
+    model: The model that is applied.
+    images: What it is given.
+    path: Path of the kernel that reads them, [..., C, D], or of the clusters of
+      their pixels, [K, C].
+    patch_size: Sides of its patch; of volumes three numbers.
+
+  Raises:
+    ValueError: They are no [B, height, width, C], or C is another one than that
+      of the parameters.
+  """
+  stored = _shape(model, *path)
+  axis = -2 if path[-1] == 'kernel' else -1
+  channels = None if stored is None else stored[axis]
+  shape, sides = images.shape, len(patch_size)
+  size = 'height, width' if sides == 2 else 'depth, height, width'
+  if len(shape) == 3 and channels and path[0] == 'patch_embedding':
+    if shape[-1] == math.prod(patch_size) * channels:
+      return  # patches that are cut already
+  if len(shape) != sides + 2:
+    hint = (
+      '; of one image, it is image[None]' if len(shape) == sides + 1 else ''
+    )
+    raise ValueError(
+      f'images have the shape {list(shape)}: it must be [B, {size}, C]{hint}'
+    )
+  few = channels or 4
+  is_last = shape[-1] == channels if channels else shape[-1] <= few
+  if not is_last and (shape[1] == channels if channels else shape[1] <= few):
+    order = (0, *range(2, sides + 2), 1)
+    raise ValueError(
+      f'images have the shape {list(shape)}, with channels first: it must be'
+      f' [B, {size}, C], as images.transpose{order}'
+    )
+  if not is_last and channels:
+    raise ValueError(
+      f'images have {shape[-1]} channels, shape {list(shape)}, but the'
+      f' parameters are for {channels}'
+    )
+
+
+def check_tokens(
+  model: nn.Module,
+  size: Sequence[int],
+  patch_size: Sequence[int],
+  count: int,
+  path: Sequence[str],
+  axis: int,
+  others: int = 0,
+) -> None:
+  """Checks that parameters are for as many tokens as an image has.
+
+  Args:
+    model: The model that is applied.
+    size: Sides of the images, in pixels; () if they are not known.
+    patch_size: Sides of what a token stands for, in pixels; () if not known.
+    count: Number of the tokens of an image that the parameters depend on.
+    path: Path of a parameter.
+    axis: Its axis of tokens.
+    others: How many of `count` are no patches.
+
+  Raises:
+    ValueError: They are for another number.
+  """
+  stored = _shape(model, *path)
+  if stored is None or stored[axis] == count:
+    return
+  patches = stored[axis] - others
+  side = math.isqrt(max(patches, 0))
+  square = ''
+  if len(patch_size) == 2 and side * side == patches:
+    square = f', as of {side * patch_size[0]} x {side * patch_size[1]} pixels'
+  given = f' of {embedding.times(size)} pixels' if size else ''
+  asked = ', '.join(map(str, size)) or 'height, width'
+  raise ValueError(
+    f'an image{given} has {count - others} patches, but the parameters are for'
+    f' {patches}{square}: give images of that size, or load the model for'
+    f' these, as vit_jax.load(PATH, image_size=({asked}))'
+  )
+
+
+def _shape(model: nn.Module, *path: str) -> tuple[int, ...] | None:
+  """Returns the shape of a stored parameter; None if there is none."""
+  node: Any = model.variables.get('params', {})
+  for name in path:
+    if name not in node:
+      return None
+    node = node[name]
+  return tuple(node.shape)
