@@ -1,0 +1,27 @@
+"""What a run says of itself before it begins."""
+
+import numpy as np
+from PIL import Image
+import pytest
+import tiny
+
+from vit_jax.train import describe
+from vit_jax.train import experiment as experiment_lib
+
+
+@pytest.mark.parametrize('classes', [('cat',), ('cat', 'dog')])
+def test_one_class_is_warned_of(classes, tmp_path, caplog):
+  for name in classes:
+    (tmp_path / 'train' / name).mkdir(parents=True)
+    for i in range(8):
+      pixels = np.full((8, 8), i, np.uint8)
+      Image.fromarray(pixels).save(tmp_path / 'train' / name / f'{i}.png')
+  config = tiny.config(
+    data__name=f'folder:{tmp_path}',
+    train__batch_size=4,
+    evals__val__split='',
+    checkpoint__best='',
+  )
+  experiment_lib.check(config)
+  describe.log(experiment_lib.build(config))
+  assert ("has one class alone, 'cat'" in caplog.text) == (len(classes) == 1)
