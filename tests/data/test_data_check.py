@@ -159,7 +159,7 @@ def test_a_run_that_stopped_goes_on_without_what_is_damaged(folder, tmp_path):
   with pytest.raises(UserError, match=r'damaged|empty') as e:
     loop.run(config(folder), str(run))
   assert f'run python -m vit_jax.data check {folder} --out=' in str(e.value)
-  assert 'set data.skip_damaged=damaged.json' in str(e.value)
+  assert 'add --config.data.skip_damaged=damaged.json' in str(e.value)
   path = tmp_path / 'damaged.json'
   commands.run(command, 'check', folder, f'--out={path}')
   assert (
