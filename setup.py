@@ -65,6 +65,9 @@ setuptools.setup(
   install_requires=[
     'absl-py>=2.3',
     'clu>=0.0.12',
+    # An allocator for CPUs: vit_jax/parallel/allocator.py.
+    'cmeel-mimalloc>=3.4; sys_platform == "linux"'
+    ' and platform_machine in "x86_64 aarch64"',
     'flax>=0.12.8',
     'grain>=0.2.18',
     'huggingface_hub>=2.4',

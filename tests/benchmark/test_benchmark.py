@@ -237,6 +237,11 @@ def test_processes_of_their_own(monkeypatch):
   entry = processes.parallel(tiny.config(), blocks=2)
   low, high = entry['ratio_range']
   assert 0 < low <= entry['ratio'] <= high
+  entry = processes.allocator(tiny.config(), blocks=2)
+  low, high = entry['ratio_range']
+  assert 0 < low <= entry['ratio'] <= high
+  for name in ('cpu_seconds_per_step', 'peak_memory_mb'):
+    assert entry[name] > 0 and entry[f'baseline_{name}'] > 0
   # The cadences leave the run time to be stopped.
   flags = tiny.flags(train__duration='10_000 steps', evals__val__split='')
   entry = json.loads(json.dumps(processes.restart(flags, runs=1)))

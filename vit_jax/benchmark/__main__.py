@@ -34,6 +34,11 @@ faster. `packing` is images of their own sizes, a quarter to all of the tokens:
 several in a sequence (NaViT), against each padded to the largest; both must
 give the same loss.
 
+  python -m vit_jax.benchmark --parts=allocator --model=ViT-Ti/16
+
+times steps with mimalloc, which commands use on CPUs, in turns with glibc's
+malloc.
+
   python -m vit_jax.benchmark --parts=train --objective=mae
 
 times the training step of a method without labels (mae, beit, igpt, dino,
@@ -72,7 +77,8 @@ _TIMED = (*PROCESS_PARTS, 'input', *MODEL_PARTS)
 _COMPILE = 'compile'
 # Models by themselves, on random images.
 _ALONE = ('modern', 'packing')
-PARTS = (*_TIMED, *_ALONE, _COMPILE)
+_ALLOCATOR = 'allocator'
+PARTS = (*_TIMED, *_ALONE, _ALLOCATOR, _COMPILE)
 
 _PARTS = flags.DEFINE_list('parts', list(_TIMED), 'Parts to measure.')
 _OBJECTIVE = flags.DEFINE_string(
@@ -222,6 +228,7 @@ def _measure(setting: Any) -> dict[str, Any]:
     measure('startup', processes.startup, config, command, runs)
     measure('restart', processes.restart, command, runs)
     measure('parallel', processes.parallel, config, blocks)
+    measure(_ALLOCATOR, processes.allocator, config, blocks)
     measure('input', input_lib.measure, config, blocks)
     matmul_flops = timing.matmul_flops(_DTYPE.value)
     for part in _ALONE:

@@ -2,6 +2,7 @@
 
 from collections.abc import Callable
 from collections.abc import Iterator
+from collections.abc import Mapping
 from collections.abc import Sequence
 import contextlib
 import json
@@ -23,6 +24,7 @@ from vit_jax.benchmark import setting
 from vit_jax.benchmark import timing
 from vit_jax.benchmark.peers import baseline
 from vit_jax.models import vit
+from vit_jax.parallel import allocator as allocator_lib
 
 Entry = dict[str, Any]
 
@@ -127,6 +129,35 @@ def parallel(config: ml_collections.ConfigDict, blocks: int) -> Entry:
   return timing.compare(times['two'], times['one'], images)
 
 
+def allocator(config: ml_collections.ConfigDict, blocks: int) -> Entry:
+  """Times steps with mimalloc, in turns with glibc's malloc.
+
+  Args:
+    config: The config of the run.
+    blocks: Number of timed blocks.
+  """
+  names = {'': 'mimalloc', 'baseline_': 'none'}
+  used: dict[str, list[dict[str, float]]] = {name: [] for name in names}
+  with contextlib.ExitStack() as stack:
+
+    def steps(name: str) -> Callable[[], None]:
+      variables = {allocator_lib.VARIABLE: names[name]}
+      take = stack.enter_context(_worker(config, 1, variables))
+      return lambda: used[name].append(take())
+
+    times = timing.in_turns({name: steps(name) for name in names}, blocks)
+  images = _STEPS_PER_BLOCK * config.train.batch_size
+  entry = timing.compare(times[''], times['baseline_'], images)
+  for name, reports in used.items():
+    # The first one comes after the warm-up.
+    seconds = reports[-1]['cpu_seconds'] - reports[0]['cpu_seconds']
+    entry |= {
+      f'{name}cpu_seconds_per_step': seconds / blocks / _STEPS_PER_BLOCK,
+      f'{name}peak_memory_mb': reports[-1]['peak_memory_mb'],
+    }
+  return entry | {'against': 'glibc'}
+
+
 def _plain_arguments(config: ml_collections.ConfigDict) -> dict[str, Any]:
   """Returns the argument of `plain_start` for the same model and batch."""
   classes = config.model.num_classes or setting.NUM_CLASSES
@@ -218,15 +249,20 @@ def _first_step(folder: str, start: float) -> dict[str, Any] | None:
 
 @contextlib.contextmanager
 def _worker(
-  config: ml_collections.ConfigDict, devices: int
-) -> Iterator[Callable[[], None]]:
-  """Yields a function that takes steps in a process with CPU devices."""
+  config: ml_collections.ConfigDict,
+  devices: int,
+  variables: Mapping[str, str] | None = None,
+) -> Iterator[Callable[[], dict[str, float]]]:
+  """Yields a function that takes steps in a process with CPU devices.
+
+  It returns what the process has used; `variables` are of its environment.
+  """
   config = config.copy_and_resolve_references()
   config.mesh.data = devices
   env = {'JAX_PLATFORMS': 'cpu', 'JAX_NUM_CPU_DEVICES': str(devices)}
   with subprocess.Popen(
     [sys.executable, '-m', 'vit_jax.benchmark.worker'],
-    env=os.environ | env,
+    env=os.environ | env | dict(variables or {}),
     stdin=subprocess.PIPE,
     stdout=subprocess.PIPE,
     text=True,
@@ -234,10 +270,11 @@ def _worker(
     requests, answers = process.stdin, process.stdout
     assert requests is not None and answers is not None
 
-    def ask(request: Any) -> None:
+    def ask(request: Any) -> dict[str, float]:
       print(json.dumps(request), file=requests, flush=True)
-      if not answers.readline():
+      if not (answer := answers.readline()):
         raise RuntimeError(f'{process.args!r} ended')
+      return json.loads(answer)
 
     ask(config_lib.to_dict(config))
     yield lambda: ask(_STEPS_PER_BLOCK)

@@ -1,10 +1,11 @@
-"""Takes training steps on request, for `processes.parallel`.
+"""Takes training steps on request, for `processes`.
 
 It reads lines of JSON from stdin: a config, then numbers of steps. After each
-line it writes one to stdout.
+line it writes one to stdout: what the process has used up to then.
 """
 
 import json
+import resource
 import sys
 
 from vit_jax import cli
@@ -25,13 +26,22 @@ def main(argv: list[str]) -> None:
   state, step = e.init(), 0
   with e.train_batches(0) as batches:
     batch = next(batches)
-  print('ready', flush=True)
+  _report()
   for line in sys.stdin:
     for _ in range(int(line)):
       state, metrics = e.program.train_step(state, batch, np.int32(step))
       step += 1
     jax.block_until_ready(metrics)
-    print('done', flush=True)
+    _report()
+
+
+def _report() -> None:
+  used = resource.getrusage(resource.RUSAGE_SELF)
+  report = {
+    'cpu_seconds': used.ru_utime + used.ru_stime,
+    'peak_memory_mb': used.ru_maxrss / 1024,
+  }
+  print(json.dumps(report), flush=True)
 
 
 if __name__ == '__main__':

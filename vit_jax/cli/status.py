@@ -17,6 +17,7 @@ from absl import logging
 from vit_jax import config as config_lib
 from vit_jax.cli.definitions import parse_flags
 from vit_jax.downloads import places
+from vit_jax.parallel import allocator
 from vit_jax.parallel import memory
 from vit_jax.parallel import processes
 
@@ -30,6 +31,7 @@ def run(
   main: Callable[[list[str]], int | None],
   doc: str,
   flag_values: flags.FlagValues = flags.FLAGS,
+  computes: bool = True,
 ) -> None:
   """Parses the flags, calls `main` with the other arguments, and exits.
 
@@ -43,6 +45,8 @@ def run(
     main: The command.
     doc: Its documentation, for `--help`.
     flag_values: Its flags, if they are separate from other commands'.
+    computes: Whether it runs models, for which the process starts once more
+      with another allocator (`allocator.start_again`).
   """
   _use_utf_8()
   argv = sys.argv
@@ -50,7 +54,7 @@ def run(
     print(doc.strip(), flag_values.main_module_help(), sep='\n')
     sys.exit(0)
   _log_plainly()
-  processes.exit_process(_status(main, argv, flag_values))
+  processes.exit_process(_status(main, argv, flag_values, computes))
 
 
 def _use_utf_8() -> None:
@@ -81,9 +85,12 @@ def _status(
   main: Callable[[list[str]], int | None],
   argv: list[str],
   flag_values: flags.FlagValues,
+  computes: bool,
 ) -> int:
   """Runs a command, reports its errors, and returns the exit status."""
   try:
+    if computes:
+      allocator.start_again()  # before a config, which is code, is read
     with memory.explained(memory.ANYTHING):
       rest = parse_flags(argv, flag_values)
       if 'compile_cache' in flag_values:

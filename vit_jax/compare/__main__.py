@@ -208,4 +208,4 @@ def _print_table(
 
 
 if __name__ == '__main__':
-  cli.run(main, __doc__, FLAGS)
+  cli.run(main, __doc__, FLAGS, computes=False)

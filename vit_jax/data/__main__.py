@@ -59,7 +59,7 @@ _OUT = cli.define_path(
 def run() -> None:
   """Runs the verb given as the first argument, and exits."""
   sys.argv[1:] = with_config(sys.argv[1:])
-  cli.run(main, __doc__, FLAGS)
+  cli.run(main, __doc__, FLAGS, computes=False)
 
 
 def with_config(arguments: list[str]) -> list[str]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from vit_jax import objectives
 from vit_jax import weights
+from vit_jax.parallel import allocator
 from vit_jax.weights import batched
 
 _BATCH = 32  # images at a time
@@ -68,4 +69,5 @@ class Model(weights.Loaded):
 @functools.wraps(weights.load)
 def load(*args: Any, **kwargs: Any) -> Model:
   """Loads a model; see `weights.load`."""
+  allocator.hint()
   return Model.of(weights.load(*args, **kwargs))

@@ -211,4 +211,4 @@ def _workdir() -> pathlib.Path:
 
 
 if __name__ == '__main__':
-  cli.run(main, __doc__, FLAGS)
+  cli.run(main, __doc__, FLAGS, computes=False)

@@ -28,6 +28,7 @@ import numpy as np
 from vit_jax import config as config_lib
 from vit_jax import objectives
 from vit_jax.evaluation.base import EvaluationError
+from vit_jax.parallel import allocator
 from vit_jax.parallel import memory
 from vit_jax.parallel import processes
 from vit_jax.parallel import watch as watch_lib
@@ -71,6 +72,7 @@ def run(
   config_lib.check_local(workdir, 'workdir')
   path = pathlib.Path(workdir).absolute()
   with reporting.shown(), monitor_lib.Stop() as stop:
+    allocator.hint()
     with _explained():
       same = processes.call_on_first(lambda: config_lib.to_dict(config))
       processes.call_on_all(lambda: _check(config, same))
