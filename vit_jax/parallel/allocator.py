@@ -18,6 +18,7 @@ import functools
 import glob
 import importlib.util
 import json
+import logging as python_logging
 import os
 import re
 import resource
@@ -38,7 +39,7 @@ _PRELOAD = 'LD_PRELOAD'
 # are kept, too, not of 2.
 _OPTIONS = {
   'MIMALLOC_PURGE_DELAY': '-1',
-  'MIMALLOC_ARENA_MAX_OBJECT_SIZE': str(16 * 2**20),
+  'MIMALLOC_ARENA_MAX_OBJECT_SIZE': '16GiB',
 }
 # Devices of JAX's plugins, by the start of their names. JAX itself looks for
 # these of NVIDIA.
@@ -118,19 +119,24 @@ def _limit_memory() -> None:
   resource.setrlimit(resource.RLIMIT_DATA, (least, limits[1]))
 
 
-@functools.cache
 def hint() -> None:
   """Logs, once, how to start a program with mimalloc if that is faster.
 
   Raises:
     UserError: VIT_JAX_ALLOCATOR has an unknown value.
   """
+  if logging.get_absl_logger().isEnabledFor(python_logging.INFO):
+    _log_hint()
+
+
+@functools.cache
+def _log_hint() -> None:
   if library := _library():
+    variables = {_PRELOAD: library, **_OPTIONS}
     logging.info(
-      'models train faster on a CPU with mimalloc, which a program has from its'
-      ' start: %s=%s python my.py (%s=none: no such line)',
-      _PRELOAD,
-      library,
+      'models train faster on a CPU if their program starts with mimalloc: %s'
+      ' python my.py (%s=none: no such line)',
+      ' '.join(f'{name}={value}' for name, value in variables.items()),
       VARIABLE,
     )
 
