@@ -91,6 +91,14 @@ def test_accepts(settings):
       {'crop': 'random', 'resize': 0.9},
       'data.resize is 0.9: too small .* set config.data.resize to 1.0 or more$',
     ),
+    *(
+      ({'eval_resize': text}, 'data.eval_resize is .*border')
+      for text in (
+        *('middle(0.9)', 'center', 'center()', 'center(1.5)', 'center(0)'),
+        *('center(0.9, 1)', 'border(0.9, -1)', 'border(0.9, 300)', 'squash(a)'),
+        *('squash(nan)', 'border(1, 2, 3)', 'center(1e-9)', 'center(True)'),
+      )
+    ),
     ({'eval_resize': -1.5}, 'data.eval_resize is -1.5: as a multiple'),
     ({'eval_resize': float('nan')}, 'data.eval_resize is nan'),
     ({'crop': 'pad', 'resize': 215, 'pad': 4}, 'data.resize is 215'),

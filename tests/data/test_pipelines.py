@@ -2,8 +2,10 @@
 
 import io
 import json
+import math
 
 from foreign import random_model
+import libraries
 import numpy as np
 from photographs import differences
 from photographs import MEAN
@@ -13,6 +15,7 @@ import pytest
 
 import vit_jax
 from vit_jax import data
+from vit_jax.data.host import geometry
 from vit_jax.weights.formats import export
 
 
@@ -26,6 +29,9 @@ def timms(image, size, crop_pct, mode, interpolation):
   width, height = image.size
   if mode == 'squash':
     new = scaled
+  elif mode == 'border':
+    ratio = max(height / scaled[0], width / scaled[1])
+    new = round(height / ratio), round(width / ratio)
   elif size[0] == size[1]:
     short = min(width, height)
     new = int(scaled[0] * height / short), int(scaled[0] * width / short)
@@ -33,10 +39,12 @@ def timms(image, size, crop_pct, mode, interpolation):
     ratio = min(height / scaled[0], width / scaled[1])
     new = round(height / ratio), round(width / ratio)
   image = image.resize(new[::-1], Image.Resampling[interpolation.upper()])
-  top = round((new[0] - size[0]) / 2.0)
-  left = round((new[1] - size[1]) / 2.0)
-  image = image.crop((left, top, left + size[1], top + size[0]))
-  pixels = np.asarray(image, np.float32) / 255
+  top, left = ((n - m) / 2.0 for n, m in zip(new, size, strict=True))
+  top = round(top) if top > 0 else math.floor(-top) * -1
+  left = round(left) if left > 0 else math.floor(-left) * -1
+  cut = Image.new('RGB', size[::-1], tuple(round(255 * x) for x in MEAN))
+  cut.paste(image, (-left, -top))
+  pixels = np.asarray(cut, np.float32) / 255
   return (pixels - np.float32(MEAN)) / np.float32(STD)
 
 
@@ -49,6 +57,10 @@ def timms(image, size, crop_pct, mode, interpolation):
     ((64, 64), 1.0, 'center', 'bicubic'),
     ((64, 64), 0.9, 'squash', 'bicubic'),
     ((64, 40), 0.9, 'center', 'bicubic'),
+    ((112, 112), 0.875, 'center', 'bicubic'),  # 128 and not 129
+    ((48, 80), 0.875, 'squash', 'bilinear'),
+    ((64, 64), 0.9, 'border', 'bicubic'),
+    ((40, 64), 1.0, 'border', 'bilinear'),
   ],
 )
 def test_timms_pixels(tmp_path, jpegs, size, crop_pct, mode, interpolation):
@@ -80,11 +92,77 @@ def test_timms_pixels(tmp_path, jpegs, size, crop_pct, mode, interpolation):
     mode,
     interpolation,
   )
-  # Several fractions make the same size.
-  for side in size:
-    assert int(side / written['crop_pct']) == int(side / crop_pct)
+  assert written['crop_pct'] == crop_pct
   stored = json.loads(json.dumps(loaded.preprocess.to_dict()))
   assert data.Preprocess.from_dict(stored) == loaded.preprocess
+
+
+_CROP_PCTS = (0.84, 0.875, 0.9, 0.92, 0.935, 0.94, 0.95, 0.96, 0.965, 1.0)
+
+
+@pytest.fixture(scope='module')
+def of_timm(tmp_path_factory):
+  """A function that makes the preprocessing of a file of timm's."""
+  path = tmp_path_factory.mktemp('timm') / 'x'
+  export.write(random_model(size=(64, 64)), path, 'timm', 'here')
+  config = json.loads((path / 'config.json').read_text())
+  del config['vit_jax']
+
+  def make(image_size=None, **pretrained):
+    config['pretrained_cfg'] |= {'mean': MEAN, 'std': STD} | pretrained
+    (path / 'config.json').write_text(json.dumps(config))
+    return vit_jax.load(path, image_size=image_size).preprocess
+
+  return make
+
+
+@pytest.mark.parametrize('crop_pct', _CROP_PCTS)
+def test_sizes_follow_the_fraction(of_timm, crop_pct):
+  preprocess = of_timm(crop_pct=crop_pct, crop_mode='center')
+  for side in range(32, 513):
+    resized = math.floor(side / crop_pct)
+    assert preprocess.at_size((side, side)).resize == resized, side
+    # By way of a third size, none of which is remembered.
+    back = preprocess.at_size((37, 41)).at_size((side, side))
+    assert back.resize == resized, side
+  for side in (112, 160, 161):
+    config = preprocess.to_config()
+    config.data.image_size = (side, side)
+    assert geometry.eval_crop(config).resize == math.floor(side / crop_pct)
+
+
+@pytest.mark.parametrize('mode', geometry.CROP_MODES)
+@pytest.mark.parametrize('interpolation', geometry.INTERPOLATIONS)
+def test_pixels_of_the_timm_that_is_installed(
+  of_timm, jpegs, mode, interpolation
+):
+  """Equal but for the rounding of the normalisation in float32."""
+  create_transform = libraries.imported('timm.data').create_transform
+  fields = {'interpolation': interpolation, 'crop_mode': mode}
+  sizes = [(112, 112), (161, 161), (64, 41), (41, 64), (33, 35)]
+  for crop_pct, size in zip(_CROP_PCTS[:5], sizes, strict=True):
+    transform = create_transform(
+      (3, *size), crop_pct=crop_pct, mean=MEAN, std=STD, **fields
+    )
+    preprocess = of_timm(crop_pct=crop_pct, **fields).at_size(size)
+
+    def theirs(image, transform=transform):
+      return transform(image).numpy().transpose(1, 2, 0)
+
+    assert max(differences(preprocess, jpegs, theirs)) < 1e-6, size
+
+
+def test_another_image_size_of_timms_file(of_timm, jpegs):
+  """Through `load`, a work directory's file and a config."""
+  preprocess = of_timm((112, 160), crop_pct=0.875, crop_mode='border')
+  assert preprocess.resize == (128, 182)
+  stored = json.loads(json.dumps(preprocess.to_dict()))
+  again = data.Preprocess.from_dict(stored)
+  np.testing.assert_array_equal(again(jpegs[:2]), preprocess(jpegs[:2]))
+  crop = geometry.eval_crop(preprocess.to_config())
+  assert (crop.resize, crop.crop_pct, crop.border) == ((128, 182), 0.875, True)
+  with pytest.raises(vit_jax.config.UserError, match='182'):
+    data.Preprocess.from_dict(stored | {'resize': [128, 183]})
 
 
 def test_evaluation_has_the_same_pixels(tmp_path, jpegs):

@@ -126,7 +126,9 @@ def _data() -> ml_collections.ConfigDict:
   data.flip = True  # flip training images left to right, with probability 1/2
   # Size before the crop, in training and in evaluation: an int is the length of
   # the short side, (height, width) the exact size, and a float the exact size
-  # as a multiple of image_size. None: the smallest size that covers the crop.
+  # as a multiple of image_size. 'center(0.875)', 'squash(0.9)' and 'border(1.0,
+  # 0, 0, 0)' are timm's crop_mode and crop_pct, the last with the values around
+  # an image that is not cut. None: the smallest size that covers the crop.
   data.resize = config_dict.placeholder(object)
   data.eval_resize = config_dict.placeholder(object)
   # How maps of classes in a folder are stored. `labels` lists the stored number

@@ -150,12 +150,16 @@ def _check_sizes(config: ml_collections.ConfigDict) -> None:
           f'config.data.{key} is {data[key]}: as a multiple of image_size it'
           f' must be more than 0, and {_MOST_RESIZE} at most'
         )
-    elif data[key] is not None:
+    elif data[key] is not None and not isinstance(data[key], str):
       config_lib.pair(data[key], f'data.{key}')
-  _check_resize('data.resize', geometry.train_crop(config), data.resize)
-  _check_resize(
-    'data.eval_resize', geometry.eval_crop(config), data.eval_resize
-  )
+  crops = {
+    'resize': geometry.train_crop(config),
+    'eval_resize': geometry.eval_crop(config),
+  }
+  for key, crop in crops.items():
+    _check_resize(f'data.{key}', crop, data[key])
+    if crop.border:
+      _check_fill(f'data.{key}', crop.fill, data)
 
 
 def _check_range(
@@ -225,6 +229,17 @@ def _check_resize(key: str, crop: geometry.Crop, given: Any) -> None:
       f'config.{key} is {given}: too small to cut'
       f' config.data.image_size={crop.size} from it: set config.{key} to'
       f' {remedy}'
+    )
+
+
+def _check_fill(key: str, fill: Any, data: ml_collections.ConfigDict) -> None:
+  """Checks the values of a border."""
+  bits = data.bits or 8
+  if len(fill) not in (1, data.channels) or not geometry.is_fill(fill, bits):
+    raise UserError(
+      f'config.{key} is {data[key.partition(".")[2]]!r}: its border takes one'
+      f' value, or one for each of config.data.channels={data.channels}, from 0'
+      f' to {2**bits - 1}'
     )
 
 

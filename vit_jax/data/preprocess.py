@@ -7,6 +7,7 @@ import math
 import os
 import reprlib
 from typing import Any
+from typing import cast
 from typing import Self
 
 import ml_collections
@@ -86,6 +87,14 @@ _FIELDS: Mapping[str, tuple[Callable[[Any], bool], str]] = {
     lambda x: x is None or _is_side(x) or _is_size(x),
     'a side in pixels, or a height and a width',
   ),
+  'crop_pct': (
+    lambda x: x is None or geometry.is_crop_pct(x),
+    'null, or a number above 0 and at most 1',
+  ),
+  'fill': (
+    lambda x: x is None or geometry.is_fill(x),
+    'null, or stored values of the channels',
+  ),
   'antialias': (lambda x: isinstance(x, bool), 'true or false'),
   'bits': (lambda x: type(x) is int and x in (8, 16), '8 or 16'),
   'intensity': (_is_window, 'null, or (low, high) with 0 <= low < high'),
@@ -117,7 +126,13 @@ class Preprocess:
     channels: 1 (grey), 3 (RGB) or 4 (RGB and alpha); of volumes any number.
     mean: Mean of pixels in [0, 1], one number or one for each channel.
     std: Standard deviation of the pixels, in the same form.
-    resize: As `config.data.eval_resize`.
+    resize: Short side, or (height, width), to which images are resized before
+      the crop, as `config.data.eval_resize`.
+    crop_pct: timm's share of the resized image's sides that the crop has;
+      `resize` follows from it, also for another `image_size`. None: `resize`
+      is a size of its own.
+    fill: Stored values of the channels of the border: images fit into `resize`
+      and are padded to `image_size`. None: images cover it, and are cropped.
     antialias: Whether images are smoothed when they are shrunk.
     bits: Bits of a stored value that are kept until normalisation, 8 or 16.
     intensity: (low, high), the stored values that become 0 and 1; values
@@ -140,6 +155,8 @@ class Preprocess:
   mean: tuple[float, ...]
   std: tuple[float, ...]
   resize: int | tuple[int, int] | None = None
+  crop_pct: float | None = None
+  fill: tuple[int, ...] | None = None
   antialias: bool = True
   bits: int = 8
   intensity: tuple[float, float] | None = None
@@ -186,6 +203,8 @@ class Preprocess:
       mean=mean,
       std=std,
       resize=crop.resize,
+      crop_pct=crop.crop_pct,
+      fill=cast(tuple[int, ...], crop.fill) if crop.border else None,
       antialias=crop.antialias,
       bits=levels.bits,
       intensity=levels.window,
@@ -223,6 +242,9 @@ class Preprocess:
       good = fits(value)
       if good and field in ('mean', 'std'):
         good = len(value) in (1, self.channels)
+      if good and field == 'fill' and value is not None:
+        good = len(value) in (1, self.channels)
+        good &= geometry.is_fill(value, self.bits)
       if good and field == 'outputs':
         good = all(x['feature'] in self.features for x in value.values())
       if not good:
@@ -230,6 +252,21 @@ class Preprocess:
           f'what prediction needs (preprocess.json) cannot be used: {field} is'
           f' {reprlib.repr(value)}, and must be {wanted}'
         )
+    if self.crop_pct is None and self.fill is None:
+      return
+    if self.crop_pct is None:
+      raise UserError(
+        'what prediction needs (preprocess.json) cannot be used: fill is'
+        f' {self.fill}, and needs a crop_pct'
+      )
+    resize = geometry.resizing(self._eval_resize, self.image_size, '')['resize']
+    if resize != self.resize:
+      raise UserError(
+        'what prediction needs (preprocess.json) cannot be used: resize is'
+        f' {self.resize}, but crop_pct {self.crop_pct} of image_size'
+        f' {self.image_size} makes {resize}: correct one of them, or set'
+        ' crop_pct to null'
+      )
 
   @property
   def target(self) -> features_lib.Target:
@@ -258,10 +295,38 @@ class Preprocess:
       'center',
       self.image_size,
       self.resize,
+      crop_pct=self.crop_pct,
+      border=self.fill is not None,
+      fill=self.fill or 0,
       antialias=self.antialias,
       interpolation=self.interpolation,
       resize_like=self.resize_like,
     )
+
+  @property
+  def _eval_resize(self) -> int | tuple[int, int] | str | None:
+    """The value of `config.data.eval_resize`."""
+    if self.crop_pct is None:
+      return self.resize
+    if self.fill is not None:
+      values = ', '.join(map(str, (self.crop_pct, *self.fill)))
+      return f'border({values})'
+    mode = 'squash' if isinstance(self.resize, tuple) else 'center'
+    return f'{mode}({self.crop_pct})'
+
+  def at_size(self, image_size: tuple[int, int]) -> Self:
+    """Returns the preprocessing for another size, with the same crop."""
+    old, resize = self.image_size, self.resize
+    if self.crop_pct is not None:
+      resize = geometry.resizing(self._eval_resize, image_size, '')['resize']
+    elif isinstance(resize, int):
+      resize = round(resize * min(image_size) / min(old))
+    elif resize is not None:
+      resize = (
+        round(resize[0] * image_size[0] / old[0]),
+        round(resize[1] * image_size[1] / old[1]),
+      )
+    return dataclasses.replace(self, image_size=image_size, resize=resize)
 
   @property
   def has_label(self) -> bool:
@@ -279,7 +344,7 @@ class Preprocess:
     config.data.channels = self.channels
     config.data.mean = self.mean
     config.data.std = self.std
-    config.data.eval_resize = self.resize
+    config.data.eval_resize = self._eval_resize
     config.data.antialias = self.antialias
     config.data.bits = self.bits
     if self.intensity is not None:
@@ -351,7 +416,9 @@ class Preprocess:
     if isinstance(self.resize, int):
       scale = max(scale, self.resize / min(have))
     size = (max(round(have[0] * scale), 1), max(round(have[1] * scale), 1))
-    whole = dataclasses.replace(self, image_size=size, resize=size)
+    whole = dataclasses.replace(
+      self, image_size=size, resize=size, crop_pct=None, fill=None
+    )
     return stored, whole(stored)[0]
 
   def volume(self, path: str) -> tuple[np.ndarray, scans_lib.Header]:

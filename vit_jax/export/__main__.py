@@ -9,10 +9,10 @@ its parameters: float32 images [batch, height, width, channels] to float32
 logits [batch, classes], for batches of any size unless --batch_size fixes it.
 The preprocessing and the classes are stored as JSON with the keys of a work
 directory's preprocess.json (classes, image_size, channels, mean, std, resize,
-antialias, interpolation, resize_like, bits, intensity): for ONNX in the
-metadata under `preprocess`, for StableHLO in FILE.json. If intensity is (low,
-high), these values become 0 and 1 instead of 0 and 255; if it is null and bits
-are 16, 0 and 65535 do.
+crop_pct, fill, antialias, interpolation, resize_like, bits, intensity): for
+ONNX in the metadata under `preprocess`, for StableHLO in FILE.json. If
+intensity is (low, high), these values become 0 and 1 instead of 0 and 255; if
+it is null and bits are 16, 0 and 65535 do.
 
   import json, numpy as np, onnxruntime
   session = onnxruntime.InferenceSession('digits.onnx')

@@ -32,7 +32,6 @@ from vit_jax.weights import edit
 from vit_jax.weights import fit
 from vit_jax.weights import model_fields
 from vit_jax.weights import origin as origin_lib
-from vit_jax.weights import preprocessing
 from vit_jax.weights import published
 from vit_jax.weights import quantized
 from vit_jax.weights.fit import grid
@@ -211,7 +210,7 @@ class Loaded:
       self,
       model=target,
       params=params,
-      preprocess=preprocessing.resized(preprocess, size),
+      preprocess=preprocess.at_size(size),
       position_size=size,
       changes=(*self.changes, *changes),
       beside=beside,

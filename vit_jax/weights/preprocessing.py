@@ -12,7 +12,6 @@ import re
 from typing import Any
 from typing import NamedTuple
 
-from vit_jax import data
 from vit_jax.data.host import geometry
 from vit_jax.weights.files import typed
 from vit_jax.weights.formats import base
@@ -41,7 +40,7 @@ class Usual:
   Attributes:
     mean_std: Mean and standard deviation of three channels.
     crop_pct: Side of the crop, as a fraction of the resized image's.
-    crop_mode: 'center' or 'squash'.
+    crop_mode: One of `geometry.CROP_MODES`.
     interpolation: One of `geometry.INTERPOLATIONS`.
     resize_like: As `config.data.resize_like`.
   """
@@ -59,7 +58,7 @@ TIMM = Usual()
 # For models that timm has from Google.
 TIMM_OF_GOOGLE = dataclasses.replace(TIMM, mean_std=HALF)
 
-_CROP_MODE = typed.one_of('center', 'squash')
+_CROP_MODE = typed.one_of(*geometry.CROP_MODES)
 
 
 def of_timm(
@@ -82,26 +81,30 @@ def of_timm(
   key = 'pretrained_cfg'
   silent = '' if config.get(key, typed.OBJECT) else config.file
   mean, std = usual.mean_std if channels == 3 else HALF
+  mean = config.channel_values(f'{key}.mean', channels, mean)
   crop = config.get(f'{key}.crop_pct', typed.POSITIVE, usual.crop_pct)
-  resize: int | Pair
-  height, width = (math.floor(n / crop) for n in size)
-  if min(height - size[0], width - size[1]) < 0:
-    raise config.error(f'{key}.crop_pct', crop, 'it must not be above 1')
+  if not geometry.is_crop_pct(crop):
+    raise config.error(
+      f'{key}.crop_pct', crop, 'it must not be above 1, or below 0.001'
+    )
   mode = config.get(f'{key}.crop_mode', _CROP_MODE, usual.crop_mode)
-  resize = (height, width) if mode == 'squash' else min(height, width)
+  resize = geometry.before_crop(size, crop)
   preprocess = {
     'image_size': size,
     'channels': channels,
-    'mean': config.channel_values(f'{key}.mean', channels, mean),
+    'mean': mean,
     'std': config.channel_values(
       f'{key}.std', channels, std, typed.is_positive
     ),
-    'resize': resize,
+    'resize': min(resize) if mode == 'center' else resize,
+    'crop_pct': crop,
     'interpolation': config.get(
       f'{key}.interpolation', base.INTERPOLATION, usual.interpolation
     ),
     'resize_like': usual.resize_like,
   }
+  if mode == 'border':
+    preprocess['fill'] = tuple(round(255 * x) for x in mean)
   return preprocess, silent
 
 
@@ -272,24 +275,6 @@ def _mean_std(given: typed.Json, channels: int, usual: _Processor) -> MeanStd:
 def of_head(outputs: Mapping[str, Any]) -> dict[str, Any]:
   """Returns `data.Preprocess.outputs` of a model without its objective."""
   return {name: x for name, x in outputs.items() if name == 'logits'}
-
-
-def resized(
-  preprocess: data.Preprocess, size: tuple[int, int]
-) -> data.Preprocess:
-  """Returns the preprocessing for another size, with the same crop fraction."""
-  old, resize = preprocess.image_size, preprocess.resize
-  if isinstance(resize, int) and preprocess.resize_like == 'timm':
-    fraction = geometry.crop_fraction(min(old), resize)
-    resize = math.floor(min(size) / fraction)
-  elif isinstance(resize, int):
-    resize = round(resize * min(size) / min(old))
-  elif resize is not None:
-    resize = (
-      round(resize[0] * size[0] / old[0]),
-      round(resize[1] * size[1] / old[1]),
-    )
-  return dataclasses.replace(preprocess, image_size=size, resize=resize)
 
 
 def pair(size: Any) -> Pair:

@@ -190,8 +190,12 @@ def test_evaluation_is_that_of_the_host(eval_resize):
     assert np.abs(wanted - result).mean() < (0.01 if eval_resize == SIZE else 2)
 
 
+# Also those of timm, with odd borders.
+_RESIZES = [17, (19, 26), 'center(0.9)', 'squash(0.8)', 'border(0.9, 5, 6, 7)']
+
+
 @pytest.mark.parametrize('like', ['', *geometry.LIKE])
-@pytest.mark.parametrize('eval_resize', [17, (19, 26)])
+@pytest.mark.parametrize('eval_resize', _RESIZES)
 def test_bicubic_evaluation_is_that_of_the_host(eval_resize, like):
   """Also where what is left over beside the crop is odd."""
   settings = {'interpolation': 'bicubic', 'resize_like': like}

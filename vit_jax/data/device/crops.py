@@ -67,12 +67,20 @@ def resize(images: jax.Array, crop: Crop) -> jax.Array:
   return scale(resized, (batch, *size, channels), 'linear')
 
 
+def _padded(images: jax.Array, crop: Crop) -> jax.Array:
+  """Returns images [B, h, w, C] with what `crop` adds at their sides."""
+  batch, height, width, channels = images.shape
+  (top, bottom), (left, right) = geometry.padding((height, width), crop)
+  if not top + bottom + left + right:
+    return images
+  shape = batch, top + height + bottom, left + width + right, channels
+  filled = jnp.broadcast_to(jnp.asarray(crop.fill, images.dtype), shape)
+  return filled.at[:, top : top + height, left : left + width].set(images)
+
+
 def cut(images: jax.Array, crop: Crop, keys: jax.Array | None) -> jax.Array:
   """Pads images [B, h, w, C] and crops them, at random or in the middle."""
-  pad = (crop.pad, crop.pad)
-  images = jnp.pad(
-    images, ((0, 0), pad, pad, (0, 0)), constant_values=crop.fill
-  )
+  images = _padded(images, crop)
   size = images.shape[1], images.shape[2]
   if size == crop.size:
     return images

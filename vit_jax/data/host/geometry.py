@@ -1,8 +1,10 @@
 """Crops and sizes of images, the same on the host and on the device."""
 
+import ast
+from collections.abc import Callable
 from collections.abc import Mapping
+import contextlib
 import dataclasses
-import itertools
 import math
 from typing import Any
 from typing import cast
@@ -10,10 +12,12 @@ from typing import cast
 import ml_collections
 
 from vit_jax import config as config_lib
+from vit_jax.config import UserError
 
 CROPS = ('random_resized', 'random', 'pad', 'scaled', 'center')
 INTERPOLATIONS = ('bilinear', 'bicubic')
 LIKE = ('timm', 'transformers')
+CROP_MODES = ('center', 'squash', 'border')  # of timm
 TRIES = 10  # random crops to try before the middle of the image is taken
 
 Size = tuple[int, int]  # (height, width), in pixels
@@ -29,10 +33,14 @@ class Crop:
     resize: Short side, or size, to which an image is resized before it is
       cropped; 'random_resized' ignores it. None: the image just fills `size`,
       or, with 'scaled', has its own.
+    crop_pct: timm's share of the sides of `resize` that `size` is; None: none
+      was set.
+    border: Whether an image keeps its ratio and fits into `resize`, a size, and
+      is padded to `size` where it is smaller, as with timm's 'border'.
     scale: Range of the area of a 'random_resized' crop, as a fraction.
     ratio: Range of width / height of a 'random_resized' crop.
     pad: Pixels added to each side by 'pad', after resizing.
-    fill: Their value; 0: black.
+    fill: Stored value of padding, 0 is black; or that of each channel.
     flip: Whether half of the images are mirrored, left to right.
     antialias: Whether images are smoothed when they are shrunk.
     interpolation: One of INTERPOLATIONS; or 'nearest', of a map of classes.
@@ -44,10 +52,12 @@ class Crop:
   kind: str
   size: Size
   resize: int | Size | None = None
+  crop_pct: float | None = None
+  border: bool = False
   scale: tuple[float, float] = (1.0, 1.0)
   ratio: tuple[float, float] = (1.0, 1.0)
   pad: int = 0
-  fill: int = 0
+  fill: int | tuple[int, ...] = 0
   flip: bool = False
   antialias: bool = True
   interpolation: str = 'bilinear'
@@ -64,15 +74,16 @@ class Crop:
   def resized(self, size: Size) -> Size:
     """Returns the size to which an image is resized.
 
-    This is `resize` if that is a size. Otherwise the aspect ratio is kept, and
-    the resized and padded image is never smaller than the crop, so the short
-    side of a long image may become larger than `resize`.
+    This is `resize` if that is a size, or the largest size of the image's
+    ratio in it with a border. Otherwise the aspect ratio is kept, and the
+    resized and padded image is never smaller than the crop, so the short side
+    of a long image may become larger than `resize`.
 
     Args:
       size: (height, width) of the image.
     """
     if isinstance(self.resize, tuple):
-      return self.resize
+      return _fitted(size, self.resize, max) if self.border else self.resize
     needed = [x - 2 * self.pad * (self.resize is not None) for x in self.size]
     if self.resize is not None and self.resize_like:
       height, width = self._rounded_like(size, self.resize)
@@ -90,14 +101,32 @@ class Crop:
   def _rounded_like(self, size: Size, resize: int) -> Size:
     """Returns the size after resizing by timm's or transformers' rules."""
     if self.resize_like == 'timm' and self.size[0] != self.size[1]:
-      # timm's ResizeKeepRatio: the image fills a multiple of the crop.
-      fraction = crop_fraction(min(self.size), resize)
-      filled = [math.floor(x / fraction) for x in self.size]
-      ratio = min(x / n for x, n in zip(size, filled, strict=True))
-      return round(size[0] / ratio), round(size[1] / ratio)
+      if self.crop_pct is not None:
+        filled = before_crop(self.size, self.crop_pct)
+      else:
+        height, width = (x * resize // min(self.size) for x in self.size)
+        filled = height, width
+      return _fitted(size, filled, min)
     # torchvision's Resize: the short side is exact, the other rounded down.
     height, width = size
     return resize * height // min(size), resize * width // min(size)
+
+
+def before_crop(size: Size, crop_pct: float) -> Size:
+  """Returns timm's `scale_size`, of which a crop of `size` is cut."""
+  return math.floor(size[0] / crop_pct), math.floor(size[1] / crop_pct)
+
+
+def _fitted(size: Size, filled: Size, longest: Callable[..., float]) -> Size:
+  """Returns the size of timm's ResizeKeepRatio.
+
+  Args:
+    size: (height, width) of the image.
+    filled: (height, width) that it is to fill.
+    longest: `max`: the image fits into it; `min`: the image covers it.
+  """
+  ratio = longest(x / n for x, n in zip(size, filled, strict=True))
+  return max(round(size[0] / ratio), 1), max(round(size[1] / ratio), 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -153,7 +182,7 @@ def train_crop(config: ml_collections.ConfigDict) -> Crop:
   return Crop(
     kind=data.crop,
     size=size,
-    resize=_resize(data.resize, size),
+    **resizing(data.resize, size, 'data.resize'),
     zoom=tuple(data.crop_zoom),
     scale=tuple(data.crop_scale),
     ratio=tuple(data.crop_ratio),
@@ -170,7 +199,7 @@ def eval_crop(config: ml_collections.ConfigDict) -> Crop:
   return Crop(
     kind='center',
     size=size,
-    resize=_resize(data.eval_resize, size),
+    **resizing(data.eval_resize, size, 'data.eval_resize'),
     **_how(data),
   )
 
@@ -194,22 +223,20 @@ def _how(data: ml_collections.ConfigDict) -> dict[str, Any]:
   }
 
 
-def crop_fraction(side: int, resized: int) -> float:
-  """Returns timm's `crop_pct`, a fraction f with floor(side / f) = `resized`.
-
-  Among these it has the fewest digits, as people write it.
+def padding(size: Size, crop: Crop) -> tuple[Size, Size]:
+  """Returns the pixels that are added (above, below) and (left, right).
 
   Args:
-    side: Side of the crop, in pixels.
-    resized: Short side of an image after resizing, at least `side`.
+    size: (height, width) of the resized image.
+    crop: Crop that is cut from it.
   """
-  for digits in itertools.count(1):
-    most = side * 10**digits // resized
-    for numerator in (most, most - 1):
-      fraction = numerator / 10**digits
-      if fraction > 0 and math.floor(side / fraction) == resized:
-        return fraction
-  raise AssertionError
+  if not crop.border:
+    return (crop.pad, crop.pad), (crop.pad, crop.pad)
+  rows, columns = (
+    (max(n - have, 0) // 2, (max(n - have, 0) + 1) // 2)
+    for have, n in zip(size, crop.size, strict=True)
+  )
+  return rows, columns
 
 
 def middle(size: Size, crop: Size, like: str = '') -> Size:
@@ -237,8 +264,58 @@ def fallback(size: Size, ratio: tuple[float, float]) -> Size:
   return size
 
 
-def _resize(value: int | float | Size | None, size: Size) -> int | Size | None:
-  """Returns the side or size to resize to; a float is a multiple of `size`."""
+def resizing(value: Any, size: Size, key: str) -> dict[str, Any]:
+  """Returns the fields of a `Crop` that say how an image is resized before.
+
+  Args:
+    value: As `config.data.eval_resize`.
+    size: (height, width) of the crop, after other sides if it has more.
+    key: The key of the config, for errors.
+
+  Raises:
+    UserError: A text is no mode of timm's with a share.
+  """
+  size = size[-2], size[-1]
   if isinstance(value, float):
-    return round(value * size[-2]), round(value * size[-1])
-  return (value[0], value[1]) if isinstance(value, list | tuple) else value
+    return {'resize': (round(value * size[0]), round(value * size[1]))}
+  if not isinstance(value, str):
+    is_size = isinstance(value, list | tuple)
+    return {'resize': (value[0], value[1]) if is_size else value}
+  mode, crop_pct, fill = _mode(value, key)
+  height, width = before_crop(size, crop_pct)
+  is_center = mode == 'center'
+  fields = {
+    'resize': min(height, width) if is_center else (height, width),
+    'crop_pct': crop_pct,
+  }
+  return fields | ({'border': True, 'fill': fill} if mode == 'border' else {})
+
+
+def _mode(text: str, key: str) -> tuple[str, float, tuple[int, ...]]:
+  """Returns the parts of 'center(0.9)' or of 'border(1.0, 124, 116, 104)'."""
+  mode, _, numbers = text.partition('(')
+  values: Any = None
+  if mode in CROP_MODES and numbers.endswith(')'):
+    with contextlib.suppress(ValueError, SyntaxError):
+      values = ast.literal_eval(f'({numbers[:-1]},)')
+  good = isinstance(values, tuple) and bool(values) and is_crop_pct(values[0])
+  fill = values[1:] if good else ()
+  if not good or (mode != 'border' and fill) or not is_fill(fill):
+    raise UserError(
+      f'config.{key} is {text!r}: write one positive number, (height, width),'
+      " or timm's crop_mode and crop_pct, such as 'center(0.875)',"
+      " 'squash(1.0)' or 'border(1.0, 0, 0, 0)' with the values of its channels"
+    )
+  return mode, values[0], fill or (0,)
+
+
+def is_crop_pct(value: Any) -> bool:
+  """Whether it is a share of the sides of a resized image, as a number."""
+  return type(value) in (int, float) and 1e-3 <= value <= 1
+
+
+def is_fill(value: Any, bits: int = 16) -> bool:
+  """Whether it has stored values of channels, of so many bits."""
+  return isinstance(value, tuple) and all(
+    type(x) is int and 0 <= x < 2**bits for x in value
+  )

@@ -15,6 +15,7 @@ from vit_jax.data.host import levels as levels_lib
 from vit_jax.data.host.geometry import Crop
 from vit_jax.data.host.geometry import fallback
 from vit_jax.data.host.geometry import middle
+from vit_jax.data.host.geometry import padding
 from vit_jax.data.host.geometry import Size
 from vit_jax.data.host.geometry import TRIES
 
@@ -155,10 +156,8 @@ class StoredImage:
       result = _resize(
         pixels[rows, columns], _filled(crop, box, self.size), crop
       )
-      missing = np.subtract(crop.size, result.shape[:2])
-      if missing.any():
-        pad = *((0, int(n)) for n in missing), (0, 0)
-        result = np.pad(result, pad, constant_values=crop.fill)
+      rows, columns = np.subtract(crop.size, result.shape[:2])
+      result = _padded(result, ((0, rows), (0, columns)), crop)
     if crop.flip and rng.random() < 0.5:
       # Faster than a mirrored view, which NumPy copies pixel by pixel.
       result = cv2.flip(result, 1).reshape(result.shape)
@@ -205,12 +204,25 @@ def whole(
   return pixels
 
 
+def _padded(
+  pixels: np.ndarray, sides: tuple[Size, Size], crop: Crop
+) -> np.ndarray:
+  """Returns pixels [h, w, C] with (before, after) more on each axis."""
+  if not np.any(sides):
+    return pixels
+  (top, bottom), (left, right) = sides
+  height, width, channels = pixels.shape
+  shape = (top + height + bottom, left + width + right, channels)
+  result = np.empty(shape, pixels.dtype)
+  result[:] = crop.fill
+  result[top : top + height, left : left + width] = pixels
+  return result
+
+
 def _pad_then_cut(
   pixels: np.ndarray, crop: Crop, rng: np.random.Generator
 ) -> np.ndarray:
-  if crop.pad:
-    pad = (crop.pad, crop.pad)
-    pixels = np.pad(pixels, (pad, pad, (0, 0)), constant_values=crop.fill)
+  pixels = _padded(pixels, padding(pixels.shape[:2], crop), crop)
   if crop.kind == 'center':
     height, width = pixels.shape[:2]
     top, left = middle((height, width), crop.size, crop.resize_like)

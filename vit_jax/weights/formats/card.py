@@ -52,7 +52,10 @@ def _facts(loaded: weights.Loaded) -> list[tuple[str, Any]]:
   preprocess = loaded.preprocess
   parameters = sum(math.prod(x.shape) for x in jax.tree.leaves(loaded.params))
   resize = preprocess.resize
-  if isinstance(resize, int):
+  if preprocess.fill is not None:
+    values = ', '.join(map(str, preprocess.fill))
+    resized = f'to fit into {_by(resize)}, with a border of {values}'
+  elif isinstance(resize, int):
     resized = f'to a short side of {resize}, then the middle is cut out'
   elif resize == preprocess.image_size:
     resized = 'to that size'

@@ -16,6 +16,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from vit_jax import data
 from vit_jax import models
 from vit_jax import weights
 from vit_jax.config import UserError
@@ -93,6 +94,7 @@ def write(
   writer = _WRITERS[name]
   notes = changed + writer.notes(loaded.model)
   notes += _level_notes(loaded) + _output_notes(loaded)
+  notes += _border_notes(loaded.preprocess, name)
   with new_directory(path, is_file) as directory:
     companions = _companions(loaded, writer, weights_file)
     if whole is not None:
@@ -261,6 +263,22 @@ def _level_notes(loaded: weights.Loaded) -> list[str]:
     f'this model takes images of {levels.bits} bits: before mean and std their'
     f' values from {low:g} to {high:g} become 0 to 1, others are cut; that'
     " program's own preprocessing does not know it"
+  ]
+
+
+def _border_notes(preprocess: data.Preprocess, name: str) -> list[str]:
+  """Returns a note on a border that a format has no place for."""
+  fill, channels = preprocess.fill, preprocess.channels
+  if fill is None:
+    return []
+  if name == 'timm':
+    values = base.per_channel(fill, channels)
+    mean = base.per_channel(preprocess.mean, channels)
+    if values == [round(255 * x) for x in mean]:  # as timm has it
+      return []
+  return [
+    'this model takes images that are not cut, with a border of'
+    f' {", ".join(map(str, fill))}; that program has no such preprocessing'
   ]
 
 

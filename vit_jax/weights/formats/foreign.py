@@ -53,6 +53,10 @@ _NAMES = typed.Kind(
   'a list of names',
   lambda x: isinstance(x, list) and all(isinstance(name, str) for name in x),
 )
+_FILL = typed.Kind(
+  'a list of stored values',
+  lambda x: isinstance(x, list) and geometry.is_fill(tuple(x)),
+)
 _RESIZE = typed.one_of(*resize_lib.METHODS)
 # Fields that `export` writes to config.json, besides the name of the file.
 _OURS = {
@@ -65,6 +69,8 @@ _OURS = {
 # Fields of its `preprocess`, each with its kind and its default.
 _STORED: Mapping[str, tuple[typed.Kind, Any]] = {
   'resize': (typed.SIZE, None),
+  'crop_pct': (typed.POSITIVE, None),
+  'fill': (_FILL, None),
   'antialias': (typed.TRUTH, True),
   'bits': (typed.BITS, 8),
   'intensity': (typed.WINDOW, None),

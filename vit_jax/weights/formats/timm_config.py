@@ -5,12 +5,12 @@ for a model, config.json has the most similar one, and a note says what differs.
 """
 
 from collections.abc import Mapping
+import itertools
 import math
 from typing import Any
 
 from vit_jax import data
 from vit_jax import models
-from vit_jax.data.host import geometry
 from vit_jax.models import mixer
 from vit_jax.models import resnet
 from vit_jax.models import vit
@@ -51,16 +51,13 @@ def companions(
 ) -> dict[str, dict[str, Any]]:
   """Returns the content of the JSON files, by file name."""
   parts = _parts(model, (preprocess.channels, *image_size))
-  resize, channels = preprocess.resize, preprocess.channels
-  is_squashed = isinstance(resize, tuple)
-  side = min(resize) if isinstance(resize, tuple) else resize
-  least = min(preprocess.image_size)
+  channels = preprocess.channels
   pretrained = {
     'input_size': [channels, *image_size],
     'fixed_input_size': not isinstance(model, resnet.BiT),
     'interpolation': preprocess.interpolation,
-    'crop_pct': geometry.crop_fraction(least, max(side or 0, least)),
-    'crop_mode': 'squash' if is_squashed else 'center',
+    'crop_pct': _crop_pct(preprocess),
+    'crop_mode': _crop_mode(preprocess),
     'mean': base.per_channel(preprocess.mean, channels),
     'std': base.per_channel(preprocess.std, channels),
     'num_classes': model.num_classes,
@@ -79,6 +76,31 @@ def companions(
     'pretrained_cfg': pretrained,
   }
   return {'config.json': config}
+
+
+def _crop_mode(preprocess: data.Preprocess) -> str:
+  if preprocess.fill is not None:
+    return 'border'
+  return 'squash' if isinstance(preprocess.resize, tuple) else 'center'
+
+
+def _crop_pct(preprocess: data.Preprocess) -> float:
+  """Returns a fraction f with floor(side / f) = the resized side.
+
+  Unless one is stored, it is that with the fewest digits, as people write it.
+  """
+  if preprocess.crop_pct is not None:
+    return preprocess.crop_pct
+  side, resize = min(preprocess.image_size), preprocess.resize
+  resized = min(resize) if isinstance(resize, tuple) else resize
+  resized = max(resized or side, side)
+  for digits in itertools.count(1):
+    most = side * 10**digits // resized
+    for numerator in (most, most - 1):
+      fraction = numerator / 10**digits
+      if fraction > 0 and math.floor(side / fraction) == resized:
+        return fraction
+  raise AssertionError
 
 
 def notes(model: models.Model) -> list[str]:
